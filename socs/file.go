@@ -39,8 +39,8 @@ func Catalog() []string {
 		panic("BUG: the SoC catalog is empty")
 	}
 	out := make([]string, len(files))
-	for i, f := range files {
-		out[i] = strings.TrimSuffix(filepath.Base(f), ".yaml")
+	for i, name := range files {
+		out[i] = strings.TrimSuffix(filepath.Base(name), ".yaml")
 	}
 	sort.Strings(out)
 	return out
@@ -50,11 +50,11 @@ func Catalog() []string {
 // neither is an error that names the nearest catalog entries and lists all.
 func Open(nameOrFile string) (*SoC, error) {
 	if data, ok := entry(nameOrFile); ok {
-		d, err := decode.Parse(nameOrFile, data)
+		doc, err := decode.Parse(nameOrFile, data)
 		if err != nil {
 			return nil, err
 		}
-		return load(d, "")
+		return load(doc, "")
 	}
 	data, err := wholefile.Read(nameOrFile, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -64,11 +64,11 @@ func Open(nameOrFile string) (*SoC, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := decode.Parse(nameOrFile, data)
+	doc, err := decode.Parse(nameOrFile, data)
 	if err != nil {
 		return nil, err
 	}
-	return load(d, filepath.Dir(nameOrFile))
+	return load(doc, filepath.Dir(nameOrFile))
 }
 
 // Parse reads and validates a SoC from the bytes of a file of at most 512 KiB; name is shown in errors
@@ -77,11 +77,11 @@ func Parse(name string, data []byte) (*SoC, error) {
 	if len(data) > maxFile {
 		return nil, tooLarge(name)
 	}
-	d, err := decode.Parse(name, data)
+	doc, err := decode.Parse(name, data)
 	if err != nil {
 		return nil, err
 	}
-	return load(d, filepath.Dir(name))
+	return load(doc, filepath.Dir(name))
 }
 
 // entry is the text of a catalog entry.
@@ -100,14 +100,14 @@ func suggest(word string, others ...string) string {
 	names := Catalog()
 	var near []string
 	if len(word) >= 2 {
-		for _, n := range names {
-			if strings.Contains(n, strings.ToLower(word)) {
-				near = append([]string{strconv.Quote(n)}, near...)
+		for _, name := range names {
+			if strings.Contains(name, strings.ToLower(word)) {
+				near = append([]string{strconv.Quote(name)}, near...)
 			}
 		}
 	}
-	if n := diag.Nearest(word, names); n != "" && len(near) == 0 {
-		near = []string{strconv.Quote(n)}
+	if nearest := diag.Nearest(word, names); nearest != "" && len(near) == 0 {
+		near = []string{strconv.Quote(nearest)}
 	}
 	if len(near) > 0 {
 		others = []string{"did you mean " + strings.Join(near, " or ") + "?"}
@@ -115,33 +115,33 @@ func suggest(word string, others ...string) string {
 	return strings.Join(append(others, "the catalog has "+strings.Join(names, ", ")), " ")
 }
 
-func load(d *decode.Document, dir string) (*SoC, error) {
-	var s SoC
-	if err := d.Into(Schema, &s); err != nil {
+func load(doc *decode.Document, dir string) (*SoC, error) {
+	var soc SoC
+	if err := doc.Into(Schema, &soc); err != nil {
 		return nil, err
 	}
-	if s.Inherit != "" {
-		merged, err := inherit(d, dir, &s)
+	if soc.Inherit != "" {
+		merged, err := inherit(doc, dir, &soc)
 		if err != nil {
 			return nil, err
 		}
-		s = *merged
+		soc = *merged
 	}
-	s.Schema = Schema
-	if err := s.Validate(); err != nil {
-		return nil, located(d, err)
+	soc.Schema = Schema
+	if err := soc.Validate(); err != nil {
+		return nil, located(doc, err)
 	}
-	return &s, nil
+	return &soc, nil
 }
 
 // inherit lays the document over everything it inherits, as plain values.
-func inherit(d *decode.Document, dir string, s *SoC) (*SoC, error) {
+func inherit(doc *decode.Document, dir string, s *SoC) (*SoC, error) {
 	var chain []map[string]any
-	name, from := d.Name(), s.Inherit
+	name, from := doc.Name(), s.Inherit
 	trail := []string{filepath.Clean(name)}
 	for {
 		var m map[string]any
-		if err := d.Into("", &m); err != nil {
+		if err := doc.Into("", &m); err != nil {
 			return nil, err
 		}
 		delete(m, "inherit")
@@ -151,7 +151,7 @@ func inherit(d *decode.Document, dir string, s *SoC) (*SoC, error) {
 		}
 		next, nextDir, err := openParent(from, dir)
 		if err != nil {
-			return nil, fmt.Errorf("%s inherits %q: %w", d.Name(), clip(from), err)
+			return nil, fmt.Errorf("%s inherits %q: %w", doc.Name(), clip(from), err)
 		}
 		trail = append(trail, filepath.Clean(next.Name()))
 		if slices.Contains(trail[:len(trail)-1], trail[len(trail)-1]) {
@@ -164,7 +164,7 @@ func inherit(d *decode.Document, dir string, s *SoC) (*SoC, error) {
 		if err := next.Into(Schema, &parent); err != nil {
 			return nil, err
 		}
-		d, dir, from = next, nextDir, parent.Inherit
+		doc, dir, from = next, nextDir, parent.Inherit
 	}
 	merged := chain[len(chain)-1]
 	for i := len(chain) - 2; i >= 0; i-- {
@@ -188,8 +188,8 @@ func openParent(from, dir string) (*decode.Document, string, error) {
 		return nil, "", diag.New(diag.ClassInput, "a name of %d bytes, want at most %d", len(from), maxText)
 	}
 	if data, ok := entry(from); ok {
-		d, err := decode.Parse(from, data)
-		return d, "", err
+		doc, err := decode.Parse(from, data)
+		return doc, "", err
 	}
 	unknown := func() error {
 		return diag.New(diag.ClassInput, "neither a file nor a catalog name: %w", fs.ErrNotExist).WithHint("%s", suggest(from))
@@ -216,21 +216,21 @@ func openParent(from, dir string) (*decode.Document, string, error) {
 	if !info.Mode().IsRegular() {
 		return nil, "", diag.New(diag.ClassInput, "not a regular file")
 	}
-	f, err := root.Open(from)
+	file, err := root.Open(from)
 	if err != nil {
 		return nil, "", diag.New(diag.ClassIO, "%w", err)
 	}
-	defer f.Close()
+	defer file.Close()
 	path := filepath.Join(dir, from)
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
 	if err != nil {
 		return nil, "", diag.New(diag.ClassIO, "%w", err)
 	}
 	if len(data) > maxFile {
 		return nil, "", tooLarge(path)
 	}
-	d, err := decode.Parse(path, data)
-	return d, filepath.Dir(path), err
+	doc, err := decode.Parse(path, data)
+	return doc, filepath.Dir(path), err
 }
 
 // unsourced is the source of a value that replaces an inherited one without saying where it comes from.
@@ -273,8 +273,8 @@ func texts(m any) map[string]string {
 	case map[string]string:
 		maps.Copy(out, x)
 	case map[string]any:
-		for k, v := range x {
-			out[k] = fmt.Sprint(v)
+		for key, value := range x {
+			out[key] = fmt.Sprint(value)
 		}
 	}
 	return out
@@ -285,43 +285,43 @@ func texts(m any) map[string]string {
 func merge(base, over any) any {
 	switch o := over.(type) {
 	case map[string]any:
-		b, ok := base.(map[string]any)
+		below, ok := base.(map[string]any)
 		if !ok {
 			return over
 		}
-		for k, v := range o {
-			if old, ok := b[k]; ok {
-				b[k] = merge(old, v)
+		for key, value := range o {
+			if old, ok := below[key]; ok {
+				below[key] = merge(old, value)
 			} else {
-				b[k] = v
+				below[key] = value
 			}
 		}
-		return b
+		return below
 	case []any:
-		b, ok := base.([]any)
+		below, ok := base.([]any)
 		if !ok {
 			return over
 		}
 		at := map[string]int{}
-		for i, e := range b {
-			id := identity(e)
+		for i, elem := range below {
+			id := identity(elem)
 			if id == "" {
 				return over
 			}
 			at[id] = i
 		}
-		out := append([]any(nil), b...)
-		for _, e := range o {
-			id := identity(e)
+		out := append([]any(nil), below...)
+		for _, elem := range o {
+			id := identity(elem)
 			if id == "" {
 				return over
 			}
 			if i, ok := at[id]; ok && !statesSource(out[i]) {
-				out[i] = merge(out[i], e)
+				out[i] = merge(out[i], elem)
 			} else if ok {
-				out[i] = e
+				out[i] = elem
 			} else {
-				out = append(out, e)
+				out = append(out, elem)
 			}
 		}
 		return out
@@ -330,27 +330,27 @@ func merge(base, over any) any {
 }
 
 func statesSource(e any) bool {
-	m, _ := e.(map[string]any)
-	_, ok := m["source"]
+	fields, _ := e.(map[string]any)
+	_, ok := fields["source"]
 	return ok
 }
 
 // identity is what tells an element of a list from the others: its name, its ends, its processors. What
 // is longer than names can be has none, so that paths stay short.
 func identity(e any) string {
-	m, ok := e.(map[string]any)
+	fields, ok := e.(map[string]any)
 	if !ok {
 		return ""
 	}
 	id, most := "", maxName
-	if n, ok := m["name"].(string); ok {
-		id = n
-	} else if from, ok := m["from"].(string); ok {
-		id, most = fmt.Sprintf("%s>%v", from, m["to"]), 2*maxName+1
-	} else if list, ok := m["processors"].([]any); ok {
+	if name, ok := fields["name"].(string); ok {
+		id = name
+	} else if from, ok := fields["from"].(string); ok {
+		id, most = fmt.Sprintf("%s>%v", from, fields["to"]), 2*maxName+1
+	} else if list, ok := fields["processors"].([]any); ok {
 		set := make([]string, len(list))
-		for i, p := range list {
-			set[i] = fmt.Sprint(p)
+		for i, elem := range list {
+			set[i] = fmt.Sprint(elem)
 		}
 		sort.Strings(set)
 		id, most = strings.Join(set, "+"), maxProcessors*(maxName+1)
@@ -368,8 +368,8 @@ func located(d *decode.Document, err error) error {
 	case *diag.Diagnostic:
 		put(e)
 	case diag.List:
-		for _, x := range e {
-			put(x)
+		for _, diagnostic := range e {
+			put(diagnostic)
 		}
 	}
 	return err

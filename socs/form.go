@@ -22,20 +22,20 @@ type SimForm struct {
 
 // FormFactors is what the form of a matmul of m rows and n columns changes: its computing takes compute times, and then
 // the whole of it whole times what the rates of the scheme say.
-func (r *SimScheme) FormFactors(f op.Form, m, n int) (compute, whole float64) {
-	x, priced := r.Forms[f.Class()]
-	if f == "" {
+func (r *SimScheme) FormFactors(form op.Form, m, n int) (compute, whole float64) {
+	price, priced := r.Forms[form.Class()]
+	if form == "" {
 		if fill := float64(r.Forms[op.Swapped].FillRows); fill > 0 {
 			rows, cols := float64(m), float64(n)
 			return (rows + fill) / rows * (cols / (cols + fill)), 1
 		}
 		return 1, 1
 	}
-	if !priced || x.Gain == 0 {
+	if !priced || price.Gain == 0 {
 		return 1, 1
 	}
-	if w, h, ok := f.Image(); ok && x.Side > 1 {
-		return 1, math.Pow(x.Gain, -math.Log(float64(min(w, h, x.Side)))/math.Log(float64(x.Side)))
+	if width, height, ok := form.Image(); ok && price.Side > 1 {
+		return 1, math.Pow(price.Gain, -math.Log(float64(min(width, height, price.Side)))/math.Log(float64(price.Side)))
 	}
-	return 1, 1 / x.Gain
+	return 1, 1 / price.Gain
 }

@@ -136,9 +136,9 @@ type Target struct {
 // Options are what its compiler is given, as text by name: soc_model, htp_arch, vtcm_mb and opt, those that are there.
 func (t *Target) Options() map[string]string {
 	out := map[string]string{}
-	for name, n := range map[string]int{"soc_model": t.SoCModel, "htp_arch": t.HTPArch, "vtcm_mb": t.VTCMMB, "opt": t.Opt} {
-		if n != 0 {
-			out[name] = strconv.Itoa(n)
+	for name, value := range map[string]int{"soc_model": t.SoCModel, "htp_arch": t.HTPArch, "vtcm_mb": t.VTCMMB, "opt": t.Opt} {
+		if value != 0 {
+			out[name] = strconv.Itoa(value)
 		}
 	}
 	return out
@@ -248,9 +248,9 @@ func (s *SoC) Link(from, to string) (Link, bool) {
 	if from == to {
 		return Link{From: from, To: to}, true
 	}
-	for _, l := range s.Links {
-		if l.From == from && l.To == to {
-			return l, true
+	for _, link := range s.Links {
+		if link.From == from && link.To == to {
+			return link, true
 		}
 	}
 	return Link{}, false
@@ -262,11 +262,11 @@ func (s *SoC) JointGBps(names ...string) (float64, bool) {
 	want := append([]string(nil), names...)
 	sort.Strings(want)
 	if len(want) == 1 {
-		p := s.Processor(want[0])
-		if p == nil || p.BandwidthGBps == 0 {
+		proc := s.Processor(want[0])
+		if proc == nil || proc.BandwidthGBps == 0 {
 			return 0, false
 		}
-		return p.BandwidthGBps, true
+		return proc.BandwidthGBps, true
 	}
 	for _, j := range s.Joint {
 		if equalSets(j.Processors, want) {
@@ -304,8 +304,8 @@ func (s *SoC) Imported() bool {
 func (s *SoC) LastCacheBytes() int64 {
 	var n int64
 	if s.CPU != nil {
-		for _, c := range s.CPU.Caches {
-			n = max(n, c.Bytes)
+		for _, cache := range s.CPU.Caches {
+			n = max(n, cache.Bytes)
 		}
 	}
 	return n
@@ -323,10 +323,10 @@ func equalSets(a, sorted []string) bool {
 	if len(a) != len(sorted) {
 		return false
 	}
-	b := append([]string(nil), a...)
-	sort.Strings(b)
-	for i := range b {
-		if b[i] != sorted[i] {
+	ordered := append([]string(nil), a...)
+	sort.Strings(ordered)
+	for i := range ordered {
+		if ordered[i] != sorted[i] {
 			return false
 		}
 	}

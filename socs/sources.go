@@ -21,24 +21,24 @@ func (s *SoC) Numbers() []Sourced {
 	values := valuePaths(s)
 	var out []Sourced
 	for _, path := range sortedKeys(values) {
-		v := values[path]
-		if !v.number {
+		leaf := values[path]
+		if !leaf.number {
 			continue
 		}
-		x := Sourced{Path: path, Value: v.text}
+		entry := Sourced{Path: path, Value: leaf.text}
 		text, _ := source(s.Sources, path)
-		x.Kind, x.Text, _ = strings.Cut(text, ": ")
-		out = append(out, x)
+		entry.Kind, entry.Text, _ = strings.Cut(text, ": ")
+		out = append(out, entry)
 	}
-	for i, p := range s.Points {
-		x := Sourced{Path: fmt.Sprintf("points.%d.latency_us", i), Value: fmt.Sprint(p.LatencyUS)}
-		x.Kind, x.Text, _ = strings.Cut(p.Source, ": ")
-		out = append(out, x)
+	for i, point := range s.Points {
+		entry := Sourced{Path: fmt.Sprintf("points.%d.latency_us", i), Value: fmt.Sprint(point.LatencyUS)}
+		entry.Kind, entry.Text, _ = strings.Cut(point.Source, ": ")
+		out = append(out, entry)
 	}
-	for _, f := range s.Facts {
-		x := Sourced{Path: "facts." + f.Name, Value: fmt.Sprint(f.Value)}
-		x.Kind, x.Text, _ = strings.Cut(f.Source, ": ")
-		out = append(out, x)
+	for _, fact := range s.Facts {
+		entry := Sourced{Path: "facts." + fact.Name, Value: fmt.Sprint(fact.Value)}
+		entry.Kind, entry.Text, _ = strings.Cut(fact.Source, ": ")
+		out = append(out, entry)
 	}
 	sort.SliceStable(out, func(i, j int) bool { return out[i].Path < out[j].Path })
 	return out
@@ -48,9 +48,9 @@ func (s *SoC) Numbers() []Sourced {
 // and those without one.
 func (s *SoC) Assumptions() []Sourced {
 	var out []Sourced
-	for _, x := range s.Numbers() {
-		if x.Kind == "assumed" || x.Kind == "" {
-			out = append(out, x)
+	for _, entry := range s.Numbers() {
+		if entry.Kind == "assumed" || entry.Kind == "" {
+			out = append(out, entry)
 		}
 	}
 	return out
@@ -98,18 +98,18 @@ func leaves(soc map[string]any) map[string]leaf {
 	walk = func(path string, v any) {
 		switch x := v.(type) {
 		case map[string]any:
-			for k, e := range x {
-				walk(path+"."+k, e)
+			for key, elem := range x {
+				walk(path+"."+key, elem)
 			}
 		case []any:
 			plain := []string{}
-			for i, e := range x {
-				if id := identity(e); id != "" {
-					walk(path+"."+id, e)
-				} else if _, ok := e.(map[string]any); ok {
-					walk(fmt.Sprintf("%s.%d", path, i), e)
+			for i, elem := range x {
+				if id := identity(elem); id != "" {
+					walk(path+"."+id, elem)
+				} else if _, ok := elem.(map[string]any); ok {
+					walk(fmt.Sprintf("%s.%d", path, i), elem)
 				} else {
-					plain = append(plain, fmt.Sprint(e))
+					plain = append(plain, fmt.Sprint(elem))
 				}
 			}
 			if len(plain) > 0 {
@@ -122,9 +122,9 @@ func leaves(soc map[string]any) map[string]leaf {
 			out[path] = leaf{text: fmt.Sprint(x)}
 		}
 	}
-	for k, e := range soc {
-		if k != "sources" && k != "points" && k != "facts" {
-			walk(k, e)
+	for key, elem := range soc {
+		if key != "sources" && key != "points" && key != "facts" {
+			walk(key, elem)
 		}
 	}
 	return out

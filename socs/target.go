@@ -12,11 +12,11 @@ import (
 func Targets() ([]string, error) {
 	var out []string
 	for _, name := range Catalog() {
-		s, err := Open(name)
+		soc, err := Open(name)
 		if err != nil {
 			return nil, err
 		}
-		if s.TargetNPU() != nil {
+		if soc.TargetNPU() != nil {
 			out = append(out, name)
 		}
 	}
@@ -25,18 +25,18 @@ func Targets() ([]string, error) {
 
 // OpenTarget reads a SoC as Open does and refuses one without target data.
 func OpenTarget(nameOrFile string) (*SoC, error) {
-	s, err := Open(nameOrFile)
+	soc, err := Open(nameOrFile)
 	if err != nil {
 		return nil, err
 	}
-	return s, s.checkTarget()
+	return soc, soc.checkTarget()
 }
 
 // TargetNPU is the first NPU with target data, nil when there is none.
 func (s *SoC) TargetNPU() *Processor {
 	for i := range s.Processors {
-		if p := &s.Processors[i]; p.Kind == KindNPU && p.Target != nil {
-			return p
+		if proc := &s.Processors[i]; proc.Kind == KindNPU && proc.Target != nil {
+			return proc
 		}
 	}
 	return nil
@@ -69,32 +69,32 @@ func (s *SoC) Restricted() (*SoC, error) {
 	out := *s
 	out.Processors, out.Memory, out.Links, out.Joint, out.Points = nil, nil, nil, nil, nil
 	stays := func(name string) bool {
-		p := s.Processor(name)
-		return p != nil && p.Target != nil
+		proc := s.Processor(name)
+		return proc != nil && proc.Target != nil
 	}
-	for _, p := range s.Processors {
-		if p.Target == nil {
+	for _, proc := range s.Processors {
+		if proc.Target == nil {
 			continue
 		}
-		if len(p.Target.Kinds) > 0 {
-			p.Kinds = p.Target.Kinds
+		if len(proc.Target.Kinds) > 0 {
+			proc.Kinds = proc.Target.Kinds
 		}
-		if len(p.Target.Schemes) > 0 {
-			p.Schemes = p.Target.Schemes
+		if len(proc.Target.Schemes) > 0 {
+			proc.Schemes = proc.Target.Schemes
 		}
-		p.Forms = p.Target.Forms
-		if !p.Executes(op.MatMul) {
-			p.Schemes, p.Forms = nil, nil
+		proc.Forms = proc.Target.Forms
+		if !proc.Executes(op.MatMul) {
+			proc.Schemes, proc.Forms = nil, nil
 		}
-		out.Processors = append(out.Processors, p)
+		out.Processors = append(out.Processors, proc)
 	}
-	for _, d := range s.Memory {
-		d.Processors = slices.DeleteFunc(slices.Clone(d.Processors), func(x string) bool { return !stays(x) })
-		out.Memory = append(out.Memory, d)
+	for _, domain := range s.Memory {
+		domain.Processors = slices.DeleteFunc(slices.Clone(domain.Processors), func(x string) bool { return !stays(x) })
+		out.Memory = append(out.Memory, domain)
 	}
-	for _, l := range s.Links {
-		if stays(l.From) && stays(l.To) {
-			out.Links = append(out.Links, l)
+	for _, link := range s.Links {
+		if stays(link.From) && stays(link.To) {
+			out.Links = append(out.Links, link)
 		}
 	}
 	for _, j := range s.Joint {
@@ -102,9 +102,9 @@ func (s *SoC) Restricted() (*SoC, error) {
 			out.Joint = append(out.Joint, j)
 		}
 	}
-	for _, x := range s.Points {
-		if stays(x.Processor) {
-			out.Points = append(out.Points, x)
+	for _, point := range s.Points {
+		if stays(point.Processor) {
+			out.Points = append(out.Points, point)
 		}
 	}
 	return &out, nil

@@ -86,8 +86,8 @@ func (v *validator) few(path, what string, n, most int) bool {
 func (v *validator) name(path, s string) {
 	ok := s != "" && len(s) <= maxName
 	for i := 0; ok && i < len(s); i++ {
-		c := s[i]
-		ok = c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == ':' || c == '_'
+		char := s[i]
+		ok = char >= 'a' && char <= 'z' || char >= '0' && char <= '9' || char == '-' || char == ':' || char == '_'
 	}
 	if !ok {
 		v.add(path, "name %q, want 1..%d lower case letters, digits and -:_", clip(s), maxName)
@@ -100,124 +100,124 @@ func (v *validator) text(path, s string) {
 		v.add(path, "%d bytes, want at most %d", len(s), maxText)
 		return
 	}
-	for _, r := range s {
-		if r != '\n' && !unicode.IsPrint(r) {
-			v.add(path, "character %U, want a text that can be printed", r)
+	for _, char := range s {
+		if char != '\n' && !unicode.IsPrint(char) {
+			v.add(path, "character %U, want a text that can be printed", char)
 			return
 		}
 	}
 }
 
 // names checks every name of the SoC.
-func (v *validator) names(s *SoC) {
-	v.name("name", s.Name)
-	for i := range s.Processors {
-		v.name(fmt.Sprintf("processors.%d.name", i), s.Processors[i].Name)
+func (v *validator) names(soc *SoC) {
+	v.name("name", soc.Name)
+	for i := range soc.Processors {
+		v.name(fmt.Sprintf("processors.%d.name", i), soc.Processors[i].Name)
 	}
-	for i := range s.Memory {
-		v.name(fmt.Sprintf("memory.%d.name", i), s.Memory[i].Name)
+	for i := range soc.Memory {
+		v.name(fmt.Sprintf("memory.%d.name", i), soc.Memory[i].Name)
 	}
-	for i := range s.Facts {
-		v.name(fmt.Sprintf("facts.%d.name", i), s.Facts[i].Name)
+	for i := range soc.Facts {
+		v.name(fmt.Sprintf("facts.%d.name", i), soc.Facts[i].Name)
 	}
-	if s.CPU != nil {
-		for i := range s.CPU.Caches {
-			v.name(fmt.Sprintf("cpu.caches.%d.name", i), s.CPU.Caches[i].Name)
+	if soc.CPU != nil {
+		for i := range soc.CPU.Caches {
+			v.name(fmt.Sprintf("cpu.caches.%d.name", i), soc.CPU.Caches[i].Name)
 		}
 	}
 }
 
-func (v *validator) soc(s *SoC) {
-	if s.Schema != Schema {
-		v.add("schema", "schema %q, want %q", clip(s.Schema), Schema)
+func (v *validator) soc(soc *SoC) {
+	if soc.Schema != Schema {
+		v.add("schema", "schema %q, want %q", clip(soc.Schema), Schema)
 	}
-	if s.Inherit != "" {
-		v.add("inherit", "%q is not resolved", clip(s.Inherit))
+	if soc.Inherit != "" {
+		v.add("inherit", "%q is not resolved", clip(soc.Inherit))
 	}
-	v.text("description", s.Description)
-	v.text("fingerprint", s.Fingerprint)
-	v.text("os", s.OS)
-	v.text("arch", s.Arch)
-	if len(s.Processors) == 0 || len(s.Processors) > maxProcessors {
-		v.add("processors", "%d processors, want 1..%d", len(s.Processors), maxProcessors)
+	v.text("description", soc.Description)
+	v.text("fingerprint", soc.Fingerprint)
+	v.text("os", soc.OS)
+	v.text("arch", soc.Arch)
+	if len(soc.Processors) == 0 || len(soc.Processors) > maxProcessors {
+		v.add("processors", "%d processors, want 1..%d", len(soc.Processors), maxProcessors)
 		return
 	}
 	seen := map[string]bool{}
-	for i := range s.Processors {
-		p := &s.Processors[i]
-		path := "processors." + p.Name
-		if seen[p.Name] {
-			v.add(path, "processor %q is described twice", p.Name)
+	for i := range soc.Processors {
+		proc := &soc.Processors[i]
+		path := "processors." + proc.Name
+		if seen[proc.Name] {
+			v.add(path, "processor %q is described twice", proc.Name)
 		}
-		seen[p.Name] = true
-		v.processor(path, p)
+		seen[proc.Name] = true
+		v.processor(path, proc)
 	}
-	all := strings.Join(names(s), ", ")
+	all := strings.Join(names(soc), ", ")
 	known := func(path, name string) bool {
 		if !seen[name] {
 			v.add(path, "processor %q does not exist, want one of %s", clip(name), all)
 		}
 		return seen[name]
 	}
-	if s.Control == "" {
+	if soc.Control == "" {
 		v.add("control", "no processor owns control steps, want one of %s", all)
 	} else {
-		known("control", s.Control)
+		known("control", soc.Control)
 	}
-	v.cpu(s.CPU)
-	if !v.few("memory", "memory domains", len(s.Memory), maxDomains) || !v.few("joint", "joint bandwidths", len(s.Joint), maxJoint) {
+	v.cpu(soc.CPU)
+	if !v.few("memory", "memory domains", len(soc.Memory), maxDomains) || !v.few("joint", "joint bandwidths", len(soc.Joint), maxJoint) {
 		return
 	}
 	domains := map[string]bool{}
-	for _, d := range s.Memory {
-		path := "memory." + d.Name
-		if domains[d.Name] {
-			v.add(path, "memory domain %q is described twice", d.Name)
+	for _, domain := range soc.Memory {
+		path := "memory." + domain.Name
+		if domains[domain.Name] {
+			v.add(path, "memory domain %q is described twice", domain.Name)
 		}
-		domains[d.Name] = true
-		v.bytes(path+".bytes", d.Bytes)
+		domains[domain.Name] = true
+		v.bytes(path+".bytes", domain.Bytes)
 		in := map[string]bool{}
-		for _, p := range d.Processors {
-			if known(path+".processors", p) && in[p] {
-				v.add(path+".processors", "processor %q is named twice", p)
+		for _, name := range domain.Processors {
+			if known(path+".processors", name) && in[name] {
+				v.add(path+".processors", "processor %q is named twice", name)
 			}
-			in[p] = true
+			in[name] = true
 		}
 	}
 	links := map[[2]string]bool{}
-	for _, l := range s.Links {
-		path := linkPath(Link{From: clip(l.From), To: clip(l.To)})
-		if f, t := known(path+".from", l.From), known(path+".to", l.To); !f || !t {
+	for _, link := range soc.Links {
+		path := linkPath(Link{From: clip(link.From), To: clip(link.To)})
+		if fromKnown, toKnown := known(path+".from", link.From), known(path+".to", link.To); !fromKnown || !toKnown {
 			continue
 		}
-		if l.From == l.To {
-			v.add(path, "processor %q is linked to itself", l.From)
+		if link.From == link.To {
+			v.add(path, "processor %q is linked to itself", link.From)
 		}
-		if links[[2]string{l.From, l.To}] {
-			v.add(path, "link from %q to %q is described twice", l.From, l.To)
+		if links[[2]string{link.From, link.To}] {
+			v.add(path, "link from %q to %q is described twice", link.From, link.To)
 		}
-		links[[2]string{l.From, l.To}] = true
-		v.number(path+".handover_us", l.HandoverUS)
-		v.number(path+".copy_gbps", l.CopyGBps)
-		v.number(path+".copy_launch_us", l.CopyLaunchUS)
+		links[[2]string{link.From, link.To}] = true
+		v.number(path+".handover_us", link.HandoverUS)
+		v.number(path+".copy_gbps", link.CopyGBps)
+		v.number(path+".copy_launch_us", link.CopyLaunchUS)
 	}
-	v.joint(s, known)
+	v.joint(soc, known)
 	if !v.full() {
-		v.sources(s)
+		v.sources(soc)
 	}
 }
 
-func (v *validator) joint(s *SoC, known func(path, name string) bool) {
+func (v *validator) joint(soc *SoC, known func(path, name string) bool) {
 	sets := map[string]bool{}
-	for i, j := range s.Joint {
+	for i, j := range soc.Joint {
 		at := fmt.Sprintf("joint.%d", i)
-		if n := len(j.Processors); n < 2 || n > len(s.Processors) {
-			v.add(at, "joint bandwidth of %d processors, want 2..%d of them", n, len(s.Processors))
+		if count := len(j.Processors); count < 2 || count > len(soc.Processors) {
+			v.add(at, "joint bandwidth of %d processors, want 2..%d of them", count, len(soc.Processors))
 			continue
 		}
 		ok := true
-		for _, p := range j.Processors {
-			ok = known(at+".processors", p) && ok
+		for _, name := range j.Processors {
+			ok = known(at+".processors", name) && ok
 		}
 		if !ok {
 			continue
@@ -231,174 +231,174 @@ func (v *validator) joint(s *SoC, known func(path, name string) bool) {
 		if j.BandwidthGBps == 0 {
 			v.add(path+".bandwidth_gbps", "0, want more")
 		}
-		if err := concurrent(s, j.Processors); err != nil {
+		if err := concurrent(soc, j.Processors); err != nil {
 			v.add(path, "%v", err)
 		}
 	}
 }
 
-func (v *validator) cpu(c *CPU) {
-	if c == nil {
+func (v *validator) cpu(cpu *CPU) {
+	if cpu == nil {
 		return
 	}
-	v.text("cpu.model", c.Model)
-	for _, f := range c.Features {
-		v.text("cpu.features", f)
+	v.text("cpu.model", cpu.Model)
+	for _, feature := range cpu.Features {
+		v.text("cpu.features", feature)
 	}
-	v.whole("cpu.cores", c.Cores, maxCores)
+	v.whole("cpu.cores", cpu.Cores, maxCores)
 	seen := map[string]bool{}
-	for _, k := range c.Caches {
-		path := "cpu.caches." + k.Name
-		if seen[k.Name] {
-			v.add(path, "cache %q is described twice", k.Name)
+	for _, cache := range cpu.Caches {
+		path := "cpu.caches." + cache.Name
+		if seen[cache.Name] {
+			v.add(path, "cache %q is described twice", cache.Name)
 		}
-		seen[k.Name] = true
-		if k.Level < 1 || k.Level > 8 {
-			v.add(path+".level", "%d, want 1..8", k.Level)
+		seen[cache.Name] = true
+		if cache.Level < 1 || cache.Level > 8 {
+			v.add(path+".level", "%d, want 1..8", cache.Level)
 		}
-		v.bytes(path+".bytes", k.Bytes)
-		v.cores(path+".cores", k.Cores)
+		v.bytes(path+".bytes", cache.Bytes)
+		v.cores(path+".cores", cache.Cores)
 	}
 }
 
 func (v *validator) cores(path string, cores []int) {
 	seen := map[int]bool{}
-	for _, c := range cores {
-		if c < 0 || c >= maxCores {
-			v.add(path, "core %d, want 0..%d", c, maxCores-1)
+	for _, core := range cores {
+		if core < 0 || core >= maxCores {
+			v.add(path, "core %d, want 0..%d", core, maxCores-1)
 		}
-		if seen[c] {
-			v.add(path, "core %d is listed twice", c)
+		if seen[core] {
+			v.add(path, "core %d is listed twice", core)
 		}
-		seen[c] = true
+		seen[core] = true
 	}
 }
 
-func (v *validator) processor(path string, p *Processor) {
-	switch p.Kind {
+func (v *validator) processor(path string, proc *Processor) {
+	switch proc.Kind {
 	case KindCPU, KindGPU, KindNPU:
 	default:
-		v.add(path+".kind", "kind %q, want cpu, gpu or npu", clip(p.Kind))
+		v.add(path+".kind", "kind %q, want cpu, gpu or npu", clip(proc.Kind))
 	}
-	if p.Driver == "" {
+	if proc.Driver == "" {
 		v.add(path+".driver", "no driver")
 	}
-	v.text(path+".description", p.Description)
-	v.text(path+".driver", p.Driver)
-	v.text(path+".select", p.Select)
-	for _, m := range []struct {
+	v.text(path+".description", proc.Description)
+	v.text(path+".driver", proc.Driver)
+	v.text(path+".select", proc.Select)
+	for _, field := range []struct {
 		key    string
 		values map[string]string
-	}{{"options", p.Options}, {"layouts", p.Layouts}} {
-		for _, k := range sortedKeys(m.values) {
-			v.text(path+"."+m.key, k)
-			v.text(path+"."+m.key, m.values[k])
+	}{{"options", proc.Options}, {"layouts", proc.Layouts}} {
+		for _, key := range sortedKeys(field.values) {
+			v.text(path+"."+field.key, key)
+			v.text(path+"."+field.key, field.values[key])
 		}
 	}
-	if p.Kind == KindCPU && p.Driver != SimDriver && p.Driver != ImportedDriver && len(p.Cores) == 0 {
+	if proc.Kind == KindCPU && proc.Driver != SimDriver && proc.Driver != ImportedDriver && len(proc.Cores) == 0 {
 		v.add(path+".cores", "a cpu processor occupies cores, got none")
 	}
-	v.cores(path+".cores", p.Cores)
-	for _, t := range sortedKeys(p.PeakGops) {
-		if op.Type(t).Bytes() == 0 {
-			v.add(path+".peak_gops", "unknown element type %q", clip(t))
+	v.cores(path+".cores", proc.Cores)
+	for _, elem := range sortedKeys(proc.PeakGops) {
+		if op.Type(elem).Bytes() == 0 {
+			v.add(path+".peak_gops", "unknown element type %q", clip(elem))
 			continue
 		}
-		v.number(path+".peak_gops."+t, p.PeakGops[t])
+		v.number(path+".peak_gops."+elem, proc.PeakGops[elem])
 	}
-	v.number(path+".bandwidth_gbps", p.BandwidthGBps)
-	v.number(path+".launch_us", p.LaunchUS)
-	v.number(path+".compile_ms", p.CompileMS)
-	v.number(path+".power_w", p.PowerW)
-	v.tile(path+".tile", p.Tile)
+	v.number(path+".bandwidth_gbps", proc.BandwidthGBps)
+	v.number(path+".launch_us", proc.LaunchUS)
+	v.number(path+".compile_ms", proc.CompileMS)
+	v.number(path+".power_w", proc.PowerW)
+	v.tile(path+".tile", proc.Tile)
 	kinds := map[op.Kind]bool{}
-	for _, k := range p.Kinds {
-		if !contains(op.Kinds, k) {
-			v.add(path+".kinds", "unknown operator %q", clip(string(k)))
+	for _, kind := range proc.Kinds {
+		if !contains(op.Kinds, kind) {
+			v.add(path+".kinds", "unknown operator %q", clip(string(kind)))
 			continue
 		}
-		if kinds[k] {
-			v.add(path+".kinds", "operator %q is listed twice", k)
+		if kinds[kind] {
+			v.add(path+".kinds", "operator %q is listed twice", kind)
 		}
-		kinds[k] = true
+		kinds[kind] = true
 	}
-	if len(p.Schemes) == 0 && p.Executes(op.MatMul) {
+	if len(proc.Schemes) == 0 && proc.Executes(op.MatMul) {
 		v.add(path+".schemes", "it executes matmuls in no scheme")
 	}
 	schemes := map[op.Scheme]bool{}
-	for _, s := range p.Schemes {
-		if _, err := op.ParseScheme(clip(string(s))); err != nil {
+	for _, scheme := range proc.Schemes {
+		if _, err := op.ParseScheme(clip(string(scheme))); err != nil {
 			v.add(path+".schemes", "%v", err)
 			continue
 		}
-		if schemes[s] {
-			v.add(path+".schemes", "scheme %q is listed twice", s)
+		if schemes[scheme] {
+			v.add(path+".schemes", "scheme %q is listed twice", scheme)
 		}
-		schemes[s] = true
-		if p.Layouts[s.Weight()] == "" {
-			v.add(path+".layouts", "no layout for weights %q, which scheme %q needs", s.Weight(), s)
+		schemes[scheme] = true
+		if proc.Layouts[scheme.Weight()] == "" {
+			v.add(path+".layouts", "no layout for weights %q, which scheme %q needs", scheme.Weight(), scheme)
 		}
 	}
-	for _, k := range sortedKeys(p.Forms) {
+	for _, scheme := range sortedKeys(proc.Forms) {
 		at := path + ".forms"
-		if !schemes[k] {
-			v.add(at, "forms of scheme %q, which is not among the processor's schemes", clip(string(k)))
+		if !schemes[scheme] {
+			v.add(at, "forms of scheme %q, which is not among the processor's schemes", clip(string(scheme)))
 			continue
 		}
 		seen := map[op.Form]bool{}
-		for _, f := range p.Forms[k] {
+		for _, form := range proc.Forms[scheme] {
 			switch {
-			case !contains(op.FormClasses, f):
-				v.add(at+"."+string(k), "form %q, want %q", clip(string(f)), op.FormClasses)
-			case seen[f]:
-				v.add(at+"."+string(k), "form %q is listed twice", f)
-			case f == op.Conv && p.DynamicRows:
-				v.add(at+"."+string(k), "form %q is compiled for a number of rows, and dynamic_rows says that calls may have fewer", f)
+			case !contains(op.FormClasses, form):
+				v.add(at+"."+string(scheme), "form %q, want %q", clip(string(form)), op.FormClasses)
+			case seen[form]:
+				v.add(at+"."+string(scheme), "form %q is listed twice", form)
+			case form == op.Conv && proc.DynamicRows:
+				v.add(at+"."+string(scheme), "form %q is compiled for a number of rows, and dynamic_rows says that calls may have fewer", form)
 			}
-			seen[f] = true
+			seen[form] = true
 		}
 	}
 	types := map[op.Type]bool{}
-	for _, t := range p.KV {
-		if t != op.F32 && t != op.F16 {
-			v.add(path+".kv", "cache type %q, want f32 or f16", clip(string(t)))
+	for _, elem := range proc.KV {
+		if elem != op.F32 && elem != op.F16 {
+			v.add(path+".kv", "cache type %q, want f32 or f16", clip(string(elem)))
 			continue
 		}
-		if types[t] {
-			v.add(path+".kv", "cache type %q is listed twice", t)
+		if types[elem] {
+			v.add(path+".kv", "cache type %q is listed twice", elem)
 		}
-		types[t] = true
+		types[elem] = true
 	}
-	if len(p.KV) == 0 && p.Executes(op.Attention) {
+	if len(proc.KV) == 0 && proc.Executes(op.Attention) {
 		v.add(path+".kv", "it executes attention on no cache type")
 	}
-	if p.StaticShapes && p.DynamicRows {
+	if proc.StaticShapes && proc.DynamicRows {
 		v.add(path+".dynamic_rows", "static_shapes and dynamic_rows exclude each other")
 	}
-	if p.Memory != nil {
-		if err := p.Memory.Validate(); err != nil {
+	if proc.Memory != nil {
+		if err := proc.Memory.Validate(); err != nil {
 			v.add(path+".memory", "%v", err)
 		}
 	}
-	v.bytes(path+".graph_bytes", p.GraphBytes)
-	v.bytes(path+".address_bytes", p.AddressBytes)
-	v.whole(path+".max_graphs", p.MaxGraphs, maxCount)
-	switch p.WeightBytes {
+	v.bytes(path+".graph_bytes", proc.GraphBytes)
+	v.bytes(path+".address_bytes", proc.AddressBytes)
+	v.whole(path+".max_graphs", proc.MaxGraphs, maxCount)
+	switch proc.WeightBytes {
 	case "", WeightsShared, WeightsPerGraph:
 	default:
-		v.add(path+".weight_bytes", "%q, want %s or %s", clip(p.WeightBytes), WeightsShared, WeightsPerGraph)
+		v.add(path+".weight_bytes", "%q, want %s or %s", clip(proc.WeightBytes), WeightsShared, WeightsPerGraph)
 	}
-	if p.Driver == SimDriver && p.Sim == nil {
+	if proc.Driver == SimDriver && proc.Sim == nil {
 		v.add(path+".sim", "driver %q needs a sim block", SimDriver)
 	}
-	if p.Driver == SimDriver && p.Select != p.Name {
-		v.add(path+".select", "%q, driver %q selects processors by name, want %q", clip(p.Select), SimDriver, p.Name)
+	if proc.Driver == SimDriver && proc.Select != proc.Name {
+		v.add(path+".select", "%q, driver %q selects processors by name, want %q", clip(proc.Select), SimDriver, proc.Name)
 	}
-	if p.Sim != nil {
-		v.sim(path+".sim", p)
+	if proc.Sim != nil {
+		v.sim(path+".sim", proc)
 	}
-	if p.Target != nil {
-		v.target(path+".target", p)
+	if proc.Target != nil {
+		v.target(path+".target", proc)
 	}
 }
 
@@ -411,109 +411,109 @@ const (
 	qnnDriver   = "qnn"
 )
 
-func (v *validator) target(path string, p *Processor) {
-	t := p.Target
-	switch t.Driver {
+func (v *validator) target(path string, proc *Processor) {
+	target := proc.Target
+	switch target.Driver {
 	case "":
 		v.add(path+".driver", "no driver")
 	case SimDriver, ImportedDriver:
-		v.add(path+".driver", "driver %q is no device's", t.Driver)
+		v.add(path+".driver", "driver %q is no device's", target.Driver)
 	}
-	v.text(path+".driver", t.Driver)
-	v.text(path+".compiler", t.Compiler)
-	v.text(path+".select", t.Select)
-	v.whole(path+".soc_model", t.SoCModel, maxSoCModel)
-	v.whole(path+".htp_arch", t.HTPArch, maxHTPArch)
-	v.whole(path+".vtcm_mb", t.VTCMMB, maxVTCM)
-	v.whole(path+".opt", t.Opt, maxOpt)
-	if t.Compiler == qnnDriver { // for an unknown SoC it compiles for its oldest, without a word
-		if t.SoCModel == 0 {
+	v.text(path+".driver", target.Driver)
+	v.text(path+".compiler", target.Compiler)
+	v.text(path+".select", target.Select)
+	v.whole(path+".soc_model", target.SoCModel, maxSoCModel)
+	v.whole(path+".htp_arch", target.HTPArch, maxHTPArch)
+	v.whole(path+".vtcm_mb", target.VTCMMB, maxVTCM)
+	v.whole(path+".opt", target.Opt, maxOpt)
+	if target.Compiler == qnnDriver { // for an unknown SoC it compiles for its oldest, without a word
+		if target.SoCModel == 0 {
 			v.add(path+".soc_model", "compiler %q needs the vendor's number of the SoC", qnnDriver)
 		}
-		if t.VTCMMB == 0 {
+		if target.VTCMMB == 0 {
 			v.add(path+".vtcm_mb", "compiler %q needs the size of the NPU's own memory", qnnDriver)
 		}
 	}
 	kinds := map[op.Kind]bool{}
-	for _, k := range t.Kinds {
+	for _, kind := range target.Kinds {
 		switch {
-		case !contains(op.Kinds, k):
-			v.add(path+".kinds", "unknown operator %q", clip(string(k)))
-		case !p.Executes(k):
-			v.add(path+".kinds", "operator %q is not among the processor's kinds", k)
-		case kinds[k]:
-			v.add(path+".kinds", "operator %q is listed twice", k)
+		case !contains(op.Kinds, kind):
+			v.add(path+".kinds", "unknown operator %q", clip(string(kind)))
+		case !proc.Executes(kind):
+			v.add(path+".kinds", "operator %q is not among the processor's kinds", kind)
+		case kinds[kind]:
+			v.add(path+".kinds", "operator %q is listed twice", kind)
 		}
-		kinds[k] = true
+		kinds[kind] = true
 	}
 	schemes := map[op.Scheme]bool{}
-	for _, s := range t.Schemes {
+	for _, scheme := range target.Schemes {
 		switch {
-		case !contains(p.Schemes, s):
-			v.add(path+".schemes", "scheme %q is not among the processor's schemes", clip(string(s)))
-		case schemes[s]:
-			v.add(path+".schemes", "scheme %q is listed twice", s)
+		case !contains(proc.Schemes, scheme):
+			v.add(path+".schemes", "scheme %q is not among the processor's schemes", clip(string(scheme)))
+		case schemes[scheme]:
+			v.add(path+".schemes", "scheme %q is listed twice", scheme)
 		}
-		schemes[s] = true
+		schemes[scheme] = true
 	}
-	for _, k := range sortedKeys(t.Forms) {
-		if !contains(t.Schemes, k) && len(t.Schemes) > 0 {
-			v.add(path+".forms", "scheme %q is not among the target's schemes", clip(string(k)))
+	for _, scheme := range sortedKeys(target.Forms) {
+		if !contains(target.Schemes, scheme) && len(target.Schemes) > 0 {
+			v.add(path+".forms", "scheme %q is not among the target's schemes", clip(string(scheme)))
 		}
-		for _, f := range t.Forms[k] {
-			if f == "" || !p.HasForm(k, f) || f.Class() != f {
-				v.add(path+".forms", "form %q of scheme %q is not among the processor's forms", clip(string(f)), clip(string(k)))
+		for _, form := range target.Forms[scheme] {
+			if form == "" || !proc.HasForm(scheme, form) || form.Class() != form {
+				v.add(path+".forms", "form %q of scheme %q is not among the processor's forms", clip(string(form)), clip(string(scheme)))
 			}
 		}
 	}
 }
 
 func (v *validator) tile(path string, t Tile) {
-	for _, d := range []struct {
+	for _, dim := range []struct {
 		name string
 		n    int
 	}{{"m", t.M}, {"k", t.K}, {"n", t.N}} {
-		if d.n < 0 || d.n > maxTile {
-			v.add(path+"."+d.name, "%d, want 0..%d", d.n, maxTile)
+		if dim.n < 0 || dim.n > maxTile {
+			v.add(path+"."+dim.name, "%d, want 0..%d", dim.n, maxTile)
 		}
 	}
 }
 
-func (v *validator) sim(path string, p *Processor) {
-	s := p.Sim
-	for _, k := range p.Schemes {
-		r, ok := s.Schemes[k]
+func (v *validator) sim(path string, proc *Processor) {
+	sim := proc.Sim
+	for _, scheme := range proc.Schemes {
+		rates, ok := sim.Schemes[scheme]
 		if !ok {
-			v.add(path+".schemes", "no entry for scheme %q", clip(string(k)))
+			v.add(path+".schemes", "no entry for scheme %q", clip(string(scheme)))
 			continue
 		}
-		at := path + ".schemes." + string(k)
-		v.rate(at+".peak_gops", r.PeakGops)
-		if math.IsNaN(r.WeightBits) || r.WeightBits < 0 || r.WeightBits > 64 {
-			v.add(at+".weight_bits", "%v, want 0..64", r.WeightBits)
+		at := path + ".schemes." + string(scheme)
+		v.rate(at+".peak_gops", rates.PeakGops)
+		if math.IsNaN(rates.WeightBits) || rates.WeightBits < 0 || rates.WeightBits > 64 {
+			v.add(at+".weight_bits", "%v, want 0..64", rates.WeightBits)
 		}
-		v.number(at+".setup_us", r.SetupUS)
-		v.tile(at+".step", r.Step)
-		if r.LongK != 0 && !(r.LongK >= 1 && r.LongK <= 1e3) {
-			v.add(at+".long_k", "%v, want a factor in 1..1000", r.LongK)
+		v.number(at+".setup_us", rates.SetupUS)
+		v.tile(at+".step", rates.Step)
+		if rates.LongK != 0 && !(rates.LongK >= 1 && rates.LongK <= 1e3) {
+			v.add(at+".long_k", "%v, want a factor in 1..1000", rates.LongK)
 		}
-		v.whole(at+".long_k_from", r.LongKFrom, math.MaxInt32)
-		v.simForms(at+".forms", p.Forms[k], r.Forms)
+		v.whole(at+".long_k_from", rates.LongKFrom, math.MaxInt32)
+		v.simForms(at+".forms", proc.Forms[scheme], rates.Forms)
 	}
-	for _, k := range sortedKeys(s.Schemes) {
-		if !contains(p.Schemes, k) {
-			v.add(path+".schemes", "scheme %q is not among the processor's schemes", clip(string(k)))
+	for _, scheme := range sortedKeys(sim.Schemes) {
+		if !contains(proc.Schemes, scheme) {
+			v.add(path+".schemes", "scheme %q is not among the processor's schemes", clip(string(scheme)))
 		}
 	}
-	v.rate(path+".other_gops", s.OtherGops)
-	v.rate(strings.TrimSuffix(path, ".sim")+".bandwidth_gbps", p.BandwidthGBps)
-	if math.IsNaN(s.NoiseCV) || s.NoiseCV < 0 || s.NoiseCV > 0.5 {
-		v.add(path+".noise_cv", "%v, want 0..0.5", s.NoiseCV)
+	v.rate(path+".other_gops", sim.OtherGops)
+	v.rate(strings.TrimSuffix(path, ".sim")+".bandwidth_gbps", proc.BandwidthGBps)
+	if math.IsNaN(sim.NoiseCV) || sim.NoiseCV < 0 || sim.NoiseCV > 0.5 {
+		v.add(path+".noise_cv", "%v, want 0..0.5", sim.NoiseCV)
 	}
-	if v.few(path+".infeasible", "ranges", len(s.Infeasible), maxRanges) {
-		for i, r := range s.Infeasible {
-			for _, n := range []int{r.MinM, r.MaxM, r.MinK, r.MaxK, r.MinN, r.MaxN} {
-				v.whole(fmt.Sprintf("%s.infeasible.%d", path, i), n, math.MaxInt32)
+	if v.few(path+".infeasible", "ranges", len(sim.Infeasible), maxRanges) {
+		for i, shape := range sim.Infeasible {
+			for _, bound := range []int{shape.MinM, shape.MaxM, shape.MinK, shape.MaxK, shape.MinN, shape.MaxN} {
+				v.whole(fmt.Sprintf("%s.infeasible.%d", path, i), bound, math.MaxInt32)
 			}
 		}
 	}
@@ -521,37 +521,37 @@ func (v *validator) sim(path string, p *Processor) {
 
 // simForms wants a price for each form of a scheme that the processor lists. A file may list fewer than what it inherits has prices of.
 func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]SimForm) {
-	for _, f := range listed {
-		if _, ok := prices[f]; !ok {
-			v.add(path, "no price of form %q, which the processor lists", clip(string(f)))
+	for _, form := range listed {
+		if _, ok := prices[form]; !ok {
+			v.add(path, "no price of form %q, which the processor lists", clip(string(form)))
 		}
 	}
-	for _, f := range sortedKeys(prices) {
-		x, at := prices[f], path+"."+clip(string(f))
-		if !contains(op.FormClasses, f) {
-			v.add(path, "form %q, want %q", clip(string(f)), op.FormClasses)
+	for _, form := range sortedKeys(prices) {
+		price, at := prices[form], path+"."+clip(string(form))
+		if !contains(op.FormClasses, form) {
+			v.add(path, "form %q, want %q", clip(string(form)), op.FormClasses)
 			continue
 		}
-		v.whole(at+".fill_rows", x.FillRows, maxCount)
-		switch fill := f == op.Swapped && x.FillRows > 0; {
-		case x.FillRows != 0 && f != op.Swapped:
-			v.add(at+".fill_rows", "%d, which only form %q has", x.FillRows, op.Swapped)
-		case fill && x.Gain != 0:
-			v.add(at+".gain", "%v beside fill_rows, want one of them", x.Gain)
-		case !fill && !(x.Gain >= 1e-3 && x.Gain <= 1e3):
-			v.add(at+".gain", "%v, want a factor in 0.001..1000", x.Gain)
+		v.whole(at+".fill_rows", price.FillRows, maxCount)
+		switch fill := form == op.Swapped && price.FillRows > 0; {
+		case price.FillRows != 0 && form != op.Swapped:
+			v.add(at+".fill_rows", "%d, which only form %q has", price.FillRows, op.Swapped)
+		case fill && price.Gain != 0:
+			v.add(at+".gain", "%v beside fill_rows, want one of them", price.Gain)
+		case !fill && !(price.Gain >= 1e-3 && price.Gain <= 1e3):
+			v.add(at+".gain", "%v, want a factor in 0.001..1000", price.Gain)
 		}
-		if f == op.Conv && (x.Side < 2 || x.Side > maxTile) {
-			v.add(at+".side", "%d, want 2..%d: the shorter side of the image that has the gain", x.Side, maxTile)
-		} else if f != op.Conv && x.Side != 0 {
-			v.add(at+".side", "%d, which only form %q has", x.Side, op.Conv)
+		if form == op.Conv && (price.Side < 2 || price.Side > maxTile) {
+			v.add(at+".side", "%d, want 2..%d: the shorter side of the image that has the gain", price.Side, maxTile)
+		} else if form != op.Conv && price.Side != 0 {
+			v.add(at+".side", "%d, which only form %q has", price.Side, op.Conv)
 		}
 	}
 }
 
-func (v *validator) sources(s *SoC) {
-	values := sortedKeys(valuePaths(s))
-	for _, path := range sortedKeys(s.Sources) {
+func (v *validator) sources(soc *SoC) {
+	values := sortedKeys(valuePaths(soc))
+	for _, path := range sortedKeys(soc.Sources) {
 		if v.full() {
 			return
 		}
@@ -559,37 +559,37 @@ func (v *validator) sources(s *SoC) {
 		if !covers(values, path) {
 			v.add(at, "no value at path %q", clip(path))
 		}
-		v.source(at, s.Sources[path])
+		v.source(at, soc.Sources[path])
 	}
-	for i, p := range s.Points {
+	for i, point := range soc.Points {
 		path := fmt.Sprintf("points.%d", i)
-		if s.Processor(p.Processor) == nil {
-			v.add(path+".processor", "processor %q does not exist, want one of %s", clip(p.Processor), strings.Join(names(s), ", "))
+		if soc.Processor(point.Processor) == nil {
+			v.add(path+".processor", "processor %q does not exist, want one of %s", clip(point.Processor), strings.Join(names(soc), ", "))
 		}
-		p.Scheme = op.Scheme(clip(string(p.Scheme)))
-		if err := p.Op().Validate(); err != nil {
+		point.Scheme = op.Scheme(clip(string(point.Scheme)))
+		if err := point.Op().Validate(); err != nil {
 			v.add(path, "%v", err)
 		}
-		v.number(path+".latency_us", p.LatencyUS)
-		if p.LatencyUS == 0 {
+		v.number(path+".latency_us", point.LatencyUS)
+		if point.LatencyUS == 0 {
 			v.add(path+".latency_us", "0, want more")
 		}
-		v.source(path+".source", p.Source)
+		v.source(path+".source", point.Source)
 		if v.full() {
 			return
 		}
 	}
 	seen := map[string]bool{}
-	for _, f := range s.Facts {
-		path := "facts." + f.Name
-		if seen[f.Name] {
-			v.add(path, "fact %q is stated twice", f.Name)
+	for _, fact := range soc.Facts {
+		path := "facts." + fact.Name
+		if seen[fact.Name] {
+			v.add(path, "fact %q is stated twice", fact.Name)
 		}
-		seen[f.Name] = true
-		if math.IsNaN(f.Value) || math.IsInf(f.Value, 0) {
-			v.add(path+".value", "%v, want a finite number", f.Value)
+		seen[fact.Name] = true
+		if math.IsNaN(fact.Value) || math.IsInf(fact.Value, 0) {
+			v.add(path+".value", "%v, want a finite number", fact.Value)
 		}
-		v.source(path+".source", f.Source)
+		v.source(path+".source", fact.Source)
 	}
 }
 
@@ -604,20 +604,20 @@ func (v *validator) source(path, text string) {
 // concurrent is Concurrent; it looks at every core once.
 func concurrent(s *SoC, list []string) error {
 	owner, seen := map[int]string{}, map[string]bool{}
-	for _, a := range list {
-		p := s.Processor(a)
-		if p == nil {
-			return diag.New(diag.ClassInput, "processor %q does not exist", a).WithHint("SoC %q has %s", s.Name, strings.Join(names(s), ", "))
+	for _, name := range list {
+		proc := s.Processor(name)
+		if proc == nil {
+			return diag.New(diag.ClassInput, "processor %q does not exist", name).WithHint("SoC %q has %s", s.Name, strings.Join(names(s), ", "))
 		}
-		if seen[a] {
-			return diag.New(diag.ClassInput, "processor %q is named twice", a)
+		if seen[name] {
+			return diag.New(diag.ClassInput, "processor %q is named twice", name)
 		}
-		seen[a] = true
-		for _, core := range p.Cores {
-			if b, ok := owner[core]; ok && b != a {
-				return diag.New(diag.ClassInput, "processors %q and %q share core %d and never run concurrently", b, a, core)
+		seen[name] = true
+		for _, core := range proc.Cores {
+			if other, ok := owner[core]; ok && other != name {
+				return diag.New(diag.ClassInput, "processors %q and %q share core %d and never run concurrently", other, name, core)
 			}
-			owner[core] = a
+			owner[core] = name
 		}
 	}
 	return nil
@@ -648,8 +648,8 @@ func jointPath(j Joint) string {
 }
 
 func contains[T comparable](list []T, x T) bool {
-	for _, y := range list {
-		if x == y {
+	for _, have := range list {
+		if x == have {
 			return true
 		}
 	}
@@ -658,8 +658,8 @@ func contains[T comparable](list []T, x T) bool {
 
 func sortedKeys[K ~string, V any](m map[K]V) []K {
 	out := make([]K, 0, len(m))
-	for k := range m {
-		out = append(out, k)
+	for key := range m {
+		out = append(out, key)
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i] < out[j] })
 	return out

@@ -92,8 +92,8 @@ func (c *Capabilities) Offered() capability.Set {
 	out.Tile.M = max(1, out.Tile.M)
 	out.Schemes = slices.DeleteFunc(out.Schemes, func(s op.Scheme) bool { return slices.Contains(c.Imitates, s) })
 	out.Layouts = map[string]string{}
-	for _, s := range c.Schemes {
-		out.Layouts[s.Weight()] = c.Layouts[s.Weight()]
+	for _, scheme := range c.Schemes {
+		out.Layouts[scheme.Weight()] = c.Layouts[scheme.Weight()]
 	}
 	if !slices.ContainsFunc(op.Kinds, func(k op.Kind) bool { return !slices.Contains(c.Kinds, k) }) {
 		out.Kinds = nil
@@ -102,30 +102,30 @@ func (c *Capabilities) Offered() capability.Set {
 }
 
 // Supports reports whether the processor executes o, with the reason if not.
-func (c *Capabilities) Supports(o op.Op) error {
-	if !slices.Contains(c.Kinds, o.Kind) {
-		return fmt.Errorf("operator %q is not supported", o.Kind)
+func (c *Capabilities) Supports(operator op.Op) error {
+	if !slices.Contains(c.Kinds, operator.Kind) {
+		return fmt.Errorf("operator %q is not supported", operator.Kind)
 	}
-	if o.HasScheme() {
-		if o.Kind == op.ExpertMatMul && !o.Scheme.Experts() {
-			return fmt.Errorf("scheme %q is one of products by a single matrix", o.Scheme)
+	if operator.HasScheme() {
+		if operator.Kind == op.ExpertMatMul && !operator.Scheme.Experts() {
+			return fmt.Errorf("scheme %q is one of products by a single matrix", operator.Scheme)
 		}
-		if !slices.Contains(c.Schemes, o.Scheme) {
-			return fmt.Errorf("scheme %q is not supported", o.Scheme)
+		if !slices.Contains(c.Schemes, operator.Scheme) {
+			return fmt.Errorf("scheme %q is not supported", operator.Scheme)
 		}
-		if !c.HasForm(o.Scheme, o.Form) {
-			return fmt.Errorf("form %q of scheme %q is not supported", o.Form, o.Scheme)
+		if !c.HasForm(operator.Scheme, operator.Form) {
+			return fmt.Errorf("form %q of scheme %q is not supported", operator.Form, operator.Scheme)
 		}
 		return nil
 	}
-	if w := o.Scheme.Weight(); o.Kind == op.Embed && w != "" && c.Layouts[w] != op.TilesLayout {
-		return fmt.Errorf("weights %q are not read in layout %q, in which rows are looked up", w, op.TilesLayout)
+	if scheme := operator.Scheme.Weight(); operator.Kind == op.Embed && scheme != "" && c.Layouts[scheme] != op.TilesLayout {
+		return fmt.Errorf("weights %q are not read in layout %q, in which rows are looked up", scheme, op.TilesLayout)
 	}
-	if o.Kind == op.KVAppend || o.Kind == op.Attention {
-		if slices.Contains(c.KV, o.KV) {
+	if operator.Kind == op.KVAppend || operator.Kind == op.Attention {
+		if slices.Contains(c.KV, operator.KV) {
 			return nil
 		}
-		return fmt.Errorf("cache type %q is not supported", o.KV)
+		return fmt.Errorf("cache type %q is not supported", operator.KV)
 	}
 	return nil
 }
@@ -249,8 +249,8 @@ type View struct {
 // Bytes is the memory from the view's first to its last element.
 func (v View) Bytes() []byte {
 	size := int64(v.Type.Bytes())
-	n := (int64(v.Rows-1)*int64(v.Stride) + int64(v.Cols)) * size
-	return v.Buffer.Bytes()[v.Offset : v.Offset+n]
+	length := (int64(v.Rows-1)*int64(v.Stride) + int64(v.Cols)) * size
+	return v.Buffer.Bytes()[v.Offset : v.Offset+length]
 }
 
 // Scalars are the values that change from call to call, shared by all steps of a program run.
@@ -378,12 +378,12 @@ func SampleDigest(sample [][]byte) string {
 
 // digest is the SHA-256 of the SHA-256s of parts.
 func digest(parts [][]byte) string {
-	h := sha256.New()
-	for _, b := range parts {
-		sum := sha256.Sum256(b)
-		h.Write(sum[:])
+	hash := sha256.New()
+	for _, part := range parts {
+		sum := sha256.Sum256(part)
+		hash.Write(sum[:])
 	}
-	return hex.EncodeToString(h.Sum(nil))
+	return hex.EncodeToString(hash.Sum(nil))
 }
 
 // Baked is what a Baker made of a group.
@@ -430,18 +430,18 @@ type Unavailable struct {
 
 // Error names the driver and everything that was tried.
 func (e *Unavailable) Error() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "driver %q is not available", e.Driver)
+	var text strings.Builder
+	fmt.Fprintf(&text, "driver %q is not available", e.Driver)
 	if len(e.Tried) > 0 {
-		fmt.Fprintf(&b, ": tried %s", strings.Join(e.Tried, ", "))
+		fmt.Fprintf(&text, ": tried %s", strings.Join(e.Tried, ", "))
 	}
 	if e.Found != "" {
-		fmt.Fprintf(&b, ": found %s", e.Found)
+		fmt.Fprintf(&text, ": found %s", e.Found)
 	}
 	if e.Override != "" {
-		fmt.Fprintf(&b, "; set %s to the library's path", e.Override)
+		fmt.Fprintf(&text, "; set %s to the library's path", e.Override)
 	}
-	return b.String()
+	return text.String()
 }
 
 // ErrIncapable is why a driver does not open a device that lacks what it needs, whatever is installed.
@@ -455,9 +455,9 @@ func (e *Unavailable) Is(target error) bool { return target == ErrUnavailable }
 
 // As makes the error one of class diag.ClassUnavailable wherever it is wrapped.
 func (e *Unavailable) As(target any) bool {
-	d, ok := target.(**diag.Diagnostic)
+	diagnostic, ok := target.(**diag.Diagnostic)
 	if ok {
-		*d = diag.New(diag.ClassUnavailable, "%s", e.Error()).WithHint("%s", e.Get)
+		*diagnostic = diag.New(diag.ClassUnavailable, "%s", e.Error()).WithHint("%s", e.Get)
 	}
 	return ok
 }

@@ -20,28 +20,28 @@ const (
 // ParseGraph decodes the canonical JSON of a valid graph, as compilers write it. Other spellings of the
 // same graph are refused, so that one graph has one artifact.
 func ParseGraph(code []byte) (op.Graph, error) {
-	var g op.Graph
+	var graph op.Graph
 	if len(code) > maxGraphCode {
-		return g, diag.New(diag.ClassInput, "parse graph: %d bytes, want at most %d", len(code), maxGraphCode)
+		return graph, diag.New(diag.ClassInput, "parse graph: %d bytes, want at most %d", len(code), maxGraphCode)
 	}
-	if !canon.Read(code, &g) {
-		g = op.Graph{}
-		d := json.NewDecoder(bytes.NewReader(code)) // for what is wrong, or written with escapes
-		d.DisallowUnknownFields()
-		if err := d.Decode(&g); err != nil {
-			return g, diag.New(diag.ClassInput, "parse graph: %w", err)
+	if !canon.Read(code, &graph) {
+		graph = op.Graph{}
+		dec := json.NewDecoder(bytes.NewReader(code)) // for what is wrong, or written with escapes
+		dec.DisallowUnknownFields()
+		if err := dec.Decode(&graph); err != nil {
+			return graph, diag.New(diag.ClassInput, "parse graph: %w", err)
 		}
-		if canonical, err := json.Marshal(&g); err != nil || !bytes.Equal(canonical, code) {
-			return g, diag.New(diag.ClassInput, "parse graph: not in canonical form").WithHint("compile the bundle again")
+		if canonical, err := json.Marshal(&graph); err != nil || !bytes.Equal(canonical, code) {
+			return graph, diag.New(diag.ClassInput, "parse graph: not in canonical form").WithHint("compile the bundle again")
 		}
 	}
-	if len(g.Nodes) > maxGraphNodes {
-		return g, diag.New(diag.ClassInput, "parse graph: %d nodes, want at most %d", len(g.Nodes), maxGraphNodes)
+	if len(graph.Nodes) > maxGraphNodes {
+		return graph, diag.New(diag.ClassInput, "parse graph: %d nodes, want at most %d", len(graph.Nodes), maxGraphNodes)
 	}
-	if err := g.Validate(); err != nil {
-		return g, diag.New(diag.ClassInput, "parse graph: %w", err)
+	if err := graph.Validate(); err != nil {
+		return graph, diag.New(diag.ClassInput, "parse graph: %w", err)
 	}
-	return g, nil
+	return graph, nil
 }
 
 // Check compares weights with those of a graph, by position: names may differ, because one artifact serves every

@@ -15,11 +15,11 @@ func AllocHost(name string, bytes int64) (Buffer, error) {
 	if bytes < 0 || bytes > mem.MaxBytes {
 		return nil, diag.New(diag.ClassInput, "allocate on %s: size %d bytes, want 0 to %d", name, bytes, int64(mem.MaxBytes))
 	}
-	b, err := mem.Alloc(int(bytes), Align)
+	region, err := mem.Alloc(int(bytes), Align)
 	if err != nil {
 		return nil, fmt.Errorf("allocate on %s: %w", name, err)
 	}
-	return b, nil
+	return region, nil
 }
 
 // ImportHost makes aligned memory of the caller a buffer, for the processor of that name, which computes on memory of
@@ -43,12 +43,12 @@ func (v *View) Window(rows int) ([]byte, error) {
 	if v.Buffer == nil {
 		return nil, fmt.Errorf("no buffer")
 	}
-	b, size := v.Buffer.Bytes(), int64(v.Type.Bytes())
+	data, size := v.Buffer.Bytes(), int64(v.Type.Bytes())
 	// Offsets and strides are compared with the buffer before they are multiplied.
-	have := int64(len(b))
+	have := int64(len(data))
 	if rows < 1 || v.Stride < v.Cols || v.Offset < 0 || v.Offset > have || rows > 1 && int64(v.Stride) > have ||
 		(int64(rows-1)*int64(v.Stride)+int64(v.Cols))*size > have-v.Offset {
 		return nil, fmt.Errorf("view [%d,%d] of stride %d at byte %d does not fit its buffer of %d bytes", rows, v.Cols, v.Stride, v.Offset, have)
 	}
-	return b[v.Offset : v.Offset+(int64(rows-1)*int64(v.Stride)+int64(v.Cols))*size], nil
+	return data[v.Offset : v.Offset+(int64(rows-1)*int64(v.Stride)+int64(v.Cols))*size], nil
 }

@@ -36,12 +36,12 @@ type running struct {
 func (m *Machine) GenerateBatch(ctx context.Context, requests []Request, ended func(request int, o *Outcome)) ([]Outcome, error) {
 	out := make([]Outcome, len(requests))
 	for i := range requests {
-		r := &requests[i]
-		if err := r.Sampler.Validate(); err != nil {
+		request := &requests[i]
+		if err := request.Sampler.Validate(); err != nil {
 			return nil, err
 		}
-		if r.MaxTokens < 1 {
-			return nil, diag.New(diag.ClassUsage, "generate: request %d wants %d tokens, want at least 1", i, r.MaxTokens)
+		if request.MaxTokens < 1 {
+			return nil, diag.New(diag.ClassUsage, "generate: request %d wants %d tokens, want at least 1", i, request.MaxTokens)
 		}
 	}
 	m.Reset()
@@ -53,49 +53,49 @@ func (m *Machine) GenerateBatch(ctx context.Context, requests []Request, ended f
 }
 
 func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *Outcome)) error {
-	m := c.m
-	active, tokens := make([]running, 0, m.Sequences()), make([]Token, 0, m.Sequences())
-	free := make([]int, 0, m.Sequences())
-	for s := m.Sequences() - 1; s >= 0; s-- {
-		free = append(free, s)
+	machine := c.m
+	active, tokens := make([]running, 0, machine.Sequences()), make([]Token, 0, machine.Sequences())
+	free := make([]int, 0, machine.Sequences())
+	for sequence := machine.Sequences() - 1; sequence >= 0; sequence-- {
+		free = append(free, sequence)
 	}
 	sample := func(i int, logits []float32) error {
-		r := &active[i]
-		r.next.ID, r.err = r.sampler.Next(logits)
+		sequence := &active[i]
+		sequence.next.ID, sequence.err = sequence.sampler.Next(logits)
 		return nil
 	}
 	first := func(_ int, logits []float32) error { return sample(len(active)-1, logits) }
 	// accept adds what was sampled to the results of the requests from number i on, and lets those go that have ended.
 	accept := func(i int) {
 		rest := active[:i]
-		for _, r := range active[i:] {
-			q, o := &requests[r.request], &out[r.request]
-			if o.Err = r.err; o.Err == nil && !o.take(m, r.next.Sequence, r.next.ID, q.MaxTokens, q.OnToken) {
-				rest = append(rest, r)
+		for _, sequence := range active[i:] {
+			request, outcome := &requests[sequence.request], &out[sequence.request]
+			if outcome.Err = sequence.err; outcome.Err == nil && !outcome.take(machine, sequence.next.Sequence, sequence.next.ID, request.MaxTokens, request.OnToken) {
+				rest = append(rest, sequence)
 				continue
 			}
-			ended(r.request, o)
-			m.pos[r.next.Sequence] = 0
-			free = append(free, r.next.Sequence)
+			ended(sequence.request, outcome)
+			machine.pos[sequence.next.Sequence] = 0
+			free = append(free, sequence.next.Sequence)
 		}
 		active = rest
 	}
 	for queued := 0; ; {
 		for queued < len(requests) && len(free) > 0 {
 			sequence := free[len(free)-1]
-			q, o := &requests[queued], &out[queued]
-			if o.Err = m.admits(sequence, q.Prompt); o.Err != nil {
-				ended(queued, o)
+			request, outcome := &requests[queued], &out[queued]
+			if outcome.Err = machine.admits(sequence, request.Prompt); outcome.Err != nil {
+				ended(queued, outcome)
 			} else {
-				n := min(q.MaxTokens, m.plan.MaxContext-len(q.Prompt)+1)
-				o.Tokens, o.DecodeNS = make([]int32, 0, n), make([]int64, 0, n)
+				most := min(request.MaxTokens, machine.plan.MaxContext-len(request.Prompt)+1)
+				outcome.Tokens, outcome.DecodeNS = make([]int32, 0, most), make([]int64, 0, most)
 				free = free[:len(free)-1]
-				active = append(active, running{request: queued, sampler: q.Sampler, next: Token{Sequence: sequence}})
-				t, err := c.Extend(sequence, q.Prompt, WantLast, first)
+				active = append(active, running{request: queued, sampler: request.Sampler, next: Token{Sequence: sequence}})
+				timing, err := c.Extend(sequence, request.Prompt, WantLast, first)
 				if err != nil {
 					return err
 				}
-				o.PrefillNS, o.Virtual = t.NS, t.Virtual
+				outcome.PrefillNS, outcome.Virtual = timing.NS, timing.Virtual
 				accept(len(active) - 1)
 			}
 			queued++
@@ -107,13 +107,13 @@ func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *O
 		for i := range active {
 			tokens = append(tokens, active[i].next)
 		}
-		t, err := c.Step(tokens, sample)
+		timing, err := c.Step(tokens, sample)
 		if err != nil {
 			return err
 		}
 		for i := range active {
-			o := &out[active[i].request]
-			o.DecodeNS = append(o.DecodeNS, t.NS)
+			outcome := &out[active[i].request]
+			outcome.DecodeNS = append(outcome.DecodeNS, timing.NS)
 		}
 		accept(0)
 	}

@@ -61,13 +61,13 @@ type laneSection struct {
 // formCrews gives every lane a thread, the control lane's first.
 func (m *Machine) formCrews() {
 	lanes := append([]*lane{m.control}, m.lanes...)
-	for _, l := range lanes {
-		if l.crew != nil {
+	for _, lane := range lanes {
+		if lane.crew != nil {
 			continue
 		}
 		i := -1
 		// On a simulated SoC every lane has its own: which of two can go on first would depend on real time.
-		if cores := l.proc.Capabilities().Cores; len(cores) > 0 && !l.virt {
+		if cores := lane.proc.Capabilities().Cores; len(cores) > 0 && !lane.virt {
 			i = slices.IndexFunc(m.crews, func(c *crew) bool {
 				other := c.lanes[0]
 				theirs := other.proc.Capabilities().Cores
@@ -78,16 +78,16 @@ func (m *Machine) formCrews() {
 			i = len(m.crews)
 			m.crews = append(m.crews, &crew{wake: make(chan struct{}, 1), exited: make(chan struct{}), late: int64(lateFirst)})
 		}
-		l.crew = m.crews[i]
-		l.crew.lanes = append(l.crew.lanes, l)
+		lane.crew = m.crews[i]
+		lane.crew.lanes = append(lane.crew.lanes, lane)
 	}
 }
 
 // String names the crew's processors in errors.
 func (c *crew) String() string {
 	names := make([]string, len(c.lanes))
-	for i, l := range c.lanes {
-		names[i] = fmt.Sprintf("%q", l.name)
+	for i, lane := range c.lanes {
+		names[i] = fmt.Sprintf("%q", lane.name)
 	}
 	if len(names) == 1 {
 		return "processor " + names[0]
@@ -96,43 +96,43 @@ func (c *crew) String() string {
 }
 
 // connect finds out who sets the flags that the steps of a section wait for, and which threads it needs.
-func (m *Machine) connect(s *section) {
+func (m *Machine) connect(sec *section) {
 	needed := map[int]bool{} // cores
-	setters := make([]wait, s.Flags)
-	for _, ls := range s.lanes {
+	setters := make([]wait, sec.Flags)
+	for _, ls := range sec.lanes {
 		for _, core := range ls.lane.proc.Capabilities().Cores {
 			needed[core] = true
 		}
-		i := slices.IndexFunc(s.crews, func(cs *crewSection) bool { return cs.crew == ls.lane.crew })
+		i := slices.IndexFunc(sec.crews, func(cs *crewSection) bool { return cs.crew == ls.lane.crew })
 		if i < 0 {
-			i = len(s.crews)
-			s.crews = append(s.crews, &crewSection{crew: ls.lane.crew})
+			i = len(sec.crews)
+			sec.crews = append(sec.crews, &crewSection{crew: ls.lane.crew})
 		}
-		s.crews[i].lanes = append(s.crews[i].lanes, ls)
+		sec.crews[i].lanes = append(sec.crews[i].lanes, ls)
 		ls.watched = ls.lane.crew != m.control.crew // which waits for its end
-		for k, st := range ls.steps {
+		for position, st := range ls.steps {
 			if st.Set != nil {
-				setters[*st.Set] = wait{flag: &m.flags[*st.Set], setter: ls, after: k + 1}
+				setters[*st.Set] = wait{flag: &m.flags[*st.Set], setter: ls, after: position + 1}
 			}
 		}
 	}
-	for _, ls := range s.lanes {
+	for _, ls := range sec.lanes {
 		for _, st := range ls.steps {
-			for _, w := range st.Wait {
-				x := setters[w.Flag]
-				if w.Back {
-					x.back = 1
+			for _, wait := range st.Wait {
+				setter := setters[wait.Flag]
+				if wait.Back {
+					setter.back = 1
 				}
-				st.waits = append(st.waits, x)
-				x.setter.watched = x.setter.watched || x.setter.lane.crew != ls.lane.crew
+				st.waits = append(st.waits, setter)
+				setter.setter.watched = setter.setter.watched || setter.setter.lane.crew != ls.lane.crew
 			}
 		}
 	}
-	for _, c := range m.crews {
-		works := slices.ContainsFunc(s.crews, func(cs *crewSection) bool { return cs.crew == c })
-		cores := c.lanes[0].proc.Capabilities().Cores
+	for _, crew := range m.crews {
+		works := slices.ContainsFunc(sec.crews, func(cs *crewSection) bool { return cs.crew == crew })
+		cores := crew.lanes[0].proc.Capabilities().Cores
 		if !works && len(cores) > 0 && needed[cores[0]] {
-			s.rest = append(s.rest, c)
+			sec.rest = append(sec.rest, crew)
 		}
 	}
 }
@@ -141,29 +141,29 @@ func (m *Machine) connect(s *section) {
 func (m *Machine) startCrews() error {
 	m.started = true
 	ready := make(chan error, len(m.crews))
-	for _, c := range m.crews {
+	for _, crew := range m.crews {
 		go func() {
 			runtime.LockOSThread()      // never unlocked: the thread keeps its pinning and ends with the crew
 			debug.SetPanicOnFault(true) // weights may lie in a file that somebody truncates
 			sharpen()
-			defer close(c.exited)
+			defer close(crew.exited)
 			var err error
-			for _, l := range c.lanes {
-				if e := l.proc.Attach(); e != nil {
-					err = errors.Join(err, diag.New(diag.ClassRun, "attach to processor %q: %w", l.name, e))
+			for _, lane := range crew.lanes {
+				if failure := lane.proc.Attach(); failure != nil {
+					err = errors.Join(err, diag.New(diag.ClassRun, "attach to processor %q: %w", lane.name, failure))
 				}
 			}
 			ready <- err
 			if err != nil {
 				return
 			}
-			if c == m.control.crew {
+			if crew == m.control.crew {
 				for j := range m.jobs {
 					j.done <- j.run()
 				}
 				return
 			}
-			m.serve(c)
+			m.serve(crew)
 		}()
 	}
 	var err error
@@ -281,18 +281,18 @@ func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 
 // run executes a lane's next step, on the rows that the call has for it.
 func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
-	l, call := ls.lane, &cs.call
+	lane, call := ls.lane, &cs.call
 	number := int64(ls.iter*len(ls.steps) + ls.next)
-	if n := min(call.Rows-st.R0, st.rows); n > 0 {
-		if !l.dynamic {
-			n = st.rows // rows beyond the call's hold what earlier calls left, and nobody reads them
+	if rows := min(call.Rows-st.R0, st.rows); rows > 0 {
+		if !lane.dynamic {
+			rows = st.rows // rows beyond the call's hold what earlier calls left, and nobody reads them
 		}
 		st.scalars = *call
-		st.scalars.Pos, st.scalars.Rows, st.scalars.KVLen = call.Pos+st.R0, n, call.Pos+st.R0+n
+		st.scalars.Pos, st.scalars.Rows, st.scalars.KVLen = call.Pos+st.R0, rows, call.Pos+st.R0+rows
 		if call.Batch != nil {
 			st.scalars.Batch = call.Batch[st.R0:]
 		}
-		c := &st.calls[ls.iter]
+		bound := &st.calls[ls.iter]
 		if ls.watched && st.lately.Load() > int64(shortNap) { // nobody sleeps through a shorter one
 			ls.began.Store(m.now())
 			ls.at.Store(2*number + 1)
@@ -301,23 +301,23 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 		if m.trace != nil {
 			from = m.now()
 		}
-		span, err := l.execute(c)
-		if m.trace != nil && !l.virt {
-			m.trace.add(l, st, nil, ls.iter, n, from, m.now())
+		span, err := lane.execute(bound)
+		if m.trace != nil && !lane.virt {
+			m.trace.add(lane, st, nil, ls.iter, rows, from, m.now())
 		}
 		if err != nil {
 			class := diag.ClassRun
 			if mem.IsFault(err) {
 				class = diag.ClassIO
 			}
-			return diag.New(class, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, ls.first+ls.iter, l.name, err)
+			return diag.New(class, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, ls.first+ls.iter, lane.name, err)
 		}
 		if m.observe != nil {
-			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: n, In: c.bind.In, Out: c.bind.Out})
+			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: rows, In: bound.bind.In, Out: bound.bind.Out})
 		}
 		took := int64(span.End - span.Start)
 		if ls.virt != nil {
-			ls.ran(number, n)
+			ls.ran(number, rows)
 		} else {
 			st.runNS += took
 			st.runCount++
@@ -356,8 +356,8 @@ func (st *step) learn(took int64) {
 func (ls *laneSection) blocked() *wait {
 	st := ls.steps[ls.next]
 	for i := range st.waits {
-		if w := &st.waits[i]; w.flag.epoch.Load() < int64(ls.iter)+1-w.back {
-			return w
+		if wait := &st.waits[i]; wait.flag.epoch.Load() < int64(ls.iter)+1-wait.back {
+			return wait
 		}
 	}
 	return nil
@@ -375,13 +375,13 @@ func (m *Machine) idle(cs *crewSection) error {
 			if ls.iter == cs.iters {
 				continue
 			}
-			w := ls.blocked()
-			if w == nil {
+			wait := ls.blocked()
+			if wait == nil {
 				next = ls
 				return true
 			}
 			if m.trace != nil {
-				ls.missed = w
+				ls.missed = wait
 			}
 		}
 		return false
@@ -403,13 +403,13 @@ func (m *Machine) idle(cs *crewSection) error {
 		if ls.iter == cs.iters {
 			continue
 		}
-		w := ls.blocked()
-		if w == nil {
+		wait := ls.blocked()
+		if wait == nil {
 			return nil // just in time
 		}
-		if w.setter.lane.crew != cs.crew {
-			by := w.setter.steps[w.after-1]
-			return diag.New(diag.ClassRun, "step %q on processor %q waited %v for flag %d of step %q on processor %q", ls.steps[ls.next].Node, ls.lane.name, m.deadline, *by.Set, by.Node, w.setter.lane.name)
+		if wait.setter.lane.crew != cs.crew {
+			by := wait.setter.steps[wait.after-1]
+			return diag.New(diag.ClassRun, "step %q on processor %q waited %v for flag %d of step %q on processor %q", ls.steps[ls.next].Node, ls.lane.name, m.deadline, *by.Set, by.Node, wait.setter.lane.name)
 		}
 	}
 	panic("BUG: lanes of one thread wait for each other, which rule P008 excludes")
@@ -427,16 +427,16 @@ func (cs *crewSection) missing(now int64) int64 {
 		}
 		need := int64(0)
 		for i := range ls.steps[ls.next].waits {
-			w := &ls.steps[ls.next].waits[i]
-			epoch := ls.iter + 1 - int(w.back)
-			if w.flag.epoch.Load() >= int64(epoch) {
+			wait := &ls.steps[ls.next].waits[i]
+			epoch := ls.iter + 1 - int(wait.back)
+			if wait.flag.epoch.Load() >= int64(epoch) {
 				continue
 			}
-			if w.setter.lane.crew == cs.crew { // which waits itself
+			if wait.setter.lane.crew == cs.crew { // which waits itself
 				need = -1
 				break
 			}
-			need = max(need, w.setter.left((epoch-1)*len(w.setter.steps)+w.after, now))
+			need = max(need, wait.setter.left((epoch-1)*len(wait.setter.steps)+wait.after, now))
 		}
 		if need >= 0 && (least < 0 || need < least) {
 			least = need
@@ -459,11 +459,11 @@ func (ls *laneSection) left(steps int, now int64) int64 {
 	at := ls.at.Load()
 	done, ns := int(at/2), int64(0)
 	for i := done; i < min(steps, done+foresight); i++ {
-		e := ls.steps[i%len(ls.steps)].lately.Load()
+		lately := ls.steps[i%len(ls.steps)].lately.Load()
 		if i == done && at%2 == 1 {
-			e = max(0, e-(now-ls.began.Load()))
+			lately = max(0, lately-(now-ls.began.Load()))
 		}
-		ns += e
+		ns += lately
 	}
 	return ns
 }
@@ -485,7 +485,7 @@ const (
 // await waits on a crew's thread until ready: asleep while left says that it takes a while, then busily, then, when it takes
 // longer than expected, with naps. It returns false when stop says so, which is told how long it has waited: looks that are
 // further apart than mostBetween count as that, because this process was stopped meanwhile and did not wait.
-func (m *Machine) await(c *crew, ready func() bool, left func(now int64) int64, stop func(waited int64) bool) bool {
+func (m *Machine) await(other *crew, ready func() bool, left func(now int64) int64, stop func(waited int64) bool) bool {
 	for range 256 {
 		if ready() {
 			return true
@@ -505,16 +505,16 @@ func (m *Machine) await(c *crew, ready func() bool, left func(now int64) int64, 
 		if stop(waited) {
 			return false
 		}
-		switch early := left(now) - int64(spinLast) - c.late; {
+		switch early := left(now) - int64(spinLast) - other.late; {
 		case early > int64(lastNap):
 			nap(min(time.Duration(early)*3/4, longNap))
 			due = m.now() + int64(spinLast)
 		case early > int64(shortNap):
 			nap(time.Duration(early))
 			due = m.now()
-			c.overslept(due - now - early)
+			other.overslept(due - now - early)
 			due += int64(spinLast)
-		case c.rest.Load() || now-due > max(int64(spinAfter), (due-began)/2):
+		case other.rest.Load() || now-due > max(int64(spinAfter), (due-began)/2):
 			runtime.Gosched() // with fewer Go processors than lanes, the other lane may need this one
 			nap(napTime(time.Duration(now - began)))
 		}

@@ -177,51 +177,51 @@ type lane struct {
 
 // Open loads a plan: it opens the processors its programs use, allocates the pool and the cache, and
 // loads every artifact with its weights. The plan must satisfy planir.Check, and is checked unless somebody has done so.
-func Open(ctx context.Context, p *planir.Plan, src Source, o Options) (m *Machine, err error) {
-	if !o.Checked {
-		if l := planir.Check(p); l.Err() != nil {
-			return nil, fmt.Errorf("open plan: %w", l.Err())
+func Open(ctx context.Context, p *planir.Plan, src Source, options Options) (machine *Machine, err error) {
+	if !options.Checked {
+		if found := planir.Check(p); found.Err() != nil {
+			return nil, fmt.Errorf("open plan: %w", found.Err())
 		}
 	}
-	m = &Machine{plan: p, deadline: o.Deadline, observe: o.Observe, origin: time.Now(), programs: map[string]*program{}, jobs: make(chan job), lost: make(chan struct{})}
-	if m.deadline == 0 {
-		m.deadline = 2 * time.Minute
+	machine = &Machine{plan: p, deadline: options.Deadline, observe: options.Observe, origin: time.Now(), programs: map[string]*program{}, jobs: make(chan job), lost: make(chan struct{})}
+	if machine.deadline == 0 {
+		machine.deadline = 2 * time.Minute
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, m.Close())
-			m = nil
+			err = errors.Join(err, machine.Close())
+			machine = nil
 		}
 	}()
-	if err := m.openLanes(ctx, o.Drivers); err != nil {
-		return m, err
+	if err := machine.openLanes(ctx, options.Drivers); err != nil {
+		return machine, err
 	}
-	if o.Trace > 0 {
-		m.trace = newTracer(o.Trace, m.lanes)
+	if options.Trace > 0 {
+		machine.trace = newTracer(options.Trace, machine.lanes)
 	}
-	if err := m.allocate(); err != nil {
-		return m, err
+	if err := machine.allocate(); err != nil {
+		return machine, err
 	}
-	if err := m.prepare(src); err != nil {
-		return m, err
+	if err := machine.prepare(src); err != nil {
+		return machine, err
 	}
-	for _, pr := range m.order {
-		if o.OnDemand {
+	for _, pr := range machine.order {
+		if options.OnDemand {
 			break
 		}
-		if err := m.load(ctx, pr); err != nil {
-			return m, err
+		if err := machine.load(ctx, pr); err != nil {
+			return machine, err
 		}
 	}
-	return m, m.startCrews()
+	return machine, machine.startCrews()
 }
 
 func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error {
 	used := map[string]bool{m.plan.SoC.Control: true}
 	for _, ph := range m.plan.Program.Programs {
-		for _, s := range ph.Sections {
-			for _, l := range s.Lanes {
-				used[l.Proc] = true
+		for _, section := range ph.Sections {
+			for _, lane := range section.Lanes {
+				used[lane.Proc] = true
 			}
 		}
 	}
@@ -230,19 +230,19 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 		if !used[pr.Name] {
 			continue
 		}
-		var d driver.Driver
+		var drv driver.Driver
 		names := make([]string, 0, len(drivers))
-		for _, c := range drivers {
-			names = append(names, c.Name())
-			if c.Name() == pr.Driver {
-				d = c
+		for _, candidate := range drivers {
+			names = append(names, candidate.Name())
+			if candidate.Name() == pr.Driver {
+				drv = candidate
 			}
 		}
-		if d == nil {
+		if drv == nil {
 			return diag.New(diag.ClassUnavailable, "open processor %q: driver %q is not part of this program", pr.Name, pr.Driver).
 				WithHint("this program has the drivers %v; hetc run also has sim", names)
 		}
-		proc, err := d.Open(ctx, driver.Config{Select: pr.Select, Options: pr.Options})
+		proc, err := drv.Open(ctx, driver.Config{Select: pr.Select, Options: pr.Options})
 		if err != nil {
 			if errors.Is(err, driver.ErrUnavailable) {
 				return diag.New(diag.ClassUnavailable, "open processor %q: %w", pr.Name, err).
@@ -250,11 +250,11 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 			}
 			return diag.New(diag.ClassOr(err, diag.ClassRun), "open processor %q: %w", pr.Name, err)
 		}
-		l := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual, dynamic: proc.Capabilities().DynamicRows}
-		m.lanes = append(m.lanes, l)
+		opened := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual, dynamic: proc.Capabilities().DynamicRows}
+		m.lanes = append(m.lanes, opened)
 		m.closers = append(m.closers, proc.Close)
 		if pr.Name == m.plan.SoC.Control {
-			m.control = l
+			m.control = opened
 		}
 	}
 	m.formCrews()
@@ -267,9 +267,9 @@ func (m *Machine) allocate() error {
 	m.buffers, m.offset = map[string]*planir.Buffer{}, map[string]int64{}
 	var size int64
 	for i := range m.plan.Program.Buffers {
-		b := &m.plan.Program.Buffers[i]
-		m.buffers[b.Name], m.offset[b.Name] = b, size
-		size += (int64(b.Rows)*int64(b.Cols)*int64(b.Type.Bytes()) + align - 1) / align * align
+		buffer := &m.plan.Program.Buffers[i]
+		m.buffers[buffer.Name], m.offset[buffer.Name] = buffer, size
+		size += (int64(buffer.Rows)*int64(buffer.Cols)*int64(buffer.Type.Bytes()) + align - 1) / align * align
 	}
 	m.offset[cacheName] = size
 	size += m.plan.Program.Cache.Bytes()
@@ -280,15 +280,15 @@ func (m *Machine) allocate() error {
 	}
 	m.pool = pool
 	m.closers = append(m.closers, pool.Close)
-	b := pool.Bytes()
+	data := pool.Bytes()
 	ids := m.buffers[planir.IDs]
-	if m.ids, err = mem.View[int32](b[m.offset[planir.IDs]:][:4*ids.Rows]); err != nil {
+	if m.ids, err = mem.View[int32](data[m.offset[planir.IDs]:][:4*ids.Rows]); err != nil {
 		return err
 	}
 	out := m.buffers[planir.Logits]
-	n := m.Sequences()
-	m.logits, err = mem.View[float32](b[m.offset[planir.Logits]:][:4*n*out.Cols])
-	m.pos, m.places = make([]int, n), make([]driver.Place, 0, n)
+	sequences := m.Sequences()
+	m.logits, err = mem.View[float32](data[m.offset[planir.Logits]:][:4*sequences*out.Cols])
+	m.pos, m.places = make([]int, sequences), make([]driver.Place, 0, sequences)
 	return err
 }
 
@@ -322,39 +322,39 @@ type loader struct {
 
 // prepare makes everything of loading that does not read weights.
 func (m *Machine) prepare(src Source) error {
-	x := &m.loader
-	*x = loader{
+	load := &m.loader
+	*load = loader{
 		src: src, weights: newWeights(m.plan, src), pool: map[*lane]driver.Buffer{}, lanes: map[string]*lane{},
 		graphs: map[string]*planir.Graph{}, codes: map[string][]byte{}, loaded: map[string]driver.Executable{}, baked: map[bakedKey]bakedBlobs{},
 	}
-	x.steady, _ = src.(Steady)
-	for _, b := range m.plan.Bakings() {
+	load.steady, _ = src.(Steady)
+	for _, baking := range m.plan.Bakings() {
 		var shared string
-		if b.Context != "" {
-			shared = planir.LayerBlob(b.Context, b.Layer)
+		if baking.Context != "" {
+			shared = planir.LayerBlob(baking.Context, baking.Layer)
 		}
-		for _, g := range b.Graphs {
-			x.baked[bakedKey{g.Name, b.Layer}] = bakedBlobs{planir.LayerBlob(g.Artifact, b.Layer), shared}
+		for _, graph := range baking.Graphs {
+			load.baked[bakedKey{graph.Name, baking.Layer}] = bakedBlobs{planir.LayerBlob(graph.Artifact, baking.Layer), shared}
 		}
 	}
-	for _, l := range m.lanes {
-		buf, err := l.proc.Import(m.pool.Bytes())
+	for _, lane := range m.lanes {
+		buf, err := lane.proc.Import(m.pool.Bytes())
 		if err != nil {
-			return diag.New(diag.ClassRun, "share the pool with processor %q: %w", l.name, err)
+			return diag.New(diag.ClassRun, "share the pool with processor %q: %w", lane.name, err)
 		}
-		x.pool[l], x.lanes[l.name] = buf, l
+		load.pool[lane], load.lanes[lane.name] = buf, lane
 		m.closers = append(m.closers, buf.Close)
 	}
 	for i := range m.plan.Program.Graphs {
-		x.graphs[m.plan.Program.Graphs[i].Name] = &m.plan.Program.Graphs[i]
+		load.graphs[m.plan.Program.Graphs[i].Name] = &m.plan.Program.Graphs[i]
 	}
 	flags := 0
 	for i := range m.plan.Program.Programs {
 		pr := &program{Phase: &m.plan.Program.Programs[i]}
 		m.programs[pr.Name] = pr
 		m.order = append(m.order, pr)
-		for _, s := range pr.Sections {
-			flags = max(flags, s.Flags)
+		for _, section := range pr.Sections {
+			flags = max(flags, section.Flags)
 		}
 	}
 	m.flags = make([]flag, flags)
@@ -374,51 +374,51 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 	if m.loader.foreseen != nil {
 		<-m.loader.foreseen
 	}
-	if a, ok := m.loader.src.(Ahead); ok {
+	if ahead, ok := m.loader.src.(Ahead); ok {
 		var parts []Part
 		m.wants(pr, func(_ placeKey, p Part) { parts = append(parts, p) })
-		m.ahead(ctx, a, parts)
+		m.ahead(ctx, ahead, parts)
 	}
 	var sections []*section
 	for j := range pr.Phase.Sections {
-		s := &section{Section: &pr.Phase.Sections[j], iters: max(1, pr.Phase.Sections[j].Layers)}
-		for k := range s.Lanes {
-			ls := &laneSection{lane: m.loader.lanes[s.Lanes[k].Proc], first: s.First}
-			for n := range s.Lanes[k].Steps {
-				st, err := m.loadStep(ctx, ls, &s.Lanes[k].Steps[n], s.iters)
+		loaded := &section{Section: &pr.Phase.Sections[j], iters: max(1, pr.Phase.Sections[j].Layers)}
+		for lane := range loaded.Lanes {
+			ls := &laneSection{lane: m.loader.lanes[loaded.Lanes[lane].Proc], first: loaded.First}
+			for step := range loaded.Lanes[lane].Steps {
+				st, err := m.loadStep(ctx, ls, &loaded.Lanes[lane].Steps[step], loaded.iters)
 				if err != nil {
 					return err
 				}
 				ls.steps = append(ls.steps, st)
 			}
-			s.lanes = append(s.lanes, ls)
+			loaded.lanes = append(loaded.lanes, ls)
 		}
-		m.connect(s)
-		m.arrange(s)
-		sections = append(sections, s)
+		m.connect(loaded)
+		m.arrange(loaded)
+		sections = append(sections, loaded)
 	}
 	pr.sections = sections
 	return nil
 }
 
 // wants calls f for each part that a program reads and nobody has asked for, in the order of its steps.
-func (m *Machine) wants(pr *program, f func(placeKey, Part)) {
-	w := m.loader.weights
+func (m *Machine) wants(pr *program, visit func(placeKey, Part)) {
+	weights := m.loader.weights
 	seen := map[placeKey]bool{}
 	for i := range pr.Phase.Sections {
-		s := &pr.Phase.Sections[i]
-		for it := range max(1, s.Layers) {
-			for j := range s.Lanes {
-				if m.plan.Proc(s.Lanes[j].Proc).Bakes {
+		section := &pr.Phase.Sections[i]
+		for it := range max(1, section.Layers) {
+			for j := range section.Lanes {
+				if m.plan.Proc(section.Lanes[j].Proc).Bakes {
 					continue // its weights are in no weights blob
 				}
-				for k := range s.Lanes[j].Steps {
-					for _, r := range s.Lanes[j].Steps[k].W {
-						at, key := w.place(r.Pack, s.First+it)
-						if !seen[key] && w.bytes[key] == nil {
+				for step := range section.Lanes[j].Steps {
+					for _, ref := range section.Lanes[j].Steps[step].W {
+						at, key := weights.place(ref.Pack, section.First+it)
+						if !seen[key] && weights.bytes[key] == nil {
 							seen[key] = true
 							few := at.Pack.Layout == op.RowsLayout && at.Pack.Bytes > planir.TableStep
-							f(key, Part{at.blob, at.Offset, at.Pack.Bytes, few})
+							visit(key, Part{at.blob, at.Offset, at.Pack.Bytes, few})
 						}
 					}
 				}
@@ -445,7 +445,7 @@ func (m *Machine) ahead(ctx context.Context, a Ahead, parts []Part) {
 // Foresee begins to make ready what the prefill of every prompt reads, of a machine that loads on demand, while the
 // caller finds out what the prompt is. Loading waits for it. It may be called once, before anything is loaded.
 func (m *Machine) Foresee(ctx context.Context) {
-	a, ok := m.loader.src.(Ahead)
+	ahead, ok := m.loader.src.(Ahead)
 	if !ok {
 		return
 	}
@@ -464,9 +464,9 @@ func (m *Machine) Foresee(ctx context.Context) {
 		})
 	}
 	common := parts[:0]
-	for i, p := range parts {
+	for i, part := range parts {
 		if users[keys[i]] == prefills {
-			common = append(common, p)
+			common = append(common, part)
 		}
 	}
 	ctx, stop := context.WithCancel(ctx)
@@ -474,76 +474,76 @@ func (m *Machine) Foresee(ctx context.Context) {
 	m.loader.foreseen, m.loader.enough = done, stop
 	go func() {
 		defer close(done)
-		m.ahead(ctx, a, common)
+		m.ahead(ctx, ahead, common)
 	}()
 }
 
 func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.Step, iters int) (*step, error) {
-	x, l := &m.loader, ls.lane
-	g := x.graphs[from.Run]
-	st := &step{Step: from, graph: &g.Graph, rows: g.Graph.Rows(), kind: mainKind(&g.Graph)}
-	if !l.virt {
+	loader, lane := &m.loader, ls.lane
+	graph := loader.graphs[from.Run]
+	st := &step{Step: from, graph: &graph.Graph, rows: graph.Graph.Rows(), kind: mainKind(&graph.Graph)}
+	if !lane.virt {
 		st.lately.Store(from.ExpectNS)
 	}
 	for it := range iters {
-		exe, err := m.executable(ctx, l, st, g, ls.first+it)
+		exe, err := m.executable(ctx, lane, st, graph, ls.first+it)
 		if err != nil {
 			return nil, err
 		}
-		st.calls = append(st.calls, call{exe, m.bindings(st, ls.first+it, x.pool[l])})
+		st.calls = append(st.calls, call{exe, m.bindings(st, ls.first+it, loader.pool[lane])})
 	}
 	return st, nil
 }
 
 // executable is a graph loaded with the weights of a step in a layer; steps that read the same ones share it.
-func (m *Machine) executable(ctx context.Context, l *lane, st *step, g *planir.Graph, layer int) (driver.Executable, error) {
-	x, q := &m.loader, m.plan.Proc(l.name)
+func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *planir.Graph, layer int) (driver.Executable, error) {
+	loader, proc := &m.loader, m.plan.Proc(on.name)
 	fail := func(err error) (driver.Executable, error) {
-		return nil, fmt.Errorf("load graph %q: %w", g.Name, err)
+		return nil, fmt.Errorf("load graph %q: %w", graph.Name, err)
 	}
-	a := driver.Artifact{Driver: q.Driver}
-	var w driver.Weights
+	artifact := driver.Artifact{Driver: proc.Driver}
+	var weights driver.Weights
 	var key string
-	if q.Bakes {
-		blobs, ok := x.baked[bakedKey{g.Name, layer}]
+	if proc.Bakes {
+		blobs, ok := loader.baked[bakedKey{graph.Name, layer}]
 		if !ok {
-			blobs = x.baked[bakedKey{g.Name, -1}]
+			blobs = loader.baked[bakedKey{graph.Name, -1}]
 		}
 		key = "\x00" + blobs.artifact
-		if exe := x.loaded[key]; exe != nil {
+		if exe := loader.loaded[key]; exe != nil {
 			return exe, nil
 		}
 		var err error
-		if a.Code, err = x.src.Blob(blobs.artifact); err != nil {
+		if artifact.Code, err = loader.src.Blob(blobs.artifact); err != nil {
 			return fail(err)
 		}
 		if blobs.shared != "" {
-			if a.Shared, err = x.src.Blob(blobs.shared); err != nil {
+			if artifact.Shared, err = loader.src.Blob(blobs.shared); err != nil {
 				return fail(err)
 			}
 		}
 	} else {
 		var ok bool
 		var err error
-		if a.Code, ok = x.codes[g.Artifact]; !ok {
-			if a.Code, err = x.src.Blob(g.Artifact); err != nil {
+		if artifact.Code, ok = loader.codes[graph.Artifact]; !ok {
+			if artifact.Code, err = loader.src.Blob(graph.Artifact); err != nil {
 				return fail(err)
 			}
-			x.codes[g.Artifact] = a.Code
+			loader.codes[graph.Artifact] = artifact.Code
 		}
-		if w, key, err = x.weights.resolve(st.W, layer); err != nil {
+		if weights, key, err = loader.weights.resolve(st.W, layer); err != nil {
 			return fail(err)
 		}
-		key = g.Name + "\x00" + key
-		if exe := x.loaded[key]; exe != nil {
+		key = graph.Name + "\x00" + key
+		if exe := loader.loaded[key]; exe != nil {
 			return exe, nil
 		}
 	}
-	exe, err := l.proc.Load(ctx, a, w)
+	exe, err := on.proc.Load(ctx, artifact, weights)
 	if err != nil {
-		return nil, diag.New(diag.ClassRun, "load graph %q on processor %q: %w", g.Name, l.name, err)
+		return nil, diag.New(diag.ClassRun, "load graph %q on processor %q: %w", graph.Name, on.name, err)
 	}
-	x.loaded[key] = exe
+	loader.loaded[key] = exe
 	m.steps.Add(1) // the watchdog sees progress
 	m.closers = append(m.closers, exe.Close)
 	return exe, nil
@@ -552,11 +552,11 @@ func (m *Machine) executable(ctx context.Context, l *lane, st *step, g *planir.G
 // mainKind is the kind of the operator that decides what a graph costs: a matrix product, else attention, else the first.
 func mainKind(g *op.Graph) op.Kind {
 	kind := g.Nodes[0].Op.Kind
-	for _, n := range g.Nodes {
-		if n.Op.HasScheme() {
-			return n.Op.Kind
+	for _, node := range g.Nodes {
+		if node.Op.HasScheme() {
+			return node.Op.Kind
 		}
-		if n.Op.Kind == op.Attention {
+		if node.Op.Kind == op.Attention {
 			kind = op.Attention
 		}
 	}
@@ -576,32 +576,32 @@ func (m *Machine) LoadTime() time.Duration { return m.loader.took }
 
 func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindings {
 	view := func(v planir.View) driver.View {
-		b := m.buffers[v.Buffer]
-		size := int64(b.Type.Bytes())
+		buffer := m.buffers[v.Buffer]
+		size := int64(buffer.Type.Bytes())
 		return driver.View{
-			Buffer: pool, Type: b.Type,
-			Offset: m.offset[v.Buffer] + (int64(v.R0)*int64(b.Cols)+int64(v.C0))*size,
-			Rows:   v.R1 - v.R0, Cols: v.C1 - v.C0, Stride: b.Cols,
+			Buffer: pool, Type: buffer.Type,
+			Offset: m.offset[v.Buffer] + (int64(v.R0)*int64(buffer.Cols)+int64(v.C0))*size,
+			Rows:   v.R1 - v.R0, Cols: v.C1 - v.C0, Stride: buffer.Cols,
 		}
 	}
 	cache := &m.plan.Program.Cache
 	bind := driver.Bindings{Scalars: &st.scalars, MaxContext: cache.MaxContext}
-	for _, v := range st.In {
-		bind.In = append(bind.In, view(v))
+	for _, ref := range st.In {
+		bind.In = append(bind.In, view(ref))
 	}
-	for _, v := range st.Out {
-		bind.Out = append(bind.Out, view(v))
+	for _, ref := range st.Out {
+		bind.Out = append(bind.Out, view(ref))
 	}
 	if st.Heads != nil {
-		c := cache
-		bind.Sequences, bind.SequenceBytes = m.Sequences(), c.SequenceBytes()
-		head := int64(c.MaxContext) * int64(c.HeadDim) * int64(c.Type.Bytes())
-		half := int64(c.KVHeads) * head
+		caches := cache
+		bind.Sequences, bind.SequenceBytes = m.Sequences(), caches.SequenceBytes()
+		head := int64(caches.MaxContext) * int64(caches.HeadDim) * int64(caches.Type.Bytes())
+		half := int64(caches.KVHeads) * head
 		at := func(which int) driver.View {
 			return driver.View{
-				Buffer: pool, Type: c.Type,
+				Buffer: pool, Type: caches.Type,
 				Offset: m.offset[cacheName] + (2*int64(layer)+int64(which))*half + int64(st.Heads[0])*head,
-				Rows:   (st.Heads[1] - st.Heads[0]) * c.MaxContext, Cols: c.HeadDim, Stride: c.HeadDim,
+				Rows:   (st.Heads[1] - st.Heads[0]) * caches.MaxContext, Cols: caches.HeadDim, Stride: caches.HeadDim,
 			}
 		}
 		bind.K, bind.V = at(0), at(1)
@@ -627,13 +627,13 @@ type place struct {
 }
 
 func newWeights(p *planir.Plan, src Source) *weights {
-	w := &weights{src: src, places: map[placeKey]place{}, bytes: map[placeKey][]byte{}}
+	out := &weights{src: src, places: map[placeKey]place{}, bytes: map[placeKey][]byte{}}
 	for _, blob := range p.Program.WeightBlobs() {
 		for _, pl := range blob.Packs {
-			w.places[placeKey{pl.Pack.Name, pl.Layer}] = place{pl, blob.Name}
+			out.places[placeKey{pl.Pack.Name, pl.Layer}] = place{pl, blob.Name}
 		}
 	}
-	return w
+	return out
 }
 
 // place is where the packing of a layer lies, or that of all layers.
@@ -650,40 +650,40 @@ func (w *weights) place(name string, layer int) (place, placeKey) {
 // pack returns the packing of a layer, or that of all layers.
 func (w *weights) pack(name string, layer int) (*planir.Pack, []byte, placeKey, error) {
 	at, key := w.place(name, layer)
-	b, ok := w.bytes[key]
+	data, ok := w.bytes[key]
 	if !ok {
 		var err error
-		if b, err = w.src.Range(at.blob, at.Offset, at.Pack.Bytes); err != nil {
+		if data, err = w.src.Range(at.blob, at.Offset, at.Pack.Bytes); err != nil {
 			return nil, nil, key, err
 		}
-		w.bytes[key] = b
+		w.bytes[key] = data
 	}
-	return at.Pack, b, key, nil
+	return at.Pack, data, key, nil
 }
 
 // resolve returns the weights of a step in one layer and a key that equal weights share.
 func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, string, error) {
 	var out driver.Weights
 	key := ""
-	for _, r := range refs {
-		p, b, at, err := w.pack(r.Pack, layer)
+	for _, ref := range refs {
+		packed, data, at, err := w.pack(ref.Pack, layer)
 		if err != nil {
 			return nil, "", err
 		}
-		spec := p.Spec()
+		spec := packed.Spec()
 		var stride int64
 		if spec.Experts > 0 {
-			stride = int64(len(b)) / int64(spec.Experts)
+			stride = int64(len(data)) / int64(spec.Experts)
 		}
-		if r.C0 != 0 || r.C1 != spec.N {
-			sub, off, n, err := pack.Columns(spec, r.C0, r.C1)
+		if ref.C0 != 0 || ref.C1 != spec.N {
+			sub, off, bytes, err := pack.Columns(spec, ref.C0, ref.C1)
 			if err != nil {
 				return nil, "", err
 			}
-			spec, b = sub, b[off:off+n]
+			spec, data = sub, data[off:off+bytes]
 		}
-		out = append(out, driver.Packed{Spec: spec, Bytes: b, Stride: stride})
-		key += fmt.Sprintf("%s@%d\x00", r, at.layer)
+		out = append(out, driver.Packed{Spec: spec, Bytes: data, Stride: stride})
+		key += fmt.Sprintf("%s@%d\x00", ref, at.layer)
 	}
 	return out, key, nil
 }
@@ -697,20 +697,20 @@ func (m *Machine) Close() error {
 			m.loader.enough()
 			<-m.loader.foreseen // it reads the source
 		}
-		for _, c := range m.crews {
-			c.stop.Store(true)
-			c.begin()
+		for _, crew := range m.crews {
+			crew.stop.Store(true)
+			crew.begin()
 		}
 		close(m.jobs)
 		timeout := time.After(time.Second)
-		for _, c := range m.crews {
+		for _, crew := range m.crews {
 			if !m.started {
 				break
 			}
 			select {
-			case <-c.exited:
+			case <-crew.exited:
 			case <-timeout:
-				err = diag.New(diag.ClassRun, "close: %s does not return from its last step; its resources are left behind", c)
+				err = diag.New(diag.ClassRun, "close: %s does not return from its last step; its resources are left behind", crew)
 				return
 			}
 		}
@@ -726,9 +726,9 @@ func (m *Machine) Plan() *planir.Plan { return m.plan }
 
 // Emulated are the names of processors whose results are a device's and whose times are not: programs that imitate one.
 func (m *Machine) Emulated() (names []string) {
-	for _, l := range m.lanes {
-		if l.proc.Capabilities().Emulated {
-			names = append(names, l.name)
+	for _, lane := range m.lanes {
+		if lane.proc.Capabilities().Emulated {
+			names = append(names, lane.name)
 		}
 	}
 	return names
@@ -739,11 +739,11 @@ func (m *Machine) Sequences() int { return m.plan.Sequences() }
 
 // Pos is the number of positions in the caches of all sequences.
 func (m *Machine) Pos() int {
-	n := 0
-	for _, p := range m.pos {
-		n += p
+	longest := 0
+	for _, pos := range m.pos {
+		longest += pos
 	}
-	return n
+	return longest
 }
 
 // Reset empties the caches.

@@ -13,6 +13,6 @@ func sharpen() {
 
 // nap sleeps on the calling thread itself: Go's timers would first hand the processor over.
 func nap(d time.Duration) {
-	t := unix.Timespec{Nsec: d.Nanoseconds()}
-	_ = unix.Nanosleep(&t, nil)
+	left := unix.Timespec{Nsec: d.Nanoseconds()}
+	_ = unix.Nanosleep(&left, nil)
 }

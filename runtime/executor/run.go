@@ -33,8 +33,8 @@ const patience = 5 * time.Second
 // next step. When no lane finishes a step for the machine's deadline, or for 5 s after ctx ended, Do gives up: the Machine
 // is then unusable, and Close leaves the hanging processor behind.
 func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
-	if b := m.broken.Load(); b != nil {
-		return *b
+	if broken := m.broken.Load(); broken != nil {
+		return *broken
 	}
 	j := job{done: make(chan error, 1)}
 	j.run = func() error { return fn(&Control{m, ctx}) }
@@ -53,8 +53,8 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 	for {
 		select {
 		case err := <-j.done:
-			if p := m.poison.Swap(nil); p != nil && err != nil {
-				err = *p // the first failure, not what it caused elsewhere
+			if failure := m.poison.Swap(nil); failure != nil && err != nil {
+				err = *failure // the first failure, not what it caused elsewhere
 			}
 			return m.cause(err)
 		case <-cancelled:
@@ -65,8 +65,8 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 				tick.Reset(period)
 			}
 		case <-tick.C:
-			if n := m.steps.Load(); n != last {
-				last, quiet = n, 0
+			if steps := m.steps.Load(); steps != last {
+				last, quiet = steps, 0
 				continue
 			}
 			if quiet += period; quiet > limit {
@@ -110,52 +110,52 @@ func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits [
 // Extend processes tokens at the end of a sequence and hands the logits [vocabulary] of the wanted rows
 // to sink, row by row (row counts from 0 over tokens); the slice is valid during the call of sink.
 func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row int, logits []float32) error) (Timing, error) {
-	m := c.m
-	if err := m.admits(sequence, tokens); err != nil {
+	machine := c.m
+	if err := machine.admits(sequence, tokens); err != nil {
 		return Timing{}, err
 	}
-	if err := m.ready(c.ctx, len(tokens)); err != nil {
+	if err := machine.ready(c.ctx, len(tokens)); err != nil {
 		return Timing{}, err
 	}
-	start, pos := m.meet(), &m.pos[sequence]
+	start, pos := machine.meet(), &machine.pos[sequence]
 	call := driver.Scalars{Sequence: sequence, Seq: *pos + len(tokens)}
 	for done := 0; done < len(tokens); {
-		pr := m.decide(len(tokens) - done)
-		n := min(len(tokens)-done, pr.Rows)
-		copy(m.ids, tokens[done:done+n])
-		m.trace.begin(pr, *pos, n, m.tick())
-		for _, s := range pr.sections {
+		pr := machine.decide(len(tokens) - done)
+		count := min(len(tokens)-done, pr.Rows)
+		copy(machine.ids, tokens[done:done+count])
+		machine.trace.begin(pr, *pos, count, machine.tick())
+		for _, section := range pr.sections {
 			if err := c.ctx.Err(); err != nil {
 				return Timing{}, err
 			}
 			first, last := 0, 1
-			if s.Logits {
+			if section.Logits {
 				switch {
 				case want == WantAll:
-					last = n
-				case want == WantLast && done+n == len(tokens):
-					first, last = n-1, n
+					last = count
+				case want == WantLast && done+count == len(tokens):
+					first, last = count-1, count
 				default:
 					continue
 				}
 			}
 			for row := first; row < last; row++ {
-				call.Pos, call.Rows, call.Row = *pos, n, row
-				if err := m.section(s, call); err != nil {
+				call.Pos, call.Rows, call.Row = *pos, count, row
+				if err := machine.section(section, call); err != nil {
 					return Timing{}, err
 				}
-				if s.Logits && sink != nil {
-					if err := sink(done+row, m.logits[:m.Vocabulary()]); err != nil {
+				if section.Logits && sink != nil {
+					if err := sink(done+row, machine.logits[:machine.Vocabulary()]); err != nil {
 						return Timing{}, err
 					}
 				}
 			}
 		}
-		*pos += n
-		done += n
+		*pos += count
+		done += count
 	}
-	took := m.meet() - start
-	return Timing{NS: int64(took), Virtual: m.control.virt}, m.intact()
+	took := machine.meet() - start
+	return Timing{NS: int64(took), Virtual: machine.control.virt}, machine.intact()
 }
 
 // admits says why tokens cannot follow a sequence, if they cannot.
@@ -171,9 +171,9 @@ func (m *Machine) admits(sequence int, tokens []int32) error {
 			WithHint("shorten the prompt or generate fewer tokens, or, where the model has more positions, solve with a larger context in the workload")
 	}
 	vocab := int32(m.Vocabulary())
-	for i, t := range tokens {
-		if t < 0 || t >= vocab {
-			return diag.New(diag.ClassInput, "forward: token %d is id %d, want 0..%d", i, t, vocab-1)
+	for i, token := range tokens {
+		if token < 0 || token >= vocab {
+			return diag.New(diag.ClassInput, "forward: token %d is id %d, want 0..%d", i, token, vocab-1)
 		}
 	}
 	return nil
@@ -190,15 +190,15 @@ type Token struct {
 // is valid during the call of sink. A token alone is decoded as by Extend. What is computed for a sequence does
 // not depend on the others. It allocates nothing once the program is loaded.
 func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error) (Timing, error) {
-	m := c.m
-	for i, t := range tokens {
-		m.one[0] = t.ID
-		if err := m.admits(t.Sequence, m.one[:]); err != nil {
+	machine := c.m
+	for i, token := range tokens {
+		machine.one[0] = token.ID
+		if err := machine.admits(token.Sequence, machine.one[:]); err != nil {
 			return Timing{}, err
 		}
 		for j := range tokens[:i] {
-			if tokens[j].Sequence == t.Sequence {
-				return Timing{}, diag.New(diag.ClassUsage, "step: tokens %d and %d are both of sequence %d", j, i, t.Sequence)
+			if tokens[j].Sequence == token.Sequence {
+				return Timing{}, diag.New(diag.ClassUsage, "step: tokens %d and %d are both of sequence %d", j, i, token.Sequence)
 			}
 		}
 	}
@@ -206,42 +206,42 @@ func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error)
 	case 0:
 		return Timing{}, diag.New(diag.ClassUsage, "step: no tokens")
 	case 1:
-		m.one[0] = tokens[0].ID
-		return c.Extend(tokens[0].Sequence, m.one[:], WantLast, sink)
+		machine.one[0] = tokens[0].ID
+		return c.Extend(tokens[0].Sequence, machine.one[:], WantLast, sink)
 	}
-	pr := m.batch(len(tokens))
+	pr := machine.batch(len(tokens))
 	if pr.sections == nil {
-		if err := m.load(c.ctx, pr); err != nil {
+		if err := machine.load(c.ctx, pr); err != nil {
 			return Timing{}, err
 		}
 	}
-	start := m.meet()
-	m.trace.begin(pr, m.pos[tokens[0].Sequence], len(tokens), m.tick())
-	m.places = m.places[:0]
-	for i, t := range tokens {
-		m.ids[i] = t.ID
-		m.places = append(m.places, driver.Place{Sequence: t.Sequence, Pos: m.pos[t.Sequence]})
+	start := machine.meet()
+	machine.trace.begin(pr, machine.pos[tokens[0].Sequence], len(tokens), machine.tick())
+	machine.places = machine.places[:0]
+	for i, token := range tokens {
+		machine.ids[i] = token.ID
+		machine.places = append(machine.places, driver.Place{Sequence: token.Sequence, Pos: machine.pos[token.Sequence]})
 	}
-	for _, s := range pr.sections {
+	for _, section := range pr.sections {
 		if err := c.ctx.Err(); err != nil {
 			return Timing{}, err
 		}
-		if err := m.section(s, driver.Scalars{Rows: len(tokens), Batch: m.places}); err != nil {
+		if err := machine.section(section, driver.Scalars{Rows: len(tokens), Batch: machine.places}); err != nil {
 			return Timing{}, err
 		}
 	}
-	if err := m.intact(); err != nil {
+	if err := machine.intact(); err != nil {
 		return Timing{}, err
 	}
-	for i, t := range tokens {
-		m.pos[t.Sequence]++
+	for i, token := range tokens {
+		machine.pos[token.Sequence]++
 		if sink != nil {
-			if err := sink(i, m.logits[i*m.Vocabulary():][:m.Vocabulary()]); err != nil {
+			if err := sink(i, machine.logits[i*machine.Vocabulary():][:machine.Vocabulary()]); err != nil {
 				return Timing{}, err
 			}
 		}
 	}
-	return Timing{NS: int64(m.meet() - start), Virtual: m.control.virt}, nil
+	return Timing{NS: int64(machine.meet() - start), Virtual: machine.control.virt}, nil
 }
 
 // Truncate forgets what a sequence has beyond its first positions.
@@ -279,9 +279,9 @@ func (m *Machine) Loaded() []string {
 
 // decide picks the program for n tokens still to process.
 func (m *Machine) decide(n int) *program {
-	for _, d := range m.plan.Program.Decider {
-		if n >= d.Min && n <= d.Max {
-			return m.programs[d.Program]
+	for _, choice := range m.plan.Program.Decider {
+		if n >= choice.Min && n <= choice.Max {
+			return m.programs[choice.Program]
 		}
 	}
 	panic("BUG: the decider has no program for a length that rule P012 covers")
@@ -305,30 +305,30 @@ func (m *Machine) ready(ctx context.Context, n int) error {
 func (m *Machine) meet() driver.Tick {
 	if m.control.virt {
 		var latest driver.Tick
-		for _, l := range m.lanes {
-			latest = max(latest, l.proc.Now())
+		for _, lane := range m.lanes {
+			latest = max(latest, lane.proc.Now())
 		}
-		for _, l := range m.lanes {
-			l.proc.WaitUntil(latest)
+		for _, lane := range m.lanes {
+			lane.proc.WaitUntil(latest)
 		}
 	}
 	return m.control.proc.Now()
 }
 
 // section runs one section on all its crews and waits for them.
-func (m *Machine) section(s *section, call driver.Scalars) error {
-	for i := range m.flags[:s.Flags] {
+func (m *Machine) section(sec *section, call driver.Scalars) error {
+	for i := range m.flags[:sec.Flags] {
 		m.flags[i].epoch.Store(0)
 	}
 	m.control.crew.rest.Store(false)
-	for _, c := range s.rest {
-		c.rest.Store(true)
+	for _, crew := range sec.rest {
+		crew.rest.Store(true)
 	}
-	m.trace.section(s, call.Row, m.tick())
+	m.trace.section(sec, call.Row, m.tick())
 	began := m.control.proc.Now() // of virtual clocks: all have met
 	own := -1
-	for i, cs := range s.crews {
-		cs.reset(s.iters, call)
+	for i, cs := range sec.crews {
+		cs.reset(sec.iters, call)
 		if cs.crew == m.control.crew {
 			own = i
 			continue
@@ -337,27 +337,27 @@ func (m *Machine) section(s *section, call driver.Scalars) error {
 		cs.crew.begin()
 	}
 	if own >= 0 {
-		if err := m.walk(s.crews[own]); err != nil {
+		if err := m.walk(sec.crews[own]); err != nil {
 			m.fail(err)
 		}
 	}
-	for i, cs := range s.crews {
+	for i, cs := range sec.crews {
 		if i == own {
 			continue
 		}
 		// The other crews come back: they fail on poison or at their own deadline. One that hangs
 		// inside a driver is found by the watchdog in Do.
-		c := cs.crew
-		target := c.start.Load()
-		if !m.await(m.control.crew, func() bool { return c.done.Load() == target }, cs.left, func(int64) bool { return m.broken.Load() != nil }) {
+		crew := cs.crew
+		target := crew.start.Load()
+		if !m.await(m.control.crew, func() bool { return crew.done.Load() == target }, cs.left, func(int64) bool { return m.broken.Load() != nil }) {
 			return *m.broken.Load()
 		}
 	}
 	var err error
-	if p := m.poison.Load(); p != nil {
-		err = *p
+	if failure := m.poison.Load(); failure != nil {
+		err = *failure
 	}
-	err = m.settle(s, began, err)
+	err = m.settle(sec, began, err)
 	m.meet()
 	m.trace.end(m.tick())
 	return err
@@ -394,10 +394,10 @@ func (m *Machine) ResetStats() {
 
 func (m *Machine) eachStep(f func(*program, *section, *laneSection, *step)) {
 	for _, pr := range m.order {
-		for _, s := range pr.sections {
-			for _, ls := range s.lanes {
+		for _, section := range pr.sections {
+			for _, ls := range section.lanes {
 				for _, st := range ls.steps {
-					f(pr, s, ls, st)
+					f(pr, section, ls, st)
 				}
 			}
 		}
@@ -406,9 +406,9 @@ func (m *Machine) eachStep(f func(*program, *section, *laneSection, *step)) {
 
 // Threads is the number of operating system threads the lanes keep busy: the Go scheduler needs a few more.
 func Threads(p *planir.Plan) int {
-	n := 0
+	threads := 0
 	for i := range p.Procs {
-		n += max(1, len(p.Procs[i].Cores))
+		threads += max(1, len(p.Procs[i].Cores))
 	}
-	return n
+	return threads
 }

@@ -34,8 +34,8 @@ func (s *Sampler) Validate() error {
 // Next returns the id of the chosen token. Logits that are all NaN are an error.
 func (s *Sampler) Next(logits []float32) (int32, error) {
 	best := -1
-	for i, v := range logits {
-		if v == v && (best < 0 || v > logits[best]) {
+	for i, logit := range logits {
+		if logit == logit && (best < 0 || logit > logits[best]) {
 			best = i
 		}
 	}
@@ -50,8 +50,8 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 		s.rng = rand.New(rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15))
 	}
 	s.order, s.p = s.order[:0], s.p[:0]
-	for i, v := range logits {
-		if v == v && !math.IsInf(float64(v), -1) {
+	for i, logit := range logits {
+		if logit == logit && !math.IsInf(float64(logit), -1) {
 			s.order = append(s.order, int32(i))
 		}
 	}
@@ -69,22 +69,22 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 	}
 	sum := 0.0
 	for _, i := range s.order {
-		e := math.Exp((float64(logits[i]) - float64(logits[best])) / s.Temperature)
-		s.p = append(s.p, e)
-		sum += e
+		weight := math.Exp((float64(logits[i]) - float64(logits[best])) / s.Temperature)
+		s.p = append(s.p, weight)
+		sum += weight
 	}
 	if s.TopP > 0 && s.TopP < 1 {
 		acc := 0.0
-		for i, e := range s.p {
-			if acc += e; acc >= s.TopP*sum {
+		for i, weight := range s.p {
+			if acc += weight; acc >= s.TopP*sum {
 				s.order, s.p, sum = s.order[:i+1], s.p[:i+1], acc
 				break
 			}
 		}
 	}
-	r := s.rng.Float64() * sum
-	for i, e := range s.p {
-		if r -= e; r < 0 {
+	point := s.rng.Float64() * sum
+	for i, weight := range s.p {
+		if point -= weight; point < 0 {
 			return s.order[i], nil
 		}
 	}
@@ -102,8 +102,8 @@ type Generation struct {
 }
 
 // take adds a sampled token to the result for a sequence; true ends it.
-func (g *Generation) take(m *Machine, sequence int, id int32, maxTokens int, onToken func(int32) bool) (end bool) {
-	if slices.Contains(m.plan.Model.EOS, int(id)) {
+func (g *Generation) take(machine *Machine, sequence int, id int32, maxTokens int, onToken func(int32) bool) (end bool) {
+	if slices.Contains(machine.plan.Model.EOS, int(id)) {
 		g.Stopped = true
 		return true
 	}
@@ -115,24 +115,24 @@ func (g *Generation) take(m *Machine, sequence int, id int32, maxTokens int, onT
 	if len(g.Tokens) >= maxTokens {
 		return true
 	}
-	g.Full = m.pos[sequence] >= m.plan.MaxContext
+	g.Full = machine.pos[sequence] >= machine.plan.MaxContext
 	return g.Full
 }
 
 // Generate processes the prompt at the current position and samples up to maxTokens tokens, or fewer
 // when an end token appears (which is not part of the result), onToken returns false, or the context is
 // full. onToken may be nil.
-func (m *Machine) Generate(ctx context.Context, prompt []int32, maxTokens int, s *Sampler, onToken func(int32) bool) (Generation, error) {
-	var g Generation
-	if err := s.Validate(); err != nil {
-		return g, err
+func (m *Machine) Generate(ctx context.Context, prompt []int32, maxTokens int, sampler *Sampler, onToken func(int32) bool) (Generation, error) {
+	var out Generation
+	if err := sampler.Validate(); err != nil {
+		return out, err
 	}
-	g.Tokens = make([]int32, 0, min(maxTokens, m.plan.MaxContext))
-	g.DecodeNS = make([]int64, 0, cap(g.Tokens))
-	err := m.Do(ctx, func(c *Control) error {
+	out.Tokens = make([]int32, 0, min(maxTokens, m.plan.MaxContext))
+	out.DecodeNS = make([]int64, 0, cap(out.Tokens))
+	err := m.Do(ctx, func(control *Control) error {
 		var next int32
 		pick := func(_ int, logits []float32) (err error) {
-			next, err = s.Next(logits)
+			next, err = sampler.Next(logits)
 			return err
 		}
 		input := prompt
@@ -142,25 +142,25 @@ func (m *Machine) Generate(ctx context.Context, prompt []int32, maxTokens int, s
 			if maxTokens == 0 {
 				want = WantNone
 			}
-			t, err := c.Forward(input, want, pick)
+			timing, err := control.Forward(input, want, pick)
 			if err != nil {
 				return err
 			}
-			g.Virtual = t.Virtual
-			if len(g.Tokens) == 0 {
-				g.PrefillNS = t.NS
+			out.Virtual = timing.Virtual
+			if len(out.Tokens) == 0 {
+				out.PrefillNS = timing.NS
 			} else {
-				g.DecodeNS = append(g.DecodeNS, t.NS)
+				out.DecodeNS = append(out.DecodeNS, timing.NS)
 			}
 			if maxTokens == 0 {
 				return nil
 			}
-			if g.take(m, 0, next, maxTokens, onToken) {
+			if out.take(m, 0, next, maxTokens, onToken) {
 				return nil
 			}
 			one[0] = next
 			input = one
 		}
 	})
-	return g, err
+	return out, err
 }

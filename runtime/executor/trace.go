@@ -41,8 +41,8 @@ type event struct {
 
 // newTracer allocates all that it will keep.
 func newTracer(limit int, lanes []*lane) *tracer {
-	for _, l := range lanes {
-		l.events = make([]event, 0, limit)
+	for _, lane := range lanes {
+		lane.events = make([]event, 0, limit)
 	}
 	return &tracer{limit: limit, calls: make([]callEvent, 0, limit), sections: make([]sectionEvent, 0, limit)}
 }
@@ -144,13 +144,13 @@ type waitArgs struct {
 // ui.perfetto.dev show: a row for programs and their sections, and one for each lane's steps and waits. It returns how many
 // events were not kept. Nothing may be running.
 func (m *Machine) WriteTrace(w io.Writer) (lost int64, err error) {
-	t := m.trace
-	if t == nil {
+	tracer := m.trace
+	if tracer == nil {
 		return 0, fmt.Errorf("write trace: none was kept")
 	}
-	lost = t.lost
-	for _, l := range m.lanes {
-		lost += l.lost
+	lost = tracer.lost
+	for _, lane := range m.lanes {
+		lost += lane.lost
 	}
 	out := bufio.NewWriter(w)
 	separator := "\n"
@@ -185,29 +185,29 @@ func (m *Machine) WriteTrace(w io.Writer) (lost int64, err error) {
 	label(0, "process_name", title)
 	label(0, "thread_name", "program")
 	label(0, "thread_sort_index", 0)
-	for i, l := range m.lanes {
-		label(i+1, "thread_name", l.name)
+	for i, lane := range m.lanes {
+		label(i+1, "thread_name", lane.name)
 		label(i+1, "thread_sort_index", i+1)
 	}
-	for _, c := range t.calls {
-		name := fmt.Sprintf("%s: token %d", c.program.Name, c.pos)
-		if c.program.Phase.Phase != "decode" || c.rows > 1 {
-			name = fmt.Sprintf("%s: %d tokens from %d", c.program.Name, c.rows, c.pos)
+	for _, call := range tracer.calls {
+		name := fmt.Sprintf("%s: token %d", call.program.Name, call.pos)
+		if call.program.Phase.Phase != "decode" || call.rows > 1 {
+			name = fmt.Sprintf("%s: %d tokens from %d", call.program.Name, call.rows, call.pos)
 		}
-		span(0, "program", name, c.start, c.end, callArgs{c.program.Name, c.pos, c.rows})
+		span(0, "program", name, call.start, call.end, callArgs{call.program.Name, call.pos, call.rows})
 	}
-	for i, s := range t.sections {
-		span(0, "section", s.section.Name, s.start, s.end, sectionArgs{i, s.section.First, s.section.Layers, s.row})
+	for i, section := range tracer.sections {
+		span(0, "section", section.section.Name, section.start, section.end, sectionArgs{i, section.section.First, section.section.Layers, section.row})
 	}
-	for i, l := range m.lanes {
-		for _, e := range l.events {
-			first, run := t.sections[e.section].section.First, int(e.section)
-			if e.wait == nil {
-				span(i+1, "step", e.step.Node, e.start, e.end, stepArgs{run, first + int(e.iter), e.step.Run, int(e.rows), float64(e.step.ExpectNS) / 1e3})
+	for i, lane := range m.lanes {
+		for _, event := range lane.events {
+			first, run := tracer.sections[event.section].section.First, int(event.section)
+			if event.wait == nil {
+				span(i+1, "step", event.step.Node, event.start, event.end, stepArgs{run, first + int(event.iter), event.step.Run, int(event.rows), float64(event.step.ExpectNS) / 1e3})
 				continue
 			}
-			by := e.wait.setter.steps[e.wait.after-1]
-			span(i+1, "wait", "wait for "+by.Node, e.start, e.end, waitArgs{run, first + int(e.iter), *by.Set, by.Node, e.wait.setter.lane.name, first + int(e.iter) - int(e.wait.back)})
+			by := event.wait.setter.steps[event.wait.after-1]
+			span(i+1, "wait", "wait for "+by.Node, event.start, event.end, waitArgs{run, first + int(event.iter), *by.Set, by.Node, event.wait.setter.lane.name, first + int(event.iter) - int(event.wait.back)})
 		}
 	}
 	if err != nil {

@@ -17,29 +17,29 @@ type virtualLane struct {
 }
 
 // arrange lists the calls of a section's virtual lanes, all iterations one after the other, with what each waits for.
-func (m *Machine) arrange(s *section) {
-	for _, ls := range s.lanes {
+func (m *Machine) arrange(sec *section) {
+	for _, ls := range sec.lanes {
 		proc, ok := ls.lane.proc.(driver.Virtual)
 		if !ok || !ls.lane.virt {
 			continue
 		}
-		if s.schedule == nil {
-			s.schedule = &driver.Schedule{Control: m.control.proc}
+		if sec.schedule == nil {
+			sec.schedule = &driver.Schedule{Control: m.control.proc}
 		}
-		n := s.iters * len(ls.steps)
-		ls.virt = &virtualLane{proc: proc, schedule: s.schedule, lane: len(s.schedule.Lanes), rows: make([]int, n)}
-		s.schedule.Lanes = append(s.schedule.Lanes, driver.ScheduleLane{Proc: proc, Calls: make([]driver.ScheduleCall, n)})
+		calls := sec.iters * len(ls.steps)
+		ls.virt = &virtualLane{proc: proc, schedule: sec.schedule, lane: len(sec.schedule.Lanes), rows: make([]int, calls)}
+		sec.schedule.Lanes = append(sec.schedule.Lanes, driver.ScheduleLane{Proc: proc, Calls: make([]driver.ScheduleCall, calls)})
 	}
-	for _, ls := range s.lanes {
+	for _, ls := range sec.lanes {
 		if ls.virt == nil {
 			continue
 		}
-		calls := s.schedule.Lanes[ls.virt.lane].Calls
+		calls := sec.schedule.Lanes[ls.virt.lane].Calls
 		for i := range calls {
 			iter := int64(i / len(ls.steps))
-			for _, w := range ls.steps[i%len(ls.steps)].waits {
-				if by := w.setter; by.virt != nil && by != ls && iter >= w.back {
-					after := driver.ScheduleAfter{Lane: by.virt.lane, Call: int(iter-w.back)*len(by.steps) + w.after - 1}
+			for _, wait := range ls.steps[i%len(ls.steps)].waits {
+				if by := wait.setter; by.virt != nil && by != ls && iter >= wait.back {
+					after := driver.ScheduleAfter{Lane: by.virt.lane, Call: int(iter-wait.back)*len(by.steps) + wait.after - 1}
 					calls[i].After = append(calls[i].After, after)
 				}
 			}
@@ -49,33 +49,33 @@ func (m *Machine) arrange(s *section) {
 
 // ran notes the work of a call that has just run on a virtual clock.
 func (ls *laneSection) ran(number int64, rows int) {
-	v := ls.virt
-	v.rows[number] = rows
-	v.schedule.Lanes[v.lane].Calls[number].Work = v.proc.Last()
+	virt := ls.virt
+	virt.rows[number] = rows
+	virt.schedule.Lanes[virt.lane].Calls[number].Work = virt.proc.Last()
 }
 
 // settle finds out when the steps of a section ran that started at a virtual time, and moves all virtual clocks to its end.
 // Of a section that failed nothing is known. It returns the error why it failed, or its own.
-func (m *Machine) settle(s *section, start driver.Tick, failed error) error {
-	if s.schedule == nil {
+func (m *Machine) settle(sec *section, start driver.Tick, failed error) error {
+	if sec.schedule == nil {
 		return failed
 	}
-	s.schedule.Start = start
+	sec.schedule.Start = start
 	if failed == nil {
-		failed = s.schedule.Lanes[0].Proc.(driver.Virtual).Settle(s.schedule)
+		failed = sec.schedule.Lanes[0].Proc.(driver.Virtual).Settle(sec.schedule)
 	}
-	for _, ls := range s.lanes {
+	for _, ls := range sec.lanes {
 		if ls.virt == nil {
 			continue
 		}
 		if failed == nil {
-			m.account(s, ls)
+			m.account(sec, ls)
 		}
 		ls.virt.forget()
 	}
 	if failed == nil {
-		for _, l := range m.lanes {
-			l.proc.WaitUntil(s.schedule.End)
+		for _, lane := range m.lanes {
+			lane.proc.WaitUntil(sec.schedule.End)
 		}
 	}
 	return failed
@@ -93,16 +93,16 @@ func (v *virtualLane) forget() {
 func (m *Machine) account(s *section, ls *laneSection) {
 	calls := s.schedule.Lanes[ls.virt.lane].Calls
 	for i := range calls {
-		c, st, iter := &calls[i], ls.steps[i%len(ls.steps)], i/len(ls.steps)
-		st.waitNS += int64(c.Span.Start - c.Idle)
-		if w := m.latest(s, ls, i); m.trace != nil && w != nil && c.Span.Start > c.Idle {
-			m.trace.add(ls.lane, st, w, iter, 0, int64(c.Idle), int64(c.Span.Start))
+		call, st, iter := &calls[i], ls.steps[i%len(ls.steps)], i/len(ls.steps)
+		st.waitNS += int64(call.Span.Start - call.Idle)
+		if wait := m.latest(s, ls, i); m.trace != nil && wait != nil && call.Span.Start > call.Idle {
+			m.trace.add(ls.lane, st, wait, iter, 0, int64(call.Idle), int64(call.Span.Start))
 		}
 		if rows := ls.virt.rows[i]; rows > 0 {
-			st.runNS += int64(c.Span.End - c.Span.Start)
+			st.runNS += int64(call.Span.End - call.Span.Start)
 			st.runCount++
 			if m.trace != nil {
-				m.trace.add(ls.lane, st, nil, iter, rows, int64(c.Span.Start), int64(c.Span.End))
+				m.trace.add(ls.lane, st, nil, iter, rows, int64(call.Span.Start), int64(call.Span.End))
 			}
 		}
 	}
@@ -113,13 +113,13 @@ func (m *Machine) latest(s *section, ls *laneSection, call int) (last *wait) {
 	end, iter := driver.Tick(-1), call/len(ls.steps)
 	st := ls.steps[call%len(ls.steps)]
 	for i := range st.waits {
-		w := &st.waits[i]
-		if w.setter.virt == nil || int64(iter) < w.back {
+		wait := &st.waits[i]
+		if wait.setter.virt == nil || int64(iter) < wait.back {
 			continue
 		}
-		number := (iter-int(w.back))*len(w.setter.steps) + w.after - 1
-		if at := s.schedule.Lanes[w.setter.virt.lane].Calls[number].Span.End; at > end {
-			end, last = at, w
+		number := (iter-int(wait.back))*len(wait.setter.steps) + wait.after - 1
+		if at := s.schedule.Lanes[wait.setter.virt.lane].Calls[number].Span.End; at > end {
+			end, last = at, wait
 		}
 	}
 	return last

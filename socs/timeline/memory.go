@@ -30,40 +30,40 @@ func (p *Phase) work(compute, memory float64) float64 {
 
 // demand is how much it reads then: bytes per nanosecond.
 func (p *Phase) demand(compute, memory float64) float64 {
-	t := p.work(compute, memory)
-	if t == 0 {
+	alone := p.work(compute, memory)
+	if alone == 0 {
 		return 0
 	}
-	return float64(float64(p.MemoryNS*p.Rate) / t)
+	return float64(float64(p.MemoryNS*p.Rate) / alone)
 }
 
 // Times is the phase with all its times that many times as long.
 func (p *Phase) Times(factor float64) Phase {
-	q := *p
-	q.SetupNS, q.ComputeNS, q.MemoryNS = float64(p.SetupNS*factor), float64(p.ComputeNS*factor), float64(p.MemoryNS*factor)
-	return q
+	phase := *p
+	phase.SetupNS, phase.ComputeNS, phase.MemoryNS = float64(p.SetupNS*factor), float64(p.ComputeNS*factor), float64(p.MemoryNS*factor)
+	return phase
 }
 
 // sharpest is the sharpness from which on the norm is the larger of both.
 const sharpest = 64
 
 // Norm is (x^p + y^p)^(1/p): the sum for p = 1, the larger one for p = 0 and large p.
-func Norm(x, y, p float64) float64 {
+func Norm(x, y, power float64) float64 {
 	hi, lo := max(x, y), min(x, y)
-	if hi == 0 || lo == 0 || p == 0 || p >= sharpest {
+	if hi == 0 || lo == 0 || power == 0 || power >= sharpest {
 		return hi
 	}
-	if p == 1 {
+	if power == 1 {
 		return hi + lo
 	}
-	r := lo / hi
-	switch p { // the forms that are fitted
+	ratio := lo / hi
+	switch power { // the forms that are fitted
 	case 2:
-		return hi * math.Sqrt(1+float64(r*r))
+		return hi * math.Sqrt(1+float64(ratio*ratio))
 	case 4:
-		return hi * math.Sqrt(math.Sqrt(1+float64(float64(r*r)*float64(r*r))))
+		return hi * math.Sqrt(math.Sqrt(1+float64(float64(ratio*ratio)*float64(ratio*ratio))))
 	}
-	return hi * math.Pow(1+math.Pow(r, p), 1/p)
+	return hi * math.Pow(1+math.Pow(ratio, power), 1/power)
 }
 
 // Memory is how processors share memory.
@@ -108,33 +108,33 @@ func (m *Memory) Slow(active []Activity, out []float64) []float64 {
 		compute[i] = 1
 	}
 	var sets []*Set
-	for k := range m.Sets {
-		s := &m.Sets[k]
-		if !among(s, active) {
+	for number := range m.Sets {
+		set := &m.Sets[number]
+		if !among(set, active) {
 			continue
 		}
-		sets = append(sets, s)
+		sets = append(sets, set)
 		for i := range active {
-			if at := slices.Index(s.Procs, active[i].Proc); at >= 0 && s.Compute != nil {
-				compute[i] = max(compute[i], s.Compute[at])
+			if at := slices.Index(set.Procs, active[i].Proc); at >= 0 && set.Compute != nil {
+				compute[i] = max(compute[i], set.Compute[at])
 			}
 		}
 	}
 	stretch := 1.0
-	for _, s := range sets {
-		stretch = fit(s, active, compute, stretch)
+	for _, set := range sets {
+		stretch = fit(set, active, compute, stretch)
 	}
 	for i := range active {
-		p := active[i].Phase
-		if alone := p.work(1, 1); alone > 0 {
-			out[i] = max(p.work(compute[i], stretch)/alone, 1)
+		phase := active[i].Phase
+		if alone := phase.work(1, 1); alone > 0 {
+			out[i] = max(phase.work(compute[i], stretch)/alone, 1)
 		}
 	}
 	if len(active) == 2 && m.Pairs != nil {
 		for i := range active {
-			a, b := &active[i], &active[1-i]
-			if f, ok := m.Pairs[Pair{a.Proc, a.Phase.Key, b.Proc, b.Phase.Key}]; ok && a.Phase.Key != "" {
-				out[i] = max(f, 1)
+			one, other := &active[i], &active[1-i]
+			if factor, ok := m.Pairs[Pair{one.Proc, one.Phase.Key, other.Proc, other.Phase.Key}]; ok && one.Phase.Key != "" {
+				out[i] = max(factor, 1)
 			}
 		}
 	}

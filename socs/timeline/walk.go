@@ -52,18 +52,18 @@ type Work interface {
 // of a set-up, the end of a phase, or the start of a step; between two events every activity proceeds at a constant
 // speed, which the memory decides. Steps of a lane run in order. A step starts once its thread is free and it has noticed
 // all flags that it waits for; a flag that was set long ago costs nothing. ok is false when lanes wait in a circle.
-func Walk(m *Machine, s *Section, work Work) (ns int64, ok bool) {
-	w := walk{machine: m, section: s, work: work, slow: map[[4]*Phase][4]float64{}}
-	w.prepare()
-	for w.left > 0 {
-		if !w.event() {
+func Walk(m *Machine, section *Section, work Work) (ns int64, ok bool) {
+	state := walk{machine: m, section: section, work: work, slow: map[[4]*Phase][4]float64{}}
+	state.prepare()
+	for state.left > 0 {
+		if !state.event() {
 			return 0, false
 		}
 	}
 	end := 0.0
-	for i := range w.lanes {
-		if l := &s.Lanes[i]; len(l.Steps) > 0 && !l.Endless {
-			end = max(end, w.lanes[i].end+w.handover(l.Proc, s.Control))
+	for i := range state.lanes {
+		if lane := &section.Lanes[i]; len(lane.Steps) > 0 && !lane.Endless {
+			end = max(end, state.lanes[i].end+state.handover(lane.Proc, section.Control))
 		}
 	}
 	return whole(end), true
@@ -114,22 +114,22 @@ func (w *walk) handover(from, to string) float64 {
 }
 
 func (w *walk) prepare() {
-	s := w.section
-	w.iterations = max(1, s.Iterations)
-	w.lanes = make([]laneState, len(s.Lanes))
+	section := w.section
+	w.iterations = max(1, section.Iterations)
+	w.lanes = make([]laneState, len(section.Lanes))
 	threads := map[int]int{}
-	for i := range s.Lanes {
-		l := &s.Lanes[i]
-		k, ok := threads[l.Thread]
+	for i := range section.Lanes {
+		lane := &section.Lanes[i]
+		thread, ok := threads[lane.Thread]
 		if !ok {
-			k = len(w.threads)
-			threads[l.Thread] = k
+			thread = len(w.threads)
+			threads[lane.Thread] = thread
 			w.threads = append(w.threads, threadState{lane: -1})
 		}
-		w.threads[k].lanes = append(w.threads[k].lanes, i)
-		w.lanes[i].end = w.handover(s.Control, l.Proc)
-		w.lanes[i].done = len(l.Steps) == 0
-		if !w.lanes[i].done && !l.Endless {
+		w.threads[thread].lanes = append(w.threads[thread].lanes, i)
+		w.lanes[i].end = w.handover(section.Control, lane.Proc)
+		w.lanes[i].done = len(lane.Steps) == 0
+		if !w.lanes[i].done && !lane.Endless {
 			w.left++
 		}
 	}
@@ -138,15 +138,15 @@ func (w *walk) prepare() {
 // event starts what can start, and moves on to the next event. It returns false when there is none.
 func (w *walk) event() bool {
 	next, passed := math.Inf(1), math.Inf(1)
-	for k := range w.threads {
-		if t := &w.threads[k]; t.lane < 0 {
-			next = min(next, w.begin(t))
+	for number := range w.threads {
+		if state := &w.threads[number]; state.lane < 0 {
+			next = min(next, w.begin(state))
 		}
 	}
 	w.contend()
-	for k := range w.threads {
-		if t := &w.threads[k]; t.lane >= 0 {
-			passed = min(passed, t.remaining())
+	for number := range w.threads {
+		if state := &w.threads[number]; state.lane >= 0 {
+			passed = min(passed, state.remaining())
 		}
 	}
 	if math.IsInf(next, 1) && math.IsInf(passed, 1) {
@@ -157,22 +157,22 @@ func (w *walk) event() bool {
 	} else {
 		passed, w.now = next-w.now, next
 	}
-	for k := range w.threads {
-		if t := &w.threads[k]; t.lane >= 0 {
-			w.proceed(t, passed)
+	for number := range w.threads {
+		if state := &w.threads[number]; state.lane >= 0 {
+			w.proceed(state, passed)
 		}
 	}
 	return true
 }
 
 // begin starts a step of an idle thread, if one can start now. Otherwise it returns when one can, as far as that is known.
-func (w *walk) begin(t *threadState) float64 {
+func (w *walk) begin(thread *threadState) float64 {
 	soonest := math.Inf(1)
-	for i := range t.lanes {
-		k := (t.first + i) % len(t.lanes)
-		lane := t.lanes[k]
-		l := &w.lanes[lane]
-		if l.done {
+	for i := range thread.lanes {
+		number := (thread.first + i) % len(thread.lanes)
+		lane := thread.lanes[number]
+		state := &w.lanes[lane]
+		if state.done {
 			continue
 		}
 		at, known := w.ready(lane)
@@ -182,9 +182,9 @@ func (w *walk) begin(t *threadState) float64 {
 			}
 			continue
 		}
-		t.first, t.lane, t.start, t.phase = k, lane, w.now, -1
-		t.phases = w.work.Phases(lane, l.step, l.iteration)
-		t.enter()
+		thread.first, thread.lane, thread.start, thread.phase = number, lane, w.now, -1
+		thread.phases = w.work.Phases(lane, state.step, state.iteration)
+		thread.enter()
 		return math.Inf(1)
 	}
 	return soonest
@@ -192,19 +192,19 @@ func (w *walk) begin(t *threadState) float64 {
 
 // ready is when the next step of a lane has noticed all flags that it waits for; false while one is not set.
 func (w *walk) ready(lane int) (at float64, known bool) {
-	l := &w.lanes[lane]
-	at = l.end
-	for _, a := range w.section.Lanes[lane].Steps[l.step].After {
-		iteration := l.iteration
-		if a.Back {
+	state := &w.lanes[lane]
+	at = state.end
+	for _, after := range w.section.Lanes[lane].Steps[state.step].After {
+		iteration := state.iteration
+		if after.Back {
 			iteration--
 		}
 		if iteration < 0 {
 			continue
 		}
-		from := &w.section.Lanes[a.Lane]
-		number := iteration*len(from.Steps) + a.Step
-		ends := w.lanes[a.Lane].ends
+		from := &w.section.Lanes[after.Lane]
+		number := iteration*len(from.Steps) + after.Step
+		ends := w.lanes[after.Lane].ends
 		if number >= len(ends) {
 			return 0, false
 		}
@@ -216,8 +216,8 @@ func (w *walk) ready(lane int) (at float64, known bool) {
 // enter moves to the next phase that takes any time; false when there is none.
 func (t *threadState) enter() bool {
 	for t.phase++; t.phase < len(t.phases); t.phase++ {
-		p := &t.phases[t.phase]
-		if t.setup, t.work, t.factor = p.SetupNS, p.work(1, 1), 1; t.setup > 0 || t.work > 0 {
+		phase := &t.phases[t.phase]
+		if t.setup, t.work, t.factor = phase.SetupNS, phase.work(1, 1), 1; t.setup > 0 || t.work > 0 {
 			return true
 		}
 	}
@@ -240,12 +240,12 @@ func (t *threadState) working() bool { return t.lane >= 0 && t.setup == 0 && t.w
 func (w *walk) contend() {
 	w.activities = w.activities[:0]
 	var key [4]*Phase
-	for k := range w.threads {
-		if t := &w.threads[k]; t.working() {
-			if n := len(w.activities); n < len(key) {
-				key[n] = &t.phases[t.phase]
+	for number := range w.threads {
+		if state := &w.threads[number]; state.working() {
+			if count := len(w.activities); count < len(key) {
+				key[count] = &state.phases[state.phase]
 			}
-			w.activities = append(w.activities, Activity{w.section.Lanes[t.lane].Proc, &t.phases[t.phase]})
+			w.activities = append(w.activities, Activity{w.section.Lanes[state.lane].Proc, &state.phases[state.phase]})
 		}
 	}
 	if len(w.activities) > len(key) {
@@ -260,9 +260,9 @@ func (w *walk) contend() {
 		w.factors = append(w.factors[:0], known[:len(w.activities)]...)
 	}
 	i := 0
-	for k := range w.threads {
-		if t := &w.threads[k]; t.working() {
-			t.factor = w.factors[i]
+	for number := range w.threads {
+		if state := &w.threads[number]; state.working() {
+			state.factor = w.factors[i]
 			i++
 		}
 	}
@@ -272,38 +272,38 @@ func (w *walk) contend() {
 const hair = 1e-3
 
 // proceed lets time pass for a thread, at most until its next event.
-func (w *walk) proceed(t *threadState, passed float64) {
-	rest := t.remaining() - passed
+func (w *walk) proceed(thread *threadState, passed float64) {
+	rest := thread.remaining() - passed
 	switch {
-	case t.setup > 0 && rest > hair:
-		t.setup = rest
-	case t.setup > 0 && t.work > 0:
-		t.setup = 0
+	case thread.setup > 0 && rest > hair:
+		thread.setup = rest
+	case thread.setup > 0 && thread.work > 0:
+		thread.setup = 0
 	case rest > hair:
-		t.work = rest / t.factor
-	case !t.enter():
-		w.finish(t)
+		thread.work = rest / thread.factor
+	case !thread.enter():
+		w.finish(thread)
 	}
 }
 
 // finish ends the step of a thread.
-func (w *walk) finish(t *threadState) {
-	l, from := &w.lanes[t.lane], &w.section.Lanes[t.lane]
-	w.work.Ran(t.lane, l.step, l.iteration, whole(t.idle), whole(t.start), whole(w.now))
-	l.end, t.idle = w.now, w.now
+func (w *walk) finish(thread *threadState) {
+	lane, from := &w.lanes[thread.lane], &w.section.Lanes[thread.lane]
+	w.work.Ran(thread.lane, lane.step, lane.iteration, whole(thread.idle), whole(thread.start), whole(w.now))
+	lane.end, thread.idle = w.now, w.now
 	if !from.Endless {
-		l.ends = append(l.ends, w.now)
+		lane.ends = append(lane.ends, w.now)
 	}
-	if l.step++; l.step == len(from.Steps) {
-		l.step = 0
-		l.iteration++
-		t.first++ // another lane of the thread has its turn
-		if l.iteration == w.iterations && !from.Endless {
-			l.done = true
+	if lane.step++; lane.step == len(from.Steps) {
+		lane.step = 0
+		lane.iteration++
+		thread.first++ // another lane of the thread has its turn
+		if lane.iteration == w.iterations && !from.Endless {
+			lane.done = true
 			w.left--
 		}
 	}
-	t.lane = -1
+	thread.lane = -1
 }
 
 func whole(ns float64) int64 { return int64(math.Round(ns)) }
@@ -320,36 +320,36 @@ func (x *times) Ran(lane, _, _ int, _, _, end int64) { x.ends[lane] = float64(en
 
 // Together is how long activities take that start at the same time on distinct processors.
 func Together(m *Machine, procs []string, phases [][]Phase) []float64 {
-	s, x := Section{}, times{phases, make([]float64, len(phases))}
+	section, measured := Section{}, times{phases, make([]float64, len(phases))}
 	for i := range procs {
-		s.Lanes = append(s.Lanes, Lane{Proc: procs[i], Thread: i, Steps: make([]Step, 1)})
+		section.Lanes = append(section.Lanes, Lane{Proc: procs[i], Thread: i, Steps: make([]Step, 1)})
 	}
-	Walk(m, &s, &x)
-	return x.ends
+	Walk(m, &section, &measured)
+	return measured.ends
 }
 
 // Beside is how long the first activity takes while the others are repeated all along.
-func Beside(m *Machine, procs []string, phases [][]Phase) float64 {
+func Beside(machine *Machine, procs []string, phases [][]Phase) float64 {
 	const rounds = 1000 // more of them only take time
-	s, x := Section{}, times{slices.Clone(phases), make([]float64, len(phases))}
+	section, measured := Section{}, times{slices.Clone(phases), make([]float64, len(phases))}
 	long := ns(phases[0])
 	for i := range procs {
-		l := Lane{Proc: procs[i], Thread: i, Steps: make([]Step, 1), Endless: i > 0}
+		lane := Lane{Proc: procs[i], Thread: i, Steps: make([]Step, 1), Endless: i > 0}
 		if i > 0 {
 			own := ns(phases[i])
 			if own == 0 {
-				l.Steps = nil
+				lane.Steps = nil
 			} else if factor := long / own / rounds; factor > 1 {
-				x.phases[i] = slices.Clone(phases[i])
-				for k := range x.phases[i] {
-					x.phases[i][k] = phases[i][k].Times(factor)
+				measured.phases[i] = slices.Clone(phases[i])
+				for phase := range measured.phases[i] {
+					measured.phases[i][phase] = phases[i][phase].Times(factor)
 				}
 			}
 		}
-		s.Lanes = append(s.Lanes, l)
+		section.Lanes = append(section.Lanes, lane)
 	}
-	Walk(m, &s, &x)
-	return x.ends[0]
+	Walk(machine, &section, &measured)
+	return measured.ends[0]
 }
 
 // ns is the time of phases alone.

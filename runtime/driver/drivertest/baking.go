@@ -71,14 +71,14 @@ type bakedWeight struct {
 }
 
 // Bake implements driver.Baker.
-func (b *Baker) Bake(ctx context.Context, group []driver.Piece, t driver.Target) (*driver.Baked, error) {
+func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Target) (*driver.Baked, error) {
 	if b.Fail != nil {
 		return nil, b.Fail
 	}
 	refused := &driver.Refused{}
-	for i, p := range group {
+	for i, piece := range group {
 		if b.Refuse != nil {
-			if err := b.Refuse(p); err != nil {
+			if err := b.Refuse(piece); err != nil {
 				refused.Pieces, refused.Reasons = append(refused.Pieces, i), append(refused.Reasons, err)
 			}
 		}
@@ -87,73 +87,73 @@ func (b *Baker) Bake(ctx context.Context, group []driver.Piece, t driver.Target)
 		return nil, refused
 	}
 	out := &driver.Baked{Compiler: "test compiler 1", Token: Token}
-	if x := b.kept(group, t); x != nil {
-		return x, nil
+	if kept := b.kept(group, target); kept != nil {
+		return kept, nil
 	}
-	for i, p := range group {
+	for i, piece := range group {
 		var err error
-		if p.Weights, p.Sample, err = p.Now(); err != nil {
+		if piece.Weights, piece.Sample, err = piece.Now(); err != nil {
 			return nil, err
 		}
 		var all []byte
-		for _, w := range p.Weights {
-			all = append(all, w.Bytes...)
+		for _, weight := range piece.Weights {
+			all = append(all, weight.Bytes...)
 		}
-		if i > 0 && !t.Emulator && !slices.Equal(all, out.Shared) {
-			return nil, fmt.Errorf("pieces %q and %q hold other weights", group[0].Name, p.Name)
+		if i > 0 && !target.Emulator && !slices.Equal(all, out.Shared) {
+			return nil, fmt.Errorf("pieces %q and %q hold other weights", group[0].Name, piece.Name)
 		}
 		make := func(alone bool) ([]byte, error) {
-			a, err := b.compiler.Compile(ctx, p.Graph, p.Weights, t)
+			artifact, err := b.compiler.Compile(ctx, piece.Graph, piece.Weights, target)
 			if err != nil {
 				return nil, err
 			}
-			c := bakedCode{Token: Token, Code: a.Code}
-			for _, w := range p.Weights {
-				c.Specs = append(c.Specs, bakedWeight{w.Spec, w.Stride, len(w.Bytes)})
+			code := bakedCode{Token: Token, Code: artifact.Code}
+			for _, weight := range piece.Weights {
+				code.Specs = append(code.Specs, bakedWeight{weight.Spec, weight.Stride, len(weight.Bytes)})
 			}
 			if alone {
-				c.Weights = all
+				code.Weights = all
 			} else {
 				sum := sha256.Sum256(all)
-				c.Shared = hex.EncodeToString(sum[:])
+				code.Shared = hex.EncodeToString(sum[:])
 			}
-			return json.Marshal(c)
+			return json.Marshal(code)
 		}
-		code, err := make(t.Emulator)
+		code, err := make(target.Emulator)
 		if err != nil {
 			return nil, err
 		}
-		a := driver.BakedArtifact{Artifact: driver.Artifact{Driver: b.name, Code: code, Facts: map[string]int64{"bytes": int64(len(code)), "spill_bytes": 0}}}
-		if !t.Emulator {
+		baked := driver.BakedArtifact{Artifact: driver.Artifact{Driver: b.name, Code: code, Facts: map[string]int64{"bytes": int64(len(code)), "spill_bytes": 0}}}
+		if !target.Emulator {
 			out.Shared = all
 			if out.Shared == nil {
 				out.Shared = []byte{}
 			}
-			a.Shared = out.Shared
+			baked.Shared = out.Shared
 		}
-		if p.Sample != nil {
-			if a.Emulated, err = b.execute(ctx, p); err != nil {
+		if piece.Sample != nil {
+			if baked.Emulated, err = b.execute(ctx, piece); err != nil {
 				return nil, err
 			}
-			for _, v := range a.Emulated {
-				a.Portable = append(a.Portable, slices.Clone(v))
+			for _, part := range baked.Emulated {
+				baked.Portable = append(baked.Portable, slices.Clone(part))
 			}
 			if b.Disturb != nil {
-				b.Disturb(p, a.Emulated)
+				b.Disturb(piece, baked.Emulated)
 			}
 			twin, err := make(true)
 			if err != nil {
 				return nil, err
 			}
 			sum := sha256.Sum256(twin)
-			a.Twin = hex.EncodeToString(sum[:])
+			baked.Twin = hex.EncodeToString(sum[:])
 		}
-		out.Artifacts = append(out.Artifacts, a)
+		out.Artifacts = append(out.Artifacts, baked)
 		b.mu.Lock()
-		b.Baked = append(b.Baked, p.Name)
+		b.Baked = append(b.Baked, piece.Name)
 		b.mu.Unlock()
 	}
-	if key := keyOf(group, t); b.Keep != nil && key != "" {
+	if key := keyOf(group, target); b.Keep != nil && key != "" {
 		b.mu.Lock()
 		kept := *out
 		kept.Cached = true
@@ -173,15 +173,15 @@ func (b *Baker) kept(group []driver.Piece, t driver.Target) *driver.Baked {
 // keyOf names a group whose weights are known by their digests, "" for another.
 func keyOf(group []driver.Piece, t driver.Target) string {
 	key := fmt.Sprint(t.Emulator)
-	for _, p := range group {
-		if p.Later == nil {
+	for _, piece := range group {
+		if piece.Later == nil {
 			return ""
 		}
-		text, err := json.Marshal(&p.Graph)
+		text, err := json.Marshal(&piece.Graph)
 		if err != nil {
 			return ""
 		}
-		key += fmt.Sprintf(" %s %s %s", text, p.Later.Weights, p.Later.Sample)
+		key += fmt.Sprintf(" %s %s %s", text, piece.Later.Weights, piece.Later.Sample)
 	}
 	return key
 }
@@ -202,62 +202,62 @@ func (b *Baker) execute(ctx context.Context, p driver.Piece) ([][]byte, error) {
 	return r.out, r.err
 }
 
-func (b *Baker) run(ctx context.Context, p driver.Piece) (out [][]byte, err error) {
+func (b *Baker) run(ctx context.Context, piece driver.Piece) (out [][]byte, err error) {
 	devices, err := b.driver.Devices(ctx)
 	if err != nil {
 		return nil, err
 	}
-	x, err := b.driver.Open(ctx, driver.Config{Select: devices[0].Select})
+	proc, err := b.driver.Open(ctx, driver.Config{Select: devices[0].Select})
 	if err != nil {
 		return nil, err
 	}
-	defer x.Close()
-	if err := x.Attach(); err != nil {
+	defer proc.Close()
+	if err := proc.Attach(); err != nil {
 		return nil, err
 	}
-	a, err := b.compiler.Compile(ctx, p.Graph, p.Weights, driver.Target{})
+	artifact, err := b.compiler.Compile(ctx, piece.Graph, piece.Weights, driver.Target{})
 	if err != nil {
 		return nil, err
 	}
-	exe, err := x.Load(ctx, a, p.Weights)
+	exe, err := proc.Load(ctx, artifact, piece.Weights)
 	if err != nil {
 		return nil, err
 	}
 	defer exe.Close()
-	rows := p.Graph.Rows()
+	rows := piece.Graph.Rows()
 	bind := driver.Bindings{Scalars: &driver.Scalars{Rows: rows, KVLen: rows, Seq: rows}}
 	views := map[string]driver.View{}
 	view := func(v op.Value) (driver.View, error) {
-		if w, ok := views[v.Name]; ok {
-			return w, nil
+		if view, ok := views[v.Name]; ok {
+			return view, nil
 		}
-		buf, err := x.Alloc(int64(v.Rows) * int64(v.Cols) * int64(v.Type.Bytes()))
+		buf, err := proc.Alloc(int64(v.Rows) * int64(v.Cols) * int64(v.Type.Bytes()))
 		views[v.Name] = driver.View{Buffer: buf, Type: v.Type, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols}
 		return views[v.Name], err
 	}
-	for i, v := range p.Graph.Inputs {
-		w, err := view(v)
+	for i, value := range piece.Graph.Inputs {
+		out, err := view(value)
 		if err != nil {
 			return nil, err
 		}
-		copy(w.Buffer.Bytes(), p.Sample[i])
-		bind.In = append(bind.In, w)
+		copy(out.Buffer.Bytes(), piece.Sample[i])
+		bind.In = append(bind.In, out)
 	}
-	for _, v := range p.Graph.Outputs {
-		w, err := view(v)
+	for _, value := range piece.Graph.Outputs {
+		in, err := view(value)
 		if err != nil {
 			return nil, err
 		}
-		bind.Out = append(bind.Out, w)
+		bind.Out = append(bind.Out, in)
 	}
-	if _, err := x.Run(exe, &bind); err != nil {
+	if _, err := proc.Run(exe, &bind); err != nil {
 		return nil, err
 	}
-	for _, w := range bind.Out {
-		out = append(out, slices.Clone(w.Bytes()))
+	for _, view := range bind.Out {
+		out = append(out, slices.Clone(view.Bytes()))
 	}
-	for _, w := range views {
-		err = errors.Join(err, w.Buffer.Close())
+	for _, view := range views {
+		err = errors.Join(err, view.Buffer.Close())
 	}
 	return out, err
 }
@@ -279,14 +279,14 @@ func (d *bakingDriver) Accepts(token string) error {
 }
 
 func (d *bakingDriver) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
-	p, err := d.Driver.Open(ctx, c)
+	proc, err := d.Driver.Open(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	caps := *p.Capabilities()
+	caps := *proc.Capabilities()
 	caps.Set = caps.Set.Clone()
 	caps.Bakes, caps.WeightRanges, caps.DynamicRows, caps.StridedInput, caps.StridedOutput = true, false, false, false, false
-	return &bakingProcessor{p, &caps, d}, nil
+	return &bakingProcessor{proc, &caps, d}, nil
 }
 
 type bakingProcessor struct {
@@ -297,44 +297,44 @@ type bakingProcessor struct {
 
 func (p *bakingProcessor) Capabilities() *driver.Capabilities { return p.caps }
 
-func (p *bakingProcessor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
-	if len(w) > 0 {
-		return nil, diag.New(diag.ClassInput, "load artifact on %q: %d weights, and it holds its own", p.d.b.name, len(w))
+func (p *bakingProcessor) Load(ctx context.Context, artifact driver.Artifact, weights driver.Weights) (driver.Executable, error) {
+	if len(weights) > 0 {
+		return nil, diag.New(diag.ClassInput, "load artifact on %q: %d weights, and it holds its own", p.d.b.name, len(weights))
 	}
-	var c bakedCode
-	if err := json.Unmarshal(a.Code, &c); err != nil {
+	var code bakedCode
+	if err := json.Unmarshal(artifact.Code, &code); err != nil {
 		return nil, diag.New(diag.ClassInput, "load artifact on %q: %w", p.d.b.name, err)
 	}
-	if err := p.d.Accepts(c.Token); err != nil {
+	if err := p.d.Accepts(code.Token); err != nil {
 		return nil, diag.New(diag.ClassInput, "load artifact on %q: %w", p.d.b.name, err)
 	}
-	from := c.Weights
-	if c.Shared != "" {
-		from = a.Shared
-		if sum := sha256.Sum256(from); hex.EncodeToString(sum[:]) != c.Shared {
-			return nil, diag.New(diag.ClassInput, "load artifact on %q: the shared binary has digest %x, want %s", p.d.b.name, sum, c.Shared)
+	from := code.Weights
+	if code.Shared != "" {
+		from = artifact.Shared
+		if sum := sha256.Sum256(from); hex.EncodeToString(sum[:]) != code.Shared {
+			return nil, diag.New(diag.ClassInput, "load artifact on %q: the shared binary has digest %x, want %s", p.d.b.name, sum, code.Shared)
 		}
 	}
-	e := &bakedExecutable{}
-	for _, s := range c.Specs {
-		if s.Bytes < 0 || s.Bytes > len(from) {
-			return nil, errors.Join(diag.New(diag.ClassInput, "load artifact on %q: weights of %d bytes, want %d more", p.d.b.name, len(from), s.Bytes), e.Close())
+	loaded := &bakedExecutable{}
+	for _, spec := range code.Specs {
+		if spec.Bytes < 0 || spec.Bytes > len(from) {
+			return nil, errors.Join(diag.New(diag.ClassInput, "load artifact on %q: weights of %d bytes, want %d more", p.d.b.name, len(from), spec.Bytes), loaded.Close())
 		}
-		buf, err := driver.AllocHost(p.d.b.name, int64(s.Bytes))
+		buf, err := driver.AllocHost(p.d.b.name, int64(spec.Bytes))
 		if err != nil {
-			return nil, errors.Join(err, e.Close())
+			return nil, errors.Join(err, loaded.Close())
 		}
-		e.memory = append(e.memory, buf)
-		copy(buf.Bytes(), from[:s.Bytes])
-		from = from[s.Bytes:]
-		w = append(w, driver.Packed{Spec: s.Spec, Bytes: buf.Bytes(), Stride: s.Stride})
+		loaded.memory = append(loaded.memory, buf)
+		copy(buf.Bytes(), from[:spec.Bytes])
+		from = from[spec.Bytes:]
+		weights = append(weights, driver.Packed{Spec: spec.Spec, Bytes: buf.Bytes(), Stride: spec.Stride})
 	}
-	exe, err := p.Processor.Load(ctx, driver.Artifact{Driver: p.d.Driver.Name(), Code: c.Code}, w)
+	exe, err := p.Processor.Load(ctx, driver.Artifact{Driver: p.d.Driver.Name(), Code: code.Code}, weights)
 	if err != nil {
-		return nil, errors.Join(err, e.Close())
+		return nil, errors.Join(err, loaded.Close())
 	}
-	e.Executable = exe
-	return e, nil
+	loaded.Executable = exe
+	return loaded, nil
 }
 
 func (p *bakingProcessor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span, error) {
@@ -352,8 +352,8 @@ func (e *bakedExecutable) Close() error {
 	if e.Executable != nil {
 		err = e.Executable.Close()
 	}
-	for _, m := range e.memory {
-		err = errors.Join(err, m.Close())
+	for _, buffer := range e.memory {
+		err = errors.Join(err, buffer.Close())
 	}
 	return err
 }

@@ -47,9 +47,9 @@ func (f *Factory) tolerance() float64 {
 
 // Run runs the suite. An unavailable driver skips it, unless the environment variable HETC_REQUIRE (a
 // comma-separated list) names the driver.
-func Run(t *testing.T, f Factory) {
-	open(t, &f, f.Config).close()
-	for _, c := range []struct {
+func Run(t *testing.T, factory Factory) {
+	open(t, &factory, factory.Config).close()
+	for _, test := range []struct {
 		name string
 		test func(*testing.T, *Factory)
 	}{
@@ -69,17 +69,17 @@ func Run(t *testing.T, f Factory) {
 		{"Close", testClose},
 		{"Leaks", testLeaks},
 	} {
-		t.Run(c.name, func(t *testing.T) { c.test(t, &f) })
+		t.Run(test.name, func(t *testing.T) { test.test(t, &factory) })
 	}
 }
 
-func testDevices(t *testing.T, f *Factory) {
+func testDevices(t *testing.T, factory *Factory) {
 	ctx := context.Background()
-	devices, err := f.Driver.Devices(ctx)
+	devices, err := factory.Driver.Devices(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := f.Driver.Devices(ctx)
+	again, err := factory.Driver.Devices(ctx)
 	if err != nil || fmt.Sprint(devices) != fmt.Sprint(again) {
 		t.Errorf("devices differ from call to call: %v, %v (%v)", devices, again, err)
 	}
@@ -87,21 +87,21 @@ func testDevices(t *testing.T, f *Factory) {
 		t.Fatal("no devices, though one was opened")
 	}
 	seen := map[string]bool{}
-	for _, d := range devices {
-		if seen[d.Select] || d.Description == "" {
-			t.Errorf("device %+v is listed twice or not described", d)
+	for _, device := range devices {
+		if seen[device.Select] || device.Description == "" {
+			t.Errorf("device %+v is listed twice or not described", device)
 		}
-		seen[d.Select] = true
-		s := open(t, f, driver.Config{Select: d.Select, Options: f.Config.Options})
-		if !slices.Equal(s.caps.Cores, d.Cores) {
-			t.Errorf("device %q occupies cores %v, its processor %v", d.Select, d.Cores, s.caps.Cores)
+		seen[device.Select] = true
+		session := open(t, factory, driver.Config{Select: device.Select, Options: factory.Config.Options})
+		if !slices.Equal(session.caps.Cores, device.Cores) {
+			t.Errorf("device %q occupies cores %v, its processor %v", device.Select, device.Cores, session.caps.Cores)
 		}
-		s.close()
+		session.close()
 	}
 }
 
 func testCapabilities(t *testing.T, f *Factory) {
-	c := open(t, f, f.Config).caps
+	caps := open(t, f, f.Config).caps
 	seen := map[string]bool{}
 	once := func(what string) {
 		if seen[what] {
@@ -109,57 +109,57 @@ func testCapabilities(t *testing.T, f *Factory) {
 		}
 		seen[what] = true
 	}
-	for _, k := range c.Kinds {
-		once("kind " + string(k))
-		if !slices.Contains(op.Kinds, k) {
-			t.Errorf("unknown kind %q", k)
+	for _, kind := range caps.Kinds {
+		once("kind " + string(kind))
+		if !slices.Contains(op.Kinds, kind) {
+			t.Errorf("unknown kind %q", kind)
 		}
 	}
-	for _, s := range c.Schemes {
-		once("scheme " + string(s))
-		if c.Layouts[s.Weight()] == "" {
-			t.Errorf("scheme %q: no layout of weights %q", s, s.Weight())
+	for _, scheme := range caps.Schemes {
+		once("scheme " + string(scheme))
+		if caps.Layouts[scheme.Weight()] == "" {
+			t.Errorf("scheme %q: no layout of weights %q", scheme, scheme.Weight())
 		}
 	}
-	for scheme, forms := range c.Forms {
-		for _, f := range forms {
-			once("form " + string(f) + " of " + string(scheme))
-			if !slices.Contains(op.FormClasses, f) || !slices.Contains(c.Schemes, scheme) {
-				t.Errorf("form %q of scheme %q: want one of %q, of a supported scheme", f, scheme, op.FormClasses)
+	for scheme, forms := range caps.Forms {
+		for _, form := range forms {
+			once("form " + string(form) + " of " + string(scheme))
+			if !slices.Contains(op.FormClasses, form) || !slices.Contains(caps.Schemes, scheme) {
+				t.Errorf("form %q of scheme %q: want one of %q, of a supported scheme", form, scheme, op.FormClasses)
 			}
-			if f == op.Conv && c.DynamicRows {
-				t.Errorf("form %q is compiled for a number of rows, and calls may use fewer", f)
+			if form == op.Conv && caps.DynamicRows {
+				t.Errorf("form %q is compiled for a number of rows, and calls may use fewer", form)
 			}
 		}
 	}
-	for _, k := range c.KV {
-		once("cache type " + string(k))
+	for _, elem := range caps.KV {
+		once("cache type " + string(elem))
 	}
-	for _, s := range c.Rerounds {
-		once("rounding again of " + string(s))
-		if !slices.Contains(c.Schemes, s) || s.BlockK() < 2 {
-			t.Errorf("scheme %q is said to round again, and is not supported or has no blocks", s)
+	for _, scheme := range caps.Rerounds {
+		once("rounding again of " + string(scheme))
+		if !slices.Contains(caps.Schemes, scheme) || scheme.BlockK() < 2 {
+			t.Errorf("scheme %q is said to round again, and is not supported or has no blocks", scheme)
 		}
 	}
-	for _, s := range c.Imitates {
-		once("imitation of " + string(s))
-		if !slices.Contains(c.Schemes, s) {
-			t.Errorf("scheme %q is said to be imitated, and is not supported", s)
+	for _, scheme := range caps.Imitates {
+		once("imitation of " + string(scheme))
+		if !slices.Contains(caps.Schemes, scheme) {
+			t.Errorf("scheme %q is said to be imitated, and is not supported", scheme)
 		}
 	}
-	if len(c.Kinds) == 0 || c.Tile.N < 1 || c.Tile.K < 1 {
-		t.Errorf("got kinds %v, tiles of %d columns and %d rows", c.Kinds, c.Tile.N, c.Tile.K)
+	if len(caps.Kinds) == 0 || caps.Tile.N < 1 || caps.Tile.K < 1 {
+		t.Errorf("got kinds %v, tiles of %d columns and %d rows", caps.Kinds, caps.Tile.N, caps.Tile.K)
 	}
-	if c.Memory != nil {
-		if err := c.Memory.Validate(); err != nil {
+	if caps.Memory != nil {
+		if err := caps.Memory.Validate(); err != nil {
 			t.Errorf("memory: %v", err)
 		}
 	}
-	if c.StaticShapes && c.DynamicRows {
+	if caps.StaticShapes && caps.DynamicRows {
 		t.Error("static shapes and dynamic rows exclude each other")
 	}
-	if slices.Contains(c.Kinds, op.MatMul) != (len(c.Schemes) > 0) {
-		t.Errorf("got kinds %v with schemes %v", c.Kinds, c.Schemes)
+	if slices.Contains(caps.Kinds, op.MatMul) != (len(caps.Schemes) > 0) {
+		t.Errorf("got kinds %v with schemes %v", caps.Kinds, caps.Schemes)
 	}
 }
 
@@ -172,35 +172,35 @@ func sampled() bool { return Race || testing.Short() }
 func operators() []op.Op {
 	var out []op.Op
 	add := func(ops ...op.Op) { out = append(out, ops...) }
-	for _, n := range []int{1, 7, 32, 97, 256} {
-		for i, m := range []int{1, 3, 17} {
+	for _, cols := range []int{1, 7, 32, 97, 256} {
+		for i, rows := range []int{1, 3, 17} {
 			add(
-				op.Op{Kind: op.Norm, M: m, N: n, Eps: 1e-5},
-				op.Op{Kind: op.LayerNorm, M: m, N: n, Eps: 1e-5},
-				op.Op{Kind: op.QuantRows, M: m, N: n},
-				op.Op{Kind: op.QuantRows, M: m, N: n, Static: true},
-				op.Op{Kind: op.QuantRows, M: m, N: n, Static: true, Scales: 2 + 2*(m%2)},
-				op.Op{Kind: op.Add, M: m, N: n},
-				op.Op{Kind: op.Copy, M: m, N: n},
-				op.Op{Kind: op.SelectRow, M: m, N: n},
-				op.Op{Kind: op.GLU, M: m, N: n, Interleave: n, Act: op.SiLU},
-				op.Op{Kind: op.GLU, M: m, N: n, Interleave: n, Act: op.Acts[1+i], Fan: 3 * i},
-				op.Op{Kind: op.Activate, M: m, N: n, Act: op.Acts[i]},
-				op.Op{Kind: op.Activate, M: m, N: n, Act: op.Acts[3-i], Fan: 1 + i},
-				op.Op{Kind: op.Gate, M: m, N: n},
-				op.Op{Kind: op.Softcap, M: m, N: n, Cap: []float64{30, 0.5, 1e-3}[i]},
-				op.Op{Kind: op.Clip, M: m, N: n, Cap: []float64{30, 0.5, 1e-3}[i]},
-				op.Op{Kind: op.QuantRows, M: m, N: n, Fan: 1 + 3*i},
-				op.Op{Kind: op.QuantRows, M: m, N: n, Fan: 2 + i, Static: true},
-				op.Op{Kind: op.QuantRows, M: m, N: n, Fan: 2 + i, Static: true, Scales: 2},
-				op.Op{Kind: op.Copy, M: m, N: n, Fan: 8 - i},
-				op.Op{Kind: op.Combine, M: m, N: n, Fan: []int{1, 2, 8}[i]},
-				op.Op{Kind: op.Combine, M: m, N: n, Fan: []int{5, 4, 3}[i]},
+				op.Op{Kind: op.Norm, M: rows, N: cols, Eps: 1e-5},
+				op.Op{Kind: op.LayerNorm, M: rows, N: cols, Eps: 1e-5},
+				op.Op{Kind: op.QuantRows, M: rows, N: cols},
+				op.Op{Kind: op.QuantRows, M: rows, N: cols, Static: true},
+				op.Op{Kind: op.QuantRows, M: rows, N: cols, Static: true, Scales: 2 + 2*(rows%2)},
+				op.Op{Kind: op.Add, M: rows, N: cols},
+				op.Op{Kind: op.Copy, M: rows, N: cols},
+				op.Op{Kind: op.SelectRow, M: rows, N: cols},
+				op.Op{Kind: op.GLU, M: rows, N: cols, Interleave: cols, Act: op.SiLU},
+				op.Op{Kind: op.GLU, M: rows, N: cols, Interleave: cols, Act: op.Acts[1+i], Fan: 3 * i},
+				op.Op{Kind: op.Activate, M: rows, N: cols, Act: op.Acts[i]},
+				op.Op{Kind: op.Activate, M: rows, N: cols, Act: op.Acts[3-i], Fan: 1 + i},
+				op.Op{Kind: op.Gate, M: rows, N: cols},
+				op.Op{Kind: op.Softcap, M: rows, N: cols, Cap: []float64{30, 0.5, 1e-3}[i]},
+				op.Op{Kind: op.Clip, M: rows, N: cols, Cap: []float64{30, 0.5, 1e-3}[i]},
+				op.Op{Kind: op.QuantRows, M: rows, N: cols, Fan: 1 + 3*i},
+				op.Op{Kind: op.QuantRows, M: rows, N: cols, Fan: 2 + i, Static: true},
+				op.Op{Kind: op.QuantRows, M: rows, N: cols, Fan: 2 + i, Static: true, Scales: 2},
+				op.Op{Kind: op.Copy, M: rows, N: cols, Fan: 8 - i},
+				op.Op{Kind: op.Combine, M: rows, N: cols, Fan: []int{1, 2, 8}[i]},
+				op.Op{Kind: op.Combine, M: rows, N: cols, Fan: []int{5, 4, 3}[i]},
 			)
-			for _, t := range []op.Type{op.F32, op.F16, op.BF16} {
-				add(op.Op{Kind: op.Embed, M: m, K: 53, N: n, Table: t}, op.Op{Kind: op.Embed, M: m, K: 53, N: n, Table: t, Scale: 11.3})
+			for _, elem := range []op.Type{op.F32, op.F16, op.BF16} {
+				add(op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Table: elem}, op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Table: elem, Scale: 11.3})
 			}
-			add(op.Op{Kind: op.Embed, M: m, K: 53, N: n, Scheme: op.I32Q8C}, op.Op{Kind: op.Embed, M: m, K: 32, N: n, Scheme: op.I32Q8C, Scale: 11.3})
+			add(op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Scheme: op.I32Q8C}, op.Op{Kind: op.Embed, M: rows, K: 32, N: cols, Scheme: op.I32Q8C, Scale: 11.3})
 		}
 	}
 	add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.GLU, M: 2, N: 6, Interleave: 1, Act: op.SiLU},
@@ -211,20 +211,20 @@ func operators() []op.Op {
 		add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 32, Act: act}, op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 3, Act: act, Fan: 2},
 			op.Op{Kind: op.Activate, M: 19, N: 1024, Act: act}, op.Op{Kind: op.Activate, M: 7, N: 330, Act: act, Fan: 4})
 	}
-	for _, s := range op.Schemes {
-		if s.Scales() > 1 {
+	for _, scheme := range op.Schemes {
+		if scheme.Scales() > 1 {
 			continue // products are those of a single static scale; blocks of operators have them
 		}
 		for i, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64}, {13, 128, 97}, {1, 512, 672}, {21, 96, 160}, {33, 64, 32}} {
-			o := op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: s}
-			add(o)
-			if o.Bias = true; i%2 == 1 || i == 0 {
-				add(o)
+			operator := op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: scheme}
+			add(operator)
+			if operator.Bias = true; i%2 == 1 || i == 0 {
+				add(operator)
 			}
 		}
 		for i, sh := range [][3]int{{1, 97, 131}, {6, 64, 32}} {
-			for _, f := range op.FormsOf(sh[0], op.FormClasses) {
-				add(op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: s, Form: f, Bias: i == 1})
+			for _, form := range op.FormsOf(sh[0], op.FormClasses) {
+				add(op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: scheme, Form: form, Bias: i == 1})
 			}
 		}
 		for _, sh := range []struct {
@@ -232,64 +232,64 @@ func operators() []op.Op {
 		}{
 			{1, 1, 1, 1, 1}, {1, 2, 16, 64, 96}, {1, 8, 16, 33, 131}, {3, 1, 4, 100, 31}, {5, 8, 16, 32, 64}, {17, 2, 3, 97, 33}, {9, 3, 1, 40, 160}, {50, 8, 3, 64, 32}, {11, 6, 8, 96, 300},
 		} {
-			o := op.Op{Kind: op.ExpertMatMul, M: sh.m, Fan: sh.fan, Experts: sh.experts, K: sh.k, N: sh.n, Scheme: s}
-			add(o)
-			o.Spread = true
-			add(o)
+			operator := op.Op{Kind: op.ExpertMatMul, M: sh.m, Fan: sh.fan, Experts: sh.experts, K: sh.k, N: sh.n, Scheme: scheme}
+			add(operator)
+			operator.Spread = true
+			add(operator)
 		}
 	}
 	for _, router := range op.Routers {
 		for _, sh := range [][3]int{{1, 1, 1}, {1, 16, 2}, {3, 7, 1}, {17, 16, 8}, {5, 60, 4}, {19, 128, 8}} {
-			o := op.Op{Kind: op.Route, M: sh[0], Experts: sh[1], Fan: sh[2], Router: router}
+			operator := op.Op{Kind: op.Route, M: sh[0], Experts: sh[1], Fan: sh[2], Router: router}
 			if router == op.RouteSparseMixer {
-				o.Fan, o.Jitter = min(2, o.Fan), 0.01*float64(sh[0])
+				operator.Fan, operator.Jitter = min(2, operator.Fan), 0.01*float64(sh[0])
 			}
-			add(o)
+			add(operator)
 		}
 	}
-	for _, h := range [][3]int{{1, 1, 2}, {4, 2, 16}, {6, 2, 10}, {3, 3, 64}, {8, 1, 80}} {
-		for _, m := range []int{1, 5, 19} {
-			o := op.Op{M: m, Heads: h[0], KVHeads: h[1], HeadDim: h[2]}
-			o.Kind = op.Rope
+	for _, heads := range [][3]int{{1, 1, 2}, {4, 2, 16}, {6, 2, 10}, {3, 3, 64}, {8, 1, 80}} {
+		for _, rows := range []int{1, 5, 19} {
+			operator := op.Op{M: rows, Heads: heads[0], KVHeads: heads[1], HeadDim: heads[2]}
+			operator.Kind = op.Rope
 			turn := func() {
-				add(o)
-				if batch := o; m > 1 {
+				add(operator)
+				if batch := operator; rows > 1 {
 					batch.Batch = true
 					add(batch)
 				}
 			}
 			turn()
-			o.Amplitude, o.LongFrom, o.LongAmplitude = 0.8, 40, 1.2
+			operator.Amplitude, operator.LongFrom, operator.LongAmplitude = 0.8, 40, 1.2
 			turn()
-			if o.HeadDim > 4 {
-				o.RotaryDim = o.HeadDim / 4 * 2
+			if operator.HeadDim > 4 {
+				operator.RotaryDim = operator.HeadDim / 4 * 2
 				turn()
-				o.LongAmplitude, o.NTK = 0, 4
+				operator.LongAmplitude, operator.NTK = 0, 4
 				turn()
-				o.RotaryDim, o.LongFrom, o.NTK = 4, 0, 0
+				operator.RotaryDim, operator.LongFrom, operator.NTK = 4, 0, 0
 				turn()
 			}
-			o = op.Op{Kind: op.QKNorm, M: m, Heads: h[0], KVHeads: h[1], HeadDim: h[2], Eps: 1e-6}
-			add(o)
-			o.Joint = true
-			add(o)
+			operator = op.Op{Kind: op.QKNorm, M: rows, Heads: heads[0], KVHeads: heads[1], HeadDim: heads[2], Eps: 1e-6}
+			add(operator)
+			operator.Joint = true
+			add(operator)
 			for _, kv := range []op.Type{op.F32, op.F16} {
-				o := op.Op{Kind: op.KVAppend, M: m, Heads: h[0], KVHeads: h[1], HeadDim: h[2], KV: kv}
-				add(o)
-				o.Kind, o.Context = op.Attention, testContext
-				add(o)
+				operator := op.Op{Kind: op.KVAppend, M: rows, Heads: heads[0], KVHeads: heads[1], HeadDim: heads[2], KV: kv}
+				add(operator)
+				operator.Kind, operator.Context = op.Attention, testContext
+				add(operator)
 				// Windows of one position, within the context, of its size and beyond it.
-				o.Window = map[int]int{1: 1, 5: testContext, 19: 23}[m]
-				add(o)
-				o.Window, o.Cap, o.Scale = o.Window+testContext/2, 5, 0.11
-				add(o)
-				if m > 1 {
-					o.Batch = true
-					add(o)
-					o.Window, o.Cap, o.Scale = 0, 0, 0
-					add(o)
-					o.Kind, o.Context = op.KVAppend, 0
-					add(o)
+				operator.Window = map[int]int{1: 1, 5: testContext, 19: 23}[rows]
+				add(operator)
+				operator.Window, operator.Cap, operator.Scale = operator.Window+testContext/2, 5, 0.11
+				add(operator)
+				if rows > 1 {
+					operator.Batch = true
+					add(operator)
+					operator.Window, operator.Cap, operator.Scale = 0, 0, 0
+					add(operator)
+					operator.Kind, operator.Context = op.KVAppend, 0
+					add(operator)
 				}
 			}
 		}
@@ -297,10 +297,10 @@ func operators() []op.Op {
 	// Contexts of several blocks of keys, longer and shorter than the window.
 	for _, dim := range []int{20, 64} {
 		for _, window := range []int{30, 130, 500} {
-			o := op.Op{Kind: op.Attention, M: 18, Heads: 4, KVHeads: 2, HeadDim: dim, KV: op.F16, Context: 420, Window: window}
-			add(o)
-			o.KV, o.Cap = op.F32, 20
-			add(o)
+			operator := op.Op{Kind: op.Attention, M: 18, Heads: 4, KVHeads: 2, HeadDim: dim, KV: op.F16, Context: 420, Window: window}
+			add(operator)
+			operator.KV, operator.Cap = op.F32, 20
+			add(operator)
 		}
 	}
 	return append(out, op.Op{Kind: op.KVAppend, M: 3, KVHeads: 2, HeadDim: 8, KV: op.F32})
@@ -314,11 +314,11 @@ func contextOf(o op.Op) int { return max(testContext, o.M, o.Context) }
 // scalars of a call with rows rows at the end of its sequence, or, where they are of a sequence each, at positions
 // before that.
 func scalars(pos, rows int) driver.Scalars {
-	s := driver.Scalars{Pos: pos, Rows: rows, KVLen: pos + rows, Seq: pos + rows, Row: rows / 2, Sequence: 1}
+	scalars := driver.Scalars{Pos: pos, Rows: rows, KVLen: pos + rows, Seq: pos + rows, Row: rows / 2, Sequence: 1}
 	for i := range rows {
-		s.Batch = append(s.Batch, driver.Place{Sequence: rows - 1 - i, Pos: pos/(1+i%3) + i})
+		scalars.Batch = append(scalars.Batch, driver.Place{Sequence: rows - 1 - i, Pos: pos/(1+i%3) + i})
 	}
-	return s
+	return scalars
 }
 
 // single is the graph of one operator; copies are also made of other types.
@@ -328,82 +328,82 @@ func single(c *driver.Capabilities, o op.Op) op.Graph {
 
 // variants runs a trial dense, with fewer rows and in wider buffers, as far as the processor does those, up to the
 // end of a cache of maxContext.
-func (s *session) variants(tr *trial, m, maxContext int, seed uint64) {
+func (s *session) variants(tr *trial, rows, maxContext int, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	type call struct {
 		place
 		scalars driver.Scalars
 	}
-	calls := []call{{place{}, scalars(0, m)}}
-	end := scalars(maxContext-m, m)
+	calls := []call{{place{}, scalars(0, rows)}}
+	end := scalars(maxContext-rows, rows)
 	if s.caps.StridedInput && s.caps.StridedOutput {
-		calls = append(calls, call{place{gap: s.caps.Tile.N, below: 2}, scalars(21, m)}, call{place{gap: 3}, end})
+		calls = append(calls, call{place{gap: s.caps.Tile.N, below: 2}, scalars(21, rows)}, call{place{gap: 3}, end})
 	} else {
 		calls = append(calls, call{place{}, end})
 	}
-	for _, n := range tr.graph.Nodes {
-		if n.Op.LongFrom > 0 { // a chunk of a longer prompt
-			early := scalars(2, m)
+	for _, node := range tr.graph.Nodes {
+		if node.Op.LongFrom > 0 { // a chunk of a longer prompt
+			early := scalars(2, rows)
 			early.Seq = 200
 			calls = append(calls, call{place{}, early})
 			break
 		}
 	}
-	if s.caps.DynamicRows && m > 1 {
-		calls = append(calls, call{place{below: 1}, scalars(3, m-1)}, call{place{}, scalars(1, 1)})
+	if s.caps.DynamicRows && rows > 1 {
+		calls = append(calls, call{place{below: 1}, scalars(3, rows-1)}, call{place{}, scalars(1, 1)})
 	}
-	for _, c := range calls {
+	for _, call := range calls {
 		tr.fill(rng)
-		if c.scalars.Pos+m > maxContext {
-			seq := c.scalars.Seq
-			c.scalars = scalars(0, c.scalars.Rows)
-			c.scalars.Seq = seq
+		if call.scalars.Pos+rows > maxContext {
+			seq := call.scalars.Seq
+			call.scalars = scalars(0, call.scalars.Rows)
+			call.scalars.Seq = seq
 		}
-		tr.check(c.place, c.scalars)
+		tr.check(call.place, call.scalars)
 	}
 }
 
 func testOperators(t *testing.T, f *Factory) {
-	s := open(t, f, f.Config)
+	session := open(t, f, f.Config)
 	tried, alike := map[op.Kind]int{}, map[op.Op]int{}
-	for i, o := range operators() {
-		g := single(s.caps, o)
-		name := strings.ReplaceAll(o.Key(), "/", ":")
-		if o.Kind == op.GLU {
-			name += fmt.Sprintf(" by %d", o.Interleave)
+	for i, operator := range operators() {
+		graph := single(session.caps, operator)
+		name := strings.ReplaceAll(operator.Key(), "/", ":")
+		if operator.Kind == op.GLU {
+			name += fmt.Sprintf(" by %d", operator.Interleave)
 		}
-		if o.Kind == op.Rope && o.LongFrom > 0 {
-			name += fmt.Sprintf(" long ntk=%v", o.NTK)
+		if operator.Kind == op.Rope && operator.LongFrom > 0 {
+			name += fmt.Sprintf(" long ntk=%v", operator.NTK)
 		}
-		if s.caps.Supports(o) != nil && !s.ignores(t, o, g) {
+		if session.caps.Supports(operator) != nil && !session.ignores(t, operator, graph) {
 			continue // refused: RefusedAtLoad
 		}
-		tried[o.Kind]++
-		of := op.Op{Kind: o.Kind, Scheme: o.Scheme}
+		tried[operator.Kind]++
+		of := op.Op{Kind: operator.Kind, Scheme: operator.Scheme}
 		if alike[of]++; sampled() && alike[of] > 6 {
 			continue
 		}
 		types := []op.Type{""}
-		if o.Kind == op.Copy {
+		if operator.Kind == op.Copy {
 			types = []op.Type{op.F32, op.U8, op.F16, op.BF16, op.I32, op.I8}
 		}
 		for _, typ := range types {
 			t.Run(name+string(typ), func(t *testing.T) {
-				sub := *s
+				sub := *session
 				sub.t = t
 				if typ != "" {
-					g.Inputs[0].Type, g.Outputs[0].Type = typ, typ
+					graph.Inputs[0].Type, graph.Outputs[0].Type = typ, typ
 				}
-				if o.Kind == op.Rope || o.Kind == op.QKNorm { // in place
-					g.Outputs[0] = g.Inputs[0]
+				if operator.Kind == op.Rope || operator.Kind == op.QKNorm { // in place
+					graph.Outputs[0] = graph.Inputs[0]
 				}
-				sub.variants(sub.newTrial(g, contextOf(o), uint64(i)), o.M, contextOf(o), uint64(i))
+				sub.variants(sub.newTrial(graph, contextOf(operator), uint64(i)), operator.M, contextOf(operator), uint64(i))
 			})
 		}
 	}
-	for _, k := range s.caps.Kinds {
-		if tried[k] == 0 {
-			t.Errorf("kind %q is claimed, but none of its variants is supported", k)
+	for _, kind := range session.caps.Kinds {
+		if tried[kind] == 0 {
+			t.Errorf("kind %q is claimed, but none of its variants is supported", kind)
 		}
 	}
 }
@@ -452,130 +452,130 @@ func static(quant op.Op, in string) []string {
 }
 
 // blocks are pieces of a transformer as plans contain them, for m rows.
-func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
+func blocks(caps *driver.Capabilities, rows int) map[string]op.Graph {
 	const hidden, ffn, heads, kv, dim, vocabulary = 64, 96, 4, 2, 16, 41
 	qkv := op.QKVColumns(heads, kv, dim)
-	f32 := func(name string, cols int) op.Value { return value(name, op.F32, m, cols) }
+	f32 := func(name string, cols int) op.Value { return value(name, op.F32, rows, cols) }
 	out := map[string]op.Graph{}
 
 	add := func(name string, g graph) { out[name] = g.Graph }
 
-	g := graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{value("ids", op.I32, m, 1)}, Outputs: []op.Value{f32("x", hidden), f32("n", hidden)}}}
-	g.node(op.Op{Kind: op.Embed, M: m, K: vocabulary, N: hidden, Table: op.F32}, names("ids"), names("table"), names("x"))
-	g.node(op.Op{Kind: op.Norm, M: m, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
-	add("embed", g)
+	block := graph{layouts: caps.Layouts, Graph: op.Graph{Inputs: []op.Value{value("ids", op.I32, rows, 1)}, Outputs: []op.Value{f32("x", hidden), f32("n", hidden)}}}
+	block.node(op.Op{Kind: op.Embed, M: rows, K: vocabulary, N: hidden, Table: op.F32}, names("ids"), names("table"), names("x"))
+	block.node(op.Op{Kind: op.Norm, M: rows, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
+	add("embed", block)
 
-	g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{value("logits", op.F32, 1, vocabulary)},
+	block = graph{layouts: caps.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{value("logits", op.F32, 1, vocabulary)},
 		Temps: []op.Value{value("last", op.F32, 1, hidden), value("n", op.F32, 1, hidden)}}}
-	g.node(op.Op{Kind: op.SelectRow, M: m, N: hidden}, names("x"), nil, names("last"))
-	g.node(op.Op{Kind: op.Norm, M: 1, N: hidden, Eps: 1e-5}, names("last"), names("gain"), names("n"))
-	g.node(op.Op{Kind: op.MatMul, M: 1, K: hidden, N: vocabulary, Scheme: op.A32W32}, names("n"), names("lm_head"), names("logits"))
-	add("head", g)
+	block.node(op.Op{Kind: op.SelectRow, M: rows, N: hidden}, names("x"), nil, names("last"))
+	block.node(op.Op{Kind: op.Norm, M: 1, N: hidden, Eps: 1e-5}, names("last"), names("gain"), names("n"))
+	block.node(op.Op{Kind: op.MatMul, M: 1, K: hidden, N: vocabulary, Scheme: op.A32W32}, names("n"), names("lm_head"), names("logits"))
+	add("head", block)
 
 	for _, kvType := range []op.Type{op.F32, op.F16} {
 		// The fused row is an input that rope changes and nobody reads afterwards.
-		o := op.Op{Kind: op.Rope, M: m, Heads: heads, KVHeads: kv, HeadDim: dim}
+		ops := op.Op{Kind: op.Rope, M: rows, Heads: heads, KVHeads: kv, HeadDim: dim}
 		chain := func(batch bool) {
-			g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("qkv", qkv)}, Outputs: []op.Value{f32("y", heads*dim)}}}
-			o := o
-			o.Batch = batch
-			g.node(o, names("qkv"), names("invfreq"), names("qkv"))
-			o.Kind, o.KV = op.KVAppend, kvType
-			g.node(o, names("qkv"), nil, nil)
-			o.Kind, o.Context = op.Attention, testContext
-			g.node(o, names("qkv"), nil, names("y"))
+			block = graph{layouts: caps.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("qkv", qkv)}, Outputs: []op.Value{f32("y", heads*dim)}}}
+			part := ops
+			part.Batch = batch
+			block.node(part, names("qkv"), names("invfreq"), names("qkv"))
+			part.Kind, part.KV = op.KVAppend, kvType
+			block.node(part, names("qkv"), nil, nil)
+			part.Kind, part.Context = op.Attention, testContext
+			block.node(part, names("qkv"), nil, names("y"))
 		}
 		chain(false)
-		add("attention "+string(kvType), g)
+		add("attention "+string(kvType), block)
 		chain(true)
-		add("attention of a batch "+string(kvType), g)
+		add("attention of a batch "+string(kvType), block)
 
 		// The same with everything in front of it and around it, in a sliding window.
-		shape := op.Op{M: m, Heads: heads, KVHeads: kv, HeadDim: dim}
-		with := func(k op.Kind) op.Op { o := shape; o.Kind = k; return o }
-		g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("qkv", qkv)}, Outputs: []op.Value{f32("y", heads*dim)}}}
-		o = with(op.QKNorm)
-		o.Eps = 1e-6
-		g.node(o, names("qkv"), names("qgain", "kgain"), names("qkv"))
-		o = with(op.Rope)
-		o.RotaryDim, o.LongFrom, o.LongAmplitude = 8, 20, 1.1
-		g.node(o, names("qkv"), names("invfreq"), names("qkv"))
-		o = with(op.KVAppend)
-		o.KV = kvType
-		g.node(o, names("qkv"), nil, nil)
-		o = with(op.Attention)
-		o.KV, o.Context, o.Window, o.Cap, o.Scale = kvType, testContext, 15, 10, 0.3
-		g.node(o, names("qkv"), nil, names("y"))
-		add("window "+string(kvType), g)
+		shape := op.Op{M: rows, Heads: heads, KVHeads: kv, HeadDim: dim}
+		with := func(k op.Kind) op.Op { operator := shape; operator.Kind = k; return operator }
+		block = graph{layouts: caps.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("qkv", qkv)}, Outputs: []op.Value{f32("y", heads*dim)}}}
+		ops = with(op.QKNorm)
+		ops.Eps = 1e-6
+		block.node(ops, names("qkv"), names("qgain", "kgain"), names("qkv"))
+		ops = with(op.Rope)
+		ops.RotaryDim, ops.LongFrom, ops.LongAmplitude = 8, 20, 1.1
+		block.node(ops, names("qkv"), names("invfreq"), names("qkv"))
+		ops = with(op.KVAppend)
+		ops.KV = kvType
+		block.node(ops, names("qkv"), nil, nil)
+		ops = with(op.Attention)
+		ops.KV, ops.Context, ops.Window, ops.Cap, ops.Scale = kvType, testContext, 15, 10, 0.3
+		block.node(ops, names("qkv"), nil, names("y"))
+		add("window "+string(kvType), block)
 	}
 
 	for _, scheme := range op.Schemes {
-		g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{f32("y", hidden)},
+		block = graph{layouts: caps.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{f32("y", hidden)},
 			Temps: []op.Value{f32("n", hidden), f32("h", 2*ffn), f32("a", ffn), f32("d", hidden)}}}
-		product := func(k, n int, in, w, y string) {
-			o := op.Op{Kind: op.MatMul, M: m, K: k, N: n, Scheme: scheme}
+		product := func(k, n int, in, weight, output string) {
+			operator := op.Op{Kind: op.MatMul, M: rows, K: k, N: n, Scheme: scheme}
 			if scheme.Grid() {
-				g.node(o, names(in), names(w, w+"_steps"), names(y))
+				block.node(operator, names(in), names(weight, weight+"_steps"), names(output))
 				return
 			}
 			if !scheme.QuantisedRows() {
-				g.node(o, names(in), names(w), names(y))
+				block.node(operator, names(in), names(weight), names(output))
 				return
 			}
-			q, s := value(in+"8", op.U8, m, k), value(in+"s", op.F32, m, 1)
-			g.Temps = append(g.Temps, q, s)
-			quant := scheme.QuantRows(m, k, 1)
-			g.node(quant, names(in), static(quant, in), names(q.Name, s.Name))
-			g.node(o, names(q.Name, s.Name), names(w), names(y))
+			quantised, scales := value(in+"8", op.U8, rows, k), value(in+"s", op.F32, rows, 1)
+			block.Temps = append(block.Temps, quantised, scales)
+			quant := scheme.QuantRows(rows, k, 1)
+			block.node(quant, names(in), static(quant, in), names(quantised.Name, scales.Name))
+			block.node(operator, names(quantised.Name, scales.Name), names(weight), names(output))
 		}
-		g.node(op.Op{Kind: op.Norm, M: m, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
+		block.node(op.Op{Kind: op.Norm, M: rows, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
 		product(hidden, 2*ffn, "n", "gate_up", "h")
-		g.node(op.Op{Kind: op.GLU, M: m, N: ffn, Interleave: 16, Act: op.SiLU}, names("h"), nil, names("a"))
+		block.node(op.Op{Kind: op.GLU, M: rows, N: ffn, Interleave: 16, Act: op.SiLU}, names("h"), nil, names("a"))
 		product(ffn, hidden, "a", "down", "d")
-		g.node(op.Op{Kind: op.Add, M: m, N: hidden}, names("x", "d"), nil, names("y"))
-		add("mlp "+strings.ReplaceAll(string(scheme), "/", ":"), g)
+		block.node(op.Op{Kind: op.Add, M: rows, N: hidden}, names("x", "d"), nil, names("y"))
+		add("mlp "+strings.ReplaceAll(string(scheme), "/", ":"), block)
 	}
 	const experts, fan = 6, 3
 	for _, scheme := range op.Schemes {
-		wide := func(name string, t op.Type, cols int) op.Value { return value(name, t, m*fan, cols) }
-		g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{f32("y", hidden)},
-			Temps: []op.Value{f32("n", hidden), f32("logits", experts), value("ids", op.I32, m, fan), f32("weights", fan),
+		wide := func(name string, t op.Type, cols int) op.Value { return value(name, t, rows*fan, cols) }
+		block = graph{layouts: caps.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{f32("y", hidden)},
+			Temps: []op.Value{f32("n", hidden), f32("logits", experts), value("ids", op.I32, rows, fan), f32("weights", fan),
 				wide("h", op.F32, 2*ffn), wide("a", op.F32, ffn), wide("d", op.F32, hidden), f32("s", hidden), f32("g", 1), f32("shared", hidden)}}}
-		product := func(k, n int, spread bool, in, w, y string) {
-			o := op.Op{Kind: op.ExpertMatMul, M: m, K: k, N: n, Scheme: scheme, Experts: experts, Fan: fan, Spread: spread}
+		product := func(k, n int, spread bool, in, weight, output string) {
+			operator := op.Op{Kind: op.ExpertMatMul, M: rows, K: k, N: n, Scheme: scheme, Experts: experts, Fan: fan, Spread: spread}
 			if !scheme.QuantisedRows() {
-				g.node(o, names(in, "ids"), names(w), names(y))
+				block.node(operator, names(in, "ids"), names(weight), names(output))
 				return
 			}
-			quant := scheme.QuantRows(m, k, fan)
+			quant := scheme.QuantRows(rows, k, fan)
 			if spread {
 				quant.Fan = 0
 			}
-			q, s := value(in+"8", op.U8, quant.Rows(), k), value(in+"s", op.F32, quant.Rows(), 1)
-			g.Temps = append(g.Temps, q, s)
-			g.node(quant, names(in), static(quant, in), names(q.Name, s.Name))
-			g.node(o, names(q.Name, s.Name, "ids"), names(w), names(y))
+			quantised, scales := value(in+"8", op.U8, quant.Rows(), k), value(in+"s", op.F32, quant.Rows(), 1)
+			block.Temps = append(block.Temps, quantised, scales)
+			block.node(quant, names(in), static(quant, in), names(quantised.Name, scales.Name))
+			block.node(operator, names(quantised.Name, scales.Name, "ids"), names(weight), names(output))
 		}
-		g.node(op.Op{Kind: op.LayerNorm, M: m, N: hidden, Eps: 1e-5}, names("x"), names("gain", "bias"), names("n"))
-		g.node(op.Op{Kind: op.MatMul, M: m, K: hidden, N: experts, Scheme: op.A32W32}, names("n"), names("router"), names("logits"))
-		g.node(op.Op{Kind: op.Route, M: m, Experts: experts, Fan: fan, Router: op.RouteSoftmaxNorm}, names("logits"), nil, names("ids", "weights"))
+		block.node(op.Op{Kind: op.LayerNorm, M: rows, N: hidden, Eps: 1e-5}, names("x"), names("gain", "bias"), names("n"))
+		block.node(op.Op{Kind: op.MatMul, M: rows, K: hidden, N: experts, Scheme: op.A32W32}, names("n"), names("router"), names("logits"))
+		block.node(op.Op{Kind: op.Route, M: rows, Experts: experts, Fan: fan, Router: op.RouteSoftmaxNorm}, names("logits"), nil, names("ids", "weights"))
 		product(hidden, 2*ffn, true, "n", "gate_up", "h")
-		g.node(op.Op{Kind: op.GLU, M: m, N: ffn, Interleave: 32, Act: op.GELUTanh, Fan: fan}, names("h"), nil, names("a"))
+		block.node(op.Op{Kind: op.GLU, M: rows, N: ffn, Interleave: 32, Act: op.GELUTanh, Fan: fan}, names("h"), nil, names("a"))
 		product(ffn, hidden, false, "a", "down", "d")
-		g.node(op.Op{Kind: op.Combine, M: m, N: hidden, Fan: fan}, names("d", "weights"), nil, names("s"))
-		g.node(op.Op{Kind: op.MatMul, M: m, K: hidden, N: 1, Scheme: op.A32W32, Bias: true}, names("n"), names("gate", "gate_bias"), names("g"))
-		g.node(op.Op{Kind: op.Gate, M: m, N: hidden}, names("n", "g"), nil, names("shared"))
-		g.node(op.Op{Kind: op.Add, M: m, N: hidden}, names("s", "shared"), nil, names("s"))
-		g.node(op.Op{Kind: op.Add, M: m, N: hidden}, names("x", "s"), nil, names("y"))
-		add("moe "+strings.ReplaceAll(string(scheme), "/", ":"), g)
+		block.node(op.Op{Kind: op.Combine, M: rows, N: hidden, Fan: fan}, names("d", "weights"), nil, names("s"))
+		block.node(op.Op{Kind: op.MatMul, M: rows, K: hidden, N: 1, Scheme: op.A32W32, Bias: true}, names("n"), names("gate", "gate_bias"), names("g"))
+		block.node(op.Op{Kind: op.Gate, M: rows, N: hidden}, names("n", "g"), nil, names("shared"))
+		block.node(op.Op{Kind: op.Add, M: rows, N: hidden}, names("s", "shared"), nil, names("s"))
+		block.node(op.Op{Kind: op.Add, M: rows, N: hidden}, names("x", "s"), nil, names("y"))
+		add("moe "+strings.ReplaceAll(string(scheme), "/", ":"), block)
 	}
 	return out
 }
 
 // supported reports whether the processor does every node.
 func supported(c *driver.Capabilities, g *op.Graph) bool {
-	for _, n := range g.Nodes {
-		if c.Supports(n.Op) != nil {
+	for _, node := range g.Nodes {
+		if c.Supports(node.Op) != nil {
 			return false
 		}
 	}
@@ -583,25 +583,25 @@ func supported(c *driver.Capabilities, g *op.Graph) bool {
 }
 
 func testGraphs(t *testing.T, f *Factory) {
-	s := open(t, f, f.Config)
-	for _, m := range []int{1, 11} {
-		for name, g := range blocks(s.caps, m) {
-			if !supported(s.caps, &g) {
+	session := open(t, f, f.Config)
+	for _, rows := range []int{1, 11} {
+		for name, graph := range blocks(session.caps, rows) {
+			if !supported(session.caps, &graph) {
 				continue
 			}
-			t.Run(fmt.Sprintf("%s m=%d", name, m), func(t *testing.T) {
-				sub := *s
+			t.Run(fmt.Sprintf("%s m=%d", name, rows), func(t *testing.T) {
+				sub := *session
 				sub.t = t
-				if err := g.Validate(); err != nil {
+				if err := graph.Validate(); err != nil {
 					t.Fatal(err)
 				}
-				tr := sub.newTrial(g, testContext, 77)
-				sub.variants(tr, m, testContext, 77)
-				if g.State() { // a prompt in two chunks, then more: each call sees what the ones before it stored
+				tr := sub.newTrial(graph, testContext, 77)
+				sub.variants(tr, rows, testContext, 77)
+				if graph.State() { // a prompt in two chunks, then more: each call sees what the ones before it stored
 					rng := rand.New(rand.NewPCG(5, 5))
-					for _, pos := range []int{0, m, 2 * m} {
+					for _, pos := range []int{0, rows, 2 * rows} {
 						tr.fill(rng)
-						tr.check(place{}, scalars(pos, m))
+						tr.check(place{}, scalars(pos, rows))
 					}
 				}
 			})
@@ -612,55 +612,55 @@ func testGraphs(t *testing.T, f *Factory) {
 // A shard is a tile range of one packed weight, of all its experts, with the same columns of the bias, and a
 // column range of one output.
 func testWeightRanges(t *testing.T, f *Factory) {
-	s := open(t, f, f.Config)
-	if !s.caps.WeightRanges {
+	session := open(t, f, f.Config)
+	if !session.caps.WeightRanges {
 		t.Skip("the processor needs its own copy of a shard's weight")
 	}
-	n0 := s.caps.Tile.N
+	n0 := session.caps.Tile.N
 	whole := 3*n0 + 5
-	for _, scheme := range s.caps.Schemes {
-		for _, o := range []op.Op{
+	for _, scheme := range session.caps.Schemes {
+		for _, operator := range []op.Op{
 			{Kind: op.MatMul, M: 3, K: 96, N: whole, Scheme: scheme},
 			{Kind: op.MatMul, M: 3, K: 96, N: whole, Scheme: scheme, Bias: true},
 			{Kind: op.ExpertMatMul, M: 5, Fan: 2, Experts: 4, K: 96, N: whole, Scheme: scheme, Spread: true},
 			{Kind: op.ExpertMatMul, M: 1, Fan: 3, Experts: 3, K: 40, N: whole, Scheme: scheme},
 		} {
-			if s.caps.Supports(o) != nil {
+			if session.caps.Supports(operator) != nil {
 				continue
 			}
-			full := s.newTrial(single(s.caps, o), 0, 3)
+			full := session.newTrial(single(session.caps, operator), 0, 3)
 			for _, cols := range [][2]int{{0, n0}, {n0, 3 * n0}, {2 * n0, whole}} {
-				o.N = cols[1] - cols[0]
-				part := s.newTrial(single(s.caps, o), 0, 4)
+				operator.N = cols[1] - cols[0]
+				part := session.newTrial(single(session.caps, operator), 0, 4)
 				for i, spec := range full.graph.Weights {
-					p := &full.packed[i]
+					packed := &full.packed[i]
 					if spec.Name == "steps" { // the same in all columns: every share has its own
-						old, w := full.weights[spec.Name], stored{spec.K, o.N, make([]float32, spec.K*o.N)}
-						for j := range w.v {
-							w.v[j] = old.v[j/o.N*whole]
+						old, weight := full.weights[spec.Name], stored{spec.K, operator.N, make([]float32, spec.K*operator.N)}
+						for j := range weight.v {
+							weight.v[j] = old.v[j/operator.N*whole]
 						}
-						if err := Pack(part.packed[i].Bytes, part.graph.Weights[i], w.v); err != nil {
+						if err := Pack(part.packed[i].Bytes, part.graph.Weights[i], weight.v); err != nil {
 							t.Fatal(err)
 						}
-						part.weights[spec.Name] = w
+						part.weights[spec.Name] = weight
 						continue
 					}
 					columns, offset, bytes, err := pack.Columns(spec, cols[0], cols[1])
 					if err != nil {
 						t.Fatal(err)
 					}
-					part.packed[i] = driver.Packed{Spec: columns, Bytes: p.Bytes[offset : offset+bytes], Stride: p.Stride}
+					part.packed[i] = driver.Packed{Spec: columns, Bytes: packed.Bytes[offset : offset+bytes], Stride: packed.Stride}
 					rows, old := max(1, spec.Experts)*spec.K, full.weights[spec.Name]
-					w := stored{spec.K, o.N, make([]float32, rows*o.N)}
-					for r := range rows {
-						copy(w.v[r*o.N:(r+1)*o.N], old.v[r*whole+cols[0]:])
+					weight := stored{spec.K, operator.N, make([]float32, rows*operator.N)}
+					for row := range rows {
+						copy(weight.v[row*operator.N:(row+1)*operator.N], old.v[row*whole+cols[0]:])
 					}
-					part.weights[spec.Name] = w
+					part.weights[spec.Name] = weight
 				}
 				if err := part.load(); err != nil {
-					t.Fatalf("columns %v of %s: %v", cols, o.Key(), err)
+					t.Fatalf("columns %v of %s: %v", cols, operator.Key(), err)
 				}
-				part.check(place{}, scalars(0, o.M))
+				part.check(place{}, scalars(0, operator.M))
 			}
 		}
 	}
@@ -668,7 +668,7 @@ func testWeightRanges(t *testing.T, f *Factory) {
 
 // Rows of zeros give zeros, not NaN, everywhere; no rows give nothing.
 func testZeroRows(t *testing.T, f *Factory) {
-	s := open(t, f, f.Config)
+	session := open(t, f, f.Config)
 	ops := []op.Op{{Kind: op.Norm, M: 2, N: 33}, {Kind: op.Norm, M: 2, N: 33, Eps: 1e-6}, {Kind: op.LayerNorm, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33, Static: true}, {Kind: op.QuantRows, M: 2, N: 33, Static: true, Scales: 3},
 		{Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.SiLU}, {Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.GELUTanh, Fan: 2}, {Kind: op.Softcap, M: 2, N: 33, Cap: 3},
 		{Kind: op.QKNorm, M: 2, Heads: 2, KVHeads: 1, HeadDim: 16}, {Kind: op.QKNorm, M: 2, Heads: 2, KVHeads: 1, HeadDim: 16, Joint: true}}
@@ -681,47 +681,47 @@ func testZeroRows(t *testing.T, f *Factory) {
 	for _, act := range op.Acts {
 		ops = append(ops, op.Op{Kind: op.Activate, M: 2, N: 33, Act: act})
 	}
-	for _, o := range ops {
-		if s.caps.Supports(o) != nil {
+	for _, operator := range ops {
+		if session.caps.Supports(operator) != nil {
 			continue
 		}
-		g := single(s.caps, o)
-		if o.Kind == op.QKNorm { // in place
-			g.Outputs[0] = g.Inputs[0]
+		graph := single(session.caps, operator)
+		if operator.Kind == op.QKNorm { // in place
+			graph.Outputs[0] = graph.Inputs[0]
 		}
-		tr := s.newTrial(g, 0, 6)
-		for _, v := range tr.graph.Inputs {
-			a := tr.vals[v.Name]
-			clear(a.v)
-			for i := range a.v {
-				if v.Type == op.U8 {
-					a.v[i] = 128
+		tr := session.newTrial(graph, 0, 6)
+		for _, value := range tr.graph.Inputs {
+			array := tr.vals[value.Name]
+			clear(array.v)
+			for i := range array.v {
+				if value.Type == op.U8 {
+					array.v[i] = 128
 				}
 			}
 		}
 		tr.check(place{}, scalars(0, 2))
-		if s.caps.DynamicRows {
+		if session.caps.DynamicRows {
 			tr.check(place{}, scalars(0, 0))
 		}
 	}
 }
 
 func testDeterminism(t *testing.T, f *Factory) {
-	s := open(t, f, f.Config)
-	for name, g := range blocks(s.caps, 11) {
-		if !supported(s.caps, &g) {
+	session := open(t, f, f.Config)
+	for name, graph := range blocks(session.caps, 11) {
+		if !supported(session.caps, &graph) {
 			continue
 		}
-		tr := s.newTrial(g, testContext, 9)
+		tr := session.newTrial(graph, testContext, 9)
 		var first string
 		for i := range 20 {
-			b := tr.bind(place{}, scalars(0, 11))
-			if _, err := s.run(tr.exe, &b.b); err != nil {
+			bound := tr.bind(place{}, scalars(0, 11))
+			if _, err := session.run(tr.exe, &bound.b); err != nil {
 				t.Fatal(err)
 			}
 			result := ""
-			for _, v := range b.b.Out {
-				result += string(v.Bytes())
+			for _, view := range bound.b.Out {
+				result += string(view.Bytes())
 			}
 			if i == 0 {
 				first = result
@@ -740,144 +740,144 @@ func mentions(t *testing.T, what string, err error, words ...string) {
 		t.Errorf("%s was accepted", what)
 		return
 	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("%s: error %q does not mention %q", what, err, w)
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%s: error %q does not mention %q", what, err, word)
 		}
 	}
 }
 
-func testRefusedAtOpen(t *testing.T, f *Factory) {
+func testRefusedAtOpen(t *testing.T, factory *Factory) {
 	ctx := context.Background()
 	for _, sel := range []string{"", "-", "no-such-processor", "-1", "0-", "999999", "1e9", "\x00"} {
-		p, err := f.Driver.Open(ctx, driver.Config{Select: sel, Options: f.Config.Options})
+		proc, err := factory.Driver.Open(ctx, driver.Config{Select: sel, Options: factory.Config.Options})
 		if sel == "" && err == nil { // a driver may have a default
-			p.Close()
+			proc.Close()
 			continue
 		}
 		mentions(t, fmt.Sprintf("selector %q", sel), err, fmt.Sprintf("%q", sel))
 	}
-	_, err := f.Driver.Open(ctx, driver.Config{Select: f.Config.Select, Options: map[string]string{"no_such_option": "1"}})
+	_, err := factory.Driver.Open(ctx, driver.Config{Select: factory.Config.Select, Options: map[string]string{"no_such_option": "1"}})
 	mentions(t, "an unknown option", err, `"no_such_option"`)
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
-	if _, err := f.Driver.Open(cancelled, f.Config); !errors.Is(err, context.Canceled) {
+	if _, err := factory.Driver.Open(cancelled, factory.Config); !errors.Is(err, context.Canceled) {
 		t.Errorf("open with a cancelled context: got %v", err)
 	}
 }
 
 func testRefusedAtLoad(t *testing.T, f *Factory) {
-	s := open(t, f, f.Config)
+	session := open(t, f, f.Config)
 	refuse := func(what string, a driver.Artifact, w driver.Weights, words ...string) {
 		t.Helper()
-		exe, err := s.load(a, w)
+		exe, err := session.load(a, w)
 		if err == nil {
 			exe.Close()
 		}
 		mentions(t, what, err, words...)
 	}
-	for _, o := range operators() {
-		if s.caps.Supports(o) == nil || o.Form != "" { // forms: Operators
+	for _, operator := range operators() {
+		if session.caps.Supports(operator) == nil || operator.Form != "" { // forms: Operators
 			continue
 		}
-		a, err := s.compile(single(s.caps, o), nil)
+		artifact, err := session.compile(single(session.caps, operator), nil)
 		if err == nil {
-			_, err = s.load(a, nil)
+			_, err = session.load(artifact, nil)
 		}
-		word := string(o.Kind)
-		if slices.Contains(s.caps.Kinds, o.Kind) {
-			word = string(o.Scheme) + string(o.KV)
+		word := string(operator.Kind)
+		if slices.Contains(session.caps.Kinds, operator.Kind) {
+			word = string(operator.Scheme) + string(operator.KV)
 		}
-		mentions(t, o.Key(), err, word)
+		mentions(t, operator.Key(), err, word)
 	}
 
-	if g, ok := blocks(s.caps, 2)["attention of a batch f32"]; ok && supported(s.caps, &g) {
-		tr := s.newTrial(g, testContext, 8)
-		g.Nodes = slices.Clone(g.Nodes)
-		g.Nodes[1].Op.Batch = false
-		if a, err := s.compile(g, tr.packed); err == nil {
-			refuse("rows that are of one sequence here and of one each there", a, tr.packed, "one sequence")
+	if graph, ok := blocks(session.caps, 2)["attention of a batch f32"]; ok && supported(session.caps, &graph) {
+		tr := session.newTrial(graph, testContext, 8)
+		graph.Nodes = slices.Clone(graph.Nodes)
+		graph.Nodes[1].Op.Batch = false
+		if artifact, err := session.compile(graph, tr.packed); err == nil {
+			refuse("rows that are of one sequence here and of one each there", artifact, tr.packed, "one sequence")
 		}
 	}
 
 	// A graph with a weight, for everything that may be wrong around it.
-	o := op.Op{Kind: op.Norm, M: 2, N: 64}
-	if len(s.caps.Schemes) > 0 {
-		o = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: s.caps.Schemes[0]}
+	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
+	if len(session.caps.Schemes) > 0 {
+		operator = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: session.caps.Schemes[0]}
 	}
-	tr := s.newTrial(single(s.caps, o), 0, 8)
-	a, err := s.compile(tr.graph, tr.packed)
+	tr := session.newTrial(single(session.caps, operator), 0, 8)
+	artifact, err := session.compile(tr.graph, tr.packed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	refuse("an artifact of another driver", driver.Artifact{Driver: "no-such-driver", Code: a.Code}, tr.packed, `"no-such-driver"`)
-	for n := range len(a.Code) {
-		if n < 64 || n > len(a.Code)-64 || n%37 == 0 {
-			refuse(fmt.Sprintf("the first %d of %d bytes of an artifact", n, len(a.Code)), driver.Artifact{Driver: a.Driver, Code: a.Code[:n]}, tr.packed)
+	refuse("an artifact of another driver", driver.Artifact{Driver: "no-such-driver", Code: artifact.Code}, tr.packed, `"no-such-driver"`)
+	for length := range len(artifact.Code) {
+		if length < 64 || length > len(artifact.Code)-64 || length%37 == 0 {
+			refuse(fmt.Sprintf("the first %d of %d bytes of an artifact", length, len(artifact.Code)), driver.Artifact{Driver: artifact.Driver, Code: artifact.Code[:length]}, tr.packed)
 		}
 	}
-	refuse("bytes after an artifact", driver.Artifact{Driver: a.Driver, Code: append(slices.Clone(a.Code), "{}"...)}, tr.packed)
+	refuse("bytes after an artifact", driver.Artifact{Driver: artifact.Driver, Code: append(slices.Clone(artifact.Code), "{}"...)}, tr.packed)
 	noise := make([]byte, 4096)
 	rng := rand.New(rand.NewPCG(1, 9))
 	for i := range noise {
 		noise[i] = byte(rng.Uint32())
 	}
-	refuse("noise", driver.Artifact{Driver: a.Driver, Code: noise}, tr.packed)
+	refuse("noise", driver.Artifact{Driver: artifact.Driver, Code: noise}, tr.packed)
 
 	name := tr.graph.Weights[0].Name
 	with := func(change func(p *driver.Packed)) driver.Weights {
-		w := slices.Clone(tr.packed)
-		change(&w[0])
-		return w
+		weights := slices.Clone(tr.packed)
+		change(&weights[0])
+		return weights
 	}
-	refuse("no weights", a, nil, "weight")
-	refuse("two weights for one", a, append(slices.Clone(tr.packed), tr.packed[0]), "weight")
-	refuse("a short weight", a, with(func(p *driver.Packed) { p.Bytes = p.Bytes[:len(p.Bytes)-1] }), name, fmt.Sprint(len(tr.packed[0].Bytes)))
-	refuse("an empty weight", a, with(func(p *driver.Packed) { p.Bytes = nil }), name)
-	refuse("a long weight", a, with(func(p *driver.Packed) { p.Bytes = make([]byte, 2*len(p.Bytes)) }), name)
-	refuse("a weight of another shape", a, with(func(p *driver.Packed) { p.Spec.N++ }), name)
-	refuse("a weight of another scheme", a, with(func(p *driver.Packed) { p.Spec.Scheme = "q3k" }), name, "q3k")
-	refuse("a weight of another layout", a, with(func(p *driver.Packed) { p.Spec.Layout = "swirl" }), name, "swirl")
-	for _, scheme := range s.caps.Schemes {
-		o := op.Op{Kind: op.ExpertMatMul, M: 2, Fan: 2, Experts: 3, K: 64, N: 64, Scheme: scheme}
-		if s.caps.Supports(o) != nil {
+	refuse("no weights", artifact, nil, "weight")
+	refuse("two weights for one", artifact, append(slices.Clone(tr.packed), tr.packed[0]), "weight")
+	refuse("a short weight", artifact, with(func(p *driver.Packed) { p.Bytes = p.Bytes[:len(p.Bytes)-1] }), name, fmt.Sprint(len(tr.packed[0].Bytes)))
+	refuse("an empty weight", artifact, with(func(p *driver.Packed) { p.Bytes = nil }), name)
+	refuse("a long weight", artifact, with(func(p *driver.Packed) { p.Bytes = make([]byte, 2*len(p.Bytes)) }), name)
+	refuse("a weight of another shape", artifact, with(func(p *driver.Packed) { p.Spec.N++ }), name)
+	refuse("a weight of another scheme", artifact, with(func(p *driver.Packed) { p.Spec.Scheme = "q3k" }), name, "q3k")
+	refuse("a weight of another layout", artifact, with(func(p *driver.Packed) { p.Spec.Layout = "swirl" }), name, "swirl")
+	for _, scheme := range session.caps.Schemes {
+		operator := op.Op{Kind: op.ExpertMatMul, M: 2, Fan: 2, Experts: 3, K: 64, N: 64, Scheme: scheme}
+		if session.caps.Supports(operator) != nil {
 			continue
 		}
-		tr := s.newTrial(single(s.caps, o), 0, 8)
-		a, err := s.compile(tr.graph, tr.packed)
+		tr := session.newTrial(single(session.caps, operator), 0, 8)
+		artifact, err := session.compile(tr.graph, tr.packed)
 		if err != nil {
 			t.Fatal(err)
 		}
 		name := tr.graph.Weights[0].Name
 		with := func(change func(p *driver.Packed)) driver.Weights {
-			w := slices.Clone(tr.packed)
-			change(&w[0])
-			return w
+			weights := slices.Clone(tr.packed)
+			change(&weights[0])
+			return weights
 		}
 		one := tr.packed[0].Stride
-		refuse("experts without a stride", a, with(func(p *driver.Packed) { p.Stride = 0 }), name, fmt.Sprint(one))
-		refuse("experts that overlap", a, with(func(p *driver.Packed) { p.Stride -= 64 }), name, fmt.Sprint(one))
-		refuse("experts beyond the end", a, with(func(p *driver.Packed) { p.Stride += 64 }), name, fmt.Sprint(one+64))
-		refuse("experts at odd places", a, with(func(p *driver.Packed) { p.Bytes, p.Stride = s.memory(3*one+2), one+1 }), name, fmt.Sprint(one+1))
-		refuse("a negative stride", a, with(func(p *driver.Packed) { p.Stride = -one }), name, fmt.Sprint(-one))
-		refuse("a stride that overflows", a, with(func(p *driver.Packed) { p.Stride = math.MaxInt64 &^ 63 }), name)
-		refuse("an expert too few", a, with(func(p *driver.Packed) { p.Bytes = p.Bytes[:2*one] }), name)
-		refuse("weights of other experts", a, with(func(p *driver.Packed) { p.Spec.Experts = 2 }), name, "2", "3")
-		refuse("a weight without experts", a, with(func(p *driver.Packed) { p.Spec.Experts, p.Bytes = 0, p.Bytes[:one] }), name, "3")
+		refuse("experts without a stride", artifact, with(func(p *driver.Packed) { p.Stride = 0 }), name, fmt.Sprint(one))
+		refuse("experts that overlap", artifact, with(func(p *driver.Packed) { p.Stride -= 64 }), name, fmt.Sprint(one))
+		refuse("experts beyond the end", artifact, with(func(p *driver.Packed) { p.Stride += 64 }), name, fmt.Sprint(one+64))
+		refuse("experts at odd places", artifact, with(func(p *driver.Packed) { p.Bytes, p.Stride = session.memory(3*one+2), one+1 }), name, fmt.Sprint(one+1))
+		refuse("a negative stride", artifact, with(func(p *driver.Packed) { p.Stride = -one }), name, fmt.Sprint(-one))
+		refuse("a stride that overflows", artifact, with(func(p *driver.Packed) { p.Stride = math.MaxInt64 &^ 63 }), name)
+		refuse("an expert too few", artifact, with(func(p *driver.Packed) { p.Bytes = p.Bytes[:2*one] }), name)
+		refuse("weights of other experts", artifact, with(func(p *driver.Packed) { p.Spec.Experts = 2 }), name, "2", "3")
+		refuse("a weight without experts", artifact, with(func(p *driver.Packed) { p.Spec.Experts, p.Bytes = 0, p.Bytes[:one] }), name, "3")
 	}
-	if len(s.caps.Schemes) > 0 {
+	if len(session.caps.Schemes) > 0 {
 		other := tr.graph
 		other.Weights = slices.Clone(other.Weights)
 		other.Weights[0].Layout = "swirl"
-		b, err := s.compile(other, nil)
+		artifact, err := session.compile(other, nil)
 		if err == nil {
-			_, err = s.load(b, with(func(p *driver.Packed) { p.Spec.Layout = "swirl" }))
+			_, err = session.load(artifact, with(func(p *driver.Packed) { p.Spec.Layout = "swirl" }))
 		}
 		mentions(t, "a graph with weights in an unknown layout", err, "swirl")
 	}
 	cancelled, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := s.proc.Load(cancelled, a, tr.packed); !errors.Is(err, context.Canceled) {
+	if _, err := session.proc.Load(cancelled, artifact, tr.packed); !errors.Is(err, context.Canceled) {
 		t.Errorf("load with a cancelled context: got %v", err)
 	}
 	if err := tr.load(); err != nil {
@@ -885,20 +885,20 @@ func testRefusedAtLoad(t *testing.T, f *Factory) {
 	}
 }
 
-func testRefusedAtRun(t *testing.T, f *Factory) {
-	s := open(t, f, f.Config)
+func testRefusedAtRun(t *testing.T, factory *Factory) {
+	session := open(t, factory, factory.Config)
 	refuse := func(tr *trial, what string, change func(b *driver.Bindings), words ...string) {
 		t.Helper()
-		b := tr.bind(place{}, scalars(0, 2))
-		change(&b.b)
-		_, err := s.run(tr.exe, &b.b)
+		bound := tr.bind(place{}, scalars(0, 2))
+		change(&bound.b)
+		_, err := session.run(tr.exe, &bound.b)
 		mentions(t, what, err, words...)
 	}
-	o := op.Op{Kind: op.Norm, M: 2, N: 64}
-	if s.caps.Supports(o) != nil {
-		o = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: s.caps.Schemes[0]}
+	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
+	if session.caps.Supports(operator) != nil {
+		operator = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: session.caps.Schemes[0]}
 	}
-	tr := s.newTrial(single(s.caps, o), 0, 8)
+	tr := session.newTrial(single(session.caps, operator), 0, 8)
 	refuse(tr, "a missing input", func(b *driver.Bindings) { b.In = b.In[:len(b.In)-1] })
 	refuse(tr, "a missing output", func(b *driver.Bindings) { b.Out = nil })
 	refuse(tr, "an input without a buffer", func(b *driver.Bindings) { b.In[0].Buffer = nil }, `"x"`)
@@ -912,17 +912,17 @@ func testRefusedAtRun(t *testing.T, f *Factory) {
 	refuse(tr, "a stride that overflows", func(b *driver.Bindings) { b.In[0].Stride = math.MaxInt / 2 }, `"x"`)
 	refuse(tr, "a stride below the columns", func(b *driver.Bindings) { b.In[0].Stride = 1 }, `"x"`)
 	refuse(tr, "negative rows", func(b *driver.Bindings) { b.Scalars.Rows = -1 }, "-1")
-	if !s.caps.StridedInput {
+	if !session.caps.StridedInput {
 		refuse(tr, "a strided input", func(b *driver.Bindings) { b.In[0].Rows, b.In[0].Stride = 1, 2*b.In[0].Stride }, `"x"`)
 	}
-	if !s.caps.DynamicRows {
+	if !session.caps.DynamicRows {
 		refuse(tr, "fewer rows", func(b *driver.Bindings) { b.Scalars.Rows = 1 }, "row")
 	}
 	tr.check(place{}, scalars(0, 2)) // and still right afterwards
 
 	attention := op.Op{Kind: op.Attention, M: 2, Heads: 4, KVHeads: 2, HeadDim: 8, Context: 8, KV: op.F32}
-	if s.caps.Supports(attention) == nil {
-		tr := s.newTrial(single(s.caps, attention), 16, 8)
+	if session.caps.Supports(attention) == nil {
+		tr := session.newTrial(single(session.caps, attention), 16, 8)
 		refuse(tr, "positions beyond the cache", func(b *driver.Bindings) { b.Scalars.Pos = 15 }, "16")
 		refuse(tr, "a negative position", func(b *driver.Bindings) { b.Scalars.Pos = -1 }, "-1")
 		refuse(tr, "a position that overflows", func(b *driver.Bindings) { b.Scalars.Pos = math.MaxInt })
@@ -939,8 +939,8 @@ func testRefusedAtRun(t *testing.T, f *Factory) {
 		tr.check(place{}, scalars(14, 2))
 	}
 	attention.Batch = true
-	if s.caps.Supports(attention) == nil {
-		tr := s.newTrial(single(s.caps, attention), 16, 8)
+	if session.caps.Supports(attention) == nil {
+		tr := session.newTrial(single(session.caps, attention), 16, 8)
 		refuse(tr, "a batch without places", func(b *driver.Bindings) { b.Scalars.Batch = nil }, "places")
 		refuse(tr, "a batch of fewer places than rows", func(b *driver.Bindings) { b.Scalars.Batch = b.Scalars.Batch[:1] }, "places")
 		refuse(tr, "a position beyond the cache", func(b *driver.Bindings) { b.Scalars.Batch[1].Pos = 16 }, "row 1", "16")
@@ -951,33 +951,33 @@ func testRefusedAtRun(t *testing.T, f *Factory) {
 	}
 
 	rope := op.Op{Kind: op.Rope, M: 2, Heads: 2, KVHeads: 1, HeadDim: 8}
-	if s.caps.Supports(rope) == nil {
-		tr := s.newTrial(single(s.caps, rope), 0, 8)
+	if session.caps.Supports(rope) == nil {
+		tr := session.newTrial(single(session.caps, rope), 0, 8)
 		refuse(tr, "an in-place value in two places", func(b *driver.Bindings) {
 			b.Out[0].Buffer = tr.bind(place{}, scalars(0, 2)).b.Out[0].Buffer
 		}, `"qkv"`)
 	}
 
-	other := open(t, f, f.Config)
-	b := tr.bind(place{}, scalars(0, 2))
-	_, err := other.run(tr.exe, &b.b)
+	other := open(t, factory, factory.Config)
+	bound := tr.bind(place{}, scalars(0, 2))
+	_, err := other.run(tr.exe, &bound.b)
 	mentions(t, "an executable of another processor", err)
-	if err := s.lane.do(tr.exe.Close); err != nil {
+	if err := session.lane.do(tr.exe.Close); err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.run(tr.exe, &b.b)
+	_, err = session.run(tr.exe, &bound.b)
 	mentions(t, "a closed executable", err)
 }
 
 // Values that have no answer are errors, not garbage.
 func testRefusedValues(t *testing.T, f *Factory) {
-	s := open(t, f, f.Config)
+	session := open(t, f, f.Config)
 	route := op.Op{Kind: op.Route, M: 3, Experts: 5, Fan: 2, Router: op.RouteSoftmax}
 	mixer := op.Op{Kind: op.Route, M: 3, Experts: 5, Fan: 2, Router: op.RouteSparseMixer, Jitter: 0.01}
 	expert := func(scheme op.Scheme) op.Op {
 		return op.Op{Kind: op.ExpertMatMul, M: 3, Fan: 2, Experts: 4, K: 16, N: 16, Scheme: scheme}
 	}
-	for _, c := range []struct {
+	for _, test := range []struct {
 		o     op.Op
 		input string
 		value float64
@@ -1010,60 +1010,60 @@ func testRefusedValues(t *testing.T, f *Factory) {
 		{expert(op.A8TQ8C), "ids", math.MaxInt32, 3, 0, []string{"expert_matmul", "row 1"}},
 		{expert(op.A8TQ4B32), "ids", math.MinInt32, 3, 0, []string{"expert_matmul", "row 1"}},
 	} {
-		if s.caps.Supports(c.o) != nil {
+		if session.caps.Supports(test.o) != nil {
 			continue
 		}
-		tr := s.newTrial(single(s.caps, c.o), testContext, 12)
-		in := tr.vals[c.input]
-		in.v[in.value.Cols] = c.value // row 1
-		sc := scalars(0, c.rows)
-		sc.Row = c.row
-		b := tr.bind(place{}, sc)
-		_, err := s.run(tr.exe, &b.b)
-		mentions(t, fmt.Sprintf("%s with %v", c.o.Key(), c.value), err, c.words...)
-		if s.caps.DynamicRows && c.o.Kind != op.SelectRow { // a row that is not in use does not matter
-			b.b.Scalars.Rows = 1
-			if _, err := s.run(tr.exe, &b.b); err != nil {
-				t.Errorf("%s with %v in an unused row: %v", c.o.Key(), c.value, err)
+		tr := session.newTrial(single(session.caps, test.o), testContext, 12)
+		in := tr.vals[test.input]
+		in.v[in.value.Cols] = test.value // row 1
+		sc := scalars(0, test.rows)
+		sc.Row = test.row
+		bound := tr.bind(place{}, sc)
+		_, err := session.run(tr.exe, &bound.b)
+		mentions(t, fmt.Sprintf("%s with %v", test.o.Key(), test.value), err, test.words...)
+		if session.caps.DynamicRows && test.o.Kind != op.SelectRow { // a row that is not in use does not matter
+			bound.b.Scalars.Rows = 1
+			if _, err := session.run(tr.exe, &bound.b); err != nil {
+				t.Errorf("%s with %v in an unused row: %v", test.o.Key(), test.value, err)
 			}
 		}
 		tr.fill(rand.New(rand.NewPCG(3, 3))) // and still right afterwards
-		tr.check(place{}, scalars(0, c.rows))
+		tr.check(place{}, scalars(0, test.rows))
 	}
 }
 
 func testMemory(t *testing.T, f *Factory) {
-	s := open(t, f, f.Config)
-	for _, n := range []int64{1, 63, 4096, 1 << 20} {
-		b, err := s.proc.Alloc(n)
+	session := open(t, f, f.Config)
+	for _, bytes := range []int64{1, 63, 4096, 1 << 20} {
+		buffer, err := session.proc.Alloc(bytes)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := b.Bytes(); int64(len(got)) != n || slices.ContainsFunc(got, func(v byte) bool { return v != 0 }) {
-			t.Errorf("alloc of %d bytes: got %d, or not zeroed", n, len(got))
+		if got := buffer.Bytes(); int64(len(got)) != bytes || slices.ContainsFunc(got, func(v byte) bool { return v != 0 }) {
+			t.Errorf("alloc of %d bytes: got %d, or not zeroed", bytes, len(got))
 		}
-		if err := errors.Join(b.Close(), b.Close()); err != nil {
+		if err := errors.Join(buffer.Close(), buffer.Close()); err != nil {
 			t.Errorf("close a buffer twice: %v", err)
 		}
 	}
-	for _, n := range []int64{-1, math.MaxInt64} {
-		if _, err := s.proc.Alloc(n); err == nil {
-			t.Errorf("alloc of %d bytes was accepted", n)
+	for _, bytes := range []int64{-1, math.MaxInt64} {
+		if _, err := session.proc.Alloc(bytes); err == nil {
+			t.Errorf("alloc of %d bytes was accepted", bytes)
 		}
 	}
-	m := s.memory(256)
-	if _, err := s.proc.Import(m[1:]); err == nil {
+	memory := session.memory(256)
+	if _, err := session.proc.Import(memory[1:]); err == nil {
 		t.Error("import of unaligned memory was accepted")
 	}
-	b, err := s.proc.Import(m[64:128])
+	buffer, err := session.proc.Import(memory[64:128])
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.Bytes()[0] = 42
-	if m[64] != 42 || len(b.Bytes()) != 64 {
+	buffer.Bytes()[0] = 42
+	if memory[64] != 42 || len(buffer.Bytes()) != 64 {
 		t.Error("imported memory is a copy")
 	}
-	if err := errors.Join(b.Close(), b.Close()); err != nil {
+	if err := errors.Join(buffer.Close(), buffer.Close()); err != nil {
 		t.Errorf("close imported memory twice: %v", err)
 	}
 }
@@ -1076,15 +1076,15 @@ func testConcurrent(t *testing.T, f *Factory) {
 	}
 	var trials []*trial
 	var first *driver.Capabilities // graphs are compiled for this one
-	for i, c := range configs {
-		s := open(t, f, c)
+	for i, config := range configs {
+		session := open(t, f, config)
 		if first == nil {
-			first = s.caps
+			first = session.caps
 		}
-		all := blocks(s.caps, 11)
+		all := blocks(session.caps, 11)
 		for _, name := range slices.Sorted(maps.Keys(all)) {
-			if g := all[name]; strings.HasPrefix(name, "mlp") && supported(s.caps, &g) && supported(first, &g) {
-				trials = append(trials, s.newTrial(g, 0, uint64(i)))
+			if graph := all[name]; strings.HasPrefix(name, "mlp") && supported(session.caps, &graph) && supported(first, &graph) {
+				trials = append(trials, session.newTrial(graph, 0, uint64(i)))
 				break
 			}
 		}
@@ -1110,61 +1110,61 @@ func testConcurrent(t *testing.T, f *Factory) {
 	wg.Wait()
 	for i, tr := range trials {
 		evaluate(&tr.graph, tr.vals, tr.weights, nil, scalars(0, 11))
-		for _, r := range results[i] {
-			if r.err != nil {
-				t.Fatal(r.err)
+		for _, outcome := range results[i] {
+			if outcome.err != nil {
+				t.Fatal(outcome.err)
 			}
-			v := r.b.b.Out[0]
-			tr.compare(tr.vals["y"], v, v.Buffer.Bytes(), 11)
+			view := outcome.b.b.Out[0]
+			tr.compare(tr.vals["y"], view, view.Buffer.Bytes(), 11)
 		}
 	}
 }
 
-func testClose(t *testing.T, f *Factory) {
-	s := open(t, f, f.Config)
-	o := op.Op{Kind: op.Norm, M: 2, N: 64}
-	if s.caps.Supports(o) != nil {
-		o = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: s.caps.Schemes[0]}
+func testClose(t *testing.T, factory *Factory) {
+	session := open(t, factory, factory.Config)
+	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
+	if session.caps.Supports(operator) != nil {
+		operator = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: session.caps.Schemes[0]}
 	}
-	tr := s.newTrial(single(s.caps, o), 0, 8)
-	b := tr.bind(place{}, scalars(0, 2))
-	if err := errors.Join(s.proc.Close(), s.proc.Close()); err != nil {
+	tr := session.newTrial(single(session.caps, operator), 0, 8)
+	bound := tr.bind(place{}, scalars(0, 2))
+	if err := errors.Join(session.proc.Close(), session.proc.Close()); err != nil {
 		t.Fatalf("close twice: %v", err)
 	}
-	_, err := s.run(tr.exe, &b.b)
+	_, err := session.run(tr.exe, &bound.b)
 	mentions(t, "run on a closed processor", err)
-	a, err := s.compile(tr.graph, tr.packed)
+	artifact, err := session.compile(tr.graph, tr.packed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.load(a, tr.packed)
+	_, err = session.load(artifact, tr.packed)
 	mentions(t, "load on a closed processor", err)
 	if err := errors.Join(tr.exe.Close(), tr.exe.Close()); err != nil {
 		t.Errorf("close an executable twice, after its processor: %v", err)
 	}
 	// A processor that was never attached closes too.
-	p, err := f.Driver.Open(context.Background(), f.Config)
+	proc, err := factory.Driver.Open(context.Background(), factory.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Close(); err != nil {
+	if err := proc.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
 func testLeaks(t *testing.T, f *Factory) {
 	cycle := func() {
-		s := open(t, f, f.Config)
-		graphs := blocks(s.caps, 11)
+		session := open(t, f, f.Config)
+		graphs := blocks(session.caps, 11)
 		maps.DeleteFunc(graphs, func(name string, g op.Graph) bool {
-			return !strings.HasPrefix(name, "mlp") || !supported(s.caps, &g)
+			return !strings.HasPrefix(name, "mlp") || !supported(session.caps, &g)
 		})
 		for i, name := range slices.Sorted(maps.Keys(graphs)) {
 			if i < 2 { // what is opened and closed does not depend on the scheme
-				s.newTrial(graphs[name], 0, 1).check(place{}, scalars(0, 11))
+				session.newTrial(graphs[name], 0, 1).check(place{}, scalars(0, 11))
 			}
 		}
-		s.close()
+		session.close()
 	}
 	cycle()
 	goroutines, threads := runtime.NumGoroutine(), countThreads()
@@ -1184,9 +1184,9 @@ func testLeaks(t *testing.T, f *Factory) {
 
 // countThreads is the number of OS threads of this process, 0 where the system does not tell.
 func countThreads() int {
-	d, err := os.ReadDir("/proc/self/task")
+	entries, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		return 0
 	}
-	return len(d)
+	return len(entries)
 }

@@ -71,11 +71,11 @@ func (d *faulty) Open(ctx context.Context, c driver.Config) (driver.Processor, e
 	if err := d.strike(AtOpen, c.Select, ctx, nil); err != nil {
 		return nil, err
 	}
-	p, err := d.Driver.Open(ctx, c)
+	proc, err := d.Driver.Open(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	return &faultyProcessor{Processor: p, d: d, sel: c.Select, closed: make(chan struct{})}, nil
+	return &faultyProcessor{Processor: proc, d: d, sel: c.Select, closed: make(chan struct{})}, nil
 }
 
 type faultyProcessor struct {

@@ -26,8 +26,8 @@ type array struct {
 }
 
 func newArray(v op.Value) *array {
-	n := v.Rows * v.Cols
-	return &array{value: v, v: make([]float64, n), size: make([]float64, n), slack: make([]float64, n), doubt: make([]float64, n)}
+	elems := v.Rows * v.Cols
+	return &array{value: v, v: make([]float64, elems), size: make([]float64, elems), slack: make([]float64, elems), doubt: make([]float64, elems)}
 }
 
 func (a *array) at(r, c int) float64 { return a.v[r*a.value.Cols+c] }
@@ -50,16 +50,16 @@ type stored struct {
 func rowsInUse(g *op.Graph, name string, tokens int) int {
 	rows := 0
 	note := func(names []string, values []op.Value, m int) {
-		for i, v := range values {
+		for i, value := range values {
 			if names[i] == name {
-				rows = max(rows, min(m, v.Rows, tokens)*max(1, v.Rows/m))
+				rows = max(rows, min(m, value.Rows, tokens)*max(1, value.Rows/m))
 			}
 		}
 	}
-	for _, n := range g.Nodes {
-		sig := n.Op.Sig()
-		note(n.In, sig.In, n.Op.M)
-		note(n.Out, sig.Out, n.Op.M)
+	for _, node := range g.Nodes {
+		sig := node.Op.Sig()
+		note(node.In, sig.In, node.Op.M)
+		note(node.Out, sig.Out, node.Op.M)
 	}
 	return rows
 }
@@ -95,10 +95,10 @@ func reroundSlack(o op.Op, j int, w []float32, x []float64) (slack float64) {
 	if block < 2 {
 		return 0
 	}
-	for p := 0; p < o.K; p += block {
+	for from := 0; from < o.K; from += block {
 		largest, sum := 0.0, 0.0
-		for q := p; q < min(o.K, p+block); q++ {
-			largest, sum = math.Max(largest, math.Abs(x[q])), sum+math.Abs(float64(w[q*o.N+j]))
+		for place := from; place < min(o.K, from+block); place++ {
+			largest, sum = math.Max(largest, math.Abs(x[place])), sum+math.Abs(float64(w[place*o.N+j]))
 		}
 		slack += largest / 127 / 2 * sum
 	}
@@ -473,7 +473,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 
 // narrowing is how a product rounds its activations and its results to 16 bits, nil where it does not: each returns the
 // rounded value, and how far off one may be whose exact value is known up to an error. steps are those of a grid.
-func narrowing(o op.Op, steps stored) (x, y func(v, err float64) (float64, float64)) {
+func narrowing(operator op.Op, steps stored) (x, y func(v, err float64) (float64, float64)) {
 	with := func(to func(v float64) float64) func(v, err float64) (float64, float64) {
 		return func(v, err float64) (float64, float64) {
 			mid := to(v)
@@ -486,9 +486,9 @@ func narrowing(o op.Op, steps stored) (x, y func(v, err float64) (float64, float
 		}
 	}
 	switch {
-	case o.Scheme.Grid():
-		return with(grid(steps.v[0])), with(grid(steps.v[o.N]))
-	case o.Scheme.Half():
+	case operator.Scheme.Grid():
+		return with(grid(steps.v[0])), with(grid(steps.v[operator.N]))
+	case operator.Scheme.Half():
 		half := with(func(v float64) float64 { return round(op.F16, v) })
 		return half, half
 	}
@@ -496,21 +496,21 @@ func narrowing(o op.Op, steps stored) (x, y func(v, err float64) (float64, float
 }
 
 // activation is act(x), and the magnitude of its terms: exponentials have the errors of their arguments.
-func activation(act string, x float64) (y, size float64) {
+func activation(act string, input float64) (output, size float64) {
 	sigmoid := func(u float64) (y, size float64) {
-		y = x / (1 + math.Exp(-u))
+		y = input / (1 + math.Exp(-u))
 		return y, math.Abs(y) * math.Max(1, math.Abs(u))
 	}
 	switch act {
 	case op.SiLU:
-		return sigmoid(x)
+		return sigmoid(input)
 	case op.GELU:
-		y = x * (1 + math.Erf(x/math.Sqrt2)) / 2
-		return y, math.Abs(x)
+		output = input * (1 + math.Erf(input/math.Sqrt2)) / 2
+		return output, math.Abs(input)
 	case op.GELUTanh:
-		return sigmoid(2 * math.Sqrt(2/math.Pi) * (x + 0.044715*x*x*x))
+		return sigmoid(2 * math.Sqrt(2/math.Pi) * (input + 0.044715*input*input*input))
 	case op.ReLU:
-		return math.Max(x, 0), 0
+		return math.Max(input, 0), 0
 	}
 	panic("BUG: no oracle for activation function " + act)
 }
@@ -523,10 +523,10 @@ func rotation(o op.Op, table []float32, seq int) (freq []float32, amplitude floa
 		if o.NTK == 0 {
 			freq, amplitude = table[half:], o.LongAmplitude
 		} else {
-			g := o.NTK*float64(seq)/float64(o.LongFrom) - (o.NTK - 1)
+			stretch := o.NTK*float64(seq)/float64(o.LongFrom) - (o.NTK - 1)
 			freq = make([]float32, half)
 			for i := range freq {
-				freq[i] = float32(float64(table[i]) * math.Pow(g, -float64(i)/float64(half-1)))
+				freq[i] = float32(float64(table[i]) * math.Pow(stretch, -float64(i)/float64(half-1)))
 			}
 		}
 	}
@@ -543,24 +543,24 @@ type choice struct {
 
 // chooseExperts sorts the experts of one token by logit, of equal ones the lower index first, and weighs the
 // first ones.
-func chooseExperts(o op.Op, logits []float64) []choice {
+func chooseExperts(operator op.Op, logits []float64) []choice {
 	order := make([]int, len(logits))
 	for i := range order {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(logits[b], logits[a]) })
-	out := make([]choice, o.Fan)
+	out := make([]choice, operator.Fan)
 	for j := range out {
 		among := order // the experts of the softmax
-		switch o.Router {
+		switch operator.Router {
 		case op.RouteSoftmaxNorm:
-			among = order[:o.Fan]
+			among = order[:operator.Fan]
 		case op.RouteSparseMixer:
 			among = nil
 			top := float32(logits[order[j]])
 			for _, i := range order[j:] {
-				x := float32(logits[i])
-				if !((top-x)/max(float32(math.Abs(logits[i])), top) > float32(2*o.Jitter)) {
+				logit := float32(logits[i])
+				if !((top-logit)/max(float32(math.Abs(logits[i])), top) > float32(2*operator.Jitter)) {
 					among = append(among, i)
 				}
 			}
@@ -583,61 +583,61 @@ func round(t op.Type, v float64) float64 {
 }
 
 // encode stores a number; f16 rounds to nearest, ties to even, bf16 must be exact.
-func encode(b []byte, t op.Type, v float64) {
-	switch t {
+func encode(dst []byte, elem op.Type, value float64) {
+	switch elem {
 	case op.F32:
-		binary.LittleEndian.PutUint32(b, math.Float32bits(float32(v)))
+		binary.LittleEndian.PutUint32(dst, math.Float32bits(float32(value)))
 	case op.I32:
-		binary.LittleEndian.PutUint32(b, uint32(int32(v)))
+		binary.LittleEndian.PutUint32(dst, uint32(int32(value)))
 	case op.U8:
-		b[0] = uint8(v)
+		dst[0] = uint8(value)
 	case op.I8:
-		b[0] = uint8(int8(v))
+		dst[0] = uint8(int8(value))
 	case op.BF16:
-		binary.LittleEndian.PutUint16(b, uint16(math.Float32bits(float32(v))>>16))
+		binary.LittleEndian.PutUint16(dst, uint16(math.Float32bits(float32(value))>>16))
 	case op.F16:
-		h, a := uint16(0), math.Abs(v)
-		if math.Signbit(v) {
-			h = 1 << 15
+		half, size := uint16(0), math.Abs(value)
+		if math.Signbit(value) {
+			half = 1 << 15
 		}
-		if a != 0 {
-			e := max(-14, math.Ilogb(a))
-			m := math.RoundToEven(math.Ldexp(a, 10-e)) // units of 2^(e-10); 1024..2048 unless subnormal
-			if m < 1024 {
-				h |= uint16(m)
+		if size != 0 {
+			exponent := max(-14, math.Ilogb(size))
+			fraction := math.RoundToEven(math.Ldexp(size, 10-exponent)) // units of 2^(e-10); 1024..2048 unless subnormal
+			if fraction < 1024 {
+				half |= uint16(fraction)
 			} else {
-				h |= uint16(e+14)<<10 + uint16(m) // the implicit bit counts as one exponent step
+				half |= uint16(exponent+14)<<10 + uint16(fraction) // the implicit bit counts as one exponent step
 			}
 		}
-		binary.LittleEndian.PutUint16(b, h)
+		binary.LittleEndian.PutUint16(dst, half)
 	default:
-		panic("BUG: type " + string(t))
+		panic("BUG: type " + string(elem))
 	}
 }
 
-func decode(b []byte, t op.Type) float64 {
-	switch t {
+func decode(src []byte, elem op.Type) float64 {
+	switch elem {
 	case op.F32:
-		return float64(math.Float32frombits(binary.LittleEndian.Uint32(b)))
+		return float64(math.Float32frombits(binary.LittleEndian.Uint32(src)))
 	case op.I32:
-		return float64(int32(binary.LittleEndian.Uint32(b)))
+		return float64(int32(binary.LittleEndian.Uint32(src)))
 	case op.U8:
-		return float64(b[0])
+		return float64(src[0])
 	case op.I8:
-		return float64(int8(b[0]))
+		return float64(int8(src[0]))
 	case op.BF16:
-		return float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(b)) << 16))
+		return float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(src)) << 16))
 	case op.F16:
-		h := binary.LittleEndian.Uint16(b)
-		e, m := int(h>>10&31), float64(h&1023)
-		v := m * 0x1p-24
-		if e > 0 {
-			v = (m + 1024) * math.Float64frombits(uint64(1023+e-25)<<52) // 2^(e-25)
+		half := binary.LittleEndian.Uint16(src)
+		exponent, fraction := int(half>>10&31), float64(half&1023)
+		value := fraction * 0x1p-24
+		if exponent > 0 {
+			value = (fraction + 1024) * math.Float64frombits(uint64(1023+exponent-25)<<52) // 2^(e-25)
 		}
-		if h>>15 == 1 {
-			v = -v
+		if half>>15 == 1 {
+			value = -value
 		}
-		return v
+		return value
 	}
-	panic("BUG: type " + string(t))
+	panic("BUG: type " + string(elem))
 }

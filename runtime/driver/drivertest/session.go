@@ -29,15 +29,15 @@ type lane struct {
 }
 
 func startLane() *lane {
-	l := &lane{calls: make(chan func()), ended: make(chan struct{})}
+	started := &lane{calls: make(chan func()), ended: make(chan struct{})}
 	go func() {
-		defer close(l.ended)
+		defer close(started.ended)
 		runtime.LockOSThread()
-		for f := range l.calls {
-			f()
+		for call := range started.calls {
+			call()
 		}
 	}()
-	return l
+	return started
 }
 
 // do runs f on the lane.
@@ -69,19 +69,19 @@ type session struct {
 // open skips the test when the driver is unavailable here and not required.
 func open(t testing.TB, f *Factory, c driver.Config) *session {
 	t.Helper()
-	p, err := f.Driver.Open(context.Background(), c)
+	proc, err := f.Driver.Open(context.Background(), c)
 	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrIncapable) {
 		require.Skip(t, f.Driver.Name(), err)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &session{t: t, f: f, proc: p, caps: p.Capabilities(), lane: startLane()}
-	t.Cleanup(s.close)
-	if err := s.lane.do(p.Attach); err != nil {
+	opened := &session{t: t, f: f, proc: proc, caps: proc.Capabilities(), lane: startLane()}
+	t.Cleanup(opened.close)
+	if err := opened.lane.do(proc.Attach); err != nil {
 		t.Fatalf("attach: %v", err)
 	}
-	return s
+	return opened
 }
 
 func (s *session) close() {
@@ -114,59 +114,59 @@ type trial struct {
 type place struct{ gap, below int }
 
 // newTrial fills inputs and weights with data that follow from the seed, packs, compiles and loads.
-func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
+func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 	s.t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
-	tr := &trial{s: s, graph: g, vals: map[string]*array{}, weights: map[string]stored{}}
-	for _, list := range [][]op.Value{g.Inputs, g.Outputs, g.Temps} {
-		for _, v := range list {
-			if tr.vals[v.Name] == nil {
-				tr.vals[v.Name] = newArray(v)
+	tr := &trial{s: s, graph: graph, vals: map[string]*array{}, weights: map[string]stored{}}
+	for _, list := range [][]op.Value{graph.Inputs, graph.Outputs, graph.Temps} {
+		for _, value := range list {
+			if tr.vals[value.Name] == nil {
+				tr.vals[value.Name] = newArray(value)
 			}
 		}
 	}
-	if len(g.Nodes) > 1 {
+	if len(graph.Nodes) > 1 {
 		tr.loose = 1e-4
 	}
 	invfreq := map[string]int{} // of a rotation: angles in a row of the table
 	static := map[string]bool{} // scales of rows
 	steps := map[string]int{}   // of a grid: how many products a result sums
-	for _, n := range g.Nodes {
-		if n.Op.HasScheme() && slices.Contains(s.caps.Rerounds, n.Op.Scheme) {
+	for _, node := range graph.Nodes {
+		if node.Op.HasScheme() && slices.Contains(s.caps.Rerounds, node.Op.Scheme) {
 			tr.rerounds = true
 		}
 	}
-	for _, n := range g.Nodes {
-		switch n.Op.Kind {
+	for _, node := range graph.Nodes {
+		switch node.Op.Kind {
 		case op.MatMul:
-			if n.Op.Scheme.Grid() {
-				steps[n.W[len(n.W)-1]] = n.Op.K
+			if node.Op.Scheme.Grid() {
+				steps[node.W[len(node.W)-1]] = node.Op.K
 			}
-			if len(g.Nodes) > 1 && (n.Op.Scheme.Grid() || n.Op.Scheme.Half()) {
+			if len(graph.Nodes) > 1 && (node.Op.Scheme.Grid() || node.Op.Scheme.Half()) {
 				tr.loose = max(tr.loose, 3e-3)
 			}
 		case op.QuantRows:
-			if n.Op.Static {
-				static[n.W[0]] = true
+			if node.Op.Static {
+				static[node.W[0]] = true
 			}
-			if len(g.Nodes) > 1 {
+			if len(graph.Nodes) > 1 {
 				tr.loose = 1e-2 // a value between two codes may take either
 				if tr.rerounds {
 					tr.loose = 5e-2
 				}
 			}
 		case op.Rope:
-			invfreq[n.W[0]] = n.Op.Rotary() / 2
+			invfreq[node.W[0]] = node.Op.Rotary() / 2
 		case op.KVAppend, op.Attention:
 			sequences := 3
-			if n.Op.Batch {
-				sequences = n.Op.M
+			if node.Op.Batch {
+				sequences = node.Op.M
 			}
-			size := sequences * n.Op.KVHeads * maxContext * n.Op.HeadDim
+			size := sequences * node.Op.KVHeads * maxContext * node.Op.HeadDim
 			if tr.cache == nil {
-				tr.cache = &cache{typ: n.Op.KV, heads: n.Op.KVHeads, dim: n.Op.HeadDim, maxContext: maxContext, sequences: sequences, k: make([]float64, size), v: make([]float64, size)}
+				tr.cache = &cache{typ: node.Op.KV, heads: node.Op.KVHeads, dim: node.Op.HeadDim, maxContext: maxContext, sequences: sequences, k: make([]float64, size), v: make([]float64, size)}
 				for i := range size {
-					tr.cache.k[i], tr.cache.v[i] = round(n.Op.KV, rng.NormFloat64()), round(n.Op.KV, rng.NormFloat64())
+					tr.cache.k[i], tr.cache.v[i] = round(node.Op.KV, rng.NormFloat64()), round(node.Op.KV, rng.NormFloat64())
 				}
 			}
 		}
@@ -174,15 +174,15 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 	switch {
 	case tr.rerounds:
 		tr.slack = 1
-	case len(g.Nodes) == 1 && g.Nodes[0].Op.Act != "":
+	case len(graph.Nodes) == 1 && graph.Nodes[0].Op.Act != "":
 		tr.slack = s.f.Activations
 	}
 	tr.fill(rng)
-	for i, spec := range g.Weights {
-		p, w := s.weigh(rng, spec, invfreq[spec.Name], static[spec.Name], steps[spec.Name])
-		tr.weights[spec.Name] = w
-		p.Spec.Name = fmt.Sprintf("pack.%d", i) // an artifact serves many weights, whose names differ
-		tr.packed = append(tr.packed, p)
+	for i, spec := range graph.Weights {
+		packed, weight := s.weigh(rng, spec, invfreq[spec.Name], static[spec.Name], steps[spec.Name])
+		tr.weights[spec.Name] = weight
+		packed.Spec.Name = fmt.Sprintf("pack.%d", i) // an artifact serves many weights, whose names differ
+		tr.packed = append(tr.packed, packed)
 	}
 	if err := tr.load(); err != nil {
 		s.t.Fatal(err)
@@ -214,9 +214,9 @@ func (s *session) weigh(rng *rand.Rand, spec op.WeightSpec, angles int, static b
 	if spec.Experts > 0 {
 		p.Stride = bytes
 	}
-	w := stored{spec.K, spec.N, make([]float32, count*size)}
-	for e := range count {
-		values, packed := make([]float32, size), p.Bytes[int64(e)*bytes:][:bytes]
+	weight := stored{spec.K, spec.N, make([]float32, count*size)}
+	for expert := range count {
+		values, packed := make([]float32, size), p.Bytes[int64(expert)*bytes:][:bytes]
 		for j := range values {
 			values[j] = float32(rng.NormFloat64())
 			if static {
@@ -235,54 +235,54 @@ func (s *session) weigh(rng *rand.Rand, spec op.WeightSpec, angles int, static b
 		if err := Pack(packed, one, values); err != nil {
 			s.t.Fatal(err)
 		}
-		if err := pack.Unpack(w.v[e*size:(e+1)*size], one, packed); err != nil {
+		if err := pack.Unpack(weight.v[expert*size:(expert+1)*size], one, packed); err != nil {
 			s.t.Fatal(err)
 		}
 	}
-	return p, w
+	return p, weight
 }
 
 // fill gives every input new numbers.
 func (tr *trial) fill(rng *rand.Rand) {
 	role := map[string]string{}
 	indices := map[string]int{} // number of rows or experts that ids choose from
-	for _, n := range tr.graph.Nodes {
-		for i, v := range n.Op.Sig().In {
-			role[n.In[i]] = v.Name
-			if v.Name == "ids" {
-				indices[n.In[i]] = n.Op.K
-				if n.Op.Kind == op.ExpertMatMul {
-					indices[n.In[i]] = n.Op.Experts
+	for _, node := range tr.graph.Nodes {
+		for i, value := range node.Op.Sig().In {
+			role[node.In[i]] = value.Name
+			if value.Name == "ids" {
+				indices[node.In[i]] = node.Op.K
+				if node.Op.Kind == op.ExpertMatMul {
+					indices[node.In[i]] = node.Op.Experts
 				}
 			}
 		}
 	}
-	for _, v := range tr.graph.Inputs {
-		a := tr.vals[v.Name]
+	for _, value := range tr.graph.Inputs {
+		array := tr.vals[value.Name]
 		// Of ids: all rows, every other one, or a single one.
-		choices, step := indices[v.Name], 1
+		choices, step := indices[value.Name], 1
 		switch rng.IntN(4) {
 		case 0:
 			choices, step = (choices+1)/2, 2
 		case 1:
 			choices, step = 1, max(1, choices-1)
 		}
-		offset := rng.IntN(max(1, indices[v.Name]-(choices-1)*step))
-		role := role[v.Name]
-		for i := range a.v {
+		offset := rng.IntN(max(1, indices[value.Name]-(choices-1)*step))
+		role := role[value.Name]
+		for i := range array.v {
 			switch {
 			case role == "ids":
-				a.v[i] = float64(offset + step*rng.IntN(choices))
+				array.v[i] = float64(offset + step*rng.IntN(choices))
 			case role == "scale":
-				a.v[i] = float64(rng.Float32()) / 64
-			case role == "logits" && i/v.Cols%2 == 1: // ties, and logits near to each other
-				a.v[i] = 1 + float64(rng.IntN(5))/16
-			case v.Type == op.F32:
-				a.v[i] = float64(float32(rng.NormFloat64()))
-			case v.Type == op.U8:
-				a.v[i] = float64(1 + rng.IntN(255))
+				array.v[i] = float64(rng.Float32()) / 64
+			case role == "logits" && i/value.Cols%2 == 1: // ties, and logits near to each other
+				array.v[i] = 1 + float64(rng.IntN(5))/16
+			case value.Type == op.F32:
+				array.v[i] = float64(float32(rng.NormFloat64()))
+			case value.Type == op.U8:
+				array.v[i] = float64(1 + rng.IntN(255))
 			default:
-				a.v[i] = float64(rng.IntN(200) - 100)
+				array.v[i] = float64(rng.IntN(200) - 100)
 			}
 		}
 	}
@@ -290,12 +290,12 @@ func (tr *trial) fill(rng *rand.Rand) {
 
 // memory is 64-byte aligned memory of the host, freed after the test.
 func (s *session) memory(bytes int64) []byte {
-	r, err := mem.Alloc(int(bytes), 64)
+	region, err := mem.Alloc(int(bytes), 64)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.t.Cleanup(func() { r.Close() })
-	return r.Bytes()
+	s.t.Cleanup(func() { region.Close() })
+	return region.Bytes()
 }
 
 func (s *session) compile(g op.Graph, w driver.Weights) (driver.Artifact, error) {
@@ -311,11 +311,11 @@ func (s *session) load(a driver.Artifact, w driver.Weights) (exe driver.Executab
 }
 
 func (tr *trial) load() error {
-	a, err := tr.s.compile(tr.graph, tr.packed)
+	artifact, err := tr.s.compile(tr.graph, tr.packed)
 	if err != nil {
 		return err
 	}
-	tr.exe, err = tr.s.load(a, tr.packed)
+	tr.exe, err = tr.s.load(artifact, tr.packed)
 	if err == nil {
 		tr.s.t.Cleanup(func() { tr.exe.Close() })
 	}
@@ -333,59 +333,59 @@ type bound struct {
 
 // bind puts inputs into memory and reserves outputs. Every other operand is imported, the rest is
 // allocated by the processor.
-func (tr *trial) bind(p place, sc driver.Scalars) *bound {
-	s := tr.s
+func (tr *trial) bind(at place, sc driver.Scalars) *bound {
+	session := tr.s
 	out := &bound{views: map[string]driver.View{}}
 	out.b.Scalars = &sc
 	buffer := func(bytes int64) driver.Buffer {
-		var b driver.Buffer
-		err := s.lane.do(func() (err error) {
+		var buffer driver.Buffer
+		err := session.lane.do(func() (err error) {
 			if len(out.views)%2 == 0 {
-				b, err = s.proc.Import(s.memory(bytes))
+				buffer, err = session.proc.Import(session.memory(bytes))
 			} else {
-				b, err = s.proc.Alloc(bytes)
+				buffer, err = session.proc.Alloc(bytes)
 			}
 			return err
 		})
 		if err != nil {
-			s.t.Fatal(err)
+			session.t.Fatal(err)
 		}
-		s.t.Cleanup(func() { b.Close() })
-		return b
+		session.t.Cleanup(func() { buffer.Close() })
+		return buffer
 	}
 	view := func(v op.Value) driver.View {
-		if w, ok := out.views[v.Name]; ok {
-			return w
+		if view, ok := out.views[v.Name]; ok {
+			return view
 		}
 		size := int64(v.Type.Bytes())
-		w := driver.View{Type: v.Type, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols + 2*p.gap, Offset: int64(p.gap) * size}
-		w.Buffer = buffer(int64(v.Rows+p.below) * int64(w.Stride) * size)
-		fillBytes(w.Buffer.Bytes(), untouched)
-		out.views[v.Name] = w
-		return w
+		view := driver.View{Type: v.Type, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols + 2*at.gap, Offset: int64(at.gap) * size}
+		view.Buffer = buffer(int64(v.Rows+at.below) * int64(view.Stride) * size)
+		fillBytes(view.Buffer.Bytes(), untouched)
+		out.views[v.Name] = view
+		return view
 	}
-	for _, v := range tr.graph.Inputs {
-		w := view(v)
-		store(w, tr.vals[v.Name].v)
-		out.b.In = append(out.b.In, w)
+	for _, value := range tr.graph.Inputs {
+		bound := view(value)
+		store(bound, tr.vals[value.Name].v)
+		out.b.In = append(out.b.In, bound)
 	}
-	for _, v := range tr.graph.Outputs {
-		out.b.Out = append(out.b.Out, view(v))
+	for _, value := range tr.graph.Outputs {
+		out.b.Out = append(out.b.Out, view(value))
 	}
-	if c := tr.cache; c != nil {
-		if c.kbuf == nil {
-			rows := c.sequences * c.heads * c.maxContext
-			bytes := int64(rows*c.dim) * int64(c.typ.Bytes())
-			c.kbuf, c.vbuf = buffer(bytes), buffer(bytes)
-			c.kview = driver.View{Buffer: c.kbuf, Type: c.typ, Rows: rows, Cols: c.dim, Stride: c.dim}
-			c.vview = c.kview
-			c.vview.Buffer = c.vbuf
-			store(c.kview, c.k)
-			store(c.vview, c.v)
+	if cache := tr.cache; cache != nil {
+		if cache.kbuf == nil {
+			rows := cache.sequences * cache.heads * cache.maxContext
+			bytes := int64(rows*cache.dim) * int64(cache.typ.Bytes())
+			cache.kbuf, cache.vbuf = buffer(bytes), buffer(bytes)
+			cache.kview = driver.View{Buffer: cache.kbuf, Type: cache.typ, Rows: rows, Cols: cache.dim, Stride: cache.dim}
+			cache.vview = cache.kview
+			cache.vview.Buffer = cache.vbuf
+			store(cache.kview, cache.k)
+			store(cache.vview, cache.v)
 		}
-		out.b.K, out.b.V, out.b.MaxContext = c.kview, c.vview, c.maxContext
-		out.b.K.Rows, out.b.V.Rows = c.heads*c.maxContext, c.heads*c.maxContext
-		out.b.Sequences, out.b.SequenceBytes = c.sequences, int64(c.heads*c.maxContext*c.dim*c.typ.Bytes())
+		out.b.K, out.b.V, out.b.MaxContext = cache.kview, cache.vview, cache.maxContext
+		out.b.K.Rows, out.b.V.Rows = cache.heads*cache.maxContext, cache.heads*cache.maxContext
+		out.b.Sequences, out.b.SequenceBytes = cache.sequences, int64(cache.heads*cache.maxContext*cache.dim*cache.typ.Bytes())
 	}
 	return out
 }
@@ -398,10 +398,10 @@ func fillBytes(b []byte, v byte) {
 
 // store writes dense numbers to a view.
 func store(w driver.View, v []float64) {
-	b, size := w.Bytes(), w.Type.Bytes()
-	for r := range w.Rows {
-		for c := range w.Cols {
-			encode(b[(r*w.Stride+c)*size:], w.Type, v[r*w.Cols+c])
+	data, size := w.Bytes(), w.Type.Bytes()
+	for row := range w.Rows {
+		for col := range w.Cols {
+			encode(data[(row*w.Stride+col)*size:], w.Type, v[row*w.Cols+col])
 		}
 	}
 }
@@ -419,13 +419,13 @@ func (s *session) run(exe driver.Executable, b *driver.Bindings) (span driver.Sp
 func (tr *trial) check(p place, sc driver.Scalars) {
 	t := tr.s.t
 	t.Helper()
-	b := tr.bind(p, sc)
+	bound := tr.bind(p, sc)
 	before := map[string][]byte{}
-	for name, v := range b.views {
-		before[name] = bytes.Clone(v.Buffer.Bytes())
+	for name, view := range bound.views {
+		before[name] = bytes.Clone(view.Buffer.Bytes())
 	}
 	from := tr.s.proc.Now()
-	span, err := tr.s.run(tr.exe, &b.b)
+	span, err := tr.s.run(tr.exe, &bound.b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -434,83 +434,83 @@ func (tr *trial) check(p place, sc driver.Scalars) {
 	}
 	evaluate(&tr.graph, tr.vals, tr.weights, tr.cache, sc)
 	outputs := map[string]bool{}
-	for _, v := range tr.graph.Outputs {
-		outputs[v.Name] = true
-		tr.compare(tr.vals[v.Name], b.views[v.Name], before[v.Name], rowsInUse(&tr.graph, v.Name, sc.Rows))
+	for _, value := range tr.graph.Outputs {
+		outputs[value.Name] = true
+		tr.compare(tr.vals[value.Name], bound.views[value.Name], before[value.Name], rowsInUse(&tr.graph, value.Name, sc.Rows))
 	}
 	updated := map[string]bool{} // in place, and not an output: undefined afterwards
-	for _, n := range tr.graph.Nodes {
-		for _, name := range n.Out {
+	for _, node := range tr.graph.Nodes {
+		for _, name := range node.Out {
 			updated[name] = true
 		}
 	}
-	for _, v := range tr.graph.Inputs {
-		if !outputs[v.Name] && !updated[v.Name] && !bytes.Equal(before[v.Name], b.views[v.Name].Buffer.Bytes()) {
-			t.Fatalf("input %q was changed", v.Name)
+	for _, value := range tr.graph.Inputs {
+		if !outputs[value.Name] && !updated[value.Name] && !bytes.Equal(before[value.Name], bound.views[value.Name].Buffer.Bytes()) {
+			t.Fatalf("input %q was changed", value.Name)
 		}
 	}
-	if c := tr.cache; c != nil {
-		tr.compareCache("k", c.kview, c.k)
-		tr.compareCache("v", c.vview, c.v)
+	if cache := tr.cache; cache != nil {
+		tr.compareCache("k", cache.kview, cache.k)
+		tr.compareCache("v", cache.vview, cache.v)
 	}
 }
 
-func (tr *trial) compare(want *array, w driver.View, before []byte, rows int) {
+func (tr *trial) compare(want *array, view driver.View, before []byte, rows int) {
 	t := tr.s.t
 	t.Helper()
-	size, name := w.Type.Bytes(), want.value.Name
-	all := w.Buffer.Bytes()
+	size, name := view.Type.Bytes(), want.value.Name
+	all := view.Buffer.Bytes()
 	largest := 0.0
-	for _, v := range want.v[:rows*w.Cols] {
-		largest = math.Max(largest, math.Abs(v))
+	for _, value := range want.v[:rows*view.Cols] {
+		largest = math.Max(largest, math.Abs(value))
 	}
 	for i := 0; i < len(all); i += size {
-		at := i - int(w.Offset)
-		r, c := at/size/w.Stride, at/size%w.Stride
-		if at < 0 || c >= w.Cols || r >= w.Rows {
+		at := i - int(view.Offset)
+		row, col := at/size/view.Stride, at/size%view.Stride
+		if at < 0 || col >= view.Cols || row >= view.Rows {
 			if !bytes.Equal(all[i:i+size], before[i:i+size]) {
 				t.Fatalf("output %q: byte %d outside the view was changed", name, i)
 			}
 			continue
 		}
-		got := decode(all[i:], w.Type)
-		if r >= rows {
+		got := decode(all[i:], view.Type)
+		if row >= rows {
 			if got != 0 && !bytes.Equal(all[i:i+size], before[i:i+size]) {
-				t.Fatalf("output %q: row %d is not in use, but [%d,%d] became %v", name, r, r, c, got)
+				t.Fatalf("output %q: row %d is not in use, but [%d,%d] became %v", name, row, row, col, got)
 			}
 			continue
 		}
-		j := r*w.Cols + c
+		j := row*view.Cols + col
 		allowed := tr.s.f.tolerance()*want.size[j] + 1e-37
 		allowed += tr.slack*want.slack[j] + want.doubt[j]
 		switch {
 		case tr.loose > 0:
 			allowed = tr.loose * largest
-		case w.Type == op.U8:
+		case view.Type == op.U8:
 			allowed = want.size[j]
 		}
 		if !(math.Abs(got-want.v[j]) <= allowed) {
-			t.Fatalf("output %q [%d,%d]: got %v, want %v within %.3g", name, r, c, got, want.v[j], allowed)
+			t.Fatalf("output %q [%d,%d]: got %v, want %v within %.3g", name, row, col, got, want.v[j], allowed)
 		}
 	}
 }
 
 // compareCache also takes over what the processor stored, so that errors do not add up over calls.
-func (tr *trial) compareCache(name string, w driver.View, want []float64) {
+func (tr *trial) compareCache(name string, view driver.View, want []float64) {
 	t := tr.s.t
 	t.Helper()
-	b, size := w.Bytes(), w.Type.Bytes()
+	data, size := view.Bytes(), view.Type.Bytes()
 	tolerance := math.Max(tr.s.f.tolerance(), tr.loose)
-	if w.Type == op.F16 {
+	if view.Type == op.F16 {
 		tolerance += 1e-3
 	}
-	for i, v := range want {
-		got := decode(b[i*size:], w.Type)
-		if len(tr.graph.Nodes) == 1 && got != v {
-			t.Fatalf("cache %s, row %d, column %d: got %v, want %v", name, i/w.Cols, i%w.Cols, got, v)
+	for i, value := range want {
+		got := decode(data[i*size:], view.Type)
+		if len(tr.graph.Nodes) == 1 && got != value {
+			t.Fatalf("cache %s, row %d, column %d: got %v, want %v", name, i/view.Cols, i%view.Cols, got, value)
 		}
-		if !(math.Abs(got-v) <= tolerance*(math.Abs(v)+10)) {
-			t.Fatalf("cache %s, row %d, column %d: got %v, want %v", name, i/w.Cols, i%w.Cols, got, v)
+		if !(math.Abs(got-value) <= tolerance*(math.Abs(value)+10)) {
+			t.Fatalf("cache %s, row %d, column %d: got %v, want %v", name, i/view.Cols, i%view.Cols, got, value)
 		}
 		want[i] = got
 	}

@@ -10,19 +10,19 @@ import (
 )
 
 func (b *builder) route() step {
-	e, o, x, ids, w := b.e, b.op, b.in[0], b.out[0], b.out[1]
-	s := b.byRows((4+o.Fan)*o.Experts, func(_, r0, r1 int) {
-		for r := r0; r < r1; r++ {
-			if !kernel.Route(ids.i32[r*ids.ld:r*ids.ld+o.Fan], w.f32[r*w.ld:r*w.ld+o.Fan], x.f32[r*x.ld:r*x.ld+o.Experts], o.Router, o.Jitter) {
-				e.refuse(r)
+	exe, operator, input, ids, weights := b.e, b.op, b.in[0], b.out[0], b.out[1]
+	step := b.byRows((4+operator.Fan)*operator.Experts, func(_, r0, r1 int) {
+		for row := r0; row < r1; row++ {
+			if !kernel.Route(ids.i32[row*ids.ld:row*ids.ld+operator.Fan], weights.f32[row*weights.ld:row*weights.ld+operator.Fan], input.f32[row*input.ld:row*input.ld+operator.Experts], operator.Router, operator.Jitter) {
+				exe.refuse(row)
 				return
 			}
 		}
 	})
-	s.refused = func(int) error {
+	step.refused = func(int) error {
 		return errors.New("a router logit is NaN or an infinity, which leaves no order of the experts")
 	}
-	return s
+	return step
 }
 
 // A task of an ExpertMatMul covers at most groupRows rows of an expert and so many columns that its
@@ -43,81 +43,81 @@ type group struct {
 // multiplies them as one matrix. Only the weights of experts that were chosen are read. The rows of an expert
 // keep their order, and every row's result is the same bits as alone.
 func (b *builder) expertMatMul() (step, error) {
-	e, o, x, ids, y, set := b.e, b.op, b.in[0], b.in[len(b.in)-1], b.out[0], b.e.p.set
+	exe, operator, input, ids, output, set := b.e, b.op, b.in[0], b.in[len(b.in)-1], b.out[0], b.e.p.set
 	multiply, tileBytes, sums, err := b.product()
 	if err != nil {
 		return step{}, err
 	}
-	most, tiles, workers := o.Rows(), (o.N+pack.TileN-1)/pack.TileN, len(e.p.cores)
-	stride, size, perToken := int(b.w[0].Stride), x.value.Type.Bytes(), 1
-	if o.Spread {
-		perToken = o.Fan
+	most, tiles, workers := operator.Rows(), (operator.N+pack.TileN-1)/pack.TileN, len(exe.p.cores)
+	stride, size, perToken := int(b.w[0].Stride), input.value.Type.Bytes(), 1
+	if operator.Spread {
+		perToken = operator.Fan
 	}
-	e.need.order = max(e.need.order, most)
-	e.need.rows = max(e.need.rows, (most*o.K*size+3)/4)
-	e.need.sums = max(e.need.sums, most*sums)
-	if o.Scheme.QuantisedRows() {
-		e.need.scales = max(e.need.scales, most)
+	exe.need.order = max(exe.need.order, most)
+	exe.need.rows = max(exe.need.rows, (most*operator.K*size+3)/4)
+	exe.need.sums = max(exe.need.sums, most*sums)
+	if operator.Scheme.QuantisedRows() {
+		exe.need.scales = max(exe.need.scales, most)
 	}
-	e.need.local = max(e.need.local, min(groupCells, min(most, groupRows)*tiles*pack.TileN))
+	exe.need.local = max(exe.need.local, min(groupCells, min(most, groupRows)*tiles*pack.TileN))
 
-	expert := func(row int) int { return int(ids.i32[row/o.Fan*ids.ld+row%o.Fan]) }
-	ends := make([]int, o.Experts+1) // ends[i+1] is where the places of expert i end
-	groups := make([]group, 0, min(o.Experts, most))
+	expert := func(row int) int { return int(ids.i32[row/operator.Fan*ids.ld+row%operator.Fan]) }
+	ends := make([]int, operator.Experts+1) // ends[i+1] is where the places of expert i end
+	groups := make([]group, 0, min(operator.Experts, most))
 	var tasks int
 
-	gather := e.chain([]step{b.byBlocks(o.Fan, o.K, func(_, p0, p1 int) {
-		for p := p0; p < p1; p++ {
-			row := int(e.have.rank[p])
+	gather := exe.chain([]step{b.byBlocks(operator.Fan, operator.K, func(_, p0, p1 int) {
+		for place := p0; place < p1; place++ {
+			row := int(exe.have.rank[place])
 			from := row / perToken
-			if o.Scheme.QuantisedRows() {
+			if operator.Scheme.QuantisedRows() {
 				scale := b.in[1]
-				e.have.scale[p] = scale.f32[from*scale.ld]
+				exe.have.scale[place] = scale.f32[from*scale.ld]
 			}
-			source := x.raw[from*x.ld*size:][:o.K*size]
+			source := input.raw[from*input.ld*size:][:operator.K*size]
 			if sums > 0 {
-				set.BlockSums(e.have.sum[p*sums:], sums, source, o.K, 1, o.K)
+				set.BlockSums(exe.have.sum[place*sums:], sums, source, operator.K, 1, operator.K)
 			}
 			if i := expert(row); ends[i+1]-ends[i] > 1 {
-				copy(mem.Bytes(e.have.row)[p*o.K*size:], source)
+				copy(mem.Bytes(exe.have.row)[place*operator.K*size:], source)
 			}
 		}
 	})})
 	gather.rows = nil // it reads other rows than it writes
 	plan := gather.plan
 	gather.plan = func(tokens int) int {
-		rows := tokens * o.Fan
+		rows := tokens * operator.Fan
 		clear(ends)
 		for row := range rows {
 			i := expert(row)
-			if i < 0 || i >= o.Experts {
-				e.refuse(row / o.Fan)
+			if i < 0 || i >= operator.Experts {
+				exe.refuse(row / operator.Fan)
 				return 0
 			}
 			ends[i+1]++
 		}
 		groups, tasks = groups[:0], 0
-		for i := range o.Experts {
+		for i := range operator.Experts {
 			count := ends[i+1]
 			ends[i+1] += ends[i]
 			if count == 0 {
 				continue
 			}
-			g := group{expert: i, from: ends[i], to: ends[i+1], rowBlock: min(count, groupRows), tileBlock: tiles, task: tasks}
+			chosen := group{expert: i, from: ends[i], to: ends[i+1], rowBlock: min(count, groupRows), tileBlock: tiles, task: tasks}
 			if count > 1 {
-				g.tileBlock = min(tiles, max(1, groupCells/(g.rowBlock*pack.TileN)))
+				chosen.tileBlock = min(tiles, max(1, groupCells/(chosen.rowBlock*pack.TileN)))
 			}
 			if workers > 1 {
-				even := max(1, rows*tiles/(workers*tasksPerWorker*g.rowBlock), minTask/(g.rowBlock*o.K*pack.TileN))
-				g.tileBlock = min(g.tileBlock, even)
+				even := max(1, rows*tiles/(workers*tasksPerWorker*chosen.rowBlock), minTask/(chosen.rowBlock*operator.K*pack.TileN))
+				chosen.tileBlock = min(chosen.tileBlock, even)
 			}
-			g.rowTasks = (count + g.rowBlock - 1) / g.rowBlock
-			tasks += g.rowTasks * ((tiles + g.tileBlock - 1) / g.tileBlock)
-			groups = append(groups, g)
+			chosen.rowTasks = (count + chosen.rowBlock - 1) / chosen.rowBlock
+			tasks += chosen.rowTasks * ((tiles + chosen.tileBlock - 1) / chosen.tileBlock)
+			groups = append(groups, chosen)
 		}
 		for row := range rows { // ends[i] moves from the begin of expert i to its end
 			i := expert(row)
-			e.have.rank[ends[i]] = int32(row)
+			exe.have.rank[ends[i]] = int32(row)
 			ends[i]++
 		}
 		copy(ends[1:], ends)
@@ -125,46 +125,46 @@ func (b *builder) expertMatMul() (step, error) {
 		return plan(tokens)
 	}
 	gather.refused = func(r int) error {
-		for _, id := range ids.i32[r*ids.ld : r*ids.ld+o.Fan] {
-			if id < 0 || int(id) >= o.Experts {
-				return fmt.Errorf("expert id %d, want 0..%d", id, o.Experts-1)
+		for _, id := range ids.i32[r*ids.ld : r*ids.ld+operator.Fan] {
+			if id < 0 || int(id) >= operator.Experts {
+				return fmt.Errorf("expert id %d, want 0..%d", id, operator.Experts-1)
 			}
 		}
 		panic("BUG: row refused without a bad expert id")
 	}
 	b.before = append(b.before, gather)
 
-	together := operand{ld: o.K} // the copied rows
+	together := operand{ld: operator.K} // the copied rows
 	return step{
-		m: o.M,
+		m: operator.M,
 		plan: func(int) int {
-			together.f32, together.raw = e.have.row, mem.Bytes(e.have.row)
+			together.f32, together.raw = exe.have.row, mem.Bytes(exe.have.row)
 			return tasks
 		},
-		task: func(worker, t int) {
+		task: func(worker, task int) {
 			first, end := 0, len(groups) // the group of the task is in [first,end)
 			for end-first > 1 {
-				if middle := (first + end) / 2; groups[middle].task <= t {
+				if middle := (first + end) / 2; groups[middle].task <= task {
 					first = middle
 				} else {
 					end = middle
 				}
 			}
-			g := &groups[first]
-			t -= g.task
-			tile, p0 := t/g.rowTasks*g.tileBlock, g.from+t%g.rowTasks*g.rowBlock
-			column, p1 := tile*pack.TileN, min(g.to, p0+g.rowBlock)
-			n, at := min(o.N-column, g.tileBlock*pack.TileN), g.expert*stride+tile*tileBytes
-			if g.to-g.from == 1 { // in place
-				row := int(e.have.rank[p0])
-				multiply(y.f32[row*y.ld+column:], y.ld, b.rows(x, row/perToken, p0, sums), at, 1, n)
+			group := &groups[first]
+			task -= group.task
+			tile, p0 := task/group.rowTasks*group.tileBlock, group.from+task%group.rowTasks*group.rowBlock
+			column, p1 := tile*pack.TileN, min(group.to, p0+group.rowBlock)
+			cols, at := min(operator.N-column, group.tileBlock*pack.TileN), group.expert*stride+tile*tileBytes
+			if group.to-group.from == 1 { // in place
+				row := int(exe.have.rank[p0])
+				multiply(output.f32[row*output.ld+column:], output.ld, b.rows(input, row/perToken, p0, sums), at, 1, cols)
 				return
 			}
-			out := e.have.mine(worker)[:(p1-p0)*n]
-			multiply(out, n, b.rows(&together, p0, p0, sums), at, p1-p0, n)
-			for p := p0; p < p1; p++ {
-				to := int(e.have.rank[p])*y.ld + column
-				copy(y.f32[to:to+n], out[(p-p0)*n:])
+			out := exe.have.mine(worker)[:(p1-p0)*cols]
+			multiply(out, cols, b.rows(&together, p0, p0, sums), at, p1-p0, cols)
+			for place := p0; place < p1; place++ {
+				to := int(exe.have.rank[place])*output.ld + column
+				copy(output.f32[to:to+cols], out[(place-p0)*cols:])
 			}
 		},
 	}, nil

@@ -37,22 +37,22 @@ func Kernels() string {
 // cpuName is vendor, family, model, name and stepping: on x86 the CPU says so itself, elsewhere the system does, "" where
 // nobody tells. Both forms are the same, so that a machine keeps its fingerprint when it runs an image without /proc.
 func cpuName() string {
-	if c := &cpuid.CPU; runtime.GOARCH == "amd64" && c.VendorString != "" {
-		return fmt.Sprintf("%s %d %d %s %d", c.VendorString, c.Family, c.Model, strings.TrimSpace(c.BrandName), c.Stepping)
+	if cpu := &cpuid.CPU; runtime.GOARCH == "amd64" && cpu.VendorString != "" {
+		return fmt.Sprintf("%s %d %d %s %d", cpu.VendorString, cpu.Family, cpu.Model, strings.TrimSpace(cpu.BrandName), cpu.Stepping)
 	}
 	return systemCPUName()
 }
 
 // systemCPUName is the first core in /proc/cpuinfo.
 func systemCPUName() string {
-	f, err := os.Open("/proc/cpuinfo")
+	file, err := os.Open("/proc/cpuinfo")
 	if err != nil {
 		return ""
 	}
-	defer f.Close()
+	defer file.Close()
 	var name []string
-	for s := bufio.NewScanner(f); s.Scan() && s.Text() != ""; {
-		key, value, _ := strings.Cut(s.Text(), ":")
+	for scanner := bufio.NewScanner(file); scanner.Scan() && scanner.Text() != ""; {
+		key, value, _ := strings.Cut(scanner.Text(), ":")
 		switch strings.TrimSpace(key) {
 		case "vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part", "CPU variant":
 			name = append(name, strings.TrimSpace(value))

@@ -48,12 +48,12 @@ func (host) Library(context.Context) (driver.Library, error) {
 
 func (host) Devices(context.Context) ([]driver.Device, error) {
 	var out []driver.Device
-	for _, x := range affinity.Selections() {
-		what := fmt.Sprintf("CPU core %d", x.Cores[0])
-		if n := len(x.Cores); n > 1 {
-			what = fmt.Sprintf("%d CPU cores as one processor", n)
+	for _, selection := range affinity.Selections() {
+		what := fmt.Sprintf("CPU core %d", selection.Cores[0])
+		if cores := len(selection.Cores); cores > 1 {
+			what = fmt.Sprintf("%d CPU cores as one processor", cores)
 		}
-		out = append(out, driver.Device{Select: x.Select, Description: what, Cores: x.Cores})
+		out = append(out, driver.Device{Select: selection.Select, Description: what, Cores: selection.Cores})
 	}
 	return out, nil
 }
@@ -61,34 +61,34 @@ func (host) Devices(context.Context) ([]driver.Device, error) {
 // Open accepts the selectors of Devices and any other range of usable cores. Option kernels names a
 // kernel set ("reference", "portable", ...); without it the environment variable
 // HETC_HOST_KERNELS decides, then the CPU.
-func (host) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
+func (host) Open(ctx context.Context, config driver.Config) (driver.Processor, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		return nil, &driver.Unavailable{Driver: Name, Found: "a big-endian CPU, packed weights are little-endian"}
 	}
-	cores, err := affinity.Select(c.Select)
+	cores, err := affinity.Select(config.Select)
 	if err != nil {
 		return nil, fmt.Errorf("open processor of driver %q: %w", Name, err)
 	}
 	set, err := kernel.ByName("")
-	for _, key := range sortedKeys(c.Options) {
+	for _, key := range sortedKeys(config.Options) {
 		if key != "kernels" {
-			return nil, diag.New(diag.ClassInput, "open processor %q of driver %q: unknown option %q", c.Select, Name, key).WithHint("options: kernels")
+			return nil, diag.New(diag.ClassInput, "open processor %q of driver %q: unknown option %q", config.Select, Name, key).WithHint("options: kernels")
 		}
-		set, err = kernel.ByName(c.Options[key])
+		set, err = kernel.ByName(config.Options[key])
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open processor %q of driver %q: %w", c.Select, Name, err)
+		return nil, fmt.Errorf("open processor %q of driver %q: %w", config.Select, Name, err)
 	}
 	return newProcessor(cores, set), nil
 }
 
 func sortedKeys(m map[string]string) []string {
 	var keys []string
-	for k := range m {
-		keys = append(keys, k)
+	for key := range m {
+		keys = append(keys, key)
 	}
 	sort.Strings(keys)
 	return keys
@@ -101,7 +101,7 @@ var layouts = map[string]string{
 }
 
 func capabilities(cores []int) *driver.Capabilities {
-	c := &driver.Capabilities{
+	caps := &driver.Capabilities{
 		Set: capability.Set{
 			Tile:    capability.Tile{K: pack.BlockK, N: pack.TileN},
 			Kinds:   slices.Clone(op.Kinds),
@@ -114,10 +114,10 @@ func capabilities(cores []int) *driver.Capabilities {
 		},
 		Cores: slices.Clone(cores),
 	}
-	for _, s := range op.Schemes {
-		if s.Grid() || s.Half() {
-			c.Imitates = append(c.Imitates, s)
+	for _, scheme := range op.Schemes {
+		if scheme.Grid() || scheme.Half() {
+			caps.Imitates = append(caps.Imitates, scheme)
 		}
 	}
-	return c
+	return caps
 }

@@ -35,17 +35,17 @@ type use struct{ tokens, perToken int }
 // rows is the number of rows in use in a call of that many tokens.
 func (o *operand) rows(tokens int) int {
 	rows := 0
-	for _, u := range o.uses {
-		rows = max(rows, min(u.tokens, tokens)*u.perToken)
+	for _, use := range o.uses {
+		rows = max(rows, min(use.tokens, tokens)*use.perToken)
 	}
 	return rows
 }
 
 // usedBy notes a use by a node of m tokens that sees the operand with rows rows.
 func (o *operand) usedBy(m, rows int) {
-	u := use{tokens: min(m, rows), perToken: max(1, rows/m)}
-	if !slices.Contains(o.uses, u) {
-		o.uses = append(o.uses, u)
+	found := use{tokens: min(m, rows), perToken: max(1, rows/m)}
+	if !slices.Contains(o.uses, found) {
+		o.uses = append(o.uses, found)
 	}
 }
 
@@ -118,83 +118,83 @@ func (e *executable) Close() error {
 }
 
 // load checks everything that can be checked before a call.
-func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, error) {
+func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*executable, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return nil, fmt.Errorf("the processor is closed")
 	}
-	if a.Driver != Name {
-		return nil, fmt.Errorf("it was compiled for driver %q, want %q", a.Driver, Name)
+	if artifact.Driver != Name {
+		return nil, fmt.Errorf("it was compiled for driver %q, want %q", artifact.Driver, Name)
 	}
-	g, known := p.graphs[string(a.Code)] // one artifact serves every layer
+	graph, known := p.graphs[string(artifact.Code)] // one artifact serves every layer
 	if !known {
 		var err error
-		if g, err = driver.ParseGraph(a.Code); err != nil {
+		if graph, err = driver.ParseGraph(artifact.Code); err != nil {
 			return nil, err
 		}
-		p.graphs[string(a.Code)] = g
+		p.graphs[string(artifact.Code)] = graph
 	}
-	e := &executable{p: p, graph: g, arena: -1}
-	checked, err := w.Check(g.Weights, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
+	exe := &executable{p: p, graph: graph, arena: -1}
+	checked, err := weight.Check(graph.Weights, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
 	if err != nil {
 		return nil, err
 	}
 	weights := map[string]driver.Packed{}
-	for _, w := range checked {
-		weights[w.Spec.Name] = w
+	for _, weight := range checked {
+		weights[weight.Spec.Name] = weight
 	}
-	index, err := e.declare()
+	index, err := exe.declare()
 	if err != nil {
 		return nil, err
 	}
-	for i, n := range g.Nodes {
-		b := builder{e: e, op: n.Op}
-		sig := n.Op.Sig()
-		for j, name := range n.In {
-			o := &e.operands[index[name]]
-			o.usedBy(n.Op.M, sig.In[j].Rows)
-			b.in = append(b.in, o)
+	for i, node := range graph.Nodes {
+		build := builder{e: exe, op: node.Op}
+		sig := node.Op.Sig()
+		for j, name := range node.In {
+			operand := &exe.operands[index[name]]
+			operand.usedBy(node.Op.M, sig.In[j].Rows)
+			build.in = append(build.in, operand)
 		}
-		for j, name := range n.Out {
-			o := &e.operands[index[name]]
-			o.usedBy(n.Op.M, sig.Out[j].Rows)
-			b.out = append(b.out, o)
+		for j, name := range node.Out {
+			operand := &exe.operands[index[name]]
+			operand.usedBy(node.Op.M, sig.Out[j].Rows)
+			build.out = append(build.out, operand)
 		}
-		for _, name := range n.W {
-			b.w = append(b.w, weights[name])
+		for _, name := range node.W {
+			build.w = append(build.w, weights[name])
 		}
-		s, err := b.build()
+		built, err := build.build()
 		if err != nil {
-			return nil, fmt.Errorf("node %d (%s): %w", i, n.Op.Kind, err)
+			return nil, fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
 		}
-		for _, s := range append(b.before, s) {
-			s.node = i
-			e.steps = append(e.steps, s)
+		for _, part := range append(build.before, built) {
+			part.node = i
+			exe.steps = append(exe.steps, part)
 		}
 	}
-	e.steps = e.chained()
+	exe.steps = exe.chained()
 	// Every piece starts on a cache line.
-	for _, n := range []int{e.need.scales, e.need.sums, e.need.rows, e.need.order, e.need.packs} {
-		e.need.bytes += roundUp(4 * int64(n))
+	for _, words := range []int{exe.need.scales, exe.need.sums, exe.need.rows, exe.need.order, exe.need.packs} {
+		exe.need.bytes += roundUp(4 * int64(words))
 	}
-	e.need.bytes += roundUp(4*int64(e.need.local)) * int64(len(p.cores))
-	if err := p.reserve(e.need.bytes); err != nil {
+	exe.need.bytes += roundUp(4*int64(exe.need.local)) * int64(len(p.cores))
+	if err := p.reserve(exe.need.bytes); err != nil {
 		return nil, err
 	}
-	return e, nil
+	return exe, nil
 }
 
 // chained joins neighbouring steps on the same rows.
 func (e *executable) chained() (out []step) {
 	for i := 0; i < len(e.steps); {
-		s, end := &e.steps[i], i+1
-		if s.rows == nil {
-			out = append(out, *s)
+		step, end := &e.steps[i], i+1
+		if step.rows == nil {
+			out = append(out, *step)
 			i++
 			continue
 		}
-		for end < len(e.steps) && e.steps[end].rows != nil && e.steps[end].m == s.m && e.steps[end].rows.fan == s.rows.fan {
+		for end < len(e.steps) && e.steps[end].rows != nil && e.steps[end].m == step.m && e.steps[end].rows.fan == step.rows.fan {
 			end++
 		}
 		out = append(out, e.chain(e.steps[i:end]))
@@ -216,60 +216,60 @@ func (e *executable) declare() (map[string]int, error) {
 		e.operands = append(e.operands, operand{value: v, input: -1, out: -1, temp: -1})
 		return &e.operands[len(e.operands)-1], nil
 	}
-	for i, v := range e.graph.Inputs {
-		o, err := add(v)
+	for i, value := range e.graph.Inputs {
+		operand, err := add(value)
 		if err != nil {
 			return nil, err
 		}
-		o.input = i
+		operand.input = i
 	}
-	for i, v := range e.graph.Outputs {
-		if at, ok := index[v.Name]; ok && e.operands[at].out < 0 {
+	for i, value := range e.graph.Outputs {
+		if at, ok := index[value.Name]; ok && e.operands[at].out < 0 {
 			e.operands[at].out = i
 			continue
 		}
-		o, err := add(v)
+		operand, err := add(value)
 		if err != nil {
 			return nil, err
 		}
-		o.out = i
+		operand.out = i
 	}
-	for _, v := range e.graph.Temps {
-		o, err := add(v)
+	for _, value := range e.graph.Temps {
+		operand, err := add(value)
 		if err != nil {
 			return nil, err
 		}
-		o.temp = e.need.bytes
-		e.need.bytes += roundUp(int64(v.Rows) * int64(v.Cols) * int64(v.Type.Bytes()))
+		operand.temp = e.need.bytes
+		e.need.bytes += roundUp(int64(value.Rows) * int64(value.Cols) * int64(value.Type.Bytes()))
 		if e.need.bytes > maxWork {
-			return nil, fmt.Errorf("value %q: temporary values need more than %d bytes", v.Name, int64(maxWork))
+			return nil, fmt.Errorf("value %q: temporary values need more than %d bytes", value.Name, int64(maxWork))
 		}
 	}
 	return index, nil
 }
 
 // bind checks one call's operands and makes them current.
-func (e *executable) bind(b *driver.Bindings) error {
-	if b == nil || b.Scalars == nil {
+func (e *executable) bind(bindings *driver.Bindings) error {
+	if bindings == nil || bindings.Scalars == nil {
 		return fmt.Errorf("no bindings or no scalars")
 	}
-	e.scalars = *b.Scalars
-	s := &e.scalars
-	if s.Rows < 0 || s.Pos < 0 || s.Pos > math.MaxInt32 {
-		return fmt.Errorf("got rows %d at position %d, want both at least 0", s.Rows, s.Pos)
+	e.scalars = *bindings.Scalars
+	scalars := &e.scalars
+	if scalars.Rows < 0 || scalars.Pos < 0 || scalars.Pos > math.MaxInt32 {
+		return fmt.Errorf("got rows %d at position %d, want both at least 0", scalars.Rows, scalars.Pos)
 	}
-	if len(b.In) != len(e.graph.Inputs) || len(b.Out) != len(e.graph.Outputs) {
-		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(b.In), len(b.Out), len(e.graph.Inputs), len(e.graph.Outputs))
+	if len(bindings.In) != len(e.graph.Inputs) || len(bindings.Out) != len(e.graph.Outputs) {
+		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(bindings.In), len(bindings.Out), len(e.graph.Inputs), len(e.graph.Outputs))
 	}
-	if s.Rows == 0 {
+	if scalars.Rows == 0 {
 		return nil
 	}
 	if e.batch {
-		if err := e.checkBatch(b); err != nil {
+		if err := e.checkBatch(bindings); err != nil {
 			return err
 		}
-	} else if e.needsSeq && s.Seq <= s.Pos {
-		return fmt.Errorf("a sequence of %d positions does not reach position %d, and the rotation depends on its length", s.Seq, s.Pos)
+	} else if e.needsSeq && scalars.Seq <= scalars.Pos {
+		return fmt.Errorf("a sequence of %d positions does not reach position %d, and the rotation depends on its length", scalars.Seq, scalars.Pos)
 	}
 	if e.arena != e.p.arenas {
 		if err := e.place(); err != nil {
@@ -277,30 +277,30 @@ func (e *executable) bind(b *driver.Bindings) error {
 		}
 	}
 	for i := range e.operands {
-		o := &e.operands[i]
+		operand := &e.operands[i]
 		switch {
-		case o.input >= 0:
-			if err := e.view(o, &b.In[o.input], "input"); err != nil {
+		case operand.input >= 0:
+			if err := e.view(operand, &bindings.In[operand.input], "input"); err != nil {
 				return err
 			}
-			if o.out < 0 {
+			if operand.out < 0 {
 				break
 			}
-			address, ld := mem.Address(o.raw), o.ld
-			if err := e.view(o, &b.Out[o.out], "output"); err != nil {
+			address, ld := mem.Address(operand.raw), operand.ld
+			if err := e.view(operand, &bindings.Out[operand.out], "output"); err != nil {
 				return err
 			}
-			if mem.Address(o.raw) != address || o.ld != ld {
-				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output", o.value.Name)
+			if mem.Address(operand.raw) != address || operand.ld != ld {
+				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output", operand.value.Name)
 			}
-		case o.out >= 0:
-			if err := e.view(o, &b.Out[o.out], "output"); err != nil {
+		case operand.out >= 0:
+			if err := e.view(operand, &bindings.Out[operand.out], "output"); err != nil {
 				return err
 			}
 		}
 	}
 	if e.kv != "" {
-		return e.bindCache(b)
+		return e.bindCache(bindings)
 	}
 	return nil
 }
@@ -310,20 +310,20 @@ func (e *executable) place() error {
 	arena := e.p.arena.Bytes()
 	at := int64(0)
 	for i := range e.operands {
-		o := &e.operands[i]
-		if o.temp < 0 {
+		operand := &e.operands[i]
+		if operand.temp < 0 {
 			continue
 		}
-		size := int64(o.value.Rows) * int64(o.value.Cols) * int64(o.value.Type.Bytes())
-		if err := o.set(arena[o.temp:o.temp+size], o.value.Cols); err != nil {
+		size := int64(operand.value.Rows) * int64(operand.value.Cols) * int64(operand.value.Type.Bytes())
+		if err := operand.set(arena[operand.temp:operand.temp+size], operand.value.Cols); err != nil {
 			return err
 		}
-		at = o.temp + roundUp(size)
+		at = operand.temp + roundUp(size)
 	}
 	take := func(n int) []byte {
-		b := arena[at : at+4*int64(n)]
+		data := arena[at : at+4*int64(n)]
 		at += roundUp(4 * int64(n))
-		return b
+		return data
 	}
 	var err error
 	if e.have.scale, err = mem.View[float32](take(e.need.scales)); err != nil {
@@ -360,9 +360,9 @@ func (e *executable) view(o *operand, v *driver.View, role string) error {
 
 // window makes the first rows of v current, which lie inside its buffer.
 func (o *operand) window(v *driver.View, rows int, role string) error {
-	b, err := v.Window(rows)
+	data, err := v.Window(rows)
 	if err == nil {
-		err = o.set(b, v.Stride)
+		err = o.set(data, v.Stride)
 	}
 	if err != nil {
 		return fmt.Errorf("%s %q: %w", role, o.value.Name, err)
@@ -371,25 +371,25 @@ func (o *operand) window(v *driver.View, rows int, role string) error {
 }
 
 // checkBatch checks the places of the rows in use.
-func (e *executable) checkBatch(b *driver.Bindings) error {
+func (e *executable) checkBatch(bindings *driver.Bindings) error {
 	places := e.scalars.Batch
 	rows := min(e.graph.Rows(), e.scalars.Rows)
 	if len(places) < rows {
 		return fmt.Errorf("got places of %d rows, want those of %d sequences", len(places), rows)
 	}
-	for i, p := range places[:rows] {
-		if p.Pos < 0 || p.Pos > math.MaxInt32 || e.kv != "" && p.Pos >= b.MaxContext {
-			return fmt.Errorf("row %d lies at position %d, want one in a cache of %d", i, p.Pos, b.MaxContext)
+	for i, at := range places[:rows] {
+		if at.Pos < 0 || at.Pos > math.MaxInt32 || e.kv != "" && at.Pos >= bindings.MaxContext {
+			return fmt.Errorf("row %d lies at position %d, want one in a cache of %d", i, at.Pos, bindings.MaxContext)
 		}
 		if e.kv == "" {
 			continue
 		}
-		if p.Sequence < 0 || p.Sequence >= max(1, b.Sequences) {
-			return fmt.Errorf("row %d is of sequence %d, want 0..%d", i, p.Sequence, max(1, b.Sequences)-1)
+		if at.Sequence < 0 || at.Sequence >= max(1, bindings.Sequences) {
+			return fmt.Errorf("row %d is of sequence %d, want 0..%d", i, at.Sequence, max(1, bindings.Sequences)-1)
 		}
-		for j, q := range places[:i] {
-			if p.Sequence == q.Sequence {
-				return fmt.Errorf("rows %d and %d are both of sequence %d", j, i, p.Sequence)
+		for j, other := range places[:i] {
+			if at.Sequence == other.Sequence {
+				return fmt.Errorf("rows %d and %d are both of sequence %d", j, i, at.Sequence)
 			}
 		}
 	}
@@ -404,54 +404,54 @@ func (e *executable) at(row int) driver.Place {
 	return driver.Place{Sequence: e.scalars.Sequence, Pos: e.scalars.Pos + row}
 }
 
-func (e *executable) bindCache(b *driver.Bindings) error {
+func (e *executable) bindCache(bindings *driver.Bindings) error {
 	rows := min(e.graph.Rows(), e.scalars.Rows)
-	if b.MaxContext < 1 || !e.batch && e.scalars.Pos+rows > b.MaxContext {
-		return fmt.Errorf("positions %d..%d do not fit a cache of %d", e.scalars.Pos, e.scalars.Pos+rows-1, b.MaxContext)
+	if bindings.MaxContext < 1 || !e.batch && e.scalars.Pos+rows > bindings.MaxContext {
+		return fmt.Errorf("positions %d..%d do not fit a cache of %d", e.scalars.Pos, e.scalars.Pos+rows-1, bindings.MaxContext)
 	}
-	if n := max(1, b.Sequences); !e.batch && (e.scalars.Sequence < 0 || e.scalars.Sequence >= n) {
-		return fmt.Errorf("sequence %d, want 0..%d", e.scalars.Sequence, n-1)
+	if count := max(1, bindings.Sequences); !e.batch && (e.scalars.Sequence < 0 || e.scalars.Sequence >= count) {
+		return fmt.Errorf("sequence %d, want 0..%d", e.scalars.Sequence, count-1)
 	}
-	e.maxContext = b.MaxContext
-	if err := e.cache(&e.k, &b.K, b, "k"); err != nil {
+	e.maxContext = bindings.MaxContext
+	if err := e.cache(&e.k, &bindings.K, bindings, "k"); err != nil {
 		return err
 	}
-	return e.cache(&e.v, &b.V, b, "v")
+	return e.cache(&e.v, &bindings.V, bindings, "v")
 }
 
 // cache makes the caches of all sequences current, perSeq elements apart.
-func (e *executable) cache(o *operand, v *driver.View, b *driver.Bindings, name string) error {
-	o.value = op.Value{Name: name, Type: e.kv}
-	if v.Type != e.kv || v.Cols != e.headDim || v.Stride != e.headDim || int64(v.Rows) != int64(e.kvHeads)*int64(e.maxContext) {
-		return fmt.Errorf("cache %q: got view %s [%d,%d] of stride %d, want dense %s [%d*%d,%d]", name, v.Type, v.Rows, v.Cols, v.Stride, e.kv, e.kvHeads, e.maxContext, e.headDim)
+func (e *executable) cache(side *operand, view *driver.View, bindings *driver.Bindings, name string) error {
+	side.value = op.Value{Name: name, Type: e.kv}
+	if view.Type != e.kv || view.Cols != e.headDim || view.Stride != e.headDim || int64(view.Rows) != int64(e.kvHeads)*int64(e.maxContext) {
+		return fmt.Errorf("cache %q: got view %s [%d,%d] of stride %d, want dense %s [%d*%d,%d]", name, view.Type, view.Rows, view.Cols, view.Stride, e.kv, e.kvHeads, e.maxContext, e.headDim)
 	}
-	if err := o.window(v, v.Rows, "cache"); err != nil || b.Sequences < 2 {
+	if err := side.window(view, view.Rows, "cache"); err != nil || bindings.Sequences < 2 {
 		return err
 	}
-	all, size, others := v.Buffer.Bytes(), int64(v.Type.Bytes()), int64(b.Sequences-1)
-	have := int64(len(all)) - v.Offset // holds the first one
-	if need := int64(len(o.raw)); b.SequenceBytes < need || b.SequenceBytes%size != 0 || b.SequenceBytes > (have-need)/others {
-		return fmt.Errorf("cache %q: %d sequences of %d bytes, %d bytes apart, do not fit the %d bytes from its offset", name, b.Sequences, need, b.SequenceBytes, have)
+	all, size, others := view.Buffer.Bytes(), int64(view.Type.Bytes()), int64(bindings.Sequences-1)
+	have := int64(len(all)) - view.Offset // holds the first one
+	if need := int64(len(side.raw)); bindings.SequenceBytes < need || bindings.SequenceBytes%size != 0 || bindings.SequenceBytes > (have-need)/others {
+		return fmt.Errorf("cache %q: %d sequences of %d bytes, %d bytes apart, do not fit the %d bytes from its offset", name, bindings.Sequences, need, bindings.SequenceBytes, have)
 	}
-	e.perSeq = int(b.SequenceBytes / size)
-	return o.set(all[v.Offset:v.Offset+others*b.SequenceBytes+int64(len(o.raw))], v.Stride)
+	e.perSeq = int(bindings.SequenceBytes / size)
+	return side.set(all[view.Offset:view.Offset+others*bindings.SequenceBytes+int64(len(side.raw))], view.Stride)
 }
 
 // run executes the steps of the bound call.
 func (e *executable) run() error {
 	for i := range e.steps {
-		s := &e.steps[i]
-		rows := min(s.m, e.scalars.Rows)
+		step := &e.steps[i]
+		rows := min(step.m, e.scalars.Rows)
 		if rows == 0 {
 			return nil
 		}
 		e.bad.Store(math.MaxInt64)
-		if s.prepare != nil {
-			s.prepare(rows)
+		if step.prepare != nil {
+			step.prepare(rows)
 		}
-		e.p.team.run(s.plan(rows), s.task)
+		e.p.team.run(step.plan(rows), step.task)
 		if row := e.bad.Load(); row != math.MaxInt64 {
-			return fmt.Errorf("node %d (%s), row %d: %w", s.node, e.graph.Nodes[s.node].Op.Kind, row, s.refused(int(row)))
+			return fmt.Errorf("node %d (%s), row %d: %w", step.node, e.graph.Nodes[step.node].Op.Kind, row, step.refused(int(row)))
 		}
 	}
 	return nil
@@ -472,7 +472,7 @@ func lower(x *atomic.Int64, v int64) {
 
 func attentionScratch(heads, headDim int) (int, error) {
 	// heads*headDim is at most the columns of a valid value, 2^24.
-	if n := int64(heads)*int64(headDim) + 256*int64(headDim) + 256*int64(heads); 64*n > maxWork {
+	if words := int64(heads)*int64(headDim) + 256*int64(headDim) + 256*int64(heads); 64*words > maxWork {
 		return 0, fmt.Errorf("%d heads of %d columns need more than %d bytes of scratch", heads, headDim, int64(maxWork))
 	}
 	return kernel.AttentionScratch(heads, headDim), nil

@@ -20,41 +20,41 @@ var (
 // worker unpacks one tile of the weight after another and multiplies in float32, and rounds what comes out. It is
 // there to show what such a product of another processor computes, not for its speed.
 func (b *builder) narrowMatMul() (step, error) {
-	e, o, x, y, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
-	scheme := o.Scheme.Weight()
-	tileBytes, err := pack.TileBytes(scheme, o.K)
+	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
+	scheme := operator.Scheme.Weight()
+	tileBytes, err := pack.TileBytes(scheme, operator.K)
 	if err != nil {
 		return step{}, err
 	}
 	round, roundOut, bad := halve, halve, errNotHalf
 	weights := b.w
-	if o.Scheme.Grid() {
+	if operator.Scheme.Grid() {
 		steps, err := mem.View[float32](weights[len(weights)-1].Bytes)
 		if err != nil {
 			return step{}, err
 		}
-		for i, v := range steps {
-			if !(v > 0 && v <= math.MaxFloat32) || v != steps[i/o.N*o.N] {
-				return step{}, fmt.Errorf("step %d of column %d is %v, want one positive number for all columns", i/o.N, i%o.N, v)
+		for i, width := range steps {
+			if !(width > 0 && width <= math.MaxFloat32) || width != steps[i/operator.N*operator.N] {
+				return step{}, fmt.Errorf("step %d of column %d is %v, want one positive number for all columns", i/operator.N, i%operator.N, width)
 			}
 		}
-		round, roundOut, bad = onGrid(steps[0]), onGrid(steps[o.N]), errNotOnGrid
+		round, roundOut, bad = onGrid(steps[0]), onGrid(steps[operator.N]), errNotOnGrid
 		weights = weights[:len(weights)-1]
 	}
 	var bias []float32
-	if o.Bias {
+	if operator.Bias {
 		if bias, err = mem.View[float32](weights[1].Bytes); err != nil {
 			return step{}, err
 		}
 	}
-	packed, halfWeights := weights[0].Bytes, o.Scheme == op.A16FW16
+	packed, halfWeights := weights[0].Bytes, operator.Scheme == op.A16FW16
 
-	e.need.rows = max(e.need.rows, o.M*o.K)
-	e.need.local = max(e.need.local, o.K*pack.TileN)
-	before := b.byRows(6*o.K, func(_, r0, r1 int) {
-		for r := r0; r < r1; r++ {
-			if !round(e.have.row[r*o.K:][:o.K], x.f32[r*x.ld:][:o.K]) {
-				e.refuse(r)
+	exe.need.rows = max(exe.need.rows, operator.M*operator.K)
+	exe.need.local = max(exe.need.local, operator.K*pack.TileN)
+	before := b.byRows(6*operator.K, func(_, r0, r1 int) {
+		for row := r0; row < r1; row++ {
+			if !round(exe.have.row[row*operator.K:][:operator.K], input.f32[row*input.ld:][:operator.K]) {
+				exe.refuse(row)
 				return
 			}
 		}
@@ -62,11 +62,11 @@ func (b *builder) narrowMatMul() (step, error) {
 	before.refused = func(int) error { return bad }
 	b.before = append(b.before, before)
 
-	workers, tiles := len(e.p.cores), (o.N+pack.TileN-1)/pack.TileN
+	workers, tiles := len(exe.p.cores), (operator.N+pack.TileN-1)/pack.TileN
 	var rows int
 	var tasks tileTasks
 	return step{
-		m: o.M,
+		m: operator.M,
 		plan: func(n int) int {
 			rows, tasks = n, tileTasks{tiles: tiles, block: tiles, last: tiles}
 			if workers > 1 {
@@ -76,22 +76,22 @@ func (b *builder) narrowMatMul() (step, error) {
 		},
 		task: func(worker, t int) {
 			tile, end := tasks.of(t)
-			w := e.have.mine(worker)[:o.K*pack.TileN]
+			weight := exe.have.mine(worker)[:operator.K*pack.TileN]
 			for ; tile < min(end, tiles); tile++ {
-				pack.UnpackTile(w, scheme, o.K, packed[tile*int(tileBytes):(tile+1)*int(tileBytes)])
+				pack.UnpackTile(weight, scheme, operator.K, packed[tile*int(tileBytes):(tile+1)*int(tileBytes)])
 				if halfWeights {
-					halve(w, w) // one beyond f16 makes its results infinite, which are refused
+					halve(weight, weight) // one beyond f16 makes its results infinite, which are refused
 				}
 				column := tile * pack.TileN
-				n := min(pack.TileN, o.N-column)
-				out := y.f32[column:]
-				set.MatMulF32(out, y.ld, e.have.row, o.K, w, rows, o.K, n)
+				cols := min(pack.TileN, operator.N-column)
+				out := output.f32[column:]
+				set.MatMulF32(out, output.ld, exe.have.row, operator.K, weight, rows, operator.K, cols)
 				if bias != nil {
-					set.Add(out, y.ld, out, y.ld, bias[column:], 0, rows, n)
+					set.Add(out, output.ld, out, output.ld, bias[column:], 0, rows, cols)
 				}
-				for r := range rows {
-					if row := out[r*y.ld:][:n]; !roundOut(row, row) {
-						e.refuse(r)
+				for at := range rows {
+					if row := out[at*output.ld:][:cols]; !roundOut(row, row) {
+						exe.refuse(at)
 						break
 					}
 				}
@@ -106,13 +106,13 @@ func (b *builder) narrowMatMul() (step, error) {
 func onGrid(step float32) func(dst, src []float32) bool {
 	return func(dst, src []float32) bool {
 		finite := true
-		for i, v := range src {
-			if !(v >= -math.MaxFloat32 && v <= math.MaxFloat32) {
+		for i, value := range src {
+			if !(value >= -math.MaxFloat32 && value <= math.MaxFloat32) {
 				finite = false
 				continue
 			}
-			q := min(max(v/step, -op.GridMax), op.GridMax)
-			dst[i] = float32(math.RoundToEven(float64(q))) * step
+			quotient := min(max(value/step, -op.GridMax), op.GridMax)
+			dst[i] = float32(math.RoundToEven(float64(quotient))) * step
 		}
 		return finite
 	}
@@ -121,14 +121,14 @@ func onGrid(step float32) func(dst, src []float32) bool {
 // halve rounds numbers to f16. It returns false where one is not finite in f16.
 func halve(dst, src []float32) bool {
 	finite := true
-	for i, v := range src {
-		if b := math.Float32bits(v); b>>23&0xff-113 < 28 { // 2^-14 up to 2^14: ten bits of fraction, halves to even
-			dst[i] = math.Float32frombits((b + 0xfff + b>>13&1) &^ 0x1fff)
+	for i, value := range src {
+		if bits := math.Float32bits(value); bits>>23&0xff-113 < 28 { // 2^-14 up to 2^14: ten bits of fraction, halves to even
+			dst[i] = math.Float32frombits((bits + 0xfff + bits>>13&1) &^ 0x1fff)
 			continue
 		}
-		h := number.FloatToHalf(v)
-		finite = finite && h&0x7c00 != 0x7c00
-		dst[i] = number.HalfToFloat(h)
+		half := number.FloatToHalf(value)
+		finite = finite && half&0x7c00 != 0x7c00
+		dst[i] = number.HalfToFloat(half)
 	}
 	return finite
 }

@@ -85,8 +85,8 @@ func (p *processor) open(what string) error {
 
 // String names the processor in errors.
 func (p *processor) String() string {
-	if n := len(p.cores); n > 1 {
-		return fmt.Sprintf("host:%d-%d", p.cores[0], p.cores[n-1])
+	if cores := len(p.cores); cores > 1 {
+		return fmt.Sprintf("host:%d-%d", p.cores[0], p.cores[cores-1])
 	}
 	return fmt.Sprintf("host:%d", p.cores[0])
 }
@@ -101,11 +101,11 @@ func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weight
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	e, err := p.load(a, w)
+	exe, err := p.load(a, w)
 	if err != nil {
 		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "load artifact on %s: %w", p, err)
 	}
-	return e, nil
+	return exe, nil
 }
 
 // reserve makes the arena at least bytes large.
@@ -116,14 +116,14 @@ func (p *processor) reserve(bytes int64) error {
 	if bytes <= int64(len(p.arena.Bytes())) {
 		return nil
 	}
-	r, err := mem.Alloc(int(bytes), align)
+	region, err := mem.Alloc(int(bytes), align)
 	if err != nil {
 		return err
 	}
 	if err := p.arena.Close(); err != nil {
 		return err
 	}
-	p.arena = r
+	p.arena = region
 	p.arenas++
 	return nil
 }
@@ -142,26 +142,26 @@ func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span,
 	return driver.Span{Start: start, End: p.Now()}, err
 }
 
-func (p *processor) run(exe driver.Executable, b *driver.Bindings) error {
+func (p *processor) run(exe driver.Executable, bindings *driver.Bindings) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e, ok := exe.(*executable)
+	loaded, ok := exe.(*executable)
 	switch {
 	case p.closed:
 		return fmt.Errorf("the processor is closed")
 	case !p.attached:
 		return fmt.Errorf("no thread is attached")
-	case !ok || e.p != p:
+	case !ok || loaded.p != p:
 		return fmt.Errorf("the executable was not loaded on this processor")
-	case e.closed:
+	case loaded.closed:
 		return fmt.Errorf("the executable is closed")
 	}
-	if err := e.bind(b); err != nil {
+	if err := loaded.bind(bindings); err != nil {
 		return err
 	}
 	p.team.begin()
 	defer p.team.end()
-	return e.run()
+	return loaded.run()
 }
 
 // Close waits for a running call, ends the helpers and frees the arena. Buffers stay valid until they are closed.

@@ -39,37 +39,37 @@ func (t *ropeTable) holds(r rotation, rows int) bool {
 }
 
 // get computes the angles unless they are there already.
-func (s *ropeTables) get(r rotation, rows int) *ropeTable {
+func (s *ropeTables) get(angles rotation, rows int) *ropeTable {
 	s.clock++
 	oldest := &s.table[0]
 	for i := range s.table {
-		t := &s.table[i]
-		if t.holds(r, rows) {
-			t.used = s.clock
-			return t
+		table := &s.table[i]
+		if table.holds(angles, rows) {
+			table.used = s.clock
+			return table
 		}
-		if t.used < oldest.used {
-			oldest = t
+		if table.used < oldest.used {
+			oldest = table
 		}
 	}
-	oldest.fill(r, rows)
+	oldest.fill(angles, rows)
 	oldest.used = s.clock
 	return oldest
 }
 
-func (t *ropeTable) fill(r rotation, rows int) {
-	freq := append(t.freq[:0], r.freq...)
-	t.rotation, t.rows = r, rows
+func (t *ropeTable) fill(params rotation, rows int) {
+	freq := append(t.freq[:0], params.freq...)
+	t.rotation, t.rows = params, rows
 	t.freq = freq
 	half := len(freq)
-	for i, f := range freq {
-		if r.growth != 1 {
-			f = float32(float64(f) * math.Pow(r.growth, -float64(i)/float64(half-1)))
+	for i, frequency := range freq {
+		if params.growth != 1 {
+			frequency = float32(float64(frequency) * math.Pow(params.growth, -float64(i)/float64(half-1)))
 		}
 		for row := range rows {
-			angle := float32(r.pos+row) * f
+			angle := float32(params.pos+row) * frequency
 			sin, cos := math.Sincos(float64(angle))
-			t.sin[row*half+i], t.cos[row*half+i] = float32(sin*r.amplitude), float32(cos*r.amplitude)
+			t.sin[row*half+i], t.cos[row*half+i] = float32(sin*params.amplitude), float32(cos*params.amplitude)
 		}
 	}
 }
@@ -80,76 +80,76 @@ func (s *ropeTables) grow(tables, rows, half int) {
 		s.table = append(s.table, ropeTable{})
 	}
 	for i := range s.table {
-		t := &s.table[i]
-		if n := rows * half; n > len(t.cos) {
-			t.cos, t.sin, t.rows = make([]float32, n), make([]float32, n), 0
+		table := &s.table[i]
+		if angles := rows * half; angles > len(table.cos) {
+			table.cos, table.sin, table.rows = make([]float32, angles), make([]float32, angles), 0
 		}
-		if half > cap(t.freq) {
-			t.freq, t.rows = make([]float32, 0, half), 0
+		if half > cap(table.freq) {
+			table.freq, table.rows = make([]float32, 0, half), 0
 		}
 	}
 }
 
 func (b *builder) rope() (step, error) {
-	e, o, x, y, k := b.e, b.op, b.in[0], b.out[0], b.e.p.set.Rope
+	exe, operator, input, output, kernel := b.e, b.op, b.in[0], b.out[0], b.e.p.set.Rope
 	table, err := mem.View[float32](b.w[0].Bytes)
 	if err != nil {
 		return step{}, err
 	}
-	rotary, group := o.Rotary(), o.Heads/o.KVHeads
+	rotary, group := operator.Rotary(), operator.Heads/operator.KVHeads
 	half := rotary / 2
-	if int64(o.M)*int64(half)*8 > maxAngles {
-		return step{}, fmt.Errorf("%d rows of %d angles need more than %d bytes", o.M, half, int64(maxAngles))
+	if int64(operator.M)*int64(half)*8 > maxAngles {
+		return step{}, fmt.Errorf("%d rows of %d angles need more than %d bytes", operator.M, half, int64(maxAngles))
 	}
 	// Layers turn rows by one table, or in turn by two; those of a batch by tables of one row, each its own.
-	angles, most := &e.p.rope, 1
-	if o.Batch {
-		angles, most = &e.p.ropeBatch, o.M
-		angles.grow(2*o.M, 1, half)
+	angles, most := &exe.p.rope, 1
+	if operator.Batch {
+		angles, most = &exe.p.ropeBatch, operator.M
+		angles.grow(2*operator.M, 1, half)
 	} else {
-		angles.grow(2, o.M, half)
+		angles.grow(2, operator.M, half)
 	}
-	e.needsSeq = e.needsSeq || o.LongFrom > 0
+	exe.needsSeq = exe.needsSeq || operator.LongFrom > 0
 	tables := make([]*ropeTable, most)
 	turn := func(t *ropeTable, from, r0, r1 int) { // from: its first row
-		for g := range o.KVHeads { // the group's queries and its key lie together
-			k(y.f32[r0*y.ld+g*(group+2)*o.HeadDim:], y.ld, t.cos[(r0-from)*half:], t.sin[(r0-from)*half:], r1-r0, group+1, o.HeadDim, rotary)
+		for kvHead := range operator.KVHeads { // the group's queries and its key lie together
+			kernel(output.f32[r0*output.ld+kvHead*(group+2)*operator.HeadDim:], output.ld, t.cos[(r0-from)*half:], t.sin[(r0-from)*half:], r1-r0, group+1, operator.HeadDim, rotary)
 		}
 	}
-	s := b.byRows(8*(o.Heads+o.KVHeads)*rotary, func(_, r0, r1 int) {
-		if x != y {
-			copyRows(y, x, r0, r1)
+	step := b.byRows(8*(operator.Heads+operator.KVHeads)*rotary, func(_, r0, r1 int) {
+		if input != output {
+			copyRows(output, input, r0, r1)
 		}
-		if !o.Batch {
+		if !operator.Batch {
 			turn(tables[0], 0, r0, r1)
 			return
 		}
-		for r := r0; r < r1; r++ {
-			turn(tables[r], r, r, r+1)
+		for row := r0; row < r1; row++ {
+			turn(tables[row], row, row, row+1)
 		}
 	})
 	rotate := func(pos, seq int) rotation {
-		r := rotation{freq: table[:half], growth: 1, amplitude: o.Amplitude, pos: pos}
-		if o.LongFrom > 0 && seq > o.LongFrom {
-			if o.NTK != 0 {
-				r.growth = o.NTK*float64(seq)/float64(o.LongFrom) - (o.NTK - 1)
+		params := rotation{freq: table[:half], growth: 1, amplitude: operator.Amplitude, pos: pos}
+		if operator.LongFrom > 0 && seq > operator.LongFrom {
+			if operator.NTK != 0 {
+				params.growth = operator.NTK*float64(seq)/float64(operator.LongFrom) - (operator.NTK - 1)
 			} else {
-				r.freq, r.amplitude = table[half:], o.LongAmplitude
+				params.freq, params.amplitude = table[half:], operator.LongAmplitude
 			}
 		}
-		if r.amplitude == 0 {
-			r.amplitude = 1
+		if params.amplitude == 0 {
+			params.amplitude = 1
 		}
-		return r
+		return params
 	}
-	s.prepare = func(rows int) {
-		if !o.Batch {
-			tables[0] = angles.get(rotate(e.scalars.Pos, e.scalars.Seq), rows)
+	step.prepare = func(rows int) {
+		if !operator.Batch {
+			tables[0] = angles.get(rotate(exe.scalars.Pos, exe.scalars.Seq), rows)
 			return
 		}
-		for i, p := range e.scalars.Batch[:rows] {
-			tables[i] = angles.get(rotate(p.Pos, p.Pos+1), 1)
+		for i, at := range exe.scalars.Batch[:rows] {
+			tables[i] = angles.get(rotate(at.Pos, at.Pos+1), 1)
 		}
 	}
-	return s, nil
+	return step, nil
 }

@@ -63,17 +63,17 @@ func (b *builder) byBlocks(fan, perRow int, f func(worker, r0, r1 int)) step {
 func (e *executable) chain(steps []step) step {
 	workers, first := len(e.p.cores), steps[0]
 	perRow, fan := 0, first.rows.fan
-	for _, s := range steps {
-		perRow += s.rows.perRow
+	for _, step := range steps {
+		perRow += step.rows.perRow
 	}
 	var rows, block int
 	plan := func(tokens int) int {
-		n := tokens * fan
-		rows, block = n, n
+		all := tokens * fan
+		rows, block = all, all
 		if workers > 1 {
-			block = max(1, (n+workers*tasksPerWorker-1)/(workers*tasksPerWorker), (minTask+perRow-1)/perRow)
+			block = max(1, (all+workers*tasksPerWorker-1)/(workers*tasksPerWorker), (minTask+perRow-1)/perRow)
 		}
-		return (n + block - 1) / block
+		return (all + block - 1) / block
 	}
 	if len(steps) == 1 {
 		first.plan, first.task = plan, func(worker, t int) { first.rows.compute(worker, t*block, min(rows, (t+1)*block)) }
@@ -100,37 +100,37 @@ func (e *executable) chain(steps []step) step {
 		}
 	}
 	first.refused = func(row int) error {
-		s := &steps[e.blame.Load()%int64(len(steps))]
-		return fmt.Errorf("in its %s: %w", e.graph.Nodes[s.node].Op.Kind, s.refused(row))
+		step := &steps[e.blame.Load()%int64(len(steps))]
+		return fmt.Errorf("in its %s: %w", e.graph.Nodes[step.node].Op.Kind, step.refused(row))
 	}
 	return first
 }
 
 func (b *builder) build() (step, error) {
-	o := b.op
-	for i, role := range o.Sig().W {
-		spec, want := b.w[i], o.WeightSpec(role, layouts[o.Scheme.Weight()])
+	operator := b.op
+	for i, role := range operator.Sig().W {
+		spec, want := b.w[i], operator.WeightSpec(role, layouts[operator.Scheme.Weight()])
 		want.Name = spec.Spec.Name
 		if spec.Spec != want {
 			return step{}, fmt.Errorf("weight %d is %v, want %v", i, spec.Spec, want)
 		}
 	}
-	if e := b.e; o.Kind == op.Rope || o.Kind == op.KVAppend || o.Kind == op.Attention {
-		if e.placed && e.batch != o.Batch {
+	if exe := b.e; operator.Kind == op.Rope || operator.Kind == op.KVAppend || operator.Kind == op.Attention {
+		if exe.placed && exe.batch != operator.Batch {
 			return step{}, errors.New("rows are of one sequence for some nodes, and of one each for others")
 		}
-		e.placed, e.batch = true, o.Batch
+		exe.placed, exe.batch = true, operator.Batch
 	}
-	if o.Kind == op.KVAppend || o.Kind == op.Attention {
-		e := b.e
-		if e.kv != "" && (e.kv != o.KV || e.kvHeads != o.KVHeads || e.headDim != o.HeadDim) {
+	if operator.Kind == op.KVAppend || operator.Kind == op.Attention {
+		exe := b.e
+		if exe.kv != "" && (exe.kv != operator.KV || exe.kvHeads != operator.KVHeads || exe.headDim != operator.HeadDim) {
 			return step{}, fmt.Errorf("cache %s of %d heads of %d columns differs from that of another node, %s of %d heads of %d",
-				o.KV, o.KVHeads, o.HeadDim, e.kv, e.kvHeads, e.headDim)
+				operator.KV, operator.KVHeads, operator.HeadDim, exe.kv, exe.kvHeads, exe.headDim)
 		}
-		e.kv, e.kvHeads, e.headDim = o.KV, o.KVHeads, o.HeadDim
+		exe.kv, exe.kvHeads, exe.headDim = operator.KV, operator.KVHeads, operator.HeadDim
 	}
-	set, fan := b.e.p.set, max(1, o.Fan)
-	switch o.Kind {
+	set, fan := b.e.p.set, max(1, operator.Fan)
+	switch operator.Kind {
 	case op.Embed:
 		return b.embed()
 	case op.SelectRow:
@@ -144,7 +144,7 @@ func (b *builder) build() (step, error) {
 	case op.QuantRows:
 		return b.quantRows()
 	case op.MatMul:
-		if o.Scheme.Grid() || o.Scheme.Half() {
+		if operator.Scheme.Grid() || operator.Scheme.Half() {
 			return b.narrowMatMul()
 		}
 		return b.matMul()
@@ -153,9 +153,9 @@ func (b *builder) build() (step, error) {
 	case op.Route:
 		return b.route(), nil
 	case op.Combine:
-		x, w, y := b.in[0], b.in[1], b.out[0]
-		return b.byRows(2*fan*o.N, func(_, r0, r1 int) {
-			set.Combine(y.f32[r0*y.ld:], y.ld, x.f32[r0*fan*x.ld:], x.ld, w.f32[r0*w.ld:], w.ld, r1-r0, fan, o.N)
+		input, weights, output := b.in[0], b.in[1], b.out[0]
+		return b.byRows(2*fan*operator.N, func(_, r0, r1 int) {
+			set.Combine(output.f32[r0*output.ld:], output.ld, input.f32[r0*fan*input.ld:], input.ld, weights.f32[r0*weights.ld:], weights.ld, r1-r0, fan, operator.N)
 		}), nil
 	case op.Rope:
 		return b.rope()
@@ -164,115 +164,115 @@ func (b *builder) build() (step, error) {
 	case op.Attention:
 		return b.attention()
 	case op.GLU:
-		x, y := b.in[0], b.out[0]
-		return b.byBlocks(fan, 6*o.N, func(_, r0, r1 int) {
-			set.GLU(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, o.Act, o.Interleave, r1-r0, o.N)
+		input, output := b.in[0], b.out[0]
+		return b.byBlocks(fan, 6*operator.N, func(_, r0, r1 int) {
+			set.GLU(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, operator.Act, operator.Interleave, r1-r0, operator.N)
 		}), nil
 	case op.Activate:
-		x, y := b.in[0], b.out[0]
-		return b.byBlocks(fan, 5*o.N, func(_, r0, r1 int) {
-			set.Activate(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, o.Act, r1-r0, o.N)
+		input, output := b.in[0], b.out[0]
+		return b.byBlocks(fan, 5*operator.N, func(_, r0, r1 int) {
+			set.Activate(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, operator.Act, r1-r0, operator.N)
 		}), nil
 	case op.Clip:
-		x, y, limit := b.in[0], b.out[0], float32(o.Cap)
-		return b.byRows(o.N, func(_, r0, r1 int) {
-			for r := r0; r < r1; r++ {
-				to := y.f32[r*y.ld:][:o.N]
-				for i, v := range x.f32[r*x.ld:][:o.N] {
-					to[i] = min(max(v, -limit), limit) // NaN stays NaN
+		input, output, limit := b.in[0], b.out[0], float32(operator.Cap)
+		return b.byRows(operator.N, func(_, r0, r1 int) {
+			for row := r0; row < r1; row++ {
+				to := output.f32[row*output.ld:][:operator.N]
+				for i, value := range input.f32[row*input.ld:][:operator.N] {
+					to[i] = min(max(value, -limit), limit) // NaN stays NaN
 				}
 			}
 		}), nil
 	case op.Softcap:
-		x, y := b.in[0], b.out[0]
-		return b.byRows(5*o.N, func(_, r0, r1 int) {
-			set.Softcap(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, o.Cap, r1-r0, o.N)
+		input, output := b.in[0], b.out[0]
+		return b.byRows(5*operator.N, func(_, r0, r1 int) {
+			set.Softcap(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, operator.Cap, r1-r0, operator.N)
 		}), nil
 	case op.Gate:
-		x, gate, y := b.in[0], b.in[1], b.out[0]
-		return b.byRows(o.N, func(_, r0, r1 int) {
-			set.Gate(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, gate.f32[r0*gate.ld:], gate.ld, r1-r0, o.N)
+		input, gate, output := b.in[0], b.in[1], b.out[0]
+		return b.byRows(operator.N, func(_, r0, r1 int) {
+			set.Gate(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, gate.f32[r0*gate.ld:], gate.ld, r1-r0, operator.N)
 		}), nil
 	case op.Add:
-		x, z, y := b.in[0], b.in[1], b.out[0]
-		return b.byRows(o.N, func(_, r0, r1 int) {
-			set.Add(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, z.f32[r0*z.ld:], z.ld, r1-r0, o.N)
+		input, second, output := b.in[0], b.in[1], b.out[0]
+		return b.byRows(operator.N, func(_, r0, r1 int) {
+			set.Add(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, second.f32[r0*second.ld:], second.ld, r1-r0, operator.N)
 		}), nil
 	case op.Copy:
-		x, y := b.in[0], b.out[0]
-		if x.value.Type != y.value.Type {
-			return step{}, fmt.Errorf("copies %s to %s, want one type", x.value.Type, y.value.Type)
+		input, output := b.in[0], b.out[0]
+		if input.value.Type != output.value.Type {
+			return step{}, fmt.Errorf("copies %s to %s, want one type", input.value.Type, output.value.Type)
 		}
-		return b.byBlocks(fan, o.N, func(_, r0, r1 int) { copyRows(y, x, r0, r1) }), nil
+		return b.byBlocks(fan, operator.N, func(_, r0, r1 int) { copyRows(output, input, r0, r1) }), nil
 	}
-	return step{}, fmt.Errorf("operator %q is not supported", o.Kind)
+	return step{}, fmt.Errorf("operator %q is not supported", operator.Kind)
 }
 
 func copyRows(y, x *operand, r0, r1 int) {
 	size := y.value.Type.Bytes()
-	n := y.value.Cols * size
-	for r := r0; r < r1; r++ {
-		to, from := r*y.ld*size, r*x.ld*size
-		copy(y.raw[to:to+n], x.raw[from:from+n])
+	bytes := y.value.Cols * size
+	for row := r0; row < r1; row++ {
+		to, from := row*y.ld*size, row*x.ld*size
+		copy(y.raw[to:to+bytes], x.raw[from:from+bytes])
 	}
 }
 
 func (b *builder) embed() (step, error) {
-	e, o, ids, y := b.e, b.op, b.in[0], b.out[0]
+	exe, operator, ids, output := b.e, b.op, b.in[0], b.out[0]
 	var row func(out []float32, id int)
-	if o.Scheme != "" {
+	if operator.Scheme != "" {
 		table := b.w[0].Bytes
 		row = func(out []float32, id int) { kernel.ColumnQ8C(out, table, id) }
-	} else if o.Table == op.F32 {
+	} else if operator.Table == op.F32 {
 		table, err := mem.View[float32](b.w[0].Bytes)
 		if err != nil {
 			return step{}, err
 		}
-		row = func(out []float32, id int) { copy(out, table[id*o.N:]) }
+		row = func(out []float32, id int) { copy(out, table[id*operator.N:]) }
 	} else {
 		table, err := mem.View[uint16](b.w[0].Bytes)
 		if err != nil {
 			return step{}, err
 		}
-		widen := e.p.set.FromBF16
-		if o.Table == op.F16 {
-			widen = e.p.set.FromF16
+		widen := exe.p.set.FromBF16
+		if operator.Table == op.F16 {
+			widen = exe.p.set.FromF16
 		}
-		row = func(out []float32, id int) { widen(out, table[id*o.N:(id+1)*o.N]) }
+		row = func(out []float32, id int) { widen(out, table[id*operator.N:(id+1)*operator.N]) }
 	}
-	s := b.byRows(o.N, func(_, r0, r1 int) {
-		for r := r0; r < r1; r++ {
-			id := int(ids.i32[r*ids.ld])
-			if id < 0 || id >= o.K {
-				e.refuse(r)
+	step := b.byRows(operator.N, func(_, r0, r1 int) {
+		for token := r0; token < r1; token++ {
+			id := int(ids.i32[token*ids.ld])
+			if id < 0 || id >= operator.K {
+				exe.refuse(token)
 				return
 			}
-			out := y.f32[r*y.ld : r*y.ld+o.N]
+			out := output.f32[token*output.ld : token*output.ld+operator.N]
 			row(out, id)
-			if o.Scale != 0 {
-				e.p.set.Scale(out, o.Scale)
+			if operator.Scale != 0 {
+				exe.p.set.Scale(out, operator.Scale)
 			}
 		}
 	})
-	s.refused = func(r int) error {
-		return fmt.Errorf("token id %d is outside the table, want 0..%d", ids.i32[r*ids.ld], o.K-1)
+	step.refused = func(r int) error {
+		return fmt.Errorf("token id %d is outside the table, want 0..%d", ids.i32[r*ids.ld], operator.K-1)
 	}
-	return s, nil
+	return step, nil
 }
 
 func (b *builder) selectRow() step {
-	e, n, x, y := b.e, b.op.N, b.in[0], b.out[0]
+	exe, cols, input, output := b.e, b.op.N, b.in[0], b.out[0]
 	var rows int
 	return step{
 		m:    b.op.M,
 		plan: func(r int) int { rows = r; return 1 },
 		task: func(_, _ int) {
-			r := e.scalars.Row
-			if r < 0 || r >= rows {
-				e.refuse(r)
+			row := exe.scalars.Row
+			if row < 0 || row >= rows {
+				exe.refuse(row)
 				return
 			}
-			copy(y.f32[:n], x.f32[r*x.ld:r*x.ld+n])
+			copy(output.f32[:cols], input.f32[row*input.ld:row*input.ld+cols])
 		},
 		refused: func(int) error { return fmt.Errorf("want a row in 0..%d", rows-1) },
 	}
@@ -288,92 +288,92 @@ func (b *builder) eps() error {
 
 // vectors are the weights as plain numbers.
 func (b *builder) vectors() (v [][]float32, err error) {
-	for _, w := range b.w {
-		f, err := mem.View[float32](w.Bytes)
+	for _, weight := range b.w {
+		values, err := mem.View[float32](weight.Bytes)
 		if err != nil {
 			return nil, err
 		}
-		v = append(v, f)
+		v = append(v, values)
 	}
 	return v, nil
 }
 
 func (b *builder) norm() (step, error) {
-	o, x, y, k := b.op, b.in[0], b.out[0], b.e.p.set.Norm
-	w, err := b.vectors()
+	operator, input, output, kernel := b.op, b.in[0], b.out[0], b.e.p.set.Norm
+	vectors, err := b.vectors()
 	if err == nil {
 		err = b.eps()
 	}
 	if err != nil {
 		return step{}, err
 	}
-	return b.byRows(4*o.N, func(_, r0, r1 int) {
-		k(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, w[0], o.Eps, r1-r0, o.N)
+	return b.byRows(4*operator.N, func(_, r0, r1 int) {
+		kernel(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, vectors[0], operator.Eps, r1-r0, operator.N)
 	}), nil
 }
 
 func (b *builder) layerNorm() (step, error) {
-	o, x, y, k := b.op, b.in[0], b.out[0], b.e.p.set.LayerNorm
-	w, err := b.vectors()
+	operator, input, output, kernel := b.op, b.in[0], b.out[0], b.e.p.set.LayerNorm
+	vectors, err := b.vectors()
 	if err == nil {
 		err = b.eps()
 	}
 	if err != nil {
 		return step{}, err
 	}
-	return b.byRows(6*o.N, func(_, r0, r1 int) {
-		k(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, w[0], w[1], o.Eps, r1-r0, o.N)
+	return b.byRows(6*operator.N, func(_, r0, r1 int) {
+		kernel(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, vectors[0], vectors[1], operator.Eps, r1-r0, operator.N)
 	}), nil
 }
 
 // qkNorm normalises head by head, or jointly heads that it copies together and back: in a fused row those of
 // a group lie together, its queries, its key and its value.
 func (b *builder) qkNorm() (step, error) {
-	e, o, x, y, k := b.e, b.op, b.in[0], b.out[0], b.e.p.set.Norm
-	w, err := b.vectors()
+	exe, operator, input, output, kernel := b.e, b.op, b.in[0], b.out[0], b.e.p.set.Norm
+	vectors, err := b.vectors()
 	if err == nil {
 		err = b.eps()
 	}
 	if err != nil {
 		return step{}, err
 	}
-	qgain, kgain, dim, group := w[0], w[1], o.HeadDim, o.Heads/o.KVHeads
+	qgain, kgain, dim, group := vectors[0], vectors[1], operator.HeadDim, operator.Heads/operator.KVHeads
 	width := (group + 2) * dim // of a group in a row
-	if !o.Joint {
-		return b.byRows(4*(o.Heads+o.KVHeads)*dim, func(_, r0, r1 int) {
-			if x != y {
-				copyRows(y, x, r0, r1)
+	if !operator.Joint {
+		return b.byRows(4*(operator.Heads+operator.KVHeads)*dim, func(_, r0, r1 int) {
+			if input != output {
+				copyRows(output, input, r0, r1)
 			}
-			for h := range o.Heads + o.KVHeads {
-				g, i := h/(group+1), h%(group+1)
+			for head := range operator.Heads + operator.KVHeads {
+				kvHead, i := head/(group+1), head%(group+1)
 				gain := qgain
 				if i == group {
 					gain = kgain
 				}
-				head := y.f32[r0*y.ld+g*width+i*dim:]
-				k(head, y.ld, head, y.ld, gain, o.Eps, r1-r0, dim)
+				head := output.f32[r0*output.ld+kvHead*width+i*dim:]
+				kernel(head, output.ld, head, output.ld, gain, operator.Eps, r1-r0, dim)
 			}
 		}), nil
 	}
-	e.need.local = max(e.need.local, o.Heads*dim)
+	exe.need.local = max(exe.need.local, operator.Heads*dim)
 	joint := func(together, row []float32, gain []float32, columns int) {
-		for g := range o.KVHeads {
-			copy(together[g*columns:(g+1)*columns], row[g*width:])
+		for kvHead := range operator.KVHeads {
+			copy(together[kvHead*columns:(kvHead+1)*columns], row[kvHead*width:])
 		}
-		n := o.KVHeads * columns
-		k(together, n, together, n, gain, o.Eps, 1, n)
-		for g := range o.KVHeads {
-			copy(row[g*width:], together[g*columns:(g+1)*columns])
+		kvCols := operator.KVHeads * columns
+		kernel(together, kvCols, together, kvCols, gain, operator.Eps, 1, kvCols)
+		for kvHead := range operator.KVHeads {
+			copy(row[kvHead*width:], together[kvHead*columns:(kvHead+1)*columns])
 		}
 	}
-	return b.byRows(4*(o.Heads+o.KVHeads)*dim, func(worker, r0, r1 int) {
-		if x != y {
-			copyRows(y, x, r0, r1)
+	return b.byRows(4*(operator.Heads+operator.KVHeads)*dim, func(worker, r0, r1 int) {
+		if input != output {
+			copyRows(output, input, r0, r1)
 		}
-		for r := r0; r < r1; r++ {
-			row := y.f32[r*y.ld : r*y.ld+o.KVHeads*width]
-			joint(e.have.mine(worker), row, qgain, group*dim)
-			joint(e.have.mine(worker), row[group*dim:], kgain, dim)
+		for at := r0; at < r1; at++ {
+			row := output.f32[at*output.ld : at*output.ld+operator.KVHeads*width]
+			joint(exe.have.mine(worker), row, qgain, group*dim)
+			joint(exe.have.mine(worker), row[group*dim:], kgain, dim)
 		}
 	}), nil
 }
@@ -381,50 +381,50 @@ func (b *builder) qkNorm() (step, error) {
 var errNotFinite = errors.New("holds NaN or an infinity, which 8-bit rows cannot represent")
 
 func (b *builder) quantRows() (step, error) {
-	e, o, x, y, scale, k := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantRows
-	if o.Static {
+	exe, operator, input, output, scale, kernel := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantRows
+	if operator.Static {
 		return b.quantStatic()
 	}
-	e.need.scales = max(e.need.scales, o.Rows())
-	s := b.byBlocks(max(1, o.Fan), 6*o.N, func(_, r0, r1 int) {
-		dense := e.have.scale[r0:r1]
-		if bad := k(y.raw[r0*y.ld:], y.ld, dense, x.f32[r0*x.ld:], x.ld, r1-r0, o.N); bad >= 0 {
-			e.refuse(r0 + bad)
+	exe.need.scales = max(exe.need.scales, operator.Rows())
+	step := b.byBlocks(max(1, operator.Fan), 6*operator.N, func(_, r0, r1 int) {
+		dense := exe.have.scale[r0:r1]
+		if bad := kernel(output.raw[r0*output.ld:], output.ld, dense, input.f32[r0*input.ld:], input.ld, r1-r0, operator.N); bad >= 0 {
+			exe.refuse(r0 + bad)
 			return
 		}
-		for i, v := range dense {
-			scale.f32[(r0+i)*scale.ld] = v
+		for i, value := range dense {
+			scale.f32[(r0+i)*scale.ld] = value
 		}
 	})
-	s.refused = func(int) error { return errNotFinite }
-	return s, nil
+	step.refused = func(int) error { return errNotFinite }
+	return step, nil
 }
 
 func (b *builder) quantStatic() (step, error) {
-	e, o, x, y, scale, k := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantStatic
-	w, err := mem.View[float32](b.w[0].Bytes)
+	exe, operator, input, output, scale, kernel := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantStatic
+	weight, err := mem.View[float32](b.w[0].Bytes)
 	if err != nil {
 		return step{}, err
 	}
-	w = w[:max(1, o.Scales)]
-	for _, v := range w {
-		if !(v > 0 && v <= math.MaxFloat32) {
-			return step{}, fmt.Errorf("the static scale is %v, want a positive number", v)
+	weight = weight[:max(1, operator.Scales)]
+	for _, scale := range weight {
+		if !(scale > 0 && scale <= math.MaxFloat32) {
+			return step{}, fmt.Errorf("the static scale is %v, want a positive number", scale)
 		}
 	}
-	e.need.scales = max(e.need.scales, o.Rows())
-	s := b.byBlocks(max(1, o.Fan), 6*o.N, func(_, r0, r1 int) {
-		dense := e.have.scale[r0:r1]
-		if bad := k(y.raw[r0*y.ld:], y.ld, dense, w, x.f32[r0*x.ld:], x.ld, r1-r0, o.N); bad >= 0 {
-			e.refuse(r0 + bad)
+	exe.need.scales = max(exe.need.scales, operator.Rows())
+	step := b.byBlocks(max(1, operator.Fan), 6*operator.N, func(_, r0, r1 int) {
+		dense := exe.have.scale[r0:r1]
+		if bad := kernel(output.raw[r0*output.ld:], output.ld, dense, weight, input.f32[r0*input.ld:], input.ld, r1-r0, operator.N); bad >= 0 {
+			exe.refuse(r0 + bad)
 			return
 		}
-		for i, v := range dense {
-			scale.f32[(r0+i)*scale.ld] = v
+		for i, value := range dense {
+			scale.f32[(r0+i)*scale.ld] = value
 		}
 	})
-	s.refused = func(int) error { return errNotFinite }
-	return s, nil
+	step.refused = func(int) error { return errNotFinite }
+	return step, nil
 }
 
 // maxDotK bounds K of 8-bit products, whose sums are exact in int32.
@@ -444,46 +444,46 @@ type product func(y []float32, ldy int, x activations, at, m, n int)
 
 // product also returns the bytes of a tile and the number of block sums of a row, 0 for other schemes.
 func (b *builder) product() (f product, tileBytes, sums int, err error) {
-	o, set, packed := b.op, b.e.p.set, b.w[0].Bytes
-	size, err := pack.TileBytes(o.Scheme.Weight(), o.K)
+	operator, set, packed := b.op, b.e.p.set, b.w[0].Bytes
+	size, err := pack.TileBytes(operator.Scheme.Weight(), operator.K)
 	if err != nil {
 		return nil, 0, 0, err
 	}
-	blocks := (o.K + pack.BlockK - 1) / pack.BlockK
-	switch o.Scheme {
+	blocks := (operator.K + pack.BlockK - 1) / pack.BlockK
+	switch operator.Scheme {
 	case op.A32W32:
-		w, err := mem.View[float32](packed)
+		weight, err := mem.View[float32](packed)
 		if err != nil {
 			return nil, 0, 0, err
 		}
 		return func(y []float32, ldy int, x activations, at, m, n int) {
-			set.MatMulF32(y, ldy, x.f32, x.ld, w[at/4:], m, o.K, n)
+			set.MatMulF32(y, ldy, x.f32, x.ld, weight[at/4:], m, operator.K, n)
 		}, int(size), 0, nil
 	case op.A32W16:
-		w, err := mem.View[uint16](packed)
+		weight, err := mem.View[uint16](packed)
 		if err != nil {
 			return nil, 0, 0, err
 		}
 		return func(y []float32, ldy int, x activations, at, m, n int) {
-			set.MatMulBF16(y, ldy, x.f32, x.ld, w[at/2:], m, o.K, n)
+			set.MatMulBF16(y, ldy, x.f32, x.ld, weight[at/2:], m, operator.K, n)
 		}, int(size), 0, nil
 	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C:
-		if o.K > maxDotK {
-			return nil, 0, 0, fmt.Errorf("k = %d of scheme %q, want at most %d", o.K, o.Scheme, maxDotK)
+		if operator.K > maxDotK {
+			return nil, 0, 0, fmt.Errorf("k = %d of scheme %q, want at most %d", operator.K, operator.Scheme, maxDotK)
 		}
 		return func(y []float32, ldy int, x activations, at, m, n int) {
-			set.MatMulQ8C(y, ldy, x.u8, x.ld, x.scale, packed[at:], m, o.K, n)
+			set.MatMulQ8C(y, ldy, x.u8, x.ld, x.scale, packed[at:], m, operator.K, n)
 		}, int(size), 0, nil
 	case op.A8TQ4B32, op.A8TQ4B128:
 		multiply := set.MatMulQ4B32
-		if o.Scheme == op.A8TQ4B128 {
+		if operator.Scheme == op.A8TQ4B128 {
 			multiply = set.MatMulQ4B128
 		}
 		return func(y []float32, ldy int, x activations, at, m, n int) {
-			multiply(y, ldy, x.u8, x.ld, x.scale, x.sum, blocks, packed[at:], m, o.K, n)
+			multiply(y, ldy, x.u8, x.ld, x.scale, x.sum, blocks, packed[at:], m, operator.K, n)
 		}, int(size), blocks, nil
 	}
-	return nil, 0, 0, fmt.Errorf("scheme %q is not supported", o.Scheme)
+	return nil, 0, 0, fmt.Errorf("scheme %q is not supported", operator.Scheme)
 }
 
 // packed is how a product takes its rows packed: at least kernel.Set's PackFrom, for enough tiles.
@@ -504,65 +504,65 @@ const (
 
 // packed is nil where rows are better taken as they are.
 func (b *builder) packed() (*packed, error) {
-	e, o, set, weight := b.e, b.op, b.e.p.set, b.w[0].Bytes
+	exe, operator, set, weight := b.e, b.op, b.e.p.set, b.w[0].Bytes
 	least := packedTiles
-	if !o.Scheme.QuantisedRows() {
+	if !operator.Scheme.QuantisedRows() {
 		least = packedFloats
 	}
-	if tiles := (o.N + pack.TileN - 1) / pack.TileN; o.M < set.PackFrom || tiles < max(least, packedEach*len(e.p.cores)) {
+	if tiles := (operator.N + pack.TileN - 1) / pack.TileN; operator.M < set.PackFrom || tiles < max(least, packedEach*len(exe.p.cores)) {
 		return nil, nil
 	}
-	if !o.Scheme.QuantisedRows() {
+	if !operator.Scheme.QuantisedRows() {
 		if set.PackRowsF32 == nil {
 			return nil, nil
 		}
-		p := &packed{bytes: 4 * o.M * o.K, pack: func(x *operand, rows, group int) {
-			set.PackRowsF32(e.have.pack, x.f32, x.ld, rows, o.K, group)
+		product := &packed{bytes: 4 * operator.M * operator.K, pack: func(x *operand, rows, group int) {
+			set.PackRowsF32(exe.have.pack, x.f32, x.ld, rows, operator.K, group)
 		}}
-		if o.Scheme == op.A32W16 {
-			w, err := mem.View[uint16](weight)
-			p.multiply = func(y []float32, ldy int, at int, _ []byte, m, n int) {
-				set.PackedBF16(y, ldy, e.have.pack, w[at/2:], m, o.K, n)
+		if operator.Scheme == op.A32W16 {
+			values, err := mem.View[uint16](weight)
+			product.multiply = func(y []float32, ldy int, at int, _ []byte, m, n int) {
+				set.PackedBF16(y, ldy, exe.have.pack, values[at/2:], m, operator.K, n)
 			}
-			return p, err
+			return product, err
 		}
-		w, err := mem.View[float32](weight)
-		p.multiply = func(y []float32, ldy int, at int, _ []byte, m, n int) {
-			set.PackedF32(y, ldy, e.have.pack, w[at/4:], m, o.K, n)
+		values, err := mem.View[float32](weight)
+		product.multiply = func(y []float32, ldy int, at int, _ []byte, m, n int) {
+			set.PackedF32(y, ldy, exe.have.pack, values[at/4:], m, operator.K, n)
 		}
-		return p, err
+		return product, err
 	}
 	if set.PackRows == nil {
 		return nil, nil
 	}
 	block, multiply := 0, set.PackedQ8C
-	switch o.Scheme {
+	switch operator.Scheme {
 	case op.A8TQ4B32:
 		block, multiply = pack.BlockK, set.PackedQ4B32
 	case op.A8TQ4B128:
 		block, multiply = pack.Block128, set.PackedQ4B128
 	}
 	return &packed{
-		bytes: kernel.PackedBytes(o.M, o.K, block),
-		local: kernel.PackedScratch(o.K, block),
+		bytes: kernel.PackedBytes(operator.M, operator.K, block),
+		local: kernel.PackedScratch(operator.K, block),
 		pack: func(x *operand, rows, group int) {
-			set.PackRows(mem.Bytes(e.have.pack), x.raw, x.ld, rows, o.K, block, group)
+			set.PackRows(mem.Bytes(exe.have.pack), x.raw, x.ld, rows, operator.K, block, group)
 		},
 		multiply: func(y []float32, ldy int, at int, scratch []byte, m, n int) {
-			multiply(y, ldy, mem.Bytes(e.have.pack), e.have.scale, weight[at:], scratch, m, o.K, n)
+			multiply(y, ldy, mem.Bytes(exe.have.pack), exe.have.scale, weight[at:], scratch, m, operator.K, n)
 		},
 	}, nil
 }
 
 // rows are the rows of x from r, with their scales and sums from place p of the scratch.
 func (b *builder) rows(x *operand, r, p, sums int) activations {
-	a, have := activations{ld: x.ld}, &b.e.have
+	rows, have := activations{ld: x.ld}, &b.e.have
 	if !b.op.Scheme.QuantisedRows() {
-		a.f32 = x.f32[r*x.ld:]
-		return a
+		rows.f32 = x.f32[r*x.ld:]
+		return rows
 	}
-	a.u8, a.scale, a.sum = x.raw[r*x.ld:], have.scale[p:], have.sum[p*sums:]
-	return a
+	rows.u8, rows.scale, rows.sum = x.raw[r*x.ld:], have.scale[p:], have.sum[p*sums:]
+	return rows
 }
 
 // tileTasks divides the tiles of a weight into tasks: large ones of block tiles, so that a worker finds the next tile in
@@ -573,13 +573,13 @@ type tileTasks struct{ tiles, large, block, last int }
 // task begins with weights that nobody asked for ahead.
 func divideTiles(tiles, workers, step, least int, even bool) tileTasks {
 	whole := func(n int) int { return (max(1, n, least) + step - 1) / step * step }
-	t := tileTasks{tiles: tiles, block: whole(tiles / (workers * tasksPerWorker))}
-	t.last = t.block
+	tasks := tileTasks{tiles: tiles, block: whole(tiles / (workers * tasksPerWorker))}
+	tasks.last = tasks.block
 	if !even {
-		t.last = whole(t.block / 4)
-		t.large = tiles * 3 / 4 / t.block
+		tasks.last = whole(tasks.block / 4)
+		tasks.large = tiles * 3 / 4 / tasks.block
 	}
-	return t
+	return tasks
 }
 
 func (t *tileTasks) count() int { return t.large + (t.tiles-t.large*t.block+t.last-1)/t.last }
@@ -594,144 +594,144 @@ func (t *tileTasks) of(i int) (from, to int) {
 }
 
 func (b *builder) matMul() (step, error) {
-	e, o, x, y, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
+	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
 	multiply, tileBytes, sums, err := b.product()
 	if err != nil {
 		return step{}, err
 	}
 	var bias []float32
-	if o.Bias {
+	if operator.Bias {
 		if bias, err = mem.View[float32](b.w[1].Bytes); err != nil {
 			return step{}, err
 		}
 	}
-	e.need.sums = max(e.need.sums, o.M*sums)
-	if o.Scheme.QuantisedRows() {
-		e.need.scales = max(e.need.scales, o.M)
+	exe.need.sums = max(exe.need.sums, operator.M*sums)
+	if operator.Scheme.QuantisedRows() {
+		exe.need.scales = max(exe.need.scales, operator.M)
 	}
 
-	workers, tiles := len(e.p.cores), (o.N+pack.TileN-1)/pack.TileN
+	workers, tiles := len(exe.p.cores), (operator.N+pack.TileN-1)/pack.TileN
 	packed, err := b.packed()
 	if err != nil {
 		return step{}, err
 	}
 	packs := func(rows int) bool { return packed != nil && rows >= set.PackFrom }
 	if packed != nil {
-		e.need.packs = max(e.need.packs, (packed.bytes+3)/4)
-		e.need.local = max(e.need.local, (packed.local+3)/4)
+		exe.need.packs = max(exe.need.packs, (packed.bytes+3)/4)
+		exe.need.local = max(exe.need.local, (packed.local+3)/4)
 		var rows int
 		b.before = append(b.before, step{
-			m: o.M,
+			m: operator.M,
 			plan: func(n int) int {
 				if rows = n; !packs(n) {
 					return 0
 				}
 				return kernel.PackGroups(n)
 			},
-			task: func(_, g int) { packed.pack(x, rows, g) },
+			task: func(_, g int) { packed.pack(input, rows, g) },
 		})
 	}
 	var rows, rowBlock int
 	var tasks tileTasks
 	return step{
-		m: o.M,
-		plan: func(n int) int {
-			rows, rowBlock, tasks = n, n, tileTasks{tiles: tiles, block: tiles, last: tiles}
-			if o.Scheme.QuantisedRows() {
+		m: operator.M,
+		plan: func(count int) int {
+			rows, rowBlock, tasks = count, count, tileTasks{tiles: tiles, block: tiles, last: tiles}
+			if operator.Scheme.QuantisedRows() {
 				scale := b.in[1]
-				for r := range n {
-					e.have.scale[r] = scale.f32[r*scale.ld]
+				for row := range count {
+					exe.have.scale[row] = scale.f32[row*scale.ld]
 				}
 			}
-			if sums > 0 && !packs(n) {
-				set.BlockSums(e.have.sum, sums, x.raw, x.ld, n, o.K)
+			if sums > 0 && !packs(count) {
+				set.BlockSums(exe.have.sum, sums, input.raw, input.ld, count, operator.K)
 			}
-			if workers > 1 && int64(n)*int64(o.K)*int64(o.N) >= 2*minTask {
-				tasks = divideTiles(tiles, workers, set.TileStep, minTask/(n*o.K*pack.TileN), !packs(n))
-				if tiles < tasks.block*workers && !packs(n) { // few columns: divide the rows too
-					rowBlock = max(1, (n+2*workers-1)/(2*workers))
+			if workers > 1 && int64(count)*int64(operator.K)*int64(operator.N) >= 2*minTask {
+				tasks = divideTiles(tiles, workers, set.TileStep, minTask/(count*operator.K*pack.TileN), !packs(count))
+				if tiles < tasks.block*workers && !packs(count) { // few columns: divide the rows too
+					rowBlock = max(1, (count+2*workers-1)/(2*workers))
 				}
 			}
-			return tasks.count() * ((n + rowBlock - 1) / rowBlock)
+			return tasks.count() * ((count + rowBlock - 1) / rowBlock)
 		},
 		task: func(worker, t int) {
 			tile, end := tasks.of(t % tasks.count())
 			column, r0 := tile*pack.TileN, t/tasks.count()*rowBlock
-			m, n := min(rows, r0+rowBlock)-r0, min(o.N, end*pack.TileN)-column
-			out := y.f32[r0*y.ld+column:]
-			if packs(m) {
-				packed.multiply(out, y.ld, tile*tileBytes, mem.Bytes(e.have.mine(worker)), m, n)
+			blockRows, cols := min(rows, r0+rowBlock)-r0, min(operator.N, end*pack.TileN)-column
+			out := output.f32[r0*output.ld+column:]
+			if packs(blockRows) {
+				packed.multiply(out, output.ld, tile*tileBytes, mem.Bytes(exe.have.mine(worker)), blockRows, cols)
 			} else {
-				multiply(out, y.ld, b.rows(x, r0, r0, sums), tile*tileBytes, m, n)
+				multiply(out, output.ld, b.rows(input, r0, r0, sums), tile*tileBytes, blockRows, cols)
 			}
 			if bias != nil {
-				set.Add(out, y.ld, out, y.ld, bias[column:], 0, m, n)
+				set.Add(out, output.ld, out, output.ld, bias[column:], 0, blockRows, cols)
 			}
 		},
 	}, nil
 }
 
 func (b *builder) kvAppend() step {
-	e, o, x := b.e, b.op, b.in[0]
-	group, dim, narrow := o.Heads/o.KVHeads, o.HeadDim, b.e.p.set.ToF16
-	s := b.byRows(2*o.KVHeads*dim, func(_, r0, r1 int) {
-		for r := r0; r < r1; r++ {
-			at := e.at(r)
-			for g := range o.KVHeads {
-				key := r*x.ld + (g*(group+2)+group)*dim
-				to := at.Sequence*e.perSeq + (g*e.maxContext+at.Pos)*dim
-				if o.KV == op.F32 {
-					copy(e.k.f32[to:to+dim], x.f32[key:])
-					copy(e.v.f32[to:to+dim], x.f32[key+dim:])
-				} else if !narrow(e.k.u16[to:to+dim], x.f32[key:key+dim]) || !narrow(e.v.u16[to:to+dim], x.f32[key+dim:key+2*dim]) {
-					e.refuse(r)
+	exe, operator, input := b.e, b.op, b.in[0]
+	group, dim, narrow := operator.Heads/operator.KVHeads, operator.HeadDim, b.e.p.set.ToF16
+	step := b.byRows(2*operator.KVHeads*dim, func(_, r0, r1 int) {
+		for row := r0; row < r1; row++ {
+			at := exe.at(row)
+			for kvHead := range operator.KVHeads {
+				key := row*input.ld + (kvHead*(group+2)+group)*dim
+				to := at.Sequence*exe.perSeq + (kvHead*exe.maxContext+at.Pos)*dim
+				if operator.KV == op.F32 {
+					copy(exe.k.f32[to:to+dim], input.f32[key:])
+					copy(exe.v.f32[to:to+dim], input.f32[key+dim:])
+				} else if !narrow(exe.k.u16[to:to+dim], input.f32[key:key+dim]) || !narrow(exe.v.u16[to:to+dim], input.f32[key+dim:key+2*dim]) {
+					exe.refuse(row)
 					return
 				}
 			}
 		}
 	})
-	s.refused = func(int) error {
+	step.refused = func(int) error {
 		return errors.New("key or value is NaN or too large for the f16 cache")
 	}
-	return s
+	return step
 }
 
 // attentionRows is the number of rows of one task; a kernel reuses keys and values among them.
 const attentionRows = 8
 
 func (b *builder) attention() (step, error) {
-	e, o, x, y, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
-	group, dim := o.Heads/o.KVHeads, o.HeadDim
+	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
+	group, dim := operator.Heads/operator.KVHeads, operator.HeadDim
 	size, err := attentionScratch(group, dim)
 	if err != nil {
 		return step{}, err
 	}
-	e.need.local = max(e.need.local, size)
-	call := kernel.Attention{Heads: group, Dim: dim, Window: o.Window, Scale: o.Scale, Cap: o.Cap}
+	exe.need.local = max(exe.need.local, size)
+	call := kernel.Attention{Heads: group, Dim: dim, Window: operator.Window, Scale: operator.Scale, Cap: operator.Cap}
 	if call.Scale == 0 {
 		call.Scale = 1 / math.Sqrt(float64(dim))
 	}
 	block := attentionRows
-	if o.Batch {
+	if operator.Batch {
 		block = 1 // rows have no keys in common
 	}
 	var rows, blocks int
 	return step{
-		m:    o.M,
-		plan: func(n int) int { rows, blocks = n, (n+block-1)/block; return blocks * o.KVHeads },
+		m:    operator.M,
+		plan: func(n int) int { rows, blocks = n, (n+block-1)/block; return blocks * operator.KVHeads },
 		task: func(worker, t int) {
-			g, r0 := t%o.KVHeads, (blocks-1-t/o.KVHeads)*block // the longest rows first
-			at, call := e.at(r0), call
+			kvHead, r0 := t%operator.KVHeads, (blocks-1-t/operator.KVHeads)*block // the longest rows first
+			at, call := exe.at(r0), call
 			call.M, call.Pos = min(block, rows-r0), at.Pos
-			q := x.f32[r0*x.ld+g*(group+2)*dim:]
-			out := y.f32[r0*y.ld+g*group*dim:]
-			scratch := e.have.mine(worker)[:size]
-			from := at.Sequence*e.perSeq + g*e.maxContext*dim
+			queries := input.f32[r0*input.ld+kvHead*(group+2)*dim:]
+			out := output.f32[r0*output.ld+kvHead*group*dim:]
+			scratch := exe.have.mine(worker)[:size]
+			from := at.Sequence*exe.perSeq + kvHead*exe.maxContext*dim
 			to := from + (call.Pos+call.M)*dim
-			if o.KV == op.F32 {
-				set.AttentionF32(out, y.ld, q, x.ld, e.k.f32[from:to], e.v.f32[from:to], scratch, call)
+			if operator.KV == op.F32 {
+				set.AttentionF32(out, output.ld, queries, input.ld, exe.k.f32[from:to], exe.v.f32[from:to], scratch, call)
 			} else {
-				set.AttentionF16(out, y.ld, q, x.ld, e.k.u16[from:to], e.v.u16[from:to], scratch, call)
+				set.AttentionF16(out, output.ld, queries, input.ld, exe.k.u16[from:to], exe.v.u16[from:to], scratch, call)
 			}
 		},
 	}, nil

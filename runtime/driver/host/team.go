@@ -49,8 +49,8 @@ func (t *team) start(cores []int) error {
 	t.gate.Store(closed)
 	ready := make(chan error)
 	for i, core := range cores[1:] {
-		h := &helper{wake: make(chan struct{}, 1)}
-		t.helpers = append(t.helpers, h)
+		added := &helper{wake: make(chan struct{}, 1)}
+		t.helpers = append(t.helpers, added)
 		t.done.Add(1)
 		go func() {
 			defer t.done.Done()
@@ -59,7 +59,7 @@ func (t *team) start(cores []int) error {
 			err := affinity.Pin(core)
 			ready <- err
 			if err == nil {
-				t.serve(h, i+1)
+				t.serve(added, i+1)
 			}
 		}()
 	}
@@ -81,9 +81,9 @@ func (t *team) close() {
 }
 
 func (t *team) wakeAll() {
-	for _, h := range t.helpers {
-		if h.asleep.CompareAndSwap(true, false) {
-			h.wake <- struct{}{}
+	for _, helper := range t.helpers {
+		if helper.asleep.CompareAndSwap(true, false) {
+			helper.wake <- struct{}{}
 		}
 	}
 }
@@ -144,11 +144,11 @@ func (t *team) fail(err error) {
 // join enters the open job, if there is one.
 func (t *team) join() bool {
 	for {
-		n := t.gate.Load()
-		if n < 0 {
+		generation := t.gate.Load()
+		if generation < 0 {
 			return false
 		}
-		if t.gate.CompareAndSwap(n, n+1) {
+		if t.gate.CompareAndSwap(generation, generation+1) {
 			return true
 		}
 	}
@@ -169,7 +169,7 @@ func (t *team) serve(h *helper, worker int) {
 }
 
 // await spins and then sleeps until a job newer than last was opened; false asks to look at stop.
-func (t *team) await(h *helper, last uint64) bool {
+func (t *team) await(self *helper, last uint64) bool {
 	var idle time.Time // when the spinning without a call began
 	for spin := 1; ; spin++ {
 		if t.epoch.Load() != last {
@@ -189,11 +189,11 @@ func (t *team) await(h *helper, last uint64) bool {
 		case idle.IsZero():
 			idle = time.Now()
 		case time.Since(idle) > idleSpin:
-			h.asleep.Store(true)
-			if (t.epoch.Load() != last || t.stop.Load()) && h.asleep.CompareAndSwap(true, false) {
+			self.asleep.Store(true)
+			if (t.epoch.Load() != last || t.stop.Load()) && self.asleep.CompareAndSwap(true, false) {
 				return false
 			}
-			<-h.wake
+			<-self.wake
 			return false
 		}
 	}

@@ -28,30 +28,30 @@ var envs struct {
 
 // environment opens or shares a library's environment. Its pool has a thread on every core that the process may use:
 // processors of all cores share it, so that hundreds of graphs do not bring a pool each.
-func environment(l *ortapi.Library) (*env, error) {
+func environment(lib *ortapi.Library) (*env, error) {
 	envs.Lock()
 	defer envs.Unlock()
-	if e := envs.of[l]; e != nil {
-		e.used++
-		return e, nil
+	if environment := envs.of[lib]; environment != nil {
+		environment.used++
+		return environment, nil
 	}
 	cores := affinity.Cores()
-	inner, err := l.NewEnv(ortapi.EnvOptions{Threads: len(cores), Cores: cores[1:]})
+	inner, err := lib.NewEnv(ortapi.EnvOptions{Threads: len(cores), Cores: cores[1:]})
 	if err != nil {
 		return nil, err
 	}
-	e := &env{Env: inner, lib: l, used: 1}
-	if err := exact(e); err != nil {
+	environment := &env{Env: inner, lib: lib, used: 1}
+	if err := exact(environment); err != nil {
 		return nil, errors.Join(err, inner.Close())
 	}
-	if e.prepacked, err = inner.NewPrepackedWeights(); err != nil {
+	if environment.prepacked, err = inner.NewPrepackedWeights(); err != nil {
 		return nil, errors.Join(err, inner.Close())
 	}
 	if envs.of == nil {
 		envs.of = map[*ortapi.Library]*env{}
 	}
-	envs.of[l] = e
-	return e, nil
+	envs.of[lib] = environment
+	return environment, nil
 }
 
 func (e *env) release() error {
@@ -66,9 +66,9 @@ func (e *env) release() error {
 
 // exact multiplies the largest 8-bit numbers there are and refuses a library that does not get them right: without the
 // instructions for it, sums of products of 8-bit numbers are kept in 16 bits by some kernels, and saturate.
-func exact(e *env) error {
+func exact(environment *env) error {
 	const k, n = 64, 16
-	m := onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}}, Graph: onnx.Graph{
+	model := onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}}, Graph: onnx.Graph{
 		Name: "exact", Inputs: []onnx.Value{{Name: "a", Type: onnx.Uint8, Dims: []int64{1, k}}}, Outputs: []onnx.Value{{Name: "y", Type: onnx.Int32, Dims: []int64{1, n}}},
 		Initializers: []onnx.Tensor{{Name: "b", Type: onnx.Int8, Dims: []int64{k, n}, Raw: bytes.Repeat([]byte{127}, k*n)}},
 		Nodes:        []onnx.Node{{Name: "n0", Op: "MatMulInteger", In: []string{"a", "b"}, Out: []string{"y"}}},
@@ -78,41 +78,41 @@ func exact(e *env) error {
 		return err
 	}
 	defer memory.Close()
-	a, y := memory.Bytes()[:k], memory.Bytes()[k:]
-	for i := range a {
-		a[i] = 255
+	left, result := memory.Bytes()[:k], memory.Bytes()[k:]
+	for i := range left {
+		left[i] = 255
 	}
-	s, err := e.NewSession(m.Marshal(), &ortapi.SessionOptions{Threads: 1})
+	session, err := environment.NewSession(model.Marshal(), &ortapi.SessionOptions{Threads: 1})
 	if err != nil {
 		return err
 	}
-	defer s.Close()
-	b, err := s.NewBinding()
+	defer session.Close()
+	binding, err := session.NewBinding()
 	if err != nil {
 		return err
 	}
-	in, err := e.NewTensor(a, ortapi.ElementType(onnx.Uint8), []int64{1, k})
+	in, err := environment.NewTensor(left, ortapi.ElementType(onnx.Uint8), []int64{1, k})
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	out, err := e.NewTensor(y, ortapi.ElementType(onnx.Int32), []int64{1, n})
+	out, err := environment.NewTensor(result, ortapi.ElementType(onnx.Int32), []int64{1, n})
 	if err != nil {
 		return err
 	}
 	defer out.Close()
-	if err := errors.Join(b.BindInput("a", in), b.BindOutput("y", out)); err != nil {
+	if err := errors.Join(binding.BindInput("a", in), binding.BindOutput("y", out)); err != nil {
 		return err
 	}
-	if err := s.Run(b); err != nil {
+	if err := session.Run(binding); err != nil {
 		return err
 	}
-	got, err := mem.View[int32](y)
+	got, err := mem.View[int32](result)
 	if err != nil {
 		return err
 	}
 	if want := int32(255 * 127 * k); got[0] != want {
-		return diag.New(diag.ClassUnavailable, "library %q (version %s) multiplies 8-bit numbers inexactly on this CPU: got %d for %d products of 255 and 127, want %d: %w", e.lib.Path, e.lib.Version, got[0], k, want, driver.ErrIncapable).
+		return diag.New(diag.ClassUnavailable, "library %q (version %s) multiplies 8-bit numbers inexactly on this CPU: got %d for %d products of 255 and 127, want %d: %w", environment.lib.Path, environment.lib.Version, got[0], k, want, driver.ErrIncapable).
 			WithHint("a CPU with VNNI is needed, or the driver host")
 	}
 	return nil

@@ -45,56 +45,56 @@ func parse(code []byte) (*model, error) {
 	if !ok {
 		return nil, diag.New(diag.ClassInput, "the model does not say what graph it was made of").WithHint("compile the bundle again")
 	}
-	m := &model{code: code, onnx: parsed}
-	if m.graph, err = driver.ParseGraph([]byte(text)); err != nil {
+	out := &model{code: code, onnx: parsed}
+	if out.graph, err = driver.ParseGraph([]byte(text)); err != nil {
 		return nil, err
 	}
 	if text, ok := parsed.Prop("hetc.checks"); ok {
-		if err := json.Unmarshal([]byte(text), &m.checks); err != nil {
+		if err := json.Unmarshal([]byte(text), &out.checks); err != nil {
 			return nil, fmt.Errorf("checks: %w", err)
 		}
 	}
-	if err := m.operands(); err != nil {
+	if err := out.operands(); err != nil {
 		return nil, err
 	}
-	return m, verify(parsed, &m.graph)
+	return out, verify(parsed, &out.graph)
 }
 
 // operands compares the model's inputs and outputs with the graph's and finds those that are looked at by us: every
 // quant_rows has its scales among the outputs, every table its ids among the inputs.
 func (m *model) operands() error {
-	g := &m.graph
+	graph := &m.graph
 	for i := range m.checks {
-		c := &m.checks[i]
-		if c.graph = -1; c.Node < 0 || c.Node >= len(g.Nodes) || g.Nodes[c.Node].Op.Kind != op.QuantRows {
-			return fmt.Errorf("checks: node %d is no quant_rows", c.Node)
+		checked := &m.checks[i]
+		if checked.graph = -1; checked.Node < 0 || checked.Node >= len(graph.Nodes) || graph.Nodes[checked.Node].Op.Kind != op.QuantRows {
+			return fmt.Errorf("checks: node %d is no quant_rows", checked.Node)
 		}
 	}
 	extra := len(m.checks)
-	for i, n := range g.Nodes {
-		switch n.Op.Kind {
+	for i, node := range graph.Nodes {
+		switch node.Op.Kind {
 		case op.QuantRows:
-			if k := slices.IndexFunc(g.Outputs, func(v op.Value) bool { return v.Name == n.Out[1] }); k >= 0 {
-				m.checks = append(m.checks, check{Node: i, Output: output(k), graph: k})
+			if at := slices.IndexFunc(graph.Outputs, func(v op.Value) bool { return v.Name == node.Out[1] }); at >= 0 {
+				m.checks = append(m.checks, check{Node: i, Output: output(at), graph: at})
 			}
 			if !slices.ContainsFunc(m.checks, func(c check) bool { return c.Node == i }) {
-				return fmt.Errorf("node %d (%s): its scales are not among the outputs, where values without an answer would show", i, n.Op.Kind)
+				return fmt.Errorf("node %d (%s): its scales are not among the outputs, where values without an answer would show", i, node.Op.Kind)
 			}
 		case op.Embed:
-			k := slices.IndexFunc(g.Inputs, func(v op.Value) bool { return v.Name == n.In[0] })
-			if k < 0 {
-				return fmt.Errorf("node %d (%s): its ids are not an input of the graph", i, n.Op.Kind)
+			input := slices.IndexFunc(graph.Inputs, func(v op.Value) bool { return v.Name == node.In[0] })
+			if input < 0 {
+				return fmt.Errorf("node %d (%s): its ids are not an input of the graph", i, node.Op.Kind)
 			}
-			m.ids = append(m.ids, lookup{i, k})
+			m.ids = append(m.ids, lookup{i, input})
 		}
 	}
 	compare := func(what string, got []onnx.Value, name func(int) string, want []op.Value) error {
 		if len(got) != len(want) {
 			return fmt.Errorf("the model has %d %ss, the graph %d", len(got), what, len(want))
 		}
-		for i, v := range want {
-			if w := got[i]; w.Name != name(i) || w.Type != elements[v.Type] || !slices.Equal(w.Dims, []int64{int64(v.Rows), int64(v.Cols)}) {
-				return fmt.Errorf("%s %q of the model is %v %v, want %q %s [%d,%d]", what, w.Name, w.Type, w.Dims, name(i), v.Type, v.Rows, v.Cols)
+		for i, declared := range want {
+			if wanted := got[i]; wanted.Name != name(i) || wanted.Type != elements[declared.Type] || !slices.Equal(wanted.Dims, []int64{int64(declared.Rows), int64(declared.Cols)}) {
+				return fmt.Errorf("%s %q of the model is %v %v, want %q %s [%d,%d]", what, wanted.Name, wanted.Type, wanted.Dims, name(i), declared.Type, declared.Rows, declared.Cols)
 			}
 		}
 		return nil
@@ -103,13 +103,13 @@ func (m *model) operands() error {
 	if len(outs) < extra {
 		return fmt.Errorf("the model has %d outputs, want %d more than the graph", len(outs), extra)
 	}
-	for i, c := range m.checks[:extra] {
-		w := outs[len(outs)-extra+i]
-		if rows := int64(g.Nodes[c.Node].Op.Rows()); w.Name != c.Output || w.Type != onnx.Float32 || !slices.Equal(w.Dims, []int64{rows, 1}) {
-			return fmt.Errorf("output %q of the model is %v %v, want the scales %q f32 [%d,1]", w.Name, w.Type, w.Dims, c.Output, rows)
+	for i, checker := range m.checks[:extra] {
+		value := outs[len(outs)-extra+i]
+		if rows := int64(graph.Nodes[checker.Node].Op.Rows()); value.Name != checker.Output || value.Type != onnx.Float32 || !slices.Equal(value.Dims, []int64{rows, 1}) {
+			return fmt.Errorf("output %q of the model is %v %v, want the scales %q f32 [%d,1]", value.Name, value.Type, value.Dims, checker.Output, rows)
 		}
 	}
-	return errors.Join(compare("input", m.onnx.Graph.Inputs, input, g.Inputs), compare("output", outs[:len(outs)-extra], output, g.Outputs))
+	return errors.Join(compare("input", m.onnx.Graph.Inputs, input, graph.Inputs), compare("output", outs[:len(outs)-extra], output, graph.Outputs))
 }
 
 // Names of the model's operands, by their place in the graph.
@@ -129,25 +129,25 @@ type part struct {
 }
 
 // parts divides weight i of a graph.
-func parts(i int, w driver.Packed) ([]part, error) {
+func parts(i int, weight driver.Packed) ([]part, error) {
 	name := fmt.Sprintf("w%d", i)
-	if w.Spec.Layout == op.RowsLayout {
-		return []part{{name, elements[op.Type(w.Spec.Scheme)], w.Bytes}}, nil
+	if weight.Spec.Layout == op.RowsLayout {
+		return []part{{name, elements[op.Type(weight.Spec.Scheme)], weight.Bytes}}, nil
 	}
-	values, at, scales, err := pack.OnnxParts(w.Spec)
+	values, at, scales, err := pack.OnnxParts(weight.Spec)
 	if err != nil {
 		return nil, err
 	}
-	typ := map[string]onnx.Type{"w32": onnx.Float32, "q8c": onnx.Int8, "q4b32": onnx.Uint8, "q4b128": onnx.Uint8}[w.Spec.Scheme]
-	out := []part{{name, typ, w.Bytes[:values]}}
+	typ := map[string]onnx.Type{"w32": onnx.Float32, "q8c": onnx.Int8, "q4b32": onnx.Uint8, "q4b128": onnx.Uint8}[weight.Spec.Scheme]
+	out := []part{{name, typ, weight.Bytes[:values]}}
 	if scales > 0 {
-		out = append(out, part{name + ".scale", onnx.Float32, w.Bytes[at : at+4*scales]})
+		out = append(out, part{name + ".scale", onnx.Float32, weight.Bytes[at : at+4*scales]})
 	}
 	return out, nil
 }
 
 // initializers are the weights as tensors over their packed bytes, in the model's shapes.
-func (p *processor) initializers(m *model, w driver.Weights) (out []ortapi.Initializer, err error) {
+func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi.Initializer, err error) {
 	defer func() {
 		if err != nil {
 			closeValues(out)
@@ -156,34 +156,34 @@ func (p *processor) initializers(m *model, w driver.Weights) (out []ortapi.Initi
 	}()
 	declared := map[string]*onnx.Tensor{}
 	for i := range m.onnx.Graph.Initializers {
-		if t := &m.onnx.Graph.Initializers[i]; t.External != nil {
-			declared[t.Name] = t
+		if tensor := &m.onnx.Graph.Initializers[i]; tensor.External != nil {
+			declared[tensor.Name] = tensor
 		}
 	}
-	for i, one := range w {
+	for i, one := range weights {
 		list, err := parts(i, one)
 		if err != nil {
 			return out, err
 		}
-		for _, x := range list {
-			t := declared[x.name]
-			delete(declared, x.name)
-			if t == nil {
-				return out, fmt.Errorf("weight %q: the model has no initializer %q for it", one.Spec.Name, x.name)
+		for _, initializer := range list {
+			tensor := declared[initializer.name]
+			delete(declared, initializer.name)
+			if tensor == nil {
+				return out, fmt.Errorf("weight %q: the model has no initializer %q for it", one.Spec.Name, initializer.name)
 			}
-			n := int64(1)
-			for _, d := range t.Dims {
-				n *= d // of a parsed model: no overflow
+			elems := int64(1)
+			for _, dim := range tensor.Dims {
+				elems *= dim // of a parsed model: no overflow
 			}
-			n = x.typ.Bytes(n)
-			if t.Type != x.typ || n != int64(len(x.bytes)) || t.External.Location != ortapi.Weights {
-				return out, fmt.Errorf("weight %q: initializer %q of the model is %v %v in %q, want %v of %d bytes in %q", one.Spec.Name, x.name, t.Type, t.Dims, t.External.Location, x.typ, len(x.bytes), ortapi.Weights)
+			elems = initializer.typ.Bytes(elems)
+			if tensor.Type != initializer.typ || elems != int64(len(initializer.bytes)) || tensor.External.Location != ortapi.Weights {
+				return out, fmt.Errorf("weight %q: initializer %q of the model is %v %v in %q, want %v of %d bytes in %q", one.Spec.Name, initializer.name, tensor.Type, tensor.Dims, tensor.External.Location, initializer.typ, len(initializer.bytes), ortapi.Weights)
 			}
-			v, err := p.env.NewTensor(x.bytes, ortapi.ElementType(x.typ), t.Dims)
+			value, err := p.env.NewTensor(initializer.bytes, ortapi.ElementType(initializer.typ), tensor.Dims)
 			if err != nil {
 				return out, err
 			}
-			out = append(out, ortapi.Initializer{Name: x.name, Value: v})
+			out = append(out, ortapi.Initializer{Name: initializer.name, Value: value})
 		}
 	}
 	for name := range declared {
@@ -206,52 +206,52 @@ const optimization = 2
 const asWritten = "session.disable_quant_qdq"
 
 // load makes a session of the artifact with its weights.
-func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, error) {
-	if a.Driver != Name {
-		return nil, fmt.Errorf("it was compiled for driver %q, want %q", a.Driver, Name)
+func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*executable, error) {
+	if artifact.Driver != Name {
+		return nil, fmt.Errorf("it was compiled for driver %q, want %q", artifact.Driver, Name)
 	}
-	m := p.models[string(a.Code)] // one artifact serves every layer
-	if m == nil {
+	model := p.models[string(artifact.Code)] // one artifact serves every layer
+	if model == nil {
 		var err error
-		if m, err = parse(a.Code); err != nil {
+		if model, err = parse(artifact.Code); err != nil {
 			return nil, err
 		}
-		for i, n := range m.graph.Nodes {
-			if err := p.caps.Supports(n.Op); err != nil {
-				return nil, fmt.Errorf("node %d (%s): %w", i, n.Op.Kind, err)
+		for i, node := range model.graph.Nodes {
+			if err := p.caps.Supports(node.Op); err != nil {
+				return nil, fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
 			}
 		}
-		p.models[string(a.Code)] = m
+		p.models[string(artifact.Code)] = model
 	}
-	w, err := w.Check(m.graph.Weights, layout, pack.Bytes)
+	weights, err := weights.Check(model.graph.Weights, layout, pack.Bytes)
 	if err != nil {
 		return nil, err
 	}
-	values, err := p.initializers(m, w)
+	values, err := p.initializers(model, weights)
 	if err != nil {
 		return nil, err
 	}
-	o := &ortapi.SessionOptions{
+	options := &ortapi.SessionOptions{
 		Threads: 1, Optimization: optimization, Config: append(slices.Clone(p.config), [2]string{asWritten, "1"}), Provider: p.provider, ProviderOptions: p.providerOptions,
 		Initializers: values, Prepacked: p.env.prepacked,
 	}
-	if n := len(p.cores); n > 1 {
-		if n == len(affinity.Cores()) {
-			o.Threads = 0
+	if threads := len(p.cores); threads > 1 {
+		if threads == len(affinity.Cores()) {
+			options.Threads = 0
 		} else {
-			o.Threads, o.Cores = n, p.cores[1:]
+			options.Threads, options.Cores = threads, p.cores[1:]
 			// Their threads would spin on after a graph, in the way of those of the next one.
-			o.Config = append(o.Config, [2]string{"session.force_spinning_stop", "1"})
+			options.Config = append(options.Config, [2]string{"session.force_spinning_stop", "1"})
 		}
 	}
-	e := &executable{p: p, m: m, initializers: values, memory: &mem.Region{}}
-	if e.session, err = p.env.NewSession(m.code, o); err != nil {
+	exe := &executable{p: p, m: model, initializers: values, memory: &mem.Region{}}
+	if exe.session, err = p.env.NewSession(model.code, options); err != nil {
 		closeValues(values)
 		return nil, err
 	}
-	if err := e.prepare(); err != nil {
-		return nil, errors.Join(err, e.release())
+	if err := exe.prepare(); err != nil {
+		return nil, errors.Join(err, exe.release())
 	}
-	p.loaded[e] = true
-	return e, nil
+	p.loaded[exe] = true
+	return exe, nil
 }

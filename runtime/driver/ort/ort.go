@@ -48,24 +48,24 @@ func (ort) Devices(context.Context) ([]driver.Device, error) {
 		return nil, err
 	}
 	var out []driver.Device
-	for _, s := range affinity.Selections() {
-		what := fmt.Sprintf("ONNX Runtime on CPU core %d", s.Cores[0])
-		if len(s.Cores) > 1 {
-			what = fmt.Sprintf("ONNX Runtime on %d CPU cores", len(s.Cores))
+	for _, selection := range affinity.Selections() {
+		what := fmt.Sprintf("ONNX Runtime on CPU core %d", selection.Cores[0])
+		if len(selection.Cores) > 1 {
+			what = fmt.Sprintf("ONNX Runtime on %d CPU cores", len(selection.Cores))
 		}
-		out = append(out, driver.Device{Select: s.Select, Description: what, Cores: s.Cores})
+		out = append(out, driver.Device{Select: selection.Select, Description: what, Cores: selection.Cores})
 	}
 	return out, nil
 }
 
 // Library is the one that is loaded where no option names another.
 func (ort) Library(context.Context) (driver.Library, error) {
-	l, err := find("")
+	lib, err := find("")
 	if err != nil {
 		return driver.Library{}, err
 	}
-	providers, err := l.Providers()
-	return driver.Library{Name: "ONNX Runtime", Version: l.Version, Path: l.Path, Build: l.BuildInfo, Providers: providers}, err
+	providers, err := lib.Providers()
+	return driver.Library{Name: "ONNX Runtime", Version: lib.Version, Path: lib.Path, Build: lib.BuildInfo, Providers: providers}, err
 }
 
 // find loads the library.
@@ -75,18 +75,18 @@ func find(path string) (*ortapi.Library, error) {
 	if path == "" {
 		path = os.Getenv(ortapi.EnvLibrary)
 	}
-	if l := libraries.of[path]; l != nil {
-		return l, nil
+	if lib := libraries.of[path]; lib != nil {
+		return lib, nil
 	}
-	l, err := ortapi.Find(path)
+	lib, err := ortapi.Find(path)
 	if err != nil {
 		return nil, unavailable(err)
 	}
 	if libraries.of == nil {
 		libraries.of = map[string]*ortapi.Library{}
 	}
-	libraries.of[path] = l
-	return l, nil
+	libraries.of[path] = lib
+	return lib, nil
 }
 
 // libraries are the loaded ones, by the path that was asked for.
@@ -96,84 +96,84 @@ var libraries struct {
 }
 
 func unavailable(err error) error {
-	u := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvLibrary, Get: "make deps fetches the library"}
+	missing := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvLibrary, Get: "make deps fetches the library"}
 	var l *ortapi.LoadError
 	if errors.As(err, &l) {
-		u.Tried = l.Tried
+		missing.Tried = l.Tried
 		if l.Problem == ortapi.Nowhere {
-			u.Found = ""
+			missing.Found = ""
 		}
 	}
-	return u
+	return missing
 }
 
 // Open accepts the selectors of Devices and any other range of usable cores.
-func (ort) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
+func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	fail := func(err error, hint string, args ...any) error {
-		return diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", c.Select, Name, err).WithHint(hint, args...)
+		return diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", config.Select, Name, err).WithHint(hint, args...)
 	}
-	cores, err := affinity.Select(c.Select)
+	cores, err := affinity.Select(config.Select)
 	if err != nil {
-		return nil, fmt.Errorf("open processor %q of driver %q: %w", c.Select, Name, err)
+		return nil, fmt.Errorf("open processor %q of driver %q: %w", config.Select, Name, err)
 	}
-	p := &processor{cores: cores, models: map[string]*model{}, loaded: map[*executable]bool{}}
+	proc := &processor{cores: cores, models: map[string]*model{}, loaded: map[*executable]bool{}}
 	path := ""
-	keys := make([]string, 0, len(c.Options))
-	for k := range c.Options {
-		keys = append(keys, k)
+	keys := make([]string, 0, len(config.Options))
+	for key := range config.Options {
+		keys = append(keys, key)
 	}
 	slices.Sort(keys)
-	for _, k := range keys {
-		v := c.Options[k]
-		if key, ok := strings.CutPrefix(k, optProvider+"."); ok && key != "" {
-			p.providerOptions = append(p.providerOptions, [2]string{key, v})
+	for _, name := range keys {
+		text := config.Options[name]
+		if key, ok := strings.CutPrefix(name, optProvider+"."); ok && key != "" {
+			proc.providerOptions = append(proc.providerOptions, [2]string{key, text})
 			continue
 		}
-		if key, ok := strings.CutPrefix(k, "config."); ok && key != "" {
+		if key, ok := strings.CutPrefix(name, "config."); ok && key != "" {
 			if key == noFallback || key == asWritten {
-				return nil, fail(fmt.Errorf("option %q is hetc's own", k), "nothing may fall back to another processor, or compute in another precision")
+				return nil, fail(fmt.Errorf("option %q is hetc's own", name), "nothing may fall back to another processor, or compute in another precision")
 			}
-			p.config = append(p.config, [2]string{key, v})
+			proc.config = append(proc.config, [2]string{key, text})
 			continue
 		}
-		switch k {
+		switch name {
 		case optLibrary:
-			path = v
+			path = text
 		case optProvider:
-			p.provider = v
+			proc.provider = text
 		default:
-			return nil, fail(fmt.Errorf("unknown option %q", k), "options: library, provider, provider.KEY, config.KEY")
+			return nil, fail(fmt.Errorf("unknown option %q", name), "options: library, provider, provider.KEY, config.KEY")
 		}
 	}
-	if p.provider == cpuProvider {
-		p.provider = ""
+	if proc.provider == cpuProvider {
+		proc.provider = ""
 	}
-	if p.provider == "" && len(p.providerOptions) > 0 {
-		return nil, fail(fmt.Errorf("option \"provider.%s\" without a provider that takes options", p.providerOptions[0][0]), "name it: provider: NAME")
+	if proc.provider == "" && len(proc.providerOptions) > 0 {
+		return nil, fail(fmt.Errorf("option \"provider.%s\" without a provider that takes options", proc.providerOptions[0][0]), "name it: provider: NAME")
 	}
 	lib, err := find(path)
 	if err != nil {
 		return nil, err
 	}
-	if p.provider != "" {
+	if proc.provider != "" {
 		offered, err := lib.Providers()
 		if err != nil {
 			return nil, fail(err, "")
 		}
-		if !slices.Contains(offered, p.provider) {
-			return nil, diag.New(diag.ClassUnavailable, "open processor %q of driver %q: library %q (version %s) has no execution provider %q", c.Select, Name, lib.Path, lib.Version, p.provider).
+		if !slices.Contains(offered, proc.provider) {
+			return nil, diag.New(diag.ClassUnavailable, "open processor %q of driver %q: library %q (version %s) has no execution provider %q", config.Select, Name, lib.Path, lib.Version, proc.provider).
 				WithHint("it offers %s", strings.Join(offered, ", "))
 		}
 	}
-	p.env, err = environment(lib)
+	proc.env, err = environment(lib)
 	if err != nil {
 		return nil, fail(err, "")
 	}
-	p.caps = capabilities(cores)
-	return p, nil
+	proc.caps = capabilities(cores)
+	return proc, nil
 }
 
 // noFallback keeps nodes that a provider does not take from the library's CPU kernels.

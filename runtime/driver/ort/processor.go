@@ -37,14 +37,14 @@ func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
 // String names the processor in errors.
 func (p *processor) String() string {
-	s := "ort:" + strconv.Itoa(p.cores[0])
-	if n := len(p.cores); n > 1 {
-		s += "-" + strconv.Itoa(p.cores[n-1])
+	text := "ort:" + strconv.Itoa(p.cores[0])
+	if cores := len(p.cores); cores > 1 {
+		text += "-" + strconv.Itoa(p.cores[cores-1])
 	}
 	if p.provider != "" {
-		s += " (" + p.provider + ")"
+		text += " (" + p.provider + ")"
 	}
-	return s
+	return text
 }
 
 // Attach pins the calling thread to the first core. Further threads are the library's.
@@ -79,11 +79,11 @@ func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weight
 	if p.closed {
 		return nil, diag.New(diag.ClassInput, "load artifact on %s: the processor is closed", p)
 	}
-	e, err := p.load(a, w)
+	exe, err := p.load(a, w)
 	if err != nil {
 		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "load artifact on %s: %w", p, err)
 	}
-	return e, nil
+	return exe, nil
 }
 
 func (p *processor) Now() driver.Tick { return driver.Tick(time.Since(began)) }
@@ -100,21 +100,21 @@ func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span,
 	return driver.Span{Start: start, End: p.Now()}, err
 }
 
-func (p *processor) run(exe driver.Executable, b *driver.Bindings) error {
+func (p *processor) run(exe driver.Executable, bindings *driver.Bindings) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e, ok := exe.(*executable)
+	loaded, ok := exe.(*executable)
 	switch {
 	case p.closed:
 		return errors.New("the processor is closed")
 	case !p.attached:
 		return errors.New("no thread is attached")
-	case !ok || e.p != p:
+	case !ok || loaded.p != p:
 		return errors.New("the executable was not loaded on this processor")
-	case e.session == nil:
+	case loaded.session == nil:
 		return errors.New("the executable is closed")
 	}
-	return e.run(b)
+	return loaded.run(bindings)
 }
 
 // Close waits for a running call and closes what is still loaded. Buffers stay valid until they are closed.
@@ -126,8 +126,8 @@ func (p *processor) Close() error {
 	}
 	p.closed = true
 	var err error
-	for e := range p.loaded {
-		err = errors.Join(err, e.release())
+	for exe := range p.loaded {
+		err = errors.Join(err, exe.release())
 	}
 	return errors.Join(err, p.env.release())
 }

@@ -44,8 +44,8 @@ func (e *executable) release() error {
 		return nil
 	}
 	err := e.session.Close() // and its binding
-	for _, v := range e.values {
-		err = errors.Join(err, v.Close())
+	for _, value := range e.values {
+		err = errors.Join(err, value.Close())
 	}
 	closeValues(e.initializers)
 	delete(e.p.loaded, e)
@@ -55,17 +55,17 @@ func (e *executable) release() error {
 
 // prepare compares the session with the graph and reserves memory for outputs that may need a detour.
 func (e *executable) prepare() (err error) {
-	g, values := &e.m.graph, map[string]op.Value{}
-	for i, v := range g.Inputs {
-		values[input(i)] = v
+	graph, values := &e.m.graph, map[string]op.Value{}
+	for i, value := range graph.Inputs {
+		values[input(i)] = value
 	}
-	for i, v := range g.Outputs {
-		values[output(i)] = v
+	for i, value := range graph.Outputs {
+		values[output(i)] = value
 	}
 	for _, io := range slices.Concat(e.session.Inputs, e.session.Outputs) {
-		v, ok := values[io.Name]
-		if ok && (io.Type != ortapi.ElementType(elements[v.Type]) || !slices.Equal(io.Shape, []int64{int64(v.Rows), int64(v.Cols)})) {
-			return diag.New(diag.ClassRun, "the library takes %q as type %v %v, want %s [%d,%d]", io.Name, io.Type, io.Shape, v.Type, v.Rows, v.Cols)
+		value, ok := values[io.Name]
+		if ok && (io.Type != ortapi.ElementType(elements[value.Type]) || !slices.Equal(io.Shape, []int64{int64(value.Rows), int64(value.Cols)})) {
+			return diag.New(diag.ClassRun, "the library takes %q as type %v %v, want %s [%d,%d]", io.Name, io.Type, io.Shape, value.Type, value.Rows, value.Cols)
 		}
 	}
 	e.values = map[string]*ortapi.Value{}
@@ -74,64 +74,64 @@ func (e *executable) prepare() (err error) {
 }
 
 // run executes one call.
-func (e *executable) run(b *driver.Bindings) error {
-	g := &e.m.graph
-	if b == nil || b.Scalars == nil {
+func (e *executable) run(bindings *driver.Bindings) error {
+	graph := &e.m.graph
+	if bindings == nil || bindings.Scalars == nil {
 		return errors.New("no bindings or no scalars")
 	}
-	rows := b.Scalars.Rows
+	rows := bindings.Scalars.Rows
 	switch {
-	case rows < 0 || b.Scalars.Pos < 0:
-		return fmt.Errorf("got rows %d at position %d, want both at least 0", rows, b.Scalars.Pos)
-	case len(b.In) != len(g.Inputs) || len(b.Out) != len(g.Outputs):
-		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(b.In), len(b.Out), len(g.Inputs), len(g.Outputs))
+	case rows < 0 || bindings.Scalars.Pos < 0:
+		return fmt.Errorf("got rows %d at position %d, want both at least 0", rows, bindings.Scalars.Pos)
+	case len(bindings.In) != len(graph.Inputs) || len(bindings.Out) != len(graph.Outputs):
+		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(bindings.In), len(bindings.Out), len(graph.Inputs), len(graph.Outputs))
 	case rows == 0:
 		return nil
-	case rows < g.Rows():
-		return fmt.Errorf("got %d rows, want all %d: shapes are static", rows, g.Rows())
+	case rows < graph.Rows():
+		return fmt.Errorf("got %d rows, want all %d: shapes are static", rows, graph.Rows())
 	}
-	if !e.bound(b) {
-		if err := e.bind(b); err != nil {
+	if !e.bound(bindings) {
+		if err := e.bind(bindings); err != nil {
 			e.in = nil
 			return err
 		}
 	}
-	for i, l := range e.m.ids {
-		o := g.Nodes[l.node].Op
-		for r, id := range e.ids[i] {
-			if id < 0 || int(id) >= o.K {
-				return fmt.Errorf("node %d (%s), row %d: id %d, want 0..%d", l.node, o.Kind, r, id, o.K-1)
+	for i, lookup := range e.m.ids {
+		operator := graph.Nodes[lookup.node].Op
+		for row, id := range e.ids[i] {
+			if id < 0 || int(id) >= operator.K {
+				return fmt.Errorf("node %d (%s), row %d: id %d, want 0..%d", lookup.node, operator.Kind, row, id, operator.K-1)
 			}
 		}
 	}
 	if err := e.session.Run(e.binding); err != nil {
 		return err
 	}
-	for i, c := range e.m.checks {
-		for r, scale := range e.scales[i] {
-			if x := float64(scale); math.IsNaN(x) || math.IsInf(x, 0) {
-				return fmt.Errorf("node %d (%s), row %d: a value is NaN or infinite", c.Node, g.Nodes[c.Node].Op.Kind, r)
+	for i, checker := range e.m.checks {
+		for row, scale := range e.scales[i] {
+			if wide := float64(scale); math.IsNaN(wide) || math.IsInf(wide, 0) {
+				return fmt.Errorf("node %d (%s), row %d: a value is NaN or infinite", checker.Node, graph.Nodes[checker.Node].Op.Kind, row)
 			}
 		}
 	}
-	for _, d := range e.detours {
-		copy(d.to, d.from)
+	for _, detour := range e.detours {
+		copy(detour.to, detour.from)
 	}
 	return nil
 }
 
 // bound reports whether the operands lie where those of the last call did.
-func (e *executable) bound(b *driver.Bindings) bool {
-	if e.in == nil || !slices.Equal(e.in, b.In) || !slices.Equal(e.out, b.Out) {
+func (e *executable) bound(bindings *driver.Bindings) bool {
+	if e.in == nil || !slices.Equal(e.in, bindings.In) || !slices.Equal(e.out, bindings.Out) {
 		return false
 	}
-	for i := range b.In {
-		if mem.Address(b.In[i].Buffer.Bytes()) != e.at[i] {
+	for i := range bindings.In {
+		if mem.Address(bindings.In[i].Buffer.Bytes()) != e.at[i] {
 			return false
 		}
 	}
-	for i := range b.Out {
-		if mem.Address(b.Out[i].Buffer.Bytes()) != e.at[len(b.In)+i] {
+	for i := range bindings.Out {
+		if mem.Address(bindings.Out[i].Buffer.Bytes()) != e.at[len(bindings.In)+i] {
 			return false
 		}
 	}
@@ -139,8 +139,8 @@ func (e *executable) bound(b *driver.Bindings) bool {
 }
 
 // bind checks the operands of a call and tells the library where they lie.
-func (e *executable) bind(b *driver.Bindings) error {
-	g := &e.m.graph
+func (e *executable) bind(bindings *driver.Bindings) error {
+	graph := &e.m.graph
 	dense := func(v *driver.View, want op.Value, role string) ([]byte, error) {
 		if v.Type != want.Type || v.Cols != want.Cols || v.Rows < want.Rows {
 			return nil, fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, want.Name, v.Type, v.Rows, v.Cols, want.Type, want.Rows, want.Cols)
@@ -154,20 +154,20 @@ func (e *executable) bind(b *driver.Bindings) error {
 		}
 		return raw, nil
 	}
-	ins, outs := make([][]byte, len(b.In)), make([][]byte, len(b.Out))
+	ins, outs := make([][]byte, len(bindings.In)), make([][]byte, len(bindings.Out))
 	var err error
-	for i := range b.In {
-		if ins[i], err = dense(&b.In[i], g.Inputs[i], "input"); err != nil {
+	for i := range bindings.In {
+		if ins[i], err = dense(&bindings.In[i], graph.Inputs[i], "input"); err != nil {
 			return err
 		}
 	}
-	for i := range b.Out {
-		if outs[i], err = dense(&b.Out[i], g.Outputs[i], "output"); err != nil {
+	for i := range bindings.Out {
+		if outs[i], err = dense(&bindings.Out[i], graph.Outputs[i], "output"); err != nil {
 			return err
 		}
-		for j, v := range g.Inputs {
-			if v.Name == g.Outputs[i].Name && mem.Address(ins[j]) != mem.Address(outs[i]) {
-				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output", v.Name)
+		for j, value := range graph.Inputs {
+			if value.Name == graph.Outputs[i].Name && mem.Address(ins[j]) != mem.Address(outs[i]) {
+				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output", value.Name)
 			}
 		}
 	}
@@ -176,25 +176,25 @@ func (e *executable) bind(b *driver.Bindings) error {
 		return err
 	}
 	for i, raw := range ins {
-		if err := e.give(input(i), raw, g.Inputs[i], e.binding.BindInput); err != nil {
+		if err := e.give(input(i), raw, graph.Inputs[i], e.binding.BindInput); err != nil {
 			return err
 		}
 	}
 	for i, raw := range own[:len(outs)] {
-		if err := e.give(output(i), raw, g.Outputs[i], e.binding.BindOutput); err != nil {
+		if err := e.give(output(i), raw, graph.Outputs[i], e.binding.BindOutput); err != nil {
 			return err
 		}
 	}
 	e.scales, e.ids = e.scales[:0], e.ids[:0]
 	extra := own[len(outs):]
-	for _, c := range e.m.checks {
+	for _, checker := range e.m.checks {
 		raw := []byte(nil)
-		if c.graph >= 0 {
-			raw = own[c.graph]
+		if checker.graph >= 0 {
+			raw = own[checker.graph]
 		} else {
 			raw, extra = extra[0], extra[1:]
-			v := op.Value{Type: op.F32, Rows: g.Nodes[c.Node].Op.Rows(), Cols: 1}
-			if err := e.give(c.Output, raw, v, e.binding.BindOutput); err != nil {
+			value := op.Value{Type: op.F32, Rows: graph.Nodes[checker.Node].Op.Rows(), Cols: 1}
+			if err := e.give(checker.Output, raw, value, e.binding.BindOutput); err != nil {
 				return err
 			}
 		}
@@ -204,16 +204,16 @@ func (e *executable) bind(b *driver.Bindings) error {
 		}
 		e.scales = append(e.scales, scales)
 	}
-	for _, l := range e.m.ids {
-		ids, err := mem.View[int32](ins[l.input])
+	for _, lookup := range e.m.ids {
+		ids, err := mem.View[int32](ins[lookup.input])
 		if err != nil {
 			return err
 		}
 		e.ids = append(e.ids, ids)
 	}
-	e.in, e.out, e.at = slices.Clone(b.In), slices.Clone(b.Out), e.at[:0]
-	for _, v := range slices.Concat(b.In, b.Out) {
-		e.at = append(e.at, mem.Address(v.Buffer.Bytes()))
+	e.in, e.out, e.at = slices.Clone(bindings.In), slices.Clone(bindings.Out), e.at[:0]
+	for _, view := range slices.Concat(bindings.In, bindings.Out) {
+		e.at = append(e.at, mem.Address(view.Buffer.Bytes()))
 	}
 	return nil
 }
@@ -221,7 +221,7 @@ func (e *executable) bind(b *driver.Bindings) error {
 // place decides where the library writes: into the outputs themselves, but into memory of our own where one lies over
 // an input, because the library may read that after it has written the output, and for the model's own outputs.
 func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
-	g := &e.m.graph
+	graph := &e.m.graph
 	own := slices.Clone(outs)
 	e.detours = e.detours[:0]
 	bytes := 0
@@ -230,34 +230,34 @@ func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
 		for _, other := range ins {
 			apart[i] = apart[i] || overlap(raw, other)
 		}
-		if len(g.Nodes) == 1 && inPlace[g.Nodes[0].Op.Kind] && slices.ContainsFunc(ins, func(b []byte) bool { return mem.Address(b) == mem.Address(raw) && len(b) == len(raw) }) {
+		if len(graph.Nodes) == 1 && inPlace[graph.Nodes[0].Op.Kind] && slices.ContainsFunc(ins, func(b []byte) bool { return mem.Address(b) == mem.Address(raw) && len(b) == len(raw) }) {
 			apart[i] = false // element by element
 		}
 		if apart[i] {
 			bytes += roundUp(len(raw))
 		}
 	}
-	for _, c := range e.m.checks {
-		if c.graph < 0 {
-			bytes += roundUp(4 * g.Nodes[c.Node].Op.Rows())
+	for _, checker := range e.m.checks {
+		if checker.graph < 0 {
+			bytes += roundUp(4 * graph.Nodes[checker.Node].Op.Rows())
 		}
 	}
 	if bytes > len(e.memory.Bytes()) {
-		r, err := mem.Alloc(bytes, driver.Align)
+		region, err := mem.Alloc(bytes, driver.Align)
 		if err != nil {
 			return nil, err
 		}
 		old := e.memory
-		e.memory = r
+		e.memory = region
 		if err := old.Close(); err != nil {
 			return nil, err
 		}
 	}
 	free := e.memory.Bytes()
 	take := func(n int) []byte {
-		b := free[:n:n]
+		data := free[:n:n]
 		free = free[roundUp(n):]
-		return b
+		return data
 	}
 	for i, raw := range outs {
 		if apart[i] {
@@ -265,9 +265,9 @@ func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
 			e.detours = append(e.detours, detour{from: own[i], to: raw})
 		}
 	}
-	for _, c := range e.m.checks {
-		if c.graph < 0 {
-			own = append(own, take(4*g.Nodes[c.Node].Op.Rows()))
+	for _, checker := range e.m.checks {
+		if checker.graph < 0 {
+			own = append(own, take(4*graph.Nodes[checker.Node].Op.Rows()))
 		}
 	}
 	return own, nil
@@ -280,22 +280,22 @@ func roundUp(bytes int) int { return (bytes + driver.Align - 1) &^ (driver.Align
 
 // overlap reports whether two pieces of memory share a byte.
 func overlap(a, b []byte) bool {
-	x, y := mem.Address(a), mem.Address(b)
-	return x < y+uintptr(len(b)) && y < x+uintptr(len(a))
+	from, to := mem.Address(a), mem.Address(b)
+	return from < to+uintptr(len(b)) && to < from+uintptr(len(a))
 }
 
 // give binds memory to an operand of the session.
 func (e *executable) give(name string, raw []byte, v op.Value, bind func(string, *ortapi.Value) error) error {
-	t, err := e.p.env.NewTensor(raw, ortapi.ElementType(elements[v.Type]), []int64{int64(v.Rows), int64(v.Cols)})
+	tensor, err := e.p.env.NewTensor(raw, ortapi.ElementType(elements[v.Type]), []int64{int64(v.Rows), int64(v.Cols)})
 	if err != nil {
 		return err
 	}
-	if err := bind(name, t); err != nil {
-		return errors.Join(err, t.Close())
+	if err := bind(name, tensor); err != nil {
+		return errors.Join(err, tensor.Close())
 	}
 	if old := e.values[name]; old != nil {
 		err = old.Close()
 	}
-	e.values[name] = t
+	e.values[name] = tensor
 	return err
 }

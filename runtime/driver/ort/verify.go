@@ -17,30 +17,30 @@ import (
 // to a node of the graph by its name ("n2", "n2.scale"), reads that one's operands, constants and its own results alone,
 // and is of an operator that belongs there. Products and the rows that enter them are compared to the letter: operators,
 // attributes, zero points, the order of operands. So nothing can be cast, rounded or replaced on the way.
-func verify(m *onnx.Model, g *op.Graph) error {
-	v := verifier{m: m, g: g, consts: map[string]string{}, now: map[string]string{}, last: map[string]int{}, static: map[string]string{}}
+func verify(m *onnx.Model, graph *op.Graph) error {
+	check := verifier{m: m, g: graph, consts: map[string]string{}, now: map[string]string{}, last: map[string]int{}, static: map[string]string{}}
 	if want := []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}}; m.IR != onnx.IR || !slices.Equal(m.Opsets, want) {
 		return diag.New(diag.ClassInput, "the model is written for ir %d and operators %v, want %d and %v", m.IR, m.Opsets, onnx.IR, want)
 	}
-	if err := v.initializers(); err != nil {
+	if err := check.initializers(); err != nil {
 		return err
 	}
-	for i, x := range g.Inputs {
-		v.now[x.Name] = input(i)
+	for i, value := range graph.Inputs {
+		check.now[value.Name] = input(i)
 	}
-	for i, n := range g.Nodes {
-		for _, name := range n.Out {
-			v.last[name] = i
+	for i, node := range graph.Nodes {
+		for _, name := range node.Out {
+			check.last[name] = i
 		}
 	}
-	nodes, err := v.nodes()
+	nodes, err := check.nodes()
 	if err != nil {
 		return err
 	}
-	for i := range g.Nodes {
-		if err := v.node(i, nodes[i]); err != nil {
-			n := &g.Nodes[i]
-			return diag.New(diag.ClassInput, "node %d (%s): %w", i, strings.TrimSpace(fmt.Sprintf("%s %s", n.Op.Kind, n.Op.Scheme)), err)
+	for i := range graph.Nodes {
+		if err := check.node(i, nodes[i]); err != nil {
+			node := &graph.Nodes[i]
+			return diag.New(diag.ClassInput, "node %d (%s): %w", i, strings.TrimSpace(fmt.Sprintf("%s %s", node.Op.Kind, node.Op.Scheme)), err)
 		}
 	}
 	return nil
@@ -59,33 +59,33 @@ type verifier struct {
 // initializers checks that weights are declared in the shapes that the operators read them in, and notes constants.
 func (v *verifier) initializers() error {
 	want := map[string]onnx.Tensor{}
-	for j, w := range v.g.Weights {
-		name, k, n := weightName(j), int64(w.K), int64(w.N)
-		switch block := int64(op.Scheme("a8t/" + w.Scheme).BlockK()); {
-		case w.Layout == op.RowsLayout && k == 1 && !slices.ContainsFunc(v.g.Nodes, func(n op.Node) bool { return n.Op.Kind == op.Embed && n.W[0] == w.Name }):
-			want[name] = onnx.Tensor{Type: elements[op.Type(w.Scheme)], Dims: []int64{n}}
-		case w.Layout == op.RowsLayout:
-			want[name] = onnx.Tensor{Type: elements[op.Type(w.Scheme)], Dims: []int64{k, n}}
-		case w.Scheme == "w32" && slices.ContainsFunc(v.g.Nodes, func(n op.Node) bool { return n.Op.Form.Class() == op.Conv && n.W[0] == w.Name }):
-			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, n, 1, 1}}
-		case w.Scheme == "w32":
-			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, n}}
-		case w.Scheme == "q8c":
-			want[name] = onnx.Tensor{Type: onnx.Int8, Dims: []int64{k, n}}
-			want[name+".scale"] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{n}}
+	for j, spec := range v.g.Weights {
+		name, k, cols := weightName(j), int64(spec.K), int64(spec.N)
+		switch block := int64(op.Scheme("a8t/" + spec.Scheme).BlockK()); {
+		case spec.Layout == op.RowsLayout && k == 1 && !slices.ContainsFunc(v.g.Nodes, func(n op.Node) bool { return n.Op.Kind == op.Embed && n.W[0] == spec.Name }):
+			want[name] = onnx.Tensor{Type: elements[op.Type(spec.Scheme)], Dims: []int64{cols}}
+		case spec.Layout == op.RowsLayout:
+			want[name] = onnx.Tensor{Type: elements[op.Type(spec.Scheme)], Dims: []int64{k, cols}}
+		case spec.Scheme == "w32" && slices.ContainsFunc(v.g.Nodes, func(n op.Node) bool { return n.Op.Form.Class() == op.Conv && n.W[0] == spec.Name }):
+			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, cols, 1, 1}}
+		case spec.Scheme == "w32":
+			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, cols}}
+		case spec.Scheme == "q8c":
+			want[name] = onnx.Tensor{Type: onnx.Int8, Dims: []int64{k, cols}}
+			want[name+".scale"] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{cols}}
 		default:
-			want[name] = onnx.Tensor{Type: onnx.Uint8, Dims: []int64{n, (k + block - 1) / block, block / 2}}
-			want[name+".scale"] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{n, (k + block - 1) / block}}
+			want[name] = onnx.Tensor{Type: onnx.Uint8, Dims: []int64{cols, (k + block - 1) / block, block / 2}}
+			want[name+".scale"] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{cols, (k + block - 1) / block}}
 		}
 	}
-	for _, t := range v.m.Graph.Initializers {
-		if t.External == nil {
-			v.consts[t.Name] = literal(t)
+	for _, given := range v.m.Graph.Initializers {
+		if given.External == nil {
+			v.consts[given.Name] = literal(given)
 			continue
 		}
-		w, ok := want[t.Name]
-		if !ok || w.Type != t.Type || !slices.Equal(w.Dims, t.Dims) {
-			return diag.New(diag.ClassInput, "initializer %q of the model is of type %d and shape %v, want %d and %v", t.Name, t.Type, t.Dims, w.Type, w.Dims)
+		expected, ok := want[given.Name]
+		if !ok || expected.Type != given.Type || !slices.Equal(expected.Dims, given.Dims) {
+			return diag.New(diag.ClassInput, "initializer %q of the model is of type %d and shape %v, want %d and %v", given.Name, given.Type, given.Dims, expected.Type, expected.Dims)
 		}
 	}
 	return nil
@@ -106,14 +106,14 @@ func literal(t onnx.Tensor) string {
 func (v *verifier) nodes() ([][]onnx.Node, error) {
 	out := make([][]onnx.Node, len(v.g.Nodes))
 	seen := map[string]bool{}
-	for _, n := range v.m.Graph.Nodes {
-		number, _, _ := strings.Cut(strings.TrimPrefix(n.Name, "n"), ".")
+	for _, node := range v.m.Graph.Nodes {
+		number, _, _ := strings.Cut(strings.TrimPrefix(node.Name, "n"), ".")
 		i, err := strconv.Atoi(number)
-		if err != nil || i < 0 || i >= len(out) || nodeName(i, "") != "n"+number || n.Name[0] != 'n' || seen[n.Name] {
-			return nil, diag.New(diag.ClassInput, "node %q (%s) of the model belongs to no node of the graph", n.Name, n.Op)
+		if err != nil || i < 0 || i >= len(out) || nodeName(i, "") != "n"+number || node.Name[0] != 'n' || seen[node.Name] {
+			return nil, diag.New(diag.ClassInput, "node %q (%s) of the model belongs to no node of the graph", node.Name, node.Op)
 		}
-		seen[n.Name] = true
-		out[i] = append(out[i], n)
+		seen[node.Name] = true
+		out[i] = append(out[i], node)
 	}
 	return out, nil
 }
@@ -127,21 +127,21 @@ func nodeName(i int, suffix string) string {
 
 // node checks what stands for node i.
 func (v *verifier) node(i int, nodes []onnx.Node) error {
-	n := &v.g.Nodes[i]
-	var in, w, out []string
-	for _, name := range n.In {
+	node := &v.g.Nodes[i]
+	var in, weights, out []string
+	for _, name := range node.In {
 		in = append(in, v.now[name])
 	}
-	for _, name := range n.W {
-		w = append(w, weightName(slices.IndexFunc(v.g.Weights, func(s op.WeightSpec) bool { return s.Name == name })))
+	for _, name := range node.W {
+		weights = append(weights, weightName(slices.IndexFunc(v.g.Weights, func(s op.WeightSpec) bool { return s.Name == name })))
 	}
-	for k, name := range n.Out {
-		tensor := fmt.Sprintf("v%d.%d", i, k)
+	for number, name := range node.Out {
+		tensor := fmt.Sprintf("v%d.%d", i, number)
 		j := slices.IndexFunc(v.g.Outputs, func(x op.Value) bool { return x.Name == name })
 		switch {
 		case j >= 0 && v.last[name] == i:
 			tensor = output(j)
-		case n.Op.Kind == op.QuantRows && k == 1:
+		case node.Op.Kind == op.QuantRows && number == 1:
 			tensor = fmt.Sprintf("c%d", v.checks)
 			v.checks++
 		}
@@ -156,39 +156,39 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 			reads = append(reads, one)
 		}
 	}
-	for _, name := range w {
+	for _, name := range weights {
 		reads = append(reads, name, name+".scale")
 	}
 	main := false
-	for _, x := range nodes {
-		main = main || x.Name == nodeName(i, "")
-		for _, name := range x.In {
+	for _, node := range nodes {
+		main = main || node.Name == nodeName(i, "")
+		for _, name := range node.In {
 			if _, constant := v.consts[name]; !constant && !strings.HasPrefix(name, own) && !slices.Contains(reads, name) {
-				return diag.New(diag.ClassInput, "%q (%s) reads %q, which is no operand of it", x.Name, x.Op, name)
+				return diag.New(diag.ClassInput, "%q (%s) reads %q, which is no operand of it", node.Name, node.Op, name)
 			}
 		}
-		for _, name := range x.Out {
+		for _, name := range node.Out {
 			if !strings.HasPrefix(name, own) && !slices.Contains(out, name) {
-				return diag.New(diag.ClassInput, "%q (%s) writes %q, which is no result of it", x.Name, x.Op, name)
+				return diag.New(diag.ClassInput, "%q (%s) writes %q, which is no result of it", node.Name, node.Op, name)
 			}
 		}
 	}
 	if !main {
 		return diag.New(diag.ClassInput, "the model has no node %q", nodeName(i, ""))
 	}
-	e := expected{v: v, i: i}
-	switch n.Op.Kind {
+	want := expected{v: v, i: i}
+	switch node.Op.Kind {
 	case op.QuantRows:
-		e.quantRows(n.Op, in[0], w, out)
-		if n.Op.Static && n.Op.Scales == 0 {
-			v.static[out[1]] = w[0]
+		want.quantRows(node.Op, in[0], weights, out)
+		if node.Op.Static && node.Op.Scales == 0 {
+			v.static[out[1]] = weights[0]
 		}
 	case op.MatMul:
-		e.matMul(n.Op, in, w, out[0])
+		want.matMul(node.Op, in, weights, out[0])
 	default:
-		return v.allowed(n.Op, nodes)
+		return v.allowed(node.Op, nodes)
 	}
-	return e.compare(nodes)
+	return want.compare(nodes)
 }
 
 // allowed checks the operators of kinds that keep float32 numbers.
@@ -197,12 +197,12 @@ func (v *verifier) allowed(o op.Op, nodes []onnx.Node) error {
 	if o.Act != "" {
 		fine = append(slices.Clone(fine), functions[o.Act]...)
 	}
-	for _, n := range nodes {
-		if !slices.Contains(fine, n.Domain+":"+n.Op) {
-			return diag.New(diag.ClassInput, "%q is %q of %q, which does not belong to it", n.Name, n.Op, n.Domain)
+	for _, node := range nodes {
+		if !slices.Contains(fine, node.Domain+":"+node.Op) {
+			return diag.New(diag.ClassInput, "%q is %q of %q, which does not belong to it", node.Name, node.Op, node.Domain)
 		}
-		if n.Op == "Cast" && !reflect.DeepEqual(n.Attrs, []onnx.Attr{onnx.Int("to", int64(onnx.Float32))}) {
-			return diag.New(diag.ClassInput, "%q converts to another type than float32", n.Name)
+		if node.Op == "Cast" && !reflect.DeepEqual(node.Attrs, []onnx.Attr{onnx.Int("to", int64(onnx.Float32))}) {
+			return diag.New(diag.ClassInput, "%q converts to another type than float32", node.Name)
 		}
 	}
 	return nil
@@ -255,158 +255,158 @@ func ints(x ...int64) string { return literal(onnx.Int64s("", x...)) }
 
 // codes is a constant of n 8-bit numbers x, of no dimension for n = 0.
 func codes(n int, x byte) string {
-	t := onnx.Tensor{Type: onnx.Uint8, Dims: []int64{int64(n)}, Raw: bytes.Repeat([]byte{x}, max(1, n))}
+	tensor := onnx.Tensor{Type: onnx.Uint8, Dims: []int64{int64(n)}, Raw: bytes.Repeat([]byte{x}, max(1, n))}
 	if n == 0 {
-		t.Dims = nil
+		tensor.Dims = nil
 	}
-	return literal(t)
+	return literal(tensor)
 }
 
 // quantRows is the largest magnitude of a row over 127, and the nearest multiples of that, ties to even.
-func (e *expected) quantRows(o op.Op, x string, w, out []string) {
-	rows, axis, keep := o.Rows(), ints(1), onnx.Int("keepdims", 1)
-	nan := e.do("nan", "", "Mul", list(e.do("sum", "", "ReduceSum", list(x, axis), keep), float(0)))
-	if o.Static && o.Scales == 0 {
-		e.add("scale", "", "Sum", list(nan, w[0]), out[1:])
-		q := e.do("", "", "QuantizeLinear", list(x, w[0], codes(1, 128)))
-		e.add("clip", "", "Clip", list(q, codes(0, 1)), out[:1])
+func (e *expected) quantRows(operator op.Op, input string, weights, out []string) {
+	rows, axis, keep := operator.Rows(), ints(1), onnx.Int("keepdims", 1)
+	nan := e.do("nan", "", "Mul", list(e.do("sum", "", "ReduceSum", list(input, axis), keep), float(0)))
+	if operator.Static && operator.Scales == 0 {
+		e.add("scale", "", "Sum", list(nan, weights[0]), out[1:])
+		levels := e.do("", "", "QuantizeLinear", list(input, weights[0], codes(1, 128)))
+		e.add("clip", "", "Clip", list(levels, codes(0, 1)), out[:1])
 		return
 	}
 	top := ""
 	if rows == 1 {
-		top = e.do("top", "", "ReduceMax", list(e.do("abs", "", "Abs", list(x)), axis), keep)
+		top = e.do("top", "", "ReduceMax", list(e.do("abs", "", "Abs", list(input)), axis), keep)
 	} else {
-		low := e.do("neg", "", "Neg", list(e.do("min", "", "ReduceMin", list(x, axis), keep)))
-		top = e.do("top", "", "Max", list(e.do("max", "", "ReduceMax", list(x, axis), keep), low))
+		low := e.do("neg", "", "Neg", list(e.do("min", "", "ReduceMin", list(input, axis), keep)))
+		top = e.do("top", "", "Max", list(e.do("max", "", "ReduceMax", list(input, axis), keep), low))
 	}
-	s := e.do("div", "", "Div", list(top, float(127)))
-	if o.Static {
-		each := e.do("each", "", "Sum", list(nan, w[0]))
+	scale := e.do("div", "", "Div", list(top, float(127)))
+	if operator.Static {
+		each := e.do("each", "", "Sum", list(nan, weights[0]))
 		largest := e.do("largest", "", "ReduceMax", list(each, axis), keep)
-		holding := e.do("holding", "", "Where", list(e.do("holds", "", "GreaterOrEqual", list(each, s)), each, largest))
-		s = e.do("smallest", "", "ReduceMin", list(holding, axis), keep)
-		e.add("scale", "", "Add", list(s, nan), out[1:])
-		q := e.do("", "", "QuantizeLinear", list(x, e.do("rows", "", "Reshape", list(s, ints(int64(rows)))), codes(rows, 128)), onnx.Int("axis", 0))
-		e.add("clip", "", "Clip", list(q, codes(0, 1)), out[:1])
+		holding := e.do("holding", "", "Where", list(e.do("holds", "", "GreaterOrEqual", list(each, scale)), each, largest))
+		scale = e.do("smallest", "", "ReduceMin", list(holding, axis), keep)
+		e.add("scale", "", "Add", list(scale, nan), out[1:])
+		levels := e.do("", "", "QuantizeLinear", list(input, e.do("rows", "", "Reshape", list(scale, ints(int64(rows)))), codes(rows, 128)), onnx.Int("axis", 0))
+		e.add("clip", "", "Clip", list(levels, codes(0, 1)), out[:1])
 		return
 	}
-	e.add("scale", "", "Add", list(s, nan), out[1:])
-	by := e.do("rows", "", "Reshape", list(e.do("tiny", "", "Max", list(s, float(0x1p-149))), ints(int64(rows))))
-	e.add("", "", "QuantizeLinear", list(x, by, codes(rows, 128)), out[:1], onnx.Int("axis", 0))
+	e.add("scale", "", "Add", list(scale, nan), out[1:])
+	by := e.do("rows", "", "Reshape", list(e.do("tiny", "", "Max", list(scale, float(0x1p-149))), ints(int64(rows))))
+	e.add("", "", "QuantizeLinear", list(input, by, codes(rows, 128)), out[:1], onnx.Int("axis", 0))
 }
 
 // matMul is the one operator that multiplies in a scheme, and what surrounds it.
-func (e *expected) matMul(o op.Op, in, w []string, y string) {
+func (e *expected) matMul(operator op.Op, in, weights []string, output string) {
 	product := nodeName(e.i, "product:")
 	bias := func() {
-		if !o.Bias {
+		if !operator.Bias {
 			return
 		}
 		kind := "Add"
-		if o.N == 1 {
+		if operator.N == 1 {
 			kind = "Sum"
 		}
-		e.add("bias", "", kind, list(product, w[1]), list(y))
+		e.add("bias", "", kind, list(product, weights[1]), list(output))
 	}
-	switch o.Scheme {
+	switch operator.Scheme {
 	case op.A32W32:
-		if !o.Bias {
-			product = y
+		if !operator.Bias {
+			product = output
 		}
-		e.product(o, in[0], w[0], product)
+		e.product(operator, in[0], weights[0], product)
 		bias()
 	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C:
-		operands := list(in[0], w[0], float(1), w[0]+".scale", codes(0, 128))
-		if one := e.v.static[in[1]]; one != "" || o.M == 1 {
+		operands := list(in[0], weights[0], float(1), weights[0]+".scale", codes(0, 128))
+		if one := e.v.static[in[1]]; one != "" || operator.M == 1 {
 			if one == "" {
 				one = e.do("rows", "", "Reshape", list(in[1], ints(1)))
 			}
 			operands[2] = one
-			if o.Bias {
-				operands = append(operands, "", w[1])
+			if operator.Bias {
+				operands = append(operands, "", weights[1])
 			}
-			e.add("", onnx.Contrib, "MatMulIntegerToFloat", operands, list(y))
+			e.add("", onnx.Contrib, "MatMulIntegerToFloat", operands, list(output))
 			return
 		}
 		e.add("", onnx.Contrib, "MatMulIntegerToFloat", operands, list(product))
-		scaled := y
-		if o.Bias {
+		scaled := output
+		if operator.Bias {
 			scaled = nodeName(e.i, "scaled:")
 		}
 		e.add("scale", "", "Mul", list(product, in[1]), list(scaled))
 		product = scaled
 		bias()
 	default:
-		x := e.do("float", "", "DequantizeLinear", list(in[0], e.do("rows", "", "Reshape", list(in[1], ints(int64(o.M)))), codes(o.M, 128)), onnx.Int("axis", 0))
-		operands := list(x, w[0], w[0]+".scale")
-		if o.Bias {
-			operands = append(operands, "", "", w[1])
+		floats := e.do("float", "", "DequantizeLinear", list(in[0], e.do("rows", "", "Reshape", list(in[1], ints(int64(operator.M)))), codes(operator.M, 128)), onnx.Int("axis", 0))
+		operands := list(floats, weights[0], weights[0]+".scale")
+		if operator.Bias {
+			operands = append(operands, "", "", weights[1])
 		}
-		e.add("", onnx.Contrib, "MatMulNBits", operands, list(y), onnx.Int("K", int64(o.K)), onnx.Int("N", int64(o.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4), onnx.Int("block_size", int64(o.Scheme.BlockK())))
+		e.add("", onnx.Contrib, "MatMulNBits", operands, list(output), onnx.Int("K", int64(operator.K)), onnx.Int("N", int64(operator.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4), onnx.Int("block_size", int64(operator.Scheme.BlockK())))
 	}
 }
 
 // product is a product in float32, in the operator's form: of a convolution the transposed one, whose kernels of 1x1 make it
 // the same.
-func (e *expected) product(o op.Op, x, w, y string) {
-	m, k, n := int64(o.M), int64(o.K), int64(o.N)
+func (e *expected) product(o op.Op, input, weight, output string) {
+	wide, k, cols := int64(o.M), int64(o.K), int64(o.N)
 	switch width, height, conv := o.Form.Image(); {
 	case o.Form == op.Swapped:
 		columns := nodeName(e.i, "pixels:")
-		e.add("", "", "Gemm", list(w, x), list(columns), onnx.Int("transA", 1), onnx.Int("transB", 1))
-		image := e.do("image", "", "Reshape", list(columns, ints(n, m, 1)))
+		e.add("", "", "Gemm", list(weight, input), list(columns), onnx.Int("transA", 1), onnx.Int("transB", 1))
+		image := e.do("image", "", "Reshape", list(columns, ints(cols, wide, 1)))
 		rows := e.do("rows", "", "Transpose", list(image), onnx.Ints("perm", 1, 0, 2))
-		e.add("shape", "", "Reshape", list(rows, ints(m, n)), list(y))
+		e.add("shape", "", "Reshape", list(rows, ints(wide, cols)), list(output))
 	case conv:
-		columns := e.do("columns", "", "Transpose", list(x), onnx.Ints("perm", 1, 0))
+		columns := e.do("columns", "", "Transpose", list(input), onnx.Ints("perm", 1, 0))
 		image := e.do("image", "", "Reshape", list(columns, ints(1, k, int64(height), int64(width))))
 		pixels := nodeName(e.i, "pixels:")
-		e.add("", "", "ConvTranspose", list(image, w), list(pixels), onnx.Ints("kernel_shape", 1, 1))
-		flat := e.do("shape", "", "Reshape", list(pixels, ints(n, m)))
-		e.add("rows", "", "Transpose", list(flat), list(y), onnx.Ints("perm", 1, 0))
+		e.add("", "", "ConvTranspose", list(image, weight), list(pixels), onnx.Ints("kernel_shape", 1, 1))
+		flat := e.do("shape", "", "Reshape", list(pixels, ints(cols, wide)))
+		e.add("rows", "", "Transpose", list(flat), list(output), onnx.Ints("perm", 1, 0))
 	default:
-		e.add("", "", "MatMul", list(x, w), list(y))
+		e.add("", "", "MatMul", list(input, weight), list(output))
 	}
 }
 
 // compare wants nodes to be those expected.
 func (e *expected) compare(nodes []onnx.Node) error {
 	want := map[string]string{}
-	for _, n := range e.want {
-		want[n.Name] = e.v.text(n)
+	for _, node := range e.want {
+		want[node.Name] = e.v.text(node)
 	}
-	for _, n := range nodes {
-		w, ok := want[n.Name]
-		if got := e.v.text(n); !ok {
-			return diag.New(diag.ClassInput, "%q is %s, which does not belong to it", n.Name, got)
-		} else if got != w {
-			return diag.New(diag.ClassInput, "%q is %s, want %s", n.Name, got, w)
+	for _, node := range nodes {
+		wanted, ok := want[node.Name]
+		if got := e.v.text(node); !ok {
+			return diag.New(diag.ClassInput, "%q is %s, which does not belong to it", node.Name, got)
+		} else if got != wanted {
+			return diag.New(diag.ClassInput, "%q is %s, want %s", node.Name, got, wanted)
 		}
-		delete(want, n.Name)
+		delete(want, node.Name)
 	}
-	for _, n := range e.want {
-		if w, missing := want[n.Name]; missing {
-			return diag.New(diag.ClassInput, "the model has no node %q, want %s", n.Name, w)
+	for _, node := range e.want {
+		if wanted, missing := want[node.Name]; missing {
+			return diag.New(diag.ClassInput, "the model has no node %q, want %s", node.Name, wanted)
 		}
 	}
 	return nil
 }
 
 // text is everything about a node but its name, with constants by what they hold.
-func (v *verifier) text(n onnx.Node) string {
-	in := slices.Clone(n.In)
+func (v *verifier) text(node onnx.Node) string {
+	in := slices.Clone(node.In)
 	for i, name := range in {
-		if c, ok := v.consts[name]; ok {
-			in[i] = c
+		if constant, ok := v.consts[name]; ok {
+			in[i] = constant
 		}
 	}
-	kind := n.Op
-	if n.Domain != "" {
-		kind = n.Domain + "." + n.Op
+	kind := node.Op
+	if node.Domain != "" {
+		kind = node.Domain + "." + node.Op
 	}
-	s := fmt.Sprintf("%s(%s) to %s", kind, strings.Join(in, ", "), strings.Join(n.Out, ", "))
-	for _, a := range n.Attrs {
-		s += fmt.Sprintf(" %s=%v", a.Name, map[onnx.Kind]any{onnx.KindInt: a.I, onnx.KindFloat: a.F, onnx.KindString: strconv.Quote(a.S), onnx.KindInts: a.Ints}[a.Kind])
+	text := fmt.Sprintf("%s(%s) to %s", kind, strings.Join(in, ", "), strings.Join(node.Out, ", "))
+	for _, attr := range node.Attrs {
+		text += fmt.Sprintf(" %s=%v", attr.Name, map[onnx.Kind]any{onnx.KindInt: attr.I, onnx.KindFloat: attr.F, onnx.KindString: strconv.Quote(attr.S), onnx.KindInts: attr.Ints}[attr.Kind])
 	}
-	return s
+	return text
 }

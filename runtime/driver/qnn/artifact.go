@@ -40,7 +40,7 @@ func parse(code []byte) (*model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &model{code: code, in: parsed.Graph.Inputs, out: parsed.Graph.Outputs}
+	out := &model{code: code, in: parsed.Graph.Inputs, out: parsed.Graph.Outputs}
 	again := func(format string, args ...any) error {
 		return diag.New(diag.ClassInput, format, args...).WithHint("compile the bundle again")
 	}
@@ -48,30 +48,30 @@ func parse(code []byte) (*model, error) {
 	if !ok {
 		return nil, again("the model does not say what graph it was made of")
 	}
-	if m.graph, err = driver.ParseGraph([]byte(text)); err != nil {
+	if out.graph, err = driver.ParseGraph([]byte(text)); err != nil {
 		return nil, err
 	}
 	text, ok = parsed.Prop(keyToken)
 	if !ok {
 		return nil, again("the model does not say what device and libraries it was compiled for: it has no metadata %q", keyToken)
 	}
-	if m.token, err = parseToken(text); err != nil {
+	if out.token, err = parseToken(text); err != nil {
 		return nil, err
 	}
-	for _, p := range parsed.Props {
-		if !strings.HasPrefix(p.Key, "hetc.") && p.Key != keyToken {
-			return nil, again("metadata %q is not known", p.Key)
+	for _, prop := range parsed.Props {
+		if !strings.HasPrefix(prop.Key, "hetc.") && prop.Key != keyToken {
+			return nil, again("metadata %q is not known", prop.Key)
 		}
 	}
-	for _, o := range parsed.Opsets {
-		if o.Domain != "" && o.Domain != onnx.Contrib {
-			return nil, again("operators of domain %q are not known", o.Domain)
+	for _, opset := range parsed.Opsets {
+		if opset.Domain != "" && opset.Domain != onnx.Contrib {
+			return nil, again("operators of domain %q are not known", opset.Domain)
 		}
 	}
-	if err := m.operands(); err != nil {
+	if err := out.operands(); err != nil {
 		return nil, err
 	}
-	return m, m.nodes(&parsed.Graph)
+	return out, out.nodes(&parsed.Graph)
 }
 
 // elements are the library's element types.
@@ -85,9 +85,9 @@ func (m *model) operands() error {
 		if len(got) != len(want) {
 			return fmt.Errorf("the model has %d %ss, the graph %d", len(got), what, len(want))
 		}
-		for i, v := range want {
-			if w := got[i]; w.Type != elements[v.Type] || !slices.Equal(w.Dims, []int64{int64(v.Rows), int64(v.Cols)}) {
-				return fmt.Errorf("%s %q of the model is of type %d and shape %v, want %q %s [%d,%d]", what, w.Name, w.Type, w.Dims, v.Name, v.Type, v.Rows, v.Cols)
+		for i, declared := range want {
+			if wanted := got[i]; wanted.Type != elements[declared.Type] || !slices.Equal(wanted.Dims, []int64{int64(declared.Rows), int64(declared.Cols)}) {
+				return fmt.Errorf("%s %q of the model is of type %d and shape %v, want %q %s [%d,%d]", what, wanted.Name, wanted.Type, wanted.Dims, declared.Name, declared.Type, declared.Rows, declared.Cols)
 			}
 		}
 		return nil
@@ -109,56 +109,56 @@ const largestConstant = 1 << 16
 
 // nodes checks that everything between inputs and outputs but conversions is one compiled graph: nothing that the CPU
 // would compute, and no way past the NPU.
-func (m *model) nodes(g *onnx.Graph) error {
+func (m *model) nodes(graph *onnx.Graph) error {
 	constants := map[string]bool{}
-	for _, t := range g.Initializers {
+	for _, tensor := range graph.Initializers {
 		switch {
-		case t.External != nil:
-			return diag.New(diag.ClassInput, "constant %q lies in the file %q, want it inside the artifact", t.Name, t.External.Location)
-		case len(t.Raw) > largestConstant:
-			return diag.New(diag.ClassInput, "constant %q has %d bytes, want at most %d: weights are compiled into the graph", t.Name, len(t.Raw), largestConstant)
+		case tensor.External != nil:
+			return diag.New(diag.ClassInput, "constant %q lies in the file %q, want it inside the artifact", tensor.Name, tensor.External.Location)
+		case len(tensor.Raw) > largestConstant:
+			return diag.New(diag.ClassInput, "constant %q has %d bytes, want at most %d: weights are compiled into the graph", tensor.Name, len(tensor.Raw), largestConstant)
 		}
-		constants[t.Name] = true
+		constants[tensor.Name] = true
 	}
 	// Where a value comes from: before the compiled graph from an input, behind it from the graph.
 	const before, behind = 1, 2
 	from := map[string]int{}
-	for _, v := range g.Inputs {
-		from[v.Name] = before
+	for _, value := range graph.Inputs {
+		from[value.Name] = before
 	}
 	compiled := 0
-	for i := range g.Nodes {
-		n := &g.Nodes[i]
+	for i := range graph.Nodes {
+		node := &graph.Nodes[i]
 		where := before
 		switch {
-		case n.Op == "EPContext" && n.Domain == onnx.Contrib:
-			if err := m.context(n); err != nil {
+		case node.Op == "EPContext" && node.Domain == onnx.Contrib:
+			if err := m.context(node); err != nil {
 				return err
 			}
-			for _, in := range n.In {
+			for _, in := range node.In {
 				if from[in] != before {
 					return diag.New(diag.ClassInput, "the compiled graph reads %q, which comes from no input", in)
 				}
 			}
 			compiled++
 			where = behind
-		case edges[n.Op] && (n.Domain == "" || n.Domain == onnx.Contrib):
-			if len(n.In) < 1 || len(n.Out) != 1 || from[n.In[0]] == 0 {
-				return diag.New(diag.ClassInput, "node %d (%s) converts neither an input nor an output", i, n.Op)
+		case edges[node.Op] && (node.Domain == "" || node.Domain == onnx.Contrib):
+			if len(node.In) < 1 || len(node.Out) != 1 || from[node.In[0]] == 0 {
+				return diag.New(diag.ClassInput, "node %d (%s) converts neither an input nor an output", i, node.Op)
 			}
-			for _, in := range n.In[1:] {
+			for _, in := range node.In[1:] {
 				if in != "" && !constants[in] {
-					return diag.New(diag.ClassInput, "node %d (%s): %q is no constant", i, n.Op, in)
+					return diag.New(diag.ClassInput, "node %d (%s): %q is no constant", i, node.Op, in)
 				}
 			}
-			where = from[n.In[0]]
+			where = from[node.In[0]]
 		default:
-			return diag.New(diag.ClassInput, "node %d is %s, which the CPU would compute: want one compiled graph, and %s at its edges", i, strconv.Quote(n.Op), "QuantizeLinear, DequantizeLinear or Cast").
+			return diag.New(diag.ClassInput, "node %d is %s, which the CPU would compute: want one compiled graph, and %s at its edges", i, strconv.Quote(node.Op), "QuantizeLinear, DequantizeLinear or Cast").
 				WithHint("the operators that the NPU does not take belong to another processor of the plan")
 		}
-		for _, out := range n.Out {
+		for _, out := range node.Out {
 			if from[out] != 0 || constants[out] {
-				return diag.New(diag.ClassInput, "node %d (%s): %q is computed twice", i, n.Op, out)
+				return diag.New(diag.ClassInput, "node %d (%s): %q is computed twice", i, node.Op, out)
 			}
 			from[out] = where
 		}
@@ -167,42 +167,42 @@ func (m *model) nodes(g *onnx.Graph) error {
 		return diag.New(diag.ClassInput, "the model has %d compiled graphs (nodes EPContext), want one", compiled).
 			WithHint("a compiler that takes nothing of a graph leaves a copy of its source, for the CPU: compile the bundle again")
 	}
-	for _, v := range g.Outputs {
-		if from[v.Name] != behind {
-			return diag.New(diag.ClassInput, "output %q does not come from the compiled graph", v.Name)
+	for _, value := range graph.Outputs {
+		if from[value.Name] != behind {
+			return diag.New(diag.ClassInput, "output %q does not come from the compiled graph", value.Name)
 		}
 	}
 	return nil
 }
 
 // context checks the node of the compiled graph: its binary lies in it, or in the group's file, and nowhere else.
-func (m *model) context(n *onnx.Node) error {
+func (m *model) context(node *onnx.Node) error {
 	whole := map[string]int64{"main_context": 1, "embed_mode": 1, "is_multi_soc_ep_context": 0}
-	if a, ok := n.Attr("embed_mode"); ok && a.Kind == onnx.KindInt && a.I == 0 {
+	if attr, ok := node.Attr("embed_mode"); ok && attr.Kind == onnx.KindInt && attr.I == 0 {
 		m.shared, whole["embed_mode"] = true, 0
 	}
-	for _, a := range n.Attrs {
-		want, known := whole[a.Name]
-		switch a.Name {
+	for _, attr := range node.Attrs {
+		want, known := whole[attr.Name]
+		switch attr.Name {
 		case "main_context", "embed_mode", "is_multi_soc_ep_context":
-			if a.Kind != onnx.KindInt || !known || a.I != want {
-				return diag.New(diag.ClassInput, "the compiled graph has %s %d, want %d", a.Name, a.I, want)
+			if attr.Kind != onnx.KindInt || !known || attr.I != want {
+				return diag.New(diag.ClassInput, "the compiled graph has %s %d, want %d", attr.Name, attr.I, want)
 			}
-			delete(whole, a.Name)
+			delete(whole, attr.Name)
 		case "source":
-			if a.S != ortapi.QNNProvider {
-				return diag.New(diag.ClassInput, "the compiled graph is of %q, want %q", a.S, ortapi.QNNProvider)
+			if attr.S != ortapi.QNNProvider {
+				return diag.New(diag.ClassInput, "the compiled graph is of %q, want %q", attr.S, ortapi.QNNProvider)
 			}
 		case "ep_cache_context":
-			if a.Kind != onnx.KindString || a.S == "" {
+			if attr.Kind != onnx.KindString || attr.S == "" {
 				return diag.New(diag.ClassInput, "the compiled graph is empty")
 			}
-			if m.shared && a.S != sharedFile {
-				return diag.New(diag.ClassInput, "the compiled graph lies in the file %q, want %q: no other file is read", a.S, sharedFile)
+			if m.shared && attr.S != sharedFile {
+				return diag.New(diag.ClassInput, "the compiled graph lies in the file %q, want %q: no other file is read", attr.S, sharedFile)
 			}
 		case "partition_name", "ep_sdk_version", "max_size", "io_name_overrides":
 		default:
-			return diag.New(diag.ClassInput, "the compiled graph has an attribute %q that is not known", a.Name)
+			return diag.New(diag.ClassInput, "the compiled graph has an attribute %q that is not known", attr.Name)
 		}
 	}
 	delete(whole, "is_multi_soc_ep_context") // earlier libraries do not write it
@@ -210,7 +210,7 @@ func (m *model) context(n *onnx.Node) error {
 		return diag.New(diag.ClassInput, "the compiled graph has no attribute %q", name)
 	}
 	for _, name := range []string{"source", "ep_cache_context", "partition_name"} {
-		if _, ok := n.Attr(name); !ok {
+		if _, ok := node.Attr(name); !ok {
 			return diag.New(diag.ClassInput, "the compiled graph has no attribute %q", name)
 		}
 	}
@@ -231,31 +231,31 @@ type token struct {
 const backendHTP = 6
 
 func parseToken(s string) (token, error) {
-	t := token{text: s}
+	out := token{text: s}
 	bad := func(why string) (token, error) {
 		return token{}, diag.New(diag.ClassInput, "compatibility string %q: %s", s, why).WithHint("the bundle was compiled by a version of the library that this hetc does not know")
 	}
-	f := strings.Split(s, ":")
-	if len(s) > 200 || len(f) != 8 || f[0] != "v2" {
+	fields := strings.Split(s, ":")
+	if len(s) > 200 || len(fields) != 8 || fields[0] != "v2" {
 		return bad("want one of version 2, of 8 parts")
 	}
-	numbers := map[int]*int{1: &t.backend, 4: &t.arch, 5: &t.soc}
+	numbers := map[int]*int{1: &out.backend, 4: &out.arch, 5: &out.soc}
 	for i, to := range numbers {
-		n, err := strconv.Atoi(f[i])
-		if err != nil || n < 0 {
+		number, err := strconv.Atoi(fields[i])
+		if err != nil || number < 0 {
 			return bad(fmt.Sprintf("part %d is no number", i))
 		}
-		*to = n
+		*to = number
 	}
-	if t.backend != backendHTP {
-		return bad(fmt.Sprintf("it is of backend %d, want %d, the HTP", t.backend, backendHTP))
+	if out.backend != backendHTP {
+		return bad(fmt.Sprintf("it is of backend %d, want %d, the HTP", out.backend, backendHTP))
 	}
-	t.sdk = f[2]
+	out.sdk = fields[2]
 	var ok bool
-	if t.api, ok = ortapi.ParseQNNVersion(f[3]); !ok {
+	if out.api, ok = ortapi.ParseQNNVersion(fields[3]); !ok {
 		return bad("part 3 is no version")
 	}
-	return t, nil
+	return out, nil
 }
 
 // names are the SoCs by the vendor's numbers (QNN's table of supported Snapdragon devices), as messages call them.
@@ -265,8 +265,8 @@ var names = map[int]string{
 }
 
 func socName(n int) string {
-	if s := names[n]; s != "" {
-		return fmt.Sprintf("SoC %d (%s)", n, s)
+	if name := names[n]; name != "" {
+		return fmt.Sprintf("SoC %d (%s)", n, name)
 	}
 	return fmt.Sprintf("SoC %d", n)
 }

@@ -61,36 +61,36 @@ type session struct {
 }
 
 // openLocal loads the libraries. ort is ONNX Runtime's path, empty where it is to be looked for.
-func openLocal(ort string, q ortapi.QNN) (e *local, err error) {
+func openLocal(ort string, libs ortapi.QNN) (e *local, err error) {
 	lib, err := ortapi.Find(ort)
 	if err != nil {
 		return nil, err
 	}
-	l := &local{v: versions{ORT: lib.Version, ORTPath: lib.Path, QNN: q}, sessions: map[int]*session{}}
-	if l.env, err = lib.NewEnv(ortapi.EnvOptions{}); err != nil {
+	opened := &local{v: versions{ORT: lib.Version, ORTPath: lib.Path, QNN: libs}, sessions: map[int]*session{}}
+	if opened.env, err = lib.NewEnv(ortapi.EnvOptions{}); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, l.env.Close())
+			err = errors.Join(err, opened.env.Close())
 		}
 	}()
-	if err := l.env.RegisterProvider(ortapi.QNNProvider, q.Provider); err != nil {
-		return nil, diag.New(diag.ClassUnavailable, "library %q with ONNX Runtime %s: %w", q.Provider, lib.Version, err)
+	if err := opened.env.RegisterProvider(ortapi.QNNProvider, libs.Provider); err != nil {
+		return nil, diag.New(diag.ClassUnavailable, "library %q with ONNX Runtime %s: %w", libs.Provider, lib.Version, err)
 	}
-	devices, err := l.env.Devices()
+	devices, err := opened.env.Devices()
 	if err != nil {
 		return nil, err
 	}
 	i := slices.IndexFunc(devices, func(d ortapi.Device) bool { return d.Provider == ortapi.QNNProvider })
 	if i < 0 {
-		return nil, diag.New(diag.ClassUnavailable, "library %q offers no device on this machine", q.Provider)
+		return nil, diag.New(diag.ClassUnavailable, "library %q offers no device on this machine", libs.Provider)
 	}
-	l.device = devices[i]
-	if l.v.Backend, err = q.Version(); err != nil {
+	opened.device = devices[i]
+	if opened.v.Backend, err = libs.Version(); err != nil {
 		return nil, err
 	}
-	return l, nil
+	return opened, nil
 }
 
 func (l *local) about() versions { return l.v }
@@ -99,28 +99,28 @@ func (l *local) compatible(token string) (ortapi.Compatibility, error) {
 	return l.device.Compatibility(token)
 }
 
-func (l *local) load(_ context.Context, p program) (id int, err error) {
-	o := &ortapi.SessionOptions{Devices: []ortapi.Device{l.device}, ProviderOptions: [][2]string{{"backend_path", l.v.QNN.Backend}}}
-	s := &session{}
-	if p.File == "" {
-		s.s, err = l.env.NewSession(p.Code, o)
+func (l *local) load(_ context.Context, wanted program) (id int, err error) {
+	options := &ortapi.SessionOptions{Devices: []ortapi.Device{l.device}, ProviderOptions: [][2]string{{"backend_path", l.v.QNN.Backend}}}
+	loaded := &session{}
+	if wanted.File == "" {
+		loaded.s, err = l.env.NewSession(wanted.Code, options)
 	} else {
 		// Programs of one binary load it once.
-		o.Config = [][2]string{{"ep.share_ep_contexts", "1"}}
-		s.s, err = l.env.NewSessionFromFile(p.File, o)
+		options.Config = [][2]string{{"ep.share_ep_contexts", "1"}}
+		loaded.s, err = l.env.NewSessionFromFile(wanted.File, options)
 	}
 	if err != nil {
 		return 0, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.close())
+			err = errors.Join(err, loaded.close())
 		}
 	}()
-	if err := placed(s.s); err != nil {
+	if err := placed(loaded.s); err != nil {
 		return 0, err
 	}
-	if s.b, err = s.s.NewBinding(); err != nil {
+	if loaded.b, err = loaded.s.NewBinding(); err != nil {
 		return 0, err
 	}
 	for _, side := range []struct {
@@ -128,35 +128,35 @@ func (l *local) load(_ context.Context, p program) (id int, err error) {
 		got  []ortapi.IO
 		to   *[]*mem.Region
 		bind func(string, *ortapi.Value) error
-	}{{p.In, s.s.Inputs, &s.in, s.b.BindInput}, {p.Out, s.s.Outputs, &s.out, s.b.BindOutput}} {
+	}{{wanted.In, loaded.s.Inputs, &loaded.in, loaded.b.BindInput}, {wanted.Out, loaded.s.Outputs, &loaded.out, loaded.b.BindOutput}} {
 		if len(side.got) != len(side.want) {
 			return 0, diag.New(diag.ClassRun, "the library sees %d operands, want %d", len(side.got), len(side.want))
 		}
-		for i, v := range side.want {
-			if g := side.got[i]; g.Name != v.Name || g.Type != ortapi.ElementType(v.Type) || !slices.Equal(g.Shape, v.Dims) {
-				return 0, diag.New(diag.ClassRun, "the library takes operand %d as %q of type %v %v, want %q of type %v %v", i, g.Name, g.Type, g.Shape, v.Name, ortapi.ElementType(v.Type), v.Dims)
+		for i, value := range side.want {
+			if got := side.got[i]; got.Name != value.Name || got.Type != ortapi.ElementType(value.Type) || !slices.Equal(got.Shape, value.Dims) {
+				return 0, diag.New(diag.ClassRun, "the library takes operand %d as %q of type %v %v, want %q of type %v %v", i, got.Name, got.Type, got.Shape, value.Name, ortapi.ElementType(value.Type), value.Dims)
 			}
-			bytes := ortapi.ElementType(v.Type).Bytes()
-			for _, d := range v.Dims {
-				bytes *= d // of a parsed model and a valid graph: no overflow
+			bytes := ortapi.ElementType(value.Type).Bytes()
+			for _, dim := range value.Dims {
+				bytes *= dim // of a parsed model and a valid graph: no overflow
 			}
-			r, err := mem.Alloc(int(bytes), driver.Align)
+			region, err := mem.Alloc(int(bytes), driver.Align)
 			if err != nil {
 				return 0, err
 			}
-			*side.to = append(*side.to, r)
-			t, err := l.env.NewTensor(r.Bytes(), ortapi.ElementType(v.Type), v.Dims)
+			*side.to = append(*side.to, region)
+			tensor, err := l.env.NewTensor(region.Bytes(), ortapi.ElementType(value.Type), value.Dims)
 			if err != nil {
 				return 0, err
 			}
-			s.values = append(s.values, t)
-			if err := side.bind(v.Name, t); err != nil {
+			loaded.values = append(loaded.values, tensor)
+			if err := side.bind(value.Name, tensor); err != nil {
 				return 0, err
 			}
 		}
 	}
 	l.next++
-	l.sessions[l.next] = s
+	l.sessions[l.next] = loaded
 	return l.next, nil
 }
 
@@ -168,13 +168,13 @@ func placed(s *ortapi.Session) error {
 		return err
 	}
 	compiled := 0
-	for _, p := range list {
-		for _, n := range p.Nodes {
+	for _, placement := range list {
+		for _, node := range placement.Nodes {
 			switch {
-			case n.Op == "EPContext" && p.Provider == ortapi.QNNProvider:
+			case node.Op == "EPContext" && placement.Provider == ortapi.QNNProvider:
 				compiled++
-			case n.Op == "EPContext" || p.Provider != ortapi.QNNProvider && !edges[n.Op]:
-				return diag.New(diag.ClassRun, "%s would run on %s: want the compiled graph on %s, and nothing but conversions elsewhere", n.Op, p.Provider, ortapi.QNNProvider)
+			case node.Op == "EPContext" || placement.Provider != ortapi.QNNProvider && !edges[node.Op]:
+				return diag.New(diag.ClassRun, "%s would run on %s: want the compiled graph on %s, and nothing but conversions elsewhere", node.Op, placement.Provider, ortapi.QNNProvider)
 			}
 		}
 	}
@@ -185,44 +185,44 @@ func placed(s *ortapi.Session) error {
 }
 
 func (l *local) run(id int, in, out [][]byte) error {
-	s := l.sessions[id]
-	if s == nil || len(in) != len(s.in) || len(out) != len(s.out) {
+	session := l.sessions[id]
+	if session == nil || len(in) != len(session.in) || len(out) != len(session.out) {
 		return errors.New("no such program, or other operands than its own")
 	}
-	for i, r := range s.in {
-		if len(in[i]) != len(r.Bytes()) {
-			return fmt.Errorf("input %d has %d bytes, want %d", i, len(in[i]), len(r.Bytes()))
+	for i, region := range session.in {
+		if len(in[i]) != len(region.Bytes()) {
+			return fmt.Errorf("input %d has %d bytes, want %d", i, len(in[i]), len(region.Bytes()))
 		}
-		copy(r.Bytes(), in[i])
+		copy(region.Bytes(), in[i])
 	}
-	if err := s.s.Run(s.b); err != nil {
+	if err := session.s.Run(session.b); err != nil {
 		return err
 	}
-	for i, r := range s.out {
-		if len(out[i]) != len(r.Bytes()) {
-			return fmt.Errorf("output %d has %d bytes, want %d", i, len(out[i]), len(r.Bytes()))
+	for i, region := range session.out {
+		if len(out[i]) != len(region.Bytes()) {
+			return fmt.Errorf("output %d has %d bytes, want %d", i, len(out[i]), len(region.Bytes()))
 		}
-		copy(out[i], r.Bytes())
+		copy(out[i], region.Bytes())
 	}
 	return nil
 }
 
 func (l *local) unload(id int) error {
-	s := l.sessions[id]
-	if s == nil {
+	session := l.sessions[id]
+	if session == nil {
 		return nil
 	}
 	delete(l.sessions, id)
-	return s.close()
+	return session.close()
 }
 
 func (s *session) close() error {
 	err := s.s.Close() // and its binding
-	for _, v := range s.values {
-		err = errors.Join(err, v.Close())
+	for _, value := range s.values {
+		err = errors.Join(err, value.Close())
 	}
-	for _, r := range slices.Concat(s.in, s.out) {
-		err = errors.Join(err, r.Close())
+	for _, region := range slices.Concat(s.in, s.out) {
+		err = errors.Join(err, region.Close())
 	}
 	return err
 }

@@ -87,71 +87,71 @@ func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weight
 	if p.closed {
 		return nil, diag.New(diag.ClassInput, "load artifact on %s: the processor is closed", p)
 	}
-	e, err := p.load(ctx, a, w)
+	exe, err := p.load(ctx, a, w)
 	if err != nil {
 		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "load artifact on %s: %w", p, err)
 	}
-	return e, nil
+	return exe, nil
 }
 
-func (p *processor) load(ctx context.Context, a driver.Artifact, w driver.Weights) (*executable, error) {
+func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver.Weights) (*executable, error) {
 	switch {
-	case a.Driver != Name:
-		return nil, fmt.Errorf("it was compiled for driver %q, want %q", a.Driver, Name)
+	case artifact.Driver != Name:
+		return nil, fmt.Errorf("it was compiled for driver %q, want %q", artifact.Driver, Name)
 	case len(w) > 0:
 		return nil, fmt.Errorf("got %d weights, want none: they are compiled into the artifact", len(w))
 	}
-	m, err := parse(a.Code)
+	model, err := parse(artifact.Code)
 	if err != nil {
 		return nil, err
 	}
-	for i, n := range m.graph.Nodes {
-		if err := supports(p.caps, n.Op); err != nil {
-			return nil, fmt.Errorf("node %d (%s): %w", i, n.Op.Kind, err)
+	for i, node := range model.graph.Nodes {
+		if err := supports(p.caps, node.Op); err != nil {
+			return nil, fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
 		}
 	}
-	if err := m.token.match(p.soc, p.arch, p.engine.about().Backend.API); err != nil {
+	if err := model.token.match(p.soc, p.arch, p.engine.about().Backend.API); err != nil {
 		return nil, err
 	}
 	switch {
-	case m.shared && p.caps.Emulated:
+	case model.shared && p.caps.Emulated:
 		return nil, diag.New(diag.ClassInput, "its binary holds the weights of several graphs, which the emulator cannot load").
 			WithHint("hetc emit --for-emulator writes the bundle with a binary for each graph")
-	case m.shared != (len(a.Shared) > 0):
-		return nil, diag.New(diag.ClassInput, "it says that its binary is %s, and got a shared one of %d bytes", map[bool]string{true: "shared", false: "its own"}[m.shared], len(a.Shared))
+	case model.shared != (len(artifact.Shared) > 0):
+		return nil, diag.New(diag.ClassInput, "it says that its binary is %s, and got a shared one of %d bytes", map[bool]string{true: "shared", false: "its own"}[model.shared], len(artifact.Shared))
 	}
 	if !p.caps.Emulated {
-		c, err := p.engine.compatible(m.token.text)
+		fits, err := p.engine.compatible(model.token.text)
 		if err != nil {
 			return nil, err
 		}
-		if c == ortapi.Unsupported {
-			return nil, diag.New(diag.ClassInput, "it was compiled for %s with SDK %s (%q), which the library says this device does not load", socName(m.token.soc), m.token.sdk, m.token.text).
+		if fits == ortapi.Unsupported {
+			return nil, diag.New(diag.ClassInput, "it was compiled for %s with SDK %s (%q), which the library says this device does not load", socName(model.token.soc), model.token.sdk, model.token.text).
 				WithHint("emit the bundle for this SoC: hetc emit --target NAME")
 		}
 	}
-	e := &executable{p: p, m: m}
-	prog := program{Code: m.code, In: m.in, Out: m.out}
-	if m.shared {
-		if prog.File, err = p.stage(e, a.Shared); err != nil {
+	exe := &executable{p: p, m: model}
+	prog := program{Code: model.code, In: model.in, Out: model.out}
+	if model.shared {
+		if prog.File, err = p.stage(exe, artifact.Shared); err != nil {
 			return nil, err
 		}
 		prog.Code = nil
 	}
-	if e.id, err = p.engine.load(ctx, prog); err != nil {
-		return nil, errors.Join(err, p.unstage(e))
+	if exe.id, err = p.engine.load(ctx, prog); err != nil {
+		return nil, errors.Join(err, p.unstage(exe))
 	}
-	m.code = nil // the library has its own copy
-	p.loaded[e] = true
-	return e, nil
+	model.code = nil // the library has its own copy
+	p.loaded[exe] = true
+	return exe, nil
 }
 
 // stage puts the artifact's model beside its shared binary, in a folder that nobody else can write to: the library
 // opens the binary by the name in the model, from the model's folder. The bytes are those of a verified bundle.
-func (p *processor) stage(e *executable, binary []byte) (file string, err error) {
+func (p *processor) stage(exe *executable, binary []byte) (file string, err error) {
 	key := sha256.Sum256(binary)
-	s := p.files[key]
-	if s == nil {
+	found := p.files[key]
+	if found == nil {
 		dir, err := os.MkdirTemp("", ".hetc-qnn-*") // of mode 0700
 		if err != nil {
 			return "", diag.New(diag.ClassIO, "no place for the shared binary of %d bytes: %w", len(binary), err).WithHint("set TMPDIR to a folder that can be written")
@@ -160,31 +160,31 @@ func (p *processor) stage(e *executable, binary []byte) (file string, err error)
 			os.RemoveAll(dir)
 			return "", diag.New(diag.ClassIO, "write the shared binary of %d bytes: %w", len(binary), err).WithHint("set TMPDIR to a folder with enough space")
 		}
-		s = &staged{dir: dir, key: key}
-		p.files[key] = s
+		found = &staged{dir: dir, key: key}
+		p.files[key] = found
 	}
-	s.used++
-	s.files++
-	e.staged = s
-	file = filepath.Join(s.dir, fmt.Sprintf("%d.onnx", s.files))
-	if err := os.WriteFile(file, e.m.code, 0o600); err != nil {
-		return "", errors.Join(diag.New(diag.ClassIO, "write the model of a shared binary: %w", err), p.unstage(e))
+	found.used++
+	found.files++
+	exe.staged = found
+	file = filepath.Join(found.dir, fmt.Sprintf("%d.onnx", found.files))
+	if err := os.WriteFile(file, exe.m.code, 0o600); err != nil {
+		return "", errors.Join(diag.New(diag.ClassIO, "write the model of a shared binary: %w", err), p.unstage(exe))
 	}
 	return file, nil
 }
 
 // unstage removes the folder with its last user.
 func (p *processor) unstage(e *executable) error {
-	s := e.staged
+	staged := e.staged
 	e.staged = nil
-	if s == nil {
+	if staged == nil {
 		return nil
 	}
-	if s.used--; s.used > 0 {
+	if staged.used--; staged.used > 0 {
 		return nil
 	}
-	delete(p.files, s.key)
-	return os.RemoveAll(s.dir)
+	delete(p.files, staged.key)
+	return os.RemoveAll(staged.dir)
 }
 
 func (e *executable) Close() error {
@@ -216,56 +216,56 @@ func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span,
 	return driver.Span{Start: start, End: p.Now()}, err
 }
 
-func (p *processor) run(exe driver.Executable, b *driver.Bindings) error {
+func (p *processor) run(exe driver.Executable, bindings *driver.Bindings) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e, ok := exe.(*executable)
+	loaded, ok := exe.(*executable)
 	switch {
 	case p.closed:
 		return errors.New("the processor is closed")
 	case !p.attached:
 		return errors.New("no thread is attached")
-	case !ok || e.p != p:
+	case !ok || loaded.p != p:
 		return errors.New("the executable was not loaded on this processor")
-	case e.closed:
+	case loaded.closed:
 		return errors.New("the executable is closed")
 	}
-	return e.run(b)
+	return loaded.run(bindings)
 }
 
-func (e *executable) run(b *driver.Bindings) error {
-	g := &e.m.graph
-	if b == nil || b.Scalars == nil {
+func (e *executable) run(bindings *driver.Bindings) error {
+	graph := &e.m.graph
+	if bindings == nil || bindings.Scalars == nil {
 		return errors.New("no bindings or no scalars")
 	}
-	rows := b.Scalars.Rows
+	rows := bindings.Scalars.Rows
 	switch {
-	case rows < 0 || b.Scalars.Pos < 0:
-		return fmt.Errorf("got rows %d at position %d, want both at least 0", rows, b.Scalars.Pos)
-	case len(b.In) != len(g.Inputs) || len(b.Out) != len(g.Outputs):
-		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(b.In), len(b.Out), len(g.Inputs), len(g.Outputs))
+	case rows < 0 || bindings.Scalars.Pos < 0:
+		return fmt.Errorf("got rows %d at position %d, want both at least 0", rows, bindings.Scalars.Pos)
+	case len(bindings.In) != len(graph.Inputs) || len(bindings.Out) != len(graph.Outputs):
+		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(bindings.In), len(bindings.Out), len(graph.Inputs), len(graph.Outputs))
 	case rows == 0:
 		return nil
-	case rows < g.Rows():
-		return fmt.Errorf("got %d rows, want all %d: shapes are static", rows, g.Rows())
+	case rows < graph.Rows():
+		return fmt.Errorf("got %d rows, want all %d: shapes are static", rows, graph.Rows())
 	}
-	in, out := make([][]byte, len(b.In)), make([][]byte, len(b.Out))
+	in, out := make([][]byte, len(bindings.In)), make([][]byte, len(bindings.Out))
 	var err error
-	for i := range b.In {
-		if in[i], err = dense(&b.In[i], g.Inputs[i], "input"); err != nil {
+	for i := range bindings.In {
+		if in[i], err = dense(&bindings.In[i], graph.Inputs[i], "input"); err != nil {
 			return err
 		}
-		if err := numbers(in[i], g.Inputs[i]); err != nil {
+		if err := numbers(in[i], graph.Inputs[i]); err != nil {
 			return err
 		}
 	}
-	for i := range b.Out {
-		if out[i], err = dense(&b.Out[i], g.Outputs[i], "output"); err != nil {
+	for i := range bindings.Out {
+		if out[i], err = dense(&bindings.Out[i], graph.Outputs[i], "output"); err != nil {
 			return err
 		}
-		for j, v := range g.Inputs {
-			if v.Name == g.Outputs[i].Name && mem.Address(in[j]) != mem.Address(out[i]) {
-				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output", v.Name)
+		for j, value := range graph.Inputs {
+			if value.Name == graph.Outputs[i].Name && mem.Address(in[j]) != mem.Address(out[i]) {
+				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output", value.Name)
 			}
 		}
 	}
@@ -288,17 +288,17 @@ func dense(v *driver.View, want op.Value, role string) ([]byte, error) {
 }
 
 // numbers refuses values that the NPU's grids have no place for: they would count as something else.
-func numbers(raw []byte, v op.Value) error {
-	if v.Type != op.F32 {
+func numbers(raw []byte, bound op.Value) error {
+	if bound.Type != op.F32 {
 		return nil
 	}
-	x, err := mem.View[float32](raw)
+	values, err := mem.View[float32](raw)
 	if err != nil {
-		return fmt.Errorf("input %q: %w", v.Name, err)
+		return fmt.Errorf("input %q: %w", bound.Name, err)
 	}
-	for i, f := range x {
-		if math.IsNaN(float64(f)) || math.IsInf(float64(f), 0) {
-			return fmt.Errorf("node 0, input %q, row %d: a value is NaN or infinite", v.Name, i/v.Cols)
+	for i, number := range values {
+		if math.IsNaN(float64(number)) || math.IsInf(float64(number), 0) {
+			return fmt.Errorf("node 0, input %q, row %d: a value is NaN or infinite", bound.Name, i/bound.Cols)
 		}
 	}
 	return nil
@@ -315,13 +315,13 @@ func (p *processor) Close() error {
 	var err error
 	if p.caps.Emulated {
 		err = p.engine.close() // all of it ends with its process
-		for e := range p.loaded {
-			e.closed = true
+		for exe := range p.loaded {
+			exe.closed = true
 		}
 		return err
 	}
-	for e := range p.loaded {
-		err = errors.Join(err, e.release())
+	for exe := range p.loaded {
+		err = errors.Join(err, exe.release())
 	}
 	return errors.Join(err, p.engine.close())
 }

@@ -69,36 +69,36 @@ func platform(goos, arch string) string {
 
 // find locates the libraries of a device.
 func find(device, file string) (*ortapi.QNN, error) {
-	q, err := ortapi.FindQNN(file)
+	libs, err := ortapi.FindQNN(file)
 	if err != nil {
 		return nil, unavailable(err)
 	}
 	if device == htp {
 		// The part that talks to the NPU; a wheel for the desktop lacks it.
-		stubs, err := filepath.Glob(filepath.Join(filepath.Dir(q.Backend), "libQnnHtpV*Stub.so"))
+		stubs, err := filepath.Glob(filepath.Join(filepath.Dir(libs.Backend), "libQnnHtpV*Stub.so"))
 		if err != nil || len(stubs) == 0 {
-			return nil, &driver.Unavailable{Driver: Name, Tried: []string{filepath.Dir(q.Backend)}, Override: ortapi.EnvQNN,
-				Found: fmt.Sprintf("%q, and no device library libQnnHtpV*Stub.so beside it", q.Provider), Get: "Qualcomm's AI Runtime SDK for this device has them"}
+			return nil, &driver.Unavailable{Driver: Name, Tried: []string{filepath.Dir(libs.Backend)}, Override: ortapi.EnvQNN,
+				Found: fmt.Sprintf("%q, and no device library libQnnHtpV*Stub.so beside it", libs.Provider), Get: "Qualcomm's AI Runtime SDK for this device has them"}
 		}
 	}
-	return q, nil
+	return libs, nil
 }
 
 func unavailable(err error) error {
-	u := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
+	missing := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
 	var q *ortapi.QNNError
 	if errors.As(err, &q) {
-		u.Tried = q.Tried
+		missing.Tried = q.Tried
 		if q.Cause == nil {
-			u.Found = ""
+			missing.Found = ""
 		}
 	}
-	f := failed(err)
-	errors.As(err, &f) // from the emulator's process
-	if f.ORT {
-		u.Tried, u.Override, u.Get = f.Tried, ortapi.EnvLibrary, "make deps-qnn fetches the library"
+	failure := failed(err)
+	errors.As(err, &failure) // from the emulator's process
+	if failure.ORT {
+		missing.Tried, missing.Override, missing.Get = failure.Tried, ortapi.EnvLibrary, "make deps-qnn fetches the library"
 	}
-	return u
+	return missing
 }
 
 // nowhere says that this system has no device of Qualcomm's.
@@ -128,77 +128,77 @@ func (d qnn) Library(ctx context.Context) (driver.Library, error) {
 	if device == "" {
 		return driver.Library{}, nowhere()
 	}
-	p, err := d.Open(ctx, driver.Config{Select: device})
+	proc, err := d.Open(ctx, driver.Config{Select: device})
 	if err != nil {
 		return driver.Library{}, err
 	}
-	v := p.(*processor).engine.about()
-	return driver.Library{Name: "Qualcomm HTP", Version: v.Backend.API.String(), Path: v.QNN.Provider, Build: v.String(), Providers: []string{ortapi.QNNProvider}}, p.Close()
+	versions := proc.(*processor).engine.about()
+	return driver.Library{Name: "Qualcomm HTP", Version: versions.Backend.API.String(), Path: versions.QNN.Provider, Build: versions.String(), Providers: []string{ortapi.QNNProvider}}, proc.Close()
 }
 
 // Open accepts the selectors of Devices.
-func (qnn) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
+func (qnn) Open(ctx context.Context, config driver.Config) (driver.Processor, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	fail := func(err error, hint string, args ...any) error {
-		d := diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", c.Select, Name, err)
+		diagnostic := diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", config.Select, Name, err)
 		if hint != "" {
-			d = d.WithHint(hint, args...)
+			diagnostic = diagnostic.WithHint(hint, args...)
 		}
-		return d
+		return diagnostic
 	}
-	p := &processor{selected: c.Select, loaded: map[*executable]bool{}, files: map[[32]byte]*staged{}}
+	proc := &processor{selected: config.Select, loaded: map[*executable]bool{}, files: map[[32]byte]*staged{}}
 	library, ort := "", ""
-	keys := make([]string, 0, len(c.Options))
-	for k := range c.Options {
-		keys = append(keys, k)
+	keys := make([]string, 0, len(config.Options))
+	for key := range config.Options {
+		keys = append(keys, key)
 	}
 	slices.Sort(keys)
-	for _, k := range keys {
-		v := c.Options[k]
-		switch k {
+	for _, key := range keys {
+		text := config.Options[key]
+		switch key {
 		case optLibrary:
-			library = v
+			library = text
 		case optORT:
-			ort = v
+			ort = text
 		case optSoC, optArch, optVTCM, optLevel:
-			n, err := strconv.Atoi(v)
-			if err != nil || n < 0 {
-				return nil, fail(fmt.Errorf("option %q is %q, want a number", k, v), "")
+			number, err := strconv.Atoi(text)
+			if err != nil || number < 0 {
+				return nil, fail(fmt.Errorf("option %q is %q, want a number", key, text), "")
 			}
-			switch k {
+			switch key {
 			case optSoC:
-				p.soc = n
+				proc.soc = number
 			case optArch:
-				p.arch = n
+				proc.arch = number
 			}
 		default:
-			return nil, fail(fmt.Errorf("unknown option %q", k), "options: %s", strings.Join([]string{optLibrary, optORT, optSoC, optArch, optVTCM, optLevel}, ", "))
+			return nil, fail(fmt.Errorf("unknown option %q", key), "options: %s", strings.Join([]string{optLibrary, optORT, optSoC, optArch, optVTCM, optLevel}, ", "))
 		}
 	}
 	device := platform(runtime.GOOS, runtime.GOARCH)
 	switch {
-	case c.Select != emulator && c.Select != htp:
+	case config.Select != emulator && config.Select != htp:
 		return nil, fail(errors.New("no such processor"), "processors: %s on linux/amd64, %s on arm64 devices", emulator, htp)
 	case device == "":
 		return nil, nowhere()
-	case c.Select != device:
+	case config.Select != device:
 		what := "the emulator is for linux/amd64 alone; on a device the NPU is " + strconv.Quote(htp)
-		if c.Select == htp {
+		if config.Select == htp {
 			what = "there is no Hexagon NPU here; graphs compiled for the emulator run on " + strconv.Quote(emulator) + " (hetc emit --for-emulator)"
 		}
 		return nil, fail(diag.New(diag.ClassUnavailable, "this is %s/%s", runtime.GOOS, runtime.GOARCH), "%s", what)
 	}
-	q, err := find(device, library)
+	libs, err := find(device, library)
 	if err != nil {
 		return nil, err
 	}
-	p.caps = capabilities(device == emulator)
+	proc.caps = capabilities(device == emulator)
 	if device == emulator {
-		p.engine, err = openRemote(ctx, ort, *q)
+		proc.engine, err = openRemote(ctx, ort, *libs)
 	} else {
-		p.engine, err = openLocal(ort, *q)
+		proc.engine, err = openLocal(ort, *libs)
 	}
 	if err != nil {
 		if diag.ClassOf(err) == diag.ClassUnavailable {
@@ -206,7 +206,7 @@ func (qnn) Open(ctx context.Context, c driver.Config) (driver.Processor, error) 
 		}
 		return nil, fail(err, "")
 	}
-	return p, nil
+	return proc, nil
 }
 
 // tileN is what column shards are multiples of, tileK what shards along the reduction are: a tile of the HTP's matrix
@@ -229,7 +229,7 @@ const (
 )
 
 func capabilities(emulated bool) *driver.Capabilities {
-	c := &driver.Capabilities{
+	caps := &driver.Capabilities{
 		Set: capability.Set{
 			Tile:  capability.Tile{K: tileK, N: tileN},
 			Kinds: slices.Clone(kinds), Schemes: slices.Clone(schemes), Layouts: map[string]string{},
@@ -238,13 +238,13 @@ func capabilities(emulated bool) *driver.Capabilities {
 		},
 		Emulated: emulated,
 	}
-	for _, s := range schemes {
-		c.Layouts[s.Weight()] = op.OnnxLayout
+	for _, scheme := range schemes {
+		caps.Layouts[scheme.Weight()] = op.OnnxLayout
 	}
-	for _, t := range []op.Type{op.F32, op.F16, op.BF16} {
-		c.Layouts[string(t)] = op.RowsLayout
+	for _, elem := range []op.Type{op.F32, op.F16, op.BF16} {
+		caps.Layouts[string(elem)] = op.RowsLayout
 	}
-	return c
+	return caps
 }
 
 // supports adds to Capabilities.Supports what schemes and kinds do not say.

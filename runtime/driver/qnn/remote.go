@@ -66,24 +66,24 @@ func (f *failure) Error() string { return f.Summary }
 
 // As makes the error one of its class.
 func (f *failure) As(target any) bool {
-	d, ok := target.(**diag.Diagnostic)
+	diagnostic, ok := target.(**diag.Diagnostic)
 	if ok {
-		*d = diag.New(f.Class, "%s", f.Summary).WithHint("%s", f.Hint)
+		*diagnostic = diag.New(f.Class, "%s", f.Summary).WithHint("%s", f.Hint)
 	}
 	return ok
 }
 
 func failed(err error) *failure {
-	f := &failure{Class: diag.ClassOr(err, diag.ClassRun), Summary: err.Error()}
+	told := &failure{Class: diag.ClassOr(err, diag.ClassRun), Summary: err.Error()}
 	var d *diag.Diagnostic
 	if errors.As(err, &d) {
-		f.Hint = d.Hint
+		told.Hint = d.Hint
 	}
 	var l *ortapi.LoadError
-	if f.ORT = errors.As(err, &l); f.ORT {
-		f.Tried = l.Tried
+	if told.ORT = errors.As(err, &l); told.ORT {
+		told.Tried = l.Tried
 	}
-	return f
+	return told
 }
 
 // remote is an engine in a process of its own: the libraries print to standard output, and crash on binaries that are
@@ -108,7 +108,7 @@ var (
 )
 
 // openRemote starts the process.
-func openRemote(ctx context.Context, ort string, q ortapi.QNN) (*remote, error) {
+func openRemote(ctx context.Context, ort string, libs ortapi.QNN) (*remote, error) {
 	if os.Getenv(workerEnv) != "" {
 		return nil, diag.New(diag.ClassInternal, "this process was itself started for the emulator, and does not start another")
 	}
@@ -126,13 +126,13 @@ func openRemote(ctx context.Context, ort string, q ortapi.QNN) (*remote, error) 
 		theirIn.Close()
 		return nil, diag.New(diag.ClassRun, "make a pipe: %w", err)
 	}
-	r := &remote{c: exec.Command(self, workerArg), to: to, from: from, enc: gob.NewEncoder(to), dec: gob.NewDecoder(from), said: &tail{}}
-	r.c.ExtraFiles = []*os.File{theirIn, theirOut}
-	r.c.Env = child.Env(workerEnv + "=1")
-	r.c.Stdout, r.c.Stderr = r.said, r.said
-	r.c.WaitDelay = time.Second
-	apart(r.c)
-	err = r.c.Start()
+	worker := &remote{c: exec.Command(self, workerArg), to: to, from: from, enc: gob.NewEncoder(to), dec: gob.NewDecoder(from), said: &tail{}}
+	worker.c.ExtraFiles = []*os.File{theirIn, theirOut}
+	worker.c.Env = child.Env(workerEnv + "=1")
+	worker.c.Stdout, worker.c.Stderr = worker.said, worker.said
+	worker.c.WaitDelay = time.Second
+	apart(worker.c)
+	err = worker.c.Start()
 	theirIn.Close() // the process alone holds its ends: that it is gone shows at ours
 	theirOut.Close()
 	if err != nil {
@@ -140,12 +140,12 @@ func openRemote(ctx context.Context, ort string, q ortapi.QNN) (*remote, error) 
 		from.Close()
 		return nil, diag.New(diag.ClassRun, "start the process of the emulator: %w", err)
 	}
-	a, err := r.within(ctx, startLimit, "the libraries", request{Open: &opening{ort, q}})
+	answer, err := worker.within(ctx, startLimit, "the libraries", request{Open: &opening{ort, libs}})
 	if err != nil {
-		return nil, errors.Join(err, r.close())
+		return nil, errors.Join(err, worker.close())
 	}
-	r.v = a.Versions
-	return r, nil
+	worker.v = answer.Versions
+	return worker, nil
 }
 
 // ask sends a request and waits for the answer. A process that does not answer is gone for good.
@@ -155,17 +155,17 @@ func (r *remote) ask(q request) (*reply, error) {
 	}
 	sent := make(chan error, 1) // not waited for first: a process that refuses early does not read the rest
 	go func() { sent <- r.enc.Encode(q) }()
-	a := &reply{}
-	if err := r.dec.Decode(a); err != nil {
+	answer := &reply{}
+	if err := r.dec.Decode(answer); err != nil {
 		return nil, r.died(err)
 	}
 	if err := <-sent; err != nil {
 		return nil, r.died(err)
 	}
-	if a.Failed != nil {
-		return nil, a.Failed
+	if answer.Failed != nil {
+		return nil, answer.Failed
 	}
-	return a, nil
+	return answer, nil
 }
 
 // within asks, and ends the process when ctx ends or the limit has passed: a library does not come back by itself.
@@ -173,7 +173,7 @@ func (r *remote) within(ctx context.Context, limit time.Duration, what string, q
 	kill := func() { _ = r.c.Process.Kill() }
 	inTime := patience.AfterFunc(limit, kill)
 	stop := context.AfterFunc(ctx, kill)
-	a, err := r.ask(q)
+	answer, err := r.ask(q)
 	stop()
 	switch inTime := inTime(); {
 	case err == nil:
@@ -182,7 +182,7 @@ func (r *remote) within(ctx context.Context, limit time.Duration, what string, q
 	case !inTime:
 		err = diag.New(diag.ClassUnavailable, "loading %s took more than %v", what, limit)
 	}
-	return a, err
+	return answer, err
 }
 
 // died is the error for a process that ended without an answer, now and later.
@@ -207,34 +207,34 @@ func (r *remote) died(cause error) error {
 func (r *remote) about() versions { return r.v }
 
 func (r *remote) compatible(token string) (ortapi.Compatibility, error) {
-	a, err := r.ask(request{Compatible: &token})
+	answer, err := r.ask(request{Compatible: &token})
 	if err != nil {
 		return 0, err
 	}
-	return a.Compatible, nil
+	return answer.Compatible, nil
 }
 
 func (r *remote) load(ctx context.Context, p program) (int, error) {
-	a, err := r.within(ctx, loadLimit, "a graph", request{Load: &p})
+	answer, err := r.within(ctx, loadLimit, "a graph", request{Load: &p})
 	if err != nil {
 		return 0, err
 	}
-	return a.ID, nil
+	return answer.ID, nil
 }
 
 func (r *remote) run(id int, in, out [][]byte) error {
-	a, err := r.ask(request{Run: &call{id, in}})
+	answer, err := r.ask(request{Run: &call{id, in}})
 	if err != nil {
 		return err
 	}
-	if len(a.Out) != len(out) {
-		return fmt.Errorf("the process answered %d outputs, want %d", len(a.Out), len(out))
+	if len(answer.Out) != len(out) {
+		return fmt.Errorf("the process answered %d outputs, want %d", len(answer.Out), len(out))
 	}
 	for i := range out {
-		if len(a.Out[i]) != len(out[i]) {
-			return fmt.Errorf("the process answered %d bytes of output %d, want %d", len(a.Out[i]), i, len(out[i]))
+		if len(answer.Out[i]) != len(out[i]) {
+			return fmt.Errorf("the process answered %d bytes of output %d, want %d", len(answer.Out[i]), i, len(out[i]))
 		}
-		copy(out[i], a.Out[i])
+		copy(out[i], answer.Out[i])
 	}
 	return nil
 }
@@ -281,11 +281,11 @@ func (t *tail) String() string {
 		text = text[:i]
 	}
 	const longest = 600
-	s := strings.Join(strings.Fields(text), " ")
-	if len(s) > longest {
-		s = s[:longest] + "..."
+	line := strings.Join(strings.Fields(text), " ")
+	if len(line) > longest {
+		line = line[:longest] + "..."
 	}
-	return s
+	return line
 }
 
 // Worker reports whether a process with these arguments, after its name, is one that this driver started: all it does is
@@ -302,9 +302,9 @@ func Work() error {
 	}
 	requests := make(chan request)
 	go func() {
-		for d := gob.NewDecoder(in); ; {
+		for dec := gob.NewDecoder(in); ; {
 			var q request
-			if err := d.Decode(&q); err != nil {
+			if err := dec.Decode(&q); err != nil {
 				os.Exit(0) // also while a library computes: nobody waits for it
 			}
 			requests <- q
@@ -312,9 +312,9 @@ func Work() error {
 	}()
 	enc := gob.NewEncoder(out)
 	var e *local
-	for q := range requests {
+	for request := range requests {
 		var a reply
-		if err := answer(&e, &q, &a); err != nil {
+		if err := answer(&e, &request, &a); err != nil {
 			a = reply{Failed: failed(err)}
 		}
 		if err := enc.Encode(a); err != nil {
@@ -324,35 +324,35 @@ func Work() error {
 	return nil
 }
 
-func answer(e **local, q *request, a *reply) (err error) {
-	if q.Open != nil {
-		if *e == nil {
-			*e, err = openLocal(q.Open.ORT, q.Open.QNN)
+func answer(engine **local, asked *request, answer *reply) (err error) {
+	if asked.Open != nil {
+		if *engine == nil {
+			*engine, err = openLocal(asked.Open.ORT, asked.Open.QNN)
 		}
 		if err == nil {
-			a.Versions = (*e).v
+			answer.Versions = (*engine).v
 		}
 		return err
 	}
-	l := *e
+	local := *engine
 	switch {
-	case l == nil:
+	case local == nil:
 		return errors.New("no library is open")
-	case q.Compatible != nil:
-		a.Compatible, err = l.compatible(*q.Compatible)
-	case q.Load != nil:
-		a.ID, err = l.load(context.Background(), *q.Load)
-	case q.Run != nil:
-		s := l.sessions[q.Run.ID]
-		if s == nil {
+	case asked.Compatible != nil:
+		answer.Compatible, err = local.compatible(*asked.Compatible)
+	case asked.Load != nil:
+		answer.ID, err = local.load(context.Background(), *asked.Load)
+	case asked.Run != nil:
+		session := local.sessions[asked.Run.ID]
+		if session == nil {
 			return errors.New("no such program")
 		}
-		for _, r := range s.out {
-			a.Out = append(a.Out, make([]byte, len(r.Bytes())))
+		for _, region := range session.out {
+			answer.Out = append(answer.Out, make([]byte, len(region.Bytes())))
 		}
-		err = l.run(q.Run.ID, q.Run.In, a.Out)
+		err = local.run(asked.Run.ID, asked.Run.In, answer.Out)
 	default:
-		err = l.unload(q.Unload)
+		err = local.unload(asked.Unload)
 	}
 	return err
 }

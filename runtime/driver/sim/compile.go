@@ -20,24 +20,24 @@ type compiler struct{ soc *socs.SoC }
 func (compiler) Name() string { return socs.SimDriver }
 
 // Compile writes the graph as canonical JSON. Weights are not looked at and may be nil.
-func (c compiler) Compile(ctx context.Context, g op.Graph, _ driver.Weights, t driver.Target) (driver.Artifact, error) {
+func (c compiler) Compile(ctx context.Context, graph op.Graph, _ driver.Weights, target driver.Target) (driver.Artifact, error) {
 	fail := func(err error) (driver.Artifact, error) {
-		return driver.Artifact{}, diag.New(diag.ClassOr(err, diag.ClassInput), "compile graph for processor %q: %w", t.Proc, err)
+		return driver.Artifact{}, diag.New(diag.ClassOr(err, diag.ClassInput), "compile graph for processor %q: %w", target.Proc, err)
 	}
 	if err := ctx.Err(); err != nil {
 		return driver.Artifact{}, err
 	}
-	if err := g.Validate(); err != nil {
+	if err := graph.Validate(); err != nil {
 		return fail(err)
 	}
-	p := c.soc.Processor(t.Proc)
-	if p == nil || p.Sim == nil {
+	proc := c.soc.Processor(target.Proc)
+	if proc == nil || proc.Sim == nil {
 		return fail(diag.New(diag.ClassInput, "SoC %q has no such simulated processor", c.soc.Name))
 	}
-	if err := executes(p, capabilities(p), &g); err != nil {
+	if err := executes(proc, capabilities(proc), &graph); err != nil {
 		return fail(err)
 	}
-	code, err := json.Marshal(&g)
+	code, err := json.Marshal(&graph)
 	if err != nil {
 		return fail(err)
 	}

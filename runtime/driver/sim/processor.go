@@ -59,7 +59,7 @@ func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
 
 func (p *processor) Import(b []byte) (driver.Buffer, error) { return driver.ImportHost(p.String(), b) }
 
-func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
+func (p *processor) Load(ctx context.Context, artifact driver.Artifact, weights driver.Weights) (driver.Executable, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -69,44 +69,44 @@ func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weight
 	if p.closed {
 		return fail(diag.New(diag.ClassRun, "the processor is closed"))
 	}
-	if a.Driver != socs.SimDriver {
-		return fail(fmt.Errorf("it was compiled for driver %q, want %q", a.Driver, socs.SimDriver))
+	if artifact.Driver != socs.SimDriver {
+		return fail(fmt.Errorf("it was compiled for driver %q, want %q", artifact.Driver, socs.SimDriver))
 	}
-	g, err := driver.ParseGraph(a.Code)
+	graph, err := driver.ParseGraph(artifact.Code)
 	if err != nil {
 		return fail(err)
 	}
-	if err := executes(p.desc, p.caps, &g); err != nil {
+	if err := executes(p.desc, p.caps, &graph); err != nil {
 		return fail(err)
 	}
-	e := &executable{p: p, graph: g, key: p.name + "|" + p.beside + "|" + graphKey(&g)}
+	exe := &executable{p: p, graph: graph, key: p.name + "|" + p.beside + "|" + graphKey(&graph)}
 	if p.host != nil {
-		a.Driver = host.Name
-		if e.host, err = p.host.Load(ctx, a, w); err != nil {
+		artifact.Driver = host.Name
+		if exe.host, err = p.host.Load(ctx, artifact, weights); err != nil {
 			return fail(err)
 		}
 	}
-	return e, nil
+	return exe, nil
 }
 
 // executes checks a graph against the processor's description.
-func executes(desc *socs.Processor, caps *driver.Capabilities, g *op.Graph) error {
-	m := model{desc: desc}
+func executes(desc *socs.Processor, caps *driver.Capabilities, graph *op.Graph) error {
+	timed := model{desc: desc}
 	var bytes int64
-	for i, n := range g.Nodes {
-		if err := caps.Supports(n.Op); err != nil {
+	for i, node := range graph.Nodes {
+		if err := caps.Supports(node.Op); err != nil {
 			return fmt.Errorf("node %d: %w", i, err)
 		}
-		if err := m.feasible(n.Op); err != nil {
+		if err := timed.feasible(node.Op); err != nil {
 			return fmt.Errorf("node %d: %w", i, err)
 		}
-		if n.Op.HasScheme() {
-			bytes += int64(max(1, n.Op.Experts)) * op.WeightBytes(n.Op.Scheme.Weight(), n.Op.K, n.Op.N)
+		if node.Op.HasScheme() {
+			bytes += int64(max(1, node.Op.Experts)) * op.WeightBytes(node.Op.Scheme.Weight(), node.Op.K, node.Op.N)
 		}
 	}
-	for _, w := range g.Weights {
-		if want := caps.Layouts[w.Scheme]; w.Layout != want {
-			return fmt.Errorf("weight %q: layout %q of scheme %q is not supported, want %q", w.Name, w.Layout, w.Scheme, want)
+	for _, spec := range graph.Weights {
+		if want := caps.Layouts[spec.Scheme]; spec.Layout != want {
+			return fmt.Errorf("weight %q: layout %q of scheme %q is not supported, want %q", spec.Name, spec.Layout, spec.Scheme, want)
 		}
 	}
 	if limit := desc.GraphBytes; limit > 0 && bytes > limit {
@@ -118,49 +118,49 @@ func executes(desc *socs.Processor, caps *driver.Capabilities, g *op.Graph) erro
 // graphKey names the operators of a graph, for the noise.
 func graphKey(g *op.Graph) string {
 	keys := make([]string, len(g.Nodes))
-	for i, n := range g.Nodes {
-		keys[i] = n.Op.Key()
+	for i, node := range g.Nodes {
+		keys[i] = node.Op.Key()
 	}
 	return strings.Join(keys, ";")
 }
 
-func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span, error) {
+func (p *processor) Run(exe driver.Executable, bindings *driver.Bindings) (driver.Span, error) {
 	start := p.Now()
 	fail := func(err error) (driver.Span, error) {
 		return driver.Span{Start: start, End: start}, diag.New(diag.ClassRun, "run on %s: %w", p, err)
 	}
-	e, ok := exe.(*executable)
+	loaded, ok := exe.(*executable)
 	switch {
 	case p.closed:
 		return fail(fmt.Errorf("the processor is closed"))
-	case !ok || e.p != p:
+	case !ok || loaded.p != p:
 		return fail(fmt.Errorf("the executable was not loaded on this processor"))
-	case e.closed:
+	case loaded.closed:
 		return fail(fmt.Errorf("the executable is closed"))
 	}
-	if err := p.fits(e, b); err != nil {
+	if err := p.fits(loaded, bindings); err != nil {
 		return fail(err)
 	}
 	if p.host != nil {
-		if _, err := p.host.Run(e.host, b); err != nil {
+		if _, err := p.host.Run(loaded.host, bindings); err != nil {
 			return driver.Span{Start: start, End: start}, fmt.Errorf("run on %s: %w", p, err)
 		}
 	}
 	var s *driver.Scalars
-	if b != nil {
-		s = b.Scalars
+	if bindings != nil {
+		s = bindings.Scalars
 	}
-	p.last = p.model.graph(&e.graph, s)
-	t := total(p.last)
+	p.last = p.model.graph(&loaded.graph, s)
+	time := total(p.last)
 	cv := 0.0
 	if p.noisy {
 		cv = p.desc.Sim.NoiseCV
 	}
-	i := p.counts[e.key]
-	p.counts[e.key]++
-	took := max(noisy(t, cv, p.seed, e.key, i), 0)
-	for k := range p.last {
-		p.last[k] = p.last[k].Times(float64(took) / max(t, 1e-9))
+	i := p.counts[loaded.key]
+	p.counts[loaded.key]++
+	took := max(noisy(time, cv, p.seed, loaded.key, i), 0)
+	for last := range p.last {
+		p.last[last] = p.last[last].Times(float64(took) / max(time, 1e-9))
 	}
 	end := start + driver.Tick(took)
 	p.now.Store(int64(end))
@@ -168,31 +168,31 @@ func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span,
 }
 
 // fits refuses calls that the host could serve and the described processor could not.
-func (p *processor) fits(e *executable, b *driver.Bindings) error {
-	if b == nil {
+func (p *processor) fits(exe *executable, bindings *driver.Bindings) error {
+	if bindings == nil {
 		if p.host != nil {
 			return fmt.Errorf("no bindings")
 		}
 		return nil
 	}
-	if !p.caps.DynamicRows && b.Scalars != nil && b.Scalars.Rows != e.graph.Rows() {
-		return fmt.Errorf("got rows %d, the graph is compiled for exactly %d rows", b.Scalars.Rows, e.graph.Rows())
+	if !p.caps.DynamicRows && bindings.Scalars != nil && bindings.Scalars.Rows != exe.graph.Rows() {
+		return fmt.Errorf("got rows %d, the graph is compiled for exactly %d rows", bindings.Scalars.Rows, exe.graph.Rows())
 	}
 	dense := func(what string, values []op.Value, views []driver.View) error {
-		for i, v := range views {
-			if i < len(values) && v.Rows > 1 && v.Stride > v.Cols {
-				return fmt.Errorf("%s %q has stride %d, want %d: the processor takes no column ranges of wider buffers", what, values[i].Name, v.Stride, v.Cols)
+		for i, view := range views {
+			if i < len(values) && view.Rows > 1 && view.Stride > view.Cols {
+				return fmt.Errorf("%s %q has stride %d, want %d: the processor takes no column ranges of wider buffers", what, values[i].Name, view.Stride, view.Cols)
 			}
 		}
 		return nil
 	}
 	if !p.caps.StridedInput {
-		if err := dense("input", e.graph.Inputs, b.In); err != nil {
+		if err := dense("input", exe.graph.Inputs, bindings.In); err != nil {
 			return err
 		}
 	}
 	if !p.caps.StridedOutput {
-		return dense("output", e.graph.Outputs, b.Out)
+		return dense("output", exe.graph.Outputs, bindings.Out)
 	}
 	return nil
 }

@@ -16,38 +16,38 @@ func (p *processor) Last() driver.Work { return p.last }
 
 // Settle finds out when the calls of a schedule ran on processors of this SoC: who works while another one does shares
 // its memory, and a flag takes as long as the SoC's links say.
-func (p *processor) Settle(s *driver.Schedule) error {
-	x := settling{schedule: s}
-	for i := range s.Lanes {
-		l := &s.Lanes[i]
-		q, ok := l.Proc.(*processor)
-		if !ok || q.soc != p.soc {
+func (p *processor) Settle(schedule *driver.Schedule) error {
+	all := settling{schedule: schedule}
+	for i := range schedule.Lanes {
+		calls := &schedule.Lanes[i]
+		proc, ok := calls.Proc.(*processor)
+		if !ok || proc.soc != p.soc {
 			return diag.New(diag.ClassRun, "settle when calls ran: %w", fmt.Errorf("lane %d is not one of the simulated SoC %q", i, p.soc.Name))
 		}
-		lane := timeline.Lane{Proc: q.name, Thread: i, Endless: l.Endless, Steps: make([]timeline.Step, len(l.Calls))}
-		for k := range l.Calls {
-			for _, a := range l.Calls[k].After {
-				lane.Steps[k].After = append(lane.Steps[k].After, timeline.After{Lane: a.Lane, Step: a.Call})
+		lane := timeline.Lane{Proc: proc.name, Thread: i, Endless: calls.Endless, Steps: make([]timeline.Step, len(calls.Calls))}
+		for call := range calls.Calls {
+			for _, after := range calls.Calls[call].After {
+				lane.Steps[call].After = append(lane.Steps[call].After, timeline.After{Lane: after.Lane, Step: after.Call})
 			}
 		}
-		x.section.Lanes = append(x.section.Lanes, lane)
+		all.section.Lanes = append(all.section.Lanes, lane)
 	}
-	if c, ok := s.Control.(*processor); ok {
-		x.section.Control = c.name
+	if control, ok := schedule.Control.(*processor); ok {
+		all.section.Control = control.name
 	}
-	took, ok := timeline.Walk(&timeline.Machine{Memory: p.model.memory, Handover: handover(p.soc)}, &x.section, &x)
+	took, ok := timeline.Walk(&timeline.Machine{Memory: p.model.memory, Handover: handover(p.soc)}, &all.section, &all)
 	if !ok {
 		return diag.New(diag.ClassRun, "settle when calls ran: lanes wait for each other in a circle")
 	}
-	s.End = s.Start + driver.Tick(took)
+	schedule.End = schedule.Start + driver.Tick(took)
 	return nil
 }
 
 // handover is what the links of a SoC say; where there is none processors never wait for each other.
 func handover(s *socs.SoC) func(from, to string) float64 {
 	return func(from, to string) float64 {
-		l, _ := s.Link(from, to)
-		return float64(1e3 * l.HandoverUS)
+		link, _ := s.Link(from, to)
+		return float64(1e3 * link.HandoverUS)
 	}
 }
 
@@ -65,7 +65,7 @@ func (x *settling) Phases(lane, step, _ int) []timeline.Phase {
 
 // Ran notes when a call ran.
 func (x *settling) Ran(lane, step, _ int, idle, start, end int64) {
-	c := &x.schedule.Lanes[lane].Calls[step]
+	call := &x.schedule.Lanes[lane].Calls[step]
 	at := x.schedule.Start
-	c.Idle, c.Span = at+driver.Tick(idle), driver.Span{Start: at + driver.Tick(start), End: at + driver.Tick(end)}
+	call.Idle, call.Span = at+driver.Tick(idle), driver.Span{Start: at + driver.Tick(start), End: at + driver.Tick(end)}
 }

@@ -34,12 +34,12 @@ func (d *sim) Name() string { return socs.SimDriver }
 func (d *sim) Devices(context.Context) ([]driver.Device, error) {
 	var out []driver.Device
 	for i := range d.soc.Processors {
-		p := &d.soc.Processors[i]
-		if p.Driver == socs.SimDriver {
+		proc := &d.soc.Processors[i]
+		if proc.Driver == socs.SimDriver {
 			out = append(out, driver.Device{
-				Select:      p.Name,
-				Description: strings.TrimSpace(fmt.Sprintf("simulated %s of %s: %s", p.Kind, d.soc.Name, p.Description)),
-				Cores:       slices.Clone(p.Cores),
+				Select:      proc.Name,
+				Description: strings.TrimSpace(fmt.Sprintf("simulated %s of %s: %s", proc.Kind, d.soc.Name, proc.Description)),
+				Cores:       slices.Clone(proc.Cores),
 			})
 		}
 	}
@@ -47,38 +47,38 @@ func (d *sim) Devices(context.Context) ([]driver.Device, error) {
 }
 
 // Open returns a processor whose clock starts at 0.
-func (d *sim) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
+func (d *sim) Open(ctx context.Context, config driver.Config) (driver.Processor, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	fail := func(format string, args ...any) *diag.Diagnostic {
-		return diag.New(diag.ClassInput, "open processor %q of driver %q: %w", c.Select, socs.SimDriver, fmt.Errorf(format, args...))
+		return diag.New(diag.ClassInput, "open processor %q of driver %q: %w", config.Select, socs.SimDriver, fmt.Errorf(format, args...))
 	}
-	desc := d.soc.Processor(c.Select)
+	desc := d.soc.Processor(config.Select)
 	if desc == nil || desc.Driver != socs.SimDriver || desc.Sim == nil {
 		var names []string
 		devices, _ := d.Devices(ctx)
-		for _, x := range devices {
-			names = append(names, x.Select)
+		for _, device := range devices {
+			names = append(names, device.Select)
 		}
 		return nil, fail("SoC %q has no such simulated processor", d.soc.Name).WithHint("it has %s", strings.Join(names, ", "))
 	}
-	p := &processor{name: c.Select, caps: capabilities(desc), desc: desc, noisy: true, counts: map[string]uint64{}}
-	p.model, p.soc = model{desc: desc, memory: memory(d.soc)}, d.soc
+	proc := &processor{name: config.Select, caps: capabilities(desc), desc: desc, noisy: true, counts: map[string]uint64{}}
+	proc.model, proc.soc = model{desc: desc, memory: memory(d.soc)}, d.soc
 	compute := true
-	for _, key := range sortedKeys(c.Options) {
-		value := c.Options[key]
+	for _, key := range sortedKeys(config.Options) {
+		value := config.Options[key]
 		var err error
 		switch key {
 		case "compute":
 			compute, err = strconv.ParseBool(value)
 		case "noise":
-			p.noisy, err = strconv.ParseBool(value)
+			proc.noisy, err = strconv.ParseBool(value)
 		case "seed":
-			p.seed, err = strconv.ParseUint(value, 10, 64)
+			proc.seed, err = strconv.ParseUint(value, 10, 64)
 		case "beside":
-			p.model.company, err = company(d.soc, desc, value)
-			p.beside = value
+			proc.model.company, err = company(d.soc, desc, value)
+			proc.beside = value
 		default:
 			return nil, fail("unknown option %q", key).WithHint("options: beside, compute, noise, seed")
 		}
@@ -87,51 +87,51 @@ func (d *sim) Open(ctx context.Context, c driver.Config) (driver.Processor, erro
 		}
 	}
 	if compute {
-		if err := p.openHost(ctx, slices.IndexFunc(d.soc.Processors, func(x socs.Processor) bool { return x.Name == c.Select })); err != nil {
+		if err := proc.openHost(ctx, slices.IndexFunc(d.soc.Processors, func(x socs.Processor) bool { return x.Name == config.Select })); err != nil {
 			return nil, err
 		}
 	}
-	return p, nil
+	return proc, nil
 }
 
 // openHost gives the processor one core of this machine to compute on.
 func (p *processor) openHost(ctx context.Context, index int) error {
-	h := host.New()
-	devices, err := h.Devices(ctx)
+	hostDriver := host.New()
+	devices, err := hostDriver.Devices(ctx)
 	if err != nil {
 		return err
 	}
 	var cores []string
-	for _, d := range devices {
-		if len(d.Cores) == 1 {
-			cores = append(cores, d.Select)
+	for _, device := range devices {
+		if len(device.Cores) == 1 {
+			cores = append(cores, device.Select)
 		}
 	}
 	if len(cores) == 0 {
 		return &driver.Unavailable{Driver: socs.SimDriver, Found: "no core to compute on"}
 	}
-	p.host, err = h.Open(ctx, driver.Config{Select: cores[index%len(cores)]})
+	p.host, err = hostDriver.Open(ctx, driver.Config{Select: cores[index%len(cores)]})
 	return err
 }
 
 // capabilities is what the SoC says, as far as packed layouts allow. Results come through the host, so that no artifact
 // holds weights.
 func capabilities(p *socs.Processor) *driver.Capabilities {
-	c := &driver.Capabilities{Set: p.Set.Clone(), Virtual: true, Cores: slices.Clone(p.Cores)}
-	c.Bakes, c.Memory = false, p.KernelMemory()
-	c.Tile.N, c.Tile.K = socs.Round(max(p.Tile.N, 1), pack.TileN), socs.Round(max(p.Tile.K, 1), pack.BlockK)
-	if len(c.Kinds) == 0 {
-		c.Kinds = slices.Clone(op.Kinds)
+	caps := &driver.Capabilities{Set: p.Set.Clone(), Virtual: true, Cores: slices.Clone(p.Cores)}
+	caps.Bakes, caps.Memory = false, p.KernelMemory()
+	caps.Tile.N, caps.Tile.K = socs.Round(max(p.Tile.N, 1), pack.TileN), socs.Round(max(p.Tile.K, 1), pack.BlockK)
+	if len(caps.Kinds) == 0 {
+		caps.Kinds = slices.Clone(op.Kinds)
 	}
-	c.Layouts = map[string]string{string(op.F32): op.RowsLayout, string(op.F16): op.RowsLayout, string(op.BF16): op.RowsLayout}
-	maps.Copy(c.Layouts, p.Layouts)
-	return c
+	caps.Layouts = map[string]string{string(op.F32): op.RowsLayout, string(op.F16): op.RowsLayout, string(op.BF16): op.RowsLayout}
+	maps.Copy(caps.Layouts, p.Layouts)
+	return caps
 }
 
 func sortedKeys(m map[string]string) []string {
 	out := make([]string, 0, len(m))
-	for k := range m {
-		out = append(out, k)
+	for key := range m {
+		out = append(out, key)
 	}
 	slices.Sort(out)
 	return out

@@ -17,18 +17,18 @@ import (
 
 // NS is the exact time of a graph of one operator on a processor, without noise, while the processors
 // in beside stream from memory: nanoseconds. It is the truth that profiling and fitting are tested against.
-func NS(s *socs.SoC, proc string, o op.Op, beside ...string) (int64, error) {
-	m, err := exactly(s, proc, o)
+func NS(s *socs.SoC, proc string, operator op.Op, beside ...string) (int64, error) {
+	timed, err := exactly(s, proc, operator)
 	if err == nil && len(beside) > 0 {
-		if m.company, err = company(s, m.desc, strings.Join(beside, ",")); err != nil {
-			err = fmt.Errorf("simulate %s on %q: %w", o.Key(), proc, err)
+		if timed.company, err = company(s, timed.desc, strings.Join(beside, ",")); err != nil {
+			err = fmt.Errorf("simulate %s on %q: %w", operator.Key(), proc, err)
 		}
 	}
 	if err != nil {
 		return 0, err
 	}
-	g := op.Graph{Nodes: []op.Node{{Op: o}}}
-	return int64(math.Round(total(m.graph(&g, nil)))), nil
+	graph := op.Graph{Nodes: []op.Node{{Op: operator}}}
+	return int64(math.Round(total(timed.graph(&graph, nil)))), nil
 }
 
 // Company is an operator on a processor beside others.
@@ -39,45 +39,45 @@ type Company struct {
 
 // Beside is the NS of the first while the others are repeated all along.
 func Beside(s *socs.SoC, all ...Company) (int64, error) {
-	m, procs, graphs, err := besides(s, all)
+	machine, procs, graphs, err := besides(s, all)
 	if err != nil {
 		return 0, err
 	}
-	return int64(timeline.Beside(m, procs, graphs)), nil
+	return int64(timeline.Beside(machine, procs, graphs)), nil
 }
 
 // Together is the NS of each when all start at the same time.
 func Together(s *socs.SoC, all ...Company) ([]int64, error) {
-	m, procs, graphs, err := besides(s, all)
+	machine, procs, graphs, err := besides(s, all)
 	if err != nil {
 		return nil, err
 	}
 	var out []int64
-	for _, ns := range timeline.Together(m, procs, graphs) {
+	for _, ns := range timeline.Together(machine, procs, graphs) {
 		out = append(out, int64(ns))
 	}
 	return out, nil
 }
 
 func besides(s *socs.SoC, all []Company) (m *timeline.Machine, procs []string, graphs [][]timeline.Phase, err error) {
-	for _, c := range all {
-		one, err := exactly(s, c.Proc, c.Op)
+	for _, other := range all {
+		one, err := exactly(s, other.Proc, other.Op)
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		procs, graphs = append(procs, c.Proc), append(graphs, one.graph(&op.Graph{Nodes: []op.Node{{Op: c.Op}}}, nil))
+		procs, graphs = append(procs, other.Proc), append(graphs, one.graph(&op.Graph{Nodes: []op.Node{{Op: other.Op}}}, nil))
 	}
 	return &timeline.Machine{Memory: memory(s)}, procs, graphs, nil
 }
 
 // exactly is the model of an operator that a processor can execute.
 func exactly(s *socs.SoC, proc string, o op.Op) (model, error) {
-	p := s.Processor(proc)
-	if p == nil || p.Sim == nil {
+	found := s.Processor(proc)
+	if found == nil || found.Sim == nil {
 		return model{}, diag.New(diag.ClassInput, "simulate %s: SoC %q has no simulated processor %q", o.Key(), s.Name, proc)
 	}
-	m := model{desc: p, memory: memory(s)}
-	return m, m.feasible(o)
+	timed := model{desc: found, memory: memory(s)}
+	return timed, timed.feasible(o)
 }
 
 // model is the time of operators on one processor, beside streams that others read all along.
@@ -98,29 +98,29 @@ func memory(s *socs.SoC) timeline.Memory {
 
 // company is the streams of other processors, given as "gpu,npu=12.5": each reads as fast as it can alone, or as much as
 // it says in 1e9 byte/s.
-func company(s *socs.SoC, p *socs.Processor, beside string) ([]timeline.Activity, error) {
+func company(soc *socs.SoC, p *socs.Processor, beside string) ([]timeline.Activity, error) {
 	set := []string{p.Name}
 	var out []timeline.Activity
 	for _, part := range strings.Split(beside, ",") {
 		name, rate, limited := strings.Cut(strings.TrimSpace(part), "=")
-		other := s.Processor(name)
+		other := soc.Processor(name)
 		if other == nil {
-			return nil, fmt.Errorf("SoC %q has no processor %q", s.Name, name)
+			return nil, fmt.Errorf("SoC %q has no processor %q", soc.Name, name)
 		}
 		stream := &timeline.Phase{MemoryNS: 1, Rate: other.BandwidthGBps}
 		if limited {
-			x, err := strconv.ParseFloat(rate, 64)
-			if err != nil || !(x >= 0 && x <= 1e6) {
+			gbps, err := strconv.ParseFloat(rate, 64)
+			if err != nil || !(gbps >= 0 && gbps <= 1e6) {
 				return nil, fmt.Errorf("rate %q of processor %q, want 1e9 byte/s in 0..1e6", rate, name)
 			}
-			if x < other.BandwidthGBps {
-				stream.ComputeNS, stream.MemoryNS = 1, x/other.BandwidthGBps
+			if gbps < other.BandwidthGBps {
+				stream.ComputeNS, stream.MemoryNS = 1, gbps/other.BandwidthGBps
 			}
 		}
 		set = append(set, name)
 		out = append(out, timeline.Activity{Proc: name, Phase: stream})
 	}
-	return out, s.Concurrent(set...)
+	return out, soc.Concurrent(set...)
 }
 
 // products is the matmuls that o stands for: those of an ExpertMatMul are as if its rows were divided among as many experts
@@ -147,18 +147,18 @@ type product struct {
 }
 
 // feasible refuses the matmuls that the simulated compiler cannot build, and schemes without a description.
-func (m *model) feasible(o op.Op) error {
-	if o.HasScheme() {
-		if _, ok := m.desc.Sim.Schemes[o.Scheme]; !ok {
-			return diag.New(diag.ClassInfeasible, "processor %q is not described in scheme %q", m.desc.Name, o.Scheme).WithCode("sim.infeasible")
+func (m *model) feasible(operator op.Op) error {
+	if operator.HasScheme() {
+		if _, ok := m.desc.Sim.Schemes[operator.Scheme]; !ok {
+			return diag.New(diag.ClassInfeasible, "processor %q is not described in scheme %q", m.desc.Name, operator.Scheme).WithCode("sim.infeasible")
 		}
-		if !m.desc.HasForm(o.Scheme, o.Form) {
-			return diag.New(diag.ClassInfeasible, "processor %q is not described in form %q of scheme %q", m.desc.Name, o.Form, o.Scheme).WithCode("sim.infeasible")
+		if !m.desc.HasForm(operator.Scheme, operator.Form) {
+			return diag.New(diag.ClassInfeasible, "processor %q is not described in form %q of scheme %q", m.desc.Name, operator.Form, operator.Scheme).WithCode("sim.infeasible")
 		}
-		for _, each := range products(o) {
-			for _, r := range m.desc.Sim.Infeasible {
-				if r.Contains(each.op.M, each.op.K, each.op.N) {
-					return diag.New(diag.ClassInfeasible, "%s cannot be compiled for processor %q", o.Key(), m.desc.Name).WithCode("sim.infeasible")
+		for _, each := range products(operator) {
+			for _, shape := range m.desc.Sim.Infeasible {
+				if shape.Contains(each.op.M, each.op.K, each.op.N) {
+					return diag.New(diag.ClassInfeasible, "%s cannot be compiled for processor %q", operator.Key(), m.desc.Name).WithCode("sim.infeasible")
 				}
 			}
 		}
@@ -168,43 +168,43 @@ func (m *model) feasible(o op.Op) error {
 
 // op is one operator, without the launch. Products are rounded before they are added, so that no machine fuses them.
 func (m *model) op(o op.Op) timeline.Phase {
-	s := m.desc.Sim
-	p := timeline.Phase{Rate: m.desc.BandwidthGBps}
+	sim := m.desc.Sim
+	work := timeline.Phase{Rate: m.desc.BandwidthGBps}
 	if !o.HasScheme() {
-		p.ComputeNS, p.MemoryNS = float64(o.Flops())/s.OtherGops, float64(o.Bytes())/p.Rate
-		return m.beside(p)
+		work.ComputeNS, work.MemoryNS = float64(o.Flops())/sim.OtherGops, float64(o.Bytes())/work.Rate
+		return m.beside(work)
 	}
-	r := s.Schemes[o.Scheme]
+	rates := sim.Schemes[o.Scheme]
 	list := products(o)
-	for _, x := range list {
-		q, whole := m.product(x, &r)
+	for _, product := range list {
+		one, whole := m.product(product, &rates)
 		if len(list) > 1 { // one after the other
-			q.ComputeNS = max(q.ComputeNS, q.MemoryNS)
+			one.ComputeNS = max(one.ComputeNS, one.MemoryNS)
 		}
-		p.SetupNS = float64(1e3*r.SetupUS) * whole
-		p.ComputeNS, p.MemoryNS = p.ComputeNS+q.ComputeNS, p.MemoryNS+q.MemoryNS
+		work.SetupNS = float64(1e3*rates.SetupUS) * whole
+		work.ComputeNS, work.MemoryNS = work.ComputeNS+one.ComputeNS, work.MemoryNS+one.MemoryNS
 	}
-	return m.beside(p)
+	return m.beside(work)
 }
 
 // product is the computing and reading of matmuls of one shape, and how many times as long the form makes all of it take.
-func (m *model) product(x product, r *socs.SimScheme) (p timeline.Phase, whole float64) {
-	o := x.op
-	form := o.Form
-	o.M, o.K, o.N = socs.Round(o.M, r.Step.M), socs.Round(o.K, r.Step.K), socs.Round(o.N, r.Step.N)
-	bytes := float64(o.Bytes())
-	if r.WeightBits > 0 {
-		stored := op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
-		bytes = float64(o.Bytes()-stored) + float64(float64(o.K)*float64(o.N)*(r.WeightBits/8))
+func (m *model) product(matmul product, rates *socs.SimScheme) (phase timeline.Phase, whole float64) {
+	operator := matmul.op
+	form := operator.Form
+	operator.M, operator.K, operator.N = socs.Round(operator.M, rates.Step.M), socs.Round(operator.K, rates.Step.K), socs.Round(operator.N, rates.Step.N)
+	bytes := float64(operator.Bytes())
+	if rates.WeightBits > 0 {
+		stored := op.WeightBytes(operator.Scheme.Weight(), operator.K, operator.N)
+		bytes = float64(operator.Bytes()-stored) + float64(float64(operator.K)*float64(operator.N)*(rates.WeightBits/8))
 	}
-	compute, whole := r.FormFactors(form, o.M, o.N)
-	times := float64(float64(x.count) * whole)
-	p.ComputeNS = float64(float64(float64(o.Flops())/r.PeakGops)*compute) * times
-	p.MemoryNS = float64(bytes/m.desc.BandwidthGBps) * times
-	if r.LongK > 1 && o.K >= r.LongKFrom { // as much is read, in more time
-		p.ComputeNS = float64(max(p.ComputeNS, p.MemoryNS) * r.LongK)
+	compute, whole := rates.FormFactors(form, operator.M, operator.N)
+	times := float64(float64(matmul.count) * whole)
+	phase.ComputeNS = float64(float64(float64(operator.Flops())/rates.PeakGops)*compute) * times
+	phase.MemoryNS = float64(bytes/m.desc.BandwidthGBps) * times
+	if rates.LongK > 1 && operator.K >= rates.LongKFrom { // as much is read, in more time
+		phase.ComputeNS = float64(max(phase.ComputeNS, phase.MemoryNS) * rates.LongK)
 	}
-	return p, whole
+	return phase, whole
 }
 
 // beside is a phase slowed down by the company, as time in which nothing else happens.
@@ -219,29 +219,29 @@ func (m *model) beside(p timeline.Phase) timeline.Phase {
 }
 
 // graph is what a graph does in a call with the given scalars (nil: as described).
-func (m *model) graph(g *op.Graph, s *driver.Scalars) []timeline.Phase {
+func (m *model) graph(g *op.Graph, scalars *driver.Scalars) []timeline.Phase {
 	phases := append(make([]timeline.Phase, 0, 1+len(g.Nodes)), timeline.Phase{SetupNS: float64(1e3 * m.desc.LaunchUS)})
-	for _, n := range g.Nodes {
-		o := n.Op
-		if s != nil {
+	for _, node := range g.Nodes {
+		operator := node.Op
+		if scalars != nil {
 			if m.desc.DynamicRows {
-				o.M = min(o.M, s.Rows)
+				operator.M = min(operator.M, scalars.Rows)
 			}
-			if o.Kind == op.Attention && o.Batch && len(s.Batch) >= o.M {
-				rows := s.Batch[:o.M]
-				o.M = 1
-				for _, p := range rows {
-					o.Context = p.Pos + 1
-					phases = append(phases, m.op(o))
+			if operator.Kind == op.Attention && operator.Batch && len(scalars.Batch) >= operator.M {
+				rows := scalars.Batch[:operator.M]
+				operator.M = 1
+				for _, at := range rows {
+					operator.Context = at.Pos + 1
+					phases = append(phases, m.op(operator))
 				}
 				continue
 			}
-			if o.Kind == op.Attention {
-				o.Context = max(s.KVLen, o.M)
+			if operator.Kind == op.Attention {
+				operator.Context = max(scalars.KVLen, operator.M)
 			}
 		}
-		if o.M > 0 {
-			phases = append(phases, m.op(o))
+		if operator.M > 0 {
+			phases = append(phases, m.op(operator))
 		}
 	}
 	return phases
@@ -265,11 +265,11 @@ func noisy(ns, cv float64, seed uint64, key string, i uint64) int64 {
 	}
 	sum := sha256.Sum256([]byte(fmt.Sprintf("%d|%d|%s", seed, i, key)))
 	// The sum of 12 uniform 16-bit numbers is nearly normal: mean 6*65535, deviation about 65536.
-	z := int64(-6 * 65535)
+	noise := int64(-6 * 65535)
 	for j := 0; j < 24; j += 2 {
-		z += int64(binary.LittleEndian.Uint16(sum[j:]))
+		noise += int64(binary.LittleEndian.Uint16(sum[j:]))
 	}
-	ppm := int64(math.Round(1e6*cv)) * z / 65536
+	ppm := int64(math.Round(1e6*cv)) * noise / 65536
 	ppm = max(ppm, -900_000)
 	return exact + exact/1_000_000*ppm + exact%1_000_000*ppm/1_000_000
 }

@@ -9,12 +9,12 @@ import (
 // Activation functions in float32, within a few units of the last place of their largest term.
 
 func glu(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+2*n], y[r*ldy:r*ldy+n]
-		for c := 0; c < n; c += interleave {
-			out := out[c : c+interleave]
-			activateRow(out, row[2*c:2*c+interleave], act)
-			for i, up := range row[2*c+interleave : 2*c+2*interleave] {
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+2*n], y[line*ldy:line*ldy+n]
+		for col := 0; col < n; col += interleave {
+			out := out[col : col+interleave]
+			activateRow(out, row[2*col:2*col+interleave], act)
+			for i, up := range row[2*col+interleave : 2*col+2*interleave] {
 				out[i] *= up
 			}
 		}
@@ -22,8 +22,8 @@ func glu(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, 
 }
 
 func activate(y []float32, ldy int, x []float32, ldx int, act string, m, n int) {
-	for r := range m {
-		activateRow(y[r*ldy:r*ldy+n], x[r*ldx:r*ldx+n], act)
+	for row := range m {
+		activateRow(y[row*ldy:row*ldy+n], x[row*ldx:row*ldx+n], act)
 	}
 }
 
@@ -32,23 +32,23 @@ func activateRow(y, x []float32, act string) {
 	y = y[:len(x)]
 	switch act {
 	case op.SiLU:
-		for i, v := range x {
-			y[i] = v / (1 + expf(-v))
+		for i, value := range x {
+			y[i] = value / (1 + expf(-value))
 		}
 	case op.GELU:
-		for i, v := range x {
-			y[i] = gelu(v)
+		for i, value := range x {
+			y[i] = gelu(value)
 		}
 	case op.GELUTanh: // 0.5 + 0.5*tanh(u) is the sigmoid of 2u
-		for i, v := range x {
-			y[i] = v / (1 + expf(-2*geluArgument(v)))
+		for i, value := range x {
+			y[i] = value / (1 + expf(-2*geluArgument(value)))
 		}
 	case op.ReLU:
-		for i, v := range x {
-			if v < 0 {
-				v = 0
+		for i, value := range x {
+			if value < 0 {
+				value = 0
 			}
-			y[i] = v
+			y[i] = value
 		}
 	default:
 		panic("BUG: activation function " + act)
@@ -64,20 +64,20 @@ func geluArgument(x float32) float32 {
 // gelu is x*Phi(x). Phi(-a) for a >= 0 is e^(-a^2/2) times a polynomial in 1/(1+0.3*a), of a relative
 // error below 2e-7 up to where it underflows.
 func gelu(x float32) float32 {
-	a := x
+	size := x
 	if x < 0 {
-		a = -x
+		size = -x
 	}
-	t := 1 / (1 + 0.3*a)
-	p := float32(0.035675004)
-	p = p*t - 0.15720393
-	p = p*t + 0.20635478
-	p = p*t - 0.05368467
-	p = p*t + 0.12856211
-	p = p*t + 0.099913366
-	p = p*t + 0.12075397
-	p = p*t + 0.1196293
-	tail := p * t * expf(-0.5*x*x)
+	inverse := 1 / (1 + 0.3*size)
+	poly := float32(0.035675004)
+	poly = poly*inverse - 0.15720393
+	poly = poly*inverse + 0.20635478
+	poly = poly*inverse - 0.05368467
+	poly = poly*inverse + 0.12856211
+	poly = poly*inverse + 0.099913366
+	poly = poly*inverse + 0.12075397
+	poly = poly*inverse + 0.1196293
+	tail := poly * inverse * expf(-0.5*x*x)
 	if x < 0 {
 		return x * tail
 	}
@@ -85,16 +85,16 @@ func gelu(x float32) float32 {
 }
 
 func softcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int) {
-	for r := range m {
-		softcapRow(y[r*ldy:r*ldy+n], x[r*ldx:r*ldx+n], float32(limit))
+	for row := range m {
+		softcapRow(y[row*ldy:row*ldy+n], x[row*ldx:row*ldx+n], float32(limit))
 	}
 }
 
 func softcapRow(y, x []float32, limit float32) {
 	y = y[:len(x)]
 	inverse := 1 / limit
-	for i, v := range x {
-		y[i] = limit * tanhf(v*inverse)
+	for i, value := range x {
+		y[i] = limit * tanhf(value*inverse)
 	}
 }
 
@@ -106,33 +106,33 @@ func tanhf(x float32) float32 {
 	if x < -9 {
 		return -1
 	}
-	s := x * x
-	p := float32(1.3354058e-08)
-	p = p*s + 2.0608657e-05
-	p = p*s + 0.003495563
-	p = p*s + 0.13381004
-	p = p*s + 1
-	q := float32(7.776314e-07)
-	q = q*s + 0.00032855931
-	q = q*s + 0.025876887
-	q = q*s + 0.4671432
-	q = q*s + 1
-	y := x * (p / q)
-	if y > 1 {
+	square := x * x
+	poly := float32(1.3354058e-08)
+	poly = poly*square + 2.0608657e-05
+	poly = poly*square + 0.003495563
+	poly = poly*square + 0.13381004
+	poly = poly*square + 1
+	divisor := float32(7.776314e-07)
+	divisor = divisor*square + 0.00032855931
+	divisor = divisor*square + 0.025876887
+	divisor = divisor*square + 0.4671432
+	divisor = divisor*square + 1
+	result := x * (poly / divisor)
+	if result > 1 {
 		return 1
 	}
-	if y < -1 {
+	if result < -1 {
 		return -1
 	}
-	return y
+	return result
 }
 
 func gate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int) {
-	for r := range m {
-		g := 1 / (1 + expf(-gate[r*ldgate]))
-		out := y[r*ldy : r*ldy+n]
-		for c, v := range x[r*ldx : r*ldx+n] {
-			out[c] = v * g
+	for row := range m {
+		share := 1 / (1 + expf(-gate[row*ldgate]))
+		out := y[row*ldy : row*ldy+n]
+		for col, value := range x[row*ldx : row*ldx+n] {
+			out[col] = value * share
 		}
 	}
 }
@@ -152,18 +152,18 @@ func expf(x float32) float32 {
 	case x != x:
 		return x
 	}
-	t := x*math.Log2E + 0x1.8p23
-	i := int32(math.Float32bits(t)) - 0x4b400000
-	f := t - 0x1.8p23
-	r := x - f*ln2Hi - f*ln2Lo
-	p := float32(1.0 / 5040)
-	p = p*r + 1.0/720
-	p = p*r + 1.0/120
-	p = p*r + 1.0/24
-	p = p*r + 1.0/6
-	p = p*r + 0.5
-	p = p*r + 1
-	p = p*r + 1
+	shifted := x*math.Log2E + 0x1.8p23
+	i := int32(math.Float32bits(shifted)) - 0x4b400000
+	whole := shifted - 0x1.8p23
+	rest := x - whole*ln2Hi - whole*ln2Lo
+	poly := float32(1.0 / 5040)
+	poly = poly*rest + 1.0/720
+	poly = poly*rest + 1.0/120
+	poly = poly*rest + 1.0/24
+	poly = poly*rest + 1.0/6
+	poly = poly*rest + 0.5
+	poly = poly*rest + 1
+	poly = poly*rest + 1
 	// Two steps, because 2^128 is not a float32.
-	return p * math.Float32frombits(uint32(i/2+127)<<23) * math.Float32frombits(uint32(i-i/2+127)<<23)
+	return poly * math.Float32frombits(uint32(i/2+127)<<23) * math.Float32frombits(uint32(i-i/2+127)<<23)
 }

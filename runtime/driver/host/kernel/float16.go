@@ -23,10 +23,10 @@ func fromBF16(dst []float32, src []uint16) {
 func toF16(dst []uint16, src []float32) bool {
 	dst = dst[:len(src)]
 	finite := true
-	for i, f := range src {
-		h := number.FloatToHalf(f)
-		finite = finite && h&0x7c00 != 0x7c00
-		dst[i] = h
+	for i, factor := range src {
+		half := number.FloatToHalf(factor)
+		finite = finite && half&0x7c00 != 0x7c00
+		dst[i] = half
 	}
 	return finite
 }

@@ -31,8 +31,8 @@ func peakF32(ops int64) int64 {
 	return counted(ops, 2*12, func(turns int) (sum int64) {
 		var a [12]float32
 		chainsF32(turns, &a, 1, 1)
-		for _, v := range a {
-			sum += int64(v)
+		for _, value := range a {
+			sum += int64(value)
 		}
 		return sum
 	})
@@ -86,11 +86,11 @@ const (
 // arithmetic. One stream does not keep enough fetches in flight to saturate a core's path to memory on
 // every CPU.
 func stream(b []byte) uint64 {
-	n := len(b) / (line * streams) * line
-	p0, p1, p2, p3, p4, p5, p6, p7 := b[:n], b[n:2*n], b[2*n:3*n], b[3*n:4*n], b[4*n:5*n], b[5*n:6*n], b[6*n:7*n], b[7*n:8*n]
+	count := len(b) / (line * streams) * line
+	p0, p1, p2, p3, p4, p5, p6, p7 := b[:count], b[count:2*count], b[2*count:3*count], b[3*count:4*count], b[4*count:5*count], b[5*count:6*count], b[6*count:7*count], b[7*count:8*count]
 	var s0, s1, s2, s3, s4, s5, s6, s7 uint64
 	word := binary.NativeEndian.Uint64
-	for i := 0; i < n; i += line {
+	for i := 0; i < count; i += line {
 		s0 += word(p0[i:])
 		s1 += word(p1[i:])
 		s2 += word(p2[i:])
@@ -101,7 +101,7 @@ func stream(b []byte) uint64 {
 		s7 += word(p7[i:])
 	}
 	sum := s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7
-	for rest := b[8*n:]; len(rest) > 0; rest = rest[line:] {
+	for rest := b[8*count:]; len(rest) > 0; rest = rest[line:] {
 		sum += word(rest)
 	}
 	return sum

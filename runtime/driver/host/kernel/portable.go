@@ -37,25 +37,25 @@ const panelK = 128
 func matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
 	for j := 0; j < n; j += TileN {
 		tile, cols := w[j*k:(j+TileN)*k], min(TileN, n-j)
-		r := 0
-		for ; r+2 <= m; r += 2 {
+		row := 0
+		for ; row+2 <= m; row += 2 {
 			var acc [2][TileN]float32
-			x0, x1 := x[r*ldx:r*ldx+k], x[(r+1)*ldx:(r+1)*ldx+k]
-			for p := 0; p < k; p += panelK {
-				end := min(p+panelK, k)
-				panelPair(&acc, x0[p:end], x1[p:end], tile[p*TileN:end*TileN])
+			x0, x1 := x[row*ldx:row*ldx+k], x[(row+1)*ldx:(row+1)*ldx+k]
+			for pos := 0; pos < k; pos += panelK {
+				end := min(pos+panelK, k)
+				panelPair(&acc, x0[pos:end], x1[pos:end], tile[pos*TileN:end*TileN])
 			}
-			copy(y[r*ldy+j:r*ldy+j+cols], acc[0][:])
-			copy(y[(r+1)*ldy+j:(r+1)*ldy+j+cols], acc[1][:])
+			copy(y[row*ldy+j:row*ldy+j+cols], acc[0][:])
+			copy(y[(row+1)*ldy+j:(row+1)*ldy+j+cols], acc[1][:])
 		}
-		if r < m {
+		if row < m {
 			var acc [TileN]float32
-			x0 := x[r*ldx : r*ldx+k]
-			for p := 0; p < k; p += panelK {
-				end := min(p+panelK, k)
-				panelRow(&acc, x0[p:end], tile[p*TileN:end*TileN])
+			x0 := x[row*ldx : row*ldx+k]
+			for pos := 0; pos < k; pos += panelK {
+				end := min(pos+panelK, k)
+				panelRow(&acc, x0[pos:end], tile[pos*TileN:end*TileN])
 			}
-			copy(y[r*ldy+j:r*ldy+j+cols], acc[:])
+			copy(y[row*ldy+j:row*ldy+j+cols], acc[:])
 		}
 	}
 }
@@ -66,17 +66,17 @@ func panelPair(acc *[2][TileN]float32, x0, x1, panel []float32) {
 	for j := 0; j < TileN; j += 4 {
 		a0, a1, a2, a3 := acc[0][j], acc[0][j+1], acc[0][j+2], acc[0][j+3]
 		b0, b1, b2, b3 := acc[1][j], acc[1][j+1], acc[1][j+2], acc[1][j+3]
-		for p, u := range x0 {
-			v := x1[p]
-			w := (*[4]float32)(panel[p*TileN+j:])
-			a0 += u * w[0]
-			b0 += v * w[0]
-			a1 += u * w[1]
-			b1 += v * w[1]
-			a2 += u * w[2]
-			b2 += v * w[2]
-			a3 += u * w[3]
-			b3 += v * w[3]
+		for pos, left := range x0 {
+			value := x1[pos]
+			weights := (*[4]float32)(panel[pos*TileN+j:])
+			a0 += left * weights[0]
+			b0 += value * weights[0]
+			a1 += left * weights[1]
+			b1 += value * weights[1]
+			a2 += left * weights[2]
+			b2 += value * weights[2]
+			a3 += left * weights[3]
+			b3 += value * weights[3]
 		}
 		acc[0][j], acc[0][j+1], acc[0][j+2], acc[0][j+3] = a0, a1, a2, a3
 		acc[1][j], acc[1][j+1], acc[1][j+2], acc[1][j+3] = b0, b1, b2, b3
@@ -88,16 +88,16 @@ func panelRow(acc *[TileN]float32, x, panel []float32) {
 	for j := 0; j < TileN; j += 8 {
 		a0, a1, a2, a3 := acc[j], acc[j+1], acc[j+2], acc[j+3]
 		a4, a5, a6, a7 := acc[j+4], acc[j+5], acc[j+6], acc[j+7]
-		for p, u := range x {
-			w := (*[8]float32)(panel[p*TileN+j:])
-			a0 += u * w[0]
-			a1 += u * w[1]
-			a2 += u * w[2]
-			a3 += u * w[3]
-			a4 += u * w[4]
-			a5 += u * w[5]
-			a6 += u * w[6]
-			a7 += u * w[7]
+		for pos, left := range x {
+			weights := (*[8]float32)(panel[pos*TileN+j:])
+			a0 += left * weights[0]
+			a1 += left * weights[1]
+			a2 += left * weights[2]
+			a3 += left * weights[3]
+			a4 += left * weights[4]
+			a5 += left * weights[5]
+			a6 += left * weights[6]
+			a7 += left * weights[7]
 		}
 		acc[j], acc[j+1], acc[j+2], acc[j+3] = a0, a1, a2, a3
 		acc[j+4], acc[j+5], acc[j+6], acc[j+7] = a4, a5, a6, a7
@@ -109,22 +109,22 @@ func matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n 
 	var panel [panelK * TileN]float32
 	for j := 0; j < n; j += TileN {
 		tile, cols := w[j*k:(j+TileN)*k], min(TileN, n-j)
-		for p := 0; p < k; p += panelK {
-			end := min(p+panelK, k)
-			for i := range end - p {
-				row, out := (*[TileN]uint16)(tile[(p+i)*TileN:]), (*[TileN]float32)(panel[i*TileN:])
-				for c := range 16 {
-					out[c] = math.Float32frombits(uint32(row[2*c]) << 16)
-					out[16+c] = math.Float32frombits(uint32(row[2*c+1]) << 16)
+		for pos := 0; pos < k; pos += panelK {
+			end := min(pos+panelK, k)
+			for i := range end - pos {
+				row, out := (*[TileN]uint16)(tile[(pos+i)*TileN:]), (*[TileN]float32)(panel[i*TileN:])
+				for col := range 16 {
+					out[col] = math.Float32frombits(uint32(row[2*col]) << 16)
+					out[16+col] = math.Float32frombits(uint32(row[2*col+1]) << 16)
 				}
 			}
-			for r := range m {
+			for row := range m {
 				var acc [TileN]float32
-				out := y[r*ldy+j : r*ldy+j+cols]
-				if p > 0 {
+				out := y[row*ldy+j : row*ldy+j+cols]
+				if pos > 0 {
 					copy(acc[:], out)
 				}
-				panelRow(&acc, x[r*ldx+p:r*ldx+end], panel[:(end-p)*TileN])
+				panelRow(&acc, x[row*ldx+pos:row*ldx+end], panel[:(end-pos)*TileN])
 				copy(out, acc[:])
 			}
 		}
@@ -135,12 +135,12 @@ func matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []b
 	bytes, scales := q8cTileBytes(k)
 	for j := 0; j < n; j += TileN {
 		tile := w[j/TileN*bytes : (j/TileN+1)*bytes]
-		for r := range m {
+		for row := range m {
 			var dot [TileN]int32
-			dotU8I8(&dot, x[r*ldx:r*ldx+k], tile)
-			out := y[r*ldy+j : r*ldy+min(n, j+TileN)]
-			for c := range out {
-				out[c] = float32(dot[c]) * (xscale[r] * f32at(tile[scales:], c))
+			dotU8I8(&dot, x[row*ldx:row*ldx+k], tile)
+			out := y[row*ldy+j : row*ldy+min(n, j+TileN)]
+			for col := range out {
+				out[col] = float32(dot[col]) * (xscale[row] * f32at(tile[scales:], col))
 			}
 		}
 	}
@@ -150,37 +150,37 @@ func matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []b
 // len(x) does not matter.
 func dotU8I8(dot *[TileN]int32, x []uint8, q []byte) {
 	full := len(x) / 4
-	for c := 0; c < TileN; c += 4 {
+	for col := 0; col < TileN; col += 4 {
 		var d0, d1, d2, d3 int32
-		for p := range full {
-			a := (*[4]byte)(x[4*p:])
-			b := (*[16]byte)(q[p*4*TileN+4*c:])
-			x0, x1, x2, x3 := int32(a[0])-128, int32(a[1])-128, int32(a[2])-128, int32(a[3])-128
-			d0 += x0*int32(int8(b[0])) + x1*int32(int8(b[1])) + x2*int32(int8(b[2])) + x3*int32(int8(b[3]))
-			d1 += x0*int32(int8(b[4])) + x1*int32(int8(b[5])) + x2*int32(int8(b[6])) + x3*int32(int8(b[7]))
-			d2 += x0*int32(int8(b[8])) + x1*int32(int8(b[9])) + x2*int32(int8(b[10])) + x3*int32(int8(b[11]))
-			d3 += x0*int32(int8(b[12])) + x1*int32(int8(b[13])) + x2*int32(int8(b[14])) + x3*int32(int8(b[15]))
+		for pos := range full {
+			rowBytes := (*[4]byte)(x[4*pos:])
+			tileBytes := (*[16]byte)(q[pos*4*TileN+4*col:])
+			x0, x1, x2, x3 := int32(rowBytes[0])-128, int32(rowBytes[1])-128, int32(rowBytes[2])-128, int32(rowBytes[3])-128
+			d0 += x0*int32(int8(tileBytes[0])) + x1*int32(int8(tileBytes[1])) + x2*int32(int8(tileBytes[2])) + x3*int32(int8(tileBytes[3]))
+			d1 += x0*int32(int8(tileBytes[4])) + x1*int32(int8(tileBytes[5])) + x2*int32(int8(tileBytes[6])) + x3*int32(int8(tileBytes[7]))
+			d2 += x0*int32(int8(tileBytes[8])) + x1*int32(int8(tileBytes[9])) + x2*int32(int8(tileBytes[10])) + x3*int32(int8(tileBytes[11]))
+			d3 += x0*int32(int8(tileBytes[12])) + x1*int32(int8(tileBytes[13])) + x2*int32(int8(tileBytes[14])) + x3*int32(int8(tileBytes[15]))
 		}
-		for p := full * 4; p < len(x); p++ {
-			b, xp := q[full*4*TileN+4*c+p%4:], int32(x[p])-128
-			d0 += xp * int32(int8(b[0]))
-			d1 += xp * int32(int8(b[4]))
-			d2 += xp * int32(int8(b[8]))
-			d3 += xp * int32(int8(b[12]))
+		for pos := full * 4; pos < len(x); pos++ {
+			last, xp := q[full*4*TileN+4*col+pos%4:], int32(x[pos])-128
+			d0 += xp * int32(int8(last[0]))
+			d1 += xp * int32(int8(last[4]))
+			d2 += xp * int32(int8(last[8]))
+			d3 += xp * int32(int8(last[12]))
 		}
-		dot[c], dot[c+1], dot[c+2], dot[c+3] = d0, d1, d2, d3
+		dot[col], dot[col+1], dot[col+2], dot[col+3] = d0, d1, d2, d3
 	}
 }
 
 func blockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
-	for r := range m {
-		for b := 0; b*BlockK < k; b++ {
-			block := x[r*ldx+b*BlockK : r*ldx+min(k, (b+1)*BlockK)]
+	for row := range m {
+		for number := 0; number*BlockK < k; number++ {
+			block := x[row*ldx+number*BlockK : row*ldx+min(k, (number+1)*BlockK)]
 			sum := int32(-128 * len(block))
-			for _, u := range block {
-				sum += int32(u)
+			for _, value := range block {
+				sum += int32(value)
 			}
-			sums[r*ldsums+b] = sum
+			sums[row*ldsums+number] = sum
 		}
 	}
 }
@@ -197,36 +197,36 @@ func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float
 			for b := range blocks {
 				block := tile[b*bytes : (b+1)*bytes]
 				var dots [rows][TileN]int32
-				for p := b * size; p < min(k, (b+1)*size); p += BlockK {
-					from := p % size * 16
+				for pos := b * size; pos < min(k, (b+1)*size); pos += BlockK {
+					from := pos % size * 16
 					var nibbles [BlockK * TileN]byte // [8][32][4]: the q8c order
 					for i := range 8 {
 						src, lo, hi := block[from+i*64:from+i*64+64], nibbles[i*128:i*128+64], nibbles[i*128+64:i*128+128]
-						for c, v := range src {
-							lo[c], hi[c] = v&15, v>>4
+						for col, packed := range src {
+							lo[col], hi[col] = packed&15, packed>>4
 						}
 					}
 					for i := range count {
-						r := r0 + i
+						row := r0 + i
 						var dot [TileN]int32
-						dotU8I8(&dot, x[r*ldx+p:r*ldx+min(k, p+BlockK)], nibbles[:])
-						rest := 8 * sums[r*ldsums+p/BlockK]
-						for c, d := range dot {
-							dots[i][c] += d - rest
+						dotU8I8(&dot, x[row*ldx+pos:row*ldx+min(k, pos+BlockK)], nibbles[:])
+						rest := 8 * sums[row*ldsums+pos/BlockK]
+						for col, sum := range dot {
+							dots[i][col] += sum - rest
 						}
 					}
 				}
-				for c := range TileN {
-					scale := number.HalfToFloat(binary.LittleEndian.Uint16(block[16*size+2*c:]))
+				for col := range TileN {
+					scale := number.HalfToFloat(binary.LittleEndian.Uint16(block[16*size+2*col:]))
 					for i := range count {
-						acc[i][c] += float32(dots[i][c]) * scale
+						acc[i][col] += float32(dots[i][col]) * scale
 					}
 				}
 			}
 			for i := range count {
 				out := y[(r0+i)*ldy+j : (r0+i)*ldy+min(n, j+TileN)]
-				for c := range out {
-					out[c] = xscale[r0+i] * acc[i][c]
+				for col := range out {
+					out[col] = xscale[r0+i] * acc[i][col]
 				}
 			}
 		}
@@ -234,40 +234,40 @@ func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float
 }
 
 func quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		top := magnitude(row, 0)
 		if top >= notFinite {
-			return r
+			return line
 		}
-		s := math.Float32frombits(top) / 127
-		scale[r] = s
-		if s == 0 {
-			for c := range out {
-				out[c] = 128
+		score := math.Float32frombits(top) / 127
+		scale[line] = score
+		if score == 0 {
+			for col := range out {
+				out[col] = 128
 			}
 			continue
 		}
-		for c, v := range row {
+		for col, value := range row {
 			// 1.5*2^23 leaves the integer, rounded to even, in the low mantissa bits.
-			i := int32(math.Float32bits(v/s+0x1.8p23)) - 0x4b400000
-			out[c] = uint8(128 + max(-127, min(127, i)))
+			i := int32(math.Float32bits(value/score+0x1.8p23)) - 0x4b400000
+			out[col] = uint8(128 + max(-127, min(127, i)))
 		}
 	}
 	return -1
 }
 
 func quantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		top := magnitude(row, 0)
 		if top >= notFinite {
-			return r
+			return line
 		}
-		s := op.StaticScale(from, math.Float32frombits(top))
-		scale[r] = s
-		for c, v := range row {
-			out[c] = saturate(v / s)
+		score := op.StaticScale(from, math.Float32frombits(top))
+		scale[line] = score
+		for col, value := range row {
+			out[col] = saturate(value / score)
 		}
 	}
 	return -1
@@ -283,39 +283,39 @@ const notFinite = 0x7f800000
 
 // magnitude is the largest magnitude of x, or top: magnitudes order like their bits, NaN and infinities last.
 func magnitude(x []float32, top uint32) uint32 {
-	for _, v := range x {
-		top = max(top, math.Float32bits(v)&0x7fffffff)
+	for _, value := range x {
+		top = max(top, math.Float32bits(value)&0x7fffffff)
 	}
 	return top
 }
 
 func norm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int) {
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		sum := 0.0 // float64: a float32 square may overflow
-		for _, v := range row {
-			sum += float64(v) * float64(v)
+		for _, value := range row {
+			sum += float64(value) * float64(value)
 		}
 		inv := rootInverse(sum/float64(n) + eps)
-		for c, v := range row {
-			out[c] = gain[c] * float32(float64(v)*inv)
+		for col, value := range row {
+			out[col] = gain[col] * float32(float64(value)*inv)
 		}
 	}
 }
 
 // layerNorm has its sums in float64, as norm.
 func layerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int) {
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		mean := mean(row)
 		sum := 0.0
-		for _, v := range row {
-			d := float64(v) - mean
-			sum += d * d
+		for _, value := range row {
+			off := float64(value) - mean
+			sum += off * off
 		}
 		inv := rootInverse(sum/float64(n) + eps)
-		for c, v := range row {
-			out[c] = gain[c]*float32((float64(v)-mean)*inv) + bias[c]
+		for col, value := range row {
+			out[col] = gain[col]*float32((float64(value)-mean)*inv) + bias[col]
 		}
 	}
 }
@@ -324,11 +324,11 @@ func mean(x []float32) float64 {
 	var s0, s1, s2, s3 float64
 	i := 0
 	for ; i+4 <= len(x); i += 4 {
-		v := (*[4]float32)(x[i:])
-		s0 += float64(v[0])
-		s1 += float64(v[1])
-		s2 += float64(v[2])
-		s3 += float64(v[3])
+		four := (*[4]float32)(x[i:])
+		s0 += float64(four[0])
+		s1 += float64(four[1])
+		s2 += float64(four[2])
+		s3 += float64(four[3])
 	}
 	for ; i < len(x); i++ {
 		s0 += float64(x[i])
@@ -337,41 +337,41 @@ func mean(x []float32) float64 {
 }
 
 func add(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int) {
-	for r := range m {
-		out, p, q := y[r*ldy:r*ldy+n], a[r*lda:r*lda+n], b[r*ldb:r*ldb+n]
-		for c := range out {
-			out[c] = p[c] + q[c]
+	for row := range m {
+		out, left, right := y[row*ldy:row*ldy+n], a[row*lda:row*lda+n], b[row*ldb:row*ldb+n]
+		for col := range out {
+			out[col] = left[col] + right[col]
 		}
 	}
 }
 
 func combine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int) {
-	for r := range m {
-		out := y[r*ldy : r*ldy+n]
+	for row := range m {
+		out := y[row*ldy : row*ldy+n]
 		clear(out)
 		for j := range fan {
-			addScaled(out, x[(r*fan+j)*ldx:(r*fan+j)*ldx+n], weight[r*ldw+j])
+			addScaled(out, x[(row*fan+j)*ldx:(row*fan+j)*ldx+n], weight[row*ldw+j])
 		}
 	}
 }
 
 func scale(x []float32, s float64) {
-	f := float32(s)
+	factor := float32(s)
 	for i := range x {
-		x[i] *= f
+		x[i] *= factor
 	}
 }
 
 func rope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int) {
 	half := rotary / 2
-	for r := range m {
-		c, s := cos[r*half:(r+1)*half], sin[r*half:(r+1)*half]
-		for h := range heads {
-			a := x[r*ldx+h*headDim : r*ldx+h*headDim+half]
-			b := x[r*ldx+h*headDim+half : r*ldx+h*headDim+rotary]
-			for i := range a {
-				u, v := a[i], b[i]
-				a[i], b[i] = u*c[i]-v*s[i], v*c[i]+u*s[i]
+	for row := range m {
+		cosines, sines := cos[row*half:(row+1)*half], sin[row*half:(row+1)*half]
+		for head := range heads {
+			low := x[row*ldx+head*headDim : row*ldx+head*headDim+half]
+			high := x[row*ldx+head*headDim+half : row*ldx+head*headDim+rotary]
+			for i := range low {
+				left, value := low[i], high[i]
+				low[i], high[i] = left*cosines[i]-value*sines[i], value*cosines[i]+left*sines[i]
 			}
 		}
 	}
@@ -382,9 +382,9 @@ func rope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary in
 func ColumnQ8C(out []float32, w []byte, j int) {
 	body := TileN * ((len(out) + 3) &^ 3)
 	size := body + 8*TileN
-	tile, c := w[j/TileN*size:][:size], j%TileN
-	scale := math.Float32frombits(binary.LittleEndian.Uint32(tile[body+4*c:]))
-	for k := range out {
-		out[k] = float32(int8(tile[k>>2*4*TileN+4*c+k&3])) * scale
+	tile, col := w[j/TileN*size:][:size], j%TileN
+	scale := math.Float32frombits(binary.LittleEndian.Uint32(tile[body+4*col:]))
+	for depth := range out {
+		out[depth] = float32(int8(tile[depth>>2*4*TileN+4*col+depth&3])) * scale
 	}
 }

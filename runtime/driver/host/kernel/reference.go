@@ -37,14 +37,14 @@ func Reference() *Set {
 }
 
 func refMatMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
-	for r := range m {
+	for row := range m {
 		for j := range n {
 			tile := w[j/TileN*k*TileN+j%TileN:]
 			sum := 0.0
-			for p := range k {
-				sum += float64(x[r*ldx+p]) * float64(tile[p*TileN])
+			for pos := range k {
+				sum += float64(x[row*ldx+pos]) * float64(tile[pos*TileN])
 			}
-			y[r*ldy+j] = float32(sum)
+			y[row*ldy+j] = float32(sum)
 		}
 	}
 }
@@ -53,13 +53,13 @@ func refMatMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k,
 func brainAt(p, j, k int) int { return (j/TileN*k+p)*TileN + j%16*2 + j%TileN/16 }
 
 func refMatMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
-	for r := range m {
+	for row := range m {
 		for j := range n {
 			sum := 0.0
-			for p := range k {
-				sum += float64(x[r*ldx+p]) * float64(math.Float32frombits(uint32(w[brainAt(p, j, k)])<<16))
+			for pos := range k {
+				sum += float64(x[row*ldx+pos]) * float64(math.Float32frombits(uint32(w[brainAt(pos, j, k)])<<16))
 			}
-			y[r*ldy+j] = float32(sum)
+			y[row*ldy+j] = float32(sum)
 		}
 	}
 }
@@ -79,56 +79,56 @@ func f32at(b []byte, i int) float32 {
 
 func refMatMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
 	bytes, scales := q8cTileBytes(k)
-	for r := range m {
+	for row := range m {
 		for j := range n {
-			tile, c := w[j/TileN*bytes:], j%TileN
+			tile, col := w[j/TileN*bytes:], j%TileN
 			dot := int64(0)
-			for p := range k {
-				dot += (int64(x[r*ldx+p]) - 128) * int64(int8(tile[p/4*4*TileN+c*4+p%4]))
+			for pos := range k {
+				dot += (int64(x[row*ldx+pos]) - 128) * int64(int8(tile[pos/4*4*TileN+col*4+pos%4]))
 			}
-			y[r*ldy+j] = float32(float64(dot) * (float64(xscale[r]) * float64(f32at(tile[scales:], c))))
+			y[row*ldy+j] = float32(float64(dot) * (float64(xscale[row]) * float64(f32at(tile[scales:], col))))
 		}
 	}
 }
 
 func refMatMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
 	blocks, bytes := (k+size-1)/size, q4BlockBytes(size)
-	for r := range m {
+	for row := range m {
 		for j := range n {
-			tile, c := w[j/TileN*blocks*bytes:], j%TileN
+			tile, col := w[j/TileN*blocks*bytes:], j%TileN
 			sum := 0.0
 			for b := range blocks {
 				block := tile[b*bytes : (b+1)*bytes]
 				dot := 0
-				for p := b * size; p < min(k, (b+1)*size); p++ {
-					i := p % size
-					q := block[i/4*64+c%16*4+i%4] >> (c / 16 * 4) & 15
-					dot += (int(x[r*ldx+p]) - 128) * (int(q) - 8)
+				for pos := b * size; pos < min(k, (b+1)*size); pos++ {
+					i := pos % size
+					nibble := block[i/4*64+col%16*4+i%4] >> (col / 16 * 4) & 15
+					dot += (int(x[row*ldx+pos]) - 128) * (int(nibble) - 8)
 				}
-				sum += float64(dot) * float64(number.HalfToFloat(binary.LittleEndian.Uint16(block[16*size+2*c:])))
+				sum += float64(dot) * float64(number.HalfToFloat(binary.LittleEndian.Uint16(block[16*size+2*col:])))
 			}
-			y[r*ldy+j] = float32(float64(xscale[r]) * sum)
+			y[row*ldy+j] = float32(float64(xscale[row]) * sum)
 		}
 	}
 }
 
 func refQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		absmax := 0.0
-		for _, v := range row {
-			a := math.Abs(float64(v))
-			if math.IsNaN(a) || math.IsInf(a, 0) {
-				return r
+		for _, value := range row {
+			size := math.Abs(float64(value))
+			if math.IsNaN(size) || math.IsInf(size, 0) {
+				return line
 			}
-			absmax = max(absmax, a)
+			absmax = max(absmax, size)
 		}
-		s := float32(absmax) / 127
-		scale[r] = s
-		for c, v := range row {
-			out[c] = 128
-			if s != 0 { // the clamp matters only where s is subnormal
-				out[c] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(v/s)))))
+		score := float32(absmax) / 127
+		scale[line] = score
+		for col, value := range row {
+			out[col] = 128
+			if score != 0 { // the clamp matters only where s is subnormal
+				out[col] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(value/score)))))
 			}
 		}
 	}
@@ -136,34 +136,34 @@ func refQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 }
 
 func refQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
-	for r := range m {
-		row, top := x[r*ldx:r*ldx+n], float32(0)
-		for _, v := range row {
-			if math.IsNaN(float64(v)) || math.IsInf(float64(v), 0) {
-				return r
+	for line := range m {
+		row, top := x[line*ldx:line*ldx+n], float32(0)
+		for _, value := range row {
+			if math.IsNaN(float64(value)) || math.IsInf(float64(value), 0) {
+				return line
 			}
-			top = max(top, v, -v)
+			top = max(top, value, -value)
 		}
 		sorted := slices.Sorted(slices.Values(from))
 		i, _ := slices.BinarySearch(sorted, top/127)
-		scale[r] = sorted[min(i, len(sorted)-1)]
-		for c, v := range row {
-			y[r*ldy+c] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(v/scale[r])))))
+		scale[line] = sorted[min(i, len(sorted)-1)]
+		for col, value := range row {
+			y[line*ldy+col] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(value/scale[line])))))
 		}
 	}
 	return -1
 }
 
 func refNorm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int) {
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		sum := 0.0
-		for _, v := range row {
-			sum += float64(v) * float64(v)
+		for _, value := range row {
+			sum += float64(value) * float64(value)
 		}
 		inv := rootInverse(sum/float64(n) + eps)
-		for c, v := range row {
-			out[c] = float32(float64(gain[c]) * (float64(v) * inv))
+		for col, value := range row {
+			out[col] = float32(float64(gain[col]) * (float64(value) * inv))
 		}
 	}
 }
@@ -177,16 +177,16 @@ func rootInverse(v float64) float64 {
 }
 
 func refLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int) {
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		mean := mean(row)
 		sum := 0.0
-		for _, v := range row {
-			sum += (float64(v) - mean) * (float64(v) - mean)
+		for _, value := range row {
+			sum += (float64(value) - mean) * (float64(value) - mean)
 		}
 		inv := rootInverse(sum/float64(n) + eps)
-		for c, v := range row {
-			out[c] = float32(float64(gain[c])*((float64(v)-mean)*inv) + float64(bias[c]))
+		for col, value := range row {
+			out[col] = float32(float64(gain[col])*((float64(value)-mean)*inv) + float64(bias[col]))
 		}
 	}
 }
@@ -208,67 +208,67 @@ func refAct(act string, x float64) float64 {
 func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
 
 func refGLU(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
-	for r := range m {
-		for c := range n {
-			g := x[r*ldx+c/interleave*2*interleave+c%interleave:]
-			y[r*ldy+c] = float32(refAct(act, float64(g[0])) * float64(g[interleave]))
+	for row := range m {
+		for col := range n {
+			pair := x[row*ldx+col/interleave*2*interleave+col%interleave:]
+			y[row*ldy+col] = float32(refAct(act, float64(pair[0])) * float64(pair[interleave]))
 		}
 	}
 }
 
 func refActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n int) {
-	for r := range m {
-		for c := range n {
-			y[r*ldy+c] = float32(refAct(act, float64(x[r*ldx+c])))
+	for row := range m {
+		for col := range n {
+			y[row*ldy+col] = float32(refAct(act, float64(x[row*ldx+col])))
 		}
 	}
 }
 
 func refSoftcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int) {
-	for r := range m {
-		for c := range n {
-			y[r*ldy+c] = float32(limit * math.Tanh(float64(x[r*ldx+c])/limit))
+	for row := range m {
+		for col := range n {
+			y[row*ldy+col] = float32(limit * math.Tanh(float64(x[row*ldx+col])/limit))
 		}
 	}
 }
 
 func refGate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int) {
-	for r := range m {
-		g := sigmoid(float64(gate[r*ldgate]))
-		for c := range n {
-			y[r*ldy+c] = float32(float64(x[r*ldx+c]) * g)
+	for row := range m {
+		share := sigmoid(float64(gate[row*ldgate]))
+		for col := range n {
+			y[row*ldy+col] = float32(float64(x[row*ldx+col]) * share)
 		}
 	}
 }
 
 func refScale(x []float32, s float64) {
-	for i, v := range x {
-		x[i] = float32(float64(v) * s)
+	for i, value := range x {
+		x[i] = float32(float64(value) * s)
 	}
 }
 
 func refCombine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int) {
-	for r := range m {
-		for c := range n {
+	for row := range m {
+		for col := range n {
 			sum := 0.0
 			for j := range fan {
-				sum += float64(weight[r*ldw+j]) * float64(x[(r*fan+j)*ldx+c])
+				sum += float64(weight[row*ldw+j]) * float64(x[(row*fan+j)*ldx+col])
 			}
-			y[r*ldy+c] = float32(sum)
+			y[row*ldy+col] = float32(sum)
 		}
 	}
 }
 
 func refRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int) {
 	half := rotary / 2
-	for r := range m {
-		for h := range heads {
-			head := x[r*ldx+h*headDim : r*ldx+(h+1)*headDim]
+	for row := range m {
+		for number := range heads {
+			head := x[row*ldx+number*headDim : row*ldx+(number+1)*headDim]
 			for i := range half {
-				a, b := float64(head[i]), float64(head[i+half])
-				c, s := float64(cos[r*half+i]), float64(sin[r*half+i])
-				head[i] = float32(a*c - b*s)
-				head[i+half] = float32(b*c + a*s)
+				size, high := float64(head[i]), float64(head[i+half])
+				cosine, sine := float64(cos[row*half+i]), float64(sin[row*half+i])
+				head[i] = float32(size*cosine - high*sine)
+				head[i+half] = float32(high*cosine + size*sine)
 			}
 		}
 	}
@@ -278,14 +278,14 @@ func refRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary
 // maximum, then once for every 64 columns of the result.
 func refAttention(y []float32, ldy int, q []float32, ldq int, k, v func(i int) float64, a Attention) {
 	headDim := a.Dim
-	for r := range a.M {
-		from, to := a.first(r), a.Pos+r+1
-		for h := range a.Heads {
-			query := q[r*ldq+h*headDim : r*ldq+(h+1)*headDim]
+	for row := range a.M {
+		from, to := a.first(row), a.Pos+row+1
+		for head := range a.Heads {
+			query := q[row*ldq+head*headDim : row*ldq+(head+1)*headDim]
 			score := func(p int) float64 {
 				dot := 0.0
-				for d, x := range query {
-					dot += float64(x) * k(p*headDim+d)
+				for dim, value := range query {
+					dot += float64(value) * k(p*headDim+dim)
 				}
 				dot *= a.Scale
 				if a.Cap > 0 {
@@ -294,21 +294,21 @@ func refAttention(y []float32, ldy int, q []float32, ldq int, k, v func(i int) f
 				return dot
 			}
 			top := math.Inf(-1)
-			for p := from; p < to; p++ {
-				top = math.Max(top, score(p))
+			for pos := from; pos < to; pos++ {
+				top = math.Max(top, score(pos))
 			}
 			for d0 := 0; d0 < headDim; d0 += 64 {
 				var acc [64]float64
 				width, sum := min(64, headDim-d0), 0.0
-				for p := from; p < to; p++ {
-					e := math.Exp(score(p) - top)
-					sum += e
-					for d := range width {
-						acc[d] += e * v(p*headDim+d0+d)
+				for pos := from; pos < to; pos++ {
+					weight := math.Exp(score(pos) - top)
+					sum += weight
+					for dim := range width {
+						acc[dim] += weight * v(pos*headDim+d0+dim)
 					}
 				}
-				for d := range width {
-					y[r*ldy+h*headDim+d0+d] = float32(acc[d] / sum)
+				for dim := range width {
+					y[row*ldy+head*headDim+d0+dim] = float32(acc[dim] / sum)
 				}
 			}
 		}

@@ -11,8 +11,8 @@ import (
 // sets, so that the choice does not depend on the set: experts are compared by logits, which order like
 // their probabilities, and the softmax is in float64. It reports false for logits that are not all finite.
 func Route(ids []int32, weights, logits []float32, router string, jitter float64) bool {
-	for _, v := range logits {
-		if math.Float32bits(v)&0x7f800000 == 0x7f800000 {
+	for _, value := range logits {
+		if math.Float32bits(value)&0x7f800000 == 0x7f800000 {
 			return false
 		}
 	}
@@ -33,8 +33,8 @@ func Route(ids []int32, weights, logits []float32, router string, jitter float64
 			sum += math.Exp(float64(logits[id]) - top)
 		}
 	} else {
-		for _, v := range logits {
-			sum += math.Exp(float64(v) - top)
+		for _, value := range logits {
+			sum += math.Exp(float64(value) - top)
 		}
 	}
 	for j, id := range ids {
@@ -46,9 +46,9 @@ func Route(ids []int32, weights, logits []float32, router string, jitter float64
 // next is the expert that follows last in descending order, the first one after -1.
 func next(logits []float32, last int) int {
 	best := -1
-	for i, v := range logits {
-		after := last < 0 || v < logits[last] || v == logits[last] && i > last
-		if after && (best < 0 || v > logits[best]) {
+	for i, value := range logits {
+		after := last < 0 || value < logits[last] || value == logits[last] && i > last
+		if after && (best < 0 || value > logits[best]) {
 			best = i
 		}
 	}
@@ -59,13 +59,13 @@ func next(logits []float32, last int) int {
 // relative to the larger magnitude, without those already chosen. The comparison is in float32.
 func nearShare(logits []float32, chosen []int32, expert int, jitter float64) float32 {
 	top, sum := logits[expert], 0.0
-	for i, v := range logits {
-		far := (top-v)/max(float32(math.Abs(float64(v))), top) > float32(2*jitter)
+	for i, value := range logits {
+		far := (top-value)/max(float32(math.Abs(float64(value))), top) > float32(2*jitter)
 		for _, id := range chosen {
 			far = far || int(id) == i
 		}
 		if !far {
-			sum += math.Exp(float64(v) - float64(top))
+			sum += math.Exp(float64(value) - float64(top))
 		}
 	}
 	return float32(1 / sum)

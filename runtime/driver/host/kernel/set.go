@@ -192,8 +192,8 @@ const (
 // room for an accumulator, keyBlock scores and two numbers for each of attentionRows rows and every head,
 // and for one widened block of keys and values.
 func AttentionScratch(heads, headDim int) int {
-	d := paddedDim(headDim)
-	return attentionRows*heads*(d+keyBlock+2) + 2*keyBlock*d
+	dim := paddedDim(headDim)
+	return attentionRows*heads*(dim+keyBlock+2) + 2*keyBlock*dim
 }
 
 // paddedDim is the columns of a head rounded up to whole tiles.
@@ -209,8 +209,8 @@ func Sets() []*Set { return append([]*Set{Reference(), Portable()}, vectorSets()
 
 // Best returns the fastest set this machine can run.
 func Best() *Set {
-	s := Sets()
-	return s[len(s)-1]
+	sets := Sets()
+	return sets[len(sets)-1]
 }
 
 // ByName returns the named set; "" is the one in EnvVar, or Best. The error lists the valid names.
@@ -223,11 +223,11 @@ func ByName(name string) (*Set, error) {
 		return Best(), nil
 	}
 	var names []string
-	for _, s := range Sets() {
-		if s.Name == name {
-			return s, nil
+	for _, set := range Sets() {
+		if set.Name == name {
+			return set, nil
 		}
-		names = append(names, s.Name)
+		names = append(names, set.Name)
 	}
 	return nil, diag.New(diag.ClassUsage, "select host kernels: %q%s is not available on this machine", name, from).
 		WithHint("%s", fmt.Sprintf("available: %s", strings.Join(names, ", ")))

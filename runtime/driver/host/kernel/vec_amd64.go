@@ -16,18 +16,18 @@ import (
 
 // vectorSets returns the sets of vector instructions that this CPU has, slowest first.
 func vectorSets() []*Set {
-	c := &cpu.X86
-	if !c.HasAVX2 || !c.HasFMA || !c.HasF16C {
+	features := &cpu.X86
+	if !features.HasAVX2 || !features.HasFMA || !features.HasF16C {
 		return nil
 	}
-	wide := c.HasAVX512F && c.HasAVX512BW && c.HasAVX512VL && c.HasAVX512DQ
+	wide := features.HasAVX512F && features.HasAVX512BW && features.HasAVX512VL && features.HasAVX512DQ
 	var sets []*Set
-	for _, t := range []struct {
+	for _, candidate := range []struct {
 		tier tier
 		has  bool
-	}{{avx2, true}, {avx512, wide}, {avxvnni, c.HasAVXVNNI}, {avx512vnni, wide && c.HasAVX512VNNI}} {
-		if t.has {
-			sets = append(sets, t.tier.set())
+	}{{avx2, true}, {avx512, wide}, {avxvnni, features.HasAVXVNNI}, {avx512vnni, wide && features.HasAVX512VNNI}} {
+		if candidate.has {
+			sets = append(sets, candidate.tier.set())
 		}
 	}
 	return sets
@@ -49,35 +49,35 @@ func (t tier) wide() bool { return t == avx512 || t == avx512vnni }
 
 // set starts from the portable functions and replaces what the tier has.
 func (t tier) set() *Set {
-	s := Portable()
-	s.Name = [...]string{avx2: "avx2", avx512: "avx512", avxvnni: "avxvnni", avx512vnni: "avx512vnni"}[t]
-	s.MatMulF32, s.MatMulBF16, s.MatMulQ8C = t.matMulF32, t.matMulBF16, t.matMulQ8C
-	s.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+	set := Portable()
+	set.Name = [...]string{avx2: "avx2", avx512: "avx512", avxvnni: "avxvnni", avx512vnni: "avx512vnni"}[t]
+	set.MatMulF32, set.MatMulBF16, set.MatMulQ8C = t.matMulF32, t.matMulBF16, t.matMulQ8C
+	set.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
 		t.matMulQ4(BlockK, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
 	}
-	s.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+	set.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
 		t.matMulQ4(pack.Block128, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
 	}
 	if t.wide() {
-		s.PackFrom, s.PackRowsF32 = packFrom, packRowsF32
-		s.PackedF32, s.PackedBF16 = packedF32, packedBF16
+		set.PackFrom, set.PackRowsF32 = packFrom, packRowsF32
+		set.PackedF32, set.PackedBF16 = packedF32, packedBF16
 	}
 	if t == avx512vnni {
-		s.PackRows, s.PackedQ8C = packRows, packedQ8C
-		s.PackedQ4B32 = func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
+		set.PackRows, set.PackedQ8C = packRows, packedQ8C
+		set.PackedQ4B32 = func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
 			packedQ4(BlockK, y, ldy, x, xscale, w, scratch, m, k, n)
 		}
-		s.PackedQ4B128 = func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
+		set.PackedQ4B128 = func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
 			packedQ4(pack.Block128, y, ldy, x, xscale, w, scratch, m, k, n)
 		}
 	}
-	s.BlockSums, s.QuantRows, s.QuantStatic, s.Norm, s.LayerNorm = vecBlockSums, vecQuantRows, vecQuantStatic, vecNorm, vecLayerNorm
-	s.GLU, s.Activate, s.Softcap, s.Gate, s.Scale = vecGLU, vecActivate, vecSoftcap, vecGate, vecScale
-	s.Add, s.Combine, s.Rope = vecAdd, t.combine, vecRope
-	s.AttentionF32, s.AttentionF16 = t.attentionF32, t.attentionF16
-	s.FromF16, s.FromBF16, s.ToF16 = vecFromF16, vecFromBF16, vecToF16
-	s.PeakI8, s.PeakF32, s.Stream, s.Issue = t.peakI8, t.peakF32, t.stream, issue
-	return s
+	set.BlockSums, set.QuantRows, set.QuantStatic, set.Norm, set.LayerNorm = vecBlockSums, vecQuantRows, vecQuantStatic, vecNorm, vecLayerNorm
+	set.GLU, set.Activate, set.Softcap, set.Gate, set.Scale = vecGLU, vecActivate, vecSoftcap, vecGate, vecScale
+	set.Add, set.Combine, set.Rope = vecAdd, t.combine, vecRope
+	set.AttentionF32, set.AttentionF16 = t.attentionF32, t.attentionF16
+	set.FromF16, set.FromBF16, set.ToF16 = vecFromF16, vecFromBF16, vecToF16
+	set.PeakI8, set.PeakF32, set.Stream, set.Issue = t.peakI8, t.peakF32, t.stream, issue
+	return set
 }
 
 // The row counts of one call of a matrix kernel, limited by registers.
@@ -161,15 +161,15 @@ func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32,
 	}
 	// The assembly trusts its arguments: their ends must exist.
 	_, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], w[(n+TileN-1)/TileN*TileN*k-1]
-	for r := 0; r < m; {
-		rows, count := passOf(m-r), k
+	for row := 0; row < m; {
+		rows, count := passOf(m-row), k
 		if rows > t.mostF32() { // else every weight is used only once
 			count = share(k, passBytes/(4*(rows+2*TileN))) // two tiles: this one and the next
 		}
-		for p := 0; p < k; p += count {
-			t.passF32(y[r*ldy:], ldy, x[r*ldx:], ldx, w, rows, k, n, p, min(count, k-p))
+		for pos := 0; pos < k; pos += count {
+			t.passF32(y[row*ldy:], ldy, x[row*ldx:], ldx, w, rows, k, n, pos, min(count, k-pos))
 		}
-		r += rows
+		row += rows
 	}
 }
 
@@ -181,23 +181,23 @@ func (t tier) passF32(y []float32, ldy int, x []float32, ldx int, w []float32, m
 	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
-		for r, call := 0, 0; r < m; call++ {
-			rows := share(m-r, most)
-			dst, ld := output(y, ldy, r, j, cols, &out)
+		for row, call := 0, 0; row < m; call++ {
+			rows := share(m-row, most)
+			dst, ld := output(y, ldy, row, j, cols, &out)
 			if cols < TileN && more != 0 {
 				for i := range rows {
-					copy(out[i*TileN:], y[(r+i)*ldy+j:(r+i)*ldy+j+cols])
+					copy(out[i*TileN:], y[(row+i)*ldy+j:(row+i)*ldy+j+cols])
 				}
 			}
 			ahead, stride := fetch(4*count*TileN, t.fetches(count, rows), call, calls, j+TileN >= n)
 			if calls > 1 {
 				ahead += 4 * (k - count) * TileN
 			}
-			t.rowsF32(rows, dst, ld, &x[r*ldx+p], ldx, count, &w[j*k+p*TileN], ahead, stride, more)
+			t.rowsF32(rows, dst, ld, &x[row*ldx+p], ldx, count, &w[j*k+p*TileN], ahead, stride, more)
 			if cols < TileN {
-				copyColumns(y, ldy, r, j, cols, rows, &out)
+				copyColumns(y, ldy, row, j, cols, rows, &out)
 			}
-			r += rows
+			row += rows
 		}
 	}
 }
@@ -212,19 +212,19 @@ func (t tier) matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16,
 	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
-		for r, call := 0, 0; r < m; call++ {
-			rows := share(m-r, most)
-			dst, ld := output(y, ldy, r, j, cols, &out)
+		for row, call := 0, 0; row < m; call++ {
+			rows := share(m-row, most)
+			dst, ld := output(y, ldy, row, j, cols, &out)
 			ahead, stride := fetch(2*k*TileN, k, call, calls, j+TileN >= n)
 			if t.wide() {
-				bf16Rows512(rows, dst, 4*ld, &x[r*ldx], 4*ldx, k, &w[j*k], ahead, stride)
+				bf16Rows512(rows, dst, 4*ld, &x[row*ldx], 4*ldx, k, &w[j*k], ahead, stride)
 			} else {
-				bf16Rows256(rows, dst, 4*ld, &x[r*ldx], 4*ldx, k, &w[j*k], ahead, stride)
+				bf16Rows256(rows, dst, 4*ld, &x[row*ldx], 4*ldx, k, &w[j*k], ahead, stride)
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, r, j, cols, rows, &out)
+				copyColumns(y, ldy, row, j, cols, rows, &out)
 			}
-			r += rows
+			row += rows
 		}
 	}
 }
@@ -235,10 +235,10 @@ func (t tier) matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float
 	}
 	bytes, _ := q8cTileBytes(k)
 	_, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], w[(n+TileN-1)/TileN*bytes-1]
-	for r := 0; r < m; {
-		rows := passOf(m - r)
-		t.passQ8C(y[r*ldy:], ldy, x[r*ldx:], ldx, xscale[r:], w, rows, k, n)
-		r += rows
+	for row := 0; row < m; {
+		rows := passOf(m - row)
+		t.passQ8C(y[row*ldy:], ldy, x[row*ldx:], ldx, xscale[row:], w, rows, k, n)
+		row += rows
 	}
 }
 
@@ -259,27 +259,27 @@ func (t tier) passQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
 		tile := &w[j/TileN*bytes]
-		for r, call := 0, 0; r < m; call++ {
-			rows := share(m-r, most)
+		for row, call := 0, 0; row < m; call++ {
+			rows := share(m-row, most)
 			if tail != nil {
 				for i := range rows {
-					copy(last[4*i:4*i+4], x[(r+i)*ldx+k&^3:(r+i)*ldx+k])
+					copy(last[4*i:4*i+4], x[(row+i)*ldx+k&^3:(row+i)*ldx+k])
 				}
 			}
-			dst, ld := output(y, ldy, r, j, cols, &out)
+			dst, ld := output(y, ldy, row, j, cols, &out)
 			ahead, stride := fetch(bytes, t.fetches((k+3)/4, rows), call, calls, j+TileN >= n)
 			switch t {
 			case avx512vnni:
-				q8cRows512(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[r])
+				q8cRows512(rows, dst, 4*ld, &x[row*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[row])
 			case avxvnni:
-				q8cRowsVNNI(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[r])
+				q8cRowsVNNI(rows, dst, 4*ld, &x[row*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[row])
 			default:
-				q8cRows256(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[r])
+				q8cRows256(rows, dst, 4*ld, &x[row*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[row])
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, r, j, cols, rows, &out)
+				copyColumns(y, ldy, row, j, cols, rows, &out)
 			}
-			r += rows
+			row += rows
 		}
 	}
 }
@@ -319,41 +319,41 @@ func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xsca
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
 		tile := &w[j/TileN*bytes]
-		for r, call := 0, 0; r < m; call++ {
-			rows := share(m-r, most)
+		for line, call := 0, 0; line < m; call++ {
+			rows := share(m-line, most)
 			if tail != nil {
 				for i := range rows {
 					row := last[pitch*i : pitch*(i+1)]
-					copy(row[:block], x[(r+i)*ldx+full*block:(r+i)*ldx+k])
-					for b := range (pitch - block) / 4 {
+					copy(row[:block], x[(line+i)*ldx+full*block:(line+i)*ldx+k])
+					for number := range (pitch - block) / 4 {
 						sum := int32(0)
-						if p := full*block/BlockK + b; p*BlockK < k {
-							sum = sums[(r+i)*ldsums+p]
+						if pos := full*block/BlockK + number; pos*BlockK < k {
+							sum = sums[(line+i)*ldsums+pos]
 						}
-						binary.LittleEndian.PutUint32(row[block+4*b:], uint32(sum))
+						binary.LittleEndian.PutUint32(row[block+4*number:], uint32(sum))
 					}
 				}
 			}
-			dst, ld := output(y, ldy, r, j, cols, &out)
+			dst, ld := output(y, ldy, line, j, cols, &out)
 			ahead, stride := fetch(bytes, (block/4+1)*blocks, call, calls, j+TileN >= n)
 			switch long := block != BlockK; {
 			case t == avx512vnni && long:
-				q4x128Rows512(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r])
+				q4x128Rows512(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line])
 			case t == avx512vnni:
-				q4Rows512(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r])
+				q4Rows512(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line])
 			case t == avxvnni && long:
-				q4x128RowsVNNI(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r], &sums[r*ldsums], 4*ldsums)
+				q4x128RowsVNNI(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line], &sums[line*ldsums], 4*ldsums)
 			case t == avxvnni:
-				q4RowsVNNI(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r], &sums[r*ldsums], 4*ldsums)
+				q4RowsVNNI(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line], &sums[line*ldsums], 4*ldsums)
 			case long:
-				q4x128Rows256(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r], &sums[r*ldsums], 4*ldsums)
+				q4x128Rows256(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line], &sums[line*ldsums], 4*ldsums)
 			default:
-				q4Rows256(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r], &sums[r*ldsums], 4*ldsums)
+				q4Rows256(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line], &sums[line*ldsums], 4*ldsums)
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, r, j, cols, rows, &out)
+				copyColumns(y, ldy, line, j, cols, rows, &out)
 			}
-			r += rows
+			line += rows
 		}
 	}
 }
@@ -380,46 +380,46 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 	calls := (m + most512 - 1) / most512
 	at := 0
 	for j := 0; j < n; j += TileN {
-		for r := range m {
-			clear(y[r*ldy+j : r*ldy+j+TileN])
+		for row := range m {
+			clear(y[row*ldy+j : row*ldy+j+TileN])
 		}
-		for b := 0; b < blocks; b += step {
-			count := min(step, blocks-b)
-			whole := min(count, full-b) // blocks with all activations: all, or all but the last
+		for number := 0; number < blocks; number += step {
+			count := min(step, blocks-number)
+			whole := min(count, full-number) // blocks with all activations: all, or all but the last
 			if long {
 				q4x128Unpack512(&panel[0], &w[at], count)
 			} else {
 				q4Unpack512(&panel[0], &w[at], count)
 			}
 			next := at + count*q4BlockBytes(block)
-			for r, call := 0, 0; r < m; call++ {
-				rows := share(m-r, most512)
+			for row, call := 0, 0; row < m; call++ {
+				rows := share(m-row, most512)
 				ahead, stride := fetch(count*q4BlockBytes(block), block/4*count, call, calls, next == len(w))
 				var scale, wholeScale *float32
-				if b+count == blocks {
-					scale = &xscale[r]
+				if number+count == blocks {
+					scale = &xscale[row]
 				}
 				if whole == count {
 					wholeScale = scale
 				}
 				if whole > 0 {
 					if long {
-						q4x128Panel512(rows, &y[r*ldy+j], 4*ldy, &sums[0], &x[r*ldx+b*block], ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
+						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &x[row*ldx+number*block], ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
 					} else {
-						q4Panel512(rows, &y[r*ldy+j], 4*ldy, &sums[0], &x[r*ldx+b*block], ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
+						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &x[row*ldx+number*block], ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
 					}
 				}
 				if whole < count {
 					for i := range rows {
-						copy(last[block*i:block*(i+1)], x[(r+i)*ldx+full*block:(r+i)*ldx+k])
+						copy(last[block*i:block*(i+1)], x[(row+i)*ldx+full*block:(row+i)*ldx+k])
 					}
 					if long {
-						q4x128Panel512(rows, &y[r*ldy+j], 4*ldy, &sums[0], &last[0], block, 1, &panel[whole*panelBlock], &w[at], 0, 0, scale)
+						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &last[0], block, 1, &panel[whole*panelBlock], &w[at], 0, 0, scale)
 					} else {
-						q4Panel512(rows, &y[r*ldy+j], 4*ldy, &sums[0], &last[0], block, 1, &panel[whole*panelBlock], &w[at], 0, 0, scale)
+						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &last[0], block, 1, &panel[whole*panelBlock], &w[at], 0, 0, scale)
 					}
 				}
-				r += rows
+				row += rows
 			}
 			at = next
 		}

@@ -13,32 +13,32 @@ func vectorSets() []*Set {
 	if !cpu.ARM64.HasASIMD || !cpu.ARM64.HasASIMDDP {
 		return nil
 	}
-	s := Portable()
-	s.Name = "neon"
-	s.MatMulF32 = func(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
+	set := Portable()
+	set.Name = "neon"
+	set.MatMulF32 = func(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
 		floatProduct(y, ldy, x, ldx, w, nil, m, k, n)
 	}
-	s.MatMulBF16 = func(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
+	set.MatMulBF16 = func(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
 		floatProduct(y, ldy, x, ldx, nil, w, m, k, n)
 	}
-	s.MatMulQ8C = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+	set.MatMulQ8C = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
 		bytes, _ := q8cTileBytes(k)
 		byteProduct(4, y, ldy, x, ldx, xscale, w, bytes, m, k, n)
 	}
-	s.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
+	set.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
 		byteProduct(BlockK, y, ldy, x, ldx, xscale, w, (k+BlockK-1)/BlockK*q4BlockBytes(BlockK), m, k, n)
 	}
-	s.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
+	set.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
 		byteProduct(pack.Block128, y, ldy, x, ldx, xscale, w, (k+pack.Block128-1)/pack.Block128*q4BlockBytes(pack.Block128), m, k, n)
 	}
-	s.PeakI8 = func(ops int64) int64 {
+	set.PeakI8 = func(ops int64) int64 {
 		return counted(ops, 2*24*16, func(turns int) int64 {
 			var sum [16]byte
 			peakI8NEON(turns, &sum[0])
 			return integers(sum[:])
 		})
 	}
-	s.PeakF32 = func(ops int64) int64 {
+	set.PeakF32 = func(ops int64) int64 {
 		return counted(ops, 2*24*4, func(turns int) int64 {
 			var sum [16]byte
 			peakF32NEON(turns, &sum[0])
@@ -46,8 +46,8 @@ func vectorSets() []*Set {
 		})
 	}
 	var t tier
-	s.AttentionF32, s.AttentionF16 = t.attentionF32, t.attentionF16
-	return []*Set{s}
+	set.AttentionF32, set.AttentionF16 = t.attentionF32, t.attentionF16
+	return []*Set{set}
 }
 
 // mostRows is the number of rows of one call of a matrix kernel, limited by registers.
@@ -74,23 +74,23 @@ func floatProduct(y []float32, ldy int, x []float32, ldx int, w32 []float32, w16
 	var out [mostRows * TileN]float32
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
-		for r := 0; r < m; {
-			rows := share(m-r, mostRows)
-			dst, ld := &y[r*ldy+j], ldy
+		for row := 0; row < m; {
+			rows := share(m-row, mostRows)
+			dst, ld := &y[row*ldy+j], ldy
 			if cols < TileN {
 				dst, ld = &out[0], TileN
 			}
 			if w32 != nil {
-				f32RowsNEON(rows, dst, 4*ld, &x[r*ldx], 4*ldx, k, &w32[j*k])
+				f32RowsNEON(rows, dst, 4*ld, &x[row*ldx], 4*ldx, k, &w32[j*k])
 			} else {
-				bf16RowsNEON(rows, dst, 4*ld, &x[r*ldx], 4*ldx, k, &w16[j*k])
+				bf16RowsNEON(rows, dst, 4*ld, &x[row*ldx], 4*ldx, k, &w16[j*k])
 			}
 			if cols < TileN {
 				for i := range rows {
-					copy(y[(r+i)*ldy+j:(r+i)*ldy+j+cols], out[i*TileN:])
+					copy(y[(row+i)*ldy+j:(row+i)*ldy+j+cols], out[i*TileN:])
 				}
 			}
-			r += rows
+			row += rows
 		}
 	}
 }
@@ -112,28 +112,28 @@ func byteProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []fl
 	}
 	for j := 0; j < n; j += TileN {
 		cols, tile := min(TileN, n-j), &w[j/TileN*tileBytes]
-		for r := 0; r < m; {
-			rows := share(m-r, mostRows)
+		for row := 0; row < m; {
+			rows := share(m-row, mostRows)
 			if tail != nil {
 				for i := range rows {
-					copy(last[step*i:step*(i+1)], x[(r+i)*ldx+k/step*step:(r+i)*ldx+k])
+					copy(last[step*i:step*(i+1)], x[(row+i)*ldx+k/step*step:(row+i)*ldx+k])
 				}
 			}
-			dst, ld := &y[r*ldy+j], ldy
+			dst, ld := &y[row*ldy+j], ldy
 			if cols < TileN {
 				dst, ld = &out[0], TileN
 			}
 			if step == 4 {
-				q8cRowsNEON(rows, dst, 4*ld, &x[r*ldx], ldx, k/step, tail, tile, &xscale[r])
+				q8cRowsNEON(rows, dst, 4*ld, &x[row*ldx], ldx, k/step, tail, tile, &xscale[row])
 			} else {
-				q4RowsNEON(rows, dst, 4*ld, &x[r*ldx], ldx, k/step, tail, tile, &xscale[r], step/BlockK)
+				q4RowsNEON(rows, dst, 4*ld, &x[row*ldx], ldx, k/step, tail, tile, &xscale[row], step/BlockK)
 			}
 			if cols < TileN {
 				for i := range rows {
-					copy(y[(r+i)*ldy+j:(r+i)*ldy+j+cols], out[i*TileN:])
+					copy(y[(row+i)*ldy+j:(row+i)*ldy+j+cols], out[i*TileN:])
 				}
 			}
-			r += rows
+			row += rows
 		}
 	}
 }
@@ -157,8 +157,8 @@ const vecN = 16 // scores are taken in multiples of it
 
 // capScores computes limit*tanh(s*scale) in place.
 func capScores(s []float32, scale, limit float32) {
-	for i, v := range s {
-		s[i] = limit * tanhf(v*scale)
+	for i, value := range s {
+		s[i] = limit * tanhf(value*scale)
 	}
 }
 
@@ -166,16 +166,16 @@ func capScores(s []float32, scale, limit float32) {
 // scales the sum state[1] to the new top and adds them to it, and returns that factor.
 func softmaxScores(s []float32, scale float32, state []float32) float32 {
 	top := state[0]
-	for i, v := range s {
-		s[i] = v * scale
+	for i, value := range s {
+		s[i] = value * scale
 		top = max(top, s[i])
 	}
 	fade := expf(state[0] - top)
 	sum := state[1] * fade
-	for i, v := range s {
-		e := expf(v - top)
-		s[i] = e
-		sum += e
+	for i, value := range s {
+		weight := expf(value - top)
+		s[i] = weight
+		sum += weight
 	}
 	state[0], state[1] = top, sum
 	return fade
@@ -192,20 +192,20 @@ func widen(dst []float32, src []uint16) { fromF16(dst, src) }
 // transpose stores keys [count][dim] as tiles [dim][32] of 32 positions each; columns beyond count
 // keep what they had.
 func transpose(tiles []float32, k []float32, dim int) {
-	for p := range len(k) / dim {
-		tile := tiles[p/TileN*dim*TileN+p%TileN:]
-		for d, v := range k[p*dim : (p+1)*dim] {
-			tile[d*TileN] = v
+	for pos := range len(k) / dim {
+		tile := tiles[pos/TileN*dim*TileN+pos%TileN:]
+		for place, value := range k[pos*dim : (pos+1)*dim] {
+			tile[place*TileN] = value
 		}
 	}
 }
 
 // transpose16 is transpose of float16 keys.
 func transpose16(tiles []float32, k []uint16, dim int) {
-	for p := range len(k) / dim {
-		tile := tiles[p/TileN*dim*TileN+p%TileN:]
-		for d, v := range k[p*dim : (p+1)*dim] {
-			tile[d*TileN] = number.HalfToFloat(v)
+	for pos := range len(k) / dim {
+		tile := tiles[pos/TileN*dim*TileN+pos%TileN:]
+		for place, value := range k[pos*dim : (pos+1)*dim] {
+			tile[place*TileN] = number.HalfToFloat(value)
 		}
 	}
 }

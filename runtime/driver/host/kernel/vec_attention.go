@@ -16,9 +16,9 @@ func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []fl
 		if dim == padded {
 			return v[from*dim : to*dim]
 		}
-		for p := from; p < to; p++ {
-			row := wide[(p-from)*padded : (p-from+1)*padded]
-			clear(row[copy(row, v[p*dim:(p+1)*dim]):])
+		for pos := from; pos < to; pos++ {
+			row := wide[(pos-from)*padded : (pos-from+1)*padded]
+			clear(row[copy(row, v[pos*dim:(pos+1)*dim]):])
 		}
 		return wide
 	})
@@ -32,9 +32,9 @@ func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []ui
 			widen(wide[:(to-from)*dim], v[from*dim:to*dim])
 			return wide
 		}
-		for p := from; p < to; p++ {
-			row := wide[(p-from)*padded : (p-from+1)*padded]
-			widen(row[:dim], v[p*dim:(p+1)*dim])
+		for pos := from; pos < to; pos++ {
+			row := wide[(pos-from)*padded : (pos-from+1)*padded]
+			widen(row[:dim], v[pos*dim:(pos+1)*dim])
 			clear(row[dim:])
 		}
 		return wide
@@ -59,67 +59,67 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 	}
 	minusInf := float32(math.Inf(-1))
 	for r0 := 0; r0 < all.M; r0 += attentionRows {
-		a := all
-		a.M, a.Pos = min(attentionRows, all.M-r0), all.Pos+r0
-		y, q := y[r0*ldy:], q[r0*ldq:]
+		part := all
+		part.M, part.Pos = min(attentionRows, all.M-r0), all.Pos+r0
+		out, right := y[r0*ldy:], q[r0*ldq:]
 		// Head h of row r is summed up at acc[r*ld+h*padded]: in its place, unless its columns are no whole tiles.
-		acc, ld := y, ldy
+		acc, ld := out, ldy
 		if dim != padded {
 			acc, ld = sums, heads*padded
 		}
-		for r := range a.M {
-			clear(acc[r*ld : r*ld+heads*padded])
+		for row := range part.M {
+			clear(acc[row*ld : row*ld+heads*padded])
 		}
-		for i := range a.M * heads {
+		for i := range part.M * heads {
 			state[2*i], state[2*i+1] = minusInf, 0 // maximum and sum
 		}
-		for p := a.start(); p < a.context(); p += keyBlock {
-			count := min(keyBlock, a.context()-p)
-			values := block(keys, wide, p, p+count)
+		for pos := part.start(); pos < part.context(); pos += keyBlock {
+			count := min(keyBlock, part.context()-pos)
+			values := block(keys, wide, pos, pos+count)
 			// The scores of row r, head h are line r*heads+h.
-			for c := 0; c < count; c += TileN {
-				t.lines(a.M, heads, func(n, r, h, nextRow, nextHead int) {
-					t.dots(n, &scores[(r*heads+h)*keyBlock+c], (nextRow*heads+nextHead)*keyBlock,
-						&q[r*ldq+h*dim], nextRow*ldq+nextHead*dim, dim, &keys[c*dim])
+			for col := 0; col < count; col += TileN {
+				t.lines(part.M, heads, func(n, r, h, nextRow, nextHead int) {
+					t.dots(n, &scores[(r*heads+h)*keyBlock+col], (nextRow*heads+nextHead)*keyBlock,
+						&right[r*ldq+h*dim], nextRow*ldq+nextHead*dim, dim, &keys[col*dim])
 				})
 			}
 			whole := (count + vecN - 1) &^ (vecN - 1)
-			for r := range a.M {
-				from, to := max(a.first(r)-p, 0), min(count, a.Pos+r+1-p) // positions of this block that the row attends to
-				for h := range heads {
-					i := r*heads + h
-					s := scores[i*keyBlock : i*keyBlock+whole]
+			for row := range part.M {
+				from, to := max(part.first(row)-pos, 0), min(count, part.Pos+row+1-pos) // positions of this block that the row attends to
+				for head := range heads {
+					i := row*heads + head
+					sines := scores[i*keyBlock : i*keyBlock+whole]
 					if from >= to {
-						clear(s)
+						clear(sines)
 						continue
 					}
 					if limit > 0 {
-						capScores(s, float32(all.Scale/all.Cap), limit)
+						capScores(sines, float32(all.Scale/all.Cap), limit)
 					}
 					for j := range from {
-						s[j] = minusInf
+						sines[j] = minusInf
 					}
 					for j := to; j < whole; j++ {
-						s[j] = minusInf
+						sines[j] = minusInf
 					}
-					if fade := softmaxScores(s, scale, state[2*i:2*i+2]); fade != 1 {
-						scaleRow(acc[r*ld+h*padded:r*ld+(h+1)*padded], fade)
+					if fade := softmaxScores(sines, scale, state[2*i:2*i+2]); fade != 1 {
+						scaleRow(acc[row*ld+head*padded:row*ld+(head+1)*padded], fade)
 					}
 				}
 			}
-			for d := 0; d < padded; d += TileN {
-				t.lines(a.M, heads, func(n, r, h, nextRow, nextHead int) {
-					t.addF32(n, &acc[r*ld+h*padded+d], nextRow*ld+nextHead*padded,
-						&scores[(r*heads+h)*keyBlock], (nextRow*heads+nextHead)*keyBlock, count, &values[d], padded)
+			for dim := 0; dim < padded; dim += TileN {
+				t.lines(part.M, heads, func(n, r, h, nextRow, nextHead int) {
+					t.addF32(n, &acc[r*ld+h*padded+dim], nextRow*ld+nextHead*padded,
+						&scores[(r*heads+h)*keyBlock], (nextRow*heads+nextHead)*keyBlock, count, &values[dim], padded)
 				})
 			}
 		}
-		for r := range a.M {
-			for h := range heads {
-				sum := acc[r*ld+h*padded : r*ld+(h+1)*padded]
-				scaleRow(sum, 1/state[2*(r*heads+h)+1])
+		for row := range part.M {
+			for head := range heads {
+				sum := acc[row*ld+head*padded : row*ld+(head+1)*padded]
+				scaleRow(sum, 1/state[2*(row*heads+head)+1])
 				if dim != padded {
-					copy(y[r*ldy+h*dim:r*ldy+(h+1)*dim], sum)
+					copy(out[row*ldy+head*dim:row*ldy+(head+1)*dim], sum)
 				}
 			}
 		}
@@ -131,20 +131,20 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 func (t tier) lines(rows, heads int, f func(n, r, h, nextRow, nextHead int)) {
 	most := t.mostF32()
 	if heads >= rows {
-		for r := range rows {
-			for h := 0; h < heads; {
-				n := share(heads-h, most)
-				f(n, r, h, 0, 1)
-				h += n
+		for row := range rows {
+			for head := 0; head < heads; {
+				count := share(heads-head, most)
+				f(count, row, head, 0, 1)
+				head += count
 			}
 		}
 		return
 	}
-	for h := range heads {
-		for r := 0; r < rows; {
-			n := share(rows-r, most)
-			f(n, r, h, 1, 0)
-			r += n
+	for head := range heads {
+		for row := 0; row < rows; {
+			count := share(rows-row, most)
+			f(count, row, head, 1, 0)
+			row += count
 		}
 	}
 }

@@ -43,15 +43,15 @@ func (t tier) addF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *floa
 // keep what they had.
 func transpose(tiles []float32, k []float32, dim int) {
 	count := len(k) / dim
-	for p := 0; p < count; p++ {
-		tile := tiles[p/TileN*dim*TileN : (p/TileN+1)*dim*TileN]
-		if p%8 == 0 && p+8 <= count && dim%8 == 0 {
-			transposeF32(&tile[p%TileN], &k[p*dim], 4*dim, dim)
-			p += 7
+	for pos := 0; pos < count; pos++ {
+		tile := tiles[pos/TileN*dim*TileN : (pos/TileN+1)*dim*TileN]
+		if pos%8 == 0 && pos+8 <= count && dim%8 == 0 {
+			transposeF32(&tile[pos%TileN], &k[pos*dim], 4*dim, dim)
+			pos += 7
 			continue
 		}
-		for d, v := range k[p*dim : (p+1)*dim] {
-			tile[d*TileN+p%TileN] = v
+		for place, value := range k[pos*dim : (pos+1)*dim] {
+			tile[place*TileN+pos%TileN] = value
 		}
 	}
 }
@@ -59,15 +59,15 @@ func transpose(tiles []float32, k []float32, dim int) {
 // transpose16 is transpose of float16 keys.
 func transpose16(tiles []float32, k []uint16, dim int) {
 	count := len(k) / dim
-	for p := 0; p < count; p++ {
-		tile := tiles[p/TileN*dim*TileN : (p/TileN+1)*dim*TileN]
-		if p%8 == 0 && p+8 <= count && dim%8 == 0 {
-			transposeF16(&tile[p%TileN], &k[p*dim], 2*dim, dim)
-			p += 7
+	for pos := 0; pos < count; pos++ {
+		tile := tiles[pos/TileN*dim*TileN : (pos/TileN+1)*dim*TileN]
+		if pos%8 == 0 && pos+8 <= count && dim%8 == 0 {
+			transposeF16(&tile[pos%TileN], &k[pos*dim], 2*dim, dim)
+			pos += 7
 			continue
 		}
-		for d, v := range k[p*dim : (p+1)*dim] {
-			tile[d*TileN+p%TileN] = number.HalfToFloat(v)
+		for place, value := range k[pos*dim : (pos+1)*dim] {
+			tile[place*TileN+pos%TileN] = number.HalfToFloat(value)
 		}
 	}
 }

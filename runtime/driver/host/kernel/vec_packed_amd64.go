@@ -10,11 +10,11 @@ import (
 const packPart = 16 * cacheLine
 
 func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
-	r, rows := groupRows(m, g)
+	line, rows := groupRows(m, g)
 	row, pitch := packedRow(k, block), 4*rows
 	checkPacked(m)
 	_, _ = dst[m*row-1], x[(m-1)*ldx+k-1]
-	dst, x = dst[r*row:(r+rows)*row], x[r*ldx:(r+rows-1)*ldx+k]
+	dst, x = dst[line*row:(line+rows)*row], x[line*ldx:(line+rows-1)*ldx+k]
 	if block == 0 {
 		block = (k + 3) / 4 * 4
 	}
@@ -23,33 +23,33 @@ func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
 	if block == BlockK {
 		whole = k &^ (cacheLine - 1)
 	}
-	for p := 0; p < whole; p += packPart {
+	for pos := 0; pos < whole; pos += packPart {
 		for q := 0; q < rows; q += 4 {
 			q := min(q, rows-4)
-			packBlocks512(&dst[p/block*size+4*q], pitch, &x[q*ldx+p], ldx, min(packPart, whole-p)/cacheLine)
+			packBlocks512(&dst[pos/block*size+4*q], pitch, &x[q*ldx+pos], ldx, min(packPart, whole-pos)/cacheLine)
 		}
 	}
-	for p := whole; p < k; p += block {
-		dst, end := dst[p/block*size:][:size], min(k, p+block)
-		whole := p + (end-p)&^(cacheLine-1)
+	for pos := whole; pos < k; pos += block {
+		dst, end := dst[pos/block*size:][:size], min(k, pos+block)
+		whole := pos + (end-pos)&^(cacheLine-1)
 		var sums [mostPacked]int32
-		for part := p; part < whole; part += packPart {
-			for q := 0; q < rows; q += 4 {
+		for part := pos; part < whole; part += packPart {
+			for quad := 0; quad < rows; quad += 4 {
 				var head [4]int32
-				from := min(q, rows-4)
-				packQuad512(&dst[pitch+(part-p)*rows+4*from], pitch, &x[from*ldx+part], ldx, min(packPart, whole-part)/cacheLine, &head[0])
-				for i := q; i < from+4; i++ {
+				from := min(quad, rows-4)
+				packQuad512(&dst[pitch+(part-pos)*rows+4*from], pitch, &x[from*ldx+part], ldx, min(packPart, whole-part)/cacheLine, &head[0])
+				for i := quad; i < from+4; i++ {
 					sums[i] += head[i-from]
 				}
 			}
 		}
-		rest := dst[pitch+(whole-p)*rows:]
+		rest := dst[pitch+(whole-pos)*rows:]
 		clear(rest)
 		for i := range rows {
 			sum := sums[i]
-			for j, v := range x[i*ldx+whole : i*ldx+end] {
-				rest[j/4*pitch+4*i+j%4] = v ^ 0x80
-				sum -= 128 * (int32(v) - 128)
+			for j, value := range x[i*ldx+whole : i*ldx+end] {
+				rest[j/4*pitch+4*i+j%4] = value ^ 0x80
+				sum -= 128 * (int32(value) - 128)
 			}
 			binary.LittleEndian.PutUint32(dst[4*i:], uint32(sum))
 		}
@@ -67,8 +67,8 @@ func checkPacked(m int) {
 func packedPasses(m, row int, pass func(g0, g1 int)) {
 	groups := PackGroups(m)
 	count := share(groups, packedPassRows(row)/mostPacked)
-	for g := 0; g < groups; g += count {
-		pass(g, min(groups, g+count))
+	for group := 0; group < groups; group += count {
+		pass(group, min(groups, group+count))
 	}
 }
 
@@ -85,21 +85,21 @@ func packedQ8C(y []float32, ldy int, x []byte, xscale []float32, w, scratch []by
 		for j := 0; j < n; j += TileN {
 			cols := min(TileN, n-j)
 			tile := &w[j/TileN*bytes]
-			for g := g0; g < g1; g++ {
-				r, rows := groupRows(m, g)
+			for group := g0; group < g1; group++ {
+				line, rows := groupRows(m, group)
 				dst, ld := &out[0], TileN
 				if cols == TileN {
-					dst, ld = &y[r*ldy+j], ldy
+					dst, ld = &y[line*ldy+j], ldy
 				}
-				ahead, stride := fetch(bytes, ((k+3)/4+3)/4, g-g0, g1-g0, j+TileN >= n)
-				if g == g0 {
-					q8cFirst512(rows, dst, 4*ld, &x[r*row], (k+3)/4, &scratch[0], tile, ahead, stride, &xscale[r])
+				ahead, stride := fetch(bytes, ((k+3)/4+3)/4, group-g0, g1-g0, j+TileN >= n)
+				if group == g0 {
+					q8cFirst512(rows, dst, 4*ld, &x[line*row], (k+3)/4, &scratch[0], tile, ahead, stride, &xscale[line])
 				} else {
-					q8cPacked512(rows, dst, 4*ld, &x[r*row], (k+3)/4, &scratch[0], tile, ahead, stride, &xscale[r])
+					q8cPacked512(rows, dst, 4*ld, &x[line*row], (k+3)/4, &scratch[0], tile, ahead, stride, &xscale[line])
 				}
 				if cols < TileN {
 					for i := range rows {
-						copy(y[(r+i)*ldy+j:(r+i)*ldy+j+cols], out[i*TileN:])
+						copy(y[(line+i)*ldy+j:(line+i)*ldy+j+cols], out[i*TileN:])
 					}
 				}
 			}
@@ -127,34 +127,34 @@ func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, sc
 			cols := min(TileN, n-j)
 			last, rows := groupRows(m, g1-1)
 			clear(sums[:(last+rows-first)*TileN])
-			for b := 0; b < blocks; b += step {
-				count := min(step, blocks-b)
+			for number := 0; number < blocks; number += step {
+				count := min(step, blocks-number)
 				if block == BlockK {
 					q4Spread512(&panel[0], &w[at], count)
 				} else {
 					q4x128Spread512(&panel[0], &w[at], count)
 				}
 				next := at + count*bytes
-				for g := g0; g < g1; g++ {
-					r, rows := groupRows(m, g)
+				for group := g0; group < g1; group++ {
+					line, rows := groupRows(m, group)
 					dst, ld := &out[0], TileN
 					if cols == TileN {
-						dst, ld = &y[r*ldy+j], ldy
+						dst, ld = &y[line*ldy+j], ldy
 					}
 					var scale *float32
-					if b+count == blocks {
-						scale = &xscale[r]
+					if number+count == blocks {
+						scale = &xscale[line]
 					}
-					ahead, stride := fetch(count*bytes, block/32*count, g-g0, g1-g0, next == len(w))
-					from := &x[r*row+b*(4+block)*rows]
+					ahead, stride := fetch(count*bytes, block/32*count, group-g0, g1-g0, next == len(w))
+					from := &x[line*row+number*(4+block)*rows]
 					if block == BlockK {
-						q4Packed512(rows, dst, 4*ld, &sums[(r-first)*TileN], from, count, &panel[0], &w[at], ahead, stride, scale)
+						q4Packed512(rows, dst, 4*ld, &sums[(line-first)*TileN], from, count, &panel[0], &w[at], ahead, stride, scale)
 					} else {
-						q4x128Packed512(rows, dst, 4*ld, &sums[(r-first)*TileN], from, count, &panel[0], &w[at], ahead, stride, scale)
+						q4x128Packed512(rows, dst, 4*ld, &sums[(line-first)*TileN], from, count, &panel[0], &w[at], ahead, stride, scale)
 					}
 					if cols < TileN && scale != nil {
 						for i := range rows {
-							copy(y[(r+i)*ldy+j:(r+i)*ldy+j+cols], out[i*TileN:])
+							copy(y[(line+i)*ldy+j:(line+i)*ldy+j+cols], out[i*TileN:])
 						}
 					}
 				}
@@ -165,20 +165,20 @@ func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, sc
 }
 
 func packRowsF32(dst []float32, x []float32, ldx, m, k, g int) {
-	r, rows := groupRows(m, g)
+	row, rows := groupRows(m, g)
 	checkPacked(m)
 	_, _ = dst[m*k-1], x[(m-1)*ldx+k-1]
-	dst, x = dst[r*k:(r+rows)*k], x[r*ldx:]
+	dst, x = dst[row*k:(row+rows)*k], x[row*ldx:]
 	whole := k &^ 15
-	for p := 0; p < whole; p += packPart / 4 {
+	for pos := 0; pos < whole; pos += packPart / 4 {
 		for q := 0; q < rows; q += 4 {
 			q := min(q, rows-4)
-			packFloats512(&mem.Bytes(dst[p*rows+q:])[0], 4*rows, &x[q*ldx+p], 4*ldx, min(packPart/4, whole-p)/16)
+			packFloats512(&mem.Bytes(dst[pos*rows+q:])[0], 4*rows, &x[q*ldx+pos], 4*ldx, min(packPart/4, whole-pos)/16)
 		}
 	}
 	for i := range rows {
-		for p, v := range x[i*ldx+whole : i*ldx+k] {
-			dst[(whole+p)*rows+i] = v
+		for pos, value := range x[i*ldx+whole : i*ldx+k] {
+			dst[(whole+pos)*rows+i] = value
 		}
 	}
 }
@@ -208,32 +208,32 @@ func packedFloats(y []float32, ldy int, x, w []float32, half []uint16, m, k, n i
 	for g0 := 0; g0 < groups; g0 += each {
 		g1 := min(groups, g0+each)
 		count := share(k, passBytes/(4*mostPacked*(g1-g0)+2*size*TileN)) // two tiles: this one and the next
-		for p := 0; p < k; p += count {
-			part := min(count, k-p)
+		for pos := 0; pos < k; pos += count {
+			part := min(count, k-pos)
 			for j := 0; j < n; j += TileN {
 				cols := min(TileN, n-j)
-				for g := g0; g < g1; g++ {
-					r, rows := groupRows(m, g)
+				for group := g0; group < g1; group++ {
+					row, rows := groupRows(m, group)
 					dst, ld := &out[0], TileN
 					if cols == TileN {
-						dst, ld = &y[r*ldy+j], ldy
-					} else if p > 0 {
+						dst, ld = &y[row*ldy+j], ldy
+					} else if pos > 0 {
 						for i := range rows {
-							copy(out[i*TileN:], y[(r+i)*ldy+j:(r+i)*ldy+j+cols])
+							copy(out[i*TileN:], y[(row+i)*ldy+j:(row+i)*ldy+j+cols])
 						}
 					}
-					ahead, stride := fetch(size*part*TileN, (part+1)/2, g-g0, g1-g0, j+TileN >= n)
+					ahead, stride := fetch(size*part*TileN, (part+1)/2, group-g0, g1-g0, j+TileN >= n)
 					if g1-g0 > 1 {
 						ahead += size * (k - part) * TileN
 					}
 					if half != nil {
-						bf16Packed512(rows, dst, 4*ld, &x[r*k+p*rows], part, &half[j*k+p*TileN], ahead, stride, min(p, 1))
+						bf16Packed512(rows, dst, 4*ld, &x[row*k+pos*rows], part, &half[j*k+pos*TileN], ahead, stride, min(pos, 1))
 					} else {
-						f32Packed512(rows, dst, 4*ld, &x[r*k+p*rows], part, &w[j*k+p*TileN], ahead, stride, min(p, 1))
+						f32Packed512(rows, dst, 4*ld, &x[row*k+pos*rows], part, &w[j*k+pos*TileN], ahead, stride, min(pos, 1))
 					}
 					if cols < TileN {
 						for i := range rows {
-							copy(y[(r+i)*ldy+j:(r+i)*ldy+j+cols], out[i*TileN:])
+							copy(y[(row+i)*ldy+j:(row+i)*ldy+j+cols], out[i*TileN:])
 						}
 					}
 				}

@@ -16,24 +16,24 @@ func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 	if whole == 0 {
 		return quantRows(y, ldy, scale, x, ldx, m, n)
 	}
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		top := magnitude(row[whole:], maxAbs256(&row[0], whole))
 		if top >= notFinite {
-			return r
+			return line
 		}
-		s := math.Float32frombits(top) / 127
-		scale[r] = s
-		if s == 0 {
-			for c := range out {
-				out[c] = 128
+		score := math.Float32frombits(top) / 127
+		scale[line] = score
+		if score == 0 {
+			for col := range out {
+				out[col] = 128
 			}
 			continue
 		}
-		quant256(&out[0], &row[0], whole, s)
-		for c, v := range row[whole:] {
-			i := int32(math.Float32bits(v/s+0x1.8p23)) - 0x4b400000
-			out[whole+c] = uint8(128 + max(-127, min(127, i)))
+		quant256(&out[0], &row[0], whole, score)
+		for col, value := range row[whole:] {
+			i := int32(math.Float32bits(value/score+0x1.8p23)) - 0x4b400000
+			out[whole+col] = uint8(128 + max(-127, min(127, i)))
 		}
 	}
 	return -1
@@ -45,22 +45,22 @@ func vecQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx,
 	if whole == 0 {
 		return quantStatic(y, ldy, scale, from, x, ldx, m, n)
 	}
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		top := magnitude(row[whole:], maxAbs256(&row[0], whole))
 		if top >= notFinite {
-			return r
+			return line
 		}
 		largest := math.Float32frombits(top)
-		s := op.StaticScale(from, largest)
-		scale[r] = s
+		score := op.StaticScale(from, largest)
+		scale[line] = score
 		done := 0
-		if largest/s < most {
-			quant256(&out[0], &row[0], whole, s)
+		if largest/score < most {
+			quant256(&out[0], &row[0], whole, score)
 			done = whole
 		}
-		for c, v := range row[done:] {
-			out[done+c] = saturate(v / s)
+		for col, value := range row[done:] {
+			out[done+col] = saturate(value / score)
 		}
 	}
 	return -1
@@ -73,16 +73,16 @@ func vecNorm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps flo
 		return
 	}
 	gain = gain[:n]
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		sum := sumSquares256(&row[0], whole, 0)
-		for _, v := range row[whole:] {
-			sum += float64(v) * float64(v)
+		for _, value := range row[whole:] {
+			sum += float64(value) * float64(value)
 		}
 		inv := rootInverse(sum/float64(n) + eps)
 		norm256(&out[0], &row[0], &gain[0], whole, 0, inv)
-		for c := whole; c < n; c++ {
-			out[c] = gain[c] * float32(float64(row[c])*inv)
+		for col := whole; col < n; col++ {
+			out[col] = gain[col] * float32(float64(row[col])*inv)
 		}
 	}
 }
@@ -94,19 +94,19 @@ func vecLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float
 		return
 	}
 	gain, bias = gain[:n], bias[:n]
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		mean := mean(row)
 		sum := sumSquares256(&row[0], whole, mean)
-		for _, v := range row[whole:] {
-			d := float64(v) - mean
-			sum += d * d
+		for _, value := range row[whole:] {
+			off := float64(value) - mean
+			sum += off * off
 		}
 		inv := rootInverse(sum/float64(n) + eps)
 		norm256(&out[0], &row[0], &gain[0], whole, mean, inv)
 		add256(&out[0], &out[0], &bias[0], whole)
-		for c := whole; c < n; c++ {
-			out[c] = gain[c]*float32((float64(row[c])-mean)*inv) + bias[c]
+		for col := whole; col < n; col++ {
+			out[col] = gain[col]*float32((float64(row[col])-mean)*inv) + bias[col]
 		}
 	}
 }
@@ -116,8 +116,8 @@ func vecGLU(y []float32, ldy int, x []float32, ldx int, act string, interleave, 
 		glu(y, ldy, x, ldx, act, interleave, m, n)
 		return
 	}
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+2*n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+2*n], y[line*ldy:line*ldy+n]
 		switch groups := n / interleave; act {
 		case op.SiLU:
 			siluMul256(&out[0], &row[0], interleave, groups)
@@ -134,8 +134,8 @@ func vecActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n in
 	if act == op.ReLU {
 		whole = 0
 	}
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		switch act {
 		case op.SiLU:
 			silu256(&out[0], &row[0], whole)
@@ -150,18 +150,18 @@ func vecActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n in
 
 func vecSoftcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int) {
 	whole := n &^ (vecN - 1)
-	for r := range m {
-		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+	for line := range m {
+		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		softcap256(&out[0], &row[0], whole, float32(1/limit), float32(limit))
 		softcapRow(out[whole:], row[whole:], float32(limit))
 	}
 }
 
 func vecGate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int) {
-	for r := range m {
-		out := y[r*ldy : r*ldy+n]
-		copy(out, x[r*ldx:r*ldx+n])
-		vecScale(out, float64(1/(1+expf(-gate[r*ldgate]))))
+	for row := range m {
+		out := y[row*ldy : row*ldy+n]
+		copy(out, x[row*ldx:row*ldx+n])
+		vecScale(out, float64(1/(1+expf(-gate[row*ldgate]))))
 	}
 }
 
@@ -176,16 +176,16 @@ func vecScale(x []float32, s float64) {
 // combine is a product of one row of weights with the fan rows of a token.
 func (t tier) combine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int) {
 	whole := n &^ (TileN - 1)
-	for r := range m {
-		out, w, rows := y[r*ldy:r*ldy+n], weight[r*ldw:r*ldw+fan], x[r*fan*ldx:((r+1)*fan-1)*ldx+n]
+	for row := range m {
+		out, shares, rows := y[row*ldy:row*ldy+n], weight[row*ldw:row*ldw+fan], x[row*fan*ldx:((row+1)*fan-1)*ldx+n]
 		clear(out)
-		for c := 0; c < whole; c += TileN {
-			t.addF32(1, &out[c], ldy, &w[0], ldw, fan, &rows[c], ldx)
+		for col := 0; col < whole; col += TileN {
+			t.addF32(1, &out[col], ldy, &shares[0], ldw, fan, &rows[col], ldx)
 		}
-		for j, v := range w { // rounded like the columns before, so that shares give equal bits wherever they end
+		for j, v := range shares { // rounded like the columns before, so that shares give equal bits wherever they end
 			tail := out[whole:]
-			for c, x := range rows[j*ldx+whole : j*ldx+n] {
-				tail[c] = fma32(v, x, tail[c])
+			for col, x := range rows[j*ldx+whole : j*ldx+n] {
+				tail[col] = fma32(v, x, tail[col])
 			}
 		}
 	}
@@ -194,29 +194,29 @@ func (t tier) combine(y []float32, ldy int, x []float32, ldx int, weight []float
 // fma32 is a*b + c rounded once. The product is exact in float64; the sum is rounded to odd there, so that
 // rounding it again to float32 is as if it were exact.
 func fma32(a, b, c float32) float32 {
-	p, q := float64(a)*float64(b), float64(c)
-	s := p + q
-	back := s - p
-	if e := (p - (s - back)) + (q - back); e != 0 && !math.IsInf(s, 0) && !math.IsNaN(s) {
-		if bits := math.Float64bits(s); bits&1 == 0 {
-			if (e > 0) == (s > 0) {
+	product, addend := float64(a)*float64(b), float64(c)
+	sine := product + addend
+	back := sine - product
+	if weight := (product - (sine - back)) + (addend - back); weight != 0 && !math.IsInf(sine, 0) && !math.IsNaN(sine) {
+		if bits := math.Float64bits(sine); bits&1 == 0 {
+			if (weight > 0) == (sine > 0) {
 				bits++
 			} else {
 				bits--
 			}
-			s = math.Float64frombits(bits)
+			sine = math.Float64frombits(bits)
 		}
 	}
-	return float32(s)
+	return float32(sine)
 }
 
 func vecAdd(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int) {
 	whole := n &^ (vecN - 1)
-	for r := range m {
-		out, p, q := y[r*ldy:r*ldy+n], a[r*lda:r*lda+n], b[r*ldb:r*ldb+n]
-		add256(&out[0], &p[0], &q[0], whole)
-		for c := whole; c < n; c++ {
-			out[c] = p[c] + q[c]
+	for row := range m {
+		out, left, right := y[row*ldy:row*ldy+n], a[row*lda:row*lda+n], b[row*ldb:row*ldb+n]
+		add256(&out[0], &left[0], &right[0], whole)
+		for col := whole; col < n; col++ {
+			out[col] = left[col] + right[col]
 		}
 	}
 }
@@ -227,24 +227,24 @@ func vecRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary
 		rope(x, ldx, cos, sin, m, heads, headDim, rotary)
 		return
 	}
-	for r := range m {
-		c, s := cos[r*half:(r+1)*half], sin[r*half:(r+1)*half]
-		for h := range heads {
-			head := x[r*ldx+h*headDim : r*ldx+h*headDim+rotary]
-			rope256(&head[0], &head[half], &c[0], &s[0], half)
+	for row := range m {
+		cosines, sines := cos[row*half:(row+1)*half], sin[row*half:(row+1)*half]
+		for number := range heads {
+			head := x[row*ldx+number*headDim : row*ldx+number*headDim+rotary]
+			rope256(&head[0], &head[half], &cosines[0], &sines[0], half)
 		}
 	}
 }
 
 func vecBlockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
 	blocks := k / BlockK
-	for r := range m {
+	for line := range m {
 		if blocks > 0 {
-			row, out := x[r*ldx:r*ldx+k], sums[r*ldsums:r*ldsums+blocks]
+			row, out := x[line*ldx:line*ldx+k], sums[line*ldsums:line*ldsums+blocks]
 			blockSums256(&out[0], &row[0], blocks)
 		}
 		if k%BlockK != 0 {
-			blockSums(sums[r*ldsums+blocks:], 1, x[r*ldx+blocks*BlockK:], k%BlockK, 1, k%BlockK)
+			blockSums(sums[line*ldsums+blocks:], 1, x[line*ldx+blocks*BlockK:], k%BlockK, 1, k%BlockK)
 		}
 	}
 }

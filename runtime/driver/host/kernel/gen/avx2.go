@@ -14,8 +14,8 @@ var y = [16]reg.VecPhysical{
 }
 
 func zero256(v ...reg.VecPhysical) {
-	for _, r := range v {
-		VPXOR(r, r, r)
+	for _, vec := range v {
+		VPXOR(vec, vec, vec)
 	}
 }
 
@@ -32,11 +32,11 @@ func avx2() {
 
 // const32 is 32 bytes of memory repeating a 4-byte pattern.
 func const32(name string, v uint32) Mem {
-	m := GLOBL(name, 8|16) // RODATA|NOPTR
+	mem := GLOBL(name, 8|16) // RODATA|NOPTR
 	for i := range 8 {
 		DATA(4*i, U32(v))
 	}
-	return m
+	return mem
 }
 
 // q8cRows256: |a| (u8) times sign(a)*w (s8) pairwise to 16 bit, then to 32 bit. a = u-128 may be -128, whose
@@ -51,61 +51,61 @@ func q8cRows256() {
 	dispatch(most, func(m int) {
 		id := label("q8c", m)
 		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
-		a, abs := []reg.VecPhysical{y[8], y[9]}, []reg.VecPhysical{y[10], y[15]}
-		w, t, ones, c80 := y[11], y[12], y[13], y[14]
-		x := newRows(m)
-		p, n, tail, wp := GP64(), GP64(), GP64(), GP64()
-		Load(Param("x"), p)
-		Load(Param("ldx"), x.ld)
-		Load(Param("steps"), n)
+		acts, abs := []reg.VecPhysical{y[8], y[9]}, []reg.VecPhysical{y[10], y[15]}
+		weight, tmp, ones, c80 := y[11], y[12], y[13], y[14]
+		input := newRows(m)
+		row, count, tail, wp := GP64(), GP64(), GP64(), GP64()
+		Load(Param("x"), row)
+		Load(Param("ldx"), input.ld)
+		Load(Param("steps"), count)
 		Load(Param("tail"), tail)
 		Load(Param("w"), wp)
 		fetch := newFetcher(wp)
-		c := GP32()
-		MOVL(U32(0x00010001), c)
-		VMOVD(c, ones.AsX())
+		constant := GP32()
+		MOVL(U32(0x00010001), constant)
+		VMOVD(constant, ones.AsX())
 		VPBROADCASTD(ones.AsX(), ones)
-		MOVL(U32(0x80808080), c)
-		VMOVD(c, c80.AsX())
+		MOVL(U32(0x80808080), constant)
+		VMOVD(constant, c80.AsX())
 		VPBROADCASTD(c80.AsX(), c80)
 		zero256(y[:4*m]...)
 		Label(id + "_start")
-		x.set(p)
-		steps(id, n, 2, func(i int) {
-			for r := range m {
-				VPBROADCASTD(x.at(r, 4*i), a[r])
-				VPXOR(c80, a[r], a[r])
-				VPABSB(a[r], abs[r])
+		input.set(row)
+		steps(id, count, 2, func(i int) {
+			for row := range m {
+				VPBROADCASTD(input.at(row, 4*i), acts[row])
+				VPXOR(c80, acts[row], acts[row])
+				VPABSB(acts[row], abs[row])
 			}
 			fetch.step(2)
-			for q := range 4 {
-				VMOVDQU(Mem{Base: wp, Disp: 128*i + 32*q}, w)
-				for r := range m {
-					VPSIGNB(a[r], w, t)
-					VPMADDUBSW(t, abs[r], t)
-					VPMADDWD(ones, t, t)
-					VPADDD(t, acc(r, q), acc(r, q))
+			for part := range 4 {
+				VMOVDQU(Mem{Base: wp, Disp: 128*i + 32*part}, weight)
+				for row := range m {
+					VPSIGNB(acts[row], weight, tmp)
+					VPMADDUBSW(tmp, abs[row], tmp)
+					VPMADDWD(ones, tmp, tmp)
+					VPADDD(tmp, acc(row, part), acc(row, part))
 				}
 			}
 		}, func(c int) {
-			x.advance(4 * c)
+			input.advance(4 * c)
 			ADDQ(I32(128*c), wp)
 		})
-		again(id, tail, p, n, x, 4)
+		again(id, tail, row, count, input, 4)
 		out, ldy, scale := GP64(), GP64(), GP64()
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
 		Load(Param("xscale"), scale)
-		for r := range m {
-			VBROADCASTSS(Mem{Base: scale, Disp: 4 * r}, a[0])
-			for q := range 4 {
-				d := acc(r, q)
-				VCVTDQ2PS(d, d)
-				VMULPS(Mem{Base: wp, Disp: 32 * q}, a[0], t)
-				VMULPS(t, d, d)
-				VMOVUPS(d, Mem{Base: out, Disp: 32 * q})
+		for row := range m {
+			VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, acts[0])
+			for part := range 4 {
+				dst := acc(row, part)
+				VCVTDQ2PS(dst, dst)
+				VMULPS(Mem{Base: wp, Disp: 32 * part}, acts[0], tmp)
+				VMULPS(tmp, dst, dst)
+				VMOVUPS(dst, Mem{Base: out, Disp: 32 * part})
 			}
-			if r < m-1 {
+			if row < m-1 {
 				ADDQ(ldy, out)
 			}
 		}
@@ -123,8 +123,8 @@ func again(id string, tail, p, n reg.GPVirtual, x rows, pitch int, more ...func(
 	XORQ(tail, tail)
 	MOVQ(I32(1), n)
 	MOVQ(I32(pitch), x.ld)
-	for _, f := range more {
-		f()
+	for _, emit := range more {
+		emit()
 	}
 	JMP(LabelRef(id + "_start"))
 	Label(id + "_sum")
@@ -160,12 +160,12 @@ func q4Rows256(name string, block int, vnni bool) {
 		id := label(name, m)
 		facc := func(r, q int) reg.VecPhysical { return y[4*r+q] } // 8 columns each
 		iacc := func(r, h int) reg.VecPhysical { return y[8+2*r+h] }
-		w, nib, a, t := y[12], y[13], y[14], y[15]
-		x := newRows(m)
-		p, n, tail, wp, sums, ldsums := GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
-		Load(Param("x"), p)
-		Load(Param("ldx"), x.ld)
-		Load(Param("blocks"), n)
+		weight, nib, act, tmp := y[12], y[13], y[14], y[15]
+		input := newRows(m)
+		row, count, tail, wp, sums, ldsums := GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
+		Load(Param("x"), row)
+		Load(Param("ldx"), input.ld)
+		Load(Param("blocks"), count)
 		Load(Param("tail"), tail)
 		Load(Param("w"), wp)
 		fetch := newFetcher(wp)
@@ -173,73 +173,73 @@ func q4Rows256(name string, block int, vnni bool) {
 		Load(Param("ldsums"), ldsums)
 		zero256(y[:4*m]...)
 		Label(id + "_start")
-		x.set(p)
+		input.set(row)
 		step := func(scales Mem) {
 			for half := range 2 {
-				for r := range m {
-					zero256(iacc(r, 0), iacc(r, 1))
+				for row := range m {
+					zero256(iacc(row, 0), iacc(row, 1))
 				}
 				for k4 := range 8 {
-					VMOVDQU(Mem{Base: wp, Disp: 64*k4 + 32*half}, w)
+					VMOVDQU(Mem{Base: wp, Disp: 64*k4 + 32*half}, weight)
 					if half == 0 {
 						fetch.step(1)
 					}
-					VPAND(f0, w, nib)
-					VPSRLW(I8(4), w, w)
-					VPAND(f0, w, w)
-					for r := range m {
-						VPBROADCASTD(x.at(r, 4*k4), a)
-						VPXOR(c80, a, a)
-						for h, v := range []reg.VecPhysical{nib, w} {
+					VPAND(f0, weight, nib)
+					VPSRLW(I8(4), weight, weight)
+					VPAND(f0, weight, weight)
+					for row := range m {
+						VPBROADCASTD(input.at(row, 4*k4), act)
+						VPXOR(c80, act, act)
+						for half, vec := range []reg.VecPhysical{nib, weight} {
 							if vnni {
-								dotVEX(a, v, iacc(r, h))
+								dotVEX(act, vec, iacc(row, half))
 								continue
 							}
-							VPMADDUBSW(a, v, t)
-							VPADDW(t, iacc(r, h), iacc(r, h))
+							VPMADDUBSW(act, vec, tmp)
+							VPADDW(tmp, iacc(row, half), iacc(row, half))
 						}
 					}
 				}
 				// dot = sum - 8*sums[b]; scales of columns 8*half and 16+8*half
 				low, high := scales, scales
 				low.Disp, high.Disp = scales.Disp+16*half, scales.Disp+32+16*half
-				VCVTPH2PS(low, w)
+				VCVTPH2PS(low, weight)
 				VCVTPH2PS(high, nib)
-				for r := range m {
-					if r == 0 {
-						VPBROADCASTD(Mem{Base: sums}, a)
+				for row := range m {
+					if row == 0 {
+						VPBROADCASTD(Mem{Base: sums}, act)
 					} else {
-						VPBROADCASTD(Mem{Base: sums, Index: ldsums, Scale: 1}, a)
+						VPBROADCASTD(Mem{Base: sums, Index: ldsums, Scale: 1}, act)
 					}
-					VPSLLD(I8(3), a, a)
-					for h, s := range []reg.VecPhysical{w, nib} {
+					VPSLLD(I8(3), act, act)
+					for number, src := range []reg.VecPhysical{weight, nib} {
 						if vnni {
-							VPSUBD(a, iacc(r, h), t)
+							VPSUBD(act, iacc(row, number), tmp)
 						} else {
-							VPMADDWD(one, iacc(r, h), t)
-							VPSUBD(a, t, t)
+							VPMADDWD(one, iacc(row, number), tmp)
+							VPSUBD(act, tmp, tmp)
 						}
-						VCVTDQ2PS(t, t)
-						VFMADD231PS(s, t, facc(r, 2*h+half))
+						VCVTDQ2PS(tmp, tmp)
+						VFMADD231PS(src, tmp, facc(row, 2*number+half))
 					}
 				}
 			}
 		}
 		if block == 32 {
-			steps(id, n, 1, func(int) { step(Mem{Base: wp, Disp: 512}) }, func(c int) {
-				x.advance(32 * c)
+			steps(id, count, 1, func(int) { step(Mem{Base: wp, Disp: 512}) }, func(c int) {
+				input.advance(32 * c)
 				ADDQ(I32(576*c), wp)
 				ADDQ(I32(4*c), sums)
 				fetch.step(1) // the line of scales
 			})
-			again(id, tail, p, n, x, pitch)
+			again(id, tail, row, count, input, pitch)
 		} else {
 			scales := GP64()
-			steps(id, n, 1, func(int) {
+			steps(id, count, 1, func(int) {
 				LEAQ(Mem{Base: wp, Disp: 2048}, scales)
 				Label(id + "_quarter")
 				step(Mem{Base: scales})
-				x.advance(32)
+				input.advance(32)
 				ADDQ(I32(512), wp)
 				ADDQ(I32(4), sums)
 				CMPQ(wp, scales)
@@ -248,23 +248,23 @@ func q4Rows256(name string, block int, vnni bool) {
 				ADDQ(I32(64), wp)
 				fetch.step(1) // the line of scales
 			})
-			again(id, tail, p, n, x, pitch, func() {
-				LEAQ(Mem{Base: p, Disp: 128}, sums)
-				MOVQ(x.ld, ldsums)
+			again(id, tail, row, count, input, pitch, func() {
+				LEAQ(Mem{Base: row, Disp: 128}, sums)
+				MOVQ(input.ld, ldsums)
 			})
 		}
 		out, ldy, scale := GP64(), GP64(), GP64()
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
 		Load(Param("xscale"), scale)
-		for r := range m {
-			VBROADCASTSS(Mem{Base: scale, Disp: 4 * r}, a)
-			for q := range 4 {
-				d := facc(r, q)
-				VMULPS(a, d, d)
-				VMOVUPS(d, Mem{Base: out, Disp: 32 * q})
+		for row := range m {
+			VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, act)
+			for part := range 4 {
+				dst := facc(row, part)
+				VMULPS(act, dst, dst)
+				VMOVUPS(dst, Mem{Base: out, Disp: 32 * part})
 			}
-			if r < m-1 {
+			if row < m-1 {
 				ADDQ(ldy, out)
 			}
 		}
@@ -282,39 +282,39 @@ func f32Rows256() {
 	dispatch(most, func(m int) {
 		id := label("f32", m)
 		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
-		a, v := y[12:15], y[15]
-		x := newRows(m)
-		p, n, w := GP64(), GP64(), GP64()
-		Load(Param("x"), p)
-		Load(Param("ldx"), x.ld)
-		Load(Param("k"), n)
-		Load(Param("w"), w)
-		fetch := newFetcher(w)
+		acts, vec := y[12:15], y[15]
+		input := newRows(m)
+		row, count, weights := GP64(), GP64(), GP64()
+		Load(Param("x"), row)
+		Load(Param("ldx"), input.ld)
+		Load(Param("k"), count)
+		Load(Param("w"), weights)
+		fetch := newFetcher(weights)
 		begin(id, m, 32, y[:4*m], zero256)
-		x.set(p)
-		steps(id, n, 2, func(i int) {
-			for r := range m {
-				VBROADCASTSS(x.at(r, 4*i), a[r])
+		input.set(row)
+		steps(id, count, 2, func(i int) {
+			for row := range m {
+				VBROADCASTSS(input.at(row, 4*i), acts[row])
 			}
 			fetch.step(2)
-			for q := range 4 {
-				VMOVUPS(Mem{Base: w, Disp: 128*i + 32*q}, v)
-				for r := range m {
-					VFMADD231PS(v, a[r], acc(r, q))
+			for part := range 4 {
+				VMOVUPS(Mem{Base: weights, Disp: 128*i + 32*part}, vec)
+				for row := range m {
+					VFMADD231PS(vec, acts[row], acc(row, part))
 				}
 			}
 		}, func(c int) {
-			x.advance(4 * c)
-			ADDQ(I32(128*c), w)
+			input.advance(4 * c)
+			ADDQ(I32(128*c), weights)
 		})
 		out, ldy := GP64(), GP64()
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
-		for r := range m {
-			for q := range 4 {
-				VMOVUPS(acc(r, q), Mem{Base: out, Disp: 32 * q})
+		for row := range m {
+			for part := range 4 {
+				VMOVUPS(acc(row, part), Mem{Base: out, Disp: 32 * part})
 			}
-			if r < m-1 {
+			if row < m-1 {
 				ADDQ(ldy, out)
 			}
 		}
@@ -334,44 +334,44 @@ func bf16Rows256() {
 	dispatch(most, func(m int) {
 		id := label("bf16", m)
 		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
-		a, v := y[12:15], y[15]
-		x := newRows(m)
-		p, n, w := GP64(), GP64(), GP64()
-		Load(Param("x"), p)
-		Load(Param("ldx"), x.ld)
-		Load(Param("k"), n)
-		Load(Param("w"), w)
-		fetch := newFetcher(w)
+		acts, vec := y[12:15], y[15]
+		input := newRows(m)
+		row, count, weights := GP64(), GP64(), GP64()
+		Load(Param("x"), row)
+		Load(Param("ldx"), input.ld)
+		Load(Param("k"), count)
+		Load(Param("w"), weights)
+		fetch := newFetcher(weights)
 		zero256(y[:4*m]...)
-		x.set(p)
-		steps(id, n, 2, func(i int) {
-			for r := range m {
-				VBROADCASTSS(x.at(r, 4*i), a[r])
+		input.set(row)
+		steps(id, count, 2, func(i int) {
+			for row := range m {
+				VBROADCASTSS(input.at(row, 4*i), acts[row])
 			}
 			fetch.step(1)
-			for q := range 4 { // columns from 8*q
-				VMOVDQU(Mem{Base: w, Disp: 64*i + q%2*32}, v)
-				if q < 2 {
-					VPSLLD(I8(16), v, v)
+			for part := range 4 { // columns from 8*q
+				VMOVDQU(Mem{Base: weights, Disp: 64*i + part%2*32}, vec)
+				if part < 2 {
+					VPSLLD(I8(16), vec, vec)
 				} else {
-					VPAND(upper, v, v)
+					VPAND(upper, vec, vec)
 				}
-				for r := range m {
-					VFMADD231PS(v, a[r], acc(r, q))
+				for row := range m {
+					VFMADD231PS(vec, acts[row], acc(row, part))
 				}
 			}
 		}, func(c int) {
-			x.advance(4 * c)
-			ADDQ(I32(64*c), w)
+			input.advance(4 * c)
+			ADDQ(I32(64*c), weights)
 		})
 		out, ldy := GP64(), GP64()
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
-		for r := range m {
-			for q := range 4 {
-				VMOVUPS(acc(r, q), Mem{Base: out, Disp: 32 * q})
+		for row := range m {
+			for part := range 4 {
+				VMOVUPS(acc(row, part), Mem{Base: out, Disp: 32 * part})
 			}
-			if r < m-1 {
+			if row < m-1 {
 				ADDQ(ldy, out)
 			}
 		}
@@ -389,43 +389,43 @@ func f32Add256() {
 	dispatch(most, func(m int) {
 		id := label("add", m)
 		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
-		a, v := y[12:15], y[15]
+		acts, vec := y[12:15], y[15]
 		out, ldy := GP64(), GP64()
 		copyOut := func(move func(reg.VecPhysical, Mem)) {
 			Load(Param("y"), out)
 			Load(Param("ldy"), ldy)
-			for r := range m {
-				for q := range 4 {
-					move(acc(r, q), Mem{Base: out, Disp: 32 * q})
+			for row := range m {
+				for part := range 4 {
+					move(acc(row, part), Mem{Base: out, Disp: 32 * part})
 				}
-				if r < m-1 {
+				if row < m-1 {
 					ADDQ(ldy, out)
 				}
 			}
 		}
 		copyOut(func(v reg.VecPhysical, at Mem) { VMOVUPS(at, v) })
-		x, w := newRows(m), newRows(4)
-		p, n := GP64(), GP64()
-		Load(Param("w"), p)
-		Load(Param("ldw"), w.ld)
-		w.set(p)
-		Load(Param("x"), p)
-		Load(Param("ldx"), x.ld)
-		x.set(p)
-		Load(Param("k"), n)
-		steps(id, n, 4, func(i int) {
-			for r := range m {
-				VBROADCASTSS(x.at(r, 4*i), a[r])
+		input, weights := newRows(m), newRows(4)
+		row, count := GP64(), GP64()
+		Load(Param("w"), row)
+		Load(Param("ldw"), weights.ld)
+		weights.set(row)
+		Load(Param("x"), row)
+		Load(Param("ldx"), input.ld)
+		input.set(row)
+		Load(Param("k"), count)
+		steps(id, count, 4, func(i int) {
+			for row := range m {
+				VBROADCASTSS(input.at(row, 4*i), acts[row])
 			}
-			for q := range 4 {
-				VMOVUPS(w.at(i, 32*q), v)
-				for r := range m {
-					VFMADD231PS(v, a[r], acc(r, q))
+			for part := range 4 {
+				VMOVUPS(weights.at(i, 32*part), vec)
+				for row := range m {
+					VFMADD231PS(vec, acts[row], acc(row, part))
 				}
 			}
 		}, func(c int) {
-			x.advance(4 * c)
-			w.down(c)
+			input.advance(4 * c)
+			weights.down(c)
 		})
 		copyOut(func(v reg.VecPhysical, at Mem) { VMOVUPS(v, at) })
 		VZEROUPPER()

@@ -16,8 +16,8 @@ var z = [32]reg.VecPhysical{
 }
 
 func zero512(v ...reg.VecPhysical) {
-	for _, r := range v {
-		VPXORD(r, r, r)
+	for _, vec := range v {
+		VPXORD(vec, vec, vec)
 	}
 }
 
@@ -55,66 +55,66 @@ func q8cRows512() {
 		}
 		unroll := 4
 		acc := func(set, r, half int) reg.VecPhysical { return z[(set*m+r)*2+half] }
-		w0, w1, a := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
-		x := newRows(m)
-		p, n, tail, w := GP64(), GP64(), GP64(), GP64()
-		Load(Param("x"), p)
-		Load(Param("ldx"), x.ld)
-		Load(Param("steps"), n)
+		w0, w1, acts := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
+		input := newRows(m)
+		row, count, tail, weights := GP64(), GP64(), GP64(), GP64()
+		Load(Param("x"), row)
+		Load(Param("ldx"), input.ld)
+		Load(Param("steps"), count)
 		Load(Param("tail"), tail)
-		Load(Param("w"), w)
-		fetch := newFetcher(w)
+		Load(Param("w"), weights)
+		fetch := newFetcher(weights)
 		fetchOutput(m, 2)
 		zero512(z[:2*m*sets]...)
 		Label(id + "_start")
-		x.set(p)
+		input.set(row)
 		step := func(i int) {
-			VMOVDQU64(Mem{Base: w, Disp: 128 * i}, w0)
-			VMOVDQU64(Mem{Base: w, Disp: 128*i + 64}, w1)
+			VMOVDQU64(Mem{Base: weights, Disp: 128 * i}, w0)
+			VMOVDQU64(Mem{Base: weights, Disp: 128*i + 64}, w1)
 			if fetches(m, i) {
 				fetch.step(2)
 			}
-			for r := range m {
-				b := a[r%4]
-				VPBROADCASTD(x.at(r, 4*i), b)
-				VPDPBUSD(w0, b, acc(i%sets, r, 0))
-				VPDPBUSD(w1, b, acc(i%sets, r, 1))
+			for row := range m {
+				bcast := acts[row%4]
+				VPBROADCASTD(input.at(row, 4*i), bcast)
+				VPDPBUSD(w0, bcast, acc(i%sets, row, 0))
+				VPDPBUSD(w1, bcast, acc(i%sets, row, 1))
 			}
 		}
-		steps(id, n, unroll, step, func(c int) {
-			x.advance(4 * c)
-			ADDQ(I32(128*c), w)
+		steps(id, count, unroll, step, func(c int) {
+			input.advance(4 * c)
+			ADDQ(I32(128*c), weights)
 		})
 		// The tail is one more step over its own little matrix.
-		again(id, tail, p, n, x, 4)
-		for s := 1; s < sets; s++ {
-			for r := range m {
-				VPADDD(acc(s, r, 0), acc(0, r, 0), acc(0, r, 0))
-				VPADDD(acc(s, r, 1), acc(0, r, 1), acc(0, r, 1))
+		again(id, tail, row, count, input, 4)
+		for set := 1; set < sets; set++ {
+			for row := range m {
+				VPADDD(acc(set, row, 0), acc(0, row, 0), acc(0, row, 0))
+				VPADDD(acc(set, row, 1), acc(0, row, 1), acc(0, row, 1))
 			}
 		}
 		// y = float32(acc - 128*colsum) * (xscale*scale)
-		s0, s1, c0, c1, t, xs := z[24], z[25], z[26], z[27], z[28], z[29]
-		VMOVUPS(Mem{Base: w}, s0)
-		VMOVUPS(Mem{Base: w, Disp: 64}, s1)
-		VPSLLD(I8(7), Mem{Base: w, Disp: 128}, c0)
-		VPSLLD(I8(7), Mem{Base: w, Disp: 192}, c1)
-		y, ldy, scale := GP64(), GP64(), GP64()
-		Load(Param("y"), y)
+		s0, s1, c0, c1, tmp, xs := z[24], z[25], z[26], z[27], z[28], z[29]
+		VMOVUPS(Mem{Base: weights}, s0)
+		VMOVUPS(Mem{Base: weights, Disp: 64}, s1)
+		VPSLLD(I8(7), Mem{Base: weights, Disp: 128}, c0)
+		VPSLLD(I8(7), Mem{Base: weights, Disp: 192}, c1)
+		output, ldy, scale := GP64(), GP64(), GP64()
+		Load(Param("y"), output)
 		Load(Param("ldy"), ldy)
 		Load(Param("xscale"), scale)
-		for r := range m {
-			VBROADCASTSS(Mem{Base: scale, Disp: 4 * r}, xs)
-			for h, v := range []struct{ s, c reg.VecPhysical }{{s0, c0}, {s1, c1}} {
-				d := acc(0, r, h)
-				VPSUBD(v.c, d, d)
-				VCVTDQ2PS(d, d)
-				VMULPS(v.s, xs, t)
-				VMULPS(t, d, d)
-				VMOVUPS(d, Mem{Base: y, Disp: 64 * h})
+		for row := range m {
+			VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, xs)
+			for half, pair := range []struct{ s, c reg.VecPhysical }{{s0, c0}, {s1, c1}} {
+				dst := acc(0, row, half)
+				VPSUBD(pair.c, dst, dst)
+				VCVTDQ2PS(dst, dst)
+				VMULPS(pair.s, xs, tmp)
+				VMULPS(tmp, dst, dst)
+				VMOVUPS(dst, Mem{Base: output, Disp: 64 * half})
 			}
-			if r < m-1 {
-				ADDQ(ldy, y)
+			if row < m-1 {
+				ADDQ(ldy, output)
 			}
 		}
 		VZEROUPPER()
@@ -137,82 +137,82 @@ func q4Rows512(name string, block int) {
 		id := label(name, m)
 		facc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
 		iacc := func(r, half int) reg.VecPhysical { return z[12+2*r+half] }
-		n0, n1, lo, hi, b, c80, cF0 := z[24], z[25], z[26], z[27], z[28], z[30], z[31]
+		n0, n1, lo, hi, bcast, c80, cF0 := z[24], z[25], z[26], z[27], z[28], z[30], z[31]
 		b2 := z[29]
-		x := newRows(m)
-		p, n, tail, w := GP64(), GP64(), GP64(), GP64()
-		Load(Param("x"), p)
-		Load(Param("ldx"), x.ld)
-		Load(Param("blocks"), n)
+		input := newRows(m)
+		row, count, tail, weights := GP64(), GP64(), GP64(), GP64()
+		Load(Param("x"), row)
+		Load(Param("ldx"), input.ld)
+		Load(Param("blocks"), count)
 		Load(Param("tail"), tail)
-		Load(Param("w"), w)
-		fetch := newFetcher(w)
-		t := GP32()
-		MOVL(U32(0x80808080), t)
-		VPBROADCASTD(t, c80)
-		MOVL(U32(0xf0f0f0f0), t)
-		VPBROADCASTD(t, cF0)
-		for r := range m {
-			zero512(facc(r, 0), facc(r, 1))
+		Load(Param("w"), weights)
+		fetch := newFetcher(weights)
+		tmp := GP32()
+		MOVL(U32(0x80808080), tmp)
+		VPBROADCASTD(tmp, c80)
+		MOVL(U32(0xf0f0f0f0), tmp)
+		VPBROADCASTD(tmp, cF0)
+		for row := range m {
+			zero512(facc(row, 0), facc(row, 1))
 		}
 		Label(id + "_start")
-		x.set(p)
-		steps(id, n, 1, func(int) {
+		input.set(row)
+		steps(id, count, 1, func(int) {
 			zero512(n0, n1)
-			for r := range m {
-				zero512(iacc(r, 0), iacc(r, 1))
+			for row := range m {
+				zero512(iacc(row, 0), iacc(row, 1))
 			}
 			inSteps(id, block, func() {
 				for k4 := range 8 {
-					VMOVDQU64(Mem{Base: w, Disp: 64 * k4}, hi)
+					VMOVDQU64(Mem{Base: weights, Disp: 64 * k4}, hi)
 					fetch.step(1)
 					VPSLLD(I8(4), hi, lo)
 					VPTERNLOGD(U8(0x6a), c80, cF0, lo) // (lo & f0) ^ 80
 					VPTERNLOGD(U8(0x6a), c80, cF0, hi)
 					VPDPBUSD(lo, c80, n0)
 					VPDPBUSD(hi, c80, n1)
-					for r := range m {
-						v := b
-						if r%2 == 1 {
-							v = b2
+					for row := range m {
+						vec := bcast
+						if row%2 == 1 {
+							vec = b2
 						}
-						VPBROADCASTD(x.at(r, 4*k4), v)
-						VPDPBUSD(lo, v, iacc(r, 0))
-						VPDPBUSD(hi, v, iacc(r, 1))
+						VPBROADCASTD(input.at(row, 4*k4), vec)
+						VPDPBUSD(lo, vec, iacc(row, 0))
+						VPDPBUSD(hi, vec, iacc(row, 1))
 					}
 				}
-				x.advance(32)
-				ADDQ(I32(512), w)
+				input.advance(32)
+				ADDQ(I32(512), weights)
 			})
 			fetch.step(1) // the line of scales
-			VCVTPH2PS(Mem{Base: w}, lo)
-			VCVTPH2PS(Mem{Base: w, Disp: 32}, hi)
-			for r := range m {
-				VPSUBD(n0, iacc(r, 0), iacc(r, 0))
-				VPSUBD(n1, iacc(r, 1), iacc(r, 1))
-				VCVTDQ2PS(iacc(r, 0), iacc(r, 0))
-				VCVTDQ2PS(iacc(r, 1), iacc(r, 1))
-				VFMADD231PS(lo, iacc(r, 0), facc(r, 0))
-				VFMADD231PS(hi, iacc(r, 1), facc(r, 1))
+			VCVTPH2PS(Mem{Base: weights}, lo)
+			VCVTPH2PS(Mem{Base: weights, Disp: 32}, hi)
+			for row := range m {
+				VPSUBD(n0, iacc(row, 0), iacc(row, 0))
+				VPSUBD(n1, iacc(row, 1), iacc(row, 1))
+				VCVTDQ2PS(iacc(row, 0), iacc(row, 0))
+				VCVTDQ2PS(iacc(row, 1), iacc(row, 1))
+				VFMADD231PS(lo, iacc(row, 0), facc(row, 0))
+				VFMADD231PS(hi, iacc(row, 1), facc(row, 1))
 			}
-		}, func(int) { ADDQ(I32(64), w) })
-		again(id, tail, p, n, x, block)
-		y, ldy, scale := GP64(), GP64(), GP64()
-		Load(Param("y"), y)
+		}, func(int) { ADDQ(I32(64), weights) })
+		again(id, tail, row, count, input, block)
+		output, ldy, scale := GP64(), GP64(), GP64()
+		Load(Param("y"), output)
 		Load(Param("ldy"), ldy)
 		Load(Param("xscale"), scale)
-		MOVL(U32(0x3d800000), t) // 1/16
-		VPBROADCASTD(t, c80)
-		for r := range m {
-			VBROADCASTSS(Mem{Base: scale, Disp: 4 * r}, b)
-			for h := range 2 {
-				d := facc(r, h)
-				VMULPS(c80, d, d)
-				VMULPS(b, d, d)
-				VMOVUPS(d, Mem{Base: y, Disp: 64 * h})
+		MOVL(U32(0x3d800000), tmp) // 1/16
+		VPBROADCASTD(tmp, c80)
+		for row := range m {
+			VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, bcast)
+			for half := range 2 {
+				dst := facc(row, half)
+				VMULPS(c80, dst, dst)
+				VMULPS(bcast, dst, dst)
+				VMOVUPS(dst, Mem{Base: output, Disp: 64 * half})
 			}
-			if r < m-1 {
-				ADDQ(ldy, y)
+			if row < m-1 {
+				ADDQ(ldy, output)
 			}
 		}
 		VZEROUPPER()
@@ -242,22 +242,22 @@ func q4Unpack512(name string, block int) {
 	Doc(fmt.Sprintf("%s unpacks blocks of a q4b%d tile for the kernel of panels, %d bytes each.", name, block, 32*block+256))
 	Pragma("noescape")
 	n0, n1, lo, hi, c80, cF0, sixteenth := z[0], z[1], z[2], z[3], z[4], z[5], z[6]
-	panel, w, n := GP64(), GP64(), GP64()
+	panel, weights, count := GP64(), GP64(), GP64()
 	Load(Param("panel"), panel)
-	Load(Param("w"), w)
-	Load(Param("blocks"), n)
-	t := GP32()
-	MOVL(U32(0x80808080), t)
-	VPBROADCASTD(t, c80)
-	MOVL(U32(0xf0f0f0f0), t)
-	VPBROADCASTD(t, cF0)
-	MOVL(U32(0x3d800000), t)
-	VPBROADCASTD(t, sixteenth)
-	steps("unpack", n, 1, func(int) {
+	Load(Param("w"), weights)
+	Load(Param("blocks"), count)
+	tmp := GP32()
+	MOVL(U32(0x80808080), tmp)
+	VPBROADCASTD(tmp, c80)
+	MOVL(U32(0xf0f0f0f0), tmp)
+	VPBROADCASTD(tmp, cF0)
+	MOVL(U32(0x3d800000), tmp)
+	VPBROADCASTD(tmp, sixteenth)
+	steps("unpack", count, 1, func(int) {
 		zero512(n0, n1)
 		inSteps("unpack", block, func() {
 			for k4 := range 8 {
-				VMOVDQU64(Mem{Base: w, Disp: 64 * k4}, hi)
+				VMOVDQU64(Mem{Base: weights, Disp: 64 * k4}, hi)
 				VPSLLD(I8(4), hi, lo)
 				VPTERNLOGD(U8(0x6a), c80, cF0, lo) // (lo & f0) ^ 80
 				VPTERNLOGD(U8(0x6a), c80, cF0, hi)
@@ -266,19 +266,19 @@ func q4Unpack512(name string, block int) {
 				VMOVDQU64(lo, Mem{Base: panel, Disp: 128 * k4})
 				VMOVDQU64(hi, Mem{Base: panel, Disp: 128*k4 + 64})
 			}
-			ADDQ(I32(512), w)
+			ADDQ(I32(512), weights)
 			ADDQ(I32(1024), panel)
 		})
-		for i, v := range []reg.VecPhysical{n0, n1} {
+		for i, vec := range []reg.VecPhysical{n0, n1} {
 			zero512(lo)
-			VPSUBD(v, lo, v)
-			VMOVDQU64(v, Mem{Base: panel, Disp: 64 * i})
-			VCVTPH2PS(Mem{Base: w, Disp: 32 * i}, lo)
+			VPSUBD(vec, lo, vec)
+			VMOVDQU64(vec, Mem{Base: panel, Disp: 64 * i})
+			VCVTPH2PS(Mem{Base: weights, Disp: 32 * i}, lo)
 			VMULPS(sixteenth, lo, lo)
 			VMOVUPS(lo, Mem{Base: panel, Disp: 128 + 64*i})
 		}
 	}, func(int) {
-		ADDQ(I32(64), w)
+		ADDQ(I32(64), weights)
 		ADDQ(I32(256), panel)
 	})
 	VZEROUPPER()
@@ -297,74 +297,74 @@ func q4Panel512(name string, block int) {
 	dispatch(most, func(m int) {
 		id := label(name, m)
 		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
-		w0, w1, a := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
-		x := newRows(m)
-		p, n, panel, sums, out, ldy := GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
+		w0, w1, acts := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
+		input := newRows(m)
+		ptr, count, panel, sums, out, ldy := GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
 		sum := func(r, half int) Mem { return Mem{Base: sums, Disp: 128*r + 64*half} }
 		Load(Param("sums"), sums)
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
-		for r := range m {
-			for h := range 2 {
-				VMOVUPS(Mem{Base: out, Disp: 64 * h}, w0)
-				VMOVUPS(w0, sum(r, h))
+		for row := range m {
+			for half := range 2 {
+				VMOVUPS(Mem{Base: out, Disp: 64 * half}, w0)
+				VMOVUPS(w0, sum(row, half))
 			}
 			ADDQ(ldy, out)
 		}
-		Load(Param("x"), p)
-		Load(Param("ldx"), x.ld)
-		x.set(p)
-		Load(Param("w"), p)
-		fetch := newFetcher(p)
-		Load(Param("blocks"), n)
+		Load(Param("x"), ptr)
+		Load(Param("ldx"), input.ld)
+		input.set(ptr)
+		Load(Param("w"), ptr)
+		fetch := newFetcher(ptr)
+		Load(Param("blocks"), count)
 		Load(Param("panel"), panel)
-		steps(id, n, 1, func(int) {
+		steps(id, count, 1, func(int) {
 			VMOVDQU64(Mem{Base: panel, Disp: 32 * block}, w0)
 			VMOVDQU64(Mem{Base: panel, Disp: 32*block + 64}, w1)
-			for r := range m {
-				VMOVDQA64(w0, acc(r, 0))
-				VMOVDQA64(w1, acc(r, 1))
+			for row := range m {
+				VMOVDQA64(w0, acc(row, 0))
+				VMOVDQA64(w1, acc(row, 1))
 			}
 			inSteps(id, block, func() {
 				for k4 := range 8 {
 					VMOVDQU64(Mem{Base: panel, Disp: 128 * k4}, w0)
 					VMOVDQU64(Mem{Base: panel, Disp: 128*k4 + 64}, w1)
 					fetch.step(1)
-					for r := range m {
-						b := a[r%4]
-						VPBROADCASTD(x.at(r, 4*k4), b)
-						VPDPBUSD(w0, b, acc(r, 0))
-						VPDPBUSD(w1, b, acc(r, 1))
+					for row := range m {
+						bcast := acts[row%4]
+						VPBROADCASTD(input.at(row, 4*k4), bcast)
+						VPDPBUSD(w0, bcast, acc(row, 0))
+						VPDPBUSD(w1, bcast, acc(row, 1))
 					}
 				}
-				x.advance(32)
+				input.advance(32)
 				ADDQ(I32(1024), panel)
 			})
 			VMOVUPS(Mem{Base: panel, Disp: 128}, w0)
 			VMOVUPS(Mem{Base: panel, Disp: 192}, w1)
-			for r := range m {
-				for h, s := range []reg.VecPhysical{w0, w1} {
-					d := acc(r, h)
-					VCVTDQ2PS(d, d)
-					VFMADD213PS(sum(r, h), s, d)
-					VMOVUPS(d, sum(r, h))
+			for row := range m {
+				for half, src := range []reg.VecPhysical{w0, w1} {
+					dst := acc(row, half)
+					VCVTDQ2PS(dst, dst)
+					VFMADD213PS(sum(row, half), src, dst)
+					VMOVUPS(dst, sum(row, half))
 				}
 			}
 		}, func(int) { ADDQ(I32(256), panel) })
-		Load(Param("xscale"), p)
+		Load(Param("xscale"), ptr)
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
 		one := GP32()
 		MOVL(U32(0x3f800000), one)
-		VPBROADCASTD(one, a[0])
-		for r := range m {
-			TESTQ(p, p)
-			JZ(LabelRef(label(id+"_plain", r)))
-			VBROADCASTSS(Mem{Base: p, Disp: 4 * r}, a[0])
-			Label(label(id+"_plain", r))
-			for h := range 2 {
-				VMULPS(sum(r, h), a[0], w0)
-				VMOVUPS(w0, Mem{Base: out, Disp: 64 * h})
+		VPBROADCASTD(one, acts[0])
+		for line := range m {
+			TESTQ(ptr, ptr)
+			JZ(LabelRef(label(id+"_plain", line)))
+			VBROADCASTSS(Mem{Base: ptr, Disp: 4 * line}, acts[0])
+			Label(label(id+"_plain", line))
+			for half := range 2 {
+				VMULPS(sum(line, half), acts[0], w0)
+				VMOVUPS(w0, Mem{Base: out, Disp: 64 * half})
 			}
 			ADDQ(ldy, out)
 		}
@@ -397,37 +397,37 @@ func f32Rows512() {
 	dispatch(most, func(m int) {
 		id := label("f32", m)
 		acc := func(r, half int) reg.VecPhysical { return z[r*2+half] }
-		w0, w1, a := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
-		x := newOwnRows(m)
-		p, n, w := GP64(), GP64(), GP64()
-		Load(Param("x"), p)
-		Load(Param("ldx"), x.ld)
-		Load(Param("k"), n)
-		Load(Param("w"), w)
-		fetch := newFetcher(w)
+		w0, w1, acts := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
+		input := newOwnRows(m)
+		row, count, weights := GP64(), GP64(), GP64()
+		Load(Param("x"), row)
+		Load(Param("ldx"), input.ld)
+		Load(Param("k"), count)
+		Load(Param("w"), weights)
+		fetch := newFetcher(weights)
 		begin(id, m, 64, z[:2*m], zero512)
-		x.set(p)
-		steps(id, n, 4, func(i int) {
-			VMOVUPS(Mem{Base: w, Disp: 128 * i}, w0)
-			VMOVUPS(Mem{Base: w, Disp: 128*i + 64}, w1)
+		input.set(row)
+		steps(id, count, 4, func(i int) {
+			VMOVUPS(Mem{Base: weights, Disp: 128 * i}, w0)
+			VMOVUPS(Mem{Base: weights, Disp: 128*i + 64}, w1)
 			if fetches(m, i) {
 				fetch.step(2)
 			}
-			for r := range m {
-				multiplyRow(x, r, 4*i, w0, w1, a[r%4], acc(r, 0), acc(r, 1))
+			for row := range m {
+				multiplyRow(input, row, 4*i, w0, w1, acts[row%4], acc(row, 0), acc(row, 1))
 			}
 		}, func(c int) {
-			x.advance(4 * c)
-			ADDQ(I32(128*c), w)
+			input.advance(4 * c)
+			ADDQ(I32(128*c), weights)
 		})
-		y, ldy := GP64(), GP64()
-		Load(Param("y"), y)
+		output, ldy := GP64(), GP64()
+		Load(Param("y"), output)
 		Load(Param("ldy"), ldy)
-		for r := range m {
-			VMOVUPS(acc(r, 0), Mem{Base: y})
-			VMOVUPS(acc(r, 1), Mem{Base: y, Disp: 64})
-			if r < m-1 {
-				ADDQ(ldy, y)
+		for row := range m {
+			VMOVUPS(acc(row, 0), Mem{Base: output})
+			VMOVUPS(acc(row, 1), Mem{Base: output, Disp: 64})
+			if row < m-1 {
+				ADDQ(ldy, output)
 			}
 		}
 		VZEROUPPER()
@@ -445,39 +445,39 @@ func bf16Rows512() {
 	dispatch(most, func(m int) {
 		id := label("bf16", m)
 		acc := func(r, half int) reg.VecPhysical { return z[r*2+half] }
-		upper, w0, w1, a := z[25], z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
-		x := newOwnRows(m)
-		p, n, w := GP64(), GP64(), GP64()
-		Load(Param("x"), p)
-		Load(Param("ldx"), x.ld)
-		Load(Param("k"), n)
-		Load(Param("w"), w)
-		fetch := newFetcher(w)
-		t := GP32()
-		MOVL(U32(0xffff0000), t)
-		VPBROADCASTD(t, upper)
+		upper, w0, w1, acts := z[25], z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
+		input := newOwnRows(m)
+		row, count, weights := GP64(), GP64(), GP64()
+		Load(Param("x"), row)
+		Load(Param("ldx"), input.ld)
+		Load(Param("k"), count)
+		Load(Param("w"), weights)
+		fetch := newFetcher(weights)
+		tmp := GP32()
+		MOVL(U32(0xffff0000), tmp)
+		VPBROADCASTD(tmp, upper)
 		zero512(z[:2*m]...)
-		x.set(p)
-		steps(id, n, 4, func(i int) {
-			VMOVDQU64(Mem{Base: w, Disp: 64 * i}, w1)
+		input.set(row)
+		steps(id, count, 4, func(i int) {
+			VMOVDQU64(Mem{Base: weights, Disp: 64 * i}, w1)
 			VPSLLD(I8(16), w1, w0)
 			VPANDD(upper, w1, w1)
 			fetch.step(1)
-			for r := range m {
-				multiplyRow(x, r, 4*i, w0, w1, a[r%4], acc(r, 0), acc(r, 1))
+			for row := range m {
+				multiplyRow(input, row, 4*i, w0, w1, acts[row%4], acc(row, 0), acc(row, 1))
 			}
 		}, func(c int) {
-			x.advance(4 * c)
-			ADDQ(I32(64*c), w)
+			input.advance(4 * c)
+			ADDQ(I32(64*c), weights)
 		})
-		y, ldy := GP64(), GP64()
-		Load(Param("y"), y)
+		output, ldy := GP64(), GP64()
+		Load(Param("y"), output)
 		Load(Param("ldy"), ldy)
-		for r := range m {
-			VMOVUPS(acc(r, 0), Mem{Base: y})
-			VMOVUPS(acc(r, 1), Mem{Base: y, Disp: 64})
-			if r < m-1 {
-				ADDQ(ldy, y)
+		for row := range m {
+			VMOVUPS(acc(row, 0), Mem{Base: output})
+			VMOVUPS(acc(row, 1), Mem{Base: output, Disp: 64})
+			if row < m-1 {
+				ADDQ(ldy, output)
 			}
 		}
 		VZEROUPPER()
@@ -494,45 +494,45 @@ func f32Add512() {
 	dispatch(most, func(m int) {
 		id := label("add", m)
 		acc := func(r, half int) reg.VecPhysical { return z[r*2+half] }
-		w0, w1, a := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
+		w0, w1, acts := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
 		out, ldy := GP64(), GP64()
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
-		for r := range m {
-			VMOVUPS(Mem{Base: out}, acc(r, 0))
-			VMOVUPS(Mem{Base: out, Disp: 64}, acc(r, 1))
-			if r < m-1 {
+		for row := range m {
+			VMOVUPS(Mem{Base: out}, acc(row, 0))
+			VMOVUPS(Mem{Base: out, Disp: 64}, acc(row, 1))
+			if row < m-1 {
 				ADDQ(ldy, out)
 			}
 		}
-		x, w := newRows(m), newRows(4)
-		p, n := GP64(), GP64()
-		Load(Param("w"), p)
-		Load(Param("ldw"), w.ld)
-		w.set(p)
-		Load(Param("x"), p)
-		Load(Param("ldx"), x.ld)
-		x.set(p)
-		Load(Param("k"), n)
-		steps(id, n, 4, func(i int) {
-			VMOVUPS(w.at(i, 0), w0)
-			VMOVUPS(w.at(i, 64), w1)
-			for r := range m {
-				b := a[r%4]
-				VBROADCASTSS(x.at(r, 4*i), b)
-				VFMADD231PS(w0, b, acc(r, 0))
-				VFMADD231PS(w1, b, acc(r, 1))
+		input, weights := newRows(m), newRows(4)
+		row, count := GP64(), GP64()
+		Load(Param("w"), row)
+		Load(Param("ldw"), weights.ld)
+		weights.set(row)
+		Load(Param("x"), row)
+		Load(Param("ldx"), input.ld)
+		input.set(row)
+		Load(Param("k"), count)
+		steps(id, count, 4, func(i int) {
+			VMOVUPS(weights.at(i, 0), w0)
+			VMOVUPS(weights.at(i, 64), w1)
+			for row := range m {
+				bcast := acts[row%4]
+				VBROADCASTSS(input.at(row, 4*i), bcast)
+				VFMADD231PS(w0, bcast, acc(row, 0))
+				VFMADD231PS(w1, bcast, acc(row, 1))
 			}
 		}, func(c int) {
-			x.advance(4 * c)
-			w.down(c)
+			input.advance(4 * c)
+			weights.down(c)
 		})
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
-		for r := range m {
-			VMOVUPS(acc(r, 0), Mem{Base: out})
-			VMOVUPS(acc(r, 1), Mem{Base: out, Disp: 64})
-			if r < m-1 {
+		for row := range m {
+			VMOVUPS(acc(row, 0), Mem{Base: out})
+			VMOVUPS(acc(row, 1), Mem{Base: out, Disp: 64})
+			if row < m-1 {
 				ADDQ(ldy, out)
 			}
 		}

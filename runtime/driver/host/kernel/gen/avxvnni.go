@@ -17,24 +17,24 @@ func avxvnni() {
 // the products of the bytes of u8, unsigned, and s8, in fours.
 func dotVEX(s8, u8, acc reg.VecPhysical) {
 	number := func(v reg.VecPhysical) uint32 {
-		for i, w := range y {
-			if v == w {
+		for i, weight := range y {
+			if v == weight {
 				return uint32(i)
 			}
 		}
 		panic("not a register of AVX")
 	}
-	s, u, d := number(s8), number(u8), number(acc)
+	signed, unsigned, dst := number(s8), number(u8), number(acc)
 	Comment("VPDPBUSD " + s8.Asm() + ", " + u8.Asm() + ", " + acc.Asm())
 	emit := func(opcode string, v Op) {
 		Instruction(&ir.Instruction{Opcode: opcode, Operands: []Op{v}})
 	}
 	emit("BYTE", U8(0xc4))
 	emit("LONG", U32(
-		^d>>3<<7&0x80|0x40|^s>>3<<5&0x20|2| // no extension of the fields, map 0F38
-			(^u<<3&0x78|4|1)<<8| // 256 bits, prefix 66
+		^dst>>3<<7&0x80|0x40|^signed>>3<<5&0x20|2| // no extension of the fields, map 0F38
+			(^unsigned<<3&0x78|4|1)<<8| // 256 bits, prefix 66
 			0x50<<16|
-			(0xc0|d&7<<3|s&7)<<24))
+			(0xc0|dst&7<<3|signed&7)<<24))
 }
 
 // q8cRowsVNNI is q8cRows512 in half the register width: the activations stay u8, and 128 times the column sums
@@ -52,37 +52,37 @@ func q8cRowsVNNI() {
 			sets = 3 // so that the instruction's latency does not show
 		}
 		acc := func(set, r, q int) reg.VecPhysical { return y[(set*m+r)*4+q] }
-		a, w := y[12:15], y[15]
-		x := newRows(m)
-		p, n, tail, wp := GP64(), GP64(), GP64(), GP64()
-		Load(Param("x"), p)
-		Load(Param("ldx"), x.ld)
-		Load(Param("steps"), n)
+		acts, weight := y[12:15], y[15]
+		input := newRows(m)
+		row, count, tail, wp := GP64(), GP64(), GP64(), GP64()
+		Load(Param("x"), row)
+		Load(Param("ldx"), input.ld)
+		Load(Param("steps"), count)
 		Load(Param("tail"), tail)
 		Load(Param("w"), wp)
 		fetch := newFetcher(wp)
 		zero256(y[:4*m*sets]...)
 		Label(id + "_start")
-		x.set(p)
-		steps(id, n, max(sets, 2), func(i int) {
-			for r := range m {
-				VPBROADCASTD(x.at(r, 4*i), a[r])
+		input.set(row)
+		steps(id, count, max(sets, 2), func(i int) {
+			for row := range m {
+				VPBROADCASTD(input.at(row, 4*i), acts[row])
 			}
 			fetch.step(2)
-			for q := range 4 {
-				VMOVDQU(Mem{Base: wp, Disp: 128*i + 32*q}, w)
-				for r := range m {
-					dotVEX(w, a[r], acc(i%sets, r, q))
+			for part := range 4 {
+				VMOVDQU(Mem{Base: wp, Disp: 128*i + 32*part}, weight)
+				for row := range m {
+					dotVEX(weight, acts[row], acc(i%sets, row, part))
 				}
 			}
 		}, func(c int) {
-			x.advance(4 * c)
+			input.advance(4 * c)
 			ADDQ(I32(128*c), wp)
 		})
-		again(id, tail, p, n, x, 4)
-		for s := 1; s < sets; s++ {
-			for q := range 4 {
-				VPADDD(acc(s, 0, q), acc(0, 0, q), acc(0, 0, q))
+		again(id, tail, row, count, input, 4)
+		for set := 1; set < sets; set++ {
+			for part := range 4 {
+				VPADDD(acc(set, 0, part), acc(0, 0, part), acc(0, 0, part))
 			}
 		}
 		// y = float32(acc - 128*colsum) * (xscale*scale)
@@ -90,19 +90,19 @@ func q8cRowsVNNI() {
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
 		Load(Param("xscale"), scale)
-		for r := range m {
-			VBROADCASTSS(Mem{Base: scale, Disp: 4 * r}, a[0])
-			for q := range 4 {
-				d := acc(0, r, q)
-				VMOVDQU(Mem{Base: wp, Disp: 128 + 32*q}, w)
-				VPSLLD(I8(7), w, w)
-				VPSUBD(w, d, d)
-				VCVTDQ2PS(d, d)
-				VMULPS(Mem{Base: wp, Disp: 32 * q}, a[0], w)
-				VMULPS(w, d, d)
-				VMOVUPS(d, Mem{Base: out, Disp: 32 * q})
+		for row := range m {
+			VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, acts[0])
+			for part := range 4 {
+				dst := acc(0, row, part)
+				VMOVDQU(Mem{Base: wp, Disp: 128 + 32*part}, weight)
+				VPSLLD(I8(7), weight, weight)
+				VPSUBD(weight, dst, dst)
+				VCVTDQ2PS(dst, dst)
+				VMULPS(Mem{Base: wp, Disp: 32 * part}, acts[0], weight)
+				VMULPS(weight, dst, dst)
+				VMOVUPS(dst, Mem{Base: out, Disp: 32 * part})
 			}
-			if r < m-1 {
+			if row < m-1 {
 				ADDQ(ldy, out)
 			}
 		}

@@ -41,11 +41,11 @@ func main() {
 type fetcher struct{ at, stride reg.GPVirtual }
 
 func newFetcher(w reg.GPVirtual) fetcher {
-	f := fetcher{at: GP64(), stride: GP64()}
-	Load(Param("ahead"), f.at)
-	Load(Param("stride"), f.stride)
-	ADDQ(w, f.at)
-	return f
+	out := fetcher{at: GP64(), stride: GP64()}
+	Load(Param("ahead"), out.at)
+	Load(Param("stride"), out.stride)
+	ADDQ(w, out.at)
+	return out
 }
 
 func (f fetcher) step(lines int) {
@@ -65,15 +65,15 @@ const manyRows = 7
 // fetchOutput asks for the lines of each of m rows of y, so that the stores at the end do not wait for memory: while
 // they wait, every load whose address ends in the same 12 bits does too, and rows of y often lie a multiple of 4 KiB apart.
 func fetchOutput(m, lines int) {
-	y, ldy := GP64(), GP64()
-	Load(Param("y"), y)
+	output, ldy := GP64(), GP64()
+	Load(Param("y"), output)
 	Load(Param("ldy"), ldy)
-	for r := range m {
+	for row := range m {
 		for i := range lines {
-			PREFETCHT0(Mem{Base: y, Disp: 64 * i})
+			PREFETCHT0(Mem{Base: output, Disp: 64 * i})
 		}
-		if r < m-1 {
-			ADDQ(ldy, y)
+		if row < m-1 {
+			ADDQ(ldy, output)
 		}
 	}
 }
@@ -88,15 +88,15 @@ func begin(id string, m, bytes int, acc []reg.VecPhysical, zero func(...reg.VecP
 	zero(acc...)
 	JMP(LabelRef(id + "_begin"))
 	Label(id + "_more")
-	y, ldy := GP64(), GP64()
-	Load(Param("y"), y)
+	output, ldy := GP64(), GP64()
+	Load(Param("y"), output)
 	Load(Param("ldy"), ldy)
-	for i, v := range acc {
+	for i, vec := range acc {
 		each := len(acc) / m
 		if i > 0 && i%each == 0 {
-			ADDQ(ldy, y)
+			ADDQ(ldy, output)
 		}
-		VMOVUPS(Mem{Base: y, Disp: i % each * bytes}, v)
+		VMOVUPS(Mem{Base: output, Disp: i % each * bytes}, vec)
 	}
 	Label(id + "_begin")
 }
@@ -111,11 +111,11 @@ type rows struct {
 
 // newRows makes registers for count rows; set fills them.
 func newRows(count int) rows {
-	r := rows{ld: GP64(), ld3: GP64()}
+	out := rows{ld: GP64(), ld3: GP64()}
 	for i := 0; i < count; i += 4 {
-		r.base = append(r.base, GP64())
+		out.base = append(out.base, GP64())
 	}
-	return r
+	return out
 }
 
 // ownBases is for how many rows newOwnRows has registers.
@@ -124,11 +124,11 @@ const ownBases = 8
 // newOwnRows makes registers for up to 12 rows of which the first ones, those with plain(row), are addressed without an
 // index. Only so is a load no instruction of its own for the core when it is an operand of another one.
 func newOwnRows(count int) rows {
-	r := rows{ld: GP64(), own: true}
+	out := rows{ld: GP64(), own: true}
 	for range min(count, ownBases) {
-		r.base = append(r.base, GP64())
+		out.base = append(out.base, GP64())
 	}
-	return r
+	return out
 }
 
 func (r rows) plain(i int) bool { return r.own && i < len(r.base) }
@@ -156,41 +156,41 @@ func (r rows) at(i, disp int) Mem {
 	if r.own {
 		return Mem{Base: r.base[i-4], Index: r.ld, Scale: 4, Disp: disp}
 	}
-	m := Mem{Base: r.base[i/4], Disp: disp}
+	mem := Mem{Base: r.base[i/4], Disp: disp}
 	switch i % 4 {
 	case 1:
-		m.Index, m.Scale = r.ld, 1
+		mem.Index, mem.Scale = r.ld, 1
 	case 2:
-		m.Index, m.Scale = r.ld, 2
+		mem.Index, mem.Scale = r.ld, 2
 	case 3:
-		m.Index, m.Scale = r.ld3, 1
+		mem.Index, mem.Scale = r.ld3, 1
 	}
-	return m
+	return mem
 }
 
 func (r rows) advance(bytes int) {
-	for _, b := range r.base {
-		ADDQ(I32(bytes), b)
+	for _, base := range r.base {
+		ADDQ(I32(bytes), base)
 	}
 }
 
 // down moves to the next 1 or 4 rows.
 func (r rows) down(count int) {
-	for _, b := range r.base {
-		LEAQ(Mem{Base: b, Index: r.ld, Scale: uint8(count)}, b)
+	for _, base := range r.base {
+		LEAQ(Mem{Base: base, Index: r.ld, Scale: uint8(count)}, base)
 	}
 }
 
 // dispatch jumps to one body per row count 1..most; each body ends with a return.
 func dispatch(most int, body func(m int)) {
-	n := Load(Param("rows"), GP64())
-	for m := 1; m < most; m++ {
-		CMPQ(n, I8(m))
-		JEQ(LabelRef(label("rows", m)))
+	count := Load(Param("rows"), GP64())
+	for rows := 1; rows < most; rows++ {
+		CMPQ(count, I8(rows))
+		JEQ(LabelRef(label("rows", rows)))
 	}
-	for m := most; m >= 1; m-- {
-		Label(label("rows", m))
-		body(m)
+	for rows := most; rows >= 1; rows-- {
+		Label(label("rows", rows))
+		body(rows)
 	}
 }
 

@@ -13,15 +13,15 @@ import (
 // columns, eight vectors of four columns a row in V0..V23, and read the weights once for these rows. Go's
 // assembler lacks some of the instructions; they are words.
 func neon() {
-	a := &arm{}
-	a.q8cRows()
-	a.q4Rows()
-	a.f32Rows()
-	a.f32Add()
-	a.bf16Rows()
-	a.peak("peakI8NEON", "SDOT", 0x01, 0x4e809400, 0x4ea08400)
-	a.peak("peakF32NEON", "FMLA", 0x3f800000, 0x4e20cc00, 0x4e20d400)
-	a.write()
+	asm := &arm{}
+	asm.q8cRows()
+	asm.q4Rows()
+	asm.f32Rows()
+	asm.f32Add()
+	asm.bf16Rows()
+	asm.peak("peakI8NEON", "SDOT", 0x01, 0x4e809400, 0x4ea08400)
+	asm.peak("peakF32NEON", "FMLA", 0x3f800000, 0x4e20cc00, 0x4e20d400)
+	asm.write()
 }
 
 type arm struct{ text, stubs strings.Builder }
@@ -51,17 +51,17 @@ func (a *arm) label(format string, args ...any) { fmt.Fprintf(&a.text, format+":
 func (a *arm) function(name string, params []string, doc ...string) (bodies func(body func(m int))) {
 	fmt.Fprintf(&a.stubs, "\n// %s\n//\n//go:noescape\nfunc %s(%s)\n", name+" "+strings.Join(doc, "\n// "), name, strings.Join(params, ", "))
 	fmt.Fprintf(&a.text, "\n// func %s(%s)\nTEXT ·%s(SB), NOSPLIT, $0-%d\n", name, strings.Join(params, ", "), name, 8*len(params))
-	for i, p := range params {
-		a.f("MOVD %s+%d(FP), R%d", strings.Fields(p)[0], 8*i, i)
+	for i, param := range params {
+		a.f("MOVD %s+%d(FP), R%d", strings.Fields(param)[0], 8*i, i)
 	}
 	return func(body func(m int)) {
-		for m := 1; m < 3; m++ {
-			a.f("CMP $%d, R0", m)
-			a.f("BEQ rows%d", m)
+		for rows := 1; rows < 3; rows++ {
+			a.f("CMP $%d, R0", rows)
+			a.f("BEQ rows%d", rows)
 		}
-		for m := 3; m >= 1; m-- {
-			a.label("rows%d", m)
-			body(m)
+		for rows := 3; rows >= 1; rows-- {
+			a.label("rows%d", rows)
+			body(rows)
 			a.f("RET")
 		}
 	}
@@ -73,8 +73,8 @@ const row = 19
 // point sets the row pointers to p, ld bytes apart.
 func (a *arm) point(m int, p, ld string) {
 	a.f("MOVD %s, R%d", p, row)
-	for r := 1; r < m; r++ {
-		a.f("ADD %s, R%d, R%d", ld, row+r-1, row+r)
+	for line := 1; line < m; line++ {
+		a.f("ADD %s, R%d, R%d", ld, row+line-1, row+line)
 	}
 }
 
@@ -114,8 +114,8 @@ func (a *arm) along(m int, prepare func(), step func(i int)) {
 	a.label("many%d", m)
 	a.f("SUBS $4, R5, R5")
 	a.f("BLT few%d", m)
-	for r := range m {
-		a.f("VLD1.P 16(R%d), [V%d.B16]", row+r, 24+r)
+	for line := range m {
+		a.f("VLD1.P 16(R%d), [V%d.B16]", row+line, 24+line)
 	}
 	prepare()
 	for i := range 4 {
@@ -126,8 +126,8 @@ func (a *arm) along(m int, prepare func(), step func(i int)) {
 	a.f("ADD $4, R5, R5")
 	a.f("CBZ R5, done%d", m)
 	a.label("one%d", m)
-	for r := range m {
-		a.f("FMOVS.P 4(R%d), F%d", row+r, 24+r)
+	for line := range m {
+		a.f("FMOVS.P 4(R%d), F%d", row+line, 24+line)
 	}
 	prepare()
 	step(0)
@@ -150,10 +150,10 @@ func (a *arm) tail(m int, setPitch string) {
 
 // eachRow runs body for the rows with the address of y's in R15.
 func (a *arm) eachRow(m int, body func(r int)) {
-	for r := range m {
+	for row := range m {
 		a.f("MOVD R1, R15")
-		body(r)
-		if r < m-1 {
+		body(row)
+		if row < m-1 {
 			a.f("ADD R2, R1, R1")
 		}
 	}
@@ -168,8 +168,8 @@ func (a *arm) store(m int) {
 
 // signed makes activations u signed, u-128.
 func (a *arm) signed(m int) {
-	for r := range m {
-		a.f("VEOR V31.B16, V%d.B16, V%d.B16", 24+r, 24+r)
+	for row := range m {
+		a.f("VEOR V31.B16, V%d.B16, V%d.B16", 24+row, 24+row)
 	}
 }
 
@@ -189,22 +189,22 @@ func (a *arm) q8cRows() {
 		a.along(m, func() { a.signed(m) }, func(i int) {
 			for half := range 2 {
 				a.f("VLD1.P 64(R7), [V27.B16, V28.B16, V29.B16, V30.B16]")
-				for q := range 4 {
-					for r := range m {
-						a.sdot(8*r+4*half+q, 27+q, 24+r, i)
+				for part := range 4 {
+					for row := range m {
+						a.sdot(8*row+4*half+part, 27+part, 24+row, i)
 					}
 				}
 			}
 		})
 		a.tail(m, "MOVD $4, R4")
-		for r := range m { // y = float32(acc) * (xscale*scale)
+		for row := range m { // y = float32(acc) * (xscale*scale)
 			a.f("MOVD R7, R14")
 			a.f("VLD1R.P 4(R8), [V24.S4]")
-			for q := range 8 {
+			for part := range 8 {
 				a.f("VLD1.P 16(R14), [V25.S4]")
 				a.fmul(25, 24, 25)
-				a.scvtf(8*r + q)
-				a.fmul(8*r+q, 8*r+q, 25)
+				a.scvtf(8*row + part)
+				a.fmul(8*row+part, 8*row+part, 25)
 			}
 		}
 		a.store(m)
@@ -230,20 +230,20 @@ func (a *arm) q4Rows() {
 		a.zero(8 * m)
 		a.f("LSL $1, R9, R13") // 16 rows of the weight a turn
 		a.label("half%d", m)
-		for r := range m {
-			a.f("VLD1.P 16(R%d), [V%d.B16]", row+r, 24+r)
+		for line := range m {
+			a.f("VLD1.P 16(R%d), [V%d.B16]", row+line, 24+line)
 		}
 		a.signed(m)
 		for i := range 4 {
-			for v := range 4 {
+			for vec := range 4 {
 				a.f("VLD1.P 16(R7), [V27.B16]")
 				a.f("VAND V29.B16, V27.B16, V28.B16")
 				a.f("VUSHR $4, V27.B16, V27.B16")
 				a.f("VSUB V30.B16, V28.B16, V28.B16")
 				a.f("VSUB V30.B16, V27.B16, V27.B16")
-				for r := range m {
-					a.sdot(8*r+v, 28, 24+r, i)
-					a.sdot(8*r+4+v, 27, 24+r, i)
+				for row := range m {
+					a.sdot(8*row+vec, 28, 24+row, i)
+					a.sdot(8*row+4+vec, 27, 24+row, i)
 				}
 			}
 		}
@@ -252,12 +252,12 @@ func (a *arm) q4Rows() {
 		a.f("MOVD y+8(FP), R1")
 		a.eachRow(m, func(r int) {
 			a.f("MOVD R7, R14")
-			for q := range 8 {
+			for part := range 8 {
 				a.f("FMOVD.P 8(R14), F24")
 				a.word(0x0e217800|24<<5|24, "FCVTL V24.H4, V24.S4")
-				a.scvtf(8*r + q)
+				a.scvtf(8*r + part)
 				a.f("VLD1 (R15), [V25.S4]")
-				a.f("VFMLA V24.S4, V%d.S4, V25.S4", 8*r+q)
+				a.f("VFMLA V24.S4, V%d.S4, V25.S4", 8*r+part)
 				a.f("VST1.P [V25.S4], 16(R15)")
 			}
 		})
@@ -286,9 +286,9 @@ func (a *arm) f32Rows() {
 		a.along(m, func() {}, func(i int) {
 			for half := range 2 {
 				a.f("VLD1.P 64(R6), [V27.S4, V28.S4, V29.S4, V30.S4]")
-				for q := range 4 {
-					for r := range m {
-						a.fmla(8*r+4*half+q, 27+q, 24+r, i)
+				for part := range 4 {
+					for row := range m {
+						a.fmla(8*row+4*half+part, 27+part, 24+row, i)
 					}
 				}
 			}
@@ -310,9 +310,9 @@ func (a *arm) f32Add() {
 			a.f("MOVD R6, R14")
 			for half := range 2 {
 				a.f("VLD1.P 64(R14), [V27.S4, V28.S4, V29.S4, V30.S4]")
-				for q := range 4 {
-					for r := range m {
-						a.fmla(8*r+4*half+q, 27+q, 24+r, i)
+				for part := range 4 {
+					for row := range m {
+						a.fmla(8*row+4*half+part, 27+part, 24+row, i)
 					}
 				}
 			}
@@ -333,13 +333,13 @@ func (a *arm) bf16Rows() {
 		a.zero(8 * m)
 		a.point(m, "R3", "R4")
 		a.along(m, func() {}, func(i int) {
-			for v := range 4 {
+			for vec := range 4 {
 				a.f("VLD1.P 16(R6), [V27.S4]")
 				a.f("VSHL $16, V27.S4, V28.S4")
 				a.f("VAND V30.B16, V27.B16, V27.B16")
-				for r := range m {
-					a.fmla(8*r+v, 28, 24+r, i)
-					a.fmla(8*r+4+v, 27, 24+r, i)
+				for row := range m {
+					a.fmla(8*row+vec, 28, 24+row, i)
+					a.fmla(8*row+4+vec, 27, 24+row, i)
 				}
 			}
 		})

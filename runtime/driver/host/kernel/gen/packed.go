@@ -33,14 +33,14 @@ func packed512() {
 
 // dispatchPacked jumps to one body per row count of a group.
 func dispatchPacked(body func(m int)) {
-	n := Load(Param("rows"), GP64())
-	for m := leastPacked; m < mostPacked; m++ {
-		CMPQ(n, I8(m))
-		JEQ(LabelRef(label("rows", m)))
+	count := Load(Param("rows"), GP64())
+	for rows := leastPacked; rows < mostPacked; rows++ {
+		CMPQ(count, I8(rows))
+		JEQ(LabelRef(label("rows", rows)))
 	}
-	for m := mostPacked; m >= leastPacked; m-- {
-		Label(label("rows", m))
-		body(m)
+	for rows := mostPacked; rows >= leastPacked; rows-- {
+		Label(label("rows", rows))
+		body(rows)
 	}
 }
 
@@ -49,26 +49,26 @@ func dispatchPacked(body func(m int)) {
 func packedRows(x reg.Register, disp, m int, w0, w1 reg.VecPhysical, b []reg.VecPhysical, acc func(r, half int) reg.VecPhysical, floats bool) {
 	const loaded = 2
 	next := 0
-	for r := range m {
-		at := Mem{Base: x, Disp: disp + 4*r}
-		if r*loaded/m == (r+1)*loaded/m {
-			for h, w := range []reg.VecPhysical{w0, w1} {
+	for row := range m {
+		at := Mem{Base: x, Disp: disp + 4*row}
+		if row*loaded/m == (row+1)*loaded/m {
+			for half, weight := range []reg.VecPhysical{w0, w1} {
 				if floats {
-					VFMADD231PS_BCST(at, w, acc(r, h))
+					VFMADD231PS_BCST(at, weight, acc(row, half))
 				} else {
-					VPDPBUSD_BCST(at, w, acc(r, h))
+					VPDPBUSD_BCST(at, weight, acc(row, half))
 				}
 			}
 			continue
 		}
-		v := b[next%len(b)]
+		vec := b[next%len(b)]
 		next++
-		VPBROADCASTD(at, v)
-		for h, w := range []reg.VecPhysical{w0, w1} {
+		VPBROADCASTD(at, vec)
+		for half, weight := range []reg.VecPhysical{w0, w1} {
 			if floats {
-				VFMADD231PS(v, w, acc(r, h))
+				VFMADD231PS(vec, weight, acc(row, half))
 			} else {
-				VPDPBUSD(v, w, acc(r, h))
+				VPDPBUSD(vec, weight, acc(row, half))
 			}
 		}
 	}
@@ -76,9 +76,9 @@ func packedRows(x reg.Register, disp, m int, w0, w1 reg.VecPhysical, b []reg.Vec
 
 // startPacked begins the sums at what the group's rows have in front of their activations.
 func startPacked(x reg.Register, m int, acc func(r, half int) reg.VecPhysical) {
-	for r := range m {
-		VPBROADCASTD(Mem{Base: x, Disp: 4 * r}, acc(r, 0))
-		VMOVDQA64(acc(r, 0), acc(r, 1))
+	for row := range m {
+		VPBROADCASTD(Mem{Base: x, Disp: 4 * row}, acc(row, 0))
+		VMOVDQA64(acc(row, 0), acc(row, 1))
 	}
 }
 
@@ -108,15 +108,15 @@ func packQuad512(name string, kind int) {
 	what[0] = name + " " + what[0]
 	Doc(what...)
 	Pragma("noescape")
-	x := newRows(4)
-	Load(Param("x"), x.base[0])
-	Load(Param("ldx"), x.ld)
-	x.set(x.base[0])
+	input := newRows(4)
+	Load(Param("x"), input.base[0])
+	Load(Param("ldx"), input.ld)
+	input.set(input.base[0])
 	to := newRows(4)
 	Load(Param("dst"), to.base[0])
 	Load(Param("pitch"), to.ld)
 	to.set(to.base[0])
-	n := param("turns")
+	count := param("turns")
 	c80, total := z[8], z[10:14]
 	if kind != packFloats {
 		broadcast32(0x80808080, c80)
@@ -134,8 +134,8 @@ func packQuad512(name string, kind int) {
 	// heads leaves minus the sums of the words of rows 0..3 in each half of total[0].
 	heads := func() {
 		turn(total, z[4:8], total)
-		for _, v := range total[1:] {
-			VPADDD(v, total[0], total[0])
+		for _, vec := range total[1:] {
+			VPADDD(vec, total[0], total[0])
 		}
 		VSHUFI64X2(U8(0xb1), total[0], total[0], z[4]) // the other quarter of each half
 		VPADDD(z[4], total[0], total[0])
@@ -146,13 +146,13 @@ func packQuad512(name string, kind int) {
 		zero512(total...)
 	}
 	Label("turn")
-	for r := range 4 {
+	for row := range 4 {
 		if kind == packFloats {
-			VMOVUPS(x.at(r, 0), z[r])
+			VMOVUPS(input.at(row, 0), z[row])
 			continue
 		}
-		VPXORD(x.at(r, 0), c80, z[r])
-		VPDPBUSD(z[r], c80, total[r])
+		VPXORD(input.at(row, 0), c80, z[row])
+		VPDPBUSD(z[row], c80, total[row])
 	}
 	if each {
 		heads()
@@ -178,8 +178,8 @@ func packQuad512(name string, kind int) {
 		}
 		LEAQ(Mem{Base: to.base[0], Index: to.ld, Scale: 4}, to.base[0])
 	}
-	x.advance(64)
-	DECQ(n)
+	input.advance(64)
+	DECQ(count)
 	JNZ(LabelRef("turn"))
 	if kind == packSums {
 		heads()
@@ -208,20 +208,20 @@ func q8cPacked512(name string, first bool) {
 	dispatchPacked(func(m int) {
 		id := label(name, m)
 		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
-		w0, w1, c80, b := z[30], z[31], z[29], z[2*m:30]
-		x, n, panel, w := param("x"), param("steps"), param("panel"), param("w")
-		fetch := newFetcher(w)
+		w0, w1, c80, bcasts := z[30], z[31], z[29], z[2*m:30]
+		input, count, panel, weights := param("x"), param("steps"), param("panel"), param("w")
+		fetch := newFetcher(weights)
 		if first {
-			b = z[2*m : 29]
+			bcasts = z[2*m : 29]
 			broadcast32(0x80808080, c80)
 		}
 		fetchOutput(m, 2)
-		startPacked(x, m, acc)
-		ADDQ(I32(4*m), x)
-		steps(id, n, 4, func(i int) {
+		startPacked(input, m, acc)
+		ADDQ(I32(4*m), input)
+		steps(id, count, 4, func(i int) {
 			at := Mem{Base: panel, Disp: 128 * i}
 			if first {
-				at.Base = w
+				at.Base = weights
 			}
 			VMOVDQU64(at, w0)
 			VMOVDQU64(at.Offset(64), w1)
@@ -235,35 +235,35 @@ func q8cPacked512(name string, first bool) {
 			if i%4 == 0 { // one line of two: the core fetches its neighbour
 				fetch.step(1)
 			}
-			packedRows(x, 4*m*i, m, w0, w1, b, acc, false)
+			packedRows(input, 4*m*i, m, w0, w1, bcasts, acc, false)
 		}, func(c int) {
-			ADDQ(I32(4*m*c), x)
+			ADDQ(I32(4*m*c), input)
 			ADDQ(I32(128*c), panel)
 			if first {
-				ADDQ(I32(128*c), w)
+				ADDQ(I32(128*c), weights)
 			}
 		})
 		// y = float32(acc) * (xscale*scale)
 		if !first {
-			Load(Param("w"), w)
-			Load(Param("steps"), n)
-			SHLQ(U8(7), n)
-			ADDQ(n, w)
+			Load(Param("w"), weights)
+			Load(Param("steps"), count)
+			SHLQ(U8(7), count)
+			ADDQ(count, weights)
 		}
-		VMOVUPS(Mem{Base: w}, w0)
-		VMOVUPS(Mem{Base: w, Disp: 64}, w1)
-		y, ldy, scale := param("y"), param("ldy"), param("xscale")
-		t := z[29]
-		for r := range m {
-			for h, s := range []reg.VecPhysical{w0, w1} {
-				d := acc(r, h)
-				VCVTDQ2PS(d, d)
-				VMULPS_BCST(Mem{Base: scale, Disp: 4 * r}, s, t)
-				VMULPS(t, d, d)
-				VMOVUPS(d, Mem{Base: y, Disp: 64 * h})
+		VMOVUPS(Mem{Base: weights}, w0)
+		VMOVUPS(Mem{Base: weights, Disp: 64}, w1)
+		output, ldy, scale := param("y"), param("ldy"), param("xscale")
+		tmp := z[29]
+		for row := range m {
+			for half, src := range []reg.VecPhysical{w0, w1} {
+				dst := acc(row, half)
+				VCVTDQ2PS(dst, dst)
+				VMULPS_BCST(Mem{Base: scale, Disp: 4 * row}, src, tmp)
+				VMULPS(tmp, dst, dst)
+				VMOVUPS(dst, Mem{Base: output, Disp: 64 * half})
 			}
-			if r < m-1 {
-				ADDQ(ldy, y)
+			if row < m-1 {
+				ADDQ(ldy, output)
 			}
 		}
 		VZEROUPPER()
@@ -279,29 +279,29 @@ func q4Spread512(name string, block int) {
 	Doc(fmt.Sprintf("%s unpacks blocks of a q4b%d tile for packed activations, %d bytes each.", name, block, spreadBytes(block)))
 	Pragma("noescape")
 	lo, hi, cF0, sixteenth := z[0], z[1], z[2], z[3]
-	panel, w, n := param("panel"), param("w"), param("blocks")
+	panel, weights, count := param("panel"), param("w"), param("blocks")
 	broadcast32(0xf0f0f0f0, cF0)
 	broadcast32(0x3d800000, sixteenth)
-	steps("spread", n, 1, func(int) {
+	steps("spread", count, 1, func(int) {
 		inSteps("spread", block, func() {
 			for k4 := range 8 {
-				VMOVDQU64(Mem{Base: w, Disp: 64 * k4}, hi)
+				VMOVDQU64(Mem{Base: weights, Disp: 64 * k4}, hi)
 				VPSLLD(I8(4), hi, lo)
 				VPANDD(cF0, lo, lo)
 				VPANDD(cF0, hi, hi)
 				VMOVDQU64(lo, Mem{Base: panel, Disp: 128 * k4})
 				VMOVDQU64(hi, Mem{Base: panel, Disp: 128*k4 + 64})
 			}
-			ADDQ(I32(512), w)
+			ADDQ(I32(512), weights)
 			ADDQ(I32(1024), panel)
 		})
-		for h := range 2 {
-			VCVTPH2PS(Mem{Base: w, Disp: 32 * h}, lo)
+		for half := range 2 {
+			VCVTPH2PS(Mem{Base: weights, Disp: 32 * half}, lo)
 			VMULPS(sixteenth, lo, lo)
-			VMOVUPS(lo, Mem{Base: panel, Disp: 64 * h})
+			VMOVUPS(lo, Mem{Base: panel, Disp: 64 * half})
 		}
 	}, func(int) {
-		ADDQ(I32(64), w)
+		ADDQ(I32(64), weights)
 		ADDQ(I32(128), panel)
 	})
 	VZEROUPPER()
@@ -318,13 +318,13 @@ func q4Packed512(name string, block int) {
 	dispatchPacked(func(m int) {
 		id := label(name, m)
 		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
-		w0, w1, b := z[30], z[31], z[2*m:30]
-		x, n, panel, sums, w := param("x"), param("blocks"), param("panel"), param("sums"), param("w")
+		w0, w1, bcasts := z[30], z[31], z[2*m:30]
+		input, count, panel, sums, weights := param("x"), param("blocks"), param("panel"), param("sums"), param("w")
 		sum := func(r, half int) Mem { return Mem{Base: sums, Disp: 128*r + 64*half} }
-		fetch := newFetcher(w)
-		steps(id, n, 1, func(int) {
-			startPacked(x, m, acc)
-			ADDQ(I32(4*m), x)
+		fetch := newFetcher(weights)
+		steps(id, count, 1, func(int) {
+			startPacked(input, m, acc)
+			ADDQ(I32(4*m), input)
 			inSteps(id, block, func() {
 				for k4 := range 8 {
 					VMOVDQU64(Mem{Base: panel, Disp: 128 * k4}, w0)
@@ -332,32 +332,32 @@ func q4Packed512(name string, block int) {
 					if k4 == 0 {
 						fetch.step(1)
 					}
-					packedRows(x, 4*m*k4, m, w0, w1, b, acc, false)
+					packedRows(input, 4*m*k4, m, w0, w1, bcasts, acc, false)
 				}
-				ADDQ(I32(32*m), x)
+				ADDQ(I32(32*m), input)
 				ADDQ(I32(1024), panel)
 			})
 			VMOVUPS(Mem{Base: panel}, w0)
 			VMOVUPS(Mem{Base: panel, Disp: 64}, w1)
-			for r := range m {
-				for h, s := range []reg.VecPhysical{w0, w1} {
-					d := acc(r, h)
-					VCVTDQ2PS(d, d)
-					VFMADD213PS(sum(r, h), s, d)
-					VMOVUPS(d, sum(r, h))
+			for row := range m {
+				for half, src := range []reg.VecPhysical{w0, w1} {
+					dst := acc(row, half)
+					VCVTDQ2PS(dst, dst)
+					VFMADD213PS(sum(row, half), src, dst)
+					VMOVUPS(dst, sum(row, half))
 				}
 			}
 		}, func(int) { ADDQ(I32(128), panel) })
-		scale, y, ldy := param("xscale"), param("y"), param("ldy")
+		scale, output, ldy := param("xscale"), param("y"), param("ldy")
 		TESTQ(scale, scale)
 		JZ(LabelRef(id + "_end"))
-		for r := range m {
-			VBROADCASTSS(Mem{Base: scale, Disp: 4 * r}, w0)
-			for h := range 2 {
-				VMULPS(sum(r, h), w0, w1)
-				VMOVUPS(w1, Mem{Base: y, Disp: 64 * h})
+		for row := range m {
+			VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, w0)
+			for half := range 2 {
+				VMULPS(sum(row, half), w0, w1)
+				VMOVUPS(w1, Mem{Base: output, Disp: 64 * half})
 			}
-			ADDQ(ldy, y)
+			ADDQ(ldy, output)
 		}
 		Label(id + "_end")
 		VZEROUPPER()
@@ -378,18 +378,18 @@ func f32Packed512(name string, bf16 bool) {
 	dispatchPacked(func(m int) {
 		id := label(name, m)
 		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
-		w0, w1, b := z[30], z[31], z[2*m:30]
-		x, n, w := param("x"), param("k"), param("w")
-		fetch := newFetcher(w)
+		w0, w1, bcasts := z[30], z[31], z[2*m:30]
+		input, count, weights := param("x"), param("k"), param("w")
+		fetch := newFetcher(weights)
 		row := 128 // bytes of the tile
 		var upper reg.VecPhysical
 		if bf16 {
-			upper, b, row = z[29], z[2*m:29], 64
+			upper, bcasts, row = z[29], z[2*m:29], 64
 			broadcast32(0xffff0000, upper)
 		}
 		begin(id, m, 64, z[:2*m], zero512)
-		steps(id, n, 4, func(i int) {
-			at := Mem{Base: w, Disp: row * i}
+		steps(id, count, 4, func(i int) {
+			at := Mem{Base: weights, Disp: row * i}
 			if bf16 {
 				VPSLLD(I8(16), at, w0)
 				VPANDD(at, upper, w1)
@@ -400,17 +400,17 @@ func f32Packed512(name string, bf16 bool) {
 			if i%2 == 0 {
 				fetch.step(1)
 			}
-			packedRows(x, 4*m*i, m, w0, w1, b, acc, true)
+			packedRows(input, 4*m*i, m, w0, w1, bcasts, acc, true)
 		}, func(c int) {
-			ADDQ(I32(4*m*c), x)
-			ADDQ(I32(row*c), w)
+			ADDQ(I32(4*m*c), input)
+			ADDQ(I32(row*c), weights)
 		})
-		y, ldy := param("y"), param("ldy")
-		for r := range m {
-			VMOVUPS(acc(r, 0), Mem{Base: y})
-			VMOVUPS(acc(r, 1), Mem{Base: y, Disp: 64})
-			if r < m-1 {
-				ADDQ(ldy, y)
+		output, ldy := param("y"), param("ldy")
+		for row := range m {
+			VMOVUPS(acc(row, 0), Mem{Base: output})
+			VMOVUPS(acc(row, 1), Mem{Base: output, Disp: 64})
+			if row < m-1 {
+				ADDQ(ldy, output)
 			}
 		}
 		VZEROUPPER()

@@ -13,10 +13,10 @@ func peak() {
 	peakLoop("peakI8x512", "VPDPBUSD on 64-byte registers", 24, func(i int) { VPDPBUSD(z[30], z[31], z[i]) }, bytes512, sumI32x512)
 	peakLoop("peakF32x512", "VFMADD on 64-byte registers", 24, func(i int) { VFMADD231PS(z[30], z[31], z[i]) }, floats512, sumF32x512)
 	peakLoop("peakI8x256", "VPMADDUBSW, VPMADDWD and VPADDD on 32-byte registers", 8, func(i int) {
-		t := y[8+i%5]
-		VPMADDUBSW(y[14], y[15], t)
-		VPMADDWD(y[13], t, t)
-		VPADDD(t, y[i], y[i])
+		tmp := y[8+i%5]
+		VPMADDUBSW(y[14], y[15], tmp)
+		VPMADDWD(y[13], tmp, tmp)
+		VPADDD(tmp, y[i], y[i])
 	}, bytes256, sumI32x256)
 	peakLoop("peakI8xVNNI", "VPDPBUSD on 32-byte registers", 12, func(i int) { dotVEX(y[14], y[15], y[i]) }, bytes256, sumI32x256)
 	peakLoop("peakF32x256", "VFMADD on 32-byte registers", 12, func(i int) { VFMADD231PS(y[14], y[15], y[i]) }, floats256, sumF32x256)
@@ -34,8 +34,8 @@ func issue() {
 	Load(Param("turns"), reg.RCX)
 	Label("turn")
 	for i := range count {
-		r := []reg.GPPhysical{reg.R8L, reg.R9L, reg.R10L, reg.R11L, reg.R12L, reg.R13L}[i%6]
-		XORL(r, r)
+		chain := []reg.GPPhysical{reg.R8L, reg.R9L, reg.R10L, reg.R11L, reg.R12L, reg.R13L}[i%6]
+		XORL(chain, chain)
 	}
 	DECQ(reg.RCX)
 	JNZ(LabelRef("turn"))
@@ -48,13 +48,13 @@ func peakLoop(name, what string, count int, step func(i int), ones, sum func(cou
 		"and stores at sum a register whose elements add up to the number done.")
 	Pragma("noescape")
 	ones(count)
-	n := GP64()
-	Load(Param("turns"), n)
+	left := GP64()
+	Load(Param("turns"), left)
 	Label("turn")
 	for i := range count {
 		step(i)
 	}
-	DECQ(n)
+	DECQ(left)
 	JNZ(LabelRef("turn"))
 	sum(count)
 	VZEROUPPER()
@@ -63,13 +63,13 @@ func peakLoop(name, what string, count int, step func(i int), ones, sum func(cou
 
 // broadcast32 fills a register with a 4-byte pattern.
 func broadcast32(v uint32, to reg.VecPhysical) {
-	c := GP32()
-	MOVL(U32(v), c)
+	constant := GP32()
+	MOVL(U32(v), constant)
 	if to.Size() == 64 {
-		VPBROADCASTD(c, to)
+		VPBROADCASTD(constant, to)
 		return
 	}
-	VMOVD(c, to.AsX())
+	VMOVD(constant, to.AsX())
 	VPBROADCASTD(to.AsX(), to)
 }
 
@@ -119,8 +119,8 @@ func sumF32x256(count int) {
 }
 
 func reduce(v []reg.VecPhysical, add func(a, b reg.VecPhysical)) {
-	for _, r := range v[1:] {
-		add(r, v[0])
+	for _, vec := range v[1:] {
+		add(vec, v[0])
 	}
 }
 
@@ -154,18 +154,18 @@ func streamLoop(name, width string, line func(m Mem, i int), zero, reduce func()
 	Doc(name+" reads turns (at least 1) lines of 64 bytes from each of eight streams, pitch bytes apart, in "+width,
 		"registers, and returns the sum of the first words of all lines.")
 	Pragma("noescape")
-	x := newRows(8)
-	Load(Param("pitch"), x.ld)
-	x.set(param("p"))
-	n := param("turns")
+	input := newRows(8)
+	Load(Param("pitch"), input.ld)
+	input.set(param("p"))
+	count := param("turns")
 	zero()
 	Label("turn")
 	for i := range 8 {
-		PREFETCHT0(x.at(i, streamAhead))
-		line(x.at(i, 0), i)
+		PREFETCHT0(input.at(i, streamAhead))
+		line(input.at(i, 0), i)
 	}
-	x.advance(64)
-	DECQ(n)
+	input.advance(64)
+	DECQ(count)
 	JNZ(LabelRef("turn"))
 	reduce()
 	sum := GP64()

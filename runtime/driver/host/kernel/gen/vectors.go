@@ -23,8 +23,8 @@ func vectors256() {
 	expInf, expLog2e = const32("expInf256", 0x7f800000), f32("expLog2e256", math.Log2E)
 	expRound, expBias = f32("expRound256", 0x1.8p23), const32("expBias256", 127)
 	expLn2Hi, expLn2Lo = f32("expLn2Hi256", 0x1.62e4p-1), f32("expLn2Lo256", 0x1.7f7d1cf79abcap-20)
-	for i, c := range []float32{1, 1, 0.5, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720} {
-		expPoly[i] = f32("expPoly256x"+string(rune('0'+i)), c)
+	for i, coef := range []float32{1, 1, 0.5, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720} {
+		expPoly[i] = f32("expPoly256x"+string(rune('0'+i)), coef)
 	}
 	magnitude = const32("magnitude256", 0x7fffffff)
 	bytes80, minus127 = const32("bytes256", 0x80808080), const32("minus256", 0x81818181)
@@ -53,9 +53,9 @@ func function(name, params string, doc ...string) {
 }
 
 func param(name string) reg.GPVirtual {
-	r := GP64()
-	Load(Param(name), r)
-	return r
+	result := GP64()
+	Load(Param(name), result)
+	return result
 }
 
 // loop16 runs body n/16 times (n a multiple of 16, at least 0) and then moves the pointers.
@@ -64,8 +64,8 @@ func loop16(id string, n reg.GPVirtual, body func(), advance map[reg.GPVirtual]i
 	JZ(LabelRef(id + "_done"))
 	Label(id + "_loop")
 	body()
-	for _, p := range order {
-		ADDQ(I32(advance[p]), p)
+	for _, row := range order {
+		ADDQ(I32(advance[row]), row)
 	}
 	DECQ(n)
 	JNZ(LabelRef(id + "_loop"))
@@ -74,21 +74,21 @@ func loop16(id string, n reg.GPVirtual, body func(), advance map[reg.GPVirtual]i
 
 // along is loop16 for pointers that all move by bytes each.
 func along(id string, n reg.GPVirtual, bytes int, pointers []reg.GPVirtual, body func()) {
-	m := map[reg.GPVirtual]int{}
-	for _, p := range pointers {
-		m[p] = bytes
+	steps := map[reg.GPVirtual]int{}
+	for _, row := range pointers {
+		steps[row] = bytes
 	}
-	loop16(id, n, body, m, pointers...)
+	loop16(id, n, body, steps, pointers...)
 }
 
 func maxAbs256() {
 	function("maxAbs256", "(x *float32, n int) uint32", "returns the largest magnitude of x as bits, by which NaN is larger than infinity. n is a multiple of 16.")
-	x, n := param("x"), param("n")
+	input, count := param("x"), param("n")
 	zero256(y[0], y[1])
 	VMOVDQU(magnitude, y[4])
-	along("max", n, 64, []reg.GPVirtual{x}, func() {
-		VPAND(Mem{Base: x}, y[4], y[2])
-		VPAND(Mem{Base: x, Disp: 32}, y[4], y[3])
+	along("max", count, 64, []reg.GPVirtual{input}, func() {
+		VPAND(Mem{Base: input}, y[4], y[2])
+		VPAND(Mem{Base: input, Disp: 32}, y[4], y[3])
 		VPMAXUD(y[2], y[0], y[0])
 		VPMAXUD(y[3], y[1], y[1])
 	})
@@ -99,23 +99,23 @@ func maxAbs256() {
 	VPMAXUD(reg.X1, reg.X0, reg.X0)
 	VPSHUFD(U8(0xb1), reg.X0, reg.X1)
 	VPMAXUD(reg.X1, reg.X0, reg.X0)
-	r := GP32()
-	VMOVD(reg.X0, r)
-	Store(r, ReturnIndex(0))
+	result := GP32()
+	VMOVD(reg.X0, result)
+	Store(result, ReturnIndex(0))
 	VZEROUPPER()
 	RET()
 }
 
 func quant256() {
 	function("quant256", "(y *uint8, x *float32, n int, scale float32)", "quantises x to u8 as Set.QuantRows does. n is a multiple of 16.")
-	out, x, n := param("y"), param("x"), param("n")
-	s, _ := Param("scale").Resolve()
-	VBROADCASTSS(s.Addr, y[4])
+	out, input, count := param("y"), param("x"), param("n")
+	scale, _ := Param("scale").Resolve()
+	VBROADCASTSS(scale.Addr, y[4])
 	VMOVDQU(bytes80, y[5])
 	VMOVDQU(minus127, y[6])
-	loop16("quant", n, func() {
-		VMOVUPS(Mem{Base: x}, y[0])
-		VMOVUPS(Mem{Base: x, Disp: 32}, y[1])
+	loop16("quant", count, func() {
+		VMOVUPS(Mem{Base: input}, y[0])
+		VMOVUPS(Mem{Base: input, Disp: 32}, y[1])
 		VDIVPS(y[4], y[0], y[0])
 		VDIVPS(y[4], y[1], y[1])
 		VCVTPS2DQ(y[0], y[0])
@@ -127,21 +127,21 @@ func quant256() {
 		VPMAXSB(reg.X6, reg.X0, reg.X0)
 		VPXOR(reg.X5, reg.X0, reg.X0)
 		VMOVDQU(reg.X0, Mem{Base: out})
-	}, map[reg.GPVirtual]int{x: 64, out: 16}, x, out)
+	}, map[reg.GPVirtual]int{input: 64, out: 16}, input, out)
 	VZEROUPPER()
 	RET()
 }
 
 func sumSquares256() {
 	function("sumSquares256", "(x *float32, n int, mean float64) float64", "returns the sum of squares of x-mean in float64. n is a multiple of 16.")
-	x, n := param("x"), param("n")
-	s, _ := Param("mean").Resolve()
+	input, count := param("x"), param("n")
+	scale, _ := Param("mean").Resolve()
 	mean := y[8]
-	VBROADCASTSD(s.Addr, mean)
+	VBROADCASTSD(scale.Addr, mean)
 	zero256(y[0:4]...)
-	along("sum", n, 64, []reg.GPVirtual{x}, func() {
+	along("sum", count, 64, []reg.GPVirtual{input}, func() {
 		for i := range 4 {
-			VCVTPS2PD(Mem{Base: x, Disp: 16 * i}, y[4+i])
+			VCVTPS2PD(Mem{Base: input, Disp: 16 * i}, y[4+i])
 			VSUBPD(mean, y[4+i], y[4+i])
 			VFMADD231PD(y[4+i], y[4+i], y[i])
 		}
@@ -159,23 +159,23 @@ func sumSquares256() {
 
 func norm256() {
 	function("norm256", "(y *float32, x *float32, gain *float32, n int, mean float64, inverse float64)", "computes gain*float32((x-mean)*inverse), the parentheses in float64. n is a multiple of 16.")
-	out, x, gain, n := param("y"), param("x"), param("gain"), param("n")
-	s, _ := Param("inverse").Resolve()
+	out, input, gain, count := param("y"), param("x"), param("gain"), param("n")
+	scale, _ := Param("inverse").Resolve()
 	c, _ := Param("mean").Resolve()
 	inverse, mean := y[4], y[5]
-	VBROADCASTSD(s.Addr, inverse)
+	VBROADCASTSD(scale.Addr, inverse)
 	VBROADCASTSD(c.Addr, mean)
-	along("norm", n, 64, []reg.GPVirtual{out, x, gain}, func() {
+	along("norm", count, 64, []reg.GPVirtual{out, input, gain}, func() {
 		for i := range 4 {
-			VCVTPS2PD(Mem{Base: x, Disp: 16 * i}, y[i])
+			VCVTPS2PD(Mem{Base: input, Disp: 16 * i}, y[i])
 			VSUBPD(mean, y[i], y[i])
 			VMULPD(inverse, y[i], y[i])
 		}
 		for i := range 4 {
-			v := y[i].AsX()
-			VCVTPD2PSY(y[i], v)
-			VMULPS(Mem{Base: gain, Disp: 16 * i}, v, v)
-			VMOVUPS(v, Mem{Base: out, Disp: 16 * i})
+			vec := y[i].AsX()
+			VCVTPD2PSY(y[i], vec)
+			VMULPS(Mem{Base: gain, Disp: 16 * i}, vec, vec)
+			VMOVUPS(vec, Mem{Base: out, Disp: 16 * i})
 		}
 	})
 	VZEROUPPER()
@@ -184,11 +184,11 @@ func norm256() {
 
 func add256() {
 	function("add256", "(y *float32, a *float32, b *float32, n int)", "computes a+b. n is a multiple of 16.")
-	out, a, b, n := param("y"), param("a"), param("b"), param("n")
-	along("add", n, 64, []reg.GPVirtual{out, a, b}, func() {
+	out, left, base, count := param("y"), param("a"), param("b"), param("n")
+	along("add", count, 64, []reg.GPVirtual{out, left, base}, func() {
 		for i := range 2 {
-			VMOVUPS(Mem{Base: a, Disp: 32 * i}, y[i])
-			VADDPS(Mem{Base: b, Disp: 32 * i}, y[i], y[i])
+			VMOVUPS(Mem{Base: left, Disp: 32 * i}, y[i])
+			VADDPS(Mem{Base: base, Disp: 32 * i}, y[i], y[i])
 			VMOVUPS(y[i], Mem{Base: out, Disp: 32 * i})
 		}
 	})
@@ -198,10 +198,10 @@ func add256() {
 
 func scale256() {
 	function("scale256", "(y *float32, n int, s float32)", "multiplies y by s. n is a multiple of 16.")
-	out, n := param("y"), param("n")
-	s, _ := Param("s").Resolve()
-	VBROADCASTSS(s.Addr, y[2])
-	along("scale", n, 64, []reg.GPVirtual{out}, func() {
+	out, count := param("y"), param("n")
+	scale, _ := Param("s").Resolve()
+	VBROADCASTSS(scale.Addr, y[2])
+	along("scale", count, 64, []reg.GPVirtual{out}, func() {
 		for i := range 2 {
 			VMULPS(Mem{Base: out, Disp: 32 * i}, y[2], y[i])
 			VMOVUPS(y[i], Mem{Base: out, Disp: 32 * i})
@@ -267,23 +267,23 @@ func unit256(name, act string, gated bool, unit func(at int)) {
 	}
 	if !gated {
 		function(name, "(y *float32, x *float32, n int)", "applies "+act+". n is a multiple of 16.")
-		out, x, n := param("y"), param("x"), param("n")
+		out, input, count := param("y"), param("x"), param("n")
 		VMOVUPS(expPoly[0], y[14])
-		loop(out, x, n, nil)
+		loop(out, input, count, nil)
 		VZEROUPPER()
 		RET()
 		return
 	}
 	function(name, "(y *float32, x *float32, interleave int, groups int)", "computes Set.GLU with "+act+" for groups groups of interleave columns, a multiple of 16.")
-	out, x, gap, groups := param("y"), param("x"), param("interleave"), param("groups")
+	out, input, gap, groups := param("y"), param("x"), param("interleave"), param("groups")
 	VMOVUPS(expPoly[0], y[14])
 	TESTQ(groups, groups)
 	JZ(LabelRef(name + "_end"))
 	Label(name + "_group")
-	n := GP64()
-	MOVQ(gap, n)
-	loop(out, x, n, &gap)
-	LEAQ(Mem{Base: x, Index: gap, Scale: 4}, x)
+	count := GP64()
+	MOVQ(gap, count)
+	loop(out, input, count, &gap)
+	LEAQ(Mem{Base: input, Index: gap, Scale: 4}, input)
 	DECQ(groups)
 	JNZ(LabelRef(name + "_group"))
 	Label(name + "_end")
@@ -317,27 +317,27 @@ func activations256() {
 	// As gelu of the portable set: Phi(-|x|) is e^(-x^2/2) times a polynomial in t = 1/(1+0.3*|x|).
 	slope, half := f32("geluSlope256", 0.3), f32("geluHalf256", -0.5)
 	var poly []Mem
-	for i, c := range []float32{0.035675004, -0.15720393, 0.20635478, -0.05368467, 0.12856211, 0.099913366, 0.12075397, 0.1196293} {
-		poly = append(poly, f32("geluPoly256x"+string(rune('0'+i)), c))
+	for i, coef := range []float32{0.035675004, -0.15720393, 0.20635478, -0.05368467, 0.12856211, 0.099913366, 0.12075397, 0.1196293} {
+		poly = append(poly, f32("geluPoly256x"+string(rune('0'+i)), coef))
 	}
 	gelu := func(at int) {
-		x, e, t, p := y[at], y[at+1], y[at+6], y[at+2]
-		VMULPS(half, x, e)
-		VMULPS(x, e, e)
-		exponent(e, false, y[at+2], y[at+3], y[at+4], y[at+5])
-		VANDPS(magnitude, x, t)
-		VMOVUPS(slope, p)
-		VFMADD213PS(one, p, t)
-		VDIVPS(t, one, t)
-		VMOVUPS(poly[0], p)
-		for _, c := range poly[1:] {
-			VFMADD213PS(c, t, p)
+		value, exp, tmp, sum := y[at], y[at+1], y[at+6], y[at+2]
+		VMULPS(half, value, exp)
+		VMULPS(value, exp, exp)
+		exponent(exp, false, y[at+2], y[at+3], y[at+4], y[at+5])
+		VANDPS(magnitude, value, tmp)
+		VMOVUPS(slope, sum)
+		VFMADD213PS(one, sum, tmp)
+		VDIVPS(tmp, one, tmp)
+		VMOVUPS(poly[0], sum)
+		for _, coef := range poly[1:] {
+			VFMADD213PS(coef, tmp, sum)
 		}
-		VMULPS(t, p, p)
-		VMULPS(e, p, p)
-		VMULPS(x, p, p)       // x*Phi(-|x|)
-		VSUBPS(p, x, t)       // x*(1-Phi(-|x|))
-		VBLENDVPS(x, p, t, x) // by the sign of x
+		VMULPS(tmp, sum, sum)
+		VMULPS(exp, sum, sum)
+		VMULPS(value, sum, sum)           // x*Phi(-|x|)
+		VSUBPS(sum, value, tmp)           // x*(1-Phi(-|x|))
+		VBLENDVPS(value, sum, tmp, value) // by the sign of x
 	}
 	for _, gated := range []bool{false, true} {
 		suffix := map[bool]string{true: "Mul256", false: "256"}[gated]
@@ -352,42 +352,42 @@ func softcap256() {
 	bound, one := f32("tanhBound256", 9), expPoly[0]
 	signs := const32("tanhSigns256", 0x80000000)
 	var p, q []Mem
-	for i, c := range []float32{1.3354058e-08, 2.0608657e-05, 0.003495563, 0.13381004, 1} {
-		p = append(p, f32("tanhP256x"+string(rune('0'+i)), c))
+	for i, coef := range []float32{1.3354058e-08, 2.0608657e-05, 0.003495563, 0.13381004, 1} {
+		p = append(p, f32("tanhP256x"+string(rune('0'+i)), coef))
 	}
-	for i, c := range []float32{7.776314e-07, 0.00032855931, 0.025876887, 0.4671432, 1} {
-		q = append(q, f32("tanhQ256x"+string(rune('0'+i)), c))
+	for i, coef := range []float32{7.776314e-07, 0.00032855931, 0.025876887, 0.4671432, 1} {
+		q = append(q, f32("tanhQ256x"+string(rune('0'+i)), coef))
 	}
 	function("softcap256", "(y *float32, x *float32, n int, scale float32, limit float32)", "computes limit*tanh(x*scale). n is a multiple of 16.")
-	out, x, n := param("y"), param("x"), param("n")
+	out, input, count := param("y"), param("x"), param("n")
 	s, _ := Param("scale").Resolve()
 	l, _ := Param("limit").Resolve()
 	scale, limit := y[15], y[14]
 	VBROADCASTSS(s.Addr, scale)
 	VBROADCASTSS(l.Addr, limit)
-	along("cap", n, 64, []reg.GPVirtual{out, x}, func() {
+	along("cap", count, 64, []reg.GPVirtual{out, input}, func() {
 		for i := range 2 {
-			v, sign, top, bottom := y[5*i], y[5*i+1], y[5*i+2], y[5*i+3]
-			VMULPS(Mem{Base: x, Disp: 32 * i}, scale, v)
+			vec, sign, top, bottom := y[5*i], y[5*i+1], y[5*i+2], y[5*i+3]
+			VMULPS(Mem{Base: input, Disp: 32 * i}, scale, vec)
 			VMOVUPS(signs, sign)
-			VANDPS(sign, v, sign)
-			VXORPS(sign, v, v) // the magnitude
+			VANDPS(sign, vec, sign)
+			VXORPS(sign, vec, vec) // the magnitude
 			VMOVUPS(bound, top)
-			VMINPS(v, top, v) // MIN of NaN and a number gives the operand named first here
-			VMULPS(v, v, y[5*i+4])
+			VMINPS(vec, top, vec) // MIN of NaN and a number gives the operand named first here
+			VMULPS(vec, vec, y[5*i+4])
 			VMOVUPS(p[0], top)
 			VMOVUPS(q[0], bottom)
-			for k := 1; k < len(p); k++ {
-				VFMADD213PS(p[k], y[5*i+4], top)
-				VFMADD213PS(q[k], y[5*i+4], bottom)
+			for term := 1; term < len(p); term++ {
+				VFMADD213PS(p[term], y[5*i+4], top)
+				VFMADD213PS(q[term], y[5*i+4], bottom)
 			}
 			VDIVPS(bottom, top, top)
-			VMULPS(v, top, v)
+			VMULPS(vec, top, vec)
 			VMOVUPS(one, top)
-			VMINPS(v, top, v)
-			VMULPS(limit, v, v)
-			VORPS(sign, v, v)
-			VMOVUPS(v, Mem{Base: out, Disp: 32 * i})
+			VMINPS(vec, top, vec)
+			VMULPS(limit, vec, vec)
+			VORPS(sign, vec, vec)
+			VMOVUPS(vec, Mem{Base: out, Disp: 32 * i})
 		}
 	})
 	VZEROUPPER()
@@ -396,22 +396,22 @@ func softcap256() {
 
 func rope256() {
 	function("rope256", "(a *float32, b *float32, cos *float32, sin *float32, n int)", "rotates the pairs (a,b) by the given angles. n is a multiple of 16.")
-	a, b, c, s, n := param("a"), param("b"), param("cos"), param("sin"), param("n")
-	along("rope", n, 64, []reg.GPVirtual{a, b, c, s}, func() {
+	left, base, constant, sine, count := param("a"), param("b"), param("cos"), param("sin"), param("n")
+	along("rope", count, 64, []reg.GPVirtual{left, base, constant, sine}, func() {
 		for i := range 2 {
-			d := 32 * i
-			VMOVUPS(Mem{Base: a, Disp: d}, y[0])
-			VMOVUPS(Mem{Base: b, Disp: d}, y[1])
-			VMOVUPS(Mem{Base: c, Disp: d}, y[2])
-			VMOVUPS(Mem{Base: s, Disp: d}, y[3])
+			offset := 32 * i
+			VMOVUPS(Mem{Base: left, Disp: offset}, y[0])
+			VMOVUPS(Mem{Base: base, Disp: offset}, y[1])
+			VMOVUPS(Mem{Base: constant, Disp: offset}, y[2])
+			VMOVUPS(Mem{Base: sine, Disp: offset}, y[3])
 			VMULPS(y[2], y[0], y[4])
 			VMULPS(y[3], y[1], y[5])
 			VSUBPS(y[5], y[4], y[4])
-			VMOVUPS(y[4], Mem{Base: a, Disp: d})
+			VMOVUPS(y[4], Mem{Base: left, Disp: offset})
 			VMULPS(y[2], y[1], y[1])
 			VMULPS(y[3], y[0], y[0])
 			VADDPS(y[0], y[1], y[1])
-			VMOVUPS(y[1], Mem{Base: b, Disp: d})
+			VMOVUPS(y[1], Mem{Base: base, Disp: offset})
 		}
 	})
 	VZEROUPPER()
@@ -420,10 +420,10 @@ func rope256() {
 
 func fromF16256() {
 	function("fromF16256", "(dst *float32, src *uint16, n int)", "widens float16. n is a multiple of 8.")
-	dst, src, n := param("dst"), param("src"), param("n")
+	dst, src, count := param("dst"), param("src"), param("n")
 	eight := GP64()
-	MOVQ(n, eight)
-	loop16("half", n, func() {
+	MOVQ(count, eight)
+	loop16("half", count, func() {
 		for i := range 2 {
 			VCVTPH2PS(Mem{Base: src, Disp: 16 * i}, y[i])
 			VMOVUPS(y[i], Mem{Base: dst, Disp: 32 * i})
@@ -440,8 +440,8 @@ func fromF16256() {
 
 func fromBF16256() {
 	function("fromBF16256", "(dst *float32, src *uint16, n int)", "widens bfloat16. n is a multiple of 16.")
-	dst, src, n := param("dst"), param("src"), param("n")
-	loop16("brain", n, func() {
+	dst, src, count := param("dst"), param("src"), param("n")
+	loop16("brain", count, func() {
 		for i := range 2 {
 			VPMOVZXWD(Mem{Base: src, Disp: 16 * i}, y[i])
 			VPSLLD(U8(16), y[i], y[i])
@@ -454,49 +454,49 @@ func fromBF16256() {
 
 func toF16256() {
 	function("toF16256", "(dst *uint16, src *float32, n int) uint32", "rounds to float16 and returns 0 if all results are finite. n is a multiple of 16.")
-	dst, src, n := param("dst"), param("src"), param("n")
-	c := GP32()
-	MOVL(U32(0x7c007c00), c)
-	VMOVD(c, reg.X3)
+	dst, src, count := param("dst"), param("src"), param("n")
+	constant := GP32()
+	MOVL(U32(0x7c007c00), constant)
+	VMOVD(constant, reg.X3)
 	VPBROADCASTD(reg.X3, reg.X3)
 	VPXOR(reg.X2, reg.X2, reg.X2)
-	loop16("half", n, func() {
+	loop16("half", count, func() {
 		for i := range 2 {
-			v := y[i].AsX()
+			vec := y[i].AsX()
 			VMOVUPS(Mem{Base: src, Disp: 32 * i}, y[i])
-			VCVTPS2PH(U8(0), y[i], v)
-			VMOVDQU(v, Mem{Base: dst, Disp: 16 * i})
-			VPAND(reg.X3, v, v)
-			VPCMPEQW(reg.X3, v, v)
-			VPOR(v, reg.X2, reg.X2)
+			VCVTPS2PH(U8(0), y[i], vec)
+			VMOVDQU(vec, Mem{Base: dst, Disp: 16 * i})
+			VPAND(reg.X3, vec, vec)
+			VPCMPEQW(reg.X3, vec, vec)
+			VPOR(vec, reg.X2, reg.X2)
 		}
 	}, map[reg.GPVirtual]int{dst: 32, src: 64}, dst, src)
-	r := GP32()
-	VPMOVMSKB(reg.X2, r)
-	Store(r, ReturnIndex(0))
+	result := GP32()
+	VPMOVMSKB(reg.X2, result)
+	Store(result, ReturnIndex(0))
 	VZEROUPPER()
 	RET()
 }
 
 func blockSums256() {
 	function("blockSums256", "(sums *int32, x *uint8, blocks int)", "computes the sum of u-128 over each 32 bytes of x.")
-	sums, x, n := param("sums"), param("x"), param("blocks")
+	sums, input, count := param("sums"), param("x"), param("blocks")
 	VPXOR(y[2], y[2], y[2])
-	TESTQ(n, n)
+	TESTQ(count, count)
 	JZ(LabelRef("sums_done"))
 	Label("sums_loop")
-	VPSADBW(Mem{Base: x}, y[2], y[0])
+	VPSADBW(Mem{Base: input}, y[2], y[0])
 	VEXTRACTI128(U8(1), y[0], reg.X1)
 	VPADDQ(reg.X1, reg.X0, reg.X0)
 	VPSHUFD(U8(0x4e), reg.X0, reg.X1)
 	VPADDQ(reg.X1, reg.X0, reg.X0)
-	s := GP32()
-	VMOVD(reg.X0, s)
-	SUBL(I32(32*128), s)
-	MOVL(s, Mem{Base: sums})
-	ADDQ(I32(32), x)
+	sine := GP32()
+	VMOVD(reg.X0, sine)
+	SUBL(I32(32*128), sine)
+	MOVL(sine, Mem{Base: sums})
+	ADDQ(I32(32), input)
 	ADDQ(I32(4), sums)
-	DECQ(n)
+	DECQ(count)
 	JNZ(LabelRef("sums_loop"))
 	Label("sums_done")
 	VZEROUPPER()
@@ -512,15 +512,15 @@ func attention256() {
 // transpose256 turns 8 rows into 8 columns of a tile.
 func transpose256(name, typ string, load func(Mem, reg.VecPhysical), size int) {
 	function(name, "(dst *float32, src "+typ+", ld int, n int)", "stores 8 rows of n numbers (a multiple of 8), ld bytes apart, as 8 columns of dst [n][32].")
-	dst, p, n := param("dst"), param("src"), param("n")
-	x := newRows(8)
-	Load(Param("ld"), x.ld)
-	x.set(p)
-	SHRQ(U8(3), n)
+	dst, row, count := param("dst"), param("src"), param("n")
+	input := newRows(8)
+	Load(Param("ld"), input.ld)
+	input.set(row)
+	SHRQ(U8(3), count)
 	JZ(LabelRef("t_done"))
 	Label("t_loop")
 	for i := range 8 {
-		load(x.at(i, 0), y[i])
+		load(input.at(i, 0), y[i])
 	}
 	// pairs of rows, then fours, then halves
 	for i := 0; i < 8; i += 2 {
@@ -540,9 +540,9 @@ func transpose256(name, typ string, load func(Mem, reg.VecPhysical), size int) {
 	for i := range 8 {
 		VMOVUPS(y[8+i], Mem{Base: dst, Disp: 128 * i})
 	}
-	x.advance(8 * size)
+	input.advance(8 * size)
 	ADDQ(I32(8*128), dst)
-	DECQ(n)
+	DECQ(count)
 	JNZ(LabelRef("t_loop"))
 	Label("t_done")
 	VZEROUPPER()
@@ -553,18 +553,18 @@ func transpose256(name, typ string, load func(Mem, reg.VecPhysical), size int) {
 func softmax256() {
 	function("softmax256", "(s *float32, n int, scale float32, state *float32) float32", "replaces scores s by e^(s*scale-top) where top, state[0], becomes at least their maximum,",
 		"scales the sum state[1] to the new top and adds them to it, and returns that factor. n is a multiple of 16, at least 16.")
-	s, n, state := param("s"), param("n"), param("state")
-	p, left := GP64(), GP64()
+	sine, count, state := param("s"), param("n"), param("state")
+	row, left := GP64(), GP64()
 	sc, _ := Param("scale").Resolve()
 	scale, top, sum, fade := y[15], y[14], y[13], y[12]
 	VBROADCASTSS(sc.Addr, scale)
-	VMOVUPS(Mem{Base: s}, y[0])
-	VMOVUPS(Mem{Base: s, Disp: 32}, y[1])
-	MOVQ(s, p)
-	MOVQ(n, left)
-	along("top", left, 64, []reg.GPVirtual{p}, func() {
-		VMAXPS(Mem{Base: p}, y[0], y[0])
-		VMAXPS(Mem{Base: p, Disp: 32}, y[1], y[1])
+	VMOVUPS(Mem{Base: sine}, y[0])
+	VMOVUPS(Mem{Base: sine, Disp: 32}, y[1])
+	MOVQ(sine, row)
+	MOVQ(count, left)
+	along("top", left, 64, []reg.GPVirtual{row}, func() {
+		VMAXPS(Mem{Base: row}, y[0], y[0])
+		VMAXPS(Mem{Base: row, Disp: 32}, y[1], y[1])
 	})
 	VMAXPS(y[1], y[0], y[0])
 	VPERM2F128(U8(1), y[0], y[0], y[1])
@@ -579,16 +579,16 @@ func softmax256() {
 	VSUBPS(top, fade, fade)
 	exponent(fade, false, y[0], y[1], y[2], y[3])
 	VXORPS(sum, sum, sum)
-	MOVQ(s, p)
-	MOVQ(n, left)
-	along("exp", left, 64, []reg.GPVirtual{p}, func() {
+	MOVQ(sine, row)
+	MOVQ(count, left)
+	along("exp", left, 64, []reg.GPVirtual{row}, func() {
 		for i := range 2 {
-			e := y[5*i]
-			VMULPS(Mem{Base: p, Disp: 32 * i}, scale, e)
-			VSUBPS(top, e, e)
-			exponent(e, false, y[5*i+1], y[5*i+2], y[5*i+3], y[5*i+4])
-			VMOVUPS(e, Mem{Base: p, Disp: 32 * i})
-			VADDPS(e, sum, sum)
+			exp := y[5*i]
+			VMULPS(Mem{Base: row, Disp: 32 * i}, scale, exp)
+			VSUBPS(top, exp, exp)
+			exponent(exp, false, y[5*i+1], y[5*i+2], y[5*i+3], y[5*i+4])
+			VMOVUPS(exp, Mem{Base: row, Disp: 32 * i})
+			VADDPS(exp, sum, sum)
 		}
 	})
 	VEXTRACTF128(U8(1), sum, reg.X0)
