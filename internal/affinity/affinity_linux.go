@@ -15,9 +15,9 @@ func allowed() []int {
 		return numbered()
 	}
 	var cores []int
-	for c := 0; len(cores) < set.Count(); c++ {
-		if set.IsSet(c) {
-			cores = append(cores, c)
+	for cpu := 0; len(cores) < set.Count(); cpu++ {
+		if set.IsSet(cpu) {
+			cores = append(cores, cpu)
 		}
 	}
 	return cores

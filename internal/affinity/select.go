@@ -18,11 +18,11 @@ type Selection struct {
 func Selections() []Selection {
 	cores := Cores()
 	var out []Selection
-	for _, c := range cores {
-		out = append(out, Selection{strconv.Itoa(c), []int{c}})
+	for _, cpu := range cores {
+		out = append(out, Selection{strconv.Itoa(cpu), []int{cpu}})
 	}
-	if n := len(cores); n > 1 {
-		out = append(out, Selection{fmt.Sprintf("%d-%d", cores[0], cores[n-1]), cores})
+	if count := len(cores); count > 1 {
+		out = append(out, Selection{fmt.Sprintf("%d-%d", cores[0], cores[count-1]), cores})
 	}
 	return out
 }
@@ -34,9 +34,9 @@ func Select(sel string) ([]int, error) {
 	if !isRange {
 		last = first
 	}
-	index := func(s string) int { // of a core written canonically
-		for i, c := range cores {
-			if strconv.Itoa(c) == s {
+	index := func(text string) int { // of a core written canonically
+		for i, cpu := range cores {
+			if strconv.Itoa(cpu) == text {
 				return i
 			}
 		}
@@ -45,12 +45,12 @@ func Select(sel string) ([]int, error) {
 	from, to := index(first), index(last)
 	if from < 0 || to < from || isRange && to == from {
 		var valid []string
-		for _, c := range cores {
-			valid = append(valid, strconv.Itoa(c))
+		for _, cpu := range cores {
+			valid = append(valid, strconv.Itoa(cpu))
 		}
 		hint := strings.Join(valid, ", ")
-		if n := len(valid); n > 1 {
-			hint += fmt.Sprintf(", or a range such as %s-%s", valid[0], valid[n-1])
+		if count := len(valid); count > 1 {
+			hint += fmt.Sprintf(", or a range such as %s-%s", valid[0], valid[count-1])
 		}
 		return nil, diag.New(diag.ClassInput, "no such core: %q", sel).WithHint("valid here: %s", hint)
 	}

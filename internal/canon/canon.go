@@ -18,13 +18,13 @@ import (
 // data. If not, v is unspecified. Types may be built from structs with named fields or embedded structs, slices, arrays, maps by
 // string, pointers, strings, booleans, signed integers, floats and types with UnmarshalText, which must accept what their MarshalText
 // writes and nothing else; none may contain itself.
-func Read(data []byte, v any) bool {
-	to := reflect.ValueOf(v)
+func Read(data []byte, into any) bool {
+	to := reflect.ValueOf(into)
 	if to.Kind() != reflect.Pointer || to.IsNil() {
 		panic("BUG: read into something that is no pointer")
 	}
-	r := reader{text: string(data)}
-	return typeReader(to.Type().Elem())(&r, to.Elem()) && r.at == len(r.text)
+	in := reader{text: string(data)}
+	return typeReader(to.Type().Elem())(&in, to.Elem()) && in.at == len(in.text)
 }
 
 // reader is a document and the place in it. Strings share its memory.
@@ -34,11 +34,11 @@ type reader struct {
 }
 
 // take consumes what must come next.
-func (r *reader) take(s string) bool {
-	if !strings.HasPrefix(r.text[r.at:], s) {
+func (r *reader) take(text string) bool {
+	if !strings.HasPrefix(r.text[r.at:], text) {
 		return false
 	}
-	r.at += len(s)
+	r.at += len(text)
 	return true
 }
 
@@ -48,12 +48,12 @@ func (r *reader) str() (string, bool) {
 		return "", false
 	}
 	for i := r.at; i < len(r.text); i++ {
-		switch c := r.text[i]; {
-		case c == '"':
-			s := r.text[r.at:i]
+		switch char := r.text[i]; {
+		case char == '"':
+			text := r.text[r.at:i]
 			r.at = i + 1
-			return s, true
-		case c < ' ' || c > '~' || c == '\\' || c == '<' || c == '>' || c == '&': // escaped, sometimes
+			return text, true
+		case char < ' ' || char > '~' || char == '\\' || char == '<' || char == '>' || char == '&': // escaped, sometimes
 			return "", false
 		}
 	}
@@ -73,13 +73,13 @@ type readFunc func(*reader, reflect.Value) bool
 
 var readers sync.Map // by reflect.Type
 
-func typeReader(t reflect.Type) readFunc {
-	if f, ok := readers.Load(t); ok {
-		return f.(readFunc)
+func typeReader(typ reflect.Type) readFunc {
+	if found, ok := readers.Load(typ); ok {
+		return found.(readFunc)
 	}
-	f := build(t)
-	readers.Store(t, f)
-	return f
+	found := build(typ)
+	readers.Store(typ, found)
+	return found
 }
 
 var (
@@ -89,41 +89,41 @@ var (
 
 func never(*reader, reflect.Value) bool { return false }
 
-func build(t reflect.Type) readFunc {
-	switch p := reflect.PointerTo(t); {
-	case p.Implements(jsonType), t == reflect.TypeFor[json.Number]():
+func build(typ reflect.Type) readFunc {
+	switch pointer := reflect.PointerTo(typ); {
+	case pointer.Implements(jsonType), typ == reflect.TypeFor[json.Number]():
 		return never
-	case p.Implements(textType):
-		return func(r *reader, v reflect.Value) bool {
-			s, ok := r.str()
-			return ok && v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(s)) == nil
+	case pointer.Implements(textType):
+		return func(read *reader, value reflect.Value) bool {
+			text, ok := read.str()
+			return ok && value.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text)) == nil
 		}
 	}
-	switch t.Kind() {
+	switch typ.Kind() {
 	case reflect.Struct:
-		return structReader(t)
+		return structReader(typ)
 	case reflect.Map:
-		return mapReader(t)
+		return mapReader(typ)
 	case reflect.Slice:
-		return sliceReader(t)
+		return sliceReader(typ)
 	case reflect.Array:
-		return arrayReader(t)
+		return arrayReader(typ)
 	case reflect.Pointer:
-		of := typeReader(t.Elem())
-		return func(r *reader, v reflect.Value) bool {
-			v.Set(reflect.New(t.Elem()))
-			return of(r, v.Elem())
+		of := typeReader(typ.Elem())
+		return func(read *reader, value reflect.Value) bool {
+			value.Set(reflect.New(typ.Elem()))
+			return of(read, value.Elem())
 		}
 	case reflect.String:
-		return func(r *reader, v reflect.Value) bool {
-			s, ok := r.str()
-			v.SetString(s)
+		return func(read *reader, value reflect.Value) bool {
+			text, ok := read.str()
+			value.SetString(text)
 			return ok
 		}
 	case reflect.Bool:
-		return func(r *reader, v reflect.Value) bool {
-			v.SetBool(r.take("true"))
-			return v.Bool() || r.take("false")
+		return func(read *reader, value reflect.Value) bool {
+			value.SetBool(read.take("true"))
+			return value.Bool() || read.take("false")
 		}
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
 		return readInt
@@ -133,26 +133,26 @@ func build(t reflect.Type) readFunc {
 	return never
 }
 
-func readInt(r *reader, v reflect.Value) bool {
-	s := r.number()
-	n, err := strconv.ParseInt(s, 10, 64)
-	digits := strings.TrimPrefix(s, "-")
-	if err != nil || digits[0] == '+' || digits[0] == '0' && s != "0" || v.OverflowInt(n) {
+func readInt(read *reader, value reflect.Value) bool {
+	text := read.number()
+	number, err := strconv.ParseInt(text, 10, 64)
+	digits := strings.TrimPrefix(text, "-")
+	if err != nil || digits[0] == '+' || digits[0] == '0' && text != "0" || value.OverflowInt(number) {
 		return false
 	}
-	v.SetInt(n)
+	value.SetInt(number)
 	return true
 }
 
-func readFloat(r *reader, v reflect.Value) bool {
-	s := r.number()
-	f, err := strconv.ParseFloat(s, v.Type().Bits())
+func readFloat(read *reader, value reflect.Value) bool {
+	text := read.number()
+	number, err := strconv.ParseFloat(text, value.Type().Bits())
 	if err != nil {
 		return false
 	}
-	v.SetFloat(f)
-	again, err := json.Marshal(v.Interface())
-	return err == nil && string(again) == s
+	value.SetFloat(number)
+	again, err := json.Marshal(value.Interface())
+	return err == nil && string(again) == text
 }
 
 type fieldReader struct {
@@ -164,127 +164,127 @@ type fieldReader struct {
 
 // fieldsOf lists the fields of a struct in the order in which they are written, those of embedded structs in their place.
 // It is false for structs that encoding/json treats in other ways.
-func fieldsOf(t reflect.Type) (fields []fieldReader, ok bool) {
-	for i := range t.NumField() {
-		f := t.Field(i)
-		name, rest, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if f.Anonymous && f.IsExported() && name == "" && f.Type.Kind() == reflect.Struct {
-			inner, ok := fieldsOf(f.Type)
+func fieldsOf(typ reflect.Type) (fields []fieldReader, ok bool) {
+	for i := range typ.NumField() {
+		field := typ.Field(i)
+		name, rest, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if field.Anonymous && field.IsExported() && name == "" && field.Type.Kind() == reflect.Struct {
+			inner, ok := fieldsOf(field.Type)
 			if !ok {
 				return nil, false
 			}
-			for _, x := range inner {
-				x.index = append([]int{i}, x.index...)
-				fields = append(fields, x)
+			for _, sub := range inner {
+				sub.index = append([]int{i}, sub.index...)
+				fields = append(fields, sub)
 			}
 			continue
 		}
-		if !f.IsExported() || f.Anonymous || name == "" || name == "-" || rest != "" && rest != "omitempty" {
+		if !field.IsExported() || field.Anonymous || name == "" || name == "-" || rest != "" && rest != "omitempty" {
 			return nil, false
 		}
-		fields = append(fields, fieldReader{`"` + name + `":`, []int{i}, rest != "", typeReader(f.Type)})
+		fields = append(fields, fieldReader{`"` + name + `":`, []int{i}, rest != "", typeReader(field.Type)})
 	}
 	seen := map[string]bool{}
-	for _, f := range fields {
-		if seen[f.key] { // an outer field hides an inner one
+	for _, field := range fields {
+		if seen[field.key] { // an outer field hides an inner one
 			return nil, false
 		}
-		seen[f.key] = true
+		seen[field.key] = true
 	}
 	return fields, true
 }
 
-func structReader(t reflect.Type) readFunc {
-	fields, ok := fieldsOf(t)
+func structReader(typ reflect.Type) readFunc {
+	fields, ok := fieldsOf(typ)
 	if !ok {
 		return never
 	}
-	return func(r *reader, v reflect.Value) bool {
-		if !r.take("{") {
+	return func(read *reader, value reflect.Value) bool {
+		if !read.take("{") {
 			return false
 		}
 		first := true
 		for i := range fields {
-			f := &fields[i]
-			from := r.at
-			if !first && !r.take(",") || !r.take(f.key) {
-				if !f.omit {
+			field := &fields[i]
+			from := read.at
+			if !first && !read.take(",") || !read.take(field.key) {
+				if !field.omit {
 					return false
 				}
-				r.at = from
+				read.at = from
 				continue
 			}
 			first = false
-			to := v.FieldByIndex(f.index)
-			if !f.read(r, to) || f.omit && empty(to) {
+			to := value.FieldByIndex(field.index)
+			if !field.read(read, to) || field.omit && empty(to) {
 				return false
 			}
 		}
-		return r.take("}")
+		return read.take("}")
 	}
 }
 
 // empty is what omitempty leaves out.
-func empty(v reflect.Value) bool {
-	switch v.Kind() {
+func empty(value reflect.Value) bool {
+	switch value.Kind() {
 	case reflect.Slice, reflect.Array, reflect.Map, reflect.String:
-		return v.Len() == 0
+		return value.Len() == 0
 	case reflect.Struct:
 		return false
 	}
-	return v.IsZero()
+	return value.IsZero()
 }
 
 // mapReader reads maps whose keys are strings, which are written in ascending order.
-func mapReader(t reflect.Type) readFunc {
-	if t.Key().Kind() != reflect.String || t.Key().Implements(reflect.TypeFor[encoding.TextMarshaler]()) ||
-		reflect.PointerTo(t.Key()).Implements(textType) {
+func mapReader(typ reflect.Type) readFunc {
+	if typ.Key().Kind() != reflect.String || typ.Key().Implements(reflect.TypeFor[encoding.TextMarshaler]()) ||
+		reflect.PointerTo(typ.Key()).Implements(textType) {
 		return never
 	}
-	of := typeReader(t.Elem())
-	return func(r *reader, v reflect.Value) bool {
-		if !r.take("{") {
+	of := typeReader(typ.Elem())
+	return func(read *reader, value reflect.Value) bool {
+		if !read.take("{") {
 			return false
 		}
-		v.Set(reflect.MakeMap(t))
-		for last := ""; !r.take("}"); {
-			if v.Len() > 0 && !r.take(",") {
+		value.Set(reflect.MakeMap(typ))
+		for last := ""; !read.take("}"); {
+			if value.Len() > 0 && !read.take(",") {
 				return false
 			}
-			key, ok := r.str()
-			if !ok || v.Len() > 0 && key <= last || !r.take(":") {
+			key, ok := read.str()
+			if !ok || value.Len() > 0 && key <= last || !read.take(":") {
 				return false
 			}
 			last = key
-			elem := reflect.New(t.Elem()).Elem()
-			if !of(r, elem) {
+			elem := reflect.New(typ.Elem()).Elem()
+			if !of(read, elem) {
 				return false
 			}
-			v.SetMapIndex(reflect.ValueOf(key).Convert(t.Key()), elem)
+			value.SetMapIndex(reflect.ValueOf(key).Convert(typ.Key()), elem)
 		}
 		return true
 	}
 }
 
-func sliceReader(t reflect.Type) readFunc {
-	of := typeReader(t.Elem())
-	if t.Elem().Kind() == reflect.Uint8 {
+func sliceReader(typ reflect.Type) readFunc {
+	of := typeReader(typ.Elem())
+	if typ.Elem().Kind() == reflect.Uint8 {
 		return never // written as base64
 	}
-	return func(r *reader, v reflect.Value) bool {
-		if !r.take("[") {
+	return func(read *reader, value reflect.Value) bool {
+		if !read.take("[") {
 			return false
 		}
-		v.Set(reflect.MakeSlice(t, 0, 0))
-		for n := 0; !r.take("]"); n++ {
-			if n > 0 && !r.take(",") {
+		value.Set(reflect.MakeSlice(typ, 0, 0))
+		for count := 0; !read.take("]"); count++ {
+			if count > 0 && !read.take(",") {
 				return false
 			}
-			if n == v.Cap() {
-				v.Grow(1)
+			if count == value.Cap() {
+				value.Grow(1)
 			}
-			v.SetLen(n + 1)
-			if !of(r, v.Index(n)) {
+			value.SetLen(count + 1)
+			if !of(read, value.Index(count)) {
 				return false
 			}
 		}
@@ -292,17 +292,17 @@ func sliceReader(t reflect.Type) readFunc {
 	}
 }
 
-func arrayReader(t reflect.Type) readFunc {
-	of := typeReader(t.Elem())
-	return func(r *reader, v reflect.Value) bool {
-		if !r.take("[") {
+func arrayReader(typ reflect.Type) readFunc {
+	of := typeReader(typ.Elem())
+	return func(read *reader, value reflect.Value) bool {
+		if !read.take("[") {
 			return false
 		}
-		for n := range v.Len() {
-			if n > 0 && !r.take(",") || !of(r, v.Index(n)) {
+		for count := range value.Len() {
+			if count > 0 && !read.take(",") || !of(read, value.Index(count)) {
 				return false
 			}
 		}
-		return r.take("]")
+		return read.take("]")
 	}
 }

@@ -38,12 +38,12 @@ type Key [sha256.Size]byte
 
 // KeyOf makes a key of a kind of result and of what influences it. Different lists give different keys.
 func KeyOf(kind string, parts ...string) Key {
-	h := sha256.New()
-	for _, p := range append([]string{kind}, parts...) {
-		h.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(p))))
-		io.WriteString(h, p)
+	hash := sha256.New()
+	for _, part := range append([]string{kind}, parts...) {
+		hash.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(part))))
+		io.WriteString(hash, part)
 	}
-	return Key(h.Sum(nil))
+	return Key(hash.Sum(nil))
 }
 
 // String is the key in hex.
@@ -56,10 +56,10 @@ type Digest [sha256.Size]byte
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
 // ParseDigest reads a digest in hex.
-func ParseDigest(text string) (d Digest, err error) {
+func ParseDigest(text string) (digest Digest, err error) {
 	raw, err := hex.DecodeString(text)
-	if err != nil || len(raw) != len(d) {
-		return d, diag.New(diag.ClassInput, "digest %q: want %d hex digits", text, 2*len(d))
+	if err != nil || len(raw) != len(digest) {
+		return digest, diag.New(diag.ClassInput, "digest %q: want %d hex digits", text, 2*len(digest))
 	}
 	return Digest(raw), nil
 }
@@ -100,28 +100,28 @@ type Cache struct {
 // Open opens the cache in dir, and makes it where nothing is. What dead processes left in the making is
 // removed. A directory that everybody may write to is refused: whoever writes to it decides what is
 // built. Errors are of class ClassIO; the caller closes the cache.
-func Open(dir string, o Options) (*Cache, error) {
+func Open(dir string, options Options) (*Cache, error) {
 	fail := func(err error) error { return diag.New(diag.ClassIO, "open cache %q: %w", dir, err) }
-	c := &Cache{root: filepath.Join(dir, version), o: o, fresh: -1}
+	cache := &Cache{root: filepath.Join(dir, version), o: options, fresh: -1}
 	if st, err := os.Stat(dir); err == nil {
 		if !st.IsDir() {
 			return nil, fail(errors.New("not a directory"))
 		}
-		if !private(dir, c.root) {
+		if !private(dir, cache.root) {
 			return nil, diag.New(diag.ClassIO, "open cache %q: everybody may write to it", dir).
 				WithHint("whoever writes to the cache decides what is built: chmod o-w, or name another directory")
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, fail(err)
 	}
-	if o.ReadOnly {
-		return c, nil
+	if options.ReadOnly {
+		return cache, nil
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fail(err)
 	}
-	for _, d := range []string{"keys", "data", "tmp"} {
-		if err := os.MkdirAll(filepath.Join(c.root, d), 0o700); err != nil {
+	for _, name := range []string{"keys", "data", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(cache.root, name), 0o700); err != nil {
 			return nil, fail(err)
 		}
 	}
@@ -133,10 +133,10 @@ func Open(dir string, o Options) (*Cache, error) {
 			return nil, fail(err)
 		}
 	}
-	if err := c.session.begin(filepath.Join(c.root, "tmp"), o.Now); err != nil {
+	if err := cache.session.begin(filepath.Join(cache.root, "tmp"), options.Now); err != nil {
 		return nil, fail(err)
 	}
-	return c, nil
+	return cache, nil
 }
 
 // Close removes what is in the making. Entries stay open.
@@ -147,9 +147,9 @@ func (c *Cache) Close() error {
 	return nil
 }
 
-func (c *Cache) keyPath(k Key) string { return spread(c.root, "keys", k.String()) }
-func (c *Cache) dataPath(d Digest) string {
-	return spread(c.root, "data", d.String())
+func (c *Cache) keyPath(key Key) string { return spread(c.root, "keys", key.String()) }
+func (c *Cache) dataPath(digest Digest) string {
+	return spread(c.root, "data", digest.String())
 }
 
 // spread keeps directories small.
@@ -157,21 +157,21 @@ func spread(root, kind, name string) string { return filepath.Join(root, kind, n
 
 // Sum returns the digest and the size that the content of a key has, whether it is still kept or not;
 // ok is false for a key never seen, or forgotten.
-func (c *Cache) Sum(k Key) (d Digest, bytes int64, ok bool, err error) {
-	path := c.keyPath(k)
-	f, err := os.Open(path)
+func (c *Cache) Sum(key Key) (digest Digest, bytes int64, ok bool, err error) {
+	path := c.keyPath(key)
+	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return d, 0, false, nil
+		return digest, 0, false, nil
 	}
 	if err != nil {
-		return d, 0, false, diag.New(diag.ClassIO, "look into the cache: %w", err)
+		return digest, 0, false, diag.New(diag.ClassIO, "look into the cache: %w", err)
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxKeyFile))
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxKeyFile))
 	if err != nil {
-		return d, 0, false, diag.New(diag.ClassIO, "look into the cache: %w", err)
+		return digest, 0, false, diag.New(diag.ClassIO, "look into the cache: %w", err)
 	}
-	d, bytes, ok = parseKeyFile(k, string(text))
+	digest, bytes, ok = parseKeyFile(key, string(text))
 	if !ok {
 		if !c.o.ReadOnly {
 			os.Remove(path)
@@ -179,40 +179,40 @@ func (c *Cache) Sum(k Key) (d Digest, bytes int64, ok bool, err error) {
 		return Digest{}, 0, false, nil
 	}
 	c.touch(path)
-	c.touch(c.dataPath(d))
-	return d, bytes, true, nil
+	c.touch(c.dataPath(digest))
+	return digest, bytes, true, nil
 }
 
 // A key file is one line that says which key it is for, and ends with a check of itself.
-func keyFile(k Key, d Digest, bytes int64) string {
-	line := fmt.Sprintf("%s %s %s %d", keyHead, k, d, bytes)
+func keyFile(key Key, digest Digest, bytes int64) string {
+	line := fmt.Sprintf("%s %s %s %d", keyHead, key, digest, bytes)
 	return fmt.Sprintf("%s %.16s\n", line, KeyOf("key file", line))
 }
 
-func parseKeyFile(k Key, text string) (d Digest, bytes int64, ok bool) {
+func parseKeyFile(key Key, text string) (digest Digest, bytes int64, ok bool) {
 	words := strings.Split(text, " ")
 	if len(words) != 5 {
-		return d, 0, false
+		return digest, 0, false
 	}
-	d, err := ParseDigest(words[2])
+	digest, err := ParseDigest(words[2])
 	if err != nil {
-		return d, 0, false
+		return digest, 0, false
 	}
 	bytes, err = strconv.ParseInt(words[3], 10, 64)
-	return d, bytes, err == nil && bytes >= 0 && text == keyFile(k, d, bytes)
+	return digest, bytes, err == nil && bytes >= 0 && text == keyFile(key, digest, bytes)
 }
 
 // Note stores what Sum returns for a key without any content: a digest worth remembering.
-func (c *Cache) Note(k Key, d Digest, bytes int64) error {
+func (c *Cache) Note(key Key, digest Digest, bytes int64) error {
 	if c.o.ReadOnly {
 		return nil
 	}
-	path := c.keyPath(k)
+	path := c.keyPath(key)
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
 	if err == nil {
 		var tmp string
 		if tmp, err = c.place(); err == nil {
-			if err = os.WriteFile(tmp, []byte(keyFile(k, d, bytes)), 0o600); err == nil {
+			if err = os.WriteFile(tmp, []byte(keyFile(key, digest, bytes)), 0o600); err == nil {
 				step("key-written")
 				err = os.Rename(tmp, path)
 			}
@@ -228,57 +228,57 @@ func (c *Cache) Note(k Key, d Digest, bytes int64) error {
 
 // Get opens the content of a key after checking every byte. The error wraps ErrMissing when it has to be
 // made; other errors are of class ClassIO. The caller closes the entry.
-func (c *Cache) Get(k Key) (*Entry, error) {
-	f, d, bytes, err := c.open(k)
+func (c *Cache) Get(key Key) (*Entry, error) {
+	file, digest, bytes, err := c.open(key)
 	if err != nil {
 		return nil, err
 	}
-	got, n, err := sum(f)
+	got, size, err := sum(file)
 	if err != nil {
-		f.Close()
+		file.Close()
 		return nil, diag.New(diag.ClassIO, "read from the cache: %w", err)
 	}
-	if got != d || n != bytes {
-		f.Close()
-		return nil, c.damaged(f.Name())
+	if got != digest || size != bytes {
+		file.Close()
+		return nil, c.damaged(file.Name())
 	}
-	return &Entry{Digest: d, Bytes: n, file: f}, nil
+	return &Entry{Digest: digest, Bytes: size, file: file}, nil
 }
 
 // Read returns the content of a key, which is read and checked once. Its errors are those of Get.
-func (c *Cache) Read(k Key) ([]byte, error) {
-	f, d, bytes, err := c.open(k)
+func (c *Cache) Read(key Key) ([]byte, error) {
+	file, digest, bytes, err := c.open(key)
 	if err != nil {
 		return nil, err
 	}
-	data, err := io.ReadAll(io.LimitReader(f, bytes+1)) // one more shows that the file is longer
-	f.Close()
+	data, err := io.ReadAll(io.LimitReader(file, bytes+1)) // one more shows that the file is longer
+	file.Close()
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "read from the cache: %w", err)
 	}
-	if int64(len(data)) != bytes || Digest(sha256.Sum256(data)) != d {
-		return nil, c.damaged(f.Name())
+	if int64(len(data)) != bytes || Digest(sha256.Sum256(data)) != digest {
+		return nil, c.damaged(file.Name())
 	}
 	return data, nil
 }
 
 // open opens the file of a key's content, with what its digest and size have to be.
-func (c *Cache) open(k Key) (f *os.File, d Digest, bytes int64, err error) {
-	d, bytes, ok, err := c.Sum(k)
+func (c *Cache) open(key Key) (file *os.File, digest Digest, bytes int64, err error) {
+	digest, bytes, ok, err := c.Sum(key)
 	if err != nil {
-		return nil, d, 0, err
+		return nil, digest, 0, err
 	}
 	if !ok {
-		return nil, d, 0, ErrMissing
+		return nil, digest, 0, ErrMissing
 	}
-	f, err = os.Open(c.dataPath(d))
+	file, err = os.Open(c.dataPath(digest))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, d, 0, ErrMissing
+		return nil, digest, 0, ErrMissing
 	}
 	if err != nil {
-		return nil, d, 0, diag.New(diag.ClassIO, "read from the cache: %w", err)
+		return nil, digest, 0, diag.New(diag.ClassIO, "read from the cache: %w", err)
 	}
-	return f, d, bytes, nil
+	return file, digest, bytes, nil
 }
 
 // damaged removes a content that is not what its name says.
@@ -289,15 +289,15 @@ func (c *Cache) damaged(path string) error {
 	return fmt.Errorf("%w: %w", ErrMissing, ErrCorrupt)
 }
 
-func sum(f *os.File) (d Digest, n int64, err error) {
-	h := sha256.New()
-	n, err = io.Copy(h, f)
-	return Digest(h.Sum(nil)), n, err
+func sum(file *os.File) (digest Digest, size int64, err error) {
+	hash := sha256.New()
+	size, err = io.Copy(hash, file)
+	return Digest(hash.Sum(nil)), size, err
 }
 
 // Put stores what build writes to the path it is given, and opens it. An error of build is returned as
 // it is, and then nothing is stored; other errors are of class ClassIO. The caller closes the entry.
-func (c *Cache) Put(k Key, build func(path string) error) (*Entry, error) {
+func (c *Cache) Put(key Key, build func(path string) error) (*Entry, error) {
 	if c.o.ReadOnly {
 		return nil, diag.New(diag.ClassIO, "store in the cache: it was opened for reading")
 	}
@@ -316,39 +316,39 @@ func (c *Cache) Put(k Key, build func(path string) error) (*Entry, error) {
 		return nil, err
 	}
 	step("built")
-	f, err := os.Open(tmp)
+	file, err := os.Open(tmp)
 	if err != nil {
 		return fail(err)
 	}
-	e := &Entry{file: f}
-	if e.Digest, e.Bytes, err = sum(f); err != nil {
-		f.Close()
+	entry := &Entry{file: file}
+	if entry.Digest, entry.Bytes, err = sum(file); err != nil {
+		file.Close()
 		return fail(err)
 	}
-	if e.Bytes > c.o.MaxBytes/keptFraction {
-		if err := c.Note(k, e.Digest, e.Bytes); err != nil {
-			f.Close()
+	if entry.Bytes > c.o.MaxBytes/keptFraction {
+		if err := c.Note(key, entry.Digest, entry.Bytes); err != nil {
+			file.Close()
 			return nil, err
 		}
-		kept, e.own = true, tmp
-		return e, nil
+		kept, entry.own = true, tmp
+		return entry, nil
 	}
-	path := c.dataPath(e.Digest)
-	if err := e.store(tmp, path); err != nil {
+	path := c.dataPath(entry.Digest)
+	if err := entry.store(tmp, path); err != nil {
 		return fail(err)
 	}
 	step("content-stored")
 	c.stamp(path)
-	if err := c.Note(k, e.Digest, e.Bytes); err != nil {
-		e.Close()
+	if err := c.Note(key, entry.Digest, entry.Bytes); err != nil {
+		entry.Close()
 		return nil, err
 	}
 	step("stored")
-	if err := c.grown(path, e.Bytes); err != nil {
-		e.Close()
+	if err := c.grown(path, entry.Bytes); err != nil {
+		entry.Close()
 		return fail(err)
 	}
-	return e, nil
+	return entry, nil
 }
 
 // store moves the content to path and keeps it open: another process may remove it at any time.
@@ -375,9 +375,9 @@ var step = func(string) {}
 func (c *Cache) place() (string, error) {
 	c.mu.Lock()
 	c.next++
-	n := c.next
+	number := c.next
 	c.mu.Unlock()
-	dir := filepath.Join(c.session.dir, strconv.Itoa(n))
+	dir := filepath.Join(c.session.dir, strconv.Itoa(number))
 	return filepath.Join(dir, "content"), os.Mkdir(dir, 0o700)
 }
 
@@ -439,12 +439,12 @@ func (e *Entry) Save(path string) error {
 	if e.own != "" && wholefile.Adopt(e.own, path) == nil { // what nobody else needs may be large
 		return nil
 	}
-	return wholefile.Stream(path, func(w io.Writer) error {
-		h := sha256.New()
-		if _, err := io.Copy(io.MultiWriter(w, h), io.NewSectionReader(e.file, 0, e.Bytes)); err != nil {
+	return wholefile.Stream(path, func(out io.Writer) error {
+		hash := sha256.New()
+		if _, err := io.Copy(io.MultiWriter(out, hash), io.NewSectionReader(e.file, 0, e.Bytes)); err != nil {
 			return err
 		}
-		if Digest(h.Sum(nil)) != e.Digest {
+		if Digest(hash.Sum(nil)) != e.Digest {
 			return errors.New("content changed while it was open")
 		}
 		return nil

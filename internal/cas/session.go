@@ -34,9 +34,9 @@ func (s *session) begin(tmp string, now func() time.Time) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if e.IsDir() && dead(filepath.Join(tmp, e.Name()), locks, now) {
-			os.RemoveAll(filepath.Join(tmp, e.Name()))
+	for _, entry := range entries {
+		if entry.IsDir() && dead(filepath.Join(tmp, entry.Name()), locks, now) {
+			os.RemoveAll(filepath.Join(tmp, entry.Name()))
 		}
 	}
 	if s.dir, err = os.MkdirTemp(tmp, "p"); err != nil {
@@ -57,15 +57,15 @@ func dead(dir string, locks bool, now func() time.Time) bool {
 		st, err := os.Stat(dir)
 		return err == nil && now != nil && now().Sub(st.ModTime()) > staleAfter
 	}
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR, 0)
+	file, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return true // it died before it had one
 	}
 	if err != nil {
 		return false
 	}
-	defer f.Close()
-	return filelock.Try(f) == nil
+	defer file.Close()
+	return filelock.Try(file) == nil
 }
 
 func (s *session) end() error {

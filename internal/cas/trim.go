@@ -26,20 +26,20 @@ func (c *Cache) grown(path string, bytes int64) error {
 		return err
 	}
 	c.total, c.fresh = 0, 0
-	for _, f := range files {
-		c.total += f.bytes
+	for _, file := range files {
+		c.total += file.bytes
 	}
 	// Oldest first, and a little more than needed, so that not every Put has to count.
 	if c.total > c.o.MaxBytes {
-		for _, f := range files {
+		for _, file := range files {
 			if c.total <= c.o.MaxBytes-c.o.MaxBytes/16 {
 				break
 			}
-			if f.path == path { // others may be stamped by a clock that was ahead
+			if file.path == path { // others may be stamped by a clock that was ahead
 				continue
 			}
-			if err := os.Remove(f.path); err == nil || errors.Is(err, fs.ErrNotExist) {
-				c.total -= f.bytes
+			if err := os.Remove(file.path); err == nil || errors.Is(err, fs.ErrNotExist) {
+				c.total -= file.bytes
 			}
 		}
 	}
@@ -62,11 +62,11 @@ type stored struct {
 // list returns the files below dir, least recently used first.
 func list(dir string) ([]stored, error) {
 	var out []stored
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
 			return ignoreGone(err)
 		}
-		st, err := d.Info()
+		st, err := entry.Info()
 		if err == nil {
 			out = append(out, stored{path, st.Size(), st.ModTime()})
 		}

@@ -21,7 +21,7 @@ func wipe(name string) {
 	}
 	defer memory.Close()
 	env := make([]byte, to-from)
-	if n, _ := memory.ReadAt(env, from); n != len(env) {
+	if count, _ := memory.ReadAt(env, from); count != len(env) {
 		return
 	}
 	for at := 0; at < len(env); {

@@ -27,35 +27,35 @@ type Unmarshaler interface {
 const maxErrors = 20
 
 // File reads path and decodes it into v as schema ("hetc.soc/1"); see Into.
-func File(path, schema string, v any) error {
-	d, err := ReadFile(path)
+func File(path, schema string, into any) error {
+	doc, err := ReadFile(path)
 	if err != nil {
 		return err
 	}
-	return d.Into(schema, v)
+	return doc.Into(schema, into)
 }
 
 // Bytes decodes data into v as schema; name is shown in errors. See Into.
-func Bytes(name string, data []byte, schema string, v any) error {
-	d, err := Parse(name, data)
+func Bytes(name string, data []byte, schema string, into any) error {
+	doc, err := Parse(name, data)
 	if err != nil {
 		return err
 	}
-	return d.Into(schema, v)
+	return doc.Into(schema, into)
 }
 
 // Into decodes the document into v, a pointer. With a schema other than "" the document must be a
 // mapping that says so under the key "schema"; that key needs no field in v. The error is a
 // *diag.Diagnostic or a diag.List of class ClassInput in the order of the document, and v is
 // then unspecified.
-func (d *Document) Into(schema string, v any) error {
+func (d *Document) Into(schema string, into any) error {
 	if schema != "" {
 		if err := d.checkSchema(schema); err != nil {
 			return err
 		}
 	}
 	dec := &decoder{name: d.name, schemaKey: schema != ""}
-	dec.root(d.root, v)
+	dec.root(d.root, into)
 	return dec.errs.Err()
 }
 
@@ -67,33 +67,33 @@ func (d *Document) checkSchema(want string) error {
 	if d.root.kind != mapping {
 		return fail(d.root.line, "document is a %s, want a mapping with %q", d.root.describe(), "schema: "+want)
 	}
-	n := d.root.get("schema")
-	if n == nil {
+	schema := d.root.get("schema")
+	if schema == nil {
 		return fail(d.root.line, "key \"schema\" is missing, want %q", want).
 			WithHint("add %q as the first line if this is such a file", "schema: "+want)
 	}
-	if n.kind != scalar || n.tag != "str" {
-		return fail(n.line, "schema is a %s, want %q", n.describe(), want)
+	if schema.kind != scalar || schema.tag != "str" {
+		return fail(schema.line, "schema is a %s, want %q", schema.describe(), want)
 	}
-	if n.text == want {
+	if schema.text == want {
 		return nil
 	}
 	wantKind, wantVersion, _ := strings.Cut(want, "/")
-	kind, version, _ := strings.Cut(n.text, "/")
+	kind, version, _ := strings.Cut(schema.text, "/")
 	if kind != wantKind {
-		e := fail(n.line, "schema is %q, want %q", clip(n.text), want)
+		diagnostic := fail(schema.line, "schema is %q, want %q", clip(schema.text), want)
 		if strings.HasPrefix(kind, "hetc.") && diag.Nearest(kind, []string{wantKind}) == "" {
-			return e.WithHint("this is a %s file, not a %s file", clip(strings.TrimPrefix(kind, "hetc.")), strings.TrimPrefix(wantKind, "hetc."))
+			return diagnostic.WithHint("this is a %s file, not a %s file", clip(strings.TrimPrefix(kind, "hetc.")), strings.TrimPrefix(wantKind, "hetc."))
 		}
-		return e.WithHint("did you mean %q?", want)
+		return diagnostic.WithHint("did you mean %q?", want)
 	}
-	e := fail(n.line, "schema is %q, want %q", clip(n.text), want)
+	diagnostic := fail(schema.line, "schema is %q, want %q", clip(schema.text), want)
 	have, err1 := strconv.Atoi(version)
 	can, err2 := strconv.Atoi(wantVersion)
 	if err1 == nil && err2 == nil && have > can {
-		return e.WithHint("the file is from a newer hetc: update hetc")
+		return diagnostic.WithHint("the file is from a newer hetc: update hetc")
 	}
-	return e.WithHint("this hetc reads version %s: make the file again", wantVersion)
+	return diagnostic.WithHint("this hetc reads version %s: make the file again", wantVersion)
 }
 
 // decoder walks nodes and Go values side by side.
@@ -103,22 +103,25 @@ type decoder struct {
 	errs      diag.List
 }
 
-func (d *decoder) root(n *Node, v any) {
-	rv := reflect.ValueOf(v)
+// root decodes the whole of a document, or of what an Unmarshaler sees.
+func (d *decoder) root(node *Node, into any) {
+	rv := reflect.ValueOf(into)
 	if rv.Kind() != reflect.Pointer || rv.IsNil() {
-		panic(fmt.Sprintf("BUG: decode into %T, want a pointer", v))
+		panic(fmt.Sprintf("BUG: decode into %T, want a pointer", into))
 	}
-	d.value(n, rv.Elem(), n.path, true)
+	d.value(node, rv.Elem(), node.path, true)
 }
 
+// full says that as many mistakes were found as are reported: nothing more is decoded then.
 func (d *decoder) full() bool { return len(d.errs) >= maxErrors }
 
+// fail notes a mistake. The caller may add a hint.
 func (d *decoder) fail(line int, code, format string, args ...any) *diag.Diagnostic {
-	e := diag.New(diag.ClassInput, format, args...).WithCode(code).At("%s:%d", d.name, line)
+	diagnostic := diag.New(diag.ClassInput, format, args...).WithCode(code).At("%s:%d", d.name, line)
 	if !d.full() {
-		d.errs = append(d.errs, e)
+		d.errs = append(d.errs, diagnostic)
 	}
-	return e
+	return diagnostic
 }
 
 // in is " in PATH" for messages, empty at the root.
@@ -129,6 +132,7 @@ func in(path string) string {
 	return " in " + path
 }
 
+// at names a place at the beginning of a message.
 func at(path string) string {
 	if path == "" {
 		return "document"
@@ -136,169 +140,178 @@ func at(path string) string {
 	return path
 }
 
-var (
-	textType = reflect.TypeFor[encoding.TextUnmarshaler]()
-	nodeType = reflect.TypeFor[Unmarshaler]()
-)
-
-func (d *decoder) value(n *Node, v reflect.Value, path string, top bool) {
-	if d.full() {
+// value decodes a node into a Go value. path is where it stands, for messages; top says that it is the document.
+func (d *decoder) value(node *Node, value reflect.Value, path string, top bool) {
+	if d.full() || d.itself(node, value, path) {
 		return
 	}
-	if v.CanAddr() && !(v.Kind() == reflect.Pointer) {
-		p := v.Addr()
-		if p.Type().Implements(nodeType) {
-			n.path = path
-			if err := p.Interface().(Unmarshaler).UnmarshalNode(n); err != nil {
-				d.adopt(n, path, err)
-			}
-			return
-		}
-		if p.Type().Implements(textType) {
-			if n.kind != scalar || n.tag == "null" {
-				d.fail(n.line, "decode.type", "%s is a %s, want a single value", at(path), n.describe())
-				return
-			}
-			if err := p.Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(n.text)); err != nil {
-				d.fail(n.line, "decode.value", "%s: %w", at(path), err)
-			}
-			return
-		}
+	if node.null() && (value.Kind() == reflect.Pointer || value.Kind() == reflect.Map || value.Kind() == reflect.Slice) {
+		value.SetZero()
+		return
 	}
-	want := func(what string) *diag.Diagnostic {
-		return d.fail(n.line, "decode.type", "%s is a %s, want %s", at(path), n.describe(), what)
-	}
-	switch v.Kind() {
+	switch value.Kind() {
 	case reflect.Pointer:
-		if n.null() {
-			v.SetZero()
-			return
-		}
-		p := reflect.New(v.Type().Elem())
-		d.value(n, p.Elem(), path, top)
-		v.Set(p)
+		target := reflect.New(value.Type().Elem())
+		d.value(node, target.Elem(), path, top)
+		value.Set(target)
 	case reflect.Struct:
-		if n.kind != mapping {
-			want("a mapping")
+		if node.kind != mapping {
+			d.want(node, path, "a mapping")
 			return
 		}
-		d.structure(n, v, path, top)
+		d.structure(node, value, path, top)
 	case reflect.Map:
-		if n.null() {
-			v.SetZero()
-			return
-		}
-		if n.kind != mapping {
-			want("a mapping")
-			return
-		}
-		out := reflect.MakeMapWithSize(v.Type(), len(n.keys))
-		for i, k := range n.keys {
-			if top && d.schemaKey && k.text == "schema" {
-				continue
-			}
-			key := reflect.New(v.Type().Key()).Elem()
-			d.value(k, key, "key "+strconv.Quote(clip(k.text))+in(path), false)
-			elem := reflect.New(v.Type().Elem()).Elem()
-			d.value(n.vals[i], elem, join(path, clip(k.text)), false)
-			if d.full() {
-				return
-			}
-			out.SetMapIndex(key, elem)
-		}
-		v.Set(out)
+		d.mapping(node, value, path, top)
 	case reflect.Slice:
-		if n.null() {
-			v.SetZero()
+		if node.kind != sequence {
+			d.want(node, path, "a list")
 			return
 		}
-		if n.kind != sequence {
-			want("a list")
-			return
-		}
-		out := reflect.MakeSlice(v.Type(), len(n.vals), len(n.vals))
-		for i, c := range n.vals {
-			d.value(c, out.Index(i), fmt.Sprintf("%s[%d]", path, i), false)
-		}
-		v.Set(out)
+		value.Set(reflect.MakeSlice(value.Type(), len(node.vals), len(node.vals)))
+		d.items(node, value, path)
 	case reflect.Array:
-		if n.kind != sequence || len(n.vals) != v.Len() {
-			want(fmt.Sprintf("a list of %d", v.Len()))
+		if node.kind != sequence || len(node.vals) != value.Len() {
+			d.want(node, path, fmt.Sprintf("a list of %d", value.Len()))
 			return
 		}
-		for i, c := range n.vals {
-			d.value(c, v.Index(i), fmt.Sprintf("%s[%d]", path, i), false)
-		}
+		d.items(node, value, path)
 	case reflect.Interface:
-		if v.NumMethod() != 0 {
-			panic(fmt.Sprintf("BUG: decode into interface %s", v.Type()))
+		if value.NumMethod() != 0 {
+			panic(fmt.Sprintf("BUG: decode into interface %s", value.Type()))
 		}
-		if x := d.any(n); x != nil {
-			v.Set(reflect.ValueOf(x))
-		} else {
-			v.SetZero()
+		value.SetZero()
+		if found := d.any(node); found != nil {
+			value.Set(reflect.ValueOf(found))
 		}
-	case reflect.String:
-		if n.kind != scalar || n.tag == "null" || n.tag == "bool" {
-			if e := want("text"); n.kind == scalar && n.tag == "bool" {
-				e.Hint = "put it in quotes"
-			}
-			return
-		}
-		v.SetString(n.text)
-	case reflect.Bool:
-		b, err := strconv.ParseBool(strings.ToLower(n.text))
-		if n.kind != scalar || n.tag != "bool" || err != nil {
-			want("true or false")
-			return
-		}
-		v.SetBool(b)
-	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
-		x, err := n.int()
-		if err != nil || v.OverflowInt(x) {
-			want(fmt.Sprintf("a whole number of at most %d bits", v.Type().Bits()))
-			return
-		}
-		v.SetInt(x)
-	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		x, err := n.uint()
-		if err != nil || v.OverflowUint(x) {
-			want(fmt.Sprintf("a whole number from 0 of at most %d bits", v.Type().Bits()))
-			return
-		}
-		v.SetUint(x)
-	case reflect.Float32, reflect.Float64:
-		x, err := n.float()
-		if err != nil || v.OverflowFloat(x) {
-			want("a finite number")
-			return
-		}
-		v.SetFloat(x)
 	default:
-		panic(fmt.Sprintf("BUG: decode into %s", v.Type()))
+		d.scalar(node, value, path)
+	}
+}
+
+// want says what had to be in place of a node.
+func (d *decoder) want(node *Node, path, what string) *diag.Diagnostic {
+	return d.fail(node.line, "decode.type", "%s is a %s, want %s", at(path), node.describe(), what)
+}
+
+// itself lets a value read itself, if its type can.
+func (d *decoder) itself(node *Node, value reflect.Value, path string) bool {
+	if !value.CanAddr() || value.Kind() == reflect.Pointer {
+		return false
+	}
+	switch into := value.Addr().Interface().(type) {
+	case Unmarshaler:
+		node.path = path
+		if err := into.UnmarshalNode(node); err != nil {
+			d.adopt(node, path, err)
+		}
+	case encoding.TextUnmarshaler:
+		if node.kind != scalar || node.tag == "null" {
+			d.want(node, path, "a single value")
+		} else if err := into.UnmarshalText([]byte(node.text)); err != nil {
+			d.fail(node.line, "decode.value", "%s: %w", at(path), err)
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+// mapping decodes into a map. Keys are values too: their types may read themselves.
+func (d *decoder) mapping(node *Node, value reflect.Value, path string, top bool) {
+	if node.kind != mapping {
+		d.want(node, path, "a mapping")
+		return
+	}
+	out := reflect.MakeMapWithSize(value.Type(), len(node.keys))
+	for i, keyNode := range node.keys {
+		if top && d.schemaKey && keyNode.text == "schema" {
+			continue
+		}
+		key := reflect.New(value.Type().Key()).Elem()
+		d.value(keyNode, key, "key "+strconv.Quote(clip(keyNode.text))+in(path), false)
+		elem := reflect.New(value.Type().Elem()).Elem()
+		d.value(node.vals[i], elem, join(path, clip(keyNode.text)), false)
+		if d.full() {
+			return
+		}
+		out.SetMapIndex(key, elem)
+	}
+	value.Set(out)
+}
+
+// items decodes those of a list into a slice or array of as many.
+func (d *decoder) items(node *Node, value reflect.Value, path string) {
+	for i, item := range node.vals {
+		d.value(item, value.Index(i), fmt.Sprintf("%s[%d]", path, i), false)
+	}
+}
+
+// scalar decodes a single value. Numbers must fit exactly but for the rounding of floats.
+func (d *decoder) scalar(node *Node, value reflect.Value, path string) {
+	switch value.Kind() {
+	case reflect.String:
+		if node.kind == scalar && node.tag == "bool" {
+			d.want(node, path, "text").Hint = "put it in quotes"
+			return
+		}
+		if node.kind != scalar || node.tag == "null" {
+			d.want(node, path, "text")
+			return
+		}
+		value.SetString(node.text)
+	case reflect.Bool:
+		truth, err := strconv.ParseBool(strings.ToLower(node.text))
+		if node.kind != scalar || node.tag != "bool" || err != nil {
+			d.want(node, path, "true or false")
+			return
+		}
+		value.SetBool(truth)
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		number, err := node.int()
+		if err != nil || value.OverflowInt(number) {
+			d.want(node, path, fmt.Sprintf("a whole number of at most %d bits", value.Type().Bits()))
+			return
+		}
+		value.SetInt(number)
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		number, err := node.uint()
+		if err != nil || value.OverflowUint(number) {
+			d.want(node, path, fmt.Sprintf("a whole number from 0 of at most %d bits", value.Type().Bits()))
+			return
+		}
+		value.SetUint(number)
+	case reflect.Float32, reflect.Float64:
+		number, err := node.float()
+		if err != nil || value.OverflowFloat(number) {
+			d.want(node, path, "a finite number")
+			return
+		}
+		value.SetFloat(number)
+	default:
+		panic(fmt.Sprintf("BUG: decode into %s", value.Type()))
 	}
 }
 
 // adopt adds the error of an Unmarshaler; diagnostics keep their line.
-func (d *decoder) adopt(n *Node, path string, err error) {
-	add := func(e *diag.Diagnostic) {
+func (d *decoder) adopt(node *Node, path string, err error) {
+	add := func(diagnostic *diag.Diagnostic) {
 		if d.full() {
 			return
 		}
-		if e.Path == "" {
-			e.Path = n.at()
+		if diagnostic.Path == "" {
+			diagnostic.Path = node.at()
 		}
-		d.errs = append(d.errs, e)
+		d.errs = append(d.errs, diagnostic)
 	}
-	switch e := err.(type) {
+	switch err := err.(type) {
 	case *diag.Diagnostic:
-		add(e)
+		add(err)
 	case diag.List:
-		for _, x := range e {
-			add(x)
+		for _, one := range err {
+			add(one)
 		}
 	default:
-		d.fail(n.line, "decode.value", "%s: %w", at(path), err)
+		d.fail(node.line, "decode.value", "%s: %w", at(path), err)
 	}
 }
 
@@ -311,59 +324,60 @@ type field struct {
 
 // fieldsOf lists the fields of t, inlined ones included (exported fields of an unexported
 // embedded struct too).
-func fieldsOf(t reflect.Type) []field {
+func fieldsOf(typ reflect.Type) []field {
 	var out []field
-	for i := range t.NumField() {
-		f := t.Field(i)
-		if !f.IsExported() && !f.Anonymous {
+	for i := range typ.NumField() {
+		member := typ.Field(i)
+		if !member.IsExported() && !member.Anonymous {
 			continue
 		}
-		tag, ok := f.Tag.Lookup("yaml")
+		tag, ok := member.Tag.Lookup("yaml")
 		if !ok {
-			tag = f.Tag.Get("json")
+			tag = member.Tag.Get("json")
 		}
 		name, opts, _ := strings.Cut(tag, ",")
 		if name == "-" {
 			continue
 		}
-		if strings.Contains(opts, "inline") || (f.Anonymous && name == "" && f.Type.Kind() == reflect.Struct) {
-			for _, sub := range fieldsOf(f.Type) {
+		if strings.Contains(opts, "inline") || (member.Anonymous && name == "" && member.Type.Kind() == reflect.Struct) {
+			for _, sub := range fieldsOf(member.Type) {
 				sub.index = append([]int{i}, sub.index...)
 				out = append(out, sub)
 			}
 			continue
 		}
 		if name == "" {
-			name = strings.ToLower(f.Name)
+			name = strings.ToLower(member.Name)
 		}
-		out = append(out, field{name: name, index: []int{i}, required: f.Tag.Get("decode") == "required"})
+		out = append(out, field{name: name, index: []int{i}, required: member.Tag.Get("decode") == "required"})
 	}
 	return out
 }
 
-func (d *decoder) structure(n *Node, v reflect.Value, path string, top bool) {
-	fields := fieldsOf(v.Type())
+// structure decodes into a struct. A key that it does not have is a mistake, so that no option is misspelled in vain.
+func (d *decoder) structure(node *Node, value reflect.Value, path string, top bool) {
+	fields := fieldsOf(value.Type())
 	names := make([]string, len(fields))
 	byName := make(map[string]field, len(fields))
-	for i, f := range fields {
-		names[i] = f.name
-		byName[f.name] = f
+	for i, field := range fields {
+		names[i] = field.name
+		byName[field.name] = field
 	}
-	for i, k := range n.keys {
-		f, ok := byName[k.text]
+	for i, key := range node.keys {
+		field, ok := byName[key.text]
 		if !ok {
-			if top && d.schemaKey && k.text == "schema" {
+			if top && d.schemaKey && key.text == "schema" {
 				continue
 			}
-			e := d.fail(k.line, "decode.unknown-key", "unknown key %q%s", clip(k.text), in(path))
-			e.Hint = diag.DidYouMean(k.text, names)
+			diagnostic := d.fail(key.line, "decode.unknown-key", "unknown key %q%s", clip(key.text), in(path))
+			diagnostic.Hint = diag.DidYouMean(key.text, names)
 			continue
 		}
-		d.value(n.vals[i], v.FieldByIndex(f.index), join(path, f.name), false)
+		d.value(node.vals[i], value.FieldByIndex(field.index), join(path, field.name), false)
 	}
-	for _, f := range fields {
-		if f.required && n.get(f.name) == nil {
-			d.fail(n.line, "decode.missing-key", "key %q is missing%s", f.name, in(path))
+	for _, field := range fields {
+		if field.required && node.get(field.name) == nil {
+			d.fail(node.line, "decode.missing-key", "key %q is missing%s", field.name, in(path))
 		}
 	}
 }
@@ -376,38 +390,38 @@ func join(path, key string) string {
 }
 
 // any decodes into map[string]any, []any, string, int64, float64, bool or nil.
-func (d *decoder) any(n *Node) any {
-	switch n.kind {
+func (d *decoder) any(node *Node) any {
+	switch node.kind {
 	case mapping:
-		m := make(map[string]any, len(n.keys))
-		for i, k := range n.keys {
-			m[k.text] = d.any(n.vals[i])
+		out := make(map[string]any, len(node.keys))
+		for i, key := range node.keys {
+			out[key.text] = d.any(node.vals[i])
 		}
-		return m
+		return out
 	case sequence:
-		s := make([]any, len(n.vals))
-		for i, c := range n.vals {
-			s[i] = d.any(c)
+		out := make([]any, len(node.vals))
+		for i, item := range node.vals {
+			out[i] = d.any(item)
 		}
-		return s
+		return out
 	}
-	switch n.tag {
+	switch node.tag {
 	case "null":
 		return nil
 	case "bool":
-		return strings.EqualFold(n.text, "true")
+		return strings.EqualFold(node.text, "true")
 	case "int":
-		if x, err := n.int(); err == nil {
-			return x
+		if number, err := node.int(); err == nil {
+			return number
 		}
 	case "str":
-		return n.text
+		return node.text
 	}
-	x, err := n.float()
+	number, err := node.float()
 	if err != nil {
-		d.fail(n.line, "decode.type", "number %s is not finite", clip(n.text))
+		d.fail(node.line, "decode.type", "number %s is not finite", clip(node.text))
 	}
-	return x
+	return number
 }
 
 func (n *Node) null() bool { return n.kind == scalar && n.tag == "null" }
@@ -417,8 +431,8 @@ var errNumber = fmt.Errorf("not a number")
 // number is the text of a numeric scalar without the separators YAML allows.
 func (n *Node) number(tags ...string) (string, error) {
 	if n.kind == scalar {
-		for _, t := range tags {
-			if n.tag == t {
+		for _, tag := range tags {
+			if n.tag == tag {
 				return strings.ReplaceAll(n.text, "_", ""), nil
 			}
 		}
@@ -427,41 +441,41 @@ func (n *Node) number(tags ...string) (string, error) {
 }
 
 // octal reports a leading zero, which some readers take as base 8 and some as base 10.
-func octal(s string) bool {
-	s = strings.TrimLeft(s, "+-")
-	return len(s) > 1 && s[0] == '0' && s[1] >= '0' && s[1] <= '9'
+func octal(text string) bool {
+	text = strings.TrimLeft(text, "+-")
+	return len(text) > 1 && text[0] == '0' && text[1] >= '0' && text[1] <= '9'
 }
 
 func (n *Node) int() (int64, error) {
-	s, err := n.number("int")
-	if err != nil || octal(s) {
+	text, err := n.number("int")
+	if err != nil || octal(text) {
 		return 0, errNumber
 	}
-	return strconv.ParseInt(s, 0, 64)
+	return strconv.ParseInt(text, 0, 64)
 }
 
 func (n *Node) uint() (uint64, error) {
-	s, err := n.number("int")
-	if err != nil || octal(s) {
+	text, err := n.number("int")
+	if err != nil || octal(text) {
 		return 0, errNumber
 	}
-	return strconv.ParseUint(strings.TrimPrefix(s, "+"), 0, 64)
+	return strconv.ParseUint(strings.TrimPrefix(text, "+"), 0, 64)
 }
 
 func (n *Node) float() (float64, error) {
-	s, err := n.number("int", "float")
-	if err != nil || octal(s) {
+	text, err := n.number("int", "float")
+	if err != nil || octal(text) {
 		return 0, errNumber
 	}
-	x, err := strconv.ParseFloat(s, 64)
+	number, err := strconv.ParseFloat(text, 64)
 	if err != nil {
-		i, err := strconv.ParseInt(s, 0, 64)
+		i, err := strconv.ParseInt(text, 0, 64)
 		return float64(i), err
 	}
-	if math.IsInf(x, 0) || math.IsNaN(x) {
+	if math.IsInf(number, 0) || math.IsNaN(number) {
 		return 0, errNumber
 	}
-	return x, nil
+	return number, nil
 }
 
 // ---- what an Unmarshaler sees
@@ -480,10 +494,10 @@ func (n *Node) IsMapping() bool { return n.kind == mapping }
 func (n *Node) IsList() bool { return n.kind == sequence }
 
 // Decode decodes the node into v, a pointer, as strictly as Into does.
-func (n *Node) Decode(v any) error {
-	d := &decoder{name: *n.file}
-	d.root(n, v)
-	return d.errs.Err()
+func (n *Node) Decode(into any) error {
+	inner := &decoder{name: *n.file}
+	inner.root(n, into)
+	return inner.errs.Err()
 }
 
 // Errorf returns a diagnostic at the node's line.

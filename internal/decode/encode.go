@@ -16,9 +16,9 @@ const maxInline = 16
 // YAML returns v as YAML text that File reads back: fields in the order of their struct, map keys
 // sorted, short lists on one line. Types need yaml tags. Infinite values and NaN are refused,
 // because no reader here accepts them.
-func YAML(v any) ([]byte, error) {
+func YAML(into any) ([]byte, error) {
 	var root yaml.Node
-	if err := root.Encode(v); err != nil {
+	if err := root.Encode(into); err != nil {
 		return nil, fmt.Errorf("encode yaml: %w", err)
 	}
 	if err := tidy(&root, ""); err != nil {
@@ -36,30 +36,28 @@ func YAML(v any) ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-func tidy(n *yaml.Node, path string) error {
-	switch n.Kind {
+// tidy gives a node the form that YAML promises. path is where it stands, for messages.
+func tidy(node *yaml.Node, path string) error {
+	switch node.Kind {
 	case yaml.ScalarNode:
-		if n.ShortTag() == "!!float" {
-			x, err := strconv.ParseFloat(n.Value, 64)
-			if err != nil || math.IsInf(x, 0) || math.IsNaN(x) {
-				return fmt.Errorf("encode yaml: %s is %s, want a finite number", at(path), strings.TrimPrefix(n.Value, "."))
-			}
-			n.Value, n.Tag = plain(x, n.Value), ""
+		if node.ShortTag() == "!!float" {
+			return tidyFloat(node, path)
 		}
 	case yaml.SequenceNode:
-		inline := len(n.Content) <= maxInline
-		for i, c := range n.Content {
-			if err := tidy(c, fmt.Sprintf("%s[%d]", path, i)); err != nil {
+		inline := len(node.Content) <= maxInline
+		for i, item := range node.Content {
+			if err := tidy(item, fmt.Sprintf("%s[%d]", path, i)); err != nil {
 				return err
 			}
-			inline = inline && c.Kind == yaml.ScalarNode && len(c.Value) <= 40 && !strings.Contains(c.Value, "\n")
+			short := item.Kind == yaml.ScalarNode && len(item.Value) <= 40
+			inline = inline && short && !strings.Contains(item.Value, "\n")
 		}
 		if inline {
-			n.Style = yaml.FlowStyle
+			node.Style = yaml.FlowStyle
 		}
 	case yaml.MappingNode:
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			if err := tidy(n.Content[i+1], join(path, n.Content[i].Value)); err != nil {
+		for i := 0; i+1 < len(node.Content); i += 2 {
+			if err := tidy(node.Content[i+1], join(path, node.Content[i].Value)); err != nil {
 				return err
 			}
 		}
@@ -67,10 +65,19 @@ func tidy(n *yaml.Node, path string) error {
 	return nil
 }
 
+func tidyFloat(node *yaml.Node, path string) error {
+	number, err := strconv.ParseFloat(node.Value, 64)
+	if err != nil || math.IsInf(number, 0) || math.IsNaN(number) {
+		return fmt.Errorf("encode yaml: %s is %s, want a finite number", at(path), strings.TrimPrefix(node.Value, "."))
+	}
+	node.Value, node.Tag = plain(number, node.Value), ""
+	return nil
+}
+
 // plain writes numbers of everyday size without an exponent.
-func plain(x float64, text string) string {
-	if a := math.Abs(x); strings.ContainsAny(text, "eE") && a >= 1e-6 && a < 1e15 {
-		return strconv.FormatFloat(x, 'f', -1, 64)
+func plain(number float64, text string) string {
+	if size := math.Abs(number); strings.ContainsAny(text, "eE") && size >= 1e-6 && size < 1e15 {
+		return strconv.FormatFloat(number, 'f', -1, 64)
 	}
 	return text
 }

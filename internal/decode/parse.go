@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -31,6 +32,7 @@ type Document struct {
 	root *Node
 }
 
+// kind is that of a node.
 type kind int
 
 const (
@@ -54,12 +56,12 @@ type Node struct {
 // ReadFile reads and parses a regular file; "-" is not special. A missing file is of class ClassInput,
 // a read that fails is of class ClassIO.
 func ReadFile(path string) (*Document, error) {
-	f, err := wholefile.Open(path)
+	file, err := wholefile.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, MaxBytes+1))
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, MaxBytes+1))
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "read %q: %w", path, err)
 	}
@@ -84,20 +86,20 @@ func ParseJSON(name string, line int, data []byte) (*Document, error) {
 }
 
 func parse(name string, line int, data []byte, asJSON bool, most int) (*Document, error) {
-	p := &parser{name: name, first: line}
+	in := &parser{name: name, first: line}
 	if len(data) > most {
-		return nil, p.fail(line, "document is larger than %d MiB", most>>20)
+		return nil, in.fail(line, "document is larger than %d MiB", most>>20)
 	}
 	if !utf8.Valid(data) {
-		return nil, p.fail(line+invalidLine(data), "not valid UTF-8")
+		return nil, in.fail(line+invalidLine(data), "not valid UTF-8")
 	}
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	var root *Node
 	var err error
 	if asJSON {
-		root, err = p.json(data)
+		root, err = in.json(data)
 	} else {
-		root, err = p.yaml(data)
+		root, err = in.yaml(data)
 	}
 	if err != nil {
 		return nil, err
@@ -105,29 +107,32 @@ func parse(name string, line int, data []byte, asJSON bool, most int) (*Document
 	return &Document{name: name, root: root}, nil
 }
 
+// invalidLine is how many lines come before the first byte that is not UTF-8.
 func invalidLine(data []byte) int {
-	n := 0
+	count := 0
 	for len(data) > 0 {
-		r, size := utf8.DecodeRune(data)
-		if r == utf8.RuneError && size == 1 {
+		char, size := utf8.DecodeRune(data)
+		if char == utf8.RuneError && size == 1 {
 			break
 		}
-		if r == '\n' {
-			n++
+		if char == '\n' {
+			count++
 		}
 		data = data[size:]
 	}
-	return n
+	return count
 }
 
+// isJSON reports whether a document is to be read as JSON; see Parse.
 func isJSON(name string, data []byte) bool {
 	if strings.HasSuffix(name, ".json") || strings.HasSuffix(name, ".jsonl") {
 		return true
 	}
-	t := bytes.TrimLeft(data, " \t\r\n")
-	return len(t) > 0 && t[0] == '{' && json.Valid(data)
+	text := bytes.TrimLeft(data, " \t\r\n")
+	return len(text) > 0 && text[0] == '{' && json.Valid(data)
 }
 
+// parser makes the tree of one document.
 type parser struct {
 	name  string
 	first int // line of the first byte
@@ -163,6 +168,7 @@ func (p *parser) duplicate(seen map[string]int, key *Node) error {
 
 var yamlLine = regexp.MustCompile(`line (\d+): `)
 
+// yaml reads the only document of a YAML file.
 func (p *parser) yaml(data []byte) (root *Node, err error) {
 	// The nesting bound of the parser below is larger than ours, its memory is proportional to the input.
 	dec := yaml.NewDecoder(bytes.NewReader(data))
@@ -189,33 +195,34 @@ func (p *parser) yaml(data []byte) (root *Node, err error) {
 func (p *parser) yamlError(err error) error {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	line := p.first
-	if m := yamlLine.FindStringSubmatch(text); m != nil {
-		if n, err := strconv.Atoi(m[1]); err == nil {
-			line = p.first + n - 1
+	if match := yamlLine.FindStringSubmatch(text); match != nil {
+		if offset, err := strconv.Atoi(match[1]); err == nil {
+			line = p.first + offset - 1
 		}
-		text = strings.Replace(text, m[0], "", 1)
+		text = strings.Replace(text, match[0], "", 1)
 	}
 	return p.fail(line, "not valid YAML: %s", text)
 }
 
-func (p *parser) line(n *yaml.Node) int { return p.first + max(n.Line, 1) - 1 }
+// line is the line of a node in the file.
+func (p *parser) line(node *yaml.Node) int { return p.first + max(node.Line, 1) - 1 }
 
-func (p *parser) convert(n *yaml.Node, depth int, open map[*yaml.Node]bool) (*Node, error) {
-	line := p.line(n)
-	if n.Kind == yaml.AliasNode {
-		if open[n.Alias] {
-			return nil, p.fail(line, "alias %q contains itself", clip(n.Value))
+// convert makes a tree of a YAML node. open are the nodes around it, which no alias in it may stand for.
+func (p *parser) convert(node *yaml.Node, depth int, open map[*yaml.Node]bool) (*Node, error) {
+	line := p.line(node)
+	if node.Kind == yaml.AliasNode {
+		if open[node.Alias] {
+			return nil, p.fail(line, "alias %q contains itself", clip(node.Value))
 		}
-		return p.convert(n.Alias, depth, open)
+		return p.convert(node.Alias, depth, open)
 	}
 	if err := p.count(line, depth); err != nil {
 		return nil, err
 	}
 	out := &Node{file: &p.name, line: line}
-	switch n.Kind {
-	case yaml.ScalarNode:
-		out.text = n.Value
-		switch tag := n.ShortTag(); tag {
+	if node.Kind == yaml.ScalarNode {
+		out.text = node.Value
+		switch tag := node.ShortTag(); tag {
 		case "!!str", "!!int", "!!float", "!!bool", "!!null":
 			out.tag = tag[2:]
 		case "!!timestamp":
@@ -224,54 +231,60 @@ func (p *parser) convert(n *yaml.Node, depth int, open map[*yaml.Node]bool) (*No
 			return nil, p.fail(line, "tag %q is not supported", clip(tag))
 		}
 		return out, nil
-	case yaml.MappingNode, yaml.SequenceNode:
-	default:
+	}
+	if node.Kind != yaml.MappingNode && node.Kind != yaml.SequenceNode {
 		return nil, p.fail(line, "unexpected YAML node")
 	}
-	if tag := n.ShortTag(); tag != "!!map" && tag != "!!seq" {
+	if tag := node.ShortTag(); tag != "!!map" && tag != "!!seq" {
 		return nil, p.fail(line, "tag %q is not supported", clip(tag))
 	}
-	open[n] = true
-	defer delete(open, n)
-	if n.Kind == yaml.SequenceNode {
-		out.kind = sequence
-		for _, c := range n.Content {
-			v, err := p.convert(c, depth+1, open)
-			if err != nil {
-				return nil, err
-			}
-			out.vals = append(out.vals, v)
-		}
-		return out, nil
+	open[node] = true
+	defer delete(open, node)
+	if node.Kind == yaml.MappingNode {
+		return out, p.pairs(out, node, depth, open)
 	}
-	out.kind = mapping
-	seen := map[string]int{}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		k := n.Content[i]
-		if k.Kind == yaml.ScalarNode && k.ShortTag() == "!!merge" {
-			return nil, p.fail(p.line(k), "merge keys (<<) are not supported").WithHint("write the keys out")
-		}
-		key, err := p.convert(k, depth+1, open)
+	out.kind = sequence
+	for _, item := range node.Content {
+		value, err := p.convert(item, depth+1, open)
 		if err != nil {
 			return nil, err
 		}
-		if key.kind != scalar {
-			return nil, p.fail(key.line, "a key must be a word, got a %s", key.describe())
-		}
-		if err := p.duplicate(seen, key); err != nil {
-			return nil, err
-		}
-		v, err := p.convert(n.Content[i+1], depth+1, open)
-		if err != nil {
-			return nil, err
-		}
-		out.keys, out.vals = append(out.keys, key), append(out.vals, v)
+		out.vals = append(out.vals, value)
 	}
 	return out, nil
 }
 
+// pairs converts the keys and values of a mapping.
+func (p *parser) pairs(out *Node, node *yaml.Node, depth int, open map[*yaml.Node]bool) error {
+	out.kind = mapping
+	seen := map[string]int{}
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		keyNode := node.Content[i]
+		if keyNode.Kind == yaml.ScalarNode && keyNode.ShortTag() == "!!merge" {
+			return p.fail(p.line(keyNode), "merge keys (<<) are not supported").WithHint("write the keys out")
+		}
+		key, err := p.convert(keyNode, depth+1, open)
+		if err != nil {
+			return err
+		}
+		if key.kind != scalar {
+			return p.fail(key.line, "a key must be a word, got a %s", key.describe())
+		}
+		if err := p.duplicate(seen, key); err != nil {
+			return err
+		}
+		value, err := p.convert(node.Content[i+1], depth+1, open)
+		if err != nil {
+			return err
+		}
+		out.keys, out.vals = append(out.keys, key), append(out.vals, value)
+	}
+	return nil
+}
+
 // ---- JSON
 
+// json reads a JSON document. It is checked as a whole first, which gives better errors than its tokens.
 func (p *parser) json(data []byte) (*Node, error) {
 	lines := lineCounter{data: data, line: p.first}
 	var raw json.RawMessage
@@ -295,6 +308,7 @@ type lineCounter struct {
 	line int
 }
 
+// to moves on to an offset.
 func (l *lineCounter) to(offset int64) {
 	end := min(int(offset), len(l.data))
 	if end > l.pos {
@@ -303,6 +317,7 @@ func (l *lineCounter) to(offset int64) {
 	}
 }
 
+// jsonValue reads the next value. The decoder knows offsets only, which lines turns into lines.
 func (p *parser) jsonValue(dec *json.Decoder, lines *lineCounter, depth int) (*Node, error) {
 	tok, err := dec.Token()
 	if err != nil {
@@ -313,51 +328,52 @@ func (p *parser) jsonValue(dec *json.Decoder, lines *lineCounter, depth int) (*N
 	if err := p.count(out.line, depth); err != nil {
 		return nil, err
 	}
-	switch t := tok.(type) {
+	switch tok := tok.(type) {
 	case nil:
 		out.tag = "null"
 	case bool:
-		out.tag, out.text = "bool", strconv.FormatBool(t)
+		out.tag, out.text = "bool", strconv.FormatBool(tok)
 	case string:
-		out.tag, out.text = "str", t
+		out.tag, out.text = "str", tok
 	case json.Number:
-		out.tag, out.text = "int", t.String()
+		out.tag, out.text = "int", tok.String()
 		if strings.ContainsAny(out.text, ".eE") {
 			out.tag = "float"
 		}
 	case json.Delim:
-		if t == '[' {
-			out.kind = sequence
-			for dec.More() {
-				v, err := p.jsonValue(dec, lines, depth+1)
-				if err != nil {
-					return nil, err
-				}
-				out.vals = append(out.vals, v)
-			}
-		} else {
+		out.kind = sequence
+		if tok == '{' {
 			out.kind = mapping
-			seen := map[string]int{}
-			for dec.More() {
-				key, err := p.jsonValue(dec, lines, depth+1)
-				if err != nil {
-					return nil, err
-				}
-				if err := p.duplicate(seen, key); err != nil {
-					return nil, err
-				}
-				v, err := p.jsonValue(dec, lines, depth+1)
-				if err != nil {
-					return nil, err
-				}
-				out.keys, out.vals = append(out.keys, key), append(out.vals, v)
-			}
 		}
-		if _, err := dec.Token(); err != nil {
-			return nil, p.fail(lines.line, "not valid JSON: %w", err)
-		}
+		return out, p.jsonItems(out, dec, lines, depth)
 	}
 	return out, nil
+}
+
+// jsonItems reads what a list or an object holds, and its end.
+func (p *parser) jsonItems(out *Node, dec *json.Decoder, lines *lineCounter, depth int) error {
+	seen := map[string]int{}
+	for dec.More() {
+		if out.kind == mapping {
+			key, err := p.jsonValue(dec, lines, depth+1)
+			if err != nil {
+				return err
+			}
+			if err := p.duplicate(seen, key); err != nil {
+				return err
+			}
+			out.keys = append(out.keys, key)
+		}
+		value, err := p.jsonValue(dec, lines, depth+1)
+		if err != nil {
+			return err
+		}
+		out.vals = append(out.vals, value)
+	}
+	if _, err := dec.Token(); err != nil {
+		return p.fail(lines.line, "not valid JSON: %w", err)
+	}
+	return nil
 }
 
 // describe names what a node is, for messages.
@@ -380,16 +396,16 @@ func (n *Node) describe() string {
 }
 
 // clip keeps hostile text out of messages.
-func clip(s string) string {
+func clip(text string) string {
 	const most = 80
-	if len(s) <= most {
-		return s
+	if len(text) <= most {
+		return text
 	}
 	cut := most
-	for cut > 0 && !utf8.RuneStart(s[cut]) {
+	for cut > 0 && !utf8.RuneStart(text[cut]) {
 		cut--
 	}
-	return s[:cut] + "..."
+	return text[:cut] + "..."
 }
 
 // Name is the name given to Parse.
@@ -397,8 +413,8 @@ func (d *Document) Name() string { return d.name }
 
 // Schema is the text of the document's schema key, "" when it has none.
 func (d *Document) Schema() string {
-	if n := d.root.get("schema"); n != nil && n.kind == scalar && n.tag == "str" {
-		return n.text
+	if node := d.root.get("schema"); node != nil && node.kind == scalar && node.tag == "str" {
+		return node.text
 	}
 	return ""
 }
@@ -406,40 +422,37 @@ func (d *Document) Schema() string {
 // At returns "name:line" of the value at path (keys as string, list positions as int), or of the
 // nearest ancestor that exists, so that later checks can point into the file.
 func (d *Document) At(path ...any) string {
-	n := d.root
-	line := n.line
+	node := d.root
+	line := node.line
 	for _, step := range path {
 		next, at := (*Node)(nil), 0
-		switch s := step.(type) {
+		switch step := step.(type) {
 		case string:
-			if n.kind == mapping {
-				for i, k := range n.keys {
-					if k.text == s {
-						next, at = n.vals[i], k.line
-					}
-				}
+			if i := node.index(step); i >= 0 {
+				next, at = node.vals[i], node.keys[i].line
 			}
 		case int:
-			if n.kind == sequence && s >= 0 && s < len(n.vals) {
-				next, at = n.vals[s], n.vals[s].line
+			if node.kind == sequence && step >= 0 && step < len(node.vals) {
+				next, at = node.vals[step], node.vals[step].line
 			}
 		}
 		if next == nil {
 			break
 		}
-		n, line = next, at
+		node, line = next, at
 	}
 	return fmt.Sprintf("%s:%d", d.name, line)
 }
 
+// index is the position of a key in a mapping, -1 if there is none.
+func (n *Node) index(key string) int {
+	return slices.IndexFunc(n.keys, func(candidate *Node) bool { return candidate.text == key })
+}
+
+// get is the value of a key in a mapping, nil if there is none.
 func (n *Node) get(key string) *Node {
-	if n.kind != mapping {
-		return nil
-	}
-	for i, k := range n.keys {
-		if k.text == key {
-			return n.vals[i]
-		}
+	if i := n.index(key); i >= 0 {
+		return n.vals[i]
 	}
 	return nil
 }

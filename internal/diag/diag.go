@@ -88,17 +88,17 @@ type Diagnostic struct {
 
 // Error renders path, code and summary on one line; the hint is left to the caller.
 func (d *Diagnostic) Error() string {
-	var b strings.Builder
+	var out strings.Builder
 	if d.Path != "" {
-		b.WriteString(d.Path)
-		b.WriteString(": ")
+		out.WriteString(d.Path)
+		out.WriteString(": ")
 	}
 	if d.Code != "" {
-		b.WriteString(d.Code)
-		b.WriteString(": ")
+		out.WriteString(d.Code)
+		out.WriteString(": ")
 	}
-	b.WriteString(d.Summary)
-	return b.String()
+	out.WriteString(d.Summary)
+	return out.String()
 }
 
 // Unwrap returns the cause.
@@ -106,12 +106,12 @@ func (d *Diagnostic) Unwrap() error { return d.cause }
 
 // New returns an error of class c whose sentence is formatted as by fmt.Errorf; a cause
 // given with %w stays reachable for errors.Is and errors.As.
-func New(c Class, format string, args ...any) *Diagnostic {
+func New(class Class, format string, args ...any) *Diagnostic {
 	err := fmt.Errorf(format, args...)
-	if c.String() == ClassInternal.String() { // also one that another process made up: it must not be an exit code of success
-		c = ClassInternal
+	if class.String() == ClassInternal.String() { // also one that another process made up: it must not be an exit code of success
+		class = ClassInternal
 	}
-	return &Diagnostic{Class: c, Summary: err.Error(), cause: errors.Unwrap(err)}
+	return &Diagnostic{Class: class, Summary: err.Error(), cause: errors.Unwrap(err)}
 }
 
 // WithHint sets the way out and returns d.
@@ -135,9 +135,9 @@ type List []*Diagnostic
 // Err returns nil when no element is an Error, the element when there is exactly one, else the list.
 func (l List) Err() error {
 	var errs List
-	for _, d := range l {
-		if d.Severity == Error {
-			errs = append(errs, d)
+	for _, diagnostic := range l {
+		if diagnostic.Severity == Error {
+			errs = append(errs, diagnostic)
 		}
 	}
 	switch len(errs) {
@@ -152,8 +152,8 @@ func (l List) Err() error {
 // Error renders one diagnostic per line.
 func (l List) Error() string {
 	lines := make([]string, len(l))
-	for i, d := range l {
-		lines[i] = d.Error()
+	for i, diagnostic := range l {
+		lines[i] = diagnostic.Error()
 	}
 	return strings.Join(lines, "\n")
 }
@@ -161,8 +161,8 @@ func (l List) Error() string {
 // Unwrap gives errors.Is and errors.As access to every element.
 func (l List) Unwrap() []error {
 	out := make([]error, len(l))
-	for i, d := range l {
-		out[i] = d
+	for i, diagnostic := range l {
+		out[i] = diagnostic
 	}
 	return out
 }
@@ -170,30 +170,30 @@ func (l List) Unwrap() []error {
 // Sort orders by path, then code, then summary, so that output does not depend on the order of checks.
 func (l List) Sort() {
 	sort.SliceStable(l, func(i, j int) bool {
-		a, b := l[i], l[j]
-		if a.Path != b.Path {
-			return a.Path < b.Path
+		left, right := l[i], l[j]
+		if left.Path != right.Path {
+			return left.Path < right.Path
 		}
-		if a.Code != b.Code {
-			return a.Code < b.Code
+		if left.Code != right.Code {
+			return left.Code < right.Code
 		}
-		return a.Summary < b.Summary
+		return left.Summary < right.Summary
 	})
 }
 
 // ClassOf returns the class of the first diagnostic in err's chain, ClassInternal when there is none.
 func ClassOf(err error) Class {
-	var d *Diagnostic
-	if errors.As(err, &d) && d.Class != 0 {
-		return d.Class
+	var diagnostic *Diagnostic
+	if errors.As(err, &diagnostic) && diagnostic.Class != 0 {
+		return diagnostic.Class
 	}
 	return ClassInternal
 }
 
 // ClassOr is the class of err, or fallback for an error without one.
 func ClassOr(err error, fallback Class) Class {
-	if c := ClassOf(err); c != ClassInternal {
-		return c
+	if class := ClassOf(err); class != ClassInternal {
+		return class
 	}
 	return fallback
 }
@@ -201,9 +201,9 @@ func ClassOr(err error, fallback Class) Class {
 // HintsOf returns every distinct hint in err's chain, outermost first.
 func HintsOf(err error) []string {
 	var out []string
-	for _, d := range All(err) {
-		if d.Hint != "" && !slices.Contains(out, d.Hint) {
-			out = append(out, d.Hint)
+	for _, diagnostic := range All(err) {
+		if diagnostic.Hint != "" && !slices.Contains(out, diagnostic.Hint) {
+			out = append(out, diagnostic.Hint)
 		}
 	}
 	return out
@@ -213,24 +213,24 @@ func HintsOf(err error) []string {
 func All(err error) List {
 	var out List
 	var walk func(error)
-	walk = func(e error) {
-		if e == nil {
+	walk = func(err error) {
+		if err == nil {
 			return
 		}
-		if d, ok := e.(*Diagnostic); ok {
-			out = append(out, d)
-		} else if a, ok := e.(interface{ As(any) bool }); ok {
-			var d *Diagnostic
-			if a.As(&d) && d != nil {
-				out = append(out, d)
+		if diagnostic, ok := err.(*Diagnostic); ok {
+			out = append(out, diagnostic)
+		} else if as, ok := err.(interface{ As(any) bool }); ok {
+			var diagnostic *Diagnostic
+			if as.As(&diagnostic) && diagnostic != nil {
+				out = append(out, diagnostic)
 			}
 		}
-		switch u := e.(type) {
+		switch u := err.(type) {
 		case interface{ Unwrap() error }:
 			walk(u.Unwrap())
 		case interface{ Unwrap() []error }:
-			for _, c := range u.Unwrap() {
-				walk(c)
+			for _, cause := range u.Unwrap() {
+				walk(cause)
 			}
 		}
 	}

@@ -17,14 +17,14 @@ func Nearest(word string, candidates []string) string {
 	}
 	sorted := append([]string(nil), candidates...)
 	sort.Strings(sorted)
-	w := fold(word)
-	best, bestDist := "", max(1, len(w)/3)+1
-	for _, c := range sorted {
-		if c == "" || len(c) > maxNearest {
+	folded := fold(word)
+	best, bestDist := "", max(1, len(folded)/3)+1
+	for _, candidate := range sorted {
+		if candidate == "" || len(candidate) > maxNearest {
 			continue
 		}
-		if d := distance(w, fold(c)); d < bestDist {
-			best, bestDist = c, d
+		if far := distance(folded, fold(candidate)); far < bestDist {
+			best, bestDist = candidate, far
 		}
 	}
 	return best
@@ -33,8 +33,8 @@ func Nearest(word string, candidates []string) string {
 // DidYouMean is the sentence of a hint: `did you mean "x"?` when candidates are near word or contain
 // it, else the list of them ("want one of ..."), or "" when there are none.
 func DidYouMean(word string, candidates []string) string {
-	if n := Nearest(word, candidates); n != "" {
-		return `did you mean "` + n + `"?`
+	if nearest := Nearest(word, candidates); nearest != "" {
+		return `did you mean "` + nearest + `"?`
 	}
 	sorted := append([]string(nil), candidates...)
 	sort.Strings(sorted)
@@ -59,14 +59,14 @@ func DidYouMean(word string, candidates []string) string {
 // when they are too many to help.
 func containing(word string, candidates []string) []string {
 	const shortest, most = 3, 4
-	w := fold(word)
-	if len(w) < shortest || len(w) > maxNearest {
+	folded := fold(word)
+	if len(folded) < shortest || len(folded) > maxNearest {
 		return nil
 	}
 	var out []string
-	for _, c := range candidates {
-		if strings.Contains(fold(c), w) {
-			out = append(out, c)
+	for _, candidate := range candidates {
+		if strings.Contains(fold(candidate), folded) {
+			out = append(out, candidate)
 		}
 	}
 	if len(out) > most {
@@ -75,29 +75,29 @@ func containing(word string, candidates []string) []string {
 	return out
 }
 
-func fold(s string) string {
-	return strings.ReplaceAll(strings.ToLower(s), "-", "_")
+func fold(text string) string {
+	return strings.ReplaceAll(strings.ToLower(text), "-", "_")
 }
 
 // distance is the restricted Damerau-Levenshtein distance in bytes.
-func distance(a, b string) int {
-	prev2, prev, cur := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+func distance(left, right string) int {
+	prev2, prev, cur := make([]int, len(right)+1), make([]int, len(right)+1), make([]int, len(right)+1)
 	for j := range prev {
 		prev[j] = j
 	}
-	for i := 1; i <= len(a); i++ {
+	for i := 1; i <= len(left); i++ {
 		cur[0] = i
-		for j := 1; j <= len(b); j++ {
+		for j := 1; j <= len(right); j++ {
 			cost := 1
-			if a[i-1] == b[j-1] {
+			if left[i-1] == right[j-1] {
 				cost = 0
 			}
 			cur[j] = min(prev[j]+1, cur[j-1]+1, prev[j-1]+cost)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+			if i > 1 && j > 1 && left[i-1] == right[j-2] && left[i-2] == right[j-1] {
 				cur[j] = min(cur[j], prev2[j-2]+1)
 			}
 		}
 		prev2, prev, cur = prev, cur, prev2
 	}
-	return prev[len(b)]
+	return prev[len(right)]
 }

@@ -21,7 +21,7 @@ func Open(path string, perm fs.FileMode) (*os.File, error) {
 
 // Try locks an open file or directory until it is closed or this process dies. The error is ErrBusy while somebody else
 // holds the lock. It wraps errors.ErrUnsupported where this system or file system has no locks: callers then go on without.
-func Try(f *os.File) error { return lock(f, false) }
+func Try(file *os.File) error { return lock(file, false) }
 
 // Wait is Try, but waits for whoever holds the lock.
-func Wait(f *os.File) error { return lock(f, true) }
+func Wait(file *os.File) error { return lock(file, true) }

@@ -12,13 +12,13 @@ import (
 // openFlags keep an open from following a link and from hanging on a pipe.
 const openFlags = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 
-func lock(f *os.File, wait bool) error {
+func lock(file *os.File, wait bool) error {
 	how := syscall.LOCK_EX
 	if !wait {
 		how |= syscall.LOCK_NB
 	}
 	for {
-		err := syscall.Flock(int(f.Fd()), how)
+		err := syscall.Flock(int(file.Fd()), how)
 		switch {
 		case errors.Is(err, syscall.EINTR):
 			continue

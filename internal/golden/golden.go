@@ -35,14 +35,14 @@ var unsafeName = regexp.MustCompile(`[^A-Za-z0-9_.@+-]+`)
 
 // Path is the file a test compares with: its name with each sub-test a directory, then ext
 // ("golden.yaml" is a suffix like any other).
-func Path(t testing.TB, ext string) string {
-	parts := strings.Split(t.Name(), "/")
-	for i, p := range parts {
-		p = unsafeName.ReplaceAllString(p, "_")
-		if strings.Trim(p, ".") == "" {
-			p = "_" + p
+func Path(tb testing.TB, ext string) string {
+	parts := strings.Split(tb.Name(), "/")
+	for i, path := range parts {
+		path = unsafeName.ReplaceAllString(path, "_")
+		if strings.Trim(path, ".") == "" {
+			path = "_" + path
 		}
-		parts[i] = p
+		parts[i] = path
 	}
 	return filepath.Join(Dir, filepath.Join(parts...)+"."+strings.TrimPrefix(ext, "."))
 }
@@ -50,61 +50,61 @@ func Path(t testing.TB, ext string) string {
 // Equal compares got with the golden file of the running test (ext: "txt", "json"); a missing file
 // counts as empty. On a difference the test fails and got is left beside the file as .got.
 // A test that compares several outputs gives each another ext.
-func Equal(t testing.TB, ext string, got []byte) {
-	t.Helper()
-	path := Path(t, ext)
+func Equal(tb testing.TB, ext string, got []byte) {
+	tb.Helper()
+	path := Path(tb, ext)
 	used.Lock()
 	twice := used.names[path] && !repeated()
 	used.names[path] = true
 	used.Unlock()
 	if twice {
-		t.Errorf("golden file %s is compared twice; give another extension", path)
+		tb.Errorf("golden file %s is compared twice; give another extension", path)
 		return
 	}
 	left := path + ".got"
 	if update() {
 		if err := write(path, got); err != nil {
-			t.Fatalf("update golden file: %v", err)
+			tb.Fatalf("update golden file: %v", err)
 		}
 		os.Remove(left)
 		return
 	}
 	want, err := os.ReadFile(path)
 	if err != nil && !os.IsNotExist(err) {
-		t.Fatalf("read golden file: %v", err)
+		tb.Fatalf("read golden file: %v", err)
 	}
 	if bytes.Equal(got, want) {
 		os.Remove(left)
 		return
 	}
 	if err := write(left, got); err != nil {
-		t.Errorf("keep output: %v", err)
+		tb.Errorf("keep output: %v", err)
 	}
-	t.Errorf("output differs from %s, see %s; HETC_UPDATE=1 accepts it\n%s", path, left, firstDifference(string(want), string(got)))
+	tb.Errorf("output differs from %s, see %s; HETC_UPDATE=1 accepts it\n%s", path, left, firstDifference(string(want), string(got)))
 }
 
-func write(path string, b []byte) error {
+func write(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(path, b, 0o644)
+	return os.WriteFile(path, data, 0o644)
 }
 
 // firstDifference shows the first line that differs, with its number.
 func firstDifference(want, got string) string {
-	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
-	line := func(s []string, i int) string {
-		if i >= len(s) {
+	wantLines, gotLines := strings.Split(want, "\n"), strings.Split(got, "\n")
+	line := func(side []string, i int) string {
+		if i >= len(side) {
 			return "(end)"
 		}
-		if len(s[i]) > 400 {
-			return s[i][:400] + "..."
+		if len(side[i]) > 400 {
+			return side[i][:400] + "..."
 		}
-		return s[i]
+		return side[i]
 	}
-	for i := 0; i < max(len(w), len(g)); i++ {
-		if line(w, i) != line(g, i) || i >= len(w) || i >= len(g) {
-			return fmt.Sprintf("line %d\n\twant %s\n\tgot  %s", i+1, line(w, i), line(g, i))
+	for i := 0; i < max(len(wantLines), len(gotLines)); i++ {
+		if line(wantLines, i) != line(gotLines, i) || i >= len(wantLines) || i >= len(gotLines) {
+			return fmt.Sprintf("line %d\n\twant %s\n\tgot  %s", i+1, line(wantLines, i), line(gotLines, i))
 		}
 	}
 	return "differs in a long line"
@@ -114,8 +114,8 @@ func firstDifference(want, got string) string {
 // With -run, -skip, -list, -short, -bench alone or -fuzz only part of the tests run, so nothing is said then.
 //
 //	func TestMain(m *testing.M) { os.Exit(golden.Main(m)) }
-func Main(m interface{ Run() int }) int {
-	code := m.Run()
+func Main(tests interface{ Run() int }) int {
+	code := tests.Run()
 	if code != 0 || partial() {
 		return code
 	}
@@ -137,7 +137,7 @@ func Main(m interface{ Run() int }) int {
 
 func partial() bool {
 	for _, name := range []string{"test.run", "test.skip", "test.list", "test.fuzz"} {
-		if f := flag.Lookup(name); f != nil && f.Value.String() != "" {
+		if set := flag.Lookup(name); set != nil && set.Value.String() != "" {
 			return true
 		}
 	}
@@ -146,23 +146,23 @@ func partial() bool {
 
 // repeated reports whether tests run more than once in this process (-count, -cpu).
 func repeated() bool {
-	if f := flag.Lookup("test.cpu"); f != nil && strings.Contains(f.Value.String(), ",") {
+	if set := flag.Lookup("test.cpu"); set != nil && strings.Contains(set.Value.String(), ",") {
 		return true
 	}
-	f := flag.Lookup("test.count")
-	return f != nil && f.Value.String() != "1"
+	set := flag.Lookup("test.count")
+	return set != nil && set.Value.String() != "1"
 }
 
 func orphans(dir string) ([]string, error) {
 	var out []string
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if os.IsNotExist(err) && path == dir {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if d.IsDir() || strings.HasSuffix(path, ".got") {
+		if entry.IsDir() || strings.HasSuffix(path, ".got") {
 			return nil
 		}
 		used.Lock()

@@ -22,31 +22,31 @@ var fragile struct {
 
 type span struct{ from, to uintptr }
 
-func remember(r *Region) {
-	if len(r.whole) == 0 {
+func remember(region *Region) {
+	if len(region.whole) == 0 {
 		return
 	}
-	from := Address(r.whole)
+	from := Address(region.whole)
 	fragile.Lock()
 	defer fragile.Unlock()
 	if fragile.spans == nil {
 		fragile.spans = map[*Region]span{}
 	}
-	fragile.spans[r] = span{from, from + uintptr(len(r.whole))}
+	fragile.spans[region] = span{from, from + uintptr(len(region.whole))}
 }
 
-func forget(r *Region) {
+func forget(region *Region) {
 	fragile.Lock()
 	defer fragile.Unlock()
-	delete(fragile.spans, r)
+	delete(fragile.spans, region)
 }
 
 // expected reports whether an address lies in a fragile region.
 func expected(address uintptr) bool {
 	fragile.Lock()
 	defer fragile.Unlock()
-	for _, s := range fragile.spans {
-		if s.from <= address && address < s.to {
+	for _, region := range fragile.spans {
+		if region.from <= address && address < region.to {
 			return true
 		}
 	}
@@ -61,8 +61,8 @@ func (f *Fault) Error() string { return fmt.Sprintf("no memory at address %#x", 
 
 // IsFault reports whether err comes from a Fault.
 func IsFault(err error) bool {
-	var f *Fault
-	return errors.As(err, &f)
+	var fault *Fault
+	return errors.As(err, &fault)
 }
 
 // Recovered turns what recover returned into an error of class ClassIO that wraps a *Fault, when it is an access fault
@@ -73,24 +73,24 @@ func Recovered(thrown any) error {
 	}
 	fault, ok := thrown.(*Fault)
 	if !ok {
-		e, has := thrown.(interface{ Addr() uintptr }) // only faults have it
-		if !has || !expected(e.Addr()) {
+		addressed, has := thrown.(interface{ Addr() uintptr }) // only faults have it
+		if !has || !expected(addressed.Addr()) {
 			panic(thrown)
 		}
-		fault = &Fault{e.Addr()}
+		fault = &Fault{addressed.Addr()}
 	}
 	return diag.New(diag.ClassIO, "memory fault: %w", fault).WithHint("the mapped file was probably truncated while in use")
 }
 
 // CatchFault runs f and turns an access fault inside a mapped file (one that was truncated) or at a guard page into an
 // error, as Recovered does. Other panics pass through. It covers only code that runs on f's own goroutine.
-func CatchFault(f func()) (err error) {
+func CatchFault(body func()) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if fault := Recovered(recover()); fault != nil {
 			err = fault
 		}
 	}()
-	f()
+	body()
 	return nil
 }

@@ -62,11 +62,11 @@ func Alloc(bytes, align int) (*Region, error) {
 	if bytes == 0 {
 		return &Region{data: []byte{}}, nil
 	}
-	r, err := alloc(bytes, align)
+	region, err := alloc(bytes, align)
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "allocate %d bytes: %w", bytes, err)
 	}
-	return r, nil
+	return region, nil
 }
 
 // Map returns the whole of file as read-only memory, shared with the page cache: a write to
@@ -87,12 +87,12 @@ func Map(file *os.File) (*Region, error) {
 	if st.Size() == 0 {
 		return &Region{data: []byte{}}, nil
 	}
-	r, err := mapFile(file, int(st.Size()))
+	region, err := mapFile(file, int(st.Size()))
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "map %q: %w", file.Name(), err)
 	}
-	remember(r)
-	return r, nil
+	remember(region)
+	return region, nil
 }
 
 // Guarded returns zeroed memory of exactly bytes bytes whose end touches an inaccessible page,
@@ -107,12 +107,12 @@ func fenced(bytes int, before bool) (*Region, error) {
 	if err := checkSize("allocate guarded", int64(bytes)); err != nil {
 		return nil, err
 	}
-	r, err := guarded(bytes, before)
+	region, err := guarded(bytes, before)
 	if err != nil {
 		return nil, err
 	}
-	remember(r)
-	return r, nil
+	remember(region)
+	return region, nil
 }
 
 func checkSize(what string, bytes int64) error {
@@ -138,20 +138,20 @@ const (
 // Advise gives a hint about bytes [offset, offset+bytes) of the region. Its absence changes
 // speed only, so a hint that this system does not know is ignored. DontNeed is refused for
 // memory from Alloc and Guarded, where it would lose the contents.
-func (r *Region) Advise(offset, bytes int, a Advice) error {
+func (r *Region) Advise(offset, bytes int, advice Advice) error {
 	if offset < 0 || bytes < 0 || offset > len(r.data) || bytes > len(r.data)-offset {
 		return diag.New(diag.ClassInput, "advise on memory: range [%d, %d+%d) outside the region's %d bytes", offset, offset, bytes, len(r.data))
 	}
-	if a < Normal || a > Populate {
-		return diag.New(diag.ClassInput, "advise on memory: unknown advice %d", int(a))
+	if advice < Normal || advice > Populate {
+		return diag.New(diag.ClassInput, "advise on memory: unknown advice %d", int(advice))
 	}
-	if a == DontNeed && !r.file {
+	if advice == DontNeed && !r.file {
 		return diag.New(diag.ClassInput, "advise on memory: dont-need would lose the contents of an allocation")
 	}
 	if bytes == 0 || r.whole == nil {
 		return nil
 	}
-	return r.advise(offset, bytes, a)
+	return r.advise(offset, bytes, advice)
 }
 
 // Scalar is an element type of a typed view.
@@ -162,51 +162,51 @@ type Scalar interface {
 // View returns the bytes of b as elements of type T in the machine's byte order, without
 // copying; it lives as long as b. The length must be a multiple of the element size and the
 // address of its alignment.
-func View[T Scalar](b []byte) ([]T, error) {
+func View[T Scalar](data []byte) ([]T, error) {
 	var zero T
 	// SAFETY: Sizeof reads no memory.
 	size := int(unsafe.Sizeof(zero))
-	if len(b)%size != 0 {
-		return nil, diag.New(diag.ClassInput, "view bytes as %T: length %d is not a multiple of %d", zero, len(b), size)
+	if len(data)%size != 0 {
+		return nil, diag.New(diag.ClassInput, "view bytes as %T: length %d is not a multiple of %d", zero, len(data), size)
 	}
-	if !Aligned(b, size) {
+	if !Aligned(data, size) {
 		return nil, diag.New(diag.ClassInput, "view bytes as %T: address is not a multiple of %d", zero, size)
 	}
-	if len(b) == 0 {
+	if len(data) == 0 {
 		return []T{}, nil
 	}
 	// SAFETY: b has len(b)/size whole elements at an aligned address (checked above), every bit
 	// pattern of a Scalar is valid, and the result points into b's memory, so that the garbage
 	// collector keeps a heap-allocated b alive through it.
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/size), nil
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(data))), len(data)/size), nil
 }
 
 // Bytes returns the memory of s as bytes in the machine's byte order, without copying; it
 // lives as long as s.
-func Bytes[T Scalar](s []T) []byte {
-	if len(s) == 0 {
+func Bytes[T Scalar](values []T) []byte {
+	if len(values) == 0 {
 		return []byte{}
 	}
 	// SAFETY: s has len(s) elements without padding, bytes need no alignment, and the result
 	// points into s's memory and keeps it alive.
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(values))), len(values)*int(unsafe.Sizeof(values[0])))
 }
 
 // Address returns the address of the first byte of b, 0 when b is empty. Memory of a Region
 // does not move; memory of the Go heap is only guaranteed to stay where it is while b is
 // reachable.
-func Address(b []byte) uintptr {
-	if len(b) == 0 {
+func Address(data []byte) uintptr {
+	if len(data) == 0 {
 		return 0
 	}
 	// SAFETY: the pointer becomes a plain number that is never turned back.
-	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	return uintptr(unsafe.Pointer(unsafe.SliceData(data)))
 }
 
 // Aligned reports whether the first byte of b lies on a multiple of align (a power of two);
 // an empty b always does.
-func Aligned(b []byte, align int) bool {
-	return Address(b)&uintptr(align-1) == 0
+func Aligned(data []byte, align int) bool {
+	return Address(data)&uintptr(align-1) == 0
 }
 
 // alignUp cuts data[:bytes] out of whole so that it starts on a multiple of align; whole has

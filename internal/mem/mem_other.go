@@ -16,15 +16,15 @@ func alloc(bytes, align int) (*Region, error) {
 
 // Alignment as of a mapping, because callers view the contents as wider types.
 func mapFile(file *os.File, bytes int) (*Region, error) {
-	r, err := alloc(bytes, 1<<16)
+	region, err := alloc(bytes, 1<<16)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := io.ReadFull(io.NewSectionReader(file, 0, int64(bytes)), r.data); err != nil {
+	if _, err := io.ReadFull(io.NewSectionReader(file, 0, int64(bytes)), region.data); err != nil {
 		return nil, err
 	}
-	r.file = true
-	return r, nil
+	region.file = true
+	return region, nil
 }
 
 func guarded(int, bool) (*Region, error) {

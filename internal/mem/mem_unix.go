@@ -52,15 +52,15 @@ func guarded(bytes int, before bool) (*Region, error) {
 	if before {
 		data, fence = whole[page:page+bytes:page+bytes], whole[:page]
 	}
-	r := &Region{data: data, whole: whole, release: func() error { return unix.Munmap(whole) }}
+	region := &Region{data: data, whole: whole, release: func() error { return unix.Munmap(whole) }}
 	if err := unix.Mprotect(fence, unix.PROT_NONE); err != nil {
-		return nil, errors.Join(diag.New(diag.ClassIO, "protect the guard page: %w", err), r.Close())
+		return nil, errors.Join(diag.New(diag.ClassIO, "protect the guard page: %w", err), region.Close())
 	}
-	return r, nil
+	return region, nil
 }
 
-func (r *Region) advise(offset, bytes int, a Advice) error {
-	advice, known := adviceOf[a]
+func (r *Region) advise(offset, bytes int, kind Advice) error {
+	advice, known := adviceOf[kind]
 	if !known {
 		return nil
 	}

@@ -12,8 +12,8 @@ func Supported() *Error { return nil }
 //
 //go:uintptrescapes
 func Call(fn uintptr, args ...uintptr) uintptr {
-	r, _, _ := purego.SyscallN(fn, args...)
-	return r
+	result, _, _ := purego.SyscallN(fn, args...)
+	return result
 }
 
 // Callback makes a C function of fn, whose arguments and result are uintptr. A process can make about

@@ -33,49 +33,49 @@ type Search struct {
 // Find opens the first library that is there: what Locate finds, or else what the system's loader knows. The
 // first file found decides: when it does not open, that is the error, and no other one is taken silently. tried
 // lists what was looked at, in order; the error is an *Error.
-func Find(s Search) (l *Library, tried []string, err error) {
-	if e := Supported(); e != nil {
-		if e.Path = s.Folder; s.File != "" {
-			e.Path = s.File
+func Find(search Search) (lib *Library, tried []string, err error) {
+	if failure := Supported(); failure != nil {
+		if failure.Path = search.Folder; search.File != "" {
+			failure.Path = search.File
 		}
-		return nil, nil, e
+		return nil, nil, failure
 	}
-	file, tried, err := Locate(s)
+	file, tried, err := Locate(search)
 	if err != nil {
 		return nil, tried, err
 	}
 	if file != "" {
-		l, err := Open(file)
-		return l, tried, err
+		lib, err := Open(file)
+		return lib, tried, err
 	}
-	for _, name := range s.System {
+	for _, name := range search.System {
 		tried = append(tried, fmt.Sprintf("%s (system)", name))
-		if l, err := Open(name); err == nil {
-			return l, tried, nil
+		if lib, err := Open(name); err == nil {
+			return lib, tried, nil
 		}
 	}
-	return nil, tried, &Error{Path: s.Folder, Problem: Absent}
+	return nil, tried, &Error{Path: search.Folder, Problem: Absent}
 }
 
 // Locate is the first file that is there: the named one, or the one in the first of Places that has one. It is empty when there is
 // none. Nothing is opened: this works in builds that open no libraries. The error is an *Error: the folder that the
 // environment names cannot be searched, or the file is not what `make deps` fetched.
-func Locate(s Search) (file string, tried []string, err error) {
-	if s.File != "" {
-		path := s.File
+func Locate(search Search) (file string, tried []string, err error) {
+	if search.File != "" {
+		path := search.File
 		if named(path) {
 			path = "." + string(filepath.Separator) + path // a file, not a name for the loader
 		}
-		return path, []string{s.File}, s.pinned(path, false)
+		return path, []string{search.File}, search.pinned(path, false)
 	}
-	for _, place := range places(s.Folder) {
-		file, err := s.in(place.dir)
+	for _, place := range places(search.Folder) {
+		file, err := search.in(place.dir)
 		shown := place.dir
 		switch {
 		case place.shared:
 			shown += " (passed over: others may write there)"
 		case file != "":
-			return file, append(tried, shown), s.pinned(file, place.checkout)
+			return file, append(tried, shown), search.pinned(file, place.checkout)
 		case err != nil && place.chosen && isFile(place.dir):
 			return "", append(tried, shown), &Error{Path: place.dir, Problem: NoFolder, Detail: EnvDir + " names a file, want a folder"}
 		case place.chosen && errors.Is(err, fs.ErrPermission):
@@ -101,9 +101,9 @@ func (s Search) in(dir string) (string, error) {
 	}
 	for _, pattern := range s.Names {
 		for i := len(entries) - 1; i >= 0; i-- {
-			e := entries[i]
-			if ok, _ := filepath.Match(pattern, e.Name()); ok && e.Type()&fs.ModeDir == 0 {
-				path := filepath.Join(dir, e.Name())
+			entry := entries[i]
+			if ok, _ := filepath.Match(pattern, entry.Name()); ok && entry.Type()&fs.ModeDir == 0 {
+				path := filepath.Join(dir, entry.Name())
 				if abs, err := filepath.Abs(path); err == nil {
 					path = abs
 				}
@@ -128,5 +128,5 @@ func FileNames(name string) []string {
 
 // SystemNames are the names among FileNames that are no patterns.
 func SystemNames(name string) []string {
-	return slices.DeleteFunc(FileNames(name), func(s string) bool { return strings.Contains(s, "*") })
+	return slices.DeleteFunc(FileNames(name), func(text string) bool { return strings.Contains(text, "*") })
 }

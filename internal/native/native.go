@@ -60,27 +60,27 @@ func (e *Error) Error() string {
 	if e.Problem == NoFolder {
 		return fmt.Sprintf("folder of libraries %q: %s", e.Path, e.Detail)
 	}
-	s := fmt.Sprintf("library %q: ", e.Path)
+	text := fmt.Sprintf("library %q: ", e.Path)
 	switch e.Problem {
 	case Absent:
-		s += "not there"
+		text += "not there"
 	case Unreadable:
-		s += "cannot be read"
+		text += "cannot be read"
 	case Broken:
-		s += "is not a shared library that this machine can load"
+		text += "is not a shared library that this machine can load"
 	case MissingSymbol:
-		return s + fmt.Sprintf("has no function %q", e.Detail)
+		return text + fmt.Sprintf("has no function %q", e.Detail)
 	case NotBuiltIn:
-		s += "this program was built without library drivers"
+		text += "this program was built without library drivers"
 	case Altered:
-		s += "is not what make deps fetched"
+		text += "is not what make deps fetched"
 	default:
-		s += e.Problem.String()
+		text += e.Problem.String()
 	}
 	if e.Detail != "" {
-		s += ": " + e.Detail
+		text += ": " + e.Detail
 	}
-	return s
+	return text
 }
 
 // Library is an open shared library. It stays loaded until the process ends: libraries with threads of
@@ -107,15 +107,15 @@ func Open(path string) (*Library, error) {
 	} else if err := checkFile(path); err != nil {
 		return nil, err
 	}
-	h, err := open(path)
+	handle, err := open(path)
 	if err != nil {
-		e := &Error{Path: path, Problem: Broken, Detail: oneLine(err.Error())}
+		failure := &Error{Path: path, Problem: Broken, Detail: oneLine(err.Error())}
 		if named(path) {
-			e.Problem = Absent // what the loader says tells apart nothing that could be relied on
+			failure.Problem = Absent // what the loader says tells apart nothing that could be relied on
 		}
-		return nil, e
+		return nil, failure
 	}
-	return &Library{path, h}, nil
+	return &Library{path, handle}, nil
 }
 
 // Symbol returns the address of an exported function. The error is an *Error that names it.
@@ -147,12 +147,12 @@ func checkFile(path string) error {
 		}
 		return &Error{Path: path, Problem: Broken, Detail: what}
 	}
-	f, err := os.Open(path)
+	file, err := os.Open(path)
 	if err != nil {
 		return &Error{Path: path, Problem: Unreadable, Detail: reason(err)}
 	}
-	defer f.Close()
-	if err := checkWhole(f, st.Size()); err != nil {
+	defer file.Close()
+	if err := checkWhole(file, st.Size()); err != nil {
 		return &Error{Path: path, Problem: Broken, Detail: oneLine(err.Error())}
 	}
 	return nil
@@ -167,20 +167,20 @@ func reason(err error) string {
 	return err.Error()
 }
 
-func oneLine(s string) string {
+func oneLine(text string) string {
 	const longest = 500
-	s = strings.Join(strings.Fields(s), " ")
-	if len(s) > longest {
-		s = s[:longest] + "..."
+	text = strings.Join(strings.Fields(text), " ")
+	if len(text) > longest {
+		text = text[:longest] + "..."
 	}
-	return s
+	return text
 }
 
 // at turns an address of C memory into a pointer.
-func at(p uintptr) unsafe.Pointer {
+func at(pointer uintptr) unsafe.Pointer {
 	// SAFETY: p is memory of C, which the garbage collector neither moves nor frees; the detour over a
 	// pointer to p says so to vet, which takes direct conversions for arithmetic on Go pointers.
-	return *(*unsafe.Pointer)(unsafe.Pointer(&p))
+	return *(*unsafe.Pointer)(unsafe.Pointer(&pointer))
 }
 
 // Word reads the i-th pointer-sized word of a C table. The caller knows that the table is that long.
@@ -190,19 +190,19 @@ func Word(table uintptr, i int) uintptr {
 }
 
 // String copies a C string that ends with a NUL byte, at most longest bytes of it. Of 0 it is empty.
-func String(p uintptr, longest int) string {
-	if p == 0 {
+func String(pointer uintptr, longest int) string {
+	if pointer == 0 {
 		return ""
 	}
-	base, n := at(p), 0
+	base, size := at(pointer), 0
 	// SAFETY: bytes up to the terminating one belong to the string, and nothing behind it is read.
-	for n < longest && *(*byte)(unsafe.Add(base, n)) != 0 {
-		n++
+	for size < longest && *(*byte)(unsafe.Add(base, size)) != 0 {
+		size++
 	}
-	return string(unsafe.Slice((*byte)(base), n))
+	return string(unsafe.Slice((*byte)(base), size))
 }
 
 // CString is s with a terminating NUL byte; ok is false when it has one inside.
-func CString(s string) (b []byte, ok bool) {
-	return append([]byte(s), 0), !strings.ContainsRune(s, 0)
+func CString(text string) (data []byte, ok bool) {
+	return append([]byte(text), 0), !strings.ContainsRune(text, 0)
 }

@@ -17,7 +17,7 @@ func open(path string) (uintptr, error) {
 func symbol(handle uintptr, name string) (uintptr, error) { return purego.Dlsym(handle, name) }
 
 // Path is a file name as C takes it.
-func Path(s string) (b []byte, ok bool) { return CString(s) }
+func Path(text string) (data []byte, ok bool) { return CString(text) }
 
 // Setenv sets an environment variable for libraries too: C has an environment of its own, which os.Setenv does not change.
 // Nothing else of C may be running that looks at it.
@@ -29,10 +29,10 @@ func Setenv(name, value string) error {
 	if err != nil {
 		return err
 	}
-	n, _ := CString(name)
-	v, _ := CString(value)
-	if r := Call(set, uintptr(unsafe.Pointer(&n[0])), uintptr(unsafe.Pointer(&v[0])), 1); int32(r) != 0 {
-		return fmt.Errorf("setenv %s: %d", name, int32(r))
+	key, _ := CString(name)
+	text, _ := CString(value)
+	if result := Call(set, uintptr(unsafe.Pointer(&key[0])), uintptr(unsafe.Pointer(&text[0])), 1); int32(result) != 0 {
+		return fmt.Errorf("setenv %s: %d", name, int32(result))
 	}
 	return nil
 }

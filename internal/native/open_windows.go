@@ -19,8 +19,8 @@ func open(path string) (uintptr, error) {
 		}
 		path, flags = full, flags|windows.LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR
 	}
-	h, err := windows.LoadLibraryEx(path, 0, flags)
-	return uintptr(h), err
+	handle, err := windows.LoadLibraryEx(path, 0, flags)
+	return uintptr(handle), err
 }
 
 func symbol(handle uintptr, name string) (uintptr, error) {
@@ -28,12 +28,12 @@ func symbol(handle uintptr, name string) (uintptr, error) {
 }
 
 // Path is a file name as C takes it: UTF-16.
-func Path(s string) (b []byte, ok bool) {
-	u, err := windows.UTF16FromString(s)
-	for _, c := range u {
-		b = binary.LittleEndian.AppendUint16(b, c)
+func Path(text string) (path []byte, ok bool) {
+	words, err := windows.UTF16FromString(text)
+	for _, word := range words {
+		path = binary.LittleEndian.AppendUint16(path, word)
 	}
-	return b, err == nil
+	return path, err == nil
 }
 
 // checkWhole leaves the check to the system, which refuses truncated files by itself.

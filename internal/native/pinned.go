@@ -75,12 +75,12 @@ type digestKey struct {
 
 // digest is the sha256 of a file in hexadecimal digits.
 func digest(path string) (string, error) {
-	f, err := os.Open(path)
+	file, err := os.Open(path)
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
-	st, err := f.Stat()
+	defer file.Close()
+	st, err := file.Stat()
 	if err != nil {
 		return "", err
 	}
@@ -88,11 +88,11 @@ func digest(path string) (string, error) {
 	if sum, ok := digests.Load(key); ok {
 		return sum.(string), nil
 	}
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
+	hash := sha256.New()
+	if _, err := io.Copy(hash, file); err != nil {
 		return "", err
 	}
-	sum := fmt.Sprintf("%x", h.Sum(nil))
+	sum := fmt.Sprintf("%x", hash.Sum(nil))
 	digests.Store(key, sum)
 	return sum, nil
 }

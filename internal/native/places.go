@@ -22,18 +22,18 @@ var executable = os.Executable
 // Places are the folders in which a library, or the programs, of that name are looked for, in order. The current
 // directory is never among them: who changes into a directory does not ask for its code to be executed.
 func Places(folder string) (dirs []string) {
-	for _, p := range places(folder) {
-		if !p.shared {
-			dirs = append(dirs, p.dir)
+	for _, place := range places(folder) {
+		if !place.shared {
+			dirs = append(dirs, place.dir)
 		}
 	}
 	return dirs
 }
 
 func places(folder string) (list []place) {
-	add := func(p place) {
-		if !slices.ContainsFunc(list, func(have place) bool { return have.dir == p.dir }) {
-			list = append(list, p)
+	add := func(one place) {
+		if !slices.ContainsFunc(list, func(have place) bool { return have.dir == one.dir }) {
+			list = append(list, one)
 		}
 	}
 	if dir := os.Getenv(EnvDir); dir != "" {

@@ -11,8 +11,8 @@ import (
 )
 
 // checkWhole refuses what the loader would map and then crash on: it touches the pages of a truncated file.
-func checkWhole(f io.ReaderAt, size int64) error {
-	e, err := elf.NewFile(f)
+func checkWhole(file io.ReaderAt, size int64) error {
+	parsed, err := elf.NewFile(file)
 	var bad *elf.FormatError
 	if errors.As(err, &bad) {
 		return errors.New("no whole ELF file")
@@ -21,12 +21,12 @@ func checkWhole(f io.ReaderAt, size int64) error {
 		return err
 	}
 	want := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
-	if e.Type != elf.ET_DYN || e.Machine != want {
-		return fmt.Errorf("%v for %v, want %v for %v", e.Type, e.Machine, elf.ET_DYN, want)
+	if parsed.Type != elf.ET_DYN || parsed.Machine != want {
+		return fmt.Errorf("%v for %v, want %v for %v", parsed.Type, parsed.Machine, elf.ET_DYN, want)
 	}
-	for _, p := range e.Progs {
-		if p.Filesz > uint64(size) || p.Off > uint64(size)-p.Filesz {
-			return fmt.Errorf("truncated: a segment ends at byte %d of %d", p.Off+p.Filesz, size)
+	for _, segment := range parsed.Progs {
+		if segment.Filesz > uint64(size) || segment.Off > uint64(size)-segment.Filesz {
+			return fmt.Errorf("truncated: a segment ends at byte %d of %d", segment.Off+segment.Filesz, size)
 		}
 	}
 	return nil

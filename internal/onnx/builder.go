@@ -31,8 +31,8 @@ func (b *Builder) Do(suffix, domain, kind string, in []string, attrs ...Attr) st
 }
 
 // Constant returns the tensor of a constant, one for all that are equal.
-func (b *Builder) Constant(c Tensor) string {
-	key := fmt.Sprintf("%d%v%x", c.Type, c.Dims, c.Raw)
+func (b *Builder) Constant(tensor Tensor) string {
+	key := fmt.Sprintf("%d%v%x", tensor.Type, tensor.Dims, tensor.Raw)
 	name, ok := b.consts[key]
 	if !ok {
 		if b.consts == nil {
@@ -40,14 +40,14 @@ func (b *Builder) Constant(c Tensor) string {
 		}
 		name = fmt.Sprintf("k%d", len(b.consts))
 		b.consts[key] = name
-		c.Name = name
-		b.Model.Graph.Initializers = append(b.Model.Graph.Initializers, c)
+		tensor.Name = name
+		b.Model.Graph.Initializers = append(b.Model.Graph.Initializers, tensor)
 	}
 	return name
 }
 
 // Float is the constant of one number.
-func (b *Builder) Float(v float32) string { return b.Constant(Float32s("", nil, v)) }
+func (b *Builder) Float(value float32) string { return b.Constant(Float32s("", nil, value)) }
 
 // Ints is the constant of a list of numbers.
-func (b *Builder) Ints(v ...int64) string { return b.Constant(Int64s("", v...)) }
+func (b *Builder) Ints(values ...int64) string { return b.Constant(Int64s("", values...)) }

@@ -46,7 +46,7 @@ func (t Type) bits() int64 {
 }
 
 // Bytes is the size of n elements one behind the other, 0 for an unknown type.
-func (t Type) Bytes(n int64) int64 { return (n*t.bits() + 7) / 8 }
+func (t Type) Bytes(size int64) int64 { return (size*t.bits() + 7) / 8 }
 
 // Versions that the models are written for: what ONNX Runtime 1.24 and later read.
 const (
@@ -76,9 +76,9 @@ type Prop struct{ Key, Value string }
 
 // Prop returns the value of the first entry of that key.
 func (m *Model) Prop(key string) (string, bool) {
-	for _, p := range m.Props {
-		if p.Key == key {
-			return p.Value, true
+	for _, prop := range m.Props {
+		if prop.Key == key {
+			return prop.Value, true
 		}
 	}
 	return "", false
@@ -105,9 +105,9 @@ type Node struct {
 
 // Attr returns the attribute of that name.
 func (n *Node) Attr(name string) (Attr, bool) {
-	for _, a := range n.Attrs {
-		if a.Name == name {
-			return a, true
+	for _, attr := range n.Attrs {
+		if attr.Name == name {
+			return attr, true
 		}
 	}
 	return Attr{}, false
@@ -135,10 +135,10 @@ type Attr struct {
 }
 
 // Int, Ints, Float and String are attributes.
-func Int(name string, v int64) Attr     { return Attr{Name: name, Kind: KindInt, I: v} }
-func Ints(name string, v ...int64) Attr { return Attr{Name: name, Kind: KindInts, Ints: v} }
-func Float(name string, v float32) Attr { return Attr{Name: name, Kind: KindFloat, F: v} }
-func String(name string, v string) Attr { return Attr{Name: name, Kind: KindString, S: v} }
+func Int(name string, value int64) Attr      { return Attr{Name: name, Kind: KindInt, I: value} }
+func Ints(name string, values ...int64) Attr { return Attr{Name: name, Kind: KindInts, Ints: values} }
+func Float(name string, value float32) Attr  { return Attr{Name: name, Kind: KindFloat, F: value} }
+func String(name string, value string) Attr  { return Attr{Name: name, Kind: KindString, S: value} }
 
 // Tensor is an initializer: its bytes are Raw (little endian), or lie elsewhere.
 type Tensor struct {
@@ -156,21 +156,21 @@ type External struct {
 }
 
 // Float32s is a constant [len(v)], or of the given shape; none of both is a scalar.
-func Float32s(name string, dims []int64, v ...float32) Tensor {
-	t := Tensor{Name: name, Type: Float32, Dims: dims}
-	for _, x := range v {
-		t.Raw = binary.LittleEndian.AppendUint32(t.Raw, math.Float32bits(x))
+func Float32s(name string, dims []int64, values ...float32) Tensor {
+	tensor := Tensor{Name: name, Type: Float32, Dims: dims}
+	for _, value := range values {
+		tensor.Raw = binary.LittleEndian.AppendUint32(tensor.Raw, math.Float32bits(value))
 	}
-	return t
+	return tensor
 }
 
 // Int64s is a constant [len(v)].
-func Int64s(name string, v ...int64) Tensor {
-	t := Tensor{Name: name, Type: Int64, Dims: []int64{int64(len(v))}}
-	for _, x := range v {
-		t.Raw = binary.LittleEndian.AppendUint64(t.Raw, uint64(x))
+func Int64s(name string, values ...int64) Tensor {
+	tensor := Tensor{Name: name, Type: Int64, Dims: []int64{int64(len(values))}}
+	for _, value := range values {
+		tensor.Raw = binary.LittleEndian.AppendUint64(tensor.Raw, uint64(value))
 	}
-	return t
+	return tensor
 }
 
 // Value is an input or output of a graph: a tensor of static shape.

@@ -24,73 +24,73 @@ const (
 
 // Parse reads what Marshal wrote. Bytes that are anything else, valid ONNX or not, are refused: unknown fields,
 // another order, shapes that are not static.
-func Parse(b []byte) (*Model, error) {
-	if len(b) > MaxBytes {
-		return nil, diag.New(diag.ClassInput, "read onnx model: got %d bytes, want at most %d", len(b), MaxBytes)
+func Parse(data []byte) (*Model, error) {
+	if len(data) > MaxBytes {
+		return nil, diag.New(diag.ClassInput, "read onnx model: got %d bytes, want at most %d", len(data), MaxBytes)
 	}
-	m, err := reader{}.model(b)
+	model, err := reader{}.model(data)
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "read onnx model: %w", err)
 	}
-	if !bytes.Equal(m.Marshal(), b) {
+	if !bytes.Equal(model.Marshal(), data) {
 		return nil, diag.New(diag.ClassInput, "read onnx model: it is not in the form that hetc writes")
 	}
-	return m, nil
+	return model, nil
 }
 
 // Read reads what another program wrote, as far as hetc's models go: Marshal gives its one encoding. What only describes
 // is dropped (documentation, metadata of nodes, sets of operators that no node is of); what the
 // model means and hetc does not write is refused (functions, subgraphs, sparse weights, shapes that are not static).
 // Attributes, initializers and inner values are sorted by name: programs write them in any order, and no meaning lies in it.
-func Read(b []byte) (*Model, error) {
-	if len(b) > MaxBytes {
-		return nil, diag.New(diag.ClassInput, "read onnx model: got %d bytes, want at most %d", len(b), MaxBytes)
+func Read(right []byte) (*Model, error) {
+	if len(right) > MaxBytes {
+		return nil, diag.New(diag.ClassInput, "read onnx model: got %d bytes, want at most %d", len(right), MaxBytes)
 	}
-	m, err := reader{foreign: true}.model(b)
+	model, err := reader{foreign: true}.model(right)
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "read onnx model: %w", err)
 	}
 	used := map[string]bool{"": true}
-	for i := range m.Graph.Nodes {
-		n := &m.Graph.Nodes[i]
-		used[n.Domain] = true
-		slices.SortStableFunc(n.Attrs, func(a, b Attr) int { return strings.Compare(a.Name, b.Name) })
+	for i := range model.Graph.Nodes {
+		node := &model.Graph.Nodes[i]
+		used[node.Domain] = true
+		slices.SortStableFunc(node.Attrs, func(left, right Attr) int { return strings.Compare(left.Name, right.Name) })
 	}
-	slices.SortStableFunc(m.Graph.Initializers, func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) })
-	slices.SortStableFunc(m.Graph.Inner, func(a, b Value) int { return strings.Compare(a.Name, b.Name) })
-	m.Opsets = slices.DeleteFunc(m.Opsets, func(o OpsetID) bool { return !used[o.Domain] })
-	slices.SortStableFunc(m.Opsets, func(a, b OpsetID) int { return strings.Compare(a.Domain, b.Domain) })
-	return m, nil
+	slices.SortStableFunc(model.Graph.Initializers, func(left, right Tensor) int { return strings.Compare(left.Name, right.Name) })
+	slices.SortStableFunc(model.Graph.Inner, func(left, right Value) int { return strings.Compare(left.Name, right.Name) })
+	model.Opsets = slices.DeleteFunc(model.Opsets, func(opset OpsetID) bool { return !used[opset.Domain] })
+	slices.SortStableFunc(model.Opsets, func(left, right OpsetID) int { return strings.Compare(left.Domain, right.Domain) })
+	return model, nil
 }
 
 // reader reads hetc's own models, or foreign ones.
 type reader struct{ foreign bool }
 
 // other is for fields without a meaning of hetc's: dropped are those that describe, in foreign models.
-func (r reader) other(f field, what string, describing ...protowire.Number) error {
-	if r.foreign && slices.Contains(describing, f.num) {
+func (r reader) other(part field, what string, describing ...protowire.Number) error {
+	if r.foreign && slices.Contains(describing, part.num) {
 		return nil
 	}
-	return f.unknown(what)
+	return part.unknown(what)
 }
 
 // ints reads integers of a repeated field, which other programs may pack into one.
-func (r reader) ints(f field, num protowire.Number, add func(int64) error) (ok bool, err error) {
-	if f.is(num, varint) {
-		return true, add(f.int)
+func (r reader) ints(part field, num protowire.Number, add func(int64) error) (ok bool, err error) {
+	if part.is(num, varint) {
+		return true, add(part.int)
 	}
-	if !r.foreign || !f.is(num, message) {
+	if !r.foreign || !part.is(num, message) {
 		return false, nil
 	}
-	for b := f.data; len(b) > 0; {
-		v, n := protowire.ConsumeVarint(b)
-		if n < 0 {
-			return true, protowire.ParseError(n)
+	for data := part.data; len(data) > 0; {
+		value, size := protowire.ConsumeVarint(data)
+		if size < 0 {
+			return true, protowire.ParseError(size)
 		}
-		if err := add(int64(v)); err != nil {
+		if err := add(int64(value)); err != nil {
 			return true, err
 		}
-		b = b[n:]
+		data = data[size:]
 	}
 	return true, nil
 }
@@ -104,36 +104,36 @@ type field struct {
 }
 
 // each calls f with the fields of a message; what names it in errors.
-func each(b []byte, what string, f func(field) error) error {
-	for count := 0; len(b) > 0; count++ {
-		num, typ, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return diag.New(diag.ClassInput, "%s: %w", what, protowire.ParseError(n))
+func each(data []byte, what string, visit func(field) error) error {
+	for count := 0; len(data) > 0; count++ {
+		num, typ, size := protowire.ConsumeTag(data)
+		if size < 0 {
+			return diag.New(diag.ClassInput, "%s: %w", what, protowire.ParseError(size))
 		}
-		b = b[n:]
+		data = data[size:]
 		at := field{num: num, typ: typ}
 		switch typ {
 		case protowire.VarintType:
-			var v uint64
-			v, n = protowire.ConsumeVarint(b)
-			at.int = int64(v)
+			var value uint64
+			value, size = protowire.ConsumeVarint(data)
+			at.int = int64(value)
 		case protowire.Fixed32Type:
-			var v uint32
-			v, n = protowire.ConsumeFixed32(b)
-			at.int = int64(v)
+			var value uint32
+			value, size = protowire.ConsumeFixed32(data)
+			at.int = int64(value)
 		case protowire.BytesType:
-			at.data, n = protowire.ConsumeBytes(b)
+			at.data, size = protowire.ConsumeBytes(data)
 		default:
 			return diag.New(diag.ClassInput, "%s: field %d has wire type %d", what, num, typ)
 		}
-		if n < 0 {
-			return diag.New(diag.ClassInput, "%s: field %d: %w", what, num, protowire.ParseError(n))
+		if size < 0 {
+			return diag.New(diag.ClassInput, "%s: field %d: %w", what, num, protowire.ParseError(size))
 		}
-		b = b[n:]
+		data = data[size:]
 		if count > 8*maxCount {
 			return diag.New(diag.ClassInput, "%s: more than %d fields", what, 8*maxCount)
 		}
-		if err := f(at); err != nil {
+		if err := visit(at); err != nil {
 			return err
 		}
 	}
@@ -147,24 +147,24 @@ func (f field) unknown(what string) error {
 // is reports whether f is that field and has the type it is written with.
 func (f field) is(num protowire.Number, typ protowire.Type) bool { return f.num == num && f.typ == typ }
 
-func (f field) text(s *string, what string) error {
+func (f field) text(to *string, what string) error {
 	if !utf8.Valid(f.data) {
 		return diag.New(diag.ClassInput, "%s: field %d is not UTF-8 text", what, f.num)
 	}
-	*s = string(f.data)
+	*to = string(f.data)
 	return nil
 }
 
 // grow appends the value that read makes of a message, up to limit of them.
-func grow[T any](s *[]T, limit int, what string, data []byte, read func([]byte) (T, error)) error {
-	if len(*s) >= limit {
+func grow[T any](list *[]T, limit int, what string, data []byte, read func([]byte) (T, error)) error {
+	if len(*list) >= limit {
 		return diag.New(diag.ClassInput, "more than %d of %s", limit, what)
 	}
-	v, err := read(data)
+	item, err := read(data)
 	if err != nil {
 		return err
 	}
-	*s = append(*s, v)
+	*list = append(*list, item)
 	return nil
 }
 
@@ -174,260 +174,260 @@ const (
 	message = protowire.BytesType
 )
 
-func (r reader) model(b []byte) (*Model, error) {
-	m := &Model{}
-	err := each(b, "model", func(f field) (err error) {
+func (r reader) model(data []byte) (*Model, error) {
+	model := &Model{}
+	err := each(data, "model", func(part field) (err error) {
 		switch {
-		case f.is(modelIR, varint):
-			m.IR = f.int
-		case f.is(modelProducer, message):
-			err = f.text(&m.Producer, "producer")
-		case f.is(modelGraph, message):
-			m.Graph, err = r.graph(f.data)
-		case f.is(modelOpset, message):
-			err = grow(&m.Opsets, maxCount, "opsets", f.data, r.opset)
-		case f.is(modelProp, message):
-			err = grow(&m.Props, maxCount, "metadata", f.data, r.entry)
+		case part.is(modelIR, varint):
+			model.IR = part.int
+		case part.is(modelProducer, message):
+			err = part.text(&model.Producer, "producer")
+		case part.is(modelGraph, message):
+			model.Graph, err = r.graph(part.data)
+		case part.is(modelOpset, message):
+			err = grow(&model.Opsets, maxCount, "opsets", part.data, r.opset)
+		case part.is(modelProp, message):
+			err = grow(&model.Props, maxCount, "metadata", part.data, r.entry)
 		default:
-			err = r.other(f, "model", 3, 4, 5, 6)
+			err = r.other(part, "model", 3, 4, 5, 6)
 		}
 		return err
 	})
-	return m, err
+	return model, err
 }
 
-func (r reader) opset(b []byte) (o OpsetID, err error) {
-	err = each(b, "opset", func(f field) error {
+func (r reader) opset(data []byte) (opset OpsetID, err error) {
+	err = each(data, "opset", func(part field) error {
 		switch {
-		case f.is(opsetDomain, message):
-			return f.text(&o.Domain, "opset")
-		case f.is(opsetVersion, varint):
-			o.Version = f.int
+		case part.is(opsetDomain, message):
+			return part.text(&opset.Domain, "opset")
+		case part.is(opsetVersion, varint):
+			opset.Version = part.int
 			return nil
 		}
-		return f.unknown("opset")
+		return part.unknown("opset")
 	})
-	return o, err
+	return opset, err
 }
 
-func (r reader) entry(b []byte) (p Prop, err error) {
-	err = each(b, "entry", func(f field) error {
+func (r reader) entry(data []byte) (prop Prop, err error) {
+	err = each(data, "entry", func(part field) error {
 		switch {
-		case f.is(entryKey, message):
-			return f.text(&p.Key, "key")
-		case f.is(entryValue, message):
-			return f.text(&p.Value, "value")
+		case part.is(entryKey, message):
+			return part.text(&prop.Key, "key")
+		case part.is(entryValue, message):
+			return part.text(&prop.Value, "value")
 		}
-		return f.unknown("entry")
+		return part.unknown("entry")
 	})
-	return p, err
+	return prop, err
 }
 
-func (r reader) graph(b []byte) (g Graph, err error) {
-	err = each(b, "graph", func(f field) error {
+func (r reader) graph(data []byte) (graph Graph, err error) {
+	err = each(data, "graph", func(part field) error {
 		switch {
-		case f.is(graphNode, message):
-			return grow(&g.Nodes, maxCount, "nodes", f.data, r.node)
-		case f.is(graphName, message):
-			return f.text(&g.Name, "graph")
-		case f.is(graphInitializer, message):
-			return grow(&g.Initializers, maxCount, "initializers", f.data, r.tensor)
-		case f.is(graphInput, message):
-			return grow(&g.Inputs, maxCount, "inputs", f.data, r.value)
-		case f.is(graphOutput, message):
-			return grow(&g.Outputs, maxCount, "outputs", f.data, r.value)
-		case f.is(graphInner, message):
-			return grow(&g.Inner, maxCount, "inner values", f.data, r.value)
+		case part.is(graphNode, message):
+			return grow(&graph.Nodes, maxCount, "nodes", part.data, r.node)
+		case part.is(graphName, message):
+			return part.text(&graph.Name, "graph")
+		case part.is(graphInitializer, message):
+			return grow(&graph.Initializers, maxCount, "initializers", part.data, r.tensor)
+		case part.is(graphInput, message):
+			return grow(&graph.Inputs, maxCount, "inputs", part.data, r.value)
+		case part.is(graphOutput, message):
+			return grow(&graph.Outputs, maxCount, "outputs", part.data, r.value)
+		case part.is(graphInner, message):
+			return grow(&graph.Inner, maxCount, "inner values", part.data, r.value)
 		}
-		return r.other(f, "graph", 10, 14, 16)
+		return r.other(part, "graph", 10, 14, 16)
 	})
-	return g, err
+	return graph, err
 }
 
-func (r reader) node(b []byte) (n Node, err error) {
-	text := func(b []byte) (s string, err error) {
-		err = field{data: b}.text(&s, "operand")
-		return s, err
+func (r reader) node(data []byte) (node Node, err error) {
+	text := func(data []byte) (name string, err error) {
+		err = field{data: data}.text(&name, "operand")
+		return name, err
 	}
-	err = each(b, "node", func(f field) error {
+	err = each(data, "node", func(part field) error {
 		switch {
-		case f.is(nodeIn, message):
-			return grow(&n.In, maxCount, "operands", f.data, text)
-		case f.is(nodeOut, message):
-			return grow(&n.Out, maxCount, "results", f.data, text)
-		case f.is(nodeName, message):
-			return f.text(&n.Name, "node")
-		case f.is(nodeOp, message):
-			return f.text(&n.Op, "node")
-		case f.is(nodeAttr, message):
-			return grow(&n.Attrs, maxCount, "attributes", f.data, r.attr)
-		case f.is(nodeDomain, message):
-			return f.text(&n.Domain, "node")
+		case part.is(nodeIn, message):
+			return grow(&node.In, maxCount, "operands", part.data, text)
+		case part.is(nodeOut, message):
+			return grow(&node.Out, maxCount, "results", part.data, text)
+		case part.is(nodeName, message):
+			return part.text(&node.Name, "node")
+		case part.is(nodeOp, message):
+			return part.text(&node.Op, "node")
+		case part.is(nodeAttr, message):
+			return grow(&node.Attrs, maxCount, "attributes", part.data, r.attr)
+		case part.is(nodeDomain, message):
+			return part.text(&node.Domain, "node")
 		}
-		return r.other(f, "node", 6, 9)
+		return r.other(part, "node", 6, 9)
 	})
-	return n, err
+	return node, err
 }
 
-func (r reader) attr(b []byte) (a Attr, err error) {
-	err = each(b, "attribute", func(f field) error {
+func (r reader) attr(data []byte) (attr Attr, err error) {
+	err = each(data, "attribute", func(part field) error {
 		switch {
-		case f.is(attrName, message):
-			return f.text(&a.Name, "attribute")
-		case f.is(attrF, fixed32):
-			a.F = math.Float32frombits(uint32(f.int))
+		case part.is(attrName, message):
+			return part.text(&attr.Name, "attribute")
+		case part.is(attrF, fixed32):
+			attr.F = math.Float32frombits(uint32(part.int))
 			return nil
-		case f.is(attrI, varint):
-			a.I = f.int
+		case part.is(attrI, varint):
+			attr.I = part.int
 			return nil
-		case f.is(attrS, message):
-			a.S = string(f.data) // bytes: what a vendor compiled is one
+		case part.is(attrS, message):
+			attr.S = string(part.data) // bytes: what a vendor compiled is one
 			return nil
-		case f.is(attrKind, varint):
-			a.Kind = Kind(f.int)
+		case part.is(attrKind, varint):
+			attr.Kind = Kind(part.int)
 			return nil
 		}
-		if ok, err := r.ints(f, attrInts, func(v int64) error {
-			if len(a.Ints) >= maxCount {
+		if ok, err := r.ints(part, attrInts, func(number int64) error {
+			if len(attr.Ints) >= maxCount {
 				return diag.New(diag.ClassInput, "more than %d integers in an attribute", maxCount)
 			}
-			a.Ints = append(a.Ints, v)
+			attr.Ints = append(attr.Ints, number)
 			return nil
 		}); ok {
 			return err
 		}
-		return r.other(f, "attribute", 13)
+		return r.other(part, "attribute", 13)
 	})
-	switch a.Kind {
+	switch attr.Kind {
 	case KindFloat, KindInt, KindString, KindInts:
 	default:
 		if err == nil {
-			err = diag.New(diag.ClassInput, "attribute %q is of kind %d, which hetc does not write", a.Name, a.Kind)
+			err = diag.New(diag.ClassInput, "attribute %q is of kind %d, which hetc does not write", attr.Name, attr.Kind)
 		}
 	}
-	return a, err
+	return attr, err
 }
 
 // dimension appends one to a shape.
-func dimension(dims *[]int64, v int64) error {
-	if len(*dims) >= maxRank || v < 0 || v > maxDim {
-		return diag.New(diag.ClassInput, "dimension %d is %d, want at most %d of 0..%d", len(*dims), v, maxRank, int64(maxDim))
+func dimension(dims *[]int64, number int64) error {
+	if len(*dims) >= maxRank || number < 0 || number > maxDim {
+		return diag.New(diag.ClassInput, "dimension %d is %d, want at most %d of 0..%d", len(*dims), number, maxRank, int64(maxDim))
 	}
-	*dims = append(*dims, v)
+	*dims = append(*dims, number)
 	return nil
 }
 
 // elements is the number of a tensor's elements; false where it is beyond all bounds.
 func elements(dims []int64) (int64, bool) {
-	n := int64(1)
-	for _, d := range dims {
-		if d != 0 && n > math.MaxInt64/64/d {
+	count := int64(1)
+	for _, size := range dims {
+		if size != 0 && count > math.MaxInt64/64/size {
 			return 0, false
 		}
-		n *= d
+		count *= size
 	}
-	return n, true
+	return count, true
 }
 
-func (r reader) tensor(b []byte) (t Tensor, err error) {
+func (r reader) tensor(data []byte) (tensor Tensor, err error) {
 	var external []Prop
 	var where int64
-	err = each(b, "initializer", func(f field) error {
+	err = each(data, "initializer", func(part field) error {
 		switch {
-		case f.is(tensorType, varint):
-			t.Type = Type(f.int)
+		case part.is(tensorType, varint):
+			tensor.Type = Type(part.int)
 			return nil
-		case f.is(tensorName, message):
-			return f.text(&t.Name, "initializer")
-		case f.is(tensorRaw, message):
-			if len(f.data) > 0 {
-				t.Raw = bytes.Clone(f.data)
+		case part.is(tensorName, message):
+			return part.text(&tensor.Name, "initializer")
+		case part.is(tensorRaw, message):
+			if len(part.data) > 0 {
+				tensor.Raw = bytes.Clone(part.data)
 			}
 			return nil
-		case f.is(tensorExternal, message):
-			return grow(&external, 3, "external data", f.data, r.entry)
-		case f.is(tensorLocation, varint):
-			where = f.int
+		case part.is(tensorExternal, message):
+			return grow(&external, 3, "external data", part.data, r.entry)
+		case part.is(tensorLocation, varint):
+			where = part.int
 			return nil
 		}
-		if ok, err := r.ints(f, tensorDims, func(v int64) error { return dimension(&t.Dims, v) }); ok {
+		if ok, err := r.ints(part, tensorDims, func(number int64) error { return dimension(&tensor.Dims, number) }); ok {
 			return err
 		}
-		return r.other(f, "initializer", 12, 16)
+		return r.other(part, "initializer", 12, 16)
 	})
 	if err != nil {
-		return t, err
+		return tensor, err
 	}
-	count, ok := elements(t.Dims)
-	if !ok || t.Type.bits() == 0 {
-		return t, diag.New(diag.ClassInput, "initializer %q is of type %d and shape %v", t.Name, t.Type, t.Dims)
+	count, ok := elements(tensor.Dims)
+	if !ok || tensor.Type.bits() == 0 {
+		return tensor, diag.New(diag.ClassInput, "initializer %q is of type %d and shape %v", tensor.Name, tensor.Type, tensor.Dims)
 	}
-	want := t.Type.Bytes(count)
+	want := tensor.Type.Bytes(count)
 	if where == 0 {
-		if int64(len(t.Raw)) != want {
-			return t, diag.New(diag.ClassInput, "initializer %q has %d bytes, want %d", t.Name, len(t.Raw), want)
+		if int64(len(tensor.Raw)) != want {
+			return tensor, diag.New(diag.ClassInput, "initializer %q has %d bytes, want %d", tensor.Name, len(tensor.Raw), want)
 		}
-		return t, nil
+		return tensor, nil
 	}
-	t.External = &External{}
+	tensor.External = &External{}
 	if len(external) == 3 {
-		t.External.Location = external[0].Value
-		t.External.Offset, _ = strconv.ParseInt(external[1].Value, 10, 64) // what does not read back is refused with the whole model
-		t.External.Length, _ = strconv.ParseInt(external[2].Value, 10, 64)
+		tensor.External.Location = external[0].Value
+		tensor.External.Offset, _ = strconv.ParseInt(external[1].Value, 10, 64) // what does not read back is refused with the whole model
+		tensor.External.Length, _ = strconv.ParseInt(external[2].Value, 10, 64)
 	}
-	if e := t.External; e.Offset < 0 || e.Length != want {
-		return t, diag.New(diag.ClassInput, "initializer %q has %d bytes from byte %d of %q, want %d", t.Name, e.Length, e.Offset, e.Location, want)
+	if external := tensor.External; external.Offset < 0 || external.Length != want {
+		return tensor, diag.New(diag.ClassInput, "initializer %q has %d bytes from byte %d of %q, want %d", tensor.Name, external.Length, external.Offset, external.Location, want)
 	}
-	return t, nil
+	return tensor, nil
 }
 
-func (r reader) value(b []byte) (v Value, err error) {
+func (r reader) value(data []byte) (value Value, err error) {
 	var tensor, shape []byte
-	err = each(b, "value", func(f field) error {
+	err = each(data, "value", func(part field) error {
 		switch {
-		case f.is(valueName, message):
-			return f.text(&v.Name, "value")
-		case f.is(valueType, message):
-			return each(f.data, "type", func(f field) error {
-				if !f.is(typeTensor, message) {
-					return f.unknown("type")
+		case part.is(valueName, message):
+			return part.text(&value.Name, "value")
+		case part.is(valueType, message):
+			return each(part.data, "type", func(part field) error {
+				if !part.is(typeTensor, message) {
+					return part.unknown("type")
 				}
-				tensor = f.data
+				tensor = part.data
 				return nil
 			})
 		}
-		return r.other(f, "value", 3, 4)
+		return r.other(part, "value", 3, 4)
 	})
 	if err != nil {
-		return v, err
+		return value, err
 	}
-	err = each(tensor, "tensor type", func(f field) error {
+	err = each(tensor, "tensor type", func(part field) error {
 		switch {
-		case f.is(elemType, varint):
-			v.Type = Type(f.int)
+		case part.is(elemType, varint):
+			value.Type = Type(part.int)
 			return nil
-		case f.is(elemShape, message):
-			shape = f.data
+		case part.is(elemShape, message):
+			shape = part.data
 			return nil
 		}
-		return f.unknown("tensor type")
+		return part.unknown("tensor type")
 	})
 	if err != nil {
-		return v, err
+		return value, err
 	}
-	err = each(shape, "shape", func(f field) error {
-		if !f.is(shapeDim, message) {
-			return f.unknown("shape")
+	err = each(shape, "shape", func(part field) error {
+		if !part.is(shapeDim, message) {
+			return part.unknown("shape")
 		}
-		return each(f.data, "dimension", func(f field) error {
-			if !f.is(dimValue, varint) {
-				return diag.New(diag.ClassInput, "value %q: a dimension is not a number", v.Name)
+		return each(part.data, "dimension", func(part field) error {
+			if !part.is(dimValue, varint) {
+				return diag.New(diag.ClassInput, "value %q: a dimension is not a number", value.Name)
 			}
-			return dimension(&v.Dims, f.int)
+			return dimension(&value.Dims, part.int)
 		})
 	})
-	if err == nil && v.Type.bits() == 0 {
-		err = diag.New(diag.ClassInput, "value %q is of type %d, which hetc does not write", v.Name, v.Type)
+	if err == nil && value.Type.bits() == 0 {
+		err = diag.New(diag.ClassInput, "value %q is of type %d, which hetc does not write", value.Name, value.Type)
 	}
-	return v, err
+	return value, err
 }

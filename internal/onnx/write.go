@@ -61,112 +61,112 @@ const (
 
 // Marshal returns the model's bytes; the same model always gives the same ones.
 func (m *Model) Marshal() []byte {
-	var b []byte
-	b = putInt(b, modelIR, m.IR)
-	b = putString(b, modelProducer, m.Producer)
-	b = putMessage(b, modelGraph, m.Graph.append(nil))
-	for _, o := range m.Opsets {
-		b = putMessage(b, modelOpset, putInt(putString(nil, opsetDomain, o.Domain), opsetVersion, o.Version))
+	var data []byte
+	data = putInt(data, modelIR, m.IR)
+	data = putString(data, modelProducer, m.Producer)
+	data = putMessage(data, modelGraph, m.Graph.append(nil))
+	for _, opset := range m.Opsets {
+		data = putMessage(data, modelOpset, putInt(putString(nil, opsetDomain, opset.Domain), opsetVersion, opset.Version))
 	}
-	for _, p := range m.Props {
-		b = putMessage(b, modelProp, putEntry(p.Key, p.Value))
+	for _, prop := range m.Props {
+		data = putMessage(data, modelProp, putEntry(prop.Key, prop.Value))
 	}
-	return b
+	return data
 }
 
-func (g *Graph) append(b []byte) []byte {
+func (g *Graph) append(data []byte) []byte {
 	for i := range g.Nodes {
-		b = putMessage(b, graphNode, g.Nodes[i].append(nil))
+		data = putMessage(data, graphNode, g.Nodes[i].append(nil))
 	}
-	b = putString(b, graphName, g.Name)
+	data = putString(data, graphName, g.Name)
 	for i := range g.Initializers {
-		b = putMessage(b, graphInitializer, g.Initializers[i].append(nil))
+		data = putMessage(data, graphInitializer, g.Initializers[i].append(nil))
 	}
-	for _, v := range g.Inputs {
-		b = putMessage(b, graphInput, v.append(nil))
+	for _, number := range g.Inputs {
+		data = putMessage(data, graphInput, number.append(nil))
 	}
-	for _, v := range g.Outputs {
-		b = putMessage(b, graphOutput, v.append(nil))
+	for _, number := range g.Outputs {
+		data = putMessage(data, graphOutput, number.append(nil))
 	}
-	for _, v := range g.Inner {
-		b = putMessage(b, graphInner, v.append(nil))
+	for _, number := range g.Inner {
+		data = putMessage(data, graphInner, number.append(nil))
 	}
-	return b
+	return data
 }
 
-func (n *Node) append(b []byte) []byte {
-	for _, s := range n.In {
-		b = putString(b, nodeIn, s)
+func (n *Node) append(data []byte) []byte {
+	for _, name := range n.In {
+		data = putString(data, nodeIn, name)
 	}
-	for _, s := range n.Out {
-		b = putString(b, nodeOut, s)
+	for _, name := range n.Out {
+		data = putString(data, nodeOut, name)
 	}
-	b = putString(b, nodeName, n.Name)
-	b = putString(b, nodeOp, n.Op)
+	data = putString(data, nodeName, n.Name)
+	data = putString(data, nodeOp, n.Op)
 	for i := range n.Attrs {
-		b = putMessage(b, nodeAttr, n.Attrs[i].append(nil))
+		data = putMessage(data, nodeAttr, n.Attrs[i].append(nil))
 	}
-	return putString(b, nodeDomain, n.Domain)
+	return putString(data, nodeDomain, n.Domain)
 }
 
-func (a *Attr) append(b []byte) []byte {
-	b = putString(b, attrName, a.Name)
+func (a *Attr) append(data []byte) []byte {
+	data = putString(data, attrName, a.Name)
 	switch a.Kind {
 	case KindFloat:
-		b = protowire.AppendTag(b, attrF, protowire.Fixed32Type)
-		b = protowire.AppendFixed32(b, math.Float32bits(a.F))
+		data = protowire.AppendTag(data, attrF, protowire.Fixed32Type)
+		data = protowire.AppendFixed32(data, math.Float32bits(a.F))
 	case KindInt:
-		b = putInt(b, attrI, a.I)
+		data = putInt(data, attrI, a.I)
 	case KindString:
-		b = putString(b, attrS, a.S)
+		data = putString(data, attrS, a.S)
 	case KindInts:
-		for _, v := range a.Ints {
-			b = putInt(b, attrInts, v)
+		for _, number := range a.Ints {
+			data = putInt(data, attrInts, number)
 		}
 	}
-	return putInt(b, attrKind, int64(a.Kind))
+	return putInt(data, attrKind, int64(a.Kind))
 }
 
-func (t *Tensor) append(b []byte) []byte {
-	for _, d := range t.Dims {
-		b = putInt(b, tensorDims, d)
+func (t *Tensor) append(data []byte) []byte {
+	for _, size := range t.Dims {
+		data = putInt(data, tensorDims, size)
 	}
-	b = putInt(b, tensorType, int64(t.Type))
-	b = putString(b, tensorName, t.Name)
+	data = putInt(data, tensorType, int64(t.Type))
+	data = putString(data, tensorName, t.Name)
 	if t.External == nil {
-		return putMessage(b, tensorRaw, t.Raw)
+		return putMessage(data, tensorRaw, t.Raw)
 	}
-	for _, e := range t.External.entries() {
-		b = putMessage(b, tensorExternal, putEntry(e.Key, e.Value))
+	for _, entry := range t.External.entries() {
+		data = putMessage(data, tensorExternal, putEntry(entry.Key, entry.Value))
 	}
-	return putInt(b, tensorLocation, 1)
+	return putInt(data, tensorLocation, 1)
 }
 
 func (e *External) entries() []Prop {
 	return []Prop{{"location", e.Location}, {"offset", strconv.FormatInt(e.Offset, 10)}, {"length", strconv.FormatInt(e.Length, 10)}}
 }
 
-func (v *Value) append(b []byte) []byte {
+func (v *Value) append(data []byte) []byte {
 	var shape []byte
-	for _, d := range v.Dims {
-		shape = putMessage(shape, shapeDim, putInt(nil, dimValue, d))
+	for _, size := range v.Dims {
+		shape = putMessage(shape, shapeDim, putInt(nil, dimValue, size))
 	}
 	tensor := putMessage(putInt(nil, elemType, int64(v.Type)), elemShape, shape)
-	return putMessage(putString(b, valueName, v.Name), valueType, putMessage(nil, typeTensor, tensor))
+	return putMessage(putString(data, valueName, v.Name), valueType, putMessage(nil, typeTensor, tensor))
 }
 
 func putEntry(key, value string) []byte {
 	return putString(putString(nil, entryKey, key), entryValue, value)
 }
 
-func putInt(b []byte, n protowire.Number, v int64) []byte {
-	return protowire.AppendVarint(protowire.AppendTag(b, n, protowire.VarintType), uint64(v))
+func putInt(data []byte, number protowire.Number, value int64) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(data, number, protowire.VarintType), uint64(value))
 }
 
-func putString(b []byte, n protowire.Number, s string) []byte {
-	return protowire.AppendString(protowire.AppendTag(b, n, protowire.BytesType), s)
+func putString(data []byte, number protowire.Number, text string) []byte {
+	return protowire.AppendString(protowire.AppendTag(data, number, protowire.BytesType), text)
 }
 
-func putMessage(b []byte, n protowire.Number, m []byte) []byte {
-	return protowire.AppendBytes(protowire.AppendTag(b, n, protowire.BytesType), m)
+func putMessage(data []byte, number protowire.Number, message []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(data, number, protowire.BytesType), message)
 }

@@ -16,40 +16,40 @@ const (
 
 // AfterFunc calls f in a goroutine of its own once the process has run for d. stop ends the wait and reports whether it
 // came before that.
-func AfterFunc(d time.Duration, f func()) (stop func() bool) {
-	return afterTicks(d, f, func(period time.Duration) (<-chan time.Time, func()) {
-		t := time.NewTicker(period)
-		return t.C, t.Stop
+func AfterFunc(wait time.Duration, run func()) (stop func() bool) {
+	return afterTicks(wait, run, func(period time.Duration) (<-chan time.Time, func()) {
+		ticker := time.NewTicker(period)
+		return ticker.C, ticker.Stop
 	})
 }
 
 // WithTimeout is context.WithTimeout for time in which the process runs. The context then ends with context.Canceled and
 // the cause context.DeadlineExceeded.
-func WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+func WithTimeout(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := AfterFunc(d, func() { cancel(context.DeadlineExceeded) })
+	stop := AfterFunc(wait, func() { cancel(context.DeadlineExceeded) })
 	return ctx, func() {
 		stop()
 		cancel(nil)
 	}
 }
 
-func afterTicks(d time.Duration, f func(), ticker func(time.Duration) (<-chan time.Time, func())) (stop func() bool) {
-	period := max(1, min(d/ticks, longest))
-	c, end := ticker(period)
+func afterTicks(wait time.Duration, run func(), ticker func(time.Duration) (<-chan time.Time, func())) (stop func() bool) {
+	period := max(1, min(wait/ticks, longest))
+	ticks, end := ticker(period)
 	asked, late := make(chan chan bool), make(chan struct{})
 	go func() {
 		defer end()
-		for left := d; left > 0; left -= period {
+		for left := wait; left > 0; left -= period {
 			select {
-			case <-c:
+			case <-ticks:
 			case answer := <-asked:
 				answer <- true
 				return
 			}
 		}
 		close(late)
-		f()
+		run()
 	}()
 	ended, was := false, false
 	return func() bool {

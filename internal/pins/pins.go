@@ -15,9 +15,9 @@ type set struct {
 // Of returns the libraries of a folder below .deps by their path in it, with their digests. It is nil for a folder that
 // is not pinned on the platform: it is not known then what belongs into it.
 func Of(folder, goos, arch string) map[string]string {
-	for _, s := range table {
-		if s.folder == folder && (s.os == "" || s.os == goos && s.arch == arch) {
-			return maps.Clone(s.files)
+	for _, set := range table {
+		if set.folder == folder && (set.os == "" || set.os == goos && set.arch == arch) {
+			return maps.Clone(set.files)
 		}
 	}
 	return nil

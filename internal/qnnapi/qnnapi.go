@@ -43,16 +43,16 @@ func ReadContext(library string, binary []byte) (*Context, error) {
 	fail := func(what string, code uintptr) (*Context, error) {
 		return nil, diag.New(diag.ClassRun, "library %q: %s: error %d", library, what, code)
 	}
-	l, err := native.Open(library)
+	lib, err := native.Open(library)
 	if err != nil {
 		return nil, diag.New(diag.ClassUnavailable, "library %q: %w", library, err)
 	}
-	get, err := l.Symbol("QnnSystemInterface_getProviders")
+	get, err := lib.Symbol("QnnSystemInterface_getProviders")
 	if err != nil {
 		return nil, diag.New(diag.ClassUnavailable, "library %q: %w", library, err)
 	}
-	var list, n uintptr
-	if code := native.Call(get, uintptr(unsafe.Pointer(&list)), uintptr(unsafe.Pointer(&n))); code != 0 || uint32(n) == 0 || list == 0 {
+	var list, bytes uintptr
+	if code := native.Call(get, uintptr(unsafe.Pointer(&list)), uintptr(unsafe.Pointer(&bytes))); code != 0 || uint32(bytes) == 0 || list == 0 {
 		return fail("list interfaces", code)
 	}
 	provider := memory(list).at(0)
@@ -79,8 +79,8 @@ func ReadContext(library string, binary []byte) (*Context, error) {
 	strange := func(what string, got, want int64) (*Context, error) {
 		return nil, diag.New(diag.ClassUnavailable, "library %q: %s of version %d, want %d", library, what, got, want).WithHint("make deps-qnn fetches the version that hetc reads")
 	}
-	if v := info.u32(0); v != infoVersion {
-		return strange("description of a binary", v, infoVersion)
+	if value := info.u32(0); value != infoVersion {
+		return strange("description of a binary", value, infoVersion)
 	}
 	body := info + 8
 	out := &Context{SoC: body.u32(128), Graphs: map[string]Graph{}}
@@ -92,18 +92,18 @@ func ReadContext(library string, binary []byte) (*Context, error) {
 		return nil, diag.New(diag.ClassRun, "library %q: a binary of %d graphs", library, count)
 	}
 	for i := range int(count) {
-		g := graphs + memory(i*graphStride)
-		if v := g.u32(0); v != graphVersion {
-			return strange("description of a graph", v, graphVersion)
+		info := graphs + memory(i*graphStride)
+		if value := info.u32(0); value != graphVersion {
+			return strange("description of a graph", value, graphVersion)
 		}
-		blob := g.at(72)
-		if blob == 0 || g.u32(64) < 24 {
+		blob := info.at(72)
+		if blob == 0 || info.u32(64) < 24 {
 			return nil, diag.New(diag.ClassRun, "library %q: it tells nothing about the graph's memory", library)
 		}
-		if v := blob.u32(0); v != blobVersion {
-			return strange("description of a graph's memory", v, blobVersion)
+		if value := blob.u32(0); value != blobVersion {
+			return strange("description of a graph's memory", value, blobVersion)
 		}
-		out.Graphs[native.String(g.word(8), 1<<12)] = Graph{SpillBytes: int64(blob.word(8)), VTCMBytes: blob.u32(16)}
+		out.Graphs[native.String(info.word(8), 1<<12)] = Graph{SpillBytes: int64(blob.word(8)), VTCMBytes: blob.u32(16)}
 	}
 	return out, nil
 }

@@ -23,12 +23,12 @@ func Listed(name string) bool { return slices.Contains(strings.Split(os.Getenv(E
 
 // Skip ends the test because what is named is not available: failing it where HETC_REQUIRE lists the name, unless the
 // library is there and this machine cannot use it (driver.ErrIncapable).
-func Skip(t testing.TB, name string, reason error) {
-	t.Helper()
+func Skip(tb testing.TB, name string, reason error) {
+	tb.Helper()
 	if Listed(name) && !errors.Is(reason, driver.ErrIncapable) {
-		t.Fatalf("%s lists %q: %v", Env, name, reason)
+		tb.Fatalf("%s lists %q: %v", Env, name, reason)
 	}
-	t.Skip(reason)
+	tb.Skip(reason)
 }
 
 // Deps lets libraries be found in the module's own .deps, wherever the test runs, unless HETC_NATIVE_DIR names

@@ -27,9 +27,9 @@ var initial = [8]uint32{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e52
 // Reset begins Width digests of nothing.
 func (h *Hash) Reset() {
 	h.bytes = 0
-	for i, v := range initial {
-		for l := range h.state[i] {
-			h.state[i][l] = v
+	for i, word := range initial {
+		for lane := range h.state[i] {
+			h.state[i][lane] = word
 		}
 	}
 }
@@ -37,18 +37,18 @@ func (h *Hash) Reset() {
 // Write appends a part to each piece. The parts are of one length, a multiple of Block. It may be called where
 // Available says so.
 func (h *Hash) Write(parts *[Width][]byte) {
-	n := len(parts[0])
-	for _, p := range parts {
-		if len(p) != n {
+	count := len(parts[0])
+	for _, data := range parts {
+		if len(data) != count {
 			panic("BUG: parts of different lengths")
 		}
 	}
-	if n%Block != 0 {
+	if count%Block != 0 {
 		panic("BUG: a part that is no whole number of blocks")
 	}
-	if n > 0 {
-		blocks16(&h.state, parts, n/Block)
-		h.bytes += uint64(n)
+	if count > 0 {
+		blocks16(&h.state, parts, count/Block)
+		h.bytes += uint64(count)
 	}
 }
 
@@ -58,13 +58,13 @@ func (h *Hash) Sum() (out [Width][32]byte) {
 	end[0] = 0x80
 	binary.BigEndian.PutUint64(end[Block-8:], 8*h.bytes)
 	var parts [Width][]byte
-	for l := range parts {
-		parts[l] = end[:]
+	for lane := range parts {
+		parts[lane] = end[:]
 	}
 	blocks16(&h.state, &parts, 1)
-	for l := range out {
+	for lane := range out {
 		for i := range h.state {
-			binary.BigEndian.PutUint32(out[l][4*i:], h.state[i][l])
+			binary.BigEndian.PutUint32(out[lane][4*i:], h.state[i][lane])
 		}
 	}
 	return out

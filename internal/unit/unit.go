@@ -28,8 +28,8 @@ type prefix struct {
 
 // ParseBytes reads a size such as "4GiB", "1.5 MB", "64KiB" or "4096". What is not a
 // whole number of bytes, as 1.2GiB, is rounded down; fractions of a byte without a larger unit are refused.
-func ParseBytes(s string) (Bytes, error) {
-	num, word, err := split(s, "size")
+func ParseBytes(text string) (Bytes, error) {
+	num, word, err := split(text, "size")
 	if err != nil {
 		return 0, err
 	}
@@ -38,29 +38,29 @@ func ParseBytes(s string) (Bytes, error) {
 	}
 	scale, ok := scaleOf(word, "B", append(decimal, binary...))
 	if !ok {
-		return 0, fmt.Errorf("parse size %q: unknown unit %q, want B, kB, MB, GB, KiB, MiB or GiB", s, clip(word))
+		return 0, fmt.Errorf("parse size %q: unknown unit %q, want B, kB, MB, GB, KiB, MiB or GiB", text, clip(word))
 	}
-	x := num * scale
+	number := num * scale
 	if scale > 1 {
-		x = math.Floor(x)
+		number = math.Floor(number)
 	}
-	if x != math.Trunc(x) || x < 0 || x >= math.MaxInt64 {
-		return 0, fmt.Errorf("parse size %q: want a whole number of bytes from 0", s)
+	if number != math.Trunc(number) || number < 0 || number >= math.MaxInt64 {
+		return 0, fmt.Errorf("parse size %q: want a whole number of bytes from 0", text)
 	}
-	return Bytes(x), nil
+	return Bytes(number), nil
 }
 
 // ParseSeconds reads a time such as "60s", "1.5 ms", "250us", "10m" or "1h30m".
-func ParseSeconds(s string) (Seconds, error) {
-	if len(s) > maxText {
-		return 0, fmt.Errorf("parse time %q: too long", clip(s))
+func ParseSeconds(text string) (Seconds, error) {
+	if len(text) > maxText {
+		return 0, fmt.Errorf("parse time %q: too long", clip(text))
 	}
-	total, rest, last := 0.0, strings.TrimSpace(s), math.Inf(1)
+	total, rest, last := 0.0, strings.TrimSpace(text), math.Inf(1)
 	if rest == "0" {
 		return 0, nil
 	}
 	if rest == "" {
-		return 0, fmt.Errorf("parse time %q: it is empty", s)
+		return 0, fmt.Errorf("parse time %q: it is empty", text)
 	}
 	for rest != "" {
 		end := numberEnd(rest)
@@ -72,17 +72,17 @@ func ParseSeconds(s string) (Seconds, error) {
 		}
 		num, word, err := split(rest[:end], "time")
 		if err != nil {
-			return 0, fmt.Errorf("parse time %q: want a number and a unit, like 60s or 1.5 ms", s)
+			return 0, fmt.Errorf("parse time %q: want a number and a unit, like 60s or 1.5 ms", text)
 		}
-		u, ok := timeUnits[word]
+		found, ok := timeUnits[word]
 		if !ok {
-			return 0, fmt.Errorf("parse time %q: unknown unit %q, want ns, us, ms, s, m or h", s, clip(word))
+			return 0, fmt.Errorf("parse time %q: unknown unit %q, want ns, us, ms, s, m or h", text, clip(word))
 		}
-		if u.seconds/u.per >= last || num < 0 {
-			return 0, fmt.Errorf("parse time %q: want parts from large to small, like 1h30m", s)
+		if found.seconds/found.per >= last || num < 0 {
+			return 0, fmt.Errorf("parse time %q: want parts from large to small, like 1h30m", text)
 		}
-		last = u.seconds / u.per
-		total += num * u.seconds / u.per
+		last = found.seconds / found.per
+		total += num * found.seconds / found.per
 		rest = strings.TrimSpace(rest[end:])
 	}
 	return Seconds(total), nil
@@ -95,13 +95,13 @@ var timeUnits = map[string]struct{ seconds, per float64 }{
 }
 
 func scaleOf(word, unit string, prefixes []prefix) (float64, bool) {
-	p, ok := strings.CutSuffix(word, unit)
+	name, ok := strings.CutSuffix(word, unit)
 	if !ok {
 		return 0, word == ""
 	}
-	for _, q := range prefixes {
-		if p == q.name {
-			return q.scale, true
+	for _, prefix := range prefixes {
+		if name == prefix.name {
+			return prefix.scale, true
 		}
 	}
 	return 0, false
@@ -110,19 +110,21 @@ func scaleOf(word, unit string, prefixes []prefix) (float64, bool) {
 // maxText bounds what is parsed; no sensible value is longer.
 const maxText = 64
 
-func isNumber(c byte) bool { return c >= '0' && c <= '9' || c == '.' || c == '-' || c == '+' }
+func isNumber(char byte) bool {
+	return char >= '0' && char <= '9' || char == '.' || char == '-' || char == '+'
+}
 
 // numberEnd is where the number at the start of s ends. An exponent counts only where digits
 // follow, so that a unit may start with 'e' or 'E'.
-func numberEnd(s string) int {
+func numberEnd(text string) int {
 	end := 0
-	for end < len(s) {
-		c := s[end]
-		if (c == 'e' || c == 'E') && end+1 < len(s) && isNumber(s[end+1]) && s[end+1] != '.' {
+	for end < len(text) {
+		char := text[end]
+		if (char == 'e' || char == 'E') && end+1 < len(text) && isNumber(text[end+1]) && text[end+1] != '.' {
 			end += 2
 			continue
 		}
-		if !isNumber(c) {
+		if !isNumber(char) {
 			break
 		}
 		end++
@@ -131,56 +133,56 @@ func numberEnd(s string) int {
 }
 
 // split separates the number from the unit. Without a unit only 0 and sizes are accepted.
-func split(s, what string) (float64, string, error) {
-	if len(s) > maxText {
-		return 0, "", fmt.Errorf("parse %s %q: too long", what, clip(s))
+func split(text, what string) (float64, string, error) {
+	if len(text) > maxText {
+		return 0, "", fmt.Errorf("parse %s %q: too long", what, clip(text))
 	}
-	t := strings.TrimSpace(s)
-	end := numberEnd(t)
-	x, err := strconv.ParseFloat(t[:end], 64)
-	if err != nil || math.IsInf(x, 0) {
-		return 0, "", fmt.Errorf("parse %s %q: want a number and a unit", what, s)
+	rest := strings.TrimSpace(text)
+	end := numberEnd(rest)
+	number, err := strconv.ParseFloat(rest[:end], 64)
+	if err != nil || math.IsInf(number, 0) {
+		return 0, "", fmt.Errorf("parse %s %q: want a number and a unit", what, text)
 	}
-	word := strings.TrimSpace(t[end:])
-	if word == "" && x != 0 && what != "size" {
-		return 0, "", fmt.Errorf("parse %s %q: the unit is missing", what, s)
+	word := strings.TrimSpace(rest[end:])
+	if word == "" && number != 0 && what != "size" {
+		return 0, "", fmt.Errorf("parse %s %q: the unit is missing", what, text)
 	}
-	return x, word, nil
+	return number, word, nil
 }
 
-func clip(s string) string {
-	if len(s) > maxText {
-		return strings.ToValidUTF8(s[:maxText], "") + "..."
+func clip(text string) string {
+	if len(text) > maxText {
+		return strings.ToValidUTF8(text[:maxText], "") + "..."
 	}
-	return s
+	return text
 }
 
 // String prints whole binary units exactly ("64 KiB", "4 GiB"), others with three digits ("1.46 MiB").
 func (b Bytes) String() string {
-	x := float64(b)
+	number := float64(b)
 	for i := len(binary) - 1; i >= 0; i-- {
-		if math.Abs(x) >= binary[i].scale {
-			return digits(x/binary[i].scale) + " " + binary[i].name + "B"
+		if math.Abs(number) >= binary[i].scale {
+			return digits(number/binary[i].scale) + " " + binary[i].name + "B"
 		}
 	}
 	return strconv.FormatInt(int64(b), 10) + " B"
 }
 
 // digits prints three significant digits, more only before the point.
-func digits(x float64) string {
-	a := math.Abs(x)
+func digits(number float64) string {
+	size := math.Abs(number)
 	prec := 2
 	switch {
-	case a >= 99.95 || a != a || math.IsInf(a, 0):
+	case size >= 99.95 || size != size || math.IsInf(size, 0):
 		prec = 0
-	case a >= 9.995:
+	case size >= 9.995:
 		prec = 1
 	}
-	s := strconv.FormatFloat(x, 'f', prec, 64)
-	if strings.Contains(s, ".") {
-		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
+	text := strconv.FormatFloat(number, 'f', prec, 64)
+	if strings.Contains(text, ".") {
+		text = strings.TrimRight(strings.TrimRight(text, "0"), ".")
 	}
-	return s
+	return text
 }
 
 // UnmarshalText reads a size in a file.
@@ -189,8 +191,8 @@ func (b *Bytes) UnmarshalText(text []byte) (err error) { *b, err = ParseBytes(st
 // MarshalText writes a size exactly: the largest binary unit that divides it.
 func (b Bytes) MarshalText() ([]byte, error) {
 	for i := len(binary) - 1; i >= 0; i-- {
-		if s := int64(binary[i].scale); b != 0 && int64(b)%s == 0 {
-			return fmt.Appendf(nil, "%d%sB", int64(b)/s, binary[i].name), nil
+		if seconds := int64(binary[i].scale); b != 0 && int64(b)%seconds == 0 {
+			return fmt.Appendf(nil, "%d%sB", int64(b)/seconds, binary[i].name), nil
 		}
 	}
 	return strconv.AppendInt(nil, int64(b), 10), nil

@@ -30,14 +30,14 @@ func (p *Pending) Name() string { return p.file.Name() }
 
 // Write writes at the end of what was written.
 func (p *Pending) Write(data []byte) (int, error) {
-	n, err := p.file.Write(data)
-	return n, bare(err)
+	count, err := p.file.Write(data)
+	return count, bare(err)
 }
 
 // WriteAt writes at an offset from the beginning.
 func (p *Pending) WriteAt(data []byte, at int64) (int, error) {
-	n, err := p.file.WriteAt(data, at)
-	return n, bare(err)
+	count, err := p.file.WriteAt(data, at)
+	return count, bare(err)
 }
 
 // Truncate makes the file so many bytes long; what was not written is zero.
@@ -53,12 +53,12 @@ func Create(path string) (*Pending, error) {
 	RemoveLeftBehind(target)
 	const most = 1 << 16
 	for try := 0; ; try++ {
-		f, err := createLike(target, temporary(target, try))
+		file, err := createLike(target, temporary(target, try))
 		if err == nil {
-			if err = claim(f); err == nil || errors.Is(err, errors.ErrUnsupported) {
-				return &Pending{file: f, target: target}, nil
+			if err = claim(file); err == nil || errors.Is(err, errors.ErrUnsupported) {
+				return &Pending{file: file, target: target}, nil
 			}
-			err = errors.Join(fs.ErrExist, err, f.Close()) // somebody took it for left behind before it was locked
+			err = errors.Join(fs.ErrExist, err, file.Close()) // somebody took it for left behind before it was locked
 		}
 		if !errors.Is(err, fs.ErrExist) || try == most {
 			return nil, diag.New(diag.ClassIO, "write %q: %w", path, bare(err))
@@ -106,9 +106,9 @@ func (p *Pending) settle(last func() error) error {
 
 // SyncDir makes names in a directory survive a crash of the machine, where its system can.
 func SyncDir(dir string) {
-	if d, err := os.Open(dir); err == nil {
-		_ = d.Sync()
-		_ = d.Close() // only read
+	if opened, err := os.Open(dir); err == nil {
+		_ = opened.Sync()
+		_ = opened.Close() // only read
 	}
 }
 
@@ -119,21 +119,21 @@ func createLike(target, temp string) (*os.File, error) {
 	if err != nil || !old.Mode().IsRegular() {
 		return os.OpenFile(temp, flags, 0o666)
 	}
-	f, err := os.OpenFile(temp, flags, 0o600)
+	file, err := os.OpenFile(temp, flags, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := f.Chmod(old.Mode().Perm()); err != nil {
-		f.Close()
+	if err := file.Chmod(old.Mode().Perm()); err != nil {
+		file.Close()
 		os.Remove(temp)
 		return nil, err
 	}
-	return f, nil
+	return file, nil
 }
 
 // temporary is the name of this process's file number n in the making for target. It is never stored.
-func temporary(target string, n int) string {
-	return filepath.Join(filepath.Dir(target), fmt.Sprintf(".%s.%d-%d.tmp", filepath.Base(target), os.Getpid(), n))
+func temporary(target string, count int) string {
+	return filepath.Join(filepath.Dir(target), fmt.Sprintf(".%s.%d-%d.tmp", filepath.Base(target), os.Getpid(), count))
 }
 
 // isTemporary reports whether a name in the target's directory is one that temporary makes, in any process.
@@ -141,7 +141,7 @@ func isTemporary(target, name string) bool {
 	middle, begins := strings.CutPrefix(name, "."+filepath.Base(target)+".")
 	middle, ends := strings.CutSuffix(middle, ".tmp")
 	process, number, two := strings.Cut(middle, "-")
-	digits := func(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
+	digits := func(text string) bool { return text != "" && strings.Trim(text, "0123456789") == "" }
 	return begins && ends && two && digits(process) && digits(number)
 }
 
@@ -154,19 +154,19 @@ func RemoveLeftBehind(path string) {
 	if err != nil {
 		return
 	}
-	for _, e := range entries {
-		if !isTemporary(path, e.Name()) || !e.Type().IsRegular() {
+	for _, entry := range entries {
+		if !isTemporary(path, entry.Name()) || !entry.Type().IsRegular() {
 			continue
 		}
-		name := filepath.Join(dir, e.Name())
-		f, err := os.OpenFile(name, openFlags, 0)
+		name := filepath.Join(dir, entry.Name())
+		file, err := os.OpenFile(name, openFlags, 0)
 		if err != nil {
 			continue
 		}
-		if claim(f) == nil {
+		if claim(file) == nil {
 			_ = os.Remove(name)
 		}
-		_ = f.Close() // only read
+		_ = file.Close() // only read
 	}
 }
 
@@ -175,18 +175,18 @@ var errTaken = errors.New("another process holds or removed it")
 // claim locks f until it is closed or this process dies. It fails with errTaken when another process holds the lock, or
 // held it between the opening and the locking here and removed the file, and with errors.ErrUnsupported where there are
 // no locks.
-func claim(f *os.File) error {
-	switch err := filelock.Try(f); {
+func claim(file *os.File) error {
+	switch err := filelock.Try(file); {
 	case errors.Is(err, filelock.ErrBusy):
 		return errTaken
 	case err != nil:
 		return errors.ErrUnsupported
 	}
-	opened, err := f.Stat()
+	opened, err := file.Stat()
 	if err != nil {
 		return err
 	}
-	if named, err := os.Lstat(f.Name()); err != nil || !os.SameFile(opened, named) {
+	if named, err := os.Lstat(file.Name()); err != nil || !os.SameFile(opened, named) {
 		return errTaken
 	}
 	return nil

@@ -21,28 +21,28 @@ func Open(path string) (*os.File, error) {
 	if err := regular(path, st); err != nil { // before opening: to open a device can mean to use it
 		return nil, err
 	}
-	f, err := os.OpenFile(path, openFlags, 0)
+	file, err := os.OpenFile(path, openFlags, 0)
 	if err != nil {
 		return nil, cannotRead(path, err)
 	}
-	if st, err = f.Stat(); err == nil {
+	if st, err = file.Stat(); err == nil {
 		err = regular(path, st)
 	}
 	if err != nil {
-		f.Close()
+		file.Close()
 		return nil, err
 	}
-	return f, nil
+	return file, nil
 }
 
 // Read returns the contents of a regular file of at most limit bytes; errors as Open's.
 func Read(path string, limit int64) ([]byte, error) {
-	f, err := Open(path)
+	file, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, limit+1)) // a file may grow while it is read
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, limit+1)) // a file may grow while it is read
 	if err != nil {
 		return nil, cannotRead(path, err)
 	}
@@ -61,11 +61,11 @@ func cannotRead(path string, err error) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return diag.New(diag.ClassIO, "read %q: %w", path, err)
 	}
-	d := diag.New(diag.ClassInput, "read %q: %w", path, fs.ErrNotExist)
+	diagnostic := diag.New(diag.ClassInput, "read %q: %w", path, fs.ErrNotExist)
 	if near := neighbour(path); near != "" {
-		return d.WithHint("did you mean %q?", near)
+		return diagnostic.WithHint("did you mean %q?", near)
 	}
-	return d
+	return diagnostic
 }
 
 // neighbour is a file beside path with nearly its name, "" when there is none.
@@ -88,23 +88,23 @@ func regular(path string, st fs.FileInfo) error {
 	if st.Mode().IsRegular() {
 		return nil
 	}
-	d := diag.New(diag.ClassInput, "read %q: %s, want a file", path, kind(st.Mode()))
+	diagnostic := diag.New(diag.ClassInput, "read %q: %s, want a file", path, kind(st.Mode()))
 	if st.IsDir() {
-		return d.WithHint("give the name of a file in it")
+		return diagnostic.WithHint("give the name of a file in it")
 	}
-	return d.WithHint("copy what it gives into a file first")
+	return diagnostic.WithHint("copy what it gives into a file first")
 }
 
 // kind says what a file that is no regular one is.
-func kind(m fs.FileMode) string {
+func kind(mode fs.FileMode) string {
 	switch {
-	case m.IsDir():
+	case mode.IsDir():
 		return "it is a directory"
-	case m&fs.ModeNamedPipe != 0:
+	case mode&fs.ModeNamedPipe != 0:
 		return "it is a pipe"
-	case m&fs.ModeSocket != 0:
+	case mode&fs.ModeSocket != 0:
 		return "it is a socket"
-	case m&fs.ModeDevice != 0:
+	case mode&fs.ModeDevice != 0:
 		return "it is a device"
 	}
 	return "it is no regular file"

@@ -14,8 +14,8 @@ import (
 
 // Write replaces the file at path with data.
 func Write(path string, data []byte) error {
-	return Stream(path, func(w io.Writer) error {
-		_, err := w.Write(data)
+	return Stream(path, func(out io.Writer) error {
+		_, err := out.Write(data)
 		return err
 	})
 }
@@ -26,25 +26,25 @@ func Write(path string, data []byte) error {
 // points to is replaced. A directory, device or pipe is refused and stays what it is. Permissions are those of
 // Create, and what a killed process left beside path is removed.
 func Stream(path string, write func(io.Writer) error) error {
-	f, err := Create(path)
+	pending, err := Create(path)
 	if err != nil {
 		return err
 	}
-	defer f.Abandon()
-	w := bufio.NewWriterSize(f, 1<<18)
-	err = write(w)
+	defer pending.Abandon()
+	out := bufio.NewWriterSize(pending, 1<<18)
+	err = write(out)
 	if err == nil {
-		err = w.Flush()
+		err = out.Flush()
 	}
 	if err == nil {
-		err = f.Commit()
+		err = pending.Commit()
 	}
 	if err == nil {
 		return nil
 	}
 	class := diag.ClassIO
-	if c := diag.ClassOf(err); c != diag.ClassInternal {
-		class = c
+	if least := diag.ClassOf(err); least != diag.ClassInternal {
+		class = least
 	}
 	return diag.New(class, "write %q: %w", path, err)
 }
@@ -60,11 +60,11 @@ func Adopt(own, path string) error {
 	if err := errors.Join(err, model.Abandon()); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(own, os.O_RDWR, 0)
+	file, err := os.OpenFile(own, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(f.Chmod(st.Mode().Perm()), f.Sync(), f.Close()); err != nil {
+	if err := errors.Join(file.Chmod(st.Mode().Perm()), file.Sync(), file.Close()); err != nil {
 		return err
 	}
 	if err := os.Rename(own, model.target); err != nil {
@@ -90,11 +90,11 @@ func Writable(path string) error {
 	case !st.IsDir():
 		return diag.New(diag.ClassIO, "write %q: %q is a file, want a directory", path, dir).WithHint("name another path")
 	}
-	f, err := Create(path)
+	pending, err := Create(path)
 	if err != nil {
 		return err
 	}
-	return f.Abandon()
+	return pending.Abandon()
 }
 
 // bare is err without the paths it repeats.
