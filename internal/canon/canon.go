@@ -1,8 +1,11 @@
-// Package canon knows how to read quickly the JSON that encoding/json writes of a Go type without white space: keys in the
-// order of the fields, nothing that omitempty would have left out, numbers in their shortest form.
+// Package canon knows how to read quickly the JSON that encoding/json writes of a Go type without white space: keys in
+// the order of the fields, nothing that omitempty would have left out, numbers in their shortest form.
 //
-// It says no to everything else, and to some that is canonical but rare. Who gets a no asks encoding/json, which is a
-// tenth as fast, what is wrong.
+// It says no to everything else, and to some that is canonical but rare. A caller that gets a no asks encoding/json,
+// which is a tenth as fast, what is wrong.
+//
+// For each type a function is built once that reads values of it: what can be known of the type (fields, keys, whether
+// it reads itself) is not asked again for each value.
 package canon
 
 import (
@@ -14,10 +17,10 @@ import (
 	"sync"
 )
 
-// Read reads data into v, a pointer to a zero value, and reports whether data is canonical: encoding v again then gives
-// data. If not, v is unspecified. Types may be built from structs with named fields or embedded structs, slices, arrays, maps by
-// string, pointers, strings, booleans, signed integers, floats and types with UnmarshalText, which must accept what their MarshalText
-// writes and nothing else; none may contain itself.
+// Read reads data into a pointer to a zero value, and reports whether data is canonical: encoding the value again then
+// gives data. If not, the value is unspecified. Types may be built from structs with named fields or embedded structs, slices,
+// arrays, maps by string, pointers, strings, booleans, signed integers, floats and types with UnmarshalText, which must
+// accept what their MarshalText writes and nothing else; none may contain itself.
 func Read(data []byte, into any) bool {
 	to := reflect.ValueOf(into)
 	if to.Kind() != reflect.Pointer || to.IsNil() {
@@ -53,7 +56,8 @@ func (r *reader) str() (string, bool) {
 			text := r.text[r.at:i]
 			r.at = i + 1
 			return text, true
-		case char < ' ' || char > '~' || char == '\\' || char == '<' || char == '>' || char == '&': // escaped, sometimes
+		// Escaped, sometimes.
+		case char < ' ' || char > '~' || char == '\\' || char == '<' || char == '>' || char == '&':
 			return "", false
 		}
 	}
@@ -63,7 +67,7 @@ func (r *reader) str() (string, bool) {
 // number consumes the characters of a number.
 func (r *reader) number() string {
 	from := r.at
-	for r.at < len(r.text) && (r.text[r.at] >= '0' && r.text[r.at] <= '9' || strings.IndexByte("+-.eE", r.text[r.at]) >= 0) {
+	for r.at < len(r.text) && strings.IndexByte("0123456789+-.eE", r.text[r.at]) >= 0 {
 		r.at++
 	}
 	return r.text[from:r.at]
@@ -162,8 +166,8 @@ type fieldReader struct {
 	read  readFunc
 }
 
-// fieldsOf lists the fields of a struct in the order in which they are written, those of embedded structs in their place.
-// It is false for structs that encoding/json treats in other ways.
+// fieldsOf lists the fields of a struct in the order in which they are written, those of embedded structs in their
+// place. It is false for structs that encoding/json treats in other ways.
 func fieldsOf(typ reflect.Type) (fields []fieldReader, ok bool) {
 	for i := range typ.NumField() {
 		field := typ.Field(i)

@@ -128,7 +128,8 @@ func Open(dir string, options Options) (*Cache, error) {
 	// Backup programs know this mark and leave the directory out.
 	tag := filepath.Join(dir, "CACHEDIR.TAG")
 	if _, err := os.Lstat(tag); errors.Is(err, fs.ErrNotExist) {
-		const text = "Signature: 8a477f597d28d172789f06886806bc55\n# This directory is a cache of hetc. It may be removed at any time.\n"
+		const text = "Signature: 8a477f597d28d172789f06886806bc55\n" +
+			"# This directory is a cache of hetc. It may be removed at any time.\n"
 		if err := wholefile.Write(tag, []byte(text)); err != nil {
 			return nil, fail(err)
 		}
@@ -381,8 +382,8 @@ func (c *Cache) place() (string, error) {
 	return filepath.Join(dir, "content"), os.Mkdir(dir, 0o700)
 }
 
-// Scratch makes an empty directory for something in the making. Close removes it, and where the process dies whoever opens the
-// cache next.
+// Scratch makes an empty directory for something in the making. Close removes it, and where the process dies whoever
+// opens the cache next.
 func (c *Cache) Scratch() (string, error) {
 	if c.o.ReadOnly {
 		return "", diag.New(diag.ClassIO, "make a directory in the cache: it was opened for reading")

@@ -16,8 +16,8 @@ var taken struct {
 	have bool
 }
 
-// TakeSigningKey takes the signing key out of the environment, whether the command will need it or not: a process started
-// later does not inherit it, and a library that is opened here does not find it. Every command begins with it.
+// TakeSigningKey takes the signing key out of the environment, whether the command will need it or not: a process
+// started later does not inherit it, and a library that is opened here does not find it. Every command begins with it.
 func TakeSigningKey() {
 	text, have := os.LookupEnv(EnvSigningKey)
 	if !have {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -26,7 +27,7 @@ type Unmarshaler interface {
 // maxErrors is how many mistakes of one document are reported.
 const maxErrors = 20
 
-// File reads path and decodes it into v as schema ("hetc.soc/1"); see Into.
+// File reads path and decodes it into a pointer as schema ("hetc.soc/1"); see Into.
 func File(path, schema string, into any) error {
 	doc, err := ReadFile(path)
 	if err != nil {
@@ -35,7 +36,7 @@ func File(path, schema string, into any) error {
 	return doc.Into(schema, into)
 }
 
-// Bytes decodes data into v as schema; name is shown in errors. See Into.
+// Bytes decodes data into a pointer as schema; name is shown in errors. See Into.
 func Bytes(name string, data []byte, schema string, into any) error {
 	doc, err := Parse(name, data)
 	if err != nil {
@@ -44,10 +45,10 @@ func Bytes(name string, data []byte, schema string, into any) error {
 	return doc.Into(schema, into)
 }
 
-// Into decodes the document into v, a pointer. With a schema other than "" the document must be a
-// mapping that says so under the key "schema"; that key needs no field in v. The error is a
-// *diag.Diagnostic or a diag.List of class ClassInput in the order of the document, and v is
-// then unspecified.
+// Into decodes the document into a pointer. With a schema other than "" the document must be a
+// mapping that says so under the key "schema"; that key needs no field there. The error is a
+// *diag.Diagnostic or a diag.List of class ClassInput in the order of the document. What was decoded
+// is then unspecified.
 func (d *Document) Into(schema string, into any) error {
 	if schema != "" {
 		if err := d.checkSchema(schema); err != nil {
@@ -83,7 +84,8 @@ func (d *Document) checkSchema(want string) error {
 	if kind != wantKind {
 		diagnostic := fail(schema.line, "schema is %q, want %q", clip(schema.text), want)
 		if strings.HasPrefix(kind, "hetc.") && diag.Nearest(kind, []string{wantKind}) == "" {
-			return diagnostic.WithHint("this is a %s file, not a %s file", clip(strings.TrimPrefix(kind, "hetc.")), strings.TrimPrefix(wantKind, "hetc."))
+			return diagnostic.WithHint("this is a %s file, not a %s file",
+				clip(strings.TrimPrefix(kind, "hetc.")), strings.TrimPrefix(wantKind, "hetc."))
 		}
 		return diagnostic.WithHint("did you mean %q?", want)
 	}
@@ -145,7 +147,7 @@ func (d *decoder) value(node *Node, value reflect.Value, path string, top bool) 
 	if d.full() || d.itself(node, value, path) {
 		return
 	}
-	if node.null() && (value.Kind() == reflect.Pointer || value.Kind() == reflect.Map || value.Kind() == reflect.Slice) {
+	if node.null() && slices.Contains([]reflect.Kind{reflect.Pointer, reflect.Map, reflect.Slice}, value.Kind()) {
 		value.SetZero()
 		return
 	}
@@ -339,7 +341,8 @@ func fieldsOf(typ reflect.Type) []field {
 		if name == "-" {
 			continue
 		}
-		if strings.Contains(opts, "inline") || (member.Anonymous && name == "" && member.Type.Kind() == reflect.Struct) {
+		embedded := member.Anonymous && name == "" && member.Type.Kind() == reflect.Struct
+		if embedded || strings.Contains(opts, "inline") {
 			for _, sub := range fieldsOf(member.Type) {
 				sub.index = append([]int{i}, sub.index...)
 				out = append(out, sub)
@@ -493,7 +496,7 @@ func (n *Node) IsMapping() bool { return n.kind == mapping }
 // IsList reports whether the node is a list.
 func (n *Node) IsList() bool { return n.kind == sequence }
 
-// Decode decodes the node into v, a pointer, as strictly as Into does.
+// Decode decodes the node into a pointer, as strictly as Into does.
 func (n *Node) Decode(into any) error {
 	inner := &decoder{name: *n.file}
 	inner.root(n, into)

@@ -158,7 +158,8 @@ func (p *parser) count(line, depth int) error {
 // duplicate refuses a key seen before in the same mapping.
 func (p *parser) duplicate(seen map[string]int, key *Node) error {
 	if first, dup := seen[key.text]; dup {
-		return p.fail(key.line, "key %q appears twice, first in line %d", clip(key.text), first).WithHint("remove one of them")
+		return p.fail(key.line, "key %q appears twice, first in line %d", clip(key.text), first).
+			WithHint("remove one of them")
 	}
 	seen[key.text] = key.line
 	return nil

@@ -108,7 +108,8 @@ func (d *Diagnostic) Unwrap() error { return d.cause }
 // given with %w stays reachable for errors.Is and errors.As.
 func New(class Class, format string, args ...any) *Diagnostic {
 	err := fmt.Errorf(format, args...)
-	if class.String() == ClassInternal.String() { // also one that another process made up: it must not be an exit code of success
+	// Also one that another process made up: it must not be an exit code of success.
+	if class.String() == ClassInternal.String() {
 		class = ClassInternal
 	}
 	return &Diagnostic{Class: class, Summary: err.Error(), cause: errors.Unwrap(err)}

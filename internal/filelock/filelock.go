@@ -1,5 +1,5 @@
-// Package filelock knows how processes keep each other out of a file or directory: with a lock that ends with the process
-// which holds it, however that ends.
+// Package filelock knows how processes keep each other out of a file or directory: with a lock that ends with the
+// process which holds it, however that ends.
 //
 // A lock belongs to an open file. Another opening of the same path is another holder, also in this process.
 package filelock
@@ -20,7 +20,8 @@ func Open(path string, perm fs.FileMode) (*os.File, error) {
 }
 
 // Try locks an open file or directory until it is closed or this process dies. The error is ErrBusy while somebody else
-// holds the lock. It wraps errors.ErrUnsupported where this system or file system has no locks: callers then go on without.
+// holds the lock. It wraps errors.ErrUnsupported where this system or file system has no locks: callers then go on
+// without.
 func Try(file *os.File) error { return lock(file, false) }
 
 // Wait is Try, but waits for whoever holds the lock.

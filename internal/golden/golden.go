@@ -80,7 +80,8 @@ func Equal(tb testing.TB, ext string, got []byte) {
 	if err := write(left, got); err != nil {
 		tb.Errorf("keep output: %v", err)
 	}
-	tb.Errorf("output differs from %s, see %s; HETC_UPDATE=1 accepts it\n%s", path, left, firstDifference(string(want), string(got)))
+	difference := firstDifference(string(want), string(got))
+	tb.Errorf("output differs from %s, see %s; HETC_UPDATE=1 accepts it\n%s", path, left, difference)
 }
 
 func write(path string, data []byte) error {

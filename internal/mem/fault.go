@@ -79,7 +79,8 @@ func Recovered(thrown any) error {
 		}
 		fault = &Fault{addressed.Addr()}
 	}
-	return diag.New(diag.ClassIO, "memory fault: %w", fault).WithHint("the mapped file was probably truncated while in use")
+	return diag.New(diag.ClassIO, "memory fault: %w", fault).
+		WithHint("the mapped file was probably truncated while in use")
 }
 
 // CatchFault runs f and turns an access fault inside a mapped file (one that was truncated) or at a guard page into an

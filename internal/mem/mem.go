@@ -57,7 +57,8 @@ func Alloc(bytes, align int) (*Region, error) {
 		return nil, err
 	}
 	if align <= 0 || align > maxAlign || align&(align-1) != 0 {
-		return nil, diag.New(diag.ClassInput, "allocate %d bytes: alignment %d is not a power of two between 1 and %d", bytes, align, maxAlign)
+		return nil, diag.New(diag.ClassInput,
+			"allocate %d bytes: alignment %d is not a power of two between 1 and %d", bytes, align, maxAlign)
 	}
 	if bytes == 0 {
 		return &Region{data: []byte{}}, nil
@@ -140,7 +141,8 @@ const (
 // memory from Alloc and Guarded, where it would lose the contents.
 func (r *Region) Advise(offset, bytes int, advice Advice) error {
 	if offset < 0 || bytes < 0 || offset > len(r.data) || bytes > len(r.data)-offset {
-		return diag.New(diag.ClassInput, "advise on memory: range [%d, %d+%d) outside the region's %d bytes", offset, offset, bytes, len(r.data))
+		return diag.New(diag.ClassInput,
+			"advise on memory: range [%d, %d+%d) outside the region's %d bytes", offset, offset, bytes, len(r.data))
 	}
 	if advice < Normal || advice > Populate {
 		return diag.New(diag.ClassInput, "advise on memory: unknown advice %d", int(advice))
@@ -167,7 +169,8 @@ func View[T Scalar](data []byte) ([]T, error) {
 	// SAFETY: Sizeof reads no memory.
 	size := int(unsafe.Sizeof(zero))
 	if len(data)%size != 0 {
-		return nil, diag.New(diag.ClassInput, "view bytes as %T: length %d is not a multiple of %d", zero, len(data), size)
+		return nil, diag.New(diag.ClassInput,
+			"view bytes as %T: length %d is not a multiple of %d", zero, len(data), size)
 	}
 	if !Aligned(data, size) {
 		return nil, diag.New(diag.ClassInput, "view bytes as %T: address is not a multiple of %d", zero, size)

@@ -20,7 +20,8 @@ func alloc(bytes, align int) (*Region, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Region{data: alignUp(whole, bytes, align), whole: whole, release: func() error { return unix.Munmap(whole) }}, nil
+	release := func() error { return unix.Munmap(whole) }
+	return &Region{data: alignUp(whole, bytes, align), whole: whole, release: release}, nil
 }
 
 func mapFile(file *os.File, bytes int) (*Region, error) {

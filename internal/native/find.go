@@ -57,9 +57,9 @@ func Find(search Search) (lib *Library, tried []string, err error) {
 	return nil, tried, &Error{Path: search.Folder, Problem: Absent}
 }
 
-// Locate is the first file that is there: the named one, or the one in the first of Places that has one. It is empty when there is
-// none. Nothing is opened: this works in builds that open no libraries. The error is an *Error: the folder that the
-// environment names cannot be searched, or the file is not what `make deps` fetched.
+// Locate is the first file that is there: the named one, or the one in the first of Places that has one. It is empty
+// when there is none. Nothing is opened: this works in builds that open no libraries. The error is an *Error: the
+// folder that the environment names cannot be searched, or the file is not what `make deps` fetched.
 func Locate(search Search) (file string, tried []string, err error) {
 	if search.File != "" {
 		path := search.File
@@ -77,9 +77,11 @@ func Locate(search Search) (file string, tried []string, err error) {
 		case file != "":
 			return file, append(tried, shown), search.pinned(file, place.checkout)
 		case err != nil && place.chosen && isFile(place.dir):
-			return "", append(tried, shown), &Error{Path: place.dir, Problem: NoFolder, Detail: EnvDir + " names a file, want a folder"}
+			const detail = EnvDir + " names a file, want a folder"
+			return "", append(tried, shown), &Error{Path: place.dir, Problem: NoFolder, Detail: detail}
 		case place.chosen && errors.Is(err, fs.ErrPermission):
-			return "", append(tried, shown), &Error{Path: place.dir, Problem: NoFolder, Detail: EnvDir + " names a folder that cannot be read"}
+			const detail = EnvDir + " names a folder that cannot be read"
+			return "", append(tried, shown), &Error{Path: place.dir, Problem: NoFolder, Detail: detail}
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
 			shown += fmt.Sprintf(" (%s)", reason(err))
 		}

@@ -19,8 +19,8 @@ func symbol(handle uintptr, name string) (uintptr, error) { return purego.Dlsym(
 // Path is a file name as C takes it.
 func Path(text string) (data []byte, ok bool) { return CString(text) }
 
-// Setenv sets an environment variable for libraries too: C has an environment of its own, which os.Setenv does not change.
-// Nothing else of C may be running that looks at it.
+// Setenv sets an environment variable for libraries too: C has an environment of its own, which os.Setenv does not
+// change. Nothing else of C may be running that looks at it.
 func Setenv(name, value string) error {
 	if err := os.Setenv(name, value); err != nil { // refuses what C cannot hold
 		return err

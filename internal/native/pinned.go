@@ -21,9 +21,9 @@ import (
 // madeBy lies in every folder that `make deps` has made.
 const madeBy = "recipe.json"
 
-// pinned refuses a file of a folder that `make deps` made, or of a checkout's .deps, unless it and all its neighbours that
-// the program knows are what was fetched: a library opens others beside it. A folder that the user filled is the user's
-// business, and so is one whose contents internal/pins does not list. The error is an *Error.
+// pinned refuses a file of a folder that `make deps` made, or of a checkout's .deps, unless it and all its neighbours
+// that the program knows are what was fetched: a library opens others beside it. A folder that the user filled is the
+// user's business, and so is one whose contents internal/pins does not list. The error is an *Error.
 //
 // A file is read once for its digest and then opened by the system's loader. Who may write to it at that moment is not
 // held off: this finds what was changed before.

@@ -84,8 +84,8 @@ func ours(path string) bool {
 	return string(bytes.TrimSpace(first)) == "module github.com/hetc/hetc"
 }
 
-// shared reports whether users other than the owner and the group may put files into a folder. The modes of Windows tell
-// nothing about that.
+// shared reports whether users other than the owner and the group may put files into a folder. The modes of Windows
+// tell nothing about that.
 func shared(dir string) bool {
 	const othersWrite = 0o002
 	st, err := os.Stat(dir)

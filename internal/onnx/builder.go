@@ -2,8 +2,8 @@ package onnx
 
 import "fmt"
 
-// Builder writes the graph of a model node by node of another graph: what belongs to node i of that one is named "n<i>" or
-// "n<i>.<suffix>", and equal constants are one initializer "k<j>".
+// Builder writes the graph of a model node by node of another graph: what belongs to node i of that one is named "n<i>"
+// or "n<i>.<suffix>", and equal constants are one initializer "k<j>".
 type Builder struct {
 	Model  *Model
 	Node   int // the other graph's node that is being written
@@ -12,7 +12,8 @@ type Builder struct {
 
 // Add appends a node that belongs to the current one: the one that does its work has no suffix.
 func (b *Builder) Add(suffix, domain, kind string, in, out []string, attrs ...Attr) {
-	b.Model.Graph.Nodes = append(b.Model.Graph.Nodes, Node{Name: b.Name(suffix), Op: kind, Domain: domain, In: in, Out: out, Attrs: attrs})
+	node := Node{Name: b.Name(suffix), Op: kind, Domain: domain, In: in, Out: out, Attrs: attrs}
+	b.Model.Graph.Nodes = append(b.Model.Graph.Nodes, node)
 }
 
 // Name is what something of the current node is called.

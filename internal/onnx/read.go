@@ -38,15 +38,15 @@ func Parse(data []byte) (*Model, error) {
 	return model, nil
 }
 
-// Read reads what another program wrote, as far as hetc's models go: Marshal gives its one encoding. What only describes
-// is dropped (documentation, metadata of nodes, sets of operators that no node is of); what the
-// model means and hetc does not write is refused (functions, subgraphs, sparse weights, shapes that are not static).
-// Attributes, initializers and inner values are sorted by name: programs write them in any order, and no meaning lies in it.
-func Read(right []byte) (*Model, error) {
-	if len(right) > MaxBytes {
-		return nil, diag.New(diag.ClassInput, "read onnx model: got %d bytes, want at most %d", len(right), MaxBytes)
+// Read reads what another program wrote, as far as hetc's models go: Marshal gives its one encoding. What only
+// describes is dropped (documentation, metadata of nodes, sets of operators that no node is of); what the model means
+// and hetc does not write is refused (functions, subgraphs, sparse weights, shapes that are not static). Attributes,
+// initializers and inner values are sorted by name: programs write them in any order, and no meaning lies in it.
+func Read(data []byte) (*Model, error) {
+	if len(data) > MaxBytes {
+		return nil, diag.New(diag.ClassInput, "read onnx model: got %d bytes, want at most %d", len(data), MaxBytes)
 	}
-	model, err := reader{foreign: true}.model(right)
+	model, err := reader{foreign: true}.model(data)
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "read onnx model: %w", err)
 	}
@@ -56,11 +56,16 @@ func Read(right []byte) (*Model, error) {
 		used[node.Domain] = true
 		slices.SortStableFunc(node.Attrs, func(left, right Attr) int { return strings.Compare(left.Name, right.Name) })
 	}
-	slices.SortStableFunc(model.Graph.Initializers, func(left, right Tensor) int { return strings.Compare(left.Name, right.Name) })
-	slices.SortStableFunc(model.Graph.Inner, func(left, right Value) int { return strings.Compare(left.Name, right.Name) })
+	byName(model.Graph.Initializers, func(tensor Tensor) string { return tensor.Name })
+	byName(model.Graph.Inner, func(value Value) string { return value.Name })
 	model.Opsets = slices.DeleteFunc(model.Opsets, func(opset OpsetID) bool { return !used[opset.Domain] })
-	slices.SortStableFunc(model.Opsets, func(left, right OpsetID) int { return strings.Compare(left.Domain, right.Domain) })
+	byName(model.Opsets, func(opset OpsetID) string { return opset.Domain })
 	return model, nil
+}
+
+// byName sorts what has a name.
+func byName[T any](list []T, name func(T) string) {
+	slices.SortStableFunc(list, func(left, right T) int { return strings.Compare(name(left), name(right)) })
 }
 
 // reader reads hetc's own models, or foreign ones.
@@ -302,7 +307,8 @@ func (r reader) attr(data []byte) (attr Attr, err error) {
 	case KindFloat, KindInt, KindString, KindInts:
 	default:
 		if err == nil {
-			err = diag.New(diag.ClassInput, "attribute %q is of kind %d, which hetc does not write", attr.Name, attr.Kind)
+			err = diag.New(diag.ClassInput,
+				"attribute %q is of kind %d, which hetc does not write", attr.Name, attr.Kind)
 		}
 	}
 	return attr, err
@@ -311,7 +317,8 @@ func (r reader) attr(data []byte) (attr Attr, err error) {
 // dimension appends one to a shape.
 func dimension(dims *[]int64, number int64) error {
 	if len(*dims) >= maxRank || number < 0 || number > maxDim {
-		return diag.New(diag.ClassInput, "dimension %d is %d, want at most %d of 0..%d", len(*dims), number, maxRank, int64(maxDim))
+		return diag.New(diag.ClassInput,
+			"dimension %d is %d, want at most %d of 0..%d", len(*dims), number, maxRank, int64(maxDim))
 	}
 	*dims = append(*dims, number)
 	return nil
@@ -350,7 +357,8 @@ func (r reader) tensor(data []byte) (tensor Tensor, err error) {
 			where = part.int
 			return nil
 		}
-		if ok, err := r.ints(part, tensorDims, func(number int64) error { return dimension(&tensor.Dims, number) }); ok {
+		add := func(number int64) error { return dimension(&tensor.Dims, number) }
+		if ok, err := r.ints(part, tensorDims, add); ok {
 			return err
 		}
 		return r.other(part, "initializer", 12, 16)
@@ -360,27 +368,37 @@ func (r reader) tensor(data []byte) (tensor Tensor, err error) {
 	}
 	count, ok := elements(tensor.Dims)
 	if !ok || tensor.Type.bits() == 0 {
-		return tensor, diag.New(diag.ClassInput, "initializer %q is of type %d and shape %v", tensor.Name, tensor.Type, tensor.Dims)
+		return tensor, diag.New(diag.ClassInput,
+			"initializer %q is of type %d and shape %v", tensor.Name, tensor.Type, tensor.Dims)
 	}
-	want := tensor.Type.Bytes(count)
 	if where == 0 {
-		if int64(len(tensor.Raw)) != want {
-			return tensor, diag.New(diag.ClassInput, "initializer %q has %d bytes, want %d", tensor.Name, len(tensor.Raw), want)
+		if want := tensor.Type.Bytes(count); int64(len(tensor.Raw)) != want {
+			return tensor, diag.New(diag.ClassInput,
+				"initializer %q has %d bytes, want %d", tensor.Name, len(tensor.Raw), want)
 		}
 		return tensor, nil
 	}
-	tensor.External = &External{}
-	if len(external) == 3 {
-		tensor.External.Location = external[0].Value
-		tensor.External.Offset, _ = strconv.ParseInt(external[1].Value, 10, 64) // what does not read back is refused with the whole model
-		tensor.External.Length, _ = strconv.ParseInt(external[2].Value, 10, 64)
-	}
-	if external := tensor.External; external.Offset < 0 || external.Length != want {
-		return tensor, diag.New(diag.ClassInput, "initializer %q has %d bytes from byte %d of %q, want %d", tensor.Name, external.Length, external.Offset, external.Location, want)
-	}
-	return tensor, nil
+	return tensor, tensor.outside(external, count)
 }
 
+// outside notes that a tensor of so many elements lies in another file, as its entries say.
+func (t *Tensor) outside(entries []Prop, count int64) error {
+	external := &External{}
+	if len(entries) == 3 {
+		external.Location = entries[0].Value
+		// What does not read back is refused with the whole model.
+		external.Offset, _ = strconv.ParseInt(entries[1].Value, 10, 64)
+		external.Length, _ = strconv.ParseInt(entries[2].Value, 10, 64)
+	}
+	t.External = external
+	if want := t.Type.Bytes(count); external.Offset < 0 || external.Length != want {
+		return diag.New(diag.ClassInput, "initializer %q has %d bytes from byte %d of %q, want %d",
+			t.Name, external.Length, external.Offset, external.Location, want)
+	}
+	return nil
+}
+
+// value reads what a graph says of an operand. Its type is nested four messages deep: type, tensor, shape, dimension.
 func (r reader) value(data []byte) (value Value, err error) {
 	var tensor, shape []byte
 	err = each(data, "value", func(part field) error {

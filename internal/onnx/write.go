@@ -66,7 +66,8 @@ func (m *Model) Marshal() []byte {
 	data = putString(data, modelProducer, m.Producer)
 	data = putMessage(data, modelGraph, m.Graph.append(nil))
 	for _, opset := range m.Opsets {
-		data = putMessage(data, modelOpset, putInt(putString(nil, opsetDomain, opset.Domain), opsetVersion, opset.Version))
+		entry := putInt(putString(nil, opsetDomain, opset.Domain), opsetVersion, opset.Version)
+		data = putMessage(data, modelOpset, entry)
 	}
 	for _, prop := range m.Props {
 		data = putMessage(data, modelProp, putEntry(prop.Key, prop.Value))
@@ -143,7 +144,9 @@ func (t *Tensor) append(data []byte) []byte {
 }
 
 func (e *External) entries() []Prop {
-	return []Prop{{"location", e.Location}, {"offset", strconv.FormatInt(e.Offset, 10)}, {"length", strconv.FormatInt(e.Length, 10)}}
+	return []Prop{
+		{"location", e.Location}, {"offset", strconv.FormatInt(e.Offset, 10)}, {"length", strconv.FormatInt(e.Length, 10)},
+	}
 }
 
 func (v *Value) append(data []byte) []byte {

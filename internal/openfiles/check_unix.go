@@ -16,7 +16,8 @@ func init() {
 func enough() bool {
 	const plenty = 64
 	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil && limit.Cur < limit.Max && limit.Max > plenty {
+	err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit)
+	if err == nil && limit.Cur < limit.Max && limit.Max > plenty {
 		return true // package os raises it in its own initialisation
 	}
 	var open [fewest]int

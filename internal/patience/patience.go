@@ -23,8 +23,8 @@ func AfterFunc(wait time.Duration, run func()) (stop func() bool) {
 	})
 }
 
-// WithTimeout is context.WithTimeout for time in which the process runs. The context then ends with context.Canceled and
-// the cause context.DeadlineExceeded.
+// WithTimeout is context.WithTimeout for time in which the process runs. The context then ends with context.Canceled
+// and the cause context.DeadlineExceeded.
 func WithTimeout(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := AfterFunc(wait, func() { cancel(context.DeadlineExceeded) })
@@ -34,7 +34,9 @@ func WithTimeout(ctx context.Context, wait time.Duration) (context.Context, cont
 	}
 }
 
-func afterTicks(wait time.Duration, run func(), ticker func(time.Duration) (<-chan time.Time, func())) (stop func() bool) {
+func afterTicks(
+	wait time.Duration, run func(), ticker func(time.Duration) (<-chan time.Time, func()),
+) (stop func() bool) {
 	period := max(1, min(wait/ticks, longest))
 	ticks, end := ticker(period)
 	asked, late := make(chan chan bool), make(chan struct{})

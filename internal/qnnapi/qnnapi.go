@@ -32,6 +32,7 @@ const (
 // memory is C's at an address.
 type memory uintptr
 
+// word, u32 and at read a word, 32 bits and an address at an offset in bytes.
 func (m memory) word(offset int) uintptr { return native.Word(uintptr(m)+uintptr(offset), 0) }
 func (m memory) u32(offset int) int64    { return int64(uint32(m.word(offset))) }
 func (m memory) at(offset int) memory    { return memory(m.word(offset)) }
@@ -40,25 +41,12 @@ func (m memory) at(offset int) memory    { return memory(m.word(offset)) }
 // library of another version is refused, and the caller's process is better one that may crash. Errors are of class
 // ClassUnavailable where the library is to blame, else ClassRun.
 func ReadContext(library string, binary []byte) (*Context, error) {
+	provider, err := providerOf(library)
+	if err != nil {
+		return nil, err
+	}
 	fail := func(what string, code uintptr) (*Context, error) {
 		return nil, diag.New(diag.ClassRun, "library %q: %s: error %d", library, what, code)
-	}
-	lib, err := native.Open(library)
-	if err != nil {
-		return nil, diag.New(diag.ClassUnavailable, "library %q: %w", library, err)
-	}
-	get, err := lib.Symbol("QnnSystemInterface_getProviders")
-	if err != nil {
-		return nil, diag.New(diag.ClassUnavailable, "library %q: %w", library, err)
-	}
-	var list, bytes uintptr
-	if code := native.Call(get, uintptr(unsafe.Pointer(&list)), uintptr(unsafe.Pointer(&bytes))); code != 0 || uint32(bytes) == 0 || list == 0 {
-		return fail("list interfaces", code)
-	}
-	provider := memory(list).at(0)
-	if major, minor := provider.u32(16), provider.u32(20); major != systemMajor || minor != systemMinor {
-		return nil, diag.New(diag.ClassUnavailable, "library %q: its system interface is %d.%d, hetc reads that of %d.%d (QAIRT 2.51)", library, major, minor, systemMajor, systemMinor).
-			WithHint("make deps-qnn fetches the version that hetc reads")
 	}
 	create, read, free := provider.word(32), provider.word(40), provider.word(56)
 	var handle uintptr
@@ -66,21 +54,55 @@ func ReadContext(library string, binary []byte) (*Context, error) {
 		return fail("make a context", code)
 	}
 	defer native.Call(free, handle)
-	var at, size uintptr
 	if len(binary) == 0 {
 		return nil, diag.New(diag.ClassRun, "the compiled binary is empty")
 	}
-	code := native.Call(read, handle, uintptr(unsafe.Pointer(&binary[0])), uintptr(len(binary)), uintptr(unsafe.Pointer(&at)), uintptr(unsafe.Pointer(&size)))
+	var at, size uintptr
+	code := native.Call(read, handle, uintptr(unsafe.Pointer(&binary[0])), uintptr(len(binary)),
+		uintptr(unsafe.Pointer(&at)), uintptr(unsafe.Pointer(&size)))
 	if code != 0 || at == 0 {
 		return fail("read a binary", code)
 	}
 	defer runtime.KeepAlive(binary)
-	info := memory(at)
-	strange := func(what string, got, want int64) (*Context, error) {
-		return nil, diag.New(diag.ClassUnavailable, "library %q: %s of version %d, want %d", library, what, got, want).WithHint("make deps-qnn fetches the version that hetc reads")
+	return context(library, memory(at))
+}
+
+// providerOf opens a library and returns the description of its system interface.
+func providerOf(library string) (memory, error) {
+	lib, err := native.Open(library)
+	if err != nil {
+		return 0, diag.New(diag.ClassUnavailable, "library %q: %w", library, err)
 	}
-	if value := info.u32(0); value != infoVersion {
-		return strange("description of a binary", value, infoVersion)
+	get, err := lib.Symbol("QnnSystemInterface_getProviders")
+	if err != nil {
+		return 0, diag.New(diag.ClassUnavailable, "library %q: %w", library, err)
+	}
+	var list, count uintptr
+	code := native.Call(get, uintptr(unsafe.Pointer(&list)), uintptr(unsafe.Pointer(&count)))
+	if code != 0 || uint32(count) == 0 || list == 0 {
+		return 0, diag.New(diag.ClassRun, "library %q: list interfaces: error %d", library, code)
+	}
+	provider := memory(list).at(0)
+	major, minor := provider.u32(16), provider.u32(20)
+	if major != systemMajor || minor != systemMinor {
+		const other = "library %q: its system interface is %d.%d, hetc reads that of %d.%d (QAIRT 2.51)"
+		return 0, diag.New(diag.ClassUnavailable, other, library, major, minor, systemMajor, systemMinor).
+			WithHint("make deps-qnn fetches the version that hetc reads")
+	}
+	return provider, nil
+}
+
+// context reads the description of a binary. Each structure in it says which version it is of.
+func context(library string, info memory) (*Context, error) {
+	check := func(what string, info memory, want int64) error {
+		if got := info.u32(0); got != want {
+			return diag.New(diag.ClassUnavailable, "library %q: %s of version %d, want %d", library, what, got, want).
+				WithHint("make deps-qnn fetches the version that hetc reads")
+		}
+		return nil
+	}
+	if err := check("description of a binary", info, infoVersion); err != nil {
+		return nil, err
 	}
 	body := info + 8
 	out := &Context{SoC: body.u32(128), Graphs: map[string]Graph{}}
@@ -93,17 +115,18 @@ func ReadContext(library string, binary []byte) (*Context, error) {
 	}
 	for i := range int(count) {
 		info := graphs + memory(i*graphStride)
-		if value := info.u32(0); value != graphVersion {
-			return strange("description of a graph", value, graphVersion)
+		if err := check("description of a graph", info, graphVersion); err != nil {
+			return nil, err
 		}
 		blob := info.at(72)
 		if blob == 0 || info.u32(64) < 24 {
 			return nil, diag.New(diag.ClassRun, "library %q: it tells nothing about the graph's memory", library)
 		}
-		if value := blob.u32(0); value != blobVersion {
-			return strange("description of a graph's memory", value, blobVersion)
+		if err := check("description of a graph's memory", blob, blobVersion); err != nil {
+			return nil, err
 		}
-		out.Graphs[native.String(info.word(8), 1<<12)] = Graph{SpillBytes: int64(blob.word(8)), VTCMBytes: blob.u32(16)}
+		name := native.String(info.word(8), 1<<12)
+		out.Graphs[name] = Graph{SpillBytes: int64(blob.word(8)), VTCMBytes: blob.u32(16)}
 	}
 	return out, nil
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// Env is a comma-separated list of what must not be skipped: drivers, engines and tools, as docs/commands.md lists them.
+// Env is a comma-separated list of what must not be skipped: drivers, engines and tools, as docs/commands.md lists
+// them.
 const Env = "HETC_REQUIRE"
 
 // Listed reports whether HETC_REQUIRE lists the name.

@@ -15,8 +15,8 @@ import (
 
 // Pending is a file in the making beside its target. Whoever creates it commits or abandons it.
 //
-// It is locked until then, or until its process dies. So the next writer of the same target can tell what a killed process
-// left behind, which it removes, from what another process is writing.
+// It is locked until then, or until its process dies. So the next writer of the same target can tell what a killed
+// process left behind, which it removes, from what another process is writing.
 //
 // Its errors are without the temporary name: the user knows nothing of that.
 type Pending struct {
@@ -94,8 +94,8 @@ func (p *Pending) Abandon() error {
 	return p.settle(func() error { return os.Remove(p.Name()) })
 }
 
-// settle does the last thing to the temporary name and then closes the file: while that is locked, nobody else removes or
-// reuses the name. Windows has no such locks, and neither renames nor removes an open file.
+// settle does the last thing to the temporary name and then closes the file: while that is locked, nobody else removes
+// or reuses the name. Windows has no such locks, and neither renames nor removes an open file.
 func (p *Pending) settle(last func() error) error {
 	p.settled = true
 	if runtime.GOOS == "windows" {
@@ -146,8 +146,8 @@ func isTemporary(target, name string) bool {
 }
 
 // RemoveLeftBehind removes what killed processes left beside the file at path. A file whose lock somebody holds has a
-// writer and stays, as does everything where locks do not work. Nothing of it is an error: such a file only takes space.
-// Create does the same.
+// writer and stays, as does everything where locks do not work. Nothing of it is an error: such a file only takes
+// space. Create does the same.
 func RemoveLeftBehind(path string) {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)

@@ -47,7 +47,8 @@ func Read(path string, limit int64) ([]byte, error) {
 		return nil, cannotRead(path, err)
 	}
 	if int64(len(data)) > limit {
-		return nil, diag.New(diag.ClassInput, "read %q: more than %d bytes", path, limit).WithHint("is this the right file?")
+		return nil, diag.New(diag.ClassInput, "read %q: more than %d bytes", path, limit).
+			WithHint("is this the right file?")
 	}
 	return data, nil
 }
@@ -56,7 +57,8 @@ func cannotRead(path string, err error) error {
 	err = bare(err)
 	if st, lerr := os.Lstat(path); lerr == nil && st.Mode()&fs.ModeSymlink != 0 && !errors.Is(err, fs.ErrPermission) {
 		to, _ := os.Readlink(path)
-		return diag.New(diag.ClassInput, "read %q: a link to %q, which leads nowhere", path, to).WithHint("fetch the file again, or make the link anew")
+		return diag.New(diag.ClassInput, "read %q: a link to %q, which leads nowhere", path, to).
+			WithHint("fetch the file again, or make the link anew")
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return diag.New(diag.ClassIO, "read %q: %w", path, err)

@@ -84,11 +84,13 @@ func Writable(path string) error {
 	dir := filepath.Dir(target)
 	switch st, err := os.Stat(dir); {
 	case errors.Is(err, fs.ErrNotExist):
-		return diag.New(diag.ClassIO, "write %q: directory %q does not exist", path, dir).WithHint("make it: mkdir -p %q", dir)
+		return diag.New(diag.ClassIO, "write %q: directory %q does not exist", path, dir).
+			WithHint("make it: mkdir -p %q", dir)
 	case err != nil:
 		return diag.New(diag.ClassIO, "write %q: %w", path, bare(err))
 	case !st.IsDir():
-		return diag.New(diag.ClassIO, "write %q: %q is a file, want a directory", path, dir).WithHint("name another path")
+		return diag.New(diag.ClassIO, "write %q: %q is a file, want a directory", path, dir).
+			WithHint("name another path")
 	}
 	pending, err := Create(path)
 	if err != nil {
@@ -116,7 +118,8 @@ func Target(path string) (string, error) {
 	target := path
 	if st, err := os.Lstat(path); err == nil && st.Mode()&fs.ModeSymlink != 0 {
 		if target, err = filepath.EvalSymlinks(path); err != nil {
-			return "", diag.New(diag.ClassIO, "write %q: a link that leads nowhere: %w", path, err).WithHint("remove the link, or name another file")
+			return "", diag.New(diag.ClassIO, "write %q: a link that leads nowhere: %w", path, err).
+				WithHint("remove the link, or name another file")
 		}
 	}
 	if st, err := os.Stat(target); err == nil && !st.Mode().IsRegular() {

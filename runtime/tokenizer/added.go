@@ -41,7 +41,8 @@ func readAdded(raw []byte) ([]addedToken, error) {
 			return fmt.Errorf("added token: %w", err)
 		}
 		if token.Content == "" || len(token.Content) > maxAddedBytes {
-			return fmt.Errorf("added token %q: %d bytes, want 1 to %d", token.Content, len(token.Content), maxAddedBytes)
+			return fmt.Errorf(
+				"added token %q: %d bytes, want 1 to %d", token.Content, len(token.Content), maxAddedBytes)
 		}
 		if seen[token.Content] {
 			return fmt.Errorf("added token %q twice", token.Content)

@@ -257,7 +257,8 @@ func (t *bpe) readMerges(raw []byte) error {
 			id, known = t.vocab[string(joined)]
 		}
 		if !leftOK || !rightOK || !known {
-			return fmt.Errorf("%q and %q do not merge to tokens of the vocabulary", clip(string(left)), clip(string(right)))
+			return fmt.Errorf(
+				"%q and %q do not merge to tokens of the vocabulary", clip(string(left)), clip(string(right)))
 		}
 		t.merges[pairKey(leftID, rightID)] = merge{rank, id}
 		if bytes.HasPrefix(right, []byte(metaspace)) && !bytes.HasSuffix(left, []byte(metaspace)) {
@@ -386,7 +387,8 @@ func (s *spelling) unknown(char string) error {
 		return nil
 	}
 	if s.unkMissing != "" {
-		return fmt.Errorf("the text needs the token for what is unknown, %q, which is not in the vocabulary", s.unkMissing)
+		return fmt.Errorf(
+			"the text needs the token for what is unknown, %q, which is not in the vocabulary", s.unkMissing)
 	}
 	if s.unk < 0 {
 		return nil

@@ -364,7 +364,9 @@ func readConfig(data []byte) (*config, error) {
 
 // edge returns the ids before or after a text: those of the post-processor, unless config says
 // whether there are any.
-func (c *config) edge(pipe *pipeline, processor []int32, add *bool, token namedToken, name string, id int) ([]int32, error) {
+func (c *config) edge(
+	pipe *pipeline, processor []int32, add *bool, token namedToken, name string, id int,
+) ([]int32, error) {
 	switch {
 	case add == nil:
 		return processor, nil

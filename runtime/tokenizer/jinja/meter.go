@@ -8,11 +8,11 @@ import (
 
 // Bounds of one execution. A long conversation takes some 10,000 steps.
 //
-// The idea: a template can do nothing that is not counted, because whatever could take long or fill memory goes
-// through this file. There are three counters. A step is a node of the template that is evaluated, or a value that is
-// looked at: both take well under a microsecond. Bytes that are looked at are steps too, 64 to one. Memory is all that
-// was ever made, alive or not, so that no collection has to be understood. It also costs steps. Recursion of every kind,
-// in the template and in its values, is counted as depth.
+// The idea: a template can do nothing that is not counted, because whatever could take long or fill memory goes through
+// this file. There are three counters. A step is a node of the template that is evaluated, or a value that is looked
+// at: both take well under a microsecond. Bytes that are looked at are steps too, 64 to one. Memory is all that was
+// ever made, alive or not, so that no collection has to be understood. It also costs steps. Recursion of every kind, in
+// the template and in its values, is counted as depth.
 const (
 	maxSteps     = 2_000_000
 	bytesPerStep = 64       // a step also stands for this many bytes looked at
