@@ -1,0 +1,146 @@
+package runcmd
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/machine"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+func (o *options) runDump(ctx context.Context, ui *cli.Streams, m *executor.Machine, prompt []int32) error {
+	all, vocab, err := logits(ctx, m, prompt)
+	if err != nil {
+		return err
+	}
+	if err := writeLogits(o.dumpLogits, all, len(prompt), vocab); err != nil {
+		return err
+	}
+	ui.Printf("%s: logits [%d,%d]\n", o.dumpLogits, len(prompt), vocab)
+	return ui.Result(map[string]any{"file": o.dumpLogits, "rows": len(prompt), "vocabulary": vocab})
+}
+
+// logits executes the prompt and returns the logits of every position, row-major.
+func logits(ctx context.Context, m *executor.Machine, prompt []int32) (all []float32, vocab int, err error) {
+	const copies, value = 2, 4 // what is compared with, or written; bytes
+	if err := EnoughMemory(nil, copies*value*int64(len(prompt))*int64(m.Vocabulary()), machine.FreeMemory()); err != nil {
+		return nil, 0, fmt.Errorf("logits of %d tokens: %w", len(prompt), err)
+	}
+	m.Reset()
+	err = m.Do(ctx, func(c *executor.Control) error {
+		_, err := c.Forward(prompt, executor.WantAll, func(_ int, row []float32) error {
+			vocab = len(row)
+			all = append(all, row...)
+			return nil
+		})
+		return err
+	})
+	return all, vocab, err
+}
+
+type checked struct {
+	Positions  int     `json:"positions"`
+	MaxAbsDiff float64 `json:"max_abs_diff"`
+	MeanKL     float64 `json:"mean_kl"`
+	SameTop    float64 `json:"same_top_token"`
+	LimitAbs   float64 `json:"limit_abs,omitempty"`
+	LimitKL    float64 `json:"limit_kl,omitempty"`
+}
+
+// Limits of --check. Float32 programs differ from the reference by rounding alone. With quantised
+// activations a rounding difference moves single activations to the next of 255 steps, which later
+// layers amplify to about the cost of the quantisation itself (mean KL 0.0003 to 0.0007 between equally
+// good executions of the small demo model); a wrong shard costs far more than the limit.
+const (
+	checkAbs = 1e-3
+	checkKL  = 0.01
+)
+
+func (o *options) runCheck(ctx context.Context, ui *cli.Streams, b *opened, machine *executor.Machine, prompt []int32, drivers []driver.Driver) error {
+	if !b.Has(referencePlan) {
+		return diag.New(diag.ClassInput, "--check needs a reference program, and this bundle has none").WithHint("emit it with --with-reference")
+	}
+	plan, err := b.plan(referencePlan)
+	if err != nil {
+		return err
+	}
+	ref, err := Execute(ctx, plan, b.reference(), 0, executor.Options{Drivers: drivers, Deadline: o.deadline, Checked: true})
+	if err != nil {
+		return err
+	}
+	defer ref.Close()
+	got, vocab, err := logits(ctx, machine, prompt)
+	if err != nil {
+		return err
+	}
+	want, _, err := logits(ctx, ref, prompt)
+	if err != nil {
+		return err
+	}
+	checked := compare(got, want, vocab)
+	quantised := slices.ContainsFunc(machine.Plan().Decisions, func(d planir.Decision) bool { return d.Scheme.Rounds() })
+	if quantised {
+		checked.LimitKL = checkKL
+	} else {
+		checked.LimitAbs = checkAbs
+	}
+	ui.Notef("check: %d positions against the reference: largest difference %.2g, mean KL %.2g, same top token %.1f %%", checked.Positions, checked.MaxAbsDiff, checked.MeanKL, 100*checked.SameTop)
+	if quantised && !(checked.MeanKL <= checkKL) || !quantised && !(checked.MaxAbsDiff <= checkAbs) {
+		return diag.New(diag.ClassRun, "check: execution differs from the reference: largest difference %.3g, mean KL %.3g, want difference <= %.3g or KL <= %.3g", checked.MaxAbsDiff, checked.MeanKL, checkAbs, checkKL).
+			WithHint("this is a defect of a driver or of the plan's execution, not of quantisation; hetrun --steps shows what ran where")
+	}
+	return nil
+}
+
+// compare measures how far two sets of logits [T,vocab] are apart.
+func compare(got, want []float32, vocab int) checked {
+	rows := len(want) / vocab
+	result := checked{Positions: rows}
+	if len(got) != len(want) {
+		result.MaxAbsDiff, result.MeanKL = math.Inf(1), math.Inf(1)
+		return result
+	}
+	same := 0
+	for t := 0; t < rows; t++ {
+		found, wanted := got[t*vocab:(t+1)*vocab], want[t*vocab:(t+1)*vocab]
+		lg, lw := logSumExp(found), logSumExp(wanted)
+		kl := 0.0
+		for i := range wanted {
+			d := math.Abs(float64(found[i]) - float64(wanted[i]))
+			result.MaxAbsDiff = max(result.MaxAbsDiff, d) // the builtin: NaN sticks
+			lp := float64(wanted[i]) - lw
+			kl += math.Exp(lp) * (lp - (float64(found[i]) - lg))
+		}
+		result.MeanKL += kl / float64(rows)
+		if argmax(found) == argmax(wanted) {
+			same++
+		}
+	}
+	result.SameTop = float64(same) / float64(rows)
+	return result
+}
+
+func logSumExp(v []float32) float64 {
+	hi := float64(slices.Max(v))
+	sum := 0.0
+	for _, x := range v {
+		sum += math.Exp(float64(x) - hi)
+	}
+	return hi + math.Log(sum)
+}
+
+func argmax(v []float32) int {
+	best := 0
+	for i, x := range v {
+		if x > v[best] {
+			best = i
+		}
+	}
+	return best
+}

@@ -1,0 +1,122 @@
+package runcmd
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/tokenizer"
+)
+
+type generated struct {
+	ID        string  `json:"id,omitempty"` // of --prompts
+	Text      string  `json:"text,omitempty"`
+	Tokens    []int32 `json:"tokens"`
+	Prompt    []int32 `json:"prompt_tokens"`
+	PrefillUS float64 `json:"prefill_us"`
+	DecodeUS  float64 `json:"decode_us"` // median of one token
+	Simulated bool    `json:"simulated,omitempty"`
+	Emulated  bool    `json:"emulated,omitempty"` // times are those of an emulator, not of a device
+
+	Evidence planir.Evidence `json:"evidence"` // what stands behind the bundle's plan
+
+	Stopped bool   `json:"stopped"`
+	Full    bool   `json:"context_full,omitempty"` // what ended it
+	Error   string `json:"error,omitempty"`        // of --prompts: why it was not generated
+
+	Steps []executor.StepStat `json:"steps,omitempty"`
+	Stats *stats              `json:"stats,omitempty"`
+}
+
+func (o *options) generate(ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, prompt []int32, watch *stopwatch, copied int64) error {
+	out := bufio.NewWriter(ui.Out)
+	var text strings.Builder
+	emit := func(piece string) {
+		text.WriteString(piece)
+		if !ui.JSON {
+			_, _ = out.WriteString(piece)
+			_ = out.Flush()
+		}
+	}
+	var stream *tokenizer.Stream
+	if tok != nil {
+		stream = tok.Stream()
+	}
+	// The prompt is repeated when there is an answer: weights are verified on first use, and what is refused prints nothing.
+	repeat := func() {
+		if tok != nil && o.tokens == "" && !o.answers() && !ui.JSON {
+			fmt.Fprint(out, o.prompt)
+		}
+	}
+	first := true
+	generation, err := machine.Generate(ctx, prompt, o.maxTokens, &o.sampler, func(id int32) bool {
+		if first {
+			watch.split("load and verify weights", machine.LoadTime(), "prefill and first token")
+			repeat()
+		}
+		if stream != nil {
+			emit(stream.Push(id))
+		} else if !ui.JSON {
+			if !first {
+				fmt.Fprint(out, ",")
+			}
+			fmt.Fprint(out, id)
+			_ = out.Flush()
+		}
+		first = false
+		return true
+	})
+	if first {
+		if err != nil {
+			return err
+		}
+		repeat()
+	}
+	if stream != nil {
+		emit(stream.Flush())
+	}
+	if !ui.JSON {
+		fmt.Fprintln(out)
+		_ = out.Flush()
+	}
+	if err != nil {
+		return err
+	}
+	result := generated{Text: text.String(), Tokens: generation.Tokens, Prompt: prompt, PrefillUS: float64(generation.PrefillNS) / 1e3, DecodeUS: median(generation.DecodeNS) / 1e3, Simulated: generation.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(), Stopped: generation.Stopped, Full: generation.Full}
+	if o.steps {
+		result.Steps = machine.Stats()
+		printSteps(ui, result.Steps)
+	}
+	if o.stats {
+		result.Stats = watch.stats(machine, len(prompt), tok != nil, copied)
+		result.Stats.print(ui)
+	}
+	return ui.Result(result)
+}
+
+func median(ns []int64) float64 {
+	if len(ns) == 0 {
+		return 0
+	}
+	sorted := slices.Clone(ns)
+	slices.Sort(sorted)
+	if n := len(sorted); n%2 == 0 {
+		return float64(sorted[n/2-1]+sorted[n/2]) / 2
+	}
+	return float64(sorted[len(sorted)/2])
+}
+
+func printSteps(ui *cli.Streams, steps []executor.StepStat) {
+	rows := make([][]string, len(steps))
+	for i, st := range steps {
+		us := func(ns int64) string { return fmt.Sprintf("%.1f", float64(ns)/1e3/float64(st.Runs)) }
+		rows[i] = []string{st.Program, st.Section, st.Proc, st.Node, strconv.FormatInt(st.Runs, 10), us(st.RunNS), us(st.WaitNS), fmt.Sprintf("%.1f", float64(st.ExpectNS)/1e3)}
+	}
+	ui.Table([]string{"program", "section", "lane", "step", ">runs", ">us", ">wait us", ">expected us"}, rows)
+}

@@ -1,0 +1,193 @@
+package runcmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/tokenizer"
+)
+
+// execution is one run of the command, from the bundle that is opened to what is printed.
+type execution struct {
+	*options
+	ui      *cli.Streams
+	path    string
+	watch   *stopwatch
+	bundle  *opened
+	plan    *planir.Plan
+	drivers []driver.Driver
+	machine *executor.Machine
+	tok     tokenizer.Tokenizer // nil where the bundle has none
+	prompt  []int32             // token ids
+	jobs    []job               // of --prompts
+}
+
+// run executes a bundle as the flags say. list yields the drivers that may open the processors of its plan.
+//
+// What takes long runs side by side: the tokenizer is read while processors are opened, and weights are loaded on demand
+// while the prompt is read. A plan that this machine refuses to execute is still told of a wrong prompt first.
+func run(
+	ctx context.Context, ui *cli.Streams, path string, flags *options,
+	changed func(string) bool, list func(*planir.Plan) ([]driver.Driver, error),
+) error {
+	if err := flags.validate(changed); err != nil {
+		return err
+	}
+	for _, out := range []string{flags.dumpLogits, flags.trace} {
+		if out == "" {
+			continue
+		}
+		if err := wholefile.Writable(out); err != nil {
+			return err
+		}
+	}
+	x := &execution{options: flags, ui: ui, path: path, watch: newStopwatch()}
+	var err error
+	if x.bundle, err = openBundle(ui, path, flags); err != nil {
+		return err
+	}
+	defer x.bundle.Close()
+	vocabulary := beside(x.bundle.tokenizer)
+	defer vocabulary() // it reads the bundle
+	x.watch.mark("open and verify the bundle")
+	if err := x.readPlan(list); err != nil {
+		return err
+	}
+	refusal := x.openMachine(ctx)
+	if refusal == nil {
+		defer x.machine.Close()
+	}
+	x.watch.mark("open processors")
+	if err := x.readPrompt(ctx, vocabulary); err != nil {
+		return err
+	}
+	x.watch.mark("tokenizer and prompt")
+	if refusal != nil {
+		return refusal
+	}
+	x.noteTimes()
+	err = x.execute(ctx)
+	if mem.IsFault(err) { // of a page that cannot be read although nobody has changed the file
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	if err == nil && flags.trace != "" {
+		err = flags.writeTrace(ui, x.machine)
+	}
+	if err != nil {
+		return err
+	}
+	return x.bundle.Remember(ui)
+}
+
+// readPlan reads the bundle's plan, and asks for the drivers of its processors.
+func (x *execution) readPlan(list func(*planir.Plan) ([]driver.Driver, error)) (err error) {
+	if x.plan, err = x.bundle.entry(); err != nil {
+		return err
+	}
+	if err := x.bundle.checkTarget(x.plan, x.options); err != nil {
+		return err
+	}
+	x.watch.mark("read the plan")
+	x.drivers, err = list(x.plan)
+	return err
+}
+
+// openMachine opens the processors. Weights that generating will need are loaded while the tokenizer is read.
+func (x *execution) openMachine(ctx context.Context) (err error) {
+	options := executor.Options{Drivers: x.drivers, Deadline: x.deadline, OnDemand: !x.bench, Checked: true}
+	if x.trace != "" {
+		options.Trace = traceEvents
+	}
+	if x.machine, err = Execute(ctx, x.plan, x.bundle, 0, options); err != nil {
+		return err
+	}
+	if !x.bench && x.tokens == "" {
+		x.machine.Foresee(ctx)
+	}
+	return nil
+}
+
+// readPrompt makes token ids of what is to be continued or answered.
+func (x *execution) readPrompt(ctx context.Context, vocabulary func() (*tokenizer.Unbound, error)) error {
+	unbound, err := vocabulary()
+	if err != nil {
+		return err
+	}
+	if unbound != nil {
+		if x.tok, err = unbound.Begin(x.plan.Model.BOS); err != nil {
+			return err
+		}
+	}
+	if x.prompts != "" {
+		x.jobs, err = x.options.jobs(ctx, x.ui, x.tok)
+	} else {
+		x.prompt, err = x.input(ctx, x.ui, x.tok)
+	}
+	return err
+}
+
+// noteTimes says whose times are shown where they are not those of a device.
+func (x *execution) noteTimes() {
+	switch emulated := x.machine.Emulated(); {
+	case len(emulated) > 0:
+		x.ui.Notef("%s", emulatedNote(emulated))
+	case x.plan.SoC.Simulated:
+		x.ui.Notef("times are simulated (soc %q)", x.plan.SoC.Name)
+	case x.plan.Evidence() == planir.Unproved:
+		x.ui.Notef("%s", x.plan.EvidenceText())
+	}
+	if x.plan.SoC.Imported {
+		x.ui.Notef("the plan was made from times measured elsewhere (imported)")
+	}
+}
+
+// execute does what the flags ask for: measure, dump logits, or generate.
+func (x *execution) execute(ctx context.Context) error {
+	switch {
+	case x.bench:
+		return x.runBench(ctx, x.ui, x.machine)
+	case x.dumpLogits != "":
+		return x.runDump(ctx, x.ui, x.machine, x.prompt)
+	case x.prompts != "":
+		return x.generateAll(ctx, x.ui, x.machine, x.tok, x.jobs)
+	}
+	if x.check {
+		if err := x.runCheck(ctx, x.ui, x.bundle, x.machine, x.prompt, x.drivers); err != nil {
+			return err
+		}
+		x.machine.Reset()
+	}
+	return x.generate(ctx, x.ui, x.machine, x.tok, x.prompt, x.watch, x.bundle.CopiedBytes())
+}
+
+// emulatedNote says whose times these are.
+func emulatedNote(names []string) string {
+	return fmt.Sprintf("emulated, not device time: %s is an emulator on this machine, with a device's results; no time here is one of a device", strings.Join(names, ", "))
+}
+
+// traceEvents is how many events of each lane a trace holds: some hundred tokens of a model of twenty layers.
+const traceEvents = 1 << 17
+
+func (o *options) writeTrace(ui *cli.Streams, m *executor.Machine) error {
+	lost := int64(0)
+	err := wholefile.Stream(o.trace, func(w io.Writer) (err error) {
+		lost, err = m.WriteTrace(w)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	ui.Notef("wrote trace %s; open it at ui.perfetto.dev", o.trace)
+	if lost > 0 {
+		ui.Warnf("%s holds the beginning: %d later events are left out (the first %d of each lane are kept)", o.trace, lost, traceEvents)
+	}
+	return nil
+}
