@@ -66,101 +66,17 @@ func Engines(ctx context.Context, ui *cli.Streams, o *EnginesOptions) error {
 	return bench.run(ctx)
 }
 
+// validate reads the flags: what is wrong with them is found out before an hour is spent.
 func (o *EnginesOptions) validate() (*enginesBench, error) {
-	usage := func(format string, args ...any) *diag.Diagnostic { return diag.New(diag.ClassUsage, format, args...) }
 	bench := &enginesBench{EnginesOptions: o}
-	for _, bound := range []struct {
-		name      string
-		got, most int
-	}{{"gen", o.Gen, 1 << 20}, {"depth", o.Depth, 1 << 20}, {"rounds", o.Rounds, 1000}, {"reps", o.Reps, 1000}} {
-		if bound.got < 1 || bound.got > bound.most {
-			return nil, usage("--%s %d: want 1 to %d", bound.name, bound.got, bound.most)
+	for _, check := range []func() error{
+		o.checkNumbers, o.checkFormats, o.checkPrompts, o.checkCores, o.checkCombinations, bench.readMemory, bench.readTimes, o.checkFiles,
+	} {
+		if err := check(); err != nil {
+			return nil, err
 		}
-	}
-	if !(o.MaxOthers >= 0) {
-		return nil, usage("--max-others %v: want 0 or more", o.MaxOthers)
-	}
-	for _, p := range o.Prompts {
-		if p < 1 || p > 1<<20 {
-			return nil, usage("--prompt-len %d: want 1 to %d", p, 1<<20)
-		}
-	}
-	if len(o.Prompts) == 0 || len(o.Formats) == 0 {
-		return nil, usage("--prompt-len or --formats is empty").WithHint("leave it out for the default")
 	}
 	var err error
-	if o.Formats, err = noRepeats("formats", o.Formats); err != nil {
-		return nil, err
-	}
-	for _, f := range o.Formats {
-		if strings.ContainsAny(f, "/\\.- ") || f == "" {
-			return nil, usage("--formats %q: not a format of llama.cpp", f).WithHint("such as Q4_0, Q8_0 or Q4_K_M")
-		}
-	}
-	if o.Prompts, err = noRepeats("prompt-len", o.Prompts); err != nil {
-		return nil, err
-	}
-	if o.Cores, err = noRepeats("cores", o.Cores); err != nil {
-		return nil, err
-	}
-	usable, err := engines.Cores()
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range o.Cores {
-		if !slices.Contains(usable, c) {
-			return nil, usage("--cores %d: this process may use %v", c, usable).WithHint("name some of those")
-		}
-	}
-	if len(o.Cores) == 0 {
-		o.Cores = usable
-	}
-	switch {
-	case o.Plan != "" && o.Workload != "":
-		return nil, usage("--plan and --workload exclude each other").WithHint("a plan has been made for a workload")
-	case (o.Plan == "") != (o.SoC == ""):
-		return nil, usage("--plan and --soc belong together").WithHint("without both a plan is made")
-	case o.Plan != "" && len(o.Models) != 1:
-		return nil, usage("--plan is for one model, got %d", len(o.Models))
-	case o.Plan != "" && o.Memory != "":
-		return nil, usage("--max-memory makes a second plan, which --plan cannot").WithHint("leave --plan out, or measure the plan of hetc solve --max-memory in a run of its own")
-	case o.QualityModel != "" && o.Text == "":
-		return nil, usage("--quality-model needs --text")
-	}
-	if o.Memory != "" {
-		if slices.Contains(o.Formats, o.Memory) {
-			bench.maxFormat = o.Memory
-		} else if bytes, err := unit.ParseBytes(o.Memory); err == nil && bytes > 0 {
-			bench.maxBytes = int64(bytes)
-		} else {
-			return nil, usage("--max-memory %q: want a size such as 700MiB, or one of the formats %s", o.Memory, strings.Join(o.Formats, ", "))
-		}
-	}
-	for _, limit := range []struct {
-		name, text string
-		to         *time.Duration
-	}{{"budget", o.Budget, &bench.match}, {"profile-budget", o.ProfileBudget, &bench.profile}, {"timeout", o.Limit, &bench.timeout}} {
-		if *limit.to, err = cli.ParseTime(limit.name, limit.text); err != nil {
-			return nil, err
-		}
-	}
-	if bench.profile == 0 || bench.timeout == 0 {
-		return nil, usage("--profile-budget or --timeout is empty").WithHint("leave it out for the default")
-	}
-	if o.Text != "" { // not found out after an hour
-		file, err := wholefile.Open(o.Text)
-		if err != nil {
-			return nil, err
-		}
-		file.Close()
-	}
-	for _, path := range []string{o.Out, o.Markdown} {
-		if path != "" {
-			if err := wholefile.Writable(path); err != nil {
-				return nil, err
-			}
-		}
-	}
 	if bench.peer, err = engines.FindLlamaCpp(o.Text != ""); err != nil {
 		return nil, err
 	}
@@ -170,15 +86,151 @@ func (o *EnginesOptions) validate() (*enginesBench, error) {
 	return bench, nil
 }
 
-func noRepeats[T comparable](flag string, list []T) ([]T, error) {
+// usage is an error of the command line.
+func usage(format string, args ...any) *diag.Diagnostic {
+	return diag.New(diag.ClassUsage, format, args...)
+}
+
+// checkNumbers refuses sizes and repetitions out of range, and empty lists.
+func (o *EnginesOptions) checkNumbers() error {
+	const mostTokens, mostRounds = 1 << 20, 1000
+	for _, bound := range []struct {
+		name      string
+		got, most int
+	}{{"gen", o.Gen, mostTokens}, {"depth", o.Depth, mostTokens}, {"rounds", o.Rounds, mostRounds}, {"reps", o.Reps, mostRounds}} {
+		if bound.got < 1 || bound.got > bound.most {
+			return usage("--%s %d: want 1 to %d", bound.name, bound.got, bound.most)
+		}
+	}
+	if !(o.MaxOthers >= 0) {
+		return usage("--max-others %v: want 0 or more", o.MaxOthers)
+	}
+	for _, tokens := range o.Prompts {
+		if tokens < 1 || tokens > mostTokens {
+			return usage("--prompt-len %d: want 1 to %d", tokens, mostTokens)
+		}
+	}
+	if len(o.Prompts) == 0 || len(o.Formats) == 0 {
+		return usage("--prompt-len or --formats is empty").WithHint("leave it out for the default")
+	}
+	return nil
+}
+
+// checkFormats refuses what is no name of a format of llama.cpp.
+func (o *EnginesOptions) checkFormats() error {
+	if err := noRepeats("formats", o.Formats); err != nil {
+		return err
+	}
+	for _, format := range o.Formats {
+		if strings.ContainsAny(format, "/\\.- ") || format == "" {
+			return usage("--formats %q: not a format of llama.cpp", format).WithHint("such as Q4_0, Q8_0 or Q4_K_M")
+		}
+	}
+	return nil
+}
+
+func (o *EnginesOptions) checkPrompts() error { return noRepeats("prompt-len", o.Prompts) }
+
+// checkCores refuses cores that this process may not use. Without any it uses all.
+func (o *EnginesOptions) checkCores() error {
+	if err := noRepeats("cores", o.Cores); err != nil {
+		return err
+	}
+	usable, err := engines.Cores()
+	if err != nil {
+		return err
+	}
+	for _, core := range o.Cores {
+		if !slices.Contains(usable, core) {
+			return usage("--cores %d: this process may use %v", core, usable).WithHint("name some of those")
+		}
+	}
+	if len(o.Cores) == 0 {
+		o.Cores = usable
+	}
+	return nil
+}
+
+// checkCombinations refuses flags that exclude or need each other.
+func (o *EnginesOptions) checkCombinations() error {
+	switch {
+	case o.Plan != "" && o.Workload != "":
+		return usage("--plan and --workload exclude each other").WithHint("a plan has been made for a workload")
+	case (o.Plan == "") != (o.SoC == ""):
+		return usage("--plan and --soc belong together").WithHint("without both a plan is made")
+	case o.Plan != "" && len(o.Models) != 1:
+		return usage("--plan is for one model, got %d", len(o.Models))
+	case o.Plan != "" && o.Memory != "":
+		return usage("--max-memory makes a second plan, which --plan cannot").
+			WithHint("leave --plan out, or measure the plan of hetc solve --max-memory in a run of its own")
+	case o.QualityModel != "" && o.Text == "":
+		return usage("--quality-model needs --text")
+	}
+	return nil
+}
+
+// readMemory reads --max-memory: a size, or a format whose need is the bound.
+func (b *enginesBench) readMemory() error {
+	if b.Memory == "" {
+		return nil
+	}
+	if slices.Contains(b.Formats, b.Memory) {
+		b.maxFormat = b.Memory
+		return nil
+	}
+	bytes, err := unit.ParseBytes(b.Memory)
+	if err != nil || bytes <= 0 {
+		return usage("--max-memory %q: want a size such as 700MiB, or one of the formats %s", b.Memory, strings.Join(b.Formats, ", "))
+	}
+	b.maxBytes = int64(bytes)
+	return nil
+}
+
+// readTimes reads the flags that bound times.
+func (b *enginesBench) readTimes() (err error) {
+	for _, limit := range []struct {
+		name, text string
+		to         *time.Duration
+	}{{"budget", b.Budget, &b.match}, {"profile-budget", b.ProfileBudget, &b.profile}, {"timeout", b.Limit, &b.timeout}} {
+		if *limit.to, err = cli.ParseTime(limit.name, limit.text); err != nil {
+			return err
+		}
+	}
+	if b.profile == 0 || b.timeout == 0 {
+		return usage("--profile-budget or --timeout is empty").WithHint("leave it out for the default")
+	}
+	return nil
+}
+
+// checkFiles refuses a text that cannot be read, and outputs that cannot be written.
+func (o *EnginesOptions) checkFiles() error {
+	if o.Text != "" {
+		file, err := wholefile.Open(o.Text)
+		if err != nil {
+			return err
+		}
+		file.Close()
+	}
+	for _, path := range []string{o.Out, o.Markdown} {
+		if path == "" {
+			continue
+		}
+		if err := wholefile.Writable(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func noRepeats[T comparable](flag string, list []T) error {
 	seen := map[T]bool{}
 	for _, item := range list {
 		if seen[item] {
-			return nil, diag.New(diag.ClassUsage, "--%s names %v twice", flag, item)
+			return usage("--%s names %v twice", flag, item)
 		}
 		seen[item] = true
 	}
-	return list, nil
+	return nil
 }
 
 // tasks are what is measured, in the order of the tables.

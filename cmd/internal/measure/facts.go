@@ -25,7 +25,8 @@ import (
 // CompilerFacts asks the compilers of a target about a model's graphs, and measures nothing.
 func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions) error {
 	if options.Target == "" {
-		return diag.New(diag.ClassUsage, "profile: --compiler-only asks the compiler of a target, and --target is missing").WithHint("catalog SoCs that are targets: %s", targetNames())
+		return diag.New(diag.ClassUsage, "profile: --compiler-only asks the compiler of a target, and --target is missing").
+			WithHint("catalog SoCs that are targets: %s", targetNames())
 	}
 	for _, name := range []string{"budget", "rounds", "held-out"} {
 		if cmd.Flags().Changed(name) {
@@ -40,50 +41,31 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 	if err != nil {
 		return err
 	}
-	model, needs, err := openPlanned(options.Model, options.Workload)
-	if err != nil {
-		return err
-	}
-	defer model.Close()
-	schemes := slices.DeleteFunc(needs.On(part), func(x op.Scheme) bool {
-		return !slices.ContainsFunc(part.Processors, func(p socs.Processor) bool { return p.Kind == socs.KindNPU && slices.Contains(p.Schemes, x) })
-	})
-	requests, err := profiler.FactRequests(part, model, profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: schemes, MaxContext: needs.Context}, needs.Lengths)
+	requests, err := options.factRequests(part)
 	if err != nil {
 		return err
 	}
 	if options.DryRun {
-		var keys []string
-		for i := range requests {
-			keys = append(keys, requests[i].Keys()...)
-		}
-		for _, k := range keys {
-			ui.Printf("%s\n", k)
-		}
-		return ui.Result(map[string]any{"compiler_facts": keys})
+		return listFacts(ui, requests)
 	}
 	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, options.Seed)
 	if err != nil {
 		return err
 	}
-	open := record.Create
-	if options.Resume {
-		open = record.Resume
-	}
-	rec, err := open(options.Out, header)
+	rec, err := options.openRecord(header)
 	if err != nil {
 		return err
 	}
 	defer rec.Close()
-	fo := profiler.FactOptions{Bakers: map[string]driver.Baker{}, Seed: options.Seed}
+	asking := profiler.FactOptions{Bakers: map[string]driver.Baker{}, Seed: options.Seed}
 	for _, compiler := range bindings.Compilers(nil) {
 		if baker, ok := compiler.(driver.Baker); ok {
-			fo.Bakers[baker.Name()] = baker
+			asking.Bakers[baker.Name()] = baker
 		}
 	}
 	line := ui.Line(false)
-	fo.Progress = func(done, all int, key string) { line.Bar("compile", done, all, key) }
-	rep, err := profiler.CompilerFacts(cmd.Context(), part, requests, rec, fo)
+	asking.Progress = func(done, all int, key string) { line.Bar("compile", done, all, key) }
+	report, err := profiler.CompilerFacts(cmd.Context(), part, requests, rec, asking)
 	line.End()
 	if err != nil {
 		if set := rec.Set(); set.Len() == 0 && len(set.Facts()) == 0 { // there is nothing to resume
@@ -92,12 +74,43 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 		ui.Notef("%d compiler facts are in %q: the same command with --resume goes on", len(rec.Set().Facts()), options.Out)
 		return err
 	}
-	ui.Printf("%s: %d compiler facts added, %d reused, %d graphs refused by the compiler; no time of the device was measured or simulated\n", options.Out, rep.Added, rep.Present, len(rep.Refused))
-	for _, facts := range rep.Refused {
+	ui.Printf("%s: %d compiler facts added, %d reused, %d graphs refused by the compiler; no time of the device was measured or simulated\n",
+		options.Out, report.Added, report.Present, len(report.Refused))
+	for _, facts := range report.Refused {
 		ui.Warnf("%s: %s", facts.Op.Key(), facts.Refused)
 	}
 	showFacts(ui, rec.Set().Facts())
-	return ui.Result(map[string]any{"file": options.Out, "added": rep.Added, "present": rep.Present, "refused": len(rep.Refused), "facts": rec.Set().Facts()})
+	return ui.Result(map[string]any{
+		"file": options.Out, "added": report.Added, "present": report.Present, "refused": len(report.Refused), "facts": rec.Set().Facts(),
+	})
+}
+
+// factRequests are the graphs that compilers are asked about: products in the schemes of the target's NPU.
+func (o *ProfileOptions) factRequests(part *socs.SoC) ([]profiler.FactRequest, error) {
+	model, needs, err := openPlanned(o.Model, o.Workload)
+	if err != nil {
+		return nil, err
+	}
+	defer model.Close()
+	schemes := slices.DeleteFunc(needs.On(part), func(scheme op.Scheme) bool {
+		return !slices.ContainsFunc(part.Processors, func(p socs.Processor) bool {
+			return p.Kind == socs.KindNPU && slices.Contains(p.Schemes, scheme)
+		})
+	})
+	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: schemes, MaxContext: needs.Context}
+	return profiler.FactRequests(part, model, want, needs.Lengths)
+}
+
+// listFacts lists what compilers would be asked about.
+func listFacts(ui *cli.Streams, requests []profiler.FactRequest) error {
+	var keys []string
+	for i := range requests {
+		keys = append(keys, requests[i].Keys()...)
+	}
+	for _, key := range keys {
+		ui.Printf("%s\n", key)
+	}
+	return ui.Result(map[string]any{"compiler_facts": keys})
 }
 
 // targetNames lists the catalog's targets.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/hetc/hetc/solver/workload"
 
@@ -54,21 +55,11 @@ func openPlanned(model, workloadFile string) (*models.Model, workload.Needs, err
 	return opened, needs, nil
 }
 
+// Profile measures the model's operators on the processors of a SoC and writes them into a record.
 func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) error {
-	budget, err := cli.ParseTime("budget", options.Budget)
+	budget, err := options.check()
 	if err != nil {
 		return err
-	}
-	if options.Flagged && !options.Resume {
-		return diag.New(diag.ClassUsage, "--flagged needs --resume").WithHint("a new record has nothing that is flagged")
-	}
-	const mostHeldOut = 1000
-	if options.HeldOut < 0 || options.HeldOut > mostHeldOut {
-		return diag.New(diag.ClassUsage, "--held-out %d: want 0 to %d", options.HeldOut, mostHeldOut)
-	}
-	const mostRounds = 100
-	if options.Rounds < 1 || options.Rounds > mostRounds {
-		return diag.New(diag.ClassUsage, "--rounds %d: want 1 to %d", options.Rounds, mostRounds)
 	}
 	soc, err := socs.Open(options.SoC)
 	if err != nil {
@@ -78,35 +69,12 @@ func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) erro
 		return diag.New(diag.ClassInput, "profile SoC %q: its times were measured elsewhere (imported), and no driver executes on its processors", soc.Name).
 			WithHint("add rows to the table and import it again")
 	}
-	model, needs, err := openPlanned(options.Model, options.Workload)
+	requests, err := options.requests(soc)
 	if err != nil {
 		return err
-	}
-	defer model.Close()
-	part := soc // what is measured of it
-	if options.Target != "" {
-		if part, err = soc.Restricted(); err != nil {
-			return err
-		}
-	}
-	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(part), MaxContext: needs.Context}
-	requests, err := profiler.Requests(part, model, want)
-	if err != nil {
-		return err
-	}
-	if options.HeldOut > 0 {
-		held, err := profiler.HeldOut(part, model, want, requests, options.HeldOut, options.Seed)
-		if err != nil {
-			return err
-		}
-		requests = append(requests, held...)
 	}
 	if options.DryRun {
 		return listRequests(ui, requests, options.Seed)
-	}
-	open := record.Create
-	if options.Resume {
-		open = record.Resume
 	}
 	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, options.Seed)
 	if err != nil {
@@ -115,7 +83,7 @@ func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) erro
 	if err := bindings.LibraryVersions(ctx, soc, &header); err != nil {
 		return err
 	}
-	rec, err := open(options.Out, header)
+	rec, err := options.openRecord(header)
 	if err != nil {
 		return err
 	}
@@ -124,39 +92,97 @@ func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) erro
 	if nothing && len(profiler.Pending(requests, rec.Set(), options.Rounds, options.Seed)) == 0 {
 		return cli.Kept(ui, options.Out, fmt.Sprintf("all %d measurements are there", len(requests)))
 	}
-	po := bindings.ProfilerOptions(soc, options.Seed)
-	po.Budget, po.Rounds, po.Flagged = budget, options.Rounds, options.Flagged
+	measuring := bindings.ProfilerOptions(soc, options.Seed)
+	measuring.Budget, measuring.Rounds, measuring.Flagged = budget, options.Rounds, options.Flagged
 	line := ui.Line(false)
 	if line != nil {
-		po.Progress = func(p profiler.Progress) {
+		measuring.Progress = func(p profiler.Progress) {
 			line.BarLeft("profile", p.Done, p.Total, p.Left, p.Key)
 		}
 	}
-	rep, err := profiler.Run(ctx, soc, requests, rec, po)
+	report, err := profiler.Run(ctx, soc, requests, rec, measuring)
 	line.End()
 	if err != nil {
-		if rec.Set().Len() == 0 { // there is nothing to resume
-			return errors.Join(err, rec.Close(), os.Remove(options.Out))
-		}
-		if errors.Is(err, context.Canceled) {
-			err = diag.New(diag.ClassInterrupted, "profile: %d measurements of this run are in %q: %w", rep.Measured, options.Out, err).
-				WithHint("the same command with --resume goes on where it stopped")
-		} else {
-			ui.Notef("%d measurements are in %q: the same command with --resume goes on", rec.Set().Len(), options.Out)
-		}
-		return err
+		return options.stopped(ui, rec, report, err)
 	}
+	return options.tell(ui, soc, report)
+}
+
+// check refuses flags that contradict each other or are out of range. It returns the time that may be spent.
+func (o *ProfileOptions) check() (budget time.Duration, err error) {
+	if budget, err = cli.ParseTime("budget", o.Budget); err != nil {
+		return 0, err
+	}
+	if o.Flagged && !o.Resume {
+		return 0, diag.New(diag.ClassUsage, "--flagged needs --resume").WithHint("a new record has nothing that is flagged")
+	}
+	const mostHeldOut, mostRounds = 1000, 100
+	if o.HeldOut < 0 || o.HeldOut > mostHeldOut {
+		return 0, diag.New(diag.ClassUsage, "--held-out %d: want 0 to %d", o.HeldOut, mostHeldOut)
+	}
+	if o.Rounds < 1 || o.Rounds > mostRounds {
+		return 0, diag.New(diag.ClassUsage, "--rounds %d: want 1 to %d", o.Rounds, mostRounds)
+	}
+	return budget, nil
+}
+
+// requests are the operators to measure: those that a plan of the model may need, and those that judge predictions.
+func (o *ProfileOptions) requests(soc *socs.SoC) ([]profiler.Request, error) {
+	model, needs, err := openPlanned(o.Model, o.Workload)
+	if err != nil {
+		return nil, err
+	}
+	defer model.Close()
+	part := soc
+	if o.Target != "" {
+		if part, err = soc.Restricted(); err != nil {
+			return nil, err
+		}
+	}
+	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(part), MaxContext: needs.Context}
+	requests, err := profiler.Requests(part, model, want)
+	if err != nil || o.HeldOut == 0 {
+		return requests, err
+	}
+	held, err := profiler.HeldOut(part, model, want, requests, o.HeldOut, o.Seed)
+	return append(requests, held...), err
+}
+
+// openRecord begins the record, or goes on with it.
+func (o *ProfileOptions) openRecord(header record.Header) (*record.Writer, error) {
+	if o.Resume {
+		return record.Resume(o.Out, header)
+	}
+	return record.Create(o.Out, header)
+}
+
+// stopped is the error of a run that did not end by itself. A record without measurements is removed: there is nothing to resume.
+func (o *ProfileOptions) stopped(ui *cli.Streams, rec *record.Writer, report profiler.Report, err error) error {
+	if rec.Set().Len() == 0 {
+		return errors.Join(err, rec.Close(), os.Remove(o.Out))
+	}
+	if errors.Is(err, context.Canceled) {
+		return diag.New(diag.ClassInterrupted, "profile: %d measurements of this run are in %q: %w", report.Measured, o.Out, err).
+			WithHint("the same command with --resume goes on where it stopped")
+	}
+	ui.Notef("%d measurements are in %q: the same command with --resume goes on", rec.Set().Len(), o.Out)
+	return err
+}
+
+// tell says what was measured, what was left out, and what is not to be relied on.
+func (o *ProfileOptions) tell(ui *cli.Streams, soc *socs.SoC, report profiler.Report) error {
 	note := ""
 	if soc.Simulated() {
 		note = ", simulated"
 	}
-	ui.Printf("%s: %d measured, %d reused, %d unsupported, %d skipped (out of time)%s\n", options.Out, rep.Measured, rep.Present, len(rep.Refused), len(rep.Left), note)
+	ui.Printf("%s: %d measured, %d reused, %d unsupported, %d skipped (out of time)%s\n",
+		o.Out, report.Measured, report.Present, len(report.Refused), len(report.Left), note)
 	for _, warning := range []struct{ flag, one, many string }{
 		{record.Noisy, "measurement is noisy", "measurements are noisy"},
 		{record.FewSamples, "measurement has few samples", "measurements have few samples"},
 		{record.Drifted, "measurement drifted during the run", "measurements drifted during the run"},
 	} {
-		switch count := rep.Warnings[warning.flag]; count {
+		switch count := report.Warnings[warning.flag]; count {
 		case 0:
 		case 1:
 			ui.Warnf("1 %s (flag: %s)", warning.one, warning.flag)
@@ -164,14 +190,17 @@ func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) erro
 			ui.Warnf("%d %s (flag: %s)", count, warning.many, warning.flag)
 		}
 	}
-	if len(rep.Left) > 0 {
+	if len(report.Left) > 0 {
 		ui.Notef("a larger --budget with --resume measures the rest")
 	}
-	refused := make([]map[string]string, len(rep.Refused))
-	for i, refusal := range rep.Refused {
+	refused := make([]map[string]string, len(report.Refused))
+	for i, refusal := range report.Refused {
 		refused[i] = map[string]string{"key": refusal.Key, "reason": refusal.Err.Error()}
 	}
-	return ui.Result(map[string]any{"file": options.Out, "measured": rep.Measured, "present": rep.Present, "refused": refused, "left": len(rep.Left), "warnings": rep.Warnings, "simulated": soc.Simulated()})
+	return ui.Result(map[string]any{
+		"file": o.Out, "measured": report.Measured, "present": report.Present, "refused": refused,
+		"left": len(report.Left), "warnings": report.Warnings, "simulated": soc.Simulated(),
+	})
 }
 
 func listRequests(ui *cli.Streams, requests []profiler.Request, seed uint64) error {

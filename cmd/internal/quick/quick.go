@@ -71,53 +71,26 @@ type step struct {
 // Buckets of a quick plan: a few programs, so that there is little to measure.
 var quickBuckets = []int{64, 256}
 
+// run makes the bundle in its directory, or finds that it is there, and executes it where there is a prompt.
 func (q *quick) run(ctx context.Context) error {
-	model, err := models.Open(q.o.Model)
+	model, err := q.openModel()
 	if err != nil {
 		return err
 	}
 	defer model.Close()
-	if !model.HasWeights() {
-		return diag.New(diag.ClassInput, "model %q is a catalog entry: it has shapes and no weights", q.o.Model).
-			WithHint("give a directory with weights, or make random ones: hetc models synth %s -o DIR", q.o.Model)
-	}
-	q.input = "--prompt TEXT"
-	switch files, err := model.TokenizerFiles(); {
-	case err != nil:
-		return err
-	case files["tokenizer"] == nil && q.o.Prompt != "":
-		return diag.New(diag.ClassInput, "model %q has no tokenizer, which --prompt needs", q.o.Model).WithHint("leave --prompt out, and give hetrun token ids (--tokens)")
-	case files["tokenizer"] == nil:
-		q.input = "--tokens 1,2,3"
-	}
 	dir := q.o.Out
 	if dir == "" {
 		dir = "hetc-" + strings.TrimSuffix(model.Name, ".gguf")
 	}
-	if q.o.Target != "" {
-		if _, err := socs.OpenTarget(q.o.Target); err != nil {
-			return err
-		}
-		if len(q.o.Schemes) == 0 {
-			q.o.Schemes = []string{string(op.A16SQ8C)}
-		}
-	}
-	schemes, err := permitted(q.o.Schemes)
+	schemes, err := q.schemes(model)
 	if err != nil {
 		return err
-	}
-	if q.o.Target != "" {
-		schemes = schemes[1:] // no NPU computes the stored precision
-		if err := q.plannable(model, schemes); err != nil {
-			return err
-		}
 	}
 	unlock, err := matrix.OwnDirectory(ctx, dir, func() { q.s.Notef("waiting for another hetc that works in %q", dir) })
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	var cal []string
 	calDigest := ""
 	if q.o.Calibration != "" {
 		read, err := calibration.Read(q.o.Calibration)
@@ -127,10 +100,8 @@ func (q *quick) run(ctx context.Context) error {
 		if calDigest, err = read.Digest(); err != nil {
 			return err
 		}
-		cal = []string{"--calibration", q.o.Calibration}
 	}
 	file := func(name string) string { return filepath.Join(dir, name) }
-	key, app := file("local"), file("app.hetb")
 	if q.o.Again {
 		if err := q.repair(file); err != nil {
 			return err
@@ -143,40 +114,107 @@ func (q *quick) run(ctx context.Context) error {
 	if q.o.Target != "" {
 		return q.forTarget(ctx, schemes, file)
 	}
+	key, app := file("local"), file("app.hetb")
 	if !q.o.Again && !changed && q.current(file("plan.yaml"), app, model, calDigest) {
 		q.s.Printf("%s: unchanged (it belongs to this model and machine; --again makes it anew)\n", app)
-	} else {
-		with := []string{"--soc", file("soc.yaml"), "--model", q.o.Model, "--workload", file("workload.yaml")}
-		steps := [][]string{
-			{"probe", "-o", file("soc.yaml")},
-			append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.o.Budget}, with...),
-			slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml"), "--accept-noisy"}, with, cal),
-			{"keygen", "--out", key},
-			append([]string{"emit", "--plan", file("plan.yaml"), "--model", q.o.Model, "--soc", file("soc.yaml"), "--key", key + ".key", "-o", app}, cal...),
-		}
-		if q.o.Again {
-			steps[1] = append(steps[1], "--flagged")
-		}
-		if _, err := os.Stat(key + ".key"); err == nil {
-			steps = slices.Delete(steps, 3, 4)
-		}
-		for _, args := range steps {
-			if err := q.step(ctx, args...); err != nil {
-				return err
-			}
-		}
+	} else if err := q.forThisMachine(ctx, file); err != nil {
+		return err
 	}
 	if q.o.Prompt != "" {
-		args := []string{"run", app, "--trust", key + ".pub", "--prompt", q.o.Prompt, "--max-tokens", strconv.Itoa(q.o.MaxTokens)}
-		if q.o.Chat {
-			args = append(args, "--chat")
+		if err := q.step(ctx, q.execute(app, key)...); err != nil {
+			return err
 		}
+	}
+	q.s.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s %s\n",
+		app, cli.Program("hetrun"), cli.Quote(app), cli.Quote(key+".pub"), q.input)
+	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
+}
+
+// openModel opens the model, and notes which input its bundle will take. It must have weights, and for --prompt a tokenizer.
+func (q *quick) openModel() (*models.Model, error) {
+	model, err := models.Open(q.o.Model)
+	if err != nil {
+		return nil, err
+	}
+	q.input = "--prompt TEXT"
+	switch files, err := model.TokenizerFiles(); {
+	case !model.HasWeights():
+		model.Close()
+		return nil, diag.New(diag.ClassInput, "model %q is a catalog entry: it has shapes and no weights", q.o.Model).
+			WithHint("give a directory with weights, or make random ones: hetc models synth %s -o DIR", q.o.Model)
+	case err != nil:
+		model.Close()
+		return nil, err
+	case files["tokenizer"] == nil && q.o.Prompt != "":
+		model.Close()
+		return nil, diag.New(diag.ClassInput, "model %q has no tokenizer, which --prompt needs", q.o.Model).
+			WithHint("leave --prompt out, and give hetrun token ids (--tokens)")
+	case files["tokenizer"] == nil:
+		q.input = "--tokens 1,2,3"
+	}
+	return model, nil
+}
+
+// schemes are those that the workload permits. For a target they are refused where no plan can be made with them.
+func (q *quick) schemes(model *models.Model) ([]op.Scheme, error) {
+	if q.o.Target == "" {
+		return permitted(q.o.Schemes)
+	}
+	if _, err := socs.OpenTarget(q.o.Target); err != nil {
+		return nil, err
+	}
+	if len(q.o.Schemes) == 0 {
+		q.o.Schemes = []string{string(op.A16SQ8C)}
+	}
+	schemes, err := permitted(q.o.Schemes)
+	if err != nil {
+		return nil, err
+	}
+	schemes = schemes[1:] // no NPU computes the stored precision
+	return schemes, q.plannable(model, schemes)
+}
+
+// forThisMachine takes the steps from probing to the signed bundle.
+func (q *quick) forThisMachine(ctx context.Context, file func(string) string) error {
+	key := file("local")
+	var cal []string
+	if q.o.Calibration != "" {
+		cal = []string{"--calibration", q.o.Calibration}
+	}
+	with := []string{"--soc", file("soc.yaml"), "--model", q.o.Model, "--workload", file("workload.yaml")}
+	profile := append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.o.Budget}, with...)
+	if q.o.Again {
+		profile = append(profile, "--flagged")
+	}
+	steps := [][]string{
+		{"probe", "-o", file("soc.yaml")},
+		profile,
+		slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml"), "--accept-noisy"}, with, cal),
+	}
+	if _, err := os.Stat(key + ".key"); err != nil {
+		steps = append(steps, []string{"keygen", "--out", key})
+	}
+	emit := []string{"emit", "--plan", file("plan.yaml"), "--model", q.o.Model, "--soc", file("soc.yaml"), "--key", key + ".key", "-o", file("app.hetb")}
+	return q.take(ctx, append(steps, append(emit, cal...)))
+}
+
+// execute is the step that executes a bundle with the prompt.
+func (q *quick) execute(bundle, key string) []string {
+	args := []string{"run", bundle, "--trust", key + ".pub", "--prompt", q.o.Prompt, "--max-tokens", strconv.Itoa(q.o.MaxTokens)}
+	if q.o.Chat {
+		args = append(args, "--chat")
+	}
+	return args
+}
+
+// take takes steps one after the other.
+func (q *quick) take(ctx context.Context, steps [][]string) error {
+	for _, args := range steps {
 		if err := q.step(ctx, args...); err != nil {
 			return err
 		}
 	}
-	q.s.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s %s\n", app, cli.Program("hetrun"), cli.Quote(app), cli.Quote(key+".pub"), q.input)
-	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
+	return nil
 }
 
 // plannable reports schemes with which no plan for the target can be made, before minutes are spent on what comes first.
@@ -252,16 +290,10 @@ func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(st
 		slices.Concat(emit, []string{"--for-emulator", "-o", twin}),
 		slices.Concat(emit, []string{"--target", q.o.Target, "--twin", twin, "-o", app}))
 	if q.o.Prompt != "" {
-		run := []string{"run", twin, "--trust", key + ".pub", "--prompt", q.o.Prompt, "--max-tokens", strconv.Itoa(q.o.MaxTokens)}
-		if q.o.Chat {
-			run = append(run, "--chat")
-		}
-		steps = append(steps, run)
+		steps = append(steps, q.execute(twin, key))
 	}
-	for _, args := range steps {
-		if err := q.step(ctx, args...); err != nil {
-			return err
-		}
+	if err := q.take(ctx, steps); err != nil {
+		return err
 	}
 	q.s.Printf("\n%s is for %s and was never loaded there; its twin runs here, emulated:\n  %s %s --trust %s %s\n",
 		app, q.o.Target, cli.Program("hetrun"), cli.Quote(twin), cli.Quote(key+".pub"), q.input)
