@@ -12,58 +12,26 @@ import (
 	"github.com/hetc/hetc/planir"
 )
 
+// marks say what the notes of cells mean, where there are any.
+type marks struct{ simulated, onSimulator, unproved bool }
+
 // showBuild prints the table and returns why cells failed.
 func showBuild(ui *cli.Streams, report *matrix.Report) error {
-	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
 	var rows [][]string
+	var found marks
 	failures := &failedCells{}
-	simulated, onSimulator, unproved, unsigned := false, false, false, 0
+	unsigned := 0
 	for _, cell := range report.Cells {
 		if cell.Bundle.Why == matrix.NoKey {
 			unsigned++
 		}
-		row := []string{cell.SoC, cell.Model, cell.Workload, string(cell.Plan.State), strings.Replace(string(cell.Bundle.State), string(matrix.Omitted), "-", 1), "-", "-", "-"}
-		largest := 0
-		for _, prediction := range cell.Predictions {
-			rows := 0
-			if _, err := fmt.Sscanf(prediction.Program, "prefill@%d", &rows); err == nil && rows > largest {
-				largest = rows
-				row[5] = fmt.Sprintf("%s @%d", ms(prediction.PlanNS), rows)
-			} else if prediction.Program == "decode" {
-				row[6] = ms(prediction.PlanNS)
-			}
+		for _, warning := range cell.Warnings {
+			ui.Warnf("%s: %s", cell.Name(), warning)
 		}
-		if cell.Bundle.Bytes > 0 {
-			row[7] = unit.Bytes(cell.Bundle.Bytes).String()
+		if cell.Error != nil && failures.add(cell) && cell.Error.Stack != "" {
+			ui.Notef("%s: %s", cell.Name(), cell.Error.Stack)
 		}
-		var notes []string
-		switch {
-		case cell.Evidence == planir.Unproved && cell.Simulated:
-			unproved, simulated = true, true
-			notes = append(notes, "unproved, times simulated")
-		case cell.Evidence == planir.Unproved:
-			unproved = true
-			notes = append(notes, "unproved")
-		case cell.Simulated:
-			simulated = true
-			onSimulator = onSimulator || cell.Bundle.Bytes > 0
-			notes = append(notes, "simulated")
-		}
-		for _, w := range cell.Warnings {
-			ui.Warnf("%s: %s", cell.Name(), w)
-		}
-		if cell.Error != nil {
-			if failures.add(cell) && cell.Error.Stack != "" {
-				ui.Notef("%s: %s", cell.Name(), cell.Error.Stack)
-			}
-			notes = append(notes, brief(cell.Error.Message))
-		}
-		for _, artifact := range []matrix.Artifact{cell.Plan, cell.Bundle} {
-			if artifact.State == matrix.Failed && artifact.Why != "" {
-				notes = append(notes, artifact.Why)
-			}
-		}
-		rows = append(rows, append(row, strings.Join(notes, "; ")))
+		rows = append(rows, append(figures(cell), strings.Join(found.notes(cell), "; ")))
 	}
 	ui.Table([]string{"soc", "model", "workload", "plan", "bundle", ">prefill ms", ">decode ms", ">bundle size", ""}, rows)
 	ui.Printf("%s: %s\n", report.Output, report.Summary())
@@ -72,17 +40,10 @@ func showBuild(ui *cli.Streams, report *matrix.Report) error {
 			ui.Printf("%s: %s\n", cell.Name(), change)
 		}
 	}
-	if simulated {
-		ui.Printf("times marked simulated are predicted from simulated measurements\n")
-	}
-	if onSimulator {
-		ui.Printf("a bundle marked simulated runs on the simulator alone (hetc run); for a device write target: instead of soc:\n")
-	}
-	if unproved {
-		ui.Printf("a bundle marked unproved was never executed on its device\n")
-	}
+	found.explain(ui)
 	if unsigned > 0 {
-		ui.Warnf("%d bundles are not written: there is no key to sign them (key: in the file, %s or %s); sign: required makes that an error", unsigned, emit.EnvSigningKey, emit.EnvSigningKeyFile)
+		ui.Warnf("%d bundles are not written: there is no key to sign them (key: in the file, %s or %s); sign: required makes that an error",
+			unsigned, emit.EnvSigningKey, emit.EnvSigningKeyFile)
 	}
 	if report.KeyID != "" {
 		ui.Printf("bundles are signed by key %s\n", report.KeyID)
@@ -91,6 +52,64 @@ func showBuild(ui *cli.Streams, report *matrix.Report) error {
 		return err
 	}
 	return failures.err(len(report.Cells))
+}
+
+// figures are the cell's columns but the last: names, states, predicted times and the bundle's size.
+func figures(cell *matrix.Cell) []string {
+	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
+	prefill, decode, size, largest := "-", "-", "-", 0
+	for _, prediction := range cell.Predictions {
+		rows := 0
+		if _, err := fmt.Sscanf(prediction.Program, "prefill@%d", &rows); err == nil && rows > largest {
+			largest = rows
+			prefill = fmt.Sprintf("%s @%d", ms(prediction.PlanNS), rows)
+		} else if prediction.Program == "decode" {
+			decode = ms(prediction.PlanNS)
+		}
+	}
+	if cell.Bundle.Bytes > 0 {
+		size = unit.Bytes(cell.Bundle.Bytes).String()
+	}
+	bundle := strings.Replace(string(cell.Bundle.State), string(matrix.Omitted), "-", 1)
+	return []string{cell.SoC, cell.Model, cell.Workload, string(cell.Plan.State), bundle, prefill, decode, size}
+}
+
+// notes are what a cell's last column says: whose times these are, and why something failed.
+func (m *marks) notes(cell *matrix.Cell) (notes []string) {
+	switch {
+	case cell.Evidence == planir.Unproved && cell.Simulated:
+		m.unproved, m.simulated = true, true
+		notes = append(notes, "unproved, times simulated")
+	case cell.Evidence == planir.Unproved:
+		m.unproved = true
+		notes = append(notes, "unproved")
+	case cell.Simulated:
+		m.simulated = true
+		m.onSimulator = m.onSimulator || cell.Bundle.Bytes > 0
+		notes = append(notes, "simulated")
+	}
+	if cell.Error != nil {
+		notes = append(notes, brief(cell.Error.Message))
+	}
+	for _, artifact := range []matrix.Artifact{cell.Plan, cell.Bundle} {
+		if artifact.State == matrix.Failed && artifact.Why != "" {
+			notes = append(notes, artifact.Why)
+		}
+	}
+	return notes
+}
+
+// explain says what the notes mean.
+func (m *marks) explain(ui *cli.Streams) {
+	if m.simulated {
+		ui.Printf("times marked simulated are predicted from simulated measurements\n")
+	}
+	if m.onSimulator {
+		ui.Printf("a bundle marked simulated runs on the simulator alone (hetc run); for a device write target: instead of soc:\n")
+	}
+	if m.unproved {
+		ui.Printf("a bundle marked unproved was never executed on its device\n")
+	}
 }
 
 // brief is the beginning of a reason that is told in full elsewhere.

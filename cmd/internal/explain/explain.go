@@ -131,20 +131,21 @@ func parse(plan *planir.Plan, what string) (question, error) {
 	if at != "" {
 		var err error
 		if rows, err = strconv.Atoi(at); err != nil || rows < 1 {
-			return question{}, diag.New(diag.ClassUsage, "explain %q: %q is not a number of rows", what, at).WithHint("write NODE@ROWS, such as layers.ffn_down@256")
+			return question{}, diag.New(diag.ClassUsage, "explain %q: %q is not a number of rows", what, at).
+				WithHint("write NODE@ROWS, such as layers.ffn_down@256")
 		}
 	}
-	var programs, words []string
-	for _, ph := range plan.Program.Programs {
-		programs = append(programs, ph.Name)
-		switch {
-		case node == "" && ph.Rows == rows, ph.Name == what, node == ph.Phase && at != "" && ph.Rows == rows:
-			return question{program: ph.Name, rows: ph.Rows}, nil
+	var programs []string
+	for _, program := range plan.Program.Programs {
+		byRows := node == "" || node == program.Phase && at != ""
+		if program.Name == what || byRows && program.Rows == rows {
+			return question{program: program.Name, rows: program.Rows}, nil
 		}
-		words = append(words, ph.Name)
+		programs = append(programs, program.Name)
 	}
 	if node == "" || node == "prefill" || node == "decode" {
-		return question{}, diag.New(diag.ClassUsage, "explain %q: the plan has no such program", what).WithHint("it has %s", strings.Join(programs, ", "))
+		return question{}, diag.New(diag.ClassUsage, "explain %q: the plan has no such program", what).
+			WithHint("it has %s", strings.Join(programs, ", "))
 	}
 	nodes := map[string]bool{}
 	for _, decision := range plan.Decisions {
@@ -153,15 +154,15 @@ func parse(plan *planir.Plan, what string) (question, error) {
 		}
 		nodes[decision.Node] = true
 	}
-	words = append(append(words, "limits", "tiers"), slices.Sorted(maps.Keys(nodes))...)
-	hint := diag.DidYouMean(what, words)
-	if near := diag.DidYouMean(node, words); hint == "" {
-		hint = near
-	}
-	if hint == "" {
-		hint = "WHAT is limits, tiers, one of " + strings.Join(programs, ", ") + ", or one of " + strings.Join(slices.Sorted(maps.Keys(nodes)), ", ") + " with @ROWS"
-	}
-	return question{}, diag.New(diag.ClassUsage, "explain %q: the plan has no such operator, program or section", what).WithHint("%s", hint)
+	return question{}, diag.New(diag.ClassUsage, "explain %q: the plan has no such operator, program or section", what).
+		WithHint("%s", nearest(what, node, programs, slices.Sorted(maps.Keys(nodes))))
+}
+
+// nearest is what somebody may have meant by a word, or by its part before the @; else it lists what there is.
+func nearest(word, node string, programs, nodes []string) string {
+	known := slices.Concat(programs, []string{"limits", "tiers"}, nodes)
+	return cmp.Or(diag.DidYouMean(word, known), diag.DidYouMean(node, known),
+		"WHAT is limits, tiers, one of "+strings.Join(programs, ", ")+", or one of "+strings.Join(nodes, ", ")+" with @ROWS")
 }
 
 // complete adds the inputs for solving again, and tells where they are not those of the plan.
@@ -320,48 +321,25 @@ func (x *answer) plan() error {
 
 // summary is the plan in sentences.
 func (x *answer) summary(stories []solver.ProgramStory) []string {
-	var out []string
 	if len(stories) == 0 {
 		return []string{"the plan has no programs"}
 	}
+	var out []string
 	if x.p.SoC.Target {
 		out = append(out, "It is planned for the device: only processors with target data take part, with the operators and schemes they execute there.")
 	}
 	out = append(out, x.where(stories)...)
-	var decode, large *solver.ProgramStory
-	var prefill []*solver.ProgramStory
-	for i := range stories {
-		st := &stories[i]
-		if st.PlanNS <= 0 {
-			continue
-		}
-		switch {
-		case st.Phase == "decode" && st.Rows == 1:
-			decode = st
-		case st.Phase == "prefill":
-			prefill = append(prefill, st)
-			if large == nil || st.Rows > large.Rows {
-				large = st
-			}
-		}
-	}
+	decode, prefill := timed(stories)
 	if decode != nil {
-		out = append(out, fmt.Sprintf("An answer takes %s a token (%.0f tokens/s)%s.", ms(decode.PlanNS), 1e9/float64(decode.PlanNS), against(decode)))
+		out = append(out, fmt.Sprintf("An answer takes %s a token (%.0f tokens/s)%s.",
+			ms(decode.PlanNS), 1e9/float64(decode.PlanNS), against(decode)))
 	}
-	if large != nil {
-		out = append(out, fmt.Sprintf("A prompt of %d tokens takes %s (%.0f tokens/s)%s.", large.Rows, ms(large.PlanNS), float64(large.Rows)*1e9/float64(large.PlanNS), against(large)))
-		least, most := large, large
-		for _, st := range prefill {
-			if st.Gain() < least.Gain() {
-				least = st
-			}
-			if st.Gain() > most.Gain() {
-				most = st
-			}
-		}
-		if least.Gain() > 0 && len(prefill) > 1 {
-			out = append(out, fmt.Sprintf("Over prompts of all sizes it is %.2f (%s) to %.2f times (%s) as fast as the best single processor for that size.", least.Gain(), least.Program, most.Gain(), most.Program))
-		}
+	var large *solver.ProgramStory
+	if len(prefill) > 0 {
+		large = slices.MaxFunc(prefill, func(a, b *solver.ProgramStory) int { return a.Rows - b.Rows })
+		out = append(out, fmt.Sprintf("A prompt of %d tokens takes %s (%.0f tokens/s)%s.",
+			large.Rows, ms(large.PlanNS), float64(large.Rows)*1e9/float64(large.PlanNS), against(large)))
+		out = append(out, gains(large, prefill)...)
 	}
 	if decode != nil {
 		out = append(out, "What bounds an answer: "+x.bounds(decode)+".")
@@ -374,17 +352,54 @@ func (x *answer) summary(stories []solver.ProgramStory) []string {
 	if proof := solver.ProofOf(x.p.Solver).String(); proof != "" {
 		out = append(out, proof)
 	}
-	switch soc := &x.p.SoC; {
-	case soc.Simulated && soc.Imported:
-		out = append(out, "Times are simulated, or were measured elsewhere (imported): the SoC is a description, not a machine that was measured.")
-	case soc.Simulated:
-		out = append(out, "All times are simulated: the SoC is a description, not a machine that was measured.")
-	case soc.Imported:
-		out = append(out, "Times were measured elsewhere (imported): hetc did not measure them, and cannot.")
-	default:
-		out = append(out, "All times are predictions from measurements of this machine; hetc bench processors measures the plan itself.")
+	return append(out, provenance(&x.p.SoC))
+}
+
+// timed are the programs that have a predicted time: of one token, nil where there is none, and of prompts.
+func timed(stories []solver.ProgramStory) (decode *solver.ProgramStory, prefill []*solver.ProgramStory) {
+	for i := range stories {
+		story := &stories[i]
+		switch {
+		case story.PlanNS <= 0:
+		case story.Phase == "decode" && story.Rows == 1:
+			decode = story
+		case story.Phase == "prefill":
+			prefill = append(prefill, story)
+		}
 	}
-	return out
+	return decode, prefill
+}
+
+// gains says between what the gain over the best single processor is, where there are several sizes. The largest one counts
+// where others gain the same.
+func gains(large *solver.ProgramStory, prefill []*solver.ProgramStory) []string {
+	least, most := large, large
+	for _, story := range prefill {
+		if story.Gain() < least.Gain() {
+			least = story
+		}
+		if story.Gain() > most.Gain() {
+			most = story
+		}
+	}
+	if least.Gain() <= 0 || len(prefill) < 2 {
+		return nil
+	}
+	return []string{fmt.Sprintf("Over prompts of all sizes it is %.2f (%s) to %.2f times (%s) as fast as the best single processor for that size.",
+		least.Gain(), least.Program, most.Gain(), most.Program)}
+}
+
+// provenance says whose times a plan rests on.
+func provenance(soc *planir.SoCRef) string {
+	switch {
+	case soc.Simulated && soc.Imported:
+		return "Times are simulated, or were measured elsewhere (imported): the SoC is a description, not a machine that was measured."
+	case soc.Simulated:
+		return "All times are simulated: the SoC is a description, not a machine that was measured."
+	case soc.Imported:
+		return "Times were measured elsewhere (imported): hetc did not measure them, and cannot."
+	}
+	return "All times are predictions from measurements of this machine; hetc bench processors measures the plan itself."
 }
 
 // forms tells which processors are given matrix products in another form than the default.

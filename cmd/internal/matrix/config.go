@@ -176,84 +176,117 @@ func parseConfig(document *decode.Document, dir string) (*Config, error) {
 	return config, nil
 }
 
+// findings collects what is wrong with a configuration, with the place in its document.
+type findings struct {
+	document *decode.Document
+	list     diag.List
+}
+
+// fail notes what is wrong with the value at a path of keys and indices.
+func (f *findings) fail(at []any, format string, args ...any) *diag.Diagnostic {
+	finding := diag.New(diag.ClassInput, format, args...).WithCode("build.value")
+	finding.Path = f.document.At(at...)
+	f.list = append(f.list, finding)
+	return finding
+}
+
+// at is fail for one place.
+func (f *findings) at(at ...any) func(string, ...any) *diag.Diagnostic {
+	return func(format string, args ...any) *diag.Diagnostic { return f.fail(at, format, args...) }
+}
+
+// names are the names of the entries of one list. They become parts of paths, on file systems that ignore case too.
+type names struct {
+	list string
+	seen map[string]bool // in lower case
+}
+
+// take checks the name of an entry, and makes one of what the entry is from where it has none. key is that of from, "" where
+// from may be empty.
+func (n *names) take(found *findings, index int, name *string, from, key string) {
+	fail := found.at(n.list, index)
+	if from == "" && key != "" {
+		fail("%s is empty", key)
+		return
+	}
+	if *name == "" {
+		*name = nameOf(from)
+		if !goodName.MatchString(*name) {
+			fail("%q gives the name %q, want letters, digits, '.', '_' and '-'", from, *name).WithHint("give it one: {%s: %s, name: NAME}", key, from)
+			return
+		}
+	} else if !goodName.MatchString(*name) {
+		fail("name %q, want at most 100 letters, digits, '.', '_' and '-', not beginning with a '.'", *name)
+		return
+	}
+	lower := strings.ToLower(*name)
+	if n.seen[lower] {
+		fail("name %q is there twice", *name).WithHint("results are named by it: give each entry a name of its own")
+	}
+	n.seen[lower] = true
+}
+
 // validate gives every entry its name and reports everything that makes no sense.
-func (c *Config) validate(d *decode.Document) error {
-	var errs diag.List
-	fail := func(at []any, format string, args ...any) *diag.Diagnostic {
-		finding := diag.New(diag.ClassInput, format, args...).WithCode("build.value")
-		finding.Path = d.At(at...)
-		errs = append(errs, finding)
-		return finding
+func (c *Config) validate(document *decode.Document) error {
+	found := &findings{document: document}
+	c.nameEntries(found)
+	if !slices.Contains([]signing{signRequired, signOptional, signNever}, c.Sign) {
+		found.at("sign")("sign %q, want required, optional or never", c.Sign)
 	}
-	// Names become parts of paths, on file systems that ignore case too.
-	name := func(seen map[string]bool, list string, i int, name *string, from, key string) {
-		at := []any{list, i}
-		if from == "" && key != "" {
-			fail(at, "%s is empty", key)
-			return
-		}
-		if *name == "" {
-			*name = nameOf(from)
-			if !goodName.MatchString(*name) {
-				fail(at, "%q gives the name %q, want letters, digits, '.', '_' and '-'", from, *name).WithHint("give it one: {%s: %s, name: NAME}", key, from)
-				return
-			}
-		} else if !goodName.MatchString(*name) {
-			fail(at, "name %q, want at most 100 letters, digits, '.', '_' and '-', not beginning with a '.'", *name)
-			return
-		}
-		if fold := strings.ToLower(*name); seen[fold] {
-			fail(at, "name %q is there twice", *name).WithHint("results are named by it: give each entry a name of its own")
-		} else {
-			seen[fold] = true
+	if c.Sign == signNever && c.Key != "" {
+		found.at("sign")("sign: never, and key %q would sign", c.Key).WithHint("leave one of them out")
+	}
+	c.checkSize(found)
+	if len(found.list) == 0 {
+		for i, exclusion := range c.Exclude {
+			c.checkExclusion(exclusion, found.at("exclude", i))
 		}
 	}
-	seen := map[string]bool{}
+	found.list.Sort()
+	return found.list.Err()
+}
+
+// nameEntries gives every model, SoC and workload its name.
+func (c *Config) nameEntries(found *findings) {
+	models := names{"models", map[string]bool{}}
 	for i := range c.Models {
-		name(seen, "models", i, &c.Models[i].Name, c.Models[i].Model, "model")
+		models.take(found, i, &c.Models[i].Name, c.Models[i].Model, "model")
 	}
-	seen = map[string]bool{}
+	socs := names{"socs", map[string]bool{}}
 	for i := range c.SoCs {
 		value, key := c.SoCs[i].source()
-		name(seen, "socs", i, &c.SoCs[i].Name, value, key)
-		c.SoCs[i].validate(func(format string, args ...any) *diag.Diagnostic { return fail([]any{"socs", i}, format, args...) })
+		socs.take(found, i, &c.SoCs[i].Name, value, key)
+		c.SoCs[i].validate(found.at("socs", i))
 	}
-	seen = map[string]bool{}
+	twins := slices.ContainsFunc(c.SoCs, func(e socEntry) bool { return e.Twin })
+	workloads := names{"workloads", map[string]bool{}}
 	for i := range c.Workloads {
 		entry := &c.Workloads[i]
 		if entry.Workload == "" && entry.Name == "" {
 			entry.Name = "default"
 		}
-		name(seen, "workloads", i, &entry.Name, entry.Workload, "")
-	}
-	if slices.ContainsFunc(c.SoCs, func(e socEntry) bool { return e.Twin }) {
-		for i, entry := range c.Workloads {
-			if strings.HasSuffix(strings.ToLower(entry.Name), ".twin") {
-				fail([]any{"workloads", i}, "workload %q: twins of bundles have names that end so", entry.Name).WithHint("give it another name")
-			}
+		workloads.take(found, i, &entry.Name, entry.Workload, "")
+		if twins && strings.HasSuffix(strings.ToLower(entry.Name), ".twin") {
+			found.at("workloads", i)("workload %q: twins of bundles have names that end so", entry.Name).WithHint("give it another name")
 		}
 	}
-	if !slices.Contains([]signing{signRequired, signOptional, signNever}, c.Sign) {
-		fail([]any{"sign"}, "sign %q, want required, optional or never", c.Sign)
-	}
-	if c.Sign == signNever && c.Key != "" {
-		fail([]any{"sign"}, "sign: never, and key %q would sign", c.Key).WithHint("leave one of them out")
-	}
-	for what, n := range map[string]int{"models": len(c.Models), "socs": len(c.SoCs), "workloads": len(c.Workloads)} {
-		if n == 0 {
-			fail([]any{what}, "%s is empty, so there is nothing to build", what)
+}
+
+// checkSize refuses a matrix without cells, and one of too many.
+func (c *Config) checkSize(found *findings) {
+	for list, count := range map[string]int{"models": len(c.Models), "socs": len(c.SoCs), "workloads": len(c.Workloads)} {
+		if count == 0 {
+			found.at(list)("%s is empty, so there is nothing to build", list)
 		}
 	}
-	if len(c.Models) > maxCells || len(c.SoCs) > maxCells || len(c.Workloads) > maxCells || len(c.Models)*len(c.SoCs) > maxCells || len(c.Models)*len(c.SoCs)*len(c.Workloads) > maxCells {
-		fail(nil, "%d models, %d SoCs and %d workloads make more than %d plans", len(c.Models), len(c.SoCs), len(c.Workloads), maxCells)
-	}
-	if len(errs) == 0 {
-		for i, exclusion := range c.Exclude {
-			c.checkExclusion(exclusion, func(format string, args ...any) *diag.Diagnostic { return fail([]any{"exclude", i}, format, args...) })
+	models, socs, workloads := len(c.Models), len(c.SoCs), len(c.Workloads)
+	cells := 1
+	for _, count := range []int{models, socs, workloads} {
+		if cells *= min(count, maxCells+1); cells > maxCells || count > maxCells {
+			found.at()("%d models, %d SoCs and %d workloads make more than %d plans", models, socs, workloads, maxCells)
+			return
 		}
 	}
-	errs.Sort()
-	return errs.Err()
 }
 
 // validate refuses an entry that names two SoCs, or asks a SoC that is no target for what only a target has.

@@ -61,27 +61,15 @@ func agentTrace(random *rand.Rand, minutes, reactive, proactive float64, times a
 
 // replayAgent runs the two event loops of Agent.xpu: prefill takes a kernel at a time, reactive requests first; a reactive
 // one's chunks are shared with the GPU while nothing decodes. Decode takes a step at a time with the batch of Algorithm 2.
+//
+// It is a simulation by events: the loop that can begin sooner goes next, prefill where both can. The state is the time at
+// which either loop is free again, and what is left of each job.
 func replayAgent(jobs []*agentJob, times agentTimes, most, buffer int) {
 	var prefill, decode int64
 	idle := true // nothing decodes
-	for {
-		var first *agentJob
-		next := int64(math.MaxInt64) // when prefill can go on
-		left := false
-		for _, j := range jobs {
-			left = left || j.tokens > 0
-			if j.kernels == 0 {
-				continue
-			}
-			if at := max(prefill, j.arrives); at < next || first != nil && at == next && j.reactive && !first.reactive {
-				first, next = j, at
-			}
-		}
-		if !left {
-			return
-		}
-		var ready []*agentJob
-		step := int64(math.MaxInt64)
+	for slices.ContainsFunc(jobs, func(j *agentJob) bool { return j.tokens > 0 }) {
+		first, next := firstPrompt(jobs, prefill)
+		step := int64(math.MaxInt64) // when decode can go on
 		for _, j := range jobs {
 			if j.kernels == 0 && j.tokens > 0 {
 				step = min(step, max(decode, j.ready))
@@ -102,24 +90,7 @@ func replayAgent(jobs []*agentJob, times agentTimes, most, buffer int) {
 			continue
 		}
 		decode = step
-		for _, j := range jobs {
-			if j.kernels == 0 && j.tokens > 0 && j.ready <= decode {
-				ready = append(ready, j)
-			}
-		}
-		var candidates []served
-		byName := map[string]*agentJob{}
-		for i, j := range ready {
-			name := fmt.Sprint(i)
-			byName[name] = j
-			candidates = append(candidates, served{name, j.reactive, j.prompt + j.answer - j.tokens})
-		}
-		chosen, _ := nextBatch(candidates, nil, nil, most, false)
-		chosen = chosen[:min(len(chosen), buffer)]
-		var batch []*agentJob
-		for _, request := range chosen {
-			batch = append(batch, byName[request.name])
-		}
+		batch := decodeBatch(jobs, decode, most, buffer)
 		decode += times.stepTime(batch)
 		idle = false
 		for _, j := range batch {
@@ -128,6 +99,41 @@ func replayAgent(jobs []*agentJob, times agentTimes, most, buffer int) {
 			}
 		}
 	}
+}
+
+// firstPrompt is the job whose prompt goes on next when prefill is free at that time, and when: the earliest, and of those the
+// first reactive one. It is nil where every prompt has been read.
+func firstPrompt(jobs []*agentJob, free int64) (first *agentJob, next int64) {
+	next = math.MaxInt64
+	for _, j := range jobs {
+		if j.kernels == 0 {
+			continue
+		}
+		at := max(free, j.arrives)
+		sooner := at == next && first != nil && j.reactive && !first.reactive
+		if at < next || sooner {
+			first, next = j, at
+		}
+	}
+	return first, next
+}
+
+// decodeBatch are the jobs that a step of decode takes at a time, of those whose prompt has been read by then.
+func decodeBatch(jobs []*agentJob, now int64, most, buffer int) (batch []*agentJob) {
+	var ready []served
+	byName := map[string]*agentJob{}
+	for i, j := range jobs {
+		if j.kernels == 0 && j.tokens > 0 && j.ready <= now {
+			name := fmt.Sprint(i)
+			byName[name] = j
+			ready = append(ready, served{name, j.reactive, j.prompt + j.answer - j.tokens})
+		}
+	}
+	chosen, _ := nextBatch(ready, nil, nil, most, false)
+	for _, request := range chosen[:min(len(chosen), buffer)] {
+		batch = append(batch, byName[request.name])
+	}
+	return batch
 }
 
 // replayGPU serves first come, first served on the GPU alone with continuous batching: a prompt as a whole as soon as

@@ -228,30 +228,10 @@ func (l *Log) Choose(result *solver.Result) {
 	if l.models == "" || l.of != ofPlan || l.err != nil {
 		return
 	}
-	inPlan := func(line *Indexed) bool {
-		for _, solve := range result.Plan.Solver {
-			kind, name, _ := strings.Cut(solve.Problem, " ")
-			switch kind {
-			case "partition", "energy":
-				if line.Problem == "partition "+name && (line.Objective == solve.ObjectiveNS || line.Objective == solve.BoundNS) {
-					return true
-				}
-			case "joint":
-				if line.Problem == "joint plan" && line.Objective == result.JointObjective {
-					return true
-				}
-			default: // there are few
-				if strings.HasPrefix(line.Problem, "buckets ") && line.Problem == "buckets "+kind {
-					return true
-				}
-			}
-		}
-		return strings.HasPrefix(line.Problem, "tiers ")
-	}
 	kept := map[string]string{} // file by problem and answer: some are posed again, and one file will do
 	l.index = slices.DeleteFunc(l.index, func(x Indexed) bool {
 		answer := fmt.Sprint(x.Problem, x.Objective)
-		if first, ok := kept[answer]; inPlan(&x) && (!ok || first == x.File || x.Of > 1) {
+		if first, ok := kept[answer]; inPlan(&x, result) && (!ok || first == x.File || x.Of > 1) {
 			kept[answer] = x.File
 			return false
 		}
@@ -264,6 +244,28 @@ func (l *Log) Choose(result *solver.Result) {
 		}
 		return true
 	})
+}
+
+// inPlan reports whether a linear program poses what a plan's decisions answer.
+func inPlan(line *Indexed, result *solver.Result) bool {
+	for _, solve := range result.Plan.Solver {
+		kind, name, _ := strings.Cut(solve.Problem, " ")
+		switch kind {
+		case "partition", "energy":
+			if line.Problem == "partition "+name && (line.Objective == solve.ObjectiveNS || line.Objective == solve.BoundNS) {
+				return true
+			}
+		case "joint":
+			if line.Problem == "joint plan" && line.Objective == result.JointObjective {
+				return true
+			}
+		default: // there are few
+			if line.Problem == "buckets "+kind {
+				return true
+			}
+		}
+	}
+	return strings.HasPrefix(line.Problem, "tiers ")
 }
 
 // ShowModels tells what was written.

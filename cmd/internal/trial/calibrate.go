@@ -41,31 +41,91 @@ func (c *candidate) classes() []string {
 // calibrating is one run of Calibrate.
 type calibrating struct {
 	*Model
-	o         *CalibrateOptions
-	observed  []quality.Window // every other window: what is packed depends on what was seen there
-	compared  []quality.Window // the others
-	size      int              // of windows
-	ref       *quality.Reference
-	groups    []models.FoldGroup
-	done, all int
-	out       calibration.Calibration
-	unfolded  []calibration.Scales // those of out are of folded activations
+	o          *CalibrateOptions
+	observed   []quality.Window // every other window: what is packed depends on what was seen there
+	compared   []quality.Window // the others
+	size       int              // of windows
+	candidates []candidate
+	rounded    []op.Scheme // that round activations
+	choosing   bool        // several static scales are chosen
+	ref        *quality.Reference
+	groups     []models.FoldGroup
+	done, all  int // windows executed
+	out        calibration.Calibration
+	unfolded   []calibration.Scales // those of out are of folded activations
 }
 
-// Calibrate measures what enters the matrix products of the model in float32, on every other window, and on the
-// others what each scheme costs in each class of weights, and which folds make that less. The same model and text give the same result on the same kind of
-// machine.
+// Calibrate measures what enters the matrix products of the model in float32, on every other window, and on the others what
+// each scheme costs in each class of weights, and which folds make that less. The same model and text give the same result on
+// the same kind of machine.
+//
+// It is a coordinate search with the divergence of predictions as its measure. Losses without folds come first. Then every group
+// of channels gets the fold that helps it most beside those that were kept before; the losses are measured again with all folds,
+// and last a range is chosen for static scales. Each measurement executes all compared windows once, so the cost is windows
+// times candidates: that dominates everything else.
 func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *calibration.Calibration, err error) {
-	windows := options.Text.Windows
-	graph := model.Graph()
 	if len(several(options.Schemes)) > 0 && !slices.Contains(options.Schemes, op.A8SQ8C) {
 		options.Schemes = append(slices.Clone(options.Schemes), op.A8SQ8C) // folds and clips are found with it
 	}
-	run := &calibrating{Model: model, o: &options, size: len(windows[0].Tokens), groups: graph.Folds(), out: calibration.Calibration{
-		Schema: calibration.Schema,
-		Model:  calibration.Model{Name: model.Name, Digest: model.Digest},
-		Text:   calibration.Text{SHA256: options.Text.SHA256, Tokens: len(windows) * len(windows[0].Tokens), Windows: len(windows), WindowTokens: len(windows[0].Tokens)},
-	}}
+	run, err := newCalibrating(model, &options)
+	if err != nil {
+		return nil, err
+	}
+	if run.ref, err = quality.NewReference(); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, run.ref.Close()) }()
+	first, err := run.observe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, first.Close()) }()
+	if run.choosing {
+		if run.unfolded, err = run.choose(ctx, nil); err != nil {
+			return nil, err
+		}
+	}
+	tallies, err := run.losses(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range run.groups {
+		before := run.done
+		if err := run.fold(ctx, &run.groups[i], run.rounded, tallies); err != nil {
+			return nil, err
+		}
+		run.all -= len(run.compared)*run.groupRuns(i, len(run.rounded)) - (run.done - before)
+	}
+	if len(run.out.Folds) == 0 {
+		run.out.Scales = run.unfolded
+		if run.choosing {
+			run.all -= len(run.observed)
+		}
+	} else if tallies, err = run.foldedLosses(ctx, tallies); err != nil {
+		return nil, err
+	}
+	if err := run.clip(ctx, tallies); err != nil {
+		return nil, err
+	}
+	return &run.out, run.out.Validate()
+}
+
+// newCalibrating divides the windows, lists the losses to measure, and counts how often windows will be executed: as many
+// times as there can be, of which what turns out not to be needed is taken off.
+func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, error) {
+	windows := options.Text.Windows
+	size := len(windows[0].Tokens)
+	graph := model.Graph()
+	run := &calibrating{
+		Model: model, o: options, size: size, groups: graph.Folds(), choosing: len(several(options.Schemes)) > 0,
+		out: calibration.Calibration{
+			Schema: calibration.Schema,
+			Model:  calibration.Model{Name: model.Name, Digest: model.Digest},
+			Text: calibration.Text{
+				SHA256: options.Text.SHA256, Tokens: len(windows) * size, Windows: len(windows), WindowTokens: size,
+			},
+		},
+	}
 	for i, window := range windows {
 		if i%2 == 0 {
 			run.compared = append(run.compared, window)
@@ -76,102 +136,85 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 	if len(run.observed) < 2 {
 		return nil, diag.New(diag.ClassInput, "calibrate: %d windows, want at least %d", len(windows), LeastWindows)
 	}
-	if run.ref, err = quality.NewReference(); err != nil {
-		return nil, err
+	run.list()
+	run.groups = slices.DeleteFunc(run.groups, func(group models.FoldGroup) bool {
+		return len(run.rounded) == 0 || !slices.ContainsFunc(group.Readers, func(class string) bool {
+			return slices.Contains(model.Classes(), class)
+		})
+	})
+	runs := 1 + 2*len(run.candidates) + run.clipRuns()
+	for i := range run.groups {
+		runs += run.groupRuns(i, len(run.rounded))
 	}
-	defer func() { err = errors.Join(err, run.ref.Close()) }()
+	run.all = 2*len(run.observed) + len(run.compared)*runs
+	if run.choosing {
+		run.all += 2 * len(run.observed)
+	}
+	return run, nil
+}
 
-	var candidates []candidate
-	var rounded []op.Scheme // that round activations, which folds are for
-	for _, scheme := range options.Schemes {
-		for _, class := range append(model.Classes(), calibration.All) {
-			if model.takes(class, scheme) {
-				candidates = append(candidates, candidate{class, scheme})
+// list lists the losses to be measured, and the schemes that round activations, which folds are for.
+func (c *calibrating) list() {
+	table := candidate{c.PackedTable(), op.I32Q8C}
+	for _, scheme := range c.o.Schemes {
+		for _, class := range append(c.Classes(), calibration.All) {
+			if c.takes(class, scheme) {
+				c.candidates = append(c.candidates, candidate{class, scheme})
 			}
 		}
 		if scheme.QuantisedRows() && scheme.Scales() <= 1 {
-			rounded = append(rounded, scheme)
+			c.rounded = append(c.rounded, scheme)
 		}
-		if table := (candidate{model.PackedTable(), op.I32Q8C}); table.class != "" && scheme.Weight() == table.scheme.Weight() && !slices.Contains(candidates, table) {
-			candidates = append(candidates, table)
+		sameWeights := scheme.Weight() == table.scheme.Weight()
+		if table.class != "" && sameWeights && !slices.Contains(c.candidates, table) {
+			c.candidates = append(c.candidates, table)
 		}
 	}
-	run.groups = slices.DeleteFunc(run.groups, func(g models.FoldGroup) bool {
-		return len(rounded) == 0 || !slices.ContainsFunc(g.Readers, func(class string) bool { return slices.Contains(model.Classes(), class) })
-	})
-	// As many as there can be: what turns out not to be needed is taken off.
-	runs := 1 + 2*len(candidates)
-	for i := range run.groups {
-		runs += run.groupRuns(i, len(rounded))
-	}
-	runs += run.clipRuns()
-	run.all = 2*len(run.observed) + len(run.compared)*runs
-	choosing := len(several(options.Schemes)) > 0
-	if choosing {
-		run.all += 2 * len(run.observed)
-	}
+}
 
-	first, err := run.observe(ctx)
-	if err != nil {
-		return nil, err
+// losses measures every candidate without folds.
+func (c *calibrating) losses(ctx context.Context) (map[candidate]*quality.Tally, error) {
+	tallies := map[candidate]*quality.Tally{}
+	for _, tried := range c.candidates {
+		tally, err := c.measure(ctx, nil, tried.scheme, tried.classes(), tried.class)
+		if err != nil {
+			return nil, err
+		}
+		if err := c.lose(tried, tally, false); err != nil {
+			return nil, err
+		}
+		tallies[tried] = tally
 	}
-	defer func() { err = errors.Join(err, first.Close()) }()
-	if choosing {
-		if run.unfolded, err = run.choose(ctx, nil); err != nil {
+	return tallies, nil
+}
+
+// foldedLosses chooses scales for folded activations, and measures again the candidates that a fold reaches.
+func (c *calibrating) foldedLosses(ctx context.Context, unfolded map[candidate]*quality.Tally) (_ map[candidate]*quality.Tally, err error) {
+	if c.choosing {
+		if c.out.Scales, err = c.choose(ctx, c.out.Folds); err != nil {
 			return nil, err
 		}
 	}
-	unfolded := map[candidate]*quality.Tally{}
-	for _, candidate := range candidates {
-		if unfolded[candidate], err = run.measure(ctx, nil, candidate.scheme, candidate.classes(), candidate.class); err != nil {
+	kept := c.out.Groups()
+	reached := func(class string) bool {
+		return class == calibration.All || slices.ContainsFunc(c.groups, func(group models.FoldGroup) bool {
+			return slices.Contains(kept, group.Name) && slices.Contains(group.Readers, class)
+		})
+	}
+	tallies := map[candidate]*quality.Tally{}
+	for _, tried := range c.candidates {
+		tally := unfolded[tried]
+		if !reached(tried.class) {
+			c.all -= len(c.compared)
+		} else if tally, err = c.measure(ctx, c.out.Folds, tried.scheme, tried.classes(), tried.class+" folded"); err != nil {
 			return nil, err
 		}
-		if err := run.lose(candidate, unfolded[candidate], false); err != nil {
+		if err := c.lose(tried, tally, true); err != nil {
 			return nil, err
 		}
+		tallies[tried] = tally
 	}
-	for i := range run.groups {
-		before := run.done
-		if err := run.fold(ctx, &run.groups[i], rounded, unfolded); err != nil {
-			return nil, err
-		}
-		run.all -= len(run.compared)*run.groupRuns(i, len(rounded)) - (run.done - before)
-	}
-	if len(run.out.Folds) == 0 {
-		if run.out.Scales = run.unfolded; choosing {
-			run.all -= len(run.observed)
-		}
-		if err := run.clip(ctx, unfolded); err != nil {
-			return nil, err
-		}
-		return &run.out, run.out.Validate()
-	}
-	if choosing {
-		if run.out.Scales, err = run.choose(ctx, run.out.Folds); err != nil {
-			return nil, err
-		}
-	}
-	folded, final := run.out.Groups(), map[candidate]*quality.Tally{}
-	for _, candidate := range candidates {
-		tally := unfolded[candidate] // nothing changes for classes that no fold reaches
-		if candidate.class == calibration.All || slices.ContainsFunc(run.groups, func(g models.FoldGroup) bool {
-			return slices.Contains(folded, g.Name) && slices.Contains(g.Readers, candidate.class)
-		}) {
-			if tally, err = run.measure(ctx, run.out.Folds, candidate.scheme, candidate.classes(), candidate.class+" folded"); err != nil {
-				return nil, err
-			}
-		} else {
-			run.all -= len(run.compared)
-		}
-		final[candidate] = tally
-		if err := run.lose(candidate, tally, true); err != nil {
-			return nil, err
-		}
-	}
-	if err := run.clip(ctx, final); err != nil {
-		return nil, err
-	}
-	return &run.out, run.out.Validate()
+	return tallies, nil
 }
 
 // groupRuns is how often all windows are executed for a group at most.
