@@ -77,10 +77,8 @@ func (g *Graph) Batch() Graph {
 				}
 			}
 			for at := range node.Ops {
-				switch operator := &node.Ops[at]; operator.Kind {
-				case op.Rope, op.KVAppend, op.Attention:
-					operator.Batch = true
-				}
+				operator := &node.Ops[at]
+				operator.Batch = operator.Kind.Has("batch")
 			}
 		}
 		out.Sections = append(out.Sections, section)
@@ -93,7 +91,7 @@ func (n *Node) At(m, ctx int) []op.Op {
 	out := make([]op.Op, len(n.Ops))
 	for i, operator := range n.Ops {
 		operator.M = m
-		if operator.Kind == op.Attention {
+		if operator.Kind.Has("context") {
 			operator.Context = ctx
 		}
 		out[i] = operator

@@ -878,12 +878,12 @@ func (c *checker) batches() {
 	}
 	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path stepPath) {
 		for _, n := range c.graphsN[st.Run].Graph.Nodes {
-			switch n.Op.Kind {
-			case op.SelectRow:
+			switch {
+			case n.Op.Kind == op.SelectRow:
 				if ph.Batch() {
 					c.fail(path.in(""), "%q selects a row of a batch", st.Node)
 				}
-			case op.Rope, op.KVAppend, op.Attention:
+			case n.Op.Kind.Has("batch"):
 				if n.Op.Batch != ph.Batch() {
 					c.fail(path.in(""), "graph %q: %s of rows of a sequence each: %v, and program %q is for such rows: %v", st.Run, n.Op.Kind, n.Op.Batch, ph.Name, ph.Batch())
 				}

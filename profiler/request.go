@@ -465,12 +465,12 @@ func (b *builder) attention(p *socs.Processor, o op.Op) {
 func (b *builder) glue(p *socs.Processor, o op.Op) {
 	b.op(PriorityGlue, p, o)
 	half := o
-	switch o.Kind {
-	case op.GLU:
-		half.N = part(o.N, 1, 2, o.Interleave)
-	case op.Combine, op.Activate, op.Gate, op.Softcap, op.Clip:
-		half.N = part(o.N, 1, 2, p.Tile.N)
-	case op.QKNorm, op.Rope, op.KVAppend:
+	switch {
+	case o.Kind == op.Add: // reads and writes alone: half the columns take half the time
+		return
+	case o.Kind.ByColumns():
+		half.N = part(o.N, 1, 2, o.ColumnUnit(p.Tile.N))
+	case o.Kind.Has("kv_heads"):
 		if o.KVHeads < 2 || o.Joint {
 			return
 		}

@@ -11,74 +11,32 @@ import (
 // maxSharpness is the p that counts as taking the larger of compute and memory time.
 const maxSharpness = 64
 
-// familyOf returns the family (without numbers) an operator belongs to and its position in it.
-func familyOf(proc string, o op.Op, cold bool) (f Family, m, a, b int) {
-	f = Family{Proc: proc, Kind: o.Kind, Cold: cold}
-	m, b = o.M, o.N
-	switch o.Kind {
-	case op.MatMul:
-		f.Scheme, f.Bias, f.Form, a = o.Scheme, o.Bias, o.Form, o.K
-	case op.ExpertMatMul:
-		f.Scheme, f.Experts, f.Fan, f.Spread, a = o.Scheme, o.Experts, o.Fan, o.Spread, o.K
-	case op.Route:
-		f.Router, f.Fan, b = o.Router, o.Fan, o.Experts
-	case op.Combine:
-		f.Fan = o.Fan
-	case op.Embed:
-		f.Table, f.Scheme, a = o.Table, o.Scheme, o.K
-	case op.QKNorm:
-		f.HeadDim, f.Group, f.Joint, b = o.HeadDim, o.Heads/o.KVHeads, o.Joint, o.KVHeads
-	case op.Rope:
-		f.HeadDim, f.Group, b = o.HeadDim, o.Heads/o.KVHeads, o.KVHeads
-		if r := o.Rotary(); r != o.HeadDim {
-			f.Rotary = r
-		}
-	case op.KVAppend:
-		f.HeadDim, f.KV, b = o.HeadDim, o.KV, o.KVHeads
-	case op.Attention:
-		f.HeadDim, f.KV, f.Group, a, b = o.HeadDim, o.KV, o.Heads/o.KVHeads, max(o.Context, o.M), o.KVHeads
-		f.Window, f.Capped, f.Batch = o.Window, o.Cap > 0, o.Batch
-	default: // row by row: those of a token's experts are rows like others
-		m, f.Act = o.Rows(), o.Act
+// familyOf returns the family (without numbers) an operator belongs to and its position in it, see op.Op.Extent.
+func familyOf(proc string, operator op.Op, cold bool) (family Family, rows, along, across int) {
+	pattern := operator.Pattern()
+	family = Family{
+		Proc: proc, Kind: pattern.Kind, Cold: cold,
+		Scheme: pattern.Scheme, Bias: pattern.Bias, Form: pattern.Form, Table: pattern.Table, Act: pattern.Act,
+		Experts: pattern.Experts, Fan: pattern.Fan, Spread: pattern.Spread, Router: pattern.Router,
+		Group: pattern.Heads, HeadDim: pattern.HeadDim, Joint: pattern.Joint, Rotary: pattern.RotaryDim,
+		KV: pattern.KV, Window: pattern.Window, Capped: pattern.Cap > 0, Batch: pattern.Batch,
 	}
-	return f, m, a, b
+	rows, along, across = operator.Extent()
+	return family, rows, along, across
 }
 
 // operator is the inverse of familyOf.
-func (f *Family) operator(m, a, b int) op.Op {
-	o := op.Op{Kind: f.Kind, M: m}
-	switch f.Kind {
-	case op.MatMul:
-		o.Scheme, o.Bias, o.Form, o.K, o.N = f.Scheme, f.Bias, f.Form, a, b
-	case op.ExpertMatMul:
-		o.Scheme, o.Experts, o.Fan, o.Spread, o.K, o.N = f.Scheme, f.Experts, f.Fan, f.Spread, a, b
-	case op.Route:
-		o.Router, o.Fan, o.Experts = f.Router, f.Fan, b
-	case op.Combine:
-		o.Fan, o.N = f.Fan, b
-	case op.Embed:
-		o.Table, o.Scheme, o.K, o.N = f.Table, f.Scheme, a, b
-	case op.QKNorm:
-		o.HeadDim, o.KVHeads, o.Heads, o.Joint = f.HeadDim, b, b*f.Group, f.Joint
-	case op.Rope:
-		o.HeadDim, o.KVHeads, o.Heads, o.RotaryDim = f.HeadDim, b, b*f.Group, f.Rotary
-	case op.KVAppend:
-		o.HeadDim, o.KV, o.KVHeads = f.HeadDim, f.KV, b
-	case op.Attention:
-		o.HeadDim, o.KV, o.KVHeads, o.Heads, o.Context = f.HeadDim, f.KV, b, b*f.Group, a
-		if o.Window, o.Batch = f.Window, f.Batch; f.Capped {
-			o.Cap = 1
-		}
-	case op.GLU:
-		o.Act, o.N, o.Interleave = f.Act, b, b
-	case op.Activate:
-		o.Act, o.N = f.Act, b
-	case op.Softcap, op.Clip:
-		o.N, o.Cap = b, 1 // what the bound is does not change the time
-	default:
-		o.N = b
+func (f *Family) operator(rows, along, across int) op.Op {
+	pattern := op.Op{
+		Kind: f.Kind, Scheme: f.Scheme, Bias: f.Bias, Form: f.Form, Table: f.Table, Act: f.Act,
+		Experts: f.Experts, Fan: f.Fan, Spread: f.Spread, Router: f.Router,
+		Heads: f.Group, HeadDim: f.HeadDim, Joint: f.Joint, RotaryDim: f.Rotary,
+		KV: f.KV, Window: f.Window, Batch: f.Batch,
 	}
-	return o
+	if f.Capped {
+		pattern.Cap = 1
+	}
+	return pattern.Scaled(rows, along, across)
 }
 
 // matrix reports whether the family multiplies by weights in a scheme.

@@ -131,7 +131,7 @@ func TestEveryKind(t *testing.T) {
 	}
 	// A file whose fields belong to another kind is refused.
 	c.Families[0].Window = 7
-	if err := Write(path, c); err == nil || !strings.Contains(err.Error(), "is of family") {
+	if err := Write(path, c); err == nil || !strings.Contains(err.Error(), "means nothing to it") {
 		t.Errorf("an embedding with a window: %v", err)
 	}
 }

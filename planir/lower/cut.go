@@ -145,24 +145,24 @@ func AxisLength(n *Node, a planir.Axis) (int, error) {
 	case planir.AxisNone:
 		return 0, nil
 	case planir.AxisRows:
-		if o.Kind == op.Attention || o.Kind == op.SelectRow {
-			return 0, fmt.Errorf("%s cannot be divided by rows: the cache of earlier rows must be complete first", o.Kind)
+		if fault := o.Kind.RowsFault(); fault != "" {
+			return 0, fmt.Errorf("%s cannot be divided by rows: %s", o.Kind, fault)
 		}
 		return o.M, nil
 	case planir.AxisCols:
-		switch o.Kind {
-		case op.MatMul, op.ExpertMatMul, op.Combine, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add:
+		if o.Kind.ByColumns() {
 			return o.N, nil
 		}
 	case planir.AxisK:
-		if o.Kind == op.MatMul && (o.Scheme.Grid() || o.Scheme.Half()) {
+		switch {
+		case o.Kind.Along() != op.AlongK:
+		case o.Scheme.RoundsResults():
 			return 0, fmt.Errorf("%s with scheme %q cannot be divided along %q: its result is rounded, and partial sums would be too", o.Kind, o.Scheme, a)
-		}
-		if o.Kind == op.MatMul {
+		default:
 			return o.K, nil
 		}
 	case planir.AxisHeads:
-		if o.Kind == op.Attention {
+		if o.Kind.Along() == op.AlongHeads {
 			return o.KVHeads, nil
 		}
 	}
@@ -172,13 +172,10 @@ func AxisLength(n *Node, a planir.Axis) (int, error) {
 // Granularity is the unit that shares of a node along an axis must be multiples of on processor p
 // (the last share may end anywhere).
 func Granularity(n *Node, a planir.Axis, p *planir.Proc) int {
-	o := n.Op()
-	switch {
-	case a == planir.AxisCols && o.Kind == op.GLU:
-		return o.Interleave
-	case a == planir.AxisCols && o.Kind != op.Add: // also of operators behind a matmul: vectors then end where they do undivided
-		return max(1, p.Tile.N)
-	case a == planir.AxisK:
+	switch o := n.Op(); a {
+	case planir.AxisCols:
+		return o.ColumnUnit(p.Tile.N)
+	case planir.AxisK:
 		return lcm(max(1, p.Tile.K), o.Scheme.BlockK())
 	}
 	return 1
@@ -229,14 +226,10 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 	case planir.AxisCols:
 		p.N0, p.N1 = sh.From, sh.To
 		out[0].C0, out[0].C1 = sh.From, sh.To
-		switch o.Kind {
-		case op.GLU:
-			in[0].C0, in[0].C1 = 2*sh.From, 2*sh.To
-		case op.Add:
-			in[0].C0, in[0].C1 = sh.From, sh.To
-			in[1].C0, in[1].C1 = sh.From, sh.To
-		case op.Combine, op.Activate, op.Gate, op.Softcap, op.Clip:
-			in[0].C0, in[0].C1 = sh.From, sh.To
+		for i := range in {
+			if each := o.Kind.ColumnsRead(i); each > 0 {
+				in[i].C0, in[i].C1 = each*sh.From, each*sh.To
+			}
 		}
 		o.N = sh.To - sh.From
 	case planir.AxisK:

@@ -74,9 +74,10 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 			n.Ops = mn.At(m, context)
 			for i := range n.Ops {
 				o := &n.Ops[i]
-				switch o.Kind {
-				case op.KVAppend, op.Attention:
+				if o.Kind.Has("kv") {
 					o.KV = kv
+				}
+				switch o.Kind {
 				case op.Embed:
 					if schemeOf(name) != op.I32Q8C {
 						break

@@ -9,9 +9,6 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// rowOps work on rows alone: such neighbours are one step of a lane.
-var rowOps = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Combine}
-
 // fuse joins neighbours that work on the same rows on one processor into one step with the nodes of all of
 // them: one call instead of several.
 //
@@ -64,12 +61,11 @@ func Joins(ops []op.Op, p *planir.Proc) (joins, inside bool) {
 	if len(ops) != 1 {
 		return false, false
 	}
-	joins = p.DynamicRows && onRows(ops[0].Kind) || p.Fuses && fusibleKind(ops[0].Kind)
+	joins = p.DynamicRows && ops[0].Kind.Rowwise() || p.Fuses && fusibleKind(ops[0].Kind)
 	return joins, joins && p.Fuses
 }
 
-func onRows(k op.Kind) bool      { return slices.Contains(rowOps, k) }
-func fusibleKind(k op.Kind) bool { return k == op.MatMul || onRows(k) }
+func fusibleKind(k op.Kind) bool { return k == op.MatMul || k.Rowwise() }
 
 // readers are the tasks that read what is written to v by task i, or one before it. They are looked for in the order of
 // the list, which starts again with the next layer, up to where all of v is written anew.
@@ -275,5 +271,5 @@ func join(a, b *task) *task {
 // rowwise reports whether a task is operators on rows, one for each of its names.
 func rowwise(t *task) bool {
 	return len(t.step.Nodes()) == len(t.graph.Nodes) &&
-		!slices.ContainsFunc(t.graph.Nodes, func(n op.Node) bool { return !onRows(n.Op.Kind) })
+		!slices.ContainsFunc(t.graph.Nodes, func(n op.Node) bool { return !n.Op.Kind.Rowwise() })
 }

@@ -59,89 +59,53 @@ type Signature struct {
 	State   bool // reads or writes the KV cache
 }
 
-// Sig returns the operand signature of o.
-//
-//	Embed         in ids                        w table          out y
-//	SelectRow     in x                                           out y
-//	Norm          in x                          w gain           out y
-//	LayerNorm     in x                          w gain, bias     out y
-//	QuantRows     in x                          [w scale]        out y, scale
-//	MatMul        in x [, scale]                w weight [, bias] [, steps] out y
-//	ExpertMatMul  in x [, scale], ids           w weight         out y
-//	Route         in logits                                      out ids, weights
-//	Combine       in x, weights                                  out y
-//	QKNorm        in qkv                        w qgain, kgain   out qkv (in place)
-//	Rope          in qkv                        w invfreq        out qkv (in place)
-//	KVAppend      in qkv                                                  state
-//	Attention     in qkv                                         out y    state
-//	GLU           in x                                           out y
-//	Activate, Softcap, Clip  in x                                out y (may alias x)
-//	Gate          in x, gate                                     out y (may alias x)
-//	Add           in a, b                                        out y (may alias a or b)
-//	Copy          in x                                           out y
+// Sig returns the operand signature of o, as its kind has it (docs/operators.md lists them).
 func (o Op) Sig() Signature {
-	v := func(name string, t Type, rows, cols int) Value {
-		return Value{Name: name, Type: t, Rows: rows, Cols: cols}
-	}
-	rows := o.Rows()
-	same := func(w ...string) Signature {
-		return Signature{In: []Value{v("x", F32, rows, o.N)}, W: w, Out: []Value{v("y", F32, rows, o.N)}}
-	}
-	activations := func(rows int) []Value {
-		if o.Scheme.QuantisedRows() {
-			return []Value{v("x", U8, rows, o.K), v("scale", F32, rows, 1)}
-		}
-		return []Value{v("x", F32, rows, o.K)}
-	}
-	qkv := v("qkv", F32, o.M, QKVColumns(o.Heads, o.KVHeads, o.HeadDim))
-	switch o.Kind {
-	case Embed:
-		return Signature{In: []Value{v("ids", I32, o.M, 1)}, W: []string{"table"}, Out: []Value{v("y", F32, o.M, o.N)}}
-	case SelectRow:
-		return Signature{In: []Value{v("x", F32, o.M, o.N)}, Out: []Value{v("y", F32, 1, o.N)}}
-	case Norm:
-		return same("gain")
-	case LayerNorm:
-		return same("gain", "bias")
-	case QuantRows:
-		s := Signature{In: []Value{v("x", F32, rows, o.N)}, Out: []Value{v("y", U8, rows, o.N), v("scale", F32, rows, 1)}}
-		if o.Static {
-			s.W = []string{"scale"}
-		}
-		return s
-	case MatMul:
-		s := Signature{In: activations(o.M), W: []string{"weight"}, Out: []Value{v("y", F32, o.M, o.N)}}
-		if o.Bias {
-			s.W = append(s.W, "bias")
-		}
-		if o.Scheme.Grid() {
-			s.W = append(s.W, "steps")
-		}
-		return s
-	case ExpertMatMul:
-		return Signature{In: append(activations(o.inputRows()), v("ids", I32, o.M, o.Fan)), W: []string{"weight"}, Out: []Value{v("y", F32, rows, o.N)}}
-	case Route:
-		return Signature{In: []Value{v("logits", F32, o.M, o.Experts)}, Out: []Value{v("ids", I32, o.M, o.Fan), v("weights", F32, o.M, o.Fan)}}
-	case Combine:
-		return Signature{In: []Value{v("x", F32, rows, o.N), v("weights", F32, o.M, o.Fan)}, Out: []Value{v("y", F32, o.M, o.N)}}
-	case QKNorm:
-		return Signature{In: []Value{qkv}, W: []string{"qgain", "kgain"}, Out: []Value{qkv}}
-	case Rope:
-		return Signature{In: []Value{qkv}, W: []string{"invfreq"}, Out: []Value{qkv}}
-	case KVAppend:
-		return Signature{In: []Value{qkv}, State: true}
-	case Attention:
-		return Signature{In: []Value{qkv}, Out: []Value{v("y", F32, o.M, o.Heads*o.HeadDim)}, State: true}
-	case GLU:
-		return Signature{In: []Value{v("x", F32, rows, 2*o.N)}, Out: []Value{v("y", F32, rows, o.N)}}
-	case Activate, Softcap, Clip, Copy:
-		return same()
-	case Gate:
-		return Signature{In: []Value{v("x", F32, o.M, o.N), v("gate", F32, o.M, 1)}, Out: []Value{v("y", F32, o.M, o.N)}}
-	case Add:
-		return Signature{In: []Value{v("a", F32, o.M, o.N), v("b", F32, o.M, o.N)}, Out: []Value{v("y", F32, o.M, o.N)}}
+	if r := rowOf[o.Kind]; r != nil {
+		return r.sig(o)
 	}
 	return Signature{}
+}
+
+// floats is an operand of float32.
+func floats(role string, rows, cols int) Value {
+	return Value{Name: role, Type: F32, Rows: rows, Cols: cols}
+}
+
+// elementwise is the signature of x -> y, both [M*Fan,N], with weights in the given roles.
+func elementwise(weights ...string) func(o Op) Signature {
+	return func(o Op) Signature {
+		return Signature{In: []Value{floats("x", o.Rows(), o.N)}, W: weights, Out: []Value{floats("y", o.Rows(), o.N)}}
+	}
+}
+
+// fusedQKV is a row of query, key and value heads for each token.
+func fusedQKV(o Op) Value { return floats("qkv", o.M, QKVColumns(o.Heads, o.KVHeads, o.HeadDim)) }
+
+// inPlaceQKV is the signature of what changes fused QKV rows in place.
+func inPlaceQKV(weights ...string) func(o Op) Signature {
+	return func(o Op) Signature {
+		return Signature{In: []Value{fusedQKV(o)}, W: weights, Out: []Value{fusedQKV(o)}}
+	}
+}
+
+// activations are what enters a product: f32 rows of K, or u8 rows with their scales.
+func activations(o Op, rows int) []Value {
+	if o.Scheme.QuantisedRows() {
+		return []Value{{"x", U8, rows, o.K}, floats("scale", rows, 1)}
+	}
+	return []Value{floats("x", rows, o.K)}
+}
+
+func matMulOperands(o Op) Signature {
+	s := Signature{In: activations(o, o.M), W: []string{"weight"}, Out: []Value{floats("y", o.M, o.N)}}
+	if o.Bias {
+		s.W = append(s.W, "bias")
+	}
+	if o.Scheme.Grid() {
+		s.W = append(s.W, "steps")
+	}
+	return s
 }
 
 // State reports whether any node uses the KV cache.
@@ -292,46 +256,34 @@ func Single(o Op, layout string) Graph {
 // WeightSpec describes the weight operand of o in a role ("weight", "gain", see Sig); layout applies to the
 // matrix of an operator with a Scheme, the others are plain rows.
 func (o Op) WeightSpec(role, layout string) WeightSpec {
-	vector := func(k, n int) WeightSpec {
-		return WeightSpec{Name: role, K: k, N: n, Scheme: string(F32), Layout: RowsLayout}
-	}
-	switch o.Kind {
-	case MatMul, ExpertMatMul:
-		switch role {
-		case "bias":
-			return vector(1, o.N)
-		case "steps":
-			return vector(2, o.N)
-		}
-		w := WeightSpec{Name: role, K: o.K, N: o.N, Scheme: o.Scheme.Weight(), Layout: layout}
-		if o.Kind == ExpertMatMul {
-			w.Experts = o.Experts
-		}
-		return w
-	case Embed:
-		if o.Scheme != "" {
-			return WeightSpec{Name: role, K: o.N, N: o.K, Scheme: o.Scheme.Weight(), Layout: layout}
-		}
+	switch {
+	case role == "weight":
+		return WeightSpec{Name: role, Experts: o.Experts, K: o.K, N: o.N, Scheme: o.Scheme.Weight(), Layout: layout}
+	case role == "table" && o.Scheme != "": // the packed weight of a tied head, whose columns are the rows
+		return WeightSpec{Name: role, K: o.N, N: o.K, Scheme: o.Scheme.Weight(), Layout: layout}
+	case role == "table":
 		return WeightSpec{Name: role, K: o.K, N: o.N, Scheme: string(o.Table), Layout: RowsLayout}
-	case QuantRows:
-		return vector(1, max(1, o.Scales))
-	case Norm, LayerNorm:
-		return vector(1, o.N)
-	case QKNorm:
-		switch {
-		case !o.Joint:
-			return vector(1, o.HeadDim)
-		case role == "qgain":
-			return vector(1, o.Heads*o.HeadDim)
-		}
-		return vector(1, o.KVHeads*o.HeadDim)
-	case Rope:
-		if o.LongFrom > 0 && o.NTK == 0 {
-			return vector(2, o.Rotary()/2)
-		}
-		return vector(1, o.Rotary()/2)
 	}
-	return WeightSpec{}
+	r := rowOf[o.Kind]
+	if r == nil || r.shape == nil {
+		return WeightSpec{}
+	}
+	k, n := r.shape(o, role)
+	return WeightSpec{Name: role, K: k, N: n, Scheme: string(F32), Layout: RowsLayout}
+}
+
+// gains are a factor or summand for each column.
+func gains(o Op, _ string) (k, n int) { return 1, o.N }
+
+// headGains are a factor for each element of a head, or of all heads together.
+func headGains(o Op, role string) (k, n int) {
+	switch {
+	case !o.Joint:
+		return 1, o.HeadDim
+	case role == "qgain":
+		return 1, o.Heads * o.HeadDim
+	}
+	return 1, o.KVHeads * o.HeadDim
 }
 
 // Layouts of packed weights.

@@ -172,7 +172,7 @@ func TestValidateRefuses(t *testing.T) {
 		{Op{Kind: Attention, M: 1, Heads: 1, KVHeads: 1, HeadDim: 8, KV: F32, Context: 1, Window: -1}, "window = -1"},
 		{Op{Kind: Rope, M: 1, Heads: 3, KVHeads: 2, HeadDim: 8}, "multiple of kv_heads 2"},
 		{Op{Kind: Rope, M: 1, Heads: 2, KVHeads: 2, HeadDim: 7}, "rotary_dim = 7, want an even number"},
-		{Op{Kind: Attention, M: 1, Heads: 2, KVHeads: 2, HeadDim: 8, KV: U8, Context: 1}, `cache type "u8"`},
+		{Op{Kind: Attention, M: 1, Heads: 2, KVHeads: 2, HeadDim: 8, KV: U8, Context: 1}, `kv = u8`},
 		{Op{Kind: Embed, M: 1, K: 1, N: 1, Table: "q8"}, `table type "q8"`},
 		{Op{Kind: "conv", M: 1}, `unknown operator "conv"`},
 	} {

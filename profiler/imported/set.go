@@ -136,7 +136,7 @@ func extend(p *socs.Processor, o *op.Op) {
 	if o.KV != "" && !slices.Contains(p.KV, o.KV) {
 		p.KV = append(p.KV, o.KV)
 	}
-	if o.Kind == op.KVAppend || o.Kind == op.Attention {
+	if o.Kind.Has("kv") {
 		p.DynamicRows = true // a cache must not see rows beyond a call's: without that it could do neither
 	}
 	if o.Kind == op.Embed || o.Scheme == "" {

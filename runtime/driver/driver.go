@@ -121,7 +121,7 @@ func (c *Capabilities) Supports(operator op.Op) error {
 	if scheme := operator.Scheme.Weight(); operator.Kind == op.Embed && scheme != "" && c.Layouts[scheme] != op.TilesLayout {
 		return fmt.Errorf("weights %q are not read in layout %q, in which rows are looked up", scheme, op.TilesLayout)
 	}
-	if operator.Kind == op.KVAppend || operator.Kind == op.Attention {
+	if operator.Kind.Has("kv") {
 		if slices.Contains(c.KV, operator.KV) {
 			return nil
 		}

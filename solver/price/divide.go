@@ -156,13 +156,13 @@ func (st *Section) columnRun(i int) []link {
 			break
 		}
 		switch o := n.Op(); {
-		case o.Kind == op.Add || operand == 0 && columnwise(o.Kind):
+		case o.Kind.ColumnsRead(operand) > 0:
 			run = append(run, link{j, planir.AxisCols})
 			continue
 		case o.Kind == op.Attention:
 			run = append(run, link{j, planir.AxisHeads})
 			continue
-		case o.Kind == op.MatMul && !o.Scheme.QuantisedRows() && !o.Scheme.Grid() && !o.Scheme.Half():
+		case o.Kind == op.MatMul && !o.Scheme.QuantisedRows() && !o.Scheme.RoundsResults():
 			run = append(run, link{j, planir.AxisK})
 		}
 		break
@@ -170,25 +170,12 @@ func (st *Section) columnRun(i int) []link {
 	return run
 }
 
-// columnwise reports whether a column of the result depends on columns of the first operand that a processor
-// has computed itself, when both are divided alike.
-func columnwise(k op.Kind) bool {
-	switch k {
-	case op.GLU, op.Activate, op.Softcap, op.Clip, op.Combine, op.Gate:
-		return true
-	}
-	return false
-}
-
 // inColumns is where a boundary of a node along an axis lies in the columns of its input.
 func inColumns(o op.Op, b int) int {
-	switch o.Kind {
-	case op.GLU:
-		return 2 * b
-	case op.Attention:
+	if o.Kind == op.Attention {
 		return b * (o.Heads/o.KVHeads + 2) * o.HeadDim
 	}
-	return b
+	return b * max(1, o.Kind.ColumnsRead(0))
 }
 
 // atColumn is the boundary of a node that lies at a column of its output; false between two.

@@ -27,7 +27,7 @@ var (
 	// forms are those of products besides the default. The library multiplies activations of 8 bits by weights, and 4-bit weights,
 	// in one order and by one operator, and takes no weight as the second of a batch matmul's activations.
 	forms   = map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}}
-	schemes = []op.Scheme{op.A32W32, op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C, op.A8TQ4B32, op.A8TQ4B128}
+	schemes = op.SchemesOf("ort")
 )
 
 // refuse names what is not translated.

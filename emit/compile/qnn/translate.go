@@ -29,7 +29,7 @@ const maxRows = 1 << 16
 // position of a call has no place in a compiled graph, whose inputs are its activations alone.
 var (
 	kinds   = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy}
-	schemes = []op.Scheme{op.A16SQ8C, op.A16SQ4C, op.A16FW16, op.A16FQ4B32, op.A8SQ8C}
+	schemes = op.SchemesOf("qnn")
 )
 
 // refuse names what is not translated.

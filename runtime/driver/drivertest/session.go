@@ -142,7 +142,7 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 			if node.Op.Scheme.Grid() {
 				steps[node.W[len(node.W)-1]] = node.Op.K
 			}
-			if len(graph.Nodes) > 1 && (node.Op.Scheme.Grid() || node.Op.Scheme.Half()) {
+			if len(graph.Nodes) > 1 && node.Op.Scheme.RoundsResults() {
 				tr.loose = max(tr.loose, 3e-3)
 			}
 		case op.QuantRows:

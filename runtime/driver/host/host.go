@@ -115,7 +115,7 @@ func capabilities(cores []int) *driver.Capabilities {
 		Cores: slices.Clone(cores),
 	}
 	for _, scheme := range op.Schemes {
-		if scheme.Grid() || scheme.Half() {
+		if scheme.RoundsResults() {
 			caps.Imitates = append(caps.Imitates, scheme)
 		}
 	}

@@ -121,7 +121,7 @@ func (b *builder) build() (step, error) {
 		}
 		exe.placed, exe.batch = true, operator.Batch
 	}
-	if operator.Kind == op.KVAppend || operator.Kind == op.Attention {
+	if operator.Kind.Has("kv") {
 		exe := b.e
 		if exe.kv != "" && (exe.kv != operator.KV || exe.kvHeads != operator.KVHeads || exe.headDim != operator.HeadDim) {
 			return step{}, fmt.Errorf("cache %s of %d heads of %d columns differs from that of another node, %s of %d heads of %d",
@@ -144,7 +144,7 @@ func (b *builder) build() (step, error) {
 	case op.QuantRows:
 		return b.quantRows()
 	case op.MatMul:
-		if operator.Scheme.Grid() || operator.Scheme.Half() {
+		if operator.Scheme.RoundsResults() {
 			return b.narrowMatMul()
 		}
 		return b.matMul()

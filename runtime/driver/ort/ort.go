@@ -204,7 +204,7 @@ func capabilities(cores []int) *driver.Capabilities {
 			Kinds: []op.Kind{
 				op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy,
 			},
-			Schemes: []op.Scheme{op.A32W32, op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C, op.A8TQ4B32, op.A8TQ4B128},
+			Schemes: op.SchemesOf("ort"),
 			Forms:   map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}},
 			Layouts: maps.Clone(layouts),
 

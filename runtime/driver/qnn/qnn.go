@@ -220,7 +220,7 @@ const (
 // context, has no place in one.
 var kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy}
 
-var schemes = []op.Scheme{op.A16SQ8C, op.A16SQ4C, op.A16FW16, op.A16FQ4B32, op.A8SQ8C}
+var schemes = op.SchemesOf("qnn")
 
 // What the libraries hold is counted as what ONNX Runtime alone does, which loads them.
 const (

@@ -1,0 +1,244 @@
+package op
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Bounds of dimensions. That of all dimensions keeps products of three of them well within int64; those of mixtures of
+// experts are far above any published model.
+const (
+	maxDim     = 1 << 24
+	maxExperts = 4096
+	maxFan     = 256
+	maxFactor  = 1 << 20 // of scales, caps and amplitudes
+)
+
+// field is one of the fields of Op besides Kind and M.
+type field struct {
+	isSet func(o *Op) bool
+	copy  func(to, from *Op)
+	value func(o *Op) any
+	// want is what the value should be where it makes no sense, "": it does.
+	want func(o *Op) string
+}
+
+// fieldOf describes a field; want judges its values, nil: all make sense.
+func fieldOf[T comparable](at func(o *Op) *T, want func(value T) string) field {
+	f := field{
+		isSet: func(o *Op) bool { var zero T; return *at(o) != zero },
+		copy:  func(to, from *Op) { *at(to) = *at(from) },
+		value: func(o *Op) any { return *at(o) },
+		want:  func(*Op) string { return "" },
+	}
+	if want != nil {
+		f.want = func(o *Op) string { return want(*at(o)) }
+	}
+	return f
+}
+
+// fields are those of Op by their names in JSON. A dimension that a kind needs is at least 1, which want does not say.
+var fields = map[string]field{
+	"k":          fieldOf(func(o *Op) *int { return &o.K }, upTo[int](0, maxDim)),
+	"n":          fieldOf(func(o *Op) *int { return &o.N }, upTo[int](0, maxDim)),
+	"heads":      fieldOf(func(o *Op) *int { return &o.Heads }, upTo[int](0, maxDim)),
+	"kv_heads":   fieldOf(func(o *Op) *int { return &o.KVHeads }, upTo[int](0, maxDim)),
+	"head_dim":   fieldOf(func(o *Op) *int { return &o.HeadDim }, upTo[int](0, maxDim)),
+	"context":    fieldOf(func(o *Op) *int { return &o.Context }, upTo[int](0, maxDim)),
+	"interleave": fieldOf(func(o *Op) *int { return &o.Interleave }, upTo[int](0, maxDim)),
+	"experts":    fieldOf(func(o *Op) *int { return &o.Experts }, upTo[int](0, maxExperts)),
+	"fan":        fieldOf(func(o *Op) *int { return &o.Fan }, upTo[int](0, maxFan)),
+	"window":     fieldOf(func(o *Op) *int { return &o.Window }, upTo[int](0, maxDim)),
+	"rotary_dim": fieldOf(func(o *Op) *int { return &o.RotaryDim }, upTo[int](0, maxDim)),
+	"long_from":  fieldOf(func(o *Op) *int { return &o.LongFrom }, upTo[int](0, maxDim)),
+	"scales": fieldOf(func(o *Op) *int { return &o.Scales }, func(scales int) string {
+		if scales < 0 || scales == 1 || scales > MaxScales {
+			return fmt.Sprintf("2..%d, or 0 for one", MaxScales)
+		}
+		return ""
+	}),
+
+	"eps":            fieldOf(func(o *Op) *float64 { return &o.Eps }, upTo(0, 1.)),
+	"jitter":         fieldOf(func(o *Op) *float64 { return &o.Jitter }, upTo(0, 1.)),
+	"cap":            fieldOf(func(o *Op) *float64 { return &o.Cap }, upTo(0, float64(maxFactor))),
+	"scale":          fieldOf(func(o *Op) *float64 { return &o.Scale }, upTo(0, float64(maxFactor))),
+	"amplitude":      fieldOf(func(o *Op) *float64 { return &o.Amplitude }, upTo(0, float64(maxFactor))),
+	"long_amplitude": fieldOf(func(o *Op) *float64 { return &o.LongAmplitude }, upTo(0, float64(maxFactor))),
+	"ntk":            fieldOf(func(o *Op) *float64 { return &o.NTK }, upTo(0, float64(maxFactor))),
+
+	"scheme": fieldOf(func(o *Op) *Scheme { return &o.Scheme }, nil), // see the checks of the kinds
+	"form":   fieldOf(func(o *Op) *Form { return &o.Form }, nil),
+	"table":  fieldOf(func(o *Op) *Type { return &o.Table }, nil),
+	"kv":     fieldOf(func(o *Op) *Type { return &o.KV }, oneOf(F32, F16)),
+	"act":    fieldOf(func(o *Op) *string { return &o.Act }, oneOf(Acts...)),
+	"router": fieldOf(func(o *Op) *string { return &o.Router }, oneOf(Routers...)),
+
+	"bias":   fieldOf(func(o *Op) *bool { return &o.Bias }, nil),
+	"static": fieldOf(func(o *Op) *bool { return &o.Static }, nil),
+	"spread": fieldOf(func(o *Op) *bool { return &o.Spread }, nil),
+	"joint":  fieldOf(func(o *Op) *bool { return &o.Joint }, nil),
+	"batch":  fieldOf(func(o *Op) *bool { return &o.Batch }, nil),
+}
+
+// fieldNames are the keys of fields, ascending, so that the first fault found is always the same.
+var fieldNames = func() []string {
+	names := make([]string, 0, len(fields))
+	for name := range fields {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}()
+
+// upTo wants a number of a range; a NaN is in none.
+func upTo[T int | float64](least, most T) func(T) string {
+	return func(value T) string {
+		if value >= least && value <= most {
+			return ""
+		}
+		return fmt.Sprintf("%v..%v", least, most)
+	}
+}
+
+func oneOf[T ~string](values ...T) func(T) string {
+	return func(value T) string {
+		if slices.Contains(values, value) {
+			return ""
+		}
+		names := make([]string, len(values))
+		for i, v := range values {
+			names[i] = string(v)
+		}
+		return "one of " + strings.Join(names, ", ")
+	}
+}
+
+func (r *row) has(name string) bool {
+	return slices.Contains(r.needs, name) || slices.Contains(r.takes, name)
+}
+
+// bad is the error for a field whose value makes no sense.
+func (o Op) bad(field string, value any, want string) error {
+	return fmt.Errorf("operator %q: %s = %v, want %s", o.Kind, field, value, want)
+}
+
+// Validate reports the first field that makes no sense for the kind, or that the kind does not use: one operator has
+// one description.
+func (o Op) Validate() error {
+	r := rowOf[o.Kind]
+	if r == nil {
+		return fmt.Errorf("unknown operator %q", o.Kind)
+	}
+	if o.M < 1 || o.M > maxDim {
+		return o.bad("m", o.M, fmt.Sprintf("1..%d", maxDim))
+	}
+	for _, name := range fieldNames {
+		f := fields[name]
+		switch {
+		case !r.has(name):
+			if f.isSet(&o) {
+				return fmt.Errorf("operator %q: %s is set, and means nothing to it", o.Kind, name)
+			}
+		case f.want(&o) != "":
+			return o.bad(name, f.value(&o), f.want(&o))
+		case !f.isSet(&o) && slices.Contains(r.needs, name):
+			return o.bad(name, f.value(&o), "at least 1")
+		}
+	}
+	if cells(o.M, max(1, o.Fan)) > maxDim {
+		return o.bad("fan", o.Fan, fmt.Sprintf("at most %d rows", maxDim))
+	}
+	if r.check == nil {
+		return nil
+	}
+	return r.check(o)
+}
+
+func checkEmbed(o Op) error {
+	switch {
+	case o.Scheme != "" && o.Scheme != I32Q8C:
+		return o.bad("scheme", o.Scheme, fmt.Sprintf("%s, or none", I32Q8C))
+	case o.Scheme != "" && o.Table != "":
+		return o.bad("table", o.Table, "none beside a scheme")
+	case o.Scheme == "" && o.Table.Bytes() == 0:
+		return fmt.Errorf("operator %q: unknown table type %q", o.Kind, o.Table)
+	}
+	return nil
+}
+
+func checkMatMul(o Op) error {
+	if _, err := ParseScheme(string(o.Scheme)); err != nil {
+		return fmt.Errorf("operator %q: %w", o.Kind, err)
+	}
+	if err := o.Form.check(o.M); err != nil {
+		return fmt.Errorf("operator %q: %w", o.Kind, err)
+	}
+	return nil
+}
+
+func checkExpertMatMul(o Op) error {
+	if _, err := ParseScheme(string(o.Scheme)); err != nil {
+		return fmt.Errorf("operator %q: %w", o.Kind, err)
+	}
+	if !o.Scheme.Experts() {
+		return fmt.Errorf("operator %q: scheme %q is one of products by a single matrix, experts take one of %s", o.Kind, o.Scheme, expertSchemes())
+	}
+	return nil
+}
+
+func checkQuantRows(o Op) error {
+	if o.Scales > 0 && !o.Static {
+		return fmt.Errorf("operator %q: scales is set, and means nothing without static", o.Kind)
+	}
+	return nil
+}
+
+func checkRoute(o Op) error {
+	switch {
+	case o.Fan > o.Experts:
+		return o.bad("experts", o.Experts, fmt.Sprintf("fan %d..%d", o.Fan, maxExperts))
+	case o.Router == RouteSparseMixer && o.Fan > 2:
+		return o.bad("fan", o.Fan, "1 or 2 for sparsemixer")
+	case o.Router != RouteSparseMixer && o.Jitter != 0:
+		return fmt.Errorf("operator %q: jitter is set, and means nothing to router %q", o.Kind, o.Router)
+	}
+	return nil
+}
+
+func checkCap(o Op) error {
+	const least = 1e-6
+	if o.Cap < least {
+		return o.bad("cap", o.Cap, fmt.Sprintf("%v..%v", least, maxFactor))
+	}
+	return nil
+}
+
+func checkGLU(o Op) error {
+	if o.N%o.Interleave != 0 {
+		return o.bad("n", o.N, fmt.Sprintf("a multiple of interleave %d", o.Interleave))
+	}
+	return nil
+}
+
+func checkHeads(o Op) error {
+	if o.Heads%o.KVHeads != 0 {
+		return o.bad("heads", o.Heads, fmt.Sprintf("a multiple of kv_heads %d", o.KVHeads))
+	}
+	return nil
+}
+
+func checkRope(o Op) error {
+	if err := checkHeads(o); err != nil {
+		return err
+	}
+	switch rotated := o.Rotary(); {
+	case rotated%2 != 0 || rotated > o.HeadDim:
+		return o.bad("rotary_dim", rotated, fmt.Sprintf("an even number up to head_dim %d", o.HeadDim))
+	case o.NTK != 0 && (o.LongFrom == 0 || rotated < 4):
+		return o.bad("ntk", o.NTK, "0 without long_from, or for fewer than 4 rotated elements")
+	case o.LongAmplitude != 0 && (o.LongFrom == 0 || o.NTK != 0):
+		return fmt.Errorf("operator %q: long_amplitude is set, and means nothing without long_from or with ntk", o.Kind)
+	}
+	return nil
+}

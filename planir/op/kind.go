@@ -1,0 +1,483 @@
+package op
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// Kind names an operator. Its row in the table below answers what hetc asks about it.
+type Kind string
+
+const (
+	Embed        Kind = "embed"
+	SelectRow    Kind = "select_row"
+	Norm         Kind = "norm"
+	LayerNorm    Kind = "layer_norm"
+	QuantRows    Kind = "quant_rows"
+	MatMul       Kind = "matmul"
+	ExpertMatMul Kind = "expert_matmul"
+	Route        Kind = "route"
+	Combine      Kind = "combine"
+	QKNorm       Kind = "qk_norm"
+	Rope         Kind = "rope"
+	KVAppend     Kind = "kv_append"
+	Attention    Kind = "attention"
+	GLU          Kind = "glu"
+	Activate     Kind = "activate"
+	Gate         Kind = "gate"
+	Softcap      Kind = "softcap"
+	Clip         Kind = "clip"
+	Add          Kind = "add"
+	Copy         Kind = "copy"
+)
+
+// row answers every question that hetc asks about a kind of operator. M is always the number of tokens. Operands have
+// one row per token, or Fan rows where each token is computed by several experts; shapes in does are those of Fan = 1
+// unless they name it.
+type row struct {
+	kind Kind
+	does string // what it computes, with the shapes of its operands: the documentation
+
+	needs []string                           // fields of Op that are dimensions of at least 1
+	takes []string                           // fields that may be set beside them
+	check func(o Op) error                   // what else must hold between the fields, nil: nothing
+	sig   func(o Op) Signature               // its operands
+	shape func(o Op, role string) (k, n int) // of the weight with a role that is plain float32 rows, nil: there is none
+	flops func(o Op) int64                   // multiplications and additions, nil: none
+	bytes func(o Op) int64                   // memory traffic with nothing cached
+	key   func(o Op) string                  // see Op.Key
+
+	scaling scaling // what its time depends on
+	rowwise bool    // a row of the result depends on the same row of each operand alone
+	noRows  string  // why it cannot be divided by rows, "": it can
+	// columns is how many columns of each operand a column of the result depends on, 0: on all of them. nil: the result
+	// cannot be divided by columns.
+	columns []int
+	unit    columnUnit
+	along   Axis // what it can be divided along besides, "": nothing
+}
+
+// Axis is a dimension that only few kinds can be divided along.
+type Axis string
+
+const (
+	AlongK     Axis = "k"     // the reduction, into partial sums
+	AlongHeads Axis = "heads" // key heads
+)
+
+// columnUnit is what a range of columns of a result is a multiple of.
+type columnUnit int
+
+const (
+	unitTile       columnUnit = iota // the tile of the processor: vectors end where they do undivided
+	unitInterleave                   // Op.Interleave
+	unitOne                          // any column
+)
+
+// table has a row for each kind, in the order of Kinds.
+var table = []row{
+	{
+		kind: Embed, does: "Looks rows up: ids i32 [M,1], table [V=K,N] -> f32 [M,N]. With a scheme the table is the packed weight [N,V] of a tied head, whose columns are the rows.",
+		needs: []string{"k", "n"}, takes: []string{"scheme", "table", "scale"}, check: checkEmbed,
+		sig: func(o Op) Signature {
+			return Signature{In: []Value{{"ids", I32, o.M, 1}}, W: []string{"table"}, Out: []Value{floats("y", o.M, o.N)}}
+		},
+		bytes: func(o Op) int64 {
+			if o.Scheme != "" { // four values of a column, then those of the tile's other columns: a line of 64 bytes for each four
+				return cells(o.M, o.N) * (64/4 + 4)
+			}
+			return cells(o.M, o.N) * int64(o.Table.Bytes()+4)
+		},
+		key:     func(o Op) string { return fmt.Sprintf("embed[%d]x[%d,%d] %s%s", o.M, o.K, o.N, o.Table, o.Scheme) },
+		scaling: byProduct("scheme", "table"),
+	},
+	{
+		kind: SelectRow, does: "Copies one row: f32 [M,N] -> f32 [1,N]. The row index is the scalar Row of the call.",
+		needs: []string{"n"},
+		sig: func(o Op) Signature {
+			return Signature{In: []Value{floats("x", o.M, o.N)}, Out: []Value{floats("y", 1, o.N)}}
+		},
+		bytes:   func(o Op) int64 { return 8 * int64(o.N) },
+		scaling: byRows(), noRows: cacheFirst,
+	},
+	{
+		kind: Norm, does: "Normalises the root mean square of rows: f32 [M,N], gain f32 [1,N] -> f32 [M,N].",
+		needs: []string{"n"}, takes: []string{"eps"},
+		sig: elementwise("gain"), shape: gains, flops: perElement(4), bytes: perElement(8),
+		scaling: byRows(), rowwise: true,
+	},
+	{
+		kind: LayerNorm, does: "Normalises mean and variance of rows: f32 [M,N], gain f32 [1,N], bias f32 [1,N] -> f32 [M,N].",
+		needs: []string{"n"}, takes: []string{"eps"},
+		sig: elementwise("gain", "bias"), shape: gains, flops: perElement(6), bytes: perElement(8),
+		scaling: byRows(), rowwise: true,
+	},
+	{
+		kind: QuantRows, does: "Quantises rows to 8 bit with a scale each: f32 [M,N] -> u8 [M,N], f32 [M,1]. With static the scale of every row is " +
+			"the weight f32 [1,1], and what exceeds 127 times it saturates. With several scales the weight is f32 [1,scales], and a row has the one that StaticScale names.",
+		needs: []string{"n"}, takes: []string{"fan", "static", "scales"}, check: checkQuantRows,
+		sig: func(o Op) Signature {
+			s := Signature{In: []Value{floats("x", o.Rows(), o.N)}, Out: []Value{{"y", U8, o.Rows(), o.N}, floats("scale", o.Rows(), 1)}}
+			if o.Static {
+				s.W = []string{"scale"}
+			}
+			return s
+		},
+		shape:   func(o Op, _ string) (int, int) { return 1, max(1, o.Scales) },
+		flops:   perElement(6),
+		bytes:   func(o Op) int64 { return 5*cells(o.Rows(), o.N) + 4*int64(o.Rows()) },
+		scaling: byRows(), rowwise: true,
+	},
+	{
+		kind: MatMul, does: "Multiplies by a weight: activations [M,K] (f32, or u8 with scales [M,1]) x weight [K,N] -> f32 [M,N], with bias plus a row f32 [1,N]. " +
+			"Under a scheme on a grid the weight steps f32 [2,N] holds two steps in all its columns: x counts as the nearest multiple of steps[0], at most GridMax of them, " +
+			"and y is rounded to one of steps[1] likewise. Under a half-precision scheme x and y are rounded to f16.",
+		needs: []string{"k", "n"}, takes: []string{"scheme", "bias", "form"}, check: checkMatMul,
+		sig: matMulOperands,
+		shape: func(o Op, role string) (int, int) {
+			if role == "steps" {
+				return 2, o.N
+			}
+			return 1, o.N
+		},
+		flops: productFlops, bytes: func(o Op) int64 { return productBytes(o, o.M, 1) }, key: matMulKey,
+		scaling: byProduct("scheme", "bias", "form"), columns: []int{0}, along: AlongK,
+	},
+	{
+		kind: ExpertMatMul, does: "Multiplies each token by the weights of the experts chosen for it: activations (f32, or u8 with scales), [M,K] with spread, else [M*Fan,K], " +
+			"and ids i32 [M,Fan] x weight [Experts,K,N] -> f32 [M*Fan,N]. Row r*Fan+j of the result belongs to token r and expert ids[r,j].",
+		needs: []string{"k", "n", "experts", "fan"}, takes: []string{"scheme", "spread"}, check: checkExpertMatMul,
+		sig: func(o Op) Signature {
+			in := append(activations(o, o.inputRows()), Value{"ids", I32, o.M, o.Fan})
+			return Signature{In: in, W: []string{"weight"}, Out: []Value{floats("y", o.Rows(), o.N)}}
+		},
+		flops: productFlops,
+		bytes: func(o Op) int64 { return productBytes(o, o.inputRows(), min(o.Rows(), o.Experts)) }, // of at most M*Fan experts
+		key: func(o Op) string {
+			return fmt.Sprintf("expert_matmul[%d,%d]x[%d,%d,%d] %s fan=%d", o.M, o.K, o.Experts, o.K, o.N, o.Scheme, o.Fan) + when(o.Spread, " spread")
+		},
+		scaling: byProduct("scheme", "experts", "fan", "spread"), columns: []int{0},
+	},
+	{
+		kind: Route, does: "Chooses experts by the rule router: logits f32 [M,Experts] -> ids i32 [M,Fan], weights f32 [M,Fan].",
+		needs: []string{"experts", "fan"}, takes: []string{"router", "jitter"}, check: checkRoute,
+		sig: func(o Op) Signature {
+			return Signature{In: []Value{floats("logits", o.M, o.Experts)}, Out: []Value{{"ids", I32, o.M, o.Fan}, floats("weights", o.M, o.Fan)}}
+		},
+		flops: func(o Op) int64 { return cells(o.M, o.Experts) * int64(3+o.Fan) },
+		bytes: func(o Op) int64 { return int64(o.M) * int64(4*o.Experts+8*o.Fan) },
+		key:   func(o Op) string { return fmt.Sprintf("route[%d,%d] fan=%d %s", o.M, o.Experts, o.Fan, o.Router) },
+		scaling: scaling{
+			pattern: []string{"router", "fan"},
+			extent:  func(o Op) (rows, along, across int) { return o.M, 0, o.Experts },
+			at:      func(o *Op, _, across int) { o.Experts = across },
+		},
+	},
+	{
+		kind: Combine, does: "Sums what a token's experts computed: f32 [M*Fan,N], weights f32 [M,Fan] -> f32 [M,N].",
+		needs: []string{"n", "fan"},
+		sig: func(o Op) Signature {
+			return Signature{In: []Value{floats("x", o.Rows(), o.N), floats("weights", o.M, o.Fan)}, Out: []Value{floats("y", o.M, o.N)}}
+		},
+		flops: perElement(2), bytes: func(o Op) int64 { return 4*cells(o.Rows(), o.N) + 4*cells(o.M, o.N) },
+		key: func(o Op) string { return fmt.Sprintf("combine[%d,%d] fan=%d", o.M, o.N, o.Fan) },
+		scaling: scaling{
+			pattern: []string{"fan"},
+			extent:  func(o Op) (rows, along, across int) { return o.M, 0, o.N },
+			at:      func(o *Op, _, across int) { o.N = across },
+		},
+		rowwise: true, columns: []int{1, 0},
+	},
+	{
+		kind: QKNorm, does: "Normalises the root mean square of every query and key head of a fused QKV row in place, with gains [1,HeadDim]; with joint of all query heads together and of all " +
+			"key heads together, with gains of their whole widths: f32 [M,(Heads+2*KVHeads)*HeadDim].",
+		needs: []string{"heads", "kv_heads", "head_dim"}, takes: []string{"joint", "eps"}, check: checkHeads,
+		sig: inPlaceQKV("qgain", "kgain"), shape: headGains,
+		flops: func(o Op) int64 { return 4 * cells(o.M, o.Heads+o.KVHeads) * int64(o.HeadDim) },
+		bytes: func(o Op) int64 { return 8 * cells(o.M, o.Heads+o.KVHeads) * int64(o.HeadDim) },
+		key: func(o Op) string {
+			return fmt.Sprintf("qk_norm[%d] heads=%d/%d dim=%d", o.M, o.Heads, o.KVHeads, o.HeadDim) + when(o.Joint, " joint")
+		},
+		scaling: byHeads("joint"),
+	},
+	{
+		kind: Rope, does: "Rotates the query and key heads of a fused QKV row in place: f32 [M,(Heads+2*KVHeads)*HeadDim]. The first RotaryDim elements of a head are rotated, in two halves. " +
+			"The frequencies [2,RotaryDim/2] or [1,RotaryDim/2] depend on the length of the sequence, see Op.LongFrom.",
+		needs: []string{"heads", "kv_heads", "head_dim"}, takes: []string{"batch", "rotary_dim", "amplitude", "long_from", "long_amplitude", "ntk"}, check: checkRope,
+		sig: inPlaceQKV("invfreq"),
+		shape: func(o Op, _ string) (int, int) {
+			if o.LongFrom > 0 && o.NTK == 0 {
+				return 2, o.Rotary() / 2
+			}
+			return 1, o.Rotary() / 2
+		},
+		flops: func(o Op) int64 { return 3 * cells(o.M, o.Heads+o.KVHeads) * int64(o.Rotary()) },
+		bytes: func(o Op) int64 { return 8 * cells(o.M, o.Heads+o.KVHeads) * int64(o.Rotary()) },
+		key: func(o Op) string {
+			return fmt.Sprintf("rope[%d] heads=%d/%d dim=%d", o.M, o.Heads, o.KVHeads, o.HeadDim) + when(o.Rotary() != o.HeadDim, fmt.Sprintf(" rotary=%d", o.Rotary()))
+		},
+		scaling: byHeads("rotary_dim"),
+	},
+	{
+		kind: KVAppend, does: "Stores the key and value heads of a fused QKV row at positions Pos..Pos+Rows-1 of the cache.",
+		needs: []string{"kv_heads", "head_dim"}, takes: []string{"heads", "kv", "batch"}, check: checkHeads,
+		sig:   func(o Op) Signature { return Signature{In: []Value{fusedQKV(o)}, State: true} },
+		bytes: func(o Op) int64 { return 2 * cells(o.M, o.KVHeads) * int64(o.HeadDim) * int64(4+o.KV.Bytes()) },
+		key: func(o Op) string {
+			return fmt.Sprintf("kv_append[%d] heads=%d dim=%d kv=%s", o.M, o.KVHeads, o.HeadDim, o.KV)
+		},
+		scaling: scaling{
+			pattern: []string{"head_dim", "kv"},
+			extent:  func(o Op) (rows, along, across int) { return o.M, 0, o.KVHeads },
+			at:      func(o *Op, _, across int) { o.KVHeads = across },
+		},
+	},
+	{
+		kind: Attention, does: "Is causal attention over the cache: fused QKV [M,(Heads+2*KVHeads)*HeadDim] -> f32 [M,Heads*HeadDim]. Context is the number of cached positions a cost is asked for.",
+		needs: []string{"heads", "kv_heads", "head_dim", "context"}, takes: []string{"kv", "batch", "window", "cap", "scale"}, check: checkHeads,
+		sig: func(o Op) Signature {
+			return Signature{In: []Value{fusedQKV(o)}, Out: []Value{floats("y", o.M, o.Heads*o.HeadDim)}, State: true}
+		},
+		flops: func(o Op) int64 { return 4 * o.attended() * int64(o.Heads) * int64(o.HeadDim) },
+		bytes: attentionBytes,
+		key: func(o Op) string {
+			return fmt.Sprintf("attention[%d] heads=%d/%d dim=%d context=%d kv=%s", o.M, o.Heads, o.KVHeads, o.HeadDim, o.Context, o.KV) +
+				when(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + when(o.Cap > 0, " cap") + when(o.Batch, " batch")
+		},
+		scaling: attentionScaling, noRows: cacheFirst, along: AlongHeads,
+	},
+	{
+		kind: GLU, does: "Is a gated linear unit, act(gate)*up: f32 [M,2N], gate and up interleaved by Interleave columns -> f32 [M,N].",
+		needs: []string{"n", "interleave"}, takes: []string{"act", "fan"}, check: checkGLU,
+		sig: func(o Op) Signature {
+			return Signature{In: []Value{floats("x", o.Rows(), 2*o.N)}, Out: []Value{floats("y", o.Rows(), o.N)}}
+		},
+		flops: perElement(6), bytes: perElement(12), key: activationKey,
+		scaling: scaling{
+			pattern: []string{"act"},
+			extent:  func(o Op) (rows, along, across int) { return o.Rows(), 0, o.N },
+			at:      func(o *Op, _, across int) { o.N, o.Interleave = across, across },
+		},
+		rowwise: true, columns: []int{2}, unit: unitInterleave,
+	},
+	{
+		kind: Activate, does: "Applies the activation function act to every element: f32 [M,N] -> f32 [M,N].",
+		needs: []string{"n"}, takes: []string{"act", "fan"},
+		sig: elementwise(), flops: perElement(5), bytes: perElement(8), key: activationKey,
+		scaling: byRows("act"), rowwise: true, columns: []int{1},
+	},
+	{
+		kind: Gate, does: "Multiplies rows by the sigmoid of a number each: f32 [M,N], f32 [M,1] -> f32 [M,N].",
+		needs: []string{"n"},
+		sig: func(o Op) Signature {
+			return Signature{In: []Value{floats("x", o.M, o.N), floats("gate", o.M, 1)}, Out: []Value{floats("y", o.M, o.N)}}
+		},
+		flops: perElement(1), bytes: perElement(8), scaling: byRows(), rowwise: true, columns: []int{1, 0},
+	},
+	{
+		kind: Softcap, does: "Bounds elements smoothly, Cap*tanh(x/Cap): f32 [M,N] -> f32 [M,N].",
+		needs: []string{"n"}, takes: []string{"cap"}, check: checkCap,
+		sig: elementwise(), flops: perElement(5), bytes: perElement(8), scaling: byRowsOfAnyCap, rowwise: true, columns: []int{1},
+	},
+	{
+		kind: Clip, does: "Bounds elements, min(max(x,-Cap),Cap): f32 [M,N] -> f32 [M,N].",
+		needs: []string{"n"}, takes: []string{"cap"}, check: checkCap,
+		sig: elementwise(), flops: perElement(1), bytes: perElement(8), scaling: byRowsOfAnyCap, rowwise: true, columns: []int{1},
+	},
+	{
+		kind: Add, does: "Adds: f32 [M,N] + f32 [M,N] -> f32 [M,N].",
+		needs: []string{"n"},
+		sig: func(o Op) Signature {
+			return Signature{In: []Value{floats("a", o.M, o.N), floats("b", o.M, o.N)}, Out: []Value{floats("y", o.M, o.N)}}
+		},
+		flops: perElement(1), bytes: perElement(12), scaling: byRows(), rowwise: true, columns: []int{1, 1}, unit: unitOne,
+	},
+	{
+		kind: Copy, does: "Moves a view: [M,N] -> [M,N] of the same type.",
+		needs: []string{"n"}, takes: []string{"fan"},
+		sig: elementwise(), bytes: perElement(8), scaling: byRows(),
+	},
+}
+
+// cacheFirst is why an operator that looks back cannot be divided by rows.
+const cacheFirst = "the cache of earlier rows must be complete first"
+
+// Kinds lists every kind in a fixed order.
+var Kinds = func() []Kind {
+	kinds := make([]Kind, len(table))
+	for i := range table {
+		kinds[i] = table[i].kind
+	}
+	return kinds
+}()
+
+var rowOf = func() map[Kind]*row {
+	rows := make(map[Kind]*row, len(table))
+	for i := range table {
+		rows[table[i].kind] = &table[i]
+	}
+	return rows
+}()
+
+// Does says in a sentence or two what the kind computes, with the shapes of its operands.
+func (k Kind) Does() string {
+	if r := rowOf[k]; r != nil {
+		return r.does
+	}
+	return ""
+}
+
+// Has reports whether a field of Op, by its name in JSON, means something to the kind.
+func (k Kind) Has(field string) bool {
+	r := rowOf[k]
+	return r != nil && r.has(field)
+}
+
+// Rowwise reports whether a row of the result depends on the same row of each operand alone, so that neighbours of
+// such kinds may take a row through all of them.
+func (k Kind) Rowwise() bool {
+	r := rowOf[k]
+	return r != nil && r.rowwise
+}
+
+// RowsFault is why an operator of the kind cannot be divided by rows, "" when it can.
+func (k Kind) RowsFault() string {
+	if r := rowOf[k]; r != nil {
+		return r.noRows
+	}
+	return ""
+}
+
+// Along is the axis besides rows and columns that an operator of the kind can be divided along, "": none.
+func (k Kind) Along() Axis {
+	if r := rowOf[k]; r != nil {
+		return r.along
+	}
+	return ""
+}
+
+// ByColumns reports whether the result of the kind can be divided by columns.
+func (k Kind) ByColumns() bool {
+	r := rowOf[k]
+	return r != nil && r.columns != nil
+}
+
+// ColumnsRead is how many columns of an operand a column of the result depends on: 0 for all of them, and for a result
+// that is not divided by columns. Column c depends on those from c*ColumnsRead on.
+func (k Kind) ColumnsRead(operand int) int {
+	r := rowOf[k]
+	if r == nil || operand >= len(r.columns) {
+		return 0
+	}
+	return r.columns[operand]
+}
+
+// ColumnUnit is what a range of columns of the result is a multiple of on a processor whose tile has that many columns.
+func (o Op) ColumnUnit(tile int) int {
+	switch r := rowOf[o.Kind]; {
+	case r != nil && r.unit == unitInterleave:
+		return o.Interleave
+	case r != nil && r.unit == unitOne:
+		return 1
+	}
+	return max(1, tile)
+}
+
+// Key names everything of the operator that can influence its cost, in a stable form, e.g.
+// "matmul[256,2048]x[2048,5632] a8t/q8c".
+func (o Op) Key() string {
+	if r := rowOf[o.Kind]; r != nil && r.key != nil {
+		return r.key(o)
+	}
+	return fmt.Sprintf("%s[%d,%d]", o.Kind, o.Rows(), o.N) + when(o.Static, " static") + when(o.Scales > 0, fmt.Sprint(o.Scales))
+}
+
+// matMulKey is built by hand because solvers ask for it thousands of times a plan.
+func matMulKey(o Op) string {
+	text := make([]byte, 0, 64)
+	for i, dimension := range []int{o.M, o.K, o.K, o.N} {
+		text = strconv.AppendInt(append(text, []string{"matmul[", ",", "]x[", ","}[i]...), int64(dimension), 10)
+	}
+	text = append(append(text, "] "...), o.Scheme...)
+	return string(text) + when(o.Bias, " bias") + when(o.Form != "", " "+string(o.Form))
+}
+
+func activationKey(o Op) string { return fmt.Sprintf("%s[%d,%d] %s", o.Kind, o.Rows(), o.N, o.Act) }
+
+func when(set bool, text string) string {
+	if set {
+		return text
+	}
+	return ""
+}
+
+// Flops counts multiplications and additions (2 per multiply-add). Attention counts the causal half only: row i of M
+// attends to Context-M+i+1 positions, at most Window. In a batch every row attends to Context.
+func (o Op) Flops() int64 {
+	if r := rowOf[o.Kind]; r != nil && r.flops != nil {
+		return r.flops(o)
+	}
+	return 0
+}
+
+// Bytes is the memory traffic of one execution with nothing cached: weights, inputs and outputs once.
+func (o Op) Bytes() int64 {
+	if r := rowOf[o.Kind]; r != nil {
+		return r.bytes(o)
+	}
+	return 0
+}
+
+// cells is the number of elements of [rows,columns].
+func cells(rows, columns int) int64 { return int64(rows) * int64(columns) }
+
+// perElement counts so much for every element of the [M*Fan,N] that the operator computes.
+func perElement(each int64) func(o Op) int64 {
+	return func(o Op) int64 { return each * cells(o.Rows(), o.N) }
+}
+
+func productFlops(o Op) int64 { return 2 * cells(o.Rows(), o.K) * int64(o.N) }
+
+// productBytes is the traffic of a product that reads inputRows rows of activations and so many weights.
+func productBytes(o Op, inputRows, weights int) int64 {
+	in := 4 * cells(inputRows, o.K)
+	if o.Scheme.QuantisedRows() {
+		in = cells(inputRows, o.K) + 4*int64(inputRows)
+	}
+	if o.Bias {
+		in += 4 * int64(o.N)
+	}
+	if o.Scheme.Grid() {
+		in += 8 * int64(o.N)
+	}
+	return int64(weights)*WeightBytes(o.Scheme.Weight(), o.K, o.N) + in + 4*cells(o.Rows(), o.N)
+}
+
+func attentionBytes(o Op) int64 {
+	cached := int64(max(o.Context, o.M))
+	switch {
+	case o.Batch:
+		cached = o.attended()
+	case o.Window > 0:
+		cached = min(cached, int64(o.Window)+int64(o.M))
+	}
+	return 2*cached*cells(o.KVHeads, o.HeadDim)*int64(o.KV.Bytes()) + 8*cells(o.M, o.Heads)*int64(o.HeadDim)
+}
+
+// attended is the number of (query row, cached position) pairs of a causal attention.
+func (o Op) attended() int64 {
+	rows, context, window := int64(o.M), int64(o.Context), int64(o.Window)
+	if o.Batch {
+		if window > 0 {
+			context = min(context, window)
+		}
+		return rows * context
+	}
+	context = max(context, rows)
+	before := context - rows // positions that every row attends to
+	if window == 0 || context <= window {
+		return rows*before + rows*(rows+1)/2
+	}
+	short := max(0, min(rows, window-before)) // rows that attend to fewer than Window positions
+	return short*before + short*(short+1)/2 + (rows-short)*window
+}

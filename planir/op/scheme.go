@@ -1,0 +1,260 @@
+package op
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// Scheme names activation and weight quantisation, written activation/weight ("a8t/q8c").
+type Scheme string
+
+const (
+	A32W32    Scheme = "a32/w32"
+	A32W16    Scheme = "a32/w16"
+	A8TQ8C    Scheme = "a8t/q8c"
+	A8SQ8C    Scheme = "a8s/q8c"
+	A8S2Q8C   Scheme = "a8s2/q8c"
+	A8S4Q8C   Scheme = "a8s4/q8c"
+	A8TQ4B32  Scheme = "a8t/q4b32"
+	A8TQ4B128 Scheme = "a8t/q4b128"
+	A16SQ8C   Scheme = "a16s/q8c"
+	A16SQ4C   Scheme = "a16s/q4c"
+	A16FW16   Scheme = "a16f/w16"
+	A16FQ4B32 Scheme = "a16f/q4b32"
+)
+
+// schemeRow answers every question that hetc asks about a scheme of matrix products, beyond those about its halves.
+type schemeRow struct {
+	scheme Scheme
+	// drivers execute it, besides sim, which executes what its SoC lists.
+	drivers []string
+	// twin is the scheme whose products have the same operands and the same arithmetic, "": none.
+	twin Scheme
+}
+
+var schemeTable = []schemeRow{
+	{scheme: A32W32, drivers: []string{"host", "ort"}},
+	{scheme: A32W16, drivers: []string{"host"}},
+	{scheme: A8TQ8C, drivers: []string{"host", "ort"}, twin: A8SQ8C},
+	{scheme: A8SQ8C, drivers: []string{"host", "ort", "qnn"}, twin: A8TQ8C},
+	{scheme: A8S2Q8C, drivers: []string{"host", "ort"}, twin: A8TQ8C},
+	{scheme: A8S4Q8C, drivers: []string{"host", "ort"}, twin: A8TQ8C},
+	{scheme: A8TQ4B32, drivers: []string{"host", "ort"}},
+	{scheme: A8TQ4B128, drivers: []string{"host", "ort"}},
+	{scheme: A16SQ8C, drivers: []string{"host", "qnn"}},
+	{scheme: A16SQ4C, drivers: []string{"host", "qnn"}},
+	{scheme: A16FW16, drivers: []string{"host", "qnn"}},
+	{scheme: A16FQ4B32, drivers: []string{"host", "qnn"}},
+}
+
+// activationRow answers every question about what enters a product.
+type activationRow struct {
+	name string
+	does string // the documentation
+	rows bool   // u8 rows with a scale each
+	// scales is how many static scales, constants of the plan from a calibration, rows choose from. 0: each has its own, or none.
+	scales int
+	grid   bool // f32 values rounded to multiples of a static step each inside the product, as are its results
+	half   bool // f32 values rounded to f16 inside the product, as are its results
+}
+
+var activationTable = []activationRow{
+	{name: "a32", does: "float32"},
+	{name: "a8t", does: "8 bit with a scale per row, computed when they are used", rows: true},
+	{name: "a8s", does: "8 bit with one static scale for all rows, from a calibration", rows: true, scales: 1},
+	{name: "a8s2", does: "8 bit with two static scales, of which every row takes the smallest that holds it", rows: true, scales: 2},
+	{name: "a8s4", does: "8 bit with four static scales, of which every row takes the smallest that holds it", rows: true, scales: 4},
+	{name: "a16s", does: "16 bit with a static step each of what enters and of what is computed, from a calibration", grid: true},
+	{name: "a16f", does: "half precision, of what enters and of what is computed", half: true},
+	{name: "i32", does: "row numbers: rows of a table are looked up"},
+}
+
+// weightRow answers every question about the stored form of a weight.
+type weightRow struct {
+	name        string
+	does        string // the documentation
+	bits        int    // of a value
+	block       int    // values of a column that share one scale, 0: no blocks
+	blockBytes  int    // beside the values of a block
+	columnBytes int    // beside the values of a column
+}
+
+var weightTable = []weightRow{
+	{name: "w32", does: "float32: whatever was stored, exactly", bits: 32},
+	{name: "w16", does: "16-bit floats: the stored values of a model in bfloat16", bits: 16},
+	{name: "q8c", does: "8 bit with a scale per column", bits: 8, columnBytes: 8}, // and the sum of the column
+	{name: "q4c", does: "4 bit with a searched scale per column", bits: 4, columnBytes: 4},
+	{name: "q4b32", does: "4 bit with a float16 scale per 32 values of a column", bits: 4, block: 32, blockBytes: 2},
+	{name: "q4b128", does: "4 bit with a float16 scale per 128 values of a column", bits: 4, block: 128, blockBytes: 2},
+}
+
+// I32Q8C is the scheme of an Embed (ids are i32) that looks rows up in the 8-bit weight of a tied head. It is none of
+// Schemes: a processor that executes Embed and reads 8-bit weights in hetc's own tiles can do it.
+const I32Q8C Scheme = "i32/q8c"
+
+// GridMax is the largest multiple of its step that a 16-bit activation takes, of either sign.
+const GridMax = 1<<15 - 1
+
+// Schemes lists the schemes of matrix products that hetc can pack and execute.
+var Schemes = SchemesOf("host")
+
+// SchemesOf lists the schemes that a driver executes, "host" all of them: it is the numeric reference.
+func SchemesOf(driver string) []Scheme {
+	var list []Scheme
+	for _, r := range schemeTable {
+		if slices.Contains(r.drivers, driver) {
+			list = append(list, r.scheme)
+		}
+	}
+	return list
+}
+
+// ParseScheme accepts the written form and refuses schemes hetc does not execute.
+func ParseScheme(text string) (Scheme, error) {
+	if s := Scheme(text); slices.Contains(Schemes, s) {
+		return s, nil
+	}
+	return "", fmt.Errorf("parse scheme %q: want one of %s", text, schemeNames(Schemes))
+}
+
+// expertSchemes names the schemes of ExpertMatMul.
+func expertSchemes() string {
+	return schemeNames(slices.DeleteFunc(slices.Clone(Schemes), func(s Scheme) bool { return !s.Experts() }))
+}
+
+func schemeNames(list []Scheme) string {
+	names := make([]string, len(list))
+	for i, s := range list {
+		names[i] = string(s)
+	}
+	return strings.Join(names, ", ")
+}
+
+// Weight is the weight half of the scheme ("w32", "q8c", "q4b32").
+func (s Scheme) Weight() string {
+	_, weight, _ := strings.Cut(string(s), "/")
+	return weight
+}
+
+// Activation is the activation half of the scheme ("a32", "a8t").
+func (s Scheme) Activation() string {
+	activation, _, _ := strings.Cut(string(s), "/")
+	return activation
+}
+
+// activations is the row of the scheme's activation half; that of an unknown one says no to everything.
+func (s Scheme) activations() *activationRow {
+	name := s.Activation()
+	for i := range activationTable {
+		if activationTable[i].name == name {
+			return &activationTable[i]
+		}
+	}
+	return &unknownActivations
+}
+
+var unknownActivations activationRow
+
+// weightRowOf is the row of a weight scheme, nil for plain types and unknown ones.
+func weightRowOf(weight string) *weightRow {
+	for i := range weightTable {
+		if weightTable[i].name == weight {
+			return &weightTable[i]
+		}
+	}
+	return nil
+}
+
+// QuantisedRows reports whether activations enter as u8 rows with scales.
+func (s Scheme) QuantisedRows() bool { return s.activations().rows }
+
+// Scales is the number of static scales that 8-bit rows choose from, 0 where each has its own or none.
+func (s Scheme) Scales() int { return s.activations().scales }
+
+// Grid reports whether activations enter and leave as f32 values that are rounded to multiples of a static step each,
+// inside the product: the weight steps.
+func (s Scheme) Grid() bool { return s.activations().grid }
+
+// Half reports whether activations enter and leave as f32 values that are rounded to f16, inside the product.
+func (s Scheme) Half() bool { return s.activations().half }
+
+// Static reports whether the scales of activations are constants of the plan, which come from a calibration, rather
+// than of each row.
+func (s Scheme) Static() bool { return s.Scales() > 0 || s.Grid() }
+
+// Rounds reports whether a product rounds activations, so that two right executions may differ by a step of theirs.
+func (s Scheme) Rounds() bool { return s.QuantisedRows() || s.RoundsResults() }
+
+// RoundsResults reports whether a product rounds what it computes, so that it has no partial sums.
+func (s Scheme) RoundsResults() bool { return s.Grid() || s.Half() }
+
+// Experts reports whether an ExpertMatMul can have the scheme.
+func (s Scheme) Experts() bool { return !s.RoundsResults() }
+
+// Twin is the scheme whose products have the same operands and the same arithmetic, so that they take the same time: of
+// schemes with static scales of rows that with scales of each row, of which the one with a single static scale is the twin.
+// "" for others.
+func (s Scheme) Twin() Scheme {
+	for _, r := range schemeTable {
+		if r.scheme == s {
+			return r.twin
+		}
+	}
+	return ""
+}
+
+// QuantRows is the operator that quantises what enters a product of the scheme: tokens with fan rows each (0 and 1: one)
+// of n numbers.
+func (s Scheme) QuantRows(tokens, n, fan int) Op {
+	o := Op{Kind: QuantRows, M: tokens, N: n, Static: s.Scales() > 0}
+	if fan > 1 {
+		o.Fan = fan
+	}
+	if s.Scales() > 1 {
+		o.Scales = s.Scales()
+	}
+	return o
+}
+
+// MaxScales is the most static scales that QuantRows chooses from.
+const MaxScales = 4
+
+// StaticScale is the one of several static scales that a row of 8-bit codes has whose largest magnitude is top: the smallest
+// that holds it, which is not below top/127 in float32, the scale that the row would have of its own; the largest where none
+// holds it.
+func StaticScale(scales []float32, top float32) float32 {
+	own, least, most := top/127, float32(math.Inf(1)), scales[0]
+	for _, s := range scales {
+		most = max(most, s)
+		if s >= own {
+			least = min(least, s)
+		}
+	}
+	return min(least, most)
+}
+
+// WeightBytes is the stored size of a [K,N] weight in the weight scheme, without padding: its values in whole bytes a column,
+// or in whole blocks, and what stands beside them. It is 0 for an unknown scheme.
+func WeightBytes(scheme string, k, n int) int64 {
+	r := weightRowOf(scheme)
+	switch {
+	case r == nil:
+		return 0
+	case r.block > 0:
+		blocks := int64((k + r.block - 1) / r.block)
+		return blocks * int64(r.block*r.bits/8+r.blockBytes) * int64(n)
+	}
+	column := (int64(k)*int64(r.bits) + 7) / 8
+	return (column + int64(r.columnBytes)) * int64(n)
+}
+
+// BlockK is the number of rows of a weight that share one scale: parts of it along K are multiples of it. It is 1
+// for schemes without blocks.
+func (s Scheme) BlockK() int {
+	if r := weightRowOf(s.Weight()); r != nil && r.block > 0 {
+		return r.block
+	}
+	return 1
+}

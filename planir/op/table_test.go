@@ -1,0 +1,141 @@
+package op
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Every row of the tables answers every question, and only about fields that there are. Who adds an operator kind or a
+// scheme is told here what is missing; what executes a kind is asked by the conformance suite of the drivers.
+func TestRowsAnswerEveryQuestion(t *testing.T) {
+	for i := range table {
+		r := &table[i]
+		missing := func(question string, isMissing bool) {
+			if isMissing {
+				t.Errorf("kind.go: the row of %q does not say %s", r.kind, question)
+			}
+		}
+		missing("what it computes (does)", !strings.HasSuffix(r.does, "."))
+		missing("its operands (sig)", r.sig == nil)
+		missing("its memory traffic (bytes)", r.bytes == nil)
+		missing("where its time lies on its curves (scaling.extent)", r.scaling.extent == nil)
+		missing("which operator lies there (scaling.at)", r.scaling.at == nil)
+		if slices.Contains(r.takes, "act") || slices.Contains(r.takes, "scheme") {
+			missing("a key of its own (key)", r.key == nil)
+		}
+		for _, name := range slices.Concat(r.needs, r.takes, r.scaling.pattern) {
+			if _, ok := fields[name]; !ok {
+				t.Errorf("kind.go: the row of %q names field %q, which Op does not have", r.kind, name)
+			}
+		}
+		for _, name := range r.scaling.pattern {
+			if !r.has(name) {
+				t.Errorf("kind.go: the curves of %q are told apart by %q, which means nothing to it", r.kind, name)
+			}
+		}
+		o, ok := examples[r.kind]
+		if !ok {
+			t.Errorf("op_test.go: no example of %q", r.kind)
+			continue
+		}
+		operands := o.Sig()
+		for _, role := range operands.W {
+			if spec := o.WeightSpec(role, TilesLayout); spec.K < 1 || spec.N < 1 {
+				t.Errorf("kind.go: the row of %q does not say the shape of its weight %q (shape)", r.kind, role)
+			}
+		}
+		if r.columns != nil && len(r.columns) > len(operands.In) {
+			t.Errorf("kind.go: the row of %q says columns of %d operands, it has %d", r.kind, len(r.columns), len(operands.In))
+		}
+		if again := o.Pattern().Scaled(o.Extent()); again.Key() != o.Key() || again.Validate() != nil {
+			t.Errorf("kind.go: %s lies on the curves of %s (%v)", o.Key(), again.Key(), again.Validate())
+		}
+	}
+}
+
+func TestSchemesAnswerEveryQuestion(t *testing.T) {
+	var activations, weights []string
+	for _, r := range activationTable {
+		activations = append(activations, r.name)
+		if r.does == "" {
+			t.Errorf("scheme.go: activations %q have no sentence (does)", r.name)
+		}
+	}
+	for _, r := range weightTable {
+		weights = append(weights, r.name)
+		if r.does == "" || r.bits == 0 {
+			t.Errorf("scheme.go: weights %q have no sentence (does) or no bits", r.name)
+		}
+	}
+	for _, r := range schemeTable {
+		switch s := r.scheme; {
+		case !slices.Contains(activations, s.Activation()):
+			t.Errorf("scheme.go: scheme %q has activations without a row", s)
+		case !slices.Contains(weights, s.Weight()):
+			t.Errorf("scheme.go: scheme %q has weights without a row", s)
+		case !slices.Contains(r.drivers, "host"):
+			t.Errorf("scheme.go: scheme %q is not executed by host, which is the reference for all others", s)
+		case r.twin != "" && (r.twin.Weight() != s.Weight() || r.twin.QuantisedRows() != s.QuantisedRows()):
+			t.Errorf("scheme.go: scheme %q has other operands than its twin %q", s, r.twin)
+		}
+	}
+}
+
+// docs/operators.md is what the tables say. HETC_UPDATE=1 writes it.
+func TestReference(t *testing.T) {
+	const path = "../../docs/operators.md"
+	want := []byte(reference())
+	if os.Getenv("HETC_UPDATE") == "1" {
+		if err := os.WriteFile(path, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%s is not what the tables of kinds and schemes say (%v): HETC_UPDATE=1 writes it", path, err)
+	}
+}
+
+func reference() string {
+	var text strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
+	code := func(list []string) string {
+		if len(list) == 0 {
+			return ""
+		}
+		return "`" + strings.Join(list, "` `") + "`"
+	}
+	line("# Operators and schemes\n\nWritten from the tables in `planir/op` (`HETC_UPDATE=1 go test ./planir/op -run TestReference`). M is the number of tokens; shapes are those of a " +
+		"fan of 1 unless they name it.\n\n## Operators\n\n| kind | what it computes | needs | takes | divided by |\n| --- | --- | --- | --- | --- |")
+	for i := range table {
+		r := &table[i]
+		var axes []string
+		if r.noRows == "" {
+			axes = append(axes, "rows")
+		}
+		if r.columns != nil {
+			axes = append(axes, "cols")
+		}
+		if r.along != "" {
+			axes = append(axes, string(r.along))
+		}
+		line("| `%s` | %s | %s | %s | %s |", r.kind, r.does, code(r.needs), code(r.takes), strings.Join(axes, ", "))
+	}
+	line("\n## Activations\n\n| name | values |\n| --- | --- |")
+	for _, r := range activationTable {
+		line("| `%s` | %s |", r.name, r.does)
+	}
+	line("\n## Weights\n\n| name | values | bits a value, scales included |\n| --- | --- | --- |")
+	for _, r := range weightTable {
+		line("| `%s` | %s | %v |", r.name, r.does, float64(WeightBytes(r.name, 1<<20, 1)/(1<<10))*8/(1<<10))
+	}
+	line("\n## Schemes\n\n`sim` executes what its SoC lists. Experts take the schemes whose results are not rounded.\n\n| scheme | executed by | experts | result divided along k |\n| --- | --- | --- | --- |")
+	for _, r := range schemeTable {
+		yes := map[bool]string{true: "yes", false: "no"}
+		line("| `%s` | %s | %s | %s |", r.scheme, strings.Join(r.drivers, ", "), yes[r.scheme.Experts()], yes[!r.scheme.RoundsResults()])
+	}
+	return text.String()
+}
