@@ -142,7 +142,7 @@ func (s *Scratch) imitated(o *op.Op, rows int64) regions {
 }
 
 func (s *Scratch) product(o *op.Op, rows, cores int64) regions {
-	if o.Scheme.Grid() || o.Scheme.Half() {
+	if o.Scheme.RoundsResults() {
 		return s.imitated(o, rows)
 	}
 	out, k := s.inputs(o, rows), int64(o.K)
@@ -166,7 +166,7 @@ func (s *Scratch) product(o *op.Op, rows, cores int64) regions {
 }
 
 func (s *Scratch) experts(o *op.Op, rows int64) regions {
-	if o.Scheme.Grid() || o.Scheme.Half() {
+	if o.Scheme.RoundsResults() {
 		return s.imitated(o, rows)
 	}
 	out, size := s.inputs(o, rows), int64(4)
