@@ -65,7 +65,7 @@ func TestCompileRefuses(t *testing.T) {
 		"an unknown layout": {func(g *op.Graph) { g.Weights[0].Layout = "swirl" }, nil, "swirl"},
 		"a missing weight":  {func(*op.Graph) {}, driver.Weights{}, "got 0 weights, want 1"},
 		"a short weight":    {func(*op.Graph) {}, driver.Weights{{Bytes: make([]byte, 7)}}, "got 7 bytes, want 3072"},
-		"a NaN":             {func(g *op.Graph) { g.Nodes[0].Op.Eps = math.NaN() }, nil, "NaN"},
+		"a NaN":             {func(g *op.Graph) { g.Nodes[0].Op = op.Op{Kind: op.Softcap, M: 1, N: 1, Cap: math.NaN()} }, nil, "NaN"},
 	} {
 		g := op.Single(good.Nodes[0].Op, pack.N32)
 		c.change(&g)
