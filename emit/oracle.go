@@ -1,0 +1,210 @@
+package emit
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// oracle computes references in float32. Its processor belongs to one thread, which starts with the first job.
+type oracle struct {
+	driver driver.Driver
+	jobs   chan func(driver.Processor)
+	failed error
+}
+
+func newOracle(d driver.Driver) *oracle { return &oracle{driver: d} }
+
+// do calls work with the processor, on its thread.
+func (p *oracle) do(ctx context.Context, work func(driver.Processor) error) error {
+	if p.jobs == nil && p.failed == nil {
+		p.failed = p.start(ctx)
+	}
+	if p.failed != nil {
+		return p.failed
+	}
+	done := make(chan error, 1)
+	p.jobs <- func(x driver.Processor) { done <- work(x) }
+	return <-done
+}
+
+// start opens the processor with the most cores and begins its thread.
+func (p *oracle) start(ctx context.Context) error {
+	devices, err := p.driver.Devices(ctx)
+	if err != nil {
+		return err
+	}
+	widest := slices.MaxFunc(devices, func(a, b driver.Device) int { return len(a.Cores) - len(b.Cores) })
+	proc, err := p.driver.Open(ctx, driver.Config{Select: widest.Select})
+	if err != nil {
+		return err
+	}
+	jobs, begun := make(chan func(driver.Processor)), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good: see driver.Processor
+		err := proc.Attach()
+		begun <- err
+		for work := range jobs {
+			work(proc)
+		}
+		_ = proc.Close() // it holds memory only
+	}()
+	p.jobs = jobs
+	return <-begun
+}
+
+func (p *oracle) close() {
+	if p.jobs != nil {
+		close(p.jobs)
+	}
+}
+
+// sample is values of a graph's inputs, and what float32 makes of them.
+type sample struct {
+	in   [][]byte
+	want [][]float32 // of each output; nil for one that float32 does not have
+}
+
+// fullScale is which part of the largest value that a grid holds a sample is brought to.
+const fullScale = 0.75
+
+// sample makes one of a graph with its weights. The numbers follow from the graph alone, so that every run tries the
+// same ones. Inputs are made smaller until nothing leaves the range that the calibration gave it: results on a grid
+// would saturate there, which says nothing about the compiler.
+func (p *oracle) sample(ctx context.Context, graph *op.Graph, weights driver.Weights) (*sample, error) {
+	if graph.State() {
+		return nil, diag.New(diag.ClassInfeasible, "it uses the cache, and nothing says what that held")
+	}
+	float, err := newFloatGraph(graph, weights)
+	defer float.close()
+	if err != nil {
+		return nil, err
+	}
+	base, err := pseudoRandom(graph, float.graph.Inputs)
+	if err != nil {
+		return nil, err
+	}
+	scale := 1.0
+	for range 12 {
+		in := make([][]float32, len(base))
+		for i := range base {
+			in[i] = make([]float32, len(base[i]))
+			for at, value := range base[i] {
+				in[i][at] = float32(float64(value) * scale * float64(float.amplitude[i]))
+			}
+		}
+		made := &sample{in: float.bind(graph, in)} // rounds what enters as 8 bits
+		out, err := p.run(ctx, float, in)
+		if err != nil {
+			return nil, err
+		}
+		if worst := float.beyond(out); worst > 1 {
+			scale *= fullScale / worst
+			continue
+		}
+		made.want = make([][]float32, len(graph.Outputs))
+		for i := range graph.Outputs {
+			if at := float.outputs[i]; at >= 0 {
+				made.want[i] = out[at]
+			}
+		}
+		return made, nil
+	}
+	return nil, diag.New(diag.ClassRun, "no inputs were found whose results stay within the ranges of the calibration")
+}
+
+// pseudoRandom draws numbers between -1 and 1 for values, seeded by the graph.
+func pseudoRandom(graph *op.Graph, values []op.Value) ([][]float32, error) {
+	text, err := json.Marshal(graph)
+	if err != nil {
+		return nil, err
+	}
+	seed := fnv.New64a()
+	_, _ = seed.Write(text)
+	rng := rand.New(rand.NewPCG(seed.Sum64(), 0))
+	out := make([][]float32, len(values))
+	for i, value := range values {
+		out[i] = make([]float32, value.Rows*value.Cols)
+		for at := range out[i] {
+			out[i][at] = float32(2*rng.Float64() - 1)
+		}
+	}
+	return out, nil
+}
+
+// run executes the graph in float32 and returns its outputs.
+func (p *oracle) run(ctx context.Context, float *floatGraph, in [][]float32) (out [][]float32, err error) {
+	code, err := json.Marshal(&float.graph)
+	if err != nil {
+		return nil, err
+	}
+	err = p.do(ctx, func(proc driver.Processor) error {
+		exe, err := proc.Load(ctx, driver.Artifact{Driver: p.driver.Name(), Code: code}, float.weights)
+		if err != nil {
+			return err
+		}
+		defer exe.Close()
+		views := viewSet{}
+		defer views.close()
+		rows := float.graph.Rows()
+		bindings := driver.Bindings{Scalars: &driver.Scalars{Rows: rows, KVLen: rows, Seq: rows}}
+		if bindings.In, err = views.alloc(proc, float.graph.Inputs); err != nil {
+			return err
+		}
+		if bindings.Out, err = views.alloc(proc, float.graph.Outputs); err != nil {
+			return err
+		}
+		for i, view := range bindings.In {
+			for at, value := range in[i] {
+				binary.LittleEndian.PutUint32(view.Buffer.Bytes()[4*at:], math.Float32bits(value))
+			}
+		}
+		if _, err := proc.Run(exe, &bindings); err != nil {
+			return err
+		}
+		for _, view := range bindings.Out {
+			out = append(out, numbers(view.Buffer.Bytes()[:4*view.Rows*view.Cols]))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("compute the reference in float32: %w", err)
+	}
+	return out, nil
+}
+
+// viewSet is the memory of values by their names. A value that is changed in place has one.
+type viewSet map[string]driver.View
+
+// alloc returns the views of values [Rows,Cols].
+func (s viewSet) alloc(proc driver.Processor, values []op.Value) (out []driver.View, err error) {
+	for _, value := range values {
+		view, ok := s[value.Name]
+		if !ok {
+			buf, err := proc.Alloc(4 * int64(value.Rows) * int64(value.Cols))
+			if err != nil {
+				return nil, err
+			}
+			view = driver.View{Buffer: buf, Type: op.F32, Rows: value.Rows, Cols: value.Cols, Stride: value.Cols}
+			s[value.Name] = view
+		}
+		out = append(out, view)
+	}
+	return out, nil
+}
+
+func (s viewSet) close() {
+	for _, view := range s {
+		_ = view.Buffer.Close() // memory only
+	}
+}
