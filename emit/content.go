@@ -197,6 +197,12 @@ func (c *Content) equal(pl planir.Placement, o *Content) (planir.Placement, bool
 	return planir.Placement{}, false
 }
 
+// packOf is the pack that a step reads.
+func (c *Content) packOf(ref planir.WeightRef) *planir.Pack {
+	i := slices.IndexFunc(c.plan.Program.Packs, func(k planir.Pack) bool { return k.Name == ref.Pack })
+	return &c.plan.Program.Packs[i]
+}
+
 // weight is the weight that a placement packs.
 func (c *Content) weight(pl planir.Placement) *planir.Weight {
 	i := slices.IndexFunc(c.plan.Program.Weights, func(w planir.Weight) bool { return w.Name == pl.Pack.Weight })
