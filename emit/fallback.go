@@ -15,45 +15,23 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// content makes everything that is written: of the plan itself, or of what it becomes for the target. The report is nil when
-// nothing is baked.
+// content makes everything that is written: of the plan itself, or of what it becomes for the target. The report is nil
+// when no group is compiled.
+//
+// What a target does not execute, or its compiler refuses, is given to the control processor, and everything is made
+// again; each round gives away at least one decision, so that it ends.
 func (o *Options) content(ctx context.Context) (*Content, *Report, error) {
-	options := &compileOptions{compilers: o.Compilers, trialDriver: o.Oracle, watch: o.Watch, memo: o.Memo, scratch: o.Scratch}
-	announce := func(done bool) {
-		if options.watch != nil {
-			options.watch(Event{Done: done})
-		}
-	}
 	graph := o.Model.Graph()
 	var fallen []planir.Fallback
 	for {
-		plan := o.Plan
-		var bad []misfit
-		if o.Target != nil {
-			var err error
-			if plan, bad, err = retarget(o.Plan, &graph, o.Target, fallen); err != nil {
-				return nil, nil, err
-			}
+		plan, bad, err := o.targetPlan(&graph, fallen)
+		if err != nil {
+			return nil, nil, err
 		}
-		var content *Content
 		if len(bad) == 0 {
-			if o.Target != nil {
-				if err := check.Plan(plan, o.Model, nil).Err(); err != nil {
-					return nil, nil, fmt.Errorf("emit for target %q: %w", o.Target.SoC, err)
-				}
-			}
-			var err error
-			if content, err = newContent(plan, o.Model, o.Calibration); err != nil {
-				return nil, nil, err
-			}
-			if err = content.compile(ctx, o.Compilers); err != nil {
-				return nil, nil, errors.Join(err, content.Close())
-			}
-			announce(false)
-			refused, err := content.compileGroups(ctx, options)
-			announce(true)
+			content, refused, err := o.make(ctx, plan)
 			if err != nil {
-				return nil, nil, errors.Join(err, content.Close())
+				return nil, nil, err
 			}
 			if len(refused) == 0 {
 				report, err := content.report(o)
@@ -69,37 +47,81 @@ func (o *Options) content(ctx context.Context) (*Content, *Report, error) {
 				return nil, nil, err
 			}
 		}
-		more, err := o.fallBack(&graph, bad, fallen)
-		if err != nil {
+		if fallen, err = o.fallBack(&graph, bad, fallen); err != nil {
 			return nil, nil, err
 		}
-		fallen = more
 	}
 }
 
-// decisionsOf are the decisions whose steps run a graph that was refused.
+// targetPlan is the plan that is emitted, with the decisions of fallen on the control processor; or the decisions that
+// the target does not execute.
+func (o *Options) targetPlan(graph *models.Graph, fallen []planir.Fallback) (*planir.Plan, []misfit, error) {
+	if o.Target == nil {
+		return o.Plan, nil, nil
+	}
+	plan, bad, err := retarget(o.Plan, graph, o.Target, fallen)
+	if err != nil || len(bad) > 0 {
+		return nil, bad, err
+	}
+	if err := check.Plan(plan, o.Model, nil).Err(); err != nil {
+		return nil, nil, fmt.Errorf("emit for target %q: %w", o.Target.SoC, err)
+	}
+	return plan, nil, nil
+}
+
+// make compiles what a plan needs. The content is open even where graphs were refused.
+func (o *Options) make(ctx context.Context, plan *planir.Plan) (*Content, []refusal, error) {
+	content, err := newContent(plan, o.Model, o.Calibration)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := content.compile(ctx, o.Compilers); err != nil {
+		return nil, nil, errors.Join(err, content.Close())
+	}
+	watch := o.Watch
+	if watch == nil {
+		watch = func(Event) {}
+	}
+	watch(Event{})
+	refused, err := content.compileGroups(ctx, &compileOptions{
+		compilers: o.Compilers, trialDriver: o.Oracle, watch: watch, memo: o.Memo, scratch: o.Scratch,
+	})
+	watch(Event{Done: true})
+	if err != nil {
+		return nil, nil, errors.Join(err, content.Close())
+	}
+	return content, refused, nil
+}
+
+// decisionsOf are the decisions whose steps run a graph that was refused, each once.
 func decisionsOf(plan *planir.Plan, refused *refusal) (out []misfit) {
-	layers := ""
+	what := fmt.Sprintf("graph %q", refused.graph.Name)
 	if refused.layer >= 0 {
-		layers = fmt.Sprintf(" with the weights of layer %d", refused.layer)
+		what += fmt.Sprintf(" with the weights of layer %d", refused.layer)
 	}
 	for i := range plan.Program.Programs {
-		ph := &plan.Program.Programs[i]
-		for _, section := range ph.Sections {
-			for _, lane := range section.Lanes {
-				for _, st := range lane.Steps {
-					if st.Run != refused.graph.Name {
-						continue
-					}
-					for _, node := range st.Nodes() {
-						decision := plan.DecisionFor(node, ph.Rows)
-						if decision == nil {
-							decision = plan.DecisionFor(node, 1) // the head
-						}
-						if decision != nil && !slices.ContainsFunc(out, func(m misfit) bool { return m.decision == decision }) {
-							out = append(out, misfit{decision: decision, what: fmt.Sprintf("graph %q%s", refused.graph.Name, layers), proc: refused.graph.Proc, reason: refused.reason})
-						}
-					}
+		program := &plan.Program.Programs[i]
+		for _, node := range nodesOf(program, refused.graph.Name) {
+			decision := plan.DecisionFor(node, program.Rows)
+			if decision == nil {
+				decision = plan.DecisionFor(node, 1) // the head
+			}
+			if decision == nil || slices.ContainsFunc(out, func(m misfit) bool { return m.decision == decision }) {
+				continue
+			}
+			out = append(out, misfit{decision: decision, what: what, proc: refused.graph.Proc, reason: refused.reason})
+		}
+	}
+	return out
+}
+
+// nodesOf lists the nodes that a program computes with a graph.
+func nodesOf(program *planir.Phase, graph string) (out []string) {
+	for _, section := range program.Sections {
+		for _, lane := range section.Lanes {
+			for _, step := range lane.Steps {
+				if step.Run == graph {
+					out = append(out, step.Nodes()...)
 				}
 			}
 		}
@@ -107,15 +129,14 @@ func decisionsOf(plan *planir.Plan, refused *refusal) (out []misfit) {
 	return out
 }
 
-// fallBack gives decisions to the control processor if that is allowed and it executes them, and otherwise is the error that
-// lists them all.
-func (o *Options) fallBack(g *models.Graph, bad []misfit, fallen []planir.Fallback) ([]planir.Fallback, error) {
-	control := o.Plan.SoC.Control
-	procs := o.Plan.Procs
+// fallBack gives decisions to the control processor if that is allowed and it executes them, and otherwise is the error
+// that lists them all.
+func (o *Options) fallBack(graph *models.Graph, bad []misfit, fallen []planir.Fallback) ([]planir.Fallback, error) {
+	control, procs := o.Plan.SoC.Control, o.Plan.Procs
 	if o.Target != nil {
 		procs = o.Target.Procs
 	}
-	kinds := kindsOf(g)
+	kinds := kindsOf(graph)
 	var list diag.List
 	said := map[string]bool{}
 	more := slices.Clone(fallen)
@@ -123,36 +144,43 @@ func (o *Options) fallBack(g *models.Graph, bad []misfit, fallen []planir.Fallba
 		decision := misfit.decision
 		others := able(procs, decision, kinds[decision.Node], misfit.proc)
 		helps := slices.Contains(others, fmt.Sprintf("%q", control)) && misfit.proc != control
-		again := slices.ContainsFunc(fallen, func(f planir.Fallback) bool { return f.Node == decision.Node && f.Rows == decision.Rows })
+		again := slices.ContainsFunc(fallen, func(f planir.Fallback) bool {
+			return f.Node == decision.Node && f.Rows == decision.Rows
+		})
 		if o.AllowFallback && o.Target != nil && helps && !again {
-			original := o.Plan.DecisionFor(decision.Node, decision.Rows)
-			more = append(more, planir.Fallback{Node: decision.Node, Rows: decision.Rows, From: original.ShareText(), Reason: oneLine(misfit.reason)})
+			from := o.Plan.DecisionFor(decision.Node, decision.Rows).ShareText()
+			fallback := planir.Fallback{Node: decision.Node, Rows: decision.Rows, From: from, Reason: oneLine(misfit.reason)}
+			more = append(more, fallback)
 			continue
 		}
-		if said[misfit.what] {
-			continue
+		if !said[misfit.what] {
+			said[misfit.what] = true
+			list = append(list, o.notExecuted(&misfit, others, helps))
 		}
-		said[misfit.what] = true
-		way := "no other processor of the plan executes it"
-		if len(others) > 0 {
-			way = "could be executed by " + strings.Join(others, ", ")
-		}
-		problem := diag.New(diag.ClassOr(misfit.reason, diag.ClassInfeasible), "emit %s for processor %q: %w; %s", misfit.what, misfit.proc, misfit.reason, way)
-		if helps && o.Target != nil {
-			_ = problem.WithHint("--allow-fallback gives such operators to %q, and says so in the plan and the report; or solve again without them on %q", control, misfit.proc)
-		}
-		list = append(list, problem)
 	}
 	if len(list) > 0 {
 		return nil, list.Err()
 	}
-	slices.SortFunc(more, func(a, b planir.Fallback) int {
-		at := func(f planir.Fallback) int {
-			return slices.IndexFunc(o.Plan.Decisions, func(d planir.Decision) bool { return d.Node == f.Node && d.Rows == f.Rows })
-		}
-		return at(a) - at(b)
-	})
+	place := func(f planir.Fallback) int {
+		return slices.IndexFunc(o.Plan.Decisions, func(d planir.Decision) bool { return d.Node == f.Node && d.Rows == f.Rows })
+	}
+	slices.SortFunc(more, func(a, b planir.Fallback) int { return place(a) - place(b) })
 	return more, nil
+}
+
+// notExecuted says why a decision is not executed, and by which processors it could be.
+func (o *Options) notExecuted(m *misfit, others []string, controlHelps bool) *diag.Diagnostic {
+	way := "no other processor of the plan executes it"
+	if len(others) > 0 {
+		way = "could be executed by " + strings.Join(others, ", ")
+	}
+	problem := diag.New(diag.ClassOr(m.reason, diag.ClassInfeasible), "emit %s for processor %q: %w; %s",
+		m.what, m.proc, m.reason, way)
+	if controlHelps && o.Target != nil {
+		problem.WithHint("--allow-fallback gives such operators to %q, and says so in the plan and the report; "+
+			"or solve again without them on %q", o.Plan.SoC.Control, m.proc)
+	}
+	return problem
 }
 
 // kindsOf are the kinds of the operators that nodes are made of, by the names that decisions have for them.
