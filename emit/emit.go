@@ -30,13 +30,18 @@ type Options struct {
 	Compilers   []driver.Compiler
 	Signers     []bundle.Signer // at least one
 
-	Target        *Target       // rewrites the plan for what executes it; nil: the plan's own processors do
-	AllowFallback bool          // what the target does not execute, or its compiler refuses, goes to the control processor
-	Oracle        driver.Driver // computes what samples of baked graphs are compared with, in float32; nil: none is made
-	Watch         func(Event)   // told about what is baked, by several goroutines; nil: nobody
-	Memo          Memo          // what was packed and tried before is not packed and tried again, as far as compilers keep what they made; nil: it is
-	Scratch       string        // directory where what was compiled waits for the bundle; "": among temporary files
-	TwinReport    *Report       // of the twin, whose digests the report repeats; nil: those of graphs that were tried alone
+	Target        *Target // rewrites the plan for what executes it; nil: the plan's own processors do
+	AllowFallback bool    // what the target does not execute, or its compiler refuses, goes to the control processor
+	// Oracle computes in float32 what samples of graphs with weights are compared with; nil: no graph is tried.
+	Oracle driver.Driver
+	// Watch is told about groups of graphs that are compiled with their weights, by several goroutines; nil: nobody is.
+	Watch func(Event)
+	// Memo keeps what was packed and tried, so that it is not packed and tried again as far as compilers keep what they
+	// made; nil: it is.
+	Memo    Memo
+	Scratch string // directory where what was compiled waits for the bundle; "": among temporary files
+	// TwinReport is of the twin, whose digests the report repeats; nil: it repeats those of graphs that were tried alone.
+	TwinReport *Report
 
 	Reference bool              // add a reference program with its own weights, for hetrun --check
 	Files     map[string][]byte // further blobs by role name: "tokenizer", "config"
@@ -83,7 +88,6 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 			err = failed
 		}
 	}()
-	plan := content.plan
 	sources, err := content.sources(ctx, "", bundle.RoleWeights)
 	if err != nil {
 		return bundle.Digest{}, err
@@ -98,16 +102,7 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 		components = report.components()
 	}
 	if options.Reference {
-		ref, err := referencePlan(plan, options.Model)
-		if err != nil {
-			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
-		}
-		rc, err := NewCalibrated(ctx, ref, options.Model, options.Calibration, options.Compilers)
-		if err != nil {
-			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
-		}
-		defer rc.Close() // it holds nothing that needs closing
-		more, err := rc.sources(ctx, Reference, bundle.RoleReference)
+		more, err := options.referenceSources(ctx, content.plan)
 		if err != nil {
 			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
 		}
@@ -118,14 +113,28 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 	}
 	slices.SortFunc(sources, func(a, b bundle.Source) int { return strings.Compare(a.Name, b.Name) })
 	manifest := bundle.Manifest{
-		Product: options.Product, Version: options.Version, SecurityVersion: options.SecurityVersion, KeyringGeneration: options.Generation,
-		IssuedAt: options.IssuedAt, NotAfter: options.NotAfter,
+		Product: options.Product, Version: options.Version, SecurityVersion: options.SecurityVersion,
+		KeyringGeneration: options.Generation, IssuedAt: options.IssuedAt, NotAfter: options.NotAfter,
 		Toolchain:  bundle.Toolchain{Hetc: options.Toolchain, Plan: planir.Schema},
 		Requires:   bundle.Requires{Features: []string{bundle.FeatureChunks}},
-		Target:     options.manifestTarget(plan, components),
+		Target:     options.manifestTarget(content.plan, components),
 		Entrypoint: PlanBlob,
 	}
 	return bundle.Write(ctx, path, manifest, sources, options.Signers...)
+}
+
+// referenceSources are the blobs of the reference program. Its content holds nothing but memory, which the sources
+// read until the bundle is written.
+func (o *Options) referenceSources(ctx context.Context, plan *planir.Plan) ([]bundle.Source, error) {
+	reference, err := referencePlan(plan, o.Model)
+	if err != nil {
+		return nil, err
+	}
+	content, err := NewCalibrated(ctx, reference, o.Model, o.Calibration, o.Compilers)
+	if err != nil {
+		return nil, err
+	}
+	return content.sources(ctx, Reference, bundle.RoleReference)
 }
 
 // manifestTarget says where a plan's bundle may run. A simulation names no device and no system: only the simulator answers

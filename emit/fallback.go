@@ -144,10 +144,7 @@ func (o *Options) fallBack(graph *models.Graph, bad []misfit, fallen []planir.Fa
 		decision := misfit.decision
 		others := able(procs, decision, kinds[decision.Node], misfit.proc)
 		helps := slices.Contains(others, fmt.Sprintf("%q", control)) && misfit.proc != control
-		again := slices.ContainsFunc(fallen, func(f planir.Fallback) bool {
-			return f.Node == decision.Node && f.Rows == decision.Rows
-		})
-		if o.AllowFallback && o.Target != nil && helps && !again {
+		if o.AllowFallback && o.Target != nil && helps && !fellBack(decision, fallen) {
 			from := o.Plan.DecisionFor(decision.Node, decision.Rows).ShareText()
 			fallback := planir.Fallback{Node: decision.Node, Rows: decision.Rows, From: from, Reason: oneLine(misfit.reason)}
 			more = append(more, fallback)

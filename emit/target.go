@@ -43,53 +43,29 @@ type misfit struct {
 func retarget(plan *planir.Plan, graph *models.Graph, target *Target, fallen []planir.Fallback) (*planir.Plan, []misfit, error) {
 	if target.SoC != plan.SoC.Name {
 		return nil, nil, diag.New(diag.ClassInput, "emit for target %q: the plan is for SoC %q", target.SoC, plan.SoC.Name).
-			WithHint("solve for the target: hetc solve --target %s, or emit for the plan's: --target %s", target.SoC, plan.SoC.Name)
+			WithHint("solve for the target: hetc solve --target %s, or emit for the plan's: --target %s",
+				target.SoC, plan.SoC.Name)
+	}
+	if err := target.missing(plan, fallen); err != nil {
+		return nil, nil, err
 	}
 	out := *plan
 	out.SoC.Simulated, out.SoC.Fingerprint = false, target.Fingerprint
-	out.Target = &planir.Target{SoC: target.SoC, Emulator: target.Emulator, Simulated: plan.SoC.Simulated, Fallbacks: fallen}
+	out.Target = &planir.Target{
+		SoC: target.SoC, Emulator: target.Emulator, Simulated: plan.SoC.Simulated, Fallbacks: fallen,
+	}
 	out.Procs = slices.Clone(target.Procs)
 	slices.SortFunc(out.Procs, func(a, b planir.Proc) int { return strings.Compare(a.Name, b.Name) })
 	if target.Emulator { // what the device was expected to take says nothing about the emulator
 		out.Predictions, out.Solver = nil, nil
 	}
 	out.Decisions = make([]planir.Decision, len(plan.Decisions))
-	missing := map[string][]string{}
-	for i, decision := range plan.Decisions {
-		decision.Shares = slices.Clone(decision.Shares)
-		if slices.ContainsFunc(fallen, func(f planir.Fallback) bool { return f.Node == decision.Node && f.Rows == decision.Rows }) {
-			decision.Strategy, decision.Axis, decision.PredictNS = planir.Single, planir.AxisNone, 0
-			decision.Shares = []planir.Share{{Proc: plan.SoC.Control}}
-		}
-		for at := range decision.Shares {
-			if name := decision.Shares[at].Proc; target.proc(name) == nil && !slices.Contains(missing[name], decision.Node) {
-				missing[name] = append(missing[name], decision.Node)
-			}
-			if target.Emulator {
-				decision.Shares[at].PredictNS = 0
-			}
-		}
-		if target.Emulator {
-			decision.PredictNS, decision.Alternatives = 0, nil
-		}
-		out.Decisions[i] = decision
+	for i := range plan.Decisions {
+		out.Decisions[i] = target.decision(plan, &plan.Decisions[i], fallen)
 	}
-	if target.proc(plan.SoC.Control) == nil {
-		missing[plan.SoC.Control] = append(missing[plan.SoC.Control], "control")
-	}
-	if len(missing) > 0 {
-		var list diag.List
-		for _, proc := range plan.Procs {
-			if nodes := missing[proc.Name]; len(nodes) > 0 {
-				list = append(list, diag.New(diag.ClassInput, "emit for target %q: processor %q executes %s, and the SoC has no target data for it", target.SoC, proc.Name, some(nodes)).
-					WithHint("solve with processors that bundles can be made for: hetc solve --target %s", target.SoC))
-			}
-		}
-		return nil, nil, list.Err()
-	}
-	misfits, err := misfits(&out, graph)
-	if err != nil || len(misfits) > 0 {
-		return nil, misfits, err
+	bad, err := misfits(&out, graph)
+	if err != nil || len(bad) > 0 {
+		return nil, bad, err
 	}
 	if err := lower.Lower(&out, graph); err != nil {
 		return nil, nil, err
@@ -104,24 +80,71 @@ func retarget(plan *planir.Plan, graph *models.Graph, target *Target, fallen []p
 	return &out, nil, nil
 }
 
-// misfits are the decisions of a plan that its processors do not execute.
-func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
-	var rows []int
-	for _, decision := range plan.Decisions {
-		if !slices.Contains(rows, decision.Rows) {
-			rows = append(rows, decision.Rows)
+// decision is a decision of the plan as the target has it.
+func (t *Target) decision(plan *planir.Plan, of *planir.Decision, fallen []planir.Fallback) planir.Decision {
+	out := *of
+	out.Shares = slices.Clone(of.Shares)
+	if fellBack(of, fallen) {
+		out.Strategy, out.Axis, out.PredictNS = planir.Single, planir.AxisNone, 0
+		out.Shares = []planir.Share{{Proc: plan.SoC.Control}}
+	}
+	if t.Emulator {
+		out.PredictNS, out.Alternatives = 0, nil
+		for i := range out.Shares {
+			out.Shares[i].PredictNS = 0
 		}
 	}
-	slices.Sort(rows)
+	return out
+}
+
+func fellBack(d *planir.Decision, fallen []planir.Fallback) bool {
+	return slices.ContainsFunc(fallen, func(f planir.Fallback) bool { return f.Node == d.Node && f.Rows == d.Rows })
+}
+
+// missing refuses a plan that uses processors the target has no data for, all of them at once.
+func (t *Target) missing(plan *planir.Plan, fallen []planir.Fallback) error {
+	nodes := map[string][]string{} // by missing processor
+	need := func(proc, node string) {
+		if t.proc(proc) == nil && !slices.Contains(nodes[proc], node) {
+			nodes[proc] = append(nodes[proc], node)
+		}
+	}
+	for i := range plan.Decisions {
+		decision := t.decision(plan, &plan.Decisions[i], fallen)
+		for _, share := range decision.Shares {
+			need(share.Proc, decision.Node)
+		}
+	}
+	need(plan.SoC.Control, "control")
+	var list diag.List
+	for _, proc := range plan.Procs {
+		if nodes := nodes[proc.Name]; len(nodes) > 0 {
+			problem := diag.New(diag.ClassInput,
+				"emit for target %q: processor %q executes %s, and the SoC has no target data for it",
+				t.SoC, proc.Name, some(nodes))
+			list = append(list, problem.
+				WithHint("solve with processors that bundles can be made for: hetc solve --target %s", t.SoC))
+		}
+	}
+	return list.Err()
+}
+
+// misfits are the decisions of a plan that its processors do not execute, each once.
+func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
+	var lengths []int // numbers of rows
+	for _, decision := range plan.Decisions {
+		lengths = append(lengths, decision.Rows)
+	}
+	slices.Sort(lengths)
 	batch := graph.Batch()
 	seen := map[*planir.Decision]bool{}
-	for _, count := range rows {
+	for _, rows := range slices.Compact(lengths) {
 		of := graph
-		if count > 1 && plan.Decodes(count) {
+		if rows > 1 && plan.Decodes(rows) {
 			of = &batch
 		}
-		sections, err := lower.Expand(of, count, plan.MaxContext, plan.KV, func(node string) op.Scheme {
-			for _, at := range []int{count, 1} {
+		sections, err := lower.Expand(of, rows, plan.MaxContext, plan.KV, func(node string) op.Scheme {
+			for _, at := range []int{rows, 1} {
 				if decision := plan.DecisionFor(node, at); decision != nil {
 					return decision.Scheme
 				}
@@ -134,13 +157,14 @@ func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
 		for i := range sections {
 			for j := range sections[i].Nodes {
 				node := &sections[i].Nodes[j]
-				decision := plan.DecisionFor(node.Name, count)
+				decision := plan.DecisionFor(node.Name, rows)
 				if decision == nil || seen[decision] {
 					continue
 				}
 				seen[decision] = true
 				if _, err := lower.Cut(&sections[i], node, decision, plan.Proc); err != nil {
-					out = append(out, misfit{decision: decision, what: fmt.Sprintf("%s at %d rows", decision.Node, decision.Rows), proc: decision.Shares[0].Proc, reason: err})
+					what := fmt.Sprintf("%s at %d rows", decision.Node, decision.Rows)
+					out = append(out, misfit{decision: decision, what: what, proc: decision.Shares[0].Proc, reason: err})
 				}
 			}
 		}
