@@ -19,7 +19,8 @@ func checkCalibration(plan *planir.Plan, cal *calibration.Calibration) error {
 		if want == "" {
 			return nil
 		}
-		return diag.New(diag.ClassInput, "pack weights: the plan was made with calibration %.12s, and none is given", want).
+		return diag.New(diag.ClassInput, "pack weights: the plan was made with calibration %.12s, and none is given",
+			want).
 			WithHint("pass the calibration the plan was solved with: --calibration cal.yaml")
 	}
 	got, err := cal.Digest()
@@ -30,10 +31,12 @@ func checkCalibration(plan *planir.Plan, cal *calibration.Calibration) error {
 	case got:
 		return cal.CheckModel(plan.Model.Name, plan.Model.Digest)
 	case "":
-		return diag.New(diag.ClassInput, "pack weights: calibration %.12s is given, and the plan was made without one", got).
+		return diag.New(diag.ClassInput, "pack weights: calibration %.12s is given, and the plan was made without one",
+			got).
 			WithHint("solve again with --calibration, or leave it out here")
 	}
-	return diag.New(diag.ClassInput, "pack weights: calibration has digest %.12s, want %.12s, with which the plan was made", got, want).
+	return diag.New(diag.ClassInput,
+		"pack weights: calibration has digest %.12s, want %.12s, with which the plan was made", got, want).
 		WithHint("give the file that hetc solve read, or solve again with this one")
 }
 
@@ -47,7 +50,8 @@ func (c *Content) factors(group string, layer, want int) ([]float32, error) {
 		return nil, nil
 	}
 	if len(fold.Factors) != want {
-		return nil, diag.New(diag.ClassInput, "calibration: fold %q has %d factors in layer %d, want %d", group, len(fold.Factors), fold.Layer, want)
+		return nil, diag.New(diag.ClassInput, "calibration: fold %q has %d factors in layer %d, want %d",
+			group, len(fold.Factors), fold.Layer, want)
 	}
 	return fold.Factors, nil
 }
@@ -66,7 +70,8 @@ func (c *Content) staticScales(weight *planir.Weight, layer int) ([]float32, err
 		scales := c.cal.RowScales(weight.ScaleOf, max(0, layer), weight.N)
 		if scales == nil {
 			return nil, diag.New(diag.ClassInput, "calibration: nothing is said about %d static scales of what enters %q in layer %d", weight.N, weight.ScaleOf, max(0, layer)).
-				WithHint("measure them: hetc calibrate --model DIR --text FILE --schemes %s -o cal.yaml", severalScales(weight.N))
+				WithHint("measure them: hetc calibrate --model DIR --text FILE --schemes %s -o cal.yaml",
+					severalScales(weight.N))
 		}
 		return scales, nil
 	}
@@ -98,10 +103,12 @@ func (c *Content) steps(weight *planir.Weight, layer int) ([]float32, error) {
 			WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
 	}
 	if activation == nil {
-		return fail("nothing is said about what enters %q in layer %d, whose steps are wanted", weight.ScaleOf, max(0, layer))
+		return fail("nothing is said about what enters %q in layer %d, whose steps are wanted",
+			weight.ScaleOf, max(0, layer))
 	}
 	if len(activation.OutMax) > 0 && len(activation.OutMax) != weight.N {
-		return fail("class %q has %d columns in layer %d, want %d", weight.ScaleOf, len(activation.OutMax), activation.Layer, weight.N)
+		return fail("class %q has %d columns in layer %d, want %d",
+			weight.ScaleOf, len(activation.OutMax), activation.Layer, weight.N)
 	}
 	factors, err := c.factors(weight.FoldRows, layer, activation.K)
 	if err != nil {
@@ -111,7 +118,8 @@ func (c *Content) steps(weight *planir.Weight, layer int) ([]float32, error) {
 	var interleave []int
 	if weight.FoldCols != "" {
 		of := &c.plan.Program.Weights[slices.IndexFunc(c.plan.Program.Weights, func(x planir.Weight) bool {
-			return x.FoldCols == weight.FoldCols && x.ScaleOf == "" && className(&c.graph, x.Name, max(0, layer)) == weight.ScaleOf
+			return x.FoldCols == weight.FoldCols && x.ScaleOf == "" && className(&c.graph, x.Name,
+				max(0, layer)) == weight.ScaleOf
 		})]
 		interleave = of.Interleave
 		if divide, err = c.factors(weight.FoldCols, layer, of.N/max(1, len(of.Interleave))); err != nil {
@@ -120,7 +128,8 @@ func (c *Content) steps(weight *planir.Weight, layer int) ([]float32, error) {
 	}
 	in, out, ok := activation.Steps(factors, divide, interleave, weight.FoldSource)
 	if !ok {
-		return fail("nothing is said about what %q computes in layer %d, and steps of its results are wanted", weight.ScaleOf, max(0, layer))
+		return fail("nothing is said about what %q computes in layer %d, and steps of its results are wanted",
+			weight.ScaleOf, max(0, layer))
 	}
 	values := make([]float32, 2*weight.N)
 	for i := range weight.N {
@@ -147,7 +156,8 @@ func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
 		return nil, nil
 	}
 	if activation.K != weight.K {
-		return nil, diag.New(diag.ClassInput, "calibration: class %q has %d channels in layer %d, want %d", activation.Class, activation.K, activation.Layer, weight.K)
+		return nil, diag.New(diag.ClassInput, "calibration: class %q has %d channels in layer %d, want %d",
+			activation.Class, activation.K, activation.Layer, weight.K)
 	}
 	factors, err := c.factors(weight.FoldRows, pl.Layer, weight.K)
 	if err != nil {

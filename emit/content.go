@@ -101,7 +101,8 @@ func (c *Content) compile(ctx context.Context, compilers []driver.Compiler) erro
 func compilerFor(proc *planir.Proc, graph string, compilers []driver.Compiler) (driver.Compiler, error) {
 	at := slices.IndexFunc(compilers, func(c driver.Compiler) bool { return c.Name() == proc.Driver })
 	if at < 0 {
-		return nil, diag.New(diag.ClassUnavailable, "compile graph %q: no compiler for driver %q in this build", graph, proc.Driver)
+		return nil, diag.New(diag.ClassUnavailable, "compile graph %q: no compiler for driver %q in this build",
+			graph, proc.Driver)
 	}
 	return compilers[at], nil
 }
@@ -142,9 +143,11 @@ func (c *Content) Blob(name string) ([]byte, error) {
 // implements executor.Source.
 func (c *Content) Range(name string, offset, bytes int64) ([]byte, error) {
 	blob := c.blobs[name]
-	i := slices.IndexFunc(blob.Packs, func(pl planir.Placement) bool { return pl.Offset == offset && pl.Pack.Bytes == bytes })
+	i := slices.IndexFunc(blob.Packs,
+		func(pl planir.Placement) bool { return pl.Offset == offset && pl.Pack.Bytes == bytes })
 	if i < 0 {
-		return nil, diag.New(diag.ClassInput, "plan content: blob %q has no packed weight of %d bytes at %d", name, bytes, offset)
+		return nil, diag.New(diag.ClassInput, "plan content: blob %q has no packed weight of %d bytes at %d",
+			name, bytes, offset)
 	}
 	return c.packed(blob.Packs[i])
 }

@@ -40,7 +40,8 @@ type Options struct {
 	// made; nil: it is.
 	Memo    Memo
 	Scratch string // directory where what was compiled waits for the bundle; "": among temporary files
-	// TwinReport is of the twin, whose digests the report repeats; nil: it repeats those of graphs that were tried alone.
+	// TwinReport is of the twin, whose digests the report repeats; nil: it repeats those of graphs that were tried
+	// alone.
 	TwinReport *Report
 
 	Reference bool              // add a reference program with its own weights, for hetrun --check
@@ -56,8 +57,8 @@ type Options struct {
 	IssuedAt        int64  // Unix seconds, 0: not stated
 }
 
-// Memo remembers short results under keys of everything that they depend on but the program itself and the machine, of which
-// it must tell different ones apart. Emit asks it from several goroutines.
+// Memo remembers short results under keys of everything that they depend on but the program itself and the
+// machine, of which it must tell different ones apart. Emit asks it from several goroutines.
 type Memo interface {
 	// Recall returns a result that was kept; what is lost or damaged was not.
 	Recall(key string) ([]byte, bool)
@@ -137,8 +138,8 @@ func (o *Options) referenceSources(ctx context.Context, plan *planir.Plan) ([]bu
 	return content.sources(ctx, Reference, bundle.RoleReference)
 }
 
-// manifestTarget says where a plan's bundle may run. A simulation names no device and no system: only the simulator answers
-// to its name, on every machine.
+// manifestTarget says where a plan's bundle may run. A simulation names no device and no system: only the
+// simulator answers to its name, on every machine.
 func (o *Options) manifestTarget(p *planir.Plan, components []bundle.Component) bundle.Target {
 	if p.Evidence() == planir.Simulated {
 		return bundle.Target{SoC: []string{bundle.SimulatedSoC + p.SoC.Name}}
@@ -209,7 +210,8 @@ func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error)
 	const name = "reference"
 	ref := &planir.Plan{
 		Schema: planir.Schema, Model: plan.Model, Folds: plan.Folds, MaxContext: plan.MaxContext, KV: op.F32,
-		SoC: planir.SoCRef{Name: plan.SoC.Name, Digest: plan.SoC.Digest, Fingerprint: plan.SoC.Fingerprint, Control: name},
+		SoC: planir.SoCRef{Name: plan.SoC.Name, Digest: plan.SoC.Digest, Fingerprint: plan.SoC.Fingerprint,
+			Control: name},
 	}
 	for _, in := range plan.Inputs {
 		if in.Kind == planir.CalibrationInput {

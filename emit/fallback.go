@@ -146,7 +146,8 @@ func (o *Options) fallBack(graph *models.Graph, bad []misfit, fallen []planir.Fa
 		helps := slices.Contains(others, fmt.Sprintf("%q", control)) && misfit.proc != control
 		if o.AllowFallback && o.Target != nil && helps && !fellBack(decision, fallen) {
 			from := o.Plan.DecisionFor(decision.Node, decision.Rows).ShareText()
-			fallback := planir.Fallback{Node: decision.Node, Rows: decision.Rows, From: from, Reason: oneLine(misfit.reason)}
+			fallback := planir.Fallback{Node: decision.Node, Rows: decision.Rows, From: from,
+				Reason: oneLine(misfit.reason)}
 			more = append(more, fallback)
 			continue
 		}
@@ -159,7 +160,8 @@ func (o *Options) fallBack(graph *models.Graph, bad []misfit, fallen []planir.Fa
 		return nil, list.Err()
 	}
 	place := func(f planir.Fallback) int {
-		return slices.IndexFunc(o.Plan.Decisions, func(d planir.Decision) bool { return d.Node == f.Node && d.Rows == f.Rows })
+		return slices.IndexFunc(o.Plan.Decisions,
+			func(d planir.Decision) bool { return d.Node == f.Node && d.Rows == f.Rows })
 	}
 	slices.SortFunc(more, func(a, b planir.Fallback) int { return place(a) - place(b) })
 	return more, nil

@@ -312,7 +312,8 @@ func (a *attempt) choose(ctx context.Context) {
 	}
 }
 
-// failed notes which graphs the compiler refused: those it names, or all. An error that concerns every group is returned.
+// failed notes which graphs the compiler refused: those it names, or all. An error that concerns every group is
+// returned.
 func (a *attempt) failed(err error) error {
 	var refused *driver.Refused
 	switch {

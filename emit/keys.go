@@ -103,7 +103,8 @@ func (k *PrivateKey) Save(base string) (err error) {
 func createFile(path string, data []byte, mode os.FileMode) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, os.ErrExist) {
-		return diag.New(diag.ClassInput, "write key: %w", err).WithHint("keys are never overwritten; choose another name")
+		return diag.New(diag.ClassInput, "write key: %w", err).
+			WithHint("keys are never overwritten; choose another name")
 	}
 	if err != nil {
 		return diag.New(diag.ClassIO, "write key: %w", err)
@@ -126,14 +127,16 @@ func LoadSigningKey(path string) (*PrivateKey, error) {
 	file, hasFile := os.LookupEnv(EnvSigningKeyFile)
 	switch {
 	case hasText && hasFile:
-		return nil, diag.New(diag.ClassUsage, "both %s and %s are set", EnvSigningKey, EnvSigningKeyFile).WithHint("unset one of them")
+		return nil, diag.New(diag.ClassUsage, "both %s and %s are set", EnvSigningKey, EnvSigningKeyFile).
+			WithHint("unset one of them")
 	case hasText:
 		return ParseKey([]byte(text), EnvSigningKey)
 	case hasFile:
 		return loadKey(file)
 	}
 	return nil, diag.New(diag.ClassUsage, "no signing key").
-		WithHint("pass --key NAME.key (made by `hetc keygen --out NAME`), or set %s or %s", EnvSigningKeyFile, EnvSigningKey)
+		WithHint("pass --key NAME.key (made by `hetc keygen --out NAME`), or set %s or %s",
+			EnvSigningKeyFile, EnvSigningKey)
 }
 
 func errPublicKey(name string) error {

@@ -16,8 +16,8 @@ import (
 // ReportSchema identifies the format of a report.
 const ReportSchema = "hetc.npu-report/1"
 
-// Report says what is known of the graphs that hold their weights: what the compilers said, what was tried, and what was
-// not. It holds no times.
+// Report says what is known of the graphs that hold their weights: what the compilers said, what was tried, and
+// what was not. It holds no times.
 type Report struct {
 	Schema    string           `json:"schema"`
 	Target    *planir.Target   `json:"target,omitempty"` // of the plan, with what fell back; nil: the plan's own processors
@@ -56,8 +56,8 @@ type ReportGraph struct {
 	Facts  map[string]int64 `json:"facts,omitempty"`  // what the compiler reported: spill_bytes, vtcm_bytes, nodes, ...
 	// Twin is the SHA-256 of the graph in the bundle for the emulator, "" where nobody compiled that.
 	Twin string `json:"twin,omitempty"`
-	// Tried is the blob whose sample was executed for all graphs of the same operators, shapes and schemes; Errors are of
-	// this one.
+	// Tried is the blob whose sample was executed for all graphs of the same operators, shapes and schemes; Errors
+	// are of this one.
 	Tried  string        `json:"tried,omitempty"`
 	Errors *ReportErrors `json:"errors,omitempty"`
 }
@@ -72,16 +72,16 @@ type ReportErrors struct {
 
 const boundsText = "relative errors in the Euclidean norm, of pseudo-random inputs within the calibrated ranges; bounds are three times what the emulator of the oldest target differed by on single products, times their number"
 
-// report describes what was baked, nil if nothing was.
-func (c *Content) report(o *Options) (*Report, error) {
+// report describes the groups that were compiled, nil if there were none.
+func (c *Content) report(options *Options) (*Report, error) {
 	if len(c.facts) == 0 {
 		return nil, nil
 	}
-	report := &Report{Schema: ReportSchema, Target: c.plan.Target, Bounds: boundsText, Unchecked: c.unchecked(o)}
+	report := &Report{Schema: ReportSchema, Target: c.plan.Target, Bounds: boundsText, Unchecked: c.unchecked(options)}
 	twins := map[string]string{}
-	if twin := o.TwinReport; twin != nil {
+	if options.TwinReport != nil {
 		var err error
-		if twins, err = twin.twins(c.plan); err != nil {
+		if twins, err = options.TwinReport.twins(c.plan); err != nil {
 			return nil, err
 		}
 	}
@@ -92,29 +92,13 @@ func (c *Content) report(o *Options) (*Report, error) {
 		if err := report.compiler(c, facts); err != nil {
 			return nil, err
 		}
-		binary := ""
 		if facts.shared != nil {
-			binary = facts.shared.name
-			report.Binaries = append(report.Binaries, ReportItem{facts.shared.name, facts.shared.bytes, facts.shared.sha256})
+			report.Binaries = append(report.Binaries, facts.shared.item())
 		}
 		for i := range facts.graphs {
-			graph := &facts.graphs[i]
-			entry := ReportGraph{
-				ReportItem: ReportItem{graph.name, graph.bytes, graph.sha256}, Name: graph.graph.Name, Proc: graph.graph.Proc, Layer: facts.group.Layer, Rows: graph.graph.Graph.Rows(),
-				Binary: binary, Facts: graph.facts, Twin: graph.twin, Tried: graph.tried,
-			}
-			if twin := twins[graph.name]; twin != "" {
-				if entry.Twin != "" && entry.Twin != twin {
-					return nil, diag.New(diag.ClassInput, "report: the twin of %q that was compiled now has digest %.12s, and in the bundle given %.12s", graph.name, entry.Twin, twin).
-						WithHint("make the twin again with the same plan, model and libraries")
-				}
-				entry.Twin = twin
-			}
-			for _, node := range graph.graph.Graph.Nodes {
-				entry.Ops = append(entry.Ops, node.Op.Key())
-			}
-			if trial := graph.trial; trial != nil {
-				entry.Errors = &ReportErrors{round3(trial.float), trial.bound.float, round3(trial.portable), trial.bound.portable}
+			entry, err := facts.entry(&facts.graphs[i], twins)
+			if err != nil {
+				return nil, err
 			}
 			report.Graphs = append(report.Graphs, entry)
 		}
@@ -122,6 +106,37 @@ func (c *Content) report(o *Options) (*Report, error) {
 	slices.SortFunc(report.Graphs, func(a, b ReportGraph) int { return strings.Compare(a.Blob, b.Blob) })
 	slices.SortFunc(report.Binaries, func(a, b ReportItem) int { return strings.Compare(a.Blob, b.Blob) })
 	return report, nil
+}
+
+func (b *blobFacts) item() ReportItem { return ReportItem{b.name, b.bytes, b.sha256} }
+
+// entry describes one graph. twins are the digests that the twin's own bundle has, by blob; where the twin was compiled
+// again, it must be the same.
+func (f *groupFacts) entry(graph *graphFacts, twins map[string]string) (ReportGraph, error) {
+	entry := ReportGraph{
+		ReportItem: graph.item(), Name: graph.graph.Name, Proc: graph.graph.Proc, Layer: f.group.Layer,
+		Rows: graph.graph.Graph.Rows(), Facts: graph.facts, Twin: graph.twin, Tried: graph.tried,
+	}
+	if f.shared != nil {
+		entry.Binary = f.shared.name
+	}
+	if twin := twins[graph.name]; twin != "" {
+		if entry.Twin != "" && entry.Twin != twin {
+			return entry, diag.New(diag.ClassInput,
+				"report: the twin of %q that was compiled now has digest %.12s, and in the bundle given %.12s",
+				graph.name, entry.Twin, twin).
+				WithHint("make the twin again with the same plan, model and libraries")
+		}
+		entry.Twin = twin
+	}
+	for _, node := range graph.graph.Graph.Nodes {
+		entry.Ops = append(entry.Ops, node.Op.Key())
+	}
+	if trial := graph.trial; trial != nil {
+		entry.Errors = &ReportErrors{round3(trial.float), trial.bound.float, round3(trial.portable),
+			trial.bound.portable}
+	}
+	return entry, nil
 }
 
 // round3 leaves three digits: what others of a float64 say depends on the order of sums.
@@ -143,7 +158,8 @@ func (r *Report) compiler(content *Content, facts *groupFacts) error {
 		return nil
 	}
 	proc := content.plan.Proc(facts.group.Proc)
-	r.Compilers = append(r.Compilers, ReportCompiler{Proc: proc.Name, Driver: proc.Driver, Version: facts.compiler, Token: facts.token, Options: proc.Options})
+	r.Compilers = append(r.Compilers, ReportCompiler{Proc: proc.Name, Driver: proc.Driver, Version: facts.compiler,
+		Token: facts.token, Options: proc.Options})
 	slices.SortFunc(r.Compilers, func(a, b ReportCompiler) int { return strings.Compare(a.Proc, b.Proc) })
 	return nil
 }
@@ -169,7 +185,8 @@ func (c *Content) unchecked(options *Options) []string {
 // twins are the digests of the twin's artifacts, which must be of the same graphs.
 func (r *Report) twins(p *planir.Plan) (map[string]string, error) {
 	if r.Target == nil || !r.Target.Emulator {
-		return nil, diag.New(diag.ClassInput, "report: the bundle given as twin is none: it was not made with --for-emulator")
+		return nil, diag.New(diag.ClassInput,
+			"report: the bundle given as twin is none: it was not made with --for-emulator")
 	}
 	names := map[string]string{}
 	for i := range p.Program.Graphs {
@@ -180,7 +197,8 @@ func (r *Report) twins(p *planir.Plan) (map[string]string, error) {
 	for _, graph := range r.Graphs {
 		base, _, _ := strings.Cut(graph.Blob, ".")
 		if names[base] != graph.Name+" "+strings.Join(graph.Ops, "; ") {
-			return nil, diag.New(diag.ClassInput, "report: graph %q of the twin is %s, and this bundle's is %s", graph.Blob, graph.Name, names[base]).
+			return nil, diag.New(diag.ClassInput, "report: graph %q of the twin is %s, and this bundle's is %s",
+				graph.Blob, graph.Name, names[base]).
 				WithHint("make the twin from the same plan")
 		}
 		out[graph.Blob] = graph.SHA256

@@ -12,8 +12,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Target says what executes a plan that was made for a simulated SoC: the device, or the vendor's emulator of its NPU and
-// this machine's CPU.
+// Target says what executes a plan that was made for a simulated SoC: the device, or the vendor's emulator of its
+// NPU and this machine's CPU.
 type Target struct {
 	SoC         string        // its name, which must be the plan's
 	Emulator    bool          // the twin for the emulator
@@ -42,7 +42,8 @@ type misfit struct {
 // alone, on the target's processors. What they do not execute is returned as misfits instead.
 func retarget(plan *planir.Plan, graph *models.Graph, target *Target, fallen []planir.Fallback) (*planir.Plan, []misfit, error) {
 	if target.SoC != plan.SoC.Name {
-		return nil, nil, diag.New(diag.ClassInput, "emit for target %q: the plan is for SoC %q", target.SoC, plan.SoC.Name).
+		return nil, nil, diag.New(diag.ClassInput, "emit for target %q: the plan is for SoC %q",
+			target.SoC, plan.SoC.Name).
 			WithHint("solve for the target: hetc solve --target %s, or emit for the plan's: --target %s",
 				target.SoC, plan.SoC.Name)
 	}
@@ -164,7 +165,8 @@ func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
 				seen[decision] = true
 				if _, err := lower.Cut(&sections[i], node, decision, plan.Proc); err != nil {
 					what := fmt.Sprintf("%s at %d rows", decision.Node, decision.Rows)
-					out = append(out, misfit{decision: decision, what: what, proc: decision.Shares[0].Proc, reason: err})
+					out = append(out, misfit{decision: decision, what: what, proc: decision.Shares[0].Proc,
+						reason: err})
 				}
 			}
 		}

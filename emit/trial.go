@@ -67,7 +67,8 @@ type trial struct {
 func (s *sample) judge(graph *op.Graph, a *driver.BakedArtifact) (*trial, error) {
 	result := &trial{bound: boundOf(graph)}
 	if len(a.Emulated) != len(graph.Outputs) || len(a.Portable) != len(graph.Outputs) {
-		return nil, diag.New(diag.ClassRun, "its sample was not executed: %d and %d outputs, want %d", len(a.Emulated), len(a.Portable), len(graph.Outputs))
+		return nil, diag.New(diag.ClassRun, "its sample was not executed: %d and %d outputs, want %d",
+			len(a.Emulated), len(a.Portable), len(graph.Outputs))
 	}
 	emulated, portable := s.values(graph, a.Emulated), s.values(graph, a.Portable)
 	for i := range graph.Outputs {
@@ -75,7 +76,8 @@ func (s *sample) judge(graph *op.Graph, a *driver.BakedArtifact) (*trial, error)
 			continue
 		}
 		if len(emulated[i]) != len(s.want[i]) || len(portable[i]) != len(s.want[i]) {
-			return nil, diag.New(diag.ClassRun, "output %q of its sample has %d and %d values, want %d", graph.Outputs[i].Name, len(emulated[i]), len(portable[i]), len(s.want[i]))
+			return nil, diag.New(diag.ClassRun, "output %q of its sample has %d and %d values, want %d",
+				graph.Outputs[i].Name, len(emulated[i]), len(portable[i]), len(s.want[i]))
 		}
 		// The worst output counts: a large one must not hide a small one that is wrong.
 		result.float = max(result.float, relative(emulated[i], s.want[i]))
@@ -91,12 +93,14 @@ func (t *trial) err() error {
 		wrong = append(wrong, fmt.Sprintf("%.2g from float32, want at most %.2g", t.float, t.bound.float))
 	}
 	if !(t.portable <= t.bound.portable) {
-		wrong = append(wrong, fmt.Sprintf("%.2g from the uncompiled model in another engine, want at most %.2g", t.portable, t.bound.portable))
+		wrong = append(wrong, fmt.Sprintf("%.2g from the uncompiled model in another engine, want at most %.2g",
+			t.portable, t.bound.portable))
 	}
 	if len(wrong) == 0 {
 		return nil
 	}
-	return diag.New(diag.ClassRun, "executed by the emulator it differs by a relative error of %s", strings.Join(wrong, ", and "))
+	return diag.New(diag.ClassRun, "executed by the emulator it differs by a relative error of %s",
+		strings.Join(wrong, ", and "))
 }
 
 // numbers are little-endian float32 values.

@@ -59,5 +59,6 @@ func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weig
 	if err != nil { // a NaN
 		return fail(err)
 	}
-	return driver.Artifact{Driver: "host", Code: code, Facts: map[string]int64{"bytes": int64(len(code)), "weight_bytes": total}}, nil
+	return driver.Artifact{Driver: "host", Code: code,
+		Facts: map[string]int64{"bytes": int64(len(code)), "weight_bytes": total}}, nil
 }

@@ -1,10 +1,11 @@
 // Package ort knows how a graph becomes an artifact of the driver "ort": an ONNX model without its weights.
 //
 // Inputs "i0", "i1", ... and outputs "o0", "o1", ... are the graph's by position; a value that is input and output
-// is both. Weight j of the graph is the initializer "w<j>", with its scales in "w<j>.scale", both declared as external
-// data. The ONNX node that does the work of node i of the graph is named "n<i>", what belongs to it "n<i>.something".
-// The metadata "hetc.graph" is the graph itself; "hetc.checks" lists outputs "c0", "c1", ... behind the graph's own:
-// the row scales of the quant_rows nodes that keep them within the graph, because a value without an answer shows there.
+// is both. Weight j of the graph is the initializer "w<j>", with its scales in "w<j>.scale", both declared as
+// external data. The ONNX node that does the work of node i of the graph is named "n<i>", what belongs to it
+// "n<i>.something". The metadata "hetc.graph" is the graph itself; "hetc.checks" lists outputs "c0", "c1", ...
+// behind the graph's own: the row scales of the quant_rows nodes that keep them within the graph, because a value
+// without an answer shows there.
 package ort
 
 import (
@@ -53,7 +54,8 @@ func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weig
 			return fail(err)
 		}
 		if weights != nil && int64(len(weights[i].Bytes)) != size {
-			return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name, len(weights[i].Bytes), size))
+			return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d",
+				spec.Name, len(weights[i].Bytes), size))
 		}
 		total += size
 	}
@@ -70,5 +72,6 @@ func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weig
 	if len(code) > onnx.MaxBytes {
 		return fail(diag.New(diag.ClassInput, "the model has %d bytes, want at most %d", len(code), onnx.MaxBytes))
 	}
-	return driver.Artifact{Driver: "ort", Code: code, Facts: map[string]int64{"bytes": int64(len(code)), "weight_bytes": total}}, nil
+	return driver.Artifact{Driver: "ort", Code: code,
+		Facts: map[string]int64{"bytes": int64(len(code)), "weight_bytes": total}}, nil
 }

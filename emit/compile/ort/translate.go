@@ -24,8 +24,9 @@ var (
 	kinds = []op.Kind{
 		op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy,
 	}
-	// forms are those of products besides the default. The library multiplies activations of 8 bits by weights, and 4-bit weights,
-	// in one order and by one operator, and takes no weight as the second of a batch matmul's activations.
+	// forms are those of products besides the default. The library multiplies activations of 8 bits by weights,
+	// and 4-bit weights, in one order and by one operator, and takes no weight as the second of a batch matmul's
+	// activations.
 	forms   = map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}}
 	schemes = op.SchemesOf("ort")
 )
@@ -69,7 +70,8 @@ type check struct {
 func translate(graph *op.Graph) (*onnx.Model, error) {
 	writer := &translator{
 		graph: graph, now: map[string]string{}, last: map[string]int{}, outputs: map[string]string{}, static: map[string]string{},
-		Builder: onnx.Builder{Model: &onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}}}},
+		Builder: onnx.Builder{Model: &onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "",
+			Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}}}},
 	}
 	writer.Model.Graph.Name = "hetc"
 	for i, input := range graph.Inputs {
@@ -133,7 +135,8 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 			count *= dim
 		}
 		name := fmt.Sprintf("w%d%s", j, suffix)
-		t.Model.Graph.Initializers = append(t.Model.Graph.Initializers, onnx.Tensor{Name: name, Type: typ, Dims: dims, External: &onnx.External{Location: "weights", Length: typ.Bytes(count)}})
+		t.Model.Graph.Initializers = append(t.Model.Graph.Initializers, onnx.Tensor{Name: name, Type: typ, Dims: dims,
+			External: &onnx.External{Location: "weights", Length: typ.Bytes(count)}})
 	}
 	rows, cols := int64(spec.K), int64(spec.N)
 	if spec.Layout == op.RowsLayout {
@@ -210,7 +213,8 @@ func (t *translator) translate(i int) error {
 		j := slices.IndexFunc(t.graph.Weights, func(s op.WeightSpec) bool { return s.Name == name })
 		have, want := t.graph.Weights[j], operator.WeightSpec(operator.Sig().W[at], op.OnnxLayout)
 		if have.Name = want.Name; have != want {
-			return diag.New(diag.ClassInput, "weight %q is %s %s [%d,%d], want %s %s [%d,%d]", name, have.Scheme, have.Layout, have.K, have.N, want.Scheme, want.Layout, want.K, want.N)
+			return diag.New(diag.ClassInput, "weight %q is %s %s [%d,%d], want %s %s [%d,%d]",
+				name, have.Scheme, have.Layout, have.K, have.N, want.Scheme, want.Layout, want.K, want.N)
 		}
 		weights[at] = fmt.Sprintf("w%d", j)
 	}
@@ -218,9 +222,11 @@ func (t *translator) translate(i int) error {
 	case op.Embed:
 		t.embed(operator, in[0], weights[0])
 	case op.Norm:
-		t.Add("", "", "SimplifiedLayerNormalization", list(in[0], weights[0]), t.out, onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(operator)), onnx.Int("stash_type", 1))
+		t.Add("", "", "SimplifiedLayerNormalization", list(in[0], weights[0]), t.out, onnx.Int("axis", -1),
+			onnx.Float("epsilon", epsilon(operator)), onnx.Int("stash_type", 1))
 	case op.LayerNorm:
-		t.Add("", "", "LayerNormalization", list(in[0], weights[0], weights[1]), t.out, onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(operator)))
+		t.Add("", "", "LayerNormalization", list(in[0], weights[0], weights[1]), t.out, onnx.Int("axis", -1),
+			onnx.Float("epsilon", epsilon(operator)))
 	case op.QuantRows:
 		t.quantRows(operator, in[0], weights)
 	case op.MatMul:
@@ -242,7 +248,8 @@ func (t *translator) translate(i int) error {
 		t.Add("", "", "Add", in, t.out)
 	case op.Copy:
 		if have, want := t.typeOf(node.In[0]), t.typeOf(node.Out[0]); have != want {
-			return diag.New(diag.ClassInput, "%q is %s and %q %s: types are not converted", node.In[0], have, node.Out[0], want)
+			return diag.New(diag.ClassInput, "%q is %s and %q %s: types are not converted",
+				node.In[0], have, node.Out[0], want)
 		}
 		t.Add("", "", "Identity", in, t.out)
 	default:
@@ -280,7 +287,10 @@ func (t *translator) embed(operator op.Op, ids, table string) {
 		})
 	}
 	if operator.Scale != 0 {
-		steps = append(steps, func(in, out string) { t.Add("scale", "", "Mul", list(in, t.Float(float32(operator.Scale))), list(out)) })
+		steps = append(steps, func(in,
+			out string) {
+			t.Add("scale", "", "Mul", list(in, t.Float(float32(operator.Scale))), list(out))
+		})
 	}
 	in := ""
 	for i, step := range steps {
@@ -302,7 +312,8 @@ func (t *translator) quantRows(operator op.Op, in string, weights []string) {
 	if name := t.graph.Nodes[t.Node].Out[1]; t.outputs[name] == "" || t.last[name] != t.Node {
 		scale = fmt.Sprintf("c%d", len(t.checks))
 		t.checks = append(t.checks, check{t.Node, scale})
-		t.Model.Graph.Outputs = append(t.Model.Graph.Outputs, onnx.Value{Name: scale, Type: onnx.Float32, Dims: []int64{int64(rows), 1}})
+		t.Model.Graph.Outputs = append(t.Model.Graph.Outputs,
+			onnx.Value{Name: scale, Type: onnx.Float32, Dims: []int64{int64(rows), 1}})
 		t.out[1] = scale
 	}
 	if operator.Static && operator.Scales == 0 {
@@ -325,10 +336,12 @@ func (t *translator) quantRows(operator op.Op, in string, weights []string) {
 		// What follows from weights alone the library computes before it has their values: each row has its copy.
 		each := t.Do("each", "", "Sum", list(nan, weights[0]))
 		largest := t.Do("largest", "", "ReduceMax", list(each, axis), keep)
-		holding := t.Do("holding", "", "Where", list(t.Do("holds", "", "GreaterOrEqual", list(each, step)), each, largest))
+		holding := t.Do("holding", "", "Where",
+			list(t.Do("holds", "", "GreaterOrEqual", list(each, step)), each, largest))
 		step = t.Do("smallest", "", "ReduceMin", list(holding, axis), keep)
 		t.Add("scale", "", "Add", list(step, nan), list(scale))
-		codes := t.Do("", "", "QuantizeLinear", list(in, t.reshape("rows", step, int64(rows)), t.zeroPoint(rows)), onnx.Int("axis", 0))
+		codes := t.Do("", "", "QuantizeLinear", list(in, t.reshape("rows", step, int64(rows)), t.zeroPoint(rows)),
+			onnx.Int("axis", 0))
 		t.Add("clip", "", "Clip", list(codes, t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.out[:1])
 		return
 	}
@@ -367,7 +380,8 @@ func (t *translator) matMul(operator op.Op, in, weights []string) {
 		t.Add("scale", "", "Mul", list(product, in[1]), list(scaled))
 		product = scaled
 	case op.A8TQ4B32, op.A8TQ4B128:
-		rows := t.Do("float", "", "DequantizeLinear", list(in[0], t.reshape("rows", in[1], int64(operator.M)), t.zeroPoint(operator.M)), onnx.Int("axis", 0))
+		rows := t.Do("float", "", "DequantizeLinear",
+			list(in[0], t.reshape("rows", in[1], int64(operator.M)), t.zeroPoint(operator.M)), onnx.Int("axis", 0))
 		operands := list(rows, weights[0], weights[0]+".scale")
 		if operator.Bias {
 			operands = append(operands, "", "", weights[1])
@@ -395,11 +409,14 @@ func (t *translator) product(o op.Op, in, weight, out string) {
 		columns = t.Do("rows", "", "Transpose", list(columns), onnx.Ints("perm", 1, 0, 2))
 		t.Add("shape", "", "Reshape", list(columns, t.Ints(rows, cols)), list(out))
 	case conv:
-		image := t.reshape("image", t.Do("columns", "", "Transpose", list(in), onnx.Ints("perm", 1, 0)), 1, depth, int64(height), int64(width))
+		image := t.reshape("image", t.Do("columns", "", "Transpose", list(in), onnx.Ints("perm", 1, 0)), 1, depth,
+			int64(height), int64(width))
 		columns = t.Name("pixels:")
-		// With kernels of 1x1 the transposed convolution is the convolution, and its weights are [K,N] as they are packed.
+		// With kernels of 1x1 the transposed convolution is the convolution, and its weights are [K,N] as they are
+		// packed.
 		t.Add("", "", "ConvTranspose", list(image, weight), list(columns), onnx.Ints("kernel_shape", 1, 1))
-		t.Add("rows", "", "Transpose", list(t.reshape("shape", columns, cols, rows)), list(out), onnx.Ints("perm", 1, 0))
+		t.Add("rows", "", "Transpose", list(t.reshape("shape", columns, cols, rows)), list(out),
+			onnx.Ints("perm", 1, 0))
 	default:
 		t.Add("", "", "MatMul", list(in, weight), list(out))
 	}
@@ -493,7 +510,8 @@ func (t *translator) inPlace() error {
 			if !slices.Contains(node.In, in) || needed[i] || i == last && slices.Contains(elementwise, node.Op) {
 				continue
 			}
-			return diag.New(diag.ClassInput, "value %q is overwritten, and %q (%s) may read it afterwards", value.Name, node.Name, node.Op)
+			return diag.New(diag.ClassInput, "value %q is overwritten, and %q (%s) may read it afterwards",
+				value.Name, node.Name, node.Op)
 		}
 	}
 	return nil

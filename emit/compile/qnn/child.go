@@ -108,7 +108,8 @@ func readRequest(b []byte) (*request, error) {
 	for i, graph := range asked.Graphs {
 		for _, tensor := range slices.Concat(graph.Inputs, graph.Outputs) {
 			if tensor.Rows < 1 || tensor.Cols < 1 || tensor.Rows > maxTensor || tensor.Cols > maxTensor/tensor.Rows || tensor.bytes() < 1 || tensor.bytes() > maxTensor {
-				return nil, fmt.Errorf("read the request: tensor %q of graph %d is [%d,%d] of type %d", tensor.Name, i, tensor.Rows, tensor.Cols, tensor.Type)
+				return nil, fmt.Errorf("read the request: tensor %q of graph %d is [%d,%d] of type %d",
+					tensor.Name, i, tensor.Rows, tensor.Cols, tensor.Type)
 			}
 		}
 	}
@@ -196,7 +197,8 @@ func (q *request) work(reply *answer, at *int) error {
 		if err := q.progress(i); err != nil {
 			return err
 		}
-		session := &ortapi.SessionOptions{Threads: 1, Devices: devices, ProviderOptions: append([][2]string{{"backend_path", q.Backend}}, q.Options...)}
+		session := &ortapi.SessionOptions{Threads: 1, Devices: devices,
+			ProviderOptions: append([][2]string{{"backend_path", q.Backend}}, q.Options...)}
 		if q.Shared {
 			session.Config = append(session.Config, [2]string{"ep.share_ep_contexts", "1"})
 			if i == len(q.Graphs)-1 {
@@ -238,7 +240,8 @@ func (q *request) work(reply *answer, at *int) error {
 			return diag.New(diag.ClassRun, "the binary has no graph %q, which the model refers to", wrapped.graph)
 		}
 		reply.Arch, reply.SoC, reply.SDK = info.Arch, info.SoC, wrapped.sdk
-		reply.Graphs = append(reply.Graphs, facts{Spill: graph.SpillBytes, VTCM: graph.VTCMBytes, Nodes: wrapped.nodes, Edge: wrapped.edge, Context: int64(len(context)), Token: wrapped.token})
+		reply.Graphs = append(reply.Graphs, facts{Spill: graph.SpillBytes, VTCM: graph.VTCMBytes, Nodes: wrapped.nodes,
+			Edge: wrapped.edge, Context: int64(len(context)), Token: wrapped.token})
 	}
 	for i, task := range q.Graphs {
 		*at = i
@@ -250,7 +253,8 @@ func (q *request) work(reply *answer, at *int) error {
 		}
 		// The emulator needs no target: the binary is for one.
 		for name, session := range map[string]*ortapi.SessionOptions{
-			"emulated": {Threads: 1, Devices: devices, ProviderOptions: [][2]string{{"backend_path", q.Backend}, {"offload_graph_io_quantization", "1"}}},
+			"emulated": {Threads: 1, Devices: devices,
+				ProviderOptions: [][2]string{{"backend_path", q.Backend}, {"offload_graph_io_quantization", "1"}}},
 			"portable": {Threads: 1},
 		} {
 			path := modelFile(i)
@@ -299,7 +303,8 @@ func (g *task) run(env *ortapi.Env, path string, o *ortapi.SessionOptions, i int
 			return err
 		}
 		if len(data) != len(to) {
-			return diag.New(diag.ClassInput, "input %q of the sample has %d bytes, want %d", input.Name, len(data), len(to))
+			return diag.New(diag.ClassInput, "input %q of the sample has %d bytes, want %d",
+				input.Name, len(data), len(to))
 		}
 		copy(to, data)
 		if err := binding.BindInput(input.Name, value); err != nil {
@@ -372,11 +377,13 @@ func inspect(b []byte, shared bool) (*wrapper, error) {
 	}
 	switch {
 	case len(left) > 0:
-		return nil, diag.New(diag.ClassInput, "the NPU does not take all of the graph: %s would stay on the CPU", strings.Join(left, ", "))
+		return nil, diag.New(diag.ClassInput, "the NPU does not take all of the graph: %s would stay on the CPU",
+			strings.Join(left, ", "))
 	case len(contexts) == 0:
 		return nil, diag.New(diag.ClassInput, "the NPU takes nothing of the graph")
 	case len(contexts) > 1:
-		return nil, diag.New(diag.ClassInput, "the NPU takes the graph in %d pieces, with conversions between them", len(contexts))
+		return nil, diag.New(diag.ClassInput, "the NPU takes the graph in %d pieces, with conversions between them",
+			len(contexts))
 	}
 	text := func(name string) string {
 		attr, _ := context.Attr(name)
@@ -393,9 +400,11 @@ func inspect(b []byte, shared bool) (*wrapper, error) {
 	wrapped.token, _ = model.Prop(tokenKey)
 	switch {
 	case wrapped.token == "":
-		return nil, diag.New(diag.ClassUnavailable, "the compiled model has no %s: the library is another one than hetc knows", tokenKey)
+		return nil, diag.New(diag.ClassUnavailable,
+			"the compiled model has no %s: the library is another one than hetc knows", tokenKey)
 	case shared && (wrapped.context != sharedFile || number("embed_mode") != 0):
-		return nil, diag.New(diag.ClassRun, "the compiled model refers to the binary %q, want %q", wrapped.context, sharedFile)
+		return nil, diag.New(diag.ClassRun, "the compiled model refers to the binary %q, want %q",
+			wrapped.context, sharedFile)
 	case !shared && (number("embed_mode") != 1 || wrapped.context == ""):
 		return nil, diag.New(diag.ClassRun, "the compiled model does not hold its binary")
 	}

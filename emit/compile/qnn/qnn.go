@@ -1,10 +1,10 @@
 // Package qnn knows how a graph becomes a context binary for Qualcomm's NPU (HTP), without the device: it is written as
 // an ONNX model with its weights and compiled by the vendor's compiler, which ONNX Runtime's plugin brings along.
 //
-// An artifact is the compiled ONNX model: one EPContext node that stands for the binary, and the conversions at its edge.
-// Inputs "i0", "i1", ... and outputs "o0", "o1", ... are the graph's by position; the metadata "hetc.graph" is the graph
-// itself. For the emulator the model holds its binary; for a device it names the binary of its group, in which all
-// numbers of rows share their weights, and which does not load on x86.
+// An artifact is the compiled ONNX model: one EPContext node that stands for the binary, and the conversions at
+// its edge. Inputs "i0", "i1", ... and outputs "o0", "o1", ... are the graph's by position; the metadata
+// "hetc.graph" is the graph itself. For the emulator the model holds its binary; for a device it names the binary
+// of its group, in which all numbers of rows share their weights, and which does not load on x86.
 package qnn
 
 import (
@@ -93,12 +93,13 @@ func (c *compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t 
 	return artifact, nil
 }
 
-// Bake compiles a group, for the emulator each of its graphs in a process of its own. The bytes of what it makes depend on
-// the graphs, their weights, the target and the libraries, not on names, folders, or the order of the pieces.
+// Bake compiles a group, for the emulator each of its graphs in a process of its own. The bytes of what it makes
+// depend on the graphs, their weights, the target and the libraries, not on names, folders, or the order of the
+// pieces.
 //
 // Facts: "bytes" of the artifact, "context_bytes" of the binary that holds the graph (with others of the group, or
-// alone), "spill_bytes" and "vtcm_bytes" of memory, "nodes" of the artifact's model, "edge_nodes" of them that convert on the CPU,
-// "cpu_nodes" (always 0), "arch" and "soc_model" that the binary is for.
+// alone), "spill_bytes" and "vtcm_bytes" of memory, "nodes" of the artifact's model, "edge_nodes" of them that
+// convert on the CPU, "cpu_nodes" (always 0), "arch" and "soc_model" that the binary is for.
 func (c *compiler) Bake(ctx context.Context, group []driver.Piece, asked driver.Target) (*driver.Baked, error) {
 	fail := func(err error) (*driver.Baked, error) {
 		return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "compile for processor %q: %w", asked.Proc, err)
@@ -247,7 +248,8 @@ func (b *groupJob) run(ctx context.Context, jobs []*job, order []int, shared boo
 	var at *graphError
 	switch {
 	case errors.As(err, &at) && at.graph >= 0 && at.graph < len(order):
-		b.refuse(order[at.graph], diag.New(diag.ClassOr(err, diag.ClassRun), "for soc_model %d, htp_arch %d: %w", b.to.soc, b.to.arch, err))
+		b.refuse(order[at.graph], diag.New(diag.ClassOr(err, diag.ClassRun), "for soc_model %d, htp_arch %d: %w",
+			b.to.soc, b.to.arch, err))
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -259,7 +261,8 @@ func (b *groupJob) run(ctx context.Context, jobs []*job, order []int, shared boo
 		b.baked.Token = graph.Token
 	}
 	b.baked.Cached = b.baked.Cached && made.cached
-	b.baked.Compiler = fmt.Sprintf("QNN %s (plugin %s, ONNX Runtime %s)", short(made.Answer.SDK), made.Answer.Provider, made.Answer.ORT)
+	b.baked.Compiler = fmt.Sprintf("QNN %s (plugin %s, ONNX Runtime %s)",
+		short(made.Answer.SDK), made.Answer.Provider, made.Answer.ORT)
 	return made, nil
 }
 
@@ -296,7 +299,8 @@ func readTarget(asked driver.Target) (target, error) {
 		}
 		to, ok := fields[key]
 		if !ok {
-			return target{}, diag.New(diag.ClassInput, "target option %q is unknown, want soc_model, htp_arch, vtcm_mb, opt, library, onnxruntime", key)
+			return target{}, diag.New(diag.ClassInput,
+				"target option %q is unknown, want soc_model, htp_arch, vtcm_mb, opt, library, onnxruntime", key)
 		}
 		number, err := strconv.ParseInt(asked.Options[key], 10, 32)
 		if err != nil || number < 0 {
@@ -306,7 +310,8 @@ func readTarget(asked driver.Target) (target, error) {
 	}
 	for _, key := range []string{"soc_model", "htp_arch", "vtcm_mb"} {
 		if *fields[key] == 0 {
-			return target{}, diag.New(diag.ClassInput, "target option %q is missing", key).WithHint("write it into target: of the SoC's processor")
+			return target{}, diag.New(diag.ClassInput, "target option %q is missing", key).
+				WithHint("write it into target: of the SoC's processor")
 		}
 	}
 	if to.opt > 3 {
@@ -315,8 +320,8 @@ func readTarget(asked driver.Target) (target, error) {
 	return to, nil
 }
 
-// Identity names everything of this machine that decides what is compiled for a target: the digests of the vendor's libraries.
-// The error is ErrUnavailable where they are missing.
+// Identity names everything of this machine that decides what is compiled for a target: the digests of the
+// vendor's libraries. The error is ErrUnavailable where they are missing.
 func (c *compiler) Identity(ctx context.Context, t driver.Target) (string, error) {
 	to, err := readTarget(t)
 	if err != nil {
@@ -356,7 +361,8 @@ func (t target) matches(a *answer, token string) error {
 		return diag.New(diag.ClassInput, "the compiler made a binary for soc_model %d, htp_arch %d, want soc_model %d, htp_arch %d", a.SoC, a.Arch, t.soc, t.arch).
 			WithHint("the SoC's target: does not fit the device; see the vendor's table of SoCs")
 	case len(parts) < 6 || parts[4] != strconv.FormatInt(t.arch, 10) || parts[5] != strconv.FormatInt(t.soc, 10):
-		return diag.New(diag.ClassInput, "the binary's compatibility string is %q, want one of htp_arch %d, soc_model %d", token, t.arch, t.soc)
+		return diag.New(diag.ClassInput,
+			"the binary's compatibility string is %q, want one of htp_arch %d, soc_model %d", token, t.arch, t.soc)
 	}
 	return nil
 }
@@ -418,7 +424,8 @@ func (j *job) translate(i int) error {
 	for at, raw := range sample {
 		input := inputs[at]
 		if want := input.Rows * input.Cols * input.Type.Bytes(); len(raw) != want {
-			return &graphError{i, diag.New(diag.ClassInput, "input %d of the sample has %d bytes, want %d", at, len(raw), want)}
+			return &graphError{i, diag.New(diag.ClassInput, "input %d of the sample has %d bytes, want %d",
+				at, len(raw), want)}
 		}
 	}
 	j.sample = sample
@@ -516,10 +523,12 @@ func (r *result) write(path string) error {
 	if err != nil {
 		return err
 	}
-	return writeNew(filepath.Dir(path), filepath.Base(path), slices.Concat([][]byte{binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text}, all)...)
+	return writeNew(filepath.Dir(path), filepath.Base(path),
+		slices.Concat([][]byte{binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text}, all)...)
 }
 
-// decode reads a result back, without copying its parts. One that this version of hetc does not understand is made again.
+// decode reads a result back, without copying its parts. One that this version of hetc does not understand is made
+// again.
 func decode(data []byte, graphs int) (*result, error) {
 	short := errors.New("it is too short")
 	if len(data) < 8 {
@@ -553,7 +562,8 @@ func decode(data []byte, graphs int) (*result, error) {
 	return made, nil
 }
 
-// folder makes one for a process: in the cache, where the next one removes what a killed one leaves, or among the temporary files.
+// folder makes one for a process: in the cache, where the next one removes what a killed one leaves, or among the
+// temporary files.
 func (b *groupJob) folder() (string, error) {
 	if b.cache != nil {
 		return b.cache.Scratch()
@@ -585,7 +595,8 @@ func (b *groupJob) start(ctx context.Context, jobs []*job, shared bool) (_ *resu
 			err = diag.New(diag.ClassIO, "remove the compiler's folder: %w", failed)
 		}
 	}()
-	asked := request{ORT: b.tools.ort.Path, Provider: b.tools.qnn.Provider, Backend: b.tools.qnn.Backend, System: b.tools.system, Options: b.to.options(), Shared: shared, Memory: b.options.Memory}
+	asked := request{ORT: b.tools.ort.Path, Provider: b.tools.qnn.Provider, Backend: b.tools.qnn.Backend,
+		System: b.tools.system, Options: b.to.options(), Shared: shared, Memory: b.options.Memory}
 	for i, j := range jobs {
 		if !slices.EqualFunc(j.weights, jobs[0].weights, bytes.Equal) {
 			return nil, &graphError{i, diag.New(diag.ClassInput, "it reads other weights than the first of its group")}
@@ -634,7 +645,8 @@ func (b *groupJob) start(ctx context.Context, jobs []*job, shared bool) (_ *resu
 			for at, output := range jobs[0].outputs {
 				raw, err := os.ReadFile(filepath.Join(dir, resultFile(0, at, what)))
 				if err != nil || int64(len(raw)) != output.bytes() {
-					return nil, diag.New(diag.ClassIO, "read the sample's result: %d bytes, want %d (%w)", len(raw), output.bytes(), err)
+					return nil, diag.New(diag.ClassIO, "read the sample's result: %d bytes, want %d (%w)",
+						len(raw), output.bytes(), err)
 				}
 				*to = append(*to, raw)
 			}
@@ -711,14 +723,17 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, gr
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case limited.Err() != nil:
-		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler was stopped after %v%s", c.options.Time, output.text())}
+		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler was stopped after %v%s",
+			c.options.Time, output.text())}
 	case ended != nil:
 		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler crashed: %w%s", ended, output.text()).
 			WithHint("its memory is limited to %d MiB", c.options.Memory>>20)}
 	case err != nil:
-		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler ended without an answer: %w%s", err, output.text())}
+		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler ended without an answer: %w%s",
+			err, output.text())}
 	case reply.Failed != nil:
-		return nil, &graphError{reply.Failed.Graph, diag.New(reply.Failed.Class, "%s%s", reply.Failed.Summary, output.text())}
+		return nil, &graphError{reply.Failed.Graph, diag.New(reply.Failed.Class, "%s%s",
+			reply.Failed.Summary, output.text())}
 	}
 	return reply, nil
 }
@@ -783,14 +798,16 @@ func (c *compiler) tools(ctx context.Context, to target, cache *cas.Cache) (*too
 	}
 	ort, err := ortapi.Find(to.ort)
 	if err != nil {
-		problem := &driver.Unavailable{Driver: name, Found: err.Error(), Override: ortapi.EnvLibrary, Get: "make deps fetches ONNX Runtime"}
+		problem := &driver.Unavailable{Driver: name, Found: err.Error(), Override: ortapi.EnvLibrary,
+			Get: "make deps fetches ONNX Runtime"}
 		var le *ortapi.LoadError
 		if errors.As(err, &le) {
 			problem.Tried = le.Tried
 		}
 		return nil, problem
 	}
-	found := &toolchain{ort: ort, qnn: qnn, system: filepath.Join(filepath.Dir(qnn.Provider), native.FileNames("QnnSystem")[0])}
+	found := &toolchain{ort: ort, qnn: qnn,
+		system: filepath.Join(filepath.Dir(qnn.Provider), native.FileNames("QnnSystem")[0])}
 	if found.program, err = os.Executable(); err != nil {
 		return nil, diag.New(diag.ClassUnavailable, "the program's own file is not known: %w", err)
 	}
@@ -810,7 +827,8 @@ func (c *compiler) tools(ctx context.Context, to target, cache *cas.Cache) (*too
 // digest is that of a library's file. It is remembered for its path, size and time of change: these files are large.
 func digest(ctx context.Context, path string, cache *cas.Cache) (string, error) {
 	fail := func(err error) (string, error) {
-		return "", &driver.Unavailable{Driver: name, Found: fmt.Sprintf("library %q: %v", path, err), Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
+		return "", &driver.Unavailable{Driver: name, Found: fmt.Sprintf("library %q: %v",
+			path, err), Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
 	}
 	if !strings.ContainsAny(path, `/\`) { // the system's loader found it; its version says what it is
 		return path, nil

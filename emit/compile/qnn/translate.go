@@ -28,7 +28,8 @@ const maxRows = 1 << 16
 // kinds are the operators that are translated, schemes those of products. What reads the cache or depends on the
 // position of a call has no place in a compiled graph, whose inputs are its activations alone.
 var (
-	kinds   = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy}
+	kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap,
+		op.Clip, op.Add, op.Copy}
 	schemes = op.SchemesOf("qnn")
 )
 
@@ -36,7 +37,8 @@ var (
 func refuse(operator op.Op) error {
 	switch {
 	case operator.Kind == op.Attention || operator.Kind == op.KVAppend:
-		return diag.New(diag.ClassInput, "operator %q is not compiled: it works on the cache, which lies outside a compiled graph", operator.Kind)
+		return diag.New(diag.ClassInput,
+			"operator %q is not compiled: it works on the cache, which lies outside a compiled graph", operator.Kind)
 	case operator.Kind == op.Rope || operator.Kind == op.SelectRow:
 		return diag.New(diag.ClassInput, "operator %q is not compiled: it depends on where a call is in the context, which a compiled graph is not told", operator.Kind)
 	case !slices.Contains(kinds, operator.Kind):
@@ -95,7 +97,8 @@ type compilerInput struct {
 // product's own step, so that nothing is rounded in between.
 func translate(graph *op.Graph, weights driver.Weights) (*compilerInput, error) {
 	if len(weights) != len(graph.Weights) {
-		return nil, diag.New(diag.ClassInput, "got %d weights, want %d: they are compiled into the graph", len(weights), len(graph.Weights))
+		return nil, diag.New(diag.ClassInput, "got %d weights, want %d: they are compiled into the graph",
+			len(weights), len(graph.Weights))
 	}
 	for j, spec := range graph.Weights {
 		size, err := pack.Bytes(spec)
@@ -103,7 +106,8 @@ func translate(graph *op.Graph, weights driver.Weights) (*compilerInput, error) 
 			return nil, err
 		}
 		if int64(len(weights[j].Bytes)) != size {
-			return nil, diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name, len(weights[j].Bytes), size)
+			return nil, diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d",
+				spec.Name, len(weights[j].Bytes), size)
 		}
 	}
 	for i, node := range graph.Nodes {
@@ -146,7 +150,8 @@ func translate(graph *op.Graph, weights driver.Weights) (*compilerInput, error) 
 			return nil, diag.New(diag.ClassInput, "output %q is an input that no node writes", value.Name)
 		}
 		if value.Type != op.F32 {
-			return nil, diag.New(diag.ClassInput, "output %q is %s: results leave a compiled graph as f32", value.Name, value.Type)
+			return nil, diag.New(diag.ClassInput, "output %q is %s: results leave a compiled graph as f32",
+				value.Name, value.Type)
 		}
 		writer.outputs[value.Name] = name
 		if err := writer.declare(&writer.Model.Graph.Outputs, name, value); err != nil {
@@ -160,9 +165,11 @@ func translate(graph *op.Graph, weights driver.Weights) (*compilerInput, error) 
 	}
 	code := writer.Model.Marshal()
 	if len(code) > onnx.MaxBytes {
-		return nil, diag.New(diag.ClassInput, "the model has %d bytes without its weights, want at most %d", len(code), onnx.MaxBytes)
+		return nil, diag.New(diag.ClassInput, "the model has %d bytes without its weights, want at most %d",
+			len(code), onnx.MaxBytes)
 	}
-	return &compilerInput{code, writer.parts, tensors(writer.Model.Graph.Inputs), tensors(writer.Model.Graph.Outputs)}, nil
+	return &compilerInput{code, writer.parts, tensors(writer.Model.Graph.Inputs),
+		tensors(writer.Model.Graph.Outputs)}, nil
 }
 
 func tensors(list []onnx.Value) (out []tensor) {
@@ -237,15 +244,18 @@ func (t *translator) translate(i int) error {
 		weights[at] = slices.IndexFunc(t.graph.Weights, func(s op.WeightSpec) bool { return s.Name == name })
 		have, want := t.graph.Weights[weights[at]], operator.WeightSpec(operator.Sig().W[at], op.OnnxLayout)
 		if have.Name = want.Name; have != want {
-			return diag.New(diag.ClassInput, "weight %q is %s %s [%d,%d], want %s %s [%d,%d]", name, have.Scheme, have.Layout, have.K, have.N, want.Scheme, want.Layout, want.K, want.N)
+			return diag.New(diag.ClassInput, "weight %q is %s %s [%d,%d], want %s %s [%d,%d]",
+				name, have.Scheme, have.Layout, have.K, have.N, want.Scheme, want.Layout, want.K, want.N)
 		}
 	}
 	var err error
 	switch operator.Kind {
 	case op.Norm:
-		t.Add("", "", "SimplifiedLayerNormalization", list(in[0], t.vector(weights[0])), t.out, onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(operator)), onnx.Int("stash_type", 1))
+		t.Add("", "", "SimplifiedLayerNormalization", list(in[0], t.vector(weights[0])), t.out, onnx.Int("axis", -1),
+			onnx.Float("epsilon", epsilon(operator)), onnx.Int("stash_type", 1))
 	case op.LayerNorm:
-		t.Add("", "", "LayerNormalization", list(in[0], t.vector(weights[0]), t.vector(weights[1])), t.out, onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(operator)))
+		t.Add("", "", "LayerNormalization", list(in[0], t.vector(weights[0]), t.vector(weights[1])), t.out,
+			onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(operator)))
 	case op.QuantRows:
 		err = t.quantRows(node, in[0], weights[0])
 	case op.MatMul:
@@ -308,7 +318,8 @@ func bytesOf(v []float32) []byte {
 // step checks the step of a grid.
 func step(what string, v float32) (float32, error) {
 	if !(v > 0) || v > math.MaxFloat32/op.GridMax {
-		return 0, diag.New(diag.ClassInput, "the step of the %s is %v, want a positive number below 2^113: calibrate the model", what, v)
+		return 0, diag.New(diag.ClassInput,
+			"the step of the %s is %v, want a positive number below 2^113: calibrate the model", what, v)
 	}
 	return v, nil
 }
@@ -320,7 +331,8 @@ func (t *translator) grid(suffix, x string, step float32) string {
 		return onGrid
 	}
 	scale, zero := t.Float(step), t.zero16()
-	onGrid := t.Do(suffix+".float", "", "DequantizeLinear", list(t.Do(suffix+".codes", "", "QuantizeLinear", list(x, scale, zero)), scale, zero))
+	onGrid := t.Do(suffix+".float", "", "DequantizeLinear",
+		list(t.Do(suffix+".codes", "", "QuantizeLinear", list(x, scale, zero)), scale, zero))
 	t.grids[key] = onGrid
 	return onGrid
 }
@@ -337,7 +349,8 @@ func (t *translator) quantRows(node *op.Node, in string, w int) error {
 		return err
 	}
 	zero := t.zero8()
-	codes := t.Do("codes", "", "QuantizeLinear", list(t.Do("clip", "", "Clip", list(in, t.Float(-127*scale), t.Float(127*scale))), t.Float(scale), zero))
+	codes := t.Do("codes", "", "QuantizeLinear",
+		list(t.Do("clip", "", "Clip", list(in, t.Float(-127*scale), t.Float(127*scale))), t.Float(scale), zero))
 	t.out[0] = t.Do("float", "", "DequantizeLinear", list(codes, t.Float(scale), zero))
 	t.codes[node.Out[0]] = coded{t.out[0], scale}
 	return nil
@@ -357,7 +370,8 @@ func (t *translator) matrix(j, turn int) (matrix, error) {
 	if err != nil {
 		return matrix{}, err
 	}
-	stored := matrix{values: t.weights[j].Bytes[:values], scales: floats(t.weights[j].Bytes[at : at+4*scales]), k: spec.K, n: spec.N}
+	stored := matrix{values: t.weights[j].Bytes[:values], scales: floats(t.weights[j].Bytes[at : at+4*scales]),
+		k: spec.K, n: spec.N}
 	if turn == 0 {
 		return stored, nil
 	}
@@ -505,25 +519,30 @@ func (t *translator) matMul(node *op.Node, in []string, weights []int) error {
 		}
 	case op.A16FW16:
 		rows := t.Do("half", "", "Cast", list(in[0]), onnx.Int("to", int64(onnx.Float16)))
-		operands, kind := list(rows, t.weight(fmt.Sprintf("w%d", j), onnx.Float16, stored.values, int64(stored.k), int64(stored.n))), "MatMul"
+		operands, kind := list(rows, t.weight(fmt.Sprintf("w%d",
+			j), onnx.Float16, stored.values, int64(stored.k), int64(stored.n))), "MatMul"
 		if operator.Bias {
 			half := make([]byte, 0, 2*len(bias))
 			for col, shift := range bias {
 				image := number.FloatToHalf(shift)
 				if image&0x7fff >= 0x7c00 {
-					return diag.New(diag.ClassInput, "bias %q: column %d is %v, beyond half precision", node.W[1], col, shift)
+					return diag.New(diag.ClassInput, "bias %q: column %d is %v, beyond half precision",
+						node.W[1], col, shift)
 				}
 				half = binary.LittleEndian.AppendUint16(half, image)
 			}
-			operands, kind = append(operands, t.weight(fmt.Sprintf("w%d", weights[1]), onnx.Float16, half, int64(stored.n))), "Gemm"
+			operands, kind = append(operands, t.weight(fmt.Sprintf("w%d",
+				weights[1]), onnx.Float16, half, int64(stored.n))), "Gemm"
 		}
 		t.Add("float", "", "Cast", list(t.Do("", "", kind, operands)), t.out, onnx.Int("to", int64(onnx.Float32)))
 	case op.A16FQ4B32:
 		// The NPU takes the operator with three dimensions only.
 		blocks := int64((stored.k + 31) / 32)
 		rows := t.reshape("batch", in[0], 1, int64(operator.M), int64(operator.K))
-		operands := list(rows, t.weight(fmt.Sprintf("w%d", j), onnx.Uint8, stored.values, int64(stored.n), blocks, 16), t.weight(fmt.Sprintf("w%d.scale", j), onnx.Float32, bytesOf(stored.scales), int64(stored.n), blocks))
-		result := t.Do("", onnx.Contrib, "MatMulNBits", operands, onnx.Int("K", int64(stored.k)), onnx.Int("N", int64(stored.n)), onnx.Int("bits", 4), onnx.Int("block_size", 32))
+		operands := list(rows, t.weight(fmt.Sprintf("w%d", j), onnx.Uint8, stored.values, int64(stored.n), blocks, 16),
+			t.weight(fmt.Sprintf("w%d.scale", j), onnx.Float32, bytesOf(stored.scales), int64(stored.n), blocks))
+		result := t.Do("", onnx.Contrib, "MatMulNBits", operands, onnx.Int("K", int64(stored.k)),
+			onnx.Int("N", int64(stored.n)), onnx.Int("bits", 4), onnx.Int("block_size", 32))
 		product := t.out[0]
 		if operator.Bias {
 			product = t.Name("product:")
@@ -544,7 +563,8 @@ func (t *translator) bias(x string, w, turn int, y string) {
 	if turn > 0 {
 		row = permute(row, sorted(len(row), turn))
 	}
-	t.Add("bias", "", "Add", list(x, t.weight(fmt.Sprintf("w%d", w), onnx.Float32, bytesOf(row), int64(len(row)))), list(y))
+	t.Add("bias", "", "Add", list(x, t.weight(fmt.Sprintf("w%d",
+		w), onnx.Float32, bytesOf(row), int64(len(row)))), list(y))
 }
 
 // longest is the largest euclidean length of a column of 8-bit codes with its scale.
@@ -609,14 +629,16 @@ func (t *translator) integers(o op.Op, in string, sx float32, j int, stored matr
 		codes, scales := make([]byte, 0, 4*cols), make([]float32, cols)
 		for col, number := range bias {
 			scales[col] = sx * stored.scales[col]
-			codes = binary.LittleEndian.AppendUint32(codes, uint32(int32(math.RoundToEven(float64(number)/float64(scales[col])))))
+			codes = binary.LittleEndian.AppendUint32(codes,
+				uint32(int32(math.RoundToEven(float64(number)/float64(scales[col])))))
 		}
 		operands = append(operands, t.Do("row", "", "DequantizeLinear", list(t.weight(name+".bias", onnx.Int32, codes, cols), t.weight(name+".bias.scale", onnx.Float32, bytesOf(scales), cols),
 			t.Constant(onnx.Tensor{Type: onnx.Int32, Dims: []int64{cols}, Raw: make([]byte, 4*cols)})), onnx.Int("axis", 0)))
 		kind = "Gemm"
 	}
 	step, middle := t.Float(sy), t.zero16()
-	t.Add("float", "", "DequantizeLinear", list(t.Do("codes", "", "QuantizeLinear", list(t.Do("", "", kind, operands), step, middle)), step, middle), list(out))
+	t.Add("float", "", "DequantizeLinear", list(t.Do("codes", "", "QuantizeLinear",
+		list(t.Do("", "", kind, operands), step, middle)), step, middle), list(out))
 }
 
 // glu splits columns of gate and up, which alternate in turns unless their weight's were sorted.
