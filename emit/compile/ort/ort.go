@@ -10,7 +10,6 @@ package ort
 
 import (
 	"context"
-	"encoding/json"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/onnx"
@@ -59,15 +58,10 @@ func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weig
 		}
 		total += size
 	}
-	text, err := json.Marshal(&graph)
-	if err != nil { // a NaN
-		return fail(err)
-	}
 	model, err := translate(&graph)
 	if err != nil {
 		return fail(err)
 	}
-	model.Props = append([]onnx.Prop{{Key: "hetc.graph", Value: string(text)}}, model.Props...)
 	code := model.Marshal()
 	if len(code) > onnx.MaxBytes {
 		return fail(diag.New(diag.ClassInput, "the model has %d bytes, want at most %d", len(code), onnx.MaxBytes))

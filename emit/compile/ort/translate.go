@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/hetc/hetc/emit/onnxgraph"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/onnx"
 	"github.com/hetc/hetc/planir/op"
@@ -50,15 +51,9 @@ func refuse(operator op.Op) error {
 
 // translator writes one graph.
 type translator struct {
-	onnx.Builder
-	graph   *op.Graph
-	now     map[string]string // value of the graph -> the tensor that it is at this point
-	last    map[string]int    // value -> the last node that writes it
-	outputs map[string]string // value -> its tensor among the outputs
-	checks  []check
-	static  map[string]string // tensor of row scales that are all one constant -> that one's initializer
-
-	out []string
+	*onnxgraph.Writer
+	checks []check
+	static map[string]string // tensor of row scales that are all one constant -> that one's initializer
 }
 
 // check says which output holds the scales of a node.
@@ -67,64 +62,32 @@ type check struct {
 	Output string `json:"output"`
 }
 
+// translate writes a valid graph. Its weights are declared, not held.
 func translate(graph *op.Graph) (*onnx.Model, error) {
-	writer := &translator{
-		graph: graph, now: map[string]string{}, last: map[string]int{}, outputs: map[string]string{}, static: map[string]string{},
-		Builder: onnx.Builder{Model: &onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "",
-			Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}}}},
+	writer, err := onnxgraph.New(graph, func(v op.Value, _ bool) (onnx.Type, error) { return elements[v.Type], nil })
+	if err != nil {
+		return nil, err
 	}
-	writer.Model.Graph.Name = "hetc"
-	for i, input := range graph.Inputs {
-		name := fmt.Sprintf("i%d", i)
-		if _, dup := writer.now[input.Name]; dup {
-			return nil, diag.New(diag.ClassInput, "input %q is listed twice", input.Name)
-		}
-		writer.now[input.Name] = name
-		writer.Model.Graph.Inputs = append(writer.Model.Graph.Inputs, value(name, input))
-	}
-	for i, output := range graph.Outputs {
-		name := fmt.Sprintf("o%d", i)
-		if _, dup := writer.outputs[output.Name]; dup {
-			return nil, diag.New(diag.ClassInput, "output %q is listed twice", output.Name)
-		}
-		writer.outputs[output.Name] = name
-		writer.Model.Graph.Outputs = append(writer.Model.Graph.Outputs, value(name, output))
-	}
+	t := &translator{Writer: writer, static: map[string]string{}}
 	for j, spec := range graph.Weights {
-		if err := writer.weight(j, spec); err != nil {
+		if err := t.weight(j, spec); err != nil {
 			return nil, err
 		}
 	}
-	for i, node := range graph.Nodes {
-		for _, name := range node.Out {
-			writer.last[name] = i
-		}
-	}
-	for i := range graph.Nodes {
-		if err := writer.translate(i); err != nil {
-			return nil, diag.New(diag.ClassInput, "node %d (%s): %w", i, graph.Nodes[i].Op.Kind, err)
-		}
-	}
-	for _, value := range graph.Outputs {
-		if _, written := writer.last[value.Name]; !written { // an input that is passed on
-			return nil, diag.New(diag.ClassInput, "output %q is an input that no node writes", value.Name)
-		}
-	}
-	if err := writer.inPlace(); err != nil {
+	if err := t.Nodes(t.translate); err != nil {
 		return nil, err
 	}
-	if len(writer.checks) > 0 {
-		text, err := json.Marshal(writer.checks)
+	if err := t.inPlace(); err != nil {
+		return nil, err
+	}
+	if len(t.checks) > 0 {
+		text, err := json.Marshal(t.checks)
 		if err != nil {
 			return nil, err
 		}
-		writer.Model.Props = append(writer.Model.Props, onnx.Prop{Key: "hetc.checks", Value: string(text)})
+		t.Model.Props = append(t.Model.Props, onnx.Prop{Key: "hetc.checks", Value: string(text)})
 	}
-	return writer.Model, nil
-}
-
-func value(name string, v op.Value) onnx.Value {
-	return onnx.Value{Name: name, Type: elements[v.Type], Dims: []int64{int64(v.Rows), int64(v.Cols)}}
+	return t.Model, nil
 }
 
 // weight declares the initializers of weight j: vectors [N], tables and matrices [K,N], blocks [N,K/block,block/2].
@@ -140,7 +103,7 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 	}
 	rows, cols := int64(spec.K), int64(spec.N)
 	if spec.Layout == op.RowsLayout {
-		if spec.K == 1 && !slices.ContainsFunc(t.graph.Nodes, func(n op.Node) bool { return n.Op.Kind == op.Embed && n.W[0] == spec.Name }) {
+		if spec.K == 1 && !slices.ContainsFunc(t.Graph.Nodes, func(n op.Node) bool { return n.Op.Kind == op.Embed && n.W[0] == spec.Name }) {
 			declare("", elements[op.Type(spec.Scheme)], cols)
 		} else {
 			declare("", elements[op.Type(spec.Scheme)], rows, cols)
@@ -156,7 +119,7 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 	}
 	switch spec.Scheme {
 	case "w32":
-		if slices.ContainsFunc(t.graph.Nodes, func(x op.Node) bool { return x.Op.Form.Class() == op.Conv && x.W[0] == spec.Name }) {
+		if slices.ContainsFunc(t.Graph.Nodes, func(x op.Node) bool { return x.Op.Form.Class() == op.Conv && x.W[0] == spec.Name }) {
 			declare("", onnx.Float32, rows, cols, 1, 1) // the same bytes as kernels
 			break
 		}
@@ -176,8 +139,6 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 
 func blockRows(weight string) int64 { return int64(op.Scheme("a8t/" + weight).BlockK()) }
 
-func list(s ...string) []string { return s }
-
 // zeroPoint is a constant of n codes of zero, or one of no dimension.
 func (t *translator) zeroPoint(n int) string {
 	zeros := onnx.Tensor{Type: onnx.Uint8, Dims: []int64{int64(n)}, Raw: slices.Repeat([]byte{128}, max(1, n))}
@@ -187,82 +148,46 @@ func (t *translator) zeroPoint(n int) string {
 	return t.Constant(zeros)
 }
 
-// reshape gives a tensor another shape, which costs nothing.
-func (t *translator) reshape(suffix, x string, dims ...int64) string {
-	return t.Do(suffix, "", "Reshape", list(x, t.Ints(dims...)))
-}
-
-// translate writes node i.
-func (t *translator) translate(i int) error {
-	node := &t.graph.Nodes[i]
+// translate writes a node.
+func (t *translator) translate(node *op.Node, in []string, numbers []int) error {
 	operator := node.Op
-	t.Node, t.out = i, nil
-	for at, name := range node.Out {
-		tensor := fmt.Sprintf("v%d.%d", i, at)
-		if out, ok := t.outputs[name]; ok && t.last[name] == i {
-			tensor = out
-		}
-		t.out = append(t.out, tensor)
+	weights := make([]string, len(numbers))
+	for k, j := range numbers {
+		weights[k] = fmt.Sprintf("w%d", j)
 	}
-	in := make([]string, len(node.In))
-	for at, name := range node.In {
-		in[at] = t.now[name]
-	}
-	weights := make([]string, len(node.W))
-	for at, name := range node.W {
-		j := slices.IndexFunc(t.graph.Weights, func(s op.WeightSpec) bool { return s.Name == name })
-		have, want := t.graph.Weights[j], operator.WeightSpec(operator.Sig().W[at], op.OnnxLayout)
-		if have.Name = want.Name; have != want {
-			return diag.New(diag.ClassInput, "weight %q is %s %s [%d,%d], want %s %s [%d,%d]",
-				name, have.Scheme, have.Layout, have.K, have.N, want.Scheme, want.Layout, want.K, want.N)
+	if operator.Kind == op.Copy {
+		if have, want := t.typeOf(node.In[0]), t.typeOf(node.Out[0]); have != want {
+			return diag.New(diag.ClassInput, "%q is %s and %q %s: types are not converted",
+				node.In[0], have, node.Out[0], want)
 		}
-		weights[at] = fmt.Sprintf("w%d", j)
+	}
+	if t.Common(operator, in, func(k int) string { return weights[k] }) {
+		return nil
 	}
 	switch operator.Kind {
 	case op.Embed:
 		t.embed(operator, in[0], weights[0])
-	case op.Norm:
-		t.Add("", "", "SimplifiedLayerNormalization", list(in[0], weights[0]), t.out, onnx.Int("axis", -1),
-			onnx.Float("epsilon", epsilon(operator)), onnx.Int("stash_type", 1))
-	case op.LayerNorm:
-		t.Add("", "", "LayerNormalization", list(in[0], weights[0], weights[1]), t.out, onnx.Int("axis", -1),
-			onnx.Float("epsilon", epsilon(operator)))
 	case op.QuantRows:
 		t.quantRows(operator, in[0], weights)
 	case op.MatMul:
 		t.matMul(operator, in, weights)
 	case op.GLU:
-		t.glu(operator, in[0])
+		t.GLU(operator, in[0], false, func(suffix, act, in, out string) { t.activate(suffix, act, in, out, false) })
 	case op.Activate:
-		t.activate("", operator.Act, in[0], t.out[0], slices.Contains(node.Out, node.In[0]))
+		t.activate("", operator.Act, in[0], t.Out[0], slices.Contains(node.Out, node.In[0]))
 	case op.Gate:
 		// x/(1+exp(-gate)): the library's own sigmoid is not exact in its tails.
-		inverse := t.Do("exp", "", "Exp", list(t.Do("neg", "", "Neg", list(in[1]))))
-		t.Add("", "", "Div", list(in[0], t.Do("one", "", "Add", list(inverse, t.Float(1)))), t.out)
-	case op.Softcap:
-		bent := t.Do("tanh", "", "Tanh", list(t.Do("div", "", "Div", list(in[0], t.Float(float32(operator.Cap))))))
-		t.Add("", "", "Mul", list(bent, t.Float(float32(operator.Cap))), t.out)
-	case op.Clip:
-		t.Add("", "", "Clip", list(in[0], t.Float(float32(-operator.Cap)), t.Float(float32(operator.Cap))), t.out)
-	case op.Add:
-		t.Add("", "", "Add", in, t.out)
-	case op.Copy:
-		if have, want := t.typeOf(node.In[0]), t.typeOf(node.Out[0]); have != want {
-			return diag.New(diag.ClassInput, "%q is %s and %q %s: types are not converted",
-				node.In[0], have, node.Out[0], want)
-		}
-		t.Add("", "", "Identity", in, t.out)
+		inverse := t.Do("exp", "", "Exp", onnxgraph.List(t.Do("neg", "", "Neg", onnxgraph.List(in[1]))))
+		t.Add("", "", "Div", onnxgraph.List(in[0], t.Do("one", "", "Add", onnxgraph.List(inverse, t.Float(1)))), t.Out)
 	default:
 		panic("BUG: no translation of " + string(operator.Kind))
-	}
-	for at, name := range node.Out {
-		t.now[name] = t.out[at]
 	}
 	return nil
 }
 
+// typeOf is the type of a value of the graph.
 func (t *translator) typeOf(name string) op.Type {
-	for _, values := range [][]op.Value{t.graph.Inputs, t.graph.Outputs, t.graph.Temps} {
+	for _, values := range [][]op.Value{t.Graph.Inputs, t.Graph.Outputs, t.Graph.Temps} {
 		if i := slices.IndexFunc(values, func(v op.Value) bool { return v.Name == name }); i >= 0 {
 			return values[i].Type
 		}
@@ -270,26 +195,25 @@ func (t *translator) typeOf(name string) op.Type {
 	panic("BUG: no value " + name)
 }
 
-// epsilon is never 0, so that rows of zeros give zeros.
-func epsilon(o op.Op) float32 { return max(float32(o.Eps), 1.1754944e-38) }
-
 func (t *translator) embed(operator op.Op, ids, table string) {
-	result := t.out[0]
+	result := t.Out[0]
 	steps := []func(in, out string){
-		func(_, out string) { t.Add("", "", "Gather", list(table, ids), list(out), onnx.Int("axis", 0)) }, // [M,1,N]
+		func(_, out string) {
+			t.Add("", "", "Gather", onnxgraph.List(table, ids), onnxgraph.List(out), onnx.Int("axis", 0))
+		}, // [M,1,N]
 		func(in, out string) {
-			t.Add("shape", "", "Reshape", list(in, t.Ints(int64(operator.M), int64(operator.N))), list(out))
+			t.Add("shape", "", "Reshape", onnxgraph.List(in, t.Ints(int64(operator.M), int64(operator.N))), onnxgraph.List(out))
 		},
 	}
 	if operator.Table != op.F32 {
 		steps = append(steps, func(in, out string) {
-			t.Add("cast", "", "Cast", list(in), list(out), onnx.Int("to", int64(onnx.Float32)))
+			t.Add("cast", "", "Cast", onnxgraph.List(in), onnxgraph.List(out), onnx.Int("to", int64(onnx.Float32)))
 		})
 	}
 	if operator.Scale != 0 {
 		steps = append(steps, func(in,
 			out string) {
-			t.Add("scale", "", "Mul", list(in, t.Float(float32(operator.Scale))), list(out))
+			t.Add("scale", "", "Mul", onnxgraph.List(in, t.Float(float32(operator.Scale))), onnxgraph.List(out))
 		})
 	}
 	in := ""
@@ -307,52 +231,52 @@ func (t *translator) embed(operator op.Op, ids, table string) {
 func (t *translator) quantRows(operator op.Op, in string, weights []string) {
 	rows, axis := operator.Rows(), t.Ints(1)
 	keep := onnx.Int("keepdims", 1)
-	nan := t.Do("nan", "", "Mul", list(t.Do("sum", "", "ReduceSum", list(in, axis), keep), t.Float(0)))
-	scale := t.out[1]
-	if name := t.graph.Nodes[t.Node].Out[1]; t.outputs[name] == "" || t.last[name] != t.Node {
+	nan := t.Do("nan", "", "Mul", onnxgraph.List(t.Do("sum", "", "ReduceSum", onnxgraph.List(in, axis), keep), t.Float(0)))
+	scale := t.Out[1]
+	if name := t.Graph.Nodes[t.Node].Out[1]; t.Outputs[name] == "" || t.Last[name] != t.Node {
 		scale = fmt.Sprintf("c%d", len(t.checks))
 		t.checks = append(t.checks, check{t.Node, scale})
 		t.Model.Graph.Outputs = append(t.Model.Graph.Outputs,
 			onnx.Value{Name: scale, Type: onnx.Float32, Dims: []int64{int64(rows), 1}})
-		t.out[1] = scale
+		t.Out[1] = scale
 	}
 	if operator.Static && operator.Scales == 0 {
-		t.Add("scale", "", "Sum", list(nan, weights[0]), list(scale)) // see bias
+		t.Add("scale", "", "Sum", onnxgraph.List(nan, weights[0]), onnxgraph.List(scale)) // see bias
 		t.static[scale] = weights[0]
-		codes := t.Do("", "", "QuantizeLinear", list(in, weights[0], t.zeroPoint(1)))
+		codes := t.Do("", "", "QuantizeLinear", onnxgraph.List(in, weights[0], t.zeroPoint(1)))
 		// Codes are symmetric: -127..127.
-		t.Add("clip", "", "Clip", list(codes, t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.out[:1])
+		t.Add("clip", "", "Clip", onnxgraph.List(codes, t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.Out[:1])
 		return
 	}
 	top := ""
 	if rows == 1 { // few nodes count
-		top = t.Do("top", "", "ReduceMax", list(t.Do("abs", "", "Abs", list(in)), axis), keep)
+		top = t.Do("top", "", "ReduceMax", onnxgraph.List(t.Do("abs", "", "Abs", onnxgraph.List(in)), axis), keep)
 	} else { // few passes count
-		low := t.Do("neg", "", "Neg", list(t.Do("min", "", "ReduceMin", list(in, axis), keep)))
-		top = t.Do("top", "", "Max", list(t.Do("max", "", "ReduceMax", list(in, axis), keep), low))
+		low := t.Do("neg", "", "Neg", onnxgraph.List(t.Do("min", "", "ReduceMin", onnxgraph.List(in, axis), keep)))
+		top = t.Do("top", "", "Max", onnxgraph.List(t.Do("max", "", "ReduceMax", onnxgraph.List(in, axis), keep), low))
 	}
-	step := t.Do("div", "", "Div", list(top, t.Float(127)))
+	step := t.Do("div", "", "Div", onnxgraph.List(top, t.Float(127)))
 	if operator.Static { // the smallest of several scales that is not below it, else the largest
 		// What follows from weights alone the library computes before it has their values: each row has its copy.
-		each := t.Do("each", "", "Sum", list(nan, weights[0]))
-		largest := t.Do("largest", "", "ReduceMax", list(each, axis), keep)
+		each := t.Do("each", "", "Sum", onnxgraph.List(nan, weights[0]))
+		largest := t.Do("largest", "", "ReduceMax", onnxgraph.List(each, axis), keep)
 		holding := t.Do("holding", "", "Where",
-			list(t.Do("holds", "", "GreaterOrEqual", list(each, step)), each, largest))
-		step = t.Do("smallest", "", "ReduceMin", list(holding, axis), keep)
-		t.Add("scale", "", "Add", list(step, nan), list(scale))
-		codes := t.Do("", "", "QuantizeLinear", list(in, t.reshape("rows", step, int64(rows)), t.zeroPoint(rows)),
+			onnxgraph.List(t.Do("holds", "", "GreaterOrEqual", onnxgraph.List(each, step)), each, largest))
+		step = t.Do("smallest", "", "ReduceMin", onnxgraph.List(holding, axis), keep)
+		t.Add("scale", "", "Add", onnxgraph.List(step, nan), onnxgraph.List(scale))
+		codes := t.Do("", "", "QuantizeLinear", onnxgraph.List(in, t.Reshape("rows", step, int64(rows)), t.zeroPoint(rows)),
 			onnx.Int("axis", 0))
-		t.Add("clip", "", "Clip", list(codes, t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.out[:1])
+		t.Add("clip", "", "Clip", onnxgraph.List(codes, t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.Out[:1])
 		return
 	}
-	t.Add("scale", "", "Add", list(step, nan), list(scale))
+	t.Add("scale", "", "Add", onnxgraph.List(step, nan), onnxgraph.List(scale))
 	// A row of zeros has scale 0 and is divided by the smallest number there is.
-	by := t.reshape("rows", t.Do("tiny", "", "Max", list(step, t.Float(0x1p-149))), int64(rows))
-	t.Add("", "", "QuantizeLinear", list(in, by, t.zeroPoint(rows)), t.out[:1], onnx.Int("axis", 0))
+	by := t.Reshape("rows", t.Do("tiny", "", "Max", onnxgraph.List(step, t.Float(0x1p-149))), int64(rows))
+	t.Add("", "", "QuantizeLinear", onnxgraph.List(in, by, t.zeroPoint(rows)), t.Out[:1], onnx.Int("axis", 0))
 }
 
 func (t *translator) matMul(operator op.Op, in, weights []string) {
-	product, result := t.Name("product:"), t.out[0]
+	product, result := t.Name("product:"), t.Out[0]
 	switch operator.Scheme {
 	case op.A32W32:
 		if !operator.Bias {
@@ -360,33 +284,33 @@ func (t *translator) matMul(operator op.Op, in, weights []string) {
 		}
 		t.product(operator, in[0], weights[0], product)
 	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C:
-		operands := list(in[0], weights[0], t.Float(1), weights[0]+".scale", t.zeroPoint(0))
+		operands := onnxgraph.List(in[0], weights[0], t.Float(1), weights[0]+".scale", t.zeroPoint(0))
 		if one := t.static[in[1]]; one != "" || operator.M == 1 { // one scale for all rows is the operator's own
 			if one == "" {
-				one = t.reshape("rows", in[1], 1)
+				one = t.Reshape("rows", in[1], 1)
 			}
 			operands[2] = one
 			if operator.Bias {
 				operands = append(operands, "", weights[1])
 			}
-			t.Add("", onnx.Contrib, "MatMulIntegerToFloat", operands, t.out)
+			t.Add("", onnx.Contrib, "MatMulIntegerToFloat", operands, t.Out)
 			return
 		}
-		t.Add("", onnx.Contrib, "MatMulIntegerToFloat", operands, list(product))
+		t.Add("", onnx.Contrib, "MatMulIntegerToFloat", operands, onnxgraph.List(product))
 		scaled := result
 		if operator.Bias {
 			scaled = t.Name("scaled:")
 		}
-		t.Add("scale", "", "Mul", list(product, in[1]), list(scaled))
+		t.Add("scale", "", "Mul", onnxgraph.List(product, in[1]), onnxgraph.List(scaled))
 		product = scaled
 	case op.A8TQ4B32, op.A8TQ4B128:
 		rows := t.Do("float", "", "DequantizeLinear",
-			list(in[0], t.reshape("rows", in[1], int64(operator.M)), t.zeroPoint(operator.M)), onnx.Int("axis", 0))
-		operands := list(rows, weights[0], weights[0]+".scale")
+			onnxgraph.List(in[0], t.Reshape("rows", in[1], int64(operator.M)), t.zeroPoint(operator.M)), onnx.Int("axis", 0))
+		operands := onnxgraph.List(rows, weights[0], weights[0]+".scale")
 		if operator.Bias {
 			operands = append(operands, "", "", weights[1])
 		}
-		t.Add("", onnx.Contrib, "MatMulNBits", operands, t.out, onnx.Int("K", int64(operator.K)), onnx.Int("N", int64(operator.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4), onnx.Int("block_size", blockRows(operator.Scheme.Weight())))
+		t.Add("", onnx.Contrib, "MatMulNBits", operands, t.Out, onnx.Int("K", int64(operator.K)), onnx.Int("N", int64(operator.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4), onnx.Int("block_size", blockRows(operator.Scheme.Weight())))
 		return
 	default:
 		panic("BUG: no translation of " + string(operator.Scheme))
@@ -403,22 +327,22 @@ func (t *translator) product(o op.Op, in, weight, out string) {
 	switch width, height, conv := o.Form.Image(); {
 	case o.Form == op.Swapped:
 		columns = t.Name("pixels:")
-		t.Add("", "", "Gemm", list(weight, in), list(columns), onnx.Int("transA", 1), onnx.Int("transB", 1))
+		t.Add("", "", "Gemm", onnxgraph.List(weight, in), onnxgraph.List(columns), onnx.Int("transA", 1), onnx.Int("transB", 1))
 		// Behind another shape the library does not see that it could swap the operands back.
-		columns = t.reshape("image", columns, cols, rows, 1)
-		columns = t.Do("rows", "", "Transpose", list(columns), onnx.Ints("perm", 1, 0, 2))
-		t.Add("shape", "", "Reshape", list(columns, t.Ints(rows, cols)), list(out))
+		columns = t.Reshape("image", columns, cols, rows, 1)
+		columns = t.Do("rows", "", "Transpose", onnxgraph.List(columns), onnx.Ints("perm", 1, 0, 2))
+		t.Add("shape", "", "Reshape", onnxgraph.List(columns, t.Ints(rows, cols)), onnxgraph.List(out))
 	case conv:
-		image := t.reshape("image", t.Do("columns", "", "Transpose", list(in), onnx.Ints("perm", 1, 0)), 1, depth,
+		image := t.Reshape("image", t.Do("columns", "", "Transpose", onnxgraph.List(in), onnx.Ints("perm", 1, 0)), 1, depth,
 			int64(height), int64(width))
 		columns = t.Name("pixels:")
 		// With kernels of 1x1 the transposed convolution is the convolution, and its weights are [K,N] as they are
 		// packed.
-		t.Add("", "", "ConvTranspose", list(image, weight), list(columns), onnx.Ints("kernel_shape", 1, 1))
-		t.Add("rows", "", "Transpose", list(t.reshape("shape", columns, cols, rows)), list(out),
+		t.Add("", "", "ConvTranspose", onnxgraph.List(image, weight), onnxgraph.List(columns), onnx.Ints("kernel_shape", 1, 1))
+		t.Add("rows", "", "Transpose", onnxgraph.List(t.Reshape("shape", columns, cols, rows)), onnxgraph.List(out),
 			onnx.Ints("perm", 1, 0))
 	default:
-		t.Add("", "", "MatMul", list(in, weight), list(out))
+		t.Add("", "", "MatMul", onnxgraph.List(in, weight), onnxgraph.List(out))
 	}
 }
 
@@ -429,24 +353,7 @@ func (t *translator) bias(o op.Op, x, bias, y string) {
 	if o.N == 1 {
 		kind = "Sum"
 	}
-	t.Add("bias", "", kind, list(x, bias), list(y))
-}
-
-// glu divides columns of gate and up, which alternate in turns of Interleave.
-func (t *translator) glu(operator op.Op, in string) {
-	turn, turns := int64(operator.Interleave), int64(operator.Rows())*int64(operator.N/operator.Interleave)
-	out := t.out[0]
-	if operator.N != operator.Interleave {
-		in = t.reshape("turns", in, turns, 2*turn)
-		out = t.Name("mul:")
-	}
-	gate, up, act := t.Name("gate:"), t.Name("up:"), t.Name("act:")
-	t.Add("split", "", "Split", list(in), list(gate, up), onnx.Int("axis", 1), onnx.Int("num_outputs", 2))
-	t.activate("act", operator.Act, gate, act, false)
-	t.Add("", "", "Mul", list(act, up), list(out))
-	if out != t.out[0] {
-		t.Add("columns", "", "Reshape", list(out, t.Ints(int64(operator.Rows()), int64(operator.N))), t.out)
-	}
+	t.Add("bias", "", kind, onnxgraph.List(x, bias), onnxgraph.List(y))
 }
 
 // activate writes y = act(x). y may be the memory of x when alias is set: the library's fused operators read x again
@@ -454,11 +361,11 @@ func (t *translator) glu(operator op.Op, in string) {
 func (t *translator) activate(suffix, act, in, result string, alias bool) {
 	switch {
 	case act == op.ReLU:
-		t.Add(suffix, "", "Relu", list(in), list(result))
+		t.Add(suffix, "", "Relu", onnxgraph.List(in), onnxgraph.List(result))
 	case act == op.SiLU && alias:
-		t.Add(suffix, "", "Mul", list(in, t.Do("sigmoid", "", "Sigmoid", list(in))), list(result))
+		t.Add(suffix, "", "Mul", onnxgraph.List(in, t.Do("sigmoid", "", "Sigmoid", onnxgraph.List(in))), onnxgraph.List(result))
 	case act == op.SiLU:
-		t.Add(suffix, onnx.Contrib, "QuickGelu", list(in), list(result), onnx.Float("alpha", 1))
+		t.Add(suffix, onnx.Contrib, "QuickGelu", onnxgraph.List(in), onnxgraph.List(result), onnx.Float("alpha", 1))
 	default:
 		approximate := "none"
 		if act == op.GELUTanh {
@@ -468,9 +375,9 @@ func (t *translator) activate(suffix, act, in, result string, alias bool) {
 		if alias {
 			out = t.Name("gelu:")
 		}
-		t.Add(suffix, "", "Gelu", list(in), list(out), onnx.String("approximate", approximate))
+		t.Add(suffix, "", "Gelu", onnxgraph.List(in), onnxgraph.List(out), onnx.String("approximate", approximate))
 		if alias {
-			t.Add("copy", "", "Max", list(out), list(result))
+			t.Add("copy", "", "Max", onnxgraph.List(out), onnxgraph.List(result))
 		}
 	}
 }
@@ -489,8 +396,8 @@ func (t *translator) inPlace() error {
 			writer[out] = i
 		}
 	}
-	for at, value := range t.graph.Inputs {
-		out, ok := t.outputs[value.Name]
+	for at, value := range t.Graph.Inputs {
+		out, ok := t.Outputs[value.Name]
 		if !ok {
 			continue
 		}

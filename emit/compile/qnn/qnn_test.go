@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/emit/onnxgraph"
 	"github.com/hetc/hetc/internal/golden"
 	"github.com/hetc/hetc/internal/onnx"
 	"github.com/hetc/hetc/internal/ortapi"
@@ -160,7 +161,7 @@ func build(t testing.TB, g op.Graph, seed uint64) piece {
 					square += (v - mean) * (v - mean) / float64(o.N)
 				}
 				for c, v := range row {
-					y[i*o.N+c] = (v-mean)/math.Sqrt(square+float64(epsilon(o)))*float64(gain[c]) + float64(bias[c])
+					y[i*o.N+c] = (v-mean)/math.Sqrt(square+float64(onnxgraph.Epsilon(o)))*float64(gain[c]) + float64(bias[c])
 				}
 			}
 		case op.QuantRows:
@@ -417,7 +418,7 @@ func TestEmulated(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			text, _ := m.Prop(graphKey)
+			text, _ := m.Prop(onnxgraph.GraphKey)
 			var back op.Graph
 			if err := json.Unmarshal([]byte(text), &back); err != nil || !reflect.DeepEqual(back, g) {
 				t.Errorf("the artifact stands for %+v (%v), want %+v", back, err, g)

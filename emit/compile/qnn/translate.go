@@ -2,11 +2,11 @@ package qnn
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
 
+	"github.com/hetc/hetc/emit/onnxgraph"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/internal/onnx"
@@ -60,19 +60,13 @@ func refuse(operator op.Op) error {
 
 // translator writes one graph with its weights.
 type translator struct {
-	onnx.Builder
-	graph   *op.Graph
+	*onnxgraph.Writer
 	weights driver.Weights
-	now     map[string]string // value of the graph -> the tensor that it is at this point
-	last    map[string]int    // value -> the last node that writes it
-	outputs map[string]string // value -> its tensor among the outputs
 	codes   map[string]coded  // u8 rows made in the graph
 	grids   map[string]string // tensor and step -> the tensor on that grid
 	turns   map[string]int    // value whose columns of gate and up do not alternate, as its weight's were sorted
 	parts   [][]byte          // of the file of weights
 	size    int64             // of parts
-
-	out []string
 }
 
 // coded are u8 rows that a node of the graph makes: the rows they stand for, and their scale.
@@ -96,80 +90,62 @@ type compilerInput struct {
 // graph, they run on the CPU. A product without bias is a MatMul, one with bias a Gemm whose bias is an integer of the
 // product's own step, so that nothing is rounded in between.
 func translate(graph *op.Graph, weights driver.Weights) (*compilerInput, error) {
-	if len(weights) != len(graph.Weights) {
-		return nil, diag.New(diag.ClassInput, "got %d weights, want %d: they are compiled into the graph",
-			len(weights), len(graph.Weights))
-	}
-	for j, spec := range graph.Weights {
-		size, err := pack.Bytes(spec)
-		if err != nil {
-			return nil, err
-		}
-		if int64(len(weights[j].Bytes)) != size {
-			return nil, diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d",
-				spec.Name, len(weights[j].Bytes), size)
-		}
+	if err := checkWeights(graph, weights); err != nil {
+		return nil, err
 	}
 	for i, node := range graph.Nodes {
 		if err := refuse(node.Op); err != nil {
 			return nil, diag.New(diag.ClassInput, "node %d (%s): %w", i, node.Op.Kind, err)
 		}
 	}
-	text, err := json.Marshal(graph)
-	if err != nil { // a NaN
+	writer, err := onnxgraph.New(graph, typeOf)
+	if err != nil {
 		return nil, err
 	}
-	writer := &translator{
-		graph: graph, weights: weights, now: map[string]string{}, last: map[string]int{}, outputs: map[string]string{},
+	t := &translator{
+		Writer: writer, weights: weights,
 		codes: map[string]coded{}, grids: map[string]string{}, turns: map[string]int{},
-		Builder: onnx.Builder{Model: &onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}},
-			Props: []onnx.Prop{{Key: graphKey, Value: string(text)}}}},
 	}
-	writer.Model.Graph.Name = "hetc"
-	for i, value := range graph.Inputs {
-		name := fmt.Sprintf("i%d", i)
-		if _, dup := writer.now[value.Name]; dup {
-			return nil, diag.New(diag.ClassInput, "input %q is listed twice", value.Name)
-		}
-		writer.now[value.Name] = name
-		if err := writer.declare(&writer.Model.Graph.Inputs, name, value); err != nil {
-			return nil, err
-		}
+	if err := t.Nodes(t.translate); err != nil {
+		return nil, err
 	}
-	for i, node := range graph.Nodes {
-		for _, name := range node.Out {
-			writer.last[name] = i
-		}
-	}
-	for i, value := range graph.Outputs {
-		name := fmt.Sprintf("o%d", i)
-		if _, dup := writer.outputs[value.Name]; dup {
-			return nil, diag.New(diag.ClassInput, "output %q is listed twice", value.Name)
-		}
-		if _, written := writer.last[value.Name]; !written {
-			return nil, diag.New(diag.ClassInput, "output %q is an input that no node writes", value.Name)
-		}
-		if value.Type != op.F32 {
-			return nil, diag.New(diag.ClassInput, "output %q is %s: results leave a compiled graph as f32",
-				value.Name, value.Type)
-		}
-		writer.outputs[value.Name] = name
-		if err := writer.declare(&writer.Model.Graph.Outputs, name, value); err != nil {
-			return nil, err
-		}
-	}
-	for i := range graph.Nodes {
-		if err := writer.translate(i); err != nil {
-			return nil, diag.New(diag.ClassInput, "node %d (%s): %w", i, graph.Nodes[i].Op.Kind, err)
-		}
-	}
-	code := writer.Model.Marshal()
+	code := t.Model.Marshal()
 	if len(code) > onnx.MaxBytes {
 		return nil, diag.New(diag.ClassInput, "the model has %d bytes without its weights, want at most %d",
 			len(code), onnx.MaxBytes)
 	}
-	return &compilerInput{code, writer.parts, tensors(writer.Model.Graph.Inputs),
-		tensors(writer.Model.Graph.Outputs)}, nil
+	return &compilerInput{code, t.parts, tensors(t.Model.Graph.Inputs), tensors(t.Model.Graph.Outputs)}, nil
+}
+
+// checkWeights refuses weights that are not there or have another size than the graph's.
+func checkWeights(graph *op.Graph, weights driver.Weights) error {
+	if len(weights) != len(graph.Weights) {
+		return diag.New(diag.ClassInput, "got %d weights, want %d: they are compiled into the graph",
+			len(weights), len(graph.Weights))
+	}
+	for j, spec := range graph.Weights {
+		size, err := pack.Bytes(spec)
+		if err != nil {
+			return err
+		}
+		if int64(len(weights[j].Bytes)) != size {
+			return diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name, len(weights[j].Bytes), size)
+		}
+	}
+	return nil
+}
+
+// typeOf is the type of an input or an output of the model.
+func typeOf(v op.Value, output bool) (onnx.Type, error) {
+	switch {
+	case output && v.Type != op.F32:
+		return 0, diag.New(diag.ClassInput, "output %q is %s: results leave a compiled graph as f32", v.Name, v.Type)
+	case v.Type == op.F32:
+		return onnx.Float32, nil
+	case v.Type == op.U8:
+		return onnx.Uint8, nil
+	}
+	return 0, diag.New(diag.ClassInput, "value %q is %s, want f32, or u8 rows", v.Name, v.Type)
 }
 
 func tensors(list []onnx.Value) (out []tensor) {
@@ -177,18 +153,6 @@ func tensors(list []onnx.Value) (out []tensor) {
 		out = append(out, tensor{value.Name, value.Type, int(value.Dims[0]), int(value.Dims[1])})
 	}
 	return out
-}
-
-// graphKey is the entry of the metadata that holds the graph.
-const graphKey = "hetc.graph"
-
-func (t *translator) declare(list *[]onnx.Value, name string, v op.Value) error {
-	typ, ok := map[op.Type]onnx.Type{op.F32: onnx.Float32, op.U8: onnx.Uint8}[v.Type]
-	if !ok {
-		return diag.New(diag.ClassInput, "value %q is %s, want f32, or u8 rows", v.Name, v.Type)
-	}
-	*list = append(*list, onnx.Value{Name: name, Type: typ, Dims: []int64{int64(v.Rows), int64(v.Cols)}})
-	return nil
 }
 
 // weight declares an initializer whose bytes go to the file of weights.
@@ -207,8 +171,6 @@ func (t *translator) weight(name string, typ onnx.Type, data []byte, dims ...int
 	return name
 }
 
-func list(s ...string) []string { return s }
-
 // The code of zero on the grid of 16 bits, and of 8.
 func (t *translator) zero16() string {
 	return t.Constant(onnx.Tensor{Type: onnx.Uint16, Raw: []byte{0, 0x80}})
@@ -218,83 +180,34 @@ func (t *translator) zero8() string {
 	return t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{0x80}})
 }
 
-// reshape gives a tensor another shape.
-func (t *translator) reshape(suffix, x string, dims ...int64) string {
-	return t.Do(suffix, "", "Reshape", list(x, t.Ints(dims...)))
-}
-
-// translate writes node i.
-func (t *translator) translate(i int) error {
-	node := &t.graph.Nodes[i]
+// translate writes a node.
+func (t *translator) translate(node *op.Node, in []string, weights []int) error {
 	operator := node.Op
-	t.Node, t.out = i, nil
-	for at, name := range node.Out {
-		tensor := fmt.Sprintf("v%d.%d", i, at)
-		if out, ok := t.outputs[name]; ok && t.last[name] == i {
-			tensor = out
-		}
-		t.out = append(t.out, tensor)
+	if t.Common(operator, in, func(k int) string { return t.vector(weights[k]) }) {
+		return nil
 	}
-	in := make([]string, len(node.In))
-	for at, name := range node.In {
-		in[at] = t.now[name]
-	}
-	weights := make([]int, len(node.W))
-	for at, name := range node.W {
-		weights[at] = slices.IndexFunc(t.graph.Weights, func(s op.WeightSpec) bool { return s.Name == name })
-		have, want := t.graph.Weights[weights[at]], operator.WeightSpec(operator.Sig().W[at], op.OnnxLayout)
-		if have.Name = want.Name; have != want {
-			return diag.New(diag.ClassInput, "weight %q is %s %s [%d,%d], want %s %s [%d,%d]",
-				name, have.Scheme, have.Layout, have.K, have.N, want.Scheme, want.Layout, want.K, want.N)
-		}
-	}
-	var err error
 	switch operator.Kind {
-	case op.Norm:
-		t.Add("", "", "SimplifiedLayerNormalization", list(in[0], t.vector(weights[0])), t.out, onnx.Int("axis", -1),
-			onnx.Float("epsilon", epsilon(operator)), onnx.Int("stash_type", 1))
-	case op.LayerNorm:
-		t.Add("", "", "LayerNormalization", list(in[0], t.vector(weights[0]), t.vector(weights[1])), t.out,
-			onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(operator)))
 	case op.QuantRows:
-		err = t.quantRows(node, in[0], weights[0])
+		return t.quantRows(node, in[0], weights[0])
 	case op.MatMul:
-		err = t.matMul(node, in, weights)
+		return t.matMul(node, in, weights)
 	case op.GLU:
-		t.glu(operator, node.In[0], in[0])
+		t.GLU(operator, in[0], t.turns[node.In[0]] != 0, t.activate)
 	case op.Activate:
-		t.activate("", operator.Act, in[0], t.out[0])
+		t.activate("", operator.Act, in[0], t.Out[0])
 	case op.Gate:
-		t.Add("", "", "Mul", list(in[0], t.Do("sigmoid", "", "Sigmoid", in[1:])), t.out)
-	case op.Softcap:
-		bent := t.Do("tanh", "", "Tanh", list(t.Do("div", "", "Div", list(in[0], t.Float(float32(operator.Cap))))))
-		t.Add("", "", "Mul", list(bent, t.Float(float32(operator.Cap))), t.out)
-	case op.Clip:
-		t.Add("", "", "Clip", list(in[0], t.Float(float32(-operator.Cap)), t.Float(float32(operator.Cap))), t.out)
-	case op.Add:
-		t.Add("", "", "Add", in, t.out)
-	case op.Copy:
-		t.Add("", "", "Identity", in, t.out)
+		t.Add("", "", "Mul", onnxgraph.List(in[0], t.Do("sigmoid", "", "Sigmoid", in[1:])), t.Out)
 	default:
 		panic("BUG: no translation of " + string(operator.Kind))
-	}
-	if err != nil {
-		return err
-	}
-	for at, name := range node.Out {
-		t.now[name] = t.out[at]
 	}
 	return nil
 }
 
 // vector declares a weight of plain rows [1,N] as [N].
 func (t *translator) vector(j int) string {
-	spec := t.graph.Weights[j]
+	spec := t.Graph.Weights[j]
 	return t.weight(fmt.Sprintf("w%d", j), onnx.Float32, t.weights[j].Bytes, int64(spec.N))
 }
-
-// epsilon is never 0, so that rows of zeros give zeros.
-func epsilon(o op.Op) float32 { return max(float32(o.Eps), 1.1754944e-38) }
 
 // floats are the values of a weight of plain rows.
 func (t *translator) floats(j int) []float32 { return floats(t.weights[j].Bytes) }
@@ -332,7 +245,7 @@ func (t *translator) grid(suffix, x string, step float32) string {
 	}
 	scale, zero := t.Float(step), t.zero16()
 	onGrid := t.Do(suffix+".float", "", "DequantizeLinear",
-		list(t.Do(suffix+".codes", "", "QuantizeLinear", list(x, scale, zero)), scale, zero))
+		onnxgraph.List(t.Do(suffix+".codes", "", "QuantizeLinear", onnxgraph.List(x, scale, zero)), scale, zero))
 	t.grids[key] = onGrid
 	return onGrid
 }
@@ -340,7 +253,7 @@ func (t *translator) grid(suffix, x string, step float32) string {
 // quantRows remembers the rows that its codes stand for, on a grid of 16 bits that holds the 8 exactly.
 func (t *translator) quantRows(node *op.Node, in string, w int) error {
 	for _, name := range node.Out {
-		if t.outputs[name] != "" {
+		if t.Outputs[name] != "" {
 			return diag.New(diag.ClassInput, "%q leaves the graph: 8-bit rows are made and multiplied in one compiled graph, or made outside it", name)
 		}
 	}
@@ -350,9 +263,9 @@ func (t *translator) quantRows(node *op.Node, in string, w int) error {
 	}
 	zero := t.zero8()
 	codes := t.Do("codes", "", "QuantizeLinear",
-		list(t.Do("clip", "", "Clip", list(in, t.Float(-127*scale), t.Float(127*scale))), t.Float(scale), zero))
-	t.out[0] = t.Do("float", "", "DequantizeLinear", list(codes, t.Float(scale), zero))
-	t.codes[node.Out[0]] = coded{t.out[0], scale}
+		onnxgraph.List(t.Do("clip", "", "Clip", onnxgraph.List(in, t.Float(-127*scale), t.Float(127*scale))), t.Float(scale), zero))
+	t.Out[0] = t.Do("float", "", "DequantizeLinear", onnxgraph.List(codes, t.Float(scale), zero))
+	t.codes[node.Out[0]] = coded{t.Out[0], scale}
 	return nil
 }
 
@@ -365,7 +278,7 @@ type matrix struct {
 
 // matrix reads weight j; turn > 0 sorts columns that alternate in turns into halves.
 func (t *translator) matrix(j, turn int) (matrix, error) {
-	spec := t.graph.Weights[j]
+	spec := t.Graph.Weights[j]
 	values, at, scales, err := pack.OnnxParts(spec)
 	if err != nil {
 		return matrix{}, err
@@ -435,12 +348,12 @@ func set4(b []byte, i int, v byte) { b[i/2] = b[i/2]&^(15<<(4*(i&1))) | v&15<<(4
 // halves are split by the NPU for nothing. 0 without one.
 func (t *translator) alternates(node *op.Node) int {
 	name := node.Out[0]
-	if t.outputs[name] != "" {
+	if t.Outputs[name] != "" {
 		return 0
 	}
 	turn := 0
-	for i := range t.graph.Nodes {
-		reader := &t.graph.Nodes[i]
+	for i := range t.Graph.Nodes {
+		reader := &t.Graph.Nodes[i]
 		if reader != node && slices.Contains(reader.Out, name) {
 			return 0
 		}
@@ -485,16 +398,16 @@ func (t *translator) matMul(node *op.Node, in []string, weights []int) error {
 		if err != nil {
 			return err
 		}
-		t.integers(operator, t.grid("in", in[0], sx), sx, j, stored, bias, sy, t.out[0])
+		t.integers(operator, t.grid("in", in[0], sx), sx, j, stored, bias, sy, t.Out[0])
 	case op.A8SQ8C:
 		// Codes of 8 bits are every 256th of 16, and results have a grid that no such rows leave: the product of the
 		// lengths of a row and a column bounds them.
-		rows, sx, result := "", float32(1), t.out[0]
+		rows, sx, result := "", float32(1), t.Out[0]
 		made, inside := t.codes[node.In[0]]
 		if inside {
 			rows, sx = made.rows, made.scale
 		} else {
-			rows, result = t.Do("rows", "", "DequantizeLinear", list(in[0], t.Float(1), t.zero8())), t.Name("unscaled:")
+			rows, result = t.Do("rows", "", "DequantizeLinear", onnxgraph.List(in[0], t.Float(1), t.zero8())), t.Name("unscaled:")
 			if operator.Bias {
 				result, bias = t.Name("unscaled:"), nil
 			}
@@ -508,18 +421,18 @@ func (t *translator) matMul(node *op.Node, in []string, weights []int) error {
 		}
 		t.integers(operator, t.grid("in", rows, sx/256), sx/256, j, stored, bias, sy, result)
 		if !inside {
-			scaled := t.out[0]
+			scaled := t.Out[0]
 			if operator.Bias {
 				scaled = t.Name("scaled:")
 			}
-			t.Add("scale", "", "Mul", list(result, in[1]), list(scaled))
+			t.Add("scale", "", "Mul", onnxgraph.List(result, in[1]), onnxgraph.List(scaled))
 			if operator.Bias {
-				t.bias(scaled, weights[1], turn, t.out[0])
+				t.bias(scaled, weights[1], turn, t.Out[0])
 			}
 		}
 	case op.A16FW16:
-		rows := t.Do("half", "", "Cast", list(in[0]), onnx.Int("to", int64(onnx.Float16)))
-		operands, kind := list(rows, t.weight(fmt.Sprintf("w%d",
+		rows := t.Do("half", "", "Cast", onnxgraph.List(in[0]), onnx.Int("to", int64(onnx.Float16)))
+		operands, kind := onnxgraph.List(rows, t.weight(fmt.Sprintf("w%d",
 			j), onnx.Float16, stored.values, int64(stored.k), int64(stored.n))), "MatMul"
 		if operator.Bias {
 			half := make([]byte, 0, 2*len(bias))
@@ -534,22 +447,22 @@ func (t *translator) matMul(node *op.Node, in []string, weights []int) error {
 			operands, kind = append(operands, t.weight(fmt.Sprintf("w%d",
 				weights[1]), onnx.Float16, half, int64(stored.n))), "Gemm"
 		}
-		t.Add("float", "", "Cast", list(t.Do("", "", kind, operands)), t.out, onnx.Int("to", int64(onnx.Float32)))
+		t.Add("float", "", "Cast", onnxgraph.List(t.Do("", "", kind, operands)), t.Out, onnx.Int("to", int64(onnx.Float32)))
 	case op.A16FQ4B32:
 		// The NPU takes the operator with three dimensions only.
 		blocks := int64((stored.k + 31) / 32)
-		rows := t.reshape("batch", in[0], 1, int64(operator.M), int64(operator.K))
-		operands := list(rows, t.weight(fmt.Sprintf("w%d", j), onnx.Uint8, stored.values, int64(stored.n), blocks, 16),
+		rows := t.Reshape("batch", in[0], 1, int64(operator.M), int64(operator.K))
+		operands := onnxgraph.List(rows, t.weight(fmt.Sprintf("w%d", j), onnx.Uint8, stored.values, int64(stored.n), blocks, 16),
 			t.weight(fmt.Sprintf("w%d.scale", j), onnx.Float32, bytesOf(stored.scales), int64(stored.n), blocks))
 		result := t.Do("", onnx.Contrib, "MatMulNBits", operands, onnx.Int("K", int64(stored.k)),
 			onnx.Int("N", int64(stored.n)), onnx.Int("bits", 4), onnx.Int("block_size", 32))
-		product := t.out[0]
+		product := t.Out[0]
 		if operator.Bias {
 			product = t.Name("product:")
 		}
-		t.Add("rows", "", "Reshape", list(result, t.Ints(int64(operator.M), int64(operator.N))), list(product))
+		t.Add("rows", "", "Reshape", onnxgraph.List(result, t.Ints(int64(operator.M), int64(operator.N))), onnxgraph.List(product))
 		if operator.Bias {
-			t.bias(product, weights[1], turn, t.out[0])
+			t.bias(product, weights[1], turn, t.Out[0])
 		}
 	default:
 		panic("BUG: no translation of " + string(operator.Scheme))
@@ -563,8 +476,8 @@ func (t *translator) bias(x string, w, turn int, y string) {
 	if turn > 0 {
 		row = permute(row, sorted(len(row), turn))
 	}
-	t.Add("bias", "", "Add", list(x, t.weight(fmt.Sprintf("w%d",
-		w), onnx.Float32, bytesOf(row), int64(len(row)))), list(y))
+	t.Add("bias", "", "Add", onnxgraph.List(x, t.weight(fmt.Sprintf("w%d",
+		w), onnx.Float32, bytesOf(row), int64(len(row)))), onnxgraph.List(y))
 }
 
 // longest is the largest euclidean length of a column of 8-bit codes with its scale.
@@ -622,9 +535,9 @@ func (t *translator) integers(o op.Op, in string, sx float32, j int, stored matr
 	if four {
 		typ, zero = onnx.Int4, make([]byte, (cols+1)/2)
 	}
-	matrix := t.Do("weight", "", "DequantizeLinear", list(t.weight(name, typ, stored.values, int64(stored.k), cols), t.weight(name+".scale", onnx.Float32, bytesOf(stored.scales), cols),
+	matrix := t.Do("weight", "", "DequantizeLinear", onnxgraph.List(t.weight(name, typ, stored.values, int64(stored.k), cols), t.weight(name+".scale", onnx.Float32, bytesOf(stored.scales), cols),
 		t.Constant(onnx.Tensor{Type: typ, Dims: []int64{cols}, Raw: zero})), onnx.Int("axis", 1))
-	operands, kind := list(in, matrix), "MatMul"
+	operands, kind := onnxgraph.List(in, matrix), "MatMul"
 	if bias != nil {
 		codes, scales := make([]byte, 0, 4*cols), make([]float32, cols)
 		for col, number := range bias {
@@ -632,45 +545,27 @@ func (t *translator) integers(o op.Op, in string, sx float32, j int, stored matr
 			codes = binary.LittleEndian.AppendUint32(codes,
 				uint32(int32(math.RoundToEven(float64(number)/float64(scales[col])))))
 		}
-		operands = append(operands, t.Do("row", "", "DequantizeLinear", list(t.weight(name+".bias", onnx.Int32, codes, cols), t.weight(name+".bias.scale", onnx.Float32, bytesOf(scales), cols),
+		operands = append(operands, t.Do("row", "", "DequantizeLinear", onnxgraph.List(t.weight(name+".bias", onnx.Int32, codes, cols), t.weight(name+".bias.scale", onnx.Float32, bytesOf(scales), cols),
 			t.Constant(onnx.Tensor{Type: onnx.Int32, Dims: []int64{cols}, Raw: make([]byte, 4*cols)})), onnx.Int("axis", 0)))
 		kind = "Gemm"
 	}
 	step, middle := t.Float(sy), t.zero16()
-	t.Add("float", "", "DequantizeLinear", list(t.Do("codes", "", "QuantizeLinear",
-		list(t.Do("", "", kind, operands), step, middle)), step, middle), list(out))
-}
-
-// glu splits columns of gate and up, which alternate in turns unless their weight's were sorted.
-func (t *translator) glu(operator op.Op, name, in string) {
-	turn, rows, turns := int64(operator.Interleave), int64(operator.Rows()), int64(operator.N/operator.Interleave)
-	out := t.out[0]
-	alternate := turns > 1 && t.turns[name] == 0
-	if alternate {
-		in = t.reshape("turns", in, rows*turns, 2*turn)
-		out = t.Name("mul:")
-	}
-	gate, up, act := t.Name("gate:"), t.Name("up:"), t.Name("act:")
-	t.Add("split", "", "Split", list(in), list(gate, up), onnx.Int("axis", 1), onnx.Int("num_outputs", 2))
-	t.activate("act", operator.Act, gate, act)
-	t.Add("", "", "Mul", list(act, up), list(out))
-	if alternate {
-		t.Add("columns", "", "Reshape", list(out, t.Ints(rows, int64(operator.N))), t.out)
-	}
+	t.Add("float", "", "DequantizeLinear", onnxgraph.List(t.Do("codes", "", "QuantizeLinear",
+		onnxgraph.List(t.Do("", "", kind, operands), step, middle)), step, middle), onnxgraph.List(out))
 }
 
 // activate writes y = act(x).
 func (t *translator) activate(suffix, act, in, out string) {
 	switch act {
 	case op.ReLU:
-		t.Add(suffix, "", "Relu", list(in), list(out))
+		t.Add(suffix, "", "Relu", onnxgraph.List(in), onnxgraph.List(out))
 	case op.SiLU:
-		t.Add(suffix, "", "Mul", list(in, t.Do("sigmoid", "", "Sigmoid", list(in))), list(out))
+		t.Add(suffix, "", "Mul", onnxgraph.List(in, t.Do("sigmoid", "", "Sigmoid", onnxgraph.List(in))), onnxgraph.List(out))
 	default:
 		approximate := "none"
 		if act == op.GELUTanh {
 			approximate = "tanh"
 		}
-		t.Add(suffix, "", "Gelu", list(in), list(out), onnx.String("approximate", approximate))
+		t.Add(suffix, "", "Gelu", onnxgraph.List(in), onnxgraph.List(out), onnx.String("approximate", approximate))
 	}
 }
