@@ -45,8 +45,8 @@ func cacheDir() string {
 	if err != nil {
 		return ""
 	}
-	for _, e := range entries {
-		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+	for _, entry := range entries {
+		if err := os.RemoveAll(filepath.Join(dir, entry.Name())); err != nil {
 			return ""
 		}
 	}
@@ -76,26 +76,26 @@ func note(dir string) {
 
 // listed are the digests of all files below the directory but sums itself, in the order of their paths.
 func listed(dir string) (string, error) {
-	var b strings.Builder
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || path == filepath.Join(dir, sums) {
+	var out strings.Builder
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || path == filepath.Join(dir, sums) {
 			return err
 		}
-		if !d.Type().IsRegular() {
+		if !entry.Type().IsRegular() {
 			return fmt.Errorf("%q is no regular file", path)
 		}
-		f, err := os.Open(path)
+		file, err := os.Open(path)
 		if err != nil {
 			return err
 		}
-		defer f.Close()
-		h := sha256.New()
-		if _, err := io.Copy(h, f); err != nil {
+		defer file.Close()
+		hash := sha256.New()
+		if _, err := io.Copy(hash, file); err != nil {
 			return err
 		}
 		rel, err := filepath.Rel(dir, path)
-		fmt.Fprintf(&b, "%x  %s\n", h.Sum(nil), filepath.ToSlash(rel))
+		fmt.Fprintf(&out, "%x  %s\n", hash.Sum(nil), filepath.ToSlash(rel))
 		return err
 	})
-	return b.String(), err
+	return out.String(), err
 }

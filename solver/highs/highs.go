@@ -1,9 +1,14 @@
 // Package highs knows the solver HiGHS: compiled to WebAssembly and run inside this process, where a crash is an
 // error, and as a shared library in a process of its own. Both answer with what the model itself confirms.
+//
+// What both share is here: which options are set, in which order the C interface is called, and what its statuses
+// prove. wasm.go and native.go say how a function of that interface is called.
 package highs
 
 import (
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -16,8 +21,8 @@ const (
 	nativeName = "highs-native"
 )
 
-// api are the functions of HiGHS's C interface that a solve needs, however they are called. Errors mean that the library
-// can no longer be used; what HiGHS itself refuses is its code -1.
+// api are the functions of HiGHS's C interface that a solve needs, however they are called. Errors mean that the
+// library can no longer be used; what HiGHS itself refuses is its code -1.
 type api interface {
 	setBool(option string, v bool) (int32, error)
 	setInt(option string, v int32) (int32, error)
@@ -34,6 +39,18 @@ type api interface {
 	solution(n, rows int) ([]float64, error)
 }
 
+// passLines passes on complete lines and returns what is left.
+func passLines(text string, to func(line string)) (left string) {
+	for {
+		line, rest, ok := strings.Cut(text, "\n")
+		if !ok {
+			return text
+		}
+		to(line)
+		text = rest
+	}
+}
+
 // columns is a model as HiGHS takes it: rows compressed.
 type columns struct {
 	offset                    float64
@@ -43,26 +60,30 @@ type columns struct {
 	value                     []float64
 }
 
-func compress(m *milp.Model) *columns {
-	c := &columns{offset: m.Offset, start: []int32{}, index: []int32{}, value: []float64{}}
-	for j := range m.Vars {
-		v := &m.Vars[j]
+// compress makes the columns of a valid model. Coefficients of 0 are left out; lists are empty rather than nil, as
+// their addresses are passed on.
+func compress(model *milp.Model) *columns {
+	out := &columns{offset: model.Offset, start: []int32{}, index: []int32{}, value: []float64{}}
+	for j := range model.Vars {
+		variable := &model.Vars[j]
 		whole := int32(0)
-		if v.Integer {
+		if variable.Integer {
 			whole = 1
 		}
-		c.cost, c.low, c.high, c.integrality = append(c.cost, v.Cost), append(c.low, v.Low), append(c.high, v.High), append(c.integrality, whole)
+		out.cost, out.integrality = append(out.cost, variable.Cost), append(out.integrality, whole)
+		out.low, out.high = append(out.low, variable.Low), append(out.high, variable.High)
 	}
-	for i := range m.Rows {
-		r := &m.Rows[i]
-		c.rowLow, c.rowHigh, c.start = append(c.rowLow, r.Low), append(c.rowHigh, r.High), append(c.start, int32(len(c.index)))
-		for _, t := range r.Terms {
-			if t.Coef != 0 {
-				c.index, c.value = append(c.index, int32(t.Var)), append(c.value, t.Coef)
+	for i := range model.Rows {
+		row := &model.Rows[i]
+		out.rowLow, out.rowHigh = append(out.rowLow, row.Low), append(out.rowHigh, row.High)
+		out.start = append(out.start, int32(len(out.index)))
+		for _, term := range row.Terms {
+			if term.Coef != 0 {
+				out.index, out.value = append(out.index, int32(term.Var)), append(out.value, term.Coef)
 			}
 		}
 	}
-	return c
+	return out
 }
 
 // Types of callbacks.
@@ -91,21 +112,22 @@ const feasible = 2 // of primal_solution_status
 // solve has HiGHS solve a valid model within valid options; engine is named in errors. Presolve may leave open
 // whether a model is infeasible or unbounded, and a numerical failure may depend on the seed: fresh is asked for
 // another instance for a second attempt.
-func solve(engine string, fresh func() (api, error), m *milp.Model, o milp.Options) (milp.Result, error) {
+func solve(engine string, fresh func() (api, error), model *milp.Model, options milp.Options) (milp.Result, error) {
 	fail := func(format string, args ...any) (milp.Result, error) {
-		return milp.Result{}, diag.New(diag.ClassInternal, "engine %q: model %q: "+format, append([]any{engine, m.Name}, args...)...)
+		return milp.Result{}, diag.New(diag.ClassInternal, "engine %q: model %q: "+format,
+			append([]any{engine, model.Name}, args...)...)
 	}
 	begun := time.Now()
 	for attempt := range int32(2) {
-		a, err := fresh()
+		highs, err := fresh()
 		if err != nil {
 			return milp.Result{}, err
 		}
-		left := o
-		if o.Time > 0 {
-			left.Time = max(o.Time-time.Since(begun), time.Millisecond)
+		left := options
+		if options.Time > 0 {
+			left.Time = max(options.Time-time.Since(begun), time.Millisecond)
 		}
-		status, err := attack(a, m, left, attempt)
+		status, err := attack(highs, model, left, attempt)
 		if err != nil {
 			return milp.Result{}, err
 		}
@@ -113,151 +135,173 @@ func solve(engine string, fresh func() (api, error), m *milp.Model, o milp.Optio
 			continue
 		}
 		if status == statusEither || status == statusUnbounded {
-			return milp.Result{}, diag.New(diag.ClassInput, "engine %q: model %q is unbounded: its objective falls without end", engine, m.Name)
+			return milp.Result{}, diag.New(diag.ClassInput, "engine %q: model %q is unbounded: "+
+				"its objective falls without end", engine, model.Name)
 		}
-		r, known, err := result(a, m, status)
+		answer, known, err := result(highs, model, status)
 		if err != nil {
 			return milp.Result{}, err
 		}
 		if !known {
 			return fail("ended with status %d of HiGHS, which proves nothing", status)
 		}
-		if r, err = m.Accept(r); err != nil {
+		if answer, err = model.Accept(answer); err != nil {
 			return fail("%w", err)
 		}
-		return r, nil
+		return answer, nil
 	}
 	panic("BUG: a second attempt always ends")
 }
 
-// attack configures, passes the model and runs.
-func attack(a api, m *milp.Model, o milp.Options, attempt int32) (status int32, err error) {
-	check := func(what string, code int32, e error) {
-		switch {
-		case err != nil:
-		case e != nil:
-			err = e
-		case code < 0: // anything after that may be answered by a half-loaded model, or crash
-			err = diag.New(diag.ClassInternal, "HiGHS refuses %s of model %q", what, m.Name)
-		}
+// caller calls HiGHS for one model. After the first error it does nothing more: a half-loaded model may be solved as if
+// it were whole, or crash.
+type caller struct {
+	highs api
+	model *milp.Model
+	err   error
+}
+
+// check notes an error, or a code with which HiGHS refuses.
+func (c *caller) check(what string, code int32, err error) {
+	switch {
+	case c.err != nil:
+	case err != nil:
+		c.err = err
+	case code < 0:
+		c.err = diag.New(diag.ClassInternal, "HiGHS refuses %s of model %q", what, c.model.Name)
 	}
-	set := func(option string, v any) {
-		if err != nil {
-			return
-		}
-		var code int32
-		var e error
-		switch v := v.(type) { // by its type: HiGHS takes an int for a double and means something else
-		case bool:
-			code, e = a.setBool(option, v)
-		case int32:
-			code, e = a.setInt(option, v)
-		case float64:
-			code, e = a.setDouble(option, v)
-		case string:
-			code, e = a.setString(option, v)
-		}
-		check("option "+option, code, e)
+}
+
+// set sets an option by the value's type: HiGHS takes an int for a double and means something else.
+func (c *caller) set(option string, value any) {
+	if c.err != nil {
+		return
 	}
+	var code int32
+	var err error
+	switch value := value.(type) {
+	case bool:
+		code, err = c.highs.setBool(option, value)
+	case int32:
+		code, err = c.highs.setInt(option, value)
+	case float64:
+		code, err = c.highs.setDouble(option, value)
+	case string:
+		code, err = c.highs.setString(option, value)
+	}
+	c.check("option "+option, code, err)
+}
+
+// listen has HiGHS call back about one kind of event.
+func (c *caller) listen(callback int32) {
+	if c.err == nil {
+		c.err = c.highs.listen(callback)
+	}
+}
+
+// configure sets all options; seed is that of HiGHS's random numbers. With one thread and limits of nodes alone an
+// answer is the same each time. A solve ends where nothing is left to gain: the relative gap is 0, and the absolute one
+// is 1e-9 of the largest cost, at least 1e-9. Without presolve a second attempt tells an infeasible
+// model from an unbounded one.
+func (c *caller) configure(options *milp.Options, seed int32) {
 	largest := 1.0
-	for j := range m.Vars {
-		largest = max(largest, math.Abs(m.Vars[j].Cost))
+	for j := range c.model.Vars {
+		largest = max(largest, math.Abs(c.model.Vars[j].Cost))
 	}
-	set("log_to_console", false)
-	set("output_flag", o.Log != nil || o.Progress != nil)
-	set("threads", int32(1))
-	set("parallel", "off")
-	set("random_seed", attempt)
-	set("mip_rel_gap", 0.0)
-	set("mip_abs_gap", 1e-9*largest)
-	if attempt > 0 {
-		set("presolve", "off")
+	c.set("log_to_console", false)
+	c.set("output_flag", options.Log != nil || options.Progress != nil)
+	c.set("threads", int32(1))
+	c.set("parallel", "off")
+	c.set("random_seed", seed)
+	c.set("mip_rel_gap", 0.0)
+	c.set("mip_abs_gap", 1e-9*largest)
+	if seed > 0 {
+		c.set("presolve", "off")
 	}
-	if o.Nodes > 0 {
-		set("mip_max_nodes", int32(o.Nodes))
+	if options.Nodes > 0 {
+		c.set("mip_max_nodes", int32(options.Nodes))
 	}
-	if o.Time > 0 {
-		set("time_limit", o.Time.Seconds())
+	if options.Time > 0 {
+		c.set("time_limit", options.Time.Seconds())
 	}
-	if o.Progress != nil {
-		set("mip_min_logging_interval", 0.5)
+	if options.Progress != nil {
+		c.set("mip_min_logging_interval", 0.5)
 	}
-	if err != nil {
-		return 0, err
+	if options.Log != nil {
+		c.listen(callbackLog)
 	}
-	if o.Log != nil {
-		check("listening", 0, a.listen(callbackLog))
+	if options.Progress != nil {
+		c.listen(callbackImproving)
+		c.listen(callbackMipProgress)
 	}
-	if o.Progress != nil {
-		check("listening", 0, a.listen(callbackImproving))
-		check("listening", 0, a.listen(callbackMipProgress))
+}
+
+// attack configures, passes the model and runs, and returns HiGHS's status of the model.
+func attack(highs api, model *milp.Model, options milp.Options, attempt int32) (status int32, err error) {
+	c := caller{highs: highs, model: model}
+	if c.configure(&options, attempt); c.err != nil {
+		return 0, c.err
 	}
-	if err != nil {
-		return 0, err
+	code, err := highs.pass(compress(model))
+	if c.check("the arrays", code, err); c.err != nil {
+		return 0, c.err
 	}
-	code, e := a.pass(compress(m))
-	if check("the arrays", code, e); err != nil {
-		return 0, err
-	}
-	if o.Start != nil {
-		if x, _, bad := m.Verify(o.Start); bad == nil { // HiGHS would try to repair another one
-			code, e := a.start(x)
-			if check("the start", code, e); err != nil {
-				return 0, err
+	if options.Start != nil {
+		if values, _, bad := model.Verify(options.Start); bad == nil { // HiGHS would try to repair another one
+			code, err := highs.start(values)
+			if c.check("the start", code, err); c.err != nil {
+				return 0, c.err
 			}
 		}
 	}
-	code, e = a.run()
-	if check("to run", code, e); err != nil {
-		return 0, err
+	code, err = highs.run()
+	if c.check("to run", code, err); c.err != nil {
+		return 0, c.err
 	}
-	return a.status()
+	return highs.status()
 }
 
 // result reads the answer; known is false when the status says nothing about the model.
-func result(a api, m *milp.Model, status int32) (r milp.Result, known bool, err error) {
+func result(highs api, model *milp.Model, status int32) (answer milp.Result, known bool, err error) {
 	switch status {
 	case statusInfeasible:
 		return milp.Result{Status: milp.Infeasible}, true, nil
 	case statusOptimal:
-		r.Status = milp.Optimal
+		answer.Status = milp.Optimal
 	case statusTime, statusIterations, statusNodes, statusInterrupted, statusMemory:
-		r.Status = milp.Limit
+		answer.Status = milp.Limit
 	default:
-		return r, false, nil
+		return answer, false, nil
 	}
-	whole := false
-	for j := range m.Vars {
-		whole = whole || m.Vars[j].Integer
-	}
-	r.Bound = math.Inf(-1)
+	whole := slices.ContainsFunc(model.Vars, func(variable milp.Var) bool { return variable.Integer })
+	answer.Bound = math.Inf(-1)
 	if whole {
-		if r.Bound, err = a.infoDouble("mip_dual_bound"); err != nil {
-			return r, true, err
+		if answer.Bound, err = highs.infoDouble("mip_dual_bound"); err != nil {
+			return answer, true, err
 		}
-		if r.Nodes, err = a.infoInt64("mip_node_count"); err != nil {
-			return r, true, err
+		if answer.Nodes, err = highs.infoInt64("mip_node_count"); err != nil {
+			return answer, true, err
 		}
-		r.Nodes = max(r.Nodes, 0)
+		answer.Nodes = max(answer.Nodes, 0)
 	}
-	have, err := a.infoInt("primal_solution_status")
+	have, err := highs.infoInt("primal_solution_status")
 	if err != nil {
-		return r, true, err
+		return answer, true, err
 	}
 	if have != feasible {
-		return r, status != statusOptimal, nil
+		return answer, status != statusOptimal, nil
 	}
-	if r.Status == milp.Limit {
-		r.Status = milp.Feasible
+	if answer.Status == milp.Limit {
+		answer.Status = milp.Feasible
 	}
-	if r.X, err = a.solution(len(m.Vars), len(m.Rows)); err != nil {
-		return r, true, err
+	if answer.X, err = highs.solution(len(model.Vars), len(model.Rows)); err != nil {
+		return answer, true, err
 	}
-	if r.Objective, err = a.infoDouble("objective_function_value"); err != nil {
-		return r, true, err
+	if answer.Objective, err = highs.infoDouble("objective_function_value"); err != nil {
+		return answer, true, err
 	}
-	if !whole && r.Status == milp.Optimal {
-		r.Bound = r.Objective // by duality
+	if !whole && answer.Status == milp.Optimal {
+		answer.Bound = answer.Objective // by duality
 	}
-	return r, true, nil
+	return answer, true, nil
 }

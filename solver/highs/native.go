@@ -39,7 +39,8 @@ func OpenNative() (*Native, error) {
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return nil, diag.New(diag.ClassUnavailable, "engine %q: the program's own file is not known: %w", nativeName, err)
+		return nil, diag.New(diag.ClassUnavailable, "engine %q: the program's own file is not known: %w",
+			nativeName, err)
 	}
 	return &Native{file, self}, nil
 }
@@ -75,73 +76,85 @@ type failure struct {
 }
 
 // Solve implements milp.Engine. What the process answers is verified here again.
-func (n *Native) Solve(ctx context.Context, m *milp.Model, o milp.Options) (milp.Result, error) {
-	if err := m.Validate(); err != nil {
+func (n *Native) Solve(ctx context.Context, model *milp.Model, options milp.Options) (milp.Result, error) {
+	if err := model.Validate(); err != nil {
 		return milp.Result{}, err
 	}
-	if err := o.Validate(m); err != nil {
+	if err := options.Validate(model); err != nil {
 		return milp.Result{}, err
 	}
 	if ctx.Err() != nil {
 		return milp.Result{}, interrupted(nativeName, ctx)
 	}
-	c := exec.CommandContext(ctx, n.program, workerArg, n.library)
-	c.Env = child.Env()
-	c.WaitDelay = time.Second
-	var stderr bytes.Buffer
-	c.Stderr = &tail{b: &stderr}
-	stdin, err := c.StdinPipe()
-	if err != nil {
-		return milp.Result{}, n.failed(m, err, "")
-	}
-	stdout, err := c.StdoutPipe()
-	if err != nil {
-		return milp.Result{}, n.failed(m, err, "")
-	}
-	if err := c.Start(); err != nil {
-		return milp.Result{}, n.failed(m, err, "")
-	}
-	go func() { // the process may end before it has read everything
-		_ = gob.NewEncoder(stdin).Encode(request{*m, o.Nodes, o.Time, o.Start, o.Log != nil, o.Progress != nil})
-		stdin.Close()
-	}()
-	var last *frame
-	var broken error
-	for d := gob.NewDecoder(stdout); last == nil && broken == nil; {
-		var f frame
-		if broken = d.Decode(&f); broken != nil {
-			break
-		}
-		switch {
-		case f.Done != nil || f.Failed != nil:
-			last = &f
-		case f.Line != nil && o.Log != nil:
-			o.Log(*f.Line)
-		case f.Progress && o.Progress != nil:
-			o.Progress(f.Objective, f.Bound, f.Nodes)
-		}
-	}
-	if last == nil && broken != io.EOF { // it goes on talking, and nobody understands it
-		_ = c.Process.Kill()
-	}
-	err = c.Wait()
+	last, said, err := n.ask(ctx, model, &options)
 	switch {
 	case ctx.Err() != nil:
 		return milp.Result{}, interrupted(nativeName, ctx)
 	case last == nil:
-		return milp.Result{}, n.failed(m, errors.Join(err), strings.TrimSpace(stderr.String()))
+		return milp.Result{}, n.failed(model, err, said)
 	case last.Failed != nil:
 		return milp.Result{}, diag.New(last.Failed.Class, "%s", last.Failed.Summary)
 	}
-	r, err := m.Accept(*last.Done)
+	answer, err := model.Accept(*last.Done)
 	if err != nil {
-		return milp.Result{}, diag.New(diag.ClassInternal, "engine %q: model %q: %w", nativeName, m.Name, err)
+		return milp.Result{}, diag.New(diag.ClassInternal, "engine %q: model %q: %w", nativeName, model.Name, err)
 	}
-	return r, nil
+	return answer, nil
+}
+
+// ask runs the process on one request. It returns its last frame, nil where there is none, and what it said to stderr.
+func (n *Native) ask(ctx context.Context, model *milp.Model, options *milp.Options) (*frame, string, error) {
+	cmd := exec.CommandContext(ctx, n.program, workerArg, n.library)
+	cmd.Env = child.Env()
+	cmd.WaitDelay = time.Second
+	var stderr bytes.Buffer
+	cmd.Stderr = &tail{b: &stderr}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, "", err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, "", err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, "", err
+	}
+	go func() { // the process may end before it has read everything
+		_ = gob.NewEncoder(stdin).Encode(request{
+			*model, options.Nodes, options.Time, options.Start, options.Log != nil, options.Progress != nil,
+		})
+		stdin.Close()
+	}()
+	last, err := follow(stdout, options)
+	if last == nil && err != io.EOF { // it goes on talking, and nobody understands it
+		_ = cmd.Process.Kill()
+	}
+	err = cmd.Wait()
+	return last, strings.TrimSpace(stderr.String()), err
+}
+
+// follow passes on what the process says, and returns its last frame.
+func follow(stdout io.Reader, options *milp.Options) (*frame, error) {
+	decoder := gob.NewDecoder(stdout)
+	for {
+		var said frame
+		if err := decoder.Decode(&said); err != nil {
+			return nil, err
+		}
+		switch {
+		case said.Done != nil || said.Failed != nil:
+			return &said, nil
+		case said.Line != nil && options.Log != nil:
+			options.Log(*said.Line)
+		case said.Progress && options.Progress != nil:
+			options.Progress(said.Objective, said.Bound, said.Nodes)
+		}
+	}
 }
 
 // failed is the error for a process that ended without an answer.
-func (n *Native) failed(m *milp.Model, err error, said string) error {
+func (n *Native) failed(model *milp.Model, err error, said string) error {
 	how := "ended without an answer"
 	if err != nil {
 		how = err.Error()
@@ -149,17 +162,18 @@ func (n *Native) failed(m *milp.Model, err error, said string) error {
 	if said != "" {
 		how += ": " + strings.Join(strings.Fields(said), " ")
 	}
-	return diag.New(diag.ClassInternal, "engine %q: model %q: the process with %q crashed: %s", nativeName, m.Name, n.library, how).
+	return diag.New(diag.ClassInternal, "engine %q: model %q: the process with %q crashed: %s",
+		nativeName, model.Name, n.library, how).
 		WithHint("--engine highs solves in this process, where a crash is an error")
 }
 
 // tail keeps the beginning of what a process says.
 type tail struct{ b *bytes.Buffer }
 
-func (t *tail) Write(p []byte) (int, error) {
+func (t *tail) Write(data []byte) (int, error) {
 	const most = 2000 // bytes
-	t.b.Write(p[:min(len(p), most-min(most, t.b.Len()))])
-	return len(p), nil
+	t.b.Write(data[:min(len(data), most-min(most, t.b.Len()))])
+	return len(data), nil
 }
 
 // Worker reports whether a process with these arguments, after its name, is one that Native started, and returns the
@@ -172,44 +186,47 @@ func Worker(args []string) (library string, ok bool) {
 }
 
 // Work is the whole of that process: one request is read, one answer written.
-func Work(library string, r io.Reader, w io.Writer) error {
+func Work(library string, from io.Reader, to io.Writer) error {
 	runtime.LockOSThread() // HiGHS keeps state for each thread
-	var q request
-	if err := gob.NewDecoder(r).Decode(&q); err != nil {
+	var asked request
+	if err := gob.NewDecoder(from).Decode(&asked); err != nil {
 		return fmt.Errorf("read the request: %w", err)
 	}
-	e := gob.NewEncoder(w)
-	o := milp.Options{Nodes: q.Nodes, Time: q.Time, Start: q.Start}
-	if err := errors.Join(q.Model.Validate(), o.Validate(&q.Model)); err != nil { // the library trusts what it is given
-		return e.Encode(frame{Failed: &failure{diag.ClassOf(err), err.Error()}})
+	encoder := gob.NewEncoder(to)
+	options := milp.Options{Nodes: asked.Nodes, Time: asked.Time, Start: asked.Start}
+	// The library trusts what it is given.
+	if err := errors.Join(asked.Model.Validate(), options.Validate(&asked.Model)); err != nil {
+		return encoder.Encode(frame{Failed: &failure{diag.ClassOf(err), err.Error()}})
 	}
-	if q.Log {
-		o.Log = func(line string) { _ = e.Encode(frame{Line: &line}) }
+	if asked.Log {
+		options.Log = func(line string) { _ = encoder.Encode(frame{Line: &line}) }
 	}
-	if q.Progress {
-		o.Progress = func(objective, bound float64, nodes int64) {
-			_ = e.Encode(frame{Progress: true, Objective: objective, Bound: bound, Nodes: nodes})
+	if asked.Progress {
+		options.Progress = func(objective, bound float64, nodes int64) {
+			_ = encoder.Encode(frame{Progress: true, Objective: objective, Bound: bound, Nodes: nodes})
 		}
 	}
-	var l *loaded
+	var lib *loaded
 	answer, err := solve(nativeName, func() (a api, err error) {
-		if l == nil {
-			if l, err = load(library, q.Model.Name, &o); err != nil {
+		if lib == nil {
+			if lib, err = load(library, asked.Model.Name, &options); err != nil {
 				return nil, err
 			}
 		}
-		return l.renew()
-	}, &q.Model, o)
+		return lib.renew()
+	}, &asked.Model, options)
 	if err != nil {
-		return e.Encode(frame{Failed: &failure{diag.ClassOf(err), err.Error()}})
+		return encoder.Encode(frame{Failed: &failure{diag.ClassOf(err), err.Error()}})
 	}
-	return e.Encode(frame{Done: &answer})
+	return encoder.Encode(frame{Done: &answer})
 }
 
-// loaded is the library with a HiGHS of it; it implements api.
+// loaded is the library with a HiGHS of it; it implements api. Its functions are those of HiGHS's C interface of the
+// same name less "Highs_", with 32-bit integers; h is the handle of a HiGHS, which create makes. None of them returns
+// an error: a library that fails takes the process along.
 type loaded struct {
 	model     string
-	o         *milp.Options
+	options   *milp.Options
 	partial   string // of a line of the log
 	listening bool
 	h         uintptr
@@ -217,23 +234,27 @@ type loaded struct {
 	create, version func() uintptr
 	destroy         func(h uintptr)
 	intSize         func(h uintptr) int32
-	passMip         func(h uintptr, cols, rows, nz, format, sense int32, offset float64, cost, low, high, rowLow, rowHigh []float64, start, index []int32, value []float64, integrality []int32) int32
-	boolOption      func(h uintptr, name string, v int32) int32
-	intOption       func(h uintptr, name string, v int32) int32
-	doubleOption    func(h uintptr, name string, v float64) int32
-	stringOption    func(h uintptr, name, v string) int32
+	passMip         func(
+		h uintptr, cols, rows, nz, format, sense int32, offset float64, cost, low, high, rowLow, rowHigh []float64,
+		start, index []int32, value []float64, integrality []int32,
+	) int32
+	boolOption      func(h uintptr, name string, value int32) int32
+	intOption       func(h uintptr, name string, value int32) int32
+	doubleOption    func(h uintptr, name string, value float64) int32
+	stringOption    func(h uintptr, name, value string) int32
 	runIt, statusOf func(h uintptr) int32
-	getInt          func(h uintptr, name string, v *int32) int32
-	getInt64        func(h uintptr, name string, v *int64) int32
-	getDouble       func(h uintptr, name string, v *float64) int32
-	getSolution     func(h uintptr, x, dual, rows, rowDual []float64) int32
-	setSolution     func(h uintptr, x, rows, dual, rowDual []float64) int32
+	getInt          func(h uintptr, name string, value *int32) int32
+	getInt64        func(h uintptr, name string, value *int64) int32
+	getDouble       func(h uintptr, name string, value *float64) int32
+	getSolution     func(h uintptr, values, dual, rows, rowDual []float64) int32
+	setSolution     func(h uintptr, values, rows, dual, rowDual []float64) int32
 	setCallback     func(h, callback, user uintptr) int32
 	startCallback   func(h uintptr, kind int32) int32
 	item            func(out uintptr, name string) uintptr
 }
 
-func load(path, model string, o *milp.Options) (*loaded, error) {
+// load opens the library and finds its functions. It refuses every release but Version.
+func load(path, model string, options *milp.Options) (*loaded, error) {
 	fail := func(err error) (*loaded, error) {
 		return nil, diag.New(diag.ClassUnavailable, "engine %q: %w", nativeName, err)
 	}
@@ -241,19 +262,21 @@ func load(path, model string, o *milp.Options) (*loaded, error) {
 	if err != nil {
 		return fail(err)
 	}
-	l := &loaded{model: model, o: o}
+	l := &loaded{model: model, options: options}
 	for name, fn := range map[string]any{
-		"create": &l.create, "version": &l.version, "destroy": &l.destroy, "getSizeofHighsInt": &l.intSize, "passMip": &l.passMip,
-		"setBoolOptionValue": &l.boolOption, "setIntOptionValue": &l.intOption, "setDoubleOptionValue": &l.doubleOption, "setStringOptionValue": &l.stringOption,
-		"run": &l.runIt, "getModelStatus": &l.statusOf, "getIntInfoValue": &l.getInt, "getInt64InfoValue": &l.getInt64, "getDoubleInfoValue": &l.getDouble,
-		"getSolution": &l.getSolution, "setSolution": &l.setSolution, "setCallback": &l.setCallback, "startCallback": &l.startCallback, "getCallbackDataOutItem": &l.item,
+		"create": &l.create, "version": &l.version, "destroy": &l.destroy, "getSizeofHighsInt": &l.intSize,
+		"passMip": &l.passMip, "setBoolOptionValue": &l.boolOption, "setIntOptionValue": &l.intOption,
+		"setDoubleOptionValue": &l.doubleOption, "setStringOptionValue": &l.stringOption, "run": &l.runIt,
+		"getModelStatus": &l.statusOf, "getIntInfoValue": &l.getInt, "getInt64InfoValue": &l.getInt64,
+		"getDoubleInfoValue": &l.getDouble, "getSolution": &l.getSolution, "setSolution": &l.setSolution,
+		"setCallback": &l.setCallback, "startCallback": &l.startCallback, "getCallbackDataOutItem": &l.item,
 	} {
 		if err := lib.Func(fn, "Highs_"+name); err != nil {
 			return fail(err)
 		}
 	}
-	if v := native.String(l.version(), 100); v != Version { // another release decides otherwise
-		return fail(fmt.Errorf("library %q is HiGHS %q, want %s", path, v, Version))
+	if version := native.String(l.version(), 100); version != Version { // another release decides otherwise
+		return fail(fmt.Errorf("library %q is HiGHS %q, want %s", path, version, Version))
 	}
 	return l, nil
 }
@@ -270,33 +293,37 @@ func (l *loaded) renew() (api, error) {
 	return l, nil
 }
 
-func (l *loaded) setBool(option string, v bool) (int32, error) {
-	x := int32(0)
-	if v {
-		x = 1
+func (l *loaded) setBool(option string, value bool) (int32, error) {
+	number := int32(0)
+	if value {
+		number = 1
 	}
-	return l.boolOption(l.h, option, x), nil
+	return l.boolOption(l.h, option, number), nil
 }
 
-func (l *loaded) setInt(option string, v int32) (int32, error) {
-	return l.intOption(l.h, option, v), nil
+func (l *loaded) setInt(option string, value int32) (int32, error) {
+	return l.intOption(l.h, option, value), nil
 }
 
-func (l *loaded) setDouble(option string, v float64) (int32, error) {
-	return l.doubleOption(l.h, option, v), nil
+func (l *loaded) setDouble(option string, value float64) (int32, error) {
+	return l.doubleOption(l.h, option, value), nil
 }
 
-func (l *loaded) setString(option, v string) (int32, error) {
-	return l.stringOption(l.h, option, v), nil
+func (l *loaded) setString(option, value string) (int32, error) {
+	return l.stringOption(l.h, option, value), nil
 }
 
-func (l *loaded) pass(c *columns) (int32, error) {
-	return l.passMip(l.h, int32(len(c.cost)), int32(len(c.rowLow)), int32(len(c.index)), rowWise, minimise, c.offset,
-		c.cost, c.low, c.high, c.rowLow, c.rowHigh, c.start, c.index, c.value, c.integrality), nil
+func (l *loaded) pass(model *columns) (int32, error) {
+	return l.passMip(l.h, int32(len(model.cost)), int32(len(model.rowLow)), int32(len(model.index)),
+		rowWise, minimise, model.offset, model.cost, model.low, model.high, model.rowLow, model.rowHigh,
+		model.start, model.index, model.value, model.integrality), nil
 }
 
-func (l *loaded) start(x []float64) (int32, error) { return l.setSolution(l.h, x, nil, nil, nil), nil }
+func (l *loaded) start(values []float64) (int32, error) {
+	return l.setSolution(l.h, values, nil, nil, nil), nil
+}
 
+// listen asks for one kind of event. All kinds have one callback, which may be set once.
 func (l *loaded) listen(kind int32) error {
 	if !l.listening {
 		l.listening = true
@@ -309,32 +336,28 @@ func (l *loaded) listen(kind int32) error {
 	return nil
 }
 
-// called is what HiGHS calls.
+// called is what HiGHS calls: with a piece of the log as message, or with a structure of numbers as out. What out holds
+// is asked by name, as its layout differs between releases.
 func (l *loaded) called(kind int32, message, out uintptr) {
 	if kind == callbackLog {
-		l.partial += native.String(message, 4096)
-		for {
-			line, rest, ok := strings.Cut(l.partial, "\n")
-			if !ok {
-				return
-			}
-			l.o.Log(line)
-			l.partial = rest
-		}
+		l.partial = passLines(l.partial+native.String(message, 4096), l.options.Log)
+		return
 	}
 	word := func(name string) uint64 {
-		if p := l.item(out, name); p != 0 {
-			return uint64(native.Word(p, 0)) // of 8 bytes, as libraries are opened on 64-bit systems only
+		if address := l.item(out, name); address != 0 {
+			return uint64(native.Word(address, 0)) // of 8 bytes, as libraries are opened on 64-bit systems only
 		}
 		return 0
 	}
-	l.o.Progress(math.Float64frombits(word("mip_primal_bound")), math.Float64frombits(word("mip_dual_bound")), int64(word("mip_node_count")))
+	l.options.Progress(math.Float64frombits(word("mip_primal_bound")), math.Float64frombits(word("mip_dual_bound")),
+		int64(word("mip_node_count")))
 }
 
+// run solves, and then passes on the last line of the log, which need not have an end.
 func (l *loaded) run() (int32, error) {
 	code := l.runIt(l.h)
 	if l.partial != "" {
-		l.o.Log(l.partial)
+		l.options.Log(l.partial)
 		l.partial = ""
 	}
 	return code, nil
@@ -351,24 +374,24 @@ func (l *loaded) got(name string, code int32) error {
 }
 
 func (l *loaded) infoInt(name string) (int32, error) {
-	v := new(int32)
-	err := l.got(name, l.getInt(l.h, name, v))
-	return *v, err
+	value := new(int32)
+	err := l.got(name, l.getInt(l.h, name, value))
+	return *value, err
 }
 
 func (l *loaded) infoInt64(name string) (int64, error) {
-	v := new(int64)
-	err := l.got(name, l.getInt64(l.h, name, v))
-	return *v, err
+	value := new(int64)
+	err := l.got(name, l.getInt64(l.h, name, value))
+	return *value, err
 }
 
 func (l *loaded) infoDouble(name string) (float64, error) {
-	v := new(float64)
-	err := l.got(name, l.getDouble(l.h, name, v))
-	return *v, err
+	value := new(float64)
+	err := l.got(name, l.getDouble(l.h, name, value))
+	return *value, err
 }
 
-func (l *loaded) solution(n, _ int) ([]float64, error) {
-	x := make([]float64, n)
-	return x, l.got("solution", l.getSolution(l.h, x, nil, nil, nil))
+func (l *loaded) solution(vars, _ int) ([]float64, error) {
+	values := make([]float64, vars)
+	return values, l.got("solution", l.getSolution(l.h, values, nil, nil, nil))
 }

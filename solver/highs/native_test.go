@@ -164,7 +164,8 @@ func TestNativeLongLog(t *testing.T) {
 	}
 }
 
-// Whatever the process is asked, it answers or refuses; the library, which trusts what it is given, gets legal models only.
+// Whatever the process is asked, it answers or refuses; the library, which trusts what it is given, gets legal models
+// only.
 func FuzzWork(f *testing.F) {
 	ask := func(q request) []byte {
 		var b bytes.Buffer

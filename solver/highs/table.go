@@ -5,9 +5,11 @@ package highs
 
 // imported are the functions that the module wants of its host, all of them in module "a".
 var imported = map[string]string{
-	"cxa_throw": "a", "exit": "b", "get_now": "c", "fd_close": "d", "fcntl64": "e", "fd_write": "f", "fd_read": "g", "ioctl": "h", "openat": "i",
-	"date_now": "j", "abort": "k", "setitimer": "l", "tzset": "m", "environ_get": "n", "environ_sizes_get": "o", "clock_time_get": "p",
-	"resize_heap": "q", "proc_exit": "r", "keepalive_clear": "s", "fd_seek": "t",
+	"cxa_throw": "a", "exit": "b", "get_now": "c", "fd_close": "d", "fcntl64": "e", "fd_write": "f", "fd_read": "g",
+	"ioctl": "h", "openat": "i", "date_now": "j", "abort": "k",
+	"setitimer": "l", "tzset": "m", "environ_get": "n", "environ_sizes_get": "o",
+	"clock_time_get": "p",
+	"resize_heap":    "q", "proc_exit": "r", "keepalive_clear": "s", "fd_seek": "t",
 }
 
 const hostModule = "a"
@@ -16,10 +18,12 @@ const hostModule = "a"
 var exported = map[string]string{
 	"constructors": "v", "malloc": "uc", "free": "tc",
 	"Highs_create": "F", "Highs_destroy": "G", "Highs_version": "H", "Highs_run": "N", "Highs_passMip": "V",
-	"Highs_setBoolOptionValue": "ia", "Highs_setIntOptionValue": "ja", "Highs_setDoubleOptionValue": "ka", "Highs_setStringOptionValue": "la",
+	"Highs_setBoolOptionValue": "ia", "Highs_setIntOptionValue": "ja",
+	"Highs_setDoubleOptionValue": "ka", "Highs_setStringOptionValue": "la",
 	"Highs_getIntInfoValue": "Aa", "Highs_getDoubleInfoValue": "Ba", "Highs_getInt64InfoValue": "Ca",
 	"Highs_getSolution": "Ea", "Highs_getModelStatus": "Ga", "Highs_setSolution": "Va",
-	"Highs_setCallback": "Xa", "Highs_startCallback": "Ya", "Highs_getCallbackDataOutItem": "nc", "Highs_getSizeofHighsInt": "Yb",
+	"Highs_setCallback": "Xa", "Highs_startCallback": "Ya",
+	"Highs_getCallbackDataOutItem": "nc", "Highs_getSizeofHighsInt": "Yb",
 }
 
 const (

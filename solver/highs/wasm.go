@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/tetratelabs/wazero"
 	wasmapi "github.com/tetratelabs/wazero/api"
@@ -18,12 +17,13 @@ import (
 	"github.com/hetc/hetc/solver/milp"
 )
 
-// MaxMemory is the most memory that a solve in this process takes, in bytes.
-const MaxMemory = 2 << 30
+// maxMemory is the most memory that a solve in this process takes, in bytes.
+const maxMemory = 2 << 30
 
 // leastMemory lets the solver itself begin.
 const leastMemory = 24 << 20
 
+// pageBytes is the unit in which a module's memory grows.
 const pageBytes = 64 << 10
 
 // Wasm is the engine "highs". It may be used by several goroutines: each solve has an instance of its own.
@@ -46,12 +46,12 @@ func Open() (*Wasm, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Wasm{where: where, maxPages: MaxMemory / pageBytes}, nil
+	return &Wasm{where: where, maxPages: maxMemory / pageBytes}, nil
 }
 
-// Limit sets the most memory that a solve takes, in bytes, up to MaxMemory.
+// Limit sets the most memory that a solve takes, in bytes, up to maxMemory.
 func (w *Wasm) Limit(bytes int64) {
-	w.maxPages = uint64(min(max(bytes, leastMemory), MaxMemory)) / pageBytes
+	w.maxPages = uint64(min(max(bytes, leastMemory), maxMemory)) / pageBytes
 }
 
 // Name implements milp.Engine.
@@ -81,34 +81,38 @@ func (w *Wasm) Start(ctx context.Context) error {
 	}
 }
 
+// interrupted is the error of a solve whose context ended.
 func interrupted(engine string, ctx context.Context) error {
 	return diag.New(diag.ClassInterrupted, "engine %q: interrupted: %w", engine, context.Cause(ctx))
 }
 
+// compile compiles the solver, with the cache where that works.
 func compile(where string) (wazero.Runtime, wazero.CompiledModule, error) {
-	b, err := read(where)
+	module, err := read(where)
 	if err != nil {
 		return nil, nil, err
 	}
 	dir := cacheDir()
 	for {
-		r, m, err := compileIn(dir, b)
+		runtime, compiled, err := compileIn(dir, module)
 		if err == nil {
 			if dir != "" {
 				note(dir)
 			}
-			return r, m, nil
+			return runtime, compiled, nil
 		}
 		if dir == "" {
-			return nil, nil, diag.New(diag.ClassUnavailable, "engine %q: %q cannot be compiled: %w", wasmName, where, err)
+			return nil, nil, diag.New(diag.ClassUnavailable, "engine %q: %q cannot be compiled: %w",
+				wasmName, where, err)
 		}
 		dir = "" // whatever is wrong with the cache, it is not needed
 	}
 }
 
-func compileIn(dir string, b []byte) (r wazero.Runtime, m wazero.CompiledModule, err error) {
+// compileIn compiles a module and what it imports, with the cache in dir, "" for none.
+func compileIn(dir string, module []byte) (runtime wazero.Runtime, compiled wazero.CompiledModule, err error) {
 	ctx := context.Background()
-	config := wazero.NewRuntimeConfig().WithMemoryLimitPages(MaxMemory / pageBytes)
+	config := wazero.NewRuntimeConfig().WithMemoryLimitPages(maxMemory / pageBytes)
 	if dir != "" {
 		cache, err := wazero.NewCompilationCacheWithDir(dir)
 		if err != nil {
@@ -116,19 +120,19 @@ func compileIn(dir string, b []byte) (r wazero.Runtime, m wazero.CompiledModule,
 		}
 		config = config.WithCompilationCache(cache)
 	}
-	r = wazero.NewRuntimeWithConfig(ctx, config)
+	runtime = wazero.NewRuntimeWithConfig(ctx, config)
 	defer func() {
 		if err != nil {
-			r.Close(ctx)
+			runtime.Close(ctx)
 		}
 	}()
-	if m, err = r.CompileModule(ctx, b); err != nil {
+	if compiled, err = runtime.CompileModule(ctx, module); err != nil {
 		return nil, nil, err
 	}
-	if err = host(ctx, r, m); err != nil {
+	if err = host(ctx, runtime, compiled); err != nil {
 		return nil, nil, err
 	}
-	return r, m, nil
+	return runtime, compiled, nil
 }
 
 // Close frees what Start made. No solve may be running.
@@ -146,11 +150,11 @@ func (w *Wasm) Close() error {
 }
 
 // Solve implements milp.Engine.
-func (w *Wasm) Solve(ctx context.Context, m *milp.Model, o milp.Options) (milp.Result, error) {
-	if err := m.Validate(); err != nil {
+func (w *Wasm) Solve(ctx context.Context, model *milp.Model, options milp.Options) (milp.Result, error) {
+	if err := model.Validate(); err != nil {
 		return milp.Result{}, err
 	}
-	if err := o.Validate(m); err != nil {
+	if err := options.Validate(model); err != nil {
 		return milp.Result{}, err
 	}
 	if err := w.Start(ctx); err != nil {
@@ -162,18 +166,18 @@ func (w *Wasm) Solve(ctx context.Context, m *milp.Model, o milp.Options) (milp.R
 			open.close()
 		}
 	}()
-	r, err := solve(wasmName, func() (api, error) {
+	answer, err := solve(wasmName, func() (api, error) {
 		if open != nil {
 			open.close()
 		}
 		var err error
-		open, err = w.instance(ctx, m.Name, &o)
+		open, err = w.instance(ctx, model.Name, &options)
 		return open, err
-	}, m, o)
+	}, model, options)
 	if err != nil && ctx.Err() != nil {
 		return milp.Result{}, interrupted(wasmName, ctx)
 	}
-	return r, err
+	return answer, err
 }
 
 // instance is one HiGHS with memory of its own; it implements api. After an error it can only be closed.
@@ -200,8 +204,13 @@ type instanceKey struct{}
 
 func of(ctx context.Context) *instance { return ctx.Value(instanceKey{}).(*instance) }
 
-func (w *Wasm) instance(ctx context.Context, model string, o *milp.Options) (in *instance, err error) {
-	in = &instance{user: ctx, funcs: map[string]wasmapi.Function{}, model: model, pages: w.maxPages, log: o.Log, progress: o.Progress}
+// instance makes a HiGHS. Every solve has one of its own: what an earlier solve left cannot change an answer, and
+// memory is given back.
+func (w *Wasm) instance(ctx context.Context, model string, options *milp.Options) (in *instance, err error) {
+	in = &instance{
+		user: ctx, funcs: map[string]wasmapi.Function{}, model: model, pages: w.maxPages,
+		log: options.Log, progress: options.Progress,
+	}
 	in.ctx = context.WithValue(context.Background(), instanceKey{}, in) // not of ctx: wazero would close the module
 	defer func() {
 		if err != nil {
@@ -210,47 +219,64 @@ func (w *Wasm) instance(ctx context.Context, model string, o *milp.Options) (in 
 		}
 	}()
 	name := fmt.Sprintf("h%d", w.number.Add(1))
-	if in.module, err = w.runtime.InstantiateModule(in.ctx, w.module, wazero.NewModuleConfig().WithName(name).WithStartFunctions()); err != nil {
+	config := wazero.NewModuleConfig().WithName(name).WithStartFunctions()
+	if in.module, err = w.runtime.InstantiateModule(in.ctx, w.module, config); err != nil {
 		return nil, in.crashed("instantiate", err)
 	}
-	in.memory = in.module.ExportedMemory(exportedMemory)
-	if in.memory == nil {
-		return nil, diag.New(diag.ClassInternal, "engine %q: the module exports no memory %q", wasmName, exportedMemory)
-	}
-	for what, short := range exported {
-		if in.funcs[what] = in.module.ExportedFunction(short); in.funcs[what] == nil {
-			return nil, diag.New(diag.ClassInternal, "engine %q: the module exports no %s (%s)", wasmName, what, short)
-		}
-	}
-	if _, err := in.call("constructors"); err != nil {
+	if err := in.bind(); err != nil {
 		return nil, err
-	}
-	if v, err := in.version(); err != nil || v != Version {
-		return nil, errors.Join(err, diag.New(diag.ClassInternal, "engine %q: the module says it is HiGHS %q, want %s", wasmName, v, Version))
-	}
-	if size, err := in.call("Highs_getSizeofHighsInt", 0); err != nil || size != 4 {
-		return nil, errors.Join(err, diag.New(diag.ClassInternal, "engine %q: HiGHS's integers have %d bytes, want 4", wasmName, size))
 	}
 	if in.h, err = in.call("Highs_create"); err != nil {
 		return nil, err
 	}
 	if in.log != nil || in.progress != nil {
-		glue, err := w.runtime.CompileModule(in.ctx, glueFor(name))
-		if err == nil {
-			in.glue, err = w.runtime.InstantiateModule(in.ctx, glue, wazero.NewModuleConfig().WithName(""))
-		}
-		if err != nil {
-			return nil, in.crashed("callbacks", err)
-		}
-		at, err := in.glue.ExportedFunction("i").Call(in.ctx)
-		if err != nil {
-			return nil, in.crashed("callbacks", err)
-		}
-		if _, err := in.call("Highs_setCallback", in.h, at[0], 0); err != nil {
+		if err := in.connect(w.runtime, name); err != nil {
 			return nil, err
 		}
 	}
 	return in, nil
+}
+
+// bind finds what the module exports, and checks that it is the HiGHS that this package knows.
+func (in *instance) bind() error {
+	in.memory = in.module.ExportedMemory(exportedMemory)
+	if in.memory == nil {
+		return diag.New(diag.ClassInternal, "engine %q: the module exports no memory %q", wasmName, exportedMemory)
+	}
+	for what, short := range exported {
+		if in.funcs[what] = in.module.ExportedFunction(short); in.funcs[what] == nil {
+			return diag.New(diag.ClassInternal, "engine %q: the module exports no %s (%s)", wasmName, what, short)
+		}
+	}
+	if _, err := in.call("constructors"); err != nil {
+		return err
+	}
+	if version, err := in.version(); err != nil || version != Version {
+		return errors.Join(err, diag.New(diag.ClassInternal, "engine %q: the module says it is HiGHS %q, want %s",
+			wasmName, version, Version))
+	}
+	if size, err := in.call("Highs_getSizeofHighsInt", 0); err != nil || size != 4 {
+		return errors.Join(err, diag.New(diag.ClassInternal, "engine %q: HiGHS's integers have %d bytes, want 4",
+			wasmName, size))
+	}
+	return nil
+}
+
+// connect has HiGHS call back through a glue module.
+func (in *instance) connect(runtime wazero.Runtime, name string) error {
+	glue, err := runtime.CompileModule(in.ctx, glueFor(name))
+	if err == nil {
+		in.glue, err = runtime.InstantiateModule(in.ctx, glue, wazero.NewModuleConfig().WithName(""))
+	}
+	if err != nil {
+		return in.crashed("callbacks", err)
+	}
+	at, err := in.glue.ExportedFunction("i").Call(in.ctx)
+	if err != nil {
+		return in.crashed("callbacks", err)
+	}
+	_, err = in.call("Highs_setCallback", in.h, at[0], 0)
+	return err
 }
 
 // glueFor is a module that puts the host's function callback into the function table of the named module and returns
@@ -260,17 +286,18 @@ func (w *Wasm) instance(ctx context.Context, model string, o *milp.Options) (in 
 //	(import NAME TABLE (table 0 funcref)) (import "host" "callback" (func (type $callback))) (elem declare func 0)
 //	(func (export "i") (result i32) ref.func 0  i32.const 1  table.grow 0)
 func glueFor(name string) []byte {
-	text := func(s string) []byte { return append([]byte{byte(len(s))}, s...) }
+	text := func(name string) []byte { return append([]byte{byte(len(name))}, name...) }
 	section := func(id byte, parts ...[]byte) []byte {
 		var body []byte
-		for _, p := range parts {
-			body = append(body, p...)
+		for _, part := range parts {
+			body = append(body, part...)
 		}
 		return append([]byte{id, byte(len(body))}, body...) // below 128 bytes: one byte of LEB128
 	}
 	out := []byte{0, 'a', 's', 'm', 1, 0, 0, 0}
 	out = append(out, section(1, []byte{2, 0x60, 5, 0x7f, 0x7f, 0x7f, 0x7f, 0x7f, 0, 0x60, 0, 1, 0x7f})...)
-	out = append(out, section(2, []byte{2}, text(name), text(exportedTable), []byte{1, 0x70, 0, 0}, text(callbackModule), text("callback"), []byte{0, 0})...)
+	out = append(out, section(2, []byte{2}, text(name), text(exportedTable), []byte{1, 0x70, 0, 0},
+		text(callbackModule), text("callback"), []byte{0, 0})...)
 	out = append(out, section(3, []byte{1, 1})...)
 	out = append(out, section(7, []byte{1}, text("i"), []byte{0, 1})...)
 	out = append(out, section(9, []byte{1, 3, 0, 1, 0})...)
@@ -279,6 +306,7 @@ func glueFor(name string) []byte {
 
 const callbackModule = "host"
 
+// close frees the memory of the instance. It may be called twice.
 func (in *instance) close() {
 	if in.glue != nil {
 		in.glue.Close(in.ctx)
@@ -296,48 +324,50 @@ func (in *instance) crashed(what string, err error) error {
 	}
 	text, _, _ := strings.Cut(err.Error(), "\n") // a stack of minified names follows
 	if in.outOfPages {
-		return diag.New(diag.ClassUnavailable, "engine %q: model %q: %s needs more than %d MiB of memory", wasmName, in.model, what, in.pages*pageBytes>>20).
-			WithHint("permit more with --working-memory, at most %d MiB; --engine highs-native has no such limit", MaxMemory>>20)
+		return diag.New(diag.ClassUnavailable, "engine %q: model %q: %s needs more than %d MiB of memory",
+			wasmName, in.model, what, in.pages*pageBytes>>20).
+			WithHint("permit more with --working-memory, at most %d MiB; --engine highs-native has no such limit",
+				maxMemory>>20)
 	}
 	return diag.New(diag.ClassInternal, "engine %q: model %q: %s crashed: %s", wasmName, in.model, what, text)
 }
 
 // call calls a function of the module with at most one result.
 func (in *instance) call(what string, args ...uint64) (uint64, error) {
-	r, err := in.funcs[what].Call(in.ctx, args...)
+	results, err := in.funcs[what].Call(in.ctx, args...)
 	if err != nil {
 		return 0, in.crashed(what, err)
 	}
-	if len(r) == 0 {
+	if len(results) == 0 {
 		return 0, nil
 	}
-	return r[0], nil
+	return results[0], nil
 }
 
 // code is call for functions that return HiGHS's codes.
 func (in *instance) code(what string, args ...uint64) (int32, error) {
-	r, err := in.call(what, args...)
-	return int32(uint32(r)), err
+	result, err := in.call(what, args...)
+	return int32(uint32(result)), err
 }
 
 // with copies bytes into the module, calls fn with their addresses and frees them. Addresses of nil are 0.
 func (in *instance) with(fn func(at []uint64) error, parts ...[]byte) (err error) {
 	at := make([]uint64, len(parts))
 	defer func() {
-		for _, p := range at {
-			if p != 0 && err == nil {
-				_, err = in.call("free", p)
+		for _, address := range at {
+			if address != 0 && err == nil {
+				_, err = in.call("free", address)
 			}
 		}
 	}()
-	for i, b := range parts {
-		if b == nil {
+	for i, part := range parts {
+		if part == nil {
 			continue
 		}
-		if at[i], err = in.call("malloc", uint64(max(1, len(b)))); err != nil {
+		if at[i], err = in.call("malloc", uint64(max(1, len(part)))); err != nil {
 			return err
 		}
-		if at[i] == 0 || !in.memory.Write(uint32(at[i]), b) {
+		if at[i] == 0 || !in.memory.Write(uint32(at[i]), part) {
 			in.outOfPages = true
 			return in.crashed("copying", errors.New("no memory"))
 		}
@@ -345,22 +375,23 @@ func (in *instance) with(fn func(at []uint64) error, parts ...[]byte) (err error
 	return fn(at)
 }
 
+// text, doubles and ints are values as C has them in memory, little endian.
 func text(s string) []byte { return append([]byte(s), 0) }
 
-func doubles(x []float64) []byte {
-	b := make([]byte, 0, 8*len(x))
-	for _, v := range x {
-		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(v))
+func doubles(values []float64) []byte {
+	data := make([]byte, 0, 8*len(values))
+	for _, value := range values {
+		data = binary.LittleEndian.AppendUint64(data, math.Float64bits(value))
 	}
-	return b
+	return data
 }
 
-func ints(x []int32) []byte {
-	b := make([]byte, 0, 4*len(x))
-	for _, v := range x {
-		b = binary.LittleEndian.AppendUint32(b, uint32(v))
+func ints(values []int32) []byte {
+	data := make([]byte, 0, 4*len(values))
+	for _, value := range values {
+		data = binary.LittleEndian.AppendUint32(data, uint32(value))
 	}
-	return b
+	return data
 }
 
 func (in *instance) version() (string, error) {
@@ -374,56 +405,57 @@ func (in *instance) version() (string, error) {
 // cstring reads a text of the module's.
 func (in *instance) cstring(at uint32) string {
 	const longest = 4096
-	b, ok := in.memory.Read(at, min(longest, in.memory.Size()-min(at, in.memory.Size())))
+	data, ok := in.memory.Read(at, min(longest, in.memory.Size()-min(at, in.memory.Size())))
 	if !ok {
 		return ""
 	}
-	s, _, _ := strings.Cut(string(b), "\x00")
-	return s
+	text, _, _ := strings.Cut(string(data), "\x00")
+	return text
 }
 
-func (in *instance) setBool(option string, v bool) (code int32, err error) {
-	x := uint64(0)
-	if v {
-		x = 1
+// set sets an option to a value as the module takes it.
+func (in *instance) set(setter, option string, value uint64) (code int32, err error) {
+	err = in.with(func(at []uint64) (err error) {
+		code, err = in.code(setter, in.h, at[0], value)
+		return err
+	}, text(option))
+	return code, err
+}
+
+func (in *instance) setBool(option string, value bool) (int32, error) {
+	number := uint64(0)
+	if value {
+		number = 1
 	}
-	err = in.with(func(at []uint64) (err error) {
-		code, err = in.code("Highs_setBoolOptionValue", in.h, at[0], x)
-		return err
-	}, text(option))
-	return code, err
+	return in.set("Highs_setBoolOptionValue", option, number)
 }
 
-func (in *instance) setInt(option string, v int32) (code int32, err error) {
-	err = in.with(func(at []uint64) (err error) {
-		code, err = in.code("Highs_setIntOptionValue", in.h, at[0], wasmapi.EncodeI32(v))
-		return err
-	}, text(option))
-	return code, err
+func (in *instance) setInt(option string, value int32) (int32, error) {
+	return in.set("Highs_setIntOptionValue", option, wasmapi.EncodeI32(value))
 }
 
-func (in *instance) setDouble(option string, v float64) (code int32, err error) {
-	err = in.with(func(at []uint64) (err error) {
-		code, err = in.code("Highs_setDoubleOptionValue", in.h, at[0], wasmapi.EncodeF64(v))
-		return err
-	}, text(option))
-	return code, err
+func (in *instance) setDouble(option string, value float64) (int32, error) {
+	return in.set("Highs_setDoubleOptionValue", option, wasmapi.EncodeF64(value))
 }
 
-func (in *instance) setString(option, v string) (code int32, err error) {
+func (in *instance) setString(option, value string) (code int32, err error) {
 	err = in.with(func(at []uint64) (err error) {
 		code, err = in.code("Highs_setStringOptionValue", in.h, at[0], at[1])
 		return err
-	}, text(option), text(v))
+	}, text(option), text(value))
 	return code, err
 }
 
-func (in *instance) pass(c *columns) (code int32, err error) {
+func (in *instance) pass(model *columns) (code int32, err error) {
 	err = in.with(func(at []uint64) (err error) {
-		args := []uint64{in.h, uint64(len(c.cost)), uint64(len(c.rowLow)), uint64(len(c.index)), rowWise, minimise, wasmapi.EncodeF64(c.offset)}
+		args := []uint64{
+			in.h, uint64(len(model.cost)), uint64(len(model.rowLow)), uint64(len(model.index)), rowWise, minimise,
+			wasmapi.EncodeF64(model.offset),
+		}
 		code, err = in.code("Highs_passMip", append(args, at...)...)
 		return err
-	}, doubles(c.cost), doubles(c.low), doubles(c.high), doubles(c.rowLow), doubles(c.rowHigh), ints(c.start), ints(c.index), doubles(c.value), ints(c.integrality))
+	}, doubles(model.cost), doubles(model.low), doubles(model.high), doubles(model.rowLow), doubles(model.rowHigh),
+		ints(model.start), ints(model.index), doubles(model.value), ints(model.integrality))
 	return code, err
 }
 
@@ -433,11 +465,11 @@ const (
 	minimise = 1
 )
 
-func (in *instance) start(x []float64) (code int32, err error) {
+func (in *instance) start(values []float64) (code int32, err error) {
 	err = in.with(func(at []uint64) (err error) {
 		code, err = in.code("Highs_setSolution", in.h, at[0], 0, 0, 0)
 		return err
-	}, doubles(x))
+	}, doubles(values))
 	return code, err
 }
 
@@ -455,7 +487,7 @@ func (in *instance) run() (int32, error) {
 func (in *instance) status() (int32, error) { return in.code("Highs_getModelStatus", in.h) }
 
 // info reads a value of the given size into zeroed memory: a getter that refuses leaves what was there.
-func (in *instance) info(getter, name string, size int) (b []byte, err error) {
+func (in *instance) info(getter, name string, size int) (data []byte, err error) {
 	err = in.with(func(at []uint64) error {
 		code, err := in.code(getter, in.h, at[0], at[1])
 		if err == nil && code < 0 {
@@ -468,37 +500,38 @@ func (in *instance) info(getter, name string, size int) (b []byte, err error) {
 		if !ok {
 			return in.crashed(getter, errors.New("a value outside the memory"))
 		}
-		b = append(b, view...)
+		data = append(data, view...)
 		return nil
 	}, text(name), make([]byte, size))
-	return b, err
+	return data, err
 }
 
 func (in *instance) infoInt(name string) (int32, error) {
-	b, err := in.info("Highs_getIntInfoValue", name, 4)
+	data, err := in.info("Highs_getIntInfoValue", name, 4)
 	if err != nil {
 		return 0, err
 	}
-	return int32(binary.LittleEndian.Uint32(b)), nil
+	return int32(binary.LittleEndian.Uint32(data)), nil
 }
 
 func (in *instance) infoInt64(name string) (int64, error) {
-	b, err := in.info("Highs_getInt64InfoValue", name, 8)
+	data, err := in.info("Highs_getInt64InfoValue", name, 8)
 	if err != nil {
 		return 0, err
 	}
-	return int64(binary.LittleEndian.Uint64(b)), nil
+	return int64(binary.LittleEndian.Uint64(data)), nil
 }
 
 func (in *instance) infoDouble(name string) (float64, error) {
-	b, err := in.info("Highs_getDoubleInfoValue", name, 8)
+	data, err := in.info("Highs_getDoubleInfoValue", name, 8)
 	if err != nil {
 		return 0, err
 	}
-	return math.Float64frombits(binary.LittleEndian.Uint64(b)), nil
+	return math.Float64frombits(binary.LittleEndian.Uint64(data)), nil
 }
 
-func (in *instance) solution(n, _ int) (x []float64, err error) {
+// solution reads the values of so many variables.
+func (in *instance) solution(vars, _ int) (values []float64, err error) {
 	err = in.with(func(at []uint64) error {
 		code, err := in.code("Highs_getSolution", in.h, at[0], 0, 0, 0)
 		if err == nil && code < 0 {
@@ -507,41 +540,35 @@ func (in *instance) solution(n, _ int) (x []float64, err error) {
 		if err != nil {
 			return err
 		}
-		view, ok := in.memory.Read(uint32(at[0]), uint32(8*n))
+		view, ok := in.memory.Read(uint32(at[0]), uint32(8*vars))
 		if !ok {
 			return in.crashed("Highs_getSolution", errors.New("a solution outside the memory"))
 		}
-		for j := range n {
-			x = append(x, math.Float64frombits(binary.LittleEndian.Uint64(view[8*j:])))
+		for j := range vars {
+			values = append(values, math.Float64frombits(binary.LittleEndian.Uint64(view[8*j:])))
 		}
 		return nil
-	}, make([]byte, 8*n))
-	return x, err
+	}, make([]byte, 8*vars))
+	return values, err
 }
 
 // logged passes on complete lines.
-func (in *instance) logged(s string) {
+func (in *instance) logged(text string) {
 	if in.log == nil {
 		return
 	}
-	in.partial += s
-	for {
-		line, rest, ok := strings.Cut(in.partial, "\n")
-		if !ok {
-			return
-		}
-		in.log(line)
-		in.partial = rest
-	}
+	in.partial = passLines(in.partial+text, in.log)
 }
 
+// flush passes on a last line that has no end.
 func (in *instance) flush() {
 	if in.partial != "" {
 		in.logged("\n")
 	}
 }
 
-// callback is what HiGHS calls.
+// callback is what HiGHS calls, with addresses in the module: of a piece of the log as message, or of a structure of
+// numbers as out. What out holds is asked by name, as its layout differs between releases.
 func (in *instance) callback(kind int32, message, out uint32) {
 	if kind == callbackLog {
 		in.logged(in.cstring(message))
@@ -551,21 +578,22 @@ func (in *instance) callback(kind int32, message, out uint32) {
 		return
 	}
 	item := func(name string) uint64 {
-		var v uint64
+		var value uint64
 		// A getter of its own: callbacks run while the module is in another call.
 		err := in.with(func(at []uint64) error {
-			p, err := in.call("Highs_getCallbackDataOutItem", uint64(out), at[0])
-			if err == nil && p != 0 {
-				v, _ = in.memory.ReadUint64Le(uint32(p))
+			address, err := in.call("Highs_getCallbackDataOutItem", uint64(out), at[0])
+			if err == nil && address != 0 {
+				value, _ = in.memory.ReadUint64Le(uint32(address))
 			}
 			return err
 		}, text(name))
 		if err != nil {
 			panic(err)
 		}
-		return v
+		return value
 	}
-	in.progress(math.Float64frombits(item("mip_primal_bound")), math.Float64frombits(item("mip_dual_bound")), int64(item("mip_node_count")))
+	in.progress(math.Float64frombits(item("mip_primal_bound")), math.Float64frombits(item("mip_dual_bound")),
+		int64(item("mip_node_count")))
 }
 
 // poll ends the solve when nobody wants its answer: the module asks for the time many thousand times a second.
@@ -577,97 +605,3 @@ func (in *instance) poll() {
 }
 
 var errCancelled = errors.New("cancelled")
-
-// host offers the functions that the module imports, and callback, in module "host".
-func host(ctx context.Context, r wazero.Runtime, m wazero.CompiledModule) error {
-	const enosys = 52 // of Emscripten
-	begun := time.Now()
-	refuse := func(code int32) wasmapi.GoModuleFunc {
-		return func(_ context.Context, _ wasmapi.Module, stack []uint64) { stack[0] = wasmapi.EncodeI32(code) }
-	}
-	nothing := func(context.Context, wasmapi.Module, []uint64) {}
-	crash := func(what string) wasmapi.GoModuleFunc {
-		return func(ctx context.Context, _ wasmapi.Module, _ []uint64) {
-			panic(fmt.Errorf("the solver gave up (%s)", what))
-		}
-	}
-	bodies := map[string]wasmapi.GoModuleFunc{
-		"cxa_throw": crash("exception"), "exit": crash("exit"), "abort": crash("abort"), "proc_exit": crash("exit"),
-		"fd_close": refuse(enosys), "fd_read": refuse(enosys), "fd_seek": refuse(enosys), "environ_get": refuse(enosys), "setitimer": refuse(enosys),
-		"fcntl64": refuse(-enosys), "ioctl": refuse(-enosys), "openat": refuse(-enosys),
-		"keepalive_clear": nothing, "tzset": nothing,
-		"get_now": func(ctx context.Context, _ wasmapi.Module, stack []uint64) { // milliseconds
-			of(ctx).poll()
-			stack[0] = wasmapi.EncodeF64(float64(time.Since(begun)) / 1e6)
-		},
-		"date_now": func(ctx context.Context, _ wasmapi.Module, stack []uint64) {
-			of(ctx).poll()
-			stack[0] = wasmapi.EncodeF64(float64(time.Now().UnixMilli()))
-		},
-		"clock_time_get": func(ctx context.Context, m wasmapi.Module, stack []uint64) { // nanoseconds; clock 0 is the wall's
-			of(ctx).poll()
-			ns := time.Since(begun).Nanoseconds()
-			if uint32(stack[0]) == 0 {
-				ns = time.Now().UnixNano()
-			}
-			m.Memory().WriteUint64Le(uint32(stack[len(stack)-1]), uint64(ns))
-			stack[0] = 0
-		},
-		"resize_heap": func(ctx context.Context, m wasmapi.Module, stack []uint64) {
-			want, have := uint64(uint32(stack[0])), uint64(m.Memory().Size())
-			stack[0] = 0
-			for _, size := range []uint64{max(want, have+have/5), want} { // a fifth more than is asked for now, if there is so much
-				pages := (size + pageBytes - 1) / pageBytes
-				if pages > of(ctx).pages {
-					continue
-				}
-				if _, ok := m.Memory().Grow(uint32(pages - min(pages, have/pageBytes))); ok {
-					stack[0] = 1
-					return
-				}
-			}
-			of(ctx).outOfPages = true
-		},
-		"environ_sizes_get": func(_ context.Context, m wasmapi.Module, stack []uint64) {
-			m.Memory().WriteUint32Le(uint32(stack[0]), 0)
-			m.Memory().WriteUint32Le(uint32(stack[1]), 0)
-			stack[0] = 0
-		},
-		"fd_write": func(ctx context.Context, m wasmapi.Module, stack []uint64) {
-			at, n, written := uint32(stack[1]), uint32(stack[2]), uint32(0)
-			for i := range min(n, 1024) {
-				p, _ := m.Memory().ReadUint32Le(at + 8*i)
-				size, _ := m.Memory().ReadUint32Le(at + 8*i + 4)
-				b, ok := m.Memory().Read(p, size)
-				if !ok {
-					break
-				}
-				of(ctx).logged(string(b))
-				written += size
-			}
-			m.Memory().WriteUint32Le(uint32(stack[3]), written)
-			stack[0] = 0
-		},
-	}
-	b := r.NewHostModuleBuilder(hostModule)
-	names := map[string]string{}
-	for what, short := range imported {
-		names[short] = what
-	}
-	for _, f := range m.ImportedFunctions() {
-		module, short, _ := f.Import()
-		body := bodies[names[short]]
-		if module != hostModule || body == nil {
-			return fmt.Errorf("the module imports %s.%s, which is unknown", module, short)
-		}
-		b.NewFunctionBuilder().WithGoModuleFunction(body, f.ParamTypes(), f.ResultTypes()).Export(short)
-	}
-	if _, err := b.Instantiate(ctx); err != nil {
-		return err
-	}
-	i32 := wasmapi.ValueTypeI32
-	_, err := r.NewHostModuleBuilder(callbackModule).NewFunctionBuilder().WithGoModuleFunction(wasmapi.GoModuleFunc(func(ctx context.Context, _ wasmapi.Module, stack []uint64) {
-		of(ctx).callback(int32(uint32(stack[0])), uint32(stack[1]), uint32(stack[2]))
-	}), []wasmapi.ValueType{i32, i32, i32, i32, i32}, nil).Export("callback").Instantiate(ctx)
-	return err
-}

@@ -14,46 +14,46 @@ const Tolerance = 1e-6
 // Verify checks values for the variables of a valid model. It returns them with whole variables rounded and values that
 // are outside their bounds by rounding errors put onto them, and the objective of these; rows are checked for
 // what is returned. The error is of class ClassInternal and names the variable or row.
-func (m *Model) Verify(x []float64) (exact []float64, objective float64, err error) {
+func (m *Model) Verify(values []float64) (exact []float64, objective float64, err error) {
 	fail := func(format string, args ...any) ([]float64, float64, error) {
 		return nil, 0, diag.New(diag.ClassInternal, "answer for model %q: "+format, append([]any{m.Name}, args...)...)
 	}
-	if len(x) != len(m.Vars) {
-		return fail("%d values for %d variables", len(x), len(m.Vars))
+	if len(values) != len(m.Vars) {
+		return fail("%d values for %d variables", len(values), len(m.Vars))
 	}
-	exact = make([]float64, len(x))
+	exact = make([]float64, len(values))
 	objective = m.Offset
 	for j := range m.Vars {
-		v, y := &m.Vars[j], x[j]
-		if !within(y, 2*MaxBound) {
-			return fail("variable %q is %v", v.Name, y)
+		variable, value := &m.Vars[j], values[j]
+		if !within(value, 2*maxBound) {
+			return fail("variable %q is %v", variable.Name, value)
 		}
-		if v.Integer {
-			whole := math.Round(y)
-			if math.Abs(whole-y) > Tolerance {
-				return fail("variable %q is %v, want a whole number", v.Name, y)
+		if variable.Integer {
+			whole := math.Round(value)
+			if math.Abs(whole-value) > Tolerance {
+				return fail("variable %q is %v, want a whole number", variable.Name, value)
 			}
-			y = whole
+			value = whole
 		}
-		if low, high := v.Low, v.High; y < low-slack(low) || y > high+slack(high) {
-			return fail("variable %q is %v, want %v..%v", v.Name, y, low, high)
+		if low, high := variable.Low, variable.High; value < low-slack(low) || value > high+slack(high) {
+			return fail("variable %q is %v, want %v..%v", variable.Name, value, low, high)
 		}
-		if !v.Integer {
-			y = min(max(y, v.Low), v.High)
+		if !variable.Integer {
+			value = min(max(value, variable.Low), variable.High)
 		}
-		exact[j] = y + 0 // no negative zero
-		objective += float64(v.Cost * y)
+		exact[j] = value + 0 // no negative zero
+		objective += float64(variable.Cost * value)
 	}
 	for i := range m.Rows {
-		r := &m.Rows[i]
+		row := &m.Rows[i]
 		sum, size := 0.0, 1.0
-		for _, t := range r.Terms {
-			p := float64(t.Coef * exact[t.Var])
-			sum += p
-			size += math.Abs(p)
+		for _, term := range row.Terms {
+			product := float64(term.Coef * exact[term.Var])
+			sum += product
+			size += math.Abs(product)
 		}
-		if off := float64(Tolerance * size); sum < r.Low-off || sum > r.High+off {
-			return fail("row %q is %v, want %v..%v", r.Name, sum, r.Low, r.High)
+		if off := float64(Tolerance * size); sum < row.Low-off || sum > row.High+off {
+			return fail("row %q is %v, want %v..%v", row.Name, sum, row.Low, row.High)
 		}
 	}
 	return exact, objective, nil
@@ -70,36 +70,38 @@ func slack(bound float64) float64 {
 // Accept checks an engine's answer to a valid model and returns it with the values and the objective of Verify. An
 // answer that is claimed to be optimal although its own bound leaves a gap becomes Feasible. The error is of
 // class ClassInternal.
-func (m *Model) Accept(r Result) (Result, error) {
-	switch r.Status {
+func (m *Model) Accept(answer Result) (Result, error) {
+	switch answer.Status {
 	case Infeasible, Limit:
-		r.X, r.Objective = nil, math.Inf(1)
-		if r.Status == Infeasible {
-			r.Bound = math.Inf(1)
-		} else if math.IsNaN(r.Bound) {
-			r.Bound = math.Inf(-1)
+		answer.X, answer.Objective = nil, math.Inf(1)
+		if answer.Status == Infeasible {
+			answer.Bound = math.Inf(1)
+		} else if math.IsNaN(answer.Bound) {
+			answer.Bound = math.Inf(-1)
 		}
-		return r, nil
+		return answer, nil
 	case Optimal, Feasible:
 	default:
-		return Result{}, diag.New(diag.ClassInternal, "answer for model %q: unknown status %q", m.Name, r.Status)
+		return Result{}, diag.New(diag.ClassInternal, "answer for model %q: unknown status %q", m.Name, answer.Status)
 	}
-	x, objective, err := m.Verify(r.X)
+	values, objective, err := m.Verify(answer.X)
 	if err != nil {
 		return Result{}, err
 	}
 	off := slack(objective)
-	if !(math.Abs(objective-r.Objective) <= off) { // NaN too
-		return Result{}, diag.New(diag.ClassInternal, "answer for model %q: the engine claims an objective of %v, its values give %v", m.Name, r.Objective, objective)
+	if !(math.Abs(objective-answer.Objective) <= off) { // NaN too
+		return Result{}, diag.New(diag.ClassInternal, "answer for model %q: the engine claims an objective of %v, "+
+			"its values give %v", m.Name, answer.Objective, objective)
 	}
-	if math.IsNaN(r.Bound) || r.Bound > objective+off {
-		return Result{}, diag.New(diag.ClassInternal, "answer for model %q: bound %v above the objective %v", m.Name, r.Bound, objective)
+	if math.IsNaN(answer.Bound) || answer.Bound > objective+off {
+		return Result{}, diag.New(diag.ClassInternal, "answer for model %q: bound %v above the objective %v",
+			m.Name, answer.Bound, objective)
 	}
-	r.X, r.Objective, r.Bound = x, objective, min(r.Bound, objective)
-	if r.Status == Optimal && objective-r.Bound > off {
-		r.Status = Feasible
+	answer.X, answer.Objective, answer.Bound = values, objective, min(answer.Bound, objective)
+	if answer.Status == Optimal && objective-answer.Bound > off {
+		answer.Status = Feasible
 	}
-	return r, nil
+	return answer, nil
 }
 
 // Gap is how much better than the objective a solution could still be, relative to the objective: 0 when the bound

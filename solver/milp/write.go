@@ -16,193 +16,220 @@ import (
 // spelled is a name for a file.
 func spelled(kind string, i int, name string) string {
 	const longest = 80 // bytes; readers stop at 255
-	var b strings.Builder
-	b.WriteString(kind)
-	b.WriteString(strconv.Itoa(i))
-	b.WriteByte('_')
+	var out strings.Builder
+	out.WriteString(kind)
+	out.WriteString(strconv.Itoa(i))
+	out.WriteByte('_')
 	for k := 0; k < len(name) && k < longest; k++ {
-		c := name[k]
-		if c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '.' {
-			b.WriteByte(c)
+		char := name[k]
+		if char >= '0' && char <= '9' || char >= 'a' && char <= 'z' || char >= 'A' && char <= 'Z' || char == '.' {
+			out.WriteByte(char)
 		} else {
-			b.WriteByte('_')
+			out.WriteByte('_')
 		}
 	}
-	return b.String()
+	return out.String()
 }
 
-func number(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+func number(value float64) string { return strconv.FormatFloat(value, 'g', -1, 64) }
 
 const constant = "constant"
 
-// WriteLP writes a valid model in the LP format of CPLEX, which HiGHS, GLPK, CBC and others read. A row with two
-// bounds becomes two rows, as not all of them read ranges.
-func (m *Model) WriteLP(w io.Writer) error {
-	b := bufio.NewWriter(w)
-	fmt.Fprintf(b, "\\ %s\n", spelled("model", 0, m.Name))
-	if m.Note != "" {
-		fmt.Fprintf(b, "\\ %s\n", m.Note)
-	}
-	b.WriteString("Minimize\n obj:")
-	for j := range m.Vars { // all of them: their order is the model's then
-		term(b, j, m.Vars[j].Cost, spelled("x", j, m.Vars[j].Name))
-	}
-	term(b, len(m.Vars), m.Offset, constant)
-	b.WriteString("\nSubject To\n")
-	for i := range m.Rows {
-		r := &m.Rows[i]
-		row := func(suffix, sense string, bound float64) {
-			fmt.Fprintf(b, " %s%s:", spelled("r", i, r.Name), suffix)
-			n := 0
-			for _, t := range r.Terms {
-				if t.Coef != 0 {
-					term(b, n, t.Coef, spelled("x", t.Var, m.Vars[t.Var].Name))
-					n++
-				}
-			}
-			if n == 0 {
-				term(b, 0, 0, constant)
-			}
-			fmt.Fprintf(b, " %s %s\n", sense, number(bound))
-		}
-		switch {
-		case r.Low == r.High:
-			row("", "=", r.Low)
-		default:
-			if !math.IsInf(r.Low, 0) {
-				row("_low", ">=", r.Low)
-			}
-			if !math.IsInf(r.High, 0) {
-				row("_high", "<=", r.High)
-			}
-		}
-	}
-	fmt.Fprintf(b, " %s_is_one: %s = 1\nBounds\n", constant, constant)
-	for j := range m.Vars {
-		v := &m.Vars[j]
-		low, high := "-inf", "+inf"
-		if !math.IsInf(v.Low, 0) {
-			low = number(v.Low)
-		}
-		if !math.IsInf(v.High, 0) {
-			high = number(v.High)
-		}
-		fmt.Fprintf(b, " %s <= %s <= %s\n", low, spelled("x", j, v.Name), high)
-	}
-	first := true
-	for j := range m.Vars {
-		if v := &m.Vars[j]; v.Integer {
-			if first {
-				b.WriteString("Generals\n")
-				first = false
-			}
-			fmt.Fprintf(b, " %s\n", spelled("x", j, v.Name))
-		}
-	}
-	b.WriteString("End\n")
-	return b.Flush()
+// writer writes a model. Errors are kept by the buffer until it is flushed.
+type writer struct {
+	*bufio.Writer
+	model *Model
+	rows  []string // names in the file, "" of those without a bound
 }
 
-// term writes the n-th term of a sum, several on a line.
-func term(b *bufio.Writer, n int, coef float64, name string) {
-	if n > 0 && n%4 == 0 {
-		b.WriteString("\n ")
+func newWriter(model *Model, to io.Writer) *writer {
+	w := &writer{Writer: bufio.NewWriter(to), model: model}
+	for i := range model.Rows {
+		name := ""
+		if bounded(model.Rows[i].Low) || bounded(model.Rows[i].High) {
+			name = spelled("r", i, model.Rows[i].Name)
+		}
+		w.rows = append(w.rows, name)
+	}
+	return w
+}
+
+func (w *writer) printf(format string, args ...any) { fmt.Fprintf(w, format, args...) }
+
+// variable is the name of variable j in the file.
+func (w *writer) variable(j int) string { return spelled("x", j, w.model.Vars[j].Name) }
+
+func bounded(bound float64) bool { return !math.IsInf(bound, 0) }
+
+// WriteLP writes a valid model in the LP format of CPLEX, which HiGHS, GLPK, CBC and others read. A row with two
+// bounds becomes two rows, as not all of them read ranges.
+func (m *Model) WriteLP(to io.Writer) error {
+	w := newWriter(m, to)
+	w.printf("\\ %s\n", spelled("model", 0, m.Name))
+	if m.Note != "" {
+		w.printf("\\ %s\n", m.Note)
+	}
+	w.printf("Minimize\n obj:")
+	for j := range m.Vars { // all of them: their order is the model's then
+		w.term(j, m.Vars[j].Cost, w.variable(j))
+	}
+	w.term(len(m.Vars), m.Offset, constant)
+	w.printf("\nSubject To\n")
+	for i, row := range m.Rows {
+		if row.Low == row.High {
+			w.lpRow(i, "", "=", row.Low)
+			continue
+		}
+		if bounded(row.Low) {
+			w.lpRow(i, "_low", ">=", row.Low)
+		}
+		if bounded(row.High) {
+			w.lpRow(i, "_high", "<=", row.High)
+		}
+	}
+	w.printf(" %s_is_one: %s = 1\nBounds\n", constant, constant)
+	for j, variable := range m.Vars {
+		low, high := "-inf", "+inf"
+		if bounded(variable.Low) {
+			low = number(variable.Low)
+		}
+		if bounded(variable.High) {
+			high = number(variable.High)
+		}
+		w.printf(" %s <= %s <= %s\n", low, w.variable(j), high)
+	}
+	title := "Generals\n"
+	for j := range m.Vars {
+		if m.Vars[j].Integer {
+			w.printf("%s %s\n", title, w.variable(j))
+			title = ""
+		}
+	}
+	w.printf("End\n")
+	return w.Flush()
+}
+
+// lpRow writes one bound of a row.
+func (w *writer) lpRow(i int, suffix, sense string, bound float64) {
+	w.printf(" %s%s:", w.rows[i], suffix)
+	count := 0
+	for _, term := range w.model.Rows[i].Terms {
+		if term.Coef != 0 {
+			w.term(count, term.Coef, w.variable(term.Var))
+			count++
+		}
+	}
+	if count == 0 {
+		w.term(0, 0, constant)
+	}
+	w.printf(" %s %s\n", sense, number(bound))
+}
+
+// term writes the term of a sum that follows so many others, several on a line.
+func (w *writer) term(before int, coef float64, name string) {
+	if before > 0 && before%4 == 0 {
+		w.printf("\n ")
 	}
 	sign := "+"
 	if math.Signbit(coef) {
 		sign, coef = "-", -coef
 	}
-	fmt.Fprintf(b, " %s %s %s", sign, number(coef), name)
+	w.printf(" %s %s %s", sign, number(coef), name)
 }
 
 // WriteMPS writes a valid model in the free MPS format. Rows without a bound are left out.
-func (m *Model) WriteMPS(w io.Writer) error {
-	b := bufio.NewWriter(w)
+func (m *Model) WriteMPS(to io.Writer) error {
+	w := newWriter(m, to)
 	if m.Note != "" {
-		fmt.Fprintf(b, "* %s\n", m.Note)
+		w.printf("* %s\n", m.Note)
 	}
-	fmt.Fprintf(b, "NAME %s FREE\nROWS\n N obj\n", spelled("model", 0, m.Name))
-	columns := make([][]Term, len(m.Vars)) // Var is a row here
-	names := make([]string, len(m.Rows))
-	for i := range m.Rows {
-		r := &m.Rows[i]
-		sense := ""
+	w.printf("NAME %s FREE\nROWS\n N obj\n", spelled("model", 0, m.Name))
+	for i, row := range m.Rows {
 		switch {
-		case r.Low == r.High:
-			sense = "E"
-		case !math.IsInf(r.Low, 0):
-			sense = "G"
-		case !math.IsInf(r.High, 0):
-			sense = "L"
-		default:
-			continue
+		case row.Low == row.High:
+			w.printf(" E %s\n", w.rows[i])
+		case bounded(row.Low):
+			w.printf(" G %s\n", w.rows[i])
+		case bounded(row.High):
+			w.printf(" L %s\n", w.rows[i])
 		}
-		names[i] = spelled("r", i, r.Name)
-		fmt.Fprintf(b, " %s %s\n", sense, names[i])
-		for _, t := range r.Terms {
-			if t.Coef != 0 {
-				columns[t.Var] = append(columns[t.Var], Term{i, t.Coef})
+	}
+	w.mpsColumns()
+	w.printf(" %s obj %s\nRHS\n", constant, number(m.Offset))
+	for i, row := range m.Rows {
+		bound := row.Low
+		if !bounded(bound) {
+			bound = row.High
+		}
+		if w.rows[i] != "" && bound != 0 {
+			w.printf(" RHS %s %s\n", w.rows[i], number(bound))
+		}
+	}
+	w.printf("RANGES\n")
+	for i, row := range m.Rows {
+		if row.Low != row.High && bounded(row.Low) && bounded(row.High) {
+			w.printf(" RNG %s %s\n", w.rows[i], number(row.High-row.Low))
+		}
+	}
+	w.printf("BOUNDS\n")
+	for j := range m.Vars {
+		w.mpsBounds(j)
+	}
+	w.printf(" FX BND %s 1\nENDATA\n", constant)
+	return w.Flush()
+}
+
+// mpsColumns writes the terms by variable; markers enclose whole ones.
+func (w *writer) mpsColumns() {
+	columns := make([][]Term, len(w.model.Vars)) // Var is a row here
+	for i, row := range w.model.Rows {
+		for _, term := range row.Terms {
+			if w.rows[i] != "" && term.Coef != 0 {
+				columns[term.Var] = append(columns[term.Var], Term{i, term.Coef})
 			}
 		}
 	}
-	b.WriteString("COLUMNS\n")
+	w.printf("COLUMNS\n")
 	whole := false
 	marker := func(on bool) {
-		if whole != on {
-			whole = on
-			fmt.Fprintf(b, " M%s 'MARKER' '%s'\n", map[bool]string{true: "1", false: "2"}[on], map[bool]string{true: "INTORG", false: "INTEND"}[on])
+		switch {
+		case on && !whole:
+			w.printf(" M1 'MARKER' 'INTORG'\n")
+		case !on && whole:
+			w.printf(" M2 'MARKER' 'INTEND'\n")
 		}
+		whole = on
 	}
-	for j := range m.Vars {
-		v := &m.Vars[j]
-		marker(v.Integer)
-		name := spelled("x", j, v.Name)
-		fmt.Fprintf(b, " %s obj %s\n", name, number(v.Cost))
-		for _, t := range columns[j] {
-			fmt.Fprintf(b, " %s %s %s\n", name, names[t.Var], number(t.Coef))
+	for j, variable := range w.model.Vars {
+		marker(variable.Integer)
+		name := w.variable(j)
+		w.printf(" %s obj %s\n", name, number(variable.Cost))
+		for _, term := range columns[j] {
+			w.printf(" %s %s %s\n", name, w.rows[term.Var], number(term.Coef))
 		}
 	}
 	marker(false)
-	fmt.Fprintf(b, " %s obj %s\nRHS\n", constant, number(m.Offset))
-	for i := range m.Rows {
-		r := &m.Rows[i]
-		bound := r.Low
-		if math.IsInf(bound, 0) {
-			bound = r.High
-		}
-		if names[i] != "" && bound != 0 {
-			fmt.Fprintf(b, " RHS %s %s\n", names[i], number(bound))
-		}
+}
+
+// mpsBounds writes both bounds of variable j.
+func (w *writer) mpsBounds(j int) {
+	variable, name := &w.model.Vars[j], w.variable(j)
+	low, high := bounded(variable.Low), bounded(variable.High)
+	switch {
+	case variable.Low == variable.High:
+		w.printf(" FX BND %s %s\n", name, number(variable.Low))
+		return
+	case !low && !high:
+		w.printf(" FR BND %s\n", name)
+		return
+	case low: // also when 0: an upper bound below 0 would change it
+		w.printf(" LO BND %s %s\n", name, number(variable.Low))
+	default:
+		w.printf(" MI BND %s\n", name)
 	}
-	b.WriteString("RANGES\n")
-	for i := range m.Rows {
-		if r := &m.Rows[i]; names[i] != "" && r.Low != r.High && !math.IsInf(r.Low, 0) && !math.IsInf(r.High, 0) {
-			fmt.Fprintf(b, " RNG %s %s\n", names[i], number(r.High-r.Low))
-		}
+	if high {
+		w.printf(" UP BND %s %s\n", name, number(variable.High))
+	} else {
+		w.printf(" PL BND %s\n", name)
 	}
-	b.WriteString("BOUNDS\n")
-	for j := range m.Vars {
-		v := &m.Vars[j]
-		name := spelled("x", j, v.Name)
-		low, high := !math.IsInf(v.Low, 0), !math.IsInf(v.High, 0)
-		switch {
-		case v.Low == v.High:
-			fmt.Fprintf(b, " FX BND %s %s\n", name, number(v.Low))
-			continue
-		case !low && !high:
-			fmt.Fprintf(b, " FR BND %s\n", name)
-			continue
-		case low: // also when 0: an upper bound below 0 would change it
-			fmt.Fprintf(b, " LO BND %s %s\n", name, number(v.Low))
-		default:
-			fmt.Fprintf(b, " MI BND %s\n", name)
-		}
-		if high {
-			fmt.Fprintf(b, " UP BND %s %s\n", name, number(v.High))
-		} else {
-			fmt.Fprintf(b, " PL BND %s\n", name)
-		}
-	}
-	fmt.Fprintf(b, " FX BND %s 1\nENDATA\n", constant)
-	return b.Flush()
 }
