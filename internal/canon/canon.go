@@ -73,10 +73,12 @@ func (r *reader) number() string {
 	return r.text[from:r.at]
 }
 
+// readFunc reads a value of one type, false if what comes next is not its canonical form.
 type readFunc func(*reader, reflect.Value) bool
 
 var readers sync.Map // by reflect.Type
 
+// typeReader is the readFunc of a type, which is built once in a process.
 func typeReader(typ reflect.Type) readFunc {
 	if found, ok := readers.Load(typ); ok {
 		return found.(readFunc)
@@ -91,15 +93,17 @@ var (
 	jsonType = reflect.TypeFor[json.Unmarshaler]()
 )
 
+// never reads types whose JSON is not settled by the type alone.
 func never(*reader, reflect.Value) bool { return false }
 
+// build makes the readFunc of a type. What reads itself from text goes before what its kind would say.
 func build(typ reflect.Type) readFunc {
 	switch pointer := reflect.PointerTo(typ); {
 	case pointer.Implements(jsonType), typ == reflect.TypeFor[json.Number]():
 		return never
 	case pointer.Implements(textType):
-		return func(read *reader, value reflect.Value) bool {
-			text, ok := read.str()
+		return func(in *reader, value reflect.Value) bool {
+			text, ok := in.str()
 			return ok && value.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text)) == nil
 		}
 	}
@@ -114,20 +118,20 @@ func build(typ reflect.Type) readFunc {
 		return arrayReader(typ)
 	case reflect.Pointer:
 		of := typeReader(typ.Elem())
-		return func(read *reader, value reflect.Value) bool {
+		return func(in *reader, value reflect.Value) bool {
 			value.Set(reflect.New(typ.Elem()))
-			return of(read, value.Elem())
+			return of(in, value.Elem())
 		}
 	case reflect.String:
-		return func(read *reader, value reflect.Value) bool {
-			text, ok := read.str()
+		return func(in *reader, value reflect.Value) bool {
+			text, ok := in.str()
 			value.SetString(text)
 			return ok
 		}
 	case reflect.Bool:
-		return func(read *reader, value reflect.Value) bool {
-			value.SetBool(read.take("true"))
-			return value.Bool() || read.take("false")
+		return func(in *reader, value reflect.Value) bool {
+			value.SetBool(in.take("true"))
+			return value.Bool() || in.take("false")
 		}
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
 		return readInt
@@ -137,8 +141,9 @@ func build(typ reflect.Type) readFunc {
 	return never
 }
 
-func readInt(read *reader, value reflect.Value) bool {
-	text := read.number()
+// readInt reads a whole number without a leading + or 0.
+func readInt(in *reader, value reflect.Value) bool {
+	text := in.number()
 	number, err := strconv.ParseInt(text, 10, 64)
 	digits := strings.TrimPrefix(text, "-")
 	if err != nil || digits[0] == '+' || digits[0] == '0' && text != "0" || value.OverflowInt(number) {
@@ -148,8 +153,9 @@ func readInt(read *reader, value reflect.Value) bool {
 	return true
 }
 
-func readFloat(read *reader, value reflect.Value) bool {
-	text := read.number()
+// readFloat writes the number again: only its shortest form, in the notation that encoding/json chooses, is canonical.
+func readFloat(in *reader, value reflect.Value) bool {
+	text := in.number()
 	number, err := strconv.ParseFloat(text, value.Type().Bits())
 	if err != nil {
 		return false
@@ -159,6 +165,7 @@ func readFloat(read *reader, value reflect.Value) bool {
 	return err == nil && string(again) == text
 }
 
+// fieldReader reads a field of a struct.
 type fieldReader struct {
 	key   string // "name":
 	index []int  // of the field, through the structs that embed it
@@ -198,33 +205,35 @@ func fieldsOf(typ reflect.Type) (fields []fieldReader, ok bool) {
 	return fields, true
 }
 
+// structReader goes through the fields in order. A field whose key does not come next must be one that may be left out,
+// and one that came must not be empty then.
 func structReader(typ reflect.Type) readFunc {
 	fields, ok := fieldsOf(typ)
 	if !ok {
 		return never
 	}
-	return func(read *reader, value reflect.Value) bool {
-		if !read.take("{") {
+	return func(in *reader, value reflect.Value) bool {
+		if !in.take("{") {
 			return false
 		}
 		first := true
 		for i := range fields {
 			field := &fields[i]
-			from := read.at
-			if !first && !read.take(",") || !read.take(field.key) {
+			from := in.at
+			if !first && !in.take(",") || !in.take(field.key) {
 				if !field.omit {
 					return false
 				}
-				read.at = from
+				in.at = from
 				continue
 			}
 			first = false
 			to := value.FieldByIndex(field.index)
-			if !field.read(read, to) || field.omit && empty(to) {
+			if !field.read(in, to) || field.omit && empty(to) {
 				return false
 			}
 		}
-		return read.take("}")
+		return in.take("}")
 	}
 }
 
@@ -246,22 +255,22 @@ func mapReader(typ reflect.Type) readFunc {
 		return never
 	}
 	of := typeReader(typ.Elem())
-	return func(read *reader, value reflect.Value) bool {
-		if !read.take("{") {
+	return func(in *reader, value reflect.Value) bool {
+		if !in.take("{") {
 			return false
 		}
 		value.Set(reflect.MakeMap(typ))
-		for last := ""; !read.take("}"); {
-			if value.Len() > 0 && !read.take(",") {
+		for last := ""; !in.take("}"); {
+			if value.Len() > 0 && !in.take(",") {
 				return false
 			}
-			key, ok := read.str()
-			if !ok || value.Len() > 0 && key <= last || !read.take(":") {
+			key, ok := in.str()
+			if !ok || value.Len() > 0 && key <= last || !in.take(":") {
 				return false
 			}
 			last = key
 			elem := reflect.New(typ.Elem()).Elem()
-			if !of(read, elem) {
+			if !of(in, elem) {
 				return false
 			}
 			value.SetMapIndex(reflect.ValueOf(key).Convert(typ.Key()), elem)
@@ -270,25 +279,26 @@ func mapReader(typ reflect.Type) readFunc {
 	}
 }
 
+// sliceReader reads slices of any length. An empty one is not nil, which would be written as null.
 func sliceReader(typ reflect.Type) readFunc {
 	of := typeReader(typ.Elem())
 	if typ.Elem().Kind() == reflect.Uint8 {
 		return never // written as base64
 	}
-	return func(read *reader, value reflect.Value) bool {
-		if !read.take("[") {
+	return func(in *reader, value reflect.Value) bool {
+		if !in.take("[") {
 			return false
 		}
 		value.Set(reflect.MakeSlice(typ, 0, 0))
-		for count := 0; !read.take("]"); count++ {
-			if count > 0 && !read.take(",") {
+		for count := 0; !in.take("]"); count++ {
+			if count > 0 && !in.take(",") {
 				return false
 			}
 			if count == value.Cap() {
 				value.Grow(1)
 			}
 			value.SetLen(count + 1)
-			if !of(read, value.Index(count)) {
+			if !of(in, value.Index(count)) {
 				return false
 			}
 		}
@@ -296,17 +306,18 @@ func sliceReader(typ reflect.Type) readFunc {
 	}
 }
 
+// arrayReader reads arrays, whose length the type says.
 func arrayReader(typ reflect.Type) readFunc {
 	of := typeReader(typ.Elem())
-	return func(read *reader, value reflect.Value) bool {
-		if !read.take("[") {
+	return func(in *reader, value reflect.Value) bool {
+		if !in.take("[") {
 			return false
 		}
 		for count := range value.Len() {
-			if count > 0 && !read.take(",") || !of(read, value.Index(count)) {
+			if count > 0 && !in.take(",") || !of(in, value.Index(count)) {
 				return false
 			}
 		}
-		return read.take("]")
+		return in.take("]")
 	}
 }

@@ -148,6 +148,7 @@ func (c *Cache) Close() error {
 	return nil
 }
 
+// keyPath and dataPath are where the file of a key and the content of a digest lie.
 func (c *Cache) keyPath(key Key) string { return spread(c.root, "keys", key.String()) }
 func (c *Cache) dataPath(digest Digest) string {
 	return spread(c.root, "data", digest.String())
@@ -190,6 +191,7 @@ func keyFile(key Key, digest Digest, bytes int64) string {
 	return fmt.Sprintf("%s %.16s\n", line, KeyOf("key file", line))
 }
 
+// parseKeyFile accepts a key file only if it is byte for byte what keyFile writes for what it says.
 func parseKeyFile(key Key, text string) (digest Digest, bytes int64, ok bool) {
 	words := strings.Split(text, " ")
 	if len(words) != 5 {
@@ -290,6 +292,7 @@ func (c *Cache) damaged(path string) error {
 	return fmt.Errorf("%w: %w", ErrMissing, ErrCorrupt)
 }
 
+// sum reads a file to its end and returns its digest and its size in bytes.
 func sum(file *os.File) (digest Digest, size int64, err error) {
 	hash := sha256.New()
 	size, err = io.Copy(hash, file)
@@ -405,6 +408,7 @@ func (c *Cache) touch(path string) {
 	}
 }
 
+// stamp makes a file the one used last.
 func (c *Cache) stamp(path string) {
 	if c.o.Now != nil {
 		now := c.o.Now()

@@ -16,6 +16,7 @@ type session struct {
 	lock *os.File
 }
 
+// lockName is the name of the lock of a session, and of the gate that all pass which begin one.
 const lockName = "lock"
 
 // staleAfter is how long a session is left alone where systems cannot tell whether its process lives.
@@ -52,6 +53,7 @@ func (s *session) begin(tmp string, now func() time.Time) (err error) {
 	return err
 }
 
+// dead reports whether the process of a session has ended: whoever lives holds the lock. Without locks, only age tells.
 func dead(dir string, locks bool, now func() time.Time) bool {
 	if !locks {
 		st, err := os.Stat(dir)
@@ -68,6 +70,7 @@ func dead(dir string, locks bool, now func() time.Time) bool {
 	return filelock.Try(file) == nil
 }
 
+// end removes the session and lets its lock go. A cache that was opened for reading has none.
 func (s *session) end() error {
 	if s.lock == nil {
 		return nil

@@ -53,6 +53,7 @@ func (c *Cache) grown(path string, bytes int64) error {
 	return nil
 }
 
+// stored is a file of the cache.
 type stored struct {
 	path  string
 	bytes int64

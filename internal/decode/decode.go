@@ -385,6 +385,7 @@ func (d *decoder) structure(node *Node, value reflect.Value, path string, top bo
 	}
 }
 
+// join is the path of a key below another path.
 func join(path, key string) string {
 	if path == "" {
 		return key
@@ -427,6 +428,7 @@ func (d *decoder) any(node *Node) any {
 	return number
 }
 
+// null reports whether nothing stands at the node.
 func (n *Node) null() bool { return n.kind == scalar && n.tag == "null" }
 
 var errNumber = fmt.Errorf("not a number")
@@ -449,6 +451,7 @@ func octal(text string) bool {
 	return len(text) > 1 && text[0] == '0' && text[1] >= '0' && text[1] <= '9'
 }
 
+// int is the value of a whole number, also in the notations with a prefix (0x1f).
 func (n *Node) int() (int64, error) {
 	text, err := n.number("int")
 	if err != nil || octal(text) {
@@ -457,6 +460,7 @@ func (n *Node) int() (int64, error) {
 	return strconv.ParseInt(text, 0, 64)
 }
 
+// uint is int for numbers from 0 that may have all bits.
 func (n *Node) uint() (uint64, error) {
 	text, err := n.number("int")
 	if err != nil || octal(text) {
@@ -465,6 +469,7 @@ func (n *Node) uint() (uint64, error) {
 	return strconv.ParseUint(strings.TrimPrefix(text, "+"), 0, 64)
 }
 
+// float is the value of a number. A whole number with a prefix, which is no float in Go, is one here.
 func (n *Node) float() (float64, error) {
 	text, err := n.number("int", "float")
 	if err != nil || octal(text) {
@@ -483,6 +488,7 @@ func (n *Node) float() (float64, error) {
 
 // ---- what an Unmarshaler sees
 
+// at is the file and line of a node.
 func (n *Node) at() string { return fmt.Sprintf("%s:%d", *n.file, n.line) }
 
 // Scalar returns the text of a single value, false for a mapping, a list or an empty value.

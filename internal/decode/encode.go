@@ -65,6 +65,7 @@ func tidy(node *yaml.Node, path string) error {
 	return nil
 }
 
+// tidyFloat writes a number as plain does, and leaves its tag to the reader.
 func tidyFloat(node *yaml.Node, path string) error {
 	number, err := strconv.ParseFloat(node.Value, 64)
 	if err != nil || math.IsInf(number, 0) || math.IsNaN(number) {

@@ -85,6 +85,7 @@ func ParseJSON(name string, line int, data []byte) (*Document, error) {
 	return parse(name, line, data, true, MaxBytes)
 }
 
+// parse checks what both formats must have: a size within bounds and valid UTF-8.
 func parse(name string, line int, data []byte, asJSON bool, most int) (*Document, error) {
 	in := &parser{name: name, first: line}
 	if len(data) > most {
@@ -139,6 +140,7 @@ type parser struct {
 	nodes int
 }
 
+// fail is an error of the document's syntax.
 func (p *parser) fail(line int, format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassInput, format, args...).WithCode("decode.syntax").At("%s:%d", p.name, line)
 }

@@ -75,6 +75,7 @@ func containing(word string, candidates []string) []string {
 	return out
 }
 
+// fold makes words equal that differ in case, or in having - for _.
 func fold(text string) string {
 	return strings.ReplaceAll(strings.ToLower(text), "-", "_")
 }

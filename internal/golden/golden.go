@@ -84,6 +84,7 @@ func Equal(tb testing.TB, ext string, got []byte) {
 	tb.Errorf("output differs from %s, see %s; HETC_UPDATE=1 accepts it\n%s", path, left, difference)
 }
 
+// write makes the folder of a golden file too.
 func write(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -136,6 +137,8 @@ func Main(tests interface{ Run() int }) int {
 	return code
 }
 
+// partial reports whether only some of the tests run, so that golden files which none of them asked for may still be in
+// use.
 func partial() bool {
 	for _, name := range []string{"test.run", "test.skip", "test.list", "test.fuzz"} {
 		if set := flag.Lookup(name); set != nil && set.Value.String() != "" {
@@ -154,6 +157,7 @@ func repeated() bool {
 	return set != nil && set.Value.String() != "1"
 }
 
+// orphans are the golden files that no test asked for.
 func orphans(dir string) ([]string, error) {
 	var out []string
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

@@ -22,6 +22,7 @@ var fragile struct {
 
 type span struct{ from, to uintptr }
 
+// remember notes where a region is, so that a fault in it can be told from any other.
 func remember(region *Region) {
 	if len(region.whole) == 0 {
 		return
@@ -35,6 +36,7 @@ func remember(region *Region) {
 	fragile.spans[region] = span{from, from + uintptr(len(region.whole))}
 }
 
+// forget undoes remember before the region is released.
 func forget(region *Region) {
 	fragile.Lock()
 	defer fragile.Unlock()

@@ -104,6 +104,7 @@ func Guarded(bytes int) (*Region, error) { return fenced(bytes, false) }
 // GuardedBefore is Guarded for memory whose start touches an inaccessible page; it is page-aligned.
 func GuardedBefore(bytes int) (*Region, error) { return fenced(bytes, true) }
 
+// fenced allocates bytes beside a page that nobody may touch, before or after them: access beyond is a fault.
 func fenced(bytes int, before bool) (*Region, error) {
 	if err := checkSize("allocate guarded", int64(bytes)); err != nil {
 		return nil, err
@@ -116,6 +117,7 @@ func fenced(bytes int, before bool) (*Region, error) {
 	return region, nil
 }
 
+// checkSize refuses sizes that are negative or beyond MaxBytes; what names the request in errors.
 func checkSize(what string, bytes int64) error {
 	if bytes < 0 || bytes > MaxBytes {
 		return diag.New(diag.ClassInput, "%s: size %d bytes, want 0 to %d", what, bytes, MaxBytes)

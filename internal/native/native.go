@@ -133,6 +133,7 @@ func (l *Library) Symbol(name string) (uintptr, error) {
 // named tells a name for the system's loader from a path.
 func named(path string) bool { return path == filepath.Base(path) || path == "" }
 
+// checkFile refuses what no library can be, before the system's loader sees it.
 func checkFile(path string) error {
 	st, err := os.Stat(path)
 	switch {
@@ -167,6 +168,7 @@ func reason(err error) string {
 	return err.Error()
 }
 
+// oneLine keeps messages of the loader from breaking lines.
 func oneLine(text string) string {
 	const longest = 500
 	text = strings.Join(strings.Fields(text), " ")

@@ -30,6 +30,7 @@ func Places(folder string) (dirs []string) {
 	return dirs
 }
 
+// places are the places that a folder of libraries stands for.
 func places(folder string) (list []place) {
 	add := func(one place) {
 		if !slices.ContainsFunc(list, func(have place) bool { return have.dir == one.dir }) {

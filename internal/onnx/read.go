@@ -145,6 +145,7 @@ func each(data []byte, what string, visit func(field) error) error {
 	return nil
 }
 
+// unknown is the error of a field that Marshal does not write.
 func (f field) unknown(what string) error {
 	return diag.New(diag.ClassInput, "%s: field %d of wire type %d is not one that hetc writes", what, f.num, f.typ)
 }
@@ -152,6 +153,7 @@ func (f field) unknown(what string) error {
 // is reports whether f is that field and has the type it is written with.
 func (f field) is(num protowire.Number, typ protowire.Type) bool { return f.num == num && f.typ == typ }
 
+// text stores a field as text; what names it in errors.
 func (f field) text(to *string, what string) error {
 	if !utf8.Valid(f.data) {
 		return diag.New(diag.ClassInput, "%s: field %d is not UTF-8 text", what, f.num)
@@ -179,6 +181,8 @@ const (
 	message = protowire.BytesType
 )
 
+// model reads a whole model. Each message has a reader of its own below; the fields that foreign models may have beside
+// hetc's are listed by number in the last line.
 func (r reader) model(data []byte) (*Model, error) {
 	model := &Model{}
 	err := each(data, "model", func(part field) (err error) {
@@ -201,6 +205,7 @@ func (r reader) model(data []byte) (*Model, error) {
 	return model, err
 }
 
+// opset reads a set of operators that the model uses, with its version.
 func (r reader) opset(data []byte) (opset OpsetID, err error) {
 	err = each(data, "opset", func(part field) error {
 		switch {
@@ -215,6 +220,7 @@ func (r reader) opset(data []byte) (opset OpsetID, err error) {
 	return opset, err
 }
 
+// entry reads a key with its value.
 func (r reader) entry(data []byte) (prop Prop, err error) {
 	err = each(data, "entry", func(part field) error {
 		switch {
@@ -228,6 +234,7 @@ func (r reader) entry(data []byte) (prop Prop, err error) {
 	return prop, err
 }
 
+// graph reads the only graph of a model.
 func (r reader) graph(data []byte) (graph Graph, err error) {
 	err = each(data, "graph", func(part field) error {
 		switch {
@@ -249,6 +256,7 @@ func (r reader) graph(data []byte) (graph Graph, err error) {
 	return graph, err
 }
 
+// node reads an operator: names of operands and results, and attributes.
 func (r reader) node(data []byte) (node Node, err error) {
 	text := func(data []byte) (name string, err error) {
 		err = field{data: data}.text(&name, "operand")
@@ -274,6 +282,7 @@ func (r reader) node(data []byte) (node Node, err error) {
 	return node, err
 }
 
+// attr reads an attribute. Each kind has a field of its own for its value.
 func (r reader) attr(data []byte) (attr Attr, err error) {
 	err = each(data, "attribute", func(part field) error {
 		switch {
@@ -336,6 +345,7 @@ func elements(dims []int64) (int64, bool) {
 	return count, true
 }
 
+// tensor reads an initializer, whose bytes are in the model or in a file beside it.
 func (r reader) tensor(data []byte) (tensor Tensor, err error) {
 	var external []Prop
 	var where int64

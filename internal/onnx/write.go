@@ -75,6 +75,8 @@ func (m *Model) Marshal() []byte {
 	return data
 }
 
+// append writes the fields of a message in the order of their numbers, which makes the encoding the only one. So do
+// those of the other messages.
 func (g *Graph) append(data []byte) []byte {
 	for i := range g.Nodes {
 		data = putMessage(data, graphNode, g.Nodes[i].append(nil))
@@ -83,14 +85,14 @@ func (g *Graph) append(data []byte) []byte {
 	for i := range g.Initializers {
 		data = putMessage(data, graphInitializer, g.Initializers[i].append(nil))
 	}
-	for _, number := range g.Inputs {
-		data = putMessage(data, graphInput, number.append(nil))
+	for _, value := range g.Inputs {
+		data = putMessage(data, graphInput, value.append(nil))
 	}
-	for _, number := range g.Outputs {
-		data = putMessage(data, graphOutput, number.append(nil))
+	for _, value := range g.Outputs {
+		data = putMessage(data, graphOutput, value.append(nil))
 	}
-	for _, number := range g.Inner {
-		data = putMessage(data, graphInner, number.append(nil))
+	for _, value := range g.Inner {
+		data = putMessage(data, graphInner, value.append(nil))
 	}
 	return data
 }
@@ -143,6 +145,7 @@ func (t *Tensor) append(data []byte) []byte {
 	return putInt(data, tensorLocation, 1)
 }
 
+// entries are the keys that a tensor in another file has, in the order in which hetc writes them.
 func (e *External) entries() []Prop {
 	return []Prop{
 		{"location", e.Location}, {"offset", strconv.FormatInt(e.Offset, 10)}, {"length", strconv.FormatInt(e.Length, 10)},
@@ -158,10 +161,12 @@ func (v *Value) append(data []byte) []byte {
 	return putMessage(putString(data, valueName, v.Name), valueType, putMessage(nil, typeTensor, tensor))
 }
 
+// putEntry is a message of a key and a value.
 func putEntry(key, value string) []byte {
 	return putString(putString(nil, entryKey, key), entryValue, value)
 }
 
+// putInt, putString and putMessage append a field with its number.
 func putInt(data []byte, number protowire.Number, value int64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(data, number, protowire.VarintType), uint64(value))
 }

@@ -110,6 +110,7 @@ func scaleOf(word, unit string, prefixes []prefix) (float64, bool) {
 // maxText bounds what is parsed; no sensible value is longer.
 const maxText = 64
 
+// isNumber reports whether a character may belong to a number.
 func isNumber(char byte) bool {
 	return char >= '0' && char <= '9' || char == '.' || char == '-' || char == '+'
 }

@@ -53,6 +53,7 @@ func Read(path string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
+// cannotRead is the error of a file that could not be opened, with what the user may have meant.
 func cannotRead(path string, err error) error {
 	err = bare(err)
 	if st, lerr := os.Lstat(path); lerr == nil && st.Mode()&fs.ModeSymlink != 0 && !errors.Is(err, fs.ErrPermission) {
@@ -86,6 +87,7 @@ func neighbour(path string) string {
 	return filepath.Join(filepath.Dir(path), near)
 }
 
+// regular refuses what is no regular file: reading it may block or never end.
 func regular(path string, st fs.FileInfo) error {
 	if st.Mode().IsRegular() {
 		return nil
