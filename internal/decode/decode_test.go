@@ -274,7 +274,7 @@ func TestFiles(t *testing.T) {
 		t.Errorf("directory: %v, class %d", err, diag.ClassOf(err))
 	}
 	big := filepath.Join(dir, "big.yaml")
-	if err := os.WriteFile(big, make([]byte, MaxBytes+1), 0o600); err != nil {
+	if err := os.WriteFile(big, make([]byte, maxBytes+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := File(big, "", &common{}); err == nil || !strings.Contains(err.Error(), "larger than 16 MiB") {

@@ -21,7 +21,7 @@ import (
 // Bounds of a document. They are far above anything hetc writes and keep hostile input cheap:
 // they are checked while the tree is built, aliases count as often as they are expanded.
 const (
-	MaxBytes = 16 << 20
+	maxBytes = 16 << 20
 	maxNodes = 1 << 20
 	maxDepth = 64
 )
@@ -61,7 +61,7 @@ func ReadFile(path string) (*Document, error) {
 		return nil, err
 	}
 	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, MaxBytes+1))
+	data, err := io.ReadAll(io.LimitReader(file, maxBytes+1))
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "read %q: %w", path, err)
 	}
@@ -71,7 +71,7 @@ func ReadFile(path string) (*Document, error) {
 // Parse parses YAML or JSON; name is shown in errors. A document that starts with '{' and is
 // valid JSON, or whose name ends in .json or .jsonl, is read as JSON.
 func Parse(name string, data []byte) (*Document, error) {
-	return parse(name, 1, data, isJSON(name, data), MaxBytes)
+	return parse(name, 1, data, isJSON(name, data), maxBytes)
 }
 
 // ParseLarge is Parse of a document of at most most bytes, for formats that hold vectors as text.
@@ -82,7 +82,7 @@ func ParseLarge(name string, data []byte, most int) (*Document, error) {
 // ParseJSON parses a piece of a file that starts at the given line, such as one line of a
 // JSON-lines file, as JSON.
 func ParseJSON(name string, line int, data []byte) (*Document, error) {
-	return parse(name, line, data, true, MaxBytes)
+	return parse(name, line, data, true, maxBytes)
 }
 
 // parse checks what both formats must have: a size within bounds and valid UTF-8.

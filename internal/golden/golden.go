@@ -20,8 +20,8 @@ import (
 	"testing"
 )
 
-// Dir holds the golden files of a package, below its testdata.
-const Dir = "testdata/golden"
+// folder holds the golden files of a package, below its testdata.
+const folder = "testdata/golden"
 
 // update is the one switch of the repository.
 func update() bool { return os.Getenv("HETC_UPDATE") == "1" }
@@ -33,9 +33,9 @@ var used = struct {
 
 var unsafeName = regexp.MustCompile(`[^A-Za-z0-9_.@+-]+`)
 
-// Path is the file a test compares with: its name with each sub-test a directory, then ext
+// pathOf is the file a test compares with: its name with each sub-test a directory, then ext
 // ("golden.yaml" is a suffix like any other).
-func Path(tb testing.TB, ext string) string {
+func pathOf(tb testing.TB, ext string) string {
 	parts := strings.Split(tb.Name(), "/")
 	for i, path := range parts {
 		path = unsafeName.ReplaceAllString(path, "_")
@@ -44,7 +44,7 @@ func Path(tb testing.TB, ext string) string {
 		}
 		parts[i] = path
 	}
-	return filepath.Join(Dir, filepath.Join(parts...)+"."+strings.TrimPrefix(ext, "."))
+	return filepath.Join(folder, filepath.Join(parts...)+"."+strings.TrimPrefix(ext, "."))
 }
 
 // Equal compares got with the golden file of the running test (ext: "txt", "json"); a missing file
@@ -52,7 +52,7 @@ func Path(tb testing.TB, ext string) string {
 // A test that compares several outputs gives each another ext.
 func Equal(tb testing.TB, ext string, got []byte) {
 	tb.Helper()
-	path := Path(tb, ext)
+	path := pathOf(tb, ext)
 	used.Lock()
 	twice := used.names[path] && !repeated()
 	used.names[path] = true
@@ -121,7 +121,7 @@ func Main(tests interface{ Run() int }) int {
 	if code != 0 || partial() {
 		return code
 	}
-	orphans, err := orphans(Dir)
+	orphans, err := orphans(folder)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "golden files: %v\n", err)
 		return 1

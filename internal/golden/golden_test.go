@@ -32,7 +32,7 @@ func file(t *testing.T, path string) string {
 func TestEqual(t *testing.T) {
 	t.Chdir(t.TempDir())
 	t.Setenv("HETC_UPDATE", "")
-	path := filepath.Join(Dir, "TestX", "a_b.txt")
+	path := filepath.Join(folder, "TestX", "a_b.txt")
 
 	s := &spy{name: "TestX/a b"}
 	Equal(s, "txt", []byte("one\n"))
@@ -96,14 +96,14 @@ func (r run) Run() int { return int(r) }
 func TestOrphans(t *testing.T) {
 	t.Chdir(t.TempDir())
 	t.Setenv("HETC_UPDATE", "")
-	used.names = map[string]bool{filepath.Join(Dir, "TestA.txt"): true}
+	used.names = map[string]bool{filepath.Join(folder, "TestA.txt"): true}
 	for _, f := range []string{"TestA.txt", "TestA.txt.got", "TestOld/x.json"} {
-		if err := write(filepath.Join(Dir, f), nil); err != nil {
+		if err := write(filepath.Join(folder, f), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := orphans(Dir)
-	if want := []string{filepath.Join(Dir, "TestOld", "x.json")}; err != nil || !reflect.DeepEqual(got, want) {
+	got, err := orphans(folder)
+	if want := []string{filepath.Join(folder, "TestOld", "x.json")}; err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, %v, want %v", got, err, want)
 	}
 	if partial() {
@@ -119,7 +119,7 @@ func TestOrphans(t *testing.T) {
 	if code := Main(run(0)); code != 0 {
 		t.Errorf("update: exit %d, want 0", code)
 	}
-	if got, _ := orphans(Dir); len(got) != 0 {
+	if got, _ := orphans(folder); len(got) != 0 {
 		t.Errorf("update keeps %v", got)
 	}
 }
@@ -131,7 +131,7 @@ func TestPath(t *testing.T) {
 		"TestX/../../evil": "TestX/_../_../evil.txt",
 		"TestX/ffn@256":    "TestX/ffn@256.txt",
 	} {
-		if got := filepath.ToSlash(strings.TrimPrefix(Path(&spy{name: name}, ".txt"), Dir+string(filepath.Separator))); got != want {
+		if got := filepath.ToSlash(strings.TrimPrefix(pathOf(&spy{name: name}, ".txt"), folder+string(filepath.Separator))); got != want {
 			t.Errorf("%s: %s, want %s", name, got, want)
 		}
 	}

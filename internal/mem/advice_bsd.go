@@ -2,12 +2,5 @@
 
 package mem
 
-import "golang.org/x/sys/unix"
-
-var adviceOf = map[Advice]int{
-	Normal:     unix.MADV_NORMAL,
-	Sequential: unix.MADV_SEQUENTIAL,
-	Random:     unix.MADV_RANDOM,
-	WillNeed:   unix.MADV_WILLNEED,
-	DontNeed:   unix.MADV_DONTNEED,
-}
+// adviceOf is empty: these systems know none of the advice.
+var adviceOf map[Advice]int

@@ -27,7 +27,6 @@ const (
 type Region struct {
 	data    []byte
 	whole   []byte // what the operating system mapped; nil when the Go heap holds the bytes
-	file    bool   // a mapping by Map
 	release func() error
 }
 
@@ -129,28 +128,19 @@ func checkSize(what string, bytes int64) error {
 type Advice int
 
 const (
-	Normal     Advice = iota
-	Sequential        // read ahead, drop behind
-	Random            // no read-ahead
-	WillNeed          // start reading now
-	DontNeed          // drop from a mapping; it is read again on the next access
-	HugePages         // back an allocation with large pages
-	Populate          // map all pages now, readable; of a file those that are not in memory are read in order
+	HugePages Advice = iota // back an allocation with large pages
+	Populate                // map all pages now, readable; of a file those that are not in memory are read in order
 )
 
 // Advise gives a hint about bytes [offset, offset+bytes) of the region. Its absence changes
-// speed only, so a hint that this system does not know is ignored. DontNeed is refused for
-// memory from Alloc and Guarded, where it would lose the contents.
+// speed only, so a hint that this system does not know is ignored.
 func (r *Region) Advise(offset, bytes int, advice Advice) error {
 	if offset < 0 || bytes < 0 || offset > len(r.data) || bytes > len(r.data)-offset {
 		return diag.New(diag.ClassInput,
 			"advise on memory: range [%d, %d+%d) outside the region's %d bytes", offset, offset, bytes, len(r.data))
 	}
-	if advice < Normal || advice > Populate {
+	if advice < HugePages || advice > Populate {
 		return diag.New(diag.ClassInput, "advise on memory: unknown advice %d", int(advice))
-	}
-	if advice == DontNeed && !r.file {
-		return diag.New(diag.ClassInput, "advise on memory: dont-need would lose the contents of an allocation")
 	}
 	if bytes == 0 || r.whole == nil {
 		return nil

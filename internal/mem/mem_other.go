@@ -23,7 +23,6 @@ func mapFile(file *os.File, bytes int) (*Region, error) {
 	if _, err := io.ReadFull(io.NewSectionReader(file, 0, int64(bytes)), region.data); err != nil {
 		return nil, err
 	}
-	region.file = true
 	return region, nil
 }
 

@@ -39,7 +39,7 @@ func mapFile(file *os.File, bytes int) (*Region, error) {
 	if mapErr != nil {
 		return nil, mapErr
 	}
-	return &Region{data: whole, whole: whole, file: true, release: func() error { return unix.Munmap(whole) }}, nil
+	return &Region{data: whole, whole: whole, release: func() error { return unix.Munmap(whole) }}, nil
 }
 
 func guarded(bytes int, before bool) (*Region, error) {

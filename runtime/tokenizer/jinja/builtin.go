@@ -61,7 +61,7 @@ func newNamespace(args *callArgs) Value {
 func refuse(args *callArgs) Value {
 	message := args.text(args.next("message", required))
 	args.end()
-	throw(args.line, ErrRefused, "%v: %s", ErrRefused, message)
+	throw(args.line, errRefused, "%v: %s", errRefused, message)
 	return nil
 }
 

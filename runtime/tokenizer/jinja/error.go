@@ -9,7 +9,7 @@ import (
 type Error struct {
 	Line    int // in the template, 0 if unknown
 	Message string
-	Cause   error // ErrLimit, ErrRefused, the error of the context, or nil
+	Cause   error // ErrLimit, errRefused, the error of the context, or nil
 }
 
 func (e *Error) Unwrap() error { return e.Cause }

@@ -23,7 +23,7 @@ type Options struct {
 }
 
 // Execute returns the text of the template with variables. Errors are of type *Error; the message of
-// raise_exception is part of theirs. They wrap ErrLimit, ErrRefused, the cause of ctx, or nothing.
+// raise_exception is part of theirs. They wrap ErrLimit, errRefused, the cause of ctx, or nothing.
 func (t *Template) Execute(ctx context.Context, variables map[string]Value, options Options) (text string, err error) {
 	defer catch(&err)
 	env := newEnv(ctx, options)

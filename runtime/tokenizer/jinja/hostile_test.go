@@ -213,7 +213,7 @@ func TestCauses(t *testing.T) {
 	for template, want := range map[string]error{
 		"{{ 'x' * 100000000000 }}":          ErrLimit,
 		"{% for x in range(1000001) %}":     nil,
-		"{{ raise_exception('no tools') }}": ErrRefused,
+		"{{ raise_exception('no tools') }}": errRefused,
 		"{{ 1 / 0 }}":                       nil,
 		strings.Repeat("x", maxSource+1):    ErrLimit,
 		costly["hash of shared tuples"]:     ErrLimit,

@@ -38,8 +38,8 @@ const (
 // ErrLimit is the cause of an Error when a template takes more time, memory or recursion than one may.
 var ErrLimit = errors.New("the template goes beyond its limits")
 
-// ErrRefused is the cause of an Error when the template refuses the conversation with raise_exception.
-var ErrRefused = errors.New("the template refuses the conversation")
+// errRefused is the cause of an Error when the template refuses the conversation with raise_exception.
+var errRefused = errors.New("the template refuses the conversation")
 
 // meter counts what an execution takes.
 type meter struct {
