@@ -167,145 +167,6 @@ func testCapabilities(t *testing.T, f *Factory) {
 // ask for. Plain tests try every variant.
 func sampled() bool { return Race || testing.Short() }
 
-// operators is one of every kind and variant per shape; shapes are 1, primes, tails beside tiles, and
-// large enough to be divided among threads.
-func operators() []op.Op {
-	var out []op.Op
-	add := func(ops ...op.Op) { out = append(out, ops...) }
-	for _, cols := range []int{1, 7, 32, 97, 256} {
-		for i, rows := range []int{1, 3, 17} {
-			add(
-				op.Op{Kind: op.Norm, M: rows, N: cols, Eps: 1e-5},
-				op.Op{Kind: op.LayerNorm, M: rows, N: cols, Eps: 1e-5},
-				op.Op{Kind: op.QuantRows, M: rows, N: cols},
-				op.Op{Kind: op.QuantRows, M: rows, N: cols, Static: true},
-				op.Op{Kind: op.QuantRows, M: rows, N: cols, Static: true, Scales: 2 + 2*(rows%2)},
-				op.Op{Kind: op.Add, M: rows, N: cols},
-				op.Op{Kind: op.Copy, M: rows, N: cols},
-				op.Op{Kind: op.SelectRow, M: rows, N: cols},
-				op.Op{Kind: op.GLU, M: rows, N: cols, Interleave: cols, Act: op.SiLU},
-				op.Op{Kind: op.GLU, M: rows, N: cols, Interleave: cols, Act: op.Acts[1+i], Fan: 3 * i},
-				op.Op{Kind: op.Activate, M: rows, N: cols, Act: op.Acts[i]},
-				op.Op{Kind: op.Activate, M: rows, N: cols, Act: op.Acts[3-i], Fan: 1 + i},
-				op.Op{Kind: op.Gate, M: rows, N: cols},
-				op.Op{Kind: op.Softcap, M: rows, N: cols, Cap: []float64{30, 0.5, 1e-3}[i]},
-				op.Op{Kind: op.Clip, M: rows, N: cols, Cap: []float64{30, 0.5, 1e-3}[i]},
-				op.Op{Kind: op.QuantRows, M: rows, N: cols, Fan: 1 + 3*i},
-				op.Op{Kind: op.QuantRows, M: rows, N: cols, Fan: 2 + i, Static: true},
-				op.Op{Kind: op.QuantRows, M: rows, N: cols, Fan: 2 + i, Static: true, Scales: 2},
-				op.Op{Kind: op.Copy, M: rows, N: cols, Fan: 8 - i},
-				op.Op{Kind: op.Combine, M: rows, N: cols, Fan: []int{1, 2, 8}[i]},
-				op.Op{Kind: op.Combine, M: rows, N: cols, Fan: []int{5, 4, 3}[i]},
-			)
-			for _, elem := range []op.Type{op.F32, op.F16, op.BF16} {
-				add(op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Table: elem}, op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Table: elem, Scale: 11.3})
-			}
-			add(op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Scheme: op.I32Q8C}, op.Op{Kind: op.Embed, M: rows, K: 32, N: cols, Scheme: op.I32Q8C, Scale: 11.3})
-		}
-	}
-	add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.GLU, M: 2, N: 6, Interleave: 1, Act: op.SiLU},
-		op.Op{Kind: op.Norm, M: 19, N: 1024}, op.Op{Kind: op.LayerNorm, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024, Static: true}, op.Op{Kind: op.Add, M: 19, N: 1024},
-		op.Op{Kind: op.GLU, M: 19, N: 1024, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.Copy, M: 19, N: 1024}, op.Op{Kind: op.Combine, M: 19, N: 1024, Fan: 4},
-		op.Op{Kind: op.Softcap, M: 19, N: 1024, Cap: 50}, op.Op{Kind: op.Gate, M: 19, N: 1024})
-	for _, act := range op.Acts {
-		add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 32, Act: act}, op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 3, Act: act, Fan: 2},
-			op.Op{Kind: op.Activate, M: 19, N: 1024, Act: act}, op.Op{Kind: op.Activate, M: 7, N: 330, Act: act, Fan: 4})
-	}
-	for _, scheme := range op.Schemes {
-		if scheme.Scales() > 1 {
-			continue // products are those of a single static scale; blocks of operators have them
-		}
-		for i, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64}, {13, 128, 97}, {1, 512, 672}, {21, 96, 160}, {33, 64, 32}} {
-			operator := op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: scheme}
-			add(operator)
-			if operator.Bias = true; i%2 == 1 || i == 0 {
-				add(operator)
-			}
-		}
-		for i, sh := range [][3]int{{1, 97, 131}, {6, 64, 32}} {
-			for _, form := range op.FormsOf(sh[0], op.FormClasses) {
-				add(op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: scheme, Form: form, Bias: i == 1})
-			}
-		}
-		for _, sh := range []struct {
-			m, fan, experts, k, n int
-		}{
-			{1, 1, 1, 1, 1}, {1, 2, 16, 64, 96}, {1, 8, 16, 33, 131}, {3, 1, 4, 100, 31}, {5, 8, 16, 32, 64}, {17, 2, 3, 97, 33}, {9, 3, 1, 40, 160}, {50, 8, 3, 64, 32}, {11, 6, 8, 96, 300},
-		} {
-			operator := op.Op{Kind: op.ExpertMatMul, M: sh.m, Fan: sh.fan, Experts: sh.experts, K: sh.k, N: sh.n, Scheme: scheme}
-			add(operator)
-			operator.Spread = true
-			add(operator)
-		}
-	}
-	for _, router := range op.Routers {
-		for _, sh := range [][3]int{{1, 1, 1}, {1, 16, 2}, {3, 7, 1}, {17, 16, 8}, {5, 60, 4}, {19, 128, 8}} {
-			operator := op.Op{Kind: op.Route, M: sh[0], Experts: sh[1], Fan: sh[2], Router: router}
-			if router == op.RouteSparseMixer {
-				operator.Fan, operator.Jitter = min(2, operator.Fan), 0.01*float64(sh[0])
-			}
-			add(operator)
-		}
-	}
-	for _, heads := range [][3]int{{1, 1, 2}, {4, 2, 16}, {6, 2, 10}, {3, 3, 64}, {8, 1, 80}} {
-		for _, rows := range []int{1, 5, 19} {
-			operator := op.Op{M: rows, Heads: heads[0], KVHeads: heads[1], HeadDim: heads[2]}
-			operator.Kind = op.Rope
-			turn := func() {
-				add(operator)
-				if batch := operator; rows > 1 {
-					batch.Batch = true
-					add(batch)
-				}
-			}
-			turn()
-			operator.Amplitude, operator.LongFrom, operator.LongAmplitude = 0.8, 40, 1.2
-			turn()
-			if operator.HeadDim > 4 {
-				operator.RotaryDim = operator.HeadDim / 4 * 2
-				turn()
-				operator.LongAmplitude, operator.NTK = 0, 4
-				turn()
-				operator.RotaryDim, operator.LongFrom, operator.NTK = 4, 0, 0
-				turn()
-			}
-			operator = op.Op{Kind: op.QKNorm, M: rows, Heads: heads[0], KVHeads: heads[1], HeadDim: heads[2], Eps: 1e-6}
-			add(operator)
-			operator.Joint = true
-			add(operator)
-			for _, kv := range []op.Type{op.F32, op.F16} {
-				operator := op.Op{Kind: op.KVAppend, M: rows, Heads: heads[0], KVHeads: heads[1], HeadDim: heads[2], KV: kv}
-				add(operator)
-				operator.Kind, operator.Context = op.Attention, testContext
-				add(operator)
-				// Windows of one position, within the context, of its size and beyond it.
-				operator.Window = map[int]int{1: 1, 5: testContext, 19: 23}[rows]
-				add(operator)
-				operator.Window, operator.Cap, operator.Scale = operator.Window+testContext/2, 5, 0.11
-				add(operator)
-				if rows > 1 {
-					operator.Batch = true
-					add(operator)
-					operator.Window, operator.Cap, operator.Scale = 0, 0, 0
-					add(operator)
-					operator.Kind, operator.Context = op.KVAppend, 0
-					add(operator)
-				}
-			}
-		}
-	}
-	// Contexts of several blocks of keys, longer and shorter than the window.
-	for _, dim := range []int{20, 64} {
-		for _, window := range []int{30, 130, 500} {
-			operator := op.Op{Kind: op.Attention, M: 18, Heads: 4, KVHeads: 2, HeadDim: dim, KV: op.F16, Context: 420, Window: window}
-			add(operator)
-			operator.KV, operator.Cap = op.F32, 20
-			add(operator)
-		}
-	}
-	return append(out, op.Op{Kind: op.KVAppend, M: 3, KVHeads: 2, HeadDim: 8, KV: op.F32})
-}
-
 const testContext = 64
 
 // contextOf is the size of the cache that o is tried with.
@@ -449,127 +310,6 @@ func static(quant op.Op, in string) []string {
 		return names(in + "scale")
 	}
 	return nil
-}
-
-// blocks are pieces of a transformer as plans contain them, for m rows.
-func blocks(caps *driver.Capabilities, rows int) map[string]op.Graph {
-	const hidden, ffn, heads, kv, dim, vocabulary = 64, 96, 4, 2, 16, 41
-	qkv := op.QKVColumns(heads, kv, dim)
-	f32 := func(name string, cols int) op.Value { return value(name, op.F32, rows, cols) }
-	out := map[string]op.Graph{}
-
-	add := func(name string, g graph) { out[name] = g.Graph }
-
-	block := graph{layouts: caps.Layouts, Graph: op.Graph{Inputs: []op.Value{value("ids", op.I32, rows, 1)}, Outputs: []op.Value{f32("x", hidden), f32("n", hidden)}}}
-	block.node(op.Op{Kind: op.Embed, M: rows, K: vocabulary, N: hidden, Table: op.F32}, names("ids"), names("table"), names("x"))
-	block.node(op.Op{Kind: op.Norm, M: rows, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
-	add("embed", block)
-
-	block = graph{layouts: caps.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{value("logits", op.F32, 1, vocabulary)},
-		Temps: []op.Value{value("last", op.F32, 1, hidden), value("n", op.F32, 1, hidden)}}}
-	block.node(op.Op{Kind: op.SelectRow, M: rows, N: hidden}, names("x"), nil, names("last"))
-	block.node(op.Op{Kind: op.Norm, M: 1, N: hidden, Eps: 1e-5}, names("last"), names("gain"), names("n"))
-	block.node(op.Op{Kind: op.MatMul, M: 1, K: hidden, N: vocabulary, Scheme: op.A32W32}, names("n"), names("lm_head"), names("logits"))
-	add("head", block)
-
-	for _, kvType := range []op.Type{op.F32, op.F16} {
-		// The fused row is an input that rope changes and nobody reads afterwards.
-		ops := op.Op{Kind: op.Rope, M: rows, Heads: heads, KVHeads: kv, HeadDim: dim}
-		chain := func(batch bool) {
-			block = graph{layouts: caps.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("qkv", qkv)}, Outputs: []op.Value{f32("y", heads*dim)}}}
-			part := ops
-			part.Batch = batch
-			block.node(part, names("qkv"), names("invfreq"), names("qkv"))
-			part.Kind, part.KV = op.KVAppend, kvType
-			block.node(part, names("qkv"), nil, nil)
-			part.Kind, part.Context = op.Attention, testContext
-			block.node(part, names("qkv"), nil, names("y"))
-		}
-		chain(false)
-		add("attention "+string(kvType), block)
-		chain(true)
-		add("attention of a batch "+string(kvType), block)
-
-		// The same with everything in front of it and around it, in a sliding window.
-		shape := op.Op{M: rows, Heads: heads, KVHeads: kv, HeadDim: dim}
-		with := func(k op.Kind) op.Op { operator := shape; operator.Kind = k; return operator }
-		block = graph{layouts: caps.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("qkv", qkv)}, Outputs: []op.Value{f32("y", heads*dim)}}}
-		ops = with(op.QKNorm)
-		ops.Eps = 1e-6
-		block.node(ops, names("qkv"), names("qgain", "kgain"), names("qkv"))
-		ops = with(op.Rope)
-		ops.RotaryDim, ops.LongFrom, ops.LongAmplitude = 8, 20, 1.1
-		block.node(ops, names("qkv"), names("invfreq"), names("qkv"))
-		ops = with(op.KVAppend)
-		ops.KV = kvType
-		block.node(ops, names("qkv"), nil, nil)
-		ops = with(op.Attention)
-		ops.KV, ops.Context, ops.Window, ops.Cap, ops.Scale = kvType, testContext, 15, 10, 0.3
-		block.node(ops, names("qkv"), nil, names("y"))
-		add("window "+string(kvType), block)
-	}
-
-	for _, scheme := range op.Schemes {
-		block = graph{layouts: caps.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{f32("y", hidden)},
-			Temps: []op.Value{f32("n", hidden), f32("h", 2*ffn), f32("a", ffn), f32("d", hidden)}}}
-		product := func(k, n int, in, weight, output string) {
-			operator := op.Op{Kind: op.MatMul, M: rows, K: k, N: n, Scheme: scheme}
-			if scheme.Grid() {
-				block.node(operator, names(in), names(weight, weight+"_steps"), names(output))
-				return
-			}
-			if !scheme.QuantisedRows() {
-				block.node(operator, names(in), names(weight), names(output))
-				return
-			}
-			quantised, scales := value(in+"8", op.U8, rows, k), value(in+"s", op.F32, rows, 1)
-			block.Temps = append(block.Temps, quantised, scales)
-			quant := scheme.QuantRows(rows, k, 1)
-			block.node(quant, names(in), static(quant, in), names(quantised.Name, scales.Name))
-			block.node(operator, names(quantised.Name, scales.Name), names(weight), names(output))
-		}
-		block.node(op.Op{Kind: op.Norm, M: rows, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
-		product(hidden, 2*ffn, "n", "gate_up", "h")
-		block.node(op.Op{Kind: op.GLU, M: rows, N: ffn, Interleave: 16, Act: op.SiLU}, names("h"), nil, names("a"))
-		product(ffn, hidden, "a", "down", "d")
-		block.node(op.Op{Kind: op.Add, M: rows, N: hidden}, names("x", "d"), nil, names("y"))
-		add("mlp "+strings.ReplaceAll(string(scheme), "/", ":"), block)
-	}
-	const experts, fan = 6, 3
-	for _, scheme := range op.Schemes {
-		wide := func(name string, t op.Type, cols int) op.Value { return value(name, t, rows*fan, cols) }
-		block = graph{layouts: caps.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{f32("y", hidden)},
-			Temps: []op.Value{f32("n", hidden), f32("logits", experts), value("ids", op.I32, rows, fan), f32("weights", fan),
-				wide("h", op.F32, 2*ffn), wide("a", op.F32, ffn), wide("d", op.F32, hidden), f32("s", hidden), f32("g", 1), f32("shared", hidden)}}}
-		product := func(k, n int, spread bool, in, weight, output string) {
-			operator := op.Op{Kind: op.ExpertMatMul, M: rows, K: k, N: n, Scheme: scheme, Experts: experts, Fan: fan, Spread: spread}
-			if !scheme.QuantisedRows() {
-				block.node(operator, names(in, "ids"), names(weight), names(output))
-				return
-			}
-			quant := scheme.QuantRows(rows, k, fan)
-			if spread {
-				quant.Fan = 0
-			}
-			quantised, scales := value(in+"8", op.U8, quant.Rows(), k), value(in+"s", op.F32, quant.Rows(), 1)
-			block.Temps = append(block.Temps, quantised, scales)
-			block.node(quant, names(in), static(quant, in), names(quantised.Name, scales.Name))
-			block.node(operator, names(quantised.Name, scales.Name, "ids"), names(weight), names(output))
-		}
-		block.node(op.Op{Kind: op.LayerNorm, M: rows, N: hidden, Eps: 1e-5}, names("x"), names("gain", "bias"), names("n"))
-		block.node(op.Op{Kind: op.MatMul, M: rows, K: hidden, N: experts, Scheme: op.A32W32}, names("n"), names("router"), names("logits"))
-		block.node(op.Op{Kind: op.Route, M: rows, Experts: experts, Fan: fan, Router: op.RouteSoftmaxNorm}, names("logits"), nil, names("ids", "weights"))
-		product(hidden, 2*ffn, true, "n", "gate_up", "h")
-		block.node(op.Op{Kind: op.GLU, M: rows, N: ffn, Interleave: 32, Act: op.GELUTanh, Fan: fan}, names("h"), nil, names("a"))
-		product(ffn, hidden, false, "a", "down", "d")
-		block.node(op.Op{Kind: op.Combine, M: rows, N: hidden, Fan: fan}, names("d", "weights"), nil, names("s"))
-		block.node(op.Op{Kind: op.MatMul, M: rows, K: hidden, N: 1, Scheme: op.A32W32, Bias: true}, names("n"), names("gate", "gate_bias"), names("g"))
-		block.node(op.Op{Kind: op.Gate, M: rows, N: hidden}, names("n", "g"), nil, names("shared"))
-		block.node(op.Op{Kind: op.Add, M: rows, N: hidden}, names("s", "shared"), nil, names("s"))
-		block.node(op.Op{Kind: op.Add, M: rows, N: hidden}, names("x", "s"), nil, names("y"))
-		add("moe "+strings.ReplaceAll(string(scheme), "/", ":"), block)
-	}
-	return out
 }
 
 // supported reports whether the processor does every node.
@@ -734,7 +474,7 @@ func testDeterminism(t *testing.T, f *Factory) {
 }
 
 // mentions fails unless err names every word.
-func mentions(t *testing.T, what string, err error, words ...string) {
+func mentions(t testing.TB, what string, err error, words ...string) {
 	t.Helper()
 	if err == nil {
 		t.Errorf("%s was accepted", what)
@@ -766,123 +506,166 @@ func testRefusedAtOpen(t *testing.T, factory *Factory) {
 	}
 }
 
-func testRefusedAtLoad(t *testing.T, f *Factory) {
-	session := open(t, f, f.Config)
-	refuse := func(what string, a driver.Artifact, w driver.Weights, words ...string) {
-		t.Helper()
-		exe, err := session.load(a, w)
-		if err == nil {
-			exe.Close()
-		}
-		mentions(t, what, err, words...)
-	}
-	for _, operator := range operators() {
-		if session.caps.Supports(operator) == nil || operator.Form != "" { // forms: Operators
-			continue
-		}
-		artifact, err := session.compile(single(session.caps, operator), nil)
-		if err == nil {
-			_, err = session.load(artifact, nil)
-		}
-		word := string(operator.Kind)
-		if slices.Contains(session.caps.Kinds, operator.Kind) {
-			word = string(operator.Scheme) + string(operator.KV)
-		}
-		mentions(t, operator.Key(), err, word)
-	}
-
-	if graph, ok := blocks(session.caps, 2)["attention of a batch f32"]; ok && supported(session.caps, &graph) {
-		tr := session.newTrial(graph, testContext, 8)
-		graph.Nodes = slices.Clone(graph.Nodes)
-		graph.Nodes[1].Op.Batch = false
-		if artifact, err := session.compile(graph, tr.packed); err == nil {
-			refuse("rows that are of one sequence here and of one each there", artifact, tr.packed, "one sequence")
-		}
-	}
-
-	// A graph with a weight, for everything that may be wrong around it.
+func testRefusedAtLoad(t *testing.T, factory *Factory) {
+	r := &refusals{open(t, factory, factory.Config)}
+	r.operators()
+	r.mixedBatches()
 	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
-	if len(session.caps.Schemes) > 0 {
-		operator = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: session.caps.Schemes[0]}
+	if len(r.caps.Schemes) > 0 {
+		operator = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: r.caps.Schemes[0]}
 	}
-	tr := session.newTrial(single(session.caps, operator), 0, 8)
-	artifact, err := session.compile(tr.graph, tr.packed)
+	good := r.newTrial(single(r.caps, operator), 0, 8)
+	artifact, err := r.compile(good.graph, good.packed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	refuse("an artifact of another driver", driver.Artifact{Driver: "no-such-driver", Code: artifact.Code}, tr.packed, `"no-such-driver"`)
+	r.artifacts(artifact, good.packed)
+	r.weights(artifact, good.packed, good.graph.Weights[0].Name)
+	for _, scheme := range r.caps.Schemes {
+		r.experts(op.Op{Kind: op.ExpertMatMul, M: 2, Fan: 2, Experts: 3, K: 64, N: 64, Scheme: scheme})
+	}
+	if len(r.caps.Schemes) > 0 {
+		r.unknownLayout(good)
+	}
+	cancelled, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := r.proc.Load(cancelled, artifact, good.packed); !errors.Is(err, context.Canceled) {
+		t.Errorf("load with a cancelled context: got %v", err)
+	}
+	if err := good.load(); err != nil {
+		t.Errorf("a good artifact after bad ones: %v", err)
+	}
+}
+
+// refusals are what a processor has to refuse when it is loaded.
+type refusals struct{ *session }
+
+func (r *refusals) refuse(what string, a driver.Artifact, w driver.Weights, words ...string) {
+	r.t.Helper()
+	exe, err := r.session.load(a, w)
+	if err == nil {
+		exe.Close()
+	}
+	mentions(r.t, what, err, words...)
+}
+
+// changed is a copy of weights, the first of them changed.
+func changed(weights driver.Weights, change func(p *driver.Packed)) driver.Weights {
+	weights = slices.Clone(weights)
+	change(&weights[0])
+	return weights
+}
+
+// operators are all that the processor does not support. Their forms are tested with those that it does.
+func (r *refusals) operators() {
+	for _, operator := range operators() {
+		if r.caps.Supports(operator) == nil || operator.Form != "" {
+			continue
+		}
+		artifact, err := r.compile(single(r.caps, operator), nil)
+		if err == nil {
+			_, err = r.session.load(artifact, nil)
+		}
+		word := string(operator.Kind)
+		if slices.Contains(r.caps.Kinds, operator.Kind) {
+			word = string(operator.Scheme) + string(operator.KV)
+		}
+		mentions(r.t, operator.Key(), err, word)
+	}
+}
+
+func (r *refusals) mixedBatches() {
+	graph, ok := blocks(r.caps, 2)["attention of a batch f32"]
+	if !ok || !supported(r.caps, &graph) {
+		return
+	}
+	tr := r.newTrial(graph, testContext, 8)
+	graph.Nodes = slices.Clone(graph.Nodes)
+	graph.Nodes[1].Op.Batch = false
+	if artifact, err := r.compile(graph, tr.packed); err == nil {
+		r.refuse("rows that are of one sequence here and of one each there", artifact, tr.packed, "one sequence")
+	}
+}
+
+// artifacts are cut, longer, or no artifacts of this driver.
+func (r *refusals) artifacts(artifact driver.Artifact, packed driver.Weights) {
+	r.refuse("an artifact of another driver", driver.Artifact{Driver: "no-such-driver", Code: artifact.Code}, packed, `"no-such-driver"`)
+	with := func(what string, code []byte) {
+		r.refuse(what, driver.Artifact{Driver: artifact.Driver, Code: code}, packed)
+	}
 	for length := range len(artifact.Code) {
 		if length < 64 || length > len(artifact.Code)-64 || length%37 == 0 {
-			refuse(fmt.Sprintf("the first %d of %d bytes of an artifact", length, len(artifact.Code)), driver.Artifact{Driver: artifact.Driver, Code: artifact.Code[:length]}, tr.packed)
+			with(fmt.Sprintf("the first %d of %d bytes of an artifact", length, len(artifact.Code)), artifact.Code[:length])
 		}
 	}
-	refuse("bytes after an artifact", driver.Artifact{Driver: artifact.Driver, Code: append(slices.Clone(artifact.Code), "{}"...)}, tr.packed)
+	with("bytes after an artifact", append(slices.Clone(artifact.Code), "{}"...))
 	noise := make([]byte, 4096)
 	rng := rand.New(rand.NewPCG(1, 9))
 	for i := range noise {
 		noise[i] = byte(rng.Uint32())
 	}
-	refuse("noise", driver.Artifact{Driver: artifact.Driver, Code: noise}, tr.packed)
+	with("noise", noise)
+}
 
-	name := tr.graph.Weights[0].Name
-	with := func(change func(p *driver.Packed)) driver.Weights {
-		weights := slices.Clone(tr.packed)
-		change(&weights[0])
-		return weights
+// weights are not those that the graph names.
+func (r *refusals) weights(artifact driver.Artifact, packed driver.Weights, name string) {
+	r.refuse("no weights", artifact, nil, "weight")
+	r.refuse("two weights for one", artifact, append(slices.Clone(packed), packed[0]), "weight")
+	for _, c := range []struct {
+		what   string
+		change func(p *driver.Packed)
+		words  []string
+	}{
+		{"a short weight", func(p *driver.Packed) { p.Bytes = p.Bytes[:len(p.Bytes)-1] }, []string{fmt.Sprint(len(packed[0].Bytes))}},
+		{"an empty weight", func(p *driver.Packed) { p.Bytes = nil }, nil},
+		{"a long weight", func(p *driver.Packed) { p.Bytes = make([]byte, 2*len(p.Bytes)) }, nil},
+		{"a weight of another shape", func(p *driver.Packed) { p.Spec.N++ }, nil},
+		{"a weight of another scheme", func(p *driver.Packed) { p.Spec.Scheme = "q3k" }, []string{"q3k"}},
+		{"a weight of another layout", func(p *driver.Packed) { p.Spec.Layout = "swirl" }, []string{"swirl"}},
+	} {
+		r.refuse(c.what, artifact, changed(packed, c.change), append(c.words, name)...)
 	}
-	refuse("no weights", artifact, nil, "weight")
-	refuse("two weights for one", artifact, append(slices.Clone(tr.packed), tr.packed[0]), "weight")
-	refuse("a short weight", artifact, with(func(p *driver.Packed) { p.Bytes = p.Bytes[:len(p.Bytes)-1] }), name, fmt.Sprint(len(tr.packed[0].Bytes)))
-	refuse("an empty weight", artifact, with(func(p *driver.Packed) { p.Bytes = nil }), name)
-	refuse("a long weight", artifact, with(func(p *driver.Packed) { p.Bytes = make([]byte, 2*len(p.Bytes)) }), name)
-	refuse("a weight of another shape", artifact, with(func(p *driver.Packed) { p.Spec.N++ }), name)
-	refuse("a weight of another scheme", artifact, with(func(p *driver.Packed) { p.Spec.Scheme = "q3k" }), name, "q3k")
-	refuse("a weight of another layout", artifact, with(func(p *driver.Packed) { p.Spec.Layout = "swirl" }), name, "swirl")
-	for _, scheme := range session.caps.Schemes {
-		operator := op.Op{Kind: op.ExpertMatMul, M: 2, Fan: 2, Experts: 3, K: 64, N: 64, Scheme: scheme}
-		if session.caps.Supports(operator) != nil {
-			continue
-		}
-		tr := session.newTrial(single(session.caps, operator), 0, 8)
-		artifact, err := session.compile(tr.graph, tr.packed)
-		if err != nil {
-			t.Fatal(err)
-		}
-		name := tr.graph.Weights[0].Name
-		with := func(change func(p *driver.Packed)) driver.Weights {
-			weights := slices.Clone(tr.packed)
-			change(&weights[0])
-			return weights
-		}
-		one := tr.packed[0].Stride
-		refuse("experts without a stride", artifact, with(func(p *driver.Packed) { p.Stride = 0 }), name, fmt.Sprint(one))
-		refuse("experts that overlap", artifact, with(func(p *driver.Packed) { p.Stride -= 64 }), name, fmt.Sprint(one))
-		refuse("experts beyond the end", artifact, with(func(p *driver.Packed) { p.Stride += 64 }), name, fmt.Sprint(one+64))
-		refuse("experts at odd places", artifact, with(func(p *driver.Packed) { p.Bytes, p.Stride = session.memory(3*one+2), one+1 }), name, fmt.Sprint(one+1))
-		refuse("a negative stride", artifact, with(func(p *driver.Packed) { p.Stride = -one }), name, fmt.Sprint(-one))
-		refuse("a stride that overflows", artifact, with(func(p *driver.Packed) { p.Stride = math.MaxInt64 &^ 63 }), name)
-		refuse("an expert too few", artifact, with(func(p *driver.Packed) { p.Bytes = p.Bytes[:2*one] }), name)
-		refuse("weights of other experts", artifact, with(func(p *driver.Packed) { p.Spec.Experts = 2 }), name, "2", "3")
-		refuse("a weight without experts", artifact, with(func(p *driver.Packed) { p.Spec.Experts, p.Bytes = 0, p.Bytes[:one] }), name, "3")
+}
+
+// experts do not lie as many strides apart as there are.
+func (r *refusals) experts(operator op.Op) {
+	if r.caps.Supports(operator) != nil {
+		return
 	}
-	if len(session.caps.Schemes) > 0 {
-		other := tr.graph
-		other.Weights = slices.Clone(other.Weights)
-		other.Weights[0].Layout = "swirl"
-		artifact, err := session.compile(other, nil)
-		if err == nil {
-			_, err = session.load(artifact, with(func(p *driver.Packed) { p.Spec.Layout = "swirl" }))
-		}
-		mentions(t, "a graph with weights in an unknown layout", err, "swirl")
+	tr := r.newTrial(single(r.caps, operator), 0, 8)
+	artifact, err := r.compile(tr.graph, tr.packed)
+	if err != nil {
+		r.t.Fatal(err)
 	}
-	cancelled, cancel := context.WithCancel(context.Background())
-	cancel()
-	if _, err := session.proc.Load(cancelled, artifact, tr.packed); !errors.Is(err, context.Canceled) {
-		t.Errorf("load with a cancelled context: got %v", err)
+	name, one := tr.graph.Weights[0].Name, tr.packed[0].Stride
+	for _, c := range []struct {
+		what   string
+		change func(p *driver.Packed)
+		words  []string
+	}{
+		{"experts without a stride", func(p *driver.Packed) { p.Stride = 0 }, []string{name, fmt.Sprint(one)}},
+		{"experts that overlap", func(p *driver.Packed) { p.Stride -= 64 }, []string{name, fmt.Sprint(one)}},
+		{"experts beyond the end", func(p *driver.Packed) { p.Stride += 64 }, []string{name, fmt.Sprint(one + 64)}},
+		{"experts at odd places", func(p *driver.Packed) { p.Bytes, p.Stride = r.memory(3*one+2), one+1 }, []string{name, fmt.Sprint(one + 1)}},
+		{"a negative stride", func(p *driver.Packed) { p.Stride = -one }, []string{name, fmt.Sprint(-one)}},
+		{"a stride that overflows", func(p *driver.Packed) { p.Stride = math.MaxInt64 &^ 63 }, []string{name}},
+		{"an expert too few", func(p *driver.Packed) { p.Bytes = p.Bytes[:2*one] }, []string{name}},
+		{"weights of other experts", func(p *driver.Packed) { p.Spec.Experts = 2 }, []string{name, "2", "3"}},
+		{"a weight without experts", func(p *driver.Packed) { p.Spec.Experts, p.Bytes = 0, p.Bytes[:one] }, []string{name, "3"}},
+	} {
+		r.refuse(c.what, artifact, changed(tr.packed, c.change), c.words...)
 	}
-	if err := tr.load(); err != nil {
-		t.Errorf("a good artifact after bad ones: %v", err)
+}
+
+func (r *refusals) unknownLayout(good *trial) {
+	other := good.graph
+	other.Weights = slices.Clone(other.Weights)
+	other.Weights[0].Layout = "swirl"
+	artifact, err := r.compile(other, nil)
+	if err == nil {
+		_, err = r.session.load(artifact, changed(good.packed, func(p *driver.Packed) { p.Spec.Layout = "swirl" }))
 	}
+	mentions(r.t, "a graph with weights in an unknown layout", err, "swirl")
 }
 
 func testRefusedAtRun(t *testing.T, factory *Factory) {

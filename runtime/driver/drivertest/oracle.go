@@ -80,14 +80,6 @@ func (c *cache) row(at driver.Place, head int) int {
 	return (at.Sequence*c.heads+head)*c.maxContext + at.Pos
 }
 
-// placeOf is where row r of a node lies.
-func placeOf(o op.Op, s *driver.Scalars, r int) driver.Place {
-	if o.Batch {
-		return s.Batch[r]
-	}
-	return driver.Place{Sequence: s.Sequence, Pos: s.Pos + r}
-}
-
 // reroundSlack is how far column j of a product with weight w [K,N] is off at most when the activations x are rounded
 // to 8 bits with a scale per block.
 func reroundSlack(o op.Op, j int, w []float32, x []float64) (slack float64) {
@@ -105,370 +97,432 @@ func reroundSlack(o op.Op, j int, w []float32, x []float64) (slack float64) {
 	return slack
 }
 
-// evaluate computes every node of g in double precision, straight from the definitions, for the rows
-// in use. It rounds values to float32 between nodes, as every processor stores them.
+// evaluate computes every node of g in double precision, straight from the definitions, for the rows in use. It rounds
+// values to float32 between nodes, as every processor stores them.
 func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c *cache, s driver.Scalars) {
 	for i := range g.Nodes {
-		n := &g.Nodes[i]
-		o := n.Op
-		tokens := min(o.M, s.Rows)
-		rows := tokens * max(1, o.Fan)
-		var in, out []*array
-		for _, name := range n.In {
-			in = append(in, vals[name])
+		node := &g.Nodes[i]
+		e := evaluation{Op: node.Op, cache: c, scalars: &s, tokens: min(node.Op.M, s.Rows)}
+		e.rows = e.tokens * max(1, e.Fan)
+		for _, name := range node.In {
+			e.in = append(e.in, vals[name])
 		}
-		for _, name := range n.Out {
-			out = append(out, vals[name])
+		for _, name := range node.Out {
+			e.out = append(e.out, vals[name])
 		}
-		var w, w1 stored
-		if len(n.W) > 0 {
-			w, w1 = weights[n.W[0]], weights[n.W[len(n.W)-1]]
+		for _, name := range node.W {
+			e.w = append(e.w, weights[name])
 		}
-		switch o.Kind {
-		case op.Embed:
-			for r := range rows {
-				id := int(in[0].at(r, 0))
-				for j := range o.N {
-					at := id*o.N + j
-					if o.Scheme != "" {
-						at = j*o.K + id
-					}
-					v := float64(w.v[at])
-					if o.Scale != 0 {
-						v *= o.Scale
-					}
-					out[0].set(r, j, v, 0)
-				}
+		define := definitions[e.Kind]
+		if define == nil {
+			panic(fmt.Sprintf("BUG: no oracle for operator %q", e.Kind))
+		}
+		define(&e)
+	}
+}
+
+// evaluation is one node with its operands, and how many of its rows are in use: one or Fan for each token.
+type evaluation struct {
+	op.Op
+	in, out []*array
+	w       []stored
+	cache   *cache
+	scalars *driver.Scalars
+
+	tokens, rows int
+}
+
+// definitions are what operators compute.
+var definitions = map[op.Kind]func(*evaluation){
+	op.Embed: func(e *evaluation) {
+		e.each(func(row, j int) (float64, float64) {
+			id := int(e.in[0].at(row, 0))
+			at := id*e.N + j
+			if e.Scheme != "" {
+				at = j*e.K + id
 			}
-		case op.SelectRow:
-			for j := range o.N {
-				out[0].set(0, j, in[0].at(s.Row, j), 0)
+			if e.Scale != 0 {
+				return float64(e.w[0].v[at]) * e.Scale, 0
 			}
-		case op.Copy:
-			for r := range rows {
-				for j := range o.N {
-					y := out[0]
-					y.v[r*o.N+j], y.size[r*o.N+j] = in[0].at(r, j), 0
-				}
+			return float64(e.w[0].v[at]), 0
+		})
+	},
+	op.SelectRow: func(e *evaluation) {
+		for j := range e.N {
+			e.out[0].set(0, j, e.in[0].at(e.scalars.Row, j), 0)
+		}
+	},
+	op.Copy: func(e *evaluation) {
+		for row := range e.rows {
+			for j := range e.N {
+				e.out[0].v[row*e.N+j], e.out[0].size[row*e.N+j] = e.in[0].at(row, j), 0
 			}
-		case op.Norm:
-			for r := range rows {
-				sum := 0.0
-				for j := range o.N {
-					sum += in[0].at(r, j) * in[0].at(r, j)
-				}
-				root := math.Sqrt(sum/float64(o.N) + o.Eps)
-				for j := range o.N {
-					v := 0.0
-					if x := in[0].at(r, j); x != 0 {
-						v = x / root * float64(w.v[j])
-					}
-					out[0].set(r, j, v, 0)
-				}
+		}
+	},
+	op.Norm:         norm,
+	op.LayerNorm:    layerNorm,
+	op.QKNorm:       qkNorm,
+	op.QuantRows:    quantRows,
+	op.MatMul:       matMul,
+	op.ExpertMatMul: expertMatMul,
+	op.Route: func(e *evaluation) {
+		for row := range e.tokens {
+			for j, chosen := range chooseExperts(e.Op, e.in[0].v[row*e.Experts:(row+1)*e.Experts]) {
+				e.out[0].set(row, j, float64(chosen.expert), 0)
+				e.out[1].set(row, j, chosen.weight, chosen.size)
 			}
-		case op.LayerNorm:
-			for r := range rows {
-				mean, sum := 0.0, 0.0
-				for j := range o.N {
-					mean += in[0].at(r, j) / float64(o.N)
+		}
+	},
+	op.Combine: func(e *evaluation) {
+		for row := range e.tokens {
+			for j := range e.N {
+				sum, size := 0.0, 0.0
+				for i := range e.Fan {
+					term := e.in[0].at(row*e.Fan+i, j) * e.in[1].at(row, i)
+					sum, size = sum+term, size+math.Abs(term)
 				}
-				for j := range o.N {
-					sum += (in[0].at(r, j) - mean) * (in[0].at(r, j) - mean)
-				}
-				root := math.Sqrt(sum/float64(o.N) + o.Eps)
-				for j := range o.N {
-					x, gain, bias := in[0].at(r, j), float64(w.v[j]), float64(w1.v[j])
-					v, size := 0.0, 0.0
-					if x != mean {
-						v, size = (x-mean)/root*gain, (math.Abs(x)+math.Abs(mean))/root*math.Abs(gain)
-					}
-					out[0].set(r, j, v+bias, size+math.Abs(bias))
-				}
+				e.out[0].set(row, j, sum, size)
 			}
-		case op.QKNorm:
-			group := o.Heads / o.KVHeads
-			head := func(h int) int { return (h/(group+1)*(group+2) + h%(group+1)) * o.HeadDim } // queries, then a key, of each group
-			x, y := in[0], out[0]
-			for r := range rows {
-				row := append([]float64(nil), x.v[r*x.value.Cols:(r+1)*x.value.Cols]...)
-				for j, v := range row {
-					y.set(r, j, v, 0)
-				}
-				squares := make([]float64, o.Heads+o.KVHeads)
-				queries, keys := 0.0, 0.0
-				for h := range squares {
-					for _, v := range row[head(h) : head(h)+o.HeadDim] {
-						squares[h] += v * v
-					}
-					if h%(group+1) == group {
-						keys += squares[h]
-					} else {
-						queries += squares[h]
-					}
-				}
-				for h := range squares {
-					g, i := h/(group+1), h%(group+1)
-					mean, gain := squares[h]/float64(o.HeadDim), w.v
-					if i == group {
-						gain = w1.v
-					}
-					switch {
-					case o.Joint && i < group:
-						mean, gain = queries/float64(o.Heads*o.HeadDim), gain[(g*group+i)*o.HeadDim:]
-					case o.Joint:
-						mean, gain = keys/float64(o.KVHeads*o.HeadDim), gain[g*o.HeadDim:]
-					}
-					for d := range o.HeadDim {
-						if v := row[head(h)+d]; v != 0 {
-							y.set(r, head(h)+d, v/math.Sqrt(mean+o.Eps)*float64(gain[d]), 0)
-						}
-					}
-				}
-			}
-		case op.QuantRows:
-			for r := range rows {
-				top := 0.0
-				for j := range o.N {
-					top = math.Max(top, math.Abs(in[0].at(r, j)))
-				}
-				scale := float64(float32(top / 127))
-				if o.Static {
-					scale = float64(op.StaticScale(w.v, float32(top)))
-				}
-				out[1].set(r, 0, scale, 0)
-				for j := range o.N {
-					q, doubt := 0.0, 0.0
-					if scale != 0 {
-						exact := in[0].at(r, j) / scale
-						q = math.Max(-127, math.Min(127, math.RoundToEven(exact)))
-						if f := math.Abs(exact - math.Trunc(exact)); math.Abs(f-0.5) < 1e-3 {
-							doubt = 1
-						}
-					}
-					y := out[0]
-					y.v[r*o.N+j], y.size[r*o.N+j] = 128+q, doubt
-				}
-			}
-		case op.MatMul:
-			if o.Scheme == op.A16FW16 {
-				half := make([]float32, o.K*o.N)
-				for i := range half {
-					half[i] = float32(round(op.F16, float64(w.v[i])))
-				}
-				w.v = half
-			}
-			for r := range rows {
-				scale, zero := 1.0, 0.0
-				if o.Scheme.QuantisedRows() {
-					scale, zero = in[1].at(r, 0), 128
-				}
-				narrow, after := narrowing(o, w1)
-				x, off := make([]float64, o.K), make([]float64, o.K)
-				for p := range x {
-					x[p] = (in[0].at(r, p) - zero) * scale
-				}
-				exact := x
-				if narrow != nil {
-					x = make([]float64, o.K)
-					for p, v := range exact {
-						x[p], off[p] = narrow(v, 1e-7*math.Abs(v))
-					}
-				}
-				for j := range o.N {
-					sum, size, doubt := 0.0, 0.0, 0.0
-					for p, x := range x {
-						weight := float64(w.v[p*o.N+j])
-						sum, size, doubt = sum+x*weight, size+math.Abs(x*weight), doubt+off[p]*math.Abs(weight)
-					}
-					if o.Bias {
-						bias := float64(weights[n.W[1]].v[j])
-						sum, size = sum+bias, size+math.Abs(bias)
-					}
-					if narrow != nil {
-						sum, doubt = after(sum, doubt+1e-5*size)
-					}
-					out[0].doubt[r*o.N+j] = doubt
-					out[0].set(r, j, sum, size)
-					out[0].slack[r*o.N+j] = reroundSlack(o, j, w.v, exact)
-				}
-			}
-		case op.ExpertMatMul:
-			ids := in[len(in)-1]
-			for r := range rows {
-				from := r
-				if o.Spread {
-					from = r / o.Fan
-				}
-				scale, zero := 1.0, 0.0
-				if o.Scheme.QuantisedRows() {
-					scale, zero = in[1].at(from, 0), 128
-				}
-				expert := w.v[int(ids.at(r/o.Fan, r%o.Fan))*o.K*o.N:]
-				for j := range o.N {
-					sum, size := 0.0, 0.0
-					for p := range o.K {
-						v := (in[0].at(from, p) - zero) * scale * float64(expert[p*o.N+j])
-						sum, size = sum+v, size+math.Abs(v)
-					}
-					out[0].set(r, j, sum, size)
-				}
-			}
-		case op.Route:
-			for r := range tokens {
-				logits := in[0].v[r*o.Experts : (r+1)*o.Experts]
-				for j, c := range chooseExperts(o, logits) {
-					out[0].set(r, j, float64(c.expert), 0)
-					out[1].set(r, j, c.weight, c.size)
-				}
-			}
-		case op.Combine:
-			for r := range tokens {
-				for j := range o.N {
-					sum, size := 0.0, 0.0
-					for i := range o.Fan {
-						v := in[0].at(r*o.Fan+i, j) * in[1].at(r, i)
-						sum, size = sum+v, size+math.Abs(v)
-					}
-					out[0].set(r, j, sum, size)
-				}
-			}
-		case op.GLU:
-			for r := range rows {
-				for j := range o.N {
-					at := j/o.Interleave*2*o.Interleave + j%o.Interleave
-					y, size := activation(o.Act, in[0].at(r, at))
-					up := in[0].at(r, at+o.Interleave)
-					out[0].set(r, j, y*up, size*math.Abs(up))
-					out[0].slack[r*o.N+j] = math.Abs(in[0].at(r, at) * up)
-				}
-			}
-		case op.Activate:
-			for r := range rows {
-				for j := range o.N {
-					y, size := activation(o.Act, in[0].at(r, j))
-					out[0].set(r, j, y, size)
-					out[0].slack[r*o.N+j] = math.Abs(in[0].at(r, j))
-				}
-			}
-		case op.Softcap:
-			for r := range rows {
-				for j := range o.N {
-					out[0].set(r, j, o.Cap*math.Tanh(in[0].at(r, j)/o.Cap), 0)
-				}
-			}
-		case op.Clip:
-			for r := range rows {
-				for j := range o.N {
-					out[0].set(r, j, min(max(in[0].at(r, j), -o.Cap), o.Cap), 0)
-				}
-			}
-		case op.Gate:
-			for r := range rows {
-				gate := in[1].at(r, 0)
-				for j := range o.N {
-					v := in[0].at(r, j) / (1 + math.Exp(-gate))
-					out[0].set(r, j, v, math.Abs(v*gate)) // the exponential's error grows with its argument
-				}
-			}
-		case op.Add:
-			for r := range rows {
-				for j := range o.N {
-					a, b := in[0].at(r, j), in[1].at(r, j)
-					out[0].set(r, j, a+b, math.Abs(a)+math.Abs(b))
-				}
-			}
-		case op.Rope:
-			group, half := o.Heads/o.KVHeads, o.Rotary()/2
-			x, y := in[0], out[0]
-			for r := range rows {
-				at, seq := placeOf(o, &s, r), s.Seq
-				if o.Batch {
-					seq = at.Pos + 1
-				}
-				freq, amplitude := rotation(o, w.v, seq)
-				row := append([]float64(nil), x.v[r*x.value.Cols:(r+1)*x.value.Cols]...)
-				for j, v := range row {
-					y.set(r, j, v, 0)
-				}
-				for h := range o.Heads + o.KVHeads {
-					// The group's queries, then its key; its value is not rotated.
-					from := (h/(group+1)*(group+2) + h%(group+1)) * o.HeadDim
-					for i := range half {
-						angle := float64(float32(at.Pos) * freq[i])
-						sin, cos := math.Sincos(angle)
-						a, b := row[from+i]*amplitude, row[from+i+half]*amplitude
-						y.set(r, from+i, a*cos-b*sin, math.Abs(a)+math.Abs(b))
-						y.set(r, from+i+half, b*cos+a*sin, math.Abs(a)+math.Abs(b))
-					}
-				}
-			}
-		case op.KVAppend:
-			group := o.Heads / o.KVHeads
-			for r := range rows {
-				for g := range o.KVHeads {
-					for d := range o.HeadDim {
-						at := c.row(placeOf(o, &s, r), g)*o.HeadDim + d
-						key := (g*(group+2)+group)*o.HeadDim + d
-						c.k[at] = round(o.KV, in[0].at(r, key))
-						c.v[at] = round(o.KV, in[0].at(r, key+o.HeadDim))
-					}
-				}
-			}
-		case op.Attention:
-			group := o.Heads / o.KVHeads
-			for r := range rows {
-				end := placeOf(o, &s, r)
-				for h := range o.Heads {
-					g := h / group
-					begin := c.row(driver.Place{Sequence: end.Sequence}, g)
-					query := (g*(group+2) + h%group) * o.HeadDim
-					share := make([]float64, end.Pos+1)
-					top, scale := math.Inf(-1), o.Scale
-					if scale == 0 {
-						scale = 1 / math.Sqrt(float64(o.HeadDim))
-					}
-					first := 0
-					if o.Window > 0 {
-						first = max(0, len(share)-o.Window)
-					}
-					for p := range share {
-						for d := range o.HeadDim {
-							share[p] += in[0].at(r, query+d) * c.k[(begin+p)*o.HeadDim+d]
-						}
-						share[p] *= scale
-						if o.Cap > 0 {
-							share[p] = o.Cap * math.Tanh(share[p]/o.Cap)
-						}
-						if p < first {
-							share[p] = math.Inf(-1)
-							continue
-						}
-						top = math.Max(top, share[p])
-					}
-					sum, steep := 0.0, 1.0
-					for p, v := range share {
-						if p < first {
-							share[p] = 0
-							continue
-						}
-						steep = math.Max(steep, math.Abs(v)) // an error of a score counts that often
-						share[p] = math.Exp(v - top)
-						sum += share[p]
-					}
-					for d := range o.HeadDim {
-						v, size := 0.0, 0.0
-						for p, e := range share {
-							term := e / sum * c.v[(begin+p)*o.HeadDim+d]
-							v, size = v+term, size+math.Abs(term)
-						}
-						out[0].set(r, h*o.HeadDim+d, v, size*steep)
-					}
-				}
-			}
-		default:
-			panic(fmt.Sprintf("BUG: no oracle for operator %q", o.Kind))
+		}
+	},
+	op.GLU: func(e *evaluation) {
+		e.each(func(row, j int) (float64, float64) {
+			at := j/e.Interleave*2*e.Interleave + j%e.Interleave
+			gate, up := e.in[0].at(row, at), e.in[0].at(row, at+e.Interleave)
+			value, size := activation(e.Act, gate)
+			e.out[0].slack[row*e.N+j] = math.Abs(gate * up)
+			return value * up, size * math.Abs(up)
+		})
+	},
+	op.Activate: func(e *evaluation) {
+		e.each(func(row, j int) (float64, float64) {
+			e.out[0].slack[row*e.N+j] = math.Abs(e.in[0].at(row, j))
+			return activation(e.Act, e.in[0].at(row, j))
+		})
+	},
+	op.Softcap: func(e *evaluation) {
+		e.each(func(row, j int) (float64, float64) { return e.Cap * math.Tanh(e.in[0].at(row, j)/e.Cap), 0 })
+	},
+	op.Clip: func(e *evaluation) {
+		e.each(func(row, j int) (float64, float64) { return min(max(e.in[0].at(row, j), -e.Cap), e.Cap), 0 })
+	},
+	op.Gate: func(e *evaluation) {
+		e.each(func(row, j int) (float64, float64) {
+			gate := e.in[1].at(row, 0)
+			value := e.in[0].at(row, j) / (1 + math.Exp(-gate))
+			return value, math.Abs(value * gate) // the exponential's error grows with its argument
+		})
+	},
+	op.Add: func(e *evaluation) {
+		e.each(func(row, j int) (float64, float64) {
+			left, right := e.in[0].at(row, j), e.in[1].at(row, j)
+			return left + right, math.Abs(left) + math.Abs(right)
+		})
+	},
+	op.Rope:      rope,
+	op.KVAppend:  kvAppend,
+	op.Attention: attention,
+}
+
+// each sets the first output of every row in use to values, with the magnitudes of their terms.
+func (e *evaluation) each(value func(row, j int) (value, size float64)) {
+	for row := range e.rows {
+		for j := range e.N {
+			v, size := value(row, j)
+			e.out[0].set(row, j, v, size)
 		}
 	}
+}
+
+// place is where a row of the node lies.
+func (e *evaluation) place(row int) driver.Place {
+	if e.Batch {
+		return e.scalars.Batch[row]
+	}
+	return driver.Place{Sequence: e.scalars.Sequence, Pos: e.scalars.Pos + row}
+}
+
+// group is the number of query heads that share a key.
+func (e *evaluation) group() int { return e.Heads / e.KVHeads }
+
+// headAt is the first column of a head that is no value: a row has the query heads of a group, its key and its value,
+// and then those of the next group. Heads are numbered without the values.
+func (e *evaluation) headAt(head int) int {
+	group := e.group()
+	return (head/(group+1)*(group+2) + head%(group+1)) * e.HeadDim
+}
+
+// unchanged copies a row of the input to the output, and returns it.
+func (e *evaluation) unchanged(row int) []float64 {
+	cols := e.in[0].value.Cols
+	values := e.in[0].v[row*cols : (row+1)*cols]
+	for j, value := range values {
+		e.out[0].set(row, j, value, 0)
+	}
+	return slices.Clone(values) // the output may be the input
+}
+
+func norm(e *evaluation) {
+	for row := range e.rows {
+		sum := 0.0
+		for j := range e.N {
+			sum += e.in[0].at(row, j) * e.in[0].at(row, j)
+		}
+		root := math.Sqrt(sum/float64(e.N) + e.Eps)
+		for j := range e.N {
+			value := e.in[0].at(row, j)
+			if value != 0 {
+				value = value / root * float64(e.w[0].v[j])
+			}
+			e.out[0].set(row, j, value, 0)
+		}
+	}
+}
+
+func layerNorm(e *evaluation) {
+	for row := range e.rows {
+		mean, sum := 0.0, 0.0
+		for j := range e.N {
+			mean += e.in[0].at(row, j) / float64(e.N)
+		}
+		for j := range e.N {
+			sum += (e.in[0].at(row, j) - mean) * (e.in[0].at(row, j) - mean)
+		}
+		root := math.Sqrt(sum/float64(e.N) + e.Eps)
+		for j := range e.N {
+			value, gain, bias := e.in[0].at(row, j), float64(e.w[0].v[j]), float64(e.w[1].v[j])
+			result, size := 0.0, 0.0
+			if value != mean {
+				result, size = (value-mean)/root*gain, (math.Abs(value)+math.Abs(mean))/root*math.Abs(gain)
+			}
+			e.out[0].set(row, j, result+bias, size+math.Abs(bias))
+		}
+	}
+}
+
+// qkNorm normalises each query and key head by itself, or with Joint all queries together and all keys together.
+func qkNorm(e *evaluation) {
+	group := e.group()
+	for row := range e.rows {
+		values := e.unchanged(row)
+		squares := make([]float64, e.Heads+e.KVHeads)
+		queries, keys := 0.0, 0.0
+		for head := range squares {
+			for _, value := range values[e.headAt(head):][:e.HeadDim] {
+				squares[head] += value * value
+			}
+			if head%(group+1) == group {
+				keys += squares[head]
+			} else {
+				queries += squares[head]
+			}
+		}
+		for head, square := range squares {
+			kvHead, i := head/(group+1), head%(group+1)
+			mean, gain := square/float64(e.HeadDim), e.w[0].v
+			if i == group {
+				gain = e.w[1].v
+			}
+			switch {
+			case e.Joint && i < group:
+				mean, gain = queries/float64(e.Heads*e.HeadDim), gain[(kvHead*group+i)*e.HeadDim:]
+			case e.Joint:
+				mean, gain = keys/float64(e.KVHeads*e.HeadDim), gain[kvHead*e.HeadDim:]
+			}
+			from := e.headAt(head)
+			for i, value := range values[from : from+e.HeadDim] {
+				if value != 0 {
+					e.out[0].set(row, from+i, value/math.Sqrt(mean+e.Eps)*float64(gain[i]), 0)
+				}
+			}
+		}
+	}
+}
+
+func quantRows(e *evaluation) {
+	for row := range e.rows {
+		top := 0.0
+		for j := range e.N {
+			top = math.Max(top, math.Abs(e.in[0].at(row, j)))
+		}
+		scale := float64(float32(top / 127))
+		if e.Static {
+			scale = float64(op.StaticScale(e.w[0].v, float32(top)))
+		}
+		e.out[1].set(row, 0, scale, 0)
+		for j := range e.N {
+			code, doubt := 0.0, 0.0
+			if scale != 0 {
+				exact := e.in[0].at(row, j) / scale
+				code = math.Max(-127, math.Min(127, math.RoundToEven(exact)))
+				if fraction := math.Abs(exact - math.Trunc(exact)); math.Abs(fraction-0.5) < 1e-3 {
+					doubt = 1
+				}
+			}
+			e.out[0].v[row*e.N+j], e.out[0].size[row*e.N+j] = 128+code, doubt
+		}
+	}
+}
+
+// activations are the values of a row of a product's input, which may be quantised.
+func (e *evaluation) activations(row int) []float64 {
+	scale, zero := 1.0, 0.0
+	if e.Scheme.QuantisedRows() {
+		scale, zero = e.in[1].at(row, 0), 128
+	}
+	out := make([]float64, e.K)
+	for p := range out {
+		out[p] = (e.in[0].at(row, p) - zero) * scale
+	}
+	return out
+}
+
+func matMul(e *evaluation) {
+	weight := e.w[0].v
+	if e.Scheme == op.A16FW16 {
+		weight = make([]float32, e.K*e.N)
+		for i := range weight {
+			weight[i] = float32(round(op.F16, float64(e.w[0].v[i])))
+		}
+	}
+	narrow, after := narrowing(e.Op, e.w[len(e.w)-1])
+	for row := range e.rows {
+		exact := e.activations(row)
+		rounded, off := exact, make([]float64, e.K)
+		if narrow != nil {
+			rounded = make([]float64, e.K)
+			for p, value := range exact {
+				rounded[p], off[p] = narrow(value, 1e-7*math.Abs(value))
+			}
+		}
+		for j := range e.N {
+			sum, size, doubt := 0.0, 0.0, 0.0
+			for p, value := range rounded {
+				factor := float64(weight[p*e.N+j])
+				sum, size, doubt = sum+value*factor, size+math.Abs(value*factor), doubt+off[p]*math.Abs(factor)
+			}
+			if e.Bias {
+				bias := float64(e.w[1].v[j])
+				sum, size = sum+bias, size+math.Abs(bias)
+			}
+			if narrow != nil {
+				sum, doubt = after(sum, doubt+1e-5*size)
+			}
+			e.out[0].doubt[row*e.N+j] = doubt
+			e.out[0].set(row, j, sum, size)
+			e.out[0].slack[row*e.N+j] = reroundSlack(e.Op, j, weight, exact)
+		}
+	}
+}
+
+func expertMatMul(e *evaluation) {
+	ids := e.in[len(e.in)-1]
+	for row := range e.rows {
+		from := row
+		if e.Spread {
+			from = row / e.Fan
+		}
+		values := e.activations(from)
+		expert := e.w[0].v[int(ids.at(row/e.Fan, row%e.Fan))*e.K*e.N:]
+		for j := range e.N {
+			sum, size := 0.0, 0.0
+			for p, value := range values {
+				term := value * float64(expert[p*e.N+j])
+				sum, size = sum+term, size+math.Abs(term)
+			}
+			e.out[0].set(row, j, sum, size)
+		}
+	}
+}
+
+func rope(e *evaluation) {
+	half := e.Rotary() / 2
+	for row := range e.rows {
+		at, seq := e.place(row), e.scalars.Seq
+		if e.Batch {
+			seq = at.Pos + 1
+		}
+		freq, amplitude := rotation(e.Op, e.w[0].v, seq)
+		values := e.unchanged(row)
+		for head := range e.Heads + e.KVHeads {
+			from := e.headAt(head)
+			for i := range half {
+				sin, cos := math.Sincos(float64(float32(at.Pos) * freq[i]))
+				left, right := values[from+i]*amplitude, values[from+i+half]*amplitude
+				size := math.Abs(left) + math.Abs(right)
+				e.out[0].set(row, from+i, left*cos-right*sin, size)
+				e.out[0].set(row, from+i+half, right*cos+left*sin, size)
+			}
+		}
+	}
+}
+
+func kvAppend(e *evaluation) {
+	group := e.group()
+	for row := range e.rows {
+		for kvHead := range e.KVHeads {
+			for i := range e.HeadDim {
+				at := e.cache.row(e.place(row), kvHead)*e.HeadDim + i
+				key := (kvHead*(group+2)+group)*e.HeadDim + i
+				e.cache.k[at] = round(e.KV, e.in[0].at(row, key))
+				e.cache.v[at] = round(e.KV, e.in[0].at(row, key+e.HeadDim))
+			}
+		}
+	}
+}
+
+func attention(e *evaluation) {
+	group := e.group()
+	for row := range e.rows {
+		end := e.place(row)
+		for head := range e.Heads {
+			kvHead := head / group
+			begin := e.cache.row(driver.Place{Sequence: end.Sequence}, kvHead)
+			query := (kvHead*(group+2) + head%group) * e.HeadDim
+			shares, steep := e.shares(row, query, begin, end.Pos+1)
+			for i := range e.HeadDim {
+				sum, size := 0.0, 0.0
+				for pos, share := range shares {
+					term := share * e.cache.v[(begin+pos)*e.HeadDim+i]
+					sum, size = sum+term, size+math.Abs(term)
+				}
+				e.out[0].set(row, head*e.HeadDim+i, sum, size*steep)
+			}
+		}
+	}
+}
+
+// shares are what each of count positions, whose keys begin at a row of the cache, contributes to a query: the softmax of
+// their scores. steep is how often an error of a score counts.
+func (e *evaluation) shares(row, query, begin, count int) (shares []float64, steep float64) {
+	scale, first := e.Scale, 0
+	if scale == 0 {
+		scale = 1 / math.Sqrt(float64(e.HeadDim))
+	}
+	if e.Window > 0 {
+		first = max(0, count-e.Window)
+	}
+	shares = make([]float64, count)
+	top, sum, steep := math.Inf(-1), 0.0, 1.0
+	for pos := first; pos < count; pos++ {
+		score := 0.0
+		for i := range e.HeadDim {
+			score += e.in[0].at(row, query+i) * e.cache.k[(begin+pos)*e.HeadDim+i]
+		}
+		score *= scale
+		if e.Cap > 0 {
+			score = e.Cap * math.Tanh(score/e.Cap)
+		}
+		shares[pos], top, steep = score, math.Max(top, score), math.Max(steep, math.Abs(score))
+	}
+	for pos := first; pos < count; pos++ {
+		shares[pos] = math.Exp(shares[pos] - top)
+		sum += shares[pos]
+	}
+	for pos := first; pos < count; pos++ {
+		shares[pos] /= sum
+	}
+	return shares, steep
 }
 
 // narrowing is how a product rounds its activations and its results to 16 bits, nil where it does not: each returns the

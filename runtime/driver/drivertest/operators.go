@@ -1,0 +1,332 @@
+package drivertest
+
+import (
+	"strings"
+
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// operators is one of every kind and variant per shape; shapes are 1, primes, tails beside tiles, and large enough to be
+// divided among threads.
+func operators() []op.Op {
+	var out []op.Op
+	add := func(ops ...op.Op) { out = append(out, ops...) }
+	rowOperators(add)
+	products(add)
+	routers(add)
+	for _, heads := range [][3]int{{1, 1, 2}, {4, 2, 16}, {6, 2, 10}, {3, 3, 64}, {8, 1, 80}} {
+		for _, rows := range []int{1, 5, 19} {
+			headOperators(add, op.Op{M: rows, Heads: heads[0], KVHeads: heads[1], HeadDim: heads[2]})
+		}
+	}
+	longContexts(add)
+	add(op.Op{Kind: op.KVAppend, M: 3, KVHeads: 2, HeadDim: 8, KV: op.F32})
+	return out
+}
+
+// rowOperators work on whole rows.
+func rowOperators(add func(ops ...op.Op)) {
+	for _, cols := range []int{1, 7, 32, 97, 256} {
+		for i, rows := range []int{1, 3, 17} {
+			add(
+				op.Op{Kind: op.Norm, M: rows, N: cols, Eps: 1e-5},
+				op.Op{Kind: op.LayerNorm, M: rows, N: cols, Eps: 1e-5},
+				op.Op{Kind: op.QuantRows, M: rows, N: cols},
+				op.Op{Kind: op.QuantRows, M: rows, N: cols, Static: true},
+				op.Op{Kind: op.QuantRows, M: rows, N: cols, Static: true, Scales: 2 + 2*(rows%2)},
+				op.Op{Kind: op.Add, M: rows, N: cols},
+				op.Op{Kind: op.Copy, M: rows, N: cols},
+				op.Op{Kind: op.SelectRow, M: rows, N: cols},
+				op.Op{Kind: op.GLU, M: rows, N: cols, Interleave: cols, Act: op.SiLU},
+				op.Op{Kind: op.GLU, M: rows, N: cols, Interleave: cols, Act: op.Acts[1+i], Fan: 3 * i},
+				op.Op{Kind: op.Activate, M: rows, N: cols, Act: op.Acts[i]},
+				op.Op{Kind: op.Activate, M: rows, N: cols, Act: op.Acts[3-i], Fan: 1 + i},
+				op.Op{Kind: op.Gate, M: rows, N: cols},
+				op.Op{Kind: op.Softcap, M: rows, N: cols, Cap: []float64{30, 0.5, 1e-3}[i]},
+				op.Op{Kind: op.Clip, M: rows, N: cols, Cap: []float64{30, 0.5, 1e-3}[i]},
+				op.Op{Kind: op.QuantRows, M: rows, N: cols, Fan: 1 + 3*i},
+				op.Op{Kind: op.QuantRows, M: rows, N: cols, Fan: 2 + i, Static: true},
+				op.Op{Kind: op.QuantRows, M: rows, N: cols, Fan: 2 + i, Static: true, Scales: 2},
+				op.Op{Kind: op.Copy, M: rows, N: cols, Fan: 8 - i},
+				op.Op{Kind: op.Combine, M: rows, N: cols, Fan: []int{1, 2, 8}[i]},
+				op.Op{Kind: op.Combine, M: rows, N: cols, Fan: []int{5, 4, 3}[i]},
+			)
+			for _, elem := range []op.Type{op.F32, op.F16, op.BF16} {
+				add(op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Table: elem}, op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Table: elem, Scale: 11.3})
+			}
+			add(op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Scheme: op.I32Q8C}, op.Op{Kind: op.Embed, M: rows, K: 32, N: cols, Scheme: op.I32Q8C, Scale: 11.3})
+		}
+	}
+	add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.GLU, M: 2, N: 6, Interleave: 1, Act: op.SiLU},
+		op.Op{Kind: op.Norm, M: 19, N: 1024}, op.Op{Kind: op.LayerNorm, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024, Static: true}, op.Op{Kind: op.Add, M: 19, N: 1024},
+		op.Op{Kind: op.GLU, M: 19, N: 1024, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.Copy, M: 19, N: 1024}, op.Op{Kind: op.Combine, M: 19, N: 1024, Fan: 4},
+		op.Op{Kind: op.Softcap, M: 19, N: 1024, Cap: 50}, op.Op{Kind: op.Gate, M: 19, N: 1024})
+	for _, act := range op.Acts {
+		add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 32, Act: act}, op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 3, Act: act, Fan: 2},
+			op.Op{Kind: op.Activate, M: 19, N: 1024, Act: act}, op.Op{Kind: op.Activate, M: 7, N: 330, Act: act, Fan: 4})
+	}
+}
+
+// products are those of every scheme; those with several static scales are in blocks.
+func products(add func(ops ...op.Op)) {
+	for _, scheme := range op.Schemes {
+		if scheme.Scales() > 1 {
+			continue
+		}
+		for i, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64}, {13, 128, 97}, {1, 512, 672}, {21, 96, 160}, {33, 64, 32}} {
+			operator := op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: scheme}
+			add(operator)
+			if operator.Bias = true; i%2 == 1 || i == 0 {
+				add(operator)
+			}
+		}
+		for i, sh := range [][3]int{{1, 97, 131}, {6, 64, 32}} {
+			for _, form := range op.FormsOf(sh[0], op.FormClasses) {
+				add(op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: scheme, Form: form, Bias: i == 1})
+			}
+		}
+		expertProducts(add, scheme)
+	}
+}
+
+// expertProducts multiply each row by the matrices of the experts that were chosen for it.
+func expertProducts(add func(ops ...op.Op), scheme op.Scheme) {
+	for _, sh := range []struct {
+		m, fan, experts, k, n int
+	}{
+		{1, 1, 1, 1, 1}, {1, 2, 16, 64, 96}, {1, 8, 16, 33, 131}, {3, 1, 4, 100, 31}, {5, 8, 16, 32, 64}, {17, 2, 3, 97, 33}, {9, 3, 1, 40, 160}, {50, 8, 3, 64, 32}, {11, 6, 8, 96, 300},
+	} {
+		operator := op.Op{Kind: op.ExpertMatMul, M: sh.m, Fan: sh.fan, Experts: sh.experts, K: sh.k, N: sh.n, Scheme: scheme}
+		add(operator)
+		operator.Spread = true
+		add(operator)
+	}
+}
+
+// routers choose experts.
+func routers(add func(ops ...op.Op)) {
+	for _, router := range op.Routers {
+		for _, sh := range [][3]int{{1, 1, 1}, {1, 16, 2}, {3, 7, 1}, {17, 16, 8}, {5, 60, 4}, {19, 128, 8}} {
+			operator := op.Op{Kind: op.Route, M: sh[0], Experts: sh[1], Fan: sh[2], Router: router}
+			if router == op.RouteSparseMixer {
+				operator.Fan, operator.Jitter = min(2, operator.Fan), 0.01*float64(sh[0])
+			}
+			add(operator)
+		}
+	}
+}
+
+// headOperators are those of rows of heads, in the shape given.
+func headOperators(add func(ops ...op.Op), shape op.Op) {
+	operator := shape
+	operator.Kind = op.Rope
+	turn := func() {
+		add(operator)
+		if batch := operator; shape.M > 1 {
+			batch.Batch = true
+			add(batch)
+		}
+	}
+	turn()
+	operator.Amplitude, operator.LongFrom, operator.LongAmplitude = 0.8, 40, 1.2
+	turn()
+	if operator.HeadDim > 4 {
+		operator.RotaryDim = operator.HeadDim / 4 * 2
+		turn()
+		operator.LongAmplitude, operator.NTK = 0, 4
+		turn()
+		operator.RotaryDim, operator.LongFrom, operator.NTK = 4, 0, 0
+		turn()
+	}
+	operator = shape
+	operator.Kind, operator.Eps = op.QKNorm, 1e-6
+	add(operator)
+	operator.Joint = true
+	add(operator)
+	for _, kv := range []op.Type{op.F32, op.F16} {
+		operator := shape
+		operator.Kind, operator.KV = op.KVAppend, kv
+		add(operator)
+		operator.Kind, operator.Context = op.Attention, testContext
+		add(operator)
+		// Windows of one position, within the context, of its size and beyond it.
+		operator.Window = map[int]int{1: 1, 5: testContext, 19: 23}[shape.M]
+		add(operator)
+		operator.Window, operator.Cap, operator.Scale = operator.Window+testContext/2, 5, 0.11
+		add(operator)
+		if shape.M == 1 {
+			continue
+		}
+		operator.Batch = true
+		add(operator)
+		operator.Window, operator.Cap, operator.Scale = 0, 0, 0
+		add(operator)
+		operator.Kind, operator.Context = op.KVAppend, 0
+		add(operator)
+	}
+}
+
+// longContexts have several blocks of keys, longer and shorter than the window.
+func longContexts(add func(ops ...op.Op)) {
+	for _, dim := range []int{20, 64} {
+		for _, window := range []int{30, 130, 500} {
+			operator := op.Op{Kind: op.Attention, M: 18, Heads: 4, KVHeads: 2, HeadDim: dim, KV: op.F16, Context: 420, Window: window}
+			add(operator)
+			operator.KV, operator.Cap = op.F32, 20
+			add(operator)
+		}
+	}
+}
+
+// blocks are pieces of a transformer as plans contain them, for so many rows, by name.
+func blocks(caps *driver.Capabilities, rows int) map[string]op.Graph {
+	b := &blockMaker{layouts: caps.Layouts, rows: rows, out: map[string]op.Graph{}}
+	b.ends()
+	for _, kvType := range []op.Type{op.F32, op.F16} {
+		b.attention(kvType)
+	}
+	for _, scheme := range op.Schemes {
+		b.mlp(scheme)
+		b.experts(scheme)
+	}
+	return b.out
+}
+
+// The sizes of blocks: columns of the residual stream and inside an MLP, query and key heads and their columns, experts and
+// how many of them a row is sent to.
+const hidden, ffn, heads, kvHeads, headDim, vocabulary, experts, fan = 64, 96, 4, 2, 16, 41, 6, 3
+
+// blockMaker makes blocks one after the other: block is the one that is being made.
+type blockMaker struct {
+	layouts map[string]string
+	rows    int
+	block   graph
+	out     map[string]op.Graph
+}
+
+func (b *blockMaker) begin(in, out []op.Value, temps ...op.Value) {
+	b.block = graph{layouts: b.layouts, Graph: op.Graph{Inputs: in, Outputs: out, Temps: temps}}
+}
+
+func (b *blockMaker) end(name string) { b.out[name] = b.block.Graph }
+
+func (b *blockMaker) f32(name string, cols int) op.Value { return value(name, op.F32, b.rows, cols) }
+
+// quantised adds a node that quantises a value with fan rows for each token, and returns the names of what it makes.
+func (b *blockMaker) quantised(quant op.Op, in string) []string {
+	codes, scales := value(in+"8", op.U8, quant.Rows(), quant.N), value(in+"s", op.F32, quant.Rows(), 1)
+	b.block.Temps = append(b.block.Temps, codes, scales)
+	b.block.node(quant, names(in), static(quant, in), names(codes.Name, scales.Name))
+	return names(codes.Name, scales.Name)
+}
+
+// ends are the embedding, and the head with its norm.
+func (b *blockMaker) ends() {
+	b.begin([]op.Value{value("ids", op.I32, b.rows, 1)}, []op.Value{b.f32("x", hidden), b.f32("n", hidden)})
+	b.block.node(op.Op{Kind: op.Embed, M: b.rows, K: vocabulary, N: hidden, Table: op.F32}, names("ids"), names("table"), names("x"))
+	b.block.node(op.Op{Kind: op.Norm, M: b.rows, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
+	b.end("embed")
+
+	b.begin([]op.Value{b.f32("x", hidden)}, []op.Value{value("logits", op.F32, 1, vocabulary)},
+		value("last", op.F32, 1, hidden), value("n", op.F32, 1, hidden))
+	b.block.node(op.Op{Kind: op.SelectRow, M: b.rows, N: hidden}, names("x"), nil, names("last"))
+	b.block.node(op.Op{Kind: op.Norm, M: 1, N: hidden, Eps: 1e-5}, names("last"), names("gain"), names("n"))
+	b.block.node(op.Op{Kind: op.MatMul, M: 1, K: hidden, N: vocabulary, Scheme: op.A32W32}, names("n"), names("lm_head"), names("logits"))
+	b.end("head")
+}
+
+// attention is rope, cache and attention, of a sequence and of a batch; and with everything that may stand in front of
+// them and around them.
+func (b *blockMaker) attention(kvType op.Type) {
+	qkv := op.QKVColumns(heads, kvHeads, headDim)
+	// The fused row is an input that rope changes and nobody reads afterwards.
+	ops := op.Op{Kind: op.Rope, M: b.rows, Heads: heads, KVHeads: kvHeads, HeadDim: headDim}
+	chain := func(batch bool) {
+		b.begin([]op.Value{b.f32("qkv", qkv)}, []op.Value{b.f32("y", heads*headDim)})
+		part := ops
+		part.Batch = batch
+		b.block.node(part, names("qkv"), names("invfreq"), names("qkv"))
+		part.Kind, part.KV = op.KVAppend, kvType
+		b.block.node(part, names("qkv"), nil, nil)
+		part.Kind, part.Context = op.Attention, testContext
+		b.block.node(part, names("qkv"), nil, names("y"))
+	}
+	chain(false)
+	b.end("attention " + string(kvType))
+	chain(true)
+	b.end("attention of a batch " + string(kvType))
+
+	// The same with everything in front of it and around it, in a sliding window.
+	shape := op.Op{M: b.rows, Heads: heads, KVHeads: kvHeads, HeadDim: headDim}
+	with := func(k op.Kind) op.Op { operator := shape; operator.Kind = k; return operator }
+	b.begin([]op.Value{b.f32("qkv", qkv)}, []op.Value{b.f32("y", heads*headDim)})
+	ops = with(op.QKNorm)
+	ops.Eps = 1e-6
+	b.block.node(ops, names("qkv"), names("qgain", "kgain"), names("qkv"))
+	ops = with(op.Rope)
+	ops.RotaryDim, ops.LongFrom, ops.LongAmplitude = 8, 20, 1.1
+	b.block.node(ops, names("qkv"), names("invfreq"), names("qkv"))
+	ops = with(op.KVAppend)
+	ops.KV = kvType
+	b.block.node(ops, names("qkv"), nil, nil)
+	ops = with(op.Attention)
+	ops.KV, ops.Context, ops.Window, ops.Cap, ops.Scale = kvType, testContext, 15, 10, 0.3
+	b.block.node(ops, names("qkv"), nil, names("y"))
+	b.end("window " + string(kvType))
+}
+
+// mlp is a norm, a gated MLP and the residual sum.
+func (b *blockMaker) mlp(scheme op.Scheme) {
+	b.begin([]op.Value{b.f32("x", hidden)}, []op.Value{b.f32("y", hidden)}, b.f32("n", hidden), b.f32("h", 2*ffn), b.f32("a", ffn), b.f32("d", hidden))
+	product := func(k, n int, in, weight, output string) {
+		operator := op.Op{Kind: op.MatMul, M: b.rows, K: k, N: n, Scheme: scheme}
+		if scheme.Grid() {
+			b.block.node(operator, names(in), names(weight, weight+"_steps"), names(output))
+			return
+		}
+		if !scheme.QuantisedRows() {
+			b.block.node(operator, names(in), names(weight), names(output))
+			return
+		}
+		b.block.node(operator, b.quantised(scheme.QuantRows(b.rows, k, 1), in), names(weight), names(output))
+	}
+	b.block.node(op.Op{Kind: op.Norm, M: b.rows, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
+	product(hidden, 2*ffn, "n", "gate_up", "h")
+	b.block.node(op.Op{Kind: op.GLU, M: b.rows, N: ffn, Interleave: 16, Act: op.SiLU}, names("h"), nil, names("a"))
+	product(ffn, hidden, "a", "down", "d")
+	b.block.node(op.Op{Kind: op.Add, M: b.rows, N: hidden}, names("x", "d"), nil, names("y"))
+	b.end("mlp " + strings.ReplaceAll(string(scheme), "/", ":"))
+}
+
+// experts is a mixture of experts, with one that is shared by all rows behind a gate.
+func (b *blockMaker) experts(scheme op.Scheme) {
+	wide := func(name string, t op.Type, cols int) op.Value { return value(name, t, b.rows*fan, cols) }
+	b.begin([]op.Value{b.f32("x", hidden)}, []op.Value{b.f32("y", hidden)},
+		b.f32("n", hidden), b.f32("logits", experts), value("ids", op.I32, b.rows, fan), b.f32("weights", fan),
+		wide("h", op.F32, 2*ffn), wide("a", op.F32, ffn), wide("d", op.F32, hidden), b.f32("s", hidden), b.f32("g", 1), b.f32("shared", hidden))
+	product := func(k, n int, spread bool, in, weight, output string) {
+		operator := op.Op{Kind: op.ExpertMatMul, M: b.rows, K: k, N: n, Scheme: scheme, Experts: experts, Fan: fan, Spread: spread}
+		if !scheme.QuantisedRows() {
+			b.block.node(operator, names(in, "ids"), names(weight), names(output))
+			return
+		}
+		quant := scheme.QuantRows(b.rows, k, fan)
+		if spread {
+			quant.Fan = 0
+		}
+		b.block.node(operator, append(b.quantised(quant, in), "ids"), names(weight), names(output))
+	}
+	b.block.node(op.Op{Kind: op.LayerNorm, M: b.rows, N: hidden, Eps: 1e-5}, names("x"), names("gain", "bias"), names("n"))
+	b.block.node(op.Op{Kind: op.MatMul, M: b.rows, K: hidden, N: experts, Scheme: op.A32W32}, names("n"), names("router"), names("logits"))
+	b.block.node(op.Op{Kind: op.Route, M: b.rows, Experts: experts, Fan: fan, Router: op.RouteSoftmaxNorm}, names("logits"), nil, names("ids", "weights"))
+	product(hidden, 2*ffn, true, "n", "gate_up", "h")
+	b.block.node(op.Op{Kind: op.GLU, M: b.rows, N: ffn, Interleave: 32, Act: op.GELUTanh, Fan: fan}, names("h"), nil, names("a"))
+	product(ffn, hidden, false, "a", "down", "d")
+	b.block.node(op.Op{Kind: op.Combine, M: b.rows, N: hidden, Fan: fan}, names("d", "weights"), nil, names("s"))
+	b.block.node(op.Op{Kind: op.MatMul, M: b.rows, K: hidden, N: 1, Scheme: op.A32W32, Bias: true}, names("n"), names("gate", "gate_bias"), names("g"))
+	b.block.node(op.Op{Kind: op.Gate, M: b.rows, N: hidden}, names("n", "g"), nil, names("shared"))
+	b.block.node(op.Op{Kind: op.Add, M: b.rows, N: hidden}, names("s", "shared"), nil, names("s"))
+	b.block.node(op.Op{Kind: op.Add, M: b.rows, N: hidden}, names("x", "s"), nil, names("y"))
+	b.end("moe " + strings.ReplaceAll(string(scheme), "/", ":"))
+}
