@@ -119,11 +119,6 @@ func (e *executable) Close() error {
 
 // load checks everything that can be checked before a call.
 func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*executable, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, fmt.Errorf("the processor is closed")
-	}
 	if artifact.Driver != Name {
 		return nil, fmt.Errorf("it was compiled for driver %q, want %q", artifact.Driver, Name)
 	}
@@ -250,16 +245,13 @@ func (e *executable) declare() (map[string]int, error) {
 
 // bind checks one call's operands and makes them current.
 func (e *executable) bind(bindings *driver.Bindings) error {
-	if bindings == nil || bindings.Scalars == nil {
-		return fmt.Errorf("no bindings or no scalars")
+	if err := bindings.Matches(&e.graph); err != nil {
+		return err
 	}
 	e.scalars = *bindings.Scalars
 	scalars := &e.scalars
-	if scalars.Rows < 0 || scalars.Pos < 0 || scalars.Pos > math.MaxInt32 {
-		return fmt.Errorf("got rows %d at position %d, want both at least 0", scalars.Rows, scalars.Pos)
-	}
-	if len(bindings.In) != len(e.graph.Inputs) || len(bindings.Out) != len(e.graph.Outputs) {
-		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(bindings.In), len(bindings.Out), len(e.graph.Inputs), len(e.graph.Outputs))
+	if scalars.Pos > math.MaxInt32 {
+		return fmt.Errorf("got position %d, want at most %d", scalars.Pos, math.MaxInt32)
 	}
 	if scalars.Rows == 0 {
 		return nil

@@ -22,7 +22,9 @@ import (
 func TestArenaIsReplaced(t *testing.T) {
 	p := newProcessor(affinity.Cores()[:1], kernel.Portable())
 	defer p.Close()
-	p.attached = true // the test's thread is not to be pinned
+	if err := p.AttachBy(func() error { return nil }); err != nil { // the test's thread is not to be pinned
+		t.Fatal(err)
+	}
 	load := func(m int) *executable {
 		v := func(name string, typ op.Type, cols int) op.Value {
 			return op.Value{Name: name, Type: typ, Rows: m, Cols: cols}

@@ -3,8 +3,6 @@ package host
 import (
 	"context"
 	"fmt"
-	"sync"
-	"time"
 
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/diag"
@@ -20,12 +18,10 @@ const align = driver.Align
 // than a machine has.
 const maxWork = 8 << 30
 
-// began is the origin of the clock of all host processors of this process.
-var began = time.Now()
-
 // processor runs graphs on one or more cores. Temporary values and scratch of all its graphs share one
 // arena, because it runs one at a time.
 type processor struct {
+	driver.Local
 	cores []int
 	set   *kernel.Set
 	caps  *driver.Capabilities
@@ -36,15 +32,19 @@ type processor struct {
 
 	graphs map[string]op.Graph // parsed and valid, by their code; nobody writes to them
 
-	mu       sync.Mutex // Close may come from another goroutine while a call runs
-	attached bool
-	closed   bool
-	arena    *mem.Region
-	arenas   int // counts arenas, so that executables notice a new one
+	arena  *mem.Region
+	arenas int // counts arenas, so that executables notice a new one
 }
 
 func newProcessor(cores []int, set *kernel.Set) *processor {
-	return &processor{cores: cores, set: set, caps: capabilities(cores), arena: &mem.Region{}, graphs: map[string]op.Graph{}}
+	name := fmt.Sprintf("%s:%d", Name, cores[0])
+	if len(cores) > 1 {
+		name += fmt.Sprintf("-%d", cores[len(cores)-1])
+	}
+	return &processor{
+		Local: driver.Local{Name: name},
+		cores: cores, set: set, caps: capabilities(cores), arena: &mem.Region{}, graphs: map[string]op.Graph{},
+	}
 }
 
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
@@ -57,55 +57,20 @@ func (p *processor) Bounds() driver.Bounds {
 // Attach pins the calling thread to the first core and starts a pinned helper on each other one.
 // The caller has locked its thread and never unlocks it: the pinned thread must end with its goroutine.
 func (p *processor) Attach() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.open("attach"); err != nil {
+	return p.AttachBy(func() error {
+		if err := affinity.Pin(p.cores[0]); err != nil {
+			return err
+		}
+		err := p.team.start(p.cores)
+		if err != nil {
+			p.team.close()
+		}
 		return err
-	}
-	if p.attached {
-		return diag.New(diag.ClassRun, "attach to %s: already attached", p)
-	}
-	if err := affinity.Pin(p.cores[0]); err != nil {
-		return fmt.Errorf("attach to %s: %w", p, err)
-	}
-	if err := p.team.start(p.cores); err != nil {
-		p.team.close()
-		return fmt.Errorf("attach to %s: %w", p, err)
-	}
-	p.attached = true
-	return nil
+	})
 }
-
-func (p *processor) open(what string) error {
-	if p.closed {
-		return diag.New(diag.ClassRun, "%s: %s is closed", what, p)
-	}
-	return nil
-}
-
-// String names the processor in errors.
-func (p *processor) String() string {
-	if cores := len(p.cores); cores > 1 {
-		return fmt.Sprintf("host:%d-%d", p.cores[0], p.cores[cores-1])
-	}
-	return fmt.Sprintf("host:%d", p.cores[0])
-}
-
-func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
-	return driver.AllocHost(p.String(), bytes)
-}
-
-func (p *processor) Import(b []byte) (driver.Buffer, error) { return driver.ImportHost(p.String(), b) }
 
 func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	exe, err := p.load(a, w)
-	if err != nil {
-		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "load artifact on %s: %w", p, err)
-	}
-	return exe, nil
+	return p.LoadBy(ctx, func() (driver.Executable, error) { return p.load(a, w) })
 }
 
 // reserve makes the arena at least bytes large.
@@ -128,35 +93,22 @@ func (p *processor) reserve(bytes int64) error {
 	return nil
 }
 
-func (p *processor) Now() driver.Tick { return driver.Tick(time.Since(began)) }
-
-func (p *processor) WaitUntil(driver.Tick) {}
-
 // Run allocates nothing unless it fails.
 func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span, error) {
-	start := p.Now()
-	err := p.run(exe, b)
-	if err != nil {
-		err = diag.New(diag.ClassOr(err, diag.ClassRun), "run on %s: %w", p, err)
-	}
-	return driver.Span{Start: start, End: p.Now()}, err
+	return p.RunBy(p, exe, b)
 }
 
-func (p *processor) run(exe driver.Executable, bindings *driver.Bindings) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// Owns is for RunBy.
+func (p *processor) Owns(exe driver.Executable) (here, open bool) {
 	loaded, ok := exe.(*executable)
-	switch {
-	case p.closed:
-		return fmt.Errorf("the processor is closed")
-	case !p.attached:
-		return fmt.Errorf("no thread is attached")
-	case !ok || loaded.p != p:
-		return fmt.Errorf("the executable was not loaded on this processor")
-	case loaded.closed:
-		return fmt.Errorf("the executable is closed")
-	}
-	if err := loaded.bind(bindings); err != nil {
+	here = ok && loaded.p == p
+	return here, here && !loaded.closed
+}
+
+// Execute is for RunBy.
+func (p *processor) Execute(exe driver.Executable, b *driver.Bindings) error {
+	loaded := exe.(*executable)
+	if err := loaded.bind(b); err != nil {
 		return err
 	}
 	p.team.begin()
@@ -166,12 +118,8 @@ func (p *processor) run(exe driver.Executable, bindings *driver.Bindings) error 
 
 // Close waits for a running call, ends the helpers and frees the arena. Buffers stay valid until they are closed.
 func (p *processor) Close() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil
-	}
-	p.closed = true
-	p.team.close()
-	return p.arena.Close()
+	return p.CloseBy(func() error {
+		p.team.close()
+		return p.arena.Close()
+	})
 }

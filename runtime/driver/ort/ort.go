@@ -126,26 +126,26 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 		keys = append(keys, key)
 	}
 	slices.Sort(keys)
-	for _, name := range keys {
-		text := config.Options[name]
-		if key, ok := strings.CutPrefix(name, optProvider+"."); ok && key != "" {
+	for _, option := range keys {
+		text := config.Options[option]
+		if key, ok := strings.CutPrefix(option, optProvider+"."); ok && key != "" {
 			proc.providerOptions = append(proc.providerOptions, [2]string{key, text})
 			continue
 		}
-		if key, ok := strings.CutPrefix(name, "config."); ok && key != "" {
+		if key, ok := strings.CutPrefix(option, "config."); ok && key != "" {
 			if key == noFallback || key == asWritten {
-				return nil, fail(fmt.Errorf("option %q is hetc's own", name), "nothing may fall back to another processor, or compute in another precision")
+				return nil, fail(fmt.Errorf("option %q is hetc's own", option), "nothing may fall back to another processor, or compute in another precision")
 			}
 			proc.config = append(proc.config, [2]string{key, text})
 			continue
 		}
-		switch name {
+		switch option {
 		case optLibrary:
 			path = text
 		case optProvider:
 			proc.provider = text
 		default:
-			return nil, fail(fmt.Errorf("unknown option %q", name), "options: library, provider, provider.KEY, config.KEY")
+			return nil, fail(fmt.Errorf("unknown option %q", option), "options: library, provider, provider.KEY, config.KEY")
 		}
 	}
 	if proc.provider == cpuProvider {
@@ -172,7 +172,7 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	if err != nil {
 		return nil, fail(err, "")
 	}
-	proc.caps = capabilities(cores)
+	proc.caps, proc.Name = capabilities(cores), name(cores, proc.provider)
 	return proc, nil
 }
 

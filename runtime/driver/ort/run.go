@@ -34,8 +34,8 @@ type executable struct {
 type detour struct{ from, to []byte }
 
 func (e *executable) Close() error {
-	e.p.mu.Lock()
-	defer e.p.mu.Unlock()
+	e.p.Mu.Lock()
+	defer e.p.Mu.Unlock()
 	return e.release()
 }
 
@@ -76,19 +76,8 @@ func (e *executable) prepare() (err error) {
 // run executes one call.
 func (e *executable) run(bindings *driver.Bindings) error {
 	graph := &e.m.graph
-	if bindings == nil || bindings.Scalars == nil {
-		return errors.New("no bindings or no scalars")
-	}
-	rows := bindings.Scalars.Rows
-	switch {
-	case rows < 0 || bindings.Scalars.Pos < 0:
-		return fmt.Errorf("got rows %d at position %d, want both at least 0", rows, bindings.Scalars.Pos)
-	case len(bindings.In) != len(graph.Inputs) || len(bindings.Out) != len(graph.Outputs):
-		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(bindings.In), len(bindings.Out), len(graph.Inputs), len(graph.Outputs))
-	case rows == 0:
-		return nil
-	case rows < graph.Rows():
-		return fmt.Errorf("got %d rows, want all %d: shapes are static", rows, graph.Rows())
+	if err := bindings.MatchesAll(graph); err != nil || bindings.Scalars.Rows == 0 {
+		return err
 	}
 	if !e.bound(bindings) {
 		if err := e.bind(bindings); err != nil {

@@ -8,8 +8,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"sync"
-	"time"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
@@ -18,21 +16,15 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// began is the origin of the clock of all processors of this process.
-var began = time.Now()
-
 // processor runs compiled graphs.
 type processor struct {
-	selected  string
+	driver.Local
 	soc, arch int // of the options, 0: not given
 	caps      *driver.Capabilities
 	engine    engine
 
-	mu       sync.Mutex // Close may come from another goroutine while a call runs
-	attached bool
-	closed   bool
-	loaded   map[*executable]bool
-	files    map[[32]byte]*staged
+	loaded map[*executable]bool
+	files  map[[32]byte]*staged
 }
 
 // executable is a loaded graph.
@@ -54,44 +46,12 @@ type staged struct {
 
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
-// String names the processor in errors.
-func (p *processor) String() string { return Name + ":" + p.selected }
-
 // Attach pins nothing: the NPU, or the process that emulates it, computes.
-func (p *processor) Attach() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return diag.New(diag.ClassRun, "attach to %s: the processor is closed", p)
-	}
-	if p.attached {
-		return diag.New(diag.ClassRun, "attach to %s: already attached", p)
-	}
-	p.attached = true
-	return nil
-}
-
-func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
-	return driver.AllocHost(p.String(), bytes)
-}
-
-func (p *processor) Import(b []byte) (driver.Buffer, error) { return driver.ImportHost(p.String(), b) }
+func (p *processor) Attach() error { return p.AttachBy(func() error { return nil }) }
 
 // Load takes no weights: they are compiled in.
 func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, diag.New(diag.ClassInput, "load artifact on %s: the processor is closed", p)
-	}
-	exe, err := p.load(ctx, a, w)
-	if err != nil {
-		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "load artifact on %s: %w", p, err)
-	}
-	return exe, nil
+	return p.LoadBy(ctx, func() (driver.Executable, error) { return p.load(ctx, a, w) })
 }
 
 func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver.Weights) (*executable, error) {
@@ -188,8 +148,8 @@ func (p *processor) unstage(e *executable) error {
 }
 
 func (e *executable) Close() error {
-	e.p.mu.Lock()
-	defer e.p.mu.Unlock()
+	e.p.Mu.Lock()
+	defer e.p.Mu.Unlock()
 	return e.release()
 }
 
@@ -202,52 +162,24 @@ func (e *executable) release() error {
 	return errors.Join(e.p.engine.unload(e.id), e.p.unstage(e))
 }
 
-func (p *processor) Now() driver.Tick { return driver.Tick(time.Since(began)) }
-
-func (p *processor) WaitUntil(driver.Tick) {}
-
 // Run computes all rows: shapes are static.
 func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span, error) {
-	start := p.Now()
-	err := p.run(exe, b)
-	if err != nil {
-		err = diag.New(diag.ClassOr(err, diag.ClassRun), "run on %s: %w", p, err)
-	}
-	return driver.Span{Start: start, End: p.Now()}, err
+	return p.RunBy(p, exe, b)
 }
 
-func (p *processor) run(exe driver.Executable, bindings *driver.Bindings) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// Owns is for RunBy.
+func (p *processor) Owns(exe driver.Executable) (here, open bool) {
 	loaded, ok := exe.(*executable)
-	switch {
-	case p.closed:
-		return errors.New("the processor is closed")
-	case !p.attached:
-		return errors.New("no thread is attached")
-	case !ok || loaded.p != p:
-		return errors.New("the executable was not loaded on this processor")
-	case loaded.closed:
-		return errors.New("the executable is closed")
-	}
-	return loaded.run(bindings)
+	here = ok && loaded.p == p
+	return here, here && !loaded.closed
 }
 
-func (e *executable) run(bindings *driver.Bindings) error {
-	graph := &e.m.graph
-	if bindings == nil || bindings.Scalars == nil {
-		return errors.New("no bindings or no scalars")
-	}
-	rows := bindings.Scalars.Rows
-	switch {
-	case rows < 0 || bindings.Scalars.Pos < 0:
-		return fmt.Errorf("got rows %d at position %d, want both at least 0", rows, bindings.Scalars.Pos)
-	case len(bindings.In) != len(graph.Inputs) || len(bindings.Out) != len(graph.Outputs):
-		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(bindings.In), len(bindings.Out), len(graph.Inputs), len(graph.Outputs))
-	case rows == 0:
-		return nil
-	case rows < graph.Rows():
-		return fmt.Errorf("got %d rows, want all %d: shapes are static", rows, graph.Rows())
+// Execute is for RunBy.
+func (p *processor) Execute(exe driver.Executable, bindings *driver.Bindings) error {
+	loaded := exe.(*executable)
+	graph := &loaded.m.graph
+	if err := bindings.MatchesAll(graph); err != nil || bindings.Scalars.Rows == 0 {
+		return err
 	}
 	in, out := make([][]byte, len(bindings.In)), make([][]byte, len(bindings.Out))
 	var err error
@@ -269,7 +201,7 @@ func (e *executable) run(bindings *driver.Bindings) error {
 			}
 		}
 	}
-	return e.p.engine.run(e.id, in, out)
+	return p.engine.run(loaded.id, in, out)
 }
 
 // dense is the memory of an operand, whose rows lie one after another.
@@ -306,22 +238,14 @@ func numbers(raw []byte, bound op.Value) error {
 
 // Close waits for a running call and closes what is still loaded. Buffers stay valid until they are closed.
 func (p *processor) Close() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil
-	}
-	p.closed = true
-	var err error
-	if p.caps.Emulated {
-		err = p.engine.close() // all of it ends with its process
+	return p.CloseBy(func() (err error) {
 		for exe := range p.loaded {
-			exe.closed = true
+			if p.caps.Emulated {
+				exe.closed = true // all of it ends with its process
+			} else {
+				err = errors.Join(err, exe.release())
+			}
 		}
-		return err
-	}
-	for exe := range p.loaded {
-		err = errors.Join(err, exe.release())
-	}
-	return errors.Join(err, p.engine.close())
+		return errors.Join(err, p.engine.close())
+	})
 }

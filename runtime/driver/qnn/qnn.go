@@ -148,7 +148,7 @@ func (qnn) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 		}
 		return diagnostic
 	}
-	proc := &processor{selected: config.Select, loaded: map[*executable]bool{}, files: map[[32]byte]*staged{}}
+	proc := &processor{Local: driver.Local{Name: Name + ":" + config.Select}, loaded: map[*executable]bool{}, files: map[[32]byte]*staged{}}
 	library, ort := "", ""
 	keys := make([]string, 0, len(config.Options))
 	for key := range config.Options {

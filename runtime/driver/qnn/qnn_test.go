@@ -452,7 +452,7 @@ func loadsAsDevice(t *testing.T, a, b driver.Artifact) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 	d := &device{}
-	p := &processor{selected: htp, soc: 57, arch: 75, caps: capabilities(false), engine: d, loaded: map[*executable]bool{}, files: map[[32]byte]*staged{}}
+	p := &processor{Local: driver.Local{Name: Name + ":" + htp}, soc: 57, arch: 75, caps: capabilities(false), engine: d, loaded: map[*executable]bool{}, files: map[[32]byte]*staged{}}
 	left := func() int {
 		list, err := os.ReadDir(tmp)
 		if err != nil {

@@ -1,0 +1,139 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Local is what processors have in common whose driver is part of this process, to be embedded by them: buffers are memory
+// of the host, the clock is the process's, and one call waits for the other.
+type Local struct {
+	Name string // in errors
+
+	Mu       sync.Mutex // held by all calls below: Close may come from another goroutine
+	attached bool
+	closed   bool
+}
+
+// began is the origin of the clock of all local processors.
+var began = time.Now()
+
+func (l *Local) String() string { return l.Name }
+
+func (l *Local) Now() Tick { return Tick(time.Since(began)) }
+
+func (l *Local) WaitUntil(Tick) {}
+
+func (l *Local) Alloc(bytes int64) (Buffer, error) { return AllocHost(l.Name, bytes) }
+
+func (l *Local) Import(b []byte) (Buffer, error) { return ImportHost(l.Name, b) }
+
+// AttachBy attaches the calling thread, once, by what bind does to it.
+func (l *Local) AttachBy(bind func() error) error {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	if l.closed {
+		return diag.New(diag.ClassRun, "attach to %s: the processor is closed", l)
+	}
+	if l.attached {
+		return diag.New(diag.ClassRun, "attach to %s: already attached", l)
+	}
+	if err := bind(); err != nil {
+		return fmt.Errorf("attach to %s: %w", l, err)
+	}
+	l.attached = true
+	return nil
+}
+
+// LoadBy loads an artifact with load.
+func (l *Local) LoadBy(ctx context.Context, load func() (Executable, error)) (Executable, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	if l.closed {
+		return nil, diag.New(diag.ClassInput, "load artifact on %s: the processor is closed", l)
+	}
+	exe, err := load()
+	if err != nil {
+		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "load artifact on %s: %w", l, err)
+	}
+	return exe, nil
+}
+
+// Runner executes what it has loaded.
+type Runner interface {
+	// Owns reports whether the executable was loaded here, and has not been closed.
+	Owns(exe Executable) (here, open bool)
+	// Execute runs an executable that it owns.
+	Execute(exe Executable, b *Bindings) error
+}
+
+// RunBy is one call of p, whose Local l is. It allocates nothing unless it fails.
+func (l *Local) RunBy(p Runner, exe Executable, b *Bindings) (Span, error) {
+	start := l.Now()
+	err := l.run(p, exe, b)
+	if err != nil {
+		err = diag.New(diag.ClassOr(err, diag.ClassRun), "run on %s: %w", l, err)
+	}
+	return Span{Start: start, End: l.Now()}, err
+}
+
+func (l *Local) run(p Runner, exe Executable, b *Bindings) error {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	here, open := p.Owns(exe)
+	switch {
+	case l.closed:
+		return errors.New("the processor is closed")
+	case !l.attached:
+		return errors.New("no thread is attached")
+	case !here:
+		return errors.New("the executable was not loaded on this processor")
+	case !open:
+		return errors.New("the executable is closed")
+	}
+	return p.Execute(exe, b)
+}
+
+// CloseBy closes the processor, once, by what release does. It waits for a running call.
+func (l *Local) CloseBy(release func() error) error {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	if l.closed {
+		return nil
+	}
+	l.closed = true
+	return release()
+}
+
+// Matches reports whether a call's bindings can be those of a graph: as many operands, and rows that make sense.
+func (b *Bindings) Matches(g *op.Graph) error {
+	switch {
+	case b == nil || b.Scalars == nil:
+		return errors.New("no bindings or no scalars")
+	case b.Scalars.Rows < 0 || b.Scalars.Pos < 0:
+		return fmt.Errorf("got rows %d at position %d, want both at least 0", b.Scalars.Rows, b.Scalars.Pos)
+	case len(b.In) != len(g.Inputs) || len(b.Out) != len(g.Outputs):
+		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(b.In), len(b.Out), len(g.Inputs), len(g.Outputs))
+	}
+	return nil
+}
+
+// MatchesAll is Matches of a graph of static shapes: a call has all its rows, or none and does nothing.
+func (b *Bindings) MatchesAll(g *op.Graph) error {
+	if err := b.Matches(g); err != nil {
+		return err
+	}
+	if rows := b.Scalars.Rows; rows != 0 && rows < g.Rows() {
+		return fmt.Errorf("got %d rows, want all %d: shapes are static", rows, g.Rows())
+	}
+	return nil
+}
