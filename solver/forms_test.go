@@ -100,7 +100,7 @@ func TestFormsAgainstAll(t *testing.T) {
 						if r == 30 {
 							sh.PadRows = 0
 						}
-						if c, err := st.CandidateAs(i, planir.Single, planir.AxisNone, []planir.Share{sh}); err == nil {
+						if c, err := st.Price(i, planir.Single, planir.AxisNone, []planir.Share{sh}); err == nil {
 							all[i] = append(all[i], c)
 						}
 					}

@@ -36,7 +36,7 @@ type menu struct {
 	list    []price.Candidate
 	choices []problem.Choice // without Before
 	after   []string         // location classes
-	places  [][]price.Place  // of each class
+	places  [][]price.Region // of each class
 	out     []string         // buffers
 	masks   []uint64         // processors, by choice
 }
@@ -59,7 +59,7 @@ func newMenu(st *price.Section, node int, list []price.Candidate) *menu {
 			class = len(m.after)
 			seen[name] = class
 			m.after = append(m.after, name)
-			m.places = append(m.places, st.Places(c.Writes, m.out))
+			m.places = append(m.places, st.Regions(c.Writes, m.out))
 		}
 		ch.After = class
 		m.choices, m.masks = append(m.choices, ch), append(m.masks, maskOf(ch.Procs))
@@ -90,7 +90,7 @@ type item struct {
 // costs no wait.
 func newItem(st *price.Section, node int, m, before *menu, meets bool) (*item, error) {
 	x := &item{Item: problem.Item{Name: st.Nodes[node].Name, Choices: slices.Clone(m.choices), After: m.after}, masks: m.masks}
-	var reads [][]price.Place
+	var reads [][]price.Region
 	seen := map[string]int{}
 	for k := range m.list {
 		name := price.Locations(m.list[k].Reads, before.out)
@@ -99,7 +99,7 @@ func newItem(st *price.Section, node int, m, before *menu, meets bool) (*item, e
 			class = len(x.Before)
 			seen[name] = class
 			x.Before = append(x.Before, name)
-			reads = append(reads, st.Places(m.list[k].Reads, before.out))
+			reads = append(reads, st.Regions(m.list[k].Reads, before.out))
 		}
 		x.Choices[k].Before = class
 	}

@@ -170,7 +170,7 @@ type session struct {
 	graph  models.Graph
 	batch  models.Graph // graph of rows of a sequence each
 	want   *workload.Demand
-	prices price.Source
+	prices price.Costs
 	facts  *price.Facts // nil: none are known
 	*price.Machine
 	notes     diag.List // warnings so far
@@ -290,7 +290,7 @@ func newSession(in Input) (*session, error) {
 
 // sessionFor is a session for a demand that need not be all of the workload's.
 func sessionFor(in Input, want *workload.Demand) (*session, error) {
-	if in.known == nil || in.known.Costs != in.Costs {
+	if in.known == nil || !in.known.IsOf(in.Costs) {
 		in.known = price.NewFitted(in.Costs, in.SoC)
 	}
 	s := &session{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise, prices: in.known.With(in.SoC), said: map[string]bool{},
@@ -300,7 +300,7 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	}
 	s.forget()
 	if in.suppose.schemes {
-		s.prices = price.AnyScheme{Source: s.prices}
+		s.prices = price.AnyScheme{Costs: s.prices}
 	}
 	if in.Targeted() {
 		var err error

@@ -11,15 +11,14 @@ import (
 	"github.com/hetc/hetc/socs/timeline"
 )
 
-// fitted answers prices from fitted costs. What was asked once is kept: candidates ask for the same
-// shapes over and over.
+// Fitted is the cost model of fitted costs. It keeps every answer: candidates ask for the same shapes over and over.
 type Fitted struct {
-	Costs *roofline.Costs
-	soc   *socs.SoC
-	ops   map[string]answer
-	sets  map[string]answers
-	hands map[[2]string]answer
-	moves bool // some link of the SoC moves data
+	costs     *roofline.Costs
+	soc       *socs.SoC
+	copies    bool // some link of the SoC moves data
+	alone     map[string]answer
+	beside    map[string]answers
+	handovers map[[2]string]answer
 }
 
 type answer struct {
@@ -32,136 +31,154 @@ type answers struct {
 	err  error
 }
 
-func NewFitted(c *roofline.Costs, s *socs.SoC) *Fitted {
-	f := &Fitted{Costs: c, soc: s, ops: map[string]answer{}, sets: map[string]answers{}, hands: map[[2]string]answer{}}
-	for _, l := range s.Links {
-		f.moves = f.moves || l.CopyGBps > 0
+// NewFitted is the cost model of a SoC's costs.
+func NewFitted(costs *roofline.Costs, soc *socs.SoC) *Fitted {
+	f := &Fitted{
+		costs: costs, soc: soc,
+		alone: map[string]answer{}, beside: map[string]answers{}, handovers: map[[2]string]answer{},
+	}
+	for _, link := range soc.Links {
+		f.copies = f.copies || link.CopyGBps > 0
 	}
 	return f
 }
 
-// with is f for another description of the Machine: what operators take depends on the costs alone, and is kept.
-func (f *Fitted) With(s *socs.SoC) *Fitted {
-	g := NewFitted(f.Costs, s)
-	g.ops, g.sets = f.ops, f.sets
-	return g
+// IsOf reports whether the model is of these very costs.
+func (f *Fitted) IsOf(costs *roofline.Costs) bool { return f.costs == costs }
+
+// With is the model for another description of the machine. What operators take depends on the costs alone, and is kept.
+func (f *Fitted) With(soc *socs.SoC) *Fitted {
+	other := NewFitted(f.costs, soc)
+	other.alone, other.beside = f.alone, f.beside
+	return other
 }
 
-func (f *Fitted) One(t Task) (Estimate, error) {
-	k := t.Key()
-	a, ok := f.ops[k]
+// One predicts a task on an otherwise idle machine.
+func (f *Fitted) One(task Task) (Estimate, error) {
+	key := task.Key()
+	a, ok := f.alone[key]
 	if !ok {
-		p, err := f.Costs.Op(t.Proc, t.Op, t.Cold())
+		p, err := f.costs.Op(task.Proc, task.Op, task.Cold())
 		if err == nil {
-			err = reckoned(p.NS, "%s on processor %q", t.Op.Key(), t.Proc)
+			err = inRange(p.NS, "%s on processor %q", task.Op.Key(), task.Proc)
 		}
 		a = answer{Estimate{p.NS, p.LowNS, p.HighNS}, err}
-		f.ops[k] = a
+		f.alone[key] = a
 	}
 	return a.Estimate, a.err
 }
 
-// measured lists numbers of rows at which an operator of this shape was measured.
-func (f *Fitted) Measured(t Task) []int { return f.Costs.MeasuredRows(t.Proc, t.Op, t.Cold()) }
+// Measured lists numbers of rows at which an operator of this shape was measured.
+func (f *Fitted) Measured(task Task) []int {
+	return f.costs.MeasuredRows(task.Proc, task.Op, task.Cold())
+}
 
-// forms lists the forms, besides the default, of which something is known.
-func (f *Fitted) Forms(t Task) []op.Form { return f.Costs.Forms(t.Proc, t.Op) }
+// Forms lists the forms, besides the default, of which something is known.
+func (f *Fitted) Forms(task Task) []op.Form { return f.costs.Forms(task.Proc, task.Op) }
 
-// cheapest is a task in the form in which it takes least.
-func (f *Fitted) Cheapest(t Task) (Estimate, error) {
-	best, err := f.One(t)
-	for _, form := range f.Forms(t) {
-		t.Op.Form = form
-		if e, other := f.One(t); other == nil && (err != nil || e.NS < best.NS) {
+// Cheapest predicts a task in the form in which it takes least.
+func (f *Fitted) Cheapest(task Task) (Estimate, error) {
+	best, err := f.One(task)
+	for _, form := range f.Forms(task) {
+		task.Op.Form = form
+		if e, other := f.One(task); other == nil && (err != nil || e.NS < best.NS) {
 			best, err = e, nil
 		}
 	}
 	return best, err
 }
 
+// Together predicts tasks that different processors execute at the same time.
 func (f *Fitted) Together(tasks []Task) ([]Estimate, error) {
 	if len(tasks) == 1 {
 		e, err := f.One(tasks[0])
 		return []Estimate{e}, err
 	}
 	keys := make([]string, len(tasks))
-	for i, t := range tasks {
-		keys[i] = t.Key()
+	for i, task := range tasks {
+		keys[i] = task.Key()
 	}
-	k := strings.Join(keys, "\n")
-	a, ok := f.sets[k]
+	key := strings.Join(keys, "\n")
+	a, ok := f.beside[key]
 	if !ok {
-		a.list, a.err = f.compute(tasks)
-		f.sets[k] = a
+		a.list, a.err = f.contended(tasks)
+		f.beside[key] = a
 	}
 	return a.list, a.err
 }
 
-func (f *Fitted) compute(tasks []Task) ([]Estimate, error) {
+// contended predicts tasks that slow each other down.
+func (f *Fitted) contended(tasks []Task) ([]Estimate, error) {
 	loads := make([]roofline.Load, len(tasks))
 	out := make([]Estimate, len(tasks))
-	for i, t := range tasks {
-		loads[i] = roofline.Load{Proc: t.Proc, Op: t.Op, Cold: t.Cold()}
+	for i, task := range tasks {
+		loads[i] = roofline.Load{Proc: task.Proc, Op: task.Op, Cold: task.Cold()}
 		var err error
-		if out[i], err = f.One(t); err != nil {
+		if out[i], err = f.One(task); err != nil {
 			return nil, err
 		}
 	}
-	slower, err := f.Costs.Concurrent(loads...)
+	slower, err := f.costs.Concurrent(loads...)
 	if err != nil {
 		return nil, err
 	}
 	for i := range out {
 		times := func(ns int64) int64 { return Whole(math.Round(float64(ns) * slower[i])) }
 		out[i] = Estimate{times(out[i].NS), times(out[i].Low), times(out[i].High)}
-		if err := reckoned(out[i].NS, "%s on processor %q beside others", tasks[i].Op.Key(), tasks[i].Proc); err != nil {
+		if err := inRange(out[i].NS, "%s on processor %q beside others", tasks[i].Op.Key(), tasks[i].Proc); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-func (f *Fitted) Phase(t Task) (timeline.Phase, error) {
-	return f.Costs.Phase(roofline.Load{Proc: t.Proc, Op: t.Op, Cold: t.Cold()})
+// Phase is a task taken apart into what others slow down and what they do not.
+func (f *Fitted) Phase(task Task) (timeline.Phase, error) {
+	return f.costs.Phase(roofline.Load{Proc: task.Proc, Op: task.Op, Cold: task.Cold()})
 }
 
-func (f *Fitted) Memory() *timeline.Memory { return f.Costs.Memory() }
+// Memory is how processors slow each other down.
+func (f *Fitted) Memory() *timeline.Memory { return f.costs.Memory() }
 
+// Launch is the part of an operator's price, in ns, that a graph of several operators pays once.
 func (f *Fitted) Launch(proc string) (int64, error) {
-	p, err := f.Costs.Launch(proc)
+	p, err := f.costs.Launch(proc)
 	return p.NS, err
 }
 
+// Handover is the time from one processor's setting of a flag to the other's noticing it. Processors that share a core
+// never wait for each other: one has finished before the other begins.
 func (f *Fitted) Handover(from, to string) (Estimate, error) {
-	a, ok := f.hands[[2]string{from, to}]
+	a, ok := f.handovers[[2]string{from, to}]
 	if !ok {
-		p, known := f.Costs.Sync(from, to)
+		p, known := f.costs.Sync(from, to)
 		a.Estimate = Estimate{p.NS, p.LowNS, p.HighNS}
-		// Processors that share a core never wait for each other: one has finished before the other begins.
 		if !known && f.soc.Concurrent(from, to) == nil {
-			a.err = diag.New(diag.ClassInput, "price the hand-over from %q to %q: never measured", from, to).
-				WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
+			a.err = neverMeasured("the hand-over", from, to)
+		} else {
+			a.err = inRange(a.NS, "the hand-over from %q to %q", from, to)
 		}
-		if a.err == nil {
-			a.err = reckoned(a.NS, "the hand-over from %q to %q", from, to)
-		}
-		f.hands[[2]string{from, to}] = a
+		f.handovers[[2]string{from, to}] = a
 	}
 	return a.Estimate, a.err
 }
 
-// copy is 0 unless the SoC says that data must move between the two.
+// Copy is the time in ns to move bytes between processors; 0 unless the SoC says that data must move between the two.
 func (f *Fitted) Copy(from, to string, bytes int64) (int64, error) {
-	if !f.moves {
+	if !f.copies {
 		return 0, nil
 	}
-	if l, ok := f.soc.Link(from, to); !ok || l.CopyGBps == 0 {
+	if link, ok := f.soc.Link(from, to); !ok || link.CopyGBps == 0 {
 		return 0, nil
 	}
-	p, ok := f.Costs.Copy(from, to, bytes)
+	p, ok := f.costs.Copy(from, to, bytes)
 	if !ok {
-		return 0, diag.New(diag.ClassInput, "price a copy from %q to %q: never measured", from, to).
-			WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
+		return 0, neverMeasured("a copy", from, to)
 	}
-	return p.NS, reckoned(p.NS, "a copy from %q to %q", from, to)
+	return p.NS, inRange(p.NS, "a copy from %q to %q", from, to)
+}
+
+func neverMeasured(what, from, to string) error {
+	return diag.New(diag.ClassInput, "price %s from %q to %q: never measured", what, from, to).
+		WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
 }

@@ -6,30 +6,33 @@ import (
 
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
-	"github.com/hetc/hetc/solver/problem"
 )
 
-// access is a processor and a view that it reads or has written.
+// Access is a processor and a view that it reads or has written.
 type Access struct {
 	proc string
 	view planir.View
 	name string // of both
 }
 
-// access notes who reads what, and who wrote each output last.
-func (c *Candidate) access(n *lower.Node, pieces []lower.Piece) {
-	taken := map[planir.View]bool{}
+func accessOf(proc string, view planir.View) Access {
+	return Access{proc, view, proc + " " + view.String()}
+}
+
+// setAccesses notes who reads what, and who wrote each output last.
+func (c *Candidate) setAccesses(n *lower.Node, pieces []lower.Piece) {
+	written := map[planir.View]bool{}
 	for k := len(pieces) - 1; k >= 0; k-- {
-		for _, v := range pieces[k].Out {
-			if slices.Contains(n.Out, v.Buffer) && !taken[v] {
-				taken[v] = true
-				name := pieces[k].Proc + " " + v.String()
-				c.Writes = append(c.Writes, Access{pieces[k].Proc, v, name})
+		piece := &pieces[k]
+		for _, view := range piece.Out {
+			if slices.Contains(n.Out, view.Buffer) && !written[view] {
+				written[view] = true
+				c.Writes = append(c.Writes, accessOf(piece.Proc, view))
 			}
 		}
-		if pieces[k].Role == lower.Compute {
-			for _, v := range pieces[k].In {
-				c.Reads = append(c.Reads, Access{pieces[k].Proc, v, pieces[k].Proc + " " + v.String()})
+		if piece.Role == lower.Compute {
+			for _, view := range piece.In {
+				c.Reads = append(c.Reads, accessOf(piece.Proc, view))
 			}
 		}
 	}
@@ -38,91 +41,119 @@ func (c *Candidate) access(n *lower.Node, pieces []lower.Piece) {
 	}
 }
 
-// locations is the location class of accesses: who holds (or reads) which part of the values in buffers.
+// Locations is the location class of accesses: who holds (or reads) which part of the values in buffers.
 func Locations(list []Access, buffers []string) string {
 	var parts []string
-	for _, a := range list {
-		if slices.Contains(buffers, a.view.Buffer) {
-			parts = append(parts, a.name)
+	for _, access := range list {
+		if slices.Contains(buffers, access.view.Buffer) {
+			parts = append(parts, access.name)
 		}
 	}
 	return strings.Join(parts, "; ")
 }
 
-// place is an access with numbers for names: instances weigh every location of a node's outputs against every location in
-// which the next one reads them.
-type Place struct {
-	proc           int // index in stage.procs
-	value          int // index in the buffers between the two nodes
-	r0, r1, c0, c1 int
-	bytes          int64 // of an element
+// Region is an access with numbers for names. Problems compare every location of a node's outputs with every location in
+// which the next node reads them.
+type Region struct {
+	proc     int // index in Section.Procs
+	value    int // index in the buffers between the two nodes
+	view     planir.View
+	elements int64 // bytes of one
 }
 
-// places are the accesses to buffers.
-func (st *Section) Places(list []Access, buffers []string) []Place {
-	var out []Place
-	for _, a := range list {
-		if k := slices.Index(buffers, a.view.Buffer); k >= 0 {
-			proc := slices.IndexFunc(st.Procs, func(p planir.Proc) bool { return p.Name == a.proc })
-			out = append(out, Place{proc, k, a.view.R0, a.view.R1, a.view.C0, a.view.C1, int64(st.Values[a.view.Buffer].Type.Bytes())})
+// Regions are the accesses to buffers.
+func (s *Section) Regions(list []Access, buffers []string) []Region {
+	var out []Region
+	for _, access := range list {
+		if value := slices.Index(buffers, access.view.Buffer); value >= 0 {
+			proc := slices.IndexFunc(s.Procs, func(p planir.Proc) bool { return p.Name == access.proc })
+			out = append(out, Region{proc, value, access.view, int64(s.Values[access.view.Buffer].Type.Bytes())})
 		}
 	}
 	return out
 }
 
-// hop is the price of a flag from one processor to another, once looked up.
-type hop struct {
+// Handover is the time in ns from the end of a node, whose outputs lie as writes say, to the start of the next: of the
+// slowest reader, one flag and all copies. A processor that reads only what it wrote itself waits for nobody.
+func (s *Section) Handover(writes, reads []Region) (int64, error) {
+	var slowest int64
+	for len(reads) > 0 {
+		same := 1 // accesses are sorted by reader
+		for same < len(reads) && reads[same].proc == reads[0].proc {
+			same++
+		}
+		ns, err := s.waits(writes, reads[:same])
+		if err != nil {
+			return 0, err
+		}
+		slowest = max(slowest, ns)
+		reads = reads[same:]
+	}
+	return slowest, inRange(slowest, "handing %s over", s.Name)
+}
+
+// waits is how long one reader waits for what others wrote. Between processors that never appear together there is no
+// price, and none is needed.
+func (s *Section) waits(writes, reads []Region) (int64, error) {
+	var wait, copies int64
+	for k := range reads {
+		read := &reads[k]
+		for j := range writes {
+			write := &writes[j]
+			if read.proc == write.proc || read.value != write.value {
+				continue
+			}
+			rows, cols := overlapOf(&read.view, &write.view)
+			if rows <= 0 || cols <= 0 {
+				continue
+			}
+			flag, err := s.flag(write.proc, read.proc)
+			if err != nil {
+				return 0, err
+			}
+			if flag.apart {
+				continue
+			}
+			bytes := int64(rows) * int64(cols) * read.elements
+			ns, err := s.Costs.Copy(s.Procs[write.proc].Name, s.Procs[read.proc].Name, bytes)
+			if err != nil {
+				return 0, err
+			}
+			wait, copies = max(wait, flag.ns), copies+ns
+		}
+	}
+	return wait + copies, nil
+}
+
+// overlapOf is how many rows and columns two views have in common.
+func overlapOf(a, b *planir.View) (rows, cols int) {
+	return min(a.R1, b.R1) - max(a.R0, b.R0), min(a.C1, b.C1) - max(a.C0, b.C0)
+}
+
+// flag is the price of a flag from one processor to another, once looked up.
+type flag struct {
 	known, apart bool
 	ns           int64
 }
 
-// handover is the time from the end of a node, whose outputs lie as writes say, to the start of the next.
-// A processor that reads only what it wrote itself waits for nobody. Between processors that never
-// appear together there is no price, and none is needed.
-func (st *Section) Handover(writes, reads []Place) (int64, error) {
-	n := len(st.Procs)
-	if st.hops == nil {
-		st.hops = make([]hop, n*n)
+// flag looks up the price of a flag between processors.
+func (s *Section) flag(from, to int) (*flag, error) {
+	n := len(s.Procs)
+	if s.flags == nil {
+		s.flags = make([]flag, n*n)
 	}
-	var worst int64
-	for i := range reads {
-		if i > 0 && reads[i-1].proc == reads[i].proc {
-			continue // accesses are sorted: one round per reader
+	f := &s.flags[from*n+to]
+	if f.known {
+		return f, nil
+	}
+	writer, reader := s.Procs[from].Name, s.Procs[to].Name
+	if f.apart = s.Apart[[2]string{reader, writer}]; !f.apart {
+		estimate, err := s.Costs.Handover(writer, reader)
+		if err != nil {
+			return nil, err
 		}
-		var flag, move int64
-		for k := i; k < len(reads) && reads[k].proc == reads[i].proc; k++ {
-			r := &reads[k]
-			for j := range writes {
-				w := &writes[j]
-				if r.proc == w.proc || r.value != w.value || r.r0 >= w.r1 || w.r0 >= r.r1 || r.c0 >= w.c1 || w.c0 >= r.c1 {
-					continue
-				}
-				h, from, to := &st.hops[w.proc*n+r.proc], st.Procs[w.proc].Name, st.Procs[r.proc].Name
-				if !h.known {
-					if h.apart = st.Apart[[2]string{to, from}]; !h.apart {
-						hand, err := st.Source.Handover(from, to)
-						if err != nil {
-							return 0, err
-						}
-						h.ns = hand.NS
-					}
-					h.known = true
-				}
-				if h.apart {
-					continue
-				}
-				rows, cols := min(r.r1, w.r1)-max(r.r0, w.r0), min(r.c1, w.c1)-max(r.c0, w.c0)
-				c, err := st.Source.Copy(from, to, int64(rows)*int64(cols)*r.bytes)
-				if err != nil {
-					return 0, err
-				}
-				flag, move = max(flag, h.ns), move+c
-			}
-		}
-		worst = max(worst, flag+move)
+		f.ns = estimate.NS
 	}
-	if worst > problem.MaxNS {
-		return worst, reckoned(worst, "handing %s over", st.Name)
-	}
-	return worst, nil
+	f.known = true
+	return f, nil
 }

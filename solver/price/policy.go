@@ -16,7 +16,7 @@ var strategies = []planir.Strategy{
 	planir.Single, planir.Padding, planir.WeightCentric, planir.Hybrid, planir.ActivationDivide, planir.Pipe, planir.Paired,
 }
 
-// policy restricts the ways to execute operators, to compare with the best ones.
+// Policy restricts the ways to execute operators, to compare with the best ones.
 type Policy struct {
 	// Only names the processors that execute everything they can. What one of them cannot may be left to those that take
 	// turns with it on its first core, or else to the control processor. Empty: all processors.
@@ -28,7 +28,7 @@ type Policy struct {
 	Ratio map[string]float64
 }
 
-// check reports what a policy names that there is not.
+// Check reports what a policy names that there is not.
 func (p *Policy) Check(soc *socs.SoC) error {
 	for _, strategy := range p.Strategies {
 		if !slices.Contains(strategies, strategy) {
@@ -60,23 +60,23 @@ func (p *Policy) wholeOperators() bool {
 
 // may reports whether processors are candidates for a node that others, lacking, cannot execute: those of policy.Only, and
 // those that assist one that lacks it.
-func (st *Section) may(procs, lacking []string) bool {
-	return len(st.Policy.Only) == 0 || !slices.ContainsFunc(procs, func(proc string) bool {
+func (s *Section) may(procs, lacking []string) bool {
+	return len(s.Policy.Only) == 0 || !slices.ContainsFunc(procs, func(proc string) bool {
 		assisted := func(x string) bool { return slices.Contains(lacking, x) }
-		return !slices.Contains(st.Policy.Only, proc) && !slices.ContainsFunc(st.assistants[proc], assisted)
+		return !slices.Contains(s.Policy.Only, proc) && !slices.ContainsFunc(s.assistants[proc], assisted)
 	})
 }
 
-// restrict leaves of a node's candidates those that the policy permits.
-func (st *Section) Restrict(node int, list []Candidate) []Candidate {
-	policy := &st.Policy
+// Restrict leaves of a node's candidates those that the policy permits.
+func (s *Section) Restrict(node int, list []Candidate) []Candidate {
+	policy := &s.Policy
 	if len(policy.Strategies) == 0 && len(policy.Ratio) == 0 {
 		return list
 	}
 	whole := func(c *Candidate) bool { return c.Axis == planir.AxisNone }
 	var out []Candidate
-	if len(policy.Ratio) > 1 && st.Nodes[node].Op().HasScheme() {
-		if c, ok := st.inRatio(node); ok {
+	if len(policy.Ratio) > 1 && s.Nodes[node].Op().HasScheme() {
+		if c, ok := s.inRatio(node); ok {
 			out = append(out, c)
 		}
 	}
@@ -98,17 +98,17 @@ func (st *Section) Restrict(node int, list []Candidate) []Candidate {
 
 // inRatio is the division of a matrix's columns in the policy's ratio; false where it cannot be. Each processor but the last
 // ends at the boundary nearest to its part that leaves one for each of the others.
-func (st *Section) inRatio(node int) (Candidate, bool) {
-	names := slices.Sorted(maps.Keys(st.Policy.Ratio))
-	length, err := lower.AxisLength(&st.Nodes[node], planir.AxisCols)
-	at := st.boundaries([]link{{node, planir.AxisCols}}, names)
+func (s *Section) inRatio(node int) (Candidate, bool) {
+	names := slices.Sorted(maps.Keys(s.Policy.Ratio))
+	length, err := lower.AxisLength(&s.Nodes[node], planir.AxisCols)
+	at := s.boundaries([]link{{node, planir.AxisCols}}, names)
 	if err != nil || len(at) < len(names)-1 {
 		return Candidate{}, false
 	}
 	shares := make([]planir.Share, len(names))
 	sum, from, next := 0.0, 0, 0
 	for i, name := range names {
-		sum += st.Policy.Ratio[name]
+		sum += s.Policy.Ratio[name]
 		to := length
 		if left := len(names) - 1 - i; left > 0 {
 			distance := func(k int) float64 { return math.Abs(float64(at[k][0]) - sum*float64(length)) }
@@ -121,6 +121,6 @@ func (st *Section) inRatio(node int) (Candidate, bool) {
 		shares[i] = planir.Share{Proc: name, From: from, To: to}
 		from = to
 	}
-	c, err := st.candidate(node, planir.WeightCentric, planir.AxisCols, shares)
+	c, err := s.candidate(node, planir.WeightCentric, planir.AxisCols, shares)
 	return c, err == nil
 }

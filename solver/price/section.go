@@ -1,80 +1,164 @@
 package price
 
 import (
-	"math"
+	"errors"
 	"slices"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs/timeline"
+	"github.com/hetc/hetc/solver/workload"
 )
 
-// with adds a decision to the candidates of a node, unless they have it or it cannot be.
-func (st *Section) With(list []Candidate, node int, d *planir.Decision) []Candidate {
-	return withCandidate(list, func() (Candidate, error) { return st.candidate(node, Base(d.Strategy), d.Axis, d.Shares) })
+// Section is a section of a model at one number of rows, with all that its candidates depend on.
+type Section struct {
+	*lower.Section
+	*Machine
+	Costs  Costs
+	Facts  *Facts // nil: none are known
+	Policy Policy
+	Memory *timeline.Machine // what processors that work at the same time share; nil: nothing
+
+	Rows    int               // of the program; the section's own nodes may have one
+	Repeat  int               // executions of the section, over all sections of its name
+	Breaks  int               // how often another section comes between two of them
+	Context int               // cached positions that attention is priced for
+	Buckets []int             // of the workload
+	Lengths []workload.Prompt // rows of the calls that the program is for
+	Exact   map[string]bool   // nodes that are computed in float32 whatever is permitted
+
+	Missing map[string]error     // by processor, why a price was not to be had: the first one
+	Refused map[string][]Refusal // by node, the processors that cannot execute it alone
+
+	flags []flag // by index of writer and reader in Procs, once asked for
 }
 
-// exactly is with, in the rows and forms that the decision says.
-func (st *Section) Exactly(list []Candidate, node int, d *planir.Decision) []Candidate {
-	return withCandidate(list, func() (Candidate, error) { return st.CandidateAs(node, Base(d.Strategy), d.Axis, d.Shares) })
-}
-
-func withCandidate(list []Candidate, price func() (Candidate, error)) []Candidate {
-	c, err := price()
-	if err != nil || slices.ContainsFunc(list, func(old Candidate) bool { return SameShares(&old.Decision, &c.Decision) }) {
-		return list
+// NewSection is a section without candidates yet.
+func NewSection(sec *lower.Section, on *Machine, costs Costs) *Section {
+	return &Section{
+		Section: sec, Machine: on, Costs: costs,
+		Exact: map[string]bool{}, Missing: map[string]error{}, Refused: map[string][]Refusal{},
 	}
-	return append(list, c)
 }
 
-// plain is a decision with every share in the default form, nil where it is so already.
-func (st *Section) Plain(i int, d *planir.Decision) (*Candidate, error) {
-	if !slices.ContainsFunc(d.Shares, func(sh planir.Share) bool { return sh.Form != "" }) {
-		return nil, nil
+// Proc is the processor of that name, nil if it does not take part.
+func (s *Section) Proc(name string) *planir.Proc {
+	for i := range s.Procs {
+		if s.Procs[i].Name == name {
+			return &s.Procs[i]
+		}
 	}
-	shares := slices.Clone(d.Shares)
-	for k := range shares {
-		shares[k].Form = ""
+	return nil
+}
+
+// InContext is an operator as it is priced: attention reads as many positions as are cached.
+func (s *Section) InContext(o op.Op) op.Op {
+	if o.Kind == op.Attention {
+		o.Context = s.Context
 	}
-	c, err := st.CandidateAs(i, Base(d.Strategy), d.Axis, shares)
-	return &c, err
+	return o
 }
 
-// withoutForms is the decision as divisions are compared over programs: the cheapest form depends on the rows.
-func (c *Candidate) WithoutForms() *planir.Decision {
-	d := c.Decision
-	d.Shares = slices.Clone(d.Shares)
-	for k := range d.Shares {
-		d.Shares[k].Form = ""
+// together predicts tasks that start together. Of one processor's tasks each runs beside the first of every other's.
+func (s *Section) together(tasks []Task) ([]Estimate, error) {
+	first := map[string]int{} // by processor
+	for i := range tasks {
+		if _, ok := first[tasks[i].Proc]; !ok {
+			first[tasks[i].Proc] = i
+		}
 	}
-	return &d
+	if len(first) == len(tasks) {
+		return s.Costs.Together(tasks)
+	}
+	out := make([]Estimate, len(tasks))
+	for i := range tasks {
+		beside := []Task{tasks[i]}
+		for j := range tasks {
+			if first[tasks[j].Proc] == j && tasks[j].Proc != tasks[i].Proc {
+				beside = append(beside, tasks[j])
+			}
+		}
+		estimates, err := s.Costs.Together(beside)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = estimates[0]
+	}
+	return out, nil
 }
 
-// sameShares reports whether two decisions of one node divide it alike.
-func SameShares(a, b *planir.Decision) bool {
-	return a.Strategy == b.Strategy && a.Axis == b.Axis && a.ShareText() == b.ShareText()
+// lacks notes which processor had no price, and returns the error.
+func (s *Section) lacks(tasks []Task, err error) error {
+	for _, task := range tasks {
+		if _, own := alone(s.Costs, task); own != nil {
+			err = own
+		} else if len(tasks) > 1 {
+			continue
+		}
+		if s.Missing[task.Proc] == nil {
+			s.Missing[task.Proc] = err
+		}
+	}
+	return err
 }
 
-// phase is a task taken apart, without its launch where it is joined to the one before.
-func (st *Section) Phase(t Task, joined bool) (timeline.Phase, error) {
-	phase, err := st.Source.Phase(t)
+// Phase is a task taken apart, without its launch where it is joined to the one before.
+func (s *Section) Phase(task Task, joined bool) (timeline.Phase, error) {
+	phase, err := s.Costs.Phase(task)
 	if err != nil || !joined {
 		return phase, err
 	}
-	est, err := st.Source.Together([]Task{t})
+	whole, err := alone(s.Costs, task)
 	if err != nil {
 		return phase, err
 	}
-	launch, err := st.Source.Launch(t.Proc)
-	return Shorten(phase, float64(min(launch, est[0].NS))), err
+	launch, err := s.Costs.Launch(task.Proc)
+	return Shorten(phase, float64(min(launch, whole.NS))), err
 }
 
-// less is a phase that takes that much less: its set-up is shorter, and where that is not enough, all of it.
-func Shorten(p timeline.Phase, ns float64) timeline.Phase {
-	cut := min(p.SetupNS, ns)
-	p.SetupNS -= cut
+// Shorten is a phase that takes ns less: its set-up is shorter, and where that is not enough, all of it.
+func Shorten(phase timeline.Phase, ns float64) timeline.Phase {
+	cut := min(phase.SetupNS, ns)
+	phase.SetupNS -= cut
 	if rest := ns - cut; rest > 0 {
-		whole := p.NS()
-		p = p.Times(math.Max(0, whole-rest) / math.Max(whole, 1e-9))
+		left := phase.NS()
+		phase = phase.Times(max(0, left-rest) / max(left, 1e-9))
 	}
-	return p
+	return phase
+}
+
+// Refusal is why a processor does not execute a node.
+type Refusal struct {
+	Proc string
+	err  error
+}
+
+// Reason says why, without the node and the processor where the error names them only to find a mistake in the program.
+func (r *Refusal) Reason() string {
+	if inner := errors.Unwrap(r.err); inner != nil && diag.ClassOf(r.err) == diag.ClassInternal {
+		return inner.Error() // of lower.Cut: without whose share it was
+	}
+	return r.err.Error()
+}
+
+// With adds a decision to the candidates of a node, in the cheapest rows and forms, unless they have it or it cannot be.
+func (s *Section) With(list []Candidate, node int, d *planir.Decision) []Candidate {
+	c, err := s.candidate(node, Base(d.Strategy), d.Axis, d.Shares)
+	return withCandidate(list, c, err)
+}
+
+// WithExactly is With, in the rows and forms that the decision says.
+func (s *Section) WithExactly(list []Candidate, node int, d *planir.Decision) []Candidate {
+	c, err := s.Price(node, Base(d.Strategy), d.Axis, d.Shares)
+	return withCandidate(list, c, err)
+}
+
+func withCandidate(list []Candidate, c Candidate, err error) []Candidate {
+	same := func(old Candidate) bool { return SameShares(&old.Decision, &c.Decision) }
+	if err != nil || slices.ContainsFunc(list, same) {
+		return list
+	}
+	return append(list, c)
 }

@@ -1,5 +1,5 @@
-// Package price knows the ways to execute each operator of a section on a machine, and what each costs: measured, interpolated or
-// bounded by the fitted costs, simulated, or refused by a device's compiler.
+// Package price knows the ways to execute each operator of a section on a machine, and what each costs: measured,
+// interpolated or bounded by the fitted costs, simulated, or refused by a device's compiler.
 package price
 
 import (
@@ -12,83 +12,97 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// estimate is a predicted time in nanoseconds.
+// Estimate is a predicted time in nanoseconds, with its interval.
 type Estimate struct{ NS, Low, High int64 }
 
-// task is an operator on a processor, as prices are asked for it.
+// Task is an operator on a processor.
 type Task struct {
 	Proc string
 	Op   op.Op
 }
 
-// cold reports whether a task reads what lies as a model leaves it (weights, the cache) rather than
-// what the step before has just written.
+// Cold reports whether a task reads what is not in a cache (weights, cached positions) rather than what the step before
+// has just written.
 func (t *Task) Cold() bool {
 	return t.Op.HasScheme() || t.Op.Kind == op.Embed || t.Op.Kind == op.Attention
 }
 
-// prices is what the solver asks of a cost model. An error says that it has no answer: nothing was
-// measured, or the shape is infeasible.
-type Source interface {
-	// together predicts tasks that different processors execute at the same time, each slowed down
-	// by the others.
+// Key names a task: those with equal keys cost the same.
+func (t *Task) Key() string { return t.Proc + " " + t.Op.Key() }
+
+// Costs is a cost model. An error says that it has no answer: nothing was measured, or the shape is infeasible.
+type Costs interface {
+	// Together predicts tasks that different processors execute at the same time, each slowed down by the others.
 	Together(tasks []Task) ([]Estimate, error)
-	// phase is a task taken apart: what of it others slow down.
+	// Phase is a task taken apart into what others slow down and what they do not.
 	Phase(Task) (timeline.Phase, error)
-	// memory is how processors slow each other down.
+	// Memory is how processors slow each other down.
 	Memory() *timeline.Memory
-	// handover is the time from one processor's setting of a flag to the other's noticing it.
+	// Handover is the time from one processor's setting of a flag to the other's noticing it.
 	Handover(from, to string) (Estimate, error)
-	// launch is the part of every operator's price that a graph of several pays once.
+	// Launch is the part of every operator's price, in ns, that a graph of several operators pays once.
 	Launch(proc string) (int64, error)
-	// copy is the time to move bytes from one processor to another, 0 where they share memory.
+	// Copy is the time in ns to move bytes from one processor to another; 0 where they share memory.
 	Copy(from, to string, bytes int64) (int64, error)
-	// measured lists numbers of rows at which an operator of a task's shape was measured.
+	// Measured lists numbers of rows at which an operator of a task's shape was measured.
 	Measured(Task) []int
-	// forms lists the forms, besides the default, of which something is known.
+	// Forms lists the forms, besides the default, of which something is known.
 	Forms(Task) []op.Form
 }
 
-func (t *Task) Key() string { return t.Proc + " " + t.Op.Key() }
+// alone predicts a task on an otherwise idle machine.
+func alone(costs Costs, task Task) (Estimate, error) {
+	list, err := costs.Together([]Task{task})
+	if err != nil {
+		return Estimate{}, err
+	}
+	return list[0], nil
+}
 
-// reckoned is an error where a time is beyond what problems are made of: cut off there, slow and slowest would look alike.
-func reckoned(ns int64, what string, args ...any) error {
+// inRange is an error where a time is beyond what problems are made of: cut off there, slow and slowest would look alike.
+func inRange(ns int64, what string, args ...any) error {
 	if ns <= problem.MaxNS {
 		return nil
 	}
-	return diag.New(diag.ClassInput, "price %s: %.4g s are predicted, want at most %.4g", fmt.Sprintf(what, args...), float64(ns)/1e9, float64(problem.MaxNS)/1e9).
+	return diag.New(diag.ClassInput, "price %s: %.4g s are predicted, want at most %.4g",
+		fmt.Sprintf(what, args...), float64(ns)/1e9, float64(problem.MaxNS)/1e9).
 		WithHint("no operator takes that long: measure again, and fit the costs again")
 }
 
-func Whole(ns float64) int64 { return int64(min(ns, math.MaxInt64/2)) }
+// Whole is a time or energy as a whole number; what is too large becomes a number that two of still fit an int64.
+func Whole(x float64) int64 { return int64(min(x, math.MaxInt64/2)) }
 
-// anyScheme are prices that take another scheme's time for what was never measured because no processor executes it. They
-// tell whether a plan exists, and nothing of how fast it is.
-type AnyScheme struct{ Source }
+// AnyScheme is a cost model that takes another scheme's time for what was never measured because no processor executes it.
+// Its answers tell whether a plan exists, and nothing of how fast it is.
+type AnyScheme struct{ Costs }
 
-func (f AnyScheme) Measured(Task) []int  { return nil }
-func (f AnyScheme) Forms(Task) []op.Form { return nil }
+// Measured lists nothing: such times are no reason to prefer a number of rows.
+func (a AnyScheme) Measured(Task) []int { return nil }
 
-func (f AnyScheme) Together(tasks []Task) ([]Estimate, error) {
-	out, err := f.Source.Together(tasks)
+// Forms lists nothing, likewise.
+func (a AnyScheme) Forms(Task) []op.Form { return nil }
+
+// Together predicts each task alone, in the first scheme that has a price, where they have none as they are.
+func (a AnyScheme) Together(tasks []Task) ([]Estimate, error) {
+	out, err := a.Costs.Together(tasks)
 	if err == nil {
 		return out, nil
 	}
 	out = nil
-	for _, t := range tasks {
-		alone, err := f.Source.Together([]Task{t})
+	for _, task := range tasks {
+		estimate, err := alone(a.Costs, task)
 		for _, scheme := range op.Schemes {
-			if err == nil || t.Op.Scheme == "" {
+			if err == nil || task.Op.Scheme == "" {
 				break
 			}
-			other := t
+			other := task
 			other.Op.Scheme = scheme
-			alone, err = f.Source.Together([]Task{other})
+			estimate, err = alone(a.Costs, other)
 		}
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, alone[0])
+		out = append(out, estimate)
 	}
 	return out, nil
 }

@@ -120,7 +120,7 @@ func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
 			if errs[k] != nil {
 				return nil, errs[k]
 			}
-			lists[k] = st.Exactly(st.With(lists[k], k, &decided[k]), k, &decided[k])
+			lists[k] = st.WithExactly(st.With(lists[k], k, &decided[k]), k, &decided[k])
 		}
 		inst, err := pose(st, lists)
 		if err != nil {

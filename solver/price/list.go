@@ -1,0 +1,202 @@
+package price
+
+import (
+	"slices"
+	"sort"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+)
+
+// lister collects the candidates of a section's nodes. The order is fixed, and each is there once.
+type lister struct {
+	*Section
+	lists   [][]Candidate
+	seen    []map[string]bool // labels
+	lacking [][]string        // processors that cannot execute the node
+}
+
+// Candidates lists the ways to execute each node of the section, or why there are none. Every processor that executes a
+// node alone is among them.
+func (s *Section) Candidates() ([][]Candidate, []error) {
+	n := len(s.Nodes)
+	l := lister{Section: s, lists: make([][]Candidate, n), seen: make([]map[string]bool, n), lacking: make([][]string, n)}
+	errs := make([]error, n)
+	for i := range s.Nodes {
+		l.undivided(i)
+		if len(l.lists[i]) == 0 {
+			errs[i] = s.impossible(i)
+		}
+		if s.Policy.wholeOperators() {
+			continue
+		}
+		for _, c := range s.standardPieces(i) {
+			l.add(i, c, c.procs())
+		}
+	}
+	if s.Policy.wholeOperators() {
+		return l.lists, errs
+	}
+	for _, run := range s.runs() {
+		for _, tuple := range s.tuples {
+			l.divided(run, tuple)
+			if run[len(run)-1].axis == planir.AxisK { // the first adds what all have computed
+				reversed := slices.Clone(tuple)
+				slices.Reverse(reversed)
+				l.divided(run, reversed)
+			}
+		}
+	}
+	return l.lists, errs
+}
+
+// add lists a candidate unless it is there, or its processors may not execute the node.
+func (l *lister) add(node int, c Candidate, procs []string) {
+	if !l.may(procs, l.lacking[node]) {
+		return
+	}
+	if l.seen[node] == nil {
+		l.seen[node] = map[string]bool{}
+	}
+	if label := c.Label(); !l.seen[node][label] {
+		l.seen[node][label] = true
+		l.lists[node] = append(l.lists[node], c)
+	}
+}
+
+// undivided lists the processors that execute a node alone: first those that do all they can, then those that assist them.
+func (l *lister) undivided(node int) {
+	for _, assisting := range []bool{false, true} {
+		for k := range l.Procs {
+			proc := l.Procs[k].Name
+			asked := len(l.Policy.Only) == 0 || slices.Contains(l.Policy.Only, proc)
+			if asked == assisting || !l.may([]string{proc}, l.lacking[node]) {
+				continue
+			}
+			c, err := l.candidate(node, planir.Single, planir.AxisNone, []planir.Share{{Proc: proc}})
+			if err != nil {
+				name := l.Nodes[node].Name
+				l.Refused[name] = append(l.Refused[name], Refusal{proc, err})
+				l.lacking[node] = append(l.lacking[node], proc)
+				continue
+			}
+			l.add(node, c, []string{proc})
+		}
+	}
+}
+
+// divided lists the candidates of a run's nodes over a tuple.
+func (l *lister) divided(run []link, tuple []string) {
+	for _, c := range l.divide(run, tuple) {
+		l.add(c.node, c.Candidate, tuple)
+	}
+}
+
+// impossible explains why no processor executes a node.
+func (s *Section) impossible(node int) error {
+	n := &s.Nodes[node]
+	var reasons []string
+	for _, refusal := range s.Refused[n.Name] {
+		if diag.ClassOf(refusal.err) == diag.ClassInput {
+			d := diag.New(diag.ClassInput, "price %q at %d rows: %w", n.Name, s.Rows, refusal.err)
+			if len(diag.HintsOf(refusal.err)) == 0 {
+				d = d.WithHint("measure it: hetc profile --soc SOC --model MODEL --workload WORKLOAD -o rec.jsonl --resume")
+			}
+			return d
+		}
+		reasons = append(reasons, refusal.Reason())
+	}
+	d := diag.New(diag.ClassInfeasible, "no processor executes %q at %d rows (%s): %s",
+		n.Name, s.Rows, n.Op().Key(), strings.Join(reasons, "; "))
+	switch scheme := n.Op().Scheme; {
+	case s.Exact[n.Name]:
+		return d.WithHint("it is computed in %q whatever the workload permits, because rounding would choose other experts: a processor has to list that scheme in the SoC", scheme)
+	case scheme != "":
+		return d.WithHint("permit another scheme than %q (with fewer bits, if it is too large) in the workload, or add processors to the SoC", scheme)
+	}
+	return d
+}
+
+// maxPieces is how many standard pieces an operator is executed in.
+const maxPieces = 4
+
+// standardPieces are the ways to execute a matrix in standard numbers of rows, one after the other, on a processor with
+// static shapes (HeteroInfer sec. 4.2). All pieces are there, the last padded; or a processor without such shapes executes
+// the rest at the same time. Standard are the buckets and the powers of two: their graphs are shared.
+func (s *Section) standardPieces(node int) (out []Candidate) {
+	n := &s.Nodes[node]
+	rows := n.Op().M
+	if _, err := lower.AxisLength(n, planir.AxisRows); err != nil || !n.Op().HasScheme() || rows == 1 {
+		return nil
+	}
+	for k := range s.Procs {
+		proc := s.Procs[k].Name
+		if s.Static[proc] == 0 {
+			continue
+		}
+		sizes := s.standardRows(s.Static[proc], rows)
+		for _, size := range sizes {
+			if size < rows && rows/size <= maxPieces {
+				out = append(out, s.piecesOf(node, proc, size, sizes)...)
+			}
+		}
+	}
+	return out
+}
+
+// standardRows are the standard numbers of rows of a processor with that granularity, ascending.
+func (s *Section) standardRows(unit, rows int) []int {
+	var sizes []int
+	for m := unit; m <= 2*rows; m *= 2 {
+		sizes = append(sizes, m)
+	}
+	for _, bucket := range s.Buckets {
+		if bucket%unit == 0 {
+			sizes = append(sizes, bucket)
+		}
+	}
+	slices.Sort(sizes)
+	return slices.Compact(sizes)
+}
+
+// piecesOf are the candidates in pieces of one size.
+func (s *Section) piecesOf(node int, proc string, size int, sizes []int) (out []Candidate) {
+	rows := s.Nodes[node].Op().M
+	var shares []planir.Share
+	at := 0
+	for range rows / size {
+		shares = append(shares, planir.Share{Proc: proc, From: at, To: at + size})
+		at += size
+	}
+	try := func(strategy planir.Strategy, rest ...planir.Share) {
+		if c, err := s.candidate(node, strategy, planir.AxisRows, slices.Concat(shares, rest)); err == nil {
+			out = append(out, c)
+		}
+	}
+	if at == rows {
+		if len(shares) > 1 {
+			try(planir.Pipe)
+		}
+		return out
+	}
+	last := planir.Share{Proc: proc, From: at, To: rows}
+	if standard := sizes[sort.SearchInts(sizes, rows-at)]; standard > rows-at {
+		last.PadRows = standard
+	}
+	try(planir.Pipe, last)
+	for _, tuple := range s.tuples {
+		if len(tuple) != 2 || !slices.Contains(tuple, proc) {
+			continue
+		}
+		other := tuple[0]
+		if other == proc {
+			other = tuple[1]
+		}
+		if s.Static[other] == 0 {
+			try(planir.ActivationDivide, planir.Share{Proc: other, From: at, To: rows})
+		}
+	}
+	return out
+}

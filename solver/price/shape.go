@@ -1,0 +1,151 @@
+package price
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+)
+
+// maxPads is how many multiples of a processor's granularity are tried as numbers of rows.
+const maxPads = 16
+
+// shape gives a share the number of rows and the form in which its processor is fastest on its own: the default form and
+// few rows where others take as long. Forms are those that the processor has and that have a price.
+//
+// A processor with static shapes executes standard numbers of rows, multiples of its tile. Prices are not monotone in
+// them: pads lists those that are tried.
+func (s *Section) shape(n *lower.Node, axis planir.Axis, share *planir.Share) {
+	share.Form = ""
+	o := shareOp(n.Op(), axis, share)
+	rows := o.M
+	options := []int{max(rows, share.PadRows)}
+	padded := s.mayPad(n, axis, share)
+	if padded {
+		options = s.pads(share.Proc, o)
+	} else if proc := s.Proc(share.Proc); proc == nil || len(proc.Forms) == 0 {
+		return
+	}
+	best := int64(math.MaxInt64)
+	for _, m := range options {
+		o.M = m
+		// A padded token, and other rows than those of a static scale, keep a graph from being one with its neighbours'.
+		keepsApart := rows == 1 && m > 1 || n.Op().Scheme.Static() && m > options[0]
+		for _, form := range append([]op.Form{""}, s.forms(share.Proc, o)...) {
+			o.Form = form
+			estimate, err := alone(s.Costs, Task{share.Proc, o})
+			if err != nil || estimate.NS >= best || keepsApart && SameTime(estimate.NS, best) {
+				continue
+			}
+			best, share.Form = estimate.NS, form
+			if padded {
+				share.PadRows = m
+			}
+		}
+		o.Form = ""
+	}
+	o.M = rows
+	if padded && best < math.MaxInt64 {
+		s.avoidSpill(o, share)
+	}
+	if share.PadRows == rows {
+		share.PadRows = 0
+	}
+}
+
+// shareOp is the part of an operator that a share computes.
+func shareOp(o op.Op, axis planir.Axis, share *planir.Share) op.Op {
+	switch axis {
+	case planir.AxisRows:
+		o.M = share.To - share.From
+	case planir.AxisCols:
+		o.N = share.To - share.From
+	case planir.AxisK:
+		o.K, o.Bias = share.To-share.From, o.Bias && share.From == 0
+	}
+	return o
+}
+
+// mayPad reports whether a share's rows are padded as is cheapest: on a processor with static shapes, of the last rows.
+func (s *Section) mayPad(n *lower.Node, axis planir.Axis, share *planir.Share) bool {
+	if s.Static[share.Proc] == 0 || share.PadRows != 0 || axis == planir.AxisK || axis == planir.AxisHeads {
+		return false
+	}
+	return axis != planir.AxisRows || share.To == n.Op().M
+}
+
+// pads are the numbers of rows to try on a processor with static shapes, the fewest first among equals: the next multiples
+// of its granularity, the next powers of two, and what was measured.
+func (s *Section) pads(proc string, o op.Op) []int {
+	unit, rows := s.Static[proc], o.M
+	power := unit
+	for power < rows {
+		power *= 2
+	}
+	next := socs.Round(rows, unit)
+	options := []int{next, power}
+	if rows == 1 { // decode: the compiler pads what it must
+		return append([]int{1}, options...)
+	}
+	if !o.HasScheme() { // the time of operators on rows grows with the rows
+		return options
+	}
+	for m := next + unit; m < power && len(options) < maxPads; m += unit {
+		options = append(options, m)
+	}
+	options = append(options, 2*power)
+	for _, m := range s.Costs.Measured(Task{proc, o}) {
+		if m > rows && m%unit == 0 {
+			options = append(options, m)
+		}
+	}
+	return options
+}
+
+// forms are those, besides the default, in which a processor can compute a product and that have a price.
+func (s *Section) forms(proc string, o op.Op) []op.Form {
+	p := s.Proc(proc)
+	if p == nil || len(p.Forms) == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(s.Costs.Forms(Task{proc, o}), func(form op.Form) bool { return !p.HasForm(o.Scheme, form) })
+}
+
+// avoidSpill gives a share that is padded for its price another number of rows that takes the same time and spills less by
+// what the compiler said, or that the compiler accepts at all. Rows that it was asked about need be no multiples of the tile.
+func (s *Section) avoidSpill(o op.Op, share *planir.Share) {
+	known := s.Facts.Lengths(share.Proc, o)
+	if share.Form != "" || known == nil {
+		return // compilers were asked about the default form
+	}
+	type option struct {
+		rows     int
+		ns, rank int64
+	}
+	var options []option
+	cheapest := int64(math.MaxInt64)
+	for _, rows := range slices.Concat([]int{share.PadRows}, s.pads(share.Proc, o), known) {
+		if rows < o.M {
+			continue
+		}
+		padded := o
+		padded.M = rows
+		rank, compiles := s.Facts.rank(share.Proc, padded)
+		estimate, err := alone(s.Costs, Task{share.Proc, padded})
+		if !compiles || err != nil {
+			continue
+		}
+		options = append(options, option{rows, estimate.NS, rank})
+		cheapest = min(cheapest, estimate.NS)
+	}
+	options = slices.DeleteFunc(options, func(x option) bool { return !SameTime(x.ns, cheapest) })
+	if len(options) == 0 {
+		return // the compiler refuses all of them: Price tells
+	}
+	least := slices.MinFunc(options, func(a, b option) int { return cmp.Compare(a.rank, b.rank) })
+	share.PadRows = least.rows // of equals the first: what was chosen
+}
