@@ -178,7 +178,7 @@ func (s *session) otherSizes(ctx context.Context, why error) (*Result, error) {
 	if s.in.Workload.Limits.EnergyMJ > 0 && s.measure() != problem.Energy {
 		in := s.in
 		in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.EnergyMJ = 0 })
-		minimising(problem.Energy)(&in)
+		in.Minimise(problem.Energy)
 		frugal, err := sessionFor(in, s.want)
 		if err != nil {
 			return nil, err

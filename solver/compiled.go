@@ -11,7 +11,7 @@ import (
 )
 
 // factsInput is the kind of a plan's input.
-const factsInput = "facts"
+const FactsInput = "facts"
 
 // compiled lists what the plan's graphs of products take by the compiler's facts, of operators that one processor executes whole.
 func (s *session) compiled(p *planir.Plan) []planir.Compiled {

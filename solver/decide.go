@@ -316,7 +316,7 @@ func (s *session) restated(ctx context.Context, plan *planir.Plan) (*planir.Plan
 		for _, in := range pr.instances {
 			list := make([]int, len(in.candidates))
 			for i := range list {
-				d := decision(plan, in.stage.Nodes[i].Name, rows)
+				d := DecisionAt(plan, in.stage.Nodes[i].Name, rows)
 				if list[i] = in.find(i, d); list[i] < 0 {
 					return nil, diag.New(diag.ClassInternal, "BUG: decision on %q at %d rows is none of its candidates", d.Node, rows)
 				}

@@ -1,13 +1,9 @@
 package solver
 
 import (
-	"context"
-	"errors"
 	"math/rand/v2"
-	"strings"
 	"testing"
 
-	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/check"
@@ -40,7 +36,7 @@ func TestWhatIsReachedIsPossible(t *testing.T) {
 		in := limitedCase(t, seed)
 		goal := func(m problem.Measure) *Result {
 			x := in
-			minimising(m)(&x)
+			x.Minimise(m)
 			return solve(t, x)
 		}
 
@@ -70,14 +66,14 @@ func TestLeastMemoryIsLeast(t *testing.T) {
 		in := limitedCase(t, seed)
 		in.Workload.Limits = workload.Limits{}
 		least := in
-		minimising(problem.Memory)(&least)
+		least.Minimise(problem.Memory)
 		small := solve(t, least).Plan
 		if got := small.Solver[0]; got.ObjectiveNS != small.Memory.Total || got.BoundNS > got.ObjectiveNS {
 			t.Errorf("seed %d: objective %d, at least %d, and the plan says %d bytes", seed, got.ObjectiveNS, got.BoundNS, small.Memory.Total)
 		}
 		for name, change := range map[string]func(*Input){
 			"least time":      func(*Input) {},
-			"least energy":    minimising(problem.Energy),
+			"least energy":    func(x *Input) { x.Minimise(problem.Energy) },
 			"only c0":         func(x *Input) { x.Only = []string{"c0"} },
 			"only c1":         func(x *Input) { x.Only = []string{"c1"} },
 			"whole operators": func(x *Input) { x.Strategies = []planir.Strategy{planir.Single, planir.Padding} },
@@ -90,57 +86,6 @@ func TestLeastMemoryIsLeast(t *testing.T) {
 			change(&x)
 			if r := solve(t, x); r.Plan.Memory.Total < small.Memory.Total {
 				t.Errorf("seed %d: %s holds %d bytes, the least is said to be %d", seed, name, r.Plan.Memory.Total, small.Memory.Total)
-			}
-		}
-	}
-}
-
-// What is named in place of a limit was solved: with it there is a plan. Without a proof the error does not say that there is none.
-func TestNamedValuesWork(t *testing.T) {
-	for name, limit := range map[string]func(in *Input, frugal, small *Result){
-		"memory":             func(in *Input, _, small *Result) { in.MaxMemory = small.Plan.Memory.Total * 9 / 10 },
-		"energy":             func(in *Input, frugal, _ *Result) { in.Workload.Limits.EnergyMJ = 0.9 * frugal.ExpectedNJ / 1e6 },
-		"far too little":     func(in *Input, _, _ *Result) { in.MaxMemory = 1 << 20 },
-		"energy and address": func(in *Input, frugal, _ *Result) { in.Workload.Limits.EnergyMJ = 0.5 * frugal.ExpectedNJ / 1e6 },
-	} {
-		seed := uint64(0)
-		if strings.Contains(name, "address") {
-			seed = 1
-		}
-		in := limitedCase(t, seed)
-		goal := func(m problem.Measure) *Result {
-			x := in
-			minimising(m)(&x)
-			return solve(t, x)
-		}
-		limit(&in, goal(problem.Energy), goal(problem.Memory))
-		_, err := Solve(t.Context(), in)
-		if diag.ClassOf(err) != diag.ClassInfeasible {
-			t.Errorf("%s: %v, want no plan", name, err)
-			continue
-		}
-		c, failed := FindConflict(context.Background(), in, err)
-		if failed != nil || c == nil {
-			t.Errorf("%s: %v: no conflict, %v", name, err, failed)
-			continue
-		}
-		var limits *LimitError
-		if known := errors.As(err, &limits); known && limits.Proved != c.Proved && len(c.Limits) == 1 {
-			t.Errorf("%s: proved %v, and the error says %v", name, c.Proved, limits.Proved)
-		}
-		if text := c.err().Error(); strings.Contains(text, "the least that works") || strings.Contains(text, "no plan satisfies") != c.Proved {
-			t.Errorf("%s: proved %v: %q", name, c.Proved, text)
-		}
-		for i := range c.Limits {
-			l := &c.Limits[i]
-			if l.Nearest == "" {
-				t.Errorf("%s: no value that works for %s", name, l.Key)
-				continue
-			}
-			x := in
-			l.set(&x, l.works)
-			if _, err := Solve(t.Context(), x); err != nil {
-				t.Errorf("%s: %s is said to work for %s: %v", name, l.Nearest, l.Key, err)
 			}
 		}
 	}

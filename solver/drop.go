@@ -167,7 +167,7 @@ func (pr *program) idleNS(p *planir.Plan) int64 {
 	var total int64
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			d := decision(p, in.stage.Nodes[i].Name, in.stage.Rows)
+			d := DecisionAt(p, in.stage.Nodes[i].Name, in.stage.Rows)
 			at := in.find(i, d)
 			if at < 0 {
 				continue

@@ -78,7 +78,7 @@ func TierLimitsOf(ctx context.Context, in Input, p *planir.Plan) (*TierStory, er
 		out.Now = outcome(t.x, *s)
 	} else {
 		out.Anew = true
-		t.in.tell(Progress{Phase: "solve tiers again"})
+		t.in.Tell(Progress{Phase: "solve tiers again"})
 		s, err := t.x.Solve(ctx, in.Engine)
 		if err != nil {
 			return nil, err
@@ -89,7 +89,7 @@ func TierLimitsOf(ctx context.Context, in Input, p *planir.Plan) (*TierStory, er
 	t.now = &out.Now
 	limits := t.limits(npu)
 	for i, l := range limits {
-		t.in.tell(Progress{Phase: "limits of tiers", Done: i, All: len(limits), What: l.key})
+		t.in.Tell(Progress{Phase: "limits of tiers", Done: i, All: len(limits), What: l.key})
 		y, err := t.story(&l)
 		if err != nil {
 			return nil, err

@@ -120,7 +120,7 @@ func TestLengthsThatSpillAreAvoided(t *testing.T) {
 	if a, b := prediction(t, without.Plan, "prefill@250"), prediction(t, r.Plan, "prefill@250"); b.PlanNS > a.PlanNS*102/100 {
 		t.Errorf("%d ns with facts, %d without", b.PlanNS, a.PlanNS)
 	}
-	if i := slices.IndexFunc(r.Plan.Inputs, func(x planir.Input) bool { return x.Kind == factsInput }); i < 0 {
+	if i := slices.IndexFunc(r.Plan.Inputs, func(x planir.Input) bool { return x.Kind == FactsInput }); i < 0 {
 		t.Error("facts are not among the plan's inputs")
 	}
 	// Were it the other way round, so would the plan be.

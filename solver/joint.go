@@ -528,7 +528,7 @@ func (j *joint) choices(p *planir.Plan) [][][]int {
 		for _, in := range pr.instances {
 			list := make([]int, len(in.candidates))
 			for i := range list {
-				d := decision(p, in.stage.Nodes[i].Name, in.stage.Rows)
+				d := DecisionAt(p, in.stage.Nodes[i].Name, in.stage.Rows)
 				if list[i] = in.find(i, d); list[i] < 0 {
 					panic("BUG: decision on " + d.Node + " is none of its candidates")
 				}

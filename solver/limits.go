@@ -180,6 +180,12 @@ func (e *LimitError) Error() string { return e.text }
 // Unwrap is what the engine said.
 func (e *LimitError) Unwrap() error { return e.cause }
 
+// Proved reports whether an error of class ClassInfeasible says that there is no plan, rather than that none was found.
+func Proved(err error) bool {
+	var limits *LimitError
+	return !errors.As(err, &limits) || limits.Proved
+}
+
 // unreachable is the error that bounds cannot be kept together, of an engine's; plan is one that does not, j is the problem it was posed.
 func (s *session) unreachable(err error, plan *planir.Plan, j *joint) error {
 	var joint *problem.InfeasibleError

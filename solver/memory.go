@@ -56,7 +56,7 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 			plan, err := t.complete(ctx)
 			if err != nil {
 				if diag.ClassOf(err) == diag.ClassInfeasible { // for another reason: an address space
-					unproved = unproved || !proved(err)
+					unproved = unproved || !Proved(err)
 					return 0, false, nil
 				}
 				return 0, false, err
@@ -195,18 +195,18 @@ func (s *session) lightest() (prefill, decode assignment) {
 }
 
 // smallestError is what the smallest plan found holds.
-type smallestError struct {
-	total int64
+type SmallestError struct {
+	Total int64
 	text  string
 }
 
-func (e *smallestError) Error() string { return e.text }
+func (e *SmallestError) Error() string { return e.text }
 
 // tooLarge is the error that the smallest plan found, for this measure, holds more than is permitted.
 func (s *session) tooLarge(bound int64, smallest *planir.Plan) error {
 	m := smallest.Memory
 	text := fmt.Sprintf("the smallest plan found holds %v, and at most %v are permitted: %s", unit.Bytes(m.Total), unit.Bytes(bound), m)
-	e := &LimitError{Names: []string{workload.KeyMemory}, Proved: max(s.leastMemory(), smallest.Solver[0].BoundNS) > bound, text: text, cause: &smallestError{m.Total, text}}
+	e := &LimitError{Names: []string{workload.KeyMemory}, Proved: max(s.leastMemory(), smallest.Solver[0].BoundNS) > bound, text: text, cause: &SmallestError{m.Total, text}}
 	return diag.New(diag.ClassInfeasible, "solve: %w", e).
 		WithHint("permit at least %d bytes, a smaller context than %d (the cache takes %v), schemes with fewer bits, or smaller buckets and batches", m.Total, smallest.MaxContext, unit.Bytes(m.Cache))
 }

@@ -92,7 +92,7 @@ func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
 			WithHint("give the workload the plan was solved for")
 	}
 	sections, err := lower.Expand(s.of(d.Rows), d.Rows, p.MaxContext, p.KV, func(node string) op.Scheme {
-		if x := decision(p, node, d.Rows); x != nil {
+		if x := DecisionAt(p, node, d.Rows); x != nil {
 			return x.Scheme
 		}
 		return op.A32W32 // reported below
@@ -108,7 +108,7 @@ func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
 		}
 		var decided []planir.Decision
 		for k := range sec.Nodes {
-			x := decision(p, sec.Nodes[k].Name, d.Rows)
+			x := DecisionAt(p, sec.Nodes[k].Name, d.Rows)
 			if x == nil {
 				return nil, diag.New(diag.ClassInput, "explain %q: the plan does not decide %q at %d rows", d.Node, sec.Nodes[k].Name, d.Rows)
 			}

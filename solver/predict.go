@@ -61,7 +61,7 @@ func (s *session) energy(p *planir.Plan, ph *planir.Phase) (nj int64, ok bool, e
 	total := 0.0
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			d := decision(p, in.stage.Nodes[i].Name, ph.Rows)
+			d := DecisionAt(p, in.stage.Nodes[i].Name, ph.Rows)
 			c := in.find(i, d)
 			if c < 0 {
 				panic("BUG: decision on " + d.Node + " is none of its candidates")
@@ -178,7 +178,7 @@ func (pr *program) only(name string) (out []planir.Decision, ok bool) {
 }
 
 // decision is what a program with that many rows goes by: the head's may be decode's.
-func decision(p *planir.Plan, node string, rows int) *planir.Decision {
+func DecisionAt(p *planir.Plan, node string, rows int) *planir.Decision {
 	if d := p.DecisionFor(node, rows); d != nil {
 		return d
 	}

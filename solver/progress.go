@@ -11,11 +11,11 @@ type Progress struct {
 	Best, Bound float64
 }
 
-func (in *Input) tell(p Progress) {
+func (in *Input) Tell(p Progress) {
 	if in.Progress != nil {
 		in.Progress(p)
 	}
 }
 
 // tell reports where the session stands.
-func (s *session) tell(p Progress) { s.in.tell(p) }
+func (s *session) tell(p Progress) { s.in.Tell(p) }

@@ -75,7 +75,7 @@ func commonScheme(s *socs.SoC) op.Scheme {
 func violations(t *testing.T, m *models.Model, s *socs.SoC, c *roofline.Costs, w *workload.Workload, list []restriction) (out []string, worst float64, compared int) {
 	t.Helper()
 	known := price.NewFitted(c, s)
-	in := Input{Model: m, SoC: s, Costs: c, Workload: w, Engine: exact.Engine{}, known: known}
+	in := Input{Model: m, SoC: s, Costs: c, Workload: w, Engine: exact.Engine{}, Prices: known}
 	free := solve(t, in)
 	for _, r := range list {
 		in.Only, in.Strategies = r.only, r.strategies

@@ -90,7 +90,7 @@ func (r *rival) shares() (out []planir.Decision) {
 func (pr *program) decided(p *planir.Plan) (out []planir.Decision) {
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			d := *decision(p, in.stage.Nodes[i].Name, in.stage.Rows)
+			d := *DecisionAt(p, in.stage.Nodes[i].Name, in.stage.Rows)
 			d.Rows = in.stage.Rows
 			out = append(out, d)
 		}

@@ -997,7 +997,7 @@ func (s *session) tooLossy() error {
 			}
 		}
 		if least > ph.max {
-			return diag.New(diag.ClassInfeasible, "solve: %s is to lose at most %s, and the permitted schemes lose at least %.3g by the calibration", ph.name, klText(ph.max), least).
+			return diag.New(diag.ClassInfeasible, "solve: %s is to lose at most %s, and the permitted schemes lose at least %.3g by the calibration", ph.name, workload.KLText(ph.max), least).
 				WithHint("permit a32/w32 or another more exact scheme as well, or raise quality.max_kl.%s in the workload", ph.name)
 		}
 	}

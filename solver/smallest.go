@@ -57,7 +57,7 @@ func (s *session) smallest(ctx context.Context) (*session, *planir.Plan, error) 
 		if diag.ClassOf(err) != diag.ClassInfeasible {
 			return nil, nil, err
 		}
-		open = open || !proved(err)
+		open = open || !Proved(err)
 		if first == nil {
 			first = err
 		}

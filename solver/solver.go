@@ -61,10 +61,28 @@ type Input struct {
 	// room for, are left out, the largest first.
 	AllBuckets bool
 
-	whole   *socs.SoC     // nil: SoC is all of it
-	ledger  *ledger       // nil: of one session alone
-	suppose whatIf        // of a solve that explains another one
-	known   *price.Fitted // prices that other solves with these costs have asked for, nil: none
+	// Whole is the SoC of which SoC is the part that its device executes (ForTarget); nil: SoC is all of it.
+	Whole *socs.SoC
+	// WhatIf is what a solve supposes that explains another one.
+	WhatIf WhatIf
+	// Prices are what other solves with these costs have asked for; nil: nothing. Solves that share them repeat nothing.
+	Prices *price.Fitted
+
+	ledger *ledger // nil: of one session alone
+}
+
+// WhatIf is what a solve supposes that tells what a limit costs or prevents. Its plan is no plan of the machine.
+type WhatIf struct {
+	// OtherSoC: the SoC differs from the one that the costs were fitted for, in limits or capabilities.
+	OtherSoC bool
+	// AnyScheme: what was never measured, because no processor executes it, takes another scheme's time. That tells whether there
+	// is a plan, and nothing of how fast it is.
+	AnyScheme bool
+}
+
+// Minimise has the solve look for the plan that takes least of a measure.
+func (in *Input) Minimise(measure problem.Measure) {
+	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Minimise = measure })
 }
 
 // Result is a plan and what its user should know about it.
@@ -147,7 +165,7 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	if err := s.tiers(ctx, plan); err != nil {
 		return nil, err
 	}
-	found := check.Plan(plan, in.Model, in.wholeSoC())
+	found := check.Plan(plan, in.Model, in.WholeSoC())
 	if err := found.Err(); err != nil {
 		full := slices.IndexFunc(found, func(d *diag.Diagnostic) bool { return d.Code == "P027" })
 		if full < 0 {
@@ -251,11 +269,11 @@ func newSession(in Input) (*session, error) {
 		return nil, diag.New(diag.ClassInput, "solve: costs are of SoC %q (fingerprint %q), and this is %q (%q)", in.Costs.SoC, in.Costs.Fingerprint, in.SoC.Name, in.SoC.Fingerprint).
 			WithHint("profile this SoC and fit its costs")
 	}
-	digest, err := in.wholeSoC().Digest()
+	digest, err := in.WholeSoC().Digest()
 	if err != nil {
 		return nil, err
 	}
-	if in.Costs.SoCDigest != digest && !in.suppose.soc {
+	if in.Costs.SoCDigest != digest && !in.WhatIf.OtherSoC {
 		return nil, diag.New(diag.ClassInput, "solve: costs are of SoC %q with digest %.12s, want %.12s", in.Costs.SoC, in.Costs.SoCDigest, digest).
 			WithHint("give the SoC file the costs were fitted with, or profile again")
 	}
@@ -290,16 +308,16 @@ func newSession(in Input) (*session, error) {
 
 // sessionFor is a session for a demand that need not be all of the workload's.
 func sessionFor(in Input, want *workload.Demand) (*session, error) {
-	if in.known == nil || !in.known.IsOf(in.Costs) {
-		in.known = price.NewFitted(in.Costs, in.SoC)
+	if in.Prices == nil || !in.Prices.IsOf(in.Costs) {
+		in.Prices = price.NewFitted(in.Costs, in.SoC)
 	}
-	s := &session{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise, prices: in.known.With(in.SoC), said: map[string]bool{},
+	s := &session{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise, prices: in.Prices.With(in.SoC), said: map[string]bool{},
 		priced: map[string]bool{}, pools: map[poolKey]*pool{}, shelf: newShelf()}
 	if s.ledger = in.ledger; s.ledger == nil {
 		s.ledger = newLedger(&in)
 	}
 	s.forget()
-	if in.suppose.schemes {
+	if in.WhatIf.AnyScheme {
 		s.prices = price.AnyScheme{Costs: s.prices}
 	}
 	if in.Targeted() {
@@ -511,7 +529,7 @@ func (s *session) build(x solved) (*planir.Plan, error) {
 	if p.Model.Digest, err = s.in.Model.Digest(); err != nil {
 		return nil, err
 	}
-	if p.SoC.Digest, err = s.in.wholeSoC().Digest(); err != nil {
+	if p.SoC.Digest, err = s.in.WholeSoC().Digest(); err != nil {
 		return nil, err
 	}
 	for _, x := range []struct {
@@ -537,7 +555,7 @@ func (s *session) build(x solved) (*planir.Plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		p.Inputs = append(p.Inputs, planir.Input{Kind: factsInput, Digest: d})
+		p.Inputs = append(p.Inputs, planir.Input{Kind: FactsInput, Digest: d})
 	}
 	p.Solver = x.reports
 	if s.chosen != nil {

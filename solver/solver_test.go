@@ -349,7 +349,7 @@ func TestPricesAddUp(t *testing.T) {
 		var sum int64
 		for _, sec := range m.Graph().Sections {
 			for _, n := range sec.Nodes {
-				d := decision(p, sec.Name+"."+n.Name, rows)
+				d := DecisionAt(p, sec.Name+"."+n.Name, rows)
 				if d == nil {
 					t.Fatalf("%s.%s@%d is not decided", sec.Name, n.Name, rows)
 				}

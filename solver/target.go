@@ -19,17 +19,17 @@ func (in *Input) ForTarget() error {
 	if err != nil {
 		return err
 	}
-	in.whole, in.SoC = in.wholeSoC(), soc
+	in.Whole, in.SoC = in.WholeSoC(), soc
 	return nil
 }
 
 // Targeted reports whether ForTarget was called.
-func (in *Input) Targeted() bool { return in.whole != nil }
+func (in *Input) Targeted() bool { return in.Whole != nil }
 
 // wholeSoC is the SoC that Input.SoC is, or is a part of.
-func (in *Input) wholeSoC() *socs.SoC {
-	if in.whole != nil {
-		return in.whole
+func (in *Input) WholeSoC() *socs.SoC {
+	if in.Whole != nil {
+		return in.Whole
 	}
 	return in.SoC
 }

@@ -308,13 +308,13 @@ func groupPrices(pr *price.Fitted, x *TierInstance, m *models.Model, p *problem.
 
 // expertsError is about what a token's experts take at least, where that is above the limit: a little more, because of the least
 // itself few choices of tiers are left, which take long to find.
-type expertsError struct {
-	leastUS float64
+type ExpertsError struct {
+	LeastUS float64
 	text    string
 }
 
 // Error is the sentence.
-func (e *expertsError) Error() string { return e.text }
+func (e *ExpertsError) Error() string { return e.text }
 
 // Solve has an engine decide the tiers.
 func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.TierSolution, error) {
@@ -330,7 +330,7 @@ func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.Tie
 		if limit := x.Problem.Bounds[problem.TierTime]; s.Bound > limit {
 			tokens := float64(fastest.Chunks[0].Tokens) * float64(fastest.Chunks[0].Weight) * 1e3
 			text := fmt.Sprintf("%s: the experts of a token may take %.4g us, and they take at least %.4g us", workload.KeyExperts, float64(limit)/tokens, float64(s.Bound)/tokens)
-			return s, diag.New(diag.ClassInfeasible, "%w", &expertsError{1.005 * float64(s.Bound) / tokens, text}).
+			return s, diag.New(diag.ClassInfeasible, "%w", &ExpertsError{1.005 * float64(s.Bound) / tokens, text}).
 				WithHint("raise the latency target, or prefer time")
 		} else if s.Choices != nil && s.Objective <= limit {
 			x.Problem.Start = &s

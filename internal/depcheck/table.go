@@ -91,6 +91,7 @@ var table = []room{
 	{path: "solver/workload", may: []string{"solver/problem", "planir/op", "models", "socs", "internal/decode"}},
 	{path: "solver/price", may: []string{"solver/problem", "solver/workload", "planir", "planir/check", "planir/lower", "planir/op", "socs", "socs/timeline", "roofline", "profiler/record"}},
 	{path: "solver", may: []string{"solver/problem", "solver/workload", "solver/price", "solver/milp", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
+	{path: "solver/explain", may: []string{"solver", "solver/problem", "solver/workload", "solver/price", "planir", "planir/check", "planir/op", "socs"}},
 
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "internal/child"}},
 	{path: "emit/onnxgraph", may: []string{"planir/op", "internal/onnx"}},

@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 
@@ -68,3 +69,11 @@ const (
 	KeyGraphs    = "limits.max_graphs."
 	KeyExperts   = "experts.max_us_per_token"
 )
+
+// KLText writes a limit of quality.
+func KLText(x float64) string {
+	if x <= Lossless {
+		return "0 nats a token"
+	}
+	return fmt.Sprintf("%.3g nats a token", x)
+}

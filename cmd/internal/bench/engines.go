@@ -15,8 +15,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hetc/hetc/solver/workload"
-
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/engines"
 	"github.com/hetc/hetc/internal/decode"
@@ -29,6 +27,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 type EnginesOptions struct {

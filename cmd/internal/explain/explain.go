@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/hetc/hetc/solver/workload"
-
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/bindings"
@@ -27,6 +25,8 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/explain"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // Options are the flags of hetc explain: the inputs of the solve that made the plan, for solving again.
@@ -183,7 +183,7 @@ func complete(ui *cli.Streams, plan *planir.Plan, input *solver.Input, options *
 			return err
 		}
 	}
-	differ, err := solver.SameInputs(plan, input)
+	differ, err := explain.SameInputs(plan, input)
 	if err != nil {
 		return err
 	}
@@ -284,7 +284,7 @@ type choice struct {
 // plan tells of the whole plan: sentences first, then the tables.
 func (x *answer) plan() error {
 	plan, ui := x.p, x.s
-	stories := solver.Stories(plan)
+	stories := explain.Stories(plan)
 	summary := x.summary(stories)
 	x.title(plan.Model.Name)
 	for _, line := range summary {
@@ -294,7 +294,7 @@ func (x *answer) plan() error {
 	doc := map[string]any{"summary": summary, "programs": stories, "predictions": plan.Predictions, "decisions": plan.Decisions, "solver": plan.Solver, "proof": solver.ProofOf(plan.Solver),
 		"quality": plan.Quality, "memory": plan.Memory, "simulated": plan.SoC.Simulated, "stored_only": x.input == nil}
 	if x.input != nil {
-		list, err := solver.Without(x.ctx, plan, *x.input)
+		list, err := explain.Without(x.ctx, plan, *x.input)
 		if err != nil {
 			return err
 		}
@@ -320,7 +320,7 @@ func (x *answer) plan() error {
 }
 
 // summary is the plan in sentences.
-func (x *answer) summary(stories []solver.ProgramStory) []string {
+func (x *answer) summary(stories []explain.ProgramStory) []string {
 	if len(stories) == 0 {
 		return []string{"the plan has no programs"}
 	}
@@ -334,9 +334,9 @@ func (x *answer) summary(stories []solver.ProgramStory) []string {
 		out = append(out, fmt.Sprintf("An answer takes %s a token (%.0f tokens/s)%s.",
 			ms(decode.PlanNS), 1e9/float64(decode.PlanNS), against(decode)))
 	}
-	var large *solver.ProgramStory
+	var large *explain.ProgramStory
 	if len(prefill) > 0 {
-		large = slices.MaxFunc(prefill, func(a, b *solver.ProgramStory) int { return a.Rows - b.Rows })
+		large = slices.MaxFunc(prefill, func(a, b *explain.ProgramStory) int { return a.Rows - b.Rows })
 		out = append(out, fmt.Sprintf("A prompt of %d tokens takes %s (%.0f tokens/s)%s.",
 			large.Rows, ms(large.PlanNS), float64(large.Rows)*1e9/float64(large.PlanNS), against(large)))
 		out = append(out, gains(large, prefill)...)
@@ -356,7 +356,7 @@ func (x *answer) summary(stories []solver.ProgramStory) []string {
 }
 
 // timed are the programs that have a predicted time: of one token, nil where there is none, and of prompts.
-func timed(stories []solver.ProgramStory) (decode *solver.ProgramStory, prefill []*solver.ProgramStory) {
+func timed(stories []explain.ProgramStory) (decode *explain.ProgramStory, prefill []*explain.ProgramStory) {
 	for i := range stories {
 		story := &stories[i]
 		switch {
@@ -372,7 +372,7 @@ func timed(stories []solver.ProgramStory) (decode *solver.ProgramStory, prefill 
 
 // gains says between what the gain over the best single processor is, where there are several sizes. The largest one counts
 // where others gain the same.
-func gains(large *solver.ProgramStory, prefill []*solver.ProgramStory) []string {
+func gains(large *explain.ProgramStory, prefill []*explain.ProgramStory) []string {
 	least, most := large, large
 	for _, story := range prefill {
 		if story.Gain() < least.Gain() {
@@ -429,7 +429,7 @@ func (x *answer) forms() (out []string) {
 }
 
 // where tells which processors do what, of programs that do alike together.
-func (x *answer) where(stories []solver.ProgramStory) []string {
+func (x *answer) where(stories []explain.ProgramStory) []string {
 	type group struct {
 		text     string
 		programs []string
@@ -441,7 +441,7 @@ func (x *answer) where(stories []solver.ProgramStory) []string {
 		for _, busy := range st.Busy {
 			total += busy.NS
 		}
-		var main []solver.Busy
+		var main []explain.Busy
 		for _, busy := range st.Busy {
 			if float64(busy.NS) >= 0.02*float64(total) {
 				main = append(main, busy)
@@ -485,7 +485,7 @@ func (x *answer) where(stories []solver.ProgramStory) []string {
 }
 
 // bounds tells what takes the time of a program.
-func (x *answer) bounds(st *solver.ProgramStory) string {
+func (x *answer) bounds(st *explain.ProgramStory) string {
 	total := st.ProductsNS + st.AttentionNS + st.OtherNS + st.HandoverNS
 	parts := []string{shareText(st.ProductsNS, total) + " of the time is matrix products"}
 	for _, part := range []struct {
@@ -523,7 +523,7 @@ func (x *answer) bounds(st *solver.ProgramStory) string {
 }
 
 // alternatives is a table of plans under other conditions.
-func (x *answer) alternatives(list []solver.Alternative) {
+func (x *answer) alternatives(list []explain.Alternative) {
 	var rows [][]string
 	for _, alternative := range list {
 		row := []string{alternative.What, "-", "", alternative.Note}
@@ -539,7 +539,7 @@ func (x *answer) alternatives(list []solver.Alternative) {
 // program tells where the time of one goes.
 func (x *answer) program(name string) error {
 	ui := x.s
-	for _, st := range solver.Stories(x.p) {
+	for _, st := range explain.Stories(x.p) {
 		if st.Program != name {
 			continue
 		}
@@ -550,7 +550,7 @@ func (x *answer) program(name string) error {
 			unitOf = fmt.Sprintf("for a token of each of %d sequences", st.Rows)
 		}
 		lines = append(lines, fmt.Sprintf("It takes %s %s (%.0f tokens/s; between %s and %s)%s.", ms(st.PlanNS), unitOf, float64(st.Rows)*1e9/float64(max(1, st.PlanNS)), ms(st.LowNS), ms(st.HighNS), against(&st)))
-		lines = append(lines, x.where([]solver.ProgramStory{st})...)
+		lines = append(lines, x.where([]explain.ProgramStory{st})...)
 		lines = append(lines, "What bounds it: "+x.bounds(&st)+".")
 		if st.Rows == 1 {
 			lines = append(lines, "What would help: weights of fewer bits (schemes or quality.max_kl in the workload), decoding several sequences together (batches), or faster memory.")
@@ -565,7 +565,7 @@ func (x *answer) program(name string) error {
 }
 
 // parts are tables of who works how long, and of the slowest operators.
-func (x *answer) parts(st *solver.ProgramStory) {
+func (x *answer) parts(st *explain.ProgramStory) {
 	var rows [][]string
 	for _, busy := range st.Busy {
 		rows = append(rows, []string{busy.Proc, ms(busy.NS), shareText(busy.NS, st.PlanNS)})
@@ -588,15 +588,15 @@ func (x *answer) parts(st *solver.ProgramStory) {
 
 // bucket tells why a size of prefill exists.
 func (x *answer) bucket(rows int) error {
-	story, err := solver.Bucket(x.ctx, x.p, rows, x.input)
+	story, err := explain.Bucket(x.ctx, x.p, rows, x.input)
 	if err != nil {
 		return err
 	}
 	ui, plan := x.s, x.p
 	x.title(fmt.Sprintf("prefill@%d", rows))
-	var st solver.ProgramStory
+	var st explain.ProgramStory
 	largest := 0
-	for _, story := range solver.Stories(x.p) {
+	for _, story := range explain.Stories(x.p) {
 		if story.Phase == "prefill" {
 			largest = max(largest, story.Rows)
 			if story.Rows == rows {
@@ -614,7 +614,7 @@ func (x *answer) bucket(rows int) error {
 		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor needs that, and so do the last %d to %d tokens of longer ones.", story.From, story.To, rows, story.From, story.To))
 	}
 	lines = append(lines, fmt.Sprintf("A full one takes %s (%.0f tokens/s)%s.", ms(st.PlanNS), float64(rows)*1e9/float64(max(1, st.PlanNS)), against(&st)))
-	lines = append(lines, x.where([]solver.ProgramStory{st})...)
+	lines = append(lines, x.where([]explain.ProgramStory{st})...)
 	lines = append(lines, "What bounds it: "+x.bounds(&st)+".")
 	lines = append(lines, planview.CompiledWords(planview.CompiledFor(plan, rows))...)
 	if x.input != nil {
@@ -650,7 +650,7 @@ func (x *answer) limits() error {
 		x.stored("which of them bind, and what relaxing them would gain, is found by solving again")
 		return ui.Result(map[string]any{"stored_only": true, "memory": plan.Memory, "quality": plan.Quality, "simulated": plan.SoC.Simulated})
 	}
-	list, expected, err := solver.LimitsOf(x.ctx, *x.input)
+	list, expected, err := explain.LimitsOf(x.ctx, *x.input)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/explain"
 )
 
 func ms(ns int64) string {
@@ -28,7 +29,7 @@ func shareText(part, all int64) string {
 }
 
 // against compares a program with its best single processor.
-func against(st *solver.ProgramStory) string {
+func against(st *explain.ProgramStory) string {
 	switch gain := st.Gain(); {
 	case st.Best == nil:
 		return "; no single processor could execute all of it"

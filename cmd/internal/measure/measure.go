@@ -10,8 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hetc/hetc/solver/workload"
-
 	"github.com/hetc/hetc/cmd/internal/bindings"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
@@ -20,6 +18,7 @@ import (
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 type ProfileOptions struct {

@@ -15,8 +15,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/hetc/hetc/solver/workload"
-
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/bindings"
@@ -37,6 +35,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 type Options struct {

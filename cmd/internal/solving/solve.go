@@ -17,6 +17,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/explain"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -124,7 +125,7 @@ func (o *Options) decide(ctx context.Context, s *cli.Streams, input *solver.Inpu
 	}
 	result, err := solver.Solve(ctx, *input)
 	if err != nil {
-		return nil, nil, errors.Join(solver.Diagnose(ctx, *input, err), log.Written())
+		return nil, nil, errors.Join(explain.Diagnose(ctx, *input, err), log.Written())
 	}
 	return result, log, nil
 }
@@ -180,7 +181,7 @@ const paretoSteps = 8
 
 // showPareto lists plans that none beats in both time and energy.
 func showPareto(ctx context.Context, ui *cli.Streams, in solver.Input) error {
-	list, err := solver.Pareto(ctx, in, paretoSteps)
+	list, err := explain.Pareto(ctx, in, paretoSteps)
 	if err != nil {
 		return err
 	}

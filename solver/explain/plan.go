@@ -1,4 +1,4 @@
-package solver
+package explain
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -127,7 +128,7 @@ func Stories(p *planir.Plan) []ProgramStory {
 				}
 			}
 			for _, name := range nodes {
-				d := decision(p, name, ph.Rows)
+				d := solver.DecisionAt(p, name, ph.Rows)
 				if d == nil {
 					continue
 				}
@@ -182,12 +183,12 @@ func Stories(p *planir.Plan) []ProgramStory {
 
 // SameInputs tells in what the inputs differ from those that a plan was solved from: "costs", "workload". The
 // model, the SoC and the context must be the plan's: else the error is of class ClassInput.
-func SameInputs(p *planir.Plan, in *Input) (differ []string, err error) {
+func SameInputs(p *planir.Plan, in *solver.Input) (differ []string, err error) {
 	model, err := in.Model.Digest()
 	if err != nil {
 		return nil, err
 	}
-	soc, err := in.wholeSoC().Digest()
+	soc, err := in.WholeSoC().Digest()
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +209,7 @@ func SameInputs(p *planir.Plan, in *Input) (differ []string, err error) {
 		have[planir.CalibrationInput] = in.Calibration.Digest
 	}
 	if in.Facts != nil {
-		have[factsInput] = in.Facts.FactsDigest
+		have[solver.FactsInput] = in.Facts.FactsDigest
 	}
 	for _, x := range p.Inputs {
 		digest := have[x.Kind]
@@ -243,7 +244,7 @@ type Alternative struct {
 }
 
 // alternative solves the input with changes.
-func (t *trial) alternative(ctx context.Context, what string, base float64, changes ...func(*Input)) (Alternative, *Result, error) {
+func (t *trial) alternative(ctx context.Context, what string, base float64, changes ...func(*solver.Input)) (Alternative, *solver.Result, error) {
 	a, err := t.solve(ctx, changes...)
 	if err != nil {
 		return Alternative{}, nil, err
@@ -265,7 +266,7 @@ func firstLine(err error) string {
 
 // Without solves the input again without each processor that the plan uses, and with each of them alone. The first entry is the input
 // as it is.
-func Without(ctx context.Context, p *planir.Plan, in Input) ([]Alternative, error) {
+func Without(ctx context.Context, p *planir.Plan, in solver.Input) ([]Alternative, error) {
 	t := newTrial(in, nil)
 	base, r, err := t.alternative(ctx, "this plan", 1)
 	if err != nil || r == nil {
@@ -292,7 +293,7 @@ func Without(ctx context.Context, p *planir.Plan, in Input) ([]Alternative, erro
 		if !used[name] || len(rest) == 0 {
 			continue
 		}
-		a, r, err := t.alternative(ctx, "without "+name, base.ExpectedNS, func(x *Input) { x.Only = rest })
+		a, r, err := t.alternative(ctx, "without "+name, base.ExpectedNS, func(x *solver.Input) { x.Only = rest })
 		if err != nil {
 			return nil, err
 		}
@@ -332,7 +333,7 @@ type BucketStory struct {
 }
 
 // Bucket tells of the bucket of that many rows. in may be nil: then only what the plan says is told.
-func Bucket(ctx context.Context, p *planir.Plan, rows int, in *Input) (*BucketStory, error) {
+func Bucket(ctx context.Context, p *planir.Plan, rows int, in *solver.Input) (*BucketStory, error) {
 	var buckets []int
 	for _, ph := range p.Program.Programs {
 		if ph.Phase == "prefill" {
@@ -360,8 +361,8 @@ func Bucket(ctx context.Context, p *planir.Plan, rows int, in *Input) (*BucketSt
 		return nil, err
 	}
 	prompts := d.AsPrompts(w)
-	fixed := func(list []int) func(*Input) {
-		return func(x *Input) {
+	fixed := func(list []int) func(*solver.Input) {
+		return func(x *solver.Input) {
 			x.AllBuckets = true
 			x.Workload = workload.Edited(w, func(w *workload.Workload) { w.Prompts, w.Buckets, w.Context = prompts, list, p.MaxContext })
 		}
@@ -466,7 +467,7 @@ const better = 0.9995
 
 // LimitsOf tells for every limit of an input whether it binds, by solving again without it and with it relaxed: by 10 %, then 20, 40 ...
 // % until something changes. expectedNS is the objective as it is.
-func LimitsOf(ctx context.Context, in Input) (list []LimitStory, expectedNS float64, err error) {
+func LimitsOf(ctx context.Context, in solver.Input) (list []LimitStory, expectedNS float64, err error) {
 	t := newTrial(in, limitsOf(&in))
 	base, r, err := t.alternative(ctx, "as it is", 1)
 	if err != nil || r == nil {
@@ -506,7 +507,7 @@ func LimitsOf(ctx context.Context, in Input) (list []LimitStory, expectedNS floa
 				if l.whole {
 					v = math.Ceil(v)
 				}
-				a, sr, err := t.alternative(ctx, "at "+l.format(v), base.ExpectedNS, func(x *Input) { l.set(x, v) })
+				a, sr, err := t.alternative(ctx, "at "+l.format(v), base.ExpectedNS, func(x *solver.Input) { l.set(x, v) })
 				if err != nil {
 					return nil, 0, err
 				}

@@ -1,4 +1,4 @@
-package solver
+package explain
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
@@ -26,19 +27,19 @@ type Limit struct {
 
 	number      float64 // of a number, in the unit that format takes
 	format      func(float64) string
-	holdsMemory bool                          // of what a process holds
-	whole       bool                          // values between two whole numbers mean nothing
-	without     func(*Input)                  // takes it away
-	set         func(*Input, float64)         // gives it another number; nil for lists
-	used        func(*Input, *Result) float64 // what a plan takes of it; nil where plans do not tell
-	least       func(*Input)                  // has solve look for the plan that takes least of it; nil where it cannot
-	wider       []wider                       // of a list: what may be added
+	holdsMemory bool                                        // of what a process holds
+	whole       bool                                        // values between two whole numbers mean nothing
+	without     func(*solver.Input)                         // takes it away
+	set         func(*solver.Input, float64)                // gives it another number; nil for lists
+	used        func(*solver.Input, *solver.Result) float64 // what a plan takes of it; nil where plans do not tell
+	least       func(*solver.Input)                         // has solve look for the plan that takes least of it; nil where it cannot
+	wider       []wider                                     // of a list: what may be added
 }
 
 // wider is an addition to a list.
 type wider struct {
 	text string
-	do   func(*Input)
+	do   func(*solver.Input)
 }
 
 // String is the limit as a sentence names it.
@@ -49,38 +50,32 @@ func (l *Limit) String() string {
 	return fmt.Sprintf("%s: %s (%s)", l.Key, l.Value, l.In)
 }
 
-// whatIf is what an input supposes, to find out what a limit costs or prevents.
-type whatIf struct {
-	soc     bool // the SoC is another than the costs were fitted for
-	schemes bool // every processor executes every scheme; times are those of another and mean nothing
-}
-
 // limitsOf lists the limits of an input in a fixed order.
-func limitsOf(in *Input) []Limit {
+func limitsOf(in *solver.Input) []Limit {
 	w := in.Workload
 	if w == nil {
 		w = workload.Default()
 	}
 	var out []Limit
-	number := func(key, where string, value float64, format func(float64) string, set func(*Input, float64), none float64, used func(*Input, *Result) float64) {
+	number := func(key, where string, value float64, format func(float64) string, set func(*solver.Input, float64), none float64, used func(*solver.Input, *solver.Result) float64) {
 		out = append(out, Limit{Key: key, In: where, Value: format(value), number: value, format: format, set: set, used: used,
-			without: func(x *Input) { set(x, none) }})
+			without: func(x *solver.Input) { set(x, none) }})
 	}
 	bytes := func(x float64) string { return unit.Bytes(x).String() }
 	of := "workload"
 	if w.Name != "" {
 		of = w.Title()
 	}
-	total := func(_ *Input, r *Result) float64 { return float64(r.Plan.Memory.Total) }
+	total := func(_ *solver.Input, r *solver.Result) float64 { return float64(r.Plan.Memory.Total) }
 	if in.MaxMemory > 0 {
-		number("--max-memory", "command line", float64(in.MaxMemory), bytes, func(x *Input, v float64) {
+		number("--max-memory", "command line", float64(in.MaxMemory), bytes, func(x *solver.Input, v float64) {
 			x.MaxMemory = int64(v)
 			if v == 0 {
 				x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Memory = 0 })
 			}
 		}, 0, total)
 	} else if w.Memory > 0 {
-		number("memory", of, float64(w.Memory), bytes, func(x *Input, v float64) {
+		number("memory", of, float64(w.Memory), bytes, func(x *solver.Input, v float64) {
 			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Memory = unit.Bytes(v) })
 		}, 0, total)
 	}
@@ -92,10 +87,10 @@ func limitsOf(in *Input) []Limit {
 	out = append(out, qualityLimits(in, w, of)...)
 	out = append(out, schemeLimits(in, w, of)...)
 	if len(in.Only) > 0 {
-		l := Limit{Key: "--only", In: "command line", Value: strings.Join(in.Only, ","), without: func(x *Input) { x.Only = nil }}
+		l := Limit{Key: "--only", In: "command line", Value: strings.Join(in.Only, ","), without: func(x *solver.Input) { x.Only = nil }}
 		for i := range in.SoC.Processors {
 			if name := in.SoC.Processors[i].Name; !slices.Contains(in.Only, name) {
-				l.wider = append(l.wider, wider{name, func(x *Input) { x.Only = append(slices.Clone(x.Only), name) }})
+				l.wider = append(l.wider, wider{name, func(x *solver.Input) { x.Only = append(slices.Clone(x.Only), name) }})
 			}
 		}
 		out = append(out, l)
@@ -104,19 +99,23 @@ func limitsOf(in *Input) []Limit {
 	for i := range in.SoC.Processors {
 		p := &in.SoC.Processors[i]
 		if p.AddressBytes > 0 {
-			number(p.Name+".address_bytes", soc, float64(p.AddressBytes), bytes, func(x *Input, v float64) {
+			number(p.Name+".address_bytes", soc, float64(p.AddressBytes), bytes, func(x *solver.Input, v float64) {
 				editProc(x, i, func(p *socs.Processor) { p.AddressBytes = int64(v) })
-			}, 0, func(x *Input, r *Result) float64 { return float64(check.Load(r.Plan, &x.SoC.Processors[i]).Bytes) })
+			}, 0, func(x *solver.Input, r *solver.Result) float64 {
+				return float64(check.Load(r.Plan, &x.SoC.Processors[i]).Bytes)
+			})
 		}
 		if p.GraphBytes > 0 {
-			number(p.Name+".graph_bytes", soc, float64(p.GraphBytes), bytes, func(x *Input, v float64) {
+			number(p.Name+".graph_bytes", soc, float64(p.GraphBytes), bytes, func(x *solver.Input, v float64) {
 				editProc(x, i, func(p *socs.Processor) { p.GraphBytes = int64(v) })
-			}, 0, func(_ *Input, r *Result) float64 { return float64(largestGraph(r.Plan, p.Name)) })
+			}, 0, func(_ *solver.Input, r *solver.Result) float64 { return float64(largestGraph(r.Plan, p.Name)) })
 		}
 		if p.MaxGraphs > 0 {
-			number(p.Name+".max_graphs", soc, float64(p.MaxGraphs), func(x float64) string { return fmt.Sprintf("%.0f graphs", x) }, func(x *Input, v float64) {
+			number(p.Name+".max_graphs", soc, float64(p.MaxGraphs), func(x float64) string { return fmt.Sprintf("%.0f graphs", x) }, func(x *solver.Input, v float64) {
 				editProc(x, i, func(p *socs.Processor) { p.MaxGraphs = int(v) })
-			}, 0, func(x *Input, r *Result) float64 { return float64(check.Load(r.Plan, &x.SoC.Processors[i]).Graphs) })
+			}, 0, func(x *solver.Input, r *solver.Result) float64 {
+				return float64(check.Load(r.Plan, &x.SoC.Processors[i]).Graphs)
+			})
 			out[len(out)-1].whole = true
 		}
 	}
@@ -129,10 +128,10 @@ func limitsOf(in *Input) []Limit {
 }
 
 // qualityLimits are those of what may be lost: one where both phases have the same.
-func qualityLimits(in *Input, w *workload.Workload, of string) []Limit {
+func qualityLimits(in *solver.Input, w *workload.Workload, of string) []Limit {
 	var out []Limit
 	add := func(key string, value float64, phases ...string) {
-		set := func(x *Input, v float64) {
+		set := func(x *solver.Input, v float64) {
 			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) {
 				for _, ph := range phases {
 					to, schemes := &w.Quality.MaxKL.Prefill, &w.Schemes.Prefill
@@ -148,9 +147,9 @@ func qualityLimits(in *Input, w *workload.Workload, of string) []Limit {
 				}
 			})
 		}
-		l := Limit{Key: key, In: of, Value: klText(value), number: value, format: klText, without: func(x *Input) { set(x, workload.LargestKL) }}
+		l := Limit{Key: key, In: of, Value: workload.KLText(value), number: value, format: workload.KLText, without: func(x *solver.Input) { set(x, workload.LargestKL) }}
 		if in.Calibration != nil {
-			l.set, l.used = set, func(_ *Input, r *Result) float64 {
+			l.set, l.used = set, func(_ *solver.Input, r *solver.Result) float64 {
 				most := math.NaN()
 				for _, q := range r.Plan.Quality {
 					if slices.Contains(phases, q.Phase) {
@@ -180,31 +179,23 @@ func qualityLimits(in *Input, w *workload.Workload, of string) []Limit {
 }
 
 // minimising has solve look for the plan that takes least of a measure.
-func minimising(m problem.Measure) func(*Input) {
-	return func(x *Input) {
+func minimising(m problem.Measure) func(*solver.Input) {
+	return func(x *solver.Input) {
 		x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Minimise = m })
 	}
 }
 
-// klText writes a limit of quality.
-func klText(x float64) string {
-	if x <= workload.Lossless {
-		return "0 nats a token"
-	}
-	return fmt.Sprintf("%.3g nats a token", x)
-}
-
 // editProc changes a processor of a copy of the SoC.
-func editProc(in *Input, i int, change func(*socs.Processor)) {
+func editProc(in *solver.Input, i int, change func(*socs.Processor)) {
 	c := *in.SoC
 	c.Processors = slices.Clone(c.Processors)
 	change(&c.Processors[i])
 	in.SoC = &c
-	in.suppose.soc = true
+	in.WhatIf.OtherSoC = true
 }
 
 // schemeLimits are the precisions that a workload permits, and those that the processors execute.
-func schemeLimits(in *Input, w *workload.Workload, of string) []Limit {
+func schemeLimits(in *solver.Input, w *workload.Workload, of string) []Limit {
 	var out []Limit
 	text := func(list []op.Scheme) string {
 		names := make([]string, len(list))
@@ -231,13 +222,13 @@ func schemeLimits(in *Input, w *workload.Workload, of string) []Limit {
 			list = []op.Scheme{op.A32W32}
 			l.Value = "left out: a32/w32, as stored"
 		}
-		set := func(x *Input, list []op.Scheme) {
+		set := func(x *solver.Input, list []op.Scheme) {
 			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { *ph.of(&w.Schemes) = list })
 		}
-		l.without = func(x *Input) { set(x, dynamic()) }
+		l.without = func(x *solver.Input) { set(x, dynamic()) }
 		for _, s := range dynamic() {
 			if !slices.Contains(list, s) {
-				l.wider = append(l.wider, wider{string(s), func(x *Input) { set(x, append(slices.Clone(list), s)) }})
+				l.wider = append(l.wider, wider{string(s), func(x *solver.Input) { set(x, append(slices.Clone(list), s)) }})
 			}
 		}
 		out = append(out, l)
@@ -248,9 +239,9 @@ func schemeLimits(in *Input, w *workload.Workload, of string) []Limit {
 			have = append(have, x)
 		}
 	}
-	any := func(list ...op.Scheme) func(*Input) {
-		return func(x *Input) {
-			x.suppose.schemes = true
+	any := func(list ...op.Scheme) func(*solver.Input) {
+		return func(x *solver.Input) {
+			x.WhatIf.AnyScheme = true
 			for i := range x.SoC.Processors {
 				editProc(x, i, func(p *socs.Processor) { teach(p, x.SoC, list) })
 			}
@@ -312,8 +303,8 @@ func largestGraph(p *planir.Plan, proc string) int64 {
 
 // attempt is a solve under other limits.
 type attempt struct {
-	result *Result // nil: no plan
-	err    error   // why there is none
+	result *solver.Result // nil: no plan
+	err    error          // why there is none
 }
 
 // solves reports whether there is a plan; unknown where something other than limits prevented the answer.
@@ -323,7 +314,7 @@ func (a *attempt) feasible() (yes, known bool) {
 
 // trial solves inputs under other limits.
 type trial struct {
-	in     Input
+	in     solver.Input
 	limits []Limit
 	most   int // solves
 	made   int
@@ -331,9 +322,9 @@ type trial struct {
 	what   string             // solves are for, as progress tells
 }
 
-func newTrial(in Input, limits []Limit) *trial {
-	if in.known == nil {
-		in.known = price.NewFitted(in.Costs, in.SoC)
+func newTrial(in solver.Input, limits []Limit) *trial {
+	if in.Prices == nil {
+		in.Prices = price.NewFitted(in.Costs, in.SoC)
 	}
 	return &trial{in: in, limits: limits, most: 400, known: map[string]attempt{}}
 }
@@ -342,15 +333,15 @@ func newTrial(in Input, limits []Limit) *trial {
 var errTrials = diag.New(diag.ClassInternal, "too many solves")
 
 // solve is Solve of the input with changes.
-func (t *trial) solve(ctx context.Context, changes ...func(*Input)) (attempt, error) {
+func (t *trial) solve(ctx context.Context, changes ...func(*solver.Input)) (attempt, error) {
 	if t.made++; t.made > t.most {
 		return attempt{}, errTrials
 	}
 	in := t.in
 	if tell := in.Progress; tell != nil { // of this solve as a part of the whole
 		made := t.made
-		in.Progress = func(p Progress) {
-			tell(Progress{Phase: strings.TrimPrefix(fmt.Sprintf("%s, solve %d: %s", t.what, made, p.Phase), ", "), Done: p.Done, All: p.All, What: p.What, Best: p.Best, Bound: p.Bound})
+		in.Progress = func(p solver.Progress) {
+			tell(solver.Progress{Phase: strings.TrimPrefix(fmt.Sprintf("%s, solve %d: %s", t.what, made, p.Phase), ", "), Done: p.Done, All: p.All, What: p.What, Best: p.Best, Bound: p.Bound})
 		}
 	}
 	for _, c := range changes {
@@ -358,7 +349,7 @@ func (t *trial) solve(ctx context.Context, changes ...func(*Input)) (attempt, er
 			c(&in)
 		}
 	}
-	r, err := Solve(ctx, in)
+	r, err := solver.Solve(ctx, in)
 	if err != nil && (diag.ClassOf(err) == diag.ClassInterrupted || ctx.Err() != nil) {
 		return attempt{}, err
 	}
@@ -366,9 +357,9 @@ func (t *trial) solve(ctx context.Context, changes ...func(*Input)) (attempt, er
 }
 
 // possible is solve, for whether there is a plan: one of whole operators will do, and is found much sooner than the best.
-func (t *trial) possible(ctx context.Context, changes ...func(*Input)) (attempt, error) {
+func (t *trial) possible(ctx context.Context, changes ...func(*solver.Input)) (attempt, error) {
 	if len(t.in.Strategies) == 0 && len(t.in.Ratio) == 0 {
-		a, err := t.solve(ctx, append(slices.Clone(changes), func(in *Input) { in.Strategies = []planir.Strategy{planir.Single, planir.Padding} })...)
+		a, err := t.solve(ctx, append(slices.Clone(changes), func(in *solver.Input) { in.Strategies = []planir.Strategy{planir.Single, planir.Padding} })...)
 		if a.result != nil || err != nil {
 			return a, err
 		}
@@ -382,7 +373,7 @@ func (t *trial) holding(ctx context.Context, holds []bool) (attempt, error) {
 	if a, ok := t.known[key]; ok {
 		return a, nil
 	}
-	var changes []func(*Input)
+	var changes []func(*solver.Input)
 	for i := range t.limits {
 		if !holds[i] {
 			changes = append(changes, t.limits[i].without)

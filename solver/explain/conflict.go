@@ -1,4 +1,6 @@
-package solver
+// Package explain knows why a plan is as it is, and what another one would be: where the time of a program goes, which limits
+// bind or contradict each other, and what solving again without a processor, a bucket or a limit gives.
+package explain
 
 import (
 	"context"
@@ -10,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -53,7 +56,7 @@ const (
 // Diagnose looks for the limits in conflict that made Solve fail with err, by solving again without some of them. It returns err
 // itself where it is no error of class ClassInfeasible or where no limit is to blame, else an error of that class which
 // names the limits, and what would do instead of each.
-func Diagnose(ctx context.Context, in Input, err error) error {
+func Diagnose(ctx context.Context, in solver.Input, err error) error {
 	if err == nil || diag.ClassOf(err) != diag.ClassInfeasible {
 		return err
 	}
@@ -68,10 +71,10 @@ func Diagnose(ctx context.Context, in Input, err error) error {
 }
 
 // FindConflict is Diagnose with its result as data; nil where no limit is to blame.
-func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error) {
+func FindConflict(ctx context.Context, in solver.Input, reason error) (*Conflict, error) {
 	t := newTrial(in, limitsOf(&in))
 	t.most, t.what = conflictSolves, conflictPhase
-	in.tell(Progress{Phase: conflictPhase})
+	in.Tell(solver.Progress{Phase: conflictPhase})
 	if !slices.ContainsFunc(t.limits, func(l Limit) bool { return strings.HasPrefix(l.Key, "quality.") }) {
 		// Where the precisions that are permitted have plans without the other limits, they are taken as given: to try all others
 		// under a limit that none keeps takes long.
@@ -91,7 +94,7 @@ func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error
 	t.known[fmt.Sprint(all)] = attempt{err: reason} // the input as it is
 	// infeasible: no plan was found that satisfies these. What cannot be told (times never measured) counts as feasible.
 	infeasible := func(holds []bool) (bool, error) {
-		in.tell(Progress{Phase: conflictPhase, Done: t.made}) // many an attempt ends before Solve tells anything
+		in.Tell(solver.Progress{Phase: conflictPhase, Done: t.made}) // many an attempt ends before Solve tells anything
 		a, err := t.holding(ctx, holds)
 		if err != nil {
 			return false, err
@@ -115,12 +118,12 @@ func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error
 	if a, err := t.holding(ctx, only); err == nil && a.err != nil {
 		c.Reason = a.err // what these limits alone make impossible
 	}
-	c.Proved = proved(c.Reason)
+	c.Proved = solver.Proved(c.Reason)
 	for k, i := range set {
 		x := Conflicting{Limit: t.limits[i]}
 		t.what = fmt.Sprintf("%s %d/%d %s", nearestPhase, k+1, len(set), x.Key)
-		in.tell(Progress{Phase: nearestPhase, Done: k, All: len(set), What: x.Key})
-		var rest []func(*Input) // takes the limits away that have no part in it
+		in.Tell(solver.Progress{Phase: nearestPhase, Done: k, All: len(set), What: x.Key})
+		var rest []func(*solver.Input) // takes the limits away that have no part in it
 		for k := range t.limits {
 			if !slices.Contains(set, k) {
 				rest = append(rest, t.limits[k].without)
@@ -133,12 +136,6 @@ func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error
 		c.Limits = append(c.Limits, x)
 	}
 	return c, nil
-}
-
-// proved reports whether an error of class ClassInfeasible says that there is no plan, rather than that none was found.
-func proved(err error) bool {
-	var limits *LimitError
-	return !errors.As(err, &limits) || limits.Proved
 }
 
 // smallestConflict finds a smallest subset of 0..n-1 that is infeasible, where subsets of feasible sets are feasible: the
@@ -227,7 +224,7 @@ const (
 
 // nearest fills in what would do instead of limit i, the others as they are; or, where those are in conflict among
 // themselves, without the rest. A value is named only after solve found a plan with it, as it is written.
-func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conflicting) error {
+func (t *trial) nearest(ctx context.Context, i int, rest []func(*solver.Input), x *Conflicting) error {
 	l := &t.limits[i]
 	free, err := t.possible(ctx, l.without)
 	if err != nil {
@@ -308,26 +305,26 @@ func (t *trial) works(ctx context.Context, l *Limit, value float64) (rounded flo
 		return 0, false, nil
 	}
 	rounded = l.ceil(value)
-	a, err := t.solve(ctx, func(in *Input) { l.set(in, rounded) })
+	a, err := t.solve(ctx, func(in *solver.Input) { l.set(in, rounded) })
 	return rounded, a.result != nil, err
 }
 
 // leastOf is the least value of a limit for which there may be a plan, where the error of a solve says it.
 func leastOf(l *Limit, err error) (least float64, ok bool) {
-	var small *smallestError
+	var small *solver.SmallestError
 	if l.holdsMemory && errors.As(err, &small) {
-		return float64(small.total), true
+		return float64(small.Total), true
 	}
-	var slow *expertsError
+	var slow *solver.ExpertsError
 	if l.Key == workload.KeyExperts && errors.As(err, &slow) {
-		return slow.leastUS, true
+		return slow.LeastUS, true
 	}
 	return 0, false
 }
 
 // search is a value of a limit for which a plan is found, near the limit's own. free is a plan without the limit: what it takes is enough.
-func (t *trial) search(ctx context.Context, l *Limit, free *Result) (value float64, ok bool, err error) {
-	takes := func(r *Result) float64 {
+func (t *trial) search(ctx context.Context, l *Limit, free *solver.Result) (value float64, ok bool, err error) {
+	takes := func(r *solver.Result) float64 {
 		if l.used == nil {
 			return math.NaN()
 		}

@@ -1,4 +1,4 @@
-package solver
+package explain
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -25,10 +26,10 @@ type ParetoPoint struct {
 // Pareto lists efficient plans between the fastest and the one of least energy, fastest first: by epsilon constraints, the expected
 // time minimised under a limit of energy that goes down in equal steps. There may be further plans between two of
 // them. It needs the power of every processor (ClassInput otherwise).
-func Pareto(ctx context.Context, in Input, steps int) ([]ParetoPoint, error) {
+func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, error) {
 	t := newTrial(in, nil)
 	at := func(measure problem.Measure, limit float64) (*ParetoPoint, error) {
-		a, err := t.solve(ctx, func(x *Input) {
+		a, err := t.solve(ctx, func(x *solver.Input) {
 			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) {
 				w.Minimise = measure
 				if limit > 0 && (w.Limits.EnergyMJ == 0 || limit < w.Limits.EnergyMJ) {
@@ -46,7 +47,7 @@ func Pareto(ctx context.Context, in Input, steps int) ([]ParetoPoint, error) {
 			return nil, a.err
 		}
 		p := &ParetoPoint{ExpectedMS: a.result.ExpectedNS / 1e6, EnergyMJ: a.result.ExpectedNJ / 1e6, LimitMJ: limit, Plan: a.result.Plan}
-		proof := ProofOf(p.Plan.Solver)
+		proof := solver.ProofOf(p.Plan.Solver)
 		p.Proved, p.Gap = proof.Open == 0, proof.Gap
 		return p, nil
 	}
@@ -55,7 +56,7 @@ func Pareto(ctx context.Context, in Input, steps int) ([]ParetoPoint, error) {
 		return nil, err
 	}
 	if fastest == nil {
-		_, err := Solve(ctx, in)
+		_, err := solver.Solve(ctx, in)
 		return nil, Diagnose(ctx, in, err)
 	}
 	if fastest.EnergyMJ == 0 {
