@@ -57,7 +57,7 @@ func (c *Content) factors(group string, layer, want int) ([]float32, error) {
 }
 
 // staticScales are the scales of what enters a class of products in a layer (-1: of none), as it is after folding.
-func (c *Content) staticScales(weight *planir.Weight, layer int) ([]float32, error) {
+func (c *Content) staticScales(weight *op.Weight, layer int) ([]float32, error) {
 	var activation *calibration.Activation
 	if c.cal != nil {
 		activation = c.cal.Activation(weight.ScaleOf, max(0, layer))
@@ -93,7 +93,7 @@ func severalScales(n int) op.Scheme {
 }
 
 // steps are those of the grids of a class of products in a layer (-1: of none), [2,N] for weight w.
-func (c *Content) steps(weight *planir.Weight, layer int) ([]float32, error) {
+func (c *Content) steps(weight *op.Weight, layer int) ([]float32, error) {
 	var activation *calibration.Activation
 	if c.cal != nil {
 		activation = c.cal.Activation(weight.ScaleOf, max(0, layer))
@@ -117,7 +117,7 @@ func (c *Content) steps(weight *planir.Weight, layer int) ([]float32, error) {
 	var divide []float32
 	var interleave []int
 	if weight.FoldCols != "" {
-		of := &c.plan.Program.Weights[slices.IndexFunc(c.plan.Program.Weights, func(x planir.Weight) bool {
+		of := &c.plan.Program.Weights[slices.IndexFunc(c.plan.Program.Weights, func(x op.Weight) bool {
 			return x.FoldCols == weight.FoldCols && x.ScaleOf == "" && className(&c.graph, x.Name,
 				max(0, layer)) == weight.ScaleOf
 		})]

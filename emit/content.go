@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -185,7 +186,8 @@ type packKey struct {
 // equal finds the placement of c that packs what pl of another content of the same model does.
 func (c *Content) equal(pl planir.Placement, o *Content) (planir.Placement, bool) {
 	weight := o.weight(pl)
-	if c.plan.Calibration() != o.plan.Calibration() && (weight.FoldRows != "" || weight.FoldCols != "" || weight.ScaleOf != "" || inBlocks(pl.Pack.Scheme)) {
+	calibrated := weight.FoldRows != "" || weight.FoldCols != "" || weight.ScaleOf != "" || inBlocks(pl.Pack.Scheme)
+	if calibrated && c.plan.Calibration() != o.plan.Calibration() {
 		return planir.Placement{}, false
 	}
 	for _, blob := range c.blobs {
@@ -207,8 +209,8 @@ func (c *Content) packOf(ref planir.WeightRef) *planir.Pack {
 }
 
 // weight is the weight that a placement packs.
-func (c *Content) weight(pl planir.Placement) *planir.Weight {
-	i := slices.IndexFunc(c.plan.Program.Weights, func(w planir.Weight) bool { return w.Name == pl.Pack.Weight })
+func (c *Content) weight(pl planir.Placement) *op.Weight {
+	i := slices.IndexFunc(c.plan.Program.Weights, func(w op.Weight) bool { return w.Name == pl.Pack.Weight })
 	return &c.plan.Program.Weights[i]
 }
 
@@ -276,93 +278,92 @@ func (c *Content) pack(dst []byte, pl planir.Placement) error {
 	return nil
 }
 
-// source is the matrix that a placement packs of an expert, and the tensors it is made of. With front, the rows in
-// front of the placement's come with it.
-func (c *Content) source(pl planir.Placement, expert int, front bool) (pack.Source, []string, error) {
+// source is the matrix that a placement packs of an expert, and the names of the tensors it is made of. With front, the
+// rows in front of the placement's come with it.
+func (c *Content) source(pl planir.Placement, expert int, front bool) (matrix pack.Source, names []string, err error) {
 	weight := c.weight(pl)
-	var whole pack.Source
-	var names []string
-	var err error
-	if weight.ScaleOf != "" && weight.K == 2 {
-		values, err := c.steps(weight, pl.Layer)
+	switch weight.Kind() {
+	case op.ScalesWeight: // is packed whole
+		scales, err := c.staticScales(weight, pl.Layer)
 		if err != nil {
 			return nil, nil, err
 		}
-		matrix, err := pack.Floats(values, 2, weight.N)
-		if packing := pl.Pack; err == nil && (packing.N0 != 0 || packing.N1 != weight.N) {
-			matrix, err = pack.Slice(matrix, 0, 2, packing.N0, packing.N1)
-		}
+		matrix, err = pack.Floats(scales, 1, len(scales))
 		return matrix, nil, err
-	}
-	if weight.ScaleOf != "" {
-		values, err := c.staticScales(weight, pl.Layer)
+	case op.StepsWeight: // both rows are packed, and their folds are in them
+		steps, err := c.steps(weight, pl.Layer)
 		if err != nil {
 			return nil, nil, err
 		}
-		matrix, err := pack.Floats(values, 1, len(values))
+		if matrix, err = pack.Floats(steps, 2, weight.N); err != nil {
+			return nil, nil, err
+		}
+		matrix, err = part(matrix, 0, 2, pl.Pack.N0, pl.Pack.N1)
 		return matrix, nil, err
-	}
-	if len(weight.Const) > 0 {
-		whole, err = pack.Floats(weight.Const, weight.K, weight.N)
-	} else {
-		divide, err := c.factors(weight.FoldCols, pl.Layer, weight.N/max(1, len(weight.Interleave)))
-		if err != nil {
-			return nil, nil, err
-		}
-		mw := models.Weight{From: weight.From}
-		names = mw.Sources(pl.Layer, expert)
-		var parts []pack.Source
-		for j, name := range names {
-			tensor, err := c.model.Tensor(name)
-			if err != nil {
-				return nil, nil, err
-			}
-			cols := weight.N
-			if len(weight.Interleave) > 0 {
-				total := 0
-				for _, taken := range weight.Interleave {
-					total += taken
-				}
-				cols = weight.N / total * weight.Interleave[j]
-			}
-			source, err := pack.Tensor(tensor, weight.K, cols, weight.Transposed)
-			if err != nil {
-				return nil, nil, diag.New(diag.ClassInput, "tensor %q: %w", name, err)
-			}
-			if weight.Plus != 0 {
-				source = pack.Plus(source, weight.Plus)
-			}
-			if divide != nil && j == weight.FoldSource {
-				if source, err = pack.DivideColumns(source, divide); err != nil {
-					return nil, nil, fmt.Errorf("tensor %q: %w", name, err)
-				}
-			}
-			parts = append(parts, source)
-		}
-		whole = parts[0]
-		if len(parts) > 1 {
-			if whole, err = pack.Interleave(parts, weight.Interleave); err != nil {
-				return nil, nil, err
-			}
-		}
+	case op.ConstantWeight:
+		matrix, err = pack.Floats(weight.Const, weight.K, weight.N)
+	default:
+		matrix, names, err = c.stored(weight, pl.Layer, expert)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 	multiply, err := c.factors(weight.FoldRows, pl.Layer, weight.K)
-	if err == nil && multiply != nil {
-		whole, err = pack.ScaleRows(whole, multiply)
-	}
 	if err != nil {
 		return nil, nil, err
 	}
-	packing := pl.Pack
-	k0 := packing.K0
+	if multiply != nil {
+		if matrix, err = pack.ScaleRows(matrix, multiply); err != nil {
+			return nil, nil, err
+		}
+	}
+	k0 := pl.Pack.K0
 	if front {
 		k0 = 0
 	}
-	if k0 != 0 || packing.N0 != 0 || packing.K1 != weight.K || packing.N1 != weight.N {
-		whole, err = pack.Slice(whole, k0, packing.K1, packing.N0, packing.N1)
+	matrix, err = part(matrix, k0, pl.Pack.K1, pl.Pack.N0, pl.Pack.N1)
+	return matrix, names, err
+}
+
+// part is rows [k0,k1) and columns [n0,n1) of a matrix, the matrix itself where that is all of it.
+func part(matrix pack.Source, k0, k1, n0, n1 int) (pack.Source, error) {
+	if k, n := matrix.Shape(); k0 == 0 && k1 == k && n0 == 0 && n1 == n {
+		return matrix, nil
 	}
-	return whole, names, err
+	return pack.Slice(matrix, k0, k1, n0, n1)
+}
+
+// stored assembles a weight from the tensors of a layer, for an expert. The columns of its sources are interleaved, and
+// those of one of them divided by the factors of a fold.
+func (c *Content) stored(weight *op.Weight, layer, expert int) (matrix pack.Source, names []string, err error) {
+	divide, err := c.factors(weight.FoldCols, layer, weight.N/max(1, len(weight.Interleave)))
+	if err != nil {
+		return nil, nil, err
+	}
+	names = weight.Sources(layer, expert)
+	sources := make([]pack.Source, len(names))
+	for i, name := range names {
+		tensor, err := c.model.Tensor(name)
+		if err != nil {
+			return nil, nil, err
+		}
+		source, err := pack.Tensor(tensor, weight.K, weight.SourceCols(i), weight.Transposed)
+		if err != nil {
+			return nil, nil, diag.New(diag.ClassInput, "tensor %q: %w", name, err)
+		}
+		if weight.Plus != 0 {
+			source = pack.Plus(source, weight.Plus)
+		}
+		if divide != nil && i == weight.FoldSource {
+			if source, err = pack.DivideColumns(source, divide); err != nil {
+				return nil, nil, fmt.Errorf("tensor %q: %w", name, err)
+			}
+		}
+		sources[i] = source
+	}
+	if len(sources) == 1 {
+		return sources[0], names, nil
+	}
+	matrix, err = pack.Interleave(sources, weight.Interleave)
+	return matrix, names, err
 }

@@ -101,7 +101,7 @@ func (b *graphBuilder) values(cols int, names ...string) {
 }
 
 // weight declares a weight and returns its name; sections with the same nodes share theirs.
-func (b *graphBuilder) weight(w Weight) string {
+func (b *graphBuilder) weight(w op.Weight) string {
 	if b.out.Weight(w.Name) == nil {
 		b.out.Weights = append(b.out.Weights, w)
 	}
@@ -116,10 +116,10 @@ func (b *graphBuilder) node(name, in, w, out string, o ...op.Op) *Node {
 }
 
 // matmul appends out = in*W (+ bias).
-func (b *graphBuilder) matmul(name, in, out string, weight Weight, bias bool) *Node {
+func (b *graphBuilder) matmul(name, in, out string, weight op.Weight, bias bool) *Node {
 	names := b.weight(weight)
 	if bias {
-		biases := Weight{Name: weight.Name + "_bias", Interleave: weight.Interleave, K: 1, N: weight.N}
+		biases := op.Weight{Name: weight.Name + "_bias", Interleave: weight.Interleave, K: 1, N: weight.N}
 		for _, source := range weight.From {
 			biases.From = append(biases.From, strings.Replace(source, ".weight", ".bias", 1))
 		}
@@ -129,8 +129,8 @@ func (b *graphBuilder) matmul(name, in, out string, weight Weight, bias bool) *N
 }
 
 // linear is a stored projection [N,K], or several interleaved by columns.
-func linear(name string, k, n int, from ...string) Weight {
-	weight := Weight{Name: name, K: k, N: n, Transposed: true}
+func linear(name string, k, n int, from ...string) op.Weight {
+	weight := op.Weight{Name: name, K: k, N: n, Transposed: true}
 	for _, source := range from {
 		weight.From = append(weight.From, withSuffix(source, ".weight"))
 	}
@@ -139,7 +139,7 @@ func linear(name string, k, n int, from ...string) Weight {
 
 // gain declares the gain of a norm.
 func (b *graphBuilder) gain(name, from string, n int) string {
-	return b.weight(Weight{Name: name, From: []string{from + ".weight"}, K: 1, N: n, Plus: b.dec.gainPlus})
+	return b.weight(op.Weight{Name: name, From: []string{from + ".weight"}, K: 1, N: n, Plus: b.dec.gainPlus})
 }
 
 // norm appends out = norm(in) with the gain of a stored tensor.
@@ -148,7 +148,7 @@ func (b *graphBuilder) norm(name, in, out, weight, from string) {
 	operator := op.Op{Kind: op.Norm, N: b.Hidden, Eps: b.NormEps}
 	if b.dec.layerNorm {
 		operator.Kind = op.LayerNorm
-		weights += " " + b.weight(Weight{Name: weight + "_bias", From: []string{from + ".bias"}, K: 1, N: b.Hidden})
+		weights += " " + b.weight(op.Weight{Name: weight + "_bias", From: []string{from + ".bias"}, K: 1, N: b.Hidden})
 	}
 	b.node(name, in, weights, out, operator)
 }
@@ -207,7 +207,7 @@ func (b *graphBuilder) embed() {
 	b.value(Value{Name: "ids", Type: op.I32, Cols: 1})
 	b.values(b.Hidden, "x")
 	from := b.dec.names.embed + ".weight"
-	table := b.weight(Weight{Name: "embed.table", From: []string{from}, K: b.Vocab, N: b.Hidden})
+	table := b.weight(op.Weight{Name: "embed.table", From: []string{from}, K: b.Vocab, N: b.Hidden})
 	lookup := op.Op{Kind: op.Embed, K: b.Vocab, N: b.Hidden, Table: b.Stored, Scale: b.dec.embedScale}
 	node := b.node("embed", "ids", table, "x", lookup)
 	if b.Tied {
@@ -282,7 +282,7 @@ func (b *graphBuilder) attention(windowed bool) {
 }
 
 // fusedQKV is the projection to a fused row: stored as such, or interleaved by groups of heads.
-func (b *graphBuilder) fusedQKV() Weight {
+func (b *graphBuilder) fusedQKV() op.Weight {
 	names, cols := b.dec.names, op.QKVColumns(b.Heads, b.KVHeads, b.HeadDim)
 	if names.k == "" {
 		return linear("layers.qkv", b.Hidden, cols, names.q)
@@ -316,7 +316,7 @@ func (b *graphBuilder) scores(windowed bool) {
 	}
 	rotate := heads(b.dec.rope.op)
 	rotate.Kind = op.Rope
-	frequencies := Weight{Name: "rope.invfreq", K: b.dec.rope.rows, N: rotate.Rotary() / 2, Const: b.dec.rope.table}
+	frequencies := op.Weight{Name: "rope.invfreq", K: b.dec.rope.rows, N: rotate.Rotary() / 2, Const: b.dec.rope.table}
 	weights = append(weights, b.weight(frequencies))
 	attend := heads(op.Op{Kind: op.Attention, KV: op.F32, Scale: b.dec.attnScale, Cap: b.dec.attnCap})
 	if windowed {
@@ -347,7 +347,7 @@ func (b *graphBuilder) ffnInput() string {
 }
 
 // gateUp is the fused projection to cols columns each of gate and up, and how many of them alternate.
-func (b *graphBuilder) gateUp(name string, cols int, gate, up string) (Weight, int) {
+func (b *graphBuilder) gateUp(name string, cols int, gate, up string) (op.Weight, int) {
 	weight, interleave := linear(name, b.Hidden, 2*cols, gate, up), gcd(cols, 16)
 	weight.Interleave = []int{interleave, interleave}
 	return weight, interleave
@@ -385,7 +385,7 @@ func (b *graphBuilder) experts() {
 	b.matmul("router", in, "router", linear("layers.router", b.Hidden, b.Experts, names.router), false).Exact = true
 	route := op.Op{Kind: op.Route, Experts: b.Experts, Fan: fan, Router: b.dec.router, Jitter: b.dec.jitter}
 	b.node("route", "router", "", "experts shares", route)
-	expert := func(name, x, y string, w Weight, spread bool) {
+	expert := func(name, x, y string, w op.Weight, spread bool) {
 		w.Experts = b.Experts
 		product := op.Op{Kind: op.ExpertMatMul, K: w.K, N: w.N, Scheme: op.A32W32, Fan: fan, Spread: spread}
 		product.Experts = b.Experts

@@ -26,8 +26,35 @@ type description struct {
 	MaxContext   int          `json:"max_context"`
 	BOS          int          `json:"bos"`
 	EOS          []int        `json:"eos"`
-	Graph        Graph        `json:"graph"`
+	Graph        digestGraph  `json:"graph"`
 	Tensors      []tensorSeal `json:"tensors"` // what the graph uses, sorted by name; null without weights
+}
+
+// digestGraph is the graph under the names of the digest's definition, which are not those of a plan.
+type digestGraph struct {
+	Sections []Section
+	Weights  []digestWeight
+}
+
+// digestWeight is what a model says of a weight.
+type digestWeight struct {
+	Name       string
+	From       []string
+	Interleave []int
+	K, N       int
+	Transposed bool
+	Experts    int
+	Plus       float32
+	Const      []float32
+}
+
+func (g *Graph) digested() digestGraph {
+	out := digestGraph{Sections: g.Sections}
+	for _, w := range g.Weights {
+		out.Weights = append(out.Weights,
+			digestWeight{w.Name, w.From, w.Interleave, w.K, w.N, w.Transposed, w.Experts, w.Plus, w.Const})
+	}
+	return out
 }
 
 // tensorSeal covers one tensor's bytes: the SHA-256 of the SHA-256s of its chunks.
@@ -52,7 +79,7 @@ func (m *Model) Digest() (string, error) {
 // canonical.
 func (m *Model) computeDigest() (string, error) {
 	covered := description{Schema: "hetc.model-digest/2", Architecture: m.Architecture, MaxContext: m.MaxContext,
-		BOS: m.BOS, EOS: m.EOS, Graph: m.graph}
+		BOS: m.BOS, EOS: m.EOS, Graph: m.graph.digested()}
 	if m.Dir != "" { // a closed model must not pass for a catalog entry
 		if !m.HasWeights() {
 			return "", m.noWeights("digest")

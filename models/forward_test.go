@@ -37,7 +37,7 @@ type matrix struct {
 
 func (x matrix) row(i int) []float64 { return x.v[i*x.cols : (i+1)*x.cols] }
 
-func (e *naive) weight(name string, layer int) (*Weight, []float64) {
+func (e *naive) weight(name string, layer int) (*op.Weight, []float64) {
 	g := e.m.Graph()
 	w := g.Weight(name)
 	if w == nil {
@@ -57,7 +57,7 @@ func (e *naive) weight(name string, layer int) (*Weight, []float64) {
 
 // assemble gives a weight column by column [N,K], by the words of the type's comment: Interleave[i]
 // columns of source i in turn.
-func assemble(t testing.TB, m *Model, w *Weight, layer int) []float64 {
+func assemble(t testing.TB, m *Model, w *op.Weight, layer int) []float64 {
 	v := make([]float64, w.K*w.N)
 	if w.Const != nil {
 		for n, f := range w.Const {

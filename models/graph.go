@@ -12,7 +12,7 @@ import (
 // name with the same nodes and other First.
 type Graph struct {
 	Sections []Section
-	Weights  []Weight // every weight a node names, in a fixed order
+	Weights  []op.Weight // every weight a node names, in a fixed order; without layers and folds
 }
 
 // Section is a sequence of nodes over named values ("x" [M,Hidden] carries the residual stream
@@ -97,19 +97,4 @@ func (n *Node) At(m, ctx int) []op.Op {
 		out[i] = operator
 	}
 	return out
-}
-
-// Weight is a matrix [K,N] (or a vector [1,N]) assembled from stored tensors. With several sources
-// the columns are interleaved in blocks: Interleave[i] columns of source i in turn, so that any
-// whole number of groups is a contiguous column range. Fused QKV interleaves one group of query heads,
-// one key head and one value head; gate-up interleaves 16 columns each.
-type Weight struct {
-	Name       string   // "layers.qkv", "head.lm_head"
-	From       []string // stored tensor names, with {layer}
-	Interleave []int    // columns taken from each source in turn; nil for a single source
-	K, N       int
-	Transposed bool      // stored as [N,K] (torch Linear) rather than [K,N]
-	Experts    int       // as many such matrices, from the tensors with {expert} in their names; 0: one
-	Plus       float32   // added to the stored values (gains stored as their distance from 1)
-	Const      []float32 // a computed vector instead of stored tensors (rope frequencies)
 }

@@ -13,7 +13,6 @@ import (
 	"maps"
 	"slices"
 	"sort"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -151,22 +150,8 @@ func (m *Model) noWeights(format string, args ...any) error {
 	return diag.New(diag.ClassInternal, "%s: model %q is closed", what, m.Name)
 }
 
-// Sources returns the names of the tensors w is assembled from in a layer, for an expert.
-func (w *Weight) Sources(layer, expert int) []string {
-	out := make([]string, len(w.From))
-	for i, name := range w.From {
-		out[i] = strings.NewReplacer("{layer}", strconv.Itoa(layer), "{expert}", strconv.Itoa(expert)).Replace(name)
-	}
-	return out
-}
-
-// PerLayer reports whether every layer has its own w.
-func (w *Weight) PerLayer() bool {
-	return len(w.From) > 0 && strings.Contains(w.From[0], "{layer}")
-}
-
 // Weight returns the graph's weight of that name, nil when there is none.
-func (g *Graph) Weight(name string) *Weight {
+func (g *Graph) Weight(name string) *op.Weight {
 	for i := range g.Weights {
 		if g.Weights[i].Name == name {
 			return &g.Weights[i]
@@ -186,7 +171,7 @@ func (g *Graph) Section(name string) *Section {
 }
 
 // layers lists the layers that use a weight, none for one that belongs to no layer.
-func (g *Graph) layers(w *Weight) (out []int) {
+func (g *Graph) layers(w *op.Weight) (out []int) {
 	if !w.PerLayer() {
 		return nil
 	}
@@ -202,7 +187,7 @@ func (g *Graph) layers(w *Weight) (out []int) {
 
 // eachSource visits every tensor that makes up a weight: its source number s in a layer, for an
 // expert. Tensors that several weights share are visited for each.
-func (g *Graph) eachSource(visit func(w *Weight, s int, name string)) {
+func (g *Graph) eachSource(visit func(w *op.Weight, s int, name string)) {
 	for i := range g.Weights {
 		weight := &g.Weights[i]
 		layers := g.layers(weight)
@@ -229,10 +214,10 @@ type spec struct {
 func (m *Model) required() []spec {
 	seen := map[string]bool{}
 	var out []spec
-	m.graph.eachSource(func(w *Weight, s int, name string) {
+	m.graph.eachSource(func(w *op.Weight, s int, name string) {
 		if !seen[name] {
 			seen[name] = true
-			out = append(out, spec{name, w.sourceShape(s)})
+			out = append(out, spec{name, sourceShape(w, s)})
 		}
 	})
 	sort.Slice(out, func(i, j int) bool { return out[i].name < out[j].name })
@@ -240,15 +225,8 @@ func (m *Model) required() []spec {
 }
 
 // sourceShape is the stored shape of source i.
-func (w *Weight) sourceShape(i int) []int {
-	cols := w.N
-	if w.Interleave != nil {
-		round := 0
-		for _, taken := range w.Interleave {
-			round += taken
-		}
-		cols = w.N / round * w.Interleave[i]
-	}
+func sourceShape(w *op.Weight, i int) []int {
+	cols := w.SourceCols(i)
 	switch {
 	case w.Transposed:
 		return []int{cols, w.K}

@@ -222,7 +222,7 @@ func TestGraphIsConsistent(t *testing.T) {
 		for _, w := range g.Weights {
 			sum := 0
 			for i := range w.From {
-				sum += int(elements(w.sourceShape(i)))
+				sum += int(elements(sourceShape(&w, i)))
 			}
 			if w.Const == nil && sum != w.K*w.N || w.Const != nil && len(w.Const) != w.N {
 				t.Errorf("%s %s: sources hold %d values, want [%d,%d]", m.Name, w.Name, sum, w.K, w.N)
@@ -556,7 +556,7 @@ func TestPackReadsTheSameWeights(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			shape := w.sourceShape(s)
+			shape := sourceShape(w, s)
 			src, err := pack.Tensor(tensor, w.K, int(elements(shape))/w.K, w.Transposed)
 			if err != nil {
 				t.Fatal(err)

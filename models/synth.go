@@ -65,7 +65,7 @@ const (
 )
 
 // role finds out what a weight does from the first node that uses it.
-func (g *Graph) role(weight *Weight) role {
+func (g *Graph) role(weight *op.Weight) role {
 	for _, section := range g.Sections {
 		for i := range section.Nodes {
 			if at := slices.Index(section.Nodes[i].W, weight.Name); at >= 0 {
@@ -286,7 +286,7 @@ func (m *Model) synthConfig(seed uint64) map[string]any {
 // synthTensors lists the tensors and spreads them over shards in the order of their names.
 func (m *Model) synthTensors() ([]synthTensor, [][]safetensors.Tensor) {
 	roles, fanIn, plus := map[string]role{}, map[string]int{}, map[string]float32{}
-	m.graph.eachSource(func(w *Weight, _ int, name string) {
+	m.graph.eachSource(func(w *op.Weight, _ int, name string) {
 		if _, seen := roles[name]; !seen { // a tied head stays an embedding
 			roles[name], fanIn[name], plus[name] = m.graph.role(w), w.K, w.Plus
 		}

@@ -15,7 +15,7 @@ func TestMemoryOf(t *testing.T) {
 	p := &Plan{MaxContext: 100, Procs: []Proc{{Set: capability.Set{Memory: &capability.Memory{StepBytes: stepBytes}}}}, Program: Program{
 		Cache:   Cache{Type: op.F32, Layers: 2, KVHeads: 1, MaxContext: 100, HeadDim: 8},
 		Buffers: []Buffer{{Name: IDs, Type: op.I32, Rows: 16, Cols: 1}, {Name: Logits, Type: op.F32, Rows: 1, Cols: 1000}},
-		Weights: []Weight{{Name: "t"}, {Name: "w", Layers: []Range{{0, 2}}}},
+		Weights: []op.Weight{{Name: "t"}, {Name: "w", Layers: []op.LayerRange{{From: 0, To: 2}}}},
 		Packs: []Pack{
 			{Name: "t/f32", Weight: "t", Bytes: 100 << 20}, {Name: "w/a", Weight: "w", Bytes: 5000},
 			{Name: "w/b", Weight: "w", Bytes: 4096}, {Name: "w/c", Weight: "w", Bytes: 1}, {Name: "w/unused", Weight: "w", Bytes: 1 << 20},

@@ -307,15 +307,15 @@ func TestRules(t *testing.T) {
 		{"P002", "weight folded by an unknown group", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Weights[1].FoldRows = "none" }},
 		{"P002", "fold of a source that is not there", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Weights[1].FoldSource = 7 }},
 		{"P002", "static scale without a calibration", "trivial", func(t *testing.T, p *planir.Plan) {
-			p.Program.Weights = append(p.Program.Weights, planir.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 1, Layers: []planir.Range{{From: 0, To: 2}}})
+			p.Program.Weights = append(p.Program.Weights, op.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 1, Layers: []op.LayerRange{{From: 0, To: 2}}})
 		}},
 		{"P002", "static scale of several numbers", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: "x"}}
-			p.Program.Weights = append(p.Program.Weights, planir.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 7})
+			p.Program.Weights = append(p.Program.Weights, op.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 7})
 		}},
 		{"P002", "static scale of a tensor", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: "x"}}
-			p.Program.Weights = append(p.Program.Weights, planir.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 1, From: []string{"t"}})
+			p.Program.Weights = append(p.Program.Weights, op.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 1, From: []string{"t"}})
 		}},
 		{"P002", "unknown graph", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").Run = "a/none" }},
 		{"P002", "graph of another processor", "columns", func(t *testing.T, p *planir.Plan) {

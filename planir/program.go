@@ -18,13 +18,13 @@ const (
 // Program is what the executor walks: buffers in one pool, packed weights, graphs, and per phase and
 // bucket the steps of every lane. The executor knows operators, not models.
 type Program struct {
-	Buffers  []Buffer `json:"buffers,omitempty" yaml:"buffers,omitempty"`
-	Cache    Cache    `json:"cache" yaml:"cache"`
-	Weights  []Weight `json:"weights,omitempty" yaml:"weights,omitempty"`
-	Packs    []Pack   `json:"packs,omitempty" yaml:"packs,omitempty"`
-	Graphs   []Graph  `json:"graphs,omitempty" yaml:"graphs,omitempty"`
-	Programs []Phase  `json:"programs,omitempty" yaml:"programs,omitempty"`
-	Decider  []Decide `json:"decider,omitempty" yaml:"decider,omitempty"`
+	Buffers  []Buffer    `json:"buffers,omitempty" yaml:"buffers,omitempty"`
+	Cache    Cache       `json:"cache" yaml:"cache"`
+	Weights  []op.Weight `json:"weights,omitempty" yaml:"weights,omitempty"`
+	Packs    []Pack      `json:"packs,omitempty" yaml:"packs,omitempty"`
+	Graphs   []Graph     `json:"graphs,omitempty" yaml:"graphs,omitempty"`
+	Programs []Phase     `json:"programs,omitempty" yaml:"programs,omitempty"`
+	Decider  []Decide    `json:"decider,omitempty" yaml:"decider,omitempty"`
 }
 
 // Buffer is a slot of the pool: [Rows,Cols] of Type. Buffers never overlap.
@@ -51,72 +51,6 @@ func (c Cache) Bytes() int64 { return int64(max(1, c.Sequences)) * c.SequenceByt
 // SequenceBytes is the size of the cache of one sequence.
 func (c Cache) SequenceBytes() int64 {
 	return 2 * int64(c.Layers) * int64(c.KVHeads) * int64(c.MaxContext) * int64(c.HeadDim) * int64(c.Type.Bytes())
-}
-
-// Weight is a matrix [K,N] of the model as its stored tensors make it up (see models.Weight).
-type Weight struct {
-	Name       string    `json:"name" yaml:"name"`
-	From       []string  `json:"from,omitempty" yaml:"from,omitempty"`             // stored tensors, {layer} replaced per layer
-	Interleave []int     `json:"interleave,omitempty" yaml:"interleave,omitempty"` // columns taken from each source in turn
-	K          int       `json:"k" yaml:"k"`
-	N          int       `json:"n" yaml:"n"`
-	Transposed bool      `json:"transposed,omitempty" yaml:"transposed,omitempty"`
-	Experts    int       `json:"experts,omitempty" yaml:"experts,omitempty"` // as many matrices, {expert} replaced; 0: one
-	Plus       float32   `json:"plus,omitempty" yaml:"plus,omitempty"`       // added to the stored values
-	Layers     []Range   `json:"layers,omitempty" yaml:"layers,omitempty"`   // layers that have one, ascending; empty: one for all
-	Const      []float32 `json:"const,omitempty" yaml:"const,omitempty"`     // a computed vector instead of tensors
-
-	// ScaleOf: [1,1], computed from the calibration instead of tensors: the static scale of what enters the products
-	// of that node, per layer; after division by the factors of FoldRows. [1,2..op.MaxScales] are several of them, of which
-	// every row takes the smallest that holds it (op.StaticScale). [2,N] is the steps of its 16-bit grids, one
-	// for what enters in all columns of the first row, one for the results in those of the second; after division by the
-	// factors of FoldCols as well.
-	ScaleOf string `json:"scale_of,omitempty" yaml:"scale_of,omitempty"`
-
-	// Groups of the calibration whose factors multiply its rows and divide the columns of one of its sources.
-	FoldRows   string `json:"fold_rows,omitempty" yaml:"fold_rows,omitempty"`
-	FoldCols   string `json:"fold_cols,omitempty" yaml:"fold_cols,omitempty"`
-	FoldSource int    `json:"fold_source,omitempty" yaml:"fold_source,omitempty"`
-}
-
-// InLayer reports whether there is a weight for that layer.
-func (w *Weight) InLayer(layer int) bool {
-	for _, r := range w.Layers {
-		if layer >= r.From && layer < r.To {
-			return true
-		}
-	}
-	return false
-}
-
-// LayerCount is the number of layers that have one of the weight, 0 for one that belongs to no layer.
-func (w *Weight) LayerCount() int {
-	n := 0
-	for _, r := range w.Layers {
-		n += r.To - r.From
-	}
-	return n
-}
-
-// Range is the half-open range of integers From..To-1, written "from:to".
-type Range struct{ From, To int }
-
-// String is the written form.
-func (r Range) String() string { return fmt.Sprintf("%d:%d", r.From, r.To) }
-
-// MarshalText implements encoding.TextMarshaler.
-func (r Range) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
-
-// UnmarshalText accepts the written form only.
-func (r *Range) UnmarshalText(b []byte) error {
-	from, to, ok := strings.Cut(string(b), ":")
-	x, err1 := strconv.Atoi(from)
-	y, err2 := strconv.Atoi(to)
-	if !ok || err1 != nil || err2 != nil || (Range{x, y}).String() != string(b) {
-		return fmt.Errorf("range %q: want from:to", b)
-	}
-	*r = Range{x, y}
-	return nil
 }
 
 // Pack is a stored, packed piece of a weight: rows [K0,K1) and columns [N0,N1), quantised and laid
@@ -364,7 +298,7 @@ type WeightBlob struct {
 // WeightBlobs computes the weights blobs: "weights/shared" for packs without layers, then one
 // "weights/layer.NNN" per layer. Baked packs are in none. No offset is stored anywhere: it follows from the packs' sizes.
 func (p *Program) WeightBlobs() []WeightBlob {
-	weights := map[string]*Weight{}
+	weights := map[string]*op.Weight{}
 	layers := 0
 	for i := range p.Weights {
 		w := &p.Weights[i]

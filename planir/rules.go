@@ -61,7 +61,7 @@ type checker struct {
 	buffers map[string]*Buffer
 	graphsN map[string]*Graph
 	packs   map[string]*Pack
-	weightN map[string]*Weight
+	weightN map[string]*op.Weight
 	runs    map[*Section]*run // by deadlock, for races and written
 }
 
@@ -227,7 +227,7 @@ func (c *checker) references() {
 	if len(c.p.Folds) > 0 && c.p.Calibration() == "" {
 		c.fail("folds", "groups %q are folded, and no calibration is among the inputs", c.p.Folds)
 	}
-	c.buffers, c.graphsN, c.packs, c.weightN = map[string]*Buffer{}, map[string]*Graph{}, map[string]*Pack{}, map[string]*Weight{}
+	c.buffers, c.graphsN, c.packs, c.weightN = map[string]*Buffer{}, map[string]*Graph{}, map[string]*Pack{}, map[string]*op.Weight{}
 	for i := range pr.Buffers {
 		c.buffers[pr.Buffers[i].Name] = &pr.Buffers[i]
 	}

@@ -254,7 +254,7 @@ const GridMargin = 2
 
 // Steps are the steps of the 16-bit grids of what enters the class and of what it computes: GridMargin times the largest
 // magnitude over op.GridMax, the channels that enter divided by factors (nil: 1), the columns of source number source of the
-// result by divide, whose columns interleave gives (see planir.Weight). A step is 1 where nothing but zeros was observed. ok is
+// result by divide, whose columns interleave gives (see op.Weight). A step is 1 where nothing but zeros was observed. ok is
 // false where results were not observed.
 func (a *Activation) Steps(factors, divide []float32, interleave []int, source int) (in, out float32, ok bool) {
 	if len(a.OutMax) == 0 {

@@ -263,7 +263,7 @@ func (c *checker) weights() {
 		switch {
 		case w.ScaleOf != "": // P002 says what it is, and P026 that it is used
 			name := lower.ScaleWeight(w.ScaleOf, w.N)
-			if w.K != 1 {
+			if w.Kind() == op.StepsWeight {
 				name = lower.StepsWeight(w.ScaleOf)
 			}
 			if w.Name != name || want != nil {

@@ -165,23 +165,23 @@ func TestRules(t *testing.T) {
 			p.Decisions = slices.DeleteFunc(p.Decisions, func(d planir.Decision) bool { return d.Node == "layers.ffn_act" && d.Rows == 16 })
 		}},
 		{"P024", "a weight of nobody", "has no weight", func(p *planir.Plan, s *socs.SoC) {
-			p.Program.Weights = append(p.Program.Weights, planir.Weight{Name: "extra", K: 1, N: 1})
+			p.Program.Weights = append(p.Program.Weights, op.Weight{Name: "extra", K: 1, N: 1})
 		}},
 		{"P024", "a scale of another class", "layers.qkv.scale", func(p *planir.Plan, s *socs.SoC) {
 			p.Inputs = append(p.Inputs, planir.Input{Kind: planir.CalibrationInput, Digest: "d"})
-			p.Program.Weights = append(p.Program.Weights, planir.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.ffn_down", K: 1, N: 1})
+			p.Program.Weights = append(p.Program.Weights, op.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.ffn_down", K: 1, N: 1})
 		}},
 		{"P005", "a scale instead of a weight", "layers.qkv", func(p *planir.Plan, s *socs.SoC) {
 			p.Inputs = append(p.Inputs, planir.Input{Kind: planir.CalibrationInput, Digest: "d"})
 			for i := range p.Program.Weights {
 				if w := &p.Program.Weights[i]; w.Name == "layers.qkv" {
-					*w = planir.Weight{Name: w.Name, ScaleOf: "layers.qkv", K: 1, N: 1, Layers: w.Layers}
+					*w = op.Weight{Name: w.Name, ScaleOf: "layers.qkv", K: 1, N: 1, Layers: w.Layers}
 				}
 			}
 		}},
 		{"P026", "a scale that nobody asked for", "program has", func(p *planir.Plan, s *socs.SoC) {
 			p.Inputs = append(p.Inputs, planir.Input{Kind: planir.CalibrationInput, Digest: "d"})
-			p.Program.Weights = append(p.Program.Weights, planir.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 1})
+			p.Program.Weights = append(p.Program.Weights, op.Weight{Name: "layers.qkv.scale", ScaleOf: "layers.qkv", K: 1, N: 1})
 		}},
 		{"P024", "another tensor", "from", func(p *planir.Plan, s *socs.SoC) { p.Program.Weights[0].From = []string{"model.norm.weight"} }},
 		{"P024", "not transposed", "layers.ffn_down", func(p *planir.Plan, s *socs.SoC) {

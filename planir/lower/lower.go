@@ -490,12 +490,12 @@ func (b *builder) finish(rows []int) error {
 	if n := b.plan.Sequences(); n > 1 {
 		b.out.Cache.Sequences = n
 	}
-	layersOf := map[string][]planir.Range{}
+	layersOf := map[string][]op.LayerRange{}
 	for _, s := range b.model.Sections {
 		for _, n := range s.Nodes {
 			for _, w := range n.W {
 				if s.Layers > 0 {
-					layersOf[w] = appendRange(layersOf[w], planir.Range{From: s.First, To: s.First + s.Layers})
+					layersOf[w] = appendRange(layersOf[w], op.LayerRange{From: s.First, To: s.First + s.Layers})
 				}
 			}
 			for _, o := range n.Ops {
@@ -514,22 +514,18 @@ func (b *builder) finish(rows []int) error {
 	rank := map[string]int{}
 	for i, w := range b.model.Weights {
 		rank[w.Name] = i
-		layers := layersOf[w.Name]
-		if len(w.Const) > 0 {
-			layers = nil
+		if w.Kind() == op.StoredWeight {
+			w.Layers = layersOf[w.Name]
 		}
-		b.out.Weights = append(b.out.Weights, planir.Weight{
-			Name: w.Name, From: w.From, Interleave: w.Interleave, K: w.K, N: w.N,
-			Transposed: w.Transposed, Experts: w.Experts, Plus: w.Plus, Layers: layers, Const: w.Const,
-		})
+		b.out.Weights = append(b.out.Weights, w)
 	}
 	for i := range b.model.Sections {
 		s := &b.model.Sections[i]
 		for _, n := range s.Nodes {
 			class := s.Name + "." + n.Name
-			computed := []planir.Weight{{Name: StepsWeight(class), ScaleOf: class, K: 2, N: n.Ops[len(n.Ops)-1].N}}
+			computed := []op.Weight{{Name: StepsWeight(class), ScaleOf: class, K: 2, N: n.Ops[len(n.Ops)-1].N}}
 			for _, scales := range slices.Backward(scaleCounts) {
-				computed = slices.Insert(computed, 0, planir.Weight{Name: ScaleWeight(class, scales), ScaleOf: class, K: 1, N: scales})
+				computed = slices.Insert(computed, 0, op.Weight{Name: ScaleWeight(class, scales), ScaleOf: class, K: 1, N: scales})
 			}
 			for _, w := range computed {
 				if !used[w.Name] {
@@ -540,7 +536,7 @@ func (b *builder) finish(rows []int) error {
 					b.out.Weights = append(b.out.Weights, w)
 				}
 				if w := &b.out.Weights[rank[w.Name]]; s.Layers > 0 {
-					w.Layers = appendRange(w.Layers, planir.Range{From: s.First, To: s.First + s.Layers})
+					w.Layers = appendRange(w.Layers, op.LayerRange{From: s.First, To: s.First + s.Layers})
 				}
 			}
 		}
@@ -644,7 +640,7 @@ func (b *builder) classOf(weight string) string {
 }
 
 // appendRange adds a range behind the others, which it may continue or repeat.
-func appendRange(list []planir.Range, r planir.Range) []planir.Range {
+func appendRange(list []op.LayerRange, r op.LayerRange) []op.LayerRange {
 	if n := len(list); n > 0 && list[n-1].To >= r.From {
 		list[n-1].To = max(list[n-1].To, r.To)
 		return list
