@@ -14,6 +14,8 @@ const (
 	maxAddedTotal = 1 << 20 // bytes of all together
 )
 
+// addedToken is a token that is found in text before any word is made. SingleWord tokens are none inside a word; LStrip
+// and RStrip take the white space beside them along; Normalized ones are looked for in normalised text.
 type addedToken struct {
 	ID         int32  `json:"id"`
 	Content    string `json:"content"`
@@ -66,8 +68,10 @@ type finder struct {
 	nodes  []finderNode
 }
 
+// edgeKey is a node and the byte of an edge from it.
 func edgeKey(from int32, char byte) uint64 { return uint64(from)<<8 | uint64(char) }
 
+// finderNode is the beginning of one or more tokens.
 type finderNode struct {
 	depth int32
 	fail  int32 // the longest proper suffix that is a node
@@ -99,6 +103,7 @@ func newFinder(tokens []addedToken, texts []string) *finder {
 			node.token, node.size = int32(i), int32(len(text))
 		}
 	}
+	// A node's fail is shorter than the node, so the shorter nodes come first.
 	slices.SortStableFunc(inOrder, func(left, right edge) int {
 		return int(f.nodes[left.to].depth - f.nodes[right.to].depth)
 	})
@@ -131,6 +136,7 @@ func (f *finder) step(at int32, char byte) int32 {
 func (f *finder) next(text string, from int) (at, end, i int) {
 	node, best := int32(0), -1
 	for pos := from; pos < len(text); pos++ {
+		// Most of a text begins no token: skip ahead to a byte that begins one.
 		if node == 0 {
 			for pos < len(text) && f.root[text[pos]] == 0 {
 				pos++

@@ -51,6 +51,7 @@ type bpe struct {
 // merge is what a pair becomes; the lowest rank is merged first.
 type merge struct{ rank, id int32 }
 
+// pairKey is a pair of ids as a key of merges.
 func pairKey(left, right int32) uint64 { return uint64(uint32(left))<<32 | uint64(uint32(right)) }
 
 // metaspace stands for a space in vocabularies that come from SentencePiece.
@@ -72,6 +73,7 @@ var alphabet = func() (out [256]rune) {
 	return out
 }()
 
+// byteOf is the inverse of alphabet.
 var byteOf = func() map[rune]byte {
 	out := map[rune]byte{}
 	for value, char := range alphabet {
@@ -115,6 +117,7 @@ type bpeFields struct {
 	ignoreMerges   bool
 }
 
+// readBPEFields reads the fields and refuses what would give other ids than those of the reference.
 func readBPEFields(raw []byte) (f bpeFields, err error) {
 	fields := map[string]any{
 		"type": &f.kind, "dropout": &f.dropout, "unk_token": &f.unk, "continuing_subword_prefix": &f.prefix,
@@ -176,6 +179,7 @@ func readBPE(raw []byte) (*bpe, error) {
 		apart := !strings.HasPrefix(unk, metaspace) && !strings.HasSuffix(unk, metaspace)
 		t.cuts = t.cuts && t.unk >= 0 && apart
 	}
+	// A text may be cut at a metaspace only if none of its characters can vanish; see cuts.
 	complete := fields.byteFallback
 	if fields.byteFallback {
 		t.byteFallback = new([256]int32)
@@ -199,6 +203,7 @@ func (t *bpe) id(token string) int32 {
 	return -1
 }
 
+// readVocab reads the tokens and their ids, which need be neither in order nor without gaps.
 func (t *bpe) readVocab(raw []byte) error {
 	t.vocab = make(map[string]int32, min(bytes.Count(raw, []byte{','})+1, maxVocab))
 	return entries(raw, func(token string, value []byte) error {
@@ -332,6 +337,7 @@ func nextMetaspace(word string) int {
 	return len(word)
 }
 
+// encodeWord appends the ids of a word. Words repeat, so those of short ones are kept.
 func (t *bpe) encodeWord(out []int32, word string) ([]int32, error) {
 	if len(word) > cacheWord {
 		return t.merge(out, word)
@@ -359,7 +365,8 @@ type symbol struct {
 	prev, next int32 // positions, -1 at the ends
 }
 
-// spelling makes the symbols that a word begins with: its characters.
+// spelling makes the symbols that a word begins with: its characters, or the bytes of those without a token, or the
+// token for what is unknown.
 type spelling struct {
 	*bpe
 	out []symbol
@@ -368,6 +375,7 @@ type spelling struct {
 	waits bool
 }
 
+// add appends a symbol and links it to its neighbours.
 func (s *spelling) add(id int32) {
 	at := int32(len(s.out))
 	s.out = append(s.out, symbol{id, at - 1, at + 1})
@@ -417,6 +425,7 @@ func (s *spelling) addBytes(char string) bool {
 	return true
 }
 
+// symbols are the tokens that a word begins with, before any merge.
 func (t *bpe) symbols(word string) ([]symbol, error) {
 	if word == "" {
 		return nil, nil
@@ -512,20 +521,23 @@ func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 // candidate is a pair that can be merged to id, if the symbols at a position and after it still can.
 type candidate struct{ rank, at, id int32 }
 
+// before orders by rank and, among equals, from left to right.
 func (c candidate) before(other candidate) bool {
 	return c.rank < other.rank || c.rank == other.rank && c.at < other.at
 }
 
-// queue is a heap of candidates: lowest rank first, leftmost among equals. (container/heap would put
-// each on the heap of the program as well.)
+// queue is a heap of candidates: lowest rank first, leftmost among equals. (container/heap would put each on the heap
+// of the program as well.) A candidate whose symbols were merged meanwhile stays until it comes up.
 type queue []candidate
 
+// build makes a heap of unordered candidates in linear time.
 func (q queue) build() {
 	for i := len(q)/2 - 1; i >= 0; i-- {
 		q.down(i)
 	}
 }
 
+// down moves an element below all that come before it.
 func (q queue) down(i int) {
 	for {
 		child := 2*i + 1
@@ -543,6 +555,7 @@ func (q queue) down(i int) {
 	}
 }
 
+// push adds a candidate.
 func (q *queue) push(pair candidate) {
 	*q = append(*q, pair)
 	for i := len(*q) - 1; i > 0; {
@@ -555,6 +568,7 @@ func (q *queue) push(pair candidate) {
 	}
 }
 
+// pop takes the first candidate.
 func (q *queue) pop() candidate {
 	top, last := (*q)[0], len(*q)-1
 	(*q)[0] = (*q)[last]

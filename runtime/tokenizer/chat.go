@@ -124,6 +124,7 @@ func (c *chat) pick(tools bool) (string, error) {
 	return "", fmt.Errorf("the model has no default chat template, only %s", clip(strings.Join(known, ", ")))
 }
 
+// Chat tells an error of the context, which is nobody's mistake, from one of the template.
 func (t *pipeline) Chat(ctx context.Context, messages []Message, options ChatOptions) (string, error) {
 	text, err := t.chat.write(ctx, messages, options)
 	if err != nil && ctx.Err() != nil {
@@ -136,6 +137,8 @@ func (t *pipeline) Chat(ctx context.Context, messages []Message, options ChatOpt
 	return text, nil
 }
 
+// write applies the template that fits. The variables of a call count more than those of the model, messages and tools
+// more than both.
 func (c *chat) write(ctx context.Context, messages []Message, options ChatOptions) (string, error) {
 	source, err := c.pick(options.Tools != nil)
 	if err != nil {
@@ -171,6 +174,7 @@ func (c *chat) write(ctx context.Context, messages []Message, options ChatOption
 	return template.Execute(ctx, variables, jinja.Options{Now: options.Now})
 }
 
+// readJSON reads a JSON value for a template; what names it in errors.
 func readJSON(what string, data []byte) (jinja.Value, error) {
 	if len(data) > maxText {
 		return nil, fmt.Errorf("%s: %d bytes, want at most %d", what, len(data), maxText)
@@ -182,6 +186,7 @@ func readJSON(what string, data []byte) (jinja.Value, error) {
 	return value, nil
 }
 
+// readObject is readJSON for objects.
 func readObject(what string, data []byte) (*jinja.Dict, error) {
 	value, err := readJSON(what, data)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 )
 
+// knownDecoders lists the kinds of decoders, for messages.
 const knownDecoders = "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip"
 
 // A decoderStep is one of those in which a decoder turns tokens into text. Each is given tokens one after the other and
@@ -65,6 +66,7 @@ type decoderFields struct {
 	StrRep         *string `json:"str_rep"`
 }
 
+// readDecoders reads a part and, for a Sequence, those in it. What would decode otherwise than supported is refused.
 func readDecoders(raw part, depth int) ([]decoderStep, error) {
 	var fields decoderFields
 	if err := raw.strict(&fields); err != nil {
@@ -130,6 +132,7 @@ type byteLevelDecoder struct {
 func (d *byteLevelDecoder) take(text []byte, _ bool) { d.hand(text, false) }
 func (d *byteLevelDecoder) flush()                   { d.hand(nil, true); d.next.flush() }
 
+// hand hands on all that is complete. At the end, what is left is no character.
 func (d *byteLevelDecoder) hand(text []byte, end bool) {
 	// Complete text goes on at once, so that what waits stays short.
 	d.pending = appendBytes(d.pending, string(text))
@@ -250,6 +253,7 @@ type Stream struct {
 	out   *collector
 }
 
+// newStream links the steps, the last one first.
 func newStream(steps []decoderStep, token func(id int32) (string, bool)) *Stream {
 	stream := &Stream{token: token, out: &collector{}}
 	stream.in = stream.out
@@ -265,6 +269,7 @@ func (s *Stream) Push(id int32) string {
 	return s.taken()
 }
 
+// push hands an id to the first step. Ids without a token give nothing.
 func (s *Stream) push(id int32) {
 	if text, ok := s.token(id); ok {
 		s.in.take([]byte(text), false)
@@ -277,6 +282,7 @@ func (s *Stream) Flush() string {
 	return s.taken()
 }
 
+// taken empties what the last step has given.
 func (s *Stream) taken() string {
 	out := string(s.out.text)
 	s.out.text = s.out.text[:0]

@@ -34,6 +34,7 @@ type automaton struct {
 	next []int32
 }
 
+// errComplex is the error of patterns beyond the bounds, which exist so that no tokenizer.json takes long to read.
 var errComplex = errors.New("it is too complex")
 
 // newAutomaton makes the automaton of a program that begins at start.
@@ -226,6 +227,7 @@ func (a *automaton) fillPages(cuts []rune, classOf []uint8) {
 	copy(a.ascii[:], a.blocks[a.pages[0]][:])
 }
 
+// class is the class of the first character of a text, and its length in bytes.
 func (a *automaton) class(text string) (class, size int) {
 	if text[0] < utf8.RuneSelf {
 		return int(a.ascii[text[0]]), 1

@@ -70,6 +70,7 @@ func refused(err error) error {
 // beginNames are names of tokens that begin texts and nothing else.
 var beginNames = []string{"<s>", "<bos>", "<BOS>", "[BOS]", "<|begin_of_text|>"}
 
+// read reads both files; what depends on bos is left to bind.
 func (u *Unbound) read(data, configData []byte) (err error) {
 	if len(data) > maxFileBytes {
 		return fmt.Errorf("tokenizer.json: %d bytes, want at most %d", len(data), maxFileBytes)
@@ -115,6 +116,7 @@ func (u *Unbound) bind(bos int) (err error) {
 // fileParts are the parts of a tokenizer.json, still as JSON.
 type fileParts struct{ added, model, normalizer, pre, post, decoder []byte }
 
+// readParts finds the parts without decoding them, since the model can be large.
 func readParts(data []byte) (parts fileParts, err error) {
 	fields := map[string]*[]byte{
 		"added_tokens": &parts.added, "model": &parts.model, "normalizer": &parts.normalizer,
@@ -333,6 +335,7 @@ type config struct {
 // namedToken is written "text" or {"content":"text", ..}; "" for null or none.
 type namedToken string
 
+// UnmarshalJSON reads both forms. false stands for none in some files.
 func (n *namedToken) UnmarshalJSON(data []byte) error {
 	var token struct {
 		Content string `json:"content"`
@@ -348,6 +351,7 @@ func (n *namedToken) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*string)(n))
 }
 
+// readConfig reads what is used of a tokenizer_config.json and ignores all else in it.
 func readConfig(data []byte) (*config, error) {
 	c := &config{}
 	if data == nil {
@@ -362,8 +366,8 @@ func readConfig(data []byte) (*config, error) {
 	return c, nil
 }
 
-// edge returns the ids before or after a text: those of the post-processor, unless config says
-// whether there are any.
+// edge returns the ids before or after a text: those of the post-processor, unless config says whether there are any.
+// If it asks for one that the post-processor does not know, that is the token of config or, at last, id.
 func (c *config) edge(
 	pipe *pipeline, processor []int32, add *bool, token namedToken, name string, id int,
 ) ([]int32, error) {

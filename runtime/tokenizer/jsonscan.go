@@ -151,6 +151,7 @@ func clip(text string) string {
 	}, text)
 }
 
+// isNull reports whether a part is null or not there.
 func (p part) isNull() bool { return len(p) == 0 || string(p) == "null" }
 
 // strict decodes p into v; a key that v does not have is an error.
@@ -177,6 +178,7 @@ func (p part) kind() string {
 	return clip(part.Type)
 }
 
+// unsupported is the error of a part of another kind.
 func (p part) unsupported(supported string) error {
 	return fmt.Errorf("%s is not supported; supported: %s", p.kind(), supported)
 }

@@ -25,6 +25,7 @@ func (t *pipeline) normalize(text string) (out string, err error) {
 	return text, nil
 }
 
+// errGrows is the error of a text that normalisation makes too long.
 var errGrows = errors.New("the normalised text is too long")
 
 const knownNormalizers = "NFC, NFD, NFKC, NFKD, Prepend, Replace, Sequence"
@@ -111,6 +112,8 @@ func readPattern(raw part) (text string, pattern *automaton, err error) {
 	return "", nil, errors.New("want a pattern of type String or Regex")
 }
 
+// replace replaces all matches from left to right. The size is known before anything is made where the pattern is a
+// text.
 func (r *replacer) replace(text string) (string, error) {
 	if r.pattern == nil {
 		count := strings.Count(text, r.text)
@@ -138,8 +141,9 @@ func (r *replacer) replace(text string) (string, error) {
 	return out.String(), err
 }
 
-// form is a normalisation form of Unicode. (golang.org/x/text/unicode/norm is of another version of Unicode
-// than the reference, and breaks runs of more than 30 marks.)
+// form is a normalisation form of Unicode. (golang.org/x/text/unicode/norm is of another version of Unicode than the
+// reference, and breaks runs of more than 30 marks.) compat takes apart what only looks different too, as ligatures;
+// compose joins again what has a character of its own.
 type form struct {
 	compat, compose bool
 	suspects        set // characters without which a text is in this form
@@ -224,6 +228,8 @@ func (f *form) findSuspects() {
 	f.suspects = f.suspects.normal()
 }
 
+// apply brings a text into the form: it decomposes all characters, orders the marks, and composes again where the form
+// says so (Unicode Standard Annex 15). Most texts are in the form already, which one look at each character shows.
 func (f *form) apply(text string) string {
 	if !f.touches(text) {
 		return text
@@ -299,7 +305,8 @@ func (f *form) parts(char rune) string {
 	return nfd[char]
 }
 
-// compose joins each character that begins with the marks after it that nothing separates from it.
+// compose joins each character that begins with the marks after it that nothing separates from it. A mark is separated
+// by another one whose class is not lower than its own: the two would be seen in this order. last is what decides that.
 func compose(in []rune) []rune {
 	class, pairs := combining()
 	out := in[:0]

@@ -54,6 +54,8 @@ type instruction struct {
 	x, y int32 // where to go on, x preferred; only opSplit has y
 }
 
+// opcode says what an instruction does: match a character of set, look at the next one, go on at x and else at y, or
+// end.
 type opcode uint8
 
 const (
@@ -114,6 +116,7 @@ func nullable(tree node) bool {
 // compiler translates a tree to a program, from its end to its beginning.
 type compiler struct{ program []instruction }
 
+// emit appends an instruction and returns its number.
 func (c *compiler) emit(i instruction) int32 {
 	c.program = append(c.program, i)
 	return int32(len(c.program) - 1)
@@ -188,6 +191,7 @@ type patternParser struct {
 	depth int
 }
 
+// fail is an error at the current position.
 func (p *patternParser) fail(format string, args ...any) error {
 	return fmt.Errorf("at byte %d: %s", p.at, fmt.Sprintf(format, args...))
 }
@@ -323,7 +327,9 @@ func (p *patternParser) braces() (low, high int, ok bool) {
 	return low, high, ok
 }
 
-// possessive is a loop that gives nothing back: if it may stop early, no further character fits.
+// possessive is a loop that gives nothing back: if it may stop early, no further character fits. For single characters
+// that is a condition on the next character: X++ is X+(?!X). With an upper bound, it has reached the bound or met the
+// condition.
 func (p *patternParser) possessive(body node, low, high int) (node, error) {
 	one, ok := single(body)
 	if !ok {
@@ -339,6 +345,7 @@ func (p *patternParser) possessive(body node, low, high int) (node, error) {
 	return nodeAlt{nodeLoop{body, high, high, false}, nodeSeq{nodeLoop{body, low, high - 1, false}, stop}}, nil
 }
 
+// atom reads a character, a class, a condition or a group.
 func (p *patternParser) atom(fold bool) (node, error) {
 	switch char := p.in[p.at]; char {
 	case '(':
@@ -378,6 +385,7 @@ func (p *patternParser) atom(fold bool) (node, error) {
 // groupKinds are what a group can begin with, the shortest last.
 var groupKinds = []string{"(?:", "(?i:", "(?-i:", "(?=", "(?!", "(?>", "("}
 
+// group reads a group of any kind. Nothing asks for what a group matched, so all groups that only group are alike.
 func (p *patternParser) group(fold bool) (node, error) {
 	start := p.at
 	kind := groupKinds[slices.IndexFunc(groupKinds, p.take)]
@@ -542,7 +550,7 @@ func (p *patternParser) hexadecimal(letter rune) (rune, error) {
 	return rune(code), nil
 }
 
-// bothCases adds the other cases of letters.
+// bothCases adds the other cases of letters. Beyond ASCII, a letter may be several in another case, which is refused.
 func (p *patternParser) bothCases(chars set) (set, error) {
 	out := slices.Clone(chars)
 	if i := slices.IndexFunc(chars, func(run span) bool { return run.hi >= utf8.RuneSelf }); i >= 0 {
@@ -627,6 +635,7 @@ func meet(all, part set, intersect bool) set {
 	return part
 }
 
+// classItem reads a character, an escape or a class in a class.
 func (p *patternParser) classItem(fold bool) (chars set, single bool, err error) {
 	switch {
 	case strings.HasPrefix(p.in[p.at:], "[:"):

@@ -9,7 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// splitter cuts a piece of text into smaller ones. first says that the piece begins the text.
+// splitter cuts a piece of text into smaller ones, which it yields from left to right. first says that the piece
+// begins the text: some splitters put a space only there.
 type splitter func(piece string, first bool, yield func(piece string, first bool)) error
 
 const knownSplitters = "ByteLevel, Digits, Metaspace, Punctuation, Sequence, Split, Whitespace, WhitespaceSplit"
@@ -60,6 +61,7 @@ type splitterFields struct {
 	StrRep           *string `json:"str_rep"`
 }
 
+// readSplitters reads a part and, for a Sequence, those in it.
 func readSplitters(raw part, depth int) ([]readSplitter, error) {
 	if raw.isNull() {
 		return nil, nil
@@ -109,6 +111,7 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 	return []readSplitter{{split, false}}, err
 }
 
+// patternSplitter splits by the matches of a text or of a regular expression.
 func (f *splitterFields) patternSplitter() (splitter, error) {
 	text, pattern, err := readPattern(f.Pattern)
 	if err != nil {
@@ -136,6 +139,7 @@ var gpt2Words = sync.OnceValue(func() splitter {
 	return cut(pattern.regions, isolated, false)
 })
 
+// byteLevelSplitter puts a space before a piece that begins with none, and splits by the pattern of GPT-2.
 func byteLevelSplitter(prefixSpace, useRegex bool) splitter {
 	return func(piece string, first bool, yield func(string, bool)) error {
 		if prefixSpace && piece[0] != ' ' {
@@ -202,6 +206,7 @@ const (
 	contiguous // neighbours of one kind are one piece
 )
 
+// readBehavior reads the name of a behavior.
 func readBehavior(name string) (behavior, error) {
 	names := []string{"Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous"}
 	i := slices.Index(names, name)
@@ -264,7 +269,8 @@ func characters(name string) regions {
 	})
 }
 
-// cut makes a splitter of regions; invert exchanges matches and the rest.
+// cut makes a splitter of regions; invert exchanges matches and the rest. The first two behaviors decide for each
+// region alone. The others join neighbours, so they hold a piece back until the region after it is known.
 func cut(find regions, how behavior, invert bool) splitter {
 	if how == isolated || how == removed {
 		return func(piece string, first bool, yield func(string, bool)) error {

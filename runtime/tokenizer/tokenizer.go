@@ -61,6 +61,7 @@ type pipeline struct {
 func (t *pipeline) VocabSize() int   { return len(t.model.tokens) }
 func (t *pipeline) Special() []int32 { return slices.Clone(t.model.special) }
 
+// The methods of Tokenizer are documented there.
 func (t *pipeline) Prompt(text string) ([]int32, error) {
 	ids, err := t.Encode(text)
 	if err != nil {
@@ -77,6 +78,8 @@ func (t *pipeline) Encode(text string) ([]int32, error) {
 		valid, _ := appendValid(nil, []byte(text), true)
 		text = string(valid)
 	}
+	// Splitters are chained from the last to the first: each hands its pieces to the next, and the last one's are
+	// words.
 	call := encoder{pipeline: t}
 	call.words = func(word string, _ bool) {
 		if call.err == nil {
@@ -106,7 +109,8 @@ func (t *pipeline) Encode(text string) ([]int32, error) {
 	return call.ids, nil
 }
 
-// encoder is one call of Encode.
+// encoder is one call of Encode. Its words are the chain of splitters, with the model at the end; the first error
+// stops all that is still to come.
 type encoder struct {
 	*pipeline
 	ids        []int32
@@ -139,6 +143,7 @@ func (t *pipeline) Decode(ids []int32) string        { return t.decode(ids, t.pl
 func (t *pipeline) DecodeSpecial(ids []int32) string { return t.decode(ids, t.token) }
 func (t *pipeline) Stream() *Stream                  { return newStream(t.decoder, t.plainToken) }
 
+// decode is a stream that all ids are pushed into at once.
 func (t *pipeline) decode(ids []int32, token func(int32) (string, bool)) string {
 	stream := newStream(t.decoder, token)
 	for _, id := range ids {

@@ -20,7 +20,8 @@ var unicodeData string
 // span is the characters lo to hi, both included.
 type span struct{ lo, hi rune }
 
-// set is characters as spans in order, with a gap between neighbours.
+// set is characters as spans in order, with a gap between neighbours. Sets are shared: who changes one clones it
+// first.
 type set []span
 
 // tableReader reads unicodeData.
@@ -38,6 +39,7 @@ func (r *tableReader) number() int {
 	}
 }
 
+// take takes bytes as they are.
 func (r *tableReader) take(size int) string {
 	out := r.data[:size]
 	r.data = r.data[size:]
@@ -159,12 +161,13 @@ func (s set) all() iter.Seq[rune] {
 	}
 }
 
+// has reports whether a character is in the set, by binary search.
 func (s set) has(char rune) bool {
 	i := sort.Search(len(s), func(i int) bool { return s[i].hi >= char })
 	return i < len(s) && s[i].lo <= char
 }
 
-// normal sorts s and joins spans that touch.
+// normal sorts s and joins spans that touch, in place.
 func (s set) normal() set {
 	slices.SortFunc(s, func(left, right span) int { return int(left.lo - right.lo) })
 	out := s[:0]

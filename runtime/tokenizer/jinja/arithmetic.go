@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// arithmetic is left op right: of numbers, texts and lists. true counts as 1.
+// arithmetic is left op right: of numbers, texts and lists. true counts as 1. Two whole numbers give a whole one, but
+// for a quotient of / and a power with a negative exponent; with a float among them, the result is one.
 func (e *environment) arithmetic(op string, left, right Value) Value {
 	if text, ok := left.(string); ok && op == "%" {
 		return e.percent(text, right)

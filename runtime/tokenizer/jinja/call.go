@@ -2,7 +2,8 @@ package jinja
 
 import "slices"
 
-// macroValue is a macro with the variables around it.
+// macroValue is a macro with the scope in which it was defined. Its body looks for variables there, not where it is
+// called.
 type macroValue struct {
 	*macro
 	scope *scope
@@ -55,6 +56,8 @@ func (e *environment) callMacro(callee *macroValue, args *callArgs) Value {
 }
 
 // bindArguments sets the variables that a macro's body finds: its arguments, caller, varargs and kwargs.
+// Positions are bound before names. Defaults are evaluated at each call, in the macro's own scope, so a default can use
+// the arguments before it.
 func (e *environment) bindArguments(callee *macroValue, args *callArgs) {
 	rest := args.positional
 	firstDefault := len(callee.args) - len(callee.defaults)
@@ -77,6 +80,7 @@ func (e *environment) bindArguments(callee *macroValue, args *callArgs) {
 	if len(rest) > 0 && !callee.varargs {
 		e.fail("macro %q takes not more than %d arguments", callee.name, len(callee.args))
 	}
+	// What is left are names that the macro does not declare.
 	others := e.newDict()
 	var caller Value = &undefined{"'caller' is undefined"}
 	for i, name := range args.names {
@@ -102,7 +106,8 @@ func (e *environment) bindArguments(callee *macroValue, args *callArgs) {
 	}
 }
 
-// callArgs are the arguments of a call. What is built in takes them off one after the other.
+// callArgs are the arguments of a call. What is built in takes them off one after the other, by position first, and
+// what is left in the end is an error. So each function states its signature by what it takes.
 type callArgs struct {
 	*environment
 	what       string // the name of what is called, for messages

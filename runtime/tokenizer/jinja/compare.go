@@ -2,7 +2,8 @@ package jinja
 
 import "strings"
 
-// equal is == of Python: numbers by value, lists, tuples and mappings by what they hold.
+// equal is == of Python: numbers by value whatever their type, lists, tuples and mappings by what they hold, and
+// everything else by identity. Values of different types are never equal, and comparing them is no error.
 func (e *environment) equal(left, right Value) bool { return e.equalAt(left, right, 0) }
 
 // equalAt is equal at a depth inside of other values. Values in each other may share parts, so depth and steps are

@@ -31,7 +31,8 @@ var (
 		get join replace indent format tojson lower upper capitalize title`)
 )
 
-// charged runs a filter, test or method and charges what it takes at least.
+// charged runs a filter, test or method and charges what it takes at least: a look at the operand, a step for the call
+// and each eight arguments, and the text it returns. Arguments that it leaves are an error.
 func (e *environment) charged(constant nameSet, name string, operand Value, args *callArgs, run func() Value) Value {
 	if !constant[name] {
 		e.visit(operand)

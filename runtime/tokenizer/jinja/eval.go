@@ -38,7 +38,10 @@ func (t *Template) Execute(ctx context.Context, variables map[string]Value, opti
 	return env.out.String(), nil
 }
 
-// environment is the state of one execution, which walks the tree of the template.
+// environment is the state of one execution. Nodes of the tree evaluate themselves with it, by recursion in Go.
+//
+// Errors are panics with an *Error, which Execute turns into results: nearly every operation can fail, and none can be
+// tried by a template. line is set before an operation that may fail, to the line of its tag.
 type environment struct {
 	meter
 	scope *scope
@@ -67,7 +70,11 @@ func (e *environment) output() *builder {
 	return out
 }
 
-// scope holds the variables of a body. Those of its parents are seen through it.
+// scope holds the variables of a body. Those of its parents are seen through it, but never set: what a loop sets ends
+// with the round.
+//
+// The memory of a scope is given back when its body ends, unless a macro may still look into it. Otherwise a loop of
+// many rounds would soon be refused.
 type scope struct {
 	variables map[string]Value
 	parent    *scope
@@ -163,6 +170,7 @@ func (e *environment) hash(value Value) any {
 
 // items are what a for loop goes through. They use up an iterator or a loop.
 func (e *environment) items(value Value) []Value {
+	// Whoever goes through items looks at each of them once, which is charged here.
 	e.visit(value)
 	switch value := value.(type) {
 	case *List:

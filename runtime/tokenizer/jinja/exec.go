@@ -25,6 +25,7 @@ func (e *environment) run(body []statement) signal {
 }
 
 // capture returns what body writes.
+// capture works by exchanging the output, so whatever a body calls writes there too.
 func (e *environment) capture(body func()) string {
 	out := e.out
 	e.out = e.output()
@@ -165,7 +166,7 @@ func (e *environment) assign(to target, value Value) {
 	}
 }
 
-// loop is the variable of that name in a for loop.
+// loop is the variable of that name in a for loop. Its attributes tell where the loop is.
 type loop struct {
 	stmt    *forStmt
 	scope   *scope // around the statement
@@ -189,6 +190,7 @@ func (s *forStmt) loop(env *environment, over Value, around *scope, depth int) {
 		items = s.selected(env, items, around)
 	}
 	env.allocate(4 * objectBytes)
+	// The variable is made anew for each execution of the statement; all its rounds share it.
 	state := &loop{stmt: s, items: items, depth: depth, changed: &undefined{}}
 	if s.recursive {
 		state.scope = around.keep()

@@ -8,7 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// A filter is the function behind value|name(..). An argument that it does not take is an error.
+// A filter is the function behind value|name(..). It takes its arguments from args; what it leaves there is an error.
+// Texts are compared without regard to case unless case_sensitive is given, as the reference does.
 type filter func(args *callArgs, value Value) Value
 
 // filters is filled by init, because some filters look up others by name.
@@ -66,6 +67,8 @@ func onText(run method) filter {
 }
 
 // lazy makes a filter that does nothing, not even look at its arguments, before its items are asked for.
+// The reference makes generators here: their items, and any error in making them, come when something goes through
+// them, or never.
 func lazy(run func(args *callArgs, value Value) []Value) filter {
 	return func(args *callArgs, value Value) Value {
 		args.allocate(lazyBytes)
@@ -292,6 +295,7 @@ func batch(args *callArgs, value Value) []Value {
 	size := int(count)
 	var out []Value
 	for len(items) > 0 {
+		// A row that will be filled up takes as much memory as a full one.
 		capacity := size
 		if fill == nil {
 			capacity = min(size, len(items))
@@ -388,6 +392,7 @@ func (e *environment) sortKeys(value, attribute Value, sensitive bool) Value {
 
 // sorted returns the items in the order of their keys. Items with equal keys keep their order, also in reverse.
 func (e *environment) sorted(items []Value, reverse bool, key func(Value) Value) []Value {
+	// Keys are made once for each item: a comparison of attributes would look each of them up again.
 	type keyed struct{ key, item Value }
 	e.allocateValue(48 * len(items))
 	all := make([]keyed, len(items))

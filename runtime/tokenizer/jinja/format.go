@@ -29,6 +29,7 @@ func (e *environment) strftime(format string) string {
 			continue
 		}
 		i++
+		// %-d and the like write a number without what fills it up in front.
 		bare := format[i] == '-' && i+1 < len(format) // %-d: without a leading 0
 		if bare {
 			i++
@@ -112,7 +113,8 @@ func (a *callArgs) field(field, name string) Value {
 	return nil
 }
 
-// conversion is one place in a format string, as %(name)-5.2f.
+// conversion is one place in a format string, as %(name)-5.2f. The flags of Python and of package fmt mean the same,
+// but for texts.
 type conversion struct {
 	name      string
 	named     bool
@@ -182,6 +184,7 @@ func (e *environment) percent(format string, operand Value) string {
 			out.WriteString(e.convert(place, value))
 		}
 	}
+	// A mapping serves names; lists and the like are taken whole by a single %s, and may be left unused too.
 	switch operand.(type) { // what has items may be left unused
 	case *Dict, *List, *rangeValue, *undefined:
 	default:

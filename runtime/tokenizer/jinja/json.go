@@ -93,7 +93,7 @@ type jsonStyle struct {
 	item, key   string // what follows an item, and a key
 }
 
-// jsonWriter writes values as json.dumps of Python does.
+// jsonWriter writes values as json.dumps of Python does, while it counts steps, memory and depth.
 type jsonWriter struct {
 	env   *environment
 	out   *builder

@@ -98,6 +98,7 @@ func (l *lexer) fail(format string, args ...any) { throw(l.line, nil, format, ar
 func (l *lexer) emit(kind kind, text string) { l.tokens = append(l.tokens, token{kind, text, l.line}) }
 
 // skip moves on to the position to.
+// Lines are counted where the lexer moves on, so that each character is looked at once.
 func (l *lexer) skip(to int) {
 	if to > l.at {
 		l.line += strings.Count(l.source[l.at:to], "\n")
@@ -160,6 +161,8 @@ func (l *lexer) nextTag() int {
 }
 
 // signOf is the - or + that a text begins with, or "".
+// A sign in a tag counts before the two options. - strips white space across lines, and + keeps what lstrip_blocks or
+// trim_blocks would take. {{ and }} take nothing along without a sign.
 func signOf(text string) string {
 	if text != "" && (text[0] == '-' || text[0] == '+') {
 		return text[:1]
@@ -221,6 +224,8 @@ func (l *lexer) readRaw() bool {
 		return false
 	}
 	rest = trimSpace(rest)
+	// What follows the name must be the end of the tag. If it is not, raw is no more than a name that the parser will
+	// refuse.
 	inner, strip := strings.CutPrefix(rest, "-")
 	inner, ok = strings.CutPrefix(inner, "%}")
 	if !ok {
@@ -239,6 +244,7 @@ func (l *lexer) readRaw() bool {
 			l.fail("raw has no end")
 		}
 		at += offset
+		// Only {% endraw %} ends the text: any other tag belongs to it.
 		sign := signOf(l.source[at+2:])
 		rest, ok := strings.CutPrefix(trimSpace(l.source[at+2+len(sign):]), "endraw")
 		rest = trimSpace(rest)
@@ -371,6 +377,7 @@ func (l *lexer) readNumber() {
 		l.skip(l.at + size)
 		return
 	}
+	// A prefix without digits is a 0 with a name after it, which the parser refuses.
 	if digits := digitsOf[strings.ToLower(rest[:min(2, len(rest))])]; digits != "" {
 		if size := countDigits(rest[2:], digits); size > 0 {
 			whole = 2 + size

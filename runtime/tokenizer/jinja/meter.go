@@ -65,6 +65,7 @@ func (m *meter) spend(steps int) {
 		m.exceeded("the template takes more than %d steps", m.maxSteps)
 	}
 	m.steps += steps
+	// Asking a context takes longer than a step, so it is not asked at each.
 	const often = 1 << 10 // steps; well under a millisecond
 	if m.steps-m.checkedAt < often {
 		return
@@ -141,7 +142,8 @@ func (m *meter) visit(value Value) {
 	}
 }
 
-// builder makes a text and counts it while it is written.
+// builder makes a text and counts it while it is written. So a text is never larger than what was charged for it, and
+// what writes one needs no bound of its own.
 type builder struct {
 	meter *meter
 	text  strings.Builder

@@ -34,8 +34,11 @@ func Parse(source string) (template *Template, err error) {
 	return &Template{p.statements()}, nil
 }
 
-// parser reads by recursive descent: each level of precedence is a method that calls the next higher one. What would
-// nest deeper than maxNesting is refused, so that neither the parser nor an execution runs out of stack.
+// parser reads by recursive descent: each level of precedence is a method that calls the next higher one.
+//
+// Hostile templates are met in two ways. What would nest deeper than maxNesting is refused, so that neither the parser
+// nor an execution runs out of stack. What is read in a loop but makes a tree as deep as it is long (operators,
+// attributes, filters) is bounded by its number of parts.
 type parser struct {
 	tokens []token
 	at     int
@@ -90,6 +93,8 @@ func (p *parser) enter() func() {
 }
 
 // statements reads up to a tag named one of ends, which it leaves, or the end of the template.
+// A body ends at a tag that its statement knows: {% else %} ends the first body of {% if %}, and any other tag inside
+// begins a statement of its own.
 func (p *parser) statements(ends ...string) []statement {
 	defer p.enter()()
 	var out []statement
@@ -181,6 +186,7 @@ func (p *parser) forStatement(line int) statement {
 		stmt.test = p.expression()
 	}
 	stmt.recursive = p.skip(tokName, "recursive")
+	// break and continue are permitted from here to the end of the body, but not in the body for no items.
 	p.loops++
 	body, end := p.block("endfor", "else")
 	p.loops--
@@ -292,6 +298,7 @@ func (p *parser) target(attributes bool) target {
 	out := target{line: p.peek().line}
 	for {
 		one := p.oneTarget(attributes)
+		// A single target without a comma is itself, not a tuple of one.
 		comma := p.skip(tokOp, ",")
 		if !comma && len(out.several) == 0 {
 			return one

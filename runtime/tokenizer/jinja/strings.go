@@ -8,7 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// A method is one of a string. An argument that it does not take is an error.
+// A method is one of a string. It takes its arguments from args; what it leaves there is an error. Texts are UTF-8
+// here and sequences of characters in Python, so positions and widths are counted in characters.
 type method func(args *callArgs, text string) Value
 
 var methods = map[string]method{
@@ -257,7 +258,7 @@ func strip(args *callArgs, text string, left, right bool) string {
 	return text
 }
 
-// splitting takes parts off one end of a text.
+// splitting takes parts off one end of a text. From the right, the parts come in reverse; so split turns them around.
 type splitting struct {
 	args  *callArgs
 	rest  string

@@ -133,7 +133,8 @@ func (e *environment) subscript(value, index Value) (Value, bool) {
 	return &List{out}, true
 }
 
-// position is the position that an index means, where negative ones count from the end; false outside of length.
+// position is where an index is in length items. Negative ones count from the end, and false is returned for those
+// outside.
 func position(index int64, length int) (int, bool) {
 	if index < 0 {
 		index += int64(length)
@@ -187,7 +188,8 @@ func (e *environment) textSlice(text string, bounds sliceBounds) Value {
 	return out.String()
 }
 
-// sliceRange returns the first index, the step and the number of items of a slice of length items.
+// sliceRange returns the first index, the step and the number of items of a slice of length items, by the rules of
+// Python. Bounds beyond the ends are moved to them; a bound left out is the end at which the step begins or stops.
 func (e *environment) sliceRange(bounds sliceBounds, length int) (from, step, count int) {
 	whole := func(bound Value, none int) int {
 		if bound == nil {

@@ -78,7 +78,8 @@ func (d *Dict) set(hash any, key, value Value) {
 	d.values = append(d.values, value)
 }
 
-// tupleKey is a tuple as a key of a Go map: its values, each with its kind, and with its length where that differs.
+// tupleKey is a tuple as a key of a Go map, which cannot have slices in it: its values, each with its kind, and with
+// its length where that differs. So no two tuples that are not equal have one key.
 type tupleKey string
 
 // key is a value as a key of a Go map, false if a mapping of Python cannot have it as a key. Equal values have equal
