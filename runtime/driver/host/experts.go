@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
@@ -13,7 +14,9 @@ func (b *builder) route() step {
 	exe, operator, input, ids, weights := b.e, b.op, b.in[0], b.out[0], b.out[1]
 	step := b.byRows((4+operator.Fan)*operator.Experts, func(_, r0, r1 int) {
 		for row := r0; row < r1; row++ {
-			if !kernel.Route(ids.i32[row*ids.ld:row*ids.ld+operator.Fan], weights.f32[row*weights.ld:row*weights.ld+operator.Fan], input.f32[row*input.ld:row*input.ld+operator.Experts], operator.Router, operator.Jitter) {
+			chosen, shares := ids.i32[row*ids.ld:][:operator.Fan], weights.f32[row*weights.ld:][:operator.Fan]
+			logits := input.f32[row*input.ld:][:operator.Experts]
+			if !kernel.Route(chosen, shares, logits, operator.Router, operator.Jitter) {
 				exe.refuse(row)
 				return
 			}
@@ -39,133 +42,177 @@ type group struct {
 	rowTasks, task      int // tasks of the same columns, and number of the first task
 }
 
-// expertMatMul sorts the rows of a call by expert, copies the activations of each expert together and
-// multiplies them as one matrix. Only the weights of experts that were chosen are read. The rows of an expert
-// keep their order, and every row's result is the same bits as alone.
+// experts is an ExpertMatMul. It sorts the rows of a call by expert, copies the activations of each expert together and
+// multiplies them as one matrix. Only the weights of experts that were chosen are read. The rows of an expert keep their
+// order, and every row's result is the same bits as alone.
+//
+// The order is a counting sort: rank[place] is the row at a place, and the places of expert i end at ends[i+1].
+type experts struct {
+	b                  *builder
+	exe                *executable
+	op                 op.Op
+	input, ids, output *operand
+	multiply           product
+	tileBytes, sums    int // of a tile of a weight, and sums of a row
+	stride             int // bytes from one expert's weight to the next
+	tiles, perToken    int // of a weight, and rows of a token that read one row of the input
+
+	ends     []int
+	groups   []group
+	tasks    int
+	together operand // the rows that were copied
+}
+
 func (b *builder) expertMatMul() (step, error) {
-	exe, operator, input, ids, output, set := b.e, b.op, b.in[0], b.in[len(b.in)-1], b.out[0], b.e.p.set
 	multiply, tileBytes, sums, err := b.product()
 	if err != nil {
 		return step{}, err
 	}
-	most, tiles, workers := operator.Rows(), (operator.N+pack.TileN-1)/pack.TileN, len(exe.p.cores)
-	stride, size, perToken := int(b.w[0].Stride), input.value.Type.Bytes(), 1
-	if operator.Spread {
-		perToken = operator.Fan
+	most := b.op.Rows()
+	x := &experts{
+		b: b, exe: b.e, op: b.op, input: b.in[0], ids: b.in[len(b.in)-1], output: b.out[0],
+		multiply: multiply, tileBytes: tileBytes, sums: sums, stride: int(b.w[0].Stride),
+		tiles: (b.op.N + pack.TileN - 1) / pack.TileN, perToken: 1,
+		ends: make([]int, b.op.Experts+1), groups: make([]group, 0, min(b.op.Experts, most)), together: operand{ld: b.op.K},
 	}
-	exe.need.order = max(exe.need.order, most)
-	exe.need.rows = max(exe.need.rows, (most*operator.K*size+3)/4)
-	exe.need.sums = max(exe.need.sums, most*sums)
-	if operator.Scheme.QuantisedRows() {
-		exe.need.scales = max(exe.need.scales, most)
+	if x.op.Spread {
+		x.perToken = x.op.Fan
 	}
-	exe.need.local = max(exe.need.local, min(groupCells, min(most, groupRows)*tiles*pack.TileN))
+	need := &x.exe.need
+	need.order = max(need.order, most)
+	need.rows = max(need.rows, (most*x.op.K*x.size()+3)/4)
+	need.sums = max(need.sums, most*sums)
+	if x.op.Scheme.QuantisedRows() {
+		need.scales = max(need.scales, most)
+	}
+	need.local = max(need.local, min(groupCells, min(most, groupRows)*x.tiles*pack.TileN))
 
-	expert := func(row int) int { return int(ids.i32[row/operator.Fan*ids.ld+row%operator.Fan]) }
-	ends := make([]int, operator.Experts+1) // ends[i+1] is where the places of expert i end
-	groups := make([]group, 0, min(operator.Experts, most))
-	var tasks int
-
-	gather := exe.chain([]step{b.byBlocks(operator.Fan, operator.K, func(_, p0, p1 int) {
-		for place := p0; place < p1; place++ {
-			row := int(exe.have.rank[place])
-			from := row / perToken
-			if operator.Scheme.QuantisedRows() {
-				scale := b.in[1]
-				exe.have.scale[place] = scale.f32[from*scale.ld]
-			}
-			source := input.raw[from*input.ld*size:][:operator.K*size]
-			if sums > 0 {
-				set.BlockSums(exe.have.sum[place*sums:], sums, source, operator.K, 1, operator.K)
-			}
-			if i := expert(row); ends[i+1]-ends[i] > 1 {
-				copy(mem.Bytes(exe.have.row)[place*operator.K*size:], source)
-			}
-		}
-	})})
+	gather := x.exe.chain([]step{b.byBlocks(x.op.Fan, x.op.K, func(_, p0, p1 int) { x.gather(p0, p1) })})
 	gather.rows = nil // it reads other rows than it writes
 	plan := gather.plan
 	gather.plan = func(tokens int) int {
-		rows := tokens * operator.Fan
-		clear(ends)
-		for row := range rows {
-			i := expert(row)
-			if i < 0 || i >= operator.Experts {
-				exe.refuse(row / operator.Fan)
-				return 0
-			}
-			ends[i+1]++
+		if !x.order(tokens * x.op.Fan) {
+			return 0
 		}
-		groups, tasks = groups[:0], 0
-		for i := range operator.Experts {
-			count := ends[i+1]
-			ends[i+1] += ends[i]
-			if count == 0 {
-				continue
-			}
-			chosen := group{expert: i, from: ends[i], to: ends[i+1], rowBlock: min(count, groupRows), tileBlock: tiles, task: tasks}
-			if count > 1 {
-				chosen.tileBlock = min(tiles, max(1, groupCells/(chosen.rowBlock*pack.TileN)))
-			}
-			if workers > 1 {
-				even := max(1, rows*tiles/(workers*tasksPerWorker*chosen.rowBlock), minTask/(chosen.rowBlock*operator.K*pack.TileN))
-				chosen.tileBlock = min(chosen.tileBlock, even)
-			}
-			chosen.rowTasks = (count + chosen.rowBlock - 1) / chosen.rowBlock
-			tasks += chosen.rowTasks * ((tiles + chosen.tileBlock - 1) / chosen.tileBlock)
-			groups = append(groups, chosen)
-		}
-		for row := range rows { // ends[i] moves from the begin of expert i to its end
-			i := expert(row)
-			exe.have.rank[ends[i]] = int32(row)
-			ends[i]++
-		}
-		copy(ends[1:], ends)
-		ends[0] = 0
 		return plan(tokens)
 	}
-	gather.refused = func(r int) error {
-		for _, id := range ids.i32[r*ids.ld : r*ids.ld+operator.Fan] {
-			if id < 0 || int(id) >= operator.Experts {
-				return fmt.Errorf("expert id %d, want 0..%d", id, operator.Experts-1)
-			}
-		}
-		panic("BUG: row refused without a bad expert id")
-	}
+	gather.refused = x.refused
 	b.before = append(b.before, gather)
+	return step{m: x.op.M, plan: x.plan, task: x.task}, nil
+}
 
-	together := operand{ld: operator.K} // the copied rows
-	return step{
-		m: operator.M,
-		plan: func(int) int {
-			together.f32, together.raw = exe.have.row, mem.Bytes(exe.have.row)
-			return tasks
-		},
-		task: func(worker, task int) {
-			first, end := 0, len(groups) // the group of the task is in [first,end)
-			for end-first > 1 {
-				if middle := (first + end) / 2; groups[middle].task <= task {
-					first = middle
-				} else {
-					end = middle
-				}
-			}
-			group := &groups[first]
-			task -= group.task
-			tile, p0 := task/group.rowTasks*group.tileBlock, group.from+task%group.rowTasks*group.rowBlock
-			column, p1 := tile*pack.TileN, min(group.to, p0+group.rowBlock)
-			cols, at := min(operator.N-column, group.tileBlock*pack.TileN), group.expert*stride+tile*tileBytes
-			if group.to-group.from == 1 { // in place
-				row := int(exe.have.rank[p0])
-				multiply(output.f32[row*output.ld+column:], output.ld, b.rows(input, row/perToken, p0, sums), at, 1, cols)
-				return
-			}
-			out := exe.have.mine(worker)[:(p1-p0)*cols]
-			multiply(out, cols, b.rows(&together, p0, p0, sums), at, p1-p0, cols)
-			for place := p0; place < p1; place++ {
-				to := int(exe.have.rank[place])*output.ld + column
-				copy(output.f32[to:to+cols], out[(place-p0)*cols:])
-			}
-		},
-	}, nil
+// size is the bytes of an activation.
+func (x *experts) size() int { return x.input.value.Type.Bytes() }
+
+// expert is the one that a row is sent to.
+func (x *experts) expert(row int) int { return int(x.ids.i32[row/x.op.Fan*x.ids.ld+row%x.op.Fan]) }
+
+// gather copies the activations of places [p0,p1), with their scales and sums. Rows that are alone with their expert stay.
+func (x *experts) gather(p0, p1 int) {
+	have, size := &x.exe.have, x.size()
+	for place := p0; place < p1; place++ {
+		row := int(have.rank[place])
+		from := row / x.perToken
+		if x.op.Scheme.QuantisedRows() {
+			scale := x.b.in[1]
+			have.scale[place] = scale.f32[from*scale.ld]
+		}
+		source := x.input.raw[from*x.input.ld*size:][:x.op.K*size]
+		if x.sums > 0 {
+			x.exe.p.set.BlockSums(have.sum[place*x.sums:], x.sums, source, x.op.K, 1, x.op.K)
+		}
+		if i := x.expert(row); x.ends[i+1]-x.ends[i] > 1 {
+			copy(mem.Bytes(have.row)[place*x.op.K*size:], source)
+		}
+	}
+}
+
+// order sorts the rows by expert and divides them into tasks. It is false where an id names no expert.
+func (x *experts) order(rows int) bool {
+	ends := x.ends
+	clear(ends)
+	for row := range rows {
+		i := x.expert(row)
+		if i < 0 || i >= x.op.Experts {
+			x.exe.refuse(row / x.op.Fan)
+			return false
+		}
+		ends[i+1]++
+	}
+	x.groups, x.tasks = x.groups[:0], 0
+	for i := range x.op.Experts {
+		count := ends[i+1]
+		ends[i+1] += ends[i]
+		if count > 0 {
+			x.group(i, count, rows)
+		}
+	}
+	for row := range rows { // ends[i] moves from the begin of expert i to its end
+		i := x.expert(row)
+		x.exe.have.rank[ends[i]] = int32(row)
+		ends[i]++
+	}
+	copy(ends[1:], ends)
+	ends[0] = 0
+	return true
+}
+
+// group adds the tasks of an expert with count of the rows of a call.
+func (x *experts) group(expert, count, rows int) {
+	chosen := group{
+		expert: expert, from: x.ends[expert], to: x.ends[expert+1],
+		rowBlock: min(count, groupRows), tileBlock: x.tiles, task: x.tasks,
+	}
+	if count > 1 {
+		chosen.tileBlock = min(x.tiles, max(1, groupCells/(chosen.rowBlock*pack.TileN)))
+	}
+	if workers := len(x.exe.p.cores); workers > 1 {
+		even := max(1, rows*x.tiles/(workers*tasksPerWorker*chosen.rowBlock), minTask/(chosen.rowBlock*x.op.K*pack.TileN))
+		chosen.tileBlock = min(chosen.tileBlock, even)
+	}
+	chosen.rowTasks = (count + chosen.rowBlock - 1) / chosen.rowBlock
+	x.tasks += chosen.rowTasks * ((x.tiles + chosen.tileBlock - 1) / chosen.tileBlock)
+	x.groups = append(x.groups, chosen)
+}
+
+func (x *experts) refused(row int) error {
+	for _, id := range x.ids.i32[row*x.ids.ld : row*x.ids.ld+x.op.Fan] {
+		if id < 0 || int(id) >= x.op.Experts {
+			return fmt.Errorf("expert id %d, want 0..%d", id, x.op.Experts-1)
+		}
+	}
+	panic("BUG: row refused without a bad expert id")
+}
+
+func (x *experts) plan(int) int {
+	x.together.f32, x.together.raw = x.exe.have.row, mem.Bytes(x.exe.have.row)
+	return x.tasks
+}
+
+// task multiplies some rows of an expert by some of the columns of its weight.
+func (x *experts) task(worker, task int) {
+	first, end := 0, len(x.groups) // the group of the task is in [first,end)
+	for end-first > 1 {
+		if middle := (first + end) / 2; x.groups[middle].task <= task {
+			first = middle
+		} else {
+			end = middle
+		}
+	}
+	group, have, output := &x.groups[first], &x.exe.have, x.output
+	task -= group.task
+	tile, p0 := task/group.rowTasks*group.tileBlock, group.from+task%group.rowTasks*group.rowBlock
+	column, p1 := tile*pack.TileN, min(group.to, p0+group.rowBlock)
+	cols, at := min(x.op.N-column, group.tileBlock*pack.TileN), group.expert*x.stride+tile*x.tileBytes
+	if group.to-group.from == 1 { // in place
+		row := int(have.rank[p0])
+		x.multiply(output.f32[row*output.ld+column:], output.ld, x.b.rows(x.input, row/x.perToken, p0, x.sums), at, 1, cols)
+		return
+	}
+	out := have.mine(worker)[:(p1-p0)*cols]
+	x.multiply(out, cols, x.b.rows(&x.together, p0, p0, x.sums), at, p1-p0, cols)
+	for place := p0; place < p1; place++ {
+		to := int(have.rank[place])*output.ld + column
+		copy(output.f32[to:to+cols], out[(place-p0)*cols:])
+	}
 }

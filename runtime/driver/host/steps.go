@@ -106,6 +106,7 @@ func (e *executable) chain(steps []step) step {
 	return first
 }
 
+// build makes the step of a node after comparing its weights with what the operator wants.
 func (b *builder) build() (step, error) {
 	operator := b.op
 	for i, role := range operator.Sig().W {
@@ -115,97 +116,109 @@ func (b *builder) build() (step, error) {
 			return step{}, fmt.Errorf("weight %d is %v, want %v", i, spec.Spec, want)
 		}
 	}
-	if exe := b.e; operator.Kind == op.Rope || operator.Kind == op.KVAppend || operator.Kind == op.Attention {
+	if err := b.state(); err != nil {
+		return step{}, err
+	}
+	of := builders[operator.Kind]
+	if of == nil {
+		return step{}, fmt.Errorf("operator %q is not supported", operator.Kind)
+	}
+	return of(b)
+}
+
+// state compares what a node knows of positions and of the cache with the nodes before it: all have the same.
+func (b *builder) state() error {
+	exe, operator := b.e, b.op
+	if operator.Kind == op.Rope || operator.Kind == op.KVAppend || operator.Kind == op.Attention {
 		if exe.placed && exe.batch != operator.Batch {
-			return step{}, errors.New("rows are of one sequence for some nodes, and of one each for others")
+			return errors.New("rows are of one sequence for some nodes, and of one each for others")
 		}
 		exe.placed, exe.batch = true, operator.Batch
 	}
-	if operator.Kind.Has("kv") {
-		exe := b.e
-		if exe.kv != "" && (exe.kv != operator.KV || exe.kvHeads != operator.KVHeads || exe.headDim != operator.HeadDim) {
-			return step{}, fmt.Errorf("cache %s of %d heads of %d columns differs from that of another node, %s of %d heads of %d",
-				operator.KV, operator.KVHeads, operator.HeadDim, exe.kv, exe.kvHeads, exe.headDim)
-		}
-		exe.kv, exe.kvHeads, exe.headDim = operator.KV, operator.KVHeads, operator.HeadDim
+	if !operator.Kind.Has("kv") {
+		return nil
 	}
-	set, fan := b.e.p.set, max(1, operator.Fan)
-	switch operator.Kind {
-	case op.Embed:
-		return b.embed()
-	case op.SelectRow:
-		return b.selectRow(), nil
-	case op.Norm:
-		return b.norm()
-	case op.LayerNorm:
-		return b.layerNorm()
-	case op.QKNorm:
-		return b.qkNorm()
-	case op.QuantRows:
-		return b.quantRows()
-	case op.MatMul:
-		if operator.Scheme.RoundsResults() {
+	if exe.kv != "" && (exe.kv != operator.KV || exe.kvHeads != operator.KVHeads || exe.headDim != operator.HeadDim) {
+		return fmt.Errorf("cache %s of %d heads of %d columns differs from that of another node, %s of %d heads of %d",
+			operator.KV, operator.KVHeads, operator.HeadDim, exe.kv, exe.kvHeads, exe.headDim)
+	}
+	exe.kv, exe.kvHeads, exe.headDim = operator.KV, operator.KVHeads, operator.HeadDim
+	return nil
+}
+
+// builders make the step of each kind of operator.
+var builders = map[op.Kind]func(*builder) (step, error){
+	op.Embed:     (*builder).embed,
+	op.SelectRow: func(b *builder) (step, error) { return b.selectRow(), nil },
+	op.Norm:      (*builder).norm,
+	op.LayerNorm: (*builder).layerNorm,
+	op.QKNorm:    (*builder).qkNorm,
+	op.QuantRows: (*builder).quantRows,
+	op.MatMul: func(b *builder) (step, error) {
+		if b.op.Scheme.RoundsResults() {
 			return b.narrowMatMul()
 		}
 		return b.matMul()
-	case op.ExpertMatMul:
-		return b.expertMatMul()
-	case op.Route:
-		return b.route(), nil
-	case op.Combine:
-		input, weights, output := b.in[0], b.in[1], b.out[0]
-		return b.byRows(2*fan*operator.N, func(_, r0, r1 int) {
-			set.Combine(output.f32[r0*output.ld:], output.ld, input.f32[r0*fan*input.ld:], input.ld, weights.f32[r0*weights.ld:], weights.ld, r1-r0, fan, operator.N)
+	},
+	op.ExpertMatMul: (*builder).expertMatMul,
+	op.Route:        func(b *builder) (step, error) { return b.route(), nil },
+	op.Rope:         (*builder).rope,
+	op.KVAppend:     func(b *builder) (step, error) { return b.kvAppend(), nil },
+	op.Attention:    (*builder).attention,
+	op.Combine: func(b *builder) (step, error) {
+		x, weights, y, fan, cols, set := b.in[0], b.in[1], b.out[0], max(1, b.op.Fan), b.op.N, b.e.p.set
+		return b.byRows(2*fan*cols, func(_, r0, r1 int) {
+			set.Combine(y.f32[r0*y.ld:], y.ld, x.f32[r0*fan*x.ld:], x.ld, weights.f32[r0*weights.ld:], weights.ld, r1-r0, fan, cols)
 		}), nil
-	case op.Rope:
-		return b.rope()
-	case op.KVAppend:
-		return b.kvAppend(), nil
-	case op.Attention:
-		return b.attention()
-	case op.GLU:
-		input, output := b.in[0], b.out[0]
-		return b.byBlocks(fan, 6*operator.N, func(_, r0, r1 int) {
-			set.GLU(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, operator.Act, operator.Interleave, r1-r0, operator.N)
+	},
+	op.GLU: func(b *builder) (step, error) {
+		x, y, operator, set := b.in[0], b.out[0], b.op, b.e.p.set
+		return b.byBlocks(max(1, operator.Fan), 6*operator.N, func(_, r0, r1 int) {
+			set.GLU(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, operator.Act, operator.Interleave, r1-r0, operator.N)
 		}), nil
-	case op.Activate:
-		input, output := b.in[0], b.out[0]
-		return b.byBlocks(fan, 5*operator.N, func(_, r0, r1 int) {
-			set.Activate(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, operator.Act, r1-r0, operator.N)
+	},
+	op.Activate: func(b *builder) (step, error) {
+		x, y, operator, set := b.in[0], b.out[0], b.op, b.e.p.set
+		return b.byBlocks(max(1, operator.Fan), 5*operator.N, func(_, r0, r1 int) {
+			set.Activate(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, operator.Act, r1-r0, operator.N)
 		}), nil
-	case op.Clip:
-		input, output, limit := b.in[0], b.out[0], float32(operator.Cap)
-		return b.byRows(operator.N, func(_, r0, r1 int) {
+	},
+	op.Clip: func(b *builder) (step, error) {
+		x, y, cols, limit := b.in[0], b.out[0], b.op.N, float32(b.op.Cap)
+		return b.byRows(cols, func(_, r0, r1 int) {
 			for row := r0; row < r1; row++ {
-				to := output.f32[row*output.ld:][:operator.N]
-				for i, value := range input.f32[row*input.ld:][:operator.N] {
+				to := y.f32[row*y.ld:][:cols]
+				for i, value := range x.f32[row*x.ld:][:cols] {
 					to[i] = min(max(value, -limit), limit) // NaN stays NaN
 				}
 			}
 		}), nil
-	case op.Softcap:
-		input, output := b.in[0], b.out[0]
+	},
+	op.Softcap: func(b *builder) (step, error) {
+		x, y, operator, set := b.in[0], b.out[0], b.op, b.e.p.set
 		return b.byRows(5*operator.N, func(_, r0, r1 int) {
-			set.Softcap(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, operator.Cap, r1-r0, operator.N)
+			set.Softcap(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, operator.Cap, r1-r0, operator.N)
 		}), nil
-	case op.Gate:
-		input, gate, output := b.in[0], b.in[1], b.out[0]
-		return b.byRows(operator.N, func(_, r0, r1 int) {
-			set.Gate(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, gate.f32[r0*gate.ld:], gate.ld, r1-r0, operator.N)
+	},
+	op.Gate: func(b *builder) (step, error) {
+		x, gate, y, cols, set := b.in[0], b.in[1], b.out[0], b.op.N, b.e.p.set
+		return b.byRows(cols, func(_, r0, r1 int) {
+			set.Gate(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, gate.f32[r0*gate.ld:], gate.ld, r1-r0, cols)
 		}), nil
-	case op.Add:
-		input, second, output := b.in[0], b.in[1], b.out[0]
-		return b.byRows(operator.N, func(_, r0, r1 int) {
-			set.Add(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, second.f32[r0*second.ld:], second.ld, r1-r0, operator.N)
+	},
+	op.Add: func(b *builder) (step, error) {
+		left, right, y, cols, set := b.in[0], b.in[1], b.out[0], b.op.N, b.e.p.set
+		return b.byRows(cols, func(_, r0, r1 int) {
+			set.Add(y.f32[r0*y.ld:], y.ld, left.f32[r0*left.ld:], left.ld, right.f32[r0*right.ld:], right.ld, r1-r0, cols)
 		}), nil
-	case op.Copy:
-		input, output := b.in[0], b.out[0]
-		if input.value.Type != output.value.Type {
-			return step{}, fmt.Errorf("copies %s to %s, want one type", input.value.Type, output.value.Type)
+	},
+	op.Copy: func(b *builder) (step, error) {
+		from, to := b.in[0], b.out[0]
+		if from.value.Type != to.value.Type {
+			return step{}, fmt.Errorf("copies %s to %s, want one type", from.value.Type, to.value.Type)
 		}
-		return b.byBlocks(fan, operator.N, func(_, r0, r1 int) { copyRows(output, input, r0, r1) }), nil
-	}
-	return step{}, fmt.Errorf("operator %q is not supported", operator.Kind)
+		return b.byBlocks(max(1, b.op.Fan), b.op.N, func(_, r0, r1 int) { copyRows(to, from, r0, r1) }), nil
+	},
 }
 
 func copyRows(y, x *operand, r0, r1 int) {
