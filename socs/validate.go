@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -168,13 +169,22 @@ func (v *validator) soc(soc *SoC) {
 	if !v.few("memory", "memory domains", len(soc.Memory), maxDomains) || !v.few("joint", "joint bandwidths", len(soc.Joint), maxJoint) {
 		return
 	}
-	domains := map[string]bool{}
-	for _, domain := range soc.Memory {
+	v.domains(soc.Memory, known)
+	v.links(soc.Links, known)
+	v.joint(soc, known)
+	if !v.full() {
+		v.sources(soc)
+	}
+}
+
+func (v *validator) domains(domains []Domain, known func(path, name string) bool) {
+	seen := map[string]bool{}
+	for _, domain := range domains {
 		path := "memory." + domain.Name
-		if domains[domain.Name] {
+		if seen[domain.Name] {
 			v.add(path, "memory domain %q is described twice", domain.Name)
 		}
-		domains[domain.Name] = true
+		seen[domain.Name] = true
 		v.bytes(path+".bytes", domain.Bytes)
 		in := map[string]bool{}
 		for _, name := range domain.Processors {
@@ -184,26 +194,26 @@ func (v *validator) soc(soc *SoC) {
 			in[name] = true
 		}
 	}
-	links := map[[2]string]bool{}
-	for _, link := range soc.Links {
+}
+
+func (v *validator) links(links []Link, known func(path, name string) bool) {
+	seen := map[[2]string]bool{}
+	for _, link := range links {
 		path := linkPath(Link{From: clip(link.From), To: clip(link.To)})
-		if fromKnown, toKnown := known(path+".from", link.From), known(path+".to", link.To); !fromKnown || !toKnown {
+		fromKnown, toKnown := known(path+".from", link.From), known(path+".to", link.To)
+		if !fromKnown || !toKnown {
 			continue
 		}
 		if link.From == link.To {
 			v.add(path, "processor %q is linked to itself", link.From)
 		}
-		if links[[2]string{link.From, link.To}] {
+		if seen[[2]string{link.From, link.To}] {
 			v.add(path, "link from %q to %q is described twice", link.From, link.To)
 		}
-		links[[2]string{link.From, link.To}] = true
+		seen[[2]string{link.From, link.To}] = true
 		v.number(path+".handover_us", link.HandoverUS)
 		v.number(path+".copy_gbps", link.CopyGBps)
 		v.number(path+".copy_launch_us", link.CopyLaunchUS)
-	}
-	v.joint(soc, known)
-	if !v.full() {
-		v.sources(soc)
 	}
 }
 
@@ -275,30 +285,7 @@ func (v *validator) cores(path string, cores []int) {
 }
 
 func (v *validator) processor(path string, proc *Processor) {
-	switch proc.Kind {
-	case KindCPU, KindGPU, KindNPU:
-	default:
-		v.add(path+".kind", "kind %q, want cpu, gpu or npu", clip(proc.Kind))
-	}
-	if proc.Driver == "" {
-		v.add(path+".driver", "no driver")
-	}
-	v.text(path+".description", proc.Description)
-	v.text(path+".driver", proc.Driver)
-	v.text(path+".select", proc.Select)
-	for _, field := range []struct {
-		key    string
-		values map[string]string
-	}{{"options", proc.Options}, {"layouts", proc.Layouts}} {
-		for _, key := range sortedKeys(field.values) {
-			v.text(path+"."+field.key, key)
-			v.text(path+"."+field.key, field.values[key])
-		}
-	}
-	if proc.Kind == KindCPU && proc.Driver != SimDriver && proc.Driver != ImportedDriver && len(proc.Cores) == 0 {
-		v.add(path+".cores", "a cpu processor occupies cores, got none")
-	}
-	v.cores(path+".cores", proc.Cores)
+	v.identity(path, proc)
 	for _, elem := range sortedKeys(proc.PeakGops) {
 		if op.Type(elem).Bytes() == 0 {
 			v.add(path+".peak_gops", "unknown element type %q", clip(elem))
@@ -310,89 +297,12 @@ func (v *validator) processor(path string, proc *Processor) {
 	v.number(path+".launch_us", proc.LaunchUS)
 	v.number(path+".compile_ms", proc.CompileMS)
 	v.number(path+".power_w", proc.PowerW)
-	v.tile(path+".tile", proc.Tile)
-	kinds := map[op.Kind]bool{}
-	for _, kind := range proc.Kinds {
-		if !contains(op.Kinds, kind) {
-			v.add(path+".kinds", "unknown operator %q", clip(string(kind)))
-			continue
-		}
-		if kinds[kind] {
-			v.add(path+".kinds", "operator %q is listed twice", kind)
-		}
-		kinds[kind] = true
-	}
-	if len(proc.Schemes) == 0 && proc.Executes(op.MatMul) {
-		v.add(path+".schemes", "it executes matmuls in no scheme")
-	}
-	schemes := map[op.Scheme]bool{}
-	for _, scheme := range proc.Schemes {
-		if _, err := op.ParseScheme(clip(string(scheme))); err != nil {
-			v.add(path+".schemes", "%v", err)
-			continue
-		}
-		if schemes[scheme] {
-			v.add(path+".schemes", "scheme %q is listed twice", scheme)
-		}
-		schemes[scheme] = true
-		if proc.Layouts[scheme.Weight()] == "" {
-			v.add(path+".layouts", "no layout for weights %q, which scheme %q needs", scheme.Weight(), scheme)
-		}
-	}
-	for _, scheme := range sortedKeys(proc.Forms) {
-		at := path + ".forms"
-		if !schemes[scheme] {
-			v.add(at, "forms of scheme %q, which is not among the processor's schemes", clip(string(scheme)))
-			continue
-		}
-		seen := map[op.Form]bool{}
-		for _, form := range proc.Forms[scheme] {
-			switch {
-			case !contains(op.FormClasses, form):
-				v.add(at+"."+string(scheme), "form %q, want %q", clip(string(form)), op.FormClasses)
-			case seen[form]:
-				v.add(at+"."+string(scheme), "form %q is listed twice", form)
-			case form == op.Conv && proc.DynamicRows:
-				v.add(at+"."+string(scheme), "form %q is compiled for a number of rows, and dynamic_rows says that calls may have fewer", form)
-			}
-			seen[form] = true
-		}
-	}
-	types := map[op.Type]bool{}
-	for _, elem := range proc.KV {
-		if elem != op.F32 && elem != op.F16 {
-			v.add(path+".kv", "cache type %q, want f32 or f16", clip(string(elem)))
-			continue
-		}
-		if types[elem] {
-			v.add(path+".kv", "cache type %q is listed twice", elem)
-		}
-		types[elem] = true
-	}
-	if len(proc.KV) == 0 && proc.Executes(op.Attention) {
-		v.add(path+".kv", "it executes attention on no cache type")
-	}
-	if proc.StaticShapes && proc.DynamicRows {
-		v.add(path+".dynamic_rows", "static_shapes and dynamic_rows exclude each other")
-	}
-	if proc.Memory != nil {
-		if err := proc.Memory.Validate(); err != nil {
-			v.add(path+".memory", "%v", err)
-		}
-	}
+	v.capabilities(path, &proc.Set)
 	v.bytes(path+".graph_bytes", proc.GraphBytes)
 	v.bytes(path+".address_bytes", proc.AddressBytes)
 	v.whole(path+".max_graphs", proc.MaxGraphs, maxCount)
-	switch proc.WeightBytes {
-	case "", WeightsShared, WeightsPerGraph:
-	default:
+	if !contains([]string{"", WeightsShared, WeightsPerGraph}, proc.WeightBytes) {
 		v.add(path+".weight_bytes", "%q, want %s or %s", clip(proc.WeightBytes), WeightsShared, WeightsPerGraph)
-	}
-	if proc.Driver == SimDriver && proc.Sim == nil {
-		v.add(path+".sim", "driver %q needs a sim block", SimDriver)
-	}
-	if proc.Driver == SimDriver && proc.Select != proc.Name {
-		v.add(path+".select", "%q, driver %q selects processors by name, want %q", clip(proc.Select), SimDriver, proc.Name)
 	}
 	if proc.Sim != nil {
 		v.sim(path+".sim", proc)
@@ -400,6 +310,118 @@ func (v *validator) processor(path string, proc *Processor) {
 	if proc.Target != nil {
 		v.target(path+".target", proc)
 	}
+}
+
+// identity checks which processor it is, and who drives it.
+func (v *validator) identity(path string, proc *Processor) {
+	if !contains([]string{KindCPU, KindGPU, KindNPU}, proc.Kind) {
+		v.add(path+".kind", "kind %q, want cpu, gpu or npu", clip(proc.Kind))
+	}
+	if proc.Driver == "" {
+		v.add(path+".driver", "no driver")
+	}
+	v.text(path+".description", proc.Description)
+	v.text(path+".driver", proc.Driver)
+	v.text(path+".select", proc.Select)
+	v.texts(path+".options", proc.Options)
+	v.texts(path+".layouts", proc.Layouts)
+	measured := proc.Driver != SimDriver && proc.Driver != ImportedDriver
+	if proc.Kind == KindCPU && measured && len(proc.Cores) == 0 {
+		v.add(path+".cores", "a cpu processor occupies cores, got none")
+	}
+	v.cores(path+".cores", proc.Cores)
+	if proc.Driver != SimDriver {
+		return
+	}
+	if proc.Sim == nil {
+		v.add(path+".sim", "driver %q needs a sim block", SimDriver)
+	}
+	if proc.Select != proc.Name {
+		v.add(path+".select", "%q, driver %q selects processors by name, want %q", clip(proc.Select), SimDriver, proc.Name)
+	}
+}
+
+// texts checks keys and values that are shown as they are.
+func (v *validator) texts(path string, values map[string]string) {
+	for _, key := range sortedKeys(values) {
+		v.text(path, key)
+		v.text(path, values[key])
+	}
+}
+
+func (v *validator) capabilities(path string, set *capability.Set) {
+	v.tile(path+".tile", set.Tile)
+	distinct(v, path+".kinds", "operator", set.Kinds, func(kind op.Kind) error {
+		if !contains(op.Kinds, kind) {
+			return fmt.Errorf("unknown operator %q", clip(string(kind)))
+		}
+		return nil
+	})
+	if len(set.Schemes) == 0 && set.Executes(op.MatMul) {
+		v.add(path+".schemes", "it executes matmuls in no scheme")
+	}
+	schemes := distinct(v, path+".schemes", "scheme", set.Schemes, func(scheme op.Scheme) error {
+		_, err := op.ParseScheme(clip(string(scheme)))
+		return err
+	})
+	for _, scheme := range set.Schemes {
+		if schemes[scheme] && set.Layouts[scheme.Weight()] == "" {
+			v.add(path+".layouts", "no layout for weights %q, which scheme %q needs", scheme.Weight(), scheme)
+		}
+	}
+	v.forms(path+".forms", set, schemes)
+	distinct(v, path+".kv", "cache type", set.KV, func(elem op.Type) error {
+		if elem != op.F32 && elem != op.F16 {
+			return fmt.Errorf("cache type %q, want f32 or f16", clip(string(elem)))
+		}
+		return nil
+	})
+	if len(set.KV) == 0 && set.Executes(op.Attention) {
+		v.add(path+".kv", "it executes attention on no cache type")
+	}
+	if set.StaticShapes && set.DynamicRows {
+		v.add(path+".dynamic_rows", "static_shapes and dynamic_rows exclude each other")
+	}
+	if set.Memory != nil {
+		if err := set.Memory.Validate(); err != nil {
+			v.add(path+".memory", "%v", err)
+		}
+	}
+}
+
+// forms checks those of the schemes that have no mistake themselves.
+func (v *validator) forms(path string, set *capability.Set, schemes map[op.Scheme]bool) {
+	for _, scheme := range sortedKeys(set.Forms) {
+		if !schemes[scheme] {
+			v.add(path, "forms of scheme %q, which is not among the processor's schemes", clip(string(scheme)))
+			continue
+		}
+		distinct(v, path+"."+string(scheme), "form", set.Forms[scheme], func(form op.Form) error {
+			switch {
+			case !contains(op.FormClasses, form):
+				return fmt.Errorf("form %q, want %q", clip(string(form)), op.FormClasses)
+			case form == op.Conv && set.DynamicRows:
+				return fmt.Errorf("form %q is compiled for a number of rows, and dynamic_rows says that calls may have fewer", form)
+			}
+			return nil
+		})
+	}
+}
+
+// distinct checks each item and that none is listed twice. It returns the items without a mistake.
+func distinct[T ~string](v *validator, path, what string, items []T, check func(T) error) map[T]bool {
+	good := map[T]bool{}
+	for _, item := range items {
+		if err := check(item); err != nil {
+			v.add(path, "%v", err)
+			continue
+		}
+		if good[item] {
+			v.add(path, "%s %q is listed twice", what, item)
+		}
+		good[item] = true
+	}
+	return good
 }
 
 // Bounds of target data.
@@ -434,28 +456,21 @@ func (v *validator) target(path string, proc *Processor) {
 			v.add(path+".vtcm_mb", "compiler %q needs the size of the NPU's own memory", qnnDriver)
 		}
 	}
-	kinds := map[op.Kind]bool{}
-	for _, kind := range target.Kinds {
-		switch {
-		case !contains(op.Kinds, kind):
-			v.add(path+".kinds", "unknown operator %q", clip(string(kind)))
-		case !proc.Executes(kind):
-			v.add(path+".kinds", "operator %q is not among the processor's kinds", kind)
-		case kinds[kind]:
-			v.add(path+".kinds", "operator %q is listed twice", kind)
+	distinct(v, path+".kinds", "operator", target.Kinds, func(kind op.Kind) error {
+		if !contains(op.Kinds, kind) {
+			return fmt.Errorf("unknown operator %q", clip(string(kind)))
 		}
-		kinds[kind] = true
-	}
-	schemes := map[op.Scheme]bool{}
-	for _, scheme := range target.Schemes {
-		switch {
-		case !contains(proc.Schemes, scheme):
-			v.add(path+".schemes", "scheme %q is not among the processor's schemes", clip(string(scheme)))
-		case schemes[scheme]:
-			v.add(path+".schemes", "scheme %q is listed twice", scheme)
+		if !proc.Executes(kind) {
+			return fmt.Errorf("operator %q is not among the processor's kinds", kind)
 		}
-		schemes[scheme] = true
-	}
+		return nil
+	})
+	distinct(v, path+".schemes", "scheme", target.Schemes, func(scheme op.Scheme) error {
+		if !contains(proc.Schemes, scheme) {
+			return fmt.Errorf("scheme %q is not among the processor's schemes", clip(string(scheme)))
+		}
+		return nil
+	})
 	for _, scheme := range sortedKeys(target.Forms) {
 		if !contains(target.Schemes, scheme) && len(target.Schemes) > 0 {
 			v.add(path+".forms", "scheme %q is not among the target's schemes", clip(string(scheme)))
@@ -487,18 +502,7 @@ func (v *validator) sim(path string, proc *Processor) {
 			v.add(path+".schemes", "no entry for scheme %q", clip(string(scheme)))
 			continue
 		}
-		at := path + ".schemes." + string(scheme)
-		v.rate(at+".peak_gops", rates.PeakGops)
-		if math.IsNaN(rates.WeightBits) || rates.WeightBits < 0 || rates.WeightBits > 64 {
-			v.add(at+".weight_bits", "%v, want 0..64", rates.WeightBits)
-		}
-		v.number(at+".setup_us", rates.SetupUS)
-		v.tile(at+".step", rates.Step)
-		if rates.LongK != 0 && !(rates.LongK >= 1 && rates.LongK <= 1e3) {
-			v.add(at+".long_k", "%v, want a factor in 1..1000", rates.LongK)
-		}
-		v.whole(at+".long_k_from", rates.LongKFrom, math.MaxInt32)
-		v.simForms(at+".forms", proc.Forms[scheme], rates.Forms)
+		v.simScheme(path+".schemes."+string(scheme), proc.Forms[scheme], &rates)
 	}
 	for _, scheme := range sortedKeys(sim.Schemes) {
 		if !contains(proc.Schemes, scheme) {
@@ -507,7 +511,7 @@ func (v *validator) sim(path string, proc *Processor) {
 	}
 	v.rate(path+".other_gops", sim.OtherGops)
 	v.rate(strings.TrimSuffix(path, ".sim")+".bandwidth_gbps", proc.BandwidthGBps)
-	if math.IsNaN(sim.NoiseCV) || sim.NoiseCV < 0 || sim.NoiseCV > 0.5 {
+	if !(sim.NoiseCV >= 0 && sim.NoiseCV <= 0.5) {
 		v.add(path+".noise_cv", "%v, want 0..0.5", sim.NoiseCV)
 	}
 	if v.few(path+".infeasible", "ranges", len(sim.Infeasible), maxRanges) {
@@ -517,6 +521,20 @@ func (v *validator) sim(path string, proc *Processor) {
 			}
 		}
 	}
+}
+
+func (v *validator) simScheme(path string, forms []op.Form, rates *SimScheme) {
+	v.rate(path+".peak_gops", rates.PeakGops)
+	if !(rates.WeightBits >= 0 && rates.WeightBits <= 64) {
+		v.add(path+".weight_bits", "%v, want 0..64", rates.WeightBits)
+	}
+	v.number(path+".setup_us", rates.SetupUS)
+	v.tile(path+".step", rates.Step)
+	if rates.LongK != 0 && !(rates.LongK >= 1 && rates.LongK <= 1e3) {
+		v.add(path+".long_k", "%v, want a factor in 1..1000", rates.LongK)
+	}
+	v.whole(path+".long_k_from", rates.LongKFrom, math.MaxInt32)
+	v.simForms(path+".forms", forms, rates.Forms)
 }
 
 // simForms wants a price for each form of a scheme that the processor lists. A file may list fewer than what it inherits has prices of.
@@ -532,20 +550,24 @@ func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]S
 			v.add(path, "form %q, want %q", clip(string(form)), op.FormClasses)
 			continue
 		}
-		v.whole(at+".fill_rows", price.FillRows, maxCount)
-		switch fill := form == op.Swapped && price.FillRows > 0; {
-		case price.FillRows != 0 && form != op.Swapped:
-			v.add(at+".fill_rows", "%d, which only form %q has", price.FillRows, op.Swapped)
-		case fill && price.Gain != 0:
-			v.add(at+".gain", "%v beside fill_rows, want one of them", price.Gain)
-		case !fill && !(price.Gain >= 1e-3 && price.Gain <= 1e3):
-			v.add(at+".gain", "%v, want a factor in 0.001..1000", price.Gain)
-		}
-		if form == op.Conv && (price.Side < 2 || price.Side > maxTile) {
-			v.add(at+".side", "%d, want 2..%d: the shorter side of the image that has the gain", price.Side, maxTile)
-		} else if form != op.Conv && price.Side != 0 {
-			v.add(at+".side", "%d, which only form %q has", price.Side, op.Conv)
-		}
+		v.simForm(at, form, price)
+	}
+}
+
+func (v *validator) simForm(at string, form op.Form, price SimForm) {
+	v.whole(at+".fill_rows", price.FillRows, maxCount)
+	switch fill := form == op.Swapped && price.FillRows > 0; {
+	case price.FillRows != 0 && form != op.Swapped:
+		v.add(at+".fill_rows", "%d, which only form %q has", price.FillRows, op.Swapped)
+	case fill && price.Gain != 0:
+		v.add(at+".gain", "%v beside fill_rows, want one of them", price.Gain)
+	case !fill && !(price.Gain >= 1e-3 && price.Gain <= 1e3):
+		v.add(at+".gain", "%v, want a factor in 0.001..1000", price.Gain)
+	}
+	if form == op.Conv && (price.Side < 2 || price.Side > maxTile) {
+		v.add(at+".side", "%d, want 2..%d: the shorter side of the image that has the gain", price.Side, maxTile)
+	} else if form != op.Conv && price.Side != 0 {
+		v.add(at+".side", "%d, which only form %q has", price.Side, op.Conv)
 	}
 }
 
