@@ -17,32 +17,32 @@ const chunk = 1 << 20
 // sum fetches every cache line of b, aligned and a multiple of 512 bytes long, and adds up one word of
 // each: arithmetic on all of them would measure the arithmetic. Eight streams keep enough fetches
 // in flight to saturate a core's path to memory, which one stream does not on every CPU.
-func sum(b []byte) uint64 {
-	w, err := mem.View[uint64](b)
+func sum(data []byte) uint64 {
+	words, err := mem.View[uint64](data)
 	if err != nil {
 		panic("BUG: bandwidth memory is not aligned")
 	}
 	const line = 8 // words
-	n := len(w) / 8
-	a0, a1, a2, a3 := w[:n], w[n:2*n], w[2*n:3*n], w[3*n:4*n]
-	a4, a5, a6, a7 := w[4*n:5*n], w[5*n:6*n], w[6*n:7*n], w[7*n:8*n]
-	var s [8]uint64
+	n := len(words) / 8
+	a0, a1, a2, a3 := words[:n], words[n:2*n], words[2*n:3*n], words[3*n:4*n]
+	a4, a5, a6, a7 := words[4*n:5*n], words[5*n:6*n], words[6*n:7*n], words[7*n:8*n]
+	var sums [8]uint64
 	for i := 0; i < n; i += line {
-		s[0] += a0[i]
-		s[1] += a1[i]
-		s[2] += a2[i]
-		s[3] += a3[i]
-		s[4] += a4[i]
-		s[5] += a5[i]
-		s[6] += a6[i]
-		s[7] += a7[i]
+		sums[0] += a0[i]
+		sums[1] += a1[i]
+		sums[2] += a2[i]
+		sums[3] += a3[i]
+		sums[4] += a4[i]
+		sums[5] += a5[i]
+		sums[6] += a6[i]
+		sums[7] += a7[i]
 	}
-	return s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7]
+	return sums[0] + sums[1] + sums[2] + sums[3] + sums[4] + sums[5] + sums[6] + sums[7]
 }
 
 // reading is what worker i of n does to read its part of memory, aligned, over and over, with read, a chunk at a time.
-func reading(memory []byte, n int, read func([]byte) uint64) func(i int) func() int64 {
-	each := len(memory) / max(n, 1) &^ (chunk - 1)
+func reading(memory []byte, cores int, read func([]byte) uint64) func(i int) func() int64 {
+	each := len(memory) / max(cores, 1) &^ (chunk - 1)
 	if each < chunk {
 		panic("BUG: too little memory for the readers")
 	}
@@ -87,19 +87,19 @@ func startWorkers(cores []int, work func(i int) func() int64) (*workers, error) 
 	ws := &workers{}
 	errs := make(chan error, len(cores))
 	for i, core := range cores {
-		w := &worker{core: core, do: work(i)}
-		ws.all = append(ws.all, w)
+		worker := &worker{core: core, do: work(i)}
+		ws.all = append(ws.all, worker)
 		ws.done.Add(1)
 		go func() {
 			defer ws.done.Done()
 			runtime.LockOSThread() // never unlocked: the pinned thread ends with the goroutine
-			if err := affinity.Pin(w.core); err != nil {
+			if err := affinity.Pin(worker.core); err != nil {
 				errs <- err
 				return
 			}
 			errs <- nil
 			for !ws.stop.Load() {
-				w.done.Add(w.do())
+				worker.done.Add(worker.do())
 			}
 		}()
 	}
@@ -168,21 +168,21 @@ func streamBytes(lastCache int64) int64 {
 // zero page.
 func touched(bytes int64) (*mem.Region, error) {
 	bytes = (bytes + chunk - 1) &^ (chunk - 1)
-	r, err := mem.Alloc(int(bytes), 4096)
+	region, err := mem.Alloc(int(bytes), 4096)
 	if err != nil {
 		return nil, err
 	}
-	w, err := mem.View[uint64](r.Bytes())
+	words, err := mem.View[uint64](region.Bytes())
 	if err != nil {
-		r.Close()
+		region.Close()
 		return nil, err
 	}
-	x := uint64(0x9e3779b97f4a7c15)
-	for i := range w {
-		x ^= x << 13
-		x ^= x >> 7
-		x ^= x << 17
-		w[i] = x
+	state := uint64(0x9e3779b97f4a7c15)
+	for i := range words {
+		state ^= state << 13
+		state ^= state >> 7
+		state ^= state << 17
+		words[i] = state
 	}
-	return r, nil
+	return region, nil
 }

@@ -30,25 +30,25 @@ type FactRequest struct {
 }
 
 // each calls f for everything that is asked for: every graph alone, then the binary that several share.
-func (r *FactRequest) each(f func(record.Facts) error) error {
-	for _, m := range r.Rows {
-		o := r.Op
-		o.M = m
-		if err := f(record.Facts{Kind: record.CompilerFacts, Proc: r.Proc, Op: &o}); err != nil {
+func (r *FactRequest) each(visit func(record.Facts) error) error {
+	for _, rows := range r.Rows {
+		operator := r.Op
+		operator.M = rows
+		if err := visit(record.Facts{Kind: record.CompilerFacts, Proc: r.Proc, Op: &operator}); err != nil {
 			return err
 		}
 	}
 	if len(r.Shared) < 2 {
 		return nil
 	}
-	o := r.Op
-	o.M = r.Shared[0]
-	return f(record.Facts{Kind: record.CompilerFacts, Proc: r.Proc, Op: &o, Rows: r.Shared})
+	other := r.Op
+	other.M = r.Shared[0]
+	return visit(record.Facts{Kind: record.CompilerFacts, Proc: r.Proc, Op: &other, Rows: r.Shared})
 }
 
 // Keys are those of the facts that are asked for.
 func (r *FactRequest) Keys() (out []string) {
-	_ = r.each(func(f record.Facts) error { out = append(out, f.Key()); return nil })
+	_ = r.each(func(facts record.Facts) error { out = append(out, facts.Key()); return nil })
 	return out
 }
 
@@ -59,44 +59,44 @@ const sharedGraphs = 4
 // is compiled ahead of time, in every scheme, at one row, at the buckets and batches, and at lengths: numbers of rows that
 // prompts have, each with the multiples of 8 and of the processor's granularity above it. Whole weights are asked for, and the
 // same shape once.
-func FactRequests(s *socs.SoC, m *models.Model, w Want, lengths []int) ([]FactRequest, error) {
-	b := &builder{soc: s, seen: map[string]bool{}}
-	if err := b.want(m, w); err != nil {
+func FactRequests(soc *socs.SoC, model *models.Model, want Want, lengths []int) ([]FactRequest, error) {
+	list := &builder{soc: soc, seen: map[string]bool{}}
+	if err := list.want(model, want); err != nil {
 		return nil, err
 	}
-	g := m.Graph()
+	graph := model.Graph()
 	var out []FactRequest
-	for _, p := range b.procs {
-		if p.Target == nil || p.Target.Compiler == "" || p.Kind != socs.KindNPU {
+	for _, proc := range list.procs {
+		if proc.Target == nil || proc.Target.Compiler == "" || proc.Kind != socs.KindNPU {
 			continue
 		}
-		for i := range g.Sections {
-			sec := &g.Sections[i]
+		for i := range graph.Sections {
+			sec := &graph.Sections[i]
 			for j := range sec.Nodes {
-				n := &sec.Nodes[j]
-				o := n.Ops[len(n.Ops)-1]
-				if o.Kind != op.MatMul || !p.Executes(o.Kind) {
+				node := &sec.Nodes[j]
+				operator := node.Ops[len(node.Ops)-1]
+				if operator.Kind != op.MatMul || !proc.Executes(operator.Kind) {
 					continue
 				}
 				rows := []int{1}
-				if !slices.ContainsFunc(sec.Values, func(v models.Value) bool { return v.Rows1 && slices.Contains(n.Out, v.Name) }) {
-					rows = factRows(b.buckets, w.Batches, lengths, max(1, p.Tile.M))
+				if !slices.ContainsFunc(sec.Values, func(value models.Value) bool { return value.Rows1 && slices.Contains(node.Out, value.Name) }) {
+					rows = factRows(list.buckets, want.Batches, lengths, max(1, proc.Tile.M))
 				}
-				for _, x := range b.schemesOf(n) {
-					if !slices.Contains(p.Schemes, x) {
+				for _, scheme := range list.schemesOf(node) {
+					if !slices.Contains(proc.Schemes, scheme) {
 						continue
 					}
-					o.Scheme, o.M, o.Form = x, rows[0], ""
-					r := FactRequest{Proc: p.Name, Op: o, Rows: rows, Shared: spread(rows, sharedGraphs)}
-					if !slices.ContainsFunc(out, func(y FactRequest) bool { return y.Proc == r.Proc && y.Op == r.Op }) {
-						out = append(out, r)
+					operator.Scheme, operator.M, operator.Form = scheme, rows[0], ""
+					request := FactRequest{Proc: proc.Name, Op: operator, Rows: rows, Shared: spread(rows, sharedGraphs)}
+					if !slices.ContainsFunc(out, func(other FactRequest) bool { return other.Proc == request.Proc && other.Op == request.Op }) {
+						out = append(out, request)
 					}
 				}
 			}
 		}
 	}
 	if len(out) == 0 {
-		return nil, diag.New(diag.ClassInput, "list graphs of model %q for SoC %q: no NPU there executes a product in a scheme that the workload permits and is compiled ahead of time", m.Name, s.Name).
+		return nil, diag.New(diag.ClassInput, "list graphs of model %q for SoC %q: no NPU there executes a product in a scheme that the workload permits and is compiled ahead of time", model.Name, soc.Name).
 			WithHint("permit one of the schemes that target: lists for the SoC's NPU")
 	}
 	return out, nil
@@ -106,10 +106,10 @@ func FactRequests(s *socs.SoC, m *models.Model, w Want, lengths []int) ([]FactRe
 func factRows(buckets, batches, lengths []int, tile int) []int {
 	const unit = 8 // rows: what compilers are seen to work in
 	out := slices.Concat([]int{1}, buckets, batches)
-	for _, n := range lengths {
+	for _, rows := range lengths {
 		for _, step := range []int{unit, tile} {
-			next := socs.Round(n, step)
-			out = append(out, n, next, next+step)
+			next := socs.Round(rows, step)
+			out = append(out, rows, next, next+step)
 		}
 	}
 	slices.Sort(out)
@@ -117,14 +117,14 @@ func factRows(buckets, batches, lengths []int, tile int) []int {
 }
 
 // spread is n of list or fewer, the last and largest among them; nil when that is less than two.
-func spread(list []int, n int) []int {
-	n = min(n, len(list))
-	if n < 2 {
+func spread(list []int, count int) []int {
+	count = min(count, len(list))
+	if count < 2 {
 		return nil
 	}
 	var out []int
-	for i := range n {
-		out = append(out, list[(i+1)*len(list)/n-1])
+	for i := range count {
+		out = append(out, list[(i+1)*len(list)/count-1])
 	}
 	return out
 }
@@ -145,41 +145,41 @@ type FactReport struct {
 
 // CompilerFacts asks and records every answer at once, so that an interrupted run goes on where it stopped. A graph that the
 // compiler refuses is recorded as refused. No time of the device comes of it.
-func CompilerFacts(ctx context.Context, s *socs.SoC, requests []FactRequest, w *record.Writer, o FactOptions) (FactReport, error) {
+func CompilerFacts(ctx context.Context, soc *socs.SoC, requests []FactRequest, writer *record.Writer, options FactOptions) (FactReport, error) {
 	var rep FactReport
 	all, done := 0, 0
 	for i := range requests {
 		all += len(requests[i].Keys())
 	}
 	for i := range requests {
-		r := &requests[i]
-		t := s.Processor(r.Proc).Target
-		baker := o.Bakers[t.Compiler]
+		request := &requests[i]
+		target := soc.Processor(request.Proc).Target
+		baker := options.Bakers[target.Compiler]
 		if baker == nil {
-			return rep, diag.New(diag.ClassUnavailable, "ask compiler %q about processor %q: this build has none of that name that compiles weights in", t.Compiler, r.Proc).
-				WithHint("it has %s", strings.Join(slices.Sorted(maps.Keys(o.Bakers)), ", "))
+			return rep, diag.New(diag.ClassUnavailable, "ask compiler %q about processor %q: this build has none of that name that compiles weights in", target.Compiler, request.Proc).
+				WithHint("it has %s", strings.Join(slices.Sorted(maps.Keys(options.Bakers)), ", "))
 		}
-		err := r.each(func(f record.Facts) error {
+		err := request.each(func(known record.Facts) error {
 			if err := ctx.Err(); err != nil {
-				return diag.New(diag.ClassInterrupted, "ask compiler %q: %w", t.Compiler, err)
+				return diag.New(diag.ClassInterrupted, "ask compiler %q: %w", target.Compiler, err)
 			}
-			if o.Progress != nil {
-				o.Progress(done, all, f.Key())
+			if options.Progress != nil {
+				options.Progress(done, all, known.Key())
 			}
 			done++
-			if w.Set().LookupFacts(f.Key()) != nil {
+			if writer.Set().LookupFacts(known.Key()) != nil {
 				rep.Present++
 				return nil
 			}
-			if err := askCompiler(ctx, baker, t, &f, o.Seed); err != nil {
+			if err := askCompiler(ctx, baker, target, &known, options.Seed); err != nil {
 				return err
 			}
 			rep.Added++
-			rep.Compiler = f.Compiler
-			if f.Refused != "" {
-				rep.Refused = append(rep.Refused, &f)
+			rep.Compiler = known.Compiler
+			if known.Refused != "" {
+				rep.Refused = append(rep.Refused, &known)
 			}
-			return w.AppendFacts(&f)
+			return writer.AppendFacts(&known)
 		})
 		if err != nil {
 			return rep, err
@@ -189,62 +189,62 @@ func CompilerFacts(ctx context.Context, s *socs.SoC, requests []FactRequest, w *
 }
 
 // askCompiler fills in what the compiler says.
-func askCompiler(ctx context.Context, b driver.Baker, t *socs.Target, f *record.Facts, seed uint64) error {
-	rows := f.Rows
+func askCompiler(ctx context.Context, baker driver.Baker, target *socs.Target, said *record.Facts, seed uint64) error {
+	rows := said.Rows
 	if rows == nil {
-		rows = []int{f.Op.M}
+		rows = []int{said.Op.M}
 	}
 	var pieces []driver.Piece
-	for i, m := range rows {
-		o := *f.Op
-		o.M = m
-		p := driver.Piece{Name: fmt.Sprintf("graph%d", i), Graph: op.Single(o, op.OnnxLayout)}
+	for i, count := range rows {
+		operator := *said.Op
+		operator.M = count
+		piece := driver.Piece{Name: fmt.Sprintf("graph%d", i), Graph: op.Single(operator, op.OnnxLayout)}
 		if i > 0 {
-			p.Weights = pieces[0].Weights
+			piece.Weights = pieces[0].Weights
 		} else {
-			for _, spec := range p.Graph.Weights {
+			for _, spec := range piece.Graph.Weights {
 				bytes, err := pack.Bytes(spec)
 				if err != nil {
-					return fmt.Errorf("weights of %q: %w", o.Key(), err)
+					return fmt.Errorf("weights of %q: %w", operator.Key(), err)
 				}
 				region, err := mem.Alloc(int(bytes), 64)
 				if err != nil {
-					return fmt.Errorf("weights of %q: %w", o.Key(), err)
+					return fmt.Errorf("weights of %q: %w", operator.Key(), err)
 				}
 				defer region.Close()
 				if err := pack.Pack(region.Bytes(), spec, noise{spec, seed}); err != nil {
-					return fmt.Errorf("weights of %q: %w", o.Key(), err)
+					return fmt.Errorf("weights of %q: %w", operator.Key(), err)
 				}
-				p.Weights = append(p.Weights, driver.Packed{Spec: spec, Bytes: region.Bytes()[:bytes:bytes]})
+				piece.Weights = append(piece.Weights, driver.Packed{Spec: spec, Bytes: region.Bytes()[:bytes:bytes]})
 			}
 		}
-		pieces = append(pieces, p)
+		pieces = append(pieces, piece)
 	}
 	began := time.Now()
-	got, err := b.Bake(ctx, pieces, driver.Target{Proc: f.Proc, Options: t.Options()})
+	got, err := baker.Bake(ctx, pieces, driver.Target{Proc: said.Proc, Options: target.Options()})
 	took := time.Since(began)
-	f.Options = t.Options()
+	said.Options = target.Options()
 	var refused *driver.Refused
 	switch {
 	case errors.As(err, &refused):
-		f.Refused = oneLine(err.Error())
-		f.Compiler = b.Name() // who refuses does not say its version
+		said.Refused = oneLine(err.Error())
+		said.Compiler = baker.Name() // who refuses does not say its version
 		return nil
 	case err != nil:
-		return fmt.Errorf("ask compiler %q about %q: %w", b.Name(), f.Op.Key(), err)
+		return fmt.Errorf("ask compiler %q about %q: %w", baker.Name(), said.Op.Key(), err)
 	}
-	f.Compiler = got.Compiler
+	said.Compiler = got.Compiler
 	if !got.Cached {
-		f.CompileMS = math.Round(float64(took.Microseconds())) / 1e3
+		said.CompileMS = math.Round(float64(took.Microseconds())) / 1e3
 	}
 	for i := range got.Artifacts {
 		facts := got.Artifacts[i].Facts
-		f.SpillBytes = max(f.SpillBytes, facts["spill_bytes"])
-		f.VTCMBytes, f.Arch = max(f.VTCMBytes, facts["vtcm_bytes"]), facts["arch"]
-		f.Bytes += facts["bytes"]
+		said.SpillBytes = max(said.SpillBytes, facts["spill_bytes"])
+		said.VTCMBytes, said.Arch = max(said.VTCMBytes, facts["vtcm_bytes"]), facts["arch"]
+		said.Bytes += facts["bytes"]
 	}
 	if len(got.Shared) > 0 {
-		f.Bytes += int64(len(got.Shared))
+		said.Bytes += int64(len(got.Shared))
 	}
 	return nil
 }
@@ -260,12 +260,12 @@ func (x noise) Shape() (k, n int) { return x.spec.K, x.spec.N }
 
 func (x noise) Read(dst []float32, k0, k1, n0, n1 int) error {
 	i := 0
-	for n := n0; n < n1; n++ {
+	for values := n0; values < n1; values++ {
 		for k := k0; k < k1; k++ {
 			if x.spec.Name == "steps" {
 				dst[i] = 1.0 / op.GridMax
 			} else {
-				dst[i] = float32(int32(mix(x.seed^uint64(k)<<32^uint64(n)))) / (1 << 35)
+				dst[i] = float32(int32(mix(x.seed^uint64(k)<<32^uint64(values)))) / (1 << 35)
 			}
 			i++
 		}
@@ -274,11 +274,11 @@ func (x noise) Read(dst []float32, k0, k1, n0, n1 int) error {
 }
 
 // mix spreads a number over 64 bits (splitmix64).
-func mix(z uint64) uint64 {
-	z += 0x9e3779b97f4a7c15
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
+func mix(hash uint64) uint64 {
+	hash += 0x9e3779b97f4a7c15
+	hash = (hash ^ hash>>30) * 0xbf58476d1ce4e5b9
+	hash = (hash ^ hash>>27) * 0x94d049bb133111eb
+	return hash ^ hash>>31
 }
 
 func oneLine(text string) string {

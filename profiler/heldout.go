@@ -17,61 +17,61 @@ const heldOutMargin = 0.05
 // HeldOut draws n matrix products of the model to judge predictions by: weight shape, scheme, processor and
 // rows in 1..512 (at most the largest bucket) by the seed, no row count within 5 % of one that requests samples for the
 // same shape. They are measured in the same rounds as the rest and never fitted.
-func HeldOut(s *socs.SoC, m *models.Model, w Want, requests []Request, n int, seed uint64) ([]Request, error) {
-	b := &builder{soc: s, seen: map[string]bool{}}
-	if err := b.want(m, w); err != nil {
+func HeldOut(soc *socs.SoC, model *models.Model, want Want, requests []Request, count int, seed uint64) ([]Request, error) {
+	list := &builder{soc: soc, seen: map[string]bool{}}
+	if err := list.want(model, want); err != nil {
 		return nil, err
 	}
 	type shape struct {
 		proc string
 		op   op.Op // of no rows
 	}
-	of := func(r *Request) shape {
-		x := shape{r.What.Proc, *r.What.Op}
-		x.op.M = 0
-		return x
+	of := func(first *Request) shape {
+		other := shape{first.What.Proc, *first.What.Op}
+		other.op.M = 0
+		return other
 	}
 	sampled := map[shape][]int{}
 	var shapes []Request
-	for _, r := range requests {
-		if r.What.Kind != record.Op || !r.What.Op.HasScheme() || len(r.What.Concurrent) > 0 {
+	for _, request := range requests {
+		if request.What.Kind != record.Op || !request.What.Op.HasScheme() || len(request.What.Concurrent) > 0 {
 			continue
 		}
-		k := of(&r)
-		if sampled[k] == nil {
-			shapes = append(shapes, r)
+		own := of(&request)
+		if sampled[own] == nil {
+			shapes = append(shapes, request)
 		}
-		sampled[k] = append(sampled[k], r.What.Op.M)
+		sampled[own] = append(sampled[own], request.What.Op.M)
 	}
 	// Only whole weights that are sampled over rows: parts and the head are measured at one or two.
 	var whole []Request
-	for _, r := range shapes {
-		if len(sampled[of(&r)]) > 3 {
-			whole = append(whole, r)
+	for _, request := range shapes {
+		if len(sampled[of(&request)]) > 3 {
+			whole = append(whole, request)
 		}
 	}
-	if n > 0 && len(whole) == 0 {
-		return nil, diag.New(diag.ClassInput, "hold out %d operators: no weight is sampled at more than three row counts", n)
+	if count > 0 && len(whole) == 0 {
+		return nil, diag.New(diag.ClassInput, "hold out %d operators: no weight is sampled at more than three row counts", count)
 	}
 	rng := rand.New(rand.NewPCG(seed, 0x68656c64))
-	for tries := 0; len(b.out) < n; tries++ {
-		if tries > 1000*n {
-			return nil, diag.New(diag.ClassInput, "hold out %d operators: only %d lie more than 5 %% away from every sampled row count", n, len(b.out))
+	for tries := 0; len(list.out) < count; tries++ {
+		if tries > 1000*count {
+			return nil, diag.New(diag.ClassInput, "hold out %d operators: only %d lie more than 5 %% away from every sampled row count", count, len(list.out))
 		}
-		r := whole[rng.IntN(len(whole))]
-		o := *r.What.Op
+		request := whole[rng.IntN(len(whole))]
+		operator := *request.What.Op
 		near := false
-		rows := 1 + rng.IntN(min(512, b.largest()))
-		for _, m := range sampled[of(&r)] {
-			near = near || math.Abs(float64(rows-m)) <= heldOutMargin*float64(m)
+		rows := 1 + rng.IntN(min(512, list.largest()))
+		for _, count := range sampled[of(&request)] {
+			near = near || math.Abs(float64(rows-count)) <= heldOutMargin*float64(count)
 		}
 		if near {
 			continue
 		}
-		o.M = rows
-		what := r.What
-		what.Op, what.HeldOut = &o, true
-		b.add(PriorityBase, what)
+		operator.M = rows
+		what := request.What
+		what.Op, what.HeldOut = &operator, true
+		list.add(PriorityBase, what)
 	}
-	return b.out, nil
+	return list.out, nil
 }

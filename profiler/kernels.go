@@ -102,20 +102,20 @@ func (o *KernelOptions) sizes(lastCache int64) kernelSizes {
 // random order, so that a machine whose speed changes does not favour anybody. Another hardware thread of a core, which may be
 // somebody else's, takes half of the instructions that a core begins: products feel it and register-only loops hardly
 // do. So each visit is also between two readings of that rate, and those where it was low are left out.
-func Kernels(ctx context.Context, o KernelOptions) ([]Kernel, error) {
-	if len(o.Sets) == 0 || len(o.Cores) == 0 || o.Rounds < 1 {
+func Kernels(ctx context.Context, options KernelOptions) ([]Kernel, error) {
+	if len(options.Sets) == 0 || len(options.Cores) == 0 || options.Rounds < 1 {
 		panic("BUG: no kernels, cores or rounds to measure")
 	}
-	m := readMachine("/", o.Cores)
-	c := &comparison{o: o, size: o.sizes((&socs.SoC{CPU: &socs.CPU{Caches: m.caches}}).LastCacheBytes())}
-	s := &socs.SoC{}
-	groups := [][]int{o.Cores[:1]}
-	if len(o.Cores) > 1 {
-		groups = append(groups, o.Cores)
+	machine := readMachine("/", options.Cores)
+	compared := &comparison{o: options, size: options.sizes((&socs.SoC{CPU: &socs.CPU{Caches: machine.caches}}).LastCacheBytes())}
+	soc := &socs.SoC{}
+	groups := [][]int{options.Cores[:1]}
+	if len(options.Cores) > 1 {
+		groups = append(groups, options.Cores)
 	}
-	for _, set := range o.Sets {
+	for _, set := range options.Sets {
 		for _, cores := range groups {
-			s.Processors = append(s.Processors, socs.Processor{Name: set + ":" + selector(cores), Driver: o.Driver.Name(),
+			soc.Processors = append(soc.Processors, socs.Processor{Name: set + ":" + selector(cores), Driver: options.Driver.Name(),
 				Select: selector(cores), Options: map[string]string{"kernels": set}, Cores: cores})
 		}
 	}
@@ -123,19 +123,19 @@ func Kernels(ctx context.Context, o KernelOptions) ([]Kernel, error) {
 	if free := availableBytes(); free > 0 {
 		limit = free / 2
 	}
-	c.r = &runner{soc: s, lanes: map[string]*lane{}, stores: stores{seed: o.Seed, limit: limit, all: map[string]*store{}}, ids: 1, coldBytes: c.size.cold,
-		o: Options{Drivers: map[string]driver.Driver{o.Driver.Name(): o.Driver}, Compilers: map[string]driver.Compiler{o.Driver.Name(): o.Compiler}, Seed: o.Seed}}
+	compared.r = &runner{soc: soc, lanes: map[string]*lane{}, stores: stores{seed: options.Seed, limit: limit, all: map[string]*store{}}, ids: 1, coldBytes: compared.size.cold,
+		o: Options{Drivers: map[string]driver.Driver{options.Driver.Name(): options.Driver}, Compilers: map[string]driver.Compiler{options.Driver.Name(): options.Compiler}, Seed: options.Seed}}
 	// The threads that wait must not take a place from one that is measured.
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), len(o.Cores)+2)))
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), len(options.Cores)+2)))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	err := c.run(ctx, s, len(groups))
-	if cerr := c.r.close(ctx); err == nil {
+	err := compared.run(ctx, soc, len(groups))
+	if cerr := compared.r.close(ctx); err == nil {
 		err = cerr
 	}
 	if err != nil {
 		return nil, err
 	}
-	return c.lines()
+	return compared.lines()
 }
 
 // comparison is the state of Kernels.
@@ -157,15 +157,15 @@ type contender struct {
 	issued [][]float64 // by each core, the lower of the readings before and after
 }
 
-func (c *comparison) run(ctx context.Context, s *socs.SoC, groups int) error {
-	for i := 0; i < len(s.Processors); i += groups {
-		one, err := c.r.lane(ctx, s.Processors[i].Name, nil)
+func (c *comparison) run(ctx context.Context, soc *socs.SoC, groups int) error {
+	for i := 0; i < len(soc.Processors); i += groups {
+		one, err := c.r.lane(ctx, soc.Processors[i].Name, nil)
 		if err != nil {
 			return err
 		}
 		many := one
 		if groups > 1 {
-			if many, err = c.r.lane(ctx, s.Processors[i+1].Name, nil); err != nil {
+			if many, err = c.r.lane(ctx, soc.Processors[i+1].Name, nil); err != nil {
 				return err
 			}
 		}
@@ -183,31 +183,8 @@ func (c *comparison) run(ctx context.Context, s *socs.SoC, groups int) error {
 				return err
 			}
 			x := c.all[i]
-			fail := func(err error) error {
+			if err := c.sample(ctx, x, round >= 0); err != nil {
 				return fmt.Errorf("measure %s %s with kernels %q: %w", x.line.What, x.line.Shape, x.line.Set, err)
-			}
-			before, err := c.issued(ctx, x)
-			if err != nil {
-				return fail(err)
-			}
-			rate, bound, err := x.visit(ctx)
-			if err != nil {
-				return fail(err)
-			}
-			after, err := c.issued(ctx, x)
-			if err != nil {
-				return fail(err)
-			}
-			if round < 0 {
-				continue
-			}
-			for k := range before {
-				before[k] = min(before[k], after[k])
-			}
-			x.issued = append(x.issued, before)
-			x.rates = append(x.rates, rate)
-			if bound > 0 {
-				x.shares = append(x.shares, rate/bound)
 			}
 		}
 		runtime.GC()
@@ -215,31 +192,56 @@ func (c *comparison) run(ctx context.Context, s *socs.SoC, groups int) error {
 	return nil
 }
 
+// sample visits a line, between two readings of its cores, and keeps the values where they count.
+func (c *comparison) sample(ctx context.Context, x *contender, counts bool) error {
+	before, err := c.issued(ctx, x)
+	if err != nil {
+		return err
+	}
+	rate, bound, err := x.visit(ctx)
+	if err != nil {
+		return err
+	}
+	after, err := c.issued(ctx, x)
+	if err != nil || !counts {
+		return err
+	}
+	for core := range before {
+		before[core] = min(before[core], after[core])
+	}
+	x.issued = append(x.issued, before)
+	x.rates = append(x.rates, rate)
+	if bound > 0 {
+		x.shares = append(x.shares, rate/bound)
+	}
+	return nil
+}
+
 // issued is what the cores of a line begin now, nothing where that cannot be told.
-func (c *comparison) issued(ctx context.Context, x *contender) ([]float64, error) {
+func (c *comparison) issued(ctx context.Context, line *contender) ([]float64, error) {
 	if c.issue == nil {
 		return nil, nil
 	}
-	return c.issue(ctx, x.line.Cores)
+	return c.issue(ctx, line.line.Cores)
 }
 
 // watch makes issue of a loop of instructions that wait for nothing.
 func (c *comparison) watch(ctx context.Context, one *lane, loop func(int64) int64) error {
-	l, err := c.newLoop(ctx, one, loop)
+	own, err := c.newLoop(ctx, one, loop)
 	if err != nil {
 		return err
 	}
-	c.issue = func(ctx context.Context, n int) ([]float64, error) {
-		out := make([]float64, n)
-		if err := one.do(ctx, func() error { out[0] = l.run(); return nil }); err != nil {
+	c.issue = func(ctx context.Context, cores int) ([]float64, error) {
+		out := make([]float64, cores)
+		if err := one.do(ctx, func() error { out[0] = own.run(); return nil }); err != nil {
 			return nil, err
 		}
 		for i := range out[1:] {
-			r, err := rates(ctx, c.o.Cores[i+1:i+2], nil, 1, c.size.loop/4, computing(loop))
+			rate, err := rates(ctx, c.o.Cores[i+1:i+2], nil, 1, c.size.loop/4, computing(loop))
 			if err != nil {
 				return nil, err
 			}
-			out[i+1] = r[0]
+			out[i+1] = rate[0]
 		}
 		return out, nil
 	}
@@ -251,8 +253,8 @@ func (x *contender) own(best []float64) []bool {
 	out := make([]bool, len(x.issued))
 	for i, cores := range x.issued {
 		out[i] = true
-		for k, v := range cores {
-			out[i] = out[i] && v >= ownIssue*best[k]
+		for core, reading := range cores {
+			out[i] = out[i] && reading >= ownIssue*best[core]
 		}
 	}
 	return out
@@ -261,9 +263,9 @@ func (x *contender) own(best []float64) []bool {
 // chosen are the values of the visits that count, which are all when too few are their own.
 func chosen(values []float64, own []bool) []float64 {
 	var out []float64
-	for i, v := range values {
+	for i, value := range values {
 		if own[i] {
-			out = append(out, v)
+			out = append(out, value)
 		}
 	}
 	if len(out) < leastOwn {
@@ -275,275 +277,336 @@ func chosen(values []float64, own []bool) []float64 {
 // best are the cores' best readings: of the upper tenth, so that one odd reading says nothing.
 func (c *comparison) best() []float64 {
 	all := make([][]float64, len(c.o.Cores))
-	for _, x := range c.all {
-		for _, cores := range x.issued {
-			for k, v := range cores {
-				all[k] = append(all[k], v)
+	for _, line := range c.all {
+		for _, cores := range line.issued {
+			for core, v := range cores {
+				all[core] = append(all[core], v)
 			}
 		}
 	}
 	out := make([]float64, len(all))
-	for k, v := range all {
+	for core, v := range all {
 		if slices.Sort(v); len(v) > 0 {
-			out[k] = v[len(v)-1-len(v)/10]
+			out[core] = v[len(v)-1-len(v)/10]
 		}
 	}
 	return out
 }
 
-// enter adds the lines of one set: one is its processor on one core, many on all.
+// kernelSet adds the lines of one set of kernels: one is its processor on one core, many on all.
+type kernelSet struct {
+	*comparison
+	set       string
+	one, many *lane
+	bounds    driver.Bounds
+	loops     map[op.Type]*loop // on one core
+}
+
+// peakNames are those of the lines of register-only loops.
+var peakNames = map[op.Type]string{op.I8: "int8 peak", op.F32: "f32 peak"}
+
+func (s *kernelSet) peak(numbers op.Type) func(int64) int64 {
+	if numbers == op.I8 {
+		return s.bounds.PeakI8
+	}
+	return s.bounds.PeakF32
+}
+
+// mark is what a line has to reach, 0 in sets that are only compared with.
+func (s *kernelSet) mark(value float64) float64 {
+	if s.set != s.o.Marked {
+		return 0
+	}
+	return value
+}
+
+// enter adds the lines of one set.
 func (c *comparison) enter(ctx context.Context, set string, one, many *lane) error {
-	b, ok := one.proc.(driver.Bounded)
+	bounded, ok := one.proc.(driver.Bounded)
 	if !ok {
 		return diag.New(diag.ClassUnavailable, "measure kernels: driver %q does not tell what bounds them", c.o.Driver.Name())
 	}
-	bounds := b.Bounds()
-	if c.issue == nil && bounds.Issue != nil {
-		if err := c.watch(ctx, one, bounds.Issue); err != nil {
+	s := &kernelSet{comparison: c, set: set, one: one, many: many, bounds: bounded.Bounds(), loops: map[op.Type]*loop{}}
+	if c.issue == nil && s.bounds.Issue != nil {
+		if err := c.watch(ctx, one, s.bounds.Issue); err != nil {
 			return err
 		}
 	}
-	marked := set == c.o.Marked
-	mark := func(marks map[op.Scheme]float64, s op.Scheme) float64 {
-		if !marked {
-			return 0
-		}
-		return marks[s]
-	}
-	peaks := map[op.Type]func(int64) int64{op.I8: bounds.PeakI8, op.F32: bounds.PeakF32}
-	names := map[op.Type]string{op.I8: "int8 peak", op.F32: "f32 peak"}
-	loops := map[op.Type]*loop{}
-	for _, t := range []op.Type{op.I8, op.F32} {
-		l, err := c.newLoop(ctx, one, peaks[t])
+	for _, numbers := range []op.Type{op.I8, op.F32} {
+		register, err := c.newLoop(ctx, one, s.peak(numbers))
 		if err != nil {
 			return err
 		}
-		loops[t] = l
-		c.add(Kernel{Set: set, What: names[t], Cores: 1, Unit: "Gop/s"}, func(ctx context.Context) (rate, _ float64, err error) {
-			err = one.do(ctx, func() error { rate = l.run(); return nil })
+		s.loops[numbers] = register
+		peak := Kernel{Set: set, What: peakNames[numbers], Cores: 1, Unit: "Gop/s"}
+		c.add(peak, func(ctx context.Context) (rate, _ float64, err error) {
+			err = one.do(ctx, func() error { rate = register.run(); return nil })
 			return rate, 0, err
 		})
 	}
-	typeOf := func(s op.Scheme) op.Type {
-		if s.QuantisedRows() {
-			return op.I8
-		}
-		return op.F32
+	if err := s.matrices(ctx); err != nil {
+		return err
 	}
-	// gemm is between two register-only loops.
-	gemm := func(o op.Op, t op.Type, what string, mark float64) error {
-		if took := time.Duration(float64(o.Flops()) / loops[t].rate); took > c.size.longest {
-			return nil
-		}
-		ld, n, err := c.load(ctx, one, o, 0)
-		if err != nil {
-			return err
-		}
-		c.add(Kernel{Set: set, What: what, Shape: shapeOf(o), Cores: 1, Unit: "Gop/s", Of: names[t], Mark: mark}, func(ctx context.Context) (rate, bound float64, err error) {
-			err = one.do(ctx, func() error {
-				before := loops[t].run()
-				ns, err := ld.run(n)
-				rate, bound = float64(o.Flops())/ns, (before+loops[t].run())/2
-				return err
-			})
-			return rate, bound, err
-		})
-		return nil
-	}
-	// gemv is between two readings of the memory that its weights lie in, half a memory away.
-	gemv := func(o op.Op, bytes int64, what string, mark float64) error {
-		ld, n, err := c.load(ctx, one, o, c.size.cold)
-		if err != nil {
-			return err
-		}
-		memory := ld.stores[len(ld.stores)-1].region.Bytes()
-		memory = memory[:min(int64(len(memory)), c.size.cold)&^511]
-		part := min(c.size.stream, len(memory)/4&^511)
-		read := func() float64 {
-			at := (len(memory)/2 + len(memory)/len(ld.exes)*ld.next) % (len(memory) - part) &^ 511
-			start := time.Now()
-			sink.Add(bounds.Stream(memory[at : at+part]))
-			return float64(part) / float64(time.Since(start).Nanoseconds())
-		}
-		c.add(Kernel{Set: set, What: what, Shape: shapeOf(o), Cores: 1, Unit: "GB/s", Of: "stream", Mark: mark}, func(ctx context.Context) (rate, bound float64, err error) {
-			err = one.do(ctx, func() error {
-				before := read()
-				ns, err := ld.run(n)
-				rate, bound = float64(bytes)/ns, (before+read())/2
-				return err
-			})
-			return rate, bound, err
-		})
-		if !c.has(set, "stream") {
-			c.add(Kernel{Set: set, What: "stream", Cores: 1, Unit: "GB/s"}, func(ctx context.Context) (rate, _ float64, err error) {
-				err = one.do(ctx, func() error { rate = read(); return nil })
-				return rate, 0, err
-			})
-		}
-		return nil
-	}
-	for _, scheme := range one.caps.Offered().Schemes {
-		for _, kn := range c.size.gemm {
-			for _, m := range c.size.rows {
-				if _, main := gemmMarks[scheme]; !main && (m != c.size.rows[len(c.size.rows)/2] || kn != c.size.gemm[len(c.size.gemm)/2]) {
-					continue // one shape says enough
-				}
-				o := op.Op{Kind: op.MatMul, M: m, K: kn[0], N: kn[1], Scheme: scheme}
-				if err := gemm(o, typeOf(scheme), string(scheme)+" matmul", mark(gemmMarks, scheme)); err != nil {
-					return err
-				}
-			}
-		}
-		for _, kn := range c.size.gemv {
-			o := op.Op{Kind: op.MatMul, M: 1, K: kn[0], N: kn[1], Scheme: scheme}
-			if err := gemv(o, op.WeightBytes(scheme.Weight(), o.K, o.N), string(scheme)+" matmul", mark(gemvMarks, scheme)); err != nil {
-				return err
-			}
-		}
-	}
-	if err := c.attention(one, gemm, gemv); err != nil {
+	if err := s.attention(ctx); err != nil {
 		return err
 	}
 	if many == one {
 		return nil
 	}
-	return c.together(ctx, set, marked, one, many, peaks, bounds.Stream)
+	return s.together(ctx)
+}
+
+// matrices adds a matrix product of every scheme: many shapes of those with marks, one says enough of the others.
+func (s *kernelSet) matrices(ctx context.Context) error {
+	middle, middleShape := s.size.rows[len(s.size.rows)/2], s.size.gemm[len(s.size.gemm)/2]
+	for _, scheme := range s.one.caps.Offered().Schemes {
+		numbers, what := op.F32, string(scheme)+" matmul"
+		if scheme.QuantisedRows() {
+			numbers = op.I8
+		}
+		_, main := gemmMarks[scheme]
+		for _, kn := range s.size.gemm {
+			for _, rows := range s.size.rows {
+				if !main && (rows != middle || kn != middleShape) {
+					continue
+				}
+				operator := op.Op{Kind: op.MatMul, M: rows, K: kn[0], N: kn[1], Scheme: scheme}
+				if err := s.gemm(ctx, operator, numbers, what, s.mark(gemmMarks[scheme])); err != nil {
+					return err
+				}
+			}
+		}
+		for _, kn := range s.size.gemv {
+			operator := op.Op{Kind: op.MatMul, M: 1, K: kn[0], N: kn[1], Scheme: scheme}
+			bytes := op.WeightBytes(scheme.Weight(), operator.K, operator.N)
+			if err := s.gemv(ctx, operator, bytes, what, s.mark(gemvMarks[scheme])); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// gemm adds an operator that is bound by arithmetic: it is measured between two register-only loops.
+func (s *kernelSet) gemm(ctx context.Context, operator op.Op, numbers op.Type, what string, mark float64) error {
+	register := s.loops[numbers]
+	if took := time.Duration(float64(operator.Flops()) / register.rate); took > s.size.longest {
+		return nil
+	}
+	ld, times, err := s.load(ctx, s.one, operator, 0)
+	if err != nil {
+		return err
+	}
+	line := Kernel{
+		Set: s.set, What: what, Shape: shapeOf(operator), Cores: 1, Unit: "Gop/s", Of: peakNames[numbers], Mark: mark,
+	}
+	s.add(line, func(ctx context.Context) (rate, bound float64, err error) {
+		err = s.one.do(ctx, func() error {
+			before := register.run()
+			ns, err := ld.run(times)
+			rate, bound = float64(operator.Flops())/ns, (before+register.run())/2
+			return err
+		})
+		return rate, bound, err
+	})
+	return nil
+}
+
+// gemv adds an operator that is bound by memory, and a line for the memory: it is measured between two readings of the
+// memory that its weights lie in, half a memory away.
+func (s *kernelSet) gemv(ctx context.Context, operator op.Op, bytes int64, what string, mark float64) error {
+	ld, times, err := s.load(ctx, s.one, operator, s.size.cold)
+	if err != nil {
+		return err
+	}
+	memory := ld.stores[len(ld.stores)-1].region.Bytes()
+	memory = memory[:min(int64(len(memory)), s.size.cold)&^511]
+	part := min(s.size.stream, len(memory)/4&^511)
+	read := func() float64 {
+		at := (len(memory)/2 + len(memory)/len(ld.exes)*ld.next) % (len(memory) - part) &^ 511
+		start := time.Now()
+		sink.Add(s.bounds.Stream(memory[at : at+part]))
+		return float64(part) / float64(time.Since(start).Nanoseconds())
+	}
+	line := Kernel{Set: s.set, What: what, Shape: shapeOf(operator), Cores: 1, Unit: "GB/s", Of: "stream", Mark: mark}
+	s.add(line, func(ctx context.Context) (rate, bound float64, err error) {
+		err = s.one.do(ctx, func() error {
+			before := read()
+			ns, err := ld.run(times)
+			rate, bound = float64(bytes)/ns, (before+read())/2
+			return err
+		})
+		return rate, bound, err
+	})
+	if s.has(s.set, "stream") {
+		return nil
+	}
+	stream := Kernel{Set: s.set, What: "stream", Cores: 1, Unit: "GB/s"}
+	s.add(stream, func(ctx context.Context) (rate, _ float64, err error) {
+		err = s.one.do(ctx, func() error { rate = read(); return nil })
+		return rate, 0, err
+	})
+	return nil
 }
 
 // attention adds a prefill's and a decode's, of the shape of a small model.
-func (c *comparison) attention(one *lane, gemm func(op.Op, op.Type, string, float64) error, gemv func(op.Op, int64, string, float64) error) error {
-	a := op.Op{Kind: op.Attention, M: c.size.rows[len(c.size.rows)/2], Heads: 32, KVHeads: 4, HeadDim: 64, KV: one.caps.KV[len(one.caps.KV)-1]}
-	a.Context = a.M
-	if err := gemm(a, op.F32, "attention", 0); err != nil {
+func (s *kernelSet) attention(ctx context.Context) error {
+	types := s.one.caps.KV
+	operator := op.Op{
+		Kind: op.Attention, M: s.size.rows[len(s.size.rows)/2],
+		Heads: 32, KVHeads: 4, HeadDim: 64, KV: types[len(types)-1],
+	}
+	operator.Context = operator.M
+	if err := s.gemm(ctx, operator, op.F32, "attention", 0); err != nil {
 		return err
 	}
-	a.Context, a.M = 4*a.M, 1
-	return gemv(a, int64(2*a.Context*a.KVHeads*a.HeadDim*a.KV.Bytes()), "attention", 0)
+	operator.Context, operator.M = 4*operator.M, 1
+	bytes := int64(2 * operator.Context * operator.KVHeads * operator.HeadDim * operator.KV.Bytes())
+	return s.gemv(ctx, operator, bytes, "attention", 0)
 }
 
 // together adds lines that compare cores together with one: their rate over one core's, over the same of the
 // register-only loop.
-func (c *comparison) together(ctx context.Context, set string, marked bool, one, many *lane, peaks map[op.Type]func(int64) int64, stream func([]byte) uint64) error {
-	n := len(c.o.Cores)
-	rate := func(ctx context.Context, cores []int, work func(int) func() int64) (float64, error) {
-		xs, err := rates(ctx, cores, nil, 1, 2*c.size.loop, work)
-		if err != nil {
-			return 0, err
-		}
-		return xs[0], nil
+func (s *kernelSet) together(ctx context.Context) error {
+	if err := s.gains(ctx, op.I8, op.A8TQ8C); err != nil {
+		return err
 	}
-	mark := 0.0
-	if marked {
-		mark = manyMark
+	if err := s.gains(ctx, op.F32, op.A32W32); err != nil {
+		return err
 	}
-	kn := c.size.gemm[len(c.size.gemm)/2]
-	for _, x := range []struct {
-		t      op.Type
-		scheme op.Scheme
-		name   string
-	}{{op.I8, op.A8TQ8C, "int8 peak"}, {op.F32, op.A32W32, "f32 peak"}} {
-		work := computing(peaks[x.t])
-		c.add(Kernel{Set: set, What: x.name, Cores: n, Unit: "Gop/s"}, func(ctx context.Context) (r, _ float64, err error) {
-			r, err = rate(ctx, c.o.Cores, work)
-			return r, 0, err
-		})
-		for _, m := range c.size.rows {
-			o := op.Op{Kind: op.MatMul, M: m, K: kn[0], N: kn[1], Scheme: x.scheme}
-			if !slices.Contains(one.caps.Schemes, x.scheme) || !c.hasShape(set, o) {
-				continue
-			}
-			alone, nAlone, err := c.load(ctx, one, o, 0)
-			if err != nil {
-				return err
-			}
-			joint, nJoint, err := c.load(ctx, many, o, 0)
-			if err != nil {
-				return err
-			}
-			c.add(Kernel{Set: set, What: string(x.scheme) + " matmul", Shape: shapeOf(o), Cores: n, Unit: "Gop/s", Of: "gain of " + x.name, Mark: mark}, func(ctx context.Context) (r, bound float64, err error) {
-				loop1, err := rate(ctx, c.o.Cores[:1], work)
-				if err != nil {
-					return 0, 0, err
-				}
-				loops, err := rate(ctx, c.o.Cores, work)
-				if err != nil {
-					return 0, 0, err
-				}
-				ns1, err := steady(ctx, alone, nAlone)
-				if err != nil {
-					return 0, 0, err
-				}
-				ns, err := steady(ctx, joint, nJoint)
-				if err != nil {
-					return 0, 0, err
-				}
-				r = float64(o.Flops()) / ns
-				return r, float64(o.Flops()) / ns1 * loops / loop1, nil
-			})
-		}
-	}
-	for _, scheme := range many.caps.Offered().Schemes {
+	for _, scheme := range s.many.caps.Offered().Schemes {
 		if _, ok := gemvMarks[scheme]; !ok {
 			continue
 		}
-		kn := c.size.gemv[len(c.size.gemv)/2]
-		o := op.Op{Kind: op.MatMul, M: 1, K: kn[0], N: kn[1], Scheme: scheme}
-		ld, loops, err := c.load(ctx, many, o, c.size.cold)
+		if err := s.stream(ctx, scheme); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rate is what cores do together in a while.
+func (s *kernelSet) rate(ctx context.Context, cores []int, work func(int) func() int64) (float64, error) {
+	all, err := rates(ctx, cores, nil, 1, 2*s.size.loop, work)
+	if err != nil {
+		return 0, err
+	}
+	return all[0], nil
+}
+
+// gains adds the register-only loop of all cores, and matrix products of a scheme on all cores beside one.
+func (s *kernelSet) gains(ctx context.Context, numbers op.Type, scheme op.Scheme) error {
+	cores := s.o.Cores
+	work := computing(s.peak(numbers))
+	peak := Kernel{Set: s.set, What: peakNames[numbers], Cores: len(cores), Unit: "Gop/s"}
+	s.add(peak, func(ctx context.Context) (rate, _ float64, err error) {
+		rate, err = s.rate(ctx, cores, work)
+		return rate, 0, err
+	})
+	kn := s.size.gemm[len(s.size.gemm)/2]
+	for _, rows := range s.size.rows {
+		operator := op.Op{Kind: op.MatMul, M: rows, K: kn[0], N: kn[1], Scheme: scheme}
+		if !slices.Contains(s.one.caps.Schemes, scheme) || !s.hasShape(s.set, operator) {
+			continue
+		}
+		alone, aloneTimes, err := s.load(ctx, s.one, operator, 0)
 		if err != nil {
 			return err
 		}
-		memory := ld.stores[0].region.Bytes()
-		if len(memory) < 2*n*chunk {
-			continue
+		joint, jointTimes, err := s.load(ctx, s.many, operator, 0)
+		if err != nil {
+			return err
 		}
-		c.add(Kernel{Set: set, What: string(scheme) + " matmul", Shape: shapeOf(o), Cores: n, Unit: "GB/s", Of: "stream"}, func(ctx context.Context) (r, bound float64, err error) {
-			if bound, err = rate(ctx, c.o.Cores, reading(memory, n, stream)); err != nil {
+		line := Kernel{
+			Set: s.set, What: string(scheme) + " matmul", Shape: shapeOf(operator), Cores: len(cores), Unit: "Gop/s",
+			Of: "gain of " + peakNames[numbers], Mark: s.mark(manyMark),
+		}
+		s.add(line, func(ctx context.Context) (reached, bound float64, err error) {
+			oneLoop, err := s.rate(ctx, cores[:1], work)
+			if err != nil {
 				return 0, 0, err
 			}
-			ns, err := steady(ctx, ld, loops)
-			return float64(op.WeightBytes(scheme.Weight(), o.K, o.N)) / ns, bound, err
+			allLoops, err := s.rate(ctx, cores, work)
+			if err != nil {
+				return 0, 0, err
+			}
+			aloneNS, err := steady(ctx, alone, aloneTimes)
+			if err != nil {
+				return 0, 0, err
+			}
+			ns, err := steady(ctx, joint, jointTimes)
+			if err != nil {
+				return 0, 0, err
+			}
+			return float64(operator.Flops()) / ns, float64(operator.Flops()) / aloneNS * allLoops / oneLoop, nil
 		})
 	}
 	return nil
 }
 
+// stream adds a decode's matrix product on all cores beside their reading of its weights.
+func (s *kernelSet) stream(ctx context.Context, scheme op.Scheme) error {
+	cores := s.o.Cores
+	kn := s.size.gemv[len(s.size.gemv)/2]
+	operator := op.Op{Kind: op.MatMul, M: 1, K: kn[0], N: kn[1], Scheme: scheme}
+	ld, times, err := s.load(ctx, s.many, operator, s.size.cold)
+	if err != nil {
+		return err
+	}
+	memory := ld.stores[0].region.Bytes()
+	if len(memory) < 2*len(cores)*chunk {
+		return nil
+	}
+	line := Kernel{
+		Set: s.set, What: string(scheme) + " matmul", Shape: shapeOf(operator), Cores: len(cores), Unit: "GB/s", Of: "stream",
+	}
+	s.add(line, func(ctx context.Context) (rate, bound float64, err error) {
+		if bound, err = s.rate(ctx, cores, reading(memory, len(cores), s.bounds.Stream)); err != nil {
+			return 0, 0, err
+		}
+		ns, err := steady(ctx, ld, times)
+		return float64(op.WeightBytes(scheme.Weight(), operator.K, operator.N)) / ns, bound, err
+	})
+	return nil
+}
+
 // steady is the time of an execution after another, as in a program: the first one after a pause wakes threads.
-func steady(ctx context.Context, ld *load, n int) (float64, error) {
+func steady(ctx context.Context, ld *load, loops int) (float64, error) {
 	if _, err := (alone{ld}).sample(ctx, 1); err != nil {
 		return 0, err
 	}
-	return alone{ld}.sample(ctx, n)
+	return alone{ld}.sample(ctx, loops)
 }
 
-func (c *comparison) add(k Kernel, visit func(context.Context) (float64, float64, error)) {
-	c.all = append(c.all, &contender{line: k, visit: visit})
+func (c *comparison) add(line Kernel, visit func(context.Context) (float64, float64, error)) {
+	c.all = append(c.all, &contender{line: line, visit: visit})
 }
 
 func (c *comparison) has(set, what string) bool {
-	return slices.ContainsFunc(c.all, func(x *contender) bool { return x.line.Set == set && x.line.What == what })
+	return slices.ContainsFunc(c.all, func(line *contender) bool { return line.line.Set == set && line.line.What == what })
 }
 
-func (c *comparison) hasShape(set string, o op.Op) bool {
-	return slices.ContainsFunc(c.all, func(x *contender) bool {
-		return x.line.Set == set && x.line.Shape == shapeOf(o) && x.line.What == string(o.Scheme)+" matmul"
+func (c *comparison) hasShape(set string, operator op.Op) bool {
+	return slices.ContainsFunc(c.all, func(line *contender) bool {
+		return line.line.Set == set && line.line.Shape == shapeOf(operator) && line.line.What == string(operator.Scheme)+" matmul"
 	})
 }
 
-func shapeOf(o op.Op) string {
-	if o.Kind == op.Attention {
-		return fmt.Sprintf("%d of %d", o.M, o.Context)
+func shapeOf(operator op.Op) string {
+	if operator.Kind == op.Attention {
+		return fmt.Sprintf("%d of %d", operator.M, operator.Context)
 	}
-	return fmt.Sprintf("%dx%dx%d", o.M, o.K, o.N)
+	return fmt.Sprintf("%dx%dx%d", operator.M, operator.K, operator.N)
 }
 
 // load loads an operator and finds how many executions make a visit.
-func (c *comparison) load(ctx context.Context, l *lane, o op.Op, footprint int64) (*load, int, error) {
-	ld, err := c.r.newLoad(ctx, l, o, l.caps.Layouts[o.Scheme.Weight()], footprint)
+func (c *comparison) load(ctx context.Context, lane *lane, operator op.Op, footprint int64) (*load, int, error) {
+	ld, err := c.r.newLoad(ctx, lane, operator, lane.caps.Layouts[operator.Scheme.Weight()], footprint)
 	if err != nil {
 		return nil, 0, err
 	}
 	var ns float64
-	err = l.do(ctx, func() (err error) {
+	err = lane.do(ctx, func() (err error) {
 		for range 2 {
 			if ns, err = ld.run(1); err != nil {
 				return err
@@ -561,12 +624,12 @@ type loop struct {
 	rate float64
 }
 
-func (c *comparison) newLoop(ctx context.Context, l *lane, peak func(int64) int64) (*loop, error) {
-	x := &loop{peak: peak, ops: 1 << 16}
-	return x, l.do(ctx, func() error {
+func (c *comparison) newLoop(ctx context.Context, lane *lane, peak func(int64) int64) (*loop, error) {
+	made := &loop{peak: peak, ops: 1 << 16}
+	return made, lane.do(ctx, func() error {
 		for range 3 {
-			x.rate = x.run()
-			x.ops = int64(x.rate*float64(c.size.loop)) + 1
+			made.rate = made.run()
+			made.ops = int64(made.rate*float64(c.size.loop)) + 1
 		}
 		return nil
 	})
@@ -583,7 +646,7 @@ func (c *comparison) lines() ([]Kernel, error) {
 	var out []Kernel
 	best := c.best()
 	for _, x := range c.all {
-		k, own := x.line, x.own(best)
+		result, own := x.line, x.own(best)
 		counted := chosen(x.rates, own)
 		rate, err := stat.Summarise(counted)
 		if err != nil {
@@ -593,9 +656,9 @@ func (c *comparison) lines() ([]Kernel, error) {
 		if err != nil {
 			return nil, err
 		}
-		k.Rounds, k.AllRate = len(counted), round(all.Median, 4)
-		k.Rate = round(rate.Median, 4)
-		k.Spread = round(max(rate.High-rate.Median, rate.Median-rate.Low)/rate.Median, 3)
+		result.Rounds, result.AllRate = len(counted), round(all.Median, 4)
+		result.Rate = round(rate.Median, 4)
+		result.Spread = round(max(rate.High-rate.Median, rate.Median-rate.Low)/rate.Median, 3)
 		if len(x.shares) > 0 {
 			share, err := stat.Summarise(chosen(x.shares, own))
 			if err != nil {
@@ -605,29 +668,29 @@ func (c *comparison) lines() ([]Kernel, error) {
 			if err != nil {
 				return nil, err
 			}
-			k.AllShare = round(all.Median, 4)
-			k.Share, k.Low, k.High = round(share.Median, 4), round(share.Low, 4), round(share.High, 4)
+			result.AllShare = round(all.Median, 4)
+			result.Share, result.Low, result.High = round(share.Median, 4), round(share.Low, 4), round(share.High, 4)
 		}
-		out = append(out, k)
+		out = append(out, result)
 	}
 	set := map[string]int{}
-	for i, s := range c.o.Sets {
-		set[s] = i
+	for i, name := range c.o.Sets {
+		set[name] = i
 	}
-	slices.SortStableFunc(out, func(a, b Kernel) int {
-		bound := func(k Kernel) int {
-			if k.Of == "" {
+	slices.SortStableFunc(out, func(first, second Kernel) int {
+		bound := func(result Kernel) int {
+			if result.Of == "" {
 				return 0
 			}
 			return 1
 		}
-		if d := set[a.Set] - set[b.Set]; d != 0 {
-			return d
+		if order := set[first.Set] - set[second.Set]; order != 0 {
+			return order
 		}
-		if d := a.Cores - b.Cores; d != 0 {
-			return d
+		if order := first.Cores - second.Cores; order != 0 {
+			return order
 		}
-		return bound(a) - bound(b)
+		return bound(first) - bound(second)
 	})
 	return out, nil
 }

@@ -25,48 +25,48 @@ type lane struct {
 }
 
 // openLane opens a processor and attaches a locked thread to it.
-func openLane(ctx context.Context, s *socs.Processor, d driver.Driver, options map[string]string) (*lane, error) {
-	c := driver.Config{Select: s.Select, Options: map[string]string{}}
-	for k, v := range s.Options {
-		c.Options[k] = v
+func openLane(ctx context.Context, proc *socs.Processor, from driver.Driver, options map[string]string) (*lane, error) {
+	config := driver.Config{Select: proc.Select, Options: map[string]string{}}
+	for key, value := range proc.Options {
+		config.Options[key] = value
 	}
-	for k, v := range options {
-		c.Options[k] = v
+	for key, value := range options {
+		config.Options[key] = value
 	}
-	p, err := d.Open(ctx, c)
+	opened, err := from.Open(ctx, config)
 	if err != nil {
-		return nil, fmt.Errorf("open processor %q: %w", s.Name, err)
+		return nil, fmt.Errorf("open processor %q: %w", proc.Name, err)
 	}
-	l := &lane{soc: s, name: s.Name, proc: p, caps: p.Capabilities(), jobs: make(chan func()), closed: make(chan struct{})}
+	out := &lane{soc: proc, name: proc.Name, proc: opened, caps: opened.Capabilities(), jobs: make(chan func()), closed: make(chan struct{})}
 	attached := make(chan error, 1)
 	go func() {
-		defer close(l.closed)
+		defer close(out.closed)
 		runtime.LockOSThread() // never unlocked: a pinned thread ends with the goroutine
-		err := p.Attach()
+		err := opened.Attach()
 		attached <- err
 		if err != nil {
 			return
 		}
-		for job := range l.jobs {
+		for job := range out.jobs {
 			job()
 		}
 	}()
 	select {
 	case err = <-attached:
 	case <-ctx.Done():
-		l.dead = true
+		out.dead = true
 		return nil, ctx.Err()
 	}
 	if err != nil {
-		p.Close()
-		return nil, fmt.Errorf("attach to processor %q: %w", s.Name, err)
+		opened.Close()
+		return nil, fmt.Errorf("attach to processor %q: %w", proc.Name, err)
 	}
-	return l, nil
+	return out, nil
 }
 
 // start runs f on the lane's thread; wait returns its error, or that of the context, without waiting for
 // a thread that hangs in a driver.
-func (l *lane) start(ctx context.Context, f func() error) (wait func() error) {
+func (l *lane) start(ctx context.Context, work func() error) (wait func() error) {
 	done := make(chan error, 1)
 	if l.dead {
 		done <- diag.New(diag.ClassRun, "processor %q does not answer any more", l.name)
@@ -74,11 +74,11 @@ func (l *lane) start(ctx context.Context, f func() error) (wait func() error) {
 	}
 	job := func() {
 		defer func() {
-			if r := recover(); r != nil {
-				done <- diag.New(diag.ClassRun, "processor %q: driver panicked: %v", l.name, r)
+			if panicked := recover(); panicked != nil {
+				done <- diag.New(diag.ClassRun, "processor %q: driver panicked: %v", l.name, panicked)
 			}
 		}()
-		done <- f()
+		done <- work()
 	}
 	select {
 	case l.jobs <- job:
@@ -103,7 +103,7 @@ func (l *lane) start(ctx context.Context, f func() error) (wait func() error) {
 	}
 }
 
-func (l *lane) do(ctx context.Context, f func() error) error { return l.start(ctx, f)() }
+func (l *lane) do(ctx context.Context, work func() error) error { return l.start(ctx, work)() }
 
 // close ends the thread and the processor, unless the thread hangs.
 func (l *lane) close() error {

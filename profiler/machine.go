@@ -32,47 +32,47 @@ type machine struct {
 
 // readMachine reads below root, "/" for this machine. The cores are those the driver offers.
 func readMachine(root string, cores []int) machine {
-	m := machine{cores: slices.Clone(cores), capacity: map[int]int{}, features: features()}
-	slices.Sort(m.cores)
-	m.readCPUInfo(filepath.Join(root, "proc/cpuinfo"))
-	m.readMemory(filepath.Join(root, "proc/meminfo"))
+	out := machine{cores: slices.Clone(cores), capacity: map[int]int{}, features: features()}
+	slices.Sort(out.cores)
+	out.readCPUInfo(filepath.Join(root, "proc/cpuinfo"))
+	out.readMemory(filepath.Join(root, "proc/meminfo"))
 	sys := filepath.Join(root, "sys/devices/system/cpu")
-	for _, c := range m.cores {
-		dir := filepath.Join(sys, fmt.Sprintf("cpu%d", c))
+	for _, core := range out.cores {
+		dir := filepath.Join(sys, fmt.Sprintf("cpu%d", core))
 		for _, name := range []string{"cpu_capacity", "cpufreq/cpuinfo_max_freq"} {
-			if n, err := strconv.Atoi(word(filepath.Join(dir, name))); err == nil && n > 0 {
-				m.capacity[c] = n
+			if count, err := strconv.Atoi(word(filepath.Join(dir, name))); err == nil && count > 0 {
+				out.capacity[core] = count
 				break
 			}
 		}
 	}
-	if len(m.cores) > 0 {
-		dir := filepath.Join(sys, fmt.Sprintf("cpu%d", m.cores[0]))
-		m.governor = word(filepath.Join(dir, "cpufreq/scaling_governor"))
+	if len(out.cores) > 0 {
+		dir := filepath.Join(sys, fmt.Sprintf("cpu%d", out.cores[0]))
+		out.governor = word(filepath.Join(dir, "cpufreq/scaling_governor"))
 		if khz, err := strconv.ParseFloat(word(filepath.Join(dir, "cpufreq/scaling_cur_freq")), 64); err == nil && khz > 0 {
-			m.freqMHz = khz / 1e3
+			out.freqMHz = khz / 1e3
 		}
 	}
-	m.readCaches(sys)
-	return m
+	out.readCaches(sys)
+	return out
 }
 
 // word is the trimmed content of a small file, "" when it cannot be read.
 func word(path string) string {
-	b, err := os.ReadFile(path)
-	if err != nil || len(b) > 4096 {
+	data, err := os.ReadFile(path)
+	if err != nil || len(data) > 4096 {
 		return ""
 	}
-	return strings.TrimSpace(string(b))
+	return strings.TrimSpace(string(data))
 }
 
 func (m *machine) readCPUInfo(path string) {
-	b, err := os.ReadFile(path)
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return
 	}
 	numbers := map[string]string{}
-	for _, line := range strings.Split(string(b), "\n") {
+	for _, line := range strings.Split(string(data), "\n") {
 		key, value, ok := strings.Cut(line, ":")
 		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
 		if !ok || numbers[key] != "" {
@@ -91,14 +91,14 @@ func (m *machine) readCPUInfo(path string) {
 }
 
 func (m *machine) readMemory(path string) {
-	b, err := os.ReadFile(path)
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return
 	}
-	for _, line := range strings.Split(string(b), "\n") {
-		f := strings.Fields(line)
-		if len(f) >= 2 && f[0] == "MemTotal:" {
-			if kib, err := strconv.ParseInt(f[1], 10, 64); err == nil && kib > 0 && kib < 1<<40 {
+	for _, line := range strings.Split(string(data), "\n") {
+		fields := strings.Fields(line)
+		if len(fields) >= 2 && fields[0] == "MemTotal:" {
+			if kib, err := strconv.ParseInt(fields[1], 10, 64); err == nil && kib > 0 && kib < 1<<40 {
 				m.memoryBytes = kib << 10
 			}
 		}
@@ -107,14 +107,14 @@ func (m *machine) readMemory(path string) {
 
 // availableBytes is the memory that can be used without swapping, 0 when unknown.
 func availableBytes() int64 {
-	b, err := os.ReadFile("/proc/meminfo")
+	data, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return 0
 	}
-	for _, line := range strings.Split(string(b), "\n") {
-		f := strings.Fields(line)
-		if len(f) >= 2 && f[0] == "MemAvailable:" {
-			if kib, err := strconv.ParseInt(f[1], 10, 64); err == nil && kib > 0 && kib < 1<<40 {
+	for _, line := range strings.Split(string(data), "\n") {
+		fields := strings.Fields(line)
+		if len(fields) >= 2 && fields[0] == "MemAvailable:" {
+			if kib, err := strconv.ParseInt(fields[1], 10, 64); err == nil && kib > 0 && kib < 1<<40 {
 				return kib << 10
 			}
 		}
@@ -125,8 +125,8 @@ func availableBytes() int64 {
 // readCaches collects data and unified caches of all cores, one entry per name and size.
 func (m *machine) readCaches(sys string) {
 	seen := map[string]bool{}
-	for _, c := range m.cores {
-		indexes, err := filepath.Glob(filepath.Join(sys, fmt.Sprintf("cpu%d", c), "cache/index*"))
+	for _, core := range m.cores {
+		indexes, err := filepath.Glob(filepath.Join(sys, fmt.Sprintf("cpu%d", core), "cache/index*"))
 		if err != nil {
 			continue
 		}
@@ -148,41 +148,41 @@ func (m *machine) readCaches(sys string) {
 			}
 			seen[key] = true
 			// A machine with unlike cores has caches of one name and several sizes.
-			if slices.ContainsFunc(m.caches, func(x socs.Cache) bool { return x.Name == name }) {
-				name = fmt.Sprintf("%s-%d", name, c)
+			if slices.ContainsFunc(m.caches, func(known socs.Cache) bool { return known.Name == name }) {
+				name = fmt.Sprintf("%s-%d", name, core)
 			}
 			m.caches = append(m.caches, socs.Cache{Name: name, Level: level, Bytes: size, Cores: coreList(word(filepath.Join(dir, "shared_cpu_list")))})
 		}
 	}
 }
 
-func cacheSize(s string) (int64, bool) {
+func cacheSize(text string) (int64, bool) {
 	scale := int64(1)
 	switch {
-	case strings.HasSuffix(s, "K"):
-		scale, s = 1<<10, strings.TrimSuffix(s, "K")
-	case strings.HasSuffix(s, "M"):
-		scale, s = 1<<20, strings.TrimSuffix(s, "M")
+	case strings.HasSuffix(text, "K"):
+		scale, text = 1<<10, strings.TrimSuffix(text, "K")
+	case strings.HasSuffix(text, "M"):
+		scale, text = 1<<20, strings.TrimSuffix(text, "M")
 	}
-	n, err := strconv.ParseInt(s, 10, 32)
-	return n * scale, err == nil && n > 0
+	size, err := strconv.ParseInt(text, 10, 32)
+	return size * scale, err == nil && size > 0
 }
 
 // coreList reads "0-3,8".
-func coreList(s string) []int {
+func coreList(text string) []int {
 	var out []int
-	for _, part := range strings.Split(s, ",") {
+	for _, part := range strings.Split(text, ",") {
 		first, last, isRange := strings.Cut(part, "-")
 		if !isRange {
 			last = first
 		}
-		a, err1 := strconv.Atoi(first)
-		b, err2 := strconv.Atoi(last)
-		if err1 != nil || err2 != nil || a < 0 || b < a || b-a > 4096 || len(out) > 4096 {
+		low, err1 := strconv.Atoi(first)
+		high, err2 := strconv.Atoi(last)
+		if err1 != nil || err2 != nil || low < 0 || high < low || high-low > 4096 || len(out) > 4096 {
 			return nil
 		}
-		for c := a; c <= b; c++ {
-			out = append(out, c)
+		for core := low; core <= high; core++ {
+			out = append(out, core)
 		}
 	}
 	return out
@@ -209,32 +209,32 @@ func features() []string {
 
 // Header returns the first line of a record on s. For a SoC of real processors this machine, whose
 // fingerprint is given, must be of the kind s was probed on. kernels is the host driver's kernel set.
-func Header(s *socs.SoC, fingerprint, kernels, version string, seed uint64) (record.Header, error) {
-	digest, err := s.Digest()
+func Header(soc *socs.SoC, fingerprint, kernels, version string, seed uint64) (record.Header, error) {
+	digest, err := soc.Digest()
 	if err != nil {
 		return record.Header{}, err
 	}
-	h := record.Header{
-		Schema: record.Schema, SoC: s.Name, SoCDigest: digest, Hetc: version, Seed: seed,
+	out := record.Header{
+		Schema: record.Schema, SoC: soc.Name, SoCDigest: digest, Hetc: version, Seed: seed,
 		Environment: record.Environment{OS: runtime.GOOS, Arch: runtime.GOARCH},
 	}
-	if s.Simulated() {
-		h.Simulated = true
-		h.Environment.OS, h.Environment.Arch = s.OS, s.Arch
-		return h, nil
+	if soc.Simulated() {
+		out.Simulated = true
+		out.Environment.OS, out.Environment.Arch = soc.OS, soc.Arch
+		return out, nil
 	}
 	var cores []int
-	for _, p := range s.Processors {
-		cores = append(cores, p.Cores...)
+	for _, proc := range soc.Processors {
+		cores = append(cores, proc.Cores...)
 	}
 	slices.Sort(cores)
-	h.Fingerprint = fingerprint
-	if s.Fingerprint != h.Fingerprint {
-		return record.Header{}, diag.New(diag.ClassInput, "profile SoC %q: it was probed on another machine, fingerprint %q, this one has %q", s.Name, s.Fingerprint, h.Fingerprint).
+	out.Fingerprint = fingerprint
+	if soc.Fingerprint != out.Fingerprint {
+		return record.Header{}, diag.New(diag.ClassInput, "profile SoC %q: it was probed on another machine, fingerprint %q, this one has %q", soc.Name, soc.Fingerprint, out.Fingerprint).
 			WithHint("describe this machine: hetc probe -o soc.yaml")
 	}
-	h.Environment = ThisMachine(slices.Compact(cores), kernels)
-	return h, nil
+	out.Environment = ThisMachine(slices.Compact(cores), kernels)
+	return out, nil
 }
 
 // ThisMachine tells what times on the given cores depend on besides the SoC. kernels is the host driver's

@@ -22,8 +22,8 @@ type operands struct {
 }
 
 func (o *operands) close() {
-	for _, b := range o.bufs {
-		b.Close()
+	for _, buffer := range o.bufs {
+		buffer.Close()
 	}
 	o.bufs = nil
 }
@@ -32,100 +32,100 @@ func (o *operands) close() {
 const maxActivation = 8 << 30
 
 // buffer returns the lane's buffer of a name with at least bytes bytes, filled for reading as t.
-func (o *operands) buffer(name string, t op.Type, bytes int64) (driver.Buffer, error) {
-	if b := o.bufs[name]; b != nil && int64(len(b.Bytes())) >= bytes {
-		return b, nil
+func (o *operands) buffer(name string, numbers op.Type, bytes int64) (driver.Buffer, error) {
+	if old := o.bufs[name]; old != nil && int64(len(old.Bytes())) >= bytes {
+		return old, nil
 	}
 	if bytes > maxActivation {
 		return nil, diag.New(diag.ClassInput, "an operand has %d bytes, want at most %d", bytes, int64(maxActivation))
 	}
 	// Growing in steps of a half keeps the number of buffers that earlier measurements still
 	// hold small; they are freed when those are done.
-	b, err := o.proc.Alloc((bytes + bytes/2 + 4095) &^ 4095)
+	old, err := o.proc.Alloc((bytes + bytes/2 + 4095) &^ 4095)
 	if err != nil {
 		return nil, err
 	}
-	o.fill(b.Bytes(), t)
+	o.fill(old.Bytes(), numbers)
 	o.retire(name)
-	o.bufs[name] = b
-	return b, nil
+	o.bufs[name] = old
+	return old, nil
 }
 
 // retire keeps a buffer that was outgrown until the lane closes: executables may be bound to it.
 func (o *operands) retire(name string) {
-	if b := o.bufs[name]; b != nil {
-		o.bufs[fmt.Sprintf("%s (outgrown %d)", name, len(o.bufs))] = b
+	if buffer := o.bufs[name]; buffer != nil {
+		o.bufs[fmt.Sprintf("%s (outgrown %d)", name, len(o.bufs))] = buffer
 	}
 }
 
 // choices is how many choices of experts use all experts between them.
-func choices(x op.Op) int {
-	if x.Kind != op.ExpertMatMul {
+func choices(operator op.Op) int {
+	if operator.Kind != op.ExpertMatMul {
 		return 1
 	}
-	return (x.Experts + x.Rows() - 1) / x.Rows()
+	return (operator.Experts + operator.Rows() - 1) / operator.Rows()
 }
 
 // experts returns a view of ids [tokens,fan] per choice. Every choice spreads the rows evenly, a token's over
 // different experts.
-func (o *operands) experts(x op.Op) ([]driver.View, error) {
-	rows := x.Rows()
+func (o *operands) experts(operator op.Op) ([]driver.View, error) {
+	rows := operator.Rows()
 	step := roundUp(4*int64(rows), 64)
-	name := fmt.Sprintf("%d of %d experts", rows, x.Experts)
+	name := fmt.Sprintf("%d of %d experts", rows, operator.Experts)
 	fresh := o.bufs[name] == nil
-	b, err := o.buffer(name, op.I32, step*int64(choices(x)))
+	buffer, err := o.buffer(name, op.I32, step*int64(choices(operator)))
 	if err != nil {
 		return nil, err
 	}
 	var out []driver.View
-	for c := range choices(x) {
-		at := step * int64(c)
+	for choice := range choices(operator) {
+		at := step * int64(choice)
 		for i := range rows {
 			if fresh {
-				put32(b.Bytes()[at+4*int64(i):], uint32((c*rows+i)%x.Experts))
+				put32(buffer.Bytes()[at+4*int64(i):], uint32((choice*rows+i)%operator.Experts))
 			}
 		}
-		out = append(out, driver.View{Buffer: b, Type: op.I32, Offset: at, Rows: x.M, Cols: x.Fan, Stride: x.Fan})
+		out = append(out, driver.View{Buffer: buffer, Type: op.I32, Offset: at, Rows: operator.M, Cols: operator.Fan, Stride: operator.Fan})
 	}
 	return out, nil
 }
 
 // fill writes pseudo-random values that are valid in t: numbers of magnitude below 1, row-quantised
 // bytes, ids below o.ids.
-func (o *operands) fill(b []byte, t op.Type) {
+func (o *operands) fill(data []byte, numbers op.Type) {
 	rng := rand.New(rand.NewPCG(o.seed, 1))
-	fillValues(b, t, max(o.ids, 1), rng)
+	fillValues(data, numbers, max(o.ids, 1), rng)
 }
 
 // fillValues repeats a few thousand random values over b.
-func fillValues(b []byte, t op.Type, ids int, rng *rand.Rand) {
+func fillValues(data []byte, numbers op.Type, ids int, rng *rand.Rand) {
 	const values = 4096
-	size := t.Bytes()
+	size := numbers.Bytes()
 	pattern := make([]byte, values*size)
 	for i := range values {
-		x := float32(rng.Float64()*2 - 1)
+		value := float32(rng.Float64()*2 - 1)
 		at := pattern[i*size:]
-		switch t {
+		switch numbers {
 		case op.F32:
-			put32(at, floatBits(x))
+			put32(at, floatBits(value))
 		case op.F16:
-			put16(at, number.FloatToHalf(x))
+			put16(at, number.FloatToHalf(value))
 		case op.BF16:
-			put16(at, uint16(floatBits(x)>>16))
+			put16(at, uint16(floatBits(value)>>16))
 		case op.I32:
 			put32(at, uint32(rng.IntN(ids)))
 		default:
 			at[0] = byte(1 + rng.IntN(255)) // 128 is zero
 		}
 	}
-	repeat(b, pattern)
+	repeat(data, pattern)
 }
 
 // repeat fills b with copies of pattern.
-func repeat(b, pattern []byte) {
-	n := copy(b, pattern)
-	for n < len(b) {
-		n += copy(b[n:], b[:n])
+func repeat(data, pattern []byte) {
+	done := copy(data, pattern)
+	for done < len(data) {
+		done += copy(data[done:], data[:done])
 	}
 }
 
@@ -169,19 +169,19 @@ func (s *stores) get(name string, bytes, unit int64, pattern func() ([]byte, err
 	if most := 2*s.limit - s.total(); bytes > most {
 		return nil, diag.New(diag.ClassInfeasible, "an operand needs %d bytes of memory, and measuring has %d left", bytes, most)
 	}
-	p, err := pattern()
+	piece, err := pattern()
 	if err != nil {
 		return nil, err
 	}
-	if int64(len(p))%unit != 0 {
-		panic(fmt.Sprintf("BUG: pattern of %d bytes, want a multiple of %d", len(p), unit))
+	if int64(len(piece))%unit != 0 {
+		panic(fmt.Sprintf("BUG: pattern of %d bytes, want a multiple of %d", len(piece), unit))
 	}
-	r, err := mem.Alloc(int(bytes), 4096)
+	region, err := mem.Alloc(int(bytes), 4096)
 	if err != nil {
 		return nil, err
 	}
-	repeat(r.Bytes(), p)
-	st := &store{region: r, unit: unit, refs: 1, used: s.clock}
+	repeat(region.Bytes(), piece)
+	st := &store{region: region, unit: unit, refs: 1, used: s.clock}
 	s.all[name] = st
 	return st, nil
 }
@@ -247,7 +247,7 @@ func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, er
 	}
 	name += fmt.Sprintf(" %d", unit)
 	st, err := s.get(name, roundUp(max(bytes, footprint), unit), unit, func() ([]byte, error) {
-		n, err := pack.Bytes(one)
+		elements, err := pack.Bytes(one)
 		if err != nil {
 			return nil, err
 		}
@@ -267,7 +267,7 @@ func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, er
 		if err != nil {
 			return nil, err
 		}
-		out := make([]byte, n)
+		out := make([]byte, elements)
 		return out, pack.Pack(out, one, &repeated{src, one.N})
 	})
 	return st, bytes, err
@@ -286,21 +286,21 @@ func (r *repeated) Shape() (k, n int) {
 
 func (r *repeated) Read(dst []float32, k0, k1, n0, n1 int) error {
 	_, few := r.Source.Shape()
-	for n := n0; n < n1; {
-		run := min(few-n%few, n1-n)
-		if err := r.Source.Read(dst[(n-n0)*(k1-k0):(n-n0+run)*(k1-k0)], k0, k1, n%few, n%few+run); err != nil {
+	for values := n0; values < n1; {
+		run := min(few-values%few, n1-values)
+		if err := r.Source.Read(dst[(values-n0)*(k1-k0):(values-n0+run)*(k1-k0)], k0, k1, values%few, values%few+run); err != nil {
 			return err
 		}
-		n += run
+		values += run
 	}
 	return nil
 }
 
 // cache returns a store of cache values.
-func (s *stores) cache(t op.Type, bytes int64) (*store, error) {
-	return s.get("cache "+string(t), roundUp(bytes, 4096), 64, func() ([]byte, error) {
+func (s *stores) cache(numbers op.Type, bytes int64) (*store, error) {
+	return s.get("cache "+string(numbers), roundUp(bytes, 4096), 64, func() ([]byte, error) {
 		out := make([]byte, 16384)
-		fillValues(out, t, 1, rand.New(rand.NewPCG(s.seed, 2)))
+		fillValues(out, numbers, 1, rand.New(rand.NewPCG(s.seed, 2)))
 		return out, nil
 	})
 }
@@ -312,12 +312,12 @@ func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 func (st *store) slots(bytes, footprint int64, most int) []int64 {
 	size := min(int64(len(st.region.Bytes())), max(footprint, bytes))
 	step := roundUp(max(bytes, 64), lcm64(st.unit))
-	n := int(min(size/step, int64(most)))
-	if n < 1 {
+	count := int(min(size/step, int64(most)))
+	if count < 1 {
 		return []int64{0}
 	}
-	step = size / int64(n) / lcm64(st.unit) * lcm64(st.unit)
-	out := make([]int64, n)
+	step = size / int64(count) / lcm64(st.unit) * lcm64(st.unit)
+	out := make([]int64, count)
 	for i := range out {
 		out[i] = int64(i) * step
 	}

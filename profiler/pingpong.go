@@ -25,8 +25,8 @@ type game struct {
 
 // wait spins until f reaches n. Now and then it gives its place away, in case both threads have to
 // share a core; it gives up when the game is stopped.
-func (g *game) wait(f *flag, n uint32) bool {
-	for i := 1; f.v.Load() != n; i++ {
+func (g *game) wait(flag *flag, value uint32) bool {
+	for i := 1; flag.v.Load() != value; i++ {
 		if i&0xffff == 0 {
 			if g.stop.Load() {
 				return false
@@ -38,8 +38,8 @@ func (g *game) wait(f *flag, n uint32) bool {
 }
 
 // ping sends the flag n times and waits for its return, pong answers.
-func (g *game) ping(from, n uint32) bool {
-	for i := from + 1; i <= from+n; i++ {
+func (g *game) ping(from, rounds uint32) bool {
+	for i := from + 1; i <= from+rounds; i++ {
 		g.there.v.Store(i)
 		if !g.wait(&g.back, i) {
 			return false
@@ -48,8 +48,8 @@ func (g *game) ping(from, n uint32) bool {
 	return true
 }
 
-func (g *game) pong(from, n uint32) bool {
-	for i := from + 1; i <= from+n; i++ {
+func (g *game) pong(from, rounds uint32) bool {
+	for i := from + 1; i <= from+rounds; i++ {
 		if !g.wait(&g.there, i) {
 			return false
 		}
@@ -60,39 +60,39 @@ func (g *game) pong(from, n uint32) bool {
 
 // handover returns count samples, in nanoseconds, of the time from setting a flag on one core to seeing it
 // on another: half of a round trip, averaged over loops of them, and the first one apart.
-func handover(ctx context.Context, a, b, count int, loops uint32) (first float64, samples []float64, err error) {
-	g := &game{}
-	timer := context.AfterFunc(ctx, func() { g.stop.Store(true) })
+func handover(ctx context.Context, one, second, count int, loops uint32) (first float64, samples []float64, err error) {
+	game := &game{}
+	timer := context.AfterFunc(ctx, func() { game.stop.Store(true) })
 	defer timer()
 	errs := make(chan error, 2)
 	warm := uint32(1000)
 	total := 1 + warm + uint32(count)*loops
 	go func() {
 		runtime.LockOSThread()
-		err := affinity.Pin(b)
+		err := affinity.Pin(second)
 		if err != nil {
-			g.stop.Store(true)
-		} else if !g.pong(0, total) {
+			game.stop.Store(true)
+		} else if !game.pong(0, total) {
 			err = ctx.Err()
 		}
 		errs <- err
 	}()
 	go func() {
 		runtime.LockOSThread()
-		err := affinity.Pin(a)
+		err := affinity.Pin(one)
 		if err != nil {
-			g.stop.Store(true)
+			game.stop.Store(true)
 			errs <- err
 			return
 		}
 		begin := time.Now()
-		ok := g.ping(0, 1)
+		ok := game.ping(0, 1)
 		first = float64(time.Since(begin).Nanoseconds()) / 2
-		ok = ok && g.ping(1, warm)
+		ok = ok && game.ping(1, warm)
 		at := 1 + warm
 		for range count {
 			begin := time.Now()
-			ok = ok && g.ping(at, loops)
+			ok = ok && game.ping(at, loops)
 			samples = append(samples, float64(time.Since(begin).Nanoseconds())/2/float64(loops))
 			at += loops
 		}
@@ -103,12 +103,12 @@ func handover(ctx context.Context, a, b, count int, loops uint32) (first float64
 		errs <- nil
 	}()
 	for range 2 {
-		if e := <-errs; e != nil && err == nil {
-			err = e
+		if failed := <-errs; failed != nil && err == nil {
+			err = failed
 		}
 	}
 	if err != nil {
-		return 0, nil, diag.New(diag.ClassRun, "measure hand-over between cores %d and %d: %w", a, b, err)
+		return 0, nil, diag.New(diag.ClassRun, "measure hand-over between cores %d and %d: %w", one, second, err)
 	}
 	return first, samples, nil
 }

@@ -46,8 +46,8 @@ const (
 // Probe describes this machine as the driver d offers it: cores, caches, memory, features, the peak rates of
 // each processor's kernels, the bandwidth of each processor alone and of processors together, and what handing a
 // flag from one to the other costs. It takes a few seconds, in which the machine should do nothing else.
-func Probe(ctx context.Context, d driver.Driver, o ProbeOptions) (*socs.SoC, error) {
-	devices, err := d.Devices(ctx)
+func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs.SoC, error) {
+	devices, err := from.Devices(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -59,61 +59,61 @@ func Probe(ctx context.Context, d driver.Driver, o ProbeOptions) (*socs.SoC, err
 	}
 	slices.Sort(cores)
 	if len(cores) == 0 {
-		return nil, diag.New(diag.ClassUnavailable, "probe: driver %q offers no CPU core", d.Name())
+		return nil, diag.New(diag.ClassUnavailable, "probe: driver %q offers no CPU core", from.Name())
 	}
-	m := readMachine("/", cores)
-	s := &socs.SoC{
-		Schema: socs.Schema, Name: o.Name, Fingerprint: o.Fingerprint, OS: runtime.GOOS, Arch: runtime.GOARCH,
-		CPU:     &socs.CPU{Model: m.model, Cores: len(cores), Features: m.features, Caches: m.caches},
+	machine := readMachine("/", cores)
+	soc := &socs.SoC{
+		Schema: socs.Schema, Name: options.Name, Fingerprint: options.Fingerprint, OS: runtime.GOOS, Arch: runtime.GOARCH,
+		CPU:     &socs.CPU{Model: machine.model, Cores: len(cores), Features: machine.features, Caches: machine.caches},
 		Sources: map[string]string{},
 	}
-	if s.Name == "" {
-		s.Name = "host"
+	if soc.Name == "" {
+		soc.Name = "host"
 	}
-	s.Description = strings.TrimSpace(fmt.Sprintf("%s, %d cores", m.model, len(cores)))
+	soc.Description = strings.TrimSpace(fmt.Sprintf("%s, %d cores", machine.model, len(cores)))
 	var bounds []driver.Bounds // of the processors
-	for _, sel := range selections(&m) {
-		p, b, err := describe(ctx, d, sel, o.Options)
+	for _, sel := range selections(&machine) {
+		proc, b, err := describe(ctx, from, sel, options.Options)
 		if err != nil {
 			return nil, err
 		}
-		s.Processors, bounds = append(s.Processors, p), append(bounds, b)
+		soc.Processors, bounds = append(soc.Processors, proc), append(bounds, b)
 	}
-	for _, other := range o.Others {
-		for _, sel := range selections(&m) {
-			p, b, err := describe(ctx, other, sel, nil)
+	for _, other := range options.Others {
+		for _, sel := range selections(&machine) {
+			proc, b, err := describe(ctx, other, sel, nil)
 			if err != nil {
 				return nil, err
 			}
-			s.Processors, bounds = append(s.Processors, p), append(bounds, b)
+			soc.Processors, bounds = append(soc.Processors, proc), append(bounds, b)
 		}
 	}
-	for i := range s.Processors {
-		if p := &s.Processors[i]; p.Memory != nil {
-			s.Sources["processors."+p.Name+".memory"] = "measured: told by driver " + p.Driver
+	for i := range soc.Processors {
+		if proc := &soc.Processors[i]; proc.Memory != nil {
+			soc.Sources["processors."+proc.Name+".memory"] = "measured: told by driver " + proc.Driver
 		}
 	}
-	s.Control = s.Processors[0].Name
-	if m.memoryBytes > 0 {
-		s.Memory = []socs.Domain{{Name: "ram", Bytes: m.memoryBytes, Processors: processorNames(s)}}
-		s.Sources["memory"] = "measured: the operating system"
+	soc.Control = soc.Processors[0].Name
+	if machine.memoryBytes > 0 {
+		soc.Memory = []socs.Domain{{Name: "ram", Bytes: machine.memoryBytes, Processors: processorNames(soc)}}
+		soc.Sources["memory"] = "measured: the operating system"
 	}
-	if err := measurePeaks(ctx, s, bounds, o); err != nil {
+	if err := measurePeaks(ctx, soc, bounds, options); err != nil {
 		return nil, err
 	}
-	if err := measureBandwidth(ctx, s, bounds[0].Stream, o); err != nil {
+	if err := measureBandwidth(ctx, soc, bounds[0].Stream, options); err != nil {
 		return nil, err
 	}
-	if err := measureLinks(ctx, s, o); err != nil {
+	if err := measureLinks(ctx, soc, options); err != nil {
 		return nil, err
 	}
-	if s.Fingerprint != "" && len(m.caches) > 0 {
-		s.Sources["cpu"] = "measured: the operating system"
+	if soc.Fingerprint != "" && len(machine.caches) > 0 {
+		soc.Sources["cpu"] = "measured: the operating system"
 	}
-	if err := s.Validate(); err != nil {
+	if err := soc.Validate(); err != nil {
 		return nil, fmt.Errorf("BUG: probed SoC is not valid: %w", err)
 	}
-	return s, nil
+	return soc, nil
 }
 
 func (o *ProbeOptions) note(format string, a ...any) {
@@ -126,36 +126,36 @@ func (o *ProbeOptions) note(format string, a ...any) {
 // together on small machines; on larger ones the first core, each cluster of like cores or else
 // each half, and all together. All of them would be too many to plan with.
 func selections(m *machine) [][]int {
-	n := len(m.cores)
+	cores := len(m.cores)
 	var out [][]int
 	add := func(cores []int) {
-		if len(cores) > 0 && !slices.ContainsFunc(out, func(x []int) bool { return slices.Equal(x, cores) }) {
+		if len(cores) > 0 && !slices.ContainsFunc(out, func(list []int) bool { return slices.Equal(list, cores) }) {
 			out = append(out, cores)
 		}
 	}
-	if n <= 4 {
-		for _, c := range m.cores {
-			add([]int{c})
+	if cores <= 4 {
+		for _, core := range m.cores {
+			add([]int{core})
 		}
 		add(m.cores)
 		return out
 	}
 	add(m.cores[:1])
 	clusters := [][]int{}
-	for i, c := range m.cores {
-		if i > 0 && m.capacity[c] == m.capacity[m.cores[i-1]] {
+	for i, core := range m.cores {
+		if i > 0 && m.capacity[core] == m.capacity[m.cores[i-1]] {
 			last := len(clusters) - 1
-			clusters[last] = append(clusters[last], c)
+			clusters[last] = append(clusters[last], core)
 			continue
 		}
-		clusters = append(clusters, []int{c})
+		clusters = append(clusters, []int{core})
 	}
 	const tooMany = 6
 	if len(clusters) == 1 || len(clusters) > tooMany {
-		clusters = [][]int{m.cores[:n/2], m.cores[n/2:]}
+		clusters = [][]int{m.cores[:cores/2], m.cores[cores/2:]}
 	}
-	for _, c := range clusters {
-		add(c)
+	for _, core := range clusters {
+		add(core)
 	}
 	add(m.cores)
 	return out
@@ -170,90 +170,90 @@ func selector(cores []int) string {
 }
 
 // describe opens a processor to ask what it can do.
-func describe(ctx context.Context, d driver.Driver, cores []int, options map[string]string) (socs.Processor, driver.Bounds, error) {
+func describe(ctx context.Context, from driver.Driver, cores []int, options map[string]string) (socs.Processor, driver.Bounds, error) {
 	sel, bounds := selector(cores), driver.Bounds{}
-	p, err := d.Open(ctx, driver.Config{Select: sel, Options: options})
+	opened, err := from.Open(ctx, driver.Config{Select: sel, Options: options})
 	if err != nil {
 		return socs.Processor{}, bounds, err
 	}
-	c := p.Capabilities()
-	if b, ok := p.(driver.Bounded); ok {
-		bounds = b.Bounds()
+	can := opened.Capabilities()
+	if bounded, ok := opened.(driver.Bounded); ok {
+		bounds = bounded.Bounds()
 	}
-	if err := p.Close(); err != nil {
+	if err := opened.Close(); err != nil {
 		return socs.Processor{}, bounds, err
 	}
 	out := socs.Processor{
-		Name: d.Name() + ":" + sel, Kind: socs.KindCPU, Driver: d.Name(), Select: sel, Options: options, Cores: slices.Clone(c.Cores),
-		Set: c.Offered(), WeightBytes: socs.WeightsShared,
+		Name: from.Name() + ":" + sel, Kind: socs.KindCPU, Driver: from.Name(), Select: sel, Options: options, Cores: slices.Clone(can.Cores),
+		Set: can.Offered(), WeightBytes: socs.WeightsShared,
 	}
 	return out, bounds, nil
 }
 
-func processorNames(s *socs.SoC) []string {
-	out := make([]string, len(s.Processors))
-	for i := range s.Processors {
-		out[i] = s.Processors[i].Name
+func processorNames(soc *socs.SoC) []string {
+	out := make([]string, len(soc.Processors))
+	for i := range soc.Processors {
+		out[i] = soc.Processors[i].Name
 	}
 	return out
 }
 
 // measurePeaks measures what the processors' kernels could reach at most, one after the other in every round, so
 // that all meet the same moments of a machine whose speed changes.
-func measurePeaks(ctx context.Context, s *socs.SoC, bounds []driver.Bounds, o ProbeOptions) error {
-	window := o.window
+func measurePeaks(ctx context.Context, soc *socs.SoC, bounds []driver.Bounds, options ProbeOptions) error {
+	window := options.window
 	if window == 0 {
 		window = peakWindow
 	}
 	samples := map[string]map[op.Type][]float64{}
 	for round := range peakRounds {
-		for i := range s.Processors {
-			p, b := &s.Processors[i], &bounds[i]
-			for _, x := range []struct {
+		for i := range soc.Processors {
+			proc, b := &soc.Processors[i], &bounds[i]
+			for _, kind := range []struct {
 				t    op.Type
 				peak func(int64) int64
 			}{{op.I8, b.PeakI8}, {op.F32, b.PeakF32}} {
-				if x.peak == nil {
+				if kind.peak == nil {
 					continue
 				}
 				if round == 0 {
-					o.note("%s peak of cores %v (%s)", x.t, p.Cores, b.Kernels)
+					options.note("%s peak of cores %v (%s)", kind.t, proc.Cores, b.Kernels)
 				}
-				xs, err := rates(ctx, p.Cores, nil, peakSamples, window, computing(x.peak))
+				xs, err := rates(ctx, proc.Cores, nil, peakSamples, window, computing(kind.peak))
 				if err != nil {
 					return err
 				}
-				if samples[p.Name] == nil {
-					samples[p.Name] = map[op.Type][]float64{}
+				if samples[proc.Name] == nil {
+					samples[proc.Name] = map[op.Type][]float64{}
 				}
-				samples[p.Name][x.t] = append(samples[p.Name][x.t], xs...)
+				samples[proc.Name][kind.t] = append(samples[proc.Name][kind.t], xs...)
 			}
 		}
 	}
-	for i := range s.Processors {
-		p := &s.Processors[i]
-		for t, xs := range samples[p.Name] {
-			if p.PeakGops == nil {
-				p.PeakGops = map[string]float64{}
+	for i := range soc.Processors {
+		proc := &soc.Processors[i]
+		for numbers, xs := range samples[proc.Name] {
+			if proc.PeakGops == nil {
+				proc.PeakGops = map[string]float64{}
 			}
-			p.PeakGops[string(t)] = round(stat.Median(xs), 3)
-			s.Sources["processors."+p.Name+".peak_gops"] = fmt.Sprintf("measured: by hetc probe, multiply-adds of %s on registers alone", bounds[i].Kernels)
+			proc.PeakGops[string(numbers)] = round(stat.Median(xs), 3)
+			soc.Sources["processors."+proc.Name+".peak_gops"] = fmt.Sprintf("measured: by hetc probe, multiply-adds of %s on registers alone", bounds[i].Kernels)
 		}
 	}
 	return nil
 }
 
-func measureBandwidth(ctx context.Context, s *socs.SoC, read func([]byte) uint64, o ProbeOptions) error {
+func measureBandwidth(ctx context.Context, soc *socs.SoC, read func([]byte) uint64, options ProbeOptions) error {
 	if read == nil {
 		read = sum
 	}
-	window := o.window
+	window := options.window
 	if window == 0 {
 		window = probeWindow
 	}
-	bytes := o.memory
+	bytes := options.memory
 	if bytes == 0 {
-		bytes = streamBytes(s.LastCacheBytes())
+		bytes = streamBytes(soc.LastCacheBytes())
 	}
 	memory, err := touched(bytes)
 	if err != nil {
@@ -263,10 +263,10 @@ func measureBandwidth(ctx context.Context, s *socs.SoC, read func([]byte) uint64
 	known := map[string]float64{} // by cores, which several processors may have
 	measure := func(cores []int) (float64, error) {
 		key := fmt.Sprint(cores)
-		if x, ok := known[key]; ok {
-			return x, nil
+		if rate, ok := known[key]; ok {
+			return rate, nil
 		}
-		o.note("memory bandwidth of cores %v", cores)
+		options.note("memory bandwidth of cores %v", cores)
 		xs, err := rates(ctx, cores, nil, probeSamples, window, reading(memory.Bytes(), len(cores), read))
 		if err != nil {
 			return 0, err
@@ -275,59 +275,59 @@ func measureBandwidth(ctx context.Context, s *socs.SoC, read func([]byte) uint64
 		return known[key], nil
 	}
 	const source = "measured: by hetc probe, reading memory beyond the last cache"
-	for i := range s.Processors {
-		p := &s.Processors[i]
-		if p.BandwidthGBps, err = measure(p.Cores); err != nil {
+	for i := range soc.Processors {
+		proc := &soc.Processors[i]
+		if proc.BandwidthGBps, err = measure(proc.Cores); err != nil {
 			return err
 		}
-		s.Sources["processors."+p.Name+".bandwidth_gbps"] = source
+		soc.Sources["processors."+proc.Name+".bandwidth_gbps"] = source
 	}
-	for _, pair := range concurrentPairs(s) {
-		a, b := s.Processor(pair[0]), s.Processor(pair[1])
+	for _, pair := range concurrentPairs(soc) {
+		a, b := soc.Processor(pair[0]), soc.Processor(pair[1])
 		together := slices.Sorted(slices.Values(slices.Concat(a.Cores, b.Cores)))
 		j := socs.Joint{Processors: slices.Sorted(slices.Values(pair[:])), BandwidthGBps: 0}
 		if j.BandwidthGBps, err = measure(together); err != nil {
 			return err
 		}
-		s.Joint = append(s.Joint, j)
+		soc.Joint = append(soc.Joint, j)
 	}
-	if len(s.Joint) > 0 {
-		s.Sources["joint"] = source
+	if len(soc.Joint) > 0 {
+		soc.Sources["joint"] = source
 	}
 	return nil
 }
 
 // measureLinks times the hand-over of a flag between the first cores of processors that can run at the same time.
-func measureLinks(ctx context.Context, s *socs.SoC, o ProbeOptions) error {
+func measureLinks(ctx context.Context, soc *socs.SoC, options ProbeOptions) error {
 	known := map[[2]int]float64{} // by cores
-	for _, pair := range concurrentPairs(s) {
-		a, b := s.Processor(pair[0]), s.Processor(pair[1])
-		between := [2]int{min(a.Cores[0], b.Cores[0]), max(a.Cores[0], b.Cores[0])}
+	for _, pair := range concurrentPairs(soc) {
+		from, to := soc.Processor(pair[0]), soc.Processor(pair[1])
+		between := [2]int{min(from.Cores[0], to.Cores[0]), max(from.Cores[0], to.Cores[0])}
 		us, ok := known[between]
 		if !ok {
-			o.note("hand-over between %s and %s", a.Name, b.Name)
-			_, xs, err := handover(ctx, a.Cores[0], b.Cores[0], syncSamples, syncLoops)
+			options.note("hand-over between %s and %s", from.Name, to.Name)
+			_, xs, err := handover(ctx, from.Cores[0], to.Cores[0], syncSamples, syncLoops)
 			if err != nil {
 				return err
 			}
 			us = round(stat.Median(xs)/1e3, 4)
 			known[between] = us
 		}
-		s.Links = append(s.Links, socs.Link{From: a.Name, To: b.Name, HandoverUS: us}, socs.Link{From: b.Name, To: a.Name, HandoverUS: us})
+		soc.Links = append(soc.Links, socs.Link{From: from.Name, To: to.Name, HandoverUS: us}, socs.Link{From: to.Name, To: from.Name, HandoverUS: us})
 	}
-	if len(s.Links) > 0 {
-		s.Sources["links"] = "measured: by hetc probe, half of a flag's round trip"
+	if len(soc.Links) > 0 {
+		soc.Sources["links"] = "measured: by hetc probe, half of a flag's round trip"
 	}
 	return nil
 }
 
 // concurrentPairs lists the pairs of processors that share no core, in the order of the SoC.
-func concurrentPairs(s *socs.SoC) (out [][2]string) {
-	for i := range s.Processors {
-		for j := i + 1; j < len(s.Processors); j++ {
-			a, b := s.Processors[i].Name, s.Processors[j].Name
-			if s.Concurrent(a, b) == nil {
-				out = append(out, [2]string{a, b})
+func concurrentPairs(soc *socs.SoC) (out [][2]string) {
+	for i := range soc.Processors {
+		for j := i + 1; j < len(soc.Processors); j++ {
+			first, second := soc.Processors[i].Name, soc.Processors[j].Name
+			if soc.Concurrent(first, second) == nil {
+				out = append(out, [2]string{first, second})
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package profiler
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sort"
@@ -59,21 +60,21 @@ const (
 //
 // Matrices, embeddings and caches are asked for cold, that is as a model finds them: rotated through
 // as many bytes as the model has, or beyond the last cache.
-func Requests(s *socs.SoC, m *models.Model, w Want) ([]Request, error) {
-	b := &builder{soc: s, seen: map[string]bool{}}
-	if err := b.want(m, w); err != nil {
+func Requests(soc *socs.SoC, model *models.Model, want Want) ([]Request, error) {
+	list := &builder{soc: soc, seen: map[string]bool{}}
+	if err := list.want(model, want); err != nil {
 		return nil, err
 	}
-	b.base()
-	g := m.Graph()
-	b.model(&g, b.rows(), b.between())
-	if batch := g.Batch(); len(w.Batches) > 0 {
-		b.model(&batch, w.Batches, nil)
+	list.base()
+	graph := model.Graph()
+	list.model(&graph, list.rows(), list.between())
+	if batch := graph.Batch(); len(want.Batches) > 0 {
+		list.model(&batch, want.Batches, nil)
 	}
-	b.experts(m)
-	b.footprints(m, &g)
-	sort.SliceStable(b.out, func(i, j int) bool { return b.out[i].Priority < b.out[j].Priority })
-	return b.out, nil
+	list.experts(model)
+	list.footprints(&graph)
+	sort.SliceStable(list.out, func(i, j int) bool { return list.out[i].Priority < list.out[j].Priority })
+	return list.out, nil
 }
 
 // builder collects requests, each key once.
@@ -87,71 +88,101 @@ type builder struct {
 	seen    map[string]bool
 }
 
-func (b *builder) want(m *models.Model, w Want) error {
-	fail := func(format string, args ...any) *diag.Diagnostic {
-		return diag.New(diag.ClassInput, "list measurements for model %q on SoC %q: %w", m.Name, b.soc.Name, fmt.Errorf(format, args...))
+// want takes over what is wanted, with defaults for what is left open.
+func (b *builder) want(model *models.Model, want Want) error {
+	err := b.wantProcessors(want.Processors)
+	if err == nil {
+		err = b.wantRows(want)
 	}
-	names := w.Processors
+	if err == nil {
+		err = b.wantSchemes(want.Schemes)
+	}
+	if err == nil {
+		err = b.wantContext(model, want.MaxContext)
+	}
+	if err == nil {
+		return nil
+	}
+	out := diag.New(diag.ClassInput, "list measurements for model %q on SoC %q: %w", model.Name, b.soc.Name, err)
+	if errors.Is(err, errNoProcessor) {
+		return out.WithHint("it has %v", processorNames(b.soc))
+	}
+	return out
+}
+
+// errNoProcessor: a processor is wanted that the SoC does not have.
+var errNoProcessor = errors.New("no processor")
+
+func (b *builder) wantProcessors(names []string) error {
 	if len(names) == 0 {
 		names = processorNames(b.soc)
 	}
-	for _, n := range names {
-		p := b.soc.Processor(n)
-		if p == nil {
-			return fail("no processor %q", n).WithHint("it has %v", processorNames(b.soc))
+	for _, name := range names {
+		proc := b.soc.Processor(name)
+		if proc == nil {
+			return fmt.Errorf("%w %q", errNoProcessor, name)
 		}
-		b.procs = append(b.procs, p)
+		b.procs = append(b.procs, proc)
 	}
-	b.buckets = slices.Clone(w.Buckets)
+	return nil
+}
+
+func (b *builder) wantRows(want Want) error {
+	b.buckets = slices.Clone(want.Buckets)
 	if len(b.buckets) == 0 {
 		b.buckets = []int{256}
 	}
 	slices.Sort(b.buckets)
 	b.buckets = slices.Compact(b.buckets)
-	for _, n := range w.Batches {
-		if n < 2 || n > maxBucket {
-			return fail("batches %v, want numbers of 2..%d", w.Batches, maxBucket)
+	for _, batch := range want.Batches {
+		if batch < 2 || batch > maxBucket {
+			return fmt.Errorf("batches %v, want numbers of 2..%d", want.Batches, maxBucket)
 		}
 	}
-	if len(b.buckets) > maxBuckets || b.buckets[0] < 1 || b.buckets[len(b.buckets)-1] > maxBucket {
-		return fail("buckets %v, want at most %d of 1..%d", b.buckets, maxBuckets, maxBucket)
+	if len(b.buckets) > maxBuckets || b.buckets[0] < 1 || b.largest() > maxBucket {
+		return fmt.Errorf("buckets %v, want at most %d of 1..%d", b.buckets, maxBuckets, maxBucket)
 	}
-	b.schemes = w.Schemes
-	if len(b.schemes) == 0 {
-		b.schemes = []op.Scheme{op.A32W32}
+	return nil
+}
+
+func (b *builder) wantSchemes(schemes []op.Scheme) error {
+	if len(schemes) == 0 {
+		schemes = []op.Scheme{op.A32W32}
 	}
-	for _, x := range b.schemes {
-		if _, err := op.ParseScheme(string(x)); err != nil {
-			return fail("%w", err)
+	for _, scheme := range schemes {
+		if _, err := op.ParseScheme(string(scheme)); err != nil {
+			return err
 		}
-		if !slices.ContainsFunc(b.procs, func(p *socs.Processor) bool { return slices.Contains(p.Schemes, x) }) {
-			return fail("no processor executes scheme %q", x)
+		executes := func(proc *socs.Processor) bool { return slices.Contains(proc.Schemes, scheme) }
+		if !slices.ContainsFunc(b.procs, executes) {
+			return fmt.Errorf("no processor executes scheme %q", scheme)
 		}
 	}
-	b.schemes = slices.Clone(b.schemes)
-	for i, x := range b.schemes {
+	for _, scheme := range schemes {
 		// Products with static scales are those with scales of rows: one of them is measured where that answers for both.
-		if x.Twin() != "" && x.Static() && !slices.ContainsFunc(b.procs, func(p *socs.Processor) bool {
-			return slices.Contains(p.Schemes, x) && !slices.Contains(p.Schemes, x.Twin())
+		if scheme.Twin() != "" && scheme.Static() && !slices.ContainsFunc(b.procs, func(proc *socs.Processor) bool {
+			return slices.Contains(proc.Schemes, scheme) && !slices.Contains(proc.Schemes, scheme.Twin())
 		}) {
-			b.schemes[i] = x.Twin()
+			scheme = scheme.Twin()
+		}
+		if !slices.Contains(b.schemes, scheme) {
+			b.schemes = append(b.schemes, scheme)
 		}
 	}
-	for i := len(b.schemes) - 1; i > 0; i-- {
-		if slices.Contains(b.schemes[:i], b.schemes[i]) {
-			b.schemes = slices.Delete(b.schemes, i, i+1)
-		}
-	}
-	b.context = w.MaxContext
+	return nil
+}
+
+func (b *builder) wantContext(model *models.Model, most int) error {
+	b.context = most
 	if b.context == 0 {
 		b.context = max(512, 2*b.largest())
-		if m.MaxContext > 0 {
-			b.context = min(b.context, m.MaxContext)
+		if model.MaxContext > 0 {
+			b.context = min(b.context, model.MaxContext)
 		}
 	}
 	b.context = max(b.context, b.largest())
 	if b.context > maxContext {
-		return fail("context of %d positions, want at most %d", b.context, maxContext)
+		return fmt.Errorf("context of %d positions, want at most %d", b.context, maxContext)
 	}
 	return nil
 }
@@ -168,80 +199,80 @@ func (b *builder) rows() []int {
 
 // between are the other row counts of the grid.
 func (b *builder) between() (out []int) {
-	for _, m := range grid {
-		if m < b.largest() && !slices.Contains(b.rows(), m) {
-			out = append(out, m)
+	for _, rows := range grid {
+		if rows < b.largest() && !slices.Contains(b.rows(), rows) {
+			out = append(out, rows)
 		}
 	}
 	return out
 }
 
-func (b *builder) add(priority int, m record.Measurement) {
-	m.Unit = "ns"
-	key := m.Key()
+func (b *builder) add(priority int, what record.Measurement) {
+	what.Unit = "ns"
+	key := what.Key()
 	if b.seen[key] {
 		return
 	}
 	b.seen[key] = true
-	b.out = append(b.out, Request{What: m, Priority: priority})
+	b.out = append(b.out, Request{What: what, Priority: priority})
 }
 
 // op asks for an operator on one processor, if it executes it.
-func (b *builder) op(priority int, p *socs.Processor, o op.Op) {
-	if m, ok := b.measurement(p, o); ok {
-		b.add(priority, m)
+func (b *builder) op(priority int, proc *socs.Processor, operator op.Op) {
+	if what, ok := b.measurement(proc, operator); ok {
+		b.add(priority, what)
 	}
 }
 
-func (b *builder) measurement(p *socs.Processor, o op.Op) (record.Measurement, bool) {
-	m := record.Measurement{Kind: record.Op, Proc: p.Name, Op: &o}
-	if o.Validate() != nil || !p.Executes(o.Kind) {
-		return m, false
+func (b *builder) measurement(proc *socs.Processor, operator op.Op) (record.Measurement, bool) {
+	what := record.Measurement{Kind: record.Op, Proc: proc.Name, Op: &operator}
+	if operator.Validate() != nil || !proc.Executes(operator.Kind) {
+		return what, false
 	}
-	switch o.Kind {
+	switch operator.Kind {
 	case op.MatMul, op.ExpertMatMul:
-		if !slices.Contains(p.Schemes, o.Scheme) {
-			return m, false
+		if !slices.Contains(proc.Schemes, operator.Scheme) {
+			return what, false
 		}
-		m.Layout, m.Cold = p.Layouts[o.Scheme.Weight()], true
+		what.Layout, what.Cold = proc.Layouts[operator.Scheme.Weight()], true
 	case op.Attention, op.KVAppend:
-		if !slices.Contains(p.KV, o.KV) {
-			return m, false
+		if !slices.Contains(proc.KV, operator.KV) {
+			return what, false
 		}
-		m.Cold = o.Kind == op.Attention
+		what.Cold = operator.Kind == op.Attention
 	case op.Embed:
-		m.Cold = true
-		if w := o.Scheme.Weight(); w != "" {
-			if m.Layout = p.Layouts[w]; m.Layout != op.TilesLayout {
-				return m, false
+		what.Cold = true
+		if weight := operator.Scheme.Weight(); weight != "" {
+			if what.Layout = proc.Layouts[weight]; what.Layout != op.TilesLayout {
+				return what, false
 			}
 		}
 	}
-	return m, true
+	return what, true
 }
 
 // base asks for what does not depend on the model.
 func (b *builder) base() {
-	for _, p := range b.procs {
-		b.add(PriorityBase, record.Measurement{Kind: record.Bandwidth, Proc: p.Name, Bytes: bandwidthBytes})
-		o := op.Op{Kind: op.Copy, M: 1, N: 1}
-		if !p.Executes(op.Copy) {
-			o.Kind = op.Add
+	for _, proc := range b.procs {
+		b.add(PriorityBase, record.Measurement{Kind: record.Bandwidth, Proc: proc.Name, Bytes: bandwidthBytes})
+		operator := op.Op{Kind: op.Copy, M: 1, N: 1}
+		if !proc.Executes(op.Copy) {
+			operator.Kind = op.Add
 		}
-		if p.Executes(o.Kind) {
-			b.add(PriorityBase, record.Measurement{Kind: record.Launch, Proc: p.Name, Op: &o})
+		if proc.Executes(operator.Kind) {
+			b.add(PriorityBase, record.Measurement{Kind: record.Launch, Proc: proc.Name, Op: &operator})
 		}
 	}
-	for _, p := range b.procs {
-		for _, q := range b.procs {
-			if p == q || b.soc.Concurrent(p.Name, q.Name) != nil {
+	for _, proc := range b.procs {
+		for _, other := range b.procs {
+			if proc == other || b.soc.Concurrent(proc.Name, other.Name) != nil {
 				continue
 			}
-			b.add(PriorityBase, record.Measurement{Kind: record.Sync, Proc: p.Name, To: q.Name})
-			b.add(PriorityShards, record.Measurement{Kind: record.Bandwidth, Proc: p.Name, Bytes: bandwidthBytes, Concurrent: []record.Partner{{Proc: q.Name}}})
-			if l, ok := b.soc.Link(p.Name, q.Name); ok && l.CopyGBps > 0 {
+			b.add(PriorityBase, record.Measurement{Kind: record.Sync, Proc: proc.Name, To: other.Name})
+			b.add(PriorityShards, record.Measurement{Kind: record.Bandwidth, Proc: proc.Name, Bytes: bandwidthBytes, Concurrent: []record.Partner{{Proc: other.Name}}})
+			if link, ok := b.soc.Link(proc.Name, other.Name); ok && link.CopyGBps > 0 {
 				for _, bytes := range []int64{64 << 10, 1 << 20, 16 << 20} {
-					b.add(PriorityBase, record.Measurement{Kind: record.Copy, Proc: p.Name, To: q.Name, Bytes: bytes})
+					b.add(PriorityBase, record.Measurement{Kind: record.Copy, Proc: proc.Name, To: other.Name, Bytes: bytes})
 				}
 			}
 		}
@@ -249,24 +280,24 @@ func (b *builder) base() {
 }
 
 // model asks for the operators of the graph at row counts that a plan uses and others between them.
-func (b *builder) model(g *models.Graph, rows, between []int) {
-	for i := range g.Sections {
-		s := &g.Sections[i]
-		for j := range s.Nodes {
-			n := &s.Nodes[j]
-			single := slices.ContainsFunc(s.Values, func(v models.Value) bool { return v.Rows1 && slices.Contains(n.Out, v.Name) })
+func (b *builder) model(graph *models.Graph, rows, between []int) {
+	for i := range graph.Sections {
+		section := &graph.Sections[i]
+		for j := range section.Nodes {
+			node := &section.Nodes[j]
+			single := slices.ContainsFunc(section.Values, func(value models.Value) bool { return value.Rows1 && slices.Contains(node.Out, value.Name) })
 			at, more := rows, between
 			if single {
 				at, more = []int{1}, nil
 			}
-			for _, o := range n.Ops {
-				if o.Kind == op.SelectRow {
+			for _, operator := range node.Ops {
+				if operator.Kind == op.SelectRow {
 					at, more = rows, nil
 				}
-				b.template(o, b.schemesOf(n), at, more)
-				if n.Packed != "" && slices.ContainsFunc(b.schemes, func(x op.Scheme) bool { return x.Weight() == op.I32Q8C.Weight() }) {
-					o.Scheme, o.Table = op.I32Q8C, ""
-					b.template(o, nil, at, more)
+				b.template(operator, b.schemesOf(node), at, more)
+				if node.Packed != "" && slices.ContainsFunc(b.schemes, func(scheme op.Scheme) bool { return scheme.Weight() == op.I32Q8C.Weight() }) {
+					operator.Scheme, operator.Table = op.I32Q8C, ""
+					b.template(operator, nil, at, more)
 				}
 			}
 		}
@@ -274,99 +305,99 @@ func (b *builder) model(g *models.Graph, rows, between []int) {
 }
 
 // schemesOf are those a node's matrix is asked for in.
-func (b *builder) schemesOf(n *models.Node) []op.Scheme {
-	if n.Exact {
+func (b *builder) schemesOf(node *models.Node) []op.Scheme {
+	if node.Exact {
 		return []op.Scheme{op.A32W32}
 	}
 	return b.schemes
 }
 
 // template asks for an operator at every row count, a matrix in all schemes.
-func (b *builder) template(o op.Op, schemes []op.Scheme, rows, between []int) {
-	for _, p := range b.procs {
-		for _, m := range rows {
-			o.M = m
+func (b *builder) template(operator op.Op, schemes []op.Scheme, rows, between []int) {
+	for _, proc := range b.procs {
+		for _, count := range rows {
+			operator.M = count
 			switch {
-			case o.HasScheme():
-				b.matrix(p, o, schemes)
-			case o.Kind == op.Attention:
-				b.attention(p, o)
+			case operator.HasScheme():
+				b.matrix(proc, operator, schemes)
+			case operator.Kind == op.Attention:
+				b.attention(proc, operator)
 			default:
-				b.glue(p, o)
+				b.glue(proc, operator)
 			}
 		}
-		for _, m := range between {
-			o.M = m
+		for _, count := range between {
+			operator.M = count
 			switch {
-			case o.HasScheme():
-				eachScheme(o, schemes, func(o op.Op) {
-					b.op(PriorityBetween, p, o)
-					b.forms(PriorityBetween, p, o, false, true)
+			case operator.HasScheme():
+				eachScheme(operator, schemes, func(operator op.Op) {
+					b.op(PriorityBetween, proc, operator)
+					b.forms(PriorityBetween, proc, operator, false, true)
 				})
 			default:
 				// Linear in M, or nearly: two points between say where the line bends.
-				if m == 16 || m == 96 {
-					o.Context = 0
-					if o.Kind == op.Attention {
-						o.Context = m
+				if count == 16 || count == 96 {
+					operator.Context = 0
+					if operator.Kind == op.Attention {
+						operator.Context = count
 					}
-					b.op(PriorityBetween, p, o)
+					b.op(PriorityBetween, proc, operator)
 				}
 			}
 		}
 	}
-	if o.HasScheme() {
-		b.beside(o, schemes, rows)
+	if operator.HasScheme() {
+		b.beside(operator, schemes, rows)
 	}
 }
 
-func eachScheme(o op.Op, schemes []op.Scheme, f func(op.Op)) {
+func eachScheme(operator op.Op, schemes []op.Scheme, visit func(op.Op)) {
 	for _, scheme := range schemes {
-		o.Scheme = scheme
-		f(o)
+		operator.Scheme = scheme
+		visit(operator)
 	}
 }
 
 // matrix asks for a weight at one row count a plan uses, whole and, at M = 1 and the largest bucket, in
 // parts along N, down to one tile, and, if it is one matrix, along K.
-func (b *builder) matrix(p *socs.Processor, o op.Op, schemes []op.Scheme) {
-	eachScheme(o, schemes, func(o op.Op) {
-		b.op(PriorityBase, p, o)
-		b.forms(PriorityShards, p, o, true, true)
+func (b *builder) matrix(proc *socs.Processor, operator op.Op, schemes []op.Scheme) {
+	eachScheme(operator, schemes, func(operator op.Op) {
+		b.op(PriorityBase, proc, operator)
+		b.forms(PriorityShards, proc, operator, true, true)
 		fan := 0 // rows per token of what it computes
-		if o.Fan > 1 {
-			fan = o.Fan
+		if operator.Fan > 1 {
+			fan = operator.Fan
 		}
-		if o.Scheme.QuantisedRows() {
-			quant := op.Op{Kind: op.QuantRows, M: o.M, N: o.K, Fan: fan}
-			if o.Spread {
+		if operator.Scheme.QuantisedRows() {
+			quant := op.Op{Kind: op.QuantRows, M: operator.M, N: operator.K, Fan: fan}
+			if operator.Spread {
 				quant.Fan = 0
 			}
-			b.op(PriorityGlue, p, quant)
+			b.op(PriorityGlue, proc, quant)
 		}
 		// Parts are gathered by a copy where outputs cannot be strided.
-		b.op(PriorityGlue, p, op.Op{Kind: op.Copy, M: o.M, N: part(o.N, 1, 2, p.Tile.N), Fan: fan})
-		often := o.M == 1 || o.M == b.largest()
-		shard := func(o op.Op) {
+		b.op(PriorityGlue, proc, op.Op{Kind: op.Copy, M: operator.M, N: part(operator.N, 1, 2, proc.Tile.N), Fan: fan})
+		often := operator.M == 1 || operator.M == b.largest()
+		shard := func(operator op.Op) {
 			if often {
-				b.op(PriorityShards, p, o)
+				b.op(PriorityShards, proc, operator)
 			}
-			b.forms(PriorityShards, p, o, false, often)
+			b.forms(PriorityShards, proc, operator, false, often)
 		}
 		for _, quarter := range []int{2, 1, 3, 0} { // the last is one tile: how much few columns take does not follow from many
-			q := o
-			q.N = part(o.N, quarter, 4, p.Tile.N)
-			shard(q)
+			quarterOf := operator
+			quarterOf.N = part(operator.N, quarter, 4, proc.Tile.N)
+			shard(quarterOf)
 		}
-		if o.Kind != op.MatMul || o.Scheme.Grid() { // results on a grid have no partial sums
+		if operator.Kind != op.MatMul || operator.Scheme.Grid() { // results on a grid have no partial sums
 			return
 		}
-		half := o
-		half.K = part(o.K, 1, 2, p.Tile.K)
+		half := operator
+		half.K = part(operator.K, 1, 2, proc.Tile.K)
 		shard(half)
-		if o.Bias { // the first part adds it, the others do not
-			o.Bias, half.Bias = false, false
-			shard(o)
+		if operator.Bias { // the first part adds it, the others do not
+			operator.Bias, half.Bias = false, false
+			shard(operator)
 			shard(half)
 		}
 	})
@@ -375,21 +406,21 @@ func (b *builder) matrix(p *socs.Processor, o op.Op, schemes []op.Scheme) {
 // forms asks for a product in the other forms that the processor has. Of convolutions that is the squarest image, and with all
 // every factorisation of the rows (llm.npu sec. 4), after what matters more. Without others it is images alone: those of other numbers of
 // rows tell nothing of one, so that each needs shapes of its own.
-func (b *builder) forms(priority int, p *socs.Processor, o op.Op, all, others bool) {
-	if o.Kind != op.MatMul {
+func (b *builder) forms(priority int, proc *socs.Processor, operator op.Op, all, others bool) {
+	if operator.Kind != op.MatMul {
 		return
 	}
-	for _, f := range op.FormsOf(o.M, p.Forms[o.Scheme]) {
+	for _, form := range op.FormsOf(operator.M, proc.Forms[operator.Scheme]) {
 		at := priority
-		switch conv := f.Class() == op.Conv; {
-		case conv && f == op.Squarest(o.M):
+		switch conv := form.Class() == op.Conv; {
+		case conv && form == op.Squarest(operator.M):
 		case conv && all:
 			at = PriorityBetween
 		case conv || !others:
 			continue
 		}
-		o.Form = f
-		b.op(at, p, o)
+		operator.Form = form
+		b.op(at, proc, operator)
 	}
 }
 
@@ -398,27 +429,27 @@ var expertRows = []int{1, 16, 32, 64, 128, 256, 512, 1024}
 
 // experts asks for single experts, where a SoC has a processor of static shapes: there and on the control processor, which
 // takes what goes beyond their capacities (solver.PoseTiers).
-func (b *builder) experts(m *models.Model) {
-	static := func(p *socs.Processor) bool { return p.StaticShapes }
-	if m.Experts == 0 || !slices.ContainsFunc(b.procs, static) {
+func (b *builder) experts(model *models.Model) {
+	static := func(proc *socs.Processor) bool { return proc.StaticShapes }
+	if model.Experts == 0 || !slices.ContainsFunc(b.procs, static) {
 		return
 	}
-	for _, p := range b.procs {
-		if !p.StaticShapes && p.Name != b.soc.Control {
+	for _, proc := range b.procs {
+		if !proc.StaticShapes && proc.Name != b.soc.Control {
 			continue
 		}
 		for _, rows := range expertRows {
-			for _, o := range m.ExpertOps(rows) {
-				if o.Kind != op.MatMul {
-					b.op(PriorityShards, p, o)
+			for _, operator := range model.ExpertOps(rows) {
+				if operator.Kind != op.MatMul {
+					b.op(PriorityShards, proc, operator)
 					continue
 				}
-				for _, x := range b.schemes {
-					o.Scheme = x
-					b.op(PriorityShards, p, o)
-					b.forms(PriorityShards, p, o, false, true)
-					if x.QuantisedRows() {
-						b.op(PriorityShards, p, x.QuantRows(rows, o.K, 1))
+				for _, scheme := range b.schemes {
+					operator.Scheme = scheme
+					b.op(PriorityShards, proc, operator)
+					b.forms(PriorityShards, proc, operator, false, true)
+					if scheme.QuantisedRows() {
+						b.op(PriorityShards, proc, scheme.QuantRows(rows, operator.K, 1))
 					}
 				}
 			}
@@ -427,83 +458,83 @@ func (b *builder) experts(m *models.Model) {
 }
 
 // Half is the half of n columns that processors are asked for side by side: a multiple of their tile.
-func Half(n, tile int) int { return part(n, 1, 2, tile) }
+func Half(columns, tile int) int { return part(columns, 1, 2, tile) }
 
 // part is num/den of n rounded to a multiple of tile, at least one tile and at most n.
-func part(n, num, den, tile int) int {
+func part(whole, num, den, tile int) int {
 	tile = max(tile, 1)
-	x := n * num / den / tile * tile
-	return min(max(x, tile), n)
+	size := whole * num / den / tile * tile
+	return min(max(size, tile), whole)
 }
 
 // attention asks for M rows over several contexts, with all heads and with half of the key/value heads.
-func (b *builder) attention(p *socs.Processor, o op.Op) {
-	contexts := []int{o.M}
+func (b *builder) attention(proc *socs.Processor, operator op.Op) {
+	contexts := []int{operator.M}
 	most := b.context
-	if o.Window > 0 && o.Window < most {
-		most = o.Window // beyond it, only whether the time stays the same is asked
+	if operator.Window > 0 && operator.Window < most {
+		most = operator.Window // beyond it, only whether the time stays the same is asked
 	}
-	for c := 64; c < most; c *= 4 {
-		contexts = append(contexts, c)
+	for context := 64; context < most; context *= 4 {
+		contexts = append(contexts, context)
 	}
 	contexts = append(contexts, most, b.context)
-	for _, c := range contexts {
-		if c < o.M {
+	for _, context := range contexts {
+		if context < operator.M {
 			continue
 		}
-		o.Context = c
-		b.op(PriorityGlue, p, o)
-		if half := o; o.KVHeads > 1 {
-			half.KVHeads = o.KVHeads / 2
-			half.Heads = o.Heads / o.KVHeads * half.KVHeads
-			b.op(PriorityShards, p, half)
+		operator.Context = context
+		b.op(PriorityGlue, proc, operator)
+		if half := operator; operator.KVHeads > 1 {
+			half.KVHeads = operator.KVHeads / 2
+			half.Heads = operator.Heads / operator.KVHeads * half.KVHeads
+			b.op(PriorityShards, proc, half)
 		}
 	}
 }
 
 // glue asks for an operator between the matrices, whole and halved where plans halve it.
-func (b *builder) glue(p *socs.Processor, o op.Op) {
-	b.op(PriorityGlue, p, o)
-	half := o
+func (b *builder) glue(proc *socs.Processor, operator op.Op) {
+	b.op(PriorityGlue, proc, operator)
+	half := operator
 	switch {
-	case o.Kind == op.Add: // reads and writes alone: half the columns take half the time
+	case operator.Kind == op.Add: // reads and writes alone: half the columns take half the time
 		return
-	case o.Kind.ByColumns():
-		half.N = part(o.N, 1, 2, o.ColumnUnit(p.Tile.N))
-	case o.Kind.Has("kv_heads"):
-		if o.KVHeads < 2 || o.Joint {
+	case operator.Kind.ByColumns():
+		half.N = part(operator.N, 1, 2, operator.ColumnUnit(proc.Tile.N))
+	case operator.Kind.Has("kv_heads"):
+		if operator.KVHeads < 2 || operator.Joint {
 			return
 		}
-		half.KVHeads = o.KVHeads / 2
-		half.Heads = o.Heads / o.KVHeads * half.KVHeads
+		half.KVHeads = operator.KVHeads / 2
+		half.Heads = operator.Heads / operator.KVHeads * half.KVHeads
 	default:
 		return
 	}
-	b.op(PriorityShards, p, half)
+	b.op(PriorityShards, proc, half)
 }
 
 // beside asks for both halves of a weight on two processors at the same time: at M = 1, where they compete
 // for memory, and at the largest row count.
-func (b *builder) beside(o op.Op, schemes []op.Scheme, rows []int) {
+func (b *builder) beside(operator op.Op, schemes []op.Scheme, rows []int) {
 	at := []int{1}
 	if last := rows[len(rows)-1]; last != 1 {
 		at = append(at, last)
 	}
-	for _, p := range b.procs {
-		for _, q := range b.procs {
-			if p == q || b.soc.Concurrent(p.Name, q.Name) != nil {
+	for _, proc := range b.procs {
+		for _, other := range b.procs {
+			if proc == other || b.soc.Concurrent(proc.Name, other.Name) != nil {
 				continue
 			}
-			eachScheme(o, schemes, func(o op.Op) {
-				for _, m := range at {
-					o.M = m
-					mine, theirs := o, o
-					mine.N, theirs.N = Half(o.N, p.Tile.N), Half(o.N, q.Tile.N)
-					x, ok1 := b.measurement(p, mine)
-					y, ok2 := b.measurement(q, theirs)
+			eachScheme(operator, schemes, func(operator op.Op) {
+				for _, count := range at {
+					operator.M = count
+					mine, theirs := operator, operator
+					mine.N, theirs.N = Half(operator.N, proc.Tile.N), Half(operator.N, other.Tile.N)
+					own, ok1 := b.measurement(proc, mine)
+					company, ok2 := b.measurement(other, theirs)
 					if ok1 && ok2 {
-						x.Concurrent = []record.Partner{{Proc: q.Name, Op: y.Op, Layout: y.Layout, Cold: y.Cold}}
-						b.add(PriorityShards, x)
+						own.Concurrent = []record.Partner{{Proc: other.Name, Op: company.Op, Layout: company.Layout, Cold: company.Cold}}
+						b.add(PriorityShards, own)
 					}
 				}
 			})
@@ -511,34 +542,48 @@ func (b *builder) beside(o op.Op, schemes []op.Scheme, rows []int) {
 	}
 }
 
-// footprints says through how many bytes cold operands are rotated: the model's own, where these
-// are fewer than a cache may hold.
-func (b *builder) footprints(m *models.Model, g *models.Graph) {
-	// Bytes of matrices by scheme: those that one token reads, and those of all experts.
-	read, held := map[op.Scheme]int64{}, map[op.Scheme]int64{}
-	cache := map[op.Type]int64{}
-	for i := range g.Sections {
-		times := int64(max(g.Sections[i].Layers, 1))
-		for j := range g.Sections[i].Nodes {
-			n := &g.Sections[i].Nodes[j]
-			for _, o := range n.Ops {
-				switch o.Kind {
+// passed is how many bytes a model passes through between two uses of an operand.
+type passed struct {
+	read, held map[op.Scheme]int64 // of matrices by scheme: those that one token reads, and those of all experts
+	cache      map[op.Type]int64
+}
+
+func (b *builder) passed(graph *models.Graph) passed {
+	out := passed{read: map[op.Scheme]int64{}, held: map[op.Scheme]int64{}, cache: map[op.Type]int64{}}
+	for i := range graph.Sections {
+		section := &graph.Sections[i]
+		times := int64(max(section.Layers, 1))
+		for j := range section.Nodes {
+			node := &section.Nodes[j]
+			for _, operator := range node.Ops {
+				switch operator.Kind {
 				case op.MatMul, op.ExpertMatMul:
 					for _, scheme := range b.schemes {
 						one := scheme
-						if n.Exact {
+						if node.Exact {
 							one = op.A32W32
 						}
-						bytes := times * op.WeightBytes(one.Weight(), o.K, o.N)
-						read[scheme] += bytes * int64(max(1, min(o.Fan, o.Experts)))
-						held[scheme] += bytes * int64(max(1, o.Experts))
+						bytes := times * op.WeightBytes(one.Weight(), operator.K, operator.N)
+						out.read[scheme] += bytes * int64(max(1, min(operator.Fan, operator.Experts)))
+						out.held[scheme] += bytes * int64(max(1, operator.Experts))
 					}
 				case op.Attention:
-					cache[o.KV] += times * 2 * int64(b.context) * int64(o.KVHeads*o.HeadDim*o.KV.Bytes())
+					bytes := int64(b.context) * int64(operator.KVHeads*operator.HeadDim*operator.KV.Bytes())
+					out.cache[operator.KV] += times * 2 * bytes
 				}
 			}
 		}
 	}
+	return out
+}
+
+// footprints says through how many bytes cold operands are rotated: the model's own, where these
+// are fewer than a cache may hold.
+func (b *builder) footprints(graph *models.Graph) {
+	if b.soc.Simulated() {
+		return
+	}
+	all := b.passed(graph)
 	enough := 2 * b.soc.LastCacheBytes()
 	bound := func(bytes int64) int64 {
 		if bytes >= enough {
@@ -547,25 +592,26 @@ func (b *builder) footprints(m *models.Model, g *models.Graph) {
 		return bytes
 	}
 	for i := range b.out {
-		w := &b.out[i].What
-		if w.Op == nil || !w.Cold || b.soc.Simulated() {
+		what := &b.out[i].What
+		if what.Op == nil || !what.Cold {
 			continue
 		}
-		scheme := w.Op.Scheme
+		scheme := what.Op.Scheme
 		if !slices.Contains(b.schemes, scheme) { // of a matrix that is always exact, or none
 			scheme = b.schemes[0]
 		}
 		// The whole decode step passes between two uses of a weight or of a layer's cache; between two uses
 		// of an expert the others do, too.
-		switch w.Op.Kind {
+		switch what.Op.Kind {
 		case op.MatMul:
-			w.Footprint = bound(read[scheme] + cache[op.F32] + cache[op.F16])
+			what.Footprint = bound(all.read[scheme] + all.cache[op.F32] + all.cache[op.F16])
 		case op.ExpertMatMul:
-			w.Footprint = bound(held[scheme] + cache[op.F32] + cache[op.F16])
+			what.Footprint = bound(all.held[scheme] + all.cache[op.F32] + all.cache[op.F16])
 		case op.Attention:
-			w.Footprint = bound(read[scheme] + cache[w.Op.KV])
+			what.Footprint = bound(all.read[scheme] + all.cache[what.Op.KV])
 		case op.Embed:
-			w.Footprint = bound(int64(w.Op.K) * int64(w.Op.N) * int64(max(1, w.Op.Table.Bytes())))
+			bytes := int64(what.Op.K) * int64(what.Op.N) * int64(max(1, what.Op.Table.Bytes()))
+			what.Footprint = bound(bytes)
 		}
 	}
 }

@@ -75,8 +75,8 @@ func Pending(requests []Request, set *record.Set, rounds int, seed uint64) []Req
 	rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
 	sort.SliceStable(out, func(i, j int) bool { return out[i].Priority < out[j].Priority })
 	seen := map[string]bool{}
-	return slices.DeleteFunc(out, func(r Request) bool {
-		key := r.Key()
+	return slices.DeleteFunc(out, func(request Request) bool {
+		key := request.Key()
 		want := max(rounds, 1)
 		if set != nil && set.Header.Simulated {
 			want = 1 // a virtual clock knows no slow moments
@@ -89,9 +89,9 @@ func Pending(requests []Request, set *record.Set, rounds int, seed uint64) []Req
 
 // Flagged returns the requests whose measurements in the set carry warnings, ordered as by Pending.
 func Flagged(requests []Request, set *record.Set, seed uint64) []Request {
-	return slices.DeleteFunc(Pending(requests, nil, 1, seed), func(r Request) bool {
-		m := set.Lookup(r.Key())
-		return m == nil || len(m.Warnings) == 0
+	return slices.DeleteFunc(Pending(requests, nil, 1, seed), func(request Request) bool {
+		known := set.Lookup(request.Key())
+		return known == nil || len(known.Warnings) == 0
 	})
 }
 
@@ -122,57 +122,57 @@ const (
 //
 // s describes the processors, and must be the SoC of the record. A driver that is not there is
 // a driver.Unavailable.
-func Run(ctx context.Context, s *socs.SoC, requests []Request, w *record.Writer, o Options) (Report, error) {
-	if o.now == nil {
-		o.now = time.Now
+func Run(ctx context.Context, soc *socs.SoC, requests []Request, writer *record.Writer, options Options) (Report, error) {
+	if options.now == nil {
+		options.now = time.Now
 	}
-	if o.window == 0 {
-		o.window = probeWindow
+	if options.window == 0 {
+		options.window = probeWindow
 	}
-	if o.Rule == (stat.Rule{}) {
-		o.Rule = stat.DefaultRule
+	if options.Rule == (stat.Rule{}) {
+		options.Rule = stat.DefaultRule
 	}
-	if digest, err := s.Digest(); err != nil || digest != w.Set().Header.SoCDigest {
-		return Report{}, diag.New(diag.ClassInput, "profile: the record is about another SoC than %q", s.Name)
+	if digest, err := soc.Digest(); err != nil || digest != writer.Set().Header.SoCDigest {
+		return Report{}, diag.New(diag.ClassInput, "profile: the record is about another SoC than %q", soc.Name)
 	}
 	limit := int64(16 << 30)
 	if free := availableBytes(); free > 0 {
 		limit = free / 2
 	}
-	cold := min(max(2*s.LastCacheBytes(), 64<<20), limit/4)
+	cold := min(max(2*soc.LastCacheBytes(), 64<<20), limit/4)
 	r := &runner{
-		soc: s, o: o, w: w, lanes: map[string]*lane{}, rng: rand.New(rand.NewPCG(o.Seed, 4)), began: o.now(), coldBytes: cold,
-		stores: stores{seed: o.Seed, limit: limit, all: map[string]*store{}},
+		soc: soc, o: options, w: writer, lanes: map[string]*lane{}, rng: rand.New(rand.NewPCG(options.Seed, 4)), began: options.now(), coldBytes: cold,
+		stores: stores{seed: options.Seed, limit: limit, all: map[string]*store{}},
 		report: Report{Warnings: map[string]int{}}, ids: smallestTable(requests),
 	}
-	if o.Rounds = max(o.Rounds, 1); s.Simulated() {
-		o.Rounds = 1
+	if options.Rounds = max(options.Rounds, 1); soc.Simulated() {
+		options.Rounds = 1
 	}
-	r.o = o
-	r.total = len(Pending(requests, nil, 1, o.Seed)) * o.Rounds
+	r.o = options
+	r.total = len(Pending(requests, nil, 1, options.Seed)) * options.Rounds
 	r.done = map[string]bool{}
-	r.begun = w.Set().Len() > 0
-	if o.Flagged {
-		r.flagged = Flagged(requests, w.Set(), o.Seed)
+	r.begun = writer.Set().Len() > 0
+	if options.Flagged {
+		r.flagged = Flagged(requests, writer.Set(), options.Seed)
 		r.total += len(r.flagged)
 	}
-	all := Pending(requests, nil, 1, o.Seed)
-	for _, q := range all {
-		r.before += min(w.Set().Rounds(q.Key()), r.o.Rounds)
+	all := Pending(requests, nil, 1, options.Seed)
+	for _, request := range all {
+		r.before += min(writer.Set().Rounds(request.Key()), r.o.Rounds)
 	}
 	// A collection in the middle of a sample would be measured.
-	if !s.Simulated() {
+	if !soc.Simulated() {
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	}
 	err := r.rounds(ctx, requests)
-	for _, q := range all {
-		key := q.Key()
-		switch m := w.Set().Lookup(key); {
-		case m == nil:
+	for _, request := range all {
+		key := request.Key()
+		switch known := writer.Set().Lookup(key); {
+		case known == nil:
 		case !r.done[key]:
 			r.report.Present++
-		case w.Set().Rounds(key) >= r.o.Rounds:
-			for _, flag := range m.Warnings {
+		case writer.Set().Rounds(key) >= r.o.Rounds:
+			for _, flag := range known.Warnings {
 				r.report.Warnings[flag]++
 			}
 		}
@@ -180,7 +180,7 @@ func Run(ctx context.Context, s *socs.SoC, requests []Request, w *record.Writer,
 	if cerr := r.close(ctx); err == nil {
 		err = cerr
 	}
-	r.report.Elapsed = o.now().Sub(r.began)
+	r.report.Elapsed = options.now().Sub(r.began)
 	return r.report, err
 }
 
@@ -241,32 +241,32 @@ func (r *runner) rounds(ctx context.Context, requests []Request) error {
 	classes := [][]Request{requests}
 	if r.o.Budget > 0 {
 		byPriority := map[int][]Request{}
-		for _, q := range requests {
-			byPriority[q.Priority] = append(byPriority[q.Priority], q)
+		for _, request := range requests {
+			byPriority[request.Priority] = append(byPriority[request.Priority], request)
 		}
 		var order []int
-		for p := range byPriority {
-			order = append(order, p)
+		for priority := range byPriority {
+			order = append(order, priority)
 		}
 		sort.Ints(order)
 		classes = nil
-		for _, p := range order {
-			classes = append(classes, byPriority[p])
+		for _, priority := range order {
+			classes = append(classes, byPriority[priority])
 		}
 	}
-	visit := func(c, round int) error {
+	visit := func(class, round int) error {
 		r.ahead = 0
-		for _, later := range classes[c+1:] {
+		for _, later := range classes[class+1:] {
 			r.ahead += len(later) * r.o.Rounds
 		}
-		r.ahead += len(classes[c]) * (r.o.Rounds - 1 - round)
-		r.queue = Pending(classes[c], r.w.Set(), round+1, r.o.Seed+uint64(round))
+		r.ahead += len(classes[class]) * (r.o.Rounds - 1 - round)
+		r.queue = Pending(classes[class], r.w.Set(), round+1, r.o.Seed+uint64(round))
 		return r.run(ctx)
 	}
-	for c, class := range classes {
+	for number, class := range classes {
 		if r.o.Budget > 0 && class[0].Priority <= PriorityGlue {
 			r.must = true
-			err := visit(c, 0)
+			err := visit(number, 0)
 			r.must = false
 			if err != nil {
 				return err
@@ -274,17 +274,17 @@ func (r *runner) rounds(ctx context.Context, requests []Request) error {
 		}
 	}
 	// What an earlier run left comes before more visits to what it measured.
-	for c := range classes {
+	for class := range classes {
 		if !r.begun {
 			break
 		}
-		if err := visit(c, 0); err != nil {
+		if err := visit(class, 0); err != nil {
 			return err
 		}
 	}
-	for c := range classes {
+	for class := range classes {
 		for round := range r.o.Rounds {
-			if err := visit(c, round); err != nil {
+			if err := visit(class, round); err != nil {
 				return err
 			}
 		}
@@ -294,11 +294,11 @@ func (r *runner) rounds(ctx context.Context, requests []Request) error {
 		return err
 	}
 	refused := map[string]bool{}
-	for _, x := range r.report.Refused {
-		refused[x.Key] = true
+	for _, refusal := range r.report.Refused {
+		refused[refusal.Key] = true
 	}
-	for _, q := range Pending(requests, nil, 1, r.o.Seed) {
-		if key := q.Key(); !r.w.Set().Has(key) && !refused[key] {
+	for _, request := range Pending(requests, nil, 1, r.o.Seed) {
+		if key := request.Key(); !r.w.Set().Has(key) && !refused[key] {
 			r.report.Left = append(r.report.Left, key)
 		}
 	}
@@ -311,12 +311,12 @@ func (r *runner) run(ctx context.Context) error {
 			return err
 		}
 		r.rng.Shuffle(len(r.active), func(i, j int) { r.active[i], r.active[j] = r.active[j], r.active[i] })
-		for _, t := range slices.Clone(r.active) {
+		for _, task := range slices.Clone(r.active) {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if err := r.sample(ctx, t); err != nil {
-				if err := r.refuse(ctx, t, err); err != nil {
+			if err := r.sample(ctx, task); err != nil {
+				if err := r.refuse(ctx, task, err); err != nil {
 					return err
 				}
 			}
@@ -347,15 +347,15 @@ func (r *runner) fillWindow(ctx context.Context) error {
 			r.queue = nil // rounds lists what is left
 			return nil
 		}
-		t := &task{req: r.queue[0]}
+		taken := &task{req: r.queue[0]}
 		r.queue = r.queue[1:]
-		r.progress(t, false)
-		err := r.begin(ctx, t)
+		r.progress(taken, false)
+		err := r.begin(ctx, taken)
 		if err == nil {
-			r.active = append(r.active, t)
+			r.active = append(r.active, taken)
 			continue
 		}
-		if err := r.refuse(ctx, t, err); err != nil {
+		if err := r.refuse(ctx, taken, err); err != nil {
 			return err
 		}
 	}
@@ -364,76 +364,76 @@ func (r *runner) fillWindow(ctx context.Context) error {
 
 // refuse drops a task whose processor will not execute it. Failures that are not about this one request
 // are returned.
-func (r *runner) refuse(ctx context.Context, t *task, err error) error {
+func (r *runner) refuse(ctx context.Context, failed *task, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if t.src != nil {
-		t.src.close(ctx)
+	if failed.src != nil {
+		failed.src.close(ctx)
 	}
-	r.active = slices.DeleteFunc(r.active, func(x *task) bool { return x == t })
+	r.active = slices.DeleteFunc(r.active, func(other *task) bool { return other == failed })
 	switch {
 	case errors.Is(err, driver.ErrUnavailable), diag.ClassOf(err) == diag.ClassUnavailable, diag.ClassOf(err) == diag.ClassIO:
-		return fmt.Errorf("measure %s: %w", t.req.Key(), err)
-	case t.lane != nil && t.lane.dead:
-		return fmt.Errorf("measure %s: %w", t.req.Key(), err)
+		return fmt.Errorf("measure %s: %w", failed.req.Key(), err)
+	case failed.lane != nil && failed.lane.dead:
+		return fmt.Errorf("measure %s: %w", failed.req.Key(), err)
 	}
-	r.report.Refused = append(r.report.Refused, Refusal{t.req.Key(), err})
+	r.report.Refused = append(r.report.Refused, Refusal{failed.req.Key(), err})
 	return nil
 }
 
 // begin opens a task, runs it once, warms it up and decides how long and how many samples are.
-func (r *runner) begin(ctx context.Context, t *task) (err error) {
-	m := &t.req.What
+func (r *runner) begin(ctx context.Context, task *task) (err error) {
+	what := &task.req.What
 	if r.loads > gcEvery {
 		r.loads = 0
 		runtime.GC() // here, because it is off while samples are taken
 	}
 	start := r.o.now()
-	if t.src, err = r.open(ctx, m); err != nil {
+	if task.src, err = r.open(ctx, what); err != nil {
 		return err
 	}
-	virtual := r.virtual(m.Proc)
-	if m.Op != nil && !virtual {
-		if t.lane, err = r.lane(ctx, m.Proc, nil); err != nil {
+	virtual := r.virtual(what.Proc)
+	if what.Op != nil && !virtual {
+		if task.lane, err = r.lane(ctx, what.Proc, nil); err != nil {
 			return err
 		}
-		if err := r.sentinel(ctx, t.lane, m); err != nil {
+		if err := r.sentinel(ctx, task.lane, what); err != nil {
 			return err
 		}
 	}
-	r.quiet(t.lane)
-	if t.first, err = t.src.sample(ctx, 1); err != nil {
+	r.quiet(task.lane)
+	if task.first, err = task.src.sample(ctx, 1); err != nil {
 		return err
 	}
-	t.ns, t.loops = t.first, 1
-	t.cap = r.sampleCap()
+	task.ns, task.loops = task.first, 1
+	task.cap = r.sampleCap()
 	switch {
 	case virtual:
 		return nil // nothing has to warm up
-	case m.Kind == record.Bandwidth:
+	case what.Kind == record.Bandwidth:
 		return nil // its windows are long, and the first is dropped
-	case m.Kind == record.Sync:
-		t.loops = syncLoops
+	case what.Kind == record.Sync:
+		task.loops = syncLoops
 		return nil
 	}
 	// Operators so dear that ten samples would take an undue part of the budget get three and a flag.
-	t.dear = r.o.Budget > 0 && time.Duration(t.first)*time.Duration(r.o.Rule.Min) > r.o.Budget/200
-	if t.dear {
-		if time.Duration(t.first) > r.o.Budget/1000 {
+	task.dear = r.o.Budget > 0 && time.Duration(task.first)*time.Duration(r.o.Rule.Min) > r.o.Budget/200
+	if task.dear {
+		if time.Duration(task.first) > r.o.Budget/1000 {
 			return nil // the first run has warmed it up
 		}
 	}
-	before := t.first
+	before := task.first
 	for i := range warmWindows {
-		if t.ns, err = t.src.sample(ctx, t.loops); err != nil {
+		if task.ns, err = task.src.sample(ctx, task.loops); err != nil {
 			return err
 		}
-		t.loops = loopsFor(t.ns)
-		if i > 0 && math.Abs(t.ns-before) <= warmAgree*before || r.o.now().Sub(start) > warmTime {
+		task.loops = loopsFor(task.ns)
+		if i > 0 && math.Abs(task.ns-before) <= warmAgree*before || r.o.now().Sub(start) > warmTime {
 			break
 		}
-		before = t.ns
+		before = task.ns
 	}
 	return nil
 }
@@ -457,34 +457,34 @@ func loopsFor(ns float64) int {
 }
 
 // quiet waits for helpers of the processor that ran before to go to sleep.
-func (r *runner) quiet(l *lane) {
-	if l != nil && r.last != nil && l != r.last {
+func (r *runner) quiet(lane *lane) {
+	if lane != nil && r.last != nil && lane != r.last {
 		time.Sleep(quietTime)
 	}
-	if l != nil {
-		r.last = l
+	if lane != nil {
+		r.last = lane
 	}
 }
 
-func (r *runner) sample(ctx context.Context, t *task) error {
-	r.quiet(t.lane)
+func (r *runner) sample(ctx context.Context, task *task) error {
+	r.quiet(task.lane)
 	start := r.o.now()
-	if a, ok := t.src.(alone); ok && t.req.What.Footprint > 0 && !r.virtual(t.req.What.Proc) {
-		if err := a.refresh(ctx, t.req.What.Footprint); err != nil {
+	if source, ok := task.src.(alone); ok && task.req.What.Footprint > 0 && !r.virtual(task.req.What.Proc) {
+		if err := source.refresh(ctx, task.req.What.Footprint); err != nil {
 			return err
 		}
 	}
-	ns, err := t.src.sample(ctx, t.loops)
+	ns, err := task.src.sample(ctx, task.loops)
 	if err != nil {
 		return err
 	}
-	if !r.virtual(t.req.What.Proc) { // how long a simulation takes must not show in its record
-		t.spent += r.o.now().Sub(start)
+	if !r.virtual(task.req.What.Proc) { // how long a simulation takes must not show in its record
+		task.spent += r.o.now().Sub(start)
 	}
-	t.samples = append(t.samples, round(ns, 7))
-	t.block++
-	if t.lane != nil {
-		t.lane.sentinel.since++
+	task.samples = append(task.samples, round(ns, 7))
+	task.block++
+	if task.lane != nil {
+		task.lane.sentinel.since++
 	}
 	return nil
 }
@@ -494,43 +494,43 @@ func (r *runner) sample(ctx context.Context, t *task) error {
 func (r *runner) judge(ctx context.Context) error {
 	over := r.over()
 	ask := map[*lane]bool{}
-	for _, t := range r.active {
-		t.done = r.enough(t, over)
-		if t.lane != nil && (t.done || t.lane.sentinel.since >= sentinelEvery) {
-			ask[t.lane] = true
+	for _, task := range r.active {
+		task.done = r.enough(task, over)
+		if task.lane != nil && (task.done || task.lane.sentinel.since >= sentinelEvery) {
+			ask[task.lane] = true
 		}
 	}
 	for _, name := range sortedNames(r.lanes) {
-		l := r.lanes[name]
-		if !ask[l] {
+		lane := r.lanes[name]
+		if !ask[lane] {
 			continue
 		}
-		steady, err := r.steady(ctx, l)
+		steady, err := r.steady(ctx, lane)
 		if err != nil {
 			return err
 		}
-		for _, t := range r.active {
-			if t.lane != l {
+		for _, task := range r.active {
+			if task.lane != lane {
 				continue
 			}
 			switch {
 			case steady:
-				t.block = 0
-			case t.requeued < maxRequeues && !over:
+				task.block = 0
+			case task.requeued < maxRequeues && !over:
 				// What was sampled while the machine changed is not kept.
-				t.samples = t.samples[:len(t.samples)-t.block]
-				t.block, t.done = 0, false
-				t.requeued++
+				task.samples = task.samples[:len(task.samples)-task.block]
+				task.block, task.done = 0, false
+				task.requeued++
 			default:
-				t.block, t.drifted = 0, true
+				task.block, task.drifted = 0, true
 			}
 		}
 	}
-	for _, t := range slices.Clone(r.active) {
-		if !t.done {
+	for _, task := range slices.Clone(r.active) {
+		if !task.done {
 			continue
 		}
-		if err := r.finish(ctx, t); err != nil {
+		if err := r.finish(ctx, task); err != nil {
 			return err
 		}
 	}
@@ -538,29 +538,29 @@ func (r *runner) judge(ctx context.Context) error {
 }
 
 // enough applies the stop rule and notes the warning that belongs to the samples.
-func (r *runner) enough(t *task, over bool) bool {
-	n := len(t.samples)
-	t.verdict = ""
+func (r *runner) enough(task *task, over bool) bool {
+	count := len(task.samples)
+	task.verdict = ""
 	if r.o.Rounds > 1 && !r.anew {
-		return r.visited(t, over)
+		return r.visited(task, over)
 	}
-	if r.virtual(t.req.What.Proc) && n >= fewSamples && slices.Max(t.samples) == slices.Min(t.samples) {
+	if r.virtual(task.req.What.Proc) && count >= fewSamples && slices.Max(task.samples) == slices.Min(task.samples) {
 		return true // no noise: more samples say the same
 	}
-	if t.dear || over {
-		if n < fewSamples {
+	if task.dear || over {
+		if count < fewSamples {
 			return false
 		}
-		if n < r.o.Rule.Min {
-			t.verdict = record.FewSamples
+		if count < r.o.Rule.Min {
+			task.verdict = record.FewSamples
 			return true
 		}
 	}
-	switch v := r.o.Rule.Judge(t.samples); {
-	case v == stat.Precise:
+	switch verdict := r.o.Rule.Judge(task.samples); {
+	case verdict == stat.Precise:
 		return true
-	case v != stat.More, over, n >= r.o.Rule.Min && t.spent >= t.cap:
-		t.verdict = record.Noisy
+	case verdict != stat.More, over, count >= r.o.Rule.Min && task.spent >= task.cap:
+		task.verdict = record.Noisy
 		return true
 	}
 	return false
@@ -568,78 +568,78 @@ func (r *runner) enough(t *task, over bool) bool {
 
 // visited is the stop rule of one visit among several: all take the same few samples, so that no moment of
 // the machine counts more than another. The last one judges all of them together.
-func (r *runner) visited(t *task, over bool) bool {
+func (r *runner) visited(task *task, over bool) bool {
 	each := (r.o.Rule.Min+r.o.Rounds-1)/r.o.Rounds + 1
-	if t.dear {
+	if task.dear {
 		each = 1
 	}
-	if len(t.samples) < each && !over {
+	if len(task.samples) < each && !over {
 		return false
 	}
-	samples := t.samples
-	if old := r.w.Set().Lookup(t.req.Key()); old != nil {
+	samples := task.samples
+	if old := r.w.Set().Lookup(task.req.Key()); old != nil {
 		samples = slices.Concat(old.Samples, samples)
 	}
 	switch {
 	case len(samples) < r.o.Rule.Min:
-		t.verdict = record.FewSamples
-	case r.w.Set().Rounds(t.req.Key())+1 >= r.o.Rounds && r.o.Rule.Judge(samples) != stat.Precise:
-		t.verdict = record.Noisy
+		task.verdict = record.FewSamples
+	case r.w.Set().Rounds(task.req.Key())+1 >= r.o.Rounds && r.o.Rule.Judge(samples) != stat.Precise:
+		task.verdict = record.Noisy
 	}
 	return true
 }
 
 // finish writes a task's measurement.
-func (r *runner) finish(ctx context.Context, t *task) error {
-	m := t.req.What
-	m.First, m.Loops, m.Samples = round(t.first, 7), t.loops, t.samples
-	m.Simulated = r.virtual(m.Proc)
-	m.Round = r.w.Set().Rounds(m.Key())
-	if t.drifted || stat.Drift(m.Samples, sentinelDrift) {
-		m.Warnings = append(m.Warnings, record.Drifted)
+func (r *runner) finish(ctx context.Context, ended *task) error {
+	what := ended.req.What
+	what.First, what.Loops, what.Samples = round(ended.first, 7), ended.loops, ended.samples
+	what.Simulated = r.virtual(what.Proc)
+	what.Round = r.w.Set().Rounds(what.Key())
+	if ended.drifted || stat.Drift(what.Samples, sentinelDrift) {
+		what.Warnings = append(what.Warnings, record.Drifted)
 	}
-	if t.verdict != "" {
-		m.Warnings = append(m.Warnings, t.verdict)
+	if ended.verdict != "" {
+		what.Warnings = append(what.Warnings, ended.verdict)
 	}
-	old := r.w.Set().Lookup(m.Key())
-	m.Anew = r.anew && (len(m.Warnings) == 0 || narrower(m.Samples, old.Samples))
-	t.src.close(ctx)
-	r.active = slices.DeleteFunc(r.active, func(x *task) bool { return x == t })
-	if err := r.w.Append(&m); err != nil {
+	old := r.w.Set().Lookup(what.Key())
+	what.Anew = r.anew && (len(what.Warnings) == 0 || narrower(what.Samples, old.Samples))
+	ended.src.close(ctx)
+	r.active = slices.DeleteFunc(r.active, func(other *task) bool { return other == ended })
+	if err := r.w.Append(&what); err != nil {
 		return err
 	}
 	r.visits++
-	if key := m.Key(); !r.done[key] {
+	if key := what.Key(); !r.done[key] {
 		r.done[key] = true
 		r.report.Measured++
 	}
-	r.progress(t, true)
+	r.progress(ended, true)
 	return nil
 }
 
 // narrower reports whether the interval of a's median is narrower than that of b's.
-func narrower(a, b []float64) bool {
-	x, errX := stat.Summarise(a)
-	y, errY := stat.Summarise(b)
-	return errX == nil && (errY != nil || x.Relative() < y.Relative())
+func narrower(first, second []float64) bool {
+	one, errX := stat.Summarise(first)
+	other, errY := stat.Summarise(second)
+	return errX == nil && (errY != nil || one.Relative() < other.Relative())
 }
 
-func (r *runner) progress(t *task, ended bool) {
+func (r *runner) progress(task *task, ended bool) {
 	if r.o.Progress == nil {
 		return
 	}
 	done := r.before + r.visits + len(r.report.Refused)
-	p := Progress{Key: t.req.Key(), Ended: ended, Done: done, Total: r.total, Elapsed: r.o.now().Sub(r.began)}
-	if n := r.visits; n > 0 {
-		p.Left = time.Duration(float64(p.Elapsed) / float64(n) * float64(r.total-done))
+	now := Progress{Key: task.req.Key(), Ended: ended, Done: done, Total: r.total, Elapsed: r.o.now().Sub(r.began)}
+	if count := r.visits; count > 0 {
+		now.Left = time.Duration(float64(now.Elapsed) / float64(count) * float64(r.total-done))
 	}
 	if r.o.Budget > 0 {
-		left := max(r.o.Budget-p.Elapsed, 0)
-		if p.Left == 0 || p.Left > left {
-			p.Left = left
+		left := max(r.o.Budget-now.Elapsed, 0)
+		if now.Left == 0 || now.Left > left {
+			now.Left = left
 		}
 	}
-	r.o.Progress(p)
+	r.o.Progress(now)
 }
 
 // ---- the sentinel
@@ -656,29 +656,29 @@ const sentinelMemory = 15
 
 // sentinel makes the lane's sentinel when it has none yet: an addition in the second cache, which feels
 // both the clock and the neighbours, or where the processor has none the operator of m.
-func (r *runner) sentinel(ctx context.Context, l *lane, m *record.Measurement) error {
-	if l.sentinel != nil {
+func (r *runner) sentinel(ctx context.Context, lane *lane, what *record.Measurement) error {
+	if lane.sentinel != nil {
 		return nil
 	}
-	o, layout := op.Op{Kind: op.Add, M: 64, N: 1024}, ""
-	if l.caps.Supports(o) != nil {
-		o, layout = *m.Op, m.Layout
+	operator, layout := op.Op{Kind: op.Add, M: 64, N: 1024}, ""
+	if lane.caps.Supports(operator) != nil {
+		operator, layout = *what.Op, what.Layout
 	}
-	ld, err := r.newLoad(ctx, l, o, layout, 0)
+	ld, err := r.newLoad(ctx, lane, operator, layout, 0)
 	if err != nil {
 		return err
 	}
-	s := &sentinel{src: alone{ld}, loops: 1}
+	made := &sentinel{src: alone{ld}, loops: 1}
 	for range 5 {
-		ns, err := s.src.sample(ctx, s.loops)
+		ns, err := made.src.sample(ctx, made.loops)
 		if err != nil {
 			return err
 		}
-		s.loops = loopsFor(ns)
+		made.loops = loopsFor(ns)
 	}
-	l.sentinel = s
+	lane.sentinel = made
 	for range 3 {
-		if _, err := r.steady(ctx, l); err != nil {
+		if _, err := r.steady(ctx, lane); err != nil {
 			return err
 		}
 	}
@@ -687,31 +687,31 @@ func (r *runner) sentinel(ctx context.Context, l *lane, m *record.Measurement) e
 
 // steady asks the lane's sentinel: whether its time now is that of its recent past, within 3 % or what its
 // own noise explains.
-func (r *runner) steady(ctx context.Context, l *lane) (bool, error) {
-	s := l.sentinel
-	r.quiet(l)
+func (r *runner) steady(ctx context.Context, lane *lane) (bool, error) {
+	watch := lane.sentinel
+	r.quiet(lane)
 	var xs []float64
 	for range sentinelSamples {
-		ns, err := s.src.sample(ctx, s.loops)
+		ns, err := watch.src.sample(ctx, watch.loops)
 		if err != nil {
 			return false, err
 		}
 		xs = append(xs, ns)
 	}
 	now := stat.Median(xs)
-	s.since = 0
+	watch.since = 0
 	ok := true
-	if len(s.past) >= 3 {
-		sum, err := stat.Summarise(s.past)
+	if len(watch.past) >= 3 {
+		sum, err := stat.Summarise(watch.past)
 		if err != nil {
 			return false, err
 		}
 		// 4 MAD is about 2.7 standard deviations of a normal distribution.
 		ok = math.Abs(now-sum.Median) <= max(sentinelDrift*sum.Median, 4*sum.MAD)
 	}
-	s.past = append(s.past, now)
-	if len(s.past) > sentinelMemory {
-		s.past = s.past[1:]
+	watch.past = append(watch.past, now)
+	if len(watch.past) > sentinelMemory {
+		watch.past = watch.past[1:]
 	}
 	return ok, nil
 }
@@ -723,61 +723,61 @@ func (r *runner) unknown(name string) error {
 }
 
 func (r *runner) virtual(name string) bool {
-	p := r.soc.Processor(name)
-	return p != nil && p.Driver == socs.SimDriver
+	proc := r.soc.Processor(name)
+	return proc != nil && proc.Driver == socs.SimDriver
 }
 
 // lane returns the open processor of a name, opened with more options where given.
 func (r *runner) lane(ctx context.Context, name string, options map[string]string) (*lane, error) {
-	p := r.soc.Processor(name)
-	if p == nil {
+	proc := r.soc.Processor(name)
+	if proc == nil {
 		return nil, r.unknown(name)
 	}
 	key := name
-	for _, k := range sortedNames(options) {
-		key += " " + k + "=" + options[k]
+	for _, option := range sortedNames(options) {
+		key += " " + option + "=" + options[option]
 	}
-	if l := r.lanes[key]; l != nil {
-		return l, nil
+	if opened := r.lanes[key]; opened != nil {
+		return opened, nil
 	}
-	d := r.o.Drivers[p.Driver]
-	if d == nil {
-		return nil, &driver.Unavailable{Driver: p.Driver, Found: "no such driver in this build"}
+	from := r.o.Drivers[proc.Driver]
+	if from == nil {
+		return nil, &driver.Unavailable{Driver: proc.Driver, Found: "no such driver in this build"}
 	}
 	if r.virtual(name) {
 		all := map[string]string{"compute": "false"}
-		for k, v := range options {
-			all[k] = v
+		for key, value := range options {
+			all[key] = value
 		}
 		options = all
 	}
-	l, err := openLane(ctx, p, d, options)
+	opened, err := openLane(ctx, proc, from, options)
 	if err != nil {
 		return nil, err
 	}
-	if l.caps.Emulated {
-		l.close()
-		return nil, diag.New(diag.ClassUnavailable, "processor %q of driver %q is an emulator (%q): its times are none of the device's, and are not measured", name, p.Driver, p.Select).
+	if opened.caps.Emulated {
+		opened.close()
+		return nil, diag.New(diag.ClassUnavailable, "processor %q of driver %q is an emulator (%q): its times are none of the device's, and are not measured", name, proc.Driver, proc.Select).
 			WithHint("profile on the device; what the compiler says of its graphs is recorded without one by hetc profile --compiler-only")
 	}
-	if l.caps.Virtual != r.virtual(name) {
-		l.close()
-		return nil, diag.New(diag.ClassInput, "processor %q of driver %q: its clock is virtual = %v, the SoC says %v", name, p.Driver, l.caps.Virtual, r.virtual(name))
+	if opened.caps.Virtual != r.virtual(name) {
+		opened.close()
+		return nil, diag.New(diag.ClassInput, "processor %q of driver %q: its clock is virtual = %v, the SoC says %v", name, proc.Driver, opened.caps.Virtual, r.virtual(name))
 	}
-	l.ops = &operands{proc: l.proc, seed: r.o.Seed, bufs: map[string]driver.Buffer{}, ids: r.ids}
-	r.lanes[key] = l
-	return l, nil
+	opened.ops = &operands{proc: opened.proc, seed: r.o.Seed, bufs: map[string]driver.Buffer{}, ids: r.ids}
+	r.lanes[key] = opened
+	return opened, nil
 }
 
 // smallestTable is the smallest vocabulary among the requests: ids below it are valid in all.
 func smallestTable(requests []Request) int {
-	n := math.MaxInt32
+	rows := math.MaxInt32
 	for i := range requests {
-		if o := requests[i].What.Op; o != nil && o.Kind == op.Embed {
-			n = min(n, o.K)
+		if operator := requests[i].What.Op; operator != nil && operator.Kind == op.Embed {
+			rows = min(rows, operator.K)
 		}
 	}
-	return n
+	return rows
 }
 
 // stream is the memory for bandwidth, made when first needed.
@@ -787,32 +787,32 @@ func (r *runner) stream() ([]byte, error) {
 		if bytes == 0 {
 			bytes = streamBytes(r.soc.LastCacheBytes())
 		}
-		m, err := touched(bytes)
+		region, err := touched(bytes)
 		if err != nil {
 			return nil, err
 		}
-		r.memory, r.free = m.Bytes(), m.Close
+		r.memory, r.free = region.Bytes(), region.Close
 	}
 	return r.memory, nil
 }
 
 func (r *runner) close(ctx context.Context) error {
-	for _, t := range r.active {
-		if t.src != nil {
-			t.src.close(ctx)
+	for _, task := range r.active {
+		if task.src != nil {
+			task.src.close(ctx)
 		}
 	}
 	var first error
 	dead := false
 	for _, name := range sortedNames(r.lanes) {
-		l := r.lanes[name]
-		if l.sentinel != nil {
-			l.sentinel.src.close(ctx)
+		lane := r.lanes[name]
+		if lane.sentinel != nil {
+			lane.sentinel.src.close(ctx)
 		}
-		if err := l.close(); err != nil && first == nil {
-			first = fmt.Errorf("close processor %q: %w", l.name, err)
+		if err := lane.close(); err != nil && first == nil {
+			first = fmt.Errorf("close processor %q: %w", lane.name, err)
 		}
-		dead = dead || l.dead
+		dead = dead || lane.dead
 	}
 	if dead {
 		return first // its thread may still touch the memory
@@ -826,10 +826,10 @@ func (r *runner) close(ctx context.Context) error {
 	return first
 }
 
-func sortedNames[V any](m map[string]V) []string {
-	out := make([]string, 0, len(m))
-	for k := range m {
-		out = append(out, k)
+func sortedNames[V any](byName map[string]V) []string {
+	out := make([]string, 0, len(byName))
+	for name := range byName {
+		out = append(out, name)
 	}
 	sort.Strings(out)
 	return out

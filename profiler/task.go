@@ -36,52 +36,54 @@ const (
 	someCopies = 64 // of operators side by side, whose company must not stop
 )
 
-// newLoad compiles o and loads it on l. footprint is through how many bytes its weights or cache are
+// newLoad compiles an operator and loads it on a lane. footprint is through how many bytes its weights or cache are
 // rotated, 0 for one copy.
-func (r *runner) newLoad(ctx context.Context, l *lane, o op.Op, layout string, footprint int64) (*load, error) {
-	return r.loadFor(ctx, l, o, layout, footprint, false)
+func (r *runner) newLoad(
+	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64,
+) (*load, error) {
+	return r.loadFor(ctx, lane, operator, layout, footprint, false)
 }
 
 // loadFor is newLoad, for an operator that runs side by side with others or alone.
-func (r *runner) loadFor(ctx context.Context, l *lane, o op.Op, layout string, footprint int64, company bool) (*load, error) {
-	g := op.Single(o, layout)
-	ld := &load{lane: l, op: o}
-	ok := false
-	defer func() {
-		if !ok {
-			ld.close(ctx)
-		}
-	}()
-	if err := l.caps.Supports(o); err != nil {
-		return nil, diag.New(diag.ClassInfeasible, "%s on processor %q: %w", o.Key(), l.name, err)
+func (r *runner) loadFor(
+	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64, company bool,
+) (*load, error) {
+	ld := &load{lane: lane, op: operator}
+	if err := r.fill(ctx, ld, layout, footprint, company); err != nil {
+		ld.close(ctx)
+		return nil, err
 	}
-	compiler := r.o.Compilers[l.soc.Driver]
+	r.loads += len(ld.exes)
+	return ld, nil
+}
+
+// fill lays out the operands and loads every copy.
+func (r *runner) fill(ctx context.Context, ld *load, layout string, footprint int64, company bool) error {
+	lane := ld.lane
+	graph := op.Single(ld.op, layout)
+	if err := lane.caps.Supports(ld.op); err != nil {
+		return diag.New(diag.ClassInfeasible, "%s on processor %q: %w", ld.op.Key(), lane.name, err)
+	}
+	compiler := r.o.Compilers[lane.soc.Driver]
 	if compiler == nil {
-		return nil, diag.New(diag.ClassUnavailable, "measure on processor %q: no compiler for driver %q in this build", l.name, l.soc.Driver)
+		return diag.New(diag.ClassUnavailable, "measure on processor %q: no compiler for driver %q in this build",
+			lane.name, lane.soc.Driver)
 	}
-	weights, copies, err := r.weights(ld, &g, footprint)
+	weights, copies, err := r.weights(ld, &graph, footprint)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if l.caps.Prepacks && len(copies) > fewCopies {
-		if company {
-			copies = thin(copies, someCopies)
-		} else {
-			copies = thin(copies, fewCopies)
-			if ld.evict, err = r.stream(); err != nil {
-				return nil, err
-			}
-			ld.evict = ld.evict[:min(int64(len(ld.evict)), footprint)/512*512]
-		}
+	if copies, err = r.fewer(ld, copies, footprint, company); err != nil {
+		return err
 	}
-	views, caches, err := r.bindings(ld, &g, footprint)
+	views, caches, err := r.bindings(ld, &graph, footprint)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var experts []driver.View // by choice
-	if o.Kind == op.ExpertMatMul && !l.caps.Virtual {
-		if experts, err = l.ops.experts(o); err != nil {
-			return nil, err
+	if ld.op.Kind == op.ExpertMatMul && !lane.caps.Virtual {
+		if experts, err = lane.ops.experts(ld.op); err != nil {
+			return err
 		}
 		if footprint == 0 {
 			experts = experts[:1] // as warm as can be
@@ -90,62 +92,82 @@ func (r *runner) loadFor(ctx context.Context, l *lane, o op.Op, layout string, f
 	// Every copy of the weights runs with every choice of experts, and with a cache in turn.
 	each := max(len(experts), 1)
 	for i := range max(len(copies)*each, len(caches)) {
-		b := views
+		binds := views
 		if len(caches) > 0 {
-			c := caches[i%len(caches)]
-			b.K, b.V = c[0], c[1]
+			cache := caches[i%len(caches)]
+			binds.K, binds.V = cache[0], cache[1]
 		}
 		if experts != nil {
-			b.In = slices.Clone(b.In)
-			b.In[len(b.In)-1] = experts[i%each]
+			binds.In = slices.Clone(binds.In)
+			binds.In[len(binds.In)-1] = experts[i%each]
 		}
-		ld.binds = append(ld.binds, b)
+		ld.binds = append(ld.binds, binds)
 		if i > 0 && (i%each > 0 || len(copies) == 1) {
 			ld.exes = append(ld.exes, ld.exes[i-1])
 			continue
 		}
-		w := slices.Clone(weights)
-		if len(w) > 0 {
-			at, bytes := copies[i/each], int64(len(w[0].Bytes))
-			w[0].Bytes = ld.stores[0].region.Bytes()[at : at+bytes : at+bytes]
-			if l.caps.Prepacks { // a library may keep equal weights once; low bits keep numbers numbers
-				w[0].Bytes[0], w[0].Bytes[1] = byte(i), byte(i>>8)
+		packed := slices.Clone(weights)
+		if len(packed) > 0 {
+			at, bytes := copies[i/each], int64(len(packed[0].Bytes))
+			packed[0].Bytes = ld.stores[0].region.Bytes()[at : at+bytes : at+bytes]
+			if lane.caps.Prepacks { // a library may keep equal weights once; low bits keep numbers numbers
+				packed[0].Bytes[0], packed[0].Bytes[1] = byte(i), byte(i>>8)
 			}
 		}
-		err := l.do(ctx, func() error {
-			a, err := compiler.Compile(ctx, g, w, driver.Target{Proc: l.name, Options: l.soc.Options})
-			if err != nil {
-				return err
-			}
-			start := l.proc.Now()
-			exe, err := l.proc.Load(ctx, a, w)
-			if err != nil {
-				return err
-			}
-			if i == 0 {
-				ld.loadNS = float64(l.proc.Now() - start)
-			}
-			ld.exes = append(ld.exes, exe)
-			return nil
-		})
-		if err != nil {
-			return nil, err
+		if err := ld.add(ctx, compiler, graph, packed); err != nil {
+			return err
 		}
 	}
-	ok = true
-	r.loads += len(ld.exes)
-	return ld, nil
+	return nil
+}
+
+// fewer takes some of the copies where a processor makes its own of each.
+func (r *runner) fewer(ld *load, copies []int64, footprint int64, company bool) ([]int64, error) {
+	if !ld.lane.caps.Prepacks || len(copies) <= fewCopies {
+		return copies, nil
+	}
+	if company {
+		return thin(copies, someCopies), nil
+	}
+	evict, err := r.stream()
+	if err != nil {
+		return nil, err
+	}
+	ld.evict = evict[:min(int64(len(evict)), footprint)/512*512]
+	return thin(copies, fewCopies), nil
+}
+
+// add compiles the graph with weights and loads it.
+func (ld *load) add(ctx context.Context, compiler driver.Compiler, graph op.Graph, weights driver.Weights) error {
+	lane := ld.lane
+	return lane.do(ctx, func() error {
+		target := driver.Target{Proc: lane.name, Options: lane.soc.Options}
+		artifact, err := compiler.Compile(ctx, graph, weights, target)
+		if err != nil {
+			return err
+		}
+		start := lane.proc.Now()
+		exe, err := lane.proc.Load(ctx, artifact, weights)
+		if err != nil {
+			return err
+		}
+		if len(ld.exes) == 0 {
+			ld.loadNS = float64(lane.proc.Now() - start)
+		}
+		ld.exes = append(ld.exes, exe)
+		return nil
+	})
 }
 
 // weights finds the weights of g, and where in the first one's store its copies lie, through which the
 // operator rotates: only matrices have several.
-func (r *runner) weights(ld *load, g *op.Graph, footprint int64) (driver.Weights, []int64, error) {
+func (r *runner) weights(ld *load, graph *op.Graph, footprint int64) (driver.Weights, []int64, error) {
 	copies := []int64{0}
 	if ld.lane.caps.Virtual {
 		return nil, copies, nil
 	}
 	var out driver.Weights
-	for i, spec := range g.Weights {
+	for i, spec := range graph.Weights {
 		cold := int64(0)
 		if ld.op.HasScheme() && i == 0 {
 			cold = footprint
@@ -155,11 +177,11 @@ func (r *runner) weights(ld *load, g *op.Graph, footprint int64) (driver.Weights
 			return nil, nil, err
 		}
 		ld.stores = append(ld.stores, st)
-		w := driver.Packed{Spec: spec, Bytes: st.region.Bytes()[:bytes:bytes]}
+		packed := driver.Packed{Spec: spec, Bytes: st.region.Bytes()[:bytes:bytes]}
 		if spec.Experts > 0 {
-			w.Stride = bytes / int64(spec.Experts)
+			packed.Stride = bytes / int64(spec.Experts)
 		}
-		out = append(out, w)
+		out = append(out, packed)
 		if cold > 0 {
 			copies = st.slots(bytes, cold, max(1, maxCopies/choices(ld.op)))
 		}
@@ -167,79 +189,97 @@ func (r *runner) weights(ld *load, g *op.Graph, footprint int64) (driver.Weights
 	return out, copies, nil
 }
 
-// bindings lays the operands of g into the lane's buffers and the caches, one pair per copy.
-func (r *runner) bindings(ld *load, g *op.Graph, footprint int64) (driver.Bindings, [][2]driver.View, error) {
-	o, l := ld.op, ld.lane
+// bindings lays the operands of the graph into the lane's buffers and the caches, one pair per copy.
+func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bindings, [][2]driver.View, error) {
+	operator, ops := ld.op, ld.lane.ops
 	pos := 0
-	if o.Kind == op.Attention {
-		pos = max(o.Context-o.M, 0)
+	if operator.Kind == op.Attention {
+		pos = max(operator.Context-operator.M, 0)
 	}
-	b := driver.Bindings{Scalars: &driver.Scalars{Pos: pos, Rows: o.M, KVLen: pos + o.M, Seq: pos + o.M}, MaxContext: max(o.Context, o.M)}
+	rows := operator.M
+	out := driver.Bindings{
+		Scalars:    &driver.Scalars{Pos: pos, Rows: rows, KVLen: pos + rows, Seq: pos + rows},
+		MaxContext: max(operator.Context, rows),
+	}
 	sequences := 1
-	if o.Batch { // every row is the last of its sequence
-		sequences = o.M
-		for i := range o.M {
-			b.Scalars.Batch = append(b.Scalars.Batch, driver.Place{Sequence: i, Pos: max(o.Context, 1) - 1})
+	if operator.Batch { // every row is the last of its sequence
+		sequences = rows
+		for i := range rows {
+			place := driver.Place{Sequence: i, Pos: max(operator.Context, 1) - 1}
+			out.Scalars.Batch = append(out.Scalars.Batch, place)
 		}
 	}
-	if l.caps.Virtual {
-		return b, nil, nil // nothing is computed
-	}
-	at := map[string]int64{}
-	place := func(name string, values []op.Value) (views []driver.View, err error) {
-		for _, v := range values {
-			buffer := name + string(v.Type)
-			bytes := int64(v.Rows) * int64(v.Cols) * int64(v.Type.Bytes())
-			offset := at[buffer]
-			at[buffer] = roundUp(offset+bytes, 64)
-			if _, err := l.ops.buffer(buffer, v.Type, offset+bytes); err != nil {
-				return nil, err
-			}
-			views = append(views, driver.View{Type: v.Type, Offset: offset, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols})
-		}
-		// Only now are the buffers as large as they get.
-		for i := range views {
-			views[i].Buffer = l.ops.bufs[name+string(views[i].Type)]
-		}
-		return views, nil
+	if ld.lane.caps.Virtual {
+		return out, nil, nil // nothing is computed
 	}
 	var err error
-	inPlace := len(g.Inputs) == 1 && len(g.Outputs) == 1 && g.Inputs[0] == g.Outputs[0]
+	offsets := map[string]int64{}
+	inPlace := len(graph.Inputs) == 1 && len(graph.Outputs) == 1 && graph.Inputs[0] == graph.Outputs[0]
 	if inPlace {
 		// Its own buffer: rotated again and again, the values stay of the same size.
-		if b.In, err = place("in place ", g.Inputs); err == nil {
-			b.Out = b.In
+		if out.In, err = ops.lay("in place ", graph.Inputs, offsets); err == nil {
+			out.Out = out.In
 		}
-	} else if b.In, err = place("in ", g.Inputs); err == nil {
-		b.Out, err = place("out ", g.Outputs)
+	} else if out.In, err = ops.lay("in ", graph.Inputs, offsets); err == nil {
+		out.Out, err = ops.lay("out ", graph.Outputs, offsets)
 	}
-	if err != nil || !g.State() {
-		return b, nil, err
+	if err != nil || !graph.State() {
+		return out, nil, err
 	}
-	rows := o.KVHeads * b.MaxContext
-	b.Sequences, b.SequenceBytes = sequences, int64(rows)*int64(o.HeadDim)*int64(o.KV.Bytes())
-	each := roundUp(int64(sequences)*b.SequenceBytes, 64)
+	out.Sequences = sequences
+	out.SequenceBytes = int64(operator.KVHeads*out.MaxContext) * int64(operator.HeadDim) * int64(operator.KV.Bytes())
+	caches, err := r.caches(ld, &out, footprint)
+	return out, caches, err
+}
+
+// lay finds room for values in the buffers of a name, one per type; offsets say how far they are full.
+func (o *operands) lay(name string, values []op.Value, offsets map[string]int64) (views []driver.View, err error) {
+	for _, value := range values {
+		buffer := name + string(value.Type)
+		bytes := int64(value.Rows) * int64(value.Cols) * int64(value.Type.Bytes())
+		offset := offsets[buffer]
+		offsets[buffer] = roundUp(offset+bytes, 64)
+		if _, err := o.buffer(buffer, value.Type, offset+bytes); err != nil {
+			return nil, err
+		}
+		views = append(views, driver.View{
+			Type: value.Type, Offset: offset, Rows: value.Rows, Cols: value.Cols, Stride: value.Cols,
+		})
+	}
+	// Only now are the buffers as large as they get.
+	for i := range views {
+		views[i].Buffer = o.bufs[name+string(views[i].Type)]
+	}
+	return views, nil
+}
+
+// caches lays pairs of key and value caches of all sequences into a store, as many as the footprint has room for.
+func (r *runner) caches(ld *load, binds *driver.Bindings, footprint int64) (out [][2]driver.View, err error) {
+	operator := ld.op
+	each := roundUp(int64(binds.Sequences)*binds.SequenceBytes, 64)
 	if each > maxActivation {
-		return b, nil, diag.New(diag.ClassInput, "cache of %s has %d bytes, want at most %d", o.Key(), each, int64(maxActivation))
+		return nil, diag.New(diag.ClassInput, "cache of %s has %d bytes, want at most %d",
+			operator.Key(), each, int64(maxActivation))
 	}
-	st, err := r.stores.cache(o.KV, max(2*each, footprint))
+	st, err := r.stores.cache(operator.KV, max(2*each, footprint))
 	if err != nil {
-		return b, nil, err
+		return nil, err
 	}
 	ld.stores = append(ld.stores, st)
 	offsets := []int64{0}
 	if footprint > 0 {
 		offsets = st.slots(2*each, footprint, maxCopies)
 	}
-	var caches [][2]driver.View
-	buffer := regionBuffer{st.region.Bytes()}
 	for _, at := range offsets {
-		k := driver.View{Buffer: buffer, Type: o.KV, Offset: at, Rows: rows, Cols: o.HeadDim, Stride: o.HeadDim}
-		v := k
-		v.Offset += each
-		caches = append(caches, [2]driver.View{k, v})
+		keys := driver.View{
+			Buffer: regionBuffer{st.region.Bytes()}, Type: operator.KV, Offset: at,
+			Rows: operator.KVHeads * binds.MaxContext, Cols: operator.HeadDim, Stride: operator.HeadDim,
+		}
+		values := keys
+		values.Offset += each
+		out = append(out, [2]driver.View{keys, values})
 	}
-	return b, caches, nil
+	return out, nil
 }
 
 // regionBuffer is memory of a store as a driver sees it.
@@ -256,38 +296,38 @@ const (
 )
 
 // run executes n times on the lane's thread and returns nanoseconds per execution.
-func (ld *load) run(n int) (float64, error) {
-	p := ld.lane.proc
+func (ld *load) run(times int) (float64, error) {
+	proc := ld.lane.proc
 	if !ld.lane.caps.Virtual {
-		begun := p.Now()
-		for i := 0; i < wakeSpins && p.Now()-begun < wakeTime; i++ {
+		begun := proc.Now()
+		for i := 0; i < wakeSpins && proc.Now()-begun < wakeTime; i++ {
 		}
 	}
-	start, evicting := p.Now(), driver.Tick(0)
-	for range n {
+	start, evicting := proc.Now(), driver.Tick(0)
+	for range times {
 		if ld.next == 0 && ld.evict != nil {
-			began := p.Now()
+			began := proc.Now()
 			sum(ld.evict)
-			evicting += p.Now() - began
+			evicting += proc.Now() - began
 		}
-		if _, err := p.Run(ld.exes[ld.next], &ld.binds[ld.next]); err != nil {
+		if _, err := proc.Run(ld.exes[ld.next], &ld.binds[ld.next]); err != nil {
 			return 0, err
 		}
 		if ld.next++; ld.next == len(ld.exes) {
 			ld.next = 0
 		}
 	}
-	return float64(p.Now()-start-evicting) / float64(n), nil
+	return float64(proc.Now()-start-evicting) / float64(times), nil
 }
 
 // thin keeps n of the copies, spread over all.
-func thin(copies []int64, n int) []int64 {
-	if len(copies) <= n {
+func thin(copies []int64, count int) []int64 {
+	if len(copies) <= count {
 		return copies
 	}
-	out := make([]int64, n)
+	out := make([]int64, count)
 	for i := range out {
-		out[i] = copies[i*len(copies)/n]
+		out[i] = copies[i*len(copies)/count]
 	}
 	return out
 }
@@ -298,8 +338,8 @@ func (ld *load) close(ctx context.Context) {
 	}
 	exes := slices.Compact(ld.exes)
 	ld.lane.do(context.WithoutCancel(ctx), func() error {
-		for _, e := range exes {
-			e.Close()
+		for _, executable := range exes {
+			executable.Close()
 		}
 		return nil
 	})
@@ -320,9 +360,9 @@ type source interface {
 // alone runs one operator on an idle machine.
 type alone struct{ *load }
 
-func (a alone) sample(ctx context.Context, n int) (ns float64, err error) {
+func (a alone) sample(ctx context.Context, times int) (ns float64, err error) {
 	err = a.lane.do(ctx, func() error {
-		ns, err = a.run(n)
+		ns, err = a.run(times)
 		return err
 	})
 	return ns, err
@@ -333,8 +373,8 @@ func (a alone) sample(ctx context.Context, n int) (ns float64, err error) {
 func (a alone) refresh(ctx context.Context, footprint int64) error {
 	return a.lane.do(ctx, func() error {
 		for _, st := range a.stores {
-			b := st.region.Bytes()
-			sum(b[:min(int64(len(b)), footprint)/512*512])
+			data := st.region.Bytes()
+			sum(data[:min(int64(len(data)), footprint)/512*512])
 		}
 		return nil
 	})
@@ -349,7 +389,7 @@ type beside struct {
 
 // sample starts the others, waits until each has finished once, and stops them after its own runs, so that
 // every execution it counts had company from beginning to end.
-func (b *beside) sample(ctx context.Context, n int) (ns float64, err error) {
+func (b *beside) sample(ctx context.Context, times int) (ns float64, err error) {
 	var stop, failed atomic.Bool
 	var waits []func() error
 	begun := make([]atomic.Bool, len(b.others))
@@ -383,13 +423,13 @@ func (b *beside) sample(ctx context.Context, n int) (ns float64, err error) {
 			}
 		}
 		var err error
-		ns, err = b.run(n)
+		ns, err = b.run(times)
 		return err
 	})
 	stop.Store(true)
 	for _, wait := range waits {
-		if e := wait(); e != nil && err == nil {
-			err = e
+		if failed := wait(); failed != nil && err == nil {
+			err = failed
 		}
 	}
 	if err == nil && failed.Load() {
@@ -400,8 +440,8 @@ func (b *beside) sample(ctx context.Context, n int) (ns float64, err error) {
 
 func (b *beside) close(ctx context.Context) {
 	b.load.close(ctx)
-	for _, o := range b.others {
-		o.close(ctx)
+	for _, other := range b.others {
+		other.close(ctx)
 	}
 }
 
@@ -427,9 +467,9 @@ type loading struct {
 	layout string
 }
 
-func (s *loading) sample(ctx context.Context, n int) (float64, error) {
+func (s *loading) sample(ctx context.Context, times int) (float64, error) {
 	total := 0.0
-	for range n {
+	for range times {
 		ld, err := s.r.newLoad(ctx, s.lane, s.op, s.layout, 0)
 		if err != nil {
 			return 0, err
@@ -437,7 +477,7 @@ func (s *loading) sample(ctx context.Context, n int) (float64, error) {
 		total += ld.loadNS
 		ld.close(ctx)
 	}
-	return total / float64(n), nil
+	return total / float64(times), nil
 }
 
 func (s *loading) close(context.Context) {}
@@ -455,13 +495,13 @@ type copying struct {
 	dst, src []byte
 }
 
-func (c *copying) sample(ctx context.Context, n int) (ns float64, err error) {
+func (c *copying) sample(ctx context.Context, times int) (ns float64, err error) {
 	err = c.lane.do(ctx, func() error {
 		start := c.lane.proc.Now()
-		for range n {
+		for range times {
 			copy(c.dst, c.src)
 		}
-		ns = float64(c.lane.proc.Now()-start) / float64(n)
+		ns = float64(c.lane.proc.Now()-start) / float64(times)
 		return nil
 	})
 	return ns, err
@@ -490,8 +530,8 @@ func (s *streaming) close(context.Context) {}
 // handing measures the hand-over of a flag between two cores.
 type handing struct{ a, b int }
 
-func (h *handing) sample(ctx context.Context, n int) (float64, error) {
-	_, xs, err := handover(ctx, h.a, h.b, 1, uint32(n))
+func (h *handing) sample(ctx context.Context, times int) (float64, error) {
+	_, xs, err := handover(ctx, h.a, h.b, 1, uint32(times))
 	if err != nil {
 		return 0, err
 	}
@@ -501,24 +541,24 @@ func (h *handing) sample(ctx context.Context, n int) (float64, error) {
 func (h *handing) close(context.Context) {}
 
 // open prepares what a request needs.
-func (r *runner) open(ctx context.Context, m *record.Measurement) (source, error) {
-	switch m.Kind {
+func (r *runner) open(ctx context.Context, what *record.Measurement) (source, error) {
+	switch what.Kind {
 	case record.Op, record.Launch:
-		return r.openOp(ctx, m)
+		return r.openOp(ctx, what)
 	case record.Load:
-		l, err := r.lane(ctx, m.Proc, nil)
+		lane, err := r.lane(ctx, what.Proc, nil)
 		if err != nil {
 			return nil, err
 		}
-		return &loading{r, l, *m.Op, m.Layout}, nil
+		return &loading{r, lane, *what.Op, what.Layout}, nil
 	case record.Bandwidth:
-		return r.openBandwidth(ctx, m)
+		return r.openBandwidth(ctx, what)
 	case record.Sync:
-		return r.openSync(m)
+		return r.openSync(what)
 	case record.Copy:
-		return r.openCopy(ctx, m)
+		return r.openCopy(ctx, what)
 	}
-	return nil, diag.New(diag.ClassInput, "measure: unknown kind %q", m.Kind)
+	return nil, diag.New(diag.ClassInput, "measure: unknown kind %q", what.Kind)
 }
 
 // footprint is through how many bytes the operands of m are rotated.
@@ -532,78 +572,78 @@ func (r *runner) footprint(cold bool, bytes int64) int64 {
 	return r.coldBytes
 }
 
-func (r *runner) openOp(ctx context.Context, m *record.Measurement) (source, error) {
-	if r.virtual(m.Proc) {
-		return r.openVirtual(ctx, m)
+func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, error) {
+	if r.virtual(what.Proc) {
+		return r.openVirtual(ctx, what)
 	}
-	l, err := r.lane(ctx, m.Proc, nil)
+	lane, err := r.lane(ctx, what.Proc, nil)
 	if err != nil {
 		return nil, err
 	}
-	ld, err := r.loadFor(ctx, l, *m.Op, m.Layout, r.footprint(m.Cold, m.Footprint), len(m.Concurrent) > 0)
-	if err != nil || len(m.Concurrent) == 0 {
+	ld, err := r.loadFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint), len(what.Concurrent) > 0)
+	if err != nil || len(what.Concurrent) == 0 {
 		return alone{ld}, err
 	}
-	b := &beside{load: ld}
-	for _, p := range m.Concurrent {
-		if err := r.soc.Concurrent(m.Proc, p.Proc); err != nil {
-			b.close(ctx)
+	out := &beside{load: ld}
+	for _, partner := range what.Concurrent {
+		if err := r.soc.Concurrent(what.Proc, partner.Proc); err != nil {
+			out.close(ctx)
 			return nil, err
 		}
-		if p.Op == nil {
+		if partner.Op == nil {
 			memory, err := r.stream()
 			if err != nil {
-				b.close(ctx)
+				out.close(ctx)
 				return nil, err
 			}
-			if b.stream == nil {
-				b.stream = &streamPartner{memory: memory}
+			if out.stream == nil {
+				out.stream = &streamPartner{memory: memory}
 			}
-			b.stream.cores = append(b.stream.cores, r.soc.Processor(p.Proc).Cores...)
+			out.stream.cores = append(out.stream.cores, r.soc.Processor(partner.Proc).Cores...)
 			continue
 		}
-		ol, err := r.lane(ctx, p.Proc, nil)
+		ol, err := r.lane(ctx, partner.Proc, nil)
 		if err == nil {
 			var other *load
-			if other, err = r.loadFor(ctx, ol, *p.Op, p.Layout, r.footprint(p.Cold, m.Footprint), true); err == nil {
-				b.others = append(b.others, other)
+			if other, err = r.loadFor(ctx, ol, *partner.Op, partner.Layout, r.footprint(partner.Cold, what.Footprint), true); err == nil {
+				out.others = append(out.others, other)
 			}
 		}
 		if err != nil {
-			b.close(ctx)
+			out.close(ctx)
 			return nil, err
 		}
 	}
-	return b, nil
+	return out, nil
 }
 
 // openVirtual is openOp on a processor with a virtual clock: streams beside it are an option of its driver, and when operators
 // ran side by side is settled once they have run.
-func (r *runner) openVirtual(ctx context.Context, m *record.Measurement) (source, error) {
+func (r *runner) openVirtual(ctx context.Context, what *record.Measurement) (source, error) {
 	var streams []string
 	var partners []*load
-	open := func(p record.Partner) error {
-		if p.Op == nil {
-			streams = append(streams, p.Proc)
+	open := func(partner record.Partner) error {
+		if partner.Op == nil {
+			streams = append(streams, partner.Proc)
 			return nil
 		}
-		l, err := r.lane(ctx, p.Proc, nil)
+		lane, err := r.lane(ctx, partner.Proc, nil)
 		if err != nil {
 			return err
 		}
-		ld, err := r.newLoad(ctx, l, *p.Op, p.Layout, 0)
+		ld, err := r.newLoad(ctx, lane, *partner.Op, partner.Layout, 0)
 		if err == nil {
 			partners = append(partners, ld)
 		}
 		return err
 	}
 	closeAll := func() {
-		for _, p := range partners {
-			p.close(ctx)
+		for _, partner := range partners {
+			partner.close(ctx)
 		}
 	}
-	for _, p := range m.Concurrent {
-		if err := open(p); err != nil {
+	for _, partner := range what.Concurrent {
+		if err := open(partner); err != nil {
 			closeAll()
 			return nil, err
 		}
@@ -612,12 +652,12 @@ func (r *runner) openVirtual(ctx context.Context, m *record.Measurement) (source
 	if len(streams) > 0 {
 		options = map[string]string{"beside": strings.Join(streams, ",")}
 	}
-	l, err := r.lane(ctx, m.Proc, options)
+	lane, err := r.lane(ctx, what.Proc, options)
 	if err != nil {
 		closeAll()
 		return nil, err
 	}
-	ld, err := r.loadFor(ctx, l, *m.Op, m.Layout, r.footprint(m.Cold, m.Footprint), len(m.Concurrent) > 0)
+	ld, err := r.loadFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint), len(what.Concurrent) > 0)
 	if err != nil || len(partners) == 0 {
 		return alone{ld}, err
 	}
@@ -631,9 +671,9 @@ type settled struct {
 }
 
 // sample runs each once, and then lets the driver find out how long the first takes while the others go on.
-func (s *settled) sample(ctx context.Context, n int) (ns float64, err error) {
+func (s *settled) sample(ctx context.Context, times int) (ns float64, err error) {
 	loads := append([]*load{s.load}, s.others...)
-	for range n {
+	for range times {
 		schedule := driver.Schedule{}
 		for i, ld := range loads {
 			proc, ok := ld.lane.proc.(driver.Virtual)
@@ -651,56 +691,56 @@ func (s *settled) sample(ctx context.Context, n int) (ns float64, err error) {
 		span := schedule.Lanes[0].Calls[0].Span
 		ns += float64(span.End - span.Start)
 	}
-	return ns / float64(n), nil
+	return ns / float64(times), nil
 }
 
 func (s *settled) close(ctx context.Context) {
 	s.load.close(ctx)
-	for _, o := range s.others {
-		o.close(ctx)
+	for _, other := range s.others {
+		other.close(ctx)
 	}
 }
 
 // streamOp is what measures the bandwidth of processors without readable cores: an addition of
 // large matrices, which only moves memory. What takes only virtual time is so large that the launch does not count.
 func streamOp(virtual bool) op.Op {
-	o := op.Op{Kind: op.Add, M: 2048, N: 4096}
+	operator := op.Op{Kind: op.Add, M: 2048, N: 4096}
 	if virtual {
-		o.M = 1 << 22
+		operator.M = 1 << 22
 	}
-	return o
+	return operator
 }
 
-func (r *runner) openBandwidth(ctx context.Context, m *record.Measurement) (source, error) {
-	p := r.soc.Processor(m.Proc)
-	if p == nil {
-		return nil, r.unknown(m.Proc)
+func (r *runner) openBandwidth(ctx context.Context, what *record.Measurement) (source, error) {
+	proc := r.soc.Processor(what.Proc)
+	if proc == nil {
+		return nil, r.unknown(what.Proc)
 	}
-	if r.virtual(m.Proc) || len(p.Cores) == 0 {
-		o := streamOp(r.virtual(m.Proc))
-		x := *m
-		x.Op, x.Layout = &o, ""
-		src, err := r.openOp(ctx, &x)
+	if r.virtual(what.Proc) || len(proc.Cores) == 0 {
+		operator := streamOp(r.virtual(what.Proc))
+		own := *what
+		own.Op, own.Layout = &operator, ""
+		src, err := r.openOp(ctx, &own)
 		if err != nil {
 			return nil, err
 		}
-		return &scaled{src, float64(m.Bytes) / float64(o.Bytes())}, nil
+		return &scaled{src, float64(what.Bytes) / float64(operator.Bytes())}, nil
 	}
 	memory, err := r.stream()
 	if err != nil {
 		return nil, err
 	}
-	s := &streaming{memory: memory, cores: p.Cores, bytes: m.Bytes, window: r.o.window}
-	for _, c := range m.Concurrent {
-		if err := r.soc.Concurrent(m.Proc, c.Proc); err != nil {
+	out := &streaming{memory: memory, cores: proc.Cores, bytes: what.Bytes, window: r.o.window}
+	for _, partner := range what.Concurrent {
+		if err := r.soc.Concurrent(what.Proc, partner.Proc); err != nil {
 			return nil, err
 		}
-		if c.Op != nil {
-			return nil, diag.New(diag.ClassInput, "measure bandwidth of %q beside an operator: want beside reading memory", m.Proc)
+		if partner.Op != nil {
+			return nil, diag.New(diag.ClassInput, "measure bandwidth of %q beside an operator: want beside reading memory", what.Proc)
 		}
-		s.beside = append(s.beside, r.soc.Processor(c.Proc).Cores...)
+		out.beside = append(out.beside, r.soc.Processor(partner.Proc).Cores...)
 	}
-	return s, nil
+	return out, nil
 }
 
 // scaled turns times of one amount of work into times of another.
@@ -709,57 +749,57 @@ type scaled struct {
 	factor float64
 }
 
-func (s *scaled) sample(ctx context.Context, n int) (float64, error) {
-	ns, err := s.source.sample(ctx, n)
+func (s *scaled) sample(ctx context.Context, times int) (float64, error) {
+	ns, err := s.source.sample(ctx, times)
 	return ns * s.factor, err
 }
 
-func (r *runner) openSync(m *record.Measurement) (source, error) {
-	a, b := r.soc.Processor(m.Proc), r.soc.Processor(m.To)
-	if a == nil {
-		return nil, r.unknown(m.Proc)
+func (r *runner) openSync(what *record.Measurement) (source, error) {
+	from, to := r.soc.Processor(what.Proc), r.soc.Processor(what.To)
+	if from == nil {
+		return nil, r.unknown(what.Proc)
 	}
-	if b == nil {
-		return nil, r.unknown(m.To)
+	if to == nil {
+		return nil, r.unknown(what.To)
 	}
-	if err := r.soc.Concurrent(m.Proc, m.To); err != nil {
+	if err := r.soc.Concurrent(what.Proc, what.To); err != nil {
 		return nil, err
 	}
-	if r.virtual(m.Proc) || r.virtual(m.To) || len(a.Cores) == 0 || len(b.Cores) == 0 {
-		l, ok := r.soc.Link(m.Proc, m.To)
-		if !ok || !r.virtual(m.Proc) {
-			return nil, diag.New(diag.ClassInput, "hand-over from %q to %q: it cannot be measured on these processors, and SoC %q does not state it", m.Proc, m.To, r.soc.Name)
+	if r.virtual(what.Proc) || r.virtual(what.To) || len(from.Cores) == 0 || len(to.Cores) == 0 {
+		link, ok := r.soc.Link(what.Proc, what.To)
+		if !ok || !r.virtual(what.Proc) {
+			return nil, diag.New(diag.ClassInput, "hand-over from %q to %q: it cannot be measured on these processors, and SoC %q does not state it", what.Proc, what.To, r.soc.Name)
 		}
-		return given(1e3 * l.HandoverUS), nil
+		return given(1e3 * link.HandoverUS), nil
 	}
-	return &handing{a.Cores[0], b.Cores[0]}, nil
+	return &handing{from.Cores[0], to.Cores[0]}, nil
 }
 
-func (r *runner) openCopy(ctx context.Context, m *record.Measurement) (source, error) {
-	if r.virtual(m.Proc) {
-		l, ok := r.soc.Link(m.Proc, m.To)
-		if !ok || l.CopyGBps <= 0 {
-			return nil, diag.New(diag.ClassInput, "copy from %q to %q: SoC %q does not state its speed", m.Proc, m.To, r.soc.Name)
+func (r *runner) openCopy(ctx context.Context, what *record.Measurement) (source, error) {
+	if r.virtual(what.Proc) {
+		link, ok := r.soc.Link(what.Proc, what.To)
+		if !ok || link.CopyGBps <= 0 {
+			return nil, diag.New(diag.ClassInput, "copy from %q to %q: SoC %q does not state its speed", what.Proc, what.To, r.soc.Name)
 		}
-		return given(1e3*l.CopyLaunchUS + float64(m.Bytes)/l.CopyGBps), nil
+		return given(1e3*link.CopyLaunchUS + float64(what.Bytes)/link.CopyGBps), nil
 	}
-	src, err := r.lane(ctx, m.Proc, nil)
+	src, err := r.lane(ctx, what.Proc, nil)
 	if err != nil {
 		return nil, err
 	}
 	dst := src
-	if m.To != "" {
-		if dst, err = r.lane(ctx, m.To, nil); err != nil {
+	if what.To != "" {
+		if dst, err = r.lane(ctx, what.To, nil); err != nil {
 			return nil, err
 		}
 	}
-	from, err := src.ops.buffer("copy from ", op.U8, m.Bytes)
+	from, err := src.ops.buffer("copy from ", op.U8, what.Bytes)
 	if err != nil {
 		return nil, err
 	}
-	to, err := dst.ops.buffer("copy to ", op.U8, m.Bytes)
+	to, err := dst.ops.buffer("copy to ", op.U8, what.Bytes)
 	if err != nil {
 		return nil, err
 	}
-	return &copying{dst, to.Bytes()[:m.Bytes], from.Bytes()[:m.Bytes]}, nil
+	return &copying{dst, to.Bytes()[:what.Bytes], from.Bytes()[:what.Bytes]}, nil
 }

@@ -40,15 +40,15 @@ const maxFactRows = 64
 
 // Key identifies the graphs, apart from what was said about them.
 func (f *Facts) Key() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s", f.Kind, f.Proc)
+	var out strings.Builder
+	fmt.Fprintf(&out, "%s %s", f.Kind, f.Proc)
 	if f.Op != nil {
-		b.WriteString(" " + f.Op.Key())
+		out.WriteString(" " + f.Op.Key())
 	}
 	if f.Rows != nil {
-		fmt.Fprintf(&b, " rows %v", f.Rows)
+		fmt.Fprintf(&out, " rows %v", f.Rows)
 	}
-	return b.String()
+	return out.String()
 }
 
 // Validate reports the first thing that makes f no facts.
@@ -73,22 +73,22 @@ func (f *Facts) Validate() error {
 	if err := f.Op.Validate(); err != nil {
 		return bad("%v", err)
 	}
-	for k, v := range f.Options {
-		if k == "" || len(k) > maxName || len(v) > maxName {
-			return bad("option %q = %q, want at most %d bytes", clip(k), clip(v), maxName)
+	for name, value := range f.Options {
+		if name == "" || len(name) > maxName || len(value) > maxName {
+			return bad("option %q = %q, want at most %d bytes", clip(name), clip(value), maxName)
 		}
 	}
-	if n := len(f.Rows); f.Rows != nil && (n < 2 || n > maxFactRows) {
-		return bad("%d numbers of rows in one binary, want 2..%d", n, maxFactRows)
+	if count := len(f.Rows); f.Rows != nil && (count < 2 || count > maxFactRows) {
+		return bad("%d numbers of rows in one binary, want 2..%d", count, maxFactRows)
 	}
-	for i, m := range f.Rows {
-		if i == 0 && m != f.Op.M || i > 0 && m <= f.Rows[i-1] {
+	for i, rows := range f.Rows {
+		if i == 0 && rows != f.Op.M || i > 0 && rows <= f.Rows[i-1] {
 			return bad("rows %v, want ascending numbers, the first of them the operator's %d", f.Rows, f.Op.M)
 		}
 	}
-	for what, n := range map[string]int64{"bytes": f.Bytes, "spill_bytes": f.SpillBytes, "vtcm_bytes": f.VTCMBytes, "arch": f.Arch} {
-		if n < 0 {
-			return bad("%s = %d, want at least 0", what, n)
+	for what, count := range map[string]int64{"bytes": f.Bytes, "spill_bytes": f.SpillBytes, "vtcm_bytes": f.VTCMBytes, "arch": f.Arch} {
+		if count < 0 {
+			return bad("%s = %d, want at least 0", what, count)
 		}
 	}
 	if (f.Bytes == 0) != (f.Refused != "") {
@@ -105,38 +105,38 @@ const maxText = 2000
 
 // AddFacts puts facts into the set. All of a set are of one compiler with the same options for each processor; the same graphs
 // twice are refused.
-func (s *Set) AddFacts(f *Facts) error {
-	if err := s.checkFacts(f); err != nil {
+func (s *Set) AddFacts(facts *Facts) error {
+	if err := s.checkFacts(facts); err != nil {
 		return err
 	}
 	if s.factsAt == nil {
 		s.factsAt = map[string]int{}
 	}
-	s.factsAt[f.Key()] = len(s.facts)
-	s.facts = append(s.facts, f)
+	s.factsAt[facts.Key()] = len(s.facts)
+	s.facts = append(s.facts, facts)
 	return nil
 }
 
-func (s *Set) checkFacts(f *Facts) error {
-	if err := f.Validate(); err != nil {
+func (s *Set) checkFacts(facts *Facts) error {
+	if err := facts.Validate(); err != nil {
 		return err
 	}
-	if s.LookupFacts(f.Key()) != nil {
-		return fmt.Errorf("%q is there twice", f.Key())
+	if s.LookupFacts(facts.Key()) != nil {
+		return fmt.Errorf("%q is there twice", facts.Key())
 	}
 	if len(s.facts) >= maxMeasurements {
 		return fmt.Errorf("more than %d compiler facts", maxMeasurements)
 	}
-	for _, x := range s.facts {
-		if x.Proc != f.Proc {
+	for _, known := range s.facts {
+		if known.Proc != facts.Proc {
 			continue
 		}
-		answered := x.Refused == "" && f.Refused == ""
-		if answered && x.Compiler != f.Compiler || !maps.Equal(x.Options, f.Options) {
-			return diag.New(diag.ClassInput, "facts of compiler %q with %v beside those of %q with %v", clip(f.Compiler), f.Options, clip(x.Compiler), x.Options).
+		answered := known.Refused == "" && facts.Refused == ""
+		if answered && known.Compiler != facts.Compiler || !maps.Equal(known.Options, facts.Options) {
+			return diag.New(diag.ClassInput, "facts of compiler %q with %v beside those of %q with %v", clip(facts.Compiler), facts.Options, clip(known.Compiler), known.Options).
 				WithCode("record.mixed").WithHint("write what each compiler says into a record of its own")
 		}
-		if answered || f.Refused != "" {
+		if answered || facts.Refused != "" {
 			break // the others were compared with this one
 		}
 	}
@@ -164,30 +164,30 @@ func (s *Set) FactsDigest() (string, error) {
 	if len(s.facts) == 0 {
 		return "", nil
 	}
-	h := sha256.New()
-	for _, f := range s.Facts() {
-		x := *f
-		x.CompileMS = 0
-		line, err := encode(&x)
+	hash := sha256.New()
+	for _, facts := range s.Facts() {
+		timeless := *facts
+		timeless.CompileMS = 0
+		line, err := encode(&timeless)
 		if err != nil {
 			return "", err
 		}
-		h.Write(line)
+		hash.Write(line)
 	}
-	return hex.EncodeToString(h.Sum(nil)), nil
+	return hex.EncodeToString(hash.Sum(nil)), nil
 }
 
 // AppendFacts adds facts as Append does a measurement.
-func (w *Writer) AppendFacts(f *Facts) error {
-	if err := w.set.checkFacts(f); err != nil {
+func (w *Writer) AppendFacts(facts *Facts) error {
+	if err := w.set.checkFacts(facts); err != nil {
 		return diag.New(diag.ClassInput, "append to record %q: %w", w.f.Name(), err)
 	}
-	line, err := encode(f)
+	line, err := encode(facts)
 	if err != nil {
 		return err
 	}
 	if err := w.write(line); err != nil {
 		return err
 	}
-	return w.set.AddFacts(f)
+	return w.set.AddFacts(facts)
 }

@@ -18,31 +18,31 @@ import (
 
 // Open reads a record file.
 func Open(path string) (*Set, error) {
-	f, err := wholefile.Open(path)
+	file, err := wholefile.Open(path)
 	if err != nil {
 		return nil, diag.New(diag.ClassOf(err), "record: %w", err)
 	}
-	defer f.Close()
-	return Read(path, f)
+	defer file.Close()
+	return Read(path, file)
 }
 
 // Read reads a record; name is shown in errors. A last line without its end is left out and
 // reported as Set.Truncated; anything else that is not a measurement is an error with its line.
-func Read(name string, r io.Reader) (*Set, error) {
-	s, _, err := read(name, r)
+func Read(name string, from io.Reader) (*Set, error) {
+	set, _, err := read(name, from)
 	if err != nil {
 		return nil, err
 	}
-	if s == nil {
+	if set == nil {
 		return nil, diag.New(diag.ClassInput, "record has no header line").WithCode("record.syntax").At("%s:1", name).
 			WithHint("the profile was interrupted before it began; run it again")
 	}
-	return s, nil
+	return set, nil
 }
 
 // read also returns the size of the whole lines. The set is nil when not even the header is whole.
-func read(name string, r io.Reader) (*Set, int64, error) {
-	br := bufio.NewReaderSize(r, 1<<16)
+func read(name string, from io.Reader) (*Set, int64, error) {
+	br := bufio.NewReaderSize(from, 1<<16)
 	var set *Set
 	var good int64
 	for line := 1; ; line++ {
@@ -94,18 +94,18 @@ func readLine(br *bufio.Reader) (text []byte, whole bool, err error) {
 }
 
 func readHeader(name string, line int, text []byte) (*Set, error) {
-	d, err := parse(name, line, text)
+	document, err := parse(name, line, text)
 	if err != nil {
 		return nil, err
 	}
-	var h Header
-	if err := d.Into(Schema, &h); err != nil {
+	var header Header
+	if err := document.Into(Schema, &header); err != nil {
 		return nil, err
 	}
-	if err := h.validate(); err != nil {
+	if err := header.validate(); err != nil {
 		return nil, diag.New(diag.ClassInput, "%w", err).WithCode("record.header").At("%s:%d", name, line)
 	}
-	return NewSet(h), nil
+	return NewSet(header), nil
 }
 
 func parse(name string, line int, text []byte) (*decode.Document, error) {
@@ -116,19 +116,19 @@ func parse(name string, line int, text []byte) (*decode.Document, error) {
 }
 
 func (s *Set) readMeasurement(name string, number int, text []byte) error {
-	d, err := parse(name, number, text)
+	document, err := parse(name, number, text)
 	if err != nil {
 		return err
 	}
-	if schema := d.Schema(); schema != "" {
-		var h Header
-		if err := d.Into(Schema, &h); err != nil {
+	if schema := document.Schema(); schema != "" {
+		var head Header
+		if err := document.Into(Schema, &head); err != nil {
 			return err
 		}
-		if err := s.Header.Compatible(&h); err != nil {
-			var e *diag.Diagnostic
-			if errors.As(err, &e) {
-				return e.At("%s:%d", name, number)
+		if err := s.Header.Compatible(&head); err != nil {
+			var failed *diag.Diagnostic
+			if errors.As(err, &failed) {
+				return failed.At("%s:%d", name, number)
 			}
 			return err
 		}
@@ -139,20 +139,20 @@ func (s *Set) readMeasurement(name string, number int, text []byte) error {
 		Kind Kind `json:"kind"`
 	}
 	if json.Unmarshal(text, &line) == nil && line.Kind == CompilerFacts {
-		var f Facts
-		if err := d.Into("", &f); err != nil {
+		var facts Facts
+		if err := document.Into("", &facts); err != nil {
 			return err
 		}
-		if err := s.AddFacts(&f); err != nil {
+		if err := s.AddFacts(&facts); err != nil {
 			return diag.New(diag.ClassInput, "%w", err).WithCode("record.facts").At("%s:%d", name, number)
 		}
 		return nil
 	}
-	var m Measurement
-	if err := d.Into("", &m); err != nil {
+	var what Measurement
+	if err := document.Into("", &what); err != nil {
 		return err
 	}
-	if err := s.Add(&m); err != nil {
+	if err := s.Add(&what); err != nil {
 		return diag.New(diag.ClassInput, "%w", err).WithCode("record.measurement").At("%s:%d", name, number)
 	}
 	return nil
@@ -169,24 +169,24 @@ type Writer struct {
 }
 
 // Write stores a whole set at path, replacing the file as a whole or not at all.
-func Write(path string, s *Set) error {
-	if err := s.Header.validate(); err != nil {
+func Write(path string, set *Set) error {
+	if err := set.Header.validate(); err != nil {
 		return diag.New(diag.ClassInput, "write record %q: %w", path, err)
 	}
-	lines := []any{&s.Header}
-	for _, m := range s.all {
-		lines = append(lines, m)
+	lines := []any{&set.Header}
+	for _, what := range set.all {
+		lines = append(lines, what)
 	}
-	for _, f := range s.facts {
-		lines = append(lines, f)
+	for _, facts := range set.facts {
+		lines = append(lines, facts)
 	}
-	return wholefile.Stream(path, func(w io.Writer) error {
-		for _, x := range lines {
-			text, err := encode(x)
+	return wholefile.Stream(path, func(to io.Writer) error {
+		for _, line := range lines {
+			text, err := encode(line)
 			if err != nil {
 				return err
 			}
-			if _, err := w.Write(text); err != nil {
+			if _, err := to.Write(text); err != nil {
 				return err
 			}
 		}
@@ -195,87 +195,87 @@ func Write(path string, s *Set) error {
 }
 
 // Create begins a new record file. It refuses to touch an existing one.
-func Create(path string, h Header) (*Writer, error) {
+func Create(path string, header Header) (*Writer, error) {
 	path, err := wholefile.Target(path)
 	if err != nil {
 		return nil, diag.New(diag.ClassOf(err), "record: %w", err)
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		if errors.Is(err, os.ErrExist) {
 			return nil, diag.New(diag.ClassInput, "create record %q: it exists", path).WithHint("continue it with --resume, or name another file")
 		}
 		return nil, diag.New(diag.ClassIO, "create record %q: %w", path, err)
 	}
-	w, err := begin(f, h)
+	writer, err := begin(file, header)
 	if err != nil {
-		f.Close()
+		file.Close()
 		os.Remove(path)
 		return nil, err
 	}
-	return w, nil
+	return writer, nil
 }
 
 // Resume opens a record file to append to, or begins it when it is missing or has no whole header.
 // A last line that was cut off is removed. A record of another SoC, machine or kernel set is refused.
-func Resume(path string, h Header) (*Writer, error) {
+func Resume(path string, header Header) (*Writer, error) {
 	path, err := wholefile.Target(path)
 	if err != nil {
 		return nil, diag.New(diag.ClassOf(err), "record: %w", err)
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "open record %q: %w", path, err)
 	}
-	w, err := resume(path, f, h)
+	writer, err := resume(path, file, header)
 	if err != nil {
-		f.Close()
+		file.Close()
 		return nil, err
 	}
-	return w, nil
+	return writer, nil
 }
 
-func resume(path string, f *os.File, h Header) (*Writer, error) {
-	if err := own(f); err != nil {
+func resume(path string, file *os.File, header Header) (*Writer, error) {
+	if err := own(file); err != nil {
 		return nil, err
 	}
-	set, good, err := read(path, f)
+	set, good, err := read(path, file)
 	if err != nil {
 		return nil, err
 	}
 	if set == nil {
 		// Only what this package could have begun to write may be replaced.
-		if err := onlyHeaderPiece(f, path); err != nil {
+		if err := onlyHeaderPiece(file, path); err != nil {
 			return nil, err
 		}
-		if err := f.Truncate(0); err != nil {
+		if err := file.Truncate(0); err != nil {
 			return nil, diag.New(diag.ClassIO, "truncate record %q: %w", path, err)
 		}
-		return begin(f, h)
+		return begin(file, header)
 	}
-	if err := set.Header.Compatible(&h); err != nil {
-		var e *diag.Diagnostic
-		if errors.As(err, &e) {
-			return nil, e.At("%s:1", path)
+	if err := set.Header.Compatible(&header); err != nil {
+		var failed *diag.Diagnostic
+		if errors.As(err, &failed) {
+			return nil, failed.At("%s:1", path)
 		}
 		return nil, err
 	}
-	if err := f.Truncate(good); err != nil {
+	if err := file.Truncate(good); err != nil {
 		return nil, diag.New(diag.ClassIO, "truncate record %q: %w", path, err)
 	}
-	return &Writer{f: f, set: set, size: good}, nil
+	return &Writer{f: file, set: set, size: good}, nil
 }
 
 // onlyHeaderPiece reports an error unless the file is empty or a piece of a header line, so that
 // --resume on a wrong file destroys nothing.
-func onlyHeaderPiece(f *os.File, path string) error {
+func onlyHeaderPiece(file *os.File, path string) error {
 	const start = `{"schema":"` + Schema + `"`
 	head := make([]byte, len(start))
-	n, err := f.ReadAt(head, 0)
+	size, err := file.ReadAt(head, 0)
 	if err != nil && err != io.EOF {
 		return diag.New(diag.ClassIO, "read record %q: %w", path, err)
 	}
-	if string(head[:n]) != start[:n] {
+	if string(head[:size]) != start[:size] {
 		return diag.New(diag.ClassInput, "file is not a record").WithCode("record.syntax").At("%s:1", path).WithHint("name another file")
 	}
 	return nil
@@ -288,44 +288,44 @@ const lockPause = 50 * time.Millisecond
 var lockTries = 60
 
 // own keeps other writers out until the file is closed or this process dies.
-func own(f *os.File) error {
+func own(file *os.File) error {
 	var err error
 	for range lockTries {
-		if err = filelock.Try(f); err == nil || errors.Is(err, errors.ErrUnsupported) {
+		if err = filelock.Try(file); err == nil || errors.Is(err, errors.ErrUnsupported) {
 			return nil
 		}
 		time.Sleep(lockPause)
 	}
-	return diag.New(diag.ClassIO, "open record %q: another hetc writes it: %w", f.Name(), err).WithHint("wait for it, or name another file")
+	return diag.New(diag.ClassIO, "open record %q: another hetc writes it: %w", file.Name(), err).WithHint("wait for it, or name another file")
 }
 
-func begin(f *os.File, h Header) (*Writer, error) {
-	h.Schema = Schema
-	if err := h.validate(); err != nil {
-		return nil, diag.New(diag.ClassInput, "begin record %q: %w", f.Name(), err)
+func begin(file *os.File, header Header) (*Writer, error) {
+	header.Schema = Schema
+	if err := header.validate(); err != nil {
+		return nil, diag.New(diag.ClassInput, "begin record %q: %w", file.Name(), err)
 	}
-	if err := own(f); err != nil {
+	if err := own(file); err != nil {
 		return nil, err
 	}
-	w := &Writer{f: f, set: NewSet(h)}
-	line, err := encode(&h)
+	writer := &Writer{f: file, set: NewSet(header)}
+	line, err := encode(&header)
 	if err != nil {
 		return nil, err
 	}
-	if err := w.write(line); err != nil {
+	if err := writer.write(line); err != nil {
 		return nil, err
 	}
-	wholefile.SyncDir(filepath.Dir(f.Name()))
-	return w, nil
+	wholefile.SyncDir(filepath.Dir(file.Name()))
+	return writer, nil
 }
 
 // Append adds a measurement: one write of one whole line, then fsync. When it fails the file ends
 // where it did before.
-func (w *Writer) Append(m *Measurement) error {
-	if err := w.set.check(m); err != nil {
+func (w *Writer) Append(what *Measurement) error {
+	if err := w.set.check(what); err != nil {
 		return diag.New(diag.ClassInput, "append to record %q: %w", w.f.Name(), err)
 	}
-	line, err := encode(m)
+	line, err := encode(what)
 	if err != nil {
 		return err
 	}
@@ -335,7 +335,7 @@ func (w *Writer) Append(m *Measurement) error {
 	if err := w.write(line); err != nil {
 		return err
 	}
-	return w.set.Add(m)
+	return w.set.Add(what)
 }
 
 func (w *Writer) write(line []byte) error {

@@ -12,8 +12,8 @@ const mostNoisy = 0.5
 
 // Noise is how many measurements are flagged Noisy or Drifted, among how many.
 func (s *Set) Noise() (flagged, all int) {
-	for _, m := range s.all {
-		if slices.Contains(m.Warnings, Noisy) || slices.Contains(m.Warnings, Drifted) {
+	for _, what := range s.all {
+		if slices.Contains(what.Warnings, Noisy) || slices.Contains(what.Warnings, Drifted) {
 			flagged++
 		}
 	}

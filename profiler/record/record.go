@@ -114,44 +114,44 @@ type Measurement struct {
 // Key identifies what was measured, apart from the result: two measurements with one key repeat
 // each other.
 func (m *Measurement) Key() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s", m.Kind, m.Proc)
+	var out strings.Builder
+	fmt.Fprintf(&out, "%s %s", m.Kind, m.Proc)
 	if m.To != "" {
-		fmt.Fprintf(&b, " to %s", m.To)
+		fmt.Fprintf(&out, " to %s", m.To)
 	}
 	if m.Bytes != 0 {
-		fmt.Fprintf(&b, " %dB", m.Bytes)
+		fmt.Fprintf(&out, " %dB", m.Bytes)
 	}
-	what(&b, m.Op, m.Layout, m.Cold)
+	what(&out, m.Op, m.Layout, m.Cold)
 	if m.Footprint != 0 {
-		fmt.Fprintf(&b, "/%d", m.Footprint)
+		fmt.Fprintf(&out, "/%d", m.Footprint)
 	}
-	for i, p := range m.Concurrent {
+	for i, partner := range m.Concurrent {
 		sep := " with "
 		if i > 0 {
 			sep = ", "
 		}
-		b.WriteString(sep)
-		b.WriteString(p.Proc)
-		what(&b, p.Op, p.Layout, p.Cold)
+		out.WriteString(sep)
+		out.WriteString(partner.Proc)
+		what(&out, partner.Op, partner.Layout, partner.Cold)
 	}
 	if m.HeldOut {
-		b.WriteString(" held out")
+		out.WriteString(" held out")
 	}
-	return b.String()
+	return out.String()
 }
 
-func what(b *strings.Builder, o *op.Op, layout string, cold bool) {
-	if o != nil {
-		b.WriteString(" ")
-		b.WriteString(o.Key())
+func what(out *strings.Builder, operator *op.Op, layout string, cold bool) {
+	if operator != nil {
+		out.WriteString(" ")
+		out.WriteString(operator.Key())
 	}
 	if layout != "" {
-		b.WriteString(" ")
-		b.WriteString(layout)
+		out.WriteString(" ")
+		out.WriteString(layout)
 	}
 	if cold {
-		b.WriteString(" cold")
+		out.WriteString(" cold")
 	}
 }
 
@@ -165,83 +165,106 @@ const (
 
 // Validate reports the first thing that makes m no measurement.
 func (m *Measurement) Validate() error {
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("measurement %q of %q: %s", m.Kind, clip(m.Proc), fmt.Sprintf(format, args...))
-	}
 	if !slices.Contains(kinds, m.Kind) {
 		return fmt.Errorf("unknown kind of measurement %q", clip(string(m.Kind)))
 	}
+	err := m.validateWhat()
+	if err == nil {
+		err = m.validateConcurrent()
+	}
+	if err == nil {
+		err = m.validateSamples()
+	}
+	if err != nil {
+		return fmt.Errorf("measurement %q of %q: %v", m.Kind, clip(m.Proc), err)
+	}
+	return nil
+}
+
+func (m *Measurement) validateWhat() error {
 	if m.Proc == "" || len(m.Proc) > maxName || len(m.To) > maxName || len(m.Layout) > maxName {
-		return bad("want a processor, and names of at most %d bytes", maxName)
+		return fmt.Errorf("want a processor, and names of at most %d bytes", maxName)
 	}
 	withOp := m.Kind == Op || m.Kind == Launch || m.Kind == Load
 	if withOp != (m.Op != nil) {
-		return bad("an operator belongs to kinds op, launch and load, and to no other")
+		return fmt.Errorf("an operator belongs to kinds op, launch and load, and to no other")
 	}
 	if m.Op != nil {
 		if err := m.Op.Validate(); err != nil {
-			return bad("%v", err)
+			return err
 		}
 	}
 	if (m.Kind == Sync) != (m.To != "") && m.Kind != Copy {
-		return bad("key \"to\" belongs to kinds sync and copy")
+		return fmt.Errorf("key \"to\" belongs to kinds sync and copy")
 	}
-	if withBytes := m.Kind == Bandwidth || m.Kind == Copy; m.Bytes < 0 || withBytes && m.Bytes == 0 {
-		return bad("bytes = %d, want at least 1", m.Bytes)
+	withBytes := m.Kind == Bandwidth || m.Kind == Copy
+	if m.Bytes < 0 || withBytes && m.Bytes == 0 {
+		return fmt.Errorf("bytes = %d, want at least 1", m.Bytes)
 	}
+	return nil
+}
+
+func (m *Measurement) validateConcurrent() error {
 	busy := map[string]bool{m.Proc: true}
-	for _, p := range m.Concurrent {
-		if p.Proc == "" || len(p.Proc) > maxName || len(p.Layout) > maxName || busy[p.Proc] {
-			return bad("concurrent processor %q, want another one each", clip(p.Proc))
+	for _, partner := range m.Concurrent {
+		if partner.Proc == "" || len(partner.Proc) > maxName || len(partner.Layout) > maxName || busy[partner.Proc] {
+			return fmt.Errorf("concurrent processor %q, want another one each", clip(partner.Proc))
 		}
-		busy[p.Proc] = true
-		if p.Op != nil {
-			if err := p.Op.Validate(); err != nil {
-				return bad("concurrent: %v", err)
+		busy[partner.Proc] = true
+		if partner.Op != nil {
+			if err := partner.Op.Validate(); err != nil {
+				return fmt.Errorf("concurrent: %v", err)
 			}
 		}
 	}
 	if m.Footprint < 0 || m.Footprint > 0 && !m.Cold {
-		return bad("footprint = %d of a measurement with cold = %v", m.Footprint, m.Cold)
+		return fmt.Errorf("footprint = %d of a measurement with cold = %v", m.Footprint, m.Cold)
 	}
+	return nil
+}
+
+func (m *Measurement) validateSamples() error {
 	if m.Unit != "ns" {
-		return bad("unit %q, want \"ns\"", clip(m.Unit))
+		return fmt.Errorf("unit %q, want \"ns\"", clip(m.Unit))
 	}
 	if m.Loops < 1 {
-		return bad("loops = %d, want at least 1", m.Loops)
+		return fmt.Errorf("loops = %d, want at least 1", m.Loops)
 	}
 	if len(m.Samples) == 0 || len(m.Samples) > maxSamples {
-		return bad("%d samples, want 1..%d", len(m.Samples), maxSamples)
+		return fmt.Errorf("%d samples, want 1..%d", len(m.Samples), maxSamples)
 	}
 	// A wait or a launch may be free; work and traffic never are.
 	zero := m.Kind == Sync || m.Kind == Launch || m.Kind == Copy
-	for i, x := range m.Samples {
-		if math.IsNaN(x) || math.IsInf(x, 0) || x < 0 || x == 0 && !zero {
-			return bad("sample %d is %g ns, want a positive finite time", i, x)
+	for i, sample := range m.Samples {
+		if !isTime(sample) || sample == 0 && !zero {
+			return fmt.Errorf("sample %d is %g ns, want a positive finite time", i, sample)
 		}
 	}
-	if math.IsNaN(m.First) || math.IsInf(m.First, 0) || m.First < 0 {
-		return bad("first is %g ns, want a finite time", m.First)
+	if !isTime(m.First) {
+		return fmt.Errorf("first is %g ns, want a finite time", m.First)
 	}
-	for _, w := range m.Warnings {
-		if w == "" || len(w) > maxName {
-			return bad("warning %q, want a short word", clip(w))
+	for _, warning := range m.Warnings {
+		if warning == "" || len(warning) > maxName {
+			return fmt.Errorf("warning %q, want a short word", clip(warning))
 		}
 	}
 	return nil
 }
 
+// isTime reports whether a number is finite and not below 0.
+func isTime(value float64) bool { return value >= 0 && !math.IsInf(value, 0) }
+
 func (h *Header) validate() error {
-	for name, v := range map[string]string{"soc": h.SoC, "soc_digest": h.SoCDigest} {
-		if v == "" || len(v) > maxName {
+	for name, value := range map[string]string{"soc": h.SoC, "soc_digest": h.SoCDigest} {
+		if value == "" || len(value) > maxName {
 			return fmt.Errorf("header: key %q is missing or longer than %d bytes", name, maxName)
 		}
 	}
 	if h.Fingerprint == "" && !h.Simulated && len(h.Imported) == 0 {
 		return fmt.Errorf("header: key \"fingerprint\" is missing; only a simulated or an imported record has none")
 	}
-	for _, x := range h.Imported {
-		if x.File == "" || len(x.File) > maxText || len(x.SHA256) != 2*sha256.Size || len(x.Source) > maxText {
+	for _, table := range h.Imported {
+		if table.File == "" || len(table.File) > maxText || len(table.SHA256) != 2*sha256.Size || len(table.Source) > maxText {
 			return fmt.Errorf("header: key \"imported\": want a file of at most %d bytes with its sha256 and source", maxText)
 		}
 	}
@@ -251,8 +274,8 @@ func (h *Header) validate() error {
 // Compatible reports whether measurements under both headers may stand in one set: the same SoC,
 // machine and kernels, and both simulated or both not.
 func (h *Header) Compatible(other *Header) error {
-	differ := func(what, a, b string) error {
-		return diag.New(diag.ClassInput, "records do not belong together: %s %q and %q", what, a, b).
+	differ := func(what, own, theirs string) error {
+		return diag.New(diag.ClassInput, "records do not belong together: %s %q and %q", what, own, theirs).
 			WithCode("record.mixed").
 			WithHint("profile each machine, and each change of its description or of hetc's kernels, into a file of its own; a record that no longer applies may be deleted")
 	}
@@ -268,8 +291,8 @@ func (h *Header) Compatible(other *Header) error {
 		return differ("kernel sets", h.Environment.Kernels, other.Environment.Kernels)
 	}
 	for _, name := range slices.Sorted(maps.Keys(h.Environment.Drivers)) {
-		if a, b := h.Environment.Drivers[name], other.Environment.Drivers[name]; b != "" && a != b {
-			return differ("libraries of driver "+name, a, b)
+		if mine, their := h.Environment.Drivers[name], other.Environment.Drivers[name]; their != "" && mine != their {
+			return differ("libraries of driver "+name, mine, their)
 		}
 	}
 	return nil
@@ -286,34 +309,34 @@ type Set struct {
 }
 
 // NewSet returns an empty set.
-func NewSet(h Header) *Set { return &Set{Header: h, byKey: map[string]int{}} }
+func NewSet(header Header) *Set { return &Set{Header: header, byKey: map[string]int{}} }
 
 // Add puts m into the set. The samples of a key that was visited in several rounds become one
 // measurement, and one that begins anew takes the place of those before it. The same round twice is refused, and a
 // simulated flag that differs from the header's.
-func (s *Set) Add(m *Measurement) error {
-	if err := s.check(m); err != nil {
+func (s *Set) Add(added *Measurement) error {
+	if err := s.check(added); err != nil {
 		return err
 	}
-	i, again := s.byKey[m.Key()]
+	i, again := s.byKey[added.Key()]
 	if !again {
-		s.byKey[m.Key()] = len(s.all)
-		s.all = append(s.all, m)
+		s.byKey[added.Key()] = len(s.all)
+		s.all = append(s.all, added)
 		return nil
 	}
 	old := s.all[i]
-	if m.Anew {
-		s.all[i] = m
+	if added.Anew {
+		s.all[i] = added
 		return nil
 	}
-	all := *m
+	all := *added
 	all.Anew = old.Anew
 	all.First = old.First
-	all.Samples = slices.Concat(old.Samples, m.Samples)
+	all.Samples = slices.Concat(old.Samples, added.Samples)
 	all.Warnings = nil
-	for _, w := range []string{Noisy, FewSamples, Drifted} {
-		if (slices.Contains(old.Warnings, w) || slices.Contains(m.Warnings, w)) && (w != FewSamples || len(all.Samples) < fewSamples) {
-			all.Warnings = append(all.Warnings, w)
+	for _, warning := range []string{Noisy, FewSamples, Drifted} {
+		if (slices.Contains(old.Warnings, warning) || slices.Contains(added.Warnings, warning)) && (warning != FewSamples || len(all.Samples) < fewSamples) {
+			all.Warnings = append(all.Warnings, warning)
 		}
 	}
 	s.all[i] = &all
@@ -325,24 +348,24 @@ const fewSamples = 10
 
 // Rounds is how often the key was visited.
 func (s *Set) Rounds(key string) int {
-	if m := s.Lookup(key); m != nil {
-		return m.Round + 1
+	if known := s.Lookup(key); known != nil {
+		return known.Round + 1
 	}
 	return 0
 }
 
-func (s *Set) check(m *Measurement) error {
-	if err := m.Validate(); err != nil {
+func (s *Set) check(added *Measurement) error {
+	if err := added.Validate(); err != nil {
 		return err
 	}
-	if m.Simulated != s.Header.Simulated {
-		return fmt.Errorf("measurement %q: simulated = %v, the header says %v", m.Key(), m.Simulated, s.Header.Simulated)
+	if added.Simulated != s.Header.Simulated {
+		return fmt.Errorf("measurement %q: simulated = %v, the header says %v", added.Key(), added.Simulated, s.Header.Simulated)
 	}
-	switch n := s.Rounds(m.Key()); {
-	case m.Round < n:
-		return fmt.Errorf("measurement %q, round %d is there twice", m.Key(), m.Round)
-	case m.Round > n && n > 0: // the first one may already be several rounds together
-		return fmt.Errorf("measurement %q, round %d comes before round %d", m.Key(), m.Round, n)
+	switch visits := s.Rounds(added.Key()); {
+	case added.Round < visits:
+		return fmt.Errorf("measurement %q, round %d is there twice", added.Key(), added.Round)
+	case added.Round > visits && visits > 0: // the first one may already be several rounds together
+		return fmt.Errorf("measurement %q, round %d comes before round %d", added.Key(), added.Round, visits)
 	}
 	if len(s.all) >= maxMeasurements {
 		return fmt.Errorf("more than %d measurements", maxMeasurements)
@@ -355,24 +378,24 @@ func (s *Set) Merge(other *Set) error {
 	if err := s.Header.Compatible(&other.Header); err != nil {
 		return err
 	}
-	for _, x := range other.Header.Imported {
-		if !slices.Contains(s.Header.Imported, x) {
-			s.Header.Imported = append(slices.Clone(s.Header.Imported), x)
+	for _, table := range other.Header.Imported {
+		if !slices.Contains(s.Header.Imported, table) {
+			s.Header.Imported = append(slices.Clone(s.Header.Imported), table)
 		}
 	}
-	for _, m := range other.all {
-		if s.Has(m.Key()) {
+	for _, what := range other.all {
+		if s.Has(what.Key()) {
 			continue
 		}
-		if err := s.Add(m); err != nil {
+		if err := s.Add(what); err != nil {
 			return err
 		}
 	}
-	for _, f := range other.facts {
-		if s.LookupFacts(f.Key()) != nil {
+	for _, facts := range other.facts {
+		if s.LookupFacts(facts.Key()) != nil {
 			continue
 		}
-		if err := s.AddFacts(f); err != nil {
+		if err := s.AddFacts(facts); err != nil {
 			return err
 		}
 	}
@@ -408,9 +431,9 @@ func (s *Set) Training() *Set { return s.part(false) }
 
 func (s *Set) part(held bool) *Set {
 	out := NewSet(s.Header)
-	for _, m := range s.all {
-		if m.HeldOut == held {
-			if err := out.Add(m); err != nil {
+	for _, what := range s.all {
+		if what.HeldOut == held {
+			if err := out.Add(what); err != nil {
 				panic("BUG: a set holds a measurement it would refuse: " + err.Error())
 			}
 		}
@@ -421,35 +444,35 @@ func (s *Set) part(held bool) *Set {
 // Digest identifies header and measurements: hex SHA-256 of their lines ordered by key. A profile
 // that was interrupted and resumed has the same digest as the file it wrote, not as another run.
 func (s *Set) Digest() (string, error) {
-	h := sha256.New()
+	hash := sha256.New()
 	line, err := encode(&s.Header)
 	if err != nil {
 		return "", err
 	}
-	h.Write(line)
-	for _, m := range s.All() {
-		if line, err = encode(m); err != nil {
+	hash.Write(line)
+	for _, what := range s.All() {
+		if line, err = encode(what); err != nil {
 			return "", err
 		}
-		h.Write(line)
+		hash.Write(line)
 	}
-	return hex.EncodeToString(h.Sum(nil)), nil
+	return hex.EncodeToString(hash.Sum(nil)), nil
 }
 
 // encode returns v as one line of JSON.
-func encode(v any) ([]byte, error) {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
+func encode(value any) ([]byte, error) {
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(value); err != nil {
 		return nil, fmt.Errorf("encode record: %w", err)
 	}
-	return b.Bytes(), nil
+	return out.Bytes(), nil
 }
 
-func clip(s string) string {
-	if len(s) > 80 {
-		return strings.ToValidUTF8(s[:80], "") + "..."
+func clip(text string) string {
+	if len(text) > 80 {
+		return strings.ToValidUTF8(text[:80], "") + "..."
 	}
-	return s
+	return text
 }

@@ -6,6 +6,7 @@
 package stat
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -38,24 +39,24 @@ func Summarise(samples []float64) (Summary, error) {
 	if len(samples) == 0 {
 		return Summary{}, fmt.Errorf("summarise samples: got none")
 	}
-	for i, x := range samples {
-		if math.IsNaN(x) || math.IsInf(x, 0) {
-			return Summary{}, fmt.Errorf("summarise samples: sample %d is %g, want a finite number", i, x)
+	for i, sample := range samples {
+		if math.IsNaN(sample) || math.IsInf(sample, 0) {
+			return Summary{}, fmt.Errorf("summarise samples: sample %d is %g, want a finite number", i, sample)
 		}
 	}
 	sorted := slices.Clone(samples)
 	slices.Sort(sorted)
-	s := Summary{
+	out := Summary{
 		N: len(sorted), Min: sorted[0], Median: middle(sorted), Mean: gonum.Mean(sorted, nil),
 		P90: gonum.Quantile(0.9, gonum.Empirical, sorted, nil),
 	}
-	s.MAD = mad(sorted, s.Median)
+	out.MAD = mad(sorted, out.Median)
 	quarter := len(sorted) / 4
-	s.Midmean = gonum.Mean(sorted[quarter:len(sorted)-quarter], nil)
+	out.Midmean = gonum.Mean(sorted[quarter:len(sorted)-quarter], nil)
 	var i int
-	i, s.Coverage = interval(len(sorted))
-	s.Low, s.High = sorted[i], sorted[len(sorted)-1-i]
-	return s, nil
+	i, out.Coverage = interval(len(sorted))
+	out.Low, out.High = sorted[i], sorted[len(sorted)-1-i]
+	return out, nil
 }
 
 // Relative is the interval's larger side over the median: 0.02 means "within 2 %".
@@ -88,8 +89,8 @@ func middle(sorted []float64) float64 {
 
 func mad(xs []float64, median float64) float64 {
 	dev := make([]float64, len(xs))
-	for i, x := range xs {
-		dev[i] = math.Abs(x - median)
+	for i, value := range xs {
+		dev[i] = math.Abs(value - median)
 	}
 	slices.Sort(dev)
 	return middle(dev)
@@ -98,16 +99,16 @@ func mad(xs []float64, median float64) float64 {
 // interval returns the largest i such that [x_i, x_(n-1-i)] of n sorted samples covers the median
 // with at least Confidence, and that coverage: 1 - 2 P(B < i+1) for B ~ Binomial(n, 1/2). With
 // fewer than six samples no interval does; i is then 0.
-func interval(n int) (i int, coverage float64) {
-	b := distuv.Binomial{N: float64(n), P: 0.5}
-	cover := func(i int) float64 { return max(0, 1-2*b.CDF(float64(i))) }
+func interval(samples int) (i int, coverage float64) {
+	binomial := distuv.Binomial{N: float64(samples), P: 0.5}
+	cover := func(i int) float64 { return max(0, 1-2*binomial.CDF(float64(i))) }
 	coverage = cover(0)
-	for next := 1; next < (n+1)/2; next++ {
-		c := cover(next)
-		if c < Confidence {
+	for next := 1; next < (samples+1)/2; next++ {
+		reached := cover(next)
+		if reached < Confidence {
 			break
 		}
-		i, coverage = next, c
+		i, coverage = next, reached
 	}
 	return i, coverage
 }
@@ -142,18 +143,18 @@ const (
 
 // Judge applies the rule to samples in the order they were taken.
 func (r Rule) Judge(samples []float64) Verdict {
-	n := len(samples)
-	if n < r.Min || n == 0 {
+	count := len(samples)
+	if count < r.Min || count == 0 {
 		return More
 	}
-	s, err := Summarise(samples)
-	if err == nil && s.Relative() <= r.Within {
+	summary, err := Summarise(samples)
+	if err == nil && summary.Relative() <= r.Within {
 		return Precise
 	}
-	if n >= 2*stableWindow && n%stableEvery == 0 && stabilised(samples) {
+	if count >= 2*stableWindow && count%stableEvery == 0 && stabilised(samples) {
 		return Stabilised
 	}
-	if n >= r.Max {
+	if count >= r.Max {
 		return Exhausted
 	}
 	return More
@@ -163,14 +164,14 @@ func stabilised(samples []float64) bool {
 	low, high := math.Inf(1), 0.0
 	sorted := slices.Clone(samples[:len(samples)-stableWindow])
 	slices.Sort(sorted)
-	for _, x := range samples[len(samples)-stableWindow:] {
-		at, _ := slices.BinarySearch(sorted, x)
-		sorted = slices.Insert(sorted, at, x)
-		m := middle(sorted)
-		if m <= 0 {
+	for _, sample := range samples[len(samples)-stableWindow:] {
+		at, _ := slices.BinarySearch(sorted, sample)
+		sorted = slices.Insert(sorted, at, sample)
+		median := middle(sorted)
+		if median <= 0 {
 			return false
 		}
-		noise := mad(sorted, m) / m
+		noise := mad(sorted, median) / median
 		low, high = min(low, noise), max(high, noise)
 	}
 	return high-low <= stableSpread*high
@@ -179,108 +180,105 @@ func stabilised(samples []float64) bool {
 // MannWhitney returns the two-sided p value of the hypothesis that a and b come from one
 // distribution: exact without ties up to 50 samples together, else by the normal approximation
 // with corrections for ties and continuity. Either side empty is an error.
-func MannWhitney(a, b []float64) (p float64, err error) {
-	if len(a) == 0 || len(b) == 0 {
-		return 0, fmt.Errorf("compare samples: got %d and %d, want at least one each", len(a), len(b))
+func MannWhitney(first, second []float64) (p float64, err error) {
+	if len(first) == 0 || len(second) == 0 {
+		return 0, fmt.Errorf("compare samples: got %d and %d, want at least one each", len(first), len(second))
 	}
-	type ranked struct {
-		x     float64
-		first bool
-	}
-	all := make([]ranked, 0, len(a)+len(b))
-	for _, x := range a {
-		all = append(all, ranked{x, true})
-	}
-	for _, x := range b {
-		all = append(all, ranked{x, false})
-	}
-	for _, r := range all {
-		if math.IsNaN(r.x) {
+	for _, sample := range slices.Concat(first, second) {
+		if math.IsNaN(sample) {
 			return 0, fmt.Errorf("compare samples: a sample is NaN")
 		}
 	}
-	slices.SortFunc(all, func(p, q ranked) int {
-		switch {
-		case p.x < q.x:
-			return -1
-		case p.x > q.x:
-			return 1
-		}
-		return 0
-	})
-	rankSum, ties := 0.0, 0.0
+	rankSum, ties := ranks(first, second)
+	own, others := float64(len(first)), float64(len(second))
+	rank := rankSum - own*(own+1)/2
+	if ties == 0 && len(first)+len(second) <= 50 {
+		return exactU(len(first), len(second), int(math.Round(min(rank, own*others-rank)))), nil
+	}
+	total := own + others
+	sd := math.Sqrt(own * others / 12 * (total + 1 - ties/(total*(total-1))))
+	if sd == 0 || math.IsNaN(sd) {
+		return 1, nil
+	}
+	deviation := max(0, math.Abs(rank-own*others/2)-0.5) / sd
+	return min(1, 2*distuv.UnitNormal.Survival(deviation)), nil
+}
+
+// ranks returns the sum of the ranks of the first samples among all, and the sum of t^3-t over groups of t equal ones.
+func ranks(first, second []float64) (sum, ties float64) {
+	type ranked struct {
+		sample float64
+		first  bool
+	}
+	all := make([]ranked, 0, len(first)+len(second))
+	for _, sample := range first {
+		all = append(all, ranked{sample, true})
+	}
+	for _, sample := range second {
+		all = append(all, ranked{sample, false})
+	}
+	slices.SortFunc(all, func(left, right ranked) int { return cmp.Compare(left.sample, right.sample) })
 	for i := 0; i < len(all); {
 		j := i
-		for j < len(all) && all[j].x == all[i].x {
+		for j < len(all) && all[j].sample == all[i].sample {
 			j++
 		}
-		t := float64(j - i)
-		ties += t*t*t - t
-		for k := i; k < j; k++ {
-			if all[k].first {
-				rankSum += float64(i+j+1) / 2 // mean of ranks i+1..j
+		tied := float64(j - i)
+		ties += tied*tied*tied - tied
+		for at := i; at < j; at++ {
+			if all[at].first {
+				sum += float64(i+j+1) / 2 // mean of ranks i+1..j
 			}
 		}
 		i = j
 	}
-	n, m := float64(len(a)), float64(len(b))
-	u := rankSum - n*(n+1)/2
-	if ties == 0 && len(all) <= 50 {
-		return exactU(len(a), len(b), int(math.Round(min(u, n*m-u)))), nil
-	}
-	total := n + m
-	sd := math.Sqrt(n * m / 12 * (total + 1 - ties/(total*(total-1))))
-	if sd == 0 || math.IsNaN(sd) {
-		return 1, nil
-	}
-	z := max(0, math.Abs(u-n*m/2)-0.5) / sd
-	return min(1, 2*distuv.UnitNormal.Survival(z)), nil
+	return sum, ties
 }
 
 // exactU is 2 P(U <= u) for n and m samples, at most 1. The number of orders with U = u obeys
 // f(n,m,u) = f(n-1,m,u-m) + f(n,m-1,u).
-func exactU(n, m, u int) float64 {
-	f := make([][]float64, m+1) // f[j][v] for the current i
-	for j := range f {
-		f[j] = make([]float64, u+1)
-		f[j][0] = 1
+func exactU(first, second, rank int) float64 {
+	orders := make([][]float64, second+1) // f[j][v] for the current i
+	for j := range orders {
+		orders[j] = make([]float64, rank+1)
+		orders[j][0] = 1
 	}
-	for i := 1; i <= n; i++ {
-		g := make([][]float64, m+1)
-		for j := range g {
-			g[j] = make([]float64, u+1)
-			for v := 0; v <= u; v++ {
+	for i := 1; i <= first; i++ {
+		more := make([][]float64, second+1)
+		for j := range more {
+			more[j] = make([]float64, rank+1)
+			for sum := 0; sum <= rank; sum++ {
 				if j == 0 {
-					if v == 0 {
-						g[j][v] = 1
+					if sum == 0 {
+						more[j][sum] = 1
 					}
 					continue
 				}
-				g[j][v] = g[j-1][v]
-				if v >= j {
-					g[j][v] += f[j][v-j]
+				more[j][sum] = more[j-1][sum]
+				if sum >= j {
+					more[j][sum] += orders[j][sum-j]
 				}
 			}
 		}
-		f = g
+		orders = more
 	}
 	below := 0.0
-	for _, c := range f[m] {
-		below += c
+	for _, count := range orders[second] {
+		below += count
 	}
-	return min(1, 2*below/float64(combin.Binomial(n+m, n)))
+	return min(1, 2*below/float64(combin.Binomial(first+second, first)))
 }
 
 // Ratio returns median(a)/median(b) with a percentile bootstrap interval of coverage Confidence from
 // the given number of resamples. The same seed gives the same interval. Samples must be positive.
-func Ratio(a, b []float64, resamples int, seed uint64) (ratio, low, high float64, err error) {
-	if len(a) == 0 || len(b) == 0 || resamples < 1 {
-		return 0, 0, 0, fmt.Errorf("ratio of medians: got %d and %d samples and %d resamples, want at least one each", len(a), len(b), resamples)
+func Ratio(above, below []float64, resamples int, seed uint64) (ratio, low, high float64, err error) {
+	if len(above) == 0 || len(below) == 0 || resamples < 1 {
+		return 0, 0, 0, fmt.Errorf("ratio of medians: got %d and %d samples and %d resamples, want at least one each", len(above), len(below), resamples)
 	}
-	for _, xs := range [][]float64{a, b} {
-		for i, x := range xs {
-			if !(x > 0) || math.IsInf(x, 0) {
-				return 0, 0, 0, fmt.Errorf("ratio of medians: sample %d is %g, want a positive finite number", i, x)
+	for _, xs := range [][]float64{above, below} {
+		for i, sample := range xs {
+			if !(sample > 0) || math.IsInf(sample, 0) {
+				return 0, 0, 0, fmt.Errorf("ratio of medians: sample %d is %g, want a positive finite number", i, sample)
 			}
 		}
 	}
@@ -292,15 +290,15 @@ func Ratio(a, b []float64, resamples int, seed uint64) (ratio, low, high float64
 		slices.Sort(buf)
 		return middle(buf)
 	}
-	bufA, bufB := make([]float64, len(a)), make([]float64, len(b))
+	bufA, bufB := make([]float64, len(above)), make([]float64, len(below))
 	ratios := make([]float64, resamples)
 	for i := range ratios {
-		ratios[i] = draw(a, bufA) / draw(b, bufB)
+		ratios[i] = draw(above, bufA) / draw(below, bufB)
 	}
 	slices.Sort(ratios)
 	low = gonum.Quantile((1-Confidence)/2, gonum.Empirical, ratios, nil)
 	high = gonum.Quantile((1+Confidence)/2, gonum.Empirical, ratios, nil)
-	return Median(a) / Median(b), low, high, nil
+	return Median(above) / Median(below), low, high, nil
 }
 
 // Drift reports whether the second half of the samples, in the order they were taken, lies apart from the
@@ -311,12 +309,12 @@ func Drift(samples []float64, limit float64) bool {
 		return false
 	}
 	first, second := samples[:half], samples[len(samples)-half:]
-	m := Median(first)
-	if m <= 0 || math.Abs(Median(second)-m) <= limit*m {
+	median := Median(first)
+	if median <= 0 || math.Abs(Median(second)-median) <= limit*median {
 		return false
 	}
-	p, err := MannWhitney(first, second)
-	return err == nil && p < 0.01
+	chance, err := MannWhitney(first, second)
+	return err == nil && chance < 0.01
 }
 
 // Sorted reports whether ten or more samples, not all equal, come in order: then the order in
