@@ -143,17 +143,7 @@ func q4Rows256(name string, block int, vnni bool) {
 		one = const32(name+"One", 0x00010001)
 	}
 	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)")
-	doc := []string{
-		fmt.Sprintf("%s computes rows (1..2) rows of one q4b%d tile into y [rows][32]. x holds %d*blocks of each row's", name, block, block),
-		fmt.Sprintf("activations, sums their sums over each 32; tail is nil or [rows][%d] more activations, padded with 128.", block),
-		"Strides are in bytes.",
-	}
-	pitch := block
-	if block == 128 {
-		doc[1] = "activations, sums their sums over each 32; tail is nil or the rows of one more block, each 128 activations"
-		doc[2] = "padded with 128 and four int32 sums. Strides are in bytes."
-		pitch = 144
-	}
+	doc, pitch := q4Doc(name, block)
 	Doc(doc...)
 	Pragma("noescape")
 	dispatch(most, func(m int) {
@@ -253,24 +243,44 @@ func q4Rows256(name string, block int, vnni bool) {
 				MOVQ(input.ld, ldsums)
 			})
 		}
-		out, ldy, scale := GP64(), GP64(), GP64()
-		Load(Param("y"), out)
-		Load(Param("ldy"), ldy)
-		Load(Param("xscale"), scale)
-		for row := range m {
-			VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, act)
-			for part := range 4 {
-				dst := facc(row, part)
-				VMULPS(act, dst, dst)
-				VMOVUPS(dst, Mem{Base: out, Disp: 32 * part})
-			}
-			if row < m-1 {
-				ADDQ(ldy, out)
-			}
-		}
+		scaledRows256(m, act, facc)
 		VZEROUPPER()
 		RET()
 	})
+}
+
+// q4Doc is what the function says of itself, and the bytes of a row's tail.
+func q4Doc(name string, block int) (doc []string, pitch int) {
+	doc = []string{
+		fmt.Sprintf("%s computes rows (1..2) rows of one q4b%d tile into y [rows][32]. x holds %d*blocks of each row's", name, block, block),
+		fmt.Sprintf("activations, sums their sums over each 32; tail is nil or [rows][%d] more activations, padded with 128.", block),
+		"Strides are in bytes.",
+	}
+	if block != 128 {
+		return doc, block
+	}
+	doc[1] = "activations, sums their sums over each 32; tail is nil or the rows of one more block, each 128 activations"
+	doc[2] = "padded with 128 and four int32 sums. Strides are in bytes."
+	return doc, 144
+}
+
+// scaledRows256 stores the sums of m rows, times the scales of the rows. acc is columns 8*part and on of a row.
+func scaledRows256(m int, act reg.VecPhysical, acc func(row, part int) reg.VecPhysical) {
+	out, ldy, scale := GP64(), GP64(), GP64()
+	Load(Param("y"), out)
+	Load(Param("ldy"), ldy)
+	Load(Param("xscale"), scale)
+	for row := range m {
+		VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, act)
+		for part := range 4 {
+			dst := acc(row, part)
+			VMULPS(act, dst, dst)
+			VMOVUPS(dst, Mem{Base: out, Disp: 32 * part})
+		}
+		if row < m-1 {
+			ADDQ(ldy, out)
+		}
+	}
 }
 
 func f32Rows256() {
