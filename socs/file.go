@@ -58,7 +58,8 @@ func Open(nameOrFile string) (*SoC, error) {
 	}
 	data, err := wholefile.Read(nameOrFile, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, diag.New(diag.ClassInput, "open SoC %q: neither a file nor a catalog name: %w", nameOrFile, fs.ErrNotExist).
+		return nil, diag.New(diag.ClassInput, "open SoC %q: neither a file nor a catalog name: %w", nameOrFile,
+			fs.ErrNotExist).
 			WithHint("%s", suggest(nameOrFile, diag.HintsOf(err)...))
 	}
 	if err != nil {
@@ -158,7 +159,8 @@ func inherit(doc *decode.Document, dir string, s *SoC) (*SoC, error) {
 			return nil, diag.New(diag.ClassInput, "SoC %q inherits from itself: %s", name, strings.Join(trail, " > "))
 		}
 		if len(chain) > maxInherit { // also what a circle of links to one file comes to
-			return nil, diag.New(diag.ClassInput, "SoC %q inherits through more than %d files", name, maxInherit).WithHint("does the chain return to itself?")
+			return nil, diag.New(diag.ClassInput, "SoC %q inherits through more than %d files", name,
+				maxInherit).WithHint("does the chain return to itself?")
 		}
 		var parent SoC
 		if err := next.Into(Schema, &parent); err != nil {
@@ -192,7 +194,8 @@ func openParent(from, dir string) (*decode.Document, string, error) {
 		return doc, "", err
 	}
 	unknown := func() error {
-		return diag.New(diag.ClassInput, "neither a file nor a catalog name: %w", fs.ErrNotExist).WithHint("%s", suggest(from))
+		return diag.New(diag.ClassInput, "neither a file nor a catalog name: %w", fs.ErrNotExist).WithHint("%s",
+			suggest(from))
 	}
 	if dir == "" {
 		return nil, "", unknown()

@@ -14,9 +14,9 @@ type SimForm struct {
 	// and between the two the gain is interpolated in logarithms.
 	Gain float64 `json:"gain,omitempty" yaml:"gain,omitempty"`
 	Side int     `json:"side,omitempty" yaml:"side,omitempty"`
-	// FillRows is what it costs to load a tile of the operand that stays in the array, in rows of the other operand that
-	// could stream through meanwhile (HeteroInfer sec. 3.2). The scheme's rates are then those of the weight-first
-	// order, and computing in the default order takes (M+FillRows)/M * N/(N+FillRows) times as long.
+	// FillRows is what it costs to load a tile of the operand that stays in the array, in rows of the other operand
+	// that could stream through meanwhile (HeteroInfer sec. 3.2). The scheme's rates are then those of the
+	// weight-first order, and computing in the default order takes (M+FillRows)/M * N/(N+FillRows) times as long.
 	FillRows int `json:"fill_rows,omitempty" yaml:"fill_rows,omitempty"`
 }
 

@@ -2,9 +2,10 @@ package socs
 
 import "github.com/hetc/hetc/planir/capability"
 
-// What is counted for a processor whose SoC file does not say what its driver holds: a catalog entry, or a driver that
-// does not tell. The scratch is that of the driver "host", whose kernels hold most where they pack rows, and a library that
-// keeps weights is counted as that of the driver "ort". A test compares both with what these drivers tell.
+// What is counted for a processor whose SoC file does not say what its driver holds: a catalog entry, or a driver
+// that does not tell. The scratch is that of the driver "host", whose kernels hold most where they pack rows, and a
+// library that keeps weights is counted as that of the driver "ort". A test compares both with what these drivers
+// tell.
 const (
 	stepBytes        = 3 << 10
 	libraryStepBytes = stepBytes + 80<<10 // of a graph with its weights that a library has loaded

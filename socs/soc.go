@@ -20,7 +20,8 @@ const Schema = "hetc.soc/1"
 // SimDriver is the driver of every catalog SoC: times come from a virtual clock.
 const SimDriver = "sim"
 
-// ImportedDriver is the driver of processors whose times were measured elsewhere and imported: nothing executes on them.
+// ImportedDriver is the driver of processors whose times were measured elsewhere and imported: nothing executes on
+// them.
 const ImportedDriver = "imported"
 
 // SoC is one machine: processors that share memory, and how work is handed between them.
@@ -67,8 +68,9 @@ type CPU struct {
 type Cache struct {
 	Name  string `json:"name" yaml:"name"` // "l1d", "l2", "l3"
 	Level int    `json:"level" yaml:"level"`
-	Bytes int64  `json:"bytes" yaml:"bytes"`                          // of one instance
-	Cores []int  `json:"cores,omitempty" yaml:"cores,omitempty,flow"` // cores that share one instance, of the first instance
+	Bytes int64  `json:"bytes" yaml:"bytes"` // of one instance
+	// cores that share one instance, of the first instance
+	Cores []int `json:"cores,omitempty" yaml:"cores,omitempty,flow"`
 }
 
 // Processor kinds.
@@ -92,22 +94,30 @@ type Processor struct {
 	Driver      string            `json:"driver" yaml:"driver"`
 	Select      string            `json:"select,omitempty" yaml:"select,omitempty"`
 	Options     map[string]string `json:"options,omitempty" yaml:"options,omitempty"`
-	Cores       []int             `json:"cores,omitempty" yaml:"cores,omitempty,flow"` // CPU cores it occupies while running
+	// CPU cores it occupies while running
+	Cores []int `json:"cores,omitempty" yaml:"cores,omitempty,flow"`
 
-	PeakGops      map[string]float64 `json:"peak_gops,omitempty" yaml:"peak_gops,omitempty"`           // 1e9 op/s (2 per multiply-add) by element type: "f32", "f16", "i8"
-	BandwidthGBps float64            `json:"bandwidth_gbps,omitempty" yaml:"bandwidth_gbps,omitempty"` // 1e9 byte/s it reads alone
-	LaunchUS      float64            `json:"launch_us,omitempty" yaml:"launch_us,omitempty"`           // of one graph, before any work
-	CompileMS     float64            `json:"compile_ms,omitempty" yaml:"compile_ms,omitempty"`         // to build or open one graph on the device
-	PowerW        float64            `json:"power_w,omitempty" yaml:"power_w,omitempty"`               // while busy
+	// 1e9 op/s (2 per multiply-add) by element type: "f32", "f16", "i8"
+	PeakGops map[string]float64 `json:"peak_gops,omitempty" yaml:"peak_gops,omitempty"`
+	// 1e9 byte/s it reads alone
+	BandwidthGBps float64 `json:"bandwidth_gbps,omitempty" yaml:"bandwidth_gbps,omitempty"`
+	// of one graph, before any work
+	LaunchUS float64 `json:"launch_us,omitempty" yaml:"launch_us,omitempty"`
+	// to build or open one graph on the device
+	CompileMS float64 `json:"compile_ms,omitempty" yaml:"compile_ms,omitempty"`
+	PowerW    float64 `json:"power_w,omitempty" yaml:"power_w,omitempty"` // while busy
 
 	capability.Set `yaml:",inline"`
 
-	SingleQueue bool `json:"single_queue,omitempty" yaml:"single_queue,omitempty"` // parallel submissions do not run concurrently
+	// parallel submissions do not run concurrently
+	SingleQueue bool `json:"single_queue,omitempty" yaml:"single_queue,omitempty"`
 
-	GraphBytes   int64  `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"`     // limit of one graph, 0: none
-	AddressBytes int64  `json:"address_bytes,omitempty" yaml:"address_bytes,omitempty"` // limit of all its graphs and buffers, 0: none
-	MaxGraphs    int    `json:"max_graphs,omitempty" yaml:"max_graphs,omitempty"`       // graphs loaded at once, 0: no limit
-	WeightBytes  string `json:"weight_bytes,omitempty" yaml:"weight_bytes,omitempty"`   // shared (default) or per_graph
+	GraphBytes int64 `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"` // limit of one graph, 0: none
+	// limit of all its graphs and buffers, 0: none
+	AddressBytes int64 `json:"address_bytes,omitempty" yaml:"address_bytes,omitempty"`
+	// graphs loaded at once, 0: no limit
+	MaxGraphs   int    `json:"max_graphs,omitempty" yaml:"max_graphs,omitempty"`
+	WeightBytes string `json:"weight_bytes,omitempty" yaml:"weight_bytes,omitempty"` // shared (default) or per_graph
 
 	Sim *Sim `json:"sim,omitempty" yaml:"sim,omitempty"` // required by driver "sim"
 
@@ -116,18 +126,22 @@ type Processor struct {
 	Target *Target `json:"target,omitempty" yaml:"target,omitempty"`
 }
 
-// Target is a processor as a device of this SoC has it: the driver there, and the compiler that makes its graphs without it.
+// Target is a processor as a device of this SoC has it: the driver there, and the compiler that makes its graphs
+// without it.
 type Target struct {
-	Driver   string `json:"driver" yaml:"driver"`                         // on the device: "qnn", "host"
-	Compiler string `json:"compiler,omitempty" yaml:"compiler,omitempty"` // of its graphs, ahead of time; "": the driver needs none
-	Select   string `json:"select,omitempty" yaml:"select,omitempty"`     // what the driver opens there
+	Driver string `json:"driver" yaml:"driver"` // on the device: "qnn", "host"
+	// of its graphs, ahead of time; "": the driver needs none
+	Compiler string `json:"compiler,omitempty" yaml:"compiler,omitempty"`
+	Select   string `json:"select,omitempty" yaml:"select,omitempty"` // what the driver opens there
 
-	SoCModel int `json:"soc_model,omitempty" yaml:"soc_model,omitempty"` // the vendor's number of the SoC; it decides the instruction set
-	HTPArch  int `json:"htp_arch,omitempty" yaml:"htp_arch,omitempty"`   // instruction set of the NPU: 75 for V75
-	VTCMMB   int `json:"vtcm_mb,omitempty" yaml:"vtcm_mb,omitempty"`     // MiB of its tightly coupled memory
-	Opt      int `json:"opt,omitempty" yaml:"opt,omitempty"`             // effort of the compiler, 1..3; 0: its default
+	// the vendor's number of the SoC; it decides the instruction set
+	SoCModel int `json:"soc_model,omitempty" yaml:"soc_model,omitempty"`
+	HTPArch  int `json:"htp_arch,omitempty" yaml:"htp_arch,omitempty"` // instruction set of the NPU: 75 for V75
+	VTCMMB   int `json:"vtcm_mb,omitempty" yaml:"vtcm_mb,omitempty"`   // MiB of its tightly coupled memory
+	Opt      int `json:"opt,omitempty" yaml:"opt,omitempty"`           // effort of the compiler, 1..3; 0: its default
 
-	Kinds   []op.Kind   `json:"kinds,omitempty" yaml:"kinds,omitempty,flow"`     // operators it executes there, among the processor's; empty: all of those
+	// operators it executes there, among the processor's; empty: all of those
+	Kinds   []op.Kind   `json:"kinds,omitempty" yaml:"kinds,omitempty,flow"`
 	Schemes []op.Scheme `json:"schemes,omitempty" yaml:"schemes,omitempty,flow"` // likewise of its matmuls
 	// Forms are those of the processor's that its compiler makes; without them it makes the default only.
 	Forms map[op.Scheme][]op.Form `json:"forms,omitempty" yaml:"forms,omitempty"`
@@ -136,7 +150,8 @@ type Target struct {
 // Options are what its compiler is given, as text by name: soc_model, htp_arch, vtcm_mb and opt, those that are there.
 func (t *Target) Options() map[string]string {
 	out := map[string]string{}
-	for name, value := range map[string]int{"soc_model": t.SoCModel, "htp_arch": t.HTPArch, "vtcm_mb": t.VTCMMB, "opt": t.Opt} {
+	for name, value := range map[string]int{"soc_model": t.SoCModel, "htp_arch": t.HTPArch, "vtcm_mb": t.VTCMMB,
+		"opt": t.Opt} {
 		if value != 0 {
 			out[name] = strconv.Itoa(value)
 		}
@@ -149,8 +164,9 @@ type Tile = capability.Tile
 
 // Sim holds the simulation's truth about a processor: a graph takes launch_us and the sum of its operators.
 type Sim struct {
-	Schemes   map[op.Scheme]SimScheme `json:"schemes" yaml:"schemes"`
-	OtherGops float64                 `json:"other_gops" yaml:"other_gops"` // 1e9 op/s of everything but matmuls, which takes max(work/rate, bytes/bandwidth)
+	Schemes map[op.Scheme]SimScheme `json:"schemes" yaml:"schemes"`
+	// 1e9 op/s of everything but matmuls, which takes max(work/rate, bytes/bandwidth)
+	OtherGops float64 `json:"other_gops" yaml:"other_gops"`
 	// NoiseCV is the coefficient of variation of samples, e.g. 0.02.
 	NoiseCV float64 `json:"noise_cv,omitempty" yaml:"noise_cv,omitempty"`
 	// Infeasible lists matmul shapes the simulated compiler refuses.
@@ -160,12 +176,14 @@ type Sim struct {
 // SimScheme is how fast matmuls of one scheme run: M, K and N are rounded up to Step, then the time is
 // setup_us + long_k * max(work/peak, bytes/bandwidth).
 type SimScheme struct {
-	PeakGops   float64 `json:"peak_gops" yaml:"peak_gops"`                         // 1e9 op/s reached by large shapes
-	WeightBits float64 `json:"weight_bits,omitempty" yaml:"weight_bits,omitempty"` // memory traffic per weight when it differs from the stored size
-	SetupUS    float64 `json:"setup_us,omitempty" yaml:"setup_us,omitempty"`       // per matmul
-	Step       Tile    `json:"step,omitempty" yaml:"step,omitempty"`               // latency is flat within one step
-	LongK      float64 `json:"long_k,omitempty" yaml:"long_k,omitempty"`           // factor >= 1 when K >= long_k_from; 0: none
-	LongKFrom  int     `json:"long_k_from,omitempty" yaml:"long_k_from,omitempty"`
+	PeakGops float64 `json:"peak_gops" yaml:"peak_gops"` // 1e9 op/s reached by large shapes
+	// memory traffic per weight when it differs from the stored size
+	WeightBits float64 `json:"weight_bits,omitempty" yaml:"weight_bits,omitempty"`
+	SetupUS    float64 `json:"setup_us,omitempty" yaml:"setup_us,omitempty"` // per matmul
+	Step       Tile    `json:"step,omitempty" yaml:"step,omitempty"`         // latency is flat within one step
+	// factor >= 1 when K >= long_k_from; 0: none
+	LongK     float64 `json:"long_k,omitempty" yaml:"long_k,omitempty"`
+	LongKFrom int     `json:"long_k_from,omitempty" yaml:"long_k_from,omitempty"`
 	// Forms are the prices of other forms than the default, by class: one for each that the processor lists.
 	Forms map[op.Form]SimForm `json:"forms,omitempty" yaml:"forms,omitempty"`
 }
@@ -195,11 +213,14 @@ type Domain struct {
 
 // Link is what it costs to continue on processor To what processor From has finished.
 type Link struct {
-	From         string  `json:"from" yaml:"from"`
-	To           string  `json:"to" yaml:"to"`
-	HandoverUS   float64 `json:"handover_us" yaml:"handover_us"`                           // flag or event, no data moved
-	CopyGBps     float64 `json:"copy_gbps,omitempty" yaml:"copy_gbps,omitempty"`           // 1e9 byte/s when data must move; 0: memory is shared, no copy needed
-	CopyLaunchUS float64 `json:"copy_launch_us,omitempty" yaml:"copy_launch_us,omitempty"` // of one copy, before any byte
+	From string `json:"from" yaml:"from"`
+	To   string `json:"to" yaml:"to"`
+	// flag or event, no data moved
+	HandoverUS float64 `json:"handover_us" yaml:"handover_us"`
+	// 1e9 byte/s when data must move; 0: memory is shared, no copy needed
+	CopyGBps float64 `json:"copy_gbps,omitempty" yaml:"copy_gbps,omitempty"`
+	// of one copy, before any byte
+	CopyLaunchUS float64 `json:"copy_launch_us,omitempty" yaml:"copy_launch_us,omitempty"`
 }
 
 // Joint is the memory bandwidth a set of processors reaches together.

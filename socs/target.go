@@ -50,16 +50,18 @@ func (s *SoC) checkTarget() error {
 	}
 	switch control := s.Processor(s.Control); {
 	case control.Target == nil && !slices.ContainsFunc(s.Processors, func(p Processor) bool { return p.Target != nil }):
-		return diag.New(diag.ClassInput, "target %q: none of its processors says how the device executes it", s.Name).WithHint("%s", hint)
+		return diag.New(diag.ClassInput, "target %q: none of its processors says how the device executes it",
+			s.Name).WithHint("%s", hint)
 	case control.Target == nil:
-		return diag.New(diag.ClassInput, "target %q: control processor %q does not say how the device executes it", s.Name, s.Control).WithHint("%s", hint)
+		return diag.New(diag.ClassInput, "target %q: control processor %q does not say how the device executes it",
+			s.Name, s.Control).WithHint("%s", hint)
 	}
 	return nil
 }
 
-// Restricted is the SoC as plans for its device may use it: only processors with target data, with the operators and schemes
-// that are executed there. Name, fingerprint and values are unchanged; what names other processors is left out. An error names
-// what is missing, and the way out.
+// Restricted is the SoC as plans for its device may use it: only processors with target data, with the operators and
+// schemes that are executed there. Name, fingerprint and values are unchanged; what names other processors is left
+// out. An error names what is missing, and the way out.
 //
 // A plan for it carries the digest of the whole SoC: take that from s.
 func (s *SoC) Restricted() (*SoC, error) {

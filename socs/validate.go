@@ -166,7 +166,8 @@ func (v *validator) soc(soc *SoC) {
 		known("control", soc.Control)
 	}
 	v.cpu(soc.CPU)
-	if !v.few("memory", "memory domains", len(soc.Memory), maxDomains) || !v.few("joint", "joint bandwidths", len(soc.Joint), maxJoint) {
+	if !v.few("memory", "memory domains", len(soc.Memory), maxDomains) ||
+		!v.few("joint", "joint bandwidths", len(soc.Joint), maxJoint) {
 		return
 	}
 	v.domains(soc.Memory, known)
@@ -337,7 +338,8 @@ func (v *validator) identity(path string, proc *Processor) {
 		v.add(path+".sim", "driver %q needs a sim block", SimDriver)
 	}
 	if proc.Select != proc.Name {
-		v.add(path+".select", "%q, driver %q selects processors by name, want %q", clip(proc.Select), SimDriver, proc.Name)
+		v.add(path+".select", "%q, driver %q selects processors by name, want %q", clip(proc.Select), SimDriver,
+			proc.Name)
 	}
 }
 
@@ -477,7 +479,8 @@ func (v *validator) target(path string, proc *Processor) {
 		}
 		for _, form := range target.Forms[scheme] {
 			if form == "" || !proc.HasForm(scheme, form) || form.Class() != form {
-				v.add(path+".forms", "form %q of scheme %q is not among the processor's forms", clip(string(form)), clip(string(scheme)))
+				v.add(path+".forms", "form %q of scheme %q is not among the processor's forms", clip(string(form)),
+					clip(string(scheme)))
 			}
 		}
 	}
@@ -537,7 +540,8 @@ func (v *validator) simScheme(path string, forms []op.Form, rates *SimScheme) {
 	v.simForms(path+".forms", forms, rates.Forms)
 }
 
-// simForms wants a price for each form of a scheme that the processor lists. A file may list fewer than what it inherits has prices of.
+// simForms wants a price for each form of a scheme that the processor lists. A file may list fewer than what it
+// inherits has prices of.
 func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]SimForm) {
 	for _, form := range listed {
 		if _, ok := prices[form]; !ok {
@@ -586,7 +590,8 @@ func (v *validator) sources(soc *SoC) {
 	for i, point := range soc.Points {
 		path := fmt.Sprintf("points.%d", i)
 		if soc.Processor(point.Processor) == nil {
-			v.add(path+".processor", "processor %q does not exist, want one of %s", clip(point.Processor), strings.Join(names(soc), ", "))
+			v.add(path+".processor", "processor %q does not exist, want one of %s", clip(point.Processor),
+				strings.Join(names(soc), ", "))
 		}
 		point.Scheme = op.Scheme(clip(string(point.Scheme)))
 		if err := point.Op().Validate(); err != nil {
@@ -616,7 +621,8 @@ func (v *validator) sources(soc *SoC) {
 }
 
 func (v *validator) source(path, text string) {
-	if kind, place, ok := strings.Cut(text, ": "); !ok || strings.TrimSpace(place) == "" || !contains(SourceKinds, kind) {
+	if kind, place, ok := strings.Cut(text, ": "); !ok || strings.TrimSpace(place) == "" ||
+		!contains(SourceKinds, kind) {
 		v.add(path, "source %q, want one of %s, a colon and the place", clip(text), strings.Join(SourceKinds, ", "))
 		return
 	}
@@ -629,7 +635,8 @@ func concurrent(s *SoC, list []string) error {
 	for _, name := range list {
 		proc := s.Processor(name)
 		if proc == nil {
-			return diag.New(diag.ClassInput, "processor %q does not exist", name).WithHint("SoC %q has %s", s.Name, strings.Join(names(s), ", "))
+			return diag.New(diag.ClassInput, "processor %q does not exist", name).WithHint("SoC %q has %s", s.Name,
+				strings.Join(names(s), ", "))
 		}
 		if seen[name] {
 			return diag.New(diag.ClassInput, "processor %q is named twice", name)
@@ -637,7 +644,8 @@ func concurrent(s *SoC, list []string) error {
 		seen[name] = true
 		for _, core := range proc.Cores {
 			if other, ok := owner[core]; ok && other != name {
-				return diag.New(diag.ClassInput, "processors %q and %q share core %d and never run concurrently", other, name, core)
+				return diag.New(diag.ClassInput, "processors %q and %q share core %d and never run concurrently",
+					other, name, core)
 			}
 			owner[core] = name
 		}

@@ -41,8 +41,8 @@ type Described interface {
 
 // Matcher is implemented by drivers whose artifacts have a vendor's compatibility string.
 type Matcher interface {
-	// Accepts compares the string of a bundle's artifacts (Baked.Token) with the libraries here; an error says what does not
-	// fit. A driver without its library returns an *Unavailable.
+	// Accepts compares the string of a bundle's artifacts (Baked.Token) with the libraries here; an error says what
+	// does not fit. A driver without its library returns an *Unavailable.
 	Accepts(token string) error
 }
 
@@ -118,7 +118,8 @@ func (c *Capabilities) Supports(operator op.Op) error {
 		}
 		return nil
 	}
-	if scheme := operator.Scheme.Weight(); operator.Kind == op.Embed && scheme != "" && c.Layouts[scheme] != op.TilesLayout {
+	if scheme := operator.Scheme.Weight(); operator.Kind == op.Embed && scheme != "" &&
+		c.Layouts[scheme] != op.TilesLayout {
 		return fmt.Errorf("weights %q are not read in layout %q, in which rows are looked up", scheme, op.TilesLayout)
 	}
 	if operator.Kind.Has("kv") {
@@ -150,10 +151,10 @@ type Processor interface {
 	// Import makes host memory (64-byte aligned) usable by this processor without a copy.
 	// The caller keeps it alive and unmoved until the Buffer is closed.
 	Import(b []byte) (Buffer, error)
-	// Load prepares an artifact with its weights for Run. The weights' bytes stay valid and
-	// unchanged until the Executable is closed. Weights match the graph's by position, shape, scheme and
-	// layout; their names may differ, because one artifact serves every layer. Artifacts are already verified; a driver still
-	// refuses one whose graph or weights it cannot execute, by name.
+	// Load prepares an artifact with its weights for Run. The weights' bytes stay valid and unchanged until the
+	// Executable is closed. Weights match the graph's by position, shape, scheme and layout; their names may differ,
+	// because one artifact serves every layer. Artifacts are already verified; a driver still refuses one whose graph
+	// or weights it cannot execute, by name.
 	Load(ctx context.Context, a Artifact, w Weights) (Executable, error)
 	// Run executes synchronously. Rows beyond Scalars.Rows of outputs are written as zeros or left alone.
 	// Values without an answer are errors that name node and row: NaN or an infinity given to
@@ -176,7 +177,8 @@ type Virtual interface {
 	Processor
 	// Last is what the latest call of Run did, for Settle.
 	Last() Work
-	// Settle finds out when the calls of a schedule ran, on this and other processors of the same machine. It moves no clock.
+	// Settle finds out when the calls of a schedule ran, on this and other processors of the same machine. It moves
+	// no clock.
 	Settle(*Schedule) error
 }
 
@@ -262,9 +264,9 @@ type Scalars struct {
 	Row   int // SelectRow: the row to copy
 	// Sequence is which of the cached sequences the rows are of, below Bindings.Sequences.
 	Sequence int
-	// Batch are the places of the rows of nodes with Batch (see op.Op), whose rows are of a sequence each: at least as
-	// many as such a node computes rows, no sequence twice. To those nodes Pos, KVLen, Seq and Sequence mean nothing; to
-	// all others Batch does. A graph has nodes of one kind only.
+	// Batch are the places of the rows of nodes with Batch (see op.Op), whose rows are of a sequence each: at least
+	// as many as such a node computes rows, no sequence twice. To those nodes Pos, KVLen, Seq and Sequence mean
+	// nothing; to all others Batch does. A graph has nodes of one kind only.
 	Batch []Place
 }
 
@@ -323,14 +325,14 @@ type Compiler interface {
 	Compile(ctx context.Context, g op.Graph, w Weights, t Target) (Artifact, error)
 }
 
-// Baker is a Compiler whose artifacts hold the weights they were compiled with: what Load gets with them is no weight at
-// all. Its processors have Bakes among their Capabilities.
+// Baker is a Compiler whose artifacts hold the weights they were compiled with: what Load gets with them is no weight
+// at all. Its processors have Bakes among their Capabilities.
 type Baker interface {
 	Compiler
 	// Bake compiles graphs that read the same weights at several numbers of rows. Where the target shares them
-	// (Target.Emulator is false) the artifacts refer to one binary, Baked.Shared, also when there is only one. Pieces that
-	// cannot be compiled are Refused by name, all of them; any other error concerns none in particular. One Baker may be
-	// asked by several goroutines at a time.
+	// (Target.Emulator is false) the artifacts refer to one binary, Baked.Shared, also when there is only one. Pieces
+	// that cannot be compiled are Refused by name, all of them; any other error concerns none in particular. One
+	// Baker may be asked by several goroutines at a time.
 	Bake(ctx context.Context, group []Piece, t Target) (*Baked, error)
 }
 
@@ -390,9 +392,10 @@ func digest(parts [][]byte) string {
 type Baked struct {
 	Artifacts []BakedArtifact // in the order of the pieces
 	Shared    []byte          // the binary that all artifacts refer to, nil when each holds its own
-	Compiler  string          // name and versions of what compiled: "QNN 2.51.0 (onnxruntime-qnn 2.7.0, ONNX Runtime 1.31.1)"
-	Token     string          // the vendor's compatibility string, matched before anything is loaded
-	Cached    bool            // no compiler ran: all of it was there already
+	// name and versions of what compiled: "QNN 2.51.0 (onnxruntime-qnn 2.7.0, ONNX Runtime 1.31.1)"
+	Compiler string
+	Token    string // the vendor's compatibility string, matched before anything is loaded
+	Cached   bool   // no compiler ran: all of it was there already
 }
 
 // Refused says which pieces of a group a Baker does not compile. The others of the group may be tried without them.
@@ -414,8 +417,8 @@ type BakedArtifact struct {
 	// executed by the vendor's emulator, and of the source it was compiled from, executed by another engine. nil
 	// without a sample.
 	Emulated, Portable [][]byte
-	// Twin is the SHA-256 in hex of the artifact that the same piece has for the emulator (Target.Emulator), where that was
-	// compiled too; "" otherwise.
+	// Twin is the SHA-256 in hex of the artifact that the same piece has for the emulator (Target.Emulator), where
+	// that was compiled too; "" otherwise.
 	Twin string
 }
 

@@ -32,11 +32,13 @@ func ParseGraph(code []byte) (op.Graph, error) {
 			return graph, diag.New(diag.ClassInput, "parse graph: %w", err)
 		}
 		if canonical, err := json.Marshal(&graph); err != nil || !bytes.Equal(canonical, code) {
-			return graph, diag.New(diag.ClassInput, "parse graph: not in canonical form").WithHint("compile the bundle again")
+			return graph, diag.New(diag.ClassInput,
+				"parse graph: not in canonical form").WithHint("compile the bundle again")
 		}
 	}
 	if len(graph.Nodes) > maxGraphNodes {
-		return graph, diag.New(diag.ClassInput, "parse graph: %d nodes, want at most %d", len(graph.Nodes), maxGraphNodes)
+		return graph, diag.New(diag.ClassInput, "parse graph: %d nodes, want at most %d", len(graph.Nodes),
+			maxGraphNodes)
 	}
 	if err := graph.Validate(); err != nil {
 		return graph, diag.New(diag.ClassInput, "parse graph: %w", err)
@@ -45,9 +47,10 @@ func ParseGraph(code []byte) (op.Graph, error) {
 }
 
 // Check compares weights with those of a graph, by position: names may differ, because one artifact serves every
-// layer. layout is the layout that the processor reads for a weight scheme, size the packed size of one expert's matrix.
-// What it returns has the graph's names.
-func (w Weights) Check(specs []op.WeightSpec, layout func(scheme string) string, size func(op.WeightSpec) (int64, error)) (Weights, error) {
+// layer. layout is the layout that the processor reads for a weight scheme, size the packed size of one expert's
+// matrix. What it returns has the graph's names.
+func (w Weights) Check(specs []op.WeightSpec, layout func(scheme string) string,
+	size func(op.WeightSpec) (int64, error)) (Weights, error) {
 	if len(w) != len(specs) {
 		return nil, fmt.Errorf("got %d weights, want %d", len(w), len(specs))
 	}
@@ -59,7 +62,8 @@ func (w Weights) Check(specs []op.WeightSpec, layout func(scheme string) string,
 			return nil, fmt.Errorf("weight %q: got %v, want %v", spec.Name, got, spec)
 		}
 		if want := layout(spec.Scheme); spec.Layout != want {
-			return nil, fmt.Errorf("weight %q: layout %q of scheme %q is not supported, want %q", spec.Name, spec.Layout, spec.Scheme, want)
+			return nil, fmt.Errorf("weight %q: layout %q of scheme %q is not supported, want %q", spec.Name,
+				spec.Layout, spec.Scheme, want)
 		}
 		one := spec
 		one.Experts = 0

@@ -11,8 +11,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Local is what processors have in common whose driver is part of this process, to be embedded by them: buffers are memory
-// of the host, the clock is the process's, and one call waits for the other.
+// Local is what processors have in common whose driver is part of this process, to be embedded by them: buffers are
+// memory of the host, the clock is the process's, and one call waits for the other.
 type Local struct {
 	Name string // in errors
 
@@ -122,7 +122,8 @@ func (b *Bindings) Matches(g *op.Graph) error {
 	case b.Scalars.Rows < 0 || b.Scalars.Pos < 0:
 		return fmt.Errorf("got rows %d at position %d, want both at least 0", b.Scalars.Rows, b.Scalars.Pos)
 	case len(b.In) != len(g.Inputs) || len(b.Out) != len(g.Outputs):
-		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(b.In), len(b.Out), len(g.Inputs), len(g.Outputs))
+		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(b.In), len(b.Out), len(g.Inputs),
+			len(g.Outputs))
 	}
 	return nil
 }

@@ -33,7 +33,8 @@ type running struct {
 // alone. A request that ends (see Generation), whose prompt cannot be processed or whose logits cannot be sampled
 // leaves the others alone; an error of a processor ends all, and then Outcomes hold what there was. ended, which may be
 // nil, sees each outcome when its request ends, on the control lane.
-func (m *Machine) GenerateBatch(ctx context.Context, requests []Request, ended func(request int, o *Outcome)) ([]Outcome, error) {
+func (m *Machine) GenerateBatch(ctx context.Context, requests []Request,
+	ended func(request int, o *Outcome)) ([]Outcome, error) {
 	out := make([]Outcome, len(requests))
 	for i := range requests {
 		request := &requests[i]
@@ -41,7 +42,8 @@ func (m *Machine) GenerateBatch(ctx context.Context, requests []Request, ended f
 			return nil, err
 		}
 		if request.MaxTokens < 1 {
-			return nil, diag.New(diag.ClassUsage, "generate: request %d wants %d tokens, want at least 1", i, request.MaxTokens)
+			return nil, diag.New(diag.ClassUsage, "generate: request %d wants %d tokens, want at least 1", i,
+				request.MaxTokens)
 		}
 	}
 	m.Reset()
@@ -70,7 +72,8 @@ func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *O
 		rest := active[:i]
 		for _, sequence := range active[i:] {
 			request, outcome := &requests[sequence.request], &out[sequence.request]
-			if outcome.Err = sequence.err; outcome.Err == nil && !outcome.take(machine, sequence.next.Sequence, sequence.next.ID, request.MaxTokens, request.OnToken) {
+			if outcome.Err = sequence.err; outcome.Err == nil &&
+				!outcome.take(machine, sequence.next.Sequence, sequence.next.ID, request.MaxTokens, request.OnToken) {
 				rest = append(rest, sequence)
 				continue
 			}
@@ -90,7 +93,8 @@ func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *O
 				most := min(request.MaxTokens, machine.plan.MaxContext-len(request.Prompt)+1)
 				outcome.Tokens, outcome.DecodeNS = make([]int32, 0, most), make([]int64, 0, most)
 				free = free[:len(free)-1]
-				active = append(active, running{request: queued, sampler: request.Sampler, next: Token{Sequence: sequence}})
+				active = append(active, running{request: queued, sampler: request.Sampler,
+					next: Token{Sequence: sequence}})
 				timing, err := c.Extend(sequence, request.Prompt, WantLast, first)
 				if err != nil {
 					return err

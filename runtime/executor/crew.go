@@ -52,8 +52,8 @@ type laneSection struct {
 	virt   *virtualLane
 
 	watched bool // lanes of other threads wait for it
-	// What they want to know of it: 2n while n steps are finished and the next has not begun, 2n+1 once it has, and when
-	// that was on the machine's clock.
+	// What they want to know of it: 2n while n steps are finished and the next has not begun, 2n+1 once it has, and
+	// when that was on the machine's clock.
 	at    atomic.Int64
 	began atomic.Int64
 }
@@ -76,7 +76,8 @@ func (m *Machine) formCrews() {
 		}
 		if i < 0 {
 			i = len(m.crews)
-			m.crews = append(m.crews, &crew{wake: make(chan struct{}, 1), exited: make(chan struct{}), late: int64(lateFirst)})
+			m.crews = append(m.crews, &crew{wake: make(chan struct{}, 1), exited: make(chan struct{}),
+				late: int64(lateFirst)})
 		}
 		lane.crew = m.crews[i]
 		lane.crew.lanes = append(lane.crew.lanes, lane)
@@ -257,7 +258,8 @@ func (m *Machine) walk(cs *crewSection) error {
 	return nil
 }
 
-// advance runs a lane's steps until the end of the iteration, or until one waits; it returns whether it came any further.
+// advance runs a lane's steps until the end of the iteration, or until one waits; it returns whether it came any
+// further.
 func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 	ran := false
 	for ls.next < len(ls.steps) {
@@ -310,10 +312,12 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 			if mem.IsFault(err) {
 				class = diag.ClassIO
 			}
-			return diag.New(class, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, ls.first+ls.iter, lane.name, err)
+			return diag.New(class, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run,
+				ls.first+ls.iter, lane.name, err)
 		}
 		if m.observe != nil {
-			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: rows, In: bound.bind.In, Out: bound.bind.Out})
+			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: rows,
+				In: bound.bind.In, Out: bound.bind.Out})
 		}
 		took := int64(span.End - span.Start)
 		if ls.virt != nil {
@@ -386,7 +390,10 @@ func (m *Machine) idle(cs *crewSection) error {
 		}
 		return false
 	}
-	if m.await(cs.crew, ready, cs.missing, func(waited int64) bool { return m.poison.Load() != nil || waited > int64(m.deadline) }) {
+	if m.await(cs.crew, ready, cs.missing, func(waited int64) bool {
+		return m.poison.Load() != nil ||
+			waited > int64(m.deadline)
+	}) {
 		if st := next.steps[next.next]; !next.lane.virt {
 			now := m.now()
 			st.waitNS += now - began
@@ -409,7 +416,8 @@ func (m *Machine) idle(cs *crewSection) error {
 		}
 		if wait.setter.lane.crew != cs.crew {
 			by := wait.setter.steps[wait.after-1]
-			return diag.New(diag.ClassRun, "step %q on processor %q waited %v for flag %d of step %q on processor %q", ls.steps[ls.next].Node, ls.lane.name, m.deadline, *by.Set, by.Node, wait.setter.lane.name)
+			return diag.New(diag.ClassRun, "step %q on processor %q waited %v for flag %d of step %q on processor %q",
+				ls.steps[ls.next].Node, ls.lane.name, m.deadline, *by.Set, by.Node, wait.setter.lane.name)
 		}
 	}
 	panic("BUG: lanes of one thread wait for each other, which rule P008 excludes")
@@ -418,7 +426,8 @@ func (m *Machine) idle(cs *crewSection) error {
 // now is the machine's clock.
 func (m *Machine) now() int64 { return int64(time.Since(m.origin)) }
 
-// missing is at least how long it takes until a lane of the crew can go on, by what is expected of the steps that it waits for.
+// missing is at least how long it takes until a lane of the crew can go on, by what is expected of the steps that it
+// waits for.
 func (cs *crewSection) missing(now int64) int64 {
 	least := int64(-1)
 	for _, ls := range cs.lanes {
@@ -482,9 +491,10 @@ const (
 	mostBetween = 100 * time.Millisecond // of two looks, on a machine where every nap ends late
 )
 
-// await waits on a crew's thread until ready: asleep while left says that it takes a while, then busily, then, when it takes
-// longer than expected, with naps. It returns false when stop says so, which is told how long it has waited: looks that are
-// further apart than mostBetween count as that, because this process was stopped meanwhile and did not wait.
+// await waits on a crew's thread until ready: asleep while left says that it takes a while, then busily, then, when
+// it takes longer than expected, with naps. It returns false when stop says so, which is told how long it has waited:
+// looks that are further apart than mostBetween count as that, because this process was stopped meanwhile and did not
+// wait.
 func (m *Machine) await(other *crew, ready func() bool, left func(now int64) int64, stop func(waited int64) bool) bool {
 	for range 256 {
 		if ready() {
@@ -521,8 +531,8 @@ func (m *Machine) await(other *crew, ready func() bool, left func(now int64) int
 	}
 }
 
-// overslept notes how late a nap ended: from 5 us on one machine to 50 us on another, or when others use its cores. Late
-// ones count more, as it is worse to miss the end of a wait than to spin for as long.
+// overslept notes how late a nap ended: from 5 us on one machine to 50 us on another, or when others use its cores.
+// Late ones count more, as it is worse to miss the end of a wait than to spin for as long.
 func (c *crew) overslept(ns int64) {
 	ns = min(max(ns, 0), int64(lateMost))
 	if ns > c.late {

@@ -58,8 +58,8 @@ type Options struct {
 	// OnDemand loads a program with its weights when a call first needs it, instead of all of them on opening: the
 	// first token then waits for nothing that only later ones need.
 	OnDemand bool
-	// Observe is called after every step, on the thread of the step's lane, with what it has read (and perhaps changed in
-	// place) and written. It slows execution down and is for measuring, not for serving.
+	// Observe is called after every step, on the thread of the step's lane, with what it has read (and perhaps
+	// changed in place) and written. It slows execution down and is for measuring, not for serving.
 	Observe func(Observed)
 	// Trace is how many events of each lane are kept for WriteTrace, the first ones; 0: none.
 	Trace int
@@ -75,8 +75,8 @@ type Observed struct {
 	In, Out []driver.View
 }
 
-// Machine is a plan loaded onto its processors, with a KV cache for each of its sequences. Its methods may be called from any
-// goroutine, one at a time.
+// Machine is a plan loaded onto its processors, with a KV cache for each of its sequences. Its methods may be called
+// from any goroutine, one at a time.
 type Machine struct {
 	plan     *planir.Plan
 	deadline time.Duration
@@ -175,15 +175,16 @@ type lane struct {
 	lost    int64 // events that were not kept
 }
 
-// Open loads a plan: it opens the processors its programs use, allocates the pool and the cache, and
-// loads every artifact with its weights. The plan must satisfy planir.Check, and is checked unless somebody has done so.
+// Open loads a plan: it opens the processors its programs use, allocates the pool and the cache, and loads every
+// artifact with its weights. The plan must satisfy planir.Check, and is checked unless somebody has done so.
 func Open(ctx context.Context, p *planir.Plan, src Source, options Options) (machine *Machine, err error) {
 	if !options.Checked {
 		if found := planir.Check(p); found.Err() != nil {
 			return nil, fmt.Errorf("open plan: %w", found.Err())
 		}
 	}
-	machine = &Machine{plan: p, deadline: options.Deadline, observe: options.Observe, origin: time.Now(), programs: map[string]*program{}, jobs: make(chan job), lost: make(chan struct{})}
+	machine = &Machine{plan: p, deadline: options.Deadline, observe: options.Observe, origin: time.Now(),
+		programs: map[string]*program{}, jobs: make(chan job), lost: make(chan struct{})}
 	if machine.deadline == 0 {
 		machine.deadline = 2 * time.Minute
 	}
@@ -239,7 +240,8 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 			}
 		}
 		if drv == nil {
-			return diag.New(diag.ClassUnavailable, "open processor %q: driver %q is not part of this program", pr.Name, pr.Driver).
+			return diag.New(diag.ClassUnavailable, "open processor %q: driver %q is not part of this program",
+				pr.Name, pr.Driver).
 				WithHint("this program has the drivers %v; hetc run also has sim", names)
 		}
 		proc, err := drv.Open(ctx, driver.Config{Select: pr.Select, Options: pr.Options})
@@ -250,7 +252,8 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 			}
 			return diag.New(diag.ClassOr(err, diag.ClassRun), "open processor %q: %w", pr.Name, err)
 		}
-		opened := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual, dynamic: proc.Capabilities().DynamicRows}
+		opened := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual,
+			dynamic: proc.Capabilities().DynamicRows}
 		m.lanes = append(m.lanes, opened)
 		m.closers = append(m.closers, proc.Close)
 		if pr.Name == m.plan.SoC.Control {
@@ -325,7 +328,8 @@ func (m *Machine) prepare(src Source) error {
 	load := &m.loader
 	*load = loader{
 		src: src, weights: newWeights(m.plan, src), pool: map[*lane]driver.Buffer{}, lanes: map[string]*lane{},
-		graphs: map[string]*planir.Graph{}, codes: map[string][]byte{}, loaded: map[string]driver.Executable{}, baked: map[bakedKey]bakedBlobs{},
+		graphs: map[string]*planir.Graph{}, codes: map[string][]byte{}, loaded: map[string]driver.Executable{},
+		baked: map[bakedKey]bakedBlobs{},
 	}
 	load.steady, _ = src.(Steady)
 	for _, baking := range m.plan.Bakings() {
@@ -334,7 +338,8 @@ func (m *Machine) prepare(src Source) error {
 			shared = planir.LayerBlob(baking.Context, baking.Layer)
 		}
 		for _, graph := range baking.Graphs {
-			load.baked[bakedKey{graph.Name, baking.Layer}] = bakedBlobs{planir.LayerBlob(graph.Artifact, baking.Layer), shared}
+			load.baked[bakedKey{graph.Name, baking.Layer}] = bakedBlobs{planir.LayerBlob(graph.Artifact,
+				baking.Layer), shared}
 		}
 	}
 	for _, lane := range m.lanes {
@@ -496,7 +501,8 @@ func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.St
 }
 
 // executable is a graph loaded with the weights of a step in a layer; steps that read the same ones share it.
-func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *planir.Graph, layer int) (driver.Executable, error) {
+func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *planir.Graph,
+	layer int) (driver.Executable, error) {
 	loader, proc := &m.loader, m.plan.Proc(on.name)
 	fail := func(err error) (driver.Executable, error) {
 		return nil, fmt.Errorf("load graph %q: %w", graph.Name, err)
@@ -549,7 +555,8 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 	return exe, nil
 }
 
-// mainKind is the kind of the operator that decides what a graph costs: a matrix product, else attention, else the first.
+// mainKind is the kind of the operator that decides what a graph costs: a matrix product, else attention, else the
+// first.
 func mainKind(g *op.Graph) op.Kind {
 	kind := g.Nodes[0].Op.Kind
 	for _, node := range g.Nodes {
@@ -710,7 +717,8 @@ func (m *Machine) Close() error {
 			select {
 			case <-crew.exited:
 			case <-timeout:
-				err = diag.New(diag.ClassRun, "close: %s does not return from its last step; its resources are left behind", crew)
+				err = diag.New(diag.ClassRun,
+					"close: %s does not return from its last step; its resources are left behind", crew)
 				return
 			}
 		}

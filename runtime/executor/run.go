@@ -29,9 +29,9 @@ type Control struct {
 // patience is how long after its context's end Do waits for a step: who interrupts does not wait for the deadline.
 const patience = 5 * time.Second
 
-// Do runs fn on the control lane's thread and returns its error. When ctx ends, lanes stop at their
-// next step. When no lane finishes a step for the machine's deadline, or for 5 s after ctx ended, Do gives up: the Machine
-// is then unusable, and Close leaves the hanging processor behind.
+// Do runs fn on the control lane's thread and returns its error. When ctx ends, lanes stop at their next step. When
+// no lane finishes a step for the machine's deadline, or for 5 s after ctx ended, Do gives up: the Machine is then
+// unusable, and Close leaves the hanging processor behind.
 func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 	if broken := m.broken.Load(); broken != nil {
 		return *broken
@@ -109,7 +109,8 @@ func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits [
 
 // Extend processes tokens at the end of a sequence and hands the logits [vocabulary] of the wanted rows
 // to sink, row by row (row counts from 0 over tokens); the slice is valid during the call of sink.
-func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row int, logits []float32) error) (Timing, error) {
+func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row int, logits []float32) error) (Timing,
+	error) {
 	machine := c.m
 	if err := machine.admits(sequence, tokens); err != nil {
 		return Timing{}, err
@@ -167,7 +168,8 @@ func (m *Machine) admits(sequence int, tokens []int32) error {
 		return diag.New(diag.ClassUsage, "forward: no tokens")
 	}
 	if pos := m.pos[sequence]; pos+len(tokens) > m.plan.MaxContext {
-		return diag.New(diag.ClassInput, "forward: %d tokens at position %d exceed the plan's context of %d", len(tokens), pos, m.plan.MaxContext).
+		return diag.New(diag.ClassInput, "forward: %d tokens at position %d exceed the plan's context of %d",
+			len(tokens), pos, m.plan.MaxContext).
 			WithHint("shorten the prompt or generate fewer tokens, or, where the model has more positions, solve with a larger context in the workload")
 	}
 	vocab := int32(m.Vocabulary())
@@ -198,7 +200,8 @@ func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error)
 		}
 		for j := range tokens[:i] {
 			if tokens[j].Sequence == token.Sequence {
-				return Timing{}, diag.New(diag.ClassUsage, "step: tokens %d and %d are both of sequence %d", j, i, token.Sequence)
+				return Timing{}, diag.New(diag.ClassUsage, "step: tokens %d and %d are both of sequence %d", j, i,
+					token.Sequence)
 			}
 		}
 	}
@@ -220,7 +223,8 @@ func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error)
 	machine.places = machine.places[:0]
 	for i, token := range tokens {
 		machine.ids[i] = token.ID
-		machine.places = append(machine.places, driver.Place{Sequence: token.Sequence, Pos: machine.pos[token.Sequence]})
+		machine.places = append(machine.places, driver.Place{Sequence: token.Sequence,
+			Pos: machine.pos[token.Sequence]})
 	}
 	for _, section := range pr.sections {
 		if err := c.ctx.Err(); err != nil {
@@ -349,7 +353,8 @@ func (m *Machine) section(sec *section, call driver.Scalars) error {
 		// inside a driver is found by the watchdog in Do.
 		crew := cs.crew
 		target := crew.start.Load()
-		if !m.await(m.control.crew, func() bool { return crew.done.Load() == target }, cs.left, func(int64) bool { return m.broken.Load() != nil }) {
+		if !m.await(m.control.crew, func() bool { return crew.done.Load() == target }, cs.left,
+			func(int64) bool { return m.broken.Load() != nil }) {
 			return *m.broken.Load()
 		}
 	}
@@ -381,7 +386,8 @@ func (m *Machine) Stats() []StepStat {
 	var out []StepStat
 	m.eachStep(func(pr *program, s *section, ls *laneSection, st *step) {
 		if st.runCount > 0 {
-			out = append(out, StepStat{pr.Name, s.Name, ls.lane.name, st.Node, st.kind, st.runCount, st.runNS, st.waitNS, st.ExpectNS})
+			out = append(out, StepStat{pr.Name, s.Name, ls.lane.name, st.Node, st.kind, st.runCount, st.runNS,
+				st.waitNS, st.ExpectNS})
 		}
 	})
 	return out

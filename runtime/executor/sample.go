@@ -25,8 +25,11 @@ type Sampler struct {
 
 // Validate refuses settings that mean nothing.
 func (s *Sampler) Validate() error {
-	if !(s.Temperature >= 0) || math.IsInf(s.Temperature, 1) || s.TopK < 0 || math.IsNaN(s.TopP) || s.TopP < 0 || s.TopP > 1 {
-		return diag.New(diag.ClassUsage, "sampling: temperature %v, top-k %d, top-p %v, want a finite temperature >= 0, top-k >= 0, top-p in 0..1", s.Temperature, s.TopK, s.TopP)
+	if !(s.Temperature >= 0) || math.IsInf(s.Temperature, 1) || s.TopK < 0 || math.IsNaN(s.TopP) || s.TopP < 0 ||
+		s.TopP > 1 {
+		return diag.New(diag.ClassUsage,
+			"sampling: temperature %v, top-k %d, top-p %v, want a finite temperature >= 0, top-k >= 0, top-p in 0..1",
+			s.Temperature, s.TopK, s.TopP)
 	}
 	return nil
 }
@@ -102,7 +105,8 @@ type Generation struct {
 }
 
 // take adds a sampled token to the result for a sequence; true ends it.
-func (g *Generation) take(machine *Machine, sequence int, id int32, maxTokens int, onToken func(int32) bool) (end bool) {
+func (g *Generation) take(machine *Machine, sequence int, id int32, maxTokens int,
+	onToken func(int32) bool) (end bool) {
 	if slices.Contains(machine.plan.Model.EOS, int(id)) {
 		g.Stopped = true
 		return true
@@ -122,7 +126,8 @@ func (g *Generation) take(machine *Machine, sequence int, id int32, maxTokens in
 // Generate processes the prompt at the current position and samples up to maxTokens tokens, or fewer
 // when an end token appears (which is not part of the result), onToken returns false, or the context is
 // full. onToken may be nil.
-func (m *Machine) Generate(ctx context.Context, prompt []int32, maxTokens int, sampler *Sampler, onToken func(int32) bool) (Generation, error) {
+func (m *Machine) Generate(ctx context.Context, prompt []int32, maxTokens int, sampler *Sampler,
+	onToken func(int32) bool) (Generation, error) {
 	var out Generation
 	if err := sampler.Validate(); err != nil {
 		return out, err

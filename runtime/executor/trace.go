@@ -140,9 +140,9 @@ type waitArgs struct {
 	SetterLayer int    `json:"setter_layer"`
 }
 
-// WriteTrace writes what Options.Trace has kept of all calls so far in the Trace Event Format (JSON), which chrome://tracing and
-// ui.perfetto.dev show: a row for programs and their sections, and one for each lane's steps and waits. It returns how many
-// events were not kept. Nothing may be running.
+// WriteTrace writes what Options.Trace has kept of all calls so far in the Trace Event Format (JSON), which
+// chrome://tracing and ui.perfetto.dev show: a row for programs and their sections, and one for each lane's steps and
+// waits. It returns how many events were not kept. Nothing may be running.
 func (m *Machine) WriteTrace(w io.Writer) (lost int64, err error) {
 	tracer := m.trace
 	if tracer == nil {
@@ -171,9 +171,11 @@ func (m *Machine) WriteTrace(w io.Writer) (lost int64, err error) {
 		put(traceEvent{Name: name, Cat: cat, Ph: "X", TID: tid, TS: &ts, Dur: &dur, Args: args})
 	}
 	label := func(tid int, key string, value any) {
-		put(traceEvent{Name: key, Ph: "M", TID: tid, Args: map[string]any{map[bool]string{true: "sort_index", false: "name"}[key == "thread_sort_index"]: value}})
+		put(traceEvent{Name: key, Ph: "M", TID: tid, Args: map[string]any{map[bool]string{true: "sort_index",
+			false: "name"}[key == "thread_sort_index"]: value}})
 	}
-	about, err := json.Marshal(map[string]any{"soc": m.plan.SoC.Name, "model": m.plan.Model.Name, "simulated": m.control.virt, "lost_events": lost})
+	about, err := json.Marshal(map[string]any{"soc": m.plan.SoC.Name, "model": m.plan.Model.Name,
+		"simulated": m.control.virt, "lost_events": lost})
 	if err != nil {
 		return lost, err
 	}
@@ -197,17 +199,22 @@ func (m *Machine) WriteTrace(w io.Writer) (lost int64, err error) {
 		span(0, "program", name, call.start, call.end, callArgs{call.program.Name, call.pos, call.rows})
 	}
 	for i, section := range tracer.sections {
-		span(0, "section", section.section.Name, section.start, section.end, sectionArgs{i, section.section.First, section.section.Layers, section.row})
+		span(0, "section", section.section.Name, section.start, section.end,
+			sectionArgs{i, section.section.First, section.section.Layers, section.row})
 	}
 	for i, lane := range m.lanes {
 		for _, event := range lane.events {
 			first, run := tracer.sections[event.section].section.First, int(event.section)
 			if event.wait == nil {
-				span(i+1, "step", event.step.Node, event.start, event.end, stepArgs{run, first + int(event.iter), event.step.Run, int(event.rows), float64(event.step.ExpectNS) / 1e3})
+				span(i+1, "step", event.step.Node, event.start, event.end,
+					stepArgs{run, first + int(event.iter), event.step.Run, int(event.rows),
+						float64(event.step.ExpectNS) / 1e3})
 				continue
 			}
 			by := event.wait.setter.steps[event.wait.after-1]
-			span(i+1, "wait", "wait for "+by.Node, event.start, event.end, waitArgs{run, first + int(event.iter), *by.Set, by.Node, event.wait.setter.lane.name, first + int(event.iter) - int(event.wait.back)})
+			span(i+1, "wait", "wait for "+by.Node, event.start, event.end,
+				waitArgs{run, first + int(event.iter), *by.Set, by.Node, event.wait.setter.lane.name,
+					first + int(event.iter) - int(event.wait.back)})
 		}
 	}
 	if err != nil {

@@ -4,9 +4,9 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// Lanes of processors with virtual clocks compute in real time, in whatever order their threads come to it. When their
-// steps ran on the virtual clock is settled by the driver once a section is done, from what each step did and which flags
-// it waited for: so it does not depend on the scheduler of this machine.
+// Lanes of processors with virtual clocks compute in real time, in whatever order their threads come to it. When
+// their steps ran on the virtual clock is settled by the driver once a section is done, from what each step did and
+// which flags it waited for: so it does not depend on the scheduler of this machine.
 
 // virtualLane is a lane's part of the schedule of its section.
 type virtualLane struct {
@@ -27,8 +27,10 @@ func (m *Machine) arrange(sec *section) {
 			sec.schedule = &driver.Schedule{Control: m.control.proc}
 		}
 		calls := sec.iters * len(ls.steps)
-		ls.virt = &virtualLane{proc: proc, schedule: sec.schedule, lane: len(sec.schedule.Lanes), rows: make([]int, calls)}
-		sec.schedule.Lanes = append(sec.schedule.Lanes, driver.ScheduleLane{Proc: proc, Calls: make([]driver.ScheduleCall, calls)})
+		ls.virt = &virtualLane{proc: proc, schedule: sec.schedule, lane: len(sec.schedule.Lanes),
+			rows: make([]int, calls)}
+		sec.schedule.Lanes = append(sec.schedule.Lanes,
+			driver.ScheduleLane{Proc: proc, Calls: make([]driver.ScheduleCall, calls)})
 	}
 	for _, ls := range sec.lanes {
 		if ls.virt == nil {
@@ -39,7 +41,8 @@ func (m *Machine) arrange(sec *section) {
 			iter := int64(i / len(ls.steps))
 			for _, wait := range ls.steps[i%len(ls.steps)].waits {
 				if by := wait.setter; by.virt != nil && by != ls && iter >= wait.back {
-					after := driver.ScheduleAfter{Lane: by.virt.lane, Call: int(iter-wait.back)*len(by.steps) + wait.after - 1}
+					after := driver.ScheduleAfter{Lane: by.virt.lane,
+						Call: int(iter-wait.back)*len(by.steps) + wait.after - 1}
 					calls[i].After = append(calls[i].After, after)
 				}
 			}
@@ -54,8 +57,8 @@ func (ls *laneSection) ran(number int64, rows int) {
 	virt.schedule.Lanes[virt.lane].Calls[number].Work = virt.proc.Last()
 }
 
-// settle finds out when the steps of a section ran that started at a virtual time, and moves all virtual clocks to its end.
-// Of a section that failed nothing is known. It returns the error why it failed, or its own.
+// settle finds out when the steps of a section ran that started at a virtual time, and moves all virtual clocks to
+// its end. Of a section that failed nothing is known. It returns the error why it failed, or its own.
 func (m *Machine) settle(sec *section, start driver.Tick, failed error) error {
 	if sec.schedule == nil {
 		return failed

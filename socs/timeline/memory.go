@@ -1,7 +1,7 @@
 // Package timeline knows when things happen on processors that share one memory: how much activities that run side by
 // side slow each other down (Memory), and when the steps of lanes begin and end that wait for each other (Walk). A
-// prediction fills it with fitted times, a simulation with the times of its description, so that both mean the same by a
-// lane, a hand-over and contention.
+// prediction fills it with fitted times, a simulation with the times of its description, so that both mean the same
+// by a lane, a hand-over and contention.
 package timeline
 
 import (
@@ -40,7 +40,8 @@ func (p *Phase) demand(compute, memory float64) float64 {
 // Times is the phase with all its times that many times as long.
 func (p *Phase) Times(factor float64) Phase {
 	phase := *p
-	phase.SetupNS, phase.ComputeNS, phase.MemoryNS = float64(p.SetupNS*factor), float64(p.ComputeNS*factor), float64(p.MemoryNS*factor)
+	phase.SetupNS, phase.ComputeNS, phase.MemoryNS = float64(p.SetupNS*factor), float64(p.ComputeNS*factor),
+		float64(p.MemoryNS*factor)
 	return phase
 }
 
@@ -92,9 +93,9 @@ type Activity struct {
 
 // Slow returns by how much each of the activities slows down, at least 1, while all run on distinct processors.
 //
-// The memory parts of all are stretched by one common factor, the least with which no set among the processors reads more
-// than it can. An activity that computes for longer than it reads hides some of that. Sets of which nothing is known
-// do not slow down.
+// The memory parts of all are stretched by one common factor, the least with which no set among the processors reads
+// more than it can. An activity that computes for longer than it reads hides some of that. Sets of which nothing is
+// known do not slow down.
 func (m *Memory) Slow(active []Activity, out []float64) []float64 {
 	out = out[:0]
 	for range active {
@@ -133,7 +134,8 @@ func (m *Memory) Slow(active []Activity, out []float64) []float64 {
 	if len(active) == 2 && m.Pairs != nil {
 		for i := range active {
 			one, other := &active[i], &active[1-i]
-			if factor, ok := m.Pairs[Pair{one.Proc, one.Phase.Key, other.Proc, other.Phase.Key}]; ok && one.Phase.Key != "" {
+			if factor, ok := m.Pairs[Pair{one.Proc, one.Phase.Key, other.Proc, other.Phase.Key}]; ok &&
+				one.Phase.Key != "" {
 				out[i] = max(factor, 1)
 			}
 		}
@@ -151,8 +153,8 @@ func among(s *Set, active []Activity) bool {
 	return true
 }
 
-// fit is the least stretch of memory parts, from the given one on, with which the members of a set read no more than they
-// can together. Demand falls as the stretch grows: bisection finds it.
+// fit is the least stretch of memory parts, from the given one on, with which the members of a set read no more than
+// they can together. Demand falls as the stretch grows: bisection finds it.
 func fit(s *Set, active []Activity, compute []float64, from float64) float64 {
 	excess := func(stretch float64) bool {
 		sum := 0.0

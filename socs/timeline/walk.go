@@ -31,8 +31,8 @@ type After struct {
 	Back       bool
 }
 
-// Section is lanes that repeat their steps. Control is the processor that starts it: the lanes of others begin when they
-// have noticed, and the section ends when Control has noticed that all are done. "" starts and ends at no cost.
+// Section is lanes that repeat their steps. Control is the processor that starts it: the lanes of others begin when
+// they have noticed, and the section ends when Control has noticed that all are done. "" starts and ends at no cost.
 type Section struct {
 	Lanes      []Lane
 	Iterations int
@@ -43,15 +43,16 @@ type Section struct {
 type Work interface {
 	// Phases are those of a step, one after the other. They are not changed, and stay where they are during the walk.
 	Phases(lane, step, iteration int) []Phase
-	// Ran tells when a step started and ended, in nanoseconds from the start of the section, and since when its thread had
-	// had nothing to do.
+	// Ran tells when a step started and ended, in nanoseconds from the start of the section, and since when its
+	// thread had had nothing to do.
 	Ran(lane, step, iteration int, idle, start, end int64)
 }
 
-// Walk goes through a section event by event and returns the time until Control has noticed its end. An event is the end
-// of a set-up, the end of a phase, or the start of a step; between two events every activity proceeds at a constant
-// speed, which the memory decides. Steps of a lane run in order. A step starts once its thread is free and it has noticed
-// all flags that it waits for; a flag that was set long ago costs nothing. ok is false when lanes wait in a circle.
+// Walk goes through a section event by event and returns the time until Control has noticed its end. An event is the
+// end of a set-up, the end of a phase, or the start of a step; between two events every activity proceeds at a
+// constant speed, which the memory decides. Steps of a lane run in order. A step starts once its thread is free and
+// it has noticed all flags that it waits for; a flag that was set long ago costs nothing. ok is false when lanes wait
+// in a circle.
 func Walk(m *Machine, section *Section, work Work) (ns int64, ok bool) {
 	state := walk{machine: m, section: section, work: work, slow: map[[4]*Phase][4]float64{}}
 	state.prepare()
@@ -165,7 +166,8 @@ func (w *walk) event() bool {
 	return true
 }
 
-// begin starts a step of an idle thread, if one can start now. Otherwise it returns when one can, as far as that is known.
+// begin starts a step of an idle thread, if one can start now. Otherwise it returns when one can, as far as that is
+// known.
 func (w *walk) begin(thread *threadState) float64 {
 	soonest := math.Inf(1)
 	for i := range thread.lanes {

@@ -123,7 +123,8 @@ func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Ta
 		if err != nil {
 			return nil, err
 		}
-		baked := driver.BakedArtifact{Artifact: driver.Artifact{Driver: b.name, Code: code, Facts: map[string]int64{"bytes": int64(len(code)), "spill_bytes": 0}}}
+		baked := driver.BakedArtifact{Artifact: driver.Artifact{Driver: b.name, Code: code,
+			Facts: map[string]int64{"bytes": int64(len(code)), "spill_bytes": 0}}}
 		if !target.Emulator {
 			out.Shared = all
 			if out.Shared == nil {
@@ -285,7 +286,8 @@ func (d *bakingDriver) Open(ctx context.Context, c driver.Config) (driver.Proces
 	}
 	caps := *proc.Capabilities()
 	caps.Set = caps.Set.Clone()
-	caps.Bakes, caps.WeightRanges, caps.DynamicRows, caps.StridedInput, caps.StridedOutput = true, false, false, false, false
+	caps.Bakes, caps.WeightRanges, caps.DynamicRows, caps.StridedInput, caps.StridedOutput = true, false, false,
+		false, false
 	return &bakingProcessor{proc, &caps, d}, nil
 }
 
@@ -297,9 +299,11 @@ type bakingProcessor struct {
 
 func (p *bakingProcessor) Capabilities() *driver.Capabilities { return p.caps }
 
-func (p *bakingProcessor) Load(ctx context.Context, artifact driver.Artifact, weights driver.Weights) (driver.Executable, error) {
+func (p *bakingProcessor) Load(ctx context.Context, artifact driver.Artifact,
+	weights driver.Weights) (driver.Executable, error) {
 	if len(weights) > 0 {
-		return nil, diag.New(diag.ClassInput, "load artifact on %q: %d weights, and it holds its own", p.d.b.name, len(weights))
+		return nil, diag.New(diag.ClassInput, "load artifact on %q: %d weights, and it holds its own", p.d.b.name,
+			len(weights))
 	}
 	var code bakedCode
 	if err := json.Unmarshal(artifact.Code, &code); err != nil {
@@ -312,13 +316,16 @@ func (p *bakingProcessor) Load(ctx context.Context, artifact driver.Artifact, we
 	if code.Shared != "" {
 		from = artifact.Shared
 		if sum := sha256.Sum256(from); hex.EncodeToString(sum[:]) != code.Shared {
-			return nil, diag.New(diag.ClassInput, "load artifact on %q: the shared binary has digest %x, want %s", p.d.b.name, sum, code.Shared)
+			return nil, diag.New(diag.ClassInput, "load artifact on %q: the shared binary has digest %x, want %s",
+				p.d.b.name, sum, code.Shared)
 		}
 	}
 	loaded := &bakedExecutable{}
 	for _, spec := range code.Specs {
 		if spec.Bytes < 0 || spec.Bytes > len(from) {
-			return nil, errors.Join(diag.New(diag.ClassInput, "load artifact on %q: weights of %d bytes, want %d more", p.d.b.name, len(from), spec.Bytes), loaded.Close())
+			return nil, errors.Join(diag.New(diag.ClassInput,
+				"load artifact on %q: weights of %d bytes, want %d more", p.d.b.name, len(from), spec.Bytes),
+				loaded.Close())
 		}
 		buf, err := driver.AllocHost(p.d.b.name, int64(spec.Bytes))
 		if err != nil {

@@ -163,8 +163,8 @@ func testCapabilities(t *testing.T, f *Factory) {
 	}
 }
 
-// sampled is whether some variants stand for all: under the race detector, and with -short, which other ways of building
-// ask for. Plain tests try every variant.
+// sampled is whether some variants stand for all: under the race detector, and with -short, which other ways of
+// building ask for. Plain tests try every variant.
 func sampled() bool { return Race || testing.Short() }
 
 const testContext = 64
@@ -258,7 +258,8 @@ func testOperators(t *testing.T, f *Factory) {
 				if operator.Kind == op.Rope || operator.Kind == op.QKNorm { // in place
 					graph.Outputs[0] = graph.Inputs[0]
 				}
-				sub.variants(sub.newTrial(graph, contextOf(operator), uint64(i)), operator.M, contextOf(operator), uint64(i))
+				sub.variants(sub.newTrial(graph, contextOf(operator), uint64(i)), operator.M, contextOf(operator),
+					uint64(i))
 			})
 		}
 	}
@@ -269,8 +270,8 @@ func testOperators(t *testing.T, f *Factory) {
 	}
 }
 
-// ignores reports whether a driver compiles a product whose form it does not list, which it then has to execute: arithmetic
-// is the same in every form. If not its compiler names the form.
+// ignores reports whether a driver compiles a product whose form it does not list, which it then has to execute:
+// arithmetic is the same in every form. If not its compiler names the form.
 func (s *session) ignores(t *testing.T, o op.Op, g op.Graph) bool {
 	plain := o
 	if plain.Form = ""; o.Form == "" || s.caps.Supports(plain) != nil {
@@ -375,7 +376,8 @@ func testWeightRanges(t *testing.T, f *Factory) {
 				for i, spec := range full.graph.Weights {
 					packed := &full.packed[i]
 					if spec.Name == "steps" { // the same in all columns: every share has its own
-						old, weight := full.weights[spec.Name], stored{spec.K, operator.N, make([]float32, spec.K*operator.N)}
+						old, weight := full.weights[spec.Name],
+							stored{spec.K, operator.N, make([]float32, spec.K*operator.N)}
 						for j := range weight.v {
 							weight.v[j] = old.v[j/operator.N*whole]
 						}
@@ -389,7 +391,8 @@ func testWeightRanges(t *testing.T, f *Factory) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					part.packed[i] = driver.Packed{Spec: columns, Bytes: packed.Bytes[offset : offset+bytes], Stride: packed.Stride}
+					part.packed[i] = driver.Packed{Spec: columns, Bytes: packed.Bytes[offset : offset+bytes],
+						Stride: packed.Stride}
 					rows, old := max(1, spec.Experts)*spec.K, full.weights[spec.Name]
 					weight := stored{spec.K, operator.N, make([]float32, rows*operator.N)}
 					for row := range rows {
@@ -409,11 +412,17 @@ func testWeightRanges(t *testing.T, f *Factory) {
 // Rows of zeros give zeros, not NaN, everywhere; no rows give nothing.
 func testZeroRows(t *testing.T, f *Factory) {
 	session := open(t, f, f.Config)
-	ops := []op.Op{{Kind: op.Norm, M: 2, N: 33}, {Kind: op.Norm, M: 2, N: 33, Eps: 1e-6}, {Kind: op.LayerNorm, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33, Static: true}, {Kind: op.QuantRows, M: 2, N: 33, Static: true, Scales: 3},
-		{Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.SiLU}, {Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.GELUTanh, Fan: 2}, {Kind: op.Softcap, M: 2, N: 33, Cap: 3},
-		{Kind: op.QKNorm, M: 2, Heads: 2, KVHeads: 1, HeadDim: 16}, {Kind: op.QKNorm, M: 2, Heads: 2, KVHeads: 1, HeadDim: 16, Joint: true}}
+	ops := []op.Op{{Kind: op.Norm, M: 2, N: 33}, {Kind: op.Norm, M: 2, N: 33, Eps: 1e-6},
+		{Kind: op.LayerNorm, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33},
+		{Kind: op.QuantRows, M: 2, N: 33, Static: true}, {Kind: op.QuantRows, M: 2, N: 33, Static: true, Scales: 3},
+		{Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.SiLU},
+		{Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.GELUTanh, Fan: 2},
+		{Kind: op.Softcap, M: 2, N: 33, Cap: 3},
+		{Kind: op.QKNorm, M: 2, Heads: 2, KVHeads: 1, HeadDim: 16},
+		{Kind: op.QKNorm, M: 2, Heads: 2, KVHeads: 1, HeadDim: 16, Joint: true}}
 	for _, scheme := range op.Schemes {
-		ops = append(ops, op.Op{Kind: op.MatMul, M: 2, K: 33, N: 40, Scheme: scheme}, op.Op{Kind: op.ExpertMatMul, M: 2, Fan: 2, Experts: 3, K: 33, N: 40, Scheme: scheme, Spread: true})
+		ops = append(ops, op.Op{Kind: op.MatMul, M: 2, K: 33, N: 40, Scheme: scheme},
+			op.Op{Kind: op.ExpertMatMul, M: 2, Fan: 2, Experts: 3, K: 33, N: 40, Scheme: scheme, Spread: true})
 	}
 	for _, router := range op.Routers { // of equal logits the first experts
 		ops = append(ops, op.Op{Kind: op.Route, M: 2, Experts: 5, Fan: 2, Router: router})
@@ -497,7 +506,8 @@ func testRefusedAtOpen(t *testing.T, factory *Factory) {
 		}
 		mentions(t, fmt.Sprintf("selector %q", sel), err, fmt.Sprintf("%q", sel))
 	}
-	_, err := factory.Driver.Open(ctx, driver.Config{Select: factory.Config.Select, Options: map[string]string{"no_such_option": "1"}})
+	_, err := factory.Driver.Open(ctx, driver.Config{Select: factory.Config.Select,
+		Options: map[string]string{"no_such_option": "1"}})
 	mentions(t, "an unknown option", err, `"no_such_option"`)
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
@@ -589,13 +599,15 @@ func (r *refusals) mixedBatches() {
 
 // artifacts are cut, longer, or no artifacts of this driver.
 func (r *refusals) artifacts(artifact driver.Artifact, packed driver.Weights) {
-	r.refuse("an artifact of another driver", driver.Artifact{Driver: "no-such-driver", Code: artifact.Code}, packed, `"no-such-driver"`)
+	r.refuse("an artifact of another driver", driver.Artifact{Driver: "no-such-driver", Code: artifact.Code}, packed,
+		`"no-such-driver"`)
 	with := func(what string, code []byte) {
 		r.refuse(what, driver.Artifact{Driver: artifact.Driver, Code: code}, packed)
 	}
 	for length := range len(artifact.Code) {
 		if length < 64 || length > len(artifact.Code)-64 || length%37 == 0 {
-			with(fmt.Sprintf("the first %d of %d bytes of an artifact", length, len(artifact.Code)), artifact.Code[:length])
+			with(fmt.Sprintf("the first %d of %d bytes of an artifact", length, len(artifact.Code)),
+				artifact.Code[:length])
 		}
 	}
 	with("bytes after an artifact", append(slices.Clone(artifact.Code), "{}"...))
@@ -616,7 +628,8 @@ func (r *refusals) weights(artifact driver.Artifact, packed driver.Weights, name
 		change func(p *driver.Packed)
 		words  []string
 	}{
-		{"a short weight", func(p *driver.Packed) { p.Bytes = p.Bytes[:len(p.Bytes)-1] }, []string{fmt.Sprint(len(packed[0].Bytes))}},
+		{"a short weight", func(p *driver.Packed) { p.Bytes = p.Bytes[:len(p.Bytes)-1] },
+			[]string{fmt.Sprint(len(packed[0].Bytes))}},
 		{"an empty weight", func(p *driver.Packed) { p.Bytes = nil }, nil},
 		{"a long weight", func(p *driver.Packed) { p.Bytes = make([]byte, 2*len(p.Bytes)) }, nil},
 		{"a weight of another shape", func(p *driver.Packed) { p.Spec.N++ }, nil},
@@ -646,12 +659,14 @@ func (r *refusals) experts(operator op.Op) {
 		{"experts without a stride", func(p *driver.Packed) { p.Stride = 0 }, []string{name, fmt.Sprint(one)}},
 		{"experts that overlap", func(p *driver.Packed) { p.Stride -= 64 }, []string{name, fmt.Sprint(one)}},
 		{"experts beyond the end", func(p *driver.Packed) { p.Stride += 64 }, []string{name, fmt.Sprint(one + 64)}},
-		{"experts at odd places", func(p *driver.Packed) { p.Bytes, p.Stride = r.memory(3*one+2), one+1 }, []string{name, fmt.Sprint(one + 1)}},
+		{"experts at odd places", func(p *driver.Packed) { p.Bytes, p.Stride = r.memory(3*one+2), one+1 },
+			[]string{name, fmt.Sprint(one + 1)}},
 		{"a negative stride", func(p *driver.Packed) { p.Stride = -one }, []string{name, fmt.Sprint(-one)}},
 		{"a stride that overflows", func(p *driver.Packed) { p.Stride = math.MaxInt64 &^ 63 }, []string{name}},
 		{"an expert too few", func(p *driver.Packed) { p.Bytes = p.Bytes[:2*one] }, []string{name}},
 		{"weights of other experts", func(p *driver.Packed) { p.Spec.Experts = 2 }, []string{name, "2", "3"}},
-		{"a weight without experts", func(p *driver.Packed) { p.Spec.Experts, p.Bytes = 0, p.Bytes[:one] }, []string{name, "3"}},
+		{"a weight without experts", func(p *driver.Packed) { p.Spec.Experts, p.Bytes = 0, p.Bytes[:one] },
+			[]string{name, "3"}},
 	} {
 		r.refuse(c.what, artifact, changed(tr.packed, c.change), c.words...)
 	}
@@ -696,7 +711,8 @@ func testRefusedAtRun(t *testing.T, factory *Factory) {
 	refuse(tr, "a stride below the columns", func(b *driver.Bindings) { b.In[0].Stride = 1 }, `"x"`)
 	refuse(tr, "negative rows", func(b *driver.Bindings) { b.Scalars.Rows = -1 }, "-1")
 	if !session.caps.StridedInput {
-		refuse(tr, "a strided input", func(b *driver.Bindings) { b.In[0].Rows, b.In[0].Stride = 1, 2*b.In[0].Stride }, `"x"`)
+		refuse(tr, "a strided input", func(b *driver.Bindings) { b.In[0].Rows, b.In[0].Stride = 1, 2*b.In[0].Stride },
+			`"x"`)
 	}
 	if !session.caps.DynamicRows {
 		refuse(tr, "fewer rows", func(b *driver.Bindings) { b.Scalars.Rows = 1 }, "row")
@@ -716,8 +732,10 @@ func testRefusedAtRun(t *testing.T, factory *Factory) {
 		refuse(tr, "a sequence beyond those cached", func(b *driver.Bindings) { b.Scalars.Sequence = b.Sequences }, "3")
 		refuse(tr, "a negative sequence", func(b *driver.Bindings) { b.Scalars.Sequence = -1 }, "-1")
 		refuse(tr, "more sequences than the cache holds", func(b *driver.Bindings) { b.Sequences++ }, `"k"`)
-		refuse(tr, "sequences farther apart than the cache is long", func(b *driver.Bindings) { b.SequenceBytes *= 2 }, `"k"`)
-		refuse(tr, "sequences so far apart that it overflows", func(b *driver.Bindings) { b.SequenceBytes = math.MaxInt64 - 7 }, `"k"`)
+		refuse(tr, "sequences farther apart than the cache is long",
+			func(b *driver.Bindings) { b.SequenceBytes *= 2 }, `"k"`)
+		refuse(tr, "sequences so far apart that it overflows",
+			func(b *driver.Bindings) { b.SequenceBytes = math.MaxInt64 - 7 }, `"k"`)
 		refuse(tr, "sequences that overlap", func(b *driver.Bindings) { b.SequenceBytes -= 4 }, `"k"`)
 		tr.check(place{}, scalars(14, 2))
 	}
@@ -725,10 +743,14 @@ func testRefusedAtRun(t *testing.T, factory *Factory) {
 	if session.caps.Supports(attention) == nil {
 		tr := session.newTrial(single(session.caps, attention), 16, 8)
 		refuse(tr, "a batch without places", func(b *driver.Bindings) { b.Scalars.Batch = nil }, "places")
-		refuse(tr, "a batch of fewer places than rows", func(b *driver.Bindings) { b.Scalars.Batch = b.Scalars.Batch[:1] }, "places")
-		refuse(tr, "a position beyond the cache", func(b *driver.Bindings) { b.Scalars.Batch[1].Pos = 16 }, "row 1", "16")
-		refuse(tr, "a negative position of a row", func(b *driver.Bindings) { b.Scalars.Batch[1].Pos = -1 }, "row 1", "-1")
-		refuse(tr, "a row of no cached sequence", func(b *driver.Bindings) { b.Scalars.Batch[0].Sequence = 2 }, "row 0", "2")
+		refuse(tr, "a batch of fewer places than rows",
+			func(b *driver.Bindings) { b.Scalars.Batch = b.Scalars.Batch[:1] }, "places")
+		refuse(tr, "a position beyond the cache", func(b *driver.Bindings) { b.Scalars.Batch[1].Pos = 16 }, "row 1",
+			"16")
+		refuse(tr, "a negative position of a row", func(b *driver.Bindings) { b.Scalars.Batch[1].Pos = -1 }, "row 1",
+			"-1")
+		refuse(tr, "a row of no cached sequence", func(b *driver.Bindings) { b.Scalars.Batch[0].Sequence = 2 },
+			"row 0", "2")
 		refuse(tr, "two rows of one sequence", func(b *driver.Bindings) { b.Scalars.Batch[1].Sequence = 1 }, "1")
 		tr.check(place{}, scalars(14, 2))
 	}
@@ -773,15 +795,22 @@ func testRefusedValues(t *testing.T, f *Factory) {
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.Inf(-1), 3, 0, []string{"quant_rows", "row 1"}},
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "x", math.NaN(), 3, 0, []string{"quant_rows", "row 1"}},
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "x", math.Inf(1), 3, 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true, Scales: 2}, "x", math.NaN(), 3, 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true, Scales: 2}, "x", math.Inf(1), 3, 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16SQ8C}, "x", math.NaN(), 3, 0, []string{"matmul", "row 1"}},
-		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16SQ4C}, "x", math.Inf(-1), 3, 0, []string{"matmul", "row 1"}},
-		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16FW16}, "x", 65520, 3, 0, []string{"matmul", "row 1", "f16"}},
-		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16FQ4B32}, "x", math.NaN(), 3, 0, []string{"matmul", "row 1", "f16"}},
+		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true, Scales: 2}, "x", math.NaN(), 3, 0,
+			[]string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true, Scales: 2}, "x", math.Inf(1), 3, 0,
+			[]string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16SQ8C}, "x", math.NaN(), 3, 0,
+			[]string{"matmul", "row 1"}},
+		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16SQ4C}, "x", math.Inf(-1), 3, 0,
+			[]string{"matmul", "row 1"}},
+		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16FW16}, "x", 65520, 3, 0,
+			[]string{"matmul", "row 1", "f16"}},
+		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16FQ4B32}, "x", math.NaN(), 3, 0,
+			[]string{"matmul", "row 1", "f16"}},
 		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", 10, 3, 0, []string{"embed", "row 1", "10"}},
 		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", -1, 3, 0, []string{"embed", "row 1", "-1"}},
-		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.F16}, "qkv", 1e6, 3, 0, []string{"kv_append", "row 1"}},
+		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.F16}, "qkv", 1e6, 3, 0,
+			[]string{"kv_append", "row 1"}},
 		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, "x", 0, 3, 3, []string{"select_row", "row 3"}},
 		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, "x", 0, 3, -1, []string{"select_row", "row -1"}},
 		{route, "logits", math.NaN(), 3, 0, []string{"route", "row 1"}},
@@ -822,7 +851,8 @@ func testMemory(t *testing.T, f *Factory) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := buffer.Bytes(); int64(len(got)) != bytes || slices.ContainsFunc(got, func(v byte) bool { return v != 0 }) {
+		if got := buffer.Bytes(); int64(len(got)) != bytes ||
+			slices.ContainsFunc(got, func(v byte) bool { return v != 0 }) {
 			t.Errorf("alloc of %d bytes: got %d, or not zeroed", bytes, len(got))
 		}
 		if err := errors.Join(buffer.Close(), buffer.Close()); err != nil {
@@ -866,7 +896,8 @@ func testConcurrent(t *testing.T, f *Factory) {
 		}
 		all := blocks(session.caps, 11)
 		for _, name := range slices.Sorted(maps.Keys(all)) {
-			if graph := all[name]; strings.HasPrefix(name, "mlp") && supported(session.caps, &graph) && supported(first, &graph) {
+			if graph := all[name]; strings.HasPrefix(name, "mlp") && supported(session.caps, &graph) &&
+				supported(first, &graph) {
 				trials = append(trials, session.newTrial(graph, 0, uint64(i)))
 				break
 			}
@@ -962,7 +993,8 @@ func testLeaks(t *testing.T, f *Factory) {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	t.Errorf("after opening and closing %d processors: %d goroutines, before %d; %d threads, before %d", cycles, runtime.NumGoroutine(), goroutines, countThreads(), threads)
+	t.Errorf("after opening and closing %d processors: %d goroutines, before %d; %d threads, before %d", cycles,
+		runtime.NumGoroutine(), goroutines, countThreads(), threads)
 }
 
 // countThreads is the number of OS threads of this process, 0 where the system does not tell.

@@ -7,8 +7,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// operators is one of every kind and variant per shape; shapes are 1, primes, tails beside tiles, and large enough to be
-// divided among threads.
+// operators is one of every kind and variant per shape; shapes are 1, primes, tails beside tiles, and large enough to
+// be divided among threads.
 func operators() []op.Op {
 	var out []op.Op
 	add := func(ops ...op.Op) { out = append(out, ops...) }
@@ -53,18 +53,26 @@ func rowOperators(add func(ops ...op.Op)) {
 				op.Op{Kind: op.Combine, M: rows, N: cols, Fan: []int{5, 4, 3}[i]},
 			)
 			for _, elem := range []op.Type{op.F32, op.F16, op.BF16} {
-				add(op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Table: elem}, op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Table: elem, Scale: 11.3})
+				add(op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Table: elem},
+					op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Table: elem, Scale: 11.3})
 			}
-			add(op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Scheme: op.I32Q8C}, op.Op{Kind: op.Embed, M: rows, K: 32, N: cols, Scheme: op.I32Q8C, Scale: 11.3})
+			add(op.Op{Kind: op.Embed, M: rows, K: 53, N: cols, Scheme: op.I32Q8C},
+				op.Op{Kind: op.Embed, M: rows, K: 32, N: cols, Scheme: op.I32Q8C, Scale: 11.3})
 		}
 	}
-	add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.GLU, M: 2, N: 6, Interleave: 1, Act: op.SiLU},
-		op.Op{Kind: op.Norm, M: 19, N: 1024}, op.Op{Kind: op.LayerNorm, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024, Static: true}, op.Op{Kind: op.Add, M: 19, N: 1024},
-		op.Op{Kind: op.GLU, M: 19, N: 1024, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.Copy, M: 19, N: 1024}, op.Op{Kind: op.Combine, M: 19, N: 1024, Fan: 4},
+	add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 16, Act: op.SiLU},
+		op.Op{Kind: op.GLU, M: 2, N: 6, Interleave: 1, Act: op.SiLU},
+		op.Op{Kind: op.Norm, M: 19, N: 1024}, op.Op{Kind: op.LayerNorm, M: 19, N: 1024},
+		op.Op{Kind: op.QuantRows, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024, Static: true},
+		op.Op{Kind: op.Add, M: 19, N: 1024},
+		op.Op{Kind: op.GLU, M: 19, N: 1024, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.Copy, M: 19, N: 1024},
+		op.Op{Kind: op.Combine, M: 19, N: 1024, Fan: 4},
 		op.Op{Kind: op.Softcap, M: 19, N: 1024, Cap: 50}, op.Op{Kind: op.Gate, M: 19, N: 1024})
 	for _, act := range op.Acts {
-		add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 32, Act: act}, op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 3, Act: act, Fan: 2},
-			op.Op{Kind: op.Activate, M: 19, N: 1024, Act: act}, op.Op{Kind: op.Activate, M: 7, N: 330, Act: act, Fan: 4})
+		add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 32, Act: act},
+			op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 3, Act: act, Fan: 2},
+			op.Op{Kind: op.Activate, M: 19, N: 1024, Act: act},
+			op.Op{Kind: op.Activate, M: 7, N: 330, Act: act, Fan: 4})
 	}
 }
 
@@ -74,7 +82,8 @@ func products(add func(ops ...op.Op)) {
 		if scheme.Scales() > 1 {
 			continue
 		}
-		for i, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64}, {13, 128, 97}, {1, 512, 672}, {21, 96, 160}, {33, 64, 32}} {
+		for i, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64},
+			{13, 128, 97}, {1, 512, 672}, {21, 96, 160}, {33, 64, 32}} {
 			operator := op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: scheme}
 			add(operator)
 			if operator.Bias = true; i%2 == 1 || i == 0 {
@@ -95,9 +104,11 @@ func expertProducts(add func(ops ...op.Op), scheme op.Scheme) {
 	for _, sh := range []struct {
 		m, fan, experts, k, n int
 	}{
-		{1, 1, 1, 1, 1}, {1, 2, 16, 64, 96}, {1, 8, 16, 33, 131}, {3, 1, 4, 100, 31}, {5, 8, 16, 32, 64}, {17, 2, 3, 97, 33}, {9, 3, 1, 40, 160}, {50, 8, 3, 64, 32}, {11, 6, 8, 96, 300},
+		{1, 1, 1, 1, 1}, {1, 2, 16, 64, 96}, {1, 8, 16, 33, 131}, {3, 1, 4, 100, 31}, {5, 8, 16, 32, 64},
+		{17, 2, 3, 97, 33}, {9, 3, 1, 40, 160}, {50, 8, 3, 64, 32}, {11, 6, 8, 96, 300},
 	} {
-		operator := op.Op{Kind: op.ExpertMatMul, M: sh.m, Fan: sh.fan, Experts: sh.experts, K: sh.k, N: sh.n, Scheme: scheme}
+		operator := op.Op{Kind: op.ExpertMatMul, M: sh.m, Fan: sh.fan, Experts: sh.experts, K: sh.k, N: sh.n,
+			Scheme: scheme}
 		add(operator)
 		operator.Spread = true
 		add(operator)
@@ -171,7 +182,8 @@ func headOperators(add func(ops ...op.Op), shape op.Op) {
 func longContexts(add func(ops ...op.Op)) {
 	for _, dim := range []int{20, 64} {
 		for _, window := range []int{30, 130, 500} {
-			operator := op.Op{Kind: op.Attention, M: 18, Heads: 4, KVHeads: 2, HeadDim: dim, KV: op.F16, Context: 420, Window: window}
+			operator := op.Op{Kind: op.Attention, M: 18, Heads: 4, KVHeads: 2, HeadDim: dim, KV: op.F16, Context: 420,
+				Window: window}
 			add(operator)
 			operator.KV, operator.Cap = op.F32, 20
 			add(operator)
@@ -193,8 +205,8 @@ func blocks(caps *driver.Capabilities, rows int) map[string]op.Graph {
 	return b.out
 }
 
-// The sizes of blocks: columns of the residual stream and inside an MLP, query and key heads and their columns, experts and
-// how many of them a row is sent to.
+// The sizes of blocks: columns of the residual stream and inside an MLP, query and key heads and their columns,
+// experts and how many of them a row is sent to.
 const hidden, ffn, heads, kvHeads, headDim, vocabulary, experts, fan = 64, 96, 4, 2, 16, 41, 6, 3
 
 // blockMaker makes blocks one after the other: block is the one that is being made.
@@ -224,7 +236,8 @@ func (b *blockMaker) quantised(quant op.Op, in string) []string {
 // ends are the embedding, and the head with its norm.
 func (b *blockMaker) ends() {
 	b.begin([]op.Value{value("ids", op.I32, b.rows, 1)}, []op.Value{b.f32("x", hidden), b.f32("n", hidden)})
-	b.block.node(op.Op{Kind: op.Embed, M: b.rows, K: vocabulary, N: hidden, Table: op.F32}, names("ids"), names("table"), names("x"))
+	b.block.node(op.Op{Kind: op.Embed, M: b.rows, K: vocabulary, N: hidden, Table: op.F32}, names("ids"),
+		names("table"), names("x"))
 	b.block.node(op.Op{Kind: op.Norm, M: b.rows, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
 	b.end("embed")
 
@@ -232,7 +245,8 @@ func (b *blockMaker) ends() {
 		value("last", op.F32, 1, hidden), value("n", op.F32, 1, hidden))
 	b.block.node(op.Op{Kind: op.SelectRow, M: b.rows, N: hidden}, names("x"), nil, names("last"))
 	b.block.node(op.Op{Kind: op.Norm, M: 1, N: hidden, Eps: 1e-5}, names("last"), names("gain"), names("n"))
-	b.block.node(op.Op{Kind: op.MatMul, M: 1, K: hidden, N: vocabulary, Scheme: op.A32W32}, names("n"), names("lm_head"), names("logits"))
+	b.block.node(op.Op{Kind: op.MatMul, M: 1, K: hidden, N: vocabulary, Scheme: op.A32W32}, names("n"),
+		names("lm_head"), names("logits"))
 	b.end("head")
 }
 
@@ -278,7 +292,8 @@ func (b *blockMaker) attention(kvType op.Type) {
 
 // mlp is a norm, a gated MLP and the residual sum.
 func (b *blockMaker) mlp(scheme op.Scheme) {
-	b.begin([]op.Value{b.f32("x", hidden)}, []op.Value{b.f32("y", hidden)}, b.f32("n", hidden), b.f32("h", 2*ffn), b.f32("a", ffn), b.f32("d", hidden))
+	b.begin([]op.Value{b.f32("x", hidden)}, []op.Value{b.f32("y", hidden)}, b.f32("n", hidden), b.f32("h", 2*ffn),
+		b.f32("a", ffn), b.f32("d", hidden))
 	product := func(k, n int, in, weight, output string) {
 		operator := op.Op{Kind: op.MatMul, M: b.rows, K: k, N: n, Scheme: scheme}
 		if scheme.Grid() {
@@ -304,9 +319,11 @@ func (b *blockMaker) experts(scheme op.Scheme) {
 	wide := func(name string, t op.Type, cols int) op.Value { return value(name, t, b.rows*fan, cols) }
 	b.begin([]op.Value{b.f32("x", hidden)}, []op.Value{b.f32("y", hidden)},
 		b.f32("n", hidden), b.f32("logits", experts), value("ids", op.I32, b.rows, fan), b.f32("weights", fan),
-		wide("h", op.F32, 2*ffn), wide("a", op.F32, ffn), wide("d", op.F32, hidden), b.f32("s", hidden), b.f32("g", 1), b.f32("shared", hidden))
+		wide("h", op.F32, 2*ffn), wide("a", op.F32, ffn), wide("d", op.F32, hidden), b.f32("s", hidden),
+		b.f32("g", 1), b.f32("shared", hidden))
 	product := func(k, n int, spread bool, in, weight, output string) {
-		operator := op.Op{Kind: op.ExpertMatMul, M: b.rows, K: k, N: n, Scheme: scheme, Experts: experts, Fan: fan, Spread: spread}
+		operator := op.Op{Kind: op.ExpertMatMul, M: b.rows, K: k, N: n, Scheme: scheme, Experts: experts, Fan: fan,
+			Spread: spread}
 		if !scheme.QuantisedRows() {
 			b.block.node(operator, names(in, "ids"), names(weight), names(output))
 			return
@@ -317,14 +334,19 @@ func (b *blockMaker) experts(scheme op.Scheme) {
 		}
 		b.block.node(operator, append(b.quantised(quant, in), "ids"), names(weight), names(output))
 	}
-	b.block.node(op.Op{Kind: op.LayerNorm, M: b.rows, N: hidden, Eps: 1e-5}, names("x"), names("gain", "bias"), names("n"))
-	b.block.node(op.Op{Kind: op.MatMul, M: b.rows, K: hidden, N: experts, Scheme: op.A32W32}, names("n"), names("router"), names("logits"))
-	b.block.node(op.Op{Kind: op.Route, M: b.rows, Experts: experts, Fan: fan, Router: op.RouteSoftmaxNorm}, names("logits"), nil, names("ids", "weights"))
+	b.block.node(op.Op{Kind: op.LayerNorm, M: b.rows, N: hidden, Eps: 1e-5}, names("x"), names("gain", "bias"),
+		names("n"))
+	b.block.node(op.Op{Kind: op.MatMul, M: b.rows, K: hidden, N: experts, Scheme: op.A32W32}, names("n"),
+		names("router"), names("logits"))
+	b.block.node(op.Op{Kind: op.Route, M: b.rows, Experts: experts, Fan: fan, Router: op.RouteSoftmaxNorm},
+		names("logits"), nil, names("ids", "weights"))
 	product(hidden, 2*ffn, true, "n", "gate_up", "h")
-	b.block.node(op.Op{Kind: op.GLU, M: b.rows, N: ffn, Interleave: 32, Act: op.GELUTanh, Fan: fan}, names("h"), nil, names("a"))
+	b.block.node(op.Op{Kind: op.GLU, M: b.rows, N: ffn, Interleave: 32, Act: op.GELUTanh, Fan: fan}, names("h"), nil,
+		names("a"))
 	product(ffn, hidden, false, "a", "down", "d")
 	b.block.node(op.Op{Kind: op.Combine, M: b.rows, N: hidden, Fan: fan}, names("d", "weights"), nil, names("s"))
-	b.block.node(op.Op{Kind: op.MatMul, M: b.rows, K: hidden, N: 1, Scheme: op.A32W32, Bias: true}, names("n"), names("gate", "gate_bias"), names("g"))
+	b.block.node(op.Op{Kind: op.MatMul, M: b.rows, K: hidden, N: 1, Scheme: op.A32W32, Bias: true}, names("n"),
+		names("gate", "gate_bias"), names("g"))
 	b.block.node(op.Op{Kind: op.Gate, M: b.rows, N: hidden}, names("n", "g"), nil, names("shared"))
 	b.block.node(op.Op{Kind: op.Add, M: b.rows, N: hidden}, names("s", "shared"), nil, names("s"))
 	b.block.node(op.Op{Kind: op.Add, M: b.rows, N: hidden}, names("x", "s"), nil, names("y"))

@@ -27,7 +27,8 @@ type array struct {
 
 func newArray(v op.Value) *array {
 	elems := v.Rows * v.Cols
-	return &array{value: v, v: make([]float64, elems), size: make([]float64, elems), slack: make([]float64, elems), doubt: make([]float64, elems)}
+	return &array{value: v, v: make([]float64, elems), size: make([]float64, elems), slack: make([]float64, elems),
+		doubt: make([]float64, elems)}
 }
 
 func (a *array) at(r, c int) float64 { return a.v[r*a.value.Cols+c] }
@@ -492,8 +493,8 @@ func attention(e *evaluation) {
 	}
 }
 
-// shares are what each of count positions, whose keys begin at a row of the cache, contributes to a query: the softmax of
-// their scores. steep is how often an error of a score counts.
+// shares are what each of count positions, whose keys begin at a row of the cache, contributes to a query: the
+// softmax of their scores. steep is how often an error of a score counts.
 func (e *evaluation) shares(row, query, begin, count int) (shares []float64, steep float64) {
 	scale, first := e.Scale, 0
 	if scale == 0 {
@@ -656,7 +657,8 @@ func encode(dst []byte, elem op.Type, value float64) {
 		}
 		if size != 0 {
 			exponent := max(-14, math.Ilogb(size))
-			fraction := math.RoundToEven(math.Ldexp(size, 10-exponent)) // units of 2^(e-10); 1024..2048 unless subnormal
+			// units of 2^(e-10); 1024..2048 unless subnormal
+			fraction := math.RoundToEven(math.Ldexp(size, 10-exponent))
 			if fraction < 1024 {
 				half |= uint16(fraction)
 			} else {

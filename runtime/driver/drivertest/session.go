@@ -164,9 +164,11 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 			}
 			size := sequences * node.Op.KVHeads * maxContext * node.Op.HeadDim
 			if tr.cache == nil {
-				tr.cache = &cache{typ: node.Op.KV, heads: node.Op.KVHeads, dim: node.Op.HeadDim, maxContext: maxContext, sequences: sequences, k: make([]float64, size), v: make([]float64, size)}
+				tr.cache = &cache{typ: node.Op.KV, heads: node.Op.KVHeads, dim: node.Op.HeadDim,
+					maxContext: maxContext, sequences: sequences, k: make([]float64, size), v: make([]float64, size)}
 				for i := range size {
-					tr.cache.k[i], tr.cache.v[i] = round(node.Op.KV, rng.NormFloat64()), round(node.Op.KV, rng.NormFloat64())
+					tr.cache.k[i], tr.cache.v[i] = round(node.Op.KV, rng.NormFloat64()),
+						round(node.Op.KV, rng.NormFloat64())
 				}
 			}
 		}
@@ -199,8 +201,8 @@ func Pack(dst []byte, spec op.WeightSpec, values []float32) error {
 	return pack.Pack(dst, spec, src)
 }
 
-// weigh packs random numbers, a table of frequencies with that many in a row, a static scale with which some rows saturate,
-// or steps of a grid, with which a few activations and results of sums of that many products do.
+// weigh packs random numbers, a table of frequencies with that many in a row, a static scale with which some rows
+// saturate, or steps of a grid, with which a few activations and results of sums of that many products do.
 func (s *session) weigh(rng *rand.Rand, spec op.WeightSpec, angles int, static bool, sums int) (driver.Packed, stored) {
 	s.t.Helper()
 	one := spec
@@ -358,7 +360,8 @@ func (tr *trial) bind(at place, sc driver.Scalars) *bound {
 			return view
 		}
 		size := int64(v.Type.Bytes())
-		view := driver.View{Type: v.Type, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols + 2*at.gap, Offset: int64(at.gap) * size}
+		view := driver.View{Type: v.Type, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols + 2*at.gap,
+			Offset: int64(at.gap) * size}
 		view.Buffer = buffer(int64(v.Rows+at.below) * int64(view.Stride) * size)
 		fillBytes(view.Buffer.Bytes(), untouched)
 		out.views[v.Name] = view
@@ -377,7 +380,8 @@ func (tr *trial) bind(at place, sc driver.Scalars) *bound {
 			rows := cache.sequences * cache.heads * cache.maxContext
 			bytes := int64(rows*cache.dim) * int64(cache.typ.Bytes())
 			cache.kbuf, cache.vbuf = buffer(bytes), buffer(bytes)
-			cache.kview = driver.View{Buffer: cache.kbuf, Type: cache.typ, Rows: rows, Cols: cache.dim, Stride: cache.dim}
+			cache.kview = driver.View{Buffer: cache.kbuf, Type: cache.typ, Rows: rows, Cols: cache.dim,
+				Stride: cache.dim}
 			cache.vview = cache.kview
 			cache.vview.Buffer = cache.vbuf
 			store(cache.kview, cache.k)
@@ -385,7 +389,8 @@ func (tr *trial) bind(at place, sc driver.Scalars) *bound {
 		}
 		out.b.K, out.b.V, out.b.MaxContext = cache.kview, cache.vview, cache.maxContext
 		out.b.K.Rows, out.b.V.Rows = cache.heads*cache.maxContext, cache.heads*cache.maxContext
-		out.b.Sequences, out.b.SequenceBytes = cache.sequences, int64(cache.heads*cache.maxContext*cache.dim*cache.typ.Bytes())
+		out.b.Sequences, out.b.SequenceBytes = cache.sequences,
+			int64(cache.heads*cache.maxContext*cache.dim*cache.typ.Bytes())
 	}
 	return out
 }
@@ -436,7 +441,8 @@ func (tr *trial) check(p place, sc driver.Scalars) {
 	outputs := map[string]bool{}
 	for _, value := range tr.graph.Outputs {
 		outputs[value.Name] = true
-		tr.compare(tr.vals[value.Name], bound.views[value.Name], before[value.Name], rowsInUse(&tr.graph, value.Name, sc.Rows))
+		tr.compare(tr.vals[value.Name], bound.views[value.Name], before[value.Name],
+			rowsInUse(&tr.graph, value.Name, sc.Rows))
 	}
 	updated := map[string]bool{} // in place, and not an output: undefined afterwards
 	for _, node := range tr.graph.Nodes {
@@ -445,7 +451,8 @@ func (tr *trial) check(p place, sc driver.Scalars) {
 		}
 	}
 	for _, value := range tr.graph.Inputs {
-		if !outputs[value.Name] && !updated[value.Name] && !bytes.Equal(before[value.Name], bound.views[value.Name].Buffer.Bytes()) {
+		if !outputs[value.Name] && !updated[value.Name] &&
+			!bytes.Equal(before[value.Name], bound.views[value.Name].Buffer.Bytes()) {
 			t.Fatalf("input %q was changed", value.Name)
 		}
 	}

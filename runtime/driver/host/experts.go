@@ -42,9 +42,9 @@ type group struct {
 	rowTasks, task      int // tasks of the same columns, and number of the first task
 }
 
-// experts is an ExpertMatMul. It sorts the rows of a call by expert, copies the activations of each expert together and
-// multiplies them as one matrix. Only the weights of experts that were chosen are read. The rows of an expert keep their
-// order, and every row's result is the same bits as alone.
+// experts is an ExpertMatMul. It sorts the rows of a call by expert, copies the activations of each expert together
+// and multiplies them as one matrix. Only the weights of experts that were chosen are read. The rows of an expert
+// keep their order, and every row's result is the same bits as alone.
 //
 // The order is a counting sort: rank[place] is the row at a place, and the places of expert i end at ends[i+1].
 type experts struct {
@@ -73,7 +73,8 @@ func (b *builder) expertMatMul() (step, error) {
 		b: b, exe: b.e, op: b.op, input: b.in[0], ids: b.in[len(b.in)-1], output: b.out[0],
 		multiply: multiply, tileBytes: tileBytes, sums: sums, stride: int(b.w[0].Stride),
 		tiles: (b.op.N + pack.TileN - 1) / pack.TileN, perToken: 1,
-		ends: make([]int, b.op.Experts+1), groups: make([]group, 0, min(b.op.Experts, most)), together: operand{ld: b.op.K},
+		ends: make([]int, b.op.Experts+1), groups: make([]group, 0, min(b.op.Experts, most)),
+		together: operand{ld: b.op.K},
 	}
 	if x.op.Spread {
 		x.perToken = x.op.Fan
@@ -107,7 +108,8 @@ func (x *experts) size() int { return x.input.value.Type.Bytes() }
 // expert is the one that a row is sent to.
 func (x *experts) expert(row int) int { return int(x.ids.i32[row/x.op.Fan*x.ids.ld+row%x.op.Fan]) }
 
-// gather copies the activations of places [p0,p1), with their scales and sums. Rows that are alone with their expert stay.
+// gather copies the activations of places [p0,p1), with their scales and sums. Rows that are alone with their expert
+// stay.
 func (x *experts) gather(p0, p1 int) {
 	have, size := &x.exe.have, x.size()
 	for place := p0; place < p1; place++ {
@@ -167,7 +169,8 @@ func (x *experts) group(expert, count, rows int) {
 		chosen.tileBlock = min(x.tiles, max(1, groupCells/(chosen.rowBlock*pack.TileN)))
 	}
 	if workers := len(x.exe.p.cores); workers > 1 {
-		even := max(1, rows*x.tiles/(workers*tasksPerWorker*chosen.rowBlock), minTask/(chosen.rowBlock*x.op.K*pack.TileN))
+		even := max(1, rows*x.tiles/(workers*tasksPerWorker*chosen.rowBlock),
+			minTask/(chosen.rowBlock*x.op.K*pack.TileN))
 		chosen.tileBlock = min(chosen.tileBlock, even)
 	}
 	chosen.rowTasks = (count + chosen.rowBlock - 1) / chosen.rowBlock
@@ -206,7 +209,8 @@ func (x *experts) task(worker, task int) {
 	cols, at := min(x.op.N-column, group.tileBlock*pack.TileN), group.expert*x.stride+tile*x.tileBytes
 	if group.to-group.from == 1 { // in place
 		row := int(have.rank[p0])
-		x.multiply(output.f32[row*output.ld+column:], output.ld, x.b.rows(x.input, row/x.perToken, p0, x.sums), at, 1, cols)
+		x.multiply(output.f32[row*output.ld+column:], output.ld, x.b.rows(x.input, row/x.perToken, p0, x.sums), at, 1,
+			cols)
 		return
 	}
 	out := have.mine(worker)[:(p1-p0)*cols]

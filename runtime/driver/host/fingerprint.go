@@ -34,11 +34,13 @@ func Kernels() string {
 	return set.Name
 }
 
-// cpuName is vendor, family, model, name and stepping: on x86 the CPU says so itself, elsewhere the system does, "" where
-// nobody tells. Both forms are the same, so that a machine keeps its fingerprint when it runs an image without /proc.
+// cpuName is vendor, family, model, name and stepping: on x86 the CPU says so itself, elsewhere the system does, ""
+// where nobody tells. Both forms are the same, so that a machine keeps its fingerprint when it runs an image without
+// /proc.
 func cpuName() string {
 	if cpu := &cpuid.CPU; runtime.GOARCH == "amd64" && cpu.VendorString != "" {
-		return fmt.Sprintf("%s %d %d %s %d", cpu.VendorString, cpu.Family, cpu.Model, strings.TrimSpace(cpu.BrandName), cpu.Stepping)
+		return fmt.Sprintf("%s %d %d %s %d", cpu.VendorString, cpu.Family, cpu.Model,
+			strings.TrimSpace(cpu.BrandName), cpu.Stepping)
 	}
 	return systemCPUName()
 }

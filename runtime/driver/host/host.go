@@ -75,7 +75,8 @@ func (host) Open(ctx context.Context, config driver.Config) (driver.Processor, e
 	set, err := kernel.ByName("")
 	for _, key := range sortedKeys(config.Options) {
 		if key != "kernels" {
-			return nil, diag.New(diag.ClassInput, "open processor %q of driver %q: unknown option %q", config.Select, Name, key).WithHint("options: kernels")
+			return nil, diag.New(diag.ClassInput, "open processor %q of driver %q: unknown option %q", config.Select,
+				Name, key).WithHint("options: kernels")
 		}
 		set, err = kernel.ByName(config.Options[key])
 	}

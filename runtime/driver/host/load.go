@@ -283,7 +283,8 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 				return err
 			}
 			if mem.Address(operand.raw) != address || operand.ld != ld {
-				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output", operand.value.Name)
+				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output",
+					operand.value.Name)
 			}
 		case operand.out >= 0:
 			if err := e.view(operand, &bindings.Out[operand.out], "output"); err != nil {
@@ -345,7 +346,8 @@ func (e *executable) place() error {
 func (e *executable) view(o *operand, v *driver.View, role string) error {
 	rows := o.rows(e.scalars.Rows)
 	if v.Type != o.value.Type || v.Cols != o.value.Cols || v.Rows < rows {
-		return fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, o.value.Name, v.Type, v.Rows, v.Cols, o.value.Type, rows, o.value.Cols)
+		return fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, o.value.Name, v.Type, v.Rows, v.Cols,
+			o.value.Type, rows, o.value.Cols)
 	}
 	return o.window(v, rows, role)
 }
@@ -399,7 +401,8 @@ func (e *executable) at(row int) driver.Place {
 func (e *executable) bindCache(bindings *driver.Bindings) error {
 	rows := min(e.graph.Rows(), e.scalars.Rows)
 	if bindings.MaxContext < 1 || !e.batch && e.scalars.Pos+rows > bindings.MaxContext {
-		return fmt.Errorf("positions %d..%d do not fit a cache of %d", e.scalars.Pos, e.scalars.Pos+rows-1, bindings.MaxContext)
+		return fmt.Errorf("positions %d..%d do not fit a cache of %d", e.scalars.Pos, e.scalars.Pos+rows-1,
+			bindings.MaxContext)
 	}
 	if count := max(1, bindings.Sequences); !e.batch && (e.scalars.Sequence < 0 || e.scalars.Sequence >= count) {
 		return fmt.Errorf("sequence %d, want 0..%d", e.scalars.Sequence, count-1)
@@ -414,15 +417,18 @@ func (e *executable) bindCache(bindings *driver.Bindings) error {
 // cache makes the caches of all sequences current, perSeq elements apart.
 func (e *executable) cache(side *operand, view *driver.View, bindings *driver.Bindings, name string) error {
 	side.value = op.Value{Name: name, Type: e.kv}
-	if view.Type != e.kv || view.Cols != e.headDim || view.Stride != e.headDim || int64(view.Rows) != int64(e.kvHeads)*int64(e.maxContext) {
-		return fmt.Errorf("cache %q: got view %s [%d,%d] of stride %d, want dense %s [%d*%d,%d]", name, view.Type, view.Rows, view.Cols, view.Stride, e.kv, e.kvHeads, e.maxContext, e.headDim)
+	if view.Type != e.kv || view.Cols != e.headDim || view.Stride != e.headDim ||
+		int64(view.Rows) != int64(e.kvHeads)*int64(e.maxContext) {
+		return fmt.Errorf("cache %q: got view %s [%d,%d] of stride %d, want dense %s [%d*%d,%d]", name, view.Type,
+			view.Rows, view.Cols, view.Stride, e.kv, e.kvHeads, e.maxContext, e.headDim)
 	}
 	if err := side.window(view, view.Rows, "cache"); err != nil || bindings.Sequences < 2 {
 		return err
 	}
 	all, size, others := view.Buffer.Bytes(), int64(view.Type.Bytes()), int64(bindings.Sequences-1)
 	have := int64(len(all)) - view.Offset // holds the first one
-	if need := int64(len(side.raw)); bindings.SequenceBytes < need || bindings.SequenceBytes%size != 0 || bindings.SequenceBytes > (have-need)/others {
+	if need := int64(len(side.raw)); bindings.SequenceBytes < need || bindings.SequenceBytes%size != 0 ||
+		bindings.SequenceBytes > (have-need)/others {
 		return fmt.Errorf("cache %q: %d sequences of %d bytes, %d bytes apart, do not fit the %d bytes from its offset", name, bindings.Sequences, need, bindings.SequenceBytes, have)
 	}
 	e.perSeq = int(bindings.SequenceBytes / size)
@@ -443,7 +449,8 @@ func (e *executable) run() error {
 		}
 		e.p.team.run(step.plan(rows), step.task)
 		if row := e.bad.Load(); row != math.MaxInt64 {
-			return fmt.Errorf("node %d (%s), row %d: %w", step.node, e.graph.Nodes[step.node].Op.Kind, row, step.refused(int(row)))
+			return fmt.Errorf("node %d (%s), row %d: %w", step.node, e.graph.Nodes[step.node].Op.Kind, row,
+				step.refused(int(row)))
 		}
 	}
 	return nil
@@ -465,7 +472,8 @@ func lower(x *atomic.Int64, v int64) {
 func attentionScratch(heads, headDim int) (int, error) {
 	// heads*headDim is at most the columns of a valid value, 2^24.
 	if words := int64(heads)*int64(headDim) + 256*int64(headDim) + 256*int64(heads); 64*words > maxWork {
-		return 0, fmt.Errorf("%d heads of %d columns need more than %d bytes of scratch", heads, headDim, int64(maxWork))
+		return 0, fmt.Errorf("%d heads of %d columns need more than %d bytes of scratch", heads, headDim,
+			int64(maxWork))
 	}
 	return kernel.AttentionScratch(heads, headDim), nil
 }

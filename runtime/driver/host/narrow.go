@@ -35,7 +35,8 @@ func (b *builder) narrowMatMul() (step, error) {
 		}
 		for i, width := range steps {
 			if !(width > 0 && width <= math.MaxFloat32) || width != steps[i/operator.N*operator.N] {
-				return step{}, fmt.Errorf("step %d of column %d is %v, want one positive number for all columns", i/operator.N, i%operator.N, width)
+				return step{}, fmt.Errorf("step %d of column %d is %v, want one positive number for all columns",
+					i/operator.N, i%operator.N, width)
 			}
 		}
 		round, roundOut, bad = onGrid(steps[0]), onGrid(steps[operator.N]), errNotOnGrid
@@ -122,7 +123,8 @@ func onGrid(step float32) func(dst, src []float32) bool {
 func halve(dst, src []float32) bool {
 	finite := true
 	for i, value := range src {
-		if bits := math.Float32bits(value); bits>>23&0xff-113 < 28 { // 2^-14 up to 2^14: ten bits of fraction, halves to even
+		// 2^-14 up to 2^14: ten bits of fraction, halves to even
+		if bits := math.Float32bits(value); bits>>23&0xff-113 < 28 {
 			dst[i] = math.Float32frombits((bits + 0xfff + bits>>13&1) &^ 0x1fff)
 			continue
 		}

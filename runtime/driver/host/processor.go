@@ -51,7 +51,8 @@ func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
 // Bounds are those of the processor's kernel set.
 func (p *processor) Bounds() driver.Bounds {
-	return driver.Bounds{Kernels: p.set.Name, PeakI8: p.set.PeakI8, PeakF32: p.set.PeakF32, Stream: p.set.Stream, Issue: p.set.Issue}
+	return driver.Bounds{Kernels: p.set.Name, PeakI8: p.set.PeakI8, PeakF32: p.set.PeakF32, Stream: p.set.Stream,
+		Issue: p.set.Issue}
 }
 
 // Attach pins the calling thread to the first core and starts a pinned helper on each other one.
@@ -76,7 +77,8 @@ func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weight
 // reserve makes the arena at least bytes large.
 func (p *processor) reserve(bytes int64) error {
 	if bytes > maxWork {
-		return diag.New(diag.ClassInput, "graph needs %d bytes of temporary memory, want at most %d", bytes, int64(maxWork))
+		return diag.New(diag.ClassInput, "graph needs %d bytes of temporary memory, want at most %d", bytes,
+			int64(maxWork))
 	}
 	if bytes <= int64(len(p.arena.Bytes())) {
 		return nil

@@ -35,7 +35,8 @@ type ropeTable struct {
 }
 
 func (t *ropeTable) holds(r rotation, rows int) bool {
-	return rows <= t.rows && r.pos == t.pos && r.growth == t.growth && r.amplitude == t.amplitude && slices.Equal(r.freq, t.freq)
+	return rows <= t.rows && r.pos == t.pos && r.growth == t.growth && r.amplitude == t.amplitude &&
+		slices.Equal(r.freq, t.freq)
 }
 
 // get computes the angles unless they are there already.
@@ -113,7 +114,8 @@ func (b *builder) rope() (step, error) {
 	tables := make([]*ropeTable, most)
 	turn := func(t *ropeTable, from, r0, r1 int) { // from: its first row
 		for kvHead := range operator.KVHeads { // the group's queries and its key lie together
-			kernel(output.f32[r0*output.ld+kvHead*(group+2)*operator.HeadDim:], output.ld, t.cos[(r0-from)*half:], t.sin[(r0-from)*half:], r1-r0, group+1, operator.HeadDim, rotary)
+			kernel(output.f32[r0*output.ld+kvHead*(group+2)*operator.HeadDim:], output.ld, t.cos[(r0-from)*half:],
+				t.sin[(r0-from)*half:], r1-r0, group+1, operator.HeadDim, rotary)
 		}
 	}
 	step := b.byRows(8*(operator.Heads+operator.KVHeads)*rotary, func(_, r0, r1 int) {

@@ -76,7 +76,10 @@ func (e *executable) chain(steps []step) step {
 		return (all + block - 1) / block
 	}
 	if len(steps) == 1 {
-		first.plan, first.task = plan, func(worker, t int) { first.rows.compute(worker, t*block, min(rows, (t+1)*block)) }
+		first.plan, first.task = plan, func(worker, t int) {
+			first.rows.compute(worker, t*block,
+				min(rows, (t+1)*block))
+		}
 		return first
 	}
 	first.prepare = func(tokens int) {
@@ -168,7 +171,8 @@ var builders = map[op.Kind]func(*builder) (step, error){
 	op.Combine: func(b *builder) (step, error) {
 		x, weights, y, fan, cols, set := b.in[0], b.in[1], b.out[0], max(1, b.op.Fan), b.op.N, b.e.p.set
 		return b.byRows(2*fan*cols, func(_, r0, r1 int) {
-			set.Combine(y.f32[r0*y.ld:], y.ld, x.f32[r0*fan*x.ld:], x.ld, weights.f32[r0*weights.ld:], weights.ld, r1-r0, fan, cols)
+			set.Combine(y.f32[r0*y.ld:], y.ld, x.f32[r0*fan*x.ld:], x.ld, weights.f32[r0*weights.ld:], weights.ld,
+				r1-r0, fan, cols)
 		}), nil
 	},
 	op.GLU: func(b *builder) (step, error) {
@@ -209,7 +213,8 @@ var builders = map[op.Kind]func(*builder) (step, error){
 	op.Add: func(b *builder) (step, error) {
 		left, right, y, cols, set := b.in[0], b.in[1], b.out[0], b.op.N, b.e.p.set
 		return b.byRows(cols, func(_, r0, r1 int) {
-			set.Add(y.f32[r0*y.ld:], y.ld, left.f32[r0*left.ld:], left.ld, right.f32[r0*right.ld:], right.ld, r1-r0, cols)
+			set.Add(y.f32[r0*y.ld:], y.ld, left.f32[r0*left.ld:], left.ld, right.f32[r0*right.ld:], right.ld, r1-r0,
+				cols)
 		}), nil
 	},
 	op.Copy: func(b *builder) (step, error) {
@@ -321,7 +326,8 @@ func (b *builder) norm() (step, error) {
 		return step{}, err
 	}
 	return b.byRows(4*operator.N, func(_, r0, r1 int) {
-		kernel(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, vectors[0], operator.Eps, r1-r0, operator.N)
+		kernel(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, vectors[0], operator.Eps,
+			r1-r0, operator.N)
 	}), nil
 }
 
@@ -335,7 +341,8 @@ func (b *builder) layerNorm() (step, error) {
 		return step{}, err
 	}
 	return b.byRows(6*operator.N, func(_, r0, r1 int) {
-		kernel(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, vectors[0], vectors[1], operator.Eps, r1-r0, operator.N)
+		kernel(output.f32[r0*output.ld:], output.ld, input.f32[r0*input.ld:], input.ld, vectors[0], vectors[1],
+			operator.Eps, r1-r0, operator.N)
 	}), nil
 }
 
@@ -401,7 +408,8 @@ func (b *builder) quantRows() (step, error) {
 	exe.need.scales = max(exe.need.scales, operator.Rows())
 	step := b.byBlocks(max(1, operator.Fan), 6*operator.N, func(_, r0, r1 int) {
 		dense := exe.have.scale[r0:r1]
-		if bad := kernel(output.raw[r0*output.ld:], output.ld, dense, input.f32[r0*input.ld:], input.ld, r1-r0, operator.N); bad >= 0 {
+		if bad := kernel(output.raw[r0*output.ld:], output.ld, dense, input.f32[r0*input.ld:], input.ld, r1-r0,
+			operator.N); bad >= 0 {
 			exe.refuse(r0 + bad)
 			return
 		}
@@ -428,7 +436,8 @@ func (b *builder) quantStatic() (step, error) {
 	exe.need.scales = max(exe.need.scales, operator.Rows())
 	step := b.byBlocks(max(1, operator.Fan), 6*operator.N, func(_, r0, r1 int) {
 		dense := exe.have.scale[r0:r1]
-		if bad := kernel(output.raw[r0*output.ld:], output.ld, dense, weight, input.f32[r0*input.ld:], input.ld, r1-r0, operator.N); bad >= 0 {
+		if bad := kernel(output.raw[r0*output.ld:], output.ld, dense, weight, input.f32[r0*input.ld:], input.ld,
+			r1-r0, operator.N); bad >= 0 {
 			exe.refuse(r0 + bad)
 			return
 		}
@@ -507,8 +516,8 @@ type packed struct {
 	multiply func(y []float32, ldy int, at int, scratch []byte, m, n int)
 }
 
-// packedTiles is the least number of tiles that rows are packed for, packedFloats that for float32 rows, whose packing takes
-// longer, and packedEach that for each worker: the driver tells them (memory).
+// packedTiles is the least number of tiles that rows are packed for, packedFloats that for float32 rows, whose
+// packing takes longer, and packedEach that for each worker: the driver tells them (memory).
 const (
 	packedTiles  = 16
 	packedFloats = 64
@@ -522,7 +531,8 @@ func (b *builder) packed() (*packed, error) {
 	if !operator.Scheme.QuantisedRows() {
 		least = packedFloats
 	}
-	if tiles := (operator.N + pack.TileN - 1) / pack.TileN; operator.M < set.PackFrom || tiles < max(least, packedEach*len(exe.p.cores)) {
+	if tiles := (operator.N + pack.TileN - 1) / pack.TileN; operator.M < set.PackFrom ||
+		tiles < max(least, packedEach*len(exe.p.cores)) {
 		return nil, nil
 	}
 	if !operator.Scheme.QuantisedRows() {
@@ -578,12 +588,12 @@ func (b *builder) rows(x *operand, r, p, sums int) activations {
 	return rows
 }
 
-// tileTasks divides the tiles of a weight into tasks: large ones of block tiles, so that a worker finds the next tile in
-// its cache, and at the end small ones of last tiles, so that workers of different speed end together.
+// tileTasks divides the tiles of a weight into tasks: large ones of block tiles, so that a worker finds the next tile
+// in its cache, and at the end small ones of last tiles, so that workers of different speed end together.
 type tileTasks struct{ tiles, large, block, last int }
 
-// divideTiles makes tasks of multiples of step tiles, at least least; even ones where weights are read once, because every
-// task begins with weights that nobody asked for ahead.
+// divideTiles makes tasks of multiples of step tiles, at least least; even ones where weights are read once, because
+// every task begins with weights that nobody asked for ahead.
 func divideTiles(tiles, workers, step, least int, even bool) tileTasks {
 	whole := func(n int) int { return (max(1, n, least) + step - 1) / step * step }
 	tasks := tileTasks{tiles: tiles, block: whole(tiles / (workers * tasksPerWorker))}
@@ -696,7 +706,8 @@ func (b *builder) kvAppend() step {
 				if operator.KV == op.F32 {
 					copy(exe.k.f32[to:to+dim], input.f32[key:])
 					copy(exe.v.f32[to:to+dim], input.f32[key+dim:])
-				} else if !narrow(exe.k.u16[to:to+dim], input.f32[key:key+dim]) || !narrow(exe.v.u16[to:to+dim], input.f32[key+dim:key+2*dim]) {
+				} else if !narrow(exe.k.u16[to:to+dim], input.f32[key:key+dim]) ||
+					!narrow(exe.v.u16[to:to+dim], input.f32[key+dim:key+2*dim]) {
 					exe.refuse(row)
 					return
 				}
@@ -742,9 +753,11 @@ func (b *builder) attention() (step, error) {
 			from := at.Sequence*exe.perSeq + kvHead*exe.maxContext*dim
 			to := from + (call.Pos+call.M)*dim
 			if operator.KV == op.F32 {
-				set.AttentionF32(out, output.ld, queries, input.ld, exe.k.f32[from:to], exe.v.f32[from:to], scratch, call)
+				set.AttentionF32(out, output.ld, queries, input.ld, exe.k.f32[from:to], exe.v.f32[from:to], scratch,
+					call)
 			} else {
-				set.AttentionF16(out, output.ld, queries, input.ld, exe.k.u16[from:to], exe.v.u16[from:to], scratch, call)
+				set.AttentionF16(out, output.ld, queries, input.ld, exe.k.u16[from:to], exe.v.u16[from:to], scratch,
+					call)
 			}
 		},
 	}, nil

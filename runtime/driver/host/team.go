@@ -92,8 +92,9 @@ func (t *team) wakeAll() {
 func (t *team) begin() { t.running.Store(true) }
 func (t *team) end()   { t.running.Store(false) }
 
-// run calls job(worker, task) for every task in 0..tasks-1, each once, and returns when all are done. When a task reads
-// memory that is not there any more, the rest are left out and the *mem.Fault is thrown once no helper is inside the job.
+// run calls job(worker, task) for every task in 0..tasks-1, each once, and returns when all are done. When a task
+// reads memory that is not there any more, the rest are left out and the *mem.Fault is thrown once no helper is
+// inside the job.
 func (t *team) run(tasks int, job func(worker, task int)) {
 	if len(t.helpers) == 0 || tasks < 2 {
 		for i := range tasks {

@@ -68,11 +68,14 @@ func (e *env) release() error {
 // instructions for it, sums of products of 8-bit numbers are kept in 16 bits by some kernels, and saturate.
 func exact(environment *env) error {
 	const k, n = 64, 16
-	model := onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}}, Graph: onnx.Graph{
-		Name: "exact", Inputs: []onnx.Value{{Name: "a", Type: onnx.Uint8, Dims: []int64{1, k}}}, Outputs: []onnx.Value{{Name: "y", Type: onnx.Int32, Dims: []int64{1, n}}},
-		Initializers: []onnx.Tensor{{Name: "b", Type: onnx.Int8, Dims: []int64{k, n}, Raw: bytes.Repeat([]byte{127}, k*n)}},
-		Nodes:        []onnx.Node{{Name: "n0", Op: "MatMulInteger", In: []string{"a", "b"}, Out: []string{"y"}}},
-	}}
+	model := onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}},
+		Graph: onnx.Graph{
+			Name: "exact", Inputs: []onnx.Value{{Name: "a", Type: onnx.Uint8, Dims: []int64{1, k}}},
+			Outputs: []onnx.Value{{Name: "y", Type: onnx.Int32, Dims: []int64{1, n}}},
+			Initializers: []onnx.Tensor{{Name: "b", Type: onnx.Int8, Dims: []int64{k, n},
+				Raw: bytes.Repeat([]byte{127}, k*n)}},
+			Nodes: []onnx.Node{{Name: "n0", Op: "MatMulInteger", In: []string{"a", "b"}, Out: []string{"y"}}},
+		}}
 	memory, err := mem.Alloc(k+4*n, driver.Align)
 	if err != nil {
 		return err

@@ -43,7 +43,8 @@ func parse(code []byte) (*model, error) {
 	}
 	text, ok := parsed.Prop("hetc.graph")
 	if !ok {
-		return nil, diag.New(diag.ClassInput, "the model does not say what graph it was made of").WithHint("compile the bundle again")
+		return nil, diag.New(diag.ClassInput,
+			"the model does not say what graph it was made of").WithHint("compile the bundle again")
 	}
 	out := &model{code: code, onnx: parsed}
 	if out.graph, err = driver.ParseGraph([]byte(text)); err != nil {
@@ -66,7 +67,8 @@ func (m *model) operands() error {
 	graph := &m.graph
 	for i := range m.checks {
 		checked := &m.checks[i]
-		if checked.graph = -1; checked.Node < 0 || checked.Node >= len(graph.Nodes) || graph.Nodes[checked.Node].Op.Kind != op.QuantRows {
+		if checked.graph = -1; checked.Node < 0 || checked.Node >= len(graph.Nodes) ||
+			graph.Nodes[checked.Node].Op.Kind != op.QuantRows {
 			return fmt.Errorf("checks: node %d is no quant_rows", checked.Node)
 		}
 	}
@@ -93,8 +95,10 @@ func (m *model) operands() error {
 			return fmt.Errorf("the model has %d %ss, the graph %d", len(got), what, len(want))
 		}
 		for i, declared := range want {
-			if wanted := got[i]; wanted.Name != name(i) || wanted.Type != elements[declared.Type] || !slices.Equal(wanted.Dims, []int64{int64(declared.Rows), int64(declared.Cols)}) {
-				return fmt.Errorf("%s %q of the model is %v %v, want %q %s [%d,%d]", what, wanted.Name, wanted.Type, wanted.Dims, name(i), declared.Type, declared.Rows, declared.Cols)
+			if wanted := got[i]; wanted.Name != name(i) || wanted.Type != elements[declared.Type] ||
+				!slices.Equal(wanted.Dims, []int64{int64(declared.Rows), int64(declared.Cols)}) {
+				return fmt.Errorf("%s %q of the model is %v %v, want %q %s [%d,%d]", what, wanted.Name, wanted.Type,
+					wanted.Dims, name(i), declared.Type, declared.Rows, declared.Cols)
 			}
 		}
 		return nil
@@ -105,11 +109,14 @@ func (m *model) operands() error {
 	}
 	for i, checker := range m.checks[:extra] {
 		value := outs[len(outs)-extra+i]
-		if rows := int64(graph.Nodes[checker.Node].Op.Rows()); value.Name != checker.Output || value.Type != onnx.Float32 || !slices.Equal(value.Dims, []int64{rows, 1}) {
-			return fmt.Errorf("output %q of the model is %v %v, want the scales %q f32 [%d,1]", value.Name, value.Type, value.Dims, checker.Output, rows)
+		if rows := int64(graph.Nodes[checker.Node].Op.Rows()); value.Name != checker.Output ||
+			value.Type != onnx.Float32 || !slices.Equal(value.Dims, []int64{rows, 1}) {
+			return fmt.Errorf("output %q of the model is %v %v, want the scales %q f32 [%d,1]", value.Name,
+				value.Type, value.Dims, checker.Output, rows)
 		}
 	}
-	return errors.Join(compare("input", m.onnx.Graph.Inputs, input, graph.Inputs), compare("output", outs[:len(outs)-extra], output, graph.Outputs))
+	return errors.Join(compare("input", m.onnx.Graph.Inputs, input, graph.Inputs),
+		compare("output", outs[:len(outs)-extra], output, graph.Outputs))
 }
 
 // Names of the model's operands, by their place in the graph.
@@ -118,7 +125,8 @@ func output(i int) string { return fmt.Sprintf("o%d", i) }
 
 // elements are the library's element types.
 var elements = map[op.Type]onnx.Type{
-	op.F32: onnx.Float32, op.F16: onnx.Float16, op.BF16: onnx.BFloat16, op.I32: onnx.Int32, op.I8: onnx.Int8, op.U8: onnx.Uint8,
+	op.F32: onnx.Float32, op.F16: onnx.Float16, op.BF16: onnx.BFloat16, op.I32: onnx.Int32, op.I8: onnx.Int8,
+	op.U8: onnx.Uint8,
 }
 
 // part is what an initializer of the model is given: a part of a packed weight.
@@ -138,7 +146,8 @@ func parts(i int, weight driver.Packed) ([]part, error) {
 	if err != nil {
 		return nil, err
 	}
-	typ := map[string]onnx.Type{"w32": onnx.Float32, "q8c": onnx.Int8, "q4b32": onnx.Uint8, "q4b128": onnx.Uint8}[weight.Spec.Scheme]
+	typ := map[string]onnx.Type{"w32": onnx.Float32, "q8c": onnx.Int8, "q4b32": onnx.Uint8,
+		"q4b128": onnx.Uint8}[weight.Spec.Scheme]
 	out := []part{{name, typ, weight.Bytes[:values]}}
 	if scales > 0 {
 		out = append(out, part{name + ".scale", onnx.Float32, weight.Bytes[at : at+4*scales]})
@@ -169,14 +178,16 @@ func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi
 			tensor := declared[initializer.name]
 			delete(declared, initializer.name)
 			if tensor == nil {
-				return out, fmt.Errorf("weight %q: the model has no initializer %q for it", one.Spec.Name, initializer.name)
+				return out, fmt.Errorf("weight %q: the model has no initializer %q for it", one.Spec.Name,
+					initializer.name)
 			}
 			elems := int64(1)
 			for _, dim := range tensor.Dims {
 				elems *= dim // of a parsed model: no overflow
 			}
 			elems = initializer.typ.Bytes(elems)
-			if tensor.Type != initializer.typ || elems != int64(len(initializer.bytes)) || tensor.External.Location != ortapi.Weights {
+			if tensor.Type != initializer.typ || elems != int64(len(initializer.bytes)) ||
+				tensor.External.Location != ortapi.Weights {
 				return out, fmt.Errorf("weight %q: initializer %q of the model is %v %v in %q, want %v of %d bytes in %q", one.Spec.Name, initializer.name, tensor.Type, tensor.Dims, tensor.External.Location, initializer.typ, len(initializer.bytes), ortapi.Weights)
 			}
 			value, err := p.env.NewTensor(initializer.bytes, ortapi.ElementType(initializer.typ), tensor.Dims)
@@ -232,7 +243,8 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 		return nil, err
 	}
 	options := &ortapi.SessionOptions{
-		Threads: 1, Optimization: optimization, Config: append(slices.Clone(p.config), [2]string{asWritten, "1"}), Provider: p.provider, ProviderOptions: p.providerOptions,
+		Threads: 1, Optimization: optimization, Config: append(slices.Clone(p.config), [2]string{asWritten, "1"}),
+		Provider: p.provider, ProviderOptions: p.providerOptions,
 		Initializers: values, Prepacked: p.env.prepacked,
 	}
 	if threads := len(p.cores); threads > 1 {

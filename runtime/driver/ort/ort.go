@@ -3,7 +3,8 @@
 //
 // A processor is one core ("0"), whose thread alone computes, or several ("0-1"), on which the library divides every
 // operator among its own threads. Nothing falls back: a provider that the library does not offer, or that does not
-// take all of a graph, is refused by name, and so is an artifact that computes in another precision than its graph says.
+// take all of a graph, is refused by name, and so is an artifact that computes in another precision than its graph
+// says.
 package ort
 
 import (
@@ -65,7 +66,8 @@ func (ort) Library(context.Context) (driver.Library, error) {
 		return driver.Library{}, err
 	}
 	providers, err := lib.Providers()
-	return driver.Library{Name: "ONNX Runtime", Version: lib.Version, Path: lib.Path, Build: lib.BuildInfo, Providers: providers}, err
+	return driver.Library{Name: "ONNX Runtime", Version: lib.Version, Path: lib.Path, Build: lib.BuildInfo,
+		Providers: providers}, err
 }
 
 // find loads the library.
@@ -96,7 +98,8 @@ var libraries struct {
 }
 
 func unavailable(err error) error {
-	missing := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvLibrary, Get: "make deps fetches the library"}
+	missing := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvLibrary,
+		Get: "make deps fetches the library"}
 	var l *ortapi.LoadError
 	if errors.As(err, &l) {
 		missing.Tried = l.Tried
@@ -113,7 +116,8 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 		return nil, err
 	}
 	fail := func(err error, hint string, args ...any) error {
-		return diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", config.Select, Name, err).WithHint(hint, args...)
+		return diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", config.Select, Name,
+			err).WithHint(hint, args...)
 	}
 	cores, err := affinity.Select(config.Select)
 	if err != nil {
@@ -134,7 +138,8 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 		}
 		if key, ok := strings.CutPrefix(option, "config."); ok && key != "" {
 			if key == noFallback || key == asWritten {
-				return nil, fail(fmt.Errorf("option %q is hetc's own", option), "nothing may fall back to another processor, or compute in another precision")
+				return nil, fail(fmt.Errorf("option %q is hetc's own", option),
+					"nothing may fall back to another processor, or compute in another precision")
 			}
 			proc.config = append(proc.config, [2]string{key, text})
 			continue
@@ -145,14 +150,16 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 		case optProvider:
 			proc.provider = text
 		default:
-			return nil, fail(fmt.Errorf("unknown option %q", option), "options: library, provider, provider.KEY, config.KEY")
+			return nil, fail(fmt.Errorf("unknown option %q", option),
+				"options: library, provider, provider.KEY, config.KEY")
 		}
 	}
 	if proc.provider == cpuProvider {
 		proc.provider = ""
 	}
 	if proc.provider == "" && len(proc.providerOptions) > 0 {
-		return nil, fail(fmt.Errorf("option \"provider.%s\" without a provider that takes options", proc.providerOptions[0][0]), "name it: provider: NAME")
+		return nil, fail(fmt.Errorf("option \"provider.%s\" without a provider that takes options",
+			proc.providerOptions[0][0]), "name it: provider: NAME")
 	}
 	lib, err := find(path)
 	if err != nil {
@@ -164,7 +171,9 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 			return nil, fail(err, "")
 		}
 		if !slices.Contains(offered, proc.provider) {
-			return nil, diag.New(diag.ClassUnavailable, "open processor %q of driver %q: library %q (version %s) has no execution provider %q", config.Select, Name, lib.Path, lib.Version, proc.provider).
+			return nil, diag.New(diag.ClassUnavailable,
+				"open processor %q of driver %q: library %q (version %s) has no execution provider %q", config.Select,
+				Name, lib.Path, lib.Version, proc.provider).
 				WithHint("it offers %s", strings.Join(offered, ", "))
 		}
 	}
@@ -190,8 +199,8 @@ func layout(scheme string) string { return layouts[scheme] }
 // tileN is what column shards are multiples of: two tiles of the widest matrix instructions.
 const tileN = 32
 
-// What the library holds, measured: what is alive, and half as much again. What its operators need for their rows is not
-// known.
+// What the library holds, measured: what is alive, and half as much again. What its operators need for their rows is
+// not known.
 const (
 	stepBytes    = 83 << 10 // of a graph with its weights
 	libraryBytes = 40 << 20 // with nothing loaded
@@ -202,7 +211,8 @@ func capabilities(cores []int) *driver.Capabilities {
 		Set: capability.Set{
 			Tile: capability.Tile{K: 128, N: tileN},
 			Kinds: []op.Kind{
-				op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy,
+				op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap,
+				op.Clip, op.Add, op.Copy,
 			},
 			Schemes: op.SchemesOf("ort"),
 			Forms:   map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}},

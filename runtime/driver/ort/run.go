@@ -64,8 +64,10 @@ func (e *executable) prepare() (err error) {
 	}
 	for _, io := range slices.Concat(e.session.Inputs, e.session.Outputs) {
 		value, ok := values[io.Name]
-		if ok && (io.Type != ortapi.ElementType(elements[value.Type]) || !slices.Equal(io.Shape, []int64{int64(value.Rows), int64(value.Cols)})) {
-			return diag.New(diag.ClassRun, "the library takes %q as type %v %v, want %s [%d,%d]", io.Name, io.Type, io.Shape, value.Type, value.Rows, value.Cols)
+		if ok && (io.Type != ortapi.ElementType(elements[value.Type]) ||
+			!slices.Equal(io.Shape, []int64{int64(value.Rows), int64(value.Cols)})) {
+			return diag.New(diag.ClassRun, "the library takes %q as type %v %v, want %s [%d,%d]", io.Name, io.Type,
+				io.Shape, value.Type, value.Rows, value.Cols)
 		}
 	}
 	e.values = map[string]*ortapi.Value{}
@@ -89,7 +91,8 @@ func (e *executable) run(bindings *driver.Bindings) error {
 		operator := graph.Nodes[lookup.node].Op
 		for row, id := range e.ids[i] {
 			if id < 0 || int(id) >= operator.K {
-				return fmt.Errorf("node %d (%s), row %d: id %d, want 0..%d", lookup.node, operator.Kind, row, id, operator.K-1)
+				return fmt.Errorf("node %d (%s), row %d: id %d, want 0..%d", lookup.node, operator.Kind, row, id,
+					operator.K-1)
 			}
 		}
 	}
@@ -99,7 +102,8 @@ func (e *executable) run(bindings *driver.Bindings) error {
 	for i, checker := range e.m.checks {
 		for row, scale := range e.scales[i] {
 			if wide := float64(scale); math.IsNaN(wide) || math.IsInf(wide, 0) {
-				return fmt.Errorf("node %d (%s), row %d: a value is NaN or infinite", checker.Node, graph.Nodes[checker.Node].Op.Kind, row)
+				return fmt.Errorf("node %d (%s), row %d: a value is NaN or infinite", checker.Node,
+					graph.Nodes[checker.Node].Op.Kind, row)
 			}
 		}
 	}
@@ -132,7 +136,8 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 	graph := &e.m.graph
 	dense := func(v *driver.View, want op.Value, role string) ([]byte, error) {
 		if v.Type != want.Type || v.Cols != want.Cols || v.Rows < want.Rows {
-			return nil, fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, want.Name, v.Type, v.Rows, v.Cols, want.Type, want.Rows, want.Cols)
+			return nil, fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, want.Name, v.Type, v.Rows,
+				v.Cols, want.Type, want.Rows, want.Cols)
 		}
 		raw, err := v.Window(want.Rows)
 		if err == nil && want.Rows > 1 && v.Stride != v.Cols {
@@ -156,7 +161,8 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 		}
 		for j, value := range graph.Inputs {
 			if value.Name == graph.Outputs[i].Name && mem.Address(ins[j]) != mem.Address(outs[i]) {
-				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output", value.Name)
+				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output",
+					value.Name)
 			}
 		}
 	}
@@ -219,7 +225,11 @@ func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
 		for _, other := range ins {
 			apart[i] = apart[i] || overlap(raw, other)
 		}
-		if len(graph.Nodes) == 1 && inPlace[graph.Nodes[0].Op.Kind] && slices.ContainsFunc(ins, func(b []byte) bool { return mem.Address(b) == mem.Address(raw) && len(b) == len(raw) }) {
+		if len(graph.Nodes) == 1 && inPlace[graph.Nodes[0].Op.Kind] &&
+			slices.ContainsFunc(ins, func(b []byte) bool {
+				return mem.Address(b) == mem.Address(raw) &&
+					len(b) == len(raw)
+			}) {
 			apart[i] = false // element by element
 		}
 		if apart[i] {

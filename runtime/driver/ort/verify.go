@@ -13,14 +13,18 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// verify refuses a model that does not compute its graph in the precision that the graph says. Every ONNX node belongs
-// to a node of the graph by its name ("n2", "n2.scale"), reads that one's operands, constants and its own results alone,
-// and is of an operator that belongs there. Products and the rows that enter them are compared to the letter: operators,
-// attributes, zero points, the order of operands. So nothing can be cast, rounded or replaced on the way.
+// verify refuses a model that does not compute its graph in the precision that the graph says. Every ONNX node
+// belongs to a node of the graph by its name ("n2", "n2.scale"), reads that one's operands, constants and its own
+// results alone, and is of an operator that belongs there. Products and the rows that enter them are compared to the
+// letter: operators, attributes, zero points, the order of operands. So nothing can be cast, rounded or replaced on
+// the way.
 func verify(m *onnx.Model, graph *op.Graph) error {
-	check := verifier{m: m, g: graph, consts: map[string]string{}, now: map[string]string{}, last: map[string]int{}, static: map[string]string{}}
-	if want := []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}}; m.IR != onnx.IR || !slices.Equal(m.Opsets, want) {
-		return diag.New(diag.ClassInput, "the model is written for ir %d and operators %v, want %d and %v", m.IR, m.Opsets, onnx.IR, want)
+	check := verifier{m: m, g: graph, consts: map[string]string{}, now: map[string]string{}, last: map[string]int{},
+		static: map[string]string{}}
+	if want := []onnx.OpsetID{{Domain: "", Version: onnx.Opset},
+		{Domain: onnx.Contrib, Version: onnx.ContribOpset}}; m.IR != onnx.IR || !slices.Equal(m.Opsets, want) {
+		return diag.New(diag.ClassInput, "the model is written for ir %d and operators %v, want %d and %v", m.IR,
+			m.Opsets, onnx.IR, want)
 	}
 	if err := check.initializers(); err != nil {
 		return err
@@ -40,7 +44,8 @@ func verify(m *onnx.Model, graph *op.Graph) error {
 	for i := range graph.Nodes {
 		if err := check.node(i, nodes[i]); err != nil {
 			node := &graph.Nodes[i]
-			return diag.New(diag.ClassInput, "node %d (%s): %w", i, strings.TrimSpace(fmt.Sprintf("%s %s", node.Op.Kind, node.Op.Scheme)), err)
+			return diag.New(diag.ClassInput, "node %d (%s): %w", i,
+				strings.TrimSpace(fmt.Sprintf("%s %s", node.Op.Kind, node.Op.Scheme)), err)
 		}
 	}
 	return nil
@@ -62,11 +67,13 @@ func (v *verifier) initializers() error {
 	for j, spec := range v.g.Weights {
 		name, k, cols := weightName(j), int64(spec.K), int64(spec.N)
 		switch block := int64(op.Scheme("a8t/" + spec.Scheme).BlockK()); {
-		case spec.Layout == op.RowsLayout && k == 1 && !slices.ContainsFunc(v.g.Nodes, func(n op.Node) bool { return n.Op.Kind == op.Embed && n.W[0] == spec.Name }):
+		case spec.Layout == op.RowsLayout && k == 1 && !slices.ContainsFunc(v.g.Nodes,
+			func(n op.Node) bool { return n.Op.Kind == op.Embed && n.W[0] == spec.Name }):
 			want[name] = onnx.Tensor{Type: elements[op.Type(spec.Scheme)], Dims: []int64{cols}}
 		case spec.Layout == op.RowsLayout:
 			want[name] = onnx.Tensor{Type: elements[op.Type(spec.Scheme)], Dims: []int64{k, cols}}
-		case spec.Scheme == "w32" && slices.ContainsFunc(v.g.Nodes, func(n op.Node) bool { return n.Op.Form.Class() == op.Conv && n.W[0] == spec.Name }):
+		case spec.Scheme == "w32" && slices.ContainsFunc(v.g.Nodes,
+			func(n op.Node) bool { return n.Op.Form.Class() == op.Conv && n.W[0] == spec.Name }):
 			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, cols, 1, 1}}
 		case spec.Scheme == "w32":
 			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, cols}}
@@ -85,7 +92,8 @@ func (v *verifier) initializers() error {
 		}
 		expected, ok := want[given.Name]
 		if !ok || expected.Type != given.Type || !slices.Equal(expected.Dims, given.Dims) {
-			return diag.New(diag.ClassInput, "initializer %q of the model is of type %d and shape %v, want %d and %v", given.Name, given.Type, given.Dims, expected.Type, expected.Dims)
+			return diag.New(diag.ClassInput, "initializer %q of the model is of type %d and shape %v, want %d and %v",
+				given.Name, given.Type, given.Dims, expected.Type, expected.Dims)
 		}
 	}
 	return nil
@@ -109,8 +117,10 @@ func (v *verifier) nodes() ([][]onnx.Node, error) {
 	for _, node := range v.m.Graph.Nodes {
 		number, _, _ := strings.Cut(strings.TrimPrefix(node.Name, "n"), ".")
 		i, err := strconv.Atoi(number)
-		if err != nil || i < 0 || i >= len(out) || nodeName(i, "") != "n"+number || node.Name[0] != 'n' || seen[node.Name] {
-			return nil, diag.New(diag.ClassInput, "node %q (%s) of the model belongs to no node of the graph", node.Name, node.Op)
+		if err != nil || i < 0 || i >= len(out) || nodeName(i, "") != "n"+number || node.Name[0] != 'n' ||
+			seen[node.Name] {
+			return nil, diag.New(diag.ClassInput, "node %q (%s) of the model belongs to no node of the graph",
+				node.Name, node.Op)
 		}
 		seen[node.Name] = true
 		out[i] = append(out[i], node)
@@ -133,7 +143,8 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 		in = append(in, v.now[name])
 	}
 	for _, name := range node.W {
-		weights = append(weights, weightName(slices.IndexFunc(v.g.Weights, func(s op.WeightSpec) bool { return s.Name == name })))
+		weights = append(weights, weightName(slices.IndexFunc(v.g.Weights,
+			func(s op.WeightSpec) bool { return s.Name == name })))
 	}
 	for number, name := range node.Out {
 		tensor := fmt.Sprintf("v%d.%d", i, number)
@@ -163,13 +174,16 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 	for _, node := range nodes {
 		main = main || node.Name == nodeName(i, "")
 		for _, name := range node.In {
-			if _, constant := v.consts[name]; !constant && !strings.HasPrefix(name, own) && !slices.Contains(reads, name) {
-				return diag.New(diag.ClassInput, "%q (%s) reads %q, which is no operand of it", node.Name, node.Op, name)
+			if _, constant := v.consts[name]; !constant && !strings.HasPrefix(name, own) &&
+				!slices.Contains(reads, name) {
+				return diag.New(diag.ClassInput, "%q (%s) reads %q, which is no operand of it", node.Name, node.Op,
+					name)
 			}
 		}
 		for _, name := range node.Out {
 			if !strings.HasPrefix(name, own) && !slices.Contains(out, name) {
-				return diag.New(diag.ClassInput, "%q (%s) writes %q, which is no result of it", node.Name, node.Op, name)
+				return diag.New(diag.ClassInput, "%q (%s) writes %q, which is no result of it", node.Name, node.Op,
+					name)
 			}
 		}
 	}
@@ -199,7 +213,8 @@ func (v *verifier) allowed(o op.Op, nodes []onnx.Node) error {
 	}
 	for _, node := range nodes {
 		if !slices.Contains(fine, node.Domain+":"+node.Op) {
-			return diag.New(diag.ClassInput, "%q is %q of %q, which does not belong to it", node.Name, node.Op, node.Domain)
+			return diag.New(diag.ClassInput, "%q is %q of %q, which does not belong to it", node.Name, node.Op,
+				node.Domain)
 		}
 		if node.Op == "Cast" && !reflect.DeepEqual(node.Attrs, []onnx.Attr{onnx.Int("to", int64(onnx.Float32))}) {
 			return diag.New(diag.ClassInput, "%q converts to another type than float32", node.Name)
@@ -237,7 +252,8 @@ type expected struct {
 }
 
 func (e *expected) add(suffix, domain, kind string, in, out []string, attrs ...onnx.Attr) {
-	e.want = append(e.want, onnx.Node{Name: nodeName(e.i, suffix), Op: kind, Domain: domain, In: in, Out: out, Attrs: attrs})
+	e.want = append(e.want, onnx.Node{Name: nodeName(e.i, suffix), Op: kind, Domain: domain, In: in, Out: out,
+		Attrs: attrs})
 }
 
 // do is add for a result within the node.
@@ -283,10 +299,12 @@ func (e *expected) quantRows(operator op.Op, input string, weights, out []string
 	if operator.Static {
 		each := e.do("each", "", "Sum", list(nan, weights[0]))
 		largest := e.do("largest", "", "ReduceMax", list(each, axis), keep)
-		holding := e.do("holding", "", "Where", list(e.do("holds", "", "GreaterOrEqual", list(each, scale)), each, largest))
+		holding := e.do("holding", "", "Where", list(e.do("holds", "", "GreaterOrEqual", list(each, scale)), each,
+			largest))
 		scale = e.do("smallest", "", "ReduceMin", list(holding, axis), keep)
 		e.add("scale", "", "Add", list(scale, nan), out[1:])
-		levels := e.do("", "", "QuantizeLinear", list(input, e.do("rows", "", "Reshape", list(scale, ints(int64(rows)))), codes(rows, 128)), onnx.Int("axis", 0))
+		levels := e.do("", "", "QuantizeLinear", list(input,
+			e.do("rows", "", "Reshape", list(scale, ints(int64(rows)))), codes(rows, 128)), onnx.Int("axis", 0))
 		e.add("clip", "", "Clip", list(levels, codes(0, 1)), out[:1])
 		return
 	}
@@ -337,17 +355,21 @@ func (e *expected) matMul(operator op.Op, in, weights []string, output string) {
 		product = scaled
 		bias()
 	default:
-		floats := e.do("float", "", "DequantizeLinear", list(in[0], e.do("rows", "", "Reshape", list(in[1], ints(int64(operator.M)))), codes(operator.M, 128)), onnx.Int("axis", 0))
+		floats := e.do("float", "", "DequantizeLinear",
+			list(in[0], e.do("rows", "", "Reshape", list(in[1], ints(int64(operator.M)))), codes(operator.M, 128)),
+			onnx.Int("axis", 0))
 		operands := list(floats, weights[0], weights[0]+".scale")
 		if operator.Bias {
 			operands = append(operands, "", "", weights[1])
 		}
-		e.add("", onnx.Contrib, "MatMulNBits", operands, list(output), onnx.Int("K", int64(operator.K)), onnx.Int("N", int64(operator.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4), onnx.Int("block_size", int64(operator.Scheme.BlockK())))
+		e.add("", onnx.Contrib, "MatMulNBits", operands, list(output), onnx.Int("K", int64(operator.K)),
+			onnx.Int("N", int64(operator.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4),
+			onnx.Int("block_size", int64(operator.Scheme.BlockK())))
 	}
 }
 
-// product is a product in float32, in the operator's form: of a convolution the transposed one, whose kernels of 1x1 make it
-// the same.
+// product is a product in float32, in the operator's form: of a convolution the transposed one, whose kernels of 1x1
+// make it the same.
 func (e *expected) product(o op.Op, input, weight, output string) {
 	wide, k, cols := int64(o.M), int64(o.K), int64(o.N)
 	switch width, height, conv := o.Form.Image(); {
@@ -406,7 +428,8 @@ func (v *verifier) text(node onnx.Node) string {
 	}
 	text := fmt.Sprintf("%s(%s) to %s", kind, strings.Join(in, ", "), strings.Join(node.Out, ", "))
 	for _, attr := range node.Attrs {
-		text += fmt.Sprintf(" %s=%v", attr.Name, map[onnx.Kind]any{onnx.KindInt: attr.I, onnx.KindFloat: attr.F, onnx.KindString: strconv.Quote(attr.S), onnx.KindInts: attr.Ints}[attr.Kind])
+		text += fmt.Sprintf(" %s=%v", attr.Name, map[onnx.Kind]any{onnx.KindInt: attr.I, onnx.KindFloat: attr.F,
+			onnx.KindString: strconv.Quote(attr.S), onnx.KindInts: attr.Ints}[attr.Kind])
 	}
 	return text
 }

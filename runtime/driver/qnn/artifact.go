@@ -22,7 +22,8 @@ const (
 // sharedFile is the one name by which an artifact may refer to a binary that its group shares.
 const sharedFile = "g0_qnn.bin"
 
-// model is an artifact that was checked: what it says is nothing but one compiled graph and the conversions at its edges.
+// model is an artifact that was checked: what it says is nothing but one compiled graph and the conversions at its
+// edges.
 type model struct {
 	code    []byte
 	graph   op.Graph
@@ -76,7 +77,8 @@ func parse(code []byte) (*model, error) {
 
 // elements are the library's element types.
 var elements = map[op.Type]onnx.Type{
-	op.F32: onnx.Float32, op.F16: onnx.Float16, op.BF16: onnx.BFloat16, op.I32: onnx.Int32, op.I8: onnx.Int8, op.U8: onnx.Uint8,
+	op.F32: onnx.Float32, op.F16: onnx.Float16, op.BF16: onnx.BFloat16, op.I32: onnx.Int32, op.I8: onnx.Int8,
+	op.U8: onnx.Uint8,
 }
 
 // operands compares the model's inputs and outputs with the graph's, by their places.
@@ -86,8 +88,10 @@ func (m *model) operands() error {
 			return fmt.Errorf("the model has %d %ss, the graph %d", len(got), what, len(want))
 		}
 		for i, declared := range want {
-			if wanted := got[i]; wanted.Type != elements[declared.Type] || !slices.Equal(wanted.Dims, []int64{int64(declared.Rows), int64(declared.Cols)}) {
-				return fmt.Errorf("%s %q of the model is of type %d and shape %v, want %q %s [%d,%d]", what, wanted.Name, wanted.Type, wanted.Dims, declared.Name, declared.Type, declared.Rows, declared.Cols)
+			if wanted := got[i]; wanted.Type != elements[declared.Type] ||
+				!slices.Equal(wanted.Dims, []int64{int64(declared.Rows), int64(declared.Cols)}) {
+				return fmt.Errorf("%s %q of the model is of type %d and shape %v, want %q %s [%d,%d]", what,
+					wanted.Name, wanted.Type, wanted.Dims, declared.Name, declared.Type, declared.Rows, declared.Cols)
 			}
 		}
 		return nil
@@ -114,9 +118,12 @@ func (m *model) nodes(graph *onnx.Graph) error {
 	for _, tensor := range graph.Initializers {
 		switch {
 		case tensor.External != nil:
-			return diag.New(diag.ClassInput, "constant %q lies in the file %q, want it inside the artifact", tensor.Name, tensor.External.Location)
+			return diag.New(diag.ClassInput, "constant %q lies in the file %q, want it inside the artifact",
+				tensor.Name, tensor.External.Location)
 		case len(tensor.Raw) > largestConstant:
-			return diag.New(diag.ClassInput, "constant %q has %d bytes, want at most %d: weights are compiled into the graph", tensor.Name, len(tensor.Raw), largestConstant)
+			return diag.New(diag.ClassInput,
+				"constant %q has %d bytes, want at most %d: weights are compiled into the graph", tensor.Name,
+				len(tensor.Raw), largestConstant)
 		}
 		constants[tensor.Name] = true
 	}
@@ -153,7 +160,9 @@ func (m *model) nodes(graph *onnx.Graph) error {
 			}
 			where = from[node.In[0]]
 		default:
-			return diag.New(diag.ClassInput, "node %d is %s, which the CPU would compute: want one compiled graph, and %s at its edges", i, strconv.Quote(node.Op), "QuantizeLinear, DequantizeLinear or Cast").
+			return diag.New(diag.ClassInput,
+				"node %d is %s, which the CPU would compute: want one compiled graph, and %s at its edges", i,
+				strconv.Quote(node.Op), "QuantizeLinear, DequantizeLinear or Cast").
 				WithHint("the operators that the NPU does not take belong to another processor of the plan")
 		}
 		for _, out := range node.Out {
@@ -198,7 +207,8 @@ func (m *model) context(node *onnx.Node) error {
 				return diag.New(diag.ClassInput, "the compiled graph is empty")
 			}
 			if m.shared && attr.S != sharedFile {
-				return diag.New(diag.ClassInput, "the compiled graph lies in the file %q, want %q: no other file is read", attr.S, sharedFile)
+				return diag.New(diag.ClassInput,
+					"the compiled graph lies in the file %q, want %q: no other file is read", attr.S, sharedFile)
 			}
 		case "partition_name", "ep_sdk_version", "max_size", "io_name_overrides":
 		default:
@@ -217,8 +227,9 @@ func (m *model) context(node *onnx.Node) error {
 	return nil
 }
 
-// token is what the library says a binary was compiled for: "v2:6:2.51.0:5.51.0:75:57:8:0" names the backend (6: HTP), the
-// SDK, the version of the backend's interface, the architecture (0: left to the SoC), the SoC and the VTCM in MB.
+// token is what the library says a binary was compiled for: "v2:6:2.51.0:5.51.0:75:57:8:0" names the backend (6:
+// HTP), the SDK, the version of the backend's interface, the architecture (0: left to the SoC), the SoC and the VTCM
+// in MB.
 type token struct {
 	text    string
 	sdk     string
@@ -233,7 +244,8 @@ const backendHTP = 6
 func parseToken(s string) (token, error) {
 	out := token{text: s}
 	bad := func(why string) (token, error) {
-		return token{}, diag.New(diag.ClassInput, "compatibility string %q: %s", s, why).WithHint("the bundle was compiled by a version of the library that this hetc does not know")
+		return token{}, diag.New(diag.ClassInput, "compatibility string %q: %s", s,
+			why).WithHint("the bundle was compiled by a version of the library that this hetc does not know")
 	}
 	fields := strings.Split(s, ":")
 	if len(s) > 200 || len(fields) != 8 || fields[0] != "v2" {
@@ -260,7 +272,8 @@ func parseToken(s string) (token, error) {
 
 // names are the SoCs by the vendor's numbers (QNN's table of supported Snapdragon devices), as messages call them.
 var names = map[int]string{
-	36: "SM8450, Snapdragon 8 Gen 1", 43: "SM8550, Snapdragon 8 Gen 2", 57: "SM8650, Snapdragon 8 Gen 3", 60: "SC8380XP, Snapdragon X Elite",
+	36: "SM8450, Snapdragon 8 Gen 1", 43: "SM8550, Snapdragon 8 Gen 2", 57: "SM8650, Snapdragon 8 Gen 3",
+	60: "SC8380XP, Snapdragon X Elite",
 	69: "SM8750, Snapdragon 8 Elite", 87: "SM8850, Snapdragon 8 Elite Gen 5",
 }
 
@@ -275,13 +288,17 @@ func socName(n int) string {
 func (t token) match(soc, arch int, library ortapi.QNNVersion) error {
 	switch {
 	case soc != 0 && t.soc != soc:
-		return diag.New(diag.ClassInput, "it was compiled for %s, this processor is of %s", socName(t.soc), socName(soc)).
+		return diag.New(diag.ClassInput, "it was compiled for %s, this processor is of %s", socName(t.soc),
+			socName(soc)).
 			WithHint("emit the bundle for this SoC: hetc emit --target NAME")
 	case arch != 0 && t.arch != 0 && t.arch != arch:
-		return diag.New(diag.ClassInput, "it was compiled for the architecture v%d, this processor is a v%d", t.arch, arch).
+		return diag.New(diag.ClassInput, "it was compiled for the architecture v%d, this processor is a v%d", t.arch,
+			arch).
 			WithHint("emit the bundle for this SoC: hetc emit --target NAME")
 	case t.api.Major != library.Major || t.api.Minor > library.Minor:
-		return diag.New(diag.ClassUnavailable, "it was compiled with version %v of the HTP's interface (SDK %s), the library here has %v", t.api, t.sdk, library).
+		return diag.New(diag.ClassUnavailable,
+			"it was compiled with version %v of the HTP's interface (SDK %s), the library here has %v", t.api, t.sdk,
+			library).
 			WithHint("install libraries of SDK %s or later, or compile the bundle with those that are here", t.sdk)
 	}
 	return nil

@@ -76,7 +76,8 @@ func openLocal(ort string, libs ortapi.QNN) (e *local, err error) {
 		}
 	}()
 	if err := opened.env.RegisterProvider(ortapi.QNNProvider, libs.Provider); err != nil {
-		return nil, diag.New(diag.ClassUnavailable, "library %q with ONNX Runtime %s: %w", libs.Provider, lib.Version, err)
+		return nil, diag.New(diag.ClassUnavailable, "library %q with ONNX Runtime %s: %w", libs.Provider, lib.Version,
+			err)
 	}
 	devices, err := opened.env.Devices()
 	if err != nil {
@@ -100,7 +101,8 @@ func (l *local) compatible(token string) (ortapi.Compatibility, error) {
 }
 
 func (l *local) load(_ context.Context, wanted program) (id int, err error) {
-	options := &ortapi.SessionOptions{Devices: []ortapi.Device{l.device}, ProviderOptions: [][2]string{{"backend_path", l.v.QNN.Backend}}}
+	options := &ortapi.SessionOptions{Devices: []ortapi.Device{l.device},
+		ProviderOptions: [][2]string{{"backend_path", l.v.QNN.Backend}}}
 	loaded := &session{}
 	if wanted.File == "" {
 		loaded.s, err = l.env.NewSession(wanted.Code, options)
@@ -128,13 +130,17 @@ func (l *local) load(_ context.Context, wanted program) (id int, err error) {
 		got  []ortapi.IO
 		to   *[]*mem.Region
 		bind func(string, *ortapi.Value) error
-	}{{wanted.In, loaded.s.Inputs, &loaded.in, loaded.b.BindInput}, {wanted.Out, loaded.s.Outputs, &loaded.out, loaded.b.BindOutput}} {
+	}{{wanted.In, loaded.s.Inputs, &loaded.in, loaded.b.BindInput},
+		{wanted.Out, loaded.s.Outputs, &loaded.out, loaded.b.BindOutput}} {
 		if len(side.got) != len(side.want) {
 			return 0, diag.New(diag.ClassRun, "the library sees %d operands, want %d", len(side.got), len(side.want))
 		}
 		for i, value := range side.want {
-			if got := side.got[i]; got.Name != value.Name || got.Type != ortapi.ElementType(value.Type) || !slices.Equal(got.Shape, value.Dims) {
-				return 0, diag.New(diag.ClassRun, "the library takes operand %d as %q of type %v %v, want %q of type %v %v", i, got.Name, got.Type, got.Shape, value.Name, ortapi.ElementType(value.Type), value.Dims)
+			if got := side.got[i]; got.Name != value.Name || got.Type != ortapi.ElementType(value.Type) ||
+				!slices.Equal(got.Shape, value.Dims) {
+				return 0, diag.New(diag.ClassRun,
+					"the library takes operand %d as %q of type %v %v, want %q of type %v %v", i, got.Name, got.Type,
+					got.Shape, value.Name, ortapi.ElementType(value.Type), value.Dims)
 			}
 			bytes := ortapi.ElementType(value.Type).Bytes()
 			for _, dim := range value.Dims {
@@ -174,7 +180,9 @@ func placed(s *ortapi.Session) error {
 			case node.Op == "EPContext" && placement.Provider == ortapi.QNNProvider:
 				compiled++
 			case node.Op == "EPContext" || placement.Provider != ortapi.QNNProvider && !edges[node.Op]:
-				return diag.New(diag.ClassRun, "%s would run on %s: want the compiled graph on %s, and nothing but conversions elsewhere", node.Op, placement.Provider, ortapi.QNNProvider)
+				return diag.New(diag.ClassRun,
+					"%s would run on %s: want the compiled graph on %s, and nothing but conversions elsewhere",
+					node.Op, placement.Provider, ortapi.QNNProvider)
 			}
 		}
 	}

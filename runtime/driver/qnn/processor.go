@@ -75,10 +75,12 @@ func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver
 	}
 	switch {
 	case model.shared && p.caps.Emulated:
-		return nil, diag.New(diag.ClassInput, "its binary holds the weights of several graphs, which the emulator cannot load").
+		return nil, diag.New(diag.ClassInput,
+			"its binary holds the weights of several graphs, which the emulator cannot load").
 			WithHint("hetc emit --for-emulator writes the bundle with a binary for each graph")
 	case model.shared != (len(artifact.Shared) > 0):
-		return nil, diag.New(diag.ClassInput, "it says that its binary is %s, and got a shared one of %d bytes", map[bool]string{true: "shared", false: "its own"}[model.shared], len(artifact.Shared))
+		return nil, diag.New(diag.ClassInput, "it says that its binary is %s, and got a shared one of %d bytes",
+			map[bool]string{true: "shared", false: "its own"}[model.shared], len(artifact.Shared))
 	}
 	if !p.caps.Emulated {
 		fits, err := p.engine.compatible(model.token.text)
@@ -86,7 +88,9 @@ func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver
 			return nil, err
 		}
 		if fits == ortapi.Unsupported {
-			return nil, diag.New(diag.ClassInput, "it was compiled for %s with SDK %s (%q), which the library says this device does not load", socName(model.token.soc), model.token.sdk, model.token.text).
+			return nil, diag.New(diag.ClassInput,
+				"it was compiled for %s with SDK %s (%q), which the library says this device does not load",
+				socName(model.token.soc), model.token.sdk, model.token.text).
 				WithHint("emit the bundle for this SoC: hetc emit --target NAME")
 		}
 	}
@@ -114,11 +118,13 @@ func (p *processor) stage(exe *executable, binary []byte) (file string, err erro
 	if found == nil {
 		dir, err := os.MkdirTemp("", ".hetc-qnn-*") // of mode 0700
 		if err != nil {
-			return "", diag.New(diag.ClassIO, "no place for the shared binary of %d bytes: %w", len(binary), err).WithHint("set TMPDIR to a folder that can be written")
+			return "", diag.New(diag.ClassIO, "no place for the shared binary of %d bytes: %w", len(binary),
+				err).WithHint("set TMPDIR to a folder that can be written")
 		}
 		if err := os.WriteFile(filepath.Join(dir, sharedFile), binary, 0o600); err != nil {
 			os.RemoveAll(dir)
-			return "", diag.New(diag.ClassIO, "write the shared binary of %d bytes: %w", len(binary), err).WithHint("set TMPDIR to a folder with enough space")
+			return "", diag.New(diag.ClassIO, "write the shared binary of %d bytes: %w", len(binary),
+				err).WithHint("set TMPDIR to a folder with enough space")
 		}
 		found = &staged{dir: dir, key: key}
 		p.files[key] = found
@@ -197,7 +203,8 @@ func (p *processor) Execute(exe driver.Executable, bindings *driver.Bindings) er
 		}
 		for j, value := range graph.Inputs {
 			if value.Name == graph.Outputs[i].Name && mem.Address(in[j]) != mem.Address(out[i]) {
-				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output", value.Name)
+				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output",
+					value.Name)
 			}
 		}
 	}
@@ -207,7 +214,8 @@ func (p *processor) Execute(exe driver.Executable, bindings *driver.Bindings) er
 // dense is the memory of an operand, whose rows lie one after another.
 func dense(v *driver.View, want op.Value, role string) ([]byte, error) {
 	if v.Type != want.Type || v.Cols != want.Cols || v.Rows < want.Rows {
-		return nil, fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, want.Name, v.Type, v.Rows, v.Cols, want.Type, want.Rows, want.Cols)
+		return nil, fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, want.Name, v.Type, v.Rows, v.Cols,
+			want.Type, want.Rows, want.Cols)
 	}
 	raw, err := v.Window(want.Rows)
 	if err == nil && want.Rows > 1 && v.Stride != v.Cols {

@@ -77,8 +77,10 @@ func find(device, file string) (*ortapi.QNN, error) {
 		// The part that talks to the NPU; a wheel for the desktop lacks it.
 		stubs, err := filepath.Glob(filepath.Join(filepath.Dir(libs.Backend), "libQnnHtpV*Stub.so"))
 		if err != nil || len(stubs) == 0 {
-			return nil, &driver.Unavailable{Driver: Name, Tried: []string{filepath.Dir(libs.Backend)}, Override: ortapi.EnvQNN,
-				Found: fmt.Sprintf("%q, and no device library libQnnHtpV*Stub.so beside it", libs.Provider), Get: "Qualcomm's AI Runtime SDK for this device has them"}
+			return nil, &driver.Unavailable{Driver: Name, Tried: []string{filepath.Dir(libs.Backend)},
+				Override: ortapi.EnvQNN,
+				Found:    fmt.Sprintf("%q, and no device library libQnnHtpV*Stub.so beside it", libs.Provider),
+				Get:      "Qualcomm's AI Runtime SDK for this device has them"}
 		}
 	}
 	return libs, nil
@@ -96,7 +98,8 @@ func unavailable(err error) error {
 	failure := failed(err)
 	errors.As(err, &failure) // from the emulator's process
 	if failure.ORT {
-		missing.Tried, missing.Override, missing.Get = failure.Tried, ortapi.EnvLibrary, "make deps-qnn fetches the library"
+		missing.Tried, missing.Override, missing.Get = failure.Tried, ortapi.EnvLibrary,
+			"make deps-qnn fetches the library"
 	}
 	return missing
 }
@@ -133,7 +136,8 @@ func (d qnn) Library(ctx context.Context) (driver.Library, error) {
 		return driver.Library{}, err
 	}
 	versions := proc.(*processor).engine.about()
-	return driver.Library{Name: "Qualcomm HTP", Version: versions.Backend.API.String(), Path: versions.QNN.Provider, Build: versions.String(), Providers: []string{ortapi.QNNProvider}}, proc.Close()
+	return driver.Library{Name: "Qualcomm HTP", Version: versions.Backend.API.String(), Path: versions.QNN.Provider,
+		Build: versions.String(), Providers: []string{ortapi.QNNProvider}}, proc.Close()
 }
 
 // Open accepts the selectors of Devices.
@@ -142,13 +146,15 @@ func (qnn) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 		return nil, err
 	}
 	fail := func(err error, hint string, args ...any) error {
-		diagnostic := diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", config.Select, Name, err)
+		diagnostic := diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w",
+			config.Select, Name, err)
 		if hint != "" {
 			diagnostic = diagnostic.WithHint(hint, args...)
 		}
 		return diagnostic
 	}
-	proc := &processor{Local: driver.Local{Name: Name + ":" + config.Select}, loaded: map[*executable]bool{}, files: map[[32]byte]*staged{}}
+	proc := &processor{Local: driver.Local{Name: Name + ":" + config.Select}, loaded: map[*executable]bool{},
+		files: map[[32]byte]*staged{}}
 	library, ort := "", ""
 	keys := make([]string, 0, len(config.Options))
 	for key := range config.Options {
@@ -174,13 +180,15 @@ func (qnn) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 				proc.arch = number
 			}
 		default:
-			return nil, fail(fmt.Errorf("unknown option %q", key), "options: %s", strings.Join([]string{optLibrary, optORT, optSoC, optArch, optVTCM, optLevel}, ", "))
+			return nil, fail(fmt.Errorf("unknown option %q", key), "options: %s",
+				strings.Join([]string{optLibrary, optORT, optSoC, optArch, optVTCM, optLevel}, ", "))
 		}
 	}
 	device := platform(runtime.GOOS, runtime.GOARCH)
 	switch {
 	case config.Select != emulator && config.Select != htp:
-		return nil, fail(errors.New("no such processor"), "processors: %s on linux/amd64, %s on arm64 devices", emulator, htp)
+		return nil, fail(errors.New("no such processor"), "processors: %s on linux/amd64, %s on arm64 devices",
+			emulator, htp)
 	case device == "":
 		return nil, nowhere()
 	case config.Select != device:
@@ -218,7 +226,8 @@ const (
 
 // kinds are the operators that a compiled graph may have. What works on the cache, or depends on where a call is in the
 // context, has no place in one.
-var kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy}
+var kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap,
+	op.Clip, op.Add, op.Copy}
 
 var schemes = op.SchemesOf("qnn")
 
@@ -258,8 +267,9 @@ func supports(c *driver.Capabilities, o op.Op) error {
 	return nil
 }
 
-// Accepts reports strings of artifacts that this hetc does not understand. Whether the libraries here are new enough, and of
-// the right SoC, is compared before each artifact is loaded; that they are missing is said when a processor is opened.
+// Accepts reports strings of artifacts that this hetc does not understand. Whether the libraries here are new enough,
+// and of the right SoC, is compared before each artifact is loaded; that they are missing is said when a processor is
+// opened.
 func (qnn) Accepts(token string) error {
 	_, err := parseToken(token)
 	return err

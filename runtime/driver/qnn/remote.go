@@ -100,8 +100,8 @@ type remote struct {
 	dead error // why the process is gone
 }
 
-// How long a process may take until its libraries are loaded, and for a program to be; variables for tests. Runs are the
-// executor's to watch.
+// How long a process may take until its libraries are loaded, and for a program to be; variables for tests. Runs are
+// the executor's to watch.
 var (
 	startLimit = 2 * time.Minute
 	loadLimit  = 10 * time.Minute
@@ -110,7 +110,8 @@ var (
 // openRemote starts the process.
 func openRemote(ctx context.Context, ort string, libs ortapi.QNN) (*remote, error) {
 	if os.Getenv(workerEnv) != "" {
-		return nil, diag.New(diag.ClassInternal, "this process was itself started for the emulator, and does not start another")
+		return nil, diag.New(diag.ClassInternal,
+			"this process was itself started for the emulator, and does not start another")
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -126,7 +127,8 @@ func openRemote(ctx context.Context, ort string, libs ortapi.QNN) (*remote, erro
 		theirIn.Close()
 		return nil, diag.New(diag.ClassRun, "make a pipe: %w", err)
 	}
-	worker := &remote{c: exec.Command(self, workerArg), to: to, from: from, enc: gob.NewEncoder(to), dec: gob.NewDecoder(from), said: &tail{}}
+	worker := &remote{c: exec.Command(self, workerArg), to: to, from: from, enc: gob.NewEncoder(to),
+		dec: gob.NewDecoder(from), said: &tail{}}
 	worker.c.ExtraFiles = []*os.File{theirIn, theirOut}
 	worker.c.Env = child.Env(workerEnv + "=1")
 	worker.c.Stdout, worker.c.Stderr = worker.said, worker.said
@@ -193,7 +195,8 @@ func (r *remote) died(cause error) error {
 	if err != nil {
 		how = err.Error()
 	}
-	if !errors.Is(cause, io.EOF) && !errors.Is(cause, io.ErrUnexpectedEOF) && !errors.Is(cause, os.ErrClosed) && !errors.Is(cause, errPipe) {
+	if !errors.Is(cause, io.EOF) && !errors.Is(cause, io.ErrUnexpectedEOF) && !errors.Is(cause, os.ErrClosed) &&
+		!errors.Is(cause, errPipe) {
 		how += ", " + cause.Error()
 	}
 	if said := r.said.String(); said != "" {
@@ -277,7 +280,8 @@ func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	text := string(t.b)
-	if i := strings.Index(text, "\n\n"); i > 0 && (strings.Contains(text[:i], "fatal error") || strings.Contains(text[:i], "SIG")) {
+	if i := strings.Index(text, "\n\n"); i > 0 && (strings.Contains(text[:i], "fatal error") ||
+		strings.Contains(text[:i], "SIG")) {
 		text = text[:i]
 	}
 	const longest = 600
@@ -288,8 +292,8 @@ func (t *tail) String() string {
 	return line
 }
 
-// Worker reports whether a process with these arguments, after its name, is one that this driver started: all it does is
-// Work.
+// Worker reports whether a process with these arguments, after its name, is one that this driver started: all it does
+// is Work.
 func Worker(args []string) bool {
 	return len(args) == 1 && args[0] == workerArg && os.Getenv(workerEnv) != ""
 }

@@ -20,9 +20,11 @@ type compiler struct{ soc *socs.SoC }
 func (compiler) Name() string { return socs.SimDriver }
 
 // Compile writes the graph as canonical JSON. Weights are not looked at and may be nil.
-func (c compiler) Compile(ctx context.Context, graph op.Graph, _ driver.Weights, target driver.Target) (driver.Artifact, error) {
+func (c compiler) Compile(ctx context.Context, graph op.Graph, _ driver.Weights,
+	target driver.Target) (driver.Artifact, error) {
 	fail := func(err error) (driver.Artifact, error) {
-		return driver.Artifact{}, diag.New(diag.ClassOr(err, diag.ClassInput), "compile graph for processor %q: %w", target.Proc, err)
+		return driver.Artifact{}, diag.New(diag.ClassOr(err, diag.ClassInput), "compile graph for processor %q: %w",
+			target.Proc, err)
 	}
 	if err := ctx.Err(); err != nil {
 		return driver.Artifact{}, err

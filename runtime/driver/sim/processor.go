@@ -14,8 +14,9 @@ import (
 	"github.com/hetc/hetc/socs/timeline"
 )
 
-// processor is one simulated processor with its own virtual clock. Run does not know what others do at the same virtual
-// time, because lanes reach it in no fixed order: it takes as long as alone. Settle finds out how long calls took side by side.
+// processor is one simulated processor with its own virtual clock. Run does not know what others do at the same
+// virtual time, because lanes reach it in no fixed order: it takes as long as alone. Settle finds out how long calls
+// took side by side.
 type processor struct {
 	name   string
 	soc    *socs.SoC
@@ -59,7 +60,8 @@ func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
 
 func (p *processor) Import(b []byte) (driver.Buffer, error) { return driver.ImportHost(p.String(), b) }
 
-func (p *processor) Load(ctx context.Context, artifact driver.Artifact, weights driver.Weights) (driver.Executable, error) {
+func (p *processor) Load(ctx context.Context, artifact driver.Artifact, weights driver.Weights) (driver.Executable,
+	error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -106,11 +108,13 @@ func executes(desc *socs.Processor, caps *driver.Capabilities, graph *op.Graph) 
 	}
 	for _, spec := range graph.Weights {
 		if want := caps.Layouts[spec.Scheme]; spec.Layout != want {
-			return fmt.Errorf("weight %q: layout %q of scheme %q is not supported, want %q", spec.Name, spec.Layout, spec.Scheme, want)
+			return fmt.Errorf("weight %q: layout %q of scheme %q is not supported, want %q", spec.Name, spec.Layout,
+				spec.Scheme, want)
 		}
 	}
 	if limit := desc.GraphBytes; limit > 0 && bytes > limit {
-		return diag.New(diag.ClassInfeasible, "its weights have %d bytes, processor %q takes graphs of at most %d", bytes, desc.Name, limit).WithCode("sim.infeasible")
+		return diag.New(diag.ClassInfeasible, "its weights have %d bytes, processor %q takes graphs of at most %d",
+			bytes, desc.Name, limit).WithCode("sim.infeasible")
 	}
 	return nil
 }
@@ -176,7 +180,8 @@ func (p *processor) fits(exe *executable, bindings *driver.Bindings) error {
 		return nil
 	}
 	if !p.caps.DynamicRows && bindings.Scalars != nil && bindings.Scalars.Rows != exe.graph.Rows() {
-		return fmt.Errorf("got rows %d, the graph is compiled for exactly %d rows", bindings.Scalars.Rows, exe.graph.Rows())
+		return fmt.Errorf("got rows %d, the graph is compiled for exactly %d rows", bindings.Scalars.Rows,
+			exe.graph.Rows())
 	}
 	dense := func(what string, values []op.Value, views []driver.View) error {
 		for i, view := range views {

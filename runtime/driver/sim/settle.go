@@ -22,12 +22,15 @@ func (p *processor) Settle(schedule *driver.Schedule) error {
 		calls := &schedule.Lanes[i]
 		proc, ok := calls.Proc.(*processor)
 		if !ok || proc.soc != p.soc {
-			return diag.New(diag.ClassRun, "settle when calls ran: %w", fmt.Errorf("lane %d is not one of the simulated SoC %q", i, p.soc.Name))
+			return diag.New(diag.ClassRun, "settle when calls ran: %w",
+				fmt.Errorf("lane %d is not one of the simulated SoC %q", i, p.soc.Name))
 		}
-		lane := timeline.Lane{Proc: proc.name, Thread: i, Endless: calls.Endless, Steps: make([]timeline.Step, len(calls.Calls))}
+		lane := timeline.Lane{Proc: proc.name, Thread: i, Endless: calls.Endless,
+			Steps: make([]timeline.Step, len(calls.Calls))}
 		for call := range calls.Calls {
 			for _, after := range calls.Calls[call].After {
-				lane.Steps[call].After = append(lane.Steps[call].After, timeline.After{Lane: after.Lane, Step: after.Call})
+				lane.Steps[call].After = append(lane.Steps[call].After,
+					timeline.After{Lane: after.Lane, Step: after.Call})
 			}
 		}
 		all.section.Lanes = append(all.section.Lanes, lane)

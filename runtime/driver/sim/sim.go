@@ -37,9 +37,10 @@ func (d *sim) Devices(context.Context) ([]driver.Device, error) {
 		proc := &d.soc.Processors[i]
 		if proc.Driver == socs.SimDriver {
 			out = append(out, driver.Device{
-				Select:      proc.Name,
-				Description: strings.TrimSpace(fmt.Sprintf("simulated %s of %s: %s", proc.Kind, d.soc.Name, proc.Description)),
-				Cores:       slices.Clone(proc.Cores),
+				Select: proc.Name,
+				Description: strings.TrimSpace(fmt.Sprintf("simulated %s of %s: %s", proc.Kind, d.soc.Name,
+					proc.Description)),
+				Cores: slices.Clone(proc.Cores),
 			})
 		}
 	}
@@ -52,7 +53,8 @@ func (d *sim) Open(ctx context.Context, config driver.Config) (driver.Processor,
 		return nil, err
 	}
 	fail := func(format string, args ...any) *diag.Diagnostic {
-		return diag.New(diag.ClassInput, "open processor %q of driver %q: %w", config.Select, socs.SimDriver, fmt.Errorf(format, args...))
+		return diag.New(diag.ClassInput, "open processor %q of driver %q: %w", config.Select, socs.SimDriver,
+			fmt.Errorf(format, args...))
 	}
 	desc := d.soc.Processor(config.Select)
 	if desc == nil || desc.Driver != socs.SimDriver || desc.Sim == nil {
@@ -61,9 +63,11 @@ func (d *sim) Open(ctx context.Context, config driver.Config) (driver.Processor,
 		for _, device := range devices {
 			names = append(names, device.Select)
 		}
-		return nil, fail("SoC %q has no such simulated processor", d.soc.Name).WithHint("it has %s", strings.Join(names, ", "))
+		return nil, fail("SoC %q has no such simulated processor", d.soc.Name).WithHint("it has %s",
+			strings.Join(names, ", "))
 	}
-	proc := &processor{name: config.Select, caps: capabilities(desc), desc: desc, noisy: true, counts: map[string]uint64{}}
+	proc := &processor{name: config.Select, caps: capabilities(desc), desc: desc, noisy: true,
+		counts: map[string]uint64{}}
 	proc.model, proc.soc = model{desc: desc, memory: memory(d.soc)}, d.soc
 	compute := true
 	for _, key := range sortedKeys(config.Options) {
@@ -87,7 +91,8 @@ func (d *sim) Open(ctx context.Context, config driver.Config) (driver.Processor,
 		}
 	}
 	if compute {
-		if err := proc.openHost(ctx, slices.IndexFunc(d.soc.Processors, func(x socs.Processor) bool { return x.Name == config.Select })); err != nil {
+		if err := proc.openHost(ctx, slices.IndexFunc(d.soc.Processors,
+			func(x socs.Processor) bool { return x.Name == config.Select })); err != nil {
 			return nil, err
 		}
 	}
@@ -123,7 +128,8 @@ func capabilities(p *socs.Processor) *driver.Capabilities {
 	if len(caps.Kinds) == 0 {
 		caps.Kinds = slices.Clone(op.Kinds)
 	}
-	caps.Layouts = map[string]string{string(op.F32): op.RowsLayout, string(op.F16): op.RowsLayout, string(op.BF16): op.RowsLayout}
+	caps.Layouts = map[string]string{string(op.F32): op.RowsLayout, string(op.F16): op.RowsLayout,
+		string(op.BF16): op.RowsLayout}
 	maps.Copy(caps.Layouts, p.Layouts)
 	return caps
 }

@@ -65,7 +65,8 @@ func besides(s *socs.SoC, all []Company) (m *timeline.Machine, procs []string, g
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		procs, graphs = append(procs, other.Proc), append(graphs, one.graph(&op.Graph{Nodes: []op.Node{{Op: other.Op}}}, nil))
+		procs, graphs = append(procs, other.Proc), append(graphs,
+			one.graph(&op.Graph{Nodes: []op.Node{{Op: other.Op}}}, nil))
 	}
 	return &timeline.Machine{Memory: memory(s)}, procs, graphs, nil
 }
@@ -74,7 +75,8 @@ func besides(s *socs.SoC, all []Company) (m *timeline.Machine, procs []string, g
 func exactly(s *socs.SoC, proc string, o op.Op) (model, error) {
 	found := s.Processor(proc)
 	if found == nil || found.Sim == nil {
-		return model{}, diag.New(diag.ClassInput, "simulate %s: SoC %q has no simulated processor %q", o.Key(), s.Name, proc)
+		return model{}, diag.New(diag.ClassInput, "simulate %s: SoC %q has no simulated processor %q", o.Key(),
+			s.Name, proc)
 	}
 	timed := model{desc: found, memory: memory(s)}
 	return timed, timed.feasible(o)
@@ -96,8 +98,8 @@ func memory(s *socs.SoC) timeline.Memory {
 	return m
 }
 
-// company is the streams of other processors, given as "gpu,npu=12.5": each reads as fast as it can alone, or as much as
-// it says in 1e9 byte/s.
+// company is the streams of other processors, given as "gpu,npu=12.5": each reads as fast as it can alone, or as much
+// as it says in 1e9 byte/s.
 func company(soc *socs.SoC, p *socs.Processor, beside string) ([]timeline.Activity, error) {
 	set := []string{p.Name}
 	var out []timeline.Activity
@@ -123,8 +125,8 @@ func company(soc *socs.SoC, p *socs.Processor, beside string) ([]timeline.Activi
 	return out, soc.Concurrent(set...)
 }
 
-// products is the matmuls that o stands for: those of an ExpertMatMul are as if its rows were divided among as many experts
-// as possible, evenly, so that some have a row more than the others.
+// products is the matmuls that o stands for: those of an ExpertMatMul are as if its rows were divided among as many
+// experts as possible, evenly, so that some have a row more than the others.
 func products(o op.Op) []product {
 	if o.Kind != op.ExpertMatMul {
 		return []product{{1, o}}
@@ -150,15 +152,18 @@ type product struct {
 func (m *model) feasible(operator op.Op) error {
 	if operator.HasScheme() {
 		if _, ok := m.desc.Sim.Schemes[operator.Scheme]; !ok {
-			return diag.New(diag.ClassInfeasible, "processor %q is not described in scheme %q", m.desc.Name, operator.Scheme).WithCode("sim.infeasible")
+			return diag.New(diag.ClassInfeasible, "processor %q is not described in scheme %q", m.desc.Name,
+				operator.Scheme).WithCode("sim.infeasible")
 		}
 		if !m.desc.HasForm(operator.Scheme, operator.Form) {
-			return diag.New(diag.ClassInfeasible, "processor %q is not described in form %q of scheme %q", m.desc.Name, operator.Form, operator.Scheme).WithCode("sim.infeasible")
+			return diag.New(diag.ClassInfeasible, "processor %q is not described in form %q of scheme %q",
+				m.desc.Name, operator.Form, operator.Scheme).WithCode("sim.infeasible")
 		}
 		for _, each := range products(operator) {
 			for _, shape := range m.desc.Sim.Infeasible {
 				if shape.Contains(each.op.M, each.op.K, each.op.N) {
-					return diag.New(diag.ClassInfeasible, "%s cannot be compiled for processor %q", operator.Key(), m.desc.Name).WithCode("sim.infeasible")
+					return diag.New(diag.ClassInfeasible, "%s cannot be compiled for processor %q", operator.Key(),
+						m.desc.Name).WithCode("sim.infeasible")
 				}
 			}
 		}
@@ -187,11 +192,13 @@ func (m *model) op(o op.Op) timeline.Phase {
 	return m.beside(work)
 }
 
-// product is the computing and reading of matmuls of one shape, and how many times as long the form makes all of it take.
+// product is the computing and reading of matmuls of one shape, and how many times as long the form makes all of it
+// take.
 func (m *model) product(matmul product, rates *socs.SimScheme) (phase timeline.Phase, whole float64) {
 	operator := matmul.op
 	form := operator.Form
-	operator.M, operator.K, operator.N = socs.Round(operator.M, rates.Step.M), socs.Round(operator.K, rates.Step.K), socs.Round(operator.N, rates.Step.N)
+	operator.M, operator.K, operator.N = socs.Round(operator.M, rates.Step.M), socs.Round(operator.K, rates.Step.K),
+		socs.Round(operator.N, rates.Step.N)
 	bytes := float64(operator.Bytes())
 	if rates.WeightBits > 0 {
 		stored := op.WeightBytes(operator.Scheme.Weight(), operator.K, operator.N)

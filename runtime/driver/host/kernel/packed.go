@@ -1,8 +1,8 @@
 package kernel
 
-// Packed activations lie as the widest kernels read them. Rows are in groups of at most mostPacked; a group is, for each
-// block of k, [rows] int32 of -128 times the sum of the block's activations, and [block/4][rows][4] of them as int8,
-// padded with zeros.
+// Packed activations lie as the widest kernels read them. Rows are in groups of at most mostPacked; a group is, for
+// each block of k, [rows] int32 of -128 times the sum of the block's activations, and [block/4][rows][4] of them as
+// int8, padded with zeros.
 
 const (
 	packFrom   = 24 // rows: the first group prepares a tile for the others

@@ -87,7 +87,8 @@ const (
 // every CPU.
 func stream(b []byte) uint64 {
 	count := len(b) / (line * streams) * line
-	p0, p1, p2, p3, p4, p5, p6, p7 := b[:count], b[count:2*count], b[2*count:3*count], b[3*count:4*count], b[4*count:5*count], b[5*count:6*count], b[6*count:7*count], b[7*count:8*count]
+	p0, p1, p2, p3, p4, p5, p6, p7 := b[:count], b[count:2*count], b[2*count:3*count], b[3*count:4*count],
+		b[4*count:5*count], b[5*count:6*count], b[6*count:7*count], b[7*count:8*count]
 	var s0, s1, s2, s3, s4, s5, s6, s7 uint64
 	word := binary.NativeEndian.Uint64
 	for i := 0; i < count; i += line {

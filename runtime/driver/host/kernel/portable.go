@@ -15,10 +15,12 @@ func Portable() *Set {
 	return &Set{
 		Name: "portable", TileStep: 1,
 		MatMulF32: matMulF32, MatMulBF16: matMulBF16, MatMulQ8C: matMulQ8C, BlockSums: blockSums,
-		MatMulQ4B32: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+		MatMulQ4B32: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
+			w []byte, m, k, n int) {
 			matMulQ4(BlockK, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
 		},
-		MatMulQ4B128: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+		MatMulQ4B128: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
+			w []byte, m, k, n int) {
 			matMulQ4(pack.Block128, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
 		},
 		QuantRows: quantRows, QuantStatic: quantStatic, Norm: norm, LayerNorm: layerNorm,
@@ -155,7 +157,8 @@ func dotU8I8(dot *[TileN]int32, x []uint8, q []byte) {
 		for pos := range full {
 			rowBytes := (*[4]byte)(x[4*pos:])
 			tileBytes := (*[16]byte)(q[pos*4*TileN+4*col:])
-			x0, x1, x2, x3 := int32(rowBytes[0])-128, int32(rowBytes[1])-128, int32(rowBytes[2])-128, int32(rowBytes[3])-128
+			x0, x1, x2, x3 := int32(rowBytes[0])-128, int32(rowBytes[1])-128, int32(rowBytes[2])-128,
+				int32(rowBytes[3])-128
 			d0 += x0*int32(int8(tileBytes[0])) + x1*int32(int8(tileBytes[1])) + x2*int32(int8(tileBytes[2])) + x3*int32(int8(tileBytes[3]))
 			d1 += x0*int32(int8(tileBytes[4])) + x1*int32(int8(tileBytes[5])) + x2*int32(int8(tileBytes[6])) + x3*int32(int8(tileBytes[7]))
 			d2 += x0*int32(int8(tileBytes[8])) + x1*int32(int8(tileBytes[9])) + x2*int32(int8(tileBytes[10])) + x3*int32(int8(tileBytes[11]))
@@ -186,7 +189,8 @@ func blockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
 }
 
 // matMulQ4 takes blocks of size rows in pieces of BlockK.
-func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
+	w []byte, m, k, n int) {
 	const rows = 4 // rows that share one unpacked piece
 	blocks, bytes := (k+size-1)/size, q4BlockBytes(size)
 	for j := 0; j < n; j += TileN {
@@ -201,7 +205,8 @@ func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float
 					from := pos % size * 16
 					var nibbles [BlockK * TileN]byte // [8][32][4]: the q8c order
 					for i := range 8 {
-						src, lo, hi := block[from+i*64:from+i*64+64], nibbles[i*128:i*128+64], nibbles[i*128+64:i*128+128]
+						src, lo, hi := block[from+i*64:from+i*64+64], nibbles[i*128:i*128+64],
+							nibbles[i*128+64:i*128+128]
 						for col, packed := range src {
 							lo[col], hi[col] = packed&15, packed>>4
 						}

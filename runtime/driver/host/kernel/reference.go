@@ -16,20 +16,24 @@ func Reference() *Set {
 	return &Set{
 		Name: "reference", TileStep: 1,
 		MatMulF32: refMatMulF32, MatMulBF16: refMatMulBF16, MatMulQ8C: refMatMulQ8C, BlockSums: blockSums,
-		MatMulQ4B32: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
+		MatMulQ4B32: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m,
+			k, n int) {
 			refMatMulQ4(BlockK, y, ldy, x, ldx, xscale, w, m, k, n)
 		},
-		MatMulQ4B128: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
+		MatMulQ4B128: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m,
+			k, n int) {
 			refMatMulQ4(pack.Block128, y, ldy, x, ldx, xscale, w, m, k, n)
 		},
 		QuantRows: refQuantRows, QuantStatic: refQuantStatic, Norm: refNorm, LayerNorm: refLayerNorm,
 		GLU: refGLU, Activate: refActivate, Softcap: refSoftcap, Gate: refGate, Scale: refScale,
 		Add: add, Combine: refCombine, Rope: refRope,
 		AttentionF32: func(y []float32, ldy int, q []float32, ldq int, k, v []float32, _ []float32, a Attention) {
-			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(k[i]) }, func(i int) float64 { return float64(v[i]) }, a)
+			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(k[i]) },
+				func(i int) float64 { return float64(v[i]) }, a)
 		},
 		AttentionF16: func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, _ []float32, a Attention) {
-			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(number.HalfToFloat(k[i])) }, func(i int) float64 { return float64(number.HalfToFloat(v[i])) }, a)
+			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(number.HalfToFloat(k[i])) },
+				func(i int) float64 { return float64(number.HalfToFloat(v[i])) }, a)
 		},
 		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
 		PeakI8: peakI8, PeakF32: peakF32, Stream: stream,

@@ -35,10 +35,10 @@ const EnvVar = "HETC_HOST_KERNELS"
 // Set is one implementation of every function.
 //
 // The portable set is the twin that vector sets are compared with. These give the same bits: MatMulQ8C, BlockSums,
-// QuantRows, QuantStatic, Add, Scale, Gate, Rope and the conversions. The others differ by rounding: in units of 2^-24 of the sum
-// of the magnitudes of the terms of a result, where nothing overflows, by at most 2+2k in MatMulF32 and MatMulBF16,
-// 4+2*ceil(k/32) in the 4-bit products, 3 in Norm, 4 in LayerNorm, 2+2*fan in Combine, 12 in GLU, Activate and
-// Softcap, and 32+2n in attention over n positions, whose terms count their scores' rounding too. Within
+// QuantRows, QuantStatic, Add, Scale, Gate, Rope and the conversions. The others differ by rounding: in units of
+// 2^-24 of the sum of the magnitudes of the terms of a result, where nothing overflows, by at most 2+2k in MatMulF32
+// and MatMulBF16, 4+2*ceil(k/32) in the 4-bit products, 3 in Norm, 4 in LayerNorm, 2+2*fan in Combine, 12 in GLU,
+// Activate and Softcap, and 32+2n in attention over n positions, whose terms count their scores' rounding too. Within
 // a set a result's bits depend neither on the rows nor on the columns computed with it.
 //
 // m, k, n are always rows, reduction length and
@@ -66,30 +66,34 @@ type Set struct {
 	// MatMulQ4B32 computes y[r,j] = xscale[r] * sum_b float32(dot_b) * scale[b,j], where
 	// dot_b = sum_{p in b} nibble[p,j] (x[r,p]-128) - 8 sums[r,b] is exact and the sum over blocks is
 	// sequential. w is ceil(n/32) tiles of Kp/32 blocks of 576 bytes: nibbles [8][64], 32 float16 scales.
-	MatMulQ4B32 func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int)
+	MatMulQ4B32 func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte,
+		m, k, n int)
 
 	// MatMulQ4B128 is MatMulQ4B32 for tiles of ceil(k/128) blocks of 2112 bytes: nibbles [32][64], 32 float16
 	// scales. sums are the same, one for each 32.
-	MatMulQ4B128 func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int)
+	MatMulQ4B128 func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte,
+		m, k, n int)
 
-	// PackFrom is the number of rows from which packing them first pays where they are multiplied with several tiles. Sets without
-	// a way to multiply packed rows have nil functions.
+	// PackFrom is the number of rows from which packing them first pays where they are multiplied with several tiles.
+	// Sets without a way to multiply packed rows have nil functions.
 	PackFrom int
 
-	// PackRows writes group g of PackGroups(m) of m rows to dst, of PackedBytes(m, k, block) bytes, for a weight in blocks of block
-	// rows, 0: one of all. The order is the set's own.
+	// PackRows writes group g of PackGroups(m) of m rows to dst, of PackedBytes(m, k, block) bytes, for a weight in
+	// blocks of block rows, 0: one of all. The order is the set's own.
 	PackRows func(dst []byte, x []uint8, ldx, m, k, block, g int)
 
 	// PackRowsF32 is PackRows for float32 and weights without blocks; dst has m*k elements.
 	PackRowsF32 func(dst []float32, x []float32, ldx, m, k, g int)
 
-	// PackedF32 and PackedBF16 are MatMulF32 and MatMulBF16, and give the same bits, for at least PackFrom rows from PackRowsF32.
+	// PackedF32 and PackedBF16 are MatMulF32 and MatMulBF16, and give the same bits, for at least PackFrom rows from
+	// PackRowsF32.
 	PackedF32  func(y []float32, ldy int, x, w []float32, m, k, n int)
 	PackedBF16 func(y []float32, ldy int, x []float32, w []uint16, m, k, n int)
 
-	// PackedQ8C, PackedQ4B32 and PackedQ4B128 are MatMulQ8C, MatMulQ4B32 and MatMulQ4B128, and give the same bits, for at least
-	// PackFrom rows from PackRows. scratch has PackedScratch(k, block) bytes of any content.
-	PackedQ8C, PackedQ4B32, PackedQ4B128 func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int)
+	// PackedQ8C, PackedQ4B32 and PackedQ4B128 are MatMulQ8C, MatMulQ4B32 and MatMulQ4B128, and give the same bits,
+	// for at least PackFrom rows from PackRows. scratch has PackedScratch(k, block) bytes of any content.
+	PackedQ8C, PackedQ4B32, PackedQ4B128 func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m,
+		k, n int)
 
 	// MatMulBF16 is MatMulF32 for ceil(n/32) tiles of [k][32] bfloat16, columns c and 16+c side by side.
 	MatMulBF16 func(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int)
@@ -108,8 +112,8 @@ type Set struct {
 	// even when eps is 0. y may be x.
 	Norm func(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int)
 
-	// LayerNorm computes y[r,c] = gain[c] * (d[c] / sqrt(mean_c(d[c]^2) + eps)) + bias[c] for d[c] = x[r,c] - mean_c(x[r,c]);
-	// a constant row gives bias even when eps is 0. y may be x.
+	// LayerNorm computes y[r,c] = gain[c] * (d[c] / sqrt(mean_c(d[c]^2) + eps)) + bias[c] for d[c] = x[r,c] -
+	// mean_c(x[r,c]); a constant row gives bias even when eps is 0. y may be x.
 	LayerNorm func(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int)
 
 	// GLU computes y[r,c] = act(gate) * up for one of op.Acts. A row of x is groups of interleave gate

@@ -52,10 +52,12 @@ func (t tier) set() *Set {
 	set := Portable()
 	set.Name = [...]string{avx2: "avx2", avx512: "avx512", avxvnni: "avxvnni", avx512vnni: "avx512vnni"}[t]
 	set.MatMulF32, set.MatMulBF16, set.MatMulQ8C = t.matMulF32, t.matMulBF16, t.matMulQ8C
-	set.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+	set.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
+		w []byte, m, k, n int) {
 		t.matMulQ4(BlockK, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
 	}
-	set.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+	set.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
+		w []byte, m, k, n int) {
 		t.matMulQ4(pack.Block128, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
 	}
 	if t.wide() {
@@ -71,7 +73,8 @@ func (t tier) set() *Set {
 			packedQ4(pack.Block128, y, ldy, x, xscale, w, scratch, m, k, n)
 		}
 	}
-	set.BlockSums, set.QuantRows, set.QuantStatic, set.Norm, set.LayerNorm = vecBlockSums, vecQuantRows, vecQuantStatic, vecNorm, vecLayerNorm
+	set.BlockSums, set.QuantRows, set.QuantStatic, set.Norm, set.LayerNorm = vecBlockSums, vecQuantRows,
+		vecQuantStatic, vecNorm, vecLayerNorm
 	set.GLU, set.Activate, set.Softcap, set.Gate, set.Scale = vecGLU, vecActivate, vecSoftcap, vecGate, vecScale
 	set.Add, set.Combine, set.Rope = vecAdd, t.combine, vecRope
 	set.AttentionF32, set.AttentionF16 = t.attentionF32, t.attentionF16
@@ -285,13 +288,15 @@ func (t tier) passQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32
 }
 
 // matMulQ4 is the product of 4-bit weights in blocks of block rows, BlockK or pack.Block128.
-func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32,
+	ldsums int, w []byte, m, k, n int) {
 	if m == 0 {
 		return
 	}
 	blocks, full := (k+block-1)/block, k/block
 	bytes := blocks * q4BlockBytes(block)
-	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+(k+BlockK-1)/BlockK-1], w[(n+TileN-1)/TileN*bytes-1]
+	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+(k+BlockK-1)/BlockK-1],
+		w[(n+TileN-1)/TileN*bytes-1]
 	if whole := n &^ (TileN - 1); t == avx512vnni && m >= panelRows && whole > 0 {
 		matMulQ4Panels(block, y, ldy, x, ldx, xscale, w[:whole/TileN*bytes], m, k, whole)
 		if y, w, n = y[whole:], w[whole/TileN*bytes:], n-whole; n == 0 {
@@ -342,13 +347,17 @@ func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xsca
 			case t == avx512vnni:
 				q4Rows512(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line])
 			case t == avxvnni && long:
-				q4x128RowsVNNI(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line], &sums[line*ldsums], 4*ldsums)
+				q4x128RowsVNNI(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line],
+					&sums[line*ldsums], 4*ldsums)
 			case t == avxvnni:
-				q4RowsVNNI(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line], &sums[line*ldsums], 4*ldsums)
+				q4RowsVNNI(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line],
+					&sums[line*ldsums], 4*ldsums)
 			case long:
-				q4x128Rows256(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line], &sums[line*ldsums], 4*ldsums)
+				q4x128Rows256(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line],
+					&sums[line*ldsums], 4*ldsums)
 			default:
-				q4Rows256(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line], &sums[line*ldsums], 4*ldsums)
+				q4Rows256(rows, dst, 4*ld, &x[line*ldx], ldx, full, tail, tile, ahead, stride, &xscale[line],
+					&sums[line*ldsums], 4*ldsums)
 			}
 			if cols < TileN {
 				copyColumns(y, ldy, line, j, cols, rows, &out)
@@ -404,9 +413,11 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 				}
 				if whole > 0 {
 					if long {
-						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &x[row*ldx+number*block], ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
+						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &x[row*ldx+number*block], ldx, whole,
+							&panel[0], &w[at], ahead, stride, wholeScale)
 					} else {
-						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &x[row*ldx+number*block], ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
+						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &x[row*ldx+number*block], ldx, whole,
+							&panel[0], &w[at], ahead, stride, wholeScale)
 					}
 				}
 				if whole < count {
@@ -414,9 +425,11 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 						copy(last[block*i:block*(i+1)], x[(row+i)*ldx+full*block:(row+i)*ldx+k])
 					}
 					if long {
-						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &last[0], block, 1, &panel[whole*panelBlock], &w[at], 0, 0, scale)
+						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &last[0], block, 1,
+							&panel[whole*panelBlock], &w[at], 0, 0, scale)
 					} else {
-						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &last[0], block, 1, &panel[whole*panelBlock], &w[at], 0, 0, scale)
+						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &last[0], block, 1, &panel[whole*panelBlock],
+							&w[at], 0, 0, scale)
 					}
 				}
 				row += rows

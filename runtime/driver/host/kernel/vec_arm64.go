@@ -25,11 +25,14 @@ func vectorSets() []*Set {
 		bytes, _ := q8cTileBytes(k)
 		byteProduct(4, y, ldy, x, ldx, xscale, w, bytes, m, k, n)
 	}
-	set.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
+	set.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m,
+		k, n int) {
 		byteProduct(BlockK, y, ldy, x, ldx, xscale, w, (k+BlockK-1)/BlockK*q4BlockBytes(BlockK), m, k, n)
 	}
-	set.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
-		byteProduct(pack.Block128, y, ldy, x, ldx, xscale, w, (k+pack.Block128-1)/pack.Block128*q4BlockBytes(pack.Block128), m, k, n)
+	set.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m,
+		k, n int) {
+		byteProduct(pack.Block128, y, ldy, x, ldx, xscale, w,
+			(k+pack.Block128-1)/pack.Block128*q4BlockBytes(pack.Block128), m, k, n)
 	}
 	set.PeakI8 = func(ops int64) int64 {
 		return counted(ops, 2*24*16, func(turns int) int64 {
@@ -95,8 +98,10 @@ func floatProduct(y []float32, ldy int, x []float32, ldx int, w32 []float32, w16
 	}
 }
 
-// byteProduct is the product of 8-bit rows with weights whose rows come in steps: 4 in q8c, blocks of 4-bit weights else.
-func byteProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, tileBytes, m, k, n int) {
+// byteProduct is the product of 8-bit rows with weights whose rows come in steps: 4 in q8c, blocks of 4-bit weights
+// else.
+func byteProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, tileBytes, m, k,
+	n int) {
 	if m == 0 {
 		return
 	}

@@ -42,7 +42,8 @@ func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []ui
 }
 
 // attention gets the keys of positions from..to as tiles [Dim][32] and their values as rows of paddedDim from block.
-func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []float32, all Attention, block func(keys, wide []float32, from, to int) []float32) {
+func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []float32, all Attention,
+	block func(keys, wide []float32, from, to int) []float32) {
 	if all.M == 0 {
 		return
 	}
@@ -85,7 +86,8 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 			}
 			whole := (count + vecN - 1) &^ (vecN - 1)
 			for row := range part.M {
-				from, to := max(part.first(row)-pos, 0), min(count, part.Pos+row+1-pos) // positions of this block that the row attends to
+				// positions of this block that the row attends to
+				from, to := max(part.first(row)-pos, 0), min(count, part.Pos+row+1-pos)
 				for head := range heads {
 					i := row*heads + head
 					sines := scores[i*keyBlock : i*keyBlock+whole]

@@ -37,7 +37,8 @@ func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
 			for quad := 0; quad < rows; quad += 4 {
 				var head [4]int32
 				from := min(quad, rows-4)
-				packQuad512(&dst[pitch+(part-pos)*rows+4*from], pitch, &x[from*ldx+part], ldx, min(packPart, whole-part)/cacheLine, &head[0])
+				packQuad512(&dst[pitch+(part-pos)*rows+4*from], pitch, &x[from*ldx+part], ldx,
+					min(packPart, whole-part)/cacheLine, &head[0])
 				for i := quad; i < from+4; i++ {
 					sums[i] += head[i-from]
 				}
@@ -95,7 +96,8 @@ func packedQ8C(y []float32, ldy int, x []byte, xscale []float32, w, scratch []by
 				if group == g0 {
 					q8cFirst512(rows, dst, 4*ld, &x[line*row], (k+3)/4, &scratch[0], tile, ahead, stride, &xscale[line])
 				} else {
-					q8cPacked512(rows, dst, 4*ld, &x[line*row], (k+3)/4, &scratch[0], tile, ahead, stride, &xscale[line])
+					q8cPacked512(rows, dst, 4*ld, &x[line*row], (k+3)/4, &scratch[0], tile, ahead, stride,
+						&xscale[line])
 				}
 				if cols < TileN {
 					for i := range rows {
@@ -107,12 +109,14 @@ func packedQ8C(y []float32, ldy int, x []byte, xscale []float32, w, scratch []by
 	})
 }
 
-// packedQ4 is the product with 4-bit weights in blocks of block rows. Tiles are unpacked in parts for all groups of a pass.
+// packedQ4 is the product with 4-bit weights in blocks of block rows. Tiles are unpacked in parts for all groups of a
+// pass.
 func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
 	row, blocks := packedRow(k, block), (k+block-1)/block
 	bytes, panelBlock := q4BlockBytes(block), TileN*block+4*TileN
 	checkPacked(m)
-	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[m*row-1], xscale[m-1], w[(n+TileN-1)/TileN*blocks*bytes-1], scratch[PackedScratch(k, block)-1]
+	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[m*row-1], xscale[m-1], w[(n+TileN-1)/TileN*blocks*bytes-1],
+		scratch[PackedScratch(k, block)-1]
 	panel := scratch[:spreadMost]
 	sums, err := mem.View[float32](scratch[spreadMost : spreadMost+4*TileN*packedPassRows(row)])
 	if err != nil {
@@ -148,9 +152,11 @@ func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, sc
 					ahead, stride := fetch(count*bytes, block/32*count, group-g0, g1-g0, next == len(w))
 					from := &x[line*row+number*(4+block)*rows]
 					if block == BlockK {
-						q4Packed512(rows, dst, 4*ld, &sums[(line-first)*TileN], from, count, &panel[0], &w[at], ahead, stride, scale)
+						q4Packed512(rows, dst, 4*ld, &sums[(line-first)*TileN], from, count, &panel[0], &w[at], ahead,
+							stride, scale)
 					} else {
-						q4x128Packed512(rows, dst, 4*ld, &sums[(line-first)*TileN], from, count, &panel[0], &w[at], ahead, stride, scale)
+						q4x128Packed512(rows, dst, 4*ld, &sums[(line-first)*TileN], from, count, &panel[0], &w[at],
+							ahead, stride, scale)
 					}
 					if cols < TileN && scale != nil {
 						for i := range rows {
@@ -227,9 +233,11 @@ func packedFloats(y []float32, ldy int, x, w []float32, half []uint16, m, k, n i
 						ahead += size * (k - part) * TileN
 					}
 					if half != nil {
-						bf16Packed512(rows, dst, 4*ld, &x[row*k+pos*rows], part, &half[j*k+pos*TileN], ahead, stride, min(pos, 1))
+						bf16Packed512(rows, dst, 4*ld, &x[row*k+pos*rows], part, &half[j*k+pos*TileN], ahead, stride,
+							min(pos, 1))
 					} else {
-						f32Packed512(rows, dst, 4*ld, &x[row*k+pos*rows], part, &w[j*k+pos*TileN], ahead, stride, min(pos, 1))
+						f32Packed512(rows, dst, 4*ld, &x[row*k+pos*rows], part, &w[j*k+pos*TileN], ahead, stride,
+							min(pos, 1))
 					}
 					if cols < TileN {
 						for i := range rows {

@@ -285,7 +285,8 @@ func scaledRows256(m int, act reg.VecPhysical, acc func(row, part int) reg.VecPh
 
 func f32Rows256() {
 	const most = 3
-	TEXT("f32Rows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)")
+	TEXT("f32Rows256", NOSPLIT,
+		"func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)")
 	Doc("f32Rows256 computes rows (1..3) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0. Strides",
 		"are in bytes.")
 	Pragma("noescape")
@@ -338,7 +339,8 @@ func f32Rows256() {
 func bf16Rows256() {
 	const most = 3
 	upper := const32("brainUpper256", 0xffff0000)
-	TEXT("bf16Rows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *uint16, ahead int, stride int)")
+	TEXT("bf16Rows256", NOSPLIT,
+		"func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *uint16, ahead int, stride int)")
 	Doc("bf16Rows256 computes rows (1..3) rows of one w16 tile of k rows into y [rows][32]. Strides are in bytes.")
 	Pragma("noescape")
 	dispatch(most, func(m int) {

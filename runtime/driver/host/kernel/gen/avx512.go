@@ -122,16 +122,16 @@ func q8cRows512() {
 	})
 }
 
-// q4Rows512: nibbles become 16*(nibble-8) as int8 with two or three instructions a register, the
-// activations stay u8, and the term 128*sum(nibble-8) is one more row of constant activations. So
-// each block costs the same few instructions whatever the number of rows, and block sums of the
-// activations are not needed. The factor 16 is taken out at the end, where it is exact. block is the number of rows of the
-// weight that share a scale.
+// q4Rows512: nibbles become 16*(nibble-8) as int8 with two or three instructions a register, the activations stay u8,
+// and the term 128*sum(nibble-8) is one more row of constant activations. So each block costs the same few
+// instructions whatever the number of rows, and block sums of the activations are not needed. The factor 16 is taken
+// out at the end, where it is exact. block is the number of rows of the weight that share a scale.
 func q4Rows512(name string, block int) {
 	const most = 6
 	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
 	Doc(fmt.Sprintf("%s computes rows (1..6) rows of one q4b%d tile into y [rows][32]. x holds %d*blocks of each row's", name, block, block),
-		fmt.Sprintf("activations; tail is nil or [rows][%d] more of them, padded with 128. Strides are in bytes.", block))
+		fmt.Sprintf("activations; tail is nil or [rows][%d] more of them, padded with 128. Strides are in bytes.",
+			block))
 	Pragma("noescape")
 	dispatch(most, func(m int) {
 		id := label(name, m)
@@ -239,7 +239,8 @@ func inSteps(id string, block int, body func()) {
 // column scales over 16.
 func q4Unpack512(name string, block int) {
 	TEXT(name, NOSPLIT, "func(panel *uint8, w *uint8, blocks int)")
-	Doc(fmt.Sprintf("%s unpacks blocks of a q4b%d tile for the kernel of panels, %d bytes each.", name, block, 32*block+256))
+	Doc(fmt.Sprintf("%s unpacks blocks of a q4b%d tile for the kernel of panels, %d bytes each.", name, block,
+		32*block+256))
 	Pragma("noescape")
 	n0, n1, lo, hi, c80, cF0, sixteenth := z[0], z[1], z[2], z[3], z[4], z[5], z[6]
 	panel, weights, count := GP64(), GP64(), GP64()
@@ -390,7 +391,8 @@ func multiplyRow(x rows, r, disp int, w0, w1, b, acc0, acc1 reg.VecPhysical) {
 // beside it.
 func f32Rows512() {
 	const most = 12
-	TEXT("f32Rows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)")
+	TEXT("f32Rows512", NOSPLIT,
+		"func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)")
 	Doc("f32Rows512 computes rows (1..12) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0. Strides",
 		"are in bytes.")
 	Pragma("noescape")
@@ -439,7 +441,8 @@ func f32Rows512() {
 // before it in its lower one, either of which becomes float32 with one instruction.
 func bf16Rows512() {
 	const most = 12
-	TEXT("bf16Rows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *uint16, ahead int, stride int)")
+	TEXT("bf16Rows512", NOSPLIT,
+		"func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *uint16, ahead int, stride int)")
 	Doc("bf16Rows512 computes rows (1..12) rows of one w16 tile of k rows into y [rows][32]. Strides are in bytes.")
 	Pragma("noescape")
 	dispatch(most, func(m int) {

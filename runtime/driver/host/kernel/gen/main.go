@@ -15,7 +15,8 @@ import (
 )
 
 func main() {
-	tier := flag.String("tier", "", "instruction set: avx2, avxvnni, avx512 or neon; or peak, the loops they are measured against")
+	tier := flag.String("tier", "",
+		"instruction set: avx2, avxvnni, avx512 or neon; or peak, the loops they are measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
 	switch *tier {
@@ -55,15 +56,17 @@ func (f fetcher) step(lines int) {
 	ADDQ(f.stride, f.at)
 }
 
-// fetches tells whether step i of a turn of 4 asks for weights when there are m rows: with many it does every other time,
-// because the work between is long, and because instructions are what a core has too few of whose other thread is busy.
+// fetches tells whether step i of a turn of 4 asks for weights when there are m rows: with many it does every other
+// time, because the work between is long, and because instructions are what a core has too few of whose other thread
+// is busy.
 func fetches(m, i int) bool { return m < manyRows || i%2 == 0 }
 
 // manyRows is also known to the callers.
 const manyRows = 7
 
 // fetchOutput asks for the lines of each of m rows of y, so that the stores at the end do not wait for memory: while
-// they wait, every load whose address ends in the same 12 bits does too, and rows of y often lie a multiple of 4 KiB apart.
+// they wait, every load whose address ends in the same 12 bits does too, and rows of y often lie a multiple of 4 KiB
+// apart.
 func fetchOutput(m, lines int) {
 	output, ldy := GP64(), GP64()
 	Load(Param("y"), output)

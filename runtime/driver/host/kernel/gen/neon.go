@@ -49,8 +49,10 @@ func (a *arm) label(format string, args ...any) { fmt.Fprintf(&a.text, format+":
 // function begins a function of 8-byte parameters, given as "name type", and writes one body for each number of rows,
 // its first parameter. Parameter i is in Ri.
 func (a *arm) function(name string, params []string, doc ...string) (bodies func(body func(m int))) {
-	fmt.Fprintf(&a.stubs, "\n// %s\n//\n//go:noescape\nfunc %s(%s)\n", name+" "+strings.Join(doc, "\n// "), name, strings.Join(params, ", "))
-	fmt.Fprintf(&a.text, "\n// func %s(%s)\nTEXT ·%s(SB), NOSPLIT, $0-%d\n", name, strings.Join(params, ", "), name, 8*len(params))
+	fmt.Fprintf(&a.stubs, "\n// %s\n//\n//go:noescape\nfunc %s(%s)\n", name+" "+strings.Join(doc, "\n// "), name,
+		strings.Join(params, ", "))
+	fmt.Fprintf(&a.text, "\n// func %s(%s)\nTEXT ·%s(SB), NOSPLIT, $0-%d\n", name, strings.Join(params, ", "), name,
+		8*len(params))
 	for i, param := range params {
 		a.f("MOVD %s+%d(FP), R%d", strings.Fields(param)[0], 8*i, i)
 	}
@@ -179,7 +181,8 @@ func (a *arm) bytes(v byte, to int) {
 }
 
 func (a *arm) q8cRows() {
-	a.function("q8cRowsNEON", []string{"rows int", "y *float32", "ldy int", "x *uint8", "ldx int", "steps int", "tail *uint8", "w *uint8", "xscale *float32"},
+	a.function("q8cRowsNEON", []string{"rows int", "y *float32", "ldy int", "x *uint8", "ldx int", "steps int",
+		"tail *uint8", "w *uint8", "xscale *float32"},
 		"computes rows (1..3) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
 		"activations; tail is nil or [rows][4] more of them, padded with 128. Strides are in bytes.")(func(m int) {
 		a.bytes(0x80, 31)
@@ -214,7 +217,8 @@ func (a *arm) q8cRows() {
 // q4Rows keeps the float sums in y, which leaves the registers to three rows of integer sums. A byte is two
 // columns: nibble-8 of each is one instruction more.
 func (a *arm) q4Rows() {
-	a.function("q4RowsNEON", []string{"rows int", "y *float32", "ldy int", "x *uint8", "ldx int", "blocks int", "tail *uint8", "w *uint8", "xscale *float32", "parts int"},
+	a.function("q4RowsNEON", []string{"rows int", "y *float32", "ldy int", "x *uint8", "ldx int", "blocks int",
+		"tail *uint8", "w *uint8", "xscale *float32", "parts int"},
 		"computes rows (1..3) rows of one tile of 4-bit weights in blocks of 32*parts into y [rows][32]. x",
 		"holds 32*parts*blocks of each row's activations; tail is nil or [rows][32*parts] more of them, padded with 128.",
 		"Strides are in bytes.")(func(m int) {
@@ -279,7 +283,8 @@ func (a *arm) q4Rows() {
 }
 
 func (a *arm) f32Rows() {
-	a.function("f32RowsNEON", []string{"rows int", "y *float32", "ldy int", "x *float32", "ldx int", "k int", "w *float32"},
+	a.function("f32RowsNEON", []string{"rows int", "y *float32", "ldy int", "x *float32", "ldx int", "k int",
+		"w *float32"},
 		"computes rows (1..3) rows of one w32 tile of k rows into y [rows][32]. Strides are in bytes.")(func(m int) {
 		a.zero(8 * m)
 		a.point(m, "R3", "R4")
@@ -299,7 +304,8 @@ func (a *arm) f32Rows() {
 
 // f32Add is f32Rows for 32 columns of a row-major matrix, added to y.
 func (a *arm) f32Add() {
-	a.function("f32AddNEON", []string{"rows int", "y *float32", "ldy int", "x *float32", "ldx int", "k int", "w *float32", "ldw int"},
+	a.function("f32AddNEON", []string{"rows int", "y *float32", "ldy int", "x *float32", "ldx int", "k int",
+		"w *float32", "ldw int"},
 		"adds the product of rows (1..3) rows of x [rows][k] with w [k][32] to y [rows][32]. Strides are in bytes.")(func(m int) {
 		a.eachRow(m, func(r int) {
 			a.f("VLD1.P 64(R15), [V%d.S4, V%d.S4, V%d.S4, V%d.S4]", 8*r, 8*r+1, 8*r+2, 8*r+3)
@@ -326,7 +332,8 @@ func (a *arm) f32Add() {
 // bf16Rows is f32Rows for a w16 tile: a 32-bit word holds a column in its upper half and the column 16 before it in its
 // lower one.
 func (a *arm) bf16Rows() {
-	a.function("bf16RowsNEON", []string{"rows int", "y *float32", "ldy int", "x *float32", "ldx int", "k int", "w *uint16"},
+	a.function("bf16RowsNEON", []string{"rows int", "y *float32", "ldy int", "x *float32", "ldx int", "k int",
+		"w *uint16"},
 		"computes rows (1..3) rows of one w16 tile of k rows into y [rows][32]. Strides are in bytes.")(func(m int) {
 		a.f("MOVD $0xffff0000, R15")
 		a.f("VDUP R15, V30.S4")

@@ -8,10 +8,10 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// The kernels of packed activations. VPDPBUSD takes its signed operand from memory, a load that is no
-// instruction of its own; so here the activations are signed and the weights unsigned, and the activations of a group
-// of rows lie as the kernel reads them, behind one pointer. What the weights' offset adds, 128 times a sum of activations,
-// is what the sums start at, negative.
+// The kernels of packed activations. VPDPBUSD takes its signed operand from memory, a load that is no instruction of
+// its own; so here the activations are signed and the weights unsigned, and the activations of a group of rows lie as
+// the kernel reads them, behind one pointer. What the weights' offset adds, 128 times a sum of activations, is what
+// the sums start at, negative.
 const (
 	leastPacked = 9 // rows of a group
 	mostPacked  = 14
@@ -46,7 +46,8 @@ func dispatchPacked(body func(m int)) {
 
 // packedRows is one step: row r is multiplied by w0 and w1, of which some rows get their activations in a register
 // because a core also has few loads.
-func packedRows(x reg.Register, disp, m int, w0, w1 reg.VecPhysical, b []reg.VecPhysical, acc func(r, half int) reg.VecPhysical, floats bool) {
+func packedRows(x reg.Register, disp, m int, w0, w1 reg.VecPhysical, b []reg.VecPhysical,
+	acc func(r, half int) reg.VecPhysical, floats bool) {
 	const loaded = 2
 	next := 0
 	for row := range m {
@@ -276,7 +277,8 @@ func spreadBytes(block int) int { return 32*block + 128 }
 
 func q4Spread512(name string, block int) {
 	TEXT(name, NOSPLIT, "func(panel *byte, w *byte, blocks int)")
-	Doc(fmt.Sprintf("%s unpacks blocks of a q4b%d tile for packed activations, %d bytes each.", name, block, spreadBytes(block)))
+	Doc(fmt.Sprintf("%s unpacks blocks of a q4b%d tile for packed activations, %d bytes each.", name, block,
+		spreadBytes(block)))
 	Pragma("noescape")
 	lo, hi, cF0, sixteenth := z[0], z[1], z[2], z[3]
 	panel, weights, count := param("panel"), param("w"), param("blocks")

@@ -10,16 +10,20 @@ import (
 // instruction that the matrix kernels use, and reading memory. All operands of the multiply-adds are 1,
 // so that the sum of the accumulators is the number of multiply-adds done.
 func peak() {
-	peakLoop("peakI8x512", "VPDPBUSD on 64-byte registers", 24, func(i int) { VPDPBUSD(z[30], z[31], z[i]) }, bytes512, sumI32x512)
-	peakLoop("peakF32x512", "VFMADD on 64-byte registers", 24, func(i int) { VFMADD231PS(z[30], z[31], z[i]) }, floats512, sumF32x512)
+	peakLoop("peakI8x512", "VPDPBUSD on 64-byte registers", 24, func(i int) { VPDPBUSD(z[30], z[31], z[i]) },
+		bytes512, sumI32x512)
+	peakLoop("peakF32x512", "VFMADD on 64-byte registers", 24, func(i int) { VFMADD231PS(z[30], z[31], z[i]) },
+		floats512, sumF32x512)
 	peakLoop("peakI8x256", "VPMADDUBSW, VPMADDWD and VPADDD on 32-byte registers", 8, func(i int) {
 		tmp := y[8+i%5]
 		VPMADDUBSW(y[14], y[15], tmp)
 		VPMADDWD(y[13], tmp, tmp)
 		VPADDD(tmp, y[i], y[i])
 	}, bytes256, sumI32x256)
-	peakLoop("peakI8xVNNI", "VPDPBUSD on 32-byte registers", 12, func(i int) { dotVEX(y[14], y[15], y[i]) }, bytes256, sumI32x256)
-	peakLoop("peakF32x256", "VFMADD on 32-byte registers", 12, func(i int) { VFMADD231PS(y[14], y[15], y[i]) }, floats256, sumF32x256)
+	peakLoop("peakI8xVNNI", "VPDPBUSD on 32-byte registers", 12, func(i int) { dotVEX(y[14], y[15], y[i]) }, bytes256,
+		sumI32x256)
+	peakLoop("peakF32x256", "VFMADD on 32-byte registers", 12, func(i int) { VFMADD231PS(y[14], y[15], y[i]) },
+		floats256, sumF32x256)
 	stream512()
 	stream256()
 	issue()

@@ -82,7 +82,8 @@ func along(id string, n reg.GPVirtual, bytes int, pointers []reg.GPVirtual, body
 }
 
 func maxAbs256() {
-	function("maxAbs256", "(x *float32, n int) uint32", "returns the largest magnitude of x as bits, by which NaN is larger than infinity. n is a multiple of 16.")
+	function("maxAbs256", "(x *float32, n int) uint32",
+		"returns the largest magnitude of x as bits, by which NaN is larger than infinity. n is a multiple of 16.")
 	input, count := param("x"), param("n")
 	zero256(y[0], y[1])
 	VMOVDQU(magnitude, y[4])
@@ -107,7 +108,8 @@ func maxAbs256() {
 }
 
 func quant256() {
-	function("quant256", "(y *uint8, x *float32, n int, scale float32)", "quantises x to u8 as Set.QuantRows does. n is a multiple of 16.")
+	function("quant256", "(y *uint8, x *float32, n int, scale float32)",
+		"quantises x to u8 as Set.QuantRows does. n is a multiple of 16.")
 	out, input, count := param("y"), param("x"), param("n")
 	scale, _ := Param("scale").Resolve()
 	VBROADCASTSS(scale.Addr, y[4])
@@ -133,7 +135,8 @@ func quant256() {
 }
 
 func sumSquares256() {
-	function("sumSquares256", "(x *float32, n int, mean float64) float64", "returns the sum of squares of x-mean in float64. n is a multiple of 16.")
+	function("sumSquares256", "(x *float32, n int, mean float64) float64",
+		"returns the sum of squares of x-mean in float64. n is a multiple of 16.")
 	input, count := param("x"), param("n")
 	scale, _ := Param("mean").Resolve()
 	mean := y[8]
@@ -158,7 +161,8 @@ func sumSquares256() {
 }
 
 func norm256() {
-	function("norm256", "(y *float32, x *float32, gain *float32, n int, mean float64, inverse float64)", "computes gain*float32((x-mean)*inverse), the parentheses in float64. n is a multiple of 16.")
+	function("norm256", "(y *float32, x *float32, gain *float32, n int, mean float64, inverse float64)",
+		"computes gain*float32((x-mean)*inverse), the parentheses in float64. n is a multiple of 16.")
 	out, input, gain, count := param("y"), param("x"), param("gain"), param("n")
 	scale, _ := Param("inverse").Resolve()
 	c, _ := Param("mean").Resolve()
@@ -274,7 +278,8 @@ func unit256(name, act string, gated bool, unit func(at int)) {
 		RET()
 		return
 	}
-	function(name, "(y *float32, x *float32, interleave int, groups int)", "computes Set.GLU with "+act+" for groups groups of interleave columns, a multiple of 16.")
+	function(name, "(y *float32, x *float32, interleave int, groups int)",
+		"computes Set.GLU with "+act+" for groups groups of interleave columns, a multiple of 16.")
 	out, input, gap, groups := param("y"), param("x"), param("interleave"), param("groups")
 	VMOVUPS(expPoly[0], y[14])
 	TESTQ(groups, groups)
@@ -317,7 +322,8 @@ func activations256() {
 	// As gelu of the portable set: Phi(-|x|) is e^(-x^2/2) times a polynomial in t = 1/(1+0.3*|x|).
 	slope, half := f32("geluSlope256", 0.3), f32("geluHalf256", -0.5)
 	var poly []Mem
-	for i, coef := range []float32{0.035675004, -0.15720393, 0.20635478, -0.05368467, 0.12856211, 0.099913366, 0.12075397, 0.1196293} {
+	for i, coef := range []float32{0.035675004, -0.15720393, 0.20635478, -0.05368467, 0.12856211, 0.099913366,
+		0.12075397, 0.1196293} {
 		poly = append(poly, f32("geluPoly256x"+string(rune('0'+i)), coef))
 	}
 	gelu := func(at int) {
@@ -358,7 +364,8 @@ func softcap256() {
 	for i, coef := range []float32{7.776314e-07, 0.00032855931, 0.025876887, 0.4671432, 1} {
 		q = append(q, f32("tanhQ256x"+string(rune('0'+i)), coef))
 	}
-	function("softcap256", "(y *float32, x *float32, n int, scale float32, limit float32)", "computes limit*tanh(x*scale). n is a multiple of 16.")
+	function("softcap256", "(y *float32, x *float32, n int, scale float32, limit float32)",
+		"computes limit*tanh(x*scale). n is a multiple of 16.")
 	out, input, count := param("y"), param("x"), param("n")
 	s, _ := Param("scale").Resolve()
 	l, _ := Param("limit").Resolve()
@@ -395,7 +402,8 @@ func softcap256() {
 }
 
 func rope256() {
-	function("rope256", "(a *float32, b *float32, cos *float32, sin *float32, n int)", "rotates the pairs (a,b) by the given angles. n is a multiple of 16.")
+	function("rope256", "(a *float32, b *float32, cos *float32, sin *float32, n int)",
+		"rotates the pairs (a,b) by the given angles. n is a multiple of 16.")
 	left, base, constant, sine, count := param("a"), param("b"), param("cos"), param("sin"), param("n")
 	along("rope", count, 64, []reg.GPVirtual{left, base, constant, sine}, func() {
 		for i := range 2 {
@@ -453,7 +461,8 @@ func fromBF16256() {
 }
 
 func toF16256() {
-	function("toF16256", "(dst *uint16, src *float32, n int) uint32", "rounds to float16 and returns 0 if all results are finite. n is a multiple of 16.")
+	function("toF16256", "(dst *uint16, src *float32, n int) uint32",
+		"rounds to float16 and returns 0 if all results are finite. n is a multiple of 16.")
 	dst, src, count := param("dst"), param("src"), param("n")
 	constant := GP32()
 	MOVL(U32(0x7c007c00), constant)
@@ -479,7 +488,8 @@ func toF16256() {
 }
 
 func blockSums256() {
-	function("blockSums256", "(sums *int32, x *uint8, blocks int)", "computes the sum of u-128 over each 32 bytes of x.")
+	function("blockSums256", "(sums *int32, x *uint8, blocks int)",
+		"computes the sum of u-128 over each 32 bytes of x.")
 	sums, input, count := param("sums"), param("x"), param("blocks")
 	VPXOR(y[2], y[2], y[2])
 	TESTQ(count, count)
@@ -511,7 +521,8 @@ func attention256() {
 
 // transpose256 turns 8 rows into 8 columns of a tile.
 func transpose256(name, typ string, load func(Mem, reg.VecPhysical), size int) {
-	function(name, "(dst *float32, src "+typ+", ld int, n int)", "stores 8 rows of n numbers (a multiple of 8), ld bytes apart, as 8 columns of dst [n][32].")
+	function(name, "(dst *float32, src "+typ+", ld int, n int)",
+		"stores 8 rows of n numbers (a multiple of 8), ld bytes apart, as 8 columns of dst [n][32].")
 	dst, row, count := param("dst"), param("src"), param("n")
 	input := newRows(8)
 	Load(Param("ld"), input.ld)
@@ -551,7 +562,8 @@ func transpose256(name, typ string, load func(Mem, reg.VecPhysical), size int) {
 
 // softmax256 is one step of a softmax over blocks.
 func softmax256() {
-	function("softmax256", "(s *float32, n int, scale float32, state *float32) float32", "replaces scores s by e^(s*scale-top) where top, state[0], becomes at least their maximum,",
+	function("softmax256", "(s *float32, n int, scale float32, state *float32) float32",
+		"replaces scores s by e^(s*scale-top) where top, state[0], becomes at least their maximum,",
 		"scales the sum state[1] to the new top and adds them to it, and returns that factor. n is a multiple of 16, at least 16.")
 	sine, count, state := param("s"), param("n"), param("state")
 	row, left := GP64(), GP64()
