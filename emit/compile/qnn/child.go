@@ -103,11 +103,13 @@ func readRequest(b []byte) (*request, error) {
 		return nil, fmt.Errorf("read the request: %w", err)
 	}
 	if len(asked.Graphs) == 0 || asked.Memory < 0 {
-		return nil, fmt.Errorf("read the request: %d graphs and %d bytes of memory, want a graph and no negative number", len(asked.Graphs), asked.Memory)
+		return nil, fmt.Errorf("read the request: %d graphs and %d bytes of memory, want a graph and no negative number",
+			len(asked.Graphs), asked.Memory)
 	}
 	for i, graph := range asked.Graphs {
 		for _, tensor := range slices.Concat(graph.Inputs, graph.Outputs) {
-			if tensor.Rows < 1 || tensor.Cols < 1 || tensor.Rows > maxTensor || tensor.Cols > maxTensor/tensor.Rows || tensor.bytes() < 1 || tensor.bytes() > maxTensor {
+			bounded := 1 <= tensor.Rows && tensor.Rows <= maxTensor && 1 <= tensor.Cols && tensor.Cols <= maxTensor/tensor.Rows
+			if !bounded || tensor.bytes() < 1 || tensor.bytes() > maxTensor {
 				return nil, fmt.Errorf("read the request: tensor %q of graph %d is [%d,%d] of type %d",
 					tensor.Name, i, tensor.Rows, tensor.Cols, tensor.Type)
 			}
@@ -149,13 +151,14 @@ func Work(dir string, in io.Reader) error {
 	if err := limitMemory(asked.Memory); err != nil {
 		return fmt.Errorf("limit memory: %w", err)
 	}
-	reply, graph := &answer{}, -1
-	if err := asked.work(reply, &graph); err != nil {
+	w := &worker{request: asked, graph: -1}
+	reply := &w.reply
+	if err := w.work(); err != nil {
 		class := diag.ClassOf(err)
 		if class == diag.ClassInternal {
 			class = diag.ClassRun
 		}
-		reply = &answer{Failed: &failure{class, graph, err.Error()}}
+		reply = &answer{Failed: &failure{class, w.graph, err.Error()}}
 	}
 	if text, err = json.Marshal(reply); err != nil {
 		return err
@@ -163,75 +166,95 @@ func Work(dir string, in io.Reader) error {
 	return os.WriteFile(answerFile, text, 0o600)
 }
 
-// work compiles the request's graphs and runs their samples. *at is the graph that it works on.
-func (q *request) work(reply *answer, at *int) error {
-	lib, err := ortapi.Load(q.ORT)
-	if err != nil {
-		return err
-	}
-	env, err := lib.NewEnv(ortapi.EnvOptions{Threads: 1})
-	if err != nil {
-		return err
-	}
-	// Nothing is closed: the process ends.
-	if err := env.RegisterProvider(ortapi.QNNProvider, q.Provider); err != nil {
-		return diag.New(diag.ClassUnavailable, "library %q: %w", q.Provider, err)
-	}
-	all, err := env.Devices()
-	if err != nil {
-		return err
-	}
-	var devices []ortapi.Device
-	for _, device := range all {
-		if device.Provider == ortapi.QNNProvider {
-			devices = append(devices, device)
-			break // one device, whatever its hardware is called
-		}
-	}
-	if len(devices) == 0 {
-		return diag.New(diag.ClassUnavailable, "library %q offers no device", q.Provider)
-	}
-	reply.ORT, reply.Provider = lib.Version, devices[0].Version
-	for i := range q.Graphs {
-		*at = i
-		if err := q.progress(i); err != nil {
+// worker compiles the graphs of a request and runs their samples. Nothing is closed: the process ends.
+type worker struct {
+	*request
+	env     *ortapi.Env
+	devices []ortapi.Device
+	graph   int // that is worked on, -1 before the first
+	reply   answer
+}
+
+func (w *worker) work() error {
+	for _, part := range []func() error{w.open, w.compile, w.inspect, w.tryAll} {
+		if err := part(); err != nil {
 			return err
 		}
-		session := &ortapi.SessionOptions{Threads: 1, Devices: devices,
-			ProviderOptions: append([][2]string{{"backend_path", q.Backend}}, q.Options...)}
-		if q.Shared {
+	}
+	return nil
+}
+
+// open loads the libraries and finds the vendor's device.
+func (w *worker) open() error {
+	lib, err := ortapi.Load(w.ORT)
+	if err != nil {
+		return err
+	}
+	if w.env, err = lib.NewEnv(ortapi.EnvOptions{Threads: 1}); err != nil {
+		return err
+	}
+	if err := w.env.RegisterProvider(ortapi.QNNProvider, w.Provider); err != nil {
+		return diag.New(diag.ClassUnavailable, "library %q: %w", w.Provider, err)
+	}
+	all, err := w.env.Devices()
+	if err != nil {
+		return err
+	}
+	at := slices.IndexFunc(all, func(d ortapi.Device) bool { return d.Provider == ortapi.QNNProvider })
+	if at < 0 {
+		return diag.New(diag.ClassUnavailable, "library %q offers no device", w.Provider)
+	}
+	w.devices = all[at : at+1] // one device, whatever its hardware is called
+	w.reply.ORT, w.reply.Provider = lib.Version, w.devices[0].Version
+	return nil
+}
+
+// compile compiles the graphs, those of a shared binary one behind the other.
+func (w *worker) compile() error {
+	for i := range w.Graphs {
+		if err := w.begin(i); err != nil {
+			return err
+		}
+		session := &ortapi.SessionOptions{Threads: 1, Devices: w.devices}
+		session.ProviderOptions = append([][2]string{{"backend_path", w.Backend}}, w.Options...)
+		if w.Shared {
 			session.Config = append(session.Config, [2]string{"ep.share_ep_contexts", "1"})
-			if i == len(q.Graphs)-1 {
+			if i == len(w.Graphs)-1 {
 				session.Config = append(session.Config, [2]string{"ep.stop_share_ep_contexts", "1"})
 			}
 		}
-		if err := env.Compile(ortapi.Compilation{Model: modelFile(i), Output: contextFile(i), Embed: !q.Shared}, session); err != nil {
+		what := ortapi.Compilation{Model: modelFile(i), Output: contextFile(i), Embed: !w.Shared}
+		if err := w.env.Compile(what, session); err != nil {
 			return err
 		}
 	}
-	var shared []byte
-	if q.Shared {
-		if shared, err = os.ReadFile(filepath.Join(outFolder, sharedFile)); err != nil {
+	return nil
+}
+
+// inspect reads what was compiled, and the facts of it.
+func (w *worker) inspect() (err error) {
+	var binary []byte
+	if w.Shared {
+		if binary, err = os.ReadFile(filepath.Join(outFolder, sharedFile)); err != nil {
 			return err
 		}
 	}
-	var info *qnnapi.Context // of shared
-	for i := range q.Graphs {
-		*at = i
+	var info *qnnapi.Context // of binary
+	for i := range w.Graphs {
+		w.graph = i
 		code, err := os.ReadFile(contextFile(i))
 		if err != nil {
 			return err
 		}
-		wrapped, err := inspect(code, q.Shared)
+		wrapped, err := inspect(code, w.Shared)
 		if err != nil {
 			return err
 		}
-		context := shared
-		if !q.Shared {
-			context = []byte(wrapped.context)
+		if !w.Shared {
+			binary = []byte(wrapped.context)
 		}
-		if info == nil || !q.Shared {
-			if info, err = qnnapi.ReadContext(q.System, context); err != nil {
+		if info == nil || !w.Shared {
+			if info, err = qnnapi.ReadContext(w.System, binary); err != nil {
 				return err
 			}
 		}
@@ -239,94 +262,107 @@ func (q *request) work(reply *answer, at *int) error {
 		if !ok {
 			return diag.New(diag.ClassRun, "the binary has no graph %q, which the model refers to", wrapped.graph)
 		}
-		reply.Arch, reply.SoC, reply.SDK = info.Arch, info.SoC, wrapped.sdk
-		reply.Graphs = append(reply.Graphs, facts{Spill: graph.SpillBytes, VTCM: graph.VTCMBytes, Nodes: wrapped.nodes,
-			Edge: wrapped.edge, Context: int64(len(context)), Token: wrapped.token})
+		w.reply.Arch, w.reply.SoC, w.reply.SDK = info.Arch, info.SoC, wrapped.sdk
+		w.reply.Graphs = append(w.reply.Graphs, facts{
+			Spill: graph.SpillBytes, VTCM: graph.VTCMBytes, Nodes: wrapped.nodes, Edge: wrapped.edge,
+			Context: int64(len(binary)), Token: wrapped.token,
+		})
 	}
-	for i, task := range q.Graphs {
-		*at = i
+	return nil
+}
+
+// tryAll runs the samples: what was compiled in the emulator, which needs no target as the binary is for one, and the
+// uncompiled model on the CPU.
+func (w *worker) tryAll() error {
+	emulator := [][2]string{{"backend_path", w.Backend}, {"offload_graph_io_quantization", "1"}}
+	for i, task := range w.Graphs {
 		if !task.Sample {
 			continue
 		}
-		if err := q.progress(i); err != nil {
+		if err := w.begin(i); err != nil {
 			return err
 		}
-		// The emulator needs no target: the binary is for one.
-		for name, session := range map[string]*ortapi.SessionOptions{
-			"emulated": {Threads: 1, Devices: devices,
-				ProviderOptions: [][2]string{{"backend_path", q.Backend}, {"offload_graph_io_quantization", "1"}}},
-			"portable": {Threads: 1},
+		for _, engine := range []struct {
+			name, model string
+			session     *ortapi.SessionOptions
+		}{
+			{"emulated", contextFile(i), &ortapi.SessionOptions{Threads: 1, Devices: w.devices, ProviderOptions: emulator}},
+			{"portable", modelFile(i), &ortapi.SessionOptions{Threads: 1}},
 		} {
-			path := modelFile(i)
-			if name == "emulated" {
-				path = contextFile(i)
+			results, err := task.run(w.env, engine.model, engine.session, i)
+			if err == nil {
+				err = writeResults(results, i, engine.name)
 			}
-			if err := task.run(env, path, session, i, name); err != nil {
-				return diag.New(diag.ClassRun, "run %q on its sample: %w", name, err)
+			if err != nil {
+				return diag.New(diag.ClassRun, "run %q on its sample: %w", engine.name, err)
 			}
 		}
 	}
 	return nil
 }
 
-func (q *request) progress(i int) error {
+// begin notes the graph that is worked on where the parent finds it after a crash.
+func (w *worker) begin(i int) error {
+	w.graph = i
 	return os.WriteFile(progressFile, []byte(strconv.Itoa(i)), 0o600)
 }
 
-// run executes a model on the sample of graph i and writes its results.
-func (g *task) run(env *ortapi.Env, path string, o *ortapi.SessionOptions, i int, name string) error {
+// run executes a model on the sample of graph i and returns its results, in memory that is not freed.
+func (g *task) run(env *ortapi.Env, path string, o *ortapi.SessionOptions, i int) (results [][]byte, err error) {
 	session, err := env.NewSessionFromFile(path, o)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer session.Close()
 	binding, err := session.NewBinding()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer binding.Close()
-	region := func(t tensor) ([]byte, *ortapi.Value, error) {
-		region, err := mem.Alloc(int(t.bytes()), 64)
-		if err != nil {
-			return nil, nil, err
-		}
-		value, err := env.NewTensor(region.Bytes(), ortapi.ElementType(t.Type), []int64{int64(t.Rows), int64(t.Cols)})
-		return region.Bytes(), value, err
-	}
 	for at, input := range g.Inputs {
 		data, err := os.ReadFile(sampleFile(i, at))
 		if err != nil {
-			return err
+			return nil, err
 		}
-		to, value, err := region(input)
+		to, value, err := input.alloc(env)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if len(data) != len(to) {
-			return diag.New(diag.ClassInput, "input %q of the sample has %d bytes, want %d",
+			return nil, diag.New(diag.ClassInput, "input %q of the sample has %d bytes, want %d",
 				input.Name, len(data), len(to))
 		}
 		copy(to, data)
 		if err := binding.BindInput(input.Name, value); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	var results [][]byte
 	for _, output := range g.Outputs {
-		to, value, err := region(output)
+		to, value, err := output.alloc(env)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if err := binding.BindOutput(output.Name, value); err != nil {
-			return err
+			return nil, err
 		}
 		results = append(results, to)
 	}
-	if err := session.Run(binding); err != nil {
-		return err
+	return results, session.Run(binding)
+}
+
+// alloc returns memory of a tensor's size, and the tensor in it.
+func (t tensor) alloc(env *ortapi.Env) ([]byte, *ortapi.Value, error) {
+	region, err := mem.Alloc(int(t.bytes()), 64)
+	if err != nil {
+		return nil, nil, err
 	}
+	value, err := env.NewTensor(region.Bytes(), ortapi.ElementType(t.Type), []int64{int64(t.Rows), int64(t.Cols)})
+	return region.Bytes(), value, err
+}
+
+func writeResults(results [][]byte, i int, engine string) error {
 	for at, result := range results {
-		if err := os.WriteFile(resultFile(i, at, name), result, 0o600); err != nil {
+		if err := os.WriteFile(resultFile(i, at, engine), result, 0o600); err != nil {
 			return err
 		}
 	}
@@ -351,24 +387,19 @@ var edges = []string{"QuantizeLinear", "DequantizeLinear", "Cast"}
 
 // inspect reads a compiled model and refuses one that is not wholly the NPU's: a provider hands what it does not take
 // to the CPU, and says nothing.
-func inspect(b []byte, shared bool) (*wrapper, error) {
-	model, err := onnx.Read(b)
+func inspect(code []byte, shared bool) (*wrapper, error) {
+	model, err := onnx.Read(code)
 	if err != nil {
 		return nil, err
 	}
 	wrapped := &wrapper{nodes: int64(len(model.Graph.Nodes))}
-	made := map[string]bool{} // by a compiled graph
-	var left, contexts []string
-	var context *onnx.Node
+	var left []string
+	var contexts []*onnx.Node
 	for i := range model.Graph.Nodes {
 		node := &model.Graph.Nodes[i]
 		switch {
 		case node.Op == "EPContext":
-			contexts = append(contexts, node.Name)
-			context = node
-			for _, out := range node.Out {
-				made[out] = true
-			}
+			contexts = append(contexts, node)
 		case isEdge(node, model):
 			wrapped.edge++
 		default:
@@ -385,30 +416,28 @@ func inspect(b []byte, shared bool) (*wrapper, error) {
 		return nil, diag.New(diag.ClassInput, "the NPU takes the graph in %d pieces, with conversions between them",
 			len(contexts))
 	}
-	text := func(name string) string {
-		attr, _ := context.Attr(name)
-		return attr.S
-	}
-	number := func(name string) int64 {
-		attr, _ := context.Attr(name)
-		return attr.I
-	}
-	if wrapped.graph = text("partition_name"); wrapped.graph == "" {
-		wrapped.graph = context.Name
-	}
-	wrapped.context, wrapped.sdk = text("ep_cache_context"), text("ep_sdk_version")
 	wrapped.token, _ = model.Prop(tokenKey)
-	switch {
-	case wrapped.token == "":
-		return nil, diag.New(diag.ClassUnavailable,
-			"the compiled model has no %s: the library is another one than hetc knows", tokenKey)
-	case shared && (wrapped.context != sharedFile || number("embed_mode") != 0):
-		return nil, diag.New(diag.ClassRun, "the compiled model refers to the binary %q, want %q",
-			wrapped.context, sharedFile)
-	case !shared && (number("embed_mode") != 1 || wrapped.context == ""):
-		return nil, diag.New(diag.ClassRun, "the compiled model does not hold its binary")
+	return wrapped, wrapped.read(contexts[0], shared)
+}
+
+// read reads the node that stands for the binary, which it names where the binary is shared, and else holds.
+func (w *wrapper) read(node *onnx.Node, shared bool) error {
+	attr := func(name string) onnx.Attr { a, _ := node.Attr(name); return a }
+	if w.graph = attr("partition_name").S; w.graph == "" {
+		w.graph = node.Name
 	}
-	return wrapped, nil
+	w.context, w.sdk = attr("ep_cache_context").S, attr("ep_sdk_version").S
+	embedded := attr("embed_mode").I
+	switch {
+	case w.token == "":
+		return diag.New(diag.ClassUnavailable,
+			"the compiled model has no %s: the library is another one than hetc knows", tokenKey)
+	case shared && (w.context != sharedFile || embedded != 0):
+		return diag.New(diag.ClassRun, "the compiled model refers to the binary %q, want %q", w.context, sharedFile)
+	case !shared && (embedded != 1 || w.context == ""):
+		return diag.New(diag.ClassRun, "the compiled model does not hold its binary")
+	}
+	return nil
 }
 
 // isEdge reports whether a node converts between the graph's operands and what is compiled.

@@ -595,66 +595,82 @@ func (b *groupJob) start(ctx context.Context, jobs []*job, shared bool) (_ *resu
 			err = diag.New(diag.ClassIO, "remove the compiler's folder: %w", failed)
 		}
 	}()
-	asked := request{ORT: b.tools.ort.Path, Provider: b.tools.qnn.Provider, Backend: b.tools.qnn.Backend,
-		System: b.tools.system, Options: b.to.options(), Shared: shared, Memory: b.options.Memory}
-	for i, j := range jobs {
-		if !slices.EqualFunc(j.weights, jobs[0].weights, bytes.Equal) {
-			return nil, &graphError{i, diag.New(diag.ClassInput, "it reads other weights than the first of its group")}
-		}
-		asked.Graphs = append(asked.Graphs, task{j.inputs, j.outputs, j.sample != nil})
-		if err := j.write(dir, i); err != nil {
-			return nil, err
-		}
-	}
-	if err := writeNew(dir, weightsFile, jobs[0].weights...); err != nil {
+	if err := b.ask(dir, jobs, shared); err != nil {
 		return nil, err
-	}
-	text, err := json.Marshal(asked)
-	if err != nil {
-		return nil, err
-	}
-	if err := writeNew(dir, requestFile, text); err != nil {
-		return nil, err
-	}
-	if err := os.Mkdir(filepath.Join(dir, outFolder), 0o700); err != nil {
-		return nil, diag.New(diag.ClassIO, "make a folder for the compiler: %w", err)
 	}
 	reply, err := b.process(ctx, b.tools, dir, len(jobs))
 	if err != nil {
 		return nil, err
 	}
 	made := &result{Answer: *reply}
+	return made, made.readBack(dir, jobs, shared)
+}
+
+// ask writes the request and the files that it refers to. All jobs read the same weights.
+func (b *groupJob) ask(dir string, jobs []*job, shared bool) error {
+	asked := request{ORT: b.tools.ort.Path, Provider: b.tools.qnn.Provider, Backend: b.tools.qnn.Backend,
+		System: b.tools.system, Options: b.to.options(), Shared: shared, Memory: b.options.Memory}
+	for i, j := range jobs {
+		if !slices.EqualFunc(j.weights, jobs[0].weights, bytes.Equal) {
+			return &graphError{i, diag.New(diag.ClassInput, "it reads other weights than the first of its group")}
+		}
+		asked.Graphs = append(asked.Graphs, task{j.inputs, j.outputs, j.sample != nil})
+		if err := j.write(dir, i); err != nil {
+			return err
+		}
+	}
+	if err := writeNew(dir, weightsFile, jobs[0].weights...); err != nil {
+		return err
+	}
+	text, err := json.Marshal(asked)
+	if err != nil {
+		return err
+	}
+	if err := writeNew(dir, requestFile, text); err != nil {
+		return err
+	}
+	if err := os.Mkdir(filepath.Join(dir, outFolder), 0o700); err != nil {
+		return diag.New(diag.ClassIO, "make a folder for the compiler: %w", err)
+	}
+	return nil
+}
+
+// readBack reads what the process made of jobs: the models in their canonical form, the shared binary, and the results
+// of the first job's sample.
+func (r *result) readBack(dir string, jobs []*job, shared bool) (err error) {
 	for i := range jobs {
 		code, err := os.ReadFile(filepath.Join(dir, contextFile(i)))
 		if err != nil {
-			return nil, diag.New(diag.ClassIO, "read what was compiled: %w", err)
+			return diag.New(diag.ClassIO, "read what was compiled: %w", err)
 		}
 		model, err := onnx.Read(code)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		made.Models = append(made.Models, model.Marshal())
+		r.Models = append(r.Models, model.Marshal())
 	}
 	if shared {
-		if made.Shared, err = os.ReadFile(filepath.Join(dir, outFolder, sharedFile)); err != nil {
-			return nil, diag.New(diag.ClassIO, "read what was compiled: %w", err)
+		if r.Shared, err = os.ReadFile(filepath.Join(dir, outFolder, sharedFile)); err != nil {
+			return diag.New(diag.ClassIO, "read what was compiled: %w", err)
 		}
 	}
-	if jobs[0].sample != nil {
-		for what, to := range map[string]*[][]byte{"emulated": &made.Emulated, "portable": &made.Portable} {
-			for at, output := range jobs[0].outputs {
-				raw, err := os.ReadFile(filepath.Join(dir, resultFile(0, at, what)))
-				if err != nil || int64(len(raw)) != output.bytes() {
-					return nil, diag.New(diag.ClassIO, "read the sample's result: %d bytes, want %d (%w)",
-						len(raw), output.bytes(), err)
-				}
-				*to = append(*to, raw)
+	if jobs[0].sample == nil {
+		return nil
+	}
+	for what, to := range map[string]*[][]byte{"emulated": &r.Emulated, "portable": &r.Portable} {
+		for at, output := range jobs[0].outputs {
+			raw, err := os.ReadFile(filepath.Join(dir, resultFile(0, at, what)))
+			if err != nil || int64(len(raw)) != output.bytes() {
+				return diag.New(diag.ClassIO, "read the sample's result: %d bytes, want %d (%w)",
+					len(raw), output.bytes(), err)
 			}
+			*to = append(*to, raw)
 		}
 	}
-	return made, nil
+	return nil
 }
 
+// write writes the model of a job and its sample.
 func (j *job) write(dir string, i int) error {
 	if err := writeNew(dir, modelFile(i), j.model); err != nil {
 		return err

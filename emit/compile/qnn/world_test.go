@@ -34,7 +34,7 @@ func played(what string) int {
 	if err := json.Unmarshal(b, &q); err != nil {
 		return 1
 	}
-	_ = q.progress(len(q.Graphs) - 1)
+	_ = (&worker{request: &q}).begin(len(q.Graphs) - 1)
 	if log := os.Getenv(play + "_LOG"); log != "" {
 		f, _ := os.OpenFile(log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 		fmt.Fprintln(f, os.Getpid())
