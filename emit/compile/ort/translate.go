@@ -32,6 +32,9 @@ var (
 	schemes = op.SchemesOf("ort")
 )
 
+// list is the tensors of a node.
+var list = onnxgraph.List
+
 // refuse names what is not translated.
 func refuse(operator op.Op) error {
 	if !slices.Contains(kinds, operator.Kind) {
@@ -177,8 +180,8 @@ func (t *translator) translate(node *op.Node, in []string, numbers []int) error 
 		t.activate("", operator.Act, in[0], t.Out[0], slices.Contains(node.Out, node.In[0]))
 	case op.Gate:
 		// x/(1+exp(-gate)): the library's own sigmoid is not exact in its tails.
-		inverse := t.Do("exp", "", "Exp", onnxgraph.List(t.Do("neg", "", "Neg", onnxgraph.List(in[1]))))
-		t.Add("", "", "Div", onnxgraph.List(in[0], t.Do("one", "", "Add", onnxgraph.List(inverse, t.Float(1)))), t.Out)
+		inverse := t.Do("exp", "", "Exp", list(t.Do("neg", "", "Neg", list(in[1]))))
+		t.Add("", "", "Div", list(in[0], t.Do("one", "", "Add", list(inverse, t.Float(1)))), t.Out)
 	default:
 		panic("BUG: no translation of " + string(operator.Kind))
 	}
@@ -199,21 +202,21 @@ func (t *translator) embed(operator op.Op, ids, table string) {
 	result := t.Out[0]
 	steps := []func(in, out string){
 		func(_, out string) {
-			t.Add("", "", "Gather", onnxgraph.List(table, ids), onnxgraph.List(out), onnx.Int("axis", 0))
+			t.Add("", "", "Gather", list(table, ids), list(out), onnx.Int("axis", 0))
 		}, // [M,1,N]
 		func(in, out string) {
-			t.Add("shape", "", "Reshape", onnxgraph.List(in, t.Ints(int64(operator.M), int64(operator.N))), onnxgraph.List(out))
+			t.Add("shape", "", "Reshape", list(in, t.Ints(int64(operator.M), int64(operator.N))), list(out))
 		},
 	}
 	if operator.Table != op.F32 {
 		steps = append(steps, func(in, out string) {
-			t.Add("cast", "", "Cast", onnxgraph.List(in), onnxgraph.List(out), onnx.Int("to", int64(onnx.Float32)))
+			t.Add("cast", "", "Cast", list(in), list(out), onnx.Int("to", int64(onnx.Float32)))
 		})
 	}
 	if operator.Scale != 0 {
 		steps = append(steps, func(in,
 			out string) {
-			t.Add("scale", "", "Mul", onnxgraph.List(in, t.Float(float32(operator.Scale))), onnxgraph.List(out))
+			t.Add("scale", "", "Mul", list(in, t.Float(float32(operator.Scale))), list(out))
 		})
 	}
 	in := ""
@@ -231,7 +234,7 @@ func (t *translator) embed(operator op.Op, ids, table string) {
 func (t *translator) quantRows(operator op.Op, in string, weights []string) {
 	rows, axis := operator.Rows(), t.Ints(1)
 	keep := onnx.Int("keepdims", 1)
-	nan := t.Do("nan", "", "Mul", onnxgraph.List(t.Do("sum", "", "ReduceSum", onnxgraph.List(in, axis), keep), t.Float(0)))
+	nan := t.Do("nan", "", "Mul", list(t.Do("sum", "", "ReduceSum", list(in, axis), keep), t.Float(0)))
 	scale := t.Out[1]
 	if name := t.Graph.Nodes[t.Node].Out[1]; t.Outputs[name] == "" || t.Last[name] != t.Node {
 		scale = fmt.Sprintf("c%d", len(t.checks))
@@ -241,38 +244,38 @@ func (t *translator) quantRows(operator op.Op, in string, weights []string) {
 		t.Out[1] = scale
 	}
 	if operator.Static && operator.Scales == 0 {
-		t.Add("scale", "", "Sum", onnxgraph.List(nan, weights[0]), onnxgraph.List(scale)) // see bias
+		t.Add("scale", "", "Sum", list(nan, weights[0]), list(scale)) // see bias
 		t.static[scale] = weights[0]
-		codes := t.Do("", "", "QuantizeLinear", onnxgraph.List(in, weights[0], t.zeroPoint(1)))
+		codes := t.Do("", "", "QuantizeLinear", list(in, weights[0], t.zeroPoint(1)))
 		// Codes are symmetric: -127..127.
-		t.Add("clip", "", "Clip", onnxgraph.List(codes, t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.Out[:1])
+		t.Add("clip", "", "Clip", list(codes, t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.Out[:1])
 		return
 	}
 	top := ""
 	if rows == 1 { // few nodes count
-		top = t.Do("top", "", "ReduceMax", onnxgraph.List(t.Do("abs", "", "Abs", onnxgraph.List(in)), axis), keep)
+		top = t.Do("top", "", "ReduceMax", list(t.Do("abs", "", "Abs", list(in)), axis), keep)
 	} else { // few passes count
-		low := t.Do("neg", "", "Neg", onnxgraph.List(t.Do("min", "", "ReduceMin", onnxgraph.List(in, axis), keep)))
-		top = t.Do("top", "", "Max", onnxgraph.List(t.Do("max", "", "ReduceMax", onnxgraph.List(in, axis), keep), low))
+		low := t.Do("neg", "", "Neg", list(t.Do("min", "", "ReduceMin", list(in, axis), keep)))
+		top = t.Do("top", "", "Max", list(t.Do("max", "", "ReduceMax", list(in, axis), keep), low))
 	}
-	step := t.Do("div", "", "Div", onnxgraph.List(top, t.Float(127)))
+	step := t.Do("div", "", "Div", list(top, t.Float(127)))
 	if operator.Static { // the smallest of several scales that is not below it, else the largest
 		// What follows from weights alone the library computes before it has their values: each row has its copy.
-		each := t.Do("each", "", "Sum", onnxgraph.List(nan, weights[0]))
-		largest := t.Do("largest", "", "ReduceMax", onnxgraph.List(each, axis), keep)
+		each := t.Do("each", "", "Sum", list(nan, weights[0]))
+		largest := t.Do("largest", "", "ReduceMax", list(each, axis), keep)
 		holding := t.Do("holding", "", "Where",
-			onnxgraph.List(t.Do("holds", "", "GreaterOrEqual", onnxgraph.List(each, step)), each, largest))
-		step = t.Do("smallest", "", "ReduceMin", onnxgraph.List(holding, axis), keep)
-		t.Add("scale", "", "Add", onnxgraph.List(step, nan), onnxgraph.List(scale))
-		codes := t.Do("", "", "QuantizeLinear", onnxgraph.List(in, t.Reshape("rows", step, int64(rows)), t.zeroPoint(rows)),
+			list(t.Do("holds", "", "GreaterOrEqual", list(each, step)), each, largest))
+		step = t.Do("smallest", "", "ReduceMin", list(holding, axis), keep)
+		t.Add("scale", "", "Add", list(step, nan), list(scale))
+		codes := t.Do("", "", "QuantizeLinear", list(in, t.Reshape("rows", step, int64(rows)), t.zeroPoint(rows)),
 			onnx.Int("axis", 0))
-		t.Add("clip", "", "Clip", onnxgraph.List(codes, t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.Out[:1])
+		t.Add("clip", "", "Clip", list(codes, t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.Out[:1])
 		return
 	}
-	t.Add("scale", "", "Add", onnxgraph.List(step, nan), onnxgraph.List(scale))
+	t.Add("scale", "", "Add", list(step, nan), list(scale))
 	// A row of zeros has scale 0 and is divided by the smallest number there is.
-	by := t.Reshape("rows", t.Do("tiny", "", "Max", onnxgraph.List(step, t.Float(0x1p-149))), int64(rows))
-	t.Add("", "", "QuantizeLinear", onnxgraph.List(in, by, t.zeroPoint(rows)), t.Out[:1], onnx.Int("axis", 0))
+	by := t.Reshape("rows", t.Do("tiny", "", "Max", list(step, t.Float(0x1p-149))), int64(rows))
+	t.Add("", "", "QuantizeLinear", list(in, by, t.zeroPoint(rows)), t.Out[:1], onnx.Int("axis", 0))
 }
 
 func (t *translator) matMul(operator op.Op, in, weights []string) {
@@ -284,7 +287,7 @@ func (t *translator) matMul(operator op.Op, in, weights []string) {
 		}
 		t.product(operator, in[0], weights[0], product)
 	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C:
-		operands := onnxgraph.List(in[0], weights[0], t.Float(1), weights[0]+".scale", t.zeroPoint(0))
+		operands := list(in[0], weights[0], t.Float(1), weights[0]+".scale", t.zeroPoint(0))
 		if one := t.static[in[1]]; one != "" || operator.M == 1 { // one scale for all rows is the operator's own
 			if one == "" {
 				one = t.Reshape("rows", in[1], 1)
@@ -296,17 +299,17 @@ func (t *translator) matMul(operator op.Op, in, weights []string) {
 			t.Add("", onnx.Contrib, "MatMulIntegerToFloat", operands, t.Out)
 			return
 		}
-		t.Add("", onnx.Contrib, "MatMulIntegerToFloat", operands, onnxgraph.List(product))
+		t.Add("", onnx.Contrib, "MatMulIntegerToFloat", operands, list(product))
 		scaled := result
 		if operator.Bias {
 			scaled = t.Name("scaled:")
 		}
-		t.Add("scale", "", "Mul", onnxgraph.List(product, in[1]), onnxgraph.List(scaled))
+		t.Add("scale", "", "Mul", list(product, in[1]), list(scaled))
 		product = scaled
 	case op.A8TQ4B32, op.A8TQ4B128:
 		rows := t.Do("float", "", "DequantizeLinear",
-			onnxgraph.List(in[0], t.Reshape("rows", in[1], int64(operator.M)), t.zeroPoint(operator.M)), onnx.Int("axis", 0))
-		operands := onnxgraph.List(rows, weights[0], weights[0]+".scale")
+			list(in[0], t.Reshape("rows", in[1], int64(operator.M)), t.zeroPoint(operator.M)), onnx.Int("axis", 0))
+		operands := list(rows, weights[0], weights[0]+".scale")
 		if operator.Bias {
 			operands = append(operands, "", "", weights[1])
 		}
@@ -327,22 +330,22 @@ func (t *translator) product(o op.Op, in, weight, out string) {
 	switch width, height, conv := o.Form.Image(); {
 	case o.Form == op.Swapped:
 		columns = t.Name("pixels:")
-		t.Add("", "", "Gemm", onnxgraph.List(weight, in), onnxgraph.List(columns), onnx.Int("transA", 1), onnx.Int("transB", 1))
+		t.Add("", "", "Gemm", list(weight, in), list(columns), onnx.Int("transA", 1), onnx.Int("transB", 1))
 		// Behind another shape the library does not see that it could swap the operands back.
 		columns = t.Reshape("image", columns, cols, rows, 1)
-		columns = t.Do("rows", "", "Transpose", onnxgraph.List(columns), onnx.Ints("perm", 1, 0, 2))
-		t.Add("shape", "", "Reshape", onnxgraph.List(columns, t.Ints(rows, cols)), onnxgraph.List(out))
+		columns = t.Do("rows", "", "Transpose", list(columns), onnx.Ints("perm", 1, 0, 2))
+		t.Add("shape", "", "Reshape", list(columns, t.Ints(rows, cols)), list(out))
 	case conv:
-		image := t.Reshape("image", t.Do("columns", "", "Transpose", onnxgraph.List(in), onnx.Ints("perm", 1, 0)), 1, depth,
+		image := t.Reshape("image", t.Do("columns", "", "Transpose", list(in), onnx.Ints("perm", 1, 0)), 1, depth,
 			int64(height), int64(width))
 		columns = t.Name("pixels:")
 		// With kernels of 1x1 the transposed convolution is the convolution, and its weights are [K,N] as they are
 		// packed.
-		t.Add("", "", "ConvTranspose", onnxgraph.List(image, weight), onnxgraph.List(columns), onnx.Ints("kernel_shape", 1, 1))
-		t.Add("rows", "", "Transpose", onnxgraph.List(t.Reshape("shape", columns, cols, rows)), onnxgraph.List(out),
+		t.Add("", "", "ConvTranspose", list(image, weight), list(columns), onnx.Ints("kernel_shape", 1, 1))
+		t.Add("rows", "", "Transpose", list(t.Reshape("shape", columns, cols, rows)), list(out),
 			onnx.Ints("perm", 1, 0))
 	default:
-		t.Add("", "", "MatMul", onnxgraph.List(in, weight), onnxgraph.List(out))
+		t.Add("", "", "MatMul", list(in, weight), list(out))
 	}
 }
 
@@ -353,7 +356,7 @@ func (t *translator) bias(o op.Op, x, bias, y string) {
 	if o.N == 1 {
 		kind = "Sum"
 	}
-	t.Add("bias", "", kind, onnxgraph.List(x, bias), onnxgraph.List(y))
+	t.Add("bias", "", kind, list(x, bias), list(y))
 }
 
 // activate writes y = act(x). y may be the memory of x when alias is set: the library's fused operators read x again
@@ -361,11 +364,11 @@ func (t *translator) bias(o op.Op, x, bias, y string) {
 func (t *translator) activate(suffix, act, in, result string, alias bool) {
 	switch {
 	case act == op.ReLU:
-		t.Add(suffix, "", "Relu", onnxgraph.List(in), onnxgraph.List(result))
+		t.Add(suffix, "", "Relu", list(in), list(result))
 	case act == op.SiLU && alias:
-		t.Add(suffix, "", "Mul", onnxgraph.List(in, t.Do("sigmoid", "", "Sigmoid", onnxgraph.List(in))), onnxgraph.List(result))
+		t.Add(suffix, "", "Mul", list(in, t.Do("sigmoid", "", "Sigmoid", list(in))), list(result))
 	case act == op.SiLU:
-		t.Add(suffix, onnx.Contrib, "QuickGelu", onnxgraph.List(in), onnxgraph.List(result), onnx.Float("alpha", 1))
+		t.Add(suffix, onnx.Contrib, "QuickGelu", list(in), list(result), onnx.Float("alpha", 1))
 	default:
 		approximate := "none"
 		if act == op.GELUTanh {
@@ -375,9 +378,9 @@ func (t *translator) activate(suffix, act, in, result string, alias bool) {
 		if alias {
 			out = t.Name("gelu:")
 		}
-		t.Add(suffix, "", "Gelu", onnxgraph.List(in), onnxgraph.List(out), onnx.String("approximate", approximate))
+		t.Add(suffix, "", "Gelu", list(in), list(out), onnx.String("approximate", approximate))
 		if alias {
-			t.Add("copy", "", "Max", onnxgraph.List(out), onnxgraph.List(result))
+			t.Add("copy", "", "Max", list(out), list(result))
 		}
 	}
 }

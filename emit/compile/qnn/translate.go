@@ -22,6 +22,9 @@ const (
 	weightsAlign = 64
 )
 
+// list is the tensors of a node.
+var list = onnxgraph.List
+
 // maxRows bounds a graph's rows.
 const maxRows = 1 << 16
 
@@ -196,7 +199,7 @@ func (t *translator) translate(node *op.Node, in []string, weights []int) error 
 	case op.Activate:
 		t.activate("", operator.Act, in[0], t.Out[0])
 	case op.Gate:
-		t.Add("", "", "Mul", onnxgraph.List(in[0], t.Do("sigmoid", "", "Sigmoid", in[1:])), t.Out)
+		t.Add("", "", "Mul", list(in[0], t.Do("sigmoid", "", "Sigmoid", in[1:])), t.Out)
 	default:
 		panic("BUG: no translation of " + string(operator.Kind))
 	}
@@ -245,7 +248,7 @@ func (t *translator) grid(suffix, x string, step float32) string {
 	}
 	scale, zero := t.Float(step), t.zero16()
 	onGrid := t.Do(suffix+".float", "", "DequantizeLinear",
-		onnxgraph.List(t.Do(suffix+".codes", "", "QuantizeLinear", onnxgraph.List(x, scale, zero)), scale, zero))
+		list(t.Do(suffix+".codes", "", "QuantizeLinear", list(x, scale, zero)), scale, zero))
 	t.grids[key] = onGrid
 	return onGrid
 }
@@ -263,8 +266,8 @@ func (t *translator) quantRows(node *op.Node, in string, w int) error {
 	}
 	zero := t.zero8()
 	codes := t.Do("codes", "", "QuantizeLinear",
-		onnxgraph.List(t.Do("clip", "", "Clip", onnxgraph.List(in, t.Float(-127*scale), t.Float(127*scale))), t.Float(scale), zero))
-	t.Out[0] = t.Do("float", "", "DequantizeLinear", onnxgraph.List(codes, t.Float(scale), zero))
+		list(t.Do("clip", "", "Clip", list(in, t.Float(-127*scale), t.Float(127*scale))), t.Float(scale), zero))
+	t.Out[0] = t.Do("float", "", "DequantizeLinear", list(codes, t.Float(scale), zero))
 	t.codes[node.Out[0]] = coded{t.Out[0], scale}
 	return nil
 }
@@ -367,117 +370,150 @@ func (t *translator) alternates(node *op.Node) int {
 	return turn
 }
 
+// product is a product that is written: its matrix, and the bias in the matrix's order of columns.
+type product struct {
+	op.Op
+	node   *op.Node
+	name   string // of the matrix
+	matrix matrix
+	bias   []float32 // nil without
+	shift  int       // the number of the bias's weight
+	turn   int       // > 0: columns of gate and up were sorted into halves
+}
+
+// matMul writes a product in the way of its scheme.
 func (t *translator) matMul(node *op.Node, in []string, weights []int) error {
-	operator, j := node.Op, weights[0]
-	turn := t.alternates(node)
-	stored, err := t.matrix(j, turn)
+	p := &product{Op: node.Op, node: node, name: fmt.Sprintf("w%d", weights[0]), turn: t.alternates(node)}
+	var err error
+	if p.matrix, err = t.matrix(weights[0], p.turn); err != nil {
+		return err
+	}
+	t.turns[node.Out[0]] = p.turn
+	if p.Bias {
+		p.shift = weights[1]
+		p.bias = t.biasRow(p)
+		for col, shift := range p.bias {
+			if shift-shift != 0 {
+				return diag.New(diag.ClassInput, "bias %q: column %d is %v", node.W[1], col, shift)
+			}
+		}
+	}
+	switch p.Scheme {
+	case op.A16SQ8C, op.A16SQ4C:
+		return t.onGrid(p, in[0], t.floats(weights[len(weights)-1]))
+	case op.A8SQ8C:
+		return t.eightBit(p, in)
+	case op.A16FW16:
+		return t.halfPrecision(p, in[0])
+	case op.A16FQ4B32:
+		t.blocks(p, in[0])
+		return nil
+	}
+	panic("BUG: no translation of " + string(p.Scheme))
+}
+
+// onGrid writes a product of 16-bit codes. steps are the weight [2,N]: of what enters, and of the results.
+func (t *translator) onGrid(p *product, in string, steps []float32) error {
+	inStep, err := step("input", steps[0])
 	if err != nil {
 		return err
 	}
-	t.turns[node.Out[0]] = turn
-	var bias []float32
-	if operator.Bias {
-		bias = t.floats(weights[1])
-		if turn > 0 {
-			bias = permute(bias, sorted(operator.N, turn))
-		}
-		for col, number := range bias {
-			if number-number != 0 {
-				return diag.New(diag.ClassInput, "bias %q: column %d is %v", node.W[1], col, number)
-			}
-		}
+	outStep, err := step("output", slices.Max(steps[p.N:]))
+	if err != nil {
+		return err
 	}
-	switch operator.Scheme {
-	case op.A16SQ8C, op.A16SQ4C:
-		steps := t.floats(weights[len(weights)-1])
-		sx, err := step("input", steps[0])
-		if err != nil {
-			return err
-		}
-		sy, err := step("output", slices.Max(steps[operator.N:]))
-		if err != nil {
-			return err
-		}
-		t.integers(operator, t.grid("in", in[0], sx), sx, j, stored, bias, sy, t.Out[0])
-	case op.A8SQ8C:
-		// Codes of 8 bits are every 256th of 16, and results have a grid that no such rows leave: the product of the
-		// lengths of a row and a column bounds them.
-		rows, sx, result := "", float32(1), t.Out[0]
-		made, inside := t.codes[node.In[0]]
-		if inside {
-			rows, sx = made.rows, made.scale
-		} else {
-			rows, result = t.Do("rows", "", "DequantizeLinear", onnxgraph.List(in[0], t.Float(1), t.zero8())), t.Name("unscaled:")
-			if operator.Bias {
-				result, bias = t.Name("unscaled:"), nil
-			}
-		}
-		sy := float32(127 * math.Sqrt(float64(operator.K)) * stored.longest() * float64(sx) / op.GridMax)
-		for _, number := range bias {
-			sy = max(sy, float32(math.Abs(float64(number)))/op.GridMax*2)
-		}
-		if sy, err = step("output", max(sy, 1e-30)); err != nil {
-			return err
-		}
-		t.integers(operator, t.grid("in", rows, sx/256), sx/256, j, stored, bias, sy, result)
-		if !inside {
-			scaled := t.Out[0]
-			if operator.Bias {
-				scaled = t.Name("scaled:")
-			}
-			t.Add("scale", "", "Mul", onnxgraph.List(result, in[1]), onnxgraph.List(scaled))
-			if operator.Bias {
-				t.bias(scaled, weights[1], turn, t.Out[0])
-			}
-		}
-	case op.A16FW16:
-		rows := t.Do("half", "", "Cast", onnxgraph.List(in[0]), onnx.Int("to", int64(onnx.Float16)))
-		operands, kind := onnxgraph.List(rows, t.weight(fmt.Sprintf("w%d",
-			j), onnx.Float16, stored.values, int64(stored.k), int64(stored.n))), "MatMul"
-		if operator.Bias {
-			half := make([]byte, 0, 2*len(bias))
-			for col, shift := range bias {
-				image := number.FloatToHalf(shift)
-				if image&0x7fff >= 0x7c00 {
-					return diag.New(diag.ClassInput, "bias %q: column %d is %v, beyond half precision",
-						node.W[1], col, shift)
-				}
-				half = binary.LittleEndian.AppendUint16(half, image)
-			}
-			operands, kind = append(operands, t.weight(fmt.Sprintf("w%d",
-				weights[1]), onnx.Float16, half, int64(stored.n))), "Gemm"
-		}
-		t.Add("float", "", "Cast", onnxgraph.List(t.Do("", "", kind, operands)), t.Out, onnx.Int("to", int64(onnx.Float32)))
-	case op.A16FQ4B32:
-		// The NPU takes the operator with three dimensions only.
-		blocks := int64((stored.k + 31) / 32)
-		rows := t.Reshape("batch", in[0], 1, int64(operator.M), int64(operator.K))
-		operands := onnxgraph.List(rows, t.weight(fmt.Sprintf("w%d", j), onnx.Uint8, stored.values, int64(stored.n), blocks, 16),
-			t.weight(fmt.Sprintf("w%d.scale", j), onnx.Float32, bytesOf(stored.scales), int64(stored.n), blocks))
-		result := t.Do("", onnx.Contrib, "MatMulNBits", operands, onnx.Int("K", int64(stored.k)),
-			onnx.Int("N", int64(stored.n)), onnx.Int("bits", 4), onnx.Int("block_size", 32))
-		product := t.Out[0]
-		if operator.Bias {
-			product = t.Name("product:")
-		}
-		t.Add("rows", "", "Reshape", onnxgraph.List(result, t.Ints(int64(operator.M), int64(operator.N))), onnxgraph.List(product))
-		if operator.Bias {
-			t.bias(product, weights[1], turn, t.Out[0])
-		}
-	default:
-		panic("BUG: no translation of " + string(operator.Scheme))
+	t.integers(p, t.grid("in", in, inStep), inStep, outStep, t.Out[0])
+	return nil
+}
+
+// eightBit writes a product of 8-bit codes. They are every 256th code of 16 bits, and results have a grid that no such
+// rows leave: the product of the lengths of a row and a column bounds them. Rows made outside the graph have a scale
+// each, which multiplies the results, and then the bias is added.
+func (t *translator) eightBit(p *product, in []string) error {
+	rows, inStep, out := "", float32(1), t.Out[0]
+	made, inside := t.codes[p.node.In[0]]
+	if inside {
+		rows, inStep = made.rows, made.scale
+	} else {
+		rows = t.Do("rows", "", "DequantizeLinear", list(in[0], t.Float(1), t.zero8()))
+		out, p.bias = t.Name("unscaled:"), nil
+	}
+	outStep := float32(127 * math.Sqrt(float64(p.K)) * p.matrix.longest() * float64(inStep) / op.GridMax)
+	for _, shift := range p.bias {
+		outStep = max(outStep, float32(math.Abs(float64(shift)))/op.GridMax*2)
+	}
+	outStep, err := step("output", max(outStep, 1e-30))
+	if err != nil {
+		return err
+	}
+	t.integers(p, t.grid("in", rows, inStep/256), inStep/256, outStep, out)
+	if inside {
+		return nil
+	}
+	scaled := t.Out[0]
+	if p.Bias {
+		scaled = t.Name("scaled:")
+	}
+	t.Add("scale", "", "Mul", list(out, in[1]), list(scaled))
+	if p.Bias {
+		t.addBias(p, scaled)
 	}
 	return nil
 }
 
-// bias adds a row.
-func (t *translator) bias(x string, w, turn int, y string) {
-	row := t.floats(w)
-	if turn > 0 {
-		row = permute(row, sorted(len(row), turn))
+// halfPrecision writes a product of half-precision numbers.
+func (t *translator) halfPrecision(p *product, in string) error {
+	cols := int64(p.matrix.n)
+	rows := t.Do("half", "", "Cast", list(in), onnx.Int("to", int64(onnx.Float16)))
+	operands, kind := list(rows, t.weight(p.name, onnx.Float16, p.matrix.values, int64(p.matrix.k), cols)), "MatMul"
+	if p.Bias {
+		half := make([]byte, 0, 2*len(p.bias))
+		for col, shift := range p.bias {
+			image := number.FloatToHalf(shift)
+			if image&0x7fff >= 0x7c00 {
+				return diag.New(diag.ClassInput, "bias %q: column %d is %v, beyond half precision",
+					p.node.W[1], col, shift)
+			}
+			half = binary.LittleEndian.AppendUint16(half, image)
+		}
+		operands, kind = append(operands, t.weight(fmt.Sprintf("w%d", p.shift), onnx.Float16, half, cols)), "Gemm"
 	}
-	t.Add("bias", "", "Add", onnxgraph.List(x, t.weight(fmt.Sprintf("w%d",
-		w), onnx.Float32, bytesOf(row), int64(len(row)))), onnxgraph.List(y))
+	t.Add("float", "", "Cast", list(t.Do("", "", kind, operands)), t.Out, onnx.Int("to", int64(onnx.Float32)))
+	return nil
+}
+
+// blocks writes a product with 4-bit blocks. The NPU takes the operator with three dimensions only.
+func (t *translator) blocks(p *product, in string) {
+	cols, blocks := int64(p.matrix.n), int64((p.matrix.k+31)/32)
+	rows := t.Reshape("batch", in, 1, int64(p.M), int64(p.K))
+	values := t.weight(p.name, onnx.Uint8, p.matrix.values, cols, blocks, 16)
+	scales := t.weight(p.name+".scale", onnx.Float32, bytesOf(p.matrix.scales), cols, blocks)
+	result := t.Do("", onnx.Contrib, "MatMulNBits", list(rows, values, scales), onnx.Int("K", int64(p.matrix.k)),
+		onnx.Int("N", cols), onnx.Int("bits", 4), onnx.Int("block_size", 32))
+	product := t.Out[0]
+	if p.Bias {
+		product = t.Name("product:")
+	}
+	t.Add("rows", "", "Reshape", list(result, t.Ints(int64(p.M), int64(p.N))), list(product))
+	if p.Bias {
+		t.addBias(p, product)
+	}
+}
+
+// biasRow is the bias of a product in the order of its columns.
+func (t *translator) biasRow(p *product) []float32 {
+	row := t.floats(p.shift)
+	if p.turn > 0 {
+		row = permute(row, sorted(len(row), p.turn))
+	}
+	return row
+}
+
+// addBias writes the sum of a product and its bias, as the result.
+func (t *translator) addBias(p *product, in string) {
+	row := t.biasRow(p)
+	shift := t.weight(fmt.Sprintf("w%d", p.shift), onnx.Float32, bytesOf(row), int64(len(row)))
+	t.Add("bias", "", "Add", list(in, shift), t.Out[:1])
 }
 
 // longest is the largest euclidean length of a column of 8-bit codes with its scale.
@@ -496,76 +532,97 @@ func (m matrix) longest() float64 {
 // maxBias bounds a bias in steps of its product: half of what 32 bits hold, the other half is the product's.
 const maxBias = 1 << 30
 
-// integers writes a product of codes with a scale for each column: x is on the grid of step sx, y on that of sy.
-func (t *translator) integers(o op.Op, in string, sx float32, j int, stored matrix, bias []float32, sy float32, out string) {
-	four := o.Scheme.Weight() == "q4c"
-	top := slices.Max(stored.scales)
+// fitBias makes columns coarser whose bias is too large beside them, and gives columns of zeros a scale that is not 0.
+// What a coarser column loses is far below a step of the result.
+func (p *product) fitBias(inStep float32) {
+	m := &p.matrix
+	top := slices.Max(m.scales)
 	if top == 0 {
 		top = 1
 	}
 	changed := false
-	for col, scale := range stored.scales { // a column of zeros may have any scale but 0
-		if scale == 0 {
-			stored.scales[col] = top
+	for col := range m.scales {
+		if m.scales[col] == 0 {
+			m.scales[col] = top
 		}
-		// A bias that is too large beside its column takes a coarser column: what that loses is far below a step of y.
-		if bias == nil {
+		if p.bias == nil {
 			continue
 		}
-		if size := math.Abs(float64(bias[col])); size > maxBias*float64(sx)*float64(stored.scales[col]) {
-			if !changed {
-				stored.values, changed = slices.Clone(stored.values), true
-			}
-			coarse := size / (maxBias * float64(sx))
-			by := float64(stored.scales[col]) / coarse
-			for row := range stored.k {
-				i := row*stored.n + col
-				if four {
-					set4(stored.values, i, byte(int8(math.RoundToEven(float64(int8(get4(stored.values, i)<<4)>>4)*by))))
-				} else {
-					stored.values[i] = byte(int8(math.RoundToEven(float64(int8(stored.values[i])) * by)))
-				}
-			}
-			stored.scales[col] = float32(coarse)
+		size := math.Abs(float64(p.bias[col]))
+		if size <= maxBias*float64(inStep)*float64(m.scales[col]) {
+			continue
+		}
+		if !changed {
+			m.values, changed = slices.Clone(m.values), true
+		}
+		coarse := size / (maxBias * float64(inStep))
+		m.coarsen(col, float64(m.scales[col])/coarse, p.isFourBit())
+		m.scales[col] = float32(coarse)
+	}
+}
+
+func (p *product) isFourBit() bool { return p.Scheme.Weight() == "q4c" }
+
+// coarsen multiplies the codes of a column.
+func (m *matrix) coarsen(col int, by float64, fourBit bool) {
+	for row := range m.k {
+		i := row*m.n + col
+		if fourBit {
+			set4(m.values, i, byte(int8(math.RoundToEven(float64(int8(get4(m.values, i)<<4)>>4)*by))))
+		} else {
+			m.values[i] = byte(int8(math.RoundToEven(float64(int8(m.values[i])) * by)))
 		}
 	}
-	cols := int64(stored.n)
-	name := fmt.Sprintf("w%d", j)
+}
+
+// integers writes a product of codes with a scale for each column. in is on the grid of inStep, out on that of outStep;
+// the bias is a row of integers in steps of the product itself.
+func (t *translator) integers(p *product, in string, inStep, outStep float32, out string) {
+	p.fitBias(inStep)
+	cols := int64(p.matrix.n)
 	typ, zero := onnx.Int8, make([]byte, cols)
-	if four {
+	if p.isFourBit() {
 		typ, zero = onnx.Int4, make([]byte, (cols+1)/2)
 	}
-	matrix := t.Do("weight", "", "DequantizeLinear", onnxgraph.List(t.weight(name, typ, stored.values, int64(stored.k), cols), t.weight(name+".scale", onnx.Float32, bytesOf(stored.scales), cols),
-		t.Constant(onnx.Tensor{Type: typ, Dims: []int64{cols}, Raw: zero})), onnx.Int("axis", 1))
-	operands, kind := onnxgraph.List(in, matrix), "MatMul"
-	if bias != nil {
-		codes, scales := make([]byte, 0, 4*cols), make([]float32, cols)
-		for col, number := range bias {
-			scales[col] = sx * stored.scales[col]
-			codes = binary.LittleEndian.AppendUint32(codes,
-				uint32(int32(math.RoundToEven(float64(number)/float64(scales[col])))))
-		}
-		operands = append(operands, t.Do("row", "", "DequantizeLinear", onnxgraph.List(t.weight(name+".bias", onnx.Int32, codes, cols), t.weight(name+".bias.scale", onnx.Float32, bytesOf(scales), cols),
-			t.Constant(onnx.Tensor{Type: onnx.Int32, Dims: []int64{cols}, Raw: make([]byte, 4*cols)})), onnx.Int("axis", 0)))
-		kind = "Gemm"
+	values := t.weight(p.name, typ, p.matrix.values, int64(p.matrix.k), cols)
+	scales := t.weight(p.name+".scale", onnx.Float32, bytesOf(p.matrix.scales), cols)
+	zeros := t.Constant(onnx.Tensor{Type: typ, Dims: []int64{cols}, Raw: zero})
+	operands, kind := list(in, t.Do("weight", "", "DequantizeLinear", list(values, scales, zeros), onnx.Int("axis", 1))), "MatMul"
+	if p.bias != nil {
+		operands, kind = append(operands, t.integerBias(p, inStep)), "Gemm"
 	}
-	step, middle := t.Float(sy), t.zero16()
-	t.Add("float", "", "DequantizeLinear", onnxgraph.List(t.Do("codes", "", "QuantizeLinear",
-		onnxgraph.List(t.Do("", "", kind, operands), step, middle)), step, middle), onnxgraph.List(out))
+	step, middle := t.Float(outStep), t.zero16()
+	codes := t.Do("codes", "", "QuantizeLinear", list(t.Do("", "", kind, operands), step, middle))
+	t.Add("float", "", "DequantizeLinear", list(codes, step, middle), list(out))
+}
+
+// integerBias declares the bias in 32-bit steps of the product, so that nothing is rounded in between.
+func (t *translator) integerBias(p *product, inStep float32) string {
+	cols := int64(p.matrix.n)
+	codes, steps := make([]byte, 0, 4*cols), make([]float32, cols)
+	for col, shift := range p.bias {
+		steps[col] = inStep * p.matrix.scales[col]
+		code := int32(math.RoundToEven(float64(shift) / float64(steps[col])))
+		codes = binary.LittleEndian.AppendUint32(codes, uint32(code))
+	}
+	row := t.weight(p.name+".bias", onnx.Int32, codes, cols)
+	scales := t.weight(p.name+".bias.scale", onnx.Float32, bytesOf(steps), cols)
+	zeros := t.Constant(onnx.Tensor{Type: onnx.Int32, Dims: []int64{cols}, Raw: make([]byte, 4*cols)})
+	return t.Do("row", "", "DequantizeLinear", list(row, scales, zeros), onnx.Int("axis", 0))
 }
 
 // activate writes y = act(x).
 func (t *translator) activate(suffix, act, in, out string) {
 	switch act {
 	case op.ReLU:
-		t.Add(suffix, "", "Relu", onnxgraph.List(in), onnxgraph.List(out))
+		t.Add(suffix, "", "Relu", list(in), list(out))
 	case op.SiLU:
-		t.Add(suffix, "", "Mul", onnxgraph.List(in, t.Do("sigmoid", "", "Sigmoid", onnxgraph.List(in))), onnxgraph.List(out))
+		t.Add(suffix, "", "Mul", list(in, t.Do("sigmoid", "", "Sigmoid", list(in))), list(out))
 	default:
 		approximate := "none"
 		if act == op.GELUTanh {
 			approximate = "tanh"
 		}
-		t.Add(suffix, "", "Gelu", onnxgraph.List(in), onnxgraph.List(out), onnx.String("approximate", approximate))
+		t.Add(suffix, "", "Gelu", list(in), list(out), onnx.String("approximate", approximate))
 	}
 }
