@@ -63,13 +63,17 @@ func (c *Content) staticScales(weight *op.Weight, layer int) ([]float32, error) 
 		activation = c.cal.Activation(weight.ScaleOf, max(0, layer))
 	}
 	if activation == nil {
-		return nil, diag.New(diag.ClassInput, "calibration: nothing is said about what enters %q in layer %d, whose static scale is wanted", weight.ScaleOf, max(0, layer)).
+		return nil, diag.New(diag.ClassInput,
+			"calibration: nothing is said about what enters %q in layer %d, whose static scale is wanted",
+			weight.ScaleOf, max(0, layer)).
 			WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
 	}
 	if weight.N > 1 {
 		scales := c.cal.RowScales(weight.ScaleOf, max(0, layer), weight.N)
 		if scales == nil {
-			return nil, diag.New(diag.ClassInput, "calibration: nothing is said about %d static scales of what enters %q in layer %d", weight.N, weight.ScaleOf, max(0, layer)).
+			return nil, diag.New(diag.ClassInput,
+				"calibration: nothing is said about %d static scales of what enters %q in layer %d",
+				weight.N, weight.ScaleOf, max(0, layer)).
 				WithHint("measure them: hetc calibrate --model DIR --text FILE --schemes %s -o cal.yaml",
 					severalScales(weight.N))
 		}

@@ -28,7 +28,7 @@ type Content struct {
 	model     *models.Model
 	artifacts map[string]artifact // by the names of their blobs
 	scratch   string              // directory of those that hold weights, "" for none
-	facts     []*groupFacts       // of what was baked
+	facts     []*groupFacts       // of the groups that were compiled
 	blobs     map[string]planir.WeightBlob
 
 	mu     sync.Mutex
@@ -48,7 +48,8 @@ func NewContent(ctx context.Context, p *planir.Plan, m *models.Model, compilers 
 
 // NewCalibrated compiles the plan's graphs. The plan's program must belong to the model (planir/check), and cal be
 // the calibration that the plan was made with, nil for none: its folds and its activations decide what is packed.
-func NewCalibrated(ctx context.Context, p *planir.Plan, m *models.Model, cal *calibration.Calibration, compilers []driver.Compiler) (*Content, error) {
+func NewCalibrated(ctx context.Context, p *planir.Plan, m *models.Model, cal *calibration.Calibration,
+	compilers []driver.Compiler) (*Content, error) {
 	content, err := newContent(p, m, cal)
 	if err != nil {
 		return nil, err
@@ -69,8 +70,9 @@ func newContent(plan *planir.Plan, m *models.Model, cal *calibration.Calibration
 		return nil, err
 	}
 	content := &Content{
-		plan: plan, model: m, artifacts: map[string]artifact{}, blobs: map[string]planir.WeightBlob{}, loaded: map[packKey]*mem.Region{},
-		cal: cal, graph: m.Graph(), important: map[packKey]*pack.Importance{},
+		plan: plan, model: m, artifacts: map[string]artifact{}, blobs: map[string]planir.WeightBlob{},
+		loaded: map[packKey]*mem.Region{},
+		cal:    cal, graph: m.Graph(), important: map[packKey]*pack.Importance{},
 	}
 	for _, blob := range plan.Program.WeightBlobs() {
 		content.blobs[blob.Name] = blob

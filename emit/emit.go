@@ -167,7 +167,8 @@ func (c *Content) sources(ctx context.Context, prefix string, weights bundle.Rol
 	for _, name := range slices.Sorted(maps.Keys(c.artifacts)) {
 		made := c.artifacts[name]
 		out = append(out, bundle.Source{
-			Name: prefix + name, Role: roleOf(plan.Proc(made.proc)), Type: "application/octet-stream", Bytes: made.bytes,
+			Name: prefix + name, Role: roleOf(plan.Proc(made.proc)), Type: "application/octet-stream",
+			Bytes: made.bytes,
 			Write: func(dst io.Writer) error {
 				code, err := made.read()
 				if err == nil {
@@ -219,7 +220,8 @@ func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error)
 		}
 	}
 	proc := planir.Proc{
-		Name: name, Kind: "cpu", Driver: "host", Select: "0", Options: map[string]string{"kernels": name}, Cores: []int{0},
+		Name: name, Kind: "cpu", Driver: "host", Select: "0", Options: map[string]string{"kernels": name},
+		Cores: []int{0},
 		Set: capability.Set{
 			Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes, Layouts: map[string]string{},
 			DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,

@@ -131,7 +131,8 @@ func (c *Content) compileGroups(ctx context.Context, options *compileOptions) ([
 }
 
 // groupCompilers finds the compiler of each processor that has groups.
-func groupCompilers(plan *planir.Plan, groups []planir.Baking, compilers []driver.Compiler) (map[string]driver.Baker, error) {
+func groupCompilers(plan *planir.Plan, groups []planir.Baking,
+	compilers []driver.Compiler) (map[string]driver.Baker, error) {
 	out := map[string]driver.Baker{}
 	for i := range groups {
 		proc := plan.Proc(groups[i].Proc)

@@ -109,7 +109,8 @@ func (s *lazyWeights) packed(ctx context.Context) (*packedGroup, error) {
 		if s.err != nil || s.known.Weights == "" {
 			return
 		}
-		if found := s.loaded.digests(); found.Weights != s.known.Weights || !slices.Equal(found.Samples, s.known.Samples) {
+		found := s.loaded.digests()
+		if found.Weights != s.known.Weights || !slices.Equal(found.Samples, s.known.Samples) {
 			s.known, s.err = found, errStaleMemo
 		}
 	})

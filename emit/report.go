@@ -20,7 +20,7 @@ const ReportSchema = "hetc.npu-report/1"
 // what was not. It holds no times.
 type Report struct {
 	Schema    string           `json:"schema"`
-	Target    *planir.Target   `json:"target,omitempty"` // of the plan, with what fell back; nil: the plan's own processors
+	Target    *planir.Target   `json:"target,omitempty"` // of the plan; nil: the plan's own processors
 	Compilers []ReportCompiler `json:"compilers"`        // by processor, ascending
 	Graphs    []ReportGraph    `json:"graphs"`           // by blob, ascending
 	Binaries  []ReportItem     `json:"binaries,omitempty"`
@@ -70,7 +70,8 @@ type ReportErrors struct {
 	PortableBound float64 `json:"portable_bound"`
 }
 
-const boundsText = "relative errors in the Euclidean norm, of pseudo-random inputs within the calibrated ranges; bounds are three times what the emulator of the oldest target differed by on single products, times their number"
+const boundsText = "relative errors in the Euclidean norm, of pseudo-random inputs within the calibrated ranges; " +
+	"bounds are three times what the emulator of the oldest target differed by on single products, times their number"
 
 // report describes the groups that were compiled, nil if there were none.
 func (c *Content) report(options *Options) (*Report, error) {
@@ -152,8 +153,11 @@ func (r *Report) compiler(content *Content, facts *groupFacts) error {
 	i := slices.IndexFunc(r.Compilers, func(x ReportCompiler) bool { return x.Proc == facts.group.Proc })
 	if i >= 0 {
 		if known := r.Compilers[i]; known.Token != facts.token || known.Version != facts.compiler {
-			return diag.New(diag.ClassRun, "report: graphs of processor %q were compiled by %q with token %q and by %q with token %q", known.Proc, known.Version, known.Token, facts.compiler, facts.token).
-				WithHint("the compiler changed while it was used, or its cache holds what another one made: emit again with an empty cache")
+			return diag.New(diag.ClassRun,
+				"report: graphs of processor %q were compiled by %q with token %q and by %q with token %q",
+				known.Proc, known.Version, known.Token, facts.compiler, facts.token).
+				WithHint("the compiler changed while it was used, or its cache holds what another one made: " +
+					"emit again with an empty cache")
 		}
 		return nil
 	}
@@ -169,11 +173,13 @@ func (c *Content) unchecked(options *Options) []string {
 	var out []string
 	switch {
 	case options.Target != nil && options.Target.Emulator:
-		out = append(out, "this is a twin for the vendor's emulator: it says how the device should compute, and nothing of its time")
+		out = append(out,
+			"this is a twin for the vendor's emulator: it says how the device should compute, and nothing of its time")
 	default:
 		out = append(out, "never loaded on a device")
 		if slices.ContainsFunc(c.facts, func(f *groupFacts) bool { return f != nil && f.shared != nil }) {
-			out = append(out, "binaries that several graphs share: the emulator does not load them; what it executed is each graph compiled by itself, its twin")
+			out = append(out, "binaries that several graphs share: the emulator does not load them; "+
+				"what it executed is each graph compiled by itself, its twin")
 		}
 	}
 	if options.Oracle == nil {

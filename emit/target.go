@@ -40,7 +40,8 @@ type misfit struct {
 
 // retarget is the plan for the target: the same decisions but for those of fallen, which the control processor executes
 // alone, on the target's processors. What they do not execute is returned as misfits instead.
-func retarget(plan *planir.Plan, graph *models.Graph, target *Target, fallen []planir.Fallback) (*planir.Plan, []misfit, error) {
+func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
+	fallen []planir.Fallback) (*planir.Plan, []misfit, error) {
 	if target.SoC != plan.SoC.Name {
 		return nil, nil, diag.New(diag.ClassInput, "emit for target %q: the plan is for SoC %q",
 			target.SoC, plan.SoC.Name).

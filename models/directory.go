@@ -284,7 +284,8 @@ func (m *Model) takeTensors(find func(name string) (t Tensor, base string, ok bo
 		case !ok:
 			missing = append(missing, fmt.Sprintf("%q %v", want.name, want.shape))
 		case !slices.Equal(tensor.Shape(), want.shape):
-			problem := diag.New(diag.ClassInput, "tensor %q: got shape %v, want %v", want.name, tensor.Shape(), want.shape)
+			problem := diag.New(diag.ClassInput, "tensor %q: got shape %v, want %v",
+				want.name, tensor.Shape(), want.shape)
 			errs = append(errs, problem.WithHint("config.json and the weights do not belong together"))
 		case plain && tensor.Type() != op.F32 && tensor.Type() != op.F16 && tensor.Type() != op.BF16:
 			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got element type %q, want f32, f16 or bf16",

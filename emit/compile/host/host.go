@@ -21,7 +21,8 @@ func (compiler) Name() string { return "host" }
 // Compile validates g and writes it as JSON. The code does not depend on the weights' values, so w may
 // be nil; weights that are given must have the sizes of the graph's. Facts: "bytes" is the size
 // of the code, "weight_bytes" that of the packed weights it runs with, of all their experts.
-func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weights, t driver.Target) (driver.Artifact, error) {
+func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weights,
+	t driver.Target) (driver.Artifact, error) {
 	fail := func(err error) (driver.Artifact, error) {
 		return driver.Artifact{}, diag.New(diag.ClassInput, "compile graph for processor %q: %w", t.Proc, err)
 	}
@@ -45,7 +46,8 @@ func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weig
 			if spec.Experts > 1 { // a part of the columns of each lies wider apart
 				one, stride := size/int64(spec.Experts), weights[i].Stride
 				if stride < one || stride > have {
-					return fail(diag.New(diag.ClassInput, "weight %q: got a stride of %d bytes from expert to expert, want %d..%d", spec.Name, stride, one, have))
+					return fail(diag.New(diag.ClassInput,
+						"weight %q: got a stride of %d bytes from expert to expert, want %d..%d", spec.Name, stride, one, have))
 				}
 				want = int64(spec.Experts-1)*stride + one
 			}

@@ -28,7 +28,8 @@ func (compiler) Name() string { return "ort" }
 // Compile writes g as an ONNX model. The code does not depend on the weights' values, so w may be nil; weights that are
 // given must have the sizes of the graph's. What the model cannot say is refused by name. Facts: "bytes" is the size of
 // the code, "weight_bytes" that of the packed weights it runs with.
-func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weights, t driver.Target) (driver.Artifact, error) {
+func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weights,
+	t driver.Target) (driver.Artifact, error) {
 	fail := func(err error) (driver.Artifact, error) {
 		return driver.Artifact{}, diag.New(diag.ClassInput, "compile graph for processor %q: %w", t.Proc, err)
 	}

@@ -17,13 +17,15 @@ const maxRows = 1 << 16
 
 // elements are ONNX's names of element types.
 var elements = map[op.Type]onnx.Type{
-	op.F32: onnx.Float32, op.F16: onnx.Float16, op.BF16: onnx.BFloat16, op.I32: onnx.Int32, op.I8: onnx.Int8, op.U8: onnx.Uint8,
+	op.F32: onnx.Float32, op.F16: onnx.Float16, op.BF16: onnx.BFloat16,
+	op.I32: onnx.Int32, op.I8: onnx.Int8, op.U8: onnx.Uint8,
 }
 
 // kinds are the operators that are translated, schemes those of products.
 var (
 	kinds = []op.Kind{
-		op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy,
+		op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip,
+		op.Add, op.Copy,
 	}
 	// forms are those of products besides the default. The library multiplies activations of 8 bits by weights,
 	// and 4-bit weights, in one order and by one operator, and takes no weight as the second of a batch matmul's
@@ -106,7 +108,10 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 	}
 	rows, cols := int64(spec.K), int64(spec.N)
 	if spec.Layout == op.RowsLayout {
-		if spec.K == 1 && !slices.ContainsFunc(t.Graph.Nodes, func(n op.Node) bool { return n.Op.Kind == op.Embed && n.W[0] == spec.Name }) {
+		isTable := slices.ContainsFunc(t.Graph.Nodes, func(n op.Node) bool {
+			return n.Op.Kind == op.Embed && n.W[0] == spec.Name
+		})
+		if spec.K == 1 && !isTable {
 			declare("", elements[op.Type(spec.Scheme)], cols)
 		} else {
 			declare("", elements[op.Type(spec.Scheme)], rows, cols)
@@ -122,7 +127,10 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 	}
 	switch spec.Scheme {
 	case "w32":
-		if slices.ContainsFunc(t.Graph.Nodes, func(x op.Node) bool { return x.Op.Form.Class() == op.Conv && x.W[0] == spec.Name }) {
+		isKernel := slices.ContainsFunc(t.Graph.Nodes, func(n op.Node) bool {
+			return n.Op.Form.Class() == op.Conv && n.W[0] == spec.Name
+		})
+		if isKernel {
 			declare("", onnx.Float32, rows, cols, 1, 1) // the same bytes as kernels
 			break
 		}
@@ -313,7 +321,8 @@ func (t *translator) matMul(operator op.Op, in, weights []string) {
 		if operator.Bias {
 			operands = append(operands, "", "", weights[1])
 		}
-		t.Add("", onnx.Contrib, "MatMulNBits", operands, t.Out, onnx.Int("K", int64(operator.K)), onnx.Int("N", int64(operator.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4), onnx.Int("block_size", blockRows(operator.Scheme.Weight())))
+		t.Add("", onnx.Contrib, "MatMulNBits", operands, t.Out, onnx.Int("K", int64(operator.K)),
+			onnx.Int("N", int64(operator.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4), onnx.Int("block_size", blockRows(operator.Scheme.Weight())))
 		return
 	default:
 		panic("BUG: no translation of " + string(operator.Scheme))

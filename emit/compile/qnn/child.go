@@ -103,12 +103,14 @@ func readRequest(b []byte) (*request, error) {
 		return nil, fmt.Errorf("read the request: %w", err)
 	}
 	if len(asked.Graphs) == 0 || asked.Memory < 0 {
-		return nil, fmt.Errorf("read the request: %d graphs and %d bytes of memory, want a graph and no negative number",
+		return nil, fmt.Errorf(
+			"read the request: %d graphs and %d bytes of memory, want a graph and no negative number",
 			len(asked.Graphs), asked.Memory)
 	}
 	for i, graph := range asked.Graphs {
 		for _, tensor := range slices.Concat(graph.Inputs, graph.Outputs) {
-			bounded := 1 <= tensor.Rows && tensor.Rows <= maxTensor && 1 <= tensor.Cols && tensor.Cols <= maxTensor/tensor.Rows
+			rows, cols := tensor.Rows, tensor.Cols
+			bounded := 1 <= rows && rows <= maxTensor && 1 <= cols && cols <= maxTensor/rows
 			if !bounded || tensor.bytes() < 1 || tensor.bytes() > maxTensor {
 				return nil, fmt.Errorf("read the request: tensor %q of graph %d is [%d,%d] of type %d",
 					tensor.Name, i, tensor.Rows, tensor.Cols, tensor.Type)
@@ -274,7 +276,8 @@ func (w *worker) inspect() (err error) {
 // tryAll runs the samples: what was compiled in the emulator, which needs no target as the binary is for one, and the
 // uncompiled model on the CPU.
 func (w *worker) tryAll() error {
-	emulator := [][2]string{{"backend_path", w.Backend}, {"offload_graph_io_quantization", "1"}}
+	emulator := &ortapi.SessionOptions{Threads: 1, Devices: w.devices}
+	emulator.ProviderOptions = [][2]string{{"backend_path", w.Backend}, {"offload_graph_io_quantization", "1"}}
 	for i, task := range w.Graphs {
 		if !task.Sample {
 			continue
@@ -286,7 +289,7 @@ func (w *worker) tryAll() error {
 			name, model string
 			session     *ortapi.SessionOptions
 		}{
-			{"emulated", contextFile(i), &ortapi.SessionOptions{Threads: 1, Devices: w.devices, ProviderOptions: emulator}},
+			{"emulated", contextFile(i), emulator},
 			{"portable", modelFile(i), &ortapi.SessionOptions{Threads: 1}},
 		} {
 			results, err := task.run(w.env, engine.model, engine.session, i)

@@ -50,8 +50,9 @@ const (
 
 // Options bound what compiling takes. The zero value has the defaults and no cache.
 type Options struct {
-	Time   time.Duration // of one process of the compiler; 0: Time
-	Memory int64         // bytes of address space of one process, and of all at once as far as they can be foreseen; 0: Memory
+	Time time.Duration // of one process of the compiler; 0: Time
+	// Memory is the bytes of address space of one process, and of all at once as far as they can be foreseen; 0: Memory.
+	Memory int64
 	// Cache is the folder that keeps what was compiled; empty: nothing is kept.
 	Cache      string
 	CacheBytes int64            // most bytes that it keeps; 0: CacheBytes
@@ -83,7 +84,8 @@ type compiler struct {
 func (*compiler) Name() string { return name }
 
 // Compile refuses: there is no artifact without weights.
-func (c *compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t driver.Target) (driver.Artifact, error) {
+func (c *compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights,
+	t driver.Target) (driver.Artifact, error) {
 	compiled, err := c.Bake(ctx, []driver.Piece{{Name: "graph", Graph: g, Weights: w}}, t)
 	if err != nil {
 		return driver.Artifact{}, err
@@ -149,7 +151,7 @@ func (c *compiler) Bake(ctx context.Context, group []driver.Piece, asked driver.
 	return &job.baked, nil
 }
 
-// batch is a group in the making.
+// groupJob is a group in the making.
 type groupJob struct {
 	*compiler
 	cache   *cas.Cache // nil: none
@@ -165,7 +167,7 @@ func (b *groupJob) refuse(i int, err error) {
 	b.refused[i] = diag.New(diag.ClassOr(err, diag.ClassRun), "graph %q: %w", b.group[i].Name, err)
 }
 
-// unshared bakes for the emulator.
+// compileEach compiles for the emulator.
 func (b *groupJob) compileEach(ctx context.Context) error {
 	for i := range b.group {
 		if made, err := b.compileAlone(ctx, i); err != nil {
@@ -177,7 +179,7 @@ func (b *groupJob) compileEach(ctx context.Context) error {
 	return nil
 }
 
-// alone compiles one graph in a process of its own, as a second one in the same process gets other bytes, and notes
+// compileAlone compiles one graph in a process of its own, as a second one in the same process gets other bytes, and notes
 // the results of its sample. A graph that is refused has no result.
 func (b *groupJob) compileAlone(ctx context.Context, i int) (*result, error) {
 	if b.refused[i] != nil {
@@ -190,7 +192,7 @@ func (b *groupJob) compileAlone(ctx context.Context, i int) (*result, error) {
 	return made, err
 }
 
-// shared bakes for a device: all graphs in one process, by rows and then contents, so that nothing depends on the
+// compileShared compiles for a device: all graphs in one process, by rows and then contents, so that nothing depends on the
 // order of the caller. Samples are tried on binaries of their own, which the emulator loads.
 func (b *groupJob) compileShared(ctx context.Context) error {
 	var order []int
@@ -270,7 +272,8 @@ func artifact(r *result, k int, shared []byte) driver.Artifact {
 	facts, code := r.Answer.Graphs[k], r.Models[k]
 	return driver.Artifact{Driver: name, Code: code, Shared: shared, Facts: map[string]int64{
 		"bytes": int64(len(code)), "context_bytes": facts.Context, "spill_bytes": facts.Spill, "vtcm_bytes": facts.VTCM,
-		"nodes": facts.Nodes, "edge_nodes": facts.Edge, "cpu_nodes": 0, "arch": r.Answer.Arch, "soc_model": r.Answer.SoC,
+		"nodes": facts.Nodes, "edge_nodes": facts.Edge, "cpu_nodes": 0,
+		"arch": r.Answer.Arch, "soc_model": r.Answer.SoC,
 	}}
 }
 
@@ -358,7 +361,9 @@ func (t target) matches(a *answer, token string) error {
 	parts := strings.Split(token, ":")
 	switch {
 	case a.SoC != t.soc || a.Arch != t.arch:
-		return diag.New(diag.ClassInput, "the compiler made a binary for soc_model %d, htp_arch %d, want soc_model %d, htp_arch %d", a.SoC, a.Arch, t.soc, t.arch).
+		return diag.New(diag.ClassInput,
+			"the compiler made a binary for soc_model %d, htp_arch %d, want soc_model %d, htp_arch %d",
+			a.SoC, a.Arch, t.soc, t.arch).
 			WithHint("the SoC's target: does not fit the device; see the vendor's table of SoCs")
 	case len(parts) < 6 || parts[4] != strconv.FormatInt(t.arch, 10) || parts[5] != strconv.FormatInt(t.soc, 10):
 		return diag.New(diag.ClassInput,
@@ -405,7 +410,7 @@ func prepare(piece *driver.Piece) (*job, error) {
 	return &job{piece: piece, digest: hex.EncodeToString(hash.Sum(nil)), sampleDigest: later.Sample}, nil
 }
 
-// ready makes what the compiler reads. A graphError says that graph i is to blame.
+// translate makes what the compiler reads. A graphError says that graph i is to blame.
 func (j *job) translate(i int) error {
 	weights, sample, err := j.piece.Now()
 	if err != nil {
@@ -499,7 +504,7 @@ func (c *compiler) cache() (*cas.Cache, error) {
 	return cas.Open(c.options.Cache, cas.Options{MaxBytes: c.options.CacheBytes, Now: c.options.Now})
 }
 
-// stored is the beginning of a kept result: what follows are the parts, one behind the other.
+// resultHeader is the beginning of a kept result: what follows are the parts, one behind the other.
 type resultHeader struct {
 	Answer answer
 	Parts  [4][]int64 // bytes of the models, the shared binary, results of the emulator, and of the source
@@ -683,7 +688,7 @@ func (j *job) write(dir string, i int) error {
 	return nil
 }
 
-// stage writes a file of the process's folder.
+// writeNew writes a file of the process's folder.
 func writeNew(dir, name string, parts ...[]byte) error {
 	file, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -754,7 +759,7 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, gr
 	return reply, nil
 }
 
-// ends keeps the beginning and the end of what a process says.
+// outputEnds keeps the beginning and the end of what a process says.
 type outputEnds struct {
 	mu        sync.Mutex
 	head, end []byte

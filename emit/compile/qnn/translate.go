@@ -43,7 +43,8 @@ func refuse(operator op.Op) error {
 		return diag.New(diag.ClassInput,
 			"operator %q is not compiled: it works on the cache, which lies outside a compiled graph", operator.Kind)
 	case operator.Kind == op.Rope || operator.Kind == op.SelectRow:
-		return diag.New(diag.ClassInput, "operator %q is not compiled: it depends on where a call is in the context, which a compiled graph is not told", operator.Kind)
+		return diag.New(diag.ClassInput, "operator %q is not compiled: "+
+			"it depends on where a call is in the context, which a compiled graph is not told", operator.Kind)
 	case !slices.Contains(kinds, operator.Kind):
 		return diag.New(diag.ClassInput, "operator %q is not compiled", operator.Kind)
 	case operator.Scheme != "" && !slices.Contains(schemes, operator.Scheme):
@@ -51,9 +52,11 @@ func refuse(operator op.Op) error {
 	case operator.Form != "":
 		return diag.New(diag.ClassInput, "products in the form %q are not compiled", operator.Form)
 	case operator.Kind == op.QuantRows && !operator.Static:
-		return diag.New(diag.ClassInput, "operator %q with a scale for each row is not compiled: graphs are compiled with the scales in them", operator.Kind)
+		return diag.New(diag.ClassInput, "operator %q with a scale for each row is not compiled: "+
+			"graphs are compiled with the scales in them", operator.Kind)
 	case operator.Scales > 1:
-		return diag.New(diag.ClassInput, "operator %q with %d static scales to choose from is not compiled: a graph has one constant in it", operator.Kind, operator.Scales).
+		return diag.New(diag.ClassInput, "operator %q with %d static scales to choose from is not compiled: "+
+			"a graph has one constant in it", operator.Kind, operator.Scales).
 			WithHint("permit %s for this processor, with a single static scale", op.A8SQ8C)
 	case operator.Rows() > maxRows:
 		return diag.New(diag.ClassInput, "%d rows, want at most %d", operator.Rows(), maxRows)
@@ -160,7 +163,8 @@ func tensors(list []onnx.Value) (out []tensor) {
 
 // weight declares an initializer whose bytes go to the file of weights.
 func (t *translator) weight(name string, typ onnx.Type, data []byte, dims ...int64) string {
-	if slices.ContainsFunc(t.Model.Graph.Initializers, func(x onnx.Tensor) bool { return x.Name == name }) { // of another node, in whose order of columns
+	// One of another node may be in that node's order of columns.
+	if slices.ContainsFunc(t.Model.Graph.Initializers, func(x onnx.Tensor) bool { return x.Name == name }) {
 		name = fmt.Sprintf("n%d.%s", t.Node, name)
 	}
 	if pad := -t.size & (weightsAlign - 1); pad > 0 {
@@ -257,7 +261,8 @@ func (t *translator) grid(suffix, x string, step float32) string {
 func (t *translator) quantRows(node *op.Node, in string, w int) error {
 	for _, name := range node.Out {
 		if t.Outputs[name] != "" {
-			return diag.New(diag.ClassInput, "%q leaves the graph: 8-bit rows are made and multiplied in one compiled graph, or made outside it", name)
+			return diag.New(diag.ClassInput, "%q leaves the graph: "+
+				"8-bit rows are made and multiplied in one compiled graph, or made outside it", name)
 		}
 	}
 	scale, err := step("rows", t.floats(w)[0])
@@ -587,7 +592,8 @@ func (t *translator) integers(p *product, in string, inStep, outStep float32, ou
 	values := t.weight(p.name, typ, p.matrix.values, int64(p.matrix.k), cols)
 	scales := t.weight(p.name+".scale", onnx.Float32, bytesOf(p.matrix.scales), cols)
 	zeros := t.Constant(onnx.Tensor{Type: typ, Dims: []int64{cols}, Raw: zero})
-	operands, kind := list(in, t.Do("weight", "", "DequantizeLinear", list(values, scales, zeros), onnx.Int("axis", 1))), "MatMul"
+	matrix := t.Do("weight", "", "DequantizeLinear", list(values, scales, zeros), onnx.Int("axis", 1))
+	operands, kind := list(in, matrix), "MatMul"
 	if p.bias != nil {
 		operands, kind = append(operands, t.integerBias(p, inStep)), "Gemm"
 	}
