@@ -1,4 +1,4 @@
-# Verbs: build, test, check, test-elsewhere, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
+# Verbs: build, test, check, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
 # cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
 export CGO_ENABLED = 0
 GO      ?= go
@@ -8,7 +8,7 @@ export GOFLAGS # the same for every command, so that each finds what others comp
 LDFLAGS := -s -w
 PKGS    := ./...
 
-.PHONY: build test test-elsewhere check plans platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
+.PHONY: build test test-elsewhere check papers plans platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
@@ -31,6 +31,10 @@ test-elsewhere:
 check: test
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
 	@$(MAKE) --no-print-directory -j2 $(if $(shell command -v cc),race,no-race) pressure pointers tagged platforms emulated
+
+# The tests that docs/papers.md names, each by name: what of the papers executes is what they show.
+papers:
+	GO=$(GO) .ci/papers.sh
 
 platforms:
 	GOOS=linux GOARCH=arm64 $(GO) vet $(PKGS)

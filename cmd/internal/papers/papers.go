@@ -1,5 +1,5 @@
-// Package papers knows what the five papers that hetc implements print, and recomputes of it what can be
-// recomputed: each item gives the paper's value beside ours. A disagreement is shown, never tuned away.
+// Package papers knows what five papers print, and recomputes of it what can be recomputed: each item gives the
+// paper's value beside ours. What of the papers executes is in docs/papers.md. A disagreement is shown, never tuned away.
 package papers
 
 import (
