@@ -92,14 +92,13 @@ type Cache struct {
 	session session
 
 	mu    sync.Mutex
-	next  int   // name of the next content in the making
+	next  int   // name of the next temporary content
 	total int64 // bytes of contents, as far as known
 	fresh int64 // bytes added since they were counted; -1: never counted
 }
 
-// Open opens the cache in dir, and makes it where nothing is. What dead processes left in the making is
-// removed. A directory that everybody may write to is refused: whoever writes to it decides what is
-// built. Errors are of class ClassIO; the caller closes the cache.
+// Open opens the cache in dir, and makes it where nothing is. Temporary files of dead processes are
+// removed. A directory that everybody may write to is refused: its contents decide what is built. Errors are of class ClassIO; the caller closes the cache.
 func Open(dir string, options Options) (*Cache, error) {
 	fail := func(err error) error { return diag.New(diag.ClassIO, "open cache %q: %w", dir, err) }
 	cache := &Cache{root: filepath.Join(dir, version), o: options, fresh: -1}
@@ -140,7 +139,7 @@ func Open(dir string, options Options) (*Cache, error) {
 	return cache, nil
 }
 
-// Close removes what is in the making. Entries stay open.
+// Close removes temporary files. Entries stay open.
 func (c *Cache) Close() error {
 	if err := c.session.end(); err != nil {
 		return diag.New(diag.ClassIO, "close cache: %w", err)
@@ -375,7 +374,7 @@ func (e *Entry) store(tmp, path string) error {
 // step is where tests let a process die.
 var step = func(string) {}
 
-// place returns a path in a directory of its own for something in the making.
+// place returns a path for a temporary file, in a new directory.
 func (c *Cache) place() (string, error) {
 	c.mu.Lock()
 	c.next++
@@ -385,8 +384,8 @@ func (c *Cache) place() (string, error) {
 	return filepath.Join(dir, "content"), os.Mkdir(dir, 0o700)
 }
 
-// Scratch makes an empty directory for something in the making. Close removes it, and where the process dies whoever
-// opens the cache next.
+// Scratch makes an empty temporary directory. Close removes it. If the process dies, the next process that opens the
+// cache does.
 func (c *Cache) Scratch() (string, error) {
 	if c.o.ReadOnly {
 		return "", diag.New(diag.ClassIO, "make a directory in the cache: it was opened for reading")
@@ -441,7 +440,7 @@ func (e *Entry) Data(limit int64) ([]byte, error) {
 
 // Save replaces the file at path with the content, as a whole or not at all.
 func (e *Entry) Save(path string) error {
-	if e.own != "" && wholefile.Adopt(e.own, path) == nil { // what nobody else needs may be large
+	if e.own != "" && wholefile.Adopt(e.own, path) == nil { // moved, not copied: it may be large
 		return nil
 	}
 	return wholefile.Stream(path, func(out io.Writer) error {

@@ -53,7 +53,7 @@ func (s *session) begin(tmp string, now func() time.Time) (err error) {
 	return err
 }
 
-// dead reports whether the process of a session has ended: whoever lives holds the lock. Without locks, only age tells.
+// dead reports whether the process of a session has ended: a living one holds the lock. Without locks, only age tells.
 func dead(dir string, locks bool, now func() time.Time) bool {
 	if !locks {
 		st, err := os.Stat(dir)

@@ -357,7 +357,7 @@ func fieldsOf(typ reflect.Type) []field {
 	return out
 }
 
-// structure decodes into a struct. A key that it does not have is a mistake, so that no option is misspelled in vain.
+// structure decodes into a struct. A key that it does not have is a mistake, so that a misspelled option is noticed.
 func (d *decoder) structure(node *Node, value reflect.Value, path string, top bool) {
 	fields := fieldsOf(value.Type())
 	names := make([]string, len(fields))

@@ -13,8 +13,8 @@ import (
 // ErrBusy is the error of Try while another opening of the same file holds the lock.
 var ErrBusy = errors.New("another process holds the lock")
 
-// Open opens the file at path for locking, and makes it with permissions perm where it is missing. Its contents are
-// nobody's. It is not to be removed: two processes could then hold locks on files of that name. Links are refused.
+// Open opens the file at path for locking, and makes it with permissions perm where it is missing. Its contents
+// mean nothing. It is not to be removed: two processes could then hold locks on files of that name. Links are refused.
 func Open(path string, perm fs.FileMode) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|os.O_CREATE|openFlags, perm)
 }
@@ -24,5 +24,5 @@ func Open(path string, perm fs.FileMode) (*os.File, error) {
 // without.
 func Try(file *os.File) error { return lock(file, false) }
 
-// Wait is Try, but waits for whoever holds the lock.
+// Wait is Try, but waits until the lock is free.
 func Wait(file *os.File) error { return lock(file, true) }

@@ -103,7 +103,7 @@ func Guarded(bytes int) (*Region, error) { return fenced(bytes, false) }
 // GuardedBefore is Guarded for memory whose start touches an inaccessible page; it is page-aligned.
 func GuardedBefore(bytes int) (*Region, error) { return fenced(bytes, true) }
 
-// fenced allocates bytes beside a page that nobody may touch, before or after them: access beyond is a fault.
+// fenced allocates bytes beside an inaccessible page, before or after them: access beyond is a fault.
 func fenced(bytes int, before bool) (*Region, error) {
 	if err := checkSize("allocate guarded", int64(bytes)); err != nil {
 		return nil, err

@@ -25,8 +25,8 @@ const madeBy = "recipe.json"
 // that the program knows are what was fetched: a library opens others beside it. A folder that the user filled is the
 // user's business, and so is one whose contents internal/pins does not list. The error is an *Error.
 //
-// A file is read once for its digest and then opened by the system's loader. Who may write to it at that moment is not
-// held off: this finds what was changed before.
+// A file is read once for its digest and then opened by the system's loader. A change at that
+// moment is not noticed: this finds earlier ones.
 func (s Search) pinned(file string, checkout bool) error {
 	name, below, _ := strings.Cut(filepath.ToSlash(s.Folder), "/")
 	root := filepath.Dir(file)

@@ -20,7 +20,7 @@ type place struct {
 var executable = os.Executable
 
 // Places are the folders in which a library, or the programs, of that name are looked for, in order. The current
-// directory is never among them: who changes into a directory does not ask for its code to be executed.
+// directory is never among them: changing into a directory does not ask for its code to be executed.
 func Places(folder string) (dirs []string) {
 	for _, place := range places(folder) {
 		if !place.shared {

@@ -1,7 +1,7 @@
 // Package patience knows how long this process has waited: time in which it was stopped (Ctrl-Z, a debugger, a machine
 // that slept) does not count, because whom it waits for may not have run either.
 //
-// Waiting is counted in ticks. A ticker drops those that nobody took, so a stop of any length counts as one.
+// Waiting is counted in ticks. A ticker drops ticks that were not received, so a stop of any length counts as one.
 package patience
 
 import (

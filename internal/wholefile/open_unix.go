@@ -7,5 +7,5 @@ import (
 	"syscall"
 )
 
-// openFlags keep an open from hanging on a pipe nobody writes to.
+// openFlags keep an open from hanging on a pipe without a writer.
 const openFlags = os.O_RDONLY | syscall.O_NONBLOCK

@@ -13,7 +13,7 @@ import (
 	"github.com/hetc/hetc/internal/filelock"
 )
 
-// Pending is a file in the making beside its target. Whoever creates it commits or abandons it.
+// Pending is a temporary file beside its target. The caller that creates it commits or abandons it.
 //
 // It is locked until then, or until its process dies. So the next writer of the same target can tell what a killed
 // process left behind, which it removes, from what another process is writing.
@@ -94,8 +94,8 @@ func (p *Pending) Abandon() error {
 	return p.settle(func() error { return os.Remove(p.Name()) })
 }
 
-// settle does the last thing to the temporary name and then closes the file: while that is locked, nobody else removes
-// or reuses the name. Windows has no such locks, and neither renames nor removes an open file.
+// settle does the last thing to the temporary name and then closes the file: while it is locked, no other process
+// removes or reuses the name. Windows has no such locks, and neither renames nor removes an open file.
 func (p *Pending) settle(last func() error) error {
 	p.settled = true
 	if runtime.GOOS == "windows" {
@@ -112,7 +112,7 @@ func SyncDir(dir string) {
 	}
 }
 
-// createLike creates the file temp, which nobody has yet, with the permissions that Create promises.
+// createLike creates the file temp, which must not exist, with the permissions that Create promises.
 func createLike(target, temp string) (*os.File, error) {
 	const flags = os.O_RDWR | os.O_CREATE | os.O_EXCL
 	old, err := os.Stat(target)

@@ -25,7 +25,7 @@ type Window struct {
 	Next   int32
 }
 
-// next is the token after position i, false where nobody knows it.
+// next is the token after position i, false where it is not known.
 func (w *Window) next(i int) (int, bool) {
 	if i+1 < len(w.Tokens) {
 		return int(w.Tokens[i+1]), true

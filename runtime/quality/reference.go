@@ -133,7 +133,7 @@ func (r *Reference) Compare(ctx context.Context, machine *executor.Machine, i, s
 	return nil
 }
 
-// Execute executes a window for those who observe m.
+// Execute executes a window whose results are not needed: an observer of the machine sees its steps.
 func Execute(ctx context.Context, machine *executor.Machine, text Window) error {
 	return forward(ctx, machine, text.Tokens, len(text.Tokens), func(int, row) error { return nil })
 }

@@ -124,7 +124,7 @@ func (c *chat) pick(tools bool) (string, error) {
 	return "", fmt.Errorf("the model has no default chat template, only %s", clip(strings.Join(known, ", ")))
 }
 
-// Chat tells an error of the context, which is nobody's mistake, from one of the template.
+// Chat tells an error of the context, such as an interruption, from one of the template.
 func (t *pipeline) Chat(ctx context.Context, messages []Message, options ChatOptions) (string, error) {
 	text, err := t.chat.write(ctx, messages, options)
 	if err != nil && ctx.Err() != nil {

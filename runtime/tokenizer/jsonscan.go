@@ -27,7 +27,7 @@ func members(object []byte, visit func(key string, value []byte) error) error {
 	})
 }
 
-// entries is members without a look at keys that come twice.
+// entries is members, but does not check for keys that come twice.
 func entries(object []byte, visit func(key string, value []byte) error) error {
 	if len(object) == 0 || object[0] != '{' {
 		return fmt.Errorf("want an object, got %.20q", object)

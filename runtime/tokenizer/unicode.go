@@ -20,8 +20,8 @@ var unicodeData string
 // span is the characters lo to hi, both included.
 type span struct{ lo, hi rune }
 
-// set is characters as spans in order, with a gap between neighbours. Sets are shared: who changes one clones it
-// first.
+// set is characters as spans in order, with a gap between neighbours. Sets are shared: clone one
+// before changing it.
 type set []span
 
 // tableReader reads unicodeData.

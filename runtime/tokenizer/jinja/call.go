@@ -149,7 +149,7 @@ func (e *environment) arguments(list arguments, what string) *callArgs {
 	return out
 }
 
-// clone is a with arguments of its own to take.
+// clone copies the arguments: taking some off the copy leaves the original as it is.
 func (a *callArgs) clone() *callArgs {
 	a.scan(objectBytes * (len(a.names) + 1))
 	again := *a

@@ -2,7 +2,7 @@ package jinja
 
 import "strings"
 
-// Every filter, test and method is charged by whoever calls it, whatever it does: one look at its operand and at each
+// Every filter, test and method is charged by its caller, whatever it does: one look at its operand and at each
 // argument before it runs, and the memory of the text that it returns. What takes more than that (sorting, case, parts
 // of parts) charges the rest itself. The tables name the exceptions, so that something new is charged by default.
 

@@ -26,7 +26,7 @@ func throw(line int, cause error, format string, args ...any) {
 	panic(&Error{line, fmt.Sprintf(format, clipped(args)...), cause})
 }
 
-// clipped shortens the texts of a message: they are a stranger's, and of any length.
+// clipped shortens the texts of a message: they come from the template, and have any length.
 func clipped(args []any) []any {
 	const most = 300 // bytes
 	for i, arg := range args {

@@ -2,7 +2,7 @@
 // use, with the results of PyPI jinja2 in the environment of transformers (immutable sandbox, trim_blocks,
 // lstrip_blocks, loop controls, its own tojson, raise_exception, strftime_now).
 //
-// A template is code from a stranger. It sees nothing but the variables it is given, cannot change them,
+// A template is untrusted code. It sees nothing but the variables it is given, cannot change them,
 // and its steps, the memory it fills, its output and its recursion are bounded.
 package jinja
 
@@ -170,7 +170,7 @@ func (e *environment) hash(value Value) any {
 
 // items are what a for loop goes through. They use up an iterator or a loop.
 func (e *environment) items(value Value) []Value {
-	// Whoever goes through items looks at each of them once, which is charged here.
+	// A caller looks at each item once, which is charged here.
 	e.visit(value)
 	switch value := value.(type) {
 	case *List:

@@ -584,7 +584,7 @@ func toInt(args *callArgs, value Value) Value {
 	none, base := args.next("default", int64(0)), args.int("base", int64(10))
 	args.defined(value)
 	if text, ok := value.(string); ok {
-		args.allocateValue(2 * len(text)) // errors, which are made in vain, hold it
+		args.allocateValue(2 * len(text)) // a failed parse makes an error that holds the text
 		text = strings.TrimFunc(text, isSpace)
 		whole, err := strconv.ParseInt(strings.ReplaceAll(text, "_", "x"), int(base), 64)
 		if err == nil && base >= 2 && base <= 36 {
