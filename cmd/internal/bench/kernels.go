@@ -24,6 +24,7 @@ type KernelsOptions struct {
 	Rounds         int
 }
 
+// Kernels measures the host's kernels against what this CPU allows.
 func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) error {
 	const mostRounds = 1000
 	if options.Rounds < 1 || options.Rounds > mostRounds {
@@ -33,63 +34,80 @@ func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) erro
 	if err != nil {
 		return err
 	}
-	sets := []string{best.Name}
-	switch options.Kernels {
-	case "":
-	case "all":
-		sets = nil
-		for _, set := range kernel.Sets() {
-			if set.Name != "reference" { // float64 arithmetic, for comparisons of values
-				sets = append([]string{set.Name}, sets...)
-			}
-		}
-	default:
-		set, err := kernel.ByName(options.Kernels)
-		if err != nil {
-			return err
-		}
-		sets = []string{set.Name}
+	sets, err := kernelSets(options.Kernels)
+	if err != nil {
+		return err
 	}
 	drv := host.New()
 	cores, err := benchCores(ctx, drv, options.Cores)
 	if err != nil {
 		return err
 	}
-	po := profiler.KernelOptions{Driver: drv, Compiler: compiler.New(), Sets: sets, Marked: kernel.Best().Name, Cores: cores, Rounds: options.Rounds, Seed: 1}
+	measuring := profiler.KernelOptions{
+		Driver: drv, Compiler: compiler.New(), Sets: sets, Marked: kernel.Best().Name, Cores: cores, Rounds: options.Rounds, Seed: 1,
+	}
 	line := ui.Line(false)
-	po.Progress = func(round int) { line.Bar("round", round, options.Rounds, "") }
-	list, err := profiler.Kernels(ctx, po)
+	measuring.Progress = func(round int) { line.Bar("round", round, options.Rounds, "") }
+	list, err := profiler.Kernels(ctx, measuring)
 	line.End()
 	if err != nil {
 		return err
 	}
 	for i := range list {
 		// Arithmetic on registers alone takes the same time whenever nobody else is there.
-		if kernel := &list[i]; kernel.Of == "" && kernel.Unit == "Gop/s" && kernel.Spread > restless {
-			ui.Warnf("the %s of kernels %s on %d cores moved by %.0f %% between rounds: other programs were running, and the shares are not to be relied on", kernel.What, kernel.Set, kernel.Cores, 100*kernel.Spread)
+		if bound := &list[i]; bound.Of == "" && bound.Unit == "Gop/s" && bound.Spread > restless {
+			ui.Warnf("the %s of kernels %s on %d cores moved by %.0f %% between rounds: other programs were running, "+
+				"and the shares are not to be relied on", bound.What, bound.Set, bound.Cores, 100*bound.Spread)
 			break
 		}
 	}
 	environment := profiler.ThisMachine(cores, best.Name)
 	ui.Printf("%s, cores %s, %d rounds\n", environment.CPU, coreList(cores), options.Rounds)
+	showKernels(ui, list)
+	return ui.Result(map[string]any{"cpu": environment.CPU, "cores": cores, "rounds": options.Rounds, "kernels": list})
+}
+
+// kernelSets are the sets that --kernels names, "" the best one. The one of float64 arithmetic is for comparing values.
+func kernelSets(name string) (sets []string, err error) {
+	if name != "all" {
+		set, err := kernel.ByName(name)
+		if err != nil {
+			return nil, err
+		}
+		return []string{set.Name}, nil
+	}
+	for _, set := range kernel.Sets() {
+		if set.Name != "reference" {
+			sets = append([]string{set.Name}, sets...)
+		}
+	}
+	return sets, nil
+}
+
+// showKernels prints the rate of each kernel, its share of what bounds it, and the mark it shall reach.
+func showKernels(ui *cli.Streams, list []profiler.Kernel) {
 	var rows [][]string
 	for i := range list {
-		kernel := &list[i]
-		row := []string{kernel.Set, strconv.Itoa(kernel.Cores), kernel.What, kernel.Shape, fmt.Sprintf("%.4g", kernel.Rate), kernel.Unit, "", "", "", strconv.Itoa(kernel.Rounds), "", ""}
-		if kernel.Of != "" {
-			row[6], row[7], row[8] = kernel.Of, percent(kernel.Share), fmt.Sprintf("%s..%s", percent(kernel.Low), percent(kernel.High))
-			row[10] = percent(kernel.AllShare)
+		measured := &list[i]
+		of, share, interval, ofAll, mark := "", "", "", "", ""
+		if measured.Of != "" {
+			of, share, ofAll = measured.Of, percent(measured.Share), percent(measured.AllShare)
+			interval = fmt.Sprintf("%s..%s", percent(measured.Low), percent(measured.High))
 		}
-		if kernel.Mark > 0 {
-			row[11] = percent(kernel.Mark)
-			if !kernel.Reached() {
-				row[11] += " not reached"
+		if measured.Mark > 0 {
+			mark = percent(measured.Mark)
+			if !measured.Reached() {
+				mark += " not reached"
 			}
 		}
-		rows = append(rows, row)
+		rows = append(rows, []string{
+			measured.Set, strconv.Itoa(measured.Cores), measured.What, measured.Shape, fmt.Sprintf("%.4g", measured.Rate), measured.Unit,
+			of, share, interval, strconv.Itoa(measured.Rounds), ofAll, mark,
+		})
 	}
-	ui.Table([]string{"kernels", ">cores", "what", "shape", ">rate", "unit", "of", ">share %", ">95 % interval", ">rounds", ">of all %", "mark %"}, rows)
-	return ui.Result(map[string]any{"cpu": environment.CPU, "cores": cores, "rounds": options.Rounds, "kernels": list})
+	ui.Table([]string{
+		"kernels", ">cores", "what", "shape", ">rate", "unit", "of", ">share %", ">95 % interval", ">rounds", ">of all %", "mark %",
+	}, rows)
 }
 
 func percent(x float64) string { return fmt.Sprintf("%.1f", 100*x) }

@@ -94,105 +94,152 @@ type comparedBucket struct {
 // mostChosen is how many buckets solve may choose in the comparison: as many as the longest ladder has.
 const mostChosen = 6
 
-func comparedBuckets(ctx context.Context) (string, any, error) {
-	lognormal, err := (&workload.LogNormal{Median: 200, Sigma: 0.8, Max: 1024}).Prompts()
+// lengths is a distribution of prompt lengths.
+type lengths struct {
+	name    string
+	prompts workload.Prompts
+}
+
+// bucketRule is a way to choose buckets.
+type bucketRule struct {
+	name    string
+	buckets workload.Rows
+}
+
+var bucketRules = []bucketRule{
+	{fmt.Sprintf("solve, at most %d", mostChosen), workload.AtMost(mostChosen)},
+	{"one chunk of 256", workload.Rows{256}},
+	{"powers of two, 16 to 512", workload.Rows{16, 32, 64, 128, 256, 512}},
+	{"16, 32, 64, 128, 256", workload.Rows{16, 32, 64, 128, 256}},
+}
+
+// comparedLengths are the distributions that buckets are compared on.
+func comparedLengths() ([]lengths, error) {
+	const most = 1024
+	lognormal, err := (&workload.LogNormal{Median: 200, Sigma: 0.8, Max: most}).Prompts()
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	paper, err := workload.NamedPrompts("llmnpu-ui")
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	var bimodal, uniform workload.Prompts
-	for n := 1; n <= 1024; n++ {
-		uniform = append(uniform, workload.Prompt{Tokens: n, Share: 1})
-		if n >= 30 && n < 60 || n >= 700 && n < 730 {
-			bimodal = append(bimodal, workload.Prompt{Tokens: n, Share: 1})
+	for tokens := 1; tokens <= most; tokens++ {
+		uniform = append(uniform, workload.Prompt{Tokens: tokens, Share: 1})
+		if tokens >= 30 && tokens < 60 || tokens >= 700 && tokens < 730 {
+			bimodal = append(bimodal, workload.Prompt{Tokens: tokens, Share: 1})
 		}
 	}
-	lengths := []struct {
-		name    string
-		prompts workload.Prompts
-	}{
+	return []lengths{
 		{"log-normal, median 200, sigma 0.8, up to 1024", lognormal},
 		{"llm.npu sec. 2.1, UI automation: 505 to 827", paper},
 		{"bimodal: 30 to 59 and 700 to 729", bimodal},
 		{"uniform: 1 to 1024", uniform},
-	}
-	rules := []struct {
-		name    string
-		buckets workload.Rows
-	}{
-		{fmt.Sprintf("solve, at most %d", mostChosen), workload.AtMost(mostChosen)},
-		{"one chunk of 256", workload.Rows{256}},
-		{"powers of two, 16 to 512", workload.Rows{16, 32, 64, 128, 256, 512}},
-		{"16, 32, 64, 128, 256", workload.Rows{16, 32, 64, 128, 256}},
+	}, nil
+}
+
+// comparedBuckets compares solve's buckets with fixed ladders, on each distribution of lengths.
+func comparedBuckets(ctx context.Context) (string, any, error) {
+	list, err := comparedLengths()
+	if err != nil {
+		return "", nil, err
 	}
 	var text strings.Builder
 	var rows []comparedBucket
-	fmt.Fprintf(&text, "Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts with them, no device was measured.\n"+
-		"A row's buckets are solved as a plan of their own; prefill is the expected time of a prompt, and bytes and graphs are those of the processors with static shapes.\n")
+	text.WriteString("Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts with them, " +
+		"no device was measured.\nA row's buckets are solved as a plan of their own; prefill is the expected time of a prompt, " +
+		"and bytes and graphs are those of the processors with static shapes.\n")
 	for _, pair := range [][2]string{{"snapdragon-8gen3", "llama-3.2-1b"}, {"redmi-k70-pro", "qwen1.5-1.8b"}} {
-		soc, model, err := catalogPair(pair)
+		more, err := bucketTable(ctx, &text, pair, list)
 		if err != nil {
 			return "", nil, err
 		}
-		defer model.Close()
-		workload := func(p workload.Prompts, buckets workload.Rows) *workload.Workload {
-			return &workload.Workload{Schema: workload.Schema, Prompts: p, Buckets: buckets, Weights: workload.Weights{Prefill: 1},
-				Schemes: workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}}
-		}
-		want := profiler.Want{Schemes: []op.Scheme{op.A8TQ8C}}
-		for _, length := range lengths {
-			for _, rule := range rules {
-				needs, err := workload(length.prompts, rule.buckets).Needs(model.MaxContext)
-				if err != nil {
-					return "", nil, err
-				}
-				want.Buckets, want.MaxContext = append(want.Buckets, needs.Buckets...), max(want.MaxContext, needs.Context)
-			}
-		}
-		slices.Sort(want.Buckets)
-		want.Buckets = slices.Compact(want.Buckets)
-		costs, err := simulatedCosts(ctx, soc, model, want)
-		if err != nil {
-			return "", nil, err
-		}
-		fmt.Fprintf(&text, "\n%s on %s, a8t/q8c:\n\n| prompts | buckets by | buckets | prefill ms | / solve's | graphs | MiB | status |\n| --- | --- | --- | ---: | ---: | ---: | ---: | --- |\n", model.Name, soc.Name)
-		for _, length := range lengths {
-			base := 0.0
-			for _, rule := range rules {
-				result, err := solver.Solve(ctx, solver.Input{Model: model, SoC: soc, Costs: costs, Workload: workload(length.prompts, rule.buckets), Engine: exact.Engine{}, AllBuckets: rule.buckets.Max() == 0})
-				if err != nil {
-					return "", nil, err
-				}
-				bucket := comparedBucket{SoC: soc.Name, Model: model.Name, Lengths: length.name, Rule: rule.name, PrefillNS: result.ExpectedNS}
-				for i := range result.Plan.Program.Programs {
-					if n := result.Plan.Program.Programs[i].Rows; !result.Plan.Decodes(n) {
-						bucket.Buckets = append(bucket.Buckets, n)
-					}
-				}
-				slices.Sort(bucket.Buckets)
-				for i := range soc.Processors {
-					if sp := &soc.Processors[i]; sp.StaticShapes {
-						held := check.Load(result.Plan, sp)
-						bucket.Bytes, bucket.Graphs = bucket.Bytes+held.Bytes, bucket.Graphs+held.Graphs
-					}
-				}
-				for _, solve := range result.Plan.Solver {
-					if solve.Problem == "buckets" {
-						bucket.Status = solve.Status
-					}
-				}
-				if base == 0 {
-					base = bucket.PrefillNS
-				}
-				bucket.Ratio = bucket.PrefillNS / base
-				rows = append(rows, bucket)
-				list := strings.ReplaceAll(strings.Trim(fmt.Sprint(bucket.Buckets), "[]"), " ", ", ")
-				fmt.Fprintf(&text, "| %s | %s | %s | %.1f | %.3f | %d | %.0f | %s |\n", length.name, rule.name, list, bucket.PrefillNS/1e6, bucket.Ratio, bucket.Graphs, float64(bucket.Bytes)/(1<<20), bucket.Status)
-			}
-		}
+		rows = append(rows, more...)
 	}
 	return text.String(), rows, nil
+}
+
+// bucketTable writes the table of one SoC and model.
+func bucketTable(ctx context.Context, text *strings.Builder, pair [2]string, list []lengths) ([]comparedBucket, error) {
+	soc, model, err := catalogPair(pair)
+	if err != nil {
+		return nil, err
+	}
+	defer model.Close()
+	want := profiler.Want{Schemes: []op.Scheme{op.A8TQ8C}}
+	for _, length := range list {
+		for _, rule := range bucketRules {
+			needs, err := promptWorkload(length.prompts, rule.buckets).Needs(model.MaxContext)
+			if err != nil {
+				return nil, err
+			}
+			want.Buckets, want.MaxContext = append(want.Buckets, needs.Buckets...), max(want.MaxContext, needs.Context)
+		}
+	}
+	slices.Sort(want.Buckets)
+	want.Buckets = slices.Compact(want.Buckets)
+	costs, err := simulatedCosts(ctx, soc, model, want)
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(text, "\n%s on %s, a8t/q8c:\n\n| prompts | buckets by | buckets | prefill ms | / solve's | graphs | MiB | status |\n"+
+		"| --- | --- | --- | ---: | ---: | ---: | ---: | --- |\n", model.Name, soc.Name)
+	var rows []comparedBucket
+	for _, length := range list {
+		base := 0.0
+		for _, rule := range bucketRules {
+			result, err := solver.Solve(ctx, solver.Input{
+				Model: model, SoC: soc, Costs: costs, Workload: promptWorkload(length.prompts, rule.buckets),
+				Engine: exact.Engine{}, AllBuckets: rule.buckets.Max() == 0,
+			})
+			if err != nil {
+				return nil, err
+			}
+			row := bucketsOf(result, soc)
+			row.SoC, row.Model, row.Lengths, row.Rule = soc.Name, model.Name, length.name, rule.name
+			if base == 0 {
+				base = row.PrefillNS
+			}
+			row.Ratio = row.PrefillNS / base
+			rows = append(rows, row)
+			buckets := strings.ReplaceAll(strings.Trim(fmt.Sprint(row.Buckets), "[]"), " ", ", ")
+			fmt.Fprintf(text, "| %s | %s | %s | %.1f | %.3f | %d | %.0f | %s |\n", length.name, rule.name, buckets,
+				row.PrefillNS/1e6, row.Ratio, row.Graphs, float64(row.Bytes)/(1<<20), row.Status)
+		}
+	}
+	return rows, nil
+}
+
+// promptWorkload asks for fast prompts alone.
+func promptWorkload(prompts workload.Prompts, buckets workload.Rows) *workload.Workload {
+	schemes := []op.Scheme{op.A8TQ8C}
+	return &workload.Workload{
+		Schema: workload.Schema, Prompts: prompts, Buckets: buckets, Weights: workload.Weights{Prefill: 1},
+		Schemes: workload.Schemes{Prefill: schemes, Decode: schemes},
+	}
+}
+
+// bucketsOf is what a plan decided, and what its static graphs hold.
+func bucketsOf(result *solver.Result, soc *socs.SoC) comparedBucket {
+	plan := result.Plan
+	row := comparedBucket{PrefillNS: result.ExpectedNS}
+	for i := range plan.Program.Programs {
+		if rows := plan.Program.Programs[i].Rows; !plan.Decodes(rows) {
+			row.Buckets = append(row.Buckets, rows)
+		}
+	}
+	slices.Sort(row.Buckets)
+	for i := range soc.Processors {
+		if proc := &soc.Processors[i]; proc.StaticShapes {
+			held := check.Load(plan, proc)
+			row.Bytes, row.Graphs = row.Bytes+held.Bytes, row.Graphs+held.Graphs
+		}
+	}
+	for _, solve := range plan.Solver {
+		if solve.Problem == "buckets" {
+			row.Status = solve.Status
+		}
+	}
+	return row
 }

@@ -80,25 +80,25 @@ func agentRoofline(rows *sheet) error {
 	}
 	of := func(n, all int) float64 { return 100 * float64(n) / float64(all) }
 	const drawn = "synthetic anchors and kernels, since no anchor is printed; P_eff and B_eff are those of package roofline"
-	rows.add(Exact, "eq1_percent", "an upper bound", of(bounded, draws), "of 1000 draws: P(I) of Eq. 9 is at most min(P_pk, B_pk I); %s", drawn)
+	rows.noted(Exact, "eq1_percent", "an upper bound", of(bounded, draws), "eq1_percent", drawn)
 	rows.add(Exact, "eq4/three_forms_equal_percent", "equal", of(three, draws-clipped), "of the draws in which P_eff is not clipped")
-	rows.add(Exact, "eq4/third_form_when_clipped_percent", nil, 100-of(third, clipped), "equal the knee, of the draws in which P_eff is clipped at P_pk (Eq. 3): (u_c/u_m) I_c lies above the knee")
-	rows.add(Exact, "eq5_eq6_equal_percent", "equal", of(times, draws), "of the draws: max(W/P_eff, Q/B_eff) = W/P(I) = Q/b(I) = Q/(B_pk u(I)) = W/(B_pk u(I) I)")
-	rows.add(Exact, "eq7_pieces_meet_percent", "one latency", of(pieces, draws), "of the draws: Eq. 7's pieces equal Eq. 5 on their sides and meet at the knee")
-	rows.add(Exact, "eq11/unclipped_percent", "equal", of(eleven, draws-clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is not clipped")
-	rows.add(Exact, "eq11/clipped_percent", "equal", of(elevenClipped, clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is clipped: those whose u_m bounds both. Eq. 8 and 11 use u_c I_c where P_eff/B_pk is meant: with clipping they promise more than the peak above the knee")
+	rows.noted(Exact, "eq4/third_form_when_clipped_percent", nil, 100-of(third, clipped), "eq4/third_form_when_clipped_percent")
+	rows.noted(Exact, "eq5_eq6_equal_percent", "equal", of(times, draws), "eq5_eq6_equal_percent")
+	rows.noted(Exact, "eq7_pieces_meet_percent", "one latency", of(pieces, draws), "eq7_pieces_meet_percent")
+	rows.noted(Exact, "eq11/unclipped_percent", "equal", of(eleven, draws-clipped), "eq11/unclipped_percent")
+	rows.noted(Exact, "eq11/clipped_percent", "equal", of(elevenClipped, clipped), "eq11/clipped_percent")
 	// Two examples by hand: 600 operations a byte reach 3000 a nanosecond, 1500 would reach 7500 of 5500.
 	for _, kernel := range []struct {
 		name      string
 		intensity float64
 	}{{"unclipped", 600}, {"clipped", 1500}} {
 		anchors := roofline.Anchors{PeakOpsPerNS: 5500, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 0.1, ComputeIntensity: kernel.intensity}
-		rows.add(Modelled, "example/"+kernel.name+"/P_eff_gops", nil, anchors.OpsPerNS(), "Eq. 3 of synthetic anchors: P_pk 5500 Gop/s, B_pk 50 GB/s, u_m 0.8, u_c 0.1, I_c %v op/byte", kernel.intensity)
-		rows.add(Modelled, "example/"+kernel.name+"/knee", nil, anchors.Knee(), "I* = P_eff/B_eff, op/byte; B_eff is %v GB/s (Eq. 2)", anchors.BytesPerNS())
+		rows.noted(Modelled, "example/"+kernel.name+"/P_eff_gops", nil, anchors.OpsPerNS(), "example/P_eff_gops", kernel.intensity)
+		rows.noted(Modelled, "example/"+kernel.name+"/knee", nil, anchors.Knee(), "example/knee", anchors.BytesPerNS())
 		rows.add(Modelled, "example/"+kernel.name+"/knee_third_form", nil, anchors.ComputeShare/anchors.MemoryShare*anchors.ComputeIntensity, "(u_c/u_m) I_c")
-		rows.add(Modelled, "example/"+kernel.name+"/memory_bound_us", nil, anchors.NS(50e6, 1e6)/1000, "50e6 operations on 1e6 bytes, below the knee (Eq. 7)")
+		rows.noted(Modelled, "example/"+kernel.name+"/memory_bound_us", nil, anchors.NS(50e6, 1e6)/1000, "example/memory_bound_us")
 		rows.add(Modelled, "example/"+kernel.name+"/compute_bound_us", nil, anchors.NS(1e9, 1e6)/1000, "1e9 operations on 1e6 bytes, above it")
-		rows.add(Modelled, "example/"+kernel.name+"/compute_bound_eq11_us", nil, 1e9/(1000*anchors.PeakBytesPerNS*min(anchors.MemoryShare, anchors.ComputeShare*anchors.ComputeIntensity/1000))/1000, "the same by Eq. 6 with u(I) of Eq. 11; at the peak it takes %.3g us", 1e9/anchors.PeakOpsPerNS/1000)
+		rows.noted(Modelled, "example/"+kernel.name+"/compute_bound_eq11_us", nil, 1e9/(1000*anchors.PeakBytesPerNS*min(anchors.MemoryShare, anchors.ComputeShare*anchors.ComputeIntensity/1000))/1000, "example/compute_bound_eq11_us", 1e9/anchors.PeakOpsPerNS/1000)
 	}
 	// Remark (ii): an anchor that is not compute-bound. Half the knee's intensity reaches half the rate.
 	truth := roofline.Anchors{PeakOpsPerNS: 5000, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 1, ComputeIntensity: 60}
@@ -106,7 +106,7 @@ func agentRoofline(rows *sheet) error {
 	low.ComputeIntensity = truth.Knee() / 2
 	low.ComputeShare = truth.MemoryShare
 	w := truth.Knee() * 4
-	rows.add(Modelled, "remark2/time_over_true", "conservative", low.NS(w, 1)/truth.NS(w, 1), "synthetic: the compute anchor taken at half the knee's intensity, a kernel at four times it")
+	rows.noted(Modelled, "remark2/time_over_true", "conservative", low.NS(w, 1)/truth.NS(w, 1), "remark2/time_over_true")
 	// The catalog's SoC: what the anchors predict of the kernels whose bound is printed.
 	soc, err := socs.Open("core-ultra-5-125h")
 	if err != nil {
@@ -123,9 +123,9 @@ func agentRoofline(rows *sheet) error {
 		for _, operator := range feedForward(model, chunk) {
 			total += catalogNS(soc.Processor(name), operator)
 		}
-		rows.add(Modelled, "ffn_256_"+name+"_ms", fmt.Sprintf("at most %v", bound.at("chunk_256_kernel_max").any()), total/1e6, "the 8B model's fused FFN of a chunk; the catalog's rate was set 20 %% above what this bound needs, so it is no test")
+		rows.noted(Modelled, "ffn_256_"+name+"_ms", fmt.Sprintf("at most %v", bound.at("chunk_256_kernel_max").any()), total/1e6, "ffn_256/ms")
 	}
-	rows.add(Modelled, "attention_2048_gpu_ms", fmt.Sprintf("at most %v", bound.at("mha_seq_2048_max").any()), catalogNS(soc.Processor("gpu"), attention(model, 2048))/1e6, "held out: at the catalog's rate for everything but matrix products, which is an assumption; positions above the diagonal are not computed")
+	rows.noted(Modelled, "attention_2048_gpu_ms", fmt.Sprintf("at most %v", bound.at("mha_seq_2048_max").any()), catalogNS(soc.Processor("gpu"), attention(model, 2048))/1e6, "attention_2048_gpu_ms")
 	return nil
 }
 
@@ -168,7 +168,7 @@ func agentChunks(rows *sheet) error {
 			whole++
 		}
 	}
-	rows.add(Exact, "shorter_than_a_chunk_percent", nil, 100*float64(whole)/float64(context), "of the lengths up to %d: all of such a prompt is remainder, so the GPU computes it even while it decodes", context)
+	rows.noted(Exact, "shorter_than_a_chunk_percent", nil, 100*float64(whole)/float64(context), "shorter_than_a_chunk_percent", context)
 	return nil
 }
 
@@ -178,23 +178,23 @@ func agentDispatch(rows *sheet) error {
 	ms := func(us int64) float64 { return float64(us) / 1000 }
 	for _, chunks := range []int{1, 4, 7, 8, context / chunk} {
 		like := elastic{chunks: chunks, npu: each, gpu: each}
-		rows.add(Exact, fmt.Sprintf("like/%d_chunks/n_npu", chunks), nil, like.printed(), "both processors at the printed bound of %v ms, no remainder; of equal differences the fewest on the NPU", ms(each))
+		rows.noted(Exact, fmt.Sprintf("like/%d_chunks/n_npu", chunks), nil, like.printed(), "like/chunks/n_npu", ms(each))
 		rows.add(Exact, fmt.Sprintf("like/%d_chunks/makespan_ms", chunks), nil, ms(like.end(like.printed())), "when both have ended")
 	}
 	// Ties: an odd number of chunks splits two ways.
 	like := elastic{chunks: 7, npu: each, gpu: each}
-	rows.add(Exact, "ties", nil, fmt.Sprintf("%d or %d of 7 chunks", like.printed(), like.printed()+1), "equal differences, equal makespans; the listing has no rule, hetc takes fewer chunks on the NPU")
+	rows.noted(Exact, "ties", nil, fmt.Sprintf("%d or %d of 7 chunks", like.printed(), like.printed()+1), "ties")
 	// A remainder of 44 of 256 tokens on the GPU, in proportion.
 	rest := each * 44 / int64(chunk)
 	like = elastic{chunks: 8, npu: each, gpu: each, rest: rest}
-	rows.add(Modelled, "remainder/n_npu", nil, like.printed(), "8 chunks and 44 tokens that take %v ms, in proportion", ms(rest))
+	rows.noted(Modelled, "remainder/n_npu", nil, like.printed(), "remainder/n_npu", ms(rest))
 	rows.add(Modelled, "remainder/makespan_ms", nil, ms(like.end(like.printed())), "when both have ended")
 	// Decode is busy: everything on the NPU, the remainder deferred.
 	rows.add(Exact, "busy/n_npu", "N_chk", like.chunks, "second scenario, 8 chunks and 44 tokens")
-	rows.add(Modelled, "busy/t_defer_ms", nil, ms(like.deferral()), "as printed; the remainder then ends with the last chunk, at %v ms", ms(like.deferral()+like.rest))
+	rows.noted(Modelled, "busy/t_defer_ms", nil, ms(like.deferral()), "busy/t_defer_ms", ms(like.deferral()+like.rest))
 	short := elastic{chunks: 0, npu: each, gpu: each, rest: rest}
-	rows.add(Modelled, "busy/short_prompt_t_defer_ms", nil, ms(short.deferral()), "a prompt of 44 tokens has no chunk: the printed difference is negative and has to be read as 0")
-	rows.add(Exact, "idle/t_defer_ms", "not set", 0, "Algorithm 1 sleeps for t_defer in both scenarios and sets it in the second only")
+	rows.noted(Modelled, "busy/short_prompt_t_defer_ms", nil, ms(short.deferral()), "busy/short_prompt_t_defer_ms")
+	rows.noted(Exact, "idle/t_defer_ms", "not set", 0, "idle/t_defer_ms")
 	// The listing's argmin of the difference against the prose's least makespan, over a grid.
 	const most = 40
 	var cases, other int
@@ -220,9 +220,9 @@ func agentDispatch(rows *sheet) error {
 			}
 		}
 	}
-	rows.add(Exact, "makespan/other_split_percent", "least makespan", 100*float64(other)/float64(cases), "of %d cases (1 to %d chunks, 1 to %d time units a chunk on either, remainders of 0 to 3/4 chunk): the listing equalises both processors, the prose wants the least makespan", cases, context/chunk, most)
-	rows.add(Exact, "makespan/worst_ratio", "least makespan", worst, "%d chunks, %d on the NPU and %d on the GPU each, remainder %d: %d against %d. Below 2 in general: the two splits beside the crossing differ by a chunk of either", at.chunks, at.npu, at.gpu, at.rest, at.end(at.printed()), at.end(at.fastest()))
-	rows.add(Exact, "makespan/other_split_when_like", nil, unlike, "cases with equal times of both: both rules are the same then. With D the GPU's lead at the last split where it ends later, the listing takes one more chunk if D > (npu+gpu)/2, the makespan if D > npu")
+	rows.noted(Exact, "makespan/other_split_percent", "least makespan", 100*float64(other)/float64(cases), "makespan/other_split_percent", cases, context/chunk, most)
+	rows.noted(Exact, "makespan/worst_ratio", "least makespan", worst, "makespan/worst_ratio", at.chunks, at.npu, at.gpu, at.rest, at.end(at.printed()), at.end(at.fastest()))
+	rows.noted(Exact, "makespan/other_split_when_like", nil, unlike, "makespan/other_split_when_like")
 	return nil
 }
 
@@ -243,22 +243,22 @@ func agentBatch(rows *sheet) error {
 	const given = "synthetic: batch R1(500) P1(900) P2(300), queue P3(100) P4(2000), B_cap 3; R reactive, P proactive"
 	listing, _ := nextBatch(batch, nil, queued, most, true)
 	prose, _ := nextBatch(batch, nil, queued, most, false)
-	rows.add(Exact, "conflict/listing", nil, names(listing), "descending sort, as Algorithm 2 prints it: the longest are admitted; %s", given)
-	rows.add(Exact, "conflict/prose", nil, names(prose), "sec. 4.5: the longest are evicted, which an ascending sort does")
+	rows.noted(Exact, "conflict/listing", nil, names(listing), "conflict/listing", given)
+	rows.noted(Exact, "conflict/prose", nil, names(prose), "conflict/prose")
 	sum, longest := lengths(listing)
-	rows.add(Exact, "conflict/listing_tokens", nil, sum, "cached tokens that a decode step reads, longest %d", longest)
+	rows.noted(Exact, "conflict/listing_tokens", nil, sum, "conflict/listing_tokens", longest)
 	sum, longest = lengths(prose)
-	rows.add(Exact, "conflict/prose_tokens", nil, sum, "longest %d; of all choices of as many requests the least, in sum and maximum", longest)
+	rows.noted(Exact, "conflict/prose_tokens", nil, sum, "conflict/prose_tokens", longest)
 	crowd := []served{{"R1", true, 500}, {"R2", true, 100}, {"R3", true, 900}, {"R4", true, 200}, {"R5", true, 300}}
 	next, waiting := nextBatch(crowd[:2], crowd[2:], queued, most, true)
-	rows.add(Exact, "more_reactive_than_cap", "unconditionally admitted", len(next), "of %d are admitted, beyond B_cap; %d proactive wait: the cap bounds these only", len(crowd), len(waiting))
+	rows.noted(Exact, "more_reactive_than_cap", "unconditionally admitted", len(next), "more_reactive_than_cap", len(crowd), len(waiting))
 	var many []served
 	for i := range buffer + 8 {
 		many = append(many, served{fmt.Sprintf("P%d", i), false, 100 + i})
 	}
 	next, _ = nextBatch(nil, nil, many, most, true)
-	rows.add(Exact, "no_reactive", buffer, len(next), "%d proactive requests and none reactive: the listing admits all, the decode buffer holds max_decode_batch (sec. 4.1); the bound is missing from the listing", len(many))
-	rows.add(NotReproducible, "aged", "joins past the cap", nil, "sec. 4.5's threshold age is not printed; the listing has no aging")
+	rows.noted(Exact, "no_reactive", buffer, len(next), "no_reactive", len(many))
+	rows.noted(NotReproducible, "aged", "joins past the cap", nil, "aged")
 	// How much more a listing's batch reads, over random queues.
 	random := rand.New(rand.NewPCG(45, 2))
 	var ratios []float64
@@ -278,7 +278,7 @@ func agentBatch(rows *sheet) error {
 		lb, _ := lengths(open)
 		ratios = append(ratios, float64(la)/float64(lb))
 	}
-	rows.add(Modelled, "listing_over_prose_tokens", nil, mean(ratios), "mean over 1000 synthetic queues of 3 to 8 proactive requests of 64 to 4063 tokens beside one reactive one: cached tokens read a step")
+	rows.noted(Modelled, "listing_over_prose_tokens", nil, mean(ratios), "listing_over_prose_tokens")
 	rows.add(Exact, "reactive_dropped", "none", dropped, "of the same queues, both orders")
 	return nil
 }
@@ -309,12 +309,12 @@ func agentBatching(rows *sheet) error {
 	most, limit := int(agent("m_max_decode_batch").at("values").num()), int(agent("m_b_cap").at("values").num())
 	one := layerNS(gpu, model, 1, 512, 512)
 	for _, n := range []int{2, 4, 8} {
-		rows.add(Modelled, fmt.Sprintf("prefill_%d/latency_x", n), shape.at("prefill_latency_vs_batch").any(), layerNS(gpu, model, n, 512, 512)/one, "of a batch of %d prompts of 512 tokens over that of one: nothing is gained by batching; the 3B model's layer by Eq. 5 on the GPU of catalog SoC core-ultra-5-125h (Fig. 5 is a plot)", n)
+		rows.noted(Modelled, fmt.Sprintf("prefill_%d/latency_x", n), shape.at("prefill_latency_vs_batch").any(), layerNS(gpu, model, n, 512, 512)/one, "prefill/latency_x", n)
 	}
 	one = layerNS(gpu, model, 1, 1, 1024)
 	for _, batch := range []int{2, limit, 8, 16, most} {
 		x := layerNS(gpu, model, batch, 1, 1024) / one
-		rows.add(Modelled, fmt.Sprintf("decode_%d/latency_x", batch), shape.at("decode_latency_vs_batch").any(), x, "of a step of %d sequences of 1024 cached tokens over that of one: weights are read once for all", batch)
+		rows.noted(Modelled, fmt.Sprintf("decode_%d/latency_x", batch), shape.at("decode_latency_vs_batch").any(), x, "decode/latency_x", batch)
 		rows.add(Modelled, fmt.Sprintf("decode_%d/throughput_x", batch), nil, float64(batch)/x, "tokens a second over those of one sequence")
 	}
 	return nil
@@ -324,23 +324,23 @@ func agentPreemption(rows *sheet) error {
 	v := agent("hw_kernel_latency_bounds").at("values")
 	chunk, mha := v.at("chunk_256_kernel_max").num(), v.at("mha_seq_2048_max").num()
 	limit := agent("hw_preemption_bound").at("values", "prefill_preemption_below").num()
-	rows.add(Exact, "longest_ms", fmt.Sprintf("below %v", limit), max(chunk, mha), "of %v ms for a chunk's kernel and %v ms for attention over 2048 positions", chunk, mha)
+	rows.noted(Exact, "longest_ms", fmt.Sprintf("below %v", limit), max(chunk, mha), "longest_ms", chunk, mha)
 	size := agent("m_chunk_size").at("values", "chunk_in_latency_bound").num()
 	largest := 0.0
 	for n := size; n*chunk/size < limit; n += size {
 		largest = n
 	}
-	rows.add(Modelled, "largest_chunk", size, largest, "tokens, a multiple of %v, if a chunk's time grows in proportion: %v ms", size, largest*chunk/size)
-	rows.add(Modelled, "largest_attention", nil, math.Floor(2048*math.Sqrt(limit/mha)), "tokens of one sequence, if attention grows with their square")
+	rows.noted(Modelled, "largest_chunk", size, largest, "largest_chunk", size, largest*chunk/size)
+	rows.noted(Modelled, "largest_attention", nil, math.Floor(2048*math.Sqrt(limit/mha)), "largest_attention")
 	context := agent("m_max_context").at("values").num()
-	rows.add(Modelled, "attention_at_max_context_ms", fmt.Sprintf("below %v", limit), mha*(context/2048)*(context/2048), "one kernel over %v positions (Algorithm 1 launches attention whole): the bound of sec. 4.4 does not hold at the maximum context of sec. 4.1, not even if time grew in proportion (%v ms)", context, mha*context/2048)
+	rows.noted(Modelled, "attention_at_max_context_ms", fmt.Sprintf("below %v", limit), mha*(context/2048)*(context/2048), "attention_at_max_context_ms", context, mha*context/2048)
 	wait := agent("r_prefill_pending").at("values", "reactive_average").num()
-	rows.add(Modelled, "wait_s", wait, mha/2/1000, "half the longest kernel: the mean wait only if every kernel that a request meets is the longest")
+	rows.noted(Modelled, "wait_s", wait, mha/2/1000, "wait_s")
 	// A request that comes at any time meets kernels in proportion to their time and waits for half of one: the mean of squares over twice the mean.
 	for _, each := range []float64{1, 8} {
 		n := each + 1
 		squares, sum := (float64(each*chunk*chunk)+float64(mha*mha))/n, (float64(each*chunk)+mha)/n
-		rows.add(Modelled, fmt.Sprintf("wait_%v_chunks_s", each), wait, squares/(2*sum)/1000, "kernels of %[2]v and %[3]v ms in a ratio of %[1]v to 1: shorter than printed, so the printed mean holds more than the running kernel", each, chunk, mha)
+		rows.noted(Modelled, fmt.Sprintf("wait_%v_chunks_s", each), wait, squares/(2*sum)/1000, "wait_chunks_s", each, chunk, mha)
 	}
 	return nil
 }
@@ -348,7 +348,7 @@ func agentPreemption(rows *sheet) error {
 func agentMapping(rows *sheet) error {
 	power := agent("hw_power").at("values")
 	npuW, prefillW, decodeW := power.at("npu_chunked_prefill").num(), power.at("igpu_prefill").num(), power.at("igpu_decode").num()
-	rows.add(Exact, "power_ratio", nil, prefillW/npuW, "%v W of the GPU over %v W of the NPU: the NPU needs less energy for a prefill until the GPU is faster by this", prefillW, npuW)
+	rows.noted(Exact, "power_ratio", nil, prefillW/npuW, "power_ratio", prefillW, npuW)
 	soc, err := socs.Open("core-ultra-5-125h")
 	if err != nil {
 		return err
@@ -395,7 +395,7 @@ func agentMapping(rows *sheet) error {
 			rows.add(Modelled, mapping.name+"/least_energy", mapping.paper, choose(tn*npuW, tg*mapping.watts), "%.3g against %.3g mJ with the printed powers%s", tn*npuW/1e6, tg*mapping.watts/1e6, mapping.note)
 		}
 	}
-	rows.add(NotReproducible, "prefill_on_npu", "by default", nil, "sec. 4.2 decides by affinity: keeping the GPU free for decode and energy, not the latency of one operator. On the catalog SoC both processors compute products at one rate, so time alone does not decide")
+	rows.noted(NotReproducible, "prefill_on_npu", "by default", nil, "prefill_on_npu")
 	return nil
 }
 
@@ -416,13 +416,13 @@ func agentReductions(rows *sheet) error {
 		all = append(all, proactive.at(model).nums()...)
 	}
 	gain := headline.at("proactive_throughput_gain").nums()
-	rows.add(Exact, "proactive/least", gain[0], slices.Min(all), "percent; sec. 1 calls it throughput, sec. 6.2 mean latency")
-	rows.add(Exact, "proactive/most", gain[1], slices.Max(all), "percent; sec. 1 calls it throughput, sec. 6.2 mean latency: 58 is 58.7 cut, and a latency lower by 58.7 %% would be a throughput 2.4 times as high")
+	rows.noted(Exact, "proactive/least", gain[0], slices.Min(all), "proactive/least")
+	rows.noted(Exact, "proactive/most", gain[1], slices.Max(all), "proactive/most")
 	abstract, one := agent("r_abstract").at("values", "proactive_throughput").nums(), agent("r_proactive_only").at("values")
 	both := append(one.at("vs_openvino_igpu").nums(), one.at("vs_serial_npu_igpu").nums()...)
 	rows.add(Exact, "throughput/least", abstract[0], slices.Min(both), "x, of both baselines' ranges in sec. 1")
 	rows.add(Exact, "throughput/most", abstract[1], slices.Max(both), "x, of both baselines' ranges in sec. 1")
-	rows.add(NotReproducible, "energy_percent", agent("r_energy").at("values", "vs_openvino_igpu").num(), nil, "needs the lengths of the traces (Fig. 9, a plot) and the time in each state; only powers are printed")
-	rows.add(NotReproducible, "igpu_utilization_percent", agent("r_igpu_utilization").at("values", "vs_openvino_igpu").num(), nil, "needs the traces' lengths and the kernels' times")
+	rows.noted(NotReproducible, "energy_percent", agent("r_energy").at("values", "vs_openvino_igpu").num(), nil, "energy_percent")
+	rows.noted(NotReproducible, "igpu_utilization_percent", agent("r_igpu_utilization").at("values", "vs_openvino_igpu").num(), nil, "igpu_utilization_percent")
 	return nil
 }

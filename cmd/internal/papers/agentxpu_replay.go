@@ -225,11 +225,11 @@ func agentReplay(rows *sheet) error {
 			note = fmt.Sprintf("the same: %.3g against %.3g ms a token", ours[0], theirs[0])
 		}
 		rows.add(Modelled, fmt.Sprintf("reactive_%v/reduction_percent", rate), printed[i], 100*(1-ours[0]/theirs[0]), "%s", note)
-		rows.add(Modelled, fmt.Sprintf("reactive_%v/proactive_reduction_percent", rate), nil, 100*(1-ours[1]/theirs[1]), "proactive requests: %.3g against %.3g ms a token", ours[1], theirs[1])
+		rows.noted(Modelled, fmt.Sprintf("reactive_%v/proactive_reduction_percent", rate), nil, 100*(1-ours[1]/theirs[1]), "reactive/proactive_reduction_percent", ours[1], theirs[1])
 	}
 	sweep := points.at("proactive_sweep").nums()
 	low, _ := run(points.at("breakdown", "reactive").num(), sweep[0])
 	high, _ := run(points.at("breakdown", "reactive").num(), sweep[1])
-	rows.add(Modelled, "reactive_growth_percent", agent("r_reactive_growth").at("values", "Llama-8B").num(), 100*(high[0]/low[0]-1), "of the mean reactive latency from %v to %v proactive a minute, %v reactive", sweep[0], sweep[1], points.at("breakdown", "reactive").num())
+	rows.noted(Modelled, "reactive_growth_percent", agent("r_reactive_growth").at("values", "Llama-8B").num(), 100*(high[0]/low[0]-1), "reactive_growth_percent", sweep[0], sweep[1], points.at("breakdown", "reactive").num())
 	return nil
 }

@@ -49,8 +49,8 @@ func heteroOrder(_ context.Context, rows *sheet) error {
 		first += npu(256, w[0], w[1], op.A8TQ4B32, "")
 		swapped += npu(256, w[0], w[1], op.A8TQ4B32, op.Swapped)
 	}
-	rows.add(Modelled, "prefill/gain", hetero("r_ablation").at("values", "order_exchange").num(), first/swapped,
-		"a layer's products of %s at 256 rows on catalog SoC %s, activations first over weight first; its one parameter (fill_rows) is fitted to this row (sec. 5.6, 320 tokens: 256 on the NPU)", model.Name, soc.Name)
+	rows.noted(Modelled, "prefill/gain", hetero("r_ablation").at("values", "order_exchange").num(), first/swapped,
+		"prefill/gain", model.Name, soc.Name)
 	const k, n = 4096, 14336 // sec. 3.2; the range of tokens is an axis of Fig. 4 and not in the text
 	best, at := 0.0, 0
 	for m := 32; m <= 1024; m += 32 {
@@ -58,8 +58,8 @@ func heteroOrder(_ context.Context, rows *sheet) error {
 			best, at = g, m
 		}
 	}
-	rows.add(Modelled, "example/gain", hetero("m_order_sensitivity_example").at("values", "speedup").num(), best,
-		"[%d,%d]x[%d,tokens] over [tokens,%d]x[%d,%d] in FP16 on catalog SoC %s, most over 32 to 1024 tokens (at %d): what the ablation gained leaves no room for 6 times", n, k, k, k, k, n, soc.Name, at)
+	rows.noted(Modelled, "example/gain", hetero("m_order_sensitivity_example").at("values", "speedup").num(), best,
+		"example/gain", n, k, k, k, k, n, soc.Name, at)
 	return times.err
 }
 
@@ -107,7 +107,7 @@ func heteroCatalog(ctx context.Context, rows *sheet) error {
 			for _, proc := range []string{"gpu", "npu"} {
 				printed, ours := row.cell.at(proc+"_us").num(), float64(row.shape.catalog(proc, row.from, row.shape.rows, false))/1000
 				logs, count = logs+math.Abs(math.Log(ours/printed)), count+1
-				rows.add(Modelled, row.name+"/"+proc+"-us", printed, ours, "catalog SoC %s, fitted to these rows by few parameters (peak, fixed cost, bandwidth, factor for long K)", soc.Name)
+				rows.noted(Modelled, row.name+"/"+proc+"-us", printed, ours, "us", soc.Name)
 			}
 		}
 		for _, variant := range []struct {

@@ -674,11 +674,11 @@ func table3Together(ctx context.Context, out *sheet, rows []table3Row, base, onG
 	if err != nil {
 		return err
 	}
-	out.add(Modelled, "all/rows-smallest-grid", len(rows), onGridRows, "rows whose strategy and ratio come out as printed on the smallest grid")
+	out.noted(Modelled, "all/rows-smallest-grid", len(rows), onGridRows, "all/rows_smallest_grid")
 	if onGridRows, err = count(base, false); err != nil {
 		return err
 	}
-	out.add(Modelled, "all/rows-stage-grid", len(rows), onGridRows, "rows whose strategy comes out as printed with ratios from every stage")
+	out.noted(Modelled, "all/rows-stage-grid", len(rows), onGridRows, "all/rows_stage_grid")
 	best, first := 0, 0
 	for denominator := 2; denominator <= mostDenominator; denominator++ {
 		assumed := *base
@@ -691,7 +691,7 @@ func table3Together(ctx context.Context, out *sheet, rows []table3Row, base, onG
 			best, first = held, denominator
 		}
 	}
-	out.add(Modelled, "all/rows-uniform-grid", len(rows), best, "most rows that come out as printed with ratios from one uniform grid 1/2 to 1/%d; 1/%d is the first such: the printed ratios have no common grid that is coarse enough for NPU-only", mostDenominator, first)
+	out.noted(Modelled, "all/rows-uniform-grid", len(rows), best, "all/rows_uniform_grid", mostDenominator, first)
 	for _, move := range table3Moves(base, onGrid) {
 		low, high := held{low: -1}, held{high: mostNS + 1}
 		none := ""

@@ -52,7 +52,7 @@ func npuTable3(ctx context.Context, rows *sheet) error {
 		if err != nil {
 			return err
 		}
-		rows.add(Exact, name+"/choice", "npu_int8", got, "the fastest of the four printed latencies; the paper executes linear layers on the NPU in INT8 (sec. 3.4)")
+		rows.noted(Exact, name+"/choice", "npu_int8", got, "choice")
 		if got, err = choose([]string{"gpu_fp16", "npu_fp16"}); err != nil {
 			return err
 		}
@@ -67,7 +67,7 @@ func npuTable3(ctx context.Context, rows *sheet) error {
 			rows.add(Exact, name+"/"+columns.column+"-over-npu-int8", row.at(columns.ratio).num(), ours, "%s", said)
 		}
 		slower = max(slower, row.at("npu_fp16").num()/row.at("cpu_int8").num())
-		rows.add(Exact, name+"/npu-tops", peak, 2*left[0]*left[1]*right[1]/row.at("npu_int8").num()/1e9, "2MNK over the printed NPU INT8 latency beside the peak of Table 2: the product of so few rows reads weights")
+		rows.noted(Exact, name+"/npu-tops", peak, 2*left[0]*left[1]*right[1]/row.at("npu_int8").num()/1e9, "npu_tops")
 		// HeteroInfer's objective on this table: NPU in INT8 beside GPU in FP16, columns of the weight divided in 32s.
 		labels, costs, procs := []string{"npu"}, []int64{ns["npu_int8"]}, [][]int{{0}}
 		labels, costs, procs = append(labels, "gpu"), append(costs, ns["gpu_fp16"]), append(procs, []int{1})
@@ -84,7 +84,7 @@ func npuTable3(ctx context.Context, rows *sheet) error {
 		if _, err := fmt.Sscan(got, &gops); err != nil {
 			return fmt.Errorf("%s is not divided but on %q", name, got)
 		}
-		rows.add(Modelled, name+"/divided-gpu-share", nil, gops/float64(tiles), "HeteroInfer's objective without synchronisation, NPU INT8 beside GPU FP16 (two precisions in one product), columns in 32s, latency linear in columns")
+		rows.noted(Modelled, name+"/divided-gpu-share", nil, gops/float64(tiles), "divided_gpu_share")
 		rows.add(Modelled, name+"/divided-ms", nil, float64(best)/1e6, "time of that division")
 	}
 	rows.add(Exact, "npu-fp16-over-cpu-int8-most", npuFact("r_matmul_ranges").at("values", "npu_fp16_slower_than_cpu_int8_up_to").num(), slower, "sec. 2.2")
@@ -136,11 +136,11 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 	t := npuFact("m_npu_time_256").at("values")
 	npuNS := us(1000 * t.at("npu").num())
 	cpuNS := int64(float64(npuNS) / t.at("relative_to_cpu").num())
-	rows.add(Exact, "serial-ms", nil, float64(npuNS+cpuNS)/1e6, "NPU and CPU time of 256 tokens one after the other, sec. 3.4: %v ms and 1/%v of it", t.at("npu").num(), t.at("relative_to_cpu").num())
+	rows.noted(Exact, "serial-ms", nil, float64(npuNS+cpuNS)/1e6, "serial_ms", t.at("npu").num(), t.at("relative_to_cpu").num())
 	printed := npuFact("r_ablation").at("values", "out_of_order_reduction_percent").nums()
 	bubble := npuFact("m_schedule_bubble").at("values", "critical_path_bubble_naive").num()
-	rows.add(Exact, "saving-at-most-percent", printed[1], 100*float64(cpuNS)/float64(npuNS+cpuNS), "of the serial time, if the NPU never waited (sec. 3.4): the printed range of sec. 4.7 is %v to %v percent, its upper end needs a model whose CPU part is larger", printed[0], printed[1])
-	rows.add(Exact, "saving-if-bubble-goes-percent", printed[1], bubble, "a bubble of %v percent of the critical path (sec. 3.4) that goes altogether saves as much", bubble)
+	rows.noted(Exact, "saving-at-most-percent", printed[1], 100*float64(cpuNS)/float64(npuNS+cpuNS), "saving_at_most_percent", printed[0], printed[1])
+	rows.noted(Exact, "saving-if-bubble-goes-percent", printed[1], bubble, "saving_if_bubble_goes_percent", bubble)
 	for _, variant := range []struct {
 		name              string
 		chunks            int
@@ -206,9 +206,9 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 		worstGap = max(worstGap, float64(out.end)/float64(best.end)-1)
 	}
 	note := fmt.Sprintf("of %d seeded random graphs of 2 or 3 chunks and 3 or 4 subgraphs that alternate between the processors", instances)
-	rows.add(Modelled, "random/worse-than-in-order", nil, worse, "cases in which Eq. 5 takes longer than chunk after chunk, %s; as for all list schedules nothing rules it out; the worst is %.3g percent longer", note, 100*worst)
-	rows.add(Modelled, "random/optimal-percent", nil, 100*float64(optimal)/instances, "cases in which Eq. 5 is as short as the proved best, %s", note)
-	rows.add(Modelled, "random/worst-over-best-percent", nil, 100*worstGap, "how much longer than the proved best Eq. 5 takes at worst, %s", note)
+	rows.noted(Modelled, "random/worse-than-in-order", nil, worse, "random/worse_than_in_order", note, 100*worst)
+	rows.noted(Modelled, "random/optimal-percent", nil, 100*float64(optimal)/instances, "random/optimal_percent", note)
+	rows.noted(Modelled, "random/worst-over-best-percent", nil, 100*worstGap, "random/worst_over_best_percent", note)
 	return nil
 }
 
@@ -231,17 +231,17 @@ func npuSharing(rows *sheet) error {
 	defer model.Close()
 	const perLayer = 6 // norm, QKV, attention, O, norm, FFN: the only division of 144 by 24 layers in which one per layer is attention
 	c := npuFact("models_qwen_subgraphs").at("values")
-	rows.add(Modelled, "subgraphs", c.at("total").num(), model.Layers*perLayer, "layers of catalog model %s times %d (norm, QKV, attention, O, norm, FFN); that it is six per layer is inferred from the printed total", model.Name, perLayer)
-	rows.add(Modelled, "shareable", c.at("shareable").num(), model.Layers*(perLayer-1), "all but attention, whose shape depends on the chunk's place (sec. 3.2)")
+	rows.noted(Modelled, "subgraphs", c.at("total").num(), model.Layers*perLayer, "subgraphs", model.Name, perLayer)
+	rows.noted(Modelled, "shareable", c.at("shareable").num(), model.Layers*(perLayer-1), "shareable")
 	shared := npuFact("m_chunk_sharing_memory").at("values")
 	chunks := shared.at("prompt").num() / shared.at("chunk").num()
 	rows.add(Exact, "chunks", nil, chunks, "a prompt of %v tokens in chunks of %v", shared.at("prompt").num(), shared.at("chunk").num())
 	reduction := 1 - 1/chunks
-	rows.add(Exact, "reduction-percent", shared.at("reduction_up_to_percent").num(), 100*reduction, "graphs of every chunk against one shared by all: 1 - 1/chunks, sec. 3.2")
+	rows.noted(Exact, "reduction-percent", shared.at("reduction_up_to_percent").num(), 100*reduction, "reduction_percent")
 	rows.add(Exact, "factor", shared.at("reduction_factor_up_to").num(), 1/(1-reduction), "the same as a factor, sec. 1")
 	saved := shared.at("saved_gb").num()
 	before := saved / reduction
-	rows.add(Exact, "before-gb", nil, before, "what saving %v GB by that part implies without sharing", saved)
+	rows.noted(Exact, "before-gb", nil, before, "before_gb", saved)
 	rows.add(Exact, "after-gb", nil, before-saved, "and with sharing")
 	attention, ffn := linearWeights(model)
 	linear := (attention + ffn) * float64(model.Layers)
@@ -249,11 +249,11 @@ func npuSharing(rows *sheet) error {
 		name  string
 		bytes float64
 	}{{"int8", 1}, {"fp16", 2}} {
-		rows.add(Modelled, "saved-gb-"+reading.name, saved, (chunks-1)*linear*reading.bytes/1e9, "linear weights of catalog model %s (%.4g elements in its layers) at %v bytes each, held once instead of once per chunk", model.Name, linear, reading.bytes)
+		rows.noted(Modelled, "saved-gb-"+reading.name, saved, (chunks-1)*linear*reading.bytes/1e9, "saved_gb", model.Name, linear, reading.bytes)
 	}
-	rows.add(Modelled, "bytes-per-weight", 1, (before-saved)*1e9/linear, "bytes per linear weight that the printed saving implies, where INT8 is 1 (sec. 3.1): activation buffers, or a 16-bit copy, must be in it; Fig. 17 has no printed numbers")
+	rows.noted(Modelled, "bytes-per-weight", 1, (before-saved)*1e9/linear, "bytes_per_weight")
 	over := shared.at("unshared_overhead_x_weights").nums()
-	rows.add(Modelled, "unshared-over-weights", fmt.Sprintf("%v to %v", over[0], over[1]), chunks, "graphs of every chunk over the weights, sec. 1: the number of chunks at most")
+	rows.noted(Modelled, "unshared-over-weights", fmt.Sprintf("%v to %v", over[0], over[1]), chunks, "unshared_over_weights")
 	return nil
 }
 
@@ -266,7 +266,7 @@ func npuChunks(rows *sheet) error {
 		for k, end := range []string{"shortest", "longest"} {
 			n := math.Ceil(prompts[k] / chunk)
 			rows.add(Exact, name+"/chunks-"+end, nil, n, "chunks of %v tokens for a prompt of %v", chunk, prompts[k])
-			rows.add(Exact, name+"/padding-percent-"+end, nil, 100*(n*chunk/prompts[k]-1), "tokens computed beyond the prompt's %v, in percent of them", prompts[k])
+			rows.noted(Exact, name+"/padding-percent-"+end, nil, 100*(n*chunk/prompts[k]-1), "padding_percent", prompts[k])
 		}
 		for _, row := range dataset.at("rows").list() {
 			if row.at("llm").text() != "Qwen1.5-1.8B" {
@@ -282,7 +282,7 @@ func npuChunks(rows *sheet) error {
 			rows.add(Modelled, name+"/s-per-chunk-shortest", printed, prefill/math.Ceil(prompts[0]/chunk), "%s; all prompts as long as the shortest", note)
 			above := npuFact("r_prefill_gt_1000").at("values", "above").num()
 			for k, end := range []string{"shortest", "longest"} {
-				rows.add(Modelled, name+"/tokens-per-s-"+end, fmt.Sprintf("above %v", above), prompts[k]/prefill, "the claim of the abstract; all prompts as long as the %s, as the mean is not printed", end)
+				rows.noted(Modelled, name+"/tokens-per-s-"+end, fmt.Sprintf("above %v", above), prompts[k]/prefill, "tokens_per_s", end)
 			}
 		}
 	}
@@ -313,7 +313,7 @@ func npuChunks(rows *sheet) error {
 		}
 		return ns * float64(model.Layers)
 	}
-	rows.add(Modelled, "npu-ms-256", npuFact("m_npu_time_256").at("values", "npu").num(), oneNS(256)/1e6, "linear layers of %s at 256 tokens on the catalog's NPU, fitted to Table 3 alone (sec. 3.4)", model.Name)
+	rows.noted(Modelled, "npu-ms-256", npuFact("m_npu_time_256").at("values", "npu").num(), oneNS(256)/1e6, "npu_ms_256", model.Name)
 	candidates := []int{32, 64, 128, 256, 512, 1024}
 	bestOf := func(cost func(c int) float64) (best int) {
 		least := math.Inf(1)
@@ -328,15 +328,15 @@ func npuChunks(rows *sheet) error {
 	rows.add(Modelled, "chunk-length/per-token", chunk, bestOf(func(c int) float64 { return oneNS(c) / float64(c) }), "least time per token without padding, %s", note)
 	for _, d := range list {
 		ends := d.at("prompt_tokens").nums()
-		rows.add(Modelled, "chunk-length/"+datasetName(d), chunk, bestOf(func(c int) float64 {
+		rows.noted(Modelled, "chunk-length/"+datasetName(d), chunk, bestOf(func(c int) float64 {
 			sum := 0.0
 			for n := ends[0]; n <= ends[1]; n++ {
 				sum += math.Ceil(n/float64(c)) * oneNS(c)
 			}
 			return sum
-		}), "least expected prefill with padding, prompts evenly over the printed range, %s", note)
+		}), "chunk_length", note)
 	}
-	rows.add(Modelled, "chunk-length/all", chunk, bestOf(func(c int) float64 {
+	rows.noted(Modelled, "chunk-length/all", chunk, bestOf(func(c int) float64 {
 		sum := 0.0
 		for _, d := range list {
 			ends := d.at("prompt_tokens").nums()
@@ -345,7 +345,7 @@ func npuChunks(rows *sheet) error {
 			}
 		}
 		return sum
-	}), "least expected prefill over one of the prompt's own length, all five datasets alike, %s", note)
+	}), "chunk_length/all", note)
 	return nil
 }
 
@@ -364,11 +364,11 @@ func npuShapes(rows *sheet) error {
 			shapes = append(shapes, shape{h, byRows / h})
 		}
 	}
-	rows.add(Exact, "equivalent-shapes", nil, len(shapes), "heights times widths that make up %d rows: each is profiled and the fastest kept (sec. 4)", byRows)
+	rows.noted(Exact, "equivalent-shapes", nil, len(shapes), "equivalent_shapes", byRows)
 	text := func(x shape) string { return fmt.Sprintf("%dx%d", x.h, x.w) }
 	printed := fmt.Sprintf("%vx%v", effect.at("input_b", 0).num(), effect.at("input_b", 1).num())
 	square := slices.MinFunc(shapes, func(a, b shape) int { return max(a.h, a.w) - max(b.h, b.w) })
-	rows.add(Modelled, "squarest", printed, text(square), "the factorisation with the least larger side; equal height and width are what the paper says NPUs favour")
+	rows.noted(Modelled, "squarest", printed, text(square), "squarest")
 	gain := effect.at("gain_of_b").num()
 	// The search keeps the fastest: with the printed ratio, 1024x1 takes gain and 32x32 takes 1.
 	times := map[string]float64{fmt.Sprintf("%vx%v", effect.at("input_a", 0).num(), effect.at("input_a", 1).num()): gain, printed: 1}
@@ -378,7 +378,7 @@ func npuShapes(rows *sheet) error {
 			fastest = text(shape)
 		}
 	}
-	rows.add(Modelled, "search-over-printed", printed, fastest, "the search over the two shapes of which a relative latency is printed (%v to 1); of the other %d nothing is printed", gain, len(shapes)-len(times))
+	rows.noted(Modelled, "search-over-printed", printed, fastest, "search_over_printed", gain, len(shapes)-len(times))
 	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		return err
@@ -412,7 +412,7 @@ func npuMemory(rows *sheet) error {
 	attention, ffn := linearWeights(model)
 	layers := model.Layers
 	note := fmt.Sprintf("INT8 weights of the layers of catalog model %s; dimensions are not in the paper", model.Name)
-	rows.add(Modelled, "all-gib", limit, (attention+ffn)*float64(layers)/(1<<30), "GiB, all linear weights, beside the limit of sec. 4; %s", note)
+	rows.noted(Modelled, "all-gib", limit, (attention+ffn)*float64(layers)/(1<<30), "all_gib", note)
 	rows.add(Modelled, "ffn-gib", limit, ffn*float64(layers)/(1<<30), "GiB, those of the feed-forward networks; %s", note)
 	// Latencies of Table 3 for these very shapes, 32 tokens: [4096,4096] (q, k, v, o) and [4096,11008] (gate, up, and down as its transpose).
 	table := map[[2]float64]Value{}
@@ -442,9 +442,9 @@ func npuMemory(rows *sheet) error {
 				best, bestNets, bestAtts = g, n, a
 			}
 		}
-		rows.add(Modelled, unit.name+"/rule", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", nets, net.count, atts, att.count), "sec. 4: weights of the feed-forward network first, then the others; %s", note)
-		rows.add(Modelled, unit.name+"/rule-saves-ms", nil, rule, "ms per 32 tokens that the NPU saves over the CPU with Table 3's latencies of these shapes; %s", note)
-		rows.add(Modelled, unit.name+"/best", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", bestNets, net.count, bestAtts, att.count), "the placement that saves most, every pair of counts tried; per byte Table 3's [4096,4096] saves slightly more than its [4096,11008], so the rule is not the best by Table 3; %s", note)
+		rows.noted(Modelled, unit.name+"/rule", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", nets, net.count, atts, att.count), "rule", note)
+		rows.noted(Modelled, unit.name+"/rule-saves-ms", nil, rule, "rule_saves_ms", note)
+		rows.noted(Modelled, unit.name+"/best", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", bestNets, net.count, bestAtts, att.count), "best", note)
 		rows.add(Modelled, unit.name+"/best-saves-ms", nil, best, "ms per 32 tokens; %s", note)
 	}
 	return nil
@@ -473,10 +473,10 @@ func npuOutliers(rows *sheet) error {
 		off = max(off, math.Abs(npu+cpu-value))
 		mended = max(mended, math.Abs(npu+(value-npu)-value))
 	}
-	rows.add(Exact, "eq1/identity-holds-percent", 100, 100*float64(same)/float64(values), "x/s from -1024 to 1024 in quarters for which the two parts as printed add up to x/s; the floor gives every negative value a part on the CPU, and beyond the range a step of %v instead of what was cut off", high)
+	rows.noted(Exact, "eq1/identity-holds-percent", 100, 100*float64(same)/float64(values), "eq1/identity_holds_percent", high)
 	rows.add(Exact, "eq1/largest-error", 0, off, "in units of s, as printed")
-	rows.add(Exact, "eq1/inside-yet-on-cpu-percent", 0, 100*float64(small)/float64(values), "values within the range to which Eq. 1 as printed gives a part on the CPU")
-	rows.add(Exact, "eq1/largest-error-mended", 0, mended, "with x/s less its clipped value as the CPU's part, as hetc reads it")
+	rows.noted(Exact, "eq1/inside-yet-on-cpu-percent", 0, 100*float64(small)/float64(values), "eq1/inside_yet_on_cpu_percent")
+	rows.noted(Exact, "eq1/largest-error-mended", 0, mended, "eq1/largest_error_mended")
 	// The same through a product: INT8 part on one processor, the rest in float on the other.
 	random := rand.New(rand.NewPCG(1, 1))
 	const tokens, cols = 64, 32
@@ -493,13 +493,13 @@ func npuOutliers(rows *sheet) error {
 		}
 		whole, parts, asPrinted = whole+float64(exact*exact), parts+float64((shadowed-exact)*(shadowed-exact)), asPrinted+float64((plain-exact)*(plain-exact))
 	}
-	rows.add(Exact, "eq1/product-error-mended", 0, math.Round(1e9*math.Sqrt(parts/whole))/1e9, "relative error of 64x32 products with outliers, seeded, the parts added")
+	rows.noted(Exact, "eq1/product-error-mended", 0, math.Round(1e9*math.Sqrt(parts/whole))/1e9, "eq1/product_error_mended")
 	rows.add(Exact, "eq1/product-error-printed", 0, math.Sqrt(asPrinted/whole), "the same with the CPU's part as printed")
-	rows.add(Exact, "eq1/int8-range", fmt.Sprintf("%v..%v", low, high), fmt.Sprintf("%d..%d", math.MinInt8, math.MaxInt8), "what 8 bits hold: the largest printed value does not fit")
+	rows.noted(Exact, "eq1/int8-range", fmt.Sprintf("%v..%v", low, high), fmt.Sprintf("%d..%d", math.MinInt8, math.MaxInt8), "eq1/int8_range")
 	d := npuFact("m_outlier_density").at("values")
 	count, percent := d.at("count").nums(), d.at("percent_of_channels").nums()
 	for k, end := range []string{"least", "most"} {
-		rows.add(Exact, "density/channels-"+end, nil, count[k]/(percent[k]/100), "channels that %v outlier channels at %v percent imply", count[k], percent[k])
+		rows.noted(Exact, "density/channels-"+end, nil, count[k]/(percent[k]/100), "density/channels", count[k], percent[k])
 	}
 	model, err := models.Open("qwen1.5-1.8b")
 	if err != nil {
@@ -511,11 +511,11 @@ func npuOutliers(rows *sheet) error {
 		n    int
 	}{{"hidden", model.Hidden}, {"ffn", model.FFN}} {
 		for k, end := range []string{"least", "most"} {
-			rows.add(Modelled, "density/"+claim.name+"-percent-"+end, percent[k], 100*count[k]/float64(claim.n), "%v of the %d channels of catalog model %s: the printed part fits inputs of the FFN's last product, not the hidden size", count[k], claim.n, model.Name)
+			rows.noted(Modelled, "density/"+claim.name+"-percent-"+end, percent[k], 100*count[k]/float64(claim.n), "density/percent", count[k], claim.n, model.Name)
 		}
 	}
 	hot := npuFact("m_hot_channels").at("values")
-	rows.add(Modelled, "hot-channels/weights-percent", nil, hot.at("channels_below").num(), "of the shadow weights are held for %v percent or more of the outliers when only hot channels are: rows of the weight, so at most as many percent as channels (sec. 3.3)", hot.at("outliers_covered_above").num())
+	rows.noted(Modelled, "hot-channels/weights-percent", nil, hot.at("channels_below").num(), "hot_channels/weights_percent", hot.at("outliers_covered_above").num())
 	for _, name := range npuFact("r_prune_tradeoff").at("values").keys() {
 		points := npuFact("r_prune_tradeoff").at("values", name).list()
 		faster, worse := true, true
@@ -527,11 +527,11 @@ func npuOutliers(rows *sheet) error {
 		if faster && worse {
 			ours = "faster and less accurate"
 		}
-		rows.add(Exact, "pruning/"+name, "faster and less accurate", ours, "with every printed step of the prune rate (sec. 4.4)")
+		rows.noted(Exact, "pruning/"+name, "faster and less accurate", ours, "pruning")
 		// The time per token between keeping all and none is linear in the rate where each layer costs alike.
 		speed := func(i int) float64 { return points[i].at("speed").num() }
 		rate := points[1].at("prune").num() / 100
-		rows.add(Modelled, "pruning/"+name+"/speed", speed(1), 1/(float64((1-rate)/speed(0))+float64(rate/speed(2))), "tokens/s at %v percent if every pruned layer saved the same: faster than that means the layers pruned first cost more", points[1].at("prune").num())
+		rows.noted(Modelled, "pruning/"+name+"/speed", speed(1), 1/(float64((1-rate)/speed(0))+float64(rate/speed(2))), "pruning/speed", points[1].at("prune").num())
 	}
 	var lambada Value
 	for _, r := range npuFact("table6").at("values", "LAMBADA").list() {
@@ -540,7 +540,7 @@ func npuOutliers(rows *sheet) error {
 		}
 	}
 	q := npuFact("r_prune_tradeoff").at("values", "Qwen1.5-1.8B", 1)
-	rows.add(Exact, "pruning/against-table6", q.at("acc").num(), lambada.at(5).num(), "LAMBADA accuracy of Qwen1.5-1.8B at %v percent (sec. 4.4) and in Table 6 at the default of %v percent, where more is pruned: the two exclude each other unless the rate is counted differently", q.at("prune").num(), npuFact("m_prune_rate").at("values").num())
+	rows.noted(Exact, "pruning/against-table6", q.at("acc").num(), lambada.at(5).num(), "pruning/against_table6", q.at("prune").num(), npuFact("m_prune_rate").at("values").num())
 	return nil
 }
 
@@ -602,7 +602,7 @@ func npuTable5(rows *sheet) error {
 			rows.add(Exact, name+"/geomean-"+engine, printed, ours, "geometric mean of the totals over llm.npu's%s", note)
 		}
 	}
-	rows.add(Exact, "cells-that-add-up", cells, cells-wrong, "cells whose prefill and decode add up to the total within rounding (0.06 s); the others have rows of their own")
+	rows.noted(Exact, "cells-that-add-up", cells, cells-wrong, "cells_that_add_up")
 	return nil
 }
 
@@ -625,13 +625,13 @@ func npuTable6(rows *sheet) error {
 			rows.add(Exact, set+"/"+row.at(0).text()+"/degradation", row.at(6).num(), tenths(row.at(5).num()-row.at(1).num()), "llm.npu less FP16, percentage points")
 		}
 		for c := 2; c <= 5; c++ {
-			rows.add(Exact, set+"/average/"+strings.TrimSuffix(columns[c].text(), "()"), printed.at(c).num(), tenths(sums[c]/count), "mean over the models of the column less FP16, percentage points")
+			rows.noted(Exact, set+"/average/"+strings.TrimSuffix(columns[c].text(), "()"), printed.at(c).num(), tenths(sums[c]/count), "average")
 		}
 	}
 	drop := npuFact("r_smoothquant_drop").at("values")
 	for _, r := range table.at("values", "HellaSwag").list() {
 		if name := r.at(0).text(); drop.has(name) {
-			rows.add(Exact, "smoothquant-drop/"+name, drop.at(name).num(), r.at(1).num()-r.at(2).num(), "percentage points on HellaSwag: sec. 2.3 against Table 6, which disagree; the two models look swapped, and one value differs beyond that")
+			rows.noted(Exact, "smoothquant-drop/"+name, drop.at(name).num(), r.at(1).num()-r.at(2).num(), "smoothquant_drop")
 		}
 	}
 	best := func(column int) (most float64) {

@@ -72,7 +72,7 @@ func moeCapacity(rows *sheet) error {
 			if model.Name == "phi-3.5-moe" {
 				class = Exact // which are printed
 			}
-			rows.add(class, fmt.Sprintf("%s/chunk_%v/base", model.Name, chunk), nil, base, "tokens: %v x %d / %d experts; the formula is stripped from the text and reconstructed from the prose", chunk, model.ExpertsPerToken, model.Experts)
+			rows.noted(class, fmt.Sprintf("%s/chunk_%v/base", model.Name, chunk), nil, base, "chunk/base", chunk, model.ExpertsPerToken, model.Experts)
 			for _, c := range ladder(base) {
 				all++
 				if c%16 == 0 {
@@ -85,7 +85,7 @@ func moeCapacity(rows *sheet) error {
 	for _, c := range moe("m_group_capacities").at("values").list() {
 		printed = append(printed, fmt.Sprint(c.any()))
 	}
-	rows.add(Modelled, "tier_set", strings.Join(printed, " ")+", also 96 and 128", strings.Trim(fmt.Sprint(ladder(32)), "[]"), "1/2, 1, 2 and 4 of PhiMoE's base for a chunk of 256: hetc's reading of the tiers, of which the paper names only 4 x; it explains every printed capacity but 96")
+	rows.noted(Modelled, "tier_set", strings.Join(printed, " ")+", also 96 and 128", strings.Trim(fmt.Sprint(ladder(32)), "[]"), "tier_set")
 	equal := 0
 	const layers = 200
 	for i := range layers {
@@ -95,10 +95,10 @@ func moeCapacity(rows *sheet) error {
 			equal++
 		}
 	}
-	rows.add(Exact, "c_max_percent", "the busiest expert", 100*float64(equal)/layers, "of 200 layers in which C_max is the busiest expert's load: I_l x C_base, on synthetic layers: by the reconstructed definitions it is the largest load itself")
-	rows.add(Exact, "balanced", nil, problem.ImbalanceRatio([]float64{32, 32, 32, 32}), "I_l of balanced routing, so that C_max is C_base")
-	rows.add(NotReproducible, "example", "if T, I and E, then C tokens", nil, "the numbers of sec. 4.1's example are stripped from the text")
-	rows.add(Exact, "aligned_percent", "multiples of 16", 100*float64(aligned)/float64(all), "are multiples of 16, of the capacities that hetc makes of the tier set for all models and chunks above: half of Qwen3's base for 256 tokens would be 8 and is 16")
+	rows.noted(Exact, "c_max_percent", "the busiest expert", 100*float64(equal)/layers, "c_max_percent")
+	rows.noted(Exact, "balanced", nil, problem.ImbalanceRatio([]float64{32, 32, 32, 32}), "balanced")
+	rows.noted(NotReproducible, "example", "if T, I and E, then C tokens", nil, "example")
+	rows.noted(Exact, "aligned_percent", "multiples of 16", 100*float64(aligned)/float64(all), "aligned_percent")
 	return nil
 }
 
@@ -110,8 +110,8 @@ func covering(capacities []int, load float64) int {
 func moeTiers(rows *sheet) error {
 	base := problem.BaseCapacity(256, 2, 16)
 	capacities := ladder(base)
-	rows.add(Exact, "rule", nil, fmt.Sprintf("0.5 to %d, %v to %d, %v to %d, %v to %d", covering(capacities, 0.5), base, covering(capacities, base), base+1, covering(capacities, base+1), 3*base, covering(capacities, 3*base)), "expected load to tier, of %v; beyond the largest, the largest", capacities)
-	rows.add(Exact, "top_quartile_4x_needs_percent", nil, 100*0.25*2, "of the routed rows at least for a quarter of the experts to need 4 x base each, where 2 x is a tier too: sec. 1's example supposes that much skew")
+	rows.noted(Exact, "rule", nil, fmt.Sprintf("0.5 to %d, %v to %d, %v to %d, %v to %d", covering(capacities, 0.5), base, covering(capacities, base), base+1, covering(capacities, base+1), 3*base, covering(capacities, 3*base)), "rule", capacities)
+	rows.noted(Exact, "top_quartile_4x_needs_percent", nil, 100*0.25*2, "top_quartile_4x_needs_percent")
 	padding, drop := moe("r_accuracy_details").at("values", "padding_of_tokens").nums(), moe("r_accuracy_details").at("values", "token_drop").nums()
 	// Capacities from the first half of the chunks, padding and drops from the other.
 	const tokens = 256
@@ -130,9 +130,9 @@ func moeTiers(rows *sheet) error {
 				uniform.add(flat, loads)
 			}
 		}
-		rows.add(Modelled, name+"/padding_percent", fmt.Sprintf("%v to %v", padding[0], padding[1]), 100*tiered.padding(), "of computed rows; %s, chunks of %d tokens, mean imbalance %.2f; tiers %v by the loads of one half of the chunks, used on the other", given, tokens, ratio, capacities)
+		rows.noted(Modelled, name+"/padding_percent", fmt.Sprintf("%v to %v", padding[0], padding[1]), 100*tiered.padding(), "padding_percent", given, tokens, ratio, capacities)
 		rows.add(Modelled, name+"/drop_percent", fmt.Sprintf("%v to %v", drop[0], drop[1]), 100*tiered.overflow(), "of routed rows, the same routing")
-		rows.add(Modelled, name+"/uniform_drop_percent", nil, 100*uniform.overflow(), "with the base capacity for every expert, which pads %.1f %%", 100*uniform.padding())
+		rows.noted(Modelled, name+"/uniform_drop_percent", nil, 100*uniform.overflow(), "uniform_drop_percent", 100*uniform.padding())
 	}
 	traced := tracedLoads(tokens)
 	show("traced", "traced routing of a small trained model of PhiMoE's 16 experts and 2 a token", traced)
@@ -143,9 +143,9 @@ func moeTiers(rows *sheet) error {
 	share := p.at("zero_padded_tokens_average").num() / 100
 	for i, name := range []string{"least", "most"} {
 		runtime := p.at("runtime_increase_percent").nums()[i]
-		rows.add(Modelled, "padding_cost/"+name+"_percent", runtime, 100*(1/(1-share)-1), "more time if all of it were in proportion to computed rows; the printed increase says that %.0f %% of the time is", 100*(1-1/(1+runtime/100))/share)
+		rows.noted(Modelled, "padding_cost/"+name+"_percent", runtime, 100*(1/(1-share)-1), "padding_cost/percent", 100*(1-1/(1+runtime/100))/share)
 	}
-	rows.add(NotReproducible, "traces", "real routing", nil, "sec. 5.1's routing traces are not published; the shares above are of another model's and of synthetic routing")
+	rows.noted(NotReproducible, "traces", "real routing", nil, "traces")
 	return nil
 }
 
@@ -163,7 +163,7 @@ func moeGroups(rows *sheet) error {
 	}
 	const mib, gib = 1 << 20, 1 << 30
 	phi := expertBytes(list[0])
-	rows.add(Modelled, "expert_mb", each, phi/mib, "MiB: by the published configuration 3 x %d x %d values of 16 bit are %.0f bytes, so the printed MB are 2^20", list[0].Hidden, list[0].ExpertFFN, phi)
+	rows.noted(Modelled, "expert_mb", each, phi/mib, "expert_mb", list[0].Hidden, list[0].ExpertFFN, phi)
 	fits := func(n, expert, limit float64) string {
 		switch {
 		case n*expert < limit:
@@ -178,12 +178,12 @@ func moeGroups(rows *sheet) error {
 		if size == 16 {
 			paper = "too large"
 		}
-		rows.add(Exact, fmt.Sprintf("%v_experts/mb_gb", size), paper, fits(size, each*1e6, limit*1e9), "%.3f GB of %v: experts of 150e6 bytes, limit of 1.2e9; the graph falls back above the limit, so one on it stays", size*each/1000, limit)
-		rows.add(Modelled, fmt.Sprintf("%v_experts/mib_gb", size), paper, fits(size, phi, limit*1e9), "%.3f GB of %v: the experts' real size, limit of 1.2e9 bytes", size*phi/1e9, limit)
-		rows.add(Modelled, fmt.Sprintf("%v_experts/mib_gib", size), paper, fits(size, phi, limit*gib), "%.3f GiB of %v: the experts' real size, limit of 1.2 x 2^30 bytes; with this reading 8 fit, as sec. 5.7 measures them", size*phi/gib, limit)
+		rows.noted(Exact, fmt.Sprintf("%v_experts/mb_gb", size), paper, fits(size, each*1e6, limit*1e9), "experts/mb_gb", size*each/1000, limit)
+		rows.noted(Modelled, fmt.Sprintf("%v_experts/mib_gb", size), paper, fits(size, phi, limit*1e9), "experts/mib_gb", size*phi/1e9, limit)
+		rows.noted(Modelled, fmt.Sprintf("%v_experts/mib_gib", size), paper, fits(size, phi, limit*gib), "experts/mib_gib", size*phi/gib, limit)
 	}
 	for _, model := range list {
-		rows.add(Modelled, model.Name+"/most_experts", nil, math.Floor(limit*1e9/expertBytes(model)), "experts of %.1f MB in one graph of 1.2e9 bytes, of %d in a layer", expertBytes(model)/1e6, model.Experts)
+		rows.noted(Modelled, model.Name+"/most_experts", nil, math.Floor(limit*1e9/expertBytes(model)), "most_experts", expertBytes(model)/1e6, model.Experts)
 	}
 	// Homogeneous groups on synthetic layers.
 	groups, mixed, over := 0, 0, 0
@@ -208,7 +208,7 @@ func moeGroups(rows *sheet) error {
 			}
 		}
 	}
-	rows.add(Exact, "mixed", "none", mixed, "experts in a group of another tier, or hot ones among cold ones, of %d groups of %d synthetic layers", groups, layers)
+	rows.noted(Exact, "mixed", "none", mixed, "mixed", groups, layers)
 	rows.add(Exact, "over_limit", nil, over, "of the same groups")
 	return nil
 }
@@ -251,7 +251,7 @@ func moeTable5(rows *sheet) error {
 	ratio("1x64_4x64", r64.at("4x64", "factor").num(), 1, 64, 4, 64)
 	ratio("1x64_8x64", r64.at("8x64", "factor").num(), 1, 64, 8, 64)
 	ratio("8x32_8x64", moe("r_capacity_group8").at("values", "8x64").num(), 8, 32, 8, 64)
-	rows.add(Exact, "implied_8x96_ms", nil, at(8, 96), "8x32 over the printed factor; its time is not printed")
+	rows.noted(Exact, "implied_8x96_ms", nil, at(8, 96), "implied_8x96_ms")
 	wrong := 0
 	for _, a := range points {
 		for _, b := range points {
@@ -260,7 +260,7 @@ func moeTable5(rows *sheet) error {
 			}
 		}
 	}
-	rows.add(Exact, "order_exceptions", "larger takes less", wrong, "to larger groups and larger capacities taking less a token, over all pairs of equal capacity or equal group size")
+	rows.noted(Exact, "order_exceptions", "larger takes less", wrong, "order_exceptions")
 	best := slices.MinFunc(points, func(a, b [3]float64) int {
 		switch {
 		case a[2] < b[2]:
@@ -270,7 +270,7 @@ func moeTable5(rows *sheet) error {
 		}
 		return 0
 	})
-	rows.add(Exact, "least", nil, fmt.Sprintf("%vx%v", best[0], best[1]), "%.3g ms a token; the table says nothing of padding, which it rewards", best[2])
+	rows.noted(Exact, "least", nil, fmt.Sprintf("%vx%v", best[0], best[1]), "least", best[2])
 	// Two readings of what a token in the denominator is, each fitted to all but one point and asked for that one.
 	for _, model := range []struct {
 		name, note string
@@ -314,12 +314,12 @@ func moeTable5(rows *sheet) error {
 				worst, where = e, fmt.Sprintf("%vx%v", point[0], point[1])
 			}
 		}
-		rows.add(Modelled, "launch/"+model.name+"/held_out_mean_percent", nil, mean(errors), "%s; mean error at each of the %d points fitted without it", model.note, len(points))
+		rows.noted(Modelled, "launch/"+model.name+"/held_out_mean_percent", nil, mean(errors), "launch/held_out_mean_percent", model.note, len(points))
 		rows.add(Modelled, "launch/"+model.name+"/held_out_worst_percent", nil, worst, "at %s", where)
 		rows.add(Modelled, "launch/"+model.name+"/L", nil, fit(-1)[0], "ms, fitted to all points")
 	}
 	for _, c := range []float64{32, 64} {
-		rows.add(Exact, fmt.Sprintf("launch/saved_%v_ms", c), nil, at(1, c)-at(8, c), "a token, from 1 to 8 experts a launch at capacity %v: it does not fall with the capacity, so the denominator is the chunk's tokens and not computed rows", c)
+		rows.noted(Exact, fmt.Sprintf("launch/saved_%v_ms", c), nil, at(1, c)-at(8, c), "launch/saved_ms", c)
 	}
 	return nil
 }
@@ -350,7 +350,7 @@ func moeResidency(s *sheet) error {
 	}
 	launch := 1000*npu.LaunchUS + handover
 	const given = "modelled on catalog SoC apple-m2-ultra, whose rates, launch and hand-over times are assumptions"
-	s.add(NotReproducible, "threshold", "hot or cold", nil, "neither the launch cost nor the threshold of sec. 4.3 is printed")
+	s.noted(NotReproducible, "threshold", "hot or cold", nil, "threshold")
 	s.add(Modelled, "launch_us", nil, launch/1000, "a launch and both hand-overs; %s", given)
 	for _, group := range moe("m_group_sizes").at("values").nums() {
 		load := 1
@@ -359,7 +359,7 @@ func moeResidency(s *sheet) error {
 				break
 			}
 		}
-		s.add(Modelled, fmt.Sprintf("group_%v/rows", group), nil, load, "rows of each expert from which a group of %v PhiMoE experts is faster on the NPU; %s", group, given)
+		s.noted(Modelled, fmt.Sprintf("group_%v/rows", group), nil, load, "group/rows", group, given)
 	}
 	rows := 1
 	for ; rows < 1024 && launch+expertNS(npu, model, rows) >= expertNS(cpu, model, rows); rows++ {
@@ -390,9 +390,9 @@ func moeResidency(s *sheet) error {
 			}
 		}
 	}
-	s.add(Modelled, "rule/on_npu", nil, fmt.Sprintf("%d of %d groups", hot, groups), "32 synthetic layers of PhiMoE, chunks of 512, skew 1, groups of up to 4 of one tier, those on the NPU that are faster there, padding included; %s", given)
-	s.add(Modelled, "rule/over_all_on_npu", "faster", all/rule, "x: time with every group on the NPU over the rule's; the NPU's padded rows count")
-	s.add(Modelled, "rule/over_all_on_cpu", "faster", none/rule, "x: time with every group on the CPU over the rule's")
+	s.noted(Modelled, "rule/on_npu", nil, fmt.Sprintf("%d of %d groups", hot, groups), "rule/on_npu", given)
+	s.noted(Modelled, "rule/over_all_on_npu", "faster", all/rule, "rule/over_all_on_npu")
+	s.noted(Modelled, "rule/over_all_on_cpu", "faster", none/rule, "rule/over_all_on_cpu")
 	// Sec. 2's window: a matrix of the attention's size, and the vocabulary's.
 	window := moe("hw_npu_vs_cpu_matmul").at("values")
 	for _, load := range []int{16, 64, 256, 1024, 4096, 32048} {
@@ -505,9 +505,9 @@ func moeOptimum(ctx context.Context, rows *sheet) error {
 		cpu := table.Total(none)
 		name := from.name + "/"
 		over := func(c problem.TierCost) float64 { return float64(c.NS) / float64(least.NS) }
-		rows.add(Modelled, name+"best_ms", nil, float64(least.NS)/1e6/float64(layers), "a layer's experts for a chunk of %d tokens, %s (package solver/exact): %d of %d experts on the NPU, %.1f %% of rows overflow to the CPU; PhiMoE's shapes on catalog SoC apple-m2-ultra, most of whose rates are assumptions; %s, %d layers; the base is 64 rows", tokens, best.Status, least.Experts, layers*16, 100*float64(least.Overflow)/float64(least.Rows), from.given, layers)
-		rows.add(Modelled, name+"tiers_over_best", nil, over(rule), "x: every expert on the NPU in the smallest tier that covers its expected load, overflow on the CPU")
-		rows.add(Modelled, name+"uniform_over_best", nil, over(uniform), "x: every expert on the NPU with the base capacity")
+		rows.noted(Modelled, name+"best_ms", nil, float64(least.NS)/1e6/float64(layers), "best_ms", tokens, best.Status, least.Experts, layers*16, 100*float64(least.Overflow)/float64(least.Rows), from.given, layers)
+		rows.noted(Modelled, name+"tiers_over_best", nil, over(rule), "tiers_over_best")
+		rows.noted(Modelled, name+"uniform_over_best", nil, over(uniform), "uniform_over_best")
 		rows.add(Modelled, name+"cpu_over_best", nil, over(cpu), "x: no expert on the NPU")
 	}
 	return nil
@@ -545,7 +545,7 @@ func moeOverflow(rows *sheet) error {
 			least++
 		}
 	}
-	rows.add(Exact, "saliency_percent", "lowest L2 norms", 100*float64(least)/float64(all), "of 200 cases in which the lowest L2 norms are dropped: synthetic norms with ties against every choice of as many rows; of equal norms the earlier row stays")
+	rows.noted(Exact, "saliency_percent", "lowest L2 norms", 100*float64(least)/float64(all), "saliency_percent")
 	// Packed against plain, where nothing overflows and where something does.
 	block := expertBlock{hidden: 16, inner: 24}
 	const experts, topK, tokens = 8, 2, 96
@@ -605,7 +605,7 @@ func moeOverflow(rows *sheet) error {
 				}
 			}
 		}
-		rows.add(Exact, variant.name+"/tokens_that_differ", nil, differ, "of %d: packed, padded, run, sliced and scattered against each expert alone, bit for bit; %d of them lost an expert, %d differ without", tokens, len(drops), unexpected)
+		rows.noted(Exact, variant.name+"/tokens_that_differ", nil, differ, "tokens_that_differ", tokens, len(drops), unexpected)
 	}
 	return nil
 }
@@ -621,8 +621,8 @@ func moeMemory(rows *sheet) error {
 	rows.add(Exact, "phimoe/experts_gb", nil, experts, "%v layers x %v experts x %v MB as printed", phi.at("layers").num(), phi.at("experts").num(), phi.at("expert_mb").num())
 	rows.add(Exact, "phimoe/rest_gb", nil, phi.at("size_gb").num()-experts, "of the printed %v GB", phi.at("size_gb").num())
 	real := float64(list[0].Layers) * float64(list[0].Experts) * expertBytes(list[0]) / 1e9
-	rows.add(Modelled, "phimoe/experts_gb_by_shape", nil, real, "by the published configuration: an expert is 150 MiB, the sizes of models are in units of 1e9 bytes, so the printed numbers do not add up as they stand")
-	rows.add(Modelled, "phimoe/rest_gb_by_shape", nil, phi.at("size_gb").num()-real, "of the printed size: attention, norms, embedding and head")
+	rows.noted(Modelled, "phimoe/experts_gb_by_shape", nil, real, "phimoe/experts_gb_by_shape")
+	rows.noted(Modelled, "phimoe/rest_gb_by_shape", nil, phi.at("size_gb").num()-real, "phimoe/rest_gb_by_shape")
 	for i, size := range printed {
 		name, model := size.at("alias").text(), list[i]
 		params := float64(model.Parameters())
@@ -695,7 +695,7 @@ func moeCalibration(rows *sheet) error {
 			rows.add(Modelled, fmt.Sprintf("%s/top_%d_percent", from.name, count), paper, mean(overlap), "%s", note)
 		}
 	}
-	rows.add(NotReproducible, "cross_dataset_percent", printed.at("cross_dataset_prefill").num(), nil, "needs the routing of PhiMoE on the named datasets")
+	rows.noted(NotReproducible, "cross_dataset_percent", printed.at("cross_dataset_prefill").num(), nil, "cross_dataset_percent")
 	return nil
 }
 
@@ -726,7 +726,7 @@ func moeAppendix(rows *sheet) error {
 			rows.add(Exact, table.name+"/"+what, printed, max(gpu, npu)/min(gpu, npu), "x, %v and %v", gpu, npu)
 		}
 		for i, who := range []string{"gpu", "npu"} {
-			rows.add(Exact, table.name+"/"+who+"_w", devices[2].at(1+i).num(), devices[1].at(1+i).num()/devices[0].at(1+i).num(), "energy over runtime, which the printed mean power is not")
+			rows.noted(Exact, table.name+"/"+who+"_w", devices[2].at(1+i).num(), devices[1].at(1+i).num()/devices[0].at(1+i).num(), "w")
 		}
 	}
 	return nil
@@ -771,9 +771,9 @@ func moeRanges(rows *sheet) error {
 	collect(moe("r_energy_1024_chunk512").at("values"), &one)
 	rows.add(Exact, "energy_1024_chunk_512/least", choice.at("energy_1024_chunk_512").nums()[0], slices.Min(one), "x, sec. 5.8 against sec. 5.4")
 	rows.add(Exact, "energy_1024_chunk_512/most", choice.at("energy_1024_chunk_512").nums()[1], slices.Max(one), "x, sec. 5.8 against sec. 5.4")
-	rows.add(NotReproducible, "cpu_cycles_4096/chunk", "512 or 1024", nil, "sec. 5.5 gives 2.21 to 5.54 for chunks of 512, sec. 5.8 for 1024")
+	rows.noted(NotReproducible, "cpu_cycles_4096/chunk", "512 or 1024", nil, "cpu_cycles_4096/chunk")
 	a := moe("r_ablation").at("values")
-	rows.add(Exact, "ablation/tg_over_base_latency", nil, a.at("all_vs_base_latency").num()/a.at("all_vs_TG_latency").num(), "x: tiers and groups without residency, from sec. 5.8's %v and %v", a.at("all_vs_base_latency").num(), a.at("all_vs_TG_latency").num())
+	rows.noted(Exact, "ablation/tg_over_base_latency", nil, a.at("all_vs_base_latency").num()/a.at("all_vs_TG_latency").num(), "ablation/tg_over_base_latency", a.at("all_vs_base_latency").num(), a.at("all_vs_TG_latency").num())
 	rows.add(Exact, "ablation/t_over_base_energy", nil, a.at("TG_vs_base_energy").num()/a.at("TG_vs_T_energy").num(), "x: tiers alone, from sec. 5.8's %v and %v", a.at("TG_vs_base_energy").num(), a.at("TG_vs_T_energy").num())
 	rows.add(NotReproducible, "ablation/energy", moe("r_ablation_energy_absolute").at("values", "Ours-TG").num(), nil, "its unit is not in the text")
 	gpu := moe("r_gpu").at("values")

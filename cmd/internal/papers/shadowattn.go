@@ -99,11 +99,11 @@ func shadowHeadRatios(rows *sheet) error {
 		for i, v := range ratios {
 			plain[i] = min(v, 1)
 		}
-		rows.add(Exact, name+"/mean_ratio", global, mean(ratios), "Eq. 3 averages r over the heads, whatever the importances")
-		rows.add(Modelled, name+"/heads_above_1", nil, above, "synthetic importances, clamped at %v: heads that Eq. 3 gives more tokens than there are; the paper does not say what it does with them", most)
-		rows.add(Modelled, name+"/mean_ratio_cut", global, mean(plain), "synthetic importances: the mean once those heads are cut at 1")
-		rows.add(Modelled, name+"/mean_ratio_shared", global, mean(cutRatios(ratios)), "synthetic importances: hetc gives what is cut to the other heads in proportion")
-		rows.add(Exact, name+"/heads_of_another_layer", nil, layers, "with 1 <= i <= N and j = floor(i/heads) as printed, the last head of each layer gets the next layer's importance and head N that of none; j = floor((i-1)/heads) is meant")
+		rows.noted(Exact, name+"/mean_ratio", global, mean(ratios), "mean_ratio")
+		rows.noted(Modelled, name+"/heads_above_1", nil, above, "heads_above_1", most)
+		rows.noted(Modelled, name+"/mean_ratio_cut", global, mean(plain), "mean_ratio_cut")
+		rows.noted(Modelled, name+"/mean_ratio_shared", global, mean(cutRatios(ratios)), "mean_ratio_shared")
+		rows.noted(Exact, name+"/heads_of_another_layer", nil, layers, "heads_of_another_layer")
 	}
 	return nil
 }
@@ -160,11 +160,11 @@ func shadowOrder(rows *sheet) error {
 			return err
 		}
 		if len(rows.rows) == 0 {
-			rows.add(Modelled, "fig9/sequential_ms", nil, float64(example.p.sequential())/1000, "the figure prints no times: synthetic top-k of 0.4 and 0.1 ms, multiplications of 0.2 and 0.6 ms, NPU as sec. 3.4 prints it; (1) one thing at a time")
+			rows.noted(Modelled, "fig9/sequential_ms", nil, float64(example.p.sequential())/1000, "fig9/sequential_ms")
 		}
 		rows.add(Modelled, "fig9/"+example.name, example.paper, float64(end)/1000, "the same times; %s", example.note)
 	}
-	rows.add(Modelled, "fig9/algorithm1_ms", "as reordered", float64(together.greedy(false).end)/1000, "the same times; Algorithm 1 takes the head that ends first, here the one whose top-k keeps the other waiting, and ends with (3)")
+	rows.noted(Modelled, "fig9/algorithm1_ms", "as reordered", float64(together.greedy(false).end)/1000, "fig9/algorithm1_ms")
 
 	// Small layers against every order.
 	random := rand.New(rand.NewPCG(34, 9))
@@ -195,11 +195,11 @@ func shadowOrder(rows *sheet) error {
 			equal++
 		}
 	}
-	rows.add(Modelled, "small/optimal_percent", nil, 100*float64(first)/small, "how often Algorithm 1 ends first of all orders, every one tried: %d synthetic layers of 2 or 3 launches, up to 5 heads, times of 1 to 12 units", small)
-	rows.add(Modelled, "small/mean_gap_percent", nil, mean(gaps), "Algorithm 1 above the best of all orders, the same layers")
+	rows.noted(Modelled, "small/optimal_percent", nil, 100*float64(first)/small, "small/optimal_percent", small)
+	rows.noted(Modelled, "small/mean_gap_percent", nil, mean(gaps), "small/mean_gap_percent")
 	rows.add(Modelled, "small/worst_gap_percent", nil, slices.Max(gaps), "of these layers")
-	rows.add(Modelled, "small/interleaved_better_percent", nil, 100*float64(interleaved)/small, "layers in which heads of a launch are better not done one after another, as every planner that goes by launches does them")
-	rows.add(Exact, "small/planners_percent", nil, 100*float64(equal)/small, "layers in which hetc's two exact planners end with the best of all orders that each may choose from")
+	rows.noted(Modelled, "small/interleaved_better_percent", nil, 100*float64(interleaved)/small, "small/interleaved_better_percent")
+	rows.noted(Exact, "small/planners_percent", nil, 100*float64(equal)/small, "small/planners_percent")
 
 	// Layers of 12 heads (Qwen2-1.5B); of some of them every order is covered.
 	const heads, layers, covered = 12, 200, 20
@@ -234,15 +234,15 @@ func shadowOrder(rows *sheet) error {
 				widest++
 			}
 		}
-		rows.add(Modelled, regime.name+"/optimal_percent", nil, 100*float64(optimal)/layers, "how often Algorithm 1 finds the best order of launches and of heads within them; %d synthetic layers of %d heads, 3 x 3 buckets drawn 1:2:1 each way, top-k %d to %d us, multiplication %d to %d us, NPU times as printed", layers, heads, regime.topk[0], regime.topk[1], regime.qkv[0], regime.qkv[1])
-		rows.add(Modelled, regime.name+"/mean_gap_percent", nil, mean(gaps), "Algorithm 1 above the best, the same layers; it carries no printed guarantee")
+		rows.noted(Modelled, regime.name+"/optimal_percent", nil, 100*float64(optimal)/layers, "optimal_percent", layers, heads, regime.topk[0], regime.topk[1], regime.qkv[0], regime.qkv[1])
+		rows.noted(Modelled, regime.name+"/mean_gap_percent", nil, mean(gaps), "mean_gap_percent")
 		rows.add(Modelled, regime.name+"/worst_gap_percent", nil, slices.Max(gaps), "of these layers")
 	}
-	rows.add(Modelled, "interleaved_better_percent", nil, 100*float64(widest)/(3*covered), "of 60 layers: the best order of all heads, which need not keep a launch's heads together, against the best that does")
-	rows.add(Exact, "recurrence_percent", "t_qkv is the total time", 100*float64(runs)/float64(all), "orders whose t_qkv is the total time: Algorithm 1 header and lines 7 to 12 against a replay from Eq. 4 alone, on the synthetic layers")
-	rows.add(Exact, "line25_percent", "an order of the heads", 100-100*float64(literals)/float64(all), "results that are an order of the heads, read literally: line 25 appends the order that line 22 assigned last, that of the launch tried last, so heads repeat and others are missing; t_qkv is unaffected (line 27). hetc appends the selected launch's; the line also names res_fsu, which is res_c/gpu")
-	rows.add(Exact, "search", "O(n!)", "2^launches", "the best group-wise order: Johnson's rule within a launch and a dynamic program over sets of launches, 512 of them for 9 buckets; of all orders 2^heads states with undominated times, 4096 for 12 heads")
-	rows.add(NotReproducible, "planning_time_ms", "below "+fmt.Sprint(shadow("m_planning_overhead").at("values", "below").any()), nil, "a phone's time for its own heads, whose times are not printed")
+	rows.noted(Modelled, "interleaved_better_percent", nil, 100*float64(widest)/(3*covered), "interleaved_better_percent")
+	rows.noted(Exact, "recurrence_percent", "t_qkv is the total time", 100*float64(runs)/float64(all), "recurrence_percent")
+	rows.noted(Exact, "line25_percent", "an order of the heads", 100-100*float64(literals)/float64(all), "line25_percent")
+	rows.noted(Exact, "search", "O(n!)", "2^launches", "search")
+	rows.noted(NotReproducible, "planning_time_ms", "below "+fmt.Sprint(shadow("m_planning_overhead").at("values", "below").any()), nil, "planning_time_ms")
 	return nil
 }
 
@@ -260,7 +260,7 @@ func shadowLaunch(rows *sheet) error {
 	}
 	slope := (count*sxy - sx*sy) / (count*sxx - sx*sx)
 	rows.add(Modelled, "line/launch_ms", nil, (sy-slope*sx)/count, "least squares through the three points")
-	rows.add(Modelled, "line/head_ms", nil, slope, "least squares: %.2f ms a head; the points are no line, 1 to 2 adds 1 ms and so does 2 to 4", slope)
+	rows.noted(Modelled, "line/head_ms", nil, slope, "line/head_ms", slope)
 	one, four := points[0].at("ms").num(), points[2].at("ms").num()
 	rows.add(Exact, "four/apart_ms", nil, 4*one, "four launches of a head")
 	rows.add(Exact, "four/fused_ms", four, float64(shadowNPU(4))/1000, "one launch of four")
@@ -299,8 +299,8 @@ func shadowSparse(rows *sheet) error {
 		return (sy - a*sx) / count, a
 	}
 	estimate, attend := fit(func(g float64) float64 { return 1 - g })
-	rows.add(Modelled, "estimation", nil, estimate, "T(r) = E + r A of the dense kernel's time, least squares through the three gains read as less time")
-	rows.add(Modelled, "multiplication", nil, attend, "A; E + A is %.2f and not 1, since a kernel that keeps all tokens estimates nothing", estimate+attend)
+	rows.noted(Modelled, "estimation", nil, estimate, "estimation")
+	rows.noted(Modelled, "multiplication", nil, attend, "multiplication", estimate+attend)
 	for _, key := range gains.keys() {
 		r, gain := ratioOf(key), gains.at(key).num()
 		rows.add(Modelled, key+"/gain_percent", gain, 100*(1-estimate-float64(r*attend)), "the line at %v; 3 points, 2 parameters", r)
@@ -317,10 +317,10 @@ func shadowSparse(rows *sheet) error {
 	}
 	ratio := 0.2
 	printed := share.at("at_ratio_20").num()
-	rows.add(Modelled, "share_percent", printed, 100*estimate/(estimate+float64(ratio*attend)), "estimation's share at ratio 20, which was not used for the fit")
+	rows.noted(Modelled, "share_percent", printed, 100*estimate/(estimate+float64(ratio*attend)), "share_percent")
 	estimate, attend = fit(func(g float64) float64 { return 1 / (1 + g) })
-	rows.add(Modelled, "share_speedup_reading_percent", printed, 100*estimate/(estimate+float64(ratio*attend)), "the gains read as speed instead of time: the printed share decides against it")
-	rows.add(Exact, "intro_percent", share.at("intro_resource_reduction_about").any(), gains.at("ratio_20").any(), "sec. 1 speaks of about 20 %% less, sec. 2.2 prints this for ratio 20: the two do not describe the same")
+	rows.noted(Modelled, "share_speedup_reading_percent", printed, 100*estimate/(estimate+float64(ratio*attend)), "share_speedup_reading_percent")
+	rows.noted(Exact, "intro_percent", share.at("intro_resource_reduction_about").any(), gains.at("ratio_20").any(), "intro_percent")
 	return nil
 }
 
@@ -359,8 +359,8 @@ func quantised(used float64) float64 {
 func shadowBuckets(rows *sheet) error {
 	step, tiny := shadow("m_bucket_step").at("values", "sigma").num(), shadow("m_bucket_step").at("values", "tested_small").num()
 	grid := scaleGrid(1, 1, step)
-	rows.add(Exact, "count", shadow("m_bucket_step").at("values", "buckets_default").num(), len(grid), "the printed members read as {1/s, 1, s} x {1/s, 1, s} of the mean pair; the list is elided in the text")
-	rows.add(NotReproducible, "count_5", shadow("m_bucket_step").at("values", "buckets_tested_lower").num(), nil, "which five pairs, and the accuracy with them, is not printed")
+	rows.noted(Exact, "count", shadow("m_bucket_step").at("values", "buckets_default").num(), len(grid), "count")
+	rows.noted(NotReproducible, "count_5", shadow("m_bucket_step").at("values", "buckets_tested_lower").num(), nil, "count_5")
 	// Where one scale's bucket ends, the other's at the mean: half way between neighbours.
 	for _, grid := range []struct {
 		name  string
@@ -373,8 +373,8 @@ func shadowBuckets(rows *sheet) error {
 				return fmt.Errorf("scale buckets: no boundary at %v of the mean", x)
 			}
 		}
-		rows.add(Exact, grid.name+"/centre_from", nil, least, "the original bucket takes scales from here, of the mean")
-		rows.add(Exact, grid.name+"/centre_to", nil, most, "to here: nearest by squared error is half way on a linear axis, so the bucket is lopsided")
+		rows.noted(Exact, grid.name+"/centre_from", nil, least, "centre_from")
+		rows.noted(Exact, grid.name+"/centre_to", nil, most, "centre_to")
 	}
 	// Fig. 7 (Qwen2-0.5B): more than 30 % of Q's scales above 0.2, 20 % below 0.1. A logarithmic normal distribution
 	// through both.
@@ -383,7 +383,7 @@ func shadowBuckets(rows *sheet) error {
 	low, high := quantile(fig7.at("q_below_0.1").num()), quantile(1-fig7.at("q_above_0.2").num())
 	spread := math.Log(2) / (high - low)
 	middle := math.Log(0.1) - float64(spread*low)
-	rows.add(Modelled, "fig7/median_scale", nil, math.Exp(middle), "a logarithmic normal distribution through the two printed shares; which tensor the second share is of is not said")
+	rows.noted(Modelled, "fig7/median_scale", nil, math.Exp(middle), "fig7/median_scale")
 	rows.add(Modelled, "fig7/log_deviation", nil, spread, "of the natural logarithm")
 	const samples = 2000
 	centre := math.Exp(middle + spread*spread/2) // the mean, which the buckets stand around
@@ -415,8 +415,8 @@ func shadowBuckets(rows *sheet) error {
 		return err
 	}
 	printed := []float64{step, 1, 1 / step}
-	rows.add(Modelled, "best_scales", nil, fmt.Sprintf("%.3g %.3g %.3g", optimal.Scales[0], optimal.Scales[1], optimal.Scales[2]), "of the mean: the three scales with the least squared distance to the same samples, to proved optimality (package solver/exact); the grid's are 0.5 1 2, and of pairs the best nine are the product of both operands' best three")
-	rows.add(Modelled, "grid_over_best_distance", nil, chosen.MSEOf(printed)/optimal.MSE, "x: the grid's mean squared distance over the best three's")
+	rows.noted(Modelled, "best_scales", nil, fmt.Sprintf("%.3g %.3g %.3g", optimal.Scales[0], optimal.Scales[1], optimal.Scales[2]), "best_scales")
+	rows.noted(Modelled, "grid_over_best_distance", nil, chosen.MSEOf(printed)/optimal.MSE, "grid_over_best_distance")
 	for _, grid := range []struct {
 		name, paper string
 		g           []float64
@@ -443,9 +443,9 @@ func shadowBuckets(rows *sheet) error {
 		if slices.Contains(grid.g, 1) && len(grid.g) > 1 {
 			rows.add(Modelled, grid.name+"/original_bucket_percent", paper, 100*float64(in)/samples, "%s: what falls into the original bucket", given)
 		}
-		rows.add(Modelled, grid.name+"/error_nearest", nil, nearest/own, "%s: squared error of 8-bit values over that with a scale of each tensor's own; nearest bucket", given)
+		rows.noted(Modelled, grid.name+"/error_nearest", nil, nearest/own, "error_nearest", given)
 		if len(grid.g) > 1 {
-			rows.add(Modelled, grid.name+"/error_best", nil, ideal/own, "%s: the bucket of least squared error of the values instead, which cutting off weighs more than rounding coarsely", given)
+			rows.noted(Modelled, grid.name+"/error_best", nil, ideal/own, "error_best", given)
 		}
 	}
 	return nil
@@ -530,7 +530,7 @@ func shadowTopK(rows *sheet) error {
 		if !variant.single {
 			paper = "the same"
 		}
-		rows.add(Exact, variant.name+"/same_sets_percent", paper, 100*float64(same)/queries, "%d synthetic rows of %d normal scores with deviation %v, the first %d: %s", queries, width, variant.spread, keep, variant.note)
+		rows.noted(Exact, variant.name+"/same_sets_percent", paper, 100*float64(same)/queries, "same_sets_percent", queries, width, variant.spread, keep, variant.note)
 	}
 	return nil
 }
@@ -539,10 +539,10 @@ func shadowOps(rows *sheet) error {
 	length := slices.Max(shadow("wl_kernel_lengths").at("values").nums())
 	ratio := shadow("m_global_ratio").at("values", "default").num() / 100
 	for _, m := range shadow("table5_models").at("values").list() {
-		rows.add(Exact, m.at(0).text()+"/qk_gops", nil, 2*m.at(1).num()*length*length*m.at(3).num()/1e9, "Q x K of a layer at %v tokens, all positions: 2 x %v heads x %v^2 x %v", length, m.at(1).num(), length, m.at(3).num())
+		rows.noted(Exact, m.at(0).text()+"/qk_gops", nil, 2*m.at(1).num()*length*length*m.at(3).num()/1e9, "qk_gops", length, m.at(1).num(), length, m.at(3).num())
 	}
-	rows.add(Exact, "dense_estimation_percent", nil, 100/(1+1.0), "Q x K is half of a dense kernel's operations, whatever the shape")
-	rows.add(Modelled, "estimation_percent", shadow("r_estimation_share").at("values", "at_ratio_20").num(), 100/(1+2*ratio), "of a sparse kernel's operations at ratio %v: 1 for the estimate and %v for each sparse product. Above the printed share of time: gathered products run slower than dense ones", ratio, ratio)
+	rows.noted(Exact, "dense_estimation_percent", nil, 100/(1+1.0), "dense_estimation_percent")
+	rows.noted(Modelled, "estimation_percent", shadow("r_estimation_share").at("values", "at_ratio_20").num(), 100/(1+2*ratio), "estimation_percent", ratio, ratio)
 	return nil
 }
 
@@ -561,7 +561,7 @@ func shadowAccuracy(rows *sheet) error {
 	}
 	losses := shadow("r_accuracy_loss").at("values")
 	for c, col := range columns[1:] {
-		rows.add(Exact, "table6/"+col.text()+"/loss", losses.at(col.text()).num(), means[0]-means[c+1], "percentage points below C/G-Full; the text subtracts the rounded means")
+		rows.noted(Exact, "table6/"+col.text()+"/loss", losses.at(col.text()).num(), means[0]-means[c+1], "table6/loss")
 	}
 	equal, t3 := 0, shadow("table3").at("values").list()
 	for _, a := range t3 {
@@ -571,7 +571,7 @@ func shadowAccuracy(rows *sheet) error {
 			}
 		}
 	}
-	rows.add(Exact, "table3/cells_as_in_table6", nil, equal, "of 12 pairs of both columns that Table 6 repeats")
+	rows.noted(Exact, "table3/cells_as_in_table6", nil, equal, "table3/cells_as_in_table6")
 	drops := shadow("r_npu_attention_drop").at("values")
 	var all []float64
 	for _, cell := range t3 {
@@ -601,12 +601,12 @@ func shadowAccuracy(rows *sheet) error {
 		}
 	}
 	rows.add(Exact, "table4/least_recall", "above 99", least, "percent, of all cells")
-	rows.add(Exact, "table4/falls", nil, falls, "cells in which recall falls as more tokens are kept")
-	rows.add(NotReproducible, "table4/level", "99.0 to 100", nil, "needs the four models' activations on WikiText-2")
+	rows.noted(Exact, "table4/falls", nil, falls, "table4/falls")
+	rows.noted(NotReproducible, "table4/level", "99.0 to 100", nil, "table4/level")
 	ablation := shadow("r_ablation").at("values")
 	for _, row := range t6 {
 		if row.at(0).any() == "Qwen2-0.5B" && row.at(1).any() == "Octopus" {
-			rows.add(Exact, "ablation/without_buckets", ablation.at("before_uniform_ratio").num(), row.at(6).num()-ablation.at("no_buckets_accuracy_drop").num(), "Table 6's %v less the printed drop of %v points; sec. 5.2 prints 60.1 in the next step", row.at(6).num(), ablation.at("no_buckets_accuracy_drop").num())
+			rows.noted(Exact, "ablation/without_buckets", ablation.at("before_uniform_ratio").num(), row.at(6).num()-ablation.at("no_buckets_accuracy_drop").num(), "ablation/without_buckets", row.at(6).num(), ablation.at("no_buckets_accuracy_drop").num())
 			rows.add(Exact, "ablation/npu_full", ablation.at("npu_full_accuracy").num(), row.at(5).num(), "Table 6")
 		}
 	}
@@ -632,7 +632,7 @@ func shadowTime(rows *sheet) error {
 	rows.add(Exact, "table8/most", shadow("r_energy").at("values").num(), most, "%s; cells rounded to 0.01 J allow 7.63 to 7.71", where)
 	apps := shadow("table9").at("values").nums()
 	rows.add(Exact, "table9/worst_slowdown", nil, slices.Max(apps)/apps[0], "%v over %v s without other applications", slices.Max(apps), apps[0])
-	rows.add(Exact, "table9/least_slowdown", nil, slices.Min(apps)/apps[0], "one mix of applications is faster than none: the spread of the measurement is about as large as the effect")
+	rows.noted(Exact, "table9/least_slowdown", nil, slices.Min(apps)/apps[0], "table9/least_slowdown")
 	return nil
 }
 
@@ -643,11 +643,11 @@ func shadowClaims(rows *sheet) error {
 		energy = max(energy, row.at(1).num()/row.at(5).num())
 	}
 	rows.add(Exact, "energy_up_to", headline.at("energy_up_to").num(), energy, "x, from Table 8")
-	rows.add(Exact, "kernel_up_to", headline.at("kernel_speedup_up_to").num(), shadow("r_kernel").at("values", "vs_cg_full", "max").num(), "x, sec. 1 against sec. 5.1; the times are a plot")
-	rows.add(Exact, "e2e_up_to", headline.at("e2e_speedup_up_to").num(), shadow("r_e2e").at("values", "vs_cg_full", "max").num(), "x, sec. 1 against sec. 5.1; the times are a plot")
+	rows.noted(Exact, "kernel_up_to", headline.at("kernel_speedup_up_to").num(), shadow("r_kernel").at("values", "vs_cg_full", "max").num(), "kernel_up_to")
+	rows.noted(Exact, "e2e_up_to", headline.at("e2e_speedup_up_to").num(), shadow("r_e2e").at("values", "vs_cg_full", "max").num(), "e2e_up_to")
 	t := shadow("r_ablation").at("values")
-	rows.add(Exact, "uniform_ratio_drop", nil, t.at("before_uniform_ratio").num()-t.at("after_uniform_ratio").num(), "percentage points that per-head ratios are worth on Qwen2-0.5B, Octopus (sec. 5.2)")
-	rows.add(NotReproducible, "native_speedup", shadow("r_vs_llmnpu_native").at("values").num(), nil, "Fig. 12's times are a plot; the comparison needs the phones")
+	rows.noted(Exact, "uniform_ratio_drop", nil, t.at("before_uniform_ratio").num()-t.at("after_uniform_ratio").num(), "uniform_ratio_drop")
+	rows.noted(NotReproducible, "native_speedup", shadow("r_vs_llmnpu_native").at("values").num(), nil, "native_speedup")
 	rows.add(NotReproducible, "fig7_by_tensor", "20 % below 0.1", nil, "which tensor it is of is not said")
 	return nil
 }

@@ -1,6 +1,12 @@
 package papers
 
 import (
+	"embed"
+	"strings"
+	"sync"
+
+	"github.com/hetc/hetc/internal/decode"
+
 	"context"
 	"fmt"
 	"math"
@@ -27,6 +33,38 @@ func sheetItem(paper, name, title, source string, fill func(*sheet) error, check
 func (s *sheet) add(class Class, name string, paper, ours any, note string, args ...any) {
 	s.rows = append(s.rows, Row{ID: s.id + name, Paper: shown(paper), Ours: shown(ours), Class: class, Note: fmt.Sprintf(note, args...)})
 }
+
+// noted is add with a longer note, which stands in notes/PAPER.yaml under a key.
+func (s *sheet) noted(class Class, name string, paper, ours any, key string, args ...any) {
+	id, _, _ := strings.Cut(s.id, "/")
+	note, ok := notes()[id][key]
+	if !ok {
+		panic(fmt.Sprintf("BUG: the notes of %s have no entry %q", id, key))
+	}
+	s.add(class, name, paper, ours, "%s", fmt.Sprintf(note, args...))
+}
+
+// noteFiles are what rows say beside their numbers.
+//
+//go:embed notes/*.yaml
+var noteFiles embed.FS
+
+// notes are the longer notes of rows by paper and key.
+var notes = sync.OnceValue(func() map[string]map[string]string {
+	out := map[string]map[string]string{}
+	for _, paper := range Papers {
+		text, err := noteFiles.ReadFile("notes/" + paper + ".yaml")
+		if err != nil {
+			panic("BUG: " + err.Error())
+		}
+		byKey := map[string]string{}
+		if err := decode.Bytes(paper+".yaml", text, "", &byKey); err != nil {
+			panic("BUG: " + err.Error())
+		}
+		out[paper] = byKey
+	}
+	return out
+})
 
 func shown(v any) any {
 	switch x := v.(type) {
