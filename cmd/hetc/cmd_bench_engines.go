@@ -8,7 +8,7 @@ import (
 )
 
 func newBenchEngines(ui *cli.Streams) *cobra.Command {
-	var options bench.EnginesOptions
+	var opts bench.EnginesOptions
 	cmd := &cobra.Command{
 		Use:   "engines --model DIR [--workload w.yaml | --plan plan.yaml --soc soc.yaml]",
 		Short: "measure hetc against llama.cpp: same weights, same cores, taking turns",
@@ -17,31 +17,31 @@ func newBenchEngines(ui *cli.Streams) *cobra.Command {
 			if err := cli.Required(cmd, "model"); err != nil {
 				return err
 			}
-			return bench.Engines(cmd.Context(), ui, &options)
+			return bench.Engines(cmd.Context(), ui, &opts)
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&options.Models, "model", nil, "model directory with weights; several, each with a --model of its own, are measured one after the other")
-	flags.IntSliceVar(&options.Prompts, "prompt-len", []int{256, 1024}, "tokens of the prompts")
-	flags.IntVar(&options.Gen, "gen", 32, "tokens to decode")
-	flags.IntVar(&options.Depth, "depth", 256, "tokens in the cache before decoding")
-	flags.IntSliceVar(&options.Cores, "cores", nil, "cores to run on, one thread each (default all this process may use)")
-	flags.IntVar(&options.Rounds, "rounds", 6, "processes for each engine and task")
-	flags.IntVar(&options.Reps, "reps", 2, "repetitions in each process, after one that is not counted; prompts above 512 tokens get one")
-	flags.StringSliceVar(&options.Formats, "formats", []string{"Q4_0", "Q8_0"}, "llama.cpp's formats to measure")
-	flags.StringVar(&options.Workload, "workload", "", "workload that hetc's plan is made for")
-	flags.StringVar(&options.Plan, "plan", "", "plan to measure instead of making one")
-	flags.StringVar(&options.SoC, "soc", "", "SoC of the plan")
-	flags.StringVar(&options.Memory, "max-memory", "", "also measure a plan within this memory: a size such as 700MiB, or a format: what llama.cpp needs with it")
-	flags.StringVar(&options.Text, "text", "", "text to measure quality on")
-	flags.StringVar(&options.QualityModel, "quality-model", "", "model with a tokenizer to measure the schemes' quality with")
-	flags.StringVar(&options.Work, "work", "", "directory that keeps the files of all steps (default: a temporary one)")
-	flags.StringVarP(&options.Out, "output", "o", "", "JSON file for everything that was measured")
-	flags.StringVar(&options.Markdown, "markdown", "", "file for the tables as Markdown")
-	flags.StringVar(&options.Budget, "budget", "", "time for the rounds of one model; what does not fit is left out, and it says so")
-	flags.StringVar(&options.ProfileBudget, "profile-budget", "60s", "time to measure operators for a plan")
-	flags.StringVar(&options.Limit, "timeout", "5m", "time for one process")
-	flags.Float64Var(&options.MaxOthers, "max-others", 0.15, "cores that other processes may use meanwhile; else a process is repeated, and it says so; 0: do not look")
-	flags.Uint64Var(&options.Seed, "seed", 1, "seed of the order of measurements")
+	flags.StringArrayVar(&opts.Models, "model", nil, "model directory with weights; several, each with a --model of its own, are measured one after the other")
+	flags.IntSliceVar(&opts.Prompts, "prompt-len", []int{256, 1024}, "tokens of the prompts")
+	flags.IntVar(&opts.Gen, "gen", 32, "tokens to decode")
+	flags.IntVar(&opts.Depth, "depth", 256, "tokens in the cache before decoding")
+	flags.IntSliceVar(&opts.Cores, "cores", nil, "cores to run on, one thread each (default all this process may use)")
+	flags.IntVar(&opts.Rounds, "rounds", 6, "processes for each engine and task")
+	flags.IntVar(&opts.Reps, "reps", 2, "repetitions in each process, after one that is not counted; prompts above 512 tokens get one")
+	flags.StringSliceVar(&opts.Formats, "formats", []string{"Q4_0", "Q8_0"}, "llama.cpp's formats to measure")
+	flags.StringVar(&opts.Workload, "workload", "", "workload that hetc's plan is made for")
+	flags.StringVar(&opts.Plan, "plan", "", "plan to measure instead of making one")
+	flags.StringVar(&opts.SoC, "soc", "", "SoC of the plan")
+	flags.StringVar(&opts.Memory, "max-memory", "", "also measure a plan within this memory: a size such as 700MiB, or a format: what llama.cpp needs with it")
+	flags.StringVar(&opts.Text, "text", "", "text to measure quality on")
+	flags.StringVar(&opts.QualityModel, "quality-model", "", "model with a tokenizer to measure the schemes' quality with")
+	flags.StringVar(&opts.Work, "work", "", "directory that keeps the files of all steps (default: a temporary one)")
+	flags.StringVarP(&opts.Out, "output", "o", "", "JSON file for everything that was measured")
+	flags.StringVar(&opts.Markdown, "markdown", "", "file for the tables as Markdown")
+	flags.StringVar(&opts.Budget, "budget", "", "time for the rounds of one model; what does not fit is left out, and it says so")
+	flags.StringVar(&opts.ProfileBudget, "profile-budget", "60s", "time to measure operators for a plan")
+	flags.StringVar(&opts.Limit, "timeout", "5m", "time for one process")
+	flags.Float64Var(&opts.MaxOthers, "max-others", 0.15, "cores that other processes may use meanwhile; else a process is repeated, and it says so; 0: do not look")
+	flags.Uint64Var(&opts.Seed, "seed", 1, "seed of the order of measurements")
 	return cmd
 }

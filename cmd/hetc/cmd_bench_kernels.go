@@ -8,16 +8,16 @@ import (
 )
 
 func newBenchKernels(ui *cli.Streams) *cobra.Command {
-	var options bench.KernelsOptions
+	var opts bench.KernelsOptions
 	cmd := &cobra.Command{
 		Use:   "kernels",
 		Short: "measure the host's kernels against what this CPU allows",
 		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return bench.Kernels(c.Context(), ui, &options) },
+		RunE:  func(c *cobra.Command, _ []string) error { return bench.Kernels(c.Context(), ui, &opts) },
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&options.Kernels, "kernels", "", "kernel set, or all; default the best one")
-	flags.StringVar(&options.Cores, "cores", "", "cores to use, such as 0,1; default the first two")
-	flags.IntVar(&options.Rounds, "rounds", 15, "measured rounds, after one that is not counted")
+	flags.StringVar(&opts.Kernels, "kernels", "", "kernel set, or all; default the best one")
+	flags.StringVar(&opts.Cores, "cores", "", "cores to use, such as 0,1; default the first two")
+	flags.IntVar(&opts.Rounds, "rounds", 15, "measured rounds, after one that is not counted")
 	return cmd
 }

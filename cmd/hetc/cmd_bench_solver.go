@@ -12,26 +12,26 @@ import (
 )
 
 func newBenchSolver(ui *cli.Streams) *cobra.Command {
-	var options bench.SolverOptions
+	var opts bench.SolverOptions
 	cmd := &cobra.Command{
 		Use:   "solver [--soc SOC (--record rec.jsonl | --costs costs.yaml) --model MODEL]",
 		Short: "measure the engines of solve on problems of full size",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if options.Rounds < 1 || options.Limit <= 0 {
-				return diag.New(diag.ClassUsage, "--rounds %d, --limit %v: want at least 1, and a time", options.Rounds, options.Limit)
+			if opts.Rounds < 1 || opts.Limit <= 0 {
+				return diag.New(diag.ClassUsage, "--rounds %d, --limit %v: want at least 1, and a time", opts.Rounds, opts.Limit)
 			}
-			if options.Markdown != "" {
-				if err := wholefile.Writable(options.Markdown); err != nil {
+			if opts.Markdown != "" {
+				if err := wholefile.Writable(opts.Markdown); err != nil {
 					return err
 				}
 			}
-			return options.Run(cmd, ui)
+			return opts.Run(cmd, ui)
 		},
 	}
-	options.In.Flags(cmd)
-	cmd.Flags().IntVar(&options.Rounds, "rounds", 7, "rounds of each model that both builds of HiGHS solve")
-	cmd.Flags().DurationVar(&options.Limit, "limit", 2*time.Minute, "the longest that one solve may take")
-	cmd.Flags().StringVar(&options.Markdown, "markdown", "", "file for the tables as Markdown")
+	opts.In.Flags(cmd)
+	cmd.Flags().IntVar(&opts.Rounds, "rounds", 7, "rounds of each model that both builds of HiGHS solve")
+	cmd.Flags().DurationVar(&opts.Limit, "limit", 2*time.Minute, "the longest that one solve may take")
+	cmd.Flags().StringVar(&opts.Markdown, "markdown", "", "file for the tables as Markdown")
 	return cmd
 }

@@ -13,22 +13,22 @@ import (
 )
 
 func newBuild(ui *cli.Streams) *cobra.Command {
-	var options build.Options
+	var opts build.Options
 	cmd := &cobra.Command{
 		Use:   "build [-f hetc.yaml]",
 		Short: "make the plans and bundles of models x SoCs x workloads, each at most once",
 		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return build.Run(c.Context(), ui, &options) },
+		RunE:  func(c *cobra.Command, _ []string) error { return build.Run(c.Context(), ui, &opts) },
 	}
 	flags := cmd.Flags()
-	flags.StringVarP(&options.File, "file", "f", "hetc.yaml", "the matrix")
-	flags.StringVarP(&options.Output, "output", "o", "", "directory to write to, instead of the file's")
-	flags.StringVar(&options.Only, "only", "", "build SOC/MODEL/WORKLOAD alone, each with * for anything, or a prefix")
-	flags.IntVarP(&options.Jobs, "jobs", "j", runtime.GOMAXPROCS(0), "combinations at the same time, as far as memory allows")
-	flags.StringVar(&options.Memory, "max-memory", "", "memory for all jobs together, e.g. 8GiB; default three quarters of what is free")
-	flags.StringVar(&options.Cache, "cache", "", "directory of the cache; default $"+bindings.EnvCache+", else the user's cache directory")
-	flags.StringVar(&options.CacheSize, "cache-size", unit.Bytes(build.DefaultCacheBytes).String(), "bytes the cache keeps; what was not used for longest goes first")
-	flags.BoolVar(&options.DryRun, "dry-run", false, "tell what would be made, and write nothing")
-	measure.AcceptNoisy(flags, &options.AcceptNoisy)
+	flags.StringVarP(&opts.File, "file", "f", "hetc.yaml", "the matrix")
+	flags.StringVarP(&opts.Output, "output", "o", "", "directory to write to, instead of the file's")
+	flags.StringVar(&opts.Only, "only", "", "build SOC/MODEL/WORKLOAD alone, each with * for anything, or a prefix")
+	flags.IntVarP(&opts.Jobs, "jobs", "j", runtime.GOMAXPROCS(0), "combinations at the same time, as far as memory allows")
+	flags.StringVar(&opts.Memory, "max-memory", "", "memory for all jobs together, e.g. 8GiB; default three quarters of what is free")
+	flags.StringVar(&opts.Cache, "cache", "", "directory of the cache; default $"+bindings.EnvCache+", else the user's cache directory")
+	flags.StringVar(&opts.CacheSize, "cache-size", unit.Bytes(build.DefaultCacheBytes).String(), "bytes the cache keeps; what was not used for longest goes first")
+	flags.BoolVar(&opts.DryRun, "dry-run", false, "tell what would be made, and write nothing")
+	measure.AcceptNoisy(flags, &opts.AcceptNoisy)
 	return cmd
 }

@@ -9,30 +9,30 @@ import (
 )
 
 func newEmit(ui *cli.Streams) *cobra.Command {
-	var options bundling.Options
+	var opts bundling.Options
 	cmd := &cobra.Command{
 		Use:   "emit --plan plan.yaml --model DIR --key NAME.key -o app.hetb",
 		Short: "pack the weights, compile the graphs, and sign a bundle",
 		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return bundling.Write(c, ui, &options) },
+		RunE:  func(c *cobra.Command, _ []string) error { return bundling.Write(c, ui, &opts) },
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&options.PlanFile, "plan", "", "plan to emit")
-	flags.StringVar(&options.ModelDir, "model", "", "model directory with weights")
-	flags.StringVar(&options.SoC, "soc", "", "check the plan against this SoC again")
-	flags.StringVar(&options.CalibrationFile, "calibration", "", "calibration that the plan was made with")
-	flags.StringVar(&options.Target.Name, "target", "", "make a bundle for the device of this SoC, the plan's")
-	flags.BoolVar(&options.Target.Emulator, "for-emulator", false, "make the twin for the vendor's emulator, on this machine")
-	flags.BoolVar(&options.Target.Fallback, "allow-fallback", false, "give what cannot be compiled to the control processor, and say so")
-	flags.StringVar(&options.Target.Twin, "twin", "", "the twin made before, whose digests the report repeats")
-	flags.StringVar(&options.Key, "key", "", "private key that signs")
-	flags.StringVarP(&options.Output, "output", "o", "", "bundle to write")
-	flags.BoolVar(&options.Reference, "with-reference", false, "add a reference program for hetrun --check")
-	flags.StringVar(&options.Product, "product", "hetc", "domain of trust and rollback")
-	flags.StringVar(&options.Version, "bundle-version", "0", "version of the bundle, for people")
-	flags.Int64Var(&options.SecurityVersion, "security-version", 0, "raised when older bundles must be refused")
-	flags.Int64Var(&options.Generation, "keyring-generation", 1, "generation of the keyring the bundle is signed for")
-	flags.Int64Var(&options.NotAfter, "not-after", 0, "unix time after which hosts refuse it, by their clock, 0: never")
+	flags.StringVar(&opts.PlanFile, "plan", "", "plan to emit")
+	flags.StringVar(&opts.ModelDir, "model", "", "model directory with weights")
+	flags.StringVar(&opts.SoC, "soc", "", "check the plan against this SoC again")
+	flags.StringVar(&opts.CalibrationFile, "calibration", "", "calibration that the plan was made with")
+	flags.StringVar(&opts.Target.Name, "target", "", "make a bundle for the device of this SoC, the plan's")
+	flags.BoolVar(&opts.Target.Emulator, "for-emulator", false, "make the twin for the vendor's emulator, on this machine")
+	flags.BoolVar(&opts.Target.Fallback, "allow-fallback", false, "give what cannot be compiled to the control processor, and say so")
+	flags.StringVar(&opts.Target.Twin, "twin", "", "the twin made before, whose digests the report repeats")
+	flags.StringVar(&opts.Key, "key", "", "private key that signs")
+	flags.StringVarP(&opts.Output, "output", "o", "", "bundle to write")
+	flags.BoolVar(&opts.Reference, "with-reference", false, "add a reference program for hetrun --check")
+	flags.StringVar(&opts.Product, "product", "hetc", "domain of trust and rollback")
+	flags.StringVar(&opts.Version, "bundle-version", "0", "version of the bundle, for people")
+	flags.Int64Var(&opts.SecurityVersion, "security-version", 0, "raised when older bundles must be refused")
+	flags.Int64Var(&opts.Generation, "keyring-generation", 1, "generation of the keyring the bundle is signed for")
+	flags.Int64Var(&opts.NotAfter, "not-after", 0, "unix time after which hosts refuse it, by their clock, 0: never")
 	return cmd
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 func newCalibrate(ui *cli.Streams) *cobra.Command {
-	var options precision.CalibrateOptions
+	var opts precision.CalibrateOptions
 	cmd := &cobra.Command{
 		Use:   "calibrate --model DIR --text FILE -o cal.yaml",
 		Short: "measure a model's activations, and what each precision costs in each class of weights",
@@ -19,20 +19,20 @@ func newCalibrate(ui *cli.Streams) *cobra.Command {
 			if err := cli.Required(cmd, "model", "text", "output"); err != nil {
 				return err
 			}
-			if cmd.Flags().Changed("windows") && options.Windows < trial.LeastWindows {
-				return diag.New(diag.ClassUsage, "--windows %d: want at least %d", options.Windows, trial.LeastWindows).WithHint("losses are measured on half of them, and an interval needs two")
+			if cmd.Flags().Changed("windows") && opts.Windows < trial.LeastWindows {
+				return diag.New(diag.ClassUsage, "--windows %d: want at least %d", opts.Windows, trial.LeastWindows).WithHint("losses are measured on half of them, and an interval needs two")
 			}
-			if cmd.Flags().Changed("schemes") && len(options.Schemes) == 0 {
+			if cmd.Flags().Changed("schemes") && len(opts.Schemes) == 0 {
 				return diag.New(diag.ClassUsage, "--schemes is empty").WithHint("leave it out to measure all, or name some: --schemes a8t/q8c")
 			}
-			return options.Run(cmd.Context(), ui)
+			return opts.Run(cmd.Context(), ui)
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&options.Model, "model", "", "model directory with weights and tokenizer")
-	flags.StringVar(&options.Text, "text", "", "text to read, of the kind the model will see")
-	flags.StringVarP(&options.Out, "output", "o", "", "calibration to write")
-	flags.IntVar(&options.Windows, "windows", 0, "windows of 256 tokens to read from the text's beginning (default by the model's size)")
-	flags.StringSliceVar(&options.Schemes, "schemes", nil, "precisions to measure, the one that folds are for first (default all)")
+	flags.StringVar(&opts.Model, "model", "", "model directory with weights and tokenizer")
+	flags.StringVar(&opts.Text, "text", "", "text to read, of the kind the model will see")
+	flags.StringVarP(&opts.Out, "output", "o", "", "calibration to write")
+	flags.IntVar(&opts.Windows, "windows", 0, "windows of 256 tokens to read from the text's beginning (default by the model's size)")
+	flags.StringSliceVar(&opts.Schemes, "schemes", nil, "precisions to measure, the one that folds are for first (default all)")
 	return cmd
 }

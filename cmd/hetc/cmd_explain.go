@@ -8,18 +8,18 @@ import (
 )
 
 func newExplain(ui *cli.Streams) *cobra.Command {
-	var options explain.Options
+	var opts explain.Options
 	cmd := &cobra.Command{
 		Use:   "explain plan.yaml [WHAT]",
 		Short: "explain why a plan looks the way it does, and what anything else would have cost",
 		Args:  cobra.RangeArgs(1, 2),
-		RunE:  func(c *cobra.Command, args []string) error { return options.Run(c, ui, args) },
+		RunE:  func(c *cobra.Command, args []string) error { return opts.Run(c, ui, args) },
 	}
-	options.Flags(cmd)
-	options.Working.Flags(cmd)
-	cmd.Flags().StringVar(&options.Calibration, "calibration", "", "calibration that the plan was solved with")
-	cmd.Flags().StringVar(&options.Loads, "loads", "", "loads of experts that the plan's tiers were solved with")
-	cmd.Flags().StringVar(&options.MaxMemory, "max-memory", "", "bound that the plan was solved with; default: what the plan says")
-	cmd.Flags().StringSliceVar(&options.Only, "only", nil, "processors that the plan was solved for alone")
+	opts.Flags(cmd)
+	opts.Working.Flags(cmd)
+	cmd.Flags().StringVar(&opts.Calibration, "calibration", "", "calibration that the plan was solved with")
+	cmd.Flags().StringVar(&opts.Loads, "loads", "", "loads of experts that the plan's tiers were solved with")
+	cmd.Flags().StringVar(&opts.MaxMemory, "max-memory", "", "bound that the plan was solved with; default: what the plan says")
+	cmd.Flags().StringSliceVar(&opts.Only, "only", nil, "processors that the plan was solved for alone")
 	return cmd
 }

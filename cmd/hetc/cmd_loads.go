@@ -11,7 +11,7 @@ import (
 )
 
 func newLoads(ui *cli.Streams) *cobra.Command {
-	var options precision.LoadsOptions
+	var opts precision.LoadsOptions
 	cmd := &cobra.Command{
 		Use:   "loads --model DIR (--text FILE | --synthetic DISTRIBUTION) -o loads.json",
 		Short: "note how many rows a model's router sends to every expert",
@@ -20,25 +20,25 @@ func newLoads(ui *cli.Streams) *cobra.Command {
 			if err := cli.Required(cmd, "model", "output"); err != nil {
 				return err
 			}
-			if (options.Text == "") == (options.Synthetic == "") {
+			if (opts.Text == "") == (opts.Synthetic == "") {
 				return diag.New(diag.ClassUsage, "loads: want one of --text and --synthetic").WithHint("--synthetic zipf:1.2 needs no weights")
 			}
-			if options.Text == "" && cmd.Flags().Changed("windows") || options.Text != "" && (cmd.Flags().Changed("chunks") || cmd.Flags().Changed("seed")) {
+			if opts.Text == "" && cmd.Flags().Changed("windows") || opts.Text != "" && (cmd.Flags().Changed("chunks") || cmd.Flags().Changed("seed")) {
 				return diag.New(diag.ClassUsage, "loads: --windows is for --text, --chunks and --seed are for --synthetic")
 			}
-			if options.Windows < 2 || options.Chunks < 2 {
+			if opts.Windows < 2 || opts.Chunks < 2 {
 				return diag.New(diag.ClassUsage, "loads: want at least 2 windows or chunks")
 			}
-			return options.Run(cmd.Context(), ui)
+			return opts.Run(cmd.Context(), ui)
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&options.Model, "model", "", "model directory or catalog name")
-	flags.StringVar(&options.Text, "text", "", "text to execute the model on")
-	flags.StringVar(&options.Synthetic, "synthetic", "", "distribution instead: "+workload.Generators)
-	flags.StringVarP(&options.Out, "output", "o", "", "loads to write")
-	flags.IntVar(&options.Windows, "windows", 64, "windows of 256 tokens to read from the text's beginning, at most")
-	flags.IntVar(&options.Chunks, "chunks", 256, "chunks to draw")
-	flags.Uint64Var(&options.Seed, "seed", 1, "seed of what is drawn")
+	flags.StringVar(&opts.Model, "model", "", "model directory or catalog name")
+	flags.StringVar(&opts.Text, "text", "", "text to execute the model on")
+	flags.StringVar(&opts.Synthetic, "synthetic", "", "distribution instead: "+workload.Generators)
+	flags.StringVarP(&opts.Out, "output", "o", "", "loads to write")
+	flags.IntVar(&opts.Windows, "windows", 64, "windows of 256 tokens to read from the text's beginning, at most")
+	flags.IntVar(&opts.Chunks, "chunks", 256, "chunks to draw")
+	flags.Uint64Var(&opts.Seed, "seed", 1, "seed of what is drawn")
 	return cmd
 }

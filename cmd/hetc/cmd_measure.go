@@ -10,7 +10,7 @@ import (
 )
 
 func newProbe(ui *cli.Streams) *cobra.Command {
-	var options measure.ProbeOptions
+	var opts measure.ProbeOptions
 	cmd := &cobra.Command{
 		Use:   "probe -o soc.yaml",
 		Short: "describe this machine as a SoC file",
@@ -19,14 +19,14 @@ func newProbe(ui *cli.Streams) *cobra.Command {
 			if err := cli.Required(cmd, "output"); err != nil {
 				return err
 			}
-			return measure.Probe(cmd.Context(), ui, &options)
+			return measure.Probe(cmd.Context(), ui, &opts)
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVarP(&options.Output, "output", "o", "", "SoC file to write")
-	flags.StringVar(&options.Name, "name", "host", "name of the SoC")
-	flags.BoolVar(&options.Force, "force", false, "replace an existing file")
-	flags.StringSliceVar(&options.Drivers, "driver", nil, "also describe the processors of this driver, such as ort; may be repeated")
+	flags.StringVarP(&opts.Output, "output", "o", "", "SoC file to write")
+	flags.StringVar(&opts.Name, "name", "host", "name of the SoC")
+	flags.BoolVar(&opts.Force, "force", false, "replace an existing file")
+	flags.StringSliceVar(&opts.Drivers, "driver", nil, "also describe the processors of this driver, such as ort; may be repeated")
 	return cmd
 }
 

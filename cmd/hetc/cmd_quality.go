@@ -10,7 +10,7 @@ import (
 )
 
 func newQuality(ui *cli.Streams) *cobra.Command {
-	var options precision.QualityOptions
+	var opts precision.QualityOptions
 	cmd := &cobra.Command{
 		Use:   "quality (--bundle app.hetb --trust NAME.pub | --plan plan.yaml) --model DIR --text FILE",
 		Short: "measure what a bundle's precision costs, against float32",
@@ -19,43 +19,43 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 			if err := cli.Required(cmd, "model", "text"); err != nil {
 				return err
 			}
-			if (options.Bundle == "") == (options.Plan == "") {
+			if (opts.Bundle == "") == (opts.Plan == "") {
 				return diag.New(diag.ClassUsage, "%s: want one of --bundle and --plan", cmd.CommandPath()).WithHint("usage: %s", cmd.UseLine())
 			}
-			if options.Bundle != "" {
+			if opts.Bundle != "" {
 				if err := cli.Required(cmd, "trust"); err != nil {
 					return err
 				}
 			}
-			if options.Bundle != "" && options.Calibration != "" {
+			if opts.Bundle != "" && opts.Calibration != "" {
 				return diag.New(diag.ClassUsage, "--calibration is for --plan, which is not there").WithHint("a bundle's weights are packed already: leave it out")
 			}
 			for _, f := range append([]string{"any-machine"}, accept.Flags...) {
-				if options.Plan != "" && cmd.Flags().Changed(f) {
+				if opts.Plan != "" && cmd.Flags().Changed(f) {
 					return diag.New(diag.ClassUsage, "--%s is for --bundle, which is not there", f).WithHint("leave it out")
 				}
 			}
-			if cmd.Flags().Changed("max-kl") && !(options.MaxKL >= 0) {
-				return diag.New(diag.ClassUsage, "--max-kl %v: want 0 or more", options.MaxKL).WithHint("8 bit per row costs about 0.001, 4 bit about 0.02")
+			if cmd.Flags().Changed("max-kl") && !(opts.MaxKL >= 0) {
+				return diag.New(diag.ClassUsage, "--max-kl %v: want 0 or more", opts.MaxKL).WithHint("8 bit per row costs about 0.001, 4 bit about 0.02")
 			}
-			if options.Windows < 0 || options.Windows == 1 {
-				return diag.New(diag.ClassUsage, "--windows %d: want at least 2, or 0 for the whole text", options.Windows).WithHint("an interval needs two windows")
+			if opts.Windows < 0 || opts.Windows == 1 {
+				return diag.New(diag.ClassUsage, "--windows %d: want at least 2, or 0 for the whole text", opts.Windows).WithHint("an interval needs two windows")
 			}
-			return options.Run(cmd.Context(), ui, cmd.Flags().Changed("max-kl"))
+			return opts.Run(cmd.Context(), ui, cmd.Flags().Changed("max-kl"))
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&options.Bundle, "bundle", "", "bundle to measure")
-	options.Terms.Register(flags)
-	options.Terms.RegisterCopy(flags)
-	flags.StringVar(&options.Plan, "plan", "", "plan to measure instead, with weights packed in memory")
-	flags.StringVar(&options.Calibration, "calibration", "", "calibration that the plan was made with")
-	flags.StringVar(&options.Model, "model", "", "directory of the model it was made from: the reference")
-	flags.StringVar(&options.Text, "text", "", "text to read, of the kind the model will see")
-	flags.StringVar(&options.SoC, "soc", "", "SoC file of a simulated plan whose SoC is not in the catalog")
-	flags.IntVar(&options.Windows, "windows", 60, "windows of 256 tokens to read from the text's beginning, 0: all")
-	flags.BoolVar(&options.Decode, "decode", false, "measure decode even where its precision is prefill's")
-	flags.Float64Var(&options.MaxKL, "max-kl", 0, "fail when the mean divergence of a phase is larger")
-	flags.BoolVar(&options.AnyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
+	flags.StringVar(&opts.Bundle, "bundle", "", "bundle to measure")
+	opts.Terms.Register(flags)
+	opts.Terms.RegisterCopy(flags)
+	flags.StringVar(&opts.Plan, "plan", "", "plan to measure instead, with weights packed in memory")
+	flags.StringVar(&opts.Calibration, "calibration", "", "calibration that the plan was made with")
+	flags.StringVar(&opts.Model, "model", "", "directory of the model it was made from: the reference")
+	flags.StringVar(&opts.Text, "text", "", "text to read, of the kind the model will see")
+	flags.StringVar(&opts.SoC, "soc", "", "SoC file of a simulated plan whose SoC is not in the catalog")
+	flags.IntVar(&opts.Windows, "windows", 60, "windows of 256 tokens to read from the text's beginning, 0: all")
+	flags.BoolVar(&opts.Decode, "decode", false, "measure decode even where its precision is prefill's")
+	flags.Float64Var(&opts.MaxKL, "max-kl", 0, "fail when the mean divergence of a phase is larger")
+	flags.BoolVar(&opts.AnyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
 	return cmd
 }

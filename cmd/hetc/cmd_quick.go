@@ -9,13 +9,13 @@ import (
 )
 
 func newQuick(ui *cli.Streams) *cobra.Command {
-	var options quick.Options
+	var opts quick.Options
 	cmd := &cobra.Command{
 		Use:   "quick MODEL [--prompt TEXT [--chat]] [-o DIR]",
 		Short: "from a model to a running bundle in one command",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			options.Model = args[0]
+			opts.Model = args[0]
 			for _, name := range []string{"prompt", "output"} {
 				if cmd.Flags().Changed(name) {
 					if err := cli.Required(cmd, name); err != nil {
@@ -24,35 +24,35 @@ func newQuick(ui *cli.Streams) *cobra.Command {
 				}
 			}
 			for _, name := range []string{"max-tokens", "chat"} {
-				if cmd.Flags().Changed(name) && options.Prompt == "" {
+				if cmd.Flags().Changed(name) && opts.Prompt == "" {
 					return diag.New(diag.ClassUsage, "--%s is for --prompt, which is not there", name).WithHint("add --prompt TEXT, or leave it out")
 				}
 			}
 			for _, name := range []string{"text", "only"} {
-				if cmd.Flags().Changed(name) && options.Target == "" {
+				if cmd.Flags().Changed(name) && opts.Target == "" {
 					return diag.New(diag.ClassUsage, "--%s is for --target, which is not there", name).WithHint("add --target NAME, or leave it out")
 				}
 			}
-			if options.Text != "" && options.Calibration != "" {
+			if opts.Text != "" && opts.Calibration != "" {
 				return diag.New(diag.ClassUsage, "--text and --calibration exclude each other").WithHint("a calibration is made of a text: give one of them")
 			}
-			if _, err := cli.ParseTime("budget", options.Budget); err != nil {
+			if _, err := cli.ParseTime("budget", opts.Budget); err != nil {
 				return err
 			}
-			return quick.Run(cmd.Context(), ui, &options, newRoot)
+			return quick.Run(cmd.Context(), ui, &opts, newRoot)
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVarP(&options.Out, "output", "o", "", "directory for the files of every step (default hetc-MODEL)")
-	flags.StringVar(&options.Prompt, "prompt", "", "text to continue once the bundle is there")
-	flags.BoolVar(&options.Chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
-	flags.IntVar(&options.MaxTokens, "max-tokens", 64, "most tokens to generate")
-	flags.StringVar(&options.Budget, "budget", "20s", "time to measure; more makes a better plan")
-	flags.StringSliceVar(&options.Schemes, "schemes", nil, "precisions to permit besides the stored one, such as a8t/q8c")
-	flags.StringVar(&options.Calibration, "calibration", "", "calibration of hetc calibrate: what solve knows of losses, and how weights are rounded")
-	flags.StringVar(&options.Target, "target", "", "catalog SoC with target data, whose device the bundle is for")
-	flags.StringVar(&options.Only, "only", "", "with --target: processors that execute what they support, such as npu; the rest goes to the others")
-	flags.StringVar(&options.Text, "text", "", "with --target: text to calibrate with, of the kind the model will see")
-	flags.BoolVar(&options.Again, "again", false, "measure further, and make plan and bundle anew")
+	flags.StringVarP(&opts.Out, "output", "o", "", "directory for the files of every step (default hetc-MODEL)")
+	flags.StringVar(&opts.Prompt, "prompt", "", "text to continue once the bundle is there")
+	flags.BoolVar(&opts.Chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
+	flags.IntVar(&opts.MaxTokens, "max-tokens", 64, "most tokens to generate")
+	flags.StringVar(&opts.Budget, "budget", "20s", "time to measure; more makes a better plan")
+	flags.StringSliceVar(&opts.Schemes, "schemes", nil, "precisions to permit besides the stored one, such as a8t/q8c")
+	flags.StringVar(&opts.Calibration, "calibration", "", "calibration of hetc calibrate: what solve knows of losses, and how weights are rounded")
+	flags.StringVar(&opts.Target, "target", "", "catalog SoC with target data, whose device the bundle is for")
+	flags.StringVar(&opts.Only, "only", "", "with --target: processors that execute what they support, such as npu; the rest goes to the others")
+	flags.StringVar(&opts.Text, "text", "", "with --target: text to calibrate with, of the kind the model will see")
+	flags.BoolVar(&opts.Again, "again", false, "measure further, and make plan and bundle anew")
 	return cmd
 }
