@@ -9,9 +9,11 @@ import (
 )
 
 func newBench(ui *cli.Streams) *cobra.Command {
-	cmd := &cobra.Command{Use: "bench", Short: "measure plans and kernels against alternatives and bounds in the same run", Args: cobra.NoArgs,
+	cmd := &cobra.Command{Use: "bench",
+		Short: "measure plans and kernels against alternatives and bounds in the same run", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	cmd.AddCommand(newBenchProcessors(ui), newBenchKernels(ui), newBenchEngines(ui), newBenchPlans(ui), newBenchSolver(ui))
+	cmd.AddCommand(newBenchProcessors(ui), newBenchKernels(ui), newBenchEngines(ui), newBenchPlans(ui),
+		newBenchSolver(ui))
 	return cmd
 }
 
@@ -27,10 +29,12 @@ func newBenchProcessors(ui *cli.Streams) *cobra.Command {
 			}
 			if (options.Plan == "") == (options.Record == "") {
 				return diag.New(diag.ClassUsage, "hetc bench processors: want one of --plan and --record").
-					WithHint("a plan is measured against its processors; from a record plans for all of them are solved and measured")
+					WithHint("a plan is measured against its processors; from a record plans for all of them are " +
+						"solved and measured")
 			}
 			if options.PromptLen < 1 || options.Gen < 1 || options.Rounds < 1 {
-				return diag.New(diag.ClassUsage, "--prompt-len %d, --gen %d, --rounds %d: want at least 1", options.PromptLen, options.Gen, options.Rounds)
+				return diag.New(diag.ClassUsage, "--prompt-len %d, --gen %d, --rounds %d: want at least 1",
+					options.PromptLen, options.Gen, options.Rounds)
 			}
 			if options.Record != "" {
 				return bench.Sets(cmd, ui, &options)
@@ -42,9 +46,11 @@ func newBenchProcessors(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&options.Plan, "plan", "", "plan to measure")
 	flags.StringVar(&options.Model, "model", "", "model directory with weights")
 	flags.StringVar(&options.SoC, "soc", "", "SoC file: for bandwidths, and for plans of simulated SoCs")
-	flags.StringVar(&options.Record, "record", "", "record of hetc profile: solve for every processor and pair, and measure those plans")
+	flags.StringVar(&options.Record, "record", "",
+		"record of hetc profile: solve for every processor and pair, and measure those plans")
 	flags.StringVar(&options.Workload, "workload", "", "with --record: workload file")
-	flags.BoolVar(&options.All, "all", false, "with --record: also processors and pairs that differ only in which core they are")
+	flags.BoolVar(&options.All, "all", false,
+		"with --record: also processors and pairs that differ only in which core they are")
 	flags.StringVar(&options.Calibration, "calibration", "", "calibration that the plan was made with")
 	flags.IntVar(&options.PromptLen, "prompt-len", 256, "tokens of the prompt")
 	flags.IntVar(&options.Gen, "gen", 32, "tokens to decode")

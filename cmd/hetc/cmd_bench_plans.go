@@ -33,7 +33,8 @@ simulated and say so, and the same version of hetc writes the same table.
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			at := slices.Index(names, what)
 			if at < 0 {
-				return diag.New(diag.ClassUsage, "--what %q: no such comparison", what).WithHint("%s", diag.DidYouMean(what, names))
+				return diag.New(diag.ClassUsage, "--what %q: no such comparison", what).
+					WithHint("%s", diag.DidYouMean(what, names))
 			}
 			if out != "" {
 				if err := wholefile.Writable(out); err != nil {

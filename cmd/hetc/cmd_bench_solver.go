@@ -19,7 +19,8 @@ func newBenchSolver(ui *cli.Streams) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if opts.Rounds < 1 || opts.Limit <= 0 {
-				return diag.New(diag.ClassUsage, "--rounds %d, --limit %v: want at least 1, and a time", opts.Rounds, opts.Limit)
+				return diag.New(diag.ClassUsage, "--rounds %d, --limit %v: want at least 1, and a time", opts.Rounds,
+					opts.Limit)
 			}
 			if opts.Markdown != "" {
 				if err := wholefile.Writable(opts.Markdown); err != nil {

@@ -24,10 +24,14 @@ func newBuild(ui *cli.Streams) *cobra.Command {
 	flags.StringVarP(&opts.File, "file", "f", "hetc.yaml", "the matrix")
 	flags.StringVarP(&opts.Output, "output", "o", "", "directory to write to, instead of the file's")
 	flags.StringVar(&opts.Only, "only", "", "build SOC/MODEL/WORKLOAD alone, each with * for anything, or a prefix")
-	flags.IntVarP(&opts.Jobs, "jobs", "j", runtime.GOMAXPROCS(0), "combinations at the same time, as far as memory allows")
-	flags.StringVar(&opts.Memory, "max-memory", "", "memory for all jobs together, e.g. 8GiB; default three quarters of what is free")
-	flags.StringVar(&opts.Cache, "cache", "", "directory of the cache; default $"+bindings.EnvCache+", else the user's cache directory")
-	flags.StringVar(&opts.CacheSize, "cache-size", unit.Bytes(build.DefaultCacheBytes).String(), "bytes the cache keeps; what was not used for longest goes first")
+	flags.IntVarP(&opts.Jobs, "jobs", "j", runtime.GOMAXPROCS(0),
+		"combinations at the same time, as far as memory allows")
+	flags.StringVar(&opts.Memory, "max-memory", "",
+		"memory for all jobs together, e.g. 8GiB; default three quarters of what is free")
+	flags.StringVar(&opts.Cache, "cache", "", "directory of the cache; default $"+bindings.EnvCache+
+		", else the user's cache directory")
+	flags.StringVar(&opts.CacheSize, "cache-size", unit.Bytes(build.DefaultCacheBytes).String(),
+		"bytes the cache keeps; what was not used for longest goes first")
 	flags.BoolVar(&opts.DryRun, "dry-run", false, "tell what would be made, and write nothing")
 	measure.AcceptNoisy(flags, &opts.AcceptNoisy)
 	return cmd

@@ -22,8 +22,10 @@ func newEmit(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&opts.SoC, "soc", "", "check the plan against this SoC again")
 	flags.StringVar(&opts.CalibrationFile, "calibration", "", "calibration that the plan was made with")
 	flags.StringVar(&opts.Target.Name, "target", "", "make a bundle for the device of this SoC, the plan's")
-	flags.BoolVar(&opts.Target.Emulator, "for-emulator", false, "make the twin for the vendor's emulator, on this machine")
-	flags.BoolVar(&opts.Target.Fallback, "allow-fallback", false, "give what cannot be compiled to the control processor, and say so")
+	flags.BoolVar(&opts.Target.Emulator, "for-emulator", false,
+		"make the twin for the vendor's emulator, on this machine")
+	flags.BoolVar(&opts.Target.Fallback, "allow-fallback", false,
+		"give what cannot be compiled to the control processor, and say so")
 	flags.StringVar(&opts.Target.Twin, "twin", "", "the twin made before, whose digests the report repeats")
 	flags.StringVar(&opts.Key, "key", "", "private key that signs")
 	flags.StringVarP(&opts.Output, "output", "o", "", "bundle to write")

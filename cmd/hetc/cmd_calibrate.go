@@ -20,10 +20,12 @@ func newCalibrate(ui *cli.Streams) *cobra.Command {
 				return err
 			}
 			if cmd.Flags().Changed("windows") && opts.Windows < trial.LeastWindows {
-				return diag.New(diag.ClassUsage, "--windows %d: want at least %d", opts.Windows, trial.LeastWindows).WithHint("losses are measured on half of them, and an interval needs two")
+				return diag.New(diag.ClassUsage, "--windows %d: want at least %d", opts.Windows, trial.LeastWindows).
+					WithHint("losses are measured on half of them, and an interval needs two")
 			}
 			if cmd.Flags().Changed("schemes") && len(opts.Schemes) == 0 {
-				return diag.New(diag.ClassUsage, "--schemes is empty").WithHint("leave it out to measure all, or name some: --schemes a8t/q8c")
+				return diag.New(diag.ClassUsage, "--schemes is empty").
+					WithHint("leave it out to measure all, or name some: --schemes a8t/q8c")
 			}
 			return opts.Run(cmd.Context(), ui)
 		},
@@ -32,7 +34,9 @@ func newCalibrate(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&opts.Model, "model", "", "model directory with weights and tokenizer")
 	flags.StringVar(&opts.Text, "text", "", "text to read, of the kind the model will see")
 	flags.StringVarP(&opts.Out, "output", "o", "", "calibration to write")
-	flags.IntVar(&opts.Windows, "windows", 0, "windows of 256 tokens to read from the text's beginning (default by the model's size)")
-	flags.StringSliceVar(&opts.Schemes, "schemes", nil, "precisions to measure, the one that folds are for first (default all)")
+	flags.IntVar(&opts.Windows, "windows", 0,
+		"windows of 256 tokens to read from the text's beginning (default by the model's size)")
+	flags.StringSliceVar(&opts.Schemes, "schemes", nil,
+		"precisions to measure, the one that folds are for first (default all)")
 	return cmd
 }

@@ -19,7 +19,8 @@ func newExplain(ui *cli.Streams) *cobra.Command {
 	opts.Working.Flags(cmd)
 	cmd.Flags().StringVar(&opts.Calibration, "calibration", "", "calibration that the plan was solved with")
 	cmd.Flags().StringVar(&opts.Loads, "loads", "", "loads of experts that the plan's tiers were solved with")
-	cmd.Flags().StringVar(&opts.MaxMemory, "max-memory", "", "bound that the plan was solved with; default: what the plan says")
+	cmd.Flags().StringVar(&opts.MaxMemory, "max-memory", "",
+		"bound that the plan was solved with; default: what the plan says")
 	cmd.Flags().StringSliceVar(&opts.Only, "only", nil, "processors that the plan was solved for alone")
 	return cmd
 }

@@ -24,7 +24,8 @@ func newKeygen(ui *cli.Streams) *cobra.Command {
 				return err
 			}
 			if base := filepath.Base(out); strings.HasSuffix(out, "/") || base == "." || base == ".." {
-				return diag.New(diag.ClassUsage, "hetc keygen: --out %q names no file", out).WithHint("give a name without extension: --out %s", filepath.Join(out, "release"))
+				return diag.New(diag.ClassUsage, "hetc keygen: --out %q names no file", out).
+					WithHint("give a name without extension: --out %s", filepath.Join(out, "release"))
 			}
 			key, err := emit.GenerateKey(bundle.Algorithm(kind), out, dev)
 			if err != nil {
@@ -34,7 +35,8 @@ func newKeygen(ui *cli.Streams) *cobra.Command {
 				return err
 			}
 			ui.Printf("%s.key, %s.pub: %s key %s\n", out, out, kind, key.Public.ID())
-			return ui.Result(map[string]any{"key": out + ".key", "public": out + ".pub", "algorithm": kind, "keyid": key.Public.ID(), "dev": dev})
+			return ui.Result(map[string]any{"key": out + ".key", "public": out + ".pub", "algorithm": kind,
+				"keyid": key.Public.ID(), "dev": dev})
 		},
 	}
 	cmd.Flags().StringVar(&out, "out", "", "name of the two files, without extension")

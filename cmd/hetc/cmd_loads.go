@@ -21,10 +21,13 @@ func newLoads(ui *cli.Streams) *cobra.Command {
 				return err
 			}
 			if (opts.Text == "") == (opts.Synthetic == "") {
-				return diag.New(diag.ClassUsage, "loads: want one of --text and --synthetic").WithHint("--synthetic zipf:1.2 needs no weights")
+				return diag.New(diag.ClassUsage, "loads: want one of --text and --synthetic").
+					WithHint("--synthetic zipf:1.2 needs no weights")
 			}
-			if opts.Text == "" && cmd.Flags().Changed("windows") || opts.Text != "" && (cmd.Flags().Changed("chunks") || cmd.Flags().Changed("seed")) {
-				return diag.New(diag.ClassUsage, "loads: --windows is for --text, --chunks and --seed are for --synthetic")
+			if opts.Text == "" && cmd.Flags().Changed("windows") || opts.Text != "" &&
+				(cmd.Flags().Changed("chunks") || cmd.Flags().Changed("seed")) {
+				return diag.New(diag.ClassUsage,
+					"loads: --windows is for --text, --chunks and --seed are for --synthetic")
 			}
 			if opts.Windows < 2 || opts.Chunks < 2 {
 				return diag.New(diag.ClassUsage, "loads: want at least 2 windows or chunks")

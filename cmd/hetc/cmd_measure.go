@@ -26,7 +26,8 @@ func newProbe(ui *cli.Streams) *cobra.Command {
 	flags.StringVarP(&opts.Output, "output", "o", "", "SoC file to write")
 	flags.StringVar(&opts.Name, "name", "host", "name of the SoC")
 	flags.BoolVar(&opts.Force, "force", false, "replace an existing file")
-	flags.StringSliceVar(&opts.Drivers, "driver", nil, "also describe the processors of this driver, such as ort; may be repeated")
+	flags.StringSliceVar(&opts.Drivers, "driver", nil,
+		"also describe the processors of this driver, such as ort; may be repeated")
 	return cmd
 }
 
@@ -63,10 +64,13 @@ func newProfile(ui *cli.Streams) *cobra.Command {
 	flags.StringVarP(&options.Out, "output", "o", "", "record to write")
 	flags.StringVar(&options.Budget, "budget", "", "time to spend, e.g. 60s or 10m; default as long as it takes")
 	flags.BoolVar(&options.Resume, "resume", false, "go on with an existing record")
-	flags.BoolVar(&options.Flagged, "flagged", false, "with --resume: also measure anew what is flagged (noisy, drift, few-samples)")
-	flags.BoolVar(&options.CompilerOnly, "compiler-only", false, "measure nothing: record what the target's compiler says about every graph")
+	flags.BoolVar(&options.Flagged, "flagged", false,
+		"with --resume: also measure anew what is flagged (noisy, drift, few-samples)")
+	flags.BoolVar(&options.CompilerOnly, "compiler-only", false,
+		"measure nothing: record what the target's compiler says about every graph")
 	flags.BoolVar(&options.DryRun, "dry-run", false, "list what would be measured")
-	flags.IntVar(&options.Rounds, "rounds", profiler.Rounds, "visits to every operator: fewer are faster and less certain")
+	flags.IntVar(&options.Rounds, "rounds", profiler.Rounds,
+		"visits to every operator: fewer are faster and less certain")
 	flags.IntVar(&options.HeldOut, "held-out", 0, "measure this many operators for judging predictions")
 	flags.Uint64Var(&options.Seed, "seed", 1, "seed of the order of measurements and of the held-out operators")
 	return cmd

@@ -30,7 +30,8 @@ func newSynth(ui *cli.Streams) *cobra.Command {
 	var out, element string
 	var seed uint64
 	cmd := &cobra.Command{
-		Use: "synth SHAPE -o DIR|FILE.gguf", Short: "write a model with seeded random weights", Args: cobra.ExactArgs(1),
+		Use: "synth SHAPE -o DIR|FILE.gguf", Short: "write a model with seeded random weights",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := cli.Required(cmd, "output"); err != nil {
 				return err
@@ -57,6 +58,7 @@ func newExport(ui *cli.Streams) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&out, "output", "o", "", "GGUF file to write")
-	cmd.Flags().StringVar(&element, "type", "f16", "element type of matrices: "+strings.Join(catalog.ElementTypes, ", "))
+	cmd.Flags().StringVar(&element, "type", "f16", "element type of matrices: "+
+		strings.Join(catalog.ElementTypes, ", "))
 	return cmd
 }

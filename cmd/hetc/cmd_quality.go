@@ -20,7 +20,8 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 				return err
 			}
 			if (opts.Bundle == "") == (opts.Plan == "") {
-				return diag.New(diag.ClassUsage, "%s: want one of --bundle and --plan", cmd.CommandPath()).WithHint("usage: %s", cmd.UseLine())
+				return diag.New(diag.ClassUsage, "%s: want one of --bundle and --plan", cmd.CommandPath()).
+					WithHint("usage: %s", cmd.UseLine())
 			}
 			if opts.Bundle != "" {
 				if err := cli.Required(cmd, "trust"); err != nil {
@@ -28,18 +29,22 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 				}
 			}
 			if opts.Bundle != "" && opts.Calibration != "" {
-				return diag.New(diag.ClassUsage, "--calibration is for --plan, which is not there").WithHint("a bundle's weights are packed already: leave it out")
+				return diag.New(diag.ClassUsage, "--calibration is for --plan, which is not there").
+					WithHint("a bundle's weights are packed already: leave it out")
 			}
 			for _, f := range append([]string{"any-machine"}, accept.Flags...) {
 				if opts.Plan != "" && cmd.Flags().Changed(f) {
-					return diag.New(diag.ClassUsage, "--%s is for --bundle, which is not there", f).WithHint("leave it out")
+					return diag.New(diag.ClassUsage, "--%s is for --bundle, which is not there", f).
+						WithHint("leave it out")
 				}
 			}
 			if cmd.Flags().Changed("max-kl") && !(opts.MaxKL >= 0) {
-				return diag.New(diag.ClassUsage, "--max-kl %v: want 0 or more", opts.MaxKL).WithHint("8 bit per row costs about 0.001, 4 bit about 0.02")
+				return diag.New(diag.ClassUsage, "--max-kl %v: want 0 or more", opts.MaxKL).
+					WithHint("8 bit per row costs about 0.001, 4 bit about 0.02")
 			}
 			if opts.Windows < 0 || opts.Windows == 1 {
-				return diag.New(diag.ClassUsage, "--windows %d: want at least 2, or 0 for the whole text", opts.Windows).WithHint("an interval needs two windows")
+				return diag.New(diag.ClassUsage, "--windows %d: want at least 2, or 0 for the whole text",
+					opts.Windows).WithHint("an interval needs two windows")
 			}
 			return opts.Run(cmd.Context(), ui, cmd.Flags().Changed("max-kl"))
 		},

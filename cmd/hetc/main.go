@@ -51,15 +51,18 @@ func newRoot(ui *cli.Streams) *cobra.Command {
 		Use:   "hetc",
 		Short: "compile deployment plans for language models on CPU, GPU and NPU",
 	}
-	root.AddGroup(&cobra.Group{ID: "main", Title: "The main job:"}, &cobra.Group{ID: "look", Title: "Looking at things:"})
+	root.AddGroup(&cobra.Group{ID: "main", Title: "The main job:"},
+		&cobra.Group{ID: "look", Title: "Looking at things:"})
 	add := func(group string, cmds ...*cobra.Command) {
 		for _, cmd := range cmds {
 			cmd.GroupID = group
 			root.AddCommand(cmd)
 		}
 	}
-	add("main", newQuick(ui), newProbe(ui), newProfile(ui), newImport(ui), newFit(ui), newCalibrate(ui), newLoads(ui), newSolve(ui), newKeygen(ui), newEmit(ui), newQuality(ui), newVerify(ui), newRun(ui), newBuild(ui))
-	add("look", newCheck(ui), newExplain(ui), newDiff(ui), newInspect(ui), newReproduce(ui), newBench(ui), newModels(ui), newSocs(ui), newDrivers(ui), newDoctor(ui))
+	add("main", newQuick(ui), newProbe(ui), newProfile(ui), newImport(ui), newFit(ui), newCalibrate(ui), newLoads(ui),
+		newSolve(ui), newKeygen(ui), newEmit(ui), newQuality(ui), newVerify(ui), newRun(ui), newBuild(ui))
+	add("look", newCheck(ui), newExplain(ui), newDiff(ui), newInspect(ui), newReproduce(ui), newBench(ui),
+		newModels(ui), newSocs(ui), newDrivers(ui), newDoctor(ui))
 	root.AddCommand(newVersion(ui))
 	describe(root, root.Name())
 	return root
@@ -94,15 +97,18 @@ func newVersion(ui *cli.Streams) *cobra.Command {
 			if licences {
 				text := highs.Licences()
 				if text == "" {
-					ui.Printf("Apache License 2.0. This program does not contain HiGHS: nothing of its licences is to be passed on.\n")
+					ui.Printf("Apache License 2.0. This program does not contain HiGHS: nothing of its licences is " +
+						"to be passed on.\n")
 				} else {
-					ui.Printf("Apache License 2.0. This program contains HiGHS %s, as WebAssembly:\n\n%s", highs.Version, text)
+					ui.Printf("Apache License 2.0. This program contains HiGHS %s, as WebAssembly:\n\n%s",
+						highs.Version, text)
 				}
 				result["licence"], result["highs_licences"] = "Apache-2.0", text
 			}
 			return ui.Result(result)
 		},
 	}
-	cmd.Flags().BoolVar(&licences, "licenses", false, "print the licences of the solver that a build with the tag highs contains")
+	cmd.Flags().BoolVar(&licences, "licenses", false,
+		"print the licences of the solver that a build with the tag highs contains")
 	return cmd
 }

@@ -1,6 +1,6 @@
-// Package accept knows on what terms a command accepts a bundle: whose signatures, which product, from which security
-// version on, at what time, and what this host has accepted before. Commands that open bundles share its flags, and what
-// it says about what was compared and what was not.
+// Package accept knows on what terms a command accepts a bundle: whose signatures, which product, from which
+// security version on, at what time, and what this host has accepted before. Commands that open bundles share its
+// flags, and what it says about what was compared and what was not.
 package accept
 
 import (
@@ -41,7 +41,8 @@ const (
 )
 
 // Flags lists the flags that a command with Register and RegisterCopy has.
-var Flags = []string{flagTrust, flagAllowDev, flagProduct, flagMinSecurity, flagState, flagNow, flagIgnoreExpiry, flagCopy}
+var Flags = []string{flagTrust, flagAllowDev, flagProduct, flagMinSecurity, flagState, flagNow, flagIgnoreExpiry,
+	flagCopy}
 
 // Register adds the flags.
 func (t *Terms) Register(f *pflag.FlagSet) {
@@ -50,19 +51,23 @@ func (t *Terms) Register(f *pflag.FlagSet) {
 	f.StringVar(&t.product, flagProduct, "", "the only product to accept; default: any")
 	f.Int64Var(&t.minSecurity, flagMinSecurity, 0, "least security version to accept")
 	f.StringVar(&t.state, flagState, "", "file with the security versions accepted so far: older bundles are refused")
-	f.StringVar(&t.now, flagNow, "", "time to compare expiry with, as 2026-12-31T00:00:00Z or Unix seconds; default: this machine's clock")
-	f.BoolVar(&t.ignoreExpiry, flagIgnoreExpiry, false, "accept a bundle that has expired, or that was issued in the future")
+	f.StringVar(&t.now, flagNow, "",
+		"time to compare expiry with, as 2026-12-31T00:00:00Z or Unix seconds; default: this machine's clock")
+	f.BoolVar(&t.ignoreExpiry, flagIgnoreExpiry, false,
+		"accept a bundle that has expired, or that was issued in the future")
 }
 
 // RegisterCopy adds the flag of commands that execute a bundle.
 func (t *Terms) RegisterCopy(f *pflag.FlagSet) {
-	f.BoolVar(&t.copy, flagCopy, false, "read the whole bundle into private memory and verify it there, for files that others may write to")
+	f.BoolVar(&t.copy, flagCopy, false,
+		"read the whole bundle into private memory and verify it there, for files that others may write to")
 }
 
 // Validate refuses flags that contradict each other.
 func (t *Terms) Validate() error {
 	if t.ignoreExpiry && t.now != "" {
-		return diag.New(diag.ClassUsage, "--%s and --%s exclude each other", flagIgnoreExpiry, flagNow).WithHint("give one of them")
+		return diag.New(diag.ClassUsage, "--%s and --%s exclude each other", flagIgnoreExpiry, flagNow).
+			WithHint("give one of them")
 	}
 	if t.minSecurity < 0 {
 		return diag.New(diag.ClassUsage, "--%s must be 0 or more, got %d", flagMinSecurity, t.minSecurity)
@@ -78,7 +83,8 @@ type Accepted struct {
 	state *state // nil: there is none
 }
 
-// Open verifies the bundle at path on these terms. host is the machine that shall execute it; nil leaves its target out.
+// Open verifies the bundle at path on these terms. host is the machine that shall execute it; nil leaves its target
+// out.
 func (t *Terms) Open(ui *cli.Streams, path string, host *bundle.Host) (*Accepted, error) {
 	if err := t.Validate(); err != nil {
 		return nil, err
@@ -92,7 +98,8 @@ func (t *Terms) Open(ui *cli.Streams, path string, host *bundle.Host) (*Accepted
 		return nil, err
 	}
 	accepted := &Accepted{terms: t}
-	policy := bundle.Policy{Product: t.product, SecurityFloor: t.minSecurity, Now: now, AllowDev: t.allowDev, Runtime: cli.Version}
+	policy := bundle.Policy{Product: t.product, SecurityFloor: t.minSecurity, Now: now, AllowDev: t.allowDev,
+		Runtime: cli.Version}
 	if t.state != "" {
 		if accepted.state, err = openState(t.state); err != nil {
 			return nil, err
@@ -128,7 +135,8 @@ func (t *Terms) clock() (int64, error) {
 		}
 	}
 	if seconds < 1 {
-		return 0, diag.New(diag.ClassUsage, "--%s %q is no time after 1970", flagNow, t.now).WithHint("write 2026-12-31T00:00:00Z, or Unix seconds")
+		return 0, diag.New(diag.ClassUsage, "--%s %q is no time after 1970", flagNow, t.now).
+			WithHint("write 2026-12-31T00:00:00Z, or Unix seconds")
 	}
 	return seconds, nil
 }
@@ -137,7 +145,8 @@ func (t *Terms) clock() (int64, error) {
 func fits(m *bundle.Manifest) error {
 	need, free := bundle.CopiedBytes(m), machine.FreeMemory()
 	if free > 0 && need > free {
-		return diag.New(diag.ClassUnavailable, "copy the bundle: needs %v of memory, and %v are free", unit.Bytes(need), unit.Bytes(free)).
+		return diag.New(diag.ClassUnavailable, "copy the bundle: needs %v of memory, and %v are free", unit.Bytes(need),
+			unit.Bytes(free)).
 			WithHint("without --%s weights are read in place and checked when they are first needed", flagCopy)
 	}
 	return nil

@@ -22,12 +22,27 @@ type Comparison struct {
 func (a *Accepted) Comparisons(target bool) []Comparison {
 	manifest, terms := a.Manifest(), a.terms
 	out := []Comparison{
-		{What: "product", Claims: manifest.Product, Compared: terms.product != "", With: "--" + flagProduct, How: "--" + flagProduct + " NAME"},
+		{
+			What: "product", Claims: manifest.Product, Compared: terms.product != "", With: "--" + flagProduct,
+			How: "--" + flagProduct + " NAME",
+		},
 		a.securityVersion(),
-		{What: "keyring generation", Claims: fmt.Sprint(manifest.KeyringGeneration), Compared: true, With: "the trusted keys"},
-		{What: "issued", Claims: moment(manifest.IssuedAt, "not stated"), Compared: !terms.ignoreExpiry, With: terms.clockName(), How: "without --" + flagIgnoreExpiry},
-		{What: "expires", Claims: moment(manifest.NotAfter, "never"), Compared: !terms.ignoreExpiry, With: terms.clockName(), How: "without --" + flagIgnoreExpiry},
-		{What: "target", Claims: a.target(), Compared: target, With: "this machine", How: "hetrun does, with the machine it runs on"},
+		{
+			What: "keyring generation", Claims: fmt.Sprint(manifest.KeyringGeneration), Compared: true,
+			With: "the trusted keys",
+		},
+		{
+			What: "issued", Claims: moment(manifest.IssuedAt, "not stated"), Compared: !terms.ignoreExpiry,
+			With: terms.clockName(), How: "without --" + flagIgnoreExpiry,
+		},
+		{
+			What: "expires", Claims: moment(manifest.NotAfter, "never"), Compared: !terms.ignoreExpiry,
+			With: terms.clockName(), How: "without --" + flagIgnoreExpiry,
+		},
+		{
+			What: "target", Claims: a.target(), Compared: target, With: "this machine",
+			How: "hetrun does, with the machine it runs on",
+		},
 	}
 	for i := range out {
 		if out[i].Compared {
@@ -40,7 +55,10 @@ func (a *Accepted) Comparisons(target bool) []Comparison {
 }
 
 func (a *Accepted) securityVersion() Comparison {
-	comparison := Comparison{What: "security version", Claims: fmt.Sprint(a.Manifest().SecurityVersion), How: fmt.Sprintf("--%s N, --%s FILE", flagMinSecurity, flagState)}
+	comparison := Comparison{
+		What: "security version", Claims: fmt.Sprint(a.Manifest().SecurityVersion),
+		How: fmt.Sprintf("--%s N, --%s FILE", flagMinSecurity, flagState),
+	}
 	var with []string
 	if a.terms.minSecurity > 0 {
 		with = append(with, fmt.Sprintf("--%s %d", flagMinSecurity, a.terms.minSecurity))

@@ -16,9 +16,9 @@ import (
 	"github.com/hetc/hetc/planir/bundle"
 )
 
-// state is a file of ratchets. It is read when a bundle is opened, and replaced as a whole when one has run, under a lock
-// of its own that ends with the process: the file itself is renamed over. Whoever reads it meanwhile sees the old or the
-// new one.
+// state is a file of ratchets. It is read when a bundle is opened, and replaced as a whole when one has run, under
+// a lock of its own that ends with the process: the file itself is renamed over. Whoever reads it meanwhile sees
+// the old or the new one.
 type state struct {
 	path   string
 	stored bundle.Ratchets
@@ -28,7 +28,8 @@ func openState(path string) (*state, error) {
 	stored := &state{path: path}
 	dir := filepath.Dir(path)
 	if st, err := os.Stat(dir); err != nil || !st.IsDir() { // known now rather than after the run
-		return nil, diag.New(diag.ClassIO, "--%s %q: %q is no directory", flagState, path, dir).WithHint("make it: mkdir -p %q", dir)
+		return nil, diag.New(diag.ClassIO, "--%s %q: %q is no directory", flagState, path, dir).
+			WithHint("make it: mkdir -p %q", dir)
 	}
 	var err error
 	stored.stored, err = stored.read()
@@ -46,7 +47,8 @@ func (x *state) read() (bundle.Ratchets, error) {
 		case st.Mode()&fs.ModeSymlink == 0:
 			return x.read() // another process has made it meanwhile
 		}
-		return nil, diag.New(diag.ClassInput, "--%s %q: a link that leads nowhere", flagState, x.path).WithHint("make it lead to a file, or remove it")
+		return nil, diag.New(diag.ClassInput, "--%s %q: a link that leads nowhere", flagState, x.path).
+			WithHint("make it lead to a file, or remove it")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flagState, err)
@@ -61,8 +63,8 @@ func (x *state) read() (bundle.Ratchets, error) {
 // lockPatience is how long another process may hold the lock, which takes milliseconds.
 const lockPatience = 10 * time.Second
 
-// raise stores what a bundle that ran demands of later ones. Two processes raise one after the other, each what it finds
-// then. A place that cannot be written is said and is no error: what it holds was compared.
+// raise stores what a bundle that ran demands of later ones. Two processes raise one after the other, each what it
+// finds then. A place that cannot be written is said and is no error: what it holds was compared.
 func (x *state) raise(ui *cli.Streams, ran bundle.Ratchet) error {
 	if _, raised := x.stored.Raised(ran); !raised {
 		return nil
@@ -70,12 +72,14 @@ func (x *state) raise(ui *cli.Streams, ran bundle.Ratchet) error {
 	err := x.store(ran)
 	switch {
 	case err == nil:
-		ui.Notef("%s: from now on product %q needs security version %d, keyring generation %d", x.path, ran.Product, ran.SecurityVersion, ran.Generation)
+		ui.Notef("%s: from now on product %q needs security version %d, keyring generation %d", x.path, ran.Product,
+			ran.SecurityVersion, ran.Generation)
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS):
 		ui.Warnf("%s cannot be written, so older bundles of product %q stay accepted: %v", x.path, ran.Product, err)
 	default:
 		return diag.New(diag.ClassIO, "the bundle ran, but its security version was not stored: %w", err).
-			WithHint("until it is, older bundles of product %q stay accepted: run it again with a --%s that can be written", ran.Product, flagState)
+			WithHint("until it is, older bundles of product %q stay accepted: run it again with a --%s that can be "+
+				"written", ran.Product, flagState)
 	}
 	return nil
 }
@@ -102,8 +106,8 @@ func (x *state) store(ran bundle.Ratchet) error {
 	return wholefile.Write(x.path, data)
 }
 
-// lock waits for a lock file to be nobody else's, where there are locks. Without, of two processes that raise at the same
-// time one may be forgotten until its bundle runs again.
+// lock waits for a lock file to be nobody else's, where there are locks. Without, of two processes that raise at
+// the same time one may be forgotten until its bundle runs again.
 func lock(path string, patience time.Duration) (unlock func(), err error) {
 	file, err := filelock.Open(path, 0o666)
 	if err != nil {
@@ -117,7 +121,8 @@ func lock(path string, patience time.Duration) (unlock func(), err error) {
 		case !errors.Is(err, filelock.ErrBusy):
 			return nil, errors.Join(fmt.Errorf("lock %q: %w", path, err), file.Close())
 		case time.Now().After(deadline):
-			return nil, errors.Join(fmt.Errorf("lock %q: another process holds it for more than %v", path, patience), file.Close())
+			return nil, errors.Join(fmt.Errorf("lock %q: another process holds it for more than %v", path, patience),
+				file.Close())
 		}
 	}
 }

@@ -68,7 +68,8 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	if need := options.PromptLen + options.Gen; need > plan.MaxContext {
-		return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d", options.PromptLen, options.Gen, need, plan.MaxContext)
+		return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d",
+			options.PromptLen, options.Gen, need, plan.MaxContext)
 	}
 	cal, err := bindings.ReadCalibration(options.Calibration)
 	if err != nil {
@@ -91,7 +92,8 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 func measureRounds(ctx context.Context, list []*candidate, options *Options) (virtual bool, err error) {
 	for _, candidate := range list {
 		if e := candidate.machine.Emulated(); len(e) > 0 {
-			return false, diag.New(diag.ClassInput, "measure %q: %s is an emulator, whose times are none of a device's", candidate.Name, strings.Join(e, ", "))
+			return false, diag.New(diag.ClassInput, "measure %q: %s is an emulator, whose times are none of a "+
+				"device's", candidate.Name, strings.Join(e, ", "))
 		}
 	}
 	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
@@ -128,7 +130,9 @@ func measureRounds(ctx context.Context, list []*candidate, options *Options) (vi
 }
 
 // candidates opens the plan and every single-processor plan with the same schemes and lengths.
-func candidates(ctx context.Context, plan *planir.Plan, model *models.Model, cal *calibration.Calibration, soc *socs.SoC) (list []*candidate, release func(), err error) {
+func candidates(
+	ctx context.Context, plan *planir.Plan, model *models.Model, cal *calibration.Calibration, soc *socs.SoC,
+) (list []*candidate, release func(), err error) {
 	opened := &fleet{model: model, cal: cal, soc: soc}
 	release = opened.close
 	names, plans := []string{"plan"}, []*planir.Plan{plan}
@@ -189,7 +193,8 @@ func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error 
 	}
 	f.threads += executor.Threads(plan)
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), f.threads+2))
-	machine, err := executor.Open(ctx, plan, runcmd.UntilDone(ctx, content), executor.Options{Drivers: bindings.Drivers(f.soc)})
+	machine, err := executor.Open(ctx, plan, runcmd.UntilDone(ctx, content),
+		executor.Options{Drivers: bindings.Drivers(f.soc)})
 	if err != nil {
 		return fmt.Errorf("open %q: %w", name, err)
 	}
@@ -212,14 +217,15 @@ func singlePlan(base *planir.Plan, model *models.Model, proc *planir.Proc) (*pla
 	}
 	graph := model.Graph()
 	var err error
-	single.Decisions, err = lower.Trivial(&graph, proc.Name, rows, base.MaxContext, base.KV, func(node string, r int) op.Scheme {
-		for _, at := range []int{r, 1} {
-			if decision := base.DecisionFor(node, at); decision != nil {
-				return decision.Scheme
+	single.Decisions, err = lower.Trivial(&graph, proc.Name, rows, base.MaxContext, base.KV,
+		func(node string, r int) op.Scheme {
+			for _, at := range []int{r, 1} {
+				if decision := base.DecisionFor(node, at); decision != nil {
+					return decision.Scheme
+				}
 			}
-		}
-		return ""
-	})
+			return ""
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -269,7 +275,10 @@ func predict(list []*candidate, plan *planir.Plan, options *Options) {
 	}
 }
 
-func report(ui *cli.Streams, base *planir.Plan, m *models.Model, soc *socs.SoC, list []*candidate, options *Options, virtual bool) error {
+func report(
+	ui *cli.Streams, base *planir.Plan, m *models.Model, soc *socs.SoC, list []*candidate, options *Options,
+	virtual bool,
+) error {
 	planview.ShowDecisions(ui, base, soc)
 	ui.Printf("\n")
 
@@ -277,7 +286,8 @@ func report(ui *cli.Streams, base *planir.Plan, m *models.Model, soc *socs.SoC, 
 	if virtual {
 		measured = "simulated"
 	}
-	ui.Printf("%s, prompt of %d tokens, %d decoded, medians of %d interleaved rounds:\n", measured, options.PromptLen, options.Gen, options.Rounds)
+	ui.Printf("%s, prompt of %d tokens, %d decoded, medians of %d interleaved rounds:\n", measured, options.PromptLen,
+		options.Gen, options.Rounds)
 	var rows [][]string
 	cell := func(x stat.Summary, predicted int64) []string {
 		ms := func(ns float64) string { return fmt.Sprintf("%.3f", ns/1e6) }
@@ -309,10 +319,14 @@ func report(ui *cli.Streams, base *planir.Plan, m *models.Model, soc *socs.SoC, 
 		row = append(row, ratio(bd, candidate.Decode.Median))
 		rows = append(rows, row)
 	}
-	ui.Table([]string{"candidate", "phase", ">median ms", ">95 % interval", ">predicted ms", ">error", ">best single / this"}, rows)
+	ui.Table([]string{"candidate", "phase", ">median ms", ">95 % interval", ">predicted ms", ">error",
+		">best single / this"}, rows)
 
 	bytes := decodeBytes(base)
-	doc := map[string]any{"soc": base.SoC.Name, "simulated": virtual, "prompt_len": options.PromptLen, "gen": options.Gen, "rounds": options.Rounds, "candidates": list, "weight_bytes_per_token": bytes}
+	doc := map[string]any{
+		"soc": base.SoC.Name, "simulated": virtual, "prompt_len": options.PromptLen, "gen": options.Gen,
+		"rounds": options.Rounds, "candidates": list, "weight_bytes_per_token": bytes,
+	}
 	plan := list[0]
 	rate := float64(bytes) / plan.Decode.Median
 	ui.Printf("\ndecode reads %.1f MB of weights a token: %.1f GB/s", float64(bytes)/1e6, rate)
@@ -338,7 +352,8 @@ func report(ui *cli.Streams, base *planir.Plan, m *models.Model, soc *socs.SoC, 
 			}
 			bound := min(sum, joint*1e9/float64(bytes))
 			tps := 1e9 / plan.Decode.Median
-			ui.Printf(", %.0f %% of the joint %.1f GB/s\nplan %.2f tokens/s, %.2f of min(sum of singles %.2f, joint bandwidth / bytes %.2f)", 100*rate/joint, joint, tps, tps/bound, sum, joint*1e9/float64(bytes))
+			ui.Printf(", %.0f %% of the joint %.1f GB/s\nplan %.2f tokens/s, %.2f of min(sum of singles %.2f, joint "+
+				"bandwidth / bytes %.2f)", 100*rate/joint, joint, tps, tps/bound, sum, joint*1e9/float64(bytes))
 			doc["joint_gbps"], doc["share_of_joint"], doc["share_of_bound"] = joint, rate/joint, tps/bound
 		}
 	}

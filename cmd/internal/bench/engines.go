@@ -69,7 +69,8 @@ func Engines(ctx context.Context, ui *cli.Streams, o *EnginesOptions) error {
 func (o *EnginesOptions) validate() (*enginesBench, error) {
 	bench := &enginesBench{EnginesOptions: o}
 	for _, check := range []func() error{
-		o.checkNumbers, o.checkFormats, o.checkPrompts, o.checkCores, o.checkCombinations, bench.readMemory, bench.readTimes, o.checkFiles,
+		o.checkNumbers, o.checkFormats, o.checkPrompts, o.checkCores, o.checkCombinations, bench.readMemory,
+		bench.readTimes, o.checkFiles,
 	} {
 		if err := check(); err != nil {
 			return nil, err
@@ -96,7 +97,8 @@ func (o *EnginesOptions) checkNumbers() error {
 	for _, bound := range []struct {
 		name      string
 		got, most int
-	}{{"gen", o.Gen, mostTokens}, {"depth", o.Depth, mostTokens}, {"rounds", o.Rounds, mostRounds}, {"reps", o.Reps, mostRounds}} {
+	}{{"gen", o.Gen, mostTokens}, {"depth", o.Depth, mostTokens}, {"rounds", o.Rounds, mostRounds},
+		{"reps", o.Reps, mostRounds}} {
 		if bound.got < 1 || bound.got > bound.most {
 			return usage("--%s %d: want 1 to %d", bound.name, bound.got, bound.most)
 		}
@@ -179,7 +181,8 @@ func (b *enginesBench) readMemory() error {
 	}
 	bytes, err := unit.ParseBytes(b.Memory)
 	if err != nil || bytes <= 0 {
-		return usage("--max-memory %q: want a size such as 700MiB, or one of the formats %s", b.Memory, strings.Join(b.Formats, ", "))
+		return usage("--max-memory %q: want a size such as 700MiB, or one of the formats %s", b.Memory,
+			strings.Join(b.Formats, ", "))
 	}
 	b.maxBytes = int64(bytes)
 	return nil
@@ -190,7 +193,8 @@ func (b *enginesBench) readTimes() (err error) {
 	for _, limit := range []struct {
 		name, text string
 		to         *time.Duration
-	}{{"budget", b.Budget, &b.match}, {"profile-budget", b.ProfileBudget, &b.profile}, {"timeout", b.Limit, &b.timeout}} {
+	}{{"budget", b.Budget, &b.match}, {"profile-budget", b.ProfileBudget, &b.profile},
+		{"timeout", b.Limit, &b.timeout}} {
 		if *limit.to, err = cli.ParseTime(limit.name, limit.text); err != nil {
 			return err
 		}
@@ -313,7 +317,9 @@ func (b *enginesBench) run(ctx context.Context) error {
 }
 
 // model measures one model.
-func (b *enginesBench) model(ctx context.Context, path string, taken map[string]bool) (measured EnginesModel, err error) {
+func (b *enginesBench) model(
+	ctx context.Context, path string, taken map[string]bool,
+) (measured EnginesModel, err error) {
 	model, err := models.Open(path)
 	if err != nil {
 		return measured, err
@@ -342,7 +348,8 @@ func (b *enginesBench) model(ctx context.Context, path string, taken map[string]
 	}
 	measured.Plans, measured.Digest = []enginesPlan{first}, plan.Model.Digest
 	if measured.Stored = string(floatType(model)); measured.Stored == "" {
-		return measured, diag.New(diag.ClassInput, "its weights are stored as %v: llama.cpp starts from float weights", model.StoredTypes())
+		return measured, diag.New(diag.ClassInput, "its weights are stored as %v: llama.cpp starts from float weights",
+			model.StoredTypes())
 	}
 	peers, err := b.peers(ctx, dir, path, measured)
 	if err != nil {
@@ -362,10 +369,16 @@ func (b *enginesBench) model(ctx context.Context, path string, taken map[string]
 	}
 	var all []engines.Engine
 	for i := range measured.Plans {
-		all = append(all, &engines.Hetc{Program: b.self, Bundle: measured.Plans[i].bundle, Trust: filepath.Join(dir, "local.pub"), Of: measured.Plans[i].Form, Kernels: host.Kernels(), Release: cli.Version})
+		all = append(all, &engines.Hetc{
+			Program: b.self, Bundle: measured.Plans[i].bundle, Trust: filepath.Join(dir, "local.pub"),
+			Of: measured.Plans[i].Form, Kernels: host.Kernels(), Release: cli.Version,
+		})
 	}
 	const patience = time.Minute
-	match := engines.Match{Engines: append(all, peers...), Tasks: b.tasks(), Cores: b.Cores, Rounds: b.Rounds, Seed: b.Seed, Timeout: b.timeout, Budget: b.match, Quiet: b.MaxOthers, Patience: patience, Note: b.s.Notef}
+	match := engines.Match{
+		Engines: append(all, peers...), Tasks: b.tasks(), Cores: b.Cores, Rounds: b.Rounds, Seed: b.Seed,
+		Timeout: b.timeout, Budget: b.match, Quiet: b.MaxOthers, Patience: patience, Note: b.s.Notef,
+	}
 	measured.Match, err = match.Play(ctx)
 	return measured, err
 }
@@ -410,7 +423,8 @@ func (b *enginesBench) output(ctx context.Context, args ...string) ([]byte, erro
 				hint = text
 			}
 		}
-		return nil, diag.New(diag.Class(exit.ExitCode()), "hetc %s: %s", args[0], strings.Join(said, "\n")).WithHint("%s", hint)
+		return nil, diag.New(diag.Class(exit.ExitCode()), "hetc %s: %s", args[0], strings.Join(said, "\n")).
+			WithHint("%s", hint)
 	}
 	return done.Out, err
 }
@@ -438,14 +452,17 @@ func (b *enginesBench) firstPlan(ctx context.Context, dir, model string) (*plani
 }
 
 func (b *enginesBench) solve(dir, model string) []string {
-	return []string{"solve", "--soc", filepath.Join(dir, "soc.yaml"), "--record", filepath.Join(dir, "rec.jsonl"), "--accept-noisy", "--model", model}
+	return []string{"solve", "--soc", filepath.Join(dir, "soc.yaml"), "--record", filepath.Join(dir, "rec.jsonl"),
+		"--accept-noisy", "--model", model}
 }
 
 // writeWorkload writes what the plan is made for. A plan with a bound on its memory may use the schemes of both
 // phases in each, so that one copy of the weights can serve both.
 func (b *enginesBench) writeWorkload(path string, bounded bool) error {
-	permits := &workload.Workload{Schema: workload.Schema, OutputTokens: b.Gen, Context: max(slices.Max(b.Prompts), b.Depth+b.Gen),
-		Schemes: workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C, op.A8TQ4B32}, Head: []op.Scheme{op.A8TQ8C}}}
+	permits := &workload.Workload{Schema: workload.Schema, OutputTokens: b.Gen,
+		Context: max(slices.Max(b.Prompts), b.Depth+b.Gen),
+		Schemes: workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C, op.A8TQ4B32},
+			Head: []op.Scheme{op.A8TQ8C}}}
 	const largest = 512 // rows of a program: longer prompts come in pieces
 	for n := 64; n <= largest && n <= slices.Max(b.Prompts); n *= 2 {
 		permits.Buckets = append(permits.Buckets, n)
@@ -478,7 +495,8 @@ func (b *enginesBench) writeWorkload(path string, bounded bool) error {
 // measure describes the machine and measures the model's operators on it, unless that was done in this folder
 // for the same workloads, by the same program.
 func (b *enginesBench) measure(ctx context.Context, dir, model string) error {
-	soc, rec, both := filepath.Join(dir, "soc.yaml"), filepath.Join(dir, "rec.jsonl"), filepath.Join(dir, "measured.yaml")
+	soc, rec, both := filepath.Join(dir, "soc.yaml"), filepath.Join(dir, "rec.jsonl"), filepath.Join(dir,
+		"measured.yaml")
 	if err := b.writeWorkload(both, b.Memory != ""); err != nil { // all schemes that some plan may use
 		return err
 	}
@@ -499,7 +517,8 @@ func (b *enginesBench) measure(ctx context.Context, dir, model string) error {
 	if err := b.step(ctx, "probe", "--force", "-o", soc); err != nil {
 		return err
 	}
-	if err := b.step(ctx, "profile", "--soc", soc, "--model", model, "--workload", both, "--budget", b.profile.String(), "-o", rec); err != nil {
+	if err := b.step(ctx, "profile", "--soc", soc, "--model", model, "--workload", both, "--budget", b.profile.String(),
+		"-o", rec); err != nil {
 		return err
 	}
 	return wholefile.Write(done, stamp)
@@ -519,15 +538,21 @@ func (b *enginesBench) stamp(model, workload string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return fmt.Appendf(nil, "program %x\nmodel %s\nworkload %x\ncores %v\nkernels %s\nbudget %v\n", sha256.Sum256(program), model, sha256.Sum256(text), b.Cores, host.Kernels(), b.profile), nil
+	return fmt.Appendf(nil, "program %x\nmodel %s\nworkload %x\ncores %v\nkernels %s\nbudget %v\n",
+		sha256.Sum256(program), model, sha256.Sum256(text), b.Cores, host.Kernels(), b.profile), nil
 }
 
 // limitedPlan makes the plan that has to do with the memory of --max-memory.
-func (b *enginesBench) limitedPlan(ctx context.Context, dir, model string, peers []engines.Engine) (enginesPlan, error) {
+func (b *enginesBench) limitedPlan(
+	ctx context.Context, dir, model string, peers []engines.Engine,
+) (enginesPlan, error) {
 	bytes := b.maxBytes
 	if b.maxFormat != "" {
 		i := slices.IndexFunc(peers, func(e engines.Engine) bool { return e.Form() == b.maxFormat })
-		trial := engines.Match{Engines: peers[i : i+1], Cores: b.Cores, Rounds: 1, Seed: b.Seed, Timeout: b.timeout, Note: func(string, ...any) {}}
+		trial := engines.Match{
+			Engines: peers[i : i+1], Cores: b.Cores, Rounds: 1, Seed: b.Seed, Timeout: b.timeout,
+			Note: func(string, ...any) {},
+		}
 		for _, task := range b.tasks() {
 			task.Reps = 1
 			trial.Tasks = append(trial.Tasks, task)
@@ -543,7 +568,8 @@ func (b *enginesBench) limitedPlan(ctx context.Context, dir, model string, peers
 	if err := b.writeWorkload(workloadFile, true); err != nil {
 		return enginesPlan{}, err
 	}
-	if err := b.step(ctx, append(b.solve(dir, model), "--workload", workloadFile, "--max-memory", fmt.Sprintf("%dB", bytes), "-o", out)...); err != nil {
+	if err := b.step(ctx, append(b.solve(dir, model), "--workload", workloadFile, "--max-memory",
+		fmt.Sprintf("%dB", bytes), "-o", out)...); err != nil {
 		return enginesPlan{}, err
 	}
 	plan, err := plantext.Read(out)
@@ -557,7 +583,10 @@ func (b *enginesBench) limitedPlan(ctx context.Context, dir, model string, peers
 
 // bundle emits a plan, unless the bundle with it is there.
 func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, solved *planir.Plan) (enginesPlan, error) {
-	made := enginesPlan{Form: name, name: name, plan: solved, Schemes: map[string][]op.Scheme{}, bundle: filepath.Join(dir, name+".hetb")}
+	made := enginesPlan{
+		Form: name, name: name, plan: solved, Schemes: map[string][]op.Scheme{},
+		bundle: filepath.Join(dir, name+".hetb"),
+	}
 	code, err := planir.Encode(solved)
 	if err != nil {
 		return made, err
@@ -597,7 +626,8 @@ func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, solv
 	if b.Plan != "" {
 		plan, soc = b.Plan, b.SoC
 	}
-	return made, b.step(ctx, "emit", "--plan", plan, "--model", model, "--soc", soc, "--key", key+".key", "-o", made.bundle)
+	return made, b.step(ctx, "emit", "--plan", plan, "--model", model, "--soc", soc, "--key", key+".key", "-o",
+		made.bundle)
 }
 
 // peers makes llama.cpp's files from the weights as they are stored.
@@ -615,7 +645,8 @@ func (b *enginesBench) peers(ctx context.Context, dir, model string, r EnginesMo
 			}
 			b.s.Notef("%s: made by llama-quantize", file)
 			const most = time.Hour
-			if err := b.peer.Quantize(ctx, engines.Limits{Cores: b.Cores, Time: most}, float, file, format, len(b.Cores)); err != nil {
+			if err := b.peer.Quantize(ctx, engines.Limits{Cores: b.Cores, Time: most}, float, file, format,
+				len(b.Cores)); err != nil {
 				return nil, err
 			}
 		}
@@ -626,7 +657,10 @@ func (b *enginesBench) peers(ctx context.Context, dir, model string, r EnginesMo
 
 func (b *enginesBench) report(list []EnginesModel) error {
 	env := measuredOn(b.Cores)
-	doc := map[string]any{"cpu": env.CPU, "features": env.Features, "kernels": env.Kernels, "cores": b.Cores, "hetc": cli.Version, "models": list}
+	doc := map[string]any{
+		"cpu": env.CPU, "features": env.Features, "kernels": env.Kernels, "cores": b.Cores, "hetc": cli.Version,
+		"models": list,
+	}
 	out := &page{s: b.s}
 	for i := range list {
 		b.show(out, env, &list[i])

@@ -27,7 +27,9 @@ const mostQuality = time.Hour
 
 // quality measures what the forms of a model cost, on the model itself or, where it has no tokenizer, the same
 // schemes and formats on another model. Llama.cpp's figures are kept by model: several may share one.
-func (b *enginesBench) quality(ctx context.Context, path string, measured *EnginesModel, peers map[string][]engines.Quality) error {
+func (b *enginesBench) quality(
+	ctx context.Context, path string, measured *EnginesModel, peers map[string][]engines.Quality,
+) error {
 	model, err := b.openQuality(path)
 	if err != nil {
 		return err
@@ -40,7 +42,8 @@ func (b *enginesBench) quality(ctx context.Context, path string, measured *Engin
 		made := &measured.Plans[i]
 		var got []engines.Quality
 		if b.QualityModel == "" {
-			got, err = b.ownQuality(ctx, made.Form, "--bundle", made.bundle, "--trust", filepath.Join(dir, "local.pub"), "--model", of, "--decode")
+			got, err = b.ownQuality(ctx, made.Form, "--bundle", made.bundle, "--trust", filepath.Join(dir, "local.pub"),
+				"--model", of, "--decode")
 		} else {
 			got, err = b.schemesQuality(ctx, dir, model, of, made)
 		}
@@ -80,7 +83,8 @@ func (b *enginesBench) openQuality(path string) (*models.Model, error) {
 
 // ownQuality runs hetc quality and reads its phases.
 func (b *enginesBench) ownQuality(ctx context.Context, form string, args ...string) ([]engines.Quality, error) {
-	out, err := b.output(ctx, append([]string{"quality", "--json", "--text", b.Text, "--windows", strconv.Itoa(engines.Windows)}, args...)...)
+	out, err := b.output(ctx,
+		append([]string{"quality", "--json", "--text", b.Text, "--windows", strconv.Itoa(engines.Windows)}, args...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -98,14 +102,20 @@ func (b *enginesBench) ownQuality(ctx context.Context, form string, args ...stri
 	}
 	var list []engines.Quality
 	for _, phase := range doc.Phases {
-		list = append(list, engines.Quality{Engine: "hetc", Form: form, Phase: phase.Phase, MeanKL: phase.KL.Mean, KLError: (phase.KL.High - phase.KL.Low) / 2, SameTop: phase.TopAgreement.Mean, Perplexity: phase.Perplexity.Mean})
+		list = append(list, engines.Quality{
+			Engine: "hetc", Form: form, Phase: phase.Phase, MeanKL: phase.KL.Mean,
+			KLError: (phase.KL.High - phase.KL.Low) / 2, SameTop: phase.TopAgreement.Mean,
+			Perplexity: phase.Perplexity.Mean,
+		})
 	}
 	return list, nil
 }
 
 // schemesQuality measures, on model m, the schemes that a plan for another model has in each phase, operator by
 // operator.
-func (b *enginesBench) schemesQuality(ctx context.Context, dir string, m *models.Model, path string, made *enginesPlan) ([]engines.Quality, error) {
+func (b *enginesBench) schemesQuality(
+	ctx context.Context, dir string, m *models.Model, path string, made *enginesPlan,
+) ([]engines.Quality, error) {
 	on, err := trial.Open(ctx, m)
 	if err != nil {
 		return nil, err
@@ -123,11 +133,13 @@ func (b *enginesBench) schemesQuality(ctx context.Context, dir string, m *models
 			return scheme
 		}, nil)
 		if len(missing) > 0 {
-			return nil, diag.New(diag.ClassInput, "model %q has the operators %s, and the plan has no scheme for them", path, strings.Join(missing, ", ")).
+			return nil, diag.New(diag.ClassInput, "model %q has the operators %s, and the plan has no scheme for them",
+				path, strings.Join(missing, ", ")).
 				WithHint("name a --quality-model of the same architecture")
 		}
 		if !tied {
-			return nil, diag.New(diag.ClassInput, "model %q has a table and a head of its own, and the plan reads the embedding from the head", path).
+			return nil, diag.New(diag.ClassInput,
+				"model %q has a table and a head of its own, and the plan reads the embedding from the head", path).
 				WithHint("name a --quality-model whose head is tied")
 		}
 		if err != nil {
@@ -160,7 +172,8 @@ func schemeIn(plan *planir.Plan, node, phase string) (op.Scheme, bool) {
 	best := -1
 	for i := range plan.Decisions {
 		decision := &plan.Decisions[i]
-		if decision.Node != node || phase == "decode" && decision.Rows != 1 || decision.Rows != 1 && plan.Decodes(decision.Rows) {
+		if decision.Node != node || phase == "decode" && decision.Rows != 1 || decision.Rows != 1 &&
+			plan.Decodes(decision.Rows) {
 			continue
 		}
 		if best < 0 || decision.Rows > plan.Decisions[best].Rows {

@@ -72,18 +72,22 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	result := model.Match
 	out.title(fmt.Sprintf("%s: hetc against other engines", model.Name))
 	cores := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.Cores), " ", ", "), "[]")
-	out.text("%s, cores %s with one thread each; hetc %s, kernels %s; %s. %.2f billion parameters, stored %s; the same weights for all.",
-		env.CPU, cores, cli.Version, env.Kernels, strings.Join(peersOf(result), "; "), float64(model.Parameters)/1e9, model.Stored)
+	out.text("%s, cores %s with one thread each; hetc %s, kernels %s; %s. %.2f billion parameters, stored %s; the "+
+		"same weights for all.",
+		env.CPU, cores, cli.Version, env.Kernels, strings.Join(peersOf(result), "; "), float64(model.Parameters)/1e9,
+		model.Stored)
 	processes := 0
 	for _, series := range result.Series {
 		processes += len(series.Samples)
 	}
-	out.text("%d rounds in random order (seed %d), a fresh process each: %d processes in %.0f s.", result.Rounds, result.Seed, processes, result.Seconds)
+	out.text("%d rounds in random order (seed %d), a fresh process each: %d processes in %.0f s.", result.Rounds,
+		result.Seed, processes, result.Seconds)
 	if result.Stopped {
 		out.text("The time did not suffice for %d rounds.", b.Rounds)
 	}
 	if b.MaxOthers > 0 {
-		out.text("Others used more than %.2f cores during %d of them, after %d repetitions for that reason.", b.MaxOthers, result.Disturbed, result.Repeated)
+		out.text("Others used more than %.2f cores during %d of them, after %d repetitions for that reason.",
+			b.MaxOthers, result.Disturbed, result.Repeated)
 	} else {
 		out.text("Nobody looked whether others were at work meanwhile.")
 	}
@@ -92,7 +96,8 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 		if made.MaxMemory > 0 {
 			note = fmt.Sprintf(", solved with --max-memory %s MiB", mib(made.MaxMemory))
 		}
-		out.text("%s: hetc's plan %.12s%s, schemes of prefill %s, of decode %s.", made.Form, made.Digest, note, joined(made.Schemes["prefill"]), joined(made.Schemes["decode"]))
+		out.text("%s: hetc's plan %.12s%s, schemes of prefill %s, of decode %s.", made.Form, made.Digest, note,
+			joined(made.Schemes["prefill"]), joined(made.Schemes["decode"]))
 	}
 	if model.NoBounded != "" {
 		out.text("No plan within --max-memory: %s.", model.NoBounded)
@@ -104,14 +109,16 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 			if series.Task != task {
 				continue
 			}
-			row := []string{task.String(), series.Engine, series.Form, fmt.Sprint(series.Summary.N), fmt.Sprintf("%.1f", series.Summary.Median), interval(series.Summary, "%.1f"), "", "", mib(series.Peak)}
+			row := []string{task.String(), series.Engine, series.Form, fmt.Sprint(series.Summary.N),
+				fmt.Sprintf("%.1f", series.Summary.Median), interval(series.Summary, "%.1f"), "", "", mib(series.Peak)}
 			if task.Start > 0 {
 				ms := func(tps float64) string { return fmt.Sprintf("%.0f ms", 1e3/tps) }
 				row[4], row[5] = ms(series.Summary.Median), ms(series.Summary.High)+".."+ms(series.Summary.Low)
 			}
 			for _, ratio := range result.Ratios {
 				if series.Engine == "hetc" && ratio.Form == series.Form && ratio.Task == task {
-					row[6], row[7] = fmt.Sprintf("%.2f x %s %s", ratio.Summary.Median, ratio.Peer, ratio.Best), interval(ratio.Summary, "%.2f")
+					row[6], row[7] = fmt.Sprintf("%.2f x %s %s", ratio.Summary.Median, ratio.Peer, ratio.Best),
+						interval(ratio.Summary, "%.2f")
 				}
 			}
 			if series.Dropped {
@@ -120,7 +127,8 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 			rows = append(rows, row)
 		}
 	}
-	out.table([]string{"task", "engine", "form", ">processes", ">tokens/s", ">95 % interval", "ratio to the fastest form", ">95 % interval", ">peak MiB"}, rows)
+	out.table([]string{"task", "engine", "form", ">processes", ">tokens/s", ">95 % interval",
+		"ratio to the fastest form", ">95 % interval", ">peak MiB"}, rows)
 	if result.Rounds < 6 {
 		out.text("With fewer than 6 rounds the intervals do not reach 95 %%.")
 	}
@@ -140,7 +148,8 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	header := []string{"peak memory", ">MiB", ">predicted MiB"}
 	for _, f := range b.Formats {
 		header = append(header, ">/ llama.cpp "+f)
-		rows = append(rows, append([]string{"llama.cpp " + f, mib(result.Peak("llama.cpp", f)), "-"}, make([]string, len(b.Formats))...))
+		rows = append(rows, append([]string{"llama.cpp " + f, mib(result.Peak("llama.cpp", f)), "-"},
+			make([]string, len(b.Formats))...))
 	}
 	out.table(header, rows)
 
@@ -150,7 +159,9 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	out.text("Quality on %s with %s, against the same weights in float32:", filepath.Base(b.Text), model.QualityOf)
 	rows = nil
 	for _, quality := range model.Quality {
-		rows = append(rows, []string{quality.Engine, quality.Form, quality.Phase, fmt.Sprintf("%.5f ± %.5f", quality.MeanKL, quality.KLError), fmt.Sprintf("%.2f %%", 100*quality.SameTop), fmt.Sprintf("%.3f", quality.Perplexity)})
+		rows = append(rows, []string{quality.Engine, quality.Form, quality.Phase,
+			fmt.Sprintf("%.5f ± %.5f", quality.MeanKL, quality.KLError), fmt.Sprintf("%.2f %%", 100*quality.SameTop),
+			fmt.Sprintf("%.3f", quality.Perplexity)})
 	}
 	out.table([]string{"engine", "form", "phase", ">mean KL", ">same top token", ">perplexity"}, rows)
 }
@@ -199,7 +210,8 @@ func joined[T ~string](list []T) string {
 	return strings.Join(words, ", ")
 }
 
-// peakRatio is how many times as much memory one engine came to hold as another, "-" where the system did not tell of both.
+// peakRatio is how many times as much memory one engine came to hold as another, "-" where the system did not tell
+// of both.
 func peakRatio(peak, other int64) string {
 	if peak == 0 || other == 0 {
 		return "-"

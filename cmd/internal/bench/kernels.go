@@ -44,7 +44,8 @@ func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) erro
 		return err
 	}
 	measuring := profiler.KernelOptions{
-		Driver: drv, Compiler: compiler.New(), Sets: sets, Marked: kernel.Best().Name, Cores: cores, Rounds: options.Rounds, Seed: 1,
+		Driver: drv, Compiler: compiler.New(), Sets: sets, Marked: kernel.Best().Name, Cores: cores,
+		Rounds: options.Rounds, Seed: 1,
 	}
 	line := ui.Line(false)
 	measuring.Progress = func(round int) { line.Bar("round", round, options.Rounds, "") }
@@ -101,12 +102,14 @@ func showKernels(ui *cli.Streams, list []profiler.Kernel) {
 			}
 		}
 		rows = append(rows, []string{
-			measured.Set, strconv.Itoa(measured.Cores), measured.What, measured.Shape, fmt.Sprintf("%.4g", measured.Rate), measured.Unit,
+			measured.Set, strconv.Itoa(measured.Cores), measured.What, measured.Shape,
+			fmt.Sprintf("%.4g", measured.Rate), measured.Unit,
 			of, share, interval, strconv.Itoa(measured.Rounds), ofAll, mark,
 		})
 	}
 	ui.Table([]string{
-		"kernels", ">cores", "what", "shape", ">rate", "unit", "of", ">share %", ">95 % interval", ">rounds", ">of all %", "mark %",
+		"kernels", ">cores", "what", "shape", ">rate", "unit", "of", ">share %", ">95 % interval", ">rounds",
+		">of all %", "mark %",
 	}, rows)
 }
 
@@ -140,7 +143,8 @@ func benchCores(ctx context.Context, d driver.Driver, text string) ([]int, error
 		core, err := strconv.Atoi(part)
 		at := slices.Index(usable, core)
 		if err != nil || at < 0 || len(cores) > 0 && (at == 0 || usable[at-1] != cores[len(cores)-1]) {
-			return nil, diag.New(diag.ClassUsage, "--cores %q: want cores that follow each other, of %s", text, coreList(usable)).
+			return nil, diag.New(diag.ClassUsage, "--cores %q: want cores that follow each other, of %s", text,
+				coreList(usable)).
 				WithHint("for example --cores %s", coreList(usable[:min(2, len(usable))]))
 		}
 		cores = append(cores, core)

@@ -50,7 +50,10 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
-	in := solver.Input{Model: model, SoC: soc, Costs: costs, Workload: workload, Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Calibration: cal}
+	in := solver.Input{
+		Model: model, SoC: soc, Costs: costs, Workload: workload,
+		Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Calibration: cal,
+	}
 	like := map[string]string{} // a set that is not measured, and the one that stands for it
 	var plans []*planir.Plan
 	var labels []string
@@ -65,7 +68,8 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 			continue
 		}
 		if need := options.PromptLen + options.Gen; need > result.Plan.MaxContext {
-			return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d", options.PromptLen, options.Gen, need, result.Plan.MaxContext)
+			return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d",
+				options.PromptLen, options.Gen, need, result.Plan.MaxContext)
 		}
 		plans, labels = append(plans, result.Plan), append(labels, set.label)
 	}
@@ -84,7 +88,10 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
-	doc := map[string]any{"soc": soc.Name, "simulated": virtual, "prompt_len": options.PromptLen, "gen": options.Gen, "rounds": options.Rounds, "candidates": opened.list}
+	doc := map[string]any{
+		"soc": soc.Name, "simulated": virtual, "prompt_len": options.PromptLen, "gen": options.Gen,
+		"rounds": options.Rounds, "candidates": opened.list,
+	}
 	doc["rates"] = showRates(ui, soc, set, plans[0], model)
 	measured := "measured"
 	if virtual {
@@ -107,8 +114,8 @@ type planSet struct {
 	ratio      map[string]float64
 }
 
-// planSets are the plan that solve chooses, those of processors alone and in pairs, and those of two rules: each operator whole, on
-// the processor that is best at it, and for every kind of pair all matrices in fixed parts.
+// planSets are the plan that solve chooses, those of processors alone and in pairs, and those of two rules: each
+// operator whole, on the processor that is best at it, and for every kind of pair all matrices in fixed parts.
 func planSets(soc *socs.SoC, all bool, like map[string]string) []planSet {
 	out := []planSet{{label: solvedName}}
 	var pairs [][]string
@@ -121,20 +128,24 @@ func planSets(soc *socs.SoC, all bool, like map[string]string) []planSet {
 	if len(pairs) == 0 {
 		return out
 	}
-	out = append(out, planSet{label: "each operator whole", strategies: []planir.Strategy{planir.Single, planir.Padding}})
+	out = append(out, planSet{label: "each operator whole",
+		strategies: []planir.Strategy{planir.Single, planir.Padding}})
 	for _, names := range pairs {
 		for _, part := range []struct {
 			text string
 			of   float64
 		}{{"1:1", 0.5}, {"3:1", 0.75}} {
-			out = append(out, planSet{label: fmt.Sprintf("%s of %s and %s", part.text, names[0], names[1]), ratio: map[string]float64{names[0]: part.of, names[1]: 1 - part.of}})
+			out = append(out, planSet{
+				label: fmt.Sprintf("%s of %s and %s", part.text, names[0], names[1]),
+				ratio: map[string]float64{names[0]: part.of, names[1]: 1 - part.of},
+			})
 		}
 	}
 	return out
 }
 
-// heldBytes is at most what plans that are open side by side hold of weights: those that the first packs are shared, and
-// libraries have copies of their own.
+// heldBytes is at most what plans that are open side by side hold of weights: those that the first packs are
+// shared, and libraries have copies of their own.
 func heldBytes(plans []*planir.Plan) int64 {
 	bytes, shared := int64(0), map[planir.Pack]bool{}
 	for i, plan := range plans {
@@ -213,9 +224,11 @@ func showCandidates(ui *cli.Streams, list []*candidate, phase string) {
 	}
 	for _, candidate := range list {
 		summary, _, predicted := candidate.of(phase)
-		row := []string{candidate.Name, fmt.Sprintf("%.3f", summary.Median/1e6), fmt.Sprintf("%.3f..%.3f", summary.Low/1e6, summary.High/1e6), "-", "-", ratio(fastest, summary.Median)}
+		row := []string{candidate.Name, fmt.Sprintf("%.3f", summary.Median/1e6),
+			fmt.Sprintf("%.3f..%.3f", summary.Low/1e6, summary.High/1e6), "-", "-", ratio(fastest, summary.Median)}
 		if predicted > 0 {
-			row[3], row[4] = fmt.Sprintf("%.3f", float64(predicted)/1e6), fmt.Sprintf("%+.0f %%", 100*(float64(predicted)/summary.Median-1))
+			row[3], row[4] = fmt.Sprintf("%.3f", float64(predicted)/1e6), fmt.Sprintf("%+.0f %%",
+				100*(float64(predicted)/summary.Median-1))
 		}
 		rows = append(rows, row)
 	}
@@ -259,10 +272,12 @@ func products(p *planir.Plan, m *models.Model, rows int) (out []op.Op, times []i
 func profiled(set *record.Set, proc string, o op.Op, beside string) float64 {
 	var samples []float64
 	for _, measurement := range set.All() {
-		if measurement.Kind != record.Op || measurement.Proc != proc || measurement.Op == nil || *measurement.Op != o || measurement.HeldOut {
+		if measurement.Kind != record.Op || measurement.Proc != proc || measurement.Op == nil || *measurement.Op != o ||
+			measurement.HeldOut {
 			continue
 		}
-		if beside == "" && len(measurement.Concurrent) == 0 || len(measurement.Concurrent) == 1 && measurement.Concurrent[0].Proc == beside && measurement.Concurrent[0].Op != nil {
+		if beside == "" && len(measurement.Concurrent) == 0 || len(measurement.Concurrent) == 1 &&
+			measurement.Concurrent[0].Proc == beside && measurement.Concurrent[0].Op != nil {
 			samples = append(samples, measurement.Samples...)
 		}
 	}
@@ -336,7 +351,10 @@ type pair struct {
 	Share      float64 `json:"share"`      // speedup / (ideal * contention)
 }
 
-func showPairs(ui *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidate, like map[string]string, plan *planir.Plan, model *models.Model) (doc []pair) {
+func showPairs(
+	ui *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidate, like map[string]string, plan *planir.Plan,
+	model *models.Model,
+) (doc []pair) {
 	find := func(label string) *candidate {
 		if old, ok := like[label]; ok {
 			label = old
@@ -370,8 +388,10 @@ func showPairs(ui *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidat
 			if err != nil {
 				continue
 			}
-			found := pair{joint.Name, ph, sum.Median, sum.Low, sum.High, stat.Median(ideals), contention(soc, set, names, plan, model, ph), 0}
-			row := []string{found.Processors, ph, fmt.Sprintf("%.2f", found.Speedup), fmt.Sprintf("%.2f..%.2f", found.Low, found.High), fmt.Sprintf("%.2f", found.Ideal), "-", "-"}
+			found := pair{joint.Name, ph, sum.Median, sum.Low, sum.High, stat.Median(ideals),
+				contention(soc, set, names, plan, model, ph), 0}
+			row := []string{found.Processors, ph, fmt.Sprintf("%.2f", found.Speedup),
+				fmt.Sprintf("%.2f..%.2f", found.Low, found.High), fmt.Sprintf("%.2f", found.Ideal), "-", "-"}
 			if found.Contention > 0 {
 				found.Share = found.Speedup / (found.Ideal * found.Contention)
 				row[5], row[6] = fmt.Sprintf("%.2f", found.Contention), fmt.Sprintf("%.2f", found.Share)
@@ -380,8 +400,10 @@ func showPairs(ui *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidat
 		}
 	}
 	if len(rows) > 0 {
-		ui.Printf("\npairs against the better of the two alone; ideal: both at the speed they have alone; contention: joint over separate\nrates of their halves of the products, from the profile\n")
-		ui.Table([]string{"processors", "phase", ">speed-up", ">95 % interval", ">ideal", ">contention", ">of ideal * contention"}, rows)
+		ui.Printf("\npairs against the better of the two alone; ideal: both at the speed they have alone; " +
+			"contention: joint over separate\nrates of their halves of the products, from the profile\n")
+		ui.Table([]string{"processors", "phase", ">speed-up", ">95 % interval", ">ideal", ">contention",
+			">of ideal * contention"}, rows)
 	}
 	return doc
 }
@@ -449,7 +471,8 @@ func showSolved(ui *cli.Streams, list []*candidate) (doc []comparison) {
 			continue
 		}
 		doc = append(doc, comparison{ph, best.Name, summary.Median, summary.Low, summary.High})
-		ui.Printf("%s: the plan solved from the profile takes %.2f (%.2f..%.2f) of the time of the best of the others, %s\n", ph, summary.Median, summary.Low, summary.High, best.Name)
+		ui.Printf("%s: the plan solved from the profile takes %.2f (%.2f..%.2f) of the time of the best of the "+
+			"others, %s\n", ph, summary.Median, summary.Low, summary.High, best.Name)
 	}
 	return doc
 }

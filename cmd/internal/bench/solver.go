@@ -78,7 +78,10 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 		func(ctx context.Context) error { _, err := engine.Buckets(ctx, buckets, problem.Limits{}); return err },
 	}
 	if joint != nil {
-		list = append(list, func(ctx context.Context) error { _, err := engine.Joint(ctx, joint, problem.Limits{}); return err })
+		list = append(list, func(ctx context.Context) error {
+			_, err := engine.Joint(ctx, joint, problem.Limits{})
+			return err
+		})
 	}
 	for _, solve := range list {
 		limited, cancel := context.WithTimeout(ctx, o.Limit)
@@ -99,7 +102,8 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 	}
 	out := &page{s: ui}
 	out.title("The engines of solve")
-	out.text("One core. Times are of single solves, of the problem as it is posed to the proved answer; a general engine's include its linear program's being written.")
+	out.text("One core. Times are of single solves, of the problem as it is posed to the proved answer; a general " +
+		"engine's include its linear program's being written.")
 	var rows [][]string
 	for _, solved := range log.Solves {
 		gap := "-"
@@ -110,9 +114,11 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 		if solved.Vars > 0 {
 			size = fmt.Sprintf("%d x %d", solved.Vars, solved.Rows)
 		}
-		rows = append(rows, []string{solved.Problem, fmt.Sprint(solved.Choices), solved.Engine, solved.Status, gap, size, fmt.Sprint(solved.Nodes), fmt.Sprintf("%.1f", solved.MS)})
+		rows = append(rows, []string{solved.Problem, fmt.Sprint(solved.Choices), solved.Engine, solved.Status, gap,
+			size, fmt.Sprint(solved.Nodes), fmt.Sprintf("%.1f", solved.MS)})
 	}
-	out.table([]string{"problem", ">choices", "engine", "status", ">gap", ">variables x constraints", ">nodes", ">ms"}, rows)
+	out.table([]string{"problem", ">choices", "engine", "status", ">gap", ">variables x constraints", ">nodes", ">ms"},
+		rows)
 	pairs, err := o.compare(ctx, out, wasm, wasmErr)
 	if err != nil {
 		return err
@@ -126,7 +132,9 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 }
 
 // compare has both builds solve the same models in turns.
-func (o *SolverOptions) compare(ctx context.Context, out *page, wasm *highs.Wasm, wasmErr error) ([]pairOfBuilds, error) {
+func (o *SolverOptions) compare(
+	ctx context.Context, out *page, wasm *highs.Wasm, wasmErr error,
+) ([]pairOfBuilds, error) {
 	native, err := highs.OpenNative()
 	if err = errors.Join(wasmErr, err); err != nil {
 		out.text("WebAssembly and library are not compared: %v", err)
@@ -163,7 +171,8 @@ models:
 					return nil, err
 				}
 				if result.Status != milp.Optimal {
-					rows = append(rows, []string{builds.Model, fmt.Sprintf("%d x %d", builds.Vars, builds.Rows), "-", "-", "-", fmt.Sprintf("%s: over %v", engine.Name(), o.Limit), "-", "-", "-"})
+					rows = append(rows, []string{builds.Model, fmt.Sprintf("%d x %d", builds.Vars, builds.Rows), "-",
+						"-", "-", fmt.Sprintf("%s: over %v", engine.Name(), o.Limit), "-", "-", "-"})
 					continue models
 				}
 				if round >= 0 {
@@ -173,7 +182,8 @@ models:
 			}
 		}
 		if a, b := answers[0].Objective, answers[1].Objective; math.Abs(a-b) > milp.Tolerance*max(1, math.Abs(a)) {
-			return nil, diag.New(diag.ClassInternal, "bench solver: %q: WebAssembly finds %v, the library %v", problem.Name, a, b)
+			return nil, diag.New(diag.ClassInternal, "bench solver: %q: WebAssembly finds %v, the library %v",
+				problem.Name, a, b)
 		}
 		for j := range answers[0].X {
 			builds.SameX = builds.SameX && answers[0].X[j] == answers[1].X[j]
@@ -189,12 +199,17 @@ models:
 		if builds.SameX {
 			same = "yes"
 		}
-		rows = append(rows, []string{builds.Model, fmt.Sprintf("%d x %d", builds.Vars, builds.Rows), fmt.Sprintf("%.1f", builds.WasmMS), fmt.Sprintf("%.1f", builds.NativeMS),
-			fmt.Sprintf("%.2f", builds.Ratio), fmt.Sprintf("%.2f..%.2f", builds.Low, builds.High), fmt.Sprintf("%.6g", builds.Objective), fmt.Sprintf("%.1g", builds.Apart), same})
+		rows = append(rows, []string{builds.Model, fmt.Sprintf("%d x %d", builds.Vars, builds.Rows),
+			fmt.Sprintf("%.1f", builds.WasmMS), fmt.Sprintf("%.1f", builds.NativeMS),
+			fmt.Sprintf("%.2f", builds.Ratio), fmt.Sprintf("%.2f..%.2f", builds.Low, builds.High),
+			fmt.Sprintf("%.6g", builds.Objective), fmt.Sprintf("%.1g", builds.Apart), same})
 	}
-	out.text("HiGHS %s as WebAssembly and as a library in a process of its own, whose start counts, in turns: medians of %d rounds. Objectives are those of the linear programs; how far both are apart is relative. "+
-		"Answers that are no further apart than the engines' tolerance may have other values of variables.", highs.Version, o.Rounds)
-	out.table([]string{"model", ">variables x constraints", ">WebAssembly ms", ">library ms", ">ratio", ">95 %", ">objective", ">apart", "same values"}, rows)
+	out.text("HiGHS %s as WebAssembly and as a library in a process of its own, whose start counts, in turns: "+
+		"medians of %d rounds. Objectives are those of the linear programs; how far both are apart is relative. "+
+		"Answers that are no further apart than the engines' tolerance may have other values of variables.",
+		highs.Version, o.Rounds)
+	out.table([]string{"model", ">variables x constraints", ">WebAssembly ms", ">library ms", ">ratio", ">95 %",
+		">objective", ">apart", "same values"}, rows)
 	return list, nil
 }
 
@@ -220,8 +235,8 @@ func (f *firstJoint) Joint(_ context.Context, j *problem.Joint, _ problem.Limits
 	return problem.JointSolution{}, errPosed
 }
 
-// posed is the problem that a solve of the input poses: all programs under the limits they share or, where no limit binds, all
-// programs without one.
+// posed is the problem that a solve of the input poses: all programs under the limits they share or, where no limit
+// binds, all programs without one.
 func posed(ctx context.Context, input *solver.Input) (*problem.Joint, error) {
 	joint := &firstJoint{}
 	input.Engine = joint

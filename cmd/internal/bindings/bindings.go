@@ -32,7 +32,8 @@ func CacheDir(flag string) (string, error) {
 	}
 	dir, err := os.UserCacheDir()
 	if err != nil {
-		return "", diag.New(diag.ClassIO, "find the cache: %w", err).WithHint("name a directory: --cache DIR, or %s", EnvCache)
+		return "", diag.New(diag.ClassIO, "find the cache: %w", err).
+			WithHint("name a directory: --cache DIR, or %s", EnvCache)
 	}
 	return filepath.Join(dir, "hetc"), nil
 }
@@ -84,7 +85,8 @@ func SoCOf(plan *planir.Plan, given string) (*socs.SoC, error) {
 	}
 	soc, err := socs.Open(name)
 	if err != nil && given == "" {
-		return nil, diag.New(diag.ClassOf(err), "find the machine the plan was made for: %w", err).WithHint("give the SoC file the plan was solved with: --soc FILE")
+		return nil, diag.New(diag.ClassOf(err), "find the machine the plan was made for: %w", err).
+			WithHint("give the SoC file the plan was solved with: --soc FILE")
 	}
 	if err != nil {
 		return nil, err
@@ -94,7 +96,8 @@ func SoCOf(plan *planir.Plan, given string) (*socs.SoC, error) {
 		return nil, err
 	}
 	if digest != plan.SoC.Digest {
-		return nil, diag.New(diag.ClassInput, "soc %q has digest %.12s, and the plan was made for %q with %.12s", name, digest, plan.SoC.Name, plan.SoC.Digest).
+		return nil, diag.New(diag.ClassInput, "soc %q has digest %.12s, and the plan was made for %q with %.12s", name,
+			digest, plan.SoC.Name, plan.SoC.Digest).
 			WithHint("give the SoC file the plan was solved with (--soc), or solve again")
 	}
 	return soc, nil

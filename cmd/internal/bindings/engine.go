@@ -7,7 +7,8 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// AutoEngine solves exactly, and has HiGHS close what that leaves open in at most that many bytes, where HiGHS is there. w may be nil.
+// AutoEngine solves exactly, and has HiGHS close what that leaves open in at most that many bytes, where HiGHS is
+// there. w may be nil.
 func AutoEngine(watch *problem.Watch, bytes int64) problem.Engine {
 	var engine problem.Engine = exact.Engine{}
 	if watch != nil {

@@ -33,7 +33,8 @@ func Simulate(ctx context.Context, soc *socs.SoC, requests []profiler.Request, p
 func LibraryVersions(ctx context.Context, soc *socs.SoC, header *record.Header) error {
 	for _, drv := range all.Drivers() {
 		described, ok := drv.(driver.Described)
-		if !ok || drv.Name() == host.Name || !slices.ContainsFunc(soc.Processors, func(p socs.Processor) bool { return p.Driver == drv.Name() }) {
+		if !ok || drv.Name() == host.Name ||
+			!slices.ContainsFunc(soc.Processors, func(p socs.Processor) bool { return p.Driver == drv.Name() }) {
 			continue
 		}
 		library, err := described.Library(ctx)
@@ -50,7 +51,10 @@ func LibraryVersions(ctx context.Context, soc *socs.SoC, header *record.Header) 
 
 // ProfilerOptions bind what measures on soc.
 func ProfilerOptions(soc *socs.SoC, seed uint64) profiler.Options {
-	options := profiler.Options{Drivers: map[string]driver.Driver{}, Compilers: map[string]driver.Compiler{}, Seed: seed, Rounds: profiler.Rounds}
+	options := profiler.Options{
+		Drivers: map[string]driver.Driver{}, Compilers: map[string]driver.Compiler{}, Seed: seed,
+		Rounds: profiler.Rounds,
+	}
 	for _, drv := range Drivers(soc) {
 		options.Drivers[drv.Name()] = drv
 	}

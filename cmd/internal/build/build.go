@@ -38,8 +38,12 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 		return diag.New(diag.ClassUsage, "--jobs %d: want at least 1", options.Jobs)
 	}
 	mo := matrix.Options{
-		Output: options.Output, Only: options.Only, Jobs: options.Jobs, MaxMemory: matrix.DefaultMemory(), DryRun: options.DryRun, AcceptNoisy: options.AcceptNoisy, Now: time.Now,
-		Tools: matrix.Tools{Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Simulate: bindings.Simulate, Emit: emitCell, Compilers: compilerIdentity},
+		Output: options.Output, Only: options.Only, Jobs: options.Jobs, MaxMemory: matrix.DefaultMemory(),
+		DryRun: options.DryRun, AcceptNoisy: options.AcceptNoisy, Now: time.Now,
+		Tools: matrix.Tools{
+			Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Simulate: bindings.Simulate, Emit: emitCell,
+			Compilers: compilerIdentity,
+		},
 	}
 	if options.Memory != "" {
 		if mo.MaxMemory, err = cli.ParseSize("max-memory", options.Memory); err != nil {
@@ -65,7 +69,8 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 	}
 	if mo.Cache, err = cas.Open(dir, cas.Options{MaxBytes: keep, Now: time.Now, ReadOnly: options.DryRun}); err != nil {
 		if len(diag.HintsOf(err)) == 0 {
-			err = diag.New(diag.ClassOf(err), "%w", err).WithHint("name another directory: --cache DIR, or %s", bindings.EnvCache)
+			err = diag.New(diag.ClassOf(err), "%w", err).
+				WithHint("name another directory: --cache DIR, or %s", bindings.EnvCache)
 		}
 		return err
 	}
@@ -83,7 +88,9 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 }
 
 // emitCell writes a bundle of a cell.
-func emitCell(ctx context.Context, path string, options emit.Options, soc *socs.SoC, t *matrix.Target, key *bundle.Key) (bundle.Digest, error) {
+func emitCell(
+	ctx context.Context, path string, options emit.Options, soc *socs.SoC, t *matrix.Target, key *bundle.Key,
+) (bundle.Digest, error) {
 	if t != nil {
 		flags := bundling.TargetFlags{Name: soc.Name, Emulator: t.Emulator, Fallback: t.AllowFallback}
 		if t.Twin != nil {
@@ -96,8 +103,8 @@ func emitCell(ctx context.Context, path string, options emit.Options, soc *socs.
 	return bundling.Emit(ctx, path, options, soc)
 }
 
-// compilerIdentity names the libraries that compile for the processors of a target. A missing one is no error yet: a plan may
-// give its processor no graph.
+// compilerIdentity names the libraries that compile for the processors of a target. A missing one is no error yet:
+// a plan may give its processor no graph.
 func compilerIdentity(ctx context.Context, soc *socs.SoC) (string, error) {
 	var parts []string
 	for _, compiler := range bindings.Compilers(nil) {

@@ -33,7 +33,8 @@ func showBuild(ui *cli.Streams, report *matrix.Report) error {
 		}
 		rows = append(rows, append(figures(cell), strings.Join(found.notes(cell), "; ")))
 	}
-	ui.Table([]string{"soc", "model", "workload", "plan", "bundle", ">prefill ms", ">decode ms", ">bundle size", ""}, rows)
+	ui.Table([]string{"soc", "model", "workload", "plan", "bundle", ">prefill ms", ">decode ms", ">bundle size", ""},
+		rows)
 	ui.Printf("%s: %s\n", report.Output, report.Summary())
 	for _, cell := range report.Cells {
 		for _, change := range cell.Changes {
@@ -42,7 +43,8 @@ func showBuild(ui *cli.Streams, report *matrix.Report) error {
 	}
 	found.explain(ui)
 	if unsigned > 0 {
-		ui.Warnf("%d bundles are not written: there is no key to sign them (key: in the file, %s or %s); sign: required makes that an error",
+		ui.Warnf("%d bundles are not written: there is no key to sign them (key: in the file, %s or %s); sign: "+
+			"required makes that an error",
 			unsigned, emit.EnvSigningKey, emit.EnvSigningKeyFile)
 	}
 	if report.KeyID != "" {
@@ -105,7 +107,8 @@ func (m *marks) explain(ui *cli.Streams) {
 		ui.Printf("times marked simulated are predicted from simulated measurements\n")
 	}
 	if m.onSimulator {
-		ui.Printf("a bundle marked simulated runs on the simulator alone (hetc run); for a device write target: instead of soc:\n")
+		ui.Printf("a bundle marked simulated runs on the simulator alone (hetc run); for a device write target: " +
+			"instead of soc:\n")
 	}
 	if m.unproved {
 		ui.Printf("a bundle marked unproved was never executed on its device\n")

@@ -32,7 +32,8 @@ func Verify(ctx context.Context, ui *cli.Streams, path string, terms *accept.Ter
 	if err != nil {
 		return err
 	}
-	doc := map[string]any{"file": path, "verified": true, "identity": accepted.Digest().String(), "keyids": accepted.Signers()}
+	doc := map[string]any{"file": path, "verified": true, "identity": accepted.Digest().String(),
+		"keyids": accepted.Signers()}
 	plan, unread := verifiedPlan(accepted.Bundle)
 	if unread == nil {
 		if err := runcmd.CheckEvidence(accepted.Manifest(), plan); err != nil {
@@ -88,7 +89,8 @@ func showManifest(ui *cli.Streams, path string, unverified *bundle.Unverified) {
 	manifest := unverified.Manifest
 	ui.Printf("%s: not verified\n", path)
 	ui.Printf("identity   %s\nclaims     signed by %v\n", unverified.Digest, unverified.Signers)
-	ui.Printf("product    %s, version %s, security version %d\n", manifest.Product, manifest.Version, manifest.SecurityVersion)
+	ui.Printf("product    %s, version %s, security version %d\n", manifest.Product, manifest.Version,
+		manifest.SecurityVersion)
 	ui.Printf("target     %s\n", TargetText(&manifest.Target))
 	for _, component := range manifest.Target.Components {
 		ui.Printf("needs      %s that accepts token %s\n", component.Name, component.Token)

@@ -52,7 +52,8 @@ func (m *memo) Recall(key string) ([]byte, bool) {
 }
 
 func (m *memo) Keep(key string, result []byte) error {
-	entry, err := m.cache.Put(cas.KeyOf("emit", m.maker, key), func(path string) error { return os.WriteFile(path, result, 0o600) })
+	entry, err := m.cache.Put(cas.KeyOf("emit", m.maker, key),
+		func(path string) error { return os.WriteFile(path, result, 0o600) })
 	if err != nil {
 		return err
 	}

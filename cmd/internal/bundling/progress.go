@@ -80,7 +80,8 @@ func (b *Progress) watch(event emit.Event) {
 		from = ", refused"
 	}
 	if b.s.Terminal() {
-		b.s.Notef("%d of %d: %s, %d graphs in %.1f s%s", event.Group+1, event.Groups, event.Label, len(event.Graphs), took.Seconds(), from)
+		b.s.Notef("%d of %d: %s, %d graphs in %.1f s%s", event.Group+1, event.Groups, event.Label, len(event.Graphs),
+			took.Seconds(), from)
 	}
 }
 
@@ -95,14 +96,18 @@ func (b *Progress) show() map[string]any {
 		if parts := strings.Split(name, planir.NodeSeparator); len(parts) > 2 {
 			name = parts[0] + planir.NodeSeparator + ".." + planir.NodeSeparator + parts[len(parts)-1]
 		}
-		rows = append(rows, []string{name, strconv.Itoa(sum.groups), strconv.Itoa(sum.graphs), strconv.Itoa(sum.cached), strconv.Itoa(sum.packed), fmt.Sprintf("%.1f", sum.took.Seconds())})
+		rows = append(rows, []string{name, strconv.Itoa(sum.groups), strconv.Itoa(sum.graphs), strconv.Itoa(sum.cached),
+			strconv.Itoa(sum.packed), fmt.Sprintf("%.1f", sum.took.Seconds())})
 	}
 	if groups == 0 {
 		return nil
 	}
-	b.s.Table([]string{"compiled with its weights", ">groups", ">graphs", ">from the cache", ">packed", ">seconds"}, rows)
-	b.s.Printf("compiled %d groups in %.2f s, %d from the cache, weights packed for %d; graphs of the same weights at several numbers of rows are one group\n", groups, b.took.Seconds(), cached, packed)
-	b.s.Printf("stages: plan and model checked in %.2f s, compiled in %.2f s, bundle written in %.2f s\n\n", b.check.Seconds(), b.took.Seconds(), b.write.Seconds())
+	b.s.Table([]string{"compiled with its weights", ">groups", ">graphs", ">from the cache", ">packed", ">seconds"},
+		rows)
+	b.s.Printf("compiled %d groups in %.2f s, %d from the cache, weights packed for %d; graphs of the same weights "+
+		"at several numbers of rows are one group\n", groups, b.took.Seconds(), cached, packed)
+	b.s.Printf("stages: plan and model checked in %.2f s, compiled in %.2f s, bundle written in %.2f s\n\n",
+		b.check.Seconds(), b.took.Seconds(), b.write.Seconds())
 	return map[string]any{
 		"groups": groups, "cached": cached, "packed": packed, "seconds": b.took.Seconds(),
 		"check_seconds": b.check.Seconds(), "write_seconds": b.write.Seconds(),

@@ -31,7 +31,8 @@ func claimedReport(path string) (*emit.Report, error) {
 	}
 	report, err := emit.DecodeReport(text)
 	if err != nil {
-		return nil, diag.New(diag.ClassOf(err), "%s: %w", path, err).WithHint("hetc verify says whether the file is what was signed")
+		return nil, diag.New(diag.ClassOf(err), "%s: %w", path, err).
+			WithHint("hetc verify says whether the file is what was signed")
 	}
 	return report, nil
 }
@@ -58,7 +59,8 @@ func showReport(ui *cli.Streams, report *emit.Report) {
 	}
 	ui.Printf("\n")
 	for _, compiler := range report.Compilers {
-		ui.Printf("%s: compiled by %s for %s, token %s\n", compiler.Proc, compiler.Version, optionText(compiler.Options), compiler.Token)
+		ui.Printf("%s: compiled by %s for %s, token %s\n", compiler.Proc, compiler.Version,
+			optionText(compiler.Options), compiler.Token)
 	}
 	type line struct {
 		first        *emit.ReportGraph
@@ -96,7 +98,8 @@ func showReport(ui *cli.Streams, report *emit.Report) {
 		}
 		ui.Printf("%s, spill %s, ", unit.Bytes(line.bytes), unit.Bytes(line.spill))
 		if errors := line.errors; errors != nil {
-			ui.Printf("error %.1e from float32 (at most %.1e), %.1e from the uncompiled model (at most %.1e)", errors.Float32, errors.Float32Bound, errors.Portable, errors.PortableBound)
+			ui.Printf("error %.1e from float32 (at most %.1e), %.1e from the uncompiled model (at most %.1e)",
+				errors.Float32, errors.Float32Bound, errors.Portable, errors.PortableBound)
 		} else {
 			ui.Printf("not executed")
 		}
@@ -108,7 +111,8 @@ func showReport(ui *cli.Streams, report *emit.Report) {
 	ui.Printf("errors: %s\n", report.Bounds)
 	if target := report.Target; target != nil {
 		for _, fallback := range target.Fallbacks {
-			ui.Printf("fallback: %s at %d rows is on the control processor instead of %s: %s\n", fallback.Node, fallback.Rows, fallback.From, fallback.Reason)
+			ui.Printf("fallback: %s at %d rows is on the control processor instead of %s: %s\n", fallback.Node,
+				fallback.Rows, fallback.From, fallback.Reason)
 		}
 	}
 	for _, u := range report.Unchecked {

@@ -34,7 +34,8 @@ func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine 
 	if f.Name == "" && !f.Emulator {
 		for flag, set := range map[string]bool{"allow-fallback": f.Fallback, "twin": f.Twin != ""} {
 			if set {
-				return diag.New(diag.ClassUsage, "--%s: it is for bundles made for a target", flag).WithHint("name the target: --target NAME")
+				return diag.New(diag.ClassUsage, "--%s: it is for bundles made for a target", flag).
+					WithHint("name the target: --target NAME")
 			}
 		}
 		return nil
@@ -43,7 +44,8 @@ func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine 
 		return diag.New(diag.ClassUsage, "--twin %q: this bundle is a twin itself (--for-emulator)", f.Twin)
 	}
 	if machine == nil {
-		return diag.New(diag.ClassInput, "emit for target %q: the plan is for this machine, soc %q", f.Name, options.Plan.SoC.Name).
+		return diag.New(diag.ClassInput, "emit for target %q: the plan is for this machine, soc %q", f.Name,
+			options.Plan.SoC.Name).
 			WithHint("plan for the target: hetc solve --target NAME")
 	}
 	name := f.Name
@@ -57,7 +59,8 @@ func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine 
 	}
 	if name != machine.Name {
 		return diag.New(diag.ClassInput, "emit for target %q: the plan is for SoC %q", name, machine.Name).
-			WithHint("solve for the target: hetc solve --target %s, or emit for the plan's: --target %s", name, machine.Name)
+			WithHint("solve for the target: hetc solve --target %s, or emit for the plan's: --target %s", name,
+				machine.Name)
 	}
 	soc, err := machine.Restricted()
 	if err != nil {
@@ -90,8 +93,8 @@ func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine 
 	return nil
 }
 
-// twinReport is the report of a twin. What it says goes into a signed bundle: every byte of the twin is verified, by the
-// key that signs, and it has to be of the same model and inputs as the plan.
+// twinReport is the report of a twin. What it says goes into a signed bundle: every byte of the twin is verified,
+// by the key that signs, and it has to be of the same model and inputs as the plan.
 func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.Plan) (*emit.Report, error) {
 	fail := func(err error, hint string) (*emit.Report, error) {
 		finding := diag.New(diag.ClassOr(err, diag.ClassInput), "--twin %q: %w", path, err)
@@ -128,7 +131,8 @@ func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.
 		return fail(err, again)
 	}
 	if of.Model.Digest != plan.Model.Digest {
-		return fail(fmt.Errorf("it is of model %q, digest %.12s, and the plan of %q, digest %.12s", of.Model.Name, of.Model.Digest, plan.Model.Name, plan.Model.Digest), again)
+		return fail(fmt.Errorf("it is of model %q, digest %.12s, and the plan of %q, digest %.12s", of.Model.Name,
+			of.Model.Digest, plan.Model.Name, plan.Model.Digest), again)
 	}
 	if !slices.Equal(of.Inputs, plan.Inputs) {
 		return fail(errors.New("it is of a plan that was solved from other inputs"), again)
@@ -180,7 +184,8 @@ func targetProc(described *socs.Processor, known []driver.Compiler, here *driver
 		}
 		proc.Cores = cores
 	case at < 0:
-		return out, diag.New(diag.ClassUnavailable, "soc: target of processor %q: compiler %q is not part of this program", described.Name, target.Compiler)
+		return out, diag.New(diag.ClassUnavailable,
+			"soc: target of processor %q: compiler %q is not part of this program", described.Name, target.Compiler)
 	default:
 		if here != nil {
 			proc.Select = "emulator"
@@ -190,7 +195,8 @@ func targetProc(described *socs.Processor, known []driver.Compiler, here *driver
 			return out, nil
 		}
 		proc.Bakes, proc.Shares = true, here == nil && described.WeightBytes != socs.WeightsPerGraph
-		proc.WeightRanges, proc.DynamicRows, proc.StridedInput, proc.StridedOutput, proc.Prepacks = false, false, false, false, false
+		proc.WeightRanges, proc.DynamicRows, proc.StridedInput, proc.StridedOutput, proc.Prepacks = false, false, false,
+			false, false
 		proc.Fuses, proc.Memory = true, socs.DefaultMemory(true)
 		for scheme := range proc.Layouts {
 			proc.Layouts[scheme] = op.OnnxLayout

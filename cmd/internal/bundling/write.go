@@ -62,9 +62,11 @@ func Write(cmd *cobra.Command, ui *cli.Streams, options *Options) error {
 		showReport(ui, report)
 	}
 	blobs := len(written.Manifest.Blobs)
-	cli.Wrote(ui, options.Output, "%s, %d blobs, identity %s, key %s", unit.Bytes(written.Bytes), blobs, identity, public.ID())
+	cli.Wrote(ui, options.Output, "%s, %d blobs, identity %s, key %s", unit.Bytes(written.Bytes), blobs, identity,
+		public.ID())
 	doc := map[string]any{
-		"file": options.Output, "bytes": written.Bytes, "blobs": blobs, "identity": identity.String(), "keyid": public.ID(),
+		"file": options.Output, "bytes": written.Bytes, "blobs": blobs, "identity": identity.String(),
+		"keyid": public.ID(),
 	}
 	if report != nil {
 		doc["report"], doc["compiled"] = report, took

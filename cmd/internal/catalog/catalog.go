@@ -25,7 +25,8 @@ func writableModel(out string) error {
 		return wholefile.Writable(out)
 	}
 	if st, err := os.Lstat(out); err == nil && !st.IsDir() {
-		return diag.New(diag.ClassIO, "write model %q: it is there and no directory", out).WithHint("remove it, or give another name")
+		return diag.New(diag.ClassIO, "write model %q: it is there and no directory", out).
+			WithHint("remove it, or give another name")
 	}
 	return nil
 }
@@ -35,7 +36,8 @@ var ElementTypes = []string{"f32", "f16", "bf16", "q8_0", "q4_0"}
 
 func elementType(name string) (op.Type, error) {
 	if !slices.Contains(ElementTypes, name) {
-		return "", diag.New(diag.ClassUsage, "flag --type: got %q", name).WithHint("%s", diag.DidYouMean(name, ElementTypes))
+		return "", diag.New(diag.ClassUsage, "flag --type: got %q", name).
+			WithHint("%s", diag.DidYouMean(name, ElementTypes))
 	}
 	return op.Type(name), nil
 }

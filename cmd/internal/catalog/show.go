@@ -21,7 +21,8 @@ func ListModels(ui *cli.Streams) error {
 		if err != nil {
 			return err
 		}
-		rows = append(rows, []string{name, model.Architecture, fmt.Sprintf("%.2f", float64(model.Parameters())/1e9), model.Source})
+		rows = append(rows, []string{name, model.Architecture, fmt.Sprintf("%.2f", float64(model.Parameters())/1e9),
+			model.Source})
 		docs = append(docs, map[string]any{
 			"name": name, "architecture": model.Architecture, "parameters": model.Parameters(), "source": model.Source,
 		})
@@ -45,8 +46,10 @@ func ShowModel(ui *cli.Streams, path string) error {
 	for _, stored := range model.StoredTypes() {
 		types = append(types, string(stored))
 	}
-	ui.Printf("%s: %s, %d layers, hidden %d, heads %d/%d of %d, ffn %d%s, vocabulary %d, context %d, stored %s, weights: %v\n",
-		model.Name, model.Architecture, model.Layers, model.Hidden, model.Heads, model.KVHeads, model.HeadDim, model.FFN, experts, model.Vocab, model.MaxContext,
+	ui.Printf("%s: %s, %d layers, hidden %d, heads %d/%d of %d, ffn %d%s, vocabulary %d, context %d, stored %s, "+
+		"weights: %v\n",
+		model.Name, model.Architecture, model.Layers, model.Hidden, model.Heads, model.KVHeads, model.HeadDim,
+		model.FFN, experts, model.Vocab, model.MaxContext,
 		strings.Join(types, " "), model.HasWeights())
 	for _, key := range model.UnreadKeys() {
 		ui.Warnf("config key %q is not used", key)
@@ -66,7 +69,8 @@ func ShowModel(ui *cli.Streams, path string) error {
 	ui.Table([]string{"weight", "[K,N]", "from"}, rows)
 	return ui.Result(map[string]any{
 		"name": model.Name, "architecture": model.Architecture, "layers": model.Layers, "hidden": model.Hidden,
-		"heads": model.Heads, "kv_heads": model.KVHeads, "head_dim": model.HeadDim, "ffn": model.FFN, "vocabulary": model.Vocab,
+		"heads": model.Heads, "kv_heads": model.KVHeads, "head_dim": model.HeadDim, "ffn": model.FFN,
+		"vocabulary":  model.Vocab,
 		"max_context": model.MaxContext, "experts": model.Experts, "experts_per_token": model.ExpertsPerToken,
 		"expert_ffn": model.ExpertFFN, "shared_ffn": model.SharedFFN, "stored": model.StoredTypes(),
 		"unread_keys": model.UnreadKeys(), "ignored_tensors": model.Ignored(),

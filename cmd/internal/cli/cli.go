@@ -195,7 +195,8 @@ type finding struct {
 func (s *Streams) report(err error) int {
 	class := diag.ClassOf(err)
 	switch {
-	case errors.Is(err, syscall.ENOMEM) && (class == diag.ClassInternal || class == diag.ClassIO || class == diag.ClassRun):
+	case errors.Is(err, syscall.ENOMEM) &&
+		(class == diag.ClassInternal || class == diag.ClassIO || class == diag.ClassRun):
 		class = diag.ClassUnavailable
 	case class == diag.ClassInternal && isIO(err):
 		class = diag.ClassIO
@@ -214,7 +215,9 @@ func (s *Streams) report(err error) int {
 			if i == 0 {
 				body.Code, body.Path = diagnostic.Code, diagnostic.Path
 			}
-			body.Diagnostics = append(body.Diagnostics, finding{diagnostic.Severity.String(), diagnostic.Class.String(), diagnostic.Code, diagnostic.Path, diagnostic.Summary, diagnostic.Hint})
+			body.Diagnostics = append(body.Diagnostics,
+				finding{diagnostic.Severity.String(), diagnostic.Class.String(), diagnostic.Code, diagnostic.Path,
+					diagnostic.Summary, diagnostic.Hint})
 		}
 		_ = s.Result(doc)
 	}
@@ -263,9 +266,11 @@ func wayOut(class diag.Class, err error) string {
 	case errors.Is(err, syscall.EROFS):
 		return "the file system is read-only: write elsewhere"
 	case errors.Is(err, syscall.ENOMEM):
-		return "free memory, raise the limits of this process (ulimit -v), or use a machine with more; hetc doctor shows what there is"
+		return "free memory, raise the limits of this process (ulimit -v), or use a machine with more; hetc doctor " +
+			"shows what there is"
 	case errors.Is(err, syscall.EFBIG):
-		return "this process may not write files of that size: raise the limit (ulimit -f), or write to another file system"
+		return "this process may not write files of that size: raise the limit (ulimit -f), or write to another " +
+			"file system"
 	case errors.Is(err, syscall.EISDIR), class == diag.ClassIO && errors.Is(err, os.ErrExist):
 		return "a directory is there: give the name of a file"
 	case errors.Is(err, os.ErrPermission):
@@ -317,12 +322,15 @@ const ExitCodes = `Exit codes:
 // Main runs a command line: it builds the root command, runs it under a context that SIGINT, SIGTERM
 // and SIGHUP cancel, reports the error if any, and returns the exit code. A second signal ends the
 // process at once.
-func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root func(*Streams) *cobra.Command) (code int) {
+func Main(
+	tool string, args []string, in io.Reader, out, errw io.Writer, root func(*Streams) *cobra.Command,
+) (code int) {
 	results := &stickyWriter{w: out}
 	ui := &Streams{Tool: tool, In: in, Out: results, Err: errw}
 	defer func() {
 		if p := recover(); p != nil {
-			code = ui.report(diag.New(diag.ClassInternal, "a defect of %s: %v", tool, p).WithHint("please report it with the command line and what follows"))
+			code = ui.report(diag.New(diag.ClassInternal, "a defect of %s: %v", tool, p).
+				WithHint("please report it with the command line and what follows"))
 			fmt.Fprintf(errw, "%s\n", debug.Stack())
 		}
 	}()
@@ -419,7 +427,8 @@ func Required(cmd *cobra.Command, names ...string) error {
 		}
 	}
 	if len(missing) > 0 {
-		return diag.New(diag.ClassUsage, "%s: missing %s", cmd.CommandPath(), strings.Join(missing, ", ")).WithHint("usage: %s", cmd.UseLine())
+		return diag.New(diag.ClassUsage, "%s: missing %s", cmd.CommandPath(), strings.Join(missing, ", ")).
+			WithHint("usage: %s", cmd.UseLine())
 	}
 	return nil
 }

@@ -21,8 +21,9 @@ const (
 	barFrom      = 60 // columns of a terminal that has room for a bar
 )
 
-// Line tells how far a command is: on a terminal in one line that is drawn again in its place and never wraps, elsewhere, where that is
-// asked for, in lines of their own every few seconds. A nil Line tells nothing. It may be used by several goroutines.
+// Line tells how far a command is: on a terminal in one line that is drawn again in its place and never wraps,
+// elsewhere, where that is asked for, in lines of their own every few seconds. A nil Line tells nothing. It may be
+// used by several goroutines.
 type Line struct {
 	s        *Streams
 	w        io.Writer

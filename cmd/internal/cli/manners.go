@@ -95,7 +95,8 @@ func argsError(cmd *cobra.Command, args []string, err error) error {
 		return err
 	}
 	if long := oneDash(cmd); long != "" {
-		return diag.New(diag.ClassUsage, "%s: unexpected argument %q", cmd.CommandPath(), args[0]).WithHint("long flags begin with two dashes: --%s", long)
+		return diag.New(diag.ClassUsage, "%s: unexpected argument %q", cmd.CommandPath(), args[0]).
+			WithHint("long flags begin with two dashes: --%s", long)
 	}
 	var low, high, got int
 	text := err.Error()
@@ -174,11 +175,13 @@ func clobbers(cmd *cobra.Command, args []string) error {
 				continue
 			}
 			same := os.SameFile(in, out)
-			if parent, err := os.Stat(filepath.Dir(path)); err == nil && slices.Contains(modelFiles, filepath.Ext(path)) {
+			if parent, err := os.Stat(filepath.Dir(path)); err == nil &&
+				slices.Contains(modelFiles, filepath.Ext(path)) {
 				same = same || os.SameFile(in, parent)
 			}
 			if same {
-				return diag.New(diag.ClassUsage, "%s: --%s %q would replace what %s reads", cmd.CommandPath(), name, path, what).
+				return diag.New(diag.ClassUsage, "%s: --%s %q would replace what %s reads", cmd.CommandPath(), name,
+					path, what).
 					WithHint("write to another file")
 			}
 		}
@@ -195,10 +198,12 @@ func flagError(cmd *cobra.Command, err error) error {
 		return unknownFlag(cmd, err, unknown)
 	case errors.As(err, &value):
 		flag := value.GetFlag()
-		finding := diag.New(diag.ClassUsage, "%s: --%s %q: want %s", cmd.CommandPath(), flag.Name, value.GetValue(), wanted(flag.Value.Type()))
+		finding := diag.New(diag.ClassUsage, "%s: --%s %q: want %s", cmd.CommandPath(), flag.Name, value.GetValue(),
+			wanted(flag.Value.Type()))
 		return finding.WithHint("--%s: %s", flag.Name, flag.Usage)
 	}
-	return diag.New(diag.ClassUsage, "%s: %w", cmd.CommandPath(), err).WithHint("%s --help lists the flags", cmd.CommandPath())
+	return diag.New(diag.ClassUsage, "%s: %w", cmd.CommandPath(), err).
+		WithHint("%s --help lists the flags", cmd.CommandPath())
 }
 
 // wanted describes the values of a flag of a type of pflag.

@@ -26,18 +26,20 @@ import (
 	"github.com/hetc/hetc/solver/exact"
 )
 
-// planTable is one comparison of hetc bench plans: what solve decides beside rules that people use, at the same costs. It
-// returns a Markdown table and its rows for --json, and depends on nothing but the program.
+// planTable is one comparison of hetc bench plans: what solve decides beside rules that people use, at the same
+// costs. It returns a Markdown table and its rows for --json, and depends on nothing but the program.
 type planTable struct {
 	Name, Short string
 	Run         func(ctx context.Context) (text string, rows any, err error)
 }
 
 var Tables = []planTable{
-	{"buckets", "sequence-length buckets against fixed ladders, on four distributions of prompt lengths", comparedBuckets},
+	{"buckets", "sequence-length buckets against fixed ladders, on four distributions of prompt lengths",
+		comparedBuckets},
 	{"partition", "tensor partition against processors alone, whole operators and fixed parts", comparedPartitions},
 	{"regret", "the plan executed beside forced alternatives, on every catalog SoC", comparedRegret},
-	{"tiers", "capacity tiers of experts against NPUMoE's ladder and uniform capacity, on skewed routing", comparedTiers},
+	{"tiers", "capacity tiers of experts against NPUMoE's ladder and uniform capacity, on skewed routing",
+		comparedTiers},
 }
 
 // catalogPair opens a SoC and a model of the catalog.
@@ -147,8 +149,10 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 	}
 	var text strings.Builder
 	var rows []comparedBucket
-	text.WriteString("Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts with them, " +
-		"no device was measured.\nA row's buckets are solved as a plan of their own; prefill is the expected time of a prompt, " +
+	text.WriteString("Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts " +
+		"with them, " +
+		"no device was measured.\nA row's buckets are solved as a plan of their own; prefill is the expected time " +
+		"of a prompt, " +
 		"and bytes and graphs are those of the processors with static shapes.\n")
 	for _, pair := range [][2]string{{"snapdragon-8gen3", "llama-3.2-1b"}, {"redmi-k70-pro", "qwen1.5-1.8b"}} {
 		more, err := bucketTable(ctx, &text, pair, list)
@@ -183,7 +187,8 @@ func bucketTable(ctx context.Context, text *strings.Builder, pair [2]string, lis
 	if err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(text, "\n%s on %s, a8t/q8c:\n\n| prompts | buckets by | buckets | prefill ms | / solve's | graphs | MiB | status |\n"+
+	fmt.Fprintf(text, "\n%s on %s, a8t/q8c:\n\n| prompts | buckets by | buckets | prefill ms | / solve's | graphs | "+
+		"MiB | status |\n"+
 		"| --- | --- | --- | ---: | ---: | ---: | ---: | --- |\n", model.Name, soc.Name)
 	var rows []comparedBucket
 	for _, length := range list {

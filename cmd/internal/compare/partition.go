@@ -27,14 +27,16 @@ type comparedPartition struct {
 // partitionBucket is the length of the prompts that partitions are compared on.
 const partitionBucket = 256
 
-// comparedPartitions compares solve's partition with each processor alone, with whole operators on the processor that is best
-// at each (layer-level placement, HeteroInfer sec. 4.1), and with matrices in fixed parts.
+// comparedPartitions compares solve's partition with each processor alone, with whole operators on the processor
+// that is best at each (layer-level placement, HeteroInfer sec. 4.1), and with matrices in fixed parts.
 func comparedPartitions(ctx context.Context) (string, any, error) {
 	table := &partitionTable{}
-	fmt.Fprintf(&table.text, "Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts with them, "+
-		"no device was measured.\nPrefill is a prompt of %d tokens, decode one token.\n", partitionBucket)
+	fmt.Fprintf(&table.text,
+		"Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts with them, "+
+			"no device was measured.\nPrefill is a prompt of %d tokens, decode one token.\n", partitionBucket)
 	for _, pair := range [][2]string{
-		{"snapdragon-8gen3", "llama-3.2-3b"}, {"snapdragon-8-elite", "qwen1.5-1.8b"}, {"core-ultra-5-125h", "llama-3.2-3b"},
+		{"snapdragon-8gen3", "llama-3.2-3b"}, {"snapdragon-8-elite", "qwen1.5-1.8b"},
+		{"core-ultra-5-125h", "llama-3.2-3b"},
 	} {
 		if err := table.compare(ctx, pair); err != nil {
 			return "", nil, err
@@ -78,14 +80,16 @@ func (t *partitionTable) compare(ctx context.Context, pair [2]string) error {
 	scheme := schemeFor(soc, op.A8TQ8C, op.A8TQ4B32)
 	schemes := []op.Scheme{scheme}
 	permits := &workload.Workload{
-		Schema: workload.Schema, Buckets: workload.Rows{partitionBucket}, Prompts: workload.Prompts{{Tokens: partitionBucket, Share: 1}},
+		Schema: workload.Schema, Buckets: workload.Rows{partitionBucket},
+		Prompts: workload.Prompts{{Tokens: partitionBucket, Share: 1}},
 		Schemes: workload.Schemes{Prefill: schemes, Decode: schemes},
 	}
 	needs, err := permits.Needs(model.MaxContext)
 	if err != nil {
 		return err
 	}
-	costs, err := simulatedCosts(ctx, soc, model, profiler.Want{Schemes: schemes, Buckets: needs.Buckets, MaxContext: needs.Context})
+	costs, err := simulatedCosts(ctx, soc, model,
+		profiler.Want{Schemes: schemes, Buckets: needs.Buckets, MaxContext: needs.Context})
 	if err != nil {
 		return err
 	}
@@ -108,7 +112,8 @@ func (t *partitionTable) compare(ctx context.Context, pair [2]string) error {
 		strategies []planir.Strategy
 		ratio      map[string]float64
 	}
-	policies := []policy{{"each operator whole, on the best for it", []planir.Strategy{planir.Single, planir.Padding}, nil}}
+	policies := []policy{{"each operator whole, on the best for it", []planir.Strategy{planir.Single, planir.Padding},
+		nil}}
 	for _, part := range []float64{0.25, 0.5, 0.75} {
 		name := fmt.Sprintf("npu %.0f %%, gpu %.0f %% of every matrix", 100*part, 100*(1-part))
 		policies = append(policies, policy{name, nil, map[string]float64{"npu": part, "gpu": 1 - part}})

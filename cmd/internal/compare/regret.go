@@ -64,7 +64,8 @@ type alternative struct {
 func alternatives() []alternative {
 	list := []alternative{{name: "solve"}}
 	for _, set := range [][]planir.Strategy{
-		{planir.Single}, {planir.Single, planir.Padding}, {planir.WeightCentric}, {planir.WeightCentric, planir.Hybrid, planir.Padding},
+		{planir.Single}, {planir.Single, planir.Padding}, {planir.WeightCentric},
+		{planir.WeightCentric, planir.Hybrid, planir.Padding},
 		{planir.ActivationDivide, planir.Pipe}, {planir.WeightCentric, planir.Paired},
 	} {
 		names := make([]string, len(set))
@@ -80,13 +81,16 @@ func alternatives() []alternative {
 		a, b string
 		part float64
 	}{{"gpu", "cpu", 0.5}, {"gpu", "cpu", 0.75}, {"gpu", "npu", 0.5}, {"gpu", "npu", 0.75}} {
-		list = append(list, alternative{name: fmt.Sprintf("ratio %s=%g,%s=%g", split.a, split.part, split.b, 1-split.part), ratio: map[string]float64{split.a: split.part, split.b: 1 - split.part}})
+		list = append(list, alternative{
+			name:  fmt.Sprintf("ratio %s=%g,%s=%g", split.a, split.part, split.b, 1-split.part),
+			ratio: map[string]float64{split.a: split.part, split.b: 1 - split.part},
+		})
 	}
 	return list
 }
 
-// timesOnly is a catalog SoC whose processors compute nothing: only their times are of interest. Without noise every sample of an operator, and
-// every execution, takes the same time.
+// timesOnly is a catalog SoC whose processors compute nothing: only their times are of interest. Without noise
+// every sample of an operator, and every execution, takes the same time.
 func timesOnly(name string, noise bool) (*socs.SoC, error) {
 	soc, err := socs.Open(name)
 	if err != nil {
@@ -108,7 +112,8 @@ func timesOnly(name string, noise bool) (*socs.SoC, error) {
 // schemeFor is the first of the schemes that all processors execute.
 func schemeFor(s *socs.SoC, list ...op.Scheme) op.Scheme {
 	for _, scheme := range list {
-		if !slices.ContainsFunc(s.Processors, func(p socs.Processor) bool { return len(p.Schemes) > 0 && !slices.Contains(p.Schemes, scheme) }) {
+		if !slices.ContainsFunc(s.Processors,
+			func(p socs.Processor) bool { return len(p.Schemes) > 0 && !slices.Contains(p.Schemes, scheme) }) {
 			return scheme
 		}
 	}
@@ -116,23 +121,28 @@ func schemeFor(s *socs.SoC, list ...op.Scheme) op.Scheme {
 }
 
 // regretOf solves one case in all ways and executes them. Ways that are impossible are left out.
-func regretOf(ctx context.Context, soc *socs.SoC, model *models.Model, rows int, ways []alternative) (*regretCase, error) {
+func regretOf(
+	ctx context.Context, soc *socs.SoC, model *models.Model, rows int, ways []alternative,
+) (*regretCase, error) {
 	scheme := schemeFor(soc, op.A8TQ4B32, op.A8TQ8C)
 	found := &regretCase{SoC: soc.Name, Model: model.Name, Scheme: scheme, Rows: rows}
 	const answer = 64
-	permits := &workload.Workload{Schema: workload.Schema, Buckets: workload.Rows{rows}, Prompts: workload.Prompts{{Tokens: rows, Share: 1}}, OutputTokens: answer,
+	permits := &workload.Workload{Schema: workload.Schema, Buckets: workload.Rows{rows},
+		Prompts: workload.Prompts{{Tokens: rows, Share: 1}}, OutputTokens: answer,
 		Schemes: workload.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}}
 	needs, err := permits.Needs(model.MaxContext)
 	if err != nil {
 		return nil, err
 	}
-	costs, err := simulatedCosts(ctx, soc, model, profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context})
+	costs, err := simulatedCosts(ctx, soc, model,
+		profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context})
 	if err != nil {
 		return nil, err
 	}
 	for _, alternative := range ways {
 		one, err := executed(ctx, soc, model, costs, permits, alternative)
-		if diag.ClassOf(err) == diag.ClassInfeasible || diag.ClassOf(err) == diag.ClassInput && alternative.name != "solve" {
+		if diag.ClassOf(err) == diag.ClassInfeasible || diag.ClassOf(err) == diag.ClassInput &&
+			alternative.name != "solve" {
 			continue
 		}
 		if err != nil {
@@ -143,9 +153,16 @@ func regretOf(ctx context.Context, soc *socs.SoC, model *models.Model, rows int,
 	return found, nil
 }
 
-// executed solves in one way and executes a prompt and the token in the middle of the answer, for which decode is predicted.
-func executed(ctx context.Context, soc *socs.SoC, model *models.Model, costs *roofline.Costs, permits *workload.Workload, a alternative) (*forced, error) {
-	solved, err := solver.Solve(ctx, solver.Input{Model: model, SoC: soc, Costs: costs, Workload: permits, Engine: exact.Engine{}, Strategies: a.strategies, Only: a.only, Ratio: a.ratio})
+// executed solves in one way and executes a prompt and the token in the middle of the answer, for which decode is
+// predicted.
+func executed(
+	ctx context.Context, soc *socs.SoC, model *models.Model, costs *roofline.Costs, permits *workload.Workload,
+	a alternative,
+) (*forced, error) {
+	solved, err := solver.Solve(ctx, solver.Input{
+		Model: model, SoC: soc, Costs: costs, Workload: permits, Engine: exact.Engine{}, Strategies: a.strategies,
+		Only: a.only, Ratio: a.ratio,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +261,10 @@ type regretRow struct {
 
 // sumUp is the row of a phase; of says which times it is about.
 func sumUp(name, phase string, cases []*regretCase, of func(*forced) *timedPlan) regretRow {
-	row := regretRow{SoC: name, Phase: phase, Cases: len(cases), PlanLow: math.Inf(1), PlanHigh: math.Inf(-1), OthersLow: math.Inf(1), OthersHigh: math.Inf(-1)}
+	row := regretRow{
+		SoC: name, Phase: phase, Cases: len(cases), PlanLow: math.Inf(1), PlanHigh: math.Inf(-1),
+		OthersLow: math.Inf(1), OthersHigh: math.Inf(-1),
+	}
 	var plan []float64
 	for _, found := range cases {
 		best, own := int64(math.MaxInt64), of(&found.Ways[0])
@@ -269,17 +289,23 @@ func sumUp(name, phase string, cases []*regretCase, of func(*forced) *timedPlan)
 	return row
 }
 
-// regretModels are the models of the comparison: dense ones, one with attention and feed-forward side by side, one of experts.
+// regretModels are the models of the comparison: dense ones, one with attention and feed-forward side by side, one
+// of experts.
 var regretModels = []string{"qwen2-0.5b", "llama-3.2-1b", "phi-2", "olmoe-1b-7b"}
 
 // comparedRegret executes what solve decides and what it could have been forced to.
 func comparedRegret(ctx context.Context) (string, any, error) {
 	const rows = 128
 	var text strings.Builder
-	fmt.Fprintf(&text, "Simulated: costs are fitted from a profile of the catalog SoC without its noise, and all plans are executed on its virtual clock; no device was measured.\n"+
-		"A case is one of %s with a prompt of %d tokens, solved as solve decides and in %d forced ways as far as they are possible: sets of strategies, --only, --ratio.\n"+
-		"Regret is the time of the plan over that of the fastest of all of them.\n\n", strings.Join(regretModels, ", "), rows, len(alternatives())-1)
-	fmt.Fprintf(&text, "| SoC | phase | cases | executed | plan fastest | regret mean %% | max %% | plan: executed over predicted, median %% | range %% | all: range %% | inside interval |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n")
+	fmt.Fprintf(&text, "Simulated: costs are fitted from a profile of the catalog SoC without its noise, and all "+
+		"plans are executed on its virtual clock; no device was measured.\n"+
+		"A case is one of %s with a prompt of %d tokens, solved as solve decides and in %d forced ways as far as "+
+		"they are possible: sets of strategies, --only, --ratio.\n"+
+		"Regret is the time of the plan over that of the fastest of all of them.\n\n", strings.Join(regretModels, ", "),
+		rows, len(alternatives())-1)
+	fmt.Fprintf(&text, "| SoC | phase | cases | executed | plan fastest | regret mean %% | max %% | plan: executed "+
+		"over predicted, median %% | range %% | all: range %% | inside interval |\n| --- | --- | ---: | ---: | ---: "+
+		"| ---: | ---: | ---: | ---: | ---: | ---: |\n")
 	var out []regretRow
 	var all []*regretCase
 	for _, soc := range socs.Catalog() {
@@ -306,8 +332,10 @@ func comparedRegret(ctx context.Context) (string, any, error) {
 			sumUp(soc, "decode", cases, func(f *forced) *timedPlan { return &f.Decode }),
 		} {
 			out = append(out, row)
-			fmt.Fprintf(&text, "| %s | %s | %d | %d | %d | %.2f | %.2f | %+.2f | %+.2f..%+.2f | %+.2f..%+.2f | %d |\n", row.SoC, row.Phase, row.Cases, row.Executed, row.Fastest,
-				100*row.RegretMean, 100*row.RegretMax, 100*row.PlanMedian, 100*row.PlanLow, 100*row.PlanHigh, 100*row.OthersLow, 100*row.OthersHigh, row.InsideTimes)
+			fmt.Fprintf(&text, "| %s | %s | %d | %d | %d | %.2f | %.2f | %+.2f | %+.2f..%+.2f | %+.2f..%+.2f | %d |\n",
+				row.SoC, row.Phase, row.Cases, row.Executed, row.Fastest,
+				100*row.RegretMean, 100*row.RegretMax, 100*row.PlanMedian, 100*row.PlanLow, 100*row.PlanHigh,
+				100*row.OthersLow, 100*row.OthersHigh, row.InsideTimes)
 		}
 	}
 	return text.String(), map[string]any{"socs": out, "cases": all}, nil

@@ -45,7 +45,8 @@ const tierChunk = 512
 func comparedTiers(ctx context.Context) (string, any, error) {
 	var rows []comparedTier
 	for _, pair := range []struct{ soc, model string }{
-		{"apple-m2-max", "phi-3.5-moe"}, {"apple-m2-max", "qwen3-30b-a3b"}, {"snapdragon-8gen3", "phi-3.5-moe"}, {"snapdragon-8gen3", "qwen1.5-moe-a2.7b"},
+		{"apple-m2-max", "phi-3.5-moe"}, {"apple-m2-max", "qwen3-30b-a3b"}, {"snapdragon-8gen3", "phi-3.5-moe"},
+		{"snapdragon-8gen3", "qwen1.5-moe-a2.7b"},
 	} {
 		soc, err := socs.Open(pair.soc)
 		if err != nil {
@@ -78,7 +79,8 @@ func comparedTiers(ctx context.Context) (string, any, error) {
 			if err != nil {
 				return "", nil, err
 			}
-			list, err := compareTiers(ctx, soc, solver.Input{Model: model, SoC: soc, Costs: costs, Loads: loads}, scheme)
+			list, err := compareTiers(ctx, soc, solver.Input{Model: model, SoC: soc, Costs: costs, Loads: loads},
+				scheme)
 			if err != nil {
 				return "", nil, err
 			}
@@ -107,7 +109,8 @@ are those of tiny-moe-kjv (16 experts, 2 a token), its four layers repeated; its
 			}
 		}
 		fmt.Fprintf(&text, "| %s | %s | %s | %.2f | %s | %s | %.1f | %.3f | %d | %d | %.1f | %.1f |\n",
-			tier.SoC, tier.Model, tier.Loads, tier.Imbalance, rule, tiers, float64(tier.NS)/1e6, tier.Ratio, tier.Experts, tier.Launches, 100*tier.Overflow, 100*tier.Padding)
+			tier.SoC, tier.Model, tier.Loads, tier.Imbalance, rule, tiers, float64(tier.NS)/1e6, tier.Ratio,
+			tier.Experts, tier.Launches, 100*tier.Overflow, 100*tier.Padding)
 	}
 	return text.String(), rows, nil
 }
@@ -130,7 +133,8 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 		}
 	}
 	// Rules ignore how many experts the NPU's region holds; to be compared with them solve does, too.
-	instance, err := solver.PoseTiers(in, []op.Scheme{scheme, scheme}, solver.TierRoom{Bytes: math.MaxInt64, Graphs: math.MaxInt64})
+	instance, err := solver.PoseTiers(in, []op.Scheme{scheme, scheme},
+		solver.TierRoom{Bytes: math.MaxInt64, Graphs: math.MaxInt64})
 	if err != nil {
 		return nil, err
 	}
@@ -162,11 +166,13 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 		name    string
 		choices [][]int
 		status  string
-	}{{"solve", solution.Choices, string(solution.Status)}, {"ladder", tiers.LadderChoices(0, ladder), ""}, {"best uniform", uniform, ""}, {"all on the CPU", cpu, ""}} {
+	}{{"solve", solution.Choices, string(solution.Status)}, {"ladder", tiers.LadderChoices(0, ladder), ""},
+		{"best uniform", uniform, ""}, {"all on the CPU", cpu, ""}} {
 		cost := table.Total(rule.choices)
 		tier := comparedTier{
 			SoC: soc.Name, Model: in.Model.Name, Loads: label, Imbalance: imbalance, Rule: rule.name, NS: cost.NS,
-			Ratio: float64(cost.NS) / float64(solution.Objective), Experts: cost.Experts, Launches: cost.Launches, Status: rule.status,
+			Ratio: float64(cost.NS) / float64(solution.Objective), Experts: cost.Experts, Launches: cost.Launches,
+			Status: rule.status,
 		}
 		if rule.status != "" {
 			tier.Gap = float64(solution.Objective-solution.Bound) / float64(solution.Objective)

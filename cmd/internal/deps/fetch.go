@@ -26,15 +26,18 @@ func fetch(ctx context.Context, dir string, wanted pkg) (archive string, err err
 			client = "pip3"
 		}
 		// The library in a wheel does not depend on the version of Python: one is named so that the archive is.
-		args = []string{"download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--only-binary=:all:",
-			"--implementation", "cp", "--python-version", "311", "--platform", wanted.Wheel, "--dest", ".", wanted.Name + "==" + wanted.Version}
+		args = []string{"download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps",
+			"--only-binary=:all:",
+			"--implementation", "cp", "--python-version", "311", "--platform", wanted.Wheel, "--dest", ".",
+			wanted.Name + "==" + wanted.Version}
 	}
 	if err := command(ctx, dir, client, args...); err != nil {
 		return "", err
 	}
 	found, err := os.ReadDir(dir)
 	if err != nil || len(found) != 1 {
-		return "", fmt.Errorf("%s %s %s %s left %d files, want one archive", client, args[0], wanted.Name, wanted.Version, len(found))
+		return "", fmt.Errorf("%s %s %s %s left %d files, want one archive", client, args[0], wanted.Name,
+			wanted.Version, len(found))
 	}
 	archive = filepath.Join(dir, found[0].Name())
 	got, err := digest(archive)
@@ -42,12 +45,14 @@ func fetch(ctx context.Context, dir string, wanted pkg) (archive string, err err
 		return "", err
 	}
 	if got != wanted.SHA256 {
-		return "", fmt.Errorf("package %s %s has sha256 %s, want %s: it is not the one that was pinned, nothing of it is used", wanted.Name, wanted.Version, got, wanted.SHA256)
+		return "", fmt.Errorf("package %s %s has sha256 %s, want %s: it is not the one that was pinned, nothing of "+
+			"it is used", wanted.Name, wanted.Version, got, wanted.SHA256)
 	}
 	return archive, nil
 }
 
-// mostUnpacked bounds what comes out of one archive; the digest has been checked, so this only guards against a wrong pin.
+// mostUnpacked bounds what comes out of one archive; the digest has been checked, so this only guards against a
+// wrong pin.
 const mostUnpacked = 1 << 30
 
 // unpack writes the regular files of an npm archive or a wheel whose path is one of wanted, or below one that ends in

@@ -1,7 +1,7 @@
-// Command deps fetches what hetc can use but does without: what is named of onnxruntime (the library behind the driver
-// ort), highs and highs-native (a solver, as WebAssembly and as a library), llama.cpp (what `hetc bench engines` compares
-// with) and onnxruntime-qnn (Qualcomm's compiler and emulator of its NPU). It is what `make deps`, `make deps-bench` and
-// `make deps-qnn` run; nothing of it is linked into hetc.
+// Command deps fetches what hetc can use but does without: what is named of onnxruntime (the library behind the
+// driver ort), highs and highs-native (a solver, as WebAssembly and as a library), llama.cpp (what `hetc bench
+// engines` compares with) and onnxruntime-qnn (Qualcomm's compiler and emulator of its NPU). It is what `make
+// deps`, `make deps-bench` and `make deps-qnn` run; nothing of it is linked into hetc.
 //
 // Packages come through their registry's own client, pinned by version and digest. Each result appears complete or
 // not at all; a second run finds it and does nothing.
@@ -26,7 +26,8 @@ import (
 
 func main() {
 	dir := flag.String("dir", ".deps", "directory for what is fetched")
-	digests := flag.Bool("pins", false, "print the rows of internal/pins for what is named, on every platform, and keep nothing")
+	digests := flag.Bool("pins", false,
+		"print the rows of internal/pins for what is named, on every platform, and keep nothing")
 	flag.Parse()
 	child.TakeSigningKey() // clients of registries and compilers get all else: proxies, certificates, accounts
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -119,7 +120,8 @@ func one(ctx context.Context, dir, name string) error {
 		return err
 	}
 	if recipe == nil {
-		fmt.Printf("%s: no package for %s/%s; see docs/drivers.md for a library that you have\n", name, runtime.GOOS, runtime.GOARCH)
+		fmt.Printf("%s: no package for %s/%s; see docs/drivers.md for a library that you have\n", name, runtime.GOOS,
+			runtime.GOARCH)
 		return nil
 	}
 	if recipe.Terms != "" {

@@ -45,8 +45,8 @@ func (r *recipe) verify(dir string) error {
 	return nil
 }
 
-// printPins fetches the packages of the named recipes for every platform and prints the rows of internal/pins for them. It
-// is how the table follows a new version.
+// printPins fetches the packages of the named recipes for every platform and prints the rows of internal/pins for
+// them. It is how the table follows a new version.
 func printPins(ctx context.Context, out io.Writer, wanted []string) error {
 	temp, err := os.MkdirTemp("", "hetc-pins")
 	if err != nil {

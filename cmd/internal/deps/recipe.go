@@ -42,7 +42,8 @@ type pkg struct {
 	Wheel   string `json:"wheel,omitempty"` // platform tag of a Python wheel, which pip fetches; empty: npm does
 }
 
-// file is what a package's file, by its path without the package's own folder, is called in the result, by its path there.
+// file is what a package's file, by its path without the package's own folder, is called in the result, by its path
+// there.
 type file struct {
 	From string `json:"from"`
 	To   string `json:"to"`
@@ -64,11 +65,13 @@ func (r *recipe) make(ctx context.Context, dir string) (made bool, err error) {
 		return false, err
 	}
 	final := filepath.Join(dir, r.Name)
-	if got, err := os.ReadFile(filepath.Join(final, recipeFile)); err == nil && bytes.Equal(got, want) && r.complete(final) {
+	if got, err := os.ReadFile(filepath.Join(final, recipeFile)); err == nil && bytes.Equal(got, want) &&
+		r.complete(final) {
 		return false, nil
 	}
 	if r.OS != "" && (r.OS != runtime.GOOS || r.Arch != runtime.GOARCH) {
-		return false, fmt.Errorf("the package is for %s/%s, this is %s/%s: build the programs by hand and put them into PATH", r.OS, r.Arch, runtime.GOOS, runtime.GOARCH)
+		return false, fmt.Errorf("the package is for %s/%s, this is %s/%s: build the programs by hand and put them "+
+			"into PATH", r.OS, r.Arch, runtime.GOOS, runtime.GOARCH)
 	}
 	if missing := r.missing(); len(missing) > 0 {
 		return false, fmt.Errorf("needs %s in PATH", strings.Join(missing, ", "))
@@ -163,7 +166,8 @@ func (r *recipe) build(ctx context.Context, temp, out string) error {
 		return err
 	}
 	source := filepath.Join(temp, "source")
-	if err := command(ctx, temp, "git", "-c", "core.hooksPath=/dev/null", "clone", "-q", filepath.Join(tree, filepath.FromSlash(r.Source)), source); err != nil {
+	if err := command(ctx, temp, "git", "-c", "core.hooksPath=/dev/null", "clone", "-q",
+		filepath.Join(tree, filepath.FromSlash(r.Source)), source); err != nil {
 		return err
 	}
 	for _, program := range r.Programs {
@@ -181,7 +185,8 @@ func (r *recipe) build(ctx context.Context, temp, out string) error {
 		if err := command(ctx, temp, "g++", append(args, "-lpthread", "-Wl,-rpath,$ORIGIN")...); err != nil {
 			return err
 		}
-		if err := command(ctx, temp, filepath.Join(out, program.Name), "--help"); err != nil && errors.Is(err, errCannotStart) {
+		if err := command(ctx, temp, filepath.Join(out, program.Name), "--help"); err != nil &&
+			errors.Is(err, errCannotStart) {
 			return err
 		}
 	}

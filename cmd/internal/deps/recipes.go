@@ -24,34 +24,45 @@ var llamaCpp = recipe{
 
 // onnxRuntime is the C library out of the Python wheel of each platform; for other platforms there is none.
 var onnxRuntime = []recipe{
-	wheel("linux", "amd64", "manylinux_2_28_x86_64", "5752bd508126ae7c49894d3b9d2e83f0c3d487319246d04c444b393308d7ad7f", "libonnxruntime.so."+onnxRuntimeVersion, "libonnxruntime_providers_shared.so"),
-	wheel("linux", "arm64", "manylinux_2_28_aarch64", "da05378364c44d4407e463982d2bf8d5e4cfea873283757e48beeb41df97b7f3", "libonnxruntime.so."+onnxRuntimeVersion, "libonnxruntime_providers_shared.so"),
-	wheel("darwin", "arm64", "macosx_14_0_arm64", "60b6b69bfe580eab576cacc5d132a0e9cf2a37fcfd18d46dd191042b1d1ed0d7", "libonnxruntime."+onnxRuntimeVersion+".dylib"),
-	wheel("windows", "amd64", "win_amd64", "c3d91b5de31e2fc82d71bd65b2b22bddee8b49057a3a36338e9a868e0ea90c05", "onnxruntime.dll", "onnxruntime_providers_shared.dll"),
-	wheel("windows", "arm64", "win_arm64", "93800007a7023b3ab26ad72e6463d0d57d84ead49a2f6341954d91438e046bc0", "onnxruntime.dll", "onnxruntime_providers_shared.dll"),
+	wheel("linux", "amd64", "manylinux_2_28_x86_64", "5752bd508126ae7c49894d3b9d2e83f0c3d487319246d04c444b393308d7ad7f",
+		"libonnxruntime.so."+onnxRuntimeVersion, "libonnxruntime_providers_shared.so"),
+	wheel("linux", "arm64", "manylinux_2_28_aarch64",
+		"da05378364c44d4407e463982d2bf8d5e4cfea873283757e48beeb41df97b7f3", "libonnxruntime.so."+onnxRuntimeVersion,
+		"libonnxruntime_providers_shared.so"),
+	wheel("darwin", "arm64", "macosx_14_0_arm64", "60b6b69bfe580eab576cacc5d132a0e9cf2a37fcfd18d46dd191042b1d1ed0d7",
+		"libonnxruntime."+onnxRuntimeVersion+".dylib"),
+	wheel("windows", "amd64", "win_amd64", "c3d91b5de31e2fc82d71bd65b2b22bddee8b49057a3a36338e9a868e0ea90c05",
+		"onnxruntime.dll", "onnxruntime_providers_shared.dll"),
+	wheel("windows", "arm64", "win_arm64", "93800007a7023b3ab26ad72e6463d0d57d84ead49a2f6341954d91438e046bc0",
+		"onnxruntime.dll", "onnxruntime_providers_shared.dll"),
 }
 
 const onnxRuntimeVersion = "1.31.1"
 
 func wheel(goos, arch, tag, digest string, libraries ...string) recipe {
-	made := recipe{Name: "onnxruntime", OS: goos, Arch: arch, Packages: []pkg{{"onnxruntime", onnxRuntimeVersion, digest, tag}}}
+	made := recipe{Name: "onnxruntime", OS: goos, Arch: arch,
+		Packages: []pkg{{"onnxruntime", onnxRuntimeVersion, digest, tag}}}
 	for _, l := range libraries {
 		made.Files = append(made.Files, file{path.Join("onnxruntime/capi", l), l})
 	}
-	made.Files = append(made.Files, file{"onnxruntime/LICENSE", "LICENSE"}, file{"onnxruntime/ThirdPartyNotices.txt", "ThirdPartyNotices.txt"})
+	made.Files = append(made.Files, file{"onnxruntime/LICENSE", "LICENSE"},
+		file{"onnxruntime/ThirdPartyNotices.txt", "ThirdPartyNotices.txt"})
 	return made
 }
 
-// qnn is Qualcomm's compiler for its NPU and the emulator of that NPU, behind a plugin of ONNX Runtime. The folders stay
-// as they are in the wheel: its libraries find each other by them. Libraries for other processors, and those that neither
-// compiling nor emulating opens, are left out.
+// qnn is Qualcomm's compiler for its NPU and the emulator of that NPU, behind a plugin of ONNX Runtime. The folders
+// stay as they are in the wheel: its libraries find each other by them. Libraries for other processors, and those
+// that neither compiling nor emulating opens, are left out.
 var qnn = recipe{
 	Name: "onnxruntime-qnn", OS: "linux", Arch: "amd64",
-	Packages: []pkg{{"onnxruntime-qnn", "2.7.0", "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849", "manylinux_2_35_x86_64"}},
+	Packages: []pkg{{"onnxruntime-qnn", "2.7.0", "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849",
+		"manylinux_2_35_x86_64"}},
 	Files: asTheyLie("onnxruntime_qnn/", "libonnxruntime_providers_qnn.so", "libQnnHtp.so", "libQnnSystem.so",
 		"LICENSE", "Qualcomm_LICENSE.pdf", "ThirdPartyNotices.txt", "Privacy.md",
-		"../onnxruntime_qnn.libs/libc++-71bc274c.so.1.0", "../onnxruntime_qnn.libs/libc++abi-0539aa51.so.1.0", "../onnxruntime_qnn.libs/libunwind-6b740a46.so.1.0"),
-	Terms: "libonnxruntime_providers_qnn.so is under the MIT licence. Qualcomm's libraries, libQnn*.so, are under its AI Stack License: " +
+		"../onnxruntime_qnn.libs/libc++-71bc274c.so.1.0", "../onnxruntime_qnn.libs/libc++abi-0539aa51.so.1.0",
+		"../onnxruntime_qnn.libs/libunwind-6b740a46.so.1.0"),
+	Terms: "libonnxruntime_providers_qnn.so is under the MIT licence. Qualcomm's libraries, libQnn*.so, are under " +
+		"its AI Stack License: " +
 		"fetching or using them accepts it. hetc neither holds nor passes on any of them. The terms will lie in",
 	TermFiles: []string{"onnxruntime_qnn/Qualcomm_LICENSE.pdf", "onnxruntime_qnn/LICENSE"},
 }
@@ -73,11 +84,16 @@ var highs = recipe{
 
 // highsNative is the same solver as a shared library.
 var highsNative = []recipe{
-	library("linux", "amd64", "manylinux2014_x86_64", "17f30d23ef37488467732b45f141146f7c287826a576b4514ae39a8cc4068b28", "lib/libhighs.so"),
-	library("linux", "arm64", "manylinux2014_aarch64", "d1a3c1742d6fae36a3a18e0c7500530e46de5faa1a42dee65677bf0ae80acda3", "lib/libhighs.so"),
-	library("darwin", "amd64", "macosx_10_13_x86_64", "bfc6176c73b7653e2aa7d6890d50d862819ef55db801cc0296c12320fcf82500", "lib/libhighs.dylib"),
-	library("darwin", "arm64", "macosx_11_0_arm64", "69dde421f36098b9aac4d2dc315350e4c21afb689ee16b51542b933eb099b318", "lib/libhighs.dylib"),
-	library("windows", "amd64", "win_amd64", "03f230716dca09dc1cb36454887f6f24df3d4459f9a5668ca71bcb1d603106e7", "bin/highs.dll"),
+	library("linux", "amd64", "manylinux2014_x86_64",
+		"17f30d23ef37488467732b45f141146f7c287826a576b4514ae39a8cc4068b28", "lib/libhighs.so"),
+	library("linux", "arm64", "manylinux2014_aarch64",
+		"d1a3c1742d6fae36a3a18e0c7500530e46de5faa1a42dee65677bf0ae80acda3", "lib/libhighs.so"),
+	library("darwin", "amd64", "macosx_10_13_x86_64",
+		"bfc6176c73b7653e2aa7d6890d50d862819ef55db801cc0296c12320fcf82500", "lib/libhighs.dylib"),
+	library("darwin", "arm64", "macosx_11_0_arm64", "69dde421f36098b9aac4d2dc315350e4c21afb689ee16b51542b933eb099b318",
+		"lib/libhighs.dylib"),
+	library("windows", "amd64", "win_amd64", "03f230716dca09dc1cb36454887f6f24df3d4459f9a5668ca71bcb1d603106e7",
+		"bin/highs.dll"),
 }
 
 func library(goos, arch, tag, digest, from string) recipe {

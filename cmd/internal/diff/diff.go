@@ -75,7 +75,8 @@ func caveats(a, b *planir.Plan) (notes []string) {
 		return []string{"a bundle whose plan cannot be read is compared by its manifest only"}
 	}
 	if a.Model.Name != b.Model.Name {
-		notes = append(notes, fmt.Sprintf("the plans are for different models (%s, %s): only what has the same name is compared",
+		notes = append(notes, fmt.Sprintf("the plans are for different models (%s, %s): only what has the same name "+
+			"is compared",
 			a.Model.Name, b.Model.Name))
 	}
 	if a.SoC.Name != b.SoC.Name {
@@ -115,7 +116,10 @@ func open(path string) (*side, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &side{plan: bundling.ClaimedPlan(path), manifest: unverified.Manifest, digest: unverified.Digest.String(), signers: unverified.Signers}, nil
+		return &side{
+			plan: bundling.ClaimedPlan(path), manifest: unverified.Manifest, digest: unverified.Digest.String(),
+			signers: unverified.Signers,
+		}, nil
 	}
 	plan, err := plantext.Read(path)
 	if err != nil {
@@ -154,7 +158,8 @@ func bundles(a, b *side) []difference {
 	found.add("bundle", "claims signed by", strings.Join(a.signers, " "), strings.Join(b.signers, " "))
 	found.add("bundle", "product", manifestA.Product, manifestB.Product)
 	found.add("bundle", "version", manifestA.Version, manifestB.Version)
-	found.add("bundle", "security version", fmt.Sprint(manifestA.SecurityVersion), fmt.Sprint(manifestB.SecurityVersion))
+	found.add("bundle", "security version", fmt.Sprint(manifestA.SecurityVersion),
+		fmt.Sprint(manifestB.SecurityVersion))
 	found.add("bundle", "target", bundling.TargetText(&manifestA.Target), bundling.TargetText(&manifestB.Target))
 	found.byName("blobs", blobs(manifestA), blobs(manifestB))
 	return found

@@ -111,7 +111,8 @@ func decisions(p *planir.Plan) map[string]string {
 	out := map[string]string{}
 	for i := range p.Decisions {
 		decision := &p.Decisions[i]
-		out[decisionName(decision)] = strings.TrimSpace(fmt.Sprintf("%s %s %s", decision.Scheme, decision.Strategy, decision.ShareText()))
+		out[decisionName(decision)] = strings.TrimSpace(fmt.Sprintf("%s %s %s", decision.Scheme, decision.Strategy,
+			decision.ShareText()))
 	}
 	return out
 }
@@ -155,7 +156,8 @@ func memory(p *planir.Plan) map[string]string {
 	}
 	out := map[string]string{}
 	for name, bytes := range map[string]int64{
-		"total": memory.Total, "weights": memory.Weights, "tables": memory.Tables, "cache": memory.Cache, "buffers": memory.Pool, "bound": memory.Max,
+		"total": memory.Total, "weights": memory.Weights, "tables": memory.Tables, "cache": memory.Cache,
+		"buffers": memory.Pool, "bound": memory.Max,
 	} {
 		if bytes > 0 {
 			out[name] = fmt.Sprintf("%v", unit.Bytes(bytes))

@@ -58,7 +58,8 @@ func (f Finding) but(s Status, hint string, args ...any) Finding {
 
 // failed is the finding that err is.
 func failed(check string, err error) Finding {
-	finding := Finding{Check: check, Status: Problem, Found: err.Error(), Hint: "correct what it names", class: diag.ClassOf(err)}
+	finding := Finding{Check: check, Status: Problem, Found: err.Error(), Hint: "correct what it names",
+		class: diag.ClassOf(err)}
 	if h := diag.HintsOf(err); len(h) > 0 {
 		finding.Hint = h[0]
 	}
@@ -139,7 +140,8 @@ func (m Machine) build() Finding {
 			}
 		}
 	}
-	finding := ok("build", "hetc %s, %s, %s %s/%s%s", m.Version, kind, runtime.Version(), runtime.GOOS, runtime.GOARCH, revision)
+	finding := ok("build", "hetc %s, %s, %s %s/%s%s", m.Version, kind, runtime.Version(), runtime.GOOS, runtime.GOARCH,
+		revision)
 	if cgo == "1" {
 		return finding.but(Note, "built with cgo, which hetc does not need: CGO_ENABLED=0 (make build sets it)")
 	}
@@ -155,7 +157,8 @@ func (m Machine) cpu(cores []int) Finding {
 	finding := ok("cpu", "%s; kernels %s; features %s", name, m.Kernels, strings.Join(env.Features, " "))
 	switch m.Kernels {
 	case "":
-		finding.Found = fmt.Sprintf("%s; HETC_HOST_KERNELS=%s is not a kernel set of this CPU", name, os.Getenv("HETC_HOST_KERNELS"))
+		finding.Found = fmt.Sprintf("%s; HETC_HOST_KERNELS=%s is not a kernel set of this CPU", name,
+			os.Getenv("HETC_HOST_KERNELS"))
 		return finding.but(Problem, "unset HETC_HOST_KERNELS")
 	case "portable", "reference":
 		hint := "this CPU has no vector kernels here: it works, several times slower"
@@ -344,7 +347,8 @@ func busy(cores int) Finding {
 		finding.Found += fmt.Sprintf(", %.0f %% taken by other virtual machines", 100*stolen)
 	}
 	if share > 0.2 || stolen >= 0.02 {
-		return finding.but(Note, "end other programs before hetc probe, profile and bench: what they take is measured too")
+		return finding.but(Note,
+			"end other programs before hetc probe, profile and bench: what they take is measured too")
 	}
 	return finding
 }
@@ -356,7 +360,8 @@ func governor(cores []int, kernels string) Finding {
 	}
 	finding := ok("clock speed", "governor %s", env.Governor)
 	if env.Governor != "performance" && env.Governor != "schedutil" {
-		return finding.but(Note, "measurements vary less with the governor performance (cpupower frequency-set -g performance)")
+		return finding.but(Note,
+			"measurements vary less with the governor performance (cpupower frequency-set -g performance)")
 	}
 	return finding
 }
@@ -379,7 +384,8 @@ func signingKey() Finding {
 	file, hasFile := os.LookupEnv(emit.EnvSigningKeyFile)
 	switch {
 	case text && hasFile:
-		return ok(name, "both %s and %s are set", emit.EnvSigningKey, emit.EnvSigningKeyFile).but(Problem, "unset one of them")
+		return ok(name, "both %s and %s are set", emit.EnvSigningKey, emit.EnvSigningKeyFile).but(Problem,
+			"unset one of them")
 	case text:
 		return ok(name, "from %s", emit.EnvSigningKey)
 	case hasFile:

@@ -53,7 +53,8 @@ func Describe(ctx context.Context, drv driver.Driver) DriverEntry {
 	var missing *driver.Unavailable
 	switch {
 	case errors.As(err, &missing):
-		entry.Missing = &missingEntry{What: missing.Found, Tried: missing.Tried, Get: missing.Get, Variable: missing.Override}
+		entry.Missing = &missingEntry{What: missing.Found, Tried: missing.Tried, Get: missing.Get,
+			Variable: missing.Override}
 		if entry.Missing.What == "" {
 			entry.Missing.What = "the library is in none of the places it was looked for"
 		}

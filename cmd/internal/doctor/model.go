@@ -32,9 +32,11 @@ func CheckModel(ctx context.Context, dir string) ([]Finding, error) {
 		return out, nil
 	}
 	defer model.Close()
-	out := []Finding{ok("model", "%s, %s, %.2fe9 parameters stored as %s, context %d", model.Name, model.Architecture, float64(model.Parameters())/1e9, model.Stored, model.MaxContext)}
+	out := []Finding{ok("model", "%s, %s, %.2fe9 parameters stored as %s, context %d", model.Name, model.Architecture,
+		float64(model.Parameters())/1e9, model.Stored, model.MaxContext)}
 	if model.Dir == "" {
-		return append(out, ok("weights", "none: a catalog entry has shapes only").but(Note, "enough for planning; hetc models synth %s -o DIR writes random ones", model.Name)), nil
+		return append(out, ok("weights", "none: a catalog entry has shapes only").but(Note,
+			"enough for planning; hetc models synth %s -o DIR writes random ones", model.Name)), nil
 	}
 	out = append(out, unread(model), ignored(model))
 	weights, err := weights(ctx, model)
@@ -122,7 +124,8 @@ func weights(ctx context.Context, model *models.Model) (Finding, error) {
 	finding := ok("weights", "%v, all finite", unit.Bytes(bytes))
 	if free := machine.FreeMemory(); free > 0 && bytes > free {
 		finding.Found += fmt.Sprintf(", more than the %v of memory that are free", unit.Bytes(free))
-		return finding.but(Note, "permit 8 or 4 bit weights in the workload (schemes:), or use a machine with more memory"), nil
+		return finding.but(Note,
+			"permit 8 or 4 bit weights in the workload (schemes:), or use a machine with more memory"), nil
 	}
 	return finding, nil
 }
@@ -171,7 +174,8 @@ func readTokenizer(ctx context.Context, model *models.Model) ([]Finding, error) 
 	}
 	text, have := files["tokenizer"]
 	if !have {
-		finding := ok(name, "none").but(Note, "the model runs on token ids only (--tokens); its tokenizer.json belongs into the directory")
+		finding := ok(name, "none").but(Note,
+			"the model runs on token ids only (--tokens); its tokenizer.json belongs into the directory")
 		return []Finding{finding}, nil
 	}
 	tok, err := tokenizer.New(text, files["config"], model.BOS)
@@ -189,7 +193,8 @@ func readTokenizer(ctx context.Context, model *models.Model) ([]Finding, error) 
 	case err != nil:
 		return []Finding{finding, failed("chat template", err)}, nil
 	case unusable != nil:
-		template := ok("chat template", "%v", unusable).but(Note, "--chat cannot use it; prompts without --chat need none")
+		template := ok("chat template", "%v", unusable).but(Note,
+			"--chat cannot use it; prompts without --chat need none")
 		return []Finding{finding, template}, nil
 	}
 	return []Finding{finding}, nil

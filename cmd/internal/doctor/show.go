@@ -19,14 +19,16 @@ func solverFindings() []Finding {
 	for _, engine := range []struct {
 		name, without string
 		locate        func() (string, error)
-	}{{"engine highs", "solve has the exact engine alone", highs.Locate}, {"engine highs-native", "not needed: engine highs does the same in twice the time", highs.LocateNative}} {
+	}{{"engine highs", "solve has the exact engine alone", highs.Locate},
+		{"engine highs-native", "not needed: engine highs does the same in twice the time", highs.LocateNative}} {
 		finding := Finding{Check: engine.name, Status: OK}
 		where, err := engine.locate()
 		switch {
 		case err == nil:
 			finding.Found = fmt.Sprintf("HiGHS %s, %s", highs.Version, where)
 		case engine.name == "engine highs":
-			finding.Status, finding.Found, finding.Hint = Note, "not there: "+engine.without, "make deps fetches it; hetc drivers says where it was looked for"
+			finding.Status, finding.Found, finding.Hint = Note, "not there: "+
+				engine.without, "make deps fetches it; hetc drivers says where it was looked for"
 		default:
 			finding.Found = "not there; " + engine.without
 		}

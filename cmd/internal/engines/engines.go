@@ -6,7 +6,8 @@ import "fmt"
 
 // Task is what one process measures.
 type Task struct {
-	Start  int `json:"start,omitempty"`  // tokens of a prompt whose first answer a process that has just begun gives: its whole time counts
+	// tokens of a prompt whose first answer a process that has just begun gives: its whole time counts
+	Start  int `json:"start,omitempty"`
 	Prompt int `json:"prompt,omitempty"` // tokens of a prefill; 0: decoding is measured
 	Depth  int `json:"depth,omitempty"`  // tokens in the cache before decoding
 	Gen    int `json:"gen,omitempty"`    // tokens decoded one by one

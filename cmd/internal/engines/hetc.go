@@ -25,7 +25,8 @@ func (h *Hetc) Command(task Task, _ int) (string, []string) {
 		for i := range ids {
 			ids[i] = strconv.Itoa(i)
 		}
-		return h.Program, []string{"run", h.Bundle, "--trust", h.Trust, "--json", "--tokens", strings.Join(ids, ","), "--max-tokens", "1"}
+		return h.Program, []string{"run", h.Bundle, "--trust", h.Trust, "--json", "--tokens", strings.Join(ids, ","),
+			"--max-tokens", "1"}
 	}
 	prompt := task.Prompt
 	if prompt == 0 {
@@ -46,12 +47,15 @@ func (h *Hetc) Parse(task Task, _ int, out, _ []byte) (Reading, error) {
 		return Reading{}, diag.New(diag.ClassRun, "hetc run --bench: %w%s", err, excerpt(out))
 	}
 	if doc.Simulated {
-		return Reading{}, diag.New(diag.ClassInput, "the plan is for a simulated SoC: its times cannot be compared with measured ones").WithHint("make one for this machine: hetc probe, profile, solve")
+		return Reading{}, diag.New(diag.ClassInput,
+			"the plan is for a simulated SoC: its times cannot be compared with measured ones").
+			WithHint("make one for this machine: hetc probe, profile, solve")
 	}
 	reading := Reading{Version: h.Release, Backend: h.Kernels}
 	if task.Start > 0 {
 		if len(doc.Tokens) != task.Start {
-			return Reading{}, diag.New(diag.ClassRun, "hetc run: a prompt of %d tokens, want %d", len(doc.Tokens), task.Start)
+			return Reading{}, diag.New(diag.ClassRun, "hetc run: a prompt of %d tokens, want %d", len(doc.Tokens),
+				task.Start)
 		}
 		return reading, nil
 	}

@@ -42,7 +42,8 @@ func FindLlamaCpp(perplexity bool) (*LlamaCpp, error) {
 	if path, err := exec.LookPath(llamaBench); err == nil {
 		return complete(filepath.Dir(path), perplexity)
 	}
-	return nil, diag.New(diag.ClassUnavailable, "llama.cpp: no %s in %s, nor in PATH", llamaBench, strings.Join(dirs, ", ")).
+	return nil, diag.New(diag.ClassUnavailable, "llama.cpp: no %s in %s, nor in PATH", llamaBench,
+		strings.Join(dirs, ", ")).
 		WithHint("make deps-bench fetches and builds it; or set %s to the folder of one that you have", native.EnvDir)
 }
 
@@ -78,7 +79,8 @@ func (l *LlamaCpp) Quantize(ctx context.Context, lim Limits, from, to, format st
 	}
 	defer os.RemoveAll(temp)
 	part := filepath.Join(temp, "x.gguf")
-	if _, err := Run(ctx, lim, filepath.Join(l.Dir, llamaQuantize), from, part, format, strconv.Itoa(threads)); err != nil {
+	if _, err := Run(ctx, lim, filepath.Join(l.Dir, llamaQuantize), from, part, format,
+		strconv.Itoa(threads)); err != nil {
 		return fmt.Errorf("make %s of %q: %w", format, filepath.Base(from), err)
 	}
 	if err := os.Rename(part, to); err != nil {
@@ -133,7 +135,9 @@ var loadedBackend = regexp.MustCompile(`(?m)^load_backend: loaded CPU backend fr
 // be what was asked for.
 func parseLlamaBench(task Task, threads int, out, complaints []byte) (Reading, error) {
 	fail := func(format string, args ...any) (Reading, error) {
-		return Reading{}, diag.New(diag.ClassRun, "llama-bench: "+format, args...).WithHint("this version of llama.cpp prints what hetc does not read: make deps-bench fetches one that it does")
+		return Reading{}, diag.New(diag.ClassRun, "llama-bench: "+format, args...).
+			WithHint("this version of llama.cpp prints what hetc does not read: make deps-bench fetches one that it " +
+				"does")
 	}
 	var tests []benchTest
 	if err := json.Unmarshal(out, &tests); err != nil {
@@ -144,8 +148,10 @@ func parseLlamaBench(task Task, threads int, out, complaints []byte) (Reading, e
 	}
 	test := &tests[0]
 	prompt := task.Start + task.Prompt
-	if test.Prompt != prompt || test.Gen != task.Gen || prompt == 0 && test.Depth != task.Depth || test.Threads != threads {
-		return fail("it measured prompt %d, generation %d after %d, on %d threads; asked for %d, %d after %d, on %d", test.Prompt, test.Gen, test.Depth, test.Threads, prompt, task.Gen, task.Depth, threads)
+	if test.Prompt != prompt || test.Gen != task.Gen || prompt == 0 && test.Depth != task.Depth ||
+		test.Threads != threads {
+		return fail("it measured prompt %d, generation %d after %d, on %d threads; asked for %d, %d after %d, on %d",
+			test.Prompt, test.Gen, test.Depth, test.Threads, prompt, task.Gen, task.Depth, threads)
 	}
 	if len(test.SamplesNS) != task.Reps {
 		return fail("got %d samples, want %d", len(test.SamplesNS), task.Reps)
@@ -211,13 +217,16 @@ const (
 
 // Reference writes the logits of a float model over a text, which Compare compares others with.
 func (l *LlamaCpp) Reference(ctx context.Context, lim Limits, file, text, base string, threads int) error {
-	_, err := Run(ctx, lim, filepath.Join(l.Dir, llamaPerplexity), "-m", file, "-f", text, "-c", strconv.Itoa(Window), "--chunks", strconv.Itoa(Windows), "-t", strconv.Itoa(threads), "-ngl", "0", "--kl-divergence-base", base)
+	_, err := Run(ctx, lim, filepath.Join(l.Dir, llamaPerplexity), "-m", file, "-f", text, "-c", strconv.Itoa(Window),
+		"--chunks", strconv.Itoa(Windows), "-t", strconv.Itoa(threads), "-ngl", "0", "--kl-divergence-base", base)
 	return err
 }
 
 // Compare measures a file against a reference.
 func (l *LlamaCpp) Compare(ctx context.Context, lim Limits, file, format, base string, threads int) (Quality, error) {
-	done, err := Run(ctx, lim, filepath.Join(l.Dir, llamaPerplexity), "-m", file, "-c", strconv.Itoa(Window), "--chunks", strconv.Itoa(Windows), "-t", strconv.Itoa(threads), "-ngl", "0", "--kl-divergence", "--kl-divergence-base", base)
+	done, err := Run(ctx, lim, filepath.Join(l.Dir, llamaPerplexity), "-m", file, "-c", strconv.Itoa(Window),
+		"--chunks", strconv.Itoa(Windows), "-t", strconv.Itoa(threads), "-ngl", "0", "--kl-divergence",
+		"--kl-divergence-base", base)
 	if err != nil {
 		return Quality{}, err
 	}
@@ -246,7 +255,8 @@ func parsePerplexity(format string, out []byte) (Quality, error) {
 		}
 		return nil
 	}
-	if err := errors.Join(read("KL", &quality.MeanKL, &quality.KLError), read("top token", &quality.SameTop), read("perplexity", &quality.Perplexity)); err != nil {
+	if err := errors.Join(read("KL", &quality.MeanKL, &quality.KLError), read("top token", &quality.SameTop),
+		read("perplexity", &quality.Perplexity)); err != nil {
 		return Quality{}, err
 	}
 	const sigmas = 1.96 // it prints standard errors

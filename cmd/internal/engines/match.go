@@ -121,7 +121,8 @@ func drop(all []Series) {
 		own := &all[i]
 		for j := range all {
 			other := &all[j]
-			if own.Engine != "hetc" && other.Engine == own.Engine && other.Task == own.Task && fastest(own) < slowest(other) {
+			if own.Engine != "hetc" && other.Engine == own.Engine && other.Task == own.Task &&
+				fastest(own) < slowest(other) {
 				own.Dropped = true
 			}
 		}
@@ -145,7 +146,9 @@ func slowest(s *Series) float64 {
 
 // measure runs one process, or up to three while others are at work and there are repeats left; the least
 // disturbed one counts.
-func (m *Match) measure(ctx context.Context, result *Result, series *Series, engine Engine, waits *time.Duration, repeats *int) error {
+func (m *Match) measure(
+	ctx context.Context, result *Result, series *Series, engine Engine, waits *time.Duration, repeats *int,
+) error {
 	const most = 3
 	var best Sample
 	for try := range most {
@@ -171,7 +174,8 @@ func (m *Match) measure(ctx context.Context, result *Result, series *Series, eng
 			sample.TPS = append(sample.TPS, float64(series.Task.Tokens())/sec)
 		}
 		sample.Median = stat.Median(sample.TPS)
-		series.Version, series.Backend, series.Peak = reading.Version, reading.Backend, max(series.Peak, sample.PeakBytes)
+		series.Version, series.Backend, series.Peak = reading.Version, reading.Backend, max(series.Peak,
+			sample.PeakBytes)
 		if try == 0 || sample.Others < best.Others {
 			best = sample
 		}
@@ -239,7 +243,8 @@ func (r *Result) summarise() error {
 			if err != nil {
 				return err
 			}
-			r.Ratios = append(r.Ratios, Ratio{Form: own.Form, Task: own.Task, Peer: peer.Engine, Best: peer.Form, Summary: sum})
+			r.Ratios = append(r.Ratios,
+				Ratio{Form: own.Form, Task: own.Task, Peer: peer.Engine, Best: peer.Form, Summary: sum})
 		}
 	}
 	return nil

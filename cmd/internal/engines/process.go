@@ -29,8 +29,9 @@ type Limits struct {
 type Done struct {
 	Out, Complaints []byte
 	Wall            time.Duration
-	PeakBytes       int64   // largest resident size, 0 where the system does not say
-	OthersCores     float64 // cores that other processes, and the host of a virtual machine, used meanwhile; negative where unknown
+	PeakBytes       int64 // largest resident size, 0 where the system does not say
+	// cores that other processes, and the host of a virtual machine, used meanwhile; negative where unknown
+	OthersCores float64
 }
 
 const (
@@ -87,15 +88,18 @@ func Run(ctx context.Context, limits Limits, program string, args ...string) (Do
 	case ctx.Err() != nil:
 		return ended, fmt.Errorf("%s: %w", name, ctx.Err())
 	case out.overflown():
-		return ended, diag.New(diag.ClassRun, "%s printed more than %d bytes and was ended", name, mostOutput).WithHint("is this the right program? it is %q", program)
+		return ended, diag.New(diag.ClassRun, "%s printed more than %d bytes and was ended", name, mostOutput).
+			WithHint("is this the right program? it is %q", program)
 	case limited.Err() != nil:
-		return ended, diag.New(diag.ClassRun, "%s did not end within %v and was ended%s", name, limits.Time, tail(ended.Complaints)).WithHint("give it more time with --timeout")
+		return ended, diag.New(diag.ClassRun, "%s did not end within %v and was ended%s", name, limits.Time,
+			tail(ended.Complaints)).WithHint("give it more time with --timeout")
 	case err != nil:
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) {
 			return ended, diag.New(diag.ClassUnavailable, "start %q: %w", program, err)
 		}
-		return ended, diag.New(diag.ClassRun, "%s failed: %w%s", name, exit, tail(ended.Complaints)).WithHint("run it by hand: %s", cli.Quote(append([]string{program}, args...)...))
+		return ended, diag.New(diag.ClassRun, "%s failed: %w%s", name, exit, tail(ended.Complaints)).
+			WithHint("run it by hand: %s", cli.Quote(append([]string{program}, args...)...))
 	}
 	return ended, nil
 }
@@ -108,8 +112,8 @@ func usage() (time.Duration, bool) {
 }
 
 // watchSmall follows the largest resident size of a process until it exceeds this process's own, below which the
-// system tells nothing about a process that has ended. It returns the last that was seen, 0 when the process ended before
-// that could have been its largest.
+// system tells nothing about a process that has ended. It returns the last that was seen, 0 when the process ended
+// before that could have been its largest.
 func watchSmall(pid int) func() int64 {
 	const every, least = 5 * time.Millisecond, 4 // looks
 	stop, last := make(chan struct{}), make(chan int64)

@@ -36,7 +36,8 @@ func restrict(cores []int) (undo func() bool, err error) {
 		set.Set(c)
 	}
 	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		return nil, diag.New(diag.ClassUnavailable, "run on cores %v: %w", cores, err).WithHint("this process may use %d cores; --cores names those to use", old.Count())
+		return nil, diag.New(diag.ClassUnavailable, "run on cores %v: %w", cores, err).
+			WithHint("this process may use %d cores; --cores names those to use", old.Count())
 	}
 	return func() bool { return unix.SchedSetaffinity(0, &old) == nil }, nil
 }

@@ -20,7 +20,8 @@ func restrict(cores []int) (undo func() bool, err error) {
 
 // Cores cannot be told on this system.
 func Cores() ([]int, error) {
-	return nil, diag.New(diag.ClassUnavailable, "engines are compared on linux only: elsewhere a process cannot be kept on the same cores")
+	return nil, diag.New(diag.ClassUnavailable,
+		"engines are compared on linux only: elsewhere a process cannot be kept on the same cores")
 }
 
 func peakBytes(*os.ProcessState, int64) int64 { return 0 }

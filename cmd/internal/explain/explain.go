@@ -162,7 +162,8 @@ func parse(plan *planir.Plan, what string) (question, error) {
 func nearest(word, node string, programs, nodes []string) string {
 	known := slices.Concat(programs, []string{"limits", "tiers"}, nodes)
 	return cmp.Or(diag.DidYouMean(word, known), diag.DidYouMean(node, known),
-		"WHAT is limits, tiers, one of "+strings.Join(programs, ", ")+", or one of "+strings.Join(nodes, ", ")+" with @ROWS")
+		"WHAT is limits, tiers, one of "+strings.Join(programs, ", ")+", or one of "+strings.Join(nodes, ", ")+
+			" with @ROWS")
 }
 
 // complete adds the inputs for solving again, and tells where they are not those of the plan.
@@ -189,9 +190,11 @@ func complete(ui *cli.Streams, plan *planir.Plan, input *solver.Input, options *
 	}
 	for _, kind := range differ {
 		if kind == planir.CalibrationInput && options.Calibration == "" {
-			return diag.New(diag.ClassInput, "explain: the plan was solved with a calibration, and none is given").WithHint("give it with --calibration")
+			return diag.New(diag.ClassInput, "explain: the plan was solved with a calibration, and none is given").
+				WithHint("give it with --calibration")
 		}
-		ui.Warnf("what was given as %s is not what the plan was solved with: what is solved again differs for that reason too", kind)
+		ui.Warnf("what was given as %s is not what the plan was solved with: what is solved again differs for that "+
+			"reason too", kind)
 	}
 	return nil
 }
@@ -231,7 +234,8 @@ func (x *answer) operator(node string, rows int) error {
 	}
 	x.title(fmt.Sprintf("%s@%d", node, rows))
 	if x.input == nil {
-		ui.Printf("stored alternatives only: the best of each strategy; give --soc, --costs and --model to price every choice again\n")
+		ui.Printf("stored alternatives only: the best of each strategy; give --soc, --costs and --model to price " +
+			"every choice again\n")
 	}
 	var said []string
 	for _, compiled := range planview.CompiledFor(plan, rows) {
@@ -272,7 +276,10 @@ func (x *answer) operator(node string, rows int) error {
 		header = append(header, ">roof")
 	}
 	ui.Table(append(header, ""), table)
-	return ui.Result(map[string]any{"node": node, "rows": rows, "simulated": plan.SoC.Simulated, "stored_only": x.input == nil, "choices": choices, "compiled": said})
+	return ui.Result(map[string]any{
+		"node": node, "rows": rows, "simulated": plan.SoC.Simulated, "stored_only": x.input == nil, "choices": choices,
+		"compiled": said,
+	})
 }
 
 // choice is a row of explain.
@@ -291,7 +298,8 @@ func (x *answer) plan() error {
 		ui.Printf("- %s\n", line)
 	}
 	x.stored("plans without each of the processors are not stored")
-	doc := map[string]any{"summary": summary, "programs": stories, "predictions": plan.Predictions, "decisions": plan.Decisions, "solver": plan.Solver, "proof": solver.ProofOf(plan.Solver),
+	doc := map[string]any{"summary": summary, "programs": stories, "predictions": plan.Predictions,
+		"decisions": plan.Decisions, "solver": plan.Solver, "proof": solver.ProofOf(plan.Solver),
 		"quality": plan.Quality, "memory": plan.Memory, "simulated": plan.SoC.Simulated, "stored_only": x.input == nil}
 	if x.input != nil {
 		list, err := explain.Without(x.ctx, plan, *x.input)
@@ -309,7 +317,8 @@ func (x *answer) plan() error {
 	shown := planview.ShowDecisions(ui, plan, x.soc)
 	var rows [][]string
 	for _, solve := range plan.Solver {
-		rows = append(rows, []string{solve.Problem, solve.Status, fmt.Sprintf("%.1f", float64(solve.ObjectiveNS)/1e3), fmt.Sprintf("%.1f", float64(solve.BoundNS)/1e3), strconv.Itoa(solve.Choices)})
+		rows = append(rows, []string{solve.Problem, solve.Status, fmt.Sprintf("%.1f", float64(solve.ObjectiveNS)/1e3),
+			fmt.Sprintf("%.1f", float64(solve.BoundNS)/1e3), strconv.Itoa(solve.Choices)})
 	}
 	ui.Printf("\n")
 	ui.Table([]string{"problem", "status", ">objective us", ">bound us", ">choices"}, rows)
@@ -326,7 +335,8 @@ func (x *answer) summary(stories []explain.ProgramStory) []string {
 	}
 	var out []string
 	if x.p.SoC.Target {
-		out = append(out, "It is planned for the device: only processors with target data take part, with the operators and schemes they execute there.")
+		out = append(out, "It is planned for the device: only processors with target data take part, with the "+
+			"operators and schemes they execute there.")
 	}
 	out = append(out, x.where(stories)...)
 	decode, prefill := timed(stories)
@@ -370,8 +380,8 @@ func timed(stories []explain.ProgramStory) (decode *explain.ProgramStory, prefil
 	return decode, prefill
 }
 
-// gains says between what the gain over the best single processor is, where there are several sizes. The largest one counts
-// where others gain the same.
+// gains says between what the gain over the best single processor is, where there are several sizes. The largest
+// one counts where others gain the same.
 func gains(large *explain.ProgramStory, prefill []*explain.ProgramStory) []string {
 	least, most := large, large
 	for _, story := range prefill {
@@ -385,7 +395,8 @@ func gains(large *explain.ProgramStory, prefill []*explain.ProgramStory) []strin
 	if least.Gain() <= 0 || len(prefill) < 2 {
 		return nil
 	}
-	return []string{fmt.Sprintf("Over prompts of all sizes it is %.2f (%s) to %.2f times (%s) as fast as the best single processor for that size.",
+	return []string{fmt.Sprintf("Over prompts of all sizes it is %.2f (%s) to %.2f times (%s) as fast as the best "+
+		"single processor for that size.",
 		least.Gain(), least.Program, most.Gain(), most.Program)}
 }
 
@@ -393,18 +404,21 @@ func gains(large *explain.ProgramStory, prefill []*explain.ProgramStory) []strin
 func provenance(soc *planir.SoCRef) string {
 	switch {
 	case soc.Simulated && soc.Imported:
-		return "Times are simulated, or were measured elsewhere (imported): the SoC is a description, not a machine that was measured."
+		return "Times are simulated, or were measured elsewhere (imported): the SoC is a description, not a machine " +
+			"that was measured."
 	case soc.Simulated:
 		return "All times are simulated: the SoC is a description, not a machine that was measured."
 	case soc.Imported:
 		return "Times were measured elsewhere (imported): hetc did not measure them, and cannot."
 	}
-	return "All times are predictions from measurements of this machine; hetc bench processors measures the plan itself."
+	return "All times are predictions from measurements of this machine; hetc bench processors measures the plan " +
+		"itself."
 }
 
 // forms tells which processors are given matrix products in another form than the default.
 func (x *answer) forms() (out []string) {
-	words := map[op.Form]string{op.Swapped: "weight first", op.BatchMatMul: "as a batch matmul", op.Conv: "as a 1x1 convolution"}
+	words := map[op.Form]string{op.Swapped: "weight first", op.BatchMatMul: "as a batch matmul",
+		op.Conv: "as a 1x1 convolution"}
 	for i := range x.p.Procs {
 		name, products, count := x.p.Procs[i].Name, 0, map[op.Form]int{}
 		for _, decision := range x.p.Decisions {
@@ -422,7 +436,8 @@ func (x *answer) forms() (out []string) {
 			}
 		}
 		if parts != nil {
-			out = append(out, fmt.Sprintf("%s is given %s: the arithmetic is the same, and it is faster at it.", name, cli.Enumerate(parts)))
+			out = append(out, fmt.Sprintf("%s is given %s: the arithmetic is the same, and it is faster at it.", name,
+				cli.Enumerate(parts)))
 		}
 	}
 	return out
@@ -509,7 +524,8 @@ func (x *answer) bounds(st *explain.ProgramStory) string {
 	rate := float64(st.WeightBytes) / float64(st.ProductsNS)
 	switch {
 	case st.Rows == 1 || st.Phase == "decode":
-		text = fmt.Sprintf("every token reads %v of weights, at %.1f GB/s while it does", unit.Bytes(st.WeightBytes), rate)
+		text = fmt.Sprintf("every token reads %v of weights, at %.1f GB/s while it does", unit.Bytes(st.WeightBytes),
+			rate)
 		if x.soc != nil {
 			if most, ok := x.soc.JointGBps(procs...); ok {
 				text += " (" + besideProbe(rate, most, cli.Enumerate(procs)) + ")"
@@ -517,7 +533,8 @@ func (x *answer) bounds(st *explain.ProgramStory) string {
 		}
 		text += ": " + cli.Enumerate(parts)
 	default:
-		text = fmt.Sprintf("arithmetic, %.0f Gop/s in matrix products and attention: %s", float64(st.Flops)/float64(max(1, st.ProductsNS+st.AttentionNS)), text)
+		text = fmt.Sprintf("arithmetic, %.0f Gop/s in matrix products and attention: %s",
+			float64(st.Flops)/float64(max(1, st.ProductsNS+st.AttentionNS)), text)
 	}
 	return text
 }
@@ -549,11 +566,13 @@ func (x *answer) program(name string) error {
 		if st.Rows > 1 {
 			unitOf = fmt.Sprintf("for a token of each of %d sequences", st.Rows)
 		}
-		lines = append(lines, fmt.Sprintf("It takes %s %s (%.0f tokens/s; between %s and %s)%s.", ms(st.PlanNS), unitOf, float64(st.Rows)*1e9/float64(max(1, st.PlanNS)), ms(st.LowNS), ms(st.HighNS), against(&st)))
+		lines = append(lines, fmt.Sprintf("It takes %s %s (%.0f tokens/s; between %s and %s)%s.", ms(st.PlanNS), unitOf,
+			float64(st.Rows)*1e9/float64(max(1, st.PlanNS)), ms(st.LowNS), ms(st.HighNS), against(&st)))
 		lines = append(lines, x.where([]explain.ProgramStory{st})...)
 		lines = append(lines, "What bounds it: "+x.bounds(&st)+".")
 		if st.Rows == 1 {
-			lines = append(lines, "What would help: weights of fewer bits (schemes or quality.max_kl in the workload), decoding several sequences together (batches), or faster memory.")
+			lines = append(lines, "What would help: weights of fewer bits (schemes or quality.max_kl in the "+
+				"workload), decoding several sequences together (batches), or faster memory.")
 		}
 		for _, l := range lines {
 			ui.Printf("- %s\n", l)
@@ -580,7 +599,8 @@ func (x *answer) parts(st *explain.ProgramStory) {
 				shares = append(shares, sh.Proc)
 			}
 		}
-		rows = append(rows, []string{time.Node, ms(time.NS), shareText(time.NS, st.PlanNS), strings.Join(shares, " + ")})
+		rows = append(rows, []string{time.Node, ms(time.NS), shareText(time.NS, st.PlanNS),
+			strings.Join(shares, " + ")})
 	}
 	x.s.Printf("\n")
 	x.s.Table([]string{"slowest operators", ">all layers", ">of the time", "on"}, rows)
@@ -609,16 +629,21 @@ func (x *answer) bucket(rows int) error {
 	case story.From == story.To:
 		lines = append(lines, fmt.Sprintf("Prompts of %d tokens run in it.", rows))
 	case rows == largest:
-		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor needs that; longer ones are cut into pieces of %d.", story.From, story.To, rows, rows))
+		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor "+
+			"needs that; longer ones are cut into pieces of %d.", story.From, story.To, rows, rows))
 	default:
-		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor needs that, and so do the last %d to %d tokens of longer ones.", story.From, story.To, rows, story.From, story.To))
+		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor "+
+			"needs that, and so do the last %d to %d tokens of longer ones.", story.From, story.To, rows, story.From,
+			story.To))
 	}
-	lines = append(lines, fmt.Sprintf("A full one takes %s (%.0f tokens/s)%s.", ms(st.PlanNS), float64(rows)*1e9/float64(max(1, st.PlanNS)), against(&st)))
+	lines = append(lines, fmt.Sprintf("A full one takes %s (%.0f tokens/s)%s.", ms(st.PlanNS),
+		float64(rows)*1e9/float64(max(1, st.PlanNS)), against(&st)))
 	lines = append(lines, x.where([]explain.ProgramStory{st})...)
 	lines = append(lines, "What bounds it: "+x.bounds(&st)+".")
 	lines = append(lines, planview.CompiledWords(planview.CompiledFor(plan, rows))...)
 	if x.input != nil {
-		lines = append(lines, fmt.Sprintf("By the workload a prompt makes %.2f calls of it, %.0f %% of the time of prefill.", story.Calls, 100*story.Time))
+		lines = append(lines, fmt.Sprintf("By the workload a prompt makes %.2f calls of it, %.0f %% of the time of "+
+			"prefill.", story.Calls, 100*story.Time))
 	}
 	for _, l := range lines {
 		ui.Printf("- %s\n", l)
@@ -629,7 +654,10 @@ func (x *answer) bucket(rows int) error {
 		x.alternatives(story.Sets)
 	}
 	x.parts(&st)
-	return ui.Result(map[string]any{"bucket": story, "program": st, "summary": lines, "simulated": x.p.SoC.Simulated, "imported": x.p.SoC.Imported, "stored_only": x.input == nil})
+	return ui.Result(map[string]any{
+		"bucket": story, "program": st, "summary": lines, "simulated": x.p.SoC.Simulated, "imported": x.p.SoC.Imported,
+		"stored_only": x.input == nil,
+	})
 }
 
 // limits tells which limits bind, and what relaxing each would buy.
@@ -648,7 +676,8 @@ func (x *answer) limits() error {
 			ui.Table([]string{"limit", ">value"}, rows)
 		}
 		x.stored("which of them bind, and what relaxing them would gain, is found by solving again")
-		return ui.Result(map[string]any{"stored_only": true, "memory": plan.Memory, "quality": plan.Quality, "simulated": plan.SoC.Simulated})
+		return ui.Result(map[string]any{"stored_only": true, "memory": plan.Memory, "quality": plan.Quality,
+			"simulated": plan.SoC.Simulated})
 	}
 	list, expected, err := explain.LimitsOf(x.ctx, *x.input)
 	if err != nil {
@@ -692,12 +721,15 @@ func (x *answer) tiers() error {
 	if tiers := x.p.Tiers; tiers != nil {
 		over := "overflows to " + tiers.CPU
 		if tiers.Overflow == "prune" {
-			over = fmt.Sprintf("is dropped, what adds least first: %.2f %% of the rows, of which %.2f %% may be dropped", 100*tiers.Drop, 100*tiers.MaxDrop)
+			over = fmt.Sprintf("is dropped, what adds least first: %.2f %% of the rows, of which %.2f %% may be "+
+				"dropped", 100*tiers.Drop, 100*tiers.MaxDrop)
 			if tiers.MaxLost > 0 {
-				over += fmt.Sprintf(", and with them %.3f %% of the squared norm of what experts add, of which %.3f %% may be lost", 100*tiers.Lost, 100*tiers.MaxLost)
+				over += fmt.Sprintf(", and with them %.3f %% of the squared norm of what experts add, of which %.3f "+
+					"%% may be lost", 100*tiers.Lost, 100*tiers.MaxLost)
 			}
 		}
-		x.s.Printf("A tier is a number of rows that is reserved for each expert of a group; what an expert gets beyond that %s.\n", over)
+		x.s.Printf("A tier is a number of rows that is reserved for each expert of a group; what an expert gets "+
+			"beyond that %s.\n", over)
 		if tiers.Serial {
 			x.s.Printf("%s and %s take turns: a layer takes the time of both.\n", tiers.NPU, tiers.CPU)
 		} else {
@@ -710,7 +742,9 @@ func (x *answer) tiers() error {
 			if layer.CPUNS > layer.NPUNS {
 				longer = tiers.CPU
 			}
-			layers = append(layers, []string{strconv.Itoa(layer.Layer), fmt.Sprintf("%.1f", float64(layer.NPUNS)/1e3), fmt.Sprintf("%.1f", float64(layer.CPUNS)/1e3), longer, fmt.Sprintf("%.1f", float64(layer.ExpectNS)/1e3)})
+			layers = append(layers, []string{strconv.Itoa(layer.Layer), fmt.Sprintf("%.1f", float64(layer.NPUNS)/1e3),
+				fmt.Sprintf("%.1f", float64(layer.CPUNS)/1e3), longer,
+				fmt.Sprintf("%.1f", float64(layer.ExpectNS)/1e3)})
 		}
 		x.s.Table([]string{">layer", ">" + tiers.NPU + " us", ">" + tiers.CPU + " us", "longer", ">layer us"}, layers)
 		var rows [][]string
@@ -721,14 +755,17 @@ func (x *answer) tiers() error {
 				if group.NextRows > 0 {
 					next = fmt.Sprintf("%d rows", group.NextRows)
 				}
-				rows = append(rows, []string{strconv.Itoa(layer.Layer), strconv.Itoa(group.Rows), strconv.Itoa(len(group.Experts)), tiers.NPU, fmt.Sprintf("%.1f", float64(group.ExpectNS)/1e3), next,
+				rows = append(rows, []string{strconv.Itoa(layer.Layer), strconv.Itoa(group.Rows),
+					strconv.Itoa(len(group.Experts)), tiers.NPU, fmt.Sprintf("%.1f", float64(group.ExpectNS)/1e3), next,
 					fmt.Sprintf("%+.1f", float64(group.NextNS-layer.ExpectNS)/1e3)})
 			}
 			if len(layer.Resident) > 0 {
-				rows = append(rows, []string{strconv.Itoa(layer.Layer), "-", strconv.Itoa(len(layer.Resident)), tiers.CPU, "", "", ""})
+				rows = append(rows, []string{strconv.Itoa(layer.Layer), "-", strconv.Itoa(len(layer.Resident)),
+					tiers.CPU, "", "", ""})
 			}
 		}
-		x.s.Table([]string{">layer", ">rows reserved", ">experts", "on", ">launch us", "next best", ">layer us more"}, rows)
+		x.s.Table([]string{">layer", ">rows reserved", ">experts", "on", ">launch us", "next best", ">layer us more"},
+			rows)
 	}
 	result := map[string]any{"tiers": x.p.Tiers, "simulated": x.p.SoC.Simulated}
 	if x.p.Tiers != nil {
@@ -736,7 +773,8 @@ func (x *answer) tiers() error {
 		x.s.Printf("%s\n", proof)
 		result["proof"] = proof
 		if x.loads == nil {
-			x.s.Printf("which of their limits bind, and what relaxing them would gain, is found by solving again: give --loads, --soc, --costs (or --record), --model and --workload, as for hetc solve\n")
+			x.s.Printf("which of their limits bind, and what relaxing them would gain, is found by solving again: " +
+				"give --loads, --soc, --costs (or --record), --model and --workload, as for hetc solve\n")
 		} else if err := x.tierLimits(result); err != nil {
 			return err
 		}
@@ -780,7 +818,8 @@ func (x *answer) tierLimits(result map[string]any) error {
 	if len(binding) == 0 {
 		x.s.Printf("no limit keeps the tiers from being better\n")
 	} else {
-		x.s.Printf("%s %s the tiers from being better\n", cli.Enumerate(binding), map[bool]string{true: "keeps", false: "keep"}[len(binding) == 1])
+		x.s.Printf("%s %s the tiers from being better\n", cli.Enumerate(binding),
+			map[bool]string{true: "keeps", false: "keep"}[len(binding) == 1])
 	}
 	result["now"], result["solved_anew"], result["limits"] = story.Now, story.Anew, story.Limits
 	return nil

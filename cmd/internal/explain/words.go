@@ -36,7 +36,8 @@ func against(st *explain.ProgramStory) string {
 	case gain < 1.005:
 		return fmt.Sprintf(", as fast as the best single processor, %s: dividing the work would not pay", st.Best.Proc)
 	default:
-		return fmt.Sprintf(", %.2f times as fast as the best single processor (%s: %s)", gain, st.Best.Proc, ms(st.Best.NS))
+		return fmt.Sprintf(", %.2f times as fast as the best single processor (%s: %s)", gain, st.Best.Proc,
+			ms(st.Best.NS))
 	}
 }
 
@@ -69,7 +70,8 @@ func change(ratio float64) string {
 
 // outcomeOf is a choice of tiers in words.
 func outcomeOf(t *planir.Tiers, o *solver.TierOutcome) string {
-	text := fmt.Sprintf("%.1f us for a token's experts in chunks of %d, %.2f %% of the rows not on %s, %d groups", o.TokenNS/1e3, o.ChunkTokens, 100*o.Off, t.NPU, o.Groups)
+	text := fmt.Sprintf("%.1f us for a token's experts in chunks of %d, %.2f %% of the rows not on %s, %d groups",
+		o.TokenNS/1e3, o.ChunkTokens, 100*o.Off, t.NPU, o.Groups)
 	if t.Overflow == "prune" {
 		text += fmt.Sprintf(", %.2f %% of the rows dropped", 100*o.Drop)
 		if t.MaxLost > 0 {
@@ -89,18 +91,20 @@ func gained(tiers *planir.Tiers, now, outcome *solver.TierOutcome) string {
 	case tiers.Prefer == "offload" && !same(outcome.EnergyNJ, now.EnergyNJ):
 		return change(outcome.EnergyNJ/now.EnergyNJ) + " of energy, modelled"
 	case tiers.Prefer == "offload":
-		return fmt.Sprintf("%d groups in chunks of %d, not %d in chunks of %d", outcome.Groups, outcome.ChunkTokens, now.Groups, now.ChunkTokens)
+		return fmt.Sprintf("%d groups in chunks of %d, not %d in chunks of %d", outcome.Groups, outcome.ChunkTokens,
+			now.Groups, now.ChunkTokens)
 	case tiers.Prefer == "saliency" && !same(outcome.Lost, now.Lost):
 		return fmt.Sprintf("%.3g %% of the squared norm lost, not %.3g %%", 100*outcome.Lost, 100*now.Lost)
 	}
 	return time
 }
 
-// besideProbe compares the rate at which weights are read with what was probed. More than that contradicts it unless the
-// reason stands there.
+// besideProbe compares the rate at which weights are read with what was probed. More than that contradicts it
+// unless the reason stands there.
 func besideProbe(rate, probed float64, procs string) string {
 	if rate <= 1.05*probed {
 		return fmt.Sprintf("%s can read %.1f", procs, probed)
 	}
-	return fmt.Sprintf("more than the %.1f that %s read from memory when probed: part of the weights stays in caches, or the machine was busy then", probed, procs)
+	return fmt.Sprintf("more than the %.1f that %s read from memory when probed: part of the weights stays in "+
+		"caches, or the machine was busy then", probed, procs)
 }

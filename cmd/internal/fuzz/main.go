@@ -46,7 +46,8 @@ type options struct {
 	only      string
 	memoryMiB int64
 	grace     time.Duration // beyond its time: for its seeds, and for ending
-	stall     time.Duration // that an input may take; the test binary reports about every 3 s, and ends without a word when one never does
+	// that an input may take; the test binary reports about every 3 s, and ends without a word when one never does
+	stall time.Duration
 }
 
 // target is one fuzz function in a compiled test binary.
@@ -93,18 +94,21 @@ func (o *options) run(ctx context.Context, patterns []string) error {
 
 // find compiles the packages that have such fuzz targets, instrumented for fuzzing.
 func (o *options) find(ctx context.Context, temp string, patterns []string) ([]target, error) {
-	list, err := output(ctx, "", "go", append([]string{"list", "-f", "{{.ImportPath}}\t{{.Dir}}\t{{.TestGoFiles}}{{.XTestGoFiles}}"}, patterns...)...)
+	list, err := output(ctx, "", "go",
+		append([]string{"list", "-f", "{{.ImportPath}}\t{{.Dir}}\t{{.TestGoFiles}}{{.XTestGoFiles}}"}, patterns...)...)
 	if err != nil {
 		return nil, err
 	}
 	var out []target
 	for line := range strings.SplitSeq(strings.TrimSpace(list), "\n") {
 		fields := strings.Split(line, "\t")
-		if len(fields) != 3 || !o.hasFuzz(fields[0], fields[1], strings.FieldsFunc(fields[2], func(r rune) bool { return strings.ContainsRune("[] ", r) })) {
+		if len(fields) != 3 || !o.hasFuzz(fields[0], fields[1],
+			strings.FieldsFunc(fields[2], func(r rune) bool { return strings.ContainsRune("[] ", r) })) {
 			continue
 		}
 		binary := filepath.Join(temp, strings.ReplaceAll(fields[0], "/", "_")+".test")
-		if _, err := output(ctx, fields[1], "go", "test", "-c", "-trimpath", "-fuzz", ".", "-o", binary, "."); err != nil {
+		if _, err := output(ctx, fields[1], "go", "test", "-c", "-trimpath", "-fuzz", ".", "-o", binary,
+			"."); err != nil {
 			return nil, err
 		}
 		names, err := output(ctx, fields[1], binary, "-test.list", "^Fuzz")
@@ -187,8 +191,10 @@ type result struct {
 func (o *options) worker(ctx context.Context, t target, cache string) result {
 	limited, cancel := context.WithTimeout(ctx, o.time+o.grace)
 	defer cancel()
-	process := exec.CommandContext(limited, t.binary, "-test.run", "^$", "-test.fuzz", "^"+t.name+"$", "-test.fuzztime", o.time.String(), "-test.fuzzcachedir", cache, "-test.parallel", "1",
-		"-test.fuzzminimizetime", "10x") // by default an interesting input is shortened for up to a minute, in which nothing is tried
+	process := exec.CommandContext(limited, t.binary, "-test.run", "^$", "-test.fuzz", "^"+t.name+"$", "-test.fuzztime",
+		o.time.String(), "-test.fuzzcachedir", cache, "-test.parallel", "1",
+		// by default an interesting input is shortened for up to a minute, in which nothing is tried
+		"-test.fuzzminimizetime", "10x")
 	process.Dir = t.dir // where crashes are kept
 	var out bytes.Buffer
 	process.Stdout, process.Stderr = &out, &out

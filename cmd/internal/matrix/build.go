@@ -51,7 +51,8 @@ type Tools struct {
 	// Simulate measures requests on a simulated SoC, into a record.
 	Simulate func(ctx context.Context, soc *socs.SoC, requests []profiler.Request, record string) error
 	// Emit checks the plan and writes a bundle of it, for the plan's processors or for t, which key signs.
-	Emit func(ctx context.Context, path string, o emit.Options, soc *socs.SoC, t *Target, key *bundle.Key) (bundle.Digest, error)
+	Emit func(ctx context.Context, path string, o emit.Options, soc *socs.SoC, t *Target,
+		key *bundle.Key) (bundle.Digest, error)
 	// Compilers identifies the libraries of this machine that compile for the device of a SoC.
 	Compilers func(ctx context.Context, soc *socs.SoC) (string, error)
 }
@@ -92,16 +93,17 @@ type Artifact struct {
 
 // Cell is one combination and what became of it.
 type Cell struct {
-	SoC         string              `json:"soc"`
-	Model       string              `json:"model"`
-	Workload    string              `json:"workload"`
-	Target      bool                `json:"target,omitempty"` // for the SoC's device
-	Simulated   bool                `json:"simulated"`        // times
-	Evidence    planir.Evidence     `json:"evidence,omitempty"`
-	Plan        Artifact            `json:"plan"`
-	Bundle      Artifact            `json:"bundle"`
-	Twin        *Artifact           `json:"twin,omitempty"`    // of the bundle, for the emulator
-	Outline     string              `json:"outline,omitempty"` // file of the plan's outline, where the configuration wants outlines
+	SoC       string          `json:"soc"`
+	Model     string          `json:"model"`
+	Workload  string          `json:"workload"`
+	Target    bool            `json:"target,omitempty"` // for the SoC's device
+	Simulated bool            `json:"simulated"`        // times
+	Evidence  planir.Evidence `json:"evidence,omitempty"`
+	Plan      Artifact        `json:"plan"`
+	Bundle    Artifact        `json:"bundle"`
+	Twin      *Artifact       `json:"twin,omitempty"` // of the bundle, for the emulator
+	// file of the plan's outline, where the configuration wants outlines
+	Outline     string              `json:"outline,omitempty"`
 	Changes     []string            `json:"changes,omitempty"` // of the outline, against the file that was there
 	Predictions []planir.Prediction `json:"predictions,omitempty"`
 	Warnings    []string            `json:"warnings,omitempty"`
@@ -208,7 +210,8 @@ func Run(ctx context.Context, options Options) (*Report, error) {
 	close(next)
 	wg.Wait()
 	if ctx.Err() != nil && run.done < len(report.Cells) {
-		return nil, diag.New(diag.ClassInterrupted, "build: interrupted after %d of %d: %w", run.done, len(report.Cells), ctx.Err()).
+		return nil, diag.New(diag.ClassInterrupted, "build: interrupted after %d of %d: %w", run.done,
+			len(report.Cells), ctx.Err()).
 			WithHint("the same command goes on where it stopped: what is finished is kept")
 	}
 	for _, cell := range report.Cells {
@@ -253,12 +256,14 @@ func (b *build) cells() ([]*Cell, error) {
 				if !selected(b.o.Only, soc.entry.Name, model.entry.Name, work.entry.Name) {
 					continue
 				}
-				made := &Cell{Target: soc.entry.Target != "", SoC: soc.entry.Name, Model: model.entry.Name, Workload: work.entry.Name,
-					model: model, soc: soc, workload: work}
+				made := &Cell{Target: soc.entry.Target != "", SoC: soc.entry.Name, Model: model.entry.Name,
+					Workload: work.entry.Name,
+					model:    model, soc: soc, workload: work}
 				base := filepath.Join(b.out, made.SoC, made.Model, made.Workload)
 				made.Plan, made.Bundle = Artifact{File: base + ".plan.yaml"}, Artifact{File: base + ".hetb"}
 				if config.Outlines != "" {
-					made.Outline = filepath.Join(config.inside(config.Outlines), made.SoC, made.Model, made.Workload+".txt")
+					made.Outline = filepath.Join(config.inside(config.Outlines), made.SoC, made.Model, made.Workload+
+						".txt")
 				}
 				out = append(out, made)
 			}
@@ -330,7 +335,8 @@ func (b *build) cell(ctx context.Context, cell *Cell) {
 		defer func() {
 			if p := recover(); p != nil { // one defect stops one cell
 				stack = string(debug.Stack())
-				err = diag.New(diag.ClassInternal, "a defect of hetc: %v", p).WithHint("please report it with the configuration and what is printed")
+				err = diag.New(diag.ClassInternal, "a defect of hetc: %v", p).
+					WithHint("please report it with the configuration and what is printed")
 			}
 		}()
 		return make(ctx, cell)
@@ -355,7 +361,10 @@ func (b *build) cell(ctx context.Context, cell *Cell) {
 		if errors.Is(err, context.Canceled) {
 			class = diag.ClassInterrupted
 		}
-		cell.Error = &Failure{Class: class.String(), ExitCode: int(class), Message: err.Error(), Hints: diag.HintsOf(err), Stack: stack, Err: err}
+		cell.Error = &Failure{
+			Class: class.String(), ExitCode: int(class), Message: err.Error(), Hints: diag.HintsOf(err), Stack: stack,
+			Err: err,
+		}
 	}
 }
 
@@ -369,7 +378,9 @@ func firstOf(errs ...error) error {
 }
 
 // settle makes a file what the content of a key is.
-func (b *build) settle(ctx context.Context, cell *Cell, artifact *Artifact, key cas.Key, produce func(path string) error) error {
+func (b *build) settle(
+	ctx context.Context, cell *Cell, artifact *Artifact, key cas.Key, produce func(path string) error,
+) error {
 	want, bytes, known, err := b.o.Cache.Sum(key)
 	if err != nil {
 		return err
@@ -422,7 +433,9 @@ func (c *Cell) warn(format string, args ...any) {
 
 // obtain returns the content of a key, and makes it where the cache has none. Cells that need the same
 // wait for the one that makes it.
-func (b *build) obtain(ctx context.Context, key cas.Key, produce func(path string) error, warn func(string, ...any)) (entry *cas.Entry, made bool, err error) {
+func (b *build) obtain(
+	ctx context.Context, key cas.Key, produce func(path string) error, warn func(string, ...any),
+) (entry *cas.Entry, made bool, err error) {
 	for {
 		b.mu.Lock()
 		wait, busy := b.making[key]

@@ -201,8 +201,8 @@ type names struct {
 	seen map[string]bool // in lower case
 }
 
-// take checks the name of an entry, and makes one of what the entry is from where it has none. key is that of from, "" where
-// from may be empty.
+// take checks the name of an entry, and makes one of what the entry is from where it has none. key is that of from,
+// "" where from may be empty.
 func (n *names) take(found *findings, index int, name *string, from, key string) {
 	fail := found.at(n.list, index)
 	if from == "" && key != "" {
@@ -212,7 +212,8 @@ func (n *names) take(found *findings, index int, name *string, from, key string)
 	if *name == "" {
 		*name = nameOf(from)
 		if !goodName.MatchString(*name) {
-			fail("%q gives the name %q, want letters, digits, '.', '_' and '-'", from, *name).WithHint("give it one: {%s: %s, name: NAME}", key, from)
+			fail("%q gives the name %q, want letters, digits, '.', '_' and '-'", from, *name).
+				WithHint("give it one: {%s: %s, name: NAME}", key, from)
 			return
 		}
 	} else if !goodName.MatchString(*name) {
@@ -267,14 +268,16 @@ func (c *Config) nameEntries(found *findings) {
 		}
 		workloads.take(found, i, &entry.Name, entry.Workload, "")
 		if twins && strings.HasSuffix(strings.ToLower(entry.Name), ".twin") {
-			found.at("workloads", i)("workload %q: twins of bundles have names that end so", entry.Name).WithHint("give it another name")
+			found.at("workloads", i)("workload %q: twins of bundles have names that end so", entry.Name).
+				WithHint("give it another name")
 		}
 	}
 }
 
 // checkSize refuses a matrix without cells, and one of too many.
 func (c *Config) checkSize(found *findings) {
-	for list, count := range map[string]int{"models": len(c.Models), "socs": len(c.SoCs), "workloads": len(c.Workloads)} {
+	for list, count := range map[string]int{"models": len(c.Models), "socs": len(c.SoCs),
+		"workloads": len(c.Workloads)} {
 		if count == 0 {
 			found.at(list)("%s is empty, so there is nothing to build", list)
 		}
@@ -293,16 +296,19 @@ func (c *Config) checkSize(found *findings) {
 func (e *socEntry) validate(fail func(string, ...any) *diag.Diagnostic) {
 	switch {
 	case e.SoC != "" && e.Target != "":
-		fail("soc %q and target %q in one entry, want one of them", e.SoC, e.Target).WithHint("make two entries of it, the second with a name: of its own")
+		fail("soc %q and target %q in one entry, want one of them", e.SoC, e.Target).
+			WithHint("make two entries of it, the second with a name: of its own")
 	case e.Target == "" && (e.Facts != "" || e.AllowFallback || e.Twin):
-		fail("facts, allow_fallback and twin are for the device of a SoC, and soc %q is none", e.SoC).WithHint("write target: %s instead of soc: %s", e.SoC, e.SoC)
+		fail("facts, allow_fallback and twin are for the device of a SoC, and soc %q is none", e.SoC).
+			WithHint("write target: %s instead of soc: %s", e.SoC, e.SoC)
 	}
 }
 
 // checkExclusion refuses what excludes nothing: it is a mistake in a name.
 func (c *Config) checkExclusion(excluded exclusion, fail func(string, ...any) *diag.Diagnostic) {
 	if excluded == (exclusion{}) {
-		fail("an empty exclusion would exclude everything").WithHint("say which: {model: NAME, soc: NAME, workload: NAME}, each of them may be left out")
+		fail("an empty exclusion would exclude everything").
+			WithHint("say which: {model: NAME, soc: NAME, workload: NAME}, each of them may be left out")
 		return
 	}
 	var models, socs, workloads []string
@@ -322,7 +328,8 @@ func (c *Config) checkExclusion(excluded exclusion, fail func(string, ...any) *d
 		if _, err := path.Match(part.pattern, ""); err != nil {
 			fail("%s: pattern %q: %w", part.key, part.pattern, err)
 		} else if !slices.ContainsFunc(part.names, func(n string) bool { return match(part.pattern, n) }) {
-			fail("%s %q excludes nothing: no %s has that name", part.key, part.pattern, part.key).WithHint("%s", diag.DidYouMean(part.pattern, part.names))
+			fail("%s %q excludes nothing: no %s has that name", part.key, part.pattern, part.key).
+				WithHint("%s", diag.DidYouMean(part.pattern, part.names))
 		}
 	}
 }
@@ -366,8 +373,8 @@ func (c *Config) inside(p string) string {
 	return filepath.Join(c.dir, filepath.FromSlash(p))
 }
 
-// find is what an entry refers to: a path beside the configuration, or a name of the catalog. A SoC is never a folder, so
-// that outlines, which are sorted into folders by SoC, may lie beside the configuration.
+// find is what an entry refers to: a path beside the configuration, or a name of the catalog. A SoC is never a
+// folder, so that outlines, which are sorted into folders by SoC, may lie beside the configuration.
 func (c *Config) find(what, value string, catalog []string) (string, error) {
 	there := func(path string) bool {
 		info, err := os.Stat(path)
@@ -379,14 +386,15 @@ func (c *Config) find(what, value string, catalog []string) (string, error) {
 	}
 	// What is called like the catalog's entry in the working directory is not meant.
 	if there(value) {
-		return "", diag.New(diag.ClassInput, "%s %q is a name of the catalog, and %q is in the way", what, value, value).
+		return "", diag.New(diag.ClassInput, "%s %q is a name of the catalog, and %q is in the way", what, value,
+			value).
 			WithHint("run hetc in another directory")
 	}
 	return value, nil
 }
 
-// SigningKey is the key that signs the bundles: the file's, else the environment's. It is nil where none is wanted, and where
-// there is none and none is required.
+// SigningKey is the key that signs the bundles: the file's, else the environment's. It is nil where none is wanted,
+// and where there is none and none is required.
 func (c *Config) SigningKey() (*emit.PrivateKey, error) {
 	if c.Sign == signNever {
 		return nil, nil
@@ -409,7 +417,8 @@ func (c *Config) SigningKey() (*emit.PrivateKey, error) {
 		empty = fmt.Sprintf(" (%s is set and empty: this job may not see the secret)", empty)
 	}
 	return nil, diag.New(diag.ClassInput, "build: bundles are wanted, and there is no key to sign them%s", empty).
-		WithHint("write key: FILE, or set %s or %s; for plans alone write sign: never", emit.EnvSigningKey, emit.EnvSigningKeyFile)
+		WithHint("write key: FILE, or set %s or %s; for plans alone write sign: never", emit.EnvSigningKey,
+			emit.EnvSigningKeyFile)
 }
 
 func (c *Config) openModel(e modelEntry) (*models.Model, error) {
@@ -445,11 +454,13 @@ func selected(pattern string, parts ...string) bool {
 func checkPattern(pattern string) error {
 	for p := range strings.SplitSeq(pattern, "/") {
 		if _, err := path.Match(p, ""); err != nil {
-			return diag.New(diag.ClassUsage, "--only %q: %w", pattern, err).WithHint("want SOC/MODEL/WORKLOAD, each with * for anything, or a prefix")
+			return diag.New(diag.ClassUsage, "--only %q: %w", pattern, err).
+				WithHint("want SOC/MODEL/WORKLOAD, each with * for anything, or a prefix")
 		}
 	}
 	if strings.Count(pattern, "/") > 2 {
-		return diag.New(diag.ClassUsage, "--only %q: more than three parts", pattern).WithHint("want SOC/MODEL/WORKLOAD, each with * for anything, or a prefix")
+		return diag.New(diag.ClassUsage, "--only %q: more than three parts", pattern).
+			WithHint("want SOC/MODEL/WORKLOAD, each with * for anything, or a prefix")
 	}
 	return nil
 }

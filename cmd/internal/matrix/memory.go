@@ -54,7 +54,8 @@ func newBudget(max int64) *budget { return &budget{max: max, freed: make(chan st
 // error of class ClassUnavailable.
 func (b *budget) take(ctx context.Context, bytes int64) (give func(), err error) {
 	if bytes > b.max {
-		return nil, diag.New(diag.ClassUnavailable, "needs about %s of memory, and may use %s", unit.Bytes(bytes), unit.Bytes(b.max)).
+		return nil, diag.New(diag.ClassUnavailable, "needs about %s of memory, and may use %s", unit.Bytes(bytes),
+			unit.Bytes(b.max)).
 			WithHint("raise --max-memory, or build on a machine with more memory")
 	}
 	for {

@@ -154,8 +154,10 @@ func (b *build) openSoC(input *socInput) (err error) {
 	if input.entry.Record == "" {
 		if !input.soc.Simulated() {
 			value, key := input.entry.source()
-			return diag.New(diag.ClassInput, "%s %q: a real machine needs a record, and none is given", key, input.entry.Name).
-				WithHint("measure it there: hetc profile --%s %s --model DIR -o rec.jsonl; then {%s: %s, record: rec.jsonl}", key, value, key, value)
+			return diag.New(diag.ClassInput, "%s %q: a real machine needs a record, and none is given", key,
+				input.entry.Name).
+				WithHint("measure it there: hetc profile --%s %s --model DIR -o rec.jsonl; then {%s: %s, record: "+
+					"rec.jsonl}", key, value, key, value)
 		}
 		return nil
 	}
@@ -206,7 +208,8 @@ func (b *build) readRecord(s *socInput) ([]byte, error) {
 
 // errChanged is for an input that is not what it was when the run began.
 func errChanged(what, name string) error {
-	return diag.New(diag.ClassInput, "%s %q changed while it was built from", what, name).WithHint("build again when nobody writes to it")
+	return diag.New(diag.ClassInput, "%s %q changed while it was built from", what, name).
+		WithHint("build again when nobody writes to it")
 }
 
 // costs returns the key of a cell's costs, and how they are made or found.
@@ -228,7 +231,8 @@ func (b *build) costs(cell *Cell) (cas.Key, func(context.Context) (*roofline.Cos
 		if err != nil {
 			return key, nil, err
 		}
-		want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(input.part), MaxContext: needs.Context}
+		want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(input.part),
+			MaxContext: needs.Context}
 		requests, err := profiler.Requests(input.part, cell.model.model, want)
 		if err != nil {
 			return key, nil, err
@@ -310,7 +314,8 @@ func (b *build) plan(ctx context.Context, cell *Cell) error {
 	if err != nil {
 		return err
 	}
-	parts := []string{b.o.Program, input.digest.String(), input.model.Name, cell.soc.digest, costsKey.String(), cell.workload.digest, input.calibrationDigest, cell.soc.entry.Target, facts}
+	parts := []string{b.o.Program, input.digest.String(), input.model.Name, cell.soc.digest, costsKey.String(),
+		cell.workload.digest, input.calibrationDigest, cell.soc.entry.Target, facts}
 	key := cas.KeyOf("plan", append(parts, cell.soc.entry.Only...)...)
 	warnings := cas.KeyOf("warnings", key.String())
 	err = b.settle(ctx, cell, &cell.Plan, key, func(path string) error {
@@ -323,8 +328,9 @@ func (b *build) plan(ctx context.Context, cell *Cell) error {
 			return fmt.Errorf("solve: %w", err)
 		}
 		defer give()
-		in := solver.Input{Model: input.model, SoC: cell.soc.soc, Costs: prices, Workload: cell.workload.workload, Calibration: input.calibration,
-			Engine: b.o.Tools.Engine, Facts: cell.soc.facts, Only: cell.soc.entry.Only}
+		in := solver.Input{Model: input.model, SoC: cell.soc.soc, Costs: prices, Workload: cell.workload.workload,
+			Calibration: input.calibration,
+			Engine:      b.o.Tools.Engine, Facts: cell.soc.facts, Only: cell.soc.entry.Only}
 		if cell.soc.entry.Target != "" {
 			if err := in.ForTarget(); err != nil {
 				return err
@@ -454,7 +460,8 @@ func (b *build) bundle(ctx context.Context, cell *Cell) error {
 		target = &Target{AllowFallback: entry.AllowFallback}
 		if entry.Twin {
 			cell.Twin = &Artifact{File: twinFile(cell)}
-			if err := b.emit(ctx, cell, cell.Twin, &Target{AllowFallback: entry.AllowFallback, Emulator: true}); err != nil {
+			if err := b.emit(ctx, cell, cell.Twin,
+				&Target{AllowFallback: entry.AllowFallback, Emulator: true}); err != nil {
 				cell.Twin.State = Failed
 				return fmt.Errorf("twin: %w", err)
 			}
@@ -504,7 +511,8 @@ func (b *build) bundleKey(ctx context.Context, cell *Cell, target *Target) (cas.
 	if err != nil {
 		return cas.Key{}, fmt.Errorf("bundle options: %w", err)
 	}
-	parts := []string{b.o.Program, cell.Plan.content.String(), input.digest.String(), cell.soc.digest, b.o.Key.Public.ID(), string(options), runtime.GOOS, runtime.GOARCH}
+	parts := []string{b.o.Program, cell.Plan.content.String(), input.digest.String(), cell.soc.digest,
+		b.o.Key.Public.ID(), string(options), runtime.GOOS, runtime.GOARCH}
 	if target != nil {
 		libraries, err := b.o.Tools.Compilers(ctx, cell.soc.part)
 		if err != nil {
@@ -514,7 +522,8 @@ func (b *build) bundleKey(ctx context.Context, cell *Cell, target *Target) (cas.
 		if target.Twin != nil {
 			twin = target.Twin.content.String()
 		}
-		parts = append(parts, "target", cell.soc.soc.Name, fmt.Sprint(target.AllowFallback, target.Emulator), twin, libraries, input.calibrationDigest)
+		parts = append(parts, "target", cell.soc.soc.Name, fmt.Sprint(target.AllowFallback, target.Emulator), twin,
+			libraries, input.calibrationDigest)
 	}
 	for _, name := range slices.Sorted(maps.Keys(input.files)) {
 		parts = append(parts, name, string(input.files[name]))
@@ -537,8 +546,10 @@ func (b *build) emitOptions(cell *Cell) (*emit.Options, error) {
 	}
 	input, options := cell.model, b.o.Config.Bundle
 	return &emit.Options{
-		Plan: plan, Model: input.model, Calibration: input.calibration, Signers: []bundle.Signer{b.o.Key.Signer()}, Files: input.files, Reference: options.WithReference,
-		Product: options.Product, Version: options.Version, SecurityVersion: options.SecurityVersion, Generation: options.KeyringGeneration, NotAfter: options.NotAfter,
+		Plan: plan, Model: input.model, Calibration: input.calibration, Signers: []bundle.Signer{b.o.Key.Signer()},
+		Files: input.files, Reference: options.WithReference,
+		Product: options.Product, Version: options.Version, SecurityVersion: options.SecurityVersion,
+		Generation: options.KeyringGeneration, NotAfter: options.NotAfter,
 	}, nil
 }
 

@@ -25,12 +25,14 @@ import (
 // CompilerFacts asks the compilers of a target about a model's graphs, and measures nothing.
 func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions) error {
 	if options.Target == "" {
-		return diag.New(diag.ClassUsage, "profile: --compiler-only asks the compiler of a target, and --target is missing").
+		return diag.New(diag.ClassUsage,
+			"profile: --compiler-only asks the compiler of a target, and --target is missing").
 			WithHint("catalog SoCs that are targets: %s", targetNames())
 	}
 	for _, name := range []string{"budget", "rounds", "held-out"} {
 		if cmd.Flags().Changed(name) {
-			return diag.New(diag.ClassUsage, "profile: --%s is for measuring, and --compiler-only measures nothing", name)
+			return diag.New(diag.ClassUsage, "profile: --%s is for measuring, and --compiler-only measures nothing",
+				name)
 		}
 	}
 	soc, err := socs.OpenTarget(options.Target)
@@ -71,17 +73,20 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 		if set := rec.Set(); set.Len() == 0 && len(set.Facts()) == 0 { // there is nothing to resume
 			return errors.Join(err, rec.Close(), os.Remove(options.Out))
 		}
-		ui.Notef("%d compiler facts are in %q: the same command with --resume goes on", len(rec.Set().Facts()), options.Out)
+		ui.Notef("%d compiler facts are in %q: the same command with --resume goes on", len(rec.Set().Facts()),
+			options.Out)
 		return err
 	}
-	ui.Printf("%s: %d compiler facts added, %d reused, %d graphs refused by the compiler; no time of the device was measured or simulated\n",
+	ui.Printf("%s: %d compiler facts added, %d reused, %d graphs refused by the compiler; no time of the device was "+
+		"measured or simulated\n",
 		options.Out, report.Added, report.Present, len(report.Refused))
 	for _, facts := range report.Refused {
 		ui.Warnf("%s: %s", facts.Op.Key(), facts.Refused)
 	}
 	showFacts(ui, rec.Set().Facts())
 	return ui.Result(map[string]any{
-		"file": options.Out, "added": report.Added, "present": report.Present, "refused": len(report.Refused), "facts": rec.Set().Facts(),
+		"file": options.Out, "added": report.Added, "present": report.Present, "refused": len(report.Refused),
+		"facts": rec.Set().Facts(),
 	})
 }
 
@@ -142,7 +147,8 @@ func showFacts(ui *cli.Streams, facts []*record.Facts) {
 			rows = append(rows, []string{shape(said), rowsText, "refused", "", "", compile})
 			continue
 		}
-		rows = append(rows, []string{shape(said), rowsText, unit.Bytes(said.Bytes).String(), unit.Bytes(said.SpillBytes).String(), unit.Bytes(said.VTCMBytes).String(), compile})
+		rows = append(rows, []string{shape(said), rowsText, unit.Bytes(said.Bytes).String(),
+			unit.Bytes(said.SpillBytes).String(), unit.Bytes(said.VTCMBytes).String(), compile})
 	}
 	if len(rows) > 0 {
 		ui.Printf("sizes that the compiler reports; spill is a buffer in main memory, not a time:\n")

@@ -52,23 +52,26 @@ func Fit(ctx context.Context, ui *cli.Streams, options *FitOptions) error {
 		ui.Printf("%s: unchanged (same record)\n", options.Output)
 		doc["unchanged"] = true
 	} else {
-		cli.Wrote(ui, options.Output, "%d models from %d measurements%s", len(costs.Families), set.Len(), importedNote(set))
+		cli.Wrote(ui, options.Output, "%d models from %d measurements%s", len(costs.Families), set.Len(),
+			importedNote(set))
 	}
-	ui.Table([]string{"predictions", ">n", ">mean error", ">worst", ">within 10 %", ">within 15 %", ">in interval"}, quality)
+	ui.Table([]string{"predictions", ">n", ">mean error", ">worst", ">within 10 %", ">within 15 %", ">in interval"},
+		quality)
 	doc["products"] = showProducts(ui, costs)
 	doc["wanted"] = showWanted(ui, costs, misses)
 	return ui.Result(doc)
 }
 
-// judge compares predictions with held-out measurements, where the record has them, and by cross-validation. It returns the
-// lines of a table and the misses at held-out operators, and adds the same to doc.
+// judge compares predictions with held-out measurements, where the record has them, and by cross-validation. It
+// returns the lines of a table and the misses at held-out operators, and adds the same to doc.
 func judge(
 	ctx context.Context, machine *socs.SoC, set *record.Set, costs *roofline.Costs, doc map[string]any,
 ) (rows [][]string, misses []roofline.Miss, err error) {
 	say := func(what string, q roofline.Quality) {
 		rows = append(rows, []string{
 			what, fmt.Sprint(q.N), fmt.Sprintf("%.1f %%", 100*q.MAPE), fmt.Sprintf("%.1f %%", 100*q.Worst()),
-			fmt.Sprintf("%.0f %%", 100*q.Within10), fmt.Sprintf("%.0f %%", 100*q.Within15), fmt.Sprintf("%.0f %%", 100*q.Covered),
+			fmt.Sprintf("%.0f %%", 100*q.Within10), fmt.Sprintf("%.0f %%", 100*q.Within15),
+			fmt.Sprintf("%.0f %%", 100*q.Covered),
 		})
 		doc[strings.ReplaceAll(what, " ", "_")] = q
 	}
@@ -120,7 +123,8 @@ func showWanted(ui *cli.Streams, costs *roofline.Costs, held []roofline.Miss) []
 	for i := range wanted {
 		asked := &wanted[i]
 		predicted := asked.Predicted
-		rows = append(rows, []string{asked.Proc, asked.Op.Key(), fmt.Sprintf("%.1f us", float64(predicted.NS)/1e3), fmt.Sprintf("%.1f..%.1f us", float64(predicted.LowNS)/1e3, float64(predicted.HighNS)/1e3)})
+		rows = append(rows, []string{asked.Proc, asked.Op.Key(), fmt.Sprintf("%.1f us", float64(predicted.NS)/1e3),
+			fmt.Sprintf("%.1f..%.1f us", float64(predicted.LowNS)/1e3, float64(predicted.HighNS)/1e3)})
 	}
 	ui.Table([]string{"to predict better, measure on", "operator", ">predicted", ">interval"}, rows)
 	return wanted
@@ -138,7 +142,8 @@ func Steady(ui *cli.Streams, set *record.Set, name string, accept bool) error {
 		return err
 	}
 	flagged, all := set.Noise()
-	ui.Warnf("%d of %d measurements in %s are noisy: the machine was busy, so do not rely on the predictions", flagged, all, name)
+	ui.Warnf("%d of %d measurements in %s are noisy: the machine was busy, so do not rely on the predictions", flagged,
+		all, name)
 	return nil
 }
 
@@ -164,7 +169,8 @@ func showProducts(ui *cli.Streams, costs *roofline.Costs) (doc []product) {
 			shape = fmt.Sprintf("steps of %d rows", fitted.RowStep)
 		}
 		doc = append(doc, fitted)
-		rows = append(rows, []string{fitted.Proc, string(fitted.Scheme), fmt.Sprintf("%.0f", fitted.Gops), fmt.Sprintf("%.1f", fitted.GBps), shape})
+		rows = append(rows, []string{fitted.Proc, string(fitted.Scheme), fmt.Sprintf("%.0f", fitted.Gops),
+			fmt.Sprintf("%.1f", fitted.GBps), shape})
 	}
 	if len(rows) > 0 {
 		ui.Table([]string{"products on", "scheme", ">Gop/s", ">GB/s", "in rows"}, rows)

@@ -117,11 +117,13 @@ func (o *ImportOptions) held(c *cobra.Command) (float64, bool, error) {
 	}
 	switch {
 	case heldOut && sample:
-		return 0, false, diag.New(diag.ClassUsage, "import: --held-out and --sample say the same in two ways, want one of them")
+		return 0, false, diag.New(diag.ClassUsage,
+			"import: --held-out and --sample say the same in two ways, want one of them")
 	case !heldOut && !sample:
 		return 0, false, nil
 	case !(share > 0 && share < 1):
-		return 0, false, diag.New(diag.ClassUsage, "import: %v %% of the operators held out, want more than 0 and less than 100", 100*share)
+		return 0, false, diag.New(diag.ClassUsage,
+			"import: %v %% of the operators held out, want more than 0 and less than 100", 100*share)
 	}
 	return share, true, nil
 }
@@ -148,7 +150,8 @@ func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path st
 		return err
 	}
 	if (options.SoC == "") == (options.SoCOut == "") {
-		return diag.New(diag.ClassUsage, "import: want one of --soc and --soc-out").WithHint("--soc-out FILE describes the processors of the table, --soc FILE says which SoC they are of")
+		return diag.New(diag.ClassUsage, "import: want one of --soc and --soc-out").
+			WithHint("--soc-out FILE describes the processors of the table, --soc FILE says which SoC they are of")
 	}
 	mapping, err := options.read()
 	if err != nil {
@@ -164,7 +167,8 @@ func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path st
 	}
 	if hold {
 		if mapping.Columns["held_out"] != "" {
-			return diag.New(diag.ClassUsage, "import: a column says what is held out, and a flag does too, want one of them")
+			return diag.New(diag.ClassUsage,
+				"import: a column says what is held out, and a flag does too, want one of them")
 		}
 		table.HoldOut(share, options.Seed)
 	}
@@ -177,7 +181,9 @@ func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path st
 		return err
 	}
 	if set.Training().Len() == 0 {
-		return diag.New(diag.ClassInput, "import %q: nothing is left to fit, %d operators are held out and %d were refused", path, set.HeldOut().Len(), len(set.Facts()))
+		return diag.New(diag.ClassInput,
+			"import %q: nothing is left to fit, %d operators are held out and %d were refused", path,
+			set.HeldOut().Len(), len(set.Facts()))
 	}
 	if err := replaceable(options.Out); err != nil {
 		return err
@@ -202,7 +208,8 @@ func (o *ImportOptions) describe(t *imported.Table, source string) (*socs.SoC, e
 	if err != nil {
 		return nil, err
 	}
-	return t.SoC(imported.Description{Name: o.Name, Kind: o.Kind, Tile: tile, LaunchUS: o.Launch, BandwidthGBps: o.Bandwidth, Source: source})
+	return t.SoC(imported.Description{Name: o.Name, Kind: o.Kind, Tile: tile, LaunchUS: o.Launch,
+		BandwidthGBps: o.Bandwidth, Source: source})
 }
 
 // replaceable refuses to write over measurements: what was imported can be imported again.
@@ -215,7 +222,8 @@ func replaceable(path string) error {
 		return nil
 	}
 	if err != nil || len(old.Header.Imported) == 0 {
-		return diag.New(diag.ClassInput, "import: %q is there, and no imported record", path).WithHint("name another file")
+		return diag.New(diag.ClassInput, "import: %q is there, and no imported record", path).
+			WithHint("name another file")
 	}
 	return nil
 }
@@ -227,13 +235,15 @@ func showImport(ui *cli.Streams, options *ImportOptions, table *imported.Table, 
 	}
 	names := slices.Sorted(maps.Keys(procs))
 	held := set.HeldOut().Len()
-	ui.Printf("%s: %d operators of %s, measured elsewhere (imported): %d to fit, %d held out, %d refused by their compiler\n",
+	ui.Printf("%s: %d operators of %s, measured elsewhere (imported): %d to fit, %d held out, %d refused by their "+
+		"compiler\n",
 		options.Out, set.Len(), strings.Join(names, ", "), set.Len()-held, held, len(set.Facts()))
 	var used []string
 	for _, field := range slices.Sorted(maps.Keys(table.Columns)) {
 		used = append(used, field+" from "+strconv.Quote(table.Columns[field]))
 	}
-	ui.Printf("%s: %s; %d rows filtered out, %d repeated\n", table.File, strings.Join(used, ", "), table.Filtered, table.Repeated)
+	ui.Printf("%s: %s; %d rows filtered out, %d repeated\n", table.File, strings.Join(used, ", "), table.Filtered,
+		table.Repeated)
 	if options.SoCOut != "" {
 		unknown := "; launch cost unknown"
 		if options.Launch > 0 {
@@ -241,6 +251,8 @@ func showImport(ui *cli.Streams, options *ImportOptions, table *imported.Table, 
 		}
 		ui.Printf("%s: SoC %s%s\n", options.SoCOut, soc.Name, unknown)
 	}
-	return ui.Result(map[string]any{"file": options.Out, "soc": soc.Name, "soc_file": options.SoCOut, "processors": names, "operators": set.Len(), "held_out": held, "refused": len(set.Facts()),
-		"columns": table.Columns, "filtered": table.Filtered, "repeated": table.Repeated, "sha256": table.Digest, "imported": true, "simulated": soc.Simulated()})
+	return ui.Result(map[string]any{"file": options.Out, "soc": soc.Name, "soc_file": options.SoCOut,
+		"processors": names, "operators": set.Len(), "held_out": held, "refused": len(set.Facts()),
+		"columns": table.Columns, "filtered": table.Filtered, "repeated": table.Repeated, "sha256": table.Digest,
+		"imported": true, "simulated": soc.Simulated()})
 }

@@ -65,7 +65,9 @@ func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) erro
 		return err
 	}
 	if soc.Imported() {
-		return diag.New(diag.ClassInput, "profile SoC %q: its times were measured elsewhere (imported), and no driver executes on its processors", soc.Name).
+		return diag.New(diag.ClassInput,
+			"profile SoC %q: its times were measured elsewhere (imported), and no driver executes on its processors",
+			soc.Name).
 			WithHint("add rows to the table and import it again")
 	}
 	requests, err := options.requests(soc)
@@ -113,7 +115,8 @@ func (o *ProfileOptions) check() (budget time.Duration, err error) {
 		return 0, err
 	}
 	if o.Flagged && !o.Resume {
-		return 0, diag.New(diag.ClassUsage, "--flagged needs --resume").WithHint("a new record has nothing that is flagged")
+		return 0, diag.New(diag.ClassUsage, "--flagged needs --resume").
+			WithHint("a new record has nothing that is flagged")
 	}
 	const mostHeldOut, mostRounds = 1000, 100
 	if o.HeldOut < 0 || o.HeldOut > mostHeldOut {
@@ -138,7 +141,8 @@ func (o *ProfileOptions) requests(soc *socs.SoC) ([]profiler.Request, error) {
 			return nil, err
 		}
 	}
-	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(part), MaxContext: needs.Context}
+	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(part),
+		MaxContext: needs.Context}
 	requests, err := profiler.Requests(part, model, want)
 	if err != nil || o.HeldOut == 0 {
 		return requests, err
@@ -155,13 +159,15 @@ func (o *ProfileOptions) openRecord(header record.Header) (*record.Writer, error
 	return record.Create(o.Out, header)
 }
 
-// stopped is the error of a run that did not end by itself. A record without measurements is removed: there is nothing to resume.
+// stopped is the error of a run that did not end by itself. A record without measurements is removed: there is
+// nothing to resume.
 func (o *ProfileOptions) stopped(ui *cli.Streams, rec *record.Writer, report profiler.Report, err error) error {
 	if rec.Set().Len() == 0 {
 		return errors.Join(err, rec.Close(), os.Remove(o.Out))
 	}
 	if errors.Is(err, context.Canceled) {
-		return diag.New(diag.ClassInterrupted, "profile: %d measurements of this run are in %q: %w", report.Measured, o.Out, err).
+		return diag.New(diag.ClassInterrupted, "profile: %d measurements of this run are in %q: %w", report.Measured,
+			o.Out, err).
 			WithHint("the same command with --resume goes on where it stopped")
 	}
 	ui.Notef("%d measurements are in %q: the same command with --resume goes on", rec.Set().Len(), o.Out)

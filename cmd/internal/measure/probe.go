@@ -23,7 +23,8 @@ type ProbeOptions struct {
 	Drivers      []string // besides host
 }
 
-// Probe measures this machine and writes it as a SoC file. A file that describes this kind of machine is kept unless forced.
+// Probe measures this machine and writes it as a SoC file. A file that describes this kind of machine is kept
+// unless forced.
 func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 	if err := wholefile.Writable(flags.Output); err != nil {
 		return err
@@ -86,7 +87,8 @@ func showProcessors(ui *cli.Streams, soc *socs.SoC) {
 	var rows [][]string
 	for _, proc := range soc.Processors {
 		rows = append(rows, []string{
-			proc.Name, proc.Kind, fmt.Sprint(proc.Cores), peak(proc.PeakGops["i8"]), peak(proc.PeakGops["f32"]), fmt.Sprintf("%.1f", proc.BandwidthGBps),
+			proc.Name, proc.Kind, fmt.Sprint(proc.Cores), peak(proc.PeakGops["i8"]), peak(proc.PeakGops["f32"]),
+			fmt.Sprintf("%.1f", proc.BandwidthGBps),
 		})
 	}
 	ui.Table([]string{"processor", "kind", "cores", ">int8 Gop/s", ">f32 Gop/s", ">read GB/s"}, rows)
@@ -111,7 +113,8 @@ func otherDrivers(ctx context.Context, asked []string) (out []driver.Driver, err
 	}
 	for _, name := range asked {
 		if name == host.Name || !slices.Contains(names, name) {
-			return nil, diag.New(diag.ClassUsage, "--driver %q: want a driver besides host", name).WithHint("this program has %s", strings.Join(names, ", "))
+			return nil, diag.New(diag.ClassUsage, "--driver %q: want a driver besides host", name).
+				WithHint("this program has %s", strings.Join(names, ", "))
 		}
 	}
 	return out, nil
@@ -124,8 +127,10 @@ func opens(ctx context.Context, d driver.Driver) error {
 		return err
 	}
 	if len(devices[0].Cores) == 0 {
-		return diag.New(diag.ClassInput, "probe: driver %q offers no cores of this CPU: %s", d.Name(), devices[0].Description).
-			WithHint("an NPU comes with the SoC file of its catalog entry (hetc socs list), not from probing; an emulator is none")
+		return diag.New(diag.ClassInput, "probe: driver %q offers no cores of this CPU: %s", d.Name(),
+			devices[0].Description).
+			WithHint("an NPU comes with the SoC file of its catalog entry (hetc socs list), not from probing; an " +
+				"emulator is none")
 	}
 	proc, err := d.Open(ctx, driver.Config{Select: devices[0].Select})
 	if err != nil {

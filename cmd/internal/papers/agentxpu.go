@@ -15,15 +15,24 @@ import (
 
 // agentxpu are the items of that paper.
 var agentxpu = []Item{
-	sheetItem("agentxpu", "roofline", "the calibrated roofline's equations", "Eq. 1 to 11, appendix A", agentRoofline, "dc_eq4_knee", "dc_eq7_continuity", "dc_eq11_clip_caveat"),
-	sheetItem("agentxpu", "chunks", "whole chunks and remainder of a prompt", "Table 2, sec. 4.4", agentChunks, "dc_alg1_chunk_math"),
-	sheetItem("agentxpu", "alg1", "chunks on the NPU and on the GPU", "Algorithm 1, sec. 4.3", agentDispatch, "dc_alg1_n_npu", "dc_alg1_examples_38ms", "dc_alg1_defer", "dc_alg1_vs_makespan"),
-	sheetItem("agentxpu", "alg2", "who decodes next", "Algorithm 2, sec. 4.5", agentBatch, "dc_alg2_batch", "dc_alg2_no_reactive"),
-	sheetItem("agentxpu", "batching", "what batches gain in prefill and in decode", "sec. 3.2, 4.5, Fig. 5", agentBatching),
-	sheetItem("agentxpu", "preemption", "how long a kernel holds a processor", "sec. 4.4, 6.3", agentPreemption, "dc_preemption_bound", "dc_preemption_bound_model", "dc_reactive_wait"),
-	sheetItem("agentxpu", "mapping", "which processor an operator is for", "sec. 4.2, 6.4", agentMapping, "dc_op_mapping", "dc_power_order"),
-	sheetItem("agentxpu", "reductions", "ranges of the abstract against sec. 6.2", "abstract, sec. 1, 6.2", agentReductions, "dc_mixed_reduction_range"),
-	sheetItem("agentxpu", "replay", "both event loops on a synthetic trace", "sec. 6.1, 6.2", agentReplay, "dc_scheduler_replay"),
+	sheetItem("agentxpu", "roofline", "the calibrated roofline's equations", "Eq. 1 to 11, appendix A", agentRoofline,
+		"dc_eq4_knee", "dc_eq7_continuity", "dc_eq11_clip_caveat"),
+	sheetItem("agentxpu", "chunks", "whole chunks and remainder of a prompt", "Table 2, sec. 4.4", agentChunks,
+		"dc_alg1_chunk_math"),
+	sheetItem("agentxpu", "alg1", "chunks on the NPU and on the GPU", "Algorithm 1, sec. 4.3", agentDispatch,
+		"dc_alg1_n_npu", "dc_alg1_examples_38ms", "dc_alg1_defer", "dc_alg1_vs_makespan"),
+	sheetItem("agentxpu", "alg2", "who decodes next", "Algorithm 2, sec. 4.5", agentBatch, "dc_alg2_batch",
+		"dc_alg2_no_reactive"),
+	sheetItem("agentxpu", "batching", "what batches gain in prefill and in decode", "sec. 3.2, 4.5, Fig. 5",
+		agentBatching),
+	sheetItem("agentxpu", "preemption", "how long a kernel holds a processor", "sec. 4.4, 6.3", agentPreemption,
+		"dc_preemption_bound", "dc_preemption_bound_model", "dc_reactive_wait"),
+	sheetItem("agentxpu", "mapping", "which processor an operator is for", "sec. 4.2, 6.4", agentMapping,
+		"dc_op_mapping", "dc_power_order"),
+	sheetItem("agentxpu", "reductions", "ranges of the abstract against sec. 6.2", "abstract, sec. 1, 6.2",
+		agentReductions, "dc_mixed_reduction_range"),
+	sheetItem("agentxpu", "replay", "both event loops on a synthetic trace", "sec. 6.1, 6.2", agentReplay,
+		"dc_scheduler_replay"),
 }
 
 // agent is an entry of the paper's data.
@@ -36,7 +45,10 @@ func agentRoofline(rows *sheet) error {
 	same := func(x, y float64) bool { return math.Abs(x-y) <= 1e-9*max(math.Abs(x), math.Abs(y)) }
 	var clipped, three, third, times, pieces, bounded, eleven, elevenClipped int
 	for range draws {
-		anchors := roofline.Anchors{PeakOpsPerNS: between(100, 1e5), PeakBytesPerNS: between(5, 1000), MemoryShare: between(0.1, 1), ComputeShare: between(0.001, 1), ComputeIntensity: between(1, 1e4)}
+		anchors := roofline.Anchors{
+			PeakOpsPerNS: between(100, 1e5), PeakBytesPerNS: between(5, 1000), MemoryShare: between(0.1, 1),
+			ComputeShare: between(0.001, 1), ComputeIntensity: between(1, 1e4),
+		}
 		flops := between(1, 1e9)
 		bytes := flops * between(0.01, 1e5)
 		i := bytes / flops
@@ -49,7 +61,8 @@ func agentRoofline(rows *sheet) error {
 		}
 		used := bandwidth / anchors.PeakBytesPerNS
 		took := anchors.NS(bytes, flops) // Eq. 5
-		if same(took, bytes/rate) && same(took, flops/bandwidth) && same(took, flops/(anchors.PeakBytesPerNS*used)) && same(took, bytes/(anchors.PeakBytesPerNS*used*i)) {
+		if same(took, bytes/rate) && same(took, flops/bandwidth) && same(took, flops/(anchors.PeakBytesPerNS*used)) &&
+			same(took, bytes/(anchors.PeakBytesPerNS*used*i)) {
 			times++
 		}
 		if same(took, piece) && same(flops/bEff, knee*flops/pEff) {
@@ -79,10 +92,13 @@ func agentRoofline(rows *sheet) error {
 		}
 	}
 	of := func(n, all int) float64 { return 100 * float64(n) / float64(all) }
-	const drawn = "synthetic anchors and kernels, since no anchor is printed; P_eff and B_eff are those of package roofline"
+	const drawn = "synthetic anchors and kernels, since no anchor is printed; P_eff and B_eff are those of package " +
+		"roofline"
 	rows.noted(Exact, "eq1_percent", "an upper bound", of(bounded, draws), "eq1_percent", drawn)
-	rows.add(Exact, "eq4/three_forms_equal_percent", "equal", of(three, draws-clipped), "of the draws in which P_eff is not clipped")
-	rows.noted(Exact, "eq4/third_form_when_clipped_percent", nil, 100-of(third, clipped), "eq4/third_form_when_clipped_percent")
+	rows.add(Exact, "eq4/three_forms_equal_percent", "equal", of(three, draws-clipped),
+		"of the draws in which P_eff is not clipped")
+	rows.noted(Exact, "eq4/third_form_when_clipped_percent", nil, 100-of(third, clipped),
+		"eq4/third_form_when_clipped_percent")
 	rows.noted(Exact, "eq5_eq6_equal_percent", "equal", of(times, draws), "eq5_eq6_equal_percent")
 	rows.noted(Exact, "eq7_pieces_meet_percent", "one latency", of(pieces, draws), "eq7_pieces_meet_percent")
 	rows.noted(Exact, "eq11/unclipped_percent", "equal", of(eleven, draws-clipped), "eq11/unclipped_percent")
@@ -92,21 +108,33 @@ func agentRoofline(rows *sheet) error {
 		name      string
 		intensity float64
 	}{{"unclipped", 600}, {"clipped", 1500}} {
-		anchors := roofline.Anchors{PeakOpsPerNS: 5500, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 0.1, ComputeIntensity: kernel.intensity}
-		rows.noted(Modelled, "example/"+kernel.name+"/P_eff_gops", nil, anchors.OpsPerNS(), "example/P_eff_gops", kernel.intensity)
+		anchors := roofline.Anchors{
+			PeakOpsPerNS: 5500, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 0.1,
+			ComputeIntensity: kernel.intensity,
+		}
+		rows.noted(Modelled, "example/"+kernel.name+"/P_eff_gops", nil, anchors.OpsPerNS(), "example/P_eff_gops",
+			kernel.intensity)
 		rows.noted(Modelled, "example/"+kernel.name+"/knee", nil, anchors.Knee(), "example/knee", anchors.BytesPerNS())
-		rows.add(Modelled, "example/"+kernel.name+"/knee_third_form", nil, anchors.ComputeShare/anchors.MemoryShare*anchors.ComputeIntensity, "(u_c/u_m) I_c")
-		rows.noted(Modelled, "example/"+kernel.name+"/memory_bound_us", nil, anchors.NS(50e6, 1e6)/1000, "example/memory_bound_us")
-		rows.add(Modelled, "example/"+kernel.name+"/compute_bound_us", nil, anchors.NS(1e9, 1e6)/1000, "1e9 operations on 1e6 bytes, above it")
-		rows.noted(Modelled, "example/"+kernel.name+"/compute_bound_eq11_us", nil, 1e9/(1000*anchors.PeakBytesPerNS*min(anchors.MemoryShare, anchors.ComputeShare*anchors.ComputeIntensity/1000))/1000, "example/compute_bound_eq11_us", 1e9/anchors.PeakOpsPerNS/1000)
+		rows.add(Modelled, "example/"+kernel.name+"/knee_third_form", nil,
+			anchors.ComputeShare/anchors.MemoryShare*anchors.ComputeIntensity, "(u_c/u_m) I_c")
+		rows.noted(Modelled, "example/"+kernel.name+"/memory_bound_us", nil, anchors.NS(50e6, 1e6)/1000,
+			"example/memory_bound_us")
+		rows.add(Modelled, "example/"+kernel.name+"/compute_bound_us", nil, anchors.NS(1e9, 1e6)/1000,
+			"1e9 operations on 1e6 bytes, above it")
+		rows.noted(Modelled, "example/"+kernel.name+"/compute_bound_eq11_us", nil,
+			1e9/(1000*anchors.PeakBytesPerNS*min(anchors.MemoryShare,
+				anchors.ComputeShare*anchors.ComputeIntensity/1000))/1000, "example/compute_bound_eq11_us",
+			1e9/anchors.PeakOpsPerNS/1000)
 	}
 	// Remark (ii): an anchor that is not compute-bound. Half the knee's intensity reaches half the rate.
-	truth := roofline.Anchors{PeakOpsPerNS: 5000, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 1, ComputeIntensity: 60}
+	truth := roofline.Anchors{PeakOpsPerNS: 5000, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 1,
+		ComputeIntensity: 60}
 	low := truth
 	low.ComputeIntensity = truth.Knee() / 2
 	low.ComputeShare = truth.MemoryShare
 	w := truth.Knee() * 4
-	rows.noted(Modelled, "remark2/time_over_true", "conservative", low.NS(w, 1)/truth.NS(w, 1), "remark2/time_over_true")
+	rows.noted(Modelled, "remark2/time_over_true", "conservative", low.NS(w, 1)/truth.NS(w, 1),
+		"remark2/time_over_true")
 	// The catalog's SoC: what the anchors predict of the kernels whose bound is printed.
 	soc, err := socs.Open("core-ultra-5-125h")
 	if err != nil {
@@ -123,9 +151,11 @@ func agentRoofline(rows *sheet) error {
 		for _, operator := range feedForward(model, chunk) {
 			total += catalogNS(soc.Processor(name), operator)
 		}
-		rows.noted(Modelled, "ffn_256_"+name+"_ms", fmt.Sprintf("at most %v", bound.at("chunk_256_kernel_max").any()), total/1e6, "ffn_256/ms")
+		rows.noted(Modelled, "ffn_256_"+name+"_ms", fmt.Sprintf("at most %v", bound.at("chunk_256_kernel_max").any()),
+			total/1e6, "ffn_256/ms")
 	}
-	rows.noted(Modelled, "attention_2048_gpu_ms", fmt.Sprintf("at most %v", bound.at("mha_seq_2048_max").any()), catalogNS(soc.Processor("gpu"), attention(model, 2048))/1e6, "attention_2048_gpu_ms")
+	rows.noted(Modelled, "attention_2048_gpu_ms", fmt.Sprintf("at most %v", bound.at("mha_seq_2048_max").any()),
+		catalogNS(soc.Processor("gpu"), attention(model, 2048))/1e6, "attention_2048_gpu_ms")
 	return nil
 }
 
@@ -142,7 +172,9 @@ func qkv(m *models.Model, rows int) op.Op {
 }
 
 func attention(m *models.Model, rows int) op.Op {
-	return op.Op{Kind: op.Attention, M: rows, Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.HeadDim, Context: rows, KV: op.F16}
+	return op.Op{
+		Kind: op.Attention, M: rows, Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.HeadDim, Context: rows, KV: op.F16,
+	}
 }
 
 // catalogNS is an operator's time on a catalog processor by Eq. 5, launch included.
@@ -151,7 +183,10 @@ func catalogNS(p *socs.Processor, o op.Op) float64 {
 	if o.HasScheme() {
 		rate = p.Sim.Schemes[o.Scheme].PeakGops
 	}
-	anchors := roofline.Anchors{PeakOpsPerNS: rate, PeakBytesPerNS: p.BandwidthGBps, MemoryShare: 1, ComputeShare: 1, ComputeIntensity: rate / p.BandwidthGBps}
+	anchors := roofline.Anchors{
+		PeakOpsPerNS: rate, PeakBytesPerNS: p.BandwidthGBps, MemoryShare: 1, ComputeShare: 1,
+		ComputeIntensity: rate / p.BandwidthGBps,
+	}
 	return 1000*p.LaunchUS + anchors.NS(float64(o.Flops()), float64(o.Bytes()))
 }
 
@@ -168,18 +203,22 @@ func agentChunks(rows *sheet) error {
 			whole++
 		}
 	}
-	rows.noted(Exact, "shorter_than_a_chunk_percent", nil, 100*float64(whole)/float64(context), "shorter_than_a_chunk_percent", context)
+	rows.noted(Exact, "shorter_than_a_chunk_percent", nil, 100*float64(whole)/float64(context),
+		"shorter_than_a_chunk_percent", context)
 	return nil
 }
 
 func agentDispatch(rows *sheet) error {
 	each := int64(1000 * agent("hw_kernel_latency_bounds").at("values", "chunk_256_kernel_max").num())
-	chunk, context := int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num()), int(agent("m_max_context").at("values").num())
+	chunk, context := int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num()),
+		int(agent("m_max_context").at("values").num())
 	ms := func(us int64) float64 { return float64(us) / 1000 }
 	for _, chunks := range []int{1, 4, 7, 8, context / chunk} {
 		like := elastic{chunks: chunks, npu: each, gpu: each}
-		rows.noted(Exact, fmt.Sprintf("like/%d_chunks/n_npu", chunks), nil, like.printed(), "like/chunks/n_npu", ms(each))
-		rows.add(Exact, fmt.Sprintf("like/%d_chunks/makespan_ms", chunks), nil, ms(like.end(like.printed())), "when both have ended")
+		rows.noted(Exact, fmt.Sprintf("like/%d_chunks/n_npu", chunks), nil, like.printed(), "like/chunks/n_npu",
+			ms(each))
+		rows.add(Exact, fmt.Sprintf("like/%d_chunks/makespan_ms", chunks), nil, ms(like.end(like.printed())),
+			"when both have ended")
 	}
 	// Ties: an odd number of chunks splits two ways.
 	like := elastic{chunks: 7, npu: each, gpu: each}
@@ -220,8 +259,10 @@ func agentDispatch(rows *sheet) error {
 			}
 		}
 	}
-	rows.noted(Exact, "makespan/other_split_percent", "least makespan", 100*float64(other)/float64(cases), "makespan/other_split_percent", cases, context/chunk, most)
-	rows.noted(Exact, "makespan/worst_ratio", "least makespan", worst, "makespan/worst_ratio", at.chunks, at.npu, at.gpu, at.rest, at.end(at.printed()), at.end(at.fastest()))
+	rows.noted(Exact, "makespan/other_split_percent", "least makespan", 100*float64(other)/float64(cases),
+		"makespan/other_split_percent", cases, context/chunk, most)
+	rows.noted(Exact, "makespan/worst_ratio", "least makespan", worst, "makespan/worst_ratio", at.chunks, at.npu,
+		at.gpu, at.rest, at.end(at.printed()), at.end(at.fastest()))
 	rows.noted(Exact, "makespan/other_split_when_like", nil, unlike, "makespan/other_split_when_like")
 	return nil
 }
@@ -251,7 +292,8 @@ func agentBatch(rows *sheet) error {
 	rows.noted(Exact, "conflict/prose_tokens", nil, sum, "conflict/prose_tokens", longest)
 	crowd := []served{{"R1", true, 500}, {"R2", true, 100}, {"R3", true, 900}, {"R4", true, 200}, {"R5", true, 300}}
 	next, waiting := nextBatch(crowd[:2], crowd[2:], queued, most, true)
-	rows.noted(Exact, "more_reactive_than_cap", "unconditionally admitted", len(next), "more_reactive_than_cap", len(crowd), len(waiting))
+	rows.noted(Exact, "more_reactive_than_cap", "unconditionally admitted", len(next), "more_reactive_than_cap",
+		len(crowd), len(waiting))
 	var many []served
 	for i := range buffer + 8 {
 		many = append(many, served{fmt.Sprintf("P%d", i), false, 100 + i})
@@ -283,11 +325,13 @@ func agentBatch(rows *sheet) error {
 	return nil
 }
 
-// layerNS is the time of a layer's products and its attention for so many sequences of so many rows on a catalog processor.
+// layerNS is the time of a layer's products and its attention for so many sequences of so many rows on a catalog
+// processor.
 func layerNS(p *socs.Processor, m *models.Model, sequences, rows, context int) float64 {
 	all := sequences * rows
 	total := 0.0
-	for _, operator := range append(feedForward(m, all), qkv(m, all), op.Op{Kind: op.MatMul, M: all, K: m.Heads * m.HeadDim, N: m.Hidden, Scheme: op.A8TQ8C}) {
+	for _, operator := range append(feedForward(m, all), qkv(m, all),
+		op.Op{Kind: op.MatMul, M: all, K: m.Heads * m.HeadDim, N: m.Hidden, Scheme: op.A8TQ8C}) {
 		total += catalogNS(p, operator)
 	}
 	operator := attention(m, rows)
@@ -309,13 +353,16 @@ func agentBatching(rows *sheet) error {
 	most, limit := int(agent("m_max_decode_batch").at("values").num()), int(agent("m_b_cap").at("values").num())
 	one := layerNS(gpu, model, 1, 512, 512)
 	for _, n := range []int{2, 4, 8} {
-		rows.noted(Modelled, fmt.Sprintf("prefill_%d/latency_x", n), shape.at("prefill_latency_vs_batch").any(), layerNS(gpu, model, n, 512, 512)/one, "prefill/latency_x", n)
+		rows.noted(Modelled, fmt.Sprintf("prefill_%d/latency_x", n), shape.at("prefill_latency_vs_batch").any(),
+			layerNS(gpu, model, n, 512, 512)/one, "prefill/latency_x", n)
 	}
 	one = layerNS(gpu, model, 1, 1, 1024)
 	for _, batch := range []int{2, limit, 8, 16, most} {
 		x := layerNS(gpu, model, batch, 1, 1024) / one
-		rows.noted(Modelled, fmt.Sprintf("decode_%d/latency_x", batch), shape.at("decode_latency_vs_batch").any(), x, "decode/latency_x", batch)
-		rows.add(Modelled, fmt.Sprintf("decode_%d/throughput_x", batch), nil, float64(batch)/x, "tokens a second over those of one sequence")
+		rows.noted(Modelled, fmt.Sprintf("decode_%d/latency_x", batch), shape.at("decode_latency_vs_batch").any(), x,
+			"decode/latency_x", batch)
+		rows.add(Modelled, fmt.Sprintf("decode_%d/throughput_x", batch), nil, float64(batch)/x,
+			"tokens a second over those of one sequence")
 	}
 	return nil
 }
@@ -333,21 +380,25 @@ func agentPreemption(rows *sheet) error {
 	rows.noted(Modelled, "largest_chunk", size, largest, "largest_chunk", size, largest*chunk/size)
 	rows.noted(Modelled, "largest_attention", nil, math.Floor(2048*math.Sqrt(limit/mha)), "largest_attention")
 	context := agent("m_max_context").at("values").num()
-	rows.noted(Modelled, "attention_at_max_context_ms", fmt.Sprintf("below %v", limit), mha*(context/2048)*(context/2048), "attention_at_max_context_ms", context, mha*context/2048)
+	rows.noted(Modelled, "attention_at_max_context_ms", fmt.Sprintf("below %v", limit),
+		mha*(context/2048)*(context/2048), "attention_at_max_context_ms", context, mha*context/2048)
 	wait := agent("r_prefill_pending").at("values", "reactive_average").num()
 	rows.noted(Modelled, "wait_s", wait, mha/2/1000, "wait_s")
-	// A request that comes at any time meets kernels in proportion to their time and waits for half of one: the mean of squares over twice the mean.
+	// A request that comes at any time meets kernels in proportion to their time and waits for half of one: the
+	// mean of squares over twice the mean.
 	for _, each := range []float64{1, 8} {
 		n := each + 1
 		squares, sum := (float64(each*chunk*chunk)+float64(mha*mha))/n, (float64(each*chunk)+mha)/n
-		rows.noted(Modelled, fmt.Sprintf("wait_%v_chunks_s", each), wait, squares/(2*sum)/1000, "wait_chunks_s", each, chunk, mha)
+		rows.noted(Modelled, fmt.Sprintf("wait_%v_chunks_s", each), wait, squares/(2*sum)/1000, "wait_chunks_s", each,
+			chunk, mha)
 	}
 	return nil
 }
 
 func agentMapping(rows *sheet) error {
 	power := agent("hw_power").at("values")
-	npuW, prefillW, decodeW := power.at("npu_chunked_prefill").num(), power.at("igpu_prefill").num(), power.at("igpu_decode").num()
+	npuW, prefillW, decodeW := power.at("npu_chunked_prefill").num(), power.at("igpu_prefill").num(),
+		power.at("igpu_decode").num()
 	rows.noted(Exact, "power_ratio", nil, prefillW/npuW, "power_ratio", prefillW, npuW)
 	soc, err := socs.Open("core-ultra-5-125h")
 	if err != nil {
@@ -359,7 +410,8 @@ func agentMapping(rows *sheet) error {
 	}
 	npu, gpu := soc.Processor("npu"), soc.Processor("gpu")
 	chunk := int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num())
-	const static = "; the NPU's is its prefill's, and its graphs have one batch size, so that the paper decodes on the GPU"
+	const static = "; the NPU's is its prefill's, and its graphs have one batch size, so that the paper decodes on " +
+		"the GPU"
 	const given = "modelled by Eq. 5 on catalog SoC core-ultra-5-125h, most rates of which are assumptions"
 	for _, mapping := range []struct {
 		name, paper string
@@ -372,7 +424,10 @@ func agentMapping(rows *sheet) error {
 		{"prefill_attention", "gpu", []op.Op{attention(model, 2048)}, prefillW, ""},
 		{"decode_qkv", "gpu", []op.Op{qkv(model, 1)}, decodeW, static},
 		{"decode_ffn", "gpu", feedForward(model, 1), decodeW, static},
-		{"decode_attention", "gpu", []op.Op{{Kind: op.Attention, M: 1, Heads: model.Heads, KVHeads: model.KVHeads, HeadDim: model.HeadDim, Context: 2048, KV: op.F16}}, decodeW, static},
+		{"decode_attention", "gpu", []op.Op{{
+			Kind: op.Attention, M: 1, Heads: model.Heads, KVHeads: model.KVHeads, HeadDim: model.HeadDim, Context: 2048,
+			KV: op.F16,
+		}}, decodeW, static},
 	} {
 		tn, tg := 0.0, 0.0
 		legal := true
@@ -392,7 +447,8 @@ func agentMapping(rows *sheet) error {
 		}
 		rows.add(Modelled, mapping.name+"/fastest", mapping.paper, choose(tn, tg), "%s; %s", why, given)
 		if legal {
-			rows.add(Modelled, mapping.name+"/least_energy", mapping.paper, choose(tn*npuW, tg*mapping.watts), "%.3g against %.3g mJ with the printed powers%s", tn*npuW/1e6, tg*mapping.watts/1e6, mapping.note)
+			rows.add(Modelled, mapping.name+"/least_energy", mapping.paper, choose(tn*npuW, tg*mapping.watts),
+				"%.3g against %.3g mJ with the printed powers%s", tn*npuW/1e6, tg*mapping.watts/1e6, mapping.note)
 		}
 	}
 	rows.noted(NotReproducible, "prefill_on_npu", "by default", nil, "prefill_on_npu")
@@ -409,7 +465,8 @@ func agentReductions(rows *sheet) error {
 	claimed := headline.at("reactive_latency_reduction").nums()
 	rows.add(Exact, "reactive/least", claimed[0], slices.Min(all), "percent, of six printed in sec. 6.2")
 	rows.add(Exact, "reactive/most", claimed[1], slices.Max(all), "percent, of six; 96.70 rounds to 97")
-	rows.add(Exact, "reactive/abstract", agent("r_abstract").at("values", "reactive_latency_reduction_at_least").num(), slices.Min(all), "percent, at least")
+	rows.add(Exact, "reactive/abstract", agent("r_abstract").at("values", "reactive_latency_reduction_at_least").num(),
+		slices.Min(all), "percent, at least")
 	proactive := agent("r_mixed_proactive_mean").at("values")
 	all = nil
 	for _, model := range proactive.keys() {
@@ -418,11 +475,14 @@ func agentReductions(rows *sheet) error {
 	gain := headline.at("proactive_throughput_gain").nums()
 	rows.noted(Exact, "proactive/least", gain[0], slices.Min(all), "proactive/least")
 	rows.noted(Exact, "proactive/most", gain[1], slices.Max(all), "proactive/most")
-	abstract, one := agent("r_abstract").at("values", "proactive_throughput").nums(), agent("r_proactive_only").at("values")
+	abstract, one := agent("r_abstract").at("values", "proactive_throughput").nums(),
+		agent("r_proactive_only").at("values")
 	both := append(one.at("vs_openvino_igpu").nums(), one.at("vs_serial_npu_igpu").nums()...)
 	rows.add(Exact, "throughput/least", abstract[0], slices.Min(both), "x, of both baselines' ranges in sec. 1")
 	rows.add(Exact, "throughput/most", abstract[1], slices.Max(both), "x, of both baselines' ranges in sec. 1")
-	rows.noted(NotReproducible, "energy_percent", agent("r_energy").at("values", "vs_openvino_igpu").num(), nil, "energy_percent")
-	rows.noted(NotReproducible, "igpu_utilization_percent", agent("r_igpu_utilization").at("values", "vs_openvino_igpu").num(), nil, "igpu_utilization_percent")
+	rows.noted(NotReproducible, "energy_percent", agent("r_energy").at("values", "vs_openvino_igpu").num(), nil,
+		"energy_percent")
+	rows.noted(NotReproducible, "igpu_utilization_percent",
+		agent("r_igpu_utilization").at("values", "vs_openvino_igpu").num(), nil, "igpu_utilization_percent")
 	return nil
 }

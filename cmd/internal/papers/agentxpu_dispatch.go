@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// elastic is one token-wise operator of a prompt in Agent.xpu's Algorithm 1: whole chunks, each of which the NPU or the GPU
-// takes, and a remainder for the GPU. Times are integers of one unit.
+// elastic is one token-wise operator of a prompt in Agent.xpu's Algorithm 1: whole chunks, each of which the NPU or
+// the GPU takes, and a remainder for the GPU. Times are integers of one unit.
 type elastic struct {
 	chunks         int
 	npu, gpu, rest int64 // of a chunk on either, of the remainder on the GPU
@@ -37,7 +37,8 @@ func (e elastic) least(f func(int) int64) int {
 	return best
 }
 
-// deferral is t_defer of the second scenario (all chunks on the NPU), as printed: below zero where the remainder takes longer.
+// deferral is t_defer of the second scenario (all chunks on the NPU), as printed: below zero where the remainder
+// takes longer.
 func (e elastic) deferral() int64 { return int64(e.chunks)*e.npu - e.rest }
 
 // served is a request that decodes.
@@ -47,8 +48,9 @@ type served struct {
 	length   int // S_len
 }
 
-// nextBatch is Agent.xpu's Algorithm 2: who decodes next, and who waits. The listing sorts proactive requests by descending
-// length, which admits the longest; the prose evicts the longest, which is ascending. Requests of one length keep their order.
+// nextBatch is Agent.xpu's Algorithm 2: who decodes next, and who waits. The listing sorts proactive requests by
+// descending length, which admits the longest; the prose evicts the longest, which is ascending. Requests of one
+// length keep their order.
 func nextBatch(batch, reactive, proactive []served, most int, descending bool) (next, waiting []served) {
 	var others []served
 	for _, request := range batch {
@@ -77,8 +79,8 @@ func nextBatch(batch, reactive, proactive []served, most int, descending bool) (
 	return next, waiting
 }
 
-// lengths are the sum and the maximum of the requests' lengths: what a decode step reads of caches, and what its slowest
-// sequence reads.
+// lengths are the sum and the maximum of the requests' lengths: what a decode step reads of caches, and what its
+// slowest sequence reads.
 func lengths(requests []served) (sum, longest int) {
 	for _, request := range requests {
 		sum += request.length

@@ -50,7 +50,10 @@ func agentTrace(random *rand.Rand, minutes, reactive, proactive float64, times a
 		rate     float64
 	}{{true, reactive}, {false, proactive}} {
 		for at := random.ExpFloat64() / stream.rate; at < minutes; at += random.ExpFloat64() / stream.rate {
-			j := &agentJob{reactive: stream.reactive, arrives: int64(at * 60e6), prompt: length(500, 0.8, 32, 3500), answer: length(80, 0.8, 4, 590)}
+			j := &agentJob{
+				reactive: stream.reactive, arrives: int64(at * 60e6), prompt: length(500, 0.8, 32, 3500),
+				answer: length(80, 0.8, 4, 590),
+			}
 			j.kernels, j.tokens = times.layers*((j.prompt+times.chunk-1)/times.chunk), j.answer
 			jobs = append(jobs, j)
 		}
@@ -59,11 +62,12 @@ func agentTrace(random *rand.Rand, minutes, reactive, proactive float64, times a
 	return jobs
 }
 
-// replayAgent runs the two event loops of Agent.xpu: prefill takes a kernel at a time, reactive requests first; a reactive
-// one's chunks are shared with the GPU while nothing decodes. Decode takes a step at a time with the batch of Algorithm 2.
+// replayAgent runs the two event loops of Agent.xpu: prefill takes a kernel at a time, reactive requests first; a
+// reactive one's chunks are shared with the GPU while nothing decodes. Decode takes a step at a time with the batch
+// of Algorithm 2.
 //
-// It is a simulation by events: the loop that can begin sooner goes next, prefill where both can. The state is the time at
-// which either loop is free again, and what is left of each job.
+// It is a simulation by events: the loop that can begin sooner goes next, prefill where both can. The state is the
+// time at which either loop is free again, and what is left of each job.
 func replayAgent(jobs []*agentJob, times agentTimes, most, buffer int) {
 	var prefill, decode int64
 	idle := true // nothing decodes
@@ -101,8 +105,8 @@ func replayAgent(jobs []*agentJob, times agentTimes, most, buffer int) {
 	}
 }
 
-// firstPrompt is the job whose prompt goes on next when prefill is free at that time, and when: the earliest, and of those the
-// first reactive one. It is nil where every prompt has been read.
+// firstPrompt is the job whose prompt goes on next when prefill is free at that time, and when: the earliest, and
+// of those the first reactive one. It is nil where every prompt has been read.
 func firstPrompt(jobs []*agentJob, free int64) (first *agentJob, next int64) {
 	next = math.MaxInt64
 	for _, j := range jobs {
@@ -190,9 +194,11 @@ func agentReplay(rows *sheet) error {
 	if err != nil {
 		return err
 	}
-	times := agentTimes{layers: model.Layers, chunk: int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num())}
+	times := agentTimes{layers: model.Layers,
+		chunk: int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num())}
 	npu, gpu := soc.Processor("npu"), soc.Processor("gpu")
-	ops := append(feedForward(model, times.chunk), qkv(model, times.chunk), op.Op{Kind: op.MatMul, M: times.chunk, K: model.Heads * model.HeadDim, N: model.Hidden, Scheme: op.A8TQ8C})
+	ops := append(feedForward(model, times.chunk), qkv(model, times.chunk),
+		op.Op{Kind: op.MatMul, M: times.chunk, K: model.Heads * model.HeadDim, N: model.Hidden, Scheme: op.A8TQ8C})
 	for _, operator := range ops {
 		times.npu += int64(catalogNS(npu, operator) / 1000)
 		times.gpu += int64(catalogNS(gpu, operator) / 1000)
@@ -205,7 +211,8 @@ func agentReplay(rows *sheet) error {
 		const seeds = 5
 		for seed := range seeds {
 			random := func() *rand.Rand { return rand.New(rand.NewPCG(61, uint64(seed))) }
-			scheduled, served := agentTrace(random(), minutes, reactive, proactive, times), agentTrace(random(), minutes, reactive, proactive, times)
+			scheduled, served := agentTrace(random(), minutes, reactive, proactive, times), agentTrace(random(),
+				minutes, reactive, proactive, times)
 			replayAgent(scheduled, times, most, buffer)
 			replayGPU(served, times, buffer)
 			for i, kind := range []bool{true, false} {
@@ -220,16 +227,22 @@ func agentReplay(rows *sheet) error {
 	printed := agent("r_mixed_reactive_mean").at("values", "Llama-8B").nums()
 	for i, rate := range points.at("reactive").nums() {
 		ours, theirs := run(rate, fixed)
-		note := fmt.Sprintf("8B, %v proactive a minute: %.3g against %.3g ms a token of the GPU alone, mean of 5 synthetic traces of %v minutes (prompts around 500 tokens, answers around 80; the paper's lengths are a plot), kernels by Eq. 5 on catalog SoC core-ultra-5-125h without attention; only the trend can be compared", fixed, ours[0], theirs[0], minutes)
+		note := fmt.Sprintf("8B, %v proactive a minute: %.3g against %.3g ms a token of the GPU alone, mean of 5 "+
+			"synthetic traces of %v minutes (prompts around 500 tokens, answers around 80; the paper's lengths are "+
+			"a plot), kernels by Eq. 5 on catalog SoC core-ultra-5-125h without attention; only the trend can be "+
+			"compared", fixed, ours[0], theirs[0], minutes)
 		if i > 0 {
 			note = fmt.Sprintf("the same: %.3g against %.3g ms a token", ours[0], theirs[0])
 		}
-		rows.add(Modelled, fmt.Sprintf("reactive_%v/reduction_percent", rate), printed[i], 100*(1-ours[0]/theirs[0]), "%s", note)
-		rows.noted(Modelled, fmt.Sprintf("reactive_%v/proactive_reduction_percent", rate), nil, 100*(1-ours[1]/theirs[1]), "reactive/proactive_reduction_percent", ours[1], theirs[1])
+		rows.add(Modelled, fmt.Sprintf("reactive_%v/reduction_percent", rate), printed[i], 100*(1-ours[0]/theirs[0]),
+			"%s", note)
+		rows.noted(Modelled, fmt.Sprintf("reactive_%v/proactive_reduction_percent", rate), nil,
+			100*(1-ours[1]/theirs[1]), "reactive/proactive_reduction_percent", ours[1], theirs[1])
 	}
 	sweep := points.at("proactive_sweep").nums()
 	low, _ := run(points.at("breakdown", "reactive").num(), sweep[0])
 	high, _ := run(points.at("breakdown", "reactive").num(), sweep[1])
-	rows.noted(Modelled, "reactive_growth_percent", agent("r_reactive_growth").at("values", "Llama-8B").num(), 100*(high[0]/low[0]-1), "reactive_growth_percent", sweep[0], sweep[1], points.at("breakdown", "reactive").num())
+	rows.noted(Modelled, "reactive_growth_percent", agent("r_reactive_growth").at("values", "Llama-8B").num(),
+		100*(high[0]/low[0]-1), "reactive_growth_percent", sweep[0], sweep[1], points.at("breakdown", "reactive").num())
 	return nil
 }

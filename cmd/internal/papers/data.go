@@ -187,7 +187,10 @@ func missing(paper string) Item {
 			if !notPrinted(entry) {
 				continue
 			}
-			row := Row{ID: paper + "/missing/" + id, Paper: "a plot, " + entry.source(), Class: NotReproducible, Note: "its numbers are not printed"}
+			row := Row{
+				ID: paper + "/missing/" + id, Paper: "a plot, " + entry.source(), Class: NotReproducible,
+				Note: "its numbers are not printed",
+			}
 			if strings.HasPrefix(id, "table") {
 				row.Paper = "a picture, " + entry.source()
 			}

@@ -11,8 +11,8 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// simulated times products on the catalog's SoC with the simulation itself, without noise. The first product that it refuses
-// is kept in err, and every later time is then 0.
+// simulated times products on the catalog's SoC with the simulation itself, without noise. The first product that
+// it refuses is kept in err, and every later time is then 0.
 type simulated struct {
 	soc *socs.SoC
 	err error
@@ -28,8 +28,8 @@ func (s *simulated) ns(proc string, o op.Op, beside ...string) int64 {
 	return ns
 }
 
-// heteroOrder is the order of operands on the catalog's SoC (sec. 3.2, 5.6): its one number is fitted to the ablation, and the
-// largest effect follows.
+// heteroOrder is the order of operands on the catalog's SoC (sec. 3.2, 5.6): its one number is fitted to the
+// ablation, and the largest effect follows.
 func heteroOrder(_ context.Context, rows *sheet) error {
 	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
@@ -63,8 +63,8 @@ func heteroOrder(_ context.Context, rows *sheet) error {
 	return times.err
 }
 
-// heteroCatalog decides Table 3 with the latencies of the catalog's SoC, which has the fixed costs and the shared memory
-// that the printed latencies alone do not tell.
+// heteroCatalog decides Table 3 with the latencies of the catalog's SoC, which has the fixed costs and the shared
+// memory that the printed latencies alone do not tell.
 func heteroCatalog(ctx context.Context, rows *sheet) error {
 	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
@@ -105,7 +105,8 @@ func heteroCatalog(ctx context.Context, rows *sheet) error {
 		row := &printed[i]
 		if !row.dynamic() {
 			for _, proc := range []string{"gpu", "npu"} {
-				printed, ours := row.cell.at(proc+"_us").num(), float64(row.shape.catalog(proc, row.from, row.shape.rows, false))/1000
+				printed, ours := row.cell.at(proc+"_us").num(),
+					float64(row.shape.catalog(proc, row.from, row.shape.rows, false))/1000
 				logs, count = logs+math.Abs(math.Log(ours/printed)), count+1
 				rows.noted(Modelled, row.name+"/"+proc+"-us", printed, ours, "us", soc.Name)
 			}
@@ -118,11 +119,15 @@ func heteroCatalog(ctx context.Context, rows *sheet) error {
 			if err != nil {
 				return err
 			}
-			note := fmt.Sprintf("latencies of catalog SoC %s, each part with its fixed cost and both sharing the memory; ratios from %s, other assumptions as for table3", soc.Name, variant.grid)
-			rows.add(Modelled, row.name+"/strategy"+variant.suffix, row.printed.strategy, textOf(list, func(d decision) string { return d.strategy }), "%s", note)
-			rows.add(Modelled, row.name+"/ratio"+variant.suffix, row.printed.ratio, textOf(list, func(d decision) string { return d.ratio }), "%s", note)
+			note := fmt.Sprintf("latencies of catalog SoC %s, each part with its fixed cost and both sharing the "+
+				"memory; ratios from %s, other assumptions as for table3", soc.Name, variant.grid)
+			rows.add(Modelled, row.name+"/strategy"+variant.suffix, row.printed.strategy,
+				textOf(list, func(d decision) string { return d.strategy }), "%s", note)
+			rows.add(Modelled, row.name+"/ratio"+variant.suffix, row.printed.ratio,
+				textOf(list, func(d decision) string { return d.ratio }), "%s", note)
 		}
 	}
-	rows.add(Modelled, "all/mean-error-percent", 0, 100*(math.Exp(logs/count)-1), "of the printed latencies, geometric mean")
+	rows.add(Modelled, "all/mean-error-percent", 0, 100*(math.Exp(logs/count)-1),
+		"of the printed latencies, geometric mean")
 	return times.err
 }

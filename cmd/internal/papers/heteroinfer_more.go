@@ -25,7 +25,10 @@ func measuredRows() []printedRow {
 		if measured.dynamic() {
 			continue
 		}
-		measurement := printedRow{name: measured.name, n: measured.shape.rows, k: measured.shape.k, m: measured.from, gpuUS: measured.cell.at("gpu_us").num(), npu: measured.cell.at("npu_us").num()}
+		measurement := printedRow{
+			name: measured.name, n: measured.shape.rows, k: measured.shape.k, m: measured.from,
+			gpuUS: measured.cell.at("gpu_us").num(), npu: measured.cell.at("npu_us").num(),
+		}
 		work := 2 * float64(measurement.n) * float64(measurement.k) * float64(measurement.m)
 		measurement.gpuOps, measurement.ops = work/measurement.gpuUS/1e6, work/measurement.npu/1e6
 		out = append(out, measurement)
@@ -42,7 +45,8 @@ func heteroSplits(rows *sheet) error {
 		ratio := hetero("table3").at("values", rowOfLength(i), "ratio").text()
 		if g, n, ok := cutRatio(ratio); ok {
 			rows.noted(Exact, row.name+"/ratio", g/n, share/(1-share), "ratio")
-			rows.noted(Exact, row.name+"/printed-ratio-us", nil, math.Max(row.gpuUS*g/(g+n), row.npu*n/(g+n)), "printed_ratio_us")
+			rows.noted(Exact, row.name+"/printed-ratio-us", nil, math.Max(row.gpuUS*g/(g+n), row.npu*n/(g+n)),
+				"printed_ratio_us")
 			rows.noted(Modelled, row.name+"/npu-slowdown", nil, row.gpuUS*g/(g+n)/(row.npu*n/(g+n)), "npu_slowdown")
 		}
 	}
@@ -80,10 +84,13 @@ func heteroSync(rows *sheet) error {
 		}
 		rows.add(Modelled, measured[i].name+"/split-below-us", nil, bound(measured[i], gpu/(gpu+npu)), "%s", note)
 	}
-	rows.add(Modelled, measured[2].name+"/gpu-only-above-us-4to1", nil, bound(measured[2], 0.8), "%s; if 4:1 were on the grid", note)
-	rows.add(Modelled, measured[2].name+"/gpu-only-above-us-any-ratio", nil, bound(measured[2], measured[2].npu/(measured[2].gpuUS+measured[2].npu)), "%s; if any ratio were", note)
+	rows.add(Modelled, measured[2].name+"/gpu-only-above-us-4to1", nil, bound(measured[2], 0.8),
+		"%s; if 4:1 were on the grid", note)
+	rows.add(Modelled, measured[2].name+"/gpu-only-above-us-any-ratio", nil,
+		bound(measured[2], measured[2].npu/(measured[2].gpuUS+measured[2].npu)), "%s; if any ratio were", note)
 	finish := hetero("hw_sync_clfinish").at("values", "clFinish_fixed").num()
-	rows.noted(Modelled, measured[0].name+"/with-clfinish", hetero("table3").at("values", 0, "strategy").text(), map[bool]string{true: "weight-centric", false: "no partition"}[bound(measured[0], 0.5) > finish],
+	rows.noted(Modelled, measured[0].name+"/with-clfinish", hetero("table3").at("values", 0, "strategy").text(),
+		map[bool]string{true: "weight-centric", false: "no partition"}[bound(measured[0], 0.5) > finish],
 		"with_clfinish", finish)
 	return nil
 }
@@ -95,13 +102,18 @@ func heteroRanges(rows *sheet) error {
 		at   func(c curve, m int) float64
 		note string
 	}{
-		{"line", func(c curve, m int) float64 { return float64(c.at(m)) }, "line through the printed lengths on both sides, beyond 256 through the last two"},
-		{"line-from-1", func(c curve, m int) float64 { return float64(curve{c[0], c[len(c)-1]}.at(m)) }, "line through lengths 1 and 256"},
+		{"line", func(c curve, m int) float64 { return float64(c.at(m)) },
+			"line through the printed lengths on both sides, beyond 256 through the last two"},
+		{"line-from-1", func(c curve, m int) float64 { return float64(curve{c[0], c[len(c)-1]}.at(m)) },
+			"line through lengths 1 and 256"},
 		{"proportional", func(c curve, m int) float64 {
 			point := c[len(c)-1]
 			return float64(point.ns) * float64(m) / float64(point.tokens)
 		}, "proportional to the length at 256"},
-		{"stage", func(c curve, m int) float64 { return float64((&shape{npu: c, gpu: c, stage: stageRows()}).npuNS(m)) }, "the line at the end of its stage of 32"},
+		{"stage", func(c curve, m int) float64 {
+			return float64((&shape{npu: c, gpu: c,
+				stage: stageRows()}).npuNS(m))
+		}, "the line at the end of its stage of 32"},
 	}
 	fits, ends := make([]int, len(rules)), 0
 	for _, row := range table3() {
@@ -126,7 +138,8 @@ func heteroRanges(rows *sheet) error {
 						lands = "rounds to the printed value"
 						fits[i]++
 					}
-					rows.add(Modelled, fmt.Sprintf("%s/%s-at-%d/%s", row.name, proc, length, rule.name), printed[end], ours, "us; %s; %s", rule.note, lands)
+					rows.add(Modelled, fmt.Sprintf("%s/%s-at-%d/%s", row.name, proc, length, rule.name), printed[end],
+						ours, "us; %s; %s", rule.note, lands)
 				}
 			}
 		}
@@ -137,7 +150,8 @@ func heteroRanges(rows *sheet) error {
 	return nil
 }
 
-// roundTo rounds x to the digits that a printed estimate has: hundreds below 2000, thousands below 50000, then tens of thousands.
+// roundTo rounds x to the digits that a printed estimate has: hundreds below 2000, thousands below 50000, then tens
+// of thousands.
 func roundTo(x, printed float64) float64 {
 	unit := 1000.0
 	switch {
@@ -176,7 +190,9 @@ func heteroBoundaries(ctx context.Context, rows *sheet) error {
 			a    *assumptions
 			note string
 		}{
-			{"smallest-grid", &coarse, "ratios from the smallest grid"}, {"smallest-grid-pipe", &withPipe, "ratios from the smallest grid, NPU-pipe as well"}, {"stage-grid", &fine, "ratios from every stage"},
+			{"smallest-grid", &coarse, "ratios from the smallest grid"},
+			{"smallest-grid-pipe", &withPipe, "ratios from the smallest grid, NPU-pipe as well"},
+			{"stage-grid", &fine, "ratios from every stage"},
 		} {
 			list, err := sh.spans(ctx, 1, 512, false, variant.a, sameStrategy)
 			if err != nil {
@@ -191,14 +207,19 @@ func heteroBoundaries(ctx context.Context, rows *sheet) error {
 				if span.from == span.to {
 					lengths = fmt.Sprint(span.from)
 				}
-				rows.noted(Modelled, sh.name+"/"+variant.name+"/"+lengths, nil, ours, "boundaries", joinInts(variant.a.standard), variant.note)
+				rows.noted(Modelled, sh.name+"/"+variant.name+"/"+lengths, nil, ours, "boundaries",
+					joinInts(variant.a.standard), variant.note)
 			}
 		}
 	}
 	first, second := attn.gpu[0], attn.gpu[1]
-	rows.noted(Modelled, "attn_proj/gpu-slope-us", nil, float64(second.ns-first.ns)/float64(second.tokens-first.tokens)/1000, "attn_proj/gpu_slope_us", first.tokens, second.tokens)
+	rows.noted(Modelled, "attn_proj/gpu-slope-us", nil,
+		float64(second.ns-first.ns)/float64(second.tokens-first.tokens)/1000, "attn_proj/gpu_slope_us", first.tokens,
+		second.tokens)
 	rows.noted(Modelled, "attn_proj/gpu-us-at-16", nil, float64(attn.gpuNS(16))/1000, "attn_proj/gpu_us_at_16")
-	rows.noted(Modelled, "attn_proj/crossing-remainder", nil, float64(first.tokens)+float64(attn.npuNS(256)-first.ns)/(float64(second.ns-first.ns)/float64(second.tokens-first.tokens)), "attn_proj/crossing_remainder")
+	rows.noted(Modelled, "attn_proj/crossing-remainder", nil, float64(first.tokens)+
+		float64(attn.npuNS(256)-first.ns)/(float64(second.ns-first.ns)/float64(second.tokens-first.tokens)),
+		"attn_proj/crossing_remainder")
 	last := 0
 	for length := 257; length < 384; length++ {
 		decision, err := attn.decide(ctx, length, true, &coarse)
@@ -226,8 +247,10 @@ func heteroBoundaries(ctx context.Context, rows *sheet) error {
 	if err != nil {
 		return err
 	}
-	rows.add(Modelled, "attn_proj/padding-us-at-193", nil, float64(decision.ns)/1000, "what the decision at 193 tokens costs: %s", decision.strategy)
-	rows.add(Modelled, "attn_proj/activation-us-at-193", nil, float64(max(attn.npuNS(128), attn.gpuNS(65)))/1000, "128 tokens on the NPU beside 65 on the GPU")
+	rows.add(Modelled, "attn_proj/padding-us-at-193", nil, float64(decision.ns)/1000,
+		"what the decision at 193 tokens costs: %s", decision.strategy)
+	rows.add(Modelled, "attn_proj/activation-us-at-193", nil, float64(max(attn.npuNS(128), attn.gpuNS(65)))/1000,
+		"128 tokens on the NPU beside 65 on the GPU")
 	ex := hetero("m_activation_split_example").at("values")
 	named := coarse
 	named.standard = standardSets()[0].lengths
@@ -239,17 +262,21 @@ func heteroBoundaries(ctx context.Context, rows *sheet) error {
 	if n, _ := fmt.Sscanf(decision.ratio, "dynamic:%d", &piece); n == 1 {
 		ours = fmt.Sprintf("%d on the NPU, %d on the GPU", piece, int(ex.at("sequence").num())-piece)
 	}
-	rows.add(Modelled, "attn_proj/300-tokens", fmt.Sprintf("%v on the NPU, %v on the GPU", ex.at("npu_piece").num(), ex.at("gpu_piece").num()), ours, "sec. 4.2.2, graphs of %s tokens", joinInts(named.standard))
+	rows.add(Modelled, "attn_proj/300-tokens",
+		fmt.Sprintf("%v on the NPU, %v on the GPU", ex.at("npu_piece").num(), ex.at("gpu_piece").num()), ours,
+		"sec. 4.2.2, graphs of %s tokens", joinInts(named.standard))
 	if decision, err = down.decide(ctx, int(ex.at("sequence").num()), true, &named); err != nil {
 		return err
 	}
-	rows.add(Modelled, "ffn_down/300-tokens", nil, decision.strategy+" "+decision.ratio, "the same for the other weight")
+	rows.add(Modelled, "ffn_down/300-tokens", nil, decision.strategy+" "+decision.ratio,
+		"the same for the other weight")
 	return nil
 }
 
 // heteroAchieved are rates of Table 3's measured rows.
 func heteroAchieved(rows *sheet) error {
-	gpuMost, npuMost := hetero("hw_sd8g3_gpu_flops").at("values", "achieved_approx").num(), hetero("hw_sd8g3_npu_flops").at("values", "achieved_fp16_up_to").num()
+	gpuMost, npuMost := hetero("hw_sd8g3_gpu_flops").at("values", "achieved_approx").num(),
+		hetero("hw_sd8g3_npu_flops").at("values", "achieved_fp16_up_to").num()
 	for _, row := range measuredRows() {
 		if row.m == 1 {
 			continue
@@ -264,9 +291,11 @@ func heteroAchieved(rows *sheet) error {
 		}
 	}
 	r := hetero("m_ffn_down_npu_vs_gpu").at("values")
-	rows.add(Exact, "ffn_down-256/npu-over-gpu", r.at("max").num(), down.gpuUS/down.npu, "sec. 4.2.1 prints %v to %v, sec. 4.4 about 3:2", r.at("min").num(), r.at("max").num())
+	rows.add(Exact, "ffn_down-256/npu-over-gpu", r.at("max").num(), down.gpuUS/down.npu,
+		"sec. 4.2.1 prints %v to %v, sec. 4.4 about 3:2", r.at("min").num(), r.at("max").num())
 	gpu := hetero("table2").at("values", 0)
-	rows.noted(Exact, "npu-fp16-is-half-of-int8", gpu.at(6).num(), gpu.at(5).num()/2, "npu_fp16_is_half_of_int8", npuMost)
+	rows.noted(Exact, "npu-fp16-is-half-of-int8", gpu.at(6).num(), gpu.at(5).num()/2, "npu_fp16_is_half_of_int8",
+		npuMost)
 	// The staircase of NPU-1 on the printed points.
 	for _, sh := range []string{"attn_proj", "ffn_down"} {
 		var weight *shape
@@ -285,7 +314,8 @@ func heteroAchieved(rows *sheet) error {
 				steps++
 			}
 		}
-		rows.noted(Modelled, sh+"/staircase-steps-to-512", 512/float64(stageRows()), steps, "staircase_steps_to_512", stageRows(), flat, rising)
+		rows.noted(Modelled, sh+"/staircase-steps-to-512", 512/float64(stageRows()), steps, "staircase_steps_to_512",
+			stageRows(), flat, rising)
 	}
 	return nil
 }
@@ -302,30 +332,37 @@ func heteroBandwidth(rows *sheet) error {
 			proc string
 			us   float64
 		}{{"gpu", row.gpuUS}, {"npu", row.npu}} {
-			rows.noted(Modelled, fmt.Sprintf("%s/%s-gbps", row.name, time.proc), fmt.Sprintf("%v..%v alone", single[0], single[1]), bytes/time.us/1000,
+			rows.noted(Modelled, fmt.Sprintf("%s/%s-gbps", row.name, time.proc),
+				fmt.Sprintf("%v..%v alone", single[0], single[1]), bytes/time.us/1000,
 				"gbps", single[0], single[1])
 		}
 	}
 	measured := hetero("hw_mem_bw_measured_decode_eval").at("values")
 	peak := hetero("hw_mem_bw_peak").at("values")
-	rows.add(Exact, "fraction-of-achievable", measured.at("fraction_of_max_available").num(), measured.at("gpu_plus_npu").num()/peak.at("max_achievable").num(), "sec. 5.4: %v of %v GB/s", measured.at("gpu_plus_npu").num(), peak.at("max_achievable").num())
-	rows.add(Exact, "achievable-of-theoretical", nil, peak.at("max_achievable").num()/peak.at("theoretical").num(), "sec. 3.3")
+	rows.add(Exact, "fraction-of-achievable", measured.at("fraction_of_max_available").num(),
+		measured.at("gpu_plus_npu").num()/peak.at("max_achievable").num(), "sec. 5.4: %v of %v GB/s",
+		measured.at("gpu_plus_npu").num(), peak.at("max_achievable").num())
+	rows.add(Exact, "achievable-of-theoretical", nil, peak.at("max_achievable").num()/peak.at("theoretical").num(),
+		"sec. 3.3")
 	gain := measured.at("gpu_plus_npu").num() / measured.at("gpu_only").num()
 	rows.add(Exact, "gain-of-both", nil, gain, "GPU and NPU over GPU alone, sec. 5.4")
-	rows.noted(Modelled, "gain-against-speedup", 1+hetero("r_decode_tensor_over_layer").at("values", "Llama-8B").num()/100, gain, "gain_against_speedup")
+	rows.noted(Modelled, "gain-against-speedup", 1+
+		hetero("r_decode_tensor_over_layer").at("values", "Llama-8B").num()/100, gain, "gain_against_speedup")
 	aggregate := hetero("hw_mem_bw_gpu_npu_concurrent").at("values")
 	split := aggregate.at("workload_split_percent").nums()
 	if g, n, ok := cutRatio(hetero("table3").at("values", 1, "ratio").text()); ok {
 		rows.noted(Exact, "gpu-share-of-row-2", split[0]/100, g/(g+n), "gpu_share_of_row_2", split[0], split[1])
 	}
 	speeds, most := hetero("r_decode_speed").at("values"), measured.at("gpu_plus_npu").num()
-	for _, name := range []struct{ printed, catalog string }{{"Llama-8B", "llama-3-8b"}, {"Llama-3B", "llama-3.2-3b"}, {"InternLM-1.8B", "internlm2-1.8b"}} {
+	for _, name := range []struct{ printed, catalog string }{{"Llama-8B", "llama-3-8b"}, {"Llama-3B", "llama-3.2-3b"},
+		{"InternLM-1.8B", "internlm2-1.8b"}} {
 		model, err := models.Open(name.catalog)
 		if err != nil {
 			return err
 		}
 		n := float64(model.Parameters())
-		rows.noted(Modelled, "decode-"+name.printed+"/gbps", fmt.Sprintf("at most %v", most), speeds.at(name.printed).num()*n/2/1e9,
+		rows.noted(Modelled, "decode-"+name.printed+"/gbps", fmt.Sprintf("at most %v", most),
+			speeds.at(name.printed).num()*n/2/1e9,
 			"decode/gbps", name.catalog, n, most)
 		if err := model.Close(); err != nil {
 			return err
@@ -334,7 +371,8 @@ func heteroBandwidth(rows *sheet) error {
 	return nil
 }
 
-// heteroLayer predicts a layer of Llama-3-8B from Table 3 with layer-level mapping (sec. 4.1) and with tensor-level division.
+// heteroLayer predicts a layer of Llama-3-8B from Table 3 with layer-level mapping (sec. 4.1) and with tensor-level
+// division.
 func heteroLayer(ctx context.Context, rows *sheet) error {
 	model, err := models.Open("llama-3-8b")
 	if err != nil {
@@ -369,7 +407,8 @@ func heteroLayer(ctx context.Context, rows *sheet) error {
 	qkv := scaled("qkv", attn, (model.Heads+2*model.KVHeads)*model.HeadDim)
 	gateUp := scaled("gate_up", attn, 2*model.FFN)
 	layers := int64(model.Layers)
-	note := fmt.Sprintf("matrix products of %d layers of catalog model %s alone; QKV (and gate-up beyond decode) from the [4096,4096] row by work; other assumptions as for table3, smallest grid", model.Layers, model.Name)
+	note := fmt.Sprintf("matrix products of %d layers of catalog model %s alone; QKV (and gate-up beyond decode) "+
+		"from the [4096,4096] row by work; other assumptions as for table3, smallest grid", model.Layers, model.Name)
 	total := func(m int, a *assumptions, pick func(s *shape) (int64, error)) (int64, error) {
 		list := []*shape{qkv, attn, gateUp, down}
 		if m == 1 {
@@ -403,16 +442,22 @@ func heteroLayer(ctx context.Context, rows *sheet) error {
 	if err != nil {
 		return err
 	}
-	rows.noted(Modelled, "decode/tensor-over-layer-percent", hetero("r_decode_tensor_over_layer").at("values", "Llama-8B").num(), 100*(float64(gpu)/float64(both)-1), "decode/tensor_over_layer_percent", note)
+	rows.noted(Modelled, "decode/tensor-over-layer-percent",
+		hetero("r_decode_tensor_over_layer").at("values", "Llama-8B").num(), 100*(float64(gpu)/float64(both)-1),
+		"decode/tensor_over_layer_percent", note)
 	fine := *base
 	if both, err = tensor(1, &fine); err != nil {
 		return err
 	}
-	rows.add(Modelled, "decode/tensor-over-layer-percent-stage-grid", hetero("r_decode_tensor_over_layer").at("values", "Llama-8B").num(), 100*(float64(gpu)/float64(both)-1), "the same with ratios from every stage")
+	rows.add(Modelled, "decode/tensor-over-layer-percent-stage-grid",
+		hetero("r_decode_tensor_over_layer").at("values", "Llama-8B").num(), 100*(float64(gpu)/float64(both)-1),
+		"the same with ratios from every stage")
 	if both, err = tensor(1, &coarse); err != nil {
 		return err
 	}
-	rows.noted(Modelled, "decode/tokens-per-s", hetero("r_decode_speed").at("values", "Llama-8B").num(), 1e9/float64(both), "decode/tokens_per_s", note, 1000/hetero("r_decode_speed").at("values", "Llama-8B").num(), float64(both)/1e6)
+	rows.noted(Modelled, "decode/tokens-per-s", hetero("r_decode_speed").at("values", "Llama-8B").num(),
+		1e9/float64(both), "decode/tokens_per_s", note, 1000/hetero("r_decode_speed").at("values", "Llama-8B").num(),
+		float64(both)/1e6)
 	// Prefill: layer-level has all products on the NPU (sec. 4.1).
 	const m = 256
 	npu, err := alone(m, func(sh *shape) int64 { return sh.npuNS(m) + base.syncNS })
@@ -423,7 +468,8 @@ func heteroLayer(ctx context.Context, rows *sheet) error {
 		return err
 	}
 	avg := hetero("r_prefill_tensor_over_layer").at("values", "average").num()
-	rows.noted(Modelled, "prefill-256/tensor-over-layer-percent", avg, 100*(float64(npu)/float64(both)-1), "prefill_256/tensor_over_layer_percent", note)
+	rows.noted(Modelled, "prefill-256/tensor-over-layer-percent", avg, 100*(float64(npu)/float64(both)-1),
+		"prefill_256/tensor_over_layer_percent", note)
 	with := hetero("r_fast_sync_prefill_256").at("values")
 	rows.add(Modelled, "prefill-256/tokens-per-s", with.at("with").num(), m*1e9/float64(both), "%s, sec. 5.5", note)
 	slow := coarse
@@ -432,7 +478,8 @@ func heteroLayer(ctx context.Context, rows *sheet) error {
 	if err != nil {
 		return err
 	}
-	rows.noted(Modelled, "prefill-256/tokens-per-s-clfinish", with.at("without").num(), m*1e9/float64(waits), "prefill_256/tokens_per_s_clfinish", note, float64(slow.syncNS)/1000)
+	rows.noted(Modelled, "prefill-256/tokens-per-s-clfinish", with.at("without").num(), m*1e9/float64(waits),
+		"prefill_256/tokens_per_s_clfinish", note, float64(slow.syncNS)/1000)
 	rows.add(Modelled, "prefill-256/npu-over-gpu-only", nil, func() float64 {
 		g, _ := alone(m, func(sh *shape) int64 { return sh.gpuNS(m) })
 		return float64(g) / float64(npu)
@@ -454,31 +501,45 @@ func heteroLayer(ctx context.Context, rows *sheet) error {
 	}
 	dyn := hetero("r_dynamic_525").at("values")
 	far := note + "; graphs of 128, 256, 512, 1024 tokens; beyond 256 tokens latencies are extrapolated"
-	rows.add(Modelled, "prefill-525/over-padding", dyn.at("Padding").num(), float64(padded)/float64(both), "%s; padded to 1024, sec. 5.3.2", far)
-	rows.add(Modelled, "prefill-525/over-npu-pipe", dyn.at("NPU-pipe").num(), float64(piped)/float64(both), "%s; 512 then 128 on the NPU, sec. 5.3.2", far)
-	rows.noted(NotReproducible, "prefill-525/over-online-prepare", dyn.at("Online-prepare").num(), nil, "prefill_525/over_online_prepare",
-		hetero("r_online_prepare").at("values", "length_135", "prepare").num(), hetero("r_online_prepare").at("values", "length_1000", "prepare").num())
+	rows.add(Modelled, "prefill-525/over-padding", dyn.at("Padding").num(), float64(padded)/float64(both),
+		"%s; padded to 1024, sec. 5.3.2", far)
+	rows.add(Modelled, "prefill-525/over-npu-pipe", dyn.at("NPU-pipe").num(), float64(piped)/float64(both),
+		"%s; 512 then 128 on the NPU, sec. 5.3.2", far)
+	rows.noted(NotReproducible, "prefill-525/over-online-prepare", dyn.at("Online-prepare").num(), nil,
+		"prefill_525/over_online_prepare",
+		hetero("r_online_prepare").at("values", "length_135", "prepare").num(),
+		hetero("r_online_prepare").at("values", "length_1000", "prepare").num())
 	return nil
 }
 
 // heteroGains is arithmetic on printed results.
 func heteroGains(rows *sheet) error {
 	o := hetero("r_online_prepare").at("values", "length_135")
-	rows.noted(Exact, "online-prepare-135/total-ms", nil, o.at("prepare").num()/(o.at("share_percent").num()/100), "online_prepare_135/total_ms", o.at("prepare").num(), o.at("share_percent").num())
+	rows.noted(Exact, "online-prepare-135/total-ms", nil, o.at("prepare").num()/(o.at("share_percent").num()/100),
+		"online_prepare_135/total_ms", o.at("prepare").num(), o.at("share_percent").num())
 	f := hetero("r_fast_sync_prefill_256").at("values")
-	rows.noted(Exact, "fast-sync-256/gain", 1+hetero("r_fast_sync_prefill").at("values", "Hetero-tensor").num()/100, f.at("with").num()/f.at("without").num(), "fast_sync_256/gain")
+	rows.noted(Exact, "fast-sync-256/gain", 1+hetero("r_fast_sync_prefill").at("values", "Hetero-tensor").num()/100,
+		f.at("with").num()/f.at("without").num(), "fast_sync_256/gain")
 	a := hetero("r_ablation").at("values")
-	product := a.at("activation_centric").num() * a.at("order_exchange").num() * a.at("weight_centric").num() * a.at("fast_sync").num()
+	product := a.at("activation_centric").num() * a.at("order_exchange").num() * a.at("weight_centric").num() *
+		a.at("fast_sync").num()
 	slower := a.at("naive_npu_vs_gpu", "slower_percent").num()
 	rows.noted(Exact, "ablation/product", nil, product, "ablation/product")
 	rows.noted(Modelled, "ablation/over-gpu", nil, (1-slower/100)*product, "ablation/over_gpu",
 		slower, 1-slower/100, hetero("r_prefill_fixed_llama8b_256").at("values", "MNN-OpenCL").num())
 	n := hetero("r_prefill_vs_llmnpu").at("values")
-	rows.noted(Exact, "over-llmnpu", nil, n.at("hetero_tensor_InternLM-1.8B_256").num()/n.at("llm.npu_similar_size").num(), "over_llmnpu")
+	rows.noted(Exact, "over-llmnpu", nil,
+		n.at("hetero_tensor_InternLM-1.8B_256").num()/n.at("llm.npu_similar_size").num(), "over_llmnpu")
 	pipe := hetero("r_over_npu_pipe").at("values").nums()
-	rows.noted(Exact, "over-npu-pipe-525/reduction-percent", pipe[1], 100*(1-1/hetero("r_dynamic_525").at("values", "NPU-pipe").num()), "over_npu_pipe_525/reduction_percent", hetero("r_dynamic_525").at("values", "NPU-pipe").num(), pipe[0], pipe[1])
-	rows.noted(Exact, "over-padding-at-most", hetero("r_intro_unaligned").at("values").num(), hetero("r_dynamic_525").at("values", "Padding").num(), "over_padding_at_most")
+	rows.noted(Exact, "over-npu-pipe-525/reduction-percent", pipe[1],
+		100*(1-1/hetero("r_dynamic_525").at("values", "NPU-pipe").num()), "over_npu_pipe_525/reduction_percent",
+		hetero("r_dynamic_525").at("values", "NPU-pipe").num(), pipe[0], pipe[1])
+	rows.noted(Exact, "over-padding-at-most", hetero("r_intro_unaligned").at("values").num(),
+		hetero("r_dynamic_525").at("values", "Padding").num(), "over_padding_at_most")
 	p := hetero("r_prefill_speed").at("values")
-	rows.add(Exact, "prefill-speed-threshold", strings.TrimSpace(fmt.Sprintf("above %v tokens/s", hetero("r_intro_thresholds").at("values", "prefill_above").num())), p.at("InternLM-1.8B").num(), "sec. 1 against sec. 5.3.1, InternLM-1.8B")
+	rows.add(Exact, "prefill-speed-threshold",
+		strings.TrimSpace(fmt.Sprintf("above %v tokens/s",
+			hetero("r_intro_thresholds").at("values", "prefill_above").num())), p.at("InternLM-1.8B").num(),
+		"sec. 1 against sec. 5.3.1, InternLM-1.8B")
 	return nil
 }

@@ -38,7 +38,8 @@ func (c curve) at(tokens int) int64 {
 		after++
 	}
 	left, right := c[after-1], c[after]
-	return left.ns + int64(math.Round(float64(right.ns-left.ns)*float64(tokens-left.tokens)/float64(right.tokens-left.tokens)))
+	return left.ns + int64(math.Round(float64(right.ns-left.ns)*float64(tokens-left.tokens)/
+		float64(right.tokens-left.tokens)))
 }
 
 // shape is a weight of Table 3 with what it takes on both processors.
@@ -51,7 +52,8 @@ type shape struct {
 	stage  int
 	lookup map[string][]int64 // per set of standard lengths, the cheapest NPU pieces that make up each length
 
-	// catalog prices so many rows of the weight on a processor instead of the curves, alone or beside the other one; nil: the curves.
+	// catalog prices so many rows of the weight on a processor instead of the curves, alone or beside the other
+	// one; nil: the curves.
 	catalog func(proc string, tokens, rows int, beside bool) int64
 }
 
@@ -100,7 +102,10 @@ func table3() []table3Row {
 			weight = &shape{name: role, rows: rows, k: reduction, stage: stageRows(), lookup: map[string][]int64{}}
 			shapes[role] = weight
 		}
-		row := table3Row{shape: weight, cell: cell, printed: decision{strategy: cell.at("strategy").text(), ratio: cell.at("ratio").text()}}
+		row := table3Row{
+			shape: weight, cell: cell,
+			printed: decision{strategy: cell.at("strategy").text(), ratio: cell.at("ratio").text()},
+		}
 		tokens := fmt.Sprint(cell.at("activation", 1).v)
 		from, to, dynamic := strings.Cut(tokens, "-")
 		row.from, _ = strconv.Atoi(from)
@@ -161,8 +166,8 @@ type decision struct {
 
 func (d decision) same(e decision) bool { return d.strategy == e.strategy && d.ratio == e.ratio }
 
-// pieces returns, per number of tokens up to the longest standard length twice, the least NPU time of standard lengths that
-// add up to it, -1 where none do.
+// pieces returns, per number of tokens up to the longest standard length twice, the least NPU time of standard
+// lengths that add up to it, -1 where none do.
 func (s *shape) pieces(standard []int) []int64 {
 	key := fmt.Sprint(standard)
 	if c, ok := s.lookup[key]; ok {
@@ -226,7 +231,8 @@ func (s *shape) item(tokens int, dynamic bool, assumed *assumptions) (problem.It
 			if split == "hybrid" {
 				ratio += " (weight)"
 			}
-			gpuNS, npuNS := part(s.gpuNS(pad), assumed.gpuFixed, share.gpu), part(s.npuNS(pad), assumed.npuFixed, share.npu)
+			gpuNS, npuNS := part(s.gpuNS(pad), assumed.gpuFixed, share.gpu), part(s.npuNS(pad), assumed.npuFixed,
+				share.npu)
 			if s.catalog != nil {
 				rows := s.rows * share.gpu / (share.gpu + share.npu)
 				gpuNS, npuNS = s.catalog("gpu", pad, rows, true), s.catalog("npu", pad, s.rows-rows, true)
@@ -250,7 +256,8 @@ func (s *shape) item(tokens int, dynamic bool, assumed *assumptions) (problem.It
 			if cost[length] < 0 {
 				continue
 			}
-			add("activation-centric", fmt.Sprintf("dynamic:%d", length), max(cost[length], s.gpuNS(tokens-length))+assumed.syncNS+assumed.splitNS, gpu, npu)
+			add("activation-centric", fmt.Sprintf("dynamic:%d", length), max(cost[length], s.gpuNS(tokens-length))+
+				assumed.syncNS+assumed.splitNS, gpu, npu)
 			if !assumed.anyCut {
 				break
 			}
@@ -262,7 +269,10 @@ func (s *shape) item(tokens int, dynamic bool, assumed *assumptions) (problem.It
 // decide solves one operator at one length with the engine that solve uses.
 func (s *shape) decide(ctx context.Context, tokens int, dynamic bool, a *assumptions) (decision, error) {
 	it, ds := s.item(tokens, dynamic, a)
-	partition := &problem.Partition{Name: s.name, Procs: []string{"gpu", "npu"}, Chains: []problem.Chain{{Name: "op", Repeat: 1, Items: []problem.Item{it}}}}
+	partition := &problem.Partition{
+		Name: s.name, Procs: []string{"gpu", "npu"},
+		Chains: []problem.Chain{{Name: "op", Repeat: 1, Items: []problem.Item{it}}},
+	}
 	sol, err := solvePartition(ctx, partition)
 	if err != nil {
 		return decision{}, err
@@ -280,7 +290,8 @@ func solvePartition(ctx context.Context, p *problem.Partition) (problem.Solution
 		return sol, err
 	}
 	if sol.Status != problem.Optimal {
-		return sol, diag.New(diag.ClassInternal, "partition %q: status %q, want %q", p.Name, sol.Status, problem.Optimal)
+		return sol, diag.New(diag.ClassInternal, "partition %q: status %q, want %q", p.Name, sol.Status,
+			problem.Optimal)
 	}
 	return sol, nil
 }
@@ -292,7 +303,9 @@ type span struct {
 }
 
 // spans decides every length of a range.
-func (s *shape) spans(ctx context.Context, from, to int, dynamic bool, a *assumptions, same func(a, b decision) bool) ([]span, error) {
+func (s *shape) spans(
+	ctx context.Context, from, to int, dynamic bool, a *assumptions, same func(a, b decision) bool,
+) ([]span, error) {
 	var out []span
 	for length := from; length <= to; length++ {
 		decision, err := s.decide(ctx, length, dynamic, a)
@@ -343,7 +356,8 @@ func (r *table3Row) holds(ctx context.Context, a *assumptions, ratio bool) (bool
 		if err != nil {
 			return false, err
 		}
-		if decision.strategy != r.printed.strategy || ratio && decision.ratio != r.printed.ratio || !ratio && strings.HasSuffix(r.printed.ratio, "-only") && decision.ratio != r.printed.ratio {
+		if decision.strategy != r.printed.strategy || ratio && decision.ratio != r.printed.ratio || !ratio &&
+			strings.HasSuffix(r.printed.ratio, "-only") && decision.ratio != r.printed.ratio {
 			return false, nil
 		}
 	}
@@ -398,7 +412,8 @@ func interval(most int64, probes []int64, ok func(int64) (bool, error)) (low, hi
 const mostNS = 1_000_000_000
 
 // probesNS are where an interval is looked for: from nothing to a second.
-var probesNS = []int64{0, 5_000, 20_000, 50_000, 100_000, 150_000, 200_000, 300_000, 400_000, 600_000, 1_000_000, 2_000_000, 5_000_000, 20_000_000, 1_000_000_000}
+var probesNS = []int64{0, 5_000, 20_000, 50_000, 100_000, 150_000, 200_000, 300_000, 400_000, 600_000, 1_000_000,
+	2_000_000, 5_000_000, 20_000_000, 1_000_000_000}
 
 func usText(ns int64) string { return strconv.FormatFloat(float64(ns)/1000, 'f', -1, 64) }
 
@@ -459,7 +474,8 @@ func table3Base() (*assumptions, error) {
 	return &assumptions{syncNS: sync, standard: standardSets()[2].lengths}, err
 }
 
-// smallestGrid is the smallest set of shares, of those with small denominators, on which most rows of the table come out as printed.
+// smallestGrid is the smallest set of shares, of those with small denominators, on which most rows of the table
+// come out as printed.
 func smallestGrid(ctx context.Context, rows []table3Row, base *assumptions) ([]share, int, error) {
 	const most = 8 // of gpu + npu
 	var all []share
@@ -507,7 +523,8 @@ func smallestGrid(ctx context.Context, rows []table3Row, base *assumptions) ([]s
 	return best, bestHeld, err
 }
 
-// table3OnGrids returns the assumptions with every stage as a ratio, and with the smallest grid that gives the printed ratios.
+// table3OnGrids returns the assumptions with every stage as a ratio, and with the smallest grid that gives the
+// printed ratios.
 func table3OnGrids(ctx context.Context, rows []table3Row) (base *assumptions, onGrid assumptions, err error) {
 	if base, err = table3Base(); err != nil {
 		return nil, onGrid, err
@@ -527,7 +544,9 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 	if err != nil {
 		return err
 	}
-	model := fmt.Sprintf("latencies are the printed ones, linear in the weight's rows, between lengths on the line through printed points (NPU: at the end of its stage of %d); T_sync + T_copy %s us, standard lengths %s (384 because row 9 ends there)",
+	model := fmt.Sprintf("latencies are the printed ones, linear in the weight's rows, between lengths on the line "+
+		"through printed points (NPU: at the end of its stage of %d); T_sync + T_copy %s us, standard lengths %s "+
+		"(384 because row 9 ends there)",
 		stageRows(), usText(base.syncNS), joinInts(base.standard))
 	stageNote := model + "; ratios from every stage"
 	var names []string
@@ -552,13 +571,16 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 			}
 			strategy := textOf(list, func(d decision) string { return d.strategy })
 			ratio := textOf(list, func(d decision) string { return d.ratio })
-			add("strategy"+variant.suffix, row.printed.strategy, strategy, variant.note+reason(row, strategy != row.printed.strategy, variant.a))
-			add("ratio"+variant.suffix, row.printed.ratio, ratio, variant.note+reason(row, ratio != row.printed.ratio, variant.a))
+			add("strategy"+variant.suffix, row.printed.strategy, strategy, variant.note+
+				reason(row, strategy != row.printed.strategy, variant.a))
+			add("ratio"+variant.suffix, row.printed.ratio, ratio, variant.note+
+				reason(row, ratio != row.printed.ratio, variant.a))
 			worst := int64(0)
 			for _, span := range list {
 				worst = max(worst, span.ns)
 			}
-			add("us"+variant.suffix, nil, float64(worst)/1000, variant.note+"; microseconds, the longest of the row's lengths")
+			add("us"+variant.suffix, nil, float64(worst)/1000, variant.note+
+				"; microseconds, the longest of the row's lengths")
 		}
 		// Where the printed decision holds, one assumption moved at a time.
 		for _, move := range table3Moves(base, &onGrid) {
@@ -571,7 +593,8 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 				return err
 			}
 			limits[move.name] = append(limits[move.name], held{row.name, low, high, found})
-			add(move.name, nil, rangeText(low, high, found), move.note+"; looked for from 0 to 1 s, ends by bisection to 1 ns")
+			add(move.name, nil, rangeText(low, high, found), move.note+
+				"; looked for from 0 to 1 s, ends by bisection to 1 ns")
 		}
 		var denominators []int
 		finest := row.shape.rows / row.shape.stage
@@ -589,7 +612,9 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 				denominators = append(denominators, denominator)
 			}
 		}
-		add("holds-grid", nil, ranges(denominators), fmt.Sprintf("n for which strategy and ratio come out as printed when ratios are multiples of 1/n; 2..%d and every stage (rows / %d) are tried", mostDenominator, stageRows()))
+		add("holds-grid", nil, ranges(denominators),
+			fmt.Sprintf("n for which strategy and ratio come out as printed when ratios are multiples of 1/n; 2..%d "+
+				"and every stage (rows / %d) are tried", mostDenominator, stageRows()))
 		var sets []string
 		for _, set := range standardSets() {
 			assumed := onGrid
@@ -605,14 +630,21 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 		if len(sets) == len(standardSets()) {
 			sets = []string{"all"}
 		}
-		add("holds-lengths", nil, orNowhere(strings.Join(sets, "; ")), "sets of standard lengths up to 512 (named: "+joinInts(standardSets()[0].lengths)+") for which strategy and ratio come out as printed, on the smallest grid")
+		add("holds-lengths", nil, orNowhere(strings.Join(sets, "; ")), "sets of standard lengths up to 512 (named: "+
+			joinInts(standardSets()[0].lengths)+
+			") for which strategy and ratio come out as printed, on the smallest grid")
 		for _, variant := range []struct {
 			name string
 			set  func(a *assumptions)
 			note string
 		}{
-			{"holds-any-cut", func(a *assumptions) { a.anyCut = true }, "whether it comes out as printed on the smallest grid when the GPU may take more of the tokens than what no standard length fits into (sec. 4.2.2 takes as little as possible)"},
-			{"holds-pipe", func(a *assumptions) { a.pipe = true }, "whether it comes out as printed on the smallest grid when NPU-pipe is a choice as well (a baseline in sec. 5.3.2, not a term of the objective): two printed runs of 128 tokens take less than one of 256"},
+			{"holds-any-cut", func(a *assumptions) { a.anyCut = true },
+				"whether it comes out as printed on the smallest grid when the GPU may take more of the tokens than " +
+					"what no standard length fits into (sec. 4.2.2 takes as little as possible)"},
+			{"holds-pipe", func(a *assumptions) { a.pipe = true },
+				"whether it comes out as printed on the smallest grid when NPU-pipe is a choice as well (a baseline " +
+					"in sec. 5.3.2, not a term of the objective): two printed runs of 128 tokens take less than one " +
+					"of 256"},
 		} {
 			assumed := onGrid
 			variant.set(&assumed)
@@ -648,16 +680,26 @@ type move struct {
 func table3Moves(base, onGrid *assumptions) []move {
 	sync := func(a *assumptions, ns int64) { a.syncNS = ns }
 	return []move{
-		{"holds-sync", onGrid, true, sync, "T_sync + T_copy for which strategy and ratio come out as printed, on the smallest grid"},
-		{"holds-sync-stage-grid", base, false, sync, "T_sync + T_copy for which the strategy comes out as printed, ratios from every stage"},
-		{"holds-gpu-fixed", base, false, func(a *assumptions, ns int64) { a.gpuFixed = ns }, "time of the GPU that does not shrink with its part of the weight for which the strategy comes out as printed, ratios from every stage"},
-		{"holds-npu-fixed", base, false, func(a *assumptions, ns int64) { a.npuFixed = ns }, "time of the NPU that does not shrink with its part of the weight for which the strategy comes out as printed, ratios from every stage"},
-		{"holds-split", base, false, func(a *assumptions, ns int64) { a.splitNS = ns }, "what a division costs beyond the synchronisation of NPU-only for which the strategy comes out as printed, ratios from every stage"},
+		{"holds-sync", onGrid, true, sync,
+			"T_sync + T_copy for which strategy and ratio come out as printed, on the smallest grid"},
+		{"holds-sync-stage-grid", base, false, sync,
+			"T_sync + T_copy for which the strategy comes out as printed, ratios from every stage"},
+		{"holds-gpu-fixed", base, false, func(a *assumptions, ns int64) { a.gpuFixed = ns },
+			"time of the GPU that does not shrink with its part of the weight for which the strategy comes out as " +
+				"printed, ratios from every stage"},
+		{"holds-npu-fixed", base, false, func(a *assumptions, ns int64) { a.npuFixed = ns },
+			"time of the NPU that does not shrink with its part of the weight for which the strategy comes out as " +
+				"printed, ratios from every stage"},
+		{"holds-split", base, false, func(a *assumptions, ns int64) { a.splitNS = ns },
+			"what a division costs beyond the synchronisation of NPU-only for which the strategy comes out as " +
+				"printed, ratios from every stage"},
 	}
 }
 
 // table3Together is about all rows at once.
-func table3Together(ctx context.Context, out *sheet, rows []table3Row, base, onGrid *assumptions, limits map[string][]held) error {
+func table3Together(
+	ctx context.Context, out *sheet, rows []table3Row, base, onGrid *assumptions, limits map[string][]held,
+) error {
 	count := func(a *assumptions, ratio bool) (count int, err error) {
 		for i := range rows {
 			ok, err := rows[i].holds(ctx, a, ratio)
@@ -713,11 +755,15 @@ func table3Together(ctx context.Context, out *sheet, rows []table3Row, base, onG
 		case none != "":
 			note += "; " + none + " comes out as printed nowhere"
 		case low.low > high.high:
-			note += fmt.Sprintf("; %s needs at least %s us and %s permits at most %s us, so no such cost explains the table: it implies a coarse grid", low.row, usText(low.low), high.row, usText(high.high))
+			note += fmt.Sprintf("; %s needs at least %s us and %s permits at most %s us, so no such cost explains "+
+				"the table: it implies a coarse grid", low.row, usText(low.low), high.row, usText(high.high))
 		default:
-			note += fmt.Sprintf("; the upper end is that of %s: a wait of %v us by clFinish (sec. 3.1) is beyond it, so the table rests on fast synchronisation", high.row, fact("heteroinfer", "hw_sync_clfinish").at("values", "clFinish_fixed").num())
+			note += fmt.Sprintf("; the upper end is that of %s: a wait of %v us by clFinish (sec. 3.1) is beyond "+
+				"it, so the table rests on fast synchronisation", high.row,
+				fact("heteroinfer", "hw_sync_clfinish").at("values", "clFinish_fixed").num())
 		}
-		out.add(Modelled, "all/"+move.name, nil, rangeText(low.low, high.high, none == "" && low.low <= high.high), "%s", note)
+		out.add(Modelled, "all/"+move.name, nil, rangeText(low.low, high.high, none == "" && low.low <= high.high),
+			"%s", note)
 	}
 	return nil
 }
@@ -728,7 +774,8 @@ func reason(r *table3Row, differs bool, a *assumptions) string {
 	case !differs:
 		return ""
 	case a.shares == nil && strings.HasSuffix(r.printed.ratio, "-only"):
-		return "; differs because a division that is fine enough always pays: NPU-only has the same synchronisation, and the GPU alone takes longer"
+		return "; differs because a division that is fine enough always pays: NPU-only has the same " +
+			"synchronisation, and the GPU alone takes longer"
 	case a.shares == nil:
 		return "; differs because the printed ratio is not the one that balances the two printed latencies"
 	}

@@ -15,12 +15,15 @@ import (
 )
 
 // pick solves the choice of one operator among labelled costs in ns and returns the label.
-func pick(ctx context.Context, name string, labels []string, ns []int64, procs [][]int, all []string) (string, int64, error) {
+func pick(
+	ctx context.Context, name string, labels []string, ns []int64, procs [][]int, all []string,
+) (string, int64, error) {
 	it := problem.Item{Name: name, Before: []string{"shared"}, After: []string{"shared"}}
 	for i := range labels {
 		it.Choices = append(it.Choices, problem.Choice{Label: labels[i], Procs: procs[i], CostNS: ns[i]})
 	}
-	partition := &problem.Partition{Name: name, Procs: all, Chains: []problem.Chain{{Name: "op", Repeat: 1, Items: []problem.Item{it}}}}
+	partition := &problem.Partition{Name: name, Procs: all,
+		Chains: []problem.Chain{{Name: "op", Repeat: 1, Items: []problem.Item{it}}}}
 	sol, err := solvePartition(ctx, partition)
 	if err != nil {
 		return "", 0, err
@@ -58,7 +61,8 @@ func npuTable3(ctx context.Context, rows *sheet) error {
 		}
 		rows.add(Exact, name+"/choice-without-int8", nil, got, "the faster of the FP16 columns: never the NPU")
 		note := "latency over that of NPU INT8"
-		for _, columns := range []struct{ column, ratio string }{{"cpu_int8", "cpu_ratio"}, {"gpu_fp16", "gpu_ratio"}, {"npu_fp16", "npu_fp16_ratio"}} {
+		for _, columns := range []struct{ column, ratio string }{{"cpu_int8", "cpu_ratio"}, {"gpu_fp16", "gpu_ratio"},
+			{"npu_fp16", "npu_fp16_ratio"}} {
 			said := note
 			ours := row.at(columns.column).num() / row.at("npu_int8").num()
 			if printed := row.at(columns.ratio).num(); math.Abs(ours-printed) > 0.11*printed {
@@ -87,10 +91,12 @@ func npuTable3(ctx context.Context, rows *sheet) error {
 		rows.noted(Modelled, name+"/divided-gpu-share", nil, gops/float64(tiles), "divided_gpu_share")
 		rows.add(Modelled, name+"/divided-ms", nil, float64(best)/1e6, "time of that division")
 	}
-	rows.add(Exact, "npu-fp16-over-cpu-int8-most", npuFact("r_matmul_ranges").at("values", "npu_fp16_slower_than_cpu_int8_up_to").num(), slower, "sec. 2.2")
+	rows.add(Exact, "npu-fp16-over-cpu-int8-most",
+		npuFact("r_matmul_ranges").at("values", "npu_fp16_slower_than_cpu_int8_up_to").num(), slower, "sec. 2.2")
 	var cpu, gpu []float64
 	for _, r := range npuFact("table3").at("values").list() {
-		cpu, gpu = append(cpu, r.at("cpu_int8").num()/r.at("npu_int8").num()), append(gpu, r.at("gpu_fp16").num()/r.at("npu_int8").num())
+		cpu, gpu = append(cpu, r.at("cpu_int8").num()/r.at("npu_int8").num()), append(gpu,
+			r.at("gpu_fp16").num()/r.at("npu_int8").num())
 	}
 	for _, claim := range []struct {
 		name string
@@ -98,25 +104,34 @@ func npuTable3(ctx context.Context, rows *sheet) error {
 		key  string
 	}{{"npu-over-cpu", cpu, "npu_over_cpu_int8"}, {"npu-over-gpu", gpu, "npu_over_gpu_fp16"}} {
 		printed := npuFact("r_matmul_ranges").at("values", claim.key).nums()
-		rows.add(Exact, claim.name+"-least", printed[0], slices.Min(claim.list), "range in sec. 2.2 against the cells of Table 3")
-		rows.add(Exact, claim.name+"-most", printed[1], slices.Max(claim.list), "range in sec. 2.2 against the cells of Table 3")
+		rows.add(Exact, claim.name+"-least", printed[0], slices.Min(claim.list),
+			"range in sec. 2.2 against the cells of Table 3")
+		rows.add(Exact, claim.name+"-most", printed[1], slices.Max(claim.list),
+			"range in sec. 2.2 against the cells of Table 3")
 	}
 	return nil
 }
 
-// qwen is the prefill of one chunk of Qwen1.5-1.8B as six subgraphs per layer: the paper prints 144 in all, 24 of them attention.
+// qwen is the prefill of one chunk of Qwen1.5-1.8B as six subgraphs per layer: the paper prints 144 in all, 24 of
+// them attention.
 func qwen(model *models.Model, chunks int, npuNS, cpuNS int64, attentionShare, growth float64) chunkGraph {
-	linear := []float64{float64(model.Hidden * (model.Heads + 2*model.KVHeads) * model.HeadDim), float64(model.Hidden * model.Heads * model.HeadDim), float64(3 * model.Hidden * model.FFN)}
+	linear := []float64{float64(model.Hidden * (model.Heads + 2*model.KVHeads) * model.HeadDim),
+		float64(model.Hidden * model.Heads * model.HeadDim), float64(3 * model.Hidden * model.FFN)}
 	sum := linear[0] + linear[1] + linear[2]
 	graph := make(chunkGraph, chunks)
 	for i := range graph {
 		npu := func(k int) subgraph {
-			return subgraph{proc: onNPU, ns: int64(math.Round(float64(npuNS) * linear[k] / sum / float64(model.Layers)))}
+			return subgraph{proc: onNPU,
+				ns: int64(math.Round(float64(npuNS) * linear[k] / sum / float64(model.Layers)))}
 		}
-		norm := subgraph{proc: onCPU, ns: int64(math.Round(float64(cpuNS) * (1 - attentionShare) / 2 / float64(model.Layers)))}
+		norm := subgraph{proc: onCPU,
+			ns: int64(math.Round(float64(cpuNS) * (1 - attentionShare) / 2 / float64(model.Layers)))}
 		// growth is how much longer attention takes with each earlier chunk; its mean over the chunks stays.
 		weight := (1 + growth*float64(i)) / (1 + growth*float64(chunks-1)/2)
-		attention := subgraph{proc: onCPU, attention: true, ns: int64(math.Round(float64(cpuNS) * attentionShare * weight / float64(model.Layers)))}
+		attention := subgraph{
+			proc: onCPU, attention: true,
+			ns: int64(math.Round(float64(cpuNS) * attentionShare * weight / float64(model.Layers))),
+		}
 		for range model.Layers {
 			graph[i] = append(graph[i], norm, npu(0), attention, npu(1), norm, npu(2))
 		}
@@ -136,10 +151,12 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 	t := npuFact("m_npu_time_256").at("values")
 	npuNS := us(1000 * t.at("npu").num())
 	cpuNS := int64(float64(npuNS) / t.at("relative_to_cpu").num())
-	rows.noted(Exact, "serial-ms", nil, float64(npuNS+cpuNS)/1e6, "serial_ms", t.at("npu").num(), t.at("relative_to_cpu").num())
+	rows.noted(Exact, "serial-ms", nil, float64(npuNS+cpuNS)/1e6, "serial_ms", t.at("npu").num(),
+		t.at("relative_to_cpu").num())
 	printed := npuFact("r_ablation").at("values", "out_of_order_reduction_percent").nums()
 	bubble := npuFact("m_schedule_bubble").at("values", "critical_path_bubble_naive").num()
-	rows.noted(Exact, "saving-at-most-percent", printed[1], 100*float64(cpuNS)/float64(npuNS+cpuNS), "saving_at_most_percent", printed[0], printed[1])
+	rows.noted(Exact, "saving-at-most-percent", printed[1], 100*float64(cpuNS)/float64(npuNS+cpuNS),
+		"saving_at_most_percent", printed[0], printed[1])
 	rows.noted(Exact, "saving-if-bubble-goes-percent", printed[1], bubble, "saving_if_bubble_goes_percent", bubble)
 	for _, variant := range []struct {
 		name              string
@@ -149,7 +166,8 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 	}{
 		{"512-tokens", 2, 0.8, 0, "attention 80 percent of the CPU's time, the same for each chunk"},
 		{"1024-tokens", 4, 0.8, 0, "attention 80 percent of the CPU's time, the same for each chunk"},
-		{"1024-tokens-growing", 4, 0.8, 1, "attention 80 percent of the CPU's time, longer by the first chunk's with every chunk before"},
+		{"1024-tokens-growing", 4, 0.8, 1,
+			"attention 80 percent of the CPU's time, longer by the first chunk's with every chunk before"},
 		{"1024-tokens-norms", 4, 0.2, 0, "attention 20 percent of the CPU's time, norms the rest"},
 	} {
 		graph := qwen(model, variant.chunks, npuNS, cpuNS, variant.attention, variant.growth)
@@ -161,11 +179,14 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 		if err != nil {
 			return err
 		}
-		note := fmt.Sprintf("six subgraphs per layer (norm, QKV, attention, O, norm, FFN), %d chunks of 256, NPU time by parameters of catalog model %s, %s; subgraph times are not printed; Fig. 19 has 512 tokens and other models as well", variant.chunks, model.Name, variant.note)
+		note := fmt.Sprintf("six subgraphs per layer (norm, QKV, attention, O, norm, FFN), %d chunks of 256, NPU "+
+			"time by parameters of catalog model %s, %s; subgraph times are not printed; Fig. 19 has 512 tokens and "+
+			"other models as well", variant.chunks, model.Name, variant.note)
 		add := func(name string, paper, ours any) { rows.add(Modelled, variant.name+"/"+name, paper, ours, "%s", note) }
 		add("in-order-bubble-percent", bubble, 100*graph.bubble(in))
 		add("eq5-bubble-percent", nil, 100*graph.bubble(out))
-		add("eq5-saving-percent", fmt.Sprintf("%v to %v", printed[0], printed[1]), 100*(1-float64(out.end)/float64(in.end)))
+		add("eq5-saving-percent", fmt.Sprintf("%v to %v", printed[0], printed[1]),
+			100*(1-float64(out.end)/float64(in.end)))
 		add("in-order-ms", nil, float64(in.end)/1e6)
 		add("eq5-ms", nil, float64(out.end)/1e6)
 		add("best-found-ms", nil, float64(best.end)/1e6)
@@ -205,7 +226,8 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 		}
 		worstGap = max(worstGap, float64(out.end)/float64(best.end)-1)
 	}
-	note := fmt.Sprintf("of %d seeded random graphs of 2 or 3 chunks and 3 or 4 subgraphs that alternate between the processors", instances)
+	note := fmt.Sprintf("of %d seeded random graphs of 2 or 3 chunks and 3 or 4 subgraphs that alternate between "+
+		"the processors", instances)
 	rows.noted(Modelled, "random/worse-than-in-order", nil, worse, "random/worse_than_in_order", note, 100*worst)
 	rows.noted(Modelled, "random/optimal-percent", nil, 100*float64(optimal)/instances, "random/optimal_percent", note)
 	rows.noted(Modelled, "random/worst-over-best-percent", nil, 100*worstGap, "random/worst_over_best_percent", note)
@@ -220,7 +242,8 @@ func linearWeights(m *models.Model) (attention, ffn float64) {
 
 // linearShapes are K and N of a layer's products: fused QKV, O, fused gate and up, down.
 func linearShapes(m *models.Model) [][2]int {
-	return [][2]int{{m.Hidden, (m.Heads + 2*m.KVHeads) * m.HeadDim}, {m.Heads * m.HeadDim, m.Hidden}, {m.Hidden, 2 * m.FFN}, {m.FFN, m.Hidden}}
+	return [][2]int{{m.Hidden, (m.Heads + 2*m.KVHeads) * m.HeadDim}, {m.Heads * m.HeadDim, m.Hidden},
+		{m.Hidden, 2 * m.FFN}, {m.FFN, m.Hidden}}
 }
 
 func npuSharing(rows *sheet) error {
@@ -229,16 +252,20 @@ func npuSharing(rows *sheet) error {
 		return err
 	}
 	defer model.Close()
-	const perLayer = 6 // norm, QKV, attention, O, norm, FFN: the only division of 144 by 24 layers in which one per layer is attention
+	// norm, QKV, attention, O, norm, FFN: the only division of 144 by 24 layers in which one per layer is attention
+	const perLayer = 6
 	c := npuFact("models_qwen_subgraphs").at("values")
 	rows.noted(Modelled, "subgraphs", c.at("total").num(), model.Layers*perLayer, "subgraphs", model.Name, perLayer)
 	rows.noted(Modelled, "shareable", c.at("shareable").num(), model.Layers*(perLayer-1), "shareable")
 	shared := npuFact("m_chunk_sharing_memory").at("values")
 	chunks := shared.at("prompt").num() / shared.at("chunk").num()
-	rows.add(Exact, "chunks", nil, chunks, "a prompt of %v tokens in chunks of %v", shared.at("prompt").num(), shared.at("chunk").num())
+	rows.add(Exact, "chunks", nil, chunks, "a prompt of %v tokens in chunks of %v", shared.at("prompt").num(),
+		shared.at("chunk").num())
 	reduction := 1 - 1/chunks
-	rows.noted(Exact, "reduction-percent", shared.at("reduction_up_to_percent").num(), 100*reduction, "reduction_percent")
-	rows.add(Exact, "factor", shared.at("reduction_factor_up_to").num(), 1/(1-reduction), "the same as a factor, sec. 1")
+	rows.noted(Exact, "reduction-percent", shared.at("reduction_up_to_percent").num(), 100*reduction,
+		"reduction_percent")
+	rows.add(Exact, "factor", shared.at("reduction_factor_up_to").num(), 1/(1-reduction),
+		"the same as a factor, sec. 1")
 	saved := shared.at("saved_gb").num()
 	before := saved / reduction
 	rows.noted(Exact, "before-gb", nil, before, "before_gb", saved)
@@ -249,11 +276,13 @@ func npuSharing(rows *sheet) error {
 		name  string
 		bytes float64
 	}{{"int8", 1}, {"fp16", 2}} {
-		rows.noted(Modelled, "saved-gb-"+reading.name, saved, (chunks-1)*linear*reading.bytes/1e9, "saved_gb", model.Name, linear, reading.bytes)
+		rows.noted(Modelled, "saved-gb-"+reading.name, saved, (chunks-1)*linear*reading.bytes/1e9, "saved_gb",
+			model.Name, linear, reading.bytes)
 	}
 	rows.noted(Modelled, "bytes-per-weight", 1, (before-saved)*1e9/linear, "bytes_per_weight")
 	over := shared.at("unshared_overhead_x_weights").nums()
-	rows.noted(Modelled, "unshared-over-weights", fmt.Sprintf("%v to %v", over[0], over[1]), chunks, "unshared_over_weights")
+	rows.noted(Modelled, "unshared-over-weights", fmt.Sprintf("%v to %v", over[0], over[1]), chunks,
+		"unshared_over_weights")
 	return nil
 }
 
@@ -266,7 +295,8 @@ func npuChunks(rows *sheet) error {
 		for k, end := range []string{"shortest", "longest"} {
 			n := math.Ceil(prompts[k] / chunk)
 			rows.add(Exact, name+"/chunks-"+end, nil, n, "chunks of %v tokens for a prompt of %v", chunk, prompts[k])
-			rows.noted(Exact, name+"/padding-percent-"+end, nil, 100*(n*chunk/prompts[k]-1), "padding_percent", prompts[k])
+			rows.noted(Exact, name+"/padding-percent-"+end, nil, 100*(n*chunk/prompts[k]-1), "padding_percent",
+				prompts[k])
 		}
 		for _, row := range dataset.at("rows").list() {
 			if row.at("llm").text() != "Qwen1.5-1.8B" {
@@ -278,11 +308,14 @@ func npuChunks(rows *sheet) error {
 				note += "; this cell stands out: its prefill is far above that of other prompts of this length"
 			}
 			printed := npuFact("m_npu_time_256").at("values", "npu").num() / 1000
-			rows.add(Modelled, name+"/s-per-chunk-longest", printed, prefill/math.Ceil(prompts[1]/chunk), "%s; all prompts as long as the longest", note)
-			rows.add(Modelled, name+"/s-per-chunk-shortest", printed, prefill/math.Ceil(prompts[0]/chunk), "%s; all prompts as long as the shortest", note)
+			rows.add(Modelled, name+"/s-per-chunk-longest", printed, prefill/math.Ceil(prompts[1]/chunk),
+				"%s; all prompts as long as the longest", note)
+			rows.add(Modelled, name+"/s-per-chunk-shortest", printed, prefill/math.Ceil(prompts[0]/chunk),
+				"%s; all prompts as long as the shortest", note)
 			above := npuFact("r_prefill_gt_1000").at("values", "above").num()
 			for k, end := range []string{"shortest", "longest"} {
-				rows.noted(Modelled, name+"/tokens-per-s-"+end, fmt.Sprintf("above %v", above), prompts[k]/prefill, "tokens_per_s", end)
+				rows.noted(Modelled, name+"/tokens-per-s-"+end, fmt.Sprintf("above %v", above), prompts[k]/prefill,
+					"tokens_per_s", end)
 			}
 		}
 	}
@@ -313,7 +346,8 @@ func npuChunks(rows *sheet) error {
 		}
 		return ns * float64(model.Layers)
 	}
-	rows.noted(Modelled, "npu-ms-256", npuFact("m_npu_time_256").at("values", "npu").num(), oneNS(256)/1e6, "npu_ms_256", model.Name)
+	rows.noted(Modelled, "npu-ms-256", npuFact("m_npu_time_256").at("values", "npu").num(), oneNS(256)/1e6,
+		"npu_ms_256", model.Name)
 	candidates := []int{32, 64, 128, 256, 512, 1024}
 	bestOf := func(cost func(c int) float64) (best int) {
 		least := math.Inf(1)
@@ -324,8 +358,10 @@ func npuChunks(rows *sheet) error {
 		}
 		return best
 	}
-	note := fmt.Sprintf("of %s, linear layers of %s on the catalog's NPU; the paper measures QKV and FFN per token (Fig. 8, not printed)", joinInts(candidates), model.Name)
-	rows.add(Modelled, "chunk-length/per-token", chunk, bestOf(func(c int) float64 { return oneNS(c) / float64(c) }), "least time per token without padding, %s", note)
+	note := fmt.Sprintf("of %s, linear layers of %s on the catalog's NPU; the paper measures QKV and FFN per token "+
+		"(Fig. 8, not printed)", joinInts(candidates), model.Name)
+	rows.add(Modelled, "chunk-length/per-token", chunk, bestOf(func(c int) float64 { return oneNS(c) / float64(c) }),
+		"least time per token without padding, %s", note)
 	for _, d := range list {
 		ends := d.at("prompt_tokens").nums()
 		rows.noted(Modelled, "chunk-length/"+datasetName(d), chunk, bestOf(func(c int) float64 {
@@ -371,7 +407,8 @@ func npuShapes(rows *sheet) error {
 	rows.noted(Modelled, "squarest", printed, text(square), "squarest")
 	gain := effect.at("gain_of_b").num()
 	// The search keeps the fastest: with the printed ratio, 1024x1 takes gain and 32x32 takes 1.
-	times := map[string]float64{fmt.Sprintf("%vx%v", effect.at("input_a", 0).num(), effect.at("input_a", 1).num()): gain, printed: 1}
+	times := map[string]float64{fmt.Sprintf("%vx%v", effect.at("input_a", 0).num(),
+		effect.at("input_a", 1).num()): gain, printed: 1}
 	fastest := ""
 	for _, shape := range shapes {
 		if t, ok := times[text(shape)]; ok && (fastest == "" || t < times[fastest]) {
@@ -386,7 +423,9 @@ func npuShapes(rows *sheet) error {
 	side := int(effect.at("input_b", 2).num())
 	product := &simulated{soc: soc}
 	took := func(f op.Form) float64 {
-		return float64(product.ns("npu", op.Op{Kind: op.MatMul, M: byRows, K: side, N: side, Scheme: op.A8TQ8C, Form: f})) - 1e3*soc.Processor("npu").LaunchUS
+		return float64(product.ns("npu",
+			op.Op{Kind: op.MatMul, M: byRows, K: side, N: side, Scheme: op.A8TQ8C,
+				Form: f})) - 1e3*soc.Processor("npu").LaunchUS
 	}
 	all := op.FormsOf(byRows, []op.Form{op.Conv})
 	best := all[0]
@@ -395,9 +434,12 @@ func npuShapes(rows *sheet) error {
 			best = form
 		}
 	}
-	note := fmt.Sprintf("times [%d,%d] in INT8 on catalog SoC %s, whose price of images is these two points, interpolated by the shorter side", side, side, soc.Name)
-	rows.add(Modelled, "search-over-all", printed, strings.TrimPrefix(string(best), string(op.Conv)+" "), "the fastest of all %d, %s", len(all), note)
-	rows.add(Modelled, "gain", gain, took(op.ConvForm(byRows, 1))/took(best), "%s, without the launch; %s", printed, note)
+	note := fmt.Sprintf("times [%d,%d] in INT8 on catalog SoC %s, whose price of images is these two points, "+
+		"interpolated by the shorter side", side, side, soc.Name)
+	rows.add(Modelled, "search-over-all", printed, strings.TrimPrefix(string(best), string(op.Conv)+" "),
+		"the fastest of all %d, %s", len(all), note)
+	rows.add(Modelled, "gain", gain, took(op.ConvForm(byRows, 1))/took(best), "%s, without the launch; %s", printed,
+		note)
 	return product.err
 }
 
@@ -413,13 +455,16 @@ func npuMemory(rows *sheet) error {
 	layers := model.Layers
 	note := fmt.Sprintf("INT8 weights of the layers of catalog model %s; dimensions are not in the paper", model.Name)
 	rows.noted(Modelled, "all-gib", limit, (attention+ffn)*float64(layers)/(1<<30), "all_gib", note)
-	rows.add(Modelled, "ffn-gib", limit, ffn*float64(layers)/(1<<30), "GiB, those of the feed-forward networks; %s", note)
-	// Latencies of Table 3 for these very shapes, 32 tokens: [4096,4096] (q, k, v, o) and [4096,11008] (gate, up, and down as its transpose).
+	rows.add(Modelled, "ffn-gib", limit, ffn*float64(layers)/(1<<30), "GiB, those of the feed-forward networks; %s",
+		note)
+	// Latencies of Table 3 for these very shapes, 32 tokens: [4096,4096] (q, k, v, o) and [4096,11008] (gate, up,
+	// and down as its transpose).
 	table := map[[2]float64]Value{}
 	for _, r := range npuFact("table3").at("values").list() {
 		table[[2]float64{r.at("b", 0).num(), r.at("b", 1).num()}] = r
 	}
-	small, large := table[[2]float64{float64(model.Hidden), float64(model.Hidden)}], table[[2]float64{float64(model.Hidden), float64(model.FFN)}]
+	small, large := table[[2]float64{float64(model.Hidden), float64(model.Hidden)}],
+		table[[2]float64{float64(model.Hidden), float64(model.FFN)}]
 	type matrix struct {
 		bytes, gain float64
 		count       int
@@ -442,9 +487,12 @@ func npuMemory(rows *sheet) error {
 				best, bestNets, bestAtts = g, n, a
 			}
 		}
-		rows.noted(Modelled, unit.name+"/rule", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", nets, net.count, atts, att.count), "rule", note)
+		rows.noted(Modelled, unit.name+"/rule", "FFN first",
+			fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", nets, net.count, atts, att.count), "rule", note)
 		rows.noted(Modelled, unit.name+"/rule-saves-ms", nil, rule, "rule_saves_ms", note)
-		rows.noted(Modelled, unit.name+"/best", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", bestNets, net.count, bestAtts, att.count), "best", note)
+		rows.noted(Modelled, unit.name+"/best", "FFN first",
+			fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", bestNets, net.count, bestAtts, att.count),
+			"best", note)
 		rows.add(Modelled, unit.name+"/best-saves-ms", nil, best, "ms per 32 tokens; %s", note)
 	}
 	return nil
@@ -457,7 +505,8 @@ func eq1(x, low, high float64) (npu, printed float64) {
 
 func npuOutliers(rows *sheet) error {
 	var low, high float64
-	if _, err := fmt.Sscanf(npuFact("m_outlier_split_eq1").at("values", "npu_part").text(), "clip(x/s, %g, %g)", &low, &high); err != nil {
+	if _, err := fmt.Sscanf(npuFact("m_outlier_split_eq1").at("values", "npu_part").text(), "clip(x/s, %g, %g)", &low,
+		&high); err != nil {
 		return fmt.Errorf("read the range of Eq. 1: %w", err)
 	}
 	values, same, small, off, mended := 0, 0, 0, 0.0, 0.0
@@ -473,9 +522,11 @@ func npuOutliers(rows *sheet) error {
 		off = max(off, math.Abs(npu+cpu-value))
 		mended = max(mended, math.Abs(npu+(value-npu)-value))
 	}
-	rows.noted(Exact, "eq1/identity-holds-percent", 100, 100*float64(same)/float64(values), "eq1/identity_holds_percent", high)
+	rows.noted(Exact, "eq1/identity-holds-percent", 100, 100*float64(same)/float64(values),
+		"eq1/identity_holds_percent", high)
 	rows.add(Exact, "eq1/largest-error", 0, off, "in units of s, as printed")
-	rows.noted(Exact, "eq1/inside-yet-on-cpu-percent", 0, 100*float64(small)/float64(values), "eq1/inside_yet_on_cpu_percent")
+	rows.noted(Exact, "eq1/inside-yet-on-cpu-percent", 0, 100*float64(small)/float64(values),
+		"eq1/inside_yet_on_cpu_percent")
 	rows.noted(Exact, "eq1/largest-error-mended", 0, mended, "eq1/largest_error_mended")
 	// The same through a product: INT8 part on one processor, the rest in float on the other.
 	random := rand.New(rand.NewPCG(1, 1))
@@ -489,17 +540,23 @@ func npuOutliers(rows *sheet) error {
 				value *= 8
 			}
 			npu, cpu := eq1(value, low, high)
-			exact, shadowed, plain = exact+float64(value*weight), shadowed+float64(npu*weight)+float64((value-npu)*weight), plain+float64(npu*weight)+float64(cpu*weight)
+			exact, shadowed, plain = exact+float64(value*weight), shadowed+float64(npu*weight)+
+				float64((value-npu)*weight), plain+float64(npu*weight)+float64(cpu*weight)
 		}
-		whole, parts, asPrinted = whole+float64(exact*exact), parts+float64((shadowed-exact)*(shadowed-exact)), asPrinted+float64((plain-exact)*(plain-exact))
+		whole, parts, asPrinted = whole+float64(exact*exact), parts+
+			float64((shadowed-exact)*(shadowed-exact)), asPrinted+float64((plain-exact)*(plain-exact))
 	}
-	rows.noted(Exact, "eq1/product-error-mended", 0, math.Round(1e9*math.Sqrt(parts/whole))/1e9, "eq1/product_error_mended")
-	rows.add(Exact, "eq1/product-error-printed", 0, math.Sqrt(asPrinted/whole), "the same with the CPU's part as printed")
-	rows.noted(Exact, "eq1/int8-range", fmt.Sprintf("%v..%v", low, high), fmt.Sprintf("%d..%d", math.MinInt8, math.MaxInt8), "eq1/int8_range")
+	rows.noted(Exact, "eq1/product-error-mended", 0, math.Round(1e9*math.Sqrt(parts/whole))/1e9,
+		"eq1/product_error_mended")
+	rows.add(Exact, "eq1/product-error-printed", 0, math.Sqrt(asPrinted/whole),
+		"the same with the CPU's part as printed")
+	rows.noted(Exact, "eq1/int8-range", fmt.Sprintf("%v..%v", low, high),
+		fmt.Sprintf("%d..%d", math.MinInt8, math.MaxInt8), "eq1/int8_range")
 	d := npuFact("m_outlier_density").at("values")
 	count, percent := d.at("count").nums(), d.at("percent_of_channels").nums()
 	for k, end := range []string{"least", "most"} {
-		rows.noted(Exact, "density/channels-"+end, nil, count[k]/(percent[k]/100), "density/channels", count[k], percent[k])
+		rows.noted(Exact, "density/channels-"+end, nil, count[k]/(percent[k]/100), "density/channels", count[k],
+			percent[k])
 	}
 	model, err := models.Open("qwen1.5-1.8b")
 	if err != nil {
@@ -511,11 +568,13 @@ func npuOutliers(rows *sheet) error {
 		n    int
 	}{{"hidden", model.Hidden}, {"ffn", model.FFN}} {
 		for k, end := range []string{"least", "most"} {
-			rows.noted(Modelled, "density/"+claim.name+"-percent-"+end, percent[k], 100*count[k]/float64(claim.n), "density/percent", count[k], claim.n, model.Name)
+			rows.noted(Modelled, "density/"+claim.name+"-percent-"+end, percent[k], 100*count[k]/float64(claim.n),
+				"density/percent", count[k], claim.n, model.Name)
 		}
 	}
 	hot := npuFact("m_hot_channels").at("values")
-	rows.noted(Modelled, "hot-channels/weights-percent", nil, hot.at("channels_below").num(), "hot_channels/weights_percent", hot.at("outliers_covered_above").num())
+	rows.noted(Modelled, "hot-channels/weights-percent", nil, hot.at("channels_below").num(),
+		"hot_channels/weights_percent", hot.at("outliers_covered_above").num())
 	for _, name := range npuFact("r_prune_tradeoff").at("values").keys() {
 		points := npuFact("r_prune_tradeoff").at("values", name).list()
 		faster, worse := true, true
@@ -531,7 +590,8 @@ func npuOutliers(rows *sheet) error {
 		// The time per token between keeping all and none is linear in the rate where each layer costs alike.
 		speed := func(i int) float64 { return points[i].at("speed").num() }
 		rate := points[1].at("prune").num() / 100
-		rows.noted(Modelled, "pruning/"+name+"/speed", speed(1), 1/(float64((1-rate)/speed(0))+float64(rate/speed(2))), "pruning/speed", points[1].at("prune").num())
+		rows.noted(Modelled, "pruning/"+name+"/speed", speed(1), 1/(float64((1-rate)/speed(0))+float64(rate/speed(2))),
+			"pruning/speed", points[1].at("prune").num())
 	}
 	var lambada Value
 	for _, r := range npuFact("table6").at("values", "LAMBADA").list() {
@@ -540,7 +600,8 @@ func npuOutliers(rows *sheet) error {
 		}
 	}
 	q := npuFact("r_prune_tradeoff").at("values", "Qwen1.5-1.8B", 1)
-	rows.noted(Exact, "pruning/against-table6", q.at("acc").num(), lambada.at(5).num(), "pruning/against_table6", q.at("prune").num(), npuFact("m_prune_rate").at("values").num())
+	rows.noted(Exact, "pruning/against-table6", q.at("acc").num(), lambada.at(5).num(), "pruning/against_table6",
+		q.at("prune").num(), npuFact("m_prune_rate").at("values").num())
 	return nil
 }
 
@@ -569,7 +630,8 @@ func npuTable5(rows *sheet) error {
 					all = append(all, cell.at(0).num()/ours)
 				}
 				if cell.at(2).v == nil {
-					rows.add(NotReproducible, name+"/"+llm+"/"+engine+"/sum", cell.at(0).num(), nil, "%s", doubtful[llm+"/"+engine])
+					rows.add(NotReproducible, name+"/"+llm+"/"+engine+"/sum", cell.at(0).num(), nil, "%s",
+						doubtful[llm+"/"+engine])
 					continue
 				}
 				cells++
@@ -585,8 +647,10 @@ func npuTable5(rows *sheet) error {
 				}
 			}
 			printed := row.at("speedup").nums()
-			rows.add(Exact, name+"/"+llm+"/speedup-least", printed[0], slices.Min(all), "least total of the others over llm.npu's")
-			rows.add(Exact, name+"/"+llm+"/speedup-most", printed[1], slices.Max(all), "largest total of the others over llm.npu's")
+			rows.add(Exact, name+"/"+llm+"/speedup-least", printed[0], slices.Min(all),
+				"least total of the others over llm.npu's")
+			rows.add(Exact, name+"/"+llm+"/speedup-most", printed[1], slices.Max(all),
+				"largest total of the others over llm.npu's")
 		}
 		for _, engine := range npuEngines {
 			sum := 0.0
@@ -599,7 +663,8 @@ func npuTable5(rows *sheet) error {
 			if math.Abs(ours-printed) > 0.1*printed {
 				note = "; differs from its own cells, sec. 4.3 repeats the printed one"
 			}
-			rows.add(Exact, name+"/geomean-"+engine, printed, ours, "geometric mean of the totals over llm.npu's%s", note)
+			rows.add(Exact, name+"/geomean-"+engine, printed, ours, "geometric mean of the totals over llm.npu's%s",
+				note)
 		}
 	}
 	rows.noted(Exact, "cells-that-add-up", cells, cells-wrong, "cells_that_add_up")
@@ -622,16 +687,19 @@ func npuTable6(rows *sheet) error {
 			for c := 2; c <= 5; c++ {
 				sums[c] += row.at(c).num() - row.at(1).num()
 			}
-			rows.add(Exact, set+"/"+row.at(0).text()+"/degradation", row.at(6).num(), tenths(row.at(5).num()-row.at(1).num()), "llm.npu less FP16, percentage points")
+			rows.add(Exact, set+"/"+row.at(0).text()+"/degradation", row.at(6).num(),
+				tenths(row.at(5).num()-row.at(1).num()), "llm.npu less FP16, percentage points")
 		}
 		for c := 2; c <= 5; c++ {
-			rows.noted(Exact, set+"/average/"+strings.TrimSuffix(columns[c].text(), "()"), printed.at(c).num(), tenths(sums[c]/count), "average")
+			rows.noted(Exact, set+"/average/"+strings.TrimSuffix(columns[c].text(), "()"), printed.at(c).num(),
+				tenths(sums[c]/count), "average")
 		}
 	}
 	drop := npuFact("r_smoothquant_drop").at("values")
 	for _, r := range table.at("values", "HellaSwag").list() {
 		if name := r.at(0).text(); drop.has(name) {
-			rows.noted(Exact, "smoothquant-drop/"+name, drop.at(name).num(), r.at(1).num()-r.at(2).num(), "smoothquant_drop")
+			rows.noted(Exact, "smoothquant-drop/"+name, drop.at(name).num(), r.at(1).num()-r.at(2).num(),
+				"smoothquant_drop")
 		}
 	}
 	best := func(column int) (most float64) {
@@ -645,8 +713,10 @@ func npuTable6(rows *sheet) error {
 		return most
 	}
 	g := npuFact("r_accuracy_gains").at("values")
-	rows.add(Exact, "largest-gain/SmoothQuant", g.at("best_over_SmoothQuant").num(), best(2), "percentage points, sec. 4.4 against Table 6")
-	rows.add(Exact, "largest-gain/K-Quant", g.at("best_over_K-Quant").num(), best(4), "percentage points, sec. 4.4 against Table 6")
+	rows.add(Exact, "largest-gain/SmoothQuant", g.at("best_over_SmoothQuant").num(), best(2),
+		"percentage points, sec. 4.4 against Table 6")
+	rows.add(Exact, "largest-gain/K-Quant", g.at("best_over_K-Quant").num(), best(4),
+		"percentage points, sec. 4.4 against Table 6")
 	return nil
 }
 

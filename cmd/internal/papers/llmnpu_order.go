@@ -16,9 +16,10 @@ const (
 
 // subgraph is a piece of a model's prefill graph (llm.npu sec. 3.2).
 type subgraph struct {
-	proc      int
-	ns        int64
-	attention bool // reads what the same piece before it left for all earlier chunks (Eq. 2), not for its own alone (Eq. 3)
+	proc int
+	ns   int64
+	// reads what the same piece before it left for all earlier chunks (Eq. 2), not for its own alone (Eq. 3)
+	attention bool
 }
 
 // chunkGraph is the subgraphs of each chunk of a prompt, in the order of their indices.
@@ -72,8 +73,8 @@ func (g chunkGraph) inOrder() chunkOrder {
 	return order
 }
 
-// contribution is C of Eq. 5: the time of the subgraphs that can be executed once subgraph j of chunk i has been, and could not
-// before, negative where it is itself on the NPU. done tells which have been executed.
+// contribution is C of Eq. 5: the time of the subgraphs that can be executed once subgraph j of chunk i has been,
+// and could not before, negative where it is itself on the NPU. done tells which have been executed.
 func (g chunkGraph) contribution(done [][]bool, i, j int) int64 {
 	var sum int64
 	if j+1 < len(g[i]) {
@@ -101,8 +102,8 @@ func (g chunkGraph) contribution(done [][]bool, i, j int) int64 {
 	return sum
 }
 
-// eq5 is the paper's online order (sec. 3.4): whenever a processor is free, of its subgraphs whose inputs are there the one with
-// the largest C starts; of several the one of the earliest chunk, which the paper leaves open.
+// eq5 is the paper's online order (sec. 3.4): whenever a processor is free, of its subgraphs whose inputs are there
+// the one with the largest C starts; of several the one of the earliest chunk, which the paper leaves open.
 func (g chunkGraph) eq5() chunkOrder {
 	order := g.empty()
 	done := make([][]bool, len(g))
@@ -256,7 +257,8 @@ func (g chunkGraph) beam(width int) chunkOrder {
 			return list[0].chunkOrder
 		}
 		slices.SortStableFunc(longer, func(a, b *partial) int {
-			return cmp.Or(cmp.Compare(a.below, b.below), cmp.Compare(a.free[onNPU], b.free[onNPU]), cmp.Compare(a.free[onCPU], b.free[onCPU]), slices.Compare(a.next, b.next))
+			return cmp.Or(cmp.Compare(a.below, b.below), cmp.Compare(a.free[onNPU], b.free[onNPU]),
+				cmp.Compare(a.free[onCPU], b.free[onCPU]), slices.Compare(a.next, b.next))
 		})
 		longer = slices.CompactFunc(longer, func(a, b *partial) bool {
 			return a.free == b.free && a.below == b.below && slices.Equal(a.next, b.next)
@@ -268,9 +270,9 @@ func (g chunkGraph) beam(width int) chunkOrder {
 // beamWidths are how many beginnings searches keep; the wider one is not always the better one.
 var beamWidths = []int{8, 48}
 
-// least finds an order with the least end by branch and bound over which subgraph is started next (every order without
-// needless waits is tried), starting from the best of in-order, Eq. 5 and beam searches. bound is below every end, equal to the
-// order's when that is proved to be the least; nodes bounds the search.
+// least finds an order with the least end by branch and bound over which subgraph is started next (every order
+// without needless waits is tried), starting from the best of in-order, Eq. 5 and beam searches. bound is below
+// every end, equal to the order's when that is proved to be the least; nodes bounds the search.
 func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, bound int64, err error) {
 	best = g.inOrder()
 	if order := g.eq5(); order.end < best.end {
@@ -327,14 +329,18 @@ func (g chunkGraph) check(order chunkOrder) error {
 		for j, graph := range g[i] {
 			at, ok := g.ready(&order, i, j)
 			if !ok || order.start[i][j] < at {
-				return fmt.Errorf("subgraph %d of chunk %d starts at %d ns, its inputs are there at %d ns", j, i, order.start[i][j], at)
+				return fmt.Errorf("subgraph %d of chunk %d starts at %d ns, its inputs are there at %d ns", j, i,
+					order.start[i][j], at)
 			}
 			end = max(end, order.start[i][j]+graph.ns)
 			lanes[graph.proc] = append(lanes[graph.proc], slot{order.start[i][j], order.start[i][j] + graph.ns})
 		}
 	}
 	for proc, lane := range lanes {
-		slices.SortFunc(lane, func(a, b slot) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to)) })
+		slices.SortFunc(lane, func(a, b slot) int {
+			return cmp.Or(cmp.Compare(a.from, b.from),
+				cmp.Compare(a.to, b.to))
+		})
 		for k := 1; k < len(lane); k++ {
 			if lane[k].from < lane[k-1].to {
 				return fmt.Errorf("processor %d executes two subgraphs at %d ns", proc, lane[k].from)

@@ -18,17 +18,28 @@ import (
 
 // npumoe are the items of that paper.
 var npumoe = []Item{
-	sheetItem("npumoe", "capacity", "rows that an expert needs", "sec. 4.1", moeCapacity, "dc_capacity_formula", "dc_shape_alignment"),
-	sheetItem("npumoe", "tiers", "the smallest tier that covers the expected load", "sec. 4.1, 5.6, 5.8", moeTiers, "dc_tier_assignment", "dc_padding_fraction", "dc_drop_rate"),
-	sheetItem("npumoe", "groups", "experts of one graph and the limit of 1.2 GB", "sec. 4.2, 4.3, 5.1", moeGroups, "dc_graph_limit_group_size", "dc_group_homogeneity"),
-	sheetItem("npumoe", "table5", "latency by group size and capacity", "Table 5, sec. 5.7", moeTable5, "dc_group_latency_table", "dc_launch_model"),
-	solvedItem("npumoe", "optimum", "the paper's tiers beside the solver's", "sec. 3.2, 4.1, 4.3", moeOptimum, "dc_tier_assignment", "dc_hot_residency"),
-	sheetItem("npumoe", "residency", "which groups belong on the NPU", "sec. 2, 4.3", moeResidency, "dc_hot_residency", "dc_matmul_window"),
-	sheetItem("npumoe", "overflow", "what is dropped, and gathering and scattering", "sec. 3.2, 4.2", moeOverflow, "dc_overflow_saliency", "dc_gather_scatter_roundtrip"),
-	sheetItem("npumoe", "memory", "bytes of experts and models", "sec. 5.1", moeMemory, "dc_expert_memory", "dc_bytes_per_param"),
-	sheetItem("npumoe", "calibration", "overlap of profiled and routed experts", "sec. 5.8, Fig. 18", moeCalibration, "dc_calibration_overlap"),
-	sheetItem("npumoe", "appendix", "ratios of the appendix's tables", "appendix A.2, A.3", moeAppendix, "dc_a2_ratios", "dc_a3_ratios"),
-	sheetItem("npumoe", "ranges", "ranges of the abstract against the details", "abstract, sec. 5.3 to 5.8", moeRanges, "dc_headline_ranges"),
+	sheetItem("npumoe", "capacity", "rows that an expert needs", "sec. 4.1", moeCapacity, "dc_capacity_formula",
+		"dc_shape_alignment"),
+	sheetItem("npumoe", "tiers", "the smallest tier that covers the expected load", "sec. 4.1, 5.6, 5.8", moeTiers,
+		"dc_tier_assignment", "dc_padding_fraction", "dc_drop_rate"),
+	sheetItem("npumoe", "groups", "experts of one graph and the limit of 1.2 GB", "sec. 4.2, 4.3, 5.1", moeGroups,
+		"dc_graph_limit_group_size", "dc_group_homogeneity"),
+	sheetItem("npumoe", "table5", "latency by group size and capacity", "Table 5, sec. 5.7", moeTable5,
+		"dc_group_latency_table", "dc_launch_model"),
+	solvedItem("npumoe", "optimum", "the paper's tiers beside the solver's", "sec. 3.2, 4.1, 4.3", moeOptimum,
+		"dc_tier_assignment", "dc_hot_residency"),
+	sheetItem("npumoe", "residency", "which groups belong on the NPU", "sec. 2, 4.3", moeResidency, "dc_hot_residency",
+		"dc_matmul_window"),
+	sheetItem("npumoe", "overflow", "what is dropped, and gathering and scattering", "sec. 3.2, 4.2", moeOverflow,
+		"dc_overflow_saliency", "dc_gather_scatter_roundtrip"),
+	sheetItem("npumoe", "memory", "bytes of experts and models", "sec. 5.1", moeMemory, "dc_expert_memory",
+		"dc_bytes_per_param"),
+	sheetItem("npumoe", "calibration", "overlap of profiled and routed experts", "sec. 5.8, Fig. 18", moeCalibration,
+		"dc_calibration_overlap"),
+	sheetItem("npumoe", "appendix", "ratios of the appendix's tables", "appendix A.2, A.3", moeAppendix, "dc_a2_ratios",
+		"dc_a3_ratios"),
+	sheetItem("npumoe", "ranges", "ranges of the abstract against the details", "abstract, sec. 5.3 to 5.8", moeRanges,
+		"dc_headline_ranges"),
 }
 
 // moe is an entry of the paper's data.
@@ -72,7 +83,8 @@ func moeCapacity(rows *sheet) error {
 			if model.Name == "phi-3.5-moe" {
 				class = Exact // which are printed
 			}
-			rows.noted(class, fmt.Sprintf("%s/chunk_%v/base", model.Name, chunk), nil, base, "chunk/base", chunk, model.ExpertsPerToken, model.Experts)
+			rows.noted(class, fmt.Sprintf("%s/chunk_%v/base", model.Name, chunk), nil, base, "chunk/base", chunk,
+				model.ExpertsPerToken, model.Experts)
 			for _, c := range ladder(base) {
 				all++
 				if c%16 == 0 {
@@ -85,13 +97,15 @@ func moeCapacity(rows *sheet) error {
 	for _, c := range moe("m_group_capacities").at("values").list() {
 		printed = append(printed, fmt.Sprint(c.any()))
 	}
-	rows.noted(Modelled, "tier_set", strings.Join(printed, " ")+", also 96 and 128", strings.Trim(fmt.Sprint(ladder(32)), "[]"), "tier_set")
+	rows.noted(Modelled, "tier_set", strings.Join(printed, " ")+", also 96 and 128",
+		strings.Trim(fmt.Sprint(ladder(32)), "[]"), "tier_set")
 	equal := 0
 	const layers = 200
 	for i := range layers {
 		routing := newRouting(rand.New(rand.NewPCG(41, uint64(i))), 16, 2, float64(i%4)/2, 2)
 		loads := loadsOf(16, routing.chunk(256))
-		if math.Abs(problem.MaxCapacity(problem.ImbalanceRatio(loads), mean(loads))-slices.Max(loads)) < 1e-9 && math.Abs(mean(loads)-problem.BaseCapacity(256, 2, 16)) < 1e-9 {
+		if math.Abs(problem.MaxCapacity(problem.ImbalanceRatio(loads), mean(loads))-slices.Max(loads)) < 1e-9 &&
+			math.Abs(mean(loads)-problem.BaseCapacity(256, 2, 16)) < 1e-9 {
 			equal++
 		}
 	}
@@ -110,9 +124,13 @@ func covering(capacities []int, load float64) int {
 func moeTiers(rows *sheet) error {
 	base := problem.BaseCapacity(256, 2, 16)
 	capacities := ladder(base)
-	rows.noted(Exact, "rule", nil, fmt.Sprintf("0.5 to %d, %v to %d, %v to %d, %v to %d", covering(capacities, 0.5), base, covering(capacities, base), base+1, covering(capacities, base+1), 3*base, covering(capacities, 3*base)), "rule", capacities)
+	rows.noted(Exact, "rule", nil,
+		fmt.Sprintf("0.5 to %d, %v to %d, %v to %d, %v to %d", covering(capacities, 0.5), base,
+			covering(capacities, base), base+1, covering(capacities, base+1), 3*base, covering(capacities, 3*base)),
+		"rule", capacities)
 	rows.noted(Exact, "top_quartile_4x_needs_percent", nil, 100*0.25*2, "top_quartile_4x_needs_percent")
-	padding, drop := moe("r_accuracy_details").at("values", "padding_of_tokens").nums(), moe("r_accuracy_details").at("values", "token_drop").nums()
+	padding, drop := moe("r_accuracy_details").at("values", "padding_of_tokens").nums(),
+		moe("r_accuracy_details").at("values", "token_drop").nums()
 	// Capacities from the first half of the chunks, padding and drops from the other.
 	const tokens = 256
 	show := func(name, given string, layers [][][]float64) {
@@ -130,20 +148,26 @@ func moeTiers(rows *sheet) error {
 				uniform.add(flat, loads)
 			}
 		}
-		rows.noted(Modelled, name+"/padding_percent", fmt.Sprintf("%v to %v", padding[0], padding[1]), 100*tiered.padding(), "padding_percent", given, tokens, ratio, capacities)
-		rows.add(Modelled, name+"/drop_percent", fmt.Sprintf("%v to %v", drop[0], drop[1]), 100*tiered.overflow(), "of routed rows, the same routing")
-		rows.noted(Modelled, name+"/uniform_drop_percent", nil, 100*uniform.overflow(), "uniform_drop_percent", 100*uniform.padding())
+		rows.noted(Modelled, name+"/padding_percent", fmt.Sprintf("%v to %v", padding[0], padding[1]),
+			100*tiered.padding(), "padding_percent", given, tokens, ratio, capacities)
+		rows.add(Modelled, name+"/drop_percent", fmt.Sprintf("%v to %v", drop[0], drop[1]), 100*tiered.overflow(),
+			"of routed rows, the same routing")
+		rows.noted(Modelled, name+"/uniform_drop_percent", nil, 100*uniform.overflow(), "uniform_drop_percent",
+			100*uniform.padding())
 	}
 	traced := tracedLoads(tokens)
 	show("traced", "traced routing of a small trained model of PhiMoE's 16 experts and 2 a token", traced)
 	for _, skew := range []float64{0, 0.5, 1, 1.5} {
-		show(fmt.Sprintf("skew_%v", skew), fmt.Sprintf("synthetic routing of PhiMoE's shape, popularity by rank^-%v, halved or doubled from chunk to chunk", skew), drawnLoads(42, 8, 128, tokens, 16, 2, skew))
+		show(fmt.Sprintf("skew_%v", skew),
+			fmt.Sprintf("synthetic routing of PhiMoE's shape, popularity by rank^-%v, halved or doubled from chunk "+
+				"to chunk", skew), drawnLoads(42, 8, 128, tokens, 16, 2, skew))
 	}
 	p := moe("r_padding_impact").at("values")
 	share := p.at("zero_padded_tokens_average").num() / 100
 	for i, name := range []string{"least", "most"} {
 		runtime := p.at("runtime_increase_percent").nums()[i]
-		rows.noted(Modelled, "padding_cost/"+name+"_percent", runtime, 100*(1/(1-share)-1), "padding_cost/percent", 100*(1-1/(1+runtime/100))/share)
+		rows.noted(Modelled, "padding_cost/"+name+"_percent", runtime, 100*(1/(1-share)-1), "padding_cost/percent",
+			100*(1-1/(1+runtime/100))/share)
 	}
 	rows.noted(NotReproducible, "traces", "real routing", nil, "traces")
 	return nil
@@ -178,12 +202,16 @@ func moeGroups(rows *sheet) error {
 		if size == 16 {
 			paper = "too large"
 		}
-		rows.noted(Exact, fmt.Sprintf("%v_experts/mb_gb", size), paper, fits(size, each*1e6, limit*1e9), "experts/mb_gb", size*each/1000, limit)
-		rows.noted(Modelled, fmt.Sprintf("%v_experts/mib_gb", size), paper, fits(size, phi, limit*1e9), "experts/mib_gb", size*phi/1e9, limit)
-		rows.noted(Modelled, fmt.Sprintf("%v_experts/mib_gib", size), paper, fits(size, phi, limit*gib), "experts/mib_gib", size*phi/gib, limit)
+		rows.noted(Exact, fmt.Sprintf("%v_experts/mb_gb", size), paper, fits(size, each*1e6, limit*1e9),
+			"experts/mb_gb", size*each/1000, limit)
+		rows.noted(Modelled, fmt.Sprintf("%v_experts/mib_gb", size), paper, fits(size, phi, limit*1e9),
+			"experts/mib_gb", size*phi/1e9, limit)
+		rows.noted(Modelled, fmt.Sprintf("%v_experts/mib_gib", size), paper, fits(size, phi, limit*gib),
+			"experts/mib_gib", size*phi/gib, limit)
 	}
 	for _, model := range list {
-		rows.noted(Modelled, model.Name+"/most_experts", nil, math.Floor(limit*1e9/expertBytes(model)), "most_experts", expertBytes(model)/1e6, model.Experts)
+		rows.noted(Modelled, model.Name+"/most_experts", nil, math.Floor(limit*1e9/expertBytes(model)), "most_experts",
+			expertBytes(model)/1e6, model.Experts)
 	}
 	// Homogeneous groups on synthetic layers.
 	groups, mixed, over := 0, 0, 0
@@ -242,7 +270,8 @@ func moeTable5(rows *sheet) error {
 		return math.NaN()
 	}
 	ratio := func(name string, printed float64, g1, c1, g2, c2 float64) {
-		rows.add(Exact, "ratio/"+name, printed, at(g1, c1)/at(g2, c2), "x, %v over %v ms a token", at(g1, c1), at(g2, c2))
+		rows.add(Exact, "ratio/"+name, printed, at(g1, c1)/at(g2, c2), "x, %v over %v ms a token", at(g1, c1),
+			at(g2, c2))
 	}
 	ratio("1x32_1x128", moe("r_capacity_no_group").at("values", "factor").num(), 1, 32, 1, 128)
 	r32, r64 := moe("r_group_cap32").at("values"), moe("r_group_cap64").at("values")
@@ -276,9 +305,13 @@ func moeTable5(rows *sheet) error {
 		name, note string
 		terms      func(g, c float64) []float64
 	}{
-		{"per_row", "ms a token = L/(g C) + a/C + b: time of a launch over the rows that it computes, L a launch and a an expert", func(g, c float64) []float64 { return []float64{1 / (g * c), 1 / c, 1} }},
-		{"per_chunk", "ms a token = L/g + a/C + b: launches of a chunk are experts over g, whatever the capacity; L is their time for g = 1 over the chunk's tokens", func(g, c float64) []float64 { return []float64{1 / g, 1 / c, 1} }},
-		{"launches_only", "ms a token = L/(g C) + b: launches explain all", func(g, c float64) []float64 { return []float64{1 / (g * c), 1} }},
+		{"per_row", "ms a token = L/(g C) + a/C + b: time of a launch over the rows that it computes, L a launch " +
+			"and a an expert", func(g, c float64) []float64 { return []float64{1 / (g * c), 1 / c, 1} }},
+		{"per_chunk", "ms a token = L/g + a/C + b: launches of a chunk are experts over g, whatever the capacity; L " +
+			"is their time for g = 1 over the chunk's tokens",
+			func(g, c float64) []float64 { return []float64{1 / g, 1 / c, 1} }},
+		{"launches_only", "ms a token = L/(g C) + b: launches explain all",
+			func(g, c float64) []float64 { return []float64{1 / (g * c), 1} }},
 	} {
 		fit := func(skip int) []float64 {
 			var terms [][]float64
@@ -314,7 +347,8 @@ func moeTable5(rows *sheet) error {
 				worst, where = e, fmt.Sprintf("%vx%v", point[0], point[1])
 			}
 		}
-		rows.noted(Modelled, "launch/"+model.name+"/held_out_mean_percent", nil, mean(errors), "launch/held_out_mean_percent", model.note, len(points))
+		rows.noted(Modelled, "launch/"+model.name+"/held_out_mean_percent", nil, mean(errors),
+			"launch/held_out_mean_percent", model.note, len(points))
 		rows.add(Modelled, "launch/"+model.name+"/held_out_worst_percent", nil, worst, "at %s", where)
 		rows.add(Modelled, "launch/"+model.name+"/L", nil, fit(-1)[0], "ms, fitted to all points")
 	}
@@ -328,7 +362,10 @@ func moeTable5(rows *sheet) error {
 // once, without a launch.
 func expertNS(p *socs.Processor, m *models.Model, rows int) float64 {
 	rate := p.Sim.Schemes[op.A32W32].PeakGops
-	anchors := roofline.Anchors{PeakOpsPerNS: rate, PeakBytesPerNS: p.BandwidthGBps, MemoryShare: 1, ComputeShare: 1, ComputeIntensity: rate / p.BandwidthGBps}
+	anchors := roofline.Anchors{
+		PeakOpsPerNS: rate, PeakBytesPerNS: p.BandwidthGBps, MemoryShare: 1, ComputeShare: 1,
+		ComputeIntensity: rate / p.BandwidthGBps,
+	}
 	return anchors.NS(float64(rows)*expertBytes(m), expertBytes(m)) // 2 operations for each value of 2 bytes and row
 }
 
@@ -399,7 +436,10 @@ func moeResidency(s *sheet) error {
 		var times [2]float64
 		for i, proc := range []*socs.Processor{cpu, npu} {
 			rate := proc.Sim.Schemes[op.A32W32].PeakGops
-			anchors := roofline.Anchors{PeakOpsPerNS: rate, PeakBytesPerNS: proc.BandwidthGBps, MemoryShare: 1, ComputeShare: 1, ComputeIntensity: rate / proc.BandwidthGBps}
+			anchors := roofline.Anchors{
+				PeakOpsPerNS: rate, PeakBytesPerNS: proc.BandwidthGBps, MemoryShare: 1, ComputeShare: 1,
+				ComputeIntensity: rate / proc.BandwidthGBps,
+			}
 			size := 4096.0 * 4096
 			times[i] = 1000*proc.LaunchUS + anchors.NS(2*float64(load)*size, 2*(size+2*float64(load)*4096))
 		}
@@ -425,8 +465,8 @@ func moeResidency(s *sheet) error {
 	return nil
 }
 
-// moeInstance is the tiers problem of PhiMoE on catalog SoC apple-m2-ultra with loads by layer, chunk of so many tokens and expert;
-// the ladder's capacities, graphs of 1.2 x 2^30 bytes, so that 8 experts fit as in sec. 5.7.
+// moeInstance is the tiers problem of PhiMoE on catalog SoC apple-m2-ultra with loads by layer, chunk of so many
+// tokens and expert; the ladder's capacities, graphs of 1.2 x 2^30 bytes, so that 8 experts fit as in sec. 5.7.
 func moeInstance(tokens int, loads [][][]float64) (*problem.Tiers, error) {
 	soc, err := socs.Open("apple-m2-ultra")
 	if err != nil {
@@ -439,7 +479,10 @@ func moeInstance(tokens int, loads [][][]float64) (*problem.Tiers, error) {
 	cpu, npu := soc.Processor("cpu"), soc.Processor("npu")
 	base := problem.BaseCapacity(tokens, model.ExpertsPerToken, model.Experts)
 	limit := moe("hw_graph_size_limit").at("values", "fallback_above").num() * (1 << 30)
-	tiers := &problem.Tiers{Name: "phi-3.5-moe", Tile: 16, Capacities: ladder(base), ExpertBytes: int64(expertBytes(model)), GraphBytes: int64(limit), NPUMilliwatts: int64(1000 * npu.PowerW), CPUMilliwatts: int64(1000 * cpu.PowerW)}
+	tiers := &problem.Tiers{
+		Name: "phi-3.5-moe", Tile: 16, Capacities: ladder(base), ExpertBytes: int64(expertBytes(model)),
+		GraphBytes: int64(limit), NPUMilliwatts: int64(1000 * npu.PowerW), CPUMilliwatts: int64(1000 * cpu.PowerW),
+	}
 	tiers.MaxTiers = len(tiers.Capacities)
 	chunk := problem.TierChunk{Tokens: tokens, Weight: 1, CPUNS: []int64{0}}
 	for _, link := range soc.Links {
@@ -477,9 +520,12 @@ func moeOptimum(ctx context.Context, rows *sheet) error {
 		name, given string
 		loads       [][][]float64
 	}
-	sources := []source{{"traced", "traced routing of a small trained model of PhiMoE's 16 experts and 2 a token", traced}}
+	sources := []source{{"traced", "traced routing of a small trained model of PhiMoE's 16 experts and 2 a token",
+		traced}}
 	for _, skew := range []float64{0, 0.5, 1, 1.5} {
-		sources = append(sources, source{fmt.Sprintf("skew_%v", skew), fmt.Sprintf("synthetic routing, popularity by rank^-%v", skew), drawnLoads(47, 8, 16, tokens, 16, 2, skew)})
+		sources = append(sources,
+			source{fmt.Sprintf("skew_%v", skew), fmt.Sprintf("synthetic routing, popularity by rank^-%v", skew),
+				drawnLoads(47, 8, 16, tokens, 16, 2, skew)})
 	}
 	for _, from := range sources {
 		layers := len(from.loads)
@@ -505,7 +551,8 @@ func moeOptimum(ctx context.Context, rows *sheet) error {
 		cpu := table.Total(none)
 		name := from.name + "/"
 		over := func(c problem.TierCost) float64 { return float64(c.NS) / float64(least.NS) }
-		rows.noted(Modelled, name+"best_ms", nil, float64(least.NS)/1e6/float64(layers), "best_ms", tokens, best.Status, least.Experts, layers*16, 100*float64(least.Overflow)/float64(least.Rows), from.given, layers)
+		rows.noted(Modelled, name+"best_ms", nil, float64(least.NS)/1e6/float64(layers), "best_ms", tokens, best.Status,
+			least.Experts, layers*16, 100*float64(least.Overflow)/float64(least.Rows), from.given, layers)
 		rows.noted(Modelled, name+"tiers_over_best", nil, over(rule), "tiers_over_best")
 		rows.noted(Modelled, name+"uniform_over_best", nil, over(uniform), "uniform_over_best")
 		rows.add(Modelled, name+"cpu_over_best", nil, over(cpu), "x: no expert on the NPU")
@@ -569,7 +616,8 @@ func moeOverflow(rows *sheet) error {
 		for _, v := range row {
 			norm += float64(v * v)
 		}
-		inputs, weights, saliency = append(inputs, row), append(weights, []float32{0.6, 0.4}), append(saliency, math.Sqrt(norm))
+		inputs, weights, saliency = append(inputs, row), append(weights, []float32{0.6, 0.4}), append(saliency,
+			math.Sqrt(norm))
 	}
 	loads := loadsOf(experts, routed)
 	plain := block.plain(inputs, routed, weights)
@@ -595,7 +643,8 @@ func moeOverflow(rows *sheet) error {
 				}
 			}
 		}
-		got := block.packed(problem.GroupExperts(loads, tiers, 4), variant.capacities, inputs, routed, weights, saliency)
+		got := block.packed(problem.GroupExperts(loads, tiers, 4), variant.capacities, inputs, routed, weights,
+			saliency)
 		differ, unexpected := 0, 0
 		for t := range got {
 			if !slices.Equal(got[t], plain[t]) {
@@ -605,7 +654,8 @@ func moeOverflow(rows *sheet) error {
 				}
 			}
 		}
-		rows.noted(Exact, variant.name+"/tokens_that_differ", nil, differ, "tokens_that_differ", tokens, len(drops), unexpected)
+		rows.noted(Exact, variant.name+"/tokens_that_differ", nil, differ, "tokens_that_differ", tokens, len(drops),
+			unexpected)
 	}
 	return nil
 }
@@ -618,8 +668,10 @@ func moeMemory(rows *sheet) error {
 	printed := moe("models_table1").at("values").list()
 	phi := printed[0]
 	experts := phi.at("layers").num() * phi.at("experts").num() * phi.at("expert_mb").num() / 1000
-	rows.add(Exact, "phimoe/experts_gb", nil, experts, "%v layers x %v experts x %v MB as printed", phi.at("layers").num(), phi.at("experts").num(), phi.at("expert_mb").num())
-	rows.add(Exact, "phimoe/rest_gb", nil, phi.at("size_gb").num()-experts, "of the printed %v GB", phi.at("size_gb").num())
+	rows.add(Exact, "phimoe/experts_gb", nil, experts, "%v layers x %v experts x %v MB as printed",
+		phi.at("layers").num(), phi.at("experts").num(), phi.at("expert_mb").num())
+	rows.add(Exact, "phimoe/rest_gb", nil, phi.at("size_gb").num()-experts, "of the printed %v GB",
+		phi.at("size_gb").num())
 	real := float64(list[0].Layers) * float64(list[0].Experts) * expertBytes(list[0]) / 1e9
 	rows.noted(Modelled, "phimoe/experts_gb_by_shape", nil, real, "phimoe/experts_gb_by_shape")
 	rows.noted(Modelled, "phimoe/rest_gb_by_shape", nil, phi.at("size_gb").num()-real, "phimoe/rest_gb_by_shape")
@@ -627,16 +679,19 @@ func moeMemory(rows *sheet) error {
 		name, model := size.at("alias").text(), list[i]
 		params := float64(model.Parameters())
 		if v, ok := size.at("params_b").any().(float64); ok {
-			rows.add(Exact, name+"/bytes_per_parameter", "FP16", size.at("size_gb").num()/v, "%v GB over %v billion as printed; FP16", size.at("size_gb").num(), v)
+			rows.add(Exact, name+"/bytes_per_parameter", "FP16", size.at("size_gb").num()/v,
+				"%v GB over %v billion as printed; FP16", size.at("size_gb").num(), v)
 			rows.add(Modelled, name+"/parameters_b", v, params/1e9, "billions, by the published configuration")
 		}
 		note := "printed GB over the published configuration's parameters"
 		if name == "Qwen3-MoE" {
 			note += ": one byte a parameter if GB are 2^30, although FP16 is the stated default"
 		}
-		rows.add(Modelled, name+"/bytes_per_parameter_by_shape", "FP16", size.at("size_gb").num()*1e9/params, "%s", note)
+		rows.add(Modelled, name+"/bytes_per_parameter_by_shape", "FP16", size.at("size_gb").num()*1e9/params, "%s",
+			note)
 		if name == "Qwen3-MoE" {
-			rows.add(Modelled, name+"/bytes_per_parameter_gib", "FP16", size.at("size_gb").num()*(1<<30)/params, "with GB of 2^30 bytes")
+			rows.add(Modelled, name+"/bytes_per_parameter_gib", "FP16", size.at("size_gb").num()*(1<<30)/params,
+				"with GB of 2^30 bytes")
 		}
 	}
 	return nil
@@ -667,8 +722,11 @@ func moeCalibration(rows *sheet) error {
 		split       int // chunks of the profile
 		loads       [][][]float64
 	}{
-		{"traced", fmt.Sprintf("%d layers of a small trained model of PhiMoE's 16 experts and 2 a token, profiled on one half of its text, run on the other", len(traced)), len(traced[0]) / 2, traced},
-		{"synthetic", fmt.Sprintf("%d synthetic layers with popularity by rank^-0.5, profiled on %d chunks of 256 tokens, run on %d", layers, chunks, run), chunks, drawnLoads(58, layers, chunks+run, 256, experts, 2, 0.5)},
+		{"traced", fmt.Sprintf("%d layers of a small trained model of PhiMoE's 16 experts and 2 a token, profiled "+
+			"on one half of its text, run on the other", len(traced)), len(traced[0]) / 2, traced},
+		{"synthetic", fmt.Sprintf("%d synthetic layers with popularity by rank^-0.5, profiled on %d chunks of 256 "+
+			"tokens, run on %d", layers, chunks, run), chunks,
+			drawnLoads(58, layers, chunks+run, 256, experts, 2, 0.5)},
 	} {
 		for _, count := range []int{2, 4, 8, experts} {
 			var overlap []float64
@@ -690,32 +748,38 @@ func moeCalibration(rows *sheet) error {
 			}
 			note := "percent, mean of " + from.given + "; only the trend can be compared"
 			if count == experts {
-				note = "all experts: 100 by definition, and chance alone gives K of 16, so that growth with K says little by itself"
+				note = "all experts: 100 by definition, and chance alone gives K of 16, so that growth with K says " +
+					"little by itself"
 			}
 			rows.add(Modelled, fmt.Sprintf("%s/top_%d_percent", from.name, count), paper, mean(overlap), "%s", note)
 		}
 	}
-	rows.noted(NotReproducible, "cross_dataset_percent", printed.at("cross_dataset_prefill").num(), nil, "cross_dataset_percent")
+	rows.noted(NotReproducible, "cross_dataset_percent", printed.at("cross_dataset_prefill").num(), nil,
+		"cross_dataset_percent")
 	return nil
 }
 
 func moeAppendix(rows *sheet) error {
 	latency := moe("table_a2_latency").at("values").list()
 	for _, row := range latency[1:] {
-		rows.add(Exact, "a2/"+row.at(0).text()+"/speedup", row.at(4).num(), row.at(1).num()/latency[0].at(1).num(), "%v over %v s", row.at(1).num(), latency[0].at(1).num())
+		rows.add(Exact, "a2/"+row.at(0).text()+"/speedup", row.at(4).num(), row.at(1).num()/latency[0].at(1).num(),
+			"%v over %v s", row.at(1).num(), latency[0].at(1).num())
 	}
 	for _, row := range latency {
-		rows.add(Exact, "a2/"+row.at(0).text()+"/experts_and_attention_percent", nil, 100*(row.at(2).num()+row.at(3).num())/row.at(1).num(), "of the wall time")
+		rows.add(Exact, "a2/"+row.at(0).text()+"/experts_and_attention_percent", nil,
+			100*(row.at(2).num()+row.at(3).num())/row.at(1).num(), "of the wall time")
 	}
 	energy := moe("table_a2_energy").at("values").list()
 	for _, row := range energy {
 		sum := row.at(2).num() + row.at(3).num() + row.at(4).num()
 		rows.add(Exact, "a2/"+row.at(0).text()+"/energy_parts_j", row.at(1).num(), sum, "CPU, ANE and communication")
 		if row.at(0).text() != "Ours" {
-			rows.add(Exact, "a2/"+row.at(0).text()+"/efficiency", row.at(5).num(), row.at(1).num()/energy[0].at(1).num(), "%v over %v J", row.at(1).num(), energy[0].at(1).num())
+			rows.add(Exact, "a2/"+row.at(0).text()+"/efficiency", row.at(5).num(),
+				row.at(1).num()/energy[0].at(1).num(), "%v over %v J", row.at(1).num(), energy[0].at(1).num())
 		}
 	}
-	for _, table := range []struct{ name, id string }{{"a3_micro", "table_a3_gpu_micro"}, {"a3_e2e", "table_a3_gpu_e2e"}} {
+	for _, table := range []struct{ name, id string }{{"a3_micro", "table_a3_gpu_micro"},
+		{"a3_e2e", "table_a3_gpu_e2e"}} {
 		devices := moe(table.id).at("values").list()
 		for i, what := range []string{"runtime", "energy", "power"} {
 			gpu, npu := devices[i].at(1).num(), devices[i].at(2).num()
@@ -726,7 +790,8 @@ func moeAppendix(rows *sheet) error {
 			rows.add(Exact, table.name+"/"+what, printed, max(gpu, npu)/min(gpu, npu), "x, %v and %v", gpu, npu)
 		}
 		for i, who := range []string{"gpu", "npu"} {
-			rows.noted(Exact, table.name+"/"+who+"_w", devices[2].at(1+i).num(), devices[1].at(1+i).num()/devices[0].at(1+i).num(), "w")
+			rows.noted(Exact, table.name+"/"+who+"_w", devices[2].at(1+i).num(),
+				devices[1].at(1+i).num()/devices[0].at(1+i).num(), "w")
 		}
 	}
 	return nil
@@ -759,26 +824,38 @@ func moeRanges(rows *sheet) error {
 		for _, id := range claim.ids {
 			collect(moe(id).at("values"), &all)
 		}
-		rows.add(Exact, claim.name+"/least", headline.at(claim.name).nums()[0], slices.Min(all), "x, least %s", claim.note)
-		rows.add(Exact, claim.name+"/most", headline.at(claim.name).nums()[1], slices.Max(all), "x, most %s", claim.note)
+		rows.add(Exact, claim.name+"/least", headline.at(claim.name).nums()[0], slices.Min(all), "x, least %s",
+			claim.note)
+		rows.add(Exact, claim.name+"/most", headline.at(claim.name).nums()[1], slices.Max(all), "x, most %s",
+			claim.note)
 	}
 	choice := moe("r_chunk_choice").at("values")
 	var ttft []float64
 	collect(moe("r_prefill_4096").at("values", "chunk_1024"), &ttft)
-	rows.add(Exact, "ttft_4096_chunk_1024/least", choice.at("ttft_4096_chunk_1024").nums()[0], slices.Min(ttft), "x, sec. 5.8 against sec. 5.3")
-	rows.add(Exact, "ttft_4096_chunk_1024/most", choice.at("ttft_4096_chunk_1024").nums()[1], slices.Max(ttft), "x, sec. 5.8 against sec. 5.3")
+	rows.add(Exact, "ttft_4096_chunk_1024/least", choice.at("ttft_4096_chunk_1024").nums()[0], slices.Min(ttft),
+		"x, sec. 5.8 against sec. 5.3")
+	rows.add(Exact, "ttft_4096_chunk_1024/most", choice.at("ttft_4096_chunk_1024").nums()[1], slices.Max(ttft),
+		"x, sec. 5.8 against sec. 5.3")
 	var one []float64
 	collect(moe("r_energy_1024_chunk512").at("values"), &one)
-	rows.add(Exact, "energy_1024_chunk_512/least", choice.at("energy_1024_chunk_512").nums()[0], slices.Min(one), "x, sec. 5.8 against sec. 5.4")
-	rows.add(Exact, "energy_1024_chunk_512/most", choice.at("energy_1024_chunk_512").nums()[1], slices.Max(one), "x, sec. 5.8 against sec. 5.4")
+	rows.add(Exact, "energy_1024_chunk_512/least", choice.at("energy_1024_chunk_512").nums()[0], slices.Min(one),
+		"x, sec. 5.8 against sec. 5.4")
+	rows.add(Exact, "energy_1024_chunk_512/most", choice.at("energy_1024_chunk_512").nums()[1], slices.Max(one),
+		"x, sec. 5.8 against sec. 5.4")
 	rows.noted(NotReproducible, "cpu_cycles_4096/chunk", "512 or 1024", nil, "cpu_cycles_4096/chunk")
 	a := moe("r_ablation").at("values")
-	rows.noted(Exact, "ablation/tg_over_base_latency", nil, a.at("all_vs_base_latency").num()/a.at("all_vs_TG_latency").num(), "ablation/tg_over_base_latency", a.at("all_vs_base_latency").num(), a.at("all_vs_TG_latency").num())
-	rows.add(Exact, "ablation/t_over_base_energy", nil, a.at("TG_vs_base_energy").num()/a.at("TG_vs_T_energy").num(), "x: tiers alone, from sec. 5.8's %v and %v", a.at("TG_vs_base_energy").num(), a.at("TG_vs_T_energy").num())
-	rows.add(NotReproducible, "ablation/energy", moe("r_ablation_energy_absolute").at("values", "Ours-TG").num(), nil, "its unit is not in the text")
+	rows.noted(Exact, "ablation/tg_over_base_latency", nil,
+		a.at("all_vs_base_latency").num()/a.at("all_vs_TG_latency").num(), "ablation/tg_over_base_latency",
+		a.at("all_vs_base_latency").num(), a.at("all_vs_TG_latency").num())
+	rows.add(Exact, "ablation/t_over_base_energy", nil, a.at("TG_vs_base_energy").num()/a.at("TG_vs_T_energy").num(),
+		"x: tiers alone, from sec. 5.8's %v and %v", a.at("TG_vs_base_energy").num(), a.at("TG_vs_T_energy").num())
+	rows.add(NotReproducible, "ablation/energy", moe("r_ablation_energy_absolute").at("values", "Ours-TG").num(), nil,
+		"its unit is not in the text")
 	gpu := moe("r_gpu").at("values")
 	micro, e2e := moe("table_a3_gpu_micro").at("values").list(), moe("table_a3_gpu_e2e").at("values").list()
-	rows.add(Exact, "gpu/faster_least", gpu.at("gpu_faster").nums()[0], e2e[0].at(2).num()/e2e[0].at(1).num(), "x, A.3's times are rounded to 0.01 s")
-	rows.add(Exact, "gpu/faster_most", gpu.at("gpu_faster").nums()[1], micro[0].at(2).num()/micro[0].at(1).num(), "x, from A.3")
+	rows.add(Exact, "gpu/faster_least", gpu.at("gpu_faster").nums()[0], e2e[0].at(2).num()/e2e[0].at(1).num(),
+		"x, A.3's times are rounded to 0.01 s")
+	rows.add(Exact, "gpu/faster_most", gpu.at("gpu_faster").nums()[1], micro[0].at(2).num()/micro[0].at(1).num(),
+		"x, from A.3")
 	return nil
 }

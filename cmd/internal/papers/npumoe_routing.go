@@ -27,8 +27,8 @@ func groupExperts(loads []float64, tiers []int, hot []bool, most int) []problem.
 	return groups
 }
 
-// routing draws which experts tokens go to. An expert's popularity falls with its rank to the power of -skew, and changes by a
-// factor between 1/burst and burst from chunk to chunk.
+// routing draws which experts tokens go to. An expert's popularity falls with its rank to the power of -skew, and
+// changes by a factor between 1/burst and burst from chunk to chunk.
 type routing struct {
 	random        *rand.Rand
 	experts, topK int
@@ -89,8 +89,8 @@ func loadsOf(experts int, routed [][]int) []float64 {
 	return counts
 }
 
-// tracedLoads are the loads that the router of a small trained model produced on text it was not trained on, by layer, chunk
-// of so many tokens, and expert. The model has 16 experts, 2 a token, as PhiMoE has.
+// tracedLoads are the loads that the router of a small trained model produced on text it was not trained on, by
+// layer, chunk of so many tokens, and expert. The model has 16 experts, 2 a token, as PhiMoE has.
 func tracedLoads(tokens int) [][][]float64 {
 	loads := workload.TracedExample()
 	joined := tokens / loads.ChunkTokens
@@ -148,8 +148,8 @@ func (r *reserve) add(capacity []int, loads []float64) {
 func (r *reserve) padding() float64  { return 1 - r.useful/r.computed }
 func (r *reserve) overflow() float64 { return 1 - r.useful/r.routed }
 
-// expertBlock computes experts on rows, one by one or packed: out of each token the sum over its experts of weight times
-// the expert of its row.
+// expertBlock computes experts on rows, one by one or packed: out of each token the sum over its experts of weight
+// times the expert of its row.
 type expertBlock struct {
 	hidden, inner int
 	up, down      [][]float32 // by expert
@@ -177,7 +177,10 @@ func (b *expertBlock) expert(index int, row []float32) []float32 {
 
 // packed gathers the rows of each group's experts into slices of its capacity, zero-padded, runs them all, and scatters
 // the valid rows back by weight (sec. 4.2). Rows beyond a capacity are pruned.
-func (b *expertBlock) packed(groups []problem.TierGroup, capacities []int, inputs [][]float32, routed [][]int, weights [][]float32, saliency []float64) [][]float32 {
+func (b *expertBlock) packed(
+	groups []problem.TierGroup, capacities []int, inputs [][]float32, routed [][]int, weights [][]float32,
+	saliency []float64,
+) [][]float32 {
 	out := make([][]float32, len(inputs))
 	for t := range out {
 		out[t] = make([]float32, b.hidden)
@@ -238,7 +241,8 @@ func (b *expertBlock) plain(x [][]float32, routed [][]int, weights [][]float32) 
 	return out
 }
 
-// leastSquares solves min |A w - y| for few unknowns by the normal equations; ok is false where they have no single solution.
+// leastSquares solves min |A w - y| for few unknowns by the normal equations; ok is false where they have no single
+// solution.
 func leastSquares(a [][]float64, y []float64) (solution []float64, ok bool) {
 	unknowns := len(a[0])
 	normal := make([][]float64, unknowns)

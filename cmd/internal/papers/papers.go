@@ -18,7 +18,8 @@ type Class string
 
 const (
 	Exact           Class = "exact"            // a formula and its inputs are printed
-	Modelled        Class = "modelled"         // through a catalog SoC or a model fitted to some printed points and compared on others
+	// through a catalog SoC or a model fitted to some printed points and compared on others
+	Modelled        Class = "modelled"
 	Measured        Class = "measured here"    // the same experiment on this machine's processors
 	NotReproducible Class = "not reproducible" // the note says what is missing
 )

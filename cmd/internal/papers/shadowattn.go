@@ -15,16 +15,22 @@ import (
 // shadowattn are the items of that paper.
 var shadowattn = []Item{
 	sheetItem("shadowattn", "eq3", "sparsity ratio per head", "Eq. 3, sec. 3.2", shadowHeadRatios, "dc_head_ratio_eq3"),
-	sheetItem("shadowattn", "alg1", "order of launches and heads", "Algorithm 1, Eq. 4, sec. 3.4", shadowOrder, "dc_alg1_pipeline", "dc_alg1_recurrence", "dc_alg1_literal_vs_intended"),
+	sheetItem("shadowattn", "alg1", "order of launches and heads", "Algorithm 1, Eq. 4, sec. 3.4", shadowOrder,
+		"dc_alg1_pipeline", "dc_alg1_recurrence", "dc_alg1_literal_vs_intended"),
 	sheetItem("shadowattn", "launch", "heads launched together", "sec. 3.4", shadowLaunch, "dc_fused_launch"),
-	sheetItem("shadowattn", "sparse", "what estimating the scores costs a sparse kernel", "sec. 2.2, Fig. 4", shadowSparse, "dc_sparse_linear_model"),
-	sheetItem("shadowattn", "buckets", "scale buckets and the rule that selects one", "sec. 3.3, 5.2", shadowBuckets, "dc_bucket_select", "dc_bucket_ablation_geometry"),
+	sheetItem("shadowattn", "sparse", "what estimating the scores costs a sparse kernel", "sec. 2.2, Fig. 4",
+		shadowSparse, "dc_sparse_linear_model"),
+	sheetItem("shadowattn", "buckets", "scale buckets and the rule that selects one", "sec. 3.3, 5.2", shadowBuckets,
+		"dc_bucket_select", "dc_bucket_ablation_geometry"),
 	sheetItem("shadowattn", "memory", "memory of the graphs", "sec. 3.3", shadowMemory, "dc_graph_memory"),
 	sheetItem("shadowattn", "topk", "top-k before softmax", "sec. 3.2", shadowTopK, "dc_topk_before_softmax"),
 	sheetItem("shadowattn", "ops", "operations of attention", "Table 5, sec. 5.1", shadowOps, "dc_attention_ops"),
-	sheetItem("shadowattn", "accuracy", "averages and losses", "Tables 3, 4 and 6, sec. 5.1", shadowAccuracy, "dc_t6_averages", "dc_t3_t6_consistency", "dc_t4_bounds"),
-	sheetItem("shadowattn", "time", "ratios of time and energy", "Tables 7, 8 and 9, sec. 5.1", shadowTime, "dc_t7_ratios", "dc_t8_ratios", "dc_t9_interference"),
-	sheetItem("shadowattn", "claims", "headline numbers against what is printed elsewhere", "abstract, sec. 1, 5", shadowClaims),
+	sheetItem("shadowattn", "accuracy", "averages and losses", "Tables 3, 4 and 6, sec. 5.1", shadowAccuracy,
+		"dc_t6_averages", "dc_t3_t6_consistency", "dc_t4_bounds"),
+	sheetItem("shadowattn", "time", "ratios of time and energy", "Tables 7, 8 and 9, sec. 5.1", shadowTime,
+		"dc_t7_ratios", "dc_t8_ratios", "dc_t9_interference"),
+	sheetItem("shadowattn", "claims", "headline numbers against what is printed elsewhere", "abstract, sec. 1, 5",
+		shadowClaims),
 }
 
 // shadow is an entry of the paper's data.
@@ -44,8 +50,8 @@ func headRatios(r float64, importance []float64, most float64) []float64 {
 	return ratios
 }
 
-// cutRatios keeps every token of a head whose ratio is above 1 and shares what is left over among the other heads in proportion,
-// until none is above 1: the mean stays what it was.
+// cutRatios keeps every token of a head whose ratio is above 1 and shares what is left over among the other heads
+// in proportion, until none is above 1: the mean stays what it was.
 func cutRatios(ratios []float64) []float64 {
 	cut := slices.Clone(ratios)
 	full := make([]bool, len(cut))
@@ -73,12 +79,15 @@ func cutRatios(ratios []float64) []float64 {
 }
 
 func shadowHeadRatios(rows *sheet) error {
-	global, most := shadow("m_global_ratio").at("values", "default").num()/100, shadow("m_fig6_clamp").at("values", "loss_clamp").num()
+	global, most := shadow("m_global_ratio").at("values", "default").num()/100, shadow("m_fig6_clamp").at("values",
+		"loss_clamp").num()
 	for _, m := range shadow("table5_models").at("values").list() {
 		name, heads, layers := m.at(0).text(), int(m.at(1).num()), int(m.at(4).num())
 		all := heads * layers
-		rows.add(Exact, name+"/heads", fmt.Sprintf("%d x %d", heads, layers), all, "N of Eq. 3: query heads times layers, Table 5")
-		// Importances are not printed: heads' and layers' losses of 1e-4 to 1e-1 each, evenly on a logarithmic axis, as Fig. 6 draws it.
+		rows.add(Exact, name+"/heads", fmt.Sprintf("%d x %d", heads, layers), all,
+			"N of Eq. 3: query heads times layers, Table 5")
+		// Importances are not printed: heads' and layers' losses of 1e-4 to 1e-1 each, evenly on a logarithmic
+		// axis, as Fig. 6 draws it.
 		random := rand.New(rand.NewPCG(3, uint64(all)))
 		loss := func() float64 { return math.Pow(10, -4+3*random.Float64()) }
 		importance := make([]float64, all)
@@ -114,7 +123,8 @@ type shadowRegime struct {
 	topk, qkv [2]int64
 }
 
-// shadowPipeline is a layer with heads in scale buckets, those of a bucket in one launch. Only the NPU's times are printed.
+// shadowPipeline is a layer with heads in scale buckets, those of a bucket in one launch. Only the NPU's times are
+// printed.
 func shadowPipeline(random *rand.Rand, heads int, r shadowRegime) headPipeline {
 	between := func(x [2]int64) int64 { return x[0] + random.Int64N(x[1]-x[0]+1) }
 	var pipeline headPipeline
@@ -151,9 +161,11 @@ func shadowOrder(rows *sheet) error {
 		p                 headPipeline
 		launches, heads   []int
 	}{
-		{"overlapped_ms", "less than sequential", "(2) three stages beside each other", apart, []int{0, 1}, []int{0, 1}},
+		{"overlapped_ms", "less than sequential", "(2) three stages beside each other", apart, []int{0, 1},
+			[]int{0, 1}},
 		{"fused_ms", "less than overlapped", "(3) both heads in one launch", together, []int{0}, []int{0, 1}},
-		{"reordered_ms", "less than fused", "(4) the other head first, which is the best order too", together, []int{0}, []int{1, 0}},
+		{"reordered_ms", "less than fused", "(4) the other head first, which is the best order too", together, []int{0},
+			[]int{1, 0}},
 	} {
 		end, err := example.p.run(example.launches, example.heads)
 		if err != nil {
@@ -164,7 +176,8 @@ func shadowOrder(rows *sheet) error {
 		}
 		rows.add(Modelled, "fig9/"+example.name, example.paper, float64(end)/1000, "the same times; %s", example.note)
 	}
-	rows.noted(Modelled, "fig9/algorithm1_ms", "as reordered", float64(together.greedy(false).end)/1000, "fig9/algorithm1_ms")
+	rows.noted(Modelled, "fig9/algorithm1_ms", "as reordered", float64(together.greedy(false).end)/1000,
+		"fig9/algorithm1_ms")
 
 	// Small layers against every order.
 	random := rand.New(rand.NewPCG(34, 9))
@@ -198,7 +211,8 @@ func shadowOrder(rows *sheet) error {
 	rows.noted(Modelled, "small/optimal_percent", nil, 100*float64(first)/small, "small/optimal_percent", small)
 	rows.noted(Modelled, "small/mean_gap_percent", nil, mean(gaps), "small/mean_gap_percent")
 	rows.add(Modelled, "small/worst_gap_percent", nil, slices.Max(gaps), "of these layers")
-	rows.noted(Modelled, "small/interleaved_better_percent", nil, 100*float64(interleaved)/small, "small/interleaved_better_percent")
+	rows.noted(Modelled, "small/interleaved_better_percent", nil, 100*float64(interleaved)/small,
+		"small/interleaved_better_percent")
 	rows.noted(Exact, "small/planners_percent", nil, 100*float64(equal)/small, "small/planners_percent")
 
 	// Layers of 12 heads (Qwen2-1.5B); of some of them every order is covered.
@@ -234,15 +248,20 @@ func shadowOrder(rows *sheet) error {
 				widest++
 			}
 		}
-		rows.noted(Modelled, regime.name+"/optimal_percent", nil, 100*float64(optimal)/layers, "optimal_percent", layers, heads, regime.topk[0], regime.topk[1], regime.qkv[0], regime.qkv[1])
+		rows.noted(Modelled, regime.name+"/optimal_percent", nil, 100*float64(optimal)/layers, "optimal_percent",
+			layers, heads, regime.topk[0], regime.topk[1], regime.qkv[0], regime.qkv[1])
 		rows.noted(Modelled, regime.name+"/mean_gap_percent", nil, mean(gaps), "mean_gap_percent")
 		rows.add(Modelled, regime.name+"/worst_gap_percent", nil, slices.Max(gaps), "of these layers")
 	}
-	rows.noted(Modelled, "interleaved_better_percent", nil, 100*float64(widest)/(3*covered), "interleaved_better_percent")
-	rows.noted(Exact, "recurrence_percent", "t_qkv is the total time", 100*float64(runs)/float64(all), "recurrence_percent")
-	rows.noted(Exact, "line25_percent", "an order of the heads", 100-100*float64(literals)/float64(all), "line25_percent")
+	rows.noted(Modelled, "interleaved_better_percent", nil, 100*float64(widest)/(3*covered),
+		"interleaved_better_percent")
+	rows.noted(Exact, "recurrence_percent", "t_qkv is the total time", 100*float64(runs)/float64(all),
+		"recurrence_percent")
+	rows.noted(Exact, "line25_percent", "an order of the heads", 100-100*float64(literals)/float64(all),
+		"line25_percent")
 	rows.noted(Exact, "search", "O(n!)", "2^launches", "search")
-	rows.noted(NotReproducible, "planning_time_ms", "below "+fmt.Sprint(shadow("m_planning_overhead").at("values", "below").any()), nil, "planning_time_ms")
+	rows.noted(NotReproducible, "planning_time_ms", "below "+
+		fmt.Sprint(shadow("m_planning_overhead").at("values", "below").any()), nil, "planning_time_ms")
 	return nil
 }
 
@@ -255,7 +274,8 @@ func shadowLaunch(rows *sheet) error {
 	for _, p := range points {
 		h, ms := p.at("heads").num(), p.at("ms").num()
 		rows.add(Exact, fmt.Sprintf("%v/per_head_ms", h), nil, ms/h, "%v ms for %v heads", ms, h)
-		rows.add(Exact, fmt.Sprintf("%v/gops", h), nil, float64(h*ops)/ms/1e6, "2 x %v x %v x %v operations a head", query[2], keys[2], query[3])
+		rows.add(Exact, fmt.Sprintf("%v/gops", h), nil, float64(h*ops)/ms/1e6, "2 x %v x %v x %v operations a head",
+			query[2], keys[2], query[3])
 		sx, sy, sxx, sxy, count = sx+h, sy+ms, sxx+float64(h*h), sxy+float64(h*ms), count+1
 	}
 	slope := (count*sxy - sx*sy) / (count*sxx - sx*sx)
@@ -270,7 +290,8 @@ func shadowLaunch(rows *sheet) error {
 		note string
 	}{
 		{"npu_bound", headWork{50, 100}, "fusing all is best where the NPU bounds the time"},
-		{"multiplication_bound", headWork{200, 4000}, "where multiplication bounds the time a small launch goes first; line 15 of Algorithm 1 always fuses"},
+		{"multiplication_bound", headWork{200, 4000},
+			"where multiplication bounds the time a small launch goes first; line 15 of Algorithm 1 always fuses"},
 	} {
 		heads := []headWork{reading.head, reading.head, reading.head, reading.head}
 		all := headPipeline{launches: []headLaunch{{shadowNPU(4), []int{0, 1, 2, 3}}}, heads: heads}
@@ -279,7 +300,8 @@ func shadowLaunch(rows *sheet) error {
 		for _, i := range schedule.launches {
 			sizes = append(sizes, fmt.Sprint(len(best.launches[i].heads)))
 		}
-		what := fmt.Sprintf("synthetic: four heads of one bucket, top-k %d us, multiplication %d us each; %s", reading.head.topk, reading.head.qkv, reading.note)
+		what := fmt.Sprintf("synthetic: four heads of one bucket, top-k %d us, multiplication %d us each; %s",
+			reading.head.topk, reading.head.qkv, reading.note)
 		rows.add(Modelled, reading.name+"/fused_ms", nil, float64(all.byHead().end)/1000, "%s", what)
 		rows.add(Modelled, reading.name+"/best_ms", nil, float64(schedule.end)/1000, "%s", what)
 		rows.add(Modelled, reading.name+"/best_launches", "4", strings.Join(sizes, "+"), "%s", what)
@@ -303,7 +325,8 @@ func shadowSparse(rows *sheet) error {
 	rows.noted(Modelled, "multiplication", nil, attend, "multiplication", estimate+attend)
 	for _, key := range gains.keys() {
 		r, gain := ratioOf(key), gains.at(key).num()
-		rows.add(Modelled, key+"/gain_percent", gain, 100*(1-estimate-float64(r*attend)), "the line at %v; 3 points, 2 parameters", r)
+		rows.add(Modelled, key+"/gain_percent", gain, 100*(1-estimate-float64(r*attend)),
+			"the line at %v; 3 points, 2 parameters", r)
 	}
 	for _, held := range gains.keys() {
 		var xs, ts []float64
@@ -313,14 +336,17 @@ func shadowSparse(rows *sheet) error {
 			}
 		}
 		slope := (ts[1] - ts[0]) / (xs[1] - xs[0])
-		rows.add(Modelled, held+"/held_out_gain_percent", gains.at(held).num(), 100*(1-ts[0]-float64(slope*(ratioOf(held)-xs[0]))), "the line through the other two points")
+		rows.add(Modelled, held+"/held_out_gain_percent", gains.at(held).num(),
+			100*(1-ts[0]-float64(slope*(ratioOf(held)-xs[0]))), "the line through the other two points")
 	}
 	ratio := 0.2
 	printed := share.at("at_ratio_20").num()
 	rows.noted(Modelled, "share_percent", printed, 100*estimate/(estimate+float64(ratio*attend)), "share_percent")
 	estimate, attend = fit(func(g float64) float64 { return 1 / (1 + g) })
-	rows.noted(Modelled, "share_speedup_reading_percent", printed, 100*estimate/(estimate+float64(ratio*attend)), "share_speedup_reading_percent")
-	rows.noted(Exact, "intro_percent", share.at("intro_resource_reduction_about").any(), gains.at("ratio_20").any(), "intro_percent")
+	rows.noted(Modelled, "share_speedup_reading_percent", printed, 100*estimate/(estimate+float64(ratio*attend)),
+		"share_speedup_reading_percent")
+	rows.noted(Exact, "intro_percent", share.at("intro_resource_reduction_about").any(), gains.at("ratio_20").any(),
+		"intro_percent")
 	return nil
 }
 
@@ -357,10 +383,12 @@ func quantised(used float64) float64 {
 }
 
 func shadowBuckets(rows *sheet) error {
-	step, tiny := shadow("m_bucket_step").at("values", "sigma").num(), shadow("m_bucket_step").at("values", "tested_small").num()
+	step, tiny := shadow("m_bucket_step").at("values", "sigma").num(), shadow("m_bucket_step").at("values",
+		"tested_small").num()
 	grid := scaleGrid(1, 1, step)
 	rows.noted(Exact, "count", shadow("m_bucket_step").at("values", "buckets_default").num(), len(grid), "count")
-	rows.noted(NotReproducible, "count_5", shadow("m_bucket_step").at("values", "buckets_tested_lower").num(), nil, "count_5")
+	rows.noted(NotReproducible, "count_5", shadow("m_bucket_step").at("values", "buckets_tested_lower").num(), nil,
+		"count_5")
 	// Where one scale's bucket ends, the other's at the mean: half way between neighbours.
 	for _, grid := range []struct {
 		name  string
@@ -415,7 +443,8 @@ func shadowBuckets(rows *sheet) error {
 		return err
 	}
 	printed := []float64{step, 1, 1 / step}
-	rows.noted(Modelled, "best_scales", nil, fmt.Sprintf("%.3g %.3g %.3g", optimal.Scales[0], optimal.Scales[1], optimal.Scales[2]), "best_scales")
+	rows.noted(Modelled, "best_scales", nil,
+		fmt.Sprintf("%.3g %.3g %.3g", optimal.Scales[0], optimal.Scales[1], optimal.Scales[2]), "best_scales")
 	rows.noted(Modelled, "grid_over_best_distance", nil, chosen.MSEOf(printed)/optimal.MSE, "grid_over_best_distance")
 	for _, grid := range []struct {
 		name, paper string
@@ -441,7 +470,8 @@ func shadowBuckets(rows *sheet) error {
 		}
 		const given = "one axis, scales as fitted to Fig. 7, around their mean"
 		if slices.Contains(grid.g, 1) && len(grid.g) > 1 {
-			rows.add(Modelled, grid.name+"/original_bucket_percent", paper, 100*float64(in)/samples, "%s: what falls into the original bucket", given)
+			rows.add(Modelled, grid.name+"/original_bucket_percent", paper, 100*float64(in)/samples,
+				"%s: what falls into the original bucket", given)
 		}
 		rows.noted(Modelled, grid.name+"/error_nearest", nil, nearest/own, "error_nearest", given)
 		if len(grid.g) > 1 {
@@ -459,7 +489,8 @@ func shadowMemory(rows *sheet) error {
 	for _, m := range shadow("table5_models").at("values").list() {
 		name, heads := m.at(0).text(), m.at(1).num()
 		most := buckets * heads * sizes[1] / 1000
-		note := fmt.Sprintf("a graph for each head count 1 to %v in each of 9 buckets, at %v KB; the graphs have no weights, so layers share them", heads, sizes[1])
+		note := fmt.Sprintf("a graph for each head count 1 to %v in each of 9 buckets, at %v KB; the graphs have no "+
+			"weights, so layers share them", heads, sizes[1])
 		if name == "Qwen2-0.5B" {
 			model, err := models.Open("qwen2-0.5b")
 			if err != nil {
@@ -502,7 +533,9 @@ func shadowTopK(rows *sheet) error {
 	}{
 		{"double", 4, false, "softmax grows with its argument, so the sets are the same"},
 		{"single", 4, true, "softmax rounded to single precision merges close scores, and the lower position wins"},
-		{"single_wide", 100, true, "scores that spread over hundreds: most of the softmax is 0 in single precision and ranks nothing. Top-k before it is not only cheaper, it is the safer order"},
+		{"single_wide", 100, true,
+			"scores that spread over hundreds: most of the softmax is 0 in single precision and ranks nothing. " +
+				"Top-k before it is not only cheaper, it is the safer order"},
 	} {
 		random := rand.New(rand.NewPCG(32, 0))
 		same := 0
@@ -530,7 +563,8 @@ func shadowTopK(rows *sheet) error {
 		if !variant.single {
 			paper = "the same"
 		}
-		rows.noted(Exact, variant.name+"/same_sets_percent", paper, 100*float64(same)/queries, "same_sets_percent", queries, width, variant.spread, keep, variant.note)
+		rows.noted(Exact, variant.name+"/same_sets_percent", paper, 100*float64(same)/queries, "same_sets_percent",
+			queries, width, variant.spread, keep, variant.note)
 	}
 	return nil
 }
@@ -539,10 +573,12 @@ func shadowOps(rows *sheet) error {
 	length := slices.Max(shadow("wl_kernel_lengths").at("values").nums())
 	ratio := shadow("m_global_ratio").at("values", "default").num() / 100
 	for _, m := range shadow("table5_models").at("values").list() {
-		rows.noted(Exact, m.at(0).text()+"/qk_gops", nil, 2*m.at(1).num()*length*length*m.at(3).num()/1e9, "qk_gops", length, m.at(1).num(), length, m.at(3).num())
+		rows.noted(Exact, m.at(0).text()+"/qk_gops", nil, 2*m.at(1).num()*length*length*m.at(3).num()/1e9, "qk_gops",
+			length, m.at(1).num(), length, m.at(3).num())
 	}
 	rows.noted(Exact, "dense_estimation_percent", nil, 100/(1+1.0), "dense_estimation_percent")
-	rows.noted(Modelled, "estimation_percent", shadow("r_estimation_share").at("values", "at_ratio_20").num(), 100/(1+2*ratio), "estimation_percent", ratio, ratio)
+	rows.noted(Modelled, "estimation_percent", shadow("r_estimation_share").at("values", "at_ratio_20").num(),
+		100/(1+2*ratio), "estimation_percent", ratio, ratio)
 	return nil
 }
 
@@ -557,7 +593,8 @@ func shadowAccuracy(rows *sheet) error {
 			values = append(values, row.at(2+column).num())
 		}
 		means = append(means, mean(values))
-		rows.add(Exact, "table6/"+columns[column].text()+"/mean", average.at(2+column).num(), means[column], "percent, mean of %d cells", len(values))
+		rows.add(Exact, "table6/"+columns[column].text()+"/mean", average.at(2+column).num(), means[column],
+			"percent, mean of %d cells", len(values))
 	}
 	losses := shadow("r_accuracy_loss").at("values")
 	for c, col := range columns[1:] {
@@ -566,7 +603,8 @@ func shadowAccuracy(rows *sheet) error {
 	equal, t3 := 0, shadow("table3").at("values").list()
 	for _, a := range t3 {
 		for _, b := range t6 {
-			if a.at(1).any() == b.at(0).any() && a.at(0).any() == b.at(1).any() && a.at(2).num() == b.at(2).num() && a.at(3).num() == b.at(5).num() {
+			if a.at(1).any() == b.at(0).any() && a.at(0).any() == b.at(1).any() && a.at(2).num() == b.at(2).num() &&
+				a.at(3).num() == b.at(5).num() {
 				equal++
 			}
 		}
@@ -583,10 +621,12 @@ func shadowAccuracy(rows *sheet) error {
 	}
 	rows.add(Exact, "table3/mean_drop", drops.at("average").num(), mean(all), "percentage points")
 	block := shadow("r_block_sparse_drop").at("values")
-	rows.add(Exact, "table6/block_sparse_drop", block.at("average").num(), means[1]-means[2], "percentage points below token-level sparsity")
+	rows.add(Exact, "table6/block_sparse_drop", block.at("average").num(), means[1]-means[2],
+		"percentage points below token-level sparsity")
 	for _, row := range t6 {
 		if key := row.at(0).text() + "_" + row.at(1).text(); block.has(key) {
-			rows.add(Exact, "table6/"+key+"/block_sparse_drop", block.at(key).num(), row.at(3).num()-row.at(4).num(), "percentage points")
+			rows.add(Exact, "table6/"+key+"/block_sparse_drop", block.at(key).num(), row.at(3).num()-row.at(4).num(),
+				"percentage points")
 		}
 	}
 	least, falls := 100.0, 0
@@ -606,7 +646,9 @@ func shadowAccuracy(rows *sheet) error {
 	ablation := shadow("r_ablation").at("values")
 	for _, row := range t6 {
 		if row.at(0).any() == "Qwen2-0.5B" && row.at(1).any() == "Octopus" {
-			rows.noted(Exact, "ablation/without_buckets", ablation.at("before_uniform_ratio").num(), row.at(6).num()-ablation.at("no_buckets_accuracy_drop").num(), "ablation/without_buckets", row.at(6).num(), ablation.at("no_buckets_accuracy_drop").num())
+			rows.noted(Exact, "ablation/without_buckets", ablation.at("before_uniform_ratio").num(),
+				row.at(6).num()-ablation.at("no_buckets_accuracy_drop").num(), "ablation/without_buckets",
+				row.at(6).num(), ablation.at("no_buckets_accuracy_drop").num())
 			rows.add(Exact, "ablation/npu_full", ablation.at("npu_full_accuracy").num(), row.at(5).num(), "Table 6")
 		}
 	}
@@ -616,22 +658,27 @@ func shadowAccuracy(rows *sheet) error {
 func shadowTime(rows *sheet) error {
 	k60 := shadow("r_k60").at("values")
 	for _, row := range shadow("table7").at("values").list() {
-		rows.add(Exact, "table7/"+row.at(0).text(), k60.at(row.at(0).text()).num(), row.at(1).num()/row.at(2).num(), "%v over %v minutes", row.at(1).num(), row.at(2).num())
+		rows.add(Exact, "table7/"+row.at(0).text(), k60.at(row.at(0).text()).num(), row.at(1).num()/row.at(2).num(),
+			"%v over %v minutes", row.at(1).num(), row.at(2).num())
 	}
 	columns := shadow("table8").at("columns").list()
 	most, where := 0.0, ""
 	for _, row := range shadow("table8").at("values").list() {
 		for column := 1; column <= 4; column++ {
 			ratio := row.at(column).num() / row.at(5).num()
-			rows.add(Exact, "table8/"+row.at(0).text()+"/"+columns[column].text(), nil, ratio, "%v over %v J", row.at(column).num(), row.at(5).num())
+			rows.add(Exact, "table8/"+row.at(0).text()+"/"+columns[column].text(), nil, ratio, "%v over %v J",
+				row.at(column).num(), row.at(5).num())
 			if ratio > most {
-				most, where = ratio, fmt.Sprintf("%s, %v over %v J", row.at(0).text(), row.at(column).num(), row.at(5).num())
+				most, where = ratio, fmt.Sprintf("%s, %v over %v J", row.at(0).text(), row.at(column).num(),
+					row.at(5).num())
 			}
 		}
 	}
-	rows.add(Exact, "table8/most", shadow("r_energy").at("values").num(), most, "%s; cells rounded to 0.01 J allow 7.63 to 7.71", where)
+	rows.add(Exact, "table8/most", shadow("r_energy").at("values").num(), most,
+		"%s; cells rounded to 0.01 J allow 7.63 to 7.71", where)
 	apps := shadow("table9").at("values").nums()
-	rows.add(Exact, "table9/worst_slowdown", nil, slices.Max(apps)/apps[0], "%v over %v s without other applications", slices.Max(apps), apps[0])
+	rows.add(Exact, "table9/worst_slowdown", nil, slices.Max(apps)/apps[0], "%v over %v s without other applications",
+		slices.Max(apps), apps[0])
 	rows.noted(Exact, "table9/least_slowdown", nil, slices.Min(apps)/apps[0], "table9/least_slowdown")
 	return nil
 }
@@ -643,11 +690,15 @@ func shadowClaims(rows *sheet) error {
 		energy = max(energy, row.at(1).num()/row.at(5).num())
 	}
 	rows.add(Exact, "energy_up_to", headline.at("energy_up_to").num(), energy, "x, from Table 8")
-	rows.noted(Exact, "kernel_up_to", headline.at("kernel_speedup_up_to").num(), shadow("r_kernel").at("values", "vs_cg_full", "max").num(), "kernel_up_to")
-	rows.noted(Exact, "e2e_up_to", headline.at("e2e_speedup_up_to").num(), shadow("r_e2e").at("values", "vs_cg_full", "max").num(), "e2e_up_to")
+	rows.noted(Exact, "kernel_up_to", headline.at("kernel_speedup_up_to").num(),
+		shadow("r_kernel").at("values", "vs_cg_full", "max").num(), "kernel_up_to")
+	rows.noted(Exact, "e2e_up_to", headline.at("e2e_speedup_up_to").num(),
+		shadow("r_e2e").at("values", "vs_cg_full", "max").num(), "e2e_up_to")
 	t := shadow("r_ablation").at("values")
-	rows.noted(Exact, "uniform_ratio_drop", nil, t.at("before_uniform_ratio").num()-t.at("after_uniform_ratio").num(), "uniform_ratio_drop")
-	rows.noted(NotReproducible, "native_speedup", shadow("r_vs_llmnpu_native").at("values").num(), nil, "native_speedup")
+	rows.noted(Exact, "uniform_ratio_drop", nil, t.at("before_uniform_ratio").num()-t.at("after_uniform_ratio").num(),
+		"uniform_ratio_drop")
+	rows.noted(NotReproducible, "native_speedup", shadow("r_vs_llmnpu_native").at("values").num(), nil,
+		"native_speedup")
 	rows.add(NotReproducible, "fig7_by_tensor", "20 % below 0.1", nil, "which tensor it is of is not said")
 	return nil
 }

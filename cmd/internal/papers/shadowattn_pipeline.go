@@ -7,9 +7,9 @@ import (
 	"slices"
 )
 
-// headPipeline is the attention of one layer as shadowAttn sec. 3.4 runs it: the NPU estimates the scores of the heads of
-// a launch together, then the processor beside it selects each head's positions and multiplies them. Times are integers
-// of one unit. Every head is in one launch.
+// headPipeline is the attention of one layer as shadowAttn sec. 3.4 runs it: the NPU estimates the scores of the
+// heads of a launch together, then the processor beside it selects each head's positions and multiplies them. Times
+// are integers of one unit. Every head is in one launch.
 type headPipeline struct {
 	launches []headLaunch
 	heads    []headWork
@@ -29,8 +29,8 @@ type headSchedule struct {
 	end      int64
 }
 
-// greedyHeads is C/GPUPlan, lines 1 to 13 of Algorithm 1: the order of the heads of one launch that is done at npu, and when
-// top-k and multiplication are done with them.
+// greedyHeads is C/GPUPlan, lines 1 to 13 of Algorithm 1: the order of the heads of one launch that is done at npu,
+// and when top-k and multiplication are done with them.
 func (p headPipeline) greedyHeads(npu, topk, qkv int64, heads []int) ([]int, int64, int64) {
 	var order []int
 	for range heads {
@@ -80,8 +80,9 @@ func (p headPipeline) greedy(literal bool) headSchedule {
 	return schedule
 }
 
-// run recomputes when a schedule ends from the dependencies alone (Eq. 4: estimate, then top-k, then multiplication, each
-// on a processor that does one thing at a time). A schedule that leaves out or repeats something is an error.
+// run recomputes when a schedule ends from the dependencies alone (Eq. 4: estimate, then top-k, then
+// multiplication, each on a processor that does one thing at a time). A schedule that leaves out or repeats
+// something is an error.
 func (p headPipeline) run(launches, heads []int) (int64, error) {
 	released := make([]int64, len(p.heads))
 	seen := make([]int, len(p.heads))
@@ -178,9 +179,10 @@ func (l *label) path() []int {
 	return steps
 }
 
-// byLaunch is the best schedule in which the heads of a launch follow each other, as in Algorithm 1: within a launch
-// Johnson's rule is optimal and the time top-k is done does not depend on the order; over sets of launches, of which the NPU's
-// clock is a function, a dynamic program keeps the undominated pairs of times. It takes 2^launches steps, however many heads.
+// byLaunch is the best schedule in which the heads of a launch follow each other, as in Algorithm 1: within a
+// launch Johnson's rule is optimal and the time top-k is done does not depend on the order; over sets of launches,
+// of which the NPU's clock is a function, a dynamic program keeps the undominated pairs of times. It takes
+// 2^launches steps, however many heads.
 func (p headPipeline) byLaunch() headSchedule {
 	count := len(p.launches)
 	orders := make([][]int, count)
@@ -219,9 +221,10 @@ func (p headPipeline) byLaunch() headSchedule {
 	return schedule
 }
 
-// byHead is the best schedule of all: heads in any order, and launches in the order in which they are first needed (launching
-// another one earlier only delays those). Top-k is never done before the launch of a head it has selected, so the times of
-// two stages and the set of heads done say everything: 2^heads steps instead of the n! that the paper fears.
+// byHead is the best schedule of all: heads in any order, and launches in the order in which they are first needed
+// (launching another one earlier only delays those). Top-k is never done before the launch of a head it has
+// selected, so the times of two stages and the set of heads done say everything: 2^heads steps instead of the n!
+// that the paper fears.
 func (p headPipeline) byHead() headSchedule {
 	of := make([]int, len(p.heads))
 	for i, launch := range p.launches {
@@ -252,7 +255,8 @@ func (p headPipeline) byHead() headSchedule {
 			}
 			for _, from := range states[set] {
 				topk := max(from.topk, ready) + work.topk
-				states[set|1<<head] = append(states[set|1<<head], &label{topk: topk, qkv: max(from.qkv, topk) + work.qkv, last: head, from: from})
+				states[set|1<<head] = append(states[set|1<<head],
+					&label{topk: topk, qkv: max(from.qkv, topk) + work.qkv, last: head, from: from})
 			}
 		}
 	}
@@ -270,8 +274,8 @@ func leastQKV(labels []*label) *label {
 	return slices.MinFunc(labels, func(a, b *label) int { return cmp.Compare(a.qkv, b.qkv) })
 }
 
-// launchTime is the NPU's time for heads launched together, from the times of 1, 2 and 4 that sec. 3.4 prints: between them
-// and beyond them on the line through the nearest two. points are (heads, time), ascending.
+// launchTime is the NPU's time for heads launched together, from the times of 1, 2 and 4 that sec. 3.4 prints:
+// between them and beyond them on the line through the nearest two. points are (heads, time), ascending.
 func launchTime(points [][2]float64, heads int) float64 {
 	i := 1
 	for i < len(points)-1 && points[i][0] < float64(heads) {
@@ -282,8 +286,9 @@ func launchTime(points [][2]float64, heads int) float64 {
 	return a[1] + float64(slope*(float64(heads)-a[0]))
 }
 
-// bestLaunches splits the heads of each bucket into launches, in every way, and returns the pipeline whose best schedule ends
-// first, of like ones that with fewest launches. npu is the time of a launch of so many heads. For few heads: every set partition is tried.
+// bestLaunches splits the heads of each bucket into launches, in every way, and returns the pipeline whose best
+// schedule ends first, of like ones that with fewest launches. npu is the time of a launch of so many heads. For
+// few heads: every set partition is tried.
 func bestLaunches(buckets [][]int, heads []headWork, npu func(n int) int64) (headPipeline, headSchedule) {
 	var best headPipeline
 	var found headSchedule
@@ -356,8 +361,8 @@ func (p headPipeline) contiguous(launches, heads []int) bool {
 	return true
 }
 
-// everyOrder is the least time over every order of launches with every order of heads, and over those that keep the heads of a
-// launch together: for few heads.
+// everyOrder is the least time over every order of launches with every order of heads, and over those that keep the
+// heads of a launch together: for few heads.
 func (p headPipeline) everyOrder() (all, contiguous int64) {
 	all, contiguous = math.MaxInt64, math.MaxInt64
 	permutations(len(p.launches), func(launches []int) {

@@ -20,18 +20,20 @@ type sheet struct {
 
 // sheetItem is an item whose rows fill writes, in their order. checks are the derived checks that they answer.
 func sheetItem(paper, name, title, source string, fill func(*sheet) error, checks ...string) Item {
-	return Item{Paper: paper, Name: name, Title: title, Source: source, Checks: checks, Run: func(context.Context) ([]Row, error) {
-		rows := sheet{id: paper + "/" + name + "/"}
-		if err := fill(&rows); err != nil {
-			return nil, fmt.Errorf("recompute %q: %w", paper+"/"+name, err)
-		}
-		return rows.rows, nil
-	}}
+	return Item{Paper: paper, Name: name, Title: title, Source: source, Checks: checks,
+		Run: func(context.Context) ([]Row, error) {
+			rows := sheet{id: paper + "/" + name + "/"}
+			if err := fill(&rows); err != nil {
+				return nil, fmt.Errorf("recompute %q: %w", paper+"/"+name, err)
+			}
+			return rows.rows, nil
+		}}
 }
 
 // add appends a row. Numbers may be of type int; they are rounded to six significant digits.
 func (s *sheet) add(class Class, name string, paper, ours any, note string, args ...any) {
-	s.rows = append(s.rows, Row{ID: s.id + name, Paper: shown(paper), Ours: shown(ours), Class: class, Note: fmt.Sprintf(note, args...)})
+	s.rows = append(s.rows, Row{ID: s.id + name, Paper: shown(paper), Ours: shown(ours), Class: class,
+		Note: fmt.Sprintf(note, args...)})
 }
 
 // noted is add with a longer note, which stands in notes/PAPER.yaml under a key.

@@ -18,7 +18,8 @@ func PickItems(args []string) ([]Item, error) {
 		return items, nil
 	}
 	unknown := func(what, word string, candidates []string) error {
-		return diag.New(diag.ClassUsage, "reproduce: no %s is called %q", what, word).WithHint("%s", diag.DidYouMean(word, candidates))
+		return diag.New(diag.ClassUsage, "reproduce: no %s is called %q", what, word).
+			WithHint("%s", diag.DidYouMean(word, candidates))
 	}
 	if !slices.Contains(Papers, args[0]) {
 		return nil, unknown("paper", args[0], Papers)
@@ -42,7 +43,8 @@ func ListItems(ui *cli.Streams, items []Item) error {
 	var docs []map[string]string
 	for _, it := range items {
 		table = append(table, []string{it.Paper, it.Name, it.Title, it.Source})
-		docs = append(docs, map[string]string{"paper": it.Paper, "item": it.Name, "title": it.Title, "source": it.Source})
+		docs = append(docs, map[string]string{"paper": it.Paper, "item": it.Name, "title": it.Title,
+			"source": it.Source})
 	}
 	ui.Table([]string{"paper", "item", "what", "where"}, table)
 	return ui.Result(map[string]any{"items": docs})
@@ -63,7 +65,8 @@ func ShowRows(ui *cli.Streams, it *Item, rows []Row) {
 			}
 			mark = fmt.Sprintf("[%d]", at+1)
 		}
-		table = append(table, []string{strings.TrimPrefix(row.ID, it.Paper+"/"+it.Name+"/"), cellText(row.Paper), cellText(row.Ours), difference(row), string(row.Class), mark})
+		table = append(table, []string{strings.TrimPrefix(row.ID, it.Paper+"/"+it.Name+"/"), cellText(row.Paper),
+			cellText(row.Ours), difference(row), string(row.Class), mark})
 	}
 	ui.Table([]string{"row", ">paper", ">ours", ">difference", "class", "note"}, table)
 	for i, n := range notes {

@@ -12,7 +12,8 @@ import (
 // CompiledFor is what the compiler said about the graphs that programs of so many rows use.
 func CompiledFor(p *planir.Plan, rows int) (out []planir.Compiled) {
 	for _, compiled := range p.Compiled {
-		compiled.Graphs = slices.DeleteFunc(slices.Clone(compiled.Graphs), func(g planir.CompiledGraph) bool { return !slices.Contains(g.For, rows) })
+		compiled.Graphs = slices.DeleteFunc(slices.Clone(compiled.Graphs),
+			func(g planir.CompiledGraph) bool { return !slices.Contains(g.For, rows) })
 		if len(compiled.Graphs) > 0 {
 			out = append(out, compiled)
 		}
@@ -47,10 +48,13 @@ func CompiledWords(list []planir.Compiled) []string {
 				if graph.SpillBytes < 0 {
 					none = "nothing known of it there"
 				}
-				add(compiled.Node, fmt.Sprintf("computed at %d rows on %s for %s: that takes the same predicted time, and spills less: %s, %s (spill bytes reported by the compiler, not a time)",
+				add(compiled.Node, fmt.Sprintf("computed at %d rows on %s for %s: that takes the same predicted "+
+					"time, and spills less: %s, %s (spill bytes reported by the compiler, not a time)",
 					graph.Rows, compiled.Proc, forRows(graph.For), none, cli.Enumerate(other)))
 			case graph.SpillBytes > 0:
-				add(compiled.Node, fmt.Sprintf("computed at %d rows on %s for %s, where the compiler reports %v of spill (bytes, not a time): no length of the same time is known to spill less", graph.Rows, compiled.Proc, forRows(graph.For), own))
+				add(compiled.Node, fmt.Sprintf("computed at %d rows on %s for %s, where the compiler reports %v of "+
+					"spill (bytes, not a time): no length of the same time is known to spill less", graph.Rows,
+					compiled.Proc, forRows(graph.For), own))
 			}
 		}
 	}
@@ -79,7 +83,8 @@ func forRows(rows []int) string {
 func ShowCompiled(ui *cli.Streams, plan *planir.Plan) {
 	if len(plan.Compiled) == 0 {
 		if plan.SoC.Target {
-			ui.Notef("no compiler facts of the target are known: hetc profile --compiler-only --target %s records what its compiler says", plan.SoC.Name)
+			ui.Notef("no compiler facts of the target are known: hetc profile --compiler-only --target %s records "+
+				"what its compiler says", plan.SoC.Name)
 		}
 		return
 	}
@@ -90,7 +95,8 @@ func ShowCompiled(ui *cli.Streams, plan *planir.Plan) {
 		alone += int64(compiled.Copies) * compiled.AloneBytes
 		graphs += compiled.Copies * len(compiled.Graphs)
 	}
-	ui.Printf("compiled: %d graphs charged with %v by compiler facts, %.3f times what one length each takes\n", graphs, unit.Bytes(charged), float64(charged)/float64(max(1, alone)))
+	ui.Printf("compiled: %d graphs charged with %v by compiler facts, %.3f times what one length each takes\n", graphs,
+		unit.Bytes(charged), float64(charged)/float64(max(1, alone)))
 	for _, line := range CompiledWords(plan.Compiled) {
 		ui.Printf("compiled: %s\n", line)
 	}

@@ -48,7 +48,8 @@ func (r *Roofs) Of(d *planir.Decision, procs []string, ns int64) *Roof {
 	}
 	out := &Roof{roof, "predicted"}
 	if r.Costs != nil && len(procs) == 1 && len(ops) == 1 {
-		if predicted, err := r.Costs.Op(procs[0], ops[0], true); err == nil && predicted.Source == roofline.Measured && predicted.NS == ns {
+		if predicted, err := r.Costs.Op(procs[0], ops[0], true); err == nil && predicted.Source == roofline.Measured &&
+			predicted.NS == ns {
 			out.Source = string(roofline.Measured)
 		}
 	}
@@ -102,7 +103,8 @@ func ShowDecisions(ui *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*R
 			}
 		}
 		name := fmt.Sprintf("%s@%d", decision.Node, decision.Rows)
-		line := []string{name, string(decision.Strategy), string(decision.Scheme), string(decision.Axis), strings.Join(shares, ", "), fmt.Sprintf("%.1f", float64(decision.PredictNS)/1e3)}
+		line := []string{name, string(decision.Strategy), string(decision.Scheme), string(decision.Axis),
+			strings.Join(shares, ", "), fmt.Sprintf("%.1f", float64(decision.PredictNS)/1e3)}
 		if soc != nil {
 			roof := roofs.Of(decision, procs, decision.PredictNS)
 			if roof != nil {

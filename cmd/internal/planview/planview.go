@@ -41,7 +41,8 @@ func LeftOut(listed workload.Rows, p *planir.Plan) []int {
 // ShowSizes tells which buckets and batches were chosen, among how many.
 func ShowSizes(ui *cli.Streams, p *planir.Plan) {
 	unit := "ms"
-	if slices.ContainsFunc(p.Solver, func(x planir.Solve) bool { return strings.Contains(x.Problem, string(problem.Energy)) }) {
+	if slices.ContainsFunc(p.Solver,
+		func(x planir.Solve) bool { return strings.Contains(x.Problem, string(problem.Energy)) }) {
 		unit = "mJ"
 	}
 	for _, solve := range p.Solver {
@@ -57,9 +58,13 @@ func ShowSizes(ui *cli.Streams, p *planir.Plan) {
 		}
 		switch solve.Problem {
 		case "buckets":
-			ui.Printf("buckets: %s of %d candidates; %.3f %s of prefill a prompt, at least %.3f by the candidates' costs (%s)\n", list, solve.Choices, float64(solve.ObjectiveNS)/1e6, unit, float64(solve.BoundNS)/1e6, solve.Status)
+			ui.Printf("buckets: %s of %d candidates; %.3f %s of prefill a prompt, at least %.3f by the candidates' "+
+				"costs (%s)\n", list, solve.Choices, float64(solve.ObjectiveNS)/1e6, unit, float64(solve.BoundNS)/1e6,
+				solve.Status)
 		case "batches":
-			ui.Printf("batches: %s of %d candidates; %.3f %s of decode a token, at least %.3f by the candidates' costs (%s)\n", list, solve.Choices, float64(solve.ObjectiveNS)/1e6, unit, float64(solve.BoundNS)/1e6, solve.Status)
+			ui.Printf("batches: %s of %d candidates; %.3f %s of decode a token, at least %.3f by the candidates' "+
+				"costs (%s)\n", list, solve.Choices, float64(solve.ObjectiveNS)/1e6, unit, float64(solve.BoundNS)/1e6,
+				solve.Status)
 		}
 	}
 }
@@ -82,7 +87,8 @@ func ShowLimits(ui *cli.Streams, plan *planir.Plan) {
 		if memory.Max > 0 {
 			limit = fmt.Sprintf(" of at most %v", unit.Bytes(memory.Max))
 		}
-		ui.Printf("memory: predicted %v%s, with every program loaded and a full context: %s\n", unit.Bytes(memory.Total), limit, memory)
+		ui.Printf("memory: predicted %v%s, with every program loaded and a full context: %s\n",
+			unit.Bytes(memory.Total), limit, memory)
 	}
 }
 
@@ -108,7 +114,8 @@ func ShowStatic(ui *cli.Streams, p *planir.Plan) {
 		if n := scheme[what].Scales(); n > 1 {
 			choice = fmt.Sprintf("every row has the smallest of %d that holds it, and ", n)
 		}
-		ui.Printf("static scales: %s in %d decisions: %sactivations that exceed %s the calibration saw are clipped\n", what, count[what], choice, beyond)
+		ui.Printf("static scales: %s in %d decisions: %sactivations that exceed %s the calibration saw are clipped\n",
+			what, count[what], choice, beyond)
 	}
 }
 
@@ -155,8 +162,10 @@ func ShowPredictions(ui *cli.Streams, plan *planir.Plan) {
 			gain = fmt.Sprintf("%.2f", float64(best)/float64(pr.PlanNS))
 		}
 		row = append(row, gain)
-		if i := slices.IndexFunc(plan.Program.Programs, func(ph planir.Phase) bool { return ph.Name == pr.Program }); i >= 0 {
-			row = append(row, fmt.Sprintf("%.1f", float64(plan.Program.Programs[i].Rows)*1e9/float64(max(1, pr.PlanNS))))
+		if i := slices.IndexFunc(plan.Program.Programs,
+			func(ph planir.Phase) bool { return ph.Name == pr.Program }); i >= 0 {
+			row = append(row, fmt.Sprintf("%.1f",
+				float64(plan.Program.Programs[i].Rows)*1e9/float64(max(1, pr.PlanNS))))
 		}
 		if energy {
 			mj := "-"
@@ -188,5 +197,6 @@ func ShowTarget(ui *cli.Streams, plan *planir.Plan) {
 	if plan.SoC.Simulated {
 		times = "; its times are simulated"
 	}
-	ui.Printf("target %s: only processors with target data, with what they execute there (%s)%s\n", plan.SoC.Name, strings.Join(procs, ", "), times)
+	ui.Printf("target %s: only processors with target data, with what they execute there (%s)%s\n", plan.SoC.Name,
+		strings.Join(procs, ", "), times)
 }

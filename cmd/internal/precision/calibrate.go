@@ -53,11 +53,14 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 		return err
 	}
 	if n := model.CalibrationBytes(); n > calibration.MaxBytes {
-		return diag.New(diag.ClassInput, "calibrate model %q: its activations fill a file of about %d bytes, and readers accept %d", o.Model, n, calibration.MaxBytes).
+		return diag.New(diag.ClassInput,
+			"calibrate model %q: its activations fill a file of about %d bytes, and readers accept %d", o.Model, n,
+			calibration.MaxBytes).
 			WithHint("models of this size cannot be calibrated yet")
 	}
 	if len(o.Schemes) == 0 {
-		ui.Notef("every class of weights is executed in %d schemes, on %d windows: --schemes with those that plans will use takes less time", len(schemes), o.Windows/2)
+		ui.Notef("every class of weights is executed in %d schemes, on %d windows: --schemes with those that plans "+
+			"will use takes less time", len(schemes), o.Windows/2)
 	}
 	step := cli.Progress(ui, "calibrate")
 	cal, err := trial.Calibrate(ctx, model, trial.CalibrateOptions{Text: text, Schemes: schemes, Progress: step})
@@ -76,9 +79,11 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err := calibration.Write(o.Out, cal); err != nil {
 		return err
 	}
-	cli.Wrote(ui, o.Out, "calibration %.12s of %s, %d windows of %d tokens", digest, weights.Name, cal.Text.Windows, cal.Text.WindowTokens)
+	cli.Wrote(ui, o.Out, "calibration %.12s of %s, %d windows of %d tokens", digest, weights.Name, cal.Text.Windows,
+		cal.Text.WindowTokens)
 	showCalibration(ui, cal)
-	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "windows": cal.Text.Windows, "losses": cal.Losses, "folds": len(cal.Folds)})
+	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "windows": cal.Text.Windows, "losses": cal.Losses,
+		"folds": len(cal.Folds)})
 }
 
 // quantised are the schemes named, or all that lose anything.
@@ -94,7 +99,8 @@ func quantised(names []string) ([]op.Scheme, error) {
 			for _, scheme := range all {
 				known = append(known, string(scheme))
 			}
-			return nil, diag.New(diag.ClassUsage, "--schemes %q: no scheme whose loss can be measured", text).WithHint("%s", diag.DidYouMean(text, known))
+			return nil, diag.New(diag.ClassUsage, "--schemes %q: no scheme whose loss can be measured", text).
+				WithHint("%s", diag.DidYouMean(text, known))
 		}
 		if !slices.Contains(out, op.Scheme(text)) {
 			out = append(out, op.Scheme(text))

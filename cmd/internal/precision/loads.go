@@ -59,7 +59,8 @@ func (o *LoadsOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err := wholefile.Write(o.Out, text); err != nil {
 		return err
 	}
-	cli.Wrote(ui, o.Out, "%s loads %.12s of %s, %d chunks of %d tokens", loads.Source, digest, model.Name, loads.Chunks, loads.ChunkTokens)
+	cli.Wrote(ui, o.Out, "%s loads %.12s of %s, %d chunks of %d tokens", loads.Source, digest, model.Name, loads.Chunks,
+		loads.ChunkTokens)
 	var rows [][]string
 	imbalance := make([]float64, len(loads.Layers))
 	for i, layer := range loads.Layers {
@@ -73,13 +74,17 @@ func (o *LoadsOptions) Run(ctx context.Context, ui *cli.Streams) error {
 		rows = append(rows, []string{fmt.Sprint(layer.Layer), fmt.Sprintf("%.2f", imbalance[i]), fmt.Sprint(idle)})
 	}
 	ui.Table([]string{"layer", ">busiest / mean", ">never chosen"}, rows)
-	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "source": loads.Source, "chunks": loads.Chunks, "chunk_tokens": loads.ChunkTokens, "imbalance": imbalance})
+	return ui.Result(map[string]any{
+		"file": o.Out, "digest": digest, "source": loads.Source, "chunks": loads.Chunks,
+		"chunk_tokens": loads.ChunkTokens, "imbalance": imbalance,
+	})
 }
 
 // trace executes the model and observes its router.
 func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *workload.Loads, err error) {
 	if weights.Experts == 0 {
-		return nil, diag.New(diag.ClassInput, "model %q has no experts", o.Model).WithHint("hetc models list shows which have")
+		return nil, diag.New(diag.ClassInput, "model %q has no experts", o.Model).
+			WithHint("hetc models list shows which have")
 	}
 	model, err := trial.Open(ctx, weights)
 	if err != nil {
@@ -87,7 +92,8 @@ func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *wor
 	}
 	size := min(quality.WindowTokens, weights.MaxContext/LoadTokens*LoadTokens)
 	if size == 0 {
-		return nil, diag.New(diag.ClassInput, "model %q has %d positions, and chunks %d tokens", o.Model, weights.MaxContext, LoadTokens)
+		return nil, diag.New(diag.ClassInput, "model %q has %d positions, and chunks %d tokens", o.Model,
+			weights.MaxContext, LoadTokens)
 	}
 	text, err := model.ReadText(o.Text, o.Windows, size)
 	if err != nil {
@@ -109,8 +115,10 @@ func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *wor
 		}
 	}
 	loads := &workload.Loads{
-		Schema: workload.LoadsSchema, Source: "traced", Model: weights.Name, ModelDigest: model.Digest, Text: text.SHA256,
-		Experts: weights.Experts, ExpertsPerToken: weights.ExpertsPerToken, ChunkTokens: LoadTokens, Chunks: len(text.Windows) * size / LoadTokens,
+		Schema: workload.LoadsSchema, Source: "traced", Model: weights.Name, ModelDigest: model.Digest,
+		Text:    text.SHA256,
+		Experts: weights.Experts, ExpertsPerToken: weights.ExpertsPerToken, ChunkTokens: LoadTokens,
+		Chunks: len(text.Windows) * size / LoadTokens,
 	}
 	for _, layer := range routes.Layers() {
 		rows, err := routes.Rows(layer)

@@ -57,7 +57,8 @@ func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool)
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
 	if measured.Model.Digest != ref.Digest {
-		return diag.New(diag.ClassInput, "%s was made from model %q with digest %.12s, and %q has %.12s", what, measured.Model.Name, measured.Model.Digest, o.Model, ref.Digest).
+		return diag.New(diag.ClassInput, "%s was made from model %q with digest %.12s, and %q has %.12s", what,
+			measured.Model.Name, measured.Model.Digest, o.Model, ref.Digest).
 			WithHint("give the directory of the model it was made from")
 	}
 	text, err := ref.ReadText(o.Text, o.Windows, min(quality.WindowTokens, measured.MaxContext))
@@ -101,15 +102,18 @@ func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool)
 		result := &ph.Result
 		rows = append(rows, []string{ph.Phase,
 			spread(result.KL, 1, "%.6f"), spread(result.TopAgreement, 100, "%.2f") + " %",
-			spread(result.Perplexity, 1, "%.3f"), fmt.Sprintf("%.3f", result.ReferencePerplexity.Mean), spread(result.PerplexityRatio, 1, "%.4f")})
+			spread(result.Perplexity, 1, "%.3f"), fmt.Sprintf("%.3f", result.ReferencePerplexity.Mean),
+			spread(result.PerplexityRatio, 1, "%.4f")})
 	}
 	ui.Table([]string{"phase", ">mean KL", ">same top token", ">perplexity", ">of float32", ">ratio"}, rows)
-	if err := ui.Result(map[string]any{"of": what, "model": ref.Digest, "text_sha256": text.SHA256, "window_tokens": size, "phases": phases}); err != nil {
+	if err := ui.Result(map[string]any{"of": what, "model": ref.Digest, "text_sha256": text.SHA256,
+		"window_tokens": size, "phases": phases}); err != nil {
 		return err
 	}
 	for _, ph := range phases {
 		if limited && !(ph.KL.Mean <= o.MaxKL) {
-			return diag.New(diag.ClassRun, "%s: mean KL of %s is %.6f, want at most %v", what, ph.Phase, ph.KL.Mean, o.MaxKL).
+			return diag.New(diag.ClassRun, "%s: mean KL of %s is %.6f, want at most %v", what, ph.Phase, ph.KL.Mean,
+				o.MaxKL).
 				WithCode("quality.kl").WithHint("permit only more precise schemes in the workload and solve again")
 		}
 	}
@@ -123,7 +127,9 @@ func spread(e quality.Estimate, scale float64, format string) string {
 
 // candidate opens what is measured: what it is called, its plan, where its blobs come from, and how many bytes
 // of weights are to be allocated.
-func (o *QualityOptions) candidate(ctx context.Context, s *cli.Streams, model *models.Model) (string, *planir.Plan, runcmd.Source, int64, error) {
+func (o *QualityOptions) candidate(
+	ctx context.Context, s *cli.Streams, model *models.Model,
+) (string, *planir.Plan, runcmd.Source, int64, error) {
 	if o.Bundle != "" {
 		plan, src, err := runcmd.OpenPlan(s, o.Bundle, o.Terms, o.AnyMachine)
 		return o.Bundle, plan, src, 0, err
@@ -151,7 +157,8 @@ func (o *QualityOptions) candidate(ctx context.Context, s *cli.Streams, model *m
 func decodesOtherwise(p *planir.Plan) bool {
 	for i := range p.Decisions {
 		decision := &p.Decisions[i]
-		if one := p.DecisionFor(decision.Node, 1); one != nil && one.Scheme != decision.Scheme && !p.Decodes(decision.Rows) {
+		if one := p.DecisionFor(decision.Node, 1); one != nil && one.Scheme != decision.Scheme &&
+			!p.Decodes(decision.Rows) {
 			return true
 		}
 	}
@@ -159,7 +166,9 @@ func decodesOtherwise(p *planir.Plan) bool {
 }
 
 // compare executes both window by window, so that the logits of one window are held at a time.
-func (o *QualityOptions) compare(ctx context.Context, ui *cli.Streams, text *trial.Text, x, machine *executor.Machine, phases []*phase) (err error) {
+func (o *QualityOptions) compare(
+	ctx context.Context, ui *cli.Streams, text *trial.Text, x, machine *executor.Machine, phases []*phase,
+) (err error) {
 	reference, err := quality.NewReference()
 	if err != nil {
 		return err

@@ -129,7 +129,8 @@ func (q *quick) run(ctx context.Context) error {
 	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
 }
 
-// openModel opens the model, and notes which input its bundle will take. It must have weights, and for --prompt a tokenizer.
+// openModel opens the model, and notes which input its bundle will take. It must have weights, and for --prompt a
+// tokenizer.
 func (q *quick) openModel() (*models.Model, error) {
 	model, err := models.Open(q.o.Model)
 	if err != nil {
@@ -181,25 +182,29 @@ func (q *quick) forThisMachine(ctx context.Context, file func(string) string) er
 		cal = []string{"--calibration", q.o.Calibration}
 	}
 	with := []string{"--soc", file("soc.yaml"), "--model", q.o.Model, "--workload", file("workload.yaml")}
-	profile := append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.o.Budget}, with...)
+	profile := append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.o.Budget},
+		with...)
 	if q.o.Again {
 		profile = append(profile, "--flagged")
 	}
 	steps := [][]string{
 		{"probe", "-o", file("soc.yaml")},
 		profile,
-		slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml"), "--accept-noisy"}, with, cal),
+		slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml"), "--accept-noisy"}, with,
+			cal),
 	}
 	if _, err := os.Stat(key + ".key"); err != nil {
 		steps = append(steps, []string{"keygen", "--out", key})
 	}
-	emit := []string{"emit", "--plan", file("plan.yaml"), "--model", q.o.Model, "--soc", file("soc.yaml"), "--key", key + ".key", "-o", file("app.hetb")}
+	emit := []string{"emit", "--plan", file("plan.yaml"), "--model", q.o.Model, "--soc", file("soc.yaml"), "--key",
+		key + ".key", "-o", file("app.hetb")}
 	return q.take(ctx, append(steps, append(emit, cal...)))
 }
 
 // execute is the step that executes a bundle with the prompt.
 func (q *quick) execute(bundle, key string) []string {
-	args := []string{"run", bundle, "--trust", key + ".pub", "--prompt", q.o.Prompt, "--max-tokens", strconv.Itoa(q.o.MaxTokens)}
+	args := []string{"run", bundle, "--trust", key + ".pub", "--prompt", q.o.Prompt, "--max-tokens",
+		strconv.Itoa(q.o.MaxTokens)}
 	if q.o.Chat {
 		args = append(args, "--chat")
 	}
@@ -216,7 +221,8 @@ func (q *quick) take(ctx context.Context, steps [][]string) error {
 	return nil
 }
 
-// plannable reports schemes with which no plan for the target can be made, before minutes are spent on what comes first.
+// plannable reports schemes with which no plan for the target can be made, before minutes are spent on what comes
+// first.
 func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
 	soc, err := socs.OpenTarget(q.o.Target)
 	if err != nil {
@@ -236,19 +242,23 @@ func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
 			names = append(names, string(scheme))
 		}
 		more := op.A8TQ8C // of products by experts, which the control processor executes
-		if npu := soc.TargetNPU(); len(npu.Target.Schemes) > 0 && !slices.ContainsFunc(schemes, func(x op.Scheme) bool { return slices.Contains(npu.Target.Schemes, x) }) {
+		if npu := soc.TargetNPU(); len(npu.Target.Schemes) > 0 &&
+			!slices.ContainsFunc(schemes, func(x op.Scheme) bool { return slices.Contains(npu.Target.Schemes, x) }) {
 			more = npu.Target.Schemes[0]
 		}
-		return diag.New(diag.ClassOf(err), "quick: %w", err).WithHint("hetc quick permits it besides with --schemes %s,%s", strings.Join(names, ","), more)
+		return diag.New(diag.ClassOf(err), "quick: %w", err).
+			WithHint("hetc quick permits it besides with --schemes %s,%s", strings.Join(names, ","), more)
 	}
 	return nil
 }
 
 func quickWorkload(schemes []op.Scheme) workload.Workload {
-	return workload.Workload{Schema: workload.Schema, Buckets: quickBuckets, Schemes: workload.Schemes{Prefill: schemes, Decode: schemes}}
+	return workload.Workload{Schema: workload.Schema, Buckets: quickBuckets,
+		Schemes: workload.Schemes{Prefill: schemes, Decode: schemes}}
 }
 
-// forTarget makes the bundle of a device that is not here, and its twin. What was calibrated, recorded and compiled stays.
+// forTarget makes the bundle of a device that is not here, and its twin. What was calibrated, recorded and compiled
+// stays.
 func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(string) string) error {
 	key, app, twin, cal := file("local"), file("app.hetb"), file("twin.hetb"), q.o.Calibration
 	var steps [][]string
@@ -258,7 +268,8 @@ func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(st
 		switch {
 		case err == nil && !q.o.Again:
 		case q.o.Text == "":
-			return diag.New(diag.ClassUsage, "quick: schemes with static scales need ranges of activations, and no text is given").
+			return diag.New(diag.ClassUsage,
+				"quick: schemes with static scales need ranges of activations, and no text is given").
 				WithHint("add --text FILE with text of the kind the model will see, or --calibration FILE")
 		default:
 			step := []string{"calibrate", "--model", q.o.Model, "--text", q.o.Text, "-o", cal}
@@ -273,8 +284,10 @@ func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(st
 	if cal != "" {
 		ranges = []string{"--calibration", cal}
 	}
-	emit := slices.Concat([]string{"emit", "--plan", file("plan.yaml"), "--model", q.o.Model, "--key", key + ".key"}, ranges)
-	solve := slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "--facts", file("facts.jsonl"), "-o", file("plan.yaml")}, with, ranges)
+	emit := slices.Concat([]string{"emit", "--plan", file("plan.yaml"), "--model", q.o.Model, "--key", key + ".key"},
+		ranges)
+	solve := slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "--facts", file("facts.jsonl"), "-o",
+		file("plan.yaml")}, with, ranges)
 	if q.o.Only != "" {
 		solve = append(solve, "--only", q.o.Only)
 	}
@@ -314,7 +327,8 @@ func (q *quick) step(ctx context.Context, args ...string) error {
 	}
 	if err := cli.Prepare(sub, q.root, args...).ExecuteContext(ctx); err != nil {
 		if errors.Is(err, context.Canceled) {
-			return diag.New(diag.ClassInterrupted, "quick: %s: %w", args[0], err).WithHint("the same hetc quick goes on where it stopped")
+			return diag.New(diag.ClassInterrupted, "quick: %s: %w", args[0], err).
+				WithHint("the same hetc quick goes on where it stopped")
 		}
 		return err
 	}
@@ -426,7 +440,8 @@ func permitted(offered []string) ([]op.Scheme, error) {
 			for _, scheme := range op.Schemes {
 				names = append(names, string(scheme))
 			}
-			return nil, diag.New(diag.ClassUsage, "--schemes %q: no such scheme", text).WithHint("%s", diag.DidYouMean(text, names))
+			return nil, diag.New(diag.ClassUsage, "--schemes %q: no such scheme", text).
+				WithHint("%s", diag.DidYouMean(text, names))
 		}
 		if !slices.Contains(out, scheme) {
 			out = append(out, scheme)

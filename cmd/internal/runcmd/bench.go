@@ -15,10 +15,11 @@ import (
 
 // timing is the document of --bench --json. Times are medians over rounds, in microseconds.
 type timing struct {
-	SoC        string              `json:"soc"`
-	Simulated  bool                `json:"simulated"`
-	Emulated   []string            `json:"emulated,omitempty"` // processors that are emulators: no time is one of a device
-	Evidence   planir.Evidence     `json:"evidence"`           // what stands behind the bundle's plan
+	SoC       string `json:"soc"`
+	Simulated bool   `json:"simulated"`
+	// processors that are emulators: no time is one of a device
+	Emulated   []string            `json:"emulated,omitempty"`
+	Evidence   planir.Evidence     `json:"evidence"` // what stands behind the bundle's plan
 	PromptLen  int                 `json:"prompt_len"`
 	Gen        int                 `json:"gen"`
 	Rounds     int                 `json:"rounds"`
@@ -72,8 +73,10 @@ func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *execut
 			return err
 		}
 	}
-	out := timing{Batches: batches, SoC: plan.SoC.Name, Simulated: times.Virtual, Emulated: machine.Emulated(), Evidence: plan.Evidence(), PromptLen: o.promptLen, Gen: o.gen, Rounds: o.rounds,
-		PrefillUS: median(times.PrefillNS) / 1e3, DecodeUS: median(times.DecodeNS) / 1e3, PredictUS: map[string]float64{}, Steps: machine.Stats()}
+	out := timing{Batches: batches, SoC: plan.SoC.Name, Simulated: times.Virtual, Emulated: machine.Emulated(),
+		Evidence: plan.Evidence(), PromptLen: o.promptLen, Gen: o.gen, Rounds: o.rounds,
+		PrefillUS: median(times.PrefillNS) / 1e3, DecodeUS: median(times.DecodeNS) / 1e3,
+		PredictUS: map[string]float64{}, Steps: machine.Stats()}
 	out.PrefillTPS = float64(o.promptLen) / out.PrefillUS * 1e6
 	if out.DecodeUS > 0 {
 		out.DecodeTPS = 1e6 / out.DecodeUS
@@ -111,7 +114,8 @@ func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *execut
 			if timing.PredictUS > 0 {
 				predicted = fmt.Sprintf("%.3f", timing.PredictUS/1e3)
 			}
-			rows = append(rows, []string{fmt.Sprint(timing.Sequences), fmt.Sprintf("%.3f", timing.StepUS/1e3), predicted, fmt.Sprintf("%.1f", timing.TPS), fmt.Sprintf("%.2f", timing.TPS/batches[0].TPS)})
+			rows = append(rows, []string{fmt.Sprint(timing.Sequences), fmt.Sprintf("%.3f", timing.StepUS/1e3),
+				predicted, fmt.Sprintf("%.1f", timing.TPS), fmt.Sprintf("%.2f", timing.TPS/batches[0].TPS)})
 		}
 		ui.Table([]string{">decoded together", ">ms a step", ">predicted ms", ">tokens/s", ">times one"}, rows)
 	}
@@ -122,7 +126,8 @@ func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *execut
 	ui.Table([]string{"program", "lane", ">in steps us", ">waiting us"}, rows)
 	rows = nil
 	for _, time := range out.Account {
-		rows = append(rows, []string{time.Program, time.Kind, fmt.Sprintf("%.1f", time.US), fmt.Sprintf("%.1f %%", 100*time.Share)})
+		rows = append(rows, []string{time.Program, time.Kind, fmt.Sprintf("%.1f", time.US),
+			fmt.Sprintf("%.1f %%", 100*time.Share)})
 	}
 	ui.Table([]string{"program", "operators", ">us", ">share"}, rows)
 	if o.steps {
@@ -175,9 +180,11 @@ func account(steps []executor.StepStat) []kindTime {
 			total += steps[i].RunNS + steps[i].WaitNS
 		}
 		entry := func(kind string, ns int64) kindTime {
-			return kindTime{program, kind, float64(ns) / 1e3 / float64(runs[program]), float64(ns) / float64(max(total, 1))}
+			return kindTime{program, kind, float64(ns) / 1e3 / float64(runs[program]),
+				float64(ns) / float64(max(total, 1))}
 		}
-		kinds := slices.SortedFunc(maps.Keys(ns), func(a, b string) int { return cmp.Or(cmp.Compare(ns[b], ns[a]), cmp.Compare(a, b)) })
+		kinds := slices.SortedFunc(maps.Keys(ns),
+			func(a, b string) int { return cmp.Or(cmp.Compare(ns[b], ns[a]), cmp.Compare(a, b)) })
 		for _, k := range kinds {
 			out = append(out, entry(k, ns[k]))
 		}
@@ -223,8 +230,10 @@ const shortNS = 100_000_000
 func Round(ctx context.Context, machine *executor.Machine, promptLen, gen int) (Times, error) {
 	var times Times
 	if limit := machine.Plan().MaxContext; promptLen > limit || gen > limit-promptLen {
-		return times, diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d exceed the plan's context of %d", promptLen, gen, limit).
-			WithHint("measure fewer tokens, or, where the model has more positions, solve with a larger context in the workload")
+		return times, diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d exceed the plan's context of %d",
+			promptLen, gen, limit).
+			WithHint("measure fewer tokens, or, where the model has more positions, solve with a larger context in " +
+				"the workload")
 	}
 	prompt := benchPrompt(promptLen, machine.Vocabulary(), 0)
 	machine.Reset()
@@ -266,7 +275,11 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 	for _, n := range append([]int{1}, plan.Batches...) {
 		timing := batchTime{Sequences: n}
 		for _, pr := range plan.Predictions {
-			if i := slices.IndexFunc(plan.Program.Programs, func(ph planir.Phase) bool { return ph.Name == pr.Program && ph.Phase == "decode" && ph.Rows == n }); i >= 0 {
+			if i := slices.IndexFunc(plan.Program.Programs,
+				func(ph planir.Phase) bool {
+					return ph.Name == pr.Program && ph.Phase == "decode" &&
+						ph.Rows == n
+				}); i >= 0 {
 				timing.PredictUS = float64(pr.PlanNS) / 1e3
 			}
 		}
@@ -283,7 +296,8 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 		begin := make([]int32, len(tokens))
 		for i := range tokens {
 			tokens[i].Sequence = i
-			if _, err := control.Extend(i, benchPrompt(promptLen, machine.Vocabulary(), i), executor.WantLast, func(_ int, logits []float32) error { return next(i, logits) }); err != nil {
+			if _, err := control.Extend(i, benchPrompt(promptLen, machine.Vocabulary(), i), executor.WantLast,
+				func(_ int, logits []float32) error { return next(i, logits) }); err != nil {
 				return err
 			}
 			begin[i] = tokens[i].ID

@@ -29,7 +29,8 @@ func (o *options) runDump(ctx context.Context, ui *cli.Streams, m *executor.Mach
 // logits executes the prompt and returns the logits of every position, row-major.
 func logits(ctx context.Context, m *executor.Machine, prompt []int32) (all []float32, vocab int, err error) {
 	const copies, value = 2, 4 // what is compared with, or written; bytes
-	if err := EnoughMemory(nil, copies*value*int64(len(prompt))*int64(m.Vocabulary()), machine.FreeMemory()); err != nil {
+	if err := EnoughMemory(nil, copies*value*int64(len(prompt))*int64(m.Vocabulary()),
+		machine.FreeMemory()); err != nil {
 		return nil, 0, fmt.Errorf("logits of %d tokens: %w", len(prompt), err)
 	}
 	m.Reset()
@@ -62,15 +63,19 @@ const (
 	checkKL  = 0.01
 )
 
-func (o *options) runCheck(ctx context.Context, ui *cli.Streams, b *opened, machine *executor.Machine, prompt []int32, drivers []driver.Driver) error {
+func (o *options) runCheck(
+	ctx context.Context, ui *cli.Streams, b *opened, machine *executor.Machine, prompt []int32, drivers []driver.Driver,
+) error {
 	if !b.Has(referencePlan) {
-		return diag.New(diag.ClassInput, "--check needs a reference program, and this bundle has none").WithHint("emit it with --with-reference")
+		return diag.New(diag.ClassInput, "--check needs a reference program, and this bundle has none").
+			WithHint("emit it with --with-reference")
 	}
 	plan, err := b.plan(referencePlan)
 	if err != nil {
 		return err
 	}
-	ref, err := Execute(ctx, plan, b.reference(), 0, executor.Options{Drivers: drivers, Deadline: o.deadline, Checked: true})
+	ref, err := Execute(ctx, plan, b.reference(), 0,
+		executor.Options{Drivers: drivers, Deadline: o.deadline, Checked: true})
 	if err != nil {
 		return err
 	}
@@ -84,16 +89,21 @@ func (o *options) runCheck(ctx context.Context, ui *cli.Streams, b *opened, mach
 		return err
 	}
 	checked := compare(got, want, vocab)
-	quantised := slices.ContainsFunc(machine.Plan().Decisions, func(d planir.Decision) bool { return d.Scheme.Rounds() })
+	quantised := slices.ContainsFunc(machine.Plan().Decisions,
+		func(d planir.Decision) bool { return d.Scheme.Rounds() })
 	if quantised {
 		checked.LimitKL = checkKL
 	} else {
 		checked.LimitAbs = checkAbs
 	}
-	ui.Notef("check: %d positions against the reference: largest difference %.2g, mean KL %.2g, same top token %.1f %%", checked.Positions, checked.MaxAbsDiff, checked.MeanKL, 100*checked.SameTop)
+	ui.Notef("check: %d positions against the reference: largest difference %.2g, mean KL %.2g, same top token %.1f "+
+		"%%", checked.Positions, checked.MaxAbsDiff, checked.MeanKL, 100*checked.SameTop)
 	if quantised && !(checked.MeanKL <= checkKL) || !quantised && !(checked.MaxAbsDiff <= checkAbs) {
-		return diag.New(diag.ClassRun, "check: execution differs from the reference: largest difference %.3g, mean KL %.3g, want difference <= %.3g or KL <= %.3g", checked.MaxAbsDiff, checked.MeanKL, checkAbs, checkKL).
-			WithHint("this is a defect of a driver or of the plan's execution, not of quantisation; hetrun --steps shows what ran where")
+		return diag.New(diag.ClassRun,
+			"check: execution differs from the reference: largest difference %.3g, mean KL %.3g, want difference <= "+
+				"%.3g or KL <= %.3g", checked.MaxAbsDiff, checked.MeanKL, checkAbs, checkKL).
+			WithHint("this is a defect of a driver or of the plan's execution, not of quantisation; hetrun --steps " +
+				"shows what ran where")
 	}
 	return nil
 }

@@ -18,9 +18,13 @@ func CheckEvidence(m *bundle.Manifest, plan *planir.Plan) error {
 
 	target := strings.Join(m.Target.SoC, ", ")
 	if simulated {
-		return diag.New(diag.ClassVerify, "the bundle's target is %q, and its plan is a simulation, which runs on no device", target).
-			WithCode("bundle.policy").WithHint("emit it again: for the simulator hetc emit --plan FILE, for the device hetc solve --target and hetc emit --target")
+		return diag.New(diag.ClassVerify,
+			"the bundle's target is %q, and its plan is a simulation, which runs on no device", target).
+			WithCode("bundle.policy").
+			WithHint("emit it again: for the simulator hetc emit --plan FILE, for the device hetc solve --target " +
+				"and hetc emit --target")
 	}
-	return diag.New(diag.ClassVerify, "the bundle's target is %q, a simulation, and its plan is %s", target, plan.Evidence()).
+	return diag.New(diag.ClassVerify, "the bundle's target is %q, a simulation, and its plan is %s", target,
+		plan.Evidence()).
 		WithCode("bundle.policy").WithHint("emit it again: hetc emit --plan FILE")
 }

@@ -34,7 +34,10 @@ type generated struct {
 	Stats *stats              `json:"stats,omitempty"`
 }
 
-func (o *options) generate(ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, prompt []int32, watch *stopwatch, copied int64) error {
+func (o *options) generate(
+	ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, prompt []int32,
+	watch *stopwatch, copied int64,
+) error {
 	out := bufio.NewWriter(ui.Out)
 	var text strings.Builder
 	emit := func(piece string) {
@@ -48,7 +51,8 @@ func (o *options) generate(ctx context.Context, ui *cli.Streams, machine *execut
 	if tok != nil {
 		stream = tok.Stream()
 	}
-	// The prompt is repeated when there is an answer: weights are verified on first use, and what is refused prints nothing.
+	// The prompt is repeated when there is an answer: weights are verified on first use, and what is refused prints
+	// nothing.
 	repeat := func() {
 		if tok != nil && o.tokens == "" && !o.answers() && !ui.JSON {
 			fmt.Fprint(out, o.prompt)
@@ -88,7 +92,12 @@ func (o *options) generate(ctx context.Context, ui *cli.Streams, machine *execut
 	if err != nil {
 		return err
 	}
-	result := generated{Text: text.String(), Tokens: generation.Tokens, Prompt: prompt, PrefillUS: float64(generation.PrefillNS) / 1e3, DecodeUS: median(generation.DecodeNS) / 1e3, Simulated: generation.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(), Stopped: generation.Stopped, Full: generation.Full}
+	result := generated{
+		Text: text.String(), Tokens: generation.Tokens, Prompt: prompt, PrefillUS: float64(generation.PrefillNS) / 1e3,
+		DecodeUS: median(generation.DecodeNS) / 1e3, Simulated: generation.Virtual,
+		Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(), Stopped: generation.Stopped,
+		Full: generation.Full,
+	}
 	if o.steps {
 		result.Steps = machine.Stats()
 		printSteps(ui, result.Steps)
@@ -116,7 +125,8 @@ func printSteps(ui *cli.Streams, steps []executor.StepStat) {
 	rows := make([][]string, len(steps))
 	for i, st := range steps {
 		us := func(ns int64) string { return fmt.Sprintf("%.1f", float64(ns)/1e3/float64(st.Runs)) }
-		rows[i] = []string{st.Program, st.Section, st.Proc, st.Node, strconv.FormatInt(st.Runs, 10), us(st.RunNS), us(st.WaitNS), fmt.Sprintf("%.1f", float64(st.ExpectNS)/1e3)}
+		rows[i] = []string{st.Program, st.Section, st.Proc, st.Node, strconv.FormatInt(st.Runs, 10), us(st.RunNS),
+			us(st.WaitNS), fmt.Sprintf("%.1f", float64(st.ExpectNS)/1e3)}
 	}
 	ui.Table([]string{"program", "section", "lane", "step", ">runs", ">us", ">wait us", ">expected us"}, rows)
 }

@@ -23,7 +23,8 @@ func (o *options) input(ctx context.Context, ui *cli.Streams, tok tokenizer.Toke
 		for _, f := range strings.Split(o.tokens, ",") {
 			token, err := strconv.ParseInt(strings.TrimSpace(f), 10, 32)
 			if err != nil {
-				return nil, diag.New(diag.ClassUsage, "--tokens: %q is not a token id", f).WithHint("write ids separated by commas: --tokens 1,5,7")
+				return nil, diag.New(diag.ClassUsage, "--tokens: %q is not a token id", f).
+					WithHint("write ids separated by commas: --tokens 1,5,7")
 			}
 			ids = append(ids, int32(token))
 		}
@@ -54,7 +55,8 @@ func (o *options) input(ctx context.Context, ui *cli.Streams, tok tokenizer.Toke
 		return nil, err
 	}
 	if len(ids) == 0 {
-		return nil, diag.New(diag.ClassInput, "the prompt is empty and the model has no token to begin with").WithHint("give some text")
+		return nil, diag.New(diag.ClassInput, "the prompt is empty and the model has no token to begin with").
+			WithHint("give some text")
 	}
 	return ids, nil
 }

@@ -21,8 +21,10 @@ func EnoughMemory(plans []*planir.Plan, held, free int64) error {
 		}
 	}
 	if free > 0 && need > float64(free) {
-		return diag.New(diag.ClassUnavailable, "needs %v of memory, and %v are free", unit.Bytes(min(need, math.MaxInt64/2)), unit.Bytes(free)).
-			WithHint("solve with a smaller context in the workload, or with 8 or 4 bit weights (schemes:), or use a machine with more memory")
+		return diag.New(diag.ClassUnavailable, "needs %v of memory, and %v are free",
+			unit.Bytes(min(need, math.MaxInt64/2)), unit.Bytes(free)).
+			WithHint("solve with a smaller context in the workload, or with 8 or 4 bit weights (schemes:), or use a " +
+				"machine with more memory")
 	}
 	return nil
 }

@@ -26,8 +26,8 @@ import (
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
-// opened is a verified bundle as a source of blobs, optionally under a prefix. Every blob is asked for by what it is used
-// as: one that was signed for another purpose is refused, whatever its name.
+// opened is a verified bundle as a source of blobs, optionally under a prefix. Every blob is asked for by what it
+// is used as: one that was signed for another purpose is refused, whatever its name.
 type opened struct {
 	*accept.Accepted
 	prefix  string
@@ -43,7 +43,8 @@ func openBundle(s *cli.Streams, path string, o *options) (*opened, error) {
 		return nil, err
 	}
 	entry := accepted.Manifest().Entrypoint
-	return &opened{Accepted: accepted, prefix: entry[:strings.LastIndexByte(entry, '/')+1], weights: bundle.RoleWeights}, nil
+	return &opened{Accepted: accepted, prefix: entry[:strings.LastIndexByte(entry, '/')+1],
+		weights: bundle.RoleWeights}, nil
 }
 
 // Source is where the blobs of an open bundle come from.
@@ -105,7 +106,9 @@ func (b *opened) Ahead(ctx context.Context, parts []executor.Part) {
 
 // Execute opens a plan on this machine, of whose weights held bytes are to be allocated, and refuses one that needs
 // more memory than is free.
-func Execute(ctx context.Context, p *planir.Plan, src executor.Source, held int64, o executor.Options) (*executor.Machine, error) {
+func Execute(
+	ctx context.Context, p *planir.Plan, src executor.Source, held int64, o executor.Options,
+) (*executor.Machine, error) {
 	if err := EnoughMemory([]*planir.Plan{p}, held, machine.FreeMemory()); err != nil {
 		return nil, fmt.Errorf("run plan: %w", err)
 	}
@@ -223,7 +226,8 @@ func writeLogits(path string, v []float32, rows, vocab int) error {
 	for i, x := range v {
 		binary.LittleEndian.PutUint32(data[4*i:], math.Float32bits(x))
 	}
-	return safetensors.Write(path, []safetensors.Tensor{{Name: "logits", Type: op.F32, Shape: []int{rows, vocab}, Data: data}}, nil)
+	return safetensors.Write(path,
+		[]safetensors.Tensor{{Name: "logits", Type: op.F32, Shape: []int{rows, vocab}, Data: data}}, nil)
 }
 
 // thisHost describes this machine to the bundle's target check; nil leaves that check out.
@@ -231,7 +235,10 @@ func thisHost(any bool) *bundle.Host {
 	if any {
 		return nil
 	}
-	here := &bundle.Host{SoC: []string{host.Fingerprint()}, OS: runtime.GOOS, Arch: runtime.GOARCH, Components: map[string]bundle.HostComponent{}}
+	here := &bundle.Host{
+		SoC: []string{host.Fingerprint()}, OS: runtime.GOOS, Arch: runtime.GOARCH,
+		Components: map[string]bundle.HostComponent{},
+	}
 	for _, drv := range all.Drivers() {
 		if matcher, ok := drv.(driver.Matcher); ok {
 			here.Components["driver/"+drv.Name()] = bundle.HostComponent{Accepts: matcher.Accepts}
@@ -250,10 +257,12 @@ func (b *opened) checkTarget(plan *planir.Plan, o *options) error {
 		return nil
 	}
 	if target := b.Manifest().Target; !slices.Contains(target.SoC, host.Fingerprint()) {
-		finding := diag.New(diag.ClassVerify, "the bundle was made for another machine: soc is %q, want one of %q", host.Fingerprint(), target.SoC).
+		finding := diag.New(diag.ClassVerify, "the bundle was made for another machine: soc is %q, want one of %q",
+			host.Fingerprint(), target.SoC).
 			WithCode("bundle.policy").WithHint("emit the bundle for this machine (hetc probe describes it)")
 		if plan.Target != nil && !plan.Target.Emulator {
-			_ = finding.WithHint("it is for the device %q: hetc emit --for-emulator writes its twin, which the vendor's emulator executes here", plan.Target.SoC)
+			_ = finding.WithHint("it is for the device %q: hetc emit --for-emulator writes its twin, which the "+
+				"vendor's emulator executes here", plan.Target.SoC)
 		}
 		return finding
 	}

@@ -33,8 +33,8 @@ type line struct {
 	Tokens   []int32         `json:"tokens"`
 }
 
-// jobs reads the prompts of a file: JSON lines when its name ends in .jsonl, otherwise one text per line. Empty lines are
-// nothing.
+// jobs reads the prompts of a file: JSON lines when its name ends in .jsonl, otherwise one text per line. Empty
+// lines are nothing.
 func (o *options) jobs(ctx context.Context, s *cli.Streams, tok tokenizer.Tokenizer) ([]job, error) {
 	data, err := readAll(ctx, s, o.prompts)
 	if err != nil {
@@ -59,7 +59,8 @@ func (o *options) jobs(ctx context.Context, s *cli.Streams, tok tokenizer.Tokeni
 			return nil, diag.New(classOf(err), "%s:%d: %w", o.prompts, i+1, err)
 		}
 		if first := seen[j.id]; first > 0 {
-			return nil, diag.New(diag.ClassInput, "%s:%d: id %q is that of line %d", o.prompts, i+1, j.id, first).WithHint("give every prompt an id of its own, or none any")
+			return nil, diag.New(diag.ClassInput, "%s:%d: id %q is that of line %d", o.prompts, i+1, j.id, first).
+				WithHint("give every prompt an id of its own, or none any")
 		}
 		seen[j.id] = i + 1
 		out = append(out, j)
@@ -89,7 +90,8 @@ func parseLine(text string) (line, error) {
 		}
 	}
 	if err != nil {
-		return asked, diag.New(diag.ClassInput, "%w", err).WithHint(`write {"id": "a", "prompt": "Hello"}, or instead of prompt messages or tokens`)
+		return asked, diag.New(diag.ClassInput, "%w", err).
+			WithHint(`write {"id": "a", "prompt": "Hello"}, or instead of prompt messages or tokens`)
 	}
 	ways := 0
 	for _, has := range []bool{asked.Prompt != "", asked.Messages != nil, asked.Tokens != nil} {
@@ -120,7 +122,8 @@ func (o *options) job(ctx context.Context, tok tokenizer.Tokenizer, asked *line,
 		return j, nil
 	}
 	if tok == nil {
-		return j, diag.New(diag.ClassInput, "the bundle has no tokenizer").WithHint(`give token ids: {"tokens": [1, 5, 7]} in a file that ends in .jsonl`)
+		return j, diag.New(diag.ClassInput, "the bundle has no tokenizer").
+			WithHint(`give token ids: {"tokens": [1, 5, 7]} in a file that ends in .jsonl`)
 	}
 	var err error
 	switch {
@@ -158,9 +161,12 @@ type batch struct {
 
 // generateAll answers all prompts, as many at a time as the plan decodes together, and prints the answers in the order
 // of the prompts, each once those before it are there.
-func (o *options) generateAll(ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, jobs []job) error {
+func (o *options) generateAll(
+	ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, jobs []job,
+) error {
 	if machine.Sequences() == 1 {
-		ui.Notef("the plan decodes one sequence at a time: prompts are answered one after the other (a workload with batches decodes several together)")
+		ui.Notef("the plan decodes one sequence at a time: prompts are answered one after the other (a workload " +
+			"with batches decodes several together)")
 	}
 	requests := make([]executor.Request, len(jobs))
 	for i, j := range jobs {
@@ -191,8 +197,10 @@ func (o *options) generateAll(ctx context.Context, ui *cli.Streams, machine *exe
 	}
 	began := time.Now()
 	_, err := machine.GenerateBatch(ctx, requests, func(i int, outcome *executor.Outcome) {
-		answer := generated{ID: jobs[i].id, Tokens: outcome.Tokens, Prompt: jobs[i].ids, PrefillUS: float64(outcome.PrefillNS) / 1e3, DecodeUS: median(outcome.DecodeNS) / 1e3,
-			Simulated: outcome.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(), Stopped: outcome.Stopped, Full: outcome.Full}
+		answer := generated{ID: jobs[i].id, Tokens: outcome.Tokens, Prompt: jobs[i].ids,
+			PrefillUS: float64(outcome.PrefillNS) / 1e3, DecodeUS: median(outcome.DecodeNS) / 1e3,
+			Simulated: outcome.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(),
+			Stopped: outcome.Stopped, Full: outcome.Full}
 		if outcome.Err != nil {
 			answer.Error = outcome.Err.Error()
 			failed = append(failed, fmt.Errorf("prompt %s: %w", answer.ID, outcome.Err))
@@ -222,5 +230,6 @@ func (o *options) generateAll(ctx context.Context, ui *cli.Streams, machine *exe
 	if err := ui.Result(result); err != nil || len(failed) == 0 {
 		return err
 	}
-	return diag.New(diag.ClassOf(failed[0]), "%d of %d prompts could not be answered: %w", len(failed), len(jobs), failed[0])
+	return diag.New(diag.ClassOf(failed[0]), "%d of %d prompts could not be answered: %w", len(failed), len(jobs),
+		failed[0])
 }

@@ -91,8 +91,9 @@ var combinations = []rule{
 		broken: func(l *commandLine) bool {
 			return l.prompts != "" && (l.check || l.dumpLogits != "" || l.stats || l.maxTokens == 0)
 		},
-		message: "--prompts is for generating text: it goes with neither --check, --dump-logits, --stats nor --max-tokens 0",
-		hint:    "give one prompt with --prompt",
+		message: "--prompts is for generating text: it goes with neither --check, --dump-logits, --stats nor " +
+			"--max-tokens 0",
+		hint: "give one prompt with --prompt",
 	},
 }
 
@@ -126,7 +127,8 @@ var uses = slices.Concat(
 // namesNoFile reports whether a flag that names a file was given empty.
 func (l *commandLine) namesNoFile() bool {
 	for flag, value := range map[string]string{
-		"prompt-file": l.promptFile, "messages": l.messages, "prompts": l.prompts, "dump-logits": l.dumpLogits, "trace": l.trace,
+		"prompt-file": l.promptFile, "messages": l.messages, "prompts": l.prompts, "dump-logits": l.dumpLogits,
+		"trace": l.trace,
 	} {
 		if l.given(flag) && value == "" {
 			return true

@@ -32,8 +32,9 @@ type execution struct {
 
 // run executes a bundle as the flags say. list yields the drivers that may open the processors of its plan.
 //
-// What takes long runs side by side: the tokenizer is read while processors are opened, and weights are loaded on demand
-// while the prompt is read. A plan that this machine refuses to execute is still told of a wrong prompt first.
+// What takes long runs side by side: the tokenizer is read while processors are opened, and weights are loaded on
+// demand while the prompt is read. A plan that this machine refuses to execute is still told of a wrong prompt
+// first.
 func run(
 	ctx context.Context, ui *cli.Streams, path string, flags *options,
 	changed func(string) bool, list func(*planir.Plan) ([]driver.Driver, error),
@@ -170,7 +171,8 @@ func (x *execution) execute(ctx context.Context) error {
 
 // emulatedNote says whose times these are.
 func emulatedNote(names []string) string {
-	return fmt.Sprintf("emulated, not device time: %s is an emulator on this machine, with a device's results; no time here is one of a device", strings.Join(names, ", "))
+	return fmt.Sprintf("emulated, not device time: %s is an emulator on this machine, with a device's results; no "+
+		"time here is one of a device", strings.Join(names, ", "))
 }
 
 // traceEvents is how many events of each lane a trace holds: some hundred tokens of a model of twenty layers.
@@ -187,7 +189,8 @@ func (o *options) writeTrace(ui *cli.Streams, m *executor.Machine) error {
 	}
 	ui.Notef("wrote trace %s; open it at ui.perfetto.dev", o.trace)
 	if lost > 0 {
-		ui.Warnf("%s holds the beginning: %d later events are left out (the first %d of each lane are kept)", o.trace, lost, traceEvents)
+		ui.Warnf("%s holds the beginning: %d later events are left out (the first %d of each lane are kept)", o.trace,
+			lost, traceEvents)
 	}
 	return nil
 }

@@ -51,15 +51,19 @@ var longHelp string
 
 // New returns the command. drivers yields what it may open a plan's processors with; with simulates it
 // also runs bundles that were made for a simulated SoC, on whatever machine this is.
-func New(ui *cli.Streams, use string, simulates bool, drivers func(*planir.Plan) ([]driver.Driver, error)) *cobra.Command {
+func New(
+	ui *cli.Streams, use string, simulates bool, drivers func(*planir.Plan) ([]driver.Driver, error),
+) *cobra.Command {
 	given := options{simulates: simulates}
 	cmd := &cobra.Command{
-		Use:   use + " BUNDLE --trust KEY.pub (--prompt TEXT [--chat] | --messages FILE | --prompts FILE | --tokens 1,5,7 | --bench)",
+		Use: use + " BUNDLE --trust KEY.pub (--prompt TEXT [--chat] | --messages FILE | --prompts FILE | --tokens " +
+			"1,5,7 | --bench)",
 		Short: "verify a bundle and execute it on this machine",
 		Long:  fmt.Sprintf(strings.TrimSuffix(longHelp, "\n"), traceEvents),
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return diag.New(diag.ClassUsage, "%s: got %d arguments, want one bundle", c.CommandPath(), len(args)).WithHint("usage: %s", c.UseLine())
+				return diag.New(diag.ClassUsage, "%s: got %d arguments, want one bundle", c.CommandPath(), len(args)).
+					WithHint("usage: %s", c.UseLine())
 			}
 			return nil
 		},
@@ -75,10 +79,12 @@ func New(ui *cli.Streams, use string, simulates bool, drivers func(*planir.Plan)
 	given.terms.RegisterCopy(flags)
 	flags.StringVar(&given.prompt, "prompt", "", "text to continue")
 	flags.StringVar(&given.promptFile, "prompt-file", "", "file with the text to continue, - for standard input")
-	flags.BoolVar(&given.chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
+	flags.BoolVar(&given.chat, "chat", false,
+		"the prompt is a message: write it by the model's chat template, and answer")
 	flags.StringVar(&given.system, "system", "", "system message in front, under --chat")
 	flags.StringVar(&given.messages, "messages", "", "JSON file with a conversation to answer, - for standard input")
-	flags.StringVar(&given.prompts, "prompts", "", "file with prompts to continue, one per line, or JSON lines (.jsonl), - for standard input")
+	flags.StringVar(&given.prompts, "prompts", "",
+		"file with prompts to continue, one per line, or JSON lines (.jsonl), - for standard input")
 	flags.StringVar(&given.tokens, "tokens", "", "token ids to continue, separated by commas")
 	flags.IntVar(&given.maxTokens, "max-tokens", 64, "most tokens to generate")
 	flags.Float64Var(&given.sampler.Temperature, "temperature", 0, "0 is greedy")
@@ -86,13 +92,15 @@ func New(ui *cli.Streams, use string, simulates bool, drivers func(*planir.Plan)
 	flags.Float64Var(&given.sampler.TopP, "top-p", 0, "draw from the smallest set of this probability, 0: all")
 	flags.Uint64Var(&given.sampler.Seed, "seed", 0, "seed of sampling; same seed, same text")
 	flags.BoolVar(&given.check, "check", false, "also execute the reference program and fail unless both agree")
-	flags.StringVar(&given.dumpLogits, "dump-logits", "", "write the logits of every prompt position to this safetensors file")
+	flags.StringVar(&given.dumpLogits, "dump-logits", "",
+		"write the logits of every prompt position to this safetensors file")
 	flags.BoolVar(&given.bench, "bench", false, "measure prefill and decode")
 	flags.IntVar(&given.promptLen, "prompt-len", 256, "tokens of the prompt under --bench")
 	flags.IntVar(&given.gen, "gen", 32, "tokens to generate under --bench")
 	flags.IntVar(&given.rounds, "rounds", 5, "measured rounds under --bench, after one that is not counted")
 	flags.BoolVar(&given.steps, "steps", false, "list every step with its time")
-	flags.BoolVar(&given.stats, "stats", false, "show where the time up to the first token went, and how much memory was used")
+	flags.BoolVar(&given.stats, "stats", false,
+		"show where the time up to the first token went, and how much memory was used")
 	flags.StringVar(&given.trace, "trace", "", "write what ran when to this file, for ui.perfetto.dev")
 	flags.BoolVar(&given.anyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
 	flags.DurationVar(&given.deadline, "deadline", 2*time.Minute, "give up when no step finishes for this long")

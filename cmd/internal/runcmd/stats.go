@@ -56,18 +56,23 @@ type stats struct {
 	PeakBytes    int64   `json:"peak_bytes,omitempty"`
 	PredictBytes int64   `json:"predicted_peak_bytes"`   // by the plan, for as many positions
 	CopiedBytes  int64   `json:"copied_bytes,omitempty"` // of both: weights that --copy holds, used or not
-	MostBytes    int64   `json:"predicted_most_bytes"`   // by the plan, of all programs and a full context: what solve prints
-	Loaded       int     `json:"programs_loaded"`
-	Programs     int     `json:"programs"`
-	Positions    int     `json:"positions"`          // in the cache at the end
-	Context      int     `json:"context"`            // positions that the cache has
-	Emulated     bool    `json:"emulated,omitempty"` // times are those of an emulator, not of a device
+	// by the plan, of all programs and a full context: what solve prints
+	MostBytes int64 `json:"predicted_most_bytes"`
+	Loaded    int   `json:"programs_loaded"`
+	Programs  int   `json:"programs"`
+	Positions int   `json:"positions"`          // in the cache at the end
+	Context   int   `json:"context"`            // positions that the cache has
+	Emulated  bool  `json:"emulated,omitempty"` // times are those of an emulator, not of a device
 }
 
 func (t *stopwatch) stats(running *executor.Machine, prompt int, tokenizer bool, copied int64) *stats {
-	out := &stats{Start: t.parts, LoadMS: ms(running.LoadTime()), PeakBytes: machine.PeakMemory(), Emulated: len(running.Emulated()) > 0}
+	out := &stats{
+		Start: t.parts, LoadMS: ms(running.LoadTime()), PeakBytes: machine.PeakMemory(),
+		Emulated: len(running.Emulated()) > 0,
+	}
 	plan, loaded := running.Plan(), running.Loaded()
-	predicted := planir.MemoryAt(plan, planir.Extent{Programs: loaded, Positions: running.Pos(), Rows: prompt, Tokenizer: tokenizer})
+	predicted := planir.MemoryAt(plan,
+		planir.Extent{Programs: loaded, Positions: running.Pos(), Rows: prompt, Tokenizer: tokenizer})
 	most := predicted
 	if plan.Memory != nil {
 		most = *plan.Memory
@@ -98,8 +103,10 @@ func (x *stats) print(ui *cli.Streams) {
 	ui.Table([]string{"start", head}, rows)
 	if x.PeakBytes > 0 {
 		off := 100 * (float64(x.PeakBytes)/float64(x.PredictBytes) - 1)
-		ui.Printf("peak memory: %v, %+.1f %% from the %v that the plan predicts of this run, with %d of %d programs loaded and %d of %d positions used (at most %v with all)\n",
-			unit.Bytes(x.PeakBytes), off, unit.Bytes(x.PredictBytes), x.Loaded, x.Programs, x.Positions, x.Context, unit.Bytes(x.MostBytes))
+		ui.Printf("peak memory: %v, %+.1f %% from the %v that the plan predicts of this run, with %d of %d programs "+
+			"loaded and %d of %d positions used (at most %v with all)\n",
+			unit.Bytes(x.PeakBytes), off, unit.Bytes(x.PredictBytes), x.Loaded, x.Programs, x.Positions, x.Context,
+			unit.Bytes(x.MostBytes))
 		if x.CopiedBytes > 0 {
 			ui.Printf("of it %v: all weights of the bundle, in private memory (--copy)\n", unit.Bytes(x.CopiedBytes))
 		}

@@ -31,13 +31,17 @@ import (
 type EngineFlags struct{ engine, models, of string }
 
 func (f *EngineFlags) Flags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.engine, "engine", "auto", "what solves: auto (exact, and highs for what that leaves open), exact, highs, highs-native")
-	cmd.Flags().StringVar(&f.models, "write-models", "", "directory for problems as linear programs that other solvers read (.lp)")
-	cmd.Flags().StringVar(&f.of, "write-models-of", ofPlan, "which problems --write-models writes: plan (those whose solutions are in the plan), all, or a pattern of names such as 'prefill@*'")
+	cmd.Flags().StringVar(&f.engine, "engine", "auto",
+		"what solves: auto (exact, and highs for what that leaves open), exact, highs, highs-native")
+	cmd.Flags().StringVar(&f.models, "write-models", "",
+		"directory for problems as linear programs that other solvers read (.lp)")
+	cmd.Flags().StringVar(&f.of, "write-models-of", ofPlan,
+		"which problems --write-models writes: plan (those whose solutions are in the plan), all, or a pattern of "+
+			"names such as 'prefill@*'")
 }
 
-// Open returns the engine, which takes at most that many bytes in this process, with a log of its solves. Errors are of class ClassUsage for an unknown name and
-// ClassUnavailable for an engine that is not there.
+// Open returns the engine, which takes at most that many bytes in this process, with a log of its solves. Errors
+// are of class ClassUsage for an unknown name and ClassUnavailable for an engine that is not there.
 func (f *EngineFlags) Open(ui *cli.Streams, bytes int64) (problem.Engine, *Log, error) {
 	log := NewLog(ui)
 	watch := &problem.Watch{Started: log.Started, Done: log.Done}
@@ -71,7 +75,8 @@ func (f *EngineFlags) Open(ui *cli.Streams, bytes int64) (problem.Engine, *Log, 
 			return nil, nil, diag.New(diag.ClassIO, "make directory %q: %w", f.models, err)
 		}
 		if _, err := path.Match(f.of, ""); err != nil || f.of == "" {
-			return nil, nil, diag.New(diag.ClassUsage, "--write-models-of %q is no pattern", f.of).WithHint("want plan, all, or names with * and ?, such as 'prefill@*'")
+			return nil, nil, diag.New(diag.ClassUsage, "--write-models-of %q is no pattern", f.of).
+				WithHint("want plan, all, or names with * and ?, such as 'prefill@*'")
 		}
 		log.models, log.of = f.models, f.of
 		engine = (&problem.Watch{Posed: log.write, Done: log.answered}).Engine(engine)
@@ -105,12 +110,14 @@ const (
 
 // Indexed is a line of the index of the linear programs: which answer a file had, for comparing another solver's.
 type Indexed struct {
-	File      string `json:"file"`
-	Problem   string `json:"problem"`
-	Status    string `json:"status"`    // as in the list of solves; "failed" where there is none
-	Objective int64  `json:"objective"` // in whole ns, nJ or bytes; the file tells what its own objective is multiplied with
-	Bound     int64  `json:"bound"`
-	Of        int    `json:"of"` // files that pose the problem together, each for one length of chunk: the objective is the least of theirs
+	File    string `json:"file"`
+	Problem string `json:"problem"`
+	Status  string `json:"status"` // as in the list of solves; "failed" where there is none
+	// in whole ns, nJ or bytes; the file tells what its own objective is multiplied with
+	Objective int64 `json:"objective"`
+	Bound     int64 `json:"bound"`
+	// files that pose the problem together, each for one length of chunk: the objective is the least of theirs
+	Of int `json:"of"`
 }
 
 // IndexName is the file beside the linear programs.
@@ -144,8 +151,10 @@ func (l *Log) Started(what, engine string) {
 func (l *Log) Done(report problem.Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	solved := Solved{Problem: report.Problem, Engine: report.Engine, Status: string(report.Status), Objective: report.Objective, Bound: report.Bound, Choices: report.Choices,
-		Vars: report.Vars, Rows: report.Rows, Nodes: report.Nodes, MS: float64(time.Since(l.begun[report.Problem+"\x00"+report.Engine]).Microseconds()) / 1e3}
+	solved := Solved{Problem: report.Problem, Engine: report.Engine, Status: string(report.Status),
+		Objective: report.Objective, Bound: report.Bound, Choices: report.Choices,
+		Vars: report.Vars, Rows: report.Rows, Nodes: report.Nodes,
+		MS: float64(time.Since(l.begun[report.Problem+"\x00"+report.Engine]).Microseconds()) / 1e3}
 	if gap := report.Gap(); !math.IsInf(gap, 1) {
 		solved.Gap = &gap
 	}
@@ -170,14 +179,18 @@ func (l *Log) progress(what, engine string, objective, bound float64, nodes int6
 	if !math.IsInf(objective, 0) && !math.IsInf(bound, 0) {
 		gap = fmt.Sprintf("gap %.2g %%", 100*(objective-bound)/max(1e-9, math.Abs(objective)))
 	}
-	l.s.Notef("%s: %s: %s after %d nodes and %.0f s", what, engine, gap, nodes, time.Since(l.begun[what+"\x00"+engine]).Seconds())
+	l.s.Notef("%s: %s: %s after %d nodes and %.0f s", what, engine, gap, nodes,
+		time.Since(l.begun[what+"\x00"+engine]).Seconds())
 }
 
 // answered notes the answer that the linear programs of a problem have.
 func (l *Log) answered(report problem.Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	line := Indexed{Problem: report.Problem, Status: string(report.Status), Objective: report.Objective, Bound: report.Bound, Of: len(report.Models)}
+	line := Indexed{
+		Problem: report.Problem, Status: string(report.Status), Objective: report.Objective, Bound: report.Bound,
+		Of: len(report.Models),
+	}
 	switch {
 	case diag.ClassOf(report.Err) == diag.ClassInfeasible:
 		line.Status, line.Objective, line.Bound = "infeasible", 0, 0
@@ -222,8 +235,9 @@ func (l *Log) write(problem *milp.Model) (file string) {
 	return file
 }
 
-// Choose leaves the linear programs whose solutions a plan is made of, where no others are asked for. Programs are solved in any number of
-// combinations of schemes: theirs is the one with the plan's objective, or, where a single processor is taken instead, its bound.
+// Choose leaves the linear programs whose solutions a plan is made of, where no others are asked for. Programs are
+// solved in any number of combinations of schemes: theirs is the one with the plan's objective, or, where a single
+// processor is taken instead, its bound.
 func (l *Log) Choose(result *solver.Result) {
 	if l.models == "" || l.of != ofPlan || l.err != nil {
 		return
@@ -252,7 +266,8 @@ func inPlan(line *Indexed, result *solver.Result) bool {
 		kind, name, _ := strings.Cut(solve.Problem, " ")
 		switch kind {
 		case "partition", "energy":
-			if line.Problem == "partition "+name && (line.Objective == solve.ObjectiveNS || line.Objective == solve.BoundNS) {
+			if line.Problem == "partition "+name &&
+				(line.Objective == solve.ObjectiveNS || line.Objective == solve.BoundNS) {
 				return true
 			}
 		case "joint":
@@ -279,7 +294,8 @@ func (l *Log) ShowModels() {
 	}
 	l.s.Printf("%s: %d linear programs, %v%s\n", l.models, len(l.index), unit.Bytes(l.bytes), others)
 	if l.skipped > 0 {
-		l.s.Warnf("%d linear programs were not written: all together they would take more than %v; a pattern of --write-models-of selects some", l.skipped, unit.Bytes(mostModelBytes))
+		l.s.Warnf("%d linear programs were not written: all together they would take more than %v; a pattern of "+
+			"--write-models-of selects some", l.skipped, unit.Bytes(mostModelBytes))
 	}
 }
 
@@ -350,7 +366,8 @@ func (l *Log) Show() {
 		if key.status == string(problem.Feasible) {
 			gap = fmt.Sprintf(" within %.2g %% of the bound", 100*sum.gap)
 		}
-		l.s.Printf("solved: %s by %s, %s%s: at most %s and %d nodes in all\n", problems, key.engine, key.status, gap, size, sum.nodes)
+		l.s.Printf("solved: %s by %s, %s%s: at most %s and %d nodes in all\n", problems, key.engine, key.status, gap,
+			size, sum.nodes)
 	}
 	for _, key := range order {
 		if f := sums[key].failed; f != "" {

@@ -85,7 +85,8 @@ func (o *Options) checkOutput(c *cobra.Command) error {
 		return wholefile.Writable(o.Output)
 	}
 	if o.Pareto != "energy,latency" && o.Pareto != "latency,energy" || o.Output != "" {
-		return diag.New(diag.ClassUsage, "solve: --pareto %q lists plans and writes none, want --pareto energy,latency and no -o", o.Pareto).
+		return diag.New(diag.ClassUsage,
+			"solve: --pareto %q lists plans and writes none, want --pareto energy,latency and no -o", o.Pareto).
 			WithHint("the list says which limit in the workload gives which plan")
 	}
 	return nil
@@ -169,8 +170,9 @@ func (o *Options) tell(ui *cli.Streams, input *solver.Input, result *solver.Resu
 	proof := solver.ProofOf(plan.Solver)
 	ui.Printf("%s\n", proof)
 	return map[string]any{
-		"proof": proof, "took": o.Working.Show(ui, result), "simulated": plan.SoC.Simulated, "imported": plan.SoC.Imported,
-		"quality": plan.Quality, "memory": plan.Memory, "buckets_left_out": dropped,
+		"proof": proof, "took": o.Working.Show(ui, result), "simulated": plan.SoC.Simulated,
+		"imported": plan.SoC.Imported,
+		"quality":  plan.Quality, "memory": plan.Memory, "buckets_left_out": dropped,
 		"predictions": plan.Predictions, "compiled": plan.Compiled, "solver": plan.Solver, "solves": log.Solves,
 		"expected_ns": result.ExpectedNS, "expected_nj_modelled": result.ExpectedNJ,
 	}
@@ -189,7 +191,8 @@ func showPareto(ctx context.Context, ui *cli.Streams, in solver.Input) error {
 	if in.SoC.Simulated() {
 		simulated = "; times are simulated"
 	}
-	ui.Printf("a prompt and its answer: expected time, and energy modelled from power_w of %s%s\n", in.SoC.Name, simulated)
+	ui.Printf("a prompt and its answer: expected time, and energy modelled from power_w of %s%s\n", in.SoC.Name,
+		simulated)
 	var rows [][]string
 	for _, point := range list {
 		limit, proof := "none", "proved"
@@ -199,7 +202,8 @@ func showPareto(ctx context.Context, ui *cli.Streams, in solver.Input) error {
 		if !point.Proved {
 			proof = fmt.Sprintf("gap %.2f %%", 100*point.Gap)
 		}
-		rows = append(rows, []string{fmt.Sprintf("%.3f", point.ExpectedMS), fmt.Sprintf("%.3f", point.EnergyMJ), limit, proof})
+		rows = append(rows, []string{fmt.Sprintf("%.3f", point.ExpectedMS), fmt.Sprintf("%.3f", point.EnergyMJ), limit,
+			proof})
 	}
 	ui.Table([]string{">expected ms", ">energy mJ, modelled", "workload that gives it", ""}, rows)
 	return ui.Result(map[string]any{"points": list, "energy": "modelled", "simulated": in.SoC.Simulated()})

@@ -24,17 +24,20 @@ import (
 // Inputs are the flags that say what a plan is made from.
 type Inputs struct {
 	SoC, Target, Record, Costs, facts, Model, Workload string
-	AcceptNoisy                                        bool         // a record of which most is noisy is good enough
-	Warn                                               *cli.Streams // of a command that makes a plan to execute, nil for others
+	AcceptNoisy                                        bool // a record of which most is noisy is good enough
+	// of a command that makes a plan to execute, nil for others
+	Warn *cli.Streams
 }
 
 func (in *Inputs) Flags(c *cobra.Command) {
 	flags := c.Flags()
 	flags.StringVar(&in.SoC, "soc", "", "SoC file or catalog name")
-	flags.StringVar(&in.Target, "target", "", "instead of --soc: plan for the device of this SoC, for emit --target (see hetc socs list)")
+	flags.StringVar(&in.Target, "target", "",
+		"instead of --soc: plan for the device of this SoC, for emit --target (see hetc socs list)")
 	flags.StringVar(&in.Record, "record", "", "record of hetc profile")
 	flags.StringVar(&in.Costs, "costs", "", "costs of hetc fit")
-	flags.StringVar(&in.facts, "facts", "", "record with compiler facts of the target (hetc profile --compiler-only); default: those in --record")
+	flags.StringVar(&in.facts, "facts", "",
+		"record with compiler facts of the target (hetc profile --compiler-only); default: those in --record")
 	flags.StringVar(&in.Model, "model", "", "model directory or catalog name")
 	flags.StringVar(&in.Workload, "workload", "", "workload file; default: prompts of any length, stored precision")
 }
@@ -67,13 +70,15 @@ func (in *Inputs) Open(cmd *cobra.Command) (*solver.Input, error) {
 	}
 	if in.facts != "" {
 		if in.Target == "" {
-			return nil, diag.New(diag.ClassUsage, "%s: --facts is what the compiler of a target said, and --target is missing", cmd.CommandPath())
+			return nil, diag.New(diag.ClassUsage,
+				"%s: --facts is what the compiler of a target said, and --target is missing", cmd.CommandPath())
 		}
 		if facts, err = record.Open(in.facts); err != nil {
 			return nil, err
 		}
 		if len(facts.Facts()) == 0 {
-			return nil, diag.New(diag.ClassInput, "record %q has no compiler facts", in.facts).WithHint("hetc profile --compiler-only --target %s makes them", in.Target)
+			return nil, diag.New(diag.ClassInput, "record %q has no compiler facts", in.facts).
+				WithHint("hetc profile --compiler-only --target %s makes them", in.Target)
 		}
 	}
 	workload, err := measure.ReadWorkload(in.Workload)
@@ -84,7 +89,10 @@ func (in *Inputs) Open(cmd *cobra.Command) (*solver.Input, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &solver.Input{Model: model, SoC: soc, Costs: costs, Workload: workload, Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Facts: facts}
+	out := &solver.Input{
+		Model: model, SoC: soc, Costs: costs, Workload: workload,
+		Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Facts: facts,
+	}
 	if in.Target != "" {
 		if err := out.ForTarget(); err != nil {
 			model.Close()
@@ -98,7 +106,8 @@ func (in *Inputs) Open(cmd *cobra.Command) (*solver.Input, error) {
 func SoCOrTarget(cmd *cobra.Command, soc, target string) (string, error) {
 	switch {
 	case cmd.Flags().Changed("soc") && cmd.Flags().Changed("target"):
-		return "", diag.New(diag.ClassUsage, "%s: --soc %q and --target %q, want one of them", cmd.CommandPath(), soc, target).
+		return "", diag.New(diag.ClassUsage, "%s: --soc %q and --target %q, want one of them", cmd.CommandPath(), soc,
+			target).
 			WithHint("--target is the SoC with only what its device executes")
 	case cmd.Flags().Changed("target"):
 		return target, cli.Required(cmd, "target")
@@ -113,7 +122,8 @@ func MaxMemory(text string) (int64, error) {
 	}
 	bytes, err := unit.ParseBytes(text)
 	if err != nil || bytes <= 0 {
-		return 0, diag.New(diag.ClassUsage, "--max-memory %q is no number of bytes above 0", text).WithHint("write it with a unit: 1.5GiB, 900MiB")
+		return 0, diag.New(diag.ClassUsage, "--max-memory %q is no number of bytes above 0", text).
+			WithHint("write it with a unit: 1.5GiB, 900MiB")
 	}
 	return int64(bytes), nil
 }
@@ -124,7 +134,8 @@ func parts(given map[string]string) (map[string]float64, error) {
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		part, err := strconv.ParseFloat(given[name], 64)
 		if err != nil {
-			return nil, diag.New(diag.ClassUsage, "--ratio %s=%s: %q is no number", name, given[name], given[name]).WithHint("write parts of 1: npu=0.75,gpu=0.25")
+			return nil, diag.New(diag.ClassUsage, "--ratio %s=%s: %q is no number", name, given[name], given[name]).
+				WithHint("write parts of 1: npu=0.75,gpu=0.25")
 		}
 		out[name] = part
 	}

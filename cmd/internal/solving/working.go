@@ -26,15 +26,18 @@ type Working struct {
 }
 
 func (w *Working) Flags(c *cobra.Command) {
-	c.Flags().StringVar(&w.most, "working-memory", unit.Bytes(solver.DefaultWorkingMemory).String(), "most memory that solving itself keeps: a search that needs more ends early and says so")
-	c.Flags().BoolVar(&w.tell, "progress", false, "tell every few seconds how far it is, also where standard error is no terminal")
+	c.Flags().StringVar(&w.most, "working-memory", unit.Bytes(solver.DefaultWorkingMemory).String(),
+		"most memory that solving itself keeps: a search that needs more ends early and says so")
+	c.Flags().BoolVar(&w.tell, "progress", false,
+		"tell every few seconds how far it is, also where standard error is no terminal")
 }
 
 // Begin sets what an input may keep and has it tell where it stands. end is called when nothing is solved any more.
 func (w *Working) Begin(ui *cli.Streams, in *solver.Input) (end func(), err error) {
 	bytes, err := unit.ParseBytes(w.most)
 	if err != nil || bytes <= 0 {
-		return nil, diag.New(diag.ClassUsage, "--working-memory %q is no number of bytes above 0", w.most).WithHint("write it with a unit: 1GiB, 500MiB")
+		return nil, diag.New(diag.ClassUsage, "--working-memory %q is no number of bytes above 0", w.most).
+			WithHint("write it with a unit: 1GiB, 500MiB")
 	}
 	in.WorkingMemory = int64(bytes)
 	// The collector comes more often near that; what is decided depends on what is counted alone.
@@ -88,6 +91,10 @@ func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds())
 
 // Show tells what solving took, and returns it for --json.
 func (w *Working) Show(s *cli.Streams, r *solver.Result) map[string]any {
-	s.Printf("solving took %s in all; working memory: at most %v, as counted, of %s\n", w.spent(), unit.Bytes(r.WorkingBytes), w.most)
-	return map[string]any{"ms": time.Since(w.Began).Milliseconds(), "processor_ms": cli.ProcessorTime().Milliseconds(), "working_bytes": r.WorkingBytes}
+	s.Printf("solving took %s in all; working memory: at most %v, as counted, of %s\n", w.spent(),
+		unit.Bytes(r.WorkingBytes), w.most)
+	return map[string]any{
+		"ms": time.Since(w.Began).Milliseconds(), "processor_ms": cli.ProcessorTime().Milliseconds(),
+		"working_bytes": r.WorkingBytes,
+	}
 }

@@ -55,14 +55,14 @@ type calibrating struct {
 	unfolded   []calibration.Scales // those of out are of folded activations
 }
 
-// Calibrate measures what enters the matrix products of the model in float32, on every other window, and on the others what
-// each scheme costs in each class of weights, and which folds make that less. The same model and text give the same result on
-// the same kind of machine.
+// Calibrate measures what enters the matrix products of the model in float32, on every other window, and on the
+// others what each scheme costs in each class of weights, and which folds make that less. The same model and text
+// give the same result on the same kind of machine.
 //
-// It is a coordinate search with the divergence of predictions as its measure. Losses without folds come first. Then every group
-// of channels gets the fold that helps it most beside those that were kept before; the losses are measured again with all folds,
-// and last a range is chosen for static scales. Each measurement executes all compared windows once, so the cost is windows
-// times candidates: that dominates everything else.
+// It is a coordinate search with the divergence of predictions as its measure. Losses without folds come first.
+// Then every group of channels gets the fold that helps it most beside those that were kept before; the losses are
+// measured again with all folds, and last a range is chosen for static scales. Each measurement executes all
+// compared windows once, so the cost is windows times candidates: that dominates everything else.
 func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *calibration.Calibration, err error) {
 	if len(several(options.Schemes)) > 0 && !slices.Contains(options.Schemes, op.A8SQ8C) {
 		options.Schemes = append(slices.Clone(options.Schemes), op.A8SQ8C) // folds and clips are found with it
@@ -110,8 +110,8 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 	return &run.out, run.out.Validate()
 }
 
-// newCalibrating divides the windows, lists the losses to measure, and counts how often windows will be executed: as many
-// times as there can be, of which what turns out not to be needed is taken off.
+// newCalibrating divides the windows, lists the losses to measure, and counts how often windows will be executed:
+// as many times as there can be, of which what turns out not to be needed is taken off.
 func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, error) {
 	windows := options.Text.Windows
 	size := len(windows[0].Tokens)
@@ -189,7 +189,9 @@ func (c *calibrating) losses(ctx context.Context) (map[candidate]*quality.Tally,
 }
 
 // foldedLosses chooses scales for folded activations, and measures again the candidates that a fold reaches.
-func (c *calibrating) foldedLosses(ctx context.Context, unfolded map[candidate]*quality.Tally) (_ map[candidate]*quality.Tally, err error) {
+func (c *calibrating) foldedLosses(
+	ctx context.Context, unfolded map[candidate]*quality.Tally,
+) (_ map[candidate]*quality.Tally, err error) {
 	if c.choosing {
 		if c.out.Scales, err = c.choose(ctx, c.out.Folds); err != nil {
 			return nil, err
@@ -206,7 +208,8 @@ func (c *calibrating) foldedLosses(ctx context.Context, unfolded map[candidate]*
 		tally := unfolded[tried]
 		if !reached(tried.class) {
 			c.all -= len(c.compared)
-		} else if tally, err = c.measure(ctx, c.out.Folds, tried.scheme, tried.classes(), tried.class+" folded"); err != nil {
+		} else if tally, err = c.measure(ctx, c.out.Folds, tried.scheme, tried.classes(), tried.class+
+			" folded"); err != nil {
 			return nil, err
 		}
 		if err := c.lose(tried, tally, true); err != nil {
@@ -272,12 +275,17 @@ func (c *calibrating) observe(ctx context.Context) (*Machine, error) {
 }
 
 // measure executes all windows with classes (none: all) in a scheme, everything else in float32, with the folds given.
-func (c *calibrating) measure(ctx context.Context, folds []calibration.Fold, scheme op.Scheme, classes []string, what string) (*quality.Tally, error) {
+func (c *calibrating) measure(
+	ctx context.Context, folds []calibration.Fold, scheme op.Scheme, classes []string, what string,
+) (*quality.Tally, error) {
 	return c.clipped(ctx, folds, nil, scheme, classes, what)
 }
 
 // clipped is measure with static scales clipped.
-func (c *calibrating) clipped(ctx context.Context, folds []calibration.Fold, clips []calibration.Clip, scheme op.Scheme, classes []string, what string) (_ *quality.Tally, err error) {
+func (c *calibrating) clipped(
+	ctx context.Context, folds []calibration.Fold, clips []calibration.Clip, scheme op.Scheme, classes []string,
+	what string,
+) (_ *quality.Tally, err error) {
 	what = fmt.Sprintf("%s with %s", what, scheme)
 	fail := func(err error) (*quality.Tally, error) { return nil, fmt.Errorf("%s: %w", what, err) }
 	cal := c.out
@@ -316,7 +324,8 @@ func (c *calibrating) lose(x candidate, t *quality.Tally, folded bool) error {
 		return err
 	}
 	loss := calibration.Loss{
-		Class: x.class, Scheme: x.scheme, Folded: folded, KL: result.KL.Mean, Low: result.KL.Low, High: result.KL.High, TopAgreement: result.TopAgreement.Mean,
+		Class: x.class, Scheme: x.scheme, Folded: folded, KL: result.KL.Mean, Low: result.KL.Low, High: result.KL.High,
+		TopAgreement: result.TopAgreement.Mean,
 	}
 	if old := c.out.Loss(x.class, x.scheme, folded); old != nil {
 		*old = loss

@@ -14,9 +14,9 @@ import (
 // shares are tried in turn: how much of the observed range static scales cover.
 var shares = []float32{0.85, 0.7, 0.6, 0.5, 0.4, 0.3}
 
-// clip finds for every class whether static scales that cover a part of the range lose less, as the calibration's folds
-// leave it: shares are tried from the largest as long as each saves a part of the loss, beyond noise. before are the losses
-// without.
+// clip finds for every class whether static scales that cover a part of the range lose less, as the calibration's
+// folds leave it: shares are tried from the largest as long as each saves a part of the loss, beyond noise. before
+// are the losses without.
 func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Tally) error {
 	if !slices.Contains(c.o.Schemes, op.A8SQ8C) {
 		return nil
@@ -32,7 +32,8 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 		tried := candidate{class, scheme}
 		best, found := before[tried], float32(1)
 		for at, share := range shares {
-			tally, err := c.clipped(ctx, c.out.Folds, []calibration.Clip{{Class: class, Share: share}}, scheme, tried.classes(), fmt.Sprintf("%s clipped", class))
+			tally, err := c.clipped(ctx, c.out.Folds, []calibration.Clip{{Class: class, Share: share}}, scheme,
+				tried.classes(), fmt.Sprintf("%s clipped", class))
 			if err != nil {
 				return err
 			}
@@ -91,6 +92,7 @@ func (c *calibrating) exclusive() ([]string, error) {
 		}
 	}
 	return slices.DeleteFunc(c.Classes(), func(class string) bool {
-		return slices.ContainsFunc(readers[lower.ScaleWeight(class, 1)], func(r string) bool { return r != class }) || len(readers[lower.ScaleWeight(class, 1)]) == 0
+		return slices.ContainsFunc(readers[lower.ScaleWeight(class, 1)], func(r string) bool { return r != class }) ||
+			len(readers[lower.ScaleWeight(class, 1)]) == 0
 	}), nil
 }

@@ -24,7 +24,9 @@ const leastGain = 0.05
 // fold tries to fold a group and keeps what helps: the strength that saves most of the first scheme's loss, a
 // share of it at least and beyond noise, among those with which no other scheme loses more, beyond noise. unfolded
 // are the losses of single classes.
-func (c *calibrating) fold(ctx context.Context, group *models.FoldGroup, schemes []op.Scheme, unfolded map[candidate]*quality.Tally) error {
+func (c *calibrating) fold(
+	ctx context.Context, group *models.FoldGroup, schemes []op.Scheme, unfolded map[candidate]*quality.Tally,
+) error {
 	var before []*quality.Tally // by scheme
 	for _, scheme := range schemes {
 		tally := unfolded[candidate{group.Readers[0], scheme}]
@@ -151,7 +153,9 @@ func addRowMax(top []float32, tensor models.Tensor, transposed bool) error {
 // factors are those of a group at a strength: the largest activation of a channel to its power, over the largest
 // weight to the rest of it (SmoothQuant eq. 4), in units of their geometric mean. Channels that are silent or
 // read by nothing have factor 1.
-func (c *calibrating) factors(group *models.FoldGroup, top map[int][]float32, strength float64) ([]calibration.Fold, error) {
+func (c *calibrating) factors(
+	group *models.FoldGroup, top map[int][]float32, strength float64,
+) ([]calibration.Fold, error) {
 	var out []calibration.Fold
 	for _, layer := range c.layers(group) {
 		var activation *calibration.Activation
@@ -175,7 +179,8 @@ func (c *calibrating) factors(group *models.FoldGroup, top map[int][]float32, st
 		for i, x := range activation.AbsMax {
 			fold.Factors[i] = 1
 			if x > 0 && top[layer][i] > 0 {
-				fold.Factors[i] = float32(min(calibration.MaxFactor, max(calibration.MinFactor, math.Exp(logs[i]-mean/float64(live)))))
+				fold.Factors[i] = float32(min(calibration.MaxFactor,
+					max(calibration.MinFactor, math.Exp(logs[i]-mean/float64(live)))))
 			}
 		}
 		out = append(out, fold)

@@ -65,18 +65,22 @@ func Open(ctx context.Context, model *models.Model) (*Model, error) {
 	defer opened.Close()
 	capabilities := opened.Capabilities()
 	proc := planir.Proc{
-		Name: "host", Kind: "cpu", Driver: drv.Name(), Select: device.Select, Cores: capabilities.Cores, Set: capabilities.Offered(),
+		Name: "host", Kind: "cpu", Driver: drv.Name(), Select: device.Select, Cores: capabilities.Cores,
+		Set: capabilities.Offered(),
 	}
 	proc.Schemes = capabilities.Schemes // imitations too: what they cost in accuracy is the question
 	return &Model{Model: model, Digest: digest, proc: proc}, nil
 }
 
 // Plan is the trivial plan for windows of tokens at once and one by one, with the folds of a calibration (nil: none).
-func (m *Model) Plan(window int, schemeOf func(node string) op.Scheme, cal *calibration.Calibration) (*planir.Plan, error) {
+func (m *Model) Plan(
+	window int, schemeOf func(node string) op.Scheme, cal *calibration.Calibration,
+) (*planir.Plan, error) {
 	graph := m.Graph()
 	plan := &planir.Plan{
 		Schema: planir.Schema, Model: planir.ModelRef{Name: m.Name, Digest: m.Digest, EOS: m.EOS, BOS: m.BOS},
-		SoC: planir.SoCRef{Name: "trial", Control: m.proc.Name}, MaxContext: window, KV: op.F32, Procs: []planir.Proc{m.proc},
+		SoC: planir.SoCRef{Name: "trial", Control: m.proc.Name}, MaxContext: window, KV: op.F32,
+		Procs: []planir.Proc{m.proc},
 	}
 	var err error
 	if cal != nil {
@@ -87,7 +91,8 @@ func (m *Model) Plan(window int, schemeOf func(node string) op.Scheme, cal *cali
 		plan.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: digest}}
 		plan.Folds = cal.Groups()
 	}
-	plan.Decisions, err = lower.Trivial(&graph, m.proc.Name, []int{1, window}, window, plan.KV, func(node string, _ int) op.Scheme { return schemeOf(node) })
+	plan.Decisions, err = lower.Trivial(&graph, m.proc.Name, []int{1, window}, window, plan.KV,
+		func(node string, _ int) op.Scheme { return schemeOf(node) })
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +114,9 @@ type Machine struct {
 
 // Open loads a plan of the model, made with the calibration. Weights that the first plan opened packs equally are
 // taken from it: it is closed last.
-func (m *Model) Open(ctx context.Context, plan *planir.Plan, cal *calibration.Calibration, observe func(executor.Observed)) (*Machine, error) {
+func (m *Model) Open(
+	ctx context.Context, plan *planir.Plan, cal *calibration.Calibration, observe func(executor.Observed),
+) (*Machine, error) {
 	content, err := emit.NewCalibrated(ctx, plan, m.Model, cal, []driver.Compiler{hostcompiler.New()})
 	if err != nil {
 		return nil, err
@@ -121,7 +128,8 @@ func (m *Model) Open(ctx context.Context, plan *planir.Plan, cal *calibration.Ca
 		content.ShareWith(m.first)
 		need = 0 // at most what the first one needs for a class
 	}
-	machine, err := runcmd.Execute(ctx, plan, content, need, executor.Options{Drivers: []driver.Driver{host.New()}, Observe: observe})
+	machine, err := runcmd.Execute(ctx, plan, content, need,
+		executor.Options{Drivers: []driver.Driver{host.New()}, Observe: observe})
 	if err != nil {
 		return nil, errors.Join(err, (&Machine{nil, m, content}).Close())
 	}
@@ -163,7 +171,8 @@ func (m *Model) takes(class string, scheme op.Scheme) bool {
 	graph := m.Graph()
 	for _, section := range graph.Sections {
 		for _, node := range section.Nodes {
-			if (class == calibration.All || class == section.Name+"."+node.Name) && slices.ContainsFunc(node.Ops, func(o op.Op) bool { return o.Kind == op.ExpertMatMul }) {
+			if (class == calibration.All || class == section.Name+"."+node.Name) &&
+				slices.ContainsFunc(node.Ops, func(o op.Op) bool { return o.Kind == op.ExpertMatMul }) {
 				return false
 			}
 		}
@@ -213,7 +222,8 @@ func (m *Model) ReadText(path string, windows, size int) (*Text, error) {
 		return nil, err
 	}
 	if len(data) == 0 {
-		return fail(diag.New(diag.ClassInput, "the file is empty").WithHint("give a few thousand words of what the model will read"))
+		return fail(diag.New(diag.ClassInput, "the file is empty").
+			WithHint("give a few thousand words of what the model will read"))
 	}
 	ids, err := tok.Encode(string(data))
 	if err != nil {
@@ -221,7 +231,8 @@ func (m *Model) ReadText(path string, windows, size int) (*Text, error) {
 	}
 	for i, id := range ids {
 		if id < 0 || int(id) >= m.Vocab {
-			return fail(diag.New(diag.ClassInput, "token %d is id %d of the tokenizer, and the model has ids 0..%d", i, id, m.Vocab-1).
+			return fail(diag.New(diag.ClassInput, "token %d is id %d of the tokenizer, and the model has ids 0..%d", i,
+				id, m.Vocab-1).
 				WithHint("the tokenizer belongs to another model, or the model was converted without its added tokens"))
 		}
 	}
