@@ -17,7 +17,7 @@ var data embed.FS
 type Class string
 
 const (
-	Exact           Class = "exact"            // a formula and its inputs are printed
+	Exact Class = "exact" // a formula and its inputs are printed
 	// through a catalog SoC or a model fitted to some printed points and compared on others
 	Modelled        Class = "modelled"
 	Measured        Class = "measured here"    // the same experiment on this machine's processors
