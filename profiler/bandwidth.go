@@ -127,7 +127,9 @@ func (ws *workers) size(n int) (sum int64) {
 
 // rates returns count samples of the work per nanosecond that the cores do while those of beside, the last workers,
 // work too.
-func rates(ctx context.Context, cores, beside []int, count int, window time.Duration, work func(i int) func() int64) ([]float64, error) {
+func rates(
+	ctx context.Context, cores, beside []int, count int, window time.Duration, work func(i int) func() int64,
+) ([]float64, error) {
 	ws, err := startWorkers(append(append([]int(nil), cores...), beside...), work)
 	if err != nil {
 		return nil, err

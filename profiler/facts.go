@@ -55,10 +55,10 @@ func (r *FactRequest) Keys() (out []string) {
 // sharedGraphs is how many graphs of one weight are compiled together, to see what each but the first adds.
 const sharedGraphs = 4
 
-// FactRequests lists what to ask the compilers of a SoC's device (socs.SoC.Restricted) about model m: every product of an NPU that
-// is compiled ahead of time, in every scheme, at one row, at the buckets and batches, and at lengths: numbers of rows that
-// prompts have, each with the multiples of 8 and of the processor's granularity above it. Whole weights are asked for, and the
-// same shape once.
+// FactRequests lists what to ask the compilers of a SoC's device (socs.SoC.Restricted) about model m: every product of
+// an NPU that is compiled ahead of time, in every scheme, at one row, at the buckets and batches, and at lengths:
+// numbers of rows that prompts have, each with the multiples of 8 and of the processor's granularity above it. Whole
+// weights are asked for, and the same shape once.
 func FactRequests(soc *socs.SoC, model *models.Model, want Want, lengths []int) ([]FactRequest, error) {
 	list := &builder{soc: soc, seen: map[string]bool{}}
 	if err := list.want(model, want); err != nil {
@@ -79,7 +79,9 @@ func FactRequests(soc *socs.SoC, model *models.Model, want Want, lengths []int) 
 					continue
 				}
 				rows := []int{1}
-				if !slices.ContainsFunc(sec.Values, func(value models.Value) bool { return value.Rows1 && slices.Contains(node.Out, value.Name) }) {
+				if !slices.ContainsFunc(sec.Values, func(value models.Value) bool {
+					return value.Rows1 && slices.Contains(node.Out, value.Name)
+				}) {
 					rows = factRows(list.buckets, want.Batches, lengths, max(1, proc.Tile.M))
 				}
 				for _, scheme := range list.schemesOf(node) {
@@ -87,8 +89,11 @@ func FactRequests(soc *socs.SoC, model *models.Model, want Want, lengths []int) 
 						continue
 					}
 					operator.Scheme, operator.M, operator.Form = scheme, rows[0], ""
-					request := FactRequest{Proc: proc.Name, Op: operator, Rows: rows, Shared: spread(rows, sharedGraphs)}
-					if !slices.ContainsFunc(out, func(other FactRequest) bool { return other.Proc == request.Proc && other.Op == request.Op }) {
+					request := FactRequest{Proc: proc.Name, Op: operator, Rows: rows,
+						Shared: spread(rows, sharedGraphs)}
+					if !slices.ContainsFunc(out, func(other FactRequest) bool {
+						return other.Proc == request.Proc && other.Op == request.Op
+					}) {
 						out = append(out, request)
 					}
 				}
@@ -96,7 +101,8 @@ func FactRequests(soc *socs.SoC, model *models.Model, want Want, lengths []int) 
 		}
 	}
 	if len(out) == 0 {
-		return nil, diag.New(diag.ClassInput, "list graphs of model %q for SoC %q: no NPU there executes a product in a scheme that the workload permits and is compiled ahead of time", model.Name, soc.Name).
+		return nil, diag.New(diag.ClassInput, "list graphs of model %q for SoC %q: no NPU there executes a product "+
+			"in a scheme that the workload permits and is compiled ahead of time", model.Name, soc.Name).
 			WithHint("permit one of the schemes that target: lists for the SoC's NPU")
 	}
 	return out, nil
@@ -143,9 +149,11 @@ type FactReport struct {
 	Compiler       string
 }
 
-// CompilerFacts asks and records every answer at once, so that an interrupted run goes on where it stopped. A graph that the
-// compiler refuses is recorded as refused. No time of the device comes of it.
-func CompilerFacts(ctx context.Context, soc *socs.SoC, requests []FactRequest, writer *record.Writer, options FactOptions) (FactReport, error) {
+// CompilerFacts asks and records every answer at once, so that an interrupted run goes on where it stopped. A graph
+// that the compiler refuses is recorded as refused. No time of the device comes of it.
+func CompilerFacts(
+	ctx context.Context, soc *socs.SoC, requests []FactRequest, writer *record.Writer, options FactOptions,
+) (FactReport, error) {
 	var rep FactReport
 	all, done := 0, 0
 	for i := range requests {
@@ -156,7 +164,9 @@ func CompilerFacts(ctx context.Context, soc *socs.SoC, requests []FactRequest, w
 		target := soc.Processor(request.Proc).Target
 		baker := options.Bakers[target.Compiler]
 		if baker == nil {
-			return rep, diag.New(diag.ClassUnavailable, "ask compiler %q about processor %q: this build has none of that name that compiles weights in", target.Compiler, request.Proc).
+			return rep, diag.New(diag.ClassUnavailable,
+				"ask compiler %q about processor %q: this build has none of that name that compiles weights in",
+				target.Compiler, request.Proc).
 				WithHint("it has %s", strings.Join(slices.Sorted(maps.Keys(options.Bakers)), ", "))
 		}
 		err := request.each(func(known record.Facts) error {
@@ -249,8 +259,8 @@ func askCompiler(ctx context.Context, baker driver.Baker, target *socs.Target, s
 	return nil
 }
 
-// noise is a matrix of pseudo-random values in -1/16..1/16 that do not repeat: a compiler stores equal weights once. Steps of a
-// grid are all alike.
+// noise is a matrix of pseudo-random values in -1/16..1/16 that do not repeat: a compiler stores equal weights once.
+// Steps of a grid are all alike.
 type noise struct {
 	spec op.WeightSpec
 	seed uint64

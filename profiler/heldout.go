@@ -17,7 +17,9 @@ const heldOutMargin = 0.05
 // HeldOut draws n matrix products of the model to judge predictions by: weight shape, scheme, processor and
 // rows in 1..512 (at most the largest bucket) by the seed, no row count within 5 % of one that requests samples for the
 // same shape. They are measured in the same rounds as the rest and never fitted.
-func HeldOut(soc *socs.SoC, model *models.Model, want Want, requests []Request, count int, seed uint64) ([]Request, error) {
+func HeldOut(
+	soc *socs.SoC, model *models.Model, want Want, requests []Request, count int, seed uint64,
+) ([]Request, error) {
 	list := &builder{soc: soc, seen: map[string]bool{}}
 	if err := list.want(model, want); err != nil {
 		return nil, err
@@ -51,12 +53,15 @@ func HeldOut(soc *socs.SoC, model *models.Model, want Want, requests []Request, 
 		}
 	}
 	if count > 0 && len(whole) == 0 {
-		return nil, diag.New(diag.ClassInput, "hold out %d operators: no weight is sampled at more than three row counts", count)
+		return nil, diag.New(diag.ClassInput, "hold out %d operators: no weight is sampled at more than "+
+			"three row counts", count)
 	}
 	rng := rand.New(rand.NewPCG(seed, 0x68656c64))
 	for tries := 0; len(list.out) < count; tries++ {
 		if tries > 1000*count {
-			return nil, diag.New(diag.ClassInput, "hold out %d operators: only %d lie more than 5 %% away from every sampled row count", count, len(list.out))
+			return nil, diag.New(diag.ClassInput,
+				"hold out %d operators: only %d lie more than 5 %% away from every sampled row count", count,
+				len(list.out))
 		}
 		request := whole[rng.IntN(len(whole))]
 		operator := *request.What.Op

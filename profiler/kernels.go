@@ -38,7 +38,8 @@ type Kernel struct {
 	Cores int     `json:"cores"`
 	Rate  float64 `json:"rate"` // median over rounds
 	Unit  string  `json:"unit"` // Gop/s, GB/s
-	// Spread is the larger side of the interval of Rate over Rate. That of a register-only loop is small on a machine at rest.
+	// Spread is the larger side of the interval of Rate over Rate. That of a register-only loop is small on a machine
+	// at rest.
 	Spread float64 `json:"rate_spread"`
 
 	Of    string  `json:"of,omitempty"`         // what bounds it
@@ -86,8 +87,9 @@ type kernelSizes struct {
 
 func (o *KernelOptions) sizes(lastCache int64) kernelSizes {
 	if o.small {
-		return kernelSizes{gemm: [][2]int{{64, 96}}, gemv: [][2]int{{64, 96}}, rows: []int{5}, cold: 8 << 20, stream: 1 << 18,
-			visit: 50 * time.Microsecond, loop: 20 * time.Microsecond, longest: time.Second}
+		return kernelSizes{gemm: [][2]int{{64, 96}}, gemv: [][2]int{{64, 96}}, rows: []int{5}, cold: 8 << 20,
+			stream: 1 << 18,
+			visit:  50 * time.Microsecond, loop: 20 * time.Microsecond, longest: time.Second}
 	}
 	return kernelSizes{
 		gemm: [][2]int{{1024, 1024}, {2048, 2048}, {2048, 5632}, {5632, 2048}},
@@ -98,16 +100,17 @@ func (o *KernelOptions) sizes(lastCache int64) kernelSizes {
 }
 
 // Kernels measures matrix products and attention as a plan would run them, each between two readings of what bounds it:
-// multiply-adds on registers alone in the same instruction set, or reading memory. Everything is visited once a round, in
-// random order, so that a machine whose speed changes does not favour anybody. Another hardware thread of a core, which may be
-// somebody else's, takes half of the instructions that a core begins: products feel it and register-only loops hardly
-// do. So each visit is also between two readings of that rate, and those where it was low are left out.
+// multiply-adds on registers alone in the same instruction set, or reading memory. Everything is visited once a round,
+// in random order, so that a machine whose speed changes does not favour anybody. Another hardware thread of a core,
+// which may be somebody else's, takes half of the instructions that a core begins: products feel it and register-only
+// loops hardly do. So each visit is also between two readings of that rate, and those where it was low are left out.
 func Kernels(ctx context.Context, options KernelOptions) ([]Kernel, error) {
 	if len(options.Sets) == 0 || len(options.Cores) == 0 || options.Rounds < 1 {
 		panic("BUG: no kernels, cores or rounds to measure")
 	}
 	machine := readMachine("/", options.Cores)
-	compared := &comparison{o: options, size: options.sizes((&socs.SoC{CPU: &socs.CPU{Caches: machine.caches}}).LastCacheBytes())}
+	lastCache := (&socs.SoC{CPU: &socs.CPU{Caches: machine.caches}}).LastCacheBytes()
+	compared := &comparison{o: options, size: options.sizes(lastCache)}
 	soc := &socs.SoC{}
 	groups := [][]int{options.Cores[:1]}
 	if len(options.Cores) > 1 {
@@ -115,16 +118,21 @@ func Kernels(ctx context.Context, options KernelOptions) ([]Kernel, error) {
 	}
 	for _, set := range options.Sets {
 		for _, cores := range groups {
-			soc.Processors = append(soc.Processors, socs.Processor{Name: set + ":" + selector(cores), Driver: options.Driver.Name(),
-				Select: selector(cores), Options: map[string]string{"kernels": set}, Cores: cores})
+			soc.Processors = append(soc.Processors, socs.Processor{
+				Name: set + ":" + selector(cores), Driver: options.Driver.Name(), Select: selector(cores),
+				Options: map[string]string{"kernels": set}, Cores: cores,
+			})
 		}
 	}
-	limit := int64(16 << 30)
-	if free := availableBytes(); free > 0 {
-		limit = free / 2
+	name := options.Driver.Name()
+	compared.r = &runner{
+		soc: soc, lanes: map[string]*lane{}, ids: 1, coldBytes: compared.size.cold,
+		stores: stores{seed: options.Seed, limit: memoryLimit(), all: map[string]*store{}},
+		o: Options{
+			Drivers:   map[string]driver.Driver{name: options.Driver},
+			Compilers: map[string]driver.Compiler{name: options.Compiler}, Seed: options.Seed,
+		},
 	}
-	compared.r = &runner{soc: soc, lanes: map[string]*lane{}, stores: stores{seed: options.Seed, limit: limit, all: map[string]*store{}}, ids: 1, coldBytes: compared.size.cold,
-		o: Options{Drivers: map[string]driver.Driver{options.Driver.Name(): options.Driver}, Compilers: map[string]driver.Compiler{options.Driver.Name(): options.Compiler}, Seed: options.Seed}}
 	// The threads that wait must not take a place from one that is measured.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), len(options.Cores)+2)))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
@@ -324,7 +332,8 @@ func (s *kernelSet) mark(value float64) float64 {
 func (c *comparison) enter(ctx context.Context, set string, one, many *lane) error {
 	bounded, ok := one.proc.(driver.Bounded)
 	if !ok {
-		return diag.New(diag.ClassUnavailable, "measure kernels: driver %q does not tell what bounds them", c.o.Driver.Name())
+		return diag.New(diag.ClassUnavailable, "measure kernels: driver %q does not tell what bounds them",
+			c.o.Driver.Name())
 	}
 	s := &kernelSet{comparison: c, set: set, one: one, many: many, bounds: bounded.Bounds(), loops: map[op.Type]*loop{}}
 	if c.issue == nil && s.bounds.Issue != nil {
@@ -558,7 +567,8 @@ func (s *kernelSet) stream(ctx context.Context, scheme op.Scheme) error {
 		return nil
 	}
 	line := Kernel{
-		Set: s.set, What: string(scheme) + " matmul", Shape: shapeOf(operator), Cores: len(cores), Unit: "GB/s", Of: "stream",
+		Set: s.set, What: string(scheme) + " matmul", Shape: shapeOf(operator), Cores: len(cores), Unit: "GB/s",
+		Of: "stream",
 	}
 	s.add(line, func(ctx context.Context) (rate, bound float64, err error) {
 		if bound, err = s.rate(ctx, cores, reading(memory, len(cores), s.bounds.Stream)); err != nil {
@@ -583,12 +593,15 @@ func (c *comparison) add(line Kernel, visit func(context.Context) (float64, floa
 }
 
 func (c *comparison) has(set, what string) bool {
-	return slices.ContainsFunc(c.all, func(line *contender) bool { return line.line.Set == set && line.line.What == what })
+	return slices.ContainsFunc(c.all, func(line *contender) bool {
+		return line.line.Set == set && line.line.What == what
+	})
 }
 
 func (c *comparison) hasShape(set string, operator op.Op) bool {
 	return slices.ContainsFunc(c.all, func(line *contender) bool {
-		return line.line.Set == set && line.line.Shape == shapeOf(operator) && line.line.What == string(operator.Scheme)+" matmul"
+		return line.line.Set == set && line.line.Shape == shapeOf(operator) &&
+			line.line.What == string(operator.Scheme)+" matmul"
 	})
 }
 

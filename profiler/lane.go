@@ -37,7 +37,8 @@ func openLane(ctx context.Context, proc *socs.Processor, from driver.Driver, opt
 	if err != nil {
 		return nil, fmt.Errorf("open processor %q: %w", proc.Name, err)
 	}
-	out := &lane{soc: proc, name: proc.Name, proc: opened, caps: opened.Capabilities(), jobs: make(chan func()), closed: make(chan struct{})}
+	out := &lane{soc: proc, name: proc.Name, proc: opened, caps: opened.Capabilities(), jobs: make(chan func()),
+		closed: make(chan struct{})}
 	attached := make(chan error, 1)
 	go func() {
 		defer close(out.closed)

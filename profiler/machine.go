@@ -49,7 +49,8 @@ func readMachine(root string, cores []int) machine {
 	if len(out.cores) > 0 {
 		dir := filepath.Join(sys, fmt.Sprintf("cpu%d", out.cores[0]))
 		out.governor = word(filepath.Join(dir, "cpufreq/scaling_governor"))
-		if khz, err := strconv.ParseFloat(word(filepath.Join(dir, "cpufreq/scaling_cur_freq")), 64); err == nil && khz > 0 {
+		if khz, err := strconv.ParseFloat(word(filepath.Join(dir, "cpufreq/scaling_cur_freq")), 64); err == nil &&
+			khz > 0 {
 			out.freqMHz = khz / 1e3
 		}
 	}
@@ -151,7 +152,8 @@ func (m *machine) readCaches(sys string) {
 			if slices.ContainsFunc(m.caches, func(known socs.Cache) bool { return known.Name == name }) {
 				name = fmt.Sprintf("%s-%d", name, core)
 			}
-			m.caches = append(m.caches, socs.Cache{Name: name, Level: level, Bytes: size, Cores: coreList(word(filepath.Join(dir, "shared_cpu_list")))})
+			m.caches = append(m.caches, socs.Cache{Name: name, Level: level, Bytes: size,
+				Cores: coreList(word(filepath.Join(dir, "shared_cpu_list")))})
 		}
 	}
 }
@@ -208,7 +210,7 @@ func features() []string {
 }
 
 // Header returns the first line of a record on s. For a SoC of real processors this machine, whose
-// fingerprint is given, must be of the kind s was probed on. kernels is the host driver's kernel set.
+// fingerprint is given, must be of the kind that soc was probed on. kernels is the host driver's kernel set.
 func Header(soc *socs.SoC, fingerprint, kernels, version string, seed uint64) (record.Header, error) {
 	digest, err := soc.Digest()
 	if err != nil {
@@ -230,7 +232,9 @@ func Header(soc *socs.SoC, fingerprint, kernels, version string, seed uint64) (r
 	slices.Sort(cores)
 	out.Fingerprint = fingerprint
 	if soc.Fingerprint != out.Fingerprint {
-		return record.Header{}, diag.New(diag.ClassInput, "profile SoC %q: it was probed on another machine, fingerprint %q, this one has %q", soc.Name, soc.Fingerprint, out.Fingerprint).
+		return record.Header{}, diag.New(diag.ClassInput,
+			"profile SoC %q: it was probed on another machine, fingerprint %q, this one has %q", soc.Name,
+			soc.Fingerprint, out.Fingerprint).
 			WithHint("describe this machine: hetc probe -o soc.yaml")
 	}
 	out.Environment = ThisMachine(slices.Compact(cores), kernels)

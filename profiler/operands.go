@@ -85,7 +85,8 @@ func (o *operands) experts(operator op.Op) ([]driver.View, error) {
 				put32(buffer.Bytes()[at+4*int64(i):], uint32((choice*rows+i)%operator.Experts))
 			}
 		}
-		out = append(out, driver.View{Buffer: buffer, Type: op.I32, Offset: at, Rows: operator.M, Cols: operator.Fan, Stride: operator.Fan})
+		out = append(out, driver.View{Buffer: buffer, Type: op.I32, Offset: at, Rows: operator.M, Cols: operator.Fan,
+			Stride: operator.Fan})
 	}
 	return out, nil
 }
@@ -167,7 +168,8 @@ func (s *stores) get(name string, bytes, unit int64, pattern func() ([]byte, err
 	for s.total()+bytes > s.limit && s.evict() {
 	}
 	if most := 2*s.limit - s.total(); bytes > most {
-		return nil, diag.New(diag.ClassInfeasible, "an operand needs %d bytes of memory, and measuring has %d left", bytes, most)
+		return nil, diag.New(diag.ClassInfeasible, "an operand needs %d bytes of memory, and measuring has %d left",
+			bytes, most)
 	}
 	piece, err := pattern()
 	if err != nil {
@@ -230,7 +232,8 @@ func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, er
 	switch spec.Layout {
 	case op.RowsLayout:
 		one.K = min(spec.K, 64)
-		unit, err = pack.Bytes(op.WeightSpec{Name: spec.Name, K: 1, N: spec.N, Scheme: spec.Scheme, Layout: spec.Layout})
+		unit, err = pack.Bytes(op.WeightSpec{Name: spec.Name, K: 1, N: spec.N, Scheme: spec.Scheme,
+			Layout: spec.Layout})
 	case pack.Onnx:
 		unit, err = pack.Bytes(one)
 		name += fmt.Sprintf(" [%d,%d]", spec.K, spec.N)
@@ -288,7 +291,8 @@ func (r *repeated) Read(dst []float32, k0, k1, n0, n1 int) error {
 	_, few := r.Source.Shape()
 	for values := n0; values < n1; {
 		run := min(few-values%few, n1-values)
-		if err := r.Source.Read(dst[(values-n0)*(k1-k0):(values-n0+run)*(k1-k0)], k0, k1, values%few, values%few+run); err != nil {
+		if err := r.Source.Read(dst[(values-n0)*(k1-k0):(values-n0+run)*(k1-k0)], k0, k1, values%few,
+			values%few+run); err != nil {
 			return err
 		}
 		values += run

@@ -63,7 +63,8 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 	}
 	machine := readMachine("/", cores)
 	soc := &socs.SoC{
-		Schema: socs.Schema, Name: options.Name, Fingerprint: options.Fingerprint, OS: runtime.GOOS, Arch: runtime.GOARCH,
+		Schema: socs.Schema, Name: options.Name, Fingerprint: options.Fingerprint, OS: runtime.GOOS,
+		Arch:    runtime.GOARCH,
 		CPU:     &socs.CPU{Model: machine.model, Cores: len(cores), Features: machine.features, Caches: machine.caches},
 		Sources: map[string]string{},
 	}
@@ -72,20 +73,17 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 	}
 	soc.Description = strings.TrimSpace(fmt.Sprintf("%s, %d cores", machine.model, len(cores)))
 	var bounds []driver.Bounds // of the processors
-	for _, sel := range selections(&machine) {
-		proc, b, err := describe(ctx, from, sel, options.Options)
-		if err != nil {
-			return nil, err
+	for i, own := range append([]driver.Driver{from}, options.Others...) {
+		configured := options.Options
+		if i > 0 { // those of the first driver
+			configured = nil
 		}
-		soc.Processors, bounds = append(soc.Processors, proc), append(bounds, b)
-	}
-	for _, other := range options.Others {
 		for _, sel := range selections(&machine) {
-			proc, b, err := describe(ctx, other, sel, nil)
+			proc, bound, err := describe(ctx, own, sel, configured)
 			if err != nil {
 				return nil, err
 			}
-			soc.Processors, bounds = append(soc.Processors, proc), append(bounds, b)
+			soc.Processors, bounds = append(soc.Processors, proc), append(bounds, bound)
 		}
 	}
 	for i := range soc.Processors {
@@ -170,7 +168,9 @@ func selector(cores []int) string {
 }
 
 // describe opens a processor to ask what it can do.
-func describe(ctx context.Context, from driver.Driver, cores []int, options map[string]string) (socs.Processor, driver.Bounds, error) {
+func describe(
+	ctx context.Context, from driver.Driver, cores []int, options map[string]string,
+) (socs.Processor, driver.Bounds, error) {
 	sel, bounds := selector(cores), driver.Bounds{}
 	opened, err := from.Open(ctx, driver.Config{Select: sel, Options: options})
 	if err != nil {
@@ -184,8 +184,9 @@ func describe(ctx context.Context, from driver.Driver, cores []int, options map[
 		return socs.Processor{}, bounds, err
 	}
 	out := socs.Processor{
-		Name: from.Name() + ":" + sel, Kind: socs.KindCPU, Driver: from.Name(), Select: sel, Options: options, Cores: slices.Clone(can.Cores),
-		Set: can.Offered(), WeightBytes: socs.WeightsShared,
+		Name: from.Name() + ":" + sel, Kind: socs.KindCPU, Driver: from.Name(), Select: sel, Options: options,
+		Cores: slices.Clone(can.Cores),
+		Set:   can.Offered(), WeightBytes: socs.WeightsShared,
 	}
 	return out, bounds, nil
 }
@@ -237,7 +238,8 @@ func measurePeaks(ctx context.Context, soc *socs.SoC, bounds []driver.Bounds, op
 				proc.PeakGops = map[string]float64{}
 			}
 			proc.PeakGops[string(numbers)] = round(stat.Median(xs), 3)
-			soc.Sources["processors."+proc.Name+".peak_gops"] = fmt.Sprintf("measured: by hetc probe, multiply-adds of %s on registers alone", bounds[i].Kernels)
+			soc.Sources["processors."+proc.Name+".peak_gops"] = fmt.Sprintf("measured: by hetc probe, multiply-adds "+
+				"of %s on registers alone", bounds[i].Kernels)
 		}
 	}
 	return nil
@@ -313,7 +315,8 @@ func measureLinks(ctx context.Context, soc *socs.SoC, options ProbeOptions) erro
 			us = round(stat.Median(xs)/1e3, 4)
 			known[between] = us
 		}
-		soc.Links = append(soc.Links, socs.Link{From: from.Name, To: to.Name, HandoverUS: us}, socs.Link{From: to.Name, To: from.Name, HandoverUS: us})
+		soc.Links = append(soc.Links, socs.Link{From: from.Name, To: to.Name, HandoverUS: us},
+			socs.Link{From: to.Name, To: from.Name, HandoverUS: us})
 	}
 	if len(soc.Links) > 0 {
 		soc.Sources["links"] = "measured: by hetc probe, half of a flag's round trip"

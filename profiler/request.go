@@ -52,7 +52,7 @@ const (
 	bandwidthBytes = 64 << 20
 )
 
-// Requests lists what to measure to plan model m on s: every weight shape at M = 1, at the buckets and
+// Requests lists what to measure to plan a model on a SoC: every weight shape at M = 1, at the buckets and
 // on a grid between them; parts of weights along columns and along K; the operators between; attention
 // over several contexts; pairs of processors at work at the same time; bandwidth, launch and
 // hand-over. Each is made for every processor that can execute it. The list is in order of
@@ -159,7 +159,8 @@ func (b *builder) wantSchemes(schemes []op.Scheme) error {
 		}
 	}
 	for _, scheme := range schemes {
-		// Products with static scales are those with scales of rows: one of them is measured where that answers for both.
+		// Products with static scales are those with scales of rows: one of them is measured where that answers for
+		// both.
 		if scheme.Twin() != "" && scheme.Static() && !slices.ContainsFunc(b.procs, func(proc *socs.Processor) bool {
 			return slices.Contains(proc.Schemes, scheme) && !slices.Contains(proc.Schemes, scheme.Twin())
 		}) {
@@ -269,10 +270,12 @@ func (b *builder) base() {
 				continue
 			}
 			b.add(PriorityBase, record.Measurement{Kind: record.Sync, Proc: proc.Name, To: other.Name})
-			b.add(PriorityShards, record.Measurement{Kind: record.Bandwidth, Proc: proc.Name, Bytes: bandwidthBytes, Concurrent: []record.Partner{{Proc: other.Name}}})
+			b.add(PriorityShards, record.Measurement{Kind: record.Bandwidth, Proc: proc.Name, Bytes: bandwidthBytes,
+				Concurrent: []record.Partner{{Proc: other.Name}}})
 			if link, ok := b.soc.Link(proc.Name, other.Name); ok && link.CopyGBps > 0 {
 				for _, bytes := range []int64{64 << 10, 1 << 20, 16 << 20} {
-					b.add(PriorityBase, record.Measurement{Kind: record.Copy, Proc: proc.Name, To: other.Name, Bytes: bytes})
+					b.add(PriorityBase, record.Measurement{Kind: record.Copy, Proc: proc.Name, To: other.Name,
+						Bytes: bytes})
 				}
 			}
 		}
@@ -285,7 +288,9 @@ func (b *builder) model(graph *models.Graph, rows, between []int) {
 		section := &graph.Sections[i]
 		for j := range section.Nodes {
 			node := &section.Nodes[j]
-			single := slices.ContainsFunc(section.Values, func(value models.Value) bool { return value.Rows1 && slices.Contains(node.Out, value.Name) })
+			single := slices.ContainsFunc(section.Values, func(value models.Value) bool {
+				return value.Rows1 && slices.Contains(node.Out, value.Name)
+			})
 			at, more := rows, between
 			if single {
 				at, more = []int{1}, nil
@@ -295,7 +300,9 @@ func (b *builder) model(graph *models.Graph, rows, between []int) {
 					at, more = rows, nil
 				}
 				b.template(operator, b.schemesOf(node), at, more)
-				if node.Packed != "" && slices.ContainsFunc(b.schemes, func(scheme op.Scheme) bool { return scheme.Weight() == op.I32Q8C.Weight() }) {
+				if node.Packed != "" &&
+					slices.ContainsFunc(b.schemes,
+						func(scheme op.Scheme) bool { return scheme.Weight() == op.I32Q8C.Weight() }) {
 					operator.Scheme, operator.Table = op.I32Q8C, ""
 					b.template(operator, nil, at, more)
 				}
@@ -384,7 +391,8 @@ func (b *builder) matrix(proc *socs.Processor, operator op.Op, schemes []op.Sche
 			}
 			b.forms(PriorityShards, proc, operator, false, often)
 		}
-		for _, quarter := range []int{2, 1, 3, 0} { // the last is one tile: how much few columns take does not follow from many
+		// the last is one tile: how much few columns take does not follow from many
+		for _, quarter := range []int{2, 1, 3, 0} {
 			quarterOf := operator
 			quarterOf.N = part(operator.N, quarter, 4, proc.Tile.N)
 			shard(quarterOf)
@@ -403,9 +411,9 @@ func (b *builder) matrix(proc *socs.Processor, operator op.Op, schemes []op.Sche
 	})
 }
 
-// forms asks for a product in the other forms that the processor has. Of convolutions that is the squarest image, and with all
-// every factorisation of the rows (llm.npu sec. 4), after what matters more. Without others it is images alone: those of other numbers of
-// rows tell nothing of one, so that each needs shapes of its own.
+// forms asks for a product in the other forms that the processor has. Of convolutions that is the squarest image, and
+// with all every factorisation of the rows (llm.npu sec. 4), after what matters more. Without others it is images
+// alone: those of other numbers of rows tell nothing of one, so that each needs shapes of its own.
 func (b *builder) forms(priority int, proc *socs.Processor, operator op.Op, all, others bool) {
 	if operator.Kind != op.MatMul {
 		return
@@ -427,8 +435,8 @@ func (b *builder) forms(priority int, proc *socs.Processor, operator op.Op, all,
 // expertRows are the rows that single experts are measured with.
 var expertRows = []int{1, 16, 32, 64, 128, 256, 512, 1024}
 
-// experts asks for single experts, where a SoC has a processor of static shapes: there and on the control processor, which
-// takes what goes beyond their capacities (solver.PoseTiers).
+// experts asks for single experts, where a SoC has a processor of static shapes: there and on the control processor,
+// which takes what goes beyond their capacities (solver.PoseTiers).
 func (b *builder) experts(model *models.Model) {
 	static := func(proc *socs.Processor) bool { return proc.StaticShapes }
 	if model.Experts == 0 || !slices.ContainsFunc(b.procs, static) {
@@ -533,7 +541,8 @@ func (b *builder) beside(operator op.Op, schemes []op.Scheme, rows []int) {
 					own, ok1 := b.measurement(proc, mine)
 					company, ok2 := b.measurement(other, theirs)
 					if ok1 && ok2 {
-						own.Concurrent = []record.Partner{{Proc: other.Name, Op: company.Op, Layout: company.Layout, Cold: company.Cold}}
+						own.Concurrent = []record.Partner{{Proc: other.Name, Op: company.Op, Layout: company.Layout,
+							Cold: company.Cold}}
 						b.add(PriorityShards, own)
 					}
 				}

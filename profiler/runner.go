@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"runtime"
@@ -120,9 +121,11 @@ const (
 // and the rest is reported as left; that is no error. A request that a
 // processor refuses is reported, any other failure ends the run with what was measured in the record.
 //
-// s describes the processors, and must be the SoC of the record. A driver that is not there is
+// soc describes the processors, and must be the SoC of the record. A driver that is not there is
 // a driver.Unavailable.
-func Run(ctx context.Context, soc *socs.SoC, requests []Request, writer *record.Writer, options Options) (Report, error) {
+func Run(
+	ctx context.Context, soc *socs.SoC, requests []Request, writer *record.Writer, options Options,
+) (Report, error) {
 	if options.now == nil {
 		options.now = time.Now
 	}
@@ -135,28 +138,22 @@ func Run(ctx context.Context, soc *socs.SoC, requests []Request, writer *record.
 	if digest, err := soc.Digest(); err != nil || digest != writer.Set().Header.SoCDigest {
 		return Report{}, diag.New(diag.ClassInput, "profile: the record is about another SoC than %q", soc.Name)
 	}
-	limit := int64(16 << 30)
-	if free := availableBytes(); free > 0 {
-		limit = free / 2
-	}
-	cold := min(max(2*soc.LastCacheBytes(), 64<<20), limit/4)
-	r := &runner{
-		soc: soc, o: options, w: writer, lanes: map[string]*lane{}, rng: rand.New(rand.NewPCG(options.Seed, 4)), began: options.now(), coldBytes: cold,
-		stores: stores{seed: options.Seed, limit: limit, all: map[string]*store{}},
-		report: Report{Warnings: map[string]int{}}, ids: smallestTable(requests),
-	}
 	if options.Rounds = max(options.Rounds, 1); soc.Simulated() {
 		options.Rounds = 1
 	}
-	r.o = options
-	r.total = len(Pending(requests, nil, 1, options.Seed)) * options.Rounds
-	r.done = map[string]bool{}
-	r.begun = writer.Set().Len() > 0
+	limit := memoryLimit()
+	all := Pending(requests, nil, 1, options.Seed)
+	r := &runner{
+		soc: soc, o: options, w: writer, lanes: map[string]*lane{}, rng: rand.New(rand.NewPCG(options.Seed, 4)),
+		began: options.now(), coldBytes: min(max(2*soc.LastCacheBytes(), 64<<20), limit/4),
+		stores: stores{seed: options.Seed, limit: limit, all: map[string]*store{}},
+		report: Report{Warnings: map[string]int{}}, ids: smallestTable(requests),
+		total: len(all) * options.Rounds, done: map[string]bool{}, begun: writer.Set().Len() > 0,
+	}
 	if options.Flagged {
 		r.flagged = Flagged(requests, writer.Set(), options.Seed)
 		r.total += len(r.flagged)
 	}
-	all := Pending(requests, nil, 1, options.Seed)
 	for _, request := range all {
 		r.before += min(writer.Set().Rounds(request.Key()), r.o.Rounds)
 	}
@@ -165,23 +162,38 @@ func Run(ctx context.Context, soc *socs.SoC, requests []Request, writer *record.
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	}
 	err := r.rounds(ctx, requests)
-	for _, request := range all {
-		key := request.Key()
-		switch known := writer.Set().Lookup(key); {
-		case known == nil:
-		case !r.done[key]:
-			r.report.Present++
-		case writer.Set().Rounds(key) >= r.o.Rounds:
-			for _, flag := range known.Warnings {
-				r.report.Warnings[flag]++
-			}
-		}
-	}
+	r.count(all)
 	if cerr := r.close(ctx); err == nil {
 		err = cerr
 	}
 	r.report.Elapsed = options.now().Sub(r.began)
 	return r.report, err
+}
+
+// memoryLimit is how many bytes operands may take: half of what is free.
+func memoryLimit() int64 {
+	if free := availableBytes(); free > 0 {
+		return free / 2
+	}
+	return 16 << 30
+}
+
+// count reports what the record had before and what is flagged now.
+func (r *runner) count(requests []Request) {
+	set := r.w.Set()
+	for _, request := range requests {
+		key := request.Key()
+		known := set.Lookup(key)
+		switch {
+		case known == nil:
+		case !r.done[key]:
+			r.report.Present++
+		case set.Rounds(key) >= r.o.Rounds:
+			for _, flag := range known.Warnings {
+				r.report.Warnings[flag]++
+			}
+		}
+	}
 }
 
 // runner is the state of one Run.
@@ -234,25 +246,13 @@ type task struct {
 	ns       float64 // of one execution, from warming up
 }
 
-// rounds visits every request once a round. Without a budget a round goes over all of them; with one,
-// everything that no plan can do without is visited once, then whatever an earlier run left, and then all rounds of what
-// matters more come before the first of what matters less. What was flagged is measured anew at the end.
+// rounds visits every request once a round. Without a budget a round goes over all of them; with one, everything that
+// no plan can do without is visited once, then whatever an earlier run left, and then all rounds of what matters more
+// come before the first of what matters less. What was flagged is measured anew at the end.
 func (r *runner) rounds(ctx context.Context, requests []Request) error {
 	classes := [][]Request{requests}
 	if r.o.Budget > 0 {
-		byPriority := map[int][]Request{}
-		for _, request := range requests {
-			byPriority[request.Priority] = append(byPriority[request.Priority], request)
-		}
-		var order []int
-		for priority := range byPriority {
-			order = append(order, priority)
-		}
-		sort.Ints(order)
-		classes = nil
-		for _, priority := range order {
-			classes = append(classes, byPriority[priority])
-		}
+		classes = byPriority(requests)
 	}
 	visit := func(class, round int) error {
 		r.ahead = 0
@@ -293,6 +293,24 @@ func (r *runner) rounds(ctx context.Context, requests []Request) error {
 	if err := r.run(ctx); err != nil {
 		return err
 	}
+	r.listLeft(requests)
+	return nil
+}
+
+// byPriority divides requests into classes, those that are measured first first.
+func byPriority(requests []Request) (classes [][]Request) {
+	by := map[int][]Request{}
+	for _, request := range requests {
+		by[request.Priority] = append(by[request.Priority], request)
+	}
+	for _, priority := range slices.Sorted(maps.Keys(by)) {
+		classes = append(classes, by[priority])
+	}
+	return classes
+}
+
+// listLeft reports what was neither measured nor refused.
+func (r *runner) listLeft(requests []Request) {
 	refused := map[string]bool{}
 	for _, refusal := range r.report.Refused {
 		refused[refusal.Key] = true
@@ -302,9 +320,9 @@ func (r *runner) rounds(ctx context.Context, requests []Request) error {
 			r.report.Left = append(r.report.Left, key)
 		}
 	}
-	return nil
 }
 
+// run measures what is queued.
 func (r *runner) run(ctx context.Context) error {
 	for len(r.queue)+len(r.active) > 0 {
 		if err := r.fillWindow(ctx); err != nil {
@@ -373,7 +391,8 @@ func (r *runner) refuse(ctx context.Context, failed *task, err error) error {
 	}
 	r.active = slices.DeleteFunc(r.active, func(other *task) bool { return other == failed })
 	switch {
-	case errors.Is(err, driver.ErrUnavailable), diag.ClassOf(err) == diag.ClassUnavailable, diag.ClassOf(err) == diag.ClassIO:
+	case errors.Is(err, driver.ErrUnavailable), diag.ClassOf(err) == diag.ClassUnavailable,
+		diag.ClassOf(err) == diag.ClassIO:
 		return fmt.Errorf("measure %s: %w", failed.req.Key(), err)
 	case failed.lane != nil && failed.lane.dead:
 		return fmt.Errorf("measure %s: %w", failed.req.Key(), err)
@@ -419,11 +438,14 @@ func (r *runner) begin(ctx context.Context, task *task) (err error) {
 	}
 	// Operators so dear that ten samples would take an undue part of the budget get three and a flag.
 	task.dear = r.o.Budget > 0 && time.Duration(task.first)*time.Duration(r.o.Rule.Min) > r.o.Budget/200
-	if task.dear {
-		if time.Duration(task.first) > r.o.Budget/1000 {
-			return nil // the first run has warmed it up
-		}
+	if task.dear && time.Duration(task.first) > r.o.Budget/1000 {
+		return nil // the first run has warmed it up
 	}
+	return r.warm(ctx, task, start)
+}
+
+// warm runs a task until two windows agree, and sets how many executions a sample has.
+func (r *runner) warm(ctx context.Context, task *task, start time.Time) (err error) {
 	before := task.first
 	for i := range warmWindows {
 		if task.ns, err = task.src.sample(ctx, task.loops); err != nil {
@@ -445,7 +467,8 @@ func (r *runner) sampleCap() time.Duration {
 		return maxTime
 	}
 	left := r.o.Budget - r.o.now().Sub(r.began)
-	return min(max(left*3/5/time.Duration(len(r.queue)+len(r.active)+r.ahead+1), minTime/time.Duration(r.o.Rounds)), maxTime)
+	return min(max(left*3/5/time.Duration(len(r.queue)+len(r.active)+r.ahead+1), minTime/time.Duration(r.o.Rounds)),
+		maxTime)
 }
 
 // loopsFor is how many executions of ns nanoseconds make a sample.
@@ -719,7 +742,8 @@ func (r *runner) steady(ctx context.Context, lane *lane) (bool, error) {
 // ---- processors and memory
 
 func (r *runner) unknown(name string) error {
-	return diag.New(diag.ClassInput, "measure on %q: SoC %q has no such processor, it has %s", name, r.soc.Name, strings.Join(processorNames(r.soc), ", "))
+	return diag.New(diag.ClassInput, "measure on %q: SoC %q has no such processor, it has %s", name, r.soc.Name,
+		strings.Join(processorNames(r.soc), ", "))
 }
 
 func (r *runner) virtual(name string) bool {
@@ -757,12 +781,16 @@ func (r *runner) lane(ctx context.Context, name string, options map[string]strin
 	}
 	if opened.caps.Emulated {
 		opened.close()
-		return nil, diag.New(diag.ClassUnavailable, "processor %q of driver %q is an emulator (%q): its times are none of the device's, and are not measured", name, proc.Driver, proc.Select).
-			WithHint("profile on the device; what the compiler says of its graphs is recorded without one by hetc profile --compiler-only")
+		return nil, diag.New(diag.ClassUnavailable,
+			"processor %q of driver %q is an emulator (%q): its times are none of the device's, and are not measured",
+			name, proc.Driver, proc.Select).
+			WithHint("profile on the device; what the compiler says of its graphs is recorded without one by hetc " +
+				"profile --compiler-only")
 	}
 	if opened.caps.Virtual != r.virtual(name) {
 		opened.close()
-		return nil, diag.New(diag.ClassInput, "processor %q of driver %q: its clock is virtual = %v, the SoC says %v", name, proc.Driver, opened.caps.Virtual, r.virtual(name))
+		return nil, diag.New(diag.ClassInput, "processor %q of driver %q: its clock is virtual = %v, the SoC says %v",
+			name, proc.Driver, opened.caps.Virtual, r.virtual(name))
 	}
 	opened.ops = &operands{proc: opened.proc, seed: r.o.Seed, bufs: map[string]driver.Buffer{}, ids: r.ids}
 	r.lanes[key] = opened

@@ -561,7 +561,7 @@ func (r *runner) open(ctx context.Context, what *record.Measurement) (source, er
 	return nil, diag.New(diag.ClassInput, "measure: unknown kind %q", what.Kind)
 }
 
-// footprint is through how many bytes the operands of m are rotated.
+// footprint is through how many bytes operands are rotated.
 func (r *runner) footprint(cold bool, bytes int64) int64 {
 	switch {
 	case !cold:
@@ -580,7 +580,8 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 	if err != nil {
 		return nil, err
 	}
-	ld, err := r.loadFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint), len(what.Concurrent) > 0)
+	ld, err := r.loadFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
+		len(what.Concurrent) > 0)
 	if err != nil || len(what.Concurrent) == 0 {
 		return alone{ld}, err
 	}
@@ -605,7 +606,8 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 		ol, err := r.lane(ctx, partner.Proc, nil)
 		if err == nil {
 			var other *load
-			if other, err = r.loadFor(ctx, ol, *partner.Op, partner.Layout, r.footprint(partner.Cold, what.Footprint), true); err == nil {
+			if other, err = r.loadFor(ctx, ol, *partner.Op, partner.Layout, r.footprint(partner.Cold, what.Footprint),
+				true); err == nil {
 				out.others = append(out.others, other)
 			}
 		}
@@ -617,8 +619,8 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 	return out, nil
 }
 
-// openVirtual is openOp on a processor with a virtual clock: streams beside it are an option of its driver, and when operators
-// ran side by side is settled once they have run.
+// openVirtual is openOp on a processor with a virtual clock: streams beside it are an option of its driver, and when
+// operators ran side by side is settled once they have run.
 func (r *runner) openVirtual(ctx context.Context, what *record.Measurement) (source, error) {
 	var streams []string
 	var partners []*load
@@ -657,7 +659,8 @@ func (r *runner) openVirtual(ctx context.Context, what *record.Measurement) (sou
 		closeAll()
 		return nil, err
 	}
-	ld, err := r.loadFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint), len(what.Concurrent) > 0)
+	ld, err := r.loadFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
+		len(what.Concurrent) > 0)
 	if err != nil || len(partners) == 0 {
 		return alone{ld}, err
 	}
@@ -678,12 +681,14 @@ func (s *settled) sample(ctx context.Context, times int) (ns float64, err error)
 		for i, ld := range loads {
 			proc, ok := ld.lane.proc.(driver.Virtual)
 			if !ok {
-				return 0, diag.New(diag.ClassRun, "measure side by side: processor %q does not tell what its calls did", ld.lane.name)
+				return 0, diag.New(diag.ClassRun, "measure side by side: processor %q does not tell what its calls did",
+					ld.lane.name)
 			}
 			if _, err := (alone{ld}).sample(ctx, 1); err != nil {
 				return 0, err
 			}
-			schedule.Lanes = append(schedule.Lanes, driver.ScheduleLane{Proc: proc, Calls: []driver.ScheduleCall{{Work: proc.Last()}}, Endless: i > 0})
+			schedule.Lanes = append(schedule.Lanes, driver.ScheduleLane{Proc: proc,
+				Calls: []driver.ScheduleCall{{Work: proc.Last()}}, Endless: i > 0})
 		}
 		if err := schedule.Lanes[0].Proc.(driver.Virtual).Settle(&schedule); err != nil {
 			return 0, err
@@ -736,7 +741,8 @@ func (r *runner) openBandwidth(ctx context.Context, what *record.Measurement) (s
 			return nil, err
 		}
 		if partner.Op != nil {
-			return nil, diag.New(diag.ClassInput, "measure bandwidth of %q beside an operator: want beside reading memory", what.Proc)
+			return nil, diag.New(diag.ClassInput,
+				"measure bandwidth of %q beside an operator: want beside reading memory", what.Proc)
 		}
 		out.beside = append(out.beside, r.soc.Processor(partner.Proc).Cores...)
 	}
@@ -768,7 +774,9 @@ func (r *runner) openSync(what *record.Measurement) (source, error) {
 	if r.virtual(what.Proc) || r.virtual(what.To) || len(from.Cores) == 0 || len(to.Cores) == 0 {
 		link, ok := r.soc.Link(what.Proc, what.To)
 		if !ok || !r.virtual(what.Proc) {
-			return nil, diag.New(diag.ClassInput, "hand-over from %q to %q: it cannot be measured on these processors, and SoC %q does not state it", what.Proc, what.To, r.soc.Name)
+			return nil, diag.New(diag.ClassInput,
+				"hand-over from %q to %q: it cannot be measured on these processors, and SoC %q does not state it",
+				what.Proc, what.To, r.soc.Name)
 		}
 		return given(1e3 * link.HandoverUS), nil
 	}
@@ -779,7 +787,8 @@ func (r *runner) openCopy(ctx context.Context, what *record.Measurement) (source
 	if r.virtual(what.Proc) {
 		link, ok := r.soc.Link(what.Proc, what.To)
 		if !ok || link.CopyGBps <= 0 {
-			return nil, diag.New(diag.ClassInput, "copy from %q to %q: SoC %q does not state its speed", what.Proc, what.To, r.soc.Name)
+			return nil, diag.New(diag.ClassInput, "copy from %q to %q: SoC %q does not state its speed", what.Proc,
+				what.To, r.soc.Name)
 		}
 		return given(1e3*link.CopyLaunchUS + float64(what.Bytes)/link.CopyGBps), nil
 	}

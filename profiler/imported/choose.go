@@ -12,8 +12,8 @@ import (
 const fewest = 5
 
 // HoldOut keeps the given share of the operators of each kind, scheme and processor from the fit, and returns how many
-// these are. Those at the corners of the range of sizes stay in the fit, so that few predictions lie beyond it; the others
-// are drawn with the seed. Operators that were refused have no time to hold out.
+// these are. Those at the corners of the range of sizes stay in the fit, so that few predictions lie beyond it; the
+// others are drawn with the seed. Operators that were refused have no time to hold out.
 func (t *Table) HoldOut(share float64, seed uint64) int {
 	groups := map[string][]int{}
 	for i := range t.Rows {
@@ -41,7 +41,8 @@ func (t *Table) HoldOut(share float64, seed uint64) int {
 	return held
 }
 
-// choose takes n of the rows: corners and ends first, unless these would be more than half, then the least and the greatest.
+// choose takes n of the rows: corners and ends first, unless these would be more than half, then the least and the
+// greatest.
 func (t *Table) choose(rows []int, n int, random *rand.Rand) map[int]bool {
 	var corners []int
 	for sign := range 1 << axes {
@@ -70,7 +71,8 @@ func (t *Table) choose(rows []int, n int, random *rand.Rand) map[int]bool {
 	return out
 }
 
-// ends are the rows with the least and the greatest M of the shape that has most rows: the sweep of M, where there is one.
+// ends are the rows with the least and the greatest M of the shape that has most rows: the sweep of M, where there is
+// one.
 func (t *Table) ends(rows []int) []int {
 	shape := func(i int) [3]int { o := &t.Rows[i].Op; return [3]int{o.K, o.N, o.Context} }
 	count := map[[3]int]int{}

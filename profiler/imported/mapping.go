@@ -35,7 +35,8 @@ const (
 // Mapping says what a table means.
 type Mapping struct {
 	Schema string `json:"schema,omitempty" yaml:"schema,omitempty"`
-	// Columns are the columns of fields, Set the fields with one value for all rows. Values translates the cells of a field.
+	// Columns are the columns of fields, Set the fields with one value for all rows. Values translates the cells of a
+	// field.
 	Columns map[string]string            `json:"columns,omitempty" yaml:"columns,omitempty"`
 	Set     map[string]string            `json:"set,omitempty" yaml:"set,omitempty"`
 	Values  map[string]map[string]string `json:"values,omitempty" yaml:"values,omitempty"`
@@ -82,17 +83,20 @@ const maxClock = 1e6
 func (m *Mapping) scale() (float64, error) {
 	if m.TimeUnit == unitCycles {
 		if !(m.ClockMHz > 0 && m.ClockMHz <= maxClock) {
-			return 0, usage("times are in cycles, and the clock is %v MHz, want a number in 0..%g", m.ClockMHz, float64(maxClock)).
+			return 0, usage("times are in cycles, and the clock is %v MHz, want a number in 0..%g", m.ClockMHz,
+				float64(maxClock)).
 				WithHint("say at which clock the processor runs: --clock-mhz 1000")
 		}
 		return 1e3 / m.ClockMHz, nil
 	}
 	if m.ClockMHz != 0 {
-		return 0, usage("a clock of %v MHz for times in %q: only cycles need one", m.ClockMHz, m.TimeUnit).WithHint("--time-unit cycles")
+		return 0, usage("a clock of %v MHz for times in %q: only cycles need one", m.ClockMHz, m.TimeUnit).
+			WithHint("--time-unit cycles")
 	}
 	ns, ok := units[m.TimeUnit]
 	if !ok {
-		return 0, usage("unit of time %q, want ns, us, ms, s or cycles", clip(m.TimeUnit)).WithHint("say it with --time-unit")
+		return 0, usage("unit of time %q, want ns, us, ms, s or cycles", clip(m.TimeUnit)).
+			WithHint("say it with --time-unit")
 	}
 	return ns, nil
 }
@@ -129,7 +133,8 @@ func (m *Mapping) validate() error {
 	}
 	for _, name := range keys(m.Values) {
 		if _, ok := m.Columns[name]; !ok {
-			return usage("values of field %q are translated, and no column is its own", name).WithHint("--column %s=COLUMN", name)
+			return usage("values of field %q are translated, and no column is its own", name).
+				WithHint("--column %s=COLUMN", name)
 		}
 	}
 	if m.Columns[fieldTime] == "" {

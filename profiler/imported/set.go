@@ -26,12 +26,14 @@ func (t *Table) Record(s *socs.SoC, source, version string, seed uint64) (*recor
 	}
 	set := record.NewSet(record.Header{
 		Schema: record.Schema, SoC: s.Name, SoCDigest: digest, Fingerprint: s.Fingerprint, Simulated: s.Simulated(),
-		Imported: []record.Import{t.Import(source)}, Hetc: version, Seed: seed, Environment: record.Environment{OS: s.OS, Arch: s.Arch},
+		Imported: []record.Import{t.Import(source)}, Hetc: version, Seed: seed,
+		Environment: record.Environment{OS: s.OS, Arch: s.Arch},
 	})
 	for i := range t.Rows {
 		r := &t.Rows[i]
 		if r.Refused != "" {
-			f := &record.Facts{Kind: record.CompilerFacts, Proc: r.Proc, Op: &r.Op, Compiler: record.ImportedCompiler, Options: map[string]string{}, Refused: r.Refused}
+			f := &record.Facts{Kind: record.CompilerFacts, Proc: r.Proc, Op: &r.Op, Compiler: record.ImportedCompiler,
+				Options: map[string]string{}, Refused: r.Refused}
 			if set.LookupFacts(f.Key()) != nil {
 				continue // cold and warm
 			}
@@ -40,7 +42,8 @@ func (t *Table) Record(s *socs.SoC, source, version string, seed uint64) (*recor
 			}
 			continue
 		}
-		m := &record.Measurement{Kind: record.Op, Proc: r.Proc, Op: &r.Op, Cold: r.Cold, HeldOut: r.HeldOut, Unit: "ns", Loops: 1, Samples: r.Samples, Simulated: s.Simulated()}
+		m := &record.Measurement{Kind: record.Op, Proc: r.Proc, Op: &r.Op, Cold: r.Cold, HeldOut: r.HeldOut, Unit: "ns",
+			Loops: 1, Samples: r.Samples, Simulated: s.Simulated()}
 		if err := set.Add(m); err != nil {
 			return nil, fmt.Errorf("import: line %d: %w", r.Line, err)
 		}
@@ -59,12 +62,17 @@ func (t *Table) fits(s *socs.SoC) error {
 		p := s.Processor(r.Proc)
 		switch {
 		case p == nil:
-			return input("import %q: line %d is about processor %q, which SoC %q does not have", t.File, r.Line, clip(r.Proc), s.Name).
+			return input("import %q: line %d is about processor %q, which SoC %q does not have", t.File, r.Line,
+				clip(r.Proc), s.Name).
 				WithCode("import.processor").WithHint("%s", diag.DidYouMean(r.Proc, names))
 		case !p.Executes(r.Op.Kind):
-			return input("import %q: line %d is about operator %s, which processor %q of SoC %q does not execute", t.File, r.Line, r.Op.Kind, r.Proc, s.Name).WithCode("import.processor")
+			return input("import %q: line %d is about operator %s, which processor %q of SoC %q does not execute",
+				t.File, r.Line, r.Op.Kind, r.Proc, s.Name).
+				WithCode("import.processor")
 		case r.Op.HasScheme() && r.Op.Scheme != "" && r.Op.Kind != op.Embed && !slices.Contains(p.Schemes, r.Op.Scheme):
-			return input("import %q: line %d is in scheme %q, and processor %q of SoC %q executes %v", t.File, r.Line, r.Op.Scheme, r.Proc, s.Name, p.Schemes).WithCode("import.processor")
+			return input("import %q: line %d is in scheme %q, and processor %q of SoC %q executes %v", t.File, r.Line,
+				r.Op.Scheme, r.Proc, s.Name, p.Schemes).
+				WithCode("import.processor")
 		}
 	}
 	return nil
@@ -82,7 +90,9 @@ type Description struct {
 
 // SoC describes the processors of the table: what the rows show, what is told, and nothing else.
 func (t *Table) SoC(d Description) (*socs.SoC, error) {
-	s := &socs.SoC{Schema: socs.Schema, Name: d.Name, Description: fmt.Sprintf("Processors of %s: %s. Nothing here was measured by hetc, and no driver executes on them.", t.File, d.Source)}
+	s := &socs.SoC{Schema: socs.Schema, Name: d.Name,
+		Description: fmt.Sprintf("Processors of %s: %s. Nothing here was measured by hetc, and no driver "+
+			"executes on them.", t.File, d.Source)}
 	from := fmt.Sprintf("measured: elsewhere (%s), imported from %s with sha256 %s", d.Source, t.File, t.Digest)
 	s.Sources = map[string]string{}
 	for i := range t.Rows {
@@ -102,9 +112,11 @@ func (t *Table) SoC(d Description) (*socs.SoC, error) {
 		slices.Sort(p.Schemes)
 		at := "processors." + p.Name
 		if p.DynamicRows {
-			s.Sources[at+".dynamic_rows"] = "assumed: the table has operators on a KV cache, which must not see rows beyond a call's"
+			s.Sources[at+".dynamic_rows"] = "assumed: the table has operators on a KV cache, which must not see rows " +
+				"beyond a call's"
 		}
-		for path, told := range map[string]bool{".tile": d.Tile != socs.Tile{}, ".launch_us": d.LaunchUS != 0, ".bandwidth_gbps": d.BandwidthGBps != 0} {
+		for path, told := range map[string]bool{".tile": d.Tile != socs.Tile{}, ".launch_us": d.LaunchUS != 0,
+			".bandwidth_gbps": d.BandwidthGBps != 0} {
 			if told {
 				s.Sources[at+path] = "assumed: given to hetc import"
 			}
@@ -122,7 +134,8 @@ func (d *Description) processor(name string) socs.Processor {
 		kind = name
 	}
 	p := socs.Processor{
-		Name: name, Kind: kind, Driver: socs.ImportedDriver, Select: name, LaunchUS: d.LaunchUS, BandwidthGBps: d.BandwidthGBps,
+		Name: name, Kind: kind, Driver: socs.ImportedDriver, Select: name, LaunchUS: d.LaunchUS,
+		BandwidthGBps: d.BandwidthGBps,
 	}
 	p.Tile, p.Layouts = d.Tile, map[string]string{}
 	return p

@@ -168,9 +168,11 @@ func (p *parser) next() ([]string, int, error) {
 	case err == io.EOF:
 		return nil, 0, err
 	case errors.Is(err, errLarge):
-		return nil, 0, diag.New(diag.ClassInput, "import %q: %w", p.name, errLarge).WithHint("cut the table into files, or leave out columns")
+		return nil, 0, diag.New(diag.ClassInput, "import %q: %w", p.name, errLarge).
+			WithHint("cut the table into files, or leave out columns")
 	case errors.Is(err, csv.ErrFieldCount):
-		return nil, 0, p.fail(syntaxLine(err), input("%d cells, want %d as in the first line", len(cells), len(p.columns))).(*diag.Diagnostic).
+		return nil, 0, p.fail(syntaxLine(err), input("%d cells, want %d as in the first line", len(cells),
+			len(p.columns))).(*diag.Diagnostic).
 			WithHint("is a cell with a comma in quotes?")
 	case errors.As(err, &syntax):
 		return nil, 0, p.fail(syntax.Line, input("%w", syntax.Err))
@@ -190,7 +192,8 @@ func syntaxLine(err error) int {
 func (p *parser) header() error {
 	cells, line, err := p.next()
 	if err == io.EOF {
-		return input("import %q: the file is empty, want names of columns in its first line", p.name).WithCode("import.header")
+		return input("import %q: the file is empty, want names of columns in its first line", p.name).
+			WithCode("import.header")
 	}
 	if err != nil {
 		return err
@@ -204,7 +207,8 @@ func (p *parser) header() error {
 	if len(p.columns) == 1 {
 		for _, other := range []string{";", "\t", "|", ","} {
 			if strings.Contains(p.columns[0], other) {
-				return p.fail(line, input("one column, %q", clip(p.columns[0]))).(*diag.Diagnostic).WithHint("is the separator another one? --separator %q", other)
+				return p.fail(line, input("one column, %q", clip(p.columns[0]))).(*diag.Diagnostic).
+					WithHint("is the separator another one? --separator %q", other)
 			}
 		}
 	}
@@ -246,10 +250,12 @@ func (p *parser) conditions(from map[string][]string) (out []condition, err erro
 func (p *parser) find(name string) (int, error) {
 	i := slices.Index(p.columns, name)
 	if i < 0 {
-		return 0, input("import %q: no column %q", p.name, clip(name)).WithCode("import.column").WithHint("%s", diag.DidYouMean(name, p.columns))
+		return 0, input("import %q: no column %q", p.name, clip(name)).
+			WithCode("import.column").WithHint("%s", diag.DidYouMean(name, p.columns))
 	}
 	if slices.Contains(p.columns[i+1:], name) {
-		return 0, input("import %q: two columns are called %q", p.name, clip(name)).WithCode("import.column").WithHint("rename one of them")
+		return 0, input("import %q: two columns are called %q", p.name, clip(name)).
+			WithCode("import.column").WithHint("rename one of them")
 	}
 	return i, nil
 }
@@ -305,7 +311,8 @@ func (p *parser) row(cells []string, line int) error {
 	}
 	for _, c := range p.refused {
 		if slices.Contains(c.values, strings.TrimSpace(cells[c.column])) {
-			r.Refused = fmt.Sprintf("line %d of %s has %q in column %q", line, clip(p.t.File), clip(strings.ToValidUTF8(cells[c.column], "")), clip(c.name))
+			r.Refused = fmt.Sprintf("line %d of %s has %q in column %q", line, clip(p.t.File),
+				clip(strings.ToValidUTF8(cells[c.column], "")), clip(c.name))
 			return p.add(r, cells)
 		}
 	}
@@ -394,7 +401,8 @@ func (p *parser) operator(r *Row, cells []string) error {
 		return err
 	}
 	if r.Op.Scheme == "" && r.Op.HasScheme() {
-		return input("a %s without a scheme", r.Op.Kind).WithHint("--set scheme=a8t/q8c for all rows, or --column scheme=COLUMN")
+		return input("a %s without a scheme", r.Op.Kind).
+			WithHint("--set scheme=a8t/q8c for all rows, or --column scheme=COLUMN")
 	}
 	return r.Op.Validate()
 }
@@ -415,7 +423,8 @@ func (p *parser) flag(field string, cells []string) (bool, error) {
 // time reads a time in nanoseconds.
 func (p *parser) time(cell string) (float64, error) {
 	if cell == "" {
-		return 0, input("time is empty").WithHint("a row whose operator could not be compiled is marked by --infeasible COLUMN=VALUE")
+		return 0, input("time is empty").
+			WithHint("a row whose operator could not be compiled is marked by --infeasible COLUMN=VALUE")
 	}
 	x, err := strconv.ParseFloat(cell, 64)
 	if err != nil {
@@ -424,9 +433,11 @@ func (p *parser) time(cell string) (float64, error) {
 	ns := x * p.scale
 	switch {
 	case math.IsNaN(x) || math.IsInf(x, 0) || x <= 0:
-		return 0, input("time is %v, want a finite number above 0", x).WithHint("a row whose operator could not be compiled is marked by --infeasible COLUMN=VALUE")
+		return 0, input("time is %v, want a finite number above 0", x).
+			WithHint("a row whose operator could not be compiled is marked by --infeasible COLUMN=VALUE")
 	case ns < 1 || ns > maxNS:
-		return 0, input("time is %v %s, which is %.3g ns, want 1..%g", x, p.m.TimeUnit, ns, float64(maxNS)).WithHint("is the unit right? --time-unit, --clock-mhz")
+		return 0, input("time is %v %s, which is %.3g ns, want 1..%g", x, p.m.TimeUnit, ns, float64(maxNS)).
+			WithHint("is the unit right? --time-unit, --clock-mhz")
 	}
 	return ns, nil
 }
@@ -445,7 +456,9 @@ func (p *parser) add(r Row, cells []string) error {
 	p.t.Repeated++
 	switch {
 	case (old.Refused == "") != (r.Refused == ""):
-		return input("%s has a time in one of the lines %d and %d, and was refused in the other", r.Op.Key(), old.Line, r.Line).WithHint("keep one of them by --where")
+		return input("%s has a time in one of the lines %d and %d, and was refused in the other", r.Op.Key(), old.Line,
+			r.Line).
+			WithHint("keep one of them by --where")
 	case old.HeldOut != r.HeldOut:
 		return input("%s is held out in one of the lines %d and %d only", r.Op.Key(), old.Line, r.Line)
 	case r.Refused != "":
@@ -461,7 +474,8 @@ func (p *parser) add(r Row, cells []string) error {
 	}
 	e := input("%s took %.6g ns in line %d and %.6g ns here", r.Op.Key(), old.Samples[0], old.Line, r.Samples[0])
 	if columns := p.apart(p.cells[i], cells); len(columns) > 0 {
-		return e.WithHint("the lines differ in %s: keep one by --where, or map the column; if they are samples of one thing, --repeats samples", strings.Join(columns, ", "))
+		return e.WithHint("the lines differ in %s: keep one by --where, or map the column; if they are samples of "+
+			"one thing, --repeats samples", strings.Join(columns, ", "))
 	}
 	return e.WithHint("if they are samples of one thing, --repeats samples")
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"sort"
 	"strings"
@@ -17,19 +16,21 @@ import (
 // CompilerFacts is the kind of the lines that are Facts: nothing was measured for them.
 const CompilerFacts Kind = "compiler_facts"
 
-// Facts are what the compiler of a device said about a graph that it made without the device. They are sizes and limits. No
-// time of the device is in them, and none may be computed from them.
+// Facts are what the compiler of a device said about a graph that it made without the device. They are sizes and
+// limits. No time of the device is in them, and none may be computed from them.
 type Facts struct {
-	Kind     Kind              `json:"kind"`              // CompilerFacts
-	Proc     string            `json:"proc"`              // processor of the SoC
-	Op       *op.Op            `json:"op"`                // the graph: an operator with its number of rows
-	Rows     []int             `json:"rows,omitempty"`    // ascending: of graphs that share the operator's weights in one binary, Op.M the first of them; nil: one graph
+	Kind Kind   `json:"kind"` // CompilerFacts
+	Proc string `json:"proc"` // processor of the SoC
+	Op   *op.Op `json:"op"`   // the graph: an operator with its number of rows
+	// ascending: of graphs that share the operator's weights in one binary, Op.M the first of them; nil: one graph
+	Rows     []int             `json:"rows,omitempty"`
 	Compiler string            `json:"compiler"`          // name and versions; of a graph that it refused the name
 	Options  map[string]string `json:"options"`           // that it was given
 	Refused  string            `json:"refused,omitempty"` // why there is no such graph
 
-	Bytes      int64   `json:"bytes,omitempty"`      // of the binary, weights included
-	SpillBytes int64   `json:"spill_bytes"`          // the buffer in main memory for what does not fit the processor's own; of several graphs the largest
+	Bytes int64 `json:"bytes,omitempty"` // of the binary, weights included
+	// the buffer in main memory for what does not fit the processor's own; of several graphs the largest
+	SpillBytes int64   `json:"spill_bytes"`
 	VTCMBytes  int64   `json:"vtcm_bytes,omitempty"` // of the processor's own memory that the compiler planned with
 	Arch       int64   `json:"arch,omitempty"`       // instruction set that it compiled for
 	CompileMS  float64 `json:"compile_ms,omitempty"` // that the compiler took, on the machine where it ran
@@ -70,23 +71,11 @@ func (f *Facts) Validate() error {
 	case len(f.Refused) > maxText:
 		return bad("a refusal of %d bytes, want at most %d", len(f.Refused), maxText)
 	}
-	if err := f.Op.Validate(); err != nil {
+	if err := f.validateGraph(); err != nil {
 		return bad("%v", err)
 	}
-	for name, value := range f.Options {
-		if name == "" || len(name) > maxName || len(value) > maxName {
-			return bad("option %q = %q, want at most %d bytes", clip(name), clip(value), maxName)
-		}
-	}
-	if count := len(f.Rows); f.Rows != nil && (count < 2 || count > maxFactRows) {
-		return bad("%d numbers of rows in one binary, want 2..%d", count, maxFactRows)
-	}
-	for i, rows := range f.Rows {
-		if i == 0 && rows != f.Op.M || i > 0 && rows <= f.Rows[i-1] {
-			return bad("rows %v, want ascending numbers, the first of them the operator's %d", f.Rows, f.Op.M)
-		}
-	}
-	for what, count := range map[string]int64{"bytes": f.Bytes, "spill_bytes": f.SpillBytes, "vtcm_bytes": f.VTCMBytes, "arch": f.Arch} {
+	sizes := map[string]int64{"bytes": f.Bytes, "spill_bytes": f.SpillBytes, "vtcm_bytes": f.VTCMBytes, "arch": f.Arch}
+	for what, count := range sizes {
 		if count < 0 {
 			return bad("%s = %d, want at least 0", what, count)
 		}
@@ -94,8 +83,29 @@ func (f *Facts) Validate() error {
 	if (f.Bytes == 0) != (f.Refused != "") {
 		return bad("bytes = %d and refused = %q: want a size, or why there is none", f.Bytes, clip(f.Refused))
 	}
-	if math.IsNaN(f.CompileMS) || math.IsInf(f.CompileMS, 0) || f.CompileMS < 0 {
+	if !isTime(f.CompileMS) {
 		return bad("compile_ms = %g, want a finite time", f.CompileMS)
+	}
+	return nil
+}
+
+// validateGraph looks at what the compiler was asked.
+func (f *Facts) validateGraph() error {
+	if err := f.Op.Validate(); err != nil {
+		return err
+	}
+	for name, value := range f.Options {
+		if name == "" || len(name) > maxName || len(value) > maxName {
+			return fmt.Errorf("option %q = %q, want at most %d bytes", clip(name), clip(value), maxName)
+		}
+	}
+	if count := len(f.Rows); f.Rows != nil && (count < 2 || count > maxFactRows) {
+		return fmt.Errorf("%d numbers of rows in one binary, want 2..%d", count, maxFactRows)
+	}
+	for i, rows := range f.Rows {
+		if i == 0 && rows != f.Op.M || i > 0 && rows <= f.Rows[i-1] {
+			return fmt.Errorf("rows %v, want ascending numbers, the first of them the operator's %d", f.Rows, f.Op.M)
+		}
 	}
 	return nil
 }
@@ -103,8 +113,8 @@ func (f *Facts) Validate() error {
 // maxText bounds why a compiler refused a graph.
 const maxText = 2000
 
-// AddFacts puts facts into the set. All of a set are of one compiler with the same options for each processor; the same graphs
-// twice are refused.
+// AddFacts puts facts into the set. All of a set are of one compiler with the same options for each processor; the same
+// graphs twice are refused.
 func (s *Set) AddFacts(facts *Facts) error {
 	if err := s.checkFacts(facts); err != nil {
 		return err
@@ -133,7 +143,8 @@ func (s *Set) checkFacts(facts *Facts) error {
 		}
 		answered := known.Refused == "" && facts.Refused == ""
 		if answered && known.Compiler != facts.Compiler || !maps.Equal(known.Options, facts.Options) {
-			return diag.New(diag.ClassInput, "facts of compiler %q with %v beside those of %q with %v", clip(facts.Compiler), facts.Options, clip(known.Compiler), known.Options).
+			return diag.New(diag.ClassInput, "facts of compiler %q with %v beside those of %q with %v",
+				clip(facts.Compiler), facts.Options, clip(known.Compiler), known.Options).
 				WithCode("record.mixed").WithHint("write what each compiler says into a record of its own")
 		}
 		if answered || facts.Refused != "" {
@@ -158,8 +169,9 @@ func (s *Set) Facts() []*Facts {
 	return out
 }
 
-// FactsDigest identifies the compiler facts apart from the times that compiling took: hex SHA-256 of their lines ordered by
-// key; "" when there are none. Set.Digest leaves them out: measurements, and what is fitted to them, do not depend on them.
+// FactsDigest identifies the compiler facts apart from the times that compiling took: hex SHA-256 of their lines
+// ordered by key; "" when there are none. Set.Digest leaves them out: measurements, and what is fitted to them, do not
+// depend on them.
 func (s *Set) FactsDigest() (string, error) {
 	if len(s.facts) == 0 {
 		return "", nil

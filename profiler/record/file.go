@@ -49,7 +49,8 @@ func read(name string, from io.Reader) (*Set, int64, error) {
 		text, whole, err := readLine(br)
 		if err != nil {
 			if errors.Is(err, errLong) {
-				return nil, 0, diag.New(diag.ClassInput, "line is longer than %d bytes", maxLine).WithCode("record.syntax").At("%s:%d", name, line)
+				return nil, 0, diag.New(diag.ClassInput, "line is longer than %d bytes", maxLine).
+					WithCode("record.syntax").At("%s:%d", name, line)
 			}
 			return nil, 0, diag.New(diag.ClassIO, "read record %q: %w", name, err)
 		}
@@ -110,7 +111,8 @@ func readHeader(name string, line int, text []byte) (*Set, error) {
 
 func parse(name string, line int, text []byte) (*decode.Document, error) {
 	if t := bytes.TrimSpace(text); len(t) == 0 || t[0] != '{' {
-		return nil, diag.New(diag.ClassInput, "line is not a JSON object").WithCode("record.syntax").At("%s:%d", name, line)
+		return nil, diag.New(diag.ClassInput, "line is not a JSON object").
+			WithCode("record.syntax").At("%s:%d", name, line)
 	}
 	return decode.ParseJSON(name, line, text)
 }
@@ -203,7 +205,8 @@ func Create(path string, header Header) (*Writer, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		if errors.Is(err, os.ErrExist) {
-			return nil, diag.New(diag.ClassInput, "create record %q: it exists", path).WithHint("continue it with --resume, or name another file")
+			return nil, diag.New(diag.ClassInput, "create record %q: it exists", path).
+				WithHint("continue it with --resume, or name another file")
 		}
 		return nil, diag.New(diag.ClassIO, "create record %q: %w", path, err)
 	}
@@ -276,7 +279,8 @@ func onlyHeaderPiece(file *os.File, path string) error {
 		return diag.New(diag.ClassIO, "read record %q: %w", path, err)
 	}
 	if string(head[:size]) != start[:size] {
-		return diag.New(diag.ClassInput, "file is not a record").WithCode("record.syntax").At("%s:1", path).WithHint("name another file")
+		return diag.New(diag.ClassInput, "file is not a record").
+			WithCode("record.syntax").At("%s:1", path).WithHint("name another file")
 	}
 	return nil
 }
@@ -296,7 +300,8 @@ func own(file *os.File) error {
 		}
 		time.Sleep(lockPause)
 	}
-	return diag.New(diag.ClassIO, "open record %q: another hetc writes it: %w", file.Name(), err).WithHint("wait for it, or name another file")
+	return diag.New(diag.ClassIO, "open record %q: another hetc writes it: %w", file.Name(), err).
+		WithHint("wait for it, or name another file")
 }
 
 func begin(file *os.File, header Header) (*Writer, error) {
@@ -330,7 +335,8 @@ func (w *Writer) Append(what *Measurement) error {
 		return err
 	}
 	if len(line) > maxLine {
-		return diag.New(diag.ClassInput, "append to record %q: measurement is %d bytes, want at most %d", w.f.Name(), len(line), maxLine)
+		return diag.New(diag.ClassInput, "append to record %q: measurement is %d bytes, want at most %d", w.f.Name(),
+			len(line), maxLine)
 	}
 	if err := w.write(line); err != nil {
 		return err

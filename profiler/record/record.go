@@ -1,8 +1,8 @@
 // Package record knows the record format hetc.record/1: what one measurement is, how a file of
 // them grows by whole lines so that a killed profile resumes, and which records belong together.
 //
-// A record is JSON lines: a Header first, then one Measurement, or the Facts of a compiler, per line. Only the last line may
-// be cut off, by a kill while it was written; everything else that is odd is refused with its line.
+// A record is JSON lines: a Header first, then one Measurement, or the Facts of a compiler, per line. Only the last
+// line may be cut off, by a kill while it was written; everything else that is odd is refused with its line.
 package record
 
 import (
@@ -47,14 +47,15 @@ const (
 
 // Header is the first line of a record: which machine it is about.
 type Header struct {
-	Schema      string      `json:"schema"`
-	SoC         string      `json:"soc"`
-	SoCDigest   string      `json:"soc_digest"`            // of the SoC description
-	Fingerprint string      `json:"fingerprint,omitempty"` // of the machine; empty when simulated
-	Simulated   bool        `json:"simulated,omitempty"`   // times come from a model, not a clock
-	Imported    []Import    `json:"imported,omitempty"`    // tables that times were taken from: hetc measured none of these
-	Hetc        string      `json:"hetc"`                  // version that measured
-	Seed        uint64      `json:"seed"`                  // order of requests and contents of buffers
+	Schema      string `json:"schema"`
+	SoC         string `json:"soc"`
+	SoCDigest   string `json:"soc_digest"`            // of the SoC description
+	Fingerprint string `json:"fingerprint,omitempty"` // of the machine; empty when simulated
+	Simulated   bool   `json:"simulated,omitempty"`   // times come from a model, not a clock
+	// tables that times were taken from: hetc measured none of these
+	Imported    []Import    `json:"imported,omitempty"`
+	Hetc        string      `json:"hetc"` // version that measured
+	Seed        uint64      `json:"seed"` // order of requests and contents of buffers
 	Environment Environment `json:"environment"`
 }
 
@@ -90,18 +91,21 @@ type Partner struct {
 
 // Measurement is the samples of one thing.
 type Measurement struct {
-	Kind       Kind      `json:"kind"`
-	Proc       string    `json:"proc"`                // processor of the SoC
-	To         string    `json:"to,omitempty"`        // Sync, Copy: the other processor
-	Op         *op.Op    `json:"op,omitempty"`        // Op, Launch, Load
-	Layout     string    `json:"layout,omitempty"`    // of the operator's weight
-	Bytes      int64     `json:"bytes,omitempty"`     // Bandwidth, Copy, Load: moved by one execution
-	Cold       bool      `json:"cold,omitempty"`      // weights and caches are where a model finds them, not where the last execution left them
-	Footprint  int64     `json:"footprint,omitempty"` // cold: the bytes they were rotated through; 0: more than all caches hold
+	Kind   Kind   `json:"kind"`
+	Proc   string `json:"proc"`             // processor of the SoC
+	To     string `json:"to,omitempty"`     // Sync, Copy: the other processor
+	Op     *op.Op `json:"op,omitempty"`     // Op, Launch, Load
+	Layout string `json:"layout,omitempty"` // of the operator's weight
+	Bytes  int64  `json:"bytes,omitempty"`  // Bandwidth, Copy, Load: moved by one execution
+	// weights and caches are where a model finds them, not where the last execution left them
+	Cold bool `json:"cold,omitempty"`
+	// cold: the bytes they were rotated through; 0: more than all caches hold
+	Footprint  int64     `json:"footprint,omitempty"`
 	Concurrent []Partner `json:"concurrent,omitempty"`
 	HeldOut    bool      `json:"held_out,omitempty"` // for judging predictions: never fitted
-	Round      int       `json:"round,omitempty"`    // visits before this one: a key may be sampled in several rounds, a line each
-	Anew       bool      `json:"anew,omitempty"`     // it replaces the visits before it, which were flagged
+	// visits before this one: a key may be sampled in several rounds, a line each
+	Round int  `json:"round,omitempty"`
+	Anew  bool `json:"anew,omitempty"` // it replaces the visits before it, which were flagged
 
 	Unit      string    `json:"unit"`                // "ns"
 	First     float64   `json:"first,omitempty"`     // first execution, kept apart
@@ -264,8 +268,10 @@ func (h *Header) validate() error {
 		return fmt.Errorf("header: key \"fingerprint\" is missing; only a simulated or an imported record has none")
 	}
 	for _, table := range h.Imported {
-		if table.File == "" || len(table.File) > maxText || len(table.SHA256) != 2*sha256.Size || len(table.Source) > maxText {
-			return fmt.Errorf("header: key \"imported\": want a file of at most %d bytes with its sha256 and source", maxText)
+		if table.File == "" || len(table.File) > maxText || len(table.SHA256) != 2*sha256.Size ||
+			len(table.Source) > maxText {
+			return fmt.Errorf("header: key \"imported\": want a file of at most %d bytes with its sha256 and source",
+				maxText)
 		}
 	}
 	return nil
@@ -277,7 +283,8 @@ func (h *Header) Compatible(other *Header) error {
 	differ := func(what, own, theirs string) error {
 		return diag.New(diag.ClassInput, "records do not belong together: %s %q and %q", what, own, theirs).
 			WithCode("record.mixed").
-			WithHint("profile each machine, and each change of its description or of hetc's kernels, into a file of its own; a record that no longer applies may be deleted")
+			WithHint("profile each machine, and each change of its description or of hetc's kernels, into a file of " +
+				"its own; a record that no longer applies may be deleted")
 	}
 	switch {
 	case h.Simulated != other.Simulated:
@@ -287,7 +294,8 @@ func (h *Header) Compatible(other *Header) error {
 		return differ("machine fingerprints", h.Fingerprint, other.Fingerprint)
 	case h.SoCDigest != other.SoCDigest:
 		return differ("digests of SoC "+h.SoC, h.SoCDigest, other.SoCDigest)
-	case h.Environment.Kernels != other.Environment.Kernels && len(h.Imported)+len(other.Imported) == 0: // no kernel of hetc made imported times
+	// no kernel of hetc made imported times
+	case h.Environment.Kernels != other.Environment.Kernels && len(h.Imported)+len(other.Imported) == 0:
 		return differ("kernel sets", h.Environment.Kernels, other.Environment.Kernels)
 	}
 	for _, name := range slices.Sorted(maps.Keys(h.Environment.Drivers)) {
@@ -311,7 +319,7 @@ type Set struct {
 // NewSet returns an empty set.
 func NewSet(header Header) *Set { return &Set{Header: header, byKey: map[string]int{}} }
 
-// Add puts m into the set. The samples of a key that was visited in several rounds become one
+// Add puts a measurement into the set. The samples of a key that was visited in several rounds become one
 // measurement, and one that begins anew takes the place of those before it. The same round twice is refused, and a
 // simulated flag that differs from the header's.
 func (s *Set) Add(added *Measurement) error {
@@ -335,7 +343,8 @@ func (s *Set) Add(added *Measurement) error {
 	all.Samples = slices.Concat(old.Samples, added.Samples)
 	all.Warnings = nil
 	for _, warning := range []string{Noisy, FewSamples, Drifted} {
-		if (slices.Contains(old.Warnings, warning) || slices.Contains(added.Warnings, warning)) && (warning != FewSamples || len(all.Samples) < fewSamples) {
+		if (slices.Contains(old.Warnings, warning) || slices.Contains(added.Warnings, warning)) &&
+			(warning != FewSamples || len(all.Samples) < fewSamples) {
 			all.Warnings = append(all.Warnings, warning)
 		}
 	}
@@ -359,7 +368,8 @@ func (s *Set) check(added *Measurement) error {
 		return err
 	}
 	if added.Simulated != s.Header.Simulated {
-		return fmt.Errorf("measurement %q: simulated = %v, the header says %v", added.Key(), added.Simulated, s.Header.Simulated)
+		return fmt.Errorf("measurement %q: simulated = %v, the header says %v", added.Key(), added.Simulated,
+			s.Header.Simulated)
 	}
 	switch visits := s.Rounds(added.Key()); {
 	case added.Round < visits:

@@ -177,7 +177,7 @@ func stabilised(samples []float64) bool {
 	return high-low <= stableSpread*high
 }
 
-// MannWhitney returns the two-sided p value of the hypothesis that a and b come from one
+// MannWhitney returns the two-sided p value of the hypothesis that both come from one
 // distribution: exact without ties up to 50 samples together, else by the normal approximation
 // with corrections for ties and continuity. Either side empty is an error.
 func MannWhitney(first, second []float64) (p float64, err error) {
@@ -235,7 +235,7 @@ func ranks(first, second []float64) (sum, ties float64) {
 	return sum, ties
 }
 
-// exactU is 2 P(U <= u) for n and m samples, at most 1. The number of orders with U = u obeys
+// exactU is 2 P(U <= rank) for so many samples, at most 1. The number of orders of n and m samples with U = u obeys
 // f(n,m,u) = f(n-1,m,u-m) + f(n,m-1,u).
 func exactU(first, second, rank int) float64 {
 	orders := make([][]float64, second+1) // f[j][v] for the current i
@@ -269,16 +269,18 @@ func exactU(first, second, rank int) float64 {
 	return min(1, 2*below/float64(combin.Binomial(first+second, first)))
 }
 
-// Ratio returns median(a)/median(b) with a percentile bootstrap interval of coverage Confidence from
+// Ratio returns median(above)/median(below) with a percentile bootstrap interval of coverage Confidence from
 // the given number of resamples. The same seed gives the same interval. Samples must be positive.
 func Ratio(above, below []float64, resamples int, seed uint64) (ratio, low, high float64, err error) {
 	if len(above) == 0 || len(below) == 0 || resamples < 1 {
-		return 0, 0, 0, fmt.Errorf("ratio of medians: got %d and %d samples and %d resamples, want at least one each", len(above), len(below), resamples)
+		return 0, 0, 0, fmt.Errorf("ratio of medians: got %d and %d samples and %d resamples, want at least one each",
+			len(above), len(below), resamples)
 	}
 	for _, xs := range [][]float64{above, below} {
 		for i, sample := range xs {
 			if !(sample > 0) || math.IsInf(sample, 0) {
-				return 0, 0, 0, fmt.Errorf("ratio of medians: sample %d is %g, want a positive finite number", i, sample)
+				return 0, 0, 0, fmt.Errorf("ratio of medians: sample %d is %g, want a positive finite number", i,
+					sample)
 			}
 		}
 	}
