@@ -151,6 +151,7 @@ type byteFallbackDecoder struct {
 	run []byte
 }
 
+// take collects tokens of bytes. Any other token ends the run.
 func (d *byteFallbackDecoder) take(text []byte, more bool) {
 	if len(text) == 6 && string(text[:3]) == "<0x" && text[5] == '>' {
 		digits, _ := strings.CutPrefix(string(text[3:5]), "+") // "+A" is a number to the reference
@@ -191,6 +192,7 @@ type replaceDecoder struct {
 	*replacer
 }
 
+// take replaces in each token apart: a match never spans two of them.
 func (d *replaceDecoder) take(text []byte, more bool) {
 	out, err := d.replace(string(text))
 	if err != nil {
@@ -206,6 +208,7 @@ type stripDecoder struct {
 	start, left int
 }
 
+// take counts characters over all pieces of a token.
 func (d *stripDecoder) take(text []byte, more bool) {
 	if !more {
 		d.left = d.start
@@ -229,6 +232,7 @@ type metaspaceDecoder struct {
 	began, later bool // a token came, and another one after it
 }
 
+// take needs to know only whether a token came before, however many pieces it has.
 func (d *metaspaceDecoder) take(text []byte, more bool) {
 	d.later = d.later || d.began && !more
 	d.began = true

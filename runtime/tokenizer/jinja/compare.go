@@ -45,6 +45,7 @@ func (e *environment) equalAt(left, right Value, depth int) bool {
 	return left == right
 }
 
+// equalItems compares lists item by item, and stops at the first pair that differs.
 func (e *environment) equalItems(left, right []Value, depth int) bool {
 	if len(left) != len(right) {
 		return false
@@ -57,6 +58,7 @@ func (e *environment) equalItems(left, right []Value, depth int) bool {
 	return true
 }
 
+// equalDicts compares mappings as sets of pairs: the order in which keys were added does not count.
 func (e *environment) equalDicts(left, right *Dict, depth int) bool {
 	if len(left.keys) != len(right.keys) {
 		return false

@@ -9,6 +9,7 @@ import "strings"
 // nameSet names filters, tests or methods.
 type nameSet map[string]bool
 
+// nameSetOf is the set of the words of a text.
 func nameSetOf(names string) nameSet {
 	out := nameSet{}
 	for _, name := range strings.Fields(names) {

@@ -14,6 +14,7 @@ type Error struct {
 
 func (e *Error) Unwrap() error { return e.Cause }
 
+// Error tells the line where it is known.
 func (e *Error) Error() string {
 	if e.Line == 0 {
 		return e.Message

@@ -49,6 +49,7 @@ type environment struct {
 	now   time.Time
 }
 
+// newEnv begins an execution. The outermost scope is made here, since it has the globals even if nothing is set.
 func newEnv(ctx context.Context, options Options) *environment {
 	most := maxSteps
 	if options.steps > 0 {
@@ -231,6 +232,7 @@ func (e *environment) eval(expr expression) Value {
 	return value
 }
 
+// evalAll evaluates expressions from left to right.
 func (e *environment) evalAll(expressions []expression) []Value {
 	e.allocateValue(16 * len(expressions))
 	out := make([]Value, len(expressions))
@@ -287,6 +289,7 @@ func (e *environment) filter(name string, value Value, args *callArgs) Value {
 	return e.charged(constantFilters, name, value, args, func() Value { return run(args, value) })
 }
 
+// A test sees what is undefined, unlike most filters and operators.
 func (x *testExpr) eval(env *environment) Value {
 	value := env.eval(x.operand)
 	args := env.arguments(x.args, x.name)
@@ -304,6 +307,7 @@ func (e *environment) test(name string, value Value, args *callArgs) bool {
 	return e.charged(constantTests, name, value, args, func() Value { return run(args, value) }).(bool)
 }
 
+// The callee is evaluated before the arguments; whether it can be called shows only then.
 func (x *callExpr) eval(env *environment) Value {
 	callee := env.eval(x.callee)
 	args := env.arguments(x.args, "")
@@ -334,6 +338,7 @@ func (x *concatExpr) eval(env *environment) Value {
 	return out.String()
 }
 
+// not takes any value; signs take numbers.
 func (x *unaryExpr) eval(env *environment) Value {
 	value := env.eval(x.operand)
 	if x.op == "not" {

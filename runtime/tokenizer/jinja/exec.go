@@ -57,6 +57,7 @@ func (s *textStmt) exec(env *environment) signal {
 	return sigNone
 }
 
+// The line is set again after the evaluation, which may have called a macro elsewhere.
 func (s *printStmt) exec(env *environment) signal {
 	for _, expr := range s.values {
 		env.line = s.line
@@ -67,6 +68,7 @@ func (s *printStmt) exec(env *environment) signal {
 	return sigNone
 }
 
+// The body of the first test that is true is executed, in the scope around: what it sets stays.
 func (s *ifStmt) exec(env *environment) signal {
 	for i, test := range s.tests {
 		if truth(env.eval(test)) {
@@ -92,6 +94,7 @@ func (s *setStmt) exec(env *environment) signal {
 	return sigNone
 }
 
+// {% filter %} writes what its filters make of the body's text.
 func (s *filterStmt) exec(env *environment) signal {
 	env.line = s.line
 	env.out.WriteString(env.text(env.filtered(s.filter, s.body)))
@@ -115,6 +118,7 @@ func (s *withStmt) exec(env *environment) signal {
 	return sig
 }
 
+// {% generation %} marks what the model wrote, for training. Here it only has a scope.
 func (s *scopeStmt) exec(env *environment) signal {
 	env.out.WriteString(env.captureScope(s.body))
 	return sigNone
@@ -122,6 +126,7 @@ func (s *scopeStmt) exec(env *environment) signal {
 
 func (s *loopControl) exec(*environment) signal { return s.signal }
 
+// A macro is a variable like any other, of the scope that defines it.
 func (s *macroStmt) exec(env *environment) signal {
 	env.set(s.name, env.newMacro(s.def))
 	return sigNone

@@ -432,6 +432,7 @@ func first(args *callArgs, value Value) Value {
 	return &undefined{"No first item, sequence was empty."}
 }
 
+// last does not go through an iterator, as the reference does not.
 func last(args *callArgs, value Value) Value {
 	switch value := value.(type) {
 	case *iterator:
@@ -448,6 +449,7 @@ func last(args *callArgs, value Value) Value {
 	return &undefined{"No last item, sequence was empty."}
 }
 
+// length counts characters of a text and items of whatever knows their number.
 func length(args *callArgs, value Value) Value {
 	if text, ok := value.(string); ok {
 		return int64(utf8.RuneCountInString(text))

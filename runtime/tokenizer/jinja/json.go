@@ -55,6 +55,7 @@ func readJSON(decoder *json.Decoder, depth int) (Value, error) {
 	return token, nil
 }
 
+// readJSONList reads items up to the bracket that ends them, and that.
 func readJSONList(decoder *json.Decoder, depth int) (Value, error) {
 	list := &List{}
 	for decoder.More() {
@@ -68,6 +69,7 @@ func readJSONList(decoder *json.Decoder, depth int) (Value, error) {
 	return list, err
 }
 
+// readJSONObject reads pairs. Of two with one key the later counts, in the place of the first.
 func readJSONObject(decoder *json.Decoder, depth int) (Value, error) {
 	dict := &Dict{}
 	for decoder.More() {

@@ -95,6 +95,7 @@ func lex(source string) (tokens []token, err error) {
 
 func (l *lexer) fail(format string, args ...any) { throw(l.line, nil, format, args...) }
 
+// emit appends a token at the current line.
 func (l *lexer) emit(kind kind, text string) { l.tokens = append(l.tokens, token{kind, text, l.line}) }
 
 // skip moves on to the position to.
@@ -332,6 +333,7 @@ func (l *lexer) readOperator(open []byte) []byte {
 // isWord is \w of the reference's regular expressions.
 func isWord(char rune) bool { return char == '_' || unicode.IsLetter(char) || unicode.IsNumber(char) }
 
+// decimal are the digits of a number without a prefix.
 const decimal = "0123456789"
 
 // digitsOf are the digits after the prefix of a number that is not decimal.

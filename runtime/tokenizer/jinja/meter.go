@@ -165,6 +165,7 @@ func (b *builder) count(bytes int) {
 	b.meter.allocate(bytes)
 }
 
+// The methods that write are those of strings.Builder. They never return an error.
 func (b *builder) WriteString(text string) (int, error) {
 	b.count(len(text))
 	return b.text.WriteString(text)

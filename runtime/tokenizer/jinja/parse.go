@@ -387,6 +387,7 @@ func (p *parser) binary(operand func() expression, kind kind, ops ...string) exp
 func (p *parser) or() expression  { return p.binary(p.and, tokName, "or") }
 func (p *parser) and() expression { return p.binary(p.not, tokName, "and") }
 
+// not binds looser than comparisons: not a == b is not (a == b).
 func (p *parser) not() expression {
 	if p.peek().is(tokName, "not") {
 		defer p.enter()()
@@ -420,6 +421,7 @@ func (p *parser) compare() expression {
 
 func (p *parser) sum() expression { return p.binary(p.concat, tokOp, "+", "-") }
 
+// concat joins a whole chain of ~ in one node, which makes its text once.
 func (p *parser) concat() expression {
 	first := p.product()
 	if !p.peek().is(tokOp, "~") {
@@ -433,6 +435,8 @@ func (p *parser) concat() expression {
 }
 
 func (p *parser) product() expression { return p.binary(p.power, tokOp, "*", "/", "//", "%") }
+
+// power is joined from the left, as in Jinja and unlike in Python.
 func (p *parser) power() expression {
 	return p.binary(func() expression { return p.unary(true) }, tokOp, "**")
 }

@@ -12,6 +12,7 @@ import (
 // here and sequences of characters in Python, so positions and widths are counted in characters.
 type method func(args *callArgs, text string) Value
 
+// methods are those of strings, by name. Those of Python that are not here are errors, see stringMethods.
 var methods = map[string]method{
 	"capitalize":   func(args *callArgs, text string) Value { return args.capitalize(text) },
 	"center":       pad(func(free, width int) int { return free/2 + free&width&1 }),

@@ -34,6 +34,7 @@ func (x *subscriptExpr) eval(env *environment) Value {
 	return part
 }
 
+// A bound that is left out is nil, as None would be.
 func (x *sliceExpr) eval(env *environment) Value {
 	bound := func(expr expression) Value {
 		if expr == nil {

@@ -83,6 +83,7 @@ func isSequence(_ *callArgs, value Value) bool {
 	return false
 }
 
+// isIterable tests for what a for loop takes.
 func isIterable(args *callArgs, value Value) bool {
 	switch value.(type) {
 	case *dictView, *iterator, *loop:
