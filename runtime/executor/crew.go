@@ -390,10 +390,8 @@ func (m *Machine) idle(cs *crewSection) error {
 		}
 		return false
 	}
-	if m.await(cs.crew, ready, cs.missing, func(waited int64) bool {
-		return m.poison.Load() != nil ||
-			waited > int64(m.deadline)
-	}) {
+	over := func(waited int64) bool { return m.poison.Load() != nil || waited > int64(m.deadline) }
+	if m.await(cs.crew, ready, cs.missing, over) {
 		if st := next.steps[next.next]; !next.lane.virt {
 			now := m.now()
 			st.waitNS += now - began
@@ -406,6 +404,11 @@ func (m *Machine) idle(cs *crewSection) error {
 	if m.poison.Load() != nil {
 		return nil
 	}
+	return m.overdue(cs)
+}
+
+// overdue says which lane of the crew waited for which step of another until the deadline, nil where it can go on.
+func (m *Machine) overdue(cs *crewSection) error {
 	for _, ls := range cs.lanes {
 		if ls.iter == cs.iters {
 			continue

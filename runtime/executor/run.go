@@ -181,6 +181,22 @@ func (m *Machine) admits(sequence int, tokens []int32) error {
 	return nil
 }
 
+// admitsBatch refuses tokens that cannot be processed together.
+func (m *Machine) admitsBatch(tokens []Token) error {
+	for i, token := range tokens {
+		m.one[0] = token.ID
+		if err := m.admits(token.Sequence, m.one[:]); err != nil {
+			return err
+		}
+		for j := range tokens[:i] {
+			if tokens[j].Sequence == token.Sequence {
+				return diag.New(diag.ClassUsage, "step: tokens %d and %d are both of sequence %d", j, i, token.Sequence)
+			}
+		}
+	}
+	return nil
+}
+
 // Token is the next token of a sequence.
 type Token struct {
 	Sequence int
@@ -193,17 +209,8 @@ type Token struct {
 // not depend on the others. It allocates nothing once the program is loaded.
 func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error) (Timing, error) {
 	machine := c.m
-	for i, token := range tokens {
-		machine.one[0] = token.ID
-		if err := machine.admits(token.Sequence, machine.one[:]); err != nil {
-			return Timing{}, err
-		}
-		for j := range tokens[:i] {
-			if tokens[j].Sequence == token.Sequence {
-				return Timing{}, diag.New(diag.ClassUsage, "step: tokens %d and %d are both of sequence %d", j, i,
-					token.Sequence)
-			}
-		}
+	if err := machine.admitsBatch(tokens); err != nil {
+		return Timing{}, err
 	}
 	switch len(tokens) {
 	case 0:

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"math/rand/v2"
@@ -52,46 +53,50 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 	if s.rng == nil {
 		s.rng = rand.New(rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15))
 	}
-	s.order, s.p = s.order[:0], s.p[:0]
-	for i, logit := range logits {
-		if logit == logit && !math.IsInf(float64(logit), -1) {
-			s.order = append(s.order, int32(i))
-		}
-	}
-	slices.SortStableFunc(s.order, func(a, b int32) int {
-		switch {
-		case logits[a] > logits[b]:
-			return -1
-		case logits[a] < logits[b]:
-			return 1
-		}
-		return 0
-	})
-	if s.TopK > 0 && s.TopK < len(s.order) {
-		s.order = s.order[:s.TopK]
-	}
-	sum := 0.0
-	for _, i := range s.order {
-		weight := math.Exp((float64(logits[i]) - float64(logits[best])) / s.Temperature)
-		s.p = append(s.p, weight)
-		sum += weight
-	}
-	if s.TopP > 0 && s.TopP < 1 {
-		acc := 0.0
-		for i, weight := range s.p {
-			if acc += weight; acc >= s.TopP*sum {
-				s.order, s.p, sum = s.order[:i+1], s.p[:i+1], acc
-				break
-			}
-		}
-	}
-	point := s.rng.Float64() * sum
+	s.sort(logits)
+	point := s.rng.Float64() * s.weigh(logits, float64(logits[best]))
 	for i, weight := range s.p {
 		if point -= weight; point < 0 {
 			return s.order[i], nil
 		}
 	}
 	return s.order[len(s.order)-1], nil
+}
+
+// sort orders the TopK likeliest tokens.
+func (s *Sampler) sort(logits []float32) {
+	s.order = s.order[:0]
+	for i, logit := range logits {
+		if logit == logit && !math.IsInf(float64(logit), -1) {
+			s.order = append(s.order, int32(i))
+		}
+	}
+	slices.SortStableFunc(s.order, func(a, b int32) int { return cmp.Compare(logits[b], logits[a]) })
+	if s.TopK > 0 && s.TopK < len(s.order) {
+		s.order = s.order[:s.TopK]
+	}
+}
+
+// weigh sets the weights of the tokens in order, as few of them as make up TopP, and returns their sum.
+func (s *Sampler) weigh(logits []float32, best float64) float64 {
+	sum := 0.0
+	s.p = s.p[:0]
+	for _, i := range s.order {
+		weight := math.Exp((float64(logits[i]) - best) / s.Temperature)
+		s.p = append(s.p, weight)
+		sum += weight
+	}
+	if s.TopP <= 0 || s.TopP >= 1 {
+		return sum
+	}
+	part := 0.0
+	for i, weight := range s.p {
+		if part += weight; part >= s.TopP*sum {
+			s.order, s.p = s.order[:i+1], s.p[:i+1]
+			return part
+		}
+	}
+	return sum
 }
 
 // Generation is the outcome of Generate. Times are on the control processor's clock.

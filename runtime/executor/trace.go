@@ -152,74 +152,89 @@ func (m *Machine) WriteTrace(w io.Writer) (lost int64, err error) {
 	for _, lane := range m.lanes {
 		lost += lane.lost
 	}
-	out := bufio.NewWriter(w)
-	separator := "\n"
-	put := func(e traceEvent) {
-		if err != nil {
-			return
-		}
-		var b []byte
-		if e.PID = 1; err == nil {
-			b, err = json.Marshal(e)
-		}
-		_, _ = out.WriteString(separator) // Flush has its error
-		_, _ = out.Write(b)
-		separator = ",\n"
-	}
-	span := func(tid int, cat, name string, start, end int64, args any) {
-		ts, dur := float64(start)/1e3, float64(end-start)/1e3
-		put(traceEvent{Name: name, Cat: cat, Ph: "X", TID: tid, TS: &ts, Dur: &dur, Args: args})
-	}
-	label := func(tid int, key string, value any) {
-		put(traceEvent{Name: key, Ph: "M", TID: tid, Args: map[string]any{map[bool]string{true: "sort_index",
-			false: "name"}[key == "thread_sort_index"]: value}})
-	}
 	about, err := json.Marshal(map[string]any{"soc": m.plan.SoC.Name, "model": m.plan.Model.Name,
 		"simulated": m.control.virt, "lost_events": lost})
 	if err != nil {
 		return lost, err
 	}
-	fmt.Fprintf(out, "{\"displayTimeUnit\":\"ns\",\"otherData\":%s,\"traceEvents\":[", about)
+	out := &traceWriter{out: bufio.NewWriter(w), separator: "\n"}
+	fmt.Fprintf(out.out, "{\"displayTimeUnit\":\"ns\",\"otherData\":%s,\"traceEvents\":[", about)
 	title := m.plan.Model.Name + " on " + m.plan.SoC.Name
 	if m.control.virt {
 		title += " (simulated times)"
 	}
-	label(0, "process_name", title)
-	label(0, "thread_name", "program")
-	label(0, "thread_sort_index", 0)
+	out.label(0, "process_name", "name", title)
+	out.row(0, "program")
 	for i, lane := range m.lanes {
-		label(i+1, "thread_name", lane.name)
-		label(i+1, "thread_sort_index", i+1)
+		out.row(i+1, lane.name)
 	}
 	for _, call := range tracer.calls {
 		name := fmt.Sprintf("%s: token %d", call.program.Name, call.pos)
 		if call.program.Phase.Phase != "decode" || call.rows > 1 {
 			name = fmt.Sprintf("%s: %d tokens from %d", call.program.Name, call.rows, call.pos)
 		}
-		span(0, "program", name, call.start, call.end, callArgs{call.program.Name, call.pos, call.rows})
+		out.span(0, "program", name, call.start, call.end, callArgs{call.program.Name, call.pos, call.rows})
 	}
 	for i, section := range tracer.sections {
-		span(0, "section", section.section.Name, section.start, section.end,
+		out.span(0, "section", section.section.Name, section.start, section.end,
 			sectionArgs{i, section.section.First, section.section.Layers, section.row})
 	}
 	for i, lane := range m.lanes {
 		for _, event := range lane.events {
-			first, run := tracer.sections[event.section].section.First, int(event.section)
-			if event.wait == nil {
-				span(i+1, "step", event.step.Node, event.start, event.end,
-					stepArgs{run, first + int(event.iter), event.step.Run, int(event.rows),
-						float64(event.step.ExpectNS) / 1e3})
-				continue
-			}
-			by := event.wait.setter.steps[event.wait.after-1]
-			span(i+1, "wait", "wait for "+by.Node, event.start, event.end,
-				waitArgs{run, first + int(event.iter), *by.Set, by.Node, event.wait.setter.lane.name,
-					first + int(event.iter) - int(event.wait.back)})
+			out.event(i+1, event, tracer.sections[event.section].section.First)
 		}
 	}
-	if err != nil {
-		return lost, err
+	if out.err != nil {
+		return lost, out.err
 	}
-	_, _ = out.WriteString("\n]}\n")
-	return lost, out.Flush()
+	_, _ = out.out.WriteString("\n]}\n")
+	return lost, out.out.Flush()
+}
+
+// traceWriter writes a list of events. err is the first that could not be encoded; those of out are told by its Flush.
+type traceWriter struct {
+	out       *bufio.Writer
+	separator string
+	err       error
+}
+
+func (t *traceWriter) put(event traceEvent) {
+	if t.err != nil {
+		return
+	}
+	event.PID = 1
+	text, err := json.Marshal(event)
+	t.err = err
+	_, _ = t.out.WriteString(t.separator)
+	_, _ = t.out.Write(text)
+	t.separator = ",\n"
+}
+
+// label describes a row, or the process, by one of the format's metadata events.
+func (t *traceWriter) label(row int, event, key string, value any) {
+	t.put(traceEvent{Name: event, Ph: "M", TID: row, Args: map[string]any{key: value}})
+}
+
+// row names a row, and keeps it in the order of its number.
+func (t *traceWriter) row(row int, name string) {
+	t.label(row, "thread_name", "name", name)
+	t.label(row, "thread_sort_index", "sort_index", row)
+}
+
+func (t *traceWriter) span(row int, category, name string, start, end int64, args any) {
+	ts, duration := float64(start)/1e3, float64(end-start)/1e3
+	t.put(traceEvent{Name: name, Cat: category, Ph: "X", TID: row, TS: &ts, Dur: &duration, Args: args})
+}
+
+// event is a step or a wait in a section whose first layer is given.
+func (t *traceWriter) event(row int, e event, first int) {
+	run, layer := int(e.section), first+int(e.iter)
+	if e.wait == nil {
+		t.span(row, "step", e.step.Node, e.start, e.end,
+			stepArgs{run, layer, e.step.Run, int(e.rows), float64(e.step.ExpectNS) / 1e3})
+		return
+	}
+	by := e.wait.setter.steps[e.wait.after-1]
+	t.span(row, "wait", "wait for "+by.Node, e.start, e.end,
+		waitArgs{run, layer, *by.Set, by.Node, e.wait.setter.lane.name, layer - int(e.wait.back)})
 }
