@@ -101,7 +101,7 @@ func (c *Capabilities) Offered() capability.Set {
 	return out
 }
 
-// Supports reports whether the processor executes o, with the reason if not.
+// Supports reports whether the processor executes an operator, with the reason if not.
 func (c *Capabilities) Supports(operator op.Op) error {
 	if !slices.Contains(c.Kinds, operator.Kind) {
 		return fmt.Errorf("operator %q is not supported", operator.Kind)

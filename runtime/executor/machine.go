@@ -406,7 +406,7 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 	return nil
 }
 
-// wants calls f for each part that a program reads and nobody has asked for, in the order of its steps.
+// wants calls visit for each part that a program reads and nobody has asked for, in the order of its steps.
 func (m *Machine) wants(pr *program, visit func(placeKey, Part)) {
 	weights := m.loader.weights
 	seen := map[placeKey]bool{}

@@ -48,7 +48,7 @@ func (p *Phase) Times(factor float64) Phase {
 // sharpest is the sharpness from which on the norm is the larger of both.
 const sharpest = 64
 
-// Norm is (x^p + y^p)^(1/p): the sum for p = 1, the larger one for p = 0 and large p.
+// Norm is (x^power + y^power)^(1/power): the sum for 1, the larger one for 0 and large powers.
 func Norm(x, y, power float64) float64 {
 	hi, lo := max(x, y), min(x, y)
 	if hi == 0 || lo == 0 || power == 0 || power >= sharpest {

@@ -550,7 +550,7 @@ func narrowing(operator op.Op, steps stored) (x, y func(v, err float64) (float64
 	return nil, nil
 }
 
-// activation is act(x), and the magnitude of its terms: exponentials have the errors of their arguments.
+// activation is act(input), and the magnitude of its terms: exponentials have the errors of their arguments.
 func activation(act string, input float64) (output, size float64) {
 	sigmoid := func(u float64) (y, size float64) {
 		y = input / (1 + math.Exp(-u))

@@ -68,17 +68,17 @@ func panelPair(acc *[2][TileN]float32, x0, x1, panel []float32) {
 	for j := 0; j < TileN; j += 4 {
 		a0, a1, a2, a3 := acc[0][j], acc[0][j+1], acc[0][j+2], acc[0][j+3]
 		b0, b1, b2, b3 := acc[1][j], acc[1][j+1], acc[1][j+2], acc[1][j+3]
-		for pos, left := range x0 {
-			value := x1[pos]
+		for pos, first := range x0 {
+			second := x1[pos]
 			weights := (*[4]float32)(panel[pos*TileN+j:])
-			a0 += left * weights[0]
-			b0 += value * weights[0]
-			a1 += left * weights[1]
-			b1 += value * weights[1]
-			a2 += left * weights[2]
-			b2 += value * weights[2]
-			a3 += left * weights[3]
-			b3 += value * weights[3]
+			a0 += first * weights[0]
+			b0 += second * weights[0]
+			a1 += first * weights[1]
+			b1 += second * weights[1]
+			a2 += first * weights[2]
+			b2 += second * weights[2]
+			a3 += first * weights[3]
+			b3 += second * weights[3]
 		}
 		acc[0][j], acc[0][j+1], acc[0][j+2], acc[0][j+3] = a0, a1, a2, a3
 		acc[1][j], acc[1][j+1], acc[1][j+2], acc[1][j+3] = b0, b1, b2, b3
@@ -90,16 +90,16 @@ func panelRow(acc *[TileN]float32, x, panel []float32) {
 	for j := 0; j < TileN; j += 8 {
 		a0, a1, a2, a3 := acc[j], acc[j+1], acc[j+2], acc[j+3]
 		a4, a5, a6, a7 := acc[j+4], acc[j+5], acc[j+6], acc[j+7]
-		for pos, left := range x {
+		for pos, value := range x {
 			weights := (*[8]float32)(panel[pos*TileN+j:])
-			a0 += left * weights[0]
-			a1 += left * weights[1]
-			a2 += left * weights[2]
-			a3 += left * weights[3]
-			a4 += left * weights[4]
-			a5 += left * weights[5]
-			a6 += left * weights[6]
-			a7 += left * weights[7]
+			a0 += value * weights[0]
+			a1 += value * weights[1]
+			a2 += value * weights[2]
+			a3 += value * weights[3]
+			a4 += value * weights[4]
+			a5 += value * weights[5]
+			a6 += value * weights[6]
+			a7 += value * weights[7]
 		}
 		acc[j], acc[j+1], acc[j+2], acc[j+3] = a0, a1, a2, a3
 		acc[j+4], acc[j+5], acc[j+6], acc[j+7] = a4, a5, a6, a7
@@ -177,13 +177,13 @@ func dotU8I8(dot *[TileN]int32, x []uint8, q []byte) {
 
 func blockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
 	for row := range m {
-		for number := 0; number*BlockK < k; number++ {
-			block := x[row*ldx+number*BlockK : row*ldx+min(k, (number+1)*BlockK)]
+		for index := 0; index*BlockK < k; index++ {
+			block := x[row*ldx+index*BlockK : row*ldx+min(k, (index+1)*BlockK)]
 			sum := int32(-128 * len(block))
 			for _, value := range block {
 				sum += int32(value)
 			}
-			sums[row*ldsums+number] = sum
+			sums[row*ldsums+index] = sum
 		}
 	}
 }
@@ -215,9 +215,9 @@ func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float
 						row := r0 + i
 						var dot [TileN]int32
 						dotU8I8(&dot, x[row*ldx+pos:row*ldx+min(k, pos+BlockK)], nibbles[:])
-						rest := 8 * sums[row*ldsums+pos/BlockK]
+						zero := 8 * sums[row*ldsums+pos/BlockK]
 						for col, sum := range dot {
-							dots[i][col] += sum - rest
+							dots[i][col] += sum - zero
 						}
 					}
 				}
@@ -245,9 +245,9 @@ func quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) 
 		if top >= notFinite {
 			return line
 		}
-		score := math.Float32frombits(top) / 127
-		scale[line] = score
-		if score == 0 {
+		step := math.Float32frombits(top) / 127
+		scale[line] = step
+		if step == 0 {
 			for col := range out {
 				out[col] = 128
 			}
@@ -255,7 +255,7 @@ func quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) 
 		}
 		for col, value := range row {
 			// 1.5*2^23 leaves the integer, rounded to even, in the low mantissa bits.
-			i := int32(math.Float32bits(value/score+0x1.8p23)) - 0x4b400000
+			i := int32(math.Float32bits(value/step+0x1.8p23)) - 0x4b400000
 			out[col] = uint8(128 + max(-127, min(127, i)))
 		}
 	}
@@ -269,10 +269,10 @@ func quantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m,
 		if top >= notFinite {
 			return line
 		}
-		score := op.StaticScale(from, math.Float32frombits(top))
-		scale[line] = score
+		step := op.StaticScale(from, math.Float32frombits(top))
+		scale[line] = step
 		for col, value := range row {
-			out[col] = saturate(value / score)
+			out[col] = saturate(value / step)
 		}
 	}
 	return -1

@@ -127,12 +127,12 @@ func refQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 			}
 			absmax = max(absmax, size)
 		}
-		score := float32(absmax) / 127
-		scale[line] = score
+		step := float32(absmax) / 127
+		scale[line] = step
 		for col, value := range row {
 			out[col] = 128
-			if score != 0 { // the clamp matters only where s is subnormal
-				out[col] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(value/score)))))
+			if step != 0 { // the clamp matters only where step is subnormal
+				out[col] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(value/step)))))
 			}
 		}
 	}
@@ -266,13 +266,13 @@ func refCombine(y []float32, ldy int, x []float32, ldx int, weight []float32, ld
 func refRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int) {
 	half := rotary / 2
 	for row := range m {
-		for number := range heads {
-			head := x[row*ldx+number*headDim : row*ldx+(number+1)*headDim]
+		for index := range heads {
+			head := x[row*ldx+index*headDim : row*ldx+(index+1)*headDim]
 			for i := range half {
-				size, high := float64(head[i]), float64(head[i+half])
+				low, high := float64(head[i]), float64(head[i+half])
 				cosine, sine := float64(cos[row*half+i]), float64(sin[row*half+i])
-				head[i] = float32(size*cosine - high*sine)
-				head[i+half] = float32(high*cosine + size*sine)
+				head[i] = float32(low*cosine - high*sine)
+				head[i+half] = float32(high*cosine + low*sine)
 			}
 		}
 	}

@@ -330,12 +330,12 @@ func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xsca
 				for i := range rows {
 					row := last[pitch*i : pitch*(i+1)]
 					copy(row[:block], x[(line+i)*ldx+full*block:(line+i)*ldx+k])
-					for number := range (pitch - block) / 4 {
+					for index := range (pitch - block) / 4 {
 						sum := int32(0)
-						if pos := full*block/BlockK + number; pos*BlockK < k {
+						if pos := full*block/BlockK + index; pos*BlockK < k {
 							sum = sums[(line+i)*ldsums+pos]
 						}
-						binary.LittleEndian.PutUint32(row[block+4*number:], uint32(sum))
+						binary.LittleEndian.PutUint32(row[block+4*index:], uint32(sum))
 					}
 				}
 			}
@@ -392,9 +392,9 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 		for row := range m {
 			clear(y[row*ldy+j : row*ldy+j+TileN])
 		}
-		for number := 0; number < blocks; number += step {
-			count := min(step, blocks-number)
-			whole := min(count, full-number) // blocks with all activations: all, or all but the last
+		for index := 0; index < blocks; index += step {
+			count := min(step, blocks-index)
+			whole := min(count, full-index) // blocks with all activations: all, or all but the last
 			if long {
 				q4x128Unpack512(&panel[0], &w[at], count)
 			} else {
@@ -405,7 +405,7 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 				rows := share(m-row, most512)
 				ahead, stride := fetch(count*q4BlockBytes(block), block/4*count, call, calls, next == len(w))
 				var scale, wholeScale *float32
-				if number+count == blocks {
+				if index+count == blocks {
 					scale = &xscale[row]
 				}
 				if whole == count {
@@ -413,10 +413,10 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 				}
 				if whole > 0 {
 					if long {
-						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &x[row*ldx+number*block], ldx, whole,
+						q4x128Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &x[row*ldx+index*block], ldx, whole,
 							&panel[0], &w[at], ahead, stride, wholeScale)
 					} else {
-						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &x[row*ldx+number*block], ldx, whole,
+						q4Panel512(rows, &y[row*ldy+j], 4*ldy, &sums[0], &x[row*ldx+index*block], ldx, whole,
 							&panel[0], &w[at], ahead, stride, wholeScale)
 					}
 				}

@@ -60,34 +60,34 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 	}
 	minusInf := float32(math.Inf(-1))
 	for r0 := 0; r0 < all.M; r0 += attentionRows {
-		part := all
-		part.M, part.Pos = min(attentionRows, all.M-r0), all.Pos+r0
-		out, right := y[r0*ldy:], q[r0*ldq:]
-		// Head h of row r is summed up at acc[r*ld+h*padded]: in its place, unless its columns are no whole tiles.
+		rows := all
+		rows.M, rows.Pos = min(attentionRows, all.M-r0), all.Pos+r0
+		out, queries := y[r0*ldy:], q[r0*ldq:]
+		// A head of a row is summed up at acc[row*ld+head*padded]: in its place, unless its columns are no whole tiles.
 		acc, ld := out, ldy
 		if dim != padded {
 			acc, ld = sums, heads*padded
 		}
-		for row := range part.M {
+		for row := range rows.M {
 			clear(acc[row*ld : row*ld+heads*padded])
 		}
-		for i := range part.M * heads {
+		for i := range rows.M * heads {
 			state[2*i], state[2*i+1] = minusInf, 0 // maximum and sum
 		}
-		for pos := part.start(); pos < part.context(); pos += keyBlock {
-			count := min(keyBlock, part.context()-pos)
+		for pos := rows.start(); pos < rows.context(); pos += keyBlock {
+			count := min(keyBlock, rows.context()-pos)
 			values := block(keys, wide, pos, pos+count)
-			// The scores of row r, head h are line r*heads+h.
+			// The scores of a row and head are line row*heads+head.
 			for col := 0; col < count; col += TileN {
-				t.lines(part.M, heads, func(n, r, h, nextRow, nextHead int) {
+				t.lines(rows.M, heads, func(n, r, h, nextRow, nextHead int) {
 					t.dots(n, &scores[(r*heads+h)*keyBlock+col], (nextRow*heads+nextHead)*keyBlock,
-						&right[r*ldq+h*dim], nextRow*ldq+nextHead*dim, dim, &keys[col*dim])
+						&queries[r*ldq+h*dim], nextRow*ldq+nextHead*dim, dim, &keys[col*dim])
 				})
 			}
 			whole := (count + vecN - 1) &^ (vecN - 1)
-			for row := range part.M {
+			for row := range rows.M {
 				// positions of this block that the row attends to
-				from, to := max(part.first(row)-pos, 0), min(count, part.Pos+row+1-pos)
+				from, to := max(rows.first(row)-pos, 0), min(count, rows.Pos+row+1-pos)
 				for head := range heads {
 					i := row*heads + head
 					sines := scores[i*keyBlock : i*keyBlock+whole]
@@ -110,13 +110,13 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 				}
 			}
 			for dim := 0; dim < padded; dim += TileN {
-				t.lines(part.M, heads, func(n, r, h, nextRow, nextHead int) {
+				t.lines(rows.M, heads, func(n, r, h, nextRow, nextHead int) {
 					t.addF32(n, &acc[r*ld+h*padded+dim], nextRow*ld+nextHead*padded,
 						&scores[(r*heads+h)*keyBlock], (nextRow*heads+nextHead)*keyBlock, count, &values[dim], padded)
 				})
 			}
 		}
-		for row := range part.M {
+		for row := range rows.M {
 			for head := range heads {
 				sum := acc[row*ld+head*padded : row*ld+(head+1)*padded]
 				scaleRow(sum, 1/state[2*(row*heads+head)+1])

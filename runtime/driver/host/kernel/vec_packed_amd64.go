@@ -131,8 +131,8 @@ func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, sc
 			cols := min(TileN, n-j)
 			last, rows := groupRows(m, g1-1)
 			clear(sums[:(last+rows-first)*TileN])
-			for number := 0; number < blocks; number += step {
-				count := min(step, blocks-number)
+			for index := 0; index < blocks; index += step {
+				count := min(step, blocks-index)
 				if block == BlockK {
 					q4Spread512(&panel[0], &w[at], count)
 				} else {
@@ -146,11 +146,11 @@ func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, sc
 						dst, ld = &y[line*ldy+j], ldy
 					}
 					var scale *float32
-					if number+count == blocks {
+					if index+count == blocks {
 						scale = &xscale[line]
 					}
 					ahead, stride := fetch(count*bytes, block/32*count, group-g0, g1-g0, next == len(w))
-					from := &x[line*row+number*(4+block)*rows]
+					from := &x[line*row+index*(4+block)*rows]
 					if block == BlockK {
 						q4Packed512(rows, dst, 4*ld, &sums[(line-first)*TileN], from, count, &panel[0], &w[at], ahead,
 							stride, scale)

@@ -22,17 +22,17 @@ func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 		if top >= notFinite {
 			return line
 		}
-		score := math.Float32frombits(top) / 127
-		scale[line] = score
-		if score == 0 {
+		step := math.Float32frombits(top) / 127
+		scale[line] = step
+		if step == 0 {
 			for col := range out {
 				out[col] = 128
 			}
 			continue
 		}
-		quant256(&out[0], &row[0], whole, score)
+		quant256(&out[0], &row[0], whole, step)
 		for col, value := range row[whole:] {
-			i := int32(math.Float32bits(value/score+0x1.8p23)) - 0x4b400000
+			i := int32(math.Float32bits(value/step+0x1.8p23)) - 0x4b400000
 			out[whole+col] = uint8(128 + max(-127, min(127, i)))
 		}
 	}
@@ -52,15 +52,15 @@ func vecQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx,
 			return line
 		}
 		largest := math.Float32frombits(top)
-		score := op.StaticScale(from, largest)
-		scale[line] = score
+		step := op.StaticScale(from, largest)
+		scale[line] = step
 		done := 0
-		if largest/score < most {
-			quant256(&out[0], &row[0], whole, score)
+		if largest/step < most {
+			quant256(&out[0], &row[0], whole, step)
 			done = whole
 		}
 		for col, value := range row[done:] {
-			out[done+col] = saturate(value / score)
+			out[done+col] = saturate(value / step)
 		}
 	}
 	return -1
@@ -229,8 +229,8 @@ func vecRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary
 	}
 	for row := range m {
 		cosines, sines := cos[row*half:(row+1)*half], sin[row*half:(row+1)*half]
-		for number := range heads {
-			head := x[row*ldx+number*headDim : row*ldx+number*headDim+rotary]
+		for index := range heads {
+			head := x[row*ldx+index*headDim : row*ldx+index*headDim+rotary]
 			rope256(&head[0], &head[half], &cosines[0], &sines[0], half)
 		}
 	}
