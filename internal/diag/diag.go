@@ -226,11 +226,11 @@ func All(err error) List {
 				out = append(out, diagnostic)
 			}
 		}
-		switch u := err.(type) {
+		switch wrapper := err.(type) {
 		case interface{ Unwrap() error }:
-			walk(u.Unwrap())
+			walk(wrapper.Unwrap())
 		case interface{ Unwrap() []error }:
-			for _, cause := range u.Unwrap() {
+			for _, cause := range wrapper.Unwrap() {
 				walk(cause)
 			}
 		}

@@ -27,20 +27,20 @@ type matrix [sketchWidth][sketchWidth]float64
 // newSketch begins one for channels of the given mean squares: their scales must not matter to what is found.
 func newSketch(meanSquare []float32) *sketch {
 	count := len(meanSquare)
-	s := &sketch{
+	out := &sketch{
 		channels: count, signs: make([]float32, count*sketchWidth), products: make([]float32, count*sketchWidth),
 		scaled: make([]float32, count), scale: make([]float32, count),
 	}
 	random := rand.New(rand.NewPCG(uint64(count), 0)) // the same for as many channels
-	for i := range s.signs {
-		s.signs[i] = 1 - 2*float32(random.Uint64()&1)
+	for i := range out.signs {
+		out.signs[i] = 1 - 2*float32(random.Uint64()&1)
 	}
 	for i, square := range meanSquare {
 		if square > 0 {
-			s.scale[i] = float32(1 / math.Sqrt(float64(square)))
+			out.scale[i] = float32(1 / math.Sqrt(float64(square)))
 		}
 	}
-	return s
+	return out
 }
 
 // add adds a row [K].
@@ -158,7 +158,7 @@ func (s *sketch) factor(lower *matrix) (factor []float64, gram *matrix) {
 //
 // Each rotation makes one element beside the diagonal zero. A sweep goes over all of them; sweeps go on until the
 // elements beside the diagonal are rounding errors of those on it, 30 times at most.
-func eigen(g *matrix) (vectors *matrix, order [sketchWidth]int) {
+func eigen(gram *matrix) (vectors *matrix, order [sketchWidth]int) {
 	const n = sketchWidth
 	vectors = &matrix{}
 	for i := range n {
@@ -168,9 +168,9 @@ func eigen(g *matrix) (vectors *matrix, order [sketchWidth]int) {
 	for range 30 {
 		off, diagonal := 0.0, 0.0
 		for p := range n {
-			diagonal += g[p][p] * g[p][p]
+			diagonal += gram[p][p] * gram[p][p]
 			for q := range p {
-				off += g[p][q] * g[p][q]
+				off += gram[p][q] * gram[p][q]
 			}
 		}
 		if off <= 1e-24*diagonal {
@@ -178,14 +178,14 @@ func eigen(g *matrix) (vectors *matrix, order [sketchWidth]int) {
 		}
 		for p := range n {
 			for q := p + 1; q < n; q++ {
-				if g[p][q] != 0 {
-					g.eliminate(vectors, p, q)
+				if gram[p][q] != 0 {
+					gram.eliminate(vectors, p, q)
 				}
 			}
 		}
 	}
 	for i := 1; i < n; i++ { // insertion sort
-		for j := i; j > 0 && g[order[j]][order[j]] > g[order[j-1]][order[j-1]]; j-- {
+		for j := i; j > 0 && gram[order[j]][order[j]] > gram[order[j-1]][order[j-1]]; j-- {
 			order[j], order[j-1] = order[j-1], order[j]
 		}
 	}
@@ -193,8 +193,8 @@ func eigen(g *matrix) (vectors *matrix, order [sketchWidth]int) {
 }
 
 // eliminate makes g[p][q] zero by a rotation of rows and columns p and q, which it also applies to the eigenvectors.
-func (g *matrix) eliminate(vectors *matrix, p, q int) {
-	theta := (g[q][q] - g[p][p]) / (2 * g[p][q])
+func (g *matrix) eliminate(vectors *matrix, row, col int) {
+	theta := (g[col][col] - g[row][row]) / (2 * g[row][col])
 	tangent := 1 / (math.Abs(theta) + math.Sqrt(theta*theta+1))
 	if theta < 0 {
 		tangent = -tangent
@@ -206,12 +206,12 @@ func (g *matrix) eliminate(vectors *matrix, p, q int) {
 		*x, *y = cos*a-sin*b, sin*a+cos*b
 	}
 	for k := range g {
-		rotate(&g[k][p], &g[k][q])
+		rotate(&g[k][row], &g[k][col])
 	}
 	for k := range g {
-		rotate(&g[p][k], &g[q][k])
+		rotate(&g[row][k], &g[col][k])
 	}
 	for k := range vectors {
-		rotate(&vectors[k][p], &vectors[k][q])
+		rotate(&vectors[k][row], &vectors[k][col])
 	}
 }

@@ -81,7 +81,7 @@ type finderNode struct {
 
 // newFinder looks for tokens by the texts beside them. Of two with one text, the first counts.
 func newFinder(tokens []addedToken, texts []string) *finder {
-	f := &finder{tokens: tokens, edges: map[uint64]int32{}, nodes: []finderNode{{token: -1}}}
+	out := &finder{tokens: tokens, edges: map[uint64]int32{}, nodes: []finderNode{{token: -1}}}
 	type edge struct {
 		from, to int32
 		char     byte
@@ -90,35 +90,35 @@ func newFinder(tokens []addedToken, texts []string) *finder {
 	for i, text := range texts {
 		at := int32(0)
 		for _, char := range []byte(text) {
-			to, ok := f.edges[edgeKey(at, char)]
+			to, ok := out.edges[edgeKey(at, char)]
 			if !ok {
-				to = int32(len(f.nodes))
-				f.nodes = append(f.nodes, finderNode{depth: f.nodes[at].depth + 1, token: -1})
-				f.edges[edgeKey(at, char)] = to
+				to = int32(len(out.nodes))
+				out.nodes = append(out.nodes, finderNode{depth: out.nodes[at].depth + 1, token: -1})
+				out.edges[edgeKey(at, char)] = to
 				inOrder = append(inOrder, edge{at, to, char})
 			}
 			at = to
 		}
-		if node := &f.nodes[at]; at > 0 && node.token < 0 {
+		if node := &out.nodes[at]; at > 0 && node.token < 0 {
 			node.token, node.size = int32(i), int32(len(text))
 		}
 	}
 	// A node's fail is shorter than the node, so the shorter nodes come first.
 	slices.SortStableFunc(inOrder, func(left, right edge) int {
-		return int(f.nodes[left.to].depth - f.nodes[right.to].depth)
+		return int(out.nodes[left.to].depth - out.nodes[right.to].depth)
 	})
 	for _, link := range inOrder {
-		node := &f.nodes[link.to]
+		node := &out.nodes[link.to]
 		if link.from == 0 {
-			f.root[link.char] = link.to
+			out.root[link.char] = link.to
 		} else {
-			node.fail = f.step(f.nodes[link.from].fail, link.char)
+			node.fail = out.step(out.nodes[link.from].fail, link.char)
 		}
-		if short := f.nodes[node.fail]; node.token < 0 {
+		if short := out.nodes[node.fail]; node.token < 0 {
 			node.token, node.size = short.token, short.size
 		}
 	}
-	return f
+	return out
 }
 
 // step is the node after another byte.

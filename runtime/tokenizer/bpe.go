@@ -118,19 +118,19 @@ type bpeFields struct {
 }
 
 // readBPEFields reads the fields and refuses what would give other ids than those of the reference.
-func readBPEFields(raw []byte) (f bpeFields, err error) {
+func readBPEFields(raw []byte) (read bpeFields, err error) {
 	fields := map[string]any{
-		"type": &f.kind, "dropout": &f.dropout, "unk_token": &f.unk, "continuing_subword_prefix": &f.prefix,
-		"end_of_word_suffix": &f.suffix, "fuse_unk": &f.fuseUnk, "byte_fallback": &f.byteFallback,
-		"ignore_merges": &f.ignoreMerges,
+		"type": &read.kind, "dropout": &read.dropout, "unk_token": &read.unk, "continuing_subword_prefix": &read.prefix,
+		"end_of_word_suffix": &read.suffix, "fuse_unk": &read.fuseUnk, "byte_fallback": &read.byteFallback,
+		"ignore_merges": &read.ignoreMerges,
 	}
 	var unknown error // reported last, so that another kind of model is refused as such
 	err = members(raw, func(key string, value []byte) error {
 		switch {
 		case key == "vocab":
-			f.vocab = value
+			read.vocab = value
 		case key == "merges":
-			f.merges = value
+			read.merges = value
 		case fields[key] == nil || len(value) > maxPart:
 			unknown = fmt.Errorf("unknown field %q", clip(key))
 		default:
@@ -142,19 +142,19 @@ func readBPEFields(raw []byte) (f bpeFields, err error) {
 	})
 	switch {
 	case err != nil:
-		return f, err
-	case f.kind != "BPE" && (f.kind != "" || f.merges == nil):
-		return f, fmt.Errorf("%s is not supported; supported: BPE", part(raw).kind())
+		return read, err
+	case read.kind != "BPE" && (read.kind != "" || read.merges == nil):
+		return read, fmt.Errorf("%s is not supported; supported: BPE", part(raw).kind())
 	case unknown != nil:
-		return f, unknown
-	case f.dropout != nil && *f.dropout != 0:
-		return f, errors.New("dropout is not supported")
-	case f.prefix != "" || f.suffix != "":
-		return f, errors.New("continuing_subword_prefix and end_of_word_suffix are not supported")
-	case f.vocab == nil:
-		return f, errors.New("no vocab")
+		return read, unknown
+	case read.dropout != nil && *read.dropout != 0:
+		return read, errors.New("dropout is not supported")
+	case read.prefix != "" || read.suffix != "":
+		return read, errors.New("continuing_subword_prefix and end_of_word_suffix are not supported")
+	case read.vocab == nil:
+		return read, errors.New("no vocab")
 	}
-	return f, nil
+	return read, nil
 }
 
 // readBPE reads the model part of a tokenizer.json.
@@ -163,36 +163,36 @@ func readBPE(raw []byte) (*bpe, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &bpe{fuseUnk: fields.fuseUnk, ignoreMerges: fields.ignoreMerges, cache: map[string][]int32{}}
-	if err := t.readVocab(fields.vocab); err != nil {
+	model := &bpe{fuseUnk: fields.fuseUnk, ignoreMerges: fields.ignoreMerges, cache: map[string][]int32{}}
+	if err := model.readVocab(fields.vocab); err != nil {
 		return nil, fmt.Errorf("vocab: %w", err)
 	}
-	if err := t.readMerges(fields.merges); err != nil {
+	if err := model.readMerges(fields.merges); err != nil {
 		return nil, fmt.Errorf("merges: %w", err)
 	}
-	t.unk = -1
+	model.unk = -1
 	if fields.unk != nil {
 		unk := *fields.unk
-		if t.unk = t.id(unk); t.unk < 0 {
-			t.unkMissing = unk
+		if model.unk = model.id(unk); model.unk < 0 {
+			model.unkMissing = unk
 		}
 		apart := !strings.HasPrefix(unk, metaspace) && !strings.HasSuffix(unk, metaspace)
-		t.cuts = t.cuts && t.unk >= 0 && apart
+		model.cuts = model.cuts && model.unk >= 0 && apart
 	}
 	// A text may be cut at a metaspace only if none of its characters can vanish; see cuts.
 	complete := fields.byteFallback
 	if fields.byteFallback {
-		t.byteFallback = new([256]int32)
-		for value := range t.byteFallback {
-			t.byteFallback[value] = t.id(fmt.Sprintf("<0x%02X>", value))
-			complete = complete && t.byteFallback[value] >= 0
+		model.byteFallback = new([256]int32)
+		for value := range model.byteFallback {
+			model.byteFallback[value] = model.id(fmt.Sprintf("<0x%02X>", value))
+			complete = complete && model.byteFallback[value] >= 0
 		}
 	}
-	t.cuts = t.cuts && t.id(metaspace) >= 0 && !t.ignoreMerges && (complete || t.unk >= 0)
+	model.cuts = model.cuts && model.id(metaspace) >= 0 && !model.ignoreMerges && (complete || model.unk >= 0)
 	for value, char := range alphabet {
-		t.bytes[value] = t.id(string(char))
+		model.bytes[value] = model.id(string(char))
 	}
-	return t, nil
+	return model, nil
 }
 
 // id is the id of a token, -1 if there is none.
@@ -430,7 +430,7 @@ func (t *bpe) symbols(word string) ([]symbol, error) {
 	if word == "" {
 		return nil, nil
 	}
-	s := spelling{bpe: t, out: make([]symbol, 0, len(word))}
+	spelled := spelling{bpe: t, out: make([]symbol, 0, len(word))}
 	for i := 0; i < len(word); {
 		var id int32
 		width := 1
@@ -443,22 +443,22 @@ func (t *bpe) symbols(word string) ([]symbol, error) {
 		char := word[i : i+width]
 		i += width
 		if id >= 0 {
-			s.flush()
-			s.add(id)
+			spelled.flush()
+			spelled.add(id)
 			continue
 		}
 		if t.raw {
 			char = string(alphabet[char[0]])
 		}
-		if err := s.unknown(char); err != nil {
+		if err := spelled.unknown(char); err != nil {
 			return nil, err
 		}
 	}
-	s.flush()
-	if len(s.out) > 0 {
-		s.out[len(s.out)-1].next = -1
+	spelled.flush()
+	if len(spelled.out) > 0 {
+		spelled.out[len(spelled.out)-1].next = -1
 	}
-	return s.out, nil
+	return spelled.out, nil
 }
 
 // merge appends the ids of one word.

@@ -67,7 +67,7 @@ func ParseMessages(data []byte) ([]Message, error) {
 type ChatOptions struct {
 	AddGenerationPrompt bool      // end with what begins the model's answer
 	Tools               []byte    // JSON list of the tools the model may call, nil for none
-	Variables           []byte    // JSON object of the template's further variables ({"enable_thinking":false}), nil for none
+	Variables           []byte    // JSON object of further variables ({"enable_thinking":false}), nil for none
 	Now                 time.Time // the date, for templates that write it; zero makes those fail
 }
 

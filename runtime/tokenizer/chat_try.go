@@ -49,8 +49,8 @@ func (t *pipeline) TryChat(ctx context.Context) (unusable, err error) {
 				return nil, fmt.Errorf("try chat template: %w", err)
 			case errors.Is(err, jinja.ErrLimit):
 				return nil, diag.New(diag.ClassInput, "apply chat template: %w (messages: %d)", err, len(messages)).
-					WithHint("it would take as much in whatever runs it: correct chat_template in tokenizer_config.json " +
-						"(or chat_template.jinja), or remove it; prompts without --chat need none")
+					WithHint("it would take as much in whatever runs it: correct chat_template in " +
+						"tokenizer_config.json (or chat_template.jinja), or remove it; prompts without --chat need none")
 			case unusable == nil:
 				unusable = err
 			}

@@ -39,32 +39,32 @@ var errComplex = errors.New("it is too complex")
 
 // newAutomaton makes the automaton of a program that begins at start.
 func newAutomaton(program []instruction, start int32) (*automaton, error) {
-	a := &automaton{}
-	sample, err := a.classify(program)
+	out := &automaton{}
+	sample, err := out.classify(program)
 	if err != nil {
 		return nil, err
 	}
-	s := &subsets{
+	states := &subsets{
 		program: program, sample: sample, numbers: map[string]int32{},
 		seen: make([]int, len(program)), listed: make([]int, len(program)),
 	}
-	s.number(nil)
-	s.number([]int32{start})
-	a.next = make([]int32, a.stride) // state 0 stays 0
-	for state := 1; state < len(s.lists); state++ {
-		for class := range a.stride {
-			list, matched := s.follow(s.lists[state], class)
-			to := 2 * s.number(list)
+	states.number(nil)
+	states.number([]int32{start})
+	out.next = make([]int32, out.stride) // state 0 stays 0
+	for state := 1; state < len(states.lists); state++ {
+		for class := range out.stride {
+			list, matched := states.follow(states.lists[state], class)
+			to := 2 * states.number(list)
 			if matched {
 				to++
 			}
-			if s.work > maxWork || len(s.lists) > maxStates {
+			if states.work > maxWork || len(states.lists) > maxStates {
 				return nil, errComplex
 			}
-			a.next = append(a.next, to)
+			out.next = append(out.next, to)
 		}
 	}
-	return a, nil
+	return out, nil
 }
 
 // subsets are the states of an automaton while it is made.
@@ -107,19 +107,19 @@ func (s *subsets) follow(from []int32, class int) (list []int32, matched bool) {
 			continue
 		}
 		s.seen[at] = s.round
-		switch i := &s.program[at]; i.op {
+		switch step := &s.program[at]; step.op {
 		case opMatch:
 			return list, true
 		case opSplit:
-			stack = append(stack, i.y, i.x)
+			stack = append(stack, step.y, step.x)
 		case opLook:
-			if fits(i.look.set) || class == len(s.sample) && i.look.end {
-				stack = append(stack, i.x)
+			if fits(step.look.set) || class == len(s.sample) && step.look.end {
+				stack = append(stack, step.x)
 			}
 		case opChar:
-			if s.listed[i.x] != s.round && fits(i.set) {
-				s.listed[i.x] = s.round
-				list = append(list, i.x)
+			if s.listed[step.x] != s.round && fits(step.set) {
+				s.listed[step.x] = s.round
+				list = append(list, step.x)
 			}
 		}
 	}

@@ -353,17 +353,17 @@ func (n *namedToken) UnmarshalJSON(data []byte) error {
 
 // readConfig reads what is used of a tokenizer_config.json and ignores all else in it.
 func readConfig(data []byte) (*config, error) {
-	c := &config{}
+	read := &config{}
 	if data == nil {
-		return c, nil
+		return read, nil
 	}
 	if len(data) > maxConfigBytes {
 		return nil, fmt.Errorf("%d bytes, want at most %d", len(data), maxConfigBytes)
 	}
-	if err := json.Unmarshal(data, c); err != nil {
+	if err := json.Unmarshal(data, read); err != nil {
 		return nil, errors.New(clip(err.Error()))
 	}
-	return c, nil
+	return read, nil
 }
 
 // edge returns the ids before or after a text: those of the post-processor, unless config says whether there are any.

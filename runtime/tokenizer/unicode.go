@@ -49,15 +49,15 @@ func (r *tableReader) take(size int) string {
 // eachTable calls one of the functions for each table of unicodeData. Tables of a kind whose function is nil are
 // skipped.
 func eachTable(spans func(name string, chars set), texts func(name string, table map[rune]string)) {
-	r := &tableReader{unicodeData}
-	for r.data != "" {
-		name := r.take(int(r.take(1)[0]))
-		entries, next := r.number(), 0
+	reader := &tableReader{unicodeData}
+	for reader.data != "" {
+		name := reader.take(int(reader.take(1)[0]))
+		entries, next := reader.number(), 0
 		if name == "NFD" || name == "NFKD" {
 			table := map[rune]string{}
 			for range entries {
-				char := next + r.number()
-				text := r.take(r.number())
+				char := next + reader.number()
+				text := reader.take(reader.number())
 				next = char + 1
 				if texts != nil {
 					table[rune(char)] = text
@@ -70,8 +70,8 @@ func eachTable(spans func(name string, chars set), texts func(name string, table
 		}
 		var chars set
 		for range entries {
-			lo := next + r.number()
-			hi := lo + r.number()
+			lo := next + reader.number()
+			hi := lo + reader.number()
 			next = hi + 1
 			if spans != nil {
 				chars = append(chars, span{rune(lo), rune(hi)})

@@ -98,9 +98,9 @@ func dictFromArgs(args *callArgs) *Dict {
 // Attributes that objects of a type have in Python. Those not implemented are errors, not undefined.
 var (
 	stringMethods = strings.Fields(`capitalize casefold center count encode endswith expandtabs find format format_map
-		index isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper
-		join ljust lower lstrip maketrans partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit
-		rstrip split splitlines startswith strip swapcase title translate upper zfill`)
+		index isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle
+		isupper join ljust lower lstrip maketrans partition removeprefix removesuffix replace rfind rindex rjust
+		rpartition rsplit rstrip split splitlines startswith strip swapcase title translate upper zfill`)
 	unsafeMethods = map[string][]string{
 		"dict": {"clear", "pop", "popitem", "setdefault", "update"},
 		"list": {"append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"},
@@ -108,8 +108,8 @@ var (
 	otherMethods = map[string][]string{
 		"dict":  {"fromkeys"},
 		"float": strings.Fields("as_integer_ratio conjugate fromhex hex imag is_integer real"),
-		"int": strings.Fields(`as_integer_ratio bit_count bit_length conjugate denominator from_bytes imag numerator real
-			to_bytes`),
+		"int": strings.Fields(`as_integer_ratio bit_count bit_length conjugate denominator from_bytes imag numerator
+			real to_bytes`),
 	}
 )
 

@@ -40,11 +40,11 @@ func clipped(args []any) []any {
 
 // catch turns what throw threw into an error. It is deferred by all functions that others call.
 func catch(err *error) {
-	switch r := recover().(type) {
+	switch thrown := recover().(type) {
 	case nil:
 	case *Error:
-		*err = r
+		*err = thrown
 	default:
-		panic(r)
+		panic(thrown)
 	}
 }
