@@ -68,7 +68,7 @@ type Memo interface {
 // Names of blobs that hetrun looks for.
 const (
 	PlanBlob      = "plan"
-	TokenizerBlob = "tokenizer"
+	tokenizerBlob = "tokenizer"
 	ConfigBlob    = "config"
 	ReportBlob    = "npu-report"
 	Reference     = "reference/" // prefix of the reference program's blobs

@@ -71,8 +71,8 @@ func newPrivateKey(key crypto.Signer, name string, dev bool) (*PrivateKey, error
 	return &PrivateKey{Public: public, key: key}, nil
 }
 
-// PEM returns the contents of a `.key` file: PKCS#8, not encrypted.
-func (k *PrivateKey) PEM() ([]byte, error) {
+// pem returns the contents of a `.key` file: PKCS#8, not encrypted.
+func (k *PrivateKey) pem() ([]byte, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(k.key)
 	if err != nil {
 		return nil, fmt.Errorf("encode private key: %w", err)
@@ -87,7 +87,7 @@ func (k *PrivateKey) PEM() ([]byte, error) {
 // Save writes base.key, which only its owner may read, and base.pub. Existing files are never
 // overwritten; on failure neither is left.
 func (k *PrivateKey) Save(base string) (err error) {
-	secret, err := k.PEM()
+	secret, err := k.pem()
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func LoadSigningKey(path string) (*PrivateKey, error) {
 		return nil, diag.New(diag.ClassUsage, "both %s and %s are set", EnvSigningKey, EnvSigningKeyFile).
 			WithHint("unset one of them")
 	case hasText:
-		return ParseKey([]byte(text), EnvSigningKey)
+		return parseKey([]byte(text), EnvSigningKey)
 	case hasFile:
 		return loadKey(file)
 	}
@@ -169,12 +169,12 @@ func loadKey(path string) (*PrivateKey, error) {
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "read signing key: %w", err)
 	}
-	return ParseKey(data, strings.TrimSuffix(filepath.Base(path), ".key"))
+	return parseKey(data, strings.TrimSuffix(filepath.Base(path), ".key"))
 }
 
-// ParseKey reads one PEM block with a PKCS#8 private key, Ed25519 or P-256. Errors never show
+// parseKey reads one PEM block with a PKCS#8 private key, Ed25519 or P-256. Errors never show
 // what they were given.
-func ParseKey(data []byte, name string) (*PrivateKey, error) {
+func parseKey(data []byte, name string) (*PrivateKey, error) {
 	bad := func(format string, args ...any) error {
 		return diag.New(diag.ClassInput, "signing key %q: %w", name, fmt.Errorf(format, args...))
 	}

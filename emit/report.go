@@ -13,8 +13,8 @@ import (
 	"github.com/hetc/hetc/planir/bundle"
 )
 
-// ReportSchema identifies the format of a report.
-const ReportSchema = "hetc.npu-report/1"
+// reportSchema identifies the format of a report.
+const reportSchema = "hetc.npu-report/1"
 
 // Report says what is known of the graphs that hold their weights: what the compilers said, what was tried, and
 // what was not. It holds no times.
@@ -78,7 +78,7 @@ func (c *Content) report(options *Options) (*Report, error) {
 	if len(c.facts) == 0 {
 		return nil, nil
 	}
-	report := &Report{Schema: ReportSchema, Target: c.plan.Target, Bounds: boundsText, Unchecked: c.unchecked(options)}
+	report := &Report{Schema: reportSchema, Target: c.plan.Target, Bounds: boundsText, Unchecked: c.unchecked(options)}
 	twins := map[string]string{}
 	if options.TwinReport != nil {
 		var err error
@@ -259,8 +259,8 @@ func DecodeReport(text []byte) (*Report, error) {
 	if _, err := decoder.Token(); err != io.EOF {
 		return nil, diag.New(diag.ClassInput, "decode report: data after the document")
 	}
-	if report.Schema != ReportSchema {
-		return nil, diag.New(diag.ClassInput, "decode report: schema %q, want %q", report.Schema, ReportSchema)
+	if report.Schema != reportSchema {
+		return nil, diag.New(diag.ClassInput, "decode report: schema %q, want %q", report.Schema, reportSchema)
 	}
 	if again, err := report.encode(); err != nil || !bytes.Equal(again, text) {
 		return nil, diag.New(diag.ClassInput, "decode report: not in canonical form")

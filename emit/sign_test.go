@@ -159,7 +159,7 @@ func TestSaveProtectsTheSecret(t *testing.T) {
 	}
 	for _, mode := range []os.FileMode{0o640, 0o604, 0o666} {
 		path := filepath.Join(dir, "open.key")
-		secret, _ := key.PEM()
+		secret, _ := key.pem()
 		if err := os.WriteFile(path, secret, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -174,7 +174,7 @@ func TestSaveProtectsTheSecret(t *testing.T) {
 
 func TestSigningKeyFromEnvironment(t *testing.T) {
 	key, _ := GenerateKey(bundle.P256, "env", false)
-	secret, _ := key.PEM()
+	secret, _ := key.pem()
 	dir := t.TempDir()
 	if err := key.Save(filepath.Join(dir, "env")); err != nil {
 		t.Fatal(err)
@@ -235,7 +235,7 @@ func TestBadKeysAreRefusedWithoutShowingThem(t *testing.T) {
 		"huge":          append(bytes.Clone(good), make([]byte, maxKeyFile)...),
 	}
 	for name, data := range cases {
-		_, err := ParseKey(data, "k")
+		_, err := parseKey(data, "k")
 		if c := diag.ClassOf(err); c != diag.ClassInput && c != diag.ClassUnavailable {
 			t.Errorf("%s: got %v", name, err)
 		} else if strings.Contains(err.Error(), "SECRET") {
@@ -259,22 +259,22 @@ func FuzzParseKey(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		data, err := key.PEM()
+		data, err := key.pem()
 		if err != nil {
 			f.Fatal(err)
 		}
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		key, err := ParseKey(data, "k")
+		key, err := parseKey(data, "k")
 		if err != nil {
 			return
 		}
-		out, err := key.PEM()
+		out, err := key.pem()
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := ParseKey(out, "k")
+		again, err := parseKey(out, "k")
 		if err != nil || again.Public.ID() != key.Public.ID() {
 			t.Fatalf("an accepted key does not survive a round trip: %v", err)
 		}

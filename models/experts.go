@@ -6,16 +6,16 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// FirstExpertNode is the node of the first product of a layer's experts.
-const FirstExpertNode = "expert_gate_up"
+// firstExpertNode is the node of the first product of a layer's experts.
+const firstExpertNode = "expert_gate_up"
 
 // ExpertNodes are the nodes that compute one layer's experts, in order: product, gated activation, product.
-var ExpertNodes = []string{FirstExpertNode, "expert_act", "expert_down"}
+var ExpertNodes = []string{firstExpertNode, "expert_act", "expert_down"}
 
 // ExpertLayers are the numbers of the layers that have experts, ascending.
 func (m *Model) ExpertLayers() (out []int) {
 	for _, section := range m.graph.Sections {
-		if slices.ContainsFunc(section.Nodes, func(n Node) bool { return n.Name == FirstExpertNode }) {
+		if slices.ContainsFunc(section.Nodes, func(n Node) bool { return n.Name == firstExpertNode }) {
 			for i := range max(1, section.Layers) {
 				out = append(out, section.First+i)
 			}

@@ -34,11 +34,11 @@ func Export(ctx context.Context, w io.Writer, d Directory, t op.Type) error {
 	if err != nil {
 		return fmt.Errorf("export %q: %w", d.Name, err)
 	}
-	return Write(ctx, w, metadata, tensors)
+	return writeFile(ctx, w, metadata, tensors)
 }
 
 // plan is what Export writes.
-func plan(directory *Directory, elementType op.Type) ([]KV, []Source, error) {
+func plan(directory *Directory, elementType op.Type) ([]keyValue, []tensorSource, error) {
 	fileType, ok := fileTypes[elementType]
 	if !ok {
 		return nil, nil, diag.New(diag.ClassUsage,
@@ -49,11 +49,11 @@ func plan(directory *Directory, elementType op.Type) ([]KV, []Source, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	metadata := []KV{{"general.architecture", arch.name}, {"general.type", "model"}}
+	metadata := []keyValue{{"general.architecture", arch.name}, {"general.type", "model"}}
 	if directory.Name != "" {
-		metadata = append(metadata, KV{"general.name", directory.Name})
+		metadata = append(metadata, keyValue{"general.name", directory.Name})
 	}
-	metadata = append(metadata, KV{"general.quantization_version", uint32(2)}, KV{"general.file_type", fileType})
+	metadata = append(metadata, keyValue{"general.quantization_version", uint32(2)}, keyValue{"general.file_type", fileType})
 	cfg.metadata(arch)
 	if err := cfg.errs.Err(); err != nil {
 		return nil, nil, err
@@ -72,8 +72,8 @@ func plan(directory *Directory, elementType op.Type) ([]KV, []Source, error) {
 type exportConfig struct {
 	keys        map[string]any
 	errs        diag.List
-	out         []KV   // of the architecture
-	arch, class string // what GGUF and Hugging Face call the architecture
+	out         []keyValue // of the architecture
+	arch, class string     // what GGUF and Hugging Face call the architecture
 
 	layers, heads, kvHeads, experts, vocab int
 	tied                                   bool
@@ -87,7 +87,7 @@ func (c *exportConfig) fail(key, format string, args ...any) {
 }
 
 // put writes a key of the architecture.
-func (c *exportConfig) put(key string, v any) { c.out = append(c.out, KV{c.arch + "." + key, v}) }
+func (c *exportConfig) put(key string, v any) { c.out = append(c.out, keyValue{c.arch + "." + key, v}) }
 
 func (c *exportConfig) number(key string) (float64, bool) { return toFloat(c.keys[key]) }
 
@@ -361,7 +361,7 @@ func (c *exportConfig) ends() {
 		return out
 	}
 	if bos := ids("bos_token_id"); len(bos) > 0 {
-		c.out = append(c.out, KV{"tokenizer.ggml.bos_token_id", bos[0]})
+		c.out = append(c.out, keyValue{"tokenizer.ggml.bos_token_id", bos[0]})
 	}
 	eos := ids("eos_token_id")
 	names := []string{"eos_token_id", "eot_token_id", "eom_token_id"}
@@ -370,14 +370,14 @@ func (c *exportConfig) ends() {
 		return
 	}
 	for i, id := range eos {
-		c.out = append(c.out, KV{"tokenizer.ggml." + names[i], id})
+		c.out = append(c.out, keyValue{"tokenizer.ggml." + names[i], id})
 	}
 }
 
 // tokenizer translates the tokenizer, if there is one.
-func (c *exportConfig) tokenizer(directory *Directory) ([]KV, error) {
+func (c *exportConfig) tokenizer(directory *Directory) ([]keyValue, error) {
 	if directory.Tokenizer == nil {
-		return []KV{{"tokenizer.ggml.model", "no_vocab"}}, nil
+		return []keyValue{{"tokenizer.ggml.model", "no_vocab"}}, nil
 	}
 	vocab, err := exportVocab(directory.Tokenizer, directory.TokenizerConfig, c.vocab)
 	if err != nil {
@@ -385,14 +385,14 @@ func (c *exportConfig) tokenizer(directory *Directory) ([]KV, error) {
 	}
 	out := vocab.metadata()
 	has := func(key string) bool {
-		return slices.ContainsFunc(c.out, func(kv KV) bool { return kv.Key == key })
+		return slices.ContainsFunc(c.out, func(kv keyValue) bool { return kv.Key == key })
 	}
 	for _, special := range []struct {
 		key string
 		id  int
 	}{{"tokenizer.ggml.bos_token_id", vocab.bos}, {"tokenizer.ggml.eos_token_id", vocab.eos}} {
 		if special.id >= 0 && !has(special.key) {
-			out = append(out, KV{special.key, uint32(special.id)})
+			out = append(out, keyValue{special.key, uint32(special.id)})
 		}
 	}
 	templates, err := exportTemplates(directory)
@@ -400,7 +400,7 @@ func (c *exportConfig) tokenizer(directory *Directory) ([]KV, error) {
 }
 
 // sources lists the tensors in the order in which they are written: the embedding, the layers, the head.
-func (c *exportConfig) sources(arch *architecture, directory *Directory, elementType op.Type) ([]Source, error) {
+func (c *exportConfig) sources(arch *architecture, directory *Directory, elementType op.Type) ([]tensorSource, error) {
 	list := &sourceList{cfg: c, arch: arch, directory: directory, elementType: elementType, left: map[string]bool{}}
 	for _, name := range directory.Names {
 		list.left[name] = true
@@ -417,7 +417,7 @@ func (c *exportConfig) sources(arch *architecture, directory *Directory, element
 		if factors.values != nil {
 			row := func(dst []float32, _ int) error { copy(dst, factors.values); return nil }
 			list.out = append(list.out,
-				Source{Name: factors.name, Type: op.F32, Shape: []int{len(factors.values)}, Row: row})
+				tensorSource{Name: factors.name, Type: op.F32, Shape: []int{len(factors.values)}, Row: row})
 		}
 	}
 	list.refuseRest()
@@ -431,7 +431,7 @@ type sourceList struct {
 	directory   *Directory
 	elementType op.Type
 	left        map[string]bool // tensors of the directory without a place so far
-	out         []Source
+	out         []tensorSource
 	errs        diag.List
 }
 
@@ -547,7 +547,7 @@ func (j joined) Read(dst []float32, row0, row1, col0, col1 int) error {
 
 // add collects the stored tensor of a pair in a layer.
 func (x *sourceList) add(pair namePair, layer string) {
-	source := Source{Name: strings.ReplaceAll(pair.stored, "{l}", layer), Type: x.elementType}
+	source := tensorSource{Name: strings.ReplaceAll(pair.stored, "{l}", layer), Type: x.elementType}
 	name := strings.ReplaceAll(pair.hf, "{l}", layer)
 	if pair.vector() || pair.router() {
 		source.Type = op.F32
@@ -574,7 +574,7 @@ func (x *sourceList) add(pair namePair, layer string) {
 }
 
 // addMatrix collects a tensor with its rows and values in the form that the architecture has for them.
-func (x *sourceList) addMatrix(source Source, pair namePair, name string, matrix Matrix) {
+func (x *sourceList) addMatrix(source tensorSource, pair namePair, name string, matrix Matrix) {
 	shape := matrix.Shape()
 	if want := map[bool]int{true: 1, false: 2}[pair.vector()]; len(shape) != want {
 		x.fail(name, "shape %v, want %d dimensions", shape, want)
@@ -611,7 +611,7 @@ func (x *sourceList) addMatrix(source Source, pair namePair, name string, matrix
 }
 
 // stack collects one tensor [experts, rows, cols] made of a matrix for each expert.
-func (x *sourceList) stack(source Source, name string) {
+func (x *sourceList) stack(source tensorSource, name string) {
 	parts := make([]Matrix, x.cfg.experts)
 	for expert := range parts {
 		one := strings.ReplaceAll(name, "{e}", strconv.Itoa(expert))
@@ -632,7 +632,7 @@ func (x *sourceList) stack(source Source, name string) {
 }
 
 // put collects a tensor; rows that no block divides are written as f16.
-func (x *sourceList) put(s Source) {
+func (x *sourceList) put(s tensorSource) {
 	if s.Shape[len(s.Shape)-1]%layouts[s.Type].block != 0 {
 		s.Type = op.F16
 	}

@@ -426,10 +426,10 @@ func TestWriteThenOpen(t *testing.T) {
 	dir := t.TempDir()
 	types := []op.Type{op.F32, op.F16, op.BF16, q8_0, q4_0}
 	rapid.Check(t, func(t *rapid.T) {
-		var in []Source
+		var in []tensorSource
 		values := map[string][]float32{}
 		for n := range rapid.IntRange(0, 5).Draw(t, "tensors") {
-			s := Source{Name: fmt.Sprint("t", n), Type: rapid.SampledFrom(types).Draw(t, "type"), Shape: rapid.SliceOfN(rapid.IntRange(1, 5), 0, 3).Draw(t, "shape")}
+			s := tensorSource{Name: fmt.Sprint("t", n), Type: rapid.SampledFrom(types).Draw(t, "type"), Shape: rapid.SliceOfN(rapid.IntRange(1, 5), 0, 3).Draw(t, "shape")}
 			s.Shape = append(s.Shape, 32*rapid.IntRange(1, 3).Draw(t, "columns"))
 			cols, count := s.Shape[len(s.Shape)-1], 1
 			for _, d := range s.Shape {
@@ -440,14 +440,14 @@ func TestWriteThenOpen(t *testing.T) {
 			values[s.Name] = x
 			in = append(in, s)
 		}
-		meta := []KV{{"general.architecture", "x"}}
+		meta := []keyValue{{"general.architecture", "x"}}
 		for i, v := range rapid.SliceOf(rapid.String()).Draw(t, "metadata") {
-			meta = append(meta, KV{fmt.Sprint("k", i), v})
+			meta = append(meta, keyValue{fmt.Sprint("k", i), v})
 		}
 		var images [2][]byte
 		for i := range images {
 			var b bytes.Buffer
-			if err := Write(context.Background(), &b, meta, in); err != nil {
+			if err := writeFile(context.Background(), &b, meta, in); err != nil {
 				t.Fatal(err)
 			}
 			images[i] = b.Bytes()
@@ -487,36 +487,38 @@ func TestWriteThenOpen(t *testing.T) {
 
 func TestWriteRefusesNonsense(t *testing.T) {
 	zero := func(dst []float32, _ int) error { clear(dst); return nil }
-	ok := Source{Name: "a", Type: op.F32, Shape: []int{32}, Row: zero}
-	with := func(change func(*Source)) []Source {
+	ok := tensorSource{Name: "a", Type: op.F32, Shape: []int{32}, Row: zero}
+	with := func(change func(*tensorSource)) []tensorSource {
 		s := ok
 		change(&s)
-		return []Source{s}
+		return []tensorSource{s}
 	}
 	canceled, cancel := context.WithCancel(context.Background())
 	cancel()
 	for name, c := range map[string]struct {
 		ctx     context.Context
-		meta    []KV
-		tensors []Source
+		meta    []keyValue
+		tensors []tensorSource
 		class   diag.Class
 	}{
-		"tensor twice":  {tensors: []Source{ok, ok}},
-		"no name":       {tensors: with(func(s *Source) { s.Name = "" })},
-		"type":          {tensors: with(func(s *Source) { s.Type = q4K })},
-		"no type":       {tensors: with(func(s *Source) { s.Type = "" })},
-		"no shape":      {tensors: with(func(s *Source) { s.Shape = nil })},
-		"part block":    {tensors: with(func(s *Source) { s.Shape, s.Type = []int{33}, q8_0 })},
-		"empty":         {tensors: with(func(s *Source) { s.Shape = []int{0, 4} })},
-		"huge":          {tensors: with(func(s *Source) { s.Shape = []int{math.MaxInt / 2, 1 << 30} })},
-		"five":          {tensors: with(func(s *Source) { s.Shape = []int{1, 1, 1, 1, 32} })},
-		"key twice":     {meta: []KV{{"a", true}, {"a", true}}},
-		"alignment":     {meta: []KV{{"general.alignment", uint32(64)}}},
-		"value":         {meta: []KV{{"a", struct{}{}}}},
-		"plain integer": {meta: []KV{{"a", 1}}},
-		"NaN":           {tensors: with(func(s *Source) { s.Row = func(dst []float32, _ int) error { dst[3] = float32(math.NaN()); return nil } })},
-		"a row fails":   {tensors: with(func(s *Source) { s.Row = func([]float32, int) error { return diag.New(diag.ClassInput, "no") } })},
-		"interrupted":   {ctx: canceled, tensors: []Source{ok}, class: diag.ClassInterrupted},
+		"tensor twice":  {tensors: []tensorSource{ok, ok}},
+		"no name":       {tensors: with(func(s *tensorSource) { s.Name = "" })},
+		"type":          {tensors: with(func(s *tensorSource) { s.Type = q4K })},
+		"no type":       {tensors: with(func(s *tensorSource) { s.Type = "" })},
+		"no shape":      {tensors: with(func(s *tensorSource) { s.Shape = nil })},
+		"part block":    {tensors: with(func(s *tensorSource) { s.Shape, s.Type = []int{33}, q8_0 })},
+		"empty":         {tensors: with(func(s *tensorSource) { s.Shape = []int{0, 4} })},
+		"huge":          {tensors: with(func(s *tensorSource) { s.Shape = []int{math.MaxInt / 2, 1 << 30} })},
+		"five":          {tensors: with(func(s *tensorSource) { s.Shape = []int{1, 1, 1, 1, 32} })},
+		"key twice":     {meta: []keyValue{{"a", true}, {"a", true}}},
+		"alignment":     {meta: []keyValue{{"general.alignment", uint32(64)}}},
+		"value":         {meta: []keyValue{{"a", struct{}{}}}},
+		"plain integer": {meta: []keyValue{{"a", 1}}},
+		"NaN": {tensors: with(func(s *tensorSource) {
+			s.Row = func(dst []float32, _ int) error { dst[3] = float32(math.NaN()); return nil }
+		})},
+		"a row fails": {tensors: with(func(s *tensorSource) { s.Row = func([]float32, int) error { return diag.New(diag.ClassInput, "no") } })},
+		"interrupted": {ctx: canceled, tensors: []tensorSource{ok}, class: diag.ClassInterrupted},
 	} {
 		if c.ctx == nil {
 			c.ctx = context.Background()
@@ -524,7 +526,7 @@ func TestWriteRefusesNonsense(t *testing.T) {
 		if c.class == 0 {
 			c.class = diag.ClassInput
 		}
-		if err := Write(c.ctx, io.Discard, c.meta, c.tensors); diag.ClassOf(err) != c.class {
+		if err := writeFile(c.ctx, io.Discard, c.meta, c.tensors); diag.ClassOf(err) != c.class {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}

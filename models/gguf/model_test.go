@@ -235,7 +235,7 @@ func TestEveryArchitectureRoundTrips(t *testing.T) {
 }
 
 // rewritten writes an architecture's file after change had its way with it.
-func rewritten(t *testing.T, model string, change func(meta *[]KV, tensors *[]Source)) *File {
+func rewritten(t *testing.T, model string, change func(meta *[]keyValue, tensors *[]tensorSource)) *File {
 	t.Helper()
 	for i := range architectures {
 		a := &architectures[i]
@@ -248,36 +248,36 @@ func rewritten(t *testing.T, model string, change func(meta *[]KV, tensors *[]So
 			t.Fatal(err)
 		}
 		change(&meta, &tensors)
-		return written(t, func(w io.Writer) error { return Write(context.Background(), w, meta, tensors) })
+		return written(t, func(w io.Writer) error { return writeFile(context.Background(), w, meta, tensors) })
 	}
 	t.Fatalf("no architecture %q", model)
 	return nil
 }
 
-func set(key string, v any) func(*[]KV, *[]Source) {
-	return func(meta *[]KV, _ *[]Source) {
+func set(key string, v any) func(*[]keyValue, *[]tensorSource) {
+	return func(meta *[]keyValue, _ *[]tensorSource) {
 		for i := range *meta {
 			if (*meta)[i].Key == key {
 				(*meta)[i].Value = v
 				return
 			}
 		}
-		*meta = append(*meta, KV{key, v})
+		*meta = append(*meta, keyValue{key, v})
 	}
 }
 
-func unset(key string) func(*[]KV, *[]Source) {
-	return func(meta *[]KV, _ *[]Source) {
-		*meta = slices.DeleteFunc(*meta, func(kv KV) bool { return kv.Key == key })
+func unset(key string) func(*[]keyValue, *[]tensorSource) {
+	return func(meta *[]keyValue, _ *[]tensorSource) {
+		*meta = slices.DeleteFunc(*meta, func(kv keyValue) bool { return kv.Key == key })
 	}
 }
 
 // fuse joins the rows of several tensors to one.
-func fuse(name string, parts ...string) func(*[]KV, *[]Source) {
-	return func(_ *[]KV, tensors *[]Source) {
-		var from []Source
+func fuse(name string, parts ...string) func(*[]keyValue, *[]tensorSource) {
+	return func(_ *[]keyValue, tensors *[]tensorSource) {
+		var from []tensorSource
 		for _, p := range parts {
-			i := slices.IndexFunc(*tensors, func(s Source) bool { return s.Name == p })
+			i := slices.IndexFunc(*tensors, func(s tensorSource) bool { return s.Name == p })
 			from = append(from, (*tensors)[i])
 			*tensors = slices.Delete(*tensors, i, i+1)
 		}
@@ -325,16 +325,16 @@ func fuse(name string, parts ...string) func(*[]KV, *[]Source) {
 func TestFusedTensorsAreTakenApart(t *testing.T) {
 	for _, c := range []struct {
 		model  string
-		change []func(*[]KV, *[]Source)
+		change []func(*[]keyValue, *[]tensorSource)
 	}{
-		{"llama", []func(*[]KV, *[]Source){fuse("blk.1.attn_qkv.weight", "blk.1.attn_q.weight", "blk.1.attn_k.weight", "blk.1.attn_v.weight"),
+		{"llama", []func(*[]keyValue, *[]tensorSource){fuse("blk.1.attn_qkv.weight", "blk.1.attn_q.weight", "blk.1.attn_k.weight", "blk.1.attn_v.weight"),
 			fuse("blk.1.attn_qkv.bias", "blk.1.attn_q.bias", "blk.1.attn_k.bias", "blk.1.attn_v.bias")}},
-		{"phi", []func(*[]KV, *[]Source){fuse("blk.0.attn_qkv.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"),
+		{"phi", []func(*[]keyValue, *[]tensorSource){fuse("blk.0.attn_qkv.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"),
 			fuse("blk.0.attn_qkv.bias", "blk.0.attn_q.bias", "blk.0.attn_k.bias", "blk.0.attn_v.bias")}},
-		{"qwen2_moe", []func(*[]KV, *[]Source){fuse("blk.1.ffn_gate_up_exps.weight", "blk.1.ffn_gate_exps.weight", "blk.1.ffn_up_exps.weight")}},
-		{"mixtral", []func(*[]KV, *[]Source){fuse("blk.0.ffn_gate_up_exps.weight", "blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight")}},
+		{"qwen2_moe", []func(*[]keyValue, *[]tensorSource){fuse("blk.1.ffn_gate_up_exps.weight", "blk.1.ffn_gate_exps.weight", "blk.1.ffn_up_exps.weight")}},
+		{"mixtral", []func(*[]keyValue, *[]tensorSource){fuse("blk.0.ffn_gate_up_exps.weight", "blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight")}},
 	} {
-		f := rewritten(t, c.model, func(meta *[]KV, tensors *[]Source) {
+		f := rewritten(t, c.model, func(meta *[]keyValue, tensors *[]tensorSource) {
 			for _, change := range c.change {
 				change(meta, tensors)
 			}
@@ -414,24 +414,24 @@ func TestConvertedLlama(t *testing.T) {
 // Configurations that only some files have.
 func TestMetadataInOtherForms(t *testing.T) {
 	const llama, qwen = "llama", "qwen2_moe"
-	all := func(changes ...func(*[]KV, *[]Source)) func(*[]KV, *[]Source) {
-		return func(meta *[]KV, tensors *[]Source) {
+	all := func(changes ...func(*[]keyValue, *[]tensorSource)) func(*[]keyValue, *[]tensorSource) {
+		return func(meta *[]keyValue, tensors *[]tensorSource) {
 			for _, c := range changes {
 				c(meta, tensors)
 			}
 		}
 	}
-	freqs := func(values ...float32) func(*[]KV, *[]Source) {
-		return func(_ *[]KV, tensors *[]Source) {
-			*tensors = slices.DeleteFunc(*tensors, func(s Source) bool { return s.Name == ropeFreqs })
+	freqs := func(values ...float32) func(*[]keyValue, *[]tensorSource) {
+		return func(_ *[]keyValue, tensors *[]tensorSource) {
+			*tensors = slices.DeleteFunc(*tensors, func(s tensorSource) bool { return s.Name == ropeFreqs })
 			if values != nil {
-				*tensors = append(*tensors, Source{ropeFreqs, op.F32, []int{len(values)}, func(dst []float32, _ int) error { copy(dst, values); return nil }})
+				*tensors = append(*tensors, tensorSource{ropeFreqs, op.F32, []int{len(values)}, func(dst []float32, _ int) error { copy(dst, values); return nil }})
 			}
 		}
 	}
 	for name, c := range map[string]struct {
 		model  string
-		change func(*[]KV, *[]Source)
+		change func(*[]keyValue, *[]tensorSource)
 		key    string
 		want   any
 	}{
@@ -473,7 +473,7 @@ func TestMetadataInOtherForms(t *testing.T) {
 		t.Errorf("an unknown key: unread %q, %v", m.Unread, err)
 	}
 	// InternLM2 is stored like Llama and read as one.
-	f := rewritten(t, llama, func(meta *[]KV, tensors *[]Source) {
+	f := rewritten(t, llama, func(meta *[]keyValue, tensors *[]tensorSource) {
 		for i := range *meta {
 			if kv := &(*meta)[i]; kv.Key == "general.architecture" {
 				kv.Value = "internlm2"
@@ -481,7 +481,7 @@ func TestMetadataInOtherForms(t *testing.T) {
 				kv.Key = strings.Replace(kv.Key, "llama.", "internlm2.", 1)
 			}
 		}
-		*tensors = slices.DeleteFunc(*tensors, func(s Source) bool { return strings.HasSuffix(s.Name, "bias") })
+		*tensors = slices.DeleteFunc(*tensors, func(s tensorSource) bool { return strings.HasSuffix(s.Name, "bias") })
 	})
 	if m, err := f.Model(); err != nil || fmt.Sprint(m.Config["architectures"]) != "[LlamaForCausalLM]" || m.Tensors["model.layers.1.self_attn.k_proj.weight"].Form() != "rotary-pairs/1" {
 		t.Errorf("internlm2: %v, %v", m, err)
@@ -489,20 +489,20 @@ func TestMetadataInOtherForms(t *testing.T) {
 }
 
 func TestModelsThatCannotBeRepresentedAreRefused(t *testing.T) {
-	add := func(name string, shape ...int) func(*[]KV, *[]Source) {
-		return func(_ *[]KV, tensors *[]Source) {
-			*tensors = append(*tensors, Source{name, op.F32, shape, func(dst []float32, _ int) error { clear(dst); return nil }})
+	add := func(name string, shape ...int) func(*[]keyValue, *[]tensorSource) {
+		return func(_ *[]keyValue, tensors *[]tensorSource) {
+			*tensors = append(*tensors, tensorSource{name, op.F32, shape, func(dst []float32, _ int) error { clear(dst); return nil }})
 		}
 	}
-	replace := func(name string, shape ...int) func(*[]KV, *[]Source) {
-		return func(meta *[]KV, tensors *[]Source) {
-			*tensors = slices.DeleteFunc(*tensors, func(s Source) bool { return s.Name == name })
+	replace := func(name string, shape ...int) func(*[]keyValue, *[]tensorSource) {
+		return func(meta *[]keyValue, tensors *[]tensorSource) {
+			*tensors = slices.DeleteFunc(*tensors, func(s tensorSource) bool { return s.Name == name })
 			add(name, shape...)(meta, tensors)
 		}
 	}
 	for name, c := range map[string]struct {
 		model  string
-		change func(*[]KV, *[]Source)
+		change func(*[]keyValue, *[]tensorSource)
 		want   string
 	}{
 		"no architecture":     {"llama", unset("general.architecture"), `"general.architecture": missing`},
@@ -524,13 +524,13 @@ func TestModelsThatCannotBeRepresentedAreRefused(t *testing.T) {
 		"rope and factors":    {"llama", set("llama.rope.scaling.factor", float32(2)), "beside other scaling"},
 		"factors too many":    {"llama", replace(ropeFreqs, tDim), `tensor "rope_freqs.weight": shape [16], want [8]`},
 		"factors of 0":        {"llama", replace(ropeFreqs, tDim/2), "element 0 is 0, want a positive number"},
-		"only long factors": {"phimoe", func(_ *[]KV, s *[]Source) {
-			*s = slices.DeleteFunc(*s, func(s Source) bool { return s.Name == ropeShort })
+		"only long factors": {"phimoe", func(_ *[]keyValue, s *[]tensorSource) {
+			*s = slices.DeleteFunc(*s, func(s tensorSource) bool { return s.Name == ropeShort })
 		}, "belong together"},
 		"yarn extension": {"qwen3", set("qwen3.rope.scaling.yarn_ext_factor", float32(0.5)), "yarn_ext_factor"},
 		"vocabulary":     {"llama", set("llama.vocab_size", uint32(41)), `"llama.vocab_size": 41, but tensor "token_embd.weight" has 40 rows`},
-		"some biases": {"llama", func(_ *[]KV, s *[]Source) {
-			*s = slices.DeleteFunc(*s, func(s Source) bool { return s.Name == "blk.0.attn_output.bias" })
+		"some biases": {"llama", func(_ *[]keyValue, s *[]tensorSource) {
+			*s = slices.DeleteFunc(*s, func(s tensorSource) bool { return s.Name == "blk.0.attn_output.bias" })
 		}, "bias in some projections"},
 		"soft cap":          {"llama", set("llama.attn_logit_softcapping", float32(30)), `"llama.attn_logit_softcapping": 30 is not supported`},
 		"scale":             {"llama", set("llama.attention.scale", float32(0.5)), `"llama.attention.scale": 0.5 is not supported`},
@@ -549,7 +549,7 @@ func TestModelsThatCannotBeRepresentedAreRefused(t *testing.T) {
 		"odd heads":         {"llama", replace("blk.0.attn_q.weight", 6, tHidden), "want an even number for each of 2 heads"},
 		"a norm as matrix":  {"llama", replace("output_norm.weight", 2, tHidden), "want a vector"},
 		"a matrix as stack": {"llama", replace("output.weight", 2, tVocab, tHidden), "want a matrix"},
-		"fused too short": {"llama", func(m *[]KV, s *[]Source) {
+		"fused too short": {"llama", func(m *[]keyValue, s *[]tensorSource) {
 			fuse("blk.0.attn_qkv.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight")(m, s)
 			replace("blk.0.attn_qkv.weight", (tHeads+tKV)*tDim+1, tHidden)(m, s)
 		}, "want at least"},

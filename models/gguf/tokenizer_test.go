@@ -138,7 +138,7 @@ func TestTokenizersRoundTrip(t *testing.T) {
 }
 
 // exportedTokenizer is a file that holds a tokenizer for a vocabulary of size tokens and nothing else.
-func exportedTokenizer(t *testing.T, tok, config []byte, size int, more ...KV) *File {
+func exportedTokenizer(t *testing.T, tok, config []byte, size int, more ...keyValue) *File {
 	t.Helper()
 	v, err := exportVocab(tok, config, size)
 	if err != nil {
@@ -154,10 +154,10 @@ func exportedTokenizer(t *testing.T, tok, config []byte, size int, more ...KV) *
 		id  int
 	}{{"tokenizer.ggml.bos_token_id", v.bos}, {"tokenizer.ggml.eos_token_id", v.eos}} {
 		if s.id >= 0 {
-			meta = append(meta, KV{s.key, uint32(s.id)})
+			meta = append(meta, keyValue{s.key, uint32(s.id)})
 		}
 	}
-	return written(t, func(w io.Writer) error { return Write(context.Background(), w, meta, nil) })
+	return written(t, func(w io.Writer) error { return writeFile(context.Background(), w, meta, nil) })
 }
 
 // A whole model carries its tokenizer, and the configuration's tokens win.
@@ -251,14 +251,14 @@ func TestTokenizersThatAreNotSupportedAreRefused(t *testing.T) {
 			values[k], _ = from.Value(k)
 		}
 		change(values)
-		var meta []KV
+		var meta []keyValue
 		for _, k := range append(from.Keys(), p+"more") {
 			if v, ok := values[k]; ok {
-				meta = append(meta, KV{k, v})
+				meta = append(meta, keyValue{k, v})
 			}
 		}
 		path := filepath.Join(t.TempDir(), "x.gguf")
-		if err := wholefile.Stream(path, func(w io.Writer) error { return Write(context.Background(), w, meta, nil) }); err != nil {
+		if err := wholefile.Stream(path, func(w io.Writer) error { return writeFile(context.Background(), w, meta, nil) }); err != nil {
 			t.Fatal(err)
 		}
 		return open(t, path), path

@@ -359,7 +359,7 @@ func (v *vocab) readTemplate(pieces []templatePiece) error {
 }
 
 // metadata is the tokenizer as GGUF keys.
-func (v *vocab) metadata() []KV {
+func (v *vocab) metadata() []keyValue {
 	const p = tokenizerKey
 	types := make([]int32, len(v.types))
 	for i, kind := range v.types {
@@ -369,24 +369,24 @@ func (v *vocab) metadata() []KV {
 	if v.split != nil {
 		kind, pre = "gpt2", v.split.names[0]
 	}
-	out := []KV{{p + "model", kind}, {p + "pre", pre}, {p + "tokens", v.tokens}}
+	out := []keyValue{{p + "model", kind}, {p + "pre", pre}, {p + "tokens", v.tokens}}
 	if v.scores != nil {
-		out = append(out, KV{p + "scores", v.scores})
+		out = append(out, keyValue{p + "scores", v.scores})
 	}
-	out = append(out, KV{p + "token_type", types})
+	out = append(out, keyValue{p + "token_type", types})
 	if len(v.merges) > 0 || v.split != nil {
 		merges := make([]string, len(v.merges))
 		for i, merge := range v.merges {
 			merges[i] = merge[0] + " " + merge[1]
 		}
-		out = append(out, KV{p + "merges", merges})
+		out = append(out, keyValue{p + "merges", merges})
 	}
 	for _, key := range []struct {
 		key string
 		id  int
 	}{{"unknown_token_id", v.unk}, {"padding_token_id", v.pad}} {
 		if key.id >= 0 {
-			out = append(out, KV{p + key.key, uint32(key.id)})
+			out = append(out, keyValue{p + key.key, uint32(key.id)})
 		}
 	}
 	for _, key := range []struct {
@@ -394,20 +394,20 @@ func (v *vocab) metadata() []KV {
 		on  *bool
 	}{{"add_bos_token", v.addBOS}, {"add_eos_token", v.addEOS}} {
 		if key.on != nil {
-			out = append(out, KV{p + key.key, *key.on})
+			out = append(out, keyValue{p + key.key, *key.on})
 		}
 	}
 	if v.prefix != (v.split == nil) {
-		out = append(out, KV{p + "add_space_prefix", v.prefix})
+		out = append(out, keyValue{p + "add_space_prefix", v.prefix})
 	}
 	return out
 }
 
 // exportTemplates writes the chat templates: the file beside the tokenizer, or those in its configuration.
-func exportTemplates(directory *Directory) ([]KV, error) {
+func exportTemplates(directory *Directory) ([]keyValue, error) {
 	const key = "tokenizer.chat_template"
 	if directory.ChatTemplate != "" {
-		return []KV{{key, directory.ChatTemplate}}, nil
+		return []keyValue{{key, directory.ChatTemplate}}, nil
 	}
 	var config struct {
 		ChatTemplate json.RawMessage `json:"chat_template"`
@@ -423,25 +423,25 @@ func exportTemplates(directory *Directory) ([]KV, error) {
 	}
 	var plain string
 	if json.Unmarshal(config.ChatTemplate, &plain) == nil {
-		return []KV{{key, plain}}, nil
+		return []keyValue{{key, plain}}, nil
 	}
 	var named []struct{ Name, Template string }
 	if err := json.Unmarshal(config.ChatTemplate, &named); err != nil {
 		return nil, diag.New(diag.ClassInput, "tokenizer_config.json: key %q: want a text or a list of named texts",
 			"chat_template")
 	}
-	var out []KV
+	var out []keyValue
 	var names []string
 	for _, template := range named {
 		if template.Name == "default" {
-			out = append(out, KV{key, template.Template})
+			out = append(out, keyValue{key, template.Template})
 			continue
 		}
 		names = append(names, template.Name)
-		out = append(out, KV{key + "." + template.Name, template.Template})
+		out = append(out, keyValue{key + "." + template.Name, template.Template})
 	}
 	if names != nil {
-		out = append(out, KV{"tokenizer.chat_templates", names})
+		out = append(out, keyValue{"tokenizer.chat_templates", names})
 	}
 	return out, nil
 }

@@ -19,26 +19,26 @@ import (
 // chunkValues is how many values are read and encoded at a time; what is written does not depend on it.
 const chunkValues = 1 << 18
 
-// KV is one metadata entry to be written. Value is a sized number, a bool, a string, or a slice of
+// keyValue is one metadata entry to be written. Value is a sized number, a bool, a string, or a slice of
 // numbers or strings.
-type KV struct {
+type keyValue struct {
 	Key   string
 	Value any
 }
 
-// Source is a tensor to be written. Row writes row r of the matrix [rows, cols] of Shape to dst; it is
+// tensorSource is a tensor to be written. Row writes row r of the matrix [rows, cols] of Shape to dst; it is
 // called by several goroutines at once.
-type Source struct {
+type tensorSource struct {
 	Name  string
 	Type  op.Type // f32, f16, bf16, q8_0 or q4_0
 	Shape []int   // slowest dimension first
 	Row   func(dst []float32, r int) error
 }
 
-// Write writes metadata and tensors, in this order, as a GGUF file. Equal arguments give equal bytes.
+// writeFile writes metadata and tensors, in this order, as a GGUF file. Equal arguments give equal bytes.
 // Values are rounded to a tensor's type as by the format's reference; values without an image in it are
 // an error.
-func Write(ctx context.Context, out io.Writer, metadata []KV, tensors []Source) error {
+func writeFile(ctx context.Context, out io.Writer, metadata []keyValue, tensors []tensorSource) error {
 	header, err := head(metadata, tensors)
 	if err != nil {
 		return diag.New(diag.ClassInput, "write gguf: %w", err)
@@ -55,7 +55,7 @@ func Write(ctx context.Context, out io.Writer, metadata []KV, tensors []Source) 
 }
 
 // head is everything before the data, padded to the alignment.
-func head(metadata []KV, tensors []Source) ([]byte, error) {
+func head(metadata []keyValue, tensors []tensorSource) ([]byte, error) {
 	le := binary.LittleEndian
 	buf := le.AppendUint32([]byte(magic), version)
 	buf = le.AppendUint64(buf, uint64(len(tensors)))
@@ -153,7 +153,7 @@ func appendValue(buf []byte, v any) ([]byte, bool) {
 }
 
 // size is the number of bytes of the tensor's data.
-func (t *Source) size() (int64, error) {
+func (t *tensorSource) size() (int64, error) {
 	if t.Type != op.F32 && t.Type != op.F16 && t.Type != op.BF16 && t.Type != q8_0 && t.Type != q4_0 {
 		return 0, fmt.Errorf("type %q cannot be written; those that can: f32, f16, bf16, q8_0, q4_0", t.Type)
 	}
@@ -178,7 +178,7 @@ func (t *Source) size() (int64, error) {
 // stream writes the tensor's data and its padding. It works on so many chunks at a time as there are
 // cores: each goroutine reads and encodes the rows of its chunk, then the chunks are written in order.
 // Memory is bounded by the chunks, and the bytes do not depend on the number of cores.
-func (t *Source) stream(ctx context.Context, dst io.Writer) error {
+func (t *tensorSource) stream(ctx context.Context, dst io.Writer) error {
 	cols := t.Shape[len(t.Shape)-1]
 	rows, written := 1, 0
 	for _, dim := range t.Shape[:len(t.Shape)-1] {

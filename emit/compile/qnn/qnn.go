@@ -43,15 +43,16 @@ const name = "qnn"
 
 // Defaults of Options.
 const (
-	Time       = 10 * time.Minute
-	Memory     = 12 << 30
-	CacheBytes = 32 << 30
+	defaultTime   = 10 * time.Minute
+	defaultMemory = 12 << 30
+	CacheBytes    = 32 << 30
 )
 
 // Options bound what compiling takes. The zero value has the defaults and no cache.
 type Options struct {
-	Time time.Duration // of one process of the compiler; 0: Time
-	// Memory is the bytes of address space of one process, and of all at once as far as they can be foreseen; 0: Memory.
+	Time time.Duration // of one process of the compiler; 0: defaultTime
+	// Memory is the bytes of address space of one process, and of all at once as far as they can be foreseen;
+	// 0: defaultMemory.
 	Memory int64
 	// Cache is the folder that keeps what was compiled; empty: nothing is kept.
 	Cache      string
@@ -62,10 +63,10 @@ type Options struct {
 // New returns the compiler of the driver "qnn". No library is opened before there is something to compile.
 func New(options Options) driver.Baker {
 	if options.Time == 0 {
-		options.Time = Time
+		options.Time = defaultTime
 	}
 	if options.Memory == 0 {
-		options.Memory = Memory
+		options.Memory = defaultMemory
 	}
 	if options.CacheBytes == 0 {
 		options.CacheBytes = CacheBytes
