@@ -96,7 +96,11 @@ func severalScales(n int) op.Scheme {
 	return ""
 }
 
-// steps are those of the grids of a class of products in a layer (-1: of none), [2,N] for weight w.
+// steps are those of the grids of a class of products in a layer (-1: of none), [2,N] for a weight:
+// the step of what enters in all columns of the first row, that of the results in the second.
+//
+// What enters is divided by the factors of the fold in front of the class, and the results by those of
+// the fold behind it. The latter's columns are those of the weight that the class multiplies by.
 func (c *Content) steps(weight *op.Weight, layer int) ([]float32, error) {
 	var activation *calibration.Activation
 	if c.cal != nil {
@@ -142,8 +146,10 @@ func (c *Content) steps(weight *op.Weight, layer int) ([]float32, error) {
 	return values, nil
 }
 
-// importance is what the calibration says about the rows of a weight that is packed in blocks, as they are after
-// folding; nil where it says nothing.
+// importance is what the calibration says about the rows of a weight that is packed in blocks, as they
+// are after folding; nil where it says nothing. Mean squares and main directions of what enters are
+// divided by the factors that multiply the rows. Only the last one is kept: placements of a weight and
+// layer follow one another.
 func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
 	if c.cal == nil || !inBlocks(pl.Pack.Scheme) {
 		return nil, nil

@@ -101,6 +101,7 @@ func (c *Content) compile(ctx context.Context, compilers []driver.Compiler) erro
 	return nil
 }
 
+// compilerFor is the compiler of a processor's driver.
 func compilerFor(proc *planir.Proc, graph string, compilers []driver.Compiler) (driver.Compiler, error) {
 	at := slices.IndexFunc(compilers, func(c driver.Compiler) bool { return c.Name() == proc.Driver })
 	if at < 0 {
@@ -155,7 +156,8 @@ func (c *Content) Range(name string, offset, bytes int64) ([]byte, error) {
 	return c.packed(blob.Packs[i])
 }
 
-// packed packs a weight, unless it is in memory here or where c shares.
+// packed packs a weight, unless it is in memory here or where c shares. Memory is freed when the
+// content is closed.
 func (c *Content) packed(pl planir.Placement) ([]byte, error) {
 	if c.shared != nil && c.shared.model == c.model {
 		if same, ok := c.shared.equal(pl, c); ok {
@@ -185,7 +187,8 @@ type packKey struct {
 	layer int
 }
 
-// equal finds the placement of c that packs what pl of another content of the same model does.
+// equal finds the placement of c that packs what pl of another content of the same model does. Weights
+// that a calibration decides about are equal only under the same calibration.
 func (c *Content) equal(pl planir.Placement, o *Content) (planir.Placement, bool) {
 	weight := o.weight(pl)
 	calibrated := weight.FoldRows != "" || weight.FoldCols != "" || weight.ScaleOf != "" || inBlocks(pl.Pack.Scheme)
@@ -234,7 +237,7 @@ func (c *Content) Close() error {
 	return err
 }
 
-// write streams a weights blob, one packed matrix in memory at a time.
+// write streams a weights blob, one packed matrix in memory at a time, with zeros between them.
 func (c *Content) write(out io.Writer, b planir.WeightBlob) error {
 	var at int64
 	var buf []byte
@@ -260,7 +263,7 @@ func (c *Content) write(out io.Writer, b planir.WeightBlob) error {
 	return nil
 }
 
-// pack writes what a placement holds: a matrix, or those of all experts.
+// pack writes what a placement holds: a matrix, or those of all experts, one behind the other.
 func (c *Content) pack(dst []byte, pl planir.Placement) error {
 	count := max(1, pl.Pack.Experts)
 	size := len(dst) / count

@@ -152,6 +152,7 @@ func (o *Options) manifestTarget(p *planir.Plan, components []bundle.Component) 
 	return bundle.Target{SoC: []string{soc}, OS: o.OS, Arch: o.Arch, Components: components}
 }
 
+// blob is a blob of the bundle that is in memory.
 func blob(name string, role bundle.Role, media string, data []byte) bundle.Source {
 	return bundle.Source{Name: name, Role: role, Type: media, Bytes: int64(len(data)), Content: bytes.NewReader(data)}
 }

@@ -177,6 +177,7 @@ func (b *floatBuilder) steps(name, in, out string) error {
 	return nil
 }
 
+// grid notes the largest magnitude that the grid of a value holds; the finest grid counts.
 func (b *floatBuilder) grid(value string, most float32) {
 	if known, ok := b.grids[value]; !ok || most < known {
 		b.grids[value] = most
@@ -239,6 +240,7 @@ func (b *floatBuilder) input(value op.Value) error {
 	return nil
 }
 
+// asFloat is a value of the float32 graph: 8-bit rows are numbers there.
 func asFloat(value op.Value) op.Value {
 	if value.Type == op.U8 {
 		value.Type = op.F32

@@ -83,12 +83,14 @@ type groupFacts struct {
 	graphs   []graphFacts
 }
 
+// blobFacts identifies a blob that was written to the scratch directory.
 type blobFacts struct {
 	name   string
 	bytes  int64
 	sha256 string
 }
 
+// graphFacts is what is known of a compiled graph.
 type graphFacts struct {
 	blobFacts
 	graph *planir.Graph
@@ -379,6 +381,7 @@ func concernsAll(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
+// tell reports progress to whoever asked for it.
 func (r *groupCompiler) tell(e Event) {
 	if r.watch != nil {
 		r.watch(e)

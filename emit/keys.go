@@ -63,6 +63,7 @@ func GenerateKey(algorithm bundle.Algorithm, name string, dev bool) (*PrivateKey
 		WithHint("choose %q or %q", bundle.Ed25519, bundle.P256)
 }
 
+// newPrivateKey pairs a key with its public half under a name.
 func newPrivateKey(key crypto.Signer, name string, dev bool) (*PrivateKey, error) {
 	public, err := bundle.NewKey(name, key.Public(), dev)
 	if err != nil {
@@ -100,6 +101,7 @@ func (k *PrivateKey) Save(base string) (err error) {
 	return nil
 }
 
+// createFile writes a file that must not exist, and removes it again where that fails.
 func createFile(path string, data []byte, mode os.FileMode) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, os.ErrExist) {
@@ -139,11 +141,14 @@ func LoadSigningKey(path string) (*PrivateKey, error) {
 			EnvSigningKeyFile, EnvSigningKey)
 }
 
+// errPublicKey refuses the wrong half of a key.
 func errPublicKey(name string) error {
 	return diag.New(diag.ClassInput, "signing key %q is a public key, which verifies and cannot sign", name).
 		WithHint("give the .key file that was made with it")
 }
 
+// loadKey reads a key that nobody but its owner may read; Windows has other permissions, which are not
+// looked at.
 func loadKey(path string) (*PrivateKey, error) {
 	file, err := wholefile.Open(path)
 	if err != nil {

@@ -38,6 +38,7 @@ type digests struct {
 	Samples []string `json:"samples"` // of each graph, "" for none
 }
 
+// digests hashes what was packed, and the inputs of the samples.
 func (w *packedGroup) digests() digests {
 	found := digests{Weights: w.weights.Digest(), Samples: make([]string, len(w.samples))}
 	for i, sample := range w.samples {

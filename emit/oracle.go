@@ -23,6 +23,8 @@ type oracle struct {
 	failed error
 }
 
+// newOracle computes with a driver, nil where no sample is made. Nothing is opened before the first
+// job.
 func newOracle(d driver.Driver) *oracle { return &oracle{driver: d} }
 
 // do calls work with the processor, on its thread.
@@ -63,6 +65,7 @@ func (p *oracle) start(ctx context.Context) error {
 	return <-begun
 }
 
+// close ends the thread.
 func (p *oracle) close() {
 	if p.jobs != nil {
 		close(p.jobs)

@@ -149,6 +149,8 @@ func round3(x float64) float64 {
 	return y
 }
 
+// compiler adds what compiled for a processor. All its groups must have been compiled by the same
+// version.
 func (r *Report) compiler(content *Content, facts *groupFacts) error {
 	i := slices.IndexFunc(r.Compilers, func(x ReportCompiler) bool { return x.Proc == facts.group.Proc })
 	if i >= 0 {
@@ -212,6 +214,7 @@ func (r *Report) twins(p *planir.Plan) (map[string]string, error) {
 	return out, nil
 }
 
+// textOf is a graph as reports of the twin are compared: its name and its operators.
 func textOf(g *planir.Graph) string {
 	var ops []string
 	for _, node := range g.Graph.Nodes {

@@ -21,6 +21,7 @@ type Target struct {
 	Procs       []planir.Proc // by their names in the plan; processors that are missing execute nothing
 }
 
+// proc is the target's processor of that name, nil where it has none.
 func (t *Target) proc(name string) *planir.Proc {
 	for i := range t.Procs {
 		if t.Procs[i].Name == name {
@@ -99,6 +100,7 @@ func (t *Target) decision(plan *planir.Plan, of *planir.Decision, fallen []plani
 	return out
 }
 
+// fellBack reports whether a decision was given to the control processor.
 func fellBack(d *planir.Decision, fallen []planir.Fallback) bool {
 	return slices.ContainsFunc(fallen, func(f planir.Fallback) bool { return f.Node == d.Node && f.Rows == d.Rows })
 }

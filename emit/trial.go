@@ -36,7 +36,8 @@ var bounds = map[op.Scheme]bound{
 // halfBound is that of everything that is computed in half precision: schemes a16f, and operators on rows.
 var halfBound = bound{5e-3, 3e-3}
 
-// boundOf is that of a graph.
+// boundOf is that of a graph: the bounds of its products added up, and that of an operator on rows where it comes
+// first. Rounding of rows in front of products is in their bounds.
 func boundOf(g *op.Graph) bound {
 	total := bound{}
 	products := slices.ContainsFunc(g.Nodes, func(n op.Node) bool { return n.Op.HasScheme() })
@@ -63,7 +64,8 @@ type trial struct {
 	bound           bound
 }
 
-// judge compares what was computed with what should have been. An error refuses the graph.
+// judge compares what was computed with what should have been, output by output. An error refuses the
+// graph.
 func (s *sample) judge(graph *op.Graph, a *driver.BakedArtifact) (*trial, error) {
 	result := &trial{bound: boundOf(graph)}
 	if len(a.Emulated) != len(graph.Outputs) || len(a.Portable) != len(graph.Outputs) {

@@ -148,6 +148,7 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 	return nil
 }
 
+// blockRows is the number of rows that share a scale in a scheme of 4-bit blocks.
 func blockRows(weight string) int64 { return int64(op.Scheme("a8t/" + weight).BlockK()) }
 
 // zeroPoint is a constant of n codes of zero, or one of no dimension.
@@ -206,6 +207,8 @@ func (t *translator) typeOf(name string) op.Type {
 	panic("BUG: no value " + name)
 }
 
+// embed looks up rows of the table: a gather, then as far as they are needed a conversion to float32
+// and a factor. Only the last of these steps writes the result.
 func (t *translator) embed(operator op.Op, ids, table string) {
 	result := t.Out[0]
 	steps := []func(in, out string){
@@ -286,6 +289,9 @@ func (t *translator) quantRows(operator op.Op, in string, weights []string) {
 	t.Add("", "", "QuantizeLinear", list(in, by, t.zeroPoint(rows)), t.Out[:1], onnx.Int("axis", 0))
 }
 
+// matMul writes a product. 8-bit codes with one scale for all rows need a single operator. With a
+// scale for each row the results are multiplied by it afterwards, and 4-bit blocks multiply what the
+// codes stand for.
 func (t *translator) matMul(operator op.Op, in, weights []string) {
 	product, result := t.Name("product:"), t.Out[0]
 	switch operator.Scheme {
@@ -398,8 +404,12 @@ func (t *translator) activate(suffix, act, in, result string, alias bool) {
 // an operand.
 var elementwise = []string{"Add", "Mul", "Div", "Relu", "Clip", "Max"}
 
-// inPlace refuses a graph in which a value that is input and output is written while nodes that read it as an input
-// may still be waiting: the library keeps the order of nodes only where one needs another's result.
+// inPlace refuses a graph in which a value that is input and output is written while nodes that read
+// it as an input may still be waiting: the library keeps the order of nodes only where one needs
+// another's result.
+//
+// For each such value it marks the nodes that the last writer depends on, by a search backwards over
+// the results they read. A reader that is not marked, and is not the writer itself, may run too late.
 func (t *translator) inPlace() error {
 	nodes := t.Model.Graph.Nodes
 	writer := map[string]int{}

@@ -17,11 +17,13 @@ type budget struct {
 
 const budgetUnit = 256 << 20
 
+// newBudget shares out so many bytes, in units.
 func newBudget(bytes int64) *budget {
 	return &budget{make(chan struct{}, max(1, bytes/budgetUnit)), make(chan struct{}, 1)}
 }
 
-// take waits for memory, which release gives back.
+// take waits for memory, which release gives back. Units are taken one by one, but only by the one who
+// holds the turn, so that two requests cannot wait for each other.
 func (b *budget) take(ctx context.Context, bytes int64) (release func(), err error) {
 	want := int(min(int64(cap(b.units)), (bytes+budgetUnit-1)/budgetUnit))
 	select {

@@ -60,6 +60,7 @@ type task struct {
 	Sample          bool
 }
 
+// tensor is an input or an output [Rows,Cols] of a model.
 type tensor struct {
 	Name       string
 	Type       onnx.Type
@@ -79,6 +80,7 @@ type answer struct {
 	Graphs   []facts
 }
 
+// failure says why there is no answer.
 type failure struct {
 	Class   diag.Class
 	Graph   int // -1: none in particular
@@ -177,6 +179,7 @@ type worker struct {
 	reply   answer
 }
 
+// work does everything that is asked, one part behind the other, and stops at the first failure.
 func (w *worker) work() error {
 	for _, part := range []func() error{w.open, w.compile, w.inspect, w.tryAll} {
 		if err := part(); err != nil {
@@ -363,6 +366,7 @@ func (t tensor) alloc(env *ortapi.Env) ([]byte, *ortapi.Value, error) {
 	return region.Bytes(), value, err
 }
 
+// writeResults leaves the results of a sample where the parent reads them.
 func writeResults(results [][]byte, i int, engine string) error {
 	for at, result := range results {
 		if err := os.WriteFile(resultFile(i, at, engine), result, 0o600); err != nil {

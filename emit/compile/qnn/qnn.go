@@ -74,6 +74,8 @@ func New(options Options) driver.Baker {
 	return &compiler{options: options, budget: newBudget(options.Memory), toolchains: map[[2]string]*toolchain{}}
 }
 
+// compiler compiles groups of graphs. It finds the libraries of a target once, and bounds the memory
+// of its processes together.
 type compiler struct {
 	options Options
 	budget  *budget
@@ -164,6 +166,7 @@ type groupJob struct {
 	baked   driver.Baked
 }
 
+// refuse notes a graph that is not compiled.
 func (b *groupJob) refuse(i int, err error) {
 	b.refused[i] = diag.New(diag.ClassOr(err, diag.ClassRun), "graph %q: %w", b.group[i].Name, err)
 }
@@ -193,8 +196,12 @@ func (b *groupJob) compileAlone(ctx context.Context, i int) (*result, error) {
 	return made, err
 }
 
-// compileShared compiles for a device: all graphs in one process, by rows and then contents, so that nothing depends on the
-// order of the caller. Samples are tried on binaries of their own, which the emulator loads.
+// compileShared compiles for a device: all graphs in one process, by rows and then contents, so that
+// nothing depends on the order of the caller. Samples are tried on binaries of their own, which the
+// emulator loads.
+//
+// The compiler names at most one graph that it refuses. So the others are compiled again without it,
+// until nothing is refused: as many processes as there are bad graphs, and one more.
 func (b *groupJob) compileShared(ctx context.Context) error {
 	var order []int
 	for i := range b.group {
@@ -269,6 +276,7 @@ func (b *groupJob) run(ctx context.Context, jobs []*job, order []int, shared boo
 	return made, nil
 }
 
+// artifact is graph k of a result, with what the compiler reported of it.
 func artifact(r *result, k int, shared []byte) driver.Artifact {
 	facts, code := r.Answer.Graphs[k], r.Models[k]
 	return driver.Artifact{Driver: name, Code: code, Shared: shared, Facts: map[string]int64{
@@ -382,6 +390,7 @@ type job struct {
 	*compilerInput
 }
 
+// untried is the job without its sample.
 func (j *job) untried() *job {
 	copied := *j
 	copied.sampleDigest = ""
@@ -706,7 +715,9 @@ func writeNew(dir, name string, parts ...[]byte) error {
 	return nil
 }
 
-// process runs the compiler in dir, where so many graphs are, and reads its answer.
+// process runs the compiler in dir, where so many graphs are, and reads its answer. A process that
+// crashes, hangs or ends without an answer is an error of the graph that it last said it worked on. A
+// full disk is told apart first, because the library has many words for it.
 func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, graphs int) (*answer, error) {
 	limited, cancel := patience.WithTimeout(ctx, c.options.Time)
 	defer cancel()
@@ -766,6 +777,7 @@ type outputEnds struct {
 	head, end []byte
 }
 
+// Write implements io.Writer. It never fails, so that the process is not stopped by what it says.
 func (t *outputEnds) Write(text []byte) (int, error) {
 	const most = 1500 // bytes of each
 	t.mu.Lock()

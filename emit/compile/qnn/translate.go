@@ -154,6 +154,7 @@ func typeOf(v op.Value, output bool) (onnx.Type, error) {
 	return 0, diag.New(diag.ClassInput, "value %q is %s, want f32, or u8 rows", v.Name, v.Type)
 }
 
+// tensors are the inputs or outputs of a model as the compiler's process is told.
 func tensors(list []onnx.Value) (out []tensor) {
 	for _, value := range list {
 		out = append(out, tensor{value.Name, value.Type, int(value.Dims[0]), int(value.Dims[1])})
@@ -219,6 +220,7 @@ func (t *translator) vector(j int) string {
 // floats are the values of a weight of plain rows.
 func (t *translator) floats(j int) []float32 { return floats(t.weights[j].Bytes) }
 
+// floats are little-endian float32 values.
 func floats(b []byte) []float32 {
 	out := make([]float32, len(b)/4)
 	for i := range out {
@@ -227,6 +229,7 @@ func floats(b []byte) []float32 {
 	return out
 }
 
+// bytesOf are float32 values as little-endian bytes.
 func bytesOf(v []float32) []byte {
 	raw := make([]byte, 0, 4*len(v))
 	for _, number := range v {
@@ -235,7 +238,8 @@ func bytesOf(v []float32) []byte {
 	return raw
 }
 
-// step checks the step of a grid.
+// step checks the step of a grid, which must be positive and leave room for the largest code in
+// float32.
 func step(what string, v float32) (float32, error) {
 	if !(v > 0) || v > math.MaxFloat32/op.GridMax {
 		return 0, diag.New(diag.ClassInput,
@@ -244,7 +248,8 @@ func step(what string, v float32) (float32, error) {
 	return v, nil
 }
 
-// grid is x rounded to a multiple of step, as float32.
+// grid is x rounded to a multiple of step, as float32. Products that read the same value on the same
+// grid share it.
 func (t *translator) grid(suffix, x string, step float32) string {
 	key := fmt.Sprintf("%s %x", x, math.Float32bits(step))
 	if onGrid, ok := t.grids[key]; ok {
@@ -352,8 +357,9 @@ func sorted(n, turn int) []int {
 func get4(b []byte, i int) byte    { return b[i/2] >> (4 * (i & 1)) & 15 }
 func set4(b []byte, i int, v byte) { b[i/2] = b[i/2]&^(15<<(4*(i&1))) | v&15<<(4*(i&1)) }
 
-// alternates is the turn of the gated unit that alone reads a product's result, which then need not alternate:
-// halves are split by the NPU for nothing. 0 without one.
+// alternates is the turn of the gated unit that alone reads a product's result, 0 without one. Such a
+// result need not alternate: its columns are sorted into halves when it is compiled, which the NPU
+// splits for nothing.
 func (t *translator) alternates(node *op.Node) int {
 	name := node.Out[0]
 	if t.Outputs[name] != "" {
