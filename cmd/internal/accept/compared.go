@@ -54,6 +54,8 @@ func (a *Accepted) Comparisons(target bool) []Comparison {
 	return out
 }
 
+// securityVersion is the claim of the security version, compared with --min-security-version and the stored
+// ratchet.
 func (a *Accepted) securityVersion() Comparison {
 	comparison := Comparison{
 		What: "security version", Claims: fmt.Sprint(a.Manifest().SecurityVersion),
@@ -100,6 +102,7 @@ func (a *Accepted) target() string {
 	return strings.Join(parts, ", ")
 }
 
+// clockName says by which clock expiry is judged.
 func (t *Terms) clockName() string {
 	if t.now != "" {
 		return fmt.Sprintf("--%s %s", flagNow, t.now)
@@ -107,6 +110,7 @@ func (t *Terms) clockName() string {
 	return "this machine's clock"
 }
 
+// moment writes unix seconds in UTC; none stands for 0.
 func moment(seconds int64, none string) string {
 	if seconds == 0 {
 		return none

@@ -24,6 +24,7 @@ type state struct {
 	stored bundle.Ratchets
 }
 
+// openState reads the versions that were accepted before. The directory of the file must exist.
 func openState(path string) (*state, error) {
 	stored := &state{path: path}
 	dir := filepath.Dir(path)
@@ -84,6 +85,7 @@ func (x *state) raise(ui *cli.Streams, ran bundle.Ratchet) error {
 	return nil
 }
 
+// store raises the stored version under the lock, unless another process has raised it already.
 func (x *state) store(ran bundle.Ratchet) error {
 	unlock, err := lock(x.path+".lock", lockPatience)
 	if err != nil {

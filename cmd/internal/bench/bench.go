@@ -29,6 +29,7 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
+// Options are the flags of hetc bench processors.
 type Options struct {
 	Plan, Model, SoC       string
 	Record, Workload       string
@@ -50,6 +51,7 @@ type candidate struct {
 	decode  []float64
 }
 
+// Processors measures a plan against the plans that use one processor of it alone.
 func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 	plan, err := plantext.Read(options.Plan)
 	if err != nil {
@@ -174,12 +176,14 @@ type fleet struct {
 	closers []func() error
 }
 
+// close closes what was opened, the latest first.
 func (f *fleet) close() {
 	for _, c := range slices.Backward(f.closers) {
 		_ = c()
 	}
 }
 
+// open opens a plan on a machine of its own, with threads for all that are open.
 func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error {
 	content, err := emit.NewCalibrated(ctx, plan, f.model, f.cal, bindings.Compilers(f.soc))
 	if err != nil {
@@ -275,6 +279,8 @@ func predict(list []*candidate, plan *planir.Plan, options *Options) {
 	}
 }
 
+// report shows the decisions of the plan, its measured and predicted times beside those of single processors, and
+// the bandwidth at which it decodes.
 func report(
 	ui *cli.Streams, base *planir.Plan, m *models.Model, soc *socs.SoC, list []*candidate, options *Options,
 	virtual bool,
@@ -361,6 +367,7 @@ func report(
 	return ui.Result(doc)
 }
 
+// ratio writes a over b.
 func ratio(a, b float64) string { return fmt.Sprintf("%.2f", a/b) }
 
 // decodeBytes is what one decoded token reads of the packed weights of matrices, of those of experts as many

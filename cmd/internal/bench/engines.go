@@ -30,6 +30,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
+// EnginesOptions are the flags of hetc bench engines.
 type EnginesOptions struct {
 	Models, Formats              []string
 	Prompts, Cores               []int
@@ -130,6 +131,7 @@ func (o *EnginesOptions) checkFormats() error {
 	return nil
 }
 
+// checkPrompts refuses a length that is named twice.
 func (o *EnginesOptions) checkPrompts() error { return noRepeats("prompt-len", o.Prompts) }
 
 // checkCores refuses cores that this process may not use. Without any it uses all.
@@ -225,6 +227,7 @@ func (o *EnginesOptions) checkFiles() error {
 	return nil
 }
 
+// noRepeats refuses a list that names something twice.
 func noRepeats[T comparable](flag string, list []T) error {
 	seen := map[T]bool{}
 	for _, item := range list {
@@ -277,6 +280,7 @@ type EnginesModel struct {
 	QualityOf  string            `json:"quality_model,omitempty"`
 }
 
+// run measures each model, then the quality of its formats, which may take more memory than what is measured.
 func (b *enginesBench) run(ctx context.Context) error {
 	b.dir = b.Work
 	if b.dir == "" {
@@ -451,6 +455,7 @@ func (b *enginesBench) firstPlan(ctx context.Context, dir, model string) (*plani
 	return plantext.Read(out)
 }
 
+// solve is the command line of hetc solve with the files of a directory.
 func (b *enginesBench) solve(dir, model string) []string {
 	return []string{"solve", "--soc", filepath.Join(dir, "soc.yaml"), "--record", filepath.Join(dir, "rec.jsonl"),
 		"--accept-noisy", "--model", model}
@@ -655,6 +660,7 @@ func (b *enginesBench) peers(ctx context.Context, dir, model string, r EnginesMo
 	return out, nil
 }
 
+// report shows the tables of all models, and writes the files that the flags name.
 func (b *enginesBench) report(list []EnginesModel) error {
 	env := measuredOn(b.Cores)
 	doc := map[string]any{

@@ -29,17 +29,20 @@ type page struct {
 	md strings.Builder
 }
 
+// title begins a section.
 func (p *page) title(text string) {
 	p.s.Printf("%s\n\n", text)
 	fmt.Fprintf(&p.md, "## %s\n\n", text)
 }
 
+// text is a line of prose.
 func (p *page) text(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	p.s.Printf("%s\n", text)
 	fmt.Fprintf(&p.md, "%s\n", text)
 }
 
+// table is a table; a header that begins with > aligns its column to the right.
 func (p *page) table(header []string, rows [][]string) {
 	p.s.Printf("\n")
 	p.s.Table(header, rows)
@@ -166,6 +169,7 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	out.table([]string{"engine", "form", "phase", ">mean KL", ">same top token", ">perplexity"}, rows)
 }
 
+// tasksOf are the tasks of a result in the order in which they were measured.
 func tasksOf(r *engines.Result) (out []engines.Task) {
 	for _, series := range r.Series {
 		if !slices.Contains(out, series.Task) {
@@ -186,6 +190,7 @@ func peersOf(r *engines.Result) (out []string) {
 	return out
 }
 
+// interval writes the 95 % interval of a summary.
 func interval(s stat.Summary, format string) string {
 	return fmt.Sprintf(format+".."+format, s.Low, s.High)
 }
@@ -198,6 +203,7 @@ func mib(bytes int64) string {
 	return fmt.Sprintf("%.0f", float64(bytes)/(1<<20))
 }
 
+// joined lists words in alphabetical order, "-" for none.
 func joined[T ~string](list []T) string {
 	if len(list) == 0 {
 		return "-"

@@ -19,6 +19,7 @@ import (
 // restless is by how much the median of a register-only loop may be uncertain on a machine at rest.
 const restless = 0.1
 
+// KernelsOptions are the flags of hetc bench kernels.
 type KernelsOptions struct {
 	Kernels, Cores string
 	Rounds         int
@@ -113,8 +114,10 @@ func showKernels(ui *cli.Streams, list []profiler.Kernel) {
 	}, rows)
 }
 
+// percent writes a share of 1 in percent.
 func percent(x float64) string { return fmt.Sprintf("%.1f", 100*x) }
 
+// coreList writes cores as --cores takes them.
 func coreList(cores []int) string {
 	var out []string
 	for _, c := range cores {

@@ -164,6 +164,7 @@ func heldBytes(plans []*planir.Plan) int64 {
 	return bytes
 }
 
+// what says what is measured in a phase.
 func what(phase string, o *Options) string {
 	if phase == "prefill" {
 		return fmt.Sprintf("a prompt of %d tokens, %d interleaved rounds", o.PromptLen, o.Rounds)
@@ -214,6 +215,7 @@ func (c *candidate) of(phase string) (stat.Summary, []float64, int64) {
 	return c.Decode, c.decode, c.DecodeNS
 }
 
+// showCandidates prints the measured and predicted times of plans in a phase, and their ratio to the fastest.
 func showCandidates(ui *cli.Streams, list []*candidate, phase string) {
 	var rows [][]string
 	fastest := 0.0
@@ -298,6 +300,8 @@ func phaseRows(p *planir.Plan, phase string) int {
 	return rows
 }
 
+// showRates prints at which rates processors computed a plan's products in the profile: in operations for prefill,
+// in bytes for decode.
 func showRates(ui *cli.Streams, soc *socs.SoC, set *record.Set, p *planir.Plan, m *models.Model) (doc []rate) {
 	for _, ph := range []string{"prefill", "decode"} {
 		ops, _ := products(p, m, phaseRows(p, ph))
@@ -351,6 +355,8 @@ type pair struct {
 	Share      float64 `json:"share"`      // speedup / (ideal * contention)
 }
 
+// showPairs prints by how much pairs of processors are faster than the better of the two, beside what their
+// separate speeds and the contention in the profile would allow.
 func showPairs(
 	ui *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidate, like map[string]string, plan *planir.Plan,
 	model *models.Model,
@@ -445,6 +451,7 @@ type comparison struct {
 	High  float64 `json:"high"`
 }
 
+// showSolved prints whether the plan that was solved is the fastest of all that were measured.
 func showSolved(ui *cli.Streams, list []*candidate) (doc []comparison) {
 	ui.Printf("\n")
 	for _, ph := range []string{"prefill", "decode"} {

@@ -23,6 +23,7 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
+// SolverOptions are the flags of hetc bench solver.
 type SolverOptions struct {
 	In       solving.Inputs
 	Rounds   int
@@ -46,6 +47,8 @@ type pairOfBuilds struct {
 	SameX     bool    `json:"same_values"`      // of every variable; equally good answers may differ in them
 }
 
+// Run solves problems of full size with every engine, then has both builds of HiGHS solve the same models in
+// turns.
 func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 	ctx := cmd.Context()
 	runtime.GOMAXPROCS(1) // one core, also for the garbage collector

@@ -22,6 +22,8 @@ func AutoEngine(watch *problem.Watch, bytes int64) problem.Engine {
 	return problem.Auto{Exact: engine, General: GeneralEngine(wasm, watch)}
 }
 
+// GeneralEngine solves problems as mixed-integer programs with a general engine, and has the exact one do what
+// needs none. w may be nil.
 func GeneralEngine(h milp.Engine, w *problem.Watch) problem.Engine {
 	relay := problem.Relay{General: h, Exact: exact.Engine{}, Nodes: problem.GeneralNodes}
 	if w != nil {

@@ -25,6 +25,7 @@ import (
 // DefaultCacheBytes bounds the cache where --cache-size does not.
 const DefaultCacheBytes = 10 << 30
 
+// Options are the flags of hetc build.
 type Options struct {
 	File, Output, Only  string
 	Jobs                int
@@ -33,6 +34,7 @@ type Options struct {
 	DryRun, AcceptNoisy bool
 }
 
+// Run builds the cells of a matrix and tells what became of each.
 func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 	if options.Jobs < 1 {
 		return diag.New(diag.ClassUsage, "--jobs %d: want at least 1", options.Jobs)

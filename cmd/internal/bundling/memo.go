@@ -46,11 +46,13 @@ func openMemo(o *emit.Options) (*memo, error) {
 	return opened, nil
 }
 
+// Recall returns what was kept under a key, if it is there.
 func (m *memo) Recall(key string) ([]byte, bool) {
 	b, err := m.cache.Read(cas.KeyOf("emit", m.maker, key))
 	return b, err == nil
 }
 
+// Keep stores a result under a key.
 func (m *memo) Keep(key string, result []byte) error {
 	entry, err := m.cache.Put(cas.KeyOf("emit", m.maker, key),
 		func(path string) error { return os.WriteFile(path, result, 0o600) })

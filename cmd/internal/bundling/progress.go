@@ -26,11 +26,13 @@ type Progress struct {
 	write time.Duration       // the bundle
 }
 
+// bakeSum adds up the groups of graphs of one name.
 type bakeSum struct {
 	groups, graphs, cached, packed int
 	took                           time.Duration
 }
 
+// NewProgress begins the first stage.
 func NewProgress(s *cli.Streams) *Progress {
 	return &Progress{s: s, begun: map[int]time.Time{}, sums: map[string]*bakeSum{}, since: time.Now()}
 }
@@ -42,8 +44,10 @@ func (b *Progress) stage(d *time.Duration) {
 	b.since = now
 }
 
+// written ends the stage of writing the bundle.
 func (b *Progress) written() { b.stage(&b.write) }
 
+// watch notes an event of emit: a stage that ended, or a group of graphs that began or was compiled.
 func (b *Progress) watch(event emit.Event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

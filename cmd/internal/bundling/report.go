@@ -120,6 +120,7 @@ func showReport(ui *cli.Streams, report *emit.Report) {
 	}
 }
 
+// optionText writes options by name.
 func optionText(o map[string]string) string {
 	var parts []string
 	for k, v := range o {

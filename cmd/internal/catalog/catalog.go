@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
+// firstSentence is the beginning of a text up to its first full stop.
 func firstSentence(text string) string {
 	if first, _, more := strings.Cut(text, ". "); more {
 		return first + "."
@@ -34,6 +35,7 @@ func writableModel(out string) error {
 // ElementTypes are those that matrices can be exported as.
 var ElementTypes = []string{"f32", "f16", "bf16", "q8_0", "q4_0"}
 
+// elementType reads --type, an error of class ClassUsage for one that matrices cannot be exported as.
 func elementType(name string) (op.Type, error) {
 	if !slices.Contains(ElementTypes, name) {
 		return "", diag.New(diag.ClassUsage, "flag --type: got %q", name).

@@ -297,6 +297,7 @@ func wayOut(class diag.Class, err error) string {
 	return ""
 }
 
+// isIO reports whether an error comes from the operating system.
 func isIO(err error) bool {
 	var path *os.PathError
 	var link *os.LinkError
@@ -409,6 +410,7 @@ type stickyWriter struct {
 	err error
 }
 
+// Write passes on what it is given until the first failure.
 func (w *stickyWriter) Write(p []byte) (int, error) {
 	if w.err != nil {
 		return 0, w.err

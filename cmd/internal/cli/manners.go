@@ -67,6 +67,7 @@ func manners(root *cobra.Command, args []string) {
 	})
 }
 
+// each does something with a command and all below it.
 func each(c *cobra.Command, do func(*cobra.Command)) {
 	do(c)
 	for _, sub := range c.Commands() {
@@ -74,6 +75,7 @@ func each(c *cobra.Command, do func(*cobra.Command)) {
 	}
 }
 
+// unknownCommand names the command that was probably meant.
 func unknownCommand(cmd *cobra.Command, word string) error {
 	var names []string
 	for _, sub := range cmd.Commands() {
@@ -111,6 +113,7 @@ func argsError(cmd *cobra.Command, args []string, err error) error {
 	return diag.New(diag.ClassUsage, "%s: %w", cmd.CommandPath(), err).WithHint("usage: %s", cmd.UseLine())
 }
 
+// scan reports whether a text has a format, and reads its values.
 func scan(text, format string, to ...any) bool {
 	n, err := fmt.Sscanf(text, format, to...)
 	return err == nil && n == len(to)
@@ -223,6 +226,7 @@ func wanted(kind string) string {
 	return kind
 }
 
+// unknownFlag names the flag that was probably meant, of this command or of another one.
 func unknownFlag(cmd *cobra.Command, err error, unknown *pflag.NotExistError) error {
 	finding := diag.New(diag.ClassUsage, "%s: %w", cmd.CommandPath(), err)
 	name := unknown.GetSpecifiedName()

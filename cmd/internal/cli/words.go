@@ -27,6 +27,7 @@ func Wrap(words []string, sep string) (lines []string) {
 	return append(lines, line)
 }
 
+// Enumerate joins words as a sentence does: a, b and c.
 func Enumerate(list []string) string {
 	switch count := len(list); {
 	case count == 0:
@@ -63,6 +64,7 @@ func Kept(s *Streams, path, why string) error {
 	return s.Result(map[string]any{"file": path, "unchanged": true, "why": why})
 }
 
+// Wrote tells what a file that was written holds.
 func Wrote(s *Streams, path, format string, args ...any) {
 	s.Printf("%s: %s\n", path, fmt.Sprintf(format, args...))
 }

@@ -211,6 +211,7 @@ type empty struct {
 	region *mem.Region
 }
 
+// newEmpty is a source of zeros as long as the largest pack of a plan.
 func newEmpty(ctx context.Context, p *planir.Plan, m *models.Model, s *socs.SoC) (*empty, error) {
 	content, err := emit.NewContent(ctx, p, m, []driver.Compiler{sim.NewCompiler(s)})
 	if err != nil {

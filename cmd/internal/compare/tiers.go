@@ -42,6 +42,8 @@ var paperLadder = []int{16, 32, 64, 128, 256}
 // tierChunk is the chunk length of the comparison: the paper's middle one.
 const tierChunk = 512
 
+// comparedTiers compares solve's capacity tiers with NPUMoE's ladder, with the best uniform capacity and with the
+// CPU alone, on traced and drawn loads.
 func comparedTiers(ctx context.Context) (string, any, error) {
 	var rows []comparedTier
 	for _, pair := range []struct{ soc, model string }{

@@ -89,6 +89,7 @@ func unpack(archive, dir string, wanted ...string) error {
 	}
 }
 
+// unzip extracts the wanted files of an archive into a directory.
 func unzip(archive, dir string, wanted []string) error {
 	closer, err := zip.OpenReader(archive)
 	if err != nil {
@@ -134,6 +135,7 @@ func write(dir, name string, r io.Reader, left *int64) error {
 	return err
 }
 
+// below reports whether a file is wanted: itself, or a folder that it lies in.
 func below(name string, wanted []string) bool {
 	for _, w := range wanted {
 		if name == w || strings.HasSuffix(w, "/") && strings.HasPrefix(name, w) {

@@ -114,6 +114,7 @@ func run(ctx context.Context, dir string, wanted []string) error {
 	return errors.Join(errs...)
 }
 
+// one makes the recipe of a name for this machine.
 func one(ctx context.Context, dir, name string) error {
 	recipe, err := choose(name, runtime.GOOS, runtime.GOARCH)
 	if err != nil {

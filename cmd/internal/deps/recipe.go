@@ -148,6 +148,7 @@ func (r *recipe) complete(dir string) bool {
 	return r.verify(dir) == nil
 }
 
+// build compiles the program of a recipe from its source into out.
 func (r *recipe) build(ctx context.Context, temp, out string) error {
 	tree := filepath.Join(temp, "packages")
 	for i, pkg := range r.Packages {

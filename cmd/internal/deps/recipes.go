@@ -39,6 +39,7 @@ var onnxRuntime = []recipe{
 
 const onnxRuntimeVersion = "1.31.1"
 
+// wheel is the recipe of ONNX Runtime for a platform, of the PyPI wheel with a tag and digest.
 func wheel(goos, arch, tag, digest string, libraries ...string) recipe {
 	made := recipe{Name: "onnxruntime", OS: goos, Arch: arch,
 		Packages: []pkg{{"onnxruntime", onnxRuntimeVersion, digest, tag}}}
@@ -67,6 +68,7 @@ var qnn = recipe{
 	TermFiles: []string{"onnxruntime_qnn/Qualcomm_LICENSE.pdf", "onnxruntime_qnn/LICENSE"},
 }
 
+// asTheyLie are files that keep their folder in the wheel.
 func asTheyLie(folder string, names ...string) (files []file) {
 	for _, n := range names {
 		at := path.Join(folder, n)
@@ -96,6 +98,7 @@ var highsNative = []recipe{
 		"bin/highs.dll"),
 }
 
+// library is the recipe of HiGHS as a shared library for a platform.
 func library(goos, arch, tag, digest, from string) recipe {
 	const version = "1.15.1"
 	const root = "highsbox-" + version + ".data/purelib/highsbox/highs_dist/"

@@ -95,6 +95,7 @@ func caveats(a, b *planir.Plan) (notes []string) {
 	return notes
 }
 
+// orDash shows what a side lacks.
 func orDash(text string) string {
 	if text == "" {
 		return "-"
@@ -110,6 +111,7 @@ type side struct {
 	signers  []string
 }
 
+// open reads a plan, or the manifest of a bundle with the plan that it claims.
 func open(path string) (*side, error) {
 	if isBundle(path) {
 		unverified, err := bundle.Inspect(path)
@@ -165,6 +167,7 @@ func bundles(a, b *side) []difference {
 	return found
 }
 
+// blobs are sizes and digests by name.
 func blobs(m *bundle.Manifest) map[string]string {
 	out := map[string]string{}
 	for _, blob := range m.Blobs {

@@ -67,6 +67,7 @@ func plans(a, b *planir.Plan) []difference {
 	return found
 }
 
+// inputs are the digests of what a plan was made from, by kind.
 func inputs(p *planir.Plan) map[string]string {
 	out := map[string]string{}
 	for _, input := range p.Inputs {
@@ -117,6 +118,7 @@ func decisions(p *planir.Plan) map[string]string {
 	return out
 }
 
+// decisionName is operator@rows.
 func decisionName(d *planir.Decision) string { return fmt.Sprintf("%s@%d", d.Node, d.Rows) }
 
 // predictions compares the predicted times of programs, with by how much the second one is longer.
@@ -141,6 +143,7 @@ func (f *findings) predictions(a, plan *planir.Plan) {
 	}
 }
 
+// quality is the predicted loss by phase.
 func quality(p *planir.Plan) map[string]string {
 	out := map[string]string{}
 	for _, quality := range p.Quality {
@@ -149,6 +152,7 @@ func quality(p *planir.Plan) map[string]string {
 	return out
 }
 
+// memory are the parts of the predicted memory that are not 0, by name.
 func memory(p *planir.Plan) map[string]string {
 	memory := p.Memory
 	if memory == nil {
@@ -166,6 +170,7 @@ func memory(p *planir.Plan) map[string]string {
 	return out
 }
 
+// tiers describes capacity tiers, "" for a plan without.
 func tiers(p *planir.Plan) string {
 	if p.Tiers == nil {
 		return ""
@@ -174,6 +179,7 @@ func tiers(p *planir.Plan) string {
 		p.Tiers.Capacities, float64(p.Tiers.ExpectNS)/1e6, p.Tiers.ChunkTokens)
 }
 
+// numbers writes a list without brackets.
 func numbers(list []int) string { return strings.Trim(fmt.Sprint(list), "[]") }
 
 // inOrder puts differences of decisions into the order of the plans.

@@ -45,6 +45,7 @@ type Finding struct {
 	class diag.Class // of a problem
 }
 
+// ok is a finding that all is well.
 func ok(check, format string, args ...any) Finding {
 	return Finding{Check: check, Status: OK, Found: fmt.Sprintf(format, args...)}
 }
@@ -148,6 +149,7 @@ func (m Machine) build() Finding {
 	return finding
 }
 
+// cpu looks at the kernel set: without vector kernels hetc works, several times slower.
 func (m Machine) cpu(cores []int) Finding {
 	env := profiler.ThisMachine(cores, m.Kernels)
 	name := env.CPU
@@ -170,6 +172,7 @@ func (m Machine) cpu(cores []int) Finding {
 	return finding
 }
 
+// coresOf counts usable cores: plans over several processors need two.
 func coresOf(cores []int) Finding {
 	finding := ok("cores", "%d usable of %d: %v", len(cores), runtime.NumCPU(), cores)
 	switch {
@@ -181,6 +184,7 @@ func coresOf(cores []int) Finding {
 	return finding
 }
 
+// memory looks at what is free for this process.
 func memory() Finding {
 	total, free := machine.TotalMemory(), machine.FreeMemory()
 	if total == 0 {
@@ -197,8 +201,11 @@ func memory() Finding {
 	return finding
 }
 
+// pages tells the size of a page.
 func pages() Finding { return ok("page size", "%v", unit.Bytes(os.Getpagesize())) }
 
+// drivers has a finding for every driver. One that is not available is a note, as plans for other processors do
+// without it.
 func (m Machine) drivers(ctx context.Context) []Finding {
 	var out []Finding
 	for _, drv := range m.Drivers {
@@ -273,6 +280,7 @@ func directory(check, dir string) Finding {
 	return finding
 }
 
+// cache looks at the cache directory, or at the nearest one above it that is there.
 func (m Machine) cache() Finding {
 	const name = "cache directory"
 	if m.CacheDir == "" {
@@ -353,6 +361,7 @@ func busy(cores int) Finding {
 	return finding
 }
 
+// governor looks at the clock speed: measurements vary where it follows the load.
 func governor(cores []int, kernels string) Finding {
 	env := profiler.ThisMachine(cores, kernels)
 	if env.Governor == "" {
@@ -369,6 +378,7 @@ func governor(cores []int, kernels string) Finding {
 // released is before any build of this version: a clock that shows less is wrong.
 var released = time.Date(2025, time.January, 1, 0, 0, 0, 0, time.UTC)
 
+// clock refuses a clock that cannot be right, by which the last day of bundles would be judged.
 func clock(now time.Time) Finding {
 	finding := ok("clock", "%s", now.UTC().Format("2006-01-02 15:04 UTC"))
 	if now.Before(released) || now.Year() > 2100 {

@@ -25,6 +25,7 @@ type DriverEntry struct {
 	Missing   *missingEntry `json:"missing,omitempty"`
 }
 
+// libraryEntry is the shared library that a driver works with.
 type libraryEntry struct {
 	Name      string   `json:"name"`
 	Version   string   `json:"version,omitempty"`
@@ -33,12 +34,14 @@ type libraryEntry struct {
 	Providers []string `json:"execution_providers,omitempty"`
 }
 
+// deviceEntry is a processor that a driver offers.
 type deviceEntry struct {
 	Select      string `json:"select"`
 	Description string `json:"description"`
 	Cores       []int  `json:"cores,omitempty"`
 }
 
+// missingEntry is what a driver lacks, where it was looked for, and the way out.
 type missingEntry struct {
 	What     string   `json:"what"`
 	Tried    []string `json:"tried,omitempty"`

@@ -50,6 +50,7 @@ func CheckModel(ctx context.Context, dir string) ([]Finding, error) {
 	return append(append(out, weights), text...), nil
 }
 
+// unread counts the config keys that mean nothing to the architecture.
 func unread(m *models.Model) Finding {
 	const name = "config keys"
 	if keys := m.UnreadKeys(); len(keys) > 0 {
@@ -59,6 +60,7 @@ func unread(m *models.Model) Finding {
 	return ok(name, "all understood")
 }
 
+// ignored counts the tensors that the architecture does not use.
 func ignored(m *models.Model) Finding {
 	const name = "tensors"
 	need := len(m.Required())

@@ -37,6 +37,7 @@ func solverFindings() []Finding {
 	return out
 }
 
+// Show prints the findings about this machine, or about a model where one is given, and returns the first problem.
 func Show(ctx context.Context, ui *cli.Streams, model string) error {
 	var list []Finding
 	if model != "" {

@@ -33,6 +33,7 @@ func (t Task) Tokens() int {
 	return t.Prompt + t.Gen
 }
 
+// String names the task as tables show it.
 func (t Task) String() string {
 	switch {
 	case t.Start > 0:

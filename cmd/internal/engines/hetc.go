@@ -36,6 +36,7 @@ func (h *Hetc) Command(task Task, _ int) (string, []string) {
 		"--prompt-len", strconv.Itoa(prompt), "--gen", strconv.Itoa(task.Gen), "--rounds", strconv.Itoa(task.Reps)}
 }
 
+// Parse reads the JSON of hetc run --bench.
 func (h *Hetc) Parse(task Task, _ int, out, _ []byte) (Reading, error) {
 	var doc struct {
 		Simulated bool      `json:"simulated"`

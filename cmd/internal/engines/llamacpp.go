@@ -47,6 +47,8 @@ func FindLlamaCpp(perplexity bool) (*LlamaCpp, error) {
 		WithHint("make deps-bench fetches and builds it; or set %s to the folder of one that you have", native.EnvDir)
 }
 
+// complete checks that the other programs of llama.cpp lie beside llama-bench, with that for perplexity where it
+// is needed.
 func complete(dir string, perplexity bool) (*LlamaCpp, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -92,6 +94,7 @@ func (l *LlamaCpp) Quantize(ctx context.Context, lim Limits, from, to, format st
 // Engine is llama.cpp with one file, whose format is given.
 func (l *LlamaCpp) Engine(file, format string) Engine { return &llamaEngine{l, file, format} }
 
+// llamaEngine measures one format with llama-bench.
 type llamaEngine struct {
 	*LlamaCpp
 	file, format string
@@ -100,6 +103,7 @@ type llamaEngine struct {
 func (e *llamaEngine) Name() string { return "llama.cpp" }
 func (e *llamaEngine) Form() string { return e.format }
 
+// Command is the command line that measures a task.
 func (e *llamaEngine) Command(t Task, threads int) (string, []string) {
 	args := []string{"-m", e.file, "-t", strconv.Itoa(threads), "-ngl", "0", "-r", strconv.Itoa(t.Reps), "-o", "json"}
 	switch {
@@ -113,6 +117,7 @@ func (e *llamaEngine) Command(t Task, threads int) (string, []string) {
 	return filepath.Join(e.Dir, llamaBench), args
 }
 
+// Parse reads the JSON of llama-bench, and which backend it says it has loaded.
 func (e *llamaEngine) Parse(t Task, threads int, out, complaints []byte) (Reading, error) {
 	return parseLlamaBench(t, threads, out, complaints)
 }
@@ -239,6 +244,7 @@ var perplexityLines = map[string]*regexp.Regexp{
 	"top token":  regexp.MustCompile(`(?m)^Same top p:\s*([0-9.]+)`),
 }
 
+// parsePerplexity reads divergence, agreement and perplexity with their errors from what llama-perplexity prints.
 func parsePerplexity(format string, out []byte) (Quality, error) {
 	quality := Quality{Engine: "llama.cpp", Form: format}
 	read := func(what string, to ...*float64) error {

@@ -129,6 +129,7 @@ func drop(all []Series) {
 	}
 }
 
+// fastest is the best rate of a series.
 func fastest(s *Series) (tps float64) {
 	for _, sample := range s.Samples {
 		tps = max(tps, sample.Median)
@@ -136,6 +137,7 @@ func fastest(s *Series) (tps float64) {
 	return tps
 }
 
+// slowest is the worst rate of a series.
 func slowest(s *Series) float64 {
 	tps := s.Samples[0].Median
 	for _, sample := range s.Samples {

@@ -168,6 +168,7 @@ type bounded struct {
 	full func()
 }
 
+// Write keeps what fits, and ends the program at the first that does not.
 func (b *bounded) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -179,6 +180,7 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return b.buf.Write(p)
 }
 
+// overflown reports whether something did not fit.
 func (b *bounded) overflown() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -206,6 +208,7 @@ func (e *ends) Write(p []byte) (int, error) {
 	return length, nil
 }
 
+// bytes is the text, with dots for what was left out.
 func (e *ends) bytes() []byte {
 	if !e.cut {
 		return append(bytes.Clone(e.first), e.last...)

@@ -226,6 +226,7 @@ func (x *answer) title(what string) {
 	x.s.Printf("%s on %s%s\n", what, x.p.SoC.Name, from)
 }
 
+// operator lists every strategy of an operator with what it would have cost, cheapest first.
 func (x *answer) operator(node string, rows int) error {
 	plan, ui, soc := x.p, x.s, x.soc
 	list, err := solver.Explain(plan, node, rows, x.input)

@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/solver/explain"
 )
 
+// ms writes nanoseconds in milliseconds, with about three digits.
 func ms(ns int64) string {
 	switch {
 	case ns >= 100e6:
@@ -21,6 +22,7 @@ func ms(ns int64) string {
 	return fmt.Sprintf("%.2f ms", float64(ns)/1e6)
 }
 
+// shareText writes a part in percent of all.
 func shareText(part, all int64) string {
 	if all <= 0 {
 		return "0 %"

@@ -41,6 +41,7 @@ func main() {
 	}
 }
 
+// options are the flags.
 type options struct {
 	time      time.Duration
 	only      string
@@ -55,6 +56,7 @@ type target struct {
 	pkg, dir, binary, name string
 }
 
+// run fuzzes every target of the packages, one after the other, and names those that failed.
 func (o *options) run(ctx context.Context, patterns []string) error {
 	if len(patterns) == 0 {
 		patterns = []string{"./..."}

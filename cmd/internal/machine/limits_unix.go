@@ -17,6 +17,7 @@ func FileSize() int64 { return limit(unix.RLIMIT_FSIZE) }
 // OpenFiles is how many files the process may have open (ulimit -n).
 func OpenFiles() int64 { return limit(unix.RLIMIT_NOFILE) }
 
+// limit is a limit of this process, the largest number where there is none.
 func limit(which int) int64 {
 	var rlimit unix.Rlimit
 	if err := unix.Getrlimit(which, &rlimit); err != nil || rlimit.Cur > math.MaxInt64 {

@@ -32,6 +32,7 @@ func FreeMemory() int64 {
 	return free
 }
 
+// meminfo is a line of /proc/meminfo in bytes, 0 where there is none.
 func meminfo(key string) int64 { return MemoryField("/proc/meminfo", key) }
 
 // MemoryField reads a line such as "MemTotal: 123 kB" of a file of the proc file system.
@@ -122,6 +123,7 @@ func Used() (used time.Duration, ok bool) {
 // ticks are clock ticks of all cores since the machine started.
 type ticks struct{ total, idle, stolen int64 }
 
+// cpuTimes are the ticks of all cores since the start of the system.
 func cpuTimes() (ticks, bool) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {

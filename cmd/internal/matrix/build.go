@@ -368,6 +368,7 @@ func (b *build) cell(ctx context.Context, cell *Cell) {
 	}
 }
 
+// firstOf is the first error that is one.
 func firstOf(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
@@ -427,6 +428,7 @@ func (b *build) settle(
 	return entry.Save(artifact.File)
 }
 
+// warn adds a warning to the cell.
 func (c *Cell) warn(format string, args ...any) {
 	c.Warnings = append(c.Warnings, fmt.Sprintf(format, args...))
 }

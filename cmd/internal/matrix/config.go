@@ -49,6 +49,7 @@ const (
 	signNever    signing = "never"    // plans only
 )
 
+// modelEntry is a model of the matrix.
 type modelEntry struct {
 	Model       string `yaml:"model" decode:"required"` // file, directory or catalog name
 	Calibration string `yaml:"calibration"`             // of hetc calibrate
@@ -75,6 +76,7 @@ func (e *socEntry) source() (value, key string) {
 	return e.SoC, "soc"
 }
 
+// workloadEntry is a workload of the matrix.
 type workloadEntry struct {
 	Workload string `yaml:"workload"` // file; none: the default workload
 	Name     string `yaml:"name"`
@@ -97,6 +99,7 @@ type bundleOptions struct {
 	NotAfter          int64  `yaml:"not_after" json:"not_after"`
 }
 
+// newBundleOptions are the defaults of hetc emit.
 func newBundleOptions() *bundleOptions {
 	return &bundleOptions{Product: "hetc", Version: "0", KeyringGeneration: 1}
 }
@@ -150,6 +153,7 @@ func ParseConfig(name string, data []byte) (*Config, error) {
 	return parseConfig(document, filepath.Dir(name))
 }
 
+// parseConfig reads a configuration whose paths are relative to dir, and fills in what follows from the rest.
 func parseConfig(document *decode.Document, dir string) (*Config, error) {
 	config := &Config{dir: dir}
 	if err := document.Into(Schema, config); err != nil {
@@ -421,6 +425,7 @@ func (c *Config) SigningKey() (*emit.PrivateKey, error) {
 			emit.EnvSigningKeyFile)
 }
 
+// openModel opens a model by file, directory or catalog name.
 func (c *Config) openModel(e modelEntry) (*models.Model, error) {
 	path, err := c.find("model", e.Model, models.CatalogNames())
 	if err != nil {
@@ -429,6 +434,7 @@ func (c *Config) openModel(e modelEntry) (*models.Model, error) {
 	return models.Open(path)
 }
 
+// openSoC opens a SoC or a target.
 func (c *Config) openSoC(e socEntry) (*socs.SoC, error) {
 	value, key := e.source()
 	path, err := c.find(key, value, socs.Catalog())
@@ -451,6 +457,7 @@ func selected(pattern string, parts ...string) bool {
 	return true
 }
 
+// checkPattern refuses an --only that is not up to three patterns.
 func checkPattern(pattern string) error {
 	for p := range strings.SplitSeq(pattern, "/") {
 		if _, err := path.Match(p, ""); err != nil {

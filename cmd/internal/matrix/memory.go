@@ -48,6 +48,7 @@ type budget struct {
 	freed chan struct{} // closed and replaced when something was given back
 }
 
+// newBudget is a budget of so many bytes, all of them free.
 func newBudget(max int64) *budget { return &budget{max: max, freed: make(chan struct{})} }
 
 // take waits until so much is left, and returns how it is given back. More than there is at all is an

@@ -111,6 +111,7 @@ func (b *build) openInputs(ctx context.Context, cells []*Cell) (closeAll func(),
 	return closeAll, nil
 }
 
+// openModel reads what plans need to know of a model, once for all its cells.
 func (b *build) openModel(input *modelInput) (err error) {
 	if input.model, err = b.o.Config.openModel(input.entry); err != nil {
 		return err
@@ -135,6 +136,7 @@ func (b *build) openModel(input *modelInput) (err error) {
 	return err
 }
 
+// openSoC reads a SoC with its record and facts, once for all its cells.
 func (b *build) openSoC(input *socInput) (err error) {
 	if input.soc, err = b.o.Config.openSoC(input.entry); err != nil {
 		return err
@@ -202,6 +204,7 @@ func (s *socInput) factsText() (string, error) {
 	return string(text), nil
 }
 
+// readRecord returns the bytes of a SoC's record.
 func (b *build) readRecord(s *socInput) ([]byte, error) {
 	return wholefile.Read(b.o.Config.inside(s.entry.Record), maxRecord)
 }
@@ -420,6 +423,7 @@ func (b *build) keepWarnings(key cas.Key, list diag.List) error {
 	return entry.Close()
 }
 
+// showWarnings repeats the warnings that were kept with a result from the cache.
 func (b *build) showWarnings(cell *Cell, key cas.Key) error {
 	entry, err := b.o.Cache.Get(key)
 	if err != nil {

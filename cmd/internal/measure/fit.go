@@ -178,6 +178,7 @@ func showProducts(ui *cli.Streams, costs *roofline.Costs) (doc []product) {
 	return doc
 }
 
+// OpenCosts reads a SoC and a record, and fits latency models to it.
 func OpenCosts(soc, rec string) (*socs.SoC, *record.Set, *roofline.Costs, error) {
 	machine, err := socs.Open(soc)
 	if err != nil {

@@ -145,6 +145,7 @@ func tileOf(text string) (socs.Tile, error) {
 	return socs.Tile{M: sizes[0], K: sizes[1], N: sizes[2]}, nil
 }
 
+// Import makes a record of a table of times that another program measured, and a SoC file where one is asked for.
 func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path string) error {
 	if err := cli.Required(cmd, "output"); err != nil {
 		return err
@@ -228,6 +229,8 @@ func replaceable(path string) error {
 	return nil
 }
 
+// showImport tells how many operators were imported, from which columns, and what was filtered out, repeated or
+// held out.
 func showImport(ui *cli.Streams, options *ImportOptions, table *imported.Table, set *record.Set, soc *socs.SoC) error {
 	procs := map[string]bool{}
 	for _, measurement := range set.All() {

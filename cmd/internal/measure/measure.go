@@ -21,6 +21,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
+// ProfileOptions are the flags of hetc profile.
 type ProfileOptions struct {
 	SoC, Target, Model, Workload, Out string
 	Budget                            string
@@ -30,6 +31,7 @@ type ProfileOptions struct {
 	Seed                              uint64
 }
 
+// ReadWorkload reads a workload; "" is the default one.
 func ReadWorkload(path string) (*workload.Workload, error) {
 	if path == "" {
 		return workload.Default(), nil
@@ -208,6 +210,7 @@ func (o *ProfileOptions) tell(ui *cli.Streams, soc *socs.SoC, report profiler.Re
 	})
 }
 
+// listRequests lists what would be measured with its priority, the most important first.
 func listRequests(ui *cli.Streams, requests []profiler.Request, seed uint64) error {
 	pending := profiler.Pending(requests, record.NewSet(record.Header{}), 1, seed)
 	slices.SortStableFunc(pending, func(a, b profiler.Request) int { return a.Priority - b.Priority })

@@ -38,6 +38,8 @@ var agentxpu = []Item{
 // agent is an entry of the paper's data.
 func agent(id string) Value { return fact("agentxpu", id) }
 
+// agentRoofline checks the equations of appendix A on drawn anchors and kernels: which of their forms are equal,
+// and what clipping changes.
 func agentRoofline(rows *sheet) error {
 	const draws = 1000
 	random := rand.New(rand.NewPCG(11, 1))
@@ -167,10 +169,12 @@ func feedForward(m *models.Model, rows int) []op.Op {
 	}
 }
 
+// qkv is the product that makes queries, keys and values.
 func qkv(m *models.Model, rows int) op.Op {
 	return op.Op{Kind: op.MatMul, M: rows, K: m.Hidden, N: (m.Heads + 2*m.KVHeads) * m.HeadDim, Scheme: op.A8TQ8C}
 }
 
+// attention is the attention of rows over a context of as many.
 func attention(m *models.Model, rows int) op.Op {
 	return op.Op{
 		Kind: op.Attention, M: rows, Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.HeadDim, Context: rows, KV: op.F16,
@@ -190,6 +194,7 @@ func catalogNS(p *socs.Processor, o op.Op) float64 {
 	return 1000*p.LaunchUS + anchors.NS(float64(o.Flops()), float64(o.Bytes()))
 }
 
+// agentChunks divides prompts into whole chunks and a remainder (Table 2).
 func agentChunks(rows *sheet) error {
 	chunk := int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num())
 	context := int(agent("m_max_context").at("values").num())
@@ -208,6 +213,7 @@ func agentChunks(rows *sheet) error {
 	return nil
 }
 
+// agentDispatch divides chunks between NPU and GPU by Algorithm 1 as printed, beside the division that ends first.
 func agentDispatch(rows *sheet) error {
 	each := int64(1000 * agent("hw_kernel_latency_bounds").at("values", "chunk_256_kernel_max").num())
 	chunk, context := int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num()),
@@ -276,6 +282,7 @@ func names(requests []served) string {
 	return strings.Join(out, " ")
 }
 
+// agentBatch chooses who decodes next by Algorithm 2, in the order of the listing and in that of the prose.
 func agentBatch(rows *sheet) error {
 	most := int(agent("m_b_cap").at("values").num())
 	buffer := int(agent("m_max_decode_batch").at("values").num())
@@ -339,6 +346,7 @@ func layerNS(p *socs.Processor, m *models.Model, sequences, rows, context int) f
 	return total + float64(float64(sequences)*catalogNS(p, operator))
 }
 
+// agentBatching compares what batches gain in prefill with what they gain in decode (Fig. 5).
 func agentBatching(rows *sheet) error {
 	soc, err := socs.Open("core-ultra-5-125h")
 	if err != nil {
@@ -367,6 +375,7 @@ func agentBatching(rows *sheet) error {
 	return nil
 }
 
+// agentPreemption bounds how long a kernel holds a processor, and with that how long a reactive request waits.
 func agentPreemption(rows *sheet) error {
 	v := agent("hw_kernel_latency_bounds").at("values")
 	chunk, mha := v.at("chunk_256_kernel_max").num(), v.at("mha_seq_2048_max").num()
@@ -395,6 +404,7 @@ func agentPreemption(rows *sheet) error {
 	return nil
 }
 
+// agentMapping compares the processors by time and energy for each kind of operator (sec. 4.2).
 func agentMapping(rows *sheet) error {
 	power := agent("hw_power").at("values")
 	npuW, prefillW, decodeW := power.at("npu_chunked_prefill").num(), power.at("igpu_prefill").num(),
@@ -455,6 +465,7 @@ func agentMapping(rows *sheet) error {
 	return nil
 }
 
+// agentReductions compares the ranges of the abstract with the details of sec. 6.2.
 func agentReductions(rows *sheet) error {
 	means := agent("r_mixed_reactive_mean").at("values")
 	var all []float64

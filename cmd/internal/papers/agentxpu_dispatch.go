@@ -27,6 +27,7 @@ func (e elastic) printed() int { return e.least(e.difference) }
 // fastest is the number of chunks on the NPU with which both have ended first, which is what the prose wants.
 func (e elastic) fastest() int { return e.least(e.end) }
 
+// least is the number of chunks on the NPU for which f is smallest, the first of several.
 func (e elastic) least(f func(int) int64) int {
 	best := 0
 	for i := range e.chunks + 1 {

@@ -185,6 +185,7 @@ func normalized(jobs []*agentJob, reactive bool) float64 {
 	return sum / count
 }
 
+// agentReplay runs both event loops on synthetic traces, beside the GPU alone, at the rates that sec. 6.2 prints.
 func agentReplay(rows *sheet) error {
 	soc, err := socs.Open("core-ultra-5-125h")
 	if err != nil {

@@ -74,6 +74,7 @@ func (x Value) at(keys ...any) Value {
 	return x
 }
 
+// find descends by one key or index.
 func (x Value) find(k any) (Value, bool) {
 	path := fmt.Sprintf("%s.%v", x.path, k)
 	switch k := k.(type) {
@@ -207,6 +208,7 @@ func missing(paper string) Item {
 	return it
 }
 
+// notPrinted reports whether an entry's numbers are in no text, or cannot be recomputed.
 func notPrinted(f Value) bool {
 	if v, ok := f.find("recomputable"); ok && v.v == "no" {
 		return true

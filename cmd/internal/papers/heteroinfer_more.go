@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/models"
 )
 
+// hetero is an entry of the paper's data.
 func hetero(id string) Value { return fact("heteroinfer", id) }
 
 // printedRow is a measured row of Table 3.
@@ -19,6 +20,7 @@ type printedRow struct {
 	gpuOps, ops float64 // operations per second, 1e12
 }
 
+// measuredRows are the rows of Table 3 that were measured, with the rates that their latencies amount to.
 func measuredRows() []printedRow {
 	var out []printedRow
 	for _, measured := range table3() {
@@ -67,6 +69,7 @@ func rowOfLength(i int) int {
 	panic("BUG: Table 3 has fewer measured rows")
 }
 
+// cutRatio reads a ratio such as 1:4.
 func cutRatio(text string) (gpu, npu float64, ok bool) {
 	n, err := fmt.Sscanf(text, "%g:%g", &gpu, &npu)
 	return gpu, npu, err == nil && n == 2

@@ -29,6 +29,7 @@ type point struct {
 // performance"); with one point it is proportional to the tokens.
 type curve []point
 
+// at is the time on the line through the points on both sides, beyond the ends through the nearest two.
 func (c curve) at(tokens int) int64 {
 	if len(c) == 1 {
 		return c[0].ns * int64(tokens) / int64(c[0].tokens)
@@ -85,6 +86,7 @@ type table3Row struct {
 	cell     Value
 }
 
+// dynamic reports whether a row is about a range of lengths, whose times are estimates.
 func (r *table3Row) dynamic() bool { return r.from != r.to }
 
 // roles are the transcriber's readings of the weights' shapes.
@@ -122,6 +124,7 @@ func table3() []table3Row {
 	return out
 }
 
+// us turns microseconds into whole nanoseconds.
 func us(x float64) int64 { return int64(math.Round(x * 1000)) }
 
 // share is the part of a weight's rows that the GPU computes: gpu/(gpu+npu).
@@ -129,6 +132,7 @@ type share struct{ gpu, npu int }
 
 func (s share) String() string { return fmt.Sprintf("%d:%d", s.gpu, s.npu) }
 
+// reduced is the share in lowest terms.
 func (s share) reduced() share {
 	gpu, npu := s.gpu, s.npu
 	for npu != 0 {
@@ -164,6 +168,7 @@ type decision struct {
 	ns              int64
 }
 
+// same reports whether two decisions have one strategy and one ratio.
 func (d decision) same(e decision) bool { return d.strategy == e.strategy && d.ratio == e.ratio }
 
 // pieces returns, per number of tokens up to the longest standard length twice, the least NPU time of standard
@@ -321,6 +326,7 @@ func (s *shape) spans(
 	return out, nil
 }
 
+// sameStrategy reports whether two decisions have one strategy, whatever the ratio.
 func sameStrategy(a, b decision) bool { return a.strategy == b.strategy }
 
 // textOf writes spans: what holds throughout, or each with its lengths.
@@ -415,6 +421,7 @@ const mostNS = 1_000_000_000
 var probesNS = []int64{0, 5_000, 20_000, 50_000, 100_000, 150_000, 200_000, 300_000, 400_000, 600_000, 1_000_000,
 	2_000_000, 5_000_000, 20_000_000, 1_000_000_000}
 
+// usText writes nanoseconds in microseconds.
 func usText(ns int64) string { return strconv.FormatFloat(float64(ns)/1000, 'f', -1, 64) }
 
 // rangeText writes an interval of nanoseconds in microseconds.
@@ -430,6 +437,7 @@ func rangeText(low, high int64, found bool) string {
 	return usText(low) + ".." + usText(high) + " us"
 }
 
+// joinInts writes a list without brackets.
 func joinInts(list []int) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(list), " ", ", "), "[]")
 }
@@ -538,6 +546,8 @@ func table3OnGrids(ctx context.Context, rows []table3Row) (base *assumptions, on
 	return base, onGrid, nil
 }
 
+// heteroTable3 decides Table 3's operators with the solver from the printed latencies, and says for which
+// assumptions about what is not printed the decisions come out as printed.
 func heteroTable3(ctx context.Context, out *sheet) error {
 	rows := table3()
 	base, onGrid, err := table3OnGrids(ctx, rows)
@@ -677,6 +687,7 @@ type move struct {
 	note  string
 }
 
+// table3Moves are the assumptions that are varied, one at a time.
 func table3Moves(base, onGrid *assumptions) []move {
 	sync := func(a *assumptions, ns int64) { a.syncNS = ns }
 	return []move{
@@ -782,6 +793,7 @@ func reason(r *table3Row, differs bool, a *assumptions) string {
 	return "; differs: see holds-*"
 }
 
+// orNowhere shows an empty range.
 func orNowhere(s string) string {
 	if s == "" {
 		return "nowhere"

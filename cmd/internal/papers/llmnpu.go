@@ -21,4 +21,5 @@ var llmnpu = []Item{
 		"dc_smoothquant_crosscheck"),
 }
 
+// npuFact is an entry of the paper's data.
 func npuFact(id string) Value { return fact("llmnpu", id) }

@@ -31,6 +31,8 @@ func pick(
 	return labels[sol.Choices[0][0]], sol.ObjectiveNS, nil
 }
 
+// npuTable3 compares Table 3's times of one product on four processors: ratios, rates, and the division that would
+// balance them.
 func npuTable3(ctx context.Context, rows *sheet) error {
 	columns := []string{"npu_int8", "cpu_int8", "gpu_fp16", "npu_fp16"}
 	var slower float64
@@ -142,6 +144,8 @@ func qwen(model *models.Model, chunks int, npuNS, cpuNS int64, attentionShare, g
 // leastNodes bounds the search for the best order of a whole prompt.
 const leastNodes = 1000
 
+// npuOrder compares the order of Eq. 5 with the order of the chunks and with the best one, found by branch and
+// bound.
 func npuOrder(ctx context.Context, rows *sheet) error {
 	model, err := models.Open("qwen1.5-1.8b")
 	if err != nil {
@@ -246,6 +250,7 @@ func linearShapes(m *models.Model) [][2]int {
 		{m.Hidden, 2 * m.FFN}, {m.FFN, m.Hidden}}
 }
 
+// npuSharing recomputes the memory of graphs that all chunks share.
 func npuSharing(rows *sheet) error {
 	model, err := models.Open("qwen1.5-1.8b")
 	if err != nil {
@@ -286,6 +291,7 @@ func npuSharing(rows *sheet) error {
 	return nil
 }
 
+// npuChunks recomputes chunks and padding of the printed prompts, and compares chunk lengths.
 func npuChunks(rows *sheet) error {
 	chunk := npuFact("m_chunk_length").at("values", "default").num()
 	list := npuFact("table5").at("values").list()
@@ -390,6 +396,8 @@ func datasetName(d Value) string {
 	return strings.NewReplacer(" ", "-", "(", "", ")", "").Replace(d.at("dataset").text())
 }
 
+// npuShapes lists the heights and widths of as many values as the printed input has, and which is the squarest and
+// the fastest.
 func npuShapes(rows *sheet) error {
 	effect := npuFact("hw_square_shape_effect").at("values")
 	byRows := int(effect.at("input_a", 0).num())
@@ -503,6 +511,8 @@ func eq1(x, low, high float64) (npu, printed float64) {
 	return math.Min(math.Max(x, low), high), math.Floor(x/high) * high
 }
 
+// npuOutliers checks that a product is the sum of its quantised part and its outliers (Eq. 1), and what pruning
+// outliers costs.
 func npuOutliers(rows *sheet) error {
 	var low, high float64
 	if _, err := fmt.Sscanf(npuFact("m_outlier_split_eq1").at("values", "npu_part").text(), "clip(x/s, %g, %g)", &low,
@@ -607,6 +617,7 @@ func npuOutliers(rows *sheet) error {
 
 var npuEngines = []string{"MLC", "LCPP", "MNN", "PI", "TFLite"}
 
+// npuTable5 recomputes Table 5's sums, its speedups over other engines, and their means.
 func npuTable5(rows *sheet) error {
 	cells, wrong := 0, 0
 	for _, dataset := range npuFact("table5").at("values").list() {
@@ -671,6 +682,7 @@ func npuTable5(rows *sheet) error {
 	return nil
 }
 
+// npuTable6 recomputes Table 6's averages and losses.
 func npuTable6(rows *sheet) error {
 	table := npuFact("table6")
 	columns := table.at("columns").list()

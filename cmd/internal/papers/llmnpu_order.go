@@ -49,6 +49,7 @@ func (g chunkGraph) ready(order *chunkOrder, i, j int) (at int64, ok bool) {
 	return at, true
 }
 
+// empty is an order in which nothing has started.
 func (g chunkGraph) empty() chunkOrder {
 	order := chunkOrder{start: make([][]int64, len(g))}
 	for i := range g {
@@ -165,6 +166,7 @@ func (g chunkGraph) eq5() chunkOrder {
 	return order
 }
 
+// startable reports whether the next subgraph of any chunk can start by a time.
 func (g chunkGraph) startable(o *chunkOrder, next []int, now int64) bool {
 	for i := range g {
 		if next[i] < len(g[i]) {
@@ -185,6 +187,7 @@ type partial struct {
 	below int64    // no order that begins like this ends before
 }
 
+// begin is the root of the search: nothing has started, and all of the load is left.
 func (g chunkGraph) begin() *partial {
 	start := &partial{chunkOrder: g.empty(), next: make([]int, len(g))}
 	for i := range g {

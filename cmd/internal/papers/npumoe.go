@@ -70,6 +70,7 @@ func ladder(base float64) []int {
 	return slices.Compact(out)
 }
 
+// moeCapacity recomputes the base capacities by the reconstructed formula, and the tiers made of them.
 func moeCapacity(rows *sheet) error {
 	list, err := moeModels()
 	if err != nil {
@@ -121,6 +122,8 @@ func covering(capacities []int, load float64) int {
 	return capacities[problem.SmallestTier(load, capacities)]
 }
 
+// moeTiers gives every expert the smallest tier that covers its expected load, and measures padding and overflow
+// on traced and drawn routing.
 func moeTiers(rows *sheet) error {
 	base := problem.BaseCapacity(256, 2, 16)
 	capacities := ladder(base)
@@ -173,6 +176,8 @@ func moeTiers(rows *sheet) error {
 	return nil
 }
 
+// moeGroups checks which groups of experts fit into a graph of 1.2 GB, in each reading of the units, and that
+// groups are homogeneous.
 func moeGroups(rows *sheet) error {
 	limit := moe("hw_graph_size_limit").at("values", "fallback_above").num()
 	var each float64
@@ -259,6 +264,8 @@ func moePoints() (points [][3]float64) {
 	return points
 }
 
+// moeTable5 recomputes Table 5's ratios, and fits three models of what a launch costs, each judged at the points
+// it was not fitted to.
 func moeTable5(rows *sheet) error {
 	points := moePoints()
 	at := func(g, c float64) float64 {
@@ -369,6 +376,7 @@ func expertNS(p *socs.Processor, m *models.Model, rows int) float64 {
 	return anchors.NS(float64(rows)*expertBytes(m), expertBytes(m)) // 2 operations for each value of 2 bytes and row
 }
 
+// moeResidency compares NPU and CPU for groups of experts by load: from which load on the NPU is faster.
 func moeResidency(s *sheet) error {
 	soc, err := socs.Open("apple-m2-ultra")
 	if err != nil {
@@ -513,6 +521,7 @@ func moeInstance(tokens int, loads [][][]float64) (*problem.Tiers, error) {
 	return tiers, tiers.Validate()
 }
 
+// moeOptimum compares the paper's tiers with those of the exact solver for the same loads and costs.
 func moeOptimum(ctx context.Context, rows *sheet) error {
 	const tokens = 512
 	traced := tracedLoads(tokens)
@@ -560,6 +569,8 @@ func moeOptimum(ctx context.Context, rows *sheet) error {
 	return nil
 }
 
+// moeOverflow checks that pruning by saliency loses the least of all choices of as many rows, and that packed
+// experts compute what plain ones do, where nothing overflows.
 func moeOverflow(rows *sheet) error {
 	random := rand.New(rand.NewPCG(32, 2))
 	// Dropped rows against every choice of as many.
@@ -660,6 +671,7 @@ func moeOverflow(rows *sheet) error {
 	return nil
 }
 
+// moeMemory recomputes the bytes of experts and models from the catalog's shapes.
 func moeMemory(rows *sheet) error {
 	list, err := moeModels()
 	if err != nil {
@@ -697,6 +709,7 @@ func moeMemory(rows *sheet) error {
 	return nil
 }
 
+// moeCalibration compares the busiest experts of a profile's chunks with those of the chunks after them.
 func moeCalibration(rows *sheet) error {
 	const experts, layers, chunks, run = 16, 32, 16, 4
 	top := func(loads []float64, count int) []int {
@@ -759,6 +772,7 @@ func moeCalibration(rows *sheet) error {
 	return nil
 }
 
+// moeAppendix recomputes the ratios of the appendix's tables.
 func moeAppendix(rows *sheet) error {
 	latency := moe("table_a2_latency").at("values").list()
 	for _, row := range latency[1:] {
@@ -797,6 +811,7 @@ func moeAppendix(rows *sheet) error {
 	return nil
 }
 
+// moeRanges compares the ranges of the abstract with the details.
 func moeRanges(rows *sheet) error {
 	headline := moe("r_headline").at("values")
 	var collect func(v Value, out *[]float64)

@@ -36,6 +36,7 @@ type routing struct {
 	burst         uint64
 }
 
+// newRouting draws the popularity of experts: in proportion to rank^-skew, in a random order.
 func newRouting(random *rand.Rand, experts, topK int, skew float64, burst uint64) *routing {
 	made := &routing{random: random, experts: experts, topK: topK, burst: burst}
 	for e := range experts {
@@ -137,6 +138,7 @@ func meanLoads(chunks [][]float64) []float64 {
 // that do not fit.
 type reserve struct{ computed, useful, routed float64 }
 
+// add counts a chunk's loads against the experts' capacities.
 func (r *reserve) add(capacity []int, loads []float64) {
 	for e, n := range loads {
 		r.computed += float64(capacity[e])
@@ -145,6 +147,7 @@ func (r *reserve) add(capacity []int, loads []float64) {
 	}
 }
 
+// padding is the share of computed rows that hold nothing.
 func (r *reserve) padding() float64  { return 1 - r.useful/r.computed }
 func (r *reserve) overflow() float64 { return 1 - r.useful/r.routed }
 
@@ -155,6 +158,7 @@ type expertBlock struct {
 	up, down      [][]float32 // by expert
 }
 
+// expert computes one expert on a row: up, ReLU, down.
 func (b *expertBlock) expert(index int, row []float32) []float32 {
 	middle := make([]float32, b.inner)
 	for j := range middle {

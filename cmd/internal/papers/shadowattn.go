@@ -78,6 +78,7 @@ func cutRatios(ratios []float64) []float64 {
 	}
 }
 
+// shadowHeadRatios distributes the global ratio over heads by their importance, clamped (Eq. 3).
 func shadowHeadRatios(rows *sheet) error {
 	global, most := shadow("m_global_ratio").at("values", "default").num()/100, shadow("m_fig6_clamp").at("values",
 		"loss_clamp").num()
@@ -151,6 +152,8 @@ func shadowNPU(heads int) int64 {
 	return int64(math.Round(1000 * launchTime(points, heads)))
 }
 
+// shadowOrder compares the greedy order of Algorithm 1 with the best order of launches and heads, on printed and
+// drawn examples.
 func shadowOrder(rows *sheet) error {
 	// Fig. 9's four pipelines of two heads of one bucket, with times for which its steps help as drawn.
 	two := []headWork{{400, 200}, {100, 600}}
@@ -265,6 +268,7 @@ func shadowOrder(rows *sheet) error {
 	return nil
 }
 
+// shadowLaunch fits a line to the printed times of heads launched together: the cost of a launch and of a head.
 func shadowLaunch(rows *sheet) error {
 	launch := shadow("hw_npu_kernel_fused_launch").at("values")
 	query, keys := launch.at("q_shape_bhsd").nums(), launch.at("k_shape_bhsd").nums()
@@ -309,6 +313,8 @@ func shadowLaunch(rows *sheet) error {
 	return nil
 }
 
+// shadowSparse fits a line to the printed gains of the sparse kernel: time for estimating scores, and time for
+// multiplying in proportion to the ratio.
 func shadowSparse(rows *sheet) error {
 	gains, share := shadow("r_sparse_kernel_gain").at("values"), shadow("r_estimation_share").at("values")
 	fit := func(time func(gain float64) float64) (e, a float64) {
@@ -382,6 +388,7 @@ func quantised(used float64) float64 {
 	return float64(used*used)/12 + max(cut, 0)
 }
 
+// shadowBuckets compares grids of scales and the rule that selects one for a tensor (sec. 3.3).
 func shadowBuckets(rows *sheet) error {
 	step, tiny := shadow("m_bucket_step").at("values", "sigma").num(), shadow("m_bucket_step").at("values",
 		"tested_small").num()
@@ -481,6 +488,7 @@ func shadowBuckets(rows *sheet) error {
 	return nil
 }
 
+// shadowMemory recomputes the memory of graphs for all buckets.
 func shadowMemory(rows *sheet) error {
 	sizes := shadow("hw_graph_memory").at("values").nums()
 	buckets := shadow("m_bucket_step").at("values", "buckets_default").num()
@@ -503,6 +511,8 @@ func shadowMemory(rows *sheet) error {
 	return nil
 }
 
+// shadowTopK compares the positions that top-k selects before softmax with those that it selects after it, in
+// double and in single precision.
 func shadowTopK(rows *sheet) error {
 	ratio := shadow("m_global_ratio").at("values", "default").num() / 100
 	const queries, width = 100, 1024
@@ -569,6 +579,7 @@ func shadowTopK(rows *sheet) error {
 	return nil
 }
 
+// shadowOps recomputes the operations of attention from the shapes of Table 5.
 func shadowOps(rows *sheet) error {
 	length := slices.Max(shadow("wl_kernel_lengths").at("values").nums())
 	ratio := shadow("m_global_ratio").at("values", "default").num() / 100
@@ -582,6 +593,7 @@ func shadowOps(rows *sheet) error {
 	return nil
 }
 
+// shadowAccuracy recomputes the averages and losses of Tables 3, 4 and 6.
 func shadowAccuracy(rows *sheet) error {
 	t6 := shadow("table6").at("values").list()
 	columns := shadow("table6").at("columns").list()[2:]
@@ -655,6 +667,7 @@ func shadowAccuracy(rows *sheet) error {
 	return nil
 }
 
+// shadowTime recomputes the ratios of Tables 7 to 9.
 func shadowTime(rows *sheet) error {
 	k60 := shadow("r_k60").at("values")
 	for _, row := range shadow("table7").at("values").list() {
@@ -683,6 +696,7 @@ func shadowTime(rows *sheet) error {
 	return nil
 }
 
+// shadowClaims compares headline numbers with what is printed elsewhere.
 func shadowClaims(rows *sheet) error {
 	headline := shadow("r_headline").at("values")
 	energy := 0.0

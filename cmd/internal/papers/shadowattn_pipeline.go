@@ -15,11 +15,13 @@ type headPipeline struct {
 	heads    []headWork
 }
 
+// headLaunch is heads whose scores the NPU estimates together, in npu units of time.
 type headLaunch struct {
 	npu   int64
 	heads []int
 }
 
+// headWork is what the processor beside the NPU does for a head: selecting positions, then multiplying them.
 type headWork struct{ topk, qkv int64 }
 
 // headSchedule is in which order launches and heads run, and when the last head is done.
@@ -270,6 +272,7 @@ func (p headPipeline) byHead() headSchedule {
 	return schedule
 }
 
+// leastQKV is the label whose processor is free first.
 func leastQKV(labels []*label) *label {
 	return slices.MinFunc(labels, func(a, b *label) int { return cmp.Compare(a.qkv, b.qkv) })
 }

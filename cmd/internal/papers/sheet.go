@@ -68,6 +68,7 @@ var notes = sync.OnceValue(func() map[string]map[string]string {
 	return out
 })
 
+// shown is a value as rows hold it: numbers as float64 of six digits.
 func shown(v any) any {
 	switch x := v.(type) {
 	case int:

@@ -38,6 +38,7 @@ func PickItems(args []string) ([]Item, error) {
 	return nil, unknown("item of "+args[0], args[1], names)
 }
 
+// ListItems shows what there is to recompute.
 func ListItems(ui *cli.Streams, items []Item) error {
 	var table [][]string
 	var docs []map[string]string

@@ -68,6 +68,7 @@ func CompiledWords(list []planir.Compiled) []string {
 	return out
 }
 
+// forRows writes numbers of rows as a sentence does.
 func forRows(rows []int) string {
 	if len(rows) == 1 && rows[0] == 1 {
 		return "1 row"

@@ -18,6 +18,7 @@ type Roof struct {
 	Source string `json:"source"` // measured, predicted
 }
 
+// Text writes the share, with the source of its time where asked, "-" where the SoC does not tell.
 func (r *Roof) Text(source bool) string {
 	if r == nil {
 		return "-"

@@ -119,6 +119,7 @@ func ShowStatic(ui *cli.Streams, p *planir.Plan) {
 	}
 }
 
+// ShowPredictions prints the predicted time of every program beside that of each processor alone.
 func ShowPredictions(ui *cli.Streams, plan *planir.Plan) {
 	if len(plan.Predictions) == 0 {
 		return

@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/runtime/quality"
 )
 
+// CalibrateOptions are the flags of hetc calibrate.
 type CalibrateOptions struct {
 	Model, Text, Out string
 	Windows          int
@@ -28,6 +29,7 @@ func defaultWindows(parameters int64) int {
 	return int(min(most, max(least, most*usual/float64(max(1, parameters)))))
 }
 
+// Run measures what each precision costs in each class of weights, and writes it unless the same is there.
 func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err := wholefile.Writable(o.Out); err != nil {
 		return err

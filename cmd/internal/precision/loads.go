@@ -21,12 +21,14 @@ import (
 // LoadTokens is the length of the chunks that loads are noted for. Longer ones are put together from them.
 const LoadTokens = 64
 
+// LoadsOptions are the flags of hetc loads.
 type LoadsOptions struct {
 	Model, Text, Synthetic, Out string
 	Windows, Chunks             int
 	Seed                        uint64
 }
 
+// Run counts what a model's router sends to every expert, or draws it, and writes it unless the same is there.
 func (o *LoadsOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err := wholefile.Writable(o.Out); err != nil {
 		return err

@@ -23,6 +23,7 @@ import (
 	"github.com/hetc/hetc/runtime/quality"
 )
 
+// QualityOptions are the flags of hetc quality.
 type QualityOptions struct {
 	Bundle, Plan, Model, Text, SoC, Calibration string
 
@@ -41,6 +42,8 @@ type phase struct {
 	tally quality.Tally
 }
 
+// Run compares a bundle or plan with the model in float32. limited says that --max-kl was given: more is an error
+// of class ClassRun.
 func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool) (err error) {
 	model, err := models.Open(o.Model)
 	if err != nil {

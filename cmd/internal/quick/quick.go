@@ -38,6 +38,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
+// Options are the flags of hetc quick.
 type Options struct {
 	Model, Out, Prompt, Budget string
 	Calibration, Text          string
@@ -252,6 +253,7 @@ func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
 	return nil
 }
 
+// quickWorkload permits these schemes in both phases.
 func quickWorkload(schemes []op.Scheme) workload.Workload {
 	return workload.Workload{Schema: workload.Schema, Buckets: quickBuckets,
 		Schemes: workload.Schemes{Prefill: schemes, Decode: schemes}}

@@ -61,6 +61,7 @@ type kindTime struct {
 	Share   float64 `json:"share"`
 }
 
+// runBench measures prefill and decode in rounds, and shows times by lane and step.
 func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *executor.Machine) error {
 	times, err := Measure(ctx, machine, o.promptLen, o.gen, o.rounds)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
+// runDump writes the logits of every prompt position.
 func (o *options) runDump(ctx context.Context, ui *cli.Streams, m *executor.Machine, prompt []int32) error {
 	all, vocab, err := logits(ctx, m, prompt)
 	if err != nil {
@@ -45,6 +46,7 @@ func logits(ctx context.Context, m *executor.Machine, prompt []int32) (all []flo
 	return all, vocab, err
 }
 
+// checked is how far an execution is from the reference.
 type checked struct {
 	Positions  int     `json:"positions"`
 	MaxAbsDiff float64 `json:"max_abs_diff"`
@@ -63,6 +65,7 @@ const (
 	checkKL  = 0.01
 )
 
+// runCheck executes the prompt with the reference program too, and fails with class ClassRun unless both agree.
 func (o *options) runCheck(
 	ctx context.Context, ui *cli.Streams, b *opened, machine *executor.Machine, prompt []int32, drivers []driver.Driver,
 ) error {
@@ -136,6 +139,7 @@ func compare(got, want []float32, vocab int) checked {
 	return result
 }
 
+// logSumExp is the logarithm of the sum of exponentials, shifted by the maximum so that nothing overflows.
 func logSumExp(v []float32) float64 {
 	hi := float64(slices.Max(v))
 	sum := 0.0
@@ -145,6 +149,7 @@ func logSumExp(v []float32) float64 {
 	return hi + math.Log(sum)
 }
 
+// argmax is the index of the largest value, the first of several.
 func argmax(v []float32) int {
 	best := 0
 	for i, x := range v {

@@ -14,6 +14,7 @@ import (
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
+// generated is an answer under --json.
 type generated struct {
 	ID        string  `json:"id,omitempty"` // of --prompts
 	Text      string  `json:"text,omitempty"`
@@ -34,6 +35,7 @@ type generated struct {
 	Stats *stats              `json:"stats,omitempty"`
 }
 
+// generate streams an answer to standard output.
 func (o *options) generate(
 	ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, prompt []int32,
 	watch *stopwatch, copied int64,
@@ -109,6 +111,7 @@ func (o *options) generate(
 	return ui.Result(result)
 }
 
+// median is the middle of some times, 0 of none.
 func median(ns []int64) float64 {
 	if len(ns) == 0 {
 		return 0
@@ -121,6 +124,7 @@ func median(ns []int64) float64 {
 	return float64(sorted[len(sorted)/2])
 }
 
+// printSteps prints the mean times of every step that was executed.
 func printSteps(ui *cli.Streams, steps []executor.StepStat) {
 	rows := make([][]string, len(steps))
 	for i, st := range steps {

@@ -37,6 +37,7 @@ type opened struct {
 // code are the roles of artifacts, which drivers load: all of them are private copies.
 var code = []bundle.Role{bundle.RolePlan, bundle.RoleNPUGraph, bundle.RoleGPUKernel}
 
+// openBundle opens a bundle on the terms of the flags, for this machine.
 func openBundle(s *cli.Streams, path string, o *options) (*opened, error) {
 	accepted, err := o.terms.Open(s, path, thisHost(o.anyMachine || o.simulates))
 	if err != nil {
@@ -120,11 +121,13 @@ func Execute(
 // UntilDone is src until ctx ends, so that loading gigabytes of weights can be interrupted.
 func UntilDone(ctx context.Context, src executor.Source) executor.Source { return &untilDone{ctx, src} }
 
+// untilDone refuses to load more once its context has ended.
 type untilDone struct {
 	ctx context.Context
 	src executor.Source
 }
 
+// Blob implements executor.Source.
 func (u *untilDone) Blob(name string) ([]byte, error) {
 	if err := u.ctx.Err(); err != nil {
 		return nil, fmt.Errorf("load %q: %w", name, err)
@@ -132,6 +135,7 @@ func (u *untilDone) Blob(name string) ([]byte, error) {
 	return u.src.Blob(name)
 }
 
+// Range implements executor.Source.
 func (u *untilDone) Range(name string, offset, bytes int64) ([]byte, error) {
 	if err := u.ctx.Err(); err != nil {
 		return nil, fmt.Errorf("load %q: %w", name, err)
@@ -139,6 +143,7 @@ func (u *untilDone) Range(name string, offset, bytes int64) ([]byte, error) {
 	return u.src.Range(name, offset, bytes)
 }
 
+// Ahead implements executor.Ahead.
 func (u *untilDone) Ahead(ctx context.Context, parts []executor.Part) {
 	if ahead, ok := u.src.(executor.Ahead); ok {
 		ahead.Ahead(ctx, parts)
@@ -156,6 +161,7 @@ func (u *untilDone) Unchanged() error {
 // entry is the plan that the bundle begins with.
 func (b *opened) entry() (*planir.Plan, error) { return b.plan(b.Manifest().Entrypoint) }
 
+// plan reads a plan of the bundle and checks it.
 func (b *opened) plan(name string) (*planir.Plan, error) {
 	data, err := b.of(name, bundle.RolePlan)
 	if err != nil {

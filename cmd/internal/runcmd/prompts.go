@@ -71,6 +71,7 @@ func (o *options) jobs(ctx context.Context, s *cli.Streams, tok tokenizer.Tokeni
 	return out, nil
 }
 
+// classOf is the class of a prompt's error: of the input, unless it says otherwise.
 func classOf(err error) diag.Class {
 	if class := diag.ClassOf(err); class != diag.ClassInternal {
 		return class
@@ -78,6 +79,7 @@ func classOf(err error) diag.Class {
 	return diag.ClassInput
 }
 
+// parseLine reads a line of JSON, an error of class ClassInput unless it holds one prompt.
 func parseLine(text string) (line, error) {
 	var asked line
 	decoder := json.NewDecoder(bytes.NewReader([]byte(text)))

@@ -137,6 +137,7 @@ func (l *commandLine) namesNoFile() bool {
 	return false
 }
 
+// atLeast is the rule that a flag is not below a value.
 func atLeast(flag string, least int, value func(*commandLine) int) rule {
 	return rule{
 		broken:  func(l *commandLine) bool { return value(l) < least },
@@ -145,6 +146,7 @@ func atLeast(flag string, least int, value func(*commandLine) int) rule {
 	}
 }
 
+// forBench are the rules that flags come with --bench only.
 func forBench(flags ...string) (out []rule) {
 	for _, flag := range flags {
 		out = append(out, rule{
@@ -157,6 +159,7 @@ func forBench(flags ...string) (out []rule) {
 	return out
 }
 
+// forGenerating are the rules that flags come without what does not generate.
 func forGenerating(flags ...string) (out []rule) {
 	for _, flag := range flags {
 		out = append(out, rule{

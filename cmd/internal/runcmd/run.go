@@ -178,6 +178,7 @@ func emulatedNote(names []string) string {
 // traceEvents is how many events of each lane a trace holds: some hundred tokens of a model of twenty layers.
 const traceEvents = 1 << 17
 
+// writeTrace writes what ran when, and tells where the beginning alone was kept.
 func (o *options) writeTrace(ui *cli.Streams, m *executor.Machine) error {
 	lost := int64(0)
 	err := wholefile.Stream(o.trace, func(w io.Writer) (err error) {

@@ -26,6 +26,7 @@ type part struct {
 	MS   float64 `json:"ms"`
 }
 
+// newStopwatch begins with the process; its first part is the command line.
 func newStopwatch() *stopwatch {
 	watch := &stopwatch{last: began}
 	watch.mark("command line")
@@ -46,6 +47,7 @@ func (t *stopwatch) split(inner string, took time.Duration, name string) {
 	t.parts = append(t.parts, part{name, ms(all - took)})
 }
 
+// ms is a time in milliseconds.
 func ms(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
 
 // stats is the document of --stats.
@@ -65,6 +67,7 @@ type stats struct {
 	Emulated  bool  `json:"emulated,omitempty"` // times are those of an emulator, not of a device
 }
 
+// stats are the times up to the first token, and what memory was used.
 func (t *stopwatch) stats(running *executor.Machine, prompt int, tokenizer bool, copied int64) *stats {
 	out := &stats{
 		Start: t.parts, LoadMS: ms(running.LoadTime()), PeakBytes: machine.PeakMemory(),
@@ -90,6 +93,7 @@ func (t *stopwatch) stats(running *executor.Machine, prompt int, tokenizer bool,
 	return out
 }
 
+// print shows them in the order in which they passed.
 func (x *stats) print(ui *cli.Streams) {
 	rows := make([][]string, 0, len(x.Start)+1)
 	for _, part := range x.Start {

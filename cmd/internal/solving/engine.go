@@ -30,6 +30,7 @@ import (
 // EngineFlags say what solves the problems that solve poses, and where these are written.
 type EngineFlags struct{ engine, models, of string }
 
+// Flags adds the flags to a command.
 func (f *EngineFlags) Flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.engine, "engine", "auto",
 		"what solves: auto (exact, and highs for what that leaves open), exact, highs, highs-native")
@@ -139,8 +140,10 @@ type Solved struct {
 	Failed    string   `json:"failed,omitempty"` // why there is no answer
 }
 
+// NewLog is a log of no solves, which tells progress on ui.
 func NewLog(s *cli.Streams) *Log { return &Log{s: s, begun: map[string]time.Time{}} }
 
+// Started notes when an engine begins a problem.
 func (l *Log) Started(what, engine string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,6 +151,7 @@ func (l *Log) Started(what, engine string) {
 	l.shown = time.Now()
 }
 
+// Done notes an engine's answer.
 func (l *Log) Done(report problem.Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

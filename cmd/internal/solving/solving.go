@@ -29,6 +29,7 @@ type Inputs struct {
 	Warn *cli.Streams
 }
 
+// Flags adds the flags to a command.
 func (in *Inputs) Flags(c *cobra.Command) {
 	flags := c.Flags()
 	flags.StringVar(&in.SoC, "soc", "", "SoC file or catalog name")

@@ -25,6 +25,7 @@ type Working struct {
 	line  *cli.Line
 }
 
+// Flags adds the flags to a command.
 func (w *Working) Flags(c *cobra.Command) {
 	c.Flags().StringVar(&w.most, "working-memory", unit.Bytes(solver.DefaultWorkingMemory).String(),
 		"most memory that solving itself keeps: a search that needs more ends early and says so")
@@ -87,6 +88,7 @@ func (w *Working) spent() string {
 	return text
 }
 
+// seconds writes a time with a tenth of a second.
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
 
 // Show tells what solving took, and returns it for --json.
