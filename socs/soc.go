@@ -7,7 +7,7 @@
 package socs
 
 import (
-	"sort"
+	"slices"
 	"strconv"
 
 	"github.com/hetc/hetc/planir/capability"
@@ -280,8 +280,7 @@ func (s *SoC) Link(from, to string) (Link, bool) {
 // JointGBps returns the bandwidth a set of processors reaches together (1e9 byte/s); false when the SoC
 // does not state it. One processor's is its bandwidth alone. Order does not matter.
 func (s *SoC) JointGBps(names ...string) (float64, bool) {
-	want := append([]string(nil), names...)
-	sort.Strings(want)
+	want := slices.Sorted(slices.Values(names))
 	if len(want) == 1 {
 		proc := s.Processor(want[0])
 		if proc == nil || proc.BandwidthGBps == 0 {
@@ -290,7 +289,7 @@ func (s *SoC) JointGBps(names ...string) (float64, bool) {
 		return proc.BandwidthGBps, true
 	}
 	for _, j := range s.Joint {
-		if equalSets(j.Processors, want) {
+		if slices.Equal(slices.Sorted(slices.Values(j.Processors)), want) {
 			return j.BandwidthGBps, true
 		}
 	}
@@ -338,18 +337,4 @@ func Round(v, step int) int {
 		return v
 	}
 	return (v + step - 1) / step * step
-}
-
-func equalSets(a, sorted []string) bool {
-	if len(a) != len(sorted) {
-		return false
-	}
-	ordered := append([]string(nil), a...)
-	sort.Strings(ordered)
-	for i := range ordered {
-		if ordered[i] != sorted[i] {
-			return false
-		}
-	}
-	return true
 }

@@ -85,7 +85,7 @@ func TestCatalogPhones(t *testing.T) {
 			t.Errorf("%s: says nothing of its own", c.phone)
 		}
 		for _, f := range soc.Facts {
-			if !contains(phone.Facts, f) {
+			if !slices.Contains(phone.Facts, f) {
 				t.Errorf("%s: fact %q of %s is lost or changed", c.phone, f.Name, c.soc)
 			}
 		}

@@ -2,6 +2,8 @@ package socs
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sort"
 	"strings"
 
@@ -20,7 +22,7 @@ type Sourced struct {
 func (s *SoC) Numbers() []Sourced {
 	values := valuePaths(s)
 	var out []Sourced
-	for _, path := range sortedKeys(values) {
+	for _, path := range slices.Sorted(maps.Keys(values)) {
 		leaf := values[path]
 		if !leaf.number {
 			continue

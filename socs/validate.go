@@ -2,8 +2,9 @@ package socs
 
 import (
 	"fmt"
+	"maps"
 	"math"
-	"sort"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -287,7 +288,7 @@ func (v *validator) cores(path string, cores []int) {
 
 func (v *validator) processor(path string, proc *Processor) {
 	v.identity(path, proc)
-	for _, elem := range sortedKeys(proc.PeakGops) {
+	for _, elem := range slices.Sorted(maps.Keys(proc.PeakGops)) {
 		if op.Type(elem).Bytes() == 0 {
 			v.add(path+".peak_gops", "unknown element type %q", clip(elem))
 			continue
@@ -302,7 +303,7 @@ func (v *validator) processor(path string, proc *Processor) {
 	v.bytes(path+".graph_bytes", proc.GraphBytes)
 	v.bytes(path+".address_bytes", proc.AddressBytes)
 	v.whole(path+".max_graphs", proc.MaxGraphs, maxCount)
-	if !contains([]string{"", WeightsShared, WeightsPerGraph}, proc.WeightBytes) {
+	if !slices.Contains([]string{"", WeightsShared, WeightsPerGraph}, proc.WeightBytes) {
 		v.add(path+".weight_bytes", "%q, want %s or %s", clip(proc.WeightBytes), WeightsShared, WeightsPerGraph)
 	}
 	if proc.Sim != nil {
@@ -315,7 +316,7 @@ func (v *validator) processor(path string, proc *Processor) {
 
 // identity checks which processor it is, and who drives it.
 func (v *validator) identity(path string, proc *Processor) {
-	if !contains([]string{KindCPU, KindGPU, KindNPU}, proc.Kind) {
+	if !slices.Contains([]string{KindCPU, KindGPU, KindNPU}, proc.Kind) {
 		v.add(path+".kind", "kind %q, want cpu, gpu or npu", clip(proc.Kind))
 	}
 	if proc.Driver == "" {
@@ -345,7 +346,7 @@ func (v *validator) identity(path string, proc *Processor) {
 
 // texts checks keys and values that are shown as they are.
 func (v *validator) texts(path string, values map[string]string) {
-	for _, key := range sortedKeys(values) {
+	for _, key := range slices.Sorted(maps.Keys(values)) {
 		v.text(path, key)
 		v.text(path, values[key])
 	}
@@ -354,7 +355,7 @@ func (v *validator) texts(path string, values map[string]string) {
 func (v *validator) capabilities(path string, set *capability.Set) {
 	v.tile(path+".tile", set.Tile)
 	distinct(v, path+".kinds", "operator", set.Kinds, func(kind op.Kind) error {
-		if !contains(op.Kinds, kind) {
+		if !slices.Contains(op.Kinds, kind) {
 			return fmt.Errorf("unknown operator %q", clip(string(kind)))
 		}
 		return nil
@@ -393,14 +394,14 @@ func (v *validator) capabilities(path string, set *capability.Set) {
 
 // forms checks those of the schemes that have no mistake themselves.
 func (v *validator) forms(path string, set *capability.Set, schemes map[op.Scheme]bool) {
-	for _, scheme := range sortedKeys(set.Forms) {
+	for _, scheme := range slices.Sorted(maps.Keys(set.Forms)) {
 		if !schemes[scheme] {
 			v.add(path, "forms of scheme %q, which is not among the processor's schemes", clip(string(scheme)))
 			continue
 		}
 		distinct(v, path+"."+string(scheme), "form", set.Forms[scheme], func(form op.Form) error {
 			switch {
-			case !contains(op.FormClasses, form):
+			case !slices.Contains(op.FormClasses, form):
 				return fmt.Errorf("form %q, want %q", clip(string(form)), op.FormClasses)
 			case form == op.Conv && set.DynamicRows:
 				return fmt.Errorf("form %q is compiled for a number of rows, and dynamic_rows says that calls may have fewer", form)
@@ -459,7 +460,7 @@ func (v *validator) target(path string, proc *Processor) {
 		}
 	}
 	distinct(v, path+".kinds", "operator", target.Kinds, func(kind op.Kind) error {
-		if !contains(op.Kinds, kind) {
+		if !slices.Contains(op.Kinds, kind) {
 			return fmt.Errorf("unknown operator %q", clip(string(kind)))
 		}
 		if !proc.Executes(kind) {
@@ -468,13 +469,13 @@ func (v *validator) target(path string, proc *Processor) {
 		return nil
 	})
 	distinct(v, path+".schemes", "scheme", target.Schemes, func(scheme op.Scheme) error {
-		if !contains(proc.Schemes, scheme) {
+		if !slices.Contains(proc.Schemes, scheme) {
 			return fmt.Errorf("scheme %q is not among the processor's schemes", clip(string(scheme)))
 		}
 		return nil
 	})
-	for _, scheme := range sortedKeys(target.Forms) {
-		if !contains(target.Schemes, scheme) && len(target.Schemes) > 0 {
+	for _, scheme := range slices.Sorted(maps.Keys(target.Forms)) {
+		if !slices.Contains(target.Schemes, scheme) && len(target.Schemes) > 0 {
 			v.add(path+".forms", "scheme %q is not among the target's schemes", clip(string(scheme)))
 		}
 		for _, form := range target.Forms[scheme] {
@@ -507,8 +508,8 @@ func (v *validator) sim(path string, proc *Processor) {
 		}
 		v.simScheme(path+".schemes."+string(scheme), proc.Forms[scheme], &rates)
 	}
-	for _, scheme := range sortedKeys(sim.Schemes) {
-		if !contains(proc.Schemes, scheme) {
+	for _, scheme := range slices.Sorted(maps.Keys(sim.Schemes)) {
+		if !slices.Contains(proc.Schemes, scheme) {
 			v.add(path+".schemes", "scheme %q is not among the processor's schemes", clip(string(scheme)))
 		}
 	}
@@ -548,9 +549,9 @@ func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]S
 			v.add(path, "no price of form %q, which the processor lists", clip(string(form)))
 		}
 	}
-	for _, form := range sortedKeys(prices) {
+	for _, form := range slices.Sorted(maps.Keys(prices)) {
 		price, at := prices[form], path+"."+clip(string(form))
-		if !contains(op.FormClasses, form) {
+		if !slices.Contains(op.FormClasses, form) {
 			v.add(path, "form %q, want %q", clip(string(form)), op.FormClasses)
 			continue
 		}
@@ -576,8 +577,8 @@ func (v *validator) simForm(at string, form op.Form, price SimForm) {
 }
 
 func (v *validator) sources(soc *SoC) {
-	values := sortedKeys(valuePaths(soc))
-	for _, path := range sortedKeys(soc.Sources) {
+	values := slices.Sorted(maps.Keys(valuePaths(soc)))
+	for _, path := range slices.Sorted(maps.Keys(soc.Sources)) {
 		if v.full() {
 			return
 		}
@@ -622,7 +623,7 @@ func (v *validator) sources(soc *SoC) {
 
 func (v *validator) source(path, text string) {
 	if kind, place, ok := strings.Cut(text, ": "); !ok || strings.TrimSpace(place) == "" ||
-		!contains(SourceKinds, kind) {
+		!slices.Contains(SourceKinds, kind) {
 		v.add(path, "source %q, want one of %s, a colon and the place", clip(text), strings.Join(SourceKinds, ", "))
 		return
 	}
@@ -673,24 +674,6 @@ func linkPath(l Link) string { return fmt.Sprintf("links.%s>%s", l.From, l.To) }
 
 func jointPath(j Joint) string {
 	set := append([]string(nil), j.Processors...)
-	sort.Strings(set)
+	slices.Sort(set)
 	return "joint." + strings.Join(set, "+")
-}
-
-func contains[T comparable](list []T, x T) bool {
-	for _, have := range list {
-		if x == have {
-			return true
-		}
-	}
-	return false
-}
-
-func sortedKeys[K ~string, V any](m map[K]V) []K {
-	out := make([]K, 0, len(m))
-	for key := range m {
-		out = append(out, key)
-	}
-	sort.Slice(out, func(i, j int) bool { return out[i] < out[j] })
-	return out
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -137,4 +138,42 @@ func (b *Bindings) MatchesAll(g *op.Graph) error {
 		return fmt.Errorf("got %d rows, want all %d: shapes are static", rows, g.Rows())
 	}
 	return nil
+}
+
+// Dense is the memory of a call's operands where every row of the graph's values follows the one before, for libraries
+// that know no other layout. A value that is both input and output is in one place.
+func (b *Bindings) Dense(g *op.Graph) (in, out [][]byte, err error) {
+	in, out = make([][]byte, len(b.In)), make([][]byte, len(b.Out))
+	for i := range b.In {
+		if in[i], err = b.In[i].dense(g.Inputs[i], "input"); err != nil {
+			return nil, nil, err
+		}
+	}
+	for i := range b.Out {
+		if out[i], err = b.Out[i].dense(g.Outputs[i], "output"); err != nil {
+			return nil, nil, err
+		}
+		for j, value := range g.Inputs {
+			if value.Name == g.Outputs[i].Name && mem.Address(in[j]) != mem.Address(out[i]) {
+				return nil, nil, fmt.Errorf("value %q is computed in place, but bound to different views as input and output",
+					value.Name)
+			}
+		}
+	}
+	return in, out, nil
+}
+
+func (v *View) dense(want op.Value, role string) ([]byte, error) {
+	if v.Type != want.Type || v.Cols != want.Cols || v.Rows < want.Rows {
+		return nil, fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, want.Name, v.Type, v.Rows, v.Cols,
+			want.Type, want.Rows, want.Cols)
+	}
+	raw, err := v.Window(want.Rows)
+	if err == nil && want.Rows > 1 && v.Stride != v.Cols {
+		err = fmt.Errorf("rows of %d columns lie %d apart, want them dense", v.Cols, v.Stride)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s %q: %w", role, want.Name, err)
+	}
+	return raw, nil
 }

@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sort"
 
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/diag"
@@ -73,7 +72,7 @@ func (host) Open(ctx context.Context, config driver.Config) (driver.Processor, e
 		return nil, fmt.Errorf("open processor of driver %q: %w", Name, err)
 	}
 	set, err := kernel.ByName("")
-	for _, key := range sortedKeys(config.Options) {
+	for _, key := range slices.Sorted(maps.Keys(config.Options)) {
 		if key != "kernels" {
 			return nil, diag.New(diag.ClassInput, "open processor %q of driver %q: unknown option %q", config.Select,
 				Name, key).WithHint("options: kernels")
@@ -84,15 +83,6 @@ func (host) Open(ctx context.Context, config driver.Config) (driver.Processor, e
 		return nil, fmt.Errorf("open processor %q of driver %q: %w", config.Select, Name, err)
 	}
 	return newProcessor(cores, set), nil
-}
-
-func sortedKeys(m map[string]string) []string {
-	var keys []string
-	for key := range m {
-		keys = append(keys, key)
-	}
-	sort.Strings(keys)
-	return keys
 }
 
 // layouts is the packed layout of every weight scheme.

@@ -125,12 +125,7 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	}
 	proc := &processor{cores: cores, models: map[string]*model{}, loaded: map[*executable]bool{}}
 	path := ""
-	keys := make([]string, 0, len(config.Options))
-	for key := range config.Options {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	for _, option := range keys {
+	for _, option := range slices.Sorted(maps.Keys(config.Options)) {
 		text := config.Options[option]
 		if key, ok := strings.CutPrefix(option, optProvider+"."); ok && key != "" {
 			proc.providerOptions = append(proc.providerOptions, [2]string{key, text})

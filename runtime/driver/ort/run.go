@@ -134,37 +134,9 @@ func (e *executable) bound(bindings *driver.Bindings) bool {
 // bind checks the operands of a call and tells the library where they lie.
 func (e *executable) bind(bindings *driver.Bindings) error {
 	graph := &e.m.graph
-	dense := func(v *driver.View, want op.Value, role string) ([]byte, error) {
-		if v.Type != want.Type || v.Cols != want.Cols || v.Rows < want.Rows {
-			return nil, fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, want.Name, v.Type, v.Rows,
-				v.Cols, want.Type, want.Rows, want.Cols)
-		}
-		raw, err := v.Window(want.Rows)
-		if err == nil && want.Rows > 1 && v.Stride != v.Cols {
-			err = fmt.Errorf("rows of %d columns lie %d apart, want them dense", v.Cols, v.Stride)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s %q: %w", role, want.Name, err)
-		}
-		return raw, nil
-	}
-	ins, outs := make([][]byte, len(bindings.In)), make([][]byte, len(bindings.Out))
-	var err error
-	for i := range bindings.In {
-		if ins[i], err = dense(&bindings.In[i], graph.Inputs[i], "input"); err != nil {
-			return err
-		}
-	}
-	for i := range bindings.Out {
-		if outs[i], err = dense(&bindings.Out[i], graph.Outputs[i], "output"); err != nil {
-			return err
-		}
-		for j, value := range graph.Inputs {
-			if value.Name == graph.Outputs[i].Name && mem.Address(ins[j]) != mem.Address(outs[i]) {
-				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output",
-					value.Name)
-			}
-		}
+	ins, outs, err := bindings.Dense(graph)
+	if err != nil {
+		return err
 	}
 	own, err := e.place(ins, outs)
 	if err != nil {
@@ -180,8 +152,21 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 			return err
 		}
 	}
+	if err := e.observe(ins, own); err != nil {
+		return err
+	}
+	e.in, e.out, e.at = slices.Clone(bindings.In), slices.Clone(bindings.Out), e.at[:0]
+	for _, view := range slices.Concat(bindings.In, bindings.Out) {
+		e.at = append(e.at, mem.Address(view.Buffer.Bytes()))
+	}
+	return nil
+}
+
+// observe finds what is looked at around a call: the scales that the library writes, and the ids that it reads.
+func (e *executable) observe(ins, own [][]byte) error {
+	graph := &e.m.graph
 	e.scales, e.ids = e.scales[:0], e.ids[:0]
-	extra := own[len(outs):]
+	extra := own[len(graph.Outputs):]
 	for _, checker := range e.m.checks {
 		raw := []byte(nil)
 		if checker.graph >= 0 {
@@ -205,10 +190,6 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 			return err
 		}
 		e.ids = append(e.ids, ids)
-	}
-	e.in, e.out, e.at = slices.Clone(bindings.In), slices.Clone(bindings.Out), e.at[:0]
-	for _, view := range slices.Concat(bindings.In, bindings.Out) {
-		e.at = append(e.at, mem.Address(view.Buffer.Bytes()))
 	}
 	return nil
 }

@@ -187,44 +187,16 @@ func (p *processor) Execute(exe driver.Executable, bindings *driver.Bindings) er
 	if err := bindings.MatchesAll(graph); err != nil || bindings.Scalars.Rows == 0 {
 		return err
 	}
-	in, out := make([][]byte, len(bindings.In)), make([][]byte, len(bindings.Out))
-	var err error
-	for i := range bindings.In {
-		if in[i], err = dense(&bindings.In[i], graph.Inputs[i], "input"); err != nil {
-			return err
-		}
-		if err := numbers(in[i], graph.Inputs[i]); err != nil {
-			return err
-		}
+	in, out, err := bindings.Dense(graph)
+	if err != nil {
+		return err
 	}
-	for i := range bindings.Out {
-		if out[i], err = dense(&bindings.Out[i], graph.Outputs[i], "output"); err != nil {
+	for i, raw := range in {
+		if err := numbers(raw, graph.Inputs[i]); err != nil {
 			return err
-		}
-		for j, value := range graph.Inputs {
-			if value.Name == graph.Outputs[i].Name && mem.Address(in[j]) != mem.Address(out[i]) {
-				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output",
-					value.Name)
-			}
 		}
 	}
 	return p.engine.run(loaded.id, in, out)
-}
-
-// dense is the memory of an operand, whose rows lie one after another.
-func dense(v *driver.View, want op.Value, role string) ([]byte, error) {
-	if v.Type != want.Type || v.Cols != want.Cols || v.Rows < want.Rows {
-		return nil, fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, want.Name, v.Type, v.Rows, v.Cols,
-			want.Type, want.Rows, want.Cols)
-	}
-	raw, err := v.Window(want.Rows)
-	if err == nil && want.Rows > 1 && v.Stride != v.Cols {
-		err = fmt.Errorf("rows of %d columns lie %d apart, want them dense", v.Cols, v.Stride)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s %q: %w", role, want.Name, err)
-	}
-	return raw, nil
 }
 
 // numbers refuses values that the NPU's grids have no place for: they would count as something else.

@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -156,12 +157,7 @@ func (qnn) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	proc := &processor{Local: driver.Local{Name: Name + ":" + config.Select}, loaded: map[*executable]bool{},
 		files: map[[32]byte]*staged{}}
 	library, ort := "", ""
-	keys := make([]string, 0, len(config.Options))
-	for key := range config.Options {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	for _, key := range keys {
+	for _, key := range slices.Sorted(maps.Keys(config.Options)) {
 		text := config.Options[key]
 		switch key {
 		case optLibrary:

@@ -70,7 +70,7 @@ func (d *sim) Open(ctx context.Context, config driver.Config) (driver.Processor,
 		counts: map[string]uint64{}}
 	proc.model, proc.soc = model{desc: desc, memory: memory(d.soc)}, d.soc
 	compute := true
-	for _, key := range sortedKeys(config.Options) {
+	for _, key := range slices.Sorted(maps.Keys(config.Options)) {
 		value := config.Options[key]
 		var err error
 		switch key {
@@ -132,13 +132,4 @@ func capabilities(p *socs.Processor) *driver.Capabilities {
 		string(op.BF16): op.RowsLayout}
 	maps.Copy(caps.Layouts, p.Layouts)
 	return caps
-}
-
-func sortedKeys(m map[string]string) []string {
-	out := make([]string, 0, len(m))
-	for key := range m {
-		out = append(out, key)
-	}
-	slices.Sort(out)
-	return out
 }
