@@ -17,10 +17,10 @@ const defaultBucketNodes = 1 << 25
 //
 //	w(i, j) = (P[j] - P[i]) * T[j],
 //
-// P being the weight of the rests of at most that many tokens. With T[j] the least cost of all sizes of at least j rows,
-// which the optimum can have (see problem.Buckets), T never falls. So w is Monge and the best predecessors advance
-// together: the lower envelope of lines in P (convex hull trick) answers each layer in one pass, O(Max * sizes) for each
-// chunk. Chunks are tried in the order of a bound (unlimited buckets), until no bound is below the best.
+// P being the weight of the rests of at most that many tokens. With T[j] the least cost of all sizes of at least j
+// rows, which the optimum can have (see problem.Buckets), T never falls. So w is Monge and the best predecessors
+// advance together: the lower envelope of lines in P (convex hull trick) answers each layer in one pass, O(Max * sizes)
+// for each chunk. Chunks are tried in the order of a bound (unlimited buckets), until no bound is below the best.
 //
 // Limits of bytes, graphs or opening time make it a shortest path with resource constraints. Chunks whose path breaks
 // one are searched by label setting (limited), bounded by the path without limits and by a Lagrangian relaxation of
@@ -162,8 +162,8 @@ func (s *bucketSearch) solve() {
 	}
 }
 
-// charged is a bound of what the chunk costs with at most Max buckets: every bucket is charged, as many as are permitted
-// are for free. It takes one pass, where solve takes Max.
+// charged is a bound of what the chunk costs with at most Max buckets: every bucket is charged, as many as are
+// permitted are for free. It takes one pass, where solve takes Max.
 func (s *bucketSearch) charged(charge int64) int64 {
 	s.hull.reset()
 	s.hull.add(s.cost[s.chunk], s.upTo[s.chunk+1]*s.cost[s.chunk]+charge)

@@ -28,8 +28,8 @@ func (a spent) times(price spent) (sum int64) {
 	return sum
 }
 
-// relaxed are the layers with a price on every unit spent, for bounds: value[k][v] is the least of what the rests beyond
-// node v cost plus what the sizes opened for them are charged.
+// relaxed are the layers with a price on every unit spent, for bounds: value[k][v] is the least of what the rests
+// beyond node v cost plus what the sizes opened for them are charged.
 type relaxed struct {
 	price spent
 	value [][]int64

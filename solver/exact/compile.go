@@ -470,7 +470,8 @@ func (c *prepared) reduce(it *jointItem) {
 	}
 	all := slices.Clone(it.keep)
 	it.keep = slices.DeleteFunc(it.keep, func(choice int32) bool {
-		return slices.ContainsFunc(all, func(other int32) bool { return other != choice && c.replaces(it, other, choice) })
+		better := func(other int32) bool { return other != choice && c.replaces(it, other, choice) }
+		return slices.ContainsFunc(all, better)
 	})
 }
 

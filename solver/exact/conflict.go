@@ -20,8 +20,8 @@ func noUse(j *problem.Joint) *problem.Use {
 }
 
 // conflict names limits of an infeasible instance that cannot be kept together: one that cannot be kept at all, else
-// what is left when limits are taken away as long as it is proved that the others cannot be kept (deletion filter for an
-// irreducible infeasible subset).
+// what is left when limits are taken away as long as it is proved that the others cannot be kept (deletion filter for
+// an irreducible infeasible subset).
 func conflict(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 	limits := j.Limits(noUse(j))
 	for i := range limits {

@@ -43,8 +43,8 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 // errNone: proved that there is no solution.
 var errNone = errors.New("no solution")
 
-// solveJoint solves a valid instance, to the first solution found where any will do: heuristics first, then the bound of
-// the root, then the search, and at last the search for the first of the optimal solutions.
+// solveJoint solves a valid instance, to the first solution found where any will do: heuristics first, then the bound
+// of the root, then the search, and at last the search for the first of the optimal solutions.
 func solveJoint(
 	ctx context.Context, j *problem.Joint, limits problem.Limits, anyOne bool,
 ) (problem.JointSolution, error) {

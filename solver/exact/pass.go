@@ -164,7 +164,8 @@ func (r *relaxation) diffuse(n *treeNode, it *chainItem, source *jointItem, top 
 	}
 }
 
-// chargeMore charges the choices of an item that name an asset more for it, and returns the choice with the least theta.
+// chargeMore charges the choices of an item that name an asset more for it, and returns the choice with the least
+// theta.
 func (r *relaxation) chargeMore(it *chainItem, source *jointItem, use int, more int64, top int32) int32 {
 	theta := r.theta
 	for _, choice := range source.namedBy[use] {
@@ -254,8 +255,8 @@ type ascent struct {
 //
 // It is coordinate ascent on the Lagrangian dual: the price of one limit after the other is raised or lowered, as its
 // use in the solution of the relaxation says (the subgradient's sign). The change is a part of the price, reach, that
-// grows as long as it helps and shrinks when no price helps. It stops when the bound is above enough, and leaves the best
-// multipliers in the node (attain: and the choices as they give them); false when an item has no choices. found is
+// grows as long as it helps and shrinks when no price helps. It stops when the bound is above enough, and leaves the
+// best multipliers in the node (attain: and the choices as they give them); false when an item has no choices. found is
 // called with the choices as it goes.
 func (r *relaxation) climb(n *treeNode, evals, passes int, enough func(int64) bool, found func()) bool {
 	for i := range r.often {

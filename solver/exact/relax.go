@@ -336,8 +336,8 @@ func (r *relaxation) fits() bool {
 	return true
 }
 
-// prime gives a node without multipliers the first ones: one price for all limits that its free optimum breaks, relative
-// to what each permits, searched for by powers of four; those who share an asset pay equal parts.
+// prime gives a node without multipliers the first ones: one price for all limits that its free optimum breaks,
+// relative to what each permits, searched for by powers of four; those who share an asset pay equal parts.
 func (r *relaxation) prime(n *treeNode) {
 	prep := r.prep
 	best := n.child()

@@ -30,24 +30,25 @@ const (
 //
 //	sum over e of w[e][choice of e]  +  sum over tiers k of F_k(n_k)
 //
-// For given numbers n the first sum is a transportation problem, whose optimum is an M-convex function of n (Murota 2003, ch. 9):
-// an assignment is optimal unless a sequence of experts, each moving to the tier that the next one leaves, makes it
-// cheaper (the exchange argument; no order of the experts by load is needed). With the convex envelope of
-// each F_k in its place the whole is M-convex, too, so moving one expert's worth of load along the cheapest exchange until none is
-// cheaper gives its minimum: a lower bound, with whole numbers of experts. F_k is not convex because of groups that are not
-// full; where the envelope lies below it at the optimum, the search branches on n_k.
+// For given numbers n the first sum is a transportation problem, whose optimum is an M-convex function of n (Murota
+// 2003, ch. 9): an assignment is optimal unless a sequence of experts, each moving to the tier that the next one
+// leaves, makes it cheaper (the exchange argument; no order of the experts by load is needed). With the convex envelope
+// of each F_k in its place the whole is M-convex, too, so moving one expert's worth of load along the cheapest exchange
+// until none is cheaper gives its minimum: a lower bound, with whole numbers of experts. F_k is not convex because of
+// groups that are not full; where the envelope lies below it at the optimum, the search branches on n_k.
 //
 // Time is the longer of the NPU's queue N and the CPU's work C, which is no such sum. But
 //
 //	max(N, C) >= u*N + (1-u)*C   for every u in [0,1],
 //
-// the right side is such a sum, and the best u makes both sides meet but for whole experts (Lagrangian duality). So every layer has a weight
-// u, and the exchange argument holds for what it weighs. Branching on n_k, which divides the assignments on both sides of the
-// kink, closes the difference (tiers_weigh.go).
+// the right side is such a sum, and the best u makes both sides meet but for whole experts (Lagrangian duality). So
+// every layer has a weight u, and the exchange argument holds for what it weighs. Branching on n_k, which divides the
+// assignments on both sides of the kink, closes the difference (tiers_weigh.go).
 //
-// Layers are independent unless the region, the number of graphs, dropped rows, lost saliency or a bound on a measure couple them. If the best
-// without those keeps them, it is the answer. Otherwise they are priced (tiers_price.go), whose dual bound prunes a
-// depth-first search in the order of layers and experts, which ends with a proof or, at its limit, with a gap.
+// Layers are independent unless the region, the number of graphs, dropped rows, lost saliency or a bound on a measure
+// couple them. If the best without those keeps them, it is the answer. Otherwise they are priced (tiers_price.go),
+// whose dual bound prunes a depth-first search in the order of layers and experts, which ends with a proof or, at its
+// limit, with a gap.
 func (Engine) Tiers(ctx context.Context, p *problem.Tiers, limits problem.Limits) (problem.TierSolution, error) {
 	if err := p.Validate(); err != nil {
 		return problem.TierSolution{}, err
@@ -55,25 +56,25 @@ func (Engine) Tiers(ctx context.Context, p *problem.Tiers, limits problem.Limits
 	best := problem.TierSolution{Objective: math.MaxInt64}
 	bound := int64(math.MaxInt64)
 	var nodes int64
-	for c := range p.Chunks {
-		s := newTierSearch(ctx, p, c, limits)
-		times := s.t.Times(p.Measure())
-		s.best = best.Objective / times
+	for chunk := range p.Chunks {
+		search := newTierSearch(ctx, p, chunk, limits)
+		times := search.table.Times(p.Measure())
+		search.best = best.Objective / times
 		if best.Objective == math.MaxInt64 {
-			s.best = math.MaxInt64
-		} else if s.best*times < best.Objective {
-			s.best++
+			search.best = math.MaxInt64
+		} else if search.best*times < best.Objective {
+			search.best++
 		}
-		err := s.solve()
+		err := search.solve()
 		if err != nil {
 			return problem.TierSolution{}, diag.New(diag.ClassInterrupted, "solve tiers %q: %w", p.Name, err)
 		}
-		nodes += s.nodes
-		if s.bound < math.MaxInt64/times {
-			bound = min(bound, s.bound*times)
+		nodes += search.nodes
+		if search.bound < math.MaxInt64/times {
+			bound = min(bound, search.bound*times)
 		}
-		if s.choices != nil && s.best*times < best.Objective {
-			best = problem.TierSolution{Chunk: c, Choices: s.choices, Objective: s.best * times}
+		if search.choices != nil && search.best*times < best.Objective {
+			best = problem.TierSolution{Chunk: chunk, Choices: search.choices, Objective: search.best * times}
 		}
 	}
 	if best.Choices == nil {
@@ -92,8 +93,8 @@ func (Engine) Tiers(ctx context.Context, p *problem.Tiers, limits problem.Limits
 // tierSearch is the search for one chunk length. Costs are of one chunk.
 type tierSearch struct {
 	ctx     context.Context
-	p       *problem.Tiers
-	t       *problem.TierTable
+	tiers   *problem.Tiers
+	table   *problem.TierTable
 	chunk   int
 	main    term
 	budgets []budget
@@ -107,39 +108,42 @@ type tierSearch struct {
 	bound   int64 // no solution is below it, as far as it is below best
 }
 
-// prices are what a unit of each resource costs. The sum over a layer is a sum over cells, and over tiers by the number of experts.
+// prices are what a unit of each resource costs. The sum over a layer is a sum over cells, and over tiers by the number
+// of experts.
 type prices struct{ npu, cpu, sync, energy, off, launches, drop, lost, experts int64 }
 
-func (p *prices) add(q prices, times int64) {
-	p.npu, p.cpu, p.sync = p.npu+times*q.npu, p.cpu+times*q.cpu, p.sync+times*q.sync
-	p.energy, p.off, p.launches = p.energy+times*q.energy, p.off+times*q.off, p.launches+times*q.launches
-	p.drop, p.lost, p.experts = p.drop+times*q.drop, p.lost+times*q.lost, p.experts+times*q.experts
+func (p *prices) add(more prices, times int64) {
+	p.npu, p.cpu, p.sync = p.npu+times*more.npu, p.cpu+times*more.cpu, p.sync+times*more.sync
+	p.energy, p.off, p.launches = p.energy+times*more.energy, p.off+times*more.off, p.launches+times*more.launches
+	p.drop, p.lost, p.experts = p.drop+times*more.drop, p.lost+times*more.lost, p.experts+times*more.experts
 }
 
-func (p *prices) cell(x *problem.TierCell, k int) int64 {
-	v := p.cpu*x.CPUNS + p.energy*x.EnergyNJ + p.off*x.Off + p.drop*x.Drop + p.lost*x.Lost
-	if k > 0 {
-		v += p.experts
+func (p *prices) cell(cell *problem.TierCell, choice int) int64 {
+	value := p.cpu*cell.CPUNS + p.energy*cell.EnergyNJ + p.off*cell.Off + p.drop*cell.Drop + p.lost*cell.Lost
+	if choice > 0 {
+		value += p.experts
 	}
-	return v
+	return value
 }
 
-func (p *prices) group(g *problem.TierGroups, n int) int64 {
-	return p.npu*g.NS[n] + p.energy*g.EnergyNJ[n] + p.launches*g.Launches[n]
+func (p *prices) group(groups *problem.TierGroups, experts int) int64 {
+	return p.npu*groups.NS[experts] + p.energy*groups.EnergyNJ[experts] + p.launches*groups.Launches[experts]
 }
 
-// term is something that is minimised or limited: prices, or where the processors overlap time, whose prices are its upper bound.
+// term is something that is minimised or limited: prices, or where the processors overlap time, whose prices are its
+// upper bound.
 type term struct {
 	prices
 	longer bool // the longer of NPU and CPU counts
 }
 
 // of is how much of it a layer, or all of them, takes.
-func (x *term) of(c problem.TierCost) int64 {
+func (x *term) of(cost problem.TierCost) int64 {
 	if x.sync > 0 {
-		return c.NS
+		return cost.NS
 	}
-	return x.energy*c.EnergyNJ + x.off*c.Off + x.launches*c.Launches + x.drop*c.Drop + x.lost*c.Lost + x.experts*c.Experts
+	return x.energy*cost.EnergyNJ + x.off*cost.Off + x.launches*cost.Launches +
+		x.drop*cost.Drop + x.lost*cost.Lost + x.experts*cost.Experts
 }
 
 // budget is a term and the most of it: of one layer, or of all (-1).
@@ -151,60 +155,64 @@ type budget struct {
 }
 
 func newTierSearch(ctx context.Context, p *problem.Tiers, chunk int, limits problem.Limits) *tierSearch {
-	s := &tierSearch{ctx: ctx, p: p, t: p.Table(chunk), chunk: chunk, limit: limits.Nodes}
-	if s.limit == 0 {
+	out := &tierSearch{ctx: ctx, tiers: p, table: p.Table(chunk), chunk: chunk, limit: limits.Nodes}
+	if out.limit == 0 {
 		most := 0
-		for l := range s.t.Cells {
-			most = max(most, len(s.t.Cells[l]))
+		for layer := range out.table.Cells {
+			most = max(most, len(out.table.Cells[layer]))
 		}
-		s.limit = min(tierNodes, int64(tierWork/(most*(1+min(p.MaxTiers, len(p.Capacities))))))
+		out.limit = min(tierNodes, int64(tierWork/(most*(1+min(p.MaxTiers, len(p.Capacities))))))
 	}
-	s.main = s.measure(p.Measure())
-	for _, m := range problem.TierMeasures {
-		if b, ok := p.Bounds[m]; ok {
-			s.budgets = append(s.budgets, budget{term: s.measure(m), layer: -1, limit: b / s.t.Times(m)})
-		}
-	}
-	all := func(x prices, limit int64) {
-		s.budgets = append(s.budgets, budget{term: term{prices: x}, layer: -1, limit: limit})
-	}
-	each := func(x prices, limit func(int) int64) {
-		for l := range s.t.Cells {
-			s.budgets = append(s.budgets, budget{term: term{prices: x}, layer: l, limit: limit(l)})
+	out.main = out.measure(p.Measure())
+	for _, measure := range problem.TierMeasures {
+		if limit, ok := p.Bounds[measure]; ok {
+			out.budgets = append(out.budgets, budget{term: out.measure(measure), layer: -1,
+				limit: limit / out.table.Times(measure)})
 		}
 	}
-	if n := p.NPUExperts(); n < math.MaxInt64 {
-		all(prices{experts: 1}, n)
+	all := func(unit prices, limit int64) {
+		out.budgets = append(out.budgets, budget{term: term{prices: unit}, layer: -1, limit: limit})
+	}
+	each := func(unit prices, limit func(int) int64) {
+		for layer := range out.table.Cells {
+			out.budgets = append(out.budgets, budget{term: term{prices: unit}, layer: layer, limit: limit(layer)})
+		}
+	}
+	if experts := p.NPUExperts(); experts < math.MaxInt64 {
+		all(prices{experts: 1}, experts)
 	}
 	if p.MaxGraphs != 0 {
 		all(prices{launches: 1}, max(0, p.MaxGraphs))
 	}
 	if p.Prune {
 		if p.MaxDropPPM < 1e6 {
-			all(prices{drop: 1}, s.t.TotalDrop())
+			all(prices{drop: 1}, out.table.TotalDrop())
 		}
 		if p.MaxLayerDropPPM < 1e6 {
-			each(prices{drop: 1}, s.t.LayerDrop)
+			each(prices{drop: 1}, out.table.LayerDrop)
 		}
-		if most, ok := s.t.TotalLost(); ok && p.MaxLostPPM < 1e6 {
+		if most, ok := out.table.TotalLost(); ok && p.MaxLostPPM < 1e6 {
 			all(prices{lost: 1}, most)
 		}
-		if most, ok := s.t.LayerLost(); ok && p.MaxLayerLostPPM < 1e6 {
+		if most, ok := out.table.LayerLost(); ok && p.MaxLayerLostPPM < 1e6 {
 			each(prices{lost: 1}, func(int) int64 { return most })
 		}
 	}
-	for i := range s.budgets {
-		b := &s.budgets[i]
-		if b.layer >= 0 && i > 0 && s.budgets[i-1].prices == b.prices {
-			b.most = s.budgets[i-1].most
+	for i := range out.budgets {
+		budget := &out.budgets[i]
+		if budget.layer >= 0 && i > 0 && out.budgets[i-1].prices == budget.prices {
+			budget.most = out.budgets[i-1].most
 		} else {
-			b.most = s.largest(&b.term)
+			budget.most = out.largest(&budget.term)
 		}
-		b.limit = min(b.limit, b.most) // products stay small
+		budget.limit = min(budget.limit, budget.most) // products stay small
 	}
-	s.budgets = slices.DeleteFunc(s.budgets, func(b budget) bool { return b.layer < 0 && b.limit >= b.most })
-	s.scale = s.scaled()
-	return s
+	out.budgets = slices.DeleteFunc(out.budgets, func(budget budget) bool {
+		return budget.layer < 0 &&
+			budget.limit >= budget.most
+	})
+	out.scale = out.scaled()
+	return out
 }
 
 // scaled is the scale of the main term.
@@ -227,33 +235,34 @@ func (s *tierSearch) measure(m problem.TierMeasure) term {
 	case problem.TierLost:
 		return term{prices: prices{lost: 1}}
 	}
-	return term{prices{npu: 1, cpu: 1, sync: 1}, !s.p.Serial}
+	return term{prices{npu: 1, cpu: 1, sync: 1}, !s.tiers.Serial}
 }
 
-// duals are multipliers: of the main term, which is the search's scale or, where nothing but keeping budgets counts, 0; of the budgets, in
-// 1/scale of the main term; and the weight of the NPU's time by layer.
+// duals are multipliers: of the main term, which is the search's scale or, where nothing but keeping budgets counts, 0;
+// of the budgets, in 1/scale of the main term; and the weight of the NPU's time by layer.
 type duals struct {
 	main  int64
 	mult  []int64
 	split []float64
 }
 
-// combined are the prices of a layer in units of 1/scale of the main term, and the price of the longer time that is in them.
-func (s *tierSearch) combined(l int, d *duals) (p prices, longer int64) {
-	put := func(x *term, times int64) {
-		if x.longer {
+// combined are the prices of a layer in units of 1/scale of the main term, and the price of the longer time that is in
+// them.
+func (s *tierSearch) combined(layer int, dual *duals) (sum prices, longer int64) {
+	put := func(term *term, times int64) {
+		if term.longer {
 			longer += times
 		} else {
-			p.add(x.prices, times)
+			sum.add(term.prices, times)
 		}
 	}
-	put(&s.main, d.main)
+	put(&s.main, dual.main)
 	for i := range s.budgets {
-		if b := &s.budgets[i]; d.mult[i] > 0 && (b.layer < 0 || b.layer == l) {
-			put(&b.term, d.mult[i])
+		if budget := &s.budgets[i]; dual.mult[i] > 0 && (budget.layer < 0 || budget.layer == layer) {
+			put(&budget.term, dual.mult[i])
 		}
 	}
-	return s.weighed(p, longer, d.split[l]), longer
+	return s.weighed(sum, longer, dual.split[layer]), longer
 }
 
 // weighed adds a price of the longer time to others.
@@ -265,75 +274,75 @@ func (s *tierSearch) weighed(p prices, longer int64, split float64) prices {
 
 // even are no multipliers.
 func (s *tierSearch) even() *duals {
-	d := &duals{main: s.scale, mult: make([]int64, len(s.budgets)), split: make([]float64, len(s.t.Cells))}
-	for l := range d.split {
-		d.split[l] = 0.5
+	out := &duals{main: s.scale, mult: make([]int64, len(s.budgets)), split: make([]float64, len(s.table.Cells))}
+	for layer := range out.split {
+		out.split[layer] = 0.5
 	}
-	return d
+	return out
 }
 
 // layer poses one layer under prices: columns are choice 0 and the tiers of set.
-func (s *tierSearch) layer(l int, r *prices, set []int) *tierLayer {
-	y := &tierLayer{cols: append([]int{0}, set...), search: s, most: layerNodes}
-	experts := len(s.t.Cells[l])
-	y.w = make([][]int64, experts)
-	flat := make([]int64, experts*len(y.cols))
-	for e := range y.w {
-		y.w[e], flat = flat[:len(y.cols):len(y.cols)], flat[len(y.cols):]
+func (s *tierSearch) layer(layer int, costs *prices, set []int) *tierLayer {
+	out := &tierLayer{cols: append([]int{0}, set...), search: s, most: layerNodes}
+	experts := len(s.table.Cells[layer])
+	out.cost = make([][]int64, experts)
+	flat := make([]int64, experts*len(out.cols))
+	for expert := range out.cost {
+		out.cost[expert], flat = flat[:len(out.cols):len(out.cols)], flat[len(out.cols):]
 	}
-	for _, k := range y.cols {
-		n := experts
-		if k > 0 {
-			n = min(n, len(s.t.Groups[k-1].NS)-1)
+	for _, choice := range out.cols {
+		most := experts
+		if choice > 0 {
+			most = min(most, len(s.table.Groups[choice-1].NS)-1)
 		}
-		y.f = append(y.f, make([]int64, n+1))
+		out.groupCost = append(out.groupCost, make([]int64, most+1))
 	}
-	y.price(l, r)
-	return y
+	out.price(layer, costs)
+	return out
 }
 
 // price fills in what things cost.
-func (y *tierLayer) price(l int, r *prices) {
-	t := y.search.t
+func (y *tierLayer) price(layer int, costs *prices) {
+	table := y.search.table
 	y.big = 0
-	for e := range y.w {
+	for expert := range y.cost {
 		var most int64
-		for j, k := range y.cols {
-			y.w[e][j] = r.cell(&t.Cells[l][e][k], k)
-			most = max(most, y.w[e][j])
+		for j, choice := range y.cols {
+			y.cost[expert][j] = costs.cell(&table.Cells[layer][expert][choice], choice)
+			most = max(most, y.cost[expert][j])
 		}
 		y.big += float64(most)
 	}
-	for j, k := range y.cols {
-		f := y.f[j]
-		for i := range f {
+	for j, choice := range y.cols {
+		cost := y.groupCost[j]
+		for i := range cost {
 			switch {
-			case k > 0:
-				f[i] = r.group(&t.Groups[k-1], i)
-			case i < len(y.w):
-				f[i] = r.sync * t.SyncNS
+			case choice > 0:
+				cost[i] = costs.group(&table.Groups[choice-1], i)
+			case i < len(y.cost):
+				cost[i] = costs.sync * table.SyncNS
 			default:
-				f[i] = 0
+				cost[i] = 0
 			}
 		}
-		y.big += float64(slices.Max(f))
+		y.big += float64(slices.Max(cost))
 	}
 	y.big = 4*y.big + 4
 }
 
 // solve fills best, choices and bound. choices stays nil where nothing is below best.
 func (s *tierSearch) solve() error {
-	sets, complete := subsets(len(s.t.Groups), s.p.MaxTiers)
+	sets, complete := subsets(len(s.table.Groups), s.tiers.MaxTiers)
 	s.bound = math.MaxInt64
-	all := make([]int, len(s.t.Groups))
-	for k := range all {
-		all[k] = k + 1
+	all := make([]int, len(s.table.Groups))
+	for tier := range all {
+		all[tier] = tier + 1
 	}
 	free := s.even()
 	if s.main.longer {
-		for l := range s.t.Cells {
-			w := s.weigher(l, free, all, false)
-			free.split[l] = w.balance(w.root(), 8)
+		for layer := range s.table.Cells {
+			weigher := s.weigher(layer, free, all, false)
+			free.split[layer] = weigher.balance(weigher.root(), 8)
 		}
 	}
 	var list []candidate
@@ -350,34 +359,35 @@ func (s *tierSearch) solve() error {
 	var choices [][]int
 	open := make([]int64, 0, len(list)) // bounds
 	stopped := false
-	for _, c := range list {
-		if c.bound > min(relaxed, start) {
+	for _, next := range list {
+		if next.bound > min(relaxed, start) {
 			break
 		}
 		if len(s.budgets) > 0 && len(open) > 0 && s.nodes > s.limit/8 {
 			choices, stopped = nil, true // what layers do by themselves is not known
 			break
 		}
-		total, bound, x, err := s.independent(free, c.set, min(relaxed, start))
+		total, bound, better, err := s.independent(free, next.set, min(relaxed, start))
 		if err != nil {
 			return err
 		}
 		open = append(open, bound)
-		if x != nil && (total < relaxed || total == relaxed && less(x, choices)) {
-			relaxed, choices = total, x
+		if better != nil && (total < relaxed || total == relaxed && less(better, choices)) {
+			relaxed, choices = total, better
 		}
 	}
-	if s.main.longer && len(open) > 0 && (choices == nil && len(s.budgets) == 0 || choices != nil && s.t.Broken(choices) == "") {
+	if s.main.longer && len(open) > 0 &&
+		(choices == nil && len(s.budgets) == 0 || choices != nil && s.table.Broken(choices) == "") {
 		// What is still open gets more nodes, the least bound first.
 		most := slices.Repeat([]int{s.boundNodes()}, len(open))
 		for i := leastOf(open); open[i] < min(relaxed, start) && s.nodes < s.limit; i = leastOf(open) {
 			most[i] *= 4
-			total, bound, x, err := s.weighAll(free, list[i].set, min(relaxed, start), most[i], false)
+			total, bound, better, err := s.weighAll(free, list[i].set, min(relaxed, start), most[i], false)
 			if err != nil {
 				return err
 			}
-			if x != nil && (total < relaxed || total == relaxed && less(x, choices)) {
-				relaxed, choices = total, x
+			if better != nil && (total < relaxed || total == relaxed && less(better, choices)) {
+				relaxed, choices = total, better
 			}
 			open[i] = max(open[i], bound)
 		}
@@ -385,22 +395,22 @@ func (s *tierSearch) solve() error {
 			if open[i] != relaxed || open[leastOf(open)] < relaxed {
 				continue
 			}
-			if total, _, x, err := s.weighAll(free, list[i].set, relaxed, most[i], true); err != nil {
+			if total, _, better, err := s.weighAll(free, list[i].set, relaxed, most[i], true); err != nil {
 				return err
-			} else if x != nil && total == relaxed && less(x, choices) {
-				choices = x
+			} else if better != nil && total == relaxed && less(better, choices) {
+				choices = better
 			}
 		}
 	}
-	for _, b := range open {
-		s.bound = min(s.bound, b)
+	for _, bound := range open {
+		s.bound = min(s.bound, bound)
 	}
 	switch {
 	case choices == nil && stopped:
 		s.bound = 0
 	case choices == nil && (s.bound >= start || len(s.budgets) == 0):
 		return nil // nothing is better than what other chunk lengths have, or it was looked for
-	case choices != nil && s.t.Broken(choices) == "":
+	case choices != nil && s.table.Broken(choices) == "":
 		if relaxed < start {
 			s.best, s.choices = relaxed, choices
 		}
@@ -429,15 +439,15 @@ type candidate struct {
 func subsets(tiers, most int) (out [][]int, complete bool) {
 	most = min(most, tiers)
 	var set []int
-	var grow func(k int) bool
-	grow = func(k int) bool {
+	var grow func(tier int) bool
+	grow = func(tier int) bool {
 		if len(set) == most {
 			out = append(out, slices.Clone(set))
 			return len(out) <= tierSubsets
 		}
-		for ; k <= tiers-(most-len(set))+1; k++ {
-			set = append(set, k)
-			ok := grow(k + 1)
+		for ; tier <= tiers-(most-len(set))+1; tier++ {
+			set = append(set, tier)
+			ok := grow(tier + 1)
 			set = set[:len(set)-1]
 			if !ok {
 				return false
@@ -450,38 +460,38 @@ func subsets(tiers, most int) (out [][]int, complete bool) {
 }
 
 // linear returns a bound by set of tiers: every expert alone, at the least that a place in a group costs.
-func (s *tierSearch) linear(d *duals) func(set []int) int64 {
+func (s *tierSearch) linear(dual *duals) func(set []int) int64 {
 	cost := make([][]int64, 0) // by expert of all layers and choice
-	for l := range s.t.Cells {
-		r, _ := s.combined(l, d)
-		rate := make([]float64, len(s.t.Groups)+1)
-		for k := range s.t.Groups {
-			rate[k+1] = math.Inf(1)
-			for n := 1; n < len(s.t.Groups[k].NS) && n <= len(s.t.Cells[l]); n++ {
-				rate[k+1] = min(rate[k+1], float64(r.group(&s.t.Groups[k], n))/float64(n))
+	for layer := range s.table.Cells {
+		costs, _ := s.combined(layer, dual)
+		rate := make([]float64, len(s.table.Groups)+1)
+		for tier := range s.table.Groups {
+			rate[tier+1] = math.Inf(1)
+			for count := 1; count < len(s.table.Groups[tier].NS) && count <= len(s.table.Cells[layer]); count++ {
+				rate[tier+1] = min(rate[tier+1], float64(costs.group(&s.table.Groups[tier], count))/float64(count))
 			}
 		}
-		for e := range s.t.Cells[l] {
-			v := make([]int64, len(rate))
-			for k := range v {
-				v[k] = blocked
-				if x := float64(r.cell(&s.t.Cells[l][e][k], k)) + rate[k]; x < blocked {
-					v[k] = int64(math.Floor(x))
+		for expert := range s.table.Cells[layer] {
+			byChoice := make([]int64, len(rate))
+			for tier := range byChoice {
+				byChoice[tier] = blocked
+				if value := float64(costs.cell(&s.table.Cells[layer][expert][tier], tier)) + rate[tier]; value < blocked {
+					byChoice[tier] = int64(math.Floor(value))
 				}
 			}
-			cost = append(cost, v)
+			cost = append(cost, byChoice)
 		}
 	}
 	return func(set []int) int64 {
 		var total int64
-		for _, v := range cost {
-			best := v[0]
-			for _, k := range set {
-				best = min(best, v[k])
+		for _, byChoice := range cost {
+			best := byChoice[0]
+			for _, tier := range set {
+				best = min(best, byChoice[tier])
 			}
 			total += best
 		}
-		return s.dual(total, d)
+		return s.dual(total, dual)
 	}
 }
 
@@ -494,43 +504,43 @@ func (s *tierSearch) independent(free *duals, set []int, cutoff int64) (total, b
 		}
 		return s.weighAll(free, set, cutoff, most, false)
 	}
-	r := s.main.prices
-	layers := make([]*tierLayer, len(s.t.Cells))
+	costs := s.main.prices
+	layers := make([]*tierLayer, len(s.table.Cells))
 	roots := make([]*box, len(layers))
 	var floor int64 // of the layers to come
-	for l := range layers {
-		layers[l] = s.layer(l, &r, set)
-		roots[l] = layers[l].root()
-		layers[l].relax(roots[l])
-		floor += roots[l].least()
+	for layer := range layers {
+		layers[layer] = s.layer(layer, &costs, set)
+		roots[layer] = layers[layer].root()
+		layers[layer].relax(roots[layer])
+		floor += roots[layer].least()
 	}
-	for l, y := range layers {
+	for layer, posed := range layers {
 		if err := s.ctx.Err(); err != nil {
 			return 0, 0, nil, err
 		}
 		if total+floor > cutoff {
 			return total + floor, total + floor, nil, nil
 		}
-		floor -= roots[l].least()
-		value, least, x := y.solve(roots[l])
+		floor -= roots[layer].least()
+		value, least, assigned := posed.solve(roots[layer])
 		total, bound = total+value, bound+least
-		out = append(out, x)
+		out = append(out, assigned)
 	}
 	if total > cutoff {
 		return total, bound, nil, nil
 	}
-	for l, y := range layers {
-		root := y.root()
-		y.relax(root)
-		if x := y.first(out[l], root); x != nil {
-			out[l] = x
+	for layer, posed := range layers {
+		root := posed.root()
+		posed.relax(root)
+		if assigned := posed.first(out[layer], root); assigned != nil {
+			out[layer] = assigned
 		}
-		for e, j := range out[l] {
-			out[l][e] = y.cols[j]
+		for expert, j := range out[layer] {
+			out[layer][expert] = posed.cols[j]
 		}
 	}
 	return total, bound, out, nil
 }
 
 // boundNodes is for how many nodes the two processors of a layer are weighed, to begin with.
-func (s *tierSearch) boundNodes() int { return max(16, boundWork/len(s.t.Cells[0])) }
+func (s *tierSearch) boundNodes() int { return max(16, boundWork/len(s.table.Cells[0])) }

@@ -48,7 +48,8 @@ func TestTiersOfALargeModelInARegion(t *testing.T) {
 	}
 }
 
-// Limits that couple the layers of a model leave gaps far below 1 %: of dropped rows, lost saliency, graphs, the region, and NPUMoE's order.
+// Limits that couple the layers of a model leave gaps far below 1 %: of dropped rows, lost saliency, graphs, the
+// region, and NPUMoE's order.
 func TestTiersUnderLimitsOfAModel(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -92,8 +93,8 @@ func TestTiersUnderLimitsOfAModel(t *testing.T) {
 	}
 }
 
-// The stages of NPUMoE's order, each with the earlier ones held at what they achieved: of rows and energy little is open, of launches, which are
-// few and counted in whole numbers, some percent.
+// The stages of NPUMoE's order, each with the earlier ones held at what they achieved: of rows and energy little is
+// open, of launches, which are few and counted in whole numbers, some percent.
 func TestTiersInOrderOfAModel(t *testing.T) {
 	p := problem.GenerateTiers(1, 8, 32, 8)
 	s, err := Engine{}.Tiers(context.Background(), p, problem.Limits{})
@@ -122,7 +123,8 @@ func TestTiersInOrderOfAModel(t *testing.T) {
 	}
 }
 
-// Limits that no choice of tiers keeps, though every limit by itself is kept by some: the exact engine says so instead of running out of nodes.
+// Limits that no choice of tiers keeps, though every limit by itself is kept by some: the exact engine says so instead
+// of running out of nodes.
 func TestTiersThatCannotKeepTheirLimits(t *testing.T) {
 	p := problem.GenerateTiers(7, 32, 16, 6)
 	p.Minimise = problem.TierLaunches

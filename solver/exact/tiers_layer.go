@@ -8,23 +8,24 @@ import (
 
 // tierLayer is one layer with columns to choose from.
 type tierLayer struct {
-	search *tierSearch
-	cols   []int     // choices
-	w      [][]int64 // by expert and column; blocked: not this one
-	f      [][]int64 // by column and number of experts
-	big    float64   // more than any solution costs
-	nodes  int
-	most   int // nodes of solve
-	moves  *moves
+	search    *tierSearch
+	cols      []int     // choices
+	cost      [][]int64 // by expert and column; blocked: not this one
+	groupCost [][]int64 // by column and number of experts
+	big       float64   // more than any solution costs
+	nodes     int
+	most      int // nodes of solve
+	moves     *moves
 }
 
-// box restricts how many experts are in each column. x is an assignment that no exchange improves under the envelopes.
+// box restricts how many experts are in each column. assigned is an assignment that no exchange improves under the
+// envelopes.
 type box struct {
-	lo, hi []int
-	x, n   []int
-	bound  float64 // of every assignment in the box, +Inf: there is none
-	gap    []float64
-	value  int64 // of x
+	lo, hi          []int
+	assigned, count []int
+	bound           float64 // of every assignment in the box, +Inf: there is none
+	gap             []float64
+	value           int64 // of x
 }
 
 // least is the bound as a whole number. Rounding of the relaxation stays far below a tenth.
@@ -37,143 +38,150 @@ func (b *box) least() int64 {
 
 // root is the whole layer, with every expert where it is cheapest if places in full groups are.
 func (y *tierLayer) root() *box {
-	k := len(y.cols)
-	b := &box{lo: make([]int, k), hi: make([]int, k), x: make([]int, len(y.w)), n: make([]int, k)}
-	rate := make([]float64, k)
-	for j, f := range y.f {
-		b.hi[j] = len(f) - 1
-		for n := 1; j > 0 && n < len(f); n++ {
-			if v := float64(f[n]-f[0]) / float64(n); n == 1 || v < rate[j] {
-				rate[j] = v
+	columns := len(y.cols)
+	out := &box{lo: make([]int, columns), hi: make([]int, columns), assigned: make([]int, len(y.cost)), count: make([]int, columns)}
+	rate := make([]float64, columns)
+	for j, cost := range y.groupCost {
+		out.hi[j] = len(cost) - 1
+		for count := 1; j > 0 && count < len(cost); count++ {
+			if each := float64(cost[count]-cost[0]) / float64(count); count == 1 || each < rate[j] {
+				rate[j] = each
 			}
 		}
 	}
-	for e, w := range y.w {
+	for expert, costs := range y.cost {
 		best := -1
 		var cost float64
-		for j, v := range w {
-			if v >= blocked || len(y.f[j]) == 1 && j > 0 {
+		for j, each := range costs {
+			if each >= blocked || len(y.groupCost[j]) == 1 && j > 0 {
 				continue
 			}
-			if c := float64(v) + rate[j]; best < 0 || c < cost {
-				best, cost = j, c
+			if whole := float64(each) + rate[j]; best < 0 || whole < cost {
+				best, cost = j, whole
 			}
 		}
 		if best < 0 {
-			b.bound = math.Inf(1)
-			return b
+			out.bound = math.Inf(1)
+			return out
 		}
-		b.x[e] = best
-		b.n[best]++
+		out.assigned[expert] = best
+		out.count[best]++
 	}
-	return b
+	return out
 }
 
-// envelope is the largest convex function below f on [lo,hi]: its slopes, from lo on, and its value at n.
-func envelope(f []int64, lo, hi int, slope []float64) {
+// envelope is the largest convex function below cost on [lo,hi], as its slopes from lo on: the lower hull of its
+// points.
+func envelope(cost []int64, lo, hi int, slope []float64) {
 	hull := make([]int, 0, hi-lo+1)
-	for n := lo; n <= hi; n++ {
+	for count := lo; count <= hi; count++ {
 		for len(hull) >= 2 {
-			a, b := hull[len(hull)-2], hull[len(hull)-1]
-			if float64(f[b]-f[a])*float64(n-a) < float64(f[n]-f[a])*float64(b-a) {
+			left, right := hull[len(hull)-2], hull[len(hull)-1]
+			rise, next := float64(cost[right]-cost[left]), float64(cost[count]-cost[left])
+			if rise*float64(count-left) < next*float64(right-left) {
 				break
 			}
 			hull = hull[:len(hull)-1]
 		}
-		hull = append(hull, n)
+		hull = append(hull, count)
 	}
 	for i := 1; i < len(hull); i++ {
-		a, b := hull[i-1], hull[i]
-		v := float64(f[b]-f[a]) / float64(b-a)
-		for n := a; n < b; n++ {
-			slope[n-lo] = v
+		left, right := hull[i-1], hull[i]
+		v := float64(cost[right]-cost[left]) / float64(right-left)
+		for count := left; count < right; count++ {
+			slope[count-lo] = v
 		}
 	}
 }
 
-// relax moves experts until no exchange is cheaper, with the convex envelope of each f within the box.
-func (y *tierLayer) relax(b *box) {
+// relax moves experts until no exchange is cheaper, with the convex envelope of each group cost within the box.
+//
+// The minimum of an M-convex function by cheapest exchanges (Murota 2003): start anywhere, move one expert's worth of
+// load from one column to another along the cheapest chain of exchanges, until none is cheaper. The state is the
+// assignment with its numbers by column. It is correct because a local minimum of such a function is a global one. A
+// step costs the shortest paths between columns (Floyd and Warshall): columns^3, whatever the number of experts.
+func (y *tierLayer) relax(box *box) {
 	y.nodes++
 	y.search.nodes++
-	if math.IsInf(b.bound, 1) {
+	if math.IsInf(box.bound, 1) {
 		return
 	}
-	k := len(y.cols)
-	slopes := make([][]float64, k)
+	columns := len(y.cols)
+	slopes := make([][]float64, columns)
 	for j := range slopes {
-		if b.lo[j] > b.hi[j] {
-			b.bound = math.Inf(1)
+		if box.lo[j] > box.hi[j] {
+			box.bound = math.Inf(1)
 			return
 		}
-		slopes[j] = make([]float64, b.hi[j]-b.lo[j])
-		envelope(y.f[j], b.lo[j], b.hi[j], slopes[j])
+		slopes[j] = make([]float64, box.hi[j]-box.lo[j])
+		envelope(y.groupCost[j], box.lo[j], box.hi[j], slopes[j])
 	}
-	step := func(j, n int) float64 { // of expert n+1 in column j
+	step := func(j, count int) float64 { // of expert n+1 in column j
 		switch {
-		case n < b.lo[j]:
+		case count < box.lo[j]:
 			return -y.big
-		case n >= b.hi[j]:
+		case count >= box.hi[j]:
 			return y.big
 		}
-		return slopes[j][n-b.lo[j]]
+		return slopes[j][count-box.lo[j]]
 	}
 	if y.moves == nil {
-		y.moves = newMoves(k)
+		y.moves = newMoves(columns)
 	}
-	g := y.moves
+	ways := y.moves
 	least := -max(1e-4, float64(y.big*4e-16)) // what rounding cannot pretend
-	g.of(y, b.x, 0)
+	ways.of(y, box.assigned, 0)
 	for {
 		from, to, gain := -1, -1, least
-		for a := range k {
-			if b.n[a] == 0 {
+		for own := range columns {
+			if box.count[own] == 0 {
 				continue
 			}
-			down := step(a, b.n[a]-1)
-			for c := range k {
-				if a == c || g.dist[a*k+c] >= blocked {
+			down := step(own, box.count[own]-1)
+			for other := range columns {
+				if own == other || ways.dist[own*columns+other] >= blocked {
 					continue
 				}
-				if v := float64(g.dist[a*k+c]) + step(c, b.n[c]) - down; v < gain {
-					from, to, gain = a, c, v
+				if value := float64(ways.dist[own*columns+other]) + step(other, box.count[other]) - down; value < gain {
+					from, to, gain = own, other, value
 				}
 			}
 		}
 		if from < 0 {
 			break
 		}
-		g.shift(b.x, from, to)
-		b.n[from]--
-		b.n[to]++
-		g.again(y, b.x)
+		ways.shift(box.assigned, from, to)
+		box.count[from]--
+		box.count[to]++
+		ways.again(y, box.assigned)
 	}
 	var sum int64
-	for e, j := range b.x {
-		sum += y.w[e][j]
+	for expert, j := range box.assigned {
+		sum += y.cost[expert][j]
 	}
-	b.value, b.bound, b.gap = sum, float64(sum), make([]float64, k)
-	for j, n := range b.n {
-		if n < b.lo[j] || n > b.hi[j] {
-			b.bound = math.Inf(1)
+	box.value, box.bound, box.gap = sum, float64(sum), make([]float64, columns)
+	for j, count := range box.count {
+		if count < box.lo[j] || count > box.hi[j] {
+			box.bound = math.Inf(1)
 			return
 		}
-		v := float64(y.f[j][b.lo[j]])
-		for i := range n - b.lo[j] {
-			v += slopes[j][i]
+		value := float64(y.groupCost[j][box.lo[j]])
+		for i := range count - box.lo[j] {
+			value += slopes[j][i]
 		}
-		b.gap[j] = float64(y.f[j][n]) - v
-		b.bound += v
-		b.value += y.f[j][n]
+		box.gap[j] = float64(y.groupCost[j][count]) - value
+		box.bound += value
+		box.value += y.groupCost[j][count]
 	}
 }
 
 // moves are the cheapest ways for one expert's worth to get from one column to another.
 type moves struct {
-	k    int
-	dist []int64
-	edge []int64
-	who  []int // expert of an edge
-	next []int // column after the first step
+	columns int
+	dist    []int64
+	edge    []int64
+	who     []int // expert of an edge
+	next    []int // column after the first step
 
 	queue []exchanges // by edge: the experts of its first column; of those that left it some are still there
 	moved []int       // experts, since the edges were computed
@@ -189,174 +197,179 @@ type exchange struct {
 // exchanges are a heap, the cheapest and of those the first expert on top.
 type exchanges []exchange
 
-func (x exchange) before(y exchange) bool {
-	return x.cost < y.cost || x.cost == y.cost && x.expert < y.expert
+func (x exchange) before(other exchange) bool {
+	return x.cost < other.cost || x.cost == other.cost && x.expert < other.expert
 }
 
 func (h exchanges) down(i int) {
-	x := h[i]
+	item := h[i]
 	for {
-		c := 2*i + 1
-		if c >= len(h) {
+		child := 2*i + 1
+		if child >= len(h) {
 			break
 		}
-		if c+1 < len(h) && h[c+1].before(h[c]) {
-			c++
+		if child+1 < len(h) && h[child+1].before(h[child]) {
+			child++
 		}
-		if !h[c].before(x) {
+		if !h[child].before(item) {
 			break
 		}
-		h[i], i = h[c], c
+		h[i], i = h[child], child
 	}
-	h[i] = x
+	h[i] = item
 }
 
-func (h *exchanges) push(x exchange) {
-	*h = append(*h, x)
-	q := *h
-	i := len(q) - 1
+func (h *exchanges) push(item exchange) {
+	*h = append(*h, item)
+	items := *h
+	i := len(items) - 1
 	for i > 0 {
 		up := (i - 1) / 2
-		if !x.before(q[up]) {
+		if !item.before(items[up]) {
 			break
 		}
-		q[i], i = q[up], up
+		items[i], i = items[up], up
 	}
-	q[i] = x
+	items[i] = item
 }
 
 func (h *exchanges) pop() {
-	q := *h
-	last := len(q) - 1
-	q[0] = q[last]
-	if *h = q[:last]; last > 0 {
+	items := *h
+	last := len(items) - 1
+	items[0] = items[last]
+	if *h = items[:last]; last > 0 {
 		h.down(0)
 	}
 }
 
-func newMoves(k int) *moves {
-	return &moves{k: k, dist: make([]int64, k*k), edge: make([]int64, k*k), who: make([]int, k*k), next: make([]int, k*k),
-		queue: make([]exchanges, k*k), dirty: make([]bool, k)}
+func newMoves(columns int) *moves {
+	return &moves{columns: columns, dist: make([]int64, columns*columns), edge: make([]int64, columns*columns),
+		who: make([]int, columns*columns), next: make([]int, columns*columns),
+		queue: make([]exchanges, columns*columns), dirty: make([]bool, columns)}
 }
 
 // of computes them for the experts from first on.
-func (g *moves) of(y *tierLayer, x []int, first int) {
-	k := g.k
+func (g *moves) of(layer *tierLayer, assigned []int, first int) {
+	columns := g.columns
 	for i := range g.queue {
 		g.queue[i] = g.queue[i][:0]
 	}
-	for e := first; e < len(x); e++ {
-		a, w := x[e], y.w[e]
-		row := g.queue[a*k : a*k+k]
-		for j, v := range w {
-			if v < blocked && j != a {
-				row[j] = append(row[j], exchange{v - w[a], e})
+	for expert := first; expert < len(assigned); expert++ {
+		own, costs := assigned[expert], layer.cost[expert]
+		row := g.queue[own*columns : own*columns+columns]
+		for j, value := range costs {
+			if value < blocked && j != own {
+				row[j] = append(row[j], exchange{value - costs[own], expert})
 			}
 		}
 	}
-	for _, q := range g.queue {
-		for i := len(q)/2 - 1; i >= 0; i-- {
-			q.down(i)
+	for _, queue := range g.queue {
+		for i := len(queue)/2 - 1; i >= 0; i-- {
+			queue.down(i)
 		}
 	}
 	g.moved = g.moved[:0]
-	for a := range g.dirty {
-		g.dirty[a] = true
+	for own := range g.dirty {
+		g.dirty[own] = true
 	}
-	g.again(y, x)
+	g.again(layer, assigned)
 }
 
 // again computes them after shifts: edges change only where columns were left or entered.
-func (g *moves) again(y *tierLayer, x []int) {
-	k := g.k
-	for _, e := range g.moved {
-		a, w := x[e], y.w[e]
-		for j, v := range w {
-			if v < blocked && j != a {
-				g.queue[a*k+j].push(exchange{v - w[a], e})
+func (g *moves) again(layer *tierLayer, assigned []int) {
+	columns := g.columns
+	for _, expert := range g.moved {
+		own, costs := assigned[expert], layer.cost[expert]
+		for j, value := range costs {
+			if value < blocked && j != own {
+				g.queue[own*columns+j].push(exchange{value - costs[own], expert})
 			}
 		}
 	}
 	g.moved = g.moved[:0]
-	for a := range k {
-		if !g.dirty[a] {
+	for from := range columns {
+		if !g.dirty[from] {
 			continue
 		}
-		for c := range k {
-			i := a*k + c
-			q := &g.queue[i]
-			for len(*q) > 0 && x[(*q)[0].expert] != a {
-				q.pop()
+		for to := range columns {
+			i := from*columns + to
+			queue := &g.queue[i]
+			for len(*queue) > 0 && assigned[(*queue)[0].expert] != from {
+				queue.pop()
 			}
-			if g.edge[i] = blocked; len(*q) > 0 {
-				g.edge[i], g.who[i] = (*q)[0].cost, (*q)[0].expert
+			if g.edge[i] = blocked; len(*queue) > 0 {
+				g.edge[i], g.who[i] = (*queue)[0].cost, (*queue)[0].expert
 			}
 		}
 	}
 	clear(g.dirty)
 	copy(g.dist, g.edge)
-	for a := range k {
-		for c := range k {
-			g.next[a*k+c] = c
+	for from := range columns {
+		for to := range columns {
+			g.next[from*columns+to] = to
 		}
-		g.dist[a*k+a] = 0
+		g.dist[from*columns+from] = 0
 	}
-	for m := range k {
-		for a := range k {
-			d := g.dist[a*k+m]
-			if d >= blocked || a == m {
+	for via := range columns {
+		for from := range columns {
+			head := g.dist[from*columns+via]
+			if head >= blocked || from == via {
 				continue
 			}
-			for c := range k {
-				if v := g.dist[m*k+c]; v < blocked && d+v < g.dist[a*k+c] {
-					g.dist[a*k+c], g.next[a*k+c] = d+v, g.next[a*k+m]
+			for to := range columns {
+				if tail := g.dist[via*columns+to]; tail < blocked && head+tail < g.dist[from*columns+to] {
+					g.dist[from*columns+to], g.next[from*columns+to] = head+tail, g.next[from*columns+via]
 				}
 			}
 		}
 	}
 }
 
-func (g *moves) shift(x []int, from, to int) {
+func (g *moves) shift(assigned []int, from, to int) {
 	for from != to {
-		next := g.next[from*g.k+to]
+		next := g.next[from*g.columns+to]
 		g.dirty[from], g.dirty[next] = true, true
-		e := g.who[from*g.k+next]
-		x[e] = next
-		g.moved = append(g.moved, e)
+		expert := g.who[from*g.columns+next]
+		assigned[expert] = next
+		g.moved = append(g.moved, expert)
 		from = next
 	}
 }
 
 // solve finds the layer's optimum by branching on numbers of experts; least is below value only where nodes ran out.
-func (y *tierLayer) solve(root *box) (value, least int64, x []int) {
+//
+// It is branch and bound over boxes of numbers of experts. A box is bounded by relax, whose envelopes lie below the
+// cost of groups that are not full. It is divided where the difference is largest (widest), which makes the envelopes
+// of both halves tighter.
+func (y *tierLayer) solve(root *box) (value, least int64, found []int) {
 	if math.IsInf(root.bound, 1) {
 		return blocked, blocked, nil
 	}
 	value, least = math.MaxInt64, math.MaxInt64
-	var visit func(b *box)
-	visit = func(b *box) {
-		if b.value < value && !math.IsInf(b.bound, 1) {
-			value, x = b.value, slices.Clone(b.x)
+	var visit func(next *box)
+	visit = func(next *box) {
+		if next.value < value && !math.IsInf(next.bound, 1) {
+			value, found = next.value, slices.Clone(next.assigned)
 		}
-		if b.least() >= value {
+		if next.least() >= value {
 			return
 		}
 		if y.nodes >= y.most {
-			least = min(least, b.least())
+			least = min(least, next.least())
 			return
 		}
-		j := b.widest()
-		if b.gap[j] < 1e-3 {
+		j := next.widest()
+		if next.gap[j] < 1e-3 {
 			return
 		}
-		parts := y.split(b, [][2]int{{b.lo[j], b.n[j]}, {b.n[j] + 1, b.hi[j]}}, j)
+		parts := y.split(next, [][2]int{{next.lo[j], next.count[j]}, {next.count[j] + 1, next.hi[j]}}, j)
 		sort.SliceStable(parts, func(i, k int) bool { return parts[i].bound < parts[k].bound })
-		for _, c := range parts {
-			visit(c)
+		for _, child := range parts {
+			visit(child)
 		}
 	}
 	visit(root)
-	return value, min(value, least), x
+	return value, min(value, least), found
 }
 
 func (b *box) widest() int {
@@ -369,35 +382,37 @@ func (b *box) widest() int {
 	return j
 }
 
-// split relaxes b with column j in each of the ranges.
-func (y *tierLayer) split(b *box, ranges [][2]int, j int) (out []*box) {
-	for _, r := range ranges {
-		if r[0] > r[1] {
+// split relaxes a box with column j in each of the ranges.
+func (y *tierLayer) split(parent *box, ranges [][2]int, j int) (out []*box) {
+	for _, half := range ranges {
+		if half[0] > half[1] {
 			continue
 		}
-		c := &box{lo: slices.Clone(b.lo), hi: slices.Clone(b.hi), x: slices.Clone(b.x), n: slices.Clone(b.n)}
-		c.lo[j], c.hi[j] = r[0], r[1]
-		y.relax(c)
-		out = append(out, c)
+		child := &box{lo: slices.Clone(parent.lo), hi: slices.Clone(parent.hi), assigned: slices.Clone(parent.assigned),
+			count: slices.Clone(parent.count)}
+		child.lo[j], child.hi[j] = half[0], half[1]
+		y.relax(child)
+		out = append(out, child)
 	}
 	return out
 }
 
-// first is the lexicographically smallest assignment in a box as cheap as x, which is optimal: for every vector of numbers of
-// experts that has one, exchanges that cost nothing are tried from the first expert on. nil when it takes too long.
-func (y *tierLayer) first(x []int, root *box) (best []int) {
+// first is the lexicographically smallest assignment in a box as cheap as another one, which is optimal: for every
+// vector of numbers of experts that has one, exchanges that cost nothing are tried from the first expert on. nil when
+// it takes too long.
+func (y *tierLayer) first(assigned []int, root *box) (best []int) {
 	if y.flat() && root.lo[0] < root.hi[0] {
-		out := make([]int, len(x))
-		for e, w := range y.w {
-			for j := range w {
-				if w[j] < w[out[e]] {
-					out[e] = j
+		out := make([]int, len(assigned))
+		for expert, costs := range y.cost {
+			for j := range costs {
+				if costs[j] < costs[out[expert]] {
+					out[expert] = j
 				}
 			}
 		}
 		return out
 	}
-	value := y.cost(x)
+	value := y.total(assigned)
 	y.nodes = 0
 	ok := true
 	var visit func(b *box)
@@ -410,8 +425,8 @@ func (y *tierLayer) first(x []int, root *box) (best []int) {
 			return
 		}
 		if j := b.widest(); b.gap[j] >= 1e-3 {
-			for _, c := range y.split(b, [][2]int{{b.lo[j], b.n[j]}, {b.n[j] + 1, b.hi[j]}}, j) {
-				visit(c)
+			for _, child := range y.split(b, [][2]int{{b.lo[j], b.count[j]}, {b.count[j] + 1, b.hi[j]}}, j) {
+				visit(child)
 			}
 			return
 		}
@@ -422,13 +437,15 @@ func (y *tierLayer) first(x []int, root *box) (best []int) {
 			if b.lo[j] == b.hi[j] {
 				continue
 			}
-			for _, c := range y.split(b, [][2]int{{b.lo[j], b.n[j] - 1}, {b.n[j], b.n[j]}, {b.n[j] + 1, b.hi[j]}}, j) {
-				visit(c)
+			for _, child := range y.split(b, [][2]int{{b.lo[j], b.count[j] - 1}, {b.count[j], b.count[j]}, {b.count[j] + 1, b.hi[j]}},
+				j) {
+				visit(child)
 			}
 			return
 		}
-		if c := y.smallest(slices.Clone(b.x)); best == nil || slices.Compare(y.choices(c), y.choices(best)) < 0 {
-			best = c
+		if child := y.smallest(slices.Clone(b.assigned)); best == nil ||
+			slices.Compare(y.choices(child), y.choices(best)) < 0 {
+			best = child
 		}
 	}
 	visit(root)
@@ -440,54 +457,56 @@ func (y *tierLayer) first(x []int, root *box) (best []int) {
 
 // flat reports whether places cost nothing, and every column has one for every expert.
 func (y *tierLayer) flat() bool {
-	for _, f := range y.f {
-		if len(f) <= len(y.w) || slices.ContainsFunc(f, func(v int64) bool { return v != 0 }) {
+	for _, cost := range y.groupCost {
+		if len(cost) <= len(y.cost) || slices.ContainsFunc(cost, func(value int64) bool { return value != 0 }) {
 			return false
 		}
 	}
 	return true
 }
 
-func (y *tierLayer) choices(x []int) []int {
-	out := make([]int, len(x))
-	for e, j := range x {
-		out[e] = y.cols[j]
+func (y *tierLayer) choices(assigned []int) []int {
+	out := make([]int, len(assigned))
+	for expert, j := range assigned {
+		out[expert] = y.cols[j]
 	}
 	return out
 }
 
-func (y *tierLayer) cost(x []int) (sum int64) {
-	n := make([]int, len(y.cols))
-	for e, j := range x {
-		sum += y.w[e][j]
-		n[j]++
+func (y *tierLayer) total(assigned []int) (sum int64) {
+	counts := make([]int, len(y.cols))
+	for expert, j := range assigned {
+		sum += y.cost[expert][j]
+		counts[j]++
 	}
-	for j, f := range y.f {
-		sum += f[n[j]]
+	for j, f := range y.groupCost {
+		sum += f[counts[j]]
 	}
 	return sum
 }
 
-// smallest is the lexicographically smallest assignment with the numbers of experts and the cost of x. Columns ascend with their choices.
-func (y *tierLayer) smallest(x []int) []int {
-	k := len(y.cols)
-	all, rest := newMoves(k), newMoves(k)
-	all.of(y, x, 0)
-	for e := range x {
-		for j := 0; j < x[e]; j++ {
-			delta := y.w[e][j] - y.w[e][x[e]]
-			if y.w[e][j] >= blocked || all.dist[j*k+x[e]] >= blocked || delta+all.dist[j*k+x[e]] > 0 {
+// smallest is the lexicographically smallest assignment with the numbers of experts and the cost of another one.
+// Columns ascend with their choices.
+func (y *tierLayer) smallest(assigned []int) []int {
+	columns := len(y.cols)
+	all, rest := newMoves(columns), newMoves(columns)
+	all.of(y, assigned, 0)
+	for expert := range assigned {
+		for j := 0; j < assigned[expert]; j++ {
+			delta := y.cost[expert][j] - y.cost[expert][assigned[expert]]
+			if y.cost[expert][j] >= blocked || all.dist[j*columns+assigned[expert]] >= blocked ||
+				delta+all.dist[j*columns+assigned[expert]] > 0 {
 				continue
 			}
-			rest.of(y, x, e+1)
-			if d := rest.dist[j*k+x[e]]; d < blocked && d+delta == 0 {
-				from := x[e]
-				x[e] = j
-				rest.shift(x, j, from)
-				all.of(y, x, 0)
+			rest.of(y, assigned, expert+1)
+			if d := rest.dist[j*columns+assigned[expert]]; d < blocked && d+delta == 0 {
+				from := assigned[expert]
+				assigned[expert] = j
+				rest.shift(assigned, j, from)
+				all.of(y, assigned, 0)
 				break
 			}
 		}
 	}
-	return x
+	return assigned
 }

@@ -6,9 +6,9 @@ import "math"
 //
 //	min cost*x,  rows*x + slack = rhs >= 0,  x >= 0, slack >= 0.
 //
-// The slack of a forced row costs so much that it ends at 0 where that is possible. It is solved by the primal simplex method with the
-// inverse of the basis. Rows are told apart by tiny differences of their right sides, so that the method ends; what
-// is wanted of it are row prices, and any prices give a bound.
+// The slack of a forced row costs so much that it ends at 0 where that is possible. It is solved by the primal simplex
+// method with the inverse of the basis. Rows are told apart by tiny differences of their right sides, so that the
+// method ends; what is wanted of it are row prices, and any prices give a bound.
 type master struct {
 	rhs    []float64
 	forced []bool
@@ -16,12 +16,12 @@ type master struct {
 	rows   [][]int32
 	coef   [][]float64
 
-	basis []int // column in each row's place; -1-r: slack of row r
-	inv   []float64
-	x     []float64
-	y     []float64 // prices
-	tries int       // pivots since the inverse was computed
-	first bool      // nothing counts but that forced rows are kept
+	basis  []int // column in each row's place; -1-r: slack of row r
+	inv    []float64
+	values []float64
+	prices []float64 // prices
+	tries  int       // pivots since the inverse was computed
+	first  bool      // nothing counts but that forced rows are kept
 }
 
 const (
@@ -35,11 +35,11 @@ const (
 
 // row adds a row, before any column is there.
 func (m *master) row(rhs float64, forced bool) int32 {
-	r := len(m.rhs)
-	m.rhs = append(m.rhs, rhs+1e-7*float64(1+(r*7919)%101)/101)
+	number := len(m.rhs)
+	m.rhs = append(m.rhs, rhs+1e-7*float64(1+(number*7919)%101)/101)
 	m.forced = append(m.forced, forced)
-	m.basis = append(m.basis, -1-r)
-	return int32(r)
+	m.basis = append(m.basis, -1-number)
+	return int32(number)
 }
 
 // column adds a column and returns its number.
@@ -62,90 +62,94 @@ func (m *master) costOf(j int) float64 {
 
 // invert computes the inverse of the basis anew.
 func (m *master) invert() {
-	n := len(m.rhs)
-	a := make([]float64, n*n)
+	rows := len(m.rhs)
+	matrix := make([]float64, rows*rows)
 	for i, j := range m.basis {
 		if j < 0 {
-			a[(-1-j)*n+i] = 1
+			matrix[(-1-j)*rows+i] = 1
 			continue
 		}
-		for k, r := range m.rows[j] {
-			a[int(r)*n+i] = m.coef[j][k]
+		for k, row := range m.rows[j] {
+			matrix[int(row)*rows+i] = m.coef[j][k]
 		}
 	}
-	inv := make([]float64, n*n)
-	for i := range n {
-		inv[i*n+i] = 1
+	inv := make([]float64, rows*rows)
+	for i := range rows {
+		inv[i*rows+i] = 1
 	}
-	for c := range n {
-		p := c
-		for r := c + 1; r < n; r++ {
-			if math.Abs(a[r*n+c]) > math.Abs(a[p*n+c]) {
-				p = r
+	for col := range rows {
+		pivot := col
+		for row := col + 1; row < rows; row++ {
+			if math.Abs(matrix[row*rows+col]) > math.Abs(matrix[pivot*rows+col]) {
+				pivot = row
 			}
 		}
-		if p != c {
-			for k := range n {
-				a[p*n+k], a[c*n+k] = a[c*n+k], a[p*n+k]
-				inv[p*n+k], inv[c*n+k] = inv[c*n+k], inv[p*n+k]
+		if pivot != col {
+			for k := range rows {
+				matrix[pivot*rows+k], matrix[col*rows+k] = matrix[col*rows+k], matrix[pivot*rows+k]
+				inv[pivot*rows+k], inv[col*rows+k] = inv[col*rows+k], inv[pivot*rows+k]
 			}
 		}
-		d := a[c*n+c]
-		for k := range n {
-			a[c*n+k] /= d
-			inv[c*n+k] /= d
+		diagonal := matrix[col*rows+col]
+		for k := range rows {
+			matrix[col*rows+k] /= diagonal
+			inv[col*rows+k] /= diagonal
 		}
-		for r := range n {
-			if f := a[r*n+c]; r != c && f != 0 {
-				for k := range n {
-					a[r*n+k] -= float64(f * a[c*n+k])
-					inv[r*n+k] -= float64(f * inv[c*n+k])
+		for row := range rows {
+			if factor := matrix[row*rows+col]; row != col && factor != 0 {
+				for k := range rows {
+					matrix[row*rows+k] -= float64(factor * matrix[col*rows+k])
+					inv[row*rows+k] -= float64(factor * inv[col*rows+k])
 				}
 			}
 		}
 	}
 	m.inv, m.tries = inv, 0
-	m.x = make([]float64, n)
-	for i := range n {
-		for k := range n {
-			m.x[i] += float64(inv[i*n+k] * m.rhs[k])
+	m.values = make([]float64, rows)
+	for i := range rows {
+		for k := range rows {
+			m.values[i] += float64(inv[i*rows+k] * m.rhs[k])
 		}
 	}
 }
 
 // solve goes on from the last basis. It reports whether the prices are those of an optimum.
+//
+// The revised primal simplex method: prices from the basis (y = c*inv), the column with the least reduced cost enters,
+// the row with the least ratio leaves, the inverse is updated by a pivot and computed anew now and then. A step costs
+// rows^2 and the terms of all columns.
 func (m *master) solve() bool {
-	n := len(m.rhs)
+	rows := len(m.rhs)
 	if m.inv == nil {
 		m.invert()
 	}
-	m.y = make([]float64, n)
-	in := make([]float64, n)
+	m.prices = make([]float64, rows)
+	in := make([]float64, rows)
 	for range masterSteps {
 		if m.tries >= masterAgain {
 			m.invert()
 		}
-		clear(m.y)
+		clear(m.prices)
 		for i, j := range m.basis {
-			if c := m.costOf(j); c != 0 {
-				for k := range n {
-					m.y[k] += float64(c * m.inv[i*n+k])
+			if cost := m.costOf(j); cost != 0 {
+				for k := range rows {
+					m.prices[k] += float64(cost * m.inv[i*rows+k])
 				}
 			}
 		}
 		enter, least := math.MinInt, -masterEnough
 		for j := range m.cost {
-			d := m.costOf(j)
-			for k, r := range m.rows[j] {
-				d -= float64(m.y[r] * m.coef[j][k])
+			reduced := m.costOf(j)
+			for k, row := range m.rows[j] {
+				reduced -= float64(m.prices[row] * m.coef[j][k])
 			}
-			if d < least {
-				enter, least = j, d
+			if reduced < least {
+				enter, least = j, reduced
 			}
 		}
-		for r, y := range m.y {
-			if !m.forced[r] && -y < least {
-				enter, least = -1-r, -y
+		for row, price := range m.prices {
+			if !m.forced[row] && -price < least {
+				enter, least = -1-row, -price
 			}
 		}
 		if enter == math.MinInt {
@@ -153,40 +157,40 @@ func (m *master) solve() bool {
 		}
 		clear(in)
 		if enter < 0 {
-			for i := range n {
-				in[i] = m.inv[i*n-1-enter]
+			for i := range rows {
+				in[i] = m.inv[i*rows-1-enter]
 			}
 		} else {
-			for k, r := range m.rows[enter] {
-				c := m.coef[enter][k]
-				for i := range n {
-					in[i] += float64(c * m.inv[i*n+int(r)])
+			for k, row := range m.rows[enter] {
+				cost := m.coef[enter][k]
+				for i := range rows {
+					in[i] += float64(cost * m.inv[i*rows+int(row)])
 				}
 			}
 		}
 		leave, ratio := -1, math.Inf(1)
-		for i, v := range in {
-			if v > masterSmall {
-				if q := max(0, m.x[i]) / v; q < ratio || q == ratio && v > in[leave] {
-					leave, ratio = i, q
+		for i, value := range in {
+			if value > masterSmall {
+				if limit := max(0, m.values[i]) / value; limit < ratio || limit == ratio && value > in[leave] {
+					leave, ratio = i, limit
 				}
 			}
 		}
 		if leave < 0 {
 			return false
 		}
-		d := in[leave]
-		for k := range n {
-			m.inv[leave*n+k] /= d
+		pivot := in[leave]
+		for k := range rows {
+			m.inv[leave*rows+k] /= pivot
 		}
-		m.x[leave] = ratio
-		for i, v := range in {
-			if i == leave || v == 0 {
+		m.values[leave] = ratio
+		for i, value := range in {
+			if i == leave || value == 0 {
 				continue
 			}
-			m.x[i] -= float64(v * ratio)
-			for k := range n {
-				m.inv[i*n+k] -= float64(v * m.inv[leave*n+k])
+			m.values[i] -= float64(value * ratio)
+			for k := range rows {
+				m.inv[i*rows+k] -= float64(value * m.inv[leave*rows+k])
 			}
 		}
 		m.basis[leave] = enter
@@ -198,7 +202,7 @@ func (m *master) solve() bool {
 // objective is that of the last basis.
 func (m *master) objective() (sum float64) {
 	for i, j := range m.basis {
-		sum += float64(m.costOf(j) * m.x[i])
+		sum += float64(m.costOf(j) * m.values[i])
 	}
 	return sum
 }

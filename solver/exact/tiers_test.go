@@ -257,8 +257,8 @@ func bruteTiers(p *problem.Tiers) (best problem.TierSolution) {
 	return best
 }
 
-// bruteLost is the saliency of the rows that an expert drops, in exact numbers: every chunk's rows come from the steps of the curve in all
-// possible ways, and the lowest are dropped.
+// bruteLost is the saliency of the rows that an expert drops, in exact numbers: every chunk's rows come from the steps
+// of the curve in all possible ways, and the lowest are dropped.
 func bruteLost(c *problem.Curve, rows []int32, capacity int) int64 {
 	var all int64
 	for _, n := range rows {
@@ -270,7 +270,8 @@ func bruteLost(c *problem.Curve, rows []int32, capacity int) int64 {
 		if drop <= 0 {
 			continue
 		}
-		// Of the ways to draw n rows, those in which exactly a are from the lowest u steps: the dropped ones among them are min(a, drop).
+		// Of the ways to draw n rows, those in which exactly a are from the lowest u steps: the dropped ones among them
+		// are min(a, drop).
 		lowest := func(u int64) *big.Rat {
 			x := new(big.Rat)
 			for a := int64(0); a <= int64(n); a++ {
@@ -305,7 +306,8 @@ func TestTiersEqualBruteForce(t *testing.T) {
 		n = 10_000
 	}
 	coupled := 0
-	// A layer without the hand-over is cheaper than the convex rest; a set of tiers needs more than its part of the nodes.
+	// A layer without the hand-over is cheaper than the convex rest; a set of tiers needs more than its part of the
+	// nodes.
 	seeds := []int{5316, 2356}
 	for seed := range n {
 		seeds = append(seeds, seed)
@@ -428,7 +430,7 @@ func TestMovesKeepTheirEdges(t *testing.T) {
 					w[j] = blocked
 				}
 			}
-			y.w = append(y.w, w)
+			y.cost = append(y.cost, w)
 		}
 		kept := newMoves(k)
 		kept.of(y, x, 0)
@@ -438,8 +440,8 @@ func TestMovesKeepTheirEdges(t *testing.T) {
 			for i := range kept.edge {
 				least, who := int64(blocked), -1
 				for e, a := range x {
-					if c := i % k; a == i/k && c != a && y.w[e][c] < blocked && y.w[e][c]-y.w[e][a] < least {
-						least, who = y.w[e][c]-y.w[e][a], e
+					if c := i % k; a == i/k && c != a && y.cost[e][c] < blocked && y.cost[e][c]-y.cost[e][a] < least {
+						least, who = y.cost[e][c]-y.cost[e][a], e
 					}
 				}
 				if kept.edge[i] != least || fresh.edge[i] != least || who >= 0 && (kept.who[i] != who || fresh.who[i] != who) {

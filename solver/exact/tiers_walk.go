@@ -17,19 +17,20 @@ const (
 
 )
 
-// walk looks for solutions near one: a move gives a layer other choices, in which one expert, or as many as make a group full or empty, change their tier, or
-// two theirs with each other; or a column of the pool. While budgets are exceeded, the move counts that reduces it at the least price; then the
-// moves, one or two in different layers, that make the main term smaller, or where it stays the same what budgets take at their prices.
+// walk looks for solutions near one: a move gives a layer other choices, in which one expert, or as many as make a
+// group full or empty, change their tier, or two theirs with each other; or a column of the pool. While budgets are
+// exceeded, the move counts that reduces it at the least price; then the moves, one or two in different layers, that
+// make the main term smaller, or where it stays the same what budgets take at their prices.
 type walk struct {
-	d      *decomposed
-	global []int // budgets
-	group  []int // experts of a full group, by choice
-	x      [][]int
-	cost   []problem.TierCost
-	lists  [][]tierMove
-	total  []int64 // of the global budgets
-	over   float64 // how far budgets are exceeded
-	main   int64
+	program *decomposed
+	global  []int // budgets
+	group   []int // experts of a full group, by choice
+	choices [][]int
+	cost    []problem.TierCost
+	lists   [][]tierMove
+	total   []int64 // of the global budgets
+	over    float64 // how far budgets are exceeded
+	main    int64
 }
 
 // tierMove is a move of a layer.
@@ -42,162 +43,169 @@ type tierMove struct {
 	broken  float64 // of the layer's own
 }
 
-func (d *decomposed) walk(x [][]int) *walk {
-	w := &walk{d: d, x: make([][]int, len(x)), lists: make([][]tierMove, len(x)), group: make([]int, len(d.t.Groups)+1)}
+func (d *decomposed) walk(start [][]int) *walk {
+	out := &walk{program: d, choices: make([][]int, len(start)), lists: make([][]tierMove, len(start)),
+		group: make([]int, len(d.table.Groups)+1)}
 	for i := range d.budgets {
 		if d.budgets[i].layer < 0 {
-			w.global = append(w.global, i)
+			out.global = append(out.global, i)
 		}
 	}
-	for k := range d.t.Groups {
-		w.group[k+1] = max(1, len(d.p.Chunks[d.chunk].GroupNS[k]))
+	for tier := range d.table.Groups {
+		out.group[tier+1] = max(1, len(d.tierSearch.tiers.Chunks[d.chunk].GroupNS[tier]))
 	}
-	for l := range x {
-		w.x[l] = slices.Clone(x[l])
-		w.cost = append(w.cost, d.t.Layer(l, x[l]))
+	for layer := range start {
+		out.choices[layer] = slices.Clone(start[layer])
+		out.cost = append(out.cost, d.table.Layer(layer, start[layer]))
 	}
-	w.count()
-	return w
+	out.count()
+	return out
 }
 
 // step evaluates choices of a layer.
-func (w *walk) step(l int, choices []int) tierMove {
-	s := w.d.tierSearch
-	a := tierMove{choices: choices, cost: s.t.Layer(l, choices)}
-	a.main = s.main.of(a.cost)
+func (w *walk) step(layer int, choices []int) tierMove {
+	search := w.program.tierSearch
+	move := tierMove{choices: choices, cost: search.table.Layer(layer, choices)}
+	move.main = search.main.of(move.cost)
 	for _, i := range w.global {
-		v := s.budgets[i].of(a.cost)
-		a.amount = append(a.amount, v)
-		a.value += float64(float64(w.d.mult[i]) * float64(v))
+		amount := search.budgets[i].of(move.cost)
+		move.amount = append(move.amount, amount)
+		move.value += float64(float64(w.program.mult[i]) * float64(amount))
 	}
-	for i := range s.budgets {
-		if b := &s.budgets[i]; b.layer == l {
-			if v := b.of(a.cost); v > b.limit {
-				a.broken += float64(v-b.limit) / float64(max(1, b.limit))
+	for i := range search.budgets {
+		if budget := &search.budgets[i]; budget.layer == layer {
+			if amount := budget.of(move.cost); amount > budget.limit {
+				move.broken += float64(amount-budget.limit) / float64(max(1, budget.limit))
 			}
 		}
 	}
-	return a
+	return move
 }
 
 // count sums up.
 func (w *walk) count() {
 	w.total, w.main, w.over = make([]int64, len(w.global)), 0, 0
-	for l := range w.x {
-		a := w.step(l, w.x[l])
-		w.main += a.main
-		w.over += a.broken
-		for i, v := range a.amount {
-			w.total[i] += v
+	for layer := range w.choices {
+		move := w.step(layer, w.choices[layer])
+		w.main += move.main
+		w.over += move.broken
+		for i, amount := range move.amount {
+			w.total[i] += amount
 		}
 	}
 	w.over += w.excess(nil, nil, nil, nil)
 }
 
-// excess is how far the global budgets are exceeded after steps a and b in the place of what the layers have.
-func (w *walk) excess(a, was, b, wasb *tierMove) (sum float64) {
-	for i, g := range w.global {
-		v := w.total[i]
-		if a != nil {
-			v += a.amount[i] - was.amount[i]
+// excess is how far the global budgets are exceeded after two steps in the place of what the layers have.
+func (w *walk) excess(first, was, second, wasb *tierMove) (sum float64) {
+	for i, budget := range w.global {
+		amount := w.total[i]
+		if first != nil {
+			amount += first.amount[i] - was.amount[i]
 		}
-		if b != nil {
-			v += b.amount[i] - wasb.amount[i]
+		if second != nil {
+			amount += second.amount[i] - wasb.amount[i]
 		}
-		if limit := w.d.budgets[g].limit; v > limit {
-			sum += float64(v-limit) / float64(max(1, limit))
+		if limit := w.program.budgets[budget].limit; amount > limit {
+			sum += float64(amount-limit) / float64(max(1, limit))
 		}
 	}
 	return sum
 }
 
 // moves lists the steps of a layer; the first one is to stay.
-func (w *walk) moves(l int) []tierMove {
-	s, x := w.d.tierSearch, w.x[l]
-	r, _ := s.combined(l, w.d.duals)
-	cols := append([]int{0}, w.d.set...)
-	list := []tierMove{w.step(l, slices.Clone(x))}
-	fits := func(y []int) bool {
-		n := make([]int, len(s.t.Groups)+1)
-		for _, k := range y {
-			n[k]++
+func (w *walk) moves(layer int) []tierMove {
+	search, own := w.program.tierSearch, w.choices[layer]
+	costs, _ := search.combined(layer, w.program.duals)
+	cols := append([]int{0}, w.program.set...)
+	list := []tierMove{w.step(layer, slices.Clone(own))}
+	fits := func(changed []int) bool {
+		counts := make([]int, len(search.table.Groups)+1)
+		for _, choice := range changed {
+			counts[choice]++
 		}
-		for k := range s.t.Groups {
-			if n[k+1] >= len(s.t.Groups[k].NS) {
+		for choice := range search.table.Groups {
+			if counts[choice+1] >= len(search.table.Groups[choice].NS) {
 				return false
 			}
 		}
 		return true
 	}
 	put := func(experts [][2]int) {
-		y := slices.Clone(x)
-		for _, e := range experts {
-			y[e[0]] = e[1]
+		changed := slices.Clone(own)
+		for _, cheap := range experts {
+			changed[cheap[0]] = cheap[1]
 		}
-		if fits(y) {
-			list = append(list, w.step(l, y))
+		if fits(changed) {
+			list = append(list, w.step(layer, changed))
 		}
 	}
-	of := make([][]int, len(s.t.Groups)+1)
-	for e, k := range x {
-		of[k] = append(of[k], e)
+	of := make([][]int, len(search.table.Groups)+1)
+	for expert, choice := range own {
+		of[choice] = append(of[choice], expert)
 	}
-	// The cheapest experts of a to move to b, in order.
+	// The cheapest experts of one choice to move to another, in order.
 	cheapest := make(map[[2]int][]int)
-	for _, a := range cols {
-		for _, b := range cols {
-			if a == b || len(of[a]) == 0 {
+	for _, from := range cols {
+		for _, to := range cols {
+			if from == to || len(of[from]) == 0 {
 				continue
 			}
-			list := slices.Clone(of[a])
-			price := func(e int) int64 { return r.cell(&s.t.Cells[l][e][b], b) - r.cell(&s.t.Cells[l][e][a], a) }
+			list := slices.Clone(of[from])
+			price := func(expert int) int64 {
+				return costs.cell(&search.table.Cells[layer][expert][to],
+					to) - costs.cell(&search.table.Cells[layer][expert][from], from)
+			}
 			sort.SliceStable(list, func(i, j int) bool { return price(list[i]) < price(list[j]) })
-			cheapest[[2]int{a, b}] = list
+			cheapest[[2]int{from, to}] = list
 		}
 	}
-	for _, a := range cols {
-		for _, b := range cols {
-			list := cheapest[[2]int{a, b}]
+	for _, from := range cols {
+		for _, to := range cols {
+			list := cheapest[[2]int{from, to}]
 			sizes := []int{}
-			if a > 0 {
-				sizes = append(sizes, (len(of[a])-1)%w.group[a]+1)
+			if from > 0 {
+				sizes = append(sizes, (len(of[from])-1)%w.group[from]+1)
 			}
-			if b > 0 {
-				sizes = append(sizes, w.group[b]-len(of[b])%w.group[b])
+			if to > 0 {
+				sizes = append(sizes, w.group[to]-len(of[to])%w.group[to])
 			}
-			for i, n := range sizes {
-				if n < 2 || n > len(list) || i > 0 && n == sizes[0] {
+			for i, counts := range sizes {
+				if counts < 2 || counts > len(list) || i > 0 && counts == sizes[0] {
 					continue
 				}
 				var some [][2]int
-				for _, e := range list[:n] {
-					some = append(some, [2]int{e, b})
+				for _, expert := range list[:counts] {
+					some = append(some, [2]int{expert, to})
 				}
 				put(some)
 			}
-			for i, e := range list[:min(len(list), walkExperts)] {
-				put([][2]int{{e, b}})
-				if a > b || i >= walkExperts {
+			for i, expert := range list[:min(len(list), walkExperts)] {
+				put([][2]int{{expert, to}})
+				if from > to || i >= walkExperts {
 					continue
 				}
-				back := cheapest[[2]int{b, a}]
-				for _, f := range back[:min(len(back), walkExperts)] {
-					put([][2]int{{e, b}, {f, a}})
+				back := cheapest[[2]int{to, from}]
+				for _, other := range back[:min(len(back), walkExperts)] {
+					put([][2]int{{expert, to}, {other, from}})
 				}
 			}
 		}
 	}
 	pool := make([]tierMove, 0, walkPool)
-	for _, c := range w.d.pool[l] {
+	for _, column := range w.program.pool[layer] {
 		if len(pool) == cap(pool) {
 			break
 		}
-		if !slices.ContainsFunc(c.choices, func(k int) bool { return k > 0 && !slices.Contains(w.d.set, k) }) {
-			pool = append(pool, w.step(l, c.choices))
+		if !slices.ContainsFunc(column.choices, func(choice int) bool {
+			return choice > 0 &&
+				!slices.Contains(w.program.set, choice)
+		}) {
+			pool = append(pool, w.step(layer, column.choices))
 		}
 	}
 	list = append(list, pool...)
-	scale := float64(s.scale)
+	scale := float64(search.scale)
 	rest := list[1:]
 	sort.SliceStable(rest, func(i, j int) bool {
 		return float64(rest[i].main)*scale+rest[i].value < float64(rest[j].main)*scale+rest[j].value
@@ -205,68 +213,73 @@ func (w *walk) moves(l int) []tierMove {
 	return list
 }
 
-func (w *walk) take(l int, a *tierMove) {
-	was := &w.lists[l][0]
+func (w *walk) take(layer int, move *tierMove) {
+	was := &w.lists[layer][0]
 	for i := range w.total {
-		w.total[i] += a.amount[i] - was.amount[i]
+		w.total[i] += move.amount[i] - was.amount[i]
 	}
-	w.main += a.main - was.main
-	w.x[l] = slices.Clone(a.choices)
-	w.lists[l] = w.moves(l)
+	w.main += move.main - was.main
+	w.choices[layer] = slices.Clone(move.choices)
+	w.lists[layer] = w.moves(layer)
 }
 
 // go on until nothing helps, and offer what keeps every limit.
+//
+// Local search: each step takes the best move of a layer or of a pair of layers, first out of what breaks budgets, then
+// downhill. It ends where no move helps, or after a number of steps.
 func (w *walk) run() bool {
-	s := w.d.tierSearch
-	for l := range w.x {
-		w.lists[l] = w.moves(l)
+	search := w.program.tierSearch
+	for layer := range w.choices {
+		w.lists[layer] = w.moves(layer)
 	}
-	scale := float64(s.scale)
+	scale := float64(search.scale)
 	offered := false
-	for range walkSteps * len(w.x) {
-		if s.ctx.Err() != nil {
+	for range walkSteps * len(w.choices) {
+		if search.ctx.Err() != nil {
 			return offered
 		}
 		own := 0.0
-		for l := range w.lists {
-			own += w.lists[l][0].broken
+		for layer := range w.lists {
+			own += w.lists[layer][0].broken
 		}
 		now := w.excess(nil, nil, nil, nil) + own
 		at, rate := -1, math.Inf(1)
 		var best *tierMove
 		if now > 0 {
-			for l := range w.lists {
-				was := &w.lists[l][0]
-				for i := range w.lists[l][1:] {
-					a := &w.lists[l][i+1]
-					left := w.excess(a, was, nil, nil) + own + a.broken - was.broken
+			for layer := range w.lists {
+				was := &w.lists[layer][0]
+				for i := range w.lists[layer][1:] {
+					move := &w.lists[layer][i+1]
+					left := w.excess(move, was, nil, nil) + own + move.broken - was.broken
 					if left >= now-1e-12 {
 						continue
 					}
-					v := (float64(a.main-was.main)*scale + max(0, a.value-was.value) + 1) / (now - left)
+					value := (float64(move.main-was.main)*scale + max(0, move.value-was.value) + 1) / (now - left)
 					if left <= 0 {
-						v = min(v, (float64(a.main-was.main)*scale+1)/now)
+						value = min(value, (float64(move.main-was.main)*scale+1)/now)
 					}
-					if v < rate {
-						at, rate, best = l, v, a
+					if value < rate {
+						at, rate, best = layer, value, move
 					}
 				}
 			}
 			to := -1
 			var other *tierMove
 			if at < 0 { // two layers together
-				w.pairs(func(l int, a, was *tierMove, m int, b, wasb *tierMove) {
-					left := w.excess(a, was, b, wasb) + own + a.broken - was.broken + b.broken - wasb.broken
+				w.pairs(func(layer int, move, was *tierMove, second int, otherMove, wasb *tierMove) {
+					left := w.excess(move, was, otherMove, wasb) + own +
+						move.broken - was.broken + otherMove.broken - wasb.broken
 					if left >= now-1e-12 {
 						return
 					}
-					main, value := a.main-was.main+b.main-wasb.main, a.value-was.value+b.value-wasb.value
-					v := (float64(main)*scale + max(0, value) + 1) / (now - left)
+					main := move.main - was.main + otherMove.main - wasb.main
+					value := move.value - was.value + otherMove.value - wasb.value
+					change := (float64(main)*scale + max(0, value) + 1) / (now - left)
 					if left <= 0 {
-						v = min(v, (float64(main)*scale+1)/now)
+						change = min(change, (float64(main)*scale+1)/now)
 					}
-					if v < rate {
-						at, best, to, other, rate = l, a, m, b, v
+					if change < rate {
+						at, best, to, other, rate = layer, move, second, otherMove, change
 					}
 				})
 			}
@@ -274,7 +287,7 @@ func (w *walk) run() bool {
 			if at >= 0 {
 				main += best.main - w.lists[at][0].main
 			}
-			if at < 0 || main >= s.best {
+			if at < 0 || main >= search.best {
 				return offered
 			}
 			if to >= 0 {
@@ -283,19 +296,20 @@ func (w *walk) run() bool {
 			w.take(at, best)
 			continue
 		}
-		if s.offer(w.x) {
+		if search.offer(w.choices) {
 			offered = true
 		}
 		better := func(main int64, value, than float64, least int64) bool {
 			return main < least || main == least && value < than-1
 		}
 		least, value := int64(0), 0.0
-		for l := range w.lists {
-			was := &w.lists[l][0]
-			for i := range w.lists[l][1:] {
-				a := &w.lists[l][i+1]
-				if better(a.main-was.main, a.value-was.value, value, least) && a.broken == 0 && w.excess(a, was, nil, nil) == 0 {
-					at, best, least, value = l, a, a.main-was.main, a.value-was.value
+		for layer := range w.lists {
+			was := &w.lists[layer][0]
+			for i := range w.lists[layer][1:] {
+				move := &w.lists[layer][i+1]
+				if better(move.main-was.main, move.value-was.value, value, least) && move.broken == 0 &&
+					w.excess(move, was, nil, nil) == 0 {
+					at, best, least, value = layer, move, move.main-was.main, move.value-was.value
 				}
 			}
 		}
@@ -305,10 +319,10 @@ func (w *walk) run() bool {
 		}
 		to := -1
 		var other *tierMove
-		w.pairs(func(l int, a, was *tierMove, m int, b, wasb *tierMove) {
-			main, v := a.main-was.main+b.main-wasb.main, a.value-was.value+b.value-wasb.value
-			if main < least && a.broken == 0 && b.broken == 0 && w.excess(a, was, b, wasb) == 0 {
-				at, best, to, other, least, value = l, a, m, b, main, v
+		w.pairs(func(layer int, move, was *tierMove, second int, otherMove, wasb *tierMove) {
+			main, change := move.main-was.main+otherMove.main-wasb.main, move.value-was.value+otherMove.value-wasb.value
+			if main < least && move.broken == 0 && otherMove.broken == 0 && w.excess(move, was, otherMove, wasb) == 0 {
+				at, best, to, other, least, value = layer, move, second, otherMove, main, change
 			}
 		})
 		if at < 0 {
@@ -321,12 +335,12 @@ func (w *walk) run() bool {
 }
 
 // pairs visits the cheapest moves of two layers.
-func (w *walk) pairs(visit func(l int, a, was *tierMove, m int, b, wasb *tierMove)) {
-	for l := range w.lists {
-		for i := 1; i < min(len(w.lists[l]), walkPairs); i++ {
-			for m := range l {
-				for j := 1; j < min(len(w.lists[m]), walkPairs); j++ {
-					visit(l, &w.lists[l][i], &w.lists[l][0], m, &w.lists[m][j], &w.lists[m][0])
+func (w *walk) pairs(visit func(layer int, move, was *tierMove, other int, otherMove, wasb *tierMove)) {
+	for layer := range w.lists {
+		for i := 1; i < min(len(w.lists[layer]), walkPairs); i++ {
+			for other := range layer {
+				for j := 1; j < min(len(w.lists[other]), walkPairs); j++ {
+					visit(layer, &w.lists[layer][i], &w.lists[layer][0], other, &w.lists[other][j], &w.lists[other][0])
 				}
 			}
 		}
@@ -335,28 +349,28 @@ func (w *walk) pairs(visit func(l int, a, was *tierMove, m int, b, wasb *tierMov
 
 // improve walks from the columns of the program's mixtures and from the best solution.
 func (d *decomposed) improve() {
-	s := d.tierSearch
-	if len(d.set) > s.p.MaxTiers {
+	search := d.tierSearch
+	if len(d.set) > search.tiers.MaxTiers {
 		return
 	}
-	x := make([][]int, len(d.pool))
-	for l := range x {
-		if len(d.mixed) == 0 || len(d.mixed[l]) == 0 {
-			x = nil
+	start := make([][]int, len(d.pool))
+	for layer := range start {
+		if len(d.mixed) == 0 || len(d.mixed[layer]) == 0 {
+			start = nil
 			break
 		}
-		x[l] = d.pool[l][d.mixed[l][0].column].choices
+		start[layer] = d.pool[layer][d.mixed[layer][0].column].choices
 	}
-	if x != nil {
-		d.walk(x).run()
+	if start != nil {
+		d.walk(start).run()
 	}
-	if s.choices == nil {
+	if search.choices == nil {
 		return
 	}
-	for l := range s.choices {
-		if slices.ContainsFunc(s.choices[l], func(k int) bool { return k > 0 && !slices.Contains(d.set, k) }) {
+	for layer := range search.choices {
+		if slices.ContainsFunc(search.choices[layer], func(k int) bool { return k > 0 && !slices.Contains(d.set, k) }) {
 			return
 		}
 	}
-	d.walk(s.choices).run()
+	d.walk(search.choices).run()
 }

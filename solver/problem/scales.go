@@ -77,7 +77,7 @@ func (s *Scales) Verify(solution ScaleSolution) error {
 	return nil
 }
 
-// coveringScale is the index of the smallest scale that is not below x, of the largest where all are.
+// coveringScale is the index of the smallest scale that is not below the sample, of the largest where all are.
 func coveringScale(scales []float64, sample float64) int {
 	best := 0
 	for i, scale := range scales {
@@ -101,7 +101,7 @@ func NearestScale(scales []float64, sample float64) int {
 }
 
 // NearestPair is the index of the bucket of two operands' scales with the least mean squared error (shadowAttn sec.
-// 3.3: argmin over b of MSE((Lq, Lk), (Lq_b, Lk_b))); the first of equally near ones.
+// 3.3: argmin over buckets b of MSE((Lq, Lk), (Lq_b, Lk_b))); the first of equally near ones.
 func NearestPair(buckets [][2]float64, query, key float64) int {
 	best, least := 0, math.Inf(1)
 	for i, bucket := range buckets {
