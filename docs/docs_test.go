@@ -111,3 +111,132 @@ func exists(t *testing.T, pkg, name string) bool {
 	}
 	return false
 }
+
+// documents lists the Markdown files of the tree by their paths from here.
+func documents(t *testing.T) []string {
+	t.Helper()
+	var found []string
+	for _, pattern := range []string{"../*.md", "*.md", "cli/*.md", "../planir/*.md", "../planir/bundle/*.md"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, files...)
+	}
+	if len(found) < 20 {
+		t.Fatalf("%d documents found, want at least 20", len(found))
+	}
+	return found
+}
+
+// notInAnchors is what GitHub leaves out of a heading where it makes an anchor of it.
+var notInAnchors = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+
+// headings returns the headings of a document by their anchors.
+func headings(t *testing.T, path string) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, code := map[string]string{}, false
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSuffix(line, "\n")
+		if strings.HasPrefix(line, "```") {
+			code = !code
+		}
+		title := strings.TrimLeft(line, "#")
+		if code || title == line || !strings.HasPrefix(title, " ") {
+			continue
+		}
+		title = strings.TrimSpace(title)
+		found[strings.ReplaceAll(notInAnchors.ReplaceAllString(strings.ToLower(title), ""), " ", "-")] = title
+	}
+	return found
+}
+
+var (
+	link     = regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]*))?\)`)
+	codeSpan = regexp.MustCompile("`[^`\n]*`")
+)
+
+// TestLinks follows every link of every document that leads into the tree, to the heading that it names.
+func TestLinks(t *testing.T) {
+	for _, path := range documents(t) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range link.FindAllStringSubmatch(codeSpan.ReplaceAllString(string(text), ""), -1) {
+			to, anchor := found[1], found[2]
+			if strings.Contains(to, "://") {
+				continue
+			}
+			target := path
+			if to != "" {
+				target = filepath.Join(filepath.Dir(path), filepath.FromSlash(to))
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: link to %s: %v", path, to, err)
+				continue
+			}
+			if anchor != "" && headings(t, target)[anchor] == "" {
+				t.Errorf("%s: link to %s#%s: there is no such heading", path, to, anchor)
+			}
+		}
+	}
+}
+
+// TestRationale keeps the index of RATIONALE.md complete and in order, and finds the questions that code cites.
+func TestRationale(t *testing.T) {
+	text, err := os.ReadFile("../RATIONALE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var index, questions []string
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if question, ok := strings.CutPrefix(line, "### "); ok {
+			questions = append(questions, question)
+		} else if item, ok := strings.CutPrefix(line, "- ["); ok && len(questions) == 0 {
+			question, _, _ := strings.Cut(item, "](#")
+			index = append(index, question)
+		}
+	}
+	if !slices.Equal(index, questions) {
+		t.Errorf("the index has %d questions, and the text %d, or others", len(index), len(questions))
+	}
+	cited := 0
+	err = filepath.WalkDir("..", func(path string, entry os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if name := entry.Name(); entry.IsDir() && (name == "testdata" || len(name) > 2 && name[0] == '.') {
+			return filepath.SkipDir
+		}
+		if !strings.HasSuffix(path, ".go") {
+			return nil
+		}
+		code, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(string(code)) {
+			question, ok := strings.CutPrefix(strings.TrimSpace(line), "// RATIONALE: ")
+			if !ok {
+				continue
+			}
+			cited++
+			if !slices.Contains(questions, question) {
+				t.Errorf("%s cites %q, which RATIONALE.md does not ask", path, question)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cited < 10 {
+		t.Errorf("%d citations in code, want at least 10", cited)
+	}
+}

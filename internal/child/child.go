@@ -10,6 +10,7 @@ import (
 
 // kept are the variables that every child process gets. Whatever is missing here (tokens of a CI system, passwords of a
 // package registry) no library and no other engine sees.
+// RATIONALE: Why does a child process get a list of variables, and not all but the secrets?
 var kept = []string{
 	// what a program needs to run at all
 	"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LANG", "LANGUAGE", "TZ", "XDG_CACHE_HOME",

@@ -10,6 +10,7 @@ import (
 // wipe overwrites a variable in the memory that the kernel put the environment into when the process started. The C
 // library's getenv reads it there, and /proc/PID/environ shows it to processes of the same user; neither notices
 // os.Unsetenv. Where that memory cannot be written, it stays.
+// RATIONALE: Why is the signing key overwritten in memory, when it is out of the environment?
 func wipe(name string) {
 	from, to, ok := block()
 	if !ok {

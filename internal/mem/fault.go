@@ -87,6 +87,7 @@ func Recovered(thrown any) error {
 
 // CatchFault runs f and turns an access fault inside a mapped file (one that was truncated) or at a guard page into an
 // error, as Recovered does. Other panics pass through. It covers only code that runs on f's own goroutine.
+// RATIONALE: Why are not all faults caught?
 func CatchFault(body func()) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {

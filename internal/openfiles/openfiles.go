@@ -5,6 +5,8 @@
 // package's own initialisation, which comes before theirs: packages are initialised in the order of their import paths
 // as soon as what they import is (https://go.dev/ref/spec#Package_initialization), and this one imports nothing but
 // syscall.
+//
+// RATIONALE: Why is the limit on open files checked by a package that imports nothing but syscall?
 package openfiles
 
 const (

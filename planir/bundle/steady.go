@@ -12,6 +12,7 @@ import (
 // modification or its size, so a look at those after each program call tells the ordinary case at the price of a system
 // call. Who sets the time back, or writes through a mapping, is not noticed: for storage that such people may write to,
 // there is Copy.
+// RATIONALE: Why is a bundle in use looked at after every call, and not locked?
 
 // stamp is what a write to a file changes.
 type stamp struct {

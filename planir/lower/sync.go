@@ -9,6 +9,7 @@ import "github.com/hetc/hetc/planir"
 // reads what it writes, in the same iteration and (for repeated sections) in the one before. Waits
 // implied by others within the iteration are left out; what a lane may still know from the
 // iteration before is not used, which keeps the argument local to two iterations.
+// RATIONALE: Why are there two analyses of flags?
 func synchronise(tasks []*task, repeated bool) int {
 	lane := map[string]int{}
 	for _, t := range tasks {

@@ -26,6 +26,7 @@ type Importance struct {
 // the directions, the rows from k on that are still free move by -D^-1 V G V' e for the errors e so far, G the inverse
 // of I + sum over j >= k of v_j v_j'/d_j. It is the error feedback of GPTQ (sec. 3) for an H that is
 // diagonal plus low rank. Negative, infinite and NaN values are refused.
+// RATIONALE: Why do rows make up for each other's errors?
 func NewImportance(meanSquare, directions []float32) (*Importance, error) {
 	k := len(meanSquare)
 	if k < 1 || k > maxDim || len(directions)%k != 0 {

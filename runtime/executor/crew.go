@@ -59,6 +59,7 @@ type laneSection struct {
 }
 
 // formCrews gives every lane a thread, the control lane's first.
+// RATIONALE: Why do lanes of one core share a thread?
 func (m *Machine) formCrews() {
 	lanes := append([]*lane{m.control}, m.lanes...)
 	for _, lane := range lanes {
@@ -498,6 +499,7 @@ const (
 // it takes longer than expected, with naps. It returns false when stop says so, which is told how long it has waited:
 // looks that are further apart than mostBetween count as that, because this process was stopped meanwhile and did not
 // wait.
+// RATIONALE: How does a lane wait?
 func (m *Machine) await(other *crew, ready func() bool, left func(now int64) int64, stop func(waited int64) bool) bool {
 	for range 256 {
 		if ready() {

@@ -25,6 +25,8 @@ const defaultBucketNodes = 1 << 25
 // Limits of bytes, graphs or opening time make it a shortest path with resource constraints. Chunks whose path breaks
 // one are searched by label setting (limited), bounded by the path without limits and by a Lagrangian relaxation of
 // them. That search stops at the node limit, and then the answer has a gap.
+//
+// RATIONALE: How are buckets chosen exactly although costs are not monotone?
 func (Engine) Buckets(ctx context.Context, b *problem.Buckets, limits problem.Limits) (problem.BucketSolution, error) {
 	if err := b.Validate(); err != nil {
 		return problem.BucketSolution{}, err

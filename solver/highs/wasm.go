@@ -597,6 +597,7 @@ func (in *instance) callback(kind int32, message, out uint32) {
 }
 
 // poll ends the solve when nobody wants its answer: the module asks for the time many thousand times a second.
+// RATIONALE: Why is a solve cancelled by a panic in the clock?
 func (in *instance) poll() {
 	if in.user.Err() != nil {
 		in.cancelled = true

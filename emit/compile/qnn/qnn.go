@@ -718,6 +718,7 @@ func writeNew(dir, name string, parts ...[]byte) error {
 // process runs the compiler in dir, where so many graphs are, and reads its answer. A process that
 // crashes, hangs or ends without an answer is an error of the graph that it last said it worked on. A
 // full disk is told apart first, because the library has many words for it.
+// RATIONALE: Why does a vendor's compiler run in a process of its own, in a folder of its own?
 func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, graphs int) (*answer, error) {
 	limited, cancel := patience.WithTimeout(ctx, c.options.Time)
 	defer cancel()

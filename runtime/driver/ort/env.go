@@ -66,6 +66,7 @@ func (e *env) release() error {
 
 // exact multiplies the largest 8-bit numbers there are and refuses a library that does not get them right: without the
 // instructions for it, sums of products of 8-bit numbers are kept in 16 bits by some kernels, and saturate.
+// RATIONALE: Why does the driver multiply 255 by 127 when it starts?
 func exact(environment *env) error {
 	const k, n = 64, 16
 	model := onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}},
