@@ -1,8 +1,9 @@
 package roofline
 
 // Anchors calibrate an accelerator's roofline by two kernels measured on it, the most memory-bound and the most
-// compute-bound one (Agent.xpu appendix A). They give the ceilings that a family of a costs file is fitted for where there are
-// only two measurements: Family's OpsPerNS and BytesPerNS, with no constant term and the larger of both times.
+// compute-bound one (Agent.xpu appendix A). They give the ceilings that a family of a costs file is fitted for where
+// there are only two measurements: Family's OpsPerNS and BytesPerNS, with no constant term and the larger of both
+// times.
 type Anchors struct {
 	PeakOpsPerNS     float64 // P_pk, 1e9 operations a second
 	PeakBytesPerNS   float64 // B_pk, 1e9 byte/s
@@ -29,5 +30,5 @@ func (a Anchors) Knee() float64 { return a.OpsPerNS() / a.BytesPerNS() }
 
 // NS is the time of a kernel of ops operations that moves bytes bytes, in nanoseconds (Eq. 5).
 func (a Anchors) NS(ops, bytes float64) float64 {
-	return norm(ops/a.OpsPerNS(), bytes/a.BytesPerNS(), maxSharpness)
+	return powerMean(ops/a.OpsPerNS(), bytes/a.BytesPerNS(), maxSharpness)
 }

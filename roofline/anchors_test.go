@@ -18,8 +18,8 @@ func TestAnchorsAreAFamily(t *testing.T) {
 		}
 		f := Family{Kind: op.MatMul, Scheme: op.A8TQ8C, OpsPerNS: a.OpsPerNS(), BytesPerNS: a.BytesPerNS(), Sharpness: maxSharpness, Step: [3]int{1, 1, 1}}
 		m, k, n := rapid.IntRange(1, 512).Draw(rt, "M"), rapid.IntRange(1, 4096).Draw(rt, "K"), rapid.IntRange(1, 4096).Draw(rt, "N")
-		w, q := f.size(m, k, n, f.Step)
-		if got, want := a.NS(w, q), f.roof(m, k, n, f.OpsPerNS, f.BytesPerNS); math.Abs(got-want) > 1e-9*want {
+		w, q := f.work(m, k, n, f.Step)
+		if got, want := a.NS(w, q), f.roofline(m, k, n, f.OpsPerNS, f.BytesPerNS); math.Abs(got-want) > 1e-9*want {
 			rt.Fatalf("%v ns, the family says %v", got, want)
 		}
 		if p := a.OpsPerNS(); p > a.PeakOpsPerNS || a.Clipped() != (p == a.PeakOpsPerNS && a.ComputeShare*a.PeakBytesPerNS*a.ComputeIntensity != p) {

@@ -14,7 +14,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -49,19 +48,22 @@ type Prediction struct {
 
 // Costs are the fitted latency models of one SoC. They are read-only once made, apart from Exclude.
 type Costs struct {
-	Schema      string       `json:"schema" yaml:"schema"`
-	SoC         string       `json:"soc" yaml:"soc"`
-	SoCDigest   string       `json:"soc_digest" yaml:"soc_digest"`
-	Fingerprint string       `json:"fingerprint,omitempty" yaml:"fingerprint,omitempty"`
-	Simulated   bool         `json:"simulated,omitempty" yaml:"simulated,omitempty"` // no time in here comes from a device
-	Imported    bool         `json:"imported,omitempty" yaml:"imported,omitempty"`   // some times were measured elsewhere and imported
-	Record      string       `json:"record" yaml:"record"`                           // digest of the record they were fitted from
-	Processors  []Processor  `json:"processors" yaml:"processors"`                   // ascending by name
-	Families    []Family     `json:"families" yaml:"families"`                       // ascending by key
-	Handovers   []Handover   `json:"handovers,omitempty" yaml:"handovers,omitempty"`
-	Copies      []Copy       `json:"copies,omitempty" yaml:"copies,omitempty"`
-	Sharing     []Sharing    `json:"sharing,omitempty" yaml:"sharing,omitempty"`
-	Infeasible  []Infeasible `json:"infeasible,omitempty" yaml:"infeasible,omitempty"`
+	Schema      string `json:"schema" yaml:"schema"`
+	SoC         string `json:"soc" yaml:"soc"`
+	SoCDigest   string `json:"soc_digest" yaml:"soc_digest"`
+	Fingerprint string `json:"fingerprint,omitempty" yaml:"fingerprint,omitempty"`
+	// no time in here comes from a device
+	Simulated bool `json:"simulated,omitempty" yaml:"simulated,omitempty"`
+	// some times were measured elsewhere and imported
+	Imported bool `json:"imported,omitempty" yaml:"imported,omitempty"`
+	// digest of the record they were fitted from
+	Record     string       `json:"record" yaml:"record"`
+	Processors []Processor  `json:"processors" yaml:"processors"` // ascending by name
+	Families   []Family     `json:"families" yaml:"families"`     // ascending by key
+	Handovers  []Handover   `json:"handovers,omitempty" yaml:"handovers,omitempty"`
+	Copies     []Copy       `json:"copies,omitempty" yaml:"copies,omitempty"`
+	Sharing    []Sharing    `json:"sharing,omitempty" yaml:"sharing,omitempty"`
+	Infeasible []Infeasible `json:"infeasible,omitempty" yaml:"infeasible,omitempty"`
 	// CacheBytes is the size of the largest cache, 0 for none: what was written last and fits is not read from memory.
 	CacheBytes int64 `json:"cache_bytes,omitempty" yaml:"cache_bytes,omitempty"`
 	// End is the last line of a file. One that was cut off lacks it, and may be legal otherwise.
@@ -75,13 +77,16 @@ type Costs struct {
 
 // Processor is what is known of a processor as a whole.
 type Processor struct {
-	Name         string  `json:"name" yaml:"name"`
-	LaunchNS     float64 `json:"launch_ns" yaml:"launch_ns"`                               // of one graph, before any work
-	BytesPerNS   float64 `json:"bytes_per_ns" yaml:"bytes_per_ns"`                         // it reads alone: 1e9 byte/s
-	LaunchSource Source  `json:"launch_source" yaml:"launch_source"`                       // measured or bound
-	BytesSource  Source  `json:"bytes_source" yaml:"bytes_source"`                         // measured or bound
-	LoadNSPerMB  float64 `json:"load_ns_per_mb,omitempty" yaml:"load_ns_per_mb,omitempty"` // loading a graph, per 1e6 bytes of weights
-	LoadNS       float64 `json:"load_ns,omitempty" yaml:"load_ns,omitempty"`               // loading a graph, before any byte
+	Name string `json:"name" yaml:"name"`
+	// of one graph, before any work
+	LaunchNS     float64 `json:"launch_ns" yaml:"launch_ns"`
+	BytesPerNS   float64 `json:"bytes_per_ns" yaml:"bytes_per_ns"`   // it reads alone: 1e9 byte/s
+	LaunchSource Source  `json:"launch_source" yaml:"launch_source"` // measured or bound
+	BytesSource  Source  `json:"bytes_source" yaml:"bytes_source"`   // measured or bound
+	// loading a graph, per 1e6 bytes of weights
+	LoadNSPerMB float64 `json:"load_ns_per_mb,omitempty" yaml:"load_ns_per_mb,omitempty"`
+	// loading a graph, before any byte
+	LoadNS float64 `json:"load_ns,omitempty" yaml:"load_ns,omitempty"`
 }
 
 // Family is the fitted model of operators that differ in size only. Fields mean what they mean to op.Op.
@@ -94,22 +99,23 @@ type Family struct {
 	Group   int       `json:"group,omitempty" yaml:"group,omitempty"` // query heads per key/value head
 	HeadDim int       `json:"head_dim,omitempty" yaml:"head_dim,omitempty"`
 	Bias    bool      `json:"bias,omitempty" yaml:"bias,omitempty"`
-	Form    op.Form   `json:"form,omitempty" yaml:"form,omitempty"` // exactly: a convolution's family has one number of rows
-	Act     string    `json:"act,omitempty" yaml:"act,omitempty"`
-	Experts int       `json:"experts,omitempty" yaml:"experts,omitempty"`
-	Fan     int       `json:"fan,omitempty" yaml:"fan,omitempty"`
-	Spread  bool      `json:"spread,omitempty" yaml:"spread,omitempty"`
-	Router  string    `json:"router,omitempty" yaml:"router,omitempty"`
-	Window  int       `json:"window,omitempty" yaml:"window,omitempty"`
-	Capped  bool      `json:"capped,omitempty" yaml:"capped,omitempty"` // Attention: scores are bounded
-	Batch   bool      `json:"batch,omitempty" yaml:"batch,omitempty"`   // Attention: rows are of a sequence each
-	Joint   bool      `json:"joint,omitempty" yaml:"joint,omitempty"`
-	Rotary  int       `json:"rotary,omitempty" yaml:"rotary,omitempty"` // Rope: elements of a head, 0: all
-	Cold    bool      `json:"cold,omitempty" yaml:"cold,omitempty"`
+	// exactly: a convolution's family has one number of rows
+	Form    op.Form `json:"form,omitempty" yaml:"form,omitempty"`
+	Act     string  `json:"act,omitempty" yaml:"act,omitempty"`
+	Experts int     `json:"experts,omitempty" yaml:"experts,omitempty"`
+	Fan     int     `json:"fan,omitempty" yaml:"fan,omitempty"`
+	Spread  bool    `json:"spread,omitempty" yaml:"spread,omitempty"`
+	Router  string  `json:"router,omitempty" yaml:"router,omitempty"`
+	Window  int     `json:"window,omitempty" yaml:"window,omitempty"`
+	Capped  bool    `json:"capped,omitempty" yaml:"capped,omitempty"` // Attention: scores are bounded
+	Batch   bool    `json:"batch,omitempty" yaml:"batch,omitempty"`   // Attention: rows are of a sequence each
+	Joint   bool    `json:"joint,omitempty" yaml:"joint,omitempty"`
+	Rotary  int     `json:"rotary,omitempty" yaml:"rotary,omitempty"` // Rope: elements of a head, 0: all
+	Cold    bool    `json:"cold,omitempty" yaml:"cold,omitempty"`
 
-	// T = SetupNS + ((W/OpsPerNS)^p + (Q/BytesPerNS)^p)^(1/p) for W operations and Q bytes of the operator
-	// with its dimensions rounded up to Step (of several experts each one's rows). p = 1 adds compute and memory time, a large p takes the larger
-	// (Agent.xpu Eq. 5).
+	// T = SetupNS + ((W/OpsPerNS)^p + (Q/BytesPerNS)^p)^(1/p) for W operations and Q bytes of the operator with its
+	// dimensions rounded up to Step (of several experts each one's rows). p = 1 adds compute and memory time, a large p
+	// takes the larger (Agent.xpu Eq. 5).
 	SetupNS    float64 `json:"setup_ns" yaml:"setup_ns"`
 	OpsPerNS   float64 `json:"ops_per_ns" yaml:"ops_per_ns"`     // P_eff, Eq. 3
 	BytesPerNS float64 `json:"bytes_per_ns" yaml:"bytes_per_ns"` // B_eff, Eq. 2
@@ -184,30 +190,32 @@ type Infeasible struct {
 
 // Key names the family in errors and sorts them.
 func (f *Family) Key() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s", f.Proc, f.Kind)
-	for _, s := range []string{string(f.Scheme), string(f.Form), string(f.Table), string(f.KV), f.Act, f.Router} {
-		if s != "" {
-			b.WriteString(" " + s)
+	var out strings.Builder
+	fmt.Fprintf(&out, "%s %s", f.Proc, f.Kind)
+	for _, word := range []string{string(f.Scheme), string(f.Form), string(f.Table), string(f.KV), f.Act, f.Router} {
+		if word != "" {
+			out.WriteString(" " + word)
 		}
 	}
-	for _, n := range []struct {
+	for _, number := range []struct {
 		name  string
 		value int
-	}{{"dim", f.HeadDim}, {"group", f.Group}, {"rotary", f.Rotary}, {"window", f.Window}, {"experts", f.Experts}, {"fan", f.Fan}} {
-		if n.value > 0 {
-			fmt.Fprintf(&b, " %s=%d", n.name, n.value)
+	}{{"dim", f.HeadDim}, {"group", f.Group}, {"rotary", f.Rotary}, {"window", f.Window}, {"experts", f.Experts},
+		{"fan", f.Fan}} {
+		if number.value > 0 {
+			fmt.Fprintf(&out, " %s=%d", number.name, number.value)
 		}
 	}
-	for _, s := range []struct {
+	for _, word := range []struct {
 		name string
 		set  bool
-	}{{"bias", f.Bias}, {"spread", f.Spread}, {"capped", f.Capped}, {"batch", f.Batch}, {"joint", f.Joint}, {"cold", f.Cold}} {
-		if s.set {
-			b.WriteString(" " + s.name)
+	}{{"bias", f.Bias}, {"spread", f.Spread}, {"capped", f.Capped}, {"batch", f.Batch}, {"joint", f.Joint},
+		{"cold", f.Cold}} {
+		if word.set {
+			out.WriteString(" " + word.name)
 		}
 	}
-	return b.String()
+	return out.String()
 }
 
 // index finds things by key.
@@ -227,20 +235,22 @@ type formed struct {
 
 func (c *Costs) look() *index {
 	c.once.Do(func() {
-		c.index = index{families: map[string]*Family{}, processors: map[string]*Processor{}, infeasible: map[string]string{}, forms: map[formed][]op.Form{}}
+		c.index = index{families: map[string]*Family{}, processors: map[string]*Processor{},
+			infeasible: map[string]string{}, forms: map[formed][]op.Form{}}
 		for i := range c.Families {
-			f := &c.Families[i]
-			f.prepare()
-			c.index.families[f.Key()] = f
-			if at := (formed{f.Proc, f.Scheme, f.Bias}); f.Form != "" && !slices.Contains(c.index.forms[at], f.Form) {
-				c.index.forms[at] = append(c.index.forms[at], f.Form)
+			family := &c.Families[i]
+			family.prepare()
+			c.index.families[family.Key()] = family
+			if at := (formed{family.Proc, family.Scheme, family.Bias}); family.Form != "" &&
+				!slices.Contains(c.index.forms[at], family.Form) {
+				c.index.forms[at] = append(c.index.forms[at], family.Form)
 			}
 		}
 		for i := range c.Processors {
 			c.index.processors[c.Processors[i].Name] = &c.Processors[i]
 		}
-		for _, x := range c.Infeasible {
-			c.index.infeasible[x.Proc+" "+x.Key] = x.Reason
+		for _, refused := range c.Infeasible {
+			c.index.infeasible[refused.Proc+" "+refused.Key] = refused.Reason
 		}
 	})
 	return &c.index
@@ -248,182 +258,37 @@ func (c *Costs) look() *index {
 
 // Open reads a costs file and checks every number in it.
 func Open(path string) (*Costs, error) {
-	var c Costs
-	if err := decode.File(path, Schema, &c); err != nil {
+	var costs Costs
+	if err := decode.File(path, Schema, &costs); err != nil {
 		return nil, err
 	}
-	return c.checked(path)
+	return costs.checked(path)
 }
 
 // Parse reads costs from the bytes of a file; name is shown in errors.
 func Parse(name string, data []byte) (*Costs, error) {
-	var c Costs
-	if err := decode.Bytes(name, data, Schema, &c); err != nil {
+	var costs Costs
+	if err := decode.Bytes(name, data, Schema, &costs); err != nil {
 		return nil, err
 	}
-	return c.checked(name)
+	return costs.checked(name)
 }
 
 func (c *Costs) checked(name string) (*Costs, error) {
 	c.Schema = Schema
 	if !c.End {
-		return nil, diag.New(diag.ClassInput, "costs lack their last line, \"end: true\": the file was cut off").WithCode("costs.end").At("%s", name).WithHint("make it again with `hetc fit`")
+		return nil, diag.New(diag.ClassInput, "costs lack their last line, \"end: true\": the file was cut off").
+			WithCode("costs.end").At("%s", name).WithHint("make it again with `hetc fit`")
 	}
 	if err := c.validate(); err != nil {
-		return nil, diag.New(diag.ClassInput, "%w", err).WithCode("costs.value").At("%s", name).WithHint("make it again with `hetc fit`")
+		return nil, diag.New(diag.ClassInput, "%w", err).WithCode("costs.value").At("%s", name).
+			WithHint("make it again with `hetc fit`")
 	}
 	return c, nil
 }
 
-const (
-	maxNS   = 1 << 53 // 104 days
-	maxRate = 1e9     // per ns
-)
-
-func (c *Costs) validate() error {
-	rate := func(what string, x float64) error {
-		if math.IsNaN(x) || x <= 0 || x > maxRate {
-			return fmt.Errorf("%s is %v, want a number in 0..%g", what, x, float64(maxRate))
-		}
-		return nil
-	}
-	time := func(what string, x float64) error {
-		if math.IsNaN(x) || x < 0 || x > maxNS {
-			return fmt.Errorf("%s is %v ns, want 0..%d", what, x, int64(maxNS))
-		}
-		return nil
-	}
-	seen := map[string]bool{}
-	once := func(what string) error {
-		if seen[what] {
-			return fmt.Errorf("%s is there twice", what)
-		}
-		seen[what] = true
-		return nil
-	}
-	for i := range c.Processors {
-		p := &c.Processors[i]
-		at := fmt.Sprintf("processor %q", p.Name)
-		if err := first(once(at), time(at+": launch_ns", p.LaunchNS), time(at+": load_ns", p.LoadNS),
-			time(at+": load_ns_per_mb", p.LoadNSPerMB), time(at+": bytes_per_ns", p.BytesPerNS)); err != nil {
-			return err
-		}
-	}
-	for i := range c.Families {
-		if err := c.Families[i].validate(rate, time, once); err != nil {
-			return err
-		}
-	}
-	for _, h := range c.Handovers {
-		at := fmt.Sprintf("hand-over from %q to %q", h.From, h.To)
-		if err := first(once(at), time(at, float64(h.NS)), time(at, float64(h.LowNS)), time(at, float64(h.HighNS))); err != nil {
-			return err
-		}
-	}
-	for _, k := range c.Copies {
-		at := fmt.Sprintf("copy from %q to %q", k.From, k.To)
-		if len(k.Points) == 0 {
-			return fmt.Errorf("%s has no points", at)
-		}
-		for i, p := range k.Points {
-			if p[0] < 1 || i > 0 && p[0] <= k.Points[i-1][0] {
-				return fmt.Errorf("%s: sizes do not ascend from 1", at)
-			}
-			if err := time(at, float64(p[1])); err != nil {
-				return err
-			}
-		}
-		if err := once(at); err != nil {
-			return err
-		}
-	}
-	for _, s := range c.Sharing {
-		at := "sharing of " + strings.Join(s.Procs, ", ")
-		if len(s.Procs) < 2 || !slices.IsSorted(s.Procs) || len(s.Compute) != len(s.Procs) {
-			return fmt.Errorf("%s: want at least 2 processors, ascending, and a compute factor each", at)
-		}
-		if err := first(once(at), rate(at+": bytes_per_ns", s.BytesPerNS)); err != nil {
-			return err
-		}
-		for _, f := range s.Compute {
-			if math.IsNaN(f) || f < 1 || f > 1e3 {
-				return fmt.Errorf("%s: compute factor %v, want 1..1000", at, f)
-			}
-		}
-		for _, p := range s.Pairs {
-			if math.IsNaN(p.Factor) || p.Factor <= 0 || p.Factor > 1e3 {
-				return fmt.Errorf("%s: factor %v of %s on %q, want 0..1000", at, p.Factor, p.Key, p.Proc)
-			}
-		}
-	}
-	return nil
-}
-
-func (f *Family) validate(rate, time func(string, float64) error, once func(string) error) error {
-	at := fmt.Sprintf("family %q", f.Key())
-	if !slices.Contains(op.Kinds, f.Kind) {
-		return fmt.Errorf("%s: unknown operator %q", at, f.Kind)
-	}
-	if err := first(once(at), time(at+": setup_ns", f.SetupNS), rate(at+": ops_per_ns", f.OpsPerNS), rate(at+": bytes_per_ns", f.BytesPerNS)); err != nil {
-		return err
-	}
-	if !(f.Sharpness >= 1 && f.Sharpness <= maxSharpness) {
-		return fmt.Errorf("%s: sharpness %v, want 1..%d", at, f.Sharpness, maxSharpness)
-	}
-	for _, e := range []float64{f.ErrM, f.ErrShape} {
-		if !(e >= 0 && e <= 10) {
-			return fmt.Errorf("%s: error %v, want 0..10", at, e)
-		}
-	}
-	for _, s := range f.Step {
-		if s < 1 || s > 1<<20 {
-			return fmt.Errorf("%s: step %d, want 1..%d", at, s, 1<<20)
-		}
-	}
-	if len(f.Curves) == 0 {
-		return fmt.Errorf("%s has no curves", at)
-	}
-	for i := range f.Curves {
-		k := &f.Curves[i]
-		at := fmt.Sprintf("%s, curve (%d, %d)", at, k.A, k.B)
-		if i > 0 && !less(f.Curves[i-1], *k) {
-			return fmt.Errorf("%s: curves do not ascend", at)
-		}
-		if err := first(rate(at+": ops_per_ns", k.OpsPerNS), rate(at+": bytes_per_ns", k.BytesPerNS)); err != nil {
-			return err
-		}
-		if len(k.Points) == 0 {
-			return fmt.Errorf("%s has no points", at)
-		}
-		for j, p := range k.Points {
-			if j > 0 && p[0] <= k.Points[j-1][0] {
-				return fmt.Errorf("%s: points do not ascend", at)
-			}
-			o := f.operator(int(p[0]), k.A, k.B)
-			if err := o.Validate(); err != nil {
-				return fmt.Errorf("%s: %w", at, err)
-			}
-			if g, _, _, _ := familyOf(f.Proc, o, f.Cold); g.Key() != f.Key() {
-				return fmt.Errorf("%s: %s is of family %q", at, o.Key(), g.Key())
-			}
-			if p[1] < 1 || p[1] > maxNS || p[2] < 0 || p[2] > p[1] || p[3] < p[1] || p[3] > maxNS {
-				return fmt.Errorf("%s: times %v ns at M=%d, want low <= median <= high", at, p[1:], p[0])
-			}
-		}
-	}
-	return nil
-}
-
+// less orders curves by (A, B).
 func less(a, b Curve) bool { return a.A < b.A || a.A == b.A && a.B < b.B }
-
-func first(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // Digest is the identity of the costs: hex SHA-256 of their canonical JSON.
 func (c *Costs) Digest() (string, error) {
@@ -438,12 +303,12 @@ func (c *Costs) Digest() (string, error) {
 }
 
 // Write stores the costs as YAML at path, replacing the file as a whole or not at all.
-func Write(path string, c *Costs) error {
-	if err := c.validate(); err != nil {
+func Write(path string, costs *Costs) error {
+	if err := costs.validate(); err != nil {
 		return fmt.Errorf("write costs: %w", err)
 	}
-	c.End = true
-	text, err := decode.YAML(c)
+	costs.End = true
+	text, err := decode.YAML(costs)
 	if err != nil {
 		return fmt.Errorf("write costs: %w", err)
 	}

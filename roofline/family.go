@@ -1,6 +1,7 @@
 package roofline
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"sort"
@@ -42,237 +43,249 @@ func (f *Family) operator(rows, along, across int) op.Op {
 // matrix reports whether the family multiplies by weights in a scheme.
 func (f *Family) matrix() bool { return op.Op{Kind: f.Kind}.HasScheme() }
 
-// size is work and traffic of the operator at (m, a, b) with its dimensions rounded up to step.
-func (f *Family) size(m, a, b int, step [3]int) (ops, bytes float64) {
-	a, b = roundUp(a, step[1]), roundUp(b, step[2])
+// work is arithmetic and traffic of the operator at (rows, along, across) with its dimensions rounded up to step.
+func (f *Family) work(rows, along, across int, step [3]int) (ops, bytes float64) {
+	along, across = roundUp(along, step[1]), roundUp(across, step[2])
 	if f.Kind != op.ExpertMatMul {
-		o := f.operator(roundUp(m, step[0]), a, b)
-		return float64(o.Flops()), float64(o.Bytes())
+		rounded := f.operator(roundUp(rows, step[0]), along, across)
+		return float64(rounded.Flops()), float64(rounded.Bytes())
 	}
 	// Weights are read once per expert in use, however its rows are rounded up.
-	o := f.operator(m, a, b)
-	more := float64(f.rows(m, step[0])) / float64(o.Rows())
-	weights := float64(f.busy(m)) * float64(op.WeightBytes(f.Scheme.Weight(), a, b))
-	return float64(o.Flops()) * more, weights + (float64(o.Bytes())-weights)*more
+	rounded := f.operator(rows, along, across)
+	more := float64(f.rows(rows, step[0])) / float64(rounded.Rows())
+	weights := float64(f.busy(rows)) * float64(op.WeightBytes(f.Scheme.Weight(), along, across))
+	return float64(rounded.Flops()) * more, weights + (float64(rounded.Bytes())-weights)*more
 }
 
-// busy is the number of experts that compute something for m tokens.
-func (f *Family) busy(m int) int { return min(m*f.Fan, f.Experts) }
+// busy is the number of experts that compute something for that many tokens.
+func (f *Family) busy(tokens int) int { return min(tokens*f.Fan, f.Experts) }
 
-// rows is how many rows are computed for m tokens on a processor that computes step of them at once. Rows
+// rows is how many rows are computed for that many tokens on a processor that computes step of them at once. Rows
 // of several experts are spread over them evenly (as they are measured), and rounded up for each.
-func (f *Family) rows(m, step int) int {
+func (f *Family) rows(tokens, step int) int {
 	if f.Kind != op.ExpertMatMul {
-		return roundUp(m, step)
+		return roundUp(tokens, step)
 	}
-	n := f.busy(m)
-	each, more := m*f.Fan/n, m*f.Fan%n
-	return (n-more)*roundUp(each, step) + more*roundUp(each+1, step)
+	experts := f.busy(tokens)
+	each, more := tokens*f.Fan/experts, tokens*f.Fan%experts
+	return (experts-more)*roundUp(each, step) + more*roundUp(each+1, step)
 }
 
-func roundUp(v, step int) int {
-	if step < 2 || v == 0 {
-		return v
+func roundUp(size, step int) int {
+	if step < 2 || size == 0 {
+		return size
 	}
-	return (v + step - 1) / step * step
+	return (size + step - 1) / step * step
 }
 
-// norm is (x^p + y^p)^(1/p), without overflow.
-func norm(x, y, p float64) float64 {
+// powerMean is (x^p + y^p)^(1/p) with p the sharpness, without overflow.
+func powerMean(x, y, sharpness float64) float64 {
 	hi, lo := max(x, y), min(x, y)
-	if hi == 0 || lo == 0 || p >= maxSharpness {
+	if hi == 0 || lo == 0 || sharpness >= maxSharpness {
 		return hi
 	}
-	if p == 1 {
+	if sharpness == 1 {
 		return hi + lo
 	}
-	r := lo / hi
-	switch p { // the forms that are tried
+	ratio := lo / hi
+	switch sharpness { // the forms that are tried
 	case 2:
-		return hi * math.Sqrt(1+r*r)
+		return hi * math.Sqrt(1+ratio*ratio)
 	case 4:
-		return hi * math.Sqrt(math.Sqrt(1+r*r*r*r))
+		return hi * math.Sqrt(math.Sqrt(1+ratio*ratio*ratio*ratio))
 	}
-	return hi * math.Pow(1+math.Pow(r, p), 1/p)
+	return hi * math.Pow(1+math.Pow(ratio, sharpness), 1/sharpness)
 }
 
-// roof is the family's roofline with the given rates, ns.
-func (f *Family) roof(m, a, b int, ops, bytes float64) float64 {
-	w, q := f.size(m, a, b, f.Step)
-	return f.SetupNS + norm(w/ops, q/bytes, f.Sharpness)
+// roofline is the family's roofline with the given rates, ns.
+func (f *Family) roofline(rows, along, across int, ops, bytes float64) float64 {
+	work, traffic := f.work(rows, along, across, f.Step)
+	return f.SetupNS + powerMean(work/ops, traffic/bytes, f.Sharpness)
 }
 
 // knot is a sample on a curve: its position and what the roofline leaves over.
 type knot struct {
-	x  float64 // log of m
-	m  int     // rows computed: M rounded up
-	r  float64 // log(measured/roofline)
-	ns float64
-	sd float64 // uncertainty of r, from the interval of the median
+	position  float64 // log of the rows
+	rows      int     // rows computed: M rounded up
+	residual  float64 // log(measured/roofline)
+	ns        float64
+	deviation float64 // uncertainty of the residual, from the interval of the median
 }
 
 // knots returns the samples of a curve at distinct rounded M, without the points where skip is true.
-func (f *Family) knots(c *Curve, skip func(i int) bool) []knot {
+func (f *Family) knots(curve *Curve, skip func(i int) bool) []knot {
 	var out []knot
-	for i, p := range c.Points {
+	for i, point := range curve.Points {
 		if skip != nil && skip(i) {
 			continue
 		}
-		m := f.rows(int(p[0]), f.Step[0])
-		ns := float64(p[1])
-		k := knot{x: math.Log(float64(m)), m: m, ns: ns, r: math.Log(ns / f.roof(int(p[0]), c.A, c.B, c.OpsPerNS, c.BytesPerNS))}
-		if p[2] > 0 {
-			k.sd = math.Log(float64(p[3])/float64(p[2])) / (2 * 1.96)
+		computed := f.rows(int(point[0]), f.Step[0])
+		ns := float64(point[1])
+		k := knot{position: math.Log(float64(computed)), rows: computed, ns: ns,
+			residual: math.Log(ns / f.roofline(int(point[0]), curve.A, curve.B, curve.OpsPerNS, curve.BytesPerNS))}
+		if point[2] > 0 {
+			k.deviation = math.Log(float64(point[3])/float64(point[2])) / (2 * 1.96)
 		}
-		if n := len(out); n > 0 && out[n-1].m == m { // one step: their mean
-			out[n-1].r = (out[n-1].r + k.r) / 2
-			out[n-1].ns = math.Sqrt(out[n-1].ns * k.ns)
-			out[n-1].sd = math.Hypot(out[n-1].sd, k.sd) / 2
+		if count := len(out); count > 0 && out[count-1].rows == computed { // one step: their mean
+			out[count-1].residual = (out[count-1].residual + k.residual) / 2
+			out[count-1].ns = math.Sqrt(out[count-1].ns * k.ns)
+			out[count-1].deviation = math.Hypot(out[count-1].deviation, k.deviation) / 2
 			continue
 		}
 		out = append(out, k)
 	}
-	return f.calm(c, out)
+	return f.smoothed(curve, out)
 }
 
-// calm moves uncertain knots towards what their neighbours say, as far as their uncertainty exceeds what the
+// smoothed moves uncertain knots towards what their neighbours say, as far as their uncertainty exceeds what the
 // roofline usually leaves over. Precise knots stay where they are.
-func (f *Family) calm(c *Curve, knots []knot) []knot {
+func (f *Family) smoothed(curve *Curve, knots []knot) []knot {
 	const usual = 0.05
 	out := slices.Clone(knots)
-	for i, k := range knots {
-		var r float64
+	for i, knot := range knots {
+		var expected float64
 		switch {
 		case len(knots) == 1:
 			continue
 		case i == 0:
-			r = knots[1].r
+			expected = knots[1].residual
 		case i == len(knots)-1:
-			r = knots[i-1].r
+			expected = knots[i-1].residual
 		default:
-			l, h := knots[i-1], knots[i+1]
-			r = l.r + (h.r-l.r)*(k.x-l.x)/(h.x-l.x)
+			low, high := knots[i-1], knots[i+1]
+			expected = low.residual + (high.residual-low.residual)*(knot.position-low.position)/(high.position-low.position)
 		}
-		w := k.sd * k.sd / (k.sd*k.sd + usual*usual)
-		out[i].r = k.r + w*(r-k.r)
-		out[i].ns = k.ns * math.Exp(out[i].r-k.r)
+		weight := knot.deviation * knot.deviation / (knot.deviation*knot.deviation + usual*usual)
+		out[i].residual = knot.residual + weight*(expected-knot.residual)
+		out[i].ns = knot.ns * math.Exp(out[i].residual-knot.residual)
 	}
 	return out
 }
 
-// along predicts the curve at m from knots: the roofline times what it leaves over at the neighbours,
+// onCurve predicts the curve at some rows from knots: the roofline times what it leaves over at the neighbours,
 // interpolated in the log of the rows and kept between the neighbours' times. inside is false beyond the knots.
-func (f *Family) along(c *Curve, knots []knot, m int) (ns float64, inside bool) {
-	roof := f.roof(m, c.A, c.B, c.OpsPerNS, c.BytesPerNS)
+func (f *Family) onCurve(curve *Curve, knots []knot, rows int) (ns float64, inside bool) {
+	roof := f.roofline(rows, curve.A, curve.B, curve.OpsPerNS, curve.BytesPerNS)
 	if len(knots) == 0 {
 		return roof, false
 	}
-	mm := f.rows(m, f.Step[0])
-	i := sort.Search(len(knots), func(i int) bool { return knots[i].m >= mm })
+	computed := f.rows(rows, f.Step[0])
+	i := sort.Search(len(knots), func(i int) bool { return knots[i].rows >= computed })
 	switch {
-	case i < len(knots) && knots[i].m == mm:
+	case i < len(knots) && knots[i].rows == computed:
 		return knots[i].ns, true
 	case i == 0:
-		return roof * math.Exp(knots[0].r), false
+		return roof * math.Exp(knots[0].residual), false
 	case i == len(knots):
-		return roof * math.Exp(knots[i-1].r), false
+		return roof * math.Exp(knots[i-1].residual), false
 	}
-	l, h := knots[i-1], knots[i]
-	t := (math.Log(float64(mm)) - l.x) / (h.x - l.x)
-	ns = roof * math.Exp(l.r+(h.r-l.r)*t)
-	return min(max(ns, min(l.ns, h.ns)), max(l.ns, h.ns)), true
+	low, high := knots[i-1], knots[i]
+	share := (math.Log(float64(computed)) - low.position) / (high.position - low.position)
+	ns = roof * math.Exp(low.residual+(high.residual-low.residual)*share)
+	return min(max(ns, min(low.ns, high.ns)), max(low.ns, high.ns)), true
 }
 
-// curve returns the curve of (a, b), nil when there is none.
-func (f *Family) curve(a, b int) *Curve {
-	want := Curve{A: a, B: b}
+// curve returns the curve of (along, across), nil when there is none.
+func (f *Family) curve(along, across int) *Curve {
+	want := Curve{A: along, B: across}
 	i := sort.Search(len(f.Curves), func(i int) bool { return !less(f.Curves[i], want) })
-	if i < len(f.Curves) && f.Curves[i].A == a && f.Curves[i].B == b {
+	if i < len(f.Curves) && f.Curves[i].A == along && f.Curves[i].B == across {
 		return &f.Curves[i]
 	}
 	return nil
 }
 
-// across predicts a shape that has no curve from the curves that skip does not hide: the family's roofline
-// times what it leaves over on neighbouring curves at the same M. Between two curves of one a (or
-// one b) that is interpolated in the logarithm of the other axis; else the nearest curves count by
-// their distance. inside is true in the first case; around, when the two curves also have samples on both sides of m.
-func (f *Family) across(m, a, b int, skip *Curve) (ns float64, inside, around bool) {
-	type near struct {
-		c    *Curve
-		dist float64
-	}
-	around = true
-	over := func(c *Curve) float64 {
-		t, within := f.along(c, c.ready, m)
-		around = around && within
-		return math.Log(t / f.roof(m, c.A, c.B, f.OpsPerNS, f.BytesPerNS))
-	}
-	dist := func(x, y int) float64 { return math.Abs(math.Log(float64(max(x, 1)) / float64(max(y, 1)))) }
-	roof := f.roof(m, a, b, f.OpsPerNS, f.BytesPerNS)
-	a, b = roundUp(a, f.Step[1]), roundUp(b, f.Step[2])
-	atA := func(c *Curve) int { return roundUp(c.A, f.Step[1]) }
-	atB := func(c *Curve) int { return roundUp(c.B, f.Step[2]) }
-	between := func(on func(*Curve) bool, at func(*Curve) int, v int) (float64, bool) {
-		var lo, hi *Curve
-		for i := range f.Curves {
-			c := &f.Curves[i]
-			if c == skip || !on(c) {
-				continue
-			}
-			if at(c) <= v && (lo == nil || at(c) > at(lo)) {
-				lo = c
-			}
-			if at(c) >= v && (hi == nil || at(c) < at(hi)) {
-				hi = c
-			}
-		}
-		if lo == nil || hi == nil {
-			return 0, false
-		}
-		if at(lo) == at(hi) {
-			return over(lo), true
-		}
-		t := dist(v, at(lo)) / dist(at(hi), at(lo))
-		return over(lo)*(1-t) + over(hi)*t, true
-	}
-	if r, ok := between(func(c *Curve) bool { return atA(c) == a }, atB, b); ok {
-		return roof * math.Exp(r), true, around
-	}
-	if r, ok := between(func(c *Curve) bool { return atB(c) == b }, atA, a); ok {
-		return roof * math.Exp(r), true, around
-	}
-	var all []near
-	for i := range f.Curves {
-		if c := &f.Curves[i]; c != skip {
-			all = append(all, near{c: c, dist: dist(a, atA(c)) + dist(b, atB(c))})
-		}
-	}
-	sort.SliceStable(all, func(i, j int) bool { return all[i].dist < all[j].dist })
-	sum, weight := 0.0, 0.0
-	for _, n := range all[:min(len(all), 4)] {
-		w := 1 / (n.dist*n.dist + 1e-6)
-		sum, weight = sum+w*over(n.c), weight+w
-	}
-	if weight == 0 {
-		return roof, false, false
-	}
-	return roof * math.Exp(sum/weight), false, false
+// position is where a curve lies among shapes, rounded up to the step.
+func (f *Family) position(curve *Curve) [2]int {
+	return [2]int{roundUp(curve.A, f.Step[1]), roundUp(curve.B, f.Step[2])}
 }
 
-// evident is how many times as long as it computes an operator must read for its samples to tell how long it reads. With less, a rate of
-// reading that nothing determines may only make up for what a fit leaves over.
+// enclosing returns the nearest curves on both sides of a position along one axis that agree with it on the other one.
+func (f *Family) enclosing(at [2]int, axis int, skip *Curve) (low, high *Curve) {
+	for i := range f.Curves {
+		curve := &f.Curves[i]
+		position := f.position(curve)
+		if curve == skip || position[1-axis] != at[1-axis] {
+			continue
+		}
+		if position[axis] <= at[axis] && (low == nil || position[axis] > f.position(low)[axis]) {
+			low = curve
+		}
+		if position[axis] >= at[axis] && (high == nil || position[axis] < f.position(high)[axis]) {
+			high = curve
+		}
+	}
+	return low, high
+}
+
+// distance is how far apart two sizes are, as |log|.
+func distance(x, y int) float64 { return math.Abs(math.Log(float64(max(x, 1)) / float64(max(y, 1)))) }
+
+// nearestCurves is how many curves predict a shape that no two curves enclose.
+const nearestCurves = 4
+
+// ofShape predicts a shape that has no curve from the curves but skip: the family's roofline times what it leaves over
+// on neighbouring curves at the same M. Between two curves that share a size that is interpolated in the logarithm of
+// the other one; else the nearest curves count by their distance (inverse distance weighting). inside is true in the
+// first case; around, when the two curves also have samples on both sides of the rows.
+func (f *Family) ofShape(rows, along, across int, skip *Curve) (ns float64, inside, around bool) {
+	around = true
+	residual := func(curve *Curve) float64 {
+		ns, within := f.onCurve(curve, curve.ready, rows)
+		around = around && within
+		return math.Log(ns / f.roofline(rows, curve.A, curve.B, f.OpsPerNS, f.BytesPerNS))
+	}
+	roof := f.roofline(rows, along, across, f.OpsPerNS, f.BytesPerNS)
+	at := f.position(&Curve{A: along, B: across})
+	for _, axis := range []int{1, 0} {
+		low, high := f.enclosing(at, axis, skip)
+		if low == nil || high == nil {
+			continue
+		}
+		from, to := f.position(low)[axis], f.position(high)[axis]
+		if from == to {
+			return roof * math.Exp(residual(low)), true, around
+		}
+		share := distance(at[axis], from) / distance(to, from)
+		left := residual(low)*(1-share) + residual(high)*share
+		return roof * math.Exp(left), true, around
+	}
+	type neighbour struct {
+		curve    *Curve
+		distance float64
+	}
+	var all []neighbour
+	for i := range f.Curves {
+		if curve := &f.Curves[i]; curve != skip {
+			position := f.position(curve)
+			all = append(all, neighbour{curve, distance(at[0], position[0]) + distance(at[1], position[1])})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b neighbour) int { return cmp.Compare(a.distance, b.distance) })
+	sum, total := 0.0, 0.0
+	for _, near := range all[:min(len(all), nearestCurves)] {
+		weight := 1 / (near.distance*near.distance + 1e-6)
+		sum, total = sum+weight*residual(near.curve), total+weight
+	}
+	if total == 0 {
+		return roof, false, false
+	}
+	return roof * math.Exp(sum/total), false, false
+}
+
+// evident is how many times as long as it computes an operator must read for its samples to tell how long it reads.
+// With less, a rate of reading that nothing determines may only make up for what a fit leaves over.
 const evident = 1.1
 
 // prepare computes the knots of all curves.
 func (f *Family) prepare() {
 	f.reads = false
 	for i := range f.Curves {
-		k := &f.Curves[i]
-		k.ready = f.knots(k, nil)
-		for _, p := range k.Points {
-			w, q := f.size(int(p[0]), k.A, k.B, f.Step)
-			f.reads = f.reads || q/k.BytesPerNS >= evident*w/k.OpsPerNS
+		curve := &f.Curves[i]
+		curve.ready = f.knots(curve, nil)
+		for _, point := range curve.Points {
+			work, traffic := f.work(int(point[0]), curve.A, curve.B, f.Step)
+			f.reads = f.reads || traffic/curve.BytesPerNS >= evident*work/curve.OpsPerNS
 		}
 	}
 }

@@ -67,7 +67,7 @@ func TestFamilyKeepsOperators(t *testing.T) {
 		if err := back.Validate(); err != nil || back.Key() != o.Key() || back.Flops() != o.Flops() || back.Bytes() != o.Bytes() {
 			t.Errorf("%s: its family has %s (%v), %d and %d operations, %d and %d bytes", o.Key(), back.Key(), err, o.Flops(), back.Flops(), o.Bytes(), back.Bytes())
 		}
-		ops, bytes := f.size(m, a, b, [3]int{1, 1, 1})
+		ops, bytes := f.work(m, a, b, [3]int{1, 1, 1})
 		if int64(ops) != o.Flops() || int64(bytes) != o.Bytes() {
 			t.Errorf("%s: size %v operations, %v bytes, want %d and %d", o.Key(), ops, bytes, o.Flops(), o.Bytes())
 		}

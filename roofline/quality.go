@@ -36,59 +36,61 @@ type Miss struct {
 }
 
 // Evaluate compares predictions with every operator measured alone in held.
-func Evaluate(c *Costs, held *record.Set) (Quality, error) {
+func Evaluate(costs *Costs, held *record.Set) (Quality, error) {
 	all, err := summarise(held)
 	if err != nil {
 		return Quality{}, err
 	}
 	var misses []Miss
-	for _, k := range all {
-		if k.m.Kind != record.Op || len(k.m.Concurrent) > 0 {
+	for _, taken := range all {
+		if taken.m.Kind != record.Op || len(taken.m.Concurrent) > 0 {
 			continue
 		}
-		m, err := c.miss(k)
+		miss, err := costs.miss(taken)
 		if err != nil {
-			return Quality{}, fmt.Errorf("evaluate %q: %w", k.m.Key(), err)
+			return Quality{}, fmt.Errorf("evaluate %q: %w", taken.m.Key(), err)
 		}
-		misses = append(misses, m)
+		misses = append(misses, miss)
 	}
 	return quality(misses)
 }
 
-func (c *Costs) miss(k sample) (Miss, error) {
-	p, err := c.Op(k.m.Proc, *k.m.Op, k.m.Cold)
+func (c *Costs) miss(taken sample) (Miss, error) {
+	predicted, err := c.Op(taken.m.Proc, *taken.m.Op, taken.m.Cold)
 	if err != nil {
 		return Miss{}, err
 	}
-	return Miss{Key: k.m.Key(), Proc: k.m.Proc, Op: *k.m.Op, Cold: k.m.Cold, MeasuredNS: ns(k.ns), Predicted: p, Error: float64(p.NS)/k.ns - 1}, nil
+	return Miss{Key: taken.m.Key(), Proc: taken.m.Proc, Op: *taken.m.Op, Cold: taken.m.Cold, MeasuredNS: ns(taken.ns),
+		Predicted: predicted, Error: float64(predicted.NS)/taken.ns - 1}, nil
 }
 
 func quality(misses []Miss) (Quality, error) {
-	q := Quality{N: len(misses), Misses: misses}
-	if q.N == 0 {
-		return q, diag.New(diag.ClassInput, "evaluate costs: no operator was held out")
+	out := Quality{N: len(misses), Misses: misses}
+	if out.N == 0 {
+		return out, diag.New(diag.ClassInput, "evaluate costs: no operator was held out")
 	}
-	for _, m := range misses {
-		e := math.Abs(m.Error)
-		q.MAPE += e
-		if e <= 0.10 {
-			q.Within10++
+	for _, miss := range misses {
+		deviation := math.Abs(miss.Error)
+		out.MAPE += deviation
+		if deviation <= 0.10 {
+			out.Within10++
 		}
-		if e <= 0.15 {
-			q.Within15++
+		if deviation <= 0.15 {
+			out.Within15++
 		}
-		if m.Predicted.LowNS <= m.MeasuredNS && m.MeasuredNS <= m.Predicted.HighNS {
-			q.Covered++
+		if miss.Predicted.LowNS <= miss.MeasuredNS && miss.MeasuredNS <= miss.Predicted.HighNS {
+			out.Covered++
 		}
 	}
-	n := float64(q.N)
-	q.MAPE, q.Within10, q.Within15, q.Covered = q.MAPE/n, q.Within10/n, q.Within15/n, q.Covered/n
+	count := float64(out.N)
+	out.MAPE, out.Within10, out.Within15, out.Covered = out.MAPE/count, out.Within10/count, out.Within15/count,
+		out.Covered/count
 	sort.SliceStable(misses, func(i, j int) bool { return math.Abs(misses[i].Error) > math.Abs(misses[j].Error) })
-	return q, nil
+	return out, nil
 }
 
-// Within is the part of the operators that lie between the samples, and Beyond the others, of which the samples show less:
-// their predictions are of source Bound. Either may be empty.
+// Within is the part of the operators that lie between the samples, and Beyond the others, of which the samples show
+// less: their predictions are of source Bound. Either may be empty.
 func (q *Quality) Within() Quality { return q.part(false) }
 
 // Beyond is the part that lies beyond the samples.
@@ -96,9 +98,9 @@ func (q *Quality) Beyond() Quality { return q.part(true) }
 
 func (q *Quality) part(beyond bool) Quality {
 	var misses []Miss
-	for _, m := range q.Misses {
-		if (m.Predicted.Source == Bound) == beyond {
-			misses = append(misses, m)
+	for _, miss := range q.Misses {
+		if (miss.Predicted.Source == Bound) == beyond {
+			misses = append(misses, miss)
 		}
 	}
 	out, err := quality(misses)
@@ -121,29 +123,29 @@ func (q *Quality) Worst() float64 {
 // part an operator belongs to follows from its key. Shapes at the edge of what was sampled are
 // held out too and then count as extrapolations. c is the fit to the whole set, which stands for families that lack
 // nothing.
-func CrossValidate(s *socs.SoC, set *record.Set, folds int, c *Costs) (Quality, error) {
+func CrossValidate(soc *socs.SoC, set *record.Set, folds int, costs *Costs) (Quality, error) {
 	if folds < 2 || folds > 100 {
 		return Quality{}, diag.New(diag.ClassUsage, "cross-validate in %d parts, want 2..100", folds)
 	}
 	var misses []Miss
 	for fold := range folds {
-		known := maps.Clone(c.look().families)
+		known := maps.Clone(costs.look().families)
 		train, held := record.NewSet(set.Header), record.NewSet(set.Header)
-		for _, m := range set.All() {
+		for _, measured := range set.All() {
 			to := train
-			if m.Kind == record.Op && len(m.Concurrent) == 0 && foldOf(m.Key(), folds) == fold {
+			if measured.Kind == record.Op && len(measured.Concurrent) == 0 && foldOf(measured.Key(), folds) == fold {
 				to = held
-				f, _, _, _ := familyOf(m.Proc, *m.Op, m.Cold)
-				delete(known, f.Key())
+				family, _, _, _ := familyOf(measured.Proc, *measured.Op, measured.Cold)
+				delete(known, family.Key())
 			}
-			if err := to.Add(m); err != nil {
+			if err := to.Add(measured); err != nil {
 				return Quality{}, err
 			}
 		}
 		if held.Len() == 0 {
 			continue
 		}
-		c, err := fit(s, train, known)
+		fitted, err := fit(soc, train, known)
 		if err != nil {
 			return Quality{}, err
 		}
@@ -151,12 +153,12 @@ func CrossValidate(s *socs.SoC, set *record.Set, folds int, c *Costs) (Quality, 
 		if err != nil {
 			return Quality{}, err
 		}
-		for _, k := range all {
-			m, err := c.miss(k)
+		for _, taken := range all {
+			miss, err := fitted.miss(taken)
 			if err != nil {
 				continue // its whole family was held out: nothing to say about the model
 			}
-			misses = append(misses, m)
+			misses = append(misses, miss)
 		}
 	}
 	return quality(misses)

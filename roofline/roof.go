@@ -21,40 +21,40 @@ func (r Roof) String() string { return fmt.Sprintf("%.0f %% of %s", 100*r.Share,
 // bandwidth that the SoC states for these processors. What counts is the arithmetic of matrix products and attentions,
 // and reading weights and caches: activations and the other operators' operands lie in caches. It is false when nothing
 // counts, or when the SoC does not state the numbers.
-func RoofOf(s *socs.SoC, procs []string, ops []op.Op, ns int64) (Roof, bool) {
-	joint, ok := s.JointGBps(procs...)
+func RoofOf(soc *socs.SoC, procs []string, ops []op.Op, ns int64) (Roof, bool) {
+	joint, ok := soc.JointGBps(procs...)
 	if !ok || ns <= 0 {
 		return Roof{}, false
 	}
 	names := map[op.Type]string{op.I8: "int8 peak", op.F32: "f32 peak"}
 	times := map[op.Type]float64{} // at the peak of the type
 	bytes := int64(0)
-	for _, o := range ops {
-		t := op.F32
+	for _, operator := range ops {
+		arithmetic := op.F32
 		switch {
-		case o.HasScheme():
-			if o.Scheme.QuantisedRows() {
-				t = op.I8
+		case operator.HasScheme():
+			if operator.Scheme.QuantisedRows() {
+				arithmetic = op.I8
 			}
 			experts := 1
-			if o.Experts > 0 {
-				experts = min(o.Rows(), o.Experts)
+			if operator.Experts > 0 {
+				experts = min(operator.Rows(), operator.Experts)
 			}
-			bytes += int64(experts) * op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
-		case o.Kind == op.Attention:
-			bytes += o.Bytes()
+			bytes += int64(experts) * op.WeightBytes(operator.Scheme.Weight(), operator.K, operator.N)
+		case operator.Kind == op.Attention:
+			bytes += operator.Bytes()
 		default:
 			continue
 		}
 		peak := 0.0
 		for _, name := range procs {
-			p := s.Processor(name)
-			if p == nil || p.PeakGops[string(t)] == 0 {
+			described := soc.Processor(name)
+			if described == nil || described.PeakGops[string(arithmetic)] == 0 {
 				return Roof{}, false
 			}
-			peak += p.PeakGops[string(t)]
+			peak += described.PeakGops[string(arithmetic)]
 		}
-		times[t] += float64(o.Flops()) / peak
+		times[arithmetic] += float64(operator.Flops()) / peak
 	}
 	if bytes == 0 {
 		return Roof{}, false

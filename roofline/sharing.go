@@ -2,9 +2,9 @@ package roofline
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
-	"sort"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
@@ -21,19 +21,20 @@ type Load struct {
 	Cold bool
 }
 
-// Concurrent returns by how much each load slows down (>= 1) when all start together on distinct processors: while others
-// run, the memory decides (see Memory), and who is left alone proceeds at full speed.
+// Concurrent returns by how much each load slows down (>= 1) when all start together on distinct processors: while
+// others run, the memory decides (see Memory), and who is left alone proceeds at full speed.
 func (c *Costs) Concurrent(loads ...Load) ([]float64, error) {
 	procs, phases := make([]string, len(loads)), make([][]timeline.Phase, len(loads))
-	for i, l := range loads {
-		p, err := c.Phase(l)
+	for i, load := range loads {
+		phase, err := c.Phase(load)
 		if err != nil {
 			return nil, err
 		}
-		if slices.Contains(procs[:i], l.Proc) {
-			return nil, diag.New(diag.ClassInput, "predict %d operators at once: two of them run on processor %q, want one each", len(loads), l.Proc)
+		if slices.Contains(procs[:i], load.Proc) {
+			return nil, diag.New(diag.ClassInput,
+				"predict %d operators at once: two of them run on processor %q, want one each", len(loads), load.Proc)
 		}
-		procs[i], phases[i] = l.Proc, []timeline.Phase{p}
+		procs[i], phases[i] = load.Proc, []timeline.Phase{phase}
 	}
 	out := slices.Repeat([]float64{1}, len(loads))
 	if len(loads) < 2 {
@@ -48,23 +49,25 @@ func (c *Costs) Concurrent(loads ...Load) ([]float64, error) {
 	return out, nil
 }
 
-// Memory is how the processors share memory: what each set reads together, and of measured pairs what one takes while the
-// other runs.
+// Memory is how the processors share memory: what each set reads together, and of measured pairs what one takes while
+// the other runs.
 func (c *Costs) Memory() *timeline.Memory {
 	c.shared.Do(func() {
 		c.memory.Pairs = map[timeline.Pair]float64{}
 		for i := range c.Sharing {
-			s := &c.Sharing[i]
-			c.memory.Sets = append(c.memory.Sets, timeline.Set{Procs: s.Procs, BytesPerNS: s.BytesPerNS, Compute: s.Compute})
-			if len(s.Procs) != 2 {
+			set := &c.Sharing[i]
+			c.memory.Sets = append(c.memory.Sets,
+				timeline.Set{Procs: set.Procs, BytesPerNS: set.BytesPerNS, Compute: set.Compute})
+			if len(set.Procs) != 2 {
 				continue
 			}
-			for _, p := range s.Pairs {
-				other := s.Procs[0]
-				if other == p.Proc {
-					other = s.Procs[1]
+			for _, pair := range set.Pairs {
+				other := set.Procs[0]
+				if other == pair.Proc {
+					other = set.Procs[1]
 				}
-				c.memory.Pairs[timeline.Pair{Proc: p.Proc, Key: p.Key, Beside: other, BesideKey: p.Beside}] = cmp.Or(p.Overlap, p.Factor)
+				c.memory.Pairs[timeline.Pair{Proc: pair.Proc, Key: pair.Key, Beside: other,
+					BesideKey: pair.Beside}] = cmp.Or(pair.Overlap, pair.Factor)
 			}
 		}
 	})
@@ -73,252 +76,305 @@ func (c *Costs) Memory() *timeline.Memory {
 
 // Phase is a load taken apart as its family's roofline says, scaled to its predicted time. It reads as fast as its
 // processor does alone while its memory part lasts.
-func (c *Costs) Phase(l Load) (timeline.Phase, error) {
-	l.Op = c.priced(l.Proc, l.Op)
-	return c.phase(l)
+func (c *Costs) Phase(load Load) (timeline.Phase, error) {
+	load.Op = c.priced(load.Proc, load.Op)
+	return c.phase(load)
 }
 
-func loadKey(l Load) string {
-	if l.Cold {
-		return l.Op.Key() + " cold"
+func loadKey(load Load) string {
+	if load.Cold {
+		return load.Op.Key() + " cold"
 	}
-	return l.Op.Key()
+	return load.Op.Key()
 }
 
 // phase is Phase of a load in the scheme that it is priced in.
-func (c *Costs) phase(l Load) (timeline.Phase, error) {
-	t, err := c.Op(l.Proc, l.Op, l.Cold)
+func (c *Costs) phase(load Load) (timeline.Phase, error) {
+	predicted, err := c.Op(load.Proc, load.Op, load.Cold)
 	if err != nil {
 		return timeline.Phase{}, err
 	}
-	x := c.look()
-	want, m, a, b := familyOf(l.Proc, l.Op, l.Cold)
-	f := x.families[want.Key()]
-	if f == nil {
-		want.Cold = !l.Cold
-		f = x.families[want.Key()]
+	index := c.look()
+	want, rows, along, across := familyOf(load.Proc, load.Op, load.Cold)
+	family := index.families[want.Key()]
+	if family == nil {
+		want.Cold = !load.Cold
+		family = index.families[want.Key()]
 	}
-	w, q := f.size(m, a, b, f.Step)
-	ops, bytes := f.OpsPerNS, f.BytesPerNS
-	if k := f.curve(a, b); k != nil {
-		ops, bytes = k.OpsPerNS, k.BytesPerNS
+	work, traffic := family.work(rows, along, across, family.Step)
+	ops, bytes := family.OpsPerNS, family.BytesPerNS
+	if curve := family.curve(along, across); curve != nil {
+		ops, bytes = curve.OpsPerNS, curve.BytesPerNS
 	}
-	p := timeline.Phase{SetupNS: f.SetupNS, ComputeNS: w / ops, MemoryNS: q / bytes, Sharp: f.Sharpness, Rate: bytes, Key: loadKey(l)}
-	whole := p.NS()
+	phase := timeline.Phase{SetupNS: family.SetupNS, ComputeNS: work / ops, MemoryNS: traffic / bytes,
+		Sharp: family.Sharpness, Rate: bytes, Key: loadKey(load)}
+	whole := phase.NS()
 	if whole == 0 {
-		p.SetupNS = float64(t.NS)
-		return p, nil
+		phase.SetupNS = float64(predicted.NS)
+		return phase, nil
 	}
-	p = p.Times(float64(t.NS) / whole)
-	if own := x.processors[l.Proc]; own != nil && own.BytesPerNS > 0 {
-		p.Rate = own.BytesPerNS
-		if l.Cold || q > float64(c.CacheBytes) {
-			plausible(&p, q/p.Rate, f.reads)
+	phase = phase.Times(float64(predicted.NS) / whole)
+	if own := index.processors[load.Proc]; own != nil && own.BytesPerNS > 0 {
+		phase.Rate = own.BytesPerNS
+		if load.Cold || traffic > float64(c.CacheBytes) {
+			plausible(&phase, traffic/phase.Rate, family.reads)
 		}
 	}
-	return p, nil
+	return phase, nil
 }
 
-// slowest is how many times as long as a stream an operator reads that is bound by memory: kernels reach half of it, and
-// a processor may read weights wider than they are stored.
+// slowest is how many times as long as a stream an operator reads that is bound by memory: kernels reach half of it,
+// and a processor may read weights wider than they are stored.
 const slowest = 2
 
-// plausible corrects the memory part of an operator whose bytes a stream reads in the given time. Where arithmetic takes longer at
-// all sizes (reads is false) samples do not tell how long reading takes, and where reading seems to take many times as long as a
-// stream it is something else that takes long. The time of the whole stays.
-func plausible(p *timeline.Phase, stream float64, reads bool) {
-	work := p.NS() - p.SetupNS
+// plausible corrects the memory part of an operator whose bytes a stream reads in the given time. Where arithmetic
+// takes longer at all sizes (reads is false) samples do not tell how long reading takes, and where reading seems to
+// take many times as long as a stream it is something else that takes long. The time of the whole stays.
+func plausible(phase *timeline.Phase, stream float64, reads bool) {
+	work := phase.NS() - phase.SetupNS
 	switch {
 	case !reads:
-		p.MemoryNS = min(stream, work)
-	case p.MemoryNS > slowest*stream:
-		p.MemoryNS = slowest * stream
+		phase.MemoryNS = min(stream, work)
+	case phase.MemoryNS > slowest*stream:
+		phase.MemoryNS = slowest * stream
 	default:
 		return
 	}
-	p.ComputeNS, p.Sharp = work, maxSharpness
+	phase.ComputeNS, phase.Sharp = work, maxSharpness
 }
 
-// streams is the loss of a joint rate of operators that is e times, or an e-th of, what streams read together: as if that were known within
-// 20 % and slowdowns within 2 %. Operators that never read at the same time do not show a rate; it then stays that of streams.
-const streams = 0.05
+// The laws of timeline.Memory hold two kinds of numbers for every set of processors that work side by side: the joint
+// rate at which all of them read memory together, and for each the factor by which its arithmetic slows down.
+// fitSharing determines both from measured bandwidths and from measured slowdowns of operators beside operators:
+//
+//  1. The joint rate starts as the sum of what the members read side by side in the largest pass; unmeasured, as what the
+//     SoC states, or else as the sum of what each reads alone.
+//  2. A member's factor of arithmetic is the median slowdown of its operators that hardly read.
+//  3. The joint rate moves to where it explains best the slowdowns of operators that mostly read: the minimum of a robust
+//     loss plus a quadratic penalty for leaving the rate of step 1 (a maximum a posteriori estimate), searched on a grid
+//     of rates.
+//  4. Every measured pair also keeps its own slowdown, for predictions of that very pair.
+//
+// Every candidate rate simulates each pair of a set once: sharingBelow+sharingAbove+1 simulations a pair.
+const (
+	// hardlyReads is the share of its arithmetic's time that an operator of step 2 reads at most.
+	hardlyReads = 1. / 4
+	// leastPairs is how many operators that mostly read it takes to correct the rate of streams.
+	leastPairs = 2
+	// ratePenalty weighs the square of the log of the correction against the loss of the slowdowns: as if the rate of
+	// streams were known within 20 % and slowdowns within 2 %. Operators that never read at the same time do not show a
+	// rate; it then stays that of streams.
+	ratePenalty = 0.05
+	// The grid of corrections has sharingOctave steps to a doubling, 1.75 % each, from a quarter to twice the rate.
+	sharingOctave, sharingBelow, sharingAbove = 40, 80, 40
+	// maxFactor is the greatest slowdown that a costs file may state.
+	maxFactor = 1e3
+)
 
-// fitSharing collects joint bandwidths and slowdowns of every measured or described set.
-func (c *Costs) fitSharing(s *socs.SoC, all []sample) {
-	sets := map[string]*Sharing{}
-	get := func(procs []string) *Sharing {
-		procs = slices.Clone(procs)
-		slices.Sort(procs)
-		key := setKey(procs)
-		if sets[key] == nil {
-			sets[key] = &Sharing{Procs: procs, Source: Bound, Compute: slices.Repeat([]float64{1}, len(procs))}
-		}
-		return sets[key]
+// sharingFit collects what is measured of each set of processors, by setKey.
+type sharingFit struct {
+	costs *Costs
+	sets  map[string]*Sharing
+	pairs map[string][]measuredPair
+}
+
+// measuredPair is the slowdown of an operator while another one was repeated beside it.
+type measuredPair struct {
+	own, other timeline.Phase
+	member     int // own's processor in the set
+	factor     float64
+	index      int // in the set's Pairs
+}
+
+// fitSharing fits joint rates and slowdowns of every measured or described set.
+func (c *Costs) fitSharing(soc *socs.SoC, all []sample) {
+	fit := sharingFit{costs: c, sets: map[string]*Sharing{}, pairs: map[string][]measuredPair{}}
+	for _, joint := range soc.Joint {
+		fit.set(joint.Processors).BytesPerNS = joint.BandwidthGBps
 	}
-	for _, j := range s.Joint {
-		get(j.Processors).BytesPerNS = j.BandwidthGBps
-	}
-	// Joint bandwidth: what each member reads while the others read, of the largest pass.
-	type reading struct {
-		bytes int64
-		rate  float64
-	}
-	reads := map[string]map[string]reading{}
-	alone := map[string]float64{} // operators alone, by processor and load key
-	for _, k := range all {
-		if k.m.Kind == record.Op && len(k.m.Concurrent) == 0 {
-			alone[k.m.Proc+" "+loadKey(Load{Op: *k.m.Op, Cold: k.m.Cold})] = k.ns
-		}
-		if k.m.Kind != record.Bandwidth || len(k.m.Concurrent) == 0 || slices.ContainsFunc(k.m.Concurrent, func(p record.Partner) bool { return p.Op != nil }) {
-			continue
-		}
-		set := get(members(k.m))
-		key := setKey(set.Procs)
-		if reads[key] == nil {
-			reads[key] = map[string]reading{}
-		}
-		if old := reads[key][k.m.Proc]; k.m.Bytes >= old.bytes {
-			reads[key][k.m.Proc] = reading{k.m.Bytes, float64(k.m.Bytes) / k.ns}
-		}
-	}
-	for key, r := range reads {
-		set := sets[key]
-		if len(r) < len(set.Procs) {
-			continue
-		}
-		sum := 0.0
-		for _, p := range set.Procs {
-			sum += r[p].rate
-		}
-		set.BytesPerNS, set.Source = round(sum), Measured
-	}
-	// Slowdowns of operators beside operators.
-	type pair struct {
-		a, b   timeline.Phase
-		at     int // of a in the set
-		factor float64
-		index  int // in the set's pairs
-	}
-	pairs := map[string][]pair{}
-	for _, k := range all {
-		if k.m.Kind != record.Op || len(k.m.Concurrent) != 1 || k.m.Concurrent[0].Op == nil || !layoutFits(s, k.m) {
-			continue
-		}
-		other := k.m.Concurrent[0]
-		la, lb := Load{k.m.Proc, *k.m.Op, k.m.Cold}, Load{other.Proc, *other.Op, other.Cold}
-		t, ok := alone[la.Proc+" "+loadKey(la)]
-		if !ok {
-			continue
-		}
-		set := get(members(k.m))
-		factor := round(k.ns / t)
-		if factor <= 0 || factor > 1e3 {
-			continue
-		}
-		set.Pairs = append(set.Pairs, Pair{Proc: la.Proc, Key: loadKey(la), Beside: loadKey(lb), Factor: factor})
-		a, errA := c.phase(la)
-		b, errB := c.phase(lb)
-		if errA == nil && errB == nil {
-			at, _ := slices.BinarySearch(set.Procs, la.Proc)
-			pairs[setKey(set.Procs)] = append(pairs[setKey(set.Procs)], pair{a, b, at, factor, len(set.Pairs) - 1})
-		}
-	}
-	keys := make([]string, 0, len(sets))
-	for key := range sets {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	for _, key := range keys {
-		set := sets[key]
+	fit.bandwidths(all)
+	fit.slowdowns(soc, all)
+	for _, key := range slices.Sorted(maps.Keys(fit.sets)) {
+		set, pairs := fit.sets[key], fit.pairs[key]
 		if set.BytesPerNS == 0 { // nothing known: everybody reads as alone
-			for _, p := range set.Procs {
-				if q := c.look().processors[p]; q != nil {
-					set.BytesPerNS += q.BytesPerNS
+			for _, name := range set.Procs {
+				if proc := c.look().processors[name]; proc != nil {
+					set.BytesPerNS += proc.BytesPerNS
 				}
 			}
 		}
 		if set.BytesPerNS == 0 {
 			continue
 		}
-		list := pairs[key]
-		// Compute: the median slowdown of operators that hardly read.
-		for at := range set.Procs {
-			var f []float64
-			for _, p := range list {
-				if p.at == at && p.a.MemoryNS < p.a.ComputeNS/4 {
-					f = append(f, p.factor)
-				}
-			}
-			if len(f) > 0 {
-				set.Compute[at] = round(max(stat.Median(f), 1))
-			}
+		set.fitCompute(pairs)
+		set.fitRate(pairs)
+		for i := range pairs {
+			pair := &pairs[i]
+			set.Pairs[pair.index].Overlap = round(set.overlap(pair))
 		}
-		// Memory: the joint rate that explains best the slowdowns of operators that mostly read.
-		var bound []pair
-		for _, p := range list {
-			if p.a.MemoryNS > p.a.ComputeNS {
-				bound = append(bound, p)
-			}
-		}
-		// explained is the slowdown of a pair if the set reads so much together.
-		explained := func(p *pair, joint float64) float64 {
-			m := timeline.Machine{Memory: timeline.Memory{Sets: []timeline.Set{{Procs: set.Procs, BytesPerNS: joint, Compute: set.Compute}}}}
-			t := timeline.Beside(&m, []string{set.Procs[p.at], set.Procs[1-p.at]}, [][]timeline.Phase{{p.a}, {p.b}})
-			return t / p.a.NS()
-		}
-		if len(bound) >= 2 {
-			loss := func(joint float64) float64 {
-				sum := 0.0
-				for i := range bound {
-					sum += huber(math.Log(explained(&bound[i], joint) / max(bound[i].factor, 1)))
-				}
-				return sum
-			}
-			best, at := math.Inf(1), 0.0
-			for i := -80; i <= 40; i++ { // a quarter to twice, in steps of 1.75 %
-				shift := math.Ln2 * float64(i) / 40
-				if l := loss(set.BytesPerNS*math.Exp(shift)) + float64(streams*float64(shift*shift)); l < best-1e-9 {
-					best, at = l, shift
-				}
-			}
-			if at != 0 {
-				set.BytesPerNS, set.Source = round(set.BytesPerNS*math.Exp(at)), Measured
-			}
-		}
-		for i := range list {
-			p := &list[i]
-			set.Pairs[p.index].Overlap = round(overlap(set, p.at, p.a, p.b, p.factor, explained(p, set.BytesPerNS)))
-		}
-		sort.Slice(set.Pairs, func(i, j int) bool {
-			a, b := set.Pairs[i], set.Pairs[j]
-			if a.Proc != b.Proc {
-				return a.Proc < b.Proc
-			}
-			if a.Key != b.Key {
-				return a.Key < b.Key
-			}
-			return a.Beside < b.Beside
+		slices.SortFunc(set.Pairs, func(a, b Pair) int {
+			return cmp.Or(cmp.Compare(a.Proc, b.Proc), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Beside, b.Beside))
 		})
 		c.Sharing = append(c.Sharing, *set)
 	}
 }
 
-// overlap is by how much the work of a slows down while b works beside it. What was measured is the slowdown of a as a whole while b was
-// repeated, set-ups of both included; explained is the same as the set explains it.
-func overlap(set *Sharing, at int, a, b timeline.Phase, measured, explained float64) float64 {
-	m := timeline.Memory{Sets: []timeline.Set{{Procs: set.Procs, BytesPerNS: set.BytesPerNS, Compute: set.Compute}}}
-	law := m.Slow([]timeline.Activity{{Proc: set.Procs[at], Phase: &a}, {Proc: set.Procs[1-at], Phase: &b}}, nil)[0]
-	setup := a.SetupNS / a.NS()
-	if explained <= setup {
-		return max(measured, 1)
+// set finds the numbers of a set of processors, given in any order, and starts them where there are none.
+func (f *sharingFit) set(procs []string) *Sharing {
+	procs = slices.Sorted(slices.Values(procs))
+	key := setKey(procs)
+	if f.sets[key] == nil {
+		f.sets[key] = &Sharing{Procs: procs, Source: Bound, Compute: slices.Repeat([]float64{1}, len(procs))}
 	}
-	return max(float64(law*(measured-setup))/(explained-setup), 1)
+	return f.sets[key]
 }
 
-func members(m *record.Measurement) []string {
-	out := []string{m.Proc}
-	for _, p := range m.Concurrent {
-		out = append(out, p.Proc)
+// bandwidths sums what each member reads while the others read, where every member was measured.
+func (f *sharingFit) bandwidths(all []sample) {
+	type reading struct {
+		bytes int64 // of the largest pass, which no cache helps
+		rate  float64
+	}
+	reads := map[string]map[string]reading{} // by set and processor
+	besideOp := func(partner record.Partner) bool { return partner.Op != nil }
+	for _, taken := range all {
+		measured := taken.m
+		if measured.Kind != record.Bandwidth || len(measured.Concurrent) == 0 ||
+			slices.ContainsFunc(measured.Concurrent, besideOp) {
+			continue
+		}
+		key := setKey(f.set(members(measured)).Procs)
+		if reads[key] == nil {
+			reads[key] = map[string]reading{}
+		}
+		if measured.Bytes >= reads[key][measured.Proc].bytes {
+			reads[key][measured.Proc] = reading{measured.Bytes, float64(measured.Bytes) / taken.ns}
+		}
+	}
+	for key, readings := range reads {
+		set := f.sets[key]
+		if len(readings) < len(set.Procs) {
+			continue
+		}
+		sum := 0.0
+		for _, name := range set.Procs {
+			sum += readings[name].rate
+		}
+		set.BytesPerNS, set.Source = round(sum), Measured
+	}
+}
+
+// slowdowns collects the operators measured beside one other operator that were measured alone as well.
+func (f *sharingFit) slowdowns(soc *socs.SoC, all []sample) {
+	alone := map[string]float64{} // by processor and operator
+	for _, taken := range all {
+		if taken.m.Kind == record.Op && len(taken.m.Concurrent) == 0 {
+			alone[taken.m.Proc+" "+loadKey(Load{Op: *taken.m.Op, Cold: taken.m.Cold})] = taken.ns
+		}
+	}
+	for _, taken := range all {
+		measured := taken.m
+		if measured.Kind != record.Op || len(measured.Concurrent) != 1 || measured.Concurrent[0].Op == nil ||
+			!layoutFits(soc, measured) {
+			continue
+		}
+		partner := measured.Concurrent[0]
+		own, other := Load{measured.Proc, *measured.Op, measured.Cold}, Load{partner.Proc, *partner.Op, partner.Cold}
+		ns, ok := alone[own.Proc+" "+loadKey(own)]
+		if !ok {
+			continue
+		}
+		set := f.set(members(measured))
+		factor := round(taken.ns / ns)
+		if factor <= 0 || factor > maxFactor {
+			continue
+		}
+		set.Pairs = append(set.Pairs, Pair{Proc: own.Proc, Key: loadKey(own), Beside: loadKey(other), Factor: factor})
+		ownPhase, errOwn := f.costs.phase(own)
+		otherPhase, errOther := f.costs.phase(other)
+		if errOwn == nil && errOther == nil {
+			key, member := setKey(set.Procs), slices.Index(set.Procs, own.Proc)
+			pair := measuredPair{ownPhase, otherPhase, member, factor, len(set.Pairs) - 1}
+			f.pairs[key] = append(f.pairs[key], pair)
+		}
+	}
+}
+
+// fitCompute sets each member's factor of arithmetic.
+func (s *Sharing) fitCompute(pairs []measuredPair) {
+	for member := range s.Procs {
+		var factors []float64
+		for i := range pairs {
+			pair := &pairs[i]
+			if pair.member == member && pair.own.MemoryNS < pair.own.ComputeNS*hardlyReads {
+				factors = append(factors, pair.factor)
+			}
+		}
+		if len(factors) > 0 {
+			s.Compute[member] = round(max(stat.Median(factors), 1))
+		}
+	}
+}
+
+// fitRate moves the joint rate to the one of the grid that explains the slowdowns of operators that mostly read.
+func (s *Sharing) fitRate(pairs []measuredPair) {
+	var reading []*measuredPair
+	for i := range pairs {
+		if pairs[i].own.MemoryNS > pairs[i].own.ComputeNS {
+			reading = append(reading, &pairs[i])
+		}
+	}
+	if len(reading) < leastPairs {
+		return
+	}
+	best, correction := math.Inf(1), 0.0
+	for i := -sharingBelow; i <= sharingAbove; i++ {
+		shift := math.Ln2 * float64(i) / sharingOctave
+		loss := 0.0
+		for _, pair := range reading {
+			loss += huber(math.Log(s.explained(pair, s.BytesPerNS*math.Exp(shift)) / max(pair.factor, 1)))
+		}
+		if loss += float64(ratePenalty * float64(shift*shift)); loss < best-1e-9 {
+			best, correction = loss, shift
+		}
+	}
+	if correction != 0 {
+		s.BytesPerNS, s.Source = round(s.BytesPerNS*math.Exp(correction)), Measured
+	}
+}
+
+// memory is the law of sharing of this set alone, at a joint rate.
+func (s *Sharing) memory(joint float64) timeline.Memory {
+	return timeline.Memory{Sets: []timeline.Set{{Procs: s.Procs, BytesPerNS: joint, Compute: s.Compute}}}
+}
+
+// explained is the slowdown of a pair if the set reads at the joint rate.
+func (s *Sharing) explained(pair *measuredPair, joint float64) float64 {
+	machine := timeline.Machine{Memory: s.memory(joint)}
+	ns := timeline.Beside(&machine, []string{s.Procs[pair.member], s.Procs[1-pair.member]},
+		[][]timeline.Phase{{pair.own}, {pair.other}})
+	return ns / pair.own.NS()
+}
+
+// overlap is by how much a pair's operator slows down while the other one works. Measured was its slowdown as a whole
+// while the other one was repeated, set-ups of both included.
+func (s *Sharing) overlap(pair *measuredPair) float64 {
+	memory, explained := s.memory(s.BytesPerNS), s.explained(pair, s.BytesPerNS)
+	working := memory.Slow([]timeline.Activity{
+		{Proc: s.Procs[pair.member], Phase: &pair.own}, {Proc: s.Procs[1-pair.member], Phase: &pair.other},
+	}, nil)[0]
+	setup := pair.own.SetupNS / pair.own.NS()
+	if explained <= setup {
+		return max(pair.factor, 1)
+	}
+	return max(float64(working*(pair.factor-setup))/(explained-setup), 1)
+}
+
+// members lists the processors of a measurement, its own first.
+func members(measured *record.Measurement) []string {
+	out := []string{measured.Proc}
+	for _, partner := range measured.Concurrent {
+		out = append(out, partner.Proc)
 	}
 	return out
 }

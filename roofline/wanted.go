@@ -34,9 +34,9 @@ func (c *Costs) Wanted(held []Miss, most int) []Wanted {
 	if held == nil {
 		rest = c.corners()
 	}
-	for _, m := range held {
-		if x, ok := c.candidate(m.Proc, m.Op, m.Cold); ok {
-			rest = append(rest, x)
+	for _, miss := range held {
+		if listed, ok := c.candidate(miss.Proc, miss.Op, miss.Cold); ok {
+			rest = append(rest, listed)
 		}
 	}
 	rest = slices.DeleteFunc(rest, func(x candidate) bool { return x.Predicted.Source != Bound })
@@ -51,14 +51,14 @@ func (c *Costs) Wanted(held []Miss, most int) []Wanted {
 				best, gain = i, g
 			}
 		}
-		x := rest[best]
-		out = append(out, x.Wanted)
-		measured := x.family.with(&x)
+		chosen := rest[best]
+		out = append(out, chosen.Wanted)
+		measured := chosen.family.with(&chosen)
 		rest = slices.Delete(rest, best, best+1)
 		for i := range rest {
-			if y := &rest[i]; y.family == x.family {
-				y.family = measured
-				y.Predicted, _ = measured.predict(y.m, y.a, y.b)
+			if left := &rest[i]; left.family == chosen.family {
+				left.family = measured
+				left.Predicted, _ = measured.predict(left.rows, left.along, left.across)
 			}
 		}
 		rest = slices.DeleteFunc(rest, func(x candidate) bool { return x.Predicted.Source != Bound })
@@ -69,26 +69,26 @@ func (c *Costs) Wanted(held []Miss, most int) []Wanted {
 // candidate is an operator with its place in its family.
 type candidate struct {
 	Wanted
-	family  *Family
-	m, a, b int
+	family              *Family
+	rows, along, across int
 }
 
 // candidate finds the family that predicts an operator; false when there is none.
-func (c *Costs) candidate(proc string, o op.Op, cold bool) (candidate, bool) {
-	x := candidate{Wanted: Wanted{Proc: proc, Op: o, Cold: cold}}
-	p, err := c.Op(proc, o, cold)
+func (c *Costs) candidate(proc string, operator op.Op, cold bool) (candidate, bool) {
+	found := candidate{Wanted: Wanted{Proc: proc, Op: operator, Cold: cold}}
+	predicted, err := c.Op(proc, operator, cold)
 	if err != nil {
-		return x, false
+		return found, false
 	}
 	var want Family
 	for _, temperature := range []bool{cold, !cold} {
-		want, x.m, x.a, x.b = familyOf(proc, c.priced(proc, o), temperature)
-		if x.family = c.look().families[want.Key()]; x.family != nil {
+		want, found.rows, found.along, found.across = familyOf(proc, c.priced(proc, operator), temperature)
+		if found.family = c.look().families[want.Key()]; found.family != nil {
 			break
 		}
 	}
-	x.Predicted = p
-	return x, x.family != nil
+	found.Predicted = predicted
+	return found, found.family != nil
 }
 
 // gain is by how much the intervals of others get narrower when x is measured as predicted, its own included.
@@ -96,49 +96,50 @@ func (x *candidate) gain(others []candidate) float64 {
 	measured := x.family.with(x)
 	sum := 0.0
 	for i := range others {
-		y := &others[i]
-		if y.family != x.family {
+		other := &others[i]
+		if other.family != x.family {
 			continue
 		}
 		after := Wanted{}
-		if after.Predicted, _ = measured.predict(y.m, y.a, y.b); after.span() < y.span() {
-			sum += y.span() - after.span()
+		if after.Predicted, _ = measured.predict(other.rows, other.along, other.across); after.span() < other.span() {
+			sum += other.span() - after.span()
 		}
 	}
 	return sum
 }
 
 // with is the family with a sample more: x, measured as predicted.
-func (f *Family) with(x *candidate) *Family {
-	g := *f
-	g.Curves = slices.Clone(f.Curves)
-	at, found := slices.BinarySearchFunc(g.Curves, Curve{A: x.a, B: x.b}, func(p, q Curve) int {
+func (f *Family) with(added *candidate) *Family {
+	extended := *f
+	extended.Curves = slices.Clone(f.Curves)
+	at, found := slices.BinarySearchFunc(extended.Curves, Curve{A: added.along, B: added.across}, func(p, q Curve) int {
 		return cmp.Or(cmp.Compare(p.A, q.A), cmp.Compare(p.B, q.B))
 	})
 	if !found {
-		g.Curves = slices.Insert(g.Curves, at, Curve{A: x.a, B: x.b, OpsPerNS: f.OpsPerNS, BytesPerNS: f.BytesPerNS})
+		extended.Curves = slices.Insert(extended.Curves, at,
+			Curve{A: added.along, B: added.across, OpsPerNS: f.OpsPerNS, BytesPerNS: f.BytesPerNS})
 	}
-	k := &g.Curves[at]
-	ns := x.Predicted.NS
-	k.Points = append(slices.Clone(k.Points), [4]int64{int64(x.m), ns, ns, ns})
-	slices.SortFunc(k.Points, func(p, q [4]int64) int { return cmp.Compare(p[0], q[0]) })
-	k.ready = g.knots(k, nil)
-	return &g
+	curve := &extended.Curves[at]
+	ns := added.Predicted.NS
+	curve.Points = append(slices.Clone(curve.Points), [4]int64{int64(added.rows), ns, ns, ns})
+	slices.SortFunc(curve.Points, func(p, q [4]int64) int { return cmp.Compare(p[0], q[0]) })
+	curve.ready = extended.knots(curve, nil)
+	return &extended
 }
 
-// corners lists, of every family of matrix products, the least and the greatest rows of every shape that was sampled, and
-// of those at the ends of the range of shapes.
+// corners lists, of every family of matrix products, the least and the greatest rows of every shape that was sampled,
+// and of those at the ends of the range of shapes.
 func (c *Costs) corners() (out []candidate) {
 	for i := range c.Families {
-		f := &c.Families[i]
-		if !f.matrix() {
+		family := &c.Families[i]
+		if !family.matrix() {
 			continue
 		}
-		rows, shapes := f.box()
+		rows, shapes := family.box()
 		for _, shape := range shapes {
-			for _, m := range rows {
-				if x, ok := c.candidate(f.Proc, f.operator(m, shape[0], shape[1]), f.Cold); ok {
-					out = append(out, x)
+			for _, rows2 := range rows {
+				if corner, ok := c.candidate(family.Proc, family.operator(rows2, shape[0], shape[1]), family.Cold); ok {
+					out = append(out, corner)
 				}
 			}
 		}
@@ -151,17 +152,18 @@ func (f *Family) box() (rows [2]int, shapes [][2]int) {
 	least, most := [2]int{math.MaxInt, math.MaxInt}, [2]int{}
 	rows[0] = math.MaxInt
 	for i := range f.Curves {
-		c := &f.Curves[i]
-		shapes = append(shapes, [2]int{c.A, c.B})
-		for axis, n := range [2]int{c.A, c.B} {
-			least[axis], most[axis] = min(least[axis], n), max(most[axis], n)
+		curve := &f.Curves[i]
+		shapes = append(shapes, [2]int{curve.A, curve.B})
+		for axis, size := range [2]int{curve.A, curve.B} {
+			least[axis], most[axis] = min(least[axis], size), max(most[axis], size)
 		}
-		rows[0], rows[1] = min(rows[0], int(c.Points[0][0])), max(rows[1], int(c.Points[len(c.Points)-1][0]))
+		rows[0], rows[1] = min(rows[0], int(curve.Points[0][0])),
+			max(rows[1], int(curve.Points[len(curve.Points)-1][0]))
 	}
-	for _, a := range []int{least[0], most[0]} {
-		for _, b := range []int{least[1], most[1]} {
-			if !slices.Contains(shapes, [2]int{a, b}) {
-				shapes = append(shapes, [2]int{a, b})
+	for _, along := range []int{least[0], most[0]} {
+		for _, across := range []int{least[1], most[1]} {
+			if !slices.Contains(shapes, [2]int{along, across}) {
+				shapes = append(shapes, [2]int{along, across})
 			}
 		}
 	}
