@@ -178,6 +178,12 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	return m
 }
 
+// sizes are all numbers of it.
+func (m *Memory) sizes() []int64 {
+	return []int64{m.Weights, m.PrefillWeights, m.DecodeWeights, m.Prepacked, m.Tables, m.Cache, m.Pool, m.Work, m.Fixed,
+		m.Total, m.Max}
+}
+
 // String lists the parts: "1.1GiB of weights, 66MiB of cache, ...".
 func (m Memory) String() string {
 	copies := ""

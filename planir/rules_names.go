@@ -1,0 +1,170 @@
+package planir
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Limits of a plan: far above any real one, low enough that checking stays cheap.
+const (
+	maxSteps   = 4096 // of one section
+	maxItems   = 1 << 16
+	maxName    = 200 // bytes
+	maxProcs   = 64
+	maxCore    = 4095
+	maxContext = 1 << 22
+	maxBatch   = 256
+	maxLayers  = 4096
+	maxExperts = 4096
+	maxCache   = 1 << 50 // elements
+	maxBytes   = 1 << 60
+)
+
+// names is P001: the header, every list of names, and every size by itself.
+func (c *checker) names() {
+	c.headerSizes()
+	plan, program := c.plan, &c.plan.Program
+	c.unique("procs", len(plan.Procs), true, func(i int) string { return plan.Procs[i].Name })
+	c.procSizes()
+	c.unique("folds", len(plan.Folds), true, func(i int) string { return plan.Folds[i] })
+	c.unique("program.buffers", len(program.Buffers), false, func(i int) string { return program.Buffers[i].Name })
+	c.unique("program.weights", len(program.Weights), false, func(i int) string { return program.Weights[i].Name })
+	c.unique("program.packs", len(program.Packs), false, func(i int) string { return program.Packs[i].Name })
+	c.unique("program.graphs", len(program.Graphs), false, func(i int) string { return program.Graphs[i].Name })
+	c.unique("program.programs", len(program.Programs), false, func(i int) string { return program.Programs[i].Name })
+	c.unique("decisions", len(plan.Decisions), false, func(i int) string {
+		return fmt.Sprintf("%s@%d", plan.Decisions[i].Node, plan.Decisions[i].Rows)
+	})
+	for i := range plan.Decisions {
+		decision := &plan.Decisions[i]
+		switch decision.Strategy {
+		case Single, WeightCentric, ActivationDivide, Hybrid, Padding, Pipe, Paired:
+		default:
+			c.fail(fmt.Sprintf("decisions[%d].strategy", i), "unknown strategy %q of %s at %d rows",
+				decision.Strategy, decision.Node, decision.Rows)
+		}
+	}
+	c.qualitySizes()
+	if memory := plan.Memory; memory != nil {
+		for _, bytes := range memory.sizes() {
+			if bytes < 0 || bytes > maxBytes {
+				c.fail("memory", "%d bytes, want 0..2^60", bytes)
+			}
+		}
+	}
+	c.programSizes()
+}
+
+// headerSizes checks what the plan states of itself and of its cache.
+func (c *checker) headerSizes() {
+	plan := c.plan
+	if plan.Schema != Schema {
+		c.fail("schema", "schema is %q, want %q", plan.Schema, Schema)
+	}
+	if plan.MaxContext < 1 || plan.MaxContext > maxContext {
+		c.fail("max_context", "context is %d, want 1..%d", plan.MaxContext, maxContext)
+	}
+	for i, batch := range plan.Batches {
+		if batch < 2 || batch > maxBatch || i > 0 && plan.Batches[i-1] >= batch {
+			c.fail(fmt.Sprintf("batches[%d]", i), "batches %v, want ascending numbers of 2..%d sequences", plan.Batches, maxBatch)
+		}
+	}
+	if plan.KV != op.F32 && plan.KV != op.F16 {
+		c.fail("kv", "cache type is %q, want f32 or f16", plan.KV)
+	}
+	if !plan.Program.Cache.within() {
+		c.fail("program.cache", "the cache %+v is out of range", plan.Program.Cache)
+	}
+	if len(plan.Procs) > maxProcs {
+		c.fail("procs", "%d processors, want at most %d", len(plan.Procs), maxProcs)
+	}
+}
+
+// within reports whether every size of the cache is in range, and the whole cache at the largest batch.
+func (c Cache) within() bool {
+	elements := float64(c.Layers) * float64(c.KVHeads) * float64(c.HeadDim) * float64(c.MaxContext) * maxBatch
+	return c.Layers >= 0 && c.Layers <= maxLayers && c.KVHeads >= 0 && c.HeadDim >= 0 &&
+		c.Sequences >= 0 && c.Sequences <= maxBatch && c.MaxContext <= maxContext && elements <= maxCache
+}
+
+// unique checks a list of names: well formed, each there once, and ascending where the list is ordered.
+func (c *checker) unique(path string, count int, ordered bool, name func(int) string) {
+	if count > maxItems {
+		c.fail(path, "%d entries, want at most %d", count, maxItems)
+		return
+	}
+	seen := make(map[string]bool, count)
+	for i := range count {
+		this := name(i)
+		wrong := func(format string, args ...any) { c.fail(fmt.Sprintf("%s[%d]", path, i), format, args...) }
+		switch {
+		case this == "" || len(this) > maxName:
+			wrong("name is empty or longer than 200 bytes")
+		case strings.ContainsFunc(this, func(r rune) bool { return r <= ' ' || r > '~' }):
+			wrong("name %q has other than printable ASCII characters", this)
+		case seen[this]:
+			wrong("name %q appears twice", this)
+		case ordered && i > 0 && name(i-1) > this:
+			wrong("%q follows %q, want ascending order", this, name(i-1))
+		}
+		seen[this] = true
+	}
+}
+
+func (c *checker) procSizes() {
+	for i := range c.plan.Procs {
+		for _, core := range c.plan.Procs[i].Cores {
+			if core < 0 || core > maxCore {
+				c.fail(fmt.Sprintf("procs[%d].cores", i), "core %d, want 0..%d", core, maxCore)
+			}
+		}
+		if memory := c.plan.Procs[i].Memory; memory != nil {
+			if err := memory.Validate(); err != nil {
+				c.fail(fmt.Sprintf("procs[%d].memory", i), "%v", err)
+			}
+		}
+	}
+}
+
+func (c *checker) qualitySizes() {
+	within := func(divergence float64) bool { return divergence >= 0 && divergence <= math.MaxFloat32 } // and a number
+	for i, quality := range c.plan.Quality {
+		known := quality.Phase == "prefill" || quality.Phase == "decode"
+		if !known || i > 0 && c.plan.Quality[i-1].Phase >= quality.Phase {
+			c.fail(fmt.Sprintf("quality[%d].phase", i), "phase %q, want decode, then prefill", quality.Phase)
+		}
+		if !within(quality.KL) || !within(quality.MaxKL) {
+			c.fail(fmt.Sprintf("quality[%d]", i), "mean KL %v of at most %v, want numbers of at least 0", quality.KL, quality.MaxKL)
+		}
+	}
+}
+
+func (c *checker) programSizes() {
+	for i := range c.plan.Program.Programs {
+		program := &c.plan.Program.Programs[i]
+		if program.Rows < 1 || program.Phase != "prefill" && program.Phase != "decode" {
+			c.fail(fmt.Sprintf("program.programs[%d]", i), "phase %q with %d rows, want prefill or decode with at least 1",
+				program.Phase, program.Rows)
+		}
+		c.unique(fmt.Sprintf("program.programs[%d].sections", i), len(program.Sections), false, func(j int) string {
+			return fmt.Sprintf("%s@%d", program.Sections[j].Name, program.Sections[j].First)
+		})
+	}
+	for section := range c.plan.Program.sections() {
+		c.unique(section.path()+".lanes", len(section.Lanes), true, func(k int) string { return section.Lanes[k].Proc })
+		steps := 0
+		for i := range section.Lanes {
+			steps += len(section.Lanes[i].Steps)
+		}
+		layers := section.Layers >= 0 && section.Layers <= maxLayers &&
+			section.First >= 0 && section.First <= maxLayers-section.Layers && (section.Layers > 0 || section.First == 0)
+		flags := section.Flags >= 0 && section.Flags <= steps
+		if len(section.Lanes) > maxProcs || steps > maxSteps || !layers || !flags {
+			c.fail(section.path(), "%d lanes, %d steps, %d layers, %d flags: out of range",
+				len(section.Lanes), steps, section.Layers, section.Flags)
+		}
+	}
+}

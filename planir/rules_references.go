@@ -1,0 +1,155 @@
+package planir
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// references is P002. It fills the checker's indices, on which all later rules rely.
+func (c *checker) references() {
+	plan, program := c.plan, &c.plan.Program
+	if len(plan.Folds) > 0 && plan.Calibration() == "" {
+		c.fail("folds", "groups %q are folded, and no calibration is among the inputs", plan.Folds)
+	}
+	for i := range program.Buffers {
+		c.buffers[program.Buffers[i].Name] = &program.Buffers[i]
+	}
+	for i := range program.Graphs {
+		graph := &program.Graphs[i]
+		c.graphOf[graph.Name] = graph
+		c.known(fmt.Sprintf("program.graphs[%d].proc", i), graph.Proc)
+	}
+	for i := range program.Weights {
+		c.weight(fmt.Sprintf("program.weights[%d]", i), &program.Weights[i])
+		c.weightOf[program.Weights[i].Name] = &program.Weights[i]
+	}
+	for i := range program.Packs {
+		pack := &program.Packs[i]
+		c.packs[pack.Name] = pack
+		if c.weightOf[pack.Weight] == nil {
+			c.fail(fmt.Sprintf("program.packs[%d].weight", i), "unknown weight %q", pack.Weight)
+		}
+	}
+	c.known("soc.control", plan.SoC.Control)
+	for section := range program.sections() {
+		for i, lane := range section.Lanes {
+			if plan.Proc(lane.Proc) == nil || len(lane.Steps) == 0 {
+				c.fail(fmt.Sprintf("%s.lanes[%d]", section.path(), i),
+					"lane of %q has %d steps, want a known processor with at least one", lane.Proc, len(lane.Steps))
+			}
+		}
+	}
+	for step := range program.steps() {
+		c.stepReferences(step)
+	}
+	for i, decision := range plan.Decisions {
+		for _, share := range decision.Shares {
+			c.known(fmt.Sprintf("decisions[%d]", i), share.Proc)
+		}
+	}
+	for i, entry := range program.Decider {
+		if !slices.ContainsFunc(program.Programs, func(named Phase) bool { return named.Name == entry.Program }) {
+			c.fail(fmt.Sprintf("program.decider[%d]", i), "unknown program %q", entry.Program)
+		}
+	}
+}
+
+// known checks that the plan has a processor of that name.
+func (c *checker) known(path, proc string) {
+	if c.plan.Proc(proc) == nil {
+		c.fail(path, "unknown processor %q", proc)
+	}
+}
+
+// weight checks of a weight its layers, what its static scale is computed from, and what it is folded with.
+func (c *checker) weight(path string, weight *op.Weight) {
+	at := 0
+	for _, layers := range weight.Layers {
+		if layers.From < at || layers.To <= layers.From || layers.To > maxLayers {
+			c.fail(path+".layers", "layers %v, want ascending ranges up to %d", weight.Layers, maxLayers)
+		}
+		at = layers.To + 1
+	}
+	if weight.ScaleOf != "" {
+		c.staticScale(path, weight)
+	}
+	for _, group := range []string{weight.FoldRows, weight.FoldCols} {
+		if group != "" && !slices.Contains(c.plan.Folds, group) {
+			c.fail(path, "weight %q is folded with group %q, and the plan folds %q", weight.Name, group, c.plan.Folds)
+		}
+	}
+	beyond := weight.FoldSource >= max(1, len(weight.From)) && weight.ScaleOf == ""
+	if weight.FoldSource < 0 || beyond || weight.FoldSource != 0 && weight.FoldCols == "" {
+		c.fail(path+".fold_source", "source %d of %d is folded by %q", weight.FoldSource, len(weight.From), weight.FoldCols)
+	}
+	if weight.Experts < 0 || weight.Experts > maxExperts {
+		c.fail(path+".experts", "%d experts, want 0..%d", weight.Experts, maxExperts)
+	}
+}
+
+// staticScale checks that a scale is computed from the calibration, and from nothing else.
+func (c *checker) staticScale(path string, weight *op.Weight) {
+	numbers := weight.K == 1 && weight.N >= 1 && weight.N <= op.MaxScales && weight.FoldCols == ""
+	grid := weight.K == 2
+	stored := len(weight.From) > 0 || len(weight.Const) > 0 || len(weight.Interleave) > 0 ||
+		weight.Experts != 0 || weight.Plus != 0 || weight.Transposed
+	if !numbers && !grid || stored {
+		c.fail(path, "weight %q is the scale of %q, and [%d,%d] from %v, want 1..%d computed numbers, or the steps [2,N] of a grid",
+			weight.Name, weight.ScaleOf, weight.K, weight.N, weight.From, op.MaxScales)
+	}
+	if c.plan.Calibration() == "" {
+		c.fail(path, "weight %q is the static scale of %q, and no calibration is among the inputs", weight.Name, weight.ScaleOf)
+	}
+}
+
+// stepReferences checks everything that a step names.
+func (c *checker) stepReferences(step stepAt) {
+	graph := c.graphOf[step.Run]
+	switch {
+	case graph == nil:
+		c.fail(step.path(".run"), "unknown graph %q", step.Run)
+	case graph.Proc != step.lane.Proc:
+		c.fail(step.path(".run"), "graph %q is for %q, and this is the lane of %q", step.Run, graph.Proc, step.lane.Proc)
+	}
+	for _, view := range slices.Concat(step.In, step.Out) {
+		if c.buffers[view.Buffer] == nil {
+			c.fail(step.path(""), "unknown buffer %q", view.Buffer)
+		}
+	}
+	section := step.section
+	for _, ref := range step.W {
+		pack := c.packs[ref.Pack]
+		if pack == nil {
+			c.fail(step.path(".w"), "unknown pack %q", ref.Pack)
+			continue
+		}
+		if weight := c.weightOf[pack.Weight]; weight != nil && len(weight.Layers) > 0 { // an unknown one is found above
+			c.layersOf(step, ref, weight)
+		}
+	}
+	for _, wait := range step.Wait {
+		if wait.Flag < 0 || wait.Flag >= section.Flags || wait.Back && section.Layers == 0 {
+			c.fail(step.path(".wait"), "flag %d of %d, back %v in a section of %d layers",
+				wait.Flag, section.Flags, wait.Back, section.Layers)
+		}
+	}
+	if step.Set != nil && (*step.Set < 0 || *step.Set >= section.Flags) {
+		c.fail(step.path(".set"), "flag %d, want 0..%d", *step.Set, section.Flags-1)
+	}
+}
+
+// layersOf checks that a weight of layers exists in every layer that the step's section runs.
+func (c *checker) layersOf(step stepAt, ref WeightRef, weight *op.Weight) {
+	section := step.section
+	if section.Layers == 0 {
+		c.fail(step.path(".w"), "pack %q belongs to layers, and the section to none", ref.Pack)
+	}
+	for layer := section.First; layer < section.First+section.Layers; layer++ {
+		if !weight.InLayer(layer) {
+			c.fail(step.path(".w"), "pack %q has layers %v, and the section runs layer %d", ref.Pack, weight.Layers, layer)
+			break
+		}
+	}
+}

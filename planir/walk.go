@@ -1,0 +1,73 @@
+package planir
+
+import (
+	"fmt"
+	"iter"
+)
+
+// sectionAt is a section with the program it belongs to.
+type sectionAt struct {
+	*Section
+	program *Phase
+	index   [2]int // of the program, of the section in it
+}
+
+// path is the data path of the section.
+func (s sectionAt) path() string {
+	return fmt.Sprintf("program.programs[%d].sections[%d]", s.index[0], s.index[1])
+}
+
+// stepAt is a step with what it belongs to.
+type stepAt struct {
+	*Step
+	program *Phase
+	section sectionAt
+	lane    *Lane
+	index   [2]int // of the lane in the section, of the step in the lane
+}
+
+// path is the data path of a part of the step, "" for the step itself.
+func (s stepAt) path(part string) string {
+	return fmt.Sprintf("%s.lanes[%d].steps[%d]%s", s.section.path(), s.index[0], s.index[1], part)
+}
+
+// sections walks the sections of all programs in order.
+func (p *Program) sections() iter.Seq[sectionAt] {
+	return func(yield func(sectionAt) bool) {
+		for i := range p.Programs {
+			program := &p.Programs[i]
+			for j := range program.Sections {
+				if !yield(sectionAt{&program.Sections[j], program, [2]int{i, j}}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// steps walks the steps of a section, lane by lane.
+func (s sectionAt) steps() iter.Seq[stepAt] {
+	return func(yield func(stepAt) bool) {
+		for i := range s.Lanes {
+			lane := &s.Lanes[i]
+			for j := range lane.Steps {
+				if !yield(stepAt{&lane.Steps[j], s.program, s, lane, [2]int{i, j}}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// steps walks the steps of all programs, section by section and lane by lane.
+func (p *Program) steps() iter.Seq[stepAt] {
+	return func(yield func(stepAt) bool) {
+		for section := range p.sections() {
+			for step := range section.steps() {
+				if !yield(step) {
+					return
+				}
+			}
+		}
+	}
+}
