@@ -116,6 +116,7 @@ func suggest(word string, others ...string) string {
 	return strings.Join(append(others, "the catalog has "+strings.Join(names, ", ")), " ")
 }
 
+// load reads a document with what it inherits, and validates the whole.
 func load(doc *decode.Document, dir string) (*SoC, error) {
 	var soc SoC
 	if err := doc.Into(Schema, &soc); err != nil {

@@ -129,6 +129,7 @@ func (v *validator) names(soc *SoC) {
 	}
 }
 
+// soc checks everything but names. Whoever is named elsewhere must be among the processors.
 func (v *validator) soc(soc *SoC) {
 	if soc.Schema != Schema {
 		v.add("schema", "schema %q, want %q", clip(soc.Schema), Schema)
@@ -219,6 +220,7 @@ func (v *validator) links(links []Link, known func(path, name string) bool) {
 	}
 }
 
+// joint checks sets of at least two processors that can run at the same time, none twice.
 func (v *validator) joint(soc *SoC, known func(path, name string) bool) {
 	sets := map[string]bool{}
 	for i, j := range soc.Joint {
@@ -436,6 +438,8 @@ const (
 	qnnDriver   = "qnn"
 )
 
+// target checks how the device executes the processor's part: with no operator, scheme or form that the processor
+// lacks.
 func (v *validator) target(path string, proc *Processor) {
 	target := proc.Target
 	switch target.Driver {
@@ -498,6 +502,7 @@ func (v *validator) tile(path string, t Tile) {
 	}
 }
 
+// sim checks that every scheme of the processor has rates, and no other.
 func (v *validator) sim(path string, proc *Processor) {
 	sim := proc.Sim
 	for _, scheme := range proc.Schemes {
@@ -576,6 +581,7 @@ func (v *validator) simForm(at string, form op.Form, price SimForm) {
 	}
 }
 
+// sources checks that what they speak of is there, and points and facts, which state their own.
 func (v *validator) sources(soc *SoC) {
 	values := slices.Sorted(maps.Keys(valuePaths(soc)))
 	for _, path := range slices.Sorted(maps.Keys(soc.Sources)) {

@@ -54,6 +54,11 @@ func (m *Machine) GenerateBatch(ctx context.Context, requests []Request,
 	return out, err
 }
 
+// generate is continuous batching without preemption: free sequences of the cache are given to requests in their
+// order, whose prompts are processed one by one; then one token of every running request is decoded together, and
+// those that ended give their sequence back. The state is the list of running requests, in the order in which they
+// began, and of free sequences. What a request gets does not depend on the others, because no operator mixes rows of
+// several sequences.
 func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *Outcome)) error {
 	machine := c.m
 	active, tokens := make([]running, 0, machine.Sequences()), make([]Token, 0, machine.Sequences())

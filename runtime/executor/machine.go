@@ -217,6 +217,7 @@ func Open(ctx context.Context, p *planir.Plan, src Source, options Options) (mac
 	return machine, machine.startCrews()
 }
 
+// openLanes opens the processors that have steps, and the control processor, and gives them threads.
 func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error {
 	used := map[string]bool{m.plan.SoC.Control: true}
 	for _, ph := range m.plan.Program.Programs {
@@ -374,6 +375,7 @@ func (m *Machine) load(ctx context.Context, pr *program) (err error) {
 	return err
 }
 
+// loadSections loads the steps of all lanes in all layers. Their weights are made ready before, several at a time.
 func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 	defer func(began time.Time) { m.loader.took += time.Since(began) }(time.Now())
 	if m.loader.foreseen != nil {
@@ -483,6 +485,7 @@ func (m *Machine) Foresee(ctx context.Context) {
 	}()
 }
 
+// loadStep loads the graph of a step with the weights of each of iters layers, and binds its operands.
 func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.Step, iters int) (*step, error) {
 	loader, lane := &m.loader, ls.lane
 	graph := loader.graphs[from.Run]
@@ -581,6 +584,7 @@ func (m *Machine) intact() error {
 // LoadTime is how long loading programs and checking their weights has taken so far.
 func (m *Machine) LoadTime() time.Duration { return m.loader.took }
 
+// bindings are the operands of a step in a layer: windows of the pool, which all layers share, and the layer's cache.
 func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindings {
 	view := func(v planir.View) driver.View {
 		buffer := m.buffers[v.Buffer]

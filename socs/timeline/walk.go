@@ -114,6 +114,7 @@ func (w *walk) handover(from, to string) float64 {
 	return w.machine.Handover(from, to)
 }
 
+// prepare gives lanes their threads, and every thread its lanes in turn.
 func (w *walk) prepare() {
 	section := w.section
 	w.iterations = max(1, section.Iterations)

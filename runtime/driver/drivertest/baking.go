@@ -203,6 +203,7 @@ func (b *Baker) execute(ctx context.Context, p driver.Piece) ([][]byte, error) {
 	return r.out, r.err
 }
 
+// run executes a piece on the wrapped driver, and returns its outputs.
 func (b *Baker) run(ctx context.Context, piece driver.Piece) (out [][]byte, err error) {
 	devices, err := b.driver.Devices(ctx)
 	if err != nil {
@@ -299,6 +300,8 @@ type bakingProcessor struct {
 
 func (p *bakingProcessor) Capabilities() *driver.Capabilities { return p.caps }
 
+// Load takes the weights out of the artifact, or out of the binary that it shares, and has the wrapped driver load
+// them.
 func (p *bakingProcessor) Load(ctx context.Context, artifact driver.Artifact,
 	weights driver.Weights) (driver.Executable, error) {
 	if len(weights) > 0 {

@@ -378,6 +378,7 @@ func (e *evaluation) activations(row int) []float64 {
 	return out
 }
 
+// matMul is a product with its slack: how far a processor may be off that rounds activations once more.
 func matMul(e *evaluation) {
 	weight := e.w[0].v
 	if e.Scheme == op.A16FW16 {
@@ -416,6 +417,7 @@ func matMul(e *evaluation) {
 	}
 }
 
+// expertMatMul is a product of each row with the matrix of its expert.
 func expertMatMul(e *evaluation) {
 	ids := e.in[len(e.in)-1]
 	for row := range e.rows {
@@ -436,6 +438,7 @@ func expertMatMul(e *evaluation) {
 	}
 }
 
+// rope rotates the first columns of each head that is no value by angles that grow with the position.
 func rope(e *evaluation) {
 	half := e.Rotary() / 2
 	for row := range e.rows {
@@ -472,6 +475,7 @@ func kvAppend(e *evaluation) {
 	}
 }
 
+// attention is the mean of the values up to each row's position, weighted by the softmax of their scores.
 func attention(e *evaluation) {
 	group := e.group()
 	for row := range e.rows {

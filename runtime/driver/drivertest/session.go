@@ -462,6 +462,8 @@ func (tr *trial) check(p place, sc driver.Scalars) {
 	}
 }
 
+// compare checks an output against the oracle within what the type and the operator permit; around it nothing may
+// have changed, and rows that were not in use are zeros or as before.
 func (tr *trial) compare(want *array, view driver.View, before []byte, rows int) {
 	t := tr.s.t
 	t.Helper()

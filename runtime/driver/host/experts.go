@@ -10,6 +10,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
+// route chooses the experts of each row by its logits, and their shares.
 func (b *builder) route() step {
 	exe, operator, input, ids, weights := b.e, b.op, b.in[0], b.out[0], b.out[1]
 	step := b.byRows((4+operator.Fan)*operator.Experts, func(_, r0, r1 int) {
@@ -63,6 +64,7 @@ type experts struct {
 	together operand // the rows that were copied
 }
 
+// expertMatMul adds a step that sorts and gathers the rows, and returns the one that multiplies them.
 func (b *builder) expertMatMul() (step, error) {
 	multiply, tileBytes, sums, err := b.product()
 	if err != nil {

@@ -398,6 +398,7 @@ func (e *executable) at(row int) driver.Place {
 	return driver.Place{Sequence: e.scalars.Sequence, Pos: e.scalars.Pos + row}
 }
 
+// bindCache checks that the caches hold all sequences at their distance, and makes them current.
 func (e *executable) bindCache(bindings *driver.Bindings) error {
 	rows := min(e.graph.Rows(), e.scalars.Rows)
 	if bindings.MaxContext < 1 || !e.batch && e.scalars.Pos+rows > bindings.MaxContext {

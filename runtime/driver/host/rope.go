@@ -58,6 +58,7 @@ func (s *ropeTables) get(angles rotation, rows int) *ropeTable {
 	return oldest
 }
 
+// fill computes sines and cosines of rows positions from params.pos on, [rows][half] each, times the amplitude.
 func (t *ropeTable) fill(params rotation, rows int) {
 	freq := append(t.freq[:0], params.freq...)
 	t.rotation, t.rows = params, rows
@@ -91,6 +92,9 @@ func (s *ropeTables) grow(tables, rows, half int) {
 	}
 }
 
+// rope rotates query and key heads by their position. Sines and cosines of a call are computed once, into tables that
+// the layers share: a step's prepare finds or fills the table of the call's position and length, and its tasks only
+// rotate.
 func (b *builder) rope() (step, error) {
 	exe, operator, input, output, kernel := b.e, b.op, b.in[0], b.out[0], b.e.p.set.Rope
 	table, err := mem.View[float32](b.w[0].Bytes)

@@ -235,6 +235,7 @@ func copyRows(y, x *operand, r0, r1 int) {
 	}
 }
 
+// embed looks up the rows of a table. A packed 8-bit weight is a table too, whose rows are its columns.
 func (b *builder) embed() (step, error) {
 	exe, operator, ids, output := b.e, b.op, b.in[0], b.out[0]
 	var row func(out []float32, id int)
@@ -278,6 +279,7 @@ func (b *builder) embed() (step, error) {
 	return step, nil
 }
 
+// selectRow copies the row that the call's scalars name.
 func (b *builder) selectRow() step {
 	exe, cols, input, output := b.e, b.op.N, b.in[0], b.out[0]
 	var rows int
@@ -400,6 +402,7 @@ func (b *builder) qkNorm() (step, error) {
 
 var errNotFinite = errors.New("holds NaN or an infinity, which 8-bit rows cannot represent")
 
+// quantRows rounds each row to 8 bits with a scale of its own. It refuses rows that hold NaN or an infinity.
 func (b *builder) quantRows() (step, error) {
 	exe, operator, input, output, scale, kernel := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantRows
 	if operator.Static {
@@ -421,6 +424,8 @@ func (b *builder) quantRows() (step, error) {
 	return step, nil
 }
 
+// quantStatic is quantRows with scales that are weights of the graph: each row has the smallest that reaches far
+// enough.
 func (b *builder) quantStatic() (step, error) {
 	exe, operator, input, output, scale, kernel := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantStatic
 	weight, err := mem.View[float32](b.w[0].Bytes)
@@ -616,6 +621,11 @@ func (t *tileTasks) of(i int) (from, to int) {
 	return from, from + t.last
 }
 
+// matMul is a product, y = x w, blocked over the tiles of the weight. Where enough rows meet enough tiles, a step
+// before it packs the rows into the order that the kernel reads (see packed). The plan of a call divides tiles, and
+// where there are few of them rows too, into tasks that workers take as they get to them: large ones first and small
+// ones at the end, so that all workers end together. Kernels sum each result in one order, so that its bits do not
+// depend on the division. A call costs M*K*N multiply-adds and reads the weight once for each block of rows.
 func (b *builder) matMul() (step, error) {
 	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
 	multiply, tileBytes, sums, err := b.product()
@@ -694,6 +704,7 @@ func (b *builder) matMul() (step, error) {
 	}, nil
 }
 
+// kvAppend stores the key and the value of each row and head at the row's place in the cache of its sequence.
 func (b *builder) kvAppend() step {
 	exe, operator, input := b.e, b.op, b.in[0]
 	group, dim, narrow := operator.Heads/operator.KVHeads, operator.HeadDim, b.e.p.set.ToF16
@@ -723,6 +734,8 @@ func (b *builder) kvAppend() step {
 // attentionRows is the number of rows of one task; a kernel reuses keys and values among them.
 const attentionRows = 8
 
+// attention is causal attention of rows on the cache. A task is some rows of all query heads that share a key, on
+// which the kernel works with an online softmax over blocks of positions. Scratch is one task's, for each worker.
 func (b *builder) attention() (step, error) {
 	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
 	group, dim := operator.Heads/operator.KVHeads, operator.HeadDim

@@ -118,6 +118,7 @@ func (t *team) run(tasks int, job func(worker, task int)) {
 	}
 }
 
+// work takes tasks of the open job until there are none. A fault in mapped memory ends the job for all.
 func (t *team) work(worker int) {
 	defer func() {
 		if err := mem.Recovered(recover()); err != nil {
@@ -155,6 +156,7 @@ func (t *team) join() bool {
 	}
 }
 
+// serve is the life of a helper: it waits for a job, joins it while it is open, and works.
 func (t *team) serve(h *helper, worker int) {
 	last := uint64(0)
 	for !t.stop.Load() {

@@ -241,6 +241,7 @@ type token struct {
 
 const backendHTP = 6
 
+// parseToken reads a compatibility string.
 func parseToken(s string) (token, error) {
 	out := token{text: s}
 	bad := func(why string) (token, error) {

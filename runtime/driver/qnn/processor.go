@@ -54,6 +54,7 @@ func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weight
 	return p.LoadBy(ctx, func() (driver.Executable, error) { return p.load(ctx, a, w) })
 }
 
+// load compares the artifact with this processor, device and libraries before any of them sees it.
 func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver.Weights) (*executable, error) {
 	switch {
 	case artifact.Driver != Name:

@@ -60,6 +60,7 @@ func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
 
 func (p *processor) Import(b []byte) (driver.Buffer, error) { return driver.ImportHost(p.String(), b) }
 
+// Load checks the graph against the description, and has the host load it where results are computed.
 func (p *processor) Load(ctx context.Context, artifact driver.Artifact, weights driver.Weights) (driver.Executable,
 	error) {
 	if err := ctx.Err(); err != nil {
@@ -128,6 +129,8 @@ func graphKey(g *op.Graph) string {
 	return strings.Join(keys, ";")
 }
 
+// Run computes through the host, if anything is computed, and moves the clock by the time that the description gives
+// the graph, with noise. The phases of the call are kept for Settle, stretched to the same time.
 func (p *processor) Run(exe driver.Executable, bindings *driver.Bindings) (driver.Span, error) {
 	start := p.Now()
 	fail := func(err error) (driver.Span, error) {

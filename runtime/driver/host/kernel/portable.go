@@ -36,6 +36,7 @@ func Portable() *Set {
 // the column groups of one row pair pass over them.
 const panelK = 128
 
+// matMulF32 takes two rows at a time over panels of a tile, which stay in the first-level cache.
 func matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
 	for j := 0; j < n; j += TileN {
 		tile, cols := w[j*k:(j+TileN)*k], min(TileN, n-j)
@@ -325,6 +326,7 @@ func layerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float32,
 	}
 }
 
+// mean sums in four chains of float64.
 func mean(x []float32) float64 {
 	var s0, s1, s2, s3 float64
 	i := 0

@@ -9,6 +9,7 @@ import (
 // packPart is how many bytes of each row are packed at a time, so that a group's part stays in the first-level cache.
 const packPart = 16 * cacheLine
 
+// packRows packs group g of m rows of k activations (see PackGroups), by the kernel where it can and the tails in Go.
 func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
 	line, rows := groupRows(m, g)
 	row, pitch := packedRow(k, block), 4*rows
