@@ -165,6 +165,7 @@ type contender struct {
 	issued [][]float64 // by each core, the lower of the readings before and after
 }
 
+// run lists the lines of all sets and visits them round by round, in random order.
 func (c *comparison) run(ctx context.Context, soc *socs.SoC, groups int) error {
 	for i := 0; i < len(soc.Processors); i += groups {
 		one, err := c.r.lane(ctx, soc.Processors[i].Name, nil)
@@ -313,6 +314,7 @@ type kernelSet struct {
 // peakNames are those of the lines of register-only loops.
 var peakNames = map[op.Type]string{op.I8: "int8 peak", op.F32: "f32 peak"}
 
+// peak is the register-only loop of a type of numbers.
 func (s *kernelSet) peak(numbers op.Type) func(int64) int64 {
 	if numbers == op.I8 {
 		return s.bounds.PeakI8
@@ -588,6 +590,7 @@ func steady(ctx context.Context, ld *load, loops int) (float64, error) {
 	return alone{ld}.sample(ctx, loops)
 }
 
+// add adds a line; visit takes one sample of its rate and of what bounds it, 0 where nothing does.
 func (c *comparison) add(line Kernel, visit func(context.Context) (float64, float64, error)) {
 	c.all = append(c.all, &contender{line: line, visit: visit})
 }
@@ -598,6 +601,7 @@ func (c *comparison) has(set, what string) bool {
 	})
 }
 
+// hasShape reports whether a matrix product is measured on one core.
 func (c *comparison) hasShape(set string, operator op.Op) bool {
 	return slices.ContainsFunc(c.all, func(line *contender) bool {
 		return line.line.Set == set && line.line.Shape == shapeOf(operator) &&
@@ -605,6 +609,7 @@ func (c *comparison) hasShape(set string, operator op.Op) bool {
 	})
 }
 
+// shapeOf is the shape of an operator as lines show it.
 func shapeOf(operator op.Op) string {
 	if operator.Kind == op.Attention {
 		return fmt.Sprintf("%d of %d", operator.M, operator.Context)
@@ -637,6 +642,7 @@ type loop struct {
 	rate float64
 }
 
+// newLoop finds how many operations take about as long as is wanted.
 func (c *comparison) newLoop(ctx context.Context, lane *lane, peak func(int64) int64) (*loop, error) {
 	made := &loop{peak: peak, ops: 1 << 16}
 	return made, lane.do(ctx, func() error {
@@ -648,6 +654,7 @@ func (c *comparison) newLoop(ctx context.Context, lane *lane, peak func(int64) i
 	})
 }
 
+// run is the rate of one loop, in operations per nanosecond.
 func (x *loop) run() float64 {
 	start := time.Now()
 	done := x.peak(x.ops)

@@ -158,6 +158,7 @@ func (m *machine) readCaches(sys string) {
 	}
 }
 
+// cacheSize reads a size as the kernel writes it, such as 32K.
 func cacheSize(text string) (int64, bool) {
 	scale := int64(1)
 	switch {

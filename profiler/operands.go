@@ -188,6 +188,7 @@ func (s *stores) get(name string, bytes, unit int64, pattern func() ([]byte, err
 	return st, nil
 }
 
+// total is how many bytes all stores hold.
 func (s *stores) total() (bytes int64) {
 	for _, st := range s.all {
 		bytes += int64(len(st.region.Bytes()))

@@ -245,6 +245,7 @@ func measurePeaks(ctx context.Context, soc *socs.SoC, bounds []driver.Bounds, op
 	return nil
 }
 
+// measureBandwidth measures how fast each processor reads memory, and pairs of processors together.
 func measureBandwidth(ctx context.Context, soc *socs.SoC, read func([]byte) uint64, options ProbeOptions) error {
 	if read == nil {
 		read = sum

@@ -113,6 +113,7 @@ func (b *builder) want(model *models.Model, want Want) error {
 // errNoProcessor: a processor is wanted that the SoC does not have.
 var errNoProcessor = errors.New("no processor")
 
+// wantProcessors finds the processors, all of them where none is named.
 func (b *builder) wantProcessors(names []string) error {
 	if len(names) == 0 {
 		names = processorNames(b.soc)
@@ -127,6 +128,7 @@ func (b *builder) wantProcessors(names []string) error {
 	return nil
 }
 
+// wantRows takes over buckets, in order and each once, and checks the batches.
 func (b *builder) wantRows(want Want) error {
 	b.buckets = slices.Clone(want.Buckets)
 	if len(b.buckets) == 0 {
@@ -145,6 +147,7 @@ func (b *builder) wantRows(want Want) error {
 	return nil
 }
 
+// wantSchemes takes over the schemes, each once; a static one is its twin where every processor has both.
 func (b *builder) wantSchemes(schemes []op.Scheme) error {
 	if len(schemes) == 0 {
 		schemes = []op.Scheme{op.A32W32}
@@ -173,6 +176,7 @@ func (b *builder) wantSchemes(schemes []op.Scheme) error {
 	return nil
 }
 
+// wantContext takes over how many positions are measured, at least the largest bucket.
 func (b *builder) wantContext(model *models.Model, most int) error {
 	b.context = most
 	if b.context == 0 {
@@ -208,6 +212,7 @@ func (b *builder) between() (out []int) {
 	return out
 }
 
+// add asks for a measurement, once.
 func (b *builder) add(priority int, what record.Measurement) {
 	what.Unit = "ns"
 	key := what.Key()
@@ -225,6 +230,7 @@ func (b *builder) op(priority int, proc *socs.Processor, operator op.Op) {
 	}
 }
 
+// measurement is that of an operator on a processor, as a model finds its operands; false where it is not executed.
 func (b *builder) measurement(proc *socs.Processor, operator op.Op) (record.Measurement, bool) {
 	what := record.Measurement{Kind: record.Op, Proc: proc.Name, Op: &operator}
 	if operator.Validate() != nil || !proc.Executes(operator.Kind) {
@@ -358,6 +364,7 @@ func (b *builder) template(operator op.Op, schemes []op.Scheme, rows, between []
 	}
 }
 
+// eachScheme visits an operator in every scheme.
 func eachScheme(operator op.Op, schemes []op.Scheme, visit func(op.Op)) {
 	for _, scheme := range schemes {
 		operator.Scheme = scheme
@@ -557,6 +564,7 @@ type passed struct {
 	cache      map[op.Type]int64
 }
 
+// passed adds up what one pass through the model touches.
 func (b *builder) passed(graph *models.Graph) passed {
 	out := passed{read: map[op.Scheme]int64{}, held: map[op.Scheme]int64{}, cache: map[op.Type]int64{}}
 	for i := range graph.Sections {

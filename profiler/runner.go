@@ -489,6 +489,7 @@ func (r *runner) quiet(lane *lane) {
 	}
 }
 
+// sample takes one sample of a task.
 func (r *runner) sample(ctx context.Context, task *task) error {
 	r.quiet(task.lane)
 	start := r.o.now()
@@ -647,6 +648,7 @@ func narrower(first, second []float64) bool {
 	return errX == nil && (errY != nil || one.Relative() < other.Relative())
 }
 
+// progress tells where the run stands. What is left is estimated from the visits so far.
 func (r *runner) progress(task *task, ended bool) {
 	if r.o.Progress == nil {
 		return

@@ -332,6 +332,7 @@ func thin(copies []int64, count int) []int64 {
 	return out
 }
 
+// close frees the executables, each once, and lets go of the stores.
 func (ld *load) close(ctx context.Context) {
 	if ld == nil {
 		return
@@ -572,6 +573,7 @@ func (r *runner) footprint(cold bool, bytes int64) int64 {
 	return r.coldBytes
 }
 
+// openOp loads an operator, and what runs beside it.
 func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, error) {
 	if r.virtual(what.Proc) {
 		return r.openVirtual(ctx, what)
@@ -716,6 +718,7 @@ func streamOp(virtual bool) op.Op {
 	return operator
 }
 
+// openBandwidth prepares reading memory; processors without readable cores add large matrices instead.
 func (r *runner) openBandwidth(ctx context.Context, what *record.Measurement) (source, error) {
 	proc := r.soc.Processor(what.Proc)
 	if proc == nil {
@@ -760,6 +763,7 @@ func (s *scaled) sample(ctx context.Context, times int) (float64, error) {
 	return ns * s.factor, err
 }
 
+// openSync prepares handing a flag from one processor's first core to the other's; a simulated SoC states the time.
 func (r *runner) openSync(what *record.Measurement) (source, error) {
 	from, to := r.soc.Processor(what.Proc), r.soc.Processor(what.To)
 	if from == nil {
@@ -783,6 +787,7 @@ func (r *runner) openSync(what *record.Measurement) (source, error) {
 	return &handing{from.Cores[0], to.Cores[0]}, nil
 }
 
+// openCopy prepares copying between buffers of two processors, or of one; a simulated SoC states the speed.
 func (r *runner) openCopy(ctx context.Context, what *record.Measurement) (source, error) {
 	if r.virtual(what.Proc) {
 		link, ok := r.soc.Link(what.Proc, what.To)

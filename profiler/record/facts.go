@@ -127,6 +127,7 @@ func (s *Set) AddFacts(facts *Facts) error {
 	return nil
 }
 
+// checkFacts refuses facts that are there already, or are another compiler's or other options' for the processor.
 func (s *Set) checkFacts(facts *Facts) error {
 	if err := facts.Validate(); err != nil {
 		return err

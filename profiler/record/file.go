@@ -94,6 +94,7 @@ func readLine(br *bufio.Reader) (text []byte, whole bool, err error) {
 	}
 }
 
+// readHeader begins a set with the first line of a record.
 func readHeader(name string, line int, text []byte) (*Set, error) {
 	document, err := parse(name, line, text)
 	if err != nil {
@@ -109,6 +110,7 @@ func readHeader(name string, line int, text []byte) (*Set, error) {
 	return NewSet(header), nil
 }
 
+// parse reads one line as a JSON object.
 func parse(name string, line int, text []byte) (*decode.Document, error) {
 	if t := bytes.TrimSpace(text); len(t) == 0 || t[0] != '{' {
 		return nil, diag.New(diag.ClassInput, "line is not a JSON object").
@@ -117,6 +119,7 @@ func parse(name string, line int, text []byte) (*decode.Document, error) {
 	return decode.ParseJSON(name, line, text)
 }
 
+// readMeasurement adds what one line holds: a measurement, or the facts of a compiler.
 func (s *Set) readMeasurement(name string, number int, text []byte) error {
 	document, err := parse(name, number, text)
 	if err != nil {
@@ -238,6 +241,7 @@ func Resume(path string, header Header) (*Writer, error) {
 	return writer, nil
 }
 
+// resume reads an open record and cuts off a last line that is not whole. What is not a record is left alone.
 func resume(path string, file *os.File, header Header) (*Writer, error) {
 	if err := own(file); err != nil {
 		return nil, err
@@ -304,6 +308,7 @@ func own(file *os.File) error {
 		WithHint("wait for it, or name another file")
 }
 
+// begin takes hold of an empty file and writes the header.
 func begin(file *os.File, header Header) (*Writer, error) {
 	header.Schema = Schema
 	if err := header.validate(); err != nil {
@@ -344,6 +349,7 @@ func (w *Writer) Append(what *Measurement) error {
 	return w.set.Add(what)
 }
 
+// write appends one whole line.
 func (w *Writer) write(line []byte) error {
 	_, err := w.f.WriteAt(line, w.size)
 	if err == nil {

@@ -145,6 +145,7 @@ func (m *Measurement) Key() string {
 	return out.String()
 }
 
+// what writes the part of a key that says which operator is meant.
 func what(out *strings.Builder, operator *op.Op, layout string, cold bool) {
 	if operator != nil {
 		out.WriteString(" ")
@@ -185,6 +186,7 @@ func (m *Measurement) Validate() error {
 	return nil
 }
 
+// validateWhat looks at what is measured, by kind.
 func (m *Measurement) validateWhat() error {
 	if m.Proc == "" || len(m.Proc) > maxName || len(m.To) > maxName || len(m.Layout) > maxName {
 		return fmt.Errorf("want a processor, and names of at most %d bytes", maxName)
@@ -208,6 +210,7 @@ func (m *Measurement) validateWhat() error {
 	return nil
 }
 
+// validateConcurrent looks at what runs beside it, and at the footprint.
 func (m *Measurement) validateConcurrent() error {
 	busy := map[string]bool{m.Proc: true}
 	for _, partner := range m.Concurrent {
@@ -227,6 +230,7 @@ func (m *Measurement) validateConcurrent() error {
 	return nil
 }
 
+// validateSamples looks at the result.
 func (m *Measurement) validateSamples() error {
 	if m.Unit != "ns" {
 		return fmt.Errorf("unit %q, want \"ns\"", clip(m.Unit))
@@ -363,6 +367,7 @@ func (s *Set) Rounds(key string) int {
 	return 0
 }
 
+// check reports why a measurement cannot be added.
 func (s *Set) check(added *Measurement) error {
 	if err := added.Validate(); err != nil {
 		return err
@@ -439,6 +444,7 @@ func (s *Set) HeldOut() *Set { return s.part(true) }
 // Training is the set without what was held out.
 func (s *Set) Training() *Set { return s.part(false) }
 
+// part is the set of what is held out, or of what is not.
 func (s *Set) part(held bool) *Set {
 	out := NewSet(s.Header)
 	for _, what := range s.all {
@@ -480,6 +486,7 @@ func encode(value any) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
+// clip shortens text of a file for a message.
 func clip(text string) string {
 	if len(text) > 80 {
 		return strings.ToValidUTF8(text[:80], "") + "..."

@@ -75,6 +75,7 @@ func Median(xs []float64) float64 {
 	return middle(sorted)
 }
 
+// middle is the median of sorted values, NaN of none.
 func middle(sorted []float64) float64 {
 	n := len(sorted)
 	switch {
@@ -87,6 +88,7 @@ func middle(sorted []float64) float64 {
 	return a + (b-a)/2
 }
 
+// mad is the median of absolute deviations from the median.
 func mad(xs []float64, median float64) float64 {
 	dev := make([]float64, len(xs))
 	for i, value := range xs {
@@ -160,6 +162,7 @@ func (r Rule) Judge(samples []float64) Verdict {
 	return More
 }
 
+// stabilised reports whether the estimate of the noise stayed the same over the last window of samples.
 func stabilised(samples []float64) bool {
 	low, high := math.Inf(1), 0.0
 	sorted := slices.Clone(samples[:len(samples)-stableWindow])

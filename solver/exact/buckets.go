@@ -47,6 +47,8 @@ func (Engine) Buckets(ctx context.Context, b *problem.Buckets, limits problem.Li
 	return out, nil
 }
 
+// bucketSearch is the search for one instance. What follows chunk is of the chunk that fold cut the prompts at last: P,
+// T and the masses stay the same while it is solved, bounded and searched.
 type bucketSearch struct {
 	buckets   *problem.Buckets
 	nodeLimit int64
@@ -185,6 +187,7 @@ type hull struct {
 
 func (h *hull) reset() { h.lines, h.head = h.lines[:0], 0 }
 
+// add adds a line whose slope is at most those before it. Lines that are nowhere the least any more are taken away.
 func (h *hull) add(slope, at int64) {
 	added := line{slope: slope, at: at, from: math.MaxInt64}
 	for len(h.lines) > h.head {
@@ -282,6 +285,8 @@ func (s *bucketSearch) chunks(ctx context.Context) (list []chunkBound, err error
 	return list, nil
 }
 
+// run tries the chunks in the order of their bounds. What the last bucket was worth for the best chunk so far is the
+// multiplier of a cheap Lagrangian bound of the others (charged): a good guess, and any guess gives a bound.
 func (s *bucketSearch) run(ctx context.Context) error {
 	if ns, ok := s.buckets.Objective(nil); ok {
 		s.offer(ns, nil)

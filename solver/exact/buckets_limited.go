@@ -9,6 +9,7 @@ import (
 // spent is what sizes take: bytes, graphs, opening time.
 type spent [3]int64
 
+// takes is what opening a candidate takes of each limit.
 func (s *bucketSearch) takes(candidate int) spent {
 	size := &s.buckets.Sizes[s.size[candidate]]
 	return spent{size.Bytes, int64(size.Graphs), size.OpenNS}

@@ -31,6 +31,7 @@ type prepared struct {
 	slack              int64 // scaled: most that roundings can raise a bound
 }
 
+// jointPart is a part: its items, and its chains once for each set of processors.
 type jointPart struct {
 	variants [][]*chain // per set of processors without conflicts, per chain
 	sets     []uint64

@@ -273,6 +273,7 @@ func (g *assetGroups) addAnchors(order []int, gains map[int]int64) {
 	}
 }
 
+// setKey is a set of assets as a key of a map.
 func setKey(set []bool) string {
 	bits := make([]byte, (len(set)+7)/8)
 	for i, in := range set {

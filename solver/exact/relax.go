@@ -27,6 +27,7 @@ func (n *treeNode) bytes() int64 {
 	return 160 + int64(len(n.state)) + 24*int64(len(n.allowed)) + 8*int64(len(n.mult)+len(n.lambda))
 }
 
+// child is a copy of a node to decide more in. The lists of choices are shared: they are replaced, never written.
 func (n *treeNode) child() *treeNode {
 	return &treeNode{
 		state: slices.Clone(n.state), allowed: slices.Clone(n.allowed),
@@ -66,6 +67,7 @@ type relaxation struct {
 	often             [][]int32 // per item and choice: how often it was chosen in the last ascent
 }
 
+// newRelaxation makes room for what evaluations, passes and ascents write.
 func newRelaxation(prep *prepared) *relaxation {
 	items, parts, assets := len(prep.items), len(prep.parts), len(prep.assets)
 	r := &relaxation{

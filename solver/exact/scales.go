@@ -58,6 +58,7 @@ type clusters struct {
 	start        []int32   // of the last one of these
 }
 
+// newClusters sorts the samples and adds up their differences from the middle one and the squares of these.
 func newClusters(s *problem.Scales) *clusters {
 	c := &clusters{cover: s.Cover, samples: slices.Clone(s.Samples)}
 	slices.Sort(c.samples)

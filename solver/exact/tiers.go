@@ -112,12 +112,14 @@ type tierSearch struct {
 // of experts.
 type prices struct{ npu, cpu, sync, energy, off, launches, drop, lost, experts int64 }
 
+// add adds other prices so many times.
 func (p *prices) add(more prices, times int64) {
 	p.npu, p.cpu, p.sync = p.npu+times*more.npu, p.cpu+times*more.cpu, p.sync+times*more.sync
 	p.energy, p.off, p.launches = p.energy+times*more.energy, p.off+times*more.off, p.launches+times*more.launches
 	p.drop, p.lost, p.experts = p.drop+times*more.drop, p.lost+times*more.lost, p.experts+times*more.experts
 }
 
+// cell is what an expert's choice costs, but for what it adds to groups.
 func (p *prices) cell(cell *problem.TierCell, choice int) int64 {
 	value := p.cpu*cell.CPUNS + p.energy*cell.EnergyNJ + p.off*cell.Off + p.drop*cell.Drop + p.lost*cell.Lost
 	if choice > 0 {
@@ -126,6 +128,7 @@ func (p *prices) cell(cell *problem.TierCell, choice int) int64 {
 	return value
 }
 
+// group is what the groups of so many experts of a tier cost.
 func (p *prices) group(groups *problem.TierGroups, experts int) int64 {
 	return p.npu*groups.NS[experts] + p.energy*groups.EnergyNJ[experts] + p.launches*groups.Launches[experts]
 }
@@ -154,6 +157,8 @@ type budget struct {
 	most  int64 // that all layers can take
 }
 
+// newTierSearch lists what is limited: bounds on measures, the region, graphs, dropped rows and lost saliency. A limit
+// that no choices can exceed is left out.
 func newTierSearch(ctx context.Context, p *problem.Tiers, chunk int, limits problem.Limits) *tierSearch {
 	out := &tierSearch{ctx: ctx, tiers: p, table: p.Table(chunk), chunk: chunk, limit: limits.Nodes}
 	if out.limit == 0 {
@@ -224,6 +229,7 @@ func (s *tierSearch) scaled() int64 {
 	return scale
 }
 
+// measure is the term of a measure. Time is the longer of two processors where they work at the same time.
 func (s *tierSearch) measure(m problem.TierMeasure) term {
 	switch m {
 	case problem.TierEnergy:
@@ -420,6 +426,7 @@ func (s *tierSearch) solve() error {
 	return s.constrained(list, s.bound, complete)
 }
 
+// leastOf is the index of the least number, the first of several.
 func leastOf(list []int64) int {
 	at := 0
 	for i := range list {
@@ -430,6 +437,7 @@ func leastOf(list []int64) int {
 	return at
 }
 
+// candidate is a set of tiers to use, with a bound of what it costs.
 type candidate struct {
 	set   []int
 	bound int64

@@ -197,10 +197,12 @@ type exchange struct {
 // exchanges are a heap, the cheapest and of those the first expert on top.
 type exchanges []exchange
 
+// before orders by cost, and of equal ones by expert, so that answers are the same each time.
 func (x exchange) before(other exchange) bool {
 	return x.cost < other.cost || x.cost == other.cost && x.expert < other.expert
 }
 
+// down moves an exchange down to where the heap wants it.
 func (h exchanges) down(i int) {
 	item := h[i]
 	for {
@@ -219,6 +221,7 @@ func (h exchanges) down(i int) {
 	h[i] = item
 }
 
+// push adds an exchange.
 func (h *exchanges) push(item exchange) {
 	*h = append(*h, item)
 	items := *h
@@ -233,6 +236,7 @@ func (h *exchanges) push(item exchange) {
 	items[i] = item
 }
 
+// pop removes the first exchange.
 func (h *exchanges) pop() {
 	items := *h
 	last := len(items) - 1
@@ -325,6 +329,7 @@ func (g *moves) again(layer *tierLayer, assigned []int) {
 	}
 }
 
+// shift moves one expert over each edge of the cheapest way between two columns.
 func (g *moves) shift(assigned []int, from, to int) {
 	for from != to {
 		next := g.next[from*g.columns+to]
@@ -372,6 +377,7 @@ func (y *tierLayer) solve(root *box) (value, least int64, found []int) {
 	return value, min(value, least), found
 }
 
+// widest is the column whose cost lies furthest above its envelope.
 func (b *box) widest() int {
 	j := 0
 	for i := range b.gap {
@@ -465,6 +471,7 @@ func (y *tierLayer) flat() bool {
 	return true
 }
 
+// choices are columns as the choices that they stand for.
 func (y *tierLayer) choices(assigned []int) []int {
 	out := make([]int, len(assigned))
 	for expert, j := range assigned {
@@ -473,6 +480,7 @@ func (y *tierLayer) choices(assigned []int) []int {
 	return out
 }
 
+// total is what an assignment costs, groups included.
 func (y *tierLayer) total(assigned []int) (sum int64) {
 	counts := make([]int, len(y.cols))
 	for expert, j := range assigned {

@@ -48,6 +48,7 @@ func (m *master) column(cost float64, rows []int32, coef []float64) int {
 	return len(m.cost) - 1
 }
 
+// costOf is the cost of a column or slack; in the first phase nothing but the slacks of forced rows counts.
 func (m *master) costOf(j int) float64 {
 	switch {
 	case j >= 0 && m.first:

@@ -43,6 +43,7 @@ type tierMove struct {
 	broken  float64 // of the layer's own
 }
 
+// walk begins at choices of all layers.
 func (d *decomposed) walk(start [][]int) *walk {
 	out := &walk{program: d, choices: make([][]int, len(start)), lists: make([][]tierMove, len(start)),
 		group: make([]int, len(d.table.Groups)+1)}
@@ -213,6 +214,7 @@ func (w *walk) moves(layer int) []tierMove {
 	return list
 }
 
+// take makes a move and lists those that are possible after it.
 func (w *walk) take(layer int, move *tierMove) {
 	was := &w.lists[layer][0]
 	for i := range w.total {

@@ -76,6 +76,7 @@ func (s *tierSearch) weigher(layer int, dual *duals, set []int, limited bool) *w
 	return out
 }
 
+// root is the node without restrictions.
 func (w *weigher) root() *weighed {
 	return &weighed{box: w.posed.root(), bound: math.MinInt64, split: w.split}
 }
@@ -177,6 +178,7 @@ func (w *weigher) balance(node *weighed, steps int) float64 {
 	return node.split
 }
 
+// weighHeap orders nodes by bound, the newer first of equal ones.
 type weighHeap []*weighed
 
 func (h weighHeap) Len() int { return len(h) }

@@ -70,6 +70,7 @@ type frame struct {
 	Done             *milp.Result
 }
 
+// failure is an error as it crosses to the other process.
 type failure struct {
 	Class   diag.Class
 	Summary string
@@ -170,6 +171,7 @@ func (n *Native) failed(model *milp.Model, err error, said string) error {
 // tail keeps the beginning of what a process says.
 type tail struct{ b *bytes.Buffer }
 
+// Write implements io.Writer; what is beyond the beginning is read and dropped, so that the process does not wait.
 func (t *tail) Write(data []byte) (int, error) {
 	const most = 2000 // bytes
 	t.b.Write(data[:min(len(data), most-min(most, t.b.Len()))])
@@ -313,6 +315,7 @@ func (l *loaded) setString(option, value string) (int32, error) {
 	return l.stringOption(l.h, option, value), nil
 }
 
+// pass passes the model as rows, to be minimised.
 func (l *loaded) pass(model *columns) (int32, error) {
 	return l.passMip(l.h, int32(len(model.cost)), int32(len(model.rowLow)), int32(len(model.index)),
 		rowWise, minimise, model.offset, model.cost, model.low, model.high, model.rowLow, model.rowHigh,

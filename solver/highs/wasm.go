@@ -200,6 +200,7 @@ type instance struct {
 	outOfPages bool // memory was refused
 }
 
+// instanceKey is the key of the instance in the context of its host functions.
 type instanceKey struct{}
 
 func of(ctx context.Context) *instance { return ctx.Value(instanceKey{}).(*instance) }
@@ -446,6 +447,7 @@ func (in *instance) setString(option, value string) (code int32, err error) {
 	return code, err
 }
 
+// pass passes the model as rows, to be minimised. HiGHS copies the arrays.
 func (in *instance) pass(model *columns) (code int32, err error) {
 	err = in.with(func(at []uint64) (err error) {
 		args := []uint64{
@@ -465,6 +467,7 @@ const (
 	minimise = 1
 )
 
+// start passes a solution to begin with; rows and duals are not known.
 func (in *instance) start(values []float64) (code int32, err error) {
 	err = in.with(func(at []uint64) (err error) {
 		code, err = in.code("Highs_setSolution", in.h, at[0], 0, 0, 0)

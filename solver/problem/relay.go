@@ -36,10 +36,12 @@ func (b builder) variable(name string, cost, high float64, integer bool) int {
 
 func (b builder) binary(name string, cost float64) int { return b.variable(name, cost, 1, true) }
 
+// row adds low <= sum of terms <= high.
 func (b builder) row(name string, low, high float64, terms []milp.Term) {
 	b.Rows = append(b.Rows, milp.Row{Name: name, Low: low, High: high, Terms: terms})
 }
 
+// atMost adds a row without a lower bound.
 func (b builder) atMost(name string, high float64, terms []milp.Term) {
 	b.row(name, math.Inf(-1), high, terms)
 }

@@ -198,6 +198,7 @@ func addTo(terms []milp.Term, variable int, coef float64) []milp.Term {
 	return terms
 }
 
+// part adds one part: which processors with conflicts it uses, its chains, and its own time limit.
 func (b *jointBuilder) part(p int) {
 	part := &b.joint.Parts[p]
 	name := part.Partition.Name
@@ -374,6 +375,7 @@ type edgeRest struct {
 	leaving, arriving []int64 // by class
 }
 
+// newEdgeRest takes the least of every row, and then the least of every column, away from an edge.
 func newEdgeRest(it *Item) *edgeRest {
 	out := &edgeRest{ns: it.EdgeNS}
 	for _, row := range out.ns {

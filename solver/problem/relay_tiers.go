@@ -155,6 +155,7 @@ func (b *tierBuilder) counted(name string, cost TierCost) int {
 	return variable
 }
 
+// layer adds one layer: its experts' choices, its groups, the longer time, and its own limits.
 func (b *tierBuilder) layer(layer int) {
 	b.layerNPU, b.layerCPU, b.layerDrops, b.layerLost = nil, nil, nil, nil
 	b.layerCounts = make([][]milp.Term, len(b.table.Groups))

@@ -49,6 +49,7 @@ func (r *restricted) original(choices [][][]int) [][][]int {
 	return r.each(choices, func(kept []int, choice int) int { return kept[choice] })
 }
 
+// each maps every choice, given the numbers that its item kept.
 func (r *restricted) each(choices [][][]int, to func(kept []int, choice int) int) [][][]int {
 	out := make([][][]int, len(choices))
 	for p := range choices {

@@ -196,6 +196,7 @@ func (p *Tiers) validateChunks() error {
 	return nil
 }
 
+// validateChunk looks at one chunk length: weights, times, and then the layers.
 func (p *Tiers) validateChunk(chunk *TierChunk) error {
 	if chunk.Tokens < 1 || chunk.Weight < 1 || chunk.Weight > 1<<20 {
 		return fmt.Errorf("weight is %d, want 1..%d", chunk.Weight, 1<<20)
@@ -312,6 +313,8 @@ func (g *TierGroups) Sizes(experts int) (out []int) {
 	return out
 }
 
+// groups divides up to most experts of one tier, by dynamic programming over their number; list is the time of a group
+// by its experts less one.
 func (p *Tiers) groups(list []int64, most int) TierGroups {
 	counts := most + 1
 	if len(list) == 0 {
@@ -500,6 +503,7 @@ func (t *TierTable) TotalLost() (int64, bool) {
 	return t.p.MaxLostPPM * (SaliencyOne / 1e6) * int64(len(t.Cells)), t.salient()
 }
 
+// salient reports whether limits on lost saliency mean something.
 func (t *TierTable) salient() bool {
 	return t.p.Prune && t.p.Chunks[0].Layers[0].Saliency != nil
 }

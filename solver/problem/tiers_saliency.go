@@ -119,6 +119,7 @@ func (c *Curve) lost(rows []int32, capacity int, statistics *orderStatistics) in
 // orderStatistics remembers E min(Binomial(draws, (i+1)/SaliencySteps), lowest) by draws and lowest.
 type orderStatistics map[[2]int]*[SaliencySteps]float64
 
+// of computes an expectation once.
 func (o *orderStatistics) of(draws, lowest int) *[SaliencySteps]float64 {
 	if *o == nil {
 		*o = orderStatistics{}

@@ -42,6 +42,7 @@ type Watch struct {
 // Engine is the engine, watched. Of a Relay it also tells the size of the linear programs, and their progress.
 func (w *Watch) Engine(e Engine) Engine { return watched{w, e} }
 
+// watched is an engine that somebody watches; it implements Engine.
 type watched struct {
 	w *Watch
 	e Engine
