@@ -20,13 +20,15 @@ func TestDecodeBytes(t *testing.T) {
 		}
 		defer m.Close()
 		g := m.Graph()
-		p := &planir.Plan{Schema: planir.Schema, SoC: planir.SoCRef{Control: "a"}, MaxContext: 64, KV: op.F32, Procs: []planir.Proc{{
-			Name: "a", Set: capability.Set{
-				Schemes: op.Schemes, Layouts: map[string]string{"q8c": pack.N32, "w32": pack.N32},
-				DynamicRows: true, WeightRanges: true, StridedInput: true, StridedOutput: true,
-			},
-		}}}
-		p.Decisions, err = lower.Trivial(&g, "a", []int{1}, p.MaxContext, p.KV, func(string, int) op.Scheme { return op.A8TQ8C })
+		p := &planir.Plan{Schema: planir.Schema, SoC: planir.SoCRef{Control: "a"}, MaxContext: 64, KV: op.F32,
+			Procs: []planir.Proc{{
+				Name: "a", Set: capability.Set{
+					Schemes: op.Schemes, Layouts: map[string]string{"q8c": pack.N32, "w32": pack.N32},
+					DynamicRows: true, WeightRanges: true, StridedInput: true, StridedOutput: true,
+				},
+			}}}
+		p.Decisions, err = lower.Trivial(&g, "a", []int{1}, p.MaxContext, p.KV,
+			func(string, int) op.Scheme { return op.A8TQ8C })
 		if err != nil {
 			t.Fatal(err)
 		}

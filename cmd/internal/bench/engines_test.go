@@ -32,7 +32,8 @@ func TestQualityModelIsTied(t *testing.T) {
 		}
 	}
 	_, err = new(enginesBench).schemesQuality(t.Context(), t.TempDir(), m, "llama-plain", &enginesPlan{plan: p})
-	if err == nil || diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "a table and a head of its own") {
+	if err == nil || diag.ClassOf(err) != diag.ClassInput ||
+		!strings.Contains(err.Error(), "a table and a head of its own") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -28,17 +28,20 @@ func (m machineOf) Devices(context.Context) (out []driver.Device, err error) {
 
 func TestBenchCores(t *testing.T) {
 	m := machineOf{host.New(), []int{0, 1, 2, 5, 6}}
-	for text, want := range map[string][]int{"": {0, 1}, "0": {0}, "5": {5}, "1,2": {1, 2}, "2,5,6": {2, 5, 6}, "0,1,2,5,6": m.cores} {
+	for text, want := range map[string][]int{"": {0, 1}, "0": {0}, "5": {5}, "1,2": {1, 2}, "2,5,6": {2, 5, 6},
+		"0,1,2,5,6": m.cores} {
 		if got, err := benchCores(context.Background(), m, text); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%q: %v, %v, want %v", text, got, err, want)
 		}
 	}
 	for _, text := range []string{"3", "0,2", "1,0", "0,0", "0,", ",", "a", "-1", "0-1"} {
-		if got, err := benchCores(context.Background(), m, text); err == nil || diag.ClassOf(err) != diag.ClassUsage || len(diag.HintsOf(err)) == 0 {
+		if got, err := benchCores(context.Background(), m, text); err == nil || diag.ClassOf(err) != diag.ClassUsage ||
+			len(diag.HintsOf(err)) == 0 {
 			t.Errorf("%q: %v, %v, want an error of usage with a hint", text, got, err)
 		}
 	}
-	if got, err := benchCores(context.Background(), machineOf{host.New(), []int{3}}, ""); err != nil || !slices.Equal(got, []int{3}) {
+	if got, err := benchCores(context.Background(), machineOf{host.New(), []int{3}}, ""); err != nil ||
+		!slices.Equal(got, []int{3}) {
 		t.Errorf("one core: %v, %v", got, err)
 	}
 }

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sort"
@@ -55,23 +56,9 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 		Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Calibration: cal,
 	}
 	like := map[string]string{} // a set that is not measured, and the one that stands for it
-	var plans []*planir.Plan
-	var labels []string
-	for _, set := range planSets(soc, options.All, like) {
-		in.Only, in.Strategies, in.Ratio = set.only, set.strategies, set.ratio
-		result, err := solver.Solve(ctx, in)
-		if err != nil {
-			if set.label == solvedName || diag.ClassOf(err) == diag.ClassUsage || ctx.Err() != nil {
-				return err
-			}
-			ui.Warnf("%s is left out: %v", set.label, err)
-			continue
-		}
-		if need := options.PromptLen + options.Gen; need > result.Plan.MaxContext {
-			return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d",
-				options.PromptLen, options.Gen, need, result.Plan.MaxContext)
-		}
-		plans, labels = append(plans, result.Plan), append(labels, set.label)
+	labels, plans, err := solveSets(ctx, ui, in, planSets(soc, options.All, like), options)
+	if err != nil {
+		return err
 	}
 	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
 		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
@@ -104,6 +91,30 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	doc["pairs"] = showPairs(ui, soc, set, opened.list, like, plans[0], model)
 	doc["solved"] = showSolved(ui, opened.list)
 	return ui.Result(doc)
+}
+
+// solveSets solves for each set. One without a plan is left out, with a warning, unless it is the plan itself.
+func solveSets(
+	ctx context.Context, ui *cli.Streams, in solver.Input, sets []planSet, options *Options,
+) (labels []string, plans []*planir.Plan, err error) {
+	for _, set := range sets {
+		in.Only, in.Strategies, in.Ratio = set.only, set.strategies, set.ratio
+		result, err := solver.Solve(ctx, in)
+		if err != nil {
+			if set.label == solvedName || diag.ClassOf(err) == diag.ClassUsage || ctx.Err() != nil {
+				return nil, nil, err
+			}
+			ui.Warnf("%s is left out: %v", set.label, err)
+			continue
+		}
+		if need := options.PromptLen + options.Gen; need > result.Plan.MaxContext {
+			return nil, nil, diag.New(diag.ClassUsage,
+				"--prompt-len %d and --gen %d need a context of %d, the plan has %d",
+				options.PromptLen, options.Gen, need, result.Plan.MaxContext)
+		}
+		plans, labels = append(plans, result.Plan), append(labels, set.label)
+	}
+	return labels, plans, nil
 }
 
 // planSet is what a plan that is measured may use.

@@ -87,14 +87,7 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 		})
 	}
 	for _, solve := range list {
-		limited, cancel := context.WithTimeout(ctx, o.Limit)
-		err := solve(limited)
-		over := limited.Err() != nil
-		cancel()
-		if ctx.Err() != nil {
-			return diag.New(diag.ClassInterrupted, "bench solver: %w", ctx.Err())
-		}
-		if err != nil && !over {
+		if err := o.limited(ctx, solve); err != nil {
 			return err
 		}
 	}
@@ -104,11 +97,40 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 		}
 	}
 	out := &page{s: ui}
+	showSolves(out, log.Solves)
+	pairs, err := o.compare(ctx, out, wasm, wasmErr)
+	if err != nil {
+		return err
+	}
+	if o.Markdown != "" {
+		if err := wholefile.Write(o.Markdown, []byte(out.md.String())); err != nil {
+			return err
+		}
+	}
+	return ui.Result(map[string]any{"solves": log.Solves, "wasm_native": pairs})
+}
+
+// limited runs a solve for the longest that one may take. One that takes longer is no error.
+func (o *SolverOptions) limited(ctx context.Context, solve func(context.Context) error) error {
+	limited, cancel := context.WithTimeout(ctx, o.Limit)
+	defer cancel()
+	err := solve(limited)
+	if ctx.Err() != nil {
+		return diag.New(diag.ClassInterrupted, "bench solver: %w", ctx.Err())
+	}
+	if limited.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// showSolves is the table of single solves.
+func showSolves(out *page, list []solving.Solved) {
 	out.title("The engines of solve")
 	out.text("One core. Times are of single solves, of the problem as it is posed to the proved answer; a general " +
 		"engine's include its linear program's being written.")
 	var rows [][]string
-	for _, solved := range log.Solves {
+	for _, solved := range list {
 		gap := "-"
 		if solved.Gap != nil {
 			gap = fmt.Sprintf("%.2g %%", 100**solved.Gap)
@@ -122,16 +144,6 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 	}
 	out.table([]string{"problem", ">choices", "engine", "status", ">gap", ">variables x constraints", ">nodes", ">ms"},
 		rows)
-	pairs, err := o.compare(ctx, out, wasm, wasmErr)
-	if err != nil {
-		return err
-	}
-	if o.Markdown != "" {
-		if err := wholefile.Write(o.Markdown, []byte(out.md.String())); err != nil {
-			return err
-		}
-	}
-	return ui.Result(map[string]any{"solves": log.Solves, "wasm_native": pairs})
 }
 
 // compare has both builds solve the same models in turns.

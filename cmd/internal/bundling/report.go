@@ -10,6 +10,7 @@ import (
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 )
 
@@ -62,51 +63,8 @@ func showReport(ui *cli.Streams, report *emit.Report) {
 		ui.Printf("%s: compiled by %s for %s, token %s\n", compiler.Proc, compiler.Version,
 			optionText(compiler.Options), compiler.Token)
 	}
-	type line struct {
-		first        *emit.ReportGraph
-		layers       int
-		bytes, spill int64
-		twins        int
-		errors       *emit.ReportErrors
-	}
-	var order []*line
-	byName := map[string]*line{}
-	tried := map[string]*emit.ReportErrors{}
-	for i := range report.Graphs {
-		if graph := &report.Graphs[i]; graph.Errors != nil {
-			tried[graph.Blob] = graph.Errors
-		}
-	}
-	for i := range report.Graphs {
-		graph := &report.Graphs[i]
-		merged := byName[graph.Name]
-		if merged == nil {
-			merged = &line{first: graph, errors: tried[graph.Tried]}
-			byName[graph.Name], order = merged, append(order, merged)
-		}
-		merged.layers++
-		merged.bytes += graph.Bytes
-		merged.spill = max(merged.spill, graph.Facts["spill_bytes"])
-		if graph.Twin != "" {
-			merged.twins++
-		}
-	}
-	for _, line := range order {
-		ui.Printf("%s\n  %s\n  ", line.first.Name, strings.Join(line.first.Ops, "; "))
-		if line.first.Layer >= 0 {
-			ui.Printf("%d layers, ", line.layers)
-		}
-		ui.Printf("%s, spill %s, ", unit.Bytes(line.bytes), unit.Bytes(line.spill))
-		if errors := line.errors; errors != nil {
-			ui.Printf("error %.1e from float32 (at most %.1e), %.1e from the uncompiled model (at most %.1e)",
-				errors.Float32, errors.Float32Bound, errors.Portable, errors.PortableBound)
-		} else {
-			ui.Printf("not executed")
-		}
-		if target := report.Target; target != nil && !target.Emulator {
-			ui.Printf(", %d of %d twins known", line.twins, line.layers)
-		}
-		ui.Printf("\n")
+	for _, line := range byName(report.Graphs) {
+		line.show(ui, report.Target)
 	}
 	ui.Printf("errors: %s\n", report.Bounds)
 	if target := report.Target; target != nil {
@@ -118,6 +76,60 @@ func showReport(ui *cli.Streams, report *emit.Report) {
 	for _, u := range report.Unchecked {
 		ui.Printf("not checked: %s\n", u)
 	}
+}
+
+// graphLine are the graphs of all layers that have one name.
+type graphLine struct {
+	first        *emit.ReportGraph
+	layers       int
+	bytes, spill int64
+	twins        int
+	errors       *emit.ReportErrors // of the one that was executed
+}
+
+// byName adds up graphs by name, in the order of the report.
+func byName(graphs []emit.ReportGraph) (order []*graphLine) {
+	lines := map[string]*graphLine{}
+	tried := map[string]*emit.ReportErrors{} // by blob
+	for i := range graphs {
+		if graph := &graphs[i]; graph.Errors != nil {
+			tried[graph.Blob] = graph.Errors
+		}
+	}
+	for i := range graphs {
+		graph := &graphs[i]
+		line := lines[graph.Name]
+		if line == nil {
+			line = &graphLine{first: graph, errors: tried[graph.Tried]}
+			lines[graph.Name], order = line, append(order, line)
+		}
+		line.layers++
+		line.bytes += graph.Bytes
+		line.spill = max(line.spill, graph.Facts["spill_bytes"])
+		if graph.Twin != "" {
+			line.twins++
+		}
+	}
+	return order
+}
+
+// show prints what is known of the graphs: operators, sizes, errors, and for a device how many twins.
+func (l *graphLine) show(ui *cli.Streams, target *planir.Target) {
+	ui.Printf("%s\n  %s\n  ", l.first.Name, strings.Join(l.first.Ops, "; "))
+	if l.first.Layer >= 0 {
+		ui.Printf("%d layers, ", l.layers)
+	}
+	ui.Printf("%s, spill %s, ", unit.Bytes(l.bytes), unit.Bytes(l.spill))
+	if errors := l.errors; errors != nil {
+		ui.Printf("error %.1e from float32 (at most %.1e), %.1e from the uncompiled model (at most %.1e)",
+			errors.Float32, errors.Float32Bound, errors.Portable, errors.PortableBound)
+	} else {
+		ui.Printf("not executed")
+	}
+	if target != nil && !target.Emulator {
+		ui.Printf(", %d of %d twins known", l.twins, l.layers)
+	}
+	ui.Printf("\n")
 }
 
 // optionText writes options by name.

@@ -40,27 +40,8 @@ func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine 
 		}
 		return nil
 	}
-	if f.Emulator && f.Twin != "" {
-		return diag.New(diag.ClassUsage, "--twin %q: this bundle is a twin itself (--for-emulator)", f.Twin)
-	}
-	if machine == nil {
-		return diag.New(diag.ClassInput, "emit for target %q: the plan is for this machine, soc %q", f.Name,
-			options.Plan.SoC.Name).
-			WithHint("plan for the target: hetc solve --target NAME")
-	}
-	name := f.Name
-	if name == "" {
-		name = machine.Name
-	}
-	if soc, err := socs.Open(name); err == nil { // a file is known by its name
-		name = soc.Name
-	} else if f.Name != "" && f.Name != machine.Name {
+	if err := f.check(options.Plan, machine); err != nil {
 		return err
-	}
-	if name != machine.Name {
-		return diag.New(diag.ClassInput, "emit for target %q: the plan is for SoC %q", name, machine.Name).
-			WithHint("solve for the target: hetc solve --target %s, or emit for the plan's: --target %s", name,
-				machine.Name)
 	}
 	soc, err := machine.Restricted()
 	if err != nil {
@@ -89,6 +70,33 @@ func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine 
 		if options.TwinReport, err = twinReport(ctx, f.Twin, key, options.Plan); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// check refuses a target that the plan was not made for. machine is the plan's SoC, nil for this one.
+func (f *TargetFlags) check(plan *planir.Plan, machine *socs.SoC) error {
+	if f.Emulator && f.Twin != "" {
+		return diag.New(diag.ClassUsage, "--twin %q: this bundle is a twin itself (--for-emulator)", f.Twin)
+	}
+	if machine == nil {
+		return diag.New(diag.ClassInput, "emit for target %q: the plan is for this machine, soc %q", f.Name,
+			plan.SoC.Name).
+			WithHint("plan for the target: hetc solve --target NAME")
+	}
+	name := f.Name
+	if name == "" {
+		name = machine.Name
+	}
+	if soc, err := socs.Open(name); err == nil { // a file is known by its name
+		name = soc.Name
+	} else if f.Name != "" && f.Name != machine.Name {
+		return err
+	}
+	if name != machine.Name {
+		return diag.New(diag.ClassInput, "emit for target %q: the plan is for SoC %q", name, machine.Name).
+			WithHint("solve for the target: hetc solve --target %s, or emit for the plan's: --target %s", name,
+				machine.Name)
 	}
 	return nil
 }

@@ -148,7 +148,7 @@ func (r *recipe) complete(dir string) bool {
 	return r.verify(dir) == nil
 }
 
-// build compiles the program of a recipe from its source into out.
+// build fetches the packages of a recipe and takes its files from them, or compiles the source in them, into out.
 func (r *recipe) build(ctx context.Context, temp, out string) error {
 	tree := filepath.Join(temp, "packages")
 	for i, pkg := range r.Packages {

@@ -9,7 +9,10 @@ import (
 
 func drawElastic(t *rapid.T) elastic {
 	time := rapid.Int64Range(1, 40)
-	return elastic{chunks: rapid.IntRange(0, 16).Draw(t, "chunks"), npu: time.Draw(t, "npu"), gpu: time.Draw(t, "gpu"), rest: rapid.Int64Range(0, 40).Draw(t, "rest")}
+	return elastic{
+		chunks: rapid.IntRange(0, 16).Draw(t, "chunks"), npu: time.Draw(t, "npu"), gpu: time.Draw(t, "gpu"),
+		rest: rapid.Int64Range(0, 40).Draw(t, "rest"),
+	}
 }
 
 func TestElasticAgainstEverySplit(t *testing.T) {
@@ -28,9 +31,11 @@ func TestElasticAgainstEverySplit(t *testing.T) {
 			}
 			gpu += e.rest
 			if end := max(npu, gpu); end != e.end(i) || end < e.end(fastest) {
-				rt.Fatalf("%+v: %d chunks on the NPU end at %d, said %d, the fastest at %d", e, i, end, e.end(i), e.end(fastest))
+				rt.Fatalf("%+v: %d chunks on the NPU end at %d, said %d, the fastest at %d", e, i, end, e.end(i),
+					e.end(fastest))
 			}
-			if d := max(npu-gpu, gpu-npu); d != e.difference(i) || d < e.difference(printed) || d == e.difference(printed) && i < printed {
+			if d := max(npu-gpu, gpu-npu); d != e.difference(i) || d < e.difference(printed) ||
+				d == e.difference(printed) && i < printed {
 				rt.Fatalf("%+v: %d chunks on the NPU differ by %d", e, i, d)
 			}
 		}

@@ -374,136 +374,184 @@ func heteroBandwidth(rows *sheet) error {
 	return nil
 }
 
+// mappedLayer is the matrix products of Llama-3-8B with latencies from Table 3.
+type mappedLayer struct {
+	ctx          context.Context
+	layers       int64
+	products     []*shape // QKV, O, gate-up, down
+	gateUpDecode *shape   // which is printed for one token
+	base, coarse assumptions
+	note         string
+}
+
 // heteroLayer predicts a layer of Llama-3-8B from Table 3 with layer-level mapping (sec. 4.1) and with tensor-level
-// division.
+// division. Products whose latencies are not printed are scaled from the nearest one by work.
 func heteroLayer(ctx context.Context, rows *sheet) error {
-	model, err := models.Open("llama-3-8b")
+	l, err := newMappedLayer(ctx)
 	if err != nil {
 		return err
+	}
+	for _, fill := range []func(*sheet) error{l.decode, l.prefill, l.long} {
+		if err := fill(rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// newMappedLayer takes latencies from Table 3, and ratios from the smallest grid that has the printed ones.
+func newMappedLayer(ctx context.Context) (*mappedLayer, error) {
+	model, err := models.Open("llama-3-8b")
+	if err != nil {
+		return nil, err
 	}
 	defer model.Close()
 	base, err := table3Base()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	printed := table3()
 	grid, _, err := smallestGrid(ctx, printed, base)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	coarse := *base
-	coarse.shares = grid
 	shapes := map[string]*shape{}
 	for i := range printed {
 		shapes[printed[i].shape.name] = printed[i].shape
 	}
-	// scaled is a weight with other rows and the same reduction, by work.
-	scaled := func(name string, from *shape, n int) *shape {
-		out := &shape{name: name, rows: n, k: from.k, stage: from.stage, lookup: map[string][]int64{}}
-		for i := range from.gpu {
-			out.gpu = append(out.gpu, point{from.gpu[i].tokens, from.gpu[i].ns * int64(n) / int64(from.rows)})
-			out.npu = append(out.npu, point{from.npu[i].tokens, from.npu[i].ns * int64(n) / int64(from.rows)})
+	attn := shapes["attn_proj"]
+	l := &mappedLayer{
+		ctx: ctx, layers: int64(model.Layers), base: *base, coarse: *base, gateUpDecode: shapes["gate_up"],
+		products: []*shape{
+			attn.scaled("qkv", (model.Heads+2*model.KVHeads)*model.HeadDim), attn,
+			attn.scaled("gate_up", 2*model.FFN), shapes["ffn_down"],
+		},
+		note: fmt.Sprintf("matrix products of %d layers of catalog model %s alone; QKV (and gate-up beyond decode) "+
+			"from the [4096,4096] row by work; other assumptions as for table3, smallest grid", model.Layers,
+			model.Name),
+	}
+	l.coarse.shares = grid
+	return l, nil
+}
+
+// scaled is a weight with other rows and the same reduction, by work.
+func (s *shape) scaled(name string, rows int) *shape {
+	out := &shape{name: name, rows: rows, k: s.k, stage: s.stage, lookup: map[string][]int64{}}
+	for i := range s.gpu {
+		out.gpu = append(out.gpu, point{s.gpu[i].tokens, s.gpu[i].ns * int64(rows) / int64(s.rows)})
+		out.npu = append(out.npu, point{s.npu[i].tokens, s.npu[i].ns * int64(rows) / int64(s.rows)})
+	}
+	return out
+}
+
+// total is the time of all layers for so many tokens, by the time of each product.
+func (l *mappedLayer) total(tokens int, time func(*shape) (int64, error)) (int64, error) {
+	var sum int64
+	for i, product := range l.products {
+		if i == 2 && tokens == 1 {
+			product = l.gateUpDecode
 		}
-		return out
-	}
-	attn, down := shapes["attn_proj"], shapes["ffn_down"]
-	qkv := scaled("qkv", attn, (model.Heads+2*model.KVHeads)*model.HeadDim)
-	gateUp := scaled("gate_up", attn, 2*model.FFN)
-	layers := int64(model.Layers)
-	note := fmt.Sprintf("matrix products of %d layers of catalog model %s alone; QKV (and gate-up beyond decode) "+
-		"from the [4096,4096] row by work; other assumptions as for table3, smallest grid", model.Layers, model.Name)
-	total := func(m int, a *assumptions, pick func(s *shape) (int64, error)) (int64, error) {
-		list := []*shape{qkv, attn, gateUp, down}
-		if m == 1 {
-			list[2] = shapes["gate_up"]
+		ns, err := time(product)
+		if err != nil {
+			return 0, err
 		}
-		var sum int64
-		for _, sh := range list {
-			ns, err := pick(sh)
-			if err != nil {
-				return 0, err
-			}
-			sum += ns
-		}
-		return sum * layers, nil
+		sum += ns
 	}
-	tensor := func(m int, a *assumptions) (int64, error) {
-		return total(m, a, func(sh *shape) (int64, error) {
-			decision, err := sh.decide(ctx, m, true, a)
-			return decision.ns, err
-		})
-	}
-	alone := func(m int, f func(sh *shape) int64) (int64, error) {
-		return total(m, nil, func(sh *shape) (int64, error) { return f(sh), nil })
-	}
-	// Decode: layer-level is the GPU (sec. 4.1).
-	gpu, err := alone(1, func(sh *shape) int64 { return sh.gpuNS(1) })
+	return sum * l.layers, nil
+}
+
+// tensor is the time with products divided as the solver decides.
+func (l *mappedLayer) tensor(tokens int, assumed *assumptions) (int64, error) {
+	return l.total(tokens, func(product *shape) (int64, error) {
+		decision, err := product.decide(l.ctx, tokens, true, assumed)
+		return decision.ns, err
+	})
+}
+
+// alone is the time with whole products.
+func (l *mappedLayer) alone(tokens int, time func(*shape) int64) (int64, error) {
+	return l.total(tokens, func(product *shape) (int64, error) { return time(product), nil })
+}
+
+// decode compares a token: layer-level mapping decodes on the GPU (sec. 4.1).
+func (l *mappedLayer) decode(rows *sheet) error {
+	gpu, err := l.alone(1, func(sh *shape) int64 { return sh.gpuNS(1) })
 	if err != nil {
 		return err
 	}
-	both, err := tensor(1, &coarse)
+	both, err := l.tensor(1, &l.coarse)
 	if err != nil {
 		return err
 	}
 	rows.noted(Modelled, "decode/tensor-over-layer-percent",
 		hetero("r_decode_tensor_over_layer").at("values", "Llama-8B").num(), 100*(float64(gpu)/float64(both)-1),
-		"decode/tensor_over_layer_percent", note)
-	fine := *base
-	if both, err = tensor(1, &fine); err != nil {
+		"decode/tensor_over_layer_percent", l.note)
+	fine := l.base
+	if both, err = l.tensor(1, &fine); err != nil {
 		return err
 	}
 	rows.add(Modelled, "decode/tensor-over-layer-percent-stage-grid",
 		hetero("r_decode_tensor_over_layer").at("values", "Llama-8B").num(), 100*(float64(gpu)/float64(both)-1),
 		"the same with ratios from every stage")
-	if both, err = tensor(1, &coarse); err != nil {
+	if both, err = l.tensor(1, &l.coarse); err != nil {
 		return err
 	}
 	rows.noted(Modelled, "decode/tokens-per-s", hetero("r_decode_speed").at("values", "Llama-8B").num(),
-		1e9/float64(both), "decode/tokens_per_s", note, 1000/hetero("r_decode_speed").at("values", "Llama-8B").num(),
+		1e9/float64(both), "decode/tokens_per_s", l.note, 1000/hetero("r_decode_speed").at("values", "Llama-8B").num(),
 		float64(both)/1e6)
-	// Prefill: layer-level has all products on the NPU (sec. 4.1).
+	return nil
+}
+
+// prefill compares 256 tokens: layer-level mapping has all products on the NPU (sec. 4.1).
+func (l *mappedLayer) prefill(rows *sheet) error {
 	const m = 256
-	npu, err := alone(m, func(sh *shape) int64 { return sh.npuNS(m) + base.syncNS })
+	npu, err := l.alone(m, func(sh *shape) int64 { return sh.npuNS(m) + l.base.syncNS })
 	if err != nil {
 		return err
 	}
-	if both, err = tensor(m, &coarse); err != nil {
+	both, err := l.tensor(m, &l.coarse)
+	if err != nil {
 		return err
 	}
 	avg := hetero("r_prefill_tensor_over_layer").at("values", "average").num()
 	rows.noted(Modelled, "prefill-256/tensor-over-layer-percent", avg, 100*(float64(npu)/float64(both)-1),
-		"prefill_256/tensor_over_layer_percent", note)
+		"prefill_256/tensor_over_layer_percent", l.note)
 	with := hetero("r_fast_sync_prefill_256").at("values")
-	rows.add(Modelled, "prefill-256/tokens-per-s", with.at("with").num(), m*1e9/float64(both), "%s, sec. 5.5", note)
-	slow := coarse
+	rows.add(Modelled, "prefill-256/tokens-per-s", with.at("with").num(), m*1e9/float64(both), "%s, sec. 5.5", l.note)
+	slow := l.coarse
 	slow.syncNS = us(hetero("hw_sync_clfinish").at("values", "clFinish_fixed").num())
-	waits, err := tensor(m, &slow)
+	waits, err := l.tensor(m, &slow)
 	if err != nil {
 		return err
 	}
 	rows.noted(Modelled, "prefill-256/tokens-per-s-clfinish", with.at("without").num(), m*1e9/float64(waits),
-		"prefill_256/tokens_per_s_clfinish", note, float64(slow.syncNS)/1000)
+		"prefill_256/tokens_per_s_clfinish", l.note, float64(slow.syncNS)/1000)
 	rows.add(Modelled, "prefill-256/npu-over-gpu-only", nil, func() float64 {
-		g, _ := alone(m, func(sh *shape) int64 { return sh.gpuNS(m) })
+		g, _ := l.alone(m, func(sh *shape) int64 { return sh.gpuNS(m) })
 		return float64(g) / float64(npu)
-	}(), "layer-level mapping over the GPU alone, %s", note)
-	// 525 tokens (sec. 5.3.2), where nothing is printed for Table 3's weights.
+	}(), "layer-level mapping over the GPU alone, %s", l.note)
+	return nil
+}
+
+// long compares 525 tokens (sec. 5.3.2), for which nothing is printed for Table 3's weights.
+func (l *mappedLayer) long(rows *sheet) error {
 	const long = 525
-	longer := coarse
+	longer := l.coarse
 	longer.standard = []int{128, 256, 512, 1024}
-	if both, err = tensor(long, &longer); err != nil {
-		return err
-	}
-	padded, err := alone(long, func(sh *shape) int64 { return sh.npuNS(1024) + base.syncNS })
+	both, err := l.tensor(long, &longer)
 	if err != nil {
 		return err
 	}
-	piped, err := alone(long, func(sh *shape) int64 { return sh.npuNS(512) + sh.npuNS(128) + 2*base.syncNS })
+	padded, err := l.alone(long, func(sh *shape) int64 { return sh.npuNS(1024) + l.base.syncNS })
+	if err != nil {
+		return err
+	}
+	piped, err := l.alone(long, func(sh *shape) int64 { return sh.npuNS(512) + sh.npuNS(128) + 2*l.base.syncNS })
 	if err != nil {
 		return err
 	}
 	dyn := hetero("r_dynamic_525").at("values")
-	far := note + "; graphs of 128, 256, 512, 1024 tokens; beyond 256 tokens latencies are extrapolated"
+	far := l.note + "; graphs of 128, 256, 512, 1024 tokens; beyond 256 tokens latencies are extrapolated"
 	rows.add(Modelled, "prefill-525/over-padding", dyn.at("Padding").num(), float64(padded)/float64(both),
 		"%s; padded to 1024, sec. 5.3.2", far)
 	rows.add(Modelled, "prefill-525/over-npu-pipe", dyn.at("NPU-pipe").num(), float64(piped)/float64(both),

@@ -35,7 +35,8 @@ func TestHeteroInferByHand(t *testing.T) {
 		switch p.m {
 		case 1:
 			for _, proc := range []string{"gpu", "npu"} {
-				pairs["bandwidth/"+p.name+"/"+proc+"-gbps"] = hetero("dc_t3_decode_bandwidth").at("transcriber_computed", proc+"_gbps", key)
+				pairs["bandwidth/"+p.name+"/"+proc+
+					"-gbps"] = hetero("dc_t3_decode_bandwidth").at("transcriber_computed", proc+"_gbps", key)
 			}
 		default:
 			pairs["achieved/"+p.name+"/gpu-tflops"] = hetero("dc_gpu_linear").at("transcriber_computed", key+"_tflops")
@@ -56,12 +57,15 @@ func TestHeteroInferByHand(t *testing.T) {
 	pairs["ranges/attn_proj-193-255/npu-at-255/line"] = ext.at("row5_npu_linear_us", "at_255")
 	pairs["ranges/attn_proj-257-272/gpu-at-272/line"] = ext.at("row7_gpu_linear_us", "at_272")
 	pairs["ranges/ffn_down-257-384/npu-at-384/proportional"] = ext.at("row9_scaled_by_1p5_us", "npu")
-	for _, x := range []string{"Llama-8B:Llama-8B_8.03e9", "Llama-3B:Llama-3B_3.21e9", "InternLM-1.8B:InternLM_1.89e9"} {
+	for _, x := range []string{"Llama-8B:Llama-8B_8.03e9", "Llama-3B:Llama-3B_3.21e9",
+		"InternLM-1.8B:InternLM_1.89e9"} {
 		name, key, _ := strings.Cut(x, ":")
-		pairs["bandwidth/decode-"+name+"/gbps"] = hetero("dc_decode_bandwidth_ceiling").at("transcriber_computed", "with_nominal_params_gbps", key)
+		pairs["bandwidth/decode-"+name+"/gbps"] = hetero("dc_decode_bandwidth_ceiling").at("transcriber_computed",
+			"with_nominal_params_gbps", key)
 	}
 	pairs["bandwidth/gain-of-both"] = hetero("dc_bandwidth_fraction").at("transcriber_computed", "gain")
-	pairs["gains/online-prepare-135/total-ms"] = hetero("dc_online_prepare_total").at("transcriber_computed", "total_ms")
+	pairs["gains/online-prepare-135/total-ms"] = hetero("dc_online_prepare_total").at("transcriber_computed",
+		"total_ms")
 	pairs["gains/ablation/product"] = hetero("dc_ablation_product").at("transcriber_computed", "product_of_four")
 	pairs["gains/ablation/over-gpu"] = hetero("dc_ablation_product").at("transcriber_computed", "relative_to_gpu")
 	pairs["gains/over-llmnpu"] = hetero("dc_llmnpu_ratio").at("transcriber_computed", "ratio")
@@ -93,7 +97,8 @@ func TestTable3Intervals(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for ns, want := range map[int64]bool{low: found, high: found, low - 1: false, high + 1: false, (low + high) / 2: found} {
+			for ns, want := range map[int64]bool{low: found, high: found, low - 1: false, high + 1: false,
+				(low + high) / 2: found} {
 				if ns < 0 || ns > mostNS {
 					continue
 				}
@@ -112,8 +117,10 @@ func TestTable3Decision(t *testing.T) {
 		r := &rows[rapid.IntRange(0, len(rows)-1).Draw(t, "row")]
 		tokens := rapid.IntRange(1, 512).Draw(t, "tokens")
 		a := &assumptions{
-			syncNS: rapid.Int64Range(0, 1_000_000).Draw(t, "sync"), splitNS: rapid.Int64Range(0, 1_000_000).Draw(t, "split"),
-			standard: rapid.SampledFrom(standardSets()).Draw(t, "set").lengths, anyCut: rapid.Bool().Draw(t, "any cut"), pipe: rapid.Bool().Draw(t, "pipe"),
+			syncNS:   rapid.Int64Range(0, 1_000_000).Draw(t, "sync"),
+			splitNS:  rapid.Int64Range(0, 1_000_000).Draw(t, "split"),
+			standard: rapid.SampledFrom(standardSets()).Draw(t, "set").lengths, anyCut: rapid.Bool().Draw(t, "any cut"),
+			pipe:   rapid.Bool().Draw(t, "pipe"),
 			shares: uniform(rapid.IntRange(2, 20).Draw(t, "grid")),
 		}
 		d, err := r.shape.decide(t.Context(), tokens, false, a)

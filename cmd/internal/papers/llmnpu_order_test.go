@@ -91,7 +91,8 @@ func TestChunkOrders(t *testing.T) {
 	})
 }
 
-// What starts is never of a smaller C than what could have started on the same processor instead, and nothing that could start waits.
+// What starts is never of a smaller C than what could have started on the same processor instead, and nothing that
+// could start waits.
 func TestEq5IsTheRule(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		g := drawChunks(t, 4, 5, 1)
@@ -132,11 +133,13 @@ func TestEq5IsTheRule(t *testing.T) {
 					busy := false
 					for k := range g {
 						for m := range g[k] {
-							busy = busy || g[k][m].proc == g[i][j].proc && o.start[k][m] < at && o.start[k][m]+g[k][m].ns >= at
+							busy = busy || g[k][m].proc == g[i][j].proc && o.start[k][m] < at && o.start[k][m]+
+								g[k][m].ns >= at
 						}
 					}
 					if !busy {
-						t.Fatalf("%+v: subgraph %d of chunk %d could start at %d ns and starts at %d ns on a processor that waits", g, j, i, ready, at)
+						t.Fatalf("%+v: subgraph %d of chunk %d could start at %d ns and starts at %d ns on a "+
+							"processor that waits", g, j, i, ready, at)
 					}
 				}
 				for k := range g {
@@ -144,8 +147,10 @@ func TestEq5IsTheRule(t *testing.T) {
 						if (k == i && m == j) || g[k][m].proc != g[i][j].proc || o.start[k][m] < at {
 							continue
 						}
-						if ready, ok := g.ready(&o, k, m); ok && ready <= at && o.start[k][m] > at && c(at, k, m) > c(at, i, j) {
-							t.Fatalf("%+v: at %d ns subgraph %d of chunk %d starts with C %d, and %d of chunk %d has %d", g, at, j, i, c(at, i, j), m, k, c(at, k, m))
+						if ready, ok := g.ready(&o, k, m); ok && ready <= at && o.start[k][m] > at &&
+							c(at, k, m) > c(at, i, j) {
+							t.Fatalf("%+v: at %d ns subgraph %d of chunk %d starts with C %d, and %d of chunk %d "+
+								"has %d", g, at, j, i, c(at, i, j), m, k, c(at, k, m))
 						}
 					}
 				}

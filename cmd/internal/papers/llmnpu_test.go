@@ -9,7 +9,8 @@ import (
 
 func TestLLMNPUByHand(t *testing.T) {
 	pairs := map[string]Value{}
-	ratios, tops, cut := npuFact("dc_t3_ratios").at("transcriber_computed"), npuFact("dc_t3_tops").at("transcriber_computed", "tops"), npuFact("dc_t3_partition").at("transcriber_computed")
+	ratios, tops, cut := npuFact("dc_t3_ratios").at("transcriber_computed"),
+		npuFact("dc_t3_tops").at("transcriber_computed", "tops"), npuFact("dc_t3_partition").at("transcriber_computed")
 	for i, r := range npuFact("table3").at("values").list() {
 		name := fmt.Sprintf("table3/%vx%vx%v/", r.at("a", 0).num(), r.at("a", 1).num(), r.at("b", 1).num())
 		pairs[name+"cpu_int8-over-npu-int8"] = ratios.at("cpu", i)
@@ -20,26 +21,32 @@ func TestLLMNPUByHand(t *testing.T) {
 	}
 	pairs["table3/npu-fp16-over-cpu-int8-most"] = npuFact("dc_t3_npu_fp16_slowest").at("transcriber_computed", "max")
 	share := npuFact("dc_graph_sharing_memory").at("transcriber_computed")
-	pairs["sharing/chunks"], pairs["sharing/before-gb"], pairs["sharing/after-gb"] = share.at("chunks"), share.at("before_gb"), share.at("after_gb")
+	pairs["sharing/chunks"], pairs["sharing/before-gb"], pairs["sharing/after-gb"] = share.at("chunks"),
+		share.at("before_gb"), share.at("after_gb")
 	counts := npuFact("dc_chunk_count_padding").at("transcriber_computed")
-	perChunk, speed := npuFact("dc_chunk_time_consistency").at("transcriber_computed", "Qwen_s_per_chunk"), npuFact("dc_prefill_1000").at("transcriber_computed")
+	perChunk, speed := npuFact("dc_chunk_time_consistency").at("transcriber_computed", "Qwen_s_per_chunk"),
+		npuFact("dc_prefill_1000").at("transcriber_computed")
 	means := npuFact("dc_t5_geomeans").at("transcriber_computed")
 	for i, d := range npuFact("table5").at("values").list() {
 		name := datasetName(d)
 		key := []string{"2wiki", "TriviaQA", "DroidTask_block1", "DroidTask_block2", "PersonaChat"}[i]
-		pairs["chunks/"+name+"/chunks-shortest"], pairs["chunks/"+name+"/chunks-longest"] = counts.at(key, 0), counts.at(key, 1)
+		pairs["chunks/"+name+"/chunks-shortest"], pairs["chunks/"+name+"/chunks-longest"] = counts.at(key, 0),
+			counts.at(key, 1)
 		if perChunk.has(key) {
-			pairs["chunks/"+name+"/s-per-chunk-longest"], pairs["chunks/"+name+"/s-per-chunk-shortest"] = perChunk.at(key, 0), perChunk.at(key, 1)
+			pairs["chunks/"+name+"/s-per-chunk-longest"], pairs["chunks/"+name+
+				"/s-per-chunk-shortest"] = perChunk.at(key, 0), perChunk.at(key, 1)
 		}
 		if speed.has(key) {
-			pairs["chunks/"+name+"/tokens-per-s-shortest"], pairs["chunks/"+name+"/tokens-per-s-longest"] = speed.at(key, 0), speed.at(key, 1)
+			pairs["chunks/"+name+"/tokens-per-s-shortest"], pairs["chunks/"+name+
+				"/tokens-per-s-longest"] = speed.at(key, 0), speed.at(key, 1)
 		}
 		for _, e := range npuEngines {
 			pairs["table5/"+name+"/geomean-"+e] = means.at(key, e)
 		}
 	}
 	pairs["eq5/serial-ms"] = npuFact("dc_eq5_bubble").at("transcriber_computed", "serial_ms")
-	pairs["outliers/density/channels-most"] = npuFact("dc_outlier_density").at("transcriber_computed", "implied_channels")
+	pairs["outliers/density/channels-most"] = npuFact("dc_outlier_density").at("transcriber_computed",
+		"implied_channels")
 	for _, name := range npuFact("dc_smoothquant_crosscheck").at("transcriber_computed").keys() {
 		pairs["table6/smoothquant-drop/"+name] = npuFact("dc_smoothquant_crosscheck").at("transcriber_computed", name)
 	}
@@ -68,7 +75,8 @@ func TestPickIsTheLeast(t *testing.T) {
 	for i := range 4 {
 		ns := []int64{40, 40, 40, 40}
 		ns[i] = 39
-		got, least, err := pick(t.Context(), "x", []string{"a", "b", "c", "d"}, ns, [][]int{{0}, {1}, {2}, {3}}, []string{"a", "b", "c", "d"})
+		got, least, err := pick(t.Context(), "x", []string{"a", "b", "c", "d"}, ns, [][]int{{0}, {1}, {2}, {3}},
+			[]string{"a", "b", "c", "d"})
 		if err != nil || got != string(rune('a'+i)) || least != 39 {
 			t.Errorf("chose %q at %d ns, %v", got, least, err)
 		}
@@ -77,7 +85,8 @@ func TestPickIsTheLeast(t *testing.T) {
 
 // Eq. 1 with what was cut off as the CPU's part is exact, and as printed it is not.
 func TestEq1(t *testing.T) {
-	for _, c := range []struct{ x, npu, printed float64 }{{5, 5, 0}, {-5, -5, -128}, {200, 128, 128}, {256, 128, 256}, {-300, -127, -384}} {
+	for _, c := range []struct{ x, npu, printed float64 }{{5, 5, 0}, {-5, -5, -128}, {200, 128, 128}, {256, 128, 256},
+		{-300, -127, -384}} {
 		npu, printed := eq1(c.x, -127, 128)
 		if npu != c.npu || printed != c.printed || math.Abs(npu+(c.x-npu)-c.x) > 0 {
 			t.Errorf("x/s = %v: %v on the NPU and %v, want %v and %v", c.x, npu, printed, c.npu, c.printed)

@@ -23,7 +23,10 @@ func TestPaperRulesAgainstAll(t *testing.T) {
 				rt.Fatalf("load %v got tier %d of %v", load, got, capacities)
 			}
 		}
-		norms := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) float64 { return float64(rapid.IntRange(0, 5).Draw(t, "norm")) }), 1, 9).Draw(rt, "norms")
+		norms := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) float64 {
+			return float64(rapid.IntRange(0, 5).Draw(t,
+				"norm"))
+		}), 1, 9).Draw(rt, "norms")
 		capacity := rapid.IntRange(0, 10).Draw(rt, "capacity")
 		kept, dropped := problem.PruneOverflow(norms, capacity)
 		if len(kept) != min(capacity, len(norms)) || len(kept)+len(dropped) != len(norms) {

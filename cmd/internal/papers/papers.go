@@ -1,5 +1,6 @@
 // Package papers knows what five papers print, and recomputes of it what can be recomputed: each item gives the
-// paper's value beside ours. What of the papers executes is in docs/papers.md. A disagreement is shown, never tuned away.
+// paper's value beside ours. What of the papers executes is in docs/papers.md. A disagreement is shown, never tuned
+// away.
 package papers
 
 import (

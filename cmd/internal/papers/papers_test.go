@@ -96,7 +96,8 @@ func TestItems(t *testing.T) {
 	seen := map[string]bool{}
 	for _, it := range Items() {
 		name := it.Paper + "/" + it.Name
-		if seen[name] || !slices.Contains(Papers, it.Paper) || it.Name == "" || it.Title == "" || it.Source == "" || it.Run == nil {
+		if seen[name] || !slices.Contains(Papers, it.Paper) || it.Name == "" || it.Title == "" || it.Source == "" ||
+			it.Run == nil {
 			t.Errorf("item %q is not unique or incomplete", name)
 		}
 		seen[name] = true

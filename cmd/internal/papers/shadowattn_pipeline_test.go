@@ -45,7 +45,8 @@ func TestHeadPlannersAgainstEveryOrder(t *testing.T) {
 			rt.Fatal("heads of a launch do not follow each other")
 		}
 		if launch.end != contiguous || head.end != all || greedy.end < contiguous {
-			rt.Fatalf("%+v: greedy %d, by launch %d (all orders %d), by head %d (all orders %d)", p, greedy.end, launch.end, contiguous, head.end, all)
+			rt.Fatalf("%+v: greedy %d, by launch %d (all orders %d), by head %d (all orders %d)", p, greedy.end,
+				launch.end, contiguous, head.end, all)
 		}
 		if s := p.sequential(); head.end > s {
 			rt.Fatalf("best %d takes longer than one after the other, %d", head.end, s)
@@ -115,9 +116,12 @@ func TestHeadPlannersScaleAndPermute(t *testing.T) {
 	})
 }
 
-// Read literally, line 25 returns an order that is not one of the heads, whenever the launch tried last is not selected.
+// Read literally, line 25 returns an order that is not one of the heads, whenever the launch tried last is not
+// selected.
 func TestLiteralLine25(t *testing.T) {
-	p := headPipeline{launches: []headLaunch{{npu: 1, heads: []int{0}}, {npu: 5, heads: []int{1}}}, heads: []headWork{{1, 1}, {1, 1}}}
+	p := headPipeline{
+		launches: []headLaunch{{npu: 1, heads: []int{0}}, {npu: 5, heads: []int{1}}}, heads: []headWork{{1, 1}, {1, 1}},
+	}
 	literal, meant := p.greedy(true), p.greedy(false)
 	if !slices.Equal(literal.heads, []int{1, 1}) || !slices.Equal(meant.heads, []int{0, 1}) {
 		t.Errorf("literal %v, meant %v", literal.heads, meant.heads)

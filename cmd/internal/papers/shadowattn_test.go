@@ -18,7 +18,8 @@ func TestHeadRatios(t *testing.T) {
 		for i := range ratios {
 			for j := range ratios {
 				if min(importance[i], 1e-3) <= min(importance[j], 1e-3) && ratios[i] > ratios[j] {
-					rt.Fatalf("head %d of importance %v gets %v, head %d of %v only %v", i, importance[i], ratios[i], j, importance[j], ratios[j])
+					rt.Fatalf("head %d of importance %v gets %v, head %d of %v only %v", i, importance[i], ratios[i], j,
+						importance[j], ratios[j])
 				}
 			}
 		}
@@ -55,7 +56,8 @@ func TestQuantisedError(t *testing.T) {
 
 func TestScaleGrid(t *testing.T) {
 	grid := scaleGrid(0.2, 0.4, 0.5)
-	want := [][2]float64{{0.2, 0.4}, {0.2, 0.2}, {0.2, 0.8}, {0.1, 0.4}, {0.1, 0.2}, {0.1, 0.8}, {0.4, 0.4}, {0.4, 0.2}, {0.4, 0.8}}
+	want := [][2]float64{{0.2, 0.4}, {0.2, 0.2}, {0.2, 0.8}, {0.1, 0.4}, {0.1, 0.2}, {0.1, 0.8}, {0.4, 0.4}, {0.4, 0.2},
+		{0.4, 0.8}}
 	for i := range want {
 		if math.Hypot(grid[i][0]-want[i][0], grid[i][1]-want[i][1]) > 1e-12 {
 			t.Errorf("bucket %d is %v, want %v", i, grid[i], want[i])

@@ -141,41 +141,9 @@ func ShowPredictions(ui *cli.Streams, plan *planir.Plan) {
 	if energy {
 		header = append(header, ">mJ (modelled)")
 	}
-	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
 	var rows [][]string
-	for _, pr := range plan.Predictions {
-		row := []string{pr.Program, ms(pr.PlanNS), ms(pr.LowNS) + ".." + ms(pr.HighNS)}
-		best := int64(0)
-		for _, name := range procs {
-			at := slices.IndexFunc(pr.Singles, func(x planir.SingleTime) bool { return x.Proc == name })
-			if at < 0 {
-				row = append(row, "-")
-				continue
-			}
-			ns := pr.Singles[at].NS
-			row = append(row, ms(ns))
-			if best == 0 || ns < best {
-				best = ns
-			}
-		}
-		gain := "-"
-		if best > 0 {
-			gain = fmt.Sprintf("%.2f", float64(best)/float64(pr.PlanNS))
-		}
-		row = append(row, gain)
-		if i := slices.IndexFunc(plan.Program.Programs,
-			func(ph planir.Phase) bool { return ph.Name == pr.Program }); i >= 0 {
-			row = append(row, fmt.Sprintf("%.1f",
-				float64(plan.Program.Programs[i].Rows)*1e9/float64(max(1, pr.PlanNS))))
-		}
-		if energy {
-			mj := "-"
-			if pr.EnergyUJ > 0 {
-				mj = fmt.Sprintf("%.3f", float64(pr.EnergyUJ)/1e3)
-			}
-			row = append(row, mj)
-		}
-		rows = append(rows, row)
+	for i := range plan.Predictions {
+		rows = append(rows, predictionRow(plan, &plan.Predictions[i], procs, energy))
 	}
 	what := "predicted"
 	if times := plan.SoC.Times(); times != "" {
@@ -183,6 +151,44 @@ func ShowPredictions(ui *cli.Streams, plan *planir.Plan) {
 	}
 	ui.Printf("%s:\n", what)
 	ui.Table(header, rows)
+}
+
+// predictionRow is a program's line: its time and interval, those of processors alone, gain, rate, and energy where
+// any is known.
+func predictionRow(plan *planir.Plan, pr *planir.Prediction, procs []string, energy bool) []string {
+	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
+	row := []string{pr.Program, ms(pr.PlanNS), ms(pr.LowNS) + ".." + ms(pr.HighNS)}
+	best := int64(0)
+	for _, name := range procs {
+		at := slices.IndexFunc(pr.Singles, func(x planir.SingleTime) bool { return x.Proc == name })
+		if at < 0 {
+			row = append(row, "-")
+			continue
+		}
+		ns := pr.Singles[at].NS
+		row = append(row, ms(ns))
+		if best == 0 || ns < best {
+			best = ns
+		}
+	}
+	gain := "-"
+	if best > 0 {
+		gain = fmt.Sprintf("%.2f", float64(best)/float64(pr.PlanNS))
+	}
+	row = append(row, gain)
+	if i := slices.IndexFunc(plan.Program.Programs,
+		func(ph planir.Phase) bool { return ph.Name == pr.Program }); i >= 0 {
+		row = append(row, fmt.Sprintf("%.1f",
+			float64(plan.Program.Programs[i].Rows)*1e9/float64(max(1, pr.PlanNS))))
+	}
+	if energy {
+		mj := "-"
+		if pr.EnergyUJ > 0 {
+			mj = fmt.Sprintf("%.3f", float64(pr.EnergyUJ)/1e3)
+		}
+		row = append(row, mj)
+	}
+	return row
 }
 
 // ShowTarget tells that a plan is for the device of its SoC.

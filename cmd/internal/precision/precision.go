@@ -97,6 +97,21 @@ func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool)
 	}
 	ui.Printf("%s against float32: %d windows of %d tokens\n", what, len(text.Windows), size)
 	planview.ShowStatic(ui, measured)
+	if err := showPhases(ui, phases); err != nil {
+		return err
+	}
+	if err := ui.Result(map[string]any{"of": what, "model": ref.Digest, "text_sha256": text.SHA256,
+		"window_tokens": size, "phases": phases}); err != nil {
+		return err
+	}
+	if !limited {
+		return nil
+	}
+	return o.judge(what, phases)
+}
+
+// showPhases computes the result of each phase, and prints them.
+func showPhases(ui *cli.Streams, phases []*phase) (err error) {
 	var rows [][]string
 	for _, ph := range phases {
 		if ph.Result, err = ph.tally.Result(); err != nil {
@@ -109,12 +124,13 @@ func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool)
 			spread(result.PerplexityRatio, 1, "%.4f")})
 	}
 	ui.Table([]string{"phase", ">mean KL", ">same top token", ">perplexity", ">of float32", ">ratio"}, rows)
-	if err := ui.Result(map[string]any{"of": what, "model": ref.Digest, "text_sha256": text.SHA256,
-		"window_tokens": size, "phases": phases}); err != nil {
-		return err
-	}
+	return nil
+}
+
+// judge refuses a phase whose mean divergence is above --max-kl, or no number.
+func (o *QualityOptions) judge(what string, phases []*phase) error {
 	for _, ph := range phases {
-		if limited && !(ph.KL.Mean <= o.MaxKL) {
+		if !(ph.KL.Mean <= o.MaxKL) {
 			return diag.New(diag.ClassRun, "%s: mean KL of %s is %.6f, want at most %v", what, ph.Phase, ph.KL.Mean,
 				o.MaxKL).
 				WithCode("quality.kl").WithHint("permit only more precise schemes in the workload and solve again")

@@ -97,8 +97,17 @@ func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *execut
 	}
 	out.Lanes = lanes(out.Steps)
 	out.Account = account(out.Steps)
+	o.showTimes(ui, &out)
+	if o.steps {
+		printSteps(ui, out.Steps)
+	}
+	return ui.Result(out)
+}
+
+// showTimes prints rates, batches, and what lanes and operators took.
+func (o *options) showTimes(ui *cli.Streams, out *timing) {
 	note := ""
-	if times.Virtual {
+	if out.Simulated {
 		note = " (simulated)"
 	}
 	if len(out.Emulated) > 0 {
@@ -108,15 +117,15 @@ func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *execut
 	if o.gen > 0 {
 		ui.Printf("decode: %.3f ms a token, %.1f tokens/s%s\n", out.DecodeUS/1e3, out.DecodeTPS, note)
 	}
-	if len(batches) > 0 {
+	if len(out.Batches) > 0 {
 		var rows [][]string
-		for _, timing := range batches {
+		for _, timing := range out.Batches {
 			predicted := "-"
 			if timing.PredictUS > 0 {
 				predicted = fmt.Sprintf("%.3f", timing.PredictUS/1e3)
 			}
 			rows = append(rows, []string{fmt.Sprint(timing.Sequences), fmt.Sprintf("%.3f", timing.StepUS/1e3),
-				predicted, fmt.Sprintf("%.1f", timing.TPS), fmt.Sprintf("%.2f", timing.TPS/batches[0].TPS)})
+				predicted, fmt.Sprintf("%.1f", timing.TPS), fmt.Sprintf("%.2f", timing.TPS/out.Batches[0].TPS)})
 		}
 		ui.Table([]string{">decoded together", ">ms a step", ">predicted ms", ">tokens/s", ">times one"}, rows)
 	}
@@ -131,10 +140,6 @@ func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *execut
 			fmt.Sprintf("%.1f %%", 100*time.Share)})
 	}
 	ui.Table([]string{"program", "operators", ">us", ">share"}, rows)
-	if o.steps {
-		printSteps(ui, out.Steps)
-	}
-	return ui.Result(out)
 }
 
 // lanes adds up steps per program and processor, per execution of the program.

@@ -35,70 +35,94 @@ type generated struct {
 	Stats *stats              `json:"stats,omitempty"`
 }
 
+// printer streams an answer: text as the tokenizer decodes it, or token ids. Under --json it only collects the text.
+type printer struct {
+	out    *bufio.Writer
+	text   strings.Builder
+	stream *tokenizer.Stream // nil: ids are printed
+	quiet  bool
+	prompt string // repeated in front of the answer
+	first  bool   // nothing has been printed
+}
+
+// begin repeats the prompt. It waits for the first token: weights are verified on first use, and what is refused
+// prints nothing.
+func (p *printer) begin() {
+	if !p.quiet {
+		fmt.Fprint(p.out, p.prompt)
+	}
+}
+
+// emit prints a piece of text.
+func (p *printer) emit(piece string) {
+	p.text.WriteString(piece)
+	if !p.quiet {
+		_, _ = p.out.WriteString(piece)
+		_ = p.out.Flush()
+	}
+}
+
+// push prints a token.
+func (p *printer) push(id int32) {
+	switch {
+	case p.stream != nil:
+		p.emit(p.stream.Push(id))
+	case !p.quiet:
+		if !p.first {
+			fmt.Fprint(p.out, ",")
+		}
+		fmt.Fprint(p.out, id)
+		_ = p.out.Flush()
+	}
+	p.first = false
+}
+
+// end prints what the tokenizer still holds, and ends the line.
+func (p *printer) end() {
+	if p.stream != nil {
+		p.emit(p.stream.Flush())
+	}
+	if !p.quiet {
+		fmt.Fprintln(p.out)
+		_ = p.out.Flush()
+	}
+}
+
 // generate streams an answer to standard output.
 func (o *options) generate(
 	ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, prompt []int32,
 	watch *stopwatch, copied int64,
 ) error {
-	out := bufio.NewWriter(ui.Out)
-	var text strings.Builder
-	emit := func(piece string) {
-		text.WriteString(piece)
-		if !ui.JSON {
-			_, _ = out.WriteString(piece)
-			_ = out.Flush()
-		}
-	}
-	var stream *tokenizer.Stream
+	answer := &printer{out: bufio.NewWriter(ui.Out), quiet: ui.JSON, first: true}
 	if tok != nil {
-		stream = tok.Stream()
-	}
-	// The prompt is repeated when there is an answer: weights are verified on first use, and what is refused prints
-	// nothing.
-	repeat := func() {
-		if tok != nil && o.tokens == "" && !o.answers() && !ui.JSON {
-			fmt.Fprint(out, o.prompt)
+		answer.stream = tok.Stream()
+		if o.tokens == "" && !o.answers() {
+			answer.prompt = o.prompt
 		}
 	}
-	first := true
 	generation, err := machine.Generate(ctx, prompt, o.maxTokens, &o.sampler, func(id int32) bool {
-		if first {
+		if answer.first {
 			watch.split("load and verify weights", machine.LoadTime(), "prefill and first token")
-			repeat()
+			answer.begin()
 		}
-		if stream != nil {
-			emit(stream.Push(id))
-		} else if !ui.JSON {
-			if !first {
-				fmt.Fprint(out, ",")
-			}
-			fmt.Fprint(out, id)
-			_ = out.Flush()
-		}
-		first = false
+		answer.push(id)
 		return true
 	})
-	if first {
+	if answer.first {
 		if err != nil {
 			return err
 		}
-		repeat()
+		answer.begin()
 	}
-	if stream != nil {
-		emit(stream.Flush())
-	}
-	if !ui.JSON {
-		fmt.Fprintln(out)
-		_ = out.Flush()
-	}
+	answer.end()
 	if err != nil {
 		return err
 	}
 	result := generated{
-		Text: text.String(), Tokens: generation.Tokens, Prompt: prompt, PrefillUS: float64(generation.PrefillNS) / 1e3,
-		DecodeUS: median(generation.DecodeNS) / 1e3, Simulated: generation.Virtual,
-		Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(), Stopped: generation.Stopped,
-		Full: generation.Full,
+		Text: answer.text.String(), Tokens: generation.Tokens, Prompt: prompt,
+		PrefillUS: float64(generation.PrefillNS) / 1e3, DecodeUS: median(generation.DecodeNS) / 1e3,
+		Simulated: generation.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(),
+		Stopped: generation.Stopped, Full: generation.Full,
 	}
 	if o.steps {
 		result.Steps = machine.Stats()

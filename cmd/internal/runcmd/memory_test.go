@@ -15,7 +15,8 @@ func TestEnoughMemory(t *testing.T) {
 	small.Program.Cache = planir.Cache{Type: op.F32, Layers: 1, KVHeads: 1, MaxContext: 1 << 10, HeadDim: 64} // 512 KiB
 	huge := &planir.Plan{}
 	for range 100 {
-		huge.Program.Buffers = append(huge.Program.Buffers, planir.Buffer{Type: op.F32, Rows: math.MaxInt32, Cols: math.MaxInt32})
+		huge.Program.Buffers = append(huge.Program.Buffers,
+			planir.Buffer{Type: op.F32, Rows: math.MaxInt32, Cols: math.MaxInt32})
 	}
 	for _, c := range []struct {
 		plans      []*planir.Plan
@@ -33,7 +34,8 @@ func TestEnoughMemory(t *testing.T) {
 		if c.ok != (err == nil) {
 			t.Errorf("%d plans, %d bytes held, %d free: got %v", len(c.plans), c.held, c.free, err)
 		}
-		if err != nil && (diag.ClassOf(err) != diag.ClassUnavailable || len(diag.HintsOf(err)) == 0 || !strings.Contains(err.Error(), "are free")) {
+		if err != nil && (diag.ClassOf(err) != diag.ClassUnavailable || len(diag.HintsOf(err)) == 0 ||
+			!strings.Contains(err.Error(), "are free")) {
 			t.Errorf("%v: class %v, hints %q", err, diag.ClassOf(err), diag.HintsOf(err))
 		}
 	}

@@ -19,16 +19,22 @@ func TestRules(t *testing.T) {
 	}{
 		{"nothing to do", "", func(*options) {}, "got 0 of --prompt"},
 		{"two inputs", "prompt tokens", func(o *options) { o.prompt, o.tokens = "a", "1" }, "got 2 of --prompt"},
-		{"a prompt for a benchmark", "prompt", func(o *options) { o.bench, o.prompt = true, "a" }, "--bench makes its own prompt"},
-		{"a benchmark that checks", "", func(o *options) { o.bench, o.check = true, true }, "--bench cannot be combined"},
-		{"a chat without a message", "tokens", func(o *options) { o.chat, o.tokens = true, "1" }, "--chat needs --prompt"},
+		{"a prompt for a benchmark", "prompt", func(o *options) { o.bench, o.prompt = true, "a" },
+			"--bench makes its own prompt"},
+		{"a benchmark that checks", "", func(o *options) { o.bench, o.check = true, true },
+			"--bench cannot be combined"},
+		{"a chat without a message", "tokens", func(o *options) { o.chat, o.tokens = true, "1" },
+			"--chat needs --prompt"},
 		{"no file", "prompt-file", func(*options) {}, "--prompt-file, --messages"},
-		{"one file for two", "prompt", func(o *options) { o.prompt, o.trace, o.dumpLogits = "a", "x", "./x" }, "--trace and --dump-logits name one file"},
-		{"no time", "prompt", func(o *options) { o.prompt, o.deadline = "a", 0 }, "--deadline 0s: want more than nothing"},
+		{"one file for two", "prompt", func(o *options) { o.prompt, o.trace, o.dumpLogits = "a", "x", "./x" },
+			"--trace and --dump-logits name one file"},
+		{"no time", "prompt", func(o *options) { o.prompt, o.deadline = "a", 0 },
+			"--deadline 0s: want more than nothing"},
 		{"no rounds", "prompt", func(o *options) { o.prompt, o.rounds = "a", 0 }, "--rounds 0: want at least 1"},
 		{"rounds of nothing", "prompt rounds", func(o *options) { o.prompt = "a" }, "--rounds is for --bench"},
 		{"a seed of a benchmark", "seed", func(o *options) { o.bench = true }, "--seed is for generating"},
-		{"figures of a check", "prompt", func(o *options) { o.prompt, o.stats, o.check = "a", true, true }, "--stats is for generating text alone"},
+		{"figures of a check", "prompt", func(o *options) { o.prompt, o.stats, o.check = "a", true, true },
+			"--stats is for generating text alone"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			o := &options{maxTokens: 64, promptLen: 256, gen: 32, rounds: 5, deadline: time.Minute}

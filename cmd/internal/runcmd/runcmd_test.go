@@ -10,8 +10,10 @@ import (
 // Whatever a line of prompts holds, it is one prompt or a mistake of the input that says what to write.
 func FuzzPromptLine(f *testing.F) {
 	for _, s := range []string{
-		`{"id": "a", "prompt": "Hello"}`, `{"id": 7, "tokens": [1, 5, -7]}`, `{"messages": [{"role": "user", "content": "x"}]}`, `{"prompt": "a"} {}`, `{"prompt": "a", "tokens": []}`,
-		`{}`, `[]`, `{"promt": "a"}`, `{"tokens": [1e99]}`, `{"tokens": [1.5]}`, `{"id": {"x": [1]}, "prompt": "a"}`, `{"messages": "x"}`, `null`, `{"prompt": "\ud800"}`, "{", "\x00",
+		`{"id": "a", "prompt": "Hello"}`, `{"id": 7, "tokens": [1, 5, -7]}`,
+		`{"messages": [{"role": "user", "content": "x"}]}`, `{"prompt": "a"} {}`, `{"prompt": "a", "tokens": []}`,
+		`{}`, `[]`, `{"promt": "a"}`, `{"tokens": [1e99]}`, `{"tokens": [1.5]}`, `{"id": {"x": [1]}, "prompt": "a"}`,
+		`{"messages": "x"}`, `null`, `{"prompt": "\ud800"}`, "{", "\x00",
 	} {
 		f.Add(s)
 	}
@@ -24,7 +26,8 @@ func FuzzPromptLine(f *testing.F) {
 			return
 		}
 		j, err := (&options{}).job(t.Context(), nil, &l, 3)
-		if err != nil && diag.ClassOf(err) != diag.ClassInput || err == nil && (l.Tokens == nil || len(j.ids) != len(l.Tokens)) {
+		if err != nil && diag.ClassOf(err) != diag.ClassInput || err == nil &&
+			(l.Tokens == nil || len(j.ids) != len(l.Tokens)) {
 			t.Errorf("%q: %+v, %v", text, j, err)
 		}
 	})

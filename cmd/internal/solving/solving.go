@@ -70,16 +70,8 @@ func (in *Inputs) Open(cmd *cobra.Command) (*solver.Input, error) {
 		return nil, err
 	}
 	if in.facts != "" {
-		if in.Target == "" {
-			return nil, diag.New(diag.ClassUsage,
-				"%s: --facts is what the compiler of a target said, and --target is missing", cmd.CommandPath())
-		}
-		if facts, err = record.Open(in.facts); err != nil {
+		if facts, err = in.readFacts(cmd); err != nil {
 			return nil, err
-		}
-		if len(facts.Facts()) == 0 {
-			return nil, diag.New(diag.ClassInput, "record %q has no compiler facts", in.facts).
-				WithHint("hetc profile --compiler-only --target %s makes them", in.Target)
 		}
 	}
 	workload, err := measure.ReadWorkload(in.Workload)
@@ -101,6 +93,20 @@ func (in *Inputs) Open(cmd *cobra.Command) (*solver.Input, error) {
 		}
 	}
 	return out, nil
+}
+
+// readFacts reads --facts: what the compiler of the target said.
+func (in *Inputs) readFacts(cmd *cobra.Command) (*record.Set, error) {
+	if in.Target == "" {
+		return nil, diag.New(diag.ClassUsage,
+			"%s: --facts is what the compiler of a target said, and --target is missing", cmd.CommandPath())
+	}
+	facts, err := record.Open(in.facts)
+	if err == nil && len(facts.Facts()) == 0 {
+		err = diag.New(diag.ClassInput, "record %q has no compiler facts", in.facts).
+			WithHint("hetc profile --compiler-only --target %s makes them", in.Target)
+	}
+	return facts, err
 }
 
 // SoCOrTarget is the SoC that one of --soc and --target names.
