@@ -606,66 +606,76 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 			add(move.name, nil, rangeText(low, high, found), move.note+
 				"; looked for from 0 to 1 s, ends by bisection to 1 ns")
 		}
-		var denominators []int
-		finest := row.shape.rows / row.shape.stage
-		for denominator := 2; denominator <= finest; denominator++ {
-			if denominator > mostDenominator && denominator != finest {
-				continue
-			}
-			assumed := *base
-			assumed.shares = uniform(denominator)
-			ok, err := row.holds(ctx, &assumed, true)
-			if err != nil {
-				return err
-			}
-			if ok {
-				denominators = append(denominators, denominator)
-			}
-		}
-		add("holds-grid", nil, ranges(denominators),
-			fmt.Sprintf("n for which strategy and ratio come out as printed when ratios are multiples of 1/n; 2..%d "+
-				"and every stage (rows / %d) are tried", mostDenominator, stageRows()))
-		var sets []string
-		for _, set := range standardSets() {
-			assumed := onGrid
-			assumed.standard = set.lengths
-			ok, err := row.holds(ctx, &assumed, true)
-			if err != nil {
-				return err
-			}
-			if ok {
-				sets = append(sets, set.name)
-			}
-		}
-		if len(sets) == len(standardSets()) {
-			sets = []string{"all"}
-		}
-		add("holds-lengths", nil, orNowhere(strings.Join(sets, "; ")), "sets of standard lengths up to 512 (named: "+
-			joinInts(standardSets()[0].lengths)+
-			") for which strategy and ratio come out as printed, on the smallest grid")
-		for _, variant := range []struct {
-			name string
-			set  func(a *assumptions)
-			note string
-		}{
-			{"holds-any-cut", func(a *assumptions) { a.anyCut = true },
-				"whether it comes out as printed on the smallest grid when the GPU may take more of the tokens than " +
-					"what no standard length fits into (sec. 4.2.2 takes as little as possible)"},
-			{"holds-pipe", func(a *assumptions) { a.pipe = true },
-				"whether it comes out as printed on the smallest grid when NPU-pipe is a choice as well (a baseline " +
-					"in sec. 5.3.2, not a term of the objective): two printed runs of 128 tokens take less than one " +
-					"of 256"},
-		} {
-			assumed := onGrid
-			variant.set(&assumed)
-			ok, err := row.holds(ctx, &assumed, true)
-			if err != nil {
-				return err
-			}
-			add(variant.name, nil, map[bool]string{true: "holds", false: "does not hold"}[ok], variant.note)
+		if err := table3Choices(ctx, row, base, &onGrid, add); err != nil {
+			return err
 		}
 	}
 	return table3Together(ctx, out, rows, base, &onGrid, limits)
+}
+
+// table3Choices says for which grids, standard lengths and rules a row comes out as printed.
+func table3Choices(
+	ctx context.Context, row *table3Row, base, onGrid *assumptions, add func(name string, paper, ours any, note string),
+) error {
+	var denominators []int
+	finest := row.shape.rows / row.shape.stage
+	for denominator := 2; denominator <= finest; denominator++ {
+		if denominator > mostDenominator && denominator != finest {
+			continue
+		}
+		assumed := *base
+		assumed.shares = uniform(denominator)
+		ok, err := row.holds(ctx, &assumed, true)
+		if err != nil {
+			return err
+		}
+		if ok {
+			denominators = append(denominators, denominator)
+		}
+	}
+	add("holds-grid", nil, ranges(denominators),
+		fmt.Sprintf("n for which strategy and ratio come out as printed when ratios are multiples of 1/n; 2..%d "+
+			"and every stage (rows / %d) are tried", mostDenominator, stageRows()))
+	var sets []string
+	for _, set := range standardSets() {
+		assumed := *onGrid
+		assumed.standard = set.lengths
+		ok, err := row.holds(ctx, &assumed, true)
+		if err != nil {
+			return err
+		}
+		if ok {
+			sets = append(sets, set.name)
+		}
+	}
+	if len(sets) == len(standardSets()) {
+		sets = []string{"all"}
+	}
+	add("holds-lengths", nil, orNowhere(strings.Join(sets, "; ")), "sets of standard lengths up to 512 (named: "+
+		joinInts(standardSets()[0].lengths)+
+		") for which strategy and ratio come out as printed, on the smallest grid")
+	for _, variant := range []struct {
+		name string
+		set  func(a *assumptions)
+		note string
+	}{
+		{"holds-any-cut", func(a *assumptions) { a.anyCut = true },
+			"whether it comes out as printed on the smallest grid when the GPU may take more of the tokens than " +
+				"what no standard length fits into (sec. 4.2.2 takes as little as possible)"},
+		{"holds-pipe", func(a *assumptions) { a.pipe = true },
+			"whether it comes out as printed on the smallest grid when NPU-pipe is a choice as well (a baseline " +
+				"in sec. 5.3.2, not a term of the objective): two printed runs of 128 tokens take less than one " +
+				"of 256"},
+	} {
+		assumed := *onGrid
+		variant.set(&assumed)
+		ok, err := row.holds(ctx, &assumed, true)
+		if err != nil {
+			return err
+		}
+		add(variant.name, nil, map[bool]string{true: "holds", false: "does not hold"}[ok], variant.note)
+	}
+	return nil
 }
 
 // mostDenominator bounds the uniform grids that are tried.

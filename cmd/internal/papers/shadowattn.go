@@ -181,8 +181,12 @@ func shadowOrder(rows *sheet) error {
 	}
 	rows.noted(Modelled, "fig9/algorithm1_ms", "as reordered", float64(together.greedy(false).end)/1000,
 		"fig9/algorithm1_ms")
+	shadowSmallLayers(rows)
+	return shadowWideLayers(rows)
+}
 
-	// Small layers against every order.
+// shadowSmallLayers compares Algorithm 1 with every order of small drawn layers.
+func shadowSmallLayers(rows *sheet) {
 	random := rand.New(rand.NewPCG(34, 9))
 	const small = 1000
 	var gaps []float64
@@ -217,8 +221,11 @@ func shadowOrder(rows *sheet) error {
 	rows.noted(Modelled, "small/interleaved_better_percent", nil, 100*float64(interleaved)/small,
 		"small/interleaved_better_percent")
 	rows.noted(Exact, "small/planners_percent", nil, 100*float64(equal)/small, "small/planners_percent")
+}
 
-	// Layers of 12 heads (Qwen2-1.5B); of some of them every order is covered.
+// shadowWideLayers compares Algorithm 1 with the best order of launches in layers of 12 heads (Qwen2-1.5B); of some
+// of them every order is covered.
+func shadowWideLayers(rows *sheet) error {
 	const heads, layers, covered = 12, 200, 20
 	runs, literals, all, widest := 0, 0, 0, 0
 	for i, regime := range []shadowRegime{
