@@ -22,6 +22,7 @@ const (
 	A16SQ8C   Scheme = "a16s/q8c"
 	A16SQ4C   Scheme = "a16s/q4c"
 	A16FW16   Scheme = "a16f/w16"
+	A16FQ8C   Scheme = "a16f/q8c"
 	A16FQ4B32 Scheme = "a16f/q4b32"
 )
 
@@ -46,6 +47,7 @@ var schemeTable = []schemeRow{
 	{scheme: A16SQ8C, drivers: []string{"host", "qnn"}},
 	{scheme: A16SQ4C, drivers: []string{"host", "qnn"}},
 	{scheme: A16FW16, drivers: []string{"host", "qnn"}},
+	{scheme: A16FQ8C, drivers: []string{"host", "qnn"}}, // the W8A16 of Agent.xpu
 	{scheme: A16FQ4B32, drivers: []string{"host", "qnn"}},
 }
 

@@ -1,6 +1,7 @@
 package qnn
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -416,8 +417,12 @@ func (t *translator) matMul(node *op.Node, in []string, weights []int) error {
 		return t.eightBit(p, in)
 	case op.A16FW16:
 		return t.halfPrecision(p, in[0])
+	case op.A16FQ8C:
+		p.matrix = p.matrix.inBlocks()
+		t.blocks(p, in[0], 8)
+		return nil
 	case op.A16FQ4B32:
-		t.blocks(p, in[0])
+		t.blocks(p, in[0], 4)
 		return nil
 	}
 	panic("BUG: no translation of " + string(p.Scheme))
@@ -493,14 +498,18 @@ func (t *translator) halfPrecision(p *product, in string) error {
 	return nil
 }
 
-// blocks writes a product with 4-bit blocks. The NPU takes the operator with three dimensions only.
-func (t *translator) blocks(p *product, in string) {
-	cols, blocks := int64(p.matrix.n), int64((p.matrix.k+31)/32)
+// blockRows is how many values of a column share a scale in the NPU's product of blocks.
+const blockRows = 32
+
+// blocks writes a product in half precision with weights whose columns fall into blocks of codes with a scale each.
+// The NPU keeps the codes as they are, and takes the operator with three dimensions only.
+func (t *translator) blocks(p *product, in string, bits int64) {
+	cols, blocks := int64(p.matrix.n), int64((p.matrix.k+blockRows-1)/blockRows)
 	rows := t.Reshape("batch", in, 1, int64(p.M), int64(p.K))
-	values := t.weight(p.name, onnx.Uint8, p.matrix.values, cols, blocks, 16)
+	values := t.weight(p.name, onnx.Uint8, p.matrix.values, cols, blocks, blockRows*bits/8)
 	scales := t.weight(p.name+".scale", onnx.Float32, bytesOf(p.matrix.scales), cols, blocks)
 	result := t.Do("", onnx.Contrib, "MatMulNBits", list(rows, values, scales), onnx.Int("K", int64(p.matrix.k)),
-		onnx.Int("N", cols), onnx.Int("bits", 4), onnx.Int("block_size", 32))
+		onnx.Int("N", cols), onnx.Int("bits", bits), onnx.Int("block_size", blockRows))
 	product := t.Out[0]
 	if p.Bias {
 		product = t.Name("product:")
@@ -509,6 +518,22 @@ func (t *translator) blocks(p *product, in string) {
 	if p.Bias {
 		t.addBias(p, product)
 	}
+}
+
+// inBlocks is a matrix of 8-bit codes [K,N] with a scale for each column, as blocks [N,blocks,32] of codes around 128
+// that repeat the scale of their column.
+func (m matrix) inBlocks() matrix {
+	count := (m.k + blockRows - 1) / blockRows
+	out := matrix{k: m.k, n: m.n, values: bytes.Repeat([]byte{128}, m.n*count*blockRows)}
+	for col, scale := range m.scales {
+		for range count {
+			out.scales = append(out.scales, scale)
+		}
+		for row := range m.k {
+			out.values[col*count*blockRows+row] = m.values[row*m.n+col] + 128
+		}
+	}
+	return out
 }
 
 // biasRow is the bias of a product in the order of its columns.
