@@ -73,109 +73,138 @@ func MemoryOf(p *Plan) Memory {
 
 // memoryOf counts the programs of the names given, and a tokenizer.
 func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
-	pr := &p.Program
 	var m Memory
-	layers := map[string]int64{}
-	for i := range pr.Weights {
-		layers[pr.Weights[i].Name] = int64(max(1, pr.Weights[i].LayerCount()))
+	used := usageOf(p, programs)
+	m.countWeights(p, used)
+	m.Cache = p.Program.Cache.Bytes()
+	for _, buffer := range p.Program.Buffers {
+		m.Pool += BufferBytes(int64(buffer.Rows) * int64(buffer.Cols) * int64(buffer.Type.Bytes()))
 	}
-	const prefill, decode = 1, 2
-	uses, prepacked := map[string]int{}, map[string]bool{}
-	bakedBy := map[string]map[string]int{} // of baked packs, the graphs with the phases that run them
-	shared := map[string]bool{}            // graphs that refer to a binary of several
-	for i := range pr.Graphs {
-		shared[pr.Graphs[i].Name] = pr.Graphs[i].Context != ""
-	}
-	var steps, library int64 // bytes of what is loaded, a step once for each layer, and of the largest library
-	for i := range pr.Programs {
-		ph := &pr.Programs[i]
-		if !slices.Contains(programs, ph.Name) {
-			continue
-		}
-		phase := prefill
-		if ph.Phase == "decode" {
-			phase = decode
-		}
-		for j := range ph.Sections {
-			for _, l := range ph.Sections[j].Lanes {
-				q := p.Proc(l.Proc)
-				prepacks, bakes := q != nil && q.Prepacks, q != nil && q.Bakes
-				told := q.memory()
-				library = max(library, told.LibraryBytes)
-				for k := range l.Steps {
-					st := &l.Steps[k]
-					steps += told.StepBytes * int64(max(1, ph.Sections[j].Layers))
-					for _, w := range st.W {
-						uses[w.Pack] |= phase
-						prepacked[w.Pack] = prepacked[w.Pack] || prepacks
-						if bakes {
-							if bakedBy[w.Pack] == nil {
-								bakedBy[w.Pack] = map[string]int{}
-							}
-							bakedBy[w.Pack][st.Run] |= phase
-						}
-					}
-				}
-			}
+	work := map[string]int64{} // of the largest graph of each processor
+	for i := range p.Program.Graphs {
+		graph := &p.Program.Graphs[i]
+		if proc := p.Proc(graph.Proc); proc != nil {
+			work[graph.Proc] = max(work[graph.Proc], proc.ScratchBytes(&graph.Graph))
 		}
 	}
-	rows := tables(p)
-	for i := range pr.Packs {
-		k := &pr.Packs[i]
-		bytes := roundUp(k.Bytes, PageBytes) * layers[k.Weight]
-		if prepacked[k.Name] && rows[k.Name] == 0 && k.Layout != op.RowsLayout {
-			m.Prepacked += bytes
-		}
-		held := func(use int, bytes int64) {
-			switch use {
-			case prefill:
-				m.PrefillWeights += bytes
-			case decode:
-				m.DecodeWeights += bytes
-			}
-			m.Weights += bytes
-		}
-		switch use, graphs := uses[k.Name], bakedBy[k.Name]; {
-		case len(graphs) > 0:
-			first := true // of those that share a binary
-			for name, phases := range graphs {
-				switch {
-				case !shared[name]:
-					held(phases, bytes)
-				case first:
-					held(use, bytes)
-					first = false
-				default:
-					held(use, bytes/FurtherGraph)
-				}
-			}
-		case rows[k.Name] > 0:
-			m.Tables += touched(bytes, p.MaxContext*p.Sequences())
-		case use != 0:
-			held(use, bytes)
-		}
-	}
-	m.Cache = pr.Cache.Bytes()
-	for _, b := range pr.Buffers {
-		m.Pool += BufferBytes(int64(b.Rows) * int64(b.Cols) * int64(b.Type.Bytes()))
-	}
-	work := map[string]int64{}
-	for i := range pr.Graphs {
-		g := &pr.Graphs[i]
-		if q := p.Proc(g.Proc); q != nil {
-			work[g.Proc] = max(work[g.Proc], q.ScratchBytes(&g.Graph))
-		}
-	}
-	for _, n := range work {
-		m.Work += n
+	for _, bytes := range work {
+		m.Work += bytes
 	}
 	m.Fixed = FixedBytes
 	if tokenizer {
 		m.Fixed = LeastFixed(p)
 	}
-	m.Fixed += steps + library
+	m.Fixed += used.steps + used.library
 	m.Total = m.Weights + m.Prepacked + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
 	return m
+}
+
+// usage is what programs read and load. Phases are bits, those of everything that reads a pack or runs a graph.
+type usage struct {
+	phases         map[string]int            // of packs
+	prepacked      map[string]bool           // packs that a library copies
+	bakedBy        map[string]map[string]int // of baked packs, the graphs with their phases
+	steps, library int64                     // bytes of loaded steps, one for each layer, and of the largest library
+}
+
+const prefillPhase, decodePhase = 1, 2
+
+// usageOf goes through the programs of the names given.
+func usageOf(p *Plan, programs []string) *usage {
+	used := &usage{phases: map[string]int{}, prepacked: map[string]bool{}, bakedBy: map[string]map[string]int{}}
+	for i := range p.Program.Programs {
+		program := &p.Program.Programs[i]
+		if !slices.Contains(programs, program.Name) {
+			continue
+		}
+		phase := prefillPhase
+		if program.Phase == "decode" {
+			phase = decodePhase
+		}
+		for j := range program.Sections {
+			section := &program.Sections[j]
+			for k := range section.Lanes {
+				used.lane(p.Proc(section.Lanes[k].Proc), &section.Lanes[k], phase, int64(max(1, section.Layers)))
+			}
+		}
+	}
+	return used
+}
+
+// lane adds the steps of a lane in so many layers; its processor is nil where nobody knows it.
+func (u *usage) lane(proc *Proc, lane *Lane, phase int, layers int64) {
+	prepacks, bakes := proc != nil && proc.Prepacks, proc != nil && proc.Bakes
+	told := proc.memory()
+	u.library = max(u.library, told.LibraryBytes)
+	for i := range lane.Steps {
+		step := &lane.Steps[i]
+		u.steps += told.StepBytes * layers
+		for _, weight := range step.W {
+			u.phases[weight.Pack] |= phase
+			u.prepacked[weight.Pack] = u.prepacked[weight.Pack] || prepacks
+			if !bakes {
+				continue
+			}
+			if u.bakedBy[weight.Pack] == nil {
+				u.bakedBy[weight.Pack] = map[string]int{}
+			}
+			u.bakedBy[weight.Pack][step.Run] |= phase
+		}
+	}
+}
+
+// countWeights adds up packs, the tables among them, and their copies in libraries and artifacts.
+func (m *Memory) countWeights(p *Plan, used *usage) {
+	layers, shared := map[string]int64{}, map[string]bool{} // shared: graphs that refer to a binary of several
+	for i := range p.Program.Weights {
+		layers[p.Program.Weights[i].Name] = int64(max(1, p.Program.Weights[i].LayerCount()))
+	}
+	for i := range p.Program.Graphs {
+		shared[p.Program.Graphs[i].Name] = p.Program.Graphs[i].Context != ""
+	}
+	rows := tables(p)
+	for i := range p.Program.Packs {
+		packed := &p.Program.Packs[i]
+		bytes := roundUp(packed.Bytes, PageBytes) * layers[packed.Weight]
+		if used.prepacked[packed.Name] && rows[packed.Name] == 0 && packed.Layout != op.RowsLayout {
+			m.Prepacked += bytes
+		}
+		switch phases, graphs := used.phases[packed.Name], used.bakedBy[packed.Name]; {
+		case len(graphs) > 0:
+			m.countBaked(graphs, shared, phases, bytes)
+		case rows[packed.Name] > 0:
+			m.Tables += touched(bytes, p.MaxContext*p.Sequences())
+		case phases != 0:
+			m.hold(phases, bytes)
+		}
+	}
+}
+
+// hold adds weights that are read in some phases.
+func (m *Memory) hold(phases int, bytes int64) {
+	switch phases {
+	case prefillPhase:
+		m.PrefillWeights += bytes
+	case decodePhase:
+		m.DecodeWeights += bytes
+	}
+	m.Weights += bytes
+}
+
+// countBaked adds a pack for each graph that bakes it. Of those that share a binary each beyond the first adds little.
+func (m *Memory) countBaked(graphs map[string]int, shared map[string]bool, phases int, bytes int64) {
+	first := true
+	for name, own := range graphs {
+		switch {
+		case !shared[name]:
+			m.hold(own, bytes)
+		case first:
+			m.hold(phases, bytes)
+			first = false
+		default:
+			m.hold(phases, bytes/FurtherGraph)
+		}
+	}
 }
 
 // sizes are all numbers of it.

@@ -155,42 +155,47 @@ func (c *checker) procs() {
 			c.fail(path, "SoC %q has no processor %q", c.s.Name, have.Name)
 			continue
 		}
-		can := Proc(sp)
-		differs := func(what string, got, want any) {
-			c.fail(path+"."+what, "processor %q: %s is %v, and the SoC says %v", have.Name, what, got, want)
+		c.proc(path, have, sp)
+	}
+}
+
+// proc compares a processor of the plan with the SoC's.
+func (c *checker) proc(path string, have *planir.Proc, sp *socs.Processor) {
+	can := Proc(sp)
+	differs := func(what string, got, want any) {
+		c.fail(path+"."+what, "processor %q: %s is %v, and the SoC says %v", have.Name, what, got, want)
+	}
+	if have.Kind != can.Kind {
+		differs("kind", have.Kind, can.Kind)
+	}
+	if have.Driver != can.Driver {
+		differs("driver", have.Driver, can.Driver)
+	}
+	if have.Select != can.Select {
+		differs("select", have.Select, can.Select)
+	}
+	if !maps.Equal(have.Options, can.Options) {
+		differs("options", have.Options, can.Options)
+	}
+	if !slices.Equal(have.Cores, can.Cores) {
+		differs("cores", have.Cores, can.Cores)
+	}
+	for _, d := range have.Beyond(&can.Set) {
+		differs(d.Key, d.Have, d.Can)
+	}
+	if have.Shares != can.Shares {
+		differs("shares", have.Shares, can.Shares)
+	}
+	for _, k := range c.kinds(have) {
+		if !sp.Executes(k) {
+			differs("kinds", k, can.Kinds)
 		}
-		if have.Kind != can.Kind {
-			differs("kind", have.Kind, can.Kind)
+		if (k == op.Attention || k == op.KVAppend) && len(sp.KV) > 0 && !slices.Contains(sp.KV, c.p.KV) {
+			differs("kv", c.p.KV, sp.KV)
 		}
-		if have.Driver != can.Driver {
-			differs("driver", have.Driver, can.Driver)
-		}
-		if have.Select != can.Select {
-			differs("select", have.Select, can.Select)
-		}
-		if !maps.Equal(have.Options, can.Options) {
-			differs("options", have.Options, can.Options)
-		}
-		if !slices.Equal(have.Cores, can.Cores) {
-			differs("cores", have.Cores, can.Cores)
-		}
-		for _, d := range have.Beyond(&can.Set) {
-			differs(d.Key, d.Have, d.Can)
-		}
-		if have.Shares != can.Shares {
-			differs("shares", have.Shares, can.Shares)
-		}
-		for _, k := range c.kinds(have) {
-			if !sp.Executes(k) {
-				differs("kinds", k, can.Kinds)
-			}
-			if (k == op.Attention || k == op.KVAppend) && len(sp.KV) > 0 && !slices.Contains(sp.KV, c.p.KV) {
-				differs("kv", c.p.KV, sp.KV)
-			}
-		}
-		if can.GraphBytes > 0 && (have.GraphBytes == 0 || have.GraphBytes > can.GraphBytes) {
-			differs("graph_bytes", have.GraphBytes, can.GraphBytes)
-		}
+	}
+	if can.GraphBytes > 0 && (have.GraphBytes == 0 || have.GraphBytes > can.GraphBytes) {
+		differs("graph_bytes", have.GraphBytes, can.GraphBytes)
 	}
 }
 
