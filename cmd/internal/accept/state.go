@@ -108,8 +108,8 @@ func (x *state) store(ran bundle.Ratchet) error {
 	return wholefile.Write(x.path, data)
 }
 
-// lock waits for a lock file to be nobody else's, where there are locks. Without, of two processes that raise at
-// the same time one may be forgotten until its bundle runs again.
+// lock takes a lock file, and waits for at most patience while another process has it. Systems without locks take it at
+// once: there, of two processes that raise at the same time, one may be forgotten until its bundle runs again.
 func lock(path string, patience time.Duration) (unlock func(), err error) {
 	file, err := filelock.Open(path, 0o666)
 	if err != nil {

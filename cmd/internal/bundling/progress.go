@@ -19,22 +19,22 @@ type Progress struct {
 	mu    sync.Mutex
 	begun map[int]time.Time
 	order []string
-	sums  map[string]*bakeSum // by the graphs' name
-	since time.Time           // that the stage that is under way began
-	check time.Duration       // before anything is compiled
-	took  time.Duration       // packing, compiling and trying
-	write time.Duration       // the bundle
+	sums  map[string]*groupSum // by the graphs' name
+	since time.Time            // that the stage that is under way began
+	check time.Duration        // before anything is compiled
+	took  time.Duration        // packing, compiling and trying
+	write time.Duration        // the bundle
 }
 
-// bakeSum adds up the groups of graphs of one name.
-type bakeSum struct {
+// groupSum adds up the groups of graphs of one name.
+type groupSum struct {
 	groups, graphs, cached, packed int
 	took                           time.Duration
 }
 
 // NewProgress begins the first stage.
 func NewProgress(s *cli.Streams) *Progress {
-	return &Progress{s: s, begun: map[int]time.Time{}, sums: map[string]*bakeSum{}, since: time.Now()}
+	return &Progress{s: s, begun: map[int]time.Time{}, sums: map[string]*groupSum{}, since: time.Now()}
 }
 
 // stage adds what passed since the last one to d.
@@ -66,7 +66,7 @@ func (b *Progress) watch(event emit.Event) {
 	name, _, _ := strings.Cut(event.Label, ", ")
 	sum := b.sums[name]
 	if sum == nil {
-		sum = &bakeSum{}
+		sum = &groupSum{}
 		b.sums[name], b.order = sum, append(b.order, name)
 	}
 	sum.groups++

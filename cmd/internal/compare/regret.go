@@ -205,7 +205,7 @@ func executed(
 	return made, err
 }
 
-// empty is a plan's artifacts without its weights, which nobody reads who computes nothing.
+// empty is a plan's artifacts with zeros for weights: a processor that computes nothing reads none.
 type empty struct {
 	*emit.Content
 	region *mem.Region

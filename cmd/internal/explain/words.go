@@ -101,8 +101,8 @@ func gained(tiers *planir.Tiers, now, outcome *solver.TierOutcome) string {
 	return time
 }
 
-// besideProbe compares the rate at which weights are read with what was probed. More than that contradicts it
-// unless the reason stands there.
+// besideProbe puts the rate at which weights are read beside the probed one, both in GB/s. A rate above the probed one
+// comes with the reasons that there may be.
 func besideProbe(rate, probed float64, procs string) string {
 	if rate <= 1.05*probed {
 		return fmt.Sprintf("%s can read %.1f", procs, probed)

@@ -52,6 +52,8 @@ type served struct {
 // nextBatch is Agent.xpu's Algorithm 2: who decodes next, and who waits. The listing sorts proactive requests by
 // descending length, which admits the longest; the prose evicts the longest, which is ascending. Requests of one
 // length keep their order.
+//
+// With reactive requests the batch is filled up to most; without any, all requests decode.
 func nextBatch(batch, reactive, proactive []served, most int, descending bool) (next, waiting []served) {
 	var others []served
 	for _, request := range batch {

@@ -173,6 +173,8 @@ func (d decision) same(e decision) bool { return d.strategy == e.strategy && d.r
 
 // pieces returns, per number of tokens up to the longest standard length twice, the least NPU time of standard
 // lengths that add up to it, -1 where none do.
+//
+// This is the unbounded knapsack by dynamic programming: a length is a standard one added to a shorter length.
 func (s *shape) pieces(standard []int) []int64 {
 	key := fmt.Sprint(standard)
 	if c, ok := s.lookup[key]; ok {
@@ -193,6 +195,10 @@ func (s *shape) pieces(standard []int) []int64 {
 
 // item poses the choice of one operator at one length (sec. 4.4: the objective; sec. 4.2: the strategies) and what each
 // choice stands for.
+//
+// The choices are those of sec. 4.2: the GPU alone; the NPU alone, padded to a standard length; the weight divided
+// by rows; several standard lengths in sequence; and standard lengths on the NPU beside the rest of the tokens on
+// the GPU. A choice of both processors costs the longer of its parts, and what synchronising takes.
 func (s *shape) item(tokens int, dynamic bool, assumed *assumptions) (problem.Item, []decision) {
 	it := problem.Item{Name: s.name, Before: []string{"shared"}, After: []string{"shared"}}
 	var ds []decision
@@ -372,6 +378,9 @@ func (r *table3Row) holds(ctx context.Context, a *assumptions, ratio bool) (bool
 
 // interval finds by bisection the integers from 0 to most for which ok holds; ok holds on one interval at most. probes
 // are where it is looked for first; found is false when it holds at none of them.
+//
+// From a probe at which ok holds, each edge is found by bisection: good holds, bad does not, and they approach
+// each other.
 func interval(most int64, probes []int64, ok func(int64) (bool, error)) (low, high int64, found bool, err error) {
 	at := int64(-1)
 	for _, probe := range probes {

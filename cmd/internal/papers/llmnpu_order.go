@@ -105,6 +105,10 @@ func (g chunkGraph) contribution(done [][]bool, i, j int) int64 {
 
 // eq5 is the paper's online order (sec. 3.4): whenever a processor is free, of its subgraphs whose inputs are there
 // the one with the largest C starts; of several the one of the earliest chunk, which the paper leaves open.
+//
+// It is list scheduling by events: time moves to the next end of a subgraph, and at each moment both processors
+// are offered what can start. The state is what has started, and when each processor is free again. Each event
+// looks at every chunk once per processor.
 func (g chunkGraph) eq5() chunkOrder {
 	order := g.empty()
 	done := make([][]bool, len(g))
@@ -200,6 +204,10 @@ func (g chunkGraph) begin() *partial {
 }
 
 // bound is an end that no order which begins like p comes before.
+//
+// It relaxes the problem twice. The subgraphs of a chunk follow each other, so a chunk ends at the earliest after
+// the sum of what is left of it. A processor computes one subgraph at a time, so it ends at the earliest after its
+// load, from the first moment at which it can go on. The larger of both is a bound.
 func (g chunkGraph) bound(state *partial) int64 {
 	low := state.end
 	first := [2]int64{math.MaxInt64, math.MaxInt64} // no subgraph that is left for the processor starts before
@@ -245,6 +253,9 @@ func (g chunkGraph) begun(state *partial, i int) (*partial, bool) {
 }
 
 // beam keeps the most promising beginnings of each length, so many of them, and returns the best order they lead to.
+//
+// This is beam search: of all beginnings that are one subgraph longer, those with the lowest bounds survive. It
+// may lose the best order. It costs width times chunks for each subgraph.
 func (g chunkGraph) beam(width int) chunkOrder {
 	list := []*partial{g.begin()}
 	for {
@@ -276,6 +287,10 @@ var beamWidths = []int{8, 48}
 // least finds an order with the least end by branch and bound over which subgraph is started next (every order
 // without needless waits is tried), starting from the best of in-order, Eq. 5 and beam searches. bound is below
 // every end, equal to the order's when that is proved to be the least; nodes bounds the search.
+//
+// It is correct because of two facts. An order with needless waits can be shifted so that it has none and ends no
+// later. And a beginning whose bound reaches the end of the best order leads to no better one. The cost is
+// exponential at worst, which is why nodes bounds it.
 func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, bound int64, err error) {
 	best = g.inOrder()
 	if order := g.eq5(); order.end < best.end {

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -125,6 +127,34 @@ func TestEveryDerivedCheckIsAnswered(t *testing.T) {
 		for _, id := range documents()[paper].ids {
 			if known[id] && !answered[id] {
 				t.Errorf("%s: derived check %q is answered by no item", paper, id)
+			}
+		}
+	}
+}
+
+// Every note is used by a row, and no row shows a format that its values do not fit.
+func TestNotesAreUsed(t *testing.T) {
+	var code strings.Builder
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code.Write(text)
+	}
+	for paper, byKey := range notes() {
+		for key := range byKey {
+			if !strings.Contains(code.String(), strconv.Quote(key)) {
+				t.Errorf("notes/%s.yaml: no row has the note %q", paper, key)
+			}
+		}
+		for _, row := range rowsOf(t, paper) {
+			if strings.Contains(row.Note, "%!") {
+				t.Errorf("%s: note %q", row.ID, row.Note)
 			}
 		}
 	}

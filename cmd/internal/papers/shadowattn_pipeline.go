@@ -158,6 +158,9 @@ type label struct {
 }
 
 // pareto keeps the labels that no other is as good as in both times.
+//
+// A label that is at least as good in both times can replace another one in every schedule, so that nothing is
+// lost.
 func pareto(labels []*label) []*label {
 	slices.SortStableFunc(labels, func(a, b *label) int {
 		return cmp.Or(cmp.Compare(a.topk, b.topk), cmp.Compare(a.qkv, b.qkv))
@@ -227,6 +230,9 @@ func (p headPipeline) byLaunch() headSchedule {
 // (launching another one earlier only delays those). Top-k is never done before the launch of a head it has
 // selected, so the times of two stages and the set of heads done say everything: 2^heads steps instead of the n!
 // that the paper fears.
+//
+// The state is the set of heads done with the undominated pairs of times. It is correct because what follows
+// depends on nothing else.
 func (p headPipeline) byHead() headSchedule {
 	of := make([]int, len(p.heads))
 	for i, launch := range p.launches {

@@ -8,8 +8,8 @@ import (
 	"github.com/hetc/hetc/planir/bundle"
 )
 
-// CheckEvidence refuses a bundle whose manifest and plan disagree about being a simulation. Bundles written before
-// simulations had targets of their own named a device, and nobody must take one of them for a device's.
+// CheckEvidence refuses a bundle whose manifest and plan disagree about being a simulation. Older bundles of
+// simulations named a device as their target; they must not be taken for bundles of that device.
 func CheckEvidence(m *bundle.Manifest, plan *planir.Plan) error {
 	simulated := plan.Evidence() == planir.Simulated
 	if simulated == m.Target.Simulated() {
