@@ -76,7 +76,7 @@ func HeldOut(
 		operator.M = rows
 		what := request.What
 		what.Op, what.HeldOut = &operator, true
-		list.add(PriorityBase, what)
+		list.add(priorityBase, what)
 	}
 	return list.out, nil
 }

@@ -25,10 +25,10 @@ func (r *Request) Key() string { return r.What.Key() }
 // Priorities of the requests for a model: what a plan for the given buckets cannot do without
 // comes first.
 const (
-	PriorityBase    = iota // bandwidth, hand-over, launch; whole weights at M = 1 and at the buckets
-	PriorityGlue           // everything between the matrices, and attention; no plan can do without
-	PriorityShards         // parts of weights, and processors beside each other
-	PriorityBetween        // row counts between the buckets, for interpolation
+	priorityBase    = iota // bandwidth, hand-over, launch; whole weights at M = 1 and at the buckets
+	priorityGlue           // everything between the matrices, and attention; no plan can do without
+	priorityShards         // parts of weights, and processors beside each other
+	priorityBetween        // row counts between the buckets, for interpolation
 )
 
 // Want says what is to be measured for a model on a SoC.
@@ -261,13 +261,13 @@ func (b *builder) measurement(proc *socs.Processor, operator op.Op) (record.Meas
 // base asks for what does not depend on the model.
 func (b *builder) base() {
 	for _, proc := range b.procs {
-		b.add(PriorityBase, record.Measurement{Kind: record.Bandwidth, Proc: proc.Name, Bytes: bandwidthBytes})
+		b.add(priorityBase, record.Measurement{Kind: record.Bandwidth, Proc: proc.Name, Bytes: bandwidthBytes})
 		operator := op.Op{Kind: op.Copy, M: 1, N: 1}
 		if !proc.Executes(op.Copy) {
 			operator.Kind = op.Add
 		}
 		if proc.Executes(operator.Kind) {
-			b.add(PriorityBase, record.Measurement{Kind: record.Launch, Proc: proc.Name, Op: &operator})
+			b.add(priorityBase, record.Measurement{Kind: record.Launch, Proc: proc.Name, Op: &operator})
 		}
 	}
 	for _, proc := range b.procs {
@@ -275,12 +275,12 @@ func (b *builder) base() {
 			if proc == other || b.soc.Concurrent(proc.Name, other.Name) != nil {
 				continue
 			}
-			b.add(PriorityBase, record.Measurement{Kind: record.Sync, Proc: proc.Name, To: other.Name})
-			b.add(PriorityShards, record.Measurement{Kind: record.Bandwidth, Proc: proc.Name, Bytes: bandwidthBytes,
+			b.add(priorityBase, record.Measurement{Kind: record.Sync, Proc: proc.Name, To: other.Name})
+			b.add(priorityShards, record.Measurement{Kind: record.Bandwidth, Proc: proc.Name, Bytes: bandwidthBytes,
 				Concurrent: []record.Partner{{Proc: other.Name}}})
 			if link, ok := b.soc.Link(proc.Name, other.Name); ok && link.CopyGBps > 0 {
 				for _, bytes := range []int64{64 << 10, 1 << 20, 16 << 20} {
-					b.add(PriorityBase, record.Measurement{Kind: record.Copy, Proc: proc.Name, To: other.Name,
+					b.add(priorityBase, record.Measurement{Kind: record.Copy, Proc: proc.Name, To: other.Name,
 						Bytes: bytes})
 				}
 			}
@@ -344,8 +344,8 @@ func (b *builder) template(operator op.Op, schemes []op.Scheme, rows, between []
 			switch {
 			case operator.HasScheme():
 				eachScheme(operator, schemes, func(operator op.Op) {
-					b.op(PriorityBetween, proc, operator)
-					b.forms(PriorityBetween, proc, operator, false, true)
+					b.op(priorityBetween, proc, operator)
+					b.forms(priorityBetween, proc, operator, false, true)
 				})
 			default:
 				// Linear in M, or nearly: two points between say where the line bends.
@@ -354,7 +354,7 @@ func (b *builder) template(operator op.Op, schemes []op.Scheme, rows, between []
 					if operator.Kind == op.Attention {
 						operator.Context = count
 					}
-					b.op(PriorityBetween, proc, operator)
+					b.op(priorityBetween, proc, operator)
 				}
 			}
 		}
@@ -376,8 +376,8 @@ func eachScheme(operator op.Op, schemes []op.Scheme, visit func(op.Op)) {
 // parts along N, down to one tile, and, if it is one matrix, along K.
 func (b *builder) matrix(proc *socs.Processor, operator op.Op, schemes []op.Scheme) {
 	eachScheme(operator, schemes, func(operator op.Op) {
-		b.op(PriorityBase, proc, operator)
-		b.forms(PriorityShards, proc, operator, true, true)
+		b.op(priorityBase, proc, operator)
+		b.forms(priorityShards, proc, operator, true, true)
 		fan := 0 // rows per token of what it computes
 		if operator.Fan > 1 {
 			fan = operator.Fan
@@ -387,16 +387,16 @@ func (b *builder) matrix(proc *socs.Processor, operator op.Op, schemes []op.Sche
 			if operator.Spread {
 				quant.Fan = 0
 			}
-			b.op(PriorityGlue, proc, quant)
+			b.op(priorityGlue, proc, quant)
 		}
 		// Parts are gathered by a copy where outputs cannot be strided.
-		b.op(PriorityGlue, proc, op.Op{Kind: op.Copy, M: operator.M, N: part(operator.N, 1, 2, proc.Tile.N), Fan: fan})
+		b.op(priorityGlue, proc, op.Op{Kind: op.Copy, M: operator.M, N: part(operator.N, 1, 2, proc.Tile.N), Fan: fan})
 		often := operator.M == 1 || operator.M == b.largest()
 		shard := func(operator op.Op) {
 			if often {
-				b.op(PriorityShards, proc, operator)
+				b.op(priorityShards, proc, operator)
 			}
-			b.forms(PriorityShards, proc, operator, false, often)
+			b.forms(priorityShards, proc, operator, false, often)
 		}
 		// the last is one tile: how much few columns take does not follow from many
 		for _, quarter := range []int{2, 1, 3, 0} {
@@ -430,7 +430,7 @@ func (b *builder) forms(priority int, proc *socs.Processor, operator op.Op, all,
 		switch conv := form.Class() == op.Conv; {
 		case conv && form == op.Squarest(operator.M):
 		case conv && all:
-			at = PriorityBetween
+			at = priorityBetween
 		case conv || !others:
 			continue
 		}
@@ -456,15 +456,15 @@ func (b *builder) experts(model *models.Model) {
 		for _, rows := range expertRows {
 			for _, operator := range model.ExpertOps(rows) {
 				if operator.Kind != op.MatMul {
-					b.op(PriorityShards, proc, operator)
+					b.op(priorityShards, proc, operator)
 					continue
 				}
 				for _, scheme := range b.schemes {
 					operator.Scheme = scheme
-					b.op(PriorityShards, proc, operator)
-					b.forms(PriorityShards, proc, operator, false, true)
+					b.op(priorityShards, proc, operator)
+					b.forms(priorityShards, proc, operator, false, true)
 					if scheme.QuantisedRows() {
-						b.op(PriorityShards, proc, scheme.QuantRows(rows, operator.K, 1))
+						b.op(priorityShards, proc, scheme.QuantRows(rows, operator.K, 1))
 					}
 				}
 			}
@@ -498,18 +498,18 @@ func (b *builder) attention(proc *socs.Processor, operator op.Op) {
 			continue
 		}
 		operator.Context = context
-		b.op(PriorityGlue, proc, operator)
+		b.op(priorityGlue, proc, operator)
 		if half := operator; operator.KVHeads > 1 {
 			half.KVHeads = operator.KVHeads / 2
 			half.Heads = operator.Heads / operator.KVHeads * half.KVHeads
-			b.op(PriorityShards, proc, half)
+			b.op(priorityShards, proc, half)
 		}
 	}
 }
 
 // glue asks for an operator between the matrices, whole and halved where plans halve it.
 func (b *builder) glue(proc *socs.Processor, operator op.Op) {
-	b.op(PriorityGlue, proc, operator)
+	b.op(priorityGlue, proc, operator)
 	half := operator
 	switch {
 	case operator.Kind == op.Add: // reads and writes alone: half the columns take half the time
@@ -525,7 +525,7 @@ func (b *builder) glue(proc *socs.Processor, operator op.Op) {
 	default:
 		return
 	}
-	b.op(PriorityShards, proc, half)
+	b.op(priorityShards, proc, half)
 }
 
 // beside asks for both halves of a weight on two processors at the same time: at M = 1, where they compete
@@ -550,7 +550,7 @@ func (b *builder) beside(operator op.Op, schemes []op.Scheme, rows []int) {
 					if ok1 && ok2 {
 						own.Concurrent = []record.Partner{{Proc: other.Name, Op: company.Op, Layout: company.Layout,
 							Cold: company.Cold}}
-						b.add(PriorityShards, own)
+						b.add(priorityShards, own)
 					}
 				}
 			})

@@ -61,20 +61,20 @@ func TestRequests(t *testing.T) {
 		}
 	}
 	for key, priority := range map[string]int{
-		"op a matmul[1,2048]x[2048,2560] a8t/q8c n32 cold":              PriorityBase, // qkv
-		"op b matmul[64,2048]x[2048,11264] a32/w32 n32 cold":            PriorityBase, // gate-up
-		"op c matmul[1,2048]x[2048,32000] a32/w32 n32 cold":             PriorityBase, // head
-		"op b matmul[256,5632]x[5632,512] a8t/q8c n32 cold":             PriorityShards,
-		"op b matmul[256,5632]x[5632,32] a8t/q8c n32 cold":              PriorityShards, // one tile
-		"op b matmul[1,2816]x[2816,2048] a8t/q8c n32 cold":              PriorityShards,
-		"op a matmul[96,5632]x[5632,2048] a8t/q8c n32 cold":             PriorityBetween,
-		"op b quant_rows[256,5632]":                                     PriorityGlue,
-		"op b attention[1] heads=32/4 dim=64 context=512 kv=f32 cold":   PriorityGlue,
-		"op b attention[256] heads=16/2 dim=64 context=256 kv=f32 cold": PriorityShards,
-		"sync a to b":                  PriorityBase,
-		"bandwidth b 67108864B with a": PriorityShards,
-		"op a matmul[1,5632]x[5632,1024] a8t/q8c n32 cold with b matmul[1,5632]x[5632,1024] a8t/q8c n32 cold":     PriorityShards,
-		"op b matmul[256,2048]x[2048,5632] a32/w32 n32 cold with a matmul[256,2048]x[2048,5632] a32/w32 n32 cold": PriorityShards,
+		"op a matmul[1,2048]x[2048,2560] a8t/q8c n32 cold":              priorityBase, // qkv
+		"op b matmul[64,2048]x[2048,11264] a32/w32 n32 cold":            priorityBase, // gate-up
+		"op c matmul[1,2048]x[2048,32000] a32/w32 n32 cold":             priorityBase, // head
+		"op b matmul[256,5632]x[5632,512] a8t/q8c n32 cold":             priorityShards,
+		"op b matmul[256,5632]x[5632,32] a8t/q8c n32 cold":              priorityShards, // one tile
+		"op b matmul[1,2816]x[2816,2048] a8t/q8c n32 cold":              priorityShards,
+		"op a matmul[96,5632]x[5632,2048] a8t/q8c n32 cold":             priorityBetween,
+		"op b quant_rows[256,5632]":                                     priorityGlue,
+		"op b attention[1] heads=32/4 dim=64 context=512 kv=f32 cold":   priorityGlue,
+		"op b attention[256] heads=16/2 dim=64 context=256 kv=f32 cold": priorityShards,
+		"sync a to b":                  priorityBase,
+		"bandwidth b 67108864B with a": priorityShards,
+		"op a matmul[1,5632]x[5632,1024] a8t/q8c n32 cold with b matmul[1,5632]x[5632,1024] a8t/q8c n32 cold":     priorityShards,
+		"op b matmul[256,2048]x[2048,5632] a32/w32 n32 cold with a matmul[256,2048]x[2048,5632] a32/w32 n32 cold": priorityShards,
 	} {
 		if got, ok := keys[key]; !ok || got != priority {
 			t.Errorf("%s: there %v with priority %d, want %d", key, ok, got, priority)

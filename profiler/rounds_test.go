@@ -89,7 +89,7 @@ func TestRoundsUnderBudget(t *testing.T) {
 	w, _ := newRecord(t, s)
 	requests := everyKind()
 	for i := range requests {
-		requests[i].Priority = []int{PriorityBase, PriorityGlue, PriorityShards}[i%3]
+		requests[i].Priority = []int{priorityBase, priorityGlue, priorityShards}[i%3]
 	}
 	f := &fake{cost: work}
 	o := f.options()
@@ -109,13 +109,13 @@ func TestRoundsUnderBudget(t *testing.T) {
 	}
 	needed := 0
 	for _, q := range requests {
-		if q.Priority <= PriorityGlue {
+		if q.Priority <= priorityGlue {
 			needed++
 		}
 	}
 	first := map[string]bool{}
 	for i, key := range order[:needed] {
-		if first[key] || priority[key] > PriorityGlue {
+		if first[key] || priority[key] > priorityGlue {
 			t.Fatalf("visit %d is of %q (priority %d), and not everything that is needed has had one", i, key, priority[key])
 		}
 		first[key] = true

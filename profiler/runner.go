@@ -264,7 +264,7 @@ func (r *runner) rounds(ctx context.Context, requests []Request) error {
 		return r.run(ctx)
 	}
 	for number, class := range classes {
-		if r.o.Budget > 0 && class[0].Priority <= PriorityGlue {
+		if r.o.Budget > 0 && class[0].Priority <= priorityGlue {
 			r.must = true
 			err := visit(number, 0)
 			r.must = false

@@ -329,9 +329,9 @@ func TestBudget(t *testing.T) {
 	w, _ := newRecord(t, s)
 	var requests []Request
 	for m := 1; m <= 40; m++ {
-		requests = append(requests, ask("a", matmul(m), PriorityShards+m%2))
+		requests = append(requests, ask("a", matmul(m), priorityShards+m%2))
 	}
-	dear := ask("b", matmul(100), PriorityBase)
+	dear := ask("b", matmul(100), priorityBase)
 	requests = append(requests, dear)
 	o := f.options()
 	o.Budget = 3 * time.Second
@@ -365,7 +365,7 @@ func TestBudget(t *testing.T) {
 			}
 		}
 	}
-	if left[PriorityShards] > 0 && left[PriorityBetween] < 20 {
+	if left[priorityShards] > 0 && left[priorityBetween] < 20 {
 		t.Errorf("left by priority: %v, want the less urgent first", left)
 	}
 	// Nothing that was cut short hides it.
@@ -404,7 +404,7 @@ func TestBudgetMeasuresTheIndispensable(t *testing.T) {
 		}
 		for _, q := range requests {
 			m := w.Set().Lookup(q.Key())
-			if (m != nil) != (q.Priority <= PriorityGlue) {
+			if (m != nil) != (q.Priority <= priorityGlue) {
 				t.Errorf("%d rounds: %s of priority %d: measured %v", rounds, q.Key(), q.Priority, m != nil)
 			}
 			if m != nil && !slices.Contains(m.Warnings, record.FewSamples) {

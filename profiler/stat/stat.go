@@ -180,10 +180,10 @@ func stabilised(samples []float64) bool {
 	return high-low <= stableSpread*high
 }
 
-// MannWhitney returns the two-sided p value of the hypothesis that both come from one
+// mannWhitney returns the two-sided p value of the hypothesis that both come from one
 // distribution: exact without ties up to 50 samples together, else by the normal approximation
 // with corrections for ties and continuity. Either side empty is an error.
-func MannWhitney(first, second []float64) (p float64, err error) {
+func mannWhitney(first, second []float64) (p float64, err error) {
 	if len(first) == 0 || len(second) == 0 {
 		return 0, fmt.Errorf("compare samples: got %d and %d, want at least one each", len(first), len(second))
 	}
@@ -318,13 +318,6 @@ func Drift(samples []float64, limit float64) bool {
 	if median <= 0 || math.Abs(Median(second)-median) <= limit*median {
 		return false
 	}
-	chance, err := MannWhitney(first, second)
+	chance, err := mannWhitney(first, second)
 	return err == nil && chance < 0.01
-}
-
-// Sorted reports whether ten or more samples, not all equal, come in order: then the order in
-// which they were taken is lost, and with it any sign of drift.
-func Sorted(samples []float64) bool {
-	n := len(samples)
-	return n >= 10 && slices.IsSorted(samples) && samples[0] != samples[n-1]
 }

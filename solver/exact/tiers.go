@@ -483,7 +483,8 @@ func (s *tierSearch) linear(dual *duals) func(set []int) int64 {
 			byChoice := make([]int64, len(rate))
 			for tier := range byChoice {
 				byChoice[tier] = blocked
-				if value := float64(costs.cell(&s.table.Cells[layer][expert][tier], tier)) + rate[tier]; value < blocked {
+				value := float64(costs.cell(&s.table.Cells[layer][expert][tier], tier)) + rate[tier]
+				if value < blocked {
 					byChoice[tier] = int64(math.Floor(value))
 				}
 			}

@@ -39,7 +39,10 @@ func (b *box) least() int64 {
 // root is the whole layer, with every expert where it is cheapest if places in full groups are.
 func (y *tierLayer) root() *box {
 	columns := len(y.cols)
-	out := &box{lo: make([]int, columns), hi: make([]int, columns), assigned: make([]int, len(y.cost)), count: make([]int, columns)}
+	out := &box{
+		lo: make([]int, columns), hi: make([]int, columns), count: make([]int, columns),
+		assigned: make([]int, len(y.cost)),
+	}
 	rate := make([]float64, columns)
 	for j, cost := range y.groupCost {
 		out.hi[j] = len(cost) - 1
@@ -443,8 +446,8 @@ func (y *tierLayer) first(assigned []int, root *box) (best []int) {
 			if b.lo[j] == b.hi[j] {
 				continue
 			}
-			for _, child := range y.split(b, [][2]int{{b.lo[j], b.count[j] - 1}, {b.count[j], b.count[j]}, {b.count[j] + 1, b.hi[j]}},
-				j) {
+			at := b.count[j]
+			for _, child := range y.split(b, [][2]int{{b.lo[j], at - 1}, {at, at}, {at + 1, b.hi[j]}}, j) {
 				visit(child)
 			}
 			return

@@ -212,7 +212,9 @@ func (c *openSet) divide(most int) []*openSet {
 	tier := c.program.used(c.needed)[len(c.needed)]
 	without := &openSet{set: slices.DeleteFunc(slices.Clone(c.set), func(j int) bool { return j == tier }),
 		needed: c.needed, bound: c.bound}
-	with := &openSet{set: c.set, needed: append(slices.Clone(c.needed), tier), bound: c.bound, program: c.program, steps: 1}
+	with := &openSet{
+		set: c.set, needed: append(slices.Clone(c.needed), tier), bound: c.bound, program: c.program, steps: 1,
+	}
 	if len(with.needed) == most {
 		with = &openSet{set: slices.Sorted(slices.Values(with.needed)), needed: with.needed, bound: c.bound}
 	}
@@ -989,7 +991,10 @@ func (d *decomposed) region() error {
 			return red
 		}
 		copied := func(b *box) *box {
-			return &box{lo: slices.Clone(b.lo), hi: slices.Clone(b.hi), assigned: slices.Clone(b.assigned), count: slices.Clone(b.count)}
+			return &box{
+				lo: slices.Clone(b.lo), hi: slices.Clone(b.hi),
+				assigned: slices.Clone(b.assigned), count: slices.Clone(b.count),
+			}
 		}
 		visit(copied(dual), 0) // without the hand-over, and so apart
 		for _, dir := range []int{1, -1} {

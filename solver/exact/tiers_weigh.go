@@ -208,7 +208,8 @@ func (w *weigher) solve(root *weighed, most int) (value, least int64, columns []
 		if node.bound >= w.value || node.bound >= blocked {
 			break
 		}
-		if w.best != nil && w.value-node.bound <= w.enough || nodes >= most || nodes > 0 && w.search.nodes >= w.search.limit {
+		near := w.best != nil && w.value-node.bound <= w.enough
+		if near || nodes >= most || nodes > 0 && w.search.nodes >= w.search.limit {
 			return w.value, node.bound, w.best
 		}
 		for _, child := range w.branch(node) {

@@ -136,7 +136,8 @@ func (b *Buckets) validateSizes(tokens float64) error {
 		case !within(size.Bytes, 0, maxTotal-bytes) || !within(size.Graphs, 0, math.MaxInt32) ||
 			!within(size.OpenNS, 0, maxTotal-open):
 			return fmt.Errorf("size %d takes %d bytes, %d graphs and %d ns to open, "+
-				"want 0 or more, and sums of at most %d", size.Rows, size.Bytes, size.Graphs, size.OpenNS, int64(maxTotal))
+				"want 0 or more, and sums of at most %d",
+				size.Rows, size.Bytes, size.Graphs, size.OpenNS, int64(maxTotal))
 		}
 		bytes, open = bytes+size.Bytes, open+size.OpenNS
 		worst = max(worst, float64(size.CostNS)*(tokens/float64(size.Rows)+2*weight))
