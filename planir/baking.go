@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// Baking is a set of weights in one layer and the graphs that are compiled with them, at several numbers of rows: what a
-// compiler is given at once. Its artifacts are blobs named LayerBlob(graph's Artifact, Layer), and where Context is not
-// empty there is the binary they refer to, LayerBlob(Context, Layer).
+// Baking is a set of weights in one layer and the graphs that are compiled with them, at several numbers of rows: what
+// a compiler is given at once. Its artifacts are blobs named LayerBlob(graph's Artifact, Layer), and where Context is
+// not empty there is the binary they refer to, LayerBlob(Context, Layer).
 type Baking struct {
 	Proc    string
 	Context string
@@ -37,37 +37,37 @@ func (p *Plan) Bakings() []Baking {
 	sets := map[string]*set{}
 	refs := p.bakedRefs()
 	for i := range p.Program.Graphs {
-		g := &p.Program.Graphs[i]
-		if q := p.Proc(g.Proc); q == nil || !q.Bakes {
+		graph := &p.Program.Graphs[i]
+		if proc := p.Proc(graph.Proc); proc == nil || !proc.Bakes {
 			continue
 		}
-		w, used := refs[g.Name]
+		read, used := refs[graph.Name]
 		if !used {
 			continue
 		}
-		key := g.Proc + "\x00" + g.Context + "\x00" + refsKey(w.refs)
-		if len(w.refs) == 0 {
-			key += g.Name
+		key := graph.Proc + "\x00" + graph.Context + "\x00" + refsKey(read.refs)
+		if len(read.refs) == 0 {
+			key += graph.Name
 		}
 		s := sets[key]
 		if s == nil {
-			s = &set{Baking: Baking{Proc: g.Proc, Context: g.Context, W: w.refs}}
+			s = &set{Baking: Baking{Proc: graph.Proc, Context: graph.Context, W: read.refs}}
 			sets[key], order = s, append(order, s)
 		}
-		s.Graphs = append(s.Graphs, g)
-		for _, l := range w.layers {
-			if !slices.Contains(s.layers, l) {
-				s.layers = append(s.layers, l)
+		s.Graphs = append(s.Graphs, graph)
+		for _, layer := range read.layers {
+			if !slices.Contains(s.layers, layer) {
+				s.layers = append(s.layers, layer)
 			}
 		}
 	}
 	var out []Baking
-	for _, s := range order {
-		slices.Sort(s.layers)
-		for _, l := range s.layers {
-			b := s.Baking
-			b.Layer = l
-			out = append(out, b)
+	for _, set := range order {
+		slices.Sort(set.layers)
+		for _, layer := range set.layers {
+			baking := set.Baking
+			baking.Layer = layer
+			out = append(out, baking)
 		}
 	}
 	return out
@@ -91,26 +91,27 @@ func (p *Plan) bakedRefs() map[string]baked {
 	}
 	out := map[string]baked{}
 	for i := range p.Program.Programs {
-		for _, s := range p.Program.Programs[i].Sections {
-			for _, l := range s.Lanes {
-				if q := p.Proc(l.Proc); q == nil || !q.Bakes {
+		for _, section := range p.Program.Programs[i].Sections {
+			for _, lane := range section.Lanes {
+				if proc := p.Proc(lane.Proc); proc == nil || !proc.Bakes {
 					continue
 				}
-				for k := range l.Steps {
-					st := &l.Steps[k]
-					b, again := out[st.Run]
+				for k := range lane.Steps {
+					st := &lane.Steps[k]
+					read, again := out[st.Run]
 					if !again {
-						b.refs = st.W
+						read.refs = st.W
 					}
-					if !slices.ContainsFunc(st.W, func(r WeightRef) bool { return layered[r.Pack] }) {
-						b.layers = []int{-1}
+					if !slices.ContainsFunc(st.W, func(ref WeightRef) bool { return layered[ref.Pack] }) {
+						read.layers = []int{-1}
 					}
-					for x := s.First; x < s.First+s.Layers && !slices.Contains(b.layers, -1); x++ {
-						if !slices.Contains(b.layers, x) {
-							b.layers = append(b.layers, x)
+					for layer := section.First; layer < section.First+section.Layers &&
+						!slices.Contains(read.layers, -1); layer++ {
+						if !slices.Contains(read.layers, layer) {
+							read.layers = append(read.layers, layer)
 						}
 					}
-					out[st.Run] = b
+					out[st.Run] = read
 				}
 			}
 		}
@@ -119,13 +120,13 @@ func (p *Plan) bakedRefs() map[string]baked {
 }
 
 // ArtifactOf names the blob of a graph for a layer of a section that runs it.
-func (b *Baking) ArtifactOf(g *Graph) string { return LayerBlob(g.Artifact, b.Layer) }
+func (b *Baking) ArtifactOf(graph *Graph) string { return LayerBlob(graph.Artifact, b.Layer) }
 
 func refsKey(refs []WeightRef) string {
-	var b strings.Builder
-	for _, r := range refs {
-		b.WriteString(r.String())
-		b.WriteByte(0)
+	var text strings.Builder
+	for _, ref := range refs {
+		text.WriteString(ref.String())
+		text.WriteByte(0)
 	}
-	return b.String()
+	return text.String()
 }

@@ -20,39 +20,39 @@ const maxJSON = 64 << 20
 
 // Encode returns the canonical JSON of the plan: fixed key order, no white space, no optional
 // empty field. Plans with equal content have equal bytes.
-func Encode(p *Plan) ([]byte, error) {
+func Encode(plan *Plan) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(withLists(p)); err != nil {
+	if err := enc.Encode(withLists(plan)); err != nil {
 		return nil, fmt.Errorf("encode plan: %w", err)
 	}
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
-// withLists is p with empty lists where a processor has none but its key is always written, so that both are one value.
-func withLists(p *Plan) *Plan {
-	out := *p
-	out.Procs = slices.Clone(p.Procs)
+// withLists is the plan with empty lists where a processor has none but its key is always written, so that both are one value.
+func withLists(plan *Plan) *Plan {
+	out := *plan
+	out.Procs = slices.Clone(plan.Procs)
 	for i := range out.Procs {
-		q := &out.Procs[i]
-		if q.Schemes == nil {
-			q.Schemes = []op.Scheme{}
+		proc := &out.Procs[i]
+		if proc.Schemes == nil {
+			proc.Schemes = []op.Scheme{}
 		}
-		if q.Layouts == nil {
-			q.Layouts = map[string]string{}
+		if proc.Layouts == nil {
+			proc.Layouts = map[string]string{}
 		}
 	}
 	return &out
 }
 
 // otherVersion reports a document of another version of the schema, whose keys may be others.
-func otherVersion(b []byte) error {
+func otherVersion(data []byte) error {
 	var head struct {
 		Schema string `json:"schema"`
 	}
 	kind, _, _ := strings.Cut(Schema, "/")
-	if json.Unmarshal(b, &head) != nil || head.Schema == Schema || !strings.HasPrefix(head.Schema, kind+"/") {
+	if json.Unmarshal(data, &head) != nil || head.Schema == Schema || !strings.HasPrefix(head.Schema, kind+"/") {
 		return nil
 	}
 	return diag.New(diag.ClassInput, "decode plan: schema %q, want %q", head.Schema, Schema).
@@ -61,55 +61,56 @@ func otherVersion(b []byte) error {
 
 // Decode accepts canonical JSON only: unknown keys, duplicates, other white space or key order,
 // and anything after the document are refused. It does not check the rules (see Check).
-func Decode(b []byte) (*Plan, error) {
-	if len(b) > maxJSON {
-		return nil, diag.New(diag.ClassInput, "decode plan: %d bytes, want at most %d", len(b), maxJSON)
+func Decode(data []byte) (*Plan, error) {
+	if len(data) > maxJSON {
+		return nil, diag.New(diag.ClassInput, "decode plan: %d bytes, want at most %d", len(data), maxJSON)
 	}
 	var quick Plan
-	if canon.Read(b, &quick) && quick.Schema == Schema {
+	if canon.Read(data, &quick) && quick.Schema == Schema {
 		return &quick, nil
 	}
-	if err := otherVersion(b); err != nil {
+	if err := otherVersion(data); err != nil {
 		return nil, err
 	}
-	dec := json.NewDecoder(bytes.NewReader(b)) // for what is wrong, or written with escapes
+	dec := json.NewDecoder(bytes.NewReader(data)) // for what is wrong, or written with escapes
 	dec.DisallowUnknownFields()
-	var p Plan
-	if err := dec.Decode(&p); err != nil {
+	var plan Plan
+	if err := dec.Decode(&plan); err != nil {
 		return nil, diag.New(diag.ClassInput, "decode plan: %w", err)
 	}
 	if _, err := dec.Token(); err != io.EOF {
 		return nil, diag.New(diag.ClassInput, "decode plan: data after the document")
 	}
-	if p.Schema != Schema {
-		return nil, diag.New(diag.ClassInput, "decode plan: schema %q, want %q", p.Schema, Schema)
+	if plan.Schema != Schema {
+		return nil, diag.New(diag.ClassInput, "decode plan: schema %q, want %q", plan.Schema, Schema)
 	}
-	again, err := Encode(&p)
+	again, err := Encode(&plan)
 	if err != nil {
 		return nil, err
 	}
-	if !bytes.Equal(again, b) {
-		return nil, diag.New(diag.ClassInput, "decode plan: not in canonical form (first difference at byte %d)", firstDifference(again, b))
+	if !bytes.Equal(again, data) {
+		return nil, diag.New(diag.ClassInput, "decode plan: not in canonical form (first difference at byte %d)",
+			firstDifference(again, data))
 	}
-	return &p, nil
+	return &plan, nil
 }
 
 // Digest is the identity of a plan: hex SHA-256 of its canonical JSON.
-func Digest(p *Plan) (string, error) {
-	b, err := Encode(p)
+func Digest(plan *Plan) (string, error) {
+	data, err := Encode(plan)
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(b)
+	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:]), nil
 }
 
 func firstDifference(a, b []byte) int {
-	n := min(len(a), len(b))
-	for i := 0; i < n; i++ {
+	length := min(len(a), len(b))
+	for i := 0; i < length; i++ {
 		if a[i] != b[i] {
 			return i
 		}
 	}
-	return n
+	return length
 }

@@ -7,101 +7,109 @@ import (
 
 // Dump renders a plan as text with one line per element and per step, in the order of execution
 // within each lane. Equal plans have equal dumps, and a changed step changes its line only.
-func Dump(p *Plan) string {
-	var b strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line("plan %s model %s soc %s control %s context %d kv %s", p.Schema, p.Model.Name, p.SoC.Name, p.SoC.Control, p.MaxContext, p.KV)
-	for i := range p.Procs {
-		q := &p.Procs[i]
-		line("proc %s %s %s/%s cores %v tile k%d n%d%s%s", q.Name, q.Kind, q.Driver, q.Select, q.Cores, q.Tile.K, q.Tile.N, when(q.Bakes, " bakes"), when(q.Shares, " shares"))
+func Dump(plan *Plan) string {
+	var text strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
+	line("plan %s model %s soc %s control %s context %d kv %s", plan.Schema, plan.Model.Name, plan.SoC.Name,
+		plan.SoC.Control, plan.MaxContext, plan.KV)
+	for i := range plan.Procs {
+		proc := &plan.Procs[i]
+		line("proc %s %s %s/%s cores %v tile k%d n%d%s%s", proc.Name, proc.Kind, proc.Driver, proc.Select, proc.Cores,
+			proc.Tile.K, proc.Tile.N, when(proc.Bakes, " bakes"), when(proc.Shares, " shares"))
 	}
-	if t := p.Target; t != nil {
-		line("target %s%s%s", t.SoC, when(t.Emulator, " emulator"), when(t.Simulated, " simulated times"))
-		for _, f := range t.Fallbacks {
-			line("fallback %s@%d from %s: %s", f.Node, f.Rows, f.From, f.Reason)
+	if target := plan.Target; target != nil {
+		line("target %s%s%s", target.SoC, when(target.Emulator, " emulator"),
+			when(target.Simulated, " simulated times"))
+		for _, fallback := range target.Fallbacks {
+			line("fallback %s@%d from %s: %s", fallback.Node, fallback.Rows, fallback.From, fallback.Reason)
 		}
 	}
-	for i := range p.Decisions {
-		d := &p.Decisions[i]
-		line("decide %s@%d %s %s %s", d.Node, d.Rows, d.Strategy, orDash(string(d.Scheme)), d.ShareText())
+	for i := range plan.Decisions {
+		decision := &plan.Decisions[i]
+		line("decide %s@%d %s %s %s", decision.Node, decision.Rows, decision.Strategy,
+			orDash(string(decision.Scheme)), decision.ShareText())
 	}
-	pr := &p.Program
-	line("cache %s layers %d heads %d context %d dim %d%s", pr.Cache.Type, pr.Cache.Layers, pr.Cache.KVHeads, pr.Cache.MaxContext, pr.Cache.HeadDim, sequences(pr.Cache.Sequences))
-	for _, v := range pr.Buffers {
-		line("buffer %s %s [%d,%d]", v.Name, v.Type, v.Rows, v.Cols)
+	pr := &plan.Program
+	line("cache %s layers %d heads %d context %d dim %d%s", pr.Cache.Type, pr.Cache.Layers, pr.Cache.KVHeads,
+		pr.Cache.MaxContext, pr.Cache.HeadDim, sequences(pr.Cache.Sequences))
+	for _, buffer := range pr.Buffers {
+		line("buffer %s %s [%d,%d]", buffer.Name, buffer.Type, buffer.Rows, buffer.Cols)
 	}
-	for _, w := range pr.Weights {
+	for _, weight := range pr.Weights {
 		folds := ""
-		if w.FoldRows != "" {
-			folds += " rows times " + w.FoldRows
+		if weight.FoldRows != "" {
+			folds += " rows times " + weight.FoldRows
 		}
-		if w.FoldCols != "" {
-			folds += fmt.Sprintf(" columns of source %d by %s", w.FoldSource, w.FoldCols)
+		if weight.FoldCols != "" {
+			folds += fmt.Sprintf(" columns of source %d by %s", weight.FoldSource, weight.FoldCols)
 		}
-		from := orDash(strings.Join(w.From, " "))
-		if w.ScaleOf != "" {
-			from = "the range of " + w.ScaleOf
+		from := orDash(strings.Join(weight.From, " "))
+		if weight.ScaleOf != "" {
+			from = "the range of " + weight.ScaleOf
 		}
-		line("weight %s [%d,%d] layers %v from %s%s", w.Name, w.K, w.N, w.Layers, from, folds)
+		line("weight %s [%d,%d] layers %v from %s%s", weight.Name, weight.K, weight.N, weight.Layers, from, folds)
 	}
 	for _, k := range pr.Packs {
-		line("pack %s of %s [%d:%d,%d:%d] %s %s %d bytes%s", k.Name, k.Weight, k.K0, k.K1, k.N0, k.N1, k.Scheme, k.Layout, k.Bytes, when(k.Baked, " baked"))
+		line("pack %s of %s [%d:%d,%d:%d] %s %s %d bytes%s", k.Name, k.Weight, k.K0, k.K1, k.N0, k.N1, k.Scheme,
+			k.Layout, k.Bytes, when(k.Baked, " baked"))
 	}
-	for _, g := range pr.Graphs {
-		ops := make([]string, len(g.Graph.Nodes))
-		for i, n := range g.Graph.Nodes {
-			ops[i] = n.Op.Key()
+	for _, graph := range pr.Graphs {
+		ops := make([]string, len(graph.Graph.Nodes))
+		for i, node := range graph.Graph.Nodes {
+			ops[i] = node.Op.Key()
 		}
-		line("graph %s on %s as %s%s: %s", g.Name, g.Proc, g.Artifact, when(g.Context != "", " in "+g.Context), strings.Join(ops, "; "))
+		line("graph %s on %s as %s%s: %s", graph.Name, graph.Proc, graph.Artifact,
+			when(graph.Context != "", " in "+graph.Context), strings.Join(ops, "; "))
 	}
 	for i := range pr.Programs {
 		ph := &pr.Programs[i]
 		line("program %s %s rows %d", ph.Name, ph.Phase, ph.Rows)
 		for j := range ph.Sections {
-			s := &ph.Sections[j]
-			line("  section %s layers %d:%d flags %d logits %v", s.Name, s.First, s.First+s.Layers, s.Flags, s.Logits)
-			for _, l := range s.Lanes {
-				for k := range l.Steps {
-					line("    %s %d %s", l.Proc, k, l.Steps[k].dump())
+			section := &ph.Sections[j]
+			line("  section %s layers %d:%d flags %d logits %v", section.Name, section.First,
+				section.First+section.Layers, section.Flags, section.Logits)
+			for _, lane := range section.Lanes {
+				for k := range lane.Steps {
+					line("    %s %d %s", lane.Proc, k, lane.Steps[k].dump())
 				}
 			}
 		}
 	}
-	for _, d := range pr.Decider {
-		line("tokens %d..%d: %s", d.Min, d.Max, d.Program)
+	for _, entry := range pr.Decider {
+		line("tokens %d..%d: %s", entry.Min, entry.Max, entry.Program)
 	}
-	return b.String()
+	return text.String()
 }
 
-func when(set bool, s string) string {
+func when(set bool, text string) string {
 	if set {
-		return s
+		return text
 	}
 	return ""
 }
 
-func sequences(n int) string {
-	if n == 0 {
+func sequences(count int) string {
+	if count == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" sequences %d", n)
+	return fmt.Sprintf(" sequences %d", count)
 }
 
 // ShareText is the written form of the shares: "cols npu 0:3072, gpu 3072:5632".
 func (d *Decision) ShareText() string {
 	var parts []string
-	for _, s := range d.Shares {
-		t := s.Proc
+	for _, share := range d.Shares {
+		part := share.Proc
 		if d.Axis != AxisNone {
-			t += fmt.Sprintf(" %d:%d", s.From, s.To)
+			part += fmt.Sprintf(" %d:%d", share.From, share.To)
 		}
-		if s.PadRows > 0 {
-			t += fmt.Sprintf(" rows %d", s.PadRows)
+		if share.PadRows > 0 {
+			part += fmt.Sprintf(" rows %d", share.PadRows)
 		}
-		if s.Form != "" {
-			t += fmt.Sprintf(" as %s", s.Form)
+		if share.Form != "" {
+			part += fmt.Sprintf(" as %s", share.Form)
 		}
-		parts = append(parts, t)
+		parts = append(parts, part)
 	}
 	text := strings.Join(parts, ", ")
 	if d.Axis != AxisNone {
@@ -111,39 +119,39 @@ func (d *Decision) ShareText() string {
 }
 
 func (st *Step) dump() string {
-	var b strings.Builder
-	b.WriteString(st.Node)
-	for i, w := range st.Wait {
-		t, _ := w.MarshalText()
-		b.WriteString([]string{" wait ", ","}[min(i, 1)] + string(t))
+	var out strings.Builder
+	out.WriteString(st.Node)
+	for i, wait := range st.Wait {
+		flag, _ := wait.MarshalText()
+		out.WriteString([]string{" wait ", ","}[min(i, 1)] + string(flag))
 	}
-	fmt.Fprintf(&b, " run %s", st.Run)
+	fmt.Fprintf(&out, " run %s", st.Run)
 	if st.R0 > 0 {
-		fmt.Fprintf(&b, " from row %d", st.R0)
+		fmt.Fprintf(&out, " from row %d", st.R0)
 	}
-	list := func(word string, n int, text func(int) string) {
-		for i := range n {
-			b.WriteString([]string{" " + word + " ", ","}[min(i, 1)] + text(i))
+	list := func(word string, count int, text func(int) string) {
+		for i := range count {
+			out.WriteString([]string{" " + word + " ", ","}[min(i, 1)] + text(i))
 		}
 	}
 	list("in", len(st.In), func(i int) string { return st.In[i].String() })
 	list("w", len(st.W), func(i int) string { return st.W[i].String() })
 	list("out", len(st.Out), func(i int) string { return st.Out[i].String() })
 	if st.Heads != nil {
-		fmt.Fprintf(&b, " heads %d:%d", st.Heads[0], st.Heads[1])
+		fmt.Fprintf(&out, " heads %d:%d", st.Heads[0], st.Heads[1])
 	}
 	if st.Set != nil {
-		fmt.Fprintf(&b, " set %d", *st.Set)
+		fmt.Fprintf(&out, " set %d", *st.Set)
 	}
 	if st.ExpectNS > 0 {
-		fmt.Fprintf(&b, " expect %dns", st.ExpectNS)
+		fmt.Fprintf(&out, " expect %dns", st.ExpectNS)
 	}
-	return b.String()
+	return out.String()
 }
 
-func orDash(s string) string {
-	if s == "" {
+func orDash(text string) string {
+	if text == "" {
 		return "-"
 	}
-	return s
+	return text
 }

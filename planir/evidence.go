@@ -2,7 +2,8 @@ package planir
 
 import "fmt"
 
-// Evidence says what stands behind a plan: where its times come from, and whether what it executes ever ran on the device.
+// Evidence says what stands behind a plan: where its times come from, and whether what it executes ever ran on the
+// device.
 type Evidence string
 
 const (

@@ -14,43 +14,45 @@ import (
 // digests only: Dump shows the program.
 //
 // Times are milliseconds in the first part and microseconds beside decisions; memory is in bytes.
-func Outline(p *Plan) (string, error) {
+func Outline(plan *Plan) (string, error) {
 	var text strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
 	heading := func(title string) { line("\n%s", title) }
 
-	line("%s on %s%s", p.Model.Name, p.SoC.Name, prefixed(", from ", p.SoC.Times()))
-	line("context %d, cache %s%s", p.MaxContext, p.KV, prefixed(", folds ", strings.Join(p.Folds, " ")))
+	line("%s on %s%s", plan.Model.Name, plan.SoC.Name, prefixed(", from ", plan.SoC.Times()))
+	line("context %d, cache %s%s", plan.MaxContext, plan.KV, prefixed(", folds ", strings.Join(plan.Folds, " ")))
 
 	heading(outlineTimes)
-	for i := range p.Predictions {
-		line("%s", p.Predictions[i].outline())
+	for i := range plan.Predictions {
+		line("%s", plan.Predictions[i].outline())
 	}
 	heading("problems")
-	for _, s := range p.Solver {
-		line("%s: %s, objective %d, bound %d, %d choices", s.Problem, s.Status, s.ObjectiveNS, s.BoundNS, s.Choices)
+	for _, solve := range plan.Solver {
+		line("%s: %s, objective %d, bound %d, %d choices", solve.Problem, solve.Status, solve.ObjectiveNS,
+			solve.BoundNS, solve.Choices)
 	}
-	for _, q := range p.Quality {
-		line("mean KL of %s: %.6f%s", q.Phase, q.KL, prefixed(" of at most ", positive(q.MaxKL)))
+	for _, quality := range plan.Quality {
+		line("mean KL of %s: %.6f%s", quality.Phase, quality.KL, prefixed(" of at most ", positive(quality.MaxKL)))
 	}
-	if p.Memory != nil {
+	if plan.Memory != nil {
 		heading(outlineMemory)
-		for _, line := range p.Memory.outline() {
+		for _, line := range plan.Memory.outline() {
 			text.WriteString(line + "\n")
 		}
 	}
 	heading(outlineDecisions)
-	for i := range p.Decisions {
-		d := &p.Decisions[i]
-		line("%s@%d: %s %s%s, %s us", d.Node, d.Rows, d.Strategy, d.ShareText(), prefixed(" in ", string(d.Scheme)), thousandths(d.PredictNS))
+	for i := range plan.Decisions {
+		decision := &plan.Decisions[i]
+		line("%s@%d: %s %s%s, %s us", decision.Node, decision.Rows, decision.Strategy, decision.ShareText(),
+			prefixed(" in ", string(decision.Scheme)), thousandths(decision.PredictNS))
 	}
 
 	heading("digests")
-	program, err := json.Marshal(p.Program)
+	program, err := json.Marshal(plan.Program)
 	if err != nil {
 		return "", fmt.Errorf("outline of a plan: %w", err)
 	}
-	whole, err := Digest(p)
+	whole, err := Digest(plan)
 	if err != nil {
 		return "", err
 	}
@@ -68,9 +70,10 @@ const (
 
 // outline is one line: "decode: 20.577 (19.897..22.121), cpu alone 24.939; 131.492 mJ (modelled)".
 func (p *Prediction) outline() string {
-	text := fmt.Sprintf("%s: %s (%s..%s)", p.Program, milliseconds(p.PlanNS), milliseconds(p.LowNS), milliseconds(p.HighNS))
-	for _, s := range p.Singles {
-		text += fmt.Sprintf(", %s alone %s", s.Proc, milliseconds(s.NS))
+	text := fmt.Sprintf("%s: %s (%s..%s)", p.Program, milliseconds(p.PlanNS), milliseconds(p.LowNS),
+		milliseconds(p.HighNS))
+	for _, single := range p.Singles {
+		text += fmt.Sprintf(", %s alone %s", single.Proc, milliseconds(single.NS))
 	}
 	if p.EnergyUJ > 0 {
 		text += fmt.Sprintf("; %s mJ (modelled)", thousandths(p.EnergyUJ))
@@ -85,7 +88,8 @@ func (m *Memory) outline() []string {
 		name  string
 		bytes int64
 	}{
-		{"weights", m.Weights}, {"weights of prefill only", m.PrefillWeights}, {"weights of decode only", m.DecodeWeights},
+		{"weights", m.Weights}, {"weights of prefill only", m.PrefillWeights},
+		{"weights of decode only", m.DecodeWeights},
 		{"embedding rows", m.Tables}, {"prepacked copies", m.Prepacked}, {"cache", m.Cache}, {"buffers", m.Pool},
 		{"scratch", m.Work}, {"program", m.Fixed}, {"limit", m.Max}, {"total", m.Total},
 	} {

@@ -20,22 +20,27 @@ type Plan struct {
 	SoC    SoCRef   `json:"soc" yaml:"soc"`
 	Inputs []Input  `json:"inputs,omitempty" yaml:"inputs,omitempty"` // digests of everything solve read
 
-	Folds []string `json:"folds,omitempty" yaml:"folds,omitempty"` // ascending: groups (models.FoldGroup) whose weights are folded by the factors of the calibration
+	// ascending: groups (models.FoldGroup) whose weights are folded by the factors of the calibration
+	Folds []string `json:"folds,omitempty" yaml:"folds,omitempty"`
 
-	MaxContext int     `json:"max_context" yaml:"max_context"`                  // cached positions
-	KV         op.Type `json:"kv" yaml:"kv"`                                    // cache element type
-	Batches    []int   `json:"batches,omitempty" yaml:"batches,omitempty,flow"` // ascending: numbers of sequences that are decoded together, besides one
+	MaxContext int     `json:"max_context" yaml:"max_context"` // cached positions
+	KV         op.Type `json:"kv" yaml:"kv"`                   // cache element type
+	// ascending: numbers of sequences that are decoded together, besides one
+	Batches []int `json:"batches,omitempty" yaml:"batches,omitempty,flow"`
 
 	Procs       []Proc       `json:"procs,omitempty" yaml:"procs,omitempty"` // ascending by name
 	Decisions   []Decision   `json:"decisions,omitempty" yaml:"decisions,omitempty"`
 	Predictions []Prediction `json:"predictions,omitempty" yaml:"predictions,omitempty"`
 	Solver      []Solve      `json:"solver,omitempty" yaml:"solver,omitempty"`
-	Quality     []Quality    `json:"quality,omitempty" yaml:"quality,omitempty"` // by phase, when solved with a calibration
-	Memory      *Memory      `json:"memory,omitempty" yaml:"memory,omitempty"`
-	Compiled    []Compiled   `json:"compiled,omitempty" yaml:"compiled,omitempty"` // ascending by processor and operator, when solved with compiler facts
-	Tiers       *Tiers       `json:"tiers,omitempty" yaml:"tiers,omitempty"`       // of experts, when solved with loads
-	Target      *Target      `json:"target,omitempty" yaml:"target,omitempty"`     // what emit made it a plan for; nil: it is as solve wrote it
-	Program     Program      `json:"program" yaml:"program"`
+	// by phase, when solved with a calibration
+	Quality []Quality `json:"quality,omitempty" yaml:"quality,omitempty"`
+	Memory  *Memory   `json:"memory,omitempty" yaml:"memory,omitempty"`
+	// ascending by processor and operator, when solved with compiler facts
+	Compiled []Compiled `json:"compiled,omitempty" yaml:"compiled,omitempty"`
+	Tiers    *Tiers     `json:"tiers,omitempty" yaml:"tiers,omitempty"` // of experts, when solved with loads
+	// what emit made it a plan for; nil: it is as solve wrote it
+	Target  *Target `json:"target,omitempty" yaml:"target,omitempty"`
+	Program Program `json:"program" yaml:"program"`
 }
 
 // ModelRef names the model a plan is for. Digest covers the configuration and, for models with
@@ -50,8 +55,9 @@ type ModelRef struct {
 // Target says for what emit rewrote a plan that solve had made for a simulated SoC: its decisions are solve's but for
 // those listed, its processors are those that execute it.
 type Target struct {
-	SoC      string `json:"soc" yaml:"soc"`                               // the target's name
-	Emulator bool   `json:"emulator,omitempty" yaml:"emulator,omitempty"` // a twin, for the vendor's emulator and this CPU, of the plan for the device
+	SoC string `json:"soc" yaml:"soc"` // the target's name
+	// a twin, for the vendor's emulator and this CPU, of the plan for the device
+	Emulator bool `json:"emulator,omitempty" yaml:"emulator,omitempty"`
 	// Simulated: the times that the plan expects come from a simulation of the target, not from a measurement on it.
 	Simulated bool       `json:"simulated,omitempty" yaml:"simulated,omitempty"`
 	Fallbacks []Fallback `json:"fallbacks,omitempty" yaml:"fallbacks,omitempty"` // in the order of the decisions
@@ -71,9 +77,11 @@ type SoCRef struct {
 	Digest      string `json:"digest" yaml:"digest"`
 	Fingerprint string `json:"fingerprint,omitempty" yaml:"fingerprint,omitempty"`
 	Simulated   bool   `json:"simulated,omitempty" yaml:"simulated,omitempty"` // times come from a simulation
-	Imported    bool   `json:"imported,omitempty" yaml:"imported,omitempty"`   // some times were measured elsewhere and imported
-	Control     string `json:"control" yaml:"control"`                         // processor that owns control steps
-	Target      bool   `json:"target,omitempty" yaml:"target,omitempty"`       // planned for its device: only processors with target data, as they execute there
+	// some times were measured elsewhere and imported
+	Imported bool   `json:"imported,omitempty" yaml:"imported,omitempty"`
+	Control  string `json:"control" yaml:"control"` // processor that owns control steps
+	// planned for its device: only processors with target data, as they execute there
+	Target bool `json:"target,omitempty" yaml:"target,omitempty"`
 }
 
 // Times says what the plan's times are predicted from when that is no measurement by hetc; "" when it is.
@@ -89,8 +97,8 @@ func (s *SoCRef) Times() string {
 	return ""
 }
 
-// Compiled is what the compiler of a device had said about the graphs of an operator when the plan was solved (compiler facts of a
-// record). It holds sizes, and no times.
+// Compiled is what the compiler of a device had said about the graphs of an operator when the plan was solved (compiler
+// facts of a record). It holds sizes, and no times.
 type Compiled struct {
 	Node   string          `json:"node" yaml:"node"`
 	Proc   string          `json:"proc" yaml:"proc"`
@@ -105,10 +113,12 @@ type Compiled struct {
 
 // CompiledGraph is one of them.
 type CompiledGraph struct {
-	Rows       int   `json:"rows" yaml:"rows"`               // of the graph
-	For        []int `json:"for" yaml:"for,flow"`            // ascending: numbers of rows of the programs that use it
-	SpillBytes int64 `json:"spill_bytes" yaml:"spill_bytes"` // buffer in main memory for what does not fit the processor's own; -1: not known
-	// Avoided are numbers of rows that would have done at the same predicted time, as far as it is known, and spill more.
+	Rows int   `json:"rows" yaml:"rows"`    // of the graph
+	For  []int `json:"for" yaml:"for,flow"` // ascending: numbers of rows of the programs that use it
+	// buffer in main memory for what does not fit the processor's own; -1: not known
+	SpillBytes int64 `json:"spill_bytes" yaml:"spill_bytes"`
+	// Avoided are numbers of rows that would have done at the same predicted time, as far as it is known, and spill
+	// more.
 	Avoided []Spill `json:"avoided,omitempty" yaml:"avoided,omitempty"`
 }
 
@@ -136,7 +146,8 @@ type Proc struct {
 
 	capability.Set `yaml:",inline"`
 
-	Shares     bool  `json:"shares,omitempty" yaml:"shares,omitempty"`           // artifacts that hold the same weights refer to one binary
+	// artifacts that hold the same weights refer to one binary
+	Shares     bool  `json:"shares,omitempty" yaml:"shares,omitempty"`
 	GraphBytes int64 `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"` // limit of one graph, 0: none
 }
 
@@ -150,7 +161,8 @@ const (
 	Hybrid           Strategy = "hybrid"             // rows padded to a standard size, columns divided
 	Padding          Strategy = "padding"            // one processor, rows padded to a standard size
 	Pipe             Strategy = "pipe"               // one processor, several standard sizes in sequence
-	Paired           Strategy = "paired"             // columns of the producer, then K of this operator: partial sums, one addition
+	// columns of the producer, then K of this operator: partial sums, one addition
+	Paired Strategy = "paired"
 )
 
 // Axis is the dimension a decision divides.
@@ -198,11 +210,12 @@ type Alternative struct {
 
 // Prediction is the expected time of one program, beside every single-processor placement.
 type Prediction struct {
-	Program  string        `json:"program" yaml:"program"` // "prefill@256", "decode"
-	PlanNS   int64         `json:"plan_ns" yaml:"plan_ns"`
-	LowNS    int64         `json:"low_ns" yaml:"low_ns"`
-	HighNS   int64         `json:"high_ns" yaml:"high_ns"`
-	EnergyUJ int64         `json:"energy_uj,omitempty" yaml:"energy_uj,omitempty"` // modelled, never measured: power_w of each processor times its busy time; 0: the SoC does not say
+	Program string `json:"program" yaml:"program"` // "prefill@256", "decode"
+	PlanNS  int64  `json:"plan_ns" yaml:"plan_ns"`
+	LowNS   int64  `json:"low_ns" yaml:"low_ns"`
+	HighNS  int64  `json:"high_ns" yaml:"high_ns"`
+	// modelled, never measured: power_w of each processor times its busy time; 0: the SoC does not say
+	EnergyUJ int64         `json:"energy_uj,omitempty" yaml:"energy_uj,omitempty"`
 	Singles  []SingleTime  `json:"singles,omitempty" yaml:"singles,omitempty"`
 	Sections []SectionTime `json:"sections,omitempty" yaml:"sections,omitempty"`
 }
@@ -240,8 +253,8 @@ type Solve struct {
 
 // Sequences is how many sequences the cache holds: the most that are decoded together.
 func (p *Plan) Sequences() int {
-	if n := len(p.Batches); n > 0 {
-		return max(1, p.Batches[n-1])
+	if count := len(p.Batches); count > 0 {
+		return max(1, p.Batches[count-1])
 	}
 	return 1
 }

@@ -74,17 +74,19 @@ type Pack struct {
 
 // Spec describes the packing to drivers.
 func (p *Pack) Spec() op.WeightSpec {
-	return op.WeightSpec{Name: p.Name, Experts: p.Experts, K: p.K1 - p.K0, N: p.N1 - p.N0, Scheme: p.Scheme, Layout: p.Layout}
+	return op.WeightSpec{Name: p.Name, Experts: p.Experts, K: p.K1 - p.K0, N: p.N1 - p.N0, Scheme: p.Scheme,
+		Layout: p.Layout}
 }
 
 // Graph is a piece of the model compiled for one processor.
 type Graph struct {
-	Name     string   `json:"name" yaml:"name"`
-	Proc     string   `json:"proc" yaml:"proc"`
-	Graph    op.Graph `json:"graph" yaml:"graph"`
-	Artifact string   `json:"artifact" yaml:"artifact"` // blob that holds what the compiler made of it; of a graph with baked weights see Baking
-	// Context names the binary to which its artifact refers, with those of all graphs that bake the same weights; "": the
-	// artifact holds what it needs.
+	Name  string   `json:"name" yaml:"name"`
+	Proc  string   `json:"proc" yaml:"proc"`
+	Graph op.Graph `json:"graph" yaml:"graph"`
+	// blob that holds what the compiler made of it; of a graph with baked weights see Baking
+	Artifact string `json:"artifact" yaml:"artifact"`
+	// Context names the binary to which its artifact refers, with those of all graphs that bake the same weights; "":
+	// the artifact holds what it needs.
 	Context string `json:"context,omitempty" yaml:"context,omitempty"`
 }
 
@@ -107,7 +109,8 @@ type Section struct {
 	Name   string `json:"name" yaml:"name"` // "embed", "layers", "head"
 	First  int    `json:"first,omitempty" yaml:"first,omitempty"`
 	Layers int    `json:"layers,omitempty" yaml:"layers,omitempty"`
-	Logits bool   `json:"logits,omitempty" yaml:"logits,omitempty"` // run only for rows whose logits are wanted, once per row
+	// run only for rows whose logits are wanted, once per row
+	Logits bool   `json:"logits,omitempty" yaml:"logits,omitempty"`
 	Flags  int    `json:"flags,omitempty" yaml:"flags,omitempty"`
 	Lanes  []Lane `json:"lanes,omitempty" yaml:"lanes,omitempty"` // ascending by processor
 }
@@ -121,16 +124,17 @@ type Lane struct {
 // Step waits for flags, runs a graph, and sets a flag. R0 is the first row of the call it covers: a
 // call with fewer rows runs it with the rest, or skips it.
 type Step struct {
-	Node     string      `json:"node" yaml:"node"` // see Nodes
-	Wait     []Wait      `json:"wait,omitempty" yaml:"wait,omitempty,flow"`
-	Run      string      `json:"run" yaml:"run"` // graph
-	R0       int         `json:"r0,omitempty" yaml:"r0,omitempty"`
-	In       []View      `json:"in,omitempty" yaml:"in,omitempty,flow"`
-	W        []WeightRef `json:"w,omitempty" yaml:"w,omitempty,flow"`
-	Out      []View      `json:"out,omitempty" yaml:"out,omitempty,flow"`
-	Heads    *[2]int     `json:"heads,omitempty" yaml:"heads,omitempty,flow"` // cache heads [from,to) of a graph with state
-	Set      *int        `json:"set,omitempty" yaml:"set,omitempty"`
-	ExpectNS int64       `json:"expect_ns,omitempty" yaml:"expect_ns,omitempty"`
+	Node string      `json:"node" yaml:"node"` // see Nodes
+	Wait []Wait      `json:"wait,omitempty" yaml:"wait,omitempty,flow"`
+	Run  string      `json:"run" yaml:"run"` // graph
+	R0   int         `json:"r0,omitempty" yaml:"r0,omitempty"`
+	In   []View      `json:"in,omitempty" yaml:"in,omitempty,flow"`
+	W    []WeightRef `json:"w,omitempty" yaml:"w,omitempty,flow"`
+	Out  []View      `json:"out,omitempty" yaml:"out,omitempty,flow"`
+	// cache heads [from,to) of a graph with state
+	Heads    *[2]int `json:"heads,omitempty" yaml:"heads,omitempty,flow"`
+	Set      *int    `json:"set,omitempty" yaml:"set,omitempty"`
+	ExpectNS int64   `json:"expect_ns,omitempty" yaml:"expect_ns,omitempty"`
 }
 
 // NodeSeparator stands between the nodes of a step.
@@ -141,8 +145,8 @@ const NodeSeparator = "+"
 func (st *Step) Nodes() []string { return strings.Split(st.Node, NodeSeparator) }
 
 // nodeOf is the name of the node that stands for node i of the step's graph.
-func (st *Step) nodeOf(g *op.Graph, i int) string {
-	if names := st.Nodes(); len(names) == len(g.Nodes) {
+func (st *Step) nodeOf(graph *op.Graph, i int) string {
+	if names := st.Nodes(); len(names) == len(graph.Nodes) {
 		return names[i]
 	}
 	return st.Node
@@ -163,30 +167,30 @@ type View struct {
 }
 
 // Overlaps reports whether two views share an element.
-func (v View) Overlaps(w View) bool {
-	return v.Buffer == w.Buffer && v.R0 < w.R1 && w.R0 < v.R1 && v.C0 < w.C1 && w.C0 < v.C1
+func (v View) Overlaps(other View) bool {
+	return v.Buffer == other.Buffer && v.R0 < other.R1 && other.R0 < v.R1 && v.C0 < other.C1 && other.C0 < v.C1
 }
 
 // String is the written form.
 func (v View) String() string {
-	b := make([]byte, 0, len(v.Buffer)+24)
-	b = appendRange(append(append(b, v.Buffer...), '['), v.R0, v.R1)
-	b = appendRange(append(b, ','), v.C0, v.C1)
-	return string(append(b, ']'))
+	text := make([]byte, 0, len(v.Buffer)+24)
+	text = appendRange(append(append(text, v.Buffer...), '['), v.R0, v.R1)
+	text = appendRange(append(text, ','), v.C0, v.C1)
+	return string(append(text, ']'))
 }
 
 // MarshalText implements encoding.TextMarshaler.
 func (v View) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
 // UnmarshalText accepts the written form only.
-func (v *View) UnmarshalText(b []byte) error {
-	name, n, err := parseIndexed(string(b), 4)
+func (v *View) UnmarshalText(data []byte) error {
+	name, numbers, err := parseIndexed(string(data), 4)
 	if err != nil {
-		return fmt.Errorf("view %q: %w, want name[r0:r1,c0:c1]", b, err)
+		return fmt.Errorf("view %q: %w, want name[r0:r1,c0:c1]", data, err)
 	}
-	*v = View{name, n[0], n[1], n[2], n[3]}
-	if v.String() != string(b) {
-		return fmt.Errorf("view %q is not in canonical form %q", b, v)
+	*v = View{name, numbers[0], numbers[1], numbers[2], numbers[3]}
+	if v.String() != string(data) {
+		return fmt.Errorf("view %q is not in canonical form %q", data, v)
 	}
 	return nil
 }
@@ -200,23 +204,23 @@ type Wait struct {
 
 // MarshalText implements encoding.TextMarshaler.
 func (w Wait) MarshalText() ([]byte, error) {
-	s := strconv.Itoa(w.Flag)
+	text := strconv.Itoa(w.Flag)
 	if w.Back {
-		s += "-1"
+		text += "-1"
 	}
-	return []byte(s), nil
+	return []byte(text), nil
 }
 
 // UnmarshalText accepts the written form only.
-func (w *Wait) UnmarshalText(b []byte) error {
-	s, back := strings.CutSuffix(string(b), "-1")
-	n, err := strconv.Atoi(s)
-	if err != nil || n < 0 {
-		return fmt.Errorf("wait %q: want a flag number, with -1 for the iteration before", b)
+func (w *Wait) UnmarshalText(data []byte) error {
+	number, back := strings.CutSuffix(string(data), "-1")
+	numbers, err := strconv.Atoi(number)
+	if err != nil || numbers < 0 {
+		return fmt.Errorf("wait %q: want a flag number, with -1 for the iteration before", data)
 	}
-	*w = Wait{n, back}
-	if t, _ := w.MarshalText(); string(t) != string(b) {
-		return fmt.Errorf("wait %q is not in canonical form %q", b, t)
+	*w = Wait{numbers, back}
+	if canonical, _ := w.MarshalText(); string(canonical) != string(data) {
+		return fmt.Errorf("wait %q is not in canonical form %q", data, canonical)
 	}
 	return nil
 }
@@ -229,53 +233,54 @@ type WeightRef struct {
 
 // String is the written form.
 func (w WeightRef) String() string {
-	b := append(make([]byte, 0, len(w.Pack)+16), w.Pack...)
-	return string(append(appendRange(append(b, '['), w.C0, w.C1), ']'))
+	text := append(make([]byte, 0, len(w.Pack)+16), w.Pack...)
+	return string(append(appendRange(append(text, '['), w.C0, w.C1), ']'))
 }
 
-func appendRange(b []byte, from, to int) []byte {
-	return strconv.AppendInt(append(strconv.AppendInt(b, int64(from), 10), ':'), int64(to), 10)
+func appendRange(text []byte, from, to int) []byte {
+	return strconv.AppendInt(append(strconv.AppendInt(text, int64(from), 10), ':'), int64(to), 10)
 }
 
 // MarshalText implements encoding.TextMarshaler.
 func (w WeightRef) MarshalText() ([]byte, error) { return []byte(w.String()), nil }
 
 // UnmarshalText accepts the written form only.
-func (w *WeightRef) UnmarshalText(b []byte) error {
-	name, n, err := parseIndexed(string(b), 2)
+func (w *WeightRef) UnmarshalText(data []byte) error {
+	name, numbers, err := parseIndexed(string(data), 2)
 	if err != nil {
-		return fmt.Errorf("weight reference %q: %w, want pack[c0:c1]", b, err)
+		return fmt.Errorf("weight reference %q: %w, want pack[c0:c1]", data, err)
 	}
-	*w = WeightRef{name, n[0], n[1]}
-	if w.String() != string(b) {
-		return fmt.Errorf("weight reference %q is not in canonical form %q", b, w)
+	*w = WeightRef{name, numbers[0], numbers[1]}
+	if w.String() != string(data) {
+		return fmt.Errorf("weight reference %q is not in canonical form %q", data, w)
 	}
 	return nil
 }
 
 // parseIndexed splits "name[a:b,c:d]" into its name and want numbers.
-func parseIndexed(s string, want int) (string, []int, error) {
-	open := strings.LastIndexByte(s, '[')
-	if open < 1 || !strings.HasSuffix(s, "]") {
+func parseIndexed(text string, want int) (string, []int, error) {
+	open := strings.LastIndexByte(text, '[')
+	if open < 1 || !strings.HasSuffix(text, "]") {
 		return "", nil, fmt.Errorf("no [range]")
 	}
 	const numbers = 4
 	parts := make([]string, 0, numbers)
-	for p := range strings.FieldsFuncSeq(s[open+1:len(s)-1], func(r rune) bool { return r == ':' || r == ',' }) {
-		parts = append(parts, p)
+	for part := range strings.FieldsFuncSeq(text[open+1:len(text)-1],
+		func(r rune) bool { return r == ':' || r == ',' }) {
+		parts = append(parts, part)
 	}
 	if len(parts) != want {
 		return "", nil, fmt.Errorf("%d numbers, want %d", len(parts), want)
 	}
 	n := make([]int, want)
-	for i, p := range parts {
-		v, err := strconv.Atoi(p)
-		if err != nil || v < 0 {
-			return "", nil, fmt.Errorf("bad number %q", p)
+	for i, part := range parts {
+		number, err := strconv.Atoi(part)
+		if err != nil || number < 0 {
+			return "", nil, fmt.Errorf("bad number %q", part)
 		}
-		n[i] = v
+		n[i] = number
 	}
-	return s[:open], n, nil
+	return text[:open], n, nil
 }
 
 // Blob alignment of packed tensors: one page on machines with 16 KiB pages.
@@ -295,34 +300,35 @@ type WeightBlob struct {
 	Packs []Placement
 }
 
-// WeightBlobs computes the weights blobs: "weights/shared" for packs without layers, then one
-// "weights/layer.NNN" per layer. Baked packs are in none. No offset is stored anywhere: it follows from the packs' sizes.
+// WeightBlobs computes the weights blobs: "weights/shared" for packs without layers, then one "weights/layer.NNN" per
+// layer. Baked packs are in none. No offset is stored anywhere: it follows from the packs' sizes.
 func (p *Program) WeightBlobs() []WeightBlob {
 	weights := map[string]*op.Weight{}
 	layers := 0
 	for i := range p.Weights {
-		w := &p.Weights[i]
-		weights[w.Name] = w
-		for _, r := range w.Layers {
-			layers = max(layers, r.To)
+		weight := &p.Weights[i]
+		weights[weight.Name] = weight
+		for _, span := range weight.Layers {
+			layers = max(layers, span.To)
 		}
 	}
 	fill := func(name string, layer int) WeightBlob {
-		b := WeightBlob{Name: name}
+		blob := WeightBlob{Name: name}
 		for i := range p.Packs {
-			k := &p.Packs[i]
-			w := weights[k.Weight]
-			if w == nil || k.Baked || (layer < 0) != (len(w.Layers) == 0) || layer >= 0 && !w.InLayer(layer) {
+			pack := &p.Packs[i]
+			weight := weights[pack.Weight]
+			if weight == nil || pack.Baked || (layer < 0) != (len(weight.Layers) == 0) ||
+				layer >= 0 && !weight.InLayer(layer) {
 				continue
 			}
-			b.Packs = append(b.Packs, Placement{Pack: k, Layer: layer, Offset: b.Size})
-			b.Size += (k.Bytes + tensorAlign - 1) / tensorAlign * tensorAlign
+			blob.Packs = append(blob.Packs, Placement{Pack: pack, Layer: layer, Offset: blob.Size})
+			blob.Size += (pack.Bytes + tensorAlign - 1) / tensorAlign * tensorAlign
 		}
-		return b
+		return blob
 	}
 	blobs := []WeightBlob{fill("weights/shared", -1)}
-	for l := 0; l < layers; l++ {
-		blobs = append(blobs, fill(fmt.Sprintf("weights/layer.%03d", l), l))
+	for layer := 0; layer < layers; layer++ {
+		blobs = append(blobs, fill(fmt.Sprintf("weights/layer.%03d", layer), layer))
 	}
-	return slices.DeleteFunc(blobs, func(b WeightBlob) bool { return b.Size == 0 })
+	return slices.DeleteFunc(blobs, func(blob WeightBlob) bool { return blob.Size == 0 })
 }

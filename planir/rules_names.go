@@ -69,7 +69,8 @@ func (c *checker) headerSizes() {
 	}
 	for i, batch := range plan.Batches {
 		if batch < 2 || batch > maxBatch || i > 0 && plan.Batches[i-1] >= batch {
-			c.fail(fmt.Sprintf("batches[%d]", i), "batches %v, want ascending numbers of 2..%d sequences", plan.Batches, maxBatch)
+			c.fail(fmt.Sprintf("batches[%d]", i), "batches %v, want ascending numbers of 2..%d sequences",
+				plan.Batches, maxBatch)
 		}
 	}
 	if plan.KV != op.F32 && plan.KV != op.F16 {
@@ -137,7 +138,8 @@ func (c *checker) qualitySizes() {
 			c.fail(fmt.Sprintf("quality[%d].phase", i), "phase %q, want decode, then prefill", quality.Phase)
 		}
 		if !within(quality.KL) || !within(quality.MaxKL) {
-			c.fail(fmt.Sprintf("quality[%d]", i), "mean KL %v of at most %v, want numbers of at least 0", quality.KL, quality.MaxKL)
+			c.fail(fmt.Sprintf("quality[%d]", i), "mean KL %v of at most %v, want numbers of at least 0", quality.KL,
+				quality.MaxKL)
 		}
 	}
 }
@@ -146,7 +148,8 @@ func (c *checker) programSizes() {
 	for i := range c.plan.Program.Programs {
 		program := &c.plan.Program.Programs[i]
 		if program.Rows < 1 || program.Phase != "prefill" && program.Phase != "decode" {
-			c.fail(fmt.Sprintf("program.programs[%d]", i), "phase %q with %d rows, want prefill or decode with at least 1",
+			c.fail(fmt.Sprintf("program.programs[%d]", i),
+				"phase %q with %d rows, want prefill or decode with at least 1",
 				program.Phase, program.Rows)
 		}
 		c.unique(fmt.Sprintf("program.programs[%d].sections", i), len(program.Sections), false, func(j int) string {
@@ -160,7 +163,8 @@ func (c *checker) programSizes() {
 			steps += len(section.Lanes[i].Steps)
 		}
 		layers := section.Layers >= 0 && section.Layers <= maxLayers &&
-			section.First >= 0 && section.First <= maxLayers-section.Layers && (section.Layers > 0 || section.First == 0)
+			section.First >= 0 && section.First <= maxLayers-section.Layers &&
+			(section.Layers > 0 || section.First == 0)
 		flags := section.Flags >= 0 && section.Flags <= steps
 		if len(section.Lanes) > maxProcs || steps > maxSteps || !layers || !flags {
 			c.fail(section.path(), "%d lanes, %d steps, %d layers, %d flags: out of range",

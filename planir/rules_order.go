@@ -7,10 +7,11 @@ import (
 )
 
 // Rules P007 to P010 are about what happens before what. A section's lanes run concurrently and meet only through
-// flags, so "before" is Lamport's relation, which vector clocks decide. unroll executes a section symbolically: an event
-// is one execution of a step, and its clock says of every lane how many events are finished when it starts. The state
-// is the clocks of the lanes and of the flags that are set. Waits reach back one iteration at most, so three iterations
-// show everything. The cost is one pass over the events, times the number of lanes; races compares all pairs of them.
+// flags, so "before" is Lamport's relation, which vector clocks decide. unroll executes a section symbolically: an
+// event is one execution of a step, and its clock says of every lane how many events are finished when it starts. The
+// state is the clocks of the lanes and of the flags that are set. Waits reach back one iteration at most, so three
+// iterations show everything. The cost is one pass over the events, times the number of lanes; races compares all pairs
+// of them.
 
 // iterations is how often unroll repeats the section of several layers.
 const iterations = 3
@@ -66,22 +67,24 @@ type unrolling struct {
 }
 
 // unroll executes the section symbolically; nil when the lanes wait in a circle.
-func unroll(s *Section) *run {
-	state := unrolling{set: map[setting][]int{}, clock: make([][]int, len(s.Lanes)), next: make([]int, len(s.Lanes))}
+func unroll(section *Section) *run {
+	state := unrolling{set: map[setting][]int{}, clock: make([][]int, len(section.Lanes)),
+		next: make([]int, len(section.Lanes))}
 	for lane := range state.clock {
-		state.clock[lane] = make([]int, len(s.Lanes))
+		state.clock[lane] = make([]int, len(section.Lanes))
 	}
-	most := min(max(s.Layers, 1), iterations)
+	most := min(max(section.Layers, 1), iterations)
 	for progress := true; progress; {
 		progress = false
-		for lane := range s.Lanes {
-			for state.next[lane] < len(s.Lanes[lane].Steps)*most && state.advance(lane, s.Lanes[lane].Steps) {
+		for lane := range section.Lanes {
+			for state.next[lane] < len(section.Lanes[lane].Steps)*most &&
+				state.advance(lane, section.Lanes[lane].Steps) {
 				progress = true
 			}
 		}
 	}
-	for lane := range s.Lanes {
-		if state.next[lane] < len(s.Lanes[lane].Steps)*most {
+	for lane := range section.Lanes {
+		if state.next[lane] < len(section.Lanes[lane].Steps)*most {
 			return nil
 		}
 	}

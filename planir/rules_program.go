@@ -29,7 +29,8 @@ func (c *checker) decider() {
 	next := 1
 	for i, entry := range c.plan.Program.Decider {
 		if entry.Min != next || entry.Max < entry.Min {
-			c.fail(fmt.Sprintf("program.decider[%d]", i), "covers %d..%d, want a start of %d", entry.Min, entry.Max, next)
+			c.fail(fmt.Sprintf("program.decider[%d]", i), "covers %d..%d, want a start of %d", entry.Min, entry.Max,
+				next)
 			return
 		}
 		next = entry.Max + 1
@@ -86,7 +87,8 @@ func (c *checker) batches() {
 	}
 	for i, entry := range c.plan.Program.Decider {
 		if batched[entry.Program] {
-			c.fail(fmt.Sprintf("program.decider[%d]", i), "program %q is for several sequences, and tokens of one are processed",
+			c.fail(fmt.Sprintf("program.decider[%d]", i),
+				"program %q is for several sequences, and tokens of one are processed",
 				entry.Program)
 		}
 	}
@@ -98,13 +100,15 @@ func (c *checker) batches() {
 // batch checks the program that decodes several sequences: every row has logits, and none is selected.
 func (c *checker) batch(path string, program *Phase) {
 	if !slices.Contains(c.plan.Batches, program.Rows) {
-		c.fail(path, "program %q decodes %d sequences, and the plan has batches of %v", program.Name, program.Rows, c.plan.Batches)
+		c.fail(path, "program %q decodes %d sequences, and the plan has batches of %v", program.Name, program.Rows,
+			c.plan.Batches)
 	}
 	var have []View
 	for i := range program.Sections {
 		section := &program.Sections[i]
 		if section.Logits { // it would run once per row
-			c.fail(fmt.Sprintf("%s.sections[%d].logits", path, i), "section %q selects rows, and every row of a batch has logits",
+			c.fail(fmt.Sprintf("%s.sections[%d].logits", path, i),
+				"section %q selects rows, and every row of a batch has logits",
 				section.Name)
 		}
 		for step := range (sectionAt{Section: section}).steps() {
@@ -176,7 +180,8 @@ func (c *checker) bakedPack(step stepAt, proc *Proc, ref WeightRef, reader map[s
 	reader[ref.Pack] = proc.Name
 }
 
-// artifacts checks that artifacts with weights are of one graph each, and that contexts are named where binaries are shared.
+// artifacts checks that artifacts with weights are of one graph each, and that contexts are named where binaries are
+// shared.
 func (c *checker) artifacts() {
 	graphs := c.plan.Program.Graphs
 	blobs := map[string]bool{}
@@ -188,7 +193,8 @@ func (c *checker) artifacts() {
 				graph.Name, graph.Context, proc.Name, proc.Bakes, proc.Shares)
 		}
 		if proc.Bakes && blobs[graph.Artifact] {
-			c.fail(fmt.Sprintf("program.graphs[%d].artifact", i), "artifact %q is that of two graphs, and holds weights", graph.Artifact)
+			c.fail(fmt.Sprintf("program.graphs[%d].artifact", i),
+				"artifact %q is that of two graphs, and holds weights", graph.Artifact)
 		}
 		blobs[graph.Artifact] = true
 	}

@@ -82,7 +82,8 @@ func (c *checker) weight(path string, weight *op.Weight) {
 	}
 	beyond := weight.FoldSource >= max(1, len(weight.From)) && weight.ScaleOf == ""
 	if weight.FoldSource < 0 || beyond || weight.FoldSource != 0 && weight.FoldCols == "" {
-		c.fail(path+".fold_source", "source %d of %d is folded by %q", weight.FoldSource, len(weight.From), weight.FoldCols)
+		c.fail(path+".fold_source", "source %d of %d is folded by %q", weight.FoldSource, len(weight.From),
+			weight.FoldCols)
 	}
 	if weight.Experts < 0 || weight.Experts > maxExperts {
 		c.fail(path+".experts", "%d experts, want 0..%d", weight.Experts, maxExperts)
@@ -100,7 +101,8 @@ func (c *checker) staticScale(path string, weight *op.Weight) {
 			weight.Name, weight.ScaleOf, weight.K, weight.N, weight.From, op.MaxScales)
 	}
 	if c.plan.Calibration() == "" {
-		c.fail(path, "weight %q is the static scale of %q, and no calibration is among the inputs", weight.Name, weight.ScaleOf)
+		c.fail(path, "weight %q is the static scale of %q, and no calibration is among the inputs", weight.Name,
+			weight.ScaleOf)
 	}
 }
 
@@ -111,7 +113,8 @@ func (c *checker) stepReferences(step stepAt) {
 	case graph == nil:
 		c.fail(step.path(".run"), "unknown graph %q", step.Run)
 	case graph.Proc != step.lane.Proc:
-		c.fail(step.path(".run"), "graph %q is for %q, and this is the lane of %q", step.Run, graph.Proc, step.lane.Proc)
+		c.fail(step.path(".run"), "graph %q is for %q, and this is the lane of %q", step.Run, graph.Proc,
+			step.lane.Proc)
 	}
 	for _, view := range slices.Concat(step.In, step.Out) {
 		if c.buffers[view.Buffer] == nil {
@@ -148,7 +151,8 @@ func (c *checker) layersOf(step stepAt, ref WeightRef, weight *op.Weight) {
 	}
 	for layer := section.First; layer < section.First+section.Layers; layer++ {
 		if !weight.InLayer(layer) {
-			c.fail(step.path(".w"), "pack %q has layers %v, and the section runs layer %d", ref.Pack, weight.Layers, layer)
+			c.fail(step.path(".w"), "pack %q has layers %v, and the section runs layer %d", ref.Pack, weight.Layers,
+				layer)
 			break
 		}
 	}

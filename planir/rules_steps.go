@@ -40,7 +40,8 @@ func (c *checker) executable(path string, graph *Graph, proc *Proc, operator *op
 		c.fail(path, "graph %q: processor %q does not execute scheme %q", graph.Name, proc.Name, scheme)
 	}
 	if !proc.HasForm(scheme, operator.Form) {
-		c.fail(path, "graph %q: processor %q does not execute form %q of scheme %q", graph.Name, proc.Name, operator.Form, scheme)
+		c.fail(path, "graph %q: processor %q does not execute form %q of scheme %q", graph.Name, proc.Name,
+			operator.Form, scheme)
 	}
 	if operator.Kind == op.Embed && scheme != "" && proc.Layouts[scheme.Weight()] != op.TilesLayout {
 		c.fail(path, "graph %q: processor %q does not read weights %q in layout %q, in which rows are looked up",
@@ -148,7 +149,8 @@ func (c *checker) weights() {
 		rows := pack.K0 >= 0 && pack.K1 > pack.K0 && pack.K1 <= weight.K
 		cols := pack.N0 >= 0 && pack.N1 > pack.N0 && pack.N1 <= weight.N
 		if !rows || !cols || pack.Bytes < 1 || pack.Bytes > maxPack {
-			c.fail(fmt.Sprintf("program.packs[%d]", i), "pack %q [%d:%d,%d:%d] of %d bytes is outside weight %q [%d,%d]",
+			c.fail(fmt.Sprintf("program.packs[%d]", i),
+				"pack %q [%d:%d,%d:%d] of %d bytes is outside weight %q [%d,%d]",
 				pack.Name, pack.K0, pack.K1, pack.N0, pack.N1, pack.Bytes, weight.Name, weight.K, weight.N)
 		}
 	}
@@ -240,7 +242,8 @@ func (c *checker) usesOf(section sectionAt) (uses map[nodeWeight][]use, order []
 		graph := &c.graphOf[step.Run].Graph
 		for i, ref := range step.W {
 			spec := &graph.Weights[i]
-			reader := slices.IndexFunc(graph.Nodes, func(node op.Node) bool { return slices.Contains(node.W, spec.Name) })
+			reader := slices.IndexFunc(graph.Nodes,
+				func(node op.Node) bool { return slices.Contains(node.W, spec.Name) })
 			if spec.Layout == op.RowsLayout || reader < 0 {
 				continue
 			}

@@ -85,8 +85,10 @@ func (c *tierChecker) words() {
 		c.fail("tiers.prefer", "prefers %q, want time, offload or saliency", tiers.Prefer)
 	}
 	optimal := tiers.Status == "optimal"
-	if !optimal && tiers.Status != "feasible" || tiers.Bound > tiers.Objective || optimal && tiers.Bound != tiers.Objective {
-		c.fail("tiers.status", "status is %q with objective %d and bound %d", tiers.Status, tiers.Objective, tiers.Bound)
+	if !optimal && tiers.Status != "feasible" || tiers.Bound > tiers.Objective ||
+		optimal && tiers.Bound != tiers.Objective {
+		c.fail("tiers.status", "status is %q with objective %d and bound %d", tiers.Status, tiers.Objective,
+			tiers.Bound)
 	}
 }
 
@@ -127,18 +129,20 @@ func (c *tierChecker) limits() {
 		c.fail("tiers", "at most %d groups, %d ns of hand-over: want 0 or more", tiers.MaxGraphs, tiers.SyncNS)
 	}
 	exact := tiers.Overflow == "exact"
-	if exact && (tiers.Drop != 0 || tiers.MaxDrop != 0 || tiers.MaxLayerDrop != 0) || tiers.Drop > tiers.MaxDrop+shareRounding {
+	if exact && (tiers.Drop != 0 || tiers.MaxDrop != 0 || tiers.MaxLayerDrop != 0) ||
+		tiers.Drop > tiers.MaxDrop+shareRounding {
 		c.fail("tiers.drop", "a share of %v of the rows is dropped, want at most %v, and none where overflow is exact",
 			tiers.Drop, tiers.MaxDrop)
 	}
-	if exact && (tiers.Lost != 0 || tiers.MaxLost != 0 || tiers.MaxLayerLost != 0) || tiers.Lost > tiers.MaxLost+shareRounding {
+	if exact && (tiers.Lost != 0 || tiers.MaxLost != 0 || tiers.MaxLayerLost != 0) ||
+		tiers.Lost > tiers.MaxLost+shareRounding {
 		c.fail("tiers.lost", "a share of %v of the squared norm is lost, want at most %v, and none where overflow is exact",
 			tiers.Lost, tiers.MaxLost)
 	}
 }
 
-// layer checks one layer: its shares, that every expert has one place, and its time. It is false where the sum of times is
-// out of range.
+// layer checks one layer: its shares, that every expert has one place, and its time. It is false where the sum of times
+// is out of range.
 func (c *tierChecker) layer(index int) bool {
 	tiers, layer := c.tiers, &c.tiers.Layers[index]
 	at := fmt.Sprintf("tiers.layers[%d]", index)

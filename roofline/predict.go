@@ -289,7 +289,7 @@ func (c *Costs) Copy(from, to string, bytes int64) (Prediction, bool) {
 	return Prediction{}, false
 }
 
-// line is the time of a copy on the line through the two sizes around n.
+// line is the time of a copy on the line through the two sizes around the one at index after.
 func (k *Copy) line(after int, bytes int64) float64 {
 	if len(k.Points) == 1 {
 		return float64(k.Points[0][1]) * max(float64(bytes)/float64(k.Points[0][0]), 1)

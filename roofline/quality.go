@@ -121,7 +121,7 @@ func (q *Quality) Worst() float64 {
 
 // CrossValidate fits folds times, each time without one part of the operators, and predicts that part. Which
 // part an operator belongs to follows from its key. Shapes at the edge of what was sampled are
-// held out too and then count as extrapolations. c is the fit to the whole set, which stands for families that lack
+// held out too and then count as extrapolations. costs is the fit to the whole set, which stands for families that lack
 // nothing.
 func CrossValidate(soc *socs.SoC, set *record.Set, folds int, costs *Costs) (Quality, error) {
 	if folds < 2 || folds > 100 {

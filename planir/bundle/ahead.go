@@ -24,24 +24,25 @@ type Part struct {
 func (b *Bundle) Ahead(ctx context.Context, parts []Part) {
 	var wanted []piece
 	taken := map[*blob][]uint64{} // one bit per chunk
-	for _, p := range parts {
-		x, err := b.find(p.Blob)
-		if err != nil || x.leaves == nil || p.Offset < 0 || p.Bytes < 1 || p.Offset > x.Bytes || p.Bytes > x.Bytes-p.Offset {
+	for _, part := range parts {
+		blob, err := b.find(part.Blob)
+		if err != nil || blob.leaves == nil || part.Offset < 0 || part.Bytes < 1 || part.Offset > blob.Bytes ||
+			part.Bytes > blob.Bytes-part.Offset {
 			continue
 		}
-		if taken[x] == nil {
-			taken[x] = make([]uint64, len(x.good))
+		if taken[blob] == nil {
+			taken[blob] = make([]uint64, len(blob.good))
 		}
-		for c := p.Offset / x.chunk; c < chunks(p.Offset+p.Bytes, x.chunk); c++ {
-			bit := uint64(1) << (c % 64)
-			if (taken[x][c/64]|x.good[c/64].Load())&bit != 0 {
+		for index := part.Offset / blob.chunk; index < chunks(part.Offset+part.Bytes, blob.chunk); index++ {
+			bit := uint64(1) << (index % 64)
+			if (taken[blob][index/64]|blob.good[index/64].Load())&bit != 0 {
 				continue
 			}
-			taken[x][c/64] |= bit
-			n := piece{blob: x, chunk: c}
-			from, to := n.bounds()
-			n.mapped = x.file == nil || !p.Few && from >= p.Offset && to <= p.Offset+p.Bytes
-			wanted = append(wanted, n)
+			taken[blob][index/64] |= bit
+			next := piece{blob: blob, chunk: index}
+			from, to := next.bounds()
+			next.mapped = blob.file == nil || !part.Few && from >= part.Offset && to <= part.Offset+part.Bytes
+			wanted = append(wanted, next)
 		}
 	}
 	verifyPieces(ctx, wanted)
@@ -98,19 +99,19 @@ func split(wanted []piece) (work [][]piece) {
 	}
 	sizes := map[int64][]piece{}
 	var order []int64
-	for _, p := range wanted {
-		from, to := p.bounds()
+	for _, piece := range wanted {
+		from, to := piece.bounds()
 		if sizes[to-from] == nil {
 			order = append(order, to-from)
 		}
-		sizes[to-from] = append(sizes[to-from], p)
+		sizes[to-from] = append(sizes[to-from], piece)
 	}
 	for _, size := range order {
 		of := sizes[size]
 		for len(of) >= leastLanes && size%shalanes.Block == 0 {
-			n := min(len(of), shalanes.Width)
-			work = append(work, of[:n])
-			of = of[n:]
+			width := min(len(of), shalanes.Width)
+			work = append(work, of[:width])
+			of = of[width:]
 		}
 		for i := range of {
 			work = append(work, of[i:i+1])
@@ -127,39 +128,39 @@ func verifyLanes(group []piece) {
 		copies = buffers.Get().(*[sumBytes]byte)
 		defer buffers.Put(copies)
 	}
-	var h shalanes.Hash
-	h.Reset()
+	var hash shalanes.Hash
+	hash.Reset()
 	first, end := group[0].bounds()
 	for i := range group {
 		group[i].populate()
 	}
 	for at := int64(0); at < end-first; at += slice {
-		n := min(slice, end-first-at)
+		width := min(slice, end-first-at)
 		var parts [shalanes.Width][]byte
 		for i := range parts {
 			if i >= len(group) {
 				parts[i] = parts[0] // nobody asks for its digest
 				continue
 			}
-			p := &group[i]
-			from, _ := p.bounds()
-			if from += at; p.mapped {
-				parts[i] = p.data[from : from+n]
+			piece := &group[i]
+			from, _ := piece.bounds()
+			if from += at; piece.mapped {
+				parts[i] = piece.data[from : from+width]
 				continue
 			}
-			parts[i] = copies[i*slice:][:n]
-			if got, _ := p.file.ReadAt(parts[i], from); int64(got) < n {
+			parts[i] = copies[i*slice:][:width]
+			if got, _ := piece.file.ReadAt(parts[i], from); int64(got) < width {
 				return // each of the group is looked at again, alone
 			}
 		}
-		if mem.CatchFault(func() { h.Write(&parts) }) != nil {
+		if mem.CatchFault(func() { hash.Write(&parts) }) != nil {
 			return
 		}
 	}
-	sums := h.Sum()
+	sums := hash.Sum()
 	for i := range group {
-		if p := &group[i]; Digest(sums[i]) == p.leaves[p.chunk] {
-			p.good[p.chunk/64].Or(1 << (p.chunk % 64))
+		if piece := &group[i]; Digest(sums[i]) == piece.leaves[piece.chunk] {
+			piece.good[piece.chunk/64].Or(1 << (piece.chunk % 64))
 		}
 	}
 }

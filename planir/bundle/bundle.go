@@ -33,7 +33,8 @@ type Options struct {
 	Policy Policy
 	Host   *Host // nil: the target is not compared, for checking a bundle away from its device
 	Mode   Mode
-	// Admit, which may be nil, sees the verified manifest before anything of its size is allocated; its error is Open's.
+	// Admit, which may be nil, sees the verified manifest before anything of its size is allocated; its error is
+	// Open's.
 	Admit func(*Manifest) error
 }
 
@@ -71,36 +72,37 @@ type blob struct {
 // Open opens the bundle at path, a `.hetb` or an exploded directory, and verifies it by the
 // algorithm of SPEC.md section 5. Nothing is released before all of it has passed. Failures
 // are *Error.
-func Open(path string, o Options) (*Bundle, error) {
-	b, err := open(path, o)
+func Open(path string, options Options) (*Bundle, error) {
+	bundle, err := open(path, options)
 	if err != nil {
 		return nil, at(path, err)
 	}
-	b.path = path
-	return b, nil
+	bundle.path = path
+	return bundle, nil
 }
 
-func open(path string, o Options) (_ *Bundle, err error) {
-	if o.Trust == nil {
-		return nil, refuse(StepKeyring, "no trusted keys").hint("pass --trust with a .pub or a keyring file that did not come with the bundle")
+func open(path string, options Options) (_ *Bundle, err error) {
+	if options.Trust == nil {
+		return nil, refuse(StepKeyring, "no trusted keys").
+			hint("pass --trust with a .pub or a keyring file that did not come with the bundle")
 	}
-	if err := o.Trust.check(); err != nil {
+	if err := options.Trust.check(); err != nil {
 		return nil, refuse(StepKeyring, "trusted keys: %w", err)
 	}
-	s, err := openStore(path)
+	store, err := openStore(path)
 	if err != nil {
 		return nil, err
 	}
-	b := &Bundle{store: s}
+	bundle := &Bundle{store: store}
 	defer func() {
 		if err != nil {
-			_ = b.Close() // only read
+			_ = bundle.Close() // only read
 		}
 	}()
-	if b.envelope, err = s.envelope(); err != nil {
+	if bundle.envelope, err = store.envelope(); err != nil {
 		return nil, err
 	}
-	env, err := decodeEnvelope(b.envelope)
+	env, err := decodeEnvelope(bundle.envelope)
 	if err != nil {
 		return nil, refuse(StepEnvelope, "envelope: %w", err)
 	}
@@ -108,53 +110,54 @@ func open(path string, o Options) (_ *Bundle, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.signers, err = env.verify(o.Trust, o.Policy.AllowDev, payload); err != nil {
+	if bundle.signers, err = env.verify(options.Trust, options.Policy.AllowDev, payload); err != nil {
 		return nil, err
 	}
-	if b.manifest, err = decodeManifest(payload); err != nil {
+	if bundle.manifest, err = decodeManifest(payload); err != nil {
 		return nil, refuse(StepManifest, "manifest: %w", err)
 	}
-	b.digest = sha256.Sum256(payload)
-	if err := o.Policy.checkCompat(b.manifest); err != nil {
+	bundle.digest = sha256.Sum256(payload)
+	if err := options.Policy.checkCompat(bundle.manifest); err != nil {
 		return nil, err
 	}
-	if err := o.Policy.check(b.manifest, o.Trust, o.Host); err != nil {
+	if err := options.Policy.check(bundle.manifest, options.Trust, options.Host); err != nil {
 		return nil, err
 	}
-	if err := s.check(b.manifest, len(payload)); err != nil {
+	if err := store.check(bundle.manifest, len(payload)); err != nil {
 		return nil, err
 	}
-	if o.Admit != nil {
-		if err := o.Admit(b.manifest); err != nil {
+	if options.Admit != nil {
+		if err := options.Admit(bundle.manifest); err != nil {
 			return nil, err
 		}
 	}
-	if err := b.load(o.Mode); err != nil {
+	if err := bundle.load(options.Mode); err != nil {
 		return nil, err
 	}
-	return b, nil
+	return bundle, nil
 }
 
 // load applies the steps table, code and weights.
 func (b *Bundle) load(mode Mode) error {
-	m := b.manifest
-	leaves, err := b.store.table(m)
+	manifest := b.manifest
+	leaves, err := b.store.table(manifest)
 	if err != nil {
 		return err
 	}
 	var copied int64
 	first := int64(0)
-	for i := range m.Blobs {
-		x := &blob{Blob: &m.Blobs[i], chunk: m.ChunkBytes, step: StepCode}
-		n := chunks(x.Bytes, x.chunk)
+	for i := range manifest.Blobs {
+		x := &blob{Blob: &manifest.Blobs[i], chunk: manifest.ChunkBytes, step: StepCode}
+		count := chunks(x.Bytes, x.chunk)
 		if leaves != nil {
-			x.leaves = leaves[first : first+n]
+			x.leaves = leaves[first : first+count]
 			if rootOf(x.Bytes, x.chunk, x.leaves) != x.Root {
-				return refuse(StepTable, "chunk digests of blob %q do not hash to its root", x.Name).hint("the file was damaged or changed; fetch it again")
+				return refuse(StepTable, "chunk digests of blob %q do not hash to its root", x.Name).
+					hint("the file was damaged or changed; fetch it again")
 			}
 		}
-		first += n
-		x.good = make([]atomic.Uint64, (n+63)/64)
+		first += count
+		x.good = make([]atomic.Uint64, (count+63)/64)
 		if x.Role.bulk() {
 			x.step = StepWeights
 		} else if copied += x.Bytes; copied > MaxCopyBytes {
@@ -164,8 +167,8 @@ func (b *Bundle) load(mode Mode) error {
 	}
 	// Code-like blobs first, so that nothing large is touched for a bundle that is refused.
 	for _, bulk := range []bool{false, true} {
-		for i, x := range b.blobs {
-			if x.Role.bulk() != bulk {
+		for i, blob := range b.blobs {
+			if blob.Role.bulk() != bulk {
 				continue
 			}
 			if err := b.fill(i, !bulk || mode == Copy); err != nil {
@@ -174,7 +177,7 @@ func (b *Bundle) load(mode Mode) error {
 			if bulk && mode == Lazy {
 				continue
 			}
-			if err := x.verify(0, x.Bytes); err != nil {
+			if err := blob.verify(0, blob.Bytes); err != nil {
 				return err
 			}
 		}
@@ -184,41 +187,41 @@ func (b *Bundle) load(mode Mode) error {
 
 // fill gives blob i its memory.
 func (b *Bundle) fill(i int, private bool) (err error) {
-	x := b.blobs[i]
+	blob := b.blobs[i]
 	if !private {
-		if x.region, x.at, x.file, err = b.store.mapped(b.manifest, i); err == nil {
-			x.data = x.region.Bytes()[x.at:][:x.Bytes:x.Bytes]
+		if blob.region, blob.at, blob.file, err = b.store.mapped(b.manifest, i); err == nil {
+			blob.data = blob.region.Bytes()[blob.at:][:blob.Bytes:blob.Bytes]
 		}
 		return err
 	}
-	if x.Bytes > mem.MaxBytes {
-		return refuse(x.step, "blob %q of %d bytes is too large for this machine", x.Name, x.Bytes)
+	if blob.Bytes > mem.MaxBytes {
+		return refuse(blob.step, "blob %q of %d bytes is too large for this machine", blob.Name, blob.Bytes)
 	}
-	if x.data, err = b.alloc(int(x.Bytes), int(x.Align)); err != nil {
-		return refuseAs(diag.ClassIO, x.step, "copy blob %q: %w", x.Name, err)
+	if blob.data, err = b.alloc(int(blob.Bytes), int(blob.Align)); err != nil {
+		return refuseAs(diag.ClassIO, blob.step, "copy blob %q: %w", blob.Name, err)
 	}
-	return b.store.copyBlob(b.manifest, i, x.data, x.step)
+	return b.store.copyBlob(b.manifest, i, blob.data, blob.step)
 }
 
 // alloc returns private memory. Small blobs, of which there are hundreds, share allocations.
 func (b *Bundle) alloc(bytes, align int) ([]byte, error) {
 	const shared, small = 1 << 20, 64 << 10
 	if bytes > small || align > small {
-		r, err := mem.Alloc(bytes, align)
+		region, err := mem.Alloc(bytes, align)
 		if err != nil {
 			return nil, err
 		}
-		b.copies = append(b.copies, r)
-		return r.Bytes(), nil
+		b.copies = append(b.copies, region)
+		return region.Bytes(), nil
 	}
 	skip := -int(mem.Address(b.room)) & (align - 1)
 	if skip+bytes > len(b.room) {
-		r, err := mem.Alloc(shared, small)
+		region, err := mem.Alloc(shared, small)
 		if err != nil {
 			return nil, err
 		}
-		b.copies = append(b.copies, r)
-		b.room, skip = r.Bytes(), 0
+		b.copies = append(b.copies, region)
+		b.room, skip = region.Bytes(), 0
 	}
 	end := skip + bytes
 	data := b.room[skip:end:end]
@@ -239,15 +242,15 @@ func (x *blob) verify(from, to int64) error {
 	const few = 4
 	if end-first >= few {
 		var unknown []piece
-		for c := first; c < end; c++ {
-			if !x.known(c) {
-				unknown = append(unknown, piece{blob: x, chunk: c, mapped: x.file == nil})
+		for index := first; index < end; index++ {
+			if !x.known(index) {
+				unknown = append(unknown, piece{blob: x, chunk: index, mapped: x.file == nil})
 			}
 		}
 		verifyPieces(context.Background(), unknown)
 	}
-	for c := first; c < end; c++ {
-		if err := x.verifyChunk(c); err != nil {
+	for index := first; index < end; index++ {
+		if err := x.verifyChunk(index); err != nil {
 			return err
 		}
 	}
@@ -258,28 +261,29 @@ func (x *blob) verify(from, to int64) error {
 }
 
 // known reports whether a chunk was checked and is good.
-func (x *blob) known(c int64) bool { return x.good[c/64].Load()&(1<<(c%64)) != 0 }
+func (x *blob) known(index int64) bool { return x.good[index/64].Load()&(1<<(index%64)) != 0 }
 
-func (x *blob) verifyChunk(c int64) error {
-	if x.known(c) {
+func (x *blob) verifyChunk(index int64) error {
+	if x.known(index) {
 		return nil
 	}
-	if err := x.compare(c); err != nil {
+	if err := x.compare(index); err != nil {
 		return err
 	}
-	x.good[c/64].Or(1 << (c % 64))
+	x.good[index/64].Or(1 << (index % 64))
 	return nil
 }
 
 // compare compares a chunk with its digest.
-func (x *blob) compare(c int64) error {
-	from, to := c*x.chunk, min((c+1)*x.chunk, x.Bytes)
+func (x *blob) compare(index int64) error {
+	from, to := index*x.chunk, min((index+1)*x.chunk, x.Bytes)
 	sum, err := x.sum(from, to)
 	if err != nil {
 		return refuseAs(diag.ClassIO, x.step, "read blob %q: %w", x.Name, err)
 	}
-	if sum != x.leaves[c] {
-		return refuse(x.step, "blob %q: chunk %d (bytes %d to %d) has digest %s, want %s", x.Name, c, from, to, sum, x.leaves[c]).
+	if sum != x.leaves[index] {
+		return refuse(x.step, "blob %q: chunk %d (bytes %d to %d) has digest %s, want %s", x.Name, index, from, to,
+			sum, x.leaves[index]).
 			hint("the file was damaged or changed; fetch it again")
 	}
 	return nil
@@ -291,7 +295,7 @@ func (x *blob) sum(from, to int64) (sum Digest, err error) {
 		err = mem.CatchFault(func() { sum = sha256.Sum256(x.data[from:to]) })
 		return sum, err
 	}
-	d := sha256.New()
+	hash := sha256.New()
 	buf := buffers.Get().(*[sumBytes]byte)
 	defer buffers.Put(buf)
 	for ; from < to; from += sumBytes {
@@ -299,9 +303,9 @@ func (x *blob) sum(from, to int64) (sum Digest, err error) {
 		if n, err := x.file.ReadAt(part, from); n < len(part) {
 			return sum, err
 		}
-		_, _ = d.Write(part)
+		_, _ = hash.Write(part)
 	}
-	return Digest(d.Sum(nil)), nil
+	return Digest(hash.Sum(nil)), nil
 }
 
 // sumBytes is read and hashed at a time, so that it stays in a core's own cache.
@@ -326,10 +330,12 @@ func (x *blob) verifyWhole() error {
 // judge compares the digests of what was read with what was signed.
 func (x *blob) judge(whole, root Digest) error {
 	if root != x.Root {
-		return refuse(x.step, "blob %q has SHA-256 %s, want %s", x.Name, whole, x.SHA256).hint("the file was damaged or changed; fetch it again")
+		return refuse(x.step, "blob %q has SHA-256 %s, want %s", x.Name, whole, x.SHA256).
+			hint("the file was damaged or changed; fetch it again")
 	}
 	if whole != x.SHA256 {
-		return refuse(StepTable, "blob %q has SHA-256 %s, want %s: its two signed digests disagree", x.Name, whole, x.SHA256)
+		return refuse(StepTable, "blob %q has SHA-256 %s, want %s: its two signed digests disagree", x.Name, whole,
+			x.SHA256)
 	}
 	x.all.Store(true)
 	return nil
@@ -337,20 +343,20 @@ func (x *blob) judge(whole, root Digest) error {
 
 // sums reads all of the blob's memory; tick, which may be nil, learns of each piece.
 func (x *blob) sums(ctx context.Context, tick func(bytes int64)) (whole, root Digest, err error) {
-	d := newDigester(x.chunk)
-	for from := int64(0); from < x.Bytes; from = d.bytes {
+	digester := newDigester(x.chunk)
+	for from := int64(0); from < x.Bytes; from = digester.bytes {
 		if err := ctx.Err(); err != nil {
 			return whole, root, diag.New(diag.ClassInterrupted, "verify blob %q: %w", x.Name, err)
 		}
 		to := min(from+maxChunk, x.Bytes)
-		if err := mem.CatchFault(func() { _, _ = d.Write(x.data[from:to]) }); err != nil {
+		if err := mem.CatchFault(func() { _, _ = digester.Write(x.data[from:to]) }); err != nil {
 			return whole, root, refuseAs(diag.ClassIO, x.step, "read blob %q: %w", x.Name, err)
 		}
 		if tick != nil {
 			tick(to - from)
 		}
 	}
-	whole, root = d.sums()
+	whole, root = digester.sums()
 	return whole, root, nil
 }
 
@@ -366,21 +372,22 @@ func (b *Bundle) Signers() []string { return slices.Clone(b.signers) }
 
 // Ratchet returns what the host must store after the first successful run, never earlier.
 func (b *Bundle) Ratchet() Ratchet {
-	m := b.manifest
-	return Ratchet{Product: m.Product, Generation: m.KeyringGeneration, SecurityVersion: m.SecurityVersion}
+	manifest := b.manifest
+	return Ratchet{Product: manifest.Product, Generation: manifest.KeyringGeneration,
+		SecurityVersion: manifest.SecurityVersion}
 }
 
 // Expect refuses a blob whose signed role is none of roles. Whoever is about to parse or execute a blob asks first: a
 // name alone does not say that the signer meant it for this, nor that its bytes cannot change any more.
 func (b *Bundle) Expect(name string, roles ...Role) error {
-	x, err := b.find(name)
+	blob, err := b.find(name)
 	if err != nil {
 		return at(b.path, err)
 	}
-	if slices.Contains(roles, x.Role) {
+	if slices.Contains(roles, blob.Role) {
 		return nil
 	}
-	return at(b.path, refuse(StepRelease, "blob %q has role %q, want %q", name, x.Role, roles).
+	return at(b.path, refuse(StepRelease, "blob %q has role %q, want %q", name, blob.Role, roles).
 		hint("the bundle was signed with a wrong role: emit it again with hetc"))
 }
 
@@ -391,11 +398,11 @@ func (b *Bundle) Has(name string) bool {
 }
 
 // CopiedBytes is how much Copy reads into private memory of the bundle with this manifest, beside what every mode does.
-func CopiedBytes(m *Manifest) int64 {
+func CopiedBytes(manifest *Manifest) int64 {
 	sum := int64(0)
-	for i := range m.Blobs {
-		if m.Blobs[i].Role.bulk() {
-			sum += m.Blobs[i].Bytes
+	for i := range manifest.Blobs {
+		if manifest.Blobs[i].Role.bulk() {
+			sum += manifest.Blobs[i].Bytes
 		}
 	}
 	return sum
@@ -403,27 +410,28 @@ func CopiedBytes(m *Manifest) int64 {
 
 // Bytes returns the whole of a blob, verified.
 func (b *Bundle) Bytes(name string) ([]byte, error) {
-	x, err := b.find(name)
+	blob, err := b.find(name)
 	if err != nil {
 		return nil, err
 	}
-	return b.Range(name, 0, x.Bytes)
+	return b.Range(name, 0, blob.Bytes)
 }
 
 // Range returns bytes [offset, offset+bytes) of a blob, verified: with Lazy, the chunks that
 // hold them are checked the first time.
 func (b *Bundle) Range(name string, offset, bytes int64) ([]byte, error) {
-	x, err := b.find(name)
+	blob, err := b.find(name)
 	if err != nil {
 		return nil, err
 	}
-	if offset < 0 || bytes < 0 || offset > x.Bytes || bytes > x.Bytes-offset {
-		return nil, refuse(StepRelease, "range [%d, %d+%d) of blob %q, which has %d bytes", offset, offset, bytes, name, x.Bytes)
+	if offset < 0 || bytes < 0 || offset > blob.Bytes || bytes > blob.Bytes-offset {
+		return nil, refuse(StepRelease, "range [%d, %d+%d) of blob %q, which has %d bytes", offset, offset, bytes,
+			name, blob.Bytes)
 	}
-	if err := x.verify(offset, offset+bytes); err != nil {
+	if err := blob.verify(offset, offset+bytes); err != nil {
 		return nil, at(b.path, err)
 	}
-	return x.data[offset : offset+bytes : offset+bytes], nil
+	return blob.data[offset : offset+bytes : offset+bytes], nil
 }
 
 func (b *Bundle) find(name string) (*blob, error) {
@@ -441,23 +449,23 @@ func (b *Bundle) find(name string) (*blob, error) {
 // that accept nothing but a path. An existing file is an error; a failed one is removed. The
 // directory should be private to the caller.
 func (b *Bundle) Extract(ctx context.Context, name, path string) (err error) {
-	x, err := b.find(name)
+	blob, err := b.find(name)
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return diag.New(diag.ClassIO, "extract blob %q: %w", name, err)
 	}
 	defer func() {
-		if err = errors.Join(err, f.Close()); err != nil {
+		if err = errors.Join(err, file.Close()); err != nil {
 			err = errors.Join(err, os.Remove(path))
 		}
 	}()
-	if err := x.writeTo(ctx, f); err != nil {
+	if err := blob.writeTo(ctx, file); err != nil {
 		return err
 	}
-	if err := f.Sync(); err != nil {
+	if err := file.Sync(); err != nil {
 		return diag.New(diag.ClassIO, "extract blob %q: %w", name, err)
 	}
 	return nil
@@ -493,20 +501,20 @@ func (b *Bundle) VerifyAll(ctx context.Context, progress func(done, total int64)
 		return refuse(StepRelease, "verify a closed bundle")
 	}
 	var done, total int64
-	for _, x := range b.blobs {
-		total += x.Bytes
+	for _, blob := range b.blobs {
+		total += blob.Bytes
 	}
 	tick := func(bytes int64) {
 		if done += bytes; progress != nil {
 			progress(done, total)
 		}
 	}
-	for _, x := range b.blobs {
-		whole, root, err := x.sums(ctx, tick)
+	for _, blob := range b.blobs {
+		whole, root, err := blob.sums(ctx, tick)
 		if err != nil {
 			return err
 		}
-		if err := x.judge(whole, root); err != nil {
+		if err := blob.judge(whole, root); err != nil {
 			return err
 		}
 	}
@@ -519,8 +527,8 @@ func (b *Bundle) Close() error {
 		return nil
 	}
 	errs := []error{b.store.close()}
-	for _, r := range b.copies {
-		errs = append(errs, r.Close())
+	for _, region := range b.copies {
+		errs = append(errs, region.Close())
 	}
 	b.store, b.blobs, b.copies, b.room = nil, nil, nil, nil
 	return errors.Join(errs...)

@@ -69,24 +69,24 @@ func (c *codec) fail(format string, args ...any) {
 	}
 }
 
-// token writes s, or demands it.
-func (c *codec) token(s string) {
+// token writes a text, or demands it.
+func (c *codec) token(text string) {
 	if c.err != nil {
 		return
 	}
 	if c.encoding {
-		c.buf = append(c.buf, s...)
+		c.buf = append(c.buf, text...)
 		return
 	}
-	if !c.has(s) {
-		c.fail("want %s, got %q", s, c.peek())
+	if !c.has(text) {
+		c.fail("want %s, got %q", text, c.peek())
 		return
 	}
-	c.pos += len(s)
+	c.pos += len(text)
 }
 
-func (c *codec) has(s string) bool {
-	return len(c.buf)-c.pos >= len(s) && string(c.buf[c.pos:c.pos+len(s)]) == s
+func (c *codec) has(text string) bool {
+	return len(c.buf)-c.pos >= len(text) && string(c.buf[c.pos:c.pos+len(text)]) == text
 }
 
 func (c *codec) peek() []byte { return c.buf[c.pos:min(c.pos+16, len(c.buf))] }
@@ -137,48 +137,49 @@ func (c *codec) object(body func()) {
 }
 
 // list describes an array of at most limit elements.
-func list[T any](c *codec, s *[]T, limit int, item func(*T)) {
+func list[T any](c *codec, to *[]T, limit int, item func(*T)) {
 	c.open("[")
 	if c.encoding {
-		if len(*s) > limit {
-			c.fail("%d elements, want at most %d", len(*s), limit)
+		if len(*to) > limit {
+			c.fail("%d elements, want at most %d", len(*to), limit)
 		}
-		for i := range *s {
+		for i := range *to {
 			c.separate()
-			item(&(*s)[i])
+			item(&(*to)[i])
 		}
 	} else {
-		*s = nil
+		*to = nil
 		for c.err == nil && !c.has("]") {
-			if len(*s) == limit {
+			if len(*to) == limit {
 				c.fail("more than %d elements", limit)
 				return
 			}
 			c.separate()
 			var v T
 			item(&v)
-			*s = append(*s, v)
+			*to = append(*to, v)
 		}
 	}
 	c.close("]")
 }
 
 // str describes a string of at most limit bytes.
-func (c *codec) str(v *string, limit int) {
+func (c *codec) str(to *string, limit int) {
 	c.token(`"`)
 	if c.err != nil {
 		return
 	}
 	if c.encoding {
-		if len(*v) > limit {
-			c.fail("string of %d bytes, want at most %d", len(*v), limit)
+		if len(*to) > limit {
+			c.fail("string of %d bytes, want at most %d", len(*to), limit)
 		}
-		for i := range len(*v) {
-			if !plain((*v)[i]) {
-				c.fail("string %q holds byte %#02x; only printable ASCII without quote and backslash is allowed", *v, (*v)[i])
+		for i := range len(*to) {
+			if !plain((*to)[i]) {
+				c.fail("string %q holds byte %#02x; only printable ASCII without quote and backslash is allowed", *to,
+					(*to)[i])
 			}
 		}
-		c.token(*v)
+		c.token(*to)
 	} else {
 		end := c.pos
 		for end < len(c.buf) && plain(c.buf[end]) {
@@ -188,7 +189,7 @@ func (c *codec) str(v *string, limit int) {
 			c.fail("string of more than %d bytes", limit)
 			return
 		}
-		*v = string(c.buf[c.pos:end])
+		*to = string(c.buf[c.pos:end])
 		c.pos = end
 	}
 	c.token(`"`)
@@ -200,15 +201,15 @@ func plain(b byte) bool { return b >= 0x20 && b <= 0x7e && b != '"' && b != '\\'
 func (c *codec) constant(v string) { c.token(`"` + v + `"`) }
 
 // integer describes a number between low >= 0 and high <= 2^53-1.
-func (c *codec) integer(v *int64, low, high int64) {
+func (c *codec) integer(to *int64, low, high int64) {
 	if c.err != nil {
 		return
 	}
 	if c.encoding {
-		if *v < low || *v > high {
-			c.fail("number %d, want %d to %d", *v, low, high)
+		if *to < low || *to > high {
+			c.fail("number %d, want %d to %d", *to, low, high)
 		}
-		c.buf = strconv.AppendInt(c.buf, *v, 10)
+		c.buf = strconv.AppendInt(c.buf, *to, 10)
 		return
 	}
 	end := c.pos
@@ -216,39 +217,39 @@ func (c *codec) integer(v *int64, low, high int64) {
 		end++
 	}
 	digits := string(c.buf[c.pos:end])
-	n, err := strconv.ParseInt(digits, 10, 64)
+	number, err := strconv.ParseInt(digits, 10, 64)
 	switch {
 	case err != nil:
 		c.fail("want a number, got %q", c.peek())
 	case digits[0] == '0' && digits != "0":
 		c.fail("number %q has a leading zero", digits)
-	case n < low || n > high:
+	case number < low || number > high:
 		c.fail("number %s, want %d to %d", digits, low, high)
 	default:
-		*v, c.pos = n, end
+		*to, c.pos = number, end
 	}
 }
 
 // flag describes a member that is true when present.
-func (c *codec) flag(name string, v *bool) {
-	if c.optional(name, !*v) {
+func (c *codec) flag(name string, to *bool) {
+	if c.optional(name, !*to) {
 		c.token("true")
-		*v = true
+		*to = true
 	}
 }
 
 // digest describes 32 bytes as 64 lower-case hex digits.
-func (c *codec) digest(v *Digest) {
-	var s string
+func (c *codec) digest(to *Digest) {
+	var text string
 	if c.encoding {
-		s = v.String()
+		text = to.String()
 	}
-	c.str(&s, 64)
+	c.str(&text, 64)
 	if c.err != nil || c.encoding {
 		return
 	}
-	upper := strings.ContainsFunc(s, func(r rune) bool { return r < '0' || r > '9' && r < 'a' })
-	if n, err := hex.Decode(v[:], []byte(s[:min(len(s), 2*len(v))])); err != nil || upper || n != len(v) {
-		c.fail("digest %q is not 64 lower-case hex digits", s)
+	upper := strings.ContainsFunc(text, func(r rune) bool { return r < '0' || r > '9' && r < 'a' })
+	if n, err := hex.Decode(to[:], []byte(text[:min(len(text), 2*len(to))])); err != nil || upper || n != len(to) {
+		c.fail("digest %q is not 64 lower-case hex digits", text)
 	}
 }

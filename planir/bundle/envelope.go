@@ -53,9 +53,9 @@ func (e *envelope) open() (payload []byte, err error) {
 	if err != nil {
 		return nil, refuse(StepEncoding, "payload: %w", err)
 	}
-	for _, s := range e.signatures {
-		if _, err := base64.StdEncoding.Strict().DecodeString(s.sig); err != nil {
-			return nil, refuse(StepEncoding, "signature by %q: %w", s.keyID, err)
+	for _, signature := range e.signatures {
+		if _, err := base64.StdEncoding.Strict().DecodeString(signature.sig); err != nil {
+			return nil, refuse(StepEncoding, "signature by %q: %w", signature.keyID, err)
 		}
 	}
 	return payload, nil
@@ -63,12 +63,12 @@ func (e *envelope) open() (payload []byte, err error) {
 
 // pae is DSSE's pre-authentication encoding: what is really signed.
 func pae(kind string, payload []byte) []byte {
-	b := make([]byte, 0, len(payload)+len(kind)+64)
-	b = append(b, "DSSEv1 "...)
-	b = strconv.AppendInt(b, int64(len(kind)), 10)
-	b = append(append(append(b, ' '), kind...), ' ')
-	b = strconv.AppendInt(b, int64(len(payload)), 10)
-	return append(append(b, ' '), payload...)
+	out := make([]byte, 0, len(payload)+len(kind)+64)
+	out = append(out, "DSSEv1 "...)
+	out = strconv.AppendInt(out, int64(len(kind)), 10)
+	out = append(append(append(out, ' '), kind...), ' ')
+	out = strconv.AppendInt(out, int64(len(payload)), 10)
+	return append(append(out, ' '), payload...)
 }
 
 // verify applies the step signature and returns the IDs of the trusted keys that signed.
@@ -76,12 +76,12 @@ func (e *envelope) verify(trust *Keyring, allowDev bool, payload []byte) ([]stri
 	message := pae(payloadType, payload)
 	var good []string
 	dev := 0
-	for _, s := range e.signatures {
-		key := trust.key(s.keyID.String())
+	for _, signature := range e.signatures {
+		key := trust.key(signature.keyID.String())
 		if key == nil {
 			continue // somebody else's; it counts for nothing
 		}
-		raw, err := base64.StdEncoding.Strict().DecodeString(s.sig)
+		raw, err := base64.StdEncoding.Strict().DecodeString(signature.sig)
 		if err != nil || !key.verifies(message, raw) {
 			return nil, refuse(StepSignature, "the signature by trusted key %s is wrong", describe(key)).
 				hint("the bundle was changed after signing; fetch it again")
@@ -98,7 +98,8 @@ func (e *envelope) verify(trust *Keyring, allowDev bool, payload []byte) ([]stri
 	err := refuse(StepSignature, "%d valid signatures by trusted keys, want %d", len(good), trust.Threshold)
 	switch {
 	case dev > 0:
-		err.hint("%d of its signatures are by development keys, which count only where they are allowed explicitly", dev)
+		err.hint("%d of its signatures are by development keys, which count only where they are allowed explicitly",
+			dev)
 	case len(e.signatures) == 0:
 		err.hint("the bundle is not signed")
 	default:
@@ -107,20 +108,20 @@ func (e *envelope) verify(trust *Keyring, allowDev bool, payload []byte) ([]stri
 	return nil, err
 }
 
-func describe(k *Key) string {
-	if k.Name == "" {
-		return k.ID()[:16]
+func describe(key *Key) string {
+	if key.Name == "" {
+		return key.ID()[:16]
 	}
-	return fmt.Sprintf("%q (%s)", k.Name, k.ID()[:16])
+	return fmt.Sprintf("%q (%s)", key.Name, key.ID()[:16])
 }
 
 func signers(e *envelope) string {
-	s := ""
-	for i, g := range e.signatures {
+	list := ""
+	for i, signature := range e.signatures {
 		if i > 0 {
-			s += ", "
+			list += ", "
 		}
-		s += g.keyID.String()[:16]
+		list += signature.keyID.String()[:16]
 	}
-	return s
+	return list
 }

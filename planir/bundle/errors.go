@@ -47,12 +47,12 @@ func StepOf(err error) Step {
 	return ""
 }
 
-func refuse(s Step, format string, args ...any) *Error {
-	return refuseAs(diag.ClassVerify, s, format, args...)
+func refuse(step Step, format string, args ...any) *Error {
+	return refuseAs(diag.ClassVerify, step, format, args...)
 }
 
-func refuseAs(c diag.Class, s Step, format string, args ...any) *Error {
-	return &Error{s, diag.New(c, format, args...).WithCode("bundle." + string(s))}
+func refuseAs(class diag.Class, step Step, format string, args ...any) *Error {
+	return &Error{step, diag.New(class, format, args...).WithCode("bundle." + string(step))}
 }
 
 func (e *Error) hint(format string, args ...any) *Error {

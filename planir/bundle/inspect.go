@@ -15,38 +15,38 @@ type Unverified struct {
 // Inspect reads the bundle at path without any key. It refuses what is malformed, by the steps
 // open to encoding, manifest and layout, and checks nothing else.
 func Inspect(path string) (*Unverified, error) {
-	s, err := openStore(path)
+	store, err := openStore(path)
 	if err != nil {
 		return nil, at(path, err)
 	}
-	defer s.close()
-	u, err := inspect(s)
-	return u, at(path, err)
+	defer store.close()
+	unverified, err := inspect(store)
+	return unverified, at(path, err)
 }
 
 // Claimed is the blob of that name in the bundle at path, packed or exploded, of which Inspect's refusals are checked
 // and nothing else, its digest neither. It is nil when the bundle has none of that name and at most that many bytes.
 func Claimed(path, name string, most int64) ([]byte, error) {
-	s, err := openStore(path)
+	store, err := openStore(path)
 	if err != nil {
 		return nil, at(path, err)
 	}
-	defer s.close()
-	u, err := inspect(s)
+	defer store.close()
+	unverified, err := inspect(store)
 	if err != nil {
 		return nil, at(path, err)
 	}
-	for i, b := range u.Manifest.Blobs {
-		if b.Name == name && b.Bytes <= most {
-			data := make([]byte, b.Bytes)
-			return data, at(path, s.copyBlob(u.Manifest, i, data, StepOpen))
+	for i, blob := range unverified.Manifest.Blobs {
+		if blob.Name == name && blob.Bytes <= most {
+			data := make([]byte, blob.Bytes)
+			return data, at(path, store.copyBlob(unverified.Manifest, i, data, StepOpen))
 		}
 	}
 	return nil, nil
 }
 
-func inspect(s store) (*Unverified, error) {
-	data, err := s.envelope()
+func inspect(opened store) (*Unverified, error) {
+	data, err := opened.envelope()
 	if err != nil {
 		return nil, err
 	}
@@ -58,23 +58,23 @@ func inspect(s store) (*Unverified, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := decodeManifest(payload)
+	manifest, err := decodeManifest(payload)
 	if err != nil {
 		return nil, refuse(StepManifest, "manifest: %w", err)
 	}
-	if err := s.check(m, len(payload)); err != nil {
+	if err := opened.check(manifest, len(payload)); err != nil {
 		return nil, err
 	}
-	u := &Unverified{Manifest: m, Digest: sha256.Sum256(payload)}
-	for _, g := range env.signatures {
-		u.Signers = append(u.Signers, g.keyID.String())
+	unverified := &Unverified{Manifest: manifest, Digest: sha256.Sum256(payload)}
+	for _, signature := range env.signatures {
+		unverified.Signers = append(unverified.Signers, signature.keyID.String())
 	}
-	if f, single := s.(*fileStore); single {
-		u.Bytes, u.Offsets = f.bytes, f.layout.offsets
-		return u, nil
+	if f, single := opened.(*fileStore); single {
+		unverified.Bytes, unverified.Offsets = f.bytes, f.layout.offsets
+		return unverified, nil
 	}
-	for _, b := range m.Blobs {
-		u.Bytes += b.Bytes
+	for _, blob := range manifest.Blobs {
+		unverified.Bytes += blob.Bytes
 	}
-	return u, nil
+	return unverified, nil
 }

@@ -60,16 +60,16 @@ func NewKey(name string, pub crypto.PublicKey, dev bool) (Key, error) {
 }
 
 func parseKey(name string, der []byte, dev bool) (Key, error) {
-	k := Key{Name: name, Dev: dev, DER: der}
-	pub, err := k.public()
+	key := Key{Name: name, Dev: dev, DER: der}
+	pub, err := key.public()
 	if err != nil {
 		return Key{}, diag.New(diag.ClassInput, "public key %q: %w", name, err)
 	}
-	k.Algorithm = Ed25519
+	key.Algorithm = Ed25519
 	if _, ec := pub.(*ecdsa.PublicKey); ec {
-		k.Algorithm = P256
+		key.Algorithm = P256
 	}
-	return k, nil
+	return key, nil
 }
 
 // public returns the key for verification, after every check a trusted key must pass.
@@ -108,22 +108,22 @@ var smallOrder = [][32]byte{
 	unhex32("eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"), // p+1
 }
 
-func unhex32(s string) (b [32]byte) {
-	if n, err := hex.Decode(b[:], []byte(s)); err != nil || n != 32 {
-		panic("BUG: bad constant " + s)
+func unhex32(text string) (out [32]byte) {
+	if n, err := hex.Decode(out[:], []byte(text)); err != nil || n != 32 {
+		panic("BUG: bad constant " + text)
 	}
-	return b
+	return out
 }
 
 // checkPoint takes the 32 bytes that x509 has checked for.
-func checkPoint(p ed25519.PublicKey) error {
-	y := [32]byte(p)
-	y[31] &= 0x7f
-	if slices.Contains(smallOrder, y) {
+func checkPoint(public ed25519.PublicKey) error {
+	point := [32]byte(public)
+	point[31] &= 0x7f
+	if slices.Contains(smallOrder, point) {
 		return errors.New("point of small order: everybody could sign for it")
 	}
 	// Coordinates from p = 2^255-19 on are second names of small ones.
-	if y[31] == 0x7f && y[0] >= 0xed && bytes.Count(y[1:31], []byte{0xff}) == 30 {
+	if point[31] == 0x7f && point[0] >= 0xed && bytes.Count(point[1:31], []byte{0xff}) == 30 {
 		return errors.New("point in non-canonical form")
 	}
 	return nil
@@ -167,19 +167,19 @@ func LoadTrust(path string) (*Keyring, error) {
 	if err != nil {
 		return nil, &Error{StepKeyring, diag.New(diag.ClassOf(err), "trusted keys: %w", err).WithCode("bundle.keyring")}
 	}
-	k, err := ParseTrust(data, strings.TrimSuffix(filepath.Base(path), ".pub"))
-	return k, at(path, err)
+	ring, err := ParseTrust(data, strings.TrimSuffix(filepath.Base(path), ".pub"))
+	return ring, at(path, err)
 }
 
 // ParseTrust parses the contents of a keyring file, or of a `.pub` whose key gets the name
 // given. A keyring is canonical JSON, with or without a line feed at its end.
 func ParseTrust(data []byte, name string) (*Keyring, error) {
-	k, err := parseTrust(data, name)
+	ring, err := parseTrust(data, name)
 	if err != nil {
 		return nil, refuseAs(diag.ClassInput, StepKeyring, "trusted keys %q: %w", name, err).
 			hint("make one with `hetc keygen`")
 	}
-	return k, nil
+	return ring, nil
 }
 
 func parseTrust(data []byte, name string) (*Keyring, error) {
@@ -205,11 +205,11 @@ func parseTrust(data []byte, name string) (*Keyring, error) {
 		}
 		return &Keyring{Generation: 1, Threshold: 1, Keys: []Key{key}}, nil
 	}
-	k := new(Keyring)
-	if err := decode(bytes.TrimSuffix(data, []byte("\n")), k.walk); err != nil {
+	ring := new(Keyring)
+	if err := decode(bytes.TrimSuffix(data, []byte("\n")), ring.walk); err != nil {
 		return nil, err
 	}
-	return k, k.check()
+	return ring, ring.check()
 }
 
 // Encode returns the contents of a keyring file. It sorts Keys.

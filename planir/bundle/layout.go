@@ -31,21 +31,21 @@ type layout struct {
 
 // layOut computes the layout for a manifest that passed check and whose encoding has
 // payloadBytes bytes.
-func layOut(m *Manifest, payloadBytes int) layout {
-	l := layout{offsets: make([]int64, len(m.Blobs)), leaves: make([]int64, len(m.Blobs)+1)}
+func layOut(manifest *Manifest, payloadBytes int) layout {
+	sizes := layout{offsets: make([]int64, len(manifest.Blobs)), leaves: make([]int64, len(manifest.Blobs)+1)}
 	envelope := int64(base64.StdEncoding.EncodedLen(payloadBytes)) + envelopeRoom
-	l.table = max(tableFloor, alignTo(headerBytes+envelope, pageAlign))
-	for i := range m.Blobs {
-		l.leaves[i+1] = l.leaves[i] + chunks(m.Blobs[i].Bytes, m.ChunkBytes)
+	sizes.table = max(tableFloor, alignTo(headerBytes+envelope, pageAlign))
+	for i := range manifest.Blobs {
+		sizes.leaves[i+1] = sizes.leaves[i] + chunks(manifest.Blobs[i].Bytes, manifest.ChunkBytes)
 	}
-	l.blobs = alignTo(l.table+leafBytes*l.leaves[len(m.Blobs)], pageAlign)
-	end := l.blobs
-	for i, b := range m.Blobs {
-		l.offsets[i] = alignTo(end, b.Align)
-		end = l.offsets[i] + b.Bytes
+	sizes.blobs = alignTo(sizes.table+leafBytes*sizes.leaves[len(manifest.Blobs)], pageAlign)
+	end := sizes.blobs
+	for i, blob := range manifest.Blobs {
+		sizes.offsets[i] = alignTo(end, blob.Align)
+		end = sizes.offsets[i] + blob.Bytes
 	}
-	l.size = alignTo(end, pageAlign)
-	return l
+	sizes.size = alignTo(end, pageAlign)
+	return sizes
 }
 
 func alignTo(n, align int64) int64 { return (n + align - 1) &^ (align - 1) }
@@ -54,32 +54,32 @@ func chunks(bytes, chunk int64) int64 { return (bytes + chunk - 1) / chunk }
 
 // encodeHeader returns the first 64 bytes of a `.hetb`.
 func encodeHeader(envelopeBytes int) []byte {
-	h := make([]byte, headerBytes)
-	copy(h, magic)
-	binary.LittleEndian.PutUint32(h[8:], 1)
-	binary.LittleEndian.PutUint64(h[16:], uint64(envelopeBytes))
-	return h
+	header := make([]byte, headerBytes)
+	copy(header, magic)
+	binary.LittleEndian.PutUint32(header[8:], 1)
+	binary.LittleEndian.PutUint64(header[16:], uint64(envelopeBytes))
+	return header
 }
 
 // decodeHeader returns the length of the envelope.
-func decodeHeader(h []byte, fileBytes int64) (int, error) {
-	if string(h[:8]) != magic {
-		return 0, fmt.Errorf("magic %x, want %x: not a bundle, or one damaged in transfer", h[:8], magic)
+func decodeHeader(header []byte, fileBytes int64) (int, error) {
+	if string(header[:8]) != magic {
+		return 0, fmt.Errorf("magic %x, want %x: not a bundle, or one damaged in transfer", header[:8], magic)
 	}
-	if v := binary.LittleEndian.Uint32(h[8:]); v != 1 {
-		return 0, fmt.Errorf("container version %d, want 1", v)
+	if version := binary.LittleEndian.Uint32(header[8:]); version != 1 {
+		return 0, fmt.Errorf("container version %d, want 1", version)
 	}
-	if f := binary.LittleEndian.Uint32(h[12:]); f != 0 {
-		return 0, fmt.Errorf("flags %#x, want 0", f)
+	if flags := binary.LittleEndian.Uint32(header[12:]); flags != 0 {
+		return 0, fmt.Errorf("flags %#x, want 0", flags)
 	}
-	if !zeros(h[24:headerBytes]) {
+	if !zeros(header[24:headerBytes]) {
 		return 0, fmt.Errorf("reserved bytes are not zero")
 	}
-	e, limit := binary.LittleEndian.Uint64(h[16:]), uint64(min(MaxEnvelopeBytes, fileBytes-headerBytes))
-	if e < 1 || e > limit {
-		return 0, fmt.Errorf("envelope of %d bytes, want 1 to %d", e, limit)
+	envelope, limit := binary.LittleEndian.Uint64(header[16:]), uint64(min(MaxEnvelopeBytes, fileBytes-headerBytes))
+	if envelope < 1 || envelope > limit {
+		return 0, fmt.Errorf("envelope of %d bytes, want 1 to %d", envelope, limit)
 	}
-	return int(e), nil
+	return int(envelope), nil
 }
 
 var zeroPage [pageAlign]byte
@@ -89,16 +89,16 @@ func zeros(b []byte) bool { return bytes.Equal(b, zeroPage[:len(b)]) }
 
 // rootOf binds the chunk digests of a blob to its size and the chunk size.
 func rootOf(bytes, chunk int64, leaves []Digest) Digest {
-	h := sha256.New()
-	h.Write([]byte("hetc.chunks/1\x00"))
+	hash := sha256.New()
+	hash.Write([]byte("hetc.chunks/1\x00"))
 	var n [16]byte
 	binary.LittleEndian.PutUint64(n[:], uint64(bytes))
 	binary.LittleEndian.PutUint64(n[8:], uint64(chunk))
-	h.Write(n[:])
+	hash.Write(n[:])
 	for i := range leaves {
-		h.Write(leaves[i][:])
+		hash.Write(leaves[i][:])
 	}
-	return Digest(h.Sum(nil))
+	return Digest(hash.Sum(nil))
 }
 
 // digester computes all digests of one blob as it passes by.
@@ -114,19 +114,19 @@ func newDigester(chunk int64) *digester {
 	return &digester{chunk: chunk, whole: sha256.New(), part: sha256.New()}
 }
 
-func (d *digester) Write(p []byte) (int, error) {
-	n := len(p)
-	d.whole.Write(p)
-	for len(p) > 0 {
-		take := min(int64(len(p)), d.chunk-d.bytes%d.chunk)
-		d.part.Write(p[:take])
+func (d *digester) Write(data []byte) (int, error) {
+	count := len(data)
+	d.whole.Write(data)
+	for len(data) > 0 {
+		take := min(int64(len(data)), d.chunk-d.bytes%d.chunk)
+		d.part.Write(data[:take])
 		d.bytes += take
-		p = p[take:]
+		data = data[take:]
 		if d.bytes%d.chunk == 0 {
 			d.endChunk()
 		}
 	}
-	return n, nil
+	return count, nil
 }
 
 func (d *digester) endChunk() {

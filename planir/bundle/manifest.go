@@ -35,7 +35,8 @@ func (r Role) bulk() bool { return r == RoleWeights || r == RoleReference }
 
 func (r Role) known() bool {
 	switch r {
-	case RolePlan, RoleNPUGraph, RoleGPUKernel, RoleRuntime, RoleWeights, RoleTokenizer, RoleConfig, RoleReference, RoleReport:
+	case RolePlan, RoleNPUGraph, RoleGPUKernel, RoleRuntime, RoleWeights, RoleTokenizer, RoleConfig, RoleReference,
+		RoleReport:
 		return true
 	}
 	return false
@@ -128,11 +129,11 @@ func (m *Manifest) Encode() ([]byte, error) {
 
 // decodeManifest reads canonical bytes.
 func decodeManifest(data []byte) (*Manifest, error) {
-	m := new(Manifest)
-	if err := decode(data, m.walk); err != nil {
+	manifest := new(Manifest)
+	if err := decode(data, manifest.walk); err != nil {
 		return nil, err
 	}
-	return m, m.check()
+	return manifest, manifest.check()
 }
 
 func (m *Manifest) walk(c *codec) {
@@ -180,7 +181,7 @@ func (m *Manifest) walk(c *codec) {
 		c.member("chunk_size")
 		c.integer(&m.ChunkBytes, minChunk, maxChunk)
 		c.member("blobs")
-		list(c, &m.Blobs, MaxBlobs, func(b *Blob) { b.walk(c) })
+		list(c, &m.Blobs, MaxBlobs, func(blob *Blob) { blob.walk(c) })
 		c.names("licenses", &m.Licenses, maxLicenses)
 		if c.optional("annotations", len(m.Annotations) == 0) {
 			m.walkAnnotations(c)
@@ -216,15 +217,16 @@ func (t *Target) walk(c *codec) {
 			c.integer(&t.RAMBytes, 0, MaxBytes)
 		}
 		if c.optional("components", len(t.Components) == 0) {
-			list(c, &t.Components, maxComponents, func(p *Component) {
+			list(c, &t.Components, maxComponents, func(component *Component) {
 				c.object(func() {
 					c.member("name")
-					c.str(&p.Name, maxName)
+					c.str(&component.Name, maxName)
 					for _, f := range []struct {
 						key   string
 						value *string
 						limit int
-					}{{"min", &p.Min, maxName}, {"below", &p.Below, maxName}, {"exact", &p.Exact, maxName}, {"token", &p.Token, maxString}} {
+					}{{"min", &component.Min, maxName}, {"below", &component.Below, maxName},
+						{"exact", &component.Exact, maxName}, {"token", &component.Token, maxString}} {
 						if c.optional(f.key, *f.value == "") {
 							c.str(f.value, f.limit)
 						}
@@ -255,9 +257,9 @@ func (b *Blob) walk(c *codec) {
 }
 
 // names describes an optional list of short strings.
-func (c *codec) names(key string, s *[]string, limit int) {
-	if c.optional(key, len(*s) == 0) {
-		list(c, s, limit, func(v *string) { c.str(v, maxName) })
+func (c *codec) names(key string, to *[]string, limit int) {
+	if c.optional(key, len(*to) == 0) {
+		list(c, to, limit, func(v *string) { c.str(v, maxName) })
 	}
 }
 
@@ -269,12 +271,12 @@ func (m *Manifest) walkAnnotations(c *codec) {
 			if len(m.Annotations) > maxAnnotations {
 				c.fail("%d annotations, want at most %d", len(m.Annotations), maxAnnotations)
 			}
-			for _, k := range slices.Sorted(maps.Keys(m.Annotations)) {
-				v := m.Annotations[k]
+			for _, name := range slices.Sorted(maps.Keys(m.Annotations)) {
+				value := m.Annotations[name]
 				c.separate()
-				c.str(&k, maxName)
+				c.str(&name, maxName)
 				c.token(":")
-				c.str(&v, maxString)
+				c.str(&value, maxString)
 			}
 			return
 		}
@@ -284,12 +286,12 @@ func (m *Manifest) walkAnnotations(c *codec) {
 				c.fail("more than %d annotations", maxAnnotations)
 				return
 			}
-			var k, v string
+			var name, value string
 			c.separate()
-			c.str(&k, maxName)
+			c.str(&name, maxName)
 			c.token(":")
-			c.str(&v, maxString)
-			m.Annotations[k] = v
+			c.str(&value, maxString)
+			m.Annotations[name] = value
 		}
 	})
 }
@@ -306,33 +308,34 @@ func (m *Manifest) check() error {
 	if m.ChunkBytes&(m.ChunkBytes-1) != 0 {
 		return fmt.Errorf("chunk_size %d is not a power of two", m.ChunkBytes)
 	}
-	if v := m.Requires.Runtime; v != "" && !isVersion(v) {
-		return fmt.Errorf("requires.runtime %q is not dotted numbers", v)
+	if version := m.Requires.Runtime; version != "" && !isVersion(version) {
+		return fmt.Errorf("requires.runtime %q is not dotted numbers", version)
 	}
-	for _, l := range []struct {
+	for _, list := range []struct {
 		name  string
 		items []string
 	}{
 		{"requires.features", m.Requires.Features}, {"target.soc", m.Target.SoC},
 		{"target.cpu_features", m.Target.CPUFeatures}, {"licenses", m.Licenses},
 	} {
-		if err := ascending(l.name, l.items, func(s string) string { return s }); err != nil {
+		if err := ascending(list.name, list.items, func(s string) string { return s }); err != nil {
 			return err
 		}
 	}
-	if err := ascending("target.components", m.Target.Components, func(c Component) string { return c.Name }); err != nil {
+	if err := ascending("target.components", m.Target.Components,
+		func(component Component) string { return component.Name }); err != nil {
 		return err
 	}
-	if t := &m.Target; t.Simulated() && (len(t.SoC) > 1 || t.OS != "" || t.Arch != "") {
-		return fmt.Errorf("target: soc %q is a simulation, which states no other soc, os or arch, got soc %q, os %q, arch %q", t.SoC[0], t.SoC, t.OS, t.Arch)
+	if target := &m.Target; target.Simulated() && (len(target.SoC) > 1 || target.OS != "" || target.Arch != "") {
+		return fmt.Errorf("target: soc %q is a simulation, which states no other soc, os or arch, got soc %q, os %q, arch %q", target.SoC[0], target.SoC, target.OS, target.Arch)
 	}
-	for _, c := range m.Target.Components {
-		if err := checkLabel("target.components", c.Name); err != nil {
+	for _, component := range m.Target.Components {
+		if err := checkLabel("target.components", component.Name); err != nil {
 			return err
 		}
-		for _, v := range []string{c.Min, c.Below} {
-			if v != "" && !isVersion(v) {
-				return fmt.Errorf("target.components: version %q of %q is not dotted numbers", v, c.Name)
+		for _, version := range []string{component.Min, component.Below} {
+			if version != "" && !isVersion(version) {
+				return fmt.Errorf("target.components: version %q of %q is not dotted numbers", version, component.Name)
 			}
 		}
 	}
@@ -343,20 +346,20 @@ func (m *Manifest) check() error {
 }
 
 func (m *Manifest) checkBlobs() error {
-	if err := ascending("blobs", m.Blobs, func(b Blob) string { return b.Name }); err != nil {
+	if err := ascending("blobs", m.Blobs, func(blob Blob) string { return blob.Name }); err != nil {
 		return err
 	}
 	var leaves int64
 	entry := false
 	for i := range m.Blobs {
-		b := &m.Blobs[i]
-		if err := b.check(); err != nil {
+		blob := &m.Blobs[i]
+		if err := blob.check(); err != nil {
 			return err
 		}
-		leaves += chunks(b.Bytes, m.ChunkBytes)
-		if b.Name == m.Entrypoint {
-			if b.Role != RolePlan {
-				return fmt.Errorf("entrypoint %q has role %q, want %q", b.Name, b.Role, RolePlan)
+		leaves += chunks(blob.Bytes, m.ChunkBytes)
+		if blob.Name == m.Entrypoint {
+			if blob.Role != RolePlan {
+				return fmt.Errorf("entrypoint %q has role %q, want %q", blob.Name, blob.Role, RolePlan)
 			}
 			entry = true
 		}
@@ -382,34 +385,35 @@ func (b *Blob) check() error {
 	case b.Align&(b.Align-1) != 0:
 		return fmt.Errorf("blob %q: alignment %d is not a power of two", b.Name, b.Align)
 	case b.Bytes >= pageAlign && b.Align < pageAlign:
-		return fmt.Errorf("blob %q: alignment %d, want at least %d for a blob of %d bytes", b.Name, b.Align, pageAlign, b.Bytes)
+		return fmt.Errorf("blob %q: alignment %d, want at least %d for a blob of %d bytes", b.Name, b.Align,
+			pageAlign, b.Bytes)
 	}
 	return nil
 }
 
-func checkLabel(what, s string) error {
-	for i := range len(s) {
-		switch c := s[i]; {
+func checkLabel(what, label string) error {
+	for i := range len(label) {
+		switch c := label[i]; {
 		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '.', c == '_', c == '/', c == '-':
 		default:
-			return fmt.Errorf("%s: name %q holds %q, want only a-z 0-9 . _ / -", what, s, c)
+			return fmt.Errorf("%s: name %q holds %q, want only a-z 0-9 . _ / -", what, label, c)
 		}
 	}
-	for part := range strings.SplitSeq(s, "/") {
+	for part := range strings.SplitSeq(label, "/") {
 		if part == "" || part == "." || part == ".." {
-			return fmt.Errorf("%s: name %q has an empty, \".\" or \"..\" segment", what, s)
+			return fmt.Errorf("%s: name %q has an empty, \".\" or \"..\" segment", what, label)
 		}
 	}
 	return nil
 }
 
-func ascending[T any](what string, s []T, key func(T) string) error {
-	for i := range s {
-		if key(s[i]) == "" {
+func ascending[T any](what string, list []T, key func(T) string) error {
+	for i := range list {
+		if key(list[i]) == "" {
 			return fmt.Errorf("%s: empty element", what)
 		}
-		if i > 0 && key(s[i-1]) >= key(s[i]) {
-			return fmt.Errorf("%s: %q after %q, want strictly ascending", what, key(s[i]), key(s[i-1]))
+		if i > 0 && key(list[i-1]) >= key(list[i]) {
+			return fmt.Errorf("%s: %q after %q, want strictly ascending", what, key(list[i]), key(list[i-1]))
 		}
 	}
 	return nil
@@ -417,5 +421,6 @@ func ascending[T any](what string, s []T, key func(T) string) error {
 
 // blob returns the blob called name.
 func (m *Manifest) blob(name string) (int, bool) {
-	return slices.BinarySearchFunc(m.Blobs, name, func(b Blob, n string) int { return strings.Compare(b.Name, n) })
+	return slices.BinarySearchFunc(m.Blobs, name,
+		func(blob Blob, n string) int { return strings.Compare(blob.Name, n) })
 }

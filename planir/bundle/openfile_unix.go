@@ -12,8 +12,8 @@ const openFlags = os.O_RDONLY | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 
 // links returns the number of names the file has.
 func links(st os.FileInfo) uint64 {
-	if s, ok := st.Sys().(*syscall.Stat_t); ok {
-		return uint64(s.Nlink)
+	if info, ok := st.Sys().(*syscall.Stat_t); ok {
+		return uint64(info.Nlink)
 	}
 	return 1
 }

@@ -41,58 +41,63 @@ type HostComponent struct {
 }
 
 // checkCompat applies the step compat.
-func (p *Policy) checkCompat(m *Manifest) error {
-	for _, f := range m.Requires.Features {
-		if f != FeatureChunks && !slices.Contains(p.Features, f) {
-			return refuse(StepCompat, "the bundle needs feature %q, which this program does not know", f).
+func (p *Policy) checkCompat(manifest *Manifest) error {
+	for _, feature := range manifest.Requires.Features {
+		if feature != FeatureChunks && !slices.Contains(p.Features, feature) {
+			return refuse(StepCompat, "the bundle needs feature %q, which this program does not know", feature).
 				hint("use a newer hetrun, or the one inside a newer bundle's release")
 		}
 	}
-	if want := m.Requires.Runtime; want != "" {
+	if want := manifest.Requires.Runtime; want != "" {
 		less, ok := versionLess(p.Runtime, want)
 		if !ok || less {
-			return refuse(StepCompat, "the bundle needs runtime version %q, this one has %q", want, p.Runtime).hint("update hetrun")
+			return refuse(StepCompat, "the bundle needs runtime version %q, this one has %q", want, p.Runtime).
+				hint("update hetrun")
 		}
 	}
 	return nil
 }
 
 // check applies the step policy; host may be nil, which leaves the target out.
-func (p *Policy) check(m *Manifest, trust *Keyring, host *Host) error {
-	if p.Product != "" && m.Product != p.Product {
-		return refuse(StepPolicy, "product %q, want %q", m.Product, p.Product).
+func (p *Policy) check(manifest *Manifest, trust *Keyring, host *Host) error {
+	if p.Product != "" && manifest.Product != p.Product {
+		return refuse(StepPolicy, "product %q, want %q", manifest.Product, p.Product).
 			hint("this host accepts bundles of one product only; emit with that product name")
 	}
-	if m.KeyringGeneration != trust.Generation {
-		return refuse(StepPolicy, "signed for keyring generation %d, the trusted keyring has %d", m.KeyringGeneration, trust.Generation).
+	if manifest.KeyringGeneration != trust.Generation {
+		return refuse(StepPolicy, "signed for keyring generation %d, the trusted keyring has %d",
+			manifest.KeyringGeneration, trust.Generation).
 			hint("use the keyring and the bundle of one generation")
 	}
-	if err := p.checkRollback(m); err != nil {
+	if err := p.checkRollback(manifest); err != nil {
 		return err
 	}
 	if p.Now != 0 {
-		if m.NotAfter != 0 && p.Now > m.NotAfter {
-			return refuse(StepPolicy, "expired: not_after %s, the clock says %s", moment(m.NotAfter), moment(p.Now)).
+		if manifest.NotAfter != 0 && p.Now > manifest.NotAfter {
+			return refuse(StepPolicy, "expired: not_after %s, the clock says %s", moment(manifest.NotAfter),
+				moment(p.Now)).
 				hint("fetch a newer bundle; if it is the clock that is wrong, give the time (--now), or accept it all the same (--ignore-expiry)")
 		}
-		if m.IssuedAt > p.Now {
-			return refuse(StepPolicy, "issued in the future: issued_at %s, the clock says %s", moment(m.IssuedAt), moment(p.Now)).
+		if manifest.IssuedAt > p.Now {
+			return refuse(StepPolicy, "issued in the future: issued_at %s, the clock says %s",
+				moment(manifest.IssuedAt), moment(p.Now)).
 				hint("set this machine's clock; where there is none, give the time (--now), or leave it out (--ignore-expiry)")
 		}
 	}
 	if host == nil {
 		return nil
 	}
-	if wrong := m.Target.mismatches(host); len(wrong) > 0 {
-		if m.Target.Simulated() {
-			return refuse(StepPolicy, "a simulation of %s, which runs on no device", strings.Join(m.Target.SoC, ", ")).
+	if wrong := manifest.Target.mismatches(host); len(wrong) > 0 {
+		if manifest.Target.Simulated() {
+			return refuse(StepPolicy, "a simulation of %s, which runs on no device",
+				strings.Join(manifest.Target.SoC, ", ")).
 				hint("`hetc run` executes it on the simulator; for the device, plan with `hetc solve --target` and write the bundle with `hetc emit --target`")
 		}
 		e := refuse(StepPolicy, "made for another machine: %s", strings.Join(wrong, "; ")).
 			hint("emit the bundle for this machine (`hetc probe` describes it), or install what it names")
-		if slices.ContainsFunc(m.Blobs, func(b Blob) bool { return b.Role == RoleNPUGraph }) {
+		if slices.ContainsFunc(manifest.Blobs, func(blob Blob) bool { return blob.Role == RoleNPUGraph }) {
 			e = e.hint("graphs of an NPU that is not here: `hetc emit --for-emulator` writes the bundle's twin, which the vendor's emulator executes here")
-			if m.Target.OS == host.OS && m.Target.Arch == host.Arch { // a twin of another machine
+			if manifest.Target.OS == host.OS && manifest.Target.Arch == host.Arch { // a twin of another machine
 				e = e.hint("a twin runs on the machine that wrote it, and on the cores that it had then: write another here with `hetc emit --for-emulator`")
 			}
 		}
@@ -106,15 +111,16 @@ func moment(seconds int64) string {
 	return fmt.Sprintf("%d (%s)", seconds, time.Unix(seconds, 0).UTC().Format(time.RFC3339))
 }
 
-func (p *Policy) checkRollback(m *Manifest) error {
+func (p *Policy) checkRollback(manifest *Manifest) error {
 	floor := p.SecurityFloor
-	if s := p.Stored.Of(m.Product); s != nil {
-		if m.KeyringGeneration < s.Generation {
-			return refuse(StepPolicy, "rolled back: keyring generation %d, this host has accepted %d", m.KeyringGeneration, s.Generation).hint("fetch a newer bundle")
+	if stored := p.Stored.Of(manifest.Product); stored != nil {
+		if manifest.KeyringGeneration < stored.Generation {
+			return refuse(StepPolicy, "rolled back: keyring generation %d, this host has accepted %d",
+				manifest.KeyringGeneration, stored.Generation).hint("fetch a newer bundle")
 		}
 		// A new generation starts a new count: what a lost key signed does not bind its successor.
-		if m.KeyringGeneration == s.Generation {
-			floor = max(floor, s.SecurityVersion)
+		if manifest.KeyringGeneration == stored.Generation {
+			floor = max(floor, stored.SecurityVersion)
 		}
 	}
 	jump := p.MaxJump
@@ -122,39 +128,41 @@ func (p *Policy) checkRollback(m *Manifest) error {
 		jump = DefaultMaxJump
 	}
 	switch {
-	case m.SecurityVersion < floor:
-		return refuse(StepPolicy, "rolled back: security version %d, want at least %d", m.SecurityVersion, floor).hint("fetch a newer bundle")
-	case m.SecurityVersion-floor > jump:
-		return refuse(StepPolicy, "security version %d lies more than %d above %d", m.SecurityVersion, jump, floor).
-			hint("a jump this large looks like a stolen key; if it is intended, raise what is asked for: --min-security-version %d", m.SecurityVersion)
+	case manifest.SecurityVersion < floor:
+		return refuse(StepPolicy, "rolled back: security version %d, want at least %d", manifest.SecurityVersion,
+			floor).hint("fetch a newer bundle")
+	case manifest.SecurityVersion-floor > jump:
+		return refuse(StepPolicy, "security version %d lies more than %d above %d", manifest.SecurityVersion, jump,
+			floor).
+			hint("a jump this large looks like a stolen key; if it is intended, raise what is asked for: --min-security-version %d", manifest.SecurityVersion)
 	}
 	return nil
 }
 
 // mismatches lists, in words, what of the target the host does not fulfil.
-func (t *Target) mismatches(h *Host) []string {
+func (t *Target) mismatches(host *Host) []string {
 	var wrong []string
 	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
-	if len(t.SoC) > 0 && !slices.ContainsFunc(t.SoC, func(s string) bool { return slices.Contains(h.SoC, s) }) {
-		say("soc is %q, want one of %q", h.SoC, t.SoC)
+	if len(t.SoC) > 0 && !slices.ContainsFunc(t.SoC, func(s string) bool { return slices.Contains(host.SoC, s) }) {
+		say("soc is %q, want one of %q", host.SoC, t.SoC)
 	}
-	if t.OS != "" && t.OS != h.OS {
-		say("os is %q, want %q", h.OS, t.OS)
+	if t.OS != "" && t.OS != host.OS {
+		say("os is %q, want %q", host.OS, t.OS)
 	}
-	if t.Arch != "" && t.Arch != h.Arch {
-		say("arch is %q, want %q", h.Arch, t.Arch)
+	if t.Arch != "" && t.Arch != host.Arch {
+		say("arch is %q, want %q", host.Arch, t.Arch)
 	}
-	for _, f := range t.CPUFeatures {
-		if !slices.Contains(h.CPUFeatures, f) {
-			say("cpu feature %q is missing", f)
+	for _, feature := range t.CPUFeatures {
+		if !slices.Contains(host.CPUFeatures, feature) {
+			say("cpu feature %q is missing", feature)
 		}
 	}
-	if t.RAMBytes > h.RAMBytes {
-		say("memory is %d bytes, want at least %d", h.RAMBytes, t.RAMBytes)
+	if t.RAMBytes > host.RAMBytes {
+		say("memory is %d bytes, want at least %d", host.RAMBytes, t.RAMBytes)
 	}
 	for i := range t.Components {
 		want := &t.Components[i]
-		have, found := h.Components[want.Name]
+		have, found := host.Components[want.Name]
 		if !found {
 			say("component %q is missing", want.Name)
 			continue

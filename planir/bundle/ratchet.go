@@ -47,7 +47,8 @@ func (r Ratchets) Raised(ran Ratchet) (Ratchets, bool) {
 		return slices.Insert(slices.Clone(r), i, ran), true
 	}
 	was := r[i]
-	newer := ran.Generation > was.Generation || ran.Generation == was.Generation && ran.SecurityVersion > was.SecurityVersion
+	newer := ran.Generation > was.Generation ||
+		ran.Generation == was.Generation && ran.SecurityVersion > was.SecurityVersion
 	if !newer {
 		return r, false
 	}
@@ -58,19 +59,19 @@ func (r Ratchets) Raised(ran Ratchet) (Ratchets, bool) {
 
 // ParseRatchets reads a file of ratchets (SPEC.md section 6). Errors are of class ClassInput.
 func ParseRatchets(data []byte) (Ratchets, error) {
-	var r Ratchets
+	var ratchets Ratchets
 	err := fmt.Errorf("more than %d bytes", MaxRatchetsBytes)
 	if len(data) <= MaxRatchetsBytes {
-		err = decode(bytes.TrimSuffix(data, []byte("\n")), r.walk)
+		err = decode(bytes.TrimSuffix(data, []byte("\n")), ratchets.walk)
 	}
 	if err == nil {
-		err = r.check()
+		err = ratchets.check()
 	}
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "stored security versions: %w", err).WithCode("bundle.state").
 			WithHint("put back a copy of the file; without it older bundles are accepted again: remove it only if you know that the one you run now is not an old one")
 	}
-	return r, nil
+	return ratchets, nil
 }
 
 // Encode returns the contents of a file of ratchets.
@@ -90,14 +91,14 @@ func (r *Ratchets) walk(c *codec) {
 		c.member("schema")
 		c.constant(ratchetSchema)
 		c.member("accepted")
-		list(c, (*[]Ratchet)(r), maxRatchets, func(x *Ratchet) {
+		list(c, (*[]Ratchet)(r), maxRatchets, func(one *Ratchet) {
 			c.object(func() {
 				c.member("product")
-				c.str(&x.Product, maxName)
+				c.str(&one.Product, maxName)
 				c.member("generation")
-				c.integer(&x.Generation, 1, maxCounter)
+				c.integer(&one.Generation, 1, maxCounter)
 				c.member("security_version")
-				c.integer(&x.SecurityVersion, 0, maxCounter)
+				c.integer(&one.SecurityVersion, 0, maxCounter)
 			})
 		})
 	})

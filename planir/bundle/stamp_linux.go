@@ -6,10 +6,10 @@ import (
 )
 
 // stampOf reads the stamp of an open file without allocating.
-func stampOf(f *os.File) (stamp, error) {
+func stampOf(file *os.File) (stamp, error) {
 	var st syscall.Stat_t
 	for {
-		switch err := syscall.Fstat(int(f.Fd()), &st); err {
+		switch err := syscall.Fstat(int(file.Fd()), &st); err {
 		case nil:
 			return stamp{st.Size, st.Mtim.Nano()}, nil
 		case syscall.EINTR:

@@ -26,12 +26,12 @@ type watched struct {
 	was  stamp
 }
 
-func watch(f *os.File) (watched, error) {
-	was, err := stampOf(f)
+func watch(file *os.File) (watched, error) {
+	was, err := stampOf(file)
 	if err != nil {
 		return watched{}, cannotRead(err)
 	}
-	return watched{f, was}, nil
+	return watched{file, was}, nil
 }
 
 // Unchanged says why what was released of the weights is no longer what was verified: their file was truncated, or was
@@ -49,7 +49,8 @@ func (b *Bundle) Unchanged() error {
 		case now == files[i].was:
 			continue
 		case now.bytes != files[i].was.bytes:
-			return at(b.path, refuseAs(diag.ClassIO, StepWeights, "the file had %d bytes and has %d: it was changed while in use, and what was computed since is not to be used",
+			return at(b.path, refuseAs(diag.ClassIO, StepWeights,
+				"the file had %d bytes and has %d: it was changed while in use, and what was computed since is not to be used",
 				files[i].was.bytes, now.bytes).hint(replaceHint))
 		}
 		if err := b.verifyAgain(); err != nil {
@@ -64,13 +65,15 @@ const replaceHint = "replace a bundle by renaming the new file over it (mv), nev
 
 // verifyAgain checks all chunks of bulk blobs that were found good before.
 func (b *Bundle) verifyAgain() error {
-	for _, x := range b.blobs {
-		if !x.Role.bulk() || x.region == nil {
+	for _, blob := range b.blobs {
+		if !blob.Role.bulk() || blob.region == nil {
 			continue
 		}
-		err := x.again()
+		err := blob.again()
 		if err != nil {
-			return refuseAs(diag.ClassIO, StepWeights, "the file was changed while in use, and what was computed since is not to be used: %w", err).hint(replaceHint)
+			return refuseAs(diag.ClassIO, StepWeights,
+				"the file was changed while in use, and what was computed since is not to be used: %w",
+				err).hint(replaceHint)
 		}
 	}
 	return nil
@@ -88,11 +91,11 @@ func (x *blob) again() error {
 		}
 		return x.judge(whole, root)
 	}
-	for c := range chunks(x.Bytes, x.chunk) {
-		if !x.known(c) {
+	for index := range chunks(x.Bytes, x.chunk) {
+		if !x.known(index) {
 			continue
 		}
-		if err := x.compare(c); err != nil {
+		if err := x.compare(index); err != nil {
 			return err
 		}
 	}

@@ -47,16 +47,16 @@ func openStore(path string) (store, error) {
 	if err := onlyFile(st); err != nil { // before opening: to open a device can mean to use it
 		return nil, err
 	}
-	f, err := os.OpenFile(path, openFlags, 0)
+	file, err := os.OpenFile(path, openFlags, 0)
 	if err != nil {
 		return nil, cannotRead(err)
 	}
-	now, err := regular(f, st)
+	now, err := regular(file, st)
 	if err != nil {
-		_ = f.Close() // only read
+		_ = file.Close() // only read
 		return nil, err
 	}
-	return &fileStore{file: f, bytes: now.Size()}, nil
+	return &fileStore{file: file, bytes: now.Size()}, nil
 }
 
 func cannotRead(err error) error {
@@ -68,8 +68,8 @@ func cannotRead(err error) error {
 }
 
 // regular checks that f is the plain file that before described.
-func regular(f *os.File, before os.FileInfo) (os.FileInfo, error) {
-	now, err := f.Stat()
+func regular(file *os.File, before os.FileInfo) (os.FileInfo, error) {
+	now, err := file.Stat()
 	switch {
 	case err != nil:
 		return nil, cannotRead(err)
@@ -82,14 +82,15 @@ func regular(f *os.File, before os.FileInfo) (os.FileInfo, error) {
 // onlyFile refuses devices and pipes, which may have no end or never begin.
 func onlyFile(st os.FileInfo) error {
 	if !st.Mode().IsRegular() {
-		return refuseAs(diag.ClassInput, StepOpen, "it is no file but a device, a pipe or a socket (%s)", st.Mode().Type()).hint("give the path of a bundle")
+		return refuseAs(diag.ClassInput, StepOpen, "it is no file but a device, a pipe or a socket (%s)",
+			st.Mode().Type()).hint("give the path of a bundle")
 	}
 	return nil
 }
 
-func readAt(s Step, r io.ReaderAt, buf []byte, offset int64) error {
-	if n, err := r.ReadAt(buf, offset); n < len(buf) {
-		return refuseAs(diag.ClassIO, s, "read %d bytes at offset %d: %w", len(buf), offset, err)
+func readAt(step Step, reader io.ReaderAt, buf []byte, offset int64) error {
+	if n, err := reader.ReadAt(buf, offset); n < len(buf) {
+		return refuseAs(diag.ClassIO, step, "read %d bytes at offset %d: %w", len(buf), offset, err)
 	}
 	return nil
 }
@@ -108,30 +109,30 @@ func (s *fileStore) envelope() ([]byte, error) {
 	if s.bytes < headerBytes {
 		return nil, refuse(StepHeader, "file of %d bytes, want at least %d", s.bytes, headerBytes)
 	}
-	h := make([]byte, headerBytes)
-	if err := readAt(StepHeader, s.file, h, 0); err != nil {
+	header := make([]byte, headerBytes)
+	if err := readAt(StepHeader, s.file, header, 0); err != nil {
 		return nil, err
 	}
-	n, err := decodeHeader(h, s.bytes)
+	count, err := decodeHeader(header, s.bytes)
 	if err != nil {
 		return nil, refuse(StepHeader, "%w", err)
 	}
-	s.header = n
-	data := make([]byte, n)
+	s.header = count
+	data := make([]byte, count)
 	return data, readAt(StepEnvelope, s.file, data, headerBytes)
 }
 
-func (s *fileStore) check(m *Manifest, payloadBytes int) error {
-	s.layout = layOut(m, payloadBytes)
-	l := &s.layout
-	if l.size != s.bytes {
-		return refuse(StepLayout, "file of %d bytes, its manifest says %d", s.bytes, l.size).
+func (s *fileStore) check(manifest *Manifest, payloadBytes int) error {
+	s.layout = layOut(manifest, payloadBytes)
+	layout := &s.layout
+	if layout.size != s.bytes {
+		return refuse(StepLayout, "file of %d bytes, its manifest says %d", s.bytes, layout.size).
 			hint("the file was cut off or added to; fetch it again")
 	}
-	if err := s.padding(int64(headerBytes+s.header), l.table); err != nil {
+	if err := s.padding(int64(headerBytes+s.header), layout.table); err != nil {
 		return err
 	}
-	return s.padding(l.table+leafBytes*l.leaves[len(m.Blobs)], l.blobs)
+	return s.padding(layout.table+leafBytes*layout.leaves[len(manifest.Blobs)], layout.blobs)
 }
 
 // padding checks that [from, to) is zero.
@@ -151,19 +152,19 @@ func (s *fileStore) padding(from, to int64) error {
 }
 
 // gaps checks the padding between and behind the blobs.
-func (s *fileStore) gaps(m *Manifest) error {
+func (s *fileStore) gaps(manifest *Manifest) error {
 	end := s.layout.blobs
-	for i, b := range m.Blobs {
+	for i, blob := range manifest.Blobs {
 		if err := s.padding(end, s.layout.offsets[i]); err != nil {
 			return err
 		}
-		end = s.layout.offsets[i] + b.Bytes
+		end = s.layout.offsets[i] + blob.Bytes
 	}
 	return s.padding(end, s.layout.size)
 }
 
-func (s *fileStore) table(m *Manifest) ([]Digest, error) {
-	raw := make([]byte, leafBytes*s.layout.leaves[len(m.Blobs)])
+func (s *fileStore) table(manifest *Manifest) ([]Digest, error) {
+	raw := make([]byte, leafBytes*s.layout.leaves[len(manifest.Blobs)])
 	if err := readAt(StepTable, s.file, raw, s.layout.table); err != nil {
 		return nil, err
 	}
@@ -178,24 +179,25 @@ func (s *fileStore) copyBlob(_ *Manifest, i int, buf []byte, step Step) error {
 	return readAt(step, s.file, buf, s.layout.offsets[i])
 }
 
-func (s *fileStore) mapped(m *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error) {
+func (s *fileStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error) {
 	if s.region == nil {
-		r, err := mem.Map(s.file)
+		region, err := mem.Map(s.file)
 		if err != nil {
 			return nil, 0, nil, refuseAs(diag.ClassIO, StepWeights, "%w", err)
 		}
-		s.region = r
-		if int64(len(r.Bytes())) != s.bytes {
-			return nil, 0, nil, refuse(StepWeights, "file of %d bytes had %d when it was opened", len(r.Bytes()), s.bytes)
+		s.region = region
+		if int64(len(region.Bytes())) != s.bytes {
+			return nil, 0, nil, refuse(StepWeights, "file of %d bytes had %d when it was opened", len(region.Bytes()),
+				s.bytes)
 		}
-		w, err := watch(s.file)
+		watching, err := watch(s.file)
 		if err != nil {
 			return nil, 0, nil, err
 		}
-		s.watch = []watched{w}
+		s.watch = []watched{watching}
 	}
 	from := s.layout.offsets[i]
-	return s.region, from, io.NewSectionReader(s.file, from, m.Blobs[i].Bytes), nil
+	return s.region, from, io.NewSectionReader(s.file, from, manifest.Blobs[i].Bytes), nil
 }
 
 func (s *fileStore) watched() []watched { return s.watch }
@@ -227,12 +229,12 @@ func openDir(path string, before os.FileInfo) (store, error) {
 	if err != nil {
 		return nil, cannotRead(err)
 	}
-	s := &dirStore{root: root, regions: map[Digest]*mem.Region{}}
-	if err := s.openBlobs(before); err != nil {
-		_ = s.close() // only read
+	store := &dirStore{root: root, regions: map[Digest]*mem.Region{}}
+	if err := store.openBlobs(before); err != nil {
+		_ = store.close() // only read
 		return nil, err
 	}
-	return s, nil
+	return store, nil
 }
 
 func (s *dirStore) openBlobs(before os.FileInfo) error {
@@ -263,28 +265,28 @@ func openIn(root *os.Root, name string) (*os.File, error) {
 	if !before.Mode().IsRegular() { // before opening: a FIFO or a device may do something when opened
 		return nil, refuse(StepOpen, "%q is not a regular file but %s", name, before.Mode().Type())
 	}
-	f, err := root.OpenFile(name, openFlags, 0)
+	file, err := root.OpenFile(name, openFlags, 0)
 	if err != nil {
 		return nil, cannotRead(err)
 	}
-	now, err := regular(f, before)
+	now, err := regular(file, before)
 	if err == nil && links(now) != 1 {
 		err = refuse(StepOpen, "%q has %d names, want 1: somebody else may write to it", name, links(now))
 	}
 	if err != nil {
-		_ = f.Close() // only read
+		_ = file.Close() // only read
 		return nil, err
 	}
-	return f, nil
+	return file, nil
 }
 
 func (s *dirStore) envelope() ([]byte, error) {
-	f, err := openIn(s.root, dirManifest)
+	file, err := openIn(s.root, dirManifest)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, MaxEnvelopeBytes+1))
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, MaxEnvelopeBytes+1))
 	if err != nil {
 		return nil, refuseAs(diag.ClassIO, StepEnvelope, "read %q: %w", dirManifest, err)
 	}
@@ -294,12 +296,15 @@ func (s *dirStore) envelope() ([]byte, error) {
 	return data, nil
 }
 
-func (s *dirStore) check(m *Manifest, _ int) error {
+func (s *dirStore) check(manifest *Manifest, _ int) error {
 	want := map[string]bool{} // blobs of equal content share a file
-	for _, b := range m.Blobs {
-		want[b.SHA256.String()] = true
+	for _, blob := range manifest.Blobs {
+		want[blob.SHA256.String()] = true
 	}
-	if err := exactly(s.root, 2, func(name string) bool { return name == dirManifest || name == dirBlobs }); err != nil {
+	if err := exactly(s.root, 2, func(name string) bool {
+		return name == dirManifest ||
+			name == dirBlobs
+	}); err != nil {
 		return err
 	}
 	if err := exactly(s.blobs, len(want), func(name string) bool { return want[name] }); err != nil {
@@ -309,27 +314,28 @@ func (s *dirStore) check(m *Manifest, _ int) error {
 }
 
 // openBlob opens the file of blob i.
-func (s *dirStore) openBlob(m *Manifest, i int) (*os.File, error) {
-	b := &m.Blobs[i]
-	f, err := openIn(s.blobs, b.SHA256.String())
+func (s *dirStore) openBlob(manifest *Manifest, i int) (*os.File, error) {
+	blob := &manifest.Blobs[i]
+	file, err := openIn(s.blobs, blob.SHA256.String())
 	if err != nil {
 		return nil, err
 	}
-	if st, err := f.Stat(); err != nil || st.Size() != b.Bytes {
-		_ = f.Close() // only read
-		return nil, refuse(StepLayout, "blob %q: its file has not the %d bytes the manifest says", b.Name, b.Bytes)
+	if st, err := file.Stat(); err != nil || st.Size() != blob.Bytes {
+		_ = file.Close() // only read
+		return nil, refuse(StepLayout, "blob %q: its file has not the %d bytes the manifest says", blob.Name,
+			blob.Bytes)
 	}
-	return f, nil
+	return file, nil
 }
 
 // exactly checks that root has n entries and that all of them are known.
-func exactly(root *os.Root, n int, known func(string) bool) error {
-	d, err := root.Open(".")
+func exactly(root *os.Root, most int, known func(string) bool) error {
+	dir, err := root.Open(".")
 	if err != nil {
 		return cannotRead(err)
 	}
-	defer d.Close()
-	names, err := d.Readdirnames(n + 1)
+	defer dir.Close()
+	names, err := dir.Readdirnames(most + 1)
 	if err != nil && err != io.EOF {
 		return cannotRead(err)
 	}
@@ -339,8 +345,8 @@ func exactly(root *os.Root, n int, known func(string) bool) error {
 				hint("an exploded bundle holds what its manifest names and nothing else; remove it")
 		}
 	}
-	if len(names) != n {
-		return refuse(StepLayout, "%d entries in %q, want %d", len(names), filepath.Base(root.Name()), n)
+	if len(names) != most {
+		return refuse(StepLayout, "%d entries in %q, want %d", len(names), filepath.Base(root.Name()), most)
 	}
 	return nil
 }
@@ -349,51 +355,52 @@ func (s *dirStore) gaps(*Manifest) error { return nil }
 
 func (s *dirStore) table(*Manifest) ([]Digest, error) { return nil, nil }
 
-func (s *dirStore) copyBlob(m *Manifest, i int, buf []byte, step Step) error {
-	f, err := s.openBlob(m, i)
+func (s *dirStore) copyBlob(manifest *Manifest, i int, buf []byte, step Step) error {
+	file, err := s.openBlob(manifest, i)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	return readAt(step, f, buf, 0)
+	defer file.Close()
+	return readAt(step, file, buf, 0)
 }
 
-func (s *dirStore) mapped(m *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error) {
-	b := &m.Blobs[i]
-	r := s.regions[b.SHA256]
-	if r == nil {
-		f, err := s.openBlob(m, i)
+func (s *dirStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error) {
+	blob := &manifest.Blobs[i]
+	region := s.regions[blob.SHA256]
+	if region == nil {
+		file, err := s.openBlob(manifest, i)
 		if err != nil {
 			return nil, 0, nil, err
 		}
-		w, err := watch(f)
+		watching, err := watch(file)
 		if err != nil {
-			return nil, 0, nil, errors.Join(err, f.Close())
+			return nil, 0, nil, errors.Join(err, file.Close())
 		}
-		s.watch = append(s.watch, w)
-		if r, err = mem.Map(f); err != nil {
+		s.watch = append(s.watch, watching)
+		if region, err = mem.Map(file); err != nil {
 			return nil, 0, nil, refuseAs(diag.ClassIO, StepWeights, "%w", err)
 		}
-		s.regions[b.SHA256] = r
+		s.regions[blob.SHA256] = region
 	}
-	if int64(len(r.Bytes())) != b.Bytes {
-		return nil, 0, nil, refuse(StepWeights, "blob %q of %d bytes had %d when it was opened", b.Name, len(r.Bytes()), b.Bytes)
+	if int64(len(region.Bytes())) != blob.Bytes {
+		return nil, 0, nil, refuse(StepWeights, "blob %q of %d bytes had %d when it was opened", blob.Name,
+			len(region.Bytes()), blob.Bytes)
 	}
-	return r, 0, nil, nil
+	return region, 0, nil, nil
 }
 
 func (s *dirStore) watched() []watched { return s.watch }
 
 func (s *dirStore) close() error {
 	errs := []error{s.root.Close()}
-	for _, w := range s.watch {
-		errs = append(errs, w.file.Close())
+	for _, watching := range s.watch {
+		errs = append(errs, watching.file.Close())
 	}
 	if s.blobs != nil {
 		errs = append(errs, s.blobs.Close())
 	}
-	for _, r := range s.regions {
-		errs = append(errs, r.Close())
+	for _, region := range s.regions {
+		errs = append(errs, region.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -5,45 +5,45 @@ import (
 	"strings"
 )
 
-// isVersion reports whether s is one to eight dotted numbers without leading zeros.
-func isVersion(s string) bool {
-	n, rest := versionPrefix(s)
-	return len(n) > 0 && rest == ""
+// isVersion reports whether text is one to eight dotted numbers without leading zeros.
+func isVersion(text string) bool {
+	numbers, rest := versionPrefix(text)
+	return len(numbers) > 0 && rest == ""
 }
 
-// versionPrefix reads the dotted numbers that s starts with; libraries append build texts to
+// versionPrefix reads the dotted numbers that text starts with; libraries append build texts to
 // their versions ("1.22.0+cuda", "3.0 pocl").
-func versionPrefix(s string) (numbers []int64, rest string) {
+func versionPrefix(text string) (numbers []int64, rest string) {
 	for len(numbers) < 8 {
 		end := 0
-		for end < len(s) && end < 10 && s[end] >= '0' && s[end] <= '9' {
+		for end < len(text) && end < 10 && text[end] >= '0' && text[end] <= '9' {
 			end++
 		}
-		if end == 0 || end > 1 && s[0] == '0' {
-			return numbers, "." + s
+		if end == 0 || end > 1 && text[0] == '0' {
+			return numbers, "." + text
 		}
-		n, _ := strconv.ParseInt(s[:end], 10, 64) // at most ten digits
-		numbers, s = append(numbers, n), s[end:]
-		if !strings.HasPrefix(s, ".") {
-			return numbers, s
+		number, _ := strconv.ParseInt(text[:end], 10, 64) // at most ten digits
+		numbers, text = append(numbers, number), text[end:]
+		if !strings.HasPrefix(text, ".") {
+			return numbers, text
 		}
-		s = s[1:]
+		text = text[1:]
 	}
-	return numbers, "." + s
+	return numbers, "." + text
 }
 
 // compareVersions orders dotted numbers; missing ones count as 0.
 func compareVersions(a, b []int64) int {
 	for i := range max(len(a), len(b)) {
-		var x, y int64
+		var left, right int64
 		if i < len(a) {
-			x = a[i]
+			left = a[i]
 		}
 		if i < len(b) {
-			y = b[i]
+			right = b[i]
 		}
-		if x != y {
-			if x < y {
+		if left != right {
+			if left < right {
 				return -1
 			}
 			return 1

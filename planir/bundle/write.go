@@ -42,15 +42,16 @@ type Signer struct {
 // from sources, signed by all signers (at least one). It returns the bundle's identity. The
 // bytes depend on the arguments only, as long as the signers are deterministic. The file
 // appears under path complete and synced, or not at all.
-func Write(ctx context.Context, path string, m Manifest, sources []Source, signers ...Signer) (Digest, error) {
-	w := &writer{form: &fileForm{path: path}, manifest: m, signers: signers}
-	return w.create(ctx, path, sources)
+func Write(ctx context.Context, path string, manifest Manifest, sources []Source, signers ...Signer) (Digest, error) {
+	out := &writer{form: &fileForm{path: path}, manifest: manifest, signers: signers}
+	return out.create(ctx, path, sources)
 }
 
 // WriteDir is Write for the exploded form: path must not exist.
-func WriteDir(ctx context.Context, path string, m Manifest, sources []Source, signers ...Signer) (Digest, error) {
-	w := &writer{form: &dirForm{path: path}, manifest: m, signers: signers}
-	return w.create(ctx, path, sources)
+func WriteDir(ctx context.Context, path string, manifest Manifest, sources []Source, signers ...Signer) (Digest,
+	error) {
+	out := &writer{form: &dirForm{path: path}, manifest: manifest, signers: signers}
+	return out.create(ctx, path, sources)
 }
 
 // Save writes the bundle as a `.hetb`, with its signatures and those of more signers. Every
@@ -64,7 +65,7 @@ func (b *Bundle) Explode(ctx context.Context, path string, more ...Signer) error
 	return b.copyTo(ctx, path, &dirForm{path: path}, more)
 }
 
-func (b *Bundle) copyTo(ctx context.Context, path string, f form, more []Signer) error {
+func (b *Bundle) copyTo(ctx context.Context, path string, as form, more []Signer) error {
 	if b.store == nil {
 		return refuse(StepRelease, "save a closed bundle")
 	}
@@ -72,14 +73,15 @@ func (b *Bundle) copyTo(ctx context.Context, path string, f form, more []Signer)
 	if err != nil {
 		return fmt.Errorf("BUG: an accepted envelope does not decode: %w", err)
 	}
-	w := &writer{form: f, manifest: *b.manifest, signatures: env.signatures, signers: more}
-	w.manifest.Blobs = nil
+	out := &writer{form: as, manifest: *b.manifest, signatures: env.signatures, signers: more}
+	out.manifest.Blobs = nil
 	var sources []Source
-	for _, x := range b.blobs {
-		sources = append(sources, Source{Name: x.Name, Role: x.Role, Type: x.Type, Bytes: x.Bytes, Align: x.Align,
-			Write: func(w io.Writer) error { return x.writeTo(ctx, w) }})
+	for _, blob := range b.blobs {
+		sources = append(sources, Source{Name: blob.Name, Role: blob.Role, Type: blob.Type, Bytes: blob.Bytes,
+			Align: blob.Align,
+			Write: func(to io.Writer) error { return blob.writeTo(ctx, to) }})
 	}
-	_, err = w.create(ctx, path, sources)
+	_, err = out.create(ctx, path, sources)
 	return err
 }
 
@@ -125,29 +127,31 @@ func (w *writer) run(ctx context.Context, sources []Source) (id Digest, err erro
 	if err != nil {
 		return id, diag.New(diag.ClassInput, "%w", err)
 	}
-	m := &w.manifest
-	template, err := m.Encode()
+	manifest := &w.manifest
+	template, err := manifest.Encode()
 	if err != nil {
 		return id, diag.New(diag.ClassInput, "manifest: %w", err)
 	}
-	if n := base64.StdEncoding.EncodedLen(len(template)) + envelopeRoom; n > MaxEnvelopeBytes {
-		return id, diag.New(diag.ClassInput, "envelope of %d bytes, want at most %d: use fewer blobs", n, MaxEnvelopeBytes)
+	if size := base64.StdEncoding.EncodedLen(len(template)) + envelopeRoom; size > MaxEnvelopeBytes {
+		return id, diag.New(diag.ClassInput, "envelope of %d bytes, want at most %d: use fewer blobs", size,
+			MaxEnvelopeBytes)
 	}
 	// Digests have a fixed length, so the layout is known before the first byte of content.
-	if err := w.form.begin(m, len(template)); err != nil {
+	if err := w.form.begin(manifest, len(template)); err != nil {
 		return id, ioError(err)
 	}
 	var leaves []Digest
 	for i := range sources {
-		d, err := w.blob(ctx, i, &sources[i])
+		digester, err := w.blob(ctx, i, &sources[i])
 		if err != nil {
 			return id, err
 		}
-		leaves = append(leaves, d.leaves...)
+		leaves = append(leaves, digester.leaves...)
 	}
-	payload, err := m.Encode()
+	payload, err := manifest.Encode()
 	if err != nil || len(payload) != len(template) {
-		panic(fmt.Sprintf("BUG: manifest changed its length from %d to %d bytes (%v)", len(template), len(payload), err))
+		panic(fmt.Sprintf("BUG: manifest changed its length from %d to %d bytes (%v)", len(template), len(payload),
+			err))
 	}
 	envelope, err := w.sign(payload)
 	if err != nil {
@@ -164,15 +168,15 @@ func (w *writer) run(ctx context.Context, sources []Source) (id Digest, err erro
 
 // prepare fills the manifest's blobs in from sources, sorted by name.
 func (w *writer) prepare(sources []Source) ([]Source, error) {
-	m := &w.manifest
-	if len(m.Blobs) != 0 {
+	manifest := &w.manifest
+	if len(manifest.Blobs) != 0 {
 		return nil, errors.New("the manifest template lists blobs; they come from the sources")
 	}
 	if len(sources) > MaxBlobs {
 		return nil, fmt.Errorf("%d blobs, want at most %d", len(sources), MaxBlobs)
 	}
-	if n := len(w.signatures) + len(w.signers); n == 0 || n > maxSignatures {
-		return nil, fmt.Errorf("%d signers, want 1 to %d", n, maxSignatures)
+	if count := len(w.signatures) + len(w.signers); count == 0 || count > maxSignatures {
+		return nil, fmt.Errorf("%d signers, want 1 to %d", count, maxSignatures)
 	}
 	for i := range w.signers {
 		if _, err := w.signers[i].Key.public(); err != nil {
@@ -182,29 +186,30 @@ func (w *writer) prepare(sources []Source) ([]Source, error) {
 			return nil, fmt.Errorf("signer %d cannot sign", i)
 		}
 	}
-	if m.ChunkBytes == 0 {
-		m.ChunkBytes = chunkFor(sources)
+	if manifest.ChunkBytes == 0 {
+		manifest.ChunkBytes = chunkFor(sources)
 	}
-	if m.KeyringGeneration == 0 {
-		m.KeyringGeneration = 1
+	if manifest.KeyringGeneration == 0 {
+		manifest.KeyringGeneration = 1
 	}
 	sources = slices.Clone(sources)
 	slices.SortFunc(sources, func(a, b Source) int { return strings.Compare(a.Name, b.Name) })
 	for i := range sources {
-		s := &sources[i]
-		if (s.Content == nil) == (s.Write == nil) {
-			return nil, fmt.Errorf("blob %q: want exactly one of content and write function", s.Name)
+		source := &sources[i]
+		if (source.Content == nil) == (source.Write == nil) {
+			return nil, fmt.Errorf("blob %q: want exactly one of content and write function", source.Name)
 		}
-		if s.Type == "" {
-			s.Type = "application/octet-stream"
+		if source.Type == "" {
+			source.Type = "application/octet-stream"
 		}
-		if s.Align == 0 {
-			s.Align = minAlign
-			if s.Bytes >= pageAlign {
-				s.Align = pageAlign
+		if source.Align == 0 {
+			source.Align = minAlign
+			if source.Bytes >= pageAlign {
+				source.Align = pageAlign
 			}
 		}
-		m.Blobs = append(m.Blobs, Blob{Name: s.Name, Role: s.Role, Type: s.Type, Bytes: s.Bytes, Align: s.Align})
+		manifest.Blobs = append(manifest.Blobs,
+			Blob{Name: source.Name, Role: source.Role, Type: source.Type, Bytes: source.Bytes, Align: source.Align})
 	}
 	return sources, nil
 }
@@ -223,33 +228,34 @@ func chunkFor(sources []Source) int64 {
 }
 
 // blob produces one blob and records its digests.
-func (w *writer) blob(ctx context.Context, i int, s *Source) (*digester, error) {
+func (w *writer) blob(ctx context.Context, i int, source *Source) (*digester, error) {
 	out, done, err := w.form.content(i)
 	if err != nil {
 		return nil, ioError(err)
 	}
-	d := newDigester(w.manifest.ChunkBytes)
+	digester := newDigester(w.manifest.ChunkBytes)
 	buffer := bufio.NewWriterSize(out, 1<<20)
-	sink := &exact{ctx: ctx, out: buffer, also: d, left: s.Bytes}
-	if s.Write != nil {
-		err = s.Write(sink)
+	sink := &exact{ctx: ctx, out: buffer, also: digester, left: source.Bytes}
+	if source.Write != nil {
+		err = source.Write(sink)
 	} else {
-		_, err = io.Copy(sink, io.NewSectionReader(s.Content, 0, s.Bytes))
+		_, err = io.Copy(sink, io.NewSectionReader(source.Content, 0, source.Bytes))
 	}
 	switch {
 	case sink.err != nil: // whatever the source made of it
-		return nil, fmt.Errorf("blob %q: %w", s.Name, sink.err)
+		return nil, fmt.Errorf("blob %q: %w", source.Name, sink.err)
 	case err != nil:
-		return nil, fmt.Errorf("blob %q: %w", s.Name, err)
+		return nil, fmt.Errorf("blob %q: %w", source.Name, err)
 	case sink.left != 0:
-		return nil, diag.New(diag.ClassInput, "blob %q: its source gave %d bytes, want %d", s.Name, s.Bytes-sink.left, s.Bytes)
+		return nil, diag.New(diag.ClassInput, "blob %q: its source gave %d bytes, want %d", source.Name,
+			source.Bytes-sink.left, source.Bytes)
 	}
 	if err := buffer.Flush(); err != nil {
 		return nil, ioError(err)
 	}
-	b := &w.manifest.Blobs[i]
-	b.SHA256, b.Root = d.sums()
-	return d, ioError(done(b.SHA256))
+	blob := &w.manifest.Blobs[i]
+	blob.SHA256, blob.Root = digester.sums()
+	return digester, ioError(done(blob.SHA256))
 }
 
 // exact passes on at most left bytes.
@@ -261,29 +267,30 @@ type exact struct {
 	err  error
 }
 
-func (e *exact) Write(p []byte) (int, error) {
+func (e *exact) Write(data []byte) (int, error) {
 	if err := e.ctx.Err(); err != nil {
 		e.err = diag.New(diag.ClassInterrupted, "%w", err)
-	} else if int64(len(p)) > e.left {
+	} else if int64(len(data)) > e.left {
 		e.err = diag.New(diag.ClassInput, "its source gives more bytes than it stated")
 	}
 	if e.err != nil {
 		return 0, e.err
 	}
-	e.also.Write(p) // a digester never fails
-	e.left -= int64(len(p))
-	n, err := e.out.Write(p)
+	e.also.Write(data) // a digester never fails
+	e.left -= int64(len(data))
+	count, err := e.out.Write(data)
 	if err != nil {
 		e.err = ioError(err)
 	}
-	return n, e.err
+	return count, e.err
 }
 
 // sign returns the envelope. Each signature is checked at once: a signer whose key is another
 // one must not cost the user a device that refuses.
 func (w *writer) sign(payload []byte) ([]byte, error) {
 	message := pae(payloadType, payload)
-	env := &envelope{payload: base64.StdEncoding.EncodeToString(payload), kind: payloadType, signatures: slices.Clone(w.signatures)}
+	env := &envelope{payload: base64.StdEncoding.EncodeToString(payload), kind: payloadType,
+		signatures: slices.Clone(w.signatures)}
 	for i := range w.signers {
 		key := &w.signers[i].Key
 		sig, err := w.signers[i].Sign(message)
@@ -291,11 +298,17 @@ func (w *writer) sign(payload []byte) ([]byte, error) {
 			return nil, fmt.Errorf("sign with key %s: %w", describe(key), err)
 		}
 		if len(sig) > maxSigBytes || !key.verifies(message, sig) {
-			return nil, diag.New(diag.ClassVerify, "sign with key %s: the signer's answer of %d bytes is not a signature by that key", describe(key), len(sig))
+			return nil, diag.New(diag.ClassVerify,
+				"sign with key %s: the signer's answer of %d bytes is not a signature by that key", describe(key),
+				len(sig))
 		}
-		env.signatures = append(env.signatures, signature{keyID: sha256.Sum256(key.DER), sig: base64.StdEncoding.EncodeToString(sig)})
+		env.signatures = append(env.signatures,
+			signature{keyID: sha256.Sum256(key.DER), sig: base64.StdEncoding.EncodeToString(sig)})
 	}
-	slices.SortFunc(env.signatures, func(a, b signature) int { return strings.Compare(a.keyID.String(), b.keyID.String()) })
+	slices.SortFunc(env.signatures, func(a, b signature) int {
+		return strings.Compare(a.keyID.String(),
+			b.keyID.String())
+	})
 	data, err := encode(env.walk)
 	if err != nil {
 		panic("BUG: the envelope does not encode: " + err.Error())
@@ -320,8 +333,8 @@ type fileForm struct {
 	layout layout
 }
 
-func (f *fileForm) begin(m *Manifest, payloadBytes int) (err error) {
-	f.layout = layOut(m, payloadBytes)
+func (f *fileForm) begin(manifest *Manifest, payloadBytes int) (err error) {
+	f.layout = layOut(manifest, payloadBytes)
 	if f.file, err = wholefile.Create(f.path); err != nil {
 		return err
 	}
@@ -334,7 +347,8 @@ func (f *fileForm) content(i int) (io.Writer, func(Digest) error, error) {
 
 func (f *fileForm) finish(envelope []byte, leaves []Digest) error {
 	if int64(headerBytes+len(envelope)) > f.layout.table {
-		panic(fmt.Sprintf("BUG: envelope of %d bytes does not fit before the table at %d", len(envelope), f.layout.table))
+		panic(fmt.Sprintf("BUG: envelope of %d bytes does not fit before the table at %d", len(envelope),
+			f.layout.table))
 	}
 	if _, err := f.file.WriteAt(append(encodeHeader(len(envelope)), envelope...), 0); err != nil {
 		return err
@@ -383,12 +397,12 @@ func (f *dirForm) content(int) (io.Writer, func(Digest) error, error) {
 	if err := f.open("part"); err != nil {
 		return nil, nil, err
 	}
-	return f.file, func(d Digest) error {
+	return f.file, func(digest Digest) error {
 		if err := f.close(); err != nil {
 			return err
 		}
 		// Equal contents share one file: renaming over it changes nothing.
-		return os.Rename(filepath.Join(f.dir, "part"), filepath.Join(f.dir, dirBlobs, d.String()))
+		return os.Rename(filepath.Join(f.dir, "part"), filepath.Join(f.dir, dirBlobs, digest.String()))
 	}, nil
 }
 

@@ -37,11 +37,16 @@ type Calibration struct {
 	Model  Model  `json:"model" yaml:"model" decode:"required"`
 	Text   Text   `json:"text" yaml:"text" decode:"required"`
 
-	Activations []Activation `json:"activations,omitempty" yaml:"activations" decode:"required"` // one per class and layer
-	Losses      []Loss       `json:"losses,omitempty" yaml:"losses" decode:"required"`           // one per class, scheme and folding
-	Folds       []Fold       `json:"folds,omitempty" yaml:"folds" decode:"required"`             // only where they help; at most one per group and layer
-	Clips       []Clip       `json:"clips,omitempty" yaml:"clips"`                               // only where they help; at most one per class
-	Scales      []Scales     `json:"scales,omitempty" yaml:"scales,omitempty"`                   // of schemes with several static scales, per class, layer and number of them
+	// one per class and layer
+	Activations []Activation `json:"activations,omitempty" yaml:"activations" decode:"required"`
+	// one per class, scheme and folding
+	Losses []Loss `json:"losses,omitempty" yaml:"losses" decode:"required"`
+	// only where they help; at most one per group and layer
+	Folds []Fold `json:"folds,omitempty" yaml:"folds" decode:"required"`
+	// only where they help; at most one per class
+	Clips []Clip `json:"clips,omitempty" yaml:"clips"`
+	// of schemes with several static scales, per class, layer and number of them
+	Scales []Scales `json:"scales,omitempty" yaml:"scales,omitempty"`
 }
 
 // Model is the model that was observed; Digest is models.Model.Digest.
@@ -88,9 +93,10 @@ type Outlier struct {
 	Share   float64 `json:"share" yaml:"share"`
 }
 
-// Loss is what Scheme costs when only the weights of Class (or an embedding, with op.I32Q8C) have it and everything else is a32/w32: the mean
-// Kullback-Leibler divergence from float32 in nats a token with its 95 % interval, and the share of
-// positions where both find the same token most likely. Folded says whether the calibration's folds were applied.
+// Loss is what Scheme costs when only the weights of Class (or an embedding, with op.I32Q8C) have it and everything
+// else is a32/w32: the mean Kullback-Leibler divergence from float32 in nats a token with its 95 % interval, and the
+// share of positions where both find the same token most likely. Folded says whether the calibration's folds were
+// applied.
 type Loss struct {
 	Class        string    `json:"class" yaml:"class" decode:"required"` // or All
 	Scheme       op.Scheme `json:"scheme" yaml:"scheme" decode:"required"`
@@ -101,24 +107,25 @@ type Loss struct {
 	TopAgreement float64   `json:"top_agreement" yaml:"top_agreement" decode:"required"`
 }
 
-// Fold divides the inputs of a group of matrix products by factors [K] per channel and multiplies the rows
-// of their weights by them, which changes nothing but what quantisation loses (SmoothQuant sec. 4). Groups are those of models.Graph.
+// Fold divides the inputs of a group of matrix products by factors [K] per channel and multiplies the rows of their
+// weights by them, which changes nothing but what quantisation loses (SmoothQuant sec. 4). Groups are those of
+// models.Graph.
 type Fold struct {
 	Group   string `json:"group" yaml:"group" decode:"required"`
 	Layer   int    `json:"layer" yaml:"layer"` // 0 for a group that belongs to no layer
 	Factors Vector `json:"factors" yaml:"factors" decode:"required"`
 }
 
-// Clip says that static scales of a class cover a share of the range that was observed, after folding: what is beyond it is
-// rare, and clipping it costs less than coarser steps for everything else.
+// Clip says that static scales of a class cover a share of the range that was observed, after folding: what is beyond
+// it is rare, and clipping it costs less than coarser steps for everything else.
 type Clip struct {
 	Class string  `json:"class" yaml:"class" decode:"required"`
 	Share float32 `json:"share" yaml:"share" decode:"required"` // of the largest magnitude, above 0 and below 1
 }
 
-// Scales are the static scales of rows that enter the products of a class in a layer, after folding, ascending. A row has the
-// smallest that holds it (op.StaticScale); they have the least mean squared difference from the scales that the observed rows
-// have of their own (solver/problem.Scales).
+// Scales are the static scales of rows that enter the products of a class in a layer, after folding, ascending. A row
+// has the smallest that holds it (op.StaticScale); they have the least mean squared difference from the scales that the
+// observed rows have of their own (solver/problem.Scales).
 type Scales struct {
 	Class  string    `json:"class" yaml:"class" decode:"required"`
 	Layer  int       `json:"layer" yaml:"layer"` // 0 for a class that belongs to no layer
@@ -136,44 +143,44 @@ func Read(path string) (*Calibration, error) {
 
 // Decode is Read of bytes; name is shown in errors.
 func Decode(name string, data []byte) (*Calibration, error) {
-	d, err := decode.ParseLarge(name, data, MaxBytes)
+	doc, err := decode.ParseLarge(name, data, MaxBytes)
 	if err != nil {
 		return nil, err
 	}
-	return read(d)
+	return read(doc)
 }
 
-func read(d *decode.Document) (*Calibration, error) {
-	var c Calibration
-	if err := d.Into(Schema, &c); err != nil {
+func read(doc *decode.Document) (*Calibration, error) {
+	var cal Calibration
+	if err := doc.Into(Schema, &cal); err != nil {
 		return nil, err
 	}
-	return &c, c.validate(d.At)
+	return &cal, cal.validate(doc.At)
 }
 
 // Encode returns the calibration as YAML that Decode reads back exactly. One that is not valid, or larger
 // than any reader accepts, is refused.
-func Encode(c *Calibration) ([]byte, error) {
-	if err := c.Validate(); err != nil {
+func Encode(cal *Calibration) ([]byte, error) {
+	if err := cal.Validate(); err != nil {
 		return nil, err
 	}
-	b, err := decode.YAML(c)
+	data, err := decode.YAML(cal)
 	if err != nil {
 		return nil, fmt.Errorf("encode calibration: %w", err)
 	}
-	if len(b) > MaxBytes {
-		return nil, diag.New(diag.ClassInput, "encode calibration: %d bytes, want at most %d", len(b), MaxBytes)
+	if len(data) > MaxBytes {
+		return nil, diag.New(diag.ClassInput, "encode calibration: %d bytes, want at most %d", len(data), MaxBytes)
 	}
-	return b, nil
+	return data, nil
 }
 
 // Write replaces the file at path with the calibration.
-func Write(path string, c *Calibration) error {
-	b, err := Encode(c)
+func Write(path string, cal *Calibration) error {
+	data, err := Encode(cal)
 	if err != nil {
 		return err
 	}
-	return wholefile.Write(path, b)
+	return wholefile.Write(path, data)
 }
 
 // Digest is the identity of a calibration: hex SHA-256 of its canonical JSON (fixed key order, no white space).
@@ -193,15 +200,16 @@ func (c *Calibration) CheckModel(name, digest string) error {
 	if c.Model.Digest == digest {
 		return nil
 	}
-	return diag.New(diag.ClassInput, "calibration is for model %q with digest %.12s, want %q with %.12s", c.Model.Name, c.Model.Digest, name, digest).
+	return diag.New(diag.ClassInput, "calibration is for model %q with digest %.12s, want %q with %.12s",
+		c.Model.Name, c.Model.Digest, name, digest).
 		WithHint("measure this model: hetc calibrate --model DIR --text FILE -o cal.yaml")
 }
 
 // Activation returns what enters a class in a layer, nil when it was not observed.
 func (c *Calibration) Activation(class string, layer int) *Activation {
 	for i := range c.Activations {
-		if a := &c.Activations[i]; a.Class == class && a.Layer == layer {
-			return a
+		if activation := &c.Activations[i]; activation.Class == class && activation.Layer == layer {
+			return activation
 		}
 	}
 	return nil
@@ -217,34 +225,34 @@ func (c *Calibration) Share(class string) float32 {
 	return 1
 }
 
-// RowScales are the n static scales, 2 or more, of rows of a class and layer, ascending; nil where they were not
+// RowScales are the count static scales, 2 or more, of rows of a class and layer, ascending; nil where they were not
 // measured. They are those of folded activations. See StaticScale for a single one.
-func (c *Calibration) RowScales(class string, layer, n int) []float32 {
+func (c *Calibration) RowScales(class string, layer, count int) []float32 {
 	for i := range c.Scales {
-		if x := &c.Scales[i]; x.Class == class && x.Layer == layer && len(x.Values) == n {
-			return x.Values
+		if scales := &c.Scales[i]; scales.Class == class && scales.Layer == layer && len(scales.Values) == count {
+			return scales.Values
 		}
 	}
 	return nil
 }
 
 // StaticScale is the scale of 8-bit rows of the activation with which what is beyond a share of the range that was
-// observed saturates: share*AbsMax/127, once the channels are divided by factors (nil: 1). It is positive: 1 where nothing
-// but zeros was observed.
+// observed saturates: share*AbsMax/127, once the channels are divided by factors (nil: 1). It is positive: 1 where
+// nothing but zeros was observed.
 func (a *Activation) StaticScale(factors []float32, share float32) float32 {
 	top := 0.0
-	for i, m := range a.AbsMax {
-		x := float64(m)
+	for i, most := range a.AbsMax {
+		magnitude := float64(most)
 		if factors != nil {
-			x /= float64(factors[i])
+			magnitude /= float64(factors[i])
 		}
-		top = max(top, x)
+		top = max(top, magnitude)
 	}
-	s := float32(min(top/127*float64(share), math.MaxFloat32))
-	if s == 0 {
+	scale := float32(min(top/127*float64(share), math.MaxFloat32))
+	if scale == 0 {
 		return 1
 	}
-	return s
+	return scale
 }
 
 // GridMargin is how far a 16-bit grid reaches beyond what was observed: what a calibration's text did not show has
@@ -252,35 +260,35 @@ func (a *Activation) StaticScale(factors []float32, share float32) float32 {
 // largest magnitude).
 const GridMargin = 2
 
-// Steps are the steps of the 16-bit grids of what enters the class and of what it computes: GridMargin times the largest
-// magnitude over op.GridMax, the channels that enter divided by factors (nil: 1), the columns of source number source of the
-// result by divide, whose columns interleave gives (see op.Weight). A step is 1 where nothing but zeros was observed. ok is
-// false where results were not observed.
+// Steps are the steps of the 16-bit grids of what enters the class and of what it computes: GridMargin times the
+// largest magnitude over op.GridMax, the channels that enter divided by factors (nil: 1), the columns of source number
+// source of the result by divide, whose columns interleave gives (see op.Weight). A step is 1 where nothing but zeros
+// was observed. ok is false where results were not observed.
 func (a *Activation) Steps(factors, divide []float32, interleave []int, source int) (in, out float32, ok bool) {
 	if len(a.OutMax) == 0 {
 		return 0, 0, false
 	}
 	step := func(top float64) float32 {
-		s := float32(min(GridMargin*top/op.GridMax, math.MaxFloat32))
-		if s == 0 {
+		step := float32(min(GridMargin*top/op.GridMax, math.MaxFloat32))
+		if step == 0 {
 			return 1
 		}
-		return s
+		return step
 	}
-	var x, y float64
-	for i, m := range a.AbsMax {
-		v := float64(m)
+	var entering, leaving float64
+	for i, most := range a.AbsMax {
+		value := float64(most)
 		if factors != nil {
-			v /= float64(factors[i])
+			value /= float64(factors[i])
 		}
-		x = max(x, v)
+		entering = max(entering, value)
 	}
 	total := 0
-	for _, n := range interleave {
-		total += n
+	for _, columns := range interleave {
+		total += columns
 	}
-	for i, m := range a.OutMax {
-		v := float64(m)
+	for i, most := range a.OutMax {
+		value := float64(most)
 		if divide != nil {
 			j, k := i, 0 // column j of source k
 			if total > 0 {
@@ -292,19 +300,19 @@ func (a *Activation) Steps(factors, divide []float32, interleave []int, source i
 				j += i / total * interleave[k]
 			}
 			if k == source && j < len(divide) {
-				v /= float64(divide[j])
+				value /= float64(divide[j])
 			}
 		}
-		y = max(y, v)
+		leaving = max(leaving, value)
 	}
-	return step(x), step(y), true
+	return step(entering), step(leaving), true
 }
 
 // Loss returns what a scheme costs in a class (or All), nil when it was not measured.
 func (c *Calibration) Loss(class string, scheme op.Scheme, folded bool) *Loss {
 	for i := range c.Losses {
-		if l := &c.Losses[i]; l.Class == class && l.Scheme == scheme && l.Folded == folded {
-			return l
+		if loss := &c.Losses[i]; loss.Class == class && loss.Scheme == scheme && loss.Folded == folded {
+			return loss
 		}
 	}
 	return nil
@@ -313,8 +321,8 @@ func (c *Calibration) Loss(class string, scheme op.Scheme, folded bool) *Loss {
 // Fold returns the factors of a group in a layer, nil where there is nothing to fold.
 func (c *Calibration) Fold(group string, layer int) *Fold {
 	for i := range c.Folds {
-		if f := &c.Folds[i]; f.Group == group && f.Layer == layer {
-			return f
+		if fold := &c.Folds[i]; fold.Group == group && fold.Layer == layer {
+			return fold
 		}
 	}
 	return nil
@@ -343,9 +351,9 @@ func (a *Activation) Summarise() (threshold float32) {
 	sorted := slices.Sorted(slices.Values(a.AbsMax))
 	a.Max, a.Median = sorted[len(sorted)-1], sorted[(len(sorted)-1)/2]
 	threshold = OutlierRatio * a.Median
-	for i, m := range a.AbsMax {
-		if m > threshold {
-			a.Outliers = append(a.Outliers, Outlier{Channel: i, Max: m})
+	for i, most := range a.AbsMax {
+		if most > threshold {
+			a.Outliers = append(a.Outliers, Outlier{Channel: i, Max: most})
 		}
 	}
 	slices.SortStableFunc(a.Outliers, func(x, y Outlier) int { return cmp.Compare(y.Max, x.Max) })

@@ -15,18 +15,28 @@ type Set struct {
 	Kinds   []op.Kind   `json:"kinds,omitempty" yaml:"kinds,omitempty,flow"` // operators it executes; empty: every kind
 	Schemes []op.Scheme `json:"schemes" yaml:"schemes,flow"`                 // what its matmuls execute
 	// Forms are the classes of forms, besides the default, in which matmuls of a scheme can be put to it.
-	Forms   map[op.Scheme][]op.Form `json:"forms,omitempty" yaml:"forms,omitempty"`
-	Layouts map[string]string       `json:"layouts" yaml:"layouts"`                // weight scheme ("q8c") -> packed layout it reads
-	KV      []op.Type               `json:"kv,omitempty" yaml:"kv,omitempty,flow"` // cache element types of its attention
+	Forms map[op.Scheme][]op.Form `json:"forms,omitempty" yaml:"forms,omitempty"`
+	// weight scheme ("q8c") -> packed layout it reads
+	Layouts map[string]string `json:"layouts" yaml:"layouts"`
+	// cache element types of its attention
+	KV []op.Type `json:"kv,omitempty" yaml:"kv,omitempty,flow"`
 
-	StaticShapes  bool `json:"static_shapes,omitempty" yaml:"static_shapes,omitempty"`   // a graph exists for one M only
-	DynamicRows   bool `json:"dynamic_rows,omitempty" yaml:"dynamic_rows,omitempty"`     // a call may use fewer rows than the graph's
-	StridedOutput bool `json:"strided_output,omitempty" yaml:"strided_output,omitempty"` // outputs may be column ranges of wider buffers
-	StridedInput  bool `json:"strided_input,omitempty" yaml:"strided_input,omitempty"`   // inputs may be column ranges of wider buffers
-	WeightRanges  bool `json:"weight_ranges,omitempty" yaml:"weight_ranges,omitempty"`   // a shard may be a tile range of one packed copy
-	Prepacks      bool `json:"prepacks,omitempty" yaml:"prepacks,omitempty"`             // its library holds a copy of weights of its own
-	Fuses         bool `json:"fuses,omitempty" yaml:"fuses,omitempty"`                   // a graph may be several operators, products too, and neighbours are made one
-	Bakes         bool `json:"bakes,omitempty" yaml:"bakes,omitempty"`                   // its artifacts hold their weights: loading them takes none
+	// a graph exists for one M only
+	StaticShapes bool `json:"static_shapes,omitempty" yaml:"static_shapes,omitempty"`
+	// a call may use fewer rows than the graph's
+	DynamicRows bool `json:"dynamic_rows,omitempty" yaml:"dynamic_rows,omitempty"`
+	// outputs may be column ranges of wider buffers
+	StridedOutput bool `json:"strided_output,omitempty" yaml:"strided_output,omitempty"`
+	// inputs may be column ranges of wider buffers
+	StridedInput bool `json:"strided_input,omitempty" yaml:"strided_input,omitempty"`
+	// a shard may be a tile range of one packed copy
+	WeightRanges bool `json:"weight_ranges,omitempty" yaml:"weight_ranges,omitempty"`
+	// its library holds a copy of weights of its own
+	Prepacks bool `json:"prepacks,omitempty" yaml:"prepacks,omitempty"`
+	// a graph may be several operators, products too, and neighbours are made one
+	Fuses bool `json:"fuses,omitempty" yaml:"fuses,omitempty"`
+	// its artifacts hold their weights: loading them takes none
+	Bakes bool `json:"bakes,omitempty" yaml:"bakes,omitempty"`
 
 	// Memory is what its kernels and library hold; nil: its driver does not tell.
 	Memory *Memory `json:"memory,omitempty" yaml:"memory,omitempty"`
@@ -54,11 +64,11 @@ func (s *Set) Clone() Set {
 }
 
 // Executes reports whether the processor's kinds include k.
-func (s *Set) Executes(k op.Kind) bool { return len(s.Kinds) == 0 || slices.Contains(s.Kinds, k) }
+func (s *Set) Executes(kind op.Kind) bool { return len(s.Kinds) == 0 || slices.Contains(s.Kinds, kind) }
 
 // HasForm reports whether matmuls of the scheme can be put to the processor in that form.
-func (s *Set) HasForm(scheme op.Scheme, f op.Form) bool {
-	return f == "" || slices.Contains(s.Forms[scheme], f.Class())
+func (s *Set) HasForm(scheme op.Scheme, form op.Form) bool {
+	return form == "" || slices.Contains(s.Forms[scheme], form.Class())
 }
 
 // Difference is a capability that one set claims and another has not, by its key in files.
@@ -87,26 +97,28 @@ func (s *Set) Beyond(can *Set) (out []Difference) {
 			}
 		}
 	}
-	for _, x := range []struct {
+	for _, feature := range []struct {
 		key       string
 		have, can int
 	}{{"tile.n", s.Tile.N, can.Tile.N}, {"tile.k", s.Tile.K, can.Tile.K}} {
-		if x.have < 1 || x.have%max(1, x.can) != 0 {
-			differs(x.key, x.have, x.can)
+		if feature.have < 1 || feature.have%max(1, feature.can) != 0 {
+			differs(feature.key, feature.have, feature.can)
 		}
 	}
-	for _, x := range []struct {
+	for _, feature := range []struct {
 		key       string
 		have, can bool
 		equal     bool // they must agree
 	}{
-		{"static_shapes", s.StaticShapes, can.StaticShapes, true}, {"dynamic_rows", s.DynamicRows, can.DynamicRows, false},
-		{"strided_output", s.StridedOutput, can.StridedOutput, false}, {"strided_input", s.StridedInput, can.StridedInput, false},
+		{"static_shapes", s.StaticShapes, can.StaticShapes, true},
+		{"dynamic_rows", s.DynamicRows, can.DynamicRows, false},
+		{"strided_output", s.StridedOutput, can.StridedOutput, false},
+		{"strided_input", s.StridedInput, can.StridedInput, false},
 		{"weight_ranges", s.WeightRanges, can.WeightRanges, false}, {"prepacks", s.Prepacks, can.Prepacks, true},
 		{"fuses", s.Fuses, can.Fuses, false}, {"bakes", s.Bakes, can.Bakes, true},
 	} {
-		if x.have != x.can && (x.have || x.equal) {
-			differs(x.key, x.have, x.can)
+		if feature.have != feature.can && (feature.have || feature.equal) {
+			differs(feature.key, feature.have, feature.can)
 		}
 	}
 	return out

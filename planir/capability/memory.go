@@ -9,9 +9,11 @@ import (
 // Memory is what a process holds so that a processor can work, beside weights, cache and buffers. Drivers tell it, so
 // that plans predict their memory without knowing any kernel.
 type Memory struct {
-	StepBytes    int64    `json:"step_bytes" yaml:"step_bytes"`                           // of each loaded step, in each layer
-	LibraryBytes int64    `json:"library_bytes,omitempty" yaml:"library_bytes,omitempty"` // of the driver's library, once, with nothing loaded
-	Scratch      *Scratch `json:"scratch,omitempty" yaml:"scratch,omitempty"`             // nil: not known
+	// of each loaded step, in each layer
+	StepBytes int64 `json:"step_bytes" yaml:"step_bytes"`
+	// of the driver's library, once, with nothing loaded
+	LibraryBytes int64    `json:"library_bytes,omitempty" yaml:"library_bytes,omitempty"`
+	Scratch      *Scratch `json:"scratch,omitempty" yaml:"scratch,omitempty"` // nil: not known
 }
 
 // Scratch says how kernels hold the temporary memory of a graph: regions that are allocated once, each as large as the
@@ -21,8 +23,8 @@ type Scratch struct {
 	Align int64 `json:"align" yaml:"align"` // bytes that regions and temporary values are rounded up to
 	Block int64 `json:"block" yaml:"block"` // columns of a weight's tile, and rows of K that have one sum
 
-	// Products of PackRows rows or more pack their rows first where the weight has at least PackTiles tiles, for float32
-	// rows at least PackFloatTiles, and PackTilesPerCore for each core.
+	// Products of PackRows rows or more pack their rows first where the weight has at least PackTiles tiles, for
+	// float32 rows at least PackFloatTiles, and PackTilesPerCore for each core.
 	PackRows         int64 `json:"pack_rows" yaml:"pack_rows"`
 	PackTiles        int64 `json:"pack_tiles" yaml:"pack_tiles"`
 	PackFloatTiles   int64 `json:"pack_float_tiles" yaml:"pack_float_tiles"`
@@ -57,22 +59,24 @@ func (m *Memory) Clone() *Memory {
 
 // Validate reports the first number that is out of range.
 func (m *Memory) Validate() error {
-	s := m.Scratch
-	if s == nil {
-		s = &Scratch{Align: 1, Block: 1, PackRows: 1}
+	scratch := m.Scratch
+	if scratch == nil {
+		scratch = &Scratch{Align: 1, Block: 1, PackRows: 1}
 	}
-	for _, x := range []struct {
+	for _, number := range []struct {
 		name        string
 		value, from int64
 	}{
-		{"step_bytes", m.StepBytes, 0}, {"library_bytes", m.LibraryBytes, 0}, {"scratch.align", s.Align, 1}, {"scratch.block", s.Block, 1},
-		{"scratch.pack_rows", s.PackRows, 1}, {"scratch.pack_tiles", s.PackTiles, 0}, {"scratch.pack_float_tiles", s.PackFloatTiles, 0},
-		{"scratch.pack_tiles_per_core", s.PackTilesPerCore, 0}, {"scratch.unpack_words", s.UnpackWords, 0},
-		{"scratch.expert_rows", s.ExpertRows, 0}, {"scratch.expert_words", s.ExpertWords, 0},
-		{"scratch.attention_rows", s.AttentionRows, 0}, {"scratch.attention_keys", s.AttentionKeys, 0},
+		{"step_bytes", m.StepBytes, 0}, {"library_bytes", m.LibraryBytes, 0}, {"scratch.align", scratch.Align, 1},
+		{"scratch.block", scratch.Block, 1},
+		{"scratch.pack_rows", scratch.PackRows, 1}, {"scratch.pack_tiles", scratch.PackTiles, 0},
+		{"scratch.pack_float_tiles", scratch.PackFloatTiles, 0},
+		{"scratch.pack_tiles_per_core", scratch.PackTilesPerCore, 0}, {"scratch.unpack_words", scratch.UnpackWords, 0},
+		{"scratch.expert_rows", scratch.ExpertRows, 0}, {"scratch.expert_words", scratch.ExpertWords, 0},
+		{"scratch.attention_rows", scratch.AttentionRows, 0}, {"scratch.attention_keys", scratch.AttentionKeys, 0},
 	} {
-		if x.value < x.from || x.value > maxNumber {
-			return fmt.Errorf("%s is %d, want %d..%d", x.name, x.value, x.from, int64(maxNumber))
+		if number.value < number.from || number.value > maxNumber {
+			return fmt.Errorf("%s is %d, want %d..%d", number.name, number.value, number.from, int64(maxNumber))
 		}
 	}
 	return nil
@@ -84,21 +88,21 @@ type regions struct {
 	own                                   int64 // of each core
 }
 
-func (r *regions) atLeast(x regions) {
-	r.sums, r.scales, r.gathered = max(r.sums, x.sums), max(r.scales, x.scales), max(r.gathered, x.gathered)
-	r.order, r.packed, r.own = max(r.order, x.order), max(r.packed, x.packed), max(r.own, x.own)
+func (r *regions) atLeast(other regions) {
+	r.sums, r.scales, r.gathered = max(r.sums, other.sums), max(r.scales, other.scales), max(r.gathered, other.gathered)
+	r.order, r.packed, r.own = max(r.order, other.order), max(r.packed, other.packed), max(r.own, other.own)
 }
 
 // Bytes is the temporary memory that a processor of that many cores needs for a graph: its temporary values, and what
 // its operators keep for their rows and cores. Processors hold that of their largest graph, once. It is an upper bound.
-func (s *Scratch) Bytes(g *op.Graph, cores int) int64 {
+func (s *Scratch) Bytes(graph *op.Graph, cores int) int64 {
 	var bytes int64
-	for _, v := range g.Temps {
-		bytes += roundUp(int64(v.Rows)*int64(v.Cols)*int64(v.Type.Bytes()), s.Align)
+	for _, value := range graph.Temps {
+		bytes += roundUp(int64(value.Rows)*int64(value.Cols)*int64(value.Type.Bytes()), s.Align)
 	}
 	var most regions
-	for i := range g.Nodes {
-		most.atLeast(s.of(&g.Nodes[i].Op, int64(cores)))
+	for i := range graph.Nodes {
+		most.atLeast(s.of(&graph.Nodes[i].Op, int64(cores)))
 	}
 	for _, words := range []int64{most.sums, most.scales, most.gathered, most.order, most.packed} {
 		bytes += roundUp(4*words, s.Align)
@@ -107,75 +111,75 @@ func (s *Scratch) Bytes(g *op.Graph, cores int) int64 {
 }
 
 // of is what one operator needs.
-func (s *Scratch) of(o *op.Op, cores int64) regions {
-	rows := int64(o.Rows())
-	switch o.Kind {
+func (s *Scratch) of(operator *op.Op, cores int64) regions {
+	rows := int64(operator.Rows())
+	switch operator.Kind {
 	case op.QuantRows:
 		return regions{scales: rows}
 	case op.MatMul:
-		return s.product(o, rows, cores)
+		return s.product(operator, rows, cores)
 	case op.ExpertMatMul:
-		return s.experts(o, rows)
+		return s.experts(operator, rows)
 	case op.QKNorm:
-		if o.Joint {
-			return regions{own: int64(o.Heads) * int64(o.HeadDim)}
+		if operator.Joint {
+			return regions{own: int64(operator.Heads) * int64(operator.HeadDim)}
 		}
 	case op.Attention:
-		group := int64(o.Heads / max(1, o.KVHeads))
-		dim := int64(o.HeadDim)
+		group := int64(operator.Heads / max(1, operator.KVHeads))
+		dim := int64(operator.HeadDim)
 		return regions{own: s.AttentionRows*group*(dim+s.AttentionKeys+2) + 2*s.AttentionKeys*dim}
 	}
 	return regions{}
 }
 
 // inputs is what a product holds of its rows: scales and sums where they are quantised.
-func (s *Scratch) inputs(o *op.Op, rows int64) regions {
-	if !o.Scheme.QuantisedRows() {
+func (s *Scratch) inputs(operator *op.Op, rows int64) regions {
+	if !operator.Scheme.QuantisedRows() {
 		return regions{}
 	}
-	return regions{scales: rows, sums: rows * (int64(o.K)/s.Block + 1)}
+	return regions{scales: rows, sums: rows * (int64(operator.K)/s.Block + 1)}
 }
 
 // imitated is what schemes without kernels hold: rounded rows, and an unpacked tile for each core.
-func (s *Scratch) imitated(o *op.Op, rows int64) regions {
-	return regions{gathered: rows * int64(o.K), own: int64(o.K) * s.Block}
+func (s *Scratch) imitated(operator *op.Op, rows int64) regions {
+	return regions{gathered: rows * int64(operator.K), own: int64(operator.K) * s.Block}
 }
 
-func (s *Scratch) product(o *op.Op, rows, cores int64) regions {
-	if o.Scheme.RoundsResults() {
-		return s.imitated(o, rows)
+func (s *Scratch) product(operator *op.Op, rows, cores int64) regions {
+	if operator.Scheme.RoundsResults() {
+		return s.imitated(operator, rows)
 	}
-	out, k := s.inputs(o, rows), int64(o.K)
-	tiles := (int64(o.N) + s.Block - 1) / s.Block
+	out, depth := s.inputs(operator, rows), int64(operator.K)
+	tiles := (int64(operator.N) + s.Block - 1) / s.Block
 	if rows < s.PackRows || tiles < max(s.PackTiles, s.PackTilesPerCore*cores) {
 		return out
 	}
-	switch block := int64(o.Scheme.BlockK()); {
-	case !o.Scheme.QuantisedRows():
+	switch block := int64(operator.Scheme.BlockK()); {
+	case !operator.Scheme.QuantisedRows():
 		if tiles >= s.PackFloatTiles {
-			out.packed = rows * k
+			out.packed = rows * depth
 		}
 	case block == 1: // four 8-bit values a word, and a sum for each row
-		out.own = roundUp(k, 4) / 4 * s.Block
-		out.packed = rows * (roundUp(k, 4)/4 + 1)
+		out.own = roundUp(depth, 4) / 4 * s.Block
+		out.packed = rows * (roundUp(depth, 4)/4 + 1)
 	default: // the same for each block
 		out.own = s.UnpackWords
-		out.packed = rows * (roundUp(k, block) / block * (block/4 + 1))
+		out.packed = rows * (roundUp(depth, block) / block * (block/4 + 1))
 	}
 	return out
 }
 
-func (s *Scratch) experts(o *op.Op, rows int64) regions {
-	if o.Scheme.RoundsResults() {
-		return s.imitated(o, rows)
+func (s *Scratch) experts(operator *op.Op, rows int64) regions {
+	if operator.Scheme.RoundsResults() {
+		return s.imitated(operator, rows)
 	}
-	out, size := s.inputs(o, rows), int64(4)
-	if o.Scheme.QuantisedRows() {
+	out, size := s.inputs(operator, rows), int64(4)
+	if operator.Scheme.QuantisedRows() {
 		size = 1
 	}
 	out.order = rows
-	out.gathered = (rows*int64(o.K)*size + 3) / 4
-	out.own = min(s.ExpertWords, min(rows, s.ExpertRows)*roundUp(int64(o.N), s.Block))
+	out.gathered = (rows*int64(operator.K)*size + 3) / 4
+	out.own = min(s.ExpertWords, min(rows, s.ExpertRows)*roundUp(int64(operator.N), s.Block))
 	return out
 }
 

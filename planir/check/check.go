@@ -31,33 +31,35 @@ var Rules = []Rule{
 	{"P020", "the plan was made for this model: same digest, tokens and context", (*checker).model},
 	{"P021", "the plan was made for this SoC: same name, machine and control processor", (*checker).soc},
 	{"P022", "the plan's processors are the SoC's and claim nothing that those cannot do", (*checker).procs},
-	{"P023", "every operator is decided once for every number of rows that has a program, and nothing else is", (*checker).decisions},
+	{"P023", "every operator is decided once for every number of rows that has a program, and nothing else is",
+		(*checker).decisions},
 	{"P024", "every weight is the model's, with its shape and tensors", (*checker).weights},
 	{"P025", "every pack has the size that its layout gives it", (*checker).packs},
 	{"P026", "the program is what its decisions lower to", (*checker).program},
 	{"P027", "what a processor loads fits its address space and number of graphs", (*checker).capacity},
-	{"P028", "the memory that the plan says it takes is what its program holds, and within its bound", (*checker).memory},
+	{"P028", "the memory that the plan says it takes is what its program holds, and within its bound",
+		(*checker).memory},
 	{"P029", "capacity tiers are for the experts that the model has, of the bytes that their schemes give them, on a processor of static shapes with its tile and its limit of a graph", (*checker).tiers},
 }
 
 // Plan applies planir's rules and then this package's. Without a SoC (nil) the rules about it are left
 // out: what a plan carries of its processors is then taken as given. Findings of severity Warning do not
 // make a plan illegal.
-func Plan(p *planir.Plan, m *models.Model, soc *socs.SoC) diag.List {
-	if found := planir.Check(p); len(found) > 0 {
+func Plan(plan *planir.Plan, model *models.Model, soc *socs.SoC) diag.List {
+	if found := planir.Check(plan); len(found) > 0 {
 		return found
 	}
-	g := m.Graph()
-	c := &checker{p: p, m: m, g: &g, s: soc}
+	graph := model.Graph()
+	check := &checker{p: plan, m: model, g: &graph, s: soc}
 	for i := range Rules {
-		c.rule = &Rules[i]
-		c.rule.check(c)
-		if c.found.Err() != nil {
+		check.rule = &Rules[i]
+		check.rule.check(check)
+		if check.found.Err() != nil {
 			break
 		}
 	}
-	c.found.Sort()
-	return c.found
+	check.found.Sort()
+	return check.found
 }
 
 type checker struct {
@@ -70,10 +72,11 @@ type checker struct {
 }
 
 func (c *checker) fail(path, format string, args ...any) *diag.Diagnostic {
-	d := diag.New(diag.ClassIllegal, format, args...).WithCode(c.rule.ID).WithHint("rule %s: %s", c.rule.ID, c.rule.Sentence)
-	d.Path = path
-	c.found = append(c.found, d)
-	return d
+	diagnostic := diag.New(diag.ClassIllegal, format, args...).WithCode(c.rule.ID).
+		WithHint("rule %s: %s", c.rule.ID, c.rule.Sentence)
+	diagnostic.Path = path
+	c.found = append(c.found, diagnostic)
+	return diagnostic
 }
 
 func (c *checker) model() {
@@ -84,11 +87,13 @@ func (c *checker) model() {
 	}
 	ref := c.p.Model
 	if ref.Digest != digest {
-		c.fail("model.digest", "plan is for model %q with digest %.12s, and model %q has %.12s", ref.Name, ref.Digest, c.m.Name, digest).
+		c.fail("model.digest", "plan is for model %q with digest %.12s, and model %q has %.12s", ref.Name, ref.Digest,
+			c.m.Name, digest).
 			WithHint("solve again for this model")
 	}
 	if ref.BOS != c.m.BOS || !slices.Equal(ref.EOS, c.m.EOS) {
-		c.fail("model", "plan starts texts with token %d and ends them with %v, the model with %d and %v", ref.BOS, ref.EOS, c.m.BOS, c.m.EOS)
+		c.fail("model", "plan starts texts with token %d and ends them with %v, the model with %d and %v", ref.BOS,
+			ref.EOS, c.m.BOS, c.m.EOS)
 	}
 	if c.p.MaxContext > c.m.MaxContext {
 		c.fail("max_context", "plan caches %d positions, and the model has %d", c.p.MaxContext, c.m.MaxContext)
@@ -101,7 +106,8 @@ func (c *checker) soc() {
 	}
 	ref := c.p.SoC
 	if ref.Name != c.s.Name || ref.Fingerprint != c.s.Fingerprint {
-		c.fail("soc", "plan is for SoC %q (fingerprint %q), and this is %q (%q)", ref.Name, ref.Fingerprint, c.s.Name, c.s.Fingerprint).
+		c.fail("soc", "plan is for SoC %q (fingerprint %q), and this is %q (%q)", ref.Name, ref.Fingerprint, c.s.Name,
+			c.s.Fingerprint).
 			WithHint("solve again for this SoC")
 	}
 	if ref.Control != c.s.Control {
@@ -121,13 +127,15 @@ func (c *checker) soc() {
 }
 
 // Proc is what a plan carries of a SoC's processor.
-func Proc(p *socs.Processor) planir.Proc {
+func Proc(proc *socs.Processor) planir.Proc {
 	out := planir.Proc{
-		Name: p.Name, Kind: p.Kind, Driver: p.Driver, Select: p.Select, Options: maps.Clone(p.Options), Cores: slices.Clone(p.Cores),
-		Set: p.Set.Clone(), Shares: p.Bakes && p.WeightBytes != socs.WeightsPerGraph, GraphBytes: p.GraphBytes,
+		Name: proc.Name, Kind: proc.Kind, Driver: proc.Driver, Select: proc.Select, Options: maps.Clone(proc.Options),
+		Cores: slices.Clone(proc.Cores),
+		Set:   proc.Set.Clone(), Shares: proc.Bakes &&
+			proc.WeightBytes != socs.WeightsPerGraph, GraphBytes: proc.GraphBytes,
 	}
-	out.Tile.N, out.Tile.K = max(1, p.Tile.N), max(1, p.Tile.K)
-	out.Memory = p.KernelMemory()
+	out.Tile.N, out.Tile.K = max(1, proc.Tile.N), max(1, proc.Tile.K)
+	out.Memory = proc.KernelMemory()
 	return out
 }
 
@@ -199,16 +207,16 @@ func (c *checker) proc(path string, have *planir.Proc, sp *socs.Processor) {
 	}
 }
 
-// kinds lists the operators that graphs on p execute.
-func (c *checker) kinds(p *planir.Proc) []op.Kind {
+// kinds lists the operators that graphs on a processor execute.
+func (c *checker) kinds(proc *planir.Proc) []op.Kind {
 	used := map[op.Kind]bool{}
 	for i := range c.p.Program.Graphs {
-		g := &c.p.Program.Graphs[i]
-		if g.Proc != p.Name {
+		graph := &c.p.Program.Graphs[i]
+		if graph.Proc != proc.Name {
 			continue
 		}
-		for _, n := range g.Graph.Nodes {
-			used[n.Op.Kind] = true
+		for _, node := range graph.Graph.Nodes {
+			used[node.Op.Kind] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(used))
@@ -222,38 +230,40 @@ func (c *checker) decisions() {
 	known := map[string]bool{} // node@rows
 	batch := c.g.Batch()
 	for _, r := range slices.Sorted(maps.Keys(rows)) {
-		g := c.g
+		graph := c.g
 		if slices.Contains(c.p.Batches, r) {
-			g = &batch
+			graph = &batch
 		}
-		sections, err := lower.Expand(g, r, c.p.MaxContext, c.p.KV, func(node string) op.Scheme { return c.scheme(node, r) })
+		sections, err := lower.Expand(graph, r, c.p.MaxContext, c.p.KV,
+			func(node string) op.Scheme { return c.scheme(node, r) })
 		if err != nil {
 			c.fail("decisions", "rows %d: %v", r, err)
 			return
 		}
-		for _, s := range sections {
-			for _, n := range s.Nodes {
-				known[key(n.Name, r)] = true
-				if s.Logits {
-					known[key(n.Name, 1)] = true
+		for _, section := range sections {
+			for _, node := range section.Nodes {
+				known[key(node.Name, r)] = true
+				if section.Logits {
+					known[key(node.Name, 1)] = true
 				}
-				if c.p.DecisionFor(n.Name, r) == nil && !(s.Logits && c.p.DecisionFor(n.Name, 1) != nil) {
-					c.fail("decisions", "%q is not decided at %d rows", n.Name, r)
+				if c.p.DecisionFor(node.Name, r) == nil && !(section.Logits && c.p.DecisionFor(node.Name, 1) != nil) {
+					c.fail("decisions", "%q is not decided at %d rows", node.Name, r)
 				}
 			}
 		}
 	}
-	for i, d := range c.p.Decisions {
-		if !known[key(d.Node, d.Rows)] {
-			c.fail(fmt.Sprintf("decisions[%d]", i), "%q at %d rows is no operator of a program", d.Node, d.Rows)
+	for i, decision := range c.p.Decisions {
+		if !known[key(decision.Node, decision.Rows)] {
+			c.fail(fmt.Sprintf("decisions[%d]", i), "%q at %d rows is no operator of a program", decision.Node,
+				decision.Rows)
 		}
 	}
 }
 
 func (c *checker) scheme(node string, rows int) op.Scheme {
-	for _, r := range []int{rows, 1} {
-		if d := c.p.DecisionFor(node, r); d != nil {
-			return d.Scheme
+	for _, tried := range []int{rows, 1} {
+		if decision := c.p.DecisionFor(node, tried); decision != nil {
+			return decision.Scheme
 		}
 	}
 	return op.A32W32 // reported as missing
@@ -262,23 +272,26 @@ func (c *checker) scheme(node string, rows int) op.Scheme {
 func key(node string, rows int) string { return fmt.Sprintf("%s@%d", node, rows) }
 
 func (c *checker) weights() {
-	for i, w := range c.p.Program.Weights {
+	for i, weight := range c.p.Program.Weights {
 		path := fmt.Sprintf("program.weights[%d]", i)
-		want := c.g.Weight(w.Name)
+		want := c.g.Weight(weight.Name)
 		switch {
-		case w.ScaleOf != "": // P002 says what it is, and P026 that it is used
-			name := lower.ScaleWeight(w.ScaleOf, w.N)
-			if w.Kind() == op.StepsWeight {
-				name = lower.StepsWeight(w.ScaleOf)
+		case weight.ScaleOf != "": // P002 says what it is, and P026 that it is used
+			name := lower.ScaleWeight(weight.ScaleOf, weight.N)
+			if weight.Kind() == op.StepsWeight {
+				name = lower.StepsWeight(weight.ScaleOf)
 			}
-			if w.Name != name || want != nil {
-				c.fail(path, "weight %q is the static scale of %q, want the name %q", w.Name, w.ScaleOf, name)
+			if weight.Name != name || want != nil {
+				c.fail(path, "weight %q is the static scale of %q, want the name %q", weight.Name, weight.ScaleOf, name)
 			}
 		case want == nil:
-			c.fail(path, "model %q has no weight %q", c.m.Name, w.Name)
-		case w.K != want.K || w.N != want.N || w.Transposed != want.Transposed || !slices.Equal(w.From, want.From) ||
-			w.Experts != want.Experts || w.Plus != want.Plus || !slices.Equal(w.Interleave, want.Interleave) || !slices.Equal(w.Const, want.Const):
-			c.fail(path, "weight %q is [%d,%d] from %v, and the model's is [%d,%d] from %v", w.Name, w.K, w.N, w.From, want.K, want.N, want.From)
+			c.fail(path, "model %q has no weight %q", c.m.Name, weight.Name)
+		case weight.K != want.K || weight.N != want.N || weight.Transposed != want.Transposed ||
+			!slices.Equal(weight.From, want.From) ||
+			weight.Experts != want.Experts || weight.Plus != want.Plus ||
+			!slices.Equal(weight.Interleave, want.Interleave) || !slices.Equal(weight.Const, want.Const):
+			c.fail(path, "weight %q is [%d,%d] from %v, and the model's is [%d,%d] from %v", weight.Name, weight.K,
+				weight.N, weight.From, want.K, want.N, want.From)
 		}
 	}
 }
@@ -286,11 +299,11 @@ func (c *checker) weights() {
 func (c *checker) packs() {
 	for i, k := range c.p.Program.Packs {
 		path := fmt.Sprintf("program.packs[%d]", i)
-		n, err := pack.Bytes(k.Spec())
+		size, err := pack.Bytes(k.Spec())
 		if err != nil {
 			c.fail(path, "pack %q: %v", k.Name, err)
-		} else if n != k.Bytes {
-			c.fail(path, "pack %q has %d bytes, and layout %q gives %d", k.Name, k.Bytes, k.Layout, n)
+		} else if size != k.Bytes {
+			c.fail(path, "pack %q has %d bytes, and layout %q gives %d", k.Name, k.Bytes, k.Layout, size)
 		}
 	}
 }
@@ -316,17 +329,17 @@ func (c *checker) program() {
 	if string(have) == string(want) {
 		return
 	}
-	a, b := strings.Split(planir.Dump(c.p), "\n"), strings.Split(planir.Dump(&again), "\n")
-	for i := range max(len(a), len(b)) {
-		x, y := "nothing", "nothing"
-		if i < len(a) {
-			x = a[i]
+	stored, computed := strings.Split(planir.Dump(c.p), "\n"), strings.Split(planir.Dump(&again), "\n")
+	for i := range max(len(stored), len(computed)) {
+		had, want := "nothing", "nothing"
+		if i < len(stored) {
+			had = stored[i]
 		}
-		if i < len(b) {
-			y = b[i]
+		if i < len(computed) {
+			want = computed[i]
 		}
-		if x != y {
-			c.fail("program", "program has %q where its decisions give %q", x, y)
+		if had != want {
+			c.fail("program", "program has %q where its decisions give %q", had, want)
 			return
 		}
 	}
@@ -338,14 +351,17 @@ func (c *checker) capacity() {
 		return
 	}
 	for i := range c.p.Procs {
-		p := &c.p.Procs[i]
-		sp := c.s.Processor(p.Name)
+		proc := &c.p.Procs[i]
+		sp := c.s.Processor(proc.Name)
 		load := Load(c.p, sp)
 		if sp.AddressBytes > 0 && load.Bytes > sp.AddressBytes {
-			c.fail(fmt.Sprintf("procs[%d]", i), "processor %q loads %d bytes of weights and buffers, and addresses at most %d", p.Name, load.Bytes, sp.AddressBytes)
+			c.fail(fmt.Sprintf("procs[%d]", i),
+				"processor %q loads %d bytes of weights and buffers, and addresses at most %d", proc.Name, load.Bytes,
+				sp.AddressBytes)
 		}
 		if sp.MaxGraphs > 0 && load.Graphs > sp.MaxGraphs {
-			c.fail(fmt.Sprintf("procs[%d]", i), "processor %q loads %d graphs, and holds at most %d", p.Name, load.Graphs, sp.MaxGraphs)
+			c.fail(fmt.Sprintf("procs[%d]", i), "processor %q loads %d graphs, and holds at most %d", proc.Name,
+				load.Graphs, sp.MaxGraphs)
 		}
 	}
 }
@@ -357,18 +373,21 @@ func (c *checker) memory() {
 		return
 	}
 	want := planir.MemoryOf(c.p)
-	for _, x := range []struct {
+	for _, part := range []struct {
 		name       string
 		have, want int64
 	}{
-		{"weights_bytes", have.Weights, want.Weights}, {"prefill_weights_bytes", have.PrefillWeights, want.PrefillWeights},
-		{"decode_weights_bytes", have.DecodeWeights, want.DecodeWeights}, {"cache_bytes", have.Cache, want.Cache}, {"pool_bytes", have.Pool, want.Pool},
+		{"weights_bytes", have.Weights, want.Weights},
+		{"prefill_weights_bytes", have.PrefillWeights, want.PrefillWeights},
+		{"decode_weights_bytes", have.DecodeWeights, want.DecodeWeights}, {"cache_bytes", have.Cache, want.Cache},
+		{"pool_bytes", have.Pool, want.Pool},
 	} {
-		if x.have != x.want {
-			c.fail("memory."+x.name, "plan says %d, and its program gives %d", x.have, x.want)
+		if part.have != part.want {
+			c.fail("memory."+part.name, "plan says %d, and its program gives %d", part.have, part.want)
 		}
 	}
-	if sum := have.Weights + have.Prepacked + have.Tables + have.Cache + have.Pool + have.Work + have.Fixed; sum != have.Total {
+	if sum := have.Weights + have.Prepacked + have.Tables + have.Cache + have.Pool + have.Work +
+		have.Fixed; sum != have.Total {
 		c.fail("memory.total_bytes", "plan says %d, and the parts add up to %d", have.Total, sum)
 	}
 	if have.Max > 0 && have.Total > have.Max {
@@ -377,35 +396,38 @@ func (c *checker) memory() {
 }
 
 func (c *checker) tiers() {
-	t := c.p.Tiers
-	if t == nil {
+	tiers := c.p.Tiers
+	if tiers == nil {
 		return
 	}
 	layers := c.m.ExpertLayers()
-	if t.Experts != c.m.Experts || !slices.EqualFunc(t.Layers, layers, func(y planir.TierLayer, n int) bool { return y.Layer == n }) {
-		c.fail("tiers.layers", "tiers for %d experts in %d layers, and model %q has %d in layers %v", t.Experts, len(t.Layers), c.m.Name, c.m.Experts, layers)
+	if tiers.Experts != c.m.Experts || !slices.EqualFunc(tiers.Layers, layers,
+		func(y planir.TierLayer, n int) bool { return y.Layer == n }) {
+		c.fail("tiers.layers", "tiers for %d experts in %d layers, and model %q has %d in layers %v", tiers.Experts,
+			len(tiers.Layers), c.m.Name, c.m.Experts, layers)
 		return
 	}
-	for _, x := range t.Schemes {
-		if _, err := op.ParseScheme(string(x)); err != nil {
+	for _, scheme := range tiers.Schemes {
+		if _, err := op.ParseScheme(string(scheme)); err != nil {
 			c.fail("tiers.schemes", "%v", err)
 			return
 		}
 	}
-	if want := c.m.ExpertBytes(t.Schemes); t.ExpertBytes != want {
-		c.fail("tiers.expert_bytes", "an expert has %d bytes, and in schemes %v %d", t.ExpertBytes, t.Schemes, want)
+	if want := c.m.ExpertBytes(tiers.Schemes); tiers.ExpertBytes != want {
+		c.fail("tiers.expert_bytes", "an expert has %d bytes, and in schemes %v %d", tiers.ExpertBytes, tiers.Schemes,
+			want)
 	}
 	if c.s == nil {
 		return
 	}
-	npu, cpu := c.s.Processor(t.NPU), c.s.Processor(t.CPU)
+	npu, cpu := c.s.Processor(tiers.NPU), c.s.Processor(tiers.CPU)
 	if npu == nil || cpu == nil {
-		c.fail("tiers", "processors %q and %q, want two of the SoC", t.NPU, t.CPU)
+		c.fail("tiers", "processors %q and %q, want two of the SoC", tiers.NPU, tiers.CPU)
 		return
 	}
-	if !npu.StaticShapes || t.Tile != max(1, npu.Tile.M) || t.GraphBytes != npu.GraphBytes {
+	if !npu.StaticShapes || tiers.Tile != max(1, npu.Tile.M) || tiers.GraphBytes != npu.GraphBytes {
 		c.fail("tiers.npu", "groups on %q with a tile of %d rows and graphs of %d bytes, and it has static shapes: %v, %d rows, %d bytes",
-			t.NPU, t.Tile, t.GraphBytes, npu.StaticShapes, max(1, npu.Tile.M), npu.GraphBytes)
+			tiers.NPU, tiers.Tile, tiers.GraphBytes, npu.StaticShapes, max(1, npu.Tile.M), npu.GraphBytes)
 	}
 }
 
@@ -417,18 +439,18 @@ type Loaded struct {
 
 // Load computes what a plan has a processor hold. Where its graphs own their weights, every graph
 // counts its own.
-func Load(p *planir.Plan, sp *socs.Processor) Loaded {
-	pr := &p.Program
+func Load(plan *planir.Plan, sp *socs.Processor) Loaded {
+	pr := &plan.Program
 	packs, layers := map[string]*planir.Pack{}, map[string]int64{}
 	for i := range pr.Packs {
 		packs[pr.Packs[i].Name] = &pr.Packs[i]
 	}
-	for _, w := range pr.Weights {
-		layers[w.Name] = int64(max(1, w.LayerCount()))
+	for _, weight := range pr.Weights {
+		layers[weight.Name] = int64(max(1, weight.LayerCount()))
 	}
 	buffers := map[string]int64{}
-	for _, b := range pr.Buffers {
-		buffers[b.Name] = int64(b.Rows) * int64(b.Cols) * int64(b.Type.Bytes())
+	for _, buffer := range pr.Buffers {
+		buffers[buffer.Name] = int64(buffer.Rows) * int64(buffer.Cols) * int64(buffer.Type.Bytes())
 	}
 	type span struct{ from, to int }
 	spans := map[string][]span{} // columns of packs it reads
@@ -442,23 +464,23 @@ func Load(p *planir.Plan, sp *socs.Processor) Loaded {
 	seen := map[string]bool{}
 	for i := range pr.Programs {
 		for j := range pr.Programs[i].Sections {
-			for _, l := range pr.Programs[i].Sections[j].Lanes {
-				if l.Proc != sp.Name {
+			for _, lane := range pr.Programs[i].Sections[j].Lanes {
+				if lane.Proc != sp.Name {
 					continue
 				}
-				for _, st := range l.Steps {
-					for _, v := range slices.Concat(st.In, st.Out) {
-						touched[v.Buffer] = true
+				for _, st := range lane.Steps {
+					for _, view := range slices.Concat(st.In, st.Out) {
+						touched[view.Buffer] = true
 					}
-					for _, r := range st.W {
-						owner := r.Pack
+					for _, ref := range st.W {
+						owner := ref.Pack
 						if sp.WeightBytes == socs.WeightsPerGraph {
-							owner = st.Run + "\x00" + r.Pack
+							owner = st.Run + "\x00" + ref.Pack
 						}
-						if id := owner + "\x00" + r.String(); !seen[id] {
+						if id := owner + "\x00" + ref.String(); !seen[id] {
 							seen[id] = true
-							spans[owner] = append(spans[owner], span{r.C0, r.C1})
-							packs[owner] = packs[r.Pack]
+							spans[owner] = append(spans[owner], span{ref.C0, ref.C1})
+							packs[owner] = packs[ref.Pack]
 						}
 					}
 				}
@@ -466,19 +488,19 @@ func Load(p *planir.Plan, sp *socs.Processor) Loaded {
 		}
 	}
 	for owner, list := range spans {
-		sort.Slice(list, func(a, b int) bool { return list[a].from < list[b].from })
+		sort.Slice(list, func(a, buffer int) bool { return list[a].from < list[buffer].from })
 		cols, end := int64(0), 0
-		for _, s := range list {
-			if s.to > end {
-				cols += int64(s.to - max(s.from, end))
-				end = s.to
+		for _, touching := range list {
+			if touching.to > end {
+				cols += int64(touching.to - max(touching.from, end))
+				end = touching.to
 			}
 		}
-		k := packs[owner]
-		out.Bytes += layers[k.Weight] * (k.Bytes * cols / int64(k.N1-k.N0))
+		pack := packs[owner]
+		out.Bytes += layers[pack.Weight] * (pack.Bytes * cols / int64(pack.N1-pack.N0))
 	}
-	for b := range touched {
-		out.Bytes += buffers[b]
+	for buffer := range touched {
+		out.Bytes += buffers[buffer]
 	}
 	return out
 }

@@ -43,99 +43,101 @@ type Value struct {
 	Fan  int
 }
 
-// Expand fixes rows, context and schemes: matmuls get the scheme that schemeOf returns for their
-// name (exact ones float32), an embedding op.I32Q8C if that is returned for it, and where it quantises activations a node NAME_quant precedes the first
-// matmul that reads the value. Such a node is decided about like any other. Its scale may be static: it is then the
-// weight ScaleWeight of that matmul, and no weight of the model. A matmul on a grid takes its steps as the weight
-// StepsWeight behind its own.
-func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme) ([]Section, error) {
+// Expand fixes rows, context and schemes: matmuls get the scheme that schemeOf returns for their name (exact ones
+// float32), an embedding op.I32Q8C if that is returned for it, and where it quantises activations a node NAME_quant
+// precedes the first matmul that reads the value. Such a node is decided about like any other. Its scale may be static:
+// it is then the weight ScaleWeight of that matmul, and no weight of the model. A matmul on a grid takes its steps as
+// the weight StepsWeight behind its own.
+func Expand(graph *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme) ([]Section,
+	error) {
 	var out []Section
-	for _, ms := range g.Sections {
-		s := Section{Name: ms.Name, First: ms.First, Layers: ms.Layers, Values: map[string]Value{}}
-		for _, v := range ms.Values {
-			x := Value{op.F32, rows * max(1, v.Fan), v.Cols, max(1, v.Fan)}
-			if v.Rows1 {
-				x.Rows, s.Logits = 1, true
+	for _, ms := range graph.Sections {
+		section := Section{Name: ms.Name, First: ms.First, Layers: ms.Layers, Values: map[string]Value{}}
+		for _, described := range ms.Values {
+			value := Value{op.F32, rows * max(1, described.Fan), described.Cols, max(1, described.Fan)}
+			if described.Rows1 {
+				value.Rows, section.Logits = 1, true
 			}
-			if v.Type != "" {
-				x.Type = v.Type
+			if described.Type != "" {
+				value.Type = described.Type
 			}
-			s.Values[v.Name] = x
+			section.Values[described.Name] = value
 		}
 		quantised := map[string]bool{} // by what holds the result
 		for _, mn := range ms.Nodes {
 			name := ms.Name + "." + mn.Name
-			n := Node{Name: name, In: append([]string(nil), mn.In...), W: mn.W, Out: mn.Out}
-			m := rows
+			node := Node{Name: name, In: append([]string(nil), mn.In...), W: mn.W, Out: mn.Out}
+			tokens := rows
 			if len(mn.Out) > 0 && mn.Ops[0].Kind != op.SelectRow {
-				out := s.Values[mn.Out[0]]
-				m = out.Rows / out.Fan
+				out := section.Values[mn.Out[0]]
+				tokens = out.Rows / out.Fan
 			}
-			n.Ops = mn.At(m, context)
-			for i := range n.Ops {
-				o := &n.Ops[i]
-				if o.Kind.Has("kv") {
-					o.KV = kv
+			node.Ops = mn.At(tokens, context)
+			for i := range node.Ops {
+				operator := &node.Ops[i]
+				if operator.Kind.Has("kv") {
+					operator.KV = kv
 				}
-				switch o.Kind {
+				switch operator.Kind {
 				case op.Embed:
 					if schemeOf(name) != op.I32Q8C {
 						break
 					}
 					if mn.Packed == "" {
-						return nil, fmt.Errorf("node %q: scheme %q, and no weight of a product holds the same matrix", name, op.I32Q8C)
+						return nil, fmt.Errorf("node %q: scheme %q, and no weight of a product holds the same matrix",
+							name, op.I32Q8C)
 					}
-					o.Scheme, o.Table, n.W = op.I32Q8C, "", []string{mn.Packed}
+					operator.Scheme, operator.Table, node.W = op.I32Q8C, "", []string{mn.Packed}
 				case op.MatMul, op.ExpertMatMul:
-					if o.Scheme = op.A32W32; !mn.Exact {
-						o.Scheme = schemeOf(name)
+					if operator.Scheme = op.A32W32; !mn.Exact {
+						operator.Scheme = schemeOf(name)
 					}
-					if _, err := op.ParseScheme(string(o.Scheme)); err != nil {
+					if _, err := op.ParseScheme(string(operator.Scheme)); err != nil {
 						return nil, fmt.Errorf("node %q: %w", name, err)
 					}
-					if o.Scheme.Grid() {
-						n.W = append(slices.Clone(n.W), StepsWeight(name))
+					if operator.Scheme.Grid() {
+						node.W = append(slices.Clone(node.W), StepsWeight(name))
 					}
-					if !o.Scheme.QuantisedRows() {
+					if !operator.Scheme.QuantisedRows() {
 						break
 					}
-					x := n.In[0]
-					q, sc, suffix := x+".q", x+".s", "_quant"
-					if o.Scheme.Static() {
-						several := scalesSuffix(o.Scheme.Scales())
-						q, sc, suffix = x+".qs"+several, x+".ss"+several, "_static"+several
+					input := node.In[0]
+					codes, sc, suffix := input+".q", input+".s", "_quant"
+					if operator.Scheme.Static() {
+						several := scalesSuffix(operator.Scheme.Scales())
+						codes, sc, suffix = input+".qs"+several, input+".ss"+several, "_static"+several
 					}
-					if !quantised[q] {
-						v := s.Values[x]
-						s.Values[q] = Value{op.U8, v.Rows, v.Cols, v.Fan}
-						s.Values[sc] = Value{op.F32, v.Rows, 1, v.Fan}
-						quant := o.Scheme.QuantRows(v.Rows/v.Fan, v.Cols, v.Fan)
+					if !quantised[codes] {
+						value := section.Values[input]
+						section.Values[codes] = Value{op.U8, value.Rows, value.Cols, value.Fan}
+						section.Values[sc] = Value{op.F32, value.Rows, 1, value.Fan}
+						quant := operator.Scheme.QuantRows(value.Rows/value.Fan, value.Cols, value.Fan)
 						node := Node{
 							Name: name + suffix,
 							Ops:  []op.Op{quant},
-							In:   []string{x}, Out: []string{q, sc},
+							In:   []string{input}, Out: []string{codes, sc},
 						}
 						if quant.Static {
-							node.W = []string{ScaleWeight(name, o.Scheme.Scales())}
+							node.W = []string{ScaleWeight(name, operator.Scheme.Scales())}
 						}
-						s.Nodes = append(s.Nodes, node)
-						quantised[q] = true
+						section.Nodes = append(section.Nodes, node)
+						quantised[codes] = true
 					}
-					n.In = append([]string{q, sc}, n.In[1:]...)
+					node.In = append([]string{codes, sc}, node.In[1:]...)
 				}
-				if err := o.Validate(); err != nil {
+				if err := operator.Validate(); err != nil {
 					return nil, fmt.Errorf("node %q: %w", name, err)
 				}
 			}
-			for _, v := range n.Out {
-				delete(quantised, v+".q")
+			for _, name := range node.Out {
+				delete(quantised, name+".q")
 				for _, several := range scaleCounts {
-					delete(quantised, v+".qs"+scalesSuffix(several))
+					delete(quantised, name+".qs"+scalesSuffix(several))
 				}
 			}
-			s.Nodes = append(s.Nodes, n)
+			section.Nodes = append(section.Nodes, node)
 		}
-		out = append(out, s)
+		out = append(out, section)
 	}
 	return out, nil
 }
@@ -151,15 +153,15 @@ func scalesSuffix(scales int) string {
 	return strconv.Itoa(scales)
 }
 
-// ScaleWeight is the name of the weight f32 [1,scales] that holds the static scales of what enters the products of a class,
-// named as decisions name nodes.
+// ScaleWeight is the name of the weight f32 [1,scales] that holds the static scales of what enters the products of a
+// class, named as decisions name nodes.
 func ScaleWeight(class string, scales int) string { return class + ".scale" + scalesSuffix(scales) }
 
 // Computed are the weights that a class of products may have and no model has: its static scales and its steps.
 func Computed(class string) []string {
 	var out []string
-	for _, n := range scaleCounts {
-		out = append(out, ScaleWeight(class, n))
+	for _, scales := range scaleCounts {
+		out = append(out, ScaleWeight(class, scales))
 	}
 	return append(out, StepsWeight(class))
 }
@@ -167,8 +169,8 @@ func Computed(class string) []string {
 // Quantising are the names of the nodes that quantise what enters a product.
 func Quantising(node string) []string {
 	out := []string{node + "_quant"}
-	for _, n := range scaleCounts {
-		out = append(out, node+"_static"+scalesSuffix(n))
+	for _, scales := range scaleCounts {
+		out = append(out, node+"_static"+scalesSuffix(scales))
 	}
 	return out
 }

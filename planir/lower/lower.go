@@ -16,55 +16,57 @@ import (
 
 // Lower computes p.Program from p's decisions, folds, processors, cache type and context for the model
 // graph g. The result depends on nothing else, so a plan's program can be recomputed to check it.
-func Lower(p *planir.Plan, g *models.Graph) error {
-	b := &builder{plan: p, model: g, buffers: map[string]*planir.Buffer{}, graphs: map[string]string{}, contexts: map[string]string{}, packs: map[packKey]*packUse{}}
+func Lower(plan *planir.Plan, graph *models.Graph) error {
+	build := &builder{plan: plan, model: graph, buffers: map[string]*planir.Buffer{}, graphs: map[string]string{},
+		contexts: map[string]string{}, packs: map[packKey]*packUse{}}
 	buckets := map[int]bool{}
-	for _, d := range p.Decisions {
-		buckets[d.Rows] = true
+	for _, decision := range plan.Decisions {
+		buckets[decision.Rows] = true
 	}
 	// Head nodes have one row whatever the bucket is; a bucket exists where its layers are decided.
 	var rows []int
-	for r := range buckets {
-		if p.Decodes(r) || b.decidesLayers(r) {
-			rows = append(rows, r)
+	for count := range buckets {
+		if plan.Decodes(count) || build.decidesLayers(count) {
+			rows = append(rows, count)
 		}
 	}
 	sort.Ints(rows)
 	if len(rows) == 0 || rows[0] != 1 {
-		return diag.New(diag.ClassIllegal, "lower plan: no decisions for one row, so nothing could decode").WithCode("P010")
+		return diag.New(diag.ClassIllegal, "lower plan: no decisions for one row, so nothing could decode").
+			WithCode("P010")
 	}
-	batch := g.Batch()
-	for _, r := range rows {
-		ph := planir.Phase{Name: ProgramName(r, p.Decodes(r)), Phase: "prefill", Rows: r}
-		of := g
-		if p.Decodes(r) {
+	batch := graph.Batch()
+	for _, count := range rows {
+		ph := planir.Phase{Name: ProgramName(count, plan.Decodes(count)), Phase: "prefill", Rows: count}
+		of := graph
+		if plan.Decodes(count) {
 			ph.Phase = "decode"
 		}
 		if ph.Batch() {
 			of = &batch
 		}
-		sections, err := Expand(of, r, p.MaxContext, p.KV, func(node string) op.Scheme {
-			if d := b.decision(node, r); d != nil {
-				return d.Scheme
+		sections, err := Expand(of, count, plan.MaxContext, plan.KV, func(node string) op.Scheme {
+			if decision := build.decision(node, count); decision != nil {
+				return decision.Scheme
 			}
 			return op.A32W32 // section reports the missing decision
 		})
 		if err != nil {
-			return diag.New(diag.ClassIllegal, "lower plan: rows %d: %w", r, err)
+			return diag.New(diag.ClassIllegal, "lower plan: rows %d: %w", count, err)
 		}
 		for i := range sections {
-			s, err := b.section(&sections[i], r, readOutside(sections, i))
+			section, err := build.section(&sections[i], count, readOutside(sections, i))
 			if err != nil {
 				return err
 			}
-			ph.Sections = append(ph.Sections, s)
+			ph.Sections = append(ph.Sections, section)
 		}
-		b.out.Programs = append(b.out.Programs, ph)
+		build.out.Programs = append(build.out.Programs, ph)
 	}
-	if err := b.finish(rows); err != nil {
+	if err := build.finish(rows); err != nil {
 		return err
 	}
-	p.Program = b.out
+	plan.Program = build.out
 	return nil
 }
 
@@ -79,10 +81,11 @@ func ProgramName(rows int, decodes bool) string {
 	return fmt.Sprintf("prefill@%d", rows)
 }
 
-// decidesLayers reports whether a bucket of r rows has decisions for a repeated section.
-func (b *builder) decidesLayers(r int) bool {
-	for _, s := range b.model.Sections {
-		if s.Layers > 0 && len(s.Nodes) > 0 && b.plan.DecisionFor(s.Name+"."+s.Nodes[0].Name, r) != nil {
+// decidesLayers reports whether a bucket of that many rows has decisions for a repeated section.
+func (b *builder) decidesLayers(rows int) bool {
+	for _, section := range b.model.Sections {
+		if section.Layers > 0 && len(section.Nodes) > 0 &&
+			b.plan.DecisionFor(section.Name+"."+section.Nodes[0].Name, rows) != nil {
 			return true
 		}
 	}
@@ -136,13 +139,14 @@ type fixup struct {
 
 // decision finds the decision for a node; a node of the head has one row in every bucket.
 func (b *builder) decision(node string, rows int) *planir.Decision {
-	if d := b.plan.DecisionFor(node, rows); d != nil {
-		return d
+	if decision := b.plan.DecisionFor(node, rows); decision != nil {
+		return decision
 	}
-	for _, s := range b.model.Sections {
-		if headOnly(&s) {
-			for _, n := range s.Nodes {
-				if full := s.Name + "." + n.Name; node == full || slices.Contains(Quantising(full), node) {
+	for _, section := range b.model.Sections {
+		if headOnly(&section) {
+			for _, candidate := range section.Nodes {
+				if full := section.Name + "." + candidate.Name; node == full ||
+					slices.Contains(Quantising(full), node) {
 					return b.plan.DecisionFor(node, 1)
 				}
 			}
@@ -151,32 +155,32 @@ func (b *builder) decision(node string, rows int) *planir.Decision {
 	return nil
 }
 
-func headOnly(s *models.Section) bool {
-	for _, v := range s.Values {
-		if v.Rows1 {
+func headOnly(section *models.Section) bool {
+	for _, value := range section.Values {
+		if value.Rows1 {
 			return true
 		}
 	}
 	return false
 }
 
-func (b *builder) buffer(name string, v Value) {
+func (b *builder) buffer(name string, value Value) {
 	buf, ok := b.buffers[name]
 	if !ok {
-		buf = &planir.Buffer{Name: name, Type: v.Type, Cols: v.Cols}
+		buf = &planir.Buffer{Name: name, Type: value.Type, Cols: value.Cols}
 		b.buffers[name] = buf
 		b.order = append(b.order, name)
 	}
-	buf.Rows = max(buf.Rows, v.Rows)
+	buf.Rows = max(buf.Rows, value.Rows)
 }
 
 // readOutside are the buffers that sections other than i read.
 func readOutside(sections []Section, i int) map[string]bool {
 	out := map[string]bool{}
 	for j := range sections {
-		for _, n := range sections[j].Nodes {
-			for _, v := range n.In {
-				out[v] = out[v] || j != i
+		for _, node := range sections[j].Nodes {
+			for _, name := range node.In {
+				out[name] = out[name] || j != i
 			}
 		}
 	}
@@ -184,34 +188,39 @@ func readOutside(sections []Section, i int) map[string]bool {
 }
 
 // section lowers a section; outside are the buffers that others read.
-func (b *builder) section(s *Section, rows int, outside map[string]bool) (planir.Section, error) {
+func (b *builder) section(section *Section, rows int, outside map[string]bool) (planir.Section, error) {
 	var tasks []*task
-	for i := range s.Nodes {
-		n := &s.Nodes[i]
-		d := b.decision(n.Name, rows)
-		if d == nil {
-			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: no decision for %q at %d rows", n.Name, rows).WithCode("P010")
+	for i := range section.Nodes {
+		node := &section.Nodes[i]
+		decision := b.decision(node.Name, rows)
+		if decision == nil {
+			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: no decision for %q at %d rows",
+				node.Name, rows).WithCode("P010")
 		}
-		if o := n.Op(); !o.HasScheme() && d.Scheme != o.Scheme {
-			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: scheme %q, and %q takes none", n.Name, rows, d.Scheme, o.Kind).WithCode("P010")
-		} else if d.Scheme != o.Scheme {
-			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: scheme %q, want %q: its result selects experts, and is computed in float32", n.Name, rows, d.Scheme, o.Scheme).WithCode("P010")
+		if operator := node.Op(); !operator.HasScheme() && decision.Scheme != operator.Scheme {
+			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: scheme %q, and %q takes none",
+				node.Name, rows, decision.Scheme, operator.Kind).WithCode("P010")
+		} else if decision.Scheme != operator.Scheme {
+			return planir.Section{}, diag.New(diag.ClassIllegal,
+				"lower plan: %s@%d: scheme %q, want %q: its result selects experts, and is computed in float32",
+				node.Name, rows, decision.Scheme, operator.Scheme).WithCode("P010")
 		}
-		t, err := b.node(s, n, d)
+		task, err := b.node(section, node, decision)
 		if err != nil {
-			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: %w", n.Name, rows, err).WithCode("P010")
+			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: %w", node.Name, rows, err).
+				WithCode("P010")
 		}
-		tasks = append(tasks, t...)
+		tasks = append(tasks, task...)
 	}
 	tasks = fuse(tasks, b.plan.Proc, outside)
-	for _, t := range tasks {
-		t.step.Run = b.graph(t)
+	for _, task := range tasks {
+		task.step.Run = b.graph(task)
 	}
-	out := planir.Section{Name: s.Name, First: s.First, Layers: s.Layers, Logits: s.Logits}
-	out.Flags = synchronise(tasks, s.Layers > 1)
+	out := planir.Section{Name: section.Name, First: section.First, Layers: section.Layers, Logits: section.Logits}
+	out.Flags = synchronise(tasks, section.Layers > 1)
 	lanes := map[string][]planir.Step{}
-	for _, t := range tasks {
-		lanes[t.proc] = append(lanes[t.proc], t.step)
+	for _, task := range tasks {
+		lanes[task.proc] = append(lanes[task.proc], task.step)
 	}
 	names := make([]string, 0, len(lanes))
 	for name := range lanes {
@@ -224,12 +233,12 @@ func (b *builder) section(s *Section, rows int, outside map[string]bool) (planir
 	// The steps have moved: weight references are completed where they are now.
 	for _, lane := range out.Lanes {
 		i := 0
-		for _, t := range tasks {
-			if t.proc != lane.Proc {
+		for _, task := range tasks {
+			if task.proc != lane.Proc {
 				continue
 			}
-			for k, w := range t.weights {
-				b.fixups = append(b.fixups, fixup{w, &lane.Steps[i].W[k]})
+			for at, packed := range task.weights {
+				b.fixups = append(b.fixups, fixup{packed, &lane.Steps[i].W[at]})
 			}
 			i++
 		}
@@ -238,96 +247,99 @@ func (b *builder) section(s *Section, rows int, outside map[string]bool) (planir
 }
 
 // node makes the tasks of one node.
-func (b *builder) node(s *Section, n *Node, d *planir.Decision) ([]*task, error) {
-	for _, v := range slices.Concat(n.In, n.Out) {
-		b.buffer(v, s.Values[v])
+func (b *builder) node(section *Section, node *Node, decision *planir.Decision) ([]*task, error) {
+	for _, name := range slices.Concat(node.In, node.Out) {
+		b.buffer(name, section.Values[name])
 	}
-	pieces, err := Cut(s, n, d, b.plan.Proc)
+	pieces, err := Cut(section, node, decision, b.plan.Proc)
 	if err != nil {
 		return nil, err
 	}
 	var tasks []*task
 	for i := range pieces {
-		t, err := b.task(s, n, d, &pieces[i])
+		task, err := b.task(section, node, decision, &pieces[i])
 		if err != nil {
 			return nil, err
 		}
-		tasks = append(tasks, t)
+		tasks = append(tasks, task)
 	}
 	return tasks, nil
 }
 
 // task makes the step of one piece, with its graph and packed weights.
-func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task, error) {
-	for _, v := range slices.Concat(p.In, p.Out) {
-		if _, known := b.buffers[v.Buffer]; !known { // a partial sum or a share's own output
-			b.buffer(v.Buffer, Value{Type: s.Values[n.Out[0]].Type, Rows: v.R1, Cols: v.C1})
+func (b *builder) task(section *Section, node *Node, decision *planir.Decision, piece *Piece) (*task, error) {
+	for _, view := range slices.Concat(piece.In, piece.Out) {
+		if _, known := b.buffers[view.Buffer]; !known { // a partial sum or a share's own output
+			b.buffer(view.Buffer, Value{Type: section.Values[node.Out[0]].Type, Rows: view.R1, Cols: view.C1})
 		}
-		b.buffers[v.Buffer].Rows = max(b.buffers[v.Buffer].Rows, v.R1)
+		b.buffers[view.Buffer].Rows = max(b.buffers[view.Buffer].Rows, view.R1)
 	}
-	t := &task{proc: p.Proc, reads: slices.Clone(p.In), writes: slices.Clone(p.Out)}
-	t.step = planir.Step{Node: n.Name, R0: p.R0, In: p.In, Out: p.Out, Heads: p.Heads}
-	if p.Heads != nil {
-		cache := planir.View{Buffer: "\x00cache", R1: 1, C0: p.Heads[0], C1: p.Heads[1]}
-		t.reads = append(t.reads, cache)
-		t.writes = append(t.writes, cache)
+	made := &task{proc: piece.Proc, reads: slices.Clone(piece.In), writes: slices.Clone(piece.Out)}
+	made.step = planir.Step{Node: node.Name, R0: piece.R0, In: piece.In, Out: piece.Out, Heads: piece.Heads}
+	if piece.Heads != nil {
+		cache := planir.View{Buffer: "\x00cache", R1: 1, C0: piece.Heads[0], C1: piece.Heads[1]}
+		made.reads = append(made.reads, cache)
+		made.writes = append(made.writes, cache)
 	}
-	o := p.Op()
-	if p.Role != Compute {
-		t.graph, t.label = op.Single(o, ""), fmt.Sprintf("%s%s%d@%d", n.Name, map[Role]string{Gather: "<", Sum: "+"}[p.Role], p.Share, o.M)
-		return t, nil
+	operator := piece.Op()
+	if piece.Role != Compute {
+		made.graph, made.label = op.Single(operator, ""),
+			fmt.Sprintf("%s%s%d@%d", node.Name, map[Role]string{Gather: "<", Sum: "+"}[piece.Role], piece.Share,
+				operator.M)
+		return made, nil
 	}
-	t.step.ExpectNS = d.Shares[p.Share].PredictNS
-	if o.Kind == op.Embed && o.Scheme != "" {
-		for _, f := range b.model.Folds() {
-			if slices.Contains(b.plan.Folds, f.Name) && slices.Contains(f.Multiply, n.W[0]) {
-				return nil, fmt.Errorf("scheme %q, and the rows of %q are changed by the fold %q", o.Scheme, n.W[0], f.Name)
+	made.step.ExpectNS = decision.Shares[piece.Share].PredictNS
+	if operator.Kind == op.Embed && operator.Scheme != "" {
+		for _, group := range b.model.Folds() {
+			if slices.Contains(b.plan.Folds, group.Name) && slices.Contains(group.Multiply, node.W[0]) {
+				return nil, fmt.Errorf("scheme %q, and the rows of %q are changed by the fold %q", operator.Scheme,
+					node.W[0], group.Name)
 			}
 		}
 	}
-	proc := b.plan.Proc(p.Proc)
+	proc := b.plan.Proc(piece.Proc)
 	layout := ""
-	if o.Scheme != "" {
-		layout = proc.Layouts[o.Scheme.Weight()]
+	if operator.Scheme != "" {
+		layout = proc.Layouts[operator.Scheme.Weight()]
 		if layout == "" {
-			return nil, fmt.Errorf("%q has no layout for weights %q", p.Proc, o.Scheme.Weight())
+			return nil, fmt.Errorf("%q has no layout for weights %q", piece.Proc, operator.Scheme.Weight())
 		}
 	}
-	for _, u := range uses(n, p, proc, layout) {
-		use := b.packs[u.key]
+	for _, used := range uses(node, piece, proc, layout) {
+		use := b.packs[used.key]
 		if use == nil {
-			use = &packUse{lo: u.n0, hi: u.n1}
-			b.packs[u.key] = use
+			use = &packUse{lo: used.n0, hi: used.n1}
+			b.packs[used.key] = use
 		}
-		use.lo, use.hi = min(use.lo, u.n0), max(use.hi, u.n1)
-		t.weights = append(t.weights, u)
-		t.step.W = append(t.step.W, planir.WeightRef{})
+		use.lo, use.hi = min(use.lo, used.n0), max(use.hi, used.n1)
+		made.weights = append(made.weights, used)
+		made.step.W = append(made.step.W, planir.WeightRef{})
 	}
 	suffix := ""
-	if len(d.Shares) > 1 {
-		sh := d.Shares[p.Share]
+	if len(decision.Shares) > 1 {
+		sh := decision.Shares[piece.Share]
 		suffix = fmt.Sprintf("[%d:%d]", sh.From, sh.To)
 	}
-	t.graph, t.label = chain(p.Ops, layout), fmt.Sprintf("%s%s@%d", n.Name, suffix, o.M)
-	return t, nil
+	made.graph, made.label = chain(piece.Ops, layout), fmt.Sprintf("%s%s@%d", node.Name, suffix, operator.M)
+	return made, nil
 }
 
 // uses lists the ranges of packed weights that a piece reads, in the order of its step's weights.
-func uses(n *Node, p *Piece, proc *planir.Proc, layout string) (out []packRange) {
-	o := p.Op()
-	for i, wo := range weightOps(p.Ops) { // a share along K that adds no bias takes none
+func uses(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []packRange) {
+	operator := piece.Op()
+	for i, wo := range weightOps(piece.Ops) { // a share along K that adds no bias takes none
 		spec := wo.op.WeightSpec(wo.role, layout)
-		key := packKey{weight: n.W[i], scheme: spec.Scheme, layout: spec.Layout, k1: spec.K}
+		key := packKey{weight: node.W[i], scheme: spec.Scheme, layout: spec.Layout, k1: spec.K}
 		c0, c1 := 0, spec.N
-		if o.HasScheme() {
+		if operator.HasScheme() {
 			if wo.role == "weight" {
-				key.k0, key.k1 = p.K0, p.K1
+				key.k0, key.k1 = piece.K0, piece.K1
 			}
-			c0, c1 = p.N0, p.N1
+			c0, c1 = piece.N0, piece.N1
 		}
-		steps := wo.role == "steps" && c1-c0 != n.Op().N // two rows have no column ranges: a share has its own
-		if proc.Bakes || o.Scheme != "" && !proc.WeightRanges || steps {
-			key.owner, key.n0, key.n1 = p.Proc, c0, c1
+		steps := wo.role == "steps" && c1-c0 != node.Op().N // two rows have no column ranges: a share has its own
+		if proc.Bakes || operator.Scheme != "" && !proc.WeightRanges || steps {
+			key.owner, key.n0, key.n1 = piece.Proc, c0, c1
 		}
 		out = append(out, packRange{key, c0, c1})
 	}
@@ -342,30 +354,31 @@ type Use struct {
 	Owner string
 }
 
-// Needs is what a piece needs to be there before its step can run, unless the step is joined to its neighbours: the ranges
-// of weights it reads, and its graph, under a key that it shares with equal ones of its processor.
-func Needs(n *Node, p *Piece, proc *planir.Proc) (weights []Use, graph string) {
-	g := op.Single(p.Op(), "")
-	if p.Role == Compute {
+// Needs is what a piece needs to be there before its step can run, unless the step is joined to its neighbours: the
+// ranges of weights it reads, and its graph, under a key that it shares with equal ones of its processor.
+func Needs(node *Node, piece *Piece, proc *planir.Proc) (weights []Use, graph string) {
+	cut := op.Single(piece.Op(), "")
+	if piece.Role == Compute {
 		layout := ""
-		if o := p.Op(); o.Scheme != "" {
-			layout = proc.Layouts[o.Scheme.Weight()]
+		if operator := piece.Op(); operator.Scheme != "" {
+			layout = proc.Layouts[operator.Scheme.Weight()]
 		}
-		for _, u := range uses(n, p, proc, layout) {
-			k := u.key
-			weights = append(weights, Use{k.weight, k.scheme, k.layout, k.k0, k.k1, u.n0, u.n1, k.owner})
+		for _, used := range uses(node, piece, proc, layout) {
+			key := used.key
+			weights = append(weights, Use{key.weight, key.scheme, key.layout, key.k0, key.k1, used.n0, used.n1,
+				key.owner})
 		}
-		g = chain(p.Ops, layout)
+		cut = chain(piece.Ops, layout)
 	}
-	key := graphKey(p.Proc, g)
+	key := graphKey(piece.Proc, cut)
 	if proc.Bakes { // a graph of its own for each set of weights
 		key += fmt.Sprintf("\x00%+v", weights)
 	}
 	return weights, key
 }
 
-func graphKey(proc string, g op.Graph) string {
-	code, err := json.Marshal(g)
+func graphKey(proc string, graph op.Graph) string {
+	code, err := json.Marshal(graph)
 	if err != nil {
 		panic("BUG: graph does not encode: " + err.Error())
 	}
@@ -380,9 +393,9 @@ type weightOp struct {
 
 // weightOps lists them in the order of a node's weights.
 func weightOps(ops []op.Op) (out []weightOp) {
-	for _, o := range ops {
-		for _, role := range o.Sig().W {
-			out = append(out, weightOp{o, role})
+	for _, operator := range ops {
+		for _, role := range operator.Sig().W {
+			out = append(out, weightOp{operator, role})
 		}
 	}
 	return out
@@ -390,32 +403,32 @@ func weightOps(ops []op.Op) (out []weightOp) {
 
 // chain builds the graph of a node: every operator reads the node's inputs; one whose output has the
 // name of its input works in place; the last one writes the outputs.
-func chain(ops []op.Op, layout string) (g op.Graph) {
+func chain(ops []op.Op, layout string) (graph op.Graph) {
 	if len(ops) == 1 {
 		return op.Single(ops[0], layout)
 	}
 	last := len(ops) - 1
-	g.Inputs = ops[0].Sig().In
-	for i, o := range ops {
-		sig := o.Sig()
-		n := op.Node{Op: o}
-		for _, v := range sig.In {
-			n.In = append(n.In, v.Name)
+	graph.Inputs = ops[0].Sig().In
+	for i, operator := range ops {
+		sig := operator.Sig()
+		node := op.Node{Op: operator}
+		for _, value := range sig.In {
+			node.In = append(node.In, value.Name)
 		}
-		for _, w := range sig.W {
-			g.Weights = append(g.Weights, o.WeightSpec(w, layout))
-			n.W = append(n.W, w)
+		for _, role := range sig.W {
+			graph.Weights = append(graph.Weights, operator.WeightSpec(role, layout))
+			node.W = append(node.W, role)
 		}
-		for _, v := range sig.Out {
-			n.Out = append(n.Out, v.Name)
-			if i < last && !slices.Contains(g.Outputs, v) { // several change it in place
-				g.Outputs = append(g.Outputs, v)
+		for _, value := range sig.Out {
+			node.Out = append(node.Out, value.Name)
+			if i < last && !slices.Contains(graph.Outputs, value) { // several change it in place
+				graph.Outputs = append(graph.Outputs, value)
 			}
 		}
-		g.Nodes = append(g.Nodes, n)
+		graph.Nodes = append(graph.Nodes, node)
 	}
-	g.Outputs = append(g.Outputs, ops[last].Sig().Out...)
-	return g
+	graph.Outputs = append(graph.Outputs, ops[last].Sig().Out...)
+	return graph
 }
 
 // graph registers the graph of a task and returns its name; equal graphs of a processor share one, where it bakes
@@ -435,7 +448,8 @@ func (b *builder) graph(t *task) string {
 		name = fmt.Sprintf("%s/%s#%d", t.proc, t.label, i)
 	}
 	b.graphs[key] = name
-	g := planir.Graph{Name: name, Proc: t.proc, Graph: t.graph, Artifact: fmt.Sprintf("graph/%04d", len(b.out.Graphs))}
+	graph := planir.Graph{Name: name, Proc: t.proc, Graph: t.graph,
+		Artifact: fmt.Sprintf("graph/%04d", len(b.out.Graphs))}
 	if proc.Bakes && proc.Shares {
 		if len(t.weights) == 0 {
 			weights += "\x00" + name // nothing to share
@@ -443,19 +457,19 @@ func (b *builder) graph(t *task) string {
 		if b.contexts[weights] == "" {
 			b.contexts[weights] = fmt.Sprintf("context/%04d", len(b.contexts))
 		}
-		g.Context = b.contexts[weights]
+		graph.Context = b.contexts[weights]
 	}
-	b.out.Graphs = append(b.out.Graphs, g)
+	b.out.Graphs = append(b.out.Graphs, graph)
 	return name
 }
 
 // weightsKey is equal for equal lists of ranges.
 func weightsKey(list []packRange) string {
-	var b strings.Builder
-	for _, r := range list {
-		fmt.Fprintf(&b, "\x00%+v", r)
+	var text strings.Builder
+	for _, packed := range list {
+		fmt.Fprintf(&text, "\x00%+v", packed)
 	}
-	return b.String()
+	return text.String()
 }
 
 func (b *builder) hasGraph(name string) bool {
@@ -471,11 +485,11 @@ func (b *builder) hasGraph(name string) bool {
 func (b *builder) finish(rows []int) error {
 	touched := map[string]bool{planir.IDs: true, planir.Logits: true} // what stays within a step has no memory
 	for i := range b.out.Programs {
-		for _, s := range b.out.Programs[i].Sections {
-			for _, l := range s.Lanes {
-				for _, st := range l.Steps {
-					for _, v := range slices.Concat(st.In, st.Out) {
-						touched[v.Buffer] = true
+		for _, section := range b.out.Programs[i].Sections {
+			for _, lane := range section.Lanes {
+				for _, st := range lane.Steps {
+					for _, view := range slices.Concat(st.In, st.Out) {
+						touched[view.Buffer] = true
 					}
 				}
 			}
@@ -487,56 +501,61 @@ func (b *builder) finish(rows []int) error {
 		}
 	}
 	b.out.Cache = planir.Cache{Type: b.plan.KV, MaxContext: b.plan.MaxContext}
-	if n := b.plan.Sequences(); n > 1 {
-		b.out.Cache.Sequences = n
+	if count := b.plan.Sequences(); count > 1 {
+		b.out.Cache.Sequences = count
 	}
 	layersOf := map[string][]op.LayerRange{}
-	for _, s := range b.model.Sections {
-		for _, n := range s.Nodes {
-			for _, w := range n.W {
-				if s.Layers > 0 {
-					layersOf[w] = appendRange(layersOf[w], op.LayerRange{From: s.First, To: s.First + s.Layers})
+	for _, section := range b.model.Sections {
+		for _, node := range section.Nodes {
+			for _, name := range node.W {
+				if section.Layers > 0 {
+					layersOf[name] = appendRange(layersOf[name],
+						op.LayerRange{From: section.First, To: section.First + section.Layers})
 				}
 			}
-			for _, o := range n.Ops {
-				if o.Kind == op.KVAppend {
-					b.out.Cache.Layers, b.out.Cache.KVHeads, b.out.Cache.HeadDim = max(b.out.Cache.Layers, s.First+s.Layers), o.KVHeads, o.HeadDim
+			for _, operator := range node.Ops {
+				if operator.Kind == op.KVAppend {
+					b.out.Cache.Layers, b.out.Cache.KVHeads,
+						b.out.Cache.HeadDim = max(b.out.Cache.Layers, section.First+section.Layers), operator.KVHeads,
+						operator.HeadDim
 				}
 			}
 		}
 	}
 	keys := make([]packKey, 0, len(b.packs))
 	used := map[string]bool{} // weights
-	for k := range b.packs {
-		keys = append(keys, k)
-		used[k.weight] = true
+	for key := range b.packs {
+		keys = append(keys, key)
+		used[key.weight] = true
 	}
 	rank := map[string]int{}
-	for i, w := range b.model.Weights {
-		rank[w.Name] = i
-		if w.Kind() == op.StoredWeight {
-			w.Layers = layersOf[w.Name]
+	for i, weight := range b.model.Weights {
+		rank[weight.Name] = i
+		if weight.Kind() == op.StoredWeight {
+			weight.Layers = layersOf[weight.Name]
 		}
-		b.out.Weights = append(b.out.Weights, w)
+		b.out.Weights = append(b.out.Weights, weight)
 	}
 	for i := range b.model.Sections {
-		s := &b.model.Sections[i]
-		for _, n := range s.Nodes {
-			class := s.Name + "." + n.Name
-			computed := []op.Weight{{Name: StepsWeight(class), ScaleOf: class, K: 2, N: n.Ops[len(n.Ops)-1].N}}
+		section := &b.model.Sections[i]
+		for _, node := range section.Nodes {
+			class := section.Name + "." + node.Name
+			computed := []op.Weight{{Name: StepsWeight(class), ScaleOf: class, K: 2, N: node.Ops[len(node.Ops)-1].N}}
 			for _, scales := range slices.Backward(scaleCounts) {
-				computed = slices.Insert(computed, 0, op.Weight{Name: ScaleWeight(class, scales), ScaleOf: class, K: 1, N: scales})
+				computed = slices.Insert(computed, 0,
+					op.Weight{Name: ScaleWeight(class, scales), ScaleOf: class, K: 1, N: scales})
 			}
-			for _, w := range computed {
-				if !used[w.Name] {
+			for _, added := range computed {
+				if !used[added.Name] {
 					continue
 				}
-				if _, again := rank[w.Name]; !again {
-					rank[w.Name] = len(b.out.Weights)
-					b.out.Weights = append(b.out.Weights, w)
+				if _, again := rank[added.Name]; !again {
+					rank[added.Name] = len(b.out.Weights)
+					b.out.Weights = append(b.out.Weights, added)
 				}
-				if w := &b.out.Weights[rank[w.Name]]; s.Layers > 0 {
-					w.Layers = appendRange(w.Layers, op.LayerRange{From: s.First, To: s.First + s.Layers})
+				if weight := &b.out.Weights[rank[added.Name]]; section.Layers > 0 {
+					weight.Layers = appendRange(weight.Layers,
+						op.LayerRange{From: section.First, To: section.First + section.Layers})
 				}
 			}
 		}
@@ -549,42 +568,44 @@ func (b *builder) finish(rows []int) error {
 		if rank[a.weight] != rank[c.weight] {
 			return rank[a.weight] < rank[c.weight]
 		}
-		for _, d := range []int{compare(a.scheme, c.scheme), compare(a.layout, c.layout), compare(a.owner, c.owner), a.k0 - c.k0, a.k1 - c.k1, a.n0 - c.n0} {
-			if d != 0 {
-				return d < 0
+		for _, difference := range []int{compare(a.scheme, c.scheme), compare(a.layout, c.layout),
+			compare(a.owner, c.owner), a.k0 - c.k0, a.k1 - c.k1, a.n0 - c.n0} {
+			if difference != 0 {
+				return difference < 0
 			}
 		}
 		return a.n1 < c.n1
 	})
-	for _, k := range keys {
-		use := b.packs[k]
-		p := planir.Pack{Weight: k.weight, Experts: b.out.Weights[rank[k.weight]].Experts, K0: k.k0, K1: k.k1, N0: use.lo, N1: use.hi, Scheme: k.scheme, Layout: k.layout}
-		p.Name = fmt.Sprintf("%s/%s.%s", k.weight, k.scheme, k.layout)
-		w := &b.out.Weights[rank[k.weight]]
-		if k.k0 != 0 || k.k1 != w.K {
-			p.Name += fmt.Sprintf(".k%d-%d", k.k0, k.k1)
+	for _, key := range keys {
+		use := b.packs[key]
+		made := planir.Pack{Weight: key.weight, Experts: b.out.Weights[rank[key.weight]].Experts, K0: key.k0,
+			K1: key.k1, N0: use.lo, N1: use.hi, Scheme: key.scheme, Layout: key.layout}
+		made.Name = fmt.Sprintf("%s/%s.%s", key.weight, key.scheme, key.layout)
+		weight := &b.out.Weights[rank[key.weight]]
+		if key.k0 != 0 || key.k1 != weight.K {
+			made.Name += fmt.Sprintf(".k%d-%d", key.k0, key.k1)
 		}
-		if k.owner != "" {
-			p.Name += fmt.Sprintf(".%s.n%d-%d", k.owner, k.n0, k.n1)
+		if key.owner != "" {
+			made.Name += fmt.Sprintf(".%s.n%d-%d", key.owner, key.n0, key.n1)
 		}
-		if k.owner != "" && b.plan.Proc(k.owner).Bakes {
-			p.Baked = true
+		if key.owner != "" && b.plan.Proc(key.owner).Bakes {
+			made.Baked = true
 		}
-		use.name = p.Name
-		bytes, err := pack.Bytes(p.Spec())
+		use.name = made.Name
+		bytes, err := pack.Bytes(made.Spec())
 		if err != nil {
 			return diag.New(diag.ClassIllegal, "lower plan: %w", err)
 		}
-		p.Bytes = bytes
-		b.out.Packs = append(b.out.Packs, p)
+		made.Bytes = bytes
+		b.out.Packs = append(b.out.Packs, made)
 	}
-	for _, f := range b.fixups {
-		use := b.packs[f.from.key]
-		*f.ref = planir.WeightRef{Pack: use.name, C0: f.from.n0 - use.lo, C1: f.from.n1 - use.lo}
+	for _, fixup := range b.fixups {
+		use := b.packs[fixup.from.key]
+		*fixup.ref = planir.WeightRef{Pack: use.name, C0: fixup.from.n0 - use.lo, C1: fixup.from.n1 - use.lo}
 	}
-	rows = slices.DeleteFunc(slices.Clone(rows), func(r int) bool { return slices.Contains(b.plan.Batches, r) })
-	for i, r := range rows {
-		lo, hi := 1, r
+	rows = slices.DeleteFunc(slices.Clone(rows), func(count int) bool { return slices.Contains(b.plan.Batches, count) })
+	for i, count := range rows {
+		lo, hi := 1, count
 		if i > 0 {
 			lo = rows[i-1] + 1
 		}
@@ -592,7 +613,8 @@ func (b *builder) finish(rows []int) error {
 			hi = b.plan.MaxContext
 		}
 		if lo <= hi {
-			b.out.Decider = append(b.out.Decider, planir.Decide{Min: lo, Max: hi, Program: ProgramName(r, r == 1)})
+			b.out.Decider = append(b.out.Decider,
+				planir.Decide{Min: lo, Max: hi, Program: ProgramName(count, count == 1)})
 		}
 	}
 	return nil
@@ -602,24 +624,24 @@ func (b *builder) finish(rows []int) error {
 func (b *builder) fold(rank map[string]int) error {
 	groups := b.model.Folds()
 	for _, name := range b.plan.Folds {
-		i := slices.IndexFunc(groups, func(f models.FoldGroup) bool { return f.Name == name })
+		i := slices.IndexFunc(groups, func(group models.FoldGroup) bool { return group.Name == name })
 		if i < 0 {
 			return diag.New(diag.ClassIllegal, "lower plan: the model has no weights that are folded as %q", name)
 		}
-		for _, p := range groups[i].Divide {
-			w := &b.out.Weights[rank[p.Weight]]
-			w.FoldCols, w.FoldSource = name, p.Source
-			if k, ok := rank[StepsWeight(b.classOf(p.Weight))]; ok { // of what the columns compute
-				b.out.Weights[k].FoldCols, b.out.Weights[k].FoldSource = name, p.Source
+		for _, part := range groups[i].Divide {
+			weight := &b.out.Weights[rank[part.Weight]]
+			weight.FoldCols, weight.FoldSource = name, part.Source
+			if at, ok := rank[StepsWeight(b.classOf(part.Weight))]; ok { // of what the columns compute
+				b.out.Weights[at].FoldCols, b.out.Weights[at].FoldSource = name, part.Source
 			}
 		}
-		for _, m := range groups[i].Multiply {
-			b.out.Weights[rank[m]].FoldRows = name
+		for _, multiplied := range groups[i].Multiply {
+			b.out.Weights[rank[multiplied]].FoldRows = name
 		}
 		for _, class := range groups[i].Readers {
 			for _, of := range Computed(class) {
-				if k, ok := rank[of]; ok {
-					b.out.Weights[k].FoldRows = name
+				if at, ok := rank[of]; ok {
+					b.out.Weights[at].FoldRows = name
 				}
 			}
 		}
@@ -630,9 +652,9 @@ func (b *builder) fold(rank map[string]int) error {
 // classOf is the node that multiplies by a weight, "" where none does.
 func (b *builder) classOf(weight string) string {
 	for i := range b.model.Sections {
-		for _, n := range b.model.Sections[i].Nodes {
-			if len(n.W) > 0 && n.W[0] == weight {
-				return b.model.Sections[i].Name + "." + n.Name
+		for _, node := range b.model.Sections[i].Nodes {
+			if len(node.W) > 0 && node.W[0] == weight {
+				return b.model.Sections[i].Name + "." + node.Name
 			}
 		}
 	}
@@ -640,12 +662,12 @@ func (b *builder) classOf(weight string) string {
 }
 
 // appendRange adds a range behind the others, which it may continue or repeat.
-func appendRange(list []op.LayerRange, r op.LayerRange) []op.LayerRange {
-	if n := len(list); n > 0 && list[n-1].To >= r.From {
-		list[n-1].To = max(list[n-1].To, r.To)
+func appendRange(list []op.LayerRange, layers op.LayerRange) []op.LayerRange {
+	if count := len(list); count > 0 && list[count-1].To >= layers.From {
+		list[count-1].To = max(list[count-1].To, layers.To)
 		return list
 	}
-	return append(list, r)
+	return append(list, layers)
 }
 
 func compare(a, b string) int {

@@ -12,15 +12,15 @@ import "github.com/hetc/hetc/planir"
 // RATIONALE: Why are there two analyses of flags?
 func synchronise(tasks []*task, repeated bool) int {
 	lane := map[string]int{}
-	for _, t := range tasks {
-		if _, ok := lane[t.proc]; !ok {
-			lane[t.proc] = len(lane)
+	for _, task := range tasks {
+		if _, ok := lane[task.proc]; !ok {
+			lane[task.proc] = len(lane)
 		}
 	}
 	if len(lane) == 1 {
 		return 0
 	}
-	n := len(tasks)
+	count := len(tasks)
 	// known[l][m]: last task of lane m that lane l knows to be finished, as its index, shifted by -n
 	// for the iteration before; afterwards done[i] is what is known once task i is finished.
 	const nothing = -1 << 30
@@ -31,25 +31,25 @@ func synchronise(tasks []*task, repeated bool) int {
 			known[l][m] = nothing
 		}
 	}
-	done := make([][]int, n)
+	done := make([][]int, count)
 	needed := map[int]bool{}
-	waits := make([][]planir.Wait, n)
-	for j, t := range tasks {
-		me := lane[t.proc]
+	waits := make([][]planir.Wait, count)
+	for j, task := range tasks {
+		me := lane[task.proc]
 		latest := make([]int, len(lane)) // per lane, the latest task to wait for
 		for m := range latest {
 			latest[m] = nothing
 		}
 		for i := 0; i < j; i++ {
-			if m := lane[tasks[i].proc]; m != me && conflict(tasks[i], t) {
+			if m := lane[tasks[i].proc]; m != me && conflict(tasks[i], task) {
 				latest[m] = i
 			}
 		}
 		if repeated {
-			for i := 0; i < n; i++ {
+			for i := 0; i < count; i++ {
 				// Only tasks after j in the order matter: an earlier one conflicts in this iteration too.
-				if m := lane[tasks[i].proc]; i > j && m != me && latest[m] < 0 && conflict(tasks[i], t) {
-					latest[m] = i - n
+				if m := lane[tasks[i].proc]; i > j && m != me && latest[m] < 0 && conflict(tasks[i], task) {
+					latest[m] = i - count
 				}
 			}
 		}
@@ -69,20 +69,20 @@ func synchronise(tasks []*task, repeated bool) int {
 			}
 			index := i
 			if i < 0 {
-				index += n
+				index += count
 			}
 			needed[index] = true
 			waits[j] = append(waits[j], planir.Wait{Flag: index, Back: i < 0})
 		}
-		for _, w := range waits[j] {
-			m := lane[tasks[w.Flag].proc]
-			if w.Back {
-				known[me][m] = max(known[me][m], w.Flag-n)
+		for _, wait := range waits[j] {
+			m := lane[tasks[wait.Flag].proc]
+			if wait.Back {
+				known[me][m] = max(known[me][m], wait.Flag-count)
 				continue
 			}
-			known[me][m] = max(known[me][m], w.Flag)
-			for k, v := range done[w.Flag] {
-				known[me][k] = max(known[me][k], v)
+			known[me][m] = max(known[me][m], wait.Flag)
+			for other, latestThere := range done[wait.Flag] {
+				known[me][other] = max(known[me][other], latestThere)
 			}
 		}
 		known[me][me] = j
@@ -90,16 +90,16 @@ func synchronise(tasks []*task, repeated bool) int {
 	}
 	// Flags are numbered in the order of the tasks that set them.
 	number := map[int]int{}
-	for i, t := range tasks {
+	for i, task := range tasks {
 		if needed[i] {
-			f := len(number)
-			number[i] = f
-			t.step.Set = &f
+			flag := len(number)
+			number[i] = flag
+			task.step.Set = &flag
 		}
 	}
-	for j, t := range tasks {
-		for _, w := range waits[j] {
-			t.step.Wait = append(t.step.Wait, planir.Wait{Flag: number[w.Flag], Back: w.Back})
+	for j, task := range tasks {
+		for _, wait := range waits[j] {
+			task.step.Wait = append(task.step.Wait, planir.Wait{Flag: number[wait.Flag], Back: wait.Back})
 		}
 	}
 	return len(number)

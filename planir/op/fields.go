@@ -25,17 +25,17 @@ type field struct {
 }
 
 // fieldOf describes a field; want judges its values, nil: all make sense.
-func fieldOf[T comparable](at func(o *Op) *T, want func(value T) string) field {
-	f := field{
-		isSet: func(o *Op) bool { var zero T; return *at(o) != zero },
+func fieldOf[T comparable](at func(operator *Op) *T, want func(value T) string) field {
+	made := field{
+		isSet: func(operator *Op) bool { var zero T; return *at(operator) != zero },
 		copy:  func(to, from *Op) { *at(to) = *at(from) },
-		value: func(o *Op) any { return *at(o) },
+		value: func(operator *Op) any { return *at(operator) },
 		want:  func(*Op) string { return "" },
 	}
 	if want != nil {
-		f.want = func(o *Op) string { return want(*at(o)) }
+		made.want = func(operator *Op) string { return want(*at(operator)) }
 	}
-	return f
+	return made
 }
 
 // fields are those of Op by their names in JSON. A dimension that a kind needs is at least 1, which want does not say.
@@ -107,8 +107,8 @@ func oneOf[T ~string](values ...T) func(T) string {
 			return ""
 		}
 		names := make([]string, len(values))
-		for i, v := range values {
-			names[i] = string(v)
+		for i, value := range values {
+			names[i] = string(value)
 		}
 		return "one of " + strings.Join(names, ", ")
 	}
@@ -126,119 +126,121 @@ func (o Op) bad(field string, value any, want string) error {
 // Validate reports the first field that makes no sense for the kind, or that the kind does not use: one operator has
 // one description.
 func (o Op) Validate() error {
-	r := rowOf[o.Kind]
-	if r == nil {
+	kind := rowOf[o.Kind]
+	if kind == nil {
 		return fmt.Errorf("unknown operator %q", o.Kind)
 	}
 	if o.M < 1 || o.M > maxDim {
 		return o.bad("m", o.M, fmt.Sprintf("1..%d", maxDim))
 	}
 	for _, name := range fieldNames {
-		f := fields[name]
+		checked := fields[name]
 		switch {
-		case !r.has(name):
-			if f.isSet(&o) {
+		case !kind.has(name):
+			if checked.isSet(&o) {
 				return fmt.Errorf("operator %q: %s is set, and means nothing to it", o.Kind, name)
 			}
-		case f.want(&o) != "":
-			return o.bad(name, f.value(&o), f.want(&o))
-		case !f.isSet(&o) && slices.Contains(r.needs, name):
-			return o.bad(name, f.value(&o), "at least 1")
+		case checked.want(&o) != "":
+			return o.bad(name, checked.value(&o), checked.want(&o))
+		case !checked.isSet(&o) && slices.Contains(kind.needs, name):
+			return o.bad(name, checked.value(&o), "at least 1")
 		}
 	}
 	if cells(o.M, max(1, o.Fan)) > maxDim {
 		return o.bad("fan", o.Fan, fmt.Sprintf("at most %d rows", maxDim))
 	}
-	if r.check == nil {
+	if kind.check == nil {
 		return nil
 	}
-	return r.check(o)
+	return kind.check(o)
 }
 
-func checkEmbed(o Op) error {
+func checkEmbed(operator Op) error {
 	switch {
-	case o.Scheme != "" && o.Scheme != I32Q8C:
-		return o.bad("scheme", o.Scheme, fmt.Sprintf("%s, or none", I32Q8C))
-	case o.Scheme != "" && o.Table != "":
-		return o.bad("table", o.Table, "none beside a scheme")
-	case o.Scheme == "" && o.Table.Bytes() == 0:
-		return fmt.Errorf("operator %q: unknown table type %q", o.Kind, o.Table)
+	case operator.Scheme != "" && operator.Scheme != I32Q8C:
+		return operator.bad("scheme", operator.Scheme, fmt.Sprintf("%s, or none", I32Q8C))
+	case operator.Scheme != "" && operator.Table != "":
+		return operator.bad("table", operator.Table, "none beside a scheme")
+	case operator.Scheme == "" && operator.Table.Bytes() == 0:
+		return fmt.Errorf("operator %q: unknown table type %q", operator.Kind, operator.Table)
 	}
 	return nil
 }
 
-func checkMatMul(o Op) error {
-	if _, err := ParseScheme(string(o.Scheme)); err != nil {
-		return fmt.Errorf("operator %q: %w", o.Kind, err)
+func checkMatMul(operator Op) error {
+	if _, err := ParseScheme(string(operator.Scheme)); err != nil {
+		return fmt.Errorf("operator %q: %w", operator.Kind, err)
 	}
-	if err := o.Form.check(o.M); err != nil {
-		return fmt.Errorf("operator %q: %w", o.Kind, err)
-	}
-	return nil
-}
-
-func checkExpertMatMul(o Op) error {
-	if _, err := ParseScheme(string(o.Scheme)); err != nil {
-		return fmt.Errorf("operator %q: %w", o.Kind, err)
-	}
-	if !o.Scheme.Experts() {
-		return fmt.Errorf("operator %q: scheme %q is one of products by a single matrix, experts take one of %s", o.Kind, o.Scheme, expertSchemes())
+	if err := operator.Form.check(operator.M); err != nil {
+		return fmt.Errorf("operator %q: %w", operator.Kind, err)
 	}
 	return nil
 }
 
-func checkQuantRows(o Op) error {
-	if o.Scales > 0 && !o.Static {
-		return fmt.Errorf("operator %q: scales is set, and means nothing without static", o.Kind)
+func checkExpertMatMul(operator Op) error {
+	if _, err := ParseScheme(string(operator.Scheme)); err != nil {
+		return fmt.Errorf("operator %q: %w", operator.Kind, err)
+	}
+	if !operator.Scheme.Experts() {
+		return fmt.Errorf("operator %q: scheme %q is one of products by a single matrix, experts take one of %s",
+			operator.Kind, operator.Scheme, expertSchemes())
 	}
 	return nil
 }
 
-func checkRoute(o Op) error {
+func checkQuantRows(operator Op) error {
+	if operator.Scales > 0 && !operator.Static {
+		return fmt.Errorf("operator %q: scales is set, and means nothing without static", operator.Kind)
+	}
+	return nil
+}
+
+func checkRoute(operator Op) error {
 	switch {
-	case o.Fan > o.Experts:
-		return o.bad("experts", o.Experts, fmt.Sprintf("fan %d..%d", o.Fan, maxExperts))
-	case o.Router == RouteSparseMixer && o.Fan > 2:
-		return o.bad("fan", o.Fan, "1 or 2 for sparsemixer")
-	case o.Router != RouteSparseMixer && o.Jitter != 0:
-		return fmt.Errorf("operator %q: jitter is set, and means nothing to router %q", o.Kind, o.Router)
+	case operator.Fan > operator.Experts:
+		return operator.bad("experts", operator.Experts, fmt.Sprintf("fan %d..%d", operator.Fan, maxExperts))
+	case operator.Router == RouteSparseMixer && operator.Fan > 2:
+		return operator.bad("fan", operator.Fan, "1 or 2 for sparsemixer")
+	case operator.Router != RouteSparseMixer && operator.Jitter != 0:
+		return fmt.Errorf("operator %q: jitter is set, and means nothing to router %q", operator.Kind, operator.Router)
 	}
 	return nil
 }
 
-func checkCap(o Op) error {
+func checkCap(operator Op) error {
 	const least = 1e-6
-	if o.Cap < least {
-		return o.bad("cap", o.Cap, fmt.Sprintf("%v..%v", least, maxFactor))
+	if operator.Cap < least {
+		return operator.bad("cap", operator.Cap, fmt.Sprintf("%v..%v", least, maxFactor))
 	}
 	return nil
 }
 
-func checkGLU(o Op) error {
-	if o.N%o.Interleave != 0 {
-		return o.bad("n", o.N, fmt.Sprintf("a multiple of interleave %d", o.Interleave))
+func checkGLU(operator Op) error {
+	if operator.N%operator.Interleave != 0 {
+		return operator.bad("n", operator.N, fmt.Sprintf("a multiple of interleave %d", operator.Interleave))
 	}
 	return nil
 }
 
-func checkHeads(o Op) error {
-	if o.Heads%o.KVHeads != 0 {
-		return o.bad("heads", o.Heads, fmt.Sprintf("a multiple of kv_heads %d", o.KVHeads))
+func checkHeads(operator Op) error {
+	if operator.Heads%operator.KVHeads != 0 {
+		return operator.bad("heads", operator.Heads, fmt.Sprintf("a multiple of kv_heads %d", operator.KVHeads))
 	}
 	return nil
 }
 
-func checkRope(o Op) error {
-	if err := checkHeads(o); err != nil {
+func checkRope(operator Op) error {
+	if err := checkHeads(operator); err != nil {
 		return err
 	}
-	switch rotated := o.Rotary(); {
-	case rotated%2 != 0 || rotated > o.HeadDim:
-		return o.bad("rotary_dim", rotated, fmt.Sprintf("an even number up to head_dim %d", o.HeadDim))
-	case o.NTK != 0 && (o.LongFrom == 0 || rotated < 4):
-		return o.bad("ntk", o.NTK, "0 without long_from, or for fewer than 4 rotated elements")
-	case o.LongAmplitude != 0 && (o.LongFrom == 0 || o.NTK != 0):
-		return fmt.Errorf("operator %q: long_amplitude is set, and means nothing without long_from or with ntk", o.Kind)
+	switch rotated := operator.Rotary(); {
+	case rotated%2 != 0 || rotated > operator.HeadDim:
+		return operator.bad("rotary_dim", rotated, fmt.Sprintf("an even number up to head_dim %d", operator.HeadDim))
+	case operator.NTK != 0 && (operator.LongFrom == 0 || rotated < 4):
+		return operator.bad("ntk", operator.NTK, "0 without long_from, or for fewer than 4 rotated elements")
+	case operator.LongAmplitude != 0 && (operator.LongFrom == 0 || operator.NTK != 0):
+		return fmt.Errorf("operator %q: long_amplitude is set, and means nothing without long_from or with ntk",
+			operator.Kind)
 	}
 	return nil
 }

@@ -42,36 +42,37 @@ func (f Form) Class() Form {
 
 // Image is the width and height of a convolution's image; ok is false for other forms and unless both are numbers
 // of at least 1 in their shortest writing.
-func (f Form) Image() (w, h int, ok bool) {
+func (f Form) Image() (width, height int, ok bool) {
 	size, conv := strings.CutPrefix(string(f), string(Conv)+" ")
-	a, b, two := strings.Cut(size, "x")
+	first, second, two := strings.Cut(size, "x")
 	if !conv || !two {
 		return 0, 0, false
 	}
-	w, err := strconv.Atoi(a)
-	h, err2 := strconv.Atoi(b)
-	if err != nil || err2 != nil || w < 1 || h < 1 || w > maxDim || h > maxDim || ConvForm(w, h) != f {
+	width, err := strconv.Atoi(first)
+	height, err2 := strconv.Atoi(second)
+	if err != nil || err2 != nil || width < 1 || height < 1 || width > maxDim || height > maxDim ||
+		ConvForm(width, height) != f {
 		return 0, 0, false
 	}
-	return w, h, true
+	return width, height, true
 }
 
-// FormsOf lists the forms of a product of m rows in the given classes: of Conv every factorisation of m into width and
+// FormsOf lists the forms of a product of so many rows in the given classes: of Conv every factorisation of these into width and
 // height (llm.npu sec. 4), none of a single row. The order is that of FormClasses, widths ascending.
-func FormsOf(m int, classes []Form) []Form {
+func FormsOf(rows int, classes []Form) []Form {
 	var out []Form
 	for _, class := range FormClasses {
 		switch {
 		case !slices.Contains(classes, class):
 		case class != Conv:
 			out = append(out, class)
-		case m > 1:
+		case rows > 1:
 			var wide []Form
-			for h := 1; h*h <= m; h++ { // the longer side first: its list is descending
-				if m%h == 0 {
-					out = append(out, ConvForm(h, m/h))
-					if h*h < m {
-						wide = append(wide, ConvForm(m/h, h))
+			for height := 1; height*height <= rows; height++ { // the longer side first: its list is descending
+				if rows%height == 0 {
+					out = append(out, ConvForm(height, rows/height))
+					if height*height < rows {
+						wide = append(wide, ConvForm(rows/height, height))
 					}
 				}
 			}
@@ -82,29 +83,30 @@ func FormsOf(m int, classes []Form) []Form {
 	return out
 }
 
-// Squarest is the factorisation of m into width and height whose sides differ least, the wider first.
-func Squarest(m int) Form {
-	h := 1
-	for d := 2; d*d <= m; d++ {
-		if m%d == 0 {
-			h = d
+// Squarest is the factorisation of rows into width and height whose sides differ least, the wider first.
+func Squarest(rows int) Form {
+	height := 1
+	for divisor := 2; divisor*divisor <= rows; divisor++ {
+		if rows%divisor == 0 {
+			height = divisor
 		}
 	}
-	return ConvForm(m/h, h)
+	return ConvForm(rows/height, height)
 }
 
 // check reports a form that is none, or whose image has another number of pixels than the product rows.
-func (f Form) check(m int) error {
+func (f Form) check(rows int) error {
 	switch {
 	case f == "" || f == Swapped || f == BatchMatMul:
 		return nil
 	case f.Class() == Conv:
-		w, h, ok := f.Image()
+		width, height, ok := f.Image()
 		if !ok {
 			return fmt.Errorf("form %q, want a convolution as %q", string(f), ConvForm(16, 8))
 		}
-		if w*h != m {
-			return fmt.Errorf("form %q: an image of %d pixels, want the product's %d rows", string(f), w*h, m)
+		if width*height != rows {
+			return fmt.Errorf("form %q: an image of %d pixels, want the product's %d rows", string(f), width*height,
+				rows)
 		}
 		return nil
 	}

@@ -11,9 +11,9 @@ type Value struct {
 	Cols int    `json:"cols" yaml:"cols"`
 }
 
-// WeightSpec says what a packed weight holds: a [K,N] matrix (or a [1,N] vector) quantised as Scheme
-// ("w32", "w16", "q8c", "q4c", "q4b32", "q4b128"; "f32"/"bf16"/"f16" for plain rows), laid out as Layout (see planir/pack).
-// Experts > 0 means as many of them, one behind the other.
+// WeightSpec says what a packed weight holds: a [K,N] matrix (or a [1,N] vector) quantised as Scheme ("w32", "w16",
+// "q8c", "q4c", "q4b32", "q4b128"; "f32"/"bf16"/"f16" for plain rows), laid out as Layout (see planir/pack). Experts >
+// 0 means as many of them, one behind the other.
 type WeightSpec struct {
 	Name    string `json:"name" yaml:"name"`
 	Experts int    `json:"experts,omitempty" yaml:"experts,omitempty"`
@@ -61,8 +61,8 @@ type Signature struct {
 
 // Sig returns the operand signature of o, as its kind has it (docs/operators.md lists them).
 func (o Op) Sig() Signature {
-	if r := rowOf[o.Kind]; r != nil {
-		return r.sig(o)
+	if kind := rowOf[o.Kind]; kind != nil {
+		return kind.sig(o)
 	}
 	return Signature{}
 }
@@ -73,45 +73,49 @@ func floats(role string, rows, cols int) Value {
 }
 
 // elementwise is the signature of x -> y, both [M*Fan,N], with weights in the given roles.
-func elementwise(weights ...string) func(o Op) Signature {
-	return func(o Op) Signature {
-		return Signature{In: []Value{floats("x", o.Rows(), o.N)}, W: weights, Out: []Value{floats("y", o.Rows(), o.N)}}
+func elementwise(weights ...string) func(operator Op) Signature {
+	return func(operator Op) Signature {
+		return Signature{In: []Value{floats("x", operator.Rows(), operator.N)}, W: weights,
+			Out: []Value{floats("y", operator.Rows(), operator.N)}}
 	}
 }
 
 // fusedQKV is a row of query, key and value heads for each token.
-func fusedQKV(o Op) Value { return floats("qkv", o.M, QKVColumns(o.Heads, o.KVHeads, o.HeadDim)) }
+func fusedQKV(operator Op) Value {
+	return floats("qkv", operator.M, QKVColumns(operator.Heads, operator.KVHeads, operator.HeadDim))
+}
 
 // inPlaceQKV is the signature of what changes fused QKV rows in place.
-func inPlaceQKV(weights ...string) func(o Op) Signature {
-	return func(o Op) Signature {
-		return Signature{In: []Value{fusedQKV(o)}, W: weights, Out: []Value{fusedQKV(o)}}
+func inPlaceQKV(weights ...string) func(operator Op) Signature {
+	return func(operator Op) Signature {
+		return Signature{In: []Value{fusedQKV(operator)}, W: weights, Out: []Value{fusedQKV(operator)}}
 	}
 }
 
 // activations are what enters a product: f32 rows of K, or u8 rows with their scales.
-func activations(o Op, rows int) []Value {
-	if o.Scheme.QuantisedRows() {
-		return []Value{{"x", U8, rows, o.K}, floats("scale", rows, 1)}
+func activations(operator Op, rows int) []Value {
+	if operator.Scheme.QuantisedRows() {
+		return []Value{{"x", U8, rows, operator.K}, floats("scale", rows, 1)}
 	}
-	return []Value{floats("x", rows, o.K)}
+	return []Value{floats("x", rows, operator.K)}
 }
 
-func matMulOperands(o Op) Signature {
-	s := Signature{In: activations(o, o.M), W: []string{"weight"}, Out: []Value{floats("y", o.M, o.N)}}
-	if o.Bias {
-		s.W = append(s.W, "bias")
+func matMulOperands(operator Op) Signature {
+	signature := Signature{In: activations(operator, operator.M), W: []string{"weight"},
+		Out: []Value{floats("y", operator.M, operator.N)}}
+	if operator.Bias {
+		signature.W = append(signature.W, "bias")
 	}
-	if o.Scheme.Grid() {
-		s.W = append(s.W, "steps")
+	if operator.Scheme.Grid() {
+		signature.W = append(signature.W, "steps")
 	}
-	return s
+	return signature
 }
 
 // State reports whether any node uses the KV cache.
 func (g *Graph) State() bool {
-	for _, n := range g.Nodes {
-		if n.Op.Sig().State {
+	for _, node := range g.Nodes {
+		if node.Op.Sig().State {
 			return true
 		}
 	}
@@ -120,11 +124,11 @@ func (g *Graph) State() bool {
 
 // Rows is the largest M (tokens) of the graph's nodes.
 func (g *Graph) Rows() int {
-	m := 0
-	for _, n := range g.Nodes {
-		m = max(m, n.Op.M)
+	most := 0
+	for _, node := range g.Nodes {
+		most = max(most, node.Op.M)
 	}
-	return m
+	return most
 }
 
 // Validate checks that every node is valid, that its operands exist with the shapes and types of
@@ -137,18 +141,20 @@ func (g *Graph) Validate() error {
 	written := map[string]bool{}
 	used := map[string]bool{}
 	declare := func(vs []Value, in bool) error {
-		for _, v := range vs {
-			if v.Type.Bytes() == 0 || v.Rows < 1 || v.Cols < 1 || v.Rows > maxDim || v.Cols > maxDim {
-				return fmt.Errorf("value %q: bad type or shape %s [%d,%d]", v.Name, v.Type, v.Rows, v.Cols)
+		for _, value := range vs {
+			if value.Type.Bytes() == 0 || value.Rows < 1 || value.Cols < 1 || value.Rows > maxDim ||
+				value.Cols > maxDim {
+				return fmt.Errorf("value %q: bad type or shape %s [%d,%d]", value.Name, value.Type, value.Rows,
+					value.Cols)
 			}
-			if old, dup := values[v.Name]; dup && (old != v || !in) {
-				if old != v {
-					return fmt.Errorf("value %q declared twice", v.Name)
+			if old, dup := values[value.Name]; dup && (old != value || !in) {
+				if old != value {
+					return fmt.Errorf("value %q declared twice", value.Name)
 				}
 			}
-			values[v.Name] = v
+			values[value.Name] = value
 			if in {
-				written[v.Name] = true
+				written[value.Name] = true
 			}
 		}
 		return nil
@@ -163,37 +169,38 @@ func (g *Graph) Validate() error {
 		return err
 	}
 	weights := map[string]WeightSpec{}
-	for _, w := range g.Weights {
-		if _, dup := weights[w.Name]; dup {
-			return fmt.Errorf("weight %q declared twice", w.Name)
+	for _, weight := range g.Weights {
+		if _, dup := weights[weight.Name]; dup {
+			return fmt.Errorf("weight %q declared twice", weight.Name)
 		}
-		weights[w.Name] = w
+		weights[weight.Name] = weight
 	}
-	for i, n := range g.Nodes {
+	for i, node := range g.Nodes {
 		at := func(format string, args ...any) error {
-			return fmt.Errorf("node %d (%s): %s", i, n.Op.Kind, fmt.Sprintf(format, args...))
+			return fmt.Errorf("node %d (%s): %s", i, node.Op.Kind, fmt.Sprintf(format, args...))
 		}
-		if err := n.Op.Validate(); err != nil {
+		if err := node.Op.Validate(); err != nil {
 			return at("%v", err)
 		}
-		sig := n.Op.Sig()
-		if len(n.In) != len(sig.In) || len(n.W) != len(sig.W) || len(n.Out) != len(sig.Out) {
+		sig := node.Op.Sig()
+		if len(node.In) != len(sig.In) || len(node.W) != len(sig.W) || len(node.Out) != len(sig.Out) {
 			return at("got %d inputs, %d weights, %d outputs, want %d, %d, %d",
-				len(n.In), len(n.W), len(n.Out), len(sig.In), len(sig.W), len(sig.Out))
+				len(node.In), len(node.W), len(node.Out), len(sig.In), len(sig.W), len(sig.Out))
 		}
 		match := func(name string, want Value) error {
-			v, ok := values[name]
+			value, ok := values[name]
 			if !ok {
 				return at("unknown value %q", name)
 			}
-			if v.Type != want.Type || v.Rows != want.Rows || v.Cols != want.Cols {
-				if n.Op.Kind != Copy || v.Rows != want.Rows || v.Cols != want.Cols {
-					return at("operand %s is %q %s [%d,%d], want %s [%d,%d]", want.Name, name, v.Type, v.Rows, v.Cols, want.Type, want.Rows, want.Cols)
+			if value.Type != want.Type || value.Rows != want.Rows || value.Cols != want.Cols {
+				if node.Op.Kind != Copy || value.Rows != want.Rows || value.Cols != want.Cols {
+					return at("operand %s is %q %s [%d,%d], want %s [%d,%d]", want.Name, name, value.Type, value.Rows,
+						value.Cols, want.Type, want.Rows, want.Cols)
 				}
 			}
 			return nil
 		}
-		for j, name := range n.In {
+		for j, name := range node.In {
 			if err := match(name, sig.In[j]); err != nil {
 				return err
 			}
@@ -202,32 +209,32 @@ func (g *Graph) Validate() error {
 			}
 			used[name] = true
 		}
-		for _, name := range n.W {
+		for _, name := range node.W {
 			if _, ok := weights[name]; !ok {
 				return at("unknown weight %q", name)
 			}
 			used["w:"+name] = true
 		}
-		for j, name := range n.Out {
+		for j, name := range node.Out {
 			if err := match(name, sig.Out[j]); err != nil {
 				return err
 			}
 			written[name] = true
 		}
 	}
-	for _, v := range g.Inputs {
-		if !used[v.Name] {
-			return fmt.Errorf("input %q is never read", v.Name)
+	for _, value := range g.Inputs {
+		if !used[value.Name] {
+			return fmt.Errorf("input %q is never read", value.Name)
 		}
 	}
-	for _, v := range g.Outputs {
-		if !written[v.Name] {
-			return fmt.Errorf("output %q is never written", v.Name)
+	for _, value := range g.Outputs {
+		if !written[value.Name] {
+			return fmt.Errorf("output %q is never written", value.Name)
 		}
 	}
-	for _, w := range g.Weights {
-		if !used["w:"+w.Name] {
-			return fmt.Errorf("weight %q is never used", w.Name)
+	for _, weight := range g.Weights {
+		if !used["w:"+weight.Name] {
+			return fmt.Errorf("weight %q is never used", weight.Name)
 		}
 	}
 	return nil
@@ -235,22 +242,22 @@ func (g *Graph) Validate() error {
 
 // Single returns the graph of one operator whose values are named after their roles, with its weight
 // in the given layout (ignored where the operator has none). Profiling requests are such graphs.
-func Single(o Op, layout string) Graph {
-	sig := o.Sig()
-	g := Graph{Inputs: sig.In, Outputs: sig.Out}
-	n := Node{Op: o}
-	for _, v := range sig.In {
-		n.In = append(n.In, v.Name)
+func Single(operator Op, layout string) Graph {
+	sig := operator.Sig()
+	graph := Graph{Inputs: sig.In, Outputs: sig.Out}
+	node := Node{Op: operator}
+	for _, value := range sig.In {
+		node.In = append(node.In, value.Name)
 	}
-	for _, v := range sig.Out {
-		n.Out = append(n.Out, v.Name)
+	for _, value := range sig.Out {
+		node.Out = append(node.Out, value.Name)
 	}
-	for _, w := range sig.W {
-		g.Weights = append(g.Weights, o.WeightSpec(w, layout))
-		n.W = append(n.W, w)
+	for _, role := range sig.W {
+		graph.Weights = append(graph.Weights, operator.WeightSpec(role, layout))
+		node.W = append(node.W, role)
 	}
-	g.Nodes = []Node{n}
-	return g
+	graph.Nodes = []Node{node}
+	return graph
 }
 
 // WeightSpec describes the weight operand of o in a role ("weight", "gain", see Sig); layout applies to the
@@ -264,26 +271,26 @@ func (o Op) WeightSpec(role, layout string) WeightSpec {
 	case role == "table":
 		return WeightSpec{Name: role, K: o.K, N: o.N, Scheme: string(o.Table), Layout: RowsLayout}
 	}
-	r := rowOf[o.Kind]
-	if r == nil || r.shape == nil {
+	kind := rowOf[o.Kind]
+	if kind == nil || kind.shape == nil {
 		return WeightSpec{}
 	}
-	k, n := r.shape(o, role)
+	k, n := kind.shape(o, role)
 	return WeightSpec{Name: role, K: k, N: n, Scheme: string(F32), Layout: RowsLayout}
 }
 
 // gains are a factor or summand for each column.
-func gains(o Op, _ string) (k, n int) { return 1, o.N }
+func gains(operator Op, _ string) (k, n int) { return 1, operator.N }
 
 // headGains are a factor for each element of a head, or of all heads together.
-func headGains(o Op, role string) (k, n int) {
+func headGains(operator Op, role string) (k, n int) {
 	switch {
-	case !o.Joint:
-		return 1, o.HeadDim
+	case !operator.Joint:
+		return 1, operator.HeadDim
 	case role == "qgain":
-		return 1, o.Heads * o.HeadDim
+		return 1, operator.Heads * operator.HeadDim
 	}
-	return 1, o.KVHeads * o.HeadDim
+	return 1, operator.KVHeads * operator.HeadDim
 }
 
 // Layouts of packed weights.

@@ -80,10 +80,12 @@ var table = []row{
 		kind: Embed, does: "Looks rows up: ids i32 [M,1], table [V=K,N] -> f32 [M,N]. With a scheme the table is the packed weight [N,V] of a tied head, whose columns are the rows.",
 		needs: []string{"k", "n"}, takes: []string{"scheme", "table", "scale"}, check: checkEmbed,
 		sig: func(o Op) Signature {
-			return Signature{In: []Value{{"ids", I32, o.M, 1}}, W: []string{"table"}, Out: []Value{floats("y", o.M, o.N)}}
+			return Signature{In: []Value{{"ids", I32, o.M, 1}}, W: []string{"table"},
+				Out: []Value{floats("y", o.M, o.N)}}
 		},
 		bytes: func(o Op) int64 {
-			if o.Scheme != "" { // four values of a column, then those of the tile's other columns: a line of 64 bytes for each four
+			// four values of a column, then those of the tile's other columns: a line of 64 bytes for each four
+			if o.Scheme != "" {
 				return cells(o.M, o.N) * (64/4 + 4)
 			}
 			return cells(o.M, o.N) * int64(o.Table.Bytes()+4)
@@ -117,7 +119,8 @@ var table = []row{
 			"the weight f32 [1,1], and what exceeds 127 times it saturates. With several scales the weight is f32 [1,scales], and a row has the one that StaticScale names.",
 		needs: []string{"n"}, takes: []string{"fan", "static", "scales"}, check: checkQuantRows,
 		sig: func(o Op) Signature {
-			s := Signature{In: []Value{floats("x", o.Rows(), o.N)}, Out: []Value{{"y", U8, o.Rows(), o.N}, floats("scale", o.Rows(), 1)}}
+			s := Signature{In: []Value{floats("x", o.Rows(), o.N)},
+				Out: []Value{{"y", U8, o.Rows(), o.N}, floats("scale", o.Rows(), 1)}}
 			if o.Static {
 				s.W = []string{"scale"}
 			}
@@ -152,9 +155,11 @@ var table = []row{
 			return Signature{In: in, W: []string{"weight"}, Out: []Value{floats("y", o.Rows(), o.N)}}
 		},
 		flops: productFlops,
-		bytes: func(o Op) int64 { return productBytes(o, o.inputRows(), min(o.Rows(), o.Experts)) }, // of at most M*Fan experts
+		// of at most M*Fan experts
+		bytes: func(o Op) int64 { return productBytes(o, o.inputRows(), min(o.Rows(), o.Experts)) },
 		key: func(o Op) string {
-			return fmt.Sprintf("expert_matmul[%d,%d]x[%d,%d,%d] %s fan=%d", o.M, o.K, o.Experts, o.K, o.N, o.Scheme, o.Fan) + when(o.Spread, " spread")
+			return fmt.Sprintf("expert_matmul[%d,%d]x[%d,%d,%d] %s fan=%d", o.M, o.K, o.Experts, o.K, o.N, o.Scheme,
+				o.Fan) + when(o.Spread, " spread")
 		},
 		scaling: byProduct("scheme", "experts", "fan", "spread"), columns: []int{0},
 	},
@@ -162,7 +167,8 @@ var table = []row{
 		kind: Route, does: "Chooses experts by the rule router: logits f32 [M,Experts] -> ids i32 [M,Fan], weights f32 [M,Fan].",
 		needs: []string{"experts", "fan"}, takes: []string{"router", "jitter"}, check: checkRoute,
 		sig: func(o Op) Signature {
-			return Signature{In: []Value{floats("logits", o.M, o.Experts)}, Out: []Value{{"ids", I32, o.M, o.Fan}, floats("weights", o.M, o.Fan)}}
+			return Signature{In: []Value{floats("logits", o.M, o.Experts)},
+				Out: []Value{{"ids", I32, o.M, o.Fan}, floats("weights", o.M, o.Fan)}}
 		},
 		flops: func(o Op) int64 { return cells(o.M, o.Experts) * int64(3+o.Fan) },
 		bytes: func(o Op) int64 { return int64(o.M) * int64(4*o.Experts+8*o.Fan) },
@@ -177,7 +183,8 @@ var table = []row{
 		kind: Combine, does: "Sums what a token's experts computed: f32 [M*Fan,N], weights f32 [M,Fan] -> f32 [M,N].",
 		needs: []string{"n", "fan"},
 		sig: func(o Op) Signature {
-			return Signature{In: []Value{floats("x", o.Rows(), o.N), floats("weights", o.M, o.Fan)}, Out: []Value{floats("y", o.M, o.N)}}
+			return Signature{In: []Value{floats("x", o.Rows(), o.N), floats("weights", o.M, o.Fan)},
+				Out: []Value{floats("y", o.M, o.N)}}
 		},
 		flops: perElement(2), bytes: func(o Op) int64 { return 4*cells(o.Rows(), o.N) + 4*cells(o.M, o.N) },
 		key: func(o Op) string { return fmt.Sprintf("combine[%d,%d] fan=%d", o.M, o.N, o.Fan) },
@@ -196,14 +203,16 @@ var table = []row{
 		flops: func(o Op) int64 { return 4 * cells(o.M, o.Heads+o.KVHeads) * int64(o.HeadDim) },
 		bytes: func(o Op) int64 { return 8 * cells(o.M, o.Heads+o.KVHeads) * int64(o.HeadDim) },
 		key: func(o Op) string {
-			return fmt.Sprintf("qk_norm[%d] heads=%d/%d dim=%d", o.M, o.Heads, o.KVHeads, o.HeadDim) + when(o.Joint, " joint")
+			return fmt.Sprintf("qk_norm[%d] heads=%d/%d dim=%d", o.M, o.Heads, o.KVHeads, o.HeadDim) +
+				when(o.Joint, " joint")
 		},
 		scaling: byHeads("joint"),
 	},
 	{
 		kind: Rope, does: "Rotates the query and key heads of a fused QKV row in place: f32 [M,(Heads+2*KVHeads)*HeadDim]. The first RotaryDim elements of a head are rotated, in two halves. " +
 			"The frequencies [2,RotaryDim/2] or [1,RotaryDim/2] depend on the length of the sequence, see Op.LongFrom.",
-		needs: []string{"heads", "kv_heads", "head_dim"}, takes: []string{"batch", "rotary_dim", "amplitude", "long_from", "long_amplitude", "ntk"}, check: checkRope,
+		needs: []string{"heads", "kv_heads", "head_dim"},
+		takes: []string{"batch", "rotary_dim", "amplitude", "long_from", "long_amplitude", "ntk"}, check: checkRope,
 		sig: inPlaceQKV("invfreq"),
 		shape: func(o Op, _ string) (int, int) {
 			if o.LongFrom > 0 && o.NTK == 0 {
@@ -214,7 +223,8 @@ var table = []row{
 		flops: func(o Op) int64 { return 3 * cells(o.M, o.Heads+o.KVHeads) * int64(o.Rotary()) },
 		bytes: func(o Op) int64 { return 8 * cells(o.M, o.Heads+o.KVHeads) * int64(o.Rotary()) },
 		key: func(o Op) string {
-			return fmt.Sprintf("rope[%d] heads=%d/%d dim=%d", o.M, o.Heads, o.KVHeads, o.HeadDim) + when(o.Rotary() != o.HeadDim, fmt.Sprintf(" rotary=%d", o.Rotary()))
+			return fmt.Sprintf("rope[%d] heads=%d/%d dim=%d", o.M, o.Heads, o.KVHeads, o.HeadDim) +
+				when(o.Rotary() != o.HeadDim, fmt.Sprintf(" rotary=%d", o.Rotary()))
 		},
 		scaling: byHeads("rotary_dim"),
 	},
@@ -234,15 +244,18 @@ var table = []row{
 	},
 	{
 		kind: Attention, does: "Is causal attention over the cache: fused QKV [M,(Heads+2*KVHeads)*HeadDim] -> f32 [M,Heads*HeadDim]. Context is the number of cached positions a cost is asked for.",
-		needs: []string{"heads", "kv_heads", "head_dim", "context"}, takes: []string{"kv", "batch", "window", "cap", "scale"}, check: checkHeads,
+		needs: []string{"heads", "kv_heads", "head_dim", "context"},
+		takes: []string{"kv", "batch", "window", "cap", "scale"}, check: checkHeads,
 		sig: func(o Op) Signature {
 			return Signature{In: []Value{fusedQKV(o)}, Out: []Value{floats("y", o.M, o.Heads*o.HeadDim)}, State: true}
 		},
 		flops: func(o Op) int64 { return 4 * o.attended() * int64(o.Heads) * int64(o.HeadDim) },
 		bytes: attentionBytes,
 		key: func(o Op) string {
-			return fmt.Sprintf("attention[%d] heads=%d/%d dim=%d context=%d kv=%s", o.M, o.Heads, o.KVHeads, o.HeadDim, o.Context, o.KV) +
-				when(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + when(o.Cap > 0, " cap") + when(o.Batch, " batch")
+			return fmt.Sprintf("attention[%d] heads=%d/%d dim=%d context=%d kv=%s", o.M, o.Heads, o.KVHeads,
+				o.HeadDim, o.Context, o.KV) +
+				when(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + when(o.Cap > 0, " cap") +
+				when(o.Batch, " batch")
 		},
 		scaling: attentionScaling, noRows: cacheFirst, along: AlongHeads,
 	},
@@ -270,27 +283,32 @@ var table = []row{
 		kind: Gate, does: "Multiplies rows by the sigmoid of a number each: f32 [M,N], f32 [M,1] -> f32 [M,N].",
 		needs: []string{"n"},
 		sig: func(o Op) Signature {
-			return Signature{In: []Value{floats("x", o.M, o.N), floats("gate", o.M, 1)}, Out: []Value{floats("y", o.M, o.N)}}
+			return Signature{In: []Value{floats("x", o.M, o.N), floats("gate", o.M, 1)},
+				Out: []Value{floats("y", o.M, o.N)}}
 		},
 		flops: perElement(1), bytes: perElement(8), scaling: byRows(), rowwise: true, columns: []int{1, 0},
 	},
 	{
 		kind: Softcap, does: "Bounds elements smoothly, Cap*tanh(x/Cap): f32 [M,N] -> f32 [M,N].",
 		needs: []string{"n"}, takes: []string{"cap"}, check: checkCap,
-		sig: elementwise(), flops: perElement(5), bytes: perElement(8), scaling: byRowsOfAnyCap, rowwise: true, columns: []int{1},
+		sig: elementwise(), flops: perElement(5), bytes: perElement(8), scaling: byRowsOfAnyCap, rowwise: true,
+		columns: []int{1},
 	},
 	{
 		kind: Clip, does: "Bounds elements, min(max(x,-Cap),Cap): f32 [M,N] -> f32 [M,N].",
 		needs: []string{"n"}, takes: []string{"cap"}, check: checkCap,
-		sig: elementwise(), flops: perElement(1), bytes: perElement(8), scaling: byRowsOfAnyCap, rowwise: true, columns: []int{1},
+		sig: elementwise(), flops: perElement(1), bytes: perElement(8), scaling: byRowsOfAnyCap, rowwise: true,
+		columns: []int{1},
 	},
 	{
 		kind: Add, does: "Adds: f32 [M,N] + f32 [M,N] -> f32 [M,N].",
 		needs: []string{"n"},
 		sig: func(o Op) Signature {
-			return Signature{In: []Value{floats("a", o.M, o.N), floats("b", o.M, o.N)}, Out: []Value{floats("y", o.M, o.N)}}
+			return Signature{In: []Value{floats("a", o.M, o.N), floats("b", o.M, o.N)},
+				Out: []Value{floats("y", o.M, o.N)}}
 		},
-		flops: perElement(1), bytes: perElement(12), scaling: byRows(), rowwise: true, columns: []int{1, 1}, unit: unitOne,
+		flops: perElement(1), bytes: perElement(12), scaling: byRows(), rowwise: true, columns: []int{1, 1},
+		unit: unitOne,
 	},
 	{
 		kind: Copy, does: "Moves a view: [M,N] -> [M,N] of the same type.",
@@ -321,63 +339,63 @@ var rowOf = func() map[Kind]*row {
 
 // Does says in a sentence or two what the kind computes, with the shapes of its operands.
 func (k Kind) Does() string {
-	if r := rowOf[k]; r != nil {
-		return r.does
+	if kind := rowOf[k]; kind != nil {
+		return kind.does
 	}
 	return ""
 }
 
 // Has reports whether a field of Op, by its name in JSON, means something to the kind.
 func (k Kind) Has(field string) bool {
-	r := rowOf[k]
-	return r != nil && r.has(field)
+	kind := rowOf[k]
+	return kind != nil && kind.has(field)
 }
 
 // Rowwise reports whether a row of the result depends on the same row of each operand alone, so that neighbours of
 // such kinds may take a row through all of them.
 func (k Kind) Rowwise() bool {
-	r := rowOf[k]
-	return r != nil && r.rowwise
+	kind := rowOf[k]
+	return kind != nil && kind.rowwise
 }
 
 // RowsFault is why an operator of the kind cannot be divided by rows, "" when it can.
 func (k Kind) RowsFault() string {
-	if r := rowOf[k]; r != nil {
-		return r.noRows
+	if kind := rowOf[k]; kind != nil {
+		return kind.noRows
 	}
 	return ""
 }
 
 // Along is the axis besides rows and columns that an operator of the kind can be divided along, "": none.
 func (k Kind) Along() Axis {
-	if r := rowOf[k]; r != nil {
-		return r.along
+	if kind := rowOf[k]; kind != nil {
+		return kind.along
 	}
 	return ""
 }
 
 // ByColumns reports whether the result of the kind can be divided by columns.
 func (k Kind) ByColumns() bool {
-	r := rowOf[k]
-	return r != nil && r.columns != nil
+	kind := rowOf[k]
+	return kind != nil && kind.columns != nil
 }
 
 // ColumnsRead is how many columns of an operand a column of the result depends on: 0 for all of them, and for a result
 // that is not divided by columns. Column c depends on those from c*ColumnsRead on.
 func (k Kind) ColumnsRead(operand int) int {
-	r := rowOf[k]
-	if r == nil || operand >= len(r.columns) {
+	kind := rowOf[k]
+	if kind == nil || operand >= len(kind.columns) {
 		return 0
 	}
-	return r.columns[operand]
+	return kind.columns[operand]
 }
 
 // ColumnUnit is what a range of columns of the result is a multiple of on a processor whose tile has that many columns.
 func (o Op) ColumnUnit(tile int) int {
-	switch r := rowOf[o.Kind]; {
-	case r != nil && r.unit == unitInterleave:
+	switch kind := rowOf[o.Kind]; {
+	case kind != nil && kind.unit == unitInterleave:
 		return o.Interleave
-	case r != nil && r.unit == unitOne:
+	case kind != nil && kind.unit == unitOne:
 		return 1
 	}
 	return max(1, tile)
@@ -386,23 +404,26 @@ func (o Op) ColumnUnit(tile int) int {
 // Key names everything of the operator that can influence its cost, in a stable form, e.g.
 // "matmul[256,2048]x[2048,5632] a8t/q8c".
 func (o Op) Key() string {
-	if r := rowOf[o.Kind]; r != nil && r.key != nil {
-		return r.key(o)
+	if kind := rowOf[o.Kind]; kind != nil && kind.key != nil {
+		return kind.key(o)
 	}
-	return fmt.Sprintf("%s[%d,%d]", o.Kind, o.Rows(), o.N) + when(o.Static, " static") + when(o.Scales > 0, fmt.Sprint(o.Scales))
+	return fmt.Sprintf("%s[%d,%d]", o.Kind, o.Rows(), o.N) + when(o.Static, " static") +
+		when(o.Scales > 0, fmt.Sprint(o.Scales))
 }
 
 // matMulKey is built by hand because solvers ask for it thousands of times a plan.
-func matMulKey(o Op) string {
+func matMulKey(operator Op) string {
 	text := make([]byte, 0, 64)
-	for i, dimension := range []int{o.M, o.K, o.K, o.N} {
+	for i, dimension := range []int{operator.M, operator.K, operator.K, operator.N} {
 		text = strconv.AppendInt(append(text, []string{"matmul[", ",", "]x[", ","}[i]...), int64(dimension), 10)
 	}
-	text = append(append(text, "] "...), o.Scheme...)
-	return string(text) + when(o.Bias, " bias") + when(o.Form != "", " "+string(o.Form))
+	text = append(append(text, "] "...), operator.Scheme...)
+	return string(text) + when(operator.Bias, " bias") + when(operator.Form != "", " "+string(operator.Form))
 }
 
-func activationKey(o Op) string { return fmt.Sprintf("%s[%d,%d] %s", o.Kind, o.Rows(), o.N, o.Act) }
+func activationKey(operator Op) string {
+	return fmt.Sprintf("%s[%d,%d] %s", operator.Kind, operator.Rows(), operator.N, operator.Act)
+}
 
 func when(set bool, text string) string {
 	if set {
@@ -414,16 +435,16 @@ func when(set bool, text string) string {
 // Flops counts multiplications and additions (2 per multiply-add). Attention counts the causal half only: row i of M
 // attends to Context-M+i+1 positions, at most Window. In a batch every row attends to Context.
 func (o Op) Flops() int64 {
-	if r := rowOf[o.Kind]; r != nil && r.flops != nil {
-		return r.flops(o)
+	if kind := rowOf[o.Kind]; kind != nil && kind.flops != nil {
+		return kind.flops(o)
 	}
 	return 0
 }
 
 // Bytes is the memory traffic of one execution with nothing cached: weights, inputs and outputs once.
 func (o Op) Bytes() int64 {
-	if r := rowOf[o.Kind]; r != nil {
-		return r.bytes(o)
+	if kind := rowOf[o.Kind]; kind != nil {
+		return kind.bytes(o)
 	}
 	return 0
 }
@@ -432,36 +453,40 @@ func (o Op) Bytes() int64 {
 func cells(rows, columns int) int64 { return int64(rows) * int64(columns) }
 
 // perElement counts so much for every element of the [M*Fan,N] that the operator computes.
-func perElement(each int64) func(o Op) int64 {
-	return func(o Op) int64 { return each * cells(o.Rows(), o.N) }
+func perElement(each int64) func(operator Op) int64 {
+	return func(operator Op) int64 { return each * cells(operator.Rows(), operator.N) }
 }
 
-func productFlops(o Op) int64 { return 2 * cells(o.Rows(), o.K) * int64(o.N) }
+func productFlops(operator Op) int64 {
+	return 2 * cells(operator.Rows(), operator.K) * int64(operator.N)
+}
 
 // productBytes is the traffic of a product that reads inputRows rows of activations and so many weights.
-func productBytes(o Op, inputRows, weights int) int64 {
-	in := 4 * cells(inputRows, o.K)
-	if o.Scheme.QuantisedRows() {
-		in = cells(inputRows, o.K) + 4*int64(inputRows)
+func productBytes(operator Op, inputRows, weights int) int64 {
+	in := 4 * cells(inputRows, operator.K)
+	if operator.Scheme.QuantisedRows() {
+		in = cells(inputRows, operator.K) + 4*int64(inputRows)
 	}
-	if o.Bias {
-		in += 4 * int64(o.N)
+	if operator.Bias {
+		in += 4 * int64(operator.N)
 	}
-	if o.Scheme.Grid() {
-		in += 8 * int64(o.N)
+	if operator.Scheme.Grid() {
+		in += 8 * int64(operator.N)
 	}
-	return int64(weights)*WeightBytes(o.Scheme.Weight(), o.K, o.N) + in + 4*cells(o.Rows(), o.N)
+	return int64(weights)*WeightBytes(operator.Scheme.Weight(), operator.K, operator.N) + in +
+		4*cells(operator.Rows(), operator.N)
 }
 
-func attentionBytes(o Op) int64 {
-	cached := int64(max(o.Context, o.M))
+func attentionBytes(operator Op) int64 {
+	cached := int64(max(operator.Context, operator.M))
 	switch {
-	case o.Batch:
-		cached = o.attended()
-	case o.Window > 0:
-		cached = min(cached, int64(o.Window)+int64(o.M))
+	case operator.Batch:
+		cached = operator.attended()
+	case operator.Window > 0:
+		cached = min(cached, int64(operator.Window)+int64(operator.M))
 	}
-	return 2*cached*cells(o.KVHeads, o.HeadDim)*int64(o.KV.Bytes()) + 8*cells(o.M, o.Heads)*int64(o.HeadDim)
+	return 2*cached*cells(operator.KVHeads, operator.HeadDim)*int64(operator.KV.Bytes()) +
+		8*cells(operator.M, operator.Heads)*int64(operator.HeadDim)
 }
 
 // attended is the number of (query row, cached position) pairs of a causal attention.

@@ -43,7 +43,9 @@ var Acts = []string{SiLU, GELU, GELUTanh, ReLU}
 const (
 	RouteSoftmax     = "softmax"      // softmax over all experts, the Fan largest
 	RouteSoftmaxNorm = "softmax_norm" // the same, weights scaled to sum to 1
-	RouteSparseMixer = "sparsemixer"  // the largest, then the largest of the others; each weight is a softmax over the logits within 2*Jitter of it (PhiMoE)
+	// the largest, then the largest of the others; each weight is a softmax over the logits within 2*Jitter of it
+	// (PhiMoE)
+	RouteSparseMixer = "sparsemixer"
 )
 
 // Routers lists them.
@@ -59,34 +61,44 @@ type Op struct {
 	Scheme Scheme `json:"scheme,omitempty" yaml:"scheme,omitempty"` // MatMul; Embed: I32Q8C, or empty
 	Table  Type   `json:"table,omitempty" yaml:"table,omitempty"`   // Embed without Scheme: element type of the table
 
-	Heads   int  `json:"heads,omitempty" yaml:"heads,omitempty"`       // query heads
-	KVHeads int  `json:"kv_heads,omitempty" yaml:"kv_heads,omitempty"` // key/value heads
-	HeadDim int  `json:"head_dim,omitempty" yaml:"head_dim,omitempty"` // even for Rope
-	Context int  `json:"context,omitempty" yaml:"context,omitempty"`   // Attention: cached positions including the new rows
-	KV      Type `json:"kv,omitempty" yaml:"kv,omitempty"`             // KVAppend, Attention: element type of the cache
+	Heads   int `json:"heads,omitempty" yaml:"heads,omitempty"`       // query heads
+	KVHeads int `json:"kv_heads,omitempty" yaml:"kv_heads,omitempty"` // key/value heads
+	HeadDim int `json:"head_dim,omitempty" yaml:"head_dim,omitempty"` // even for Rope
+	// Attention: cached positions including the new rows
+	Context int  `json:"context,omitempty" yaml:"context,omitempty"`
+	KV      Type `json:"kv,omitempty" yaml:"kv,omitempty"` // KVAppend, Attention: element type of the cache
 	// Batch: every row is of a sequence of its own, at that one's position and on its cache (Rope, KVAppend, Attention,
 	// whose Context is then that of every row); else the rows follow one another in one sequence.
 	Batch bool `json:"batch,omitempty" yaml:"batch,omitempty"`
 
-	Interleave int    `json:"interleave,omitempty" yaml:"interleave,omitempty"` // GLU: columns of gate, then as many of up
-	Act        string `json:"act,omitempty" yaml:"act,omitempty"`               // GLU, Activate
-	Bias       bool   `json:"bias,omitempty" yaml:"bias,omitempty"`             // MatMul: a row is added
-	Static     bool   `json:"static,omitempty" yaml:"static,omitempty"`         // QuantRows: the scale is a weight
-	Scales     int    `json:"scales,omitempty" yaml:"scales,omitempty"`         // QuantRows with Static: how many scales, 2..MaxScales; 0 is 1
-	Form       Form   `json:"form,omitempty" yaml:"form,omitempty"`             // MatMul: how it is put to the processor
+	// GLU: columns of gate, then as many of up
+	Interleave int    `json:"interleave,omitempty" yaml:"interleave,omitempty"`
+	Act        string `json:"act,omitempty" yaml:"act,omitempty"`       // GLU, Activate
+	Bias       bool   `json:"bias,omitempty" yaml:"bias,omitempty"`     // MatMul: a row is added
+	Static     bool   `json:"static,omitempty" yaml:"static,omitempty"` // QuantRows: the scale is a weight
+	// QuantRows with Static: how many scales, 2..MaxScales; 0 is 1
+	Scales int `json:"scales,omitempty" yaml:"scales,omitempty"`
+	// MatMul: how it is put to the processor
+	Form Form `json:"form,omitempty" yaml:"form,omitempty"`
 
-	Experts int     `json:"experts,omitempty" yaml:"experts,omitempty"` // Route, ExpertMatMul
-	Fan     int     `json:"fan,omitempty" yaml:"fan,omitempty"`         // rows of operands per token: experts chosen for it; 0 is 1
-	Spread  bool    `json:"spread,omitempty" yaml:"spread,omitempty"`   // ExpertMatMul: activations have one row per token
-	Router  string  `json:"router,omitempty" yaml:"router,omitempty"`   // Route
-	Jitter  float64 `json:"jitter,omitempty" yaml:"jitter,omitempty"`   // Route by sparsemixer
+	Experts int `json:"experts,omitempty" yaml:"experts,omitempty"` // Route, ExpertMatMul
+	// rows of operands per token: experts chosen for it; 0 is 1
+	Fan int `json:"fan,omitempty" yaml:"fan,omitempty"`
+	// ExpertMatMul: activations have one row per token
+	Spread bool    `json:"spread,omitempty" yaml:"spread,omitempty"`
+	Router string  `json:"router,omitempty" yaml:"router,omitempty"` // Route
+	Jitter float64 `json:"jitter,omitempty" yaml:"jitter,omitempty"` // Route by sparsemixer
 
-	Window    int     `json:"window,omitempty" yaml:"window,omitempty"`         // Attention: a row attends to this many positions, its own included; 0: all
-	Cap       float64 `json:"cap,omitempty" yaml:"cap,omitempty"`               // Softcap, Clip, Attention: scores are Cap*tanh(score/Cap); 0: not
-	Scale     float64 `json:"scale,omitempty" yaml:"scale,omitempty"`           // Attention: of scores, 0: 1/sqrt(HeadDim); Embed: of rows, 0: 1
+	// Attention: a row attends to this many positions, its own included; 0: all
+	Window int `json:"window,omitempty" yaml:"window,omitempty"`
+	// Softcap, Clip, Attention: scores are Cap*tanh(score/Cap); 0: not
+	Cap float64 `json:"cap,omitempty" yaml:"cap,omitempty"`
+	// Attention: of scores, 0: 1/sqrt(HeadDim); Embed: of rows, 0: 1
+	Scale     float64 `json:"scale,omitempty" yaml:"scale,omitempty"`
 	Joint     bool    `json:"joint,omitempty" yaml:"joint,omitempty"`           // QKNorm
 	RotaryDim int     `json:"rotary_dim,omitempty" yaml:"rotary_dim,omitempty"` // Rope: 0: HeadDim
-	Amplitude float64 `json:"amplitude,omitempty" yaml:"amplitude,omitempty"`   // Rope: factor of cosines and sines, 0: 1
+	// Rope: factor of cosines and sines, 0: 1
+	Amplitude float64 `json:"amplitude,omitempty" yaml:"amplitude,omitempty"`
 
 	// Rope: sequences of more than LongFrom positions (the sequence's length when the call has finished,
 	// Scalars.Seq) are rotated by other frequencies: those of the second row of the table, with LongAmplitude

@@ -13,8 +13,8 @@ type scaling struct {
 func byProduct(pattern ...string) scaling {
 	return scaling{
 		pattern: pattern,
-		extent:  func(o Op) (rows, along, across int) { return o.M, o.K, o.N },
-		at:      func(o *Op, along, across int) { o.K, o.N = along, across },
+		extent:  func(operator Op) (rows, along, across int) { return operator.M, operator.K, operator.N },
+		at:      func(operator *Op, along, across int) { operator.K, operator.N = along, across },
 	}
 }
 
@@ -22,8 +22,8 @@ func byProduct(pattern ...string) scaling {
 func byRows(pattern ...string) scaling {
 	return scaling{
 		pattern: pattern,
-		extent:  func(o Op) (rows, along, across int) { return o.Rows(), 0, o.N },
-		at:      func(o *Op, _, across int) { o.N = across },
+		extent:  func(operator Op) (rows, along, across int) { return operator.Rows(), 0, operator.N },
+		at:      func(operator *Op, _, across int) { operator.N = across },
 	}
 }
 
@@ -37,8 +37,8 @@ var byRowsOfAnyCap = scaling{
 func byHeads(pattern ...string) scaling {
 	return scaling{
 		pattern: append(pattern, "head_dim"), grouped: true,
-		extent: func(o Op) (rows, along, across int) { return o.M, 0, o.KVHeads },
-		at:     func(o *Op, _, across int) { o.KVHeads, o.Heads = across, across*o.Heads },
+		extent: func(operator Op) (rows, along, across int) { return operator.M, 0, operator.KVHeads },
+		at:     func(operator *Op, _, across int) { operator.KVHeads, operator.Heads = across, across*operator.Heads },
 	}
 }
 
@@ -54,8 +54,8 @@ var attentionScaling = scaling{
 // Extent is the position of an operator on the latency curves of its pattern: its rows, the length that it reduces
 // over (K of a product, the cached positions of an attention, else 0), and its width (columns, key heads or experts).
 func (o Op) Extent() (rows, along, across int) {
-	if r := rowOf[o.Kind]; r != nil {
-		return r.scaling.extent(o)
+	if kind := rowOf[o.Kind]; kind != nil {
+		return kind.scaling.extent(o)
 	}
 	return o.M, 0, o.N
 }
@@ -64,11 +64,11 @@ func (o Op) Extent() (rows, along, across int) {
 // apart. Heads of a pattern are the query heads for each key head. Scaled makes an operator of it.
 func (o Op) Pattern() Op {
 	pattern := Op{Kind: o.Kind}
-	r := rowOf[o.Kind]
-	if r == nil {
+	kind := rowOf[o.Kind]
+	if kind == nil {
 		return pattern
 	}
-	for _, name := range r.scaling.pattern {
+	for _, name := range kind.scaling.pattern {
 		fields[name].copy(&pattern, &o)
 	}
 	if pattern.RotaryDim == o.HeadDim {
@@ -77,7 +77,7 @@ func (o Op) Pattern() Op {
 	if pattern.Cap > 0 {
 		pattern.Cap = 1 // how large it is does not change the time
 	}
-	if r.scaling.grouped {
+	if kind.scaling.grouped {
 		pattern.Heads = o.Heads / max(1, o.KVHeads)
 	}
 	return pattern
@@ -86,8 +86,8 @@ func (o Op) Pattern() Op {
 // Scaled is the operator of a pattern at an extent.
 func (o Op) Scaled(rows, along, across int) Op {
 	o.M = rows
-	if r := rowOf[o.Kind]; r != nil {
-		r.scaling.at(&o, along, across)
+	if kind := rowOf[o.Kind]; kind != nil {
+		kind.scaling.at(&o, along, across)
 	}
 	return o
 }

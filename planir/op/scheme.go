@@ -56,7 +56,8 @@ type activationRow struct {
 	name string
 	does string // the documentation
 	rows bool   // u8 rows with a scale each
-	// scales is how many static scales, constants of the plan from a calibration, rows choose from. 0: each has its own, or none.
+	// scales is how many static scales, constants of the plan from a calibration, rows choose from. 0: each has its
+	// own, or none.
 	scales int
 	grid   bool // f32 values rounded to multiples of a static step each inside the product, as are its results
 	half   bool // f32 values rounded to f16 inside the product, as are its results
@@ -66,9 +67,12 @@ var activationTable = []activationRow{
 	{name: "a32", does: "float32"},
 	{name: "a8t", does: "8 bit with a scale per row, computed when they are used", rows: true},
 	{name: "a8s", does: "8 bit with one static scale for all rows, from a calibration", rows: true, scales: 1},
-	{name: "a8s2", does: "8 bit with two static scales, of which every row takes the smallest that holds it", rows: true, scales: 2},
-	{name: "a8s4", does: "8 bit with four static scales, of which every row takes the smallest that holds it", rows: true, scales: 4},
-	{name: "a16s", does: "16 bit with a static step each of what enters and of what is computed, from a calibration", grid: true},
+	{name: "a8s2", does: "8 bit with two static scales, of which every row takes the smallest that holds it",
+		rows: true, scales: 2},
+	{name: "a8s4", does: "8 bit with four static scales, of which every row takes the smallest that holds it",
+		rows: true, scales: 4},
+	{name: "a16s", does: "16 bit with a static step each of what enters and of what is computed, from a calibration",
+		grid: true},
 	{name: "a16f", does: "half precision, of what enters and of what is computed", half: true},
 	{name: "i32", does: "row numbers: rows of a table are looked up"},
 }
@@ -105,9 +109,9 @@ var Schemes = SchemesOf("host")
 // SchemesOf lists the schemes that a driver executes, "host" all of them: it is the numeric reference.
 func SchemesOf(driver string) []Scheme {
 	var list []Scheme
-	for _, r := range schemeTable {
-		if slices.Contains(r.drivers, driver) {
-			list = append(list, r.scheme)
+	for _, known := range schemeTable {
+		if slices.Contains(known.drivers, driver) {
+			list = append(list, known.scheme)
 		}
 	}
 	return list
@@ -115,21 +119,21 @@ func SchemesOf(driver string) []Scheme {
 
 // ParseScheme accepts the written form and refuses schemes hetc does not execute.
 func ParseScheme(text string) (Scheme, error) {
-	if s := Scheme(text); slices.Contains(Schemes, s) {
-		return s, nil
+	if scheme := Scheme(text); slices.Contains(Schemes, scheme) {
+		return scheme, nil
 	}
 	return "", fmt.Errorf("parse scheme %q: want one of %s", text, schemeNames(Schemes))
 }
 
 // expertSchemes names the schemes of ExpertMatMul.
 func expertSchemes() string {
-	return schemeNames(slices.DeleteFunc(slices.Clone(Schemes), func(s Scheme) bool { return !s.Experts() }))
+	return schemeNames(slices.DeleteFunc(slices.Clone(Schemes), func(scheme Scheme) bool { return !scheme.Experts() }))
 }
 
 func schemeNames(list []Scheme) string {
 	names := make([]string, len(list))
-	for i, s := range list {
-		names[i] = string(s)
+	for i, scheme := range list {
+		names[i] = string(scheme)
 	}
 	return strings.Join(names, ", ")
 }
@@ -196,67 +200,67 @@ func (s Scheme) RoundsResults() bool { return s.Grid() || s.Half() }
 func (s Scheme) Experts() bool { return !s.RoundsResults() }
 
 // Twin is the scheme whose products have the same operands and the same arithmetic, so that they take the same time: of
-// schemes with static scales of rows that with scales of each row, of which the one with a single static scale is the twin.
-// "" for others.
+// schemes with static scales of rows that with scales of each row, of which the one with a single static scale is the
+// twin. "" for others.
 func (s Scheme) Twin() Scheme {
-	for _, r := range schemeTable {
-		if r.scheme == s {
-			return r.twin
+	for _, known := range schemeTable {
+		if known.scheme == s {
+			return known.twin
 		}
 	}
 	return ""
 }
 
-// QuantRows is the operator that quantises what enters a product of the scheme: tokens with fan rows each (0 and 1: one)
-// of n numbers.
-func (s Scheme) QuantRows(tokens, n, fan int) Op {
-	o := Op{Kind: QuantRows, M: tokens, N: n, Static: s.Scales() > 0}
+// QuantRows is the operator that quantises what enters a product of the scheme: tokens with fan rows each (0 and 1:
+// one) of n numbers.
+func (s Scheme) QuantRows(tokens, cols, fan int) Op {
+	operator := Op{Kind: QuantRows, M: tokens, N: cols, Static: s.Scales() > 0}
 	if fan > 1 {
-		o.Fan = fan
+		operator.Fan = fan
 	}
 	if s.Scales() > 1 {
-		o.Scales = s.Scales()
+		operator.Scales = s.Scales()
 	}
-	return o
+	return operator
 }
 
 // MaxScales is the most static scales that QuantRows chooses from.
 const MaxScales = 4
 
-// StaticScale is the one of several static scales that a row of 8-bit codes has whose largest magnitude is top: the smallest
-// that holds it, which is not below top/127 in float32, the scale that the row would have of its own; the largest where none
-// holds it.
+// StaticScale is the one of several static scales that a row of 8-bit codes has whose largest magnitude is top: the
+// smallest that holds it, which is not below top/127 in float32, the scale that the row would have of its own; the
+// largest where none holds it.
 func StaticScale(scales []float32, top float32) float32 {
 	own, least, most := top/127, float32(math.Inf(1)), scales[0]
-	for _, s := range scales {
-		most = max(most, s)
-		if s >= own {
-			least = min(least, s)
+	for _, scale := range scales {
+		most = max(most, scale)
+		if scale >= own {
+			least = min(least, scale)
 		}
 	}
 	return min(least, most)
 }
 
-// WeightBytes is the stored size of a [K,N] weight in the weight scheme, without padding: its values in whole bytes a column,
-// or in whole blocks, and what stands beside them. It is 0 for an unknown scheme.
+// WeightBytes is the stored size of a [K,N] weight in the weight scheme, without padding: its values in whole bytes a
+// column, or in whole blocks, and what stands beside them. It is 0 for an unknown scheme.
 func WeightBytes(scheme string, k, n int) int64 {
-	r := weightRowOf(scheme)
+	packed := weightRowOf(scheme)
 	switch {
-	case r == nil:
+	case packed == nil:
 		return 0
-	case r.block > 0:
-		blocks := int64((k + r.block - 1) / r.block)
-		return blocks * int64(r.block*r.bits/8+r.blockBytes) * int64(n)
+	case packed.block > 0:
+		blocks := int64((k + packed.block - 1) / packed.block)
+		return blocks * int64(packed.block*packed.bits/8+packed.blockBytes) * int64(n)
 	}
-	column := (int64(k)*int64(r.bits) + 7) / 8
-	return (column + int64(r.columnBytes)) * int64(n)
+	column := (int64(k)*int64(packed.bits) + 7) / 8
+	return (column + int64(packed.columnBytes)) * int64(n)
 }
 
 // BlockK is the number of rows of a weight that share one scale: parts of it along K are multiples of it. It is 1
 // for schemes without blocks.
 func (s Scheme) BlockK() int {
-	if r := weightRowOf(s.Weight()); r != nil && r.block > 0 {
-		return r.block
+	if packed := weightRowOf(s.Weight()); packed != nil && packed.block > 0 {
+		return packed.block
 	}
 	return 1
 }

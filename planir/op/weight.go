@@ -13,16 +13,20 @@ import (
 // whole number of groups is a contiguous column range. Fused QKV interleaves one group of query heads, one key head
 // and one value head; gate-up interleaves 16 columns each.
 type Weight struct {
-	Name       string       `json:"name" yaml:"name"`                                 // "layers.qkv", "head.lm_head"
-	From       []string     `json:"from,omitempty" yaml:"from,omitempty"`             // stored tensors, {layer} replaced per layer
-	Interleave []int        `json:"interleave,omitempty" yaml:"interleave,omitempty"` // columns taken from each source in turn
-	K          int          `json:"k" yaml:"k"`
-	N          int          `json:"n" yaml:"n"`
-	Transposed bool         `json:"transposed,omitempty" yaml:"transposed,omitempty"` // stored as [N,K] (torch Linear)
-	Experts    int          `json:"experts,omitempty" yaml:"experts,omitempty"`       // as many matrices, {expert} replaced; 0: one
-	Plus       float32      `json:"plus,omitempty" yaml:"plus,omitempty"`             // added to the stored values
-	Layers     []LayerRange `json:"layers,omitempty" yaml:"layers,omitempty"`         // that have one, ascending; empty: one for all
-	Const      []float32    `json:"const,omitempty" yaml:"const,omitempty"`           // the numbers of a constant
+	Name string `json:"name" yaml:"name"` // "layers.qkv", "head.lm_head"
+	// stored tensors, {layer} replaced per layer
+	From []string `json:"from,omitempty" yaml:"from,omitempty"`
+	// columns taken from each source in turn
+	Interleave []int `json:"interleave,omitempty" yaml:"interleave,omitempty"`
+	K          int   `json:"k" yaml:"k"`
+	N          int   `json:"n" yaml:"n"`
+	Transposed bool  `json:"transposed,omitempty" yaml:"transposed,omitempty"` // stored as [N,K] (torch Linear)
+	// as many matrices, {expert} replaced; 0: one
+	Experts int     `json:"experts,omitempty" yaml:"experts,omitempty"`
+	Plus    float32 `json:"plus,omitempty" yaml:"plus,omitempty"` // added to the stored values
+	// that have one, ascending; empty: one for all
+	Layers []LayerRange `json:"layers,omitempty" yaml:"layers,omitempty"`
+	Const  []float32    `json:"const,omitempty" yaml:"const,omitempty"` // the numbers of a constant
 
 	// ScaleOf is the class of products whose static scales or grids these are. Scales are [1,1], or [1,2..MaxScales] of
 	// which every row takes the smallest that holds it (StaticScale); they are those of what enters the products,
@@ -88,8 +92,8 @@ func (w *Weight) SourceCols(i int) int {
 
 // InLayer reports whether there is a weight for that layer.
 func (w *Weight) InLayer(layer int) bool {
-	for _, r := range w.Layers {
-		if layer >= r.From && layer < r.To {
+	for _, layers := range w.Layers {
+		if layer >= layers.From && layer < layers.To {
 			return true
 		}
 	}
@@ -98,11 +102,11 @@ func (w *Weight) InLayer(layer int) bool {
 
 // LayerCount is the number of layers that have one of the weight, 0 for one that belongs to no layer.
 func (w *Weight) LayerCount() int {
-	n := 0
-	for _, r := range w.Layers {
-		n += r.To - r.From
+	count := 0
+	for _, layers := range w.Layers {
+		count += layers.To - layers.From
 	}
-	return n
+	return count
 }
 
 // LayerRange is the half-open range of layers From..To-1, written "from:to".
@@ -115,13 +119,13 @@ func (r LayerRange) String() string { return fmt.Sprintf("%d:%d", r.From, r.To) 
 func (r LayerRange) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
 // UnmarshalText accepts the written form only.
-func (r *LayerRange) UnmarshalText(b []byte) error {
-	from, to, ok := strings.Cut(string(b), ":")
-	x, err1 := strconv.Atoi(from)
-	y, err2 := strconv.Atoi(to)
-	if !ok || err1 != nil || err2 != nil || (LayerRange{x, y}).String() != string(b) {
-		return fmt.Errorf("range %q: want from:to", b)
+func (r *LayerRange) UnmarshalText(data []byte) error {
+	from, to, ok := strings.Cut(string(data), ":")
+	first, err1 := strconv.Atoi(from)
+	after, err2 := strconv.Atoi(to)
+	if !ok || err1 != nil || err2 != nil || (LayerRange{first, after}).String() != string(data) {
+		return fmt.Errorf("range %q: want from:to", data)
 	}
-	*r = LayerRange{x, y}
+	*r = LayerRange{first, after}
 	return nil
 }

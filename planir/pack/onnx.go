@@ -17,30 +17,34 @@ const onnxAlign = 64
 // w16, which have none.
 func OnnxParts(spec op.WeightSpec) (values, scalesAt, scales int64, err error) {
 	if spec.Experts != 0 {
-		return 0, 0, 0, diag.New(diag.ClassInternal, "weight %q: parts of %d experts, want those of one", spec.Name, spec.Experts)
+		return 0, 0, 0, diag.New(diag.ClassInternal, "weight %q: parts of %d experts, want those of one", spec.Name,
+			spec.Experts)
 	}
 	if spec.Layout != Onnx {
-		return 0, 0, 0, diag.New(diag.ClassInput, "weight %q: layout %q has no parts, want %q", spec.Name, spec.Layout, Onnx)
+		return 0, 0, 0, diag.New(diag.ClassInput, "weight %q: layout %q has no parts, want %q", spec.Name,
+			spec.Layout, Onnx)
 	}
 	if err := shape(spec); err != nil {
 		return 0, 0, 0, err
 	}
-	k, n := int64(spec.K), int64(spec.N)
+	rows, cols := int64(spec.K), int64(spec.N)
 	switch spec.Scheme {
 	case "w32":
-		values = 4 * k * n
+		values = 4 * rows * cols
 	case "w16":
-		values = 2 * k * n
+		values = 2 * rows * cols
 	case "q8c":
-		values, scales = k*n, n
+		values, scales = rows*cols, cols
 	case "q4c":
-		values, scales = (k*n+1)/2, n
+		values, scales = (rows*cols+1)/2, cols
 	case "q4b32", "q4b128":
 		block := int64(q4Block(spec.Scheme))
-		scales = n * ((k + block - 1) / block)
+		scales = cols * ((rows + block - 1) / block)
 		values = scales * block / 2
 	default:
-		return 0, 0, 0, diag.New(diag.ClassInput, "weight %q: scheme %q has no layout %q, want one of w32, w16, q8c, q4c, q4b32, q4b128", spec.Name, spec.Scheme, Onnx)
+		return 0, 0, 0, diag.New(diag.ClassInput,
+			"weight %q: scheme %q has no layout %q, want one of w32, w16, q8c, q4c, q4b32, q4b128", spec.Name,
+			spec.Scheme, Onnx)
 	}
 	return values, onnxRound(values), scales, nil
 }
@@ -71,38 +75,38 @@ func newOnnxPacker(dst []byte, at int64, spec op.WeightSpec, rows int) *onnxPack
 	return &onnxPacker{dst: dst, scales: dst[at:], chunk: make([]byte, size)}
 }
 
-// q8c writes rows [k0,k1) of tile t.
-func (p *onnxPacker) q8c(n, t, k0, k1 int) {
-	n0, n1 := t*TileN, min((t+1)*TileN, n)
-	for k := k0; k < k1; k++ {
-		row := p.dst[k*n+n0 : k*n+n1]
-		from := p.chunk[(k-k0)>>2<<7+(k-k0)&3:]
-		for c := range row {
-			row[c] = from[4*c]
+// q8c writes rows [k0,k1) of a tile.
+func (p *onnxPacker) q8c(cols, tile, k0, k1 int) {
+	n0, n1 := tile*TileN, min((tile+1)*TileN, cols)
+	for at := k0; at < k1; at++ {
+		row := p.dst[at*cols+n0 : at*cols+n1]
+		from := p.chunk[(at-k0)>>2<<7+(at-k0)&3:]
+		for column := range row {
+			row[column] = from[4*column]
 		}
 	}
 }
 
-func (p *onnxPacker) q8cScales(n, t int, scale *[TileN]float32) {
-	for c := t * TileN; c < min((t+1)*TileN, n); c++ {
-		binary.LittleEndian.PutUint32(p.scales[4*c:], math.Float32bits(scale[c-t*TileN]))
+func (p *onnxPacker) q8cScales(cols, tile int, scale *[TileN]float32) {
+	for column := tile * TileN; column < min((tile+1)*TileN, cols); column++ {
+		binary.LittleEndian.PutUint32(p.scales[4*column:], math.Float32bits(scale[column-tile*TileN]))
 	}
 }
 
-// q4 writes the blocks of rows [k0,k1) of tile t of a weight of k rows; k0 is the first row of a block.
-func (p *onnxPacker) q4(block, k, n, t, k0, k1 int) {
+// q4 writes the blocks of rows [k0,k1) of a tile of a weight of that many rows; k0 is the first row of a block.
+func (p *onnxPacker) q4(block, k, cols, tile, k0, k1 int) {
 	count := (k + block - 1) / block // blocks of a column
-	for b := k0 / block; b*block < k1; b++ {
-		from := p.chunk[(b-k0/block)*q4Bytes(block):]
-		for c := range min(TileN, n-t*TileN) {
-			at := (t*TileN+c)*count + b
+	for group := k0 / block; group*block < k1; group++ {
+		from := p.chunk[(group-k0/block)*q4Bytes(block):]
+		for column := range min(TileN, cols-tile*TileN) {
+			at := (tile*TileN+column)*count + group
 			to := p.dst[at*block/2 : (at+1)*block/2]
-			shift := 4 * (c / 16)
+			shift := 4 * (column / 16)
 			for i := range to { // values 2i and 2i+1
-				o := i>>1<<6 + c%16*4 + i&1*2
-				to[i] = from[o]>>shift&15 | from[o+1]>>shift<<4
+				at := i>>1<<6 + column%16*4 + i&1*2
+				to[i] = from[at]>>shift&15 | from[at+1]>>shift<<4
 			}
-			scale := number.HalfToFloat(binary.LittleEndian.Uint16(from[16*block+2*c:]))
+			scale := number.HalfToFloat(binary.LittleEndian.Uint16(from[16*block+2*column:]))
 			binary.LittleEndian.PutUint32(p.scales[4*at:], math.Float32bits(scale))
 		}
 	}
@@ -126,12 +130,12 @@ func packOnnxQ4C(dst []byte, spec op.WeightSpec, src Source, imp *Importance) er
 	}
 	clear(dst)
 	tile := int(size) / tiles(spec.N)
-	for n := range spec.N {
-		t, c := from[n/TileN*tile:(n/TileN+1)*tile], n%TileN
-		copy(dst[at+4*int64(n):], t[len(t)-4*TileN+4*c:][:4])
-		for k := range spec.K {
-			code := (t[k>>2<<6+c%16*4+k&3]>>(4*(c/16)) - 8) & 15
-			i := k*spec.N + n
+	for column := range spec.N {
+		codes, inTile := from[column/TileN*tile:(column/TileN+1)*tile], column%TileN
+		copy(dst[at+4*int64(column):], codes[len(codes)-4*TileN+4*inTile:][:4])
+		for row := range spec.K {
+			code := (codes[row>>2<<6+inTile%16*4+row&3]>>(4*(inTile/16)) - 8) & 15
+			i := row*spec.N + column
 			dst[i/2] |= code << (4 * (i & 1))
 		}
 	}
@@ -162,11 +166,11 @@ func unpackOnnx(dst []float32, spec op.WeightSpec, packed []byte) error {
 	case "q4b32", "q4b128":
 		block := q4Block(spec.Scheme)
 		count := (spec.K + block - 1) / block
-		for n := range spec.N {
-			for k := range spec.K {
-				b := n*count + k/block
-				q := packed[b*block/2+k%block/2] >> (4 * (k & 1)) & 15
-				dst[k*spec.N+n] = float32(int32(q)-8) * scale[b]
+		for column := range spec.N {
+			for row := range spec.K {
+				index := column*count + row/block
+				nibbles := packed[index*block/2+row%block/2] >> (4 * (row & 1)) & 15
+				dst[row*spec.N+column] = float32(int32(nibbles)-8) * scale[index]
 			}
 		}
 	}

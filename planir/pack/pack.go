@@ -68,11 +68,11 @@ const (
 )
 
 // TileBytes is the packed size of one tile of K rows in layout N32.
-func TileBytes(scheme string, k int) (int64, error) {
-	if k < 1 || k > maxDim {
-		return 0, diag.New(diag.ClassInput, "tile size of scheme %q: got %d rows, want 1..%d", scheme, k, maxDim)
+func TileBytes(scheme string, rows int) (int64, error) {
+	if rows < 1 || rows > maxDim {
+		return 0, diag.New(diag.ClassInput, "tile size of scheme %q: got %d rows, want 1..%d", scheme, rows, maxDim)
 	}
-	kk := int64(k)
+	kk := int64(rows)
 	switch scheme {
 	case "w32":
 		return 4 * TileN * kk, nil
@@ -80,9 +80,9 @@ func TileBytes(scheme string, k int) (int64, error) {
 		return TileN*((kk+3)&^3) + 8*TileN, nil
 	case "q4b32", "q4b128":
 		block := q4Block(scheme)
-		return int64((k+block-1)/block) * int64(q4Bytes(block)), nil
+		return int64((rows+block-1)/block) * int64(q4Bytes(block)), nil
 	case "q4c":
-		return int64((k+BlockK-1)/BlockK)*16*BlockK + 4*TileN, nil
+		return int64((rows+BlockK-1)/BlockK)*16*BlockK + 4*TileN, nil
 	case "w16":
 		return 2 * TileN * kk, nil
 	}
@@ -93,7 +93,8 @@ func TileBytes(scheme string, k int) (int64, error) {
 func Bytes(spec op.WeightSpec) (int64, error) {
 	if spec.Experts != 0 {
 		if spec.Experts < 0 || spec.Experts > maxExperts {
-			return 0, diag.New(diag.ClassInput, "weight %q: got %d experts, want 0..%d", spec.Name, spec.Experts, maxExperts)
+			return 0, diag.New(diag.ClassInput, "weight %q: got %d experts, want 0..%d", spec.Name, spec.Experts,
+				maxExperts)
 		}
 		one, err := Bytes(Expert(spec))
 		return int64(spec.Experts) * one, err
@@ -118,12 +119,14 @@ func Bytes(spec op.WeightSpec) (int64, error) {
 		_, at, scales, err := OnnxParts(spec)
 		return at + onnxRound(4*scales), err
 	}
-	return 0, diag.New(diag.ClassInput, "weight %q: unknown layout %q, want one of %q, %q, %q", spec.Name, spec.Layout, N32, Onnx, op.RowsLayout)
+	return 0, diag.New(diag.ClassInput, "weight %q: unknown layout %q, want one of %q, %q, %q", spec.Name,
+		spec.Layout, N32, Onnx, op.RowsLayout)
 }
 
 func shape(spec op.WeightSpec) error {
 	if spec.K < 1 || spec.K > maxDim || spec.N < 1 || spec.N > maxDim {
-		return diag.New(diag.ClassInput, "weight %q: got shape [%d,%d], want dimensions 1..%d", spec.Name, spec.K, spec.N, maxDim)
+		return diag.New(diag.ClassInput, "weight %q: got shape [%d,%d], want dimensions 1..%d", spec.Name, spec.K,
+			spec.N, maxDim)
 	}
 	return nil
 }
@@ -143,7 +146,8 @@ func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes 
 		return op.WeightSpec{}, 0, 0, err
 	}
 	if n0 < 0 || n1 > spec.N || n0 >= n1 {
-		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput, "weight %q: columns [%d,%d) outside 0..%d", spec.Name, n0, n1, spec.N)
+		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput, "weight %q: columns [%d,%d) outside 0..%d", spec.Name,
+			n0, n1, spec.N)
 	}
 	part = spec
 	part.N = n1 - n0
@@ -159,10 +163,12 @@ func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes 
 		return part, int64(n0 * size), int64(part.N * size), nil
 	}
 	if spec.Layout != N32 {
-		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput, "weight %q: layout %q has no column ranges", spec.Name, spec.Layout)
+		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput, "weight %q: layout %q has no column ranges",
+			spec.Name, spec.Layout)
 	}
 	if n0%TileN != 0 || (n1%TileN != 0 && n1 != spec.N) {
-		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput, "weight %q: columns [%d,%d) of %d do not fall on tiles of %d", spec.Name, n0, n1, spec.N, TileN)
+		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput,
+			"weight %q: columns [%d,%d) of %d do not fall on tiles of %d", spec.Name, n0, n1, spec.N, TileN)
 	}
 	tile := total / int64(tiles(spec.N))
 	return part, int64(n0/TileN) * tile, int64(tiles(part.N)) * tile, nil
@@ -172,9 +178,9 @@ func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes 
 // infinite values, and values too large for a 16-bit format, naming weight, row and column.
 func Pack(dst []byte, spec op.WeightSpec, src Source) error { return PackFor(dst, spec, src, nil) }
 
-// PackFor is Pack where imp says which errors matter (nil: all alike); its first rows are those of src. When src has more
-// rows than spec, the last spec.K are packed, with the values that packing all of them would give them: a multiple of
-// the block's length is in front of them.
+// PackFor is Pack where imp says which errors matter (nil: all alike); its first rows are those of src. When src has
+// more rows than spec, the last spec.K are packed, with the values that packing all of them would give them: a multiple
+// of the block's length is in front of them.
 func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error {
 	total, err := Bytes(spec)
 	if err != nil {
@@ -184,22 +190,26 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 		return diag.New(diag.ClassInternal, "pack weight %q: %d experts, want one at a time", spec.Name, spec.Experts)
 	}
 	if int64(len(dst)) != total {
-		return diag.New(diag.ClassInput, "pack weight %q: destination has %d bytes, want %d", spec.Name, len(dst), total)
+		return diag.New(diag.ClassInput, "pack weight %q: destination has %d bytes, want %d", spec.Name, len(dst),
+			total)
 	}
-	k, n := src.Shape()
-	if k != spec.K && (imp == nil || k < spec.K || (k-spec.K)%q4Block(spec.Scheme) != 0) || n != spec.N {
-		return diag.New(diag.ClassInput, "pack weight %q: source is [%d,%d], want [%d,%d]", spec.Name, k, n, spec.K, spec.N)
+	rowCount, cols := src.Shape()
+	if rowCount != spec.K && (imp == nil || rowCount < spec.K || (rowCount-spec.K)%q4Block(spec.Scheme) != 0) ||
+		cols != spec.N {
+		return diag.New(diag.ClassInput, "pack weight %q: source is [%d,%d], want [%d,%d]", spec.Name, rowCount, cols,
+			spec.K, spec.N)
 	}
-	if imp != nil && imp.k < k {
-		return diag.New(diag.ClassInput, "pack weight %q: importance is that of %d rows, want %d", spec.Name, imp.k, k)
+	if imp != nil && imp.k < rowCount {
+		return diag.New(diag.ClassInput, "pack weight %q: importance is that of %d rows, want %d", spec.Name, imp.k,
+			rowCount)
 	}
 	q4 := spec.Layout != op.RowsLayout && (spec.Scheme == "q4b32" || spec.Scheme == "q4b128")
 	if spec.Layout == Onnx && spec.Scheme == "q4c" { // neighbouring tiles share bytes there
 		return packOnnxQ4C(dst, spec, src, imp)
 	}
-	front := k - spec.K // rows that are not packed
+	front := rowCount - spec.K // rows that are not packed
 	if front > 0 && (!q4 || imp.rank == 0) {
-		if src, err = Slice(src, front, k, 0, n); err != nil {
+		if src, err = Slice(src, front, rowCount, 0, cols); err != nil {
 			return err
 		}
 		imp, front = imp.rows(front), 0
@@ -223,19 +233,19 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 	}
 	count := tiles(spec.N)
 	tile := int(total) / count
-	rows := min(k, maxRowsK)
+	rows := min(rowCount, maxRowsK)
 	return parallel(count, func() func(int) error {
-		p := tilePacker{spec: spec, src: src, front: front, rows: rows, buf: make([]float32, rows*TileN)}
+		packer := tilePacker{spec: spec, src: src, front: front, rows: rows, buf: make([]float32, rows*TileN)}
 		if q4 {
-			p.imp, p.feed = imp, newFeedback(imp, q4Block(spec.Scheme), -8)
+			packer.imp, packer.feed = imp, newFeedback(imp, q4Block(spec.Scheme), -8)
 		} else if spec.Scheme == "q4c" {
-			p.imp, p.feed = imp, newFeedback(imp, BlockK, -7)
+			packer.imp, packer.feed = imp, newFeedback(imp, BlockK, -7)
 		}
 		if spec.Layout == Onnx {
-			p.onnx = newOnnxPacker(dst, at, spec, rows)
-			return func(t int) error { return p.pack(nil, t) }
+			packer.onnx = newOnnxPacker(dst, at, spec, rows)
+			return func(t int) error { return packer.pack(nil, t) }
 		}
-		return func(t int) error { return p.pack(dst[t*tile:(t+1)*tile], t) }
+		return func(t int) error { return packer.pack(dst[t*tile:(t+1)*tile], t) }
 	})
 }
 
@@ -249,7 +259,8 @@ func Unpack(dst []float32, spec op.WeightSpec, packed []byte) error {
 		return diag.New(diag.ClassInput, "unpack weight %q: got %d bytes, want %d", spec.Name, len(packed), total)
 	}
 	if spec.Experts != 0 || int64(len(dst)) != int64(spec.K)*int64(spec.N) {
-		return diag.New(diag.ClassInput, "unpack weight %q: destination has %d values, want %d", spec.Name, len(dst), int64(spec.K)*int64(spec.N))
+		return diag.New(diag.ClassInput, "unpack weight %q: destination has %d values, want %d", spec.Name, len(dst),
+			int64(spec.K)*int64(spec.N))
 	}
 	if spec.Layout == op.RowsLayout {
 		number.Decode(dst, packed, op.Type(spec.Scheme))
@@ -261,26 +272,27 @@ func Unpack(dst []float32, spec op.WeightSpec, packed []byte) error {
 	count := tiles(spec.N)
 	tile := int(total) / count
 	return parallel(count, func() func(int) error {
-		return func(t int) error {
-			unpackTile(dst, spec, packed[t*tile:(t+1)*tile], t*TileN)
+		return func(index int) error {
+			unpackTile(dst, spec, packed[index*tile:(index+1)*tile], index*TileN)
 			return nil
 		}
 	})
 }
 
-// UnpackTile writes the values [k,TileN] that one tile of layout N32 stands for to dst.
-func UnpackTile(dst []float32, scheme string, k int, tile []byte) {
-	unpackTile(dst, op.WeightSpec{K: k, N: TileN, Scheme: scheme}, tile, 0)
+// UnpackTile writes the values [rows,TileN] that one tile of layout N32 stands for to dst.
+func UnpackTile(dst []float32, scheme string, rows int, tile []byte) {
+	unpackTile(dst, op.WeightSpec{K: rows, N: TileN, Scheme: scheme}, tile, 0)
 }
 
 func tiles(n int) int { return (n + TileN - 1) / TileN }
 
 func rowElement(spec op.WeightSpec) (int, error) {
-	switch t := op.Type(spec.Scheme); t {
+	switch element := op.Type(spec.Scheme); element {
 	case op.F32, op.F16, op.BF16:
-		return t.Bytes(), nil
+		return element.Bytes(), nil
 	}
-	return 0, diag.New(diag.ClassInput, "weight %q: scheme %q has no layout %q, want one of f32, bf16, f16", spec.Name, spec.Scheme, op.RowsLayout)
+	return 0, diag.New(diag.ClassInput, "weight %q: scheme %q has no layout %q, want one of f32, bf16, f16",
+		spec.Name, spec.Scheme, op.RowsLayout)
 }
 
 // parallel calls work for 0..count-1 on several goroutines, each with its own worker, and returns
@@ -335,52 +347,54 @@ type tilePacker struct {
 	onnx *onnxPacker // nil: layout N32
 }
 
-// read fills the buffer with rows [k0,k1) of tile t and returns its columns; missing ones are nil.
-func (p *tilePacker) read(t, k0, k1 int) (cols [TileN][]float32, err error) {
-	n0 := t * TileN
+// read fills the buffer with rows [k0,k1) of a tile and returns its columns; missing ones are nil.
+func (p *tilePacker) read(tile, k0, k1 int) (cols [TileN][]float32, err error) {
+	n0 := tile * TileN
 	n1 := min(n0+TileN, p.spec.N)
-	b := p.buf[:(k1-k0)*(n1-n0)]
-	if err := p.src.Read(b, k0, k1, n0, n1); err != nil {
+	values := p.buf[:(k1-k0)*(n1-n0)]
+	if err := p.src.Read(values, k0, k1, n0, n1); err != nil {
 		return cols, diag.New(diag.ClassOf(err), "pack weight %q: %w", p.spec.Name, err)
 	}
-	for c := range n1 - n0 {
-		cols[c] = b[c*(k1-k0) : (c+1)*(k1-k0)]
+	for column := range n1 - n0 {
+		cols[column] = values[column*(k1-k0) : (column+1)*(k1-k0)]
 	}
 	return cols, nil
 }
 
-func (p *tilePacker) refuse(v float32, k, n int, why string) error {
-	return diag.New(diag.ClassInput, "pack weight %q: value %v at row %d, column %d %s", p.spec.Name, v, k, n, why).
+func (p *tilePacker) refuse(value float32, row, column int, why string) error {
+	return diag.New(diag.ClassInput, "pack weight %q: value %v at row %d, column %d %s", p.spec.Name, value, row,
+		column, why).
 		WithHint("the stored tensor is damaged or was exported from a diverged model")
 }
 
-// absmax returns the largest magnitude, or an error for a value that is not finite. k0 and n locate v.
-func (p *tilePacker) absmax(v []float32, k0, n int) (float32, error) {
+// absmax returns the largest magnitude, or an error for a value that is not finite. k0 and column locate the
+// first one.
+func (p *tilePacker) absmax(values []float32, k0, column int) (float32, error) {
 	var top uint32
-	for _, x := range v {
-		top = max(top, math.Float32bits(x)&^(1<<31))
+	for _, value := range values {
+		top = max(top, math.Float32bits(value)&^(1<<31))
 	}
 	if top < 0xff<<23 {
 		return math.Float32frombits(top), nil
 	}
-	for i, x := range v {
-		if !finite(x) {
-			return 0, p.refuse(x, k0+i, n, "is not finite")
+	for i, value := range values {
+		if !finite(value) {
+			return 0, p.refuse(value, k0+i, column, "is not finite")
 		}
 	}
 	panic("BUG: pack: magnitude and finite disagree")
 }
 
-// pack writes tile t to dst, which is not used for layout Onnx.
-func (p *tilePacker) pack(dst []byte, t int) error {
+// pack writes a tile to dst, which is not used for layout Onnx.
+func (p *tilePacker) pack(dst []byte, tile int) error {
 	var scale [TileN]float32 // of q8c; complete only after all rows were seen
 	if p.spec.Scheme == "q8c" && p.rows < p.spec.K {
-		if err := p.columnScales(&scale, t); err != nil {
+		if err := p.columnScales(&scale, tile); err != nil {
 			return err
 		}
 	}
 	if p.spec.Scheme == "q4c" {
-		if err := p.searchColumns(&scale, t); err != nil {
+		if err := p.searchColumns(&scale, tile); err != nil {
 			return err
 		}
 	}
@@ -393,26 +407,26 @@ func (p *tilePacker) pack(dst []byte, t int) error {
 		if k1 = min(k0+p.rows, p.front+p.spec.K); k0 < p.front {
 			k1 = min(k1, p.front)
 		}
-		cols, err := p.read(t, k0, k1)
+		cols, err := p.read(tile, k0, k1)
 		if err != nil {
 			return err
 		}
 		switch p.spec.Scheme {
 		case "w32":
-			err = p.packW32(dst[k0*4*TileN:k1*4*TileN], &cols, t, k0)
+			err = p.packW32(dst[k0*4*TileN:k1*4*TileN], &cols, tile, k0)
 		case "q8c":
 			if p.rows >= p.spec.K {
-				for c, col := range cols {
-					top, err := p.absmax(col, k0, t*TileN+c)
+				for column, col := range cols {
+					top, err := p.absmax(col, k0, tile*TileN+column)
 					if err != nil {
 						return err
 					}
-					scale[c] = top / 127
+					scale[column] = top / 127
 				}
 			}
 			if p.onnx != nil {
 				packQ8C(p.onnx.chunk, &cols, k1-k0, &scale, &sum)
-				p.onnx.q8c(p.spec.N, t, k0, k1)
+				p.onnx.q8c(p.spec.N, tile, k0, k1)
 				break
 			}
 			packQ8C(dst[k0*TileN:], &cols, k1-k0, &scale, &sum)
@@ -426,14 +440,14 @@ func (p *tilePacker) pack(dst []byte, t int) error {
 			default:
 				out = dst[(k0-p.front)/block*q4Bytes(block):]
 			}
-			err = p.packQ4(out, &cols, block, k1-k0, t, k0)
+			err = p.packQ4(out, &cols, block, k1-k0, tile, k0)
 			if err == nil && p.onnx != nil && k0 >= p.front {
-				p.onnx.q4(block, p.spec.K, p.spec.N, t, k0-p.front, k1-p.front)
+				p.onnx.q4(block, p.spec.K, p.spec.N, tile, k0-p.front, k1-p.front)
 			}
 		case "q4c":
 			p.packQ4C(dst[k0*16:len(dst)-4*TileN], &cols, k1-k0, k0, &scale)
 		case "w16":
-			err = p.packW16(dst[k0*2*TileN:k1*2*TileN], &cols, t, k0)
+			err = p.packW16(dst[k0*2*TileN:k1*2*TileN], &cols, tile, k0)
 		}
 		if err != nil {
 			return err
@@ -441,101 +455,103 @@ func (p *tilePacker) pack(dst []byte, t int) error {
 	}
 	if p.spec.Scheme == "q4c" {
 		tail := dst[len(dst)-4*TileN:]
-		for c := range TileN {
-			binary.LittleEndian.PutUint32(tail[4*c:], math.Float32bits(scale[c]))
+		for column := range TileN {
+			binary.LittleEndian.PutUint32(tail[4*column:], math.Float32bits(scale[column]))
 		}
 	}
 	if p.spec.Scheme == "q8c" && p.onnx != nil {
-		p.onnx.q8cScales(p.spec.N, t, &scale)
+		p.onnx.q8cScales(p.spec.N, tile, &scale)
 	} else if p.spec.Scheme == "q8c" {
 		tail := dst[len(dst)-8*TileN:]
-		for c := range TileN {
-			binary.LittleEndian.PutUint32(tail[4*c:], math.Float32bits(scale[c]))
-			binary.LittleEndian.PutUint32(tail[4*TileN+4*c:], uint32(sum[c]))
+		for column := range TileN {
+			binary.LittleEndian.PutUint32(tail[4*column:], math.Float32bits(scale[column]))
+			binary.LittleEndian.PutUint32(tail[4*TileN+4*column:], uint32(sum[column]))
 		}
 	}
 	return nil
 }
 
 // columnScales is the extra pass over columns that are too long for the buffer.
-func (p *tilePacker) columnScales(scale *[TileN]float32, t int) error {
+func (p *tilePacker) columnScales(scale *[TileN]float32, tile int) error {
 	for k0 := 0; k0 < p.spec.K; k0 += p.rows {
-		cols, err := p.read(t, k0, min(k0+p.rows, p.spec.K))
+		cols, err := p.read(tile, k0, min(k0+p.rows, p.spec.K))
 		if err != nil {
 			return err
 		}
-		for c, col := range cols {
-			top, err := p.absmax(col, k0, t*TileN+c)
+		for column, col := range cols {
+			top, err := p.absmax(col, k0, tile*TileN+column)
 			if err != nil {
 				return err
 			}
-			scale[c] = max(scale[c], top/127)
+			scale[column] = max(scale[column], top/127)
 		}
 	}
 	return nil
 }
 
-func (p *tilePacker) packW32(dst []byte, cols *[TileN][]float32, t, k0 int) error {
-	for c, col := range cols {
-		if _, err := p.absmax(col, k0, t*TileN+c); err != nil {
+func (p *tilePacker) packW32(dst []byte, cols *[TileN][]float32, tile, k0 int) error {
+	for column, col := range cols {
+		if _, err := p.absmax(col, k0, tile*TileN+column); err != nil {
 			return err
 		}
 	}
-	for k := range len(dst) / (4 * TileN) {
-		row := dst[k*4*TileN : (k+1)*4*TileN]
-		for c, col := range cols {
-			var v float32
+	for at := range len(dst) / (4 * TileN) {
+		row := dst[at*4*TileN : (at+1)*4*TileN]
+		for column, col := range cols {
+			var value float32
 			if col != nil {
-				v = col[k]
+				value = col[at]
 			}
-			binary.LittleEndian.PutUint32(row[4*c:], math.Float32bits(v))
+			binary.LittleEndian.PutUint32(row[4*column:], math.Float32bits(value))
 		}
 	}
 	return nil
 }
 
-// packQ8C quantises k rows of a tile with known column scales and adds to the column sums.
-func packQ8C(dst []byte, cols *[TileN][]float32, k int, scale *[TileN]float32, sum *[TileN]int32) {
+// packQ8C quantises rows of a tile with known column scales and adds to the column sums.
+func packQ8C(dst []byte, cols *[TileN][]float32, rows int, scale *[TileN]float32, sum *[TileN]int32) {
 	const step = 256 // rows whose packed bytes stay in the first-level cache over all columns
-	for k0 := 0; k0 < k; k0 += step {
-		k1 := min(k0+step, k)
+	for k0 := 0; k0 < rows; k0 += step {
+		k1 := min(k0+step, rows)
 		out := dst[k0*TileN : (k0+(k1-k0+3)&^3)*TileN]
-		for c, col := range cols {
-			s := scale[c]
-			if col == nil || s == 0 { // an all-zero column, or one whose scale underflows
-				for o := 4 * c; o < len(out); o += 4 * TileN {
-					binary.LittleEndian.PutUint32(out[o:], 0)
+		for column, col := range cols {
+			scaleOf := scale[column]
+			if col == nil || scaleOf == 0 { // an all-zero column, or one whose scale underflows
+				for at := 4 * column; at < len(out); at += 4 * TileN {
+					binary.LittleEndian.PutUint32(out[at:], 0)
 				}
 				continue
 			}
 			part := col[k0:k1]
 			acc := int32(0)
-			o := 4 * c
+			at := 4 * column
 			for len(part) >= 4 {
-				q0, q1, q2, q3 := quant8(part[0], s), quant8(part[1], s), quant8(part[2], s), quant8(part[3], s)
+				q0, q1, q2, q3 := quant8(part[0], scaleOf), quant8(part[1], scaleOf), quant8(part[2], scaleOf),
+					quant8(part[3], scaleOf)
 				acc += q0 + q1 + q2 + q3
-				binary.LittleEndian.PutUint32(out[o:], uint32(uint8(q0))|uint32(uint8(q1))<<8|uint32(uint8(q2))<<16|uint32(uint8(q3))<<24)
+				binary.LittleEndian.PutUint32(out[at:],
+					uint32(uint8(q0))|uint32(uint8(q1))<<8|uint32(uint8(q2))<<16|uint32(uint8(q3))<<24)
 				part = part[4:]
-				o += 4 * TileN
+				at += 4 * TileN
 			}
 			if len(part) > 0 {
 				var last uint32
-				for i, x := range part {
-					q := quant8(x, s)
-					acc += q
-					last |= uint32(uint8(q)) << (8 * i)
+				for i, value := range part {
+					code := quant8(value, scaleOf)
+					acc += code
+					last |= uint32(uint8(code)) << (8 * i)
 				}
-				binary.LittleEndian.PutUint32(out[o:], last)
+				binary.LittleEndian.PutUint32(out[at:], last)
 			}
-			sum[c] += acc
+			sum[column] += acc
 		}
 	}
 }
 
 // roundEven rounds |x| < 2^22 to the nearest integer, halves to even: adding 1.5*2^23 leaves the
 // integer in the low mantissa bits.
-func roundEven(x float32) int32 {
-	return int32(math.Float32bits(x+12582912)) - 0x4B400000
+func roundEven(value float32) int32 {
+	return int32(math.Float32bits(value+12582912)) - 0x4B400000
 }
 
 func finite(x float32) bool { return math.Float32bits(x)>>23&0xff != 0xff }
@@ -554,161 +570,163 @@ func q4Block(scheme string) int {
 
 func q4Bytes(block int) int { return 16*block + 2*TileN }
 
-// packW16 rounds k rows of a tile to bfloat16.
-func (p *tilePacker) packW16(dst []byte, cols *[TileN][]float32, t, k0 int) error {
-	for c, col := range cols {
-		if _, err := p.absmax(col, k0, t*TileN+c); err != nil {
+// packW16 rounds rows of a tile to bfloat16.
+func (p *tilePacker) packW16(dst []byte, cols *[TileN][]float32, tile, k0 int) error {
+	for column, col := range cols {
+		if _, err := p.absmax(col, k0, tile*TileN+column); err != nil {
 			return err
 		}
-		at := c%16*4 + c/16*2
-		for k := range len(dst) / (2 * TileN) {
-			var h uint16
+		at := column%16*4 + column/16*2
+		for row := range len(dst) / (2 * TileN) {
+			var half uint16
 			if col != nil {
-				if h = number.FloatToBrain(col[k]); h&0x7f80 == 0x7f80 {
-					return p.refuse(col[k], k0+k, t*TileN+c, "is too large for bf16")
+				if half = number.FloatToBrain(col[row]); half&0x7f80 == 0x7f80 {
+					return p.refuse(col[row], k0+row, tile*TileN+column, "is too large for bf16")
 				}
 			}
-			binary.LittleEndian.PutUint16(dst[2*TileN*k+at:], h)
+			binary.LittleEndian.PutUint16(dst[2*TileN*row+at:], half)
 		}
 	}
 	return nil
 }
 
-// packQ4 quantises k rows of a tile in blocks of block rows. With feedback dst may be empty: the errors of
+// packQ4 quantises rows of a tile in blocks of block rows. With feedback dst may be empty: the errors of
 // the rows count all the same.
-func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, k, t, k0 int) error {
+func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, rows, tile, k0 int) error {
 	size := q4Bytes(block)
-	for c, col := range cols {
-		if _, err := p.absmax(col, k0, t*TileN+c); err != nil {
+	for column, col := range cols {
+		if _, err := p.absmax(col, k0, tile*TileN+column); err != nil {
 			return err
 		}
 	}
-	var w []float32
+	var weight []float32
 	var codes [Block128]int32
-	for b := 0; b*block < k; b++ {
+	for index := 0; index*block < rows; index++ {
 		var nibbles, scales []byte
 		if len(dst) > 0 {
-			nibbles, scales = dst[b*size:b*size+16*block], dst[b*size+16*block:(b+1)*size]
+			nibbles, scales = dst[index*size:index*size+16*block], dst[index*size+16*block:(index+1)*size]
 			for i := range nibbles {
 				nibbles[i] = 0x88
 			}
 		}
-		k1 := min((b+1)*block, k)
+		k1 := min((index+1)*block, rows)
 		if p.imp != nil {
-			w = p.imp.weight[k0+b*block : k0+k1]
+			weight = p.imp.weight[k0+index*block : k0+k1]
 		}
-		for c, col := range cols {
-			var h uint16
+		for column, col := range cols {
+			var half uint16
 			if col != nil {
-				part := col[b*block : k1]
-				want, q := part, codes[:len(part)]
+				part := col[index*block : k1]
+				want, code := part, codes[:len(part)]
 				if p.feed != nil {
-					want = p.feed.targets(part, k0+b*block, c)
+					want = p.feed.targets(part, k0+index*block, column)
 				}
-				h = p.search.scale(want, w)
-				if h&0x7c00 == 0x7c00 {
+				half = p.search.scale(want, weight)
+				if half&0x7c00 == 0x7c00 {
 					at := largest(want)
-					return p.refuse(want[at], k0+b*block+at, t*TileN+c, "is too large for a 16-bit block scale")
+					return p.refuse(want[at], k0+index*block+at, tile*TileN+column,
+						"is too large for a 16-bit block scale")
 				}
-				d := number.HalfToFloat(h)
+				step := number.HalfToFloat(half)
 				switch {
 				case p.feed != nil:
-					p.feed.codes(q, part, want, k0+b*block, c, d)
-				case d != 0:
-					for i, x := range part {
-						q[i] = quant4(x / d)
+					p.feed.codes(code, part, want, k0+index*block, column, step)
+				case step != 0:
+					for i, value := range part {
+						code[i] = quant4(value / step)
 					}
 				}
-				if d != 0 && nibbles != nil {
-					shift := 4 * (c / 16)
+				if step != 0 && nibbles != nil {
+					shift := 4 * (column / 16)
 					mask := byte(0xf0 >> shift)
-					j := c % 16 * 4
-					for i, v := range q {
-						o := i>>2<<6 + j + i&3
-						nibbles[o] = nibbles[o]&mask | byte(v+8)<<shift
+					j := column % 16 * 4
+					for i, level := range code {
+						at := i>>2<<6 + j + i&3
+						nibbles[at] = nibbles[at]&mask | byte(level+8)<<shift
 					}
 				}
 			}
 			if scales != nil {
-				binary.LittleEndian.PutUint16(scales[2*c:], h)
+				binary.LittleEndian.PutUint16(scales[2*column:], half)
 			}
 		}
 	}
 	return nil
 }
 
-// searchColumns finds the scales of the 4-bit columns of tile t, in two more passes over what is longer than the buffer.
-func (p *tilePacker) searchColumns(scale *[TileN]float32, t int) error {
+// searchColumns finds the scales of the 4-bit columns of a tile, in two more passes over what is longer than the
+// buffer.
+func (p *tilePacker) searchColumns(scale *[TileN]float32, tile int) error {
 	var search columnSearch
 	for pass := range 2 {
 		for k0 := 0; k0 < p.spec.K; k0 += p.rows {
 			if pass == 0 || p.rows < p.spec.K {
-				cols, err := p.read(t, k0, min(k0+p.rows, p.spec.K))
+				cols, err := p.read(tile, k0, min(k0+p.rows, p.spec.K))
 				if err != nil {
 					return err
 				}
 				p.held = cols
 			}
-			for c, col := range p.held {
+			for column, col := range p.held {
 				if col == nil {
 					continue
 				}
 				if pass == 0 {
-					top, err := p.absmax(col, k0, t*TileN+c)
+					top, err := p.absmax(col, k0, tile*TileN+column)
 					if err != nil {
 						return err
 					}
-					search[c].top = max(search[c].top, top)
+					search[column].top = max(search[column].top, top)
 					continue
 				}
-				var w []float32
+				var weight []float32
 				if p.imp != nil {
-					w = p.imp.weight[k0:]
+					weight = p.imp.weight[k0:]
 				}
-				search.add(c, col, w)
+				search.add(column, col, weight)
 			}
 		}
 	}
-	for c := range scale {
-		scale[c] = search.scale(c)
+	for column := range scale {
+		scale[column] = search.scale(column)
 	}
 	return nil
 }
 
-// packQ4C quantises k rows of a tile, from row k0 of the weight, with known column scales.
-func (p *tilePacker) packQ4C(dst []byte, cols *[TileN][]float32, k, k0 int, scale *[TileN]float32) {
-	dst = dst[:(k+BlockK-1)/BlockK*16*BlockK]
+// packQ4C quantises rows of a tile, from row k0 of the weight, with known column scales.
+func (p *tilePacker) packQ4C(dst []byte, cols *[TileN][]float32, rows, k0 int, scale *[TileN]float32) {
+	dst = dst[:(rows+BlockK-1)/BlockK*16*BlockK]
 	for i := range dst {
 		dst[i] = 0x88
 	}
-	var q [BlockK]int32
-	for c, col := range cols {
-		d := scale[c]
+	var code [BlockK]int32
+	for column, col := range cols {
+		step := scale[column]
 		if col == nil {
 			continue
 		}
-		shift := 4 * (c / 16)
+		shift := 4 * (column / 16)
 		mask := byte(0xf0 >> shift)
-		for b := 0; b*BlockK < k; b++ {
-			part := col[b*BlockK : min((b+1)*BlockK, k)]
-			codes := q[:len(part)]
+		for index := 0; index*BlockK < rows; index++ {
+			part := col[index*BlockK : min((index+1)*BlockK, rows)]
+			codes := code[:len(part)]
 			switch {
 			case p.feed != nil:
-				p.feed.codes(codes, part, p.feed.targets(part, k0+b*BlockK, c), k0+b*BlockK, c, d)
-			case d == 0:
+				p.feed.codes(codes, part, p.feed.targets(part, k0+index*BlockK, column), k0+index*BlockK, column, step)
+			case step == 0:
 				continue
 			default:
-				for i, x := range part {
-					codes[i] = max(-7, quant4(x/d))
+				for i, value := range part {
+					codes[i] = max(-7, quant4(value/step))
 				}
 			}
-			if d == 0 {
+			if step == 0 {
 				continue
 			}
-			at := dst[b*16*BlockK+c%16*4:]
-			for i, v := range codes {
-				o := i>>2<<6 + i&3
-				at[o] = at[o]&mask | byte(v+8)<<shift
+			at := dst[index*16*BlockK+column%16*4:]
+			for i, level := range codes {
+				byteAt := i>>2<<6 + i&3
+				at[byteAt] = at[byteAt]&mask | byte(level+8)<<shift
 			}
 		}
 	}
@@ -716,19 +734,19 @@ func (p *tilePacker) packQ4C(dst []byte, cols *[TileN][]float32, k, k0 int, scal
 
 func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 	width := min(TileN, spec.N-n0)
-	at := func(k int) []float32 { return dst[k*spec.N+n0 : k*spec.N+n0+width] }
+	at := func(row int) []float32 { return dst[row*spec.N+n0 : row*spec.N+n0+width] }
 	switch spec.Scheme {
 	case "w32":
-		for k := range spec.K {
-			number.Decode(at(k), tile[k*4*TileN:], op.F32)
+		for row := range spec.K {
+			number.Decode(at(row), tile[row*4*TileN:], op.F32)
 		}
 	case "q8c":
 		var scale [TileN]float32
 		number.Decode(scale[:], tile[len(tile)-8*TileN:], op.F32)
 		for k := range spec.K {
 			row := at(k)
-			for c := range row {
-				row[c] = float32(int8(tile[k>>2<<7+c*4+k&3])) * scale[c]
+			for column := range row {
+				row[column] = float32(int8(tile[k>>2<<7+column*4+k&3])) * scale[column]
 			}
 		}
 	case "q4c":
@@ -736,18 +754,18 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 		number.Decode(scale[:], tile[len(tile)-4*TileN:], op.F32)
 		for k := range spec.K {
 			row := at(k)
-			for c := range row {
-				q := tile[k>>2<<6+c%16*4+k&3] >> (4 * (c / 16)) & 15
-				row[c] = float32(int32(q)-8) * scale[c]
+			for column := range row {
+				nibbles := tile[k>>2<<6+column%16*4+k&3] >> (4 * (column / 16)) & 15
+				row[column] = float32(int32(nibbles)-8) * scale[column]
 			}
 		}
 	case "w16":
 		for k := range spec.K {
 			row := at(k)
 			from := tile[2*TileN*k : 2*TileN*(k+1)]
-			for c := range row {
-				at := c%16*4 + c/16*2
-				row[c] = math.Float32frombits(uint32(from[at])<<16 | uint32(from[at+1])<<24)
+			for column := range row {
+				at := column%16*4 + column/16*2
+				row[column] = math.Float32frombits(uint32(from[at])<<16 | uint32(from[at+1])<<24)
 			}
 		}
 	case "q4b32", "q4b128":
@@ -760,18 +778,18 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 			}
 			i := k % size
 			row := at(k)
-			for c := range row {
-				q := block[i>>2<<6+c%16*4+i&3] >> (4 * (c / 16)) & 15
-				row[c] = float32(int32(q)-8) * scale[c]
+			for column := range row {
+				nibbles := block[i>>2<<6+column%16*4+i&3] >> (4 * (column / 16)) & 15
+				row[column] = float32(int32(nibbles)-8) * scale[column]
 			}
 		}
 	}
 }
 
-// packRows converts to the plain row-major form in type t, a few rows at a time.
-func packRows(dst []byte, spec op.WeightSpec, t op.Type, src Source) error {
+// packRows converts to the plain row-major form in an element type, a few rows at a time.
+func packRows(dst []byte, spec op.WeightSpec, element op.Type, src Source) error {
 	const blockK, blockN = 16, 256
-	size := t.Bytes()
+	size := element.Bytes()
 	refuse := (&tilePacker{spec: spec}).refuse
 	return parallel((spec.K+blockK-1)/blockK, func() func(int) error {
 		buf := make([]float32, blockK*blockN)
@@ -783,31 +801,31 @@ func packRows(dst []byte, spec op.WeightSpec, t op.Type, src Source) error {
 				if err := src.Read(buf[:(k1-k0)*(n1-n0)], k0, k1, n0, n1); err != nil {
 					return diag.New(diag.ClassOf(err), "pack weight %q: %w", spec.Name, err)
 				}
-				for k := k0; k < k1; k++ {
-					row := dst[(k*spec.N+n0)*size:]
-					for n := n0; n < n1; n++ {
-						v := buf[(n-n0)*(k1-k0)+k-k0]
-						if !finite(v) {
-							return refuse(v, k, n, "is not finite")
+				for at := k0; at < k1; at++ {
+					row := dst[(at*spec.N+n0)*size:]
+					for column := n0; column < n1; column++ {
+						value := buf[(column-n0)*(k1-k0)+at-k0]
+						if !finite(value) {
+							return refuse(value, at, column, "is not finite")
 						}
 						if spec.Scheme == "w16" { // as N32 holds it
-							v = math.Float32frombits(uint32(number.FloatToBrain(v)) << 16)
+							value = math.Float32frombits(uint32(number.FloatToBrain(value)) << 16)
 						}
-						switch t {
+						switch element {
 						case op.F32:
-							binary.LittleEndian.PutUint32(row[(n-n0)*4:], math.Float32bits(v))
+							binary.LittleEndian.PutUint32(row[(column-n0)*4:], math.Float32bits(value))
 						case op.BF16:
-							h := number.FloatToBrain(v)
-							if h&0x7f80 == 0x7f80 {
-								return refuse(v, k, n, "is too large for bf16")
+							half := number.FloatToBrain(value)
+							if half&0x7f80 == 0x7f80 {
+								return refuse(value, at, column, "is too large for bf16")
 							}
-							binary.LittleEndian.PutUint16(row[(n-n0)*2:], h)
+							binary.LittleEndian.PutUint16(row[(column-n0)*2:], half)
 						case op.F16:
-							h := number.FloatToHalf(v)
-							if h&0x7c00 == 0x7c00 {
-								return refuse(v, k, n, "is too large for f16")
+							half := number.FloatToHalf(value)
+							if half&0x7c00 == 0x7c00 {
+								return refuse(value, at, column, "is too large for f16")
 							}
-							binary.LittleEndian.PutUint16(row[(n-n0)*2:], h)
+							binary.LittleEndian.PutUint16(row[(column-n0)*2:], half)
 						}
 					}
 				}

@@ -28,24 +28,29 @@ type Importance struct {
 // diagonal plus low rank. Negative, infinite and NaN values are refused.
 // RATIONALE: Why do rows make up for each other's errors?
 func NewImportance(meanSquare, directions []float32) (*Importance, error) {
-	k := len(meanSquare)
-	if k < 1 || k > maxDim || len(directions)%k != 0 {
-		return nil, diag.New(diag.ClassInput, "importance: got %d mean squares and %d values of directions, want a whole number of directions for 1..%d rows", k, len(directions), maxDim)
+	rows := len(meanSquare)
+	if rows < 1 || rows > maxDim || len(directions)%rows != 0 {
+		return nil, diag.New(diag.ClassInput,
+			"importance: got %d mean squares and %d values of directions, want a whole number of directions for 1..%d rows", rows, len(directions), maxDim)
 	}
-	p := &Importance{k: k, rank: len(directions) / k, weight: make([]float32, k), dir: directions, cross: map[int][]float32{}}
-	if p.rank > maxRank {
-		return nil, diag.New(diag.ClassInput, "importance: got %d directions, want at most %d", p.rank, maxRank)
+	importance := &Importance{k: rows, rank: len(directions) / rows, weight: make([]float32, rows), dir: directions,
+		cross: map[int][]float32{}}
+	if importance.rank > maxRank {
+		return nil, diag.New(diag.ClassInput, "importance: got %d directions, want at most %d", importance.rank,
+			maxRank)
 	}
 	mean := 0.0
-	for i, x := range meanSquare {
-		if !finite(x) || x < 0 {
-			return nil, diag.New(diag.ClassInput, "importance: mean square %d is %v, want finite and not negative", i, x)
+	for i, value := range meanSquare {
+		if !finite(value) || value < 0 {
+			return nil, diag.New(diag.ClassInput, "importance: mean square %d is %v, want finite and not negative", i,
+				value)
 		}
-		mean += float64(x) / float64(k)
+		mean += float64(value) / float64(rows)
 	}
-	for i, x := range directions {
-		if !finite(x) {
-			return nil, diag.New(diag.ClassInput, "importance: direction %d of row %d is %v, want a finite number", i%p.rank, i/p.rank, x)
+	for i, value := range directions {
+		if !finite(value) {
+			return nil, diag.New(diag.ClassInput, "importance: direction %d of row %d is %v, want a finite number",
+				i%importance.rank, i/importance.rank, value)
 		}
 	}
 	if mean == 0 { // nothing is known
@@ -53,44 +58,44 @@ func NewImportance(meanSquare, directions []float32) (*Importance, error) {
 	}
 	// A channel that was silent while calibrating may speak later: it counts a little all the same.
 	const damp = 0.01
-	for i, x := range meanSquare {
-		p.weight[i] = float32((float64(x)/mean + damp) / (1 + damp))
+	for i, value := range meanSquare {
+		importance.weight[i] = float32((float64(value)/mean + damp) / (1 + damp))
 	}
-	if p.rank == 0 {
-		return p, nil
+	if importance.rank == 0 {
+		return importance, nil
 	}
-	p.gain = make([]float32, len(directions))
-	r := p.rank
-	g := make([]float64, r*r)
-	gv := make([]float64, r)
-	for i := range r {
-		g[i*r+i] = 1
+	importance.gain = make([]float32, len(directions))
+	rank := importance.rank
+	gain := make([]float64, rank*rank)
+	gv := make([]float64, rank)
+	for i := range rank {
+		gain[i*rank+i] = 1
 	}
-	for row := k - 1; row >= 0; row-- {
-		v := directions[row*r : (row+1)*r]
+	for row := rows - 1; row >= 0; row-- {
+		own := directions[row*rank : (row+1)*rank]
 		along := 0.0 // of the mean square
-		for _, x := range v {
-			along += float64(float64(x) * float64(x))
+		for _, value := range own {
+			along += float64(float64(value) * float64(value))
 		}
-		d := max(float64(meanSquare[row])-along, 0.01*float64(meanSquare[row])) + float64(damp*mean)
-		den := d
-		for i := range r {
+		diagonal := max(float64(meanSquare[row])-along, 0.01*float64(meanSquare[row])) + float64(damp*mean)
+		den := diagonal
+		for i := range rank {
 			sum := 0.0
-			for j, x := range v {
-				sum += float64(g[i*r+j] * float64(x))
+			for j, value := range own {
+				sum += float64(gain[i*rank+j] * float64(value))
 			}
 			gv[i] = sum
-			den += float64(sum * float64(v[i]))
+			den += float64(sum * float64(own[i]))
 		}
-		for i := range r {
-			q := gv[i] / den
-			p.gain[row*r+i] = float32(q)
-			for j := range r {
-				g[i*r+j] -= float64(q * gv[j])
+		for i := range rank {
+			factor := gv[i] / den
+			importance.gain[row*rank+i] = float32(factor)
+			for j := range rank {
+				gain[i*rank+j] -= float64(factor * gv[j])
 			}
 		}
 	}
-	return p, nil
+	return importance, nil
 }
 
 // maxRank is the largest number of directions.
@@ -105,23 +110,23 @@ func (p *Importance) rows(from int) *Importance {
 func (p *Importance) blockGains(block int) []float32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c, ok := p.cross[block]; ok {
-		return c
+	if known, ok := p.cross[block]; ok {
+		return known
 	}
-	r := p.rank
-	c := make([]float32, p.k*block)
-	for k := range p.k {
-		g := p.gain[k*r : (k+1)*r]
-		for j := k / block * block; j < k; j++ {
+	rank := p.rank
+	gains := make([]float32, p.k*block)
+	for row := range p.k {
+		own := p.gain[row*rank : (row+1)*rank]
+		for j := row / block * block; j < row; j++ {
 			var sum float32
-			for i, x := range p.dir[j*r : (j+1)*r] {
-				sum += float32(g[i] * x)
+			for i, value := range p.dir[j*rank : (j+1)*rank] {
+				sum += float32(own[i] * value)
 			}
-			c[k*block+j%block] = sum
+			gains[row*block+j%block] = sum
 		}
 	}
-	p.cross[block] = c
-	return c
+	p.cross[block] = gains
+	return gains
 }
 
 // Scales are searched between the largest magnitude over searchTo and over searchFrom: candidates that
@@ -143,10 +148,10 @@ type blockSearch struct {
 }
 
 // largest is the index of the largest magnitude, the first of equals.
-func largest(x []float32) int {
+func largest(values []float32) int {
 	at := 0
-	for i, v := range x {
-		if abs(v) > abs(x[at]) {
+	for i, value := range values {
+		if abs(value) > abs(values[at]) {
 			at = i
 		}
 	}
@@ -156,116 +161,116 @@ func largest(x []float32) int {
 // scale returns the float16 scale d of a block x that makes sum w (x - d q)^2 small for codes q = round(x/d) in
 // -8..7, never larger than the scale that maps the largest magnitude to -8 does; w nil is all ones. An infinite
 // scale means that this one is too large for a float16, 0 that all values are too small for one.
-func (s *blockSearch) scale(x, w []float32) uint16 {
-	at := largest(x)
-	h := number.FloatToHalf(x[at] / -8)
-	if h&0x7c00 == 0x7c00 {
-		return h
+func (s *blockSearch) scale(values, weight []float32) uint16 {
+	at := largest(values)
+	found := number.FloatToHalf(values[at] / -8)
+	if found&0x7c00 == 0x7c00 {
+		return found
 	}
-	if h&0x7fff == 0 {
+	if found&0x7fff == 0 {
 		return 0 // never -0
 	}
-	top := abs(x[at])
-	u := s.u[:len(x)]
+	top := abs(values[at])
+	scaled := s.u[:len(values)]
 	inv := 1 / top
-	for i, v := range x {
-		u[i] = v * inv
+	for i, value := range values {
+		scaled[i] = value * inv
 	}
-	best, _, _ := s.loss(u, w, number.HalfToFloat(h)*inv)
-	d := s.candidate(u, w)
+	best, _, _ := s.loss(scaled, weight, number.HalfToFloat(found)*inv)
+	step := s.candidate(scaled, weight)
 	for range 3 {
-		c := number.FloatToHalf(d * top)
-		if c&0x7fff == 0 || c&0x7c00 == 0x7c00 || c == h {
+		candidate := number.FloatToHalf(step * top)
+		if candidate&0x7fff == 0 || candidate&0x7c00 == 0x7c00 || candidate == found {
 			break
 		}
-		loss, a, b := s.loss(u, w, number.HalfToFloat(c)*inv)
+		loss, a, b := s.loss(scaled, weight, number.HalfToFloat(candidate)*inv)
 		if !(loss < best) {
 			break
 		}
-		best, h = loss, c
-		d = a / b // the least-squares scale of these codes; b is not 0, or the loss were no smaller
+		best, found = loss, candidate
+		step = a / b // the least-squares scale of these codes; b is not 0, or the loss were no smaller
 	}
-	return h
+	return found
 }
 
 // loss is sum w (u - d q)^2, with sum w u q and sum w q^2 of its codes.
-func (s *blockSearch) loss(u, w []float32, d float32) (loss, a, b float32) {
-	inv := 1 / d
-	if w == nil {
-		for _, v := range u {
-			q := float32(quant4(v * inv))
-			e := v - float32(d*q)
-			loss += float32(e * e)
-			a += float32(v * q)
-			b += float32(q * q)
+func (s *blockSearch) loss(scaled, weight []float32, step float32) (loss, a, b float32) {
+	inv := 1 / step
+	if weight == nil {
+		for _, value := range scaled {
+			code := float32(quant4(value * inv))
+			miss := value - float32(step*code)
+			loss += float32(miss * miss)
+			a += float32(value * code)
+			b += float32(code * code)
 		}
 		return loss, a, b
 	}
-	w = w[:len(u)]
-	for i, v := range u {
-		q := float32(quant4(v * inv))
-		e := v - float32(d*q)
-		wq := w[i] * q
-		loss += float32(w[i] * float32(e*e))
-		a += float32(wq * v)
-		b += float32(wq * q)
+	weight = weight[:len(scaled)]
+	for i, value := range scaled {
+		code := float32(quant4(value * inv))
+		miss := value - float32(step*code)
+		wq := weight[i] * code
+		loss += float32(weight[i] * float32(miss*miss))
+		a += float32(wq * value)
+		b += float32(wq * code)
 	}
 	return loss, a, b
 }
 
 // candidate is the best scale of those searched, as least squares give it for the codes that each one makes: all
 // codes change at known scales, so that sums over codes need only what every bin adds.
-func (s *blockSearch) candidate(u, w []float32) float32 {
+func (s *blockSearch) candidate(scaled, weight []float32) float32 {
 	for i := range s.a {
 		clear(s.a[i][:])
 		clear(s.b[i][:])
 	}
 	var a, b float32 // at searchFrom
-	for i, v := range u {
-		m := abs(v)
-		if m*searchTo < 0.5 {
+	for i, value := range scaled {
+		magnitude := abs(value)
+		if magnitude*searchTo < 0.5 {
 			continue
 		}
 		wi := float32(1)
-		if w != nil {
-			wi = w[i]
+		if weight != nil {
+			wi = weight[i]
 		}
-		wm := wi * m
-		q := float32(int32(float32(m*searchFrom) + 0.5))
-		a += float32(wm * q)
-		b += float32(wi * float32(q*q))
-		step := searchStep / m
-		next := float32((q+0.5)*step) - searchFrom*searchStep // in bins
-		for q < 8 && next < searchBins {
+		wm := wi * magnitude
+		code := float32(int32(float32(magnitude*searchFrom) + 0.5))
+		a += float32(wm * code)
+		b += float32(wi * float32(code*code))
+		step := searchStep / magnitude
+		next := float32((code+0.5)*step) - searchFrom*searchStep // in bins
+		for code < 8 && next < searchBins {
 			side := 0
-			if q == 7 {
+			if code == 7 {
 				side = 1
-				if v < 0 {
+				if value < 0 {
 					side = 2
 				}
 			}
 			bin := int(next) & (searchBins - 1) // next is not negative but for rounding
 			s.a[side][bin] += wm
-			s.b[side][bin] += float32(wi * (2*q + 1))
-			q++
+			s.b[side][bin] += float32(wi * (2*code + 1))
+			code++
 			next += step
 		}
 	}
-	var best, d float32
+	var best, step float32
 	a1, b1, a2, b2 := a, b, a, b // 8 is the code of positive values: of a negative scale; of negative ones
 	for i := range searchBins {
 		a1 += s.a[0][i] + s.a[1][i]
 		b1 += s.b[0][i] + s.b[1][i]
 		a2 += s.a[0][i] + s.a[2][i]
 		b2 += s.b[0][i] + s.b[2][i]
-		if g := a1 * a1; g > float32(best*b1) {
-			best, d = g/b1, -a1/b1
+		if gain := a1 * a1; gain > float32(best*b1) {
+			best, step = gain/b1, -a1/b1
 		}
-		if g := a2 * a2; g > float32(best*b2) {
-			best, d = g/b2, a2/b2
+		if gain := a2 * a2; gain > float32(best*b2) {
+			best, step = gain/b2, a2/b2
 		}
 	}
-	return d
+	return step
 }
 
 // quant4 is the code of a value in units of its scale, which is not large.
@@ -289,53 +294,53 @@ type columnSearch [TileN]struct {
 }
 
 // add counts values x of a column whose largest magnitude is known; errors of theirs cost w, nil is all ones.
-func (s *columnSearch) add(c int, x, w []float32) {
-	p := &s[c]
-	if p.top == 0 {
+func (s *columnSearch) add(column int, values, weight []float32) {
+	sums := &s[column]
+	if sums.top == 0 {
 		return
 	}
-	for i, v := range x {
-		m := float64(abs(v)) / float64(p.top)
-		if m*columnTo < 0.5 {
+	for i, value := range values {
+		magnitude := float64(abs(value)) / float64(sums.top)
+		if magnitude*columnTo < 0.5 {
 			continue
 		}
 		wi := 1.0
-		if w != nil {
-			wi = float64(w[i])
+		if weight != nil {
+			wi = float64(weight[i])
 		}
-		wm := wi * m
-		q := min(7, math.Floor(float64(m*columnFrom)+0.5))
-		p.a += float64(wm * q)
-		p.b += float64(wi * float64(q*q))
-		step := columnStep / m
-		for next := float64((q+0.5)*step) - columnFrom*columnStep; q < 7 && next < columnBins; next += step {
+		wm := wi * magnitude
+		code := min(7, math.Floor(float64(magnitude*columnFrom)+0.5))
+		sums.a += float64(wm * code)
+		sums.b += float64(wi * float64(code*code))
+		step := columnStep / magnitude
+		for next := float64((code+0.5)*step) - columnFrom*columnStep; code < 7 && next < columnBins; next += step {
 			bin := max(0, int(next))
-			p.da[bin] += wm
-			p.db[bin] += float64(wi * float64(2*q+1))
-			q++
+			sums.da[bin] += wm
+			sums.db[bin] += float64(wi * float64(2*code+1))
+			code++
 		}
 	}
 }
 
 // scale is the scale d of column c that makes sum w (x - d q)^2 small for codes q = round(x/d) in -7..7: of those
 // searched the best, as least squares give it for the codes it makes. 0 where all values are.
-func (s *columnSearch) scale(c int) float32 {
-	p := &s[c]
-	if p.top == 0 {
+func (s *columnSearch) scale(at int) float32 {
+	column := &s[at]
+	if column.top == 0 {
 		return 0
 	}
-	a, b := p.a, p.b
-	best, d := -1.0, 0.0
+	a, b := column.a, column.b
+	best, step := -1.0, 0.0
 	for i := -1; i < columnBins; i++ {
 		if i >= 0 {
-			a += p.da[i]
-			b += p.db[i]
+			a += column.da[i]
+			b += column.db[i]
 		}
 		if gain := float64(a*a) / b; b > 0 && gain > best {
-			best, d = gain, a/b
+			best, step = gain, a/b
 		}
 	}
-	return float32(d * float64(p.top))
+	return float32(step * float64(column.top))
 }
 
 // feedback is the state of error feedback for the columns of one tile.
@@ -352,84 +357,85 @@ func newFeedback(imp *Importance, block int, low int32) *feedback {
 	if imp == nil || imp.rank == 0 {
 		return nil
 	}
-	return &feedback{imp: imp, cross: imp.blockGains(block), block: block, low: low, state: make([]float32, TileN*imp.rank), x: make([]float32, TileN*block)}
+	return &feedback{imp: imp, cross: imp.blockGains(block), block: block, low: low,
+		state: make([]float32, TileN*imp.rank), x: make([]float32, TileN*block)}
 }
 
 // targets writes what rows k, k+1, ... of column c are to be, for their values x.
-func (f *feedback) targets(x []float32, k, c int) []float32 {
-	r := f.imp.rank
-	s := f.state[c*r : (c+1)*r]
-	out := f.x[c*f.block : c*f.block+len(x)]
+func (f *feedback) targets(values []float32, row, column int) []float32 {
+	rank := f.imp.rank
+	state := f.state[column*rank : (column+1)*rank]
+	out := f.x[column*f.block : column*f.block+len(values)]
 	i := 0
-	for ; i+2 <= len(x); i += 2 { // two rows share the loads of the state
-		g0 := f.imp.gain[(k+i)*r : (k+i+1)*r][:len(s)]
-		g1 := f.imp.gain[(k+i+1)*r : (k+i+2)*r][:len(s)]
+	for ; i+2 <= len(values); i += 2 { // two rows share the loads of the state
+		g0 := f.imp.gain[(row+i)*rank : (row+i+1)*rank][:len(state)]
+		g1 := f.imp.gain[(row+i+1)*rank : (row+i+2)*rank][:len(state)]
 		var a0, a1, b0, b1 float32
 		j := 0
-		for ; j+2 <= len(s); j += 2 {
-			a0 += float32(g0[j] * s[j])
-			b0 += float32(g1[j] * s[j])
-			a1 += float32(g0[j+1] * s[j+1])
-			b1 += float32(g1[j+1] * s[j+1])
+		for ; j+2 <= len(state); j += 2 {
+			a0 += float32(g0[j] * state[j])
+			b0 += float32(g1[j] * state[j])
+			a1 += float32(g0[j+1] * state[j+1])
+			b1 += float32(g1[j+1] * state[j+1])
 		}
-		if j < len(s) {
-			a0 += float32(g0[j] * s[j])
-			b0 += float32(g1[j] * s[j])
+		if j < len(state) {
+			a0 += float32(g0[j] * state[j])
+			b0 += float32(g1[j] * state[j])
 		}
-		out[i], out[i+1] = x[i]-(a0+a1), x[i+1]-(b0+b1)
+		out[i], out[i+1] = values[i]-(a0+a1), values[i+1]-(b0+b1)
 	}
-	for ; i < len(x); i++ {
+	for ; i < len(values); i++ {
 		var sum float32
-		for j, g := range f.imp.gain[(k+i)*r : (k+i+1)*r] {
-			sum += float32(g * s[j])
+		for j, gain := range f.imp.gain[(row+i)*rank : (row+i+1)*rank] {
+			sum += float32(gain * state[j])
 		}
-		out[i] = x[i] - sum
+		out[i] = values[i] - sum
 	}
 	return out
 }
 
 // codes quantises rows k, k+1, ... of column c, whose values are x and whose targets are want, with scale d.
-func (f *feedback) codes(q []int32, x, want []float32, k, c int, d float32) {
-	var e [Block128]float32
+func (f *feedback) codes(q []int32, values, want []float32, first, column int, step float32) {
+	var misses [Block128]float32
 	inv := float32(0)
-	if d != 0 {
-		inv = 1 / d
+	if step != 0 {
+		inv = 1 / step
 	}
-	for i, t := range want {
-		row := f.cross[(k+i)*f.block : (k+i)*f.block+i]
+	for i, target := range want {
+		row := f.cross[(first+i)*f.block : (first+i)*f.block+i]
 		var s0, s1 float32
 		j := 0
 		for ; j+2 <= len(row); j += 2 {
-			s0 += float32(row[j] * e[j])
-			s1 += float32(row[j+1] * e[j+1])
+			s0 += float32(row[j] * misses[j])
+			s1 += float32(row[j+1] * misses[j+1])
 		}
 		if j < len(row) {
-			s0 += float32(row[j] * e[j])
+			s0 += float32(row[j] * misses[j])
 		}
 		// Far beyond the codes rounding by mantissa bits would fail.
-		v := (t - (s0 + s1)) * inv
-		if !(abs(v) < 1024) {
-			v = float32(math.Copysign(1024, float64(v)))
+		level := (target - (s0 + s1)) * inv
+		if !(abs(level) < 1024) {
+			level = float32(math.Copysign(1024, float64(level)))
 		}
-		q[i] = max(f.low, quant4(v))
-		e[i] = float32(float32(q[i])*d) - x[i]
+		q[i] = max(f.low, quant4(level))
+		misses[i] = float32(float32(q[i])*step) - values[i]
 	}
-	r := f.imp.rank
-	s := f.state[c*r : (c+1)*r]
+	rank := f.imp.rank
+	state := f.state[column*rank : (column+1)*rank]
 	i := 0
-	for ; i+4 <= len(x); i += 4 {
-		v0 := f.imp.dir[(k+i)*r : (k+i+1)*r][:len(s)]
-		v1 := f.imp.dir[(k+i+1)*r : (k+i+2)*r][:len(s)]
-		v2 := f.imp.dir[(k+i+2)*r : (k+i+3)*r][:len(s)]
-		v3 := f.imp.dir[(k+i+3)*r : (k+i+4)*r][:len(s)]
-		e0, e1, e2, e3 := e[i], e[i+1], e[i+2], e[i+3]
-		for j := range s {
-			s[j] += float32(float32(e0*v0[j])+float32(e1*v1[j])) + float32(float32(e2*v2[j])+float32(e3*v3[j]))
+	for ; i+4 <= len(values); i += 4 {
+		v0 := f.imp.dir[(first+i)*rank : (first+i+1)*rank][:len(state)]
+		v1 := f.imp.dir[(first+i+1)*rank : (first+i+2)*rank][:len(state)]
+		v2 := f.imp.dir[(first+i+2)*rank : (first+i+3)*rank][:len(state)]
+		v3 := f.imp.dir[(first+i+3)*rank : (first+i+4)*rank][:len(state)]
+		e0, e1, e2, e3 := misses[i], misses[i+1], misses[i+2], misses[i+3]
+		for j := range state {
+			state[j] += float32(float32(e0*v0[j])+float32(e1*v1[j])) + float32(float32(e2*v2[j])+float32(e3*v3[j]))
 		}
 	}
-	for ; i < len(x); i++ {
-		for j, v := range f.imp.dir[(k+i)*r : (k+i+1)*r] {
-			s[j] += float32(e[i] * v)
+	for ; i < len(values); i++ {
+		for j, level := range f.imp.dir[(first+i)*rank : (first+i+1)*rank] {
+			state[j] += float32(misses[i] * level)
 		}
 	}
 }

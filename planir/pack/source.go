@@ -17,25 +17,28 @@ type Source interface {
 
 // Matrix is a Source over stored little-endian numbers of type f32, f16 or bf16: row-major [K,N],
 // or with transposed row-major [N,K] (the weight of a torch Linear).
-func Matrix(b []byte, t op.Type, k, n int, transposed bool) (Source, error) {
-	if t != op.F32 && t != op.F16 && t != op.BF16 {
-		return nil, diag.New(diag.ClassInput, "read matrix: unknown stored type %q, want one of f32, f16, bf16", t)
+func Matrix(data []byte, element op.Type, rows, cols int, transposed bool) (Source, error) {
+	if element != op.F32 && element != op.F16 && element != op.BF16 {
+		return nil, diag.New(diag.ClassInput, "read matrix: unknown stored type %q, want one of f32, f16, bf16",
+			element)
 	}
-	if k < 1 || k > maxDim || n < 1 || n > maxDim {
-		return nil, diag.New(diag.ClassInput, "read matrix: got shape [%d,%d], want dimensions 1..%d", k, n, maxDim)
+	if rows < 1 || rows > maxDim || cols < 1 || cols > maxDim {
+		return nil, diag.New(diag.ClassInput, "read matrix: got shape [%d,%d], want dimensions 1..%d", rows, cols,
+			maxDim)
 	}
-	if want := int64(k) * int64(n) * int64(t.Bytes()); int64(len(b)) != want {
-		return nil, diag.New(diag.ClassInput, "read matrix [%d,%d] of %s: got %d bytes, want %d", k, n, t, len(b), want)
+	if want := int64(rows) * int64(cols) * int64(element.Bytes()); int64(len(data)) != want {
+		return nil, diag.New(diag.ClassInput, "read matrix [%d,%d] of %s: got %d bytes, want %d", rows, cols, element,
+			len(data), want)
 	}
-	return &matrix{b: b, t: t, k: k, n: n, transposed: transposed}, nil
+	return &matrix{b: data, t: element, k: rows, n: cols, transposed: transposed}, nil
 }
 
 // Floats is a Source over row-major values [K,N].
-func Floats(v []float32, k, n int) (Source, error) {
-	if k < 1 || k > maxDim || n < 1 || n > maxDim || int64(len(v)) != int64(k)*int64(n) {
-		return nil, diag.New(diag.ClassInput, "read matrix: got %d values for shape [%d,%d]", len(v), k, n)
+func Floats(values []float32, rows, cols int) (Source, error) {
+	if rows < 1 || rows > maxDim || cols < 1 || cols > maxDim || int64(len(values)) != int64(rows)*int64(cols) {
+		return nil, diag.New(diag.ClassInput, "read matrix: got %d values for shape [%d,%d]", len(values), rows, cols)
 	}
-	return &matrix{v: v, k: k, n: n}, nil
+	return &matrix{v: values, k: rows, n: cols}, nil
 }
 
 type matrix struct {
@@ -51,8 +54,8 @@ func (m *matrix) Shape() (int, int) { return m.k, m.n }
 func (m *matrix) Read(dst []float32, k0, k1, n0, n1 int) error {
 	size := m.t.Bytes()
 	if m.transposed {
-		for n := n0; n < n1; n++ {
-			number.Decode(dst[(n-n0)*(k1-k0):(n-n0+1)*(k1-k0)], m.b[(n*m.k+k0)*size:], m.t)
+		for column := n0; column < n1; column++ {
+			number.Decode(dst[(column-n0)*(k1-k0):(column-n0+1)*(k1-k0)], m.b[(column*m.k+k0)*size:], m.t)
 		}
 		return nil
 	}
@@ -60,11 +63,11 @@ func (m *matrix) Read(dst []float32, k0, k1, n0, n1 int) error {
 	const blockK, blockN = 16, 64
 	var block [blockK * blockN]float32
 	for nb := n0; nb < n1; nb += blockN {
-		w := min(blockN, n1-nb)
+		width := min(blockN, n1-nb)
 		for kb := k0; kb < k1; kb += blockK {
-			h := min(blockK, k1-kb)
-			for i := range h {
-				row := block[i*blockN : i*blockN+w]
+			height := min(blockK, k1-kb)
+			for i := range height {
+				row := block[i*blockN : i*blockN+width]
 				at := (kb+i)*m.n + nb
 				if m.v != nil {
 					copy(row, m.v[at:])
@@ -72,8 +75,8 @@ func (m *matrix) Read(dst []float32, k0, k1, n0, n1 int) error {
 					number.Decode(row, m.b[at*size:], m.t)
 				}
 			}
-			for j := range w {
-				col := dst[(nb-n0+j)*(k1-k0)+kb-k0:][:h]
+			for j := range width {
+				col := dst[(nb-n0+j)*(k1-k0)+kb-k0:][:height]
 				for i := range col {
 					col[i] = block[i*blockN+j]
 				}
@@ -87,28 +90,32 @@ func (m *matrix) Read(dst []float32, k0, k1, n0, n1 int) error {
 // srcs[1], and so on in turn until all are used up together.
 func Interleave(srcs []Source, columns []int) (Source, error) {
 	if len(srcs) == 0 || len(srcs) != len(columns) {
-		return nil, diag.New(diag.ClassInput, "interleave: got %d sources and %d column counts", len(srcs), len(columns))
+		return nil, diag.New(diag.ClassInput, "interleave: got %d sources and %d column counts", len(srcs),
+			len(columns))
 	}
-	s := &interleaved{srcs: srcs, columns: columns}
+	made := &interleaved{srcs: srcs, columns: columns}
 	groups := 0
 	for i, src := range srcs {
-		k, n := src.Shape()
-		if columns[i] < 1 || n%columns[i] != 0 {
-			return nil, diag.New(diag.ClassInput, "interleave: source %d has %d columns, want a multiple of %d", i, n, columns[i])
+		rows, cols := src.Shape()
+		if columns[i] < 1 || cols%columns[i] != 0 {
+			return nil, diag.New(diag.ClassInput, "interleave: source %d has %d columns, want a multiple of %d", i,
+				cols, columns[i])
 		}
 		if i == 0 {
-			s.k, groups = k, n/columns[i]
+			made.k, groups = rows, cols/columns[i]
 		}
-		if k != s.k || n/columns[i] != groups {
-			return nil, diag.New(diag.ClassInput, "interleave: source %d is [%d,%d], want [%d,%d]", i, k, n, s.k, groups*columns[i])
+		if rows != made.k || cols/columns[i] != groups {
+			return nil, diag.New(diag.ClassInput, "interleave: source %d is [%d,%d], want [%d,%d]", i, rows, cols,
+				made.k, groups*columns[i])
 		}
-		s.width += columns[i]
+		made.width += columns[i]
 	}
-	if int64(s.width)*int64(groups) > maxDim {
-		return nil, diag.New(diag.ClassInput, "interleave: got %d columns, want at most %d", int64(s.width)*int64(groups), maxDim)
+	if int64(made.width)*int64(groups) > maxDim {
+		return nil, diag.New(diag.ClassInput, "interleave: got %d columns, want at most %d",
+			int64(made.width)*int64(groups), maxDim)
 	}
-	s.n = s.width * groups
-	return s, nil
+	made.n = made.width * groups
+	return made, nil
 }
 
 type interleaved struct {
@@ -121,19 +128,19 @@ type interleaved struct {
 func (s *interleaved) Shape() (int, int) { return s.k, s.n }
 
 func (s *interleaved) Read(dst []float32, k0, k1, n0, n1 int) error {
-	for n := n0; n < n1; {
-		group, in := n/s.width, n%s.width
+	for column := n0; column < n1; {
+		group, in := column/s.width, column%s.width
 		i := 0
 		for in >= s.columns[i] {
 			in -= s.columns[i]
 			i++
 		}
-		run := min(s.columns[i]-in, n1-n)
+		run := min(s.columns[i]-in, n1-column)
 		at := group*s.columns[i] + in
-		if err := s.srcs[i].Read(dst[(n-n0)*(k1-k0):(n-n0+run)*(k1-k0)], k0, k1, at, at+run); err != nil {
+		if err := s.srcs[i].Read(dst[(column-n0)*(k1-k0):(column-n0+run)*(k1-k0)], k0, k1, at, at+run); err != nil {
 			return err
 		}
-		n += run
+		column += run
 	}
 	return nil
 }
@@ -141,9 +148,10 @@ func (s *interleaved) Read(dst []float32, k0, k1, n0, n1 int) error {
 // Slice is the Source of rows [k0,k1) and columns [n0,n1) of src. A packed weight in
 // blocks agrees with the packing of the whole only if k0 is a multiple of their length (BlockK, Block128).
 func Slice(src Source, k0, k1, n0, n1 int) (Source, error) {
-	k, n := src.Shape()
-	if k0 < 0 || k0 >= k1 || k1 > k || n0 < 0 || n0 >= n1 || n1 > n {
-		return nil, diag.New(diag.ClassInput, "slice matrix: rows [%d,%d), columns [%d,%d) outside [%d,%d]", k0, k1, n0, n1, k, n)
+	rows, cols := src.Shape()
+	if k0 < 0 || k0 >= k1 || k1 > rows || n0 < 0 || n0 >= n1 || n1 > cols {
+		return nil, diag.New(diag.ClassInput, "slice matrix: rows [%d,%d), columns [%d,%d) outside [%d,%d]", k0, k1,
+			n0, n1, rows, cols)
 	}
 	return &slice{src: src, k0: k0, k1: k1, n0: n0, n1: n1}, nil
 }
@@ -182,23 +190,25 @@ func (s *plus) Read(dst []float32, k0, k1, n0, n1 int) error {
 // ScaleRows is the Source with row k multiplied by factors[k]; DivideColumns the one with column n divided by
 // factors[n]. Factors are finite and positive, and as many as src has rows or columns.
 func ScaleRows(src Source, factors []float32) (Source, error) {
-	k, _ := src.Shape()
-	return scale(src, factors, true, k, "rows")
+	rows, _ := src.Shape()
+	return scale(src, factors, true, rows, "rows")
 }
 
 // DivideColumns: see ScaleRows.
 func DivideColumns(src Source, factors []float32) (Source, error) {
-	_, n := src.Shape()
-	return scale(src, factors, false, n, "columns")
+	_, cols := src.Shape()
+	return scale(src, factors, false, cols, "columns")
 }
 
 func scale(src Source, factors []float32, rows bool, want int, what string) (Source, error) {
 	if len(factors) != want {
-		return nil, diag.New(diag.ClassInput, "scale matrix: got %d factors, want one for each of %d %s", len(factors), want, what)
+		return nil, diag.New(diag.ClassInput, "scale matrix: got %d factors, want one for each of %d %s",
+			len(factors), want, what)
 	}
-	for i, f := range factors {
-		if !finite(f) || f <= 0 {
-			return nil, diag.New(diag.ClassInput, "scale matrix: factor %d is %v, want a finite number above 0", i, f)
+	for i, factor := range factors {
+		if !finite(factor) || factor <= 0 {
+			return nil, diag.New(diag.ClassInput, "scale matrix: factor %d is %v, want a finite number above 0", i,
+				factor)
 		}
 	}
 	return &scaled{src, factors, rows}, nil
@@ -214,16 +224,16 @@ func (s *scaled) Read(dst []float32, k0, k1, n0, n1 int) error {
 	if err := s.Source.Read(dst, k0, k1, n0, n1); err != nil {
 		return err
 	}
-	for n := n0; n < n1; n++ {
-		col := dst[(n-n0)*(k1-k0) : (n-n0+1)*(k1-k0)]
+	for column := n0; column < n1; column++ {
+		col := dst[(column-n0)*(k1-k0) : (column-n0+1)*(k1-k0)]
 		if s.rows {
-			for i, f := range s.factors[k0:k1] {
-				col[i] *= f
+			for i, factor := range s.factors[k0:k1] {
+				col[i] *= factor
 			}
 			continue
 		}
 		for i := range col {
-			col[i] /= s.factors[n]
+			col[i] /= s.factors[column]
 		}
 	}
 	return nil
@@ -239,14 +249,15 @@ type Stored interface {
 }
 
 // Tensor is a Source over a stored tensor: row-major [K,N], or with transposed row-major [N,K].
-func Tensor(t Stored, k, n int, transposed bool) (Source, error) {
-	if b, ok := t.Plain(); ok {
-		return Matrix(b, t.Type(), k, n, transposed)
+func Tensor(stored Stored, rows, cols int, transposed bool) (Source, error) {
+	if data, ok := stored.Plain(); ok {
+		return Matrix(data, stored.Type(), rows, cols, transposed)
 	}
-	if k < 1 || k > maxDim || n < 1 || n > maxDim {
-		return nil, diag.New(diag.ClassInput, "read matrix: got shape [%d,%d], want dimensions 1..%d", k, n, maxDim)
+	if rows < 1 || rows > maxDim || cols < 1 || cols > maxDim {
+		return nil, diag.New(diag.ClassInput, "read matrix: got shape [%d,%d], want dimensions 1..%d", rows, cols,
+			maxDim)
 	}
-	return &tensor{t, k, n, transposed}, nil
+	return &tensor{stored, rows, cols, transposed}, nil
 }
 
 type tensor struct {
@@ -262,12 +273,12 @@ func (s *tensor) Read(dst []float32, k0, k1, n0, n1 int) error {
 		return s.t.Read(dst[:(k1-k0)*(n1-n0)], n0, n1, k0, k1)
 	}
 	row := make([]float32, n1-n0)
-	for k := k0; k < k1; k++ {
-		if err := s.t.Read(row, k, k+1, n0, n1); err != nil {
+	for at := k0; at < k1; at++ {
+		if err := s.t.Read(row, at, at+1, n0, n1); err != nil {
 			return err
 		}
-		for i, v := range row {
-			dst[i*(k1-k0)+k-k0] = v
+		for i, value := range row {
+			dst[i*(k1-k0)+at-k0] = value
 		}
 	}
 	return nil

@@ -14,9 +14,9 @@ import (
 
 // Encode returns the plan as YAML that Decode reads back exactly. Every element that people compare
 // (a processor, a share, an alternative, a buffer, a step) is on a line of its own.
-func Encode(p *planir.Plan) ([]byte, error) {
+func Encode(plan *planir.Plan) ([]byte, error) {
 	var root yaml.Node
-	if err := root.Encode(p); err != nil {
+	if err := root.Encode(plan); err != nil {
 		return nil, fmt.Errorf("encode plan: %w", err)
 	}
 	lay(&root, "")
@@ -34,34 +34,34 @@ func Encode(p *planir.Plan) ([]byte, error) {
 
 // lay puts lists of plain values, and list elements that hold no further list of elements, on one
 // line; graphs too, which nobody edits.
-func lay(n *yaml.Node, key string) {
-	switch n.Kind {
+func lay(node *yaml.Node, key string) {
+	switch node.Kind {
 	case yaml.MappingNode:
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			lay(n.Content[i+1], n.Content[i].Value)
+		for i := 0; i+1 < len(node.Content); i += 2 {
+			lay(node.Content[i+1], node.Content[i].Value)
 		}
 	case yaml.SequenceNode:
-		if len(n.Content) == 0 || n.Content[0].Kind == yaml.ScalarNode {
-			n.Style = yaml.FlowStyle
+		if len(node.Content) == 0 || node.Content[0].Kind == yaml.ScalarNode {
+			node.Style = yaml.FlowStyle
 			return
 		}
-		for _, e := range n.Content {
+		for _, entry := range node.Content {
 			if key == "procs" {
-				layProcessor(e)
-			} else if key == "graphs" || !nested(e) {
-				e.Style = yaml.FlowStyle
+				layProcessor(entry)
+			} else if key == "graphs" || !nested(entry) {
+				entry.Style = yaml.FlowStyle
 			} else {
-				lay(e, "")
+				lay(entry, "")
 			}
 		}
 	}
 }
 
 // layProcessor gives each key of a processor a line of its own.
-func layProcessor(n *yaml.Node) {
+func layProcessor(node *yaml.Node) {
 	isMapping := func(c *yaml.Node) bool { return c.Kind == yaml.MappingNode }
-	for i := 1; i < len(n.Content); i += 2 {
-		if value := n.Content[i]; isMapping(value) && slices.ContainsFunc(value.Content, isMapping) {
+	for i := 1; i < len(node.Content); i += 2 {
+		if value := node.Content[i]; isMapping(value) && slices.ContainsFunc(value.Content, isMapping) {
 			layProcessor(value)
 		} else if value.Kind != yaml.ScalarNode {
 			value.Style = yaml.FlowStyle
@@ -69,10 +69,11 @@ func layProcessor(n *yaml.Node) {
 	}
 }
 
-// nested reports whether a list of mappings lies within n.
-func nested(n *yaml.Node) bool {
-	for _, c := range n.Content {
-		if c.Kind == yaml.SequenceNode && len(c.Content) > 0 && c.Content[0].Kind == yaml.MappingNode || nested(c) {
+// nested reports whether a list of mappings lies within a node.
+func nested(node *yaml.Node) bool {
+	for _, child := range node.Content {
+		if child.Kind == yaml.SequenceNode && len(child.Content) > 0 && child.Content[0].Kind == yaml.MappingNode ||
+			nested(child) {
 			return true
 		}
 	}
@@ -82,26 +83,26 @@ func nested(n *yaml.Node) bool {
 // Decode reads a plan from YAML; name is shown in errors. Unknown keys and wrong types are errors of
 // class ClassInput with their line; whether the plan obeys the rules is planir.Check's question.
 func Decode(name string, data []byte) (*planir.Plan, error) {
-	d, err := decode.Parse(name, data)
+	doc, err := decode.Parse(name, data)
 	if err != nil {
 		return nil, err
 	}
-	return read(d)
+	return read(doc)
 }
 
 // Read is Decode of a file.
 func Read(path string) (*planir.Plan, error) {
-	d, err := decode.ReadFile(path)
+	doc, err := decode.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	return read(d)
+	return read(doc)
 }
 
-func read(d *decode.Document) (*planir.Plan, error) {
-	var p planir.Plan
-	if err := d.Into(planir.Schema, &p); err != nil {
+func read(doc *decode.Document) (*planir.Plan, error) {
+	var plan planir.Plan
+	if err := doc.Into(planir.Schema, &plan); err != nil {
 		return nil, err
 	}
-	return &p, nil
+	return &plan, nil
 }
