@@ -1,5 +1,5 @@
-// Package explain knows why a plan is as it is, and what another one would be: where the time of a program goes, which limits
-// bind or contradict each other, and what solving again without a processor, a bucket or a limit gives.
+// Package explain knows why a plan is as it is, and what another one would be: where the time of a program goes,
+// which limits bind or contradict each other, and what solving again without a processor, a bucket or a limit gives.
 package explain
 
 import (
@@ -16,13 +16,14 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// Conflict is a smallest set of limits for which no plan was found: without any one of them there is a plan, and every smaller
-// set has one.
+// Conflict is a smallest set of limits for which no plan was found: without any one of them there is a plan, and
+// every smaller set has one.
 type Conflict struct {
 	Limits []Conflicting `json:"limits"`
 	// Proved: no plan satisfies these limits. Else none was found, and there may be one.
 	Proved bool `json:"proved"`
-	// Smallest is false where the search for a smaller set was cut short; without any of Limits there is a plan all the same.
+	// Smallest is false where the search for a smaller set was cut short; without any of Limits there is a plan all
+	// the same.
 	Smallest bool  `json:"smallest"`
 	Reason   error `json:"-"` // what solve said
 }
@@ -30,8 +31,8 @@ type Conflict struct {
 // Conflicting is a limit in conflict with what would do in its place, the others as they are.
 type Conflicting struct {
 	Limit
-	// Nearest is a value in the limit's place for which solve found a plan, as people write it; "" where none was. Lower ones may
-	// work, too.
+	// Nearest is a value in the limit's place for which solve found a plan, as people write it; "" where none was.
+	// Lower ones may work, too.
 	Nearest string `json:"nearest,omitempty"`
 	// Wider are additions to a list, each of which suffices.
 	Wider []string `json:"wider,omitempty"`
@@ -41,7 +42,8 @@ type Conflicting struct {
 	works float64 // Nearest as a number
 }
 
-// Solves that a search for a conflict takes at most, and one for a value that works: each takes about as long as the solve that failed.
+// Solves that a search for a conflict takes at most, and one for a value that works: each takes about as long as the
+// solve that failed.
 const (
 	conflictSolves = 48
 	nearestSolves  = 10
@@ -53,53 +55,56 @@ const (
 	nearestPhase  = "values that work"   // of the limits in conflict
 )
 
-// Diagnose looks for the limits in conflict that made Solve fail with err, by solving again without some of them. It returns err
-// itself where it is no error of class ClassInfeasible or where no limit is to blame, else an error of that class which
-// names the limits, and what would do instead of each.
+// Diagnose looks for the limits in conflict that made Solve fail with err, by solving again without some of them. It
+// returns err itself where it is no error of class ClassInfeasible or where no limit is to blame, else an error of
+// that class which names the limits, and what would do instead of each.
 func Diagnose(ctx context.Context, in solver.Input, err error) error {
 	if err == nil || diag.ClassOf(err) != diag.ClassInfeasible {
 		return err
 	}
-	c, failed := FindConflict(ctx, in, err)
+	conflict, failed := FindConflict(ctx, in, err)
 	switch {
 	case failed != nil && diag.ClassOf(failed) == diag.ClassInterrupted:
 		return failed
-	case failed != nil || c == nil:
+	case failed != nil || conflict == nil:
 		return err
 	}
-	return c.err()
+	return conflict.err()
 }
 
 // FindConflict is Diagnose with its result as data; nil where no limit is to blame.
 func FindConflict(ctx context.Context, in solver.Input, reason error) (*Conflict, error) {
-	t := newTrial(in, limitsOf(&in))
-	t.most, t.what = conflictSolves, conflictPhase
+	trial := newTrial(in, limitsOf(&in))
+	trial.most, trial.what = conflictSolves, conflictPhase
 	in.Tell(solver.Progress{Phase: conflictPhase})
-	if !slices.ContainsFunc(t.limits, func(l Limit) bool { return strings.HasPrefix(l.Key, "quality.") }) {
-		// Where the precisions that are permitted have plans without the other limits, they are taken as given: to try all others
-		// under a limit that none keeps takes long.
-		given := slices.DeleteFunc(slices.Clone(t.limits), func(l Limit) bool { return strings.Contains(l.Key, "schemes") })
-		u := newTrial(in, given)
-		u.most, u.what = conflictSolves, conflictPhase
-		a, err := u.holding(ctx, make([]bool, len(given)))
+	if !slices.ContainsFunc(trial.limits, func(l Limit) bool { return strings.HasPrefix(l.Key, "quality.") }) {
+		// Where the precisions that are permitted have plans without the other limits, they are taken as given: to
+		// try all others under a limit that none keeps takes long.
+		given := slices.DeleteFunc(slices.Clone(trial.limits),
+			func(l Limit) bool { return strings.Contains(l.Key, "schemes") })
+		inner := newTrial(in, given)
+		inner.most, inner.what = conflictSolves, conflictPhase
+		attempt, err := inner.holding(ctx, make([]bool, len(given)))
 		if err != nil {
 			return nil, err
 		}
-		if a.result != nil {
-			t = u
+		if attempt.result != nil {
+			trial = inner
 		}
 	}
-	n := len(t.limits)
+	n := len(trial.limits)
 	all := slices.Repeat([]bool{true}, n)
-	t.known[fmt.Sprint(all)] = attempt{err: reason} // the input as it is
-	// infeasible: no plan was found that satisfies these. What cannot be told (times never measured) counts as feasible.
+	trial.known[fmt.Sprint(all)] = attempt{err: reason} // the input as it is
+	// infeasible: no plan was found that satisfies these. What cannot be told (times never measured) counts as
+	// feasible.
 	infeasible := func(holds []bool) (bool, error) {
-		in.Tell(solver.Progress{Phase: conflictPhase, Done: t.made}) // many an attempt ends before Solve tells anything
-		a, err := t.holding(ctx, holds)
+		in.Tell(solver.Progress{Phase: conflictPhase,
+			Done: trial.made}) // many an attempt ends before Solve tells anything
+		attempt, err := trial.holding(ctx, holds)
 		if err != nil {
 			return false, err
 		}
-		yes, known := a.feasible()
+		yes, known := attempt.feasible()
 		return !yes && known, nil
 	}
 	none := make([]bool, n)
@@ -110,110 +115,119 @@ func FindConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 	if err != nil || set == nil {
 		return nil, err
 	}
-	c := &Conflict{Smallest: smallest, Reason: reason}
+	conflict := &Conflict{Smallest: smallest, Reason: reason}
 	only := make([]bool, n)
 	for _, i := range set {
 		only[i] = true
 	}
-	if a, err := t.holding(ctx, only); err == nil && a.err != nil {
-		c.Reason = a.err // what these limits alone make impossible
+	if a, err := trial.holding(ctx, only); err == nil && a.err != nil {
+		conflict.Reason = a.err // what these limits alone make impossible
 	}
-	c.Proved = solver.Proved(c.Reason)
+	conflict.Proved = solver.Proved(conflict.Reason)
 	for k, i := range set {
-		x := Conflicting{Limit: t.limits[i]}
-		t.what = fmt.Sprintf("%s %d/%d %s", nearestPhase, k+1, len(set), x.Key)
-		in.Tell(solver.Progress{Phase: nearestPhase, Done: k, All: len(set), What: x.Key})
+		found := Conflicting{Limit: trial.limits[i]}
+		trial.what = fmt.Sprintf("%s %d/%d %s", nearestPhase, k+1, len(set), found.Key)
+		in.Tell(solver.Progress{Phase: nearestPhase, Done: k, All: len(set), What: found.Key})
 		var rest []func(*solver.Input) // takes the limits away that have no part in it
-		for k := range t.limits {
+		for k := range trial.limits {
 			if !slices.Contains(set, k) {
-				rest = append(rest, t.limits[k].without)
+				rest = append(rest, trial.limits[k].without)
 			}
 		}
-		t.most = t.made + nearestSolves
-		if err := t.nearest(ctx, i, rest, &x); err != nil && !errors.Is(err, errTrials) {
+		trial.most = trial.made + nearestSolves
+		if err := trial.nearest(ctx, i, rest, &found); err != nil && !errors.Is(err, errTrials) {
 			return nil, err
 		}
-		c.Limits = append(c.Limits, x)
+		conflict.Limits = append(conflict.Limits, found)
 	}
-	return c, nil
+	return conflict, nil
 }
 
-// smallestConflict finds a smallest subset of 0..n-1 that is infeasible, where subsets of feasible sets are feasible: the
-// first in lexicographic order of those of its size. It is nil where all together are feasible. Where no single one will do, a deletion filter finds
-// a set of which every proper subset is feasible; smaller ones are then looked for by size. smallest is false where
-// infeasible ended the search with errTrials: the set is infeasible all the same.
+// smallestConflict finds a smallest subset of 0..n-1 that is infeasible, where subsets of feasible sets are feasible:
+// the first in lexicographic order of those of its size. It is nil where all together are feasible.
+//
+// Most often one limit is enough, which is tried first. Else a deletion filter takes limits away one by one, which
+// leaves a set of which every proper subset is feasible, and all smaller sets are tried by size. smallest is false
+// where infeasible ended the search with errTrials: the set is infeasible all the same.
 func smallestConflict(n int, infeasible func(holds []bool) (bool, error)) (set []int, smallest bool, err error) {
-	holds := make([]bool, n)
-	for i := range holds {
-		holds[i] = true
-	}
+	holds := slices.Repeat([]bool{true}, n)
 	if bad, err := infeasible(holds); !bad || err != nil {
 		return nil, false, err
 	}
-	held := func() (set []int) {
-		for i := range holds {
-			if holds[i] {
-				set = append(set, i)
-			}
+	ended := func(err error) ([]int, bool, error) { // the search
+		if errors.Is(err, errTrials) {
+			return held(holds), false, nil
 		}
-		return set
+		return nil, false, err
 	}
-	for i := range n { // most often one limit is enough
+	for i := range n {
 		only := make([]bool, n)
 		only[i] = true
 		bad, err := infeasible(only)
-		if errors.Is(err, errTrials) {
-			return held(), false, nil
+		if err != nil {
+			return ended(err)
 		}
-		if bad || err != nil {
-			return []int{i}, true, err
+		if bad {
+			return []int{i}, true, nil
 		}
 	}
 	for i := range holds {
 		holds[i] = false
 		bad, err := infeasible(holds)
-		if errors.Is(err, errTrials) {
-			holds[i] = true
-			return held(), false, nil
-		}
+		holds[i] = err != nil || !bad
 		if err != nil {
-			return nil, false, err
+			return ended(err)
 		}
-		holds[i] = !bad
 	}
-	set = held()
+	set = held(holds)
 	for size := 2; size <= len(set); size++ {
-		pick := make([]int, 0, size)
-		var walk func(from int) (bool, error)
-		walk = func(from int) (bool, error) {
-			if len(pick) == size {
-				holds := make([]bool, n)
-				for _, i := range pick {
-					holds[i] = true
-				}
-				return infeasible(holds)
-			}
-			for i := from; i < n; i++ {
-				pick = append(pick, i)
-				if bad, err := walk(i + 1); bad || err != nil {
-					return bad, err
-				}
-				pick = pick[:len(pick)-1]
-			}
-			return false, nil
-		}
-		bad, err := walk(0)
+		found, err := infeasibleOf(n, size, infeasible)
 		if errors.Is(err, errTrials) {
 			return set, false, nil
 		}
-		if err != nil {
-			return nil, false, err
-		}
-		if bad {
-			return pick, true, nil
+		if found != nil || err != nil {
+			return found, err == nil, err
 		}
 	}
 	return set, true, nil
+}
+
+// held are the indices of what holds.
+func held(holds []bool) (set []int) {
+	for i := range holds {
+		if holds[i] {
+			set = append(set, i)
+		}
+	}
+	return set
+}
+
+// infeasibleOf is the first infeasible subset of a size in lexicographic order, nil if there is none.
+func infeasibleOf(n, size int, infeasible func(holds []bool) (bool, error)) ([]int, error) {
+	pick := make([]int, 0, size)
+	var walk func(from int) (bool, error)
+	walk = func(from int) (bool, error) {
+		if len(pick) == size {
+			holds := make([]bool, n)
+			for _, i := range pick {
+				holds[i] = true
+			}
+			return infeasible(holds)
+		}
+		for i := from; i < n; i++ {
+			pick = append(pick, i)
+			if bad, err := walk(i + 1); bad || err != nil {
+				return bad, err
+			}
+			pick = pick[:len(pick)-1]
+		}
+		return false, nil
+	}
+	bad, err := walk(0)
+	if !bad || err != nil {
+		return nil, err
+	}
+	return pick, nil
 }
 
 // Steps of the search for a value near the limit's, and how near is near enough.
@@ -224,49 +238,49 @@ const (
 
 // nearest fills in what would do instead of limit i, the others as they are; or, where those are in conflict among
 // themselves, without the rest. A value is named only after solve found a plan with it, as it is written.
-func (t *trial) nearest(ctx context.Context, i int, rest []func(*solver.Input), x *Conflicting) error {
-	l := &t.limits[i]
-	free, err := t.possible(ctx, l.without)
+func (t *trial) nearest(ctx context.Context, i int, rest []func(*solver.Input), found *Conflicting) error {
+	limit := &t.limits[i]
+	free, err := t.possible(ctx, limit.without)
 	if err != nil {
 		return err
 	}
 	if free.result == nil && len(rest) > 0 {
-		x.Rest = true
-		u := newTrial(t.in, t.limits)
-		u.most, u.made, u.what = t.most, t.made, t.what
+		found.Rest = true
+		inner := newTrial(t.in, t.limits)
+		inner.most, inner.made, inner.what = t.most, t.made, t.what
 		for _, c := range rest {
-			c(&u.in)
+			c(&inner.in)
 		}
-		defer func() { t.made = u.made }()
-		t = u
-		if free, err = t.possible(ctx, l.without); err != nil {
+		defer func() { t.made = inner.made }()
+		t = inner
+		if free, err = t.possible(ctx, limit.without); err != nil {
 			return err
 		}
 	}
-	for _, w := range l.wider {
-		a, err := t.possible(ctx, w.do)
+	for _, addition := range limit.wider {
+		attempt, err := t.possible(ctx, addition.do)
 		if err != nil {
 			return err
 		}
-		if a.result != nil {
-			x.Wider = append(x.Wider, w.text)
+		if attempt.result != nil {
+			found.Wider = append(found.Wider, addition.text)
 		}
 	}
-	if l.set == nil || free.result == nil {
+	if limit.set == nil || free.result == nil {
 		return nil
 	}
-	if least, ok, err := t.fromLeast(ctx, l); err != nil || ok {
-		x.name(l, least)
+	if least, ok, err := t.fromLeast(ctx, limit); err != nil || ok {
+		found.name(limit, least)
 		return err
 	}
-	if l.used != nil {
-		if free, err = t.solve(ctx, l.without); err != nil || free.result == nil { // the best, for what it takes
+	if limit.used != nil {
+		if free, err = t.solve(ctx, limit.without); err != nil || free.result == nil { // the best, for what it takes
 			return err
 		}
 	}
-	least, ok, err := t.search(ctx, l, free.result)
+	least, ok, err := t.search(ctx, limit, free.result)
 	if ok {
-		x.name(l, least)
+		found.name(limit, least)
 	}
 	return err
 }
@@ -278,64 +292,66 @@ func (x *Conflicting) name(l *Limit, value float64) {
 	}
 }
 
-// fromLeast is a value that works, from the plan that takes least of the limit: solve says what that is, or has it as a goal.
-func (t *trial) fromLeast(ctx context.Context, l *Limit) (value float64, ok bool, err error) {
+// fromLeast is a value that works, from the plan that takes least of the limit: solve says what that is, or has it as
+// a goal.
+func (t *trial) fromLeast(ctx context.Context, limit *Limit) (value float64, ok bool, err error) {
 	now, err := t.holding(ctx, slices.Repeat([]bool{true}, len(t.limits)))
 	if err != nil {
 		return 0, false, err
 	}
-	if least, known := leastOf(l, now.err); known {
-		if value, ok, err = t.works(ctx, l, least); ok || err != nil {
+	if least, known := leastOf(limit, now.err); known {
+		if value, ok, err = t.works(ctx, limit, least); ok || err != nil {
 			return value, ok, err
 		}
 	}
-	if l.least == nil || l.used == nil {
+	if limit.least == nil || limit.used == nil {
 		return 0, false, nil
 	}
-	a, err := t.solve(ctx, l.without, l.least)
-	if err != nil || a.result == nil {
+	attempt, err := t.solve(ctx, limit.without, limit.least)
+	if err != nil || attempt.result == nil {
 		return 0, false, err
 	}
-	return t.works(ctx, l, l.used(&t.in, a.result))
+	return t.works(ctx, limit, limit.used(&t.in, attempt.result))
 }
 
 // works is a value, rounded up to what is written, if solve finds a plan with that.
-func (t *trial) works(ctx context.Context, l *Limit, value float64) (rounded float64, ok bool, err error) {
-	if math.IsNaN(value) || value <= l.number {
+func (t *trial) works(ctx context.Context, limit *Limit, value float64) (rounded float64, ok bool, err error) {
+	if math.IsNaN(value) || value <= limit.number {
 		return 0, false, nil
 	}
-	rounded = l.ceil(value)
-	a, err := t.solve(ctx, func(in *solver.Input) { l.set(in, rounded) })
+	rounded = limit.ceil(value)
+	a, err := t.solve(ctx, func(in *solver.Input) { limit.set(in, rounded) })
 	return rounded, a.result != nil, err
 }
 
 // leastOf is the least value of a limit for which there may be a plan, where the error of a solve says it.
-func leastOf(l *Limit, err error) (least float64, ok bool) {
+func leastOf(limit *Limit, err error) (least float64, ok bool) {
 	var small *solver.SmallestError
-	if l.holdsMemory && errors.As(err, &small) {
+	if limit.holdsMemory && errors.As(err, &small) {
 		return float64(small.Total), true
 	}
 	var slow *solver.ExpertsError
-	if l.Key == workload.KeyExperts && errors.As(err, &slow) {
+	if limit.Key == workload.KeyExperts && errors.As(err, &slow) {
 		return slow.LeastUS, true
 	}
 	return 0, false
 }
 
-// search is a value of a limit for which a plan is found, near the limit's own. free is a plan without the limit: what it takes is enough.
-func (t *trial) search(ctx context.Context, l *Limit, free *solver.Result) (value float64, ok bool, err error) {
-	takes := func(r *solver.Result) float64 {
-		if l.used == nil {
+// search is a value of a limit for which a plan is found, near the limit's own. free is a plan without the limit:
+// what it takes is enough.
+func (t *trial) search(ctx context.Context, limit *Limit, free *solver.Result) (value float64, ok bool, err error) {
+	takes := func(result *solver.Result) float64 {
+		if limit.used == nil {
 			return math.NaN()
 		}
-		return l.used(&t.in, r)
+		return limit.used(&t.in, result)
 	}
-	below, start := l.number, takes(free)
+	below, start := limit.number, takes(free)
 	if !(start > below) { // how much it takes is not known: double
 		start = max(2*below, 1)
 	}
 	for !ok {
-		if value, ok, err = t.works(ctx, l, start); err != nil {
+		if value, ok, err = t.works(ctx, limit, start); err != nil {
 			return 0, false, err
 		}
 		if !ok {
@@ -343,11 +359,11 @@ func (t *trial) search(ctx context.Context, l *Limit, free *solver.Result) (valu
 		}
 	}
 	for range nearestSteps {
-		if value-below <= nearEnough*value || l.whole && value-below <= 1 {
+		if value-below <= nearEnough*value || limit.whole && value-below <= 1 {
 			break
 		}
 		middle := below + (value-below)/2
-		lower, found, err := t.works(ctx, l, middle)
+		lower, found, err := t.works(ctx, limit, middle)
 		if errors.Is(err, errTrials) {
 			break
 		}
@@ -367,26 +383,26 @@ func (t *trial) search(ctx context.Context, l *Limit, free *solver.Result) (valu
 }
 
 // ceil rounds a value up to few digits.
-func (l *Limit) ceil(v float64) float64 {
+func (l *Limit) ceil(value float64) float64 {
 	step := 1.0
-	if v > 0 {
-		step = math.Pow(10, math.Floor(math.Log10(v))-2)
+	if value > 0 {
+		step = math.Pow(10, math.Floor(math.Log10(value))-2)
 	}
 	if l.whole {
 		step = 1
 		for _, unit := range []float64{1 << 30, 1 << 20, 1 << 10} {
-			if v >= unit {
+			if value >= unit {
 				step = unit / 100
-				if v >= 100*unit {
+				if value >= 100*unit {
 					step = unit
-				} else if v >= 10*unit {
+				} else if value >= 10*unit {
 					step = unit / 10
 				}
 				break
 			}
 		}
 	}
-	rounded := math.Ceil(v/step-1e-9) * step
+	rounded := math.Ceil(value/step-1e-9) * step
 	if l.whole {
 		return math.Floor(rounded) // of what is written, as it is read again
 	}
@@ -403,7 +419,7 @@ func (c *Conflict) err() error {
 	for i := range c.Limits {
 		l := &c.Limits[i]
 		names[i] = l.String()
-		var d *diag.Diagnostic
+		var diagnostic *diag.Diagnostic
 		others := ""
 		if len(c.Limits) > 1 {
 			others = ", with the rest as it is"
@@ -413,20 +429,23 @@ func (c *Conflict) err() error {
 		}
 		switch {
 		case l.Nearest != "":
-			d = diag.New(diag.ClassInfeasible, "a value that works is %s%s", l.Nearest, others).WithHint("raise %s to %s", l.Key, l.Nearest)
+			diagnostic = diag.New(diag.ClassInfeasible, "a value that works is %s%s", l.Nearest, others).
+				WithHint("raise %s to %s", l.Key, l.Nearest)
 			if l.Key == "--max-memory" {
-				d.WithHint("permit at least %.0f bytes: --max-memory %s", l.works, strings.ReplaceAll(l.Nearest, " ", ""))
+				diagnostic.WithHint("permit at least %.0f bytes: --max-memory %s",
+					l.works, strings.ReplaceAll(l.Nearest, " ", ""))
 			}
 		case len(l.Wider) > 0:
-			d = diag.New(diag.ClassInfeasible, "works with any of these added: %s%s", strings.Join(l.Wider, ", "), others).WithHint("add one of %s to %s", strings.Join(l.Wider, ", "), l.Key)
+			diagnostic = diag.New(diag.ClassInfeasible, "works with any of these added: %s%s",
+				strings.Join(l.Wider, ", "), others).WithHint("add one of %s to %s", strings.Join(l.Wider, ", "), l.Key)
 			if l.Key == "processors.schemes" {
-				d.WithHint("use a machine with a processor that executes %s", strings.Join(l.Wider, " or "))
+				diagnostic.WithHint("use a machine with a processor that executes %s", strings.Join(l.Wider, " or "))
 			}
 		default:
-			d = diag.New(diag.ClassInfeasible, "there is a plan without it")
+			diagnostic = diag.New(diag.ClassInfeasible, "there is a plan without it")
 		}
-		d.Path = l.Key
-		list = append(list, d)
+		diagnostic.Path = l.Key
+		list = append(list, diagnostic)
 	}
 	what, code := "no plan satisfies", "limits.conflict"
 	if !c.Proved {

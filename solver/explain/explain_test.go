@@ -39,7 +39,8 @@ func TestSmallestConflict(t *testing.T) {
 				continue
 			}
 			if best < 0 || bits.OnesCount(uint(mask)) < bits.OnesCount(uint(best)) ||
-				bits.OnesCount(uint(mask)) == bits.OnesCount(uint(best)) && slices.Compare(members(mask), members(best)) < 0 {
+				bits.OnesCount(uint(mask)) == bits.OnesCount(uint(best)) &&
+					slices.Compare(members(mask), members(best)) < 0 {
 				best = mask
 			}
 		}
@@ -109,17 +110,22 @@ func conflicts(t *testing.T) map[string]struct {
 		want []string
 	}
 	return map[string]c{
-		"memory": {solver.Input{Model: m, SoC: s, Costs: both, MaxMemory: 10 << 20, Workload: small(func(*workload.Workload) {})}, []string{"--max-memory"}},
-		"a region and a choice": {solver.Input{Model: m, SoC: tight, Costs: costs(t, tight, m, op.A32W32), Only: []string{"c1"}, Workload: small(func(*workload.Workload) {})},
+		"memory": {solver.Input{Model: m, SoC: s, Costs: both, MaxMemory: 10 << 20,
+			Workload: small(func(*workload.Workload) {})}, []string{"--max-memory"}},
+		"a region and a choice": {solver.Input{Model: m, SoC: tight, Costs: costs(t, tight, m, op.A32W32),
+			Only: []string{"c1"}, Workload: small(func(*workload.Workload) {})},
 			[]string{"--only", "c1.address_bytes"}},
-		"nothing may be lost in 8 bit": {solver.Input{Model: m, SoC: s, Costs: both, Workload: small(func(w *workload.Workload) {
-			w.Quality.MaxKL = workload.KLLimit{Prefill: workload.Lossless, Decode: workload.Lossless}
-			w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}
-		})}, []string{"quality.max_kl", "schemes.prefill"}},
-		"processors of 8 bit": {solver.Input{Model: m, SoC: int8s, Costs: costs(t, int8s, m, op.A8TQ8C), Workload: small(func(w *workload.Workload) {
-			w.Quality.MaxKL = workload.KLLimit{Prefill: workload.Lossless, Decode: workload.Lossless}
-		})}, []string{"quality.max_kl", "processors.schemes"}},
-		"processors of 8 bit, nothing permitted": {solver.Input{Model: m, SoC: int8s, Costs: costs(t, int8s, m, op.A8TQ8C), Workload: small(func(*workload.Workload) {})},
+		"nothing may be lost in 8 bit": {solver.Input{Model: m, SoC: s, Costs: both,
+			Workload: small(func(w *workload.Workload) {
+				w.Quality.MaxKL = workload.KLLimit{Prefill: workload.Lossless, Decode: workload.Lossless}
+				w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}
+			})}, []string{"quality.max_kl", "schemes.prefill"}},
+		"processors of 8 bit": {solver.Input{Model: m, SoC: int8s, Costs: costs(t, int8s, m, op.A8TQ8C),
+			Workload: small(func(w *workload.Workload) {
+				w.Quality.MaxKL = workload.KLLimit{Prefill: workload.Lossless, Decode: workload.Lossless}
+			})}, []string{"quality.max_kl", "processors.schemes"}},
+		"processors of 8 bit, nothing permitted": {solver.Input{Model: m, SoC: int8s,
+			Costs: costs(t, int8s, m, op.A8TQ8C), Workload: small(func(*workload.Workload) {})},
 			[]string{"schemes.prefill", "processors.schemes"}},
 	}
 }
@@ -157,8 +163,8 @@ func TestConflictTellsProgress(t *testing.T) {
 	}
 }
 
-// The limits named are a smallest set in conflict, as solving under every subset of them shows; of every limit in it the
-// value named has a plan.
+// The limits named are a smallest set in conflict, as solving under every subset of them shows; of every limit in it
+// the value named has a plan.
 func TestConflicts(t *testing.T) {
 	for name, c := range conflicts(t) {
 		t.Run(name, func(t *testing.T) {
@@ -251,7 +257,8 @@ func TestPareto(t *testing.T) {
 	}
 	for i, p := range list {
 		if i > 0 && (p.ExpectedMS <= list[i-1].ExpectedMS || p.EnergyMJ >= list[i-1].EnergyMJ) {
-			t.Errorf("point %d: %.3f ms, %.4f mJ after %.3f ms, %.4f mJ", i, p.ExpectedMS, p.EnergyMJ, list[i-1].ExpectedMS, list[i-1].EnergyMJ)
+			t.Errorf("point %d: %.3f ms, %.4f mJ after %.3f ms, %.4f mJ",
+				i, p.ExpectedMS, p.EnergyMJ, list[i-1].ExpectedMS, list[i-1].EnergyMJ)
 		}
 		if p.LimitMJ > 0 && p.EnergyMJ > p.LimitMJ {
 			t.Errorf("point %d takes %.4f mJ under a limit of %.4f", i, p.EnergyMJ, p.LimitMJ)
@@ -264,7 +271,8 @@ func TestPareto(t *testing.T) {
 	}
 }
 
-// What is named in place of a limit was solved: with it there is a plan. Without a proof the error does not say that there is none.
+// What is named in place of a limit was solved: with it there is a plan. Without a proof the error does not say that
+// there is none.
 func TestNamedValuesWork(t *testing.T) {
 	for name, limit := range map[string]func(in *solver.Input, frugal, small *solver.Result){
 		"memory": func(in *solver.Input, _, small *solver.Result) { in.MaxMemory = small.Plan.Memory.Total * 9 / 10 },

@@ -50,96 +50,121 @@ func (l *Limit) String() string {
 	return fmt.Sprintf("%s: %s (%s)", l.Key, l.Value, l.In)
 }
 
-// limitsOf lists the limits of an input in a fixed order.
+// limitsOf lists the limits of an input in a fixed order: of memory, of the workload, of the command line, of the SoC.
 func limitsOf(in *solver.Input) []Limit {
-	w := in.Workload
-	if w == nil {
-		w = workload.Default()
+	work := in.Workload
+	if work == nil {
+		work = workload.Default()
 	}
-	var out []Limit
-	number := func(key, where string, value float64, format func(float64) string, set func(*solver.Input, float64), none float64, used func(*solver.Input, *solver.Result) float64) {
-		out = append(out, Limit{Key: key, In: where, Value: format(value), number: value, format: format, set: set, used: used,
-			without: func(x *solver.Input) { set(x, none) }})
-	}
-	bytes := func(x float64) string { return unit.Bytes(x).String() }
 	of := "workload"
-	if w.Name != "" {
-		of = w.Title()
+	if work.Name != "" {
+		of = work.Title()
+	}
+	out := memoryLimits(in, work, of)
+	out = append(out, extraLimits(work, of, in.SoC)...)
+	out = append(out, qualityLimits(in, work, of)...)
+	out = append(out, schemeLimits(in, work, of)...)
+	if len(in.Only) > 0 {
+		out = append(out, onlyLimit(in))
+	}
+	return append(out, socLimits(in)...)
+}
+
+// numeric is a limit that is a number, and none where it is set to 0. used is what a plan takes of it.
+func numeric(key, where string, value float64, format func(float64) string, set func(*solver.Input, float64),
+	used func(*solver.Input, *solver.Result) float64) Limit {
+	return Limit{
+		Key: key, In: where, Value: format(value), number: value, format: format, set: set, used: used,
+		without: func(x *solver.Input) { set(x, 0) },
+	}
+}
+
+func bytesText(x float64) string  { return unit.Bytes(x).String() }
+func graphsText(x float64) string { return fmt.Sprintf("%.0f graphs", x) }
+
+// memoryLimits are those of what a process holds: the command line's, else the workload's.
+func memoryLimits(in *solver.Input, work *workload.Workload, of string) []Limit {
+	bound := func(x *solver.Input, value float64) {
+		x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Memory = unit.Bytes(value) })
 	}
 	total := func(_ *solver.Input, r *solver.Result) float64 { return float64(r.Plan.Memory.Total) }
-	if in.MaxMemory > 0 {
-		number("--max-memory", "command line", float64(in.MaxMemory), bytes, func(x *solver.Input, v float64) {
-			x.MaxMemory = int64(v)
-			if v == 0 {
-				x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Memory = 0 })
-			}
-		}, 0, total)
-	} else if w.Memory > 0 {
-		number("memory", of, float64(w.Memory), bytes, func(x *solver.Input, v float64) {
-			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Memory = unit.Bytes(v) })
-		}, 0, total)
+	var limit Limit
+	switch {
+	case in.MaxMemory > 0:
+		limit = numeric("--max-memory", "command line",
+			float64(in.MaxMemory), bytesText, func(x *solver.Input, value float64) {
+				x.MaxMemory = int64(value)
+				if value == 0 {
+					bound(x, 0)
+				}
+			}, total)
+	case work.Memory > 0:
+		limit = numeric(workload.KeyMemory, of, float64(work.Memory), bytesText, bound, total)
+	default:
+		return nil
 	}
-	for i := range out {
-		out[i].holdsMemory = true
-		out[i].least = minimising(problem.Memory)
-	}
-	out = append(out, extraLimits(w, of, in.SoC)...)
-	out = append(out, qualityLimits(in, w, of)...)
-	out = append(out, schemeLimits(in, w, of)...)
-	if len(in.Only) > 0 {
-		l := Limit{Key: "--only", In: "command line", Value: strings.Join(in.Only, ","), without: func(x *solver.Input) { x.Only = nil }}
-		for i := range in.SoC.Processors {
-			if name := in.SoC.Processors[i].Name; !slices.Contains(in.Only, name) {
-				l.wider = append(l.wider, wider{name, func(x *solver.Input) { x.Only = append(slices.Clone(x.Only), name) }})
-			}
+	limit.holdsMemory, limit.whole = true, true
+	limit.least = minimising(problem.Memory)
+	return []Limit{limit}
+}
+
+// onlyLimit is the list of processors that the command line permits.
+func onlyLimit(in *solver.Input) Limit {
+	limit := Limit{Key: "--only", In: "command line", Value: strings.Join(in.Only, ",")}
+	limit.without = func(x *solver.Input) { x.Only = nil }
+	for i := range in.SoC.Processors {
+		name := in.SoC.Processors[i].Name
+		if !slices.Contains(in.Only, name) {
+			add := func(x *solver.Input) { x.Only = append(slices.Clone(x.Only), name) }
+			limit.wider = append(limit.wider, wider{name, add})
 		}
-		out = append(out, l)
 	}
+	return limit
+}
+
+// socLimits are those of what the SoC's processors hold.
+func socLimits(in *solver.Input) []Limit {
+	var out []Limit
 	soc := fmt.Sprintf("SoC %q", in.SoC.Name)
 	for i := range in.SoC.Processors {
-		p := &in.SoC.Processors[i]
-		if p.AddressBytes > 0 {
-			number(p.Name+".address_bytes", soc, float64(p.AddressBytes), bytes, func(x *solver.Input, v float64) {
-				editProc(x, i, func(p *socs.Processor) { p.AddressBytes = int64(v) })
-			}, 0, func(x *solver.Input, r *solver.Result) float64 {
-				return float64(check.Load(r.Plan, &x.SoC.Processors[i]).Bytes)
-			})
+		proc := &in.SoC.Processors[i]
+		load := func(x *solver.Input, r *solver.Result) check.Loaded { return check.Load(r.Plan, &x.SoC.Processors[i]) }
+		add := func(key string, value float64, format func(float64) string, field func(*socs.Processor, float64),
+			used func(*solver.Input, *solver.Result) float64) {
+			if value == 0 {
+				return
+			}
+			set := func(x *solver.Input, value float64) { editProc(x, i, func(p *socs.Processor) { field(p, value) }) }
+			limit := numeric(proc.Name+key, soc, value, format, set, used)
+			limit.whole = true
+			out = append(out, limit)
 		}
-		if p.GraphBytes > 0 {
-			number(p.Name+".graph_bytes", soc, float64(p.GraphBytes), bytes, func(x *solver.Input, v float64) {
-				editProc(x, i, func(p *socs.Processor) { p.GraphBytes = int64(v) })
-			}, 0, func(_ *solver.Input, r *solver.Result) float64 { return float64(largestGraph(r.Plan, p.Name)) })
-		}
-		if p.MaxGraphs > 0 {
-			number(p.Name+".max_graphs", soc, float64(p.MaxGraphs), func(x float64) string { return fmt.Sprintf("%.0f graphs", x) }, func(x *solver.Input, v float64) {
-				editProc(x, i, func(p *socs.Processor) { p.MaxGraphs = int(v) })
-			}, 0, func(x *solver.Input, r *solver.Result) float64 {
-				return float64(check.Load(r.Plan, &x.SoC.Processors[i]).Graphs)
-			})
-			out[len(out)-1].whole = true
-		}
-	}
-	for i := range out {
-		if out[i].format != nil && out[i].format(1.5) == bytes(1.5) {
-			out[i].whole = true
-		}
+		add(".address_bytes", float64(proc.AddressBytes), bytesText,
+			func(p *socs.Processor, value float64) { p.AddressBytes = int64(value) },
+			func(x *solver.Input, r *solver.Result) float64 { return float64(load(x, r).Bytes) })
+		add(".graph_bytes", float64(proc.GraphBytes), bytesText,
+			func(p *socs.Processor, value float64) { p.GraphBytes = int64(value) },
+			func(_ *solver.Input, r *solver.Result) float64 { return float64(largestGraph(r.Plan, proc.Name)) })
+		add(".max_graphs", float64(proc.MaxGraphs), graphsText,
+			func(p *socs.Processor, value float64) { p.MaxGraphs = int(value) },
+			func(x *solver.Input, r *solver.Result) float64 { return float64(load(x, r).Graphs) })
 	}
 	return out
 }
 
 // qualityLimits are those of what may be lost: one where both phases have the same.
-func qualityLimits(in *solver.Input, w *workload.Workload, of string) []Limit {
+func qualityLimits(in *solver.Input, work *workload.Workload, of string) []Limit {
 	var out []Limit
 	add := func(key string, value float64, phases ...string) {
-		set := func(x *solver.Input, v float64) {
-			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) {
+		set := func(x *solver.Input, value float64) {
+			x.Workload = workload.Edited(x.Workload, func(work *workload.Workload) {
 				for _, ph := range phases {
-					to, schemes := &w.Quality.MaxKL.Prefill, &w.Schemes.Prefill
+					to, schemes := &work.Quality.MaxKL.Prefill, &work.Schemes.Prefill
 					if ph == "decode" {
-						to, schemes = &w.Quality.MaxKL.Decode, &w.Schemes.Decode
+						to, schemes = &work.Quality.MaxKL.Decode, &work.Schemes.Decode
 					}
-					*to = v
-					if v == workload.LargestKL && in.Calibration == nil { // what is lost is not known: the permission stays
+					*to = value
+					if value == workload.LargestKL && in.Calibration == nil { // what is lost is not known: the permission stays
 						if *to = 0; len(*schemes) == 0 {
 							*schemes = dynamic()
 						}
@@ -147,9 +172,10 @@ func qualityLimits(in *solver.Input, w *workload.Workload, of string) []Limit {
 				}
 			})
 		}
-		l := Limit{Key: key, In: of, Value: workload.KLText(value), number: value, format: workload.KLText, without: func(x *solver.Input) { set(x, workload.LargestKL) }}
+		limit := Limit{Key: key, In: of, Value: workload.KLText(value), number: value, format: workload.KLText,
+			without: func(x *solver.Input) { set(x, workload.LargestKL) }}
 		if in.Calibration != nil {
-			l.set, l.used = set, func(_ *solver.Input, r *solver.Result) float64 {
+			limit.set, limit.used = set, func(_ *solver.Input, r *solver.Result) float64 {
 				most := math.NaN()
 				for _, q := range r.Plan.Quality {
 					if slices.Contains(phases, q.Phase) {
@@ -162,9 +188,9 @@ func qualityLimits(in *solver.Input, w *workload.Workload, of string) []Limit {
 				return most
 			}
 		}
-		out = append(out, l)
+		out = append(out, limit)
 	}
-	switch m := w.Quality.MaxKL; {
+	switch m := work.Quality.MaxKL; {
 	case m.Prefill > 0 && m.Prefill == m.Decode:
 		add("quality.max_kl", m.Prefill, "prefill", "decode")
 	default:
@@ -195,7 +221,7 @@ func editProc(in *solver.Input, i int, change func(*socs.Processor)) {
 }
 
 // schemeLimits are the precisions that a workload permits, and those that the processors execute.
-func schemeLimits(in *solver.Input, w *workload.Workload, of string) []Limit {
+func schemeLimits(in *solver.Input, work *workload.Workload, of string) []Limit {
 	var out []Limit
 	text := func(list []op.Scheme) string {
 		names := make([]string, len(list))
@@ -209,29 +235,30 @@ func schemeLimits(in *solver.Input, w *workload.Workload, of string) []Limit {
 		of   func(*workload.Schemes) *[]op.Scheme
 		max  float64
 	}{
-		{"prefill", func(s *workload.Schemes) *[]op.Scheme { return &s.Prefill }, w.Quality.MaxKL.Prefill},
-		{"decode", func(s *workload.Schemes) *[]op.Scheme { return &s.Decode }, w.Quality.MaxKL.Decode},
+		{"prefill", func(s *workload.Schemes) *[]op.Scheme { return &s.Prefill }, work.Quality.MaxKL.Prefill},
+		{"decode", func(s *workload.Schemes) *[]op.Scheme { return &s.Decode }, work.Quality.MaxKL.Decode},
 		{"head", func(s *workload.Schemes) *[]op.Scheme { return &s.Head }, 0},
 	} {
-		list := *ph.of(&w.Schemes)
+		list := *ph.of(&work.Schemes)
 		if len(list) == 0 && (ph.max > 0 || ph.name == "head") {
 			continue // a limit of quality permits all
 		}
-		l := Limit{Key: "schemes." + ph.name, In: of, Value: text(list)}
+		limit := Limit{Key: "schemes." + ph.name, In: of, Value: text(list)}
 		if len(list) == 0 {
 			list = []op.Scheme{op.A32W32}
-			l.Value = "left out: a32/w32, as stored"
+			limit.Value = "left out: a32/w32, as stored"
 		}
 		set := func(x *solver.Input, list []op.Scheme) {
 			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { *ph.of(&w.Schemes) = list })
 		}
-		l.without = func(x *solver.Input) { set(x, dynamic()) }
+		limit.without = func(x *solver.Input) { set(x, dynamic()) }
 		for _, s := range dynamic() {
 			if !slices.Contains(list, s) {
-				l.wider = append(l.wider, wider{string(s), func(x *solver.Input) { set(x, append(slices.Clone(list), s)) }})
+				limit.wider = append(limit.wider,
+					wider{string(s), func(x *solver.Input) { set(x, append(slices.Clone(list), s)) }})
 			}
 		}
-		out = append(out, l)
+		out = append(out, limit)
 	}
 	var have []op.Scheme
 	for _, x := range op.Schemes {
@@ -240,21 +267,23 @@ func schemeLimits(in *solver.Input, w *workload.Workload, of string) []Limit {
 		}
 	}
 	any := func(list ...op.Scheme) func(*solver.Input) {
-		return func(x *solver.Input) {
-			x.WhatIf.AnyScheme = true
-			for i := range x.SoC.Processors {
-				editProc(x, i, func(p *socs.Processor) { teach(p, x.SoC, list) })
+		return func(in *solver.Input) {
+			in.WhatIf.AnyScheme = true
+			for i := range in.SoC.Processors {
+				editProc(in, i, func(p *socs.Processor) { teach(p, in.SoC, list) })
 			}
 		}
 	}
-	l := Limit{Key: "processors.schemes", In: fmt.Sprintf("SoC %q", in.SoC.Name), Value: "all of them together execute " + text(have), without: any(dynamic()...)}
+	limit := Limit{Key: "processors.schemes",
+		In: fmt.Sprintf("SoC %q", in.SoC.Name), Value: "all of them together execute " + text(have),
+		without: any(dynamic()...)}
 	for _, s := range dynamic() {
 		if !slices.Contains(have, s) {
-			l.wider = append(l.wider, wider{string(s), any(s)})
+			limit.wider = append(limit.wider, wider{string(s), any(s)})
 		}
 	}
-	if len(l.wider) > 0 {
-		out = append(out, l)
+	if len(limit.wider) > 0 {
+		out = append(out, limit)
 	}
 	return out
 }
@@ -265,28 +294,28 @@ func dynamic() []op.Scheme {
 }
 
 // teach lets a processor execute further schemes, in layouts that another one reads.
-func teach(p *socs.Processor, s *socs.SoC, list []op.Scheme) {
-	p.Schemes = slices.Clone(p.Schemes)
+func teach(proc *socs.Processor, s *socs.SoC, list []op.Scheme) {
+	proc.Schemes = slices.Clone(proc.Schemes)
 	layouts := map[string]string{}
-	for k, v := range p.Layouts {
+	for k, v := range proc.Layouts {
 		layouts[k] = v
 	}
-	for _, x := range list {
-		if !slices.Contains(p.Schemes, x) {
-			p.Schemes = append(p.Schemes, x)
+	for _, scheme := range list {
+		if !slices.Contains(proc.Schemes, scheme) {
+			proc.Schemes = append(proc.Schemes, scheme)
 		}
-		if layouts[x.Weight()] == "" {
-			layouts[x.Weight()] = op.TilesLayout
+		if layouts[scheme.Weight()] == "" {
+			layouts[scheme.Weight()] = op.TilesLayout
 		}
 	}
-	p.Layouts = layouts
+	proc.Layouts = layouts
 }
 
 // largestGraph is the bytes of weights in the largest graph of a processor, as rule P014 counts them.
-func largestGraph(p *planir.Plan, proc string) int64 {
+func largestGraph(plan *planir.Plan, proc string) int64 {
 	var most int64
-	for i := range p.Program.Graphs {
-		g := &p.Program.Graphs[i]
+	for i := range plan.Program.Graphs {
+		g := &plan.Program.Graphs[i]
 		if g.Proc != proc {
 			continue
 		}
@@ -341,7 +370,8 @@ func (t *trial) solve(ctx context.Context, changes ...func(*solver.Input)) (atte
 	if tell := in.Progress; tell != nil { // of this solve as a part of the whole
 		made := t.made
 		in.Progress = func(p solver.Progress) {
-			tell(solver.Progress{Phase: strings.TrimPrefix(fmt.Sprintf("%s, solve %d: %s", t.what, made, p.Phase), ", "), Done: p.Done, All: p.All, What: p.What, Best: p.Best, Bound: p.Bound})
+			tell(solver.Progress{Phase: strings.TrimPrefix(fmt.Sprintf("%s, solve %d: %s", t.what, made, p.Phase),
+				", "), Done: p.Done, All: p.All, What: p.What, Best: p.Best, Bound: p.Bound})
 		}
 	}
 	for _, c := range changes {
@@ -349,17 +379,19 @@ func (t *trial) solve(ctx context.Context, changes ...func(*solver.Input)) (atte
 			c(&in)
 		}
 	}
-	r, err := solver.Solve(ctx, in)
+	result, err := solver.Solve(ctx, in)
 	if err != nil && (diag.ClassOf(err) == diag.ClassInterrupted || ctx.Err() != nil) {
 		return attempt{}, err
 	}
-	return attempt{r, err}, nil
+	return attempt{result, err}, nil
 }
 
-// possible is solve, for whether there is a plan: one of whole operators will do, and is found much sooner than the best.
+// possible is solve, for whether there is a plan: one of whole operators will do, and is found much sooner than the
+// best.
 func (t *trial) possible(ctx context.Context, changes ...func(*solver.Input)) (attempt, error) {
 	if len(t.in.Strategies) == 0 && len(t.in.Ratio) == 0 {
-		a, err := t.solve(ctx, append(slices.Clone(changes), func(in *solver.Input) { in.Strategies = []planir.Strategy{planir.Single, planir.Padding} })...)
+		a, err := t.solve(ctx, append(slices.Clone(changes),
+			func(in *solver.Input) { in.Strategies = []planir.Strategy{planir.Single, planir.Padding} })...)
 		if a.result != nil || err != nil {
 			return a, err
 		}
@@ -379,9 +411,9 @@ func (t *trial) holding(ctx context.Context, holds []bool) (attempt, error) {
 			changes = append(changes, t.limits[i].without)
 		}
 	}
-	a, err := t.possible(ctx, changes...)
+	attempt, err := t.possible(ctx, changes...)
 	if err == nil {
-		t.known[key] = a
+		t.known[key] = attempt
 	}
-	return a, err
+	return attempt, err
 }

@@ -76,11 +76,13 @@ func costs(t testing.TB, s *socs.SoC, m *models.Model, schemes ...op.Scheme) *ro
 	if err != nil {
 		t.Fatal(err)
 	}
-	requests, err := profiler.Requests(s, m, profiler.Want{Buckets: []int{16, 64, 96, 128, 160}, Schemes: schemes, MaxContext: 256})
+	requests, err := profiler.Requests(s, m,
+		profiler.Want{Buckets: []int{16, 64, 96, 128, 160}, Schemes: schemes, MaxContext: 256})
 	if err != nil {
 		t.Fatal(err)
 	}
-	set := record.NewSet(record.Header{Schema: record.Schema, SoC: s.Name, SoCDigest: digest, Simulated: true, Hetc: "test"})
+	set := record.NewSet(record.Header{Schema: record.Schema, SoC: s.Name, SoCDigest: digest, Simulated: true,
+		Hetc: "test"})
 	for _, r := range requests {
 		x := r.What
 		if x.Kind != record.Op || len(x.Concurrent) > 0 {
@@ -138,7 +140,8 @@ func limitedCase(t *testing.T, seed uint64) solver.Input {
 	if seed%2 == 1 {
 		w.Limits.AddressBytes = map[string]unit.Bytes{"c1": unit.Bytes(200<<10 + r.IntN(4<<20))}
 	}
-	return solver.Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C, op.A32W32), Workload: w, Engine: exact.Engine{}}
+	return solver.Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C, op.A32W32), Workload: w,
+		Engine: exact.Engine{}}
 }
 
 func solve(t testing.TB, in solver.Input) *solver.Result {

@@ -17,36 +17,38 @@ type ParetoPoint struct {
 	EnergyMJ   float64 `json:"energy_mj"` // modelled: power of the SoC times busy time
 	// LimitMJ is the limits.energy_mj of the workload that gives this plan; 0: without one.
 	LimitMJ float64 `json:"limit_energy_mj,omitempty"`
-	// Proved: every problem of the plan was solved to optimality under its limit. Else Gap is the largest relative gap of one.
+	// Proved: every problem of the plan was solved to optimality under its limit. Else Gap is the largest relative
+	// gap of one.
 	Proved bool         `json:"proved"`
 	Gap    float64      `json:"gap,omitempty"`
 	Plan   *planir.Plan `json:"-"`
 }
 
-// Pareto lists efficient plans between the fastest and the one of least energy, fastest first: by epsilon constraints, the expected
-// time minimised under a limit of energy that goes down in equal steps. There may be further plans between two of
-// them. It needs the power of every processor (ClassInput otherwise).
+// Pareto lists efficient plans between the fastest and the one of least energy, fastest first: by epsilon
+// constraints, the expected time minimised under a limit of energy that goes down in equal steps. There may be
+// further plans between two of them. It needs the power of every processor (ClassInput otherwise).
 func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, error) {
 	t := newTrial(in, nil)
 	at := func(measure problem.Measure, limit float64) (*ParetoPoint, error) {
-		a, err := t.solve(ctx, func(x *solver.Input) {
-			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) {
-				w.Minimise = measure
-				if limit > 0 && (w.Limits.EnergyMJ == 0 || limit < w.Limits.EnergyMJ) {
-					w.Limits.EnergyMJ = limit
+		attempt, err := t.solve(ctx, func(x *solver.Input) {
+			x.Workload = workload.Edited(x.Workload, func(work *workload.Workload) {
+				work.Minimise = measure
+				if limit > 0 && (work.Limits.EnergyMJ == 0 || limit < work.Limits.EnergyMJ) {
+					work.Limits.EnergyMJ = limit
 				}
 			})
 		})
 		if err != nil {
 			return nil, err
 		}
-		if a.result == nil {
-			if diag.ClassOf(a.err) == diag.ClassInfeasible {
+		if attempt.result == nil {
+			if diag.ClassOf(attempt.err) == diag.ClassInfeasible {
 				return nil, nil
 			}
-			return nil, a.err
+			return nil, attempt.err
 		}
-		p := &ParetoPoint{ExpectedMS: a.result.ExpectedNS / 1e6, EnergyMJ: a.result.ExpectedNJ / 1e6, LimitMJ: limit, Plan: a.result.Plan}
+		p := &ParetoPoint{ExpectedMS: attempt.result.ExpectedNS / 1e6, EnergyMJ: attempt.result.ExpectedNJ / 1e6,
+			LimitMJ: limit, Plan: attempt.result.Plan}
 		proof := solver.ProofOf(p.Plan.Solver)
 		p.Proved, p.Gap = proof.Open == 0, proof.Gap
 		return p, nil
@@ -60,7 +62,8 @@ func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, err
 		return nil, Diagnose(ctx, in, err)
 	}
 	if fastest.EnergyMJ == 0 {
-		return nil, diag.New(diag.ClassInput, "pareto: SoC %q does not say the power of its processors, and energy is modelled from that", in.SoC.Name).
+		return nil, diag.New(diag.ClassInput,
+			"pareto: SoC %q does not say the power of its processors, and energy is modelled from that", in.SoC.Name).
 			WithHint("add power_w, watts while it is busy, to every processor of the SoC file")
 	}
 	frugal, err := at(problem.Energy, 0)

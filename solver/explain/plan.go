@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -64,126 +65,157 @@ func (s *ProgramStory) Gain() float64 {
 }
 
 // Stories tells of every program of a plan, in the plan's order.
-func Stories(p *planir.Plan) []ProgramStory {
+func Stories(plan *planir.Plan) []ProgramStory {
 	graphs := map[string]*op.Graph{}
-	for i := range p.Program.Graphs {
-		graphs[p.Program.Graphs[i].Name] = &p.Program.Graphs[i].Graph
+	for i := range plan.Program.Graphs {
+		graphs[plan.Program.Graphs[i].Name] = &plan.Program.Graphs[i].Graph
 	}
 	var out []ProgramStory
-	for i := range p.Program.Programs {
-		ph := &p.Program.Programs[i]
-		s := ProgramStory{Program: ph.Name, Phase: ph.Phase, Rows: ph.Rows}
-		for _, pred := range p.Predictions {
-			if pred.Program != ph.Name {
+	for i := range plan.Program.Programs {
+		ph := &plan.Program.Programs[i]
+		t := tally{
+			ProgramStory: ProgramStory{Program: ph.Name, Phase: ph.Phase, Rows: ph.Rows},
+			plan:         plan, graphs: graphs, busy: map[string]int64{}, times: map[string]int64{},
+		}
+		t.predictions()
+		for k := range ph.Sections {
+			t.section(&ph.Sections[k])
+		}
+		out = append(out, t.story())
+	}
+	return out
+}
+
+// tally adds up where the time of a program goes.
+type tally struct {
+	ProgramStory
+	plan    *planir.Plan
+	graphs  map[string]*op.Graph
+	busy    map[string]int64 // by processor
+	times   map[string]int64 // by operator
+	divided int64            // of ProductsNS
+}
+
+// predictions takes over what the plan predicts of the program.
+func (t *tally) predictions() {
+	for _, prediction := range t.plan.Predictions {
+		if prediction.Program != t.Program {
+			continue
+		}
+		t.PlanNS, t.LowNS, t.HighNS = prediction.PlanNS, prediction.LowNS, prediction.HighNS
+		for i := range prediction.Singles {
+			if single := prediction.Singles[i]; t.Best == nil || single.NS < t.Best.NS {
+				t.Best = &single
+			}
+		}
+	}
+}
+
+// section adds the steps and operators of a section, in all its layers.
+func (t *tally) section(sec *planir.Section) {
+	layers := int64(max(1, sec.Layers))
+	kinds := map[string]op.Kind{} // by operator
+	var nodes []string
+	for _, lane := range sec.Lanes {
+		for i := range lane.Steps {
+			step := &lane.Steps[i]
+			t.busy[lane.Proc] += layers * step.ExpectNS
+			graph := t.graphs[step.Run]
+			if graph == nil {
 				continue
 			}
-			s.PlanNS, s.LowNS, s.HighNS = pred.PlanNS, pred.LowNS, pred.HighNS
-			for k := range pred.Singles {
-				if x := pred.Singles[k]; s.Best == nil || x.NS < s.Best.NS {
-					s.Best = &x
+			names := step.Nodes()
+			for n, name := range names {
+				if !slices.Contains(nodes, name) {
+					nodes = append(nodes, name)
+				}
+				o := graph.Nodes[len(graph.Nodes)-1].Op
+				if len(names) == len(graph.Nodes) {
+					o = graph.Nodes[n].Op
+				}
+				if o.Kind == op.MatMul || o.Kind == op.Attention || kinds[name] == "" {
+					kinds[name] = o.Kind
 				}
 			}
+			t.work(graph, layers)
 		}
-		busy, times := map[string]int64{}, map[string]int64{}
-		var divided int64
-		for j := range ph.Sections {
-			sec := &ph.Sections[j]
-			layers := int64(max(1, sec.Layers))
-			kinds := map[string]op.Kind{}
-			var nodes []string
-			for _, l := range sec.Lanes {
-				for k := range l.Steps {
-					st := &l.Steps[k]
-					busy[l.Proc] += layers * st.ExpectNS
-					g := graphs[st.Run]
-					if g == nil {
-						continue
-					}
-					names := st.Nodes()
-					for n, name := range names {
-						if !slices.Contains(nodes, name) {
-							nodes = append(nodes, name)
-						}
-						o := g.Nodes[len(g.Nodes)-1].Op
-						if len(names) == len(g.Nodes) {
-							o = g.Nodes[n].Op
-						}
-						if o.Kind == op.MatMul || o.Kind == op.Attention || kinds[name] == "" {
-							kinds[name] = o.Kind
-						}
-					}
-					for _, n := range g.Nodes {
-						switch o := n.Op; {
-						case o.HasScheme() && o.Kind == op.MatMul:
-							experts := 1
-							if o.Experts > 0 {
-								experts = min(o.Rows(), o.Experts)
-							}
-							s.WeightBytes += layers * int64(experts) * op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
-							s.Flops += layers * o.Flops()
-						case o.Kind == op.Attention:
-							s.Flops += layers * o.Flops()
-						}
-					}
-				}
-			}
-			for _, name := range nodes {
-				d := solver.DecisionAt(p, name, ph.Rows)
-				if d == nil {
-					continue
-				}
-				var work int64
-				for _, sh := range d.Shares {
-					work = max(work, sh.PredictNS)
-				}
-				work = min(work, d.PredictNS)
-				times[name] += layers * d.PredictNS
-				s.HandoverNS += layers * (d.PredictNS - work)
-				switch kinds[name] {
-				case op.MatMul:
-					s.ProductsNS += layers * work
-					if len(d.Shares) > 1 {
-						divided += layers * work
-					}
-				case op.Attention:
-					s.AttentionNS += layers * work
-				default:
-					s.OtherNS += layers * work
-				}
-			}
-		}
-		if s.ProductsNS > 0 {
-			s.Divided = float64(divided) / float64(s.ProductsNS)
-		}
-		for name, ns := range busy {
-			if ns > 0 {
-				s.Busy = append(s.Busy, Busy{name, ns})
-			}
-		}
-		sort.Slice(s.Busy, func(a, b int) bool {
-			if s.Busy[a].NS != s.Busy[b].NS {
-				return s.Busy[a].NS > s.Busy[b].NS
-			}
-			return s.Busy[a].Proc < s.Busy[b].Proc
-		})
-		for name, ns := range times {
-			s.Slowest = append(s.Slowest, OperatorTime{name, ns})
-		}
-		sort.Slice(s.Slowest, func(a, b int) bool {
-			if s.Slowest[a].NS != s.Slowest[b].NS {
-				return s.Slowest[a].NS > s.Slowest[b].NS
-			}
-			return s.Slowest[a].Node < s.Slowest[b].Node
-		})
-		s.Slowest = s.Slowest[:min(4, len(s.Slowest))]
-		out = append(out, s)
 	}
+	for _, name := range nodes {
+		t.operator(name, kinds[name], layers)
+	}
+}
+
+// work adds what a graph reads and computes.
+func (t *tally) work(graph *op.Graph, layers int64) {
+	for _, node := range graph.Nodes {
+		o := node.Op
+		product := o.HasScheme() && o.Kind == op.MatMul
+		if product {
+			experts := 1
+			if o.Experts > 0 {
+				experts = min(o.Rows(), o.Experts)
+			}
+			t.WeightBytes += layers * int64(experts) * op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
+		}
+		if product || o.Kind == op.Attention {
+			t.Flops += layers * o.Flops()
+		}
+	}
+}
+
+// operator adds the time of an operator by its kind, without its hand-over.
+func (t *tally) operator(name string, kind op.Kind, layers int64) {
+	d := solver.DecisionAt(t.plan, name, t.Rows)
+	if d == nil {
+		return
+	}
+	var slowest int64
+	for _, share := range d.Shares {
+		slowest = max(slowest, share.PredictNS)
+	}
+	slowest = min(slowest, d.PredictNS)
+	t.times[name] += layers * d.PredictNS
+	t.HandoverNS += layers * (d.PredictNS - slowest)
+	switch kind {
+	case op.MatMul:
+		t.ProductsNS += layers * slowest
+		if len(d.Shares) > 1 {
+			t.divided += layers * slowest
+		}
+	case op.Attention:
+		t.AttentionNS += layers * slowest
+	default:
+		t.OtherNS += layers * slowest
+	}
+}
+
+// story is what was added up.
+func (t *tally) story() ProgramStory {
+	out := t.ProgramStory
+	if out.ProductsNS > 0 {
+		out.Divided = float64(t.divided) / float64(out.ProductsNS)
+	}
+	for proc, ns := range t.busy {
+		if ns > 0 {
+			out.Busy = append(out.Busy, Busy{proc, ns})
+		}
+	}
+	slices.SortFunc(out.Busy, func(a, b Busy) int {
+		return cmp.Or(cmp.Compare(b.NS, a.NS), strings.Compare(a.Proc, b.Proc))
+	})
+	for node, ns := range t.times {
+		out.Slowest = append(out.Slowest, OperatorTime{node, ns})
+	}
+	slices.SortFunc(out.Slowest, func(a, b OperatorTime) int {
+		return cmp.Or(cmp.Compare(b.NS, a.NS), strings.Compare(a.Node, b.Node))
+	})
+	out.Slowest = out.Slowest[:min(4, len(out.Slowest))]
 	return out
 }
 
 // SameInputs tells in what the inputs differ from those that a plan was solved from: "costs", "workload". The
 // model, the SoC and the context must be the plan's: else the error is of class ClassInput.
-func SameInputs(p *planir.Plan, in *solver.Input) (differ []string, err error) {
+func SameInputs(plan *planir.Plan, in *solver.Input) (differ []string, err error) {
 	model, err := in.Model.Digest()
 	if err != nil {
 		return nil, err
@@ -193,25 +225,27 @@ func SameInputs(p *planir.Plan, in *solver.Input) (differ []string, err error) {
 		return nil, err
 	}
 	switch {
-	case model != p.Model.Digest:
-		return nil, diag.New(diag.ClassInput, "explain: the plan is for model %q with digest %.12s, and %q has %.12s", p.Model.Name, p.Model.Digest, in.Model.Name, model).
+	case model != plan.Model.Digest:
+		return nil, diag.New(diag.ClassInput, "explain: the plan is for model %q with digest %.12s, and %q has %.12s",
+			plan.Model.Name, plan.Model.Digest, in.Model.Name, model).
 			WithHint("give the model the plan was solved for")
-	case soc != p.SoC.Digest:
-		return nil, diag.New(diag.ClassInput, "explain: the plan is for SoC %q with digest %.12s, and %q has %.12s", p.SoC.Name, p.SoC.Digest, in.SoC.Name, soc).
+	case soc != plan.SoC.Digest:
+		return nil, diag.New(diag.ClassInput, "explain: the plan is for SoC %q with digest %.12s, and %q has %.12s",
+			plan.SoC.Name, plan.SoC.Digest, in.SoC.Name, soc).
 			WithHint("give the SoC file the plan was solved with")
 	}
-	w := in.Workload
-	if w == nil {
-		w = workload.Default()
+	work := in.Workload
+	if work == nil {
+		work = workload.Default()
 	}
-	have := map[string]func() (string, error){"costs": in.Costs.Digest, "workload": w.Digest}
+	have := map[string]func() (string, error){"costs": in.Costs.Digest, "workload": work.Digest}
 	if in.Calibration != nil {
 		have[planir.CalibrationInput] = in.Calibration.Digest
 	}
 	if in.Facts != nil {
 		have[solver.FactsInput] = in.Facts.FactsDigest
 	}
-	for _, x := range p.Inputs {
+	for _, x := range plan.Inputs {
 		digest := have[x.Kind]
 		if x.Kind == "loads" {
 			if in.Loads == nil {
@@ -244,19 +278,20 @@ type Alternative struct {
 }
 
 // alternative solves the input with changes.
-func (t *trial) alternative(ctx context.Context, what string, base float64, changes ...func(*solver.Input)) (Alternative, *solver.Result, error) {
-	a, err := t.solve(ctx, changes...)
+func (t *trial) alternative(ctx context.Context, what string, base float64,
+	changes ...func(*solver.Input)) (Alternative, *solver.Result, error) {
+	attempt, err := t.solve(ctx, changes...)
 	if err != nil {
 		return Alternative{}, nil, err
 	}
 	out := Alternative{What: what}
-	if a.result == nil {
-		out.Note = firstLine(a.err)
+	if attempt.result == nil {
+		out.Note = firstLine(attempt.err)
 		return out, nil, nil
 	}
-	out.ExpectedNS = a.result.ExpectedNS
+	out.ExpectedNS = attempt.result.ExpectedNS
 	out.Ratio = out.ExpectedNS / base
-	return out, a.result, nil
+	return out, attempt.result, nil
 }
 
 func firstLine(err error) string {
@@ -264,18 +299,18 @@ func firstLine(err error) string {
 	return strings.TrimPrefix(text, "solve: ")
 }
 
-// Without solves the input again without each processor that the plan uses, and with each of them alone. The first entry is the input
-// as it is.
-func Without(ctx context.Context, p *planir.Plan, in solver.Input) ([]Alternative, error) {
-	t := newTrial(in, nil)
-	base, r, err := t.alternative(ctx, "this plan", 1)
+// Without solves the input again without each processor that the plan uses, and with each of them alone. The first
+// entry is the input as it is.
+func Without(ctx context.Context, plan *planir.Plan, in solver.Input) ([]Alternative, error) {
+	trial := newTrial(in, nil)
+	base, r, err := trial.alternative(ctx, "this plan", 1)
 	if err != nil || r == nil {
 		return nil, cantSolve(err, base)
 	}
 	base.Ratio = 1
 	out := []Alternative{base}
 	used := map[string]bool{}
-	for _, d := range p.Decisions {
+	for _, d := range plan.Decisions {
 		for _, sh := range d.Shares {
 			used[sh.Proc] = true
 		}
@@ -293,16 +328,17 @@ func Without(ctx context.Context, p *planir.Plan, in solver.Input) ([]Alternativ
 		if !used[name] || len(rest) == 0 {
 			continue
 		}
-		a, r, err := t.alternative(ctx, "without "+name, base.ExpectedNS, func(x *solver.Input) { x.Only = rest })
+		other, result, err := trial.alternative(ctx, "without "+name, base.ExpectedNS,
+			func(x *solver.Input) { x.Only = rest })
 		if err != nil {
 			return nil, err
 		}
-		if r != nil && slices.ContainsFunc(r.Plan.Decisions, func(d planir.Decision) bool {
+		if result != nil && slices.ContainsFunc(result.Plan.Decisions, func(d planir.Decision) bool {
 			return slices.ContainsFunc(d.Shares, func(s planir.Share) bool { return s.Proc == name })
 		}) {
-			a.Note = name + " still executes what the others cannot"
+			other.Note = name + " still executes what the others cannot"
 		}
-		out = append(out, a)
+		out = append(out, other)
 	}
 	sort.SliceStable(out[1:], func(i, j int) bool {
 		x, y := out[1+i], out[1+j]
@@ -311,31 +347,35 @@ func Without(ctx context.Context, p *planir.Plan, in solver.Input) ([]Alternativ
 	return out, nil
 }
 
-func cantSolve(err error, a Alternative) error {
+func cantSolve(err error, other Alternative) error {
 	if err != nil {
 		return err
 	}
-	return diag.New(diag.ClassInput, "explain: these inputs give no plan: %s", a.Note).WithHint("give the inputs the plan was solved with")
+	return diag.New(diag.ClassInput, "explain: these inputs give no plan: %s", other.Note).
+		WithHint("give the inputs the plan was solved with")
 }
 
-// BucketStory is why a bucket exists: the prompts it is for, and what prefill would cost without it and with one more.
+// BucketStory is why a bucket exists: the prompts it is for, and what prefill would cost without it and with one
+// more.
 type BucketStory struct {
 	Rows int `json:"rows"`
-	// From and To are the lengths of calls that the bucket takes; longer prompts are cut into pieces of the largest bucket.
+	// From and To are the lengths of calls that the bucket takes; longer prompts are cut into pieces of the largest
+	// bucket.
 	From int `json:"from"`
 	To   int `json:"to"`
 	// Calls is how many calls a prompt makes of it on average, and Time its part of the expected time of prefill. NaN
 	// and absent without inputs.
 	Calls float64 `json:"calls,omitempty"`
 	Time  float64 `json:"time,omitempty"`
-	// Without it, and with one more beside it, solved again for the same prompts; the first entry is the buckets as they are.
+	// Without it, and with one more beside it, solved again for the same prompts; the first entry is the buckets as
+	// they are.
 	Sets []Alternative `json:"sets,omitempty"`
 }
 
 // Bucket tells of the bucket of that many rows. in may be nil: then only what the plan says is told.
-func Bucket(ctx context.Context, p *planir.Plan, rows int, in *solver.Input) (*BucketStory, error) {
+func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) (*BucketStory, error) {
 	var buckets []int
-	for _, ph := range p.Program.Programs {
+	for _, ph := range plan.Program.Programs {
 		if ph.Phase == "prefill" {
 			buckets = append(buckets, ph.Rows)
 		}
@@ -343,7 +383,8 @@ func Bucket(ctx context.Context, p *planir.Plan, rows int, in *solver.Input) (*B
 	slices.Sort(buckets)
 	at := slices.Index(buckets, rows)
 	if at < 0 {
-		return nil, diag.New(diag.ClassUsage, "explain \"@%d\": the plan has no bucket of %d rows", rows, rows).WithHint("it has %s", strings.Trim(fmt.Sprint(buckets), "[]"))
+		return nil, diag.New(diag.ClassUsage, "explain \"@%d\": the plan has no bucket of %d rows", rows, rows).
+			WithHint("it has %s", strings.Trim(fmt.Sprint(buckets), "[]"))
 	}
 	out := &BucketStory{Rows: rows, From: 2, To: rows}
 	if at > 0 {
@@ -352,44 +393,47 @@ func Bucket(ctx context.Context, p *planir.Plan, rows int, in *solver.Input) (*B
 	if in == nil {
 		return out, nil
 	}
-	w := in.Workload
-	if w == nil {
-		w = workload.Default()
+	work := in.Workload
+	if work == nil {
+		work = workload.Default()
 	}
-	d, err := w.Apply(in.Model.MaxContext)
+	demand, err := work.Apply(in.Model.MaxContext)
 	if err != nil {
 		return nil, err
 	}
-	prompts := d.AsPrompts(w)
+	prompts := demand.AsPrompts(work)
 	fixed := func(list []int) func(*solver.Input) {
 		return func(x *solver.Input) {
 			x.AllBuckets = true
-			x.Workload = workload.Edited(w, func(w *workload.Workload) { w.Prompts, w.Buckets, w.Context = prompts, list, p.MaxContext })
+			x.Workload = workload.Edited(work,
+				func(w *workload.Workload) { w.Prompts, w.Buckets, w.Context = prompts, list, plan.MaxContext })
 		}
 	}
-	t := newTrial(*in, nil)
-	base, r, err := t.alternative(ctx, "these buckets: "+listed(buckets), 1, fixed(buckets))
-	if err != nil || r == nil {
+	trial := newTrial(*in, nil)
+	base, result, err := trial.alternative(ctx, "these buckets: "+listed(buckets), 1, fixed(buckets))
+	if err != nil || result == nil {
 		return nil, cantSolve(err, base)
 	}
 	base.Ratio = 1
 	out.Sets = append(out.Sets, base)
-	out.Calls, out.Time = callsOf(workload.Edited(w, func(w *workload.Workload) { w.Prompts, w.Buckets, w.Context = prompts, buckets, p.MaxContext }), in.Model.MaxContext, r.Plan, rows)
+	out.Calls, out.Time = callsOf(workload.Edited(work,
+		func(w *workload.Workload) { w.Prompts, w.Buckets, w.Context = prompts, buckets, plan.MaxContext }),
+		in.Model.MaxContext, result.Plan, rows)
 	if len(buckets) > 1 {
 		rest := slices.DeleteFunc(slices.Clone(buckets), func(b int) bool { return b == rows })
-		a, _, err := t.alternative(ctx, fmt.Sprintf("without %d", rows), base.ExpectedNS, fixed(rest))
+		other, _, err := trial.alternative(ctx, fmt.Sprintf("without %d", rows), base.ExpectedNS, fixed(rest))
 		if err != nil {
 			return nil, err
 		}
-		out.Sets = append(out.Sets, a)
+		out.Sets = append(out.Sets, other)
 	}
-	more := func(b int) error {
-		if b < 2 || b > p.MaxContext || slices.Contains(buckets, b) || p.Decodes(b) {
+	more := func(bucket int) error {
+		if bucket < 2 || bucket > plan.MaxContext || slices.Contains(buckets, bucket) || plan.Decodes(bucket) {
 			return nil
 		}
-		list := append(slices.Clone(buckets), b)
+		list := append(slices.Clone(buckets), bucket)
 		slices.Sort(list)
-		a, _, err := t.alternative(ctx, fmt.Sprintf("with %d as well", b), base.ExpectedNS, fixed(list))
+		a, _, err := trial.alternative(ctx, fmt.Sprintf("with %d as well", bucket), base.ExpectedNS, fixed(list))
 		out.Sets = append(out.Sets, a)
 		return err
 	}
@@ -403,7 +447,7 @@ func Bucket(ctx context.Context, p *planir.Plan, rows int, in *solver.Input) (*B
 	if at+1 < len(buckets) {
 		err = more(middle(rows, buckets[at+1]))
 	} else {
-		err = more(min(2*rows, p.MaxContext))
+		err = more(min(2*rows, plan.MaxContext))
 	}
 	return out, err
 }
@@ -426,21 +470,21 @@ func listed(list []int) string {
 }
 
 // callsOf is how many calls of a bucket a prompt makes, and the bucket's part of prefill's expected time.
-func callsOf(w *workload.Workload, maxContext int, p *planir.Plan, rows int) (calls, part float64) {
-	d, err := w.Apply(maxContext)
+func callsOf(w *workload.Workload, maxContext int, plan *planir.Plan, rows int) (calls, part float64) {
+	demand, err := w.Apply(maxContext)
 	if err != nil {
 		return 0, 0
 	}
 	total := 0.0
-	for i, b := range d.Buckets {
-		for _, pred := range p.Predictions {
-			if pred.Program != fmt.Sprintf("prefill@%d", b) {
+	for i, bucket := range demand.Buckets {
+		for _, pred := range plan.Predictions {
+			if pred.Program != fmt.Sprintf("prefill@%d", bucket) {
 				continue
 			}
-			ns := float64(d.Share[i] * float64(pred.PlanNS))
+			ns := float64(demand.Share[i] * float64(pred.PlanNS))
 			total += ns
-			if b == rows {
-				calls, part = d.Share[i], ns
+			if bucket == rows {
+				calls, part = demand.Share[i], ns
 			}
 		}
 	}
@@ -455,8 +499,8 @@ type LimitStory struct {
 	Limit
 	Used  string `json:"used,omitempty"`
 	Binds bool   `json:"binds"` // without it the expected time would be less
-	// Step is the next value that changes anything, and Free without the limit: nil where it does not bind, or where no
-	// number can be relaxed in steps.
+	// Step is the next value that changes anything, and Free without the limit: nil where it does not bind, or where
+	// no number can be relaxed in steps.
 	Step *Alternative `json:"step,omitempty"`
 	Free *Alternative `json:"free,omitempty"`
 	Note string       `json:"note,omitempty"`
@@ -465,70 +509,86 @@ type LimitStory struct {
 // better is how much less the expected time has to be to count as a change.
 const better = 0.9995
 
-// LimitsOf tells for every limit of an input whether it binds, by solving again without it and with it relaxed: by 10 %, then 20, 40 ...
-// % until something changes. expectedNS is the objective as it is.
+// LimitsOf tells for every limit of an input whether it binds, by solving again without it and with it relaxed: by 10 %, then
+// 20, 40 ... % until something changes. expectedNS is the objective as it is.
 func LimitsOf(ctx context.Context, in solver.Input) (list []LimitStory, expectedNS float64, err error) {
-	t := newTrial(in, limitsOf(&in))
-	base, r, err := t.alternative(ctx, "as it is", 1)
-	if err != nil || r == nil {
+	trial := newTrial(in, limitsOf(&in))
+	base, result, err := trial.alternative(ctx, "as it is", 1)
+	if err != nil || result == nil {
 		return nil, 0, cantSolve(err, base)
 	}
-	for i := range t.limits {
-		l := &t.limits[i]
-		if l.Key == "processors.schemes" {
-			continue // hypothetical: nobody knows how fast they would be
+	for i := range trial.limits {
+		limit := &trial.limits[i]
+		if limit.Key == "processors.schemes" {
+			continue // hypothetical: how fast they would be is not known
 		}
-		t.what = fmt.Sprintf("limit %d/%d %s", i+1, len(t.limits), l.Key)
-		s := LimitStory{Limit: *l}
-		if l.used != nil {
-			if u := l.used(&t.in, r); !math.IsNaN(u) {
-				s.Used = l.format(u)
+		trial.what = fmt.Sprintf("limit %d/%d %s", i+1, len(trial.limits), limit.Key)
+		story := LimitStory{Limit: *limit}
+		if limit.used != nil {
+			if used := limit.used(&trial.in, result); !math.IsNaN(used) {
+				story.Used = limit.format(used)
 			}
 		}
-		free, fr, err := t.alternative(ctx, "without it", base.ExpectedNS, l.without)
-		if err != nil {
+		if err := trial.without(ctx, &story, base.ExpectedNS); err != nil {
 			return nil, 0, err
 		}
-		switch {
-		case fr == nil:
-			s.Note = free.Note
-		case free.Ratio < better:
-			s.Binds, s.Free = true, &free
-		default:
-			for _, w := range fr.Warnings {
-				if strings.Contains(w.Summary, "is left out of") {
-					s.Note = "other schemes were not measured, or not calibrated"
-				}
+		if story.Binds {
+			if err := trial.relax(ctx, &story, base.ExpectedNS); err != nil {
+				return nil, 0, err
 			}
 		}
-		if s.Binds && l.set != nil {
-			for f := 0.1; f < 100; f *= 2 {
-				v := l.number * (1 + f)
-				if l.whole {
-					v = math.Ceil(v)
-				}
-				a, sr, err := t.alternative(ctx, "at "+l.format(v), base.ExpectedNS, func(x *solver.Input) { l.set(x, v) })
-				if err != nil {
-					return nil, 0, err
-				}
-				if sr != nil && a.Ratio < better {
-					s.Step = &a
-					break
-				}
-			}
-		}
-		if s.Binds {
-			for _, w := range l.wider {
-				a, wr, err := t.alternative(ctx, "with "+w.text+" as well", base.ExpectedNS, w.do)
-				if err != nil {
-					return nil, 0, err
-				}
-				if wr != nil && a.Ratio < better && (s.Step == nil || a.Ratio < s.Step.Ratio) {
-					s.Step = &a
-				}
-			}
-		}
-		list = append(list, s)
+		list = append(list, story)
 	}
 	return list, base.ExpectedNS, nil
+}
+
+// without fills in what solving without the limit gives.
+func (t *trial) without(ctx context.Context, story *LimitStory, base float64) error {
+	free, result, err := t.alternative(ctx, "without it", base, story.Limit.without)
+	if err != nil {
+		return err
+	}
+	switch {
+	case result == nil:
+		story.Note = free.Note
+	case free.Ratio < better:
+		story.Binds, story.Free = true, &free
+	default:
+		for _, warning := range result.Warnings {
+			if strings.Contains(warning.Summary, "is left out of") {
+				story.Note = "other schemes were not measured, or not calibrated"
+			}
+		}
+	}
+	return nil
+}
+
+// relax fills in the next value of a limit that changes anything, or the best addition to a list.
+func (t *trial) relax(ctx context.Context, story *LimitStory, base float64) error {
+	limit := &story.Limit
+	for more := 0.1; limit.set != nil && more < 100; more *= 2 {
+		value := limit.number * (1 + more)
+		if limit.whole {
+			value = math.Ceil(value)
+		}
+		step, result, err := t.alternative(ctx, "at "+limit.format(value), base,
+			func(in *solver.Input) { limit.set(in, value) })
+		if err != nil {
+			return err
+		}
+		if result != nil && step.Ratio < better {
+			story.Step = &step
+			break
+		}
+	}
+	for _, addition := range limit.wider {
+		step, result, err := t.alternative(ctx, "with "+addition.text+" as well", base, addition.do)
+		if err != nil {
+			return err
+		}
+		if result != nil && step.Ratio < better && (story.Step == nil || step.Ratio < story.Step.Ratio) {
+			story.Step = &step
+		}
+	}
+	return nil
 }

@@ -18,7 +18,7 @@ type Candidate struct {
 	CostNS   int64
 	EnergyNJ int64      // modelled: what its processors take while they are busy
 	Reads    []Access   // sorted by processor
-	Writes   []Access   // who wrote the outputs last, sorted by processor
+	Writes   []Access   // the last write of every part of the outputs, sorted by processor
 	Times    []Estimate // of each share, without gathering and hand-overs
 }
 
@@ -44,8 +44,8 @@ func (c *Candidate) procs() (out []string) {
 	return out
 }
 
-// WithoutForms is the decision with every share in the default form. Divisions are compared over programs without forms:
-// which is cheapest depends on the rows.
+// WithoutForms is the decision with every share in the default form. Divisions are compared over programs without
+// forms: which is cheapest depends on the rows.
 func (c *Candidate) WithoutForms() *planir.Decision {
 	d := c.Decision
 	d.Shares = slices.Clone(d.Shares)
@@ -71,9 +71,10 @@ func SameShares(a, b *planir.Decision) bool {
 	return a.Strategy == b.Strategy && a.Axis == b.Axis && a.ShareText() == b.ShareText()
 }
 
-// candidate prices a node divided in shares, each in the rows and form that are cheapest. An error tells why that cannot
-// be: a processor does not execute it, or no price is known.
-func (s *Section) candidate(node int, strategy planir.Strategy, axis planir.Axis, shares []planir.Share) (Candidate, error) {
+// candidate prices a node divided in shares, each in the rows and form that are cheapest. An error tells why that
+// cannot be: a processor does not execute it, or no price is known.
+func (s *Section) candidate(node int, strategy planir.Strategy, axis planir.Axis,
+	shares []planir.Share) (Candidate, error) {
 	shares = slices.Clone(shares)
 	for k := range shares {
 		s.shape(&s.Nodes[node], axis, &shares[k])
@@ -92,7 +93,8 @@ func (s *Section) Plain(node int, d *planir.Decision) (*Candidate, error) {
 }
 
 // Price prices a node divided in shares, in the rows and forms that they say.
-func (s *Section) Price(node int, strategy planir.Strategy, axis planir.Axis, shares []planir.Share) (Candidate, error) {
+func (s *Section) Price(node int, strategy planir.Strategy, axis planir.Axis,
+	shares []planir.Share) (Candidate, error) {
 	n := &s.Nodes[node]
 	c := Candidate{Decision: planir.Decision{
 		Node: n.Name, Rows: s.Rows, Strategy: strategy, Scheme: n.Op().Scheme, Axis: axis, Shares: slices.Clone(shares),
@@ -141,19 +143,21 @@ func (s *Section) compiles(piece *lower.Piece) error {
 	bytes := int64(max(1, o.Experts)) * op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
 	if fact := s.Facts.About(piece.Proc, o); fact != nil {
 		if fact.Refused != "" {
-			return diag.New(diag.ClassInfeasible, "the compiler of processor %q refuses %s: %s", piece.Proc, o.Key(), fact.Refused)
+			return diag.New(diag.ClassInfeasible, "the compiler of processor %q refuses %s: %s",
+				piece.Proc, o.Key(), fact.Refused)
 		}
 		bytes = fact.Bytes
 	}
 	if limit := s.Proc(piece.Proc).GraphBytes; limit > 0 && bytes > limit {
-		return diag.New(diag.ClassInfeasible, "its weights take %d bytes, and one graph of processor %q holds at most %d",
+		return diag.New(diag.ClassInfeasible,
+			"its weights take %d bytes, and one graph of processor %q holds at most %d",
 			bytes, piece.Proc, limit)
 	}
 	return nil
 }
 
-// shareTimes predicts the shares of a node. They run at the same time, operator by operator of their chains; a graph of
-// several operators is launched once.
+// shareTimes predicts the shares of a node. They run at the same time, operator by operator of their chains; a graph
+// of several operators is launched once.
 func (s *Section) shareTimes(pieces []lower.Piece, shares int) ([]Estimate, error) {
 	chains := make([][]Task, len(pieces)) // by piece
 	longest := 0
@@ -196,8 +200,9 @@ func (s *Section) shareTimes(pieces []lower.Piece, shares int) ([]Estimate, erro
 	return out, nil
 }
 
-// execute is when the last piece of a node is done, all processors starting at 0: shares at once, then what is gathered or
-// added, each after what the share computed has been handed over. energy is what all processors take for it, in nJ.
+// execute is when the last piece of a node is done, all processors starting at 0: shares at once, then what is
+// gathered or added, each after what the share computed has been handed over. energy is what all processors take for
+// it, in nJ.
 func (s *Section) execute(pieces []lower.Piece, shares []Estimate) (end int64, energy float64, err error) {
 	free, done := map[string]int64{}, make([]int64, len(shares)) // by processor, by share
 	for k := range pieces {
@@ -227,8 +232,8 @@ func (s *Section) execute(pieces []lower.Piece, shares []Estimate) (end int64, e
 	return end, energy, nil
 }
 
-// idleFactor is how much longer a division by rows takes than one by columns when calls have fewer rows than the program:
-// the first share keeps its rows, the last goes without. Time is taken to grow with the rows.
+// idleFactor is how much longer a division by rows takes than one by columns when calls have fewer rows than the
+// program: the first share keeps its rows, the last goes without. Time is taken to grow with the rows.
 func (s *Section) idleFactor(c *Candidate) float64 {
 	if c.Axis != planir.AxisRows || c.PredictNS == 0 {
 		return 1

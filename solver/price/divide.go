@@ -24,8 +24,8 @@ type link struct {
 	axis planir.Axis
 }
 
-// runs lists what may be divided: every node along each of its axes, runs of nodes that hand nothing over when they are
-// divided at corresponding boundaries (columnRun), and the rows of everything but attention.
+// runs lists what may be divided: every node along each of its axes, runs of nodes that hand nothing over when they
+// are divided at corresponding boundaries (columnRun), and the rows of everything but attention.
 func (s *Section) runs() [][]link {
 	var out [][]link
 	var rows []link
@@ -63,8 +63,8 @@ func (s *Section) runs() [][]link {
 	return out
 }
 
-// columnRun is the longest run that starts with the columns (or heads) of a node: what works on columns follows, then the
-// reduction of the next matrix. It ends where a node reads whole rows of what the one before computed (norms, row
+// columnRun is the longest run that starts with the columns (or heads) of a node: what works on columns follows, then
+// the reduction of the next matrix. It ends where a node reads whole rows of what the one before computed (norms, row
 // quantisation, routing, matrices of experts).
 func (s *Section) columnRun(node int) []link {
 	var run []link
@@ -188,10 +188,10 @@ type divided struct {
 	Candidate
 }
 
-// division searches where to divide a run between the processors of a tuple. The time of a run as a function of its cuts
-// has few local minima, but is no simple function: a processor's stages make it jump. So a grid is priced first, and the
-// search descends from its best point: it moves cuts, each alone and neighbours together, by shorter and shorter steps as
-// long as that is faster.
+// division searches where to divide a run between the processors of a tuple. The time of a run as a function of its
+// cuts has few local minima, but is no simple function: a processor's stages make it jump. So a grid is priced first,
+// and the search descends from its best point: it moves cuts, each alone and neighbours together, by shorter and
+// shorter steps as long as that is faster.
 type division struct {
 	*Section
 	run   []link
@@ -211,10 +211,11 @@ type priced struct {
 	ns   int64     // of all nodes; MaxInt64 where one cannot
 }
 
-// divide lists the candidates of a run over a tuple. Of two processors these are all that were tried, of a search over
-// more only where it ended.
+// divide lists the candidates of a run over a tuple. Of two processors these are all that were tried, of a search
+// over more only where it ended.
 func (s *Section) divide(run []link, tuple []string) []divided {
-	d := division{Section: s, run: run, tuple: tuple, at: s.boundaries(run, tuple), tried: map[string]*priced{}, bestNS: math.MaxInt64}
+	d := division{Section: s, run: run, tuple: tuple, at: s.boundaries(run, tuple), tried: map[string]*priced{},
+		bestNS: math.MaxInt64}
 	if len(d.at) < len(tuple)-1 {
 		return nil
 	}

@@ -10,12 +10,12 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Facts are what the compilers of a device said about graphs: sizes and refusals, by the operator. They choose between
-// what costs the same and bound what is held; no time is computed from them.
+// Facts are what the compilers of a device said about graphs: sizes and refusals, by the operator. They choose
+// between what costs the same and bound what is held; no time is computed from them.
 type Facts struct {
 	alone map[string]*record.Facts // by processor and operator
-	// By processor and operator without its rows: the numbers of rows that the compiler was asked about, ascending, and
-	// what it said about binaries of several.
+	// By processor and operator without its rows: the numbers of rows that the compiler was asked about, ascending,
+	// and what it said about binaries of several.
 	rows   map[string][]int
 	shared map[string][]*record.Facts
 }
@@ -38,7 +38,8 @@ func NewFacts(set *record.Set, soc *socs.SoC) (*Facts, error) {
 			continue
 		}
 		if want := p.Target.Options(); !maps.Equal(fact.Options, want) {
-			return nil, diag.New(diag.ClassInput, "solve: compiler facts of processor %q were made with %v, and its target is %v",
+			return nil, diag.New(diag.ClassInput,
+				"solve: compiler facts of processor %q were made with %v, and its target is %v",
 				fact.Proc, fact.Options, want).
 				WithHint("ask the compiler for this SoC: hetc profile --compiler-only --target %s --model MODEL --workload WORKLOAD -o facts.jsonl",
 					soc.Name)
@@ -76,8 +77,8 @@ func (f *Facts) Lengths(proc string, o op.Op) []int {
 	return f.rows[anyRows(proc, o)]
 }
 
-// rank orders numbers of rows that cost the same: first those that are known not to spill, then those that nobody asked
-// about, then by what they spill. ok is false for a graph that the compiler refuses.
+// rank orders numbers of rows that cost the same: first those that are known not to spill, then those that nobody
+// asked about, then by what they spill. ok is false for a graph that the compiler refuses.
 func (f *Facts) rank(proc string, o op.Op) (rank int64, ok bool) {
 	fact := f.About(proc, o)
 	switch {
@@ -99,9 +100,9 @@ func SameTime(a, b int64) bool {
 	return float64(max(a, b)) <= float64(alike*float64(min(a, b)))
 }
 
-// Charge is what the graphs of an operator at these numbers of rows take in bytes, in one binary that has its weights once:
-// the largest of them by itself, and for each further one what the compiler added where it was asked for several. ok is
-// false where it was asked about none of this operator.
+// Charge is what the graphs of an operator at these numbers of rows take in bytes, in one binary that has its weights
+// once: the largest of them by itself, and for each further one what the compiler added where it was asked for
+// several. ok is false where it was asked about none of this operator.
 func (f *Facts) Charge(proc string, o op.Op, rows []int) (alone, all int64, ok bool) {
 	if f == nil {
 		return 0, 0, false

@@ -46,7 +46,8 @@ func NewFitted(costs *roofline.Costs, soc *socs.SoC) *Fitted {
 // IsOf reports whether the model is of these very costs.
 func (f *Fitted) IsOf(costs *roofline.Costs) bool { return f.costs == costs }
 
-// With is the model for another description of the machine. What operators take depends on the costs alone, and is kept.
+// With is the model for another description of the machine. What operators take depends on the costs alone, and is
+// kept.
 func (f *Fitted) With(soc *socs.SoC) *Fitted {
 	other := NewFitted(f.costs, soc)
 	other.alone, other.beside = f.alone, f.beside
@@ -146,8 +147,8 @@ func (f *Fitted) Launch(proc string) (int64, error) {
 	return p.NS, err
 }
 
-// Handover is the time from one processor's setting of a flag to the other's noticing it. Processors that share a core
-// never wait for each other: one has finished before the other begins.
+// Handover is the time from one processor's setting of a flag to the other's noticing it. Processors that share a
+// core never wait for each other: one has finished before the other begins.
 func (f *Fitted) Handover(from, to string) (Estimate, error) {
 	a, ok := f.handovers[[2]string{from, to}]
 	if !ok {

@@ -19,7 +19,7 @@ func accessOf(proc string, view planir.View) Access {
 	return Access{proc, view, proc + " " + view.String()}
 }
 
-// setAccesses notes who reads what, and who wrote each output last.
+// setAccesses notes which processor reads what, and which wrote each output last.
 func (c *Candidate) setAccesses(n *lower.Node, pieces []lower.Piece) {
 	written := map[planir.View]bool{}
 	for k := len(pieces) - 1; k >= 0; k-- {
@@ -41,7 +41,7 @@ func (c *Candidate) setAccesses(n *lower.Node, pieces []lower.Piece) {
 	}
 }
 
-// Locations is the location class of accesses: who holds (or reads) which part of the values in buffers.
+// Locations is the location class of accesses: which processor holds (or reads) which part of the values in buffers.
 func Locations(list []Access, buffers []string) string {
 	var parts []string
 	for _, access := range list {
@@ -52,8 +52,8 @@ func Locations(list []Access, buffers []string) string {
 	return strings.Join(parts, "; ")
 }
 
-// Region is an access with numbers for names. Problems compare every location of a node's outputs with every location in
-// which the next node reads them.
+// Region is an access with numbers for names. Problems compare every location of a node's outputs with every location
+// in which the next node reads them.
 type Region struct {
 	proc     int // index in Section.Procs
 	value    int // index in the buffers between the two nodes
@@ -73,8 +73,8 @@ func (s *Section) Regions(list []Access, buffers []string) []Region {
 	return out
 }
 
-// Handover is the time in ns from the end of a node, whose outputs lie as writes say, to the start of the next: of the
-// slowest reader, one flag and all copies. A processor that reads only what it wrote itself waits for nobody.
+// Handover is the time in ns from the end of a node, whose outputs lie as writes say, to the start of the next: of
+// the slowest reader, one flag and all copies. A processor that reads only what it wrote itself does not wait.
 func (s *Section) Handover(writes, reads []Region) (int64, error) {
 	var slowest int64
 	for len(reads) > 0 {

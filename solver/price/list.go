@@ -18,11 +18,12 @@ type lister struct {
 	lacking [][]string        // processors that cannot execute the node
 }
 
-// Candidates lists the ways to execute each node of the section, or why there are none. Every processor that executes a
-// node alone is among them.
+// Candidates lists the ways to execute each node of the section, or why there are none. Every processor that executes
+// a node alone is among them.
 func (s *Section) Candidates() ([][]Candidate, []error) {
 	n := len(s.Nodes)
-	l := lister{Section: s, lists: make([][]Candidate, n), seen: make([]map[string]bool, n), lacking: make([][]string, n)}
+	l := lister{Section: s, lists: make([][]Candidate, n), seen: make([]map[string]bool, n),
+		lacking: make([][]string, n)}
 	errs := make([]error, n)
 	for i := range s.Nodes {
 		l.undivided(i)
@@ -66,7 +67,8 @@ func (l *lister) add(node int, c Candidate, procs []string) {
 	}
 }
 
-// undivided lists the processors that execute a node alone: first those that do all they can, then those that assist them.
+// undivided lists the processors that execute a node alone: first those that do all they can, then those that assist
+// them.
 func (l *lister) undivided(node int) {
 	for _, assisting := range []bool{false, true} {
 		for k := range l.Procs {
@@ -122,9 +124,9 @@ func (s *Section) impossible(node int) error {
 // maxPieces is how many standard pieces an operator is executed in.
 const maxPieces = 4
 
-// standardPieces are the ways to execute a matrix in standard numbers of rows, one after the other, on a processor with
-// static shapes (HeteroInfer sec. 4.2). All pieces are there, the last padded; or a processor without such shapes executes
-// the rest at the same time. Standard are the buckets and the powers of two: their graphs are shared.
+// standardPieces are the ways to execute a matrix in standard numbers of rows, one after the other, on a processor
+// with static shapes (HeteroInfer sec. 4.2). All pieces are there, the last padded; or a processor without such
+// shapes executes the rest at the same time. Standard are the buckets and the powers of two: their graphs are shared.
 func (s *Section) standardPieces(node int) (out []Candidate) {
 	n := &s.Nodes[node]
 	rows := n.Op().M

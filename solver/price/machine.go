@@ -23,21 +23,24 @@ type Machine struct {
 	Beside    map[[2]int]bool    // pairs that may work at the same time, in both orders
 
 	tuples     [][]string          // processors that may divide an operator, at least two each
-	assistants map[string][]string // whom of those that Policy.Only names a processor assists
+	assistants map[string][]string // by processor: those named by Policy.Only that it assists
 	soc        *socs.SoC
 }
 
-// Of many processors maxCombined are combined in one operator, at most maxTuple at a time: tuples grow with the third power.
+// Of many processors maxCombined are combined in one operator, at most maxTuple at a time: tuples grow with the third
+// power.
 const (
 	maxCombined = 6
 	maxTuple    = 3
 )
 
-// NewMachine finds the processors that take part, which of them exclude each other, and the tuples they form. only are
-// those of Policy.Only; cache is the type of cached positions; note is told what is left out.
-func NewMachine(soc *socs.SoC, only []string, costs Costs, cache op.Type, note func(format string, args ...any)) (*Machine, error) {
+// NewMachine finds the processors that take part, which of them exclude each other, and the tuples they form. only
+// are those of Policy.Only; cache is the type of cached positions; note is told what is left out.
+func NewMachine(soc *socs.SoC, only []string, costs Costs, cache op.Type, note func(format string,
+	args ...any)) (*Machine, error) {
 	m := &Machine{
-		soc: soc, Static: map[string]int{}, Power: map[string]float64{}, Apart: map[[2]string]bool{}, Beside: map[[2]int]bool{},
+		soc: soc, Static: map[string]int{}, Power: map[string]float64{}, Apart: map[[2]string]bool{},
+		Beside:     map[[2]int]bool{},
 		assistants: map[string][]string{},
 	}
 	names := ProcessorNames(soc)
@@ -58,9 +61,11 @@ func NewMachine(soc *socs.SoC, only []string, costs Costs, cache op.Type, note f
 	m.combine(note)
 	switch n := len(m.Procs); {
 	case n > problem.MaxProcs:
-		return nil, diag.New(diag.ClassInput, "solve: SoC %q has %d processors, want at most %d", soc.Name, n, problem.MaxProcs)
+		return nil, diag.New(diag.ClassInput, "solve: SoC %q has %d processors, want at most %d",
+			soc.Name, n, problem.MaxProcs)
 	case n == 0:
-		return nil, diag.New(diag.ClassInfeasible, "solve: SoC %q has no processor that shares memory with its control processor %q",
+		return nil, diag.New(diag.ClassInfeasible,
+			"solve: SoC %q has no processor that shares memory with its control processor %q",
 			soc.Name, soc.Control)
 	}
 	return m, nil
@@ -82,8 +87,8 @@ func (m *Machine) add(p *socs.Processor, only []string, cache op.Type) {
 	}
 }
 
-// executes lists the operators a processor is given; empty: all. Attention needs a cache type it knows, and dynamic rows:
-// the cache must not see rows beyond a call's (rule P003).
+// executes lists the operators a processor is given; empty: all. Attention needs a cache type it knows, and dynamic
+// rows: the cache must not see rows beyond a call's (rule P003).
 func executes(p *socs.Processor, cache op.Type) []op.Kind {
 	if p.DynamicRows && (len(p.KV) == 0 || slices.Contains(p.KV, cache)) {
 		return p.Kinds
@@ -128,9 +133,9 @@ func (m *Machine) pair(costs Costs, note func(format string, args ...any)) {
 	}
 }
 
-// combine lists the tuples of processors that may divide an operator, those of two first. A tuple is there in one order
-// only: which processor has the first columns makes no difference to the time, but one processor's shares at different
-// numbers of rows are to be of the same columns.
+// combine lists the tuples of processors that may divide an operator, those of two first. A tuple is there in one
+// order only: which processor has the first columns makes no difference to the time, but one processor's shares at
+// different numbers of rows are to be of the same columns.
 func (m *Machine) combine(note func(format string, args ...any)) {
 	combined := make([]int, len(m.Procs))
 	for i := range combined {
@@ -176,15 +181,15 @@ func ProcessorNames(soc *socs.SoC) []string {
 	return names
 }
 
-// takeTurns reports whether two processors work on one thread (rule P011): never at the same time, and handing over costs
-// nothing.
+// takeTurns reports whether two processors work on one thread (rule P011): never at the same time, and handing over
+// costs nothing.
 func takeTurns(soc *socs.SoC, a, b string) bool {
 	x, y := soc.Processor(a).Cores, soc.Processor(b).Cores
 	return !soc.Simulated() && len(x) > 0 && len(y) > 0 && x[0] == y[0] && shareMemory(soc, a, b)
 }
 
-// Assists reports whether processor a does what b cannot when b is to do all it can: those that take turns with it, and
-// where there are none the control processor.
+// Assists reports whether processor a does what b cannot when b is to do all it can: those that take turns with it,
+// and where there are none the control processor.
 func Assists(soc *socs.SoC, a, b string) bool {
 	if takeTurns(soc, a, b) {
 		return true

@@ -13,18 +13,19 @@ import (
 
 // strategies are all that candidates have.
 var strategies = []planir.Strategy{
-	planir.Single, planir.Padding, planir.WeightCentric, planir.Hybrid, planir.ActivationDivide, planir.Pipe, planir.Paired,
+	planir.Single, planir.Padding, planir.WeightCentric, planir.Hybrid, planir.ActivationDivide, planir.Pipe,
+	planir.Paired,
 }
 
 // Policy restricts the ways to execute operators, to compare with the best ones.
 type Policy struct {
-	// Only names the processors that execute everything they can. What one of them cannot may be left to those that take
-	// turns with it on its first core, or else to the control processor. Empty: all processors.
+	// Only names the processors that execute everything they can. What one of them cannot may be left to those that
+	// take turns with it on its first core, or else to the control processor. Empty: all processors.
 	Only []string
 	// Strategies are those that may be used; empty: all. Where none of them executes a node, one processor does.
 	Strategies []planir.Strategy
-	// Ratio divides the columns of every matrix among the processors it names, in these parts of the whole as nearly as their
-	// granularity allows. Everything else goes to one of them. Empty: what is best.
+	// Ratio divides the columns of every matrix among the processors it names, in these parts of the whole as nearly
+	// as their granularity allows. Everything else goes to one of them. Empty: what is best.
 	Ratio map[string]float64
 }
 
@@ -32,17 +33,20 @@ type Policy struct {
 func (p *Policy) Check(soc *socs.SoC) error {
 	for _, strategy := range p.Strategies {
 		if !slices.Contains(strategies, strategy) {
-			return diag.New(diag.ClassInput, "solve: unknown strategy %q", strategy).WithHint("want some of %v", strategies)
+			return diag.New(diag.ClassInput, "solve: unknown strategy %q", strategy).
+				WithHint("want some of %v", strategies)
 		}
 	}
 	total := 0.0
 	for _, name := range slices.Sorted(maps.Keys(p.Ratio)) {
 		part := p.Ratio[name]
 		if soc.Processor(name) == nil {
-			return diag.New(diag.ClassInput, "solve: SoC %q has no processor %q to give a part of every matrix to", soc.Name, name)
+			return diag.New(diag.ClassInput, "solve: SoC %q has no processor %q to give a part of every matrix to",
+				soc.Name, name)
 		}
 		if !(part > 0 && part <= 1) {
-			return diag.New(diag.ClassInput, "solve: processor %q is to have %v of every matrix, want more than 0, at most 1", name, part)
+			return diag.New(diag.ClassInput,
+				"solve: processor %q is to have %v of every matrix, want more than 0, at most 1", name, part)
 		}
 		total += part
 	}
@@ -58,8 +62,8 @@ func (p *Policy) wholeOperators() bool {
 	return len(p.Strategies) > 0 && len(p.Ratio) == 0 && !slices.ContainsFunc(p.Strategies, divides)
 }
 
-// may reports whether processors are candidates for a node that others, lacking, cannot execute: those of policy.Only, and
-// those that assist one that lacks it.
+// may reports whether processors are candidates for a node that others, lacking, cannot execute: those of
+// policy.Only, and those that assist one that lacks it.
 func (s *Section) may(procs, lacking []string) bool {
 	return len(s.Policy.Only) == 0 || !slices.ContainsFunc(procs, func(proc string) bool {
 		assisted := func(x string) bool { return slices.Contains(lacking, x) }
@@ -96,8 +100,8 @@ func (s *Section) Restrict(node int, list []Candidate) []Candidate {
 	return slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return !whole(&c) })
 }
 
-// inRatio is the division of a matrix's columns in the policy's ratio; false where it cannot be. Each processor but the last
-// ends at the boundary nearest to its part that leaves one for each of the others.
+// inRatio is the division of a matrix's columns in the policy's ratio; false where it cannot be. Each processor but
+// the last ends at the boundary nearest to its part that leaves one for each of the others.
 func (s *Section) inRatio(node int) (Candidate, bool) {
 	names := slices.Sorted(maps.Keys(s.Policy.Ratio))
 	length, err := lower.AxisLength(&s.Nodes[node], planir.AxisCols)

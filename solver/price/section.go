@@ -135,7 +135,8 @@ type Refusal struct {
 	err  error
 }
 
-// Reason says why, without the node and the processor where the error names them only to find a mistake in the program.
+// Reason says why, without the node and the processor where the error names them only to find a mistake in the
+// program.
 func (r *Refusal) Reason() string {
 	if inner := errors.Unwrap(r.err); inner != nil && diag.ClassOf(r.err) == diag.ClassInternal {
 		return inner.Error() // of lower.Cut: without whose share it was
@@ -143,7 +144,8 @@ func (r *Refusal) Reason() string {
 	return r.err.Error()
 }
 
-// With adds a decision to the candidates of a node, in the cheapest rows and forms, unless they have it or it cannot be.
+// With adds a decision to the candidates of a node, in the cheapest rows and forms, unless they have it or it cannot
+// be.
 func (s *Section) With(list []Candidate, node int, d *planir.Decision) []Candidate {
 	c, err := s.candidate(node, Base(d.Strategy), d.Axis, d.Shares)
 	return withCandidate(list, c, err)

@@ -14,8 +14,8 @@ import (
 // maxPads is how many multiples of a processor's granularity are tried as numbers of rows.
 const maxPads = 16
 
-// shape gives a share the number of rows and the form in which its processor is fastest on its own: the default form and
-// few rows where others take as long. Forms are those that the processor has and that have a price.
+// shape gives a share the number of rows and the form in which its processor is fastest on its own: the default form
+// and few rows where others take as long. Forms are those that the processor has and that have a price.
 //
 // A processor with static shapes executes standard numbers of rows, multiples of its tile. Prices are not monotone in
 // them: pads lists those that are tried.
@@ -33,7 +33,8 @@ func (s *Section) shape(n *lower.Node, axis planir.Axis, share *planir.Share) {
 	best := int64(math.MaxInt64)
 	for _, m := range options {
 		o.M = m
-		// A padded token, and other rows than those of a static scale, keep a graph from being one with its neighbours'.
+		// A padded token, and other rows than those of a static scale, keep a graph from being one with its
+		// neighbours'.
 		keepsApart := rows == 1 && m > 1 || n.Op().Scheme.Static() && m > options[0]
 		for _, form := range append([]op.Form{""}, s.forms(share.Proc, o)...) {
 			o.Form = form
@@ -70,7 +71,8 @@ func shareOp(o op.Op, axis planir.Axis, share *planir.Share) op.Op {
 	return o
 }
 
-// mayPad reports whether a share's rows are padded as is cheapest: on a processor with static shapes, of the last rows.
+// mayPad reports whether a share's rows are padded as is cheapest: on a processor with static shapes, of the last
+// rows.
 func (s *Section) mayPad(n *lower.Node, axis planir.Axis, share *planir.Share) bool {
 	if s.Static[share.Proc] == 0 || share.PadRows != 0 || axis == planir.AxisK || axis == planir.AxisHeads {
 		return false
@@ -78,8 +80,8 @@ func (s *Section) mayPad(n *lower.Node, axis planir.Axis, share *planir.Share) b
 	return axis != planir.AxisRows || share.To == n.Op().M
 }
 
-// pads are the numbers of rows to try on a processor with static shapes, the fewest first among equals: the next multiples
-// of its granularity, the next powers of two, and what was measured.
+// pads are the numbers of rows to try on a processor with static shapes, the fewest first among equals: the next
+// multiples of its granularity, the next powers of two, and what was measured.
 func (s *Section) pads(proc string, o op.Op) []int {
 	unit, rows := s.Static[proc], o.M
 	power := unit
@@ -112,11 +114,13 @@ func (s *Section) forms(proc string, o op.Op) []op.Form {
 	if p == nil || len(p.Forms) == 0 {
 		return nil
 	}
-	return slices.DeleteFunc(s.Costs.Forms(Task{proc, o}), func(form op.Form) bool { return !p.HasForm(o.Scheme, form) })
+	return slices.DeleteFunc(s.Costs.Forms(Task{proc, o}),
+		func(form op.Form) bool { return !p.HasForm(o.Scheme, form) })
 }
 
-// avoidSpill gives a share that is padded for its price another number of rows that takes the same time and spills less by
-// what the compiler said, or that the compiler accepts at all. Rows that it was asked about need be no multiples of the tile.
+// avoidSpill gives a share that is padded for its price another number of rows that takes the same time and spills
+// less by what the compiler said, or that the compiler accepts at all. Rows that it was asked about need be no
+// multiples of the tile.
 func (s *Section) avoidSpill(o op.Op, share *planir.Share) {
 	known := s.Facts.Lengths(share.Proc, o)
 	if share.Form != "" || known == nil {

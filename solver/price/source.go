@@ -21,8 +21,8 @@ type Task struct {
 	Op   op.Op
 }
 
-// Cold reports whether a task reads what is not in a cache (weights, cached positions) rather than what the step before
-// has just written.
+// Cold reports whether a task reads what is not in a cache (weights, cached positions) rather than what the step
+// before has just written.
 func (t *Task) Cold() bool {
 	return t.Op.HasScheme() || t.Op.Kind == op.Embed || t.Op.Kind == op.Attention
 }
@@ -59,7 +59,8 @@ func alone(costs Costs, task Task) (Estimate, error) {
 	return list[0], nil
 }
 
-// inRange is an error where a time is beyond what problems are made of: cut off there, slow and slowest would look alike.
+// inRange is an error where a time is beyond what problems are made of: cut off there, slow and slowest would look
+// alike.
 func inRange(ns int64, what string, args ...any) error {
 	if ns <= problem.MaxNS {
 		return nil
@@ -72,8 +73,8 @@ func inRange(ns int64, what string, args ...any) error {
 // Whole is a time or energy as a whole number; what is too large becomes a number that two of still fit an int64.
 func Whole(x float64) int64 { return int64(min(x, math.MaxInt64/2)) }
 
-// AnyScheme is a cost model that takes another scheme's time for what was never measured because no processor executes it.
-// Its answers tell whether a plan exists, and nothing of how fast it is.
+// AnyScheme is a cost model that takes another scheme's time for what was never measured because no processor
+// executes it. Its answers tell whether a plan exists, and nothing of how fast it is.
 type AnyScheme struct{ Costs }
 
 // Measured lists nothing: such times are no reason to prefer a number of rows.

@@ -43,7 +43,7 @@ func (w *Workload) Apply(maxContext int) (*Demand, error) {
 		Head:    w.Schemes.Head, contexts: map[int]int{}, Lengths: map[int][]Prompt{},
 	}
 	if demand.Context == 0 {
-		demand.Context = min(maxContext, DefaultContext)
+		demand.Context = min(maxContext, defaultContext)
 	}
 	if demand.Context > maxContext {
 		return nil, diag.New(diag.ClassInput, "%s: context is %d positions, and the model has %d",

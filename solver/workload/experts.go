@@ -33,7 +33,7 @@ type Experts struct {
 	MaxUSToken float64 `json:"max_us_per_token,omitempty" yaml:"max_us_per_token,omitempty"`
 }
 
-// DefaultTiers is how many tiers are in use where nobody says.
+// DefaultTiers is how many tiers are in use where a workload does not say.
 const DefaultTiers = 4
 
 // Overflow policies and preferences.

@@ -25,7 +25,7 @@ const (
 
 // Limits of a loads file.
 const (
-	MaxLoadsBytes  = 256 << 20
+	maxLoadsBytes  = 256 << 20
 	maxLoadLayers  = 4096
 	maxLoadExperts = 4096
 	maxLoadChunks  = 1 << 16
@@ -160,7 +160,7 @@ func ReadLoads(path string) (*Loads, error) {
 
 // ParseLoads is ReadLoads of bytes; name is shown in errors.
 func ParseLoads(name string, data []byte) (*Loads, error) {
-	d, err := decode.ParseLarge(name, data, MaxLoadsBytes)
+	d, err := decode.ParseLarge(name, data, maxLoadsBytes)
 	if err != nil {
 		return nil, err
 	}

@@ -27,7 +27,7 @@ type Workload struct {
 	Prompts Prompts `json:"prompts,omitempty" yaml:"prompts,omitempty"`
 	// OutputTokens is the mean length of an answer; 0: what Prompts say, else DefaultOutputTokens.
 	OutputTokens int `json:"output_tokens,omitempty" yaml:"output_tokens,omitempty"`
-	// Context is the number of positions the cache holds; 0: the model's, at most DefaultContext.
+	// Context is the number of positions the cache holds; 0: the model's, at most 2048.
 	Context int `json:"context,omitempty" yaml:"context,omitempty"`
 	// Quality permits every precision whose measured loss stays within a limit; it needs a calibration.
 	Quality Quality `json:"quality,omitzero" yaml:"quality,omitempty"`
@@ -118,14 +118,14 @@ type Weights struct {
 
 // Defaults of a workload that does not say otherwise.
 const (
-	DefaultContext      = 2048
+	defaultContext      = 2048
 	DefaultOutputTokens = 128
 	defaultPrompt       = 256 // tokens cached when decoding starts
 	defaultMinBucket    = 16
 	defaultMaxBucket    = 512
 )
 
-// Default is what a plan is made for when nobody says: prompts of every bucket, stored precision, prefill and decode
+// Default is what a plan is made for without a workload: prompts of every bucket, stored precision, prefill and decode
 // of equal weight.
 func Default() *Workload { return &Workload{Schema: Schema} }
 

@@ -23,8 +23,8 @@ func TestWorkloadDefaults(t *testing.T) {
 	if len(d.Prefill) != 1 || d.Prefill[0] != "a32/w32" || len(d.Decode) != 1 || d.Decode[0] != "a32/w32" {
 		t.Errorf("schemes %v %v, want stored precision", d.Prefill, d.Decode)
 	}
-	if d, err := Default().Apply(100_000); err != nil || d.Context != DefaultContext {
-		t.Errorf("context %d, want %d (%v)", d.Context, DefaultContext, err)
+	if d, err := Default().Apply(100_000); err != nil || d.Context != defaultContext {
+		t.Errorf("context %d, want %d (%v)", d.Context, defaultContext, err)
 	}
 	if d, err := Default().Apply(8); err != nil || len(d.Buckets) != 1 || d.Buckets[0] != 8 {
 		t.Errorf("buckets of a model with 8 positions: %v (%v)", d.Buckets, err)

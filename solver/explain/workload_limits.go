@@ -1,0 +1,126 @@
+package explain
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// extraLimits are those of a workload's sections limits and experts.
+func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit {
+	unknown := func(*solver.Result) float64 { return math.NaN() }
+	energy := func(r *solver.Result) float64 {
+		if r.ExpectedNJ == 0 {
+			return math.NaN()
+		}
+		return r.ExpectedNJ / 1e6
+	}
+	var out []Limit
+	for _, x := range []struct {
+		key, unit string
+		field     func(*workload.Limits) *float64
+		least     func(*solver.Input)
+		used      func(*solver.Result) float64
+	}{
+		{workload.KeyPrefill, "ms", func(l *workload.Limits) *float64 { return &l.PrefillMS },
+			fastest(workload.Weights{Prefill: 1}), slowest("prefill")},
+		{workload.KeyDecode, "ms", func(l *workload.Limits) *float64 { return &l.DecodeMS },
+			fastest(workload.Weights{Decode: 1}), slowest("decode")},
+		{workload.KeyEnergy, "mJ, modelled", func(l *workload.Limits) *float64 { return &l.EnergyMJ },
+			minimising(problem.Energy), energy},
+		{workload.KeyOpen, "ms", func(l *workload.Limits) *float64 { return &l.OpenMS }, nil, unknown},
+	} {
+		value := *x.field(&work.Limits)
+		if value == 0 {
+			continue
+		}
+		text := func(v float64) string { return fmt.Sprintf("%.6g %s", v, x.unit) }
+		set := func(in *solver.Input, v float64) {
+			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { *x.field(&w.Limits) = v })
+		}
+		limit := numeric(x.key, of, value, text, set,
+			func(_ *solver.Input, r *solver.Result) float64 { return x.used(r) })
+		limit.least = x.least
+		out = append(out, limit)
+	}
+	if most := work.Experts.MaxUSToken; most > 0 {
+		text := func(v float64) string { return fmt.Sprintf("%.6g us", v) }
+		set := func(in *solver.Input, v float64) {
+			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Experts.MaxUSToken = v })
+		}
+		limit := numeric(workload.KeyExperts, of, most, text, set, nil)
+		limit.without = func(in *solver.Input) { set(in, workload.MaxLimit) }
+		out = append(out, limit)
+	}
+	out = append(out, perProcessor(work, of, workload.KeyAddress, bytesText, machine,
+		func(l *workload.Limits) *map[string]unit.Bytes { return &l.AddressBytes },
+		func(l check.Loaded) float64 { return float64(l.Bytes) })...)
+	return append(out, perProcessor(work, of, workload.KeyGraphs, graphsText, machine,
+		func(l *workload.Limits) *map[string]int { return &l.MaxGraphs },
+		func(l check.Loaded) float64 { return float64(l.Graphs) })...)
+}
+
+// perProcessor are the limits that a workload sets by processor, in a field of its limits. used is what one loads.
+func perProcessor[V unit.Bytes | int](work *workload.Workload, of, key string, format func(float64) string,
+	machine *socs.SoC,
+	field func(*workload.Limits) *map[string]V, used func(check.Loaded) float64) (out []Limit) {
+	values := *field(&work.Limits)
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		set := func(in *solver.Input, value float64) {
+			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
+				list := field(&w.Limits)
+				*list = maps.Clone(*list)
+				(*list)[name] = V(value)
+				if value == 0 {
+					delete(*list, name)
+				}
+			})
+		}
+		limit := numeric(key+name, of, float64(values[name]), format, set, loaded(machine, name, used))
+		limit.whole = true
+		out = append(out, limit)
+	}
+	return out
+}
+
+// slowest is the longest predicted call of a phase, in ms; NaN without one.
+func slowest(phase string) func(*solver.Result) float64 {
+	return func(r *solver.Result) float64 {
+		most := math.NaN()
+		for _, prediction := range r.Plan.Predictions {
+			ms := float64(prediction.PlanNS) / 1e6
+			if name, _, _ := strings.Cut(prediction.Program, "@"); name == phase && !(most >= ms) {
+				most = ms
+			}
+		}
+		return most
+	}
+}
+
+// fastest has solve look for the least time, with phases that count as the weights say.
+func fastest(weights workload.Weights) func(*solver.Input) {
+	return func(in *solver.Input) {
+		in.Workload = workload.Edited(in.Workload,
+			func(w *workload.Workload) { w.Weights, w.Minimise = weights, problem.Time })
+	}
+}
+
+// loaded is what a processor holds of a plan.
+func loaded(machine *socs.SoC, name string, of func(check.Loaded) float64) func(*solver.Input, *solver.Result) float64 {
+	return func(_ *solver.Input, result *solver.Result) float64 {
+		proc := machine.Processor(name)
+		if proc == nil {
+			return math.NaN()
+		}
+		return of(check.Load(result.Plan, proc))
+	}
+}
