@@ -622,7 +622,8 @@ func TestAnyCandidatesComputeTheModel(t *testing.T) {
 	})
 }
 
-// Experts have not all schemes: that a phase permits none of theirs is said before anything is priced, with the way out.
+// Experts have not all schemes: that a phase permits none of theirs is said before anything is priced, with the way
+// out.
 func TestExpertsLackSchemes(t *testing.T) {
 	grid, both := []op.Scheme{op.A16SQ8C}, []op.Scheme{op.A16SQ8C, op.A8TQ8C}
 	for _, c := range []struct {

@@ -9,17 +9,17 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// partBounds bounds what sections with forks add to the objective of a phase: the forks, and the nodes around them, each by the schemes
-// of the classes that it depends on.
+// partBounds bounds what sections with forks add to the objective of a phase: the forks, and the nodes around them,
+// each by the schemes of the classes that it depends on.
 type partBounds struct {
-	s        *session
+	s        *schemeChoice
 	ph       *phase
 	sections map[string]bool // that have forks
 	parts    [2]partBound    // forks, and around them
 }
 
-// partBound is a part of sections. What it takes depends on the classes of its nodes, and on those that read what one of them reads or
-// writes: it may hold the quantisation of that.
+// partBound is a part of sections. What it takes depends on the classes of its nodes, and on those that read what one
+// of them reads or writes: it may hold the quantisation of that.
 type partBound struct {
 	nodes   map[string]bool
 	classes []int
@@ -27,13 +27,13 @@ type partBound struct {
 }
 
 // partBounds is nil where a phase has no forks, or they do not matter: energy adds up whenever it is taken.
-func (s *session) partBounds(ph *phase) *partBounds {
+func (s *schemeChoice) partBounds(ph *phase) *partBounds {
 	if s.measure() == problem.Energy {
 		return nil
 	}
-	b := &partBounds{s: s, ph: ph, sections: map[string]bool{}}
-	for p := range b.parts {
-		b.parts[p] = partBound{nodes: map[string]bool{}, known: map[string]float64{}}
+	bounds := &partBounds{s: s, ph: ph, sections: map[string]bool{}}
+	for which := range bounds.parts {
+		bounds.parts[which] = partBound{nodes: map[string]bool{}, known: map[string]float64{}}
 	}
 	for _, scheme := range slices.Concat([]op.Scheme{op.A32W32}, ph.permits) {
 		sections, err := s.expand(ph.rows[0], s.uniform(scheme))
@@ -43,43 +43,43 @@ func (s *session) partBounds(ph *phase) *partBounds {
 		for i := range sections {
 			sec := &sections[i]
 			forks := findForks(sec)
-			for k, n := range sec.Nodes {
+			for i, node := range sec.Nodes {
 				if len(forks) == 0 {
 					break
 				}
-				b.sections[sec.Name] = true
+				bounds.sections[sec.Name] = true
 				part := 1
-				if slices.ContainsFunc(forks, func(f fork) bool { return f.split < k && k <= f.join }) {
+				if slices.ContainsFunc(forks, func(f forkJoin) bool { return f.split < i && i <= f.join }) {
 					part = 0
 				}
-				b.parts[part].nodes[n.Name] = true
+				bounds.parts[part].nodes[node.Name] = true
 			}
 		}
 	}
-	if len(b.sections) == 0 {
+	if len(bounds.sections) == 0 {
 		return nil
 	}
-	for p := range b.parts {
-		b.parts[p].findClasses(s)
+	for which := range bounds.parts {
+		bounds.parts[which].findClasses(s)
 	}
-	return b
+	return bounds
 }
 
-func (b *partBound) findClasses(s *session) {
+func (b *partBound) findClasses(s *schemeChoice) {
 	touched := map[string]bool{}
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
-		for _, n := range sec.Nodes {
-			for _, x := range slices.Concat(n.In, n.Out) {
-				touched[x] = touched[x] || b.nodes[sec.Name+"."+n.Name]
+		for _, node := range sec.Nodes {
+			for _, value := range slices.Concat(node.In, node.Out) {
+				touched[value] = touched[value] || b.nodes[sec.Name+"."+node.Name]
 			}
 		}
 	}
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
-		for _, n := range sec.Nodes {
-			k, ok := s.classOf[sec.Name+"."+n.Name]
-			if ok && slices.ContainsFunc(n.In, func(x string) bool { return touched[x] }) && !slices.Contains(b.classes, k) {
+		for _, node := range sec.Nodes {
+			k, ok := s.classOf[sec.Name+"."+node.Name]
+			if ok && slices.ContainsFunc(node.In, func(x string) bool { return touched[x] }) && !slices.Contains(b.classes, k) {
 				b.classes = append(b.classes, k)
 			}
 		}
@@ -87,30 +87,31 @@ func (b *partBound) findClasses(s *session) {
 }
 
 // of is the bound under an assignment.
-func (b *partBounds) of(a assignment) (total float64) {
-	for p := range b.parts {
-		part := &b.parts[p]
+func (b *partBounds) of(schemes assignment) (total float64) {
+	for which := range b.parts {
+		part := &b.parts[which]
 		key := ""
 		for _, k := range part.classes {
-			key += string(a[k]) + " "
+			key += string(schemes[k]) + " "
 		}
-		x, ok := part.known[key]
+		least, ok := part.known[key]
 		if !ok {
-			for r, rows := range b.ph.rows {
-				if w := b.ph.weights[r]; w > 0 {
-					x += float64(w * float64(b.s.leastOfParts(rows, a, p == 0)))
+			for i, rows := range b.ph.rows {
+				if weight := b.ph.weights[i]; weight > 0 {
+					least += float64(weight * float64(b.s.leastOfParts(rows, schemes, which == 0)))
 				}
 			}
-			part.known[key] = x
+			part.known[key] = least
 		}
-		total += x
+		total += least
 	}
 	return total
 }
 
-// leastOfParts is what the forks of a program take at least, or what is around them in their sections; 0 where that cannot be told.
-func (s *session) leastOfParts(rows int, a assignment, forks bool) (total int64) {
-	sections, err := s.expand(rows, a)
+// leastOfParts is what the forks of a program take at least, or what is around them in their sections; 0 where that
+// cannot be told.
+func (s *schemeChoice) leastOfParts(rows int, schemes assignment, forks bool) (total int64) {
+	sections, err := s.expand(rows, schemes)
 	if err != nil {
 		return 0
 	}
@@ -138,43 +139,43 @@ func (s *session) leastOfParts(rows int, a assignment, forks bool) (total int64)
 func (in *instance) leastAround() (total int64) {
 	part := func(from, to int) {
 		if from < to {
-			b := in.cheapest(from, to, math.MaxUint64, func(int) int64 { return 0 })
-			total = min(never, total+slices.Min(b.ns))
+			branch := in.cheapest(from, to, math.MaxUint64, func(int) int64 { return 0 })
+			total = min(never, total+slices.Min(branch.ns))
 		}
 	}
 	from := 0
-	for _, f := range slices.SortedFunc(slices.Values(in.forks), func(a, b fork) int { return a.split - b.split }) {
-		part(from, f.split+1)
-		from = f.join + 1
+	for _, fork := range slices.SortedFunc(slices.Values(in.forks), func(a, b forkJoin) int { return a.split - b.split }) {
+		part(from, fork.split+1)
+		from = fork.join + 1
 	}
 	part(from, len(in.prob.Items))
 	return total
 }
 
 func (in *instance) leastOfForks() (total int64) {
-	for k := range in.forks {
-		total = min(never, total+in.leastOfFork(&in.forks[k]))
+	for i := range in.forks {
+		total = min(never, total+in.leastOfFork(&in.forks[i]))
 	}
 	return total
 }
 
-// leastOfFork is what a fork takes at least, with join: one branch after the other, or both at once on any way that may be posed, where
-// join counts nothing.
-func (in *instance) leastOfFork(f *fork) int64 {
-	f.pieces = map[[2]int][]piece{}
-	across := in.cheapest(f.split+1, f.join+1, math.MaxUint64, func(int) int64 { return 0 })
+// leastOfFork is what a fork takes at least, with join: one branch after the other, or both at once on any way that
+// may be posed, where join counts nothing.
+func (in *instance) leastOfFork(fork *forkJoin) int64 {
+	fork.pieces = map[[2]int][]piece{}
+	across := in.cheapest(fork.split+1, fork.join+1, math.MaxUint64, func(int) int64 { return 0 })
 	best := slices.Min(across.ns)
 	for _, pair := range in.stage.Pairs() {
-		if free := in.branches(f, pair, anywhere); max(slices.Min(free[0].ns), slices.Min(free[1].ns)) >= best {
+		if free := in.branches(fork, pair, anywhere); max(slices.Min(free[0].ns), slices.Min(free[1].ns)) >= best {
 			continue
 		}
-		for e := range in.prob.Items[f.split].After {
-			ways := in.branches(f, pair, e)
+		for entry := range in.prob.Items[fork.split].After {
+			ways := in.branches(fork, pair, entry)
 			var seen [][2]int // few: where they end hardly depends on join
-			for _, x := range in.joined(f, ways) {
-				if x.ns < best && !slices.Contains(seen, x.classes) {
-					seen = append(seen, x.classes)
-					best = min(best, max(in.slowed(f, ways, e, &x, false), least(ways, x.classes)))
+			for _, end := range in.joined(fork, ways) {
+				if end.ns < best && !slices.Contains(seen, end.classes) {
+					seen = append(seen, end.classes)
+					best = min(best, max(in.slowed(fork, ways, entry, &end, false), least(ways, end.classes)))
 				}
 			}
 		}

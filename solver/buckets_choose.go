@@ -14,13 +14,14 @@ import (
 )
 
 // open reports whether the workload leaves buckets or batches to be chosen.
-func (s *session) open() bool {
+func (s *request) open() bool {
 	return s.in.Workload.Buckets.Max() > 0 || s.in.Workload.Batches.Max() > 0
 }
 
-// more are the candidates that need not have been measured, because their costs lie between those of the ladder: multiples
-// of 64 rows up to 512, of 128 up to 1024, of 256 beyond, and, of processors with static shapes, of their tile.
-func (s *session) more(ladder []int) []int {
+// more are the candidates that need not have been measured, because their costs lie between those of the ladder:
+// multiples of 64 rows up to 512, of 128 up to 1024, of 256 beyond, and, of processors with static shapes, of their
+// tile.
+func (s *request) more(ladder []int) []int {
 	if len(ladder) == 0 {
 		return nil
 	}
@@ -44,8 +45,8 @@ func (s *session) more(ladder []int) []int {
 	}
 	const tiles = 8 // multiples of a processor's tile
 	for _, tile := range s.Static {
-		for k := 1; k <= tiles && tile > 1; k++ {
-			add(tile * k)
+		for i := 1; i <= tiles && tile > 1; i++ {
+			add(tile * i)
 		}
 	}
 	sort.Ints(out)
@@ -61,17 +62,22 @@ func (s *session) resized(buckets, batches []int) (*session, error) {
 		return nil, err
 	}
 	want.OutputTokens = s.want.OutputTokens
-	t, err := sessionFor(s.in, want)
+	other, err := sessionFor(s.in, want)
 	if err != nil {
 		return nil, err
 	}
-	t.prices = s.prices
-	return t, nil
+	other.prices = s.prices
+	return other, nil
 }
 
-// sized chooses buckets and batches and makes the plan for them. Of the candidates, those that some permitted scheme has prices for
-// are solved by themselves; what they cost is the instance of bucket selection. Where the plan for the chosen ones breaks a limit
-// (of memory, or of what processors hold), fewer are chosen.
+// sized chooses buckets and batches and makes the plan for them.
+//
+// A bucket costs what a call of its program costs, which does not depend on the other buckets. So every candidate is solved by
+// itself once, and choosing among them is a problem of its own (problem.Buckets), as cutting prompts into calls adds up their
+// costs. Limits couple programs, which that problem does not see: where the plan for its answer breaks one, it is posed again
+// with fewer buckets. Of the candidates, those that some permitted scheme
+// has prices for are solved by themselves; what they cost is the instance of bucket selection. Where the plan for the
+// chosen ones breaks a limit (of memory, or of what processors hold), fewer are chosen.
 func (s *session) sized(ctx context.Context) (*Result, error) {
 	if err := s.calibrated(); err != nil {
 		return nil, err
@@ -79,7 +85,7 @@ func (s *session) sized(ctx context.Context) (*Result, error) {
 	if s.measure() == problem.Memory {
 		return s.fewSizes(ctx)
 	}
-	c, err := s.candidates(ctx)
+	costs, err := s.candidates(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -87,41 +93,23 @@ func (s *session) sized(ctx context.Context) (*Result, error) {
 	var first error
 	var bound int64 // of the buckets' objective without limits
 	for most := s.in.Workload.Buckets.Max(); ; most-- {
-		buckets, batches := []int(s.want.Buckets), []int(s.want.Batches)
-		var reports []planir.Solve
-		if s.in.Workload.Buckets.Max() > 0 {
-			list, report, err := c.buckets(ctx, most)
-			if err != nil {
-				return nil, err
-			}
-			if bound == 0 {
-				bound = report.BoundNS
-			}
-			if report.BoundNS = min(bound, report.ObjectiveNS); report.BoundNS < report.ObjectiveNS {
-				report.Status = string(problem.Feasible)
-			}
-			buckets, reports = list, append(reports, report)
-		}
-		if s.in.Workload.Batches.Max() > 0 {
-			list, report, err := c.batches(ctx)
-			if err != nil {
-				return nil, err
-			}
-			batches, reports = list, append(reports, report)
-		}
-		t, err := s.resized(buckets, batches)
+		buckets, batches, reports, err := costs.choose(ctx, s, most, &bound)
 		if err != nil {
 			return nil, err
 		}
-		r, err := t.solve(ctx)
-		t.close()
+		other, err := s.resized(buckets, batches)
+		if err != nil {
+			return nil, err
+		}
+		result, err := other.solve(ctx)
+		other.close()
 		switch {
 		case err == nil:
-			r.Plan.Solver = append(r.Plan.Solver, reports...)
-			if best == nil || r.ExpectedNS < best.ExpectedNS {
-				best = r
+			result.Plan.Solver = append(result.Plan.Solver, reports...)
+			if best == nil || result.ExpectedNS < best.ExpectedNS {
+				best = result
 			}
-			if r.buckets() == len(buckets) { // none had to be left out
+			if result.buckets() == len(buckets) { // none had to be left out
 				return best, nil
 			}
 		case diag.ClassOf(err) != diag.ClassInfeasible:
@@ -139,8 +127,36 @@ func (s *session) sized(ctx context.Context) (*Result, error) {
 	return best, nil
 }
 
-// fewSizes is the plan for as few programs as there may be: one bucket, the smallest that has a plan, and no batch. Others only add to
-// what a process holds.
+// choose chooses at most that many buckets, and batches, where a session's workload leaves them open. bound is that of the
+// first choice of buckets, which later ones with fewer of them keep.
+func (c *sizeCosts) choose(ctx context.Context, s *session, most int,
+	bound *int64) (buckets, batches []int, reports []planir.Solve, err error) {
+	buckets, batches = s.want.Buckets, s.want.Batches
+	if s.in.Workload.Buckets.Max() > 0 {
+		list, report, err := c.buckets(ctx, most)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		if *bound == 0 {
+			*bound = report.BoundNS
+		}
+		if report.BoundNS = min(*bound, report.ObjectiveNS); report.BoundNS < report.ObjectiveNS {
+			report.Status = string(problem.Feasible)
+		}
+		buckets, reports = list, append(reports, report)
+	}
+	if s.in.Workload.Batches.Max() > 0 {
+		list, report, err := c.batches(ctx)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		batches, reports = list, append(reports, report)
+	}
+	return buckets, batches, reports, nil
+}
+
+// fewSizes is the plan for as few programs as there may be: one bucket, the smallest that has a plan, and no batch.
+// Others only add to what a process holds.
 func (s *session) fewSizes(ctx context.Context) (*Result, error) {
 	buckets, batches := []int(s.want.Buckets), []int(s.want.Batches)
 	if s.in.Workload.Batches.Max() > 0 {
@@ -155,13 +171,13 @@ func (s *session) fewSizes(ctx context.Context) (*Result, error) {
 	}
 	var first error
 	for _, list := range sets {
-		t, err := s.resized(list, batches)
+		other, err := s.resized(list, batches)
 		if err != nil {
 			return nil, err
 		}
-		r, err := t.solve(ctx)
+		result, err := other.solve(ctx)
 		if err == nil || diag.ClassOf(err) == diag.ClassInterrupted {
-			return r, err
+			return result, err
 		}
 		if first == nil {
 			first = err
@@ -173,7 +189,8 @@ func (s *session) fewSizes(ctx context.Context) (*Result, error) {
 // fewestTried is how many of the smallest candidates are tried alone.
 const fewestTried = 3
 
-// otherSizes is the plan for the sizes that take least of what is limited; why is the error for those that are fastest.
+// otherSizes is the plan for the sizes that take least of what is limited; why is the error for those that are
+// fastest.
 func (s *session) otherSizes(ctx context.Context, why error) (*Result, error) {
 	if s.in.Workload.Limits.EnergyMJ > 0 && s.measure() != problem.Energy {
 		in := s.in
@@ -183,32 +200,32 @@ func (s *session) otherSizes(ctx context.Context, why error) (*Result, error) {
 		if err != nil {
 			return nil, err
 		}
-		if r, err := frugal.sized(ctx); err == nil {
-			t, err := s.resized(r.by.want.Buckets, r.by.want.Batches)
+		if result, err := frugal.sized(ctx); err == nil {
+			other, err := s.resized(result.by.want.Buckets, result.by.want.Batches)
 			if err != nil {
 				return nil, err
 			}
-			if r, err = t.solve(ctx); err == nil || diag.ClassOf(err) != diag.ClassInfeasible {
-				return r, err
+			if result, err = other.solve(ctx); err == nil || diag.ClassOf(err) != diag.ClassInfeasible {
+				return result, err
 			}
 		}
 	}
 	if s.in.MaxMemory > 0 || s.in.Workload.Memory > 0 {
-		if r, err := s.fewSizes(ctx); err == nil || diag.ClassOf(err) == diag.ClassInterrupted {
-			return r, err
+		if result, err := s.fewSizes(ctx); err == nil || diag.ClassOf(err) == diag.ClassInterrupted {
+			return result, err
 		}
 	}
 	return nil, why
 }
 
 // buckets is the number of programs that the plan has for prefill.
-func (r *Result) buckets() (n int) {
+func (r *Result) buckets() (count int) {
 	for i := range r.Plan.Program.Programs {
 		if !r.Plan.Decodes(r.Plan.Program.Programs[i].Rows) {
-			n++
+			count++
 		}
 	}
-	return n
+	return count
 }
 
 // sizeCosts are the candidates for buckets and batches with what a call costs by itself.
@@ -217,52 +234,21 @@ type sizeCosts struct {
 	costs map[int]int64
 }
 
-// candidates prices every number of rows that may be chosen, and 1.
+// candidates prices every number of rows that may be chosen and that some permitted scheme has prices for, and 1.
 func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
 	buckets := []int(s.want.Buckets)
 	if s.in.Workload.Buckets.Max() > 0 {
 		buckets = s.more(buckets)
 	}
-	var why error
-	usable := func(rows []int, schemes []op.Scheme, program func(rows int, scheme op.Scheme) error) (out []int, err error) {
-		for _, r := range rows {
-			if err := ctx.Err(); err != nil {
-				return nil, diag.New(diag.ClassInterrupted, "choose buckets: %w", err)
-			}
-			var err error
-			for _, x := range schemes {
-				if err = program(r, x); err == nil {
-					break
-				}
-			}
-			if err == nil {
-				out = append(out, r)
-			} else if why == nil {
-				why = err
-			}
-		}
-		return out, nil
-	}
-	candidates := func(buckets, batches []int) (*session, error) {
-		t, err := s.resized(buckets, batches)
-		if err != nil {
-			return nil, err
-		}
-		return t, t.want.Average(s.in.Workload, s.in.Model.MaxContext)
-	}
-	all, err := candidates(buckets, s.want.Batches)
+	all, err := s.averaged(buckets, s.want.Batches)
 	if err != nil {
 		return nil, err
 	}
-	price := func(rows int, scheme op.Scheme) error {
-		_, err := all.program(rows, all.uniform(scheme))
-		return err
-	}
-	left, err := usable(buckets, s.want.Prefill, price)
+	left, why, err := all.priceable(ctx, buckets, s.want.Prefill)
 	if err != nil {
 		return nil, err
 	}
-	batches, err := usable(s.want.Batches, s.want.Decode, price)
+	batches, _, err := all.priceable(ctx, s.want.Batches, s.want.Decode)
 	if err != nil {
 		return nil, err
 	}
@@ -270,51 +256,81 @@ func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
 		return nil, why
 	}
 	if len(left) < len(buckets) || len(batches) < len(s.want.Batches) {
-		if all, err = candidates(left, batches); err != nil {
+		if all, err = s.averaged(left, batches); err != nil {
 			return nil, err
 		}
 	}
 	if err := all.chooseSchemes(ctx); err != nil {
 		return nil, err
 	}
-	c := &sizeCosts{all, map[int]int64{}}
+	sizes := &sizeCosts{all, map[int]int64{}}
 	for _, rows := range all.want.Rows() {
-		if c.costs[rows], err = all.call(ctx, rows, all.assigned(rows)); err != nil {
+		if sizes.costs[rows], err = all.call(ctx, rows, all.assigned(rows)); err != nil {
 			return nil, err
 		}
 	}
-	return c, nil
+	return sizes, nil
+}
+
+// averaged is a session with other buckets and batches, each bucket's attention as if it were the only one.
+func (s *session) averaged(buckets, batches []int) (*session, error) {
+	other, err := s.resized(buckets, batches)
+	if err != nil {
+		return nil, err
+	}
+	return other, other.want.Average(s.in.Workload, s.in.Model.MaxContext)
+}
+
+// priceable are the numbers of rows that one of the schemes has prices for; why is the error for the first without.
+func (s *planner) priceable(ctx context.Context, rows []int, schemes []op.Scheme) (out []int, why, err error) {
+	for _, size := range rows {
+		if err := ctx.Err(); err != nil {
+			return nil, nil, diag.New(diag.ClassInterrupted, "choose buckets: %w", err)
+		}
+		var failed error
+		for _, scheme := range schemes {
+			if _, failed = s.program(size, s.uniform(scheme)); failed == nil {
+				break
+			}
+		}
+		if failed == nil {
+			out = append(out, size)
+		} else if why == nil {
+			why = failed
+		}
+	}
+	return out, why, nil
 }
 
 // call is what a call of a program costs, in ns.
-func (s *session) call(ctx context.Context, rows int, a assignment) (int64, error) {
-	pr, err := s.program(rows, a)
+func (s *planner) call(ctx context.Context, rows int, schemes assignment) (int64, error) {
+	pr, err := s.program(rows, schemes)
 	if err != nil {
 		return 0, err
 	}
-	report, err := pr.solve(ctx, s)
+	report, err := pr.solve(ctx, &s.request)
 	return report.ObjectiveNS, err
 }
 
 // buckets chooses at most that many.
 func (c *sizeCosts) buckets(ctx context.Context, most int) ([]int, planir.Solve, error) {
-	s := c.s
-	return solveSizes(ctx, s.in.Engine, sizesOf(s.want.Prompts, s.want.Buckets, c.costs, most))
+	fresh := c.s
+	return solveSizes(ctx, fresh.in.Engine, sizesOf(fresh.want.Prompts, fresh.want.Buckets, c.costs, most))
 }
 
 // batches chooses among the candidates: sequences that come together are cut as prompts are.
 func (c *sizeCosts) batches(ctx context.Context) ([]int, planir.Solve, error) {
-	w := c.s.in.Workload
+	work := c.s.in.Workload
 	var steps workload.Prompts
-	for _, p := range w.Parallel {
+	for _, p := range work.Parallel {
 		steps = append(steps, workload.Prompt{Tokens: p.Sequences, Share: p.Share / float64(p.Sequences)})
 	}
-	p := sizesOf(steps, c.s.want.Batches, c.costs, w.Batches.Max())
+	p := sizesOf(steps, c.s.want.Batches, c.costs, work.Batches.Max())
 	p.Name = "batches"
 	rows, report, err := solveSizes(ctx, c.s.in.Engine, p)
 	all, each := 0.0, 0.0
 	for i := range steps {
-		all, each = all+w.Parallel[i].Share, each+steps[i].Share
+		all, each = all+work.Parallel[i].Share, each+steps[i].Share
 	}
 	for _, ns := range []*int64{&report.ObjectiveNS, &report.BoundNS} { // of a token rather than of a step
 		*ns = int64(math.Round(float64(*ns) * (each / all)))
@@ -329,43 +345,43 @@ type sizes struct {
 
 // sizesOf poses the choice among rows at these costs of a call.
 func sizesOf(prompts workload.Prompts, rows []int, costs map[int]int64, most int) *sizes {
-	b := &sizes{problem.Buckets{Name: "buckets", Max: most, OneNS: max(1, costs[1])}}
+	posed := &sizes{problem.Buckets{Name: "buckets", Max: most, OneNS: max(1, costs[1])}}
 	total, mean := 0.0, 0.0
-	for _, x := range prompts {
-		total, mean = total+x.Share, mean+float64(x.Share*float64(x.Tokens))
+	for _, prompt := range prompts {
+		total, mean = total+prompt.Share, mean+float64(prompt.Share*float64(prompt.Tokens))
 	}
 	mean /= total
 	// As fine as sums stay in range: the most that one prompt can cost, times all weights.
-	worst := float64(float64(b.OneNS)*mean) + float64(b.OneNS)
-	for _, r := range rows {
-		b.Sizes = append(b.Sizes, problem.Size{Rows: r, CostNS: costs[r]})
-		worst = max(worst, float64(float64(costs[r])*(mean/float64(r)+3)))
+	worst := float64(float64(posed.OneNS)*mean) + float64(posed.OneNS)
+	for _, size := range rows {
+		posed.Sizes = append(posed.Sizes, problem.Size{Rows: size, CostNS: costs[size]})
+		worst = max(worst, float64(float64(costs[size])*(mean/float64(size)+3)))
 	}
 	unit := math.Floor(min(1e9, (1<<59)/worst))
 	lengths := map[int]int64{}
-	for _, x := range prompts {
-		lengths[x.Tokens] += int64(math.Round(x.Share / total * unit))
+	for _, prompt := range prompts {
+		lengths[prompt.Tokens] += int64(math.Round(prompt.Share / total * unit))
 	}
 	for tokens, weight := range lengths {
-		b.Lengths = append(b.Lengths, problem.Length{Tokens: tokens, Weight: weight})
+		posed.Lengths = append(posed.Lengths, problem.Length{Tokens: tokens, Weight: weight})
 	}
-	sort.Slice(b.Lengths, func(i, j int) bool { return b.Lengths[i].Tokens < b.Lengths[j].Tokens })
-	return b
+	sort.Slice(posed.Lengths, func(i, j int) bool { return posed.Lengths[i].Tokens < posed.Lengths[j].Tokens })
+	return posed
 }
 
 // solveSizes solves an instance: the rows chosen, at least one of buckets, and what a prompt costs on average.
-func solveSizes(ctx context.Context, engine problem.Engine, b *sizes) ([]int, planir.Solve, error) {
-	got, err := engine.Buckets(ctx, &b.Buckets, problem.Limits{})
+func solveSizes(ctx context.Context, engine problem.Engine, posed *sizes) ([]int, planir.Solve, error) {
+	got, err := engine.Buckets(ctx, &posed.Buckets, problem.Limits{})
 	if err != nil {
 		return nil, planir.Solve{}, err
 	}
-	if err := b.Verify(got); err != nil {
+	if err := posed.Verify(got); err != nil {
 		return nil, planir.Solve{}, err
 	}
-	if len(got.Sizes) == 0 && b.Name == "buckets" { // single tokens are the fastest: a program for prompts is there all the same
+	if len(got.Sizes) == 0 && posed.Name == "buckets" { // single tokens are the fastest: a program for prompts is there all the same
 		least := int64(math.MaxInt64)
-		for i := range b.Sizes {
-			if ns, _ := b.Objective([]int{i}); ns < least {
+		for i := range posed.Sizes {
+			if ns, _ := posed.Objective([]int{i}); ns < least {
 				least, got.Sizes = ns, []int{i}
 			}
 		}
@@ -373,9 +389,9 @@ func solveSizes(ctx context.Context, engine problem.Engine, b *sizes) ([]int, pl
 	}
 	var rows []int
 	for _, i := range got.Sizes {
-		rows = append(rows, b.Sizes[i].Rows)
+		rows = append(rows, posed.Sizes[i].Rows)
 	}
-	weight := max(1, b.Weight())
-	return rows, planir.Solve{Problem: b.Name, Status: statusOf(got.Status, got.Objective, got.Bound),
-		ObjectiveNS: got.Objective / weight, BoundNS: got.Bound / weight, Choices: len(b.Sizes)}, nil
+	weight := max(1, posed.Weight())
+	return rows, planir.Solve{Problem: posed.Name, Status: statusOf(got.Status, got.Objective, got.Bound),
+		ObjectiveNS: got.Objective / weight, BoundNS: got.Bound / weight, Choices: len(posed.Sizes)}, nil
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// TestBucketsChosen compares the buckets that solve chooses with every set of its candidates, each solved as a plan of its own.
+// TestBucketsChosen compares the buckets that solve chooses with every set of its candidates, each solved as a plan
+// of its own.
 func TestBucketsChosen(t *testing.T) {
 	soc, m := twoCores(t, 0.5), demo(t)
 	in := Input{Model: m, SoC: soc, Costs: costs(t, soc, m, op.A32W32), Engine: exact.Engine{}}

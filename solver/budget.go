@@ -11,11 +11,13 @@ import (
 // DefaultWorkingMemory is what a solve keeps at most where its input does not say.
 const DefaultWorkingMemory = 1 << 30
 
-// cachedPart is the part of the working memory that posed problems take at most while other plans are looked at, one in so many.
+// cachedPart is the part of the working memory that posed problems take at most while other plans are looked at, one
+// in so many.
 const cachedPart = 8
 
-// ledger counts the bytes of what a solve keeps: candidates, problems, combinations of schemes. It adds up lengths times sizes, and never asks
-// the system or the collector, so that what is decided by it is the same on every machine. Several sessions share one.
+// ledger counts the bytes of what a solve keeps: candidates, problems, combinations of schemes. It adds up lengths
+// times sizes, and never asks the system or the collector, so that what is decided by it is the same on every
+// machine. Several sessions share one.
 type ledger struct {
 	limit, held, peak int64
 	joints            map[planir.Solve]int64 // objectives of joint problems, as engines have them
@@ -42,7 +44,8 @@ func (l *ledger) over(more int64) bool { return l.held+more > l.limit }
 // left is what an engine may keep beside bytes that are needed for a while.
 func (l *ledger) left(bytes int64) int64 { return max(1, l.limit-l.held-bytes) }
 
-// check is an error of class ClassUnavailable where more is kept than is permitted: no plan is known to be impossible.
+// check is an error of class ClassUnavailable where more is kept than is permitted: no plan is known to be
+// impossible.
 func (l *ledger) check(what string) error {
 	return l.lend(0, what)
 }
@@ -53,18 +56,19 @@ func (l *ledger) lend(bytes int64, what string) error {
 	if !l.over(bytes) {
 		return nil
 	}
-	return diag.New(diag.ClassUnavailable, "solve: %s take more working memory than the %v that are permitted", what, unit.Bytes(l.limit)).
+	return diag.New(diag.ClassUnavailable, "solve: %s take more working memory than the %v that are permitted",
+		what, unit.Bytes(l.limit)).
 		WithHint("permit more with --working-memory, or fewer schemes, buckets or batches in the workload")
 }
 
-// take is that of the ledger, for what the session keeps until it is closed.
-func (s *session) take(bytes int64) {
+// take counts bytes that are kept until close.
+func (s *pricing) take(bytes int64) {
 	s.kept += bytes
 	s.ledger.take(bytes)
 }
 
 // close releases what the session keeps. It may be used again all the same: what it then takes counts again.
-func (s *session) close() {
+func (s *pricing) close() {
 	s.forget()
 	s.ledger.release(s.kept)
 	s.kept = 0
@@ -93,97 +97,99 @@ const (
 	slowedBytes    = 40
 )
 
-func candidateSize(c *price.Candidate) int64 {
-	return candidateBytes + int64(len(c.Shares))*shareBytes + int64(len(c.Reads)+len(c.Writes))*accessBytes
+func candidateSize(candidate *price.Candidate) int64 {
+	return candidateBytes + int64(len(candidate.Shares))*shareBytes +
+		int64(len(candidate.Reads)+len(candidate.Writes))*accessBytes
 }
 
-func candidatesBytes(list []price.Candidate) (n int64) {
+func candidatesBytes(list []price.Candidate) (bytes int64) {
 	for i := range list {
-		n += candidateSize(&list[i])
+		bytes += candidateSize(&list[i])
 	}
-	return n
+	return bytes
 }
 
 // bytes is what an instance keeps beside candidates and items: the ways through its forks.
-func (in *instance) bytes() (n int64) {
+func (in *instance) bytes() (bytes int64) {
 	for i := range in.posed.Items {
 		it, base := &in.posed.Items[i], &in.prob.Items[i]
-		n += itemBytes
+		bytes += itemBytes
 		if len(it.Choices) > len(base.Choices) {
-			n += int64(len(it.Choices))*(choiceBytes+32) + int64(len(it.EdgeNS))*(24+8*int64(len(it.Before)))
+			bytes += int64(len(it.Choices))*(choiceBytes+32) + int64(len(it.EdgeNS))*(24+8*int64(len(it.Before)))
 		}
 	}
-	return n
+	return bytes
 }
 
 // needsBytes is what an instance keeps of what its candidates need.
-func needsBytes(all [][][]need) (n int64) {
+func needsBytes(all [][][]need) (bytes int64) {
 	for _, list := range all {
 		for _, needs := range list {
 			for i := range needs {
-				x := &needs[i]
-				n += needBytes + int64(len(x.graph)) + int64(len(x.weights))*useBytes + int64(len(x.buffers))*bufferBytes
+				need := &needs[i]
+				bytes += needBytes + int64(len(need.graph)) + int64(len(need.weights))*useBytes +
+					int64(len(need.buffers))*bufferBytes
 			}
 		}
 	}
-	return n
+	return bytes
 }
 
-func sectionsBytes(list []lower.Section) (n int64) {
+func sectionsBytes(list []lower.Section) (bytes int64) {
 	for i := range list {
-		n += int64(len(list[i].Nodes)) * nodeBytes
+		bytes += int64(len(list[i].Nodes)) * nodeBytes
 	}
-	return n
+	return bytes
 }
 
 // bytes is what a menu keeps beside its candidates.
-func (m *menu) bytes() (n int64) {
-	for k := range m.choices {
-		n += choiceBytes + int64(len(m.choices[k].Label)+8*len(m.choices[k].Procs)) + 8
+func (m *menu) bytes() (bytes int64) {
+	for i := range m.choices {
+		bytes += choiceBytes + int64(len(m.choices[i].Label)+8*len(m.choices[i].Procs)) + 8
 	}
-	for k := range m.after {
-		n += classBytes + int64(len(m.after[k])) + int64(len(m.places[k]))*placeBytes
+	for i := range m.after {
+		bytes += classBytes + int64(len(m.after[i])) + int64(len(m.places[i]))*placeBytes
 	}
-	return n
+	return bytes
 }
 
 // bytes is what an item keeps beside its menu.
 func (x *item) bytes() int64 {
-	n := itemBytes + int64(len(x.Choices))*choiceBytes
+	bytes := itemBytes + int64(len(x.Choices))*choiceBytes
 	for _, name := range x.Before {
-		n += classBytes + int64(len(name))
+		bytes += classBytes + int64(len(name))
 	}
-	return n + int64(len(x.EdgeNS))*(24+8*int64(len(x.Before)))
+	return bytes + int64(len(x.EdgeNS))*(24+8*int64(len(x.Before)))
 }
 
 // bytes is what a solved branch keeps.
 func (b *branch) bytes() int64 {
-	n := sideBytes + 12*int64(len(b.ns)) + 12*int64(len(b.handed))
+	bytes := sideBytes + 12*int64(len(b.ns)) + 12*int64(len(b.handed))
 	for _, list := range b.choices {
-		n += 48 + 8*int64(len(list))
+		bytes += 48 + 8*int64(len(list))
 	}
-	return n
+	return bytes
 }
 
-func (j *joint) bytes() (n int64) {
+func (j *joint) bytes() (bytes int64) {
 	for i := range j.Parts {
-		for k := range j.Parts[i].Partition.Chains {
-			items := j.Parts[i].Partition.Chains[k].Items
-			for m := range items {
-				for c := range items[m].Choices {
-					n += choiceBytes + 8*int64(len(items[m].Choices[c].Assets))
+		for at := range j.Parts[i].Partition.Chains {
+			items := j.Parts[i].Partition.Chains[at].Items
+			for i := range items {
+				for choice := range items[i].Choices {
+					bytes += choiceBytes + 8*int64(len(items[i].Choices[choice].Assets))
 				}
 			}
 		}
 	}
-	return n + int64(len(j.Assets))*assetBytes
+	return bytes + int64(len(j.Assets))*assetBytes
 }
 
 // keep puts a program among those that are used again.
-func (s *session) keep(key programKey, p *program) error {
-	s.programs[key] = p
-	bytes := sectionsBytes(p.sections)
-	for _, in := range p.instances {
+func (s *pricing) keep(key programKey, posed *program) error {
+	s.programs[key] = posed
+	bytes := sectionsBytes(posed.sections)
+	for _, in := range posed.instances {
 		if !in.counted {
 			in.counted = true
 			bytes += in.bytes()
@@ -194,22 +200,22 @@ func (s *session) keep(key programKey, p *program) error {
 }
 
 // cache counts bytes that forget lets go.
-func (s *session) cache(bytes int64) {
+func (s *pricing) cache(bytes int64) {
 	s.cached += bytes
 	s.ledger.take(bytes)
 }
 
 // trim lets the posed problems go where they take too much, before those of another plan are posed.
-func (s *session) trim() {
+func (s *pricing) trim() {
 	if s.cached > s.ledger.limit/cachedPart {
 		s.forget()
 	}
 }
 
 // forget lets all posed problems go. What is in use elsewhere stays alive by itself.
-func (s *session) forget() {
+func (s *pricing) forget() {
 	s.programs, s.instances, s.leasts = map[programKey]*program{}, map[string]*instance{}, map[string][]int64{}
-	s.sides, s.crossings = map[string]*side{}, map[string]*crossing{}
+	s.sides, s.crossings = map[string]*branchWays{}, map[string]*crossing{}
 	s.ledger.release(s.cached)
 	s.cached = 0
 }

@@ -17,55 +17,56 @@ type instance struct {
 	prob       problem.Chain // without the ways through forks
 	posed      problem.Chain // with them
 	items      []*item       // that prob has, where they are kept
-	forks      []fork
+	forks      []forkJoin
 	masks      [][]uint64 // processors, by node and choice
 	needs      [][][]need // by node and candidate, once asked for
 	counted    bool       // its bytes, by the session
 }
 
-// partition is the program's problem. Minimising energy it has nanojoules where times were, and hand-overs cost nothing.
-func (pr *program) partition(s *session, measure problem.Measure) *problem.Partition {
-	p := &problem.Partition{Name: pr.name, Conflicts: s.Conflicts}
+// partition is the program's problem. Minimising energy it has nanojoules where times were, and hand-overs cost
+// nothing.
+func (pr *program) partition(s *request, measure problem.Measure) *problem.Partition {
+	posed := &problem.Partition{Name: pr.name, Conflicts: s.Conflicts}
 	for i := range s.Procs {
-		p.Procs = append(p.Procs, s.Procs[i].Name)
+		posed.Procs = append(posed.Procs, s.Procs[i].Name)
 	}
 	for _, in := range pr.instances {
-		c := in.posed
+		chain := in.posed
 		if measure == problem.Energy { // which side by side takes as much
-			c = in.energy()
+			chain = in.energy()
 		}
-		p.Chains = append(p.Chains, c)
+		posed.Chains = append(posed.Chains, chain)
 	}
-	return p
+	return posed
 }
 
 // energy is the chain with nanojoules where times were.
 func (in *instance) energy() problem.Chain {
-	c := in.prob
-	c.Items = slices.Clone(c.Items)
-	for i := range c.Items {
-		it := &c.Items[i]
+	chain := in.prob
+	chain.Items = slices.Clone(chain.Items)
+	for i := range chain.Items {
+		it := &chain.Items[i]
 		it.Choices = slices.Clone(it.Choices)
-		for k := range it.Choices {
-			it.Choices[k].CostNS = it.Choices[k].EnergyNJ
+		for i := range it.Choices {
+			it.Choices[i].CostNS = it.Choices[i].EnergyNJ
 		}
 		it.EdgeNS = slices.Clone(it.EdgeNS)
-		for a := range it.EdgeNS {
-			it.EdgeNS[a] = make([]int64, len(it.EdgeNS[a]))
+		for from := range it.EdgeNS {
+			it.EdgeNS[from] = make([]int64, len(it.EdgeNS[from]))
 		}
 	}
-	return c
+	return chain
 }
 
-// solve finds the choice for every node, and says how. Less than all memory is no measure of one program: such solves begin
-// with the fastest.
-func (pr *program) solve(ctx context.Context, s *session) (planir.Solve, error) {
+// solve finds the choice for every node, and says how. Less than all memory is no measure of one program: such solves
+// begin with the fastest.
+func (pr *program) solve(ctx context.Context, s *request) (planir.Solve, error) {
 	if pr.choices != nil {
 		return pr.report, nil
 	}
 	measure := s.measure()
-	p := pr.partition(s, measure)
-	sol, err := solvePartition(ctx, s.in.Engine, p)
+	posed := pr.partition(s, measure)
+	sol, err := solvePartition(ctx, s.in.Engine, posed)
 	if err != nil {
 		return planir.Solve{}, err
 	}
@@ -76,24 +77,24 @@ func (pr *program) solve(ctx context.Context, s *session) (planir.Solve, error) 
 	pr.choices = sol.Choices
 	pr.report = planir.Solve{
 		Problem: name, Status: statusOf(sol.Status, sol.ObjectiveNS, sol.BoundNS),
-		ObjectiveNS: sol.ObjectiveNS, BoundNS: sol.BoundNS, Choices: p.Size(),
+		ObjectiveNS: sol.ObjectiveNS, BoundNS: sol.BoundNS, Choices: posed.Size(),
 	}
 	return pr.report, nil
 }
 
 // solvePartition has an engine solve a partition problem, and checks its answer.
-func solvePartition(ctx context.Context, engine problem.Engine, p *problem.Partition) (problem.Solution, error) {
-	sol, err := engine.Partition(ctx, p)
+func solvePartition(ctx context.Context, engine problem.Engine, posed *problem.Partition) (problem.Solution, error) {
+	sol, err := engine.Partition(ctx, posed)
 	if err == nil {
-		err = p.Verify(sol)
+		err = posed.Verify(sol)
 	}
 	return sol, err
 }
 
 // decisions are those of a program's choices, with their prices and alternatives.
 func (pr *program) decisions(choices [][]int) (out []planir.Decision) {
-	for k, in := range pr.instances {
-		out = append(out, in.decisions(choices[k])...)
+	for i, in := range pr.instances {
+		out = append(out, in.decisions(choices[i])...)
 	}
 	return out
 }
@@ -102,62 +103,64 @@ func (pr *program) decisions(choices [][]int) (out []planir.Decision) {
 // times of a section's decisions add up to the section's; an alternative's is what the decision's would
 // become if this node alone changed.
 //
-// Of branches that run side by side each decision says what it takes, and the section takes as long as the longer branch.
+// Of branches that run side by side each decision says what it takes, and the section takes as long as the longer
+// branch.
 func (in *instance) decisions(choices []int) []planir.Decision {
 	choices = in.nodes(choices)
 	out := make([]planir.Decision, len(choices))
 	for i, chosen := range choices {
-		d := in.candidates[i][chosen].Decision
-		d.PredictNS = in.entry(choices, i, chosen) + in.candidates[i][chosen].PredictNS
-		d.Alternatives = in.alternatives(choices, i)
-		out[i] = d
+		decision := in.candidates[i][chosen].Decision
+		decision.PredictNS = in.entry(choices, i, chosen) + in.candidates[i][chosen].PredictNS
+		decision.Alternatives = in.alternatives(choices, i)
+		out[i] = decision
 	}
 	return out
 }
 
 // entry is the hand-over into node i when it is executed as choice c and the others as in choices.
-func (in *instance) entry(choices []int, i, c int) int64 {
-	if f := in.forkOf(i); f != nil && i > f.split {
-		if as := with(choices, i, c); in.sideBySide(f, as) {
-			return in.forkEntry(f, as, i, c)
+func (in *instance) entry(choices []int, i, choice int) int64 {
+	if fork := in.forkOf(i); fork != nil && i > fork.split {
+		if as := with(choices, i, choice); in.sideBySide(fork, as) {
+			return in.forkEntry(fork, as, i, choice)
 		}
 	}
-	return in.edge(i, choices[(i+len(choices)-1)%len(choices)], c)
+	return in.edge(i, choices[(i+len(choices)-1)%len(choices)], choice)
 }
 
 // with is choices with another one of node i.
-func with(choices []int, i, c int) []int {
+func with(choices []int, i, choice int) []int {
 	out := slices.Clone(choices)
-	out[i] = c
+	out[i] = choice
 	return out
 }
 
 func (in *instance) predicted(node, choice int) int64 { return in.candidates[node][choice].PredictNS }
 
-// price is what a decision of node i would say if it were executed as choice c: what the node takes now, and by how much the section's
-// time would change.
-func (in *instance) price(choices []int, i, c int) int64 {
+// price is what a decision of node i would say if it were executed as choice c: what the node takes now, and by how
+// much the section's time would change.
+func (in *instance) price(choices []int, i, choice int) int64 {
 	own := in.entry(choices, i, choices[i]) + in.predicted(i, choices[i])
-	if c == choices[i] {
+	if choice == choices[i] {
 		return own
 	}
-	return max(1, own+in.around(choices, i, c)-in.around(choices, i, choices[i]))
+	return max(1, own+in.around(choices, i, choice)-in.around(choices, i, choices[i]))
 }
 
 // around is the part of the section's time that depends on node i, when it is executed as choice c.
-func (in *instance) around(choices []int, i, c int) int64 {
+func (in *instance) around(choices []int, i, choice int) int64 {
 	if in.forkOf(i) != nil {
-		return in.once(with(choices, i, c), in.predicted)
+		return in.once(with(choices, i, choice), in.predicted)
 	}
 	next := (i + 1) % len(choices)
-	return in.edge(i, choices[(i+len(choices)-1)%len(choices)], c) + in.predicted(i, c) + in.edge(next, c, choices[next])
+	return in.edge(i, choices[(i+len(choices)-1)%len(choices)], choice) + in.predicted(i, choice) + in.edge(next,
+		choice, choices[next])
 }
 
 // alternatives lists for every strategy and tuple of processors but the chosen one the cheapest
 // choice, and the chosen one in default forms where it has others, cheapest first.
 func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
-	kind := func(c int) string {
-		d := &in.candidates[i][c]
+	kind := func(choice int) string {
+		d := &in.candidates[i][choice]
 		key := string(d.Strategy) + "/" + string(d.Axis)
 		for _, s := range d.Shares {
 			key += " " + s.Proc
@@ -166,30 +169,32 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 	}
 	best := map[string]int{}
 	var order []string
-	for c := range in.candidates[i] {
-		k := kind(c)
-		old, ok := best[k]
+	for choice := range in.candidates[i] {
+		key := kind(choice)
+		old, ok := best[key]
 		if !ok {
-			order = append(order, k)
+			order = append(order, key)
 		}
-		if !ok || in.price(choices, i, c) < in.price(choices, i, old) {
-			best[k] = c
+		if !ok || in.price(choices, i, choice) < in.price(choices, i, old) {
+			best[key] = choice
 		}
 	}
 	var out []planir.Alternative
-	for _, k := range order {
-		if k == kind(choices[i]) {
+	for _, key := range order {
+		if key == kind(choices[i]) {
 			continue
 		}
-		c := best[k]
+		choice := best[key]
 		out = append(out, planir.Alternative{
-			Strategy: in.candidates[i][c].Strategy, Shares: in.candidates[i][c].ShareText(), PredictNS: in.price(choices, i, c),
+			Strategy: in.candidates[i][choice].Strategy, Shares: in.candidates[i][choice].ShareText(),
+			PredictNS: in.price(choices, i, choice),
 		})
 	}
 	if plain, err := in.stage.Plain(i, &in.candidates[i][choices[i]].Decision); err == nil && plain != nil {
-		c := &in.candidates[i][choices[i]]
+		candidate := &in.candidates[i][choices[i]]
 		out = append(out, planir.Alternative{
-			Strategy: plain.Strategy, Shares: plain.ShareText(), PredictNS: in.price(choices, i, choices[i]) + plain.PredictNS - c.PredictNS,
+			Strategy: plain.Strategy, Shares: plain.ShareText(), PredictNS: in.price(choices, i,
+				choices[i]) + plain.PredictNS - candidate.PredictNS,
 		})
 	}
 	sort.SliceStable(out, func(a, b int) bool { return out[a].PredictNS < out[b].PredictNS })
@@ -197,20 +202,21 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 }
 
 // find is the candidate of node i that divides it as d does, -1 when there is none.
-func (in *instance) find(i int, d *planir.Decision) int {
-	return slices.IndexFunc(in.candidates[i], func(c price.Candidate) bool { return price.SameShares(&c.Decision, d) })
+func (in *instance) find(i int, decision *planir.Decision) int {
+	return slices.IndexFunc(in.candidates[i],
+		func(c price.Candidate) bool { return price.SameShares(&c.Decision, decision) })
 }
 
 // single is the section executed by one processor alone; false when it cannot.
 func (in *instance) single(proc string) (choices []int, ns int64, ok bool) {
 	for i := range in.candidates {
-		c := slices.IndexFunc(in.candidates[i], func(c price.Candidate) bool {
-			return c.Axis == planir.AxisNone && c.Shares[0].Proc == proc
+		candidate := slices.IndexFunc(in.candidates[i], func(candidate price.Candidate) bool {
+			return candidate.Axis == planir.AxisNone && candidate.Shares[0].Proc == proc
 		})
-		if c < 0 {
+		if candidate < 0 {
 			return nil, 0, false
 		}
-		choices = append(choices, c)
+		choices = append(choices, candidate)
 	}
 	return choices, in.prob.ObjectiveNS(choices), true
 }

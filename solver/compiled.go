@@ -13,8 +13,9 @@ import (
 // factsInput is the kind of a plan's input.
 const FactsInput = "facts"
 
-// compiled lists what the plan's graphs of products take by the compiler's facts, of operators that one processor executes whole.
-func (s *session) compiled(p *planir.Plan) []planir.Compiled {
+// compiled lists what the plan's graphs of products take by the compiler's facts, of operators that one processor
+// executes whole.
+func (s *request) compiled(plan *planir.Plan) []planir.Compiled {
 	if s.facts == nil {
 		return nil
 	}
@@ -26,28 +27,28 @@ func (s *session) compiled(p *planir.Plan) []planir.Compiled {
 	}
 	found := map[key]*graphs{}
 	var order []key
-	for i := range p.Decisions {
-		d := &p.Decisions[i]
-		o, _, ok := s.product(d)
-		if !ok || len(d.Shares) != 1 {
+	for i := range plan.Decisions {
+		decision := &plan.Decisions[i]
+		oper, _, ok := s.product(decision)
+		if !ok || len(decision.Shares) != 1 {
 			continue
 		}
-		k := key{d.Shares[0].Proc, d.Node}
-		if s.facts.Lengths(k.proc, o) == nil {
+		of := key{decision.Shares[0].Proc, decision.Node}
+		if s.facts.Lengths(of.proc, oper) == nil {
 			continue
 		}
-		if found[k] == nil {
-			found[k] = &graphs{o, map[int][]int{}}
-			order = append(order, k)
+		if found[of] == nil {
+			found[of] = &graphs{oper, map[int][]int{}}
+			order = append(order, of)
 		}
-		if found[k].op.Scheme != o.Scheme {
+		if found[of].op.Scheme != oper.Scheme {
 			continue // decode's: weights of its own
 		}
-		m := d.Rows
-		if n := d.Shares[0].PadRows; n > 0 {
-			m = n
+		size := decision.Rows
+		if padded := decision.Shares[0].PadRows; padded > 0 {
+			size = padded
 		}
-		found[k].programs[m] = append(found[k].programs[m], d.Rows)
+		found[of].programs[size] = append(found[of].programs[size], decision.Rows)
 	}
 	slices.SortFunc(order, func(a, b key) int {
 		if c := strings.Compare(a.proc, b.proc); c != 0 {
@@ -56,84 +57,85 @@ func (s *session) compiled(p *planir.Plan) []planir.Compiled {
 		return strings.Compare(a.node, b.node)
 	})
 	var out []planir.Compiled
-	for _, k := range order {
-		g := found[k]
-		_, weight, _ := s.product(&planir.Decision{Node: k.node, Rows: 1, Scheme: g.op.Scheme})
-		c := planir.Compiled{Node: k.node, Proc: k.proc, Scheme: g.op.Scheme, Copies: max(1, layers[weight])}
-		rows := slices.Sorted(maps.Keys(g.programs))
-		c.AloneBytes, c.ChargedBytes, _ = s.facts.Charge(k.proc, g.op, rows)
-		for _, m := range rows {
-			slices.Sort(g.programs[m])
-			c.Graphs = append(c.Graphs, s.graphFacts(k.proc, g.op, m, g.programs[m]))
+	for _, key := range order {
+		graphs := found[key]
+		_, weight, _ := s.product(&planir.Decision{Node: key.node, Rows: 1, Scheme: graphs.op.Scheme})
+		compiled := planir.Compiled{Node: key.node, Proc: key.proc, Scheme: graphs.op.Scheme,
+			Copies: max(1, layers[weight])}
+		rows := slices.Sorted(maps.Keys(graphs.programs))
+		compiled.AloneBytes, compiled.ChargedBytes, _ = s.facts.Charge(key.proc, graphs.op, rows)
+		for _, size := range rows {
+			slices.Sort(graphs.programs[size])
+			compiled.Graphs = append(compiled.Graphs, s.graphFacts(key.proc, graphs.op, size, graphs.programs[size]))
 		}
-		out = append(out, c)
+		out = append(out, compiled)
 	}
 	return out
 }
 
 // graphFacts is what is known of a graph, and which other numbers of rows were avoided for it.
-func (s *session) graphFacts(proc string, o op.Op, m int, programs []int) planir.CompiledGraph {
-	out := planir.CompiledGraph{Rows: m, For: programs, SpillBytes: -1}
-	timeOf := func(m int) (int64, bool) {
-		o.M = m
-		e, err := s.prices.Together([]price.Task{{Proc: proc, Op: o}})
+func (s *request) graphFacts(proc string, oper op.Op, rows int, programs []int) planir.CompiledGraph {
+	out := planir.CompiledGraph{Rows: rows, For: programs, SpillBytes: -1}
+	timeOf := func(rows int) (int64, bool) {
+		oper.M = rows
+		e, err := s.prices.Together([]price.Task{{Proc: proc, Op: oper}})
 		if err != nil {
 			return 0, false
 		}
 		return e[0].NS, true
 	}
-	o.M = m
-	if x := s.facts.About(proc, o); x != nil {
-		out.SpillBytes = x.SpillBytes
+	oper.M = rows
+	if fact := s.facts.About(proc, oper); fact != nil {
+		out.SpillBytes = fact.SpillBytes
 	}
-	ns, ok := timeOf(m)
-	for _, other := range s.facts.Lengths(proc, o) {
-		o.M = other
-		x := s.facts.About(proc, o)
-		if other == m || other < programs[len(programs)-1] || x.Refused != "" || x.SpillBytes <= max(0, out.SpillBytes) {
+	ns, ok := timeOf(rows)
+	for _, other := range s.facts.Lengths(proc, oper) {
+		oper.M = other
+		fact := s.facts.About(proc, oper)
+		if other == rows || other < programs[len(programs)-1] || fact.Refused != "" || fact.SpillBytes <= max(0, out.SpillBytes) {
 			continue
 		}
 		if t, known := timeOf(other); ok && known && price.SameTime(t, ns) {
-			out.Avoided = append(out.Avoided, planir.Spill{Rows: other, Bytes: x.SpillBytes})
+			out.Avoided = append(out.Avoided, planir.Spill{Rows: other, Bytes: fact.SpillBytes})
 		}
 	}
 	return out
 }
 
 // product is the matrix product that a decision is about, at one row, and its weight.
-func (s *session) product(d *planir.Decision) (o op.Op, weight string, ok bool) {
+func (s *request) product(decision *planir.Decision) (oper op.Op, weight string, ok bool) {
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
 		for j := range sec.Nodes {
-			n := &sec.Nodes[j]
-			if sec.Name+"."+n.Name != d.Node {
+			node := &sec.Nodes[j]
+			if sec.Name+"."+node.Name != decision.Node {
 				continue
 			}
-			o = n.Ops[len(n.Ops)-1]
-			if o.Kind != op.MatMul {
-				return o, "", false
+			oper = node.Ops[len(node.Ops)-1]
+			if oper.Kind != op.MatMul {
+				return oper, "", false
 			}
-			o.M, o.Scheme = 1, d.Scheme
-			return o, n.W[0], true
+			oper.M, oper.Scheme = 1, decision.Scheme
+			return oper, node.W[0], true
 		}
 	}
-	return o, "", false
+	return oper, "", false
 }
 
 // uncounted is what binaries take on a processor beyond the weights that its program holds, by the compiler's facts.
-func (s *session) uncounted(p *planir.Plan, proc string) (more int64) {
-	for _, c := range s.compiled(p) {
-		if c.Proc != proc {
+func (s *request) uncounted(plan *planir.Plan, proc string) (more int64) {
+	for _, compiled := range s.compiled(plan) {
+		if compiled.Proc != proc {
 			continue
 		}
-		_, weight, _ := s.product(&planir.Decision{Node: c.Node, Rows: 1, Scheme: c.Scheme})
+		_, weight, _ := s.product(&planir.Decision{Node: compiled.Node, Rows: 1, Scheme: compiled.Scheme})
 		var held int64
-		for i := range p.Program.Packs {
-			if k := &p.Program.Packs[i]; k.Weight == weight && k.Scheme == c.Scheme.Weight() {
+		for i := range plan.Program.Packs {
+			if k := &plan.Program.Packs[i]; k.Weight == weight && k.Scheme == compiled.Scheme.Weight() {
 				held = max(held, k.Bytes)
 			}
 		}
-		more += int64(c.Copies) * max(0, c.ChargedBytes-held)
+		more += int64(compiled.Copies) * max(0, compiled.ChargedBytes-held)
 	}
 	return more
 }

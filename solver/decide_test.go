@@ -60,7 +60,8 @@ func TestWhatIsReachedIsPossible(t *testing.T) {
 	}
 }
 
-// No plan for another goal, with a bound of memory or restricted in placement, holds less than the one that minimises memory.
+// No plan for another goal, with a bound of memory or restricted in placement, holds less than the one that minimises
+// memory.
 func TestLeastMemoryIsLeast(t *testing.T) {
 	for seed := range uint64(2) {
 		in := limitedCase(t, seed)

@@ -13,13 +13,14 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// A listed bucket need not get a program. Prompts are cut into pieces of the largest bucket, and what is left goes to the smallest
-// that holds it: a prompt of 400 tokens fills a call of 512 rows, or calls of 384 and 16 where 512 is left out. With prompts, every
-// solve may therefore leave out the largest buckets, with a limit in the way and without one, so that a limit never gives a faster
-// plan than none. Without prompts the list says what is to be executed, and only memory leaves buckets out.
+// A listed bucket need not get a program. Prompts are cut into pieces of the largest bucket, and what is left goes to
+// the smallest that holds it: a prompt of 400 tokens fills a call of 512 rows, or calls of 384 and 16 where 512 is
+// left out. With prompts, every solve may therefore leave out the largest buckets, with a limit in the way and
+// without one, so that a limit never gives a faster plan than none. Without prompts the list says what is to be
+// executed, and only memory leaves buckets out.
 
 // fewest is the least number of buckets that a plan may have.
-func (s *session) fewest() int {
+func (s *request) fewest() int {
 	if s.in.AllBuckets {
 		return len(s.want.Buckets)
 	}
@@ -27,26 +28,26 @@ func (s *session) fewest() int {
 }
 
 // fewestForTime is fewest where the time of prompts, and not memory, is the reason to leave buckets out.
-func (s *session) fewestForTime() int {
+func (s *request) fewestForTime() int {
 	if len(s.want.Prompts) == 0 {
 		return len(s.want.Buckets)
 	}
 	return s.fewest()
 }
 
-// withFewer is the better one of a plan for all buckets and the best plan for the first of them only, with its session. Sets of
-// buckets whose lower bound is no better are not solved.
+// withFewer is the better one of a plan for all buckets and the best plan for the first of them only, with its
+// session. Sets of buckets whose lower bound is no better are not solved.
 func (s *session) withFewer(ctx context.Context, plan *planir.Plan) (*session, *planir.Plan, error) {
 	by, best, bestNS := s, plan, s.objective(plan)
-	for n := len(s.want.Buckets) - 1; n >= s.fewestForTime(); n-- {
-		promising, err := s.mayBeat(n, plan, bestNS)
+	for buckets := len(s.want.Buckets) - 1; buckets >= s.fewestForTime(); buckets-- {
+		promising, err := s.mayBeat(buckets, plan, bestNS)
 		if err != nil {
 			return nil, nil, err
 		}
 		if !promising {
 			continue
 		}
-		t, err := s.fewer(ctx, n)
+		t, err := s.fewer(ctx, buckets)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -68,8 +69,8 @@ func (s *session) withFewer(ctx context.Context, plan *planir.Plan) (*session, *
 
 // below is the best plan of a prepared session if its objective is below a number, else nil.
 func (s *session) below(ctx context.Context, most float64) (*planir.Plan, error) {
-	found, err := s.search(ctx, most, nil, func(p, d assignment) (float64, bool, error) {
-		ns, err := s.value(ctx, p, d)
+	found, err := s.search(ctx, most, nil, func(prefill, decode assignment) (float64, bool, error) {
+		ns, err := s.value(ctx, prefill, decode)
 		return ns, err == nil, err
 	})
 	if err != nil || found.decode == nil {
@@ -86,11 +87,11 @@ func (s *session) below(ctx context.Context, most float64) (*planir.Plan, error)
 	return plan, nil
 }
 
-// mayBeat reports whether the first n buckets may have an objective below most. plan is one for all buckets, and decodes the same
-// way. Every operator of prefill counts with its cheapest candidate, without hand-overs and without what short calls leave idle;
-// attention over fewer positions than it was priced for counts nothing.
-func (s *session) mayBeat(n int, plan *planir.Plan, most float64) (bool, error) {
-	fewer, err := s.want.Fewer(s.in.Workload, n, s.in.Model.MaxContext)
+// mayBeat reports whether the first n buckets may have an objective below most. plan is one for all buckets, and
+// decodes the same way. Every operator of prefill counts with its cheapest candidate, without hand-overs and without
+// what short calls leave idle; attention over fewer positions than it was priced for counts nothing.
+func (s *schemeChoice) mayBeat(buckets int, plan *planir.Plan, most float64) (bool, error) {
+	fewer, err := s.want.Fewer(s.in.Workload, buckets, s.in.Model.MaxContext)
 	if err != nil {
 		return false, err
 	}
@@ -109,7 +110,7 @@ func (s *session) mayBeat(n int, plan *planir.Plan, most float64) (bool, error) 
 }
 
 // decodeBound is what decode adds to the objective at least.
-func (s *session) decodeBound(plan *planir.Plan) float64 {
+func (s *schemeChoice) decodeBound(plan *planir.Plan) float64 {
 	if plan.Solver[0].Problem == jointProblem(s.measure()) || s.want.MaxKL != (workload.KLLimit{}) {
 		if len(s.phases[1].points) == 0 {
 			return 0
@@ -123,20 +124,20 @@ func (s *session) decodeBound(plan *planir.Plan) float64 {
 	return total
 }
 
-// leastOver is a lower bound of one call of the program of that many rows, whatever its schemes: of every operator the least that a
-// candidate takes.
-func (s *session) leastOver(rows int, noAttention bool, takes func(c *price.Candidate) float64) float64 {
+// leastOver is a lower bound of one call of the program of that many rows, whatever its schemes: of every operator
+// the least that a candidate takes.
+func (s *pricing) leastOver(rows int, noAttention bool, takes func(c *price.Candidate) float64) float64 {
 	cheapest := map[string]float64{}
-	for key, x := range s.pools {
-		if key.rows != rows || x.err != nil {
+	for key, pool := range s.pools {
+		if key.rows != rows || pool.err != nil {
 			continue
 		}
-		if noAttention && x.st.Nodes[x.node].Op().Kind == op.Attention {
+		if noAttention && pool.st.Nodes[pool.node].Op().Kind == op.Attention {
 			continue
 		}
 		least := math.Inf(1)
-		for i := range x.list {
-			least = min(least, takes(&x.list[i]))
+		for i := range pool.list {
+			least = min(least, takes(&pool.list[i]))
 		}
 		if old, ok := cheapest[key.node]; !ok || least < old {
 			cheapest[key.node] = least
@@ -154,36 +155,36 @@ func (s *session) leastOver(rows int, noAttention bool, takes func(c *price.Cand
 	return total
 }
 
-// bare is what a candidate takes by itself of what is minimised, however short its calls are.
-func (s *session) bare(c *price.Candidate) float64 {
+// bare is the time or energy of a candidate, whichever is minimised, without what short calls leave idle.
+func (s *request) bare(candidate *price.Candidate) float64 {
 	if s.measure() == problem.Energy {
-		return float64(c.EnergyNJ)
+		return float64(candidate.EnergyNJ)
 	}
-	return float64(c.PredictNS)
+	return float64(candidate.PredictNS)
 }
 
-// idleNS is what calls that do not fill a program of a plan leave idle of it, as far as the objective counts it.
-func (pr *program) idleNS(p *planir.Plan) int64 {
+// idleNS is the time that the objective adds to a program of a plan for calls that do not fill it.
+func (pr *program) idleNS(plan *planir.Plan) int64 {
 	var total int64
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			d := DecisionAt(p, in.stage.Nodes[i].Name, in.stage.Rows)
-			at := in.find(i, d)
+			decision := DecisionAt(plan, in.stage.Nodes[i].Name, in.stage.Rows)
+			at := in.find(i, decision)
 			if at < 0 {
 				continue
 			}
-			c := &in.candidates[i][at]
-			total += (c.CostNS - c.PredictNS) * int64(in.stage.Repeat)
+			candidate := &in.candidates[i][at]
+			total += (candidate.CostNS - candidate.PredictNS) * int64(in.stage.Repeat)
 		}
 	}
 	return total
 }
 
-// expectedNS is the expected time: that of the programs' timelines, and what calls leave idle that do not fill them.
-func (s *session) expectedNS(p *planir.Plan) (float64, error) {
+// expectedNS is the expected time: that of the programs' timelines, and what is added for calls that do not fill them.
+func (s *planner) expectedNS(plan *planir.Plan) (float64, error) {
 	idle := map[string]int64{}
-	for i := range p.Program.Programs {
-		ph := &p.Program.Programs[i]
+	for i := range plan.Program.Programs {
+		ph := &plan.Program.Programs[i]
 		if !slices.Contains(s.want.Buckets, ph.Rows) {
 			continue
 		}
@@ -191,7 +192,7 @@ func (s *session) expectedNS(p *planir.Plan) (float64, error) {
 		if err != nil {
 			return 0, err
 		}
-		idle[ph.Name] = pr.idleNS(p)
+		idle[ph.Name] = pr.idleNS(plan)
 	}
-	return s.expected(p, func(x planir.Prediction) int64 { return x.PlanNS + idle[x.Program] }), nil
+	return s.expected(plan, func(x planir.Prediction) int64 { return x.PlanNS + idle[x.Program] }), nil
 }

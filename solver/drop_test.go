@@ -11,7 +11,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// Leaving a bucket out poses what a workload without that bucket poses: the same calls, of the same lengths, at the same positions.
+// Leaving a bucket out poses what a workload without that bucket poses: the same calls, of the same lengths, at the
+// same positions.
 func TestFewerBucketsAreTheSameProblem(t *testing.T) {
 	m := demo(t)
 	w := permit(op.A8TQ8C)
@@ -38,9 +39,9 @@ func TestFewerBucketsAreTheSameProblem(t *testing.T) {
 	}
 }
 
-// The same machine, model and prompts: less memory is never faster, a bound that is met changes nothing, and a list of buckets is
-// never worse than a part of it. Objectives leave out how lanes meet, which predictions know: that much they may differ, 0.6 % in the worst of
-// twelve cases.
+// The same machine, model and prompts: less memory is never faster, a bound that is met changes nothing, and a list
+// of buckets is never worse than a part of it. Objectives leave out how lanes meet, which predictions know: that much
+// they may differ, 0.6 % in the worst of twelve cases.
 func TestFreedomNeverHurts(t *testing.T) {
 	const meets = 0.994
 	m, seeds := demo(t), uint64(2)

@@ -234,8 +234,8 @@ func logitsOf(t *testing.T, m *models.Model, p *planir.Plan, drivers []driver.Dr
 	return out
 }
 
-// Standard pieces, one after the other on a static processor, alone or with what is left on another, compute what one processor does, also
-// when a call has fewer rows.
+// Standard pieces, one after the other on a static processor, alone or with what is left on another, compute what one
+// processor does, also when a call has fewer rows.
 func TestExecutionInPieces(t *testing.T) {
 	m, s := demo(t), withNPU(t, nil)
 	w := workload.Default()

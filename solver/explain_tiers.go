@@ -26,8 +26,8 @@ type TierOutcome struct {
 	Off         float64 `json:"off"`         // share of the routed rows that the NPU does not compute
 	Drop        float64 `json:"drop"`        // share of them that nobody computes
 	Lost        float64 `json:"lost"`        // share of the squared norm that goes with those
-	// Gap is how much better a choice could be in what is minimised first, relative to this one: 0 where it is proved. Nil of what a plan
-	// stores, which says it itself.
+	// Gap is how much better a choice could be in what is minimised first, relative to this one: 0 where it is
+	// proved. Nil of what a plan stores, which says it itself.
 	Gap *float64 `json:"gap,omitempty"`
 
 	of       *TierInstance
@@ -35,13 +35,15 @@ type TierOutcome struct {
 	rank     []float64 // less is better, the first that differs decides
 }
 
-// TierLimit is a limit of capacity tiers, what the tiers take of it, and what relaxing it would buy, found by solving again from the tiers as they are.
+// TierLimit is a limit of capacity tiers, what the tiers take of it, and what relaxing it would buy, found by solving
+// again from the tiers as they are.
 type TierLimit struct {
 	Key   string `json:"key"`            // "experts.tiers"
 	Value string `json:"value"`          // as people write it
 	Used  string `json:"used,omitempty"` // what the tiers take of it
 	Binds bool   `json:"binds"`          // without it something better is found
-	// To is the next value that could change anything, Next what is best with it, Free without the limit. Nil where nothing better was found.
+	// To is the next value that could change anything, Next what is best with it, Free without the limit. Nil where
+	// nothing better was found.
 	To   string       `json:"to,omitempty"`
 	Next *TierOutcome `json:"next,omitempty"`
 	Free *TierOutcome `json:"free,omitempty"`
@@ -56,10 +58,11 @@ type TierStory struct {
 	Limits []TierLimit `json:"limits"`
 }
 
-// TierLimitsOf tells for every limit of a plan's capacity tiers whether it binds, by solving again with the limit relaxed and without it. The plan's
-// program stays as it is, and so does the room that it leaves. in.Loads are those that the plan was solved with.
-func TierLimitsOf(ctx context.Context, in Input, p *planir.Plan) (*TierStory, error) {
-	if p.Tiers == nil || in.Loads == nil {
+// TierLimitsOf tells for every limit of a plan's capacity tiers whether it binds, by solving again with the limit
+// relaxed and without it. The plan's program stays as it is, and so does the room that it leaves. in.Loads are those
+// that the plan was solved with.
+func TierLimitsOf(ctx context.Context, in Input, plan *planir.Plan) (*TierStory, error) {
+	if plan.Tiers == nil || in.Loads == nil {
 		return nil, diag.New(diag.ClassInput, "explain tiers: the plan has none, or no loads are given").WithHint("hetc solve --loads chooses them")
 	}
 	if in.Workload == nil {
@@ -69,12 +72,12 @@ func TierLimitsOf(ctx context.Context, in Input, p *planir.Plan) (*TierStory, er
 	if err != nil {
 		return nil, err
 	}
-	t := &tierTrial{ctx: ctx, in: in, plan: p.Tiers, room: (&session{in: in}).tierRoom(p, npu)}
-	if t.x, err = PoseTiers(in, p.Tiers.Schemes, t.room); err != nil {
+	t := &tierTrial{ctx: ctx, in: in, plan: plan.Tiers, room: (&request{in: in}).tierRoom(plan, npu)}
+	if t.x, err = PoseTiers(in, plan.Tiers.Schemes, t.room); err != nil {
 		return nil, err
 	}
 	out := &TierStory{}
-	if s := t.x.stored(p.Tiers); s != nil {
+	if s := t.x.stored(plan.Tiers); s != nil {
 		out.Now = outcome(t.x, *s)
 	} else {
 		out.Anew = true
@@ -293,7 +296,8 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 	return out
 }
 
-// chunks is the limit of chunk lengths: the next is twice the longest, and without it come all that the loads observe at least twice.
+// chunks is the limit of chunk lengths: the next is twice the longest, and without it come all that the loads observe
+// at least twice.
 func (t *tierTrial) chunks() tierLimit {
 	var lengths []int
 	for i := range t.x.Problem.Chunks {
@@ -340,9 +344,9 @@ func union(a, b []int) []int {
 }
 
 // withGraphBytes is a SoC whose processor has another limit of a graph, 0: none.
-func withGraphBytes(s *socs.SoC, proc string, bytes int64) *socs.SoC {
-	out := *s
-	out.Processors = slices.Clone(s.Processors)
+func withGraphBytes(soc *socs.SoC, proc string, bytes int64) *socs.SoC {
+	out := *soc
+	out.Processors = slices.Clone(soc.Processors)
 	out.Processor(proc).GraphBytes = bytes
 	return &out
 }
@@ -404,8 +408,8 @@ func (x *TierInstance) stored(t *planir.Tiers) *problem.TierSolution {
 			if k == 0 {
 				return nil
 			}
-			for _, e := range g.Experts {
-				choices[e] = k
+			for _, entry := range g.Experts {
+				choices[entry] = k
 			}
 		}
 		s.Choices = append(s.Choices, choices)

@@ -16,8 +16,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// realFacts are what QNN 2.51.0 said about a product of 2048 by 2048 in a16s/q8c for snapdragon-8gen3 (cmd/hetc's TestSpillRecord makes
-// the record).
+// realFacts are what QNN 2.51.0 said about a product of 2048 by 2048 in a16s/q8c for snapdragon-8gen3 (cmd/hetc's
+// TestSpillRecord makes the record).
 func realFacts(t testing.TB) *record.Set {
 	t.Helper()
 	set, err := record.Open("../testdata/facts/snapdragon-8gen3-2048.jsonl")
@@ -90,8 +90,8 @@ func compiledOf(p *planir.Plan, node string) *planir.Compiled {
 	return nil
 }
 
-// Of lengths that take the same time the plan uses one that does not spill, whatever the granularity of rows, and the plan says which it
-// avoided.
+// Of lengths that take the same time the plan uses one that does not spill, whatever the granularity of rows, and the
+// plan says which it avoided.
 func TestLengthsThatSpillAreAvoided(t *testing.T) {
 	s, err := socs.Open("snapdragon-8gen3")
 	if err != nil {

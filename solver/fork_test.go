@@ -58,8 +58,8 @@ func TestForksOfArchitectures(t *testing.T) {
 	}
 }
 
-// drawnFork is an instance with a fork between random nodes: two processors or three, some of which may not work at the
-// same time.
+// drawnFork is an instance with a fork between random nodes: two processors or three, some of which may not work at
+// the same time.
 func drawnFork(t *rapid.T) *instance {
 	ints := func(name string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(t, name) }
 	n := ints("procs", 2, 3)
@@ -72,7 +72,7 @@ func drawnFork(t *rapid.T) *instance {
 		}
 	}
 	first, second := ints("first", 1, 2), ints("second", 1, 2)
-	f := fork{split: ints("before", 0, 1)}
+	f := forkJoin{split: ints("before", 0, 1)}
 	f.second = f.split + 1 + first
 	f.join = f.second + second
 	length := f.join + 1 + ints("behind", 0, 1)
@@ -115,14 +115,14 @@ func drawnFork(t *rapid.T) *instance {
 		return out
 	}
 	f.entry, f.exit = waits{class(f.second), edges(2, 2)}, waits{class(f.join), edges(2, 2)}
-	in.forks = []fork{f}
+	in.forks = []forkJoin{f}
 	in.findPaths()
 	in.posed = in.widen()
 	return in
 }
 
-// Where nothing slows down beside other work, the chain with its ways through a fork has the optimum of all choices of nodes, as
-// going through both branches at once tells it.
+// Where nothing slows down beside other work, the chain with its ways through a fork has the optimum of all choices
+// of nodes, as going through both branches at once tells it.
 func TestForkAgainstEnumeration(t *testing.T) {
 	beside := 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -168,7 +168,8 @@ func eachChoice(c *problem.Chain, visit func([]int)) {
 	}
 }
 
-// The chain with ways through forks is a linear program like any other: HiGHS finds the same optimum, and the same first solution.
+// The chain with ways through forks is a linear program like any other: HiGHS finds the same optimum, and the same
+// first solution.
 func TestForkHiGHS(t *testing.T) {
 	require.Deps()
 	general, err := highs.Open()
@@ -204,8 +205,9 @@ func partitionOf(in *instance) *problem.Partition {
 	return p
 }
 
-// Where every operator is executed whole, by CPU or GPU, no placement of a parallel block's is predicted to be faster than the plan:
-// all of them are lowered and timed. What the problem says a plan takes is what the timeline says, to within two percent.
+// Where every operator is executed whole, by CPU or GPU, no placement of a parallel block's is predicted to be faster
+// than the plan: all of them are lowered and timed. What the problem says a plan takes is what the timeline says, to
+// within two percent.
 func TestForkAgainstTimeline(t *testing.T) {
 	s, err := socs.Open("core-ultra-5-125h")
 	if err != nil {

@@ -22,7 +22,8 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// lottery is prices by chance: every operator has its own on every processor, in every form, and some forms have none.
+// lottery is prices by chance: every operator has its own on every processor, in every form, and some forms have
+// none.
 type lottery struct{ seed int }
 
 func (d lottery) Together(tasks []price.Task) ([]price.Estimate, error) {
@@ -56,8 +57,8 @@ func (d lottery) Phase(t price.Task) (timeline.Phase, error) {
 }
 func (d lottery) Copy(from, to string, bytes int64) (int64, error) { return 0, nil }
 
-// Of a few products on two processors the solver's choice of processors, padded rows and forms costs what the best of all
-// combinations costs.
+// Of a few products on two processors the solver's choice of processors, padded rows and forms costs what the best of
+// all combinations costs.
 func TestFormsAgainstAll(t *testing.T) {
 	m := demo(t)
 	s := withNPU(t, func(npu *socs.Processor) {
@@ -151,8 +152,8 @@ func TestFormsAgainstAll(t *testing.T) {
 	}
 }
 
-// On the catalog's phone weight first wins for W4A16 (HeteroInfer sec. 4.1) and square images for INT8 (llm.npu sec. 4): the plan's
-// graphs have them, the checker wants the SoC to list them, and explain says what the default takes.
+// On the catalog's phone weight first wins for W4A16 (HeteroInfer sec. 4.1) and square images for INT8 (llm.npu sec.
+// 4): the plan's graphs have them, the checker wants the SoC to list them, and explain says what the default takes.
 func TestFormsOnThePhone(t *testing.T) {
 	m := open(t, "llama-3.2-1b")
 	for _, x := range []struct {

@@ -8,18 +8,18 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// checkImported refuses a model that needs operators of which the imported times of a SoC have none, and names them all:
-// nothing can measure them there.
+// checkImported refuses a model that needs operators of which the imported times of a SoC have none, and names them
+// all: nothing can measure them there.
 func (in *Input) checkImported() error {
 	if !in.SoC.Imported() {
 		return nil
 	}
 	var lacking []string
-	g := in.Model.Graph()
-	for i := range g.Sections {
-		for _, n := range g.Sections[i].Nodes {
-			for _, o := range n.Ops {
-				if kind := string(o.Kind); !slices.Contains(lacking, kind) && !in.executed(o.Kind) {
+	graph := in.Model.Graph()
+	for i := range graph.Sections {
+		for _, node := range graph.Sections[i].Nodes {
+			for _, oper := range node.Ops {
+				if kind := string(oper.Kind); !slices.Contains(lacking, kind) && !in.executed(oper.Kind) {
 					lacking = append(lacking, kind)
 				}
 			}

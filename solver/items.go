@@ -9,8 +9,8 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// A node's choices depend on its own scheme, and the hand-over into it on its scheme and its neighbour's. All combinations of schemes
-// are therefore posed of the same items, which a shelf keeps.
+// A node's choices depend on its own scheme, and the hand-over into it on its scheme and its neighbour's. All
+// combinations of schemes are therefore posed of the same items, which a shelf keeps.
 
 // shelf is the menus and items that chains have been posed of.
 type shelf struct {
@@ -24,8 +24,8 @@ func newShelf() *shelf {
 	return &shelf{menus: map[poolKey]*menu{}, items: map[itemKey]*item{}}
 }
 
-// itemKey names a node behind another one. meets is false for the first node of a section that never follows itself: nothing is
-// handed over to it.
+// itemKey names a node behind another one. meets is false for the first node of a section that never follows itself:
+// nothing is handed over to it.
 type itemKey struct {
 	before, node poolKey
 	meets        bool
@@ -43,28 +43,28 @@ type menu struct {
 
 // menu makes that of a node.
 func newMenu(st *price.Section, node int, list []price.Candidate) *menu {
-	m := &menu{list: list, out: st.Nodes[node].Out}
+	options := &menu{list: list, out: st.Nodes[node].Out}
 	seen := map[string]int{}
-	for k := range list {
-		c := &list[k]
-		ch := problem.Choice{Label: c.Label(), CostNS: c.CostNS, EnergyNJ: c.EnergyNJ}
-		for q := range st.Procs {
-			if slices.ContainsFunc(c.Shares, func(sh planir.Share) bool { return sh.Proc == st.Procs[q].Name }) {
-				ch.Procs = append(ch.Procs, q)
+	for i := range list {
+		candidate := &list[i]
+		ch := problem.Choice{Label: candidate.Label(), CostNS: candidate.CostNS, EnergyNJ: candidate.EnergyNJ}
+		for proc := range st.Procs {
+			if slices.ContainsFunc(candidate.Shares, func(sh planir.Share) bool { return sh.Proc == st.Procs[proc].Name }) {
+				ch.Procs = append(ch.Procs, proc)
 			}
 		}
-		name := price.Locations(c.Writes, m.out)
+		name := price.Locations(candidate.Writes, options.out)
 		class, ok := seen[name]
 		if !ok {
-			class = len(m.after)
+			class = len(options.after)
 			seen[name] = class
-			m.after = append(m.after, name)
-			m.places = append(m.places, st.Regions(c.Writes, m.out))
+			options.after = append(options.after, name)
+			options.places = append(options.places, st.Regions(candidate.Writes, options.out))
 		}
 		ch.After = class
-		m.choices, m.masks = append(m.choices, ch), append(m.masks, maskOf(ch.Procs))
+		options.choices, options.masks = append(options.choices, ch), append(options.masks, maskOf(ch.Procs))
 	}
-	return m
+	return options
 }
 
 // of reports whether a menu is of these candidates, the very same ones.
@@ -73,8 +73,8 @@ func (m *menu) of(list []price.Candidate) bool {
 }
 
 func maskOf(procs []int) (mask uint64) {
-	for _, q := range procs {
-		mask |= 1 << q
+	for _, proc := range procs {
+		mask |= 1 << proc
 	}
 	return mask
 }
@@ -86,46 +86,47 @@ type item struct {
 	leg   *leg     // once asked for
 }
 
-// item makes that of a node behind another one. What the node reads of earlier ones (the residual stream) has long been written and
-// costs no wait.
-func newItem(st *price.Section, node int, m, before *menu, meets bool) (*item, error) {
-	x := &item{Item: problem.Item{Name: st.Nodes[node].Name, Choices: slices.Clone(m.choices), After: m.after}, masks: m.masks}
+// item makes that of a node behind another one. What the node reads of earlier ones (the residual stream) has long
+// been written and costs no wait.
+func newItem(st *price.Section, node int, options, before *menu, meets bool) (*item, error) {
+	posed := &item{Item: problem.Item{Name: st.Nodes[node].Name, Choices: slices.Clone(options.choices),
+		After: options.after}, masks: options.masks}
 	var reads [][]price.Region
 	seen := map[string]int{}
-	for k := range m.list {
-		name := price.Locations(m.list[k].Reads, before.out)
+	for i := range options.list {
+		name := price.Locations(options.list[i].Reads, before.out)
 		class, ok := seen[name]
 		if !ok {
-			class = len(x.Before)
+			class = len(posed.Before)
 			seen[name] = class
-			x.Before = append(x.Before, name)
-			reads = append(reads, st.Regions(m.list[k].Reads, before.out))
+			posed.Before = append(posed.Before, name)
+			reads = append(reads, st.Regions(options.list[i].Reads, before.out))
 		}
-		x.Choices[k].Before = class
+		posed.Choices[i].Before = class
 	}
 	if !meets {
-		return x, nil
+		return posed, nil
 	}
 	all := make([]int64, len(before.places)*len(reads))
-	for _, w := range before.places {
+	for _, writes := range before.places {
 		row := all[:len(reads):len(reads)]
 		all = all[len(reads):]
-		for b, r := range reads {
+		for to, r := range reads {
 			var err error
-			if row[b], err = st.Handover(w, r); err != nil {
+			if row[to], err = st.Handover(writes, r); err != nil {
 				return nil, err
 			}
 		}
-		x.EdgeNS = append(x.EdgeNS, row)
+		posed.EdgeNS = append(posed.EdgeNS, row)
 	}
-	return x, nil
+	return posed, nil
 }
 
 // waits are the hand-overs into an item from a node that is not its neighbour in the chain.
 func (x *item) waits() waits {
 	w := waits{ns: x.EdgeNS}
-	for k := range x.Choices {
-		w.class = append(w.class, x.Choices[k].Before)
+	for i := range x.Choices {
+		w.class = append(w.class, x.Choices[i].Before)
 	}
 	return w
 }
@@ -148,47 +149,49 @@ func pose(st *price.Section, candidates [][]price.Candidate) (*instance, error) 
 }
 
 // assemble makes an instance of items, without ways through its forks.
-func assemble(st *price.Section, candidates [][]price.Candidate, of func(before, node int, meets bool) (*item, error)) (*instance, error) {
+func assemble(st *price.Section, candidates [][]price.Candidate, of func(before, node int,
+	meets bool) (*item, error)) (*instance, error) {
 	in := &instance{stage: st, candidates: candidates}
 	in.prob = problem.Chain{Name: st.Name, Repeat: st.Repeat, Breaks: st.Breaks}
-	n := len(candidates)
+	length := len(candidates)
 	for i := range candidates {
-		x, err := of((i+n-1)%n, i, i > 0 || in.prob.Wraps() > 0)
+		item, err := of((i+length-1)%length, i, i > 0 || in.prob.Wraps() > 0)
 		if err != nil {
 			return nil, err
 		}
-		in.items, in.prob.Items, in.masks = append(in.items, x), append(in.prob.Items, x.Item), append(in.masks, x.masks)
+		in.items, in.prob.Items, in.masks = append(in.items, item), append(in.prob.Items, item.Item), append(in.masks,
+			item.masks)
 	}
 	in.forks = findForks(st.Section)
-	for k := range in.forks {
-		f := &in.forks[k]
-		second, err := of(f.split, f.second, true)
+	for i := range in.forks {
+		fork := &in.forks[i]
+		second, err := of(fork.split, fork.second, true)
 		if err != nil {
 			return nil, err
 		}
-		join, err := of(f.second-1, f.join, true)
+		join, err := of(fork.second-1, fork.join, true)
 		if err != nil {
 			return nil, err
 		}
-		f.entry, f.exit = second.waits(), join.waits()
+		fork.entry, fork.exit = second.waits(), join.waits()
 	}
 	return in, nil
 }
 
 // assembled is the instance of a section of items that the session keeps.
-func (s *session) assembled(sec *lower.Section, rows int) (*instance, error) {
+func (s *pricing) assembled(sec *lower.Section, rows int) (*instance, error) {
 	lists := make([][]price.Candidate, len(sec.Nodes))
 	for i := range sec.Nodes {
 		key := poolOf(rows, &sec.Nodes[i])
 		if s.pools[key] == nil {
 			s.price(sec, rows)
 		}
-		x := s.pools[key]
-		if x.err != nil {
-			return nil, x.err
+		pool := s.pools[key]
+		if pool.err != nil {
+			return nil, pool.err
 		}
-		lists[i] = x.list
-		if m := s.shelf.menus[key]; m != nil && !m.of(x.list) {
+		lists[i] = pool.list
+		if m := s.shelf.menus[key]; m != nil && !m.of(pool.list) {
 			s.renew() // a session that shares the candidates has others
 		}
 	}
@@ -199,44 +202,44 @@ func (s *session) assembled(sec *lower.Section, rows int) (*instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	for k := range in.forks {
-		s.crossing(in, &in.forks[k])
+	for i := range in.forks {
+		s.crossing(in, &in.forks[i])
 	}
 	return in, nil
 }
 
 // item is that of a node of a section, from the shelf.
-func (s *session) item(st *price.Section, lists [][]price.Candidate, before, node int, meets bool) (*item, error) {
+func (s *pricing) item(st *price.Section, lists [][]price.Candidate, before, node int, meets bool) (*item, error) {
 	menu := func(i int) *menu {
 		key := poolOf(st.Rows, &st.Nodes[i])
-		m := s.shelf.menus[key]
-		if m == nil {
-			m = newMenu(st, i, lists[i])
-			s.shelf.menus[key] = m
-			s.keepOnShelf(m.bytes())
+		menu := s.shelf.menus[key]
+		if menu == nil {
+			menu = newMenu(st, i, lists[i])
+			s.shelf.menus[key] = menu
+			s.keepOnShelf(menu.bytes())
 		}
-		return m
+		return menu
 	}
 	key := itemKey{poolOf(st.Rows, &st.Nodes[before]), poolOf(st.Rows, &st.Nodes[node]), meets}
-	if x := s.shelf.items[key]; x != nil {
-		return x, nil
+	if item := s.shelf.items[key]; item != nil {
+		return item, nil
 	}
-	x, err := newItem(st, node, menu(node), menu(before), meets)
+	item, err := newItem(st, node, menu(node), menu(before), meets)
 	if err == nil {
-		s.shelf.items[key] = x
-		s.keepOnShelf(x.bytes())
+		s.shelf.items[key] = item
+		s.keepOnShelf(item.bytes())
 	}
-	return x, err
+	return item, err
 }
 
 // keepOnShelf counts bytes that the shelf keeps.
-func (s *session) keepOnShelf(bytes int64) {
+func (s *pricing) keepOnShelf(bytes int64) {
 	s.shelf.bytes += bytes
 	s.take(bytes)
 }
 
 // renew lets everything go that was posed of candidates which have changed.
-func (s *session) renew() {
+func (s *pricing) renew() {
 	s.forget()
 	s.kept -= s.shelf.bytes
 	s.ledger.release(s.shelf.bytes)

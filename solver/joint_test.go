@@ -50,8 +50,8 @@ func prepared(t testing.TB, in Input) *session {
 	return s
 }
 
-// Whatever is chosen, a processor loads what the joint problem says it does (rule P027), to the byte and the graph. Where operators
-// on rows are joined in one graph the problem counts each of them; buffers that stay inside it too.
+// Whatever is chosen, a processor loads what the joint problem says it does (rule P027), to the byte and the graph.
+// Where operators on rows are joined in one graph the problem counts each of them; buffers that stay inside it too.
 func TestJointCountsWhatIsLoaded(t *testing.T) {
 	const limit = 1 << 40 // that nothing reaches
 	for name, c := range map[string]struct {
@@ -160,8 +160,8 @@ func solveOr(t testing.TB, in Input) *Result {
 	return r
 }
 
-// The more a limit permits, the better the plan, and it keeps the limit. What no plan keeps is an error that names it, and without the
-// limit there is a plan.
+// The more a limit permits, the better the plan, and it keeps the limit. What no plan keeps is an error that names
+// it, and without the limit there is a plan.
 func TestLimitsAreKept(t *testing.T) {
 	m, s := demo(t), withNPU(t, nil)
 	c := costs(t, s, m, op.A8TQ8C)

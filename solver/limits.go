@@ -36,13 +36,15 @@ type bound struct {
 	user string
 }
 
-// findBounds lists the limits that programs have to keep together: those of the workload and of the SoC, whichever is lower.
+// findBounds lists the limits that programs have to keep together: those of the workload and of the SoC, whichever is
+// lower.
 func (s *session) findBounds() error {
-	l := &s.in.Workload.Limits
-	for _, names := range [][]string{slices.Sorted(maps.Keys(l.AddressBytes)), slices.Sorted(maps.Keys(l.MaxGraphs))} {
+	limits := &s.in.Workload.Limits
+	for _, names := range [][]string{slices.Sorted(maps.Keys(limits.AddressBytes)), slices.Sorted(maps.Keys(limits.MaxGraphs))} {
 		for _, name := range names {
 			if s.in.SoC.Processor(name) == nil {
-				return diag.New(diag.ClassInput, "solve: %s limits processor %q, and SoC %q has none of that name", s.in.Workload.Title(), name, s.in.SoC.Name).
+				return diag.New(diag.ClassInput, "solve: %s limits processor %q, and SoC %q has none of that name",
+					s.in.Workload.Title(), name, s.in.SoC.Name).
 					WithHint("%s", diag.DidYouMean(name, price.ProcessorNames(s.in.SoC)))
 			}
 		}
@@ -61,31 +63,33 @@ func (s *session) findBounds() error {
 			}
 			return soc, socName + name
 		}
-		max, user := lower(sp.AddressBytes, int64(l.AddressBytes[name]), limitSoCAddress, workload.KeyAddress)
+		max, user := lower(sp.AddressBytes, int64(limits.AddressBytes[name]), limitSoCAddress, workload.KeyAddress)
 		add(problem.LimitRegionBytes, name, max, user)
-		max, user = lower(int64(sp.MaxGraphs), int64(l.MaxGraphs[name]), limitSoCGraphs, workload.KeyGraphs)
+		max, user = lower(int64(sp.MaxGraphs), int64(limits.MaxGraphs[name]), limitSoCGraphs, workload.KeyGraphs)
 		add(problem.LimitRegionGraphs, name, max, user)
 	}
 	// What is less than a nanosecond is a limit all the same.
-	millionth := func(x float64) int64 {
-		if x > 0 {
-			return max(1, price.Whole(x*1e6))
+	millionth := func(value float64) int64 {
+		if value > 0 {
+			return max(1, price.Whole(value*1e6))
 		}
 		return 0
 	}
 	for _, rows := range s.want.Rows() {
 		if s.decodes(rows) {
-			add(problem.LimitPartNS, s.programName(rows), millionth(l.DecodeMS), workload.KeyDecode)
+			add(problem.LimitPartNS, s.programName(rows), millionth(limits.DecodeMS), workload.KeyDecode)
 		} else {
-			add(problem.LimitPartNS, s.programName(rows), millionth(l.PrefillMS), workload.KeyPrefill)
+			add(problem.LimitPartNS, s.programName(rows), millionth(limits.PrefillMS), workload.KeyPrefill)
 		}
 	}
-	add(problem.LimitEnergyNJ, "", millionth(l.EnergyMJ), workload.KeyEnergy)
-	add(problem.LimitOpenNS, "", millionth(l.OpenMS), workload.KeyOpen)
-	if l.EnergyMJ > 0 || s.in.Workload.Minimise == problem.Energy {
+	add(problem.LimitEnergyNJ, "", millionth(limits.EnergyMJ), workload.KeyEnergy)
+	add(problem.LimitOpenNS, "", millionth(limits.OpenMS), workload.KeyOpen)
+	if limits.EnergyMJ > 0 || s.in.Workload.Minimise == problem.Energy {
 		for i := range s.Procs {
 			if s.in.SoC.Processor(s.Procs[i].Name).PowerW == 0 {
-				return diag.New(diag.ClassInput, "solve: %s asks for energy, and SoC %q does not say the power of processor %q", s.in.Workload.Title(), s.in.SoC.Name, s.Procs[i].Name).
+				return diag.New(diag.ClassInput,
+					"solve: %s asks for energy, and SoC %q does not say the power of processor %q",
+					s.in.Workload.Title(), s.in.SoC.Name, s.Procs[i].Name).
 					WithHint("add power_w, watts while it is busy, to every processor of the SoC file")
 			}
 		}
@@ -102,49 +106,49 @@ func (s *session) bind(memory int64) {
 }
 
 // taken is what a lowered plan takes of everything that is bounded.
-func (s *session) taken(p *planir.Plan) (map[quantity]int64, error) {
+func (s *session) taken(plan *planir.Plan) (map[quantity]int64, error) {
 	out := map[quantity]int64{}
 	loads := map[string]check.Loaded{}
-	for _, b := range s.bounds {
-		switch b.kind {
+	for _, bound := range s.bounds {
+		switch bound.kind {
 		case problem.LimitRegionBytes, problem.LimitRegionGraphs:
-			if _, ok := loads[b.name]; !ok {
-				loads[b.name] = check.Load(p, s.in.SoC.Processor(b.name))
+			if _, ok := loads[bound.name]; !ok {
+				loads[bound.name] = check.Load(plan, s.in.SoC.Processor(bound.name))
 			}
-			out[b.quantity] = loads[b.name].Bytes + s.uncounted(p, b.name)
-			if b.kind == problem.LimitRegionGraphs {
-				out[b.quantity] = int64(loads[b.name].Graphs)
+			out[bound.quantity] = loads[bound.name].Bytes + s.uncounted(plan, bound.name)
+			if bound.kind == problem.LimitRegionGraphs {
+				out[bound.quantity] = int64(loads[bound.name].Graphs)
 			}
 		case problem.LimitBytes:
-			out[b.quantity] = planir.MemoryOf(p).Total
+			out[bound.quantity] = planir.MemoryOf(plan).Total
 		case problem.LimitOpenNS:
-			for i := range p.Program.Graphs {
-				out[b.quantity] += openNS(s.in.SoC.Processor(p.Program.Graphs[i].Proc))
+			for i := range plan.Program.Graphs {
+				out[bound.quantity] += openNS(s.in.SoC.Processor(plan.Program.Graphs[i].Proc))
 			}
 		case problem.LimitPartNS, problem.LimitEnergyNJ:
 			energy := 0.0
 			for i, rows := range s.want.Rows() {
 				name := s.programName(rows)
-				if b.kind == problem.LimitPartNS && name != b.name {
+				if bound.kind == problem.LimitPartNS && name != bound.name {
 					continue
 				}
-				ph := slices.IndexFunc(p.Program.Programs, func(ph planir.Phase) bool { return ph.Name == name })
-				pred, err := s.prediction(p, &p.Program.Programs[ph])
+				ph := slices.IndexFunc(plan.Program.Programs, func(ph planir.Phase) bool { return ph.Name == name })
+				pred, err := s.prediction(plan, &plan.Program.Programs[ph])
 				if err != nil {
 					return nil, err
 				}
-				if b.kind == problem.LimitPartNS {
-					out[b.quantity] = pred.PlanNS
+				if bound.kind == problem.LimitPartNS {
+					out[bound.quantity] = pred.PlanNS
 					continue
 				}
-				nj, _, err := s.energy(p, &p.Program.Programs[ph])
+				nj, _, err := s.energy(plan, &plan.Program.Programs[ph])
 				if err != nil {
 					return nil, err
 				}
 				energy += float64(s.weight(i) * float64(1000*microjoules(nj)))
 			}
-			if b.kind == problem.LimitEnergyNJ {
-				out[b.quantity] = price.Whole(energy)
+			if bound.kind == problem.LimitEnergyNJ {
+				out[bound.quantity] = price.Whole(energy)
 			}
 		}
 	}
@@ -153,19 +157,19 @@ func (s *session) taken(p *planir.Plan) (map[quantity]int64, error) {
 
 func openNS(p *socs.Processor) int64 { return price.Whole(p.CompileMS * 1e6) }
 
-// broken lists the bounds that are not kept. What all processes hold is left to whoever chooses schemes and buckets, unless copies of the
-// same weights are part of it.
-func (s *session) broken(p *planir.Plan, taken map[quantity]int64) (out []bound) {
-	for _, b := range s.bounds {
-		if taken[b.quantity] > b.max && (b.kind != problem.LimitBytes || copies(p)) {
-			out = append(out, b)
+// broken lists the bounds that are not kept. The bound of memory is left to the choice of schemes and buckets, unless copies
+// of the same weights are part of what is held.
+func (s *session) broken(plan *planir.Plan, taken map[quantity]int64) (out []bound) {
+	for _, bound := range s.bounds {
+		if taken[bound.quantity] > bound.max && (bound.kind != problem.LimitBytes || copies(plan)) {
+			out = append(out, bound)
 		}
 	}
 	return out
 }
 
-// LimitError is in the chain of errors that say which limits cannot be kept together (errors.As). Names are their keys in the
-// workload, or "soc." keys of a processor's own limits. There may be smaller sets of them.
+// LimitError is in the chain of errors that say which limits cannot be kept together (errors.As). Names are their
+// keys in the workload, or "soc." keys of a processor's own limits. There may be smaller sets of them.
 type LimitError struct {
 	Names []string
 	// Proved: there is no plan. Else none was found, among all that were looked at.
@@ -180,51 +184,54 @@ func (e *LimitError) Error() string { return e.text }
 // Unwrap is what the engine said.
 func (e *LimitError) Unwrap() error { return e.cause }
 
-// Proved reports whether an error of class ClassInfeasible says that there is no plan, rather than that none was found.
+// Proved reports whether an error of class ClassInfeasible says that there is no plan, rather than that none was
+// found.
 func Proved(err error) bool {
 	var limits *LimitError
 	return !errors.As(err, &limits) || limits.Proved
 }
 
-// unreachable is the error that bounds cannot be kept together, of an engine's; plan is one that does not, j is the problem it was posed.
+// unreachable is the error that bounds cannot be kept together, of an engine's; plan is one that does not, j is the
+// problem it was posed.
 func (s *session) unreachable(err error, plan *planir.Plan, j *joint) error {
 	var joint *problem.InfeasibleError
 	if !errors.As(err, &joint) {
 		return err
 	}
-	e := &LimitError{cause: err, Proved: s.posesAll()}
+	failure := &LimitError{cause: err, Proved: s.posesAll()}
 	var parts []string
-	for _, l := range joint.Limits {
-		e.Proved = e.Proved && s.countsExactly(l)
-		k := slices.IndexFunc(s.bounds, func(b bound) bool { return b.quantity == quantity{l.Kind, l.Name} })
+	for _, limit := range joint.Limits {
+		failure.Proved = failure.Proved && s.countsExactly(limit)
+		k := slices.IndexFunc(s.bounds, func(b bound) bool { return b.quantity == quantity{limit.Kind, limit.Name} })
 		if k < 0 {
 			continue
 		}
-		b := &s.bounds[k]
-		if !slices.Contains(e.Names, b.user) {
-			e.Names = append(e.Names, b.user)
+		bound := &s.bounds[k]
+		if !slices.Contains(failure.Names, bound.user) {
+			failure.Names = append(failure.Names, bound.user)
 		}
-		what, amount := b.words()
+		what, amount := bound.words()
 		if len(joint.Limits) > 1 {
-			parts = append(parts, fmt.Sprintf("%s at most %s", what, amount(b.max)))
+			parts = append(parts, fmt.Sprintf("%s at most %s", what, amount(bound.max)))
 			continue
 		}
-		need := l.Need
-		if l.Kind == problem.LimitEnergyNJ {
+		need := limit.Need
+		if limit.Kind == problem.LimitEnergyNJ {
 			need = price.Whole(float64(need) / j.unit)
 		}
 		// What the problem leaves out of account was taken off its limit.
-		parts = append(parts, fmt.Sprintf("%s at least %s, and at most %s are allowed", what, amount(need+b.max-j.posed[b.quantity]), amount(b.max)))
+		parts = append(parts, fmt.Sprintf("%s at least %s, and at most %s are allowed",
+			what, amount(need+bound.max-j.posed[bound.quantity]), amount(bound.max)))
 	}
 	if parts == nil { // not told
 		return s.undecided("no plan keeps", plan)
 	}
-	e.text = fmt.Sprintf("no plan keeps %s: %s", strings.Join(e.Names, " and "), strings.Join(parts, "; "))
-	return diag.New(diag.ClassInfeasible, "solve: %w", e).WithHint(limitHint)
+	failure.text = fmt.Sprintf("no plan keeps %s: %s", strings.Join(failure.Names, " and "), strings.Join(parts, "; "))
+	return diag.New(diag.ClassInfeasible, "solve: %w", failure).WithHint(limitHint)
 }
 
-// posesAll reports whether a joint problem has every plan among its solutions: there are no other schemes or buckets, and no
-// candidate was left out.
+// posesAll reports whether a joint problem has every plan among its solutions: there are no other schemes or buckets,
+// and no candidate was left out.
 func (s *session) posesAll() bool {
 	for _, ph := range s.phases {
 		if ph != nil && len(ph.rows) > 0 && len(ph.points) > 1 {
@@ -234,13 +241,13 @@ func (s *session) posesAll() bool {
 	return !s.thinned && len(s.want.Buckets) <= s.fewestForTime()
 }
 
-// countsExactly reports whether a joint problem counts of a limit what the lowered plan takes: what a processor loads, unless it joins
-// graphs.
-func (s *session) countsExactly(l problem.Limit) bool {
-	if l.Kind != problem.LimitRegionBytes && l.Kind != problem.LimitRegionGraphs {
+// countsExactly reports whether a joint problem counts of a limit what the lowered plan takes: what a processor
+// loads, unless it joins graphs.
+func (s *request) countsExactly(limit problem.Limit) bool {
+	if limit.Kind != problem.LimitRegionBytes && limit.Kind != problem.LimitRegionGraphs {
 		return false
 	}
-	i := slices.IndexFunc(s.Procs, func(p planir.Proc) bool { return p.Name == l.Name })
+	i := slices.IndexFunc(s.Procs, func(p planir.Proc) bool { return p.Name == limit.Name })
 	return i >= 0 && !s.Procs[i].Fuses && !s.Procs[i].DynamicRows
 }
 
@@ -255,7 +262,10 @@ func (b *bound) words() (what string, amount func(int64) string) {
 	case problem.LimitPartNS:
 		return fmt.Sprintf("a call of %s takes", b.name), ms
 	case problem.LimitEnergyNJ:
-		return "the expected request takes, modelled,", func(n int64) string { return fmt.Sprintf("%.6g mJ", float64(n)/1e6) }
+		return "the expected request takes, modelled,", func(n int64) string {
+			return fmt.Sprintf("%.6g mJ",
+				float64(n)/1e6)
+		}
 	case problem.LimitOpenNS:
 		return "opening the graphs takes", ms
 	}

@@ -30,30 +30,33 @@ func (s *session) complete(ctx context.Context) (*planir.Plan, error) {
 	return plan, nil
 }
 
-// within is the plan with the least objective that holds at most bound bytes, with the session that made
-// it. free is the plan without a bound. Schemes of both phases (one packed copy serves both where they are equal), and leaving
-// out the largest buckets, are its choices; a program's divisions follow from them, with equal regions preferred where
-// processors own copies.
+// within is the plan with the least objective that holds at most bound bytes, with the session that made it. free is
+// the plan without a bound.
+//
+// Two things save memory: schemes (one packed copy of a weight serves both phases where they are equal), and leaving out the
+// largest buckets. So it goes through the numbers of buckets, all of them first, and for each has a best-first search go through
+// pairs of schemes. A pair is tried only if its weights and what every plan holds beside them fit; trying one makes the plan,
+// whose divisions follow from the schemes. The best so far bounds all later searches.
 func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*session, *planir.Plan, error) {
 	var best *planir.Plan
 	var by *session
 	var notes diag.List
 	bestNS := math.Inf(1)
-	for n := len(s.want.Buckets); n >= s.fewest(); n-- {
-		t := s
-		if n < len(s.want.Buckets) {
+	for buckets := len(s.want.Buckets); buckets >= s.fewest(); buckets-- {
+		other := s
+		if buckets < len(s.want.Buckets) {
 			var err error
-			if t, err = s.fewer(ctx, n); err != nil {
+			if other, err = s.fewer(ctx, buckets); err != nil {
 				return nil, nil, err
 			}
 		}
-		t.bind(bound)
-		t.nodes, t.phase = triedNodes, fmt.Sprintf("fit %v of memory, %d buckets", unit.Bytes(bound), n)
+		other.bind(bound)
+		other.nodes, other.phase = triedNodes, fmt.Sprintf("fit %v of memory, %d buckets", unit.Bytes(bound), buckets)
 		var last *planir.Plan
 		unproved := false // some pair may have a plan that was not found
 		try := func(prefill, decode assignment) (float64, bool, error) {
-			t.prefill, t.decode, t.chosen = prefill, decode, nil
-			plan, err := t.complete(ctx)
+			other.prefill, other.decode, other.chosen = prefill, decode, nil
+			plan, err := other.complete(ctx)
 			if err != nil {
 				if diag.ClassOf(err) == diag.ClassInfeasible { // for another reason: an address space
 					unproved = unproved || !Proved(err)
@@ -62,38 +65,39 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 				return 0, false, err
 			}
 			last = plan
-			return t.objective(plan), plan.Memory.Total <= bound, nil
+			return other.objective(plan), plan.Memory.Total <= bound, nil
 		}
-		rest := t.leastPool() + planir.FixedBytes
+		rest := other.leastPool() + planir.FixedBytes
 		if free != nil {
-			rest = t.leastPool() + t.fixedPart(free)
+			rest = other.leastPool() + other.fixedPart(free)
 		}
-		found, err := t.search(ctx, bestNS, func(prefill, decode assignment) bool {
-			return t.weightBytes(prefill, decode)+rest <= bound
+		found, err := other.search(ctx, bestNS, func(prefill, decode assignment) bool {
+			return other.weightBytes(prefill, decode)+rest <= bound
 		}, func(prefill, decode assignment) (float64, bool, error) {
 			ns, ok, err := try(prefill, decode)
 			if ok && ns < bestNS {
 				best, bestNS = last, ns
-				if by != nil && by != t && by != s {
+				if by != nil && by != other && by != s {
 					by.close()
 				}
-				by = t
+				by = other
 			}
 			return ns, ok, err
 		})
 		if err != nil {
 			return nil, nil, err
 		}
-		if by == t {
+		if by == other {
 			if unproved && found.report != nil {
-				found.report.Status, found.report.BoundNS = string(problem.Feasible), min(price.Whole(t.lowest()), found.report.ObjectiveNS)
+				found.report.Status, found.report.BoundNS = string(problem.Feasible), min(price.Whole(other.lowest()),
+					found.report.ObjectiveNS)
 			}
-			t.prefill, t.decode, t.chosen = found.prefill, found.decode, found.report
+			other.prefill, other.decode, other.chosen = found.prefill, found.decode, found.report
 			best.Solver = append(slices.Clone(best.Solver), *found.report)
-			notes = t.notes
+			notes = other.notes
 		}
-		if t != s && by != t {
-			t.close()
+		if other != s && by != other {
+			other.close()
 		}
 	}
 	if best == nil {
@@ -109,40 +113,40 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 const triedNodes = 24
 
 // fewer is a session for the same prompts with the first n buckets only.
-func (s *session) fewer(ctx context.Context, n int) (*session, error) {
-	want, err := s.want.Fewer(s.in.Workload, n, s.in.Model.MaxContext)
+func (s *session) fewer(ctx context.Context, buckets int) (*session, error) {
+	want, err := s.want.Fewer(s.in.Workload, buckets, s.in.Model.MaxContext)
 	if err != nil {
 		return nil, err
 	}
-	t, err := sessionFor(s.in, want)
+	other, err := sessionFor(s.in, want)
 	if err != nil {
 		return nil, err
 	}
-	t.prices, t.goal, t.tight = s.prices, s.goal, s.tight
-	t.waive(s.waived...)
-	return t, t.prepare(ctx)
+	other.prices, other.goal, other.tight = s.prices, s.goal, s.tight
+	other.waive(s.waived...)
+	return other, other.prepare(ctx)
 }
 
 // weightBytes is what the classes take at least in a pair of assignments: one packed copy for each format.
-func (s *session) weightBytes(prefill, decode assignment) int64 {
+func (s *schemeChoice) weightBytes(prefill, decode assignment) int64 {
 	var total int64
-	for k := range s.classes {
-		c := &s.classes[k]
-		p, d := prefill[k].Weight(), decode[k].Weight()
-		total += c.bytes(d)
-		if p != d && !c.head && len(s.want.Buckets) > 0 {
-			total += c.bytes(p)
+	for i := range s.classes {
+		class := &s.classes[i]
+		p, digest := prefill[i].Weight(), decode[i].Weight()
+		total += class.bytes(digest)
+		if p != digest && !class.head && len(s.want.Buckets) > 0 {
+			total += class.bytes(p)
 		}
 	}
 	return total
 }
 
-// leastPool is what the values of the largest program take at least: every plan has a buffer for each that no graph of several
-// operators can keep inside.
-func (s *session) leastPool() int64 {
+// leastPool is what the values of the largest program take at least: every plan has a buffer for each that no graph
+// of several operators can keep inside.
+func (s *schemeChoice) leastPool() int64 {
 	rows := 1
-	if n := len(s.want.Buckets); n > 0 {
-		rows = s.want.Buckets[n-1]
+	if count := len(s.want.Buckets); count > 0 {
+		rows = s.want.Buckets[count-1]
 	}
 	sections, err := s.expand(rows, s.uniform(op.A32W32))
 	if err != nil {
@@ -151,11 +155,11 @@ func (s *session) leastPool() int64 {
 	seen := map[string]bool{}
 	var total int64
 	for i := range sections {
-		for _, n := range sections[i].Nodes {
-			if slices.ContainsFunc(s.Procs, func(p planir.Proc) bool { _, inside := lower.Joins(n.Ops, &p); return inside }) {
+		for _, node := range sections[i].Nodes {
+			if slices.ContainsFunc(s.Procs, func(p planir.Proc) bool { _, inside := lower.Joins(node.Ops, &p); return inside }) {
 				continue
 			}
-			for _, name := range slices.Concat(n.In, n.Out) {
+			for _, name := range slices.Concat(node.In, node.Out) {
 				if v := sections[i].Values[name]; !seen[name] {
 					seen[name] = true
 					total += int64(v.Rows) * int64(v.Cols) * int64(v.Type.Bytes())
@@ -167,15 +171,15 @@ func (s *session) leastPool() int64 {
 }
 
 // lightest is the pair of assignments with the fewest bytes of weights within the limits of quality.
-func (s *session) lightest() (prefill, decode assignment) {
+func (s *schemeChoice) lightest() (prefill, decode assignment) {
 	least := int64(math.MaxInt64)
 	consider := func(p, d *point) {
-		a, b := s.assignments(p, d)
+		schemes, b := s.assignments(p, d)
 		if limit := s.phases[0].max; p != nil && limit > 0 && p.kl+s.headKL(b) > limit {
 			return
 		}
-		if n := s.weightBytes(a, b); n < least {
-			least, prefill, decode = n, a, b
+		if bytes := s.weightBytes(schemes, b); bytes < least {
+			least, prefill, decode = bytes, schemes, b
 		}
 	}
 	prefills, decodes := s.phases[0].points, s.phases[1].points
@@ -203,10 +207,13 @@ type SmallestError struct {
 func (e *SmallestError) Error() string { return e.text }
 
 // tooLarge is the error that the smallest plan found, for this measure, holds more than is permitted.
-func (s *session) tooLarge(bound int64, smallest *planir.Plan) error {
+func (s *schemeChoice) tooLarge(bound int64, smallest *planir.Plan) error {
 	m := smallest.Memory
-	text := fmt.Sprintf("the smallest plan found holds %v, and at most %v are permitted: %s", unit.Bytes(m.Total), unit.Bytes(bound), m)
-	e := &LimitError{Names: []string{workload.KeyMemory}, Proved: max(s.leastMemory(), smallest.Solver[0].BoundNS) > bound, text: text, cause: &SmallestError{m.Total, text}}
-	return diag.New(diag.ClassInfeasible, "solve: %w", e).
+	text := fmt.Sprintf("the smallest plan found holds %v, and at most %v are permitted: %s",
+		unit.Bytes(m.Total), unit.Bytes(bound), m)
+	failure := &LimitError{Names: []string{workload.KeyMemory},
+		Proved: max(s.leastMemory(), smallest.Solver[0].BoundNS) > bound, text: text, cause: &SmallestError{m.Total,
+			text}}
+	return diag.New(diag.ClassInfeasible, "solve: %w", failure).
 		WithHint("permit at least %d bytes, a smaller context than %d (the cache takes %v), schemes with fewer bits, or smaller buckets and batches", m.Total, smallest.MaxContext, unit.Bytes(m.Cache))
 }

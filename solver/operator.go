@@ -31,143 +31,153 @@ type Row struct {
 //
 // The last matrix is decided at one row whatever the bucket is. An operator or number of rows that the
 // plan does not decide is an error of class ClassUsage that names the nearest.
-func Explain(p *planir.Plan, node string, rows int, in *Input) ([]Row, error) {
-	d := p.DecisionFor(node, rows)
-	if d == nil {
-		return nil, unknown(p, node, rows)
+func Explain(plan *planir.Plan, node string, rows int, in *Input) ([]Row, error) {
+	decision := plan.DecisionFor(node, rows)
+	if decision == nil {
+		return nil, unknown(plan, node, rows)
 	}
 	var out []Row
 	if in == nil {
-		out = append(out, Row{Strategy: d.Strategy, Shares: d.ShareText(), NS: d.PredictNS, Chosen: true})
-		for _, a := range d.Alternatives {
-			out = append(out, Row{Strategy: a.Strategy, Shares: a.Shares, NS: a.PredictNS, Note: obstacle(p, d, a, nil)})
+		out = append(out, Row{Strategy: decision.Strategy, Shares: decision.ShareText(), NS: decision.PredictNS,
+			Chosen: true})
+		for _, alternative := range decision.Alternatives {
+			out = append(out, Row{Strategy: alternative.Strategy, Shares: alternative.Shares,
+				NS: alternative.PredictNS, Note: obstacle(plan, decision, alternative, nil)})
 		}
 	} else {
 		var err error
-		if out, err = reprice(p, d, *in); err != nil {
+		if out, err = reprice(plan, decision, *in); err != nil {
 			return nil, err
 		}
 	}
-	plain := price.Candidate{Decision: *d}
+	plain := price.Candidate{Decision: *decision}
 	for i := range out {
 		out[i].Procs = processors(out[i].Shares)
-		if x := plain.WithoutForms(); !out[i].Chosen && out[i].Strategy == d.Strategy && out[i].Shares == x.ShareText() {
+		if x := plain.WithoutForms(); !out[i].Chosen && out[i].Strategy == decision.Strategy && out[i].Shares == x.ShareText() {
 			out[i].Note = "the default form"
 		}
 	}
-	sort.SliceStable(out, func(a, b int) bool {
-		if (out[a].NS == 0) != (out[b].NS == 0) {
-			return out[b].NS == 0
+	sort.SliceStable(out, func(i, j int) bool {
+		if (out[i].NS == 0) != (out[j].NS == 0) {
+			return out[j].NS == 0
 		}
-		return out[a].NS < out[b].NS
+		return out[i].NS < out[j].NS
 	})
 	return out, nil
 }
 
-func unknown(p *planir.Plan, node string, rows int) error {
+func unknown(plan *planir.Plan, node string, rows int) error {
 	var nodes []string
 	var have []int
-	for _, d := range p.Decisions {
-		if !slices.Contains(nodes, d.Node) {
-			nodes = append(nodes, d.Node)
+	for _, decision := range plan.Decisions {
+		if !slices.Contains(nodes, decision.Node) {
+			nodes = append(nodes, decision.Node)
 		}
-		if d.Node == node {
-			have = append(have, d.Rows)
+		if decision.Node == node {
+			have = append(have, decision.Rows)
 		}
 	}
 	if have != nil {
 		return diag.New(diag.ClassUsage, "explain %q at %d rows: the plan decides it at %v", node, rows, have)
 	}
-	return diag.New(diag.ClassUsage, "explain %q: the plan has no such operator", node).WithHint("%s", diag.DidYouMean(node, nodes))
+	return diag.New(diag.ClassUsage, "explain %q: the plan has no such operator", node).
+		WithHint("%s", diag.DidYouMean(node, nodes))
 }
 
 // reprice prices every candidate of a decision's node again, with the rest of its section as the plan has it.
-func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
-	s, err := newSession(in)
+func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error) {
+	fresh, err := newSession(in)
 	if err != nil {
 		return nil, err
 	}
-	if s.want.Context != p.MaxContext {
-		return nil, diag.New(diag.ClassInput, "explain: the workload caches %d positions, and the plan %d", s.want.Context, p.MaxContext).
+	if fresh.want.Context != plan.MaxContext {
+		return nil, diag.New(diag.ClassInput, "explain: the workload caches %d positions, and the plan %d",
+			fresh.want.Context, plan.MaxContext).
 			WithHint("give the workload the plan was solved for")
 	}
-	sections, err := lower.Expand(s.of(d.Rows), d.Rows, p.MaxContext, p.KV, func(node string) op.Scheme {
-		if x := DecisionAt(p, node, d.Rows); x != nil {
-			return x.Scheme
-		}
-		return op.A32W32 // reported below
-	})
+	sections, err := lower.Expand(fresh.of(about.Rows), about.Rows, plan.MaxContext, plan.KV,
+		func(node string) op.Scheme {
+			if x := DecisionAt(plan, node, about.Rows); x != nil {
+				return x.Scheme
+			}
+			return op.A32W32 // reported below
+		})
 	if err != nil {
-		return nil, diag.New(diag.ClassInput, "explain %q: %w", d.Node, err)
+		return nil, diag.New(diag.ClassInput, "explain %q: %w", about.Node, err)
 	}
 	for i := range sections {
 		sec := &sections[i]
-		at := slices.IndexFunc(sec.Nodes, func(n lower.Node) bool { return n.Name == d.Node })
+		at := slices.IndexFunc(sec.Nodes, func(n lower.Node) bool { return n.Name == about.Node })
 		if at < 0 {
 			continue
 		}
 		var decided []planir.Decision
-		for k := range sec.Nodes {
-			x := DecisionAt(p, sec.Nodes[k].Name, d.Rows)
+		for i := range sec.Nodes {
+			x := DecisionAt(plan, sec.Nodes[i].Name, about.Rows)
 			if x == nil {
-				return nil, diag.New(diag.ClassInput, "explain %q: the plan does not decide %q at %d rows", d.Node, sec.Nodes[k].Name, d.Rows)
+				return nil, diag.New(diag.ClassInput, "explain %q: the plan does not decide %q at %d rows",
+					about.Node, sec.Nodes[i].Name, about.Rows)
 			}
 			decided = append(decided, *x)
 		}
-		st := s.stage(sec, d.Rows)
+		st := fresh.stage(sec, about.Rows)
 		lists, errs := st.Candidates()
-		for k := range decided {
-			if errs[k] != nil {
-				return nil, errs[k]
+		for i := range decided {
+			if errs[i] != nil {
+				return nil, errs[i]
 			}
-			lists[k] = st.WithExactly(st.With(lists[k], k, &decided[k]), k, &decided[k])
+			lists[i] = st.WithExactly(st.With(lists[i], i, &decided[i]), i, &decided[i])
 		}
 		inst, err := pose(st, lists)
 		if err != nil {
 			return nil, err
 		}
 		choices := make([]int, len(decided))
-		for k := range decided {
-			choices[k] = inst.find(k, &decided[k])
-			if choices[k] < 0 {
-				return nil, diag.New(diag.ClassInput, "explain %q: costs and SoC have no price for %q as the plan has it (%s)", d.Node, decided[k].Node, decided[k].ShareText())
+		for i := range decided {
+			choices[i] = inst.find(i, &decided[i])
+			if choices[i] < 0 {
+				return nil, diag.New(diag.ClassInput,
+					"explain %q: costs and SoC have no price for %q as the plan has it (%s)",
+					about.Node, decided[i].Node, decided[i].ShareText())
 			}
 		}
-		out := []Row{{Strategy: d.Strategy, Shares: d.ShareText(), NS: inst.price(choices, at, choices[at]), Chosen: true}}
-		for _, a := range inst.alternatives(choices, at) {
-			out = append(out, Row{Strategy: a.Strategy, Shares: a.Shares, NS: a.PredictNS, Note: obstacle(p, d, a, in.SoC)})
+		out := []Row{{Strategy: about.Strategy, Shares: about.ShareText(), NS: inst.price(choices, at, choices[at]),
+			Chosen: true}}
+		for _, alternative := range inst.alternatives(choices, at) {
+			out = append(out, Row{Strategy: alternative.Strategy, Shares: alternative.Shares,
+				NS: alternative.PredictNS, Note: obstacle(plan, about, alternative, in.SoC)})
 		}
-		for _, r := range inst.stage.Refused[d.Node] {
+		for _, r := range inst.stage.Refused[about.Node] {
 			out = append(out, Row{Strategy: planir.Single, Shares: r.Proc, Note: r.Reason()})
 		}
 		return out, nil
 	}
-	return nil, diag.New(diag.ClassInput, "explain %q: the model has no such operator", d.Node)
+	return nil, diag.New(diag.ClassInput, "explain %q: the model has no such operator", about.Node)
 }
 
 // obstacle says why an alternative that costs less in its place was not chosen.
-func obstacle(p *planir.Plan, d *planir.Decision, a planir.Alternative, soc *socs.SoC) string {
-	if a.PredictNS >= d.PredictNS {
+func obstacle(plan *planir.Plan, decision *planir.Decision, alternative planir.Alternative, soc *socs.SoC) string {
+	if alternative.PredictNS >= decision.PredictNS {
 		return ""
 	}
-	section, _, _ := strings.Cut(d.Node, ".")
-	for _, name := range processors(a.Shares) {
-		q := p.Proc(name)
-		if q == nil {
+	section, _, _ := strings.Cut(decision.Node, ".")
+	for _, name := range processors(alternative.Shares) {
+		proc := plan.Proc(name)
+		if proc == nil {
 			return "excludes processors that the rest of the section uses"
 		}
-		for _, other := range p.Decisions {
-			if s, _, _ := strings.Cut(other.Node, "."); s != section || other.Rows != d.Rows || other.Node == d.Node {
+		for _, other := range plan.Decisions {
+			if s, _, _ := strings.Cut(other.Node, "."); s != section || other.Rows != decision.Rows || other.Node == decision.Node {
 				continue
 			}
 			for _, sh := range other.Shares {
-				if r := p.Proc(sh.Proc); r != nil && sh.Proc != name && slices.ContainsFunc(r.Cores, func(c int) bool { return slices.Contains(q.Cores, c) }) {
+				if r := plan.Proc(sh.Proc); r != nil && sh.Proc != name && slices.ContainsFunc(r.Cores, func(c int) bool { return slices.Contains(proc.Cores, c) }) {
 					return "shares a core with " + sh.Proc + ", which executes " + other.Node
 				}
 			}
 		}
 	}
-	for _, name := range processors(a.Shares) {
+	for _, name := range processors(alternative.Shares) {
 		if soc == nil {
 			break
 		}
@@ -175,7 +185,7 @@ func obstacle(p *planir.Plan, d *planir.Decision, a planir.Alternative, soc *soc
 			return fmt.Sprintf("what %s would hold beside the rest exceeds its %d bytes", name, q.AddressBytes)
 		}
 	}
-	if a.Strategy == planir.ActivationDivide {
+	if alternative.Strategy == planir.ActivationDivide {
 		return "leaves processors idle when a call has fewer rows"
 	}
 	return "does not fit with the rest of the plan, in cores or memory"

@@ -17,57 +17,58 @@ type piece struct {
 }
 
 // pieces are the steps of a node's choice.
-func (in *instance) pieces(f *fork, node, choice int) []piece {
+func (in *instance) pieces(fork *forkJoin, node, choice int) []piece {
 	key := [2]int{node, choice}
-	if out, ok := f.pieces[key]; ok {
+	if out, ok := fork.pieces[key]; ok {
 		return out
 	}
 	st := in.stage
 	cut, err := lower.Cut(st.Section, &st.Nodes[node], &in.candidates[node][choice].Decision, st.Proc)
 	var out []piece
-	for k := range cut {
-		p := piece{proc: cut[k].Proc, in: cut[k].In, out: cut[k].Out}
-		for i, o := range cut[k].Ops {
+	for j := range cut {
+		part := piece{proc: cut[j].Proc, in: cut[j].In, out: cut[j].Out}
+		for i, oper := range cut[j].Ops {
 			var phase timeline.Phase
 			if err == nil {
-				phase, err = st.Phase(price.Task{Proc: p.proc, Op: st.InContext(o)}, i > 0)
+				phase, err = st.Phase(price.Task{Proc: part.proc, Op: st.InContext(oper)}, i > 0)
 			}
-			p.phases = append(p.phases, phase)
+			part.phases = append(part.phases, phase)
 		}
-		out = append(out, p)
+		out = append(out, part)
 	}
 	if err != nil {
 		panic("BUG: a candidate of " + st.Nodes[node].Name + " was priced and cannot be again: " + err.Error())
 	}
-	f.pieces[key] = out
+	fork.pieces[key] = out
 	return out
 }
 
-// contended goes through a fork as lanes do (timeline.Walk): what split leaves is there at the start, each step begins when its lane is free
-// and what it needs has been handed over, and steps that run at once share the memory. Nodes from end on do not count.
-func (in *instance) contended(f *fork, choices []int, end int, of costOf) int64 {
+// contended goes through a fork as lanes do (timeline.Walk): what split leaves is there at the start, each step
+// begins when its lane is free and what it needs has been handed over, and steps that run at once share the memory.
+// Nodes from end on do not count.
+func (in *instance) contended(fork *forkJoin, choices []int, end int, of costOf) int64 {
 	var all []placed
 	var lanes timeline.Section
 	work := &forkWork{}
-	for i := f.split + 1; i < end; i++ {
+	for i := fork.split + 1; i < end; i++ {
 		stretch := 1.0
 		if ns := in.predicted(i, choices[i]); ns > 0 {
 			stretch = float64(of(i, choices[i])) / float64(ns)
 		}
-		for _, p := range in.pieces(f, i, choices[i]) {
-			lane := slices.IndexFunc(lanes.Lanes, func(l timeline.Lane) bool { return l.Proc == p.proc })
+		for _, piece := range in.pieces(fork, i, choices[i]) {
+			lane := slices.IndexFunc(lanes.Lanes, func(l timeline.Lane) bool { return l.Proc == piece.proc })
 			if lane < 0 {
 				lane = len(lanes.Lanes)
-				lanes.Lanes = append(lanes.Lanes, timeline.Lane{Proc: p.proc, Thread: lane})
+				lanes.Lanes = append(lanes.Lanes, timeline.Lane{Proc: piece.proc, Thread: lane})
 				work.phases = append(work.phases, nil)
 			}
-			phases := p.phases
+			phases := piece.phases
 			if stretch != 1 {
 				phases = stretched(phases, stretch)
 			}
 			l := &lanes.Lanes[lane]
-			l.Steps = append(l.Steps, timeline.Step{After: needs(all, &p, lane)})
-			all = append(all, placed{p, lane, len(l.Steps) - 1})
+			l.Steps = append(l.Steps, timeline.Step{After: needs(all, &piece, lane)})
+			all = append(all, placed{piece, lane, len(l.Steps) - 1})
 			work.phases[lane] = append(work.phases[lane], phases)
 		}
 	}
@@ -85,12 +86,12 @@ type placed struct {
 }
 
 // needs are the steps of other lanes that a piece waits for: the last of each that it must follow.
-func needs(all []placed, p *piece, lane int) (out []timeline.After) {
+func needs(all []placed, part *piece, lane int) (out []timeline.After) {
 	for _, earlier := range slices.Backward(all) {
 		if earlier.lane == lane || slices.ContainsFunc(out, func(a timeline.After) bool { return a.Lane == earlier.lane }) {
 			continue
 		}
-		if overlap(p.in, earlier.out) || overlap(p.out, earlier.out) || overlap(p.out, earlier.in) {
+		if overlap(part.in, earlier.out) || overlap(part.out, earlier.out) || overlap(part.out, earlier.in) {
 			out = append(out, timeline.After{Lane: earlier.lane, Step: earlier.step})
 		}
 	}

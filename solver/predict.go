@@ -9,15 +9,15 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// modelError is what the walk itself may be wrong by, relative: executions on a virtual clock, where operators take exactly what
-// was measured, are within it.
+// modelError is what the walk itself may be wrong by, relative: executions on a virtual clock, where operators take
+// exactly what was measured, are within it.
 const modelError = 0.01
 
 // prediction goes through a lowered program three times: with the expected, the low and the high
 // time of every step and hand-over.
-func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Prediction, error) {
+func (s *planner) prediction(plan *planir.Plan, ph *planir.Phase) (planir.Prediction, error) {
 	pred := planir.Prediction{Program: ph.Name}
-	of, err := s.efforts(p, ph)
+	of, err := s.efforts(plan, ph)
 	if err != nil {
 		return pred, err
 	}
@@ -31,10 +31,11 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 	if pred.HighNS, _, err = s.walk(ph, of, func(e price.Estimate) int64 { return e.High }); err != nil {
 		return pred, err
 	}
-	// Samples without noise would leave no interval: their medians are exact, the model of what happens between them is not.
+	// Samples without noise would leave no interval: their medians are exact, the model of what happens between them
+	// is not.
 	pred.LowNS = min(pred.LowNS, price.Whole(float64(pred.PlanNS)*(1-modelError)))
 	pred.HighNS = max(pred.HighNS, price.Whole(math.Ceil(float64(pred.PlanNS)*(1+modelError))))
-	nj, ok, err := s.energy(p, ph)
+	nj, ok, err := s.energy(plan, ph)
 	if err != nil {
 		return pred, err
 	}
@@ -42,7 +43,8 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 		pred.EnergyUJ = microjoules(nj)
 	}
 	for i, ns := range sections {
-		pred.Sections = append(pred.Sections, planir.SectionTime{Section: ph.Sections[i].Name, NS: ns / int64(max(1, ph.Sections[i].Layers))})
+		pred.Sections = append(pred.Sections,
+			planir.SectionTime{Section: ph.Sections[i].Name, NS: ns / int64(max(1, ph.Sections[i].Layers))})
 	}
 	pred.Singles, err = s.singles(ph.Rows)
 	return pred, err
@@ -53,7 +55,7 @@ func microjoules(nj int64) int64 { return (nj + 500) / 1000 }
 
 // energy is what one execution of a program is modelled to take in nanojoules: what its decisions were priced with.
 // ok is false where the SoC does not say the power of a processor that takes part.
-func (s *session) energy(p *planir.Plan, ph *planir.Phase) (nj int64, ok bool, err error) {
+func (s *planner) energy(plan *planir.Plan, ph *planir.Phase) (nj int64, ok bool, err error) {
 	pr, err := s.program(ph.Rows, s.assigned(ph.Rows))
 	if err != nil {
 		return 0, false, err
@@ -61,24 +63,24 @@ func (s *session) energy(p *planir.Plan, ph *planir.Phase) (nj int64, ok bool, e
 	total := 0.0
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			d := DecisionAt(p, in.stage.Nodes[i].Name, ph.Rows)
-			c := in.find(i, d)
-			if c < 0 {
-				panic("BUG: decision on " + d.Node + " is none of its candidates")
+			decision := DecisionAt(plan, in.stage.Nodes[i].Name, ph.Rows)
+			choice := in.find(i, decision)
+			if choice < 0 {
+				panic("BUG: decision on " + decision.Node + " is none of its candidates")
 			}
-			for _, sh := range d.Shares {
+			for _, sh := range decision.Shares {
 				if s.Power[sh.Proc] == 0 {
 					return 0, false, nil
 				}
 			}
-			total += float64(float64(in.stage.Repeat) * float64(in.candidates[i][c].EnergyNJ))
+			total += float64(float64(in.stage.Repeat) * float64(in.candidates[i][choice].EnergyNJ))
 		}
 	}
 	return price.Whole(math.Round(total)), true, nil
 }
 
 // singles are the times of a program on each processor that can execute all of it.
-func (s *session) singles(rows int) (out []planir.SingleTime, err error) {
+func (s *planner) singles(rows int) (out []planir.SingleTime, err error) {
 	pr, err := s.program(rows, s.assigned(rows))
 	if err != nil {
 		return nil, err
@@ -92,28 +94,28 @@ func (s *session) singles(rows int) (out []planir.SingleTime, err error) {
 	return out, nil
 }
 
-// timeSingles predicts the programs of a plan on each processor that can execute all of one: as a plan that leaves them to it is lowered, so
-// that what is joined there counts as it does in the plan itself.
-func (s *session) timeSingles(p *planir.Plan) error {
+// timeSingles predicts the programs of a plan on each processor that can execute all of one: as a plan that leaves
+// them to it is lowered, so that what is joined there counts as it does in the plan itself.
+func (s *planner) timeSingles(plan *planir.Plan) error {
 	for i := range s.Procs {
 		name := s.Procs[i].Name
-		q, whole, err := s.onlyOn(p, name)
+		other, whole, err := s.onlyOn(plan, name)
 		if err != nil {
 			return err
 		}
 		if len(whole) == 0 {
 			continue
 		}
-		if err := s.lower(q); err != nil {
+		if err := s.lower(other); err != nil {
 			return err
 		}
-		for k := range q.Program.Programs {
-			ph := &q.Program.Programs[k]
+		for i := range other.Program.Programs {
+			ph := &other.Program.Programs[i]
 			pr := whole[ph.Rows]
 			if pr == nil {
 				continue
 			}
-			of, err := s.efforts(q, ph)
+			of, err := s.efforts(other, ph)
 			if err != nil {
 				return err
 			}
@@ -130,15 +132,15 @@ func (s *session) timeSingles(p *planir.Plan) error {
 	return nil
 }
 
-// onlyOn is the plan with all programs that a processor can execute by itself given to it, and of those the ones, by rows, whose time is
-// not known yet: nil if there are none.
-func (s *session) onlyOn(p *planir.Plan, name string) (*planir.Plan, map[int]*program, error) {
-	q, whole := *p, map[int]*program{}
-	q.Decisions = nil
+// onlyOn is the plan with all programs that a processor can execute by itself given to it, and of those the ones, by
+// rows, whose time is not known yet: nil if there are none.
+func (s *planner) onlyOn(plan *planir.Plan, name string) (*planir.Plan, map[int]*program, error) {
+	other, whole := *plan, map[int]*program{}
+	other.Decisions = nil
 	given := map[int]bool{}
 	news := false
-	for i := range p.Program.Programs {
-		rows := p.Program.Programs[i].Rows
+	for i := range plan.Program.Programs {
+		rows := plan.Program.Programs[i].Rows
 		pr, err := s.program(rows, s.assigned(rows))
 		if err != nil {
 			return nil, nil, err
@@ -148,19 +150,19 @@ func (s *session) onlyOn(p *planir.Plan, name string) (*planir.Plan, map[int]*pr
 			continue
 		}
 		given[rows], whole[rows] = true, pr
-		q.Decisions = append(q.Decisions, list...)
+		other.Decisions = append(other.Decisions, list...)
 		_, known := pr.alone[name]
 		news = news || !known
 	}
 	if !news {
 		return nil, nil, nil
 	}
-	for _, d := range p.Decisions {
-		if !given[d.Rows] {
-			q.Decisions = append(q.Decisions, d)
+	for _, decision := range plan.Decisions {
+		if !given[decision.Rows] {
+			other.Decisions = append(other.Decisions, decision)
 		}
 	}
-	return &q, whole, nil
+	return &other, whole, nil
 }
 
 // only is the program's decisions if a processor executes all of it; false when it cannot.
@@ -170,27 +172,27 @@ func (pr *program) only(name string) (out []planir.Decision, ok bool) {
 		if !ok {
 			return nil, false
 		}
-		for i, c := range choices {
-			out = append(out, in.candidates[i][c].Decision)
+		for i, choice := range choices {
+			out = append(out, in.candidates[i][choice].Decision)
 		}
 	}
 	return out, true
 }
 
 // decision is what a program with that many rows goes by: the head's may be decode's.
-func DecisionAt(p *planir.Plan, node string, rows int) *planir.Decision {
-	if d := p.DecisionFor(node, rows); d != nil {
-		return d
+func DecisionAt(plan *planir.Plan, node string, rows int) *planir.Decision {
+	if decision := plan.DecisionFor(node, rows); decision != nil {
+		return decision
 	}
-	return p.DecisionFor(node, 1)
+	return plan.DecisionFor(node, 1)
 }
 
 // expected is the workload's objective: the mean of what programs take.
-func (s *session) expected(p *planir.Plan, of func(planir.Prediction) int64) float64 {
+func (s *request) expected(plan *planir.Plan, of func(planir.Prediction) int64) float64 {
 	total := 0.0
-	for _, pred := range p.Predictions {
-		for i := range p.Program.Programs {
-			ph := &p.Program.Programs[i]
+	for _, pred := range plan.Predictions {
+		for i := range plan.Program.Programs {
+			ph := &plan.Program.Programs[i]
 			if ph.Name == pred.Program && ph.Phase == "decode" {
 				total += float64(s.want.Weights.Decode * s.want.DecodeNS(ph.Rows, float64(of(pred))))
 			}
@@ -202,27 +204,28 @@ func (s *session) expected(p *planir.Plan, of func(planir.Prediction) int64) flo
 	return total
 }
 
-// expectedNJ is the expected energy, modelled; 0 where it is not known of every program. It is what a limit of energy bounds: the sum over
-// predictions as the plan says them, in whole microjoules.
-func (s *session) expectedNJ(p *planir.Plan) float64 {
+// expectedNJ is the expected energy, modelled; 0 where it is not known of every program. It is what a limit of energy
+// bounds: the sum over predictions as the plan says them, in whole microjoules.
+func (s *planner) expectedNJ(plan *planir.Plan) float64 {
 	nj := map[string]int64{}
-	for i := range p.Program.Programs {
-		ph := &p.Program.Programs[i]
-		n, ok, err := s.energy(p, ph)
+	for i := range plan.Program.Programs {
+		ph := &plan.Program.Programs[i]
+		energy, ok, err := s.energy(plan, ph)
 		if err != nil || !ok {
 			return 0
 		}
-		nj[ph.Name] = 1000 * microjoules(n)
+		nj[ph.Name] = 1000 * microjoules(energy)
 	}
-	return s.expected(p, func(x planir.Prediction) int64 { return nj[x.Program] })
+	return s.expected(plan, func(x planir.Prediction) int64 { return nj[x.Program] })
 }
 
 // checkMemory warns when what the plan holds exceeds a memory of the SoC.
-func (s *session) checkMemory(p *planir.Plan) {
-	need := p.Memory.Total
+func (s *request) checkMemory(plan *planir.Plan) {
+	need := plan.Memory.Total
 	for _, d := range s.in.SoC.Memory {
 		if slices.Contains(d.Processors, s.in.SoC.Control) && d.Bytes > 0 && need > d.Bytes {
-			w := diag.New(diag.ClassInfeasible, "the plan holds %d bytes, and memory %q of SoC %q has %d", need, d.Name, s.in.SoC.Name, d.Bytes).
+			w := diag.New(diag.ClassInfeasible, "the plan holds %d bytes, and memory %q of SoC %q has %d",
+				need, d.Name, s.in.SoC.Name, d.Bytes).
 				WithHint("permit schemes with fewer bits in the workload, such as schemes: {prefill: [a8t/q8c], decode: [a8t/q8c]}")
 			w.Severity = diag.Warning
 			s.notes = append(s.notes, w)

@@ -4,18 +4,15 @@ package solver
 type Progress struct {
 	Phase string // "price candidates", "choose schemes", "limits"
 	Done  int    // of what the phase counts
-	All   int    // 0: nobody knows how many there are
+	All   int    // 0: how many there are is not known
 	What  string // that the phase looks at, "" for nothing in particular
-	// Best is the objective of the best plan so far, and Bound what none falls below, in ms of the expected time (mJ or MiB where
-	// those are minimised); 0: not known yet.
+	// Best is the objective of the best plan so far, and Bound what none falls below, in ms of the expected time (mJ
+	// or MiB where those are minimised); 0: not known yet.
 	Best, Bound float64
 }
 
-func (in *Input) Tell(p Progress) {
+func (in *Input) Tell(progress Progress) {
 	if in.Progress != nil {
-		in.Progress(p)
+		in.Progress(progress)
 	}
 }
-
-// tell reports where the session stands.
-func (s *session) tell(p Progress) { s.in.Tell(p) }

@@ -9,13 +9,14 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// What a plan says of the problems it was solved from (planir.Solve.Status), beside problem.Optimal, problem.Feasible and
-// problem.LimitReached. They are the solver's words: engines know nothing of a plan.
+// What a plan says of the problems it was solved from (planir.Solve.Status), beside problem.Optimal, problem.Feasible
+// and problem.LimitReached. They are the solver's words: engines know nothing of a plan.
 const (
-	// StatusTied: nothing better exists, that is proved; whether the solution is the first of several equally good ones is not.
+	// StatusTied: nothing better exists, that is proved; whether the solution is the first of several equally good
+	// ones is not.
 	StatusTied = "optimal, order not proved"
-	// StatusReplaced: the problem was solved as BoundNS says, and the best single processor is taken instead, which a timeline of the
-	// whole program predicts to be faster. ObjectiveNS is what it takes in the problem.
+	// StatusReplaced: the problem was solved as BoundNS says, and the best single processor is taken instead, which a
+	// timeline of the whole program predicts to be faster. ObjectiveNS is what it takes in the problem.
 	StatusReplaced = "single processor instead"
 	// StatusFaster: likewise, and the optimum of a problem with fewer choices is taken instead (see rivals).
 	StatusFaster = "predicted faster than the optimum"
@@ -29,8 +30,7 @@ func statusOf(status problem.Status, objective, bound int64) string {
 	return string(status)
 }
 
-// Proof is what is proved of a plan, from the problems that it stores. Whoever tells of a plan's proof asks it, so that all
-// say the same.
+// Proof is what is proved of a plan, from the problems that it stores. All messages about it come from here.
 type Proof struct {
 	Problems int `json:"problems"` // whose solutions the plan is made of
 	Proved   int `json:"proved"`   // nothing is better
@@ -44,38 +44,38 @@ type Proof struct {
 	holds bool // the measure is what a process holds
 }
 
-// ProofOf sums up the problems of a plan. Where a plan from older versions says feasible of an objective that is its bound, that is a
-// proof all the same.
+// ProofOf sums up the problems of a plan. Where a plan from older versions says feasible of an objective that is its
+// bound, that is a proof all the same.
 func ProofOf(list []planir.Solve) Proof {
-	p := Proof{Problems: len(list)}
-	for _, x := range list {
-		p.holds = p.holds || x.Problem == jointProblem(problem.Memory)
-		switch statusOf(problem.Status(x.Status), x.ObjectiveNS, x.BoundNS) {
+	proof := Proof{Problems: len(list)}
+	for _, report := range list {
+		proof.holds = proof.holds || report.Problem == jointProblem(problem.Memory)
+		switch statusOf(problem.Status(report.Status), report.ObjectiveNS, report.BoundNS) {
 		case string(problem.Optimal):
-			p.Proved++
+			proof.Proved++
 		case StatusTied:
-			p.Proved++
-			p.Tied++
+			proof.Proved++
+			proof.Tied++
 		case StatusReplaced:
-			p.Proved++
-			p.Replaced++
+			proof.Proved++
+			proof.Replaced++
 		case StatusFaster:
-			p.Proved++
-			p.Faster++
+			proof.Proved++
+			proof.Faster++
 		default:
-			p.Open++
-			p.Gap = math.Max(p.Gap, gapOf(x))
+			proof.Open++
+			proof.Gap = math.Max(proof.Gap, gapOf(report))
 		}
 	}
-	return p
+	return proof
 }
 
 // gapOf is how much better a solution could be, relative to its objective.
-func gapOf(x planir.Solve) float64 {
-	if x.ObjectiveNS <= 0 {
+func gapOf(report planir.Solve) float64 {
+	if report.ObjectiveNS <= 0 {
 		return 0
 	}
-	return float64(max(0, x.ObjectiveNS-x.BoundNS)) / float64(x.ObjectiveNS)
+	return float64(max(0, report.ObjectiveNS-report.BoundNS)) / float64(report.ObjectiveNS)
 }
 
 // String is the proof as a sentence; "" where no problem was solved.
@@ -91,28 +91,33 @@ func (p Proof) String() string {
 		parts = append(parts, "No other choice among the candidates makes operators and hand-overs within a section take less together: that is proved for every program. "+
 			"Where processors meet between sections is predicted, and no part of what is proved.")
 	case p.Proved == 0:
-		parts = append(parts, fmt.Sprintf("The search ended at its limit: a plan that is up to %.2g %% better under these predictions is not ruled out.", 100*p.Gap))
+		parts = append(parts, fmt.Sprintf(
+			"The search ended at its limit: a plan that is up to %.2g %% better under these predictions is not ruled out.", 100*p.Gap))
 	default:
-		parts = append(parts, fmt.Sprintf("Of %d problems that the plan is made of %d are proved best; for the others a plan that is up to %.2g %% better under these predictions is not ruled out.",
+		parts = append(parts, fmt.Sprintf(
+			"Of %d problems that the plan is made of %d are proved best; for the others a plan that is up to %.2g %% better under these predictions is not ruled out.",
 			p.Problems, p.Proved, 100*p.Gap))
 	}
 	if p.Tied > 0 {
 		parts = append(parts, fmt.Sprintf("Of %s another solution may be as good.", several(p.Tied, "of them")))
 	}
 	if p.Replaced > 0 {
-		parts = append(parts, fmt.Sprintf("%s executed by its best single processor, which is predicted to be faster than the proved division.", several(p.Replaced, "program is", "programs are")))
+		parts = append(parts, fmt.Sprintf(
+			"%s executed by its best single processor, which is predicted to be faster than the proved division.",
+			several(p.Replaced, "program is", "programs are")))
 	}
 	if p.Faster > 0 {
-		parts = append(parts, fmt.Sprintf("%s other decisions than the proved ones, which are predicted to be faster once it counts where processors meet and when each share ends.",
+		parts = append(parts, fmt.Sprintf(
+			"%s other decisions than the proved ones, which are predicted to be faster once it counts where processors meet and when each share ends.",
 			several(p.Faster, "program has", "programs have")))
 	}
 	return strings.Join(parts, " ")
 }
 
 // several counts things: "1 program is", "3 programs are".
-func several(n int, words ...string) string {
-	if n == 1 || len(words) == 1 {
-		return fmt.Sprintf("%d %s", n, words[0])
+func several(count int, words ...string) string {
+	if count == 1 || len(words) == 1 {
+		return fmt.Sprintf("%d %s", count, words[0])
 	}
-	return fmt.Sprintf("%d %s", n, words[1])
+	return fmt.Sprintf("%d %s", count, words[1])
 }

@@ -27,8 +27,8 @@ type restriction struct {
 	strategies []planir.Strategy
 }
 
-// restrictions of a SoC: each set of strategies that means something by itself, each set of processors, and both at once for
-// whole operators.
+// restrictions of a SoC: each set of strategies that means something by itself, each set of processors, and both at
+// once for whole operators.
 func restrictions(s *socs.SoC) (out []restriction) {
 	whole := []planir.Strategy{planir.Single, planir.Padding}
 	sets := [][]planir.Strategy{
@@ -116,8 +116,9 @@ func takes(t *testing.T, r *Result, ph *planir.Phase) int64 {
 	return prediction(t, r.Plan, ph.Name).PlanNS + pr.idleNS(r.Plan)
 }
 
-// No restriction of choices predicts better than no restriction, for what is expected and for every program: here of parallel blocks, with HETC_LONG=1 of every model and SoC of the
-// catalogs, or of those in HETC_MODELS and HETC_SOCS. Sums of programs are rounded, and so is what is compared.
+// No restriction of choices predicts better than no restriction, for what is expected and for every program: here of
+// parallel blocks, with HETC_LONG=1 of every model and SoC of the catalogs, or of those in HETC_MODELS and HETC_SOCS.
+// Sums of programs are rounded, and so is what is compared.
 func TestNoRestrictionPredictsBetter(t *testing.T) {
 	modelNames, socNames := models.CatalogNames(), socs.Catalog()
 	long := os.Getenv("HETC_LONG") != ""

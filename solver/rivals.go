@@ -11,14 +11,14 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// What is posed rounds up: an operator begins when the slowest share of the one before has ended, and where lanes meet
-// between sections costs nothing. The timeline knows better. The optimum is therefore compared by the timeline with the
-// optima of problems that have fewer choices: some processors only, some strategies only. Whoever restricts solve to one of
-// them then cannot be told of a faster plan. In the fastest of all, single operators are then moved for as long as the timeline gets
-// shorter (polish).
+// What is posed rounds up: an operator begins when the slowest share of the one before has ended, and where lanes
+// meet between sections costs nothing. The timeline knows better. The optimum is therefore compared by the timeline
+// with the optima of problems that have fewer choices: some processors only, some strategies only. Whoever restricts
+// solve to one of them then cannot be told of a faster plan. In the fastest of all, single operators are then moved
+// for as long as the timeline gets shorter (polish).
 
-// families are sets of strategies that rivals are made of; nil is all. As for Input.Strategies, nodes that have no choice of a family are
-// executed by one processor.
+// families are sets of strategies that rivals are made of; nil is all. As for Input.Strategies, nodes that have no
+// choice of a family are executed by one processor.
 var families = [][]planir.Strategy{
 	nil,
 	{planir.Single, planir.Padding},
@@ -34,18 +34,19 @@ var families = [][]planir.Strategy{
 // maxRivalSets is how many sets of processors rivals are made of.
 const maxRivalSets = 1<<4 - 1
 
-// rivalSpread is how much more a rival's objective may be than the optimum's: more is not made up for by what the timeline knows better.
+// rivalSpread is how much more a rival's objective may be than the optimum's: more is not made up for by what the
+// timeline knows better.
 const rivalSpread = 1.15
 
 // rival is a solution of a restricted problem.
-type rival struct {
+type rivalPlan struct {
 	program   *program
 	choices   [][]int // of nodes
 	objective int64
 }
 
 // rivals are the optima of a program's problem under restrictions, without the program's own.
-func (pr *program) rivals(ctx context.Context, s *session) (out []rival, err error) {
+func (pr *program) rivals(ctx context.Context, s *request) (out []rivalPlan, err error) {
 	engine := problem.Direct(s.in.Engine)
 	seen := [][][]int{pr.nodes(pr.choices)}
 	posed := map[string]bool{}
@@ -70,39 +71,39 @@ func (pr *program) rivals(ctx context.Context, s *session) (out []rival, err err
 		nodes := original(fewer.nodes(sol.Choices), kept)
 		if !slices.ContainsFunc(seen, func(x [][]int) bool { return slices.EqualFunc(x, nodes, slices.Equal) }) {
 			seen = append(seen, nodes)
-			out = append(out, rival{pr, nodes, sol.ObjectiveNS})
+			out = append(out, rivalPlan{pr, nodes, sol.ObjectiveNS})
 		}
 	}
 	return out, nil
 }
 
-// shares are a rival's decisions as the timeline needs them, without prices and alternatives.
-func (r *rival) shares() (out []planir.Decision) {
-	for k, in := range r.program.instances {
-		for i, c := range r.choices[k] {
-			out = append(out, in.candidates[i][c].Decision)
+// shares are the decisions of a rival as lowering needs them, without prices and alternatives.
+func (r *rivalPlan) shares() (out []planir.Decision) {
+	for j, in := range r.program.instances {
+		for i, choice := range r.choices[j] {
+			out = append(out, in.candidates[i][choice].Decision)
 		}
 	}
 	return out
 }
 
 // decided are a program's decisions as a plan has them.
-func (pr *program) decided(p *planir.Plan) (out []planir.Decision) {
+func (pr *program) decided(plan *planir.Plan) (out []planir.Decision) {
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			d := *DecisionAt(p, in.stage.Nodes[i].Name, in.stage.Rows)
-			d.Rows = in.stage.Rows
-			out = append(out, d)
+			decision := *DecisionAt(plan, in.stage.Nodes[i].Name, in.stage.Rows)
+			decision.Rows = in.stage.Rows
+			out = append(out, decision)
 		}
 	}
 	return out
 }
 
 // timed is what the timeline says a program takes.
-func (s *session) timed(p *planir.Plan, rows int) (int64, error) {
-	at := slices.IndexFunc(p.Program.Programs, func(ph planir.Phase) bool { return ph.Rows == rows })
-	ph := &p.Program.Programs[at]
-	of, err := s.efforts(p, ph)
+func (s *request) timed(plan *planir.Plan, rows int) (int64, error) {
+	at := slices.IndexFunc(plan.Program.Programs, func(ph planir.Phase) bool { return ph.Rows == rows })
+	ph := &plan.Program.Programs[at]
+	of, err := s.efforts(plan, ph)
 	if err != nil {
 		return 0, err
 	}
@@ -113,35 +114,36 @@ func (s *session) timed(p *planir.Plan, rows int) (int64, error) {
 // nodes are the choices of nodes that choices of the posed chains stand for.
 func (pr *program) nodes(posed [][]int) [][]int {
 	out := make([][]int, len(posed))
-	for k, in := range pr.instances {
-		out[k] = in.nodes(posed[k])
+	for i, in := range pr.instances {
+		out[i] = in.nodes(posed[i])
 	}
 	return out
 }
 
 // rivalSets are the sets of processors that rivals may use, those of many processors first.
-func (s *session) rivalSets() (out []uint64) {
-	n := len(s.Procs)
-	for set := uint64(1)<<min(n, 16) - 1; set > 0 && len(out) < maxRivalSets; set-- {
+func (s *request) rivalSets() (out []uint64) {
+	procs := len(s.Procs)
+	for set := uint64(1)<<min(procs, 16) - 1; set > 0 && len(out) < maxRivalSets; set-- {
 		out = append(out, set)
 	}
-	for q := range n { // one alone is always among them
-		if !slices.Contains(out, 1<<q) {
-			out = append(out, 1<<q)
+	for proc := range procs { // one alone is always among them
+		if !slices.Contains(out, 1<<proc) {
+			out = append(out, 1<<proc)
 		}
 	}
 	return out
 }
 
-// restraint is what the choices of a rival are: in turn those of strategies and of processors.
+// restraint reduces the choices of a rival to some strategies, then to some processors.
 type restraint struct {
 	strategies []planir.Strategy
 	procs      uint64
 }
 
-// restraints are what rivals are made under: strategies of some processors. Solve with some processors only (Input.Only) is compared
-// with rivals of its own; so these are rivals, too: strategies of some processors among the choices that are left then.
-func (s *session) restraints() (out [][]restraint) {
+// restraints are what rivals are made under: strategies of some processors. Solve with some processors only
+// (Input.Only) is compared with rivals of its own; so these are rivals, too: strategies of some processors among the
+// choices that are left then.
+func (s *request) restraints() (out [][]restraint) {
 	sets := s.rivalSets()
 	for _, set := range sets {
 		for _, family := range families {
@@ -159,7 +161,7 @@ func (s *session) restraints() (out [][]restraint) {
 }
 
 // kept are the choices of each node under restraints; nil where a node is left without one.
-func (pr *program) kept(s *session, all []restraint) (kept [][][]int) {
+func (pr *program) kept(s *request, all []restraint) (kept [][][]int) {
 	for _, in := range pr.instances {
 		lists := make([][]int, len(in.candidates))
 		for i := range in.candidates {
@@ -179,11 +181,11 @@ func (pr *program) kept(s *session, all []restraint) (kept [][][]int) {
 	return kept
 }
 
-// among is a program's problem with some choices only.
+// among is a program reduced to some choices of its nodes.
 func (pr *program) among(kept [][][]int) *program {
 	out := &program{name: pr.name, sections: pr.sections}
-	for k, in := range pr.instances {
-		out.instances = append(out.instances, in.among(kept[k]))
+	for i, in := range pr.instances {
+		out.instances = append(out.instances, in.among(kept[i]))
 	}
 	return out
 }
@@ -194,13 +196,13 @@ func (in *instance) family(node int, list []int, strategies []planir.Strategy) (
 		return list
 	}
 	var whole []int
-	for _, c := range list {
-		x := &in.candidates[node][c]
-		if slices.Contains(strategies, x.Strategy) {
-			kept = append(kept, c)
+	for _, choice := range list {
+		candidate := &in.candidates[node][choice]
+		if slices.Contains(strategies, candidate.Strategy) {
+			kept = append(kept, choice)
 		}
-		if x.Axis == planir.AxisNone {
-			whole = append(whole, c)
+		if candidate.Axis == planir.AxisNone {
+			whole = append(whole, choice)
 		}
 	}
 	if kept == nil {
@@ -209,17 +211,18 @@ func (in *instance) family(node int, list []int, strategies []planir.Strategy) (
 	return kept
 }
 
-// assisted is a set of processors with those that execute a node for one of them that cannot by any of the listed choices (Input.Only).
-func (s *session) assisted(in *instance, node int, list []int, set uint64) uint64 {
+// assisted is a set of processors with those that execute a node for one of them that cannot by any of the listed
+// choices (Input.Only).
+func (s *request) assisted(in *instance, node int, list []int, set uint64) uint64 {
 	out := set
-	for q := range s.Procs {
-		alone := slices.ContainsFunc(list, func(c int) bool {
-			x := &in.candidates[node][c]
-			return x.Axis == planir.AxisNone && x.Shares[0].Proc == s.Procs[q].Name
+	for proc := range s.Procs {
+		alone := slices.ContainsFunc(list, func(choice int) bool {
+			candidate := &in.candidates[node][choice]
+			return candidate.Axis == planir.AxisNone && candidate.Shares[0].Proc == s.Procs[proc].Name
 		})
-		for a := range s.Procs {
-			if set>>q&1 == 1 && !alone && price.Assists(s.in.SoC, s.Procs[a].Name, s.Procs[q].Name) {
-				out |= 1 << a
+		for other := range s.Procs {
+			if set>>proc&1 == 1 && !alone && price.Assists(s.in.SoC, s.Procs[other].Name, s.Procs[proc].Name) {
+				out |= 1 << other
 			}
 		}
 	}
@@ -231,13 +234,15 @@ func (in *instance) among(kept [][]int) *instance {
 	out := &instance{stage: in.stage, prob: in.prob}
 	out.prob.Items = slices.Clone(in.prob.Items)
 	for i, list := range kept {
-		out.candidates, out.masks = append(out.candidates, pick(in.candidates[i], list)), append(out.masks, pick(in.masks[i], list))
+		out.candidates, out.masks = append(out.candidates, pick(in.candidates[i], list)), append(out.masks,
+			pick(in.masks[i], list))
 		out.prob.Items[i].Choices = pick(in.prob.Items[i].Choices, list)
 	}
-	for _, f := range in.forks {
-		f.entry.class, f.exit.class = pick(f.entry.class, kept[f.second]), pick(f.exit.class, kept[f.join])
-		f.crossing = nil // known for all choices
-		out.forks = append(out.forks, f)
+	for _, fork := range in.forks {
+		fork.entry.class, fork.exit.class = pick(fork.entry.class, kept[fork.second]), pick(fork.exit.class,
+			kept[fork.join])
+		fork.crossing = nil // known for all choices
+		out.forks = append(out.forks, fork)
 	}
 	out.findPaths()
 	out.posed = out.widen()
@@ -246,46 +251,50 @@ func (in *instance) among(kept [][]int) *instance {
 
 func pick[T any](all []T, list []int) []T {
 	out := make([]T, len(list))
-	for k, n := range list {
-		out[k] = all[n]
+	for i, number := range list {
+		out[i] = all[number]
 	}
 	return out
 }
 
-// original are choices in the numbers of the whole problem.
+// original translates choices of a reduced problem into those of the whole one.
 func original(choices [][]int, kept [][][]int) [][]int {
 	out := make([][]int, len(choices))
-	for k := range choices {
-		for i, c := range choices[k] {
-			out[k] = append(out[k], kept[k][i][c])
+	for j := range choices {
+		for i, choice := range choices[j] {
+			out[j] = append(out[j], kept[j][i][choice])
 		}
 	}
 	return out
 }
 
-// compete returns the plan in which every program is the fastest of its optimum and its rivals by the timeline, with what short calls leave
-// idle. A program that is not its problem's optimum is no longer said to be.
-func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
+// compete returns the plan in which every program is the fastest of its optimum and its rivals by the timeline, with
+// what short calls leave idle. A program that is not its problem's optimum is no longer said to be.
+//
+// The problem of a program adds up times, and does not see where processors meet between sections or when each share ends. The
+// timeline does, but only of a lowered plan. So solutions of restricted problems are timed beside the optimum (race), and the
+// fastest of them is improved node by node (polish).
+func (s *planner) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) {
 		return plan, nil // what is asked for is not the least time of every program
 	}
 	rows := s.want.Rows()
 	field := make([]contest, len(rows))
-	for i, r := range rows {
-		pr, err := s.program(r, s.assigned(r))
+	for i, size := range rows {
+		pr, err := s.program(size, s.assigned(size))
 		if err != nil {
 			return nil, err
 		}
-		x := &field[i]
-		x.program, x.choices = pr, pr.nodes(pr.choices)
-		x.decisions = pr.decided(plan)
-		if x.rivals, err = pr.rivals(ctx, s); err != nil {
+		contest := &field[i]
+		contest.program, contest.choices = pr, pr.nodes(pr.choices)
+		contest.decisions = pr.decided(plan)
+		if contest.rivals, err = pr.rivals(ctx, &s.request); err != nil {
 			return nil, err
 		}
-		if x.best, err = s.timed(plan, r); err != nil {
+		if contest.best, err = s.timed(plan, size); err != nil {
 			return nil, err
 		}
-		x.best += pr.idleNS(plan)
+		contest.best += pr.idleNS(plan)
 	}
 	if err := s.race(plan, field); err != nil {
 		return nil, err
@@ -301,13 +310,13 @@ func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan,
 	decisions := make([][]planir.Decision, len(field))
 	changed := false
 	for i := range field {
-		x := &field[i]
-		decisions[i] = x.decisions
-		if x.winner != nil {
+		contest := &field[i]
+		decisions[i] = contest.decisions
+		if contest.winner != nil {
 			changed = true
-			decisions[i] = x.winner.program.decisions(x.winner.choices)
+			decisions[i] = contest.winner.program.decisions(contest.winner.choices)
 			report := &out.Solver[i]
-			report.ObjectiveNS, report.Status = x.winner.objective, StatusFaster
+			report.ObjectiveNS, report.Status = contest.winner.objective, StatusFaster
 		}
 	}
 	if !changed {
@@ -316,46 +325,16 @@ func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan,
 	return &out, s.decide(&out, decisions)
 }
 
-// polish starts from the fastest choices known of every program. It moves one node to the cheapest choice of another kind, keeps the
-// move if the timeline gets shorter, and goes on with the next node until no move helps. As lowering makes all programs at a time, each
-// trial plan has one move of every program; programs do not change each other's times.
-func (s *session) polish(ctx context.Context, plan *planir.Plan, field []contest) error {
-	type move struct{ instance, node, choice int }
-	moves, problems, starts := make([][]move, len(field)), make([]*problem.Partition, len(field)), make([]rival, len(field))
+// polish starts from the fastest choices known of every program. It moves one node to the cheapest choice of another kind, keeps
+// the move if the timeline gets shorter, and goes on with the next node until no move helps: a local search with first
+// improvement. As lowering makes all programs at a time, each trial plan has one move of every program; programs do not change
+// each other's times.
+func (s *request) polish(ctx context.Context, plan *planir.Plan, field []contest) error {
+	starts := make([]polished, len(field))
 	most := 0
 	for i := range field {
-		x := &field[i]
-		starts[i] = rival{x.program, x.choices, x.program.report.ObjectiveNS}
-		if x.winner != nil {
-			starts[i] = *x.winner
-			x.choices, x.decisions = x.winner.choices, x.winner.shares()
-		}
-		problems[i] = x.program.partition(s, problem.Time)
-		for k, in := range x.program.instances {
-			for n := range in.candidates {
-				for _, c := range kinds(in.candidates[n]) {
-					moves[i] = append(moves[i], move{k, n, c})
-				}
-			}
-		}
-		most = max(most, len(moves[i]))
-	}
-	// after is a program with one node moved; nil where the node is there already, processors exclude each other, or the problem says
-	// that the program takes far too long.
-	after := func(i int, m move) *rival {
-		x := &field[i]
-		if x.choices[m.instance][m.node] == m.choice {
-			return nil
-		}
-		r := &rival{program: x.program, choices: slices.Clone(x.choices)}
-		r.choices[m.instance] = slices.Clone(r.choices[m.instance])
-		r.choices[m.instance][m.node] = m.choice
-		// Nodes are posed one after the other; what branches save side by side counts as it did before.
-		r.objective = max(x.program.report.BoundNS, starts[i].objective+problems[i].ObjectiveNS(r.choices)-problems[i].ObjectiveNS(starts[i].choices))
-		if _, _, excluded := problems[i].Conflict(r.choices); excluded || float64(r.objective) > polishSpread*float64(x.program.report.ObjectiveNS) {
-			return nil
-		}
-		return r
+		starts[i] = s.polished(&field[i])
+		most = max(most, len(starts[i].moves))
 	}
 	for range polishPasses {
 		better := false
@@ -363,41 +342,103 @@ func (s *session) polish(ctx context.Context, plan *planir.Plan, field []contest
 			if err := ctx.Err(); err != nil {
 				return diag.New(diag.ClassInterrupted, "solve: %w", err)
 			}
-			trial, decisions, tried := *plan, make([][]planir.Decision, len(field)), make([]*rival, len(field))
-			some := false
+			tried := make([]*rivalPlan, len(field))
 			for i := range field {
-				decisions[i] = field[i].decisions
-				if round < len(moves[i]) {
-					if tried[i] = after(i, moves[i][round]); tried[i] != nil {
-						decisions[i], some = tried[i].shares(), true
-					}
+				if round < len(starts[i].moves) {
+					tried[i] = starts[i].after(starts[i].moves[round])
 				}
 			}
-			if !some {
-				continue
-			}
-			if err := s.decide(&trial, decisions); err != nil {
+			faster, err := s.try(plan, field, tried)
+			if err != nil {
 				return err
 			}
-			for i, rows := range s.want.Rows() {
-				x, r := &field[i], tried[i]
-				if r == nil {
-					continue
-				}
-				ns, err := s.timed(&trial, rows)
-				if err != nil {
-					return err
-				}
-				if ns += r.program.idleNS(&trial); ns < x.best {
-					x.best, x.winner, x.choices, x.decisions, better = ns, r, r.choices, decisions[i], true
-				}
-			}
+			better = better || faster
 		}
 		if !better {
 			break
 		}
 	}
 	return nil
+}
+
+// move gives a node another choice.
+type move struct{ instance, node, choice int }
+
+// polished is a program whose nodes are moved, from where that starts.
+type polished struct {
+	*contest
+	moves   []move
+	problem *problem.Partition
+	start   rivalPlan
+}
+
+func (s *request) polished(c *contest) polished {
+	out := polished{contest: c, problem: c.program.partition(s, problem.Time)}
+	out.start = rivalPlan{c.program, c.choices, c.program.report.ObjectiveNS}
+	if c.winner != nil {
+		out.start = *c.winner
+		c.choices, c.decisions = c.winner.choices, c.winner.shares()
+	}
+	for k, in := range c.program.instances {
+		for node := range in.candidates {
+			for _, choice := range kinds(in.candidates[node]) {
+				out.moves = append(out.moves, move{k, node, choice})
+			}
+		}
+	}
+	return out
+}
+
+// after is the program with one node moved; nil where the node is there already, processors exclude each other, or the problem
+// says that the program takes far too long.
+func (p *polished) after(m move) *rivalPlan {
+	if p.choices[m.instance][m.node] == m.choice {
+		return nil
+	}
+	rival := &rivalPlan{program: p.program, choices: slices.Clone(p.choices)}
+	rival.choices[m.instance] = slices.Clone(rival.choices[m.instance])
+	rival.choices[m.instance][m.node] = m.choice
+	// Nodes are posed one after the other; what branches save side by side counts as it did before.
+	moved := p.start.objective + p.problem.ObjectiveNS(rival.choices) - p.problem.ObjectiveNS(p.start.choices)
+	rival.objective = max(p.program.report.BoundNS, moved)
+	_, _, excluded := p.problem.Conflict(rival.choices)
+	if excluded || float64(rival.objective) > polishSpread*float64(p.program.report.ObjectiveNS) {
+		return nil
+	}
+	return rival
+}
+
+// try times one rival of each program, nil for none, in one lowered plan, and reports whether one is the fastest so far.
+func (s *request) try(plan *planir.Plan, field []contest, rivals []*rivalPlan) (better bool, err error) {
+	trial, decisions := *plan, make([][]planir.Decision, len(field))
+	some := false
+	for i := range field {
+		decisions[i] = field[i].decisions
+		if rivals[i] != nil {
+			decisions[i], some = rivals[i].shares(), true
+		}
+	}
+	if !some {
+		return false, nil
+	}
+	if err := s.decide(&trial, decisions); err != nil {
+		return false, err
+	}
+	for i, rows := range s.want.Rows() {
+		contest, rival := &field[i], rivals[i]
+		if rival == nil {
+			continue
+		}
+		ns, err := s.timed(&trial, rows)
+		if err != nil {
+			return false, err
+		}
+		if ns += rival.program.idleNS(&trial); ns < contest.best {
+			contest.best, contest.winner, better = ns, rival, true
+			contest.choices, contest.decisions = rival.choices, decisions[i]
+		}
+	}
+	return better, nil
 }
 
 // Limits of polish.
@@ -411,13 +452,13 @@ type contest struct {
 	program   *program
 	choices   [][]int // of nodes: the best that there is
 	decisions []planir.Decision
-	rivals    []rival
-	best      int64  // predicted, and idle
-	winner    *rival // nil: the optimum
+	rivals    []rivalPlan
+	best      int64      // predicted, and idle
+	winner    *rivalPlan // nil: the optimum
 }
 
 // race times all rivals: the first of every program in one lowered plan, then the second of every one, and so on.
-func (s *session) race(plan *planir.Plan, field []contest) error {
+func (s *request) race(plan *planir.Plan, field []contest) error {
 	for round := 0; ; round++ {
 		trial, decisions := *plan, make([][]planir.Decision, len(field))
 		running := false
@@ -434,17 +475,17 @@ func (s *session) race(plan *planir.Plan, field []contest) error {
 			return err
 		}
 		for i, rows := range s.want.Rows() {
-			x := &field[i]
-			if round >= len(x.rivals) {
+			contest := &field[i]
+			if round >= len(contest.rivals) {
 				continue
 			}
 			ns, err := s.timed(&trial, rows)
 			if err != nil {
 				return err
 			}
-			r := &x.rivals[round]
-			if ns += r.program.idleNS(&trial); ns < x.best {
-				x.best, x.winner = ns, r
+			rival := &contest.rivals[round]
+			if ns += rival.program.idleNS(&trial); ns < contest.best {
+				contest.best, contest.winner = ns, rival
 			}
 		}
 	}

@@ -11,17 +11,19 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// What a program costs under an assignment is a shortest path through each of its sections (Bokhari 1988, as exact.Engine
-// solves it), with the ways through its forks as short cuts. Items come from the shelf, as numbers that all assignments share, so that the
-// least cost of one more assignment takes a pass over them, and nothing is kept of it but the result. Posing each assignment as a
-// problem of its own took 160 KB for every section and number of rows, and five times as long.
+// What a program costs under an assignment is a shortest path through each of its sections (Bokhari 1988, as
+// exact.Engine solves it), with the ways through its forks as short cuts. Items come from the shelf, as numbers that
+// all assignments share, so that the least cost of one more assignment takes a pass over them, and nothing is kept of
+// it but the result. Posing each assignment as a problem of its own took 160 KB for every section and number of rows,
+// and five times as long.
 //
-// State of the pass: the location class that a node leaves its result in. A section that follows itself is gone through once for each
-// class its first node may read from, likeliest first, until none can be better. Sets of processors without a conflict are gone
-// through one after the other. The result is what the engine proves for the program, or, with more sets than sets() lists, a lower bound.
+// State of the pass: the location class that a node leaves its result in. A section that follows itself is gone
+// through once for each class its first node may read from, likeliest first, until none can be better. Sets of
+// processors without a conflict are gone through one after the other. The result is what the engine proves for the
+// program, or, with more sets than sets() lists, a lower bound.
 
-// leg is the choices of an item as a pass needs them: of those with equal classes and processors the cheapest, by the session's
-// measure.
+// leg is the choices of an item as a shortest-path pass needs them: of those with equal location classes and processors only
+// the cheapest, by what is minimised.
 type leg struct {
 	cost          []int64
 	before, after []int32
@@ -51,13 +53,13 @@ type leastStart struct {
 	bound int64
 }
 
-// unknownCost says that the least cost of a section could not be found out.
+// unknownCost is the least cost of a section that no processors can execute, or that is not known.
 const unknownCost = math.MaxInt64
 
-// leastOf is what a program costs under an assignment, in the unit of the objective; false where that cannot be told without
-// posing it.
-func (s *session) leastOf(rows int, a assignment) (int64, bool) {
-	sections, err := s.expand(rows, a)
+// leastOf is what a program costs under an assignment, in the unit of the objective; false where that cannot be told
+// without posing it.
+func (s *schemeChoice) leastOf(rows int, schemes assignment) (int64, bool) {
+	sections, err := s.expand(rows, schemes)
 	if err != nil {
 		return 0, false
 	}
@@ -72,12 +74,12 @@ func (s *session) leastOf(rows int, a assignment) (int64, bool) {
 		if costs == nil {
 			return 0, false
 		}
-		for k, cost := range costs {
-			if totals[k] != unknownCost {
-				totals[k] += cost
+		for i, cost := range costs {
+			if totals[i] != unknownCost {
+				totals[i] += cost
 			}
 			if cost == unknownCost {
-				totals[k] = unknownCost // no plan on these processors
+				totals[i] = unknownCost // no plan on these processors
 			}
 		}
 	}
@@ -86,20 +88,20 @@ func (s *session) leastOf(rows int, a assignment) (int64, bool) {
 }
 
 // leastOfSection is what a section costs on each set of processors; nil where that cannot be told.
-func (s *session) leastOfSection(sec *lower.Section, rows int, sets []uint64) []int64 {
+func (s *pricing) leastOfSection(sec *lower.Section, rows int, sets []uint64) []int64 {
 	key := sectionKey(sec, rows)
 	if costs, ok := s.leasts[key]; ok {
 		return costs
 	}
 	in, err := s.assembled(sec, rows)
 	if err != nil {
-		s.leasts[key] = nil // whoever poses the section tells
+		s.leasts[key] = nil // posing the section reports why
 		return nil
 	}
 	room := &s.shelf.room
 	room.chain = room.chain[:0]
-	for _, x := range in.items {
-		room.chain = append(room.chain, s.leg(x))
+	for _, item := range in.items {
+		room.chain = append(room.chain, s.leg(item))
 	}
 	var cuts []shortCut
 	if s.measure() != problem.Energy { // of which side by side takes as much
@@ -107,8 +109,8 @@ func (s *session) leastOfSection(sec *lower.Section, rows int, sets []uint64) []
 		cuts = in.shortCuts()
 	}
 	costs := make([]int64, len(sets))
-	for k, set := range sets {
-		costs[k] = room.shortest(cuts, set, int64(in.prob.Repeat), int64(in.prob.Wraps()))
+	for i, set := range sets {
+		costs[i] = room.shortest(cuts, set, int64(in.prob.Repeat), int64(in.prob.Wraps()))
 	}
 	s.leasts[key] = costs
 	s.cache(leastBytes + 16*int64(len(costs)))
@@ -117,52 +119,54 @@ func (s *session) leastOfSection(sec *lower.Section, rows int, sets []uint64) []
 
 // shortCuts are the ways through forks.
 func (in *instance) shortCuts() (out []shortCut) {
-	for k := range in.forks {
-		f := &in.forks[k]
-		for _, p := range f.paths {
-			last := p.choices[len(p.choices)-1]
-			x := shortCut{split: f.split, join: f.join, entry: p.entry, exit: in.prob.Items[f.join].Choices[last].After, ns: p.ns}
-			for i, c := range p.choices {
-				x.mask |= in.masks[f.split+1+i][c]
+	for i := range in.forks {
+		fork := &in.forks[i]
+		for _, path := range fork.paths {
+			last := path.choices[len(path.choices)-1]
+			cut := shortCut{split: fork.split, join: fork.join, entry: path.entry,
+				exit: in.prob.Items[fork.join].Choices[last].After, ns: path.ns}
+			for i, choice := range path.choices {
+				cut.mask |= in.masks[fork.split+1+i][choice]
 			}
-			out = append(out, x)
+			out = append(out, cut)
 		}
 	}
 	return out
 }
 
 // leg is that of an item, by the session's measure.
-func (s *session) leg(x *item) *leg {
-	if x.leg != nil {
-		return x.leg
+func (s *pricing) leg(posed *item) *leg {
+	if posed.leg != nil {
+		return posed.leg
 	}
 	type kind struct {
 		before, after int32
 		mask          uint64
 	}
-	l := &leg{nb: len(x.Before), na: len(x.After), edge: x.EdgeNS}
+	merged := &leg{nb: len(posed.Before), na: len(posed.After), edge: posed.EdgeNS}
 	energy := s.measure() == problem.Energy
 	if energy { // handing over takes none
-		l.edge = slices.Repeat([][]int64{make([]int64, l.nb)}, len(x.EdgeNS))
+		merged.edge = slices.Repeat([][]int64{make([]int64, merged.nb)}, len(posed.EdgeNS))
 	}
 	seen := map[kind]int{}
-	for k := range x.Choices {
-		c := &x.Choices[k]
-		cost := c.CostNS
+	for i := range posed.Choices {
+		choice := &posed.Choices[i]
+		cost := choice.CostNS
 		if energy {
-			cost = c.EnergyNJ
+			cost = choice.EnergyNJ
 		}
-		key := kind{int32(c.Before), int32(c.After), x.masks[k]}
+		key := kind{int32(choice.Before), int32(choice.After), posed.masks[i]}
 		if old, ok := seen[key]; ok {
-			l.cost[old] = min(l.cost[old], cost)
+			merged.cost[old] = min(merged.cost[old], cost)
 			continue
 		}
-		seen[key] = len(l.cost)
-		l.cost, l.before, l.after, l.mask = append(l.cost, cost), append(l.before, key.before), append(l.after, key.after), append(l.mask, key.mask)
+		seen[key] = len(merged.cost)
+		merged.cost, merged.before, merged.after, merged.mask = append(merged.cost, cost), append(merged.before,
+			key.before), append(merged.after, key.after), append(merged.mask, key.mask)
 	}
-	x.leg = l
-	s.keepOnShelf(int64(len(l.cost)) * legBytes)
-	return l
+	posed.leg = merged
+	s.keepOnShelf(int64(len(merged.cost)) * legBytes)
+	return merged
 }
 
 // shortest is the least cost of a chain on a set of processors, unknownCost where they cannot execute it.
@@ -174,15 +178,15 @@ func (m *leastScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64
 	}
 	// The rest of the way by first class, and the cheapest way back to it, bound what starting there costs.
 	starts := m.starts[:0]
-	for b, ns := range m.arrive[:first.nb] {
+	for to, ns := range m.arrive[:first.nb] {
 		if ns == unknownCost {
 			continue
 		}
 		back := int64(math.MaxInt64)
-		for a := range last.na {
-			back = min(back, first.edge[a][b])
+		for from := range last.na {
+			back = min(back, first.edge[from][to])
 		}
-		starts = append(starts, leastStart{int32(b), ns + wraps*back})
+		starts = append(starts, leastStart{int32(to), ns + wraps*back})
 	}
 	slices.SortStableFunc(starts, func(a, b leastStart) int { return cmp.Compare(a.bound, b.bound) })
 	m.starts = starts
@@ -196,38 +200,39 @@ func (m *leastScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64
 	return best
 }
 
-// backward goes from the last node to the first: rest is what is left to pay by the class a node leaves its result in, arrive by the class
-// it reads from. start is the class that the first node reads from, -1 for any (the way back to it is then left out).
+// backward goes from the last node to the first: rest is what is left to pay by the class a node leaves its result
+// in, arrive by the class it reads from. start is the class that the first node reads from, -1 for any (the way back
+// to it is then left out).
 func (m *leastScratch) backward(cuts []shortCut, set uint64, start int, repeat, wraps int64) int64 {
 	first, last := m.chain[0], m.chain[len(m.chain)-1]
 	rest := grown(&m.rest, last.na)
-	for a := range rest {
-		rest[a] = 0
+	for from := range rest {
+		rest[from] = 0
 		if start >= 0 {
-			rest[a] = wraps * first.edge[a][start]
+			rest[from] = wraps * first.edge[from][start]
 		}
 	}
 	for i := len(m.chain) - 1; ; i-- {
-		l := m.chain[i]
-		for k := range cuts {
-			if x := &cuts[k]; x.join == i {
-				x.left = unknownCost
-				if x.mask&^set == 0 && rest[x.exit] != unknownCost {
-					x.left = rest[x.exit] + repeat*x.ns
+		leg := m.chain[i]
+		for j := range cuts {
+			if cut := &cuts[j]; cut.join == i {
+				cut.left = unknownCost
+				if cut.mask&^set == 0 && rest[cut.exit] != unknownCost {
+					cut.left = rest[cut.exit] + repeat*cut.ns
 				}
 			}
 		}
-		arrive := grown(&m.arrive, l.nb)
-		for b := range arrive {
-			arrive[b] = unknownCost
+		arrive := grown(&m.arrive, leg.nb)
+		for to := range arrive {
+			arrive[to] = unknownCost
 		}
-		for k, cost := range l.cost {
-			left := rest[l.after[k]]
-			if l.mask[k]&^set != 0 || left == unknownCost {
+		for i, cost := range leg.cost {
+			left := rest[leg.after[i]]
+			if leg.mask[i]&^set != 0 || left == unknownCost {
 				continue
 			}
-			if ns := left + repeat*cost; ns < arrive[l.before[k]] {
-				arrive[l.before[k]] = ns
+			if ns := left + repeat*cost; ns < arrive[leg.before[i]] {
+				arrive[leg.before[i]] = ns
 			}
 		}
 		if i == 0 {
@@ -237,36 +242,36 @@ func (m *leastScratch) backward(cuts []shortCut, set uint64, start int, repeat, 
 			return slices.Min(arrive)
 		}
 		rest = grown(&m.rest, m.chain[i-1].na)
-		for a := range rest {
+		for from := range rest {
 			best := int64(unknownCost)
-			for b, ns := range l.edge[a] {
-				if left := arrive[b]; left != unknownCost {
+			for to, ns := range leg.edge[from] {
+				if left := arrive[to]; left != unknownCost {
 					best = min(best, left+repeat*ns)
 				}
 			}
-			rest[a] = best
+			rest[from] = best
 		}
-		for k := range cuts {
-			if x := &cuts[k]; x.split == i-1 {
-				rest[x.entry] = min(rest[x.entry], x.left)
+		for j := range cuts {
+			if cut := &cuts[j]; cut.split == i-1 {
+				rest[cut.entry] = min(rest[cut.entry], cut.left)
 			}
 		}
 	}
 }
 
 // grown is a slice of a length in memory that is used again.
-func grown(room *[]int64, n int) []int64 {
-	if cap(*room) < n {
-		*room = make([]int64, n)
+func grown(room *[]int64, length int) []int64 {
+	if cap(*room) < length {
+		*room = make([]int64, length)
 	}
-	*room = (*room)[:n]
+	*room = (*room)[:length]
 	return *room
 }
 
-// ranking lists points of a phase by what they cost at least, as their shortest paths tell, each looked at only when the list
-// gets to its bound.
+// ranking lists points of a phase by what they cost at least, as their shortest paths tell, each looked at only when
+// the list gets to its bound.
 type ranking struct {
-	s       *session
+	s       *schemeChoice
 	ph      *phase
 	head    assignment // schemes of classes that the phase does not decide
 	points  []int      // of the phase, least bound first
@@ -291,9 +296,9 @@ func (h rankedHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
 func (h *rankedHeap) Push(x any)   { *h = append(*h, x.(ranked)) }
 func (h *rankedHeap) Pop() any {
 	old := *h
-	x := old[len(old)-1]
+	ranked := old[len(old)-1]
 	*h = old[:len(old)-1]
-	return x
+	return ranked
 }
 
 // at is the k-th of the points; false where there are fewer.
@@ -301,9 +306,9 @@ func (r *ranking) at(k int) (ranked, bool) {
 	for len(r.order) <= k {
 		for r.next < len(r.points) && (len(r.pending) == 0 || r.ph.points[r.points[r.next]].bound <= r.pending[0].least) {
 			at := r.points[r.next]
-			p := &r.ph.points[at]
-			least, _ := r.s.leastOfPoint(r.ph, r.s.schemesOf(r.ph, p, r.head))
-			heap.Push(&r.pending, ranked{at, max(p.bound, least)})
+			point := &r.ph.points[at]
+			least, _ := r.s.leastOfPoint(r.ph, r.s.schemesOf(r.ph, point, r.head))
+			heap.Push(&r.pending, ranked{at, max(point.bound, least)})
 			r.next++
 		}
 		if len(r.pending) == 0 {
@@ -314,12 +319,13 @@ func (r *ranking) at(k int) (ranked, bool) {
 	return r.order[k], true
 }
 
-// headed are the rankings of both phases under one choice of schemes for the head, which decode makes for the programs of prefill as
-// well: what a pair costs is then the sum of what its points cost.
+// headed are the rankings of both phases under one choice of schemes for the head, which decode makes for the
+// programs of prefill as well: what a pair costs is then the sum of what its points cost.
 type headed struct{ prefill, decode *ranking }
 
-// rankings are those of every choice for the head. Where no prompt has a program prefill has one point that costs nothing.
-func (s *session) rankings() (out []headed) {
+// rankings are those of every choice for the head. Where no prompt has a program prefill has one point that costs
+// nothing.
+func (s *schemeChoice) rankings() (out []headed) {
 	// within are the points of prefill whose loss, with the head's, is permitted.
 	within := func(head assignment) (out []int) {
 		limit, lost := s.phases[0].max, s.headKL(head)
@@ -333,39 +339,40 @@ func (s *session) rankings() (out []headed) {
 	}
 	index := map[string]int{}
 	for i := range s.phases[1].points {
-		a := s.schemesOf(s.phases[1], &s.phases[1].points[i], nil)
+		schemes := s.schemesOf(s.phases[1], &s.phases[1].points[i], nil)
 		head := s.uniform(op.A32W32)
-		for k := range s.classes {
-			if s.classes[k].head {
-				head[k] = a[k]
+		for i := range s.classes {
+			if s.classes[i].head {
+				head[i] = schemes[i]
 			}
 		}
-		g, ok := index[head.key()]
+		at, ok := index[head.key()]
 		if !ok {
-			g = len(out)
-			index[head.key()] = g
-			x := headed{&ranking{s: s, ph: s.phases[0], head: head, points: within(head)}, &ranking{s: s, ph: s.phases[1]}}
+			at = len(out)
+			index[head.key()] = at
+			x := headed{&ranking{s: s, ph: s.phases[0], head: head, points: within(head)},
+				&ranking{s: s, ph: s.phases[1]}}
 			if len(s.phases[0].rows) == 0 {
 				x.prefill = &ranking{order: []ranked{{}}}
 			}
 			out = append(out, x)
 		}
-		out[g].decode.points = append(out[g].decode.points, i)
+		out[at].decode.points = append(out[at].decode.points, i)
 	}
 	return out
 }
 
 // leastOfPoint is what an assignment of a phase costs in the objective; false where that cannot be told.
-func (s *session) leastOfPoint(ph *phase, a assignment) (total float64, ok bool) {
-	for r, rows := range ph.rows {
-		if ph.weights[r] == 0 {
+func (s *schemeChoice) leastOfPoint(ph *phase, schemes assignment) (total float64, ok bool) {
+	for i, rows := range ph.rows {
+		if ph.weights[i] == 0 {
 			continue // no prompt has that program
 		}
-		ns, ok := s.leastOf(rows, a)
+		ns, ok := s.leastOf(rows, schemes)
 		if !ok {
 			return 0, false
 		}
-		total += float64(ph.weights[r] * float64(ns))
+		total += float64(ph.weights[i] * float64(ns))
 	}
 	return total, true
 }

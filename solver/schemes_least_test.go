@@ -14,8 +14,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// What is said of a combination of schemes before it is posed is what the engine proves of it, minimising time and energy, with
-// branches side by side and without. No bound is above it.
+// What is said of a combination of schemes before it is posed is what the engine proves of it, minimising time and
+// energy, with branches side by side and without. No bound is above it.
 func TestLeastIsTheOptimum(t *testing.T) {
 	ctx := context.Background()
 	both := []op.Scheme{op.A32W32, op.A8TQ8C}
@@ -56,7 +56,7 @@ func TestLeastIsTheOptimum(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					report, err := pr.solve(ctx, ses)
+					report, err := pr.solve(ctx, &ses.request)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -95,8 +95,8 @@ func (e counted) Partition(ctx context.Context, p *problem.Partition) (problem.S
 	return e.Engine.Partition(ctx, p)
 }
 
-// However many combinations of schemes there are, a problem is posed only for those that may be the best: here for each program
-// one, also where branches may run side by side.
+// However many combinations of schemes there are, a problem is posed only for those that may be the best: here for
+// each program one, also where branches may run side by side.
 func TestCombinationsAreNotPosed(t *testing.T) {
 	s := twoCores(t, 0.7)
 	w := workload.Default()

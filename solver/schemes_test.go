@@ -245,8 +245,8 @@ func TestQuality(t *testing.T) {
 	}
 }
 
-// Static scales need a calibration, are chosen where they are permitted alone, and never where their twin is permitted at
-// the same price: by a limit of quality alone they are no choice on processors that execute both.
+// Static scales need a calibration, are chosen where they are permitted alone, and never where their twin is
+// permitted at the same price: by a limit of quality alone they are no choice on processors that execute both.
 func TestStaticScales(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)
 	for i := range s.Processors {
@@ -308,7 +308,8 @@ func TestStaticScales(t *testing.T) {
 	}
 }
 
-// Several static scales have losses of their own, which limits of quality count, and need a calibration that has the scales.
+// Several static scales have losses of their own, which limits of quality count, and need a calibration that has the
+// scales.
 func TestSeveralStaticScales(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)
 	for i := range s.Processors {
@@ -359,8 +360,8 @@ func TestSeveralStaticScales(t *testing.T) {
 	}
 }
 
-// Products on a 16-bit grid need the ranges of their results, are divided by columns, each share with its steps, and never
-// along their reduction.
+// Products on a 16-bit grid need the ranges of their results, are divided by columns, each share with its steps, and
+// never along their reduction.
 func TestGridSchemes(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)
 	for i := range s.Processors {
@@ -624,7 +625,7 @@ func TestMemoryBoundOfCopies(t *testing.T) {
 	}
 }
 
-func newClasses(t *testing.T, in Input) []class {
+func newClasses(t *testing.T, in Input) []productClass {
 	t.Helper()
 	in.Engine = exact.Engine{}
 	s, err := newSession(in)
@@ -634,8 +635,8 @@ func newClasses(t *testing.T, in Input) []class {
 	return s.classes
 }
 
-// A tied model keeps one copy of its table where the head has 8 bit: when the price of looking rows up in it is known,
-// and within limits of quality only when the loss is.
+// A tied model keeps one copy of its table where the head has 8 bit: when the price of looking rows up in it is
+// known, and within limits of quality only when the loss is.
 func TestPackedEmbedding(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)
 	both := costs(t, s, m, op.A32W32, op.A8TQ8C)

@@ -23,8 +23,8 @@ import (
 //     smallest of these plans, single operators are moved as long as planir.MemoryOf, the number that the plan prints, falls.
 //  4. Of plans that hold as little, the fastest that a joint problem finds.
 //
-// The bound that goes with the answer is that of leastBytes for the pairs that were tried; for those that were not it is what every
-// plan holds: one copy of the weights, the cache, the values of the program and the process itself.
+// The bound that goes with the answer is that of leastBytes for the pairs that were tried; for those that were not it
+// is what every plan holds: one copy of the weights, the cache, the values of the program and the process itself.
 
 // Limits of the search for the least memory.
 const (
@@ -36,23 +36,23 @@ const (
 func (s *session) smallest(ctx context.Context) (*session, *planir.Plan, error) {
 	var first error
 	open := false // there may be a plan for fewer buckets that was not found
-	for n := s.fewest(); n <= len(s.want.Buckets); n++ {
-		t := s
-		if n < len(s.want.Buckets) {
+	for buckets := s.fewest(); buckets <= len(s.want.Buckets); buckets++ {
+		other := s
+		if buckets < len(s.want.Buckets) {
 			var err error
-			if t, err = s.fewer(ctx, n); err != nil {
+			if other, err = s.fewer(ctx, buckets); err != nil {
 				return nil, nil, err
 			}
 		}
-		plan, err := t.lightestPlan(ctx)
+		plan, err := other.lightestPlan(ctx)
 		if err == nil {
 			if report := &plan.Solver[0]; open {
 				report.Status, report.BoundNS = string(problem.Feasible), min(report.BoundNS, s.leastMemory())
 			}
-			return t, plan, nil
+			return other, plan, nil
 		}
-		if t != s {
-			t.close()
+		if other != s {
+			other.close()
 		}
 		if diag.ClassOf(err) != diag.ClassInfeasible {
 			return nil, nil, err
@@ -65,22 +65,23 @@ func (s *session) smallest(ctx context.Context) (*session, *planir.Plan, error) 
 	return nil, nil, first
 }
 
-// weighed is a pair of assignments with what its weights take.
-type weighed struct {
+// sizedPair is a pair of assignments with the bytes that its weights take.
+type sizedPair struct {
 	prefill, decode assignment
 	bytes           int64
 }
 
-// byWeight lists the pairs of assignments within the limits of quality, the lightest first; where they are too many, that one alone.
-func (s *session) byWeight() (out []weighed, all bool) {
+// byWeight lists the pairs of assignments within the limits of quality, the lightest first; where they are too many,
+// that one alone.
+func (s *schemeChoice) byWeight() (out []sizedPair, all bool) {
 	prefills, decodes := s.phases[0].points, s.phases[1].points
 	limit := s.phases[0].max
 	add := func(prefill, decode *point) {
-		a, b := s.assignments(prefill, decode)
+		schemes, b := s.assignments(prefill, decode)
 		if limit > 0 && prefill != nil && prefill.kl+s.headKL(b) > limit {
 			return
 		}
-		out = append(out, weighed{a, b, s.weightBytes(a, b)})
+		out = append(out, sizedPair{schemes, b, s.weightBytes(schemes, b)})
 	}
 	if len(s.phases[0].rows) == 0 {
 		for i := range decodes {
@@ -88,23 +89,23 @@ func (s *session) byWeight() (out []weighed, all bool) {
 		}
 	} else if len(prefills)*len(decodes) > maxPairs/64 {
 		if prefill, decode := s.lightest(); decode != nil {
-			return []weighed{{prefill, decode, s.weightBytes(prefill, decode)}}, false
+			return []sizedPair{{prefill, decode, s.weightBytes(prefill, decode)}}, false
 		}
 	} else {
 		for i := range prefills {
-			for k := range decodes {
-				add(&prefills[i], &decodes[k])
+			for j := range decodes {
+				add(&prefills[i], &decodes[j])
 			}
 		}
 	}
-	slices.SortStableFunc(out, func(a, b weighed) int { return cmp.Compare(a.bytes, b.bytes) })
+	slices.SortStableFunc(out, func(a, b sizedPair) int { return cmp.Compare(a.bytes, b.bytes) })
 	return out, true
 }
 
 // lightestPlan is the smallest plan found for the buckets of a prepared session.
 func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	var best *planir.Plan
-	var chosen weighed
+	var chosen sizedPair
 	var first error
 	pairs, all := s.byWeight()
 	if len(pairs) == 0 {
@@ -161,7 +162,7 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 }
 
 // fixedPart is what every plan for these programs holds beside its weights, buffers and steps.
-func (s *session) fixedPart(plan *planir.Plan) int64 {
+func (s *schemeChoice) fixedPart(plan *planir.Plan) int64 {
 	total := plan.Memory.Cache + planir.LeastFixed(plan)
 	if !s.packed.works() { // else the embedding may be the head's
 		total += plan.Memory.Tables
@@ -169,7 +170,7 @@ func (s *session) fixedPart(plan *planir.Plan) int64 {
 	return total
 }
 
-// lean is the smallest plan found with the schemes that are set.
+// lean is the plan that holds least of those found with the schemes that are set.
 func (s *session) lean(ctx context.Context) (*planir.Plan, error) {
 	best, err := s.fit(ctx)
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
@@ -182,13 +183,13 @@ func (s *session) lean(ctx context.Context) (*planir.Plan, error) {
 			return nil, err
 		}
 	}
-	m, err := s.mover(free)
+	mover, err := s.mover(free)
 	if err != nil {
 		return nil, err
 	}
-	defer m.restore()
+	defer mover.restore()
 	for i := range s.Procs {
-		plan, err := m.allOn(s.Procs[i].Name)
+		plan, err := mover.allOn(s.Procs[i].Name)
 		if err != nil {
 			return nil, err
 		}
@@ -199,27 +200,27 @@ func (s *session) lean(ctx context.Context) (*planir.Plan, error) {
 	if best == nil {
 		return nil, why
 	}
-	if best, err = m.descend(ctx, best); err != nil {
+	if best, err = mover.descend(ctx, best); err != nil {
 		return nil, err
 	}
-	if best, err = m.explained(best); err != nil {
+	if best, err = mover.explained(best); err != nil {
 		return nil, err
 	}
 	return s.quickest(ctx, best)
 }
 
-// quickest is the fastest plan found that holds no more than one does.
+// quickest is the fastest plan found that holds no more than the given one.
 func (s *session) quickest(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	memory := planir.MemoryOf(plan)
 	plan.Memory = &memory
-	t, err := s.minimising(problem.Time)
+	other, err := s.minimising(problem.Time)
 	if err != nil {
 		return nil, err
 	}
-	t.bind(memory.Total)
-	t.tight = true
-	t.nodes = triedNodes
-	faster, err := t.together(ctx, plan)
+	other.bind(memory.Total)
+	other.tight = true
+	other.nodes = triedNodes
+	faster, err := other.together(ctx, plan)
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
 		return nil, err
 	}
@@ -238,7 +239,7 @@ type mover struct {
 	restore func()
 }
 
-// mover is one for plans with the schemes that are set; restore has to be called.
+// mover makes a mover for plans with the schemes that are set. Its restore has to be called.
 func (s *session) mover(plan *planir.Plan) (*mover, error) {
 	m := &mover{s: s, like: plan, restore: s.thin(plan)}
 	var err error
@@ -254,40 +255,40 @@ func (m *mover) plan(choices [][][]int) (*planir.Plan, error) {
 	if !m.permitted(choices) {
 		return nil, nil
 	}
-	x := solved{reports: m.like.Solver}
+	made := solved{reports: m.like.Solver}
 	for i, pr := range m.j.programs {
 		var list []planir.Decision
-		for k, in := range pr.instances {
-			for n, pick := range in.nodes(choices[i][k]) {
-				list = append(list, in.candidates[n][pick].Decision)
+		for j, in := range pr.instances {
+			for node, pick := range in.nodes(choices[i][j]) {
+				list = append(list, in.candidates[node][pick].Decision)
 			}
 		}
-		x.decisions = append(x.decisions, list)
+		made.decisions = append(made.decisions, list)
 	}
-	p := *m.like
-	p.Decisions, p.Program, p.Memory = m.s.merged(&x), planir.Program{}, nil
-	if err := m.s.lower(&p); err != nil {
+	plan := *m.like
+	plan.Decisions, plan.Program, plan.Memory = m.s.merged(&made), planir.Program{}, nil
+	if err := m.s.lower(&plan); err != nil {
 		return nil, err
 	}
-	taken, err := m.s.taken(&p)
+	taken, err := m.s.taken(&plan)
 	if err != nil {
 		return nil, err
 	}
-	for _, b := range m.s.bounds {
-		if taken[b.quantity] > b.max {
+	for _, bound := range m.s.bounds {
+		if taken[bound.quantity] > bound.max {
 			return nil, nil
 		}
 	}
-	return &p, nil
+	return &plan, nil
 }
 
 // explained is a plan whose decisions say what they cost and what the alternatives were.
 func (m *mover) explained(plan *planir.Plan) (*planir.Plan, error) {
-	x := solved{reports: plan.Solver}
+	made := solved{reports: plan.Solver}
 	for i, part := range m.j.choices(plan) {
-		x.decisions = append(x.decisions, m.j.programs[i].decisions(part))
+		made.decisions = append(made.decisions, m.j.programs[i].decisions(part))
 	}
-	return m.s.build(x)
+	return m.s.build(made)
 }
 
 // permitted reports whether no program has processors that exclude each other.
@@ -295,8 +296,8 @@ func (m *mover) permitted(choices [][][]int) bool {
 	for i := range m.j.Parts {
 		alone := problem.Joint{Parts: []problem.Part{{Partition: m.j.Parts[i].Partition}}, Assets: m.j.Assets}
 		alone.Regions = slices.Clone(m.j.Regions)
-		for r := range alone.Regions {
-			alone.Regions[r].MaxBytes, alone.Regions[r].MaxGraphs = 0, 0
+		for region := range alone.Regions {
+			alone.Regions[region].MaxBytes, alone.Regions[region].MaxGraphs = 0, 0
 		}
 		if !alone.Keeps(choices[i : i+1]) {
 			return false
@@ -312,8 +313,8 @@ func (m *mover) allOn(proc string) (*planir.Plan, error) {
 		var part [][]int
 		for _, in := range pr.instances {
 			list := make([]int, len(in.candidates))
-			for n := range list {
-				if list[n] = wholeOn(in.candidates[n], proc); list[n] < 0 {
+			for node := range list {
+				if list[node] = wholeOn(in.candidates[node], proc); list[node] < 0 {
 					return nil, nil
 				}
 			}
@@ -324,42 +325,44 @@ func (m *mover) allOn(proc string) (*planir.Plan, error) {
 	return m.plan(choices)
 }
 
-// wholeOn is the candidate on one processor, or on the one that is cheapest where it cannot; -1 where there is none.
+// wholeOn is the undivided candidate on a processor; the cheapest other one where that cannot execute it; -1 where there is
+// none.
 func wholeOn(list []price.Candidate, proc string) int {
 	best := -1
-	for k := range list {
-		c := &list[k]
-		if c.Axis != planir.AxisNone {
+	for i := range list {
+		candidate := &list[i]
+		if candidate.Axis != planir.AxisNone {
 			continue
 		}
-		if c.Shares[0].Proc == proc {
-			return k
+		if candidate.Shares[0].Proc == proc {
+			return i
 		}
-		if best < 0 || c.CostNS < list[best].CostNS {
-			best = k
+		if best < 0 || candidate.CostNS < list[best].CostNS {
+			best = i
 		}
 	}
 	return best
 }
 
-// descend moves one operator after the other to where the plan holds less, until none is left or the passes are used up.
+// descend moves one operator after the other to where the plan holds less, until none is left or the passes are used
+// up.
 func (m *mover) descend(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	choices := m.j.choices(plan)
 	least := planir.MemoryOf(plan).Total
 	for range smallestPasses {
 		before := least
 		for i, pr := range m.j.programs {
-			for k, in := range pr.instances {
-				for n := range in.candidates {
+			for j, in := range pr.instances {
+				for node := range in.candidates {
 					if err := ctx.Err(); err != nil {
 						return nil, diag.New(diag.ClassInterrupted, "look for the least memory: %w", err)
 					}
-					kept := choices[i][k][n]
-					for _, pick := range kinds(in.candidates[n]) {
+					kept := choices[i][j][node]
+					for _, pick := range kinds(in.candidates[node]) {
 						if pick == kept {
 							continue
 						}
-						choices[i][k][n] = pick
+						choices[i][j][node] = pick
 						other, err := m.plan(choices)
 						if err != nil {
 							return nil, err
@@ -371,7 +374,7 @@ func (m *mover) descend(ctx context.Context, plan *planir.Plan) (*planir.Plan, e
 							plan, least, kept = other, total, pick
 						}
 					}
-					choices[i][k][n] = kept
+					choices[i][j][node] = kept
 				}
 			}
 		}
@@ -387,13 +390,13 @@ func kinds(list []price.Candidate) []int {
 	cheapest := map[string]int{}
 	var order []string
 	for i := range list {
-		c := &list[i]
-		key := c.Kind()
+		candidate := &list[i]
+		key := candidate.Kind()
 		old, ok := cheapest[key]
 		if !ok {
 			order = append(order, key)
 		}
-		if !ok || c.CostNS < list[old].CostNS {
+		if !ok || candidate.CostNS < list[old].CostNS {
 			cheapest[key] = i
 		}
 	}

@@ -11,14 +11,15 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// leastBytes is a lower bound of what all programs hold with the schemes that are set, beside fixedPart: one packed copy of each
-// weight for each format that they read it in, and the least of a joint problem of everything else, without costs and other limits.
-// Candidates of one kind are one choice there, which needs what all of them need: of a buffer the fewest rows, of scratch the least.
-// A step counts where it is joined to no other whatever is chosen, and a buffer where no graph can keep its value inside.
-func (s *session) leastBytes(ctx context.Context) (int64, error) {
-	a := s.newAssets()
-	a.memory, a.pool, a.least, a.regions[""] = true, true, true, 0
-	packs := packsOnce{of: a, all: map[[2]string]*onePack{}}
+// leastBytes is a lower bound of what all programs hold with the schemes that are set, beside fixedPart: one packed
+// copy of each weight for each format that they read it in, and the least of a joint problem of everything else,
+// without costs and other limits. Candidates of one kind are one choice there, which needs what all of them need: of
+// a buffer the fewest rows, of scratch the least. A step counts where it is joined to no other whatever is chosen,
+// and a buffer where no graph can keep its value inside.
+func (s *planner) leastBytes(ctx context.Context) (int64, error) {
+	assets := s.newAssets()
+	assets.memory, assets.pool, assets.least, assets.regions[""] = true, true, true, 0
+	packs := packsOnce{of: assets, all: map[[2]string]*onePack{}}
 	var programs []*program
 	kept := int64(0) // for this problem only
 	for _, rows := range s.want.Rows() {
@@ -37,28 +38,29 @@ func (s *session) leastBytes(ctx context.Context) (int64, error) {
 				defer func() { in.needs = nil }()
 				kept += needsBytes(all)
 			}
-			a.scanAll(all)
+			assets.scanAll(all)
 			packs.scanAll(all)
 		}
 	}
-	j := &joint{Joint: &problem.Joint{Name: "least memory", Minimise: problem.Memory, Regions: []problem.Region{{Name: "memory"}}}}
+	j := &joint{Joint: &problem.Joint{Name: "least memory",
+		Minimise: problem.Memory, Regions: []problem.Region{{Name: "memory"}}}}
 	for _, pr := range programs {
-		p := pr.partition(s, problem.Time)
-		for c, in := range pr.instances {
-			chain := problem.Chain{Name: p.Chains[c].Name, Repeat: 1}
+		posed := pr.partition(&s.request, problem.Time)
+		for i, in := range pr.instances {
+			chain := problem.Chain{Name: posed.Chains[i].Name, Repeat: 1}
 			ends := endings(in.needs)
-			for n := range in.candidates {
-				item, err := in.commonNeeds(a, n, ends[n], pr.name)
+			for node := range in.candidates {
+				item, err := in.commonNeeds(assets, node, ends[node], pr.name)
 				if err != nil {
 					return 0, err
 				}
 				chain.Items = append(chain.Items, item)
 			}
-			p.Chains[c] = chain
+			posed.Chains[i] = chain
 		}
-		j.Parts = append(j.Parts, problem.Part{Partition: p, Weight: 1})
+		j.Parts = append(j.Parts, problem.Part{Partition: posed, Weight: 1})
 	}
-	j.keep(a.list)
+	j.keep(assets.list)
 	if kept += j.bytes(); s.ledger.over(kept) {
 		// The problem takes more than solving may keep: a weaker bound needs none.
 		return s.weightBytes(s.prefill, s.decode) + s.leastPool(), nil
@@ -103,66 +105,69 @@ func (p *packsOnce) scanAll(needs [][][]need) {
 
 func (p *packsOnce) scan(uses []lower.Use) {
 	for i := range uses {
-		u := &uses[i]
-		key := [2]string{u.Weight, u.Scheme}
-		w := p.all[key]
-		if w == nil {
-			w = &onePack{}
-			p.all[key] = w
+		use := &uses[i]
+		key := [2]string{use.Weight, use.Scheme}
+		pack := p.all[key]
+		if pack == nil {
+			pack = &onePack{}
+			p.all[key] = pack
 		}
-		w.k, w.n = max(w.k, u.K1), max(w.n, u.N1)
-		if !slices.Contains(w.layouts, u.Layout) {
-			w.layouts = append(w.layouts, u.Layout)
+		pack.k, pack.n = max(pack.k, use.K1), max(pack.n, use.N1)
+		if !slices.Contains(pack.layouts, use.Layout) {
+			pack.layouts = append(pack.layouts, use.Layout)
 		}
 	}
 }
 
 // bytes is what the packs take, each in the layout in which it is smallest.
 func (p *packsOnce) bytes() (total int64, err error) {
-	for key, w := range p.all {
+	for key, once := range p.all {
 		least := int64(math.MaxInt64)
-		for _, layout := range w.layouts {
-			x := planir.Pack{Weight: key[0], Experts: p.of.experts[key[0]], K1: w.k, N1: w.n, Scheme: key[1], Layout: layout}
-			n, err := pack.Bytes(x.Spec())
+		for _, layout := range once.layouts {
+			x := planir.Pack{Weight: key[0], Experts: p.of.experts[key[0]], K1: once.k, N1: once.n, Scheme: key[1],
+				Layout: layout}
+			bytes, err := pack.Bytes(x.Spec())
 			if err != nil {
 				return 0, err
 			}
-			least = min(least, (n+planir.PageBytes-1)/planir.PageBytes*planir.PageBytes)
+			least = min(least, (bytes+planir.PageBytes-1)/planir.PageBytes*planir.PageBytes)
 		}
 		total += least * int64(max(1, p.of.layers[key[0]]))
 	}
 	return total, nil
 }
 
-// commonNeeds is the item of a node with one choice for each kind of its candidates, which needs the assets that all of them need.
-func (in *instance) commonNeeds(a *assets, node int, ends map[string]bool, program string) (problem.Item, error) {
+// commonNeeds is the item of a node with one choice for each kind of its candidates, which needs the assets that all
+// of them need.
+func (in *instance) commonNeeds(shared *assets, node int, ends map[string]bool, program string) (problem.Item, error) {
 	name := in.stage.Nodes[node].Name
 	item := problem.Item{Name: name, Before: []string{""}, After: []string{""}}
 	if node > 0 {
 		item.EdgeNS = [][]int64{{0}}
 	}
 	byKind := map[string]int{}
-	for k := range in.candidates[node] {
-		c, needs := &in.candidates[node][k], in.needs[node][k]
+	for i := range in.candidates[node] {
+		candidate, needs := &in.candidates[node][i], in.needs[node][i]
 		var list []int
 		var err error
-		for m := range needs {
-			if list, err = a.of(&needs[m], list); err != nil {
+		for step := range needs {
+			if list, err = shared.of(&needs[step], list); err != nil {
 				return item, err
 			}
 		}
-		list = a.steps(needs, ends, name+"@"+program, in.stage.Repeat, list)
+		list = shared.steps(needs, ends, name+"@"+program, in.stage.Repeat, list)
 		slices.Sort(list)
 		list = slices.Compact(list)
-		key := c.Kind()
+		key := candidate.Kind()
 		at, known := byKind[key]
 		if !known {
 			byKind[key] = len(item.Choices)
-			item.Choices = append(item.Choices, problem.Choice{Label: key, Procs: in.prob.Items[node].Choices[k].Procs, Assets: list})
+			item.Choices = append(item.Choices,
+				problem.Choice{Label: key, Procs: in.prob.Items[node].Choices[i].Procs, Assets: list})
 			continue
 		}
-		item.Choices[at].Assets = slices.DeleteFunc(item.Choices[at].Assets, func(x int) bool {
-			_, both := slices.BinarySearch(list, x)
+		item.Choices[at].Assets = slices.DeleteFunc(item.Choices[at].Assets, func(asset int) bool {
+			_, both := slices.BinarySearch(list, asset)
 			return !both
 		})
 	}
@@ -174,17 +179,17 @@ func (j *joint) keep(all []problem.Asset) {
 	numbers := map[int]int{}
 	for i := range j.Parts {
 		for _, chain := range j.Parts[i].Partition.Chains {
-			for n := range chain.Items {
-				for k := range chain.Items[n].Choices {
-					list := chain.Items[n].Choices[k].Assets
-					for m, x := range list {
-						at, known := numbers[x]
+			for node := range chain.Items {
+				for i := range chain.Items[node].Choices {
+					list := chain.Items[node].Choices[i].Assets
+					for position, asset := range list {
+						at, known := numbers[asset]
 						if !known {
 							at = len(j.Assets)
-							numbers[x] = at
-							j.Assets = append(j.Assets, all[x])
+							numbers[asset] = at
+							j.Assets = append(j.Assets, all[asset])
 						}
-						list[m] = at
+						list[position] = at
 					}
 					slices.Sort(list)
 				}

@@ -16,9 +16,9 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// No plan holds less than the smallest one, nor less than its bound: plans of any schemes, with all operators on one processor or
-// each divided as chance has it, are lowered and counted in all combinations of a few operators' candidates. Where no graph keeps
-// values inside the smallest is proved.
+// No plan holds less than the smallest one, nor less than its bound: plans of any schemes, with all operators on one
+// processor or each divided as chance has it, are lowered and counted in all combinations of a few operators'
+// candidates. Where no graph keeps values inside the smallest is proved.
 func TestNoPlanHoldsLess(t *testing.T) {
 	trials, most, schemes := 3, 50, 3
 	if os.Getenv("HETC_LONG") != "" {
@@ -130,7 +130,8 @@ func TestNoPlanHoldsLess(t *testing.T) {
 	}
 }
 
-// The bound is one for any architecture, mixture of schemes and processor: whatever candidates are drawn, the plan holds as much.
+// The bound is one for any architecture, mixture of schemes and processor: whatever candidates are drawn, the plan
+// holds as much.
 func TestLeastBytesIsABound(t *testing.T) {
 	list := architectures(t)
 	draws := 0

@@ -12,8 +12,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// ForTarget makes the input one for the SoC's device: only processors with target data take part, with the operators and
-// schemes they execute there (socs.SoC.Restricted). What is legal is decided by that before anything is priced.
+// ForTarget makes the input one for the SoC's device: only processors with target data take part, with the operators
+// and schemes they execute there (socs.SoC.Restricted). What is legal is decided by that before anything is priced.
 func (in *Input) ForTarget() error {
 	soc, err := in.SoC.Restricted()
 	if err != nil {
@@ -34,42 +34,44 @@ func (in *Input) WholeSoC() *socs.SoC {
 	return in.SoC
 }
 
-// checkTarget reports that an NPU of the device executes nothing the workload permits, so that a plan for it would leave it out
-// without anybody having asked for that.
+// checkTarget reports that an NPU of the device executes nothing the workload permits, so that a plan for it would
+// leave it out without anybody having asked for that.
 func (in *Input) checkTarget(want *workload.Demand) error {
 	if !in.Targeted() {
 		return nil
 	}
 	permitted := slices.Concat(want.Prefill, want.Decode, want.Head)
 	for i := range in.SoC.Processors {
-		p := &in.SoC.Processors[i]
-		if p.Kind != socs.KindNPU || len(p.Schemes) == 0 || len(in.Only) > 0 && !slices.Contains(in.Only, p.Name) ||
-			slices.ContainsFunc(p.Schemes, func(x op.Scheme) bool { return slices.Contains(permitted, x) }) {
+		proc := &in.SoC.Processors[i]
+		if proc.Kind != socs.KindNPU || len(proc.Schemes) == 0 || len(in.Only) > 0 && !slices.Contains(in.Only, proc.Name) ||
+			slices.ContainsFunc(proc.Schemes, func(x op.Scheme) bool { return slices.Contains(permitted, x) }) {
 			continue
 		}
-		list := make([]string, len(p.Schemes))
-		for k, x := range p.Schemes {
-			list[k] = string(x)
+		list := make([]string, len(proc.Schemes))
+		for i, scheme := range proc.Schemes {
+			list[i] = string(scheme)
 		}
 		kept := op.A32W32
 		if len(permitted) > 0 {
 			kept = permitted[0]
 		}
-		hint := fmt.Sprintf("permit one in the workload: schemes: {prefill: [%s, %s], decode: [%s, %s]}", kept, list[0], kept, list[0])
-		if p.Schemes[0].Static() {
+		hint := fmt.Sprintf("permit one in the workload: schemes: {prefill: [%s, %s], decode: [%s, %s]}",
+			kept, list[0], kept, list[0])
+		if proc.Schemes[0].Static() {
 			hint += "; its static steps come from hetc calibrate --model DIR --text FILE -o cal.yaml, given with --calibration cal.yaml"
 		}
-		if control := in.SoC.Control; control != p.Name {
+		if control := in.SoC.Control; control != proc.Name {
 			hint += fmt.Sprintf("; or plan without it: --only %s", control)
 		}
-		return diag.New(diag.ClassInput, "solve: on the device of %q processor %q executes products in %s, and %s permits none of them",
-			in.SoC.Name, p.Name, strings.Join(list, ", "), in.Workload.Title()).WithHint("%s", hint)
+		return diag.New(diag.ClassInput,
+			"solve: on the device of %q processor %q executes products in %s, and %s permits none of them",
+			in.SoC.Name, proc.Name, strings.Join(list, ", "), in.Workload.Title()).WithHint("%s", hint)
 	}
 	return nil
 }
 
-// CheckSchemes reports what Solve would refuse of the schemes that the workload permits, before there are costs: model, SoC and
-// workload are all it needs.
+// CheckSchemes reports what Solve would refuse of the schemes that the workload permits, before there are costs:
+// model, SoC and workload are all it needs.
 func (in *Input) CheckSchemes() error {
 	if err := in.Workload.Validate(); err != nil {
 		return err
@@ -86,10 +88,10 @@ func (in *Input) CheckSchemes() error {
 
 // checkExperts reports that a phase permits no scheme that products by experts have.
 func (in *Input) checkExperts(want *workload.Demand) error {
-	g := in.Model.Graph()
-	if !slices.ContainsFunc(g.Sections, func(s models.Section) bool {
-		return slices.ContainsFunc(s.Nodes, func(n models.Node) bool {
-			return slices.ContainsFunc(n.Ops, func(o op.Op) bool { return o.Kind == op.ExpertMatMul })
+	graph := in.Model.Graph()
+	if !slices.ContainsFunc(graph.Sections, func(s models.Section) bool {
+		return slices.ContainsFunc(s.Nodes, func(node models.Node) bool {
+			return slices.ContainsFunc(node.Ops, func(o op.Op) bool { return o.Kind == op.ExpertMatMul })
 		})
 	}) {
 		return nil
@@ -101,7 +103,9 @@ func (in *Input) checkExperts(want *workload.Demand) error {
 		if len(phase.schemes) == 0 || slices.ContainsFunc(phase.schemes, op.Scheme.Experts) {
 			continue
 		}
-		return diag.New(diag.ClassInput, "solve: model %q has experts, whose products have none of the schemes that %s permits in %s: %v", in.Model.Name, in.Workload.Title(), phase.name, phase.schemes).
+		return diag.New(diag.ClassInput,
+			"solve: model %q has experts, whose products have none of the schemes that %s permits in %s: %v",
+			in.Model.Name, in.Workload.Title(), phase.name, phase.schemes).
 			WithHint("permit one for them beside these, which the control processor executes: schemes: {prefill: [%s, %s], decode: [%s, %s]}", phase.schemes[0], op.A8TQ8C, phase.schemes[0], op.A8TQ8C)
 	}
 	return nil

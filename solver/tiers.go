@@ -36,8 +36,9 @@ type TierRoom struct {
 }
 
 // PoseTiers prices the experts of a model by the costs: groups on the SoC's processor of static shapes, rows on its
-// control processor. schemes are the products' (see models.Model.ExpertOps). What all choices have in common is left out:
-// routing, gathering and summing up. The two processors work at the same time unless they share a core or the workload says otherwise.
+// control processor. schemes are the products' (see models.Model.ExpertOps). What all choices have in common is left
+// out: routing, gathering and summing up. The two processors work at the same time unless they share a core or the
+// workload says otherwise.
 func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, error) {
 	if err := in.Loads.Validate(); err != nil {
 		return nil, err
@@ -45,11 +46,11 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	if err := in.Loads.Fits(in.Model); err != nil {
 		return nil, err
 	}
-	w := in.Workload
-	if w == nil {
-		w = workload.Default()
+	work := in.Workload
+	if work == nil {
+		work = workload.Default()
 	}
-	x := &TierInstance{Schemes: schemes, Loads: in.Loads, want: w.Experts, CPU: in.SoC.Control, Layers: in.Model.ExpertLayers()}
+	x := &TierInstance{Schemes: schemes, Loads: in.Loads, want: work.Experts, CPU: in.SoC.Control, Layers: in.Model.ExpertLayers()}
 	npu, err := staticProcessor(in.SoC)
 	if err != nil {
 		return nil, err
@@ -95,8 +96,8 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	for _, n := range lengths {
 		m := in.Loads.Merged(n/in.Loads.ChunkTokens, same)
 		for l := range m {
-			for e := range m[l] {
-				most = max(most, int(slices.Max(m[l][e])))
+			for entry := range m[l] {
+				most = max(most, int(slices.Max(m[l][entry])))
 			}
 		}
 		loads = append(loads, m)
@@ -115,21 +116,21 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	}
 	cpu := make([]int64, most+1)
 	for n := 1; n <= most; n++ {
-		for _, o := range expertOps(in.Model, schemes, n) {
-			e, err := pr.One(price.Task{Proc: x.CPU, Op: o})
+		for _, oper := range expertOps(in.Model, schemes, n) {
+			estimate, err := pr.One(price.Task{Proc: x.CPU, Op: oper})
 			if err != nil {
 				return nil, fmt.Errorf("price an expert: %w", err)
 			}
-			cpu[n] += e.NS
+			cpu[n] += estimate.NS
 		}
 	}
 	var sync int64
 	for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
-		e, err := pr.Handover(link[0], link[1])
+		estimate, err := pr.Handover(link[0], link[1])
 		if err != nil {
 			return nil, err
 		}
-		sync += e.NS
+		sync += estimate.NS
 	}
 	for i, n := range lengths {
 		c := problem.TierChunk{Tokens: n, Weight: int64(all / n), GroupNS: groups, CPUNS: cpu, SyncNS: sync}
@@ -146,8 +147,8 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	return x, p.Validate()
 }
 
-// prune sets the limits of what may be dropped. A limit of the squared norm alone leaves the number of rows open, and one of
-// rows alone the norm.
+// prune sets the limits of what may be dropped. A limit of the squared norm alone leaves the number of rows open, and
+// one of rows alone the norm.
 func (x *TierInstance) prune(p *problem.Tiers) error {
 	w := &x.want
 	if w.Overflow != workload.OverflowPrune {
@@ -184,15 +185,15 @@ func (x *TierInstance) prune(p *problem.Tiers) error {
 }
 
 // staticProcessor is the processor that groups of experts run on: the first NPU of static shapes, else any such.
-func staticProcessor(s *socs.SoC) (*socs.Processor, error) {
+func staticProcessor(soc *socs.SoC) (*socs.Processor, error) {
 	var out *socs.Processor
-	for i := range s.Processors {
-		if p := &s.Processors[i]; p.StaticShapes && (out == nil || out.Kind != "npu" && p.Kind == "npu") {
-			out = p
+	for i := range soc.Processors {
+		if proc := &soc.Processors[i]; proc.StaticShapes && (out == nil || out.Kind != "npu" && proc.Kind == "npu") {
+			out = proc
 		}
 	}
 	if out == nil {
-		return nil, diag.New(diag.ClassInfeasible, "capacity tiers: no processor of SoC %q has static shapes only, and tiers are for those", s.Name).
+		return nil, diag.New(diag.ClassInfeasible, "capacity tiers: no processor of SoC %q has static shapes only, and tiers are for those", soc.Name).
 			WithHint("leave --loads out, or plan for a SoC with such an NPU: hetc socs list")
 	}
 	return out, nil
@@ -203,11 +204,11 @@ func milliwatts(p *socs.Processor) int64 { return int64(math.Round(p.PowerW * 10
 func ppm(share float64) int64 { return int64(math.Round(share * 1e6)) }
 
 // lengths are the chunk lengths to choose from: those of which at least two were observed.
-func (x *TierInstance) lengths(m *models.Model) (out []int, err error) {
+func (x *TierInstance) lengths(model *models.Model) (out []int, err error) {
 	list, base := x.want.Chunks, x.Loads.ChunkTokens
 	if len(list) == 0 {
 		for _, n := range []int{256, 512, 1024} {
-			if n%base == 0 && n <= m.MaxContext && x.Loads.Chunks*base >= 2*n {
+			if n%base == 0 && n <= model.MaxContext && x.Loads.Chunks*base >= 2*n {
 				list = append(list, n)
 			}
 		}
@@ -253,16 +254,16 @@ func capacities(tile, most int) (out []int) {
 }
 
 // expertOps are an expert's operators with their schemes, and the quantisation of rows that those need.
-func expertOps(m *models.Model, schemes []op.Scheme, rows int) (out []op.Op) {
+func expertOps(model *models.Model, schemes []op.Scheme, rows int) (out []op.Op) {
 	k := 0
-	for _, o := range m.ExpertOps(rows) {
-		if o.Kind == op.MatMul {
-			o.Scheme = schemes[k]
-			if k++; o.Scheme.QuantisedRows() {
-				out = append(out, o.Scheme.QuantRows(rows, o.K, 1))
+	for _, oper := range model.ExpertOps(rows) {
+		if oper.Kind == op.MatMul {
+			oper.Scheme = schemes[k]
+			if k++; oper.Scheme.QuantisedRows() {
+				out = append(out, oper.Scheme.QuantRows(rows, oper.K, 1))
 			}
 		}
-		out = append(out, o)
+		out = append(out, oper)
 	}
 	return out
 }
@@ -270,9 +271,10 @@ func expertOps(m *models.Model, schemes []op.Scheme, rows int) (out []op.Op) {
 // maxGroup is the most experts of a group where no limit says.
 const maxGroup = 64
 
-// groupPrices are launches by tier and number of experts: one launch, the operators of every expert, and what links copy.
-func groupPrices(pr *price.Fitted, x *TierInstance, m *models.Model, p *problem.Tiers) (out [][]int64, err error) {
-	size := min(maxGroup, m.Experts)
+// groupPrices are launches by tier and number of experts: one launch, the operators of every expert, and what links
+// copy.
+func groupPrices(pr *price.Fitted, x *TierInstance, model *models.Model, p *problem.Tiers) (out [][]int64, err error) {
+	size := min(maxGroup, model.Experts)
 	if p.GraphBytes > 0 {
 		size = min(size, problem.MostExperts(p.GraphBytes, p.ExpertBytes))
 	}
@@ -282,18 +284,18 @@ func groupPrices(pr *price.Fitted, x *TierInstance, m *models.Model, p *problem.
 	}
 	for _, rows := range p.Capacities {
 		var each int64
-		for _, o := range expertOps(m, x.Schemes, rows) {
-			e, err := pr.Cheapest(price.Task{Proc: x.NPU, Op: o})
+		for _, oper := range expertOps(model, x.Schemes, rows) {
+			estimate, err := pr.Cheapest(price.Task{Proc: x.NPU, Op: oper})
 			if err != nil {
 				return nil, fmt.Errorf("price an expert of %d rows: %w", rows, err)
 			}
-			each += max(0, e.NS-launch)
+			each += max(0, estimate.NS-launch)
 		}
 		var list []int64
 		for g := 1; g <= size; g++ {
 			ns := launch + int64(g)*each
 			for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
-				moved, err := pr.Copy(link[0], link[1], int64(g)*int64(rows)*int64(m.Hidden)*4)
+				moved, err := pr.Copy(link[0], link[1], int64(g)*int64(rows)*int64(model.Hidden)*4)
 				if err != nil {
 					return nil, err
 				}
@@ -306,8 +308,8 @@ func groupPrices(pr *price.Fitted, x *TierInstance, m *models.Model, p *problem.
 	return out, nil
 }
 
-// expertsError is about what a token's experts take at least, where that is above the limit: a little more, because of the least
-// itself few choices of tiers are left, which take long to find.
+// expertsError is about what a token's experts take at least, where that is above the limit: a little more, because
+// of the least itself few choices of tiers are left, which take long to find.
 type ExpertsError struct {
 	LeastUS float64
 	text    string
@@ -317,14 +319,14 @@ type ExpertsError struct {
 func (e *ExpertsError) Error() string { return e.text }
 
 // Solve has an engine decide the tiers.
-func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.TierSolution, error) {
+func (x *TierInstance) Solve(ctx context.Context, engine problem.Engine) (problem.TierSolution, error) {
 	var s problem.TierSolution
 	var err error
 	switch x.want.Prefer {
 	case workload.PreferOffload, workload.PreferSaliency:
 		fastest := *x.Problem
 		fastest.Minimise, fastest.Bounds = problem.TierTime, nil
-		if s, err = e.Tiers(ctx, &fastest, problem.Limits{}); err != nil {
+		if s, err = engine.Tiers(ctx, &fastest, problem.Limits{}); err != nil {
 			return s, err
 		}
 		if limit := x.Problem.Bounds[problem.TierTime]; s.Bound > limit {
@@ -336,7 +338,7 @@ func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.Tie
 			x.Problem.Start = &s
 		}
 	}
-	s, err = x.inOrder(ctx, e)
+	s, err = x.inOrder(ctx, engine)
 	if err == nil && s.Choices == nil {
 		return s, diag.New(diag.ClassInfeasible, "tiers %q: no choice of tiers was found that keeps every limit, in %d nodes, and none was proved impossible", x.Problem.Name, s.Nodes).
 			WithHint("raise a limit of workload experts, or let engine auto or highs look for one: --engine")
@@ -355,11 +357,11 @@ func (x *TierInstance) order() []problem.TierMeasure {
 	return []problem.TierMeasure{problem.TierTime}
 }
 
-func (x *TierInstance) inOrder(ctx context.Context, e problem.Engine) (problem.TierSolution, error) {
+func (x *TierInstance) inOrder(ctx context.Context, engine problem.Engine) (problem.TierSolution, error) {
 	if order := x.order(); len(order) > 1 {
-		return x.Problem.InOrder(ctx, e, order, problem.Limits{})
+		return x.Problem.InOrder(ctx, engine, order, problem.Limits{})
 	}
-	return e.Tiers(ctx, x.Problem, problem.Limits{})
+	return engine.Tiers(ctx, x.Problem, problem.Limits{})
 }
 
 // Plan is a solution in the words of a plan.
@@ -411,9 +413,9 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 			Layer: x.Layers[l], ExpectNS: c.NS, NPUNS: c.NPUNS, CPUNS: c.CPUNS, Lost: share(float64(c.Lost), problem.SaliencyOne), Imbalance: round6(problem.ImbalanceRatio(loads)),
 			Overflow: share(float64(c.Overflow), float64(c.Rows)), Drop: share(float64(c.Drop), float64(c.Rows)), Padding: share(unused, reserved),
 		}
-		for e, k := range choices {
+		for entry, k := range choices {
 			if k == 0 {
-				y.Resident = append(y.Resident, e)
+				y.Resident = append(y.Resident, entry)
 			}
 		}
 		for _, g := range t.GroupsOf(loads, choices) {
@@ -423,8 +425,8 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 				if k == g.Tier+1 || k > 0 && !used[k] {
 					continue
 				}
-				for _, e := range g.Experts {
-					other[e] = k
+				for _, entry := range g.Experts {
+					other[entry] = k
 				}
 				d := t.Layer(l, other)
 				if ns := d.NS; ns < z.NextNS && (d.Drop == 0 || d.Drop <= t.LayerDrop(l)) && (!salient || d.Lost <= mostLost) {
@@ -451,7 +453,7 @@ func share(part, all float64) float64 {
 func round6(v float64) float64 { return math.Round(v*1e6) / 1e6 }
 
 // tiers adds capacity tiers to a plan, for the schemes that its largest program gives the experts.
-func (s *session) tiers(ctx context.Context, p *planir.Plan) error {
+func (s *request) tiers(ctx context.Context, plan *planir.Plan) error {
 	if s.in.Loads == nil {
 		if x, empty := s.in.Workload.Experts, (workload.Experts{}); !reflect.DeepEqual(x, empty) {
 			s.note("%s says how capacity tiers of experts are chosen, and without --loads none are", s.in.Workload.Title())
@@ -465,14 +467,14 @@ func (s *session) tiers(ctx context.Context, p *planir.Plan) error {
 	var schemes []op.Scheme
 	rows := s.want.Rows()
 	for i := range s.graph.Sections {
-		x := &s.graph.Sections[i]
+		sec := &s.graph.Sections[i]
 		if len(schemes) > 0 {
 			break
 		}
-		for _, n := range x.Nodes {
-			if slices.Contains(models.ExpertNodes, n.Name) {
-				if d := p.DecisionFor(x.Name+"."+n.Name, rows[len(rows)-1]); d != nil && d.Scheme != "" {
-					schemes = append(schemes, d.Scheme)
+		for _, node := range sec.Nodes {
+			if slices.Contains(models.ExpertNodes, node.Name) {
+				if decision := plan.DecisionFor(sec.Name+"."+node.Name, rows[len(rows)-1]); decision != nil && decision.Scheme != "" {
+					schemes = append(schemes, decision.Scheme)
 				}
 			}
 		}
@@ -484,7 +486,7 @@ func (s *session) tiers(ctx context.Context, p *planir.Plan) error {
 	if err != nil {
 		return err
 	}
-	x, err := PoseTiers(s.in, schemes, s.tierRoom(p, npu))
+	x, err := PoseTiers(s.in, schemes, s.tierRoom(plan, npu))
 	if err != nil {
 		return err
 	}
@@ -492,15 +494,15 @@ func (s *session) tiers(ctx context.Context, p *planir.Plan) error {
 	if err != nil {
 		return err
 	}
-	p.Inputs = append(p.Inputs, planir.Input{Kind: "loads", Digest: digest})
-	p.Tiers = x.Plan(sol)
+	plan.Inputs = append(plan.Inputs, planir.Input{Kind: "loads", Digest: digest})
+	plan.Tiers = x.Plan(sol)
 	return nil
 }
 
-// tierRoom is what a plan leaves for groups of experts on a processor: of its address space, of the graphs that it holds, and of the time
-// to open them.
-func (s *session) tierRoom(p *planir.Plan, npu *socs.Processor) (out TierRoom) {
-	used := check.Load(p, npu)
+// tierRoom is what a plan leaves for groups of experts on a processor: of its address space, of the graphs that it
+// holds, and of the time to open them.
+func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom) {
+	used := check.Load(plan, npu)
 	least := func(graphs int64) {
 		if graphs = max(graphs, -1); graphs == 0 {
 			graphs = -1
@@ -509,22 +511,22 @@ func (s *session) tierRoom(p *planir.Plan, npu *socs.Processor) (out TierRoom) {
 			out.Graphs = graphs
 		}
 	}
-	l := &s.in.Workload.Limits
-	if most := int64(npu.AddressBytes); most > 0 || l.AddressBytes[npu.Name] > 0 {
-		if own := int64(l.AddressBytes[npu.Name]); own > 0 && (most == 0 || own < most) {
+	limits := &s.in.Workload.Limits
+	if most := int64(npu.AddressBytes); most > 0 || limits.AddressBytes[npu.Name] > 0 {
+		if own := int64(limits.AddressBytes[npu.Name]); own > 0 && (most == 0 || own < most) {
 			most = own
 		}
 		out.Bytes = max(1, most-used.Bytes)
 	}
-	for _, most := range []int{npu.MaxGraphs, l.MaxGraphs[npu.Name]} {
+	for _, most := range []int{npu.MaxGraphs, limits.MaxGraphs[npu.Name]} {
 		if most > 0 {
 			least(int64(most - used.Graphs))
 		}
 	}
-	if each := openNS(npu); l.OpenMS > 0 && each > 0 {
-		left := price.Whole(l.OpenMS * 1e6)
-		for i := range p.Program.Graphs {
-			left -= openNS(s.in.SoC.Processor(p.Program.Graphs[i].Proc))
+	if each := openNS(npu); limits.OpenMS > 0 && each > 0 {
+		left := price.Whole(limits.OpenMS * 1e6)
+		for i := range plan.Program.Graphs {
+			left -= openNS(s.in.SoC.Processor(plan.Program.Graphs[i].Proc))
 		}
 		least(left / each)
 	}

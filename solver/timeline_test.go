@@ -25,8 +25,8 @@ func TestTimeline(t *testing.T) {
 		}},
 		{Name: "head", Lanes: []planir.Lane{{Proc: "a", Steps: []planir.Step{{Node: "alone"}}}}},
 	}}
-	// Layer 0: first 0-10, beside 10-13; other 12-17 (hand-over 2); last 19-20. Layer 1 the same from 20.
-	// Flag 2 is waited for by the lane that sets it, without a hand-over. Lane b starts 2 later, which nobody notices, and has
+	// Layer 0: first 0-10, beside 10-13; other 12-17 (hand-over 2); last 19-20. Layer 1 the same from 20. Flag 2 is
+	// waited for by the lane that sets it, without a hand-over. Lane b starts 2 later, which nobody notices, and has
 	// ended long before 40.
 	of := map[stepKey]effort{}
 	for _, s := range ph.Sections {

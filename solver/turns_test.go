@@ -71,8 +71,8 @@ func lanesOf(p *planir.Plan, program string) (out []string) {
 	return out
 }
 
-// Processors of one thread take turns in a section: products on the fast one, what it lacks on the other (also where one of a
-// pair lacks it), and the prediction adds their times up.
+// Processors of one thread take turns in a section: products on the fast one, what it lacks on the other (also where
+// one of a pair lacks it), and the prediction adds their times up.
 func TestTakingTurns(t *testing.T) {
 	s, c := withLibrary(t)
 	m := demo(t)

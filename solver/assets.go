@@ -1,0 +1,432 @@
+package solver
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/price"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// need is what a candidate needs to be open on a processor.
+type need struct {
+	proc    string
+	graph   string // key
+	weights []lower.Use
+	scratch int64    // temporary memory of its graph
+	table   bool     // the weight is a table that rows are looked up in as they are stored
+	joins   bool     // its step may be joined to its neighbours
+	inside  bool     // and what they pass to each other may then have no buffer
+	buffers []buffer // that its steps touch
+}
+
+// buffer is one of the pool, with the size that the candidate gives it at least.
+type buffer struct {
+	name       string
+	rows, cols int
+	size       int  // of an element
+	own        bool // of a share or partial sum: it is as large as those that use it need it
+}
+
+// needs lists what a node's candidate needs, step by step.
+func needsOf(st *price.Section, node int, candidate *price.Candidate) ([]need, error) {
+	of := &st.Nodes[node]
+	pieces, err := lower.Cut(st.Section, of, &candidate.Decision, st.Proc)
+	if err != nil {
+		return nil, diag.New(diag.ClassInternal, "BUG: a candidate of %q cannot be cut: %w", of.Name, err)
+	}
+	var out []need
+	for i := range pieces {
+		piece := &pieces[i]
+		step := need{proc: piece.Proc, table: piece.Op().Kind == op.Embed && piece.Op().Scheme == ""}
+		step.weights, step.graph = lower.Needs(of, piece, st.Proc(piece.Proc))
+		step.scratch = scratchOf(piece, st.Proc(piece.Proc))
+		step.joins, step.inside = lower.Joins(piece.Ops, st.Proc(piece.Proc))
+		for _, v := range slices.Concat(piece.In, piece.Out) {
+			buf := buffer{name: v.Buffer, rows: v.R1, cols: v.C1, own: true}
+			value, ok := st.Values[v.Buffer]
+			if ok {
+				buf.rows, buf.cols, buf.own = max(buf.rows, value.Rows), value.Cols, false
+			} else {
+				value = st.Values[of.Out[0]]
+			}
+			buf.size = value.Type.Bytes()
+			step.buffers = append(step.buffers, buf)
+		}
+		out = append(out, step)
+	}
+	// Padding rows are written by the producer but never gathered: the buffer has all of them.
+	for _, need := range out {
+		for i := range need.buffers {
+			for _, other := range out {
+				for _, buf := range other.buffers {
+					if buf.name == need.buffers[i].name {
+						need.buffers[i].rows = max(need.buffers[i].rows, buf.rows)
+					}
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// scratchOf is the temporary memory of a piece's graph where nothing is joined to it.
+func scratchOf(piece *lower.Piece, proc *planir.Proc) int64 {
+	var most int64
+	for _, oper := range piece.Ops {
+		g := op.Single(oper, "")
+		most = max(most, proc.ScratchBytes(&g))
+	}
+	return most
+}
+
+// loads are what all candidates of an instance need, by node and candidate.
+func (in *instance) loads() ([][][]need, error) {
+	if in.needs == nil {
+		all := make([][][]need, len(in.candidates))
+		for i := range in.candidates {
+			for j := range in.candidates[i] {
+				x, err := needsOf(in.stage, i, &in.candidates[i][j])
+				if err != nil {
+					return nil, err
+				}
+				all[i] = append(all[i], x)
+			}
+		}
+		in.needs = all
+	}
+	return in.needs, nil
+}
+
+// assets collects what choices of a joint problem share.
+type assets struct {
+	s       *request
+	list    []problem.Asset
+	index   map[string]int
+	layers  map[string]int         // of each weight
+	experts map[string]int         // of each weight
+	cuts    map[string][]int       // boundaries of the columns that a pack is read in, by its key
+	whole   map[string]planir.Pack // by key, without columns
+	rows    map[string]int         // the most of each buffer
+	levels  map[string][]int       // numbers of rows of a buffer of its own
+	regions map[string]int         // by processor: those whose bytes, graphs or opening times are bounded
+	memory  bool                   // what a process holds is bounded or minimised
+	pool    bool                   // its buffers, scratch and steps count, too: it is minimised
+	least   bool                   // for leastBytes: no packs, and no asset that a range ends within
+	sizes   map[sizeKey]int64      // of ranges of packs
+	procs   map[string]*socs.Processor
+}
+
+// sizeKey is a range of a pack's columns, with what each layer of it is rounded up to.
+type sizeKey struct {
+	pack     string
+	from, to int
+	unit     int64
+}
+
+// newAssets is an empty collection.
+func (s *request) newAssets() *assets {
+	shared := &assets{
+		s: s, index: map[string]int{}, layers: s.layers(), experts: map[string]int{}, cuts: map[string][]int{},
+		whole: map[string]planir.Pack{},
+		rows:  map[string]int{}, levels: map[string][]int{}, regions: map[string]int{}, sizes: map[sizeKey]int64{},
+		procs: map[string]*socs.Processor{},
+	}
+	for _, w := range s.graph.Weights {
+		shared.experts[w.Name] = w.Experts
+	}
+	for i := range s.Procs {
+		shared.procs[s.Procs[i].Name] = s.in.SoC.Processor(s.Procs[i].Name)
+	}
+	return shared
+}
+
+// packKey names the pack that a range of a weight belongs to, on a processor: for its region that owner reads it.
+func packKey(use *lower.Use) string {
+	key := fmt.Sprintf("%s/%s.%s k%d-%d", use.Weight, use.Scheme, use.Layout, use.K0, use.K1)
+	if use.Owner != "" {
+		key += fmt.Sprintf(" %s n%d-%d", use.Owner, use.N0, use.N1)
+	}
+	return key
+}
+
+// scan notes where a need divides packs, and how large it makes buffers.
+func (a *assets) scan(step *need) {
+	for i := range step.weights {
+		use := &step.weights[i]
+		key := packKey(use)
+		if _, ok := a.whole[key]; !ok {
+			a.whole[key] = planir.Pack{Weight: use.Weight, Experts: a.experts[use.Weight], K0: use.K0, K1: use.K1,
+				Scheme: use.Scheme, Layout: use.Layout}
+		}
+		for _, cut := range []int{use.N0, use.N1} {
+			if at, found := slices.BinarySearch(a.cuts[key], cut); !found {
+				a.cuts[key] = slices.Insert(a.cuts[key], at, cut)
+			}
+		}
+	}
+	for _, buf := range step.buffers {
+		a.rows[buf.name] = max(a.rows[buf.name], buf.rows)
+		a.level(buf.name, buf.rows)
+	}
+	if a.pool {
+		a.level("scratch "+step.proc, int(step.scratch))
+	}
+}
+
+// scanAll is scan for all that an instance needs.
+func (a *assets) scanAll(needs [][][]need) {
+	for _, candidates := range needs {
+		for _, steps := range candidates {
+			for i := range steps {
+				a.scan(&steps[i])
+			}
+		}
+	}
+}
+
+// level notes a size that something of growing size may have.
+func (a *assets) level(name string, size int) {
+	if at, found := slices.BinarySearch(a.levels[name], size); !found {
+		a.levels[name] = slices.Insert(a.levels[name], at, size)
+	}
+}
+
+// bytes is what columns of a pack take, in all layers and experts: in units of one byte as check.Load counts it, in
+// pages as planir.MemoryOf does. A range of several takes no less than all of them together.
+func (a *assets) bytes(key string, from, to int, unit int64) (int64, error) {
+	id := sizeKey{key, from, to, unit}
+	if bytes, ok := a.sizes[id]; ok {
+		return bytes, nil
+	}
+	whole := a.whole[key]
+	upTo := func(cols int) (int64, error) {
+		if cols == 0 {
+			return 0, nil
+		}
+		p := whole
+		p.N1 = cols
+		bytes, err := pack.Bytes(p.Spec())
+		return (bytes + unit - 1) / unit * unit, err
+	}
+	low, high, err := int64(0), int64(0), error(nil)
+	// Columns 0..to less columns 0..from: what layouts add once for a pack belongs to its beginning.
+	first := a.cuts[key][0]
+	if from > first {
+		low, err = upTo(from - first)
+	}
+	if err == nil {
+		high, err = upTo(to - first)
+	}
+	if err != nil {
+		return 0, err
+	}
+	bytes := int64(max(1, a.layers[whole.Weight])) * max(0, high-low)
+	a.sizes[id] = bytes
+	return bytes, nil
+}
+
+func (a *assets) add(asset problem.Asset) int {
+	i, ok := a.index[asset.Name]
+	if !ok {
+		i = len(a.list)
+		a.index[asset.Name] = i
+		a.list = append(a.list, asset)
+	}
+	return i
+}
+
+// of lists the assets of a step: its part of what the process holds, and of what its processor loads.
+func (a *assets) of(step *need, out []int) ([]int, error) {
+	if a.pool {
+		out = a.held(step, out)
+	}
+	region, bounded := a.regions[step.proc]
+	if bounded {
+		out = a.loaded(step, region, out)
+	}
+	for i := range step.weights {
+		var err error
+		if out, err = a.packs(step, &step.weights[i], out); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// held lists the buffers and the scratch of a step, and its library.
+func (a *assets) held(step *need, out []int) []int {
+	if !step.inside {
+		for i := range step.buffers {
+			out = a.upTo("pool", &step.buffers[i], a.regions[""], planir.BufferBytes, out)
+		}
+	}
+	scratch := buffer{name: "scratch " + step.proc, rows: int(step.scratch), cols: 1, size: 1}
+	out = a.upTo("held", &scratch, a.regions[""], sameBytes, out)
+	if once := a.procs[step.proc].KernelMemory().LibraryBytes; once > 0 {
+		out = append(out, a.add(problem.Asset{Name: "library", Region: a.regions[""], Bytes: once}))
+	}
+	return out
+}
+
+// loaded lists the graph of a step and its buffers in the region of its processor.
+func (a *assets) loaded(step *need, region int, out []int) []int {
+	graph := problem.Asset{Name: "graph " + step.graph, Region: region, Graphs: 1, OpenNS: openNS(a.procs[step.proc])}
+	out = append(out, a.add(graph))
+	for i := range step.buffers {
+		buf := &step.buffers[i]
+		if buf.own {
+			out = a.upTo(step.proc+" buffer", buf, region, sameBytes, out)
+			continue
+		}
+		bytes := int64(a.rows[buf.name]) * int64(buf.cols) * int64(buf.size)
+		out = append(out, a.add(problem.Asset{Name: step.proc + " buffer " + buf.name, Region: region, Bytes: bytes}))
+	}
+	return out
+}
+
+// upTo lists the parts of a buffer up to its rows: what uses it at several sizes shares the smaller ones.
+func (a *assets) upTo(prefix string, buf *buffer, region int, rounded func(bytes int64) int64, out []int) []int {
+	from := int64(0)
+	for _, level := range a.levels[buf.name] {
+		if level > buf.rows {
+			break
+		}
+		to := rounded(int64(level) * int64(buf.cols) * int64(buf.size))
+		name := fmt.Sprintf("%s %s to row %d", prefix, buf.name, level)
+		out = append(out, a.add(problem.Asset{Name: name, Region: region, Bytes: to - from}))
+		from = to
+	}
+	return out
+}
+
+func sameBytes(bytes int64) int64 { return bytes }
+
+// packs lists the parts of a weight that a step reads: in the region of its processor, in the process, and as the processor's
+// library packs them again.
+func (a *assets) packs(step *need, use *lower.Use, out []int) ([]int, error) {
+	proc := a.procs[step.proc]
+	region, bounded := a.regions[step.proc]
+	cuts, each := a.cuts[packKey(use)], ""
+	if proc.WeightBytes == socs.WeightsPerGraph {
+		each = " in " + step.graph
+	}
+	var err error
+	if bounded {
+		out, err = a.atoms(step.proc, each, region, use, cuts, 1, out)
+	}
+	owned := use.Owner != "" && each == ""
+	if err == nil && a.memory && !a.least && !step.table && !(bounded && owned) {
+		out, err = a.atoms("memory", "", a.regions[""], use, coarse(cuts), planir.PageBytes, out)
+	}
+	if err == nil && a.memory && proc.Prepacks && use.Layout != op.RowsLayout {
+		out, err = a.atoms("prepacked", "", a.regions[""], use, coarse(cuts), planir.PageBytes, out)
+	}
+	return out, err
+}
+
+// atoms lists an asset for every part of a range between two of the cuts.
+func (a *assets) atoms(prefix, suffix string, region int, use *lower.Use, cuts []int, unit int64,
+	out []int) ([]int, error) {
+	key := packKey(use)
+	from, found := slices.BinarySearch(cuts, use.N0)
+	if !found && !a.least {
+		from--
+	}
+	for ; from < len(cuts)-1 && (cuts[from+1] <= use.N1 || cuts[from] < use.N1 && !a.least); from++ {
+		bytes, err := a.bytes(key, cuts[from], cuts[from+1], unit)
+		if err != nil {
+			return nil, err
+		}
+		name := fmt.Sprintf("%s %s n%d-%d%s", prefix, key, cuts[from], cuts[from+1], suffix)
+		out = append(out, a.add(problem.Asset{Name: name, Region: region, Bytes: bytes}))
+	}
+	return out, nil
+}
+
+// Which steps lowering joins depends on the choices of neighbours, which no asset can say. So a step counts only
+// where no choice joins it: two nodes that may be joined count as one step, whether they are or not.
+
+// endings are, for each node, the processors that may join its first step to the only step of the node before.
+func endings(needs [][][]need) []map[string]bool {
+	out := []map[string]bool{{}}
+	for _, list := range needs {
+		ends := map[string]bool{}
+		for _, steps := range list {
+			if len(steps) == 1 && steps[0].joins {
+				ends[steps[0].proc] = true
+			}
+		}
+		out = append(out, ends)
+	}
+	return out
+}
+
+// steps lists the assets of a candidate's steps but for those that may be joined to another one that counts: the
+// first to the only step of the node before it, by processors of ends; the last of several, a sum, to the first of
+// the next node.
+func (a *assets) steps(needs []need, ends map[string]bool, name string, repeat int, out []int) []int {
+	for step := range needs {
+		need := &needs[step]
+		afterNode, afterStep := step == 0 && ends[need.proc], step > 0 && needs[step-1].joins &&
+			needs[step-1].proc == need.proc
+		if lastOfMore := step > 0 && step == len(needs)-1; need.joins && (afterNode || afterStep || lastOfMore) {
+			continue
+		}
+		told := a.procs[need.proc].KernelMemory()
+		bytes, text := told.StepBytes, fmt.Sprintf("step %d of %s", step, name)
+		if told.LibraryBytes > 0 {
+			text += " in a library"
+		}
+		out = append(out, a.add(problem.Asset{Name: text, Region: a.regions[""], Bytes: int64(repeat) * bytes}))
+	}
+	return out
+}
+
+// maxAtoms is how many parts of one packed copy are told apart in what a process holds.
+const maxAtoms = 8
+
+// coarse is a selection of cuts: a range then counts as up to the next of them, as a copy is packed whole between the
+// ends of its uses.
+func coarse(cuts []int) []int {
+	if len(cuts) <= maxAtoms+1 {
+		return cuts
+	}
+	out := make([]int, maxAtoms+1)
+	for i := range out {
+		out[i] = cuts[i*(len(cuts)-1)/maxAtoms]
+	}
+	return out
+}
+
+// attach gives the choices of an instance's chain the assets that they need.
+func (in *instance) attach(chain *problem.Chain, assets *assets, program string) error {
+	items := slices.Clone(chain.Items)
+	ends := endings(in.needs)
+	for node := range items {
+		items[node].Choices = slices.Clone(items[node].Choices)
+		for i := range items[node].Choices {
+			var err error
+			var list []int
+			steps := in.needs[node][in.node(node, i)]
+			for k := range steps {
+				if list, err = assets.of(&steps[k], list); err != nil {
+					return err
+				}
+			}
+			if assets.pool {
+				list = assets.steps(steps, ends[node], items[node].Name+"@"+program, in.stage.Repeat, list)
+			}
+			slices.Sort(list)
+			items[node].Choices[i].Assets = slices.Compact(list)
+		}
+	}
+	chain.Items = items
+	return nil
+}

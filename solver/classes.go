@@ -1,0 +1,188 @@
+package solver
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/price"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// class is a weight whose scheme is a choice: every node that multiplies by it has the same, so that
+// its packed copies are shared.
+type productClass struct {
+	weight string
+	nodes  []string // as decisions name them
+	head   bool     // one row whatever the bucket is: decode's scheme counts
+	k, n   int
+	copies int // matrices of that size: layers and experts
+	expert bool
+}
+
+// bytes is what the class takes in a weight format, without padding.
+func (c *productClass) bytes(format string) int64 {
+	return int64(c.copies) * op.WeightBytes(format, c.k, c.n)
+}
+
+// findClasses lists the classes in the order of the graph.
+func (s *schemeChoice) findClasses() {
+	s.classOf = map[string]int{}
+	for i := range s.graph.Sections {
+		sec := &s.graph.Sections[i]
+		for _, node := range sec.Nodes {
+			oper := node.Ops[len(node.Ops)-1]
+			if !oper.HasScheme() || node.Exact {
+				continue
+			}
+			k := slices.IndexFunc(s.classes, func(c productClass) bool { return c.weight == node.W[0] })
+			if k < 0 {
+				k = len(s.classes)
+				s.classes = append(s.classes,
+					productClass{weight: node.W[0], k: oper.K, n: oper.N, head: s.isHead(sec.Name),
+						expert: oper.Kind == op.ExpertMatMul})
+			}
+			class, name := &s.classes[k], sec.Name+"."+node.Name
+			class.copies += max(1, sec.Layers) * max(1, oper.Experts)
+			if !slices.Contains(class.nodes, name) {
+				class.nodes = append(class.nodes, name)
+			}
+			s.classOf[name] = k
+		}
+	}
+}
+
+// packed is an embedding that looks rows up in the matrix of a tied head where that is packed in 8 bit: one copy
+// serves both.
+type packed struct {
+	node string // "embed.embed"
+	head int    // class
+	not  error  // why the embedding reads rows as they are stored all the same, though a processor could
+}
+
+// works reports whether rows are looked up in the head where that has 8 bit.
+func (p *packed) works() bool { return p != nil && p.not == nil }
+
+// under reports whether rows are looked up in the head under an assignment.
+func (p *packed) under(a assignment) bool { return p.works() && eightBit(a[p.head]) }
+
+// findPacked decides whether the embedding follows the head: one processor at least has to be able to, for a
+// price that is known, and if quality is bounded, for a loss that is known.
+func (s *schemeChoice) findPacked() {
+	for i := range s.graph.Sections {
+		sec := &s.graph.Sections[i]
+		for _, node := range sec.Nodes {
+			k := slices.IndexFunc(s.classes, func(c productClass) bool { return c.weight == node.Packed })
+			if node.Packed == "" || k < 0 || !slices.ContainsFunc(s.permitted(&s.classes[k]), eightBit) {
+				continue
+			}
+			cal := s.in.Calibration
+			if cal != nil && slices.ContainsFunc(s.graph.Folds(), func(f models.FoldGroup) bool {
+				return slices.Contains(f.Multiply, node.Packed) && slices.Contains(cal.Groups(), f.Name)
+			}) {
+				continue // the head no longer holds the table's values
+			}
+			ok, err := s.looksUp(&node)
+			if !ok && err == nil {
+				continue
+			}
+			s.packed = &packed{node: sec.Name + "." + node.Name, head: k, not: err}
+			if ok && cal != nil && s.want.MaxKL != (workload.KLLimit{}) && s.tableLoss(s.packed.node) == nil {
+				s.packed.not = errors.New("the calibration does not say what that loses")
+			}
+		}
+	}
+}
+
+func eightBit(x op.Scheme) bool { return x.Weight() == op.I32Q8C.Weight() }
+
+// looksUp reports whether a processor looks rows up in packed tiles; the error is why the price of one that could
+// is not known.
+func (s *request) looksUp(node *models.Node) (ok bool, err error) {
+	for _, proc := range s.Procs {
+		if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, op.Embed) || proc.Layouts[op.I32Q8C.Weight()] != op.TilesLayout {
+			continue
+		}
+		var unknown error
+		for _, rows := range s.want.Rows() {
+			oper := node.Ops[0]
+			oper.M, oper.Scheme, oper.Table = rows, op.I32Q8C, ""
+			if _, unknown = s.prices.Together([]price.Task{{Proc: proc.Name, Op: oper}}); unknown != nil {
+				break
+			}
+		}
+		if unknown == nil {
+			return true, nil
+		}
+		err = unknown
+	}
+	return false, err
+}
+
+// tableLoss is what looking rows up in the 8-bit head loses by the calibration, nil when that was not measured.
+func (s *request) tableLoss(node string) *calibration.Loss {
+	return s.in.Calibration.Loss(node, op.I32Q8C, false)
+}
+
+// schemeOf is the scheme of a node under an assignment; exact nodes ignore it.
+func (s *schemeChoice) schemeOf(schemes assignment) func(node string) op.Scheme {
+	return func(node string) op.Scheme {
+		if p := s.packed; p.under(schemes) && node == p.node {
+			return op.I32Q8C
+		}
+		if k, ok := s.classOf[node]; ok {
+			return schemes[k]
+		}
+		return op.A32W32
+	}
+}
+
+// loss is what a scheme costs in a class by the calibration; false when that was not measured.
+func (s *schemeChoice) loss(class *productClass, scheme op.Scheme) (float64, bool) {
+	if scheme == op.A32W32 {
+		return 0, true
+	}
+	cal := s.in.Calibration
+	if cal == nil {
+		return 0, false
+	}
+	total := 0.0
+	for _, node := range class.nodes {
+		loss := cal.Loss(node, scheme, len(cal.Folds) > 0)
+		if loss == nil && len(cal.Folds) > 0 {
+			loss = cal.Loss(node, scheme, false) // of a class that no fold touches
+		}
+		if loss == nil {
+			return 0, false
+		}
+		total += max(0, loss.KL)
+	}
+	if packed := s.packed; packed.works() && class == &s.classes[packed.head] && eightBit(scheme) {
+		loss := s.tableLoss(packed.node)
+		if loss == nil {
+			return 0, false
+		}
+		total += max(0, loss.KL)
+	}
+	return total, true
+}
+
+// permitted are the schemes that the workload permits a class when decoding.
+func (s *request) permitted(class *productClass) []op.Scheme {
+	if class.head && len(s.want.Head) > 0 {
+		return s.want.Head
+	}
+	return s.want.Decode
+}
+
+// heads is the number of classes with one row whatever the bucket is.
+func (s *schemeChoice) heads() (count int) {
+	for i := range s.classes {
+		if s.classes[i].head {
+			count++
+		}
+	}
+	return count
+}

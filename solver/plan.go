@@ -1,0 +1,225 @@
+package solver
+
+import (
+	"context"
+	"slices"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/solver/price"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// planner makes plans of programs under chosen schemes, and predicts them.
+type planner struct {
+	schemeChoice
+	chosen *planir.Solve // how schemes were, nil when there was no choice
+	phase  string        // what a search for schemes is for, "" for the plan without a bound of memory
+	nodes  int64         // of the search for them, 0: the engine's own limit
+}
+
+type programKey struct {
+	rows    int
+	schemes string
+}
+
+// program is the problem of one number of rows.
+type program struct {
+	name      string
+	sections  []lower.Section
+	instances []*instance
+	choices   [][]int          // by itself, once solved: of the posed chains
+	alone     map[string]int64 // on one processor, predicted: see timeSingles
+	report    planir.Solve
+}
+
+// program poses the problems of a number of rows under an assignment.
+func (s *planner) program(rows int, schemes assignment) (*program, error) {
+	key := programKey{rows, schemes.key()}
+	if program := s.programs[key]; program != nil {
+		return program, nil
+	}
+	posed := &program{name: s.programName(rows)}
+	var err error
+	if posed.sections, err = s.expand(rows, schemes); err != nil {
+		return nil, err
+	}
+	for i := range posed.sections {
+		if slices.ContainsFunc(posed.sections[:i], func(x lower.Section) bool { return x.Name == posed.sections[i].Name }) {
+			continue // the same decisions for other layers
+		}
+		in, err := s.instance(&posed.sections[i], rows)
+		if err != nil {
+			return nil, err
+		}
+		posed.instances = append(posed.instances, in)
+	}
+	return posed, s.keep(key, posed)
+}
+
+// solved is what was decided of every program, in the order of demand.rows.
+type solved struct {
+	decisions [][]planir.Decision
+	reports   []planir.Solve
+}
+
+// free solves every program by itself and lowers the plan.
+func (s *planner) free(ctx context.Context) (*planir.Plan, error) {
+	var made solved
+	for _, rows := range s.want.Rows() {
+		pr, err := s.program(rows, s.assigned(rows))
+		if err != nil {
+			return nil, err
+		}
+		report, err := pr.solve(ctx, &s.request)
+		if err != nil {
+			return nil, err
+		}
+		made.decisions, made.reports = append(made.decisions, pr.decisions(pr.choices)), append(made.reports, report)
+	}
+	return s.build(made)
+}
+
+// build makes the plan of decisions, and lowers it.
+func (s *planner) build(made solved) (*planir.Plan, error) {
+	plan := &planir.Plan{
+		Schema: planir.Schema, MaxContext: s.want.Context, KV: cacheType, Batches: s.want.Batches,
+		Model: planir.ModelRef{Name: s.in.Model.Name, EOS: s.in.Model.EOS, BOS: s.in.Model.BOS},
+		SoC: planir.SoCRef{
+			Name: s.in.SoC.Name, Fingerprint: s.in.SoC.Fingerprint, Simulated: s.in.SoC.Simulated(),
+			Imported: s.in.Costs.Imported, Control: s.in.SoC.Control,
+			Target: s.in.Targeted(),
+		},
+	}
+	var err error
+	if plan.Model.Digest, err = s.in.Model.Digest(); err != nil {
+		return nil, err
+	}
+	if plan.SoC.Digest, err = s.in.WholeSoC().Digest(); err != nil {
+		return nil, err
+	}
+	for _, input := range []struct {
+		kind   string
+		digest func() (string, error)
+	}{{"costs", s.in.Costs.Digest}, {"workload", s.in.Workload.Digest}} {
+		digest, err := input.digest()
+		if err != nil {
+			return nil, err
+		}
+		plan.Inputs = append(plan.Inputs, planir.Input{Kind: input.kind, Digest: digest})
+	}
+	if s.in.Calibration != nil {
+		digest, err := s.in.Calibration.Digest()
+		if err != nil {
+			return nil, err
+		}
+		plan.Inputs = append(plan.Inputs, planir.Input{Kind: planir.CalibrationInput, Digest: digest})
+		plan.Folds = s.in.Calibration.Groups()
+	}
+	if s.facts != nil {
+		digest, err := s.in.Facts.FactsDigest()
+		if err != nil {
+			return nil, err
+		}
+		plan.Inputs = append(plan.Inputs, planir.Input{Kind: FactsInput, Digest: digest})
+	}
+	plan.Solver = made.reports
+	if s.chosen != nil {
+		plan.Solver = append(plan.Solver, *s.chosen)
+	}
+	if err := s.decide(plan, made.decisions); err != nil {
+		return nil, err
+	}
+	return plan, nil
+}
+
+func (s *schemeChoice) assigned(rows int) assignment {
+	if s.decodes(rows) {
+		return s.decode
+	}
+	return s.prefill
+}
+
+// predict adds the predicted times. A program that comes out slower than its best single processor (hand-overs that
+// the problem's edges do not see) is given to that processor, unless that breaks a bound or time is not what is
+// minimised.
+func (s *session) predict(plan *planir.Plan) error {
+	kept := s.settled || s.measure() != problem.Time || len(s.in.Ratio) > 0
+	if err := s.timeSingles(plan); err != nil {
+		return err
+	}
+	for {
+		plan.Predictions = nil
+		before := *plan
+		before.Decisions, before.Solver = slices.Clone(plan.Decisions), slices.Clone(plan.Solver)
+		changed := false
+		for i := range plan.Program.Programs {
+			ph := &plan.Program.Programs[i]
+			pred, err := s.prediction(plan, ph)
+			if err != nil {
+				return err
+			}
+			best := -1
+			for i := range pred.Singles {
+				if pred.Singles[i].NS < pred.PlanNS && (best < 0 || pred.Singles[i].NS < pred.Singles[best].NS) {
+					best = i
+				}
+			}
+			if best >= 0 && !changed && !kept {
+				if changed, err = s.giveTo(plan, ph.Rows, pred.Singles[best].Proc); err != nil {
+					return err
+				}
+			}
+			plan.Predictions = append(plan.Predictions, pred)
+		}
+		if !changed {
+			return nil
+		}
+		if err := s.lower(plan); err != nil {
+			return err
+		}
+		taken, err := s.taken(plan)
+		if err != nil {
+			return err
+		}
+		if len(s.broken(plan, taken)) > 0 {
+			*plan, kept = before, true
+		}
+	}
+}
+
+// giveTo decides a program's own sections for one processor; false when they already are.
+func (s *planner) giveTo(plan *planir.Plan, rows int, proc string) (bool, error) {
+	pr, err := s.program(rows, s.assigned(rows))
+	if err != nil {
+		return false, err
+	}
+	changed := false
+	var total int64
+	for _, in := range pr.instances {
+		choices, ns, ok := in.single(proc)
+		if !ok {
+			panic("BUG: processor " + proc + " was said to execute everything")
+		}
+		total += ns
+		for _, decision := range in.decisions(choices) {
+			old := plan.DecisionFor(decision.Node, decision.Rows)
+			if old == nil { // the head, so far as in decode
+				if price.SameShares(plan.DecisionFor(decision.Node, 1), &decision) {
+					continue
+				}
+				plan.Decisions = append(plan.Decisions, decision)
+				changed = true
+				continue
+			}
+			changed = changed || !price.SameShares(old, &decision)
+			*old = decision
+		}
+	}
+	for i := range plan.Solver {
+		if x := &plan.Solver[i]; changed && x.Problem == "partition "+pr.name {
+			x.ObjectiveNS, x.Status = total, StatusReplaced
+		}
+	}
+	return changed, nil
+}

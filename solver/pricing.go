@@ -1,0 +1,143 @@
+package solver
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/price"
+)
+
+// poolKey names the candidates of a node: they depend on nothing else.
+type poolKey struct {
+	rows   int
+	node   string
+	scheme op.Scheme
+}
+
+func poolOf(rows int, n *lower.Node) poolKey { return poolKey{rows, n.Name, n.Op().Scheme} }
+
+// pool is the ways to execute a node, or why there are none.
+type pool struct {
+	list []price.Candidate
+	err  error
+	st   *price.Section // that made them
+	node int
+}
+
+// price makes the candidates of a section's nodes at a number of rows. Those of nodes without a scheme grow with
+// every scheme around them, whose boundaries they may follow.
+func (s *pricing) price(sec *lower.Section, rows int) {
+	key := sectionKey(sec, rows)
+	if s.priced[key] {
+		return
+	}
+	s.priced[key] = true
+	st := s.stage(sec, rows)
+	lists, errs := st.Candidates()
+	for i := range lists {
+		lists[i] = st.Restrict(i, lists[i])
+	}
+	for i := range sec.Nodes {
+		key := poolOf(rows, &sec.Nodes[i])
+		old := s.pools[key]
+		switch {
+		case old == nil:
+			s.pools[key] = &pool{lists[i], errs[i], st, i}
+			s.take(candidatesBytes(lists[i]))
+		case !sec.Nodes[i].Op().HasScheme() && !s.listed:
+			seen := map[string]bool{}
+			for j := range old.list {
+				seen[old.list[j].Label()] = true
+			}
+			for _, candidate := range lists[i] {
+				if !seen[candidate.Label()] {
+					old.list = append(old.list, candidate)
+					s.take(candidateSize(&candidate))
+				}
+			}
+		}
+	}
+	failed := slices.ContainsFunc(errs, func(err error) bool { return err != nil }) // the caller that needs the section reports it
+	for _, proc := range s.Procs {
+		// Said once for a processor: a plan that does without it is not to look like a choice.
+		if err := st.Missing[proc.Name]; err != nil && !failed && diag.ClassOf(err) != diag.ClassInfeasible && !s.noted[proc.Name] {
+			s.noted[proc.Name] = true
+			s.note("some choices with processor %q are left out: %v", proc.Name, err)
+		}
+	}
+}
+
+// sectionKey names a section with the schemes of its nodes.
+func sectionKey(sec *lower.Section, rows int) string {
+	key := fmt.Sprintf("%d %s", rows, sec.Name)
+	for i := range sec.Nodes {
+		if scheme := sec.Nodes[i].Op().Scheme; scheme != "" {
+			key += " " + string(scheme)
+		}
+	}
+	return key
+}
+
+// instance poses the problem of a section whose schemes are fixed.
+func (s *pricing) instance(sec *lower.Section, rows int) (*instance, error) {
+	key := sectionKey(sec, rows)
+	if in := s.instances[key]; in != nil {
+		return in, nil
+	}
+	in, err := s.assembled(sec, rows)
+	if err != nil {
+		return nil, err
+	}
+	in.findPaths()
+	in.posed = in.widen()
+	s.instances[key] = in
+	return in, nil
+}
+
+// pricing keeps the candidates of operators and what was posed of them, and counts the memory that they take.
+type pricing struct {
+	request
+	pools     map[poolKey]*pool
+	listed    bool              // bounds on assignments rely on the pools
+	priced    map[string]bool   // by sectionKey
+	noted     map[string]bool   // processors whose lack of prices was mentioned
+	divisions []planir.Decision // how programs divide columns, offered to each other
+	shelf     *shelf
+	instances map[string]*instance    // by sectionKey
+	programs  map[programKey]*program // posed so far
+	leasts    map[string][]int64      // by sectionKey, of each set of processors; nil: not known
+	sides     map[string]*branchWays  // branches of forks, by the schemes of their nodes
+	crossings map[string]*crossing    // forks, by the same
+	ledger    *ledger                 // of what is kept, shared with sessions of the same solve
+	kept      int64                   // bytes of it, of candidates and combinations
+	cached    int64                   // bytes of it, of posed problems
+}
+
+// offer adds a plan's divisions of columns to the candidates of every program: a processor then holds one region of a
+// matrix rather than one for each.
+func (s *pricing) offer(plan *planir.Plan) {
+	for _, decision := range plan.Decisions {
+		if decision.Axis != planir.AxisCols && decision.Axis != planir.AxisK {
+			continue
+		}
+		decision.Strategy, decision.Shares = price.Base(decision.Strategy), slices.Clone(decision.Shares)
+		for i := range decision.Shares {
+			decision.Shares[i].PadRows, decision.Shares[i].Form = 0, ""
+		}
+		if !slices.ContainsFunc(s.divisions, func(x planir.Decision) bool { return x.Node == decision.Node && price.SameShares(&x, &decision) }) {
+			s.divisions = append(s.divisions, decision)
+		}
+	}
+	for _, pool := range s.pools {
+		for i := range s.divisions {
+			if pool.err == nil && s.divisions[i].Node == pool.st.Nodes[pool.node].Name {
+				pool.list = pool.st.With(pool.list, pool.node, &s.divisions[i])
+			}
+		}
+	}
+	s.renew()
+}

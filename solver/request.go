@@ -1,0 +1,205 @@
+package solver
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/socs/timeline"
+	"github.com/hetc/hetc/solver/price"
+	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// request is what is to be solved, and on what.
+type request struct {
+	in    Input
+	graph models.Graph
+	batch models.Graph // graph of rows of a sequence each
+	want  *workload.Demand
+	goal  problem.Measure // what is minimised
+	*price.Machine
+	prices price.Costs
+	facts  *price.Facts      // nil: none are known
+	memory *timeline.Machine // see sharing
+	notes  diag.List         // warnings so far
+}
+
+func (s *request) note(format string, args ...any) {
+	d := diag.New(diag.ClassInput, format, args...)
+	d.Severity = diag.Warning
+	s.notes = append(s.notes, d)
+}
+
+func (s *request) programName(rows int) string { return lower.ProgramName(rows, s.decodes(rows)) }
+
+// isHead reports whether a node belongs to a section with one row whatever the bucket is.
+func (s *request) isHead(node string) bool {
+	name, _, _ := strings.Cut(node, ".")
+	sec := s.graph.Section(name)
+	return sec != nil && slices.ContainsFunc(sec.Values, func(v models.Value) bool { return v.Rows1 })
+}
+
+// sharing is what branches that run side by side cost each other, by expected times.
+func (s *request) sharing() *timeline.Machine {
+	if s.memory == nil {
+		s.memory = &timeline.Machine{Memory: *s.prices.Memory(), Handover: func(from, to string) float64 {
+			hand, err := s.prices.Handover(from, to)
+			if s.Thread(from) == s.Thread(to) || err != nil {
+				return 0 // without a price candidates of both have none either
+			}
+			return float64(hand.NS)
+		}}
+	}
+	return s.memory
+}
+
+func (s *request) stage(sec *lower.Section, rows int) *price.Section {
+	st := price.NewSection(sec, s.Machine, s.prices)
+	st.Facts, st.Policy, st.Memory = s.facts, *s.in.policy(), s.sharing()
+	st.Rows, st.Context, st.Buckets, st.Lengths = rows, s.want.ContextAt(rows), s.want.Buckets, s.want.Lengths[rows]
+	for i := range s.graph.Sections {
+		other := &s.graph.Sections[i]
+		if other.Name != sec.Name {
+			continue
+		}
+		if st.Repeat > 0 {
+			st.Breaks++
+		}
+		st.Repeat += max(1, other.Layers)
+		for _, node := range other.Nodes {
+			if node.Exact {
+				st.Exact[other.Name+"."+node.Name] = true
+			}
+		}
+	}
+	return st
+}
+
+// objective is the workload's, of the programs' problems.
+func (s *request) objective(plan *planir.Plan) float64 {
+	if plan.Solver[0].Problem == jointProblem(s.measure()) {
+		return float64(plan.Solver[0].ObjectiveNS)
+	}
+	total := 0.0
+	for i := range s.want.Rows() {
+		total += float64(s.weight(i) * float64(plan.Solver[i].ObjectiveNS))
+	}
+	return total
+}
+
+// copies reports whether some elements of a weight are packed twice in one format.
+func copies(plan *planir.Plan) bool {
+	packs := plan.Program.Packs
+	for i := range packs {
+		for j := range packs[:i] {
+			a, b := &packs[i], &packs[j]
+			if a.Weight == b.Weight && a.Scheme == b.Scheme && a.K0 < b.K1 && b.K0 < a.K1 && a.N0 < b.N1 && b.N0 < a.N1 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// decide gives a plan the decisions of every program, and lowers it.
+func (s *request) decide(plan *planir.Plan, decisions [][]planir.Decision) error {
+	plan.Decisions = s.merged(&solved{decisions: decisions})
+	return s.lower(plan)
+}
+
+// merged lists the decisions of all programs. The head is decided at one row, and again only where a bucket has other
+// processors.
+func (s *request) merged(x *solved) []planir.Decision {
+	var out planir.Plan
+	for i, rows := range s.want.Rows() {
+		for j := range x.decisions[i] {
+			decision := &x.decisions[i][j]
+			if !s.decodes(rows) && s.isHead(decision.Node) && price.SameShares(out.DecisionFor(decision.Node, 1), decision) {
+				continue
+			}
+			out.Decisions = append(out.Decisions, *decision)
+		}
+	}
+	return out.Decisions
+}
+
+// decodes reports whether a program of that many rows decodes.
+func (s *request) decodes(rows int) bool { return slices.Contains(s.want.DecodeRows(), rows) }
+
+// of is the graph of a program of that many rows.
+func (s *request) of(rows int) *models.Graph {
+	if slices.Contains(s.want.Batches, rows) {
+		return &s.batch
+	}
+	return &s.graph
+}
+
+// lower completes the plan with the processors its decisions name and its program.
+func (s *request) lower(plan *planir.Plan) error {
+	used := map[string]bool{s.in.SoC.Control: true}
+	for _, decision := range plan.Decisions {
+		for _, sh := range decision.Shares {
+			used[sh.Proc] = true
+		}
+	}
+	plan.Procs = nil
+	for i := range s.Procs {
+		if used[s.Procs[i].Name] {
+			plan.Procs = append(plan.Procs, s.Procs[i])
+		}
+	}
+	if err := lower.Lower(plan, &s.graph); err != nil {
+		return diag.New(diag.ClassInternal, "BUG: the solved decisions do not lower: %w", err)
+	}
+	return nil
+}
+
+// weight is what a call of the i-th program of demand.rows counts for.
+func (s *request) weight(i int) float64 {
+	rows := s.want.Rows()[i]
+	if s.decodes(rows) {
+		return s.want.DecodeNS(rows, s.want.Weights.Decode)
+	}
+	return s.want.Weights.Prefill * s.want.Share[slices.Index(s.want.Buckets, rows)]
+}
+
+// layers is how many layers have each weight.
+func (s *request) layers() map[string]int {
+	spans := map[string][][2]int{}
+	for i := range s.graph.Sections {
+		sec := &s.graph.Sections[i]
+		for _, node := range sec.Nodes {
+			names := slices.Concat(node.W, lower.Computed(sec.Name+"."+node.Name))
+			for _, weight := range names {
+				if x := s.graph.Weight(weight); sec.Layers > 0 && (x == nil || len(x.Const) == 0) {
+					if at := [2]int{sec.First, sec.First + sec.Layers}; !slices.Contains(spans[weight], at) {
+						spans[weight] = append(spans[weight], at)
+					}
+				}
+			}
+		}
+	}
+	out := map[string]int{}
+	for _, weight := range slices.Sorted(maps.Keys(spans)) {
+		for _, at := range spans[weight] {
+			out[weight] += at[1] - at[0]
+		}
+	}
+	return out
+}
+
+// measure is what is minimised.
+func (s *request) measure() problem.Measure {
+	if s.goal != "" {
+		return s.goal
+	}
+	return problem.Time
+}
+
+// tell reports where the session stands.
+func (s *request) tell(p Progress) { s.in.Tell(p) }

@@ -1,0 +1,243 @@
+package solver
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"math"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/price"
+	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// value is the objective of a pair of assignments, solved.
+func (s *planner) value(ctx context.Context, prefill, decode assignment) (float64, error) {
+	total := 0.0
+	for i, schemes := range []assignment{prefill, decode} {
+		ph := s.phases[i]
+		if len(ph.rows) == 0 {
+			continue // no prompt has a program: a context of one position
+		}
+		key := schemes.key()
+		ns, ok := ph.worth[key]
+		if !ok {
+			for i, rows := range ph.rows {
+				if _, ok := s.leastOf(rows, schemes); ok && ph.weights[i] == 0 {
+					continue // no prompt has that program, and it has a plan
+				}
+				pr, err := s.program(rows, schemes)
+				if err != nil {
+					return 0, err
+				}
+				report, err := pr.solve(ctx, &s.request)
+				if err != nil {
+					return 0, err
+				}
+				ns += float64(ph.weights[i] * float64(report.ObjectiveNS))
+			}
+			ph.worth[key] = ns
+		}
+		total += ns
+	}
+	return total, nil
+}
+
+// found is the outcome of a search: no decode when nothing is within the limits.
+type found struct {
+	prefill, decode assignment
+	ns              float64
+	report          *planir.Solve // nil when there was nothing to choose
+}
+
+// pair is a combination of assignments that waits to be looked at.
+type pair struct {
+	head  int // which choice for it
+	p, d  int // in the rankings of the phases under that
+	bound float64
+}
+
+type pairs []pair
+
+func (h pairs) Len() int { return len(h) }
+
+func (h pairs) Less(i, j int) bool {
+	if h[i].bound != h[j].bound {
+		return h[i].bound < h[j].bound
+	}
+	return cmp.Or(cmp.Compare(h[i].head, h[j].head), cmp.Compare(h[i].d, h[j].d), cmp.Compare(h[i].p, h[j].p)) < 0
+}
+
+func (h pairs) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+
+func (h *pairs) Push(x any) { *h = append(*h, x.(pair)) }
+
+func (h *pairs) Pop() any {
+	old := *h
+	pair := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return pair
+}
+
+// search finds the pair of assignments with the least objective below `below`, within the limits of quality, that admits and
+// try accept; of equally good ones the first. admits (nil: all) says whether a pair is worth trying.
+//
+// It is best-first branch and bound. Pairs wait in a queue in the order of their bound, what their shortest paths take; each is
+// tried in turn, and the search ends where no bound is below the best that was accepted. The bound is exact but for what try
+// adds, so that as a rule the first pair accepted is the best. State: the queue, with one pair for each choice of the head at
+// first; a pair that is taken out puts in its neighbours in the rankings of both phases, which have no lower bound.
+func (s *planner) search(ctx context.Context, below float64, admits func(prefill, decode assignment) bool,
+	try func(prefill, decode assignment) (ns float64, ok bool, err error)) (found, error) {
+	q := &pairQueue{groups: s.rankings(), below: below, ledger: s.ledger}
+	for group := range q.groups {
+		q.push(group, 0, 0)
+	}
+	defer q.release()
+	best := found{ns: below}
+	status, bound := problem.Optimal, 0.0
+	seen, tried := 0, 0
+	for {
+		next, ok := q.pop()
+		if !ok || next.bound >= best.ns {
+			break
+		}
+		if seen++; seen > maxPairs || tried > maxTried || s.ledger.over(0) {
+			status, bound = problem.Feasible, next.bound
+			break
+		}
+		s.trim()
+		if err := ctx.Err(); err != nil {
+			return found{}, diag.New(diag.ClassInterrupted, "choose schemes: %w", err)
+		}
+		q.pushNeighbours(next)
+		prefill, decode := s.assignmentsOf(&q.groups[next.head], next)
+		if admits != nil && !admits(prefill, decode) {
+			continue
+		}
+		tried++
+		s.searching(tried, next.bound, best.ns)
+		ns, ok, err := try(prefill, decode)
+		if err != nil {
+			return found{}, err
+		}
+		if ok && ns < best.ns {
+			best.prefill, best.decode, best.ns = prefill, decode, ns
+			q.below = ns
+		}
+	}
+	if best.decode == nil || len(s.phases[0].points)*max(1, len(s.phases[1].points)) <= 1 && admits == nil {
+		return best, nil
+	}
+	report := &planir.Solve{Problem: "schemes", Status: string(status), ObjectiveNS: price.Whole(best.ns),
+		BoundNS: price.Whole(best.ns)}
+	if status != problem.Optimal {
+		report.BoundNS = min(report.BoundNS, price.Whole(bound))
+	}
+	for _, ph := range s.phases {
+		for _, list := range ph.options {
+			report.Choices += len(list)
+		}
+	}
+	best.report = report
+	return best, nil
+}
+
+// assignmentsOf are those of a pair.
+func (s *schemeChoice) assignmentsOf(group *headed, x pair) (prefill, decode assignment) {
+	var first *point
+	if len(s.phases[0].rows) > 0 {
+		first = &s.phases[0].points[group.prefill.order[x.p].point]
+	}
+	return s.assignments(first, &s.phases[1].points[group.decode.order[x.d].point])
+}
+
+// pairQueue is the pairs that wait in a search, least bound first.
+type pairQueue struct {
+	groups []headed // rankings of both phases, by choice of the head
+	below  float64  // pairs whose bound is no less do not wait
+	heap   pairs
+	most   int // that waited at a time, which the ledger counts
+	ledger *ledger
+}
+
+// push has the pair of the p-th and d-th assignments of the phases wait, where they have so many.
+func (q *pairQueue) push(group, p, d int) {
+	prefill, ok := q.groups[group].prefill.at(p)
+	decode, also := q.groups[group].decode.at(d)
+	if !ok || !also {
+		return
+	}
+	if bound := prefill.least + decode.least; bound < q.below {
+		heap.Push(&q.heap, pair{group, p, d, bound})
+	}
+}
+
+// pushNeighbours has the pairs behind one wait. Every pair has one way to it: along decode first, then along prefill.
+func (q *pairQueue) pushNeighbours(x pair) {
+	q.push(x.head, x.p+1, x.d)
+	if x.p == 0 {
+		q.push(x.head, 0, x.d+1)
+	}
+}
+
+// pop takes the pair with the least bound; false where none waits.
+func (q *pairQueue) pop() (pair, bool) {
+	if len(q.heap) == 0 {
+		return pair{}, false
+	}
+	if waiting := len(q.heap); waiting > q.most {
+		q.ledger.take(int64(waiting-q.most) * pairBytes)
+		q.most = waiting
+	}
+	return heap.Pop(&q.heap).(pair), true
+}
+
+func (q *pairQueue) release() { q.ledger.release(int64(q.most) * pairBytes) }
+
+// searching reports how far a search for schemes is.
+func (s *planner) searching(tried int, bound, best float64) {
+	progress := Progress{Phase: cmp.Or(s.phase, "choose schemes"), Done: tried, All: 0}
+	if s.measure() != problem.Memory {
+		progress.Bound = bound / 1e6
+		if !math.IsInf(best, 1) {
+			progress.Best = best / 1e6
+		}
+	}
+	s.tell(progress)
+}
+
+// tooLossy explains that no assignment is within the limits: what the least lossy one costs.
+func (s *schemeChoice) tooLossy() error {
+	for i, ph := range s.phases {
+		if ph.max == 0 || len(ph.rows) == 0 {
+			continue
+		}
+		least := 0.0
+		for j := range s.classes {
+			list := ph.options[j]
+			if i == 0 && s.classes[j].head {
+				list = s.phases[1].options[j]
+			}
+			best := math.Inf(1)
+			for _, scheme := range list {
+				if kl, ok := s.loss(&s.classes[j], scheme); ok {
+					best = min(best, kl)
+				}
+			}
+			if len(list) > 0 {
+				least += best
+			}
+		}
+		if least > ph.max {
+			return diag.New(diag.ClassInfeasible,
+				"solve: %s is to lose at most %s, and the permitted schemes lose at least %.3g by the calibration",
+				ph.name, workload.KLText(ph.max), least).
+				WithHint("permit a32/w32 or another more exact scheme as well, or raise quality.max_kl.%s in the workload", ph.name)
+		}
+	}
+	return diag.New(diag.ClassInfeasible,
+		"solve: no combination of the permitted schemes stays within the limits of quality in both phases").
+		WithHint("raise quality.max_kl in the workload, or permit more exact schemes")
+}

@@ -1,0 +1,320 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/price"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// Cuts of an axis that a joint problem chooses among, evenly spread, beside the cheapest of each node and those that
+// a program chose on its own. Programs share a processor's region of a matrix only where they divide it alike, and
+// the search looks at all of them together: with every cut of a single program it would not end.
+const (
+	jointCuts     = 8
+	jointRowCuts  = 4 // of rows, which nothing is shared for
+	thinnedChoice = 12
+)
+
+// thin leaves of each node's candidates that divide an axis alike between the same processors only some, unless they are few
+// or plan has them, until the function it returns is called: other schemes and buckets are to be tried with all of them.
+func (s *session) thin(plan *planir.Plan) (restore func()) {
+	all := map[poolKey][]price.Candidate{}
+	planned := map[string]bool{}
+	for i := range plan.Decisions {
+		planned[plan.Decisions[i].Node+" "+plan.Decisions[i].ShareText()] = true
+	}
+	for key, pool := range s.pools {
+		all[key] = pool.list
+		if len(pool.list) > thinnedChoice {
+			pool.list = s.thinner(pool.list, planned)
+			s.thinned = s.thinned || len(pool.list) < len(all[key])
+		}
+	}
+	s.renew()
+	return func() {
+		for key, list := range all {
+			s.pools[key].list = list
+		}
+		s.renew()
+	}
+}
+
+// thinner keeps of each kind of candidates what is planned or offered, what divides an operator among more or fewer than two
+// processors, the cheapest, the most frugal, and those nearest to evenly spaced cuts.
+func (s *session) thinner(list []price.Candidate, planned map[string]bool) (out []price.Candidate) {
+	kinds := map[string][]int{}
+	var order []string
+	for i := range list {
+		kind := list[i].Kind()
+		if kinds[kind] == nil {
+			order = append(order, kind)
+		}
+		kinds[kind] = append(kinds[kind], i)
+	}
+	keep := make([]bool, len(list))
+	for _, kind := range order {
+		same := kinds[kind]
+		cheapest, frugal := same[0], same[0]
+		for _, i := range same {
+			candidate := &list[i]
+			if candidate.CostNS < list[cheapest].CostNS {
+				cheapest = i
+			}
+			if candidate.EnergyNJ < list[frugal].EnergyNJ {
+				frugal = i
+			}
+			keep[i] = planned[candidate.Node+" "+candidate.ShareText()] || len(candidate.Shares) != 2 ||
+				s.offered(candidate)
+		}
+		keep[cheapest], keep[frugal] = true, true
+		cuts := jointCuts
+		if list[cheapest].Axis == planir.AxisRows {
+			cuts = jointRowCuts
+		}
+		for part := 1; part < cuts; part++ {
+			if nearest := nearestCut(list, same, part, cuts); nearest >= 0 {
+				keep[nearest] = true
+			}
+		}
+	}
+	for i, candidate := range list {
+		if keep[i] {
+			out = append(out, candidate)
+		}
+	}
+	return out
+}
+
+// offered reports whether a candidate divides its node as programs have offered each other.
+func (s *session) offered(candidate *price.Candidate) bool {
+	return slices.ContainsFunc(s.divisions, func(d planir.Decision) bool {
+		return d.Node == candidate.Node && price.SameShares(&d, candidate.WithoutForms())
+	})
+}
+
+// nearestCut is the candidate between two processors whose first share is nearest to part of cuts parts; -1 where there is none.
+func nearestCut(list []price.Candidate, among []int, part, cuts int) int {
+	nearest, least := -1, 0
+	for _, i := range among {
+		shares := list[i].Shares
+		if len(shares) != 2 {
+			continue
+		}
+		off := cuts*shares[0].To - part*shares[1].To
+		off = max(off, -off)
+		if nearest < 0 || off < least {
+			nearest, least = i, off
+		}
+	}
+	return nearest
+}
+
+// jointRounds is how often a joint problem is posed again because its plan, lowered, takes more than the problem
+// said.
+const jointRounds = 8
+
+// together returns the best plan whose programs keep all bounds together. plan is one that does not.
+func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
+	return s.togetherFrom(ctx, plan, false)
+}
+
+// togetherFrom is together. Where plan keeps all bounds it is where the search starts, and nothing worse is returned.
+//
+// The joint problem does not see everything that a lowered plan takes: joined graphs, hand-overs between sections, padding. What
+// its first answer takes beyond what the problem says is taken off the bounds, and the problem is posed again, until a plan keeps
+// them.
+func (s *session) togetherFrom(ctx context.Context, plan *planir.Plan, keeps bool) (*planir.Plan, error) {
+	s.offer(plan)
+	defer s.thin(plan)()
+	less := map[quantity]int64{}
+	var last error
+	for round := range jointRounds {
+		j, err := s.joint(less)
+		if err != nil {
+			return nil, err
+		}
+		if round == 0 { // what the problem does not see, as far as one plan tells
+			if less, err = s.unseen(j, plan, j.choices(plan), nil); err != nil {
+				return nil, err
+			}
+			if j, err = s.joint(less); err != nil {
+				return nil, err
+			}
+		}
+		limits := problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(j.bytes())}
+		if keeps && round == 0 {
+			limits.Start = j.choices(plan)
+		}
+		sol, err := s.solveJoint(ctx, j, limits, plan)
+		if err != nil {
+			return nil, err
+		}
+		if plan, err = s.buildJoint(j, sol); err != nil {
+			return nil, err
+		}
+		taken, err := s.taken(plan)
+		if err != nil {
+			return nil, err
+		}
+		over := s.broken(plan, taken)
+		if len(over) == 0 {
+			return plan, nil
+		}
+		last = s.exceeds("no plan was found that keeps", over, taken)
+		if less, err = s.unseen(j, plan, sol.Choices, less); err != nil {
+			return nil, err
+		}
+	}
+	return nil, last
+}
+
+// solveJoint has the engine solve a joint problem. Of the plans that hold least it takes the fastest it finds. plan is one that
+// breaks a bound, to tell by how much.
+func (s *session) solveJoint(ctx context.Context, j *joint, limits problem.Limits,
+	plan *planir.Plan) (problem.JointSolution, error) {
+	sol, err := s.in.Engine.Joint(ctx, j.Joint, limits)
+	if err == nil && sol.Choices == nil {
+		sol, err = s.foothold(ctx, j, sol)
+	}
+	if err != nil {
+		return sol, s.unreachable(err, plan, j)
+	}
+	if err := j.Verify(sol); err != nil {
+		return sol, err
+	}
+	if sol.Choices == nil {
+		return sol, s.undecided("no plan was found that keeps", plan)
+	}
+	if j.Minimise != problem.Memory {
+		return sol, nil
+	}
+	least := *j.Joint
+	least.Minimise, least.MaxBytes = problem.Time, max(1, sol.Objective)
+	faster, err := s.in.Engine.Joint(ctx, &least, limits)
+	if err == nil {
+		err = least.Verify(faster)
+	}
+	if err != nil && ctx.Err() != nil {
+		return sol, err
+	}
+	if err == nil && faster.Choices != nil {
+		sol.Choices = faster.Choices
+	}
+	return sol, nil
+}
+
+// buildJoint makes the plan of a joint problem's solution.
+func (s *session) buildJoint(j *joint, sol problem.JointSolution) (*planir.Plan, error) {
+	report := planir.Solve{
+		Problem: jointProblem(s.measure()), Status: statusOf(sol.Status, sol.Objective, sol.Bound), Choices: j.Size(),
+		ObjectiveNS: price.Whole(s.worth(j, sol.Objective)), BoundNS: price.Whole(s.worth(j, sol.Bound)),
+	}
+	if sol.Status == problem.Feasible {
+		report.BoundNS = min(report.BoundNS, report.ObjectiveNS)
+	}
+	s.ledger.joints[report] = sol.Objective
+	made := solved{reports: []planir.Solve{report}}
+	for i, program := range j.programs {
+		made.decisions = append(made.decisions, program.decisions(sol.Choices[i]))
+	}
+	return s.build(made)
+}
+
+// foothold is the best solution of a problem for which the engine found none, from the one that takes least of a
+// limited time, energy or memory within the other limits; without one it is the engine's answer.
+func (s *session) foothold(ctx context.Context, j *joint, none problem.JointSolution) (problem.JointSolution, error) {
+	for _, goal := range []problem.Measure{problem.Energy, problem.Memory, problem.Time} {
+		joint := *j.Joint
+		joint.Minimise = goal
+		switch {
+		case goal == problem.Energy && joint.MaxEnergyNJ > 0:
+			joint.MaxEnergyNJ = 0
+		case goal == problem.Memory && (joint.MaxBytes > 0 || len(joint.Regions) > 0):
+			joint.MaxBytes = 0
+		case goal == problem.Time && s.limits(problem.LimitPartNS):
+			joint.Parts = slices.Clone(joint.Parts)
+			for i := range joint.Parts {
+				joint.Parts[i].MaxNS = 0
+			}
+		default:
+			continue
+		}
+		least, err := s.in.Engine.Joint(ctx, &joint, problem.Limits{Nodes: triedNodes, Bytes: s.ledger.left(j.bytes())})
+		if diag.ClassOf(err) == diag.ClassInfeasible {
+			continue
+		}
+		if err != nil {
+			return none, err
+		}
+		if least.Choices != nil && j.Keeps(least.Choices) {
+			return s.in.Engine.Joint(ctx, j.Joint,
+				problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(j.bytes()), Start: least.Choices})
+		}
+	}
+	return none, nil
+}
+
+// worth is an objective of a joint problem in the unit of its measure.
+func (s *request) worth(j *joint, objective int64) float64 {
+	if j.Minimise == problem.Memory {
+		return float64(objective)
+	}
+	return float64(objective) / j.unit
+}
+
+// unseen is what a lowered plan takes of every bound beyond what the problem says: the most of what was seen before,
+// and of this plan.
+func (s *session) unseen(j *joint, plan *planir.Plan, choices [][][]int,
+	before map[quantity]int64) (map[quantity]int64, error) {
+	taken, err := s.taken(plan)
+	if err != nil {
+		return nil, err
+	}
+	out := maps.Clone(before)
+	if out == nil {
+		out = map[quantity]int64{}
+	}
+	for quantity, amount := range j.models(s, choices) {
+		more := taken[quantity] - amount
+		if old, ok := before[quantity]; ok {
+			more = max(more, old)
+		}
+		out[quantity] = more
+	}
+	return out, nil
+}
+
+// exceeds is the error that a plan takes more than is allowed.
+func (s *request) exceeds(what string, over []bound, taken map[quantity]int64) error {
+	failure := &LimitError{}
+	var parts []string
+	for i := range over {
+		bound := &over[i]
+		if !slices.Contains(failure.Names, bound.user) {
+			failure.Names = append(failure.Names, bound.user)
+		}
+		subject, amount := bound.words()
+		parts = append(parts, fmt.Sprintf("%s %s, and at most %s are allowed",
+			subject, amount(taken[bound.quantity]), amount(bound.max)))
+	}
+	failure.text = fmt.Sprintf("%s %s: %s", what, strings.Join(failure.Names, " and "), strings.Join(parts, "; "))
+	return diag.New(diag.ClassInfeasible, "solve: %w", failure).WithHint(limitHint)
+}
+
+const limitHint = "raise a limit, or permit a scheme with fewer bits, or fewer buckets, in the workload"
+
+// undecided is the error that nothing is known that takes less than a plan does.
+func (s *session) undecided(what string, plan *planir.Plan) error {
+	taken, err := s.taken(plan)
+	if err != nil {
+		return err
+	}
+	return s.exceeds(what, s.broken(plan, taken), taken)
+}
