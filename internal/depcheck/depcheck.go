@@ -226,12 +226,46 @@ func (m *module) check(rows []room) []string {
 		}
 	}
 	for i := range rows {
-		if !rows[i].later && !m.exists(rows[i].path) {
+		if !m.exists(rows[i].path) {
 			m.find("%s: row without a package", rows[i].path)
+			continue
 		}
+		m.unused(&rows[i])
 	}
 	sort.Strings(m.finds)
 	return slices.Compact(m.finds)
+}
+
+// unused finds what a row permits and none of its packages imports: a permission that nobody needs hides the next edge
+// that nobody thought about.
+func (m *module) unused(r *room) {
+	imported := func(fits func(target string) bool) bool {
+		for dir, p := range m.pkgs {
+			if rowOf([]room{*r}, dir) == nil {
+				continue
+			}
+			for target := range p.imports {
+				if fits(target) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	for _, to := range r.may {
+		own := func(target string) bool {
+			dir, ok := m.own(target)
+			return ok && match(to, dir)
+		}
+		if to != everything && !imported(own) {
+			m.find("%s: the row permits %s, which no package of it imports", r.path, to)
+		}
+	}
+	for _, module := range r.third {
+		if !imported(func(target string) bool { return target == module || strings.HasPrefix(target, module+"/") }) {
+			m.find("%s: the row permits module %s, which no package of it imports", r.path, module)
+		}
+	}
 }
 
 func permitted(target string, reach map[string]bool, all bool) bool {

@@ -3,6 +3,7 @@ package depcheck
 import (
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -117,20 +118,22 @@ func TestTable(t *testing.T) {
 // TestBreachesAreFound writes small modules with one fault each.
 func TestBreachesAreFound(t *testing.T) {
 	rows := []room{
-		{path: "internal/diag"}, {path: "internal/unit", later: true},
+		{path: "internal/diag"},
 		{path: "a", may: []string{"b"}},
 		{path: "b", may: []string{"c"}, third: []string{"example.com/x"}},
 		{path: "c"},
 		{path: "d"},
-		{path: "p/*", may: []string{"c"}, later: true},
-		{path: "cmd/x", may: []string{everything}, later: true},
+		{path: "p/*", may: []string{"c"}},
+		{path: "cmd/x", may: []string{everything}},
 	}
 	base := map[string]string{
 		"internal/diag/d.go": "// Package diag knows d.\npackage diag\n",
 		"a/a.go":             "// Package a knows a.\npackage a\nimport (\n\"m/b\"\n\"m/c\"\n\"m/internal/diag\"\n)\nvar _, _, _ = b.X, c.X, diag.X\n",
-		"b/b.go":             "// Package b knows b.\npackage b\nimport \"example.com/x/y\"\nvar _ = y.X\n",
+		"b/b.go":             "// Package b knows b.\npackage b\nimport (\n\"example.com/x/y\"\n\"m/c\"\n)\nvar _, _ = y.X, c.X\n",
 		"c/c.go":             "// Package c knows c.\npackage c\nvar X int\n",
 		"d/d.go":             "// Package d knows d.\npackage d\n",
+		"p/o/o.go":           "// Package o knows o.\npackage o\nimport _ \"m/c\"\n",
+		"cmd/x/x.go":         "package main\n",
 	}
 	tests := []struct {
 		name, file, text, want string
@@ -169,6 +172,24 @@ func TestBreachesAreFound(t *testing.T) {
 			}
 			if got := strings.Join(m.check(rows), "\n"); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+	for file, want := range map[string]string{
+		"a/a.go": "a: the row permits b, which no package of it imports",
+		"b/b.go": "b: the row permits c, which no package of it imports|b: the row permits module example.com/x, which no package of it imports",
+	} {
+		t.Run("unused permission of "+file, func(t *testing.T) {
+			dir := t.TempDir()
+			put(t, dir, base)
+			name := path.Dir(file)
+			put(t, dir, map[string]string{file: "// Package " + name + " knows nothing.\npackage " + name + "\nvar X int\n"})
+			m, err := load(dir, "m")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.Join(m.check(rows), "|"); got != want {
+				t.Errorf("got  %s\nwant %s", got, want)
 			}
 		})
 	}

@@ -7,7 +7,6 @@ type room struct {
 	path  string
 	may   []string
 	third []string // prefixes of import paths
-	later bool     // not built yet: the package may be missing
 }
 
 // everything in a row's may permits every room; only command lines have it.
@@ -55,53 +54,49 @@ var table = []room{
 	{path: "models/safetensors", may: []string{"planir/op", "internal/mem", "internal/number"}}, // the file format alone, so that hetrun can write logits without linking models
 	{path: "models/gguf", may: []string{"planir/op", "internal/mem", "internal/number"}},
 	{path: "models", may: []string{"models/safetensors", "models/gguf", "planir/op", "internal/decode", "internal/mem"}},
-	{path: "planir/pack", may: []string{"planir/op", "internal/mem", "internal/number"}},
-	{path: "planir/lower", may: []string{"planir", "planir/op", "socs", "models", "planir/pack"}},                 // pack: the sizes of packs
+	{path: "planir/pack", may: []string{"planir/op", "internal/number"}},
+	{path: "planir/lower", may: []string{"planir", "planir/op", "models", "planir/pack"}},                         // pack: the sizes of packs
 	{path: "planir/check", may: []string{"planir", "planir/op", "socs", "models", "planir/lower", "planir/pack"}}, // lower, pack: it lowers the decisions again and compares program and sizes
-	{path: "planir/bundle", may: []string{"planir", "internal/mem", "internal/shalanes"}},
+	{path: "planir/bundle", may: []string{"internal/mem", "internal/shalanes"}},
 
 	{path: "profiler/stat", third: []string{gonum}},
 	{path: "profiler/record", may: []string{"planir/op", "internal/decode", "internal/filelock"}},
 	{path: "profiler/imported", may: []string{"profiler/record", "planir/op", "socs", "internal/decode"}},
-	{path: "roofline", may: []string{"planir/op", "profiler/record", "profiler/stat", "socs", "socs/timeline", "internal/decode"}, third: []string{gonum}},
+	{path: "roofline", may: []string{"planir/op", "profiler/record", "profiler/stat", "socs", "socs/timeline", "internal/decode"}},
 
 	{path: "runtime/driver", may: []string{"planir/op", "planir/capability", "internal/mem", "internal/canon"}}, // canon: graphs in artifacts have one spelling
 	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack", "internal/require"}},     // pack: its weights are packed ones
 	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}},                     // writes the kernels, linked by nothing
 	{path: "runtime/driver/host/kernel", may: []string{"planir/op", "planir/pack", "internal/mem"}, third: []string{sysUnix}},
-	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel", "internal/affinity"}, third: []string{sysUnix, "github.com/klauspost/cpuid/v2"}},
-	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi", "internal/affinity", "internal/onnx", "internal/cas"}, later: true}, // onnx: what an artifact computes is checked; cas: prepacked weights,
-	{path: "runtime/driver/qnn", may: []string{"runtime/driver", "internal/ortapi", "internal/onnx", "internal/child", "internal/patience"}},                           // onnx: what an artifact computes is checked
-	{path: "runtime/driver/opencl", may: []string{"runtime/driver", "planir/pack", "internal/clapi"}, later: true},
-	{path: "runtime/driver/openvino", may: []string{"runtime/driver", "planir/pack", "internal/ovapi"}, later: true},
+	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel", "internal/affinity"}, third: []string{"github.com/klauspost/cpuid/v2"}},
+	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi", "internal/affinity", "internal/onnx"}},    // onnx: what an artifact computes is checked; cas: prepacked weights,
+	{path: "runtime/driver/qnn", may: []string{"runtime/driver", "internal/ortapi", "internal/onnx", "internal/child", "internal/patience"}}, // onnx: what an artifact computes is checked
 	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs", "socs/timeline"}},
-	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/qnn", "runtime/driver/opencl", "runtime/driver/openvino"}},
-	{path: "runtime/executor", may: []string{"planir", "planir/bundle", "planir/op", "runtime/driver", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
+	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/qnn"}},
+	{path: "runtime/executor", may: []string{"planir", "planir/op", "runtime/driver", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
 	{path: "runtime/tokenizer/jinja"},
 	{path: "runtime/tokenizer", may: []string{"runtime/tokenizer/jinja"}},
-	{path: "runtime/quality", may: []string{"runtime/executor", "runtime/tokenizer", "runtime/driver", "planir/op", "planir/calibration"}},
+	{path: "runtime/quality", may: []string{"runtime/executor", "planir/op", "planir/calibration"}},
 
 	// pack and mem: weights of a measurement are made here, in the layout the processor reads.
-	{path: "profiler", may: []string{"profiler/record", "profiler/stat", "planir/op", "socs", "models", "runtime/driver", "planir/pack", "internal/mem", "internal/affinity"}, third: []string{sysUnix, gonum}},
+	{path: "profiler", may: []string{"profiler/record", "profiler/stat", "planir/op", "socs", "models", "runtime/driver", "planir/pack", "internal/mem", "internal/affinity"}, third: []string{sysUnix}},
 
 	{path: "solver/milp"},
-	{path: "solver/problem", may: []string{"planir/op", "solver/milp"}},
-	{path: "solver/exact", may: []string{"solver/problem", "solver/milp"}},
+	{path: "solver/problem", may: []string{"solver/milp"}},
+	{path: "solver/exact", may: []string{"solver/problem"}},
 	{path: "solver/highs", may: []string{"solver/milp", "internal/native", "internal/child"}, third: []string{"github.com/tetratelabs/wazero"}},
 	{path: "solver/workload", may: []string{"solver/problem", "planir/op", "models", "socs", "internal/decode"}},
 	{path: "solver/price", may: []string{"solver/problem", "solver/workload", "planir", "planir/check", "planir/lower", "planir/op", "socs", "socs/timeline", "roofline", "profiler/record"}},
-	{path: "solver", may: []string{"solver/problem", "solver/workload", "solver/price", "solver/milp", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
+	{path: "solver", may: []string{"solver/problem", "solver/workload", "solver/price", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record"}},
 	{path: "solver/explain", may: []string{"solver", "solver/problem", "solver/workload", "solver/price", "planir", "planir/check", "planir/op", "socs"}},
 
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "internal/child"}},
 	{path: "emit/onnxgraph", may: []string{"planir/op", "internal/onnx"}},
-	{path: "emit/compile/*", may: []string{"emit/onnxgraph", "runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/patience", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi", "internal/clapi", "internal/ovapi"}},
-
-	{path: "internal/report", may: []string{"planir", "solver", "roofline", "models", "socs", "profiler/record", "profiler/stat", "internal/decode"}, later: true},
+	{path: "emit/compile/*", may: []string{"emit/onnxgraph", "runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/patience", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi"}},
 
 	{path: "cmd/internal/*", may: []string{everything}, third: commandLine},
-	{path: "cmd/hetc", may: []string{everything}, third: commandLine},
-	{path: "cmd/hetrun", may: []string{"cmd/internal/*", "runtime/executor", "runtime/tokenizer", "runtime/driver/all", "planir/bundle", "models/safetensors"}, third: commandLine},
+	{path: "cmd/hetc", may: []string{everything}, third: []string{"github.com/spf13/cobra"}},
+	{path: "cmd/hetrun", may: []string{"cmd/internal/*", "runtime/driver/all"}, third: []string{"github.com/spf13/cobra"}},
 }
 
 // commandLine are the modules for talking to people; they stay out of every other room.
@@ -134,7 +129,6 @@ var hetrunNever = map[string]string{
 	"planir/check":       "emit has checked the plan",
 	"runtime/driver/sim": "simulated times never come from a device",
 	"runtime/quality":    "quality is judged by hetc",
-	"internal/report":    "reports are made by hetc",
 
 	"cmd/internal/papers": "papers are recomputed by hetc",
 }
