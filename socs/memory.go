@@ -20,7 +20,7 @@ var defaultScratch = capability.Scratch{
 	AttentionRows: 8, AttentionKeys: 128,
 }
 
-// DefaultMemory is what is counted for kernels that nobody described, with a library that keeps weights or without.
+// DefaultMemory is what is counted for kernels without a description, with a library that keeps weights or without.
 func DefaultMemory(library bool) *capability.Memory {
 	scratch := defaultScratch
 	if library {

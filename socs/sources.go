@@ -46,7 +46,7 @@ func (s *SoC) Numbers() []Sourced {
 	return out
 }
 
-// Assumptions lists the numbers that nobody printed or measured: those whose source says "assumed"
+// Assumptions lists the numbers that are neither printed nor measured anywhere: those whose source says "assumed"
 // and those without one.
 func (s *SoC) Assumptions() []Sourced {
 	var out []Sourced

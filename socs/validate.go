@@ -129,7 +129,7 @@ func (v *validator) names(soc *SoC) {
 	}
 }
 
-// soc checks everything but names. Whoever is named elsewhere must be among the processors.
+// soc checks everything but names. A processor that is named elsewhere must be described.
 func (v *validator) soc(soc *SoC) {
 	if soc.Schema != Schema {
 		v.add("schema", "schema %q, want %q", clip(soc.Schema), Schema)

@@ -185,8 +185,8 @@ type Virtual interface {
 // Work is what a call on a virtual processor did; only its driver knows more. nil: nothing.
 type Work any
 
-// Schedule is calls that virtual processors have executed since Start, of each processor in their order. Control starts
-// them, and notices End; nil: nobody has to.
+// Schedule is calls that virtual processors have executed since Start, of each processor in their order. Control is the
+// processor that starts them and has to notice their End; nil: these take no time.
 type Schedule struct {
 	Start   Tick
 	Control Processor
@@ -225,7 +225,7 @@ type Bounds struct {
 	// Stream fetches memory, whole lines of 64 bytes, and returns the sum of their first 8-byte words.
 	Stream func(b []byte) uint64
 	// Issue does at least n instructions that wait for nothing, and returns how many it did: as many a second as the
-	// core begins, which are fewer while another hardware thread of the core works. nil: nobody wrote it for this CPU.
+	// core begins, which are fewer while another hardware thread of the core works. nil: it is not written for this CPU.
 	Issue func(n int64) (done int64)
 }
 
@@ -345,8 +345,8 @@ type Piece struct {
 	Later   *Later   // if set, stands for Weights and Sample, which are nil
 }
 
-// Later is weights and a sample that are made when they are needed: whoever kept what became of them knows them by
-// their digests.
+// Later is weights and a sample that are made when they are needed. A compiler that has kept its results finds them by
+// the digests, and then needs neither.
 type Later struct {
 	Weights string // Weights.Digest
 	Sample  string // SampleDigest, "" for none

@@ -97,7 +97,7 @@ func (c *crew) String() string {
 	return "one of the processors " + strings.Join(names, ", ")
 }
 
-// connect finds out who sets the flags that the steps of a section wait for, and which threads it needs.
+// connect finds out which steps set the flags that the steps of a section wait for, and which threads it needs.
 func (m *Machine) connect(sec *section) {
 	needed := map[int]bool{} // cores
 	setters := make([]wait, sec.Flags)
@@ -288,7 +288,7 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 	number := int64(ls.iter*len(ls.steps) + ls.next)
 	if rows := min(call.Rows-st.R0, st.rows); rows > 0 {
 		if !lane.dynamic {
-			rows = st.rows // rows beyond the call's hold what earlier calls left, and nobody reads them
+			rows = st.rows // rows beyond the call's hold what earlier calls left, and are not read
 		}
 		st.scalars = *call
 		st.scalars.Pos, st.scalars.Rows, st.scalars.KVLen = call.Pos+st.R0, rows, call.Pos+st.R0+rows
@@ -296,7 +296,7 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 			st.scalars.Batch = call.Batch[st.R0:]
 		}
 		bound := &st.calls[ls.iter]
-		if ls.watched && st.lately.Load() > int64(shortNap) { // nobody sleeps through a shorter one
+		if ls.watched && st.lately.Load() > int64(shortNap) { // no lane sleeps through a shorter one
 			ls.began.Store(m.now())
 			ls.at.Store(2*number + 1)
 		}
@@ -347,8 +347,8 @@ func (l *lane) execute(c *call) (span driver.Span, err error) {
 	return l.proc.Run(c.exe, &c.bind)
 }
 
-// learn corrects what is expected of a step by what it took: at once when it is shorter, because
-// those who wait for it must not oversleep, and slowly when it is longer.
+// learn corrects what is expected of a step by what it took: at once when it is shorter, because the lanes that wait
+// for it must not oversleep, and slowly when it is longer.
 func (st *step) learn(took int64) {
 	if have := st.lately.Load(); have > took {
 		st.lately.Store(took)
@@ -548,5 +548,5 @@ func (c *crew) overslept(ns int64) {
 }
 
 // napTime is how long a lane that has waited for a while sleeps before it looks again: a small part of the
-// wait so far. Every nap's end takes the core from whoever works there, which may be the very thread waited for.
+// wait so far. Every nap's end takes the core from the thread that works there, which may be the one waited for.
 func napTime(waited time.Duration) time.Duration { return min(max(waited/32, shortNap), longNap) }

@@ -151,7 +151,7 @@ type step struct {
 	runCount int64
 }
 
-// wait is a flag that a step needs set, and who sets it.
+// wait is a flag that a step needs set, and the lane that sets it.
 type wait struct {
 	flag   *flag
 	back   int64 // 1: by the iteration before
@@ -408,7 +408,7 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 	return nil
 }
 
-// wants calls visit for each part that a program reads and nobody has asked for, in the order of its steps.
+// wants calls visit for each part that a program reads and that has not been asked for, in the order of its steps.
 func (m *Machine) wants(pr *program, visit func(placeKey, Part)) {
 	weights := m.loader.weights
 	seen := map[placeKey]bool{}

@@ -26,7 +26,7 @@ type Control struct {
 	ctx context.Context
 }
 
-// patience is how long after its context's end Do waits for a step: who interrupts does not wait for the deadline.
+// patience is how long Do waits for a step once its context has ended: an interruption need not wait for the deadline.
 const patience = 5 * time.Second
 
 // Do runs fn on the control lane's thread and returns its error. When ctx ends, lanes stop at their next step. When

@@ -18,7 +18,7 @@ type Lane struct {
 	// Thread is what executes the lane: lanes with the same number take turns. Steps of one thread never overlap.
 	Thread int
 	Steps  []Step // of one iteration
-	// Endless lanes repeat their steps until all others are done; nobody waits for them.
+	// Endless lanes repeat their steps until all others are done; no step waits for them.
 	Endless bool
 }
 
@@ -96,7 +96,7 @@ type laneState struct {
 // threadState is what a thread does.
 type threadState struct {
 	lanes  []int
-	first  int // index in lanes: who is asked first
+	first  int // index in lanes: the one that is asked first
 	lane   int // -1: none, it waits
 	idle   float64
 	start  float64

@@ -254,7 +254,7 @@ func (b *blockMaker) ends() {
 // them and around them.
 func (b *blockMaker) attention(kvType op.Type) {
 	qkv := op.QKVColumns(heads, kvHeads, headDim)
-	// The fused row is an input that rope changes and nobody reads afterwards.
+	// The fused row is an input that rope changes and that is not read afterwards.
 	ops := op.Op{Kind: op.Rope, M: b.rows, Heads: heads, KVHeads: kvHeads, HeadDim: headDim}
 	chain := func(batch bool) {
 		b.begin([]op.Value{b.f32("qkv", qkv)}, []op.Value{b.f32("y", heads*headDim)})

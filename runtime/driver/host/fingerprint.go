@@ -34,8 +34,8 @@ func Kernels() string {
 	return set.Name
 }
 
-// cpuName is vendor, family, model, name and stepping: on x86 the CPU says so itself, elsewhere the system does, ""
-// where nobody tells. Both forms are the same, so that a machine keeps its fingerprint when it runs an image without
+// cpuName is vendor, family, model, name and stepping: on x86 as the CPU tells them, elsewhere as the system does, ""
+// where neither tells. Both forms are the same, so that a machine keeps its fingerprint when it runs an image without
 // /proc.
 func cpuName() string {
 	if cpu := &cpuid.CPU; runtime.GOARCH == "amd64" && cpu.VendorString != "" {

@@ -30,7 +30,7 @@ type processor struct {
 
 	ropeBatch ropeTables
 
-	graphs map[string]op.Graph // parsed and valid, by their code; nobody writes to them
+	graphs map[string]op.Graph // parsed and valid, by their code; they are not written to
 
 	arena  *mem.Region
 	arenas int // counts arenas, so that executables notice a new one

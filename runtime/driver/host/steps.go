@@ -95,7 +95,7 @@ func (e *executable) chain(steps []step) step {
 		r0, r1 := t*block, min(rows, (t+1)*block)
 		for i := range steps {
 			steps[i].rows.compute(worker, r0, r1)
-			// Rows of this block are refused by nobody else; if it is the lowest one so far, it was this step.
+			// Only this task refuses rows of the block: if the lowest bad row is among them, this step refused it.
 			if bad := e.bad.Load(); int64(r0) <= bad && bad < int64(r1) {
 				lower(&e.blame, bad*int64(len(steps))+int64(i))
 				return
@@ -597,8 +597,8 @@ func (b *builder) rows(x *operand, r, p, sums int) activations {
 // in its cache, and at the end small ones of last tiles, so that workers of different speed end together.
 type tileTasks struct{ tiles, large, block, last int }
 
-// divideTiles makes tasks of multiples of step tiles, at least least; even ones where weights are read once, because
-// every task begins with weights that nobody asked for ahead.
+// divideTiles makes tasks of multiples of step tiles, at least least. They are even where weights are read once: the
+// first weights of a task are not prefetched, which makes further tasks slower.
 func divideTiles(tiles, workers, step, least int, even bool) tileTasks {
 	whole := func(n int) int { return (max(1, n, least) + step - 1) / step * step }
 	tasks := tileTasks{tiles: tiles, block: whole(tiles / (workers * tasksPerWorker))}

@@ -25,7 +25,7 @@ const closed = -1 << 32
 
 // team is the threads of one processor. The lane's own thread is worker 0; helpers 1.. take part in a job
 // while its gate is open. A helper that is late or not scheduled at all costs nothing: the lane
-// takes every task that nobody else has taken and waits only for helpers inside the job.
+// takes every task that is left and waits only for helpers inside the job.
 type team struct {
 	helpers []*helper
 	running atomic.Bool   // a call is in progress: helpers spin without limit
@@ -41,7 +41,7 @@ type team struct {
 
 type helper struct {
 	asleep atomic.Bool
-	wake   chan struct{} // one token, sent by whoever turns asleep off
+	wake   chan struct{} // one token, sent by the thread that turns asleep off
 }
 
 // start runs one helper per core beyond the first and returns when all are pinned.

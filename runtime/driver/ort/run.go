@@ -24,7 +24,7 @@ type executable struct {
 	values  map[string]*ortapi.Value
 	in, out []driver.View // of the last call
 	at      []uintptr     // addresses of their buffers
-	memory  *mem.Region   // of outputs that nobody else sees
+	memory  *mem.Region   // of outputs that only the checks see, or that are copied
 	detours []detour
 	scales  [][]float32 // of the model's checks
 	ids     [][]int32   // of its lookups

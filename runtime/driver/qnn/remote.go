@@ -189,7 +189,7 @@ func (r *remote) within(ctx context.Context, limit time.Duration, what string, q
 
 // died is the error for a process that ended without an answer, now and later.
 func (r *remote) died(cause error) error {
-	_ = r.c.Process.Kill() // where it lives, and says what nobody understands
+	_ = r.c.Process.Kill() // it may live on, and have sent what cannot be decoded
 	err := r.c.Wait()
 	how := "ended without an answer"
 	if err != nil {
@@ -298,7 +298,7 @@ func Worker(args []string) bool {
 	return len(args) == 1 && args[0] == workerArg && os.Getenv(workerEnv) != ""
 }
 
-// Work is the whole of that process: it answers requests until whoever asks is gone.
+// Work is the whole of that process: it answers requests until the process that asks is gone.
 func Work() error {
 	in, out := os.NewFile(3, "requests"), os.NewFile(4, "replies")
 	if in == nil || out == nil {
@@ -309,7 +309,7 @@ func Work() error {
 		for dec := gob.NewDecoder(in); ; {
 			var q request
 			if err := dec.Decode(&q); err != nil {
-				os.Exit(0) // also while a library computes: nobody waits for it
+				os.Exit(0) // also while a library computes: its result is not awaited any more
 			}
 			requests <- q
 		}

@@ -14,8 +14,8 @@ var _ driver.Virtual = (*processor)(nil)
 // Last is what the latest call did.
 func (p *processor) Last() driver.Work { return p.last }
 
-// Settle finds out when the calls of a schedule ran on processors of this SoC: who works while another one does shares
-// its memory, and a flag takes as long as the SoC's links say.
+// Settle finds out when the calls of a schedule ran on processors of this SoC. Processors that work at the same time
+// share the bandwidth of memory, and handing over a flag takes as long as the SoC's links say.
 func (p *processor) Settle(schedule *driver.Schedule) error {
 	all := settling{schedule: schedule}
 	for i := range schedule.Lanes {

@@ -164,7 +164,7 @@ type Set struct {
 	// first 8-byte words of all lines, modulo 1<<64.
 	Stream func(b []byte) uint64
 
-	// Issue does at least n instructions that wait for nothing, and returns how many it did; nil: nobody wrote it
+	// Issue does at least n instructions that wait for nothing, and returns how many it did; nil: it is not written
 	// for this CPU.
 	Issue func(n int64) (done int64)
 }
