@@ -1,12 +1,18 @@
 package main
 
 import (
+	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/matrix"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/profiler/imported"
 	"github.com/hetc/hetc/profiler/record"
@@ -55,5 +61,62 @@ func TestDocExamples(t *testing.T) {
 	}
 	if examples < 3 {
 		t.Errorf("%d examples in docs, want at least 3", examples)
+	}
+}
+
+// commandLine is a command of ours in a document: in a code span, or at the beginning of a line of code.
+var commandLine = regexp.MustCompile("(?m)(?:`|^ {4}(?:\\$ )?)(?:bin/)?(hetc|hetrun) ([^`\n#]*)")
+
+// TestDocCommands finds every command that the documents write, and every flag that they give it.
+func TestDocCommands(t *testing.T) {
+	files, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := map[string]*cobra.Command{
+		"hetc":   cli.Prepare(&cli.Streams{Tool: "hetc", Out: io.Discard, Err: io.Discard}, newRoot),
+		"hetrun": cli.Prepare(&cli.Streams{Tool: "hetrun", Out: io.Discard, Err: io.Discard}, func(s *cli.Streams) *cobra.Command { return runcmd.New(s, "hetrun", false, nil) }),
+	}
+	found := 0
+	for _, name := range append(files, "../../README.md", "../../SECURITY.md", "../../CHANGELOG.md", "../../RATIONALE.md") {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var indented strings.Builder // with fenced code like the other kind
+		fenced := false
+		for line := range strings.Lines(strings.ReplaceAll(string(text), "\\\n", " ")) {
+			if strings.HasPrefix(line, "```") {
+				fenced = !fenced
+			} else if fenced {
+				line = "    " + line
+			}
+			indented.WriteString(line)
+		}
+		for _, match := range commandLine.FindAllStringSubmatch(indented.String(), -1) {
+			found++
+			command := roots[match[1]]
+			words := strings.Fields(match[2])
+			for len(words) > 0 && command.HasSubCommands() {
+				next, _, err := command.Find(words[:1])
+				if err != nil || next == command {
+					break
+				}
+				command, words = next, words[1:]
+			}
+			if command.HasSubCommands() && len(words) > 0 && regexp.MustCompile(`^[a-z]+$`).MatchString(words[0]) {
+				t.Errorf("%s: %q: there is no command %s %s", name, match[0], command.CommandPath(), words[0])
+			}
+			for _, word := range words {
+				flag, ok := strings.CutPrefix(word, "--")
+				flag, _, _ = strings.Cut(strings.TrimRight(flag, ",.;)]"), "=")
+				if ok && flag != "help" && command.Flags().Lookup(flag) == nil && command.InheritedFlags().Lookup(flag) == nil {
+					t.Errorf("%s: %q: %s has no flag --%s", name, match[0], command.CommandPath(), flag)
+				}
+			}
+		}
+	}
+	if found < 100 {
+		t.Errorf("%d commands found in documents, want at least 100", found)
 	}
 }
