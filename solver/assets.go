@@ -79,8 +79,8 @@ func needsOf(st *price.Section, node int, candidate *price.Candidate) ([]need, e
 // scratchOf is the temporary memory of a piece's graph where nothing is joined to it.
 func scratchOf(piece *lower.Piece, proc *planir.Proc) int64 {
 	var most int64
-	for _, oper := range piece.Ops {
-		g := op.Single(oper, "")
+	for _, operator := range piece.Ops {
+		g := op.Single(operator, "")
 		most = max(most, proc.ScratchBytes(&g))
 	}
 	return most
@@ -308,8 +308,8 @@ func (a *assets) upTo(prefix string, buf *buffer, region int, rounded func(bytes
 
 func sameBytes(bytes int64) int64 { return bytes }
 
-// packs lists the parts of a weight that a step reads: in the region of its processor, in the process, and as the processor's
-// library packs them again.
+// packs lists the parts of a weight that a step reads: in the region of its processor, in the process, and as the
+// processor's library packs them again.
 func (a *assets) packs(step *need, use *lower.Use, out []int) ([]int, error) {
 	proc := a.procs[step.proc]
 	region, bounded := a.regions[step.proc]

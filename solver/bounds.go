@@ -79,7 +79,8 @@ func (b *partBound) findClasses(s *schemeChoice) {
 		sec := &s.graph.Sections[i]
 		for _, node := range sec.Nodes {
 			k, ok := s.classOf[sec.Name+"."+node.Name]
-			if ok && slices.ContainsFunc(node.In, func(x string) bool { return touched[x] }) && !slices.Contains(b.classes, k) {
+			reads := slices.ContainsFunc(node.In, func(x string) bool { return touched[x] })
+			if ok && reads && !slices.Contains(b.classes, k) {
 				b.classes = append(b.classes, k)
 			}
 		}

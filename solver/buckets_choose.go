@@ -72,12 +72,12 @@ func (s *session) resized(buckets, batches []int) (*session, error) {
 
 // sized chooses buckets and batches and makes the plan for them.
 //
-// A bucket costs what a call of its program costs, which does not depend on the other buckets. So every candidate is solved by
-// itself once, and choosing among them is a problem of its own (problem.Buckets), as cutting prompts into calls adds up their
-// costs. Limits couple programs, which that problem does not see: where the plan for its answer breaks one, it is posed again
-// with fewer buckets. Of the candidates, those that some permitted scheme
-// has prices for are solved by themselves; what they cost is the instance of bucket selection. Where the plan for the
-// chosen ones breaks a limit (of memory, or of what processors hold), fewer are chosen.
+// A bucket costs what a call of its program costs, which does not depend on the other buckets. So every candidate is
+// solved by itself once, and choosing among them is a problem of its own (problem.Buckets), as cutting prompts into
+// calls adds up their costs. Limits couple programs, which that problem does not see: where the plan for its answer
+// breaks one, it is posed again with fewer buckets. Of the candidates, those that some permitted scheme has prices
+// for are solved by themselves; what they cost is the instance of bucket selection. Where the plan for the chosen
+// ones breaks a limit (of memory, or of what processors hold), fewer are chosen.
 func (s *session) sized(ctx context.Context) (*Result, error) {
 	if err := s.calibrated(); err != nil {
 		return nil, err
@@ -127,8 +127,8 @@ func (s *session) sized(ctx context.Context) (*Result, error) {
 	return best, nil
 }
 
-// choose chooses at most that many buckets, and batches, where a session's workload leaves them open. bound is that of the
-// first choice of buckets, which later ones with fewer of them keep.
+// choose chooses at most that many buckets, and batches, where a session's workload leaves them open. bound is that
+// of the first choice of buckets, which later ones with fewer of them keep.
 func (c *sizeCosts) choose(ctx context.Context, s *session, most int,
 	bound *int64) (buckets, batches []int, reports []planir.Solve, err error) {
 	buckets, batches = s.want.Buckets, s.want.Batches
@@ -378,7 +378,8 @@ func solveSizes(ctx context.Context, engine problem.Engine, posed *sizes) ([]int
 	if err := posed.Verify(got); err != nil {
 		return nil, planir.Solve{}, err
 	}
-	if len(got.Sizes) == 0 && posed.Name == "buckets" { // single tokens are the fastest: a program for prompts is there all the same
+	// Where single tokens are the fastest there is a program for prompts all the same.
+	if len(got.Sizes) == 0 && posed.Name == "buckets" {
 		least := int64(math.MaxInt64)
 		for i := range posed.Sizes {
 			if ns, _ := posed.Objective([]int{i}); ns < least {

@@ -33,19 +33,19 @@ func (s *schemeChoice) findClasses() {
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
 		for _, node := range sec.Nodes {
-			oper := node.Ops[len(node.Ops)-1]
-			if !oper.HasScheme() || node.Exact {
+			operator := node.Ops[len(node.Ops)-1]
+			if !operator.HasScheme() || node.Exact {
 				continue
 			}
 			k := slices.IndexFunc(s.classes, func(c productClass) bool { return c.weight == node.W[0] })
 			if k < 0 {
 				k = len(s.classes)
 				s.classes = append(s.classes,
-					productClass{weight: node.W[0], k: oper.K, n: oper.N, head: s.isHead(sec.Name),
-						expert: oper.Kind == op.ExpertMatMul})
+					productClass{weight: node.W[0], k: operator.K, n: operator.N, head: s.isHead(sec.Name),
+						expert: operator.Kind == op.ExpertMatMul})
 			}
 			class, name := &s.classes[k], sec.Name+"."+node.Name
-			class.copies += max(1, sec.Layers) * max(1, oper.Experts)
+			class.copies += max(1, sec.Layers) * max(1, operator.Experts)
 			if !slices.Contains(class.nodes, name) {
 				class.nodes = append(class.nodes, name)
 			}
@@ -107,9 +107,9 @@ func (s *request) looksUp(node *models.Node) (ok bool, err error) {
 		}
 		var unknown error
 		for _, rows := range s.want.Rows() {
-			oper := node.Ops[0]
-			oper.M, oper.Scheme, oper.Table = rows, op.I32Q8C, ""
-			if _, unknown = s.prices.Together([]price.Task{{Proc: proc.Name, Op: oper}}); unknown != nil {
+			operator := node.Ops[0]
+			operator.M, operator.Scheme, operator.Table = rows, op.I32Q8C, ""
+			if _, unknown = s.prices.Together([]price.Task{{Proc: proc.Name, Op: operator}}); unknown != nil {
 				break
 			}
 		}

@@ -29,19 +29,19 @@ func (s *request) compiled(plan *planir.Plan) []planir.Compiled {
 	var order []key
 	for i := range plan.Decisions {
 		decision := &plan.Decisions[i]
-		oper, _, ok := s.product(decision)
+		operator, _, ok := s.product(decision)
 		if !ok || len(decision.Shares) != 1 {
 			continue
 		}
 		of := key{decision.Shares[0].Proc, decision.Node}
-		if s.facts.Lengths(of.proc, oper) == nil {
+		if s.facts.Lengths(of.proc, operator) == nil {
 			continue
 		}
 		if found[of] == nil {
-			found[of] = &graphs{oper, map[int][]int{}}
+			found[of] = &graphs{operator, map[int][]int{}}
 			order = append(order, of)
 		}
-		if found[of].op.Scheme != oper.Scheme {
+		if found[of].op.Scheme != operator.Scheme {
 			continue // decode's: weights of its own
 		}
 		size := decision.Rows
@@ -74,24 +74,24 @@ func (s *request) compiled(plan *planir.Plan) []planir.Compiled {
 }
 
 // graphFacts is what is known of a graph, and which other numbers of rows were avoided for it.
-func (s *request) graphFacts(proc string, oper op.Op, rows int, programs []int) planir.CompiledGraph {
+func (s *request) graphFacts(proc string, operator op.Op, rows int, programs []int) planir.CompiledGraph {
 	out := planir.CompiledGraph{Rows: rows, For: programs, SpillBytes: -1}
 	timeOf := func(rows int) (int64, bool) {
-		oper.M = rows
-		e, err := s.prices.Together([]price.Task{{Proc: proc, Op: oper}})
+		operator.M = rows
+		e, err := s.prices.Together([]price.Task{{Proc: proc, Op: operator}})
 		if err != nil {
 			return 0, false
 		}
 		return e[0].NS, true
 	}
-	oper.M = rows
-	if fact := s.facts.About(proc, oper); fact != nil {
+	operator.M = rows
+	if fact := s.facts.About(proc, operator); fact != nil {
 		out.SpillBytes = fact.SpillBytes
 	}
 	ns, ok := timeOf(rows)
-	for _, other := range s.facts.Lengths(proc, oper) {
-		oper.M = other
-		fact := s.facts.About(proc, oper)
+	for _, other := range s.facts.Lengths(proc, operator) {
+		operator.M = other
+		fact := s.facts.About(proc, operator)
 		if other == rows || other < programs[len(programs)-1] || fact.Refused != "" || fact.SpillBytes <= max(0, out.SpillBytes) {
 			continue
 		}
@@ -103,7 +103,7 @@ func (s *request) graphFacts(proc string, oper op.Op, rows int, programs []int) 
 }
 
 // product is the matrix product that a decision is about, at one row, and its weight.
-func (s *request) product(decision *planir.Decision) (oper op.Op, weight string, ok bool) {
+func (s *request) product(decision *planir.Decision) (operator op.Op, weight string, ok bool) {
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
 		for j := range sec.Nodes {
@@ -111,15 +111,15 @@ func (s *request) product(decision *planir.Decision) (oper op.Op, weight string,
 			if sec.Name+"."+node.Name != decision.Node {
 				continue
 			}
-			oper = node.Ops[len(node.Ops)-1]
-			if oper.Kind != op.MatMul {
-				return oper, "", false
+			operator = node.Ops[len(node.Ops)-1]
+			if operator.Kind != op.MatMul {
+				return operator, "", false
 			}
-			oper.M, oper.Scheme = 1, decision.Scheme
-			return oper, node.W[0], true
+			operator.M, operator.Scheme = 1, decision.Scheme
+			return operator, node.W[0], true
 		}
 	}
-	return oper, "", false
+	return operator, "", false
 }
 
 // uncounted is what binaries take on a processor beyond the weights that its program holds, by the compiler's facts.

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// crossing caches what is known of a fork, whatever comes before and after it: the ways through either branch, and how long
-// they take when the branches slow each other.
+// crossing caches what is known of a fork, whatever comes before and after it: the ways through either branch, and
+// how long they take when the branches slow each other.
 type crossing struct {
 	sides  [2]*branchWays
 	slowed map[[3]int]int64 // by the numbers of the ways and the choice of join, or without
@@ -266,8 +266,8 @@ func (in *instance) bound(fork *forkJoin, p path, come, togo [][]int64) int64 {
 	return come[fork.split][p.entry] + p.ns + togo[fork.join][in.prob.Items[fork.join].Choices[last].After]
 }
 
-// pathsOf lists the ways through a fork on a pair of sets of processors that may be better than best, wherever the section
-// begins. It lowers best to the best that it finds.
+// pathsOf lists the ways through a fork on a pair of sets of processors that may be better than best, wherever the
+// section begins. It lowers best to the best that it finds.
 func (in *instance) pathsOf(fork *forkJoin, pair [2]uint64, come, togo []int64, best *int64) (out []path) {
 	free := in.branches(fork, pair, anywhere)
 	least := max(slices.Min(free[0].ns), slices.Min(free[1].ns))
@@ -324,7 +324,8 @@ func (in *instance) whole(fork *forkJoin, p path) []int {
 	return out
 }
 
-// ending is how two branches meet: the choice of the join node, and the classes in which the branches leave their outputs.
+// ending is how two branches meet: the choice of the join node, and the classes in which the branches leave their
+// outputs.
 type ending struct {
 	join    int
 	classes [2]int

@@ -206,7 +206,8 @@ func (s *planner) bestSchemes(ctx context.Context) (found, error) {
 	})
 }
 
-// fromFrugal starts from the plan of least energy and returns the best plan found from there; why is the error without it.
+// fromFrugal starts from the plan of least energy and returns the best plan found from there; why is the error
+// without it.
 func (s *session) fromFrugal(ctx context.Context, bound int64, why error) (*session, *planir.Plan, error) {
 	frugal, err := s.minimising(problem.Energy)
 	if err != nil {
@@ -245,8 +246,8 @@ func (s *session) fromSmallest(ctx context.Context, bound int64) (*session, *pla
 	return s.improved(ctx, by, plan, bound)
 }
 
-// improved starts from a plan that another goal led to, with its schemes and buckets, and returns the best plan found: that
-// plan itself where a limit leaves no room.
+// improved starts from a plan that another goal led to, with its schemes and buckets, and returns the best plan
+// found: that plan itself where a limit leaves no room.
 func (s *session) improved(ctx context.Context, by *session, plan *planir.Plan,
 	most int64) (*session, *planir.Plan, error) {
 	other, err := by.minimising(s.measure())
@@ -304,8 +305,8 @@ func (s *session) measured(plan *planir.Plan) (*planir.Plan, error) {
 	return plan, nil
 }
 
-// restated is a plan whose reports say what its decisions cost by this session's measure, with each program's own optimum as
-// the bound.
+// restated is a plan whose reports say what its decisions cost by this session's measure, with each program's own
+// optimum as the bound.
 func (s *planner) restated(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	out := *plan
 	out.Solver = nil

@@ -180,7 +180,8 @@ func (pr *program) idleNS(plan *planir.Plan) int64 {
 	return total
 }
 
-// expectedNS is the expected time: that of the programs' timelines, and what is added for calls that do not fill them.
+// expectedNS is the expected time: that of the programs' timelines, and what is added for calls that do not fill
+// them.
 func (s *planner) expectedNS(plan *planir.Plan) (float64, error) {
 	idle := map[string]int64{}
 	for i := range plan.Program.Programs {

@@ -63,7 +63,8 @@ type TierStory struct {
 // that the plan was solved with.
 func TierLimitsOf(ctx context.Context, in Input, plan *planir.Plan) (*TierStory, error) {
 	if plan.Tiers == nil || in.Loads == nil {
-		return nil, diag.New(diag.ClassInput, "explain tiers: the plan has none, or no loads are given").WithHint("hetc solve --loads chooses them")
+		return nil, diag.New(diag.ClassInput, "explain tiers: the plan has none, or no loads are given").
+			WithHint("hetc solve --loads chooses them")
 	}
 	if in.Workload == nil {
 		in.Workload = workload.Default()
@@ -247,8 +248,9 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 		graph := func(n int64) tierChange {
 			return tierChange{input: func(in *Input) { in.SoC = withGraphBytes(in.SoC, npu.Name, n) }}
 		}
-		l := tierLimit{key: npu.Name + ".graph_bytes", value: fmt.Sprintf("%s: %d experts", bytes(most), holds), used: fmt.Sprintf("%d experts", largest),
-			to: bytes(next), next: graph(next), free: graph(0)}
+		l := tierLimit{key: npu.Name + ".graph_bytes", value: fmt.Sprintf("%s: %d experts", bytes(most), holds),
+			used: fmt.Sprintf("%d experts", largest),
+			to:   bytes(next), next: graph(next), free: graph(0)}
 		if holds >= t.x.Loads.Experts {
 			l.next, l.free, l.note = tierChange{}, tierChange{}, "a graph holds all experts of a layer"
 		}
@@ -257,21 +259,30 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 	if most := p.RegionBytes; most > 0 {
 		held := int64(math.Round(now.Experts * float64(t.x.Loads.Experts*len(t.x.Layers))))
 		next := more(p.NPUExperts()) * p.ExpertBytes
-		out = append(out, tierLimit{key: npu.Name + ".address_bytes", value: fmt.Sprintf("%s left by the program: %d experts", bytes(most), p.NPUExperts()), used: fmt.Sprintf("%d experts", held),
-			to: fmt.Sprintf("%s: %d experts", bytes(next), next/p.ExpertBytes), next: posed(func(p *problem.Tiers) { p.RegionBytes = next }), free: posed(func(p *problem.Tiers) { p.RegionBytes = 0 })})
+		out = append(out, tierLimit{key: npu.Name + ".address_bytes",
+			value: fmt.Sprintf("%s left by the program: %d experts",
+				bytes(most), p.NPUExperts()), used: fmt.Sprintf("%d experts", held),
+			to: fmt.Sprintf("%s: %d experts",
+				bytes(next), next/p.ExpertBytes), next: posed(func(p *problem.Tiers) { p.RegionBytes = next }),
+			free: posed(func(p *problem.Tiers) { p.RegionBytes = 0 })})
 	}
 	if most := p.MaxGraphs; most != 0 {
 		most = max(0, most)
-		out = append(out, tierLimit{key: npu.Name + ".max_graphs", value: fmt.Sprintf("%d left by the program", most), used: fmt.Sprint(now.Groups),
-			to: fmt.Sprint(more(most)), next: posed(func(p *problem.Tiers) { p.MaxGraphs = more(most) }), free: posed(func(p *problem.Tiers) { p.MaxGraphs = 0 })})
+		out = append(out, tierLimit{key: npu.Name + ".max_graphs", value: fmt.Sprintf("%d left by the program", most),
+			used: fmt.Sprint(now.Groups),
+			to:   fmt.Sprint(more(most)), next: posed(func(p *problem.Tiers) { p.MaxGraphs = more(most) }),
+			free: posed(func(p *problem.Tiers) { p.MaxGraphs = 0 })})
 	}
 	if w.Serial {
-		out = append(out, tierLimit{key: "experts.serial", value: "true", free: experts(func(e *workload.Experts) { e.Serial = false })})
+		out = append(out, tierLimit{key: "experts.serial", value: "true",
+			free: experts(func(e *workload.Experts) { e.Serial = false })})
 	}
 	if us := w.MaxUSToken; us > 0 {
 		text := func(v float64) string { return fmt.Sprintf("%.6g us", v) }
-		out = append(out, tierLimit{key: workload.KeyExperts, value: text(us), used: text(now.TokenNS / 1e3), to: text(1.1 * us),
-			next: experts(func(e *workload.Experts) { e.MaxUSToken = 1.1 * us }), free: experts(func(e *workload.Experts) { e.MaxUSToken = 1e9 })})
+		out = append(out, tierLimit{key: workload.KeyExperts, value: text(us), used: text(now.TokenNS / 1e3),
+			to:   text(1.1 * us),
+			next: experts(func(e *workload.Experts) { e.MaxUSToken = 1.1 * us }),
+			free: experts(func(e *workload.Experts) { e.MaxUSToken = 1e9 })})
 	}
 	shares := []struct {
 		key   string
@@ -280,9 +291,11 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 		field func(*problem.Tiers) *int64
 	}{
 		{"experts.max_drop", p.MaxDropPPM, now.Drop, func(p *problem.Tiers) *int64 { return &p.MaxDropPPM }},
-		{"experts.max_layer_drop", p.MaxLayerDropPPM, t.layers(func(y *planir.TierLayer) float64 { return y.Drop }), func(p *problem.Tiers) *int64 { return &p.MaxLayerDropPPM }},
+		{"experts.max_layer_drop", p.MaxLayerDropPPM, t.layers(func(y *planir.TierLayer) float64 { return y.Drop }),
+			func(p *problem.Tiers) *int64 { return &p.MaxLayerDropPPM }},
 		{"experts.max_lost", p.MaxLostPPM, now.Lost, func(p *problem.Tiers) *int64 { return &p.MaxLostPPM }},
-		{"experts.max_layer_lost", p.MaxLayerLostPPM, t.layers(func(y *planir.TierLayer) float64 { return y.Lost }), func(p *problem.Tiers) *int64 { return &p.MaxLayerLostPPM }},
+		{"experts.max_layer_lost", p.MaxLayerLostPPM, t.layers(func(y *planir.TierLayer) float64 { return y.Lost }),
+			func(p *problem.Tiers) *int64 { return &p.MaxLayerLostPPM }},
 	}
 	for _, x := range shares {
 		if !p.Prune || x.of >= 1e6 {
@@ -290,8 +303,10 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 		}
 		text := func(v float64) string { return fmt.Sprintf("%.4g %%", 100*v) }
 		next := min(1e6, more(x.of))
-		out = append(out, tierLimit{key: x.key, value: text(float64(x.of) / 1e6), used: text(x.used), to: text(float64(next) / 1e6),
-			next: posed(func(p *problem.Tiers) { *x.field(p) = next }), free: posed(func(p *problem.Tiers) { *x.field(p) = 1e6 })})
+		out = append(out, tierLimit{key: x.key, value: text(float64(x.of) / 1e6), used: text(x.used),
+			to:   text(float64(next) / 1e6),
+			next: posed(func(p *problem.Tiers) { *x.field(p) = next }),
+			free: posed(func(p *problem.Tiers) { *x.field(p) = 1e6 })})
 	}
 	return out
 }
@@ -374,7 +389,8 @@ func (t *tierTrial) keeps(o *TierOutcome) bool {
 // translate is a solution in the numbers of another instance, nil where that has no such chunk length or capacity.
 func (x *TierInstance) translate(s problem.TierSolution, to *TierInstance) *problem.TierSolution {
 	tokens := x.Problem.Chunks[s.Chunk].Tokens
-	out := &problem.TierSolution{Chunk: slices.IndexFunc(to.Problem.Chunks, func(c problem.TierChunk) bool { return c.Tokens == tokens })}
+	out := &problem.TierSolution{Chunk: slices.IndexFunc(to.Problem.Chunks,
+		func(c problem.TierChunk) bool { return c.Tokens == tokens })}
 	if out.Chunk < 0 {
 		return nil
 	}
@@ -397,7 +413,8 @@ func (x *TierInstance) translate(s problem.TierSolution, to *TierInstance) *prob
 // stored are a plan's tiers as a solution, nil where they are none of this instance.
 func (x *TierInstance) stored(t *planir.Tiers) *problem.TierSolution {
 	p := x.Problem
-	s := &problem.TierSolution{Chunk: slices.IndexFunc(p.Chunks, func(c problem.TierChunk) bool { return c.Tokens == t.ChunkTokens }), Bound: t.Bound}
+	s := &problem.TierSolution{Chunk: slices.IndexFunc(p.Chunks,
+		func(c problem.TierChunk) bool { return c.Tokens == t.ChunkTokens }), Bound: t.Bound}
 	if s.Chunk < 0 || len(t.Layers) != len(x.Layers) || t.Experts != x.Loads.Experts {
 		return nil
 	}
@@ -430,8 +447,10 @@ func outcome(x *TierInstance, s problem.TierSolution) TierOutcome {
 	c := table.Total(s.Choices)
 	tokens := float64(p.Chunks[s.Chunk].Tokens)
 	o := TierOutcome{
-		ChunkTokens: p.Chunks[s.Chunk].Tokens, Groups: c.Launches, TokenNS: float64(c.NS) / tokens, EnergyNJ: float64(c.EnergyNJ) / tokens,
-		Experts: share(float64(c.Experts), float64(x.Loads.Experts*len(x.Layers))), Off: share(float64(c.Off), float64(c.Rows)), Drop: share(float64(c.Drop), float64(c.Rows)),
+		ChunkTokens: p.Chunks[s.Chunk].Tokens, Groups: c.Launches, TokenNS: float64(c.NS) / tokens,
+		EnergyNJ: float64(c.EnergyNJ) / tokens,
+		Experts:  share(float64(c.Experts), float64(x.Loads.Experts*len(x.Layers))), Off: share(float64(c.Off),
+			float64(c.Rows)), Drop: share(float64(c.Drop), float64(c.Rows)),
 		Lost: share(float64(c.Lost), problem.SaliencyOne*float64(len(x.Layers))), of: x, solution: s,
 	}
 	used := map[int]bool{}
@@ -444,8 +463,9 @@ func outcome(x *TierInstance, s problem.TierSolution) TierOutcome {
 	}
 	o.Capacities = slices.Sorted(maps.Keys(used))
 	for _, m := range x.order() {
-		v := map[problem.TierMeasure]float64{problem.TierTime: o.TokenNS, problem.TierEnergy: o.EnergyNJ, problem.TierLaunches: float64(c.Launches) / tokens,
-			problem.TierOff: o.Off, problem.TierLost: o.Lost}
+		v := map[problem.TierMeasure]float64{problem.TierTime: o.TokenNS, problem.TierEnergy: o.EnergyNJ,
+			problem.TierLaunches: float64(c.Launches) / tokens,
+			problem.TierOff:      o.Off, problem.TierLost: o.Lost}
 		o.rank = append(o.rank, v[m])
 	}
 	return o

@@ -18,8 +18,8 @@ func (in *Input) checkImported() error {
 	graph := in.Model.Graph()
 	for i := range graph.Sections {
 		for _, node := range graph.Sections[i].Nodes {
-			for _, oper := range node.Ops {
-				if kind := string(oper.Kind); !slices.Contains(lacking, kind) && !in.executed(oper.Kind) {
+			for _, operator := range node.Ops {
+				if kind := string(operator.Kind); !slices.Contains(lacking, kind) && !in.executed(operator.Kind) {
 					lacking = append(lacking, kind)
 				}
 			}

@@ -24,9 +24,9 @@ func jointProblem(m problem.Measure) string { return "joint " + string(m) }
 
 // joint poses the problem of all programs. Less is taken off each bound beforehand for what the problem leaves out.
 //
-// Programs are coupled by what they hold: a choice needs assets (a graph, columns of a packed weight, rows of a buffer), an
-// asset counts once however many choices need it, and regions bound the sum. The cost of a choice is what the program by itself
-// has, weighted by how often the program is called.
+// Programs are coupled by what they hold: a choice needs assets (a graph, columns of a packed weight, rows of a
+// buffer), an asset counts once however many choices need it, and regions bound the sum. The cost of a choice is what
+// the program by itself has, weighted by how often the program is called.
 func (s *session) joint(less map[quantity]int64) (*joint, error) {
 	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.goal}, posed: map[quantity]int64{}, unit: weightScale}
 	heaviest := 0.0
@@ -70,8 +70,8 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 	return j, s.ledger.lend(j.bytes(), "the problem of all programs together")
 }
 
-// limitJoint sets a joint problem's limits and regions from the bounds, and tells assets what has to be counted. The result are
-// the most that programs may take, in ns by name.
+// limitJoint sets a joint problem's limits and regions from the bounds, and tells assets what has to be counted. The
+// result are the most that programs may take, in ns by name.
 func (s *session) limitJoint(j *joint, assets *assets, less map[quantity]int64) map[string]int64 {
 	region := func(name string) *problem.Region {
 		i, ok := assets.regions[name]

@@ -40,7 +40,8 @@ type bound struct {
 // lower.
 func (s *session) findBounds() error {
 	limits := &s.in.Workload.Limits
-	for _, names := range [][]string{slices.Sorted(maps.Keys(limits.AddressBytes)), slices.Sorted(maps.Keys(limits.MaxGraphs))} {
+	addresses, graphs := slices.Sorted(maps.Keys(limits.AddressBytes)), slices.Sorted(maps.Keys(limits.MaxGraphs))
+	for _, names := range [][]string{addresses, graphs} {
 		for _, name := range names {
 			if s.in.SoC.Processor(name) == nil {
 				return diag.New(diag.ClassInput, "solve: %s limits processor %q, and SoC %q has none of that name",
@@ -157,8 +158,8 @@ func (s *session) taken(plan *planir.Plan) (map[quantity]int64, error) {
 
 func openNS(p *socs.Processor) int64 { return price.Whole(p.CompileMS * 1e6) }
 
-// broken lists the bounds that are not kept. The bound of memory is left to the choice of schemes and buckets, unless copies
-// of the same weights are part of what is held.
+// broken lists the bounds that are not kept. The bound of memory is left to the choice of schemes and buckets, unless
+// copies of the same weights are part of what is held.
 func (s *session) broken(plan *planir.Plan, taken map[quantity]int64) (out []bound) {
 	for _, bound := range s.bounds {
 		if taken[bound.quantity] > bound.max && (bound.kind != problem.LimitBytes || copies(plan)) {

@@ -33,10 +33,11 @@ func (s *session) complete(ctx context.Context) (*planir.Plan, error) {
 // within is the plan with the least objective that holds at most bound bytes, with the session that made it. free is
 // the plan without a bound.
 //
-// Two things save memory: schemes (one packed copy of a weight serves both phases where they are equal), and leaving out the
-// largest buckets. So it goes through the numbers of buckets, all of them first, and for each has a best-first search go through
-// pairs of schemes. A pair is tried only if its weights and what every plan holds beside them fit; trying one makes the plan,
-// whose divisions follow from the schemes. The best so far bounds all later searches.
+// Two things save memory: schemes (one packed copy of a weight serves both phases where they are equal), and leaving
+// out the largest buckets. So it goes through the numbers of buckets, all of them first, and for each has a
+// best-first search go through pairs of schemes. A pair is tried only if its weights and what every plan holds beside
+// them fit; trying one makes the plan, whose divisions follow from the schemes. The best so far bounds all later
+// searches.
 func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*session, *planir.Plan, error) {
 	var best *planir.Plan
 	var by *session

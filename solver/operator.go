@@ -18,10 +18,11 @@ import (
 type Row struct {
 	Strategy planir.Strategy `json:"strategy"`
 	Shares   string          `json:"shares"` // "cols npu 0:3072, gpu 3072:5632"
-	NS       int64           `json:"ns"`     // hand-over and execution, with everything else of the plan as it is; 0: it cannot be
-	Procs    []string        `json:"-"`
-	Chosen   bool            `json:"chosen,omitempty"`
-	Note     string          `json:"note,omitempty"` // why it could not be chosen although it costs less, or at all
+	// NS is hand-over and execution, with everything else of the plan as it is; 0: it cannot be.
+	NS     int64    `json:"ns"`
+	Procs  []string `json:"-"`
+	Chosen bool     `json:"chosen,omitempty"`
+	Note   string   `json:"note,omitempty"` // why it could not be chosen although it costs less, or at all
 }
 
 // Explain tells what every strategy for an operator ("layers.ffn_down") at a number of rows would have

@@ -27,10 +27,10 @@ func (in *instance) pieces(fork *forkJoin, node, choice int) []piece {
 	var out []piece
 	for j := range cut {
 		part := piece{proc: cut[j].Proc, in: cut[j].In, out: cut[j].Out}
-		for i, oper := range cut[j].Ops {
+		for i, operator := range cut[j].Ops {
 			var phase timeline.Phase
 			if err == nil {
-				phase, err = st.Phase(price.Task{Proc: part.proc, Op: st.InContext(oper)}, i > 0)
+				phase, err = st.Phase(price.Task{Proc: part.proc, Op: st.InContext(operator)}, i > 0)
 			}
 			part.phases = append(part.phases, phase)
 		}

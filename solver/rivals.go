@@ -271,9 +271,9 @@ func original(choices [][]int, kept [][][]int) [][]int {
 // compete returns the plan in which every program is the fastest of its optimum and its rivals by the timeline, with
 // what short calls leave idle. A program that is not its problem's optimum is no longer said to be.
 //
-// The problem of a program adds up times, and does not see where processors meet between sections or when each share ends. The
-// timeline does, but only of a lowered plan. So solutions of restricted problems are timed beside the optimum (race), and the
-// fastest of them is improved node by node (polish).
+// The problem of a program adds up times, and does not see where processors meet between sections or when each share
+// ends. The timeline does, but only of a lowered plan. So solutions of restricted problems are timed beside the
+// optimum (race), and the fastest of them is improved node by node (polish).
 func (s *planner) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) {
 		return plan, nil // what is asked for is not the least time of every program
@@ -325,10 +325,10 @@ func (s *planner) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan,
 	return &out, s.decide(&out, decisions)
 }
 
-// polish starts from the fastest choices known of every program. It moves one node to the cheapest choice of another kind, keeps
-// the move if the timeline gets shorter, and goes on with the next node until no move helps: a local search with first
-// improvement. As lowering makes all programs at a time, each trial plan has one move of every program; programs do not change
-// each other's times.
+// polish starts from the fastest choices known of every program. It moves one node to the cheapest choice of another
+// kind, keeps the move if the timeline gets shorter, and goes on with the next node until no move helps: a local
+// search with first improvement. As lowering makes all programs at a time, each trial plan has one move of every
+// program; programs do not change each other's times.
 func (s *request) polish(ctx context.Context, plan *planir.Plan, field []contest) error {
 	starts := make([]polished, len(field))
 	most := 0
@@ -389,8 +389,8 @@ func (s *request) polished(c *contest) polished {
 	return out
 }
 
-// after is the program with one node moved; nil where the node is there already, processors exclude each other, or the problem
-// says that the program takes far too long.
+// after is the program with one node moved; nil where the node is there already, processors exclude each other, or
+// the problem says that the program takes far too long.
 func (p *polished) after(m move) *rivalPlan {
 	if p.choices[m.instance][m.node] == m.choice {
 		return nil
@@ -408,7 +408,8 @@ func (p *polished) after(m move) *rivalPlan {
 	return rival
 }
 
-// try times one rival of each program, nil for none, in one lowered plan, and reports whether one is the fastest so far.
+// try times one rival of each program, nil for none, in one lowered plan, and reports whether one is the fastest so
+// far.
 func (s *request) try(plan *planir.Plan, field []contest, rivals []*rivalPlan) (better bool, err error) {
 	trial, decisions := *plan, make([][]planir.Decision, len(field))
 	some := false

@@ -56,8 +56,8 @@ const (
 	maxTried       = 4096    // pairs that are solved
 )
 
-// permit fills in a phase's options: for every class the schemes that are permitted, supported, measured and priced. A scheme
-// that falls out is mentioned, with the classes it falls out of.
+// permit fills in a phase's options: for every class the schemes that are permitted, supported, measured and priced.
+// A scheme that falls out is mentioned, with the classes it falls out of.
 func (s *schemeChoice) permit(ctx context.Context, ph *phase) error {
 	ph.options = make([][]op.Scheme, len(s.classes))
 	var first error
@@ -94,8 +94,8 @@ func (s *schemeChoice) permit(ctx context.Context, ph *phase) error {
 	return nil
 }
 
-// leftOut is what a scheme falls out of: nodes of which nobody knows what it loses, and those where it cannot be, for the reason
-// of the first.
+// leftOut is what a scheme falls out of: nodes of which nobody knows what it loses, and those where it cannot be, for
+// the reason of the first.
 type leftOut struct {
 	unmeasured, failing []string
 	why                 error
@@ -209,9 +209,9 @@ func (s *schemeChoice) foreign(ph *phase, k int, scheme op.Scheme) (count int) {
 	return count
 }
 
-// dominatedByDynamic reports whether the dynamic-scale variant of a static scheme is at least as accurate in a class, costs the
-// same and runs on every processor that runs the static one, which then need not be considered. A scheme that the workload
-// lists is considered all the same.
+// dominatedByDynamic reports whether the dynamic-scale variant of a static scheme is at least as accurate in a class,
+// costs the same and runs on every processor that runs the static one, which then need not be considered. A scheme
+// that the workload lists is considered all the same.
 func (s *schemeChoice) dominatedByDynamic(ph *phase, class *productClass, scheme op.Scheme) bool {
 	twin := scheme.Twin()
 	if !scheme.Static() || ph.asked || !slices.Contains(ph.permits, twin) ||
@@ -389,8 +389,9 @@ func (s *schemeChoice) prepare(ctx context.Context) error {
 	return nil
 }
 
-// list enumerates a phase's assignments, least bound first. The bound of an assignment is what its nodes cost at least, each
-// executed as it is cheapest: hand-overs are left out, but in sections with forks. Prefill's leave out the head.
+// list enumerates a phase's assignments, least bound first. The bound of an assignment is what its nodes cost at
+// least, each executed as it is cheapest: hand-overs are left out, but in sections with forks. Prefill's leave out
+// the head.
 func (s *schemeChoice) list(ph *phase) error {
 	total := 1
 	var vary []int
@@ -422,8 +423,8 @@ func (s *schemeChoice) list(ph *phase) error {
 // leastCosts are sums of least costs, by program of a phase and set of processors.
 type leastCosts [][]float64
 
-// enumeration goes through the assignments of a phase depth first, class by class. State: the options picked so far, and what
-// they cost and lose at least.
+// enumeration goes through the assignments of a phase depth first, class by class. State: the options picked so far,
+// and what they cost and lose at least.
 type enumeration struct {
 	*schemeChoice
 	ph    *phase

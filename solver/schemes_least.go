@@ -22,8 +22,8 @@ import (
 // processors without a conflict are gone through one after the other. The result is what the engine proves for the
 // program, or, with more sets than sets() lists, a lower bound.
 
-// leg is the choices of an item as a shortest-path pass needs them: of those with equal location classes and processors only
-// the cheapest, by what is minimised.
+// leg is the choices of an item as a shortest-path pass needs them: of those with equal location classes and
+// processors only the cheapest, by what is minimised.
 type leg struct {
 	cost          []int64
 	before, after []int32

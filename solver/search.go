@@ -81,13 +81,14 @@ func (h *pairs) Pop() any {
 	return pair
 }
 
-// search finds the pair of assignments with the least objective below `below`, within the limits of quality, that admits and
-// try accept; of equally good ones the first. admits (nil: all) says whether a pair is worth trying.
+// search finds the pair of assignments with the least objective below `below`, within the limits of quality, that
+// admits and try accept; of equally good ones the first. admits (nil: all) says whether a pair is worth trying.
 //
-// It is best-first branch and bound. Pairs wait in a queue in the order of their bound, what their shortest paths take; each is
-// tried in turn, and the search ends where no bound is below the best that was accepted. The bound is exact but for what try
-// adds, so that as a rule the first pair accepted is the best. State: the queue, with one pair for each choice of the head at
-// first; a pair that is taken out puts in its neighbours in the rankings of both phases, which have no lower bound.
+// It is best-first branch and bound. Pairs wait in a queue in the order of their bound, what their shortest paths
+// take; each is tried in turn, and the search ends where no bound is below the best that was accepted. The bound is
+// exact but for what try adds, so that as a rule the first pair accepted is the best. State: the queue, with one pair
+// for each choice of the head at first; a pair that is taken out puts in its neighbours in the rankings of both
+// phases, which have no lower bound.
 func (s *planner) search(ctx context.Context, below float64, admits func(prefill, decode assignment) bool,
 	try func(prefill, decode assignment) (ns float64, ok bool, err error)) (found, error) {
 	q := &pairQueue{groups: s.rankings(), below: below, ledger: s.ledger}

@@ -325,8 +325,8 @@ func (m *mover) allOn(proc string) (*planir.Plan, error) {
 	return m.plan(choices)
 }
 
-// wholeOn is the undivided candidate on a processor; the cheapest other one where that cannot execute it; -1 where there is
-// none.
+// wholeOn is the undivided candidate on a processor; the cheapest other one where that cannot execute it; -1 where
+// there is none.
 func wholeOn(list []price.Candidate, proc string) int {
 	best := -1
 	for i := range list {

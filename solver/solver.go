@@ -286,7 +286,8 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	fresh := &session{}
 	fresh.request = request{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise,
 		prices: in.Prices.With(in.SoC)}
-	fresh.noted, fresh.priced, fresh.pools, fresh.shelf = map[string]bool{}, map[string]bool{}, map[poolKey]*pool{}, newShelf()
+	fresh.noted, fresh.priced = map[string]bool{}, map[string]bool{}
+	fresh.pools, fresh.shelf = map[poolKey]*pool{}, newShelf()
 	if fresh.ledger = in.ledger; fresh.ledger == nil {
 		fresh.ledger = newLedger(&in)
 	}

@@ -50,19 +50,22 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	if work == nil {
 		work = workload.Default()
 	}
-	x := &TierInstance{Schemes: schemes, Loads: in.Loads, want: work.Experts, CPU: in.SoC.Control, Layers: in.Model.ExpertLayers()}
+	x := &TierInstance{Schemes: schemes, Loads: in.Loads, want: work.Experts, CPU: in.SoC.Control,
+		Layers: in.Model.ExpertLayers()}
 	npu, err := staticProcessor(in.SoC)
 	if err != nil {
 		return nil, err
 	}
 	x.NPU = npu.Name
 	if x.CPU == x.NPU {
-		return nil, diag.New(diag.ClassInfeasible, "capacity tiers: the control processor %q is the one with static shapes, and overflow needs another", x.CPU)
+		return nil, diag.New(diag.ClassInfeasible,
+			"capacity tiers: the control processor %q is the one with static shapes, and overflow needs another", x.CPU)
 	}
 	pr := price.NewFitted(in.Costs, in.SoC)
 	p := &problem.Tiers{
 		Name: in.Model.Name + " on " + in.SoC.Name, Tile: max(1, npu.Tile.M), MaxTiers: x.want.Tiers,
-		ExpertBytes: in.Model.ExpertBytes(schemes), GraphBytes: npu.GraphBytes, RegionBytes: room.Bytes, MaxGraphs: room.Graphs,
+		ExpertBytes: in.Model.ExpertBytes(schemes), GraphBytes: npu.GraphBytes, RegionBytes: room.Bytes,
+		MaxGraphs:     room.Graphs,
 		NPUMilliwatts: milliwatts(npu), CPUMilliwatts: milliwatts(in.SoC.Processor(x.CPU)),
 	}
 	if p.MaxTiers == 0 {
@@ -74,7 +77,8 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	if room.Graphs == 0 {
 		p.MaxGraphs = int64(npu.MaxGraphs)
 	}
-	p.Serial = x.want.Serial || slices.ContainsFunc(npu.Cores, func(core int) bool { return slices.Contains(in.SoC.Processor(x.CPU).Cores, core) })
+	p.Serial = x.want.Serial || slices.ContainsFunc(npu.Cores,
+		func(core int) bool { return slices.Contains(in.SoC.Processor(x.CPU).Cores, core) })
 	if err := x.prune(p); err != nil {
 		return nil, err
 	}
@@ -89,7 +93,8 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	same := in.Loads.Chunks - in.Loads.Chunks%(all/in.Loads.ChunkTokens)
 	if same == 0 {
 		if same = in.Loads.Chunks; x.want.Prefer == workload.PreferOffload || x.want.Prefer == workload.PreferSaliency {
-			return nil, diag.New(diag.ClassInput, "experts.chunks: lengths of %v are compared by the rows of the same tokens, %d at least, and the loads are of %d", lengths, all, same*in.Loads.ChunkTokens).
+			return nil, diag.New(diag.ClassInput,
+				"experts.chunks: lengths of %v are compared by the rows of the same tokens, %d at least, and the loads are of %d", lengths, all, same*in.Loads.ChunkTokens).
 				WithHint("want lengths that are multiples of one another, or loads of more chunks")
 		}
 	}
@@ -107,7 +112,8 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	}
 	for _, c := range p.Capacities {
 		if c%p.Tile != 0 {
-			return nil, diag.New(diag.ClassInput, "experts.capacities: %d rows are no multiple of %d, the tile of processor %q", c, p.Tile, x.NPU)
+			return nil, diag.New(diag.ClassInput,
+				"experts.capacities: %d rows are no multiple of %d, the tile of processor %q", c, p.Tile, x.NPU)
 		}
 	}
 	groups, err := groupPrices(pr, x, in.Model, p)
@@ -116,8 +122,8 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	}
 	cpu := make([]int64, most+1)
 	for n := 1; n <= most; n++ {
-		for _, oper := range expertOps(in.Model, schemes, n) {
-			estimate, err := pr.One(price.Task{Proc: x.CPU, Op: oper})
+		for _, operator := range expertOps(in.Model, schemes, n) {
+			estimate, err := pr.One(price.Task{Proc: x.CPU, Op: operator})
 			if err != nil {
 				return nil, fmt.Errorf("price an expert: %w", err)
 			}
@@ -135,7 +141,8 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	for i, n := range lengths {
 		c := problem.TierChunk{Tokens: n, Weight: int64(all / n), GroupNS: groups, CPUNS: cpu, SyncNS: sync}
 		for l, layer := range x.Layers {
-			c.Layers = append(c.Layers, problem.TierLayer{Name: fmt.Sprintf("layers.%d", layer), Rows: loads[i][l], Saliency: in.Loads.Layers[l].Curves()})
+			c.Layers = append(c.Layers, problem.TierLayer{Name: fmt.Sprintf("layers.%d", layer), Rows: loads[i][l],
+				Saliency: in.Loads.Layers[l].Curves()})
 		}
 		p.Chunks = append(p.Chunks, c)
 	}
@@ -157,7 +164,9 @@ func (x *TierInstance) prune(p *problem.Tiers) error {
 	p.Prune = true
 	norm := w.MaxLost > 0 || w.MaxLayerLost > 0 || w.Prefer == workload.PreferSaliency
 	if norm && !x.Loads.Salient() {
-		return diag.New(diag.ClassInput, "experts.max_lost: %s loads of format %s say how many rows experts get, and not what dropping them costs", x.Loads.Source, x.Loads.Schema).
+		return diag.New(diag.ClassInput,
+			"experts.max_lost: %s loads of format %s say how many rows experts get, and not what dropping them costs",
+			x.Loads.Source, x.Loads.Schema).
 			WithHint("trace the model itself with hetc loads --text, or limit rows: max_drop")
 	}
 	either := func(all, each float64) (int64, int64) {
@@ -193,7 +202,8 @@ func staticProcessor(soc *socs.SoC) (*socs.Processor, error) {
 		}
 	}
 	if out == nil {
-		return nil, diag.New(diag.ClassInfeasible, "capacity tiers: no processor of SoC %q has static shapes only, and tiers are for those", soc.Name).
+		return nil, diag.New(diag.ClassInfeasible,
+			"capacity tiers: no processor of SoC %q has static shapes only, and tiers are for those", soc.Name).
 			WithHint("leave --loads out, or plan for a SoC with such an NPU: hetc socs list")
 	}
 	return out, nil
@@ -218,12 +228,14 @@ func (x *TierInstance) lengths(model *models.Model) (out []int, err error) {
 	}
 	for _, n := range list {
 		if n%base != 0 || x.Loads.Chunks*base < n {
-			return nil, diag.New(diag.ClassInput, "experts.chunks: %d tokens, and the loads are of %d chunks of %d tokens", n, x.Loads.Chunks, base).
+			return nil, diag.New(diag.ClassInput,
+				"experts.chunks: %d tokens, and the loads are of %d chunks of %d tokens", n, x.Loads.Chunks, base).
 				WithHint("want multiples of %d up to %d", base, x.Loads.Chunks*base)
 		}
 	}
 	if all := multiple(list); all/list[0] > 1<<16 {
-		return nil, diag.New(diag.ClassInput, "experts.chunks: %v have no common multiple of a sensible size", list).WithHint("want powers of two, or multiples of one another")
+		return nil, diag.New(diag.ClassInput, "experts.chunks: %v have no common multiple of a sensible size", list).
+			WithHint("want powers of two, or multiples of one another")
 	}
 	return list, nil
 }
@@ -256,14 +268,14 @@ func capacities(tile, most int) (out []int) {
 // expertOps are an expert's operators with their schemes, and the quantisation of rows that those need.
 func expertOps(model *models.Model, schemes []op.Scheme, rows int) (out []op.Op) {
 	k := 0
-	for _, oper := range model.ExpertOps(rows) {
-		if oper.Kind == op.MatMul {
-			oper.Scheme = schemes[k]
-			if k++; oper.Scheme.QuantisedRows() {
-				out = append(out, oper.Scheme.QuantRows(rows, oper.K, 1))
+	for _, operator := range model.ExpertOps(rows) {
+		if operator.Kind == op.MatMul {
+			operator.Scheme = schemes[k]
+			if k++; operator.Scheme.QuantisedRows() {
+				out = append(out, operator.Scheme.QuantRows(rows, operator.K, 1))
 			}
 		}
-		out = append(out, oper)
+		out = append(out, operator)
 	}
 	return out
 }
@@ -284,8 +296,8 @@ func groupPrices(pr *price.Fitted, x *TierInstance, model *models.Model, p *prob
 	}
 	for _, rows := range p.Capacities {
 		var each int64
-		for _, oper := range expertOps(model, x.Schemes, rows) {
-			estimate, err := pr.Cheapest(price.Task{Proc: x.NPU, Op: oper})
+		for _, operator := range expertOps(model, x.Schemes, rows) {
+			estimate, err := pr.Cheapest(price.Task{Proc: x.NPU, Op: operator})
 			if err != nil {
 				return nil, fmt.Errorf("price an expert of %d rows: %w", rows, err)
 			}
@@ -331,7 +343,8 @@ func (x *TierInstance) Solve(ctx context.Context, engine problem.Engine) (proble
 		}
 		if limit := x.Problem.Bounds[problem.TierTime]; s.Bound > limit {
 			tokens := float64(fastest.Chunks[0].Tokens) * float64(fastest.Chunks[0].Weight) * 1e3
-			text := fmt.Sprintf("%s: the experts of a token may take %.4g us, and they take at least %.4g us", workload.KeyExperts, float64(limit)/tokens, float64(s.Bound)/tokens)
+			text := fmt.Sprintf("%s: the experts of a token may take %.4g us, and they take at least %.4g us",
+				workload.KeyExperts, float64(limit)/tokens, float64(s.Bound)/tokens)
 			return s, diag.New(diag.ClassInfeasible, "%w", &ExpertsError{1.005 * float64(s.Bound) / tokens, text}).
 				WithHint("raise the latency target, or prefer time")
 		} else if s.Choices != nil && s.Objective <= limit {
@@ -340,7 +353,8 @@ func (x *TierInstance) Solve(ctx context.Context, engine problem.Engine) (proble
 	}
 	s, err = x.inOrder(ctx, engine)
 	if err == nil && s.Choices == nil {
-		return s, diag.New(diag.ClassInfeasible, "tiers %q: no choice of tiers was found that keeps every limit, in %d nodes, and none was proved impossible", x.Problem.Name, s.Nodes).
+		return s, diag.New(diag.ClassInfeasible,
+			"tiers %q: no choice of tiers was found that keeps every limit, in %d nodes, and none was proved impossible", x.Problem.Name, s.Nodes).
 			WithHint("raise a limit of workload experts, or let engine auto or highs look for one: --engine")
 	}
 	return s, err
@@ -378,7 +392,8 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 		ChunkTokens: p.Chunks[s.Chunk].Tokens, Objective: s.Objective, Bound: s.Bound, Status: string(s.Status),
 	}
 	for _, y := range s.Stages {
-		out.Stages = append(out.Stages, planir.TierStage{Measure: string(y.Measure), Objective: y.Objective, Bound: y.Bound})
+		out.Stages = append(out.Stages, planir.TierStage{Measure: string(y.Measure), Objective: y.Objective,
+			Bound: y.Bound})
 	}
 	out.Serial, out.SyncNS, out.MaxGraphs = p.Serial, t.SyncNS, max(0, p.MaxGraphs)
 	if p.Prune {
@@ -410,8 +425,10 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 		c := t.Layer(l, choices)
 		unused, reserved := p.Padding(s.Chunk, l, choices)
 		y := planir.TierLayer{
-			Layer: x.Layers[l], ExpectNS: c.NS, NPUNS: c.NPUNS, CPUNS: c.CPUNS, Lost: share(float64(c.Lost), problem.SaliencyOne), Imbalance: round6(problem.ImbalanceRatio(loads)),
-			Overflow: share(float64(c.Overflow), float64(c.Rows)), Drop: share(float64(c.Drop), float64(c.Rows)), Padding: share(unused, reserved),
+			Layer: x.Layers[l], ExpectNS: c.NS, NPUNS: c.NPUNS, CPUNS: c.CPUNS, Lost: share(float64(c.Lost),
+				problem.SaliencyOne), Imbalance: round6(problem.ImbalanceRatio(loads)),
+			Overflow: share(float64(c.Overflow), float64(c.Rows)), Drop: share(float64(c.Drop), float64(c.Rows)),
+			Padding: share(unused, reserved),
 		}
 		for entry, k := range choices {
 			if k == 0 {
@@ -419,7 +436,8 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 			}
 		}
 		for _, g := range t.GroupsOf(loads, choices) {
-			z := planir.TierGroup{Rows: p.Capacities[g.Tier], Experts: g.Experts, ExpectNS: p.Chunks[s.Chunk].GroupNS[g.Tier][len(g.Experts)-1], NextNS: math.MaxInt64}
+			z := planir.TierGroup{Rows: p.Capacities[g.Tier], Experts: g.Experts,
+				ExpectNS: p.Chunks[s.Chunk].GroupNS[g.Tier][len(g.Experts)-1], NextNS: math.MaxInt64}
 			other := slices.Clone(choices)
 			for k := range len(p.Capacities) + 1 {
 				if k == g.Tier+1 || k > 0 && !used[k] {
@@ -456,7 +474,8 @@ func round6(v float64) float64 { return math.Round(v*1e6) / 1e6 }
 func (s *request) tiers(ctx context.Context, plan *planir.Plan) error {
 	if s.in.Loads == nil {
 		if x, empty := s.in.Workload.Experts, (workload.Experts{}); !reflect.DeepEqual(x, empty) {
-			s.note("%s says how capacity tiers of experts are chosen, and without --loads none are", s.in.Workload.Title())
+			s.note("%s says how capacity tiers of experts are chosen, and without --loads none are",
+				s.in.Workload.Title())
 		}
 		return nil
 	}

@@ -22,8 +22,9 @@ const (
 	thinnedChoice = 12
 )
 
-// thin leaves of each node's candidates that divide an axis alike between the same processors only some, unless they are few
-// or plan has them, until the function it returns is called: other schemes and buckets are to be tried with all of them.
+// thin leaves of each node's candidates that divide an axis alike between the same processors only some, unless they
+// are few or plan has them, until the function it returns is called: other schemes and buckets are to be tried with
+// all of them.
 func (s *session) thin(plan *planir.Plan) (restore func()) {
 	all := map[poolKey][]price.Candidate{}
 	planned := map[string]bool{}
@@ -46,8 +47,8 @@ func (s *session) thin(plan *planir.Plan) (restore func()) {
 	}
 }
 
-// thinner keeps of each kind of candidates what is planned or offered, what divides an operator among more or fewer than two
-// processors, the cheapest, the most frugal, and those nearest to evenly spaced cuts.
+// thinner keeps of each kind of candidates what is planned or offered, what divides an operator among more or fewer
+// than two processors, the cheapest, the most frugal, and those nearest to evenly spaced cuts.
 func (s *session) thinner(list []price.Candidate, planned map[string]bool) (out []price.Candidate) {
 	kinds := map[string][]int{}
 	var order []string
@@ -99,7 +100,8 @@ func (s *session) offered(candidate *price.Candidate) bool {
 	})
 }
 
-// nearestCut is the candidate between two processors whose first share is nearest to part of cuts parts; -1 where there is none.
+// nearestCut is the candidate between two processors whose first share is nearest to part of cuts parts; -1 where
+// there is none.
 func nearestCut(list []price.Candidate, among []int, part, cuts int) int {
 	nearest, least := -1, 0
 	for _, i := range among {
@@ -127,9 +129,9 @@ func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan
 
 // togetherFrom is together. Where plan keeps all bounds it is where the search starts, and nothing worse is returned.
 //
-// The joint problem does not see everything that a lowered plan takes: joined graphs, hand-overs between sections, padding. What
-// its first answer takes beyond what the problem says is taken off the bounds, and the problem is posed again, until a plan keeps
-// them.
+// The joint problem does not see everything that a lowered plan takes: joined graphs, hand-overs between sections,
+// padding. What its first answer takes beyond what the problem says is taken off the bounds, and the problem is posed
+// again, until a plan keeps them.
 func (s *session) togetherFrom(ctx context.Context, plan *planir.Plan, keeps bool) (*planir.Plan, error) {
 	s.offer(plan)
 	defer s.thin(plan)()
@@ -175,8 +177,8 @@ func (s *session) togetherFrom(ctx context.Context, plan *planir.Plan, keeps boo
 	return nil, last
 }
 
-// solveJoint has the engine solve a joint problem. Of the plans that hold least it takes the fastest it finds. plan is one that
-// breaks a bound, to tell by how much.
+// solveJoint has the engine solve a joint problem. Of the plans that hold least it takes the fastest it finds. plan
+// is one that breaks a bound, to tell by how much.
 func (s *session) solveJoint(ctx context.Context, j *joint, limits problem.Limits,
 	plan *planir.Plan) (problem.JointSolution, error) {
 	sol, err := s.in.Engine.Joint(ctx, j.Joint, limits)

@@ -120,18 +120,18 @@ func FindConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 	for _, i := range set {
 		only[i] = true
 	}
-	if a, err := trial.holding(ctx, only); err == nil && a.err != nil {
-		conflict.Reason = a.err // what these limits alone make impossible
+	if at, err := trial.holding(ctx, only); err == nil && at.err != nil {
+		conflict.Reason = at.err // what these limits alone make impossible
 	}
 	conflict.Proved = solver.Proved(conflict.Reason)
-	for k, i := range set {
+	for j, i := range set {
 		found := Conflicting{Limit: trial.limits[i]}
-		trial.what = fmt.Sprintf("%s %d/%d %s", nearestPhase, k+1, len(set), found.Key)
-		in.Tell(solver.Progress{Phase: nearestPhase, Done: k, All: len(set), What: found.Key})
+		trial.what = fmt.Sprintf("%s %d/%d %s", nearestPhase, j+1, len(set), found.Key)
+		in.Tell(solver.Progress{Phase: nearestPhase, Done: j, All: len(set), What: found.Key})
 		var rest []func(*solver.Input) // takes the limits away that have no part in it
-		for k := range trial.limits {
-			if !slices.Contains(set, k) {
-				rest = append(rest, trial.limits[k].without)
+		for i := range trial.limits {
+			if !slices.Contains(set, i) {
+				rest = append(rest, trial.limits[i].without)
 			}
 		}
 		trial.most = trial.made + nearestSolves
@@ -320,8 +320,8 @@ func (t *trial) works(ctx context.Context, limit *Limit, value float64) (rounded
 		return 0, false, nil
 	}
 	rounded = limit.ceil(value)
-	a, err := t.solve(ctx, func(in *solver.Input) { limit.set(in, rounded) })
-	return rounded, a.result != nil, err
+	at, err := t.solve(ctx, func(in *solver.Input) { limit.set(in, rounded) })
+	return rounded, at.result != nil, err
 }
 
 // leastOf is the least value of a limit for which there may be a plan, where the error of a solve says it.
@@ -417,34 +417,36 @@ func (c *Conflict) err() error {
 	names := make([]string, len(c.Limits))
 	var list diag.List
 	for i := range c.Limits {
-		l := &c.Limits[i]
-		names[i] = l.String()
+		found := &c.Limits[i]
+		names[i] = found.String()
 		var diagnostic *diag.Diagnostic
 		others := ""
 		if len(c.Limits) > 1 {
 			others = ", with the rest as it is"
 		}
-		if l.Rest {
+		if found.Rest {
 			others = "; the other limits allow no plan either"
 		}
 		switch {
-		case l.Nearest != "":
-			diagnostic = diag.New(diag.ClassInfeasible, "a value that works is %s%s", l.Nearest, others).
-				WithHint("raise %s to %s", l.Key, l.Nearest)
-			if l.Key == "--max-memory" {
+		case found.Nearest != "":
+			diagnostic = diag.New(diag.ClassInfeasible, "a value that works is %s%s", found.Nearest, others).
+				WithHint("raise %s to %s", found.Key, found.Nearest)
+			if found.Key == "--max-memory" {
 				diagnostic.WithHint("permit at least %.0f bytes: --max-memory %s",
-					l.works, strings.ReplaceAll(l.Nearest, " ", ""))
+					found.works, strings.ReplaceAll(found.Nearest, " ", ""))
 			}
-		case len(l.Wider) > 0:
+		case len(found.Wider) > 0:
 			diagnostic = diag.New(diag.ClassInfeasible, "works with any of these added: %s%s",
-				strings.Join(l.Wider, ", "), others).WithHint("add one of %s to %s", strings.Join(l.Wider, ", "), l.Key)
-			if l.Key == "processors.schemes" {
-				diagnostic.WithHint("use a machine with a processor that executes %s", strings.Join(l.Wider, " or "))
+				strings.Join(found.Wider, ", "), others).
+				WithHint("add one of %s to %s", strings.Join(found.Wider, ", "), found.Key)
+			if found.Key == "processors.schemes" {
+				diagnostic.WithHint("use a machine with a processor that executes %s",
+					strings.Join(found.Wider, " or "))
 			}
 		default:
 			diagnostic = diag.New(diag.ClassInfeasible, "there is a plan without it")
 		}
-		diagnostic.Path = l.Key
+		diagnostic.Path = found.Key
 		list = append(list, diagnostic)
 	}
 	what, code := "no plan satisfies", "limits.conflict"

@@ -32,7 +32,7 @@ type Limit struct {
 	without     func(*solver.Input)                         // takes it away
 	set         func(*solver.Input, float64)                // gives it another number; nil for lists
 	used        func(*solver.Input, *solver.Result) float64 // what a plan takes of it; nil where plans do not tell
-	least       func(*solver.Input)                         // has solve look for the plan that takes least of it; nil where it cannot
+	least       func(*solver.Input)                         // has solve minimise it; nil where it cannot
 	wider       []wider                                     // of a list: what may be added
 }
 
@@ -50,7 +50,8 @@ func (l *Limit) String() string {
 	return fmt.Sprintf("%s: %s (%s)", l.Key, l.Value, l.In)
 }
 
-// limitsOf lists the limits of an input in a fixed order: of memory, of the workload, of the command line, of the SoC.
+// limitsOf lists the limits of an input in a fixed order: of memory, of the workload, of the command line, of the
+// SoC.
 func limitsOf(in *solver.Input) []Limit {
 	work := in.Workload
 	if work == nil {
@@ -164,7 +165,8 @@ func qualityLimits(in *solver.Input, work *workload.Workload, of string) []Limit
 						to, schemes = &work.Quality.MaxKL.Decode, &work.Schemes.Decode
 					}
 					*to = value
-					if value == workload.LargestKL && in.Calibration == nil { // what is lost is not known: the permission stays
+					if value == workload.LargestKL && in.Calibration == nil {
+						// What is lost is not known: the permission stays.
 						if *to = 0; len(*schemes) == 0 {
 							*schemes = dynamic()
 						}
@@ -177,11 +179,11 @@ func qualityLimits(in *solver.Input, work *workload.Workload, of string) []Limit
 		if in.Calibration != nil {
 			limit.set, limit.used = set, func(_ *solver.Input, r *solver.Result) float64 {
 				most := math.NaN()
-				for _, q := range r.Plan.Quality {
-					if slices.Contains(phases, q.Phase) {
-						most = max(q.KL, most)
+				for _, quality := range r.Plan.Quality {
+					if slices.Contains(phases, quality.Phase) {
+						most = max(quality.KL, most)
 						if math.IsNaN(most) {
-							most = q.KL
+							most = quality.KL
 						}
 					}
 				}
@@ -190,15 +192,15 @@ func qualityLimits(in *solver.Input, work *workload.Workload, of string) []Limit
 		}
 		out = append(out, limit)
 	}
-	switch m := work.Quality.MaxKL; {
-	case m.Prefill > 0 && m.Prefill == m.Decode:
-		add("quality.max_kl", m.Prefill, "prefill", "decode")
+	switch limit := work.Quality.MaxKL; {
+	case limit.Prefill > 0 && limit.Prefill == limit.Decode:
+		add("quality.max_kl", limit.Prefill, "prefill", "decode")
 	default:
-		if m.Prefill > 0 {
-			add("quality.max_kl.prefill", m.Prefill, "prefill")
+		if limit.Prefill > 0 {
+			add("quality.max_kl.prefill", limit.Prefill, "prefill")
 		}
-		if m.Decode > 0 {
-			add("quality.max_kl.decode", m.Decode, "decode")
+		if limit.Decode > 0 {
+			add("quality.max_kl.decode", limit.Decode, "decode")
 		}
 	}
 	return out
@@ -213,10 +215,10 @@ func minimising(m problem.Measure) func(*solver.Input) {
 
 // editProc changes a processor of a copy of the SoC.
 func editProc(in *solver.Input, i int, change func(*socs.Processor)) {
-	c := *in.SoC
-	c.Processors = slices.Clone(c.Processors)
-	change(&c.Processors[i])
-	in.SoC = &c
+	edited := *in.SoC
+	edited.Processors = slices.Clone(edited.Processors)
+	change(&edited.Processors[i])
+	in.SoC = &edited
 	in.WhatIf.OtherSoC = true
 }
 
@@ -315,12 +317,12 @@ func teach(proc *socs.Processor, s *socs.SoC, list []op.Scheme) {
 func largestGraph(plan *planir.Plan, proc string) int64 {
 	var most int64
 	for i := range plan.Program.Graphs {
-		g := &plan.Program.Graphs[i]
-		if g.Proc != proc {
+		graph := &plan.Program.Graphs[i]
+		if graph.Proc != proc {
 			continue
 		}
 		var bytes int64
-		for _, w := range g.Graph.Weights {
+		for _, w := range graph.Graph.Weights {
 			if w.Layout != op.RowsLayout {
 				bytes += int64(max(1, w.Experts)) * op.WeightBytes(w.Scheme, w.K, w.N)
 			}
@@ -390,10 +392,10 @@ func (t *trial) solve(ctx context.Context, changes ...func(*solver.Input)) (atte
 // best.
 func (t *trial) possible(ctx context.Context, changes ...func(*solver.Input)) (attempt, error) {
 	if len(t.in.Strategies) == 0 && len(t.in.Ratio) == 0 {
-		a, err := t.solve(ctx, append(slices.Clone(changes),
+		at, err := t.solve(ctx, append(slices.Clone(changes),
 			func(in *solver.Input) { in.Strategies = []planir.Strategy{planir.Single, planir.Padding} })...)
-		if a.result != nil || err != nil {
-			return a, err
+		if at.result != nil || err != nil {
+			return at, err
 		}
 	}
 	return t.solve(ctx, changes...)
@@ -402,8 +404,8 @@ func (t *trial) possible(ctx context.Context, changes ...func(*solver.Input)) (a
 // holding is the attempt with those limits that hold; the others are taken away.
 func (t *trial) holding(ctx context.Context, holds []bool) (attempt, error) {
 	key := fmt.Sprint(holds)
-	if a, ok := t.known[key]; ok {
-		return a, nil
+	if at, ok := t.known[key]; ok {
+		return at, nil
 	}
 	var changes []func(*solver.Input)
 	for i := range t.limits {

@@ -28,9 +28,9 @@ type ParetoPoint struct {
 // constraints, the expected time minimised under a limit of energy that goes down in equal steps. There may be
 // further plans between two of them. It needs the power of every processor (ClassInput otherwise).
 func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, error) {
-	t := newTrial(in, nil)
+	trial := newTrial(in, nil)
 	at := func(measure problem.Measure, limit float64) (*ParetoPoint, error) {
-		attempt, err := t.solve(ctx, func(x *solver.Input) {
+		attempt, err := trial.solve(ctx, func(x *solver.Input) {
 			x.Workload = workload.Edited(x.Workload, func(work *workload.Workload) {
 				work.Minimise = measure
 				if limit > 0 && (work.Limits.EnergyMJ == 0 || limit < work.Limits.EnergyMJ) {
@@ -47,11 +47,11 @@ func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, err
 			}
 			return nil, attempt.err
 		}
-		p := &ParetoPoint{ExpectedMS: attempt.result.ExpectedNS / 1e6, EnergyMJ: attempt.result.ExpectedNJ / 1e6,
+		point := &ParetoPoint{ExpectedMS: attempt.result.ExpectedNS / 1e6, EnergyMJ: attempt.result.ExpectedNJ / 1e6,
 			LimitMJ: limit, Plan: attempt.result.Plan}
-		proof := solver.ProofOf(p.Plan.Solver)
-		p.Proved, p.Gap = proof.Open == 0, proof.Gap
-		return p, nil
+		proof := solver.ProofOf(point.Plan.Solver)
+		point.Proved, point.Gap = proof.Open == 0, proof.Gap
+		return point, nil
 	}
 	fastest, err := at(problem.Time, 0)
 	if err != nil {
@@ -78,12 +78,12 @@ func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, err
 			if points[len(points)-1].EnergyMJ <= limit {
 				continue // the last one is the answer here too
 			}
-			p, err := at(problem.Time, limit)
+			point, err := at(problem.Time, limit)
 			if err != nil {
 				return nil, err
 			}
-			if p != nil {
-				points = append(points, *p)
+			if point != nil {
+				points = append(points, *point)
 			}
 		}
 		frugal.LimitMJ = math.Ceil(frugal.EnergyMJ*1e4) / 1e4
@@ -95,15 +95,15 @@ func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, err
 // efficient drops points that another one beats, or equals and comes before.
 func efficient(points []ParetoPoint) []ParetoPoint {
 	var out []ParetoPoint
-	for i, p := range points {
+	for i, point := range points {
 		beaten := false
 		for j, q := range points {
-			no := q.ExpectedMS <= p.ExpectedMS && q.EnergyMJ <= p.EnergyMJ
-			same := q.ExpectedMS == p.ExpectedMS && q.EnergyMJ == p.EnergyMJ
+			no := q.ExpectedMS <= point.ExpectedMS && q.EnergyMJ <= point.EnergyMJ
+			same := q.ExpectedMS == point.ExpectedMS && q.EnergyMJ == point.EnergyMJ
 			beaten = beaten || no && (!same || j < i)
 		}
 		if !beaten {
-			out = append(out, p)
+			out = append(out, point)
 		}
 	}
 	return out

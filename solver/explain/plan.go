@@ -78,8 +78,8 @@ func Stories(plan *planir.Plan) []ProgramStory {
 			plan:         plan, graphs: graphs, busy: map[string]int64{}, times: map[string]int64{},
 		}
 		t.predictions()
-		for k := range ph.Sections {
-			t.section(&ph.Sections[k])
+		for i := range ph.Sections {
+			t.section(&ph.Sections[i])
 		}
 		out = append(out, t.story())
 	}
@@ -125,16 +125,16 @@ func (t *tally) section(sec *planir.Section) {
 				continue
 			}
 			names := step.Nodes()
-			for n, name := range names {
+			for i, name := range names {
 				if !slices.Contains(nodes, name) {
 					nodes = append(nodes, name)
 				}
-				o := graph.Nodes[len(graph.Nodes)-1].Op
+				operator := graph.Nodes[len(graph.Nodes)-1].Op
 				if len(names) == len(graph.Nodes) {
-					o = graph.Nodes[n].Op
+					operator = graph.Nodes[i].Op
 				}
-				if o.Kind == op.MatMul || o.Kind == op.Attention || kinds[name] == "" {
-					kinds[name] = o.Kind
+				if operator.Kind == op.MatMul || operator.Kind == op.Attention || kinds[name] == "" {
+					kinds[name] = operator.Kind
 				}
 			}
 			t.work(graph, layers)
@@ -148,38 +148,38 @@ func (t *tally) section(sec *planir.Section) {
 // work adds what a graph reads and computes.
 func (t *tally) work(graph *op.Graph, layers int64) {
 	for _, node := range graph.Nodes {
-		o := node.Op
-		product := o.HasScheme() && o.Kind == op.MatMul
+		operator := node.Op
+		product := operator.HasScheme() && operator.Kind == op.MatMul
 		if product {
 			experts := 1
-			if o.Experts > 0 {
-				experts = min(o.Rows(), o.Experts)
+			if operator.Experts > 0 {
+				experts = min(operator.Rows(), operator.Experts)
 			}
-			t.WeightBytes += layers * int64(experts) * op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
+			t.WeightBytes += layers * int64(experts) * op.WeightBytes(operator.Scheme.Weight(), operator.K, operator.N)
 		}
-		if product || o.Kind == op.Attention {
-			t.Flops += layers * o.Flops()
+		if product || operator.Kind == op.Attention {
+			t.Flops += layers * operator.Flops()
 		}
 	}
 }
 
 // operator adds the time of an operator by its kind, without its hand-over.
 func (t *tally) operator(name string, kind op.Kind, layers int64) {
-	d := solver.DecisionAt(t.plan, name, t.Rows)
-	if d == nil {
+	decision := solver.DecisionAt(t.plan, name, t.Rows)
+	if decision == nil {
 		return
 	}
 	var slowest int64
-	for _, share := range d.Shares {
+	for _, share := range decision.Shares {
 		slowest = max(slowest, share.PredictNS)
 	}
-	slowest = min(slowest, d.PredictNS)
-	t.times[name] += layers * d.PredictNS
-	t.HandoverNS += layers * (d.PredictNS - slowest)
+	slowest = min(slowest, decision.PredictNS)
+	t.times[name] += layers * decision.PredictNS
+	t.HandoverNS += layers * (decision.PredictNS - slowest)
 	switch kind {
 	case op.MatMul:
 		t.ProductsNS += layers * slowest
-		if len(d.Shares) > 1 {
+		if len(decision.Shares) > 1 {
 			t.divided += layers * slowest
 		}
 	case op.Attention:
@@ -200,14 +200,14 @@ func (t *tally) story() ProgramStory {
 			out.Busy = append(out.Busy, Busy{proc, ns})
 		}
 	}
-	slices.SortFunc(out.Busy, func(a, b Busy) int {
-		return cmp.Or(cmp.Compare(b.NS, a.NS), strings.Compare(a.Proc, b.Proc))
+	slices.SortFunc(out.Busy, func(at, b Busy) int {
+		return cmp.Or(cmp.Compare(b.NS, at.NS), strings.Compare(at.Proc, b.Proc))
 	})
 	for node, ns := range t.times {
 		out.Slowest = append(out.Slowest, OperatorTime{node, ns})
 	}
-	slices.SortFunc(out.Slowest, func(a, b OperatorTime) int {
-		return cmp.Or(cmp.Compare(b.NS, a.NS), strings.Compare(a.Node, b.Node))
+	slices.SortFunc(out.Slowest, func(at, b OperatorTime) int {
+		return cmp.Or(cmp.Compare(b.NS, at.NS), strings.Compare(at.Node, b.Node))
 	})
 	out.Slowest = out.Slowest[:min(4, len(out.Slowest))]
 	return out
@@ -245,24 +245,24 @@ func SameInputs(plan *planir.Plan, in *solver.Input) (differ []string, err error
 	if in.Facts != nil {
 		have[solver.FactsInput] = in.Facts.FactsDigest
 	}
-	for _, x := range plan.Inputs {
-		digest := have[x.Kind]
-		if x.Kind == "loads" {
+	for _, input := range plan.Inputs {
+		digest := have[input.Kind]
+		if input.Kind == "loads" {
 			if in.Loads == nil {
 				continue // tiers are not solved again
 			}
 			digest = in.Loads.Digest
 		}
 		if digest == nil {
-			differ = append(differ, x.Kind)
+			differ = append(differ, input.Kind)
 			continue
 		}
 		d, err := digest()
 		if err != nil {
 			return nil, err
 		}
-		if d != x.Digest {
-			differ = append(differ, x.Kind)
+		if d != input.Digest {
+			differ = append(differ, input.Kind)
 		}
 	}
 	return differ, nil
@@ -310,8 +310,8 @@ func Without(ctx context.Context, plan *planir.Plan, in solver.Input) ([]Alterna
 	base.Ratio = 1
 	out := []Alternative{base}
 	used := map[string]bool{}
-	for _, d := range plan.Decisions {
-		for _, sh := range d.Shares {
+	for _, decision := range plan.Decisions {
+		for _, sh := range decision.Shares {
 			used[sh.Proc] = true
 		}
 	}
@@ -333,8 +333,8 @@ func Without(ctx context.Context, plan *planir.Plan, in solver.Input) ([]Alterna
 		if err != nil {
 			return nil, err
 		}
-		if result != nil && slices.ContainsFunc(result.Plan.Decisions, func(d planir.Decision) bool {
-			return slices.ContainsFunc(d.Shares, func(s planir.Share) bool { return s.Proc == name })
+		if result != nil && slices.ContainsFunc(result.Plan.Decisions, func(decision planir.Decision) bool {
+			return slices.ContainsFunc(decision.Shares, func(s planir.Share) bool { return s.Proc == name })
 		}) {
 			other.Note = name + " still executes what the others cannot"
 		}
@@ -433,8 +433,8 @@ func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) 
 		}
 		list := append(slices.Clone(buckets), bucket)
 		slices.Sort(list)
-		a, _, err := trial.alternative(ctx, fmt.Sprintf("with %d as well", bucket), base.ExpectedNS, fixed(list))
-		out.Sets = append(out.Sets, a)
+		at, _, err := trial.alternative(ctx, fmt.Sprintf("with %d as well", bucket), base.ExpectedNS, fixed(list))
+		out.Sets = append(out.Sets, at)
 		return err
 	}
 	below := 0
@@ -454,11 +454,11 @@ func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) 
 
 // middle is half-way between two buckets, a multiple of 16 where there is one between them.
 func middle(a, b int) int {
-	m := (a + b) / 2
-	if r := m / 16 * 16; r > a && r < b {
+	rows := (a + b) / 2
+	if r := rows / 16 * 16; r > a && r < b {
 		return r
 	}
-	return m
+	return rows
 }
 
 func listed(list []int) string {
@@ -470,8 +470,8 @@ func listed(list []int) string {
 }
 
 // callsOf is how many calls of a bucket a prompt makes, and the bucket's part of prefill's expected time.
-func callsOf(w *workload.Workload, maxContext int, plan *planir.Plan, rows int) (calls, part float64) {
-	demand, err := w.Apply(maxContext)
+func callsOf(work *workload.Workload, maxContext int, plan *planir.Plan, rows int) (calls, part float64) {
+	demand, err := work.Apply(maxContext)
 	if err != nil {
 		return 0, 0
 	}

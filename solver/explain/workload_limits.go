@@ -76,8 +76,8 @@ func perProcessor[V unit.Bytes | int](work *workload.Workload, of, key string, f
 	values := *field(&work.Limits)
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		set := func(in *solver.Input, value float64) {
-			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
-				list := field(&w.Limits)
+			in.Workload = workload.Edited(in.Workload, func(work *workload.Workload) {
+				list := field(&work.Limits)
 				*list = maps.Clone(*list)
 				(*list)[name] = V(value)
 				if value == 0 {

@@ -47,12 +47,12 @@ func (c *Candidate) procs() (out []string) {
 // WithoutForms is the decision with every share in the default form. Divisions are compared over programs without
 // forms: which is cheapest depends on the rows.
 func (c *Candidate) WithoutForms() *planir.Decision {
-	d := c.Decision
-	d.Shares = slices.Clone(d.Shares)
-	for k := range d.Shares {
-		d.Shares[k].Form = ""
+	decision := c.Decision
+	decision.Shares = slices.Clone(decision.Shares)
+	for i := range decision.Shares {
+		decision.Shares[i].Form = ""
 	}
-	return &d
+	return &decision
 }
 
 // Base is the strategy without its padding.
@@ -76,19 +76,19 @@ func SameShares(a, b *planir.Decision) bool {
 func (s *Section) candidate(node int, strategy planir.Strategy, axis planir.Axis,
 	shares []planir.Share) (Candidate, error) {
 	shares = slices.Clone(shares)
-	for k := range shares {
-		s.shape(&s.Nodes[node], axis, &shares[k])
+	for i := range shares {
+		s.shape(&s.Nodes[node], axis, &shares[i])
 	}
 	return s.Price(node, strategy, axis, shares)
 }
 
 // Plain is a decision with every share in the default form; nil where it has no other.
-func (s *Section) Plain(node int, d *planir.Decision) (*Candidate, error) {
-	if !slices.ContainsFunc(d.Shares, func(share planir.Share) bool { return share.Form != "" }) {
+func (s *Section) Plain(node int, decision *planir.Decision) (*Candidate, error) {
+	if !slices.ContainsFunc(decision.Shares, func(share planir.Share) bool { return share.Form != "" }) {
 		return nil, nil
 	}
-	c := Candidate{Decision: *d}
-	plain, err := s.Price(node, Base(d.Strategy), d.Axis, c.WithoutForms().Shares)
+	candidate := Candidate{Decision: *decision}
+	plain, err := s.Price(node, Base(decision.Strategy), decision.Axis, candidate.WithoutForms().Shares)
 	return &plain, err
 }
 
@@ -96,55 +96,55 @@ func (s *Section) Plain(node int, d *planir.Decision) (*Candidate, error) {
 func (s *Section) Price(node int, strategy planir.Strategy, axis planir.Axis,
 	shares []planir.Share) (Candidate, error) {
 	n := &s.Nodes[node]
-	c := Candidate{Decision: planir.Decision{
+	candidate := Candidate{Decision: planir.Decision{
 		Node: n.Name, Rows: s.Rows, Strategy: strategy, Scheme: n.Op().Scheme, Axis: axis, Shares: slices.Clone(shares),
 	}}
-	pieces, err := lower.Cut(s.Section, n, &c.Decision, s.Proc)
+	pieces, err := lower.Cut(s.Section, n, &candidate.Decision, s.Proc)
 	if err != nil {
-		return c, err
+		return candidate, err
 	}
-	for k := range pieces {
-		if err := s.compiles(&pieces[k]); err != nil {
-			return c, err
+	for i := range pieces {
+		if err := s.compiles(&pieces[i]); err != nil {
+			return candidate, err
 		}
 	}
-	if c.Times, err = s.shareTimes(pieces, len(c.Shares)); err != nil {
-		return c, err
+	if candidate.Times, err = s.shareTimes(pieces, len(candidate.Shares)); err != nil {
+		return candidate, err
 	}
-	end, energy, err := s.execute(pieces, c.Times)
+	end, energy, err := s.execute(pieces, candidate.Times)
 	if err != nil {
-		return c, err
+		return candidate, err
 	}
-	c.EnergyNJ = Whole(math.Round(energy))
-	if c.EnergyNJ > problem.MaxNS { // it stands where times do when energy is minimised
-		return c, diag.New(diag.ClassInput, "price %s as %s: %.4g J are modelled, want at most %.4g",
-			n.Name, c.Label(), float64(c.EnergyNJ)/1e9, float64(problem.MaxNS)/1e9).
+	candidate.EnergyNJ = Whole(math.Round(energy))
+	if candidate.EnergyNJ > problem.MaxNS { // it stands where times do when energy is minimised
+		return candidate, diag.New(diag.ClassInput, "price %s as %s: %.4g J are modelled, want at most %.4g",
+			n.Name, candidate.Label(), float64(candidate.EnergyNJ)/1e9, float64(problem.MaxNS)/1e9).
 			WithHint("no operator takes that much: correct power_w in the SoC file, or measure again")
 	}
-	for k := range c.Shares {
-		c.Shares[k].PredictNS = c.Times[k].NS
+	for i := range candidate.Shares {
+		candidate.Shares[i].PredictNS = candidate.Times[i].NS
 	}
-	c.PredictNS = end
-	c.CostNS = Whole(math.Round(float64(end) * s.idleFactor(&c)))
-	if err := inRange(max(end, c.CostNS), "%s as %s", n.Name, c.Label()); err != nil {
-		return c, err
+	candidate.PredictNS = end
+	candidate.CostNS = Whole(math.Round(float64(end) * s.idleFactor(&candidate)))
+	if err := inRange(max(end, candidate.CostNS), "%s as %s", n.Name, candidate.Label()); err != nil {
+		return candidate, err
 	}
-	c.setAccesses(n, pieces)
-	c.nameStrategy()
-	return c, nil
+	candidate.setAccesses(n, pieces)
+	candidate.nameStrategy()
+	return candidate, nil
 }
 
 // compiles reports why a piece's graph cannot be on its processor: the compiler refuses it, or it is too large.
 func (s *Section) compiles(piece *lower.Piece) error {
-	o := piece.Op()
-	if piece.Role != lower.Compute || !o.HasScheme() {
+	operator := piece.Op()
+	if piece.Role != lower.Compute || !operator.HasScheme() {
 		return nil
 	}
-	bytes := int64(max(1, o.Experts)) * op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
-	if fact := s.Facts.About(piece.Proc, o); fact != nil {
+	bytes := int64(max(1, operator.Experts)) * op.WeightBytes(operator.Scheme.Weight(), operator.K, operator.N)
+	if fact := s.Facts.About(piece.Proc, operator); fact != nil {
 		if fact.Refused != "" {
 			return diag.New(diag.ClassInfeasible, "the compiler of processor %q refuses %s: %s",
-				piece.Proc, o.Key(), fact.Refused)
+				piece.Proc, operator.Key(), fact.Refused)
 		}
 		bytes = fact.Bytes
 	}
@@ -161,23 +161,23 @@ func (s *Section) compiles(piece *lower.Piece) error {
 func (s *Section) shareTimes(pieces []lower.Piece, shares int) ([]Estimate, error) {
 	chains := make([][]Task, len(pieces)) // by piece
 	longest := 0
-	for k := range pieces {
-		piece := &pieces[k]
+	for i := range pieces {
+		piece := &pieces[i]
 		if piece.Role != lower.Compute {
 			continue
 		}
-		for _, o := range piece.Ops {
-			chains[k] = append(chains[k], Task{piece.Proc, s.InContext(o)})
+		for _, operator := range piece.Ops {
+			chains[i] = append(chains[i], Task{piece.Proc, s.InContext(operator)})
 		}
-		longest = max(longest, len(chains[k]))
+		longest = max(longest, len(chains[i]))
 	}
 	out := make([]Estimate, shares)
 	for at := range longest {
 		var tasks []Task
 		var of []int // pieces
-		for k := range pieces {
-			if at < len(chains[k]) {
-				tasks, of = append(tasks, chains[k][at]), append(of, k)
+		for i := range pieces {
+			if at < len(chains[i]) {
+				tasks, of = append(tasks, chains[i][at]), append(of, i)
 			}
 		}
 		estimates, err := s.together(tasks)
@@ -205,8 +205,8 @@ func (s *Section) shareTimes(pieces []lower.Piece, shares int) ([]Estimate, erro
 // it, in nJ.
 func (s *Section) execute(pieces []lower.Piece, shares []Estimate) (end int64, energy float64, err error) {
 	free, done := map[string]int64{}, make([]int64, len(shares)) // by processor, by share
-	for k := range pieces {
-		piece := &pieces[k]
+	for i := range pieces {
+		piece := &pieces[i]
 		ns := shares[piece.Share].NS
 		if piece.Role == lower.Compute {
 			free[piece.Proc] += ns
@@ -234,16 +234,16 @@ func (s *Section) execute(pieces []lower.Piece, shares []Estimate) (end int64, e
 
 // idleFactor is how much longer a division by rows takes than one by columns when calls have fewer rows than the
 // program: the first share keeps its rows, the last goes without. Time is taken to grow with the rows.
-func (s *Section) idleFactor(c *Candidate) float64 {
-	if c.Axis != planir.AxisRows || c.PredictNS == 0 {
+func (s *Section) idleFactor(candidate *Candidate) float64 {
+	if candidate.Axis != planir.AxisRows || candidate.PredictNS == 0 {
 		return 1
 	}
 	byRows, byColumns := 0.0, 0.0
 	for _, call := range s.Lengths {
 		busy := map[string]float64{}
-		for k, share := range c.Shares {
+		for i, share := range candidate.Shares {
 			rows := float64(max(0, min(call.Tokens, share.To)-share.From))
-			ns := float64(c.Times[k].NS)
+			ns := float64(candidate.Times[i].NS)
 			if s.Static[share.Proc] == 0 {
 				ns *= rows / float64(share.To-share.From)
 			} else if rows == 0 {
@@ -252,11 +252,11 @@ func (s *Section) idleFactor(c *Candidate) float64 {
 			busy[share.Proc] += ns
 		}
 		slowest := 0.0
-		for _, share := range c.Shares {
+		for _, share := range candidate.Shares {
 			slowest = max(slowest, busy[share.Proc])
 		}
 		byRows += float64(call.Share * slowest)
-		byColumns += float64(call.Share * float64(c.PredictNS) * float64(call.Tokens) / float64(s.Rows))
+		byColumns += float64(call.Share * float64(candidate.PredictNS) * float64(call.Tokens) / float64(s.Rows))
 	}
 	if byColumns == 0 {
 		return 1

@@ -31,17 +31,17 @@ func (s *Section) runs() [][]link {
 	var rows []link
 	end := -1 // last node of the runs so far
 	for i := range s.Nodes {
-		n := &s.Nodes[i]
+		node := &s.Nodes[i]
 		for _, axis := range []planir.Axis{planir.AxisCols, planir.AxisHeads} {
-			if _, err := lower.AxisLength(n, axis); err == nil {
+			if _, err := lower.AxisLength(node, axis); err == nil {
 				out = append(out, []link{{i, axis}})
 			}
 		}
-		if length, err := lower.AxisLength(n, planir.AxisRows); err == nil && length > 1 {
+		if length, err := lower.AxisLength(node, planir.AxisRows); err == nil && length > 1 {
 			rows = append(rows, link{i, planir.AxisRows})
 		}
 		run := s.columnRun(i)
-		if len(run) < 2 || !n.Op().HasScheme() && i <= end {
+		if len(run) < 2 || !node.Op().HasScheme() && i <= end {
 			continue
 		}
 		last := len(run) - 1
@@ -68,26 +68,26 @@ func (s *Section) runs() [][]link {
 // quantisation, routing, matrices of experts).
 func (s *Section) columnRun(node int) []link {
 	var run []link
-	switch o := s.Nodes[node].Op(); {
-	case o.HasScheme():
+	switch operator := s.Nodes[node].Op(); {
+	case operator.HasScheme():
 		run = []link{{node, planir.AxisCols}}
-	case o.Kind == op.Attention:
+	case operator.Kind == op.Attention:
 		run = []link{{node, planir.AxisHeads}}
 	default:
 		return nil
 	}
 	for next := node + 1; next < len(s.Nodes); next++ {
-		n := &s.Nodes[next]
-		operand := slices.Index(n.In, s.Nodes[next-1].Out[0])
+		node := &s.Nodes[next]
+		operand := slices.Index(node.In, s.Nodes[next-1].Out[0])
 		if operand < 0 {
 			return run
 		}
-		switch o := n.Op(); {
-		case o.Kind.ColumnsRead(operand) > 0:
+		switch operator := node.Op(); {
+		case operator.Kind.ColumnsRead(operand) > 0:
 			run = append(run, link{next, planir.AxisCols})
-		case o.Kind == op.Attention:
+		case operator.Kind == op.Attention:
 			run = append(run, link{next, planir.AxisHeads})
-		case o.Kind == op.MatMul && !o.Scheme.QuantisedRows() && !o.Scheme.RoundsResults():
+		case operator.Kind == op.MatMul && !operator.Scheme.QuantisedRows() && !operator.Scheme.RoundsResults():
 			return append(run, link{next, planir.AxisK})
 		default:
 			return run
@@ -97,17 +97,17 @@ func (s *Section) columnRun(node int) []link {
 }
 
 // inColumns is where a boundary of a node along its axis lies in the columns of its input.
-func inColumns(o op.Op, at int) int {
-	if o.Kind == op.Attention {
-		return at * (o.Heads/o.KVHeads + 2) * o.HeadDim
+func inColumns(operator op.Op, at int) int {
+	if operator.Kind == op.Attention {
+		return at * (operator.Heads/operator.KVHeads + 2) * operator.HeadDim
 	}
-	return at * max(1, o.Kind.ColumnsRead(0))
+	return at * max(1, operator.Kind.ColumnsRead(0))
 }
 
 // atColumn is the boundary of a node that lies at a column of its output; false between two.
-func atColumn(o op.Op, column int) (int, bool) {
-	if o.Kind == op.Attention {
-		width := o.Heads / o.KVHeads * o.HeadDim
+func atColumn(operator op.Op, column int) (int, bool) {
+	if operator.Kind == op.Attention {
+		width := operator.Heads / operator.KVHeads * operator.HeadDim
 		return column / width, column%width == 0
 	}
 	return column, true
@@ -139,15 +139,15 @@ func (s *Section) boundary(run []link, tuple []string, at int) (boundary, bool) 
 	out := make(boundary, len(run))
 	last := len(run) - 1
 	out[last] = at
-	for k := last - 1; k >= 0; k-- {
-		if run[k].axis == planir.AxisRows {
-			out[k] = at
+	for i := last - 1; i >= 0; i-- {
+		if run[i].axis == planir.AxisRows {
+			out[i] = at
 			continue
 		}
-		column := inColumns(s.Nodes[run[k+1].node].Op(), out[k+1])
+		column := inColumns(s.Nodes[run[i+1].node].Op(), out[i+1])
 		var ok bool
-		out[k], ok = atColumn(s.Nodes[run[k].node].Op(), column)
-		if !ok || out[k]%s.granularity(run[k], tuple) != 0 {
+		out[i], ok = atColumn(s.Nodes[run[i].node].Op(), column)
+		if !ok || out[i]%s.granularity(run[i], tuple) != 0 {
 			return nil, false
 		}
 	}
@@ -155,11 +155,11 @@ func (s *Section) boundary(run []link, tuple []string, at int) (boundary, bool) 
 }
 
 // granularity is what the boundaries of a node are multiples of on all processors of a tuple.
-func (s *Section) granularity(l link, tuple []string) int {
+func (s *Section) granularity(at link, tuple []string) int {
 	unit := 1
 	for _, name := range tuple {
-		own := lower.Granularity(&s.Nodes[l.node], l.axis, s.Proc(name))
-		if l.axis == planir.AxisRows {
+		own := lower.Granularity(&s.Nodes[at.node], at.axis, s.Proc(name))
+		if at.axis == planir.AxisRows {
 			own = max(1, s.Static[name])
 		}
 		unit = leastMultiple(unit, own)
@@ -214,30 +214,30 @@ type priced struct {
 // divide lists the candidates of a run over a tuple. Of two processors these are all that were tried, of a search
 // over more only where it ended.
 func (s *Section) divide(run []link, tuple []string) []divided {
-	d := division{Section: s, run: run, tuple: tuple, at: s.boundaries(run, tuple), tried: map[string]*priced{},
+	search := division{Section: s, run: run, tuple: tuple, at: s.boundaries(run, tuple), tried: map[string]*priced{},
 		bestNS: math.MaxInt64}
-	if len(d.at) < len(tuple)-1 {
+	if len(search.at) < len(tuple)-1 {
 		return nil
 	}
 	if len(tuple) == 2 {
-		stride := max(1, len(d.at)/gridOf(len(s.tuples)))
-		for i := stride / 2; i < len(d.at); i += stride {
-			d.consider([]int{i})
+		stride := max(1, len(search.at)/gridOf(len(s.tuples)))
+		for i := stride / 2; i < len(search.at); i += stride {
+			search.consider([]int{i})
 		}
-		d.consider([]int{(len(d.at) - 1) / 2}) // the middle, whatever the grid
-		d.descend(stride)
+		search.consider([]int{(len(search.at) - 1) / 2}) // the middle, whatever the grid
+		search.descend(stride)
 		var out []divided
-		for _, p := range d.order {
-			out = append(out, p.list...)
+		for _, tried := range search.order {
+			out = append(out, tried.list...)
 		}
 		return out
 	}
-	d.consider(d.even())
-	d.descend(max(1, len(d.at)/4))
-	if d.best == nil {
+	search.consider(search.even())
+	search.descend(max(1, len(search.at)/4))
+	if search.best == nil {
 		return nil
 	}
-	return d.best.list
+	return search.best.list
 }
 
 // even are cuts into parts of about the same length.
@@ -281,43 +281,43 @@ func (d *division) consider(cuts []int) bool {
 			return false
 		}
 	}
-	p := d.price(cuts)
-	if p.ns >= d.bestNS {
+	tried := d.price(cuts)
+	if tried.ns >= d.bestNS {
 		return false
 	}
-	d.best, d.bestNS = p, p.ns
+	d.best, d.bestNS = tried, tried.ns
 	return true
 }
 
 func (d *division) price(cuts []int) *priced {
 	key := fmt.Sprint(cuts)
-	if p := d.tried[key]; p != nil {
-		return p
+	if tried := d.tried[key]; tried != nil {
+		return tried
 	}
-	p := &priced{cuts: cuts}
-	for k, l := range d.run {
-		length, _ := lower.AxisLength(&d.Nodes[l.node], l.axis)
+	tried := &priced{cuts: cuts}
+	for i, at := range d.run {
+		length, _ := lower.AxisLength(&d.Nodes[at.node], at.axis)
 		shares := make([]planir.Share, len(d.tuple))
 		from := 0
 		for j, name := range d.tuple {
 			to := length
 			if j < len(cuts) {
-				to = d.at[cuts[j]][k]
+				to = d.at[cuts[j]][i]
 			}
 			shares[j] = planir.Share{Proc: name, From: from, To: to}
 			from = to
 		}
-		c, err := d.candidate(l.node, strategyOf[l.axis], l.axis, shares)
+		candidate, err := d.candidate(at.node, strategyOf[at.axis], at.axis, shares)
 		if err != nil {
-			p.ns = math.MaxInt64 // the others stay: a run may be divided in part
+			tried.ns = math.MaxInt64 // the others stay: a run may be divided in part
 			continue
 		}
-		p.list = append(p.list, divided{l.node, c})
-		if p.ns != math.MaxInt64 {
-			p.ns += c.CostNS
+		tried.list = append(tried.list, divided{at.node, candidate})
+		if tried.ns != math.MaxInt64 {
+			tried.ns += candidate.CostNS
 		}
 	}
-	d.tried[key] = p
-	d.order = append(d.order, p)
-	return p
+	d.tried[key] = tried
+	d.order = append(d.order, tried)
+	return tried
 }

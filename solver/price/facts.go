@@ -21,9 +21,9 @@ type Facts struct {
 }
 
 // anyRows is an operator without its number of rows.
-func anyRows(proc string, o op.Op) string {
-	o.M = 1
-	return proc + " " + o.Key()
+func anyRows(proc string, operator op.Op) string {
+	operator.M = 1
+	return proc + " " + operator.Key()
 }
 
 // NewFacts takes what a record has for the SoC's device. Facts that were made for another device are an error.
@@ -31,13 +31,13 @@ func NewFacts(set *record.Set, soc *socs.SoC) (*Facts, error) {
 	if set == nil {
 		return nil, nil
 	}
-	f := &Facts{map[string]*record.Facts{}, map[string][]int{}, map[string][]*record.Facts{}}
+	facts := &Facts{map[string]*record.Facts{}, map[string][]int{}, map[string][]*record.Facts{}}
 	for _, fact := range set.Facts() {
-		p := soc.Processor(fact.Proc)
-		if p == nil || p.Target == nil {
+		proc := soc.Processor(fact.Proc)
+		if proc == nil || proc.Target == nil {
 			continue
 		}
-		if want := p.Target.Options(); !maps.Equal(fact.Options, want) {
+		if want := proc.Target.Options(); !maps.Equal(fact.Options, want) {
 			return nil, diag.New(diag.ClassInput,
 				"solve: compiler facts of processor %q were made with %v, and its target is %v",
 				fact.Proc, fact.Options, want).
@@ -46,41 +46,41 @@ func NewFacts(set *record.Set, soc *socs.SoC) (*Facts, error) {
 		}
 		key := anyRows(fact.Proc, *fact.Op)
 		if fact.Rows != nil {
-			f.shared[key] = append(f.shared[key], fact)
+			facts.shared[key] = append(facts.shared[key], fact)
 			continue
 		}
-		f.alone[fact.Proc+" "+fact.Op.Key()] = fact
-		f.rows[key] = append(f.rows[key], fact.Op.M)
+		facts.alone[fact.Proc+" "+fact.Op.Key()] = fact
+		facts.rows[key] = append(facts.rows[key], fact.Op.M)
 	}
-	for _, list := range f.rows {
+	for _, list := range facts.rows {
 		slices.Sort(list)
 	}
-	if len(f.alone) == 0 {
+	if len(facts.alone) == 0 {
 		return nil, nil
 	}
-	return f, nil
+	return facts, nil
 }
 
 // About is what the compiler said about an operator as a graph by itself, nil where it was not asked.
-func (f *Facts) About(proc string, o op.Op) *record.Facts {
-	if f == nil || !o.HasScheme() {
+func (f *Facts) About(proc string, operator op.Op) *record.Facts {
+	if f == nil || !operator.HasScheme() {
 		return nil
 	}
-	return f.alone[proc+" "+o.Key()]
+	return f.alone[proc+" "+operator.Key()]
 }
 
 // Lengths are the numbers of rows that the compiler was asked about for an operator.
-func (f *Facts) Lengths(proc string, o op.Op) []int {
-	if f == nil || !o.HasScheme() {
+func (f *Facts) Lengths(proc string, operator op.Op) []int {
+	if f == nil || !operator.HasScheme() {
 		return nil
 	}
-	return f.rows[anyRows(proc, o)]
+	return f.rows[anyRows(proc, operator)]
 }
 
 // rank orders numbers of rows that cost the same: first those that are known not to spill, then those that nobody
 // asked about, then by what they spill. ok is false for a graph that the compiler refuses.
-func (f *Facts) rank(proc string, o op.Op) (rank int64, ok bool) {
-	fact := f.About(proc, o)
+func (f *Facts) rank(proc string, operator op.Op) (rank int64, ok bool) {
+	fact := f.About(proc, operator)
 	switch {
 	case fact == nil:
 		return 1, true
@@ -103,23 +103,23 @@ func SameTime(a, b int64) bool {
 // Charge is what the graphs of an operator at these numbers of rows take in bytes, in one binary that has its weights
 // once: the largest of them by itself, and for each further one what the compiler added where it was asked for
 // several. ok is false where it was asked about none of this operator.
-func (f *Facts) Charge(proc string, o op.Op, rows []int) (alone, all int64, ok bool) {
+func (f *Facts) Charge(proc string, operator op.Op, rows []int) (alone, all int64, ok bool) {
 	if f == nil {
 		return 0, 0, false
 	}
-	alone = f.largest(proc, o, rows)
+	alone = f.largest(proc, operator, rows)
 	if alone == 0 {
-		alone = f.largest(proc, o, f.Lengths(proc, o))
+		alone = f.largest(proc, operator, f.Lengths(proc, operator))
 	}
 	if alone == 0 {
 		return 0, 0, false
 	}
 	each := alone // without an answer every graph has weights of its own
-	for _, fact := range f.shared[anyRows(proc, o)] {
+	for _, fact := range f.shared[anyRows(proc, operator)] {
 		if fact.Refused != "" {
 			continue
 		}
-		if one := f.largest(proc, o, fact.Rows); one > 0 {
+		if one := f.largest(proc, operator, fact.Rows); one > 0 {
 			further := int64(len(fact.Rows) - 1)
 			each = min(each, max(0, fact.Bytes-one+further-1)/further)
 		}
@@ -128,10 +128,10 @@ func (f *Facts) Charge(proc string, o op.Op, rows []int) (alone, all int64, ok b
 }
 
 // largest is the size in bytes of the largest graph of an operator at some numbers of rows.
-func (f *Facts) largest(proc string, o op.Op, rows []int) (bytes int64) {
+func (f *Facts) largest(proc string, operator op.Op, rows []int) (bytes int64) {
 	for _, m := range rows {
-		o.M = m
-		if fact := f.About(proc, o); fact != nil {
+		operator.M = m
+		if fact := f.About(proc, operator); fact != nil {
 			bytes = max(bytes, fact.Bytes)
 		}
 	}

@@ -33,14 +33,14 @@ type answers struct {
 
 // NewFitted is the cost model of a SoC's costs.
 func NewFitted(costs *roofline.Costs, soc *socs.SoC) *Fitted {
-	f := &Fitted{
+	fitted := &Fitted{
 		costs: costs, soc: soc,
 		alone: map[string]answer{}, beside: map[string]answers{}, handovers: map[[2]string]answer{},
 	}
 	for _, link := range soc.Links {
-		f.copies = f.copies || link.CopyGBps > 0
+		fitted.copies = fitted.copies || link.CopyGBps > 0
 	}
-	return f
+	return fitted
 }
 
 // IsOf reports whether the model is of these very costs.
@@ -57,16 +57,16 @@ func (f *Fitted) With(soc *socs.SoC) *Fitted {
 // One predicts a task on an otherwise idle machine.
 func (f *Fitted) One(task Task) (Estimate, error) {
 	key := task.Key()
-	a, ok := f.alone[key]
+	known, ok := f.alone[key]
 	if !ok {
-		p, err := f.costs.Op(task.Proc, task.Op, task.Cold())
+		predicted, err := f.costs.Op(task.Proc, task.Op, task.Cold())
 		if err == nil {
-			err = inRange(p.NS, "%s on processor %q", task.Op.Key(), task.Proc)
+			err = inRange(predicted.NS, "%s on processor %q", task.Op.Key(), task.Proc)
 		}
-		a = answer{Estimate{p.NS, p.LowNS, p.HighNS}, err}
-		f.alone[key] = a
+		known = answer{Estimate{predicted.NS, predicted.LowNS, predicted.HighNS}, err}
+		f.alone[key] = known
 	}
-	return a.Estimate, a.err
+	return known.Estimate, known.err
 }
 
 // Measured lists numbers of rows at which an operator of this shape was measured.
@@ -82,8 +82,8 @@ func (f *Fitted) Cheapest(task Task) (Estimate, error) {
 	best, err := f.One(task)
 	for _, form := range f.Forms(task) {
 		task.Op.Form = form
-		if e, other := f.One(task); other == nil && (err != nil || e.NS < best.NS) {
-			best, err = e, nil
+		if estimate, other := f.One(task); other == nil && (err != nil || estimate.NS < best.NS) {
+			best, err = estimate, nil
 		}
 	}
 	return best, err
@@ -92,8 +92,8 @@ func (f *Fitted) Cheapest(task Task) (Estimate, error) {
 // Together predicts tasks that different processors execute at the same time.
 func (f *Fitted) Together(tasks []Task) ([]Estimate, error) {
 	if len(tasks) == 1 {
-		e, err := f.One(tasks[0])
-		return []Estimate{e}, err
+		estimate, err := f.One(tasks[0])
+		return []Estimate{estimate}, err
 	}
 	keys := make([]string, len(tasks))
 	for i, task := range tasks {
@@ -143,8 +143,8 @@ func (f *Fitted) Memory() *timeline.Memory { return f.costs.Memory() }
 
 // Launch is the part of an operator's price, in ns, that a graph of several operators pays once.
 func (f *Fitted) Launch(proc string) (int64, error) {
-	p, err := f.costs.Launch(proc)
-	return p.NS, err
+	predicted, err := f.costs.Launch(proc)
+	return predicted.NS, err
 }
 
 // Handover is the time from one processor's setting of a flag to the other's noticing it. Processors that share a
@@ -152,8 +152,8 @@ func (f *Fitted) Launch(proc string) (int64, error) {
 func (f *Fitted) Handover(from, to string) (Estimate, error) {
 	a, ok := f.handovers[[2]string{from, to}]
 	if !ok {
-		p, known := f.costs.Sync(from, to)
-		a.Estimate = Estimate{p.NS, p.LowNS, p.HighNS}
+		predicted, known := f.costs.Sync(from, to)
+		a.Estimate = Estimate{predicted.NS, predicted.LowNS, predicted.HighNS}
 		if !known && f.soc.Concurrent(from, to) == nil {
 			a.err = neverMeasured("the hand-over", from, to)
 		} else {
@@ -172,11 +172,11 @@ func (f *Fitted) Copy(from, to string, bytes int64) (int64, error) {
 	if link, ok := f.soc.Link(from, to); !ok || link.CopyGBps == 0 {
 		return 0, nil
 	}
-	p, ok := f.costs.Copy(from, to, bytes)
+	predicted, ok := f.costs.Copy(from, to, bytes)
 	if !ok {
 		return 0, neverMeasured("a copy", from, to)
 	}
-	return p.NS, inRange(p.NS, "a copy from %q to %q", from, to)
+	return predicted.NS, inRange(predicted.NS, "a copy from %q to %q", from, to)
 }
 
 func neverMeasured(what, from, to string) error {

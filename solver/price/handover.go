@@ -20,12 +20,12 @@ func accessOf(proc string, view planir.View) Access {
 }
 
 // setAccesses notes which processor reads what, and which wrote each output last.
-func (c *Candidate) setAccesses(n *lower.Node, pieces []lower.Piece) {
+func (c *Candidate) setAccesses(node *lower.Node, pieces []lower.Piece) {
 	written := map[planir.View]bool{}
-	for k := len(pieces) - 1; k >= 0; k-- {
-		piece := &pieces[k]
+	for i := len(pieces) - 1; i >= 0; i-- {
+		piece := &pieces[i]
 		for _, view := range piece.Out {
-			if slices.Contains(n.Out, view.Buffer) && !written[view] {
+			if slices.Contains(node.Out, view.Buffer) && !written[view] {
 				written[view] = true
 				c.Writes = append(c.Writes, accessOf(piece.Proc, view))
 			}
@@ -96,8 +96,8 @@ func (s *Section) Handover(writes, reads []Region) (int64, error) {
 // price, and none is needed.
 func (s *Section) waits(writes, reads []Region) (int64, error) {
 	var wait, copies int64
-	for k := range reads {
-		read := &reads[k]
+	for i := range reads {
+		read := &reads[i]
 		for j := range writes {
 			write := &writes[j]
 			if read.proc == write.proc || read.value != write.value {
@@ -142,18 +142,18 @@ func (s *Section) flag(from, to int) (*flag, error) {
 	if s.flags == nil {
 		s.flags = make([]flag, n*n)
 	}
-	f := &s.flags[from*n+to]
-	if f.known {
-		return f, nil
+	price := &s.flags[from*n+to]
+	if price.known {
+		return price, nil
 	}
 	writer, reader := s.Procs[from].Name, s.Procs[to].Name
-	if f.apart = s.Apart[[2]string{reader, writer}]; !f.apart {
+	if price.apart = s.Apart[[2]string{reader, writer}]; !price.apart {
 		estimate, err := s.Costs.Handover(writer, reader)
 		if err != nil {
 			return nil, err
 		}
-		f.ns = estimate.NS
+		price.ns = estimate.NS
 	}
-	f.known = true
-	return f, nil
+	price.known = true
+	return price, nil
 }

@@ -33,8 +33,8 @@ func (s *Section) Candidates() ([][]Candidate, []error) {
 		if s.Policy.wholeOperators() {
 			continue
 		}
-		for _, c := range s.standardPieces(i) {
-			l.add(i, c, c.procs())
+		for _, candidate := range s.standardPieces(i) {
+			l.add(i, candidate, candidate.procs())
 		}
 	}
 	if s.Policy.wholeOperators() {
@@ -54,16 +54,16 @@ func (s *Section) Candidates() ([][]Candidate, []error) {
 }
 
 // add lists a candidate unless it is there, or its processors may not execute the node.
-func (l *lister) add(node int, c Candidate, procs []string) {
+func (l *lister) add(node int, candidate Candidate, procs []string) {
 	if !l.may(procs, l.lacking[node]) {
 		return
 	}
 	if l.seen[node] == nil {
 		l.seen[node] = map[string]bool{}
 	}
-	if label := c.Label(); !l.seen[node][label] {
+	if label := candidate.Label(); !l.seen[node][label] {
 		l.seen[node][label] = true
-		l.lists[node] = append(l.lists[node], c)
+		l.lists[node] = append(l.lists[node], candidate)
 	}
 }
 
@@ -71,20 +71,20 @@ func (l *lister) add(node int, c Candidate, procs []string) {
 // them.
 func (l *lister) undivided(node int) {
 	for _, assisting := range []bool{false, true} {
-		for k := range l.Procs {
-			proc := l.Procs[k].Name
+		for i := range l.Procs {
+			proc := l.Procs[i].Name
 			asked := len(l.Policy.Only) == 0 || slices.Contains(l.Policy.Only, proc)
 			if asked == assisting || !l.may([]string{proc}, l.lacking[node]) {
 				continue
 			}
-			c, err := l.candidate(node, planir.Single, planir.AxisNone, []planir.Share{{Proc: proc}})
+			candidate, err := l.candidate(node, planir.Single, planir.AxisNone, []planir.Share{{Proc: proc}})
 			if err != nil {
 				name := l.Nodes[node].Name
 				l.Refused[name] = append(l.Refused[name], Refusal{proc, err})
 				l.lacking[node] = append(l.lacking[node], proc)
 				continue
 			}
-			l.add(node, c, []string{proc})
+			l.add(node, candidate, []string{proc})
 		}
 	}
 }
@@ -102,23 +102,23 @@ func (s *Section) impossible(node int) error {
 	var reasons []string
 	for _, refusal := range s.Refused[n.Name] {
 		if diag.ClassOf(refusal.err) == diag.ClassInput {
-			d := diag.New(diag.ClassInput, "price %q at %d rows: %w", n.Name, s.Rows, refusal.err)
+			problem := diag.New(diag.ClassInput, "price %q at %d rows: %w", n.Name, s.Rows, refusal.err)
 			if len(diag.HintsOf(refusal.err)) == 0 {
-				d = d.WithHint("measure it: hetc profile --soc SOC --model MODEL --workload WORKLOAD -o rec.jsonl --resume")
+				problem = problem.WithHint("measure it: hetc profile --soc SOC --model MODEL --workload WORKLOAD -o rec.jsonl --resume")
 			}
-			return d
+			return problem
 		}
 		reasons = append(reasons, refusal.Reason())
 	}
-	d := diag.New(diag.ClassInfeasible, "no processor executes %q at %d rows (%s): %s",
+	problem := diag.New(diag.ClassInfeasible, "no processor executes %q at %d rows (%s): %s",
 		n.Name, s.Rows, n.Op().Key(), strings.Join(reasons, "; "))
 	switch scheme := n.Op().Scheme; {
 	case s.Exact[n.Name]:
-		return d.WithHint("it is computed in %q whatever the workload permits, because rounding would choose other experts: a processor has to list that scheme in the SoC", scheme)
+		return problem.WithHint("it is computed in %q whatever the workload permits, because rounding would choose other experts: a processor has to list that scheme in the SoC", scheme)
 	case scheme != "":
-		return d.WithHint("permit another scheme than %q (with fewer bits, if it is too large) in the workload, or add processors to the SoC", scheme)
+		return problem.WithHint("permit another scheme than %q (with fewer bits, if it is too large) in the workload, or add processors to the SoC", scheme)
 	}
-	return d
+	return problem
 }
 
 // maxPieces is how many standard pieces an operator is executed in.
@@ -133,8 +133,8 @@ func (s *Section) standardPieces(node int) (out []Candidate) {
 	if _, err := lower.AxisLength(n, planir.AxisRows); err != nil || !n.Op().HasScheme() || rows == 1 {
 		return nil
 	}
-	for k := range s.Procs {
-		proc := s.Procs[k].Name
+	for i := range s.Procs {
+		proc := s.Procs[i].Name
 		if s.Static[proc] == 0 {
 			continue
 		}
@@ -151,8 +151,8 @@ func (s *Section) standardPieces(node int) (out []Candidate) {
 // standardRows are the standard numbers of rows of a processor with that granularity, ascending.
 func (s *Section) standardRows(unit, rows int) []int {
 	var sizes []int
-	for m := unit; m <= 2*rows; m *= 2 {
-		sizes = append(sizes, m)
+	for i := unit; i <= 2*rows; i *= 2 {
+		sizes = append(sizes, i)
 	}
 	for _, bucket := range s.Buckets {
 		if bucket%unit == 0 {
@@ -173,8 +173,8 @@ func (s *Section) piecesOf(node int, proc string, size int, sizes []int) (out []
 		at += size
 	}
 	try := func(strategy planir.Strategy, rest ...planir.Share) {
-		if c, err := s.candidate(node, strategy, planir.AxisRows, slices.Concat(shares, rest)); err == nil {
-			out = append(out, c)
+		if candidate, err := s.candidate(node, strategy, planir.AxisRows, slices.Concat(shares, rest)); err == nil {
+			out = append(out, candidate)
 		}
 	}
 	if at == rows {

@@ -38,7 +38,7 @@ const (
 // are those of Policy.Only; cache is the type of cached positions; note is told what is left out.
 func NewMachine(soc *socs.SoC, only []string, costs Costs, cache op.Type, note func(format string,
 	args ...any)) (*Machine, error) {
-	m := &Machine{
+	machine := &Machine{
 		soc: soc, Static: map[string]int{}, Power: map[string]float64{}, Apart: map[[2]string]bool{},
 		Beside:     map[[2]int]bool{},
 		assistants: map[string][]string{},
@@ -52,14 +52,14 @@ func NewMachine(soc *socs.SoC, only []string, costs Costs, cache op.Type, note f
 	}
 	for _, name := range names {
 		if shareMemory(soc, name, soc.Control) {
-			m.add(soc.Processor(name), only, cache)
+			machine.add(soc.Processor(name), only, cache)
 		} else {
 			note("processor %q shares no memory with control processor %q and is left out", name, soc.Control)
 		}
 	}
-	m.pair(costs, note)
-	m.combine(note)
-	switch n := len(m.Procs); {
+	machine.pair(costs, note)
+	machine.combine(note)
+	switch n := len(machine.Procs); {
 	case n > problem.MaxProcs:
 		return nil, diag.New(diag.ClassInput, "solve: SoC %q has %d processors, want at most %d",
 			soc.Name, n, problem.MaxProcs)
@@ -68,7 +68,7 @@ func NewMachine(soc *socs.SoC, only []string, costs Costs, cache op.Type, note f
 			"solve: SoC %q has no processor that shares memory with its control processor %q",
 			soc.Name, soc.Control)
 	}
-	return m, nil
+	return machine, nil
 }
 
 // add takes a processor in.
@@ -89,11 +89,11 @@ func (m *Machine) add(p *socs.Processor, only []string, cache op.Type) {
 
 // executes lists the operators a processor is given; empty: all. Attention needs a cache type it knows, and dynamic
 // rows: the cache must not see rows beyond a call's (rule P003).
-func executes(p *socs.Processor, cache op.Type) []op.Kind {
-	if p.DynamicRows && (len(p.KV) == 0 || slices.Contains(p.KV, cache)) {
-		return p.Kinds
+func executes(proc *socs.Processor, cache op.Type) []op.Kind {
+	if proc.DynamicRows && (len(proc.KV) == 0 || slices.Contains(proc.KV, cache)) {
+		return proc.Kinds
 	}
-	kinds := p.Kinds
+	kinds := proc.Kinds
 	if len(kinds) == 0 {
 		kinds = op.Kinds
 	}
@@ -152,8 +152,8 @@ func (m *Machine) combine(note func(format string, args ...any)) {
 	grow = func(tuple []int) {
 		if len(tuple) > 1 {
 			names := make([]string, len(tuple))
-			for k, i := range tuple {
-				names[k] = m.Procs[i].Name
+			for j, i := range tuple {
+				names[j] = m.Procs[i].Name
 			}
 			m.tuples = append(m.tuples, names)
 		}
@@ -194,8 +194,8 @@ func Assists(soc *socs.SoC, a, b string) bool {
 	if takeTurns(soc, a, b) {
 		return true
 	}
-	return a == soc.Control && !slices.ContainsFunc(soc.Processors, func(p socs.Processor) bool {
-		return p.Name != b && takeTurns(soc, p.Name, b)
+	return a == soc.Control && !slices.ContainsFunc(soc.Processors, func(proc socs.Processor) bool {
+		return proc.Name != b && takeTurns(soc, proc.Name, b)
 	})
 }
 
@@ -244,8 +244,8 @@ func (m *Machine) Pairs() (out [][2]uint64) {
 	var sets []uint64
 	for chosen := 1; chosen < 1<<len(able); chosen++ {
 		var set uint64
-		for k, a := range able {
-			if chosen>>k&1 == 1 {
+		for i, a := range able {
+			if chosen>>i&1 == 1 {
 				set |= 1 << a
 			}
 		}

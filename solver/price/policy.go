@@ -80,18 +80,19 @@ func (s *Section) Restrict(node int, list []Candidate) []Candidate {
 	whole := func(c *Candidate) bool { return c.Axis == planir.AxisNone }
 	var out []Candidate
 	if len(policy.Ratio) > 1 && s.Nodes[node].Op().HasScheme() {
-		if c, ok := s.inRatio(node); ok {
-			out = append(out, c)
+		if candidate, ok := s.inRatio(node); ok {
+			out = append(out, candidate)
 		}
 	}
 	for i := range list {
-		c := &list[i]
-		permitted := len(policy.Strategies) == 0 || slices.Contains(policy.Strategies, c.Strategy)
+		candidate := &list[i]
+		permitted := len(policy.Strategies) == 0 || slices.Contains(policy.Strategies, candidate.Strategy)
 		if len(policy.Ratio) > 0 {
-			permitted = permitted && out == nil && whole(c) && policy.Ratio[c.Shares[0].Proc] > 0 // one processor
+			permitted = permitted && out == nil && whole(candidate) &&
+				policy.Ratio[candidate.Shares[0].Proc] > 0 // one processor
 		}
 		if permitted {
-			out = append(out, *c)
+			out = append(out, *candidate)
 		}
 	}
 	if out != nil {
@@ -125,6 +126,6 @@ func (s *Section) inRatio(node int) (Candidate, bool) {
 		shares[i] = planir.Share{Proc: name, From: from, To: to}
 		from = to
 	}
-	c, err := s.candidate(node, planir.WeightCentric, planir.AxisCols, shares)
-	return c, err == nil
+	candidate, err := s.candidate(node, planir.WeightCentric, planir.AxisCols, shares)
+	return candidate, err == nil
 }

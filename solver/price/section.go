@@ -54,11 +54,11 @@ func (s *Section) Proc(name string) *planir.Proc {
 }
 
 // InContext is an operator as it is priced: attention reads as many positions as are cached.
-func (s *Section) InContext(o op.Op) op.Op {
-	if o.Kind == op.Attention {
-		o.Context = s.Context
+func (s *Section) InContext(operator op.Op) op.Op {
+	if operator.Kind == op.Attention {
+		operator.Context = s.Context
 	}
-	return o
+	return operator
 }
 
 // together predicts tasks that start together. Of one processor's tasks each runs beside the first of every other's.
@@ -146,21 +146,21 @@ func (r *Refusal) Reason() string {
 
 // With adds a decision to the candidates of a node, in the cheapest rows and forms, unless they have it or it cannot
 // be.
-func (s *Section) With(list []Candidate, node int, d *planir.Decision) []Candidate {
-	c, err := s.candidate(node, Base(d.Strategy), d.Axis, d.Shares)
-	return withCandidate(list, c, err)
+func (s *Section) With(list []Candidate, node int, decision *planir.Decision) []Candidate {
+	candidate, err := s.candidate(node, Base(decision.Strategy), decision.Axis, decision.Shares)
+	return withCandidate(list, candidate, err)
 }
 
 // WithExactly is With, in the rows and forms that the decision says.
-func (s *Section) WithExactly(list []Candidate, node int, d *planir.Decision) []Candidate {
-	c, err := s.Price(node, Base(d.Strategy), d.Axis, d.Shares)
-	return withCandidate(list, c, err)
+func (s *Section) WithExactly(list []Candidate, node int, decision *planir.Decision) []Candidate {
+	candidate, err := s.Price(node, Base(decision.Strategy), decision.Axis, decision.Shares)
+	return withCandidate(list, candidate, err)
 }
 
-func withCandidate(list []Candidate, c Candidate, err error) []Candidate {
-	same := func(old Candidate) bool { return SameShares(&old.Decision, &c.Decision) }
+func withCandidate(list []Candidate, candidate Candidate, err error) []Candidate {
+	same := func(old Candidate) bool { return SameShares(&old.Decision, &candidate.Decision) }
 	if err != nil || slices.ContainsFunc(list, same) {
 		return list
 	}
-	return append(list, c)
+	return append(list, candidate)
 }

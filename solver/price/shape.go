@@ -19,26 +19,26 @@ const maxPads = 16
 //
 // A processor with static shapes executes standard numbers of rows, multiples of its tile. Prices are not monotone in
 // them: pads lists those that are tried.
-func (s *Section) shape(n *lower.Node, axis planir.Axis, share *planir.Share) {
+func (s *Section) shape(node *lower.Node, axis planir.Axis, share *planir.Share) {
 	share.Form = ""
-	o := shareOp(n.Op(), axis, share)
-	rows := o.M
+	operator := shareOp(node.Op(), axis, share)
+	rows := operator.M
 	options := []int{max(rows, share.PadRows)}
-	padded := s.mayPad(n, axis, share)
+	padded := s.mayPad(node, axis, share)
 	if padded {
-		options = s.pads(share.Proc, o)
+		options = s.pads(share.Proc, operator)
 	} else if proc := s.Proc(share.Proc); proc == nil || len(proc.Forms) == 0 {
 		return
 	}
 	best := int64(math.MaxInt64)
 	for _, m := range options {
-		o.M = m
+		operator.M = m
 		// A padded token, and other rows than those of a static scale, keep a graph from being one with its
 		// neighbours'.
-		keepsApart := rows == 1 && m > 1 || n.Op().Scheme.Static() && m > options[0]
-		for _, form := range append([]op.Form{""}, s.forms(share.Proc, o)...) {
-			o.Form = form
-			estimate, err := alone(s.Costs, Task{share.Proc, o})
+		keepsApart := rows == 1 && m > 1 || node.Op().Scheme.Static() && m > options[0]
+		for _, form := range append([]op.Form{""}, s.forms(share.Proc, operator)...) {
+			operator.Form = form
+			estimate, err := alone(s.Costs, Task{share.Proc, operator})
 			if err != nil || estimate.NS >= best || keepsApart && SameTime(estimate.NS, best) {
 				continue
 			}
@@ -47,11 +47,11 @@ func (s *Section) shape(n *lower.Node, axis planir.Axis, share *planir.Share) {
 				share.PadRows = m
 			}
 		}
-		o.Form = ""
+		operator.Form = ""
 	}
-	o.M = rows
+	operator.M = rows
 	if padded && best < math.MaxInt64 {
-		s.avoidSpill(o, share)
+		s.avoidSpill(operator, share)
 	}
 	if share.PadRows == rows {
 		share.PadRows = 0
@@ -59,31 +59,31 @@ func (s *Section) shape(n *lower.Node, axis planir.Axis, share *planir.Share) {
 }
 
 // shareOp is the part of an operator that a share computes.
-func shareOp(o op.Op, axis planir.Axis, share *planir.Share) op.Op {
+func shareOp(operator op.Op, axis planir.Axis, share *planir.Share) op.Op {
 	switch axis {
 	case planir.AxisRows:
-		o.M = share.To - share.From
+		operator.M = share.To - share.From
 	case planir.AxisCols:
-		o.N = share.To - share.From
+		operator.N = share.To - share.From
 	case planir.AxisK:
-		o.K, o.Bias = share.To-share.From, o.Bias && share.From == 0
+		operator.K, operator.Bias = share.To-share.From, operator.Bias && share.From == 0
 	}
-	return o
+	return operator
 }
 
 // mayPad reports whether a share's rows are padded as is cheapest: on a processor with static shapes, of the last
 // rows.
-func (s *Section) mayPad(n *lower.Node, axis planir.Axis, share *planir.Share) bool {
+func (s *Section) mayPad(node *lower.Node, axis planir.Axis, share *planir.Share) bool {
 	if s.Static[share.Proc] == 0 || share.PadRows != 0 || axis == planir.AxisK || axis == planir.AxisHeads {
 		return false
 	}
-	return axis != planir.AxisRows || share.To == n.Op().M
+	return axis != planir.AxisRows || share.To == node.Op().M
 }
 
 // pads are the numbers of rows to try on a processor with static shapes, the fewest first among equals: the next
 // multiples of its granularity, the next powers of two, and what was measured.
-func (s *Section) pads(proc string, o op.Op) []int {
-	unit, rows := s.Static[proc], o.M
+func (s *Section) pads(proc string, operator op.Op) []int {
+	unit, rows := s.Static[proc], operator.M
 	power := unit
 	for power < rows {
 		power *= 2
@@ -93,14 +93,14 @@ func (s *Section) pads(proc string, o op.Op) []int {
 	if rows == 1 { // decode: the compiler pads what it must
 		return append([]int{1}, options...)
 	}
-	if !o.HasScheme() { // the time of operators on rows grows with the rows
+	if !operator.HasScheme() { // the time of operators on rows grows with the rows
 		return options
 	}
-	for m := next + unit; m < power && len(options) < maxPads; m += unit {
-		options = append(options, m)
+	for rows := next + unit; rows < power && len(options) < maxPads; rows += unit {
+		options = append(options, rows)
 	}
 	options = append(options, 2*power)
-	for _, m := range s.Costs.Measured(Task{proc, o}) {
+	for _, m := range s.Costs.Measured(Task{proc, operator}) {
 		if m > rows && m%unit == 0 {
 			options = append(options, m)
 		}
@@ -109,20 +109,20 @@ func (s *Section) pads(proc string, o op.Op) []int {
 }
 
 // forms are those, besides the default, in which a processor can compute a product and that have a price.
-func (s *Section) forms(proc string, o op.Op) []op.Form {
+func (s *Section) forms(proc string, operator op.Op) []op.Form {
 	p := s.Proc(proc)
 	if p == nil || len(p.Forms) == 0 {
 		return nil
 	}
-	return slices.DeleteFunc(s.Costs.Forms(Task{proc, o}),
-		func(form op.Form) bool { return !p.HasForm(o.Scheme, form) })
+	return slices.DeleteFunc(s.Costs.Forms(Task{proc, operator}),
+		func(form op.Form) bool { return !p.HasForm(operator.Scheme, form) })
 }
 
 // avoidSpill gives a share that is padded for its price another number of rows that takes the same time and spills
 // less by what the compiler said, or that the compiler accepts at all. Rows that it was asked about need be no
 // multiples of the tile.
-func (s *Section) avoidSpill(o op.Op, share *planir.Share) {
-	known := s.Facts.Lengths(share.Proc, o)
+func (s *Section) avoidSpill(operator op.Op, share *planir.Share) {
+	known := s.Facts.Lengths(share.Proc, operator)
 	if share.Form != "" || known == nil {
 		return // compilers were asked about the default form
 	}
@@ -132,11 +132,11 @@ func (s *Section) avoidSpill(o op.Op, share *planir.Share) {
 	}
 	var options []option
 	cheapest := int64(math.MaxInt64)
-	for _, rows := range slices.Concat([]int{share.PadRows}, s.pads(share.Proc, o), known) {
-		if rows < o.M {
+	for _, rows := range slices.Concat([]int{share.PadRows}, s.pads(share.Proc, operator), known) {
+		if rows < operator.M {
 			continue
 		}
-		padded := o
+		padded := operator
 		padded.M = rows
 		rank, compiles := s.Facts.rank(share.Proc, padded)
 		estimate, err := alone(s.Costs, Task{share.Proc, padded})

@@ -17,17 +17,17 @@ const absent = math.MinInt64
 
 // decodeDocument reads a workload, gives what the file leaves out its default, and validates it.
 func decodeDocument(doc *decode.Document) (*Workload, error) {
-	w := Workload{OutputTokens: absent, Context: absent, Memory: absent}
-	for _, limit := range w.numbers() {
+	work := Workload{OutputTokens: absent, Context: absent, Memory: absent}
+	for _, limit := range work.numbers() {
 		*limit.value = math.NaN()
 	}
-	w.Weights = Weights{math.NaN(), math.NaN()}
-	if err := doc.Into(Schema, &w); err != nil {
+	work.Weights = Weights{math.NaN(), math.NaN()}
+	if err := doc.Into(Schema, &work); err != nil {
 		return nil, err
 	}
-	w.Schema = Schema
-	list := w.settle()
-	switch err := w.Validate().(type) {
+	work.Schema = Schema
+	list := work.settle()
+	switch err := work.Validate().(type) {
 	case nil:
 	case *diag.Diagnostic:
 		list = append(list, err)
@@ -42,7 +42,7 @@ func decodeDocument(doc *decode.Document) (*Workload, error) {
 	if err := list.Err(); err != nil {
 		return nil, err
 	}
-	return &w, nil
+	return &work, nil
 }
 
 // number is a limit of the file that is no whole number.
@@ -53,11 +53,13 @@ type number struct {
 
 // numbers lists the limits of which 0 means that there is none.
 func (w *Workload) numbers() []number {
-	l, e := &w.Limits, &w.Experts
+	limits, experts := &w.Limits, &w.Experts
 	return []number{
-		{KeyEnergy, &l.EnergyMJ}, {KeyPrefill, &l.PrefillMS}, {KeyDecode, &l.DecodeMS}, {KeyOpen, &l.OpenMS},
-		{KeyExperts, &e.MaxUSToken}, {"experts.max_drop", &e.MaxDrop}, {"experts.max_layer_drop", &e.MaxLayerDrop},
-		{"experts.max_lost", &e.MaxLost}, {"experts.max_layer_lost", &e.MaxLayerLost},
+		{KeyEnergy, &limits.EnergyMJ}, {KeyPrefill, &limits.PrefillMS}, {KeyDecode, &limits.DecodeMS}, {KeyOpen,
+			&limits.OpenMS},
+		{KeyExperts, &experts.MaxUSToken}, {"experts.max_drop", &experts.MaxDrop}, {"experts.max_layer_drop",
+			&experts.MaxLayerDrop},
+		{"experts.max_lost", &experts.MaxLost}, {"experts.max_layer_lost", &experts.MaxLayerLost},
 	}
 }
 

@@ -74,9 +74,9 @@ func (w *Workload) Apply(maxContext int) (*Demand, error) {
 		demand.shareEvenly()
 		return demand, nil
 	}
-	for _, p := range demand.Prompts {
-		if p.Tokens > demand.Context {
-			return nil, demand.beyondContext(w, "a prompt has %d tokens", "prompt", p.Tokens, maxContext)
+	for _, prompt := range demand.Prompts {
+		if prompt.Tokens > demand.Context {
+			return nil, demand.beyondContext(w, "a prompt has %d tokens", "prompt", prompt.Tokens, maxContext)
 		}
 	}
 	demand.sharePrompts()
@@ -97,13 +97,13 @@ func permitted(list []op.Scheme, maxKL float64) []op.Scheme {
 
 // beyondContext is the error for a prompt or bucket that is longer than the context, with a way out that the model's
 // own positions permit.
-func (d *Demand) beyondContext(w *Workload, format, what string, rows, maxContext int) error {
+func (d *Demand) beyondContext(work *Workload, format, what string, rows, maxContext int) error {
 	hint := fmt.Sprintf("set context to at least %d (the model has %d positions), or leave the %s out",
 		rows, maxContext, what)
 	if rows > maxContext {
 		hint = fmt.Sprintf("the model has %d positions: shorten the %s to that, or leave it out", maxContext, what)
 	}
-	return diag.New(diag.ClassInput, "%s: "+format+", but the context holds only %d", w.Title(), rows, d.Context).
+	return diag.New(diag.ClassInput, "%s: "+format+", but the context holds only %d", work.Title(), rows, d.Context).
 		WithHint("%s", hint)
 }
 
@@ -159,12 +159,12 @@ func (d *Demand) countSteps(parallel []Parallel) {
 	rows := d.DecodeRows()
 	largest := rows[len(rows)-1]
 	total := 0.0
-	for _, p := range parallel {
-		total += p.Share
+	for _, together := range parallel {
+		total += together.Share
 	}
-	for _, p := range parallel {
-		full, left := problem.Cut(p.Sequences, largest)
-		each := p.Share / total / float64(p.Sequences)
+	for _, together := range parallel {
+		full, left := problem.Cut(together.Sequences, largest)
+		each := together.Share / total / float64(together.Sequences)
 		d.steps[largest] += float64(each * float64(full))
 		d.steps[rows[sort.SearchInts(rows, left)]] += each
 	}
@@ -195,9 +195,9 @@ const lengthBins = 32
 // contexts and lengths.
 func (d *Demand) sharePrompts() {
 	total, mean := 0.0, 0.0
-	for _, p := range d.Prompts {
-		total += p.Share
-		mean += float64(p.Share * float64(p.Tokens))
+	for _, prompt := range d.Prompts {
+		total += prompt.Share
+		mean += float64(prompt.Share * float64(prompt.Tokens))
 	}
 	d.attendWhileDecoding(int(mean/total) + d.OutputTokens/2)
 	if len(d.Buckets) == 0 {
@@ -207,20 +207,20 @@ func (d *Demand) sharePrompts() {
 	lengths := make([][lengthBins + 1]float64, len(d.Buckets))
 	last := len(d.Buckets) - 1
 	largest := d.Buckets[last]
-	for _, p := range d.Prompts {
-		share := p.Share / total
+	for _, prompt := range d.Prompts {
+		share := prompt.Share / total
 		// call notes calls of the i-th bucket with that many rows; context: positions after each of them, on average.
 		call := func(i, rows int, times, context float64) {
 			d.Share[i] += float64(share * times)
 			positions[i] += float64(share * times * context)
 			lengths[i][(rows*lengthBins+d.Buckets[i]-1)/d.Buckets[i]] += float64(share * times)
 		}
-		full, left := problem.Cut(p.Tokens, largest)
+		full, left := problem.Cut(prompt.Tokens, largest)
 		if full > 0 {
 			call(last, largest, float64(full), float64(largest)*float64(full+1)/2)
 		}
 		if left > 1 {
-			call(sort.SearchInts(d.Buckets, left), left, 1, float64(p.Tokens))
+			call(sort.SearchInts(d.Buckets, left), left, 1, float64(prompt.Tokens))
 		}
 	}
 	below := 1
@@ -244,8 +244,8 @@ func (d *Demand) sharePrompts() {
 func spread(below, bucket int) []Prompt {
 	const samples = 8
 	var out []Prompt
-	for k := 1; k <= samples; k++ {
-		out = append(out, Prompt{Tokens: below + (bucket-below)*k/samples, Share: 1.0 / samples})
+	for i := 1; i <= samples; i++ {
+		out = append(out, Prompt{Tokens: below + (bucket-below)*i/samples, Share: 1.0 / samples})
 	}
 	return out
 }
@@ -253,8 +253,8 @@ func spread(below, bucket int) []Prompt {
 // Fewer applies the workload again with the first n buckets only: what is posed of each program is what a workload
 // that lists only these would pose. Where the workload gives no prompts, every bucket stands for calls that fill it;
 // those of buckets that are left out are cut into calls of the others.
-func (d *Demand) Fewer(w *Workload, n, maxContext int) (*Demand, error) {
-	out, err := d.resized(w, d.Buckets[:n], maxContext)
+func (d *Demand) Fewer(work *Workload, n, maxContext int) (*Demand, error) {
+	out, err := d.resized(work, d.Buckets[:n], maxContext)
 	if err != nil {
 		return nil, err
 	}
@@ -275,9 +275,9 @@ func (d *Demand) Fewer(w *Workload, n, maxContext int) (*Demand, error) {
 }
 
 // Average sets the positions that each bucket's attention works on to what they are where it is the only one.
-func (d *Demand) Average(w *Workload, maxContext int) error {
+func (d *Demand) Average(work *Workload, maxContext int) error {
 	for _, rows := range d.Buckets {
-		alone, err := d.resized(w, Rows{rows}, maxContext)
+		alone, err := d.resized(work, Rows{rows}, maxContext)
 		if err != nil {
 			return err
 		}
@@ -287,21 +287,21 @@ func (d *Demand) Average(w *Workload, maxContext int) error {
 }
 
 // resized applies the workload with other buckets, and batches, prompts and context as the demand has them.
-func (d *Demand) resized(w *Workload, buckets Rows, maxContext int) (*Demand, error) {
-	x := *w
+func (d *Demand) resized(work *Workload, buckets Rows, maxContext int) (*Demand, error) {
+	x := *work
 	x.Buckets, x.Batches, x.Context, x.Prompts = buckets, d.Batches, d.Context, d.Prompts
 	return x.Apply(maxContext)
 }
 
 // AsPrompts are the prompts that a workload stands for, written out: without any, those that fill each bucket evenly.
-func (d *Demand) AsPrompts(w *Workload) []Prompt {
-	if len(w.Prompts) > 0 {
-		return w.Prompts
+func (d *Demand) AsPrompts(work *Workload) []Prompt {
+	if len(work.Prompts) > 0 {
+		return work.Prompts
 	}
 	var out []Prompt
 	for i, rows := range d.Buckets {
-		for _, x := range d.Lengths[rows] {
-			out = append(out, Prompt{Tokens: x.Tokens, Share: float64(d.Share[i] * x.Share)})
+		for _, prompt := range d.Lengths[rows] {
+			out = append(out, Prompt{Tokens: prompt.Tokens, Share: float64(d.Share[i] * prompt.Share)})
 		}
 	}
 	return out

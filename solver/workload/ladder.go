@@ -14,8 +14,8 @@ const (
 // uniform are lengths up to the longest, all equally frequent.
 func uniform(longest int) Prompts {
 	var out Prompts
-	for n := 1; n <= longest; n++ {
-		out = append(out, Prompt{Tokens: n, Share: 1})
+	for i := 1; i <= longest; i++ {
+		out = append(out, Prompt{Tokens: i, Share: 1})
 	}
 	return out
 }
@@ -25,8 +25,8 @@ func uniform(longest int) Prompts {
 // the lengths themselves in steps of 8 rows: all where there are few, else eight quantiles.
 func (p Prompts) ladder(context int) []int {
 	longest := 1
-	for _, x := range p {
-		longest = max(longest, x.Tokens)
+	for _, prompt := range p {
+		longest = max(longest, prompt.Tokens)
 	}
 	top := min(context, maxCandidate, (longest+15)/16*16)
 	var out []int
@@ -35,9 +35,9 @@ func (p Prompts) ladder(context int) []int {
 			out = append(out, rows)
 		}
 	}
-	for b := defaultMinBucket; b <= top; b *= 2 {
-		add(b)
-		add(b * 3 / 2)
+	for i := defaultMinBucket; i <= top; i *= 2 {
+		add(i)
+		add(i * 3 / 2)
 	}
 	add(top)
 	for _, n := range p.marks() {
@@ -52,21 +52,21 @@ func (p Prompts) marks() (out []int) {
 	lengths := slices.DeleteFunc(slices.Clone(p), func(x Prompt) bool { return x.Share == 0 })
 	sort.SliceStable(lengths, func(i, j int) bool { return lengths[i].Tokens < lengths[j].Tokens })
 	if len(lengths) <= maxAlone {
-		for _, x := range lengths {
-			out = append(out, x.Tokens)
+		for _, prompt := range lengths {
+			out = append(out, prompt.Tokens)
 		}
 		return out
 	}
 	total := 0.0
-	for _, x := range lengths {
-		total += x.Share
+	for _, prompt := range lengths {
+		total += prompt.Share
 	}
 	const quantiles = 8
 	sum, next := 0.0, 1
-	for _, x := range lengths {
-		sum += x.Share
+	for _, prompt := range lengths {
+		sum += prompt.Share
 		for next <= quantiles && sum >= total*float64(next)/quantiles*(1-1e-9) {
-			out = append(out, x.Tokens)
+			out = append(out, prompt.Tokens)
 			next++
 		}
 	}
@@ -85,15 +85,15 @@ func (w *Workload) batchLadder() []int {
 		}
 	}
 	most := 1
-	for _, p := range list {
-		most = max(most, p.Sequences)
+	for _, together := range list {
+		most = max(most, together.Sequences)
 	}
 	add(most)
-	for n := 2; n < most; n *= 2 {
-		add(n)
+	for i := 2; i < most; i *= 2 {
+		add(i)
 	}
-	for _, p := range list {
-		add(p.Sequences)
+	for _, together := range list {
+		add(together.Sequences)
 	}
 	sort.Ints(out)
 	return out

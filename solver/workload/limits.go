@@ -47,7 +47,8 @@ func (l *Limits) validate(check *checker) {
 			limit.value, limit.unit, MaxLimit)
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.AddressBytes)) {
-		check.want(within(l.AddressBytes[name], 1, maxMemory), KeyAddress+name, "limit is %v, want more than 0, at most %v",
+		check.want(within(l.AddressBytes[name], 1, maxMemory), KeyAddress+name,
+			"limit is %v, want more than 0, at most %v",
 			l.AddressBytes[name], unit.Bytes(maxMemory))
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.MaxGraphs)) {

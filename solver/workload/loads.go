@@ -84,12 +84,12 @@ func (c *Saliency) UnmarshalText(text []byte) error {
 			clip(string(text)), len(c))
 	}
 	for i, s := range list {
-		n, err := strconv.ParseUint(s, 10, 31)
-		if err != nil || n > problem.SaliencyOne || strconv.FormatUint(n, 10) != s {
+		number, err := strconv.ParseUint(s, 10, 31)
+		if err != nil || number > problem.SaliencyOne || strconv.FormatUint(number, 10) != s {
 			return diag.New(diag.ClassInput, "saliency %q, want whole numbers of 0..%d with single spaces between",
 				clip(s), problem.SaliencyOne)
 		}
-		c[i] = int64(n)
+		c[i] = int64(number)
 	}
 	return nil
 }
@@ -100,11 +100,11 @@ type Counts []int32
 // MarshalText implements encoding.TextMarshaler.
 func (c Counts) MarshalText() ([]byte, error) {
 	var text []byte
-	for i, n := range c {
+	for i, number := range c {
 		if i > 0 {
 			text = append(text, ' ')
 		}
-		text = strconv.AppendInt(text, int64(n), 10)
+		text = strconv.AppendInt(text, int64(number), 10)
 	}
 	return text, nil
 }
@@ -119,12 +119,12 @@ func (c *Counts) UnmarshalText(text []byte) error {
 		return diag.New(diag.ClassInput, "%d numbers, want at most %d", n, maxLoadChunks)
 	}
 	for _, s := range strings.Split(string(text), " ") {
-		n, err := strconv.ParseUint(s, 10, 31)
-		if err != nil || n > maxLoadTokens || strconv.FormatUint(n, 10) != s {
+		number, err := strconv.ParseUint(s, 10, 31)
+		if err != nil || number > maxLoadTokens || strconv.FormatUint(number, 10) != s {
 			return diag.New(diag.ClassInput,
 				"number of rows %q, want whole numbers of 0..%d with single spaces between", clip(s), maxLoadTokens)
 		}
-		*c = append(*c, int32(n))
+		*c = append(*c, int32(number))
 	}
 	return nil
 }
@@ -142,45 +142,45 @@ var tracedExample []byte
 // TracedExample are loads that were traced with a small trained model (loads/README.md): 4 layers of 16 experts, 2 a
 // token.
 func TracedExample() *Loads {
-	l, err := ParseLoads("loads/tiny-moe-kjv.json", tracedExample)
+	loads, err := ParseLoads("loads/tiny-moe-kjv.json", tracedExample)
 	if err != nil {
 		panic("BUG: the loads that hetc brings along: " + err.Error())
 	}
-	return l
+	return loads
 }
 
 // ReadLoads reads a loads file. Mistakes are of class ClassInput, with their line.
 func ReadLoads(path string) (*Loads, error) {
-	f, err := decode.ReadFile(path)
+	doc, err := decode.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	return decodeLoads(f)
+	return decodeLoads(doc)
 }
 
 // ParseLoads is ReadLoads of bytes; name is shown in errors.
 func ParseLoads(name string, data []byte) (*Loads, error) {
-	d, err := decode.ParseLarge(name, data, maxLoadsBytes)
+	doc, err := decode.ParseLarge(name, data, maxLoadsBytes)
 	if err != nil {
 		return nil, err
 	}
-	return decodeLoads(d)
+	return decodeLoads(doc)
 }
 
 func decodeLoads(doc *decode.Document) (*Loads, error) {
-	var l Loads
+	var loads Loads
 	schema := LoadsSchema
 	if doc.Schema() == loadsSchemaFirst {
 		schema = loadsSchemaFirst
 	}
-	if err := doc.Into(schema, &l); err != nil {
+	if err := doc.Into(schema, &loads); err != nil {
 		return nil, err
 	}
-	l.Schema = schema
-	if err := l.Validate(); err != nil {
+	loads.Schema = schema
+	if err := loads.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", doc.Name(), err)
 	}
-	return &l, nil
+	return &loads, nil
 }
 
 // Validate reports what contradicts itself. Every token goes to experts_per_token experts, each once.
@@ -193,14 +193,15 @@ func (l *Loads) Validate() error {
 	for i := range l.Layers {
 		path := fmt.Sprintf("layers[%d]", i)
 		layer := &l.Layers[i]
-		check.want(within(layer.Layer, 0, maxLoadLayers-1) && (i == 0 || l.Layers[i-1].Layer < layer.Layer), path+".layer",
+		check.want(within(layer.Layer, 0, maxLoadLayers-1) && (i == 0 || l.Layers[i-1].Layer < layer.Layer),
+			path+".layer",
 			"layer %d, want ascending numbers of 0..%d", layer.Layer, maxLoadLayers-1)
 		if len(layer.Rows) != l.Experts {
 			check.fail(path+".rows", "loads of %d experts, want %d", len(layer.Rows), l.Experts)
 			continue
 		}
-		for e, rows := range layer.Rows {
-			check.want(len(rows) == l.Chunks, fmt.Sprintf("%s.rows[%d]", path, e), "loads of %d chunks, want %d",
+		for expert, rows := range layer.Rows {
+			check.want(len(rows) == l.Chunks, fmt.Sprintf("%s.rows[%d]", path, expert), "loads of %d chunks, want %d",
 				len(rows), l.Chunks)
 		}
 		l.validateSaliency(check, layer, path+".saliency")
@@ -216,7 +217,8 @@ func (l *Loads) validateHead(check *checker) {
 		l.Schema, LoadsSchema)
 	switch l.Source {
 	case "traced":
-		check.want(len(l.ModelDigest) == 64, "model_digest", "digest %q of the traced model, want 64 hexadecimal digits",
+		check.want(len(l.ModelDigest) == 64, "model_digest",
+			"digest %q of the traced model, want 64 hexadecimal digits",
 			clip(l.ModelDigest))
 	case "synthetic":
 		check.want(l.Generator != "", "generator",
@@ -238,7 +240,8 @@ func (l *Loads) validateHead(check *checker) {
 
 func (l *Loads) validateSaliency(check *checker, layer *LoadLayer, path string) {
 	if layer.Saliency != nil {
-		check.want(l.Schema != loadsSchemaFirst, path, "format %s has no saliency, want %s", loadsSchemaFirst, LoadsSchema)
+		check.want(l.Schema != loadsSchemaFirst, path, "format %s has no saliency, want %s",
+			loadsSchemaFirst, LoadsSchema)
 		if err := problem.ValidateCurves(layer.Curves(), l.Experts); err != nil {
 			check.fail(path, "%v", err)
 		}
@@ -250,9 +253,9 @@ func (l *Loads) validateSaliency(check *checker, layer *LoadLayer, path string) 
 func (l *Loads) validateRows(check *checker, layer *LoadLayer, path string) {
 	for chunk := range l.Chunks {
 		sum := 0
-		for e, rows := range layer.Rows {
+		for expert, rows := range layer.Rows {
 			n := int(rows[chunk])
-			check.want(within(n, 0, l.ChunkTokens), fmt.Sprintf("%s.rows[%d]", path, e),
+			check.want(within(n, 0, l.ChunkTokens), fmt.Sprintf("%s.rows[%d]", path, expert),
 				"chunk %d has %d tokens, and %d of them go to one expert", chunk, l.ChunkTokens, n)
 			sum += n
 		}
@@ -269,8 +272,8 @@ func (y *LoadLayer) Curves() []problem.Curve {
 		return nil
 	}
 	out := make([]problem.Curve, len(y.Saliency))
-	for e := range out {
-		out[e] = problem.Curve(y.Saliency[e])
+	for expert := range out {
+		out[expert] = problem.Curve(y.Saliency[expert])
 	}
 	return out
 }
@@ -283,20 +286,20 @@ func (l *Loads) Encode() ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
 	}
-	b, err := json.MarshalIndent(l, "", " ")
+	text, err := json.MarshalIndent(l, "", " ")
 	if err != nil {
 		return nil, fmt.Errorf("encode loads: %w", err)
 	}
-	return append(b, '\n'), nil
+	return append(text, '\n'), nil
 }
 
 // Digest is the identity of the loads: hex SHA-256 of their canonical JSON.
 func (l *Loads) Digest() (string, error) {
-	b, err := json.Marshal(l)
+	text, err := json.Marshal(l)
 	if err != nil {
 		return "", fmt.Errorf("digest of loads: %w", err)
 	}
-	sum := sha256.Sum256(b)
+	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:]), nil
 }
 
@@ -313,10 +316,10 @@ func (l *Loads) Fits(model *models.Model) error {
 			len(l.Layers), l.Experts, l.ExpertsPerToken, model.Name, len(layers), model.Experts, model.ExpertsPerToken).
 			WithHint("make them for this model: hetc loads --model %s", model.Name)
 	}
-	for i, y := range l.Layers {
-		if y.Layer != layers[i] {
+	for i, layer := range l.Layers {
+		if layer.Layer != layers[i] {
 			return diag.New(diag.ClassInput, "loads are of layer %d, and the experts of model %q are in layers %v",
-				y.Layer, model.Name, layers)
+				layer.Layer, model.Name, layers)
 		}
 	}
 	if l.Source == "traced" {
@@ -362,7 +365,7 @@ func Synthetic(model *models.Model, generator string, tokens, chunks int, seed u
 	if err != nil {
 		return nil, err
 	}
-	l := &Loads{
+	loads := &Loads{
 		Schema: LoadsSchema, Source: "synthetic", Model: model.Name, Generator: generator, Seed: seed,
 		Experts: model.Experts, ExpertsPerToken: model.ExpertsPerToken, ChunkTokens: tokens, Chunks: chunks,
 	}
@@ -372,16 +375,16 @@ func Synthetic(model *models.Model, generator string, tokens, chunks int, seed u
 		return nil, diag.New(diag.ClassInput, "%d chunks of %d tokens, want 1..%d of 1..%d",
 			chunks, tokens, maxLoadChunks, maxLoadTokens)
 	}
-	r := rand.New(rand.NewPCG(seed, 0x10ad5))
+	random := rand.New(rand.NewPCG(seed, 0x10ad5))
 	for _, layer := range layers {
-		r.Shuffle(len(share), func(i, j int) { share[i], share[j] = share[j], share[i] })
+		random.Shuffle(len(share), func(i, j int) { share[i], share[j] = share[j], share[i] })
 		y := LoadLayer{Layer: layer}
-		for _, rows := range problem.Route(r, share, tokens, model.ExpertsPerToken, chunks) {
+		for _, rows := range problem.Route(random, share, tokens, model.ExpertsPerToken, chunks) {
 			y.Rows = append(y.Rows, rows)
 		}
-		l.Layers = append(l.Layers, y)
+		loads.Layers = append(loads.Layers, y)
 	}
-	return l, l.Validate()
+	return loads, loads.Validate()
 }
 
 // popularity parses a generator.
@@ -406,11 +409,11 @@ func popularity(generator string, experts int) ([]float64, error) {
 		share, err2 := strconv.ParseFloat(s, 64)
 		if err1 == nil && err2 == nil && hot >= 1 && hot < experts && share > 0 && share < 1 {
 			out := make([]float64, experts)
-			for e := range out {
-				if e < hot {
-					out[e] = share / float64(hot)
+			for expert := range out {
+				if expert < hot {
+					out[expert] = share / float64(hot)
 				} else {
-					out[e] = (1 - share) / float64(experts-hot)
+					out[expert] = (1 - share) / float64(experts-hot)
 				}
 			}
 			return out, nil
@@ -426,14 +429,14 @@ func (l *Loads) Merged(n, chunks int) [][][]int32 {
 	out := make([][][]int32, len(l.Layers))
 	for i := range out {
 		out[i] = make([][]int32, l.Experts)
-		for e := range out[i] {
+		for expert := range out[i] {
 			rows := make([]int32, chunks)
-			for c := range rows {
-				for _, v := range l.Layers[i].Rows[e][c*n : (c+1)*n] {
-					rows[c] += v
+			for j := range rows {
+				for _, v := range l.Layers[i].Rows[expert][j*n : (j+1)*n] {
+					rows[j] += v
 				}
 			}
-			out[i][e] = rows
+			out[i][expert] = rows
 		}
 	}
 	return out
@@ -445,8 +448,8 @@ func (l *Loads) Imbalance(layer int) float64 {
 	most, all := 0.0, 0.0
 	for _, rows := range l.Layers[layer].Rows {
 		sum := 0.0
-		for _, n := range rows {
-			sum += float64(n)
+		for _, number := range rows {
+			sum += float64(number)
 		}
 		most, all = math.Max(most, sum), all+sum
 	}

@@ -30,7 +30,8 @@ func (w *Workload) Needs(maxContext int) (Needs, error) {
 	}
 	schemes := slices.Concat(demand.Prefill, demand.Decode, demand.Head)
 	slices.Sort(schemes)
-	out := Needs{Buckets: demand.Buckets, Batches: demand.Batches, Schemes: slices.Compact(schemes), Context: demand.Context,
+	out := Needs{Buckets: demand.Buckets, Batches: demand.Batches, Schemes: slices.Compact(schemes),
+		Context: demand.Context,
 		Lengths: demand.Prompts.marks()}
 	if w.Quality.MaxKL == (KLLimit{}) {
 		return out, nil

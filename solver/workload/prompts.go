@@ -179,9 +179,9 @@ func NamedPrompts(name string) (Prompts, error) {
 // answer is the mean length of an answer by the prompts, 0 where none says.
 func (p Prompts) answer() float64 {
 	total, sum := 0.0, 0.0
-	for _, x := range p {
-		if x.Output > 0 {
-			total, sum = total+x.Share, sum+float64(x.Share*x.Output)
+	for _, prompt := range p {
+		if prompt.Output > 0 {
+			total, sum = total+prompt.Share, sum+float64(prompt.Share*prompt.Output)
 		}
 	}
 	if total == 0 {

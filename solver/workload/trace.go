@@ -77,11 +77,11 @@ func ParseTrace(name string, data []byte) (Prompts, error) {
 	}
 	var out Prompts
 	for tokens, sum := range lengths {
-		p := Prompt{Tokens: tokens, Share: sum.count}
+		prompt := Prompt{Tokens: tokens, Share: sum.count}
 		if sum.answers > 0 {
-			p.Output = sum.output / sum.answers
+			prompt.Output = sum.output / sum.answers
 		}
-		out = append(out, p)
+		out = append(out, prompt)
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].Tokens < out[j].Tokens })
 	return out, nil

@@ -34,9 +34,9 @@ func (c *checker) fail(path, format string, args ...any) {
 	if c.most > 0 && len(c.list) == c.most {
 		return
 	}
-	d := diag.New(diag.ClassInput, format, args...).WithCode(c.code)
-	d.Path = path
-	c.list = append(c.list, d)
+	problem := diag.New(diag.ClassInput, format, args...).WithCode(c.code)
+	problem.Path = path
+	c.list = append(c.list, problem)
 }
 
 // want notes a failure unless ok holds.
@@ -84,12 +84,14 @@ func (w *Workload) Validate() error {
 func (p Prompts) validate(check *checker) {
 	check.want(len(p) <= maxPrompts, "prompts", "%d lengths, want at most %d", len(p), maxPrompts)
 	total := 0.0
-	for i, x := range p {
+	for i, prompt := range p {
 		path := fmt.Sprintf("prompts[%d]", i)
-		check.want(within(x.Tokens, 1, maxLength), path, "length is %d tokens, want 1..%d", x.Tokens, maxLength)
-		check.want(within(x.Share, 0, maxShare), path+".share", "share is %v, want 0..1e12", x.Share)
-		check.want(within(x.Output, 0, maxLength), path+".output", "answer has %v tokens, want 0..%d", x.Output, maxLength)
-		total += x.Share
+		check.want(within(prompt.Tokens, 1, maxLength), path, "length is %d tokens, want 1..%d",
+			prompt.Tokens, maxLength)
+		check.want(within(prompt.Share, 0, maxShare), path+".share", "share is %v, want 0..1e12", prompt.Share)
+		check.want(within(prompt.Output, 0, maxLength), path+".output", "answer has %v tokens, want 0..%d",
+			prompt.Output, maxLength)
+		total += prompt.Share
 	}
 	check.want(len(p) == 0 || total > 0, "prompts", "no length has a share above 0")
 }
@@ -123,7 +125,8 @@ func (w *Workload) validateRows(check *checker) {
 	for i, rows := range buckets {
 		path := fmt.Sprintf("buckets[%d]", i)
 		if !within(rows, 2, maxLength) {
-			check.fail(path, "bucket of %d rows, want 2..%d (one row is decode, which is always there)", rows, maxLength)
+			check.fail(path, "bucket of %d rows, want 2..%d (one row is decode, which is always there)",
+				rows, maxLength)
 		} else if i > 0 {
 			check.want(buckets[i-1] < rows, path, "bucket %d follows %d, want ascending order", rows, buckets[i-1])
 		}
@@ -147,12 +150,13 @@ func (w *Workload) validateParallel(check *checker) {
 	check.want(len(w.Parallel) <= maxBatch, "parallel", "%d numbers of sequences, want at most %d",
 		len(w.Parallel), maxBatch)
 	total, last := 0.0, 0
-	for i, x := range w.Parallel {
+	for i, together := range w.Parallel {
 		path := fmt.Sprintf("parallel[%d]", i)
-		check.want(within(x.Sequences, last+1, maxBatch), path+".sequences", "is %d, want 1..%d in ascending order",
-			x.Sequences, maxBatch)
-		check.want(within(x.Share, 0, maxShare), path+".share", "share is %v, want 0..1e12", x.Share)
-		total, last = total+x.Share, max(0, x.Sequences)
+		check.want(within(together.Sequences, last+1, maxBatch), path+".sequences",
+			"is %d, want 1..%d in ascending order",
+			together.Sequences, maxBatch)
+		check.want(within(together.Share, 0, maxShare), path+".share", "share is %v, want 0..1e12", together.Share)
+		total, last = total+together.Share, max(0, together.Sequences)
 	}
 	check.want(len(w.Parallel) == 0 || total > 0, "parallel", "no number of sequences has a share above 0")
 }

@@ -125,37 +125,37 @@ const (
 	defaultMaxBucket    = 512
 )
 
-// Default is what a plan is made for without a workload: prompts of every bucket, stored precision, prefill and decode
-// of equal weight.
+// Default is what a plan is made for without a workload: prompts of every bucket, stored precision, prefill and
+// decode of equal weight.
 func Default() *Workload { return &Workload{Schema: Schema} }
 
 // Edited is a copy of a workload with a change; nil stands for Default. The copy shares lists and maps: change must
 // replace them whole.
-func Edited(w *Workload, change func(*Workload)) *Workload {
-	c := *Default()
-	if w != nil {
-		c = *w
+func Edited(work *Workload, change func(*Workload)) *Workload {
+	edited := *Default()
+	if work != nil {
+		edited = *work
 	}
-	change(&c)
-	return &c
+	change(&edited)
+	return &edited
 }
 
 // Read reads a workload from a YAML or JSON file. Mistakes are of class ClassInput, with their line.
 func Read(path string) (*Workload, error) {
-	d, err := decode.ReadFile(path)
+	doc, err := decode.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	return decodeDocument(d)
+	return decodeDocument(doc)
 }
 
 // Parse is Read of bytes; name is shown in errors.
 func Parse(name string, data []byte) (*Workload, error) {
-	d, err := decode.Parse(name, data)
+	doc, err := decode.Parse(name, data)
 	if err != nil {
 		return nil, err
 	}
-	return decodeDocument(d)
+	return decodeDocument(doc)
 }
 
 // Title names the workload in messages.
@@ -168,10 +168,10 @@ func (w *Workload) Title() string {
 
 // Digest is the identity of the workload: hex SHA-256 of its canonical JSON.
 func (w *Workload) Digest() (string, error) {
-	b, err := json.Marshal(w)
+	text, err := json.Marshal(w)
 	if err != nil {
 		return "", fmt.Errorf("digest of workload %q: %w", w.Name, err)
 	}
-	sum := sha256.Sum256(b)
+	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:]), nil
 }
