@@ -60,7 +60,7 @@ func TestPapers(t *testing.T) {
 		counts[paper][cells[1]]++
 		tests, outside := testName.FindAllStringSubmatch(cells[3], -1), 0
 		for _, name := range tests {
-			if !exists(t, name[1], name[2]) {
+			if !declares(t, name[1], name[2]) {
 				t.Errorf("%s: there is no test %s.%s", at, name[1], name[2])
 			}
 			if name[1] != "cmd/internal/papers" {
@@ -89,27 +89,6 @@ func TestPapers(t *testing.T) {
 			t.Errorf("summary of %s: got %q, and its table has %q", name, summary[name], want)
 		}
 	}
-}
-
-// exists reports whether a package, by its path in the module, has a test function of that name.
-func exists(t *testing.T, pkg, name string) bool {
-	t.Helper()
-	files, err := filepath.Glob(filepath.Join("..", filepath.FromSlash(pkg), "*_test.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range files {
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, decl := range file.Decls {
-			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil && f.Name.Name == name {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // documents lists the Markdown files of the tree by their paths from here.
@@ -239,4 +218,75 @@ func TestRationale(t *testing.T) {
 	if cited < 10 {
 		t.Errorf("%d citations in code, want at least 10", cited)
 	}
+}
+
+var (
+	// symbol is a function, method or type as the documents write it: `planir/bundle.Open`.
+	symbol = regexp.MustCompile(`^([a-z][a-z0-9_/]*)\.((?:[A-Z]\w*\.)?[A-Z]\w*)$`)
+	// place is a file or folder of the tree.
+	place = regexp.MustCompile(`^[a-z.][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_.-]+)+$|^(?:planir|models|socs|profiler|roofline|solver|emit|plans|testdata|docs)$`)
+)
+
+// TestArchitecture finds every path and every name of code on the pages for those who change hetc.
+func TestArchitecture(t *testing.T) {
+	found := 0
+	for _, page := range []string{"architecture.md", "../CONTRIBUTING.md", "../SECURITY.md", "../README.md"} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, span := range codeSpan.FindAllString(string(text), -1) {
+			span = strings.Trim(span, "`")
+			if name := symbol.FindStringSubmatch(span); name != nil {
+				found++
+				if !declares(t, name[1], name[2]) {
+					t.Errorf("%s: %s declares no %s", page, name[1], name[2])
+				}
+			} else if place.MatchString(span) && !strings.Contains(span, "NAME") {
+				found++
+				if _, err := os.Stat(filepath.Join("..", filepath.FromSlash(span))); err != nil {
+					t.Errorf("%s: %v", page, err)
+				}
+			}
+		}
+	}
+	if found < 100 {
+		t.Errorf("%d paths and names found, want at least 100", found)
+	}
+}
+
+// declares reports whether a package declares a function, or a method written "Type.Method".
+func declares(t *testing.T, pkg, name string) bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("..", filepath.FromSlash(pkg), "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	receiver, method, isMethod := strings.Cut(name, ".")
+	for _, path := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decl := range file.Decls {
+			f, ok := decl.(*ast.FuncDecl)
+			if !ok || (f.Recv != nil) != isMethod {
+				continue
+			}
+			if !isMethod && f.Name.Name == name {
+				return true
+			}
+			if !isMethod || f.Name.Name != method {
+				continue
+			}
+			of := f.Recv.List[0].Type
+			if star, ok := of.(*ast.StarExpr); ok {
+				of = star.X
+			}
+			if ident, ok := of.(*ast.Ident); ok && ident.Name == receiver {
+				return true
+			}
+		}
+	}
+	return false
 }
