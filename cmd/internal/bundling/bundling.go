@@ -42,9 +42,9 @@ func Emit(ctx context.Context, path string, options emit.Options, machine *socs.
 	return emit.Emit(ctx, path, options)
 }
 
-// tryTokenizer refuses to sign a tokenizer that hetrun could not read, and a chat template that takes more steps or
-// memory than a template may. A template that fails otherwise, or refuses the samples, is accepted: hetrun --chat
-// reports it.
+// tryTokenizer refuses to sign a tokenizer that hetrun could not read, and a chat template that goes beyond the
+// limits of time, memory or recursion. A template that fails otherwise, or refuses the samples, is accepted: hetrun
+// --chat reports it.
 func tryTokenizer(ctx context.Context, options *emit.Options) error {
 	text, ok := options.Files["tokenizer"]
 	if !ok {

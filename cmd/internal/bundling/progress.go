@@ -13,8 +13,8 @@ import (
 	"github.com/hetc/hetc/planir"
 )
 
-// Progress shows progress of baking on a terminal, and adds up what it took.
-type Progress struct {
+// stages shows how far compiling is on a terminal, and adds up what it took.
+type stages struct {
 	s     *cli.Streams
 	mu    sync.Mutex
 	begun map[int]time.Time
@@ -32,23 +32,23 @@ type groupSum struct {
 	took                           time.Duration
 }
 
-// NewProgress begins the first stage.
-func NewProgress(s *cli.Streams) *Progress {
-	return &Progress{s: s, begun: map[int]time.Time{}, sums: map[string]*groupSum{}, since: time.Now()}
+// newStages begins the first stage.
+func newStages(s *cli.Streams) *stages {
+	return &stages{s: s, begun: map[int]time.Time{}, sums: map[string]*groupSum{}, since: time.Now()}
 }
 
 // stage adds what passed since the last one to d.
-func (b *Progress) stage(d *time.Duration) {
+func (b *stages) stage(d *time.Duration) {
 	now := time.Now()
 	*d += now.Sub(b.since)
 	b.since = now
 }
 
 // written ends the stage of writing the bundle.
-func (b *Progress) written() { b.stage(&b.write) }
+func (b *stages) written() { b.stage(&b.write) }
 
 // watch notes an event of emit: a stage that ended, or a group of graphs that began or was compiled.
-func (b *Progress) watch(event emit.Event) {
+func (b *stages) watch(event emit.Event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -90,7 +90,7 @@ func (b *Progress) watch(event emit.Event) {
 }
 
 // show prints what compiling took. Times are of this run and stand in no file.
-func (b *Progress) show() map[string]any {
+func (b *stages) show() map[string]any {
 	var rows [][]string
 	groups, cached, packed := 0, 0, 0
 	slices.Sort(b.order)

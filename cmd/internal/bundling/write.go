@@ -42,7 +42,7 @@ func Write(cmd *cobra.Command, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	defer options.Model.Close()
-	progress := NewProgress(ui)
+	progress := newStages(ui)
 	options.Watch = progress.watch
 	identity, err := Emit(cmd.Context(), options.Output, options.Options, machine)
 	if err != nil {

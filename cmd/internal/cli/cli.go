@@ -88,8 +88,8 @@ func (s *Streams) Terminal() bool {
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
-// TableWidth is how many columns a terminal needs for tables that Table fits into it.
-const TableWidth = 120
+// tableWidth is how many columns a terminal needs for tables that Table fits into it.
+const tableWidth = 120
 
 // Table writes rows under a header, silent under --json. Columns whose header starts with ">" are
 // aligned right. When the last one's starts with "<", its texts go on in further lines where the table would be wider
@@ -138,7 +138,7 @@ func (s *Streams) Table(header []string, rows [][]string) {
 func wrapLast(header []string, rows [][]string) (out [][]string) {
 	const least, pad = 40, 2
 	last := len(header) - 1
-	width := TableWidth - pad
+	width := tableWidth - pad
 	for c := range last {
 		most := utf8.RuneCountInString(strings.TrimPrefix(header[c], ">"))
 		for _, row := range rows {

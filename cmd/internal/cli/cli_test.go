@@ -204,8 +204,8 @@ func TestTableIsWrapped(t *testing.T) {
 	(&Streams{Out: &out}).Table([]string{"name", ">processors", "<what"}, rows)
 	var words []string
 	for i, line := range strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n") {
-		if n := utf8.RuneCountInString(line); n > TableWidth {
-			t.Errorf("line %d has %d columns, want at most %d: %q", i, n, TableWidth, line)
+		if n := utf8.RuneCountInString(line); n > tableWidth {
+			t.Errorf("line %d has %d columns, want at most %d: %q", i, n, tableWidth, line)
 		}
 		if i > 1 {
 			words = append(words, strings.Fields(line)...)

@@ -67,8 +67,8 @@ func failed(check string, err error) Finding {
 	return finding
 }
 
-// Err is nil unless there are problems; its class is the first one's.
-func Err(list []Finding) error {
+// firstProblem is nil unless there are problems; its class is the first one's.
+func firstProblem(list []Finding) error {
 	var names []string
 	var class diag.Class
 	for _, finding := range list {

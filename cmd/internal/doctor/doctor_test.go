@@ -39,11 +39,11 @@ func TestProblems(t *testing.T) {
 	if len(want) > 0 {
 		t.Errorf("not checked: %v", want)
 	}
-	err := Err(list)
+	err := firstProblem(list)
 	if diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), "cpu, cores, temporary directory, signing key") {
 		t.Errorf("got %v of class %v", err, diag.ClassOf(err))
 	}
-	if err := Err([]Finding{ok("x", "y"), ok("z", "z").but(Note, "n")}); err != nil {
+	if err := firstProblem([]Finding{ok("x", "y"), ok("z", "z").but(Note, "n")}); err != nil {
 		t.Errorf("notes are no problem: %v", err)
 	}
 }
@@ -60,7 +60,7 @@ func TestClock(t *testing.T) {
 func TestCheckModelEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := CheckModel(ctx, "../../../testdata/models/tiny-llama-kjv"); !errors.Is(err, context.Canceled) {
+	if _, err := checkModel(ctx, "../../../testdata/models/tiny-llama-kjv"); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the cancellation", err)
 	}
 }

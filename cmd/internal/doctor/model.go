@@ -16,9 +16,9 @@ import (
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
-// CheckModel checks a model's directory or file: whether it is read, which keys and tensors mean nothing
+// checkModel checks a model's directory or file: whether it is read, which keys and tensors mean nothing
 // here, whether every weight is a number, and whether its tokenizer is understood. It reads all weights.
-func CheckModel(ctx context.Context, dir string) ([]Finding, error) {
+func checkModel(ctx context.Context, dir string) ([]Finding, error) {
 	model, err := models.Open(dir)
 	if err != nil {
 		var list diag.List

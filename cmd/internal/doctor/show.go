@@ -42,7 +42,7 @@ func Show(ctx context.Context, ui *cli.Streams, model string) error {
 	var list []Finding
 	if model != "" {
 		var err error
-		if list, err = CheckModel(ctx, model); err != nil {
+		if list, err = checkModel(ctx, model); err != nil {
 			return err
 		}
 	} else {
@@ -70,7 +70,7 @@ func Show(ctx context.Context, ui *cli.Streams, model string) error {
 		}
 	}
 	ui.Table([]string{"", "check", "found"}, rows)
-	err := Err(list)
+	err := firstProblem(list)
 	if rerr := ui.Result(map[string]any{"ok": err == nil, "checks": list}); rerr != nil {
 		return rerr
 	}

@@ -36,7 +36,7 @@ var agentxpu = []Item{
 }
 
 // agent is an entry of the paper's data.
-func agent(id string) Value { return fact("agentxpu", id) }
+func agent(id string) value { return fact("agentxpu", id) }
 
 // agentRoofline checks the equations of appendix A on drawn anchors and kernels: which of their forms are equal,
 // and what clipping changes.

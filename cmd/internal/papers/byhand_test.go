@@ -4,10 +4,10 @@ import "testing"
 
 // Rows against the arithmetic that the transcribers of the papers did by hand.
 func TestShadowAttnByHand(t *testing.T) {
-	by := func(id string) Value { return shadow(id).at("transcriber_computed") }
+	by := func(id string) value { return shadow(id).at("transcriber_computed") }
 	launch, sparse, means, losses := by("dc_fused_launch"), by("dc_sparse_linear_model"),
 		by("dc_t6_averages").at("means"), by("dc_t6_averages").at("losses_pp")
-	near(t, "shadowattn", 0.005, map[string]Value{
+	near(t, "shadowattn", 0.005, map[string]value{
 		"launch/1/per_head_ms": launch.at("per_head_ms", 0), "launch/2/per_head_ms": launch.at("per_head_ms", 1),
 		"launch/4/per_head_ms": launch.at("per_head_ms", 2),
 		"launch/1/gops":        launch.at("gops", 0), "launch/2/gops": launch.at("gops", 1),
@@ -30,8 +30,8 @@ func TestShadowAttnByHand(t *testing.T) {
 }
 
 func TestAgentXPUByHand(t *testing.T) {
-	by := func(id string) Value { return agent(id).at("transcriber_computed") }
-	near(t, "agentxpu", 1e-6, map[string]Value{
+	by := func(id string) value { return agent(id).at("transcriber_computed") }
+	near(t, "agentxpu", 1e-6, map[string]value{
 		"alg1/like/8_chunks/n_npu":       by("dc_alg1_examples_38ms").at("N_chk_8_n_npu"),
 		"alg1/like/8_chunks/makespan_ms": by("dc_alg1_examples_38ms").at("makespan_ms"),
 		"chunks/4096_tokens/N_chk":       by("dc_alg1_chunk_math").at("len_4096", "N_chk"),
@@ -45,9 +45,9 @@ func TestAgentXPUByHand(t *testing.T) {
 }
 
 func TestNPUMoEByHand(t *testing.T) {
-	by := func(id string) Value { return moe(id).at("transcriber_computed") }
+	by := func(id string) value { return moe(id).at("transcriber_computed") }
 	table, a2, a3 := by("dc_group_latency_table"), by("dc_a2_ratios"), by("dc_a3_ratios")
-	near(t, "npumoe", 0.002, map[string]Value{
+	near(t, "npumoe", 0.002, map[string]value{
 		"capacity/phi-3.5-moe/chunk_256/base":    by("dc_capacity_formula").at("PhiMoE_base_chunk_256"),
 		"capacity/phi-3.5-moe/chunk_512/base":    by("dc_capacity_formula").at("PhiMoE_base_chunk_512"),
 		"capacity/phi-3.5-moe/chunk_1024/base":   by("dc_capacity_formula").at("PhiMoE_base_chunk_1024"),

@@ -10,9 +10,9 @@ import (
 	"github.com/hetc/hetc/internal/decode"
 )
 
-// Value is a piece of a paper's data. What the embedded data lacks or holds as another type is a defect of
+// value is a piece of a paper's data. What the embedded data lacks or holds as another type is a defect of
 // this program: the methods panic then, and the tests run every item.
-type Value struct {
+type value struct {
 	path string
 	v    any // map[string]any, []any, string, int64, float64, bool or nil
 }
@@ -20,7 +20,7 @@ type Value struct {
 // document is a paper's file.
 type document struct {
 	ids     []string // of its entries, in their order: "table3", "dc_t3_ratios", "r_memory"
-	entries map[string]Value
+	entries map[string]value
 }
 
 var documents = sync.OnceValue(func() map[string]document {
@@ -34,15 +34,15 @@ var documents = sync.OnceValue(func() map[string]document {
 		if err := decode.Bytes(paper+".yaml", text, "", &doc); err != nil {
 			panic("BUG: " + err.Error())
 		}
-		d := document{entries: map[string]Value{}}
+		d := document{entries: map[string]value{}}
 		for _, section := range sections {
 			list, _ := doc[section].([]any)
 			for i := range list {
-				id := Value{fmt.Sprintf("%s.%s.%d", paper, section, i), list[i]}.at("id").text()
+				id := value{fmt.Sprintf("%s.%s.%d", paper, section, i), list[i]}.at("id").text()
 				if _, twice := d.entries[id]; twice {
 					panic("BUG: the data of " + paper + " have two entries " + id)
 				}
-				d.ids, d.entries[id] = append(d.ids, id), Value{paper + "." + id, list[i]}
+				d.ids, d.entries[id] = append(d.ids, id), value{paper + "." + id, list[i]}
 			}
 		}
 		out[paper] = d
@@ -54,7 +54,7 @@ var documents = sync.OnceValue(func() map[string]document {
 var sections = []string{"hardware", "models", "workloads", "method", "tables", "results", "derived_checks"}
 
 // fact returns an entry of a paper's data by its id; what the paper prints is mostly at its key "values".
-func fact(paper, id string) Value {
+func fact(paper, id string) value {
 	entry, ok := documents()[paper].entries[id]
 	if !ok {
 		panic(fmt.Sprintf("BUG: the data of %s have no entry %q", paper, id))
@@ -63,7 +63,7 @@ func fact(paper, id string) Value {
 }
 
 // at descends by keys of mappings (string) and indices of lists (int).
-func (x Value) at(keys ...any) Value {
+func (x value) at(keys ...any) value {
 	for _, key := range keys {
 		found, ok := x.find(key)
 		if !ok {
@@ -75,30 +75,30 @@ func (x Value) at(keys ...any) Value {
 }
 
 // find descends by one key or index.
-func (x Value) find(k any) (Value, bool) {
+func (x value) find(k any) (value, bool) {
 	path := fmt.Sprintf("%s.%v", x.path, k)
 	switch k := k.(type) {
 	case string:
 		m, _ := x.v.(map[string]any)
 		v, ok := m[k]
-		return Value{path, v}, ok
+		return value{path, v}, ok
 	case int:
 		l, _ := x.v.([]any)
 		if k >= 0 && k < len(l) {
-			return Value{path, l[k]}, true
+			return value{path, l[k]}, true
 		}
 	}
-	return Value{}, false
+	return value{}, false
 }
 
 // has reports whether a mapping has a key.
-func (x Value) has(key string) bool {
+func (x value) has(key string) bool {
 	_, ok := x.find(key)
 	return ok
 }
 
 // num is a number.
-func (x Value) num() float64 {
+func (x value) num() float64 {
 	switch v := x.v.(type) {
 	case int64:
 		return float64(v)
@@ -109,7 +109,7 @@ func (x Value) num() float64 {
 }
 
 // text is a string.
-func (x Value) text() string {
+func (x value) text() string {
 	text, ok := x.v.(string)
 	if !ok {
 		panic(fmt.Sprintf("BUG: %s is %v, want text", x.path, x.v))
@@ -118,12 +118,12 @@ func (x Value) text() string {
 }
 
 // list is a list's values.
-func (x Value) list() []Value {
+func (x value) list() []value {
 	list, ok := x.v.([]any)
 	if !ok {
 		panic(fmt.Sprintf("BUG: %s is %v, want a list", x.path, x.v))
 	}
-	out := make([]Value, len(list))
+	out := make([]value, len(list))
 	for i := range list {
 		out[i] = x.at(i)
 	}
@@ -131,7 +131,7 @@ func (x Value) list() []Value {
 }
 
 // nums is a list of numbers; a lone number is a list of one.
-func (x Value) nums() []float64 {
+func (x value) nums() []float64 {
 	if _, ok := x.v.([]any); !ok {
 		return []float64{x.num()}
 	}
@@ -143,7 +143,7 @@ func (x Value) nums() []float64 {
 }
 
 // keys are a mapping's keys, ascending.
-func (x Value) keys() []string {
+func (x value) keys() []string {
 	mapping, ok := x.v.(map[string]any)
 	if !ok {
 		panic(fmt.Sprintf("BUG: %s is %v, want a mapping", x.path, x.v))
@@ -157,7 +157,7 @@ func (x Value) keys() []string {
 }
 
 // any is a number as float64, text, or the value as the data write it.
-func (x Value) any() any {
+func (x value) any() any {
 	switch v := x.v.(type) {
 	case int64:
 		return float64(v)
@@ -168,7 +168,7 @@ func (x Value) any() any {
 }
 
 // source is where the paper prints an entry.
-func (x Value) source() string { return x.at("source").text() }
+func (x value) source() string { return x.at("source").text() }
 
 // missing lists what a paper shows and nobody can recompute: plots whose numbers are not printed, and derived
 // checks that lack an input.
@@ -209,7 +209,7 @@ func missing(paper string) Item {
 }
 
 // notPrinted reports whether an entry's numbers are in no text, or cannot be recomputed.
-func notPrinted(f Value) bool {
+func notPrinted(f value) bool {
 	if v, ok := f.find("recomputable"); ok && v.v == "no" {
 		return true
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // hetero is an entry of the paper's data.
-func hetero(id string) Value { return fact("heteroinfer", id) }
+func hetero(id string) value { return fact("heteroinfer", id) }
 
 // printedRow is a measured row of Table 3.
 type printedRow struct {

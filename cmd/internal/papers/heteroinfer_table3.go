@@ -83,7 +83,7 @@ type table3Row struct {
 	shape    *shape
 	from, to int
 	printed  decision
-	cell     Value
+	cell     value
 }
 
 // dynamic reports whether a row is about a range of lengths, whose times are estimates.

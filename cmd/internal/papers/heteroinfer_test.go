@@ -11,7 +11,7 @@ import (
 )
 
 // near compares rows with what was computed from the printed numbers by hand when they were transcribed.
-func near(t *testing.T, paper string, tolerance float64, pairs map[string]Value) {
+func near(t *testing.T, paper string, tolerance float64, pairs map[string]value) {
 	t.Helper()
 	rows := map[string]any{}
 	for _, r := range rowsOf(t, paper) {
@@ -26,7 +26,7 @@ func near(t *testing.T, paper string, tolerance float64, pairs map[string]Value)
 }
 
 func TestHeteroInferByHand(t *testing.T) {
-	pairs := map[string]Value{}
+	pairs := map[string]value{}
 	exact := hetero("dc_t3_exact_rows_strategy").at("transcriber_computed")
 	for i, p := range measuredRows() {
 		key := fmt.Sprintf("row%v", hetero("table3").at("values", rowOfLength(i), "row").num())

@@ -22,4 +22,4 @@ var llmnpu = []Item{
 }
 
 // npuFact is an entry of the paper's data.
-func npuFact(id string) Value { return fact("llmnpu", id) }
+func npuFact(id string) value { return fact("llmnpu", id) }

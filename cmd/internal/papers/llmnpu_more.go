@@ -392,7 +392,7 @@ func npuChunks(rows *sheet) error {
 }
 
 // datasetName is a row's name for a dataset of Table 5; two blocks carry the same label.
-func datasetName(d Value) string {
+func datasetName(d value) string {
 	return strings.NewReplacer(" ", "-", "(", "", ")", "").Replace(d.at("dataset").text())
 }
 
@@ -467,7 +467,7 @@ func npuMemory(rows *sheet) error {
 		note)
 	// Latencies of Table 3 for these very shapes, 32 tokens: [4096,4096] (q, k, v, o) and [4096,11008] (gate, up,
 	// and down as its transpose).
-	table := map[[2]float64]Value{}
+	table := map[[2]float64]value{}
 	for _, r := range npuFact("table3").at("values").list() {
 		table[[2]float64{r.at("b", 0).num(), r.at("b", 1).num()}] = r
 	}
@@ -477,7 +477,7 @@ func npuMemory(rows *sheet) error {
 		bytes, gain float64
 		count       int
 	}
-	gain := func(r Value) float64 { return r.at("cpu_int8").num() - r.at("npu_int8").num() }
+	gain := func(r value) float64 { return r.at("cpu_int8").num() - r.at("npu_int8").num() }
 	att := matrix{float64(model.Hidden) * float64(model.Hidden), gain(small), 4 * layers}
 	net := matrix{float64(model.Hidden) * float64(model.FFN), gain(large), 3 * layers}
 	for _, unit := range []struct {
@@ -603,7 +603,7 @@ func npuOutliers(rows *sheet) error {
 		rows.noted(Modelled, "pruning/"+name+"/speed", speed(1), 1/(float64((1-rate)/speed(0))+float64(rate/speed(2))),
 			"pruning/speed", points[1].at("prune").num())
 	}
-	var lambada Value
+	var lambada value
 	for _, r := range npuFact("table6").at("values", "LAMBADA").list() {
 		if r.at(0).text() == "Qwen1.5-1.8B" {
 			lambada = r
@@ -689,7 +689,7 @@ func npuTable6(rows *sheet) error {
 	for _, set := range table.at("values").keys() {
 		devices := table.at("values", set).list()
 		sums, count := make([]float64, 6), 0.0
-		var printed Value
+		var printed value
 		for _, row := range devices {
 			if row.at(0).text() == "avg_degrad" {
 				printed = row

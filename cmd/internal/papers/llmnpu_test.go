@@ -8,7 +8,7 @@ import (
 )
 
 func TestLLMNPUByHand(t *testing.T) {
-	pairs := map[string]Value{}
+	pairs := map[string]value{}
 	ratios, tops, cut := npuFact("dc_t3_ratios").at("transcriber_computed"),
 		npuFact("dc_t3_tops").at("transcriber_computed", "tops"), npuFact("dc_t3_partition").at("transcriber_computed")
 	for i, r := range npuFact("table3").at("values").list() {

@@ -43,7 +43,7 @@ var npumoe = []Item{
 }
 
 // moe is an entry of the paper's data.
-func moe(id string) Value { return fact("npumoe", id) }
+func moe(id string) value { return fact("npumoe", id) }
 
 // moeModels are the paper's models in the catalog, in its order.
 func moeModels() ([]*models.Model, error) {
@@ -814,8 +814,8 @@ func moeAppendix(rows *sheet) error {
 // moeRanges compares the ranges of the abstract with the details.
 func moeRanges(rows *sheet) error {
 	headline := moe("r_headline").at("values")
-	var collect func(v Value, out *[]float64)
-	collect = func(v Value, out *[]float64) {
+	var collect func(v value, out *[]float64)
+	collect = func(v value, out *[]float64) {
 		switch v.v.(type) {
 		case map[string]any:
 			for _, k := range v.keys() {

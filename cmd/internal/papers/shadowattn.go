@@ -34,7 +34,7 @@ var shadowattn = []Item{
 }
 
 // shadow is an entry of the paper's data.
-func shadow(id string) Value { return fact("shadowattn", id) }
+func shadow(id string) value { return fact("shadowattn", id) }
 
 // headRatios is Eq. 3: ratio_i = r N clamp(importance_i) / sum of clamp(importance), where importance is a head's times
 // its layer's. The ratios' mean is r, whatever the importances; one may be above 1.

@@ -63,7 +63,7 @@ type kindTime struct {
 
 // runBench measures prefill and decode in rounds, and shows times by lane and step.
 func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *executor.Machine) error {
-	times, err := Measure(ctx, machine, o.promptLen, o.gen, o.rounds)
+	times, err := measureRounds(ctx, machine, o.promptLen, o.gen, o.rounds)
 	if err != nil {
 		return err
 	}
@@ -208,9 +208,9 @@ type Times struct {
 	Virtual   bool
 }
 
-// Measure runs rounds of a prefill of promptLen tokens and gen decoded tokens after one round that is
+// measureRounds runs rounds of a prefill of promptLen tokens and gen decoded tokens after one round that is
 // not counted.
-func Measure(ctx context.Context, m *executor.Machine, promptLen, gen, rounds int) (Times, error) {
+func measureRounds(ctx context.Context, m *executor.Machine, promptLen, gen, rounds int) (Times, error) {
 	var times Times
 	for round := -1; round < rounds; round++ {
 		if round == 0 {
