@@ -41,94 +41,126 @@ func (p *Piece) Op() op.Op { return p.Ops[len(p.Ops)-1] }
 // writes whole buffers only, by the first processor of the decision that can; then for a split along K
 // the additions, in the order of the shares, by the first share's processor. Lower and the solver's
 // prices both come from here.
-func Cut(section *Section, node *Node, decision *planir.Decision, proc func(name string) *planir.Proc) ([]Piece,
-	error) {
-	if len(decision.Shares) == 0 {
-		return nil, fmt.Errorf("decision has no shares")
-	}
-	full, err := AxisLength(node, decision.Axis)
-	if err != nil {
+func Cut(
+	section *Section, node *Node, decision *planir.Decision, proc func(name string) *planir.Proc,
+) ([]Piece, error) {
+	if err := tiled(node, decision); err != nil {
 		return nil, err
 	}
-	if decision.Axis == planir.AxisNone && len(decision.Shares) != 1 {
-		return nil, fmt.Errorf("%d shares without an axis, want 1", len(decision.Shares))
-	}
-	if decision.Axis != planir.AxisNone {
-		at := 0
-		for _, sh := range decision.Shares {
-			if sh.From != at || sh.To <= sh.From {
-				return nil, fmt.Errorf("shares of axis %q do not tile 0..%d: share of %q is %d..%d, want a start of %d", decision.Axis, full, sh.Proc, sh.From, sh.To, at)
-			}
-			at = sh.To
-		}
-		if at != full {
-			return nil, fmt.Errorf("shares of axis %q end at %d, want %d", decision.Axis, at, full)
-		}
-	}
-	// The processor that gathers what others cannot write in place.
-	gatherer := ""
-	for _, sh := range decision.Shares {
-		if p := proc(sh.Proc); gatherer == "" && p != nil && p.StridedOutput &&
-			(len(p.Kinds) == 0 || slices.Contains(p.Kinds, op.Copy)) {
-			gatherer = p.Name
-		}
-	}
+	gatherer := gathererOf(decision, proc)
 	var out, gathers []Piece
-	for i, sh := range decision.Shares {
-		owner := proc(sh.Proc)
+	for i, share := range decision.Shares {
+		owner := proc(share.Proc)
 		if owner == nil {
-			return nil, fmt.Errorf("unknown processor %q", sh.Proc)
+			return nil, fmt.Errorf("unknown processor %q", share.Proc)
 		}
-		piece, err := cutShare(section, node, decision.Axis, sh, i, owner)
+		piece, err := cutShare(section, node, decision.Axis, share, i, owner)
 		if err != nil {
-			return nil, fmt.Errorf("share of %q: %w", sh.Proc, err)
+			return nil, fmt.Errorf("share of %q: %w", share.Proc, err)
 		}
-		last := len(piece.Out) - 1
-		if view := piece.Out[last]; strided(section, view, node.Out[len(node.Out)-1]) && !owner.StridedOutput {
+		view := piece.Out[len(piece.Out)-1]
+		if strided(section, view, node.Out[len(node.Out)-1]) && !owner.StridedOutput {
 			if gatherer == "" || len(node.Out) != 1 {
-				return nil, fmt.Errorf("share of %q: output %s is a column range of a wider buffer, %q writes whole buffers only, and no processor of the decision could gather it", sh.Proc, view, sh.Proc)
+				return nil, fmt.Errorf("share of %q: output %s is a column range of a wider buffer, %q writes whole buffers "+
+					"only, and no processor of the decision could gather it", share.Proc, view, share.Proc)
 			}
-			dense := planir.View{Buffer: shareBuffer(node.Out[0], i, view), R1: view.R1 - view.R0,
-				C1: view.C1 - view.C0}
-			piece.Out[last] = dense
-			// Padding rows are left behind.
-			value := section.Values[node.Out[0]]
-			dense.R1 = min(dense.R1, value.Rows)
-			view.R1 = view.R0 + dense.R1
-			move := op.Op{Kind: op.Copy, M: dense.R1 / value.Fan, N: dense.C1}
-			if value.Fan > 1 {
-				move.Fan = value.Fan
-			}
-			gathers = append(gathers, Piece{
-				Proc: gatherer, Share: i, Role: Gather,
-				Ops: []op.Op{move},
-				In:  []planir.View{dense}, Out: []planir.View{view},
-			})
+			gathers = append(gathers, gathered(&piece, gatherer, section.Values[node.Out[0]]))
 		}
 		out = append(out, piece)
 	}
 	out = append(out, gathers...)
-	if decision.Axis == planir.AxisK {
-		if first := proc(decision.Shares[0].Proc); len(decision.Shares) > 1 && len(first.Kinds) > 0 &&
-			!slices.Contains(first.Kinds, op.Add) {
-			return nil, fmt.Errorf("%q does not execute %q, which sums what the shares computed", first.Name, op.Add)
+	if decision.Axis != planir.AxisK {
+		return out, nil
+	}
+	sums, err := sumsOf(section, node, decision, proc(decision.Shares[0].Proc))
+	if err != nil {
+		return nil, err
+	}
+	return append(out, sums...), nil
+}
+
+// tiled checks that the shares of a decision cover its axis, one after the other.
+func tiled(node *Node, decision *planir.Decision) error {
+	shares, axis := decision.Shares, decision.Axis
+	if len(shares) == 0 {
+		return fmt.Errorf("decision has no shares")
+	}
+	full, err := AxisLength(node, axis)
+	if err != nil {
+		return err
+	}
+	if axis == planir.AxisNone {
+		if len(shares) != 1 {
+			return fmt.Errorf("%d shares without an axis, want 1", len(shares))
 		}
-		// Share 0 wrote the output; the other partial sums are added to it in order, by its processor.
-		value := section.Values[node.Out[0]]
-		sum := planir.View{Buffer: node.Out[0], R1: value.Rows, C1: value.Cols}
-		for i := 1; i < len(decision.Shares); i++ {
-			part := sum
-			part.Buffer = partial(node.Out[0], i)
-			out = append(out, Piece{
-				Proc: decision.Shares[0].Proc, Share: i, Role: Sum,
-				Ops: []op.Op{{Kind: op.Add, M: value.Rows, N: value.Cols}},
-				In:  []planir.View{sum, part}, Out: []planir.View{sum},
-			})
+		return nil
+	}
+	at := 0
+	for _, share := range shares {
+		if share.From != at || share.To <= share.From {
+			return fmt.Errorf("shares of axis %q do not tile 0..%d: share of %q is %d..%d, want a start of %d",
+				axis, full, share.Proc, share.From, share.To, at)
 		}
+		at = share.To
+	}
+	if at != full {
+		return fmt.Errorf("shares of axis %q end at %d, want %d", axis, at, full)
+	}
+	return nil
+}
+
+// gathererOf is the processor that gathers what others cannot write in place, "" for none.
+func gathererOf(decision *planir.Decision, proc func(name string) *planir.Proc) string {
+	for _, share := range decision.Shares {
+		if owner := proc(share.Proc); owner != nil && owner.StridedOutput && owner.Executes(op.Copy) {
+			return owner.Name
+		}
+	}
+	return ""
+}
+
+// gathered makes a piece write a dense buffer of its own, and returns the piece that moves it to its columns of the
+// value. Padding rows are left behind.
+func gathered(piece *Piece, gatherer string, value Value) Piece {
+	last := len(piece.Out) - 1
+	view := piece.Out[last]
+	dense := planir.View{
+		Buffer: shareBuffer(view.Buffer, piece.Share, view), R1: view.R1 - view.R0, C1: view.C1 - view.C0,
+	}
+	piece.Out[last] = dense
+	dense.R1 = min(dense.R1, value.Rows)
+	view.R1 = view.R0 + dense.R1
+	move := op.Op{Kind: op.Copy, M: dense.R1 / value.Fan, N: dense.C1}
+	if value.Fan > 1 {
+		move.Fan = value.Fan
+	}
+	return Piece{
+		Proc: gatherer, Share: piece.Share, Role: Gather,
+		Ops: []op.Op{move}, In: []planir.View{dense}, Out: []planir.View{view},
+	}
+}
+
+// sumsOf are the additions of a split along K. Share 0 wrote the output; the other partial sums are added to it in order,
+// by its processor.
+func sumsOf(section *Section, node *Node, decision *planir.Decision, first *planir.Proc) (out []Piece, err error) {
+	if len(decision.Shares) > 1 && !first.Executes(op.Add) {
+		return nil, fmt.Errorf("%q does not execute %q, which sums what the shares computed", first.Name, op.Add)
+	}
+	value := section.Values[node.Out[0]]
+	sum := planir.View{Buffer: node.Out[0], R1: value.Rows, C1: value.Cols}
+	for i := 1; i < len(decision.Shares); i++ {
+		part := sum
+		part.Buffer = partial(node.Out[0], i)
+		out = append(out, Piece{
+			Proc: first.Name, Share: i, Role: Sum,
+			Ops: []op.Op{{Kind: op.Add, M: value.Rows, N: value.Cols}},
+			In:  []planir.View{sum, part}, Out: []planir.View{sum},
+		})
 	}
 	return out, nil
 }
 
+// partial names the buffer of a share's partial sums.
 func partial(value string, share int) string { return fmt.Sprintf("%s.p%d", value, share) }
 
 // shareBuffer is the buffer of a share's dense output. Its width is part of the name: programs for
@@ -193,133 +225,172 @@ func lcm(a, b int) int {
 	return a / x * b
 }
 
-func cutShare(section *Section, node *Node, axis planir.Axis, sh planir.Share, index int, proc *planir.Proc) (Piece,
-	error) {
-	ops := slices.Clone(node.Ops)
-	operator := &ops[len(ops)-1]
-	whole := func(name string) planir.View {
-		value := section.Values[name]
-		return planir.View{Buffer: name, R1: value.Rows, C1: value.Cols}
+// shareCut is a share on its way to a piece.
+type shareCut struct {
+	Piece
+	section *Section
+	node    *Node
+	axis    planir.Axis
+	share   planir.Share
+	proc    *planir.Proc
+}
+
+// cutShare makes the piece of one share: the node's chain and operands, narrowed to the share's range of the axis and
+// padded as decided, if the processor executes that. The range must lie on the processor's tiles.
+func cutShare(
+	section *Section, node *Node, axis planir.Axis, share planir.Share, index int, proc *planir.Proc,
+) (Piece, error) {
+	whole := func(names []string) []planir.View {
+		views := make([]planir.View, len(names))
+		for i, name := range names {
+			value := section.Values[name]
+			views[i] = planir.View{Buffer: name, R1: value.Rows, C1: value.Cols}
+		}
+		return views
 	}
-	in, out := make([]planir.View, len(node.In)), make([]planir.View, len(node.Out))
-	for i, name := range node.In {
-		in[i] = whole(name)
+	cut := shareCut{section: section, node: node, axis: axis, share: share, proc: proc}
+	cut.Piece = Piece{
+		Proc: share.Proc, Share: index, Ops: slices.Clone(node.Ops), K1: node.Op().K, N1: node.Op().N,
+		In: whole(node.In), Out: whole(node.Out),
 	}
-	for i, name := range node.Out {
-		out[i] = whole(name)
-	}
-	piece := Piece{Proc: sh.Proc, Share: index, K1: operator.K, N1: operator.N}
 	if axis != planir.AxisNone && axis != planir.AxisRows {
 		unit := Granularity(node, axis, proc)
 		length, _ := AxisLength(node, axis)
-		if sh.From%unit != 0 || (sh.To%unit != 0 && sh.To != length) {
-			return Piece{}, fmt.Errorf("range %d..%d of axis %q is not a multiple of %d", sh.From, sh.To, axis, unit)
+		if share.From%unit != 0 || (share.To%unit != 0 && share.To != length) {
+			return Piece{}, fmt.Errorf("range %d..%d of axis %q is not a multiple of %d", share.From, share.To, axis, unit)
 		}
 	}
-	switch axis {
+	cut.narrow()
+	if share.PadRows > 0 {
+		if err := cut.pad(); err != nil {
+			return Piece{}, err
+		}
+	}
+	cut.main().Form = share.Form
+	for i, view := range cut.In {
+		if strided(section, view, node.In[i]) && !proc.StridedInput {
+			return Piece{}, fmt.Errorf("input %s is a column range of a wider buffer, and %q reads whole buffers only",
+				view, share.Proc)
+		}
+	}
+	for i := range cut.Ops {
+		if err := executes(proc, &cut.Ops[i]); err != nil {
+			return Piece{}, err
+		}
+	}
+	if err := cut.inPlace(); err != nil {
+		return Piece{}, err
+	}
+	if slices.ContainsFunc(cut.Ops, func(operator op.Op) bool { return operator.Sig().State }) {
+		cut.Heads = &[2]int{0, cut.main().KVHeads}
+		if axis == planir.AxisHeads {
+			cut.Heads = &[2]int{share.From, share.To}
+		}
+	}
+	return cut.Piece, nil
+}
+
+// main is the piece's main operator, to be changed.
+func (c *shareCut) main() *op.Op { return &c.Ops[len(c.Ops)-1] }
+
+// narrow narrows operators and operands to the share's range of the axis.
+func (c *shareCut) narrow() {
+	from, to, operator := c.share.From, c.share.To, c.main()
+	switch c.axis {
 	case planir.AxisRows:
-		for _, views := range [][]planir.View{in, out} {
+		for _, views := range [][]planir.View{c.In, c.Out} {
 			for i := range views {
-				fan := section.Values[views[i].Buffer].Fan
-				views[i].R0, views[i].R1 = sh.From*fan, sh.To*fan
+				fan := c.section.Values[views[i].Buffer].Fan
+				views[i].R0, views[i].R1 = from*fan, to*fan
 			}
 		}
-		piece.R0 = sh.From
-		for i := range ops {
-			ops[i].M = sh.To - sh.From
+		c.R0 = from
+		for i := range c.Ops {
+			c.Ops[i].M = to - from
 		}
 	case planir.AxisCols:
-		piece.N0, piece.N1 = sh.From, sh.To
-		out[0].C0, out[0].C1 = sh.From, sh.To
-		for i := range in {
+		c.N0, c.N1 = from, to
+		c.Out[0].C0, c.Out[0].C1 = from, to
+		for i := range c.In {
 			if each := operator.Kind.ColumnsRead(i); each > 0 {
-				in[i].C0, in[i].C1 = each*sh.From, each*sh.To
+				c.In[i].C0, c.In[i].C1 = each*from, each*to
 			}
 		}
-		operator.N = sh.To - sh.From
+		operator.N = to - from
 	case planir.AxisK:
-		piece.K0, piece.K1 = sh.From, sh.To
-		in[0].C0, in[0].C1 = sh.From, sh.To
-		operator.K = sh.To - sh.From
-		if index > 0 {
-			out[0].Buffer = partial(node.Out[0], index)
+		c.K0, c.K1 = from, to
+		c.In[0].C0, c.In[0].C1 = from, to
+		operator.K = to - from
+		if c.Share > 0 {
+			c.Out[0].Buffer = partial(c.node.Out[0], c.Share)
 			operator.Bias = false // the first share adds it
 		}
 	case planir.AxisHeads:
 		group := operator.Heads / operator.KVHeads
 		width := (group + 2) * operator.HeadDim
-		in[0].C0, in[0].C1 = sh.From*width, sh.To*width
-		out[0].C0, out[0].C1 = sh.From*group*operator.HeadDim, sh.To*group*operator.HeadDim
-		for i := range ops {
-			ops[i].KVHeads = sh.To - sh.From
-			ops[i].Heads = group * (sh.To - sh.From)
+		c.In[0].C0, c.In[0].C1 = from*width, to*width
+		c.Out[0].C0, c.Out[0].C1 = from*group*operator.HeadDim, to*group*operator.HeadDim
+		for i := range c.Ops {
+			c.Ops[i].KVHeads = to - from
+			c.Ops[i].Heads = group * (to - from)
 		}
 	}
-	if sh.PadRows > 0 {
-		switch {
-		case sh.PadRows < operator.M:
-			return Piece{}, fmt.Errorf("rows padded to %d, want at least %d", sh.PadRows, operator.M)
-		case axis == planir.AxisRows && sh.To != node.Op().M:
-			return Piece{}, fmt.Errorf("rows %d..%d padded to %d would overwrite the next share's", sh.From, sh.To,
-				sh.PadRows)
-		}
-		for i := range ops {
-			ops[i].M = sh.PadRows
-		}
-		for i := range in {
-			in[i].R1 = in[i].R0 + sh.PadRows*section.Values[node.In[i]].Fan
-		}
-		for i := range out {
-			if operator.Kind != op.SelectRow { // has one output row whatever M is
-				out[i].R1 = out[i].R0 + sh.PadRows*section.Values[node.Out[i]].Fan
-			}
+}
+
+// pad extends rows to the number that the share is padded to.
+func (c *shareCut) pad() error {
+	rows := c.share.PadRows
+	switch {
+	case rows < c.main().M:
+		return fmt.Errorf("rows padded to %d, want at least %d", rows, c.main().M)
+	case c.axis == planir.AxisRows && c.share.To != c.node.Op().M:
+		return fmt.Errorf("rows %d..%d padded to %d would overwrite the next share's", c.share.From, c.share.To, rows)
+	}
+	for i := range c.Ops {
+		c.Ops[i].M = rows
+	}
+	for i := range c.In {
+		c.In[i].R1 = c.In[i].R0 + rows*c.section.Values[c.node.In[i]].Fan
+	}
+	for i := range c.Out {
+		if c.main().Kind != op.SelectRow { // has one output row whatever M is
+			c.Out[i].R1 = c.Out[i].R0 + rows*c.section.Values[c.node.Out[i]].Fan
 		}
 	}
-	operator.Form = sh.Form
-	for i, view := range in {
-		if strided(section, view, node.In[i]) && !proc.StridedInput {
-			return Piece{}, fmt.Errorf("input %s is a column range of a wider buffer, and %q reads whole buffers only", view, sh.Proc)
+	return nil
+}
+
+// inPlace lists first what an operator before the last writes: it writes that in place (see chain).
+func (c *shareCut) inPlace() error {
+	for _, earlier := range c.Ops[:len(c.Ops)-1] {
+		if len(earlier.Sig().Out) == 0 || slices.Contains(c.Out, c.In[0]) {
+			continue
 		}
+		if strided(c.section, c.In[0], c.node.In[0]) && !c.proc.StridedOutput {
+			return fmt.Errorf("%s is changed in place, is a column range of a wider buffer, and %q writes whole buffers only",
+				c.In[0], c.Proc)
+		}
+		c.Out = append([]planir.View{c.In[0]}, c.Out...)
 	}
-	for i := range ops {
-		if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, ops[i].Kind) {
-			return Piece{}, fmt.Errorf("%q does not execute %q", sh.Proc, ops[i].Kind)
-		}
-		if ops[i].Kind == op.QuantRows && !ops[i].Static &&
-			!slices.ContainsFunc(proc.Schemes,
-				func(scheme op.Scheme) bool { return scheme.QuantisedRows() && !scheme.Static() }) {
-			return Piece{}, fmt.Errorf("%q executes no scheme with a scale for each row, and computes no such scales for others", sh.Proc)
-		}
-		if ops[i].HasScheme() && !slices.Contains(proc.Schemes, ops[i].Scheme) {
-			return Piece{}, fmt.Errorf("%q does not execute scheme %q", sh.Proc, ops[i].Scheme)
-		}
-		if !proc.HasForm(ops[i].Scheme, ops[i].Form) {
-			return Piece{}, fmt.Errorf("%q does not execute form %q of scheme %q", sh.Proc, ops[i].Form, ops[i].Scheme)
-		}
-		if scheme := ops[i].Scheme; ops[i].Kind == op.Embed && scheme != "" &&
-			proc.Layouts[scheme.Weight()] != op.TilesLayout {
-			return Piece{}, fmt.Errorf("%q does not read weights %q in layout %q, in which rows are looked up",
-				sh.Proc, scheme.Weight(), op.TilesLayout)
-		}
-		if err := ops[i].Validate(); err != nil {
-			return Piece{}, err
-		}
+	return nil
+}
+
+// executes says why a processor does not execute an operator, nil if it does.
+func executes(proc *planir.Proc, operator *op.Op) error {
+	scheme := operator.Scheme
+	perRow := func(scheme op.Scheme) bool { return scheme.QuantisedRows() && !scheme.Static() }
+	switch {
+	case !proc.Executes(operator.Kind):
+		return fmt.Errorf("%q does not execute %q", proc.Name, operator.Kind)
+	case operator.Kind == op.QuantRows && !operator.Static && !slices.ContainsFunc(proc.Schemes, perRow):
+		return fmt.Errorf("%q executes no scheme with a scale for each row, and computes no such scales for others", proc.Name)
+	case operator.HasScheme() && !slices.Contains(proc.Schemes, scheme):
+		return fmt.Errorf("%q does not execute scheme %q", proc.Name, scheme)
+	case !proc.HasForm(scheme, operator.Form):
+		return fmt.Errorf("%q does not execute form %q of scheme %q", proc.Name, operator.Form, scheme)
+	case operator.Kind == op.Embed && scheme != "" && proc.Layouts[scheme.Weight()] != op.TilesLayout:
+		return fmt.Errorf("%q does not read weights %q in layout %q, in which rows are looked up",
+			proc.Name, scheme.Weight(), op.TilesLayout)
 	}
-	// What an operator before the last writes, it writes in place (see chain).
-	for _, earlier := range ops[:len(ops)-1] {
-		if len(earlier.Sig().Out) > 0 && !slices.Contains(out, in[0]) {
-			if strided(section, in[0], node.In[0]) && !proc.StridedOutput {
-				return Piece{}, fmt.Errorf("%s is changed in place, is a column range of a wider buffer, and %q writes whole buffers only", in[0], sh.Proc)
-			}
-			out = append([]planir.View{in[0]}, out...)
-		}
-	}
-	piece.Ops, piece.In, piece.Out = ops, in, out
-	if slices.ContainsFunc(ops, func(operator op.Op) bool { return operator.Sig().State }) {
-		piece.Heads = &[2]int{0, operator.KVHeads}
-		if axis == planir.AxisHeads {
-			piece.Heads = &[2]int{sh.From, sh.To}
-		}
-	}
-	return piece, nil
+	return operator.Validate()
 }

@@ -4,6 +4,7 @@
 package lower
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -48,98 +49,133 @@ type Value struct {
 // precedes the first matmul that reads the value. Such a node is decided about like any other. Its scale may be static:
 // it is then the weight ScaleWeight of that matmul, and no weight of the model. A matmul on a grid takes its steps as
 // the weight StepsWeight behind its own.
-func Expand(graph *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme) ([]Section,
-	error) {
-	var out []Section
-	for _, ms := range graph.Sections {
-		section := Section{Name: ms.Name, First: ms.First, Layers: ms.Layers, Values: map[string]Value{}}
-		for _, described := range ms.Values {
+func Expand(
+	graph *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme,
+) (out []Section, err error) {
+	for i := range graph.Sections {
+		model := &graph.Sections[i]
+		state := expansion{kv: kv, schemeOf: schemeOf, quantised: map[string]bool{}}
+		state.section = Section{Name: model.Name, First: model.First, Layers: model.Layers, Values: map[string]Value{}}
+		for _, described := range model.Values {
 			value := Value{op.F32, rows * max(1, described.Fan), described.Cols, max(1, described.Fan)}
 			if described.Rows1 {
-				value.Rows, section.Logits = 1, true
+				value.Rows, state.section.Logits = 1, true
 			}
-			if described.Type != "" {
-				value.Type = described.Type
-			}
-			section.Values[described.Name] = value
+			value.Type = cmp.Or(described.Type, value.Type)
+			state.section.Values[described.Name] = value
 		}
-		quantised := map[string]bool{} // by what holds the result
-		for _, mn := range ms.Nodes {
-			name := ms.Name + "." + mn.Name
-			node := Node{Name: name, In: append([]string(nil), mn.In...), W: mn.W, Out: mn.Out}
-			tokens := rows
-			if len(mn.Out) > 0 && mn.Ops[0].Kind != op.SelectRow {
-				out := section.Values[mn.Out[0]]
-				tokens = out.Rows / out.Fan
+		for j := range model.Nodes {
+			if err := state.node(&model.Nodes[j], rows, context); err != nil {
+				return nil, err
 			}
-			node.Ops = mn.At(tokens, context)
-			for i := range node.Ops {
-				operator := &node.Ops[i]
-				if operator.Kind.Has("kv") {
-					operator.KV = kv
-				}
-				switch operator.Kind {
-				case op.Embed:
-					if schemeOf(name) != op.I32Q8C {
-						break
-					}
-					if mn.Packed == "" {
-						return nil, fmt.Errorf("node %q: scheme %q, and no weight of a product holds the same matrix",
-							name, op.I32Q8C)
-					}
-					operator.Scheme, operator.Table, node.W = op.I32Q8C, "", []string{mn.Packed}
-				case op.MatMul, op.ExpertMatMul:
-					if operator.Scheme = op.A32W32; !mn.Exact {
-						operator.Scheme = schemeOf(name)
-					}
-					if _, err := op.ParseScheme(string(operator.Scheme)); err != nil {
-						return nil, fmt.Errorf("node %q: %w", name, err)
-					}
-					if operator.Scheme.Grid() {
-						node.W = append(slices.Clone(node.W), StepsWeight(name))
-					}
-					if !operator.Scheme.QuantisedRows() {
-						break
-					}
-					input := node.In[0]
-					codes, sc, suffix := input+".q", input+".s", "_quant"
-					if operator.Scheme.Static() {
-						several := scalesSuffix(operator.Scheme.Scales())
-						codes, sc, suffix = input+".qs"+several, input+".ss"+several, "_static"+several
-					}
-					if !quantised[codes] {
-						value := section.Values[input]
-						section.Values[codes] = Value{op.U8, value.Rows, value.Cols, value.Fan}
-						section.Values[sc] = Value{op.F32, value.Rows, 1, value.Fan}
-						quant := operator.Scheme.QuantRows(value.Rows/value.Fan, value.Cols, value.Fan)
-						node := Node{
-							Name: name + suffix,
-							Ops:  []op.Op{quant},
-							In:   []string{input}, Out: []string{codes, sc},
-						}
-						if quant.Static {
-							node.W = []string{ScaleWeight(name, operator.Scheme.Scales())}
-						}
-						section.Nodes = append(section.Nodes, node)
-						quantised[codes] = true
-					}
-					node.In = append([]string{codes, sc}, node.In[1:]...)
-				}
-				if err := operator.Validate(); err != nil {
-					return nil, fmt.Errorf("node %q: %w", name, err)
-				}
-			}
-			for _, name := range node.Out {
-				delete(quantised, name+".q")
-				for _, several := range scaleCounts {
-					delete(quantised, name+".qs"+scalesSuffix(several))
-				}
-			}
-			section.Nodes = append(section.Nodes, node)
 		}
-		out = append(out, section)
+		out = append(out, state.section)
 	}
 	return out, nil
+}
+
+// expansion is the state of expanding a section.
+type expansion struct {
+	section   Section
+	kv        op.Type
+	schemeOf  func(node string) op.Scheme
+	quantised map[string]bool // values that hold the quantised form of another one, which nothing changed since
+}
+
+// node expands a node of the model, with the node that quantises what it reads where there is none yet.
+func (e *expansion) node(model *models.Node, rows, context int) error {
+	name := e.section.Name + "." + model.Name
+	node := Node{Name: name, In: slices.Clone(model.In), W: model.W, Out: model.Out}
+	if len(model.Out) > 0 && model.Ops[0].Kind != op.SelectRow {
+		result := e.section.Values[model.Out[0]]
+		rows = result.Rows / result.Fan
+	}
+	node.Ops = model.At(rows, context)
+	for i := range node.Ops {
+		operator := &node.Ops[i]
+		if operator.Kind.Has("kv") {
+			operator.KV = e.kv
+		}
+		var err error
+		switch operator.Kind {
+		case op.Embed:
+			err = e.embedding(model, &node, operator)
+		case op.MatMul, op.ExpertMatMul:
+			err = e.product(model, &node, operator)
+		}
+		if err == nil {
+			err = operator.Validate()
+		}
+		if err != nil {
+			return fmt.Errorf("node %q: %w", name, err)
+		}
+	}
+	for _, changed := range node.Out {
+		delete(e.quantised, changed+".q")
+		for _, scales := range scaleCounts {
+			delete(e.quantised, changed+".qs"+scalesSuffix(scales))
+		}
+	}
+	e.section.Nodes = append(e.section.Nodes, node)
+	return nil
+}
+
+// embedding looks rows up in the packed weight of a product, if that is the scheme.
+func (e *expansion) embedding(model *models.Node, node *Node, operator *op.Op) error {
+	if e.schemeOf(node.Name) != op.I32Q8C {
+		return nil
+	}
+	if model.Packed == "" {
+		return fmt.Errorf("scheme %q, and no weight of a product holds the same matrix", op.I32Q8C)
+	}
+	operator.Scheme, operator.Table, node.W = op.I32Q8C, "", []string{model.Packed}
+	return nil
+}
+
+// product gives a product its scheme, the steps of its grid, and quantised rows to read.
+func (e *expansion) product(model *models.Node, node *Node, operator *op.Op) error {
+	operator.Scheme = op.A32W32
+	if !model.Exact {
+		operator.Scheme = e.schemeOf(node.Name)
+	}
+	if _, err := op.ParseScheme(string(operator.Scheme)); err != nil {
+		return err
+	}
+	if operator.Scheme.Grid() {
+		node.W = append(slices.Clone(node.W), StepsWeight(node.Name))
+	}
+	if operator.Scheme.QuantisedRows() {
+		codes, scales := e.quantise(node, operator.Scheme)
+		node.In = append([]string{codes, scales}, node.In[1:]...)
+	}
+	return nil
+}
+
+// quantise returns the values that hold the quantised form of a product's input, and adds the node that computes them
+// where none did.
+func (e *expansion) quantise(product *Node, scheme op.Scheme) (codes, scales string) {
+	input := product.In[0]
+	codes, scales, suffix := input+".q", input+".s", "_quant"
+	if scheme.Static() {
+		several := scalesSuffix(scheme.Scales())
+		codes, scales, suffix = input+".qs"+several, input+".ss"+several, "_static"+several
+	}
+	if e.quantised[codes] {
+		return codes, scales
+	}
+	e.quantised[codes] = true
+	value := e.section.Values[input]
+	e.section.Values[codes] = Value{op.U8, value.Rows, value.Cols, value.Fan}
+	e.section.Values[scales] = Value{op.F32, value.Rows, 1, value.Fan}
+	quant := scheme.QuantRows(value.Rows/value.Fan, value.Cols, value.Fan)
+	node := Node{
+		Name: product.Name + suffix, Ops: []op.Op{quant}, In: []string{input}, Out: []string{codes, scales},
+	}
+	if quant.Static {
+		node.W = []string{ScaleWeight(product.Name, scheme.Scales())}
+	}
+	e.section.Nodes = append(e.section.Nodes, node)
+	return codes, scales
 }
 
 // scaleCounts are the numbers of static scales that schemes have.

@@ -21,19 +21,9 @@ import (
 // sections read.
 func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string]bool) (out []*task) {
 	for i, next := range tasks {
-		if count := len(out); count > 0 && out[count-1].proc == next.proc {
-			owner, last := proc(next.proc), out[count-1]
-			var joined *task
-			switch {
-			case owner.Fuses && fusible(last) && fusible(next) && !waits(tasks, i, last) && fits(owner, last, next):
-				if joined = join(last, next); joined != nil && overwrites(&joined.graph) != "" {
-					joined = nil
-				}
-			case owner.DynamicRows && rowwise(last) && rowwise(next):
-				joined = join(last, next)
-			}
-			if joined != nil {
-				out[count-1] = joined
+		if last := len(out) - 1; last >= 0 && out[last].proc == next.proc {
+			if joined := joinable(tasks, i, out[last], proc(next.proc)); joined != nil {
+				out[last] = joined
 				continue
 			}
 		}
@@ -41,12 +31,13 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 	}
 	inside := make([][]planir.View, len(out))
 	for i, task := range out {
-		if proc(task.proc).Fuses && len(task.graph.Nodes) > 1 && task.step.Heads == nil {
-			for _, view := range task.writes {
-				if view.Buffer != planir.Logits && !outside[view.Buffer] && !overlapsAny(view, task.reads) &&
-					len(readers(out, i, view)) == 0 {
-					inside[i] = append(inside[i], view)
-				}
+		if !proc(task.proc).Fuses || len(task.graph.Nodes) < 2 || task.step.Heads != nil {
+			continue
+		}
+		for _, view := range task.writes {
+			elsewhere := view.Buffer == planir.Logits || outside[view.Buffer] || overlapsAny(view, task.reads)
+			if !elsewhere && len(readers(out, i, view)) == 0 {
+				inside[i] = append(inside[i], view)
 			}
 		}
 	}
@@ -54,6 +45,21 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 		localise(task, inside[i])
 	}
 	return out
+}
+
+// joinable is the step of the tasks before index, of which before is the last step, and of the task at index; nil where
+// their processor does not take them together.
+func joinable(tasks []*task, index int, before *task, proc *planir.Proc) *task {
+	next := tasks[index]
+	switch {
+	case proc.Fuses && fusible(before) && fusible(next) && !waits(tasks, index, before) && fits(proc, before, next):
+		if joined := join(before, next); joined != nil && overwrites(&joined.graph) == "" {
+			return joined
+		}
+	case proc.DynamicRows && rowwise(before) && rowwise(next):
+		return join(before, next)
+	}
+	return nil
 }
 
 // Joins reports whether the step of a piece with these operators may be joined to its neighbours on a processor, and
@@ -189,7 +195,8 @@ func localise(shrunk *task, inside []planir.View) {
 // maxLabel is the length from which on the label of a graph names the first and the last node alone.
 const maxLabel = 120
 
-// join is the step of a and then b, nil when they are not of the same rows or see a buffer through different views.
+// join is the step of two tasks, one after the other; nil when they are not of the same rows or see a buffer through
+// different views.
 func join(before, after *task) *task {
 	if before.step.R0 != after.step.R0 || before.graph.Rows() != after.graph.Rows() {
 		return nil
@@ -202,74 +209,86 @@ func join(before, after *task) *task {
 			}
 		}
 	}
-	j := &task{proc: before.proc, weights: slices.Concat(before.weights, after.weights)}
-	j.step = planir.Step{Node: before.step.Node + planir.NodeSeparator + after.step.Node, R0: before.step.R0,
-		ExpectNS: before.step.ExpectNS + after.step.ExpectNS}
+	joining := joining{names: map[planir.View]string{}, written: map[planir.View]bool{}}
+	joined := &joining.task
+	joined.proc, joined.weights = before.proc, slices.Concat(before.weights, after.weights)
+	joined.step = planir.Step{
+		Node: before.step.Node + planir.NodeSeparator + after.step.Node, R0: before.step.R0,
+		ExpectNS: before.step.ExpectNS + after.step.ExpectNS,
+	}
 	from, rows, _ := strings.Cut(before.label, "@")
 	to, _, _ := strings.Cut(after.label, "@")
 	if len(from)+len(to) > maxLabel {
 		from, _, _ = strings.Cut(from, planir.NodeSeparator)
 		from += planir.NodeSeparator + ".."
 	}
-	j.label = from + planir.NodeSeparator + to + "@" + rows
-	if len(j.weights) > 0 {
-		j.step.W = make([]planir.WeightRef, len(j.weights))
+	joined.label = from + planir.NodeSeparator + to + "@" + rows
+	if len(joined.weights) > 0 {
+		joined.step.W = make([]planir.WeightRef, len(joined.weights))
 	}
-	graph := &j.graph
-	names := map[planir.View]string{}
-	written := map[planir.View]bool{}
-	for _, part := range []*task{before, after} {
-		views := map[string]planir.View{}
-		for i, value := range part.graph.Inputs {
-			views[value.Name] = part.step.In[i]
+	joining.add(before)
+	joining.add(after)
+	joined.reads, joined.writes = slices.Clone(joined.step.In), slices.Clone(joined.step.Out)
+	return joined
+}
+
+// joining is a task in the making, whose graph names a value after the view that holds it.
+type joining struct {
+	task
+	names   map[planir.View]string
+	written map[planir.View]bool // by the tasks added so far
+}
+
+// add appends a task's graph and views. What an earlier one wrote is no input.
+func (j *joining) add(part *task) {
+	views := map[string]planir.View{} // of a value that is changed in place, the one that holds the result
+	for i, input := range part.graph.Inputs {
+		views[input.Name] = part.step.In[i]
+	}
+	for i, output := range part.graph.Outputs {
+		views[output.Name] = part.step.Out[i]
+	}
+	local := map[string]string{} // values of the part by their name in the joined graph
+	declare := func(value op.Value) op.Value {
+		view := views[value.Name]
+		if j.names[view] == "" {
+			j.names[view] = fmt.Sprintf("v%d", len(j.names))
 		}
-		for i, value := range part.graph.Outputs {
-			views[value.Name] = part.step.Out[i]
-		}
-		declare := func(value op.Value) op.Value {
-			view := views[value.Name]
-			if names[view] == "" {
-				names[view] = fmt.Sprintf("v%d", len(names))
-			}
-			value.Name = names[view]
-			return value
-		}
-		for i, input := range part.graph.Inputs {
-			declared, view := declare(input), part.step.In[i]
-			if !written[view] && !slices.Contains(j.step.In, view) {
-				graph.Inputs, j.step.In = append(graph.Inputs, declared), append(j.step.In, view)
-			}
-		}
-		for i, output := range part.graph.Outputs {
-			declared, view := declare(output), part.step.Out[i]
-			if !written[view] {
-				graph.Outputs, j.step.Out = append(graph.Outputs, declared), append(j.step.Out, view)
-				written[view] = true
-			}
-		}
-		weights := map[string]string{}
-		for _, weight := range part.graph.Weights {
-			old := weight.Name
-			weight.Name = fmt.Sprintf("w%d", len(graph.Weights))
-			weights[old] = weight.Name
-			graph.Weights = append(graph.Weights, weight)
-		}
-		for _, node := range part.graph.Nodes {
-			renamed := op.Node{Op: node.Op}
-			for _, name := range node.In {
-				renamed.In = append(renamed.In, names[views[name]])
-			}
-			for _, name := range node.W {
-				renamed.W = append(renamed.W, weights[name])
-			}
-			for _, name := range node.Out {
-				renamed.Out = append(renamed.Out, names[views[name]])
-			}
-			graph.Nodes = append(graph.Nodes, renamed)
+		local[value.Name] = j.names[view]
+		value.Name = j.names[view]
+		return value
+	}
+	for i, input := range part.graph.Inputs {
+		declared, view := declare(input), part.step.In[i]
+		if !j.written[view] && !slices.Contains(j.step.In, view) {
+			j.graph.Inputs, j.step.In = append(j.graph.Inputs, declared), append(j.step.In, view)
 		}
 	}
-	j.reads, j.writes = slices.Clone(j.step.In), slices.Clone(j.step.Out)
-	return j
+	for i, output := range part.graph.Outputs {
+		declared, view := declare(output), part.step.Out[i]
+		if !j.written[view] {
+			j.graph.Outputs, j.step.Out = append(j.graph.Outputs, declared), append(j.step.Out, view)
+			j.written[view] = true
+		}
+	}
+	weights := map[string]string{}
+	for _, weight := range part.graph.Weights {
+		name := fmt.Sprintf("w%d", len(j.graph.Weights))
+		weights[weight.Name] = name
+		weight.Name = name
+		j.graph.Weights = append(j.graph.Weights, weight)
+	}
+	renamed := func(names []string, to map[string]string) (out []string) {
+		for _, name := range names {
+			out = append(out, to[name])
+		}
+		return out
+	}
+	for _, node := range part.graph.Nodes {
+		j.graph.Nodes = append(j.graph.Nodes, op.Node{
+			Op: node.Op, In: renamed(node.In, local), W: renamed(node.W, weights), Out: renamed(node.Out, local),
+		})
+	}
 }
 
 // rowwise reports whether a task is operators on rows, one for each of its names.

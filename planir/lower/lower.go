@@ -1,10 +1,11 @@
 package lower
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -30,7 +31,7 @@ func Lower(plan *planir.Plan, graph *models.Graph) error {
 			rows = append(rows, count)
 		}
 	}
-	sort.Ints(rows)
+	slices.Sort(rows)
 	if len(rows) == 0 || rows[0] != 1 {
 		return diag.New(diag.ClassIllegal, "lower plan: no decisions for one row, so nothing could decode").
 			WithCode("P010")
@@ -222,12 +223,7 @@ func (b *builder) section(section *Section, rows int, outside map[string]bool) (
 	for _, task := range tasks {
 		lanes[task.proc] = append(lanes[task.proc], task.step)
 	}
-	names := make([]string, 0, len(lanes))
-	for name := range lanes {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(lanes)) {
 		out.Lanes = append(out.Lanes, planir.Lane{Proc: name, Steps: lanes[name]})
 	}
 	// The steps have moved: weight references are completed where they are now.
@@ -483,121 +479,14 @@ func (b *builder) hasGraph(name string) bool {
 
 // finish fills in buffers, cache, weights, packs, weight references and the decider.
 func (b *builder) finish(rows []int) error {
-	touched := map[string]bool{planir.IDs: true, planir.Logits: true} // what stays within a step has no memory
-	for i := range b.out.Programs {
-		for _, section := range b.out.Programs[i].Sections {
-			for _, lane := range section.Lanes {
-				for _, st := range lane.Steps {
-					for _, view := range slices.Concat(st.In, st.Out) {
-						touched[view.Buffer] = true
-					}
-				}
-			}
-		}
-	}
-	for _, name := range b.order {
-		if touched[name] {
-			b.out.Buffers = append(b.out.Buffers, *b.buffers[name])
-		}
-	}
-	b.out.Cache = planir.Cache{Type: b.plan.KV, MaxContext: b.plan.MaxContext}
-	if count := b.plan.Sequences(); count > 1 {
-		b.out.Cache.Sequences = count
-	}
-	layersOf := map[string][]op.LayerRange{}
-	for _, section := range b.model.Sections {
-		for _, node := range section.Nodes {
-			for _, name := range node.W {
-				if section.Layers > 0 {
-					layersOf[name] = appendRange(layersOf[name],
-						op.LayerRange{From: section.First, To: section.First + section.Layers})
-				}
-			}
-			for _, operator := range node.Ops {
-				if operator.Kind == op.KVAppend {
-					b.out.Cache.Layers, b.out.Cache.KVHeads,
-						b.out.Cache.HeadDim = max(b.out.Cache.Layers, section.First+section.Layers), operator.KVHeads,
-						operator.HeadDim
-				}
-			}
-		}
-	}
-	keys := make([]packKey, 0, len(b.packs))
-	used := map[string]bool{} // weights
-	for key := range b.packs {
-		keys = append(keys, key)
-		used[key.weight] = true
-	}
-	rank := map[string]int{}
-	for i, weight := range b.model.Weights {
-		rank[weight.Name] = i
-		if weight.Kind() == op.StoredWeight {
-			weight.Layers = layersOf[weight.Name]
-		}
-		b.out.Weights = append(b.out.Weights, weight)
-	}
-	for i := range b.model.Sections {
-		section := &b.model.Sections[i]
-		for _, node := range section.Nodes {
-			class := section.Name + "." + node.Name
-			computed := []op.Weight{{Name: StepsWeight(class), ScaleOf: class, K: 2, N: node.Ops[len(node.Ops)-1].N}}
-			for _, scales := range slices.Backward(scaleCounts) {
-				computed = slices.Insert(computed, 0,
-					op.Weight{Name: ScaleWeight(class, scales), ScaleOf: class, K: 1, N: scales})
-			}
-			for _, added := range computed {
-				if !used[added.Name] {
-					continue
-				}
-				if _, again := rank[added.Name]; !again {
-					rank[added.Name] = len(b.out.Weights)
-					b.out.Weights = append(b.out.Weights, added)
-				}
-				if weight := &b.out.Weights[rank[added.Name]]; section.Layers > 0 {
-					weight.Layers = appendRange(weight.Layers,
-						op.LayerRange{From: section.First, To: section.First + section.Layers})
-				}
-			}
-		}
-	}
+	b.finishBuffers()
+	b.finishCache()
+	rank := b.finishWeights()
 	if err := b.fold(rank); err != nil {
 		return err
 	}
-	sort.Slice(keys, func(i, j int) bool {
-		a, c := keys[i], keys[j]
-		if rank[a.weight] != rank[c.weight] {
-			return rank[a.weight] < rank[c.weight]
-		}
-		for _, difference := range []int{compare(a.scheme, c.scheme), compare(a.layout, c.layout),
-			compare(a.owner, c.owner), a.k0 - c.k0, a.k1 - c.k1, a.n0 - c.n0} {
-			if difference != 0 {
-				return difference < 0
-			}
-		}
-		return a.n1 < c.n1
-	})
-	for _, key := range keys {
-		use := b.packs[key]
-		made := planir.Pack{Weight: key.weight, Experts: b.out.Weights[rank[key.weight]].Experts, K0: key.k0,
-			K1: key.k1, N0: use.lo, N1: use.hi, Scheme: key.scheme, Layout: key.layout}
-		made.Name = fmt.Sprintf("%s/%s.%s", key.weight, key.scheme, key.layout)
-		weight := &b.out.Weights[rank[key.weight]]
-		if key.k0 != 0 || key.k1 != weight.K {
-			made.Name += fmt.Sprintf(".k%d-%d", key.k0, key.k1)
-		}
-		if key.owner != "" {
-			made.Name += fmt.Sprintf(".%s.n%d-%d", key.owner, key.n0, key.n1)
-		}
-		if key.owner != "" && b.plan.Proc(key.owner).Bakes {
-			made.Baked = true
-		}
-		use.name = made.Name
-		bytes, err := pack.Bytes(made.Spec())
-		if err != nil {
-			return diag.New(diag.ClassIllegal, "lower plan: %w", err)
-		}
-		made.Bytes = bytes
-		b.out.Packs = append(b.out.Packs, made)
+	if err := b.finishPacks(rank); err != nil {
+		return err
 	}
 	for _, fixup := range b.fixups {
 		use := b.packs[fixup.from.key]
@@ -613,9 +502,137 @@ func (b *builder) finish(rows []int) error {
 			hi = b.plan.MaxContext
 		}
 		if lo <= hi {
-			b.out.Decider = append(b.out.Decider,
-				planir.Decide{Min: lo, Max: hi, Program: ProgramName(count, count == 1)})
+			entry := planir.Decide{Min: lo, Max: hi, Program: ProgramName(count, count == 1)}
+			b.out.Decider = append(b.out.Decider, entry)
 		}
+	}
+	return nil
+}
+
+// finishBuffers keeps the buffers that steps touch: what stays within a step has no memory.
+func (b *builder) finishBuffers() {
+	touched := map[string]bool{planir.IDs: true, planir.Logits: true}
+	for i := range b.out.Programs {
+		for _, section := range b.out.Programs[i].Sections {
+			for _, lane := range section.Lanes {
+				for _, step := range lane.Steps {
+					for _, view := range slices.Concat(step.In, step.Out) {
+						touched[view.Buffer] = true
+					}
+				}
+			}
+		}
+	}
+	for _, name := range b.order {
+		if touched[name] {
+			b.out.Buffers = append(b.out.Buffers, *b.buffers[name])
+		}
+	}
+}
+
+// finishCache takes the cache's layers and heads from the operators that append to it.
+func (b *builder) finishCache() {
+	cache := &b.out.Cache
+	*cache = planir.Cache{Type: b.plan.KV, MaxContext: b.plan.MaxContext}
+	if count := b.plan.Sequences(); count > 1 {
+		cache.Sequences = count
+	}
+	for _, section := range b.model.Sections {
+		for _, node := range section.Nodes {
+			for _, operator := range node.Ops {
+				if operator.Kind == op.KVAppend {
+					cache.Layers = max(cache.Layers, section.First+section.Layers)
+					cache.KVHeads, cache.HeadDim = operator.KVHeads, operator.HeadDim
+				}
+			}
+		}
+	}
+}
+
+// layersOf is the range of a section's layers; false for a section of none.
+func layersOf(section *models.Section) (op.LayerRange, bool) {
+	return op.LayerRange{From: section.First, To: section.First + section.Layers}, section.Layers > 0
+}
+
+// finishWeights lists the model's weights, then the computed ones that packs are of. It returns the index of each.
+func (b *builder) finishWeights() (rank map[string]int) {
+	layers := map[string][]op.LayerRange{}
+	for i := range b.model.Sections {
+		section := &b.model.Sections[i]
+		for _, node := range section.Nodes {
+			for _, name := range node.W {
+				if own, repeated := layersOf(section); repeated {
+					layers[name] = appendRange(layers[name], own)
+				}
+			}
+		}
+	}
+	rank = map[string]int{}
+	for i, weight := range b.model.Weights {
+		rank[weight.Name] = i
+		if weight.Kind() == op.StoredWeight {
+			weight.Layers = layers[weight.Name]
+		}
+		b.out.Weights = append(b.out.Weights, weight)
+	}
+	used := map[string]bool{}
+	for key := range b.packs {
+		used[key.weight] = true
+	}
+	for i := range b.model.Sections {
+		section := &b.model.Sections[i]
+		for _, node := range section.Nodes {
+			for _, added := range computedOf(section.Name+"."+node.Name, node.Ops[len(node.Ops)-1].N) {
+				if !used[added.Name] {
+					continue
+				}
+				if _, again := rank[added.Name]; !again {
+					rank[added.Name] = len(b.out.Weights)
+					b.out.Weights = append(b.out.Weights, added)
+				}
+				if own, repeated := layersOf(section); repeated {
+					weight := &b.out.Weights[rank[added.Name]]
+					weight.Layers = appendRange(weight.Layers, own)
+				}
+			}
+		}
+	}
+	return rank
+}
+
+// computedOf are the computed weights that a class of products of so many columns may have: scales, then steps.
+func computedOf(class string, cols int) (out []op.Weight) {
+	for _, scales := range scaleCounts {
+		out = append(out, op.Weight{Name: ScaleWeight(class, scales), ScaleOf: class, K: 1, N: scales})
+	}
+	return append(out, op.Weight{Name: StepsWeight(class), ScaleOf: class, K: 2, N: cols})
+}
+
+// finishPacks lists the packs in the order of their weights, then of what they are of them. rank is the weights' order.
+func (b *builder) finishPacks(rank map[string]int) error {
+	order := func(x, y packKey) int {
+		return cmp.Or(cmp.Compare(rank[x.weight], rank[y.weight]), cmp.Compare(x.scheme, y.scheme),
+			cmp.Compare(x.layout, y.layout), cmp.Compare(x.owner, y.owner), x.k0-y.k0, x.k1-y.k1, x.n0-y.n0, x.n1-y.n1)
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(b.packs), order) {
+		use, weight := b.packs[key], &b.out.Weights[rank[key.weight]]
+		made := planir.Pack{
+			Name: fmt.Sprintf("%s/%s.%s", key.weight, key.scheme, key.layout), Weight: key.weight, Experts: weight.Experts,
+			K0: key.k0, K1: key.k1, N0: use.lo, N1: use.hi, Scheme: key.scheme, Layout: key.layout,
+		}
+		if key.k0 != 0 || key.k1 != weight.K {
+			made.Name += fmt.Sprintf(".k%d-%d", key.k0, key.k1)
+		}
+		if key.owner != "" {
+			made.Name += fmt.Sprintf(".%s.n%d-%d", key.owner, key.n0, key.n1)
+			made.Baked = b.plan.Proc(key.owner).Bakes
+		}
+		use.name = made.Name
+		var err error
+		if made.Bytes, err = pack.Bytes(made.Spec()); err != nil {
+			return diag.New(diag.ClassIllegal, "lower plan: %w", err)
+		}
+		b.out.Packs = append(b.out.Packs, made)
 	}
 	return nil
 }
@@ -668,14 +685,4 @@ func appendRange(list []op.LayerRange, layers op.LayerRange) []op.LayerRange {
 		return list
 	}
 	return append(list, layers)
-}
-
-func compare(a, b string) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }

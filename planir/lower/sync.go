@@ -1,6 +1,10 @@
 package lower
 
-import "github.com/hetc/hetc/planir"
+import (
+	"slices"
+
+	"github.com/hetc/hetc/planir"
+)
 
 // synchronise gives the tasks, listed in an order that one processor alone could execute, the flags
 // that make lanes wait for each other, and returns how many flags it used.
@@ -10,95 +14,125 @@ import "github.com/hetc/hetc/planir"
 // implied by others within the iteration are left out; what a lane may still know from the
 // iteration before is not used, which keeps the argument local to two iterations.
 // RATIONALE: Why are there two analyses of flags?
+//
+// The method is vector clocks: the state says of every lane which task of every other lane it knows to be finished. A
+// task waits for the latest conflicting task of each lane unless its lane knows of that, by itself or through another
+// wait. It costs a comparison of all pairs of tasks.
 func synchronise(tasks []*task, repeated bool) int {
-	lane := map[string]int{}
+	state := ordering{tasks: tasks, lane: map[string]int{}}
 	for _, task := range tasks {
-		if _, ok := lane[task.proc]; !ok {
-			lane[task.proc] = len(lane)
+		if _, ok := state.lane[task.proc]; !ok {
+			state.lane[task.proc] = len(state.lane)
 		}
 	}
-	if len(lane) == 1 {
+	if len(state.lane) == 1 {
 		return 0
 	}
-	count := len(tasks)
-	// known[l][m]: last task of lane m that lane l knows to be finished, as its index, shifted by -n
-	// for the iteration before; afterwards done[i] is what is known once task i is finished.
-	const nothing = -1 << 30
-	known := make([][]int, len(lane))
-	for l := range known {
-		known[l] = make([]int, len(lane))
-		for m := range known[l] {
-			known[l][m] = nothing
+	state.done, state.waits = make([][]int, len(tasks)), make([][]planir.Wait, len(tasks))
+	for range state.lane {
+		state.known = append(state.known, state.unknown())
+	}
+	for index := range tasks {
+		state.wait(index, state.latest(index, repeated))
+	}
+	return state.number()
+}
+
+// nothing stands for no task of a lane.
+const nothing = -1 << 30
+
+// ordering is the state of synchronise. Tasks are named by their index, those of the iteration before by their index less
+// the number of tasks.
+type ordering struct {
+	tasks []*task
+	lane  map[string]int  // by processor
+	known [][]int         // of each lane, the last task of each that it knows to be finished
+	done  [][]int         // of each task, what its lane knows once it is finished
+	waits [][]planir.Wait // of each task; a Flag is the index of the task that sets it
+}
+
+// unknown is a clock that knows nothing.
+func (o *ordering) unknown() []int { return slices.Repeat([]int{nothing}, len(o.lane)) }
+
+// latest is of each other lane the latest task that a task must follow.
+func (o *ordering) latest(index int, repeated bool) []int {
+	this := o.tasks[index]
+	own, count := o.lane[this.proc], len(o.tasks)
+	latest := o.unknown()
+	for i, earlier := range o.tasks[:index] {
+		if lane := o.lane[earlier.proc]; lane != own && conflict(earlier, this) {
+			latest[lane] = i
 		}
 	}
-	done := make([][]int, count)
-	needed := map[int]bool{}
-	waits := make([][]planir.Wait, count)
-	for j, task := range tasks {
-		me := lane[task.proc]
-		latest := make([]int, len(lane)) // per lane, the latest task to wait for
-		for m := range latest {
-			latest[m] = nothing
-		}
-		for i := 0; i < j; i++ {
-			if m := lane[tasks[i].proc]; m != me && conflict(tasks[i], task) {
-				latest[m] = i
-			}
-		}
-		if repeated {
-			for i := 0; i < count; i++ {
-				// Only tasks after j in the order matter: an earlier one conflicts in this iteration too.
-				if m := lane[tasks[i].proc]; i > j && m != me && latest[m] < 0 && conflict(tasks[i], task) {
-					latest[m] = i - count
-				}
-			}
-		}
-		for m, i := range latest {
-			if i == nothing || known[me][m] >= i {
-				continue
-			}
-			// Waiting for another lane may already imply this one.
-			implied := false
-			for m2, i2 := range latest {
-				if m2 != m && i2 >= 0 && known[me][m2] < i2 && done[i2][m] >= i {
-					implied = true
-				}
-			}
-			if implied {
-				continue
-			}
-			index := i
-			if i < 0 {
-				index += count
-			}
-			needed[index] = true
-			waits[j] = append(waits[j], planir.Wait{Flag: index, Back: i < 0})
-		}
-		for _, wait := range waits[j] {
-			m := lane[tasks[wait.Flag].proc]
-			if wait.Back {
-				known[me][m] = max(known[me][m], wait.Flag-count)
-				continue
-			}
-			known[me][m] = max(known[me][m], wait.Flag)
-			for other, latestThere := range done[wait.Flag] {
-				known[me][other] = max(known[me][other], latestThere)
-			}
-		}
-		known[me][me] = j
-		done[j] = append([]int(nil), known[me]...)
+	if !repeated {
+		return latest
 	}
-	// Flags are numbered in the order of the tasks that set them.
+	// Of the iteration before only tasks behind this one matter: one in front of it conflicts in this iteration too.
+	for i := index + 1; i < count; i++ {
+		if lane := o.lane[o.tasks[i].proc]; lane != own && latest[lane] < 0 && conflict(o.tasks[i], this) {
+			latest[lane] = i - count
+		}
+	}
+	return latest
+}
+
+// wait makes a task wait for the latest tasks of other lanes where nothing implies it, and notes what its lane then knows.
+func (o *ordering) wait(index int, latest []int) {
+	own, count := o.lane[o.tasks[index].proc], len(o.tasks)
+	known := o.known[own]
+	for lane, task := range latest {
+		if task == nothing || known[lane] >= task || o.implied(known, latest, lane) {
+			continue
+		}
+		flag := task
+		if task < 0 {
+			flag += count
+		}
+		o.waits[index] = append(o.waits[index], planir.Wait{Flag: flag, Back: task < 0})
+	}
+	for _, wait := range o.waits[index] {
+		lane := o.lane[o.tasks[wait.Flag].proc]
+		if wait.Back {
+			known[lane] = max(known[lane], wait.Flag-count)
+			continue
+		}
+		known[lane] = max(known[lane], wait.Flag)
+		for other, task := range o.done[wait.Flag] {
+			known[other] = max(known[other], task)
+		}
+	}
+	known[own] = index
+	o.done[index] = slices.Clone(known)
+}
+
+// implied reports whether waiting for another lane's task in this iteration implies the wait for a lane's.
+func (o *ordering) implied(known, latest []int, lane int) bool {
+	for other, task := range latest {
+		if other != lane && task >= 0 && known[other] < task && o.done[task][lane] >= latest[lane] {
+			return true
+		}
+	}
+	return false
+}
+
+// number numbers the flags in the order of the tasks that set them, and returns how many there are.
+func (o *ordering) number() int {
+	needed := make([]bool, len(o.tasks))
+	for _, waits := range o.waits {
+		for _, wait := range waits {
+			needed[wait.Flag] = true
+		}
+	}
 	number := map[int]int{}
-	for i, task := range tasks {
+	for i, task := range o.tasks {
 		if needed[i] {
 			flag := len(number)
 			number[i] = flag
 			task.step.Set = &flag
 		}
 	}
-	for j, task := range tasks {
-		for _, wait := range waits[j] {
+	for i, task := range o.tasks {
+		for _, wait := range o.waits[i] {
 			task.step.Wait = append(task.step.Wait, planir.Wait{Flag: number[wait.Flag], Back: wait.Back})
 		}
 	}
@@ -110,13 +144,6 @@ func conflict(a, b *task) bool {
 	return overlap(a.writes, b.reads) || overlap(a.writes, b.writes) || overlap(a.reads, b.writes)
 }
 
-func overlap(a, b []planir.View) bool {
-	for _, v := range a {
-		for _, w := range b {
-			if v.Overlaps(w) {
-				return true
-			}
-		}
-	}
-	return false
+func overlap(list, others []planir.View) bool {
+	return slices.ContainsFunc(list, func(view planir.View) bool { return overlapsAny(view, others) })
 }
