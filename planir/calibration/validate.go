@@ -41,6 +41,7 @@ func (c *Calibration) Validate() error {
 	})
 }
 
+// validate checks each list by itself: sizes first, then every entry, of which no two are about the same thing.
 func (c *Calibration) validate(at func(path ...any) string) error {
 	check := &validator{at: at}
 	if c.Schema != Schema {
@@ -49,105 +50,130 @@ func (c *Calibration) validate(at func(path ...any) string) error {
 	check.name([]any{"model", "name"}, c.Model.Name)
 	check.digest([]any{"model", "digest"}, c.Model.Digest)
 	check.digest([]any{"text", "sha256"}, c.Text.SHA256)
-	for _, sized := range []struct {
-		key string
-		n   int
-	}{{"tokens", c.Text.Tokens}, {"windows", c.Text.Windows}, {"window_tokens", c.Text.WindowTokens}} {
-		if sized.n < 1 || sized.n > maxTokens {
-			check.fail([]any{"text", sized.key}, "%s is %d, want 1..%d", sized.key, sized.n, maxTokens)
+	if check.sizes(c) {
+		check.activations(c.Activations)
+		check.losses(c.Losses, len(c.Folds) > 0)
+		check.folds(c.Folds)
+		check.clips(c.Clips)
+		check.scales(c.Scales)
+	}
+	return check.list.Err()
+}
+
+// sizes checks how much of each there is; false where a list is too long to be looked at.
+func (v *validator) sizes(c *Calibration) bool {
+	type sized struct {
+		key   string
+		count int
+	}
+	for _, number := range []sized{
+		{"tokens", c.Text.Tokens}, {"windows", c.Text.Windows}, {"window_tokens", c.Text.WindowTokens},
+	} {
+		if number.count < 1 || number.count > maxTokens {
+			v.fail([]any{"text", number.key}, "%s is %d, want 1..%d", number.key, number.count, maxTokens)
 		}
 	}
-	for _, sized := range []struct {
-		key string
-		n   int
-	}{{"activations", len(c.Activations)}, {"losses", len(c.Losses)}, {"folds", len(c.Folds)},
-		{"clips", len(c.Clips)}, {"scales", len(c.Scales)}} {
-		if sized.n > maxEntries {
-			check.fail([]any{sized.key}, "%d %s, want at most %d", sized.n, sized.key, maxEntries)
-			return check.list.Err()
+	for _, list := range []sized{
+		{"activations", len(c.Activations)}, {"losses", len(c.Losses)}, {"folds", len(c.Folds)},
+		{"clips", len(c.Clips)}, {"scales", len(c.Scales)},
+	} {
+		if list.count > maxEntries {
+			v.fail([]any{list.key}, "%d %s, want at most %d", list.count, list.key, maxEntries)
+			return false
 		}
 	}
-	type place struct {
-		name  string
-		layer int
-	}
+	return true
+}
+
+// place is a class or a group in a layer.
+type place struct {
+	name  string
+	layer int
+}
+
+// again marks a key as seen, and reports whether it was before.
+func again[K comparable](seen map[K]bool, key K) bool {
+	was := seen[key]
+	seen[key] = true
+	return was
+}
+
+func (v *validator) activations(list []Activation) {
 	seen := map[place]bool{}
-	for i := range c.Activations {
-		activation := &c.Activations[i]
-		check.activation(i, activation)
-		if key := (place{activation.Class, activation.Layer}); seen[key] {
-			check.fail([]any{"activations", i}, "class %q in layer %d is there twice", activation.Class,
-				activation.Layer)
-		} else {
-			seen[key] = true
+	for i := range list {
+		activation := &list[i]
+		v.activation(i, activation)
+		if again(seen, place{activation.Class, activation.Layer}) {
+			v.fail([]any{"activations", i}, "class %q in layer %d is there twice", activation.Class, activation.Layer)
 		}
 	}
+}
+
+func (v *validator) losses(list []Loss, folds bool) {
 	type choice struct {
 		class  string
 		scheme op.Scheme
 		folded bool
 	}
-	lost := map[choice]bool{}
-	for i := range c.Losses {
-		loss := &c.Losses[i]
-		check.loss(i, loss, len(c.Folds) > 0)
-		if key := (choice{loss.Class, loss.Scheme, loss.Folded}); lost[key] {
-			check.fail([]any{"losses", i}, "class %q with scheme %q is there twice", loss.Class, loss.Scheme)
-		} else {
-			lost[key] = true
+	seen := map[choice]bool{}
+	for i := range list {
+		loss := &list[i]
+		v.loss(i, loss, folds)
+		if again(seen, choice{loss.Class, loss.Scheme, loss.Folded}) {
+			v.fail([]any{"losses", i}, "class %q with scheme %q is there twice", loss.Class, loss.Scheme)
 		}
 	}
-	clear(seen)
-	for i := range c.Folds {
-		fold := &c.Folds[i]
-		check.name([]any{"folds", i, "group"}, fold.Group)
-		check.layer([]any{"folds", i, "layer"}, fold.Layer)
-		check.vector([]any{"folds", i, "factors"}, fold.Factors, MinFactor, MaxFactor)
-		if key := (place{fold.Group, fold.Layer}); seen[key] {
-			check.fail([]any{"folds", i}, "group %q in layer %d is there twice", fold.Group, fold.Layer)
-		} else {
-			seen[key] = true
+}
+
+func (v *validator) folds(list []Fold) {
+	seen := map[place]bool{}
+	for i := range list {
+		fold := &list[i]
+		v.name([]any{"folds", i, "group"}, fold.Group)
+		v.layer([]any{"folds", i, "layer"}, fold.Layer)
+		v.vector([]any{"folds", i, "factors"}, fold.Factors, MinFactor, MaxFactor)
+		if again(seen, place{fold.Group, fold.Layer}) {
+			v.fail([]any{"folds", i}, "group %q in layer %d is there twice", fold.Group, fold.Layer)
 		}
 	}
-	clear(seen)
-	for i := range c.Clips {
-		clip := &c.Clips[i]
-		check.name([]any{"clips", i, "class"}, clip.Class)
+}
+
+func (v *validator) clips(list []Clip) {
+	seen := map[string]bool{}
+	for i := range list {
+		clip := &list[i]
+		v.name([]any{"clips", i, "class"}, clip.Class)
 		if !(clip.Share > 0 && clip.Share < 1) {
-			check.fail([]any{"clips", i, "share"}, "share is %v, want above 0, below 1", clip.Share)
+			v.fail([]any{"clips", i, "share"}, "share is %v, want above 0, below 1", clip.Share)
 		}
-		if key := (place{clip.Class, 0}); seen[key] {
-			check.fail([]any{"clips", i}, "class %q is there twice", clip.Class)
-		} else {
-			seen[key] = true
+		if again(seen, clip.Class) {
+			v.fail([]any{"clips", i}, "class %q is there twice", clip.Class)
 		}
 	}
-	type several struct {
+}
+
+func (v *validator) scales(list []Scales) {
+	type choice struct {
 		place
-		n int
+		count int
 	}
-	chosen := map[several]bool{}
-	for i := range c.Scales {
-		scales := &c.Scales[i]
-		check.name([]any{"scales", i, "class"}, scales.Class)
-		check.layer([]any{"scales", i, "layer"}, scales.Layer)
-		if count := len(scales.Values); count < 2 || count > op.MaxScales {
-			check.fail([]any{"scales", i, "values"}, "%d values, want 2..%d", count, op.MaxScales)
+	seen := map[choice]bool{}
+	for i := range list {
+		scales, count := &list[i], len(list[i].Values)
+		v.name([]any{"scales", i, "class"}, scales.Class)
+		v.layer([]any{"scales", i, "layer"}, scales.Layer)
+		if count < 2 || count > op.MaxScales {
+			v.fail([]any{"scales", i, "values"}, "%d values, want 2..%d", count, op.MaxScales)
 		}
 		for j, scale := range scales.Values {
 			if !(scale > 0 && scale <= math.MaxFloat32) || j > 0 && scale < scales.Values[j-1] {
-				check.fail([]any{"scales", i, "values", j}, "scale is %v, want positive numbers in ascending order",
-					scale)
+				v.fail([]any{"scales", i, "values", j}, "scale is %v, want positive numbers in ascending order", scale)
 			}
 		}
-		if key := (several{place{scales.Class, scales.Layer}, len(scales.Values)}); chosen[key] {
-			check.fail([]any{"scales", i}, "%d scales of class %q in layer %d are there twice", len(scales.Values),
-				scales.Class, scales.Layer)
-		} else {
-			chosen[key] = true
+		if again(seen, choice{place{scales.Class, scales.Layer}, count}) {
+			v.fail([]any{"scales", i}, "%d scales of class %q in layer %d are there twice", count, scales.Class, scales.Layer)
 		}
 	}
-	return check.list.Err()
 }
 
 // validator collects mistakes.

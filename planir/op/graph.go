@@ -137,105 +137,111 @@ func (g *Graph) Validate() error {
 	if len(g.Nodes) == 0 {
 		return fmt.Errorf("graph has no nodes")
 	}
-	values := map[string]Value{}
-	written := map[string]bool{}
-	used := map[string]bool{}
-	declare := func(vs []Value, in bool) error {
-		for _, value := range vs {
-			if value.Type.Bytes() == 0 || value.Rows < 1 || value.Cols < 1 || value.Rows > maxDim ||
-				value.Cols > maxDim {
-				return fmt.Errorf("value %q: bad type or shape %s [%d,%d]", value.Name, value.Type, value.Rows,
-					value.Cols)
-			}
-			if old, dup := values[value.Name]; dup && (old != value || !in) {
-				if old != value {
-					return fmt.Errorf("value %q declared twice", value.Name)
-				}
-			}
-			values[value.Name] = value
-			if in {
-				written[value.Name] = true
-			}
+	check := graphChecker{
+		values: map[string]Value{}, written: map[string]bool{}, read: map[string]bool{}, weights: map[string]bool{},
+	}
+	for _, values := range [][]Value{g.Inputs, g.Outputs, g.Temps} {
+		if err := check.declare(values); err != nil {
+			return err
 		}
-		return nil
 	}
-	if err := declare(g.Inputs, true); err != nil {
-		return err
+	for _, input := range g.Inputs {
+		check.written[input.Name] = true
 	}
-	if err := declare(g.Outputs, false); err != nil {
-		return err
-	}
-	if err := declare(g.Temps, false); err != nil {
-		return err
-	}
-	weights := map[string]WeightSpec{}
 	for _, weight := range g.Weights {
-		if _, dup := weights[weight.Name]; dup {
+		if _, again := check.weights[weight.Name]; again {
 			return fmt.Errorf("weight %q declared twice", weight.Name)
 		}
-		weights[weight.Name] = weight
+		check.weights[weight.Name] = false
 	}
-	for i, node := range g.Nodes {
-		at := func(format string, args ...any) error {
-			return fmt.Errorf("node %d (%s): %s", i, node.Op.Kind, fmt.Sprintf(format, args...))
-		}
-		if err := node.Op.Validate(); err != nil {
-			return at("%v", err)
-		}
-		sig := node.Op.Sig()
-		if len(node.In) != len(sig.In) || len(node.W) != len(sig.W) || len(node.Out) != len(sig.Out) {
-			return at("got %d inputs, %d weights, %d outputs, want %d, %d, %d",
-				len(node.In), len(node.W), len(node.Out), len(sig.In), len(sig.W), len(sig.Out))
-		}
-		match := func(name string, want Value) error {
-			value, ok := values[name]
-			if !ok {
-				return at("unknown value %q", name)
-			}
-			if value.Type != want.Type || value.Rows != want.Rows || value.Cols != want.Cols {
-				if node.Op.Kind != Copy || value.Rows != want.Rows || value.Cols != want.Cols {
-					return at("operand %s is %q %s [%d,%d], want %s [%d,%d]", want.Name, name, value.Type, value.Rows,
-						value.Cols, want.Type, want.Rows, want.Cols)
-				}
-			}
-			return nil
-		}
-		for j, name := range node.In {
-			if err := match(name, sig.In[j]); err != nil {
-				return err
-			}
-			if !written[name] {
-				return at("value %q is read before it is written", name)
-			}
-			used[name] = true
-		}
-		for _, name := range node.W {
-			if _, ok := weights[name]; !ok {
-				return at("unknown weight %q", name)
-			}
-			used["w:"+name] = true
-		}
-		for j, name := range node.Out {
-			if err := match(name, sig.Out[j]); err != nil {
-				return err
-			}
-			written[name] = true
+	for i := range g.Nodes {
+		if err := check.node(&g.Nodes[i]); err != nil {
+			return fmt.Errorf("node %d (%s): %w", i, g.Nodes[i].Op.Kind, err)
 		}
 	}
-	for _, value := range g.Inputs {
-		if !used[value.Name] {
-			return fmt.Errorf("input %q is never read", value.Name)
+	for _, input := range g.Inputs {
+		if !check.read[input.Name] {
+			return fmt.Errorf("input %q is never read", input.Name)
 		}
 	}
-	for _, value := range g.Outputs {
-		if !written[value.Name] {
-			return fmt.Errorf("output %q is never written", value.Name)
+	for _, output := range g.Outputs {
+		if !check.written[output.Name] {
+			return fmt.Errorf("output %q is never written", output.Name)
 		}
 	}
 	for _, weight := range g.Weights {
-		if !used["w:"+weight.Name] {
+		if !check.weights[weight.Name] {
 			return fmt.Errorf("weight %q is never used", weight.Name)
 		}
+	}
+	return nil
+}
+
+// graphChecker is the state of validating a graph, node by node.
+type graphChecker struct {
+	values        map[string]Value
+	written, read map[string]bool
+	weights       map[string]bool // whether a node uses it
+}
+
+// declare adds values. One that is declared again, as an input that is changed in place, is the same.
+func (c *graphChecker) declare(values []Value) error {
+	for _, value := range values {
+		if value.Type.Bytes() == 0 || value.Rows < 1 || value.Cols < 1 || value.Rows > maxDim || value.Cols > maxDim {
+			return fmt.Errorf("value %q: bad type or shape %s [%d,%d]", value.Name, value.Type, value.Rows, value.Cols)
+		}
+		if old, again := c.values[value.Name]; again && old != value {
+			return fmt.Errorf("value %q declared twice", value.Name)
+		}
+		c.values[value.Name] = value
+	}
+	return nil
+}
+
+// node checks a node and what it reads, then counts what it writes.
+func (c *graphChecker) node(node *Node) error {
+	if err := node.Op.Validate(); err != nil {
+		return err
+	}
+	sig := node.Op.Sig()
+	if len(node.In) != len(sig.In) || len(node.W) != len(sig.W) || len(node.Out) != len(sig.Out) {
+		return fmt.Errorf("got %d inputs, %d weights, %d outputs, want %d, %d, %d",
+			len(node.In), len(node.W), len(node.Out), len(sig.In), len(sig.W), len(sig.Out))
+	}
+	for i, name := range node.In {
+		if err := c.operand(node, name, sig.In[i]); err != nil {
+			return err
+		}
+		if !c.written[name] {
+			return fmt.Errorf("value %q is read before it is written", name)
+		}
+		c.read[name] = true
+	}
+	for _, name := range node.W {
+		if _, ok := c.weights[name]; !ok {
+			return fmt.Errorf("unknown weight %q", name)
+		}
+		c.weights[name] = true
+	}
+	for i, name := range node.Out {
+		if err := c.operand(node, name, sig.Out[i]); err != nil {
+			return err
+		}
+		c.written[name] = true
+	}
+	return nil
+}
+
+// operand compares a value with what the signature wants; copies take every type.
+func (c *graphChecker) operand(node *Node, name string, want Value) error {
+	value, ok := c.values[name]
+	if !ok {
+		return fmt.Errorf("unknown value %q", name)
+	}
+	typed := value.Type == want.Type || node.Op.Kind == Copy
+	if !typed || value.Rows != want.Rows || value.Cols != want.Cols {
+		return fmt.Errorf("operand %s is %q %s [%d,%d], want %s [%d,%d]", want.Name, name, value.Type, value.Rows,
+			value.Cols, want.Type, want.Rows, want.Cols)
 	}
 	return nil
 }

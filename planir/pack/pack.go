@@ -182,47 +182,32 @@ func Pack(dst []byte, spec op.WeightSpec, src Source) error { return PackFor(dst
 // more rows than spec, the last spec.K are packed, with the values that packing all of them would give them: a multiple
 // of the block's length is in front of them.
 func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error {
-	total, err := Bytes(spec)
-	if err != nil {
+	if err := fitsSpec(int64(len(dst)), spec, src, imp); err != nil {
 		return err
 	}
-	if spec.Experts != 0 {
-		return diag.New(diag.ClassInternal, "pack weight %q: %d experts, want one at a time", spec.Name, spec.Experts)
-	}
-	if int64(len(dst)) != total {
-		return diag.New(diag.ClassInput, "pack weight %q: destination has %d bytes, want %d", spec.Name, len(dst),
-			total)
-	}
-	rowCount, cols := src.Shape()
-	if rowCount != spec.K && (imp == nil || rowCount < spec.K || (rowCount-spec.K)%q4Block(spec.Scheme) != 0) ||
-		cols != spec.N {
-		return diag.New(diag.ClassInput, "pack weight %q: source is [%d,%d], want [%d,%d]", spec.Name, rowCount, cols,
-			spec.K, spec.N)
-	}
-	if imp != nil && imp.k < rowCount {
-		return diag.New(diag.ClassInput, "pack weight %q: importance is that of %d rows, want %d", spec.Name, imp.k,
-			rowCount)
-	}
-	q4 := spec.Layout != op.RowsLayout && (spec.Scheme == "q4b32" || spec.Scheme == "q4b128")
 	if spec.Layout == Onnx && spec.Scheme == "q4c" { // neighbouring tiles share bytes there
 		return packOnnxQ4C(dst, spec, src, imp)
 	}
+	rowCount, cols := src.Shape()
+	blocks := spec.Layout != op.RowsLayout && (spec.Scheme == "q4b32" || spec.Scheme == "q4b128")
 	front := rowCount - spec.K // rows that are not packed
-	if front > 0 && (!q4 || imp.rank == 0) {
+	if front > 0 && (!blocks || imp.rank == 0) {
+		var err error
 		if src, err = Slice(src, front, rowCount, 0, cols); err != nil {
 			return err
 		}
 		imp, front = imp.rows(front), 0
 	}
-	var at int64 // of the scales in layout Onnx
+	var scalesAt int64 // in layout Onnx
 	switch spec.Layout {
 	case op.RowsLayout:
 		return packRows(dst, spec, op.Type(spec.Scheme), src)
 	case Onnx:
-		var values, scales int64
-		if values, at, scales, err = OnnxParts(spec); err != nil {
+		values, at, scales, err := OnnxParts(spec)
+		if err != nil {
 			return err
 		}
+		scalesAt = at
 		clearPadding(dst, values, at, scales)
 		switch spec.Scheme {
 		case "w32":
@@ -232,21 +217,45 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 		}
 	}
 	count := tiles(spec.N)
-	tile := int(total) / count
+	tile := len(dst) / count
 	rows := min(rowCount, maxRowsK)
 	return parallel(count, func() func(int) error {
 		packer := tilePacker{spec: spec, src: src, front: front, rows: rows, buf: make([]float32, rows*TileN)}
-		if q4 {
+		if blocks {
 			packer.imp, packer.feed = imp, newFeedback(imp, q4Block(spec.Scheme), -8)
 		} else if spec.Scheme == "q4c" {
 			packer.imp, packer.feed = imp, newFeedback(imp, BlockK, -7)
 		}
 		if spec.Layout == Onnx {
-			packer.onnx = newOnnxPacker(dst, at, spec, rows)
-			return func(t int) error { return packer.pack(nil, t) }
+			packer.onnx = newOnnxPacker(dst, scalesAt, spec, rows)
+			return func(index int) error { return packer.pack(nil, index) }
 		}
-		return func(t int) error { return packer.pack(dst[t*tile:(t+1)*tile], t) }
+		return func(index int) error { return packer.pack(dst[index*tile:(index+1)*tile], index) }
 	})
+}
+
+// fitsSpec compares the destination's bytes, the source and the importance with what is to be packed.
+func fitsSpec(bytes int64, spec op.WeightSpec, src Source, imp *Importance) error {
+	total, err := Bytes(spec)
+	if err != nil {
+		return err
+	}
+	if spec.Experts != 0 {
+		return diag.New(diag.ClassInternal, "pack weight %q: %d experts, want one at a time", spec.Name, spec.Experts)
+	}
+	if bytes != total {
+		return diag.New(diag.ClassInput, "pack weight %q: destination has %d bytes, want %d", spec.Name, bytes, total)
+	}
+	rows, cols := src.Shape()
+	inFront := imp != nil && rows >= spec.K && (rows-spec.K)%q4Block(spec.Scheme) == 0
+	if rows != spec.K && !inFront || cols != spec.N {
+		return diag.New(diag.ClassInput, "pack weight %q: source is [%d,%d], want [%d,%d]",
+			spec.Name, rows, cols, spec.K, spec.N)
+	}
+	if imp != nil && imp.k < rows {
+		return diag.New(diag.ClassInput, "pack weight %q: importance is that of %d rows, want %d", spec.Name, imp.k, rows)
+	}
+	return nil
 }
 
 // Unpack writes the values that a packed weight stands for to dst, row-major [K,N].
@@ -385,20 +394,21 @@ func (p *tilePacker) absmax(values []float32, k0, column int) (float32, error) {
 	panic("BUG: pack: magnitude and finite disagree")
 }
 
-// pack writes a tile to dst, which is not used for layout Onnx.
+// pack writes a tile to dst, which is not used for layout Onnx. It reads as many rows at a time as the buffer holds; rows
+// in front of those that are packed only feed their errors forward.
 func (p *tilePacker) pack(dst []byte, tile int) error {
-	var scale [TileN]float32 // of q8c; complete only after all rows were seen
-	if p.spec.Scheme == "q8c" && p.rows < p.spec.K {
-		if err := p.columnScales(&scale, tile); err != nil {
-			return err
-		}
-	}
-	if p.spec.Scheme == "q4c" {
-		if err := p.searchColumns(&scale, tile); err != nil {
-			return err
-		}
-	}
+	var scale [TileN]float32 // of a column; of q8c complete only after all rows were seen
 	var sum [TileN]int32
+	var err error
+	switch {
+	case p.spec.Scheme == "q8c" && p.rows < p.spec.K:
+		err = p.columnScales(&scale, tile)
+	case p.spec.Scheme == "q4c":
+		err = p.searchColumns(&scale, tile)
+	}
+	if err != nil {
+		return err
+	}
 	if p.feed != nil {
 		clear(p.feed.state)
 	}
@@ -414,59 +424,78 @@ func (p *tilePacker) pack(dst []byte, tile int) error {
 		switch p.spec.Scheme {
 		case "w32":
 			err = p.packW32(dst[k0*4*TileN:k1*4*TileN], &cols, tile, k0)
-		case "q8c":
-			if p.rows >= p.spec.K {
-				for column, col := range cols {
-					top, err := p.absmax(col, k0, tile*TileN+column)
-					if err != nil {
-						return err
-					}
-					scale[column] = top / 127
-				}
-			}
-			if p.onnx != nil {
-				packQ8C(p.onnx.chunk, &cols, k1-k0, &scale, &sum)
-				p.onnx.q8c(p.spec.N, tile, k0, k1)
-				break
-			}
-			packQ8C(dst[k0*TileN:], &cols, k1-k0, &scale, &sum)
-		case "q4b32", "q4b128":
-			block := q4Block(p.spec.Scheme)
-			var out []byte
-			switch {
-			case k0 < p.front: // not packed
-			case p.onnx != nil:
-				out = p.onnx.chunk
-			default:
-				out = dst[(k0-p.front)/block*q4Bytes(block):]
-			}
-			err = p.packQ4(out, &cols, block, k1-k0, tile, k0)
-			if err == nil && p.onnx != nil && k0 >= p.front {
-				p.onnx.q4(block, p.spec.K, p.spec.N, tile, k0-p.front, k1-p.front)
-			}
-		case "q4c":
-			p.packQ4C(dst[k0*16:len(dst)-4*TileN], &cols, k1-k0, k0, &scale)
 		case "w16":
 			err = p.packW16(dst[k0*2*TileN:k1*2*TileN], &cols, tile, k0)
+		case "q8c":
+			err = p.rowsQ8C(dst, &cols, tile, k0, k1, &scale, &sum)
+		case "q4b32", "q4b128":
+			err = p.rowsQ4(dst, &cols, tile, k0, k1)
+		case "q4c":
+			p.packQ4C(dst[k0*16:len(dst)-4*TileN], &cols, k1-k0, k0, &scale)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if p.spec.Scheme == "q4c" {
-		tail := dst[len(dst)-4*TileN:]
-		for column := range TileN {
-			binary.LittleEndian.PutUint32(tail[4*column:], math.Float32bits(scale[column]))
-		}
-	}
-	if p.spec.Scheme == "q8c" && p.onnx != nil {
+	switch {
+	case p.spec.Scheme == "q8c" && p.onnx != nil:
 		p.onnx.q8cScales(p.spec.N, tile, &scale)
-	} else if p.spec.Scheme == "q8c" {
+	case p.spec.Scheme == "q8c":
 		tail := dst[len(dst)-8*TileN:]
+		putScales(tail, &scale)
 		for column := range TileN {
-			binary.LittleEndian.PutUint32(tail[4*column:], math.Float32bits(scale[column]))
 			binary.LittleEndian.PutUint32(tail[4*TileN+4*column:], uint32(sum[column]))
 		}
+	case p.spec.Scheme == "q4c":
+		putScales(dst[len(dst)-4*TileN:], &scale)
+	}
+	return nil
+}
+
+func putScales(dst []byte, scale *[TileN]float32) {
+	for column := range TileN {
+		binary.LittleEndian.PutUint32(dst[4*column:], math.Float32bits(scale[column]))
+	}
+}
+
+// rowsQ8C packs rows [k0,k1) in q8c. Where they are all rows, it determines the scales first.
+func (p *tilePacker) rowsQ8C(
+	dst []byte, cols *[TileN][]float32, tile, k0, k1 int, scale *[TileN]float32, sum *[TileN]int32,
+) error {
+	if p.rows >= p.spec.K {
+		for column, col := range cols {
+			top, err := p.absmax(col, k0, tile*TileN+column)
+			if err != nil {
+				return err
+			}
+			scale[column] = top / 127
+		}
+	}
+	if p.onnx == nil {
+		packQ8C(dst[k0*TileN:], cols, k1-k0, scale, sum)
+		return nil
+	}
+	packQ8C(p.onnx.chunk, cols, k1-k0, scale, sum)
+	p.onnx.q8c(p.spec.N, tile, k0, k1)
+	return nil
+}
+
+// rowsQ4 packs rows [k0,k1) in blocks of 4 bits.
+func (p *tilePacker) rowsQ4(dst []byte, cols *[TileN][]float32, tile, k0, k1 int) error {
+	block := q4Block(p.spec.Scheme)
+	var out []byte
+	switch {
+	case k0 < p.front: // not packed
+	case p.onnx != nil:
+		out = p.onnx.chunk
+	default:
+		out = dst[(k0-p.front)/block*q4Bytes(block):]
+	}
+	if err := p.packQ4(out, cols, block, k1-k0, tile, k0); err != nil {
+		return err
+	}
+	if p.onnx != nil && k0 >= p.front {
+		p.onnx.q4(block, p.spec.K, p.spec.N, tile, k0-p.front, k1-p.front)
 	}
 	return nil
 }
