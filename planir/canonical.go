@@ -30,7 +30,8 @@ func Encode(plan *Plan) ([]byte, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
-// withLists is the plan with empty lists where a processor has none but its key is always written, so that both are one value.
+// withLists is the plan with empty lists where a processor has none but its key is always written, so that both are one
+// value.
 func withLists(plan *Plan) *Plan {
 	out := *plan
 	out.Procs = slices.Clone(plan.Procs)

@@ -43,15 +43,20 @@ func (p *Plan) evidenceText() string {
 	case Imported:
 		return "imported: some of the times it expects were measured elsewhere, and none of those by hetc"
 	case Simulated:
-		return fmt.Sprintf("simulated: it runs on the simulator of %q (hetc run), on no device, and its times are simulated", p.SoC.Name)
+		return fmt.Sprintf(
+			"simulated: it runs on the simulator of %q (hetc run), on no device, and its times are simulated",
+			p.SoC.Name)
 	case Emulated:
-		return fmt.Sprintf("emulated: it runs on the vendor's emulator of %q on this kind of machine, and its times say nothing about the device", p.Target.SoC)
+		return fmt.Sprintf(
+			"emulated: it runs on the vendor's emulator of %q on this kind of machine, and its times say nothing about the device", p.Target.SoC)
 	case Unproved:
 		times := "measured there"
 		if p.Target.Simulated {
 			times = "simulated"
 		}
-		return fmt.Sprintf("unproved: it is for the device %q and was never executed there; the times it expects are %s", p.Target.SoC, times)
+		return fmt.Sprintf(
+			"unproved: it is for the device %q and was never executed there; the times it expects are %s",
+			p.Target.SoC, times)
 	}
 	return ""
 }

@@ -31,8 +31,8 @@ type Memory struct {
 	Max   int64 `json:"max_bytes,omitempty" yaml:"max_bytes,omitempty"` // the bound that solve was given, 0: none
 }
 
-// FurtherGraph: where graphs that bake the same weights share one binary, each beyond the first adds one part in so many
-// to it.
+// FurtherGraph: where graphs that bake the same weights share one binary, each beyond the first adds one part in so
+// many to it.
 const FurtherGraph = 100
 
 // TableStep is what reading one row of a mapped table makes resident at most: systems map the pages
@@ -209,7 +209,8 @@ func (m *Memory) countBaked(graphs map[string]int, shared map[string]bool, phase
 
 // sizes are all numbers of it.
 func (m *Memory) sizes() []int64 {
-	return []int64{m.Weights, m.PrefillWeights, m.DecodeWeights, m.Prepacked, m.Tables, m.Cache, m.Pool, m.Work, m.Fixed,
+	return []int64{m.Weights, m.PrefillWeights, m.DecodeWeights, m.Prepacked, m.Tables, m.Cache, m.Pool, m.Work,
+		m.Fixed,
 		m.Total, m.Max}
 }
 
@@ -220,7 +221,8 @@ func (m Memory) String() string {
 		copies = fmt.Sprintf("%v of a library's copies, ", unit.Bytes(m.Prepacked))
 	}
 	return fmt.Sprintf("%v of weights, %s%v of embeddings, %v of cache, %v of buffers, %v of scratch, %v of program",
-		unit.Bytes(m.Weights), copies, unit.Bytes(m.Tables), unit.Bytes(m.Cache), unit.Bytes(m.Pool), unit.Bytes(m.Work), unit.Bytes(m.Fixed))
+		unit.Bytes(m.Weights), copies, unit.Bytes(m.Tables), unit.Bytes(m.Cache), unit.Bytes(m.Pool),
+		unit.Bytes(m.Work), unit.Bytes(m.Fixed))
 }
 
 // Extent is how far an execution has gone.

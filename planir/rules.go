@@ -20,7 +20,8 @@ var Rules = []Rule{
 		(*checker).names},
 	{"P002", "every reference resolves: processors, graphs, buffers, packs, weights, flags, programs",
 		(*checker).references},
-	{"P003", "every graph is valid, and its processor executes its operators, schemes and rows, and holds its weights", (*checker).graphs},
+	{
+		"P003", "every graph is valid, and its processor executes its operators, schemes and rows, and holds its weights", (*checker).graphs},
 	{"P004", "a step's views lie within their buffers and have the types and shapes of its graph's operands",
 		(*checker).views},
 	{"P005", "a step's weight references lie within their packs and have the shapes of its graph's weights",
@@ -31,13 +32,17 @@ var Rules = []Rule{
 	{"P008", "lanes never wait for each other in a circle", (*checker).deadlock},
 	{"P009", "two steps that touch the same elements, one of them writing, are ordered by flags", (*checker).races},
 	{"P010", "every element that is read has been written before", (*checker).written},
-	{"P011", "processors that share a core have steps in one section only when it is the first core of each, where they take turns on one thread, and never on a simulated SoC", (*checker).cores},
+	{
+		"P011", "processors that share a core have steps in one section only when it is the first core of each, where they take turns on one thread, and never on a simulated SoC", (*checker).cores},
 	{"P012", "the decider names a program for every number of tokens up to the context; ids enter and logits leave",
 		(*checker).decider},
 	{"P013", "shares of one operator use the same scheme", (*checker).schemes},
-	{"P014", "every batch has one program, whose rows are of a sequence each, and the cache and the logits have a place for every sequence; in all other programs rows are of one sequence", (*checker).batches},
-	{"P015", "with capacity tiers every expert of a layer is in one group or on the CPU; a group has one of the tiers, and its experts fit a graph; tiers are multiples of the tile, no more than may be, and all in use; there are no more groups, and no more rows are dropped and of their norm lost, than may be; a layer takes the time of the longer processor, or of both", (*checker).tiers},
-	{"P016", "a processor that bakes weights into its artifacts reads baked packs only, whole, which nobody else reads; every step of such a graph reads the same ones, and so do the graphs of one context", (*checker).baking},
+	{
+		"P014", "every batch has one program, whose rows are of a sequence each, and the cache and the logits have a place for every sequence; in all other programs rows are of one sequence", (*checker).batches},
+	{
+		"P015", "with capacity tiers every expert of a layer is in one group or on the CPU; a group has one of the tiers, and its experts fit a graph; tiers are multiples of the tile, no more than may be, and all in use; there are no more groups, and no more rows are dropped and of their norm lost, than may be; a layer takes the time of the longer processor, or of both", (*checker).tiers},
+	{
+		"P016", "a processor that bakes weights into its artifacts reads baked packs only, whole, which nobody else reads; every step of such a graph reads the same ones, and so do the graphs of one context", (*checker).baking},
 }
 
 // Check applies every rule and returns all findings of the first rule that is broken.

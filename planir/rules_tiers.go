@@ -59,7 +59,8 @@ func (c *tierChecker) sizes() bool {
 	positive := tiers.Tile > 0 && tiers.MaxTiers > 0 && tiers.ExpertBytes > 0 && tiers.ChunkTokens > 0
 	limits := tiers.GraphBytes >= 0 && tiers.RegionBytes >= 0 && tiers.ExpectNS >= 0
 	if !positive || !limits || len(tiers.Schemes) == 0 {
-		c.fail("tiers", "tile %d, at most %d tiers, experts of %d bytes in graphs of %d, chunks of %d tokens in %d ns: out of range",
+		c.fail(
+			"tiers", "tile %d, at most %d tiers, experts of %d bytes in graphs of %d, chunks of %d tokens in %d ns: out of range",
 			tiers.Tile, tiers.MaxTiers, tiers.ExpertBytes, tiers.GraphBytes, tiers.ChunkTokens, tiers.ExpectNS)
 		return false
 	}
@@ -136,7 +137,8 @@ func (c *tierChecker) limits() {
 	}
 	if exact && (tiers.Lost != 0 || tiers.MaxLost != 0 || tiers.MaxLayerLost != 0) ||
 		tiers.Lost > tiers.MaxLost+shareRounding {
-		c.fail("tiers.lost", "a share of %v of the squared norm is lost, want at most %v, and none where overflow is exact",
+		c.fail(
+			"tiers.lost", "a share of %v of the squared norm is lost, want at most %v, and none where overflow is exact",
 			tiers.Lost, tiers.MaxLost)
 	}
 }

@@ -212,7 +212,8 @@ func (c *Costs) missing(proc string, operator op.Op) error {
 	return diag.New(diag.ClassInput, "predict %s on processor %q: %s was never measured there", operator.Key(), proc,
 		what).
 		WithCode("costs.missing").
-		WithHint("measure it: hetc profile --soc SOC --model MODEL --workload WORKLOAD -o rec.jsonl --resume, with a workload that permits the scheme; then hetc fit, or solve with --record rec.jsonl")
+		WithHint(
+			"measure it: hetc profile --soc SOC --model MODEL --workload WORKLOAD -o rec.jsonl --resume, with a workload that permits the scheme; then hetc fit, or solve with --record rec.jsonl")
 }
 
 // Exclude declares that a processor cannot execute an operator, for the reason its compiler gave. Only this

@@ -161,7 +161,7 @@ func TestAheadOfATruncatedFile(t *testing.T) {
 		b.Ahead(ctx, []Part{{Blob: "weights/0", Bytes: aheadSizes[0], Few: few}, {Blob: "weights/1", Bytes: aheadSizes[1], Few: few}})
 	}
 	_, err := b.Bytes("weights/1")
-	if StepOf(err) != StepWeights || diag.ClassOf(err) != diag.ClassIO {
+	if StepOf(err) != stepWeights || diag.ClassOf(err) != diag.ClassIO {
 		t.Errorf("got %v, want an error of reading", err)
 	}
 	var e *Error
@@ -172,7 +172,7 @@ func TestAheadOfATruncatedFile(t *testing.T) {
 
 func TestChunkSizeFollowsTheSize(t *testing.T) {
 	for _, c := range []struct{ bytes, want int64 }{
-		{0, 64 << 10}, {10 << 20, 64 << 10}, {1 << 30, 64 << 10}, {1<<30 + 64<<10, 128 << 10}, {5 << 30, 512 << 10}, {MaxBytes, maxChunk}, {-1, 64 << 10},
+		{0, 64 << 10}, {10 << 20, 64 << 10}, {1 << 30, 64 << 10}, {1<<30 + 64<<10, 128 << 10}, {5 << 30, 512 << 10}, {maxBytes, maxChunk}, {-1, 64 << 10},
 	} {
 		if got := chunkFor([]Source{{Bytes: c.bytes}, {Bytes: 0}}); got != c.want {
 			t.Errorf("%d bytes: got chunks of %d, want %d", c.bytes, got, c.want)

@@ -83,11 +83,11 @@ func Open(path string, options Options) (*Bundle, error) {
 
 func open(path string, options Options) (_ *Bundle, err error) {
 	if options.Trust == nil {
-		return nil, refuse(StepKeyring, "no trusted keys").
+		return nil, refuse(stepKeyring, "no trusted keys").
 			hint("pass --trust with a .pub or a keyring file that did not come with the bundle")
 	}
 	if err := options.Trust.check(); err != nil {
-		return nil, refuse(StepKeyring, "trusted keys: %w", err)
+		return nil, refuse(stepKeyring, "trusted keys: %w", err)
 	}
 	store, err := openStore(path)
 	if err != nil {
@@ -104,7 +104,7 @@ func open(path string, options Options) (_ *Bundle, err error) {
 	}
 	env, err := decodeEnvelope(bundle.envelope)
 	if err != nil {
-		return nil, refuse(StepEnvelope, "envelope: %w", err)
+		return nil, refuse(stepEnvelope, "envelope: %w", err)
 	}
 	payload, err := env.open()
 	if err != nil {
@@ -114,7 +114,7 @@ func open(path string, options Options) (_ *Bundle, err error) {
 		return nil, err
 	}
 	if bundle.manifest, err = decodeManifest(payload); err != nil {
-		return nil, refuse(StepManifest, "manifest: %w", err)
+		return nil, refuse(stepManifest, "manifest: %w", err)
 	}
 	bundle.digest = sha256.Sum256(payload)
 	if err := options.Policy.checkCompat(bundle.manifest); err != nil {
@@ -147,21 +147,21 @@ func (b *Bundle) load(mode Mode) error {
 	var copied int64
 	first := int64(0)
 	for i := range manifest.Blobs {
-		x := &blob{Blob: &manifest.Blobs[i], chunk: manifest.ChunkBytes, step: StepCode}
+		x := &blob{Blob: &manifest.Blobs[i], chunk: manifest.ChunkBytes, step: stepCode}
 		count := chunks(x.Bytes, x.chunk)
 		if leaves != nil {
 			x.leaves = leaves[first : first+count]
 			if rootOf(x.Bytes, x.chunk, x.leaves) != x.Root {
-				return refuse(StepTable, "chunk digests of blob %q do not hash to its root", x.Name).
+				return refuse(stepTable, "chunk digests of blob %q do not hash to its root", x.Name).
 					hint("the file was damaged or changed; fetch it again")
 			}
 		}
 		first += count
 		x.good = make([]atomic.Uint64, (count+63)/64)
 		if x.Role.bulk() {
-			x.step = StepWeights
-		} else if copied += x.Bytes; copied > MaxCopyBytes {
-			return refuse(StepCode, "blobs to be copied have more than %d bytes together", int64(MaxCopyBytes))
+			x.step = stepWeights
+		} else if copied += x.Bytes; copied > maxCopyBytes {
+			return refuse(stepCode, "blobs to be copied have more than %d bytes together", int64(maxCopyBytes))
 		}
 		b.blobs = append(b.blobs, x)
 	}
@@ -334,7 +334,7 @@ func (x *blob) judge(whole, root Digest) error {
 			hint("the file was damaged or changed; fetch it again")
 	}
 	if whole != x.SHA256 {
-		return refuse(StepTable, "blob %q has SHA-256 %s, want %s: its two signed digests disagree", x.Name, whole,
+		return refuse(stepTable, "blob %q has SHA-256 %s, want %s: its two signed digests disagree", x.Name, whole,
 			x.SHA256)
 	}
 	x.all.Store(true)
@@ -387,7 +387,7 @@ func (b *Bundle) Expect(name string, roles ...Role) error {
 	if slices.Contains(roles, blob.Role) {
 		return nil
 	}
-	return at(b.path, refuse(StepRelease, "blob %q has role %q, want %q", name, blob.Role, roles).
+	return at(b.path, refuse(stepRelease, "blob %q has role %q, want %q", name, blob.Role, roles).
 		hint("the bundle was signed with a wrong role: emit it again with hetc"))
 }
 
@@ -425,7 +425,7 @@ func (b *Bundle) Range(name string, offset, bytes int64) ([]byte, error) {
 		return nil, err
 	}
 	if offset < 0 || bytes < 0 || offset > blob.Bytes || bytes > blob.Bytes-offset {
-		return nil, refuse(StepRelease, "range [%d, %d+%d) of blob %q, which has %d bytes", offset, offset, bytes,
+		return nil, refuse(stepRelease, "range [%d, %d+%d) of blob %q, which has %d bytes", offset, offset, bytes,
 			name, blob.Bytes)
 	}
 	if err := blob.verify(offset, offset+bytes); err != nil {
@@ -437,10 +437,10 @@ func (b *Bundle) Range(name string, offset, bytes int64) ([]byte, error) {
 func (b *Bundle) find(name string) (*blob, error) {
 	i, ok := b.manifest.blob(name)
 	if !ok {
-		return nil, refuse(StepRelease, "no blob %q in the bundle", name)
+		return nil, refuse(stepRelease, "no blob %q in the bundle", name)
 	}
 	if b.blobs == nil {
-		return nil, refuse(StepRelease, "blob %q asked of a closed bundle", name)
+		return nil, refuse(stepRelease, "blob %q asked of a closed bundle", name)
 	}
 	return b.blobs[i], nil
 }
@@ -498,7 +498,7 @@ func (x *blob) writeTo(ctx context.Context, w io.Writer) error {
 // with the bytes done so far.
 func (b *Bundle) VerifyAll(ctx context.Context, progress func(done, total int64)) error {
 	if b.store == nil {
-		return refuse(StepRelease, "verify a closed bundle")
+		return refuse(stepRelease, "verify a closed bundle")
 	}
 	var done, total int64
 	for _, blob := range b.blobs {

@@ -127,7 +127,7 @@ func drawRecipe(t *rapid.T) *recipe {
 	r.manifest.ChunkBytes = 1 << rapid.IntRange(12, 20).Draw(t, "chunk")
 	r.signers = [][]testKey{{keyA}, {keyB}, {keyA, keyB, keyC}}[rapid.IntRange(0, 2).Draw(t, "signers")]
 	names := rapid.SliceOfNDistinct(rapid.StringMatching(`[a-z0-9]{1,4}(/[a-z0-9._-]{1,3}x)?`), 0, 6, rapid.ID[string]).Draw(t, "names")
-	roles := []Role{RolePlan, RoleNPUGraph, RoleGPUKernel, RoleRuntime, RoleWeights, RoleTokenizer, RoleConfig, RoleReference, RoleReport}
+	roles := []Role{RolePlan, RoleNPUGraph, RoleGPUKernel, roleRuntime, RoleWeights, RoleTokenizer, RoleConfig, RoleReference, RoleReport}
 	for _, n := range names {
 		if _, taken := r.contents[n]; taken {
 			continue
@@ -261,14 +261,14 @@ func TestRangeChecksItsArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range [][2]int64{{-1, 1}, {0, 301}, {301, 0}, {300, 1}, {1, 1<<63 - 1}, {0, -1}} {
-		if _, err := b.Range("plan", c[0], c[1]); StepOf(err) != StepRelease {
+		if _, err := b.Range("plan", c[0], c[1]); StepOf(err) != stepRelease {
 			t.Errorf("Range(%d, %d): %v", c[0], c[1], err)
 		}
 	}
 	if got, err := b.Range("plan", 300, 0); err != nil || len(got) != 0 {
 		t.Errorf("empty range at the end: %v", err)
 	}
-	if _, err := b.Bytes("nothing"); StepOf(err) != StepRelease {
+	if _, err := b.Bytes("nothing"); StepOf(err) != stepRelease {
 		t.Errorf("unknown blob: %v", err)
 	}
 	if err := b.Close(); err != nil {
@@ -277,36 +277,36 @@ func TestRangeChecksItsArguments(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Errorf("second Close: %v", err)
 	}
-	if _, err := b.Bytes("plan"); StepOf(err) != StepRelease {
+	if _, err := b.Bytes("plan"); StepOf(err) != stepRelease {
 		t.Errorf("closed: %v", err)
 	}
-	if err := b.VerifyAll(ctx, nil); StepOf(err) != StepRelease {
+	if err := b.VerifyAll(ctx, nil); StepOf(err) != stepRelease {
 		t.Errorf("closed: %v", err)
 	}
 }
 
 func TestOpenWithoutTrustOrFile(t *testing.T) {
 	path := writeTemp(t, baseRecipe().build())
-	if _, err := Open(path, Options{}); StepOf(err) != StepKeyring {
+	if _, err := Open(path, Options{}); StepOf(err) != stepKeyring {
 		t.Errorf("no keyring: %v", err)
 	}
-	if _, err := Open(path, Options{Trust: &Keyring{Generation: 1}}); StepOf(err) != StepKeyring {
+	if _, err := Open(path, Options{Trust: &Keyring{Generation: 1}}); StepOf(err) != stepKeyring {
 		t.Errorf("empty keyring: %v", err)
 	}
 	// A keyring built by hand gets the same checks as one from a file.
 	twice := &Keyring{Generation: 1, Threshold: 2, Keys: []Key{keyA.Key, keyA.Key}}
-	if _, err := Open(path, Options{Trust: twice}); StepOf(err) != StepKeyring {
+	if _, err := Open(path, Options{Trust: twice}); StepOf(err) != stepKeyring {
 		t.Errorf("one key twice: %v", err)
 	}
 	for _, generation := range []int64{0, -1, maxCounter + 1} {
 		k := ring(1, keyA)
 		k.Generation = generation
-		if _, err := Open(path, Options{Trust: k}); StepOf(err) != StepKeyring {
+		if _, err := Open(path, Options{Trust: k}); StepOf(err) != stepKeyring {
 			t.Errorf("generation %d: %v", generation, err)
 		}
 	}
 	_, err := Open(path+"x", Options{Trust: ring(1, keyA)})
-	if StepOf(err) != StepOpen || diag.ClassOf(err) != diag.ClassInput {
+	if StepOf(err) != stepOpen || diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("missing file: %v", err)
 	}
 	if !strings.Contains(err.Error(), "x.hetbx") {
@@ -332,7 +332,7 @@ func TestLazyRefusesOnTouch(t *testing.T) {
 	defer b.Close()
 	for c := range int64(41) {
 		_, err := b.Range("big", c*testChunk, 5)
-		if want := c == bad; want != (StepOf(err) == StepWeights) {
+		if want := c == bad; want != (StepOf(err) == stepWeights) {
 			t.Errorf("chunk %d: %v", c, err)
 		}
 	}
@@ -340,17 +340,17 @@ func TestLazyRefusesOnTouch(t *testing.T) {
 		t.Errorf("byte before the chunk: %v", err)
 	}
 	for range 2 {
-		if _, err := b.Range("big", bad*testChunk-1, 2); StepOf(err) != StepWeights {
+		if _, err := b.Range("big", bad*testChunk-1, 2); StepOf(err) != stepWeights {
 			t.Errorf("across the edge: %v", err)
 		}
-		if _, err := b.Bytes("big"); StepOf(err) != StepWeights || !strings.Contains(err.Error(), "chunk 17") {
+		if _, err := b.Bytes("big"); StepOf(err) != stepWeights || !strings.Contains(err.Error(), "chunk 17") {
 			t.Errorf("whole: %v", err)
 		}
 	}
-	if err := b.VerifyAll(ctx, nil); StepOf(err) != StepWeights {
+	if err := b.VerifyAll(ctx, nil); StepOf(err) != stepWeights {
 		t.Errorf("full: %v", err)
 	}
-	if err := b.Extract(ctx, "big", filepath.Join(t.TempDir(), "out")); StepOf(err) != StepWeights {
+	if err := b.Extract(ctx, "big", filepath.Join(t.TempDir(), "out")); StepOf(err) != stepWeights {
 		t.Errorf("extract: %v", err)
 	}
 	if _, err := b.Bytes("plan"); err != nil {
@@ -358,7 +358,7 @@ func TestLazyRefusesOnTouch(t *testing.T) {
 	}
 	for _, mode := range []Mode{Eager, Copy} {
 		o.Mode = mode
-		if _, err := Open(path, o); StepOf(err) != StepWeights {
+		if _, err := Open(path, o); StepOf(err) != stepWeights {
 			t.Errorf("mode %d: %v", mode, err)
 		}
 	}
@@ -433,7 +433,7 @@ func TestTruncatedWhileOpen(t *testing.T) {
 	if err := os.Truncate(path, 4096); err != nil {
 		t.Skip("this system keeps mapped files from being truncated:", err)
 	}
-	if _, err := b.Bytes("zz"); diag.ClassOf(err) != diag.ClassIO || StepOf(err) != StepWeights {
+	if _, err := b.Bytes("zz"); diag.ClassOf(err) != diag.ClassIO || StepOf(err) != stepWeights {
 		t.Errorf("got %v", err)
 	}
 	if err := b.VerifyAll(ctx, nil); err == nil {
@@ -739,7 +739,7 @@ func TestEveryTruncationIsRefused(t *testing.T) {
 		// size: run it alone there, except now and then.
 		if s := (&fileStore{bytes: int64(n), header: 1000}); n > 4096 && n%4096 > 2 {
 			m := r.manifest
-			if err := s.check(&m, payload); StepOf(err) != StepLayout {
+			if err := s.check(&m, payload); StepOf(err) != stepLayout {
 				t.Fatalf("cut to %d bytes: %v", n, err)
 			}
 			continue
@@ -761,7 +761,7 @@ func TestEveryTruncationIsRefused(t *testing.T) {
 		if err == nil {
 			b.Close()
 		}
-		if StepOf(err) != StepLayout {
+		if StepOf(err) != stepLayout {
 			t.Errorf("%d bytes more: %v", more, err)
 		}
 	}
@@ -801,9 +801,9 @@ func TestRandomFlipsAreRefused(t *testing.T) {
 	for n := range 1000 {
 		k := rng.IntN(len(r.manifest.Blobs))
 		b := r.manifest.Blobs[k]
-		want := StepCode
+		want := stepCode
 		if b.Role.bulk() {
-			want = StepWeights
+			want = stepWeights
 		}
 		if got := flip(u.Offsets[k]+rng.Int64N(b.Bytes), Options{Trust: ring(1, keyA), Mode: Mode(n % 3)}); got != want {
 			t.Fatalf("blob %q: refused by %q, want %q", b.Name, got, want)
@@ -828,49 +828,49 @@ func TestExplodedRefusals(t *testing.T) {
 		}
 	}
 	refuseExploded(t, r, map[string]damage{
-		"extra file": {StepLayout, func(t *testing.T, d string) { check(t, os.WriteFile(filepath.Join(d, "x"), nil, 0o600)) }},
-		"extra blob": {StepLayout, func(t *testing.T, d string) {
+		"extra file": {stepLayout, func(t *testing.T, d string) { check(t, os.WriteFile(filepath.Join(d, "x"), nil, 0o600)) }},
+		"extra blob": {stepLayout, func(t *testing.T, d string) {
 			check(t, os.WriteFile(filepath.Join(d, dirBlobs, strings.Repeat("0", 64)), nil, 0o600))
 		}},
-		"missing plan":    {StepLayout, func(t *testing.T, d string) { check(t, os.Remove(blob(d, "plan"))) }},
-		"missing weights": {StepLayout, func(t *testing.T, d string) { check(t, os.Remove(blob(d, "weights/000"))) }},
-		"blob under wrong name": {StepLayout, func(t *testing.T, d string) {
+		"missing plan":    {stepLayout, func(t *testing.T, d string) { check(t, os.Remove(blob(d, "plan"))) }},
+		"missing weights": {stepLayout, func(t *testing.T, d string) { check(t, os.Remove(blob(d, "weights/000"))) }},
+		"blob under wrong name": {stepLayout, func(t *testing.T, d string) {
 			check(t, os.Rename(blob(d, "plan"), filepath.Join(d, dirBlobs, strings.Repeat("0", 64))))
 		}},
-		"upper-case name": {StepLayout, func(t *testing.T, d string) {
+		"upper-case name": {stepLayout, func(t *testing.T, d string) {
 			p := blob(d, "plan")
 			check(t, os.Rename(p, filepath.Join(filepath.Dir(p), strings.ToUpper(filepath.Base(p)))))
 		}},
-		"plan cut": {StepLayout, func(t *testing.T, d string) {
+		"plan cut": {stepLayout, func(t *testing.T, d string) {
 			rewrite(t, blob(d, "plan"), func(b []byte) []byte { return b[:len(b)-1] })
 		}},
-		"weights longer": {StepLayout, func(t *testing.T, d string) {
+		"weights longer": {stepLayout, func(t *testing.T, d string) {
 			rewrite(t, blob(d, "weights/000"), func(b []byte) []byte { return append(b, 0) })
 		}},
-		"plan changed": {StepCode, func(t *testing.T, d string) {
+		"plan changed": {stepCode, func(t *testing.T, d string) {
 			rewrite(t, blob(d, "plan"), func(b []byte) []byte { b[9] ^= 1; return b })
 		}},
-		"weights changed": {StepWeights, func(t *testing.T, d string) {
+		"weights changed": {stepWeights, func(t *testing.T, d string) {
 			rewrite(t, blob(d, "weights/001"), func(b []byte) []byte { b[9] ^= 1; return b })
 		}},
-		"blobs swapped": {StepLayout, func(t *testing.T, d string) {
+		"blobs swapped": {stepLayout, func(t *testing.T, d string) {
 			a, b := blob(d, "weights/000"), blob(d, "weights/001")
 			check(t, os.Rename(a, a+"x"))
 			check(t, os.Rename(b, a))
 			check(t, os.Rename(a+"x", b))
 		}},
-		"directory for a blob": {StepOpen, func(t *testing.T, d string) {
+		"directory for a blob": {stepOpen, func(t *testing.T, d string) {
 			p := blob(d, "plan")
 			check(t, os.Remove(p))
 			check(t, os.Mkdir(p, 0o700))
 		}},
-		"no blob directory": {StepOpen, func(t *testing.T, d string) { check(t, os.RemoveAll(filepath.Join(d, dirBlobs))) }},
-		"no manifest":       {StepOpen, func(t *testing.T, d string) { check(t, os.Remove(filepath.Join(d, dirManifest))) }},
-		"empty manifest": {StepHeader, func(t *testing.T, d string) {
+		"no blob directory": {stepOpen, func(t *testing.T, d string) { check(t, os.RemoveAll(filepath.Join(d, dirBlobs))) }},
+		"no manifest":       {stepOpen, func(t *testing.T, d string) { check(t, os.Remove(filepath.Join(d, dirManifest))) }},
+		"empty manifest": {stepHeader, func(t *testing.T, d string) {
 			rewrite(t, filepath.Join(d, dirManifest), func([]byte) []byte { return nil })
 		}},
-		"huge manifest": {StepHeader, func(t *testing.T, d string) { check(t, os.Truncate(filepath.Join(d, dirManifest), MaxEnvelopeBytes+1)) }},
-		"manifest with line feed": {StepEnvelope, func(t *testing.T, d string) {
+		"huge manifest": {stepHeader, func(t *testing.T, d string) { check(t, os.Truncate(filepath.Join(d, dirManifest), maxEnvelopeBytes+1)) }},
+		"manifest with line feed": {stepEnvelope, func(t *testing.T, d string) {
 			rewrite(t, filepath.Join(d, dirManifest), func(b []byte) []byte { return append(b, '\n') })
 		}},
 		"manifest changed": {StepSignature, func(t *testing.T, d string) {
@@ -925,7 +925,7 @@ func TestOpenNoticesAReplacedFile(t *testing.T) {
 	before := must(os.Lstat(one))
 	f := must(os.Open(two))
 	defer f.Close()
-	if _, err := regular(f, before); StepOf(err) != StepOpen {
+	if _, err := regular(f, before); StepOf(err) != stepOpen {
 		t.Errorf("got %v", err)
 	}
 }
@@ -936,7 +936,7 @@ func TestOpenNoticesAReplacedDirectory(t *testing.T) {
 	if _, err := WriteDir(ctx, dir, template(r), sourcesOf(r), keyA.signer()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openDir(dir, must(os.Lstat(t.TempDir()))); StepOf(err) != StepOpen {
+	if _, err := openDir(dir, must(os.Lstat(t.TempDir()))); StepOf(err) != stepOpen {
 		t.Errorf("got %v", err)
 	}
 }
@@ -966,7 +966,7 @@ func TestMappingNoticesAnotherSize(t *testing.T) {
 		if _, _, _, err := s.mapped(m, 2); StepOf(err) == "" {
 			t.Errorf("%s: got %v", path, err)
 		}
-		if err := s.copyBlob(m, 2, make([]byte, m.Blobs[2].Bytes), StepWeights); StepOf(err) == "" {
+		if err := s.copyBlob(m, 2, make([]byte, m.Blobs[2].Bytes), stepWeights); StepOf(err) == "" {
 			t.Errorf("%s: got %v", path, err)
 		}
 		if err := s.close(); err != nil {
@@ -978,12 +978,12 @@ func TestMappingNoticesAnotherSize(t *testing.T) {
 // A blob of more than 8 GiB, all holes: as weights it opens at once and its last chunk can be
 // read; as a plan it is refused before anything is allocated for it.
 func TestVeryLargeBlobs(t *testing.T) {
-	const size, chunk = MaxCopyBytes + 1, maxChunk
+	const size, chunk = maxCopyBytes + 1, maxChunk
 	if mem.MaxBytes < size {
 		t.Skip("the address space is too small")
 	}
 	full, last := Digest(sha256.Sum256(make([]byte, chunk))), Digest(sha256.Sum256([]byte{0}))
-	leaves := append(slices.Repeat([]Digest{full}, MaxCopyBytes/chunk), last)
+	leaves := append(slices.Repeat([]Digest{full}, maxCopyBytes/chunk), last)
 	for _, role := range []Role{RoleWeights, RolePlan} {
 		r := baseRecipe()
 		m := r.manifest
@@ -1013,7 +1013,7 @@ func TestVeryLargeBlobs(t *testing.T) {
 		check(t, form.commit())
 		b, err := Open(path, Options{Trust: ring(1, keyA)})
 		if role == RolePlan {
-			if StepOf(err) != StepCode {
+			if StepOf(err) != stepCode {
 				t.Errorf("plan: got %v", err)
 			}
 			continue
@@ -1062,7 +1062,7 @@ func TestMismatchNamesEverything(t *testing.T) {
 	r := baseRecipe()
 	fullManifest(r)
 	_, err := Open(writeTemp(t, r.build()), Options{Trust: ring(1, keyA), Policy: Policy{Runtime: "2"}, Host: &Host{OS: "plan9", Arch: "amd64"}})
-	if StepOf(err) != StepPolicy {
+	if StepOf(err) != stepPolicy {
 		t.Fatal(err)
 	}
 	for _, part := range []string{"soc", "plan9", "amd64", "asimd", "i8mm", "memory", "driver/npu", "library/onnxruntime"} {

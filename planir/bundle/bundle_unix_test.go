@@ -15,35 +15,35 @@ func TestExplodedRefusesLinksAndSpecialFiles(t *testing.T) {
 	r := baseRecipe()
 	blob := func(dir, name string) string { return blobFile(r, dir, name) }
 	refuseExploded(t, r, map[string]damage{
-		"symlinked plan": {StepOpen, func(t *testing.T, d string) {
+		"symlinked plan": {stepOpen, func(t *testing.T, d string) {
 			p := blob(d, "plan")
 			check(t, os.Rename(p, filepath.Join(filepath.Dir(d), "elsewhere")))
 			check(t, os.Symlink(filepath.Join(filepath.Dir(d), "elsewhere"), p))
 		}},
-		"symlink inside": {StepOpen, func(t *testing.T, d string) {
+		"symlink inside": {stepOpen, func(t *testing.T, d string) {
 			p := blob(d, "weights/000")
 			check(t, os.Remove(p))
 			check(t, os.Symlink(filepath.Base(blob(d, "weights/001")), p))
 		}},
-		"symlinked manifest": {StepOpen, func(t *testing.T, d string) {
+		"symlinked manifest": {stepOpen, func(t *testing.T, d string) {
 			p := filepath.Join(d, dirManifest)
 			check(t, os.Rename(p, filepath.Join(filepath.Dir(d), "m")))
 			check(t, os.Symlink("../m", p))
 		}},
-		"symlinked blob directory": {StepOpen, func(t *testing.T, d string) {
+		"symlinked blob directory": {stepOpen, func(t *testing.T, d string) {
 			p := filepath.Join(d, dirBlobs)
 			check(t, os.Rename(p, filepath.Join(filepath.Dir(d), "blobs")))
 			check(t, os.Symlink("../blobs", p))
 		}},
-		"blob directory linked inside": {StepOpen, func(t *testing.T, d string) {
+		"blob directory linked inside": {stepOpen, func(t *testing.T, d string) {
 			p := filepath.Join(d, dirBlobs)
 			check(t, os.RemoveAll(p))
 			check(t, os.Symlink(".", p))
 		}},
-		"hard link": {StepOpen, func(t *testing.T, d string) {
+		"hard link": {stepOpen, func(t *testing.T, d string) {
 			check(t, os.Link(blob(d, "weights/000"), filepath.Join(filepath.Dir(d), "other-name")))
 		}},
-		"fifo": {StepOpen, func(t *testing.T, d string) {
+		"fifo": {stepOpen, func(t *testing.T, d string) {
 			p := blob(d, "plan")
 			check(t, os.Remove(p))
 			check(t, syscall.Mkfifo(p, 0o600))
@@ -66,10 +66,10 @@ func TestOpenRefusesWhatIsNoFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for p, class := range map[string]diag.Class{link: diag.ClassVerify, fifo: diag.ClassInput, "/dev/zero": diag.ClassInput, dir: diag.ClassInput} {
-		if _, err := Open(p, Options{Trust: ring(1, keyA)}); StepOf(err) != StepOpen || diag.ClassOf(err) != class {
+		if _, err := Open(p, Options{Trust: ring(1, keyA)}); StepOf(err) != stepOpen || diag.ClassOf(err) != class {
 			t.Errorf("%q: %v", p, err)
 		}
-		if _, err := Inspect(p); StepOf(err) != StepOpen {
+		if _, err := Inspect(p); StepOf(err) != stepOpen {
 			t.Errorf("inspect %q: %v", p, err)
 		}
 	}

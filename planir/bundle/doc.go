@@ -19,11 +19,11 @@ const (
 // The limits of the format (SPEC.md section 2), all checked before anything is allocated for
 // what they bound.
 const (
-	MaxEnvelopeBytes = 16 << 20 // the DSSE envelope
-	MaxBlobs         = 1 << 16  // blobs in a manifest
-	MaxBytes         = 1 << 46  // one blob, and all blobs together
-	MaxLeaves        = 1 << 22  // chunk digests: a table of at most 128 MiB
-	MaxCopyBytes     = 1 << 33  // blobs that are copied into private memory on opening, together
+	maxEnvelopeBytes = 16 << 20 // the DSSE envelope
+	maxBlobs         = 1 << 16  // blobs in a manifest
+	maxBytes         = 1 << 46  // one blob, and all blobs together
+	maxLeaves        = 1 << 22  // chunk digests: a table of at most 128 MiB
+	maxCopyBytes     = 1 << 33  // blobs that are copied into private memory on opening, together
 
 	maxSignatures  = 8
 	maxSigBytes    = 128

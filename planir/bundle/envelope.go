@@ -21,7 +21,7 @@ type signature struct {
 func (e *envelope) walk(c *codec) {
 	c.object(func() {
 		c.member("payload")
-		c.str(&e.payload, MaxEnvelopeBytes)
+		c.str(&e.payload, maxEnvelopeBytes)
 		c.member("payloadType")
 		c.str(&e.kind, maxName)
 		c.member("signatures")
@@ -47,15 +47,15 @@ func decodeEnvelope(data []byte) (*envelope, error) {
 // open applies the steps type and encoding.
 func (e *envelope) open() (payload []byte, err error) {
 	if e.kind != payloadType {
-		return nil, refuse(StepType, "payload type %q, want %q", e.kind, payloadType)
+		return nil, refuse(stepType, "payload type %q, want %q", e.kind, payloadType)
 	}
 	payload, err = base64.StdEncoding.Strict().DecodeString(e.payload)
 	if err != nil {
-		return nil, refuse(StepEncoding, "payload: %w", err)
+		return nil, refuse(stepEncoding, "payload: %w", err)
 	}
 	for _, signature := range e.signatures {
 		if _, err := base64.StdEncoding.Strict().DecodeString(signature.sig); err != nil {
-			return nil, refuse(StepEncoding, "signature by %q: %w", signature.keyID, err)
+			return nil, refuse(stepEncoding, "signature by %q: %w", signature.keyID, err)
 		}
 	}
 	return payload, nil

@@ -11,21 +11,21 @@ import (
 type Step string
 
 const (
-	StepKeyring   Step = "keyring"   // the trusted keys are unusable; before any bundle is read
-	StepOpen      Step = "open"      // not one regular file, too large, unreadable
-	StepHeader    Step = "header"    // magic, version, flags, zeros, envelope length
-	StepEnvelope  Step = "envelope"  // not the one canonical form of a DSSE envelope
-	StepType      Step = "type"      // the envelope holds something else than a bundle manifest
-	StepEncoding  Step = "encoding"  // base64 that is not strict
+	stepKeyring   Step = "keyring"   // the trusted keys are unusable; before any bundle is read
+	stepOpen      Step = "open"      // not one regular file, too large, unreadable
+	stepHeader    Step = "header"    // magic, version, flags, zeros, envelope length
+	stepEnvelope  Step = "envelope"  // not the one canonical form of a DSSE envelope
+	stepType      Step = "type"      // the envelope holds something else than a bundle manifest
+	stepEncoding  Step = "encoding"  // base64 that is not strict
 	StepSignature Step = "signature" // too few valid signatures by trusted keys
-	StepManifest  Step = "manifest"  // not canonical, or a value outside its rule
-	StepCompat    Step = "compat"    // needs a feature or runtime version this host lacks
-	StepPolicy    Step = "policy"    // another product, another target, rolled back, expired
-	StepLayout    Step = "layout"    // sizes that do not add up to the file
-	StepTable     Step = "table"     // chunk digests that do not hash to the signed root
-	StepCode      Step = "code"      // a blob that is copied on opening differs from its digest
-	StepWeights   Step = "weights"   // a chunk of weights differs from its digest
-	StepRelease   Step = "release"   // something was asked for that the manifest does not grant
+	stepManifest  Step = "manifest"  // not canonical, or a value outside its rule
+	stepCompat    Step = "compat"    // needs a feature or runtime version this host lacks
+	stepPolicy    Step = "policy"    // another product, another target, rolled back, expired
+	stepLayout    Step = "layout"    // sizes that do not add up to the file
+	stepTable     Step = "table"     // chunk digests that do not hash to the signed root
+	stepCode      Step = "code"      // a blob that is copied on opening differs from its digest
+	stepWeights   Step = "weights"   // a chunk of weights differs from its digest
+	stepRelease   Step = "release"   // something was asked for that the manifest does not grant
 )
 
 // Error is a refusal: the step that refused and a diagnostic, of class diag.ClassVerify unless

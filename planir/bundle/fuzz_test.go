@@ -124,7 +124,7 @@ func FuzzLayout(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if payload < len(data) || payload > MaxEnvelopeBytes {
+		if payload < len(data) || payload > maxEnvelopeBytes {
 			payload = len(data)
 		}
 		checkLayout(t, &m, payload)
@@ -140,7 +140,7 @@ func FuzzKeyring(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		k, err := ParseTrust(data, "f")
 		if err != nil {
-			if StepOf(err) != StepKeyring {
+			if StepOf(err) != stepKeyring {
 				t.Fatalf("refused without a step: %v", err)
 			}
 			return

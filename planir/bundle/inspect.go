@@ -39,7 +39,7 @@ func Claimed(path, name string, most int64) ([]byte, error) {
 	for i, blob := range unverified.Manifest.Blobs {
 		if blob.Name == name && blob.Bytes <= most {
 			data := make([]byte, blob.Bytes)
-			return data, at(path, store.copyBlob(unverified.Manifest, i, data, StepOpen))
+			return data, at(path, store.copyBlob(unverified.Manifest, i, data, stepOpen))
 		}
 	}
 	return nil, nil
@@ -52,7 +52,7 @@ func inspect(opened store) (*Unverified, error) {
 	}
 	env, err := decodeEnvelope(data)
 	if err != nil {
-		return nil, refuse(StepEnvelope, "envelope: %w", err)
+		return nil, refuse(stepEnvelope, "envelope: %w", err)
 	}
 	payload, err := env.open()
 	if err != nil {
@@ -60,7 +60,7 @@ func inspect(opened store) (*Unverified, error) {
 	}
 	manifest, err := decodeManifest(payload)
 	if err != nil {
-		return nil, refuse(StepManifest, "manifest: %w", err)
+		return nil, refuse(stepManifest, "manifest: %w", err)
 	}
 	if err := opened.check(manifest, len(payload)); err != nil {
 		return nil, err

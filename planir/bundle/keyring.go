@@ -165,7 +165,7 @@ func (k *Key) PEM() []byte {
 func LoadTrust(path string) (*Keyring, error) {
 	data, err := wholefile.Read(path, maxKeyringFile)
 	if err != nil {
-		return nil, &Error{StepKeyring, diag.New(diag.ClassOf(err), "trusted keys: %w", err).WithCode("bundle.keyring")}
+		return nil, &Error{stepKeyring, diag.New(diag.ClassOf(err), "trusted keys: %w", err).WithCode("bundle.keyring")}
 	}
 	ring, err := ParseTrust(data, strings.TrimSuffix(filepath.Base(path), ".pub"))
 	return ring, at(path, err)
@@ -176,7 +176,7 @@ func LoadTrust(path string) (*Keyring, error) {
 func ParseTrust(data []byte, name string) (*Keyring, error) {
 	ring, err := parseTrust(data, name)
 	if err != nil {
-		return nil, refuseAs(diag.ClassInput, StepKeyring, "trusted keys %q: %w", name, err).
+		return nil, refuseAs(diag.ClassInput, stepKeyring, "trusted keys %q: %w", name, err).
 			hint("make one with `hetc keygen`")
 	}
 	return ring, nil
@@ -192,7 +192,9 @@ func parseTrust(data []byte, name string) (*Keyring, error) {
 		case block == nil:
 			return nil, fmt.Errorf("want one PEM block %q", pemPublic)
 		case strings.HasSuffix(block.Type, "PRIVATE KEY"):
-			return nil, fmt.Errorf("it is a private key, which only signs: want the PEM block %q that was made with it (NAME.pub)", pemPublic)
+			return nil, fmt.Errorf(
+				"it is a private key, which only signs: want the PEM block %q that was made with it (NAME.pub)",
+				pemPublic)
 		case block.Type != pemPublic && block.Type != pemDevPublic:
 			return nil, fmt.Errorf("got a PEM block %q, want one %q", block.Type, pemPublic)
 		}
@@ -216,11 +218,11 @@ func parseTrust(data []byte, name string) (*Keyring, error) {
 func (k *Keyring) Encode() ([]byte, error) {
 	slices.SortFunc(k.Keys, func(a, b Key) int { return strings.Compare(a.ID(), b.ID()) })
 	if err := k.check(); err != nil {
-		return nil, refuseAs(diag.ClassInput, StepKeyring, "trusted keys: %w", err)
+		return nil, refuseAs(diag.ClassInput, stepKeyring, "trusted keys: %w", err)
 	}
 	data, err := encode(k.walk)
 	if err != nil {
-		return nil, refuseAs(diag.ClassInput, StepKeyring, "trusted keys: %w", err)
+		return nil, refuseAs(diag.ClassInput, stepKeyring, "trusted keys: %w", err)
 	}
 	return append(data, '\n'), nil
 }

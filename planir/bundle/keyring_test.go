@@ -140,7 +140,7 @@ func TestEncodeRefusesWhatParseTrustWould(t *testing.T) {
 		"zero key":      {Generation: 1, Threshold: 1, Keys: []Key{{}}},
 		"quoted name":   {Generation: 1, Threshold: 1, Keys: []Key{{Name: `"`, Algorithm: Ed25519, DER: keyA.DER}}},
 	} {
-		if _, err := k.Encode(); StepOf(err) != StepKeyring {
+		if _, err := k.Encode(); StepOf(err) != stepKeyring {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -166,16 +166,16 @@ func TestLoadTrust(t *testing.T) {
 	if len(k.Keys) != 1 || k.Keys[0].Name != "release" || k.Keys[0].ID() != keyA.ID() || k.Threshold != 1 || k.Generation != 1 || k.Keys[0].Dev {
 		t.Errorf("got %+v", k)
 	}
-	if _, err := LoadTrust(filepath.Join(dir, "none")); StepOf(err) != StepKeyring || diag.ClassOf(err) != diag.ClassInput {
+	if _, err := LoadTrust(filepath.Join(dir, "none")); StepOf(err) != stepKeyring || diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("missing: %v", err)
 	}
 	if err := os.WriteFile(path, make([]byte, maxKeyringFile+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := LoadTrust(path); StepOf(err) != StepKeyring || len(diag.HintsOf(err)) == 0 || !strings.Contains(err.Error(), "65536") {
+	if _, err := LoadTrust(path); StepOf(err) != stepKeyring || len(diag.HintsOf(err)) == 0 || !strings.Contains(err.Error(), "65536") {
 		t.Errorf("huge: %v", err)
 	}
-	if _, err := LoadTrust(dir); StepOf(err) != StepKeyring {
+	if _, err := LoadTrust(dir); StepOf(err) != stepKeyring {
 		t.Errorf("directory: %v", err)
 	}
 }

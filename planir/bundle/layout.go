@@ -75,7 +75,7 @@ func decodeHeader(header []byte, fileBytes int64) (int, error) {
 	if !zeros(header[24:headerBytes]) {
 		return 0, fmt.Errorf("reserved bytes are not zero")
 	}
-	envelope, limit := binary.LittleEndian.Uint64(header[16:]), uint64(min(MaxEnvelopeBytes, fileBytes-headerBytes))
+	envelope, limit := binary.LittleEndian.Uint64(header[16:]), uint64(min(maxEnvelopeBytes, fileBytes-headerBytes))
 	if envelope < 1 || envelope > limit {
 		return 0, fmt.Errorf("envelope of %d bytes, want 1 to %d", envelope, limit)
 	}

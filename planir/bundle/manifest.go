@@ -21,7 +21,7 @@ const (
 	RolePlan      Role = "plan"       // a program with its shapes, offsets and indices
 	RoleNPUGraph  Role = "npu-graph"  // what an NPU's driver compiled
 	RoleGPUKernel Role = "gpu-kernel" // what a GPU's driver compiled, or its source
-	RoleRuntime   Role = "runtime"    // an executable for the target
+	roleRuntime   Role = "runtime"    // an executable for the target
 	RoleWeights   Role = "weights"    // packed weights
 	RoleTokenizer Role = "tokenizer"
 	RoleConfig    Role = "config"
@@ -35,7 +35,7 @@ func (r Role) bulk() bool { return r == RoleWeights || r == RoleReference }
 
 func (r Role) known() bool {
 	switch r {
-	case RolePlan, RoleNPUGraph, RoleGPUKernel, RoleRuntime, RoleWeights, RoleTokenizer, RoleConfig, RoleReference,
+	case RolePlan, RoleNPUGraph, RoleGPUKernel, roleRuntime, RoleWeights, RoleTokenizer, RoleConfig, RoleReference,
 		RoleReport:
 		return true
 	}
@@ -171,9 +171,9 @@ func (m *Manifest) walk(c *codec) {
 		if c.optional("budget", m.Budget == Budget{}) {
 			c.object(func() {
 				c.member("host_peak")
-				c.integer(&m.Budget.HostBytes, 0, MaxBytes)
+				c.integer(&m.Budget.HostBytes, 0, maxBytes)
 				c.member("device_peak")
-				c.integer(&m.Budget.DeviceBytes, 0, MaxBytes)
+				c.integer(&m.Budget.DeviceBytes, 0, maxBytes)
 			})
 		}
 		c.member("entrypoint")
@@ -181,7 +181,7 @@ func (m *Manifest) walk(c *codec) {
 		c.member("chunk_size")
 		c.integer(&m.ChunkBytes, minChunk, maxChunk)
 		c.member("blobs")
-		list(c, &m.Blobs, MaxBlobs, func(blob *Blob) { blob.walk(c) })
+		list(c, &m.Blobs, maxBlobs, func(blob *Blob) { blob.walk(c) })
 		c.names("licenses", &m.Licenses, maxLicenses)
 		if c.optional("annotations", len(m.Annotations) == 0) {
 			m.walkAnnotations(c)
@@ -214,7 +214,7 @@ func (t *Target) walk(c *codec) {
 		}
 		c.names("cpu_features", &t.CPUFeatures, maxFeatures)
 		if c.optional("ram_min", t.RAMBytes == 0) {
-			c.integer(&t.RAMBytes, 0, MaxBytes)
+			c.integer(&t.RAMBytes, 0, maxBytes)
 		}
 		if c.optional("components", len(t.Components) == 0) {
 			list(c, &t.Components, maxComponents, func(component *Component) {
@@ -246,7 +246,7 @@ func (b *Blob) walk(c *codec) {
 		c.member("type")
 		c.str(&b.Type, maxName)
 		c.member("size")
-		c.integer(&b.Bytes, 0, MaxBytes)
+		c.integer(&b.Bytes, 0, maxBytes)
 		c.member("align")
 		c.integer(&b.Align, minAlign, maxAlign)
 		c.member("sha256")
@@ -327,7 +327,9 @@ func (m *Manifest) check() error {
 		return err
 	}
 	if target := &m.Target; target.Simulated() && (len(target.SoC) > 1 || target.OS != "" || target.Arch != "") {
-		return fmt.Errorf("target: soc %q is a simulation, which states no other soc, os or arch, got soc %q, os %q, arch %q", target.SoC[0], target.SoC, target.OS, target.Arch)
+		return fmt.Errorf(
+			"target: soc %q is a simulation, which states no other soc, os or arch, got soc %q, os %q, arch %q",
+			target.SoC[0], target.SoC, target.OS, target.Arch)
 	}
 	for _, component := range m.Target.Components {
 		if err := checkLabel("target.components", component.Name); err != nil {
@@ -367,8 +369,10 @@ func (m *Manifest) checkBlobs() error {
 	switch {
 	case !entry:
 		return fmt.Errorf("entrypoint %q is not among the blobs", m.Entrypoint)
-	case leaves > MaxLeaves: // bounds the bytes too: 2^22 chunks of at most 2^24 bytes are MaxBytes
-		return fmt.Errorf("blobs of %d chunks together, want at most %d: choose a larger chunk_size than %d, or fewer bytes", leaves, MaxLeaves, m.ChunkBytes)
+	case leaves > maxLeaves: // bounds the bytes too: 2^22 chunks of at most 2^24 bytes are maxBytes
+		return fmt.Errorf(
+			"blobs of %d chunks together, want at most %d: choose a larger chunk_size than %d, or fewer bytes",
+			leaves, maxLeaves, m.ChunkBytes)
 	}
 	return nil
 }

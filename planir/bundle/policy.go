@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// DefaultMaxJump is how far a security version may lie above the floor: a stolen key cannot
+// defaultMaxJump is how far a security version may lie above the floor: a stolen key cannot
 // then lock out every later bundle by signing the largest number.
-const DefaultMaxJump = 1000
+const defaultMaxJump = 1000
 
 // Policy is what a host demands of a bundle beside a signature.
 type Policy struct {
 	Product       string   // the only product accepted; "": any, for tools
 	SecurityFloor int64    // least security version, compiled into the host
 	Stored        Ratchets // what was stored after earlier successes, by product
-	MaxJump       int64    // 0: DefaultMaxJump
+	MaxJump       int64    // 0: defaultMaxJump
 	Now           int64    // Unix seconds of a clock that can be trusted; 0: there is none, expiry is not checked
 	AllowDev      bool     // count signatures by development keys
 	Runtime       string   // this runtime's version, dotted numbers
@@ -44,14 +44,14 @@ type HostComponent struct {
 func (p *Policy) checkCompat(manifest *Manifest) error {
 	for _, feature := range manifest.Requires.Features {
 		if feature != FeatureChunks && !slices.Contains(p.Features, feature) {
-			return refuse(StepCompat, "the bundle needs feature %q, which this program does not know", feature).
+			return refuse(stepCompat, "the bundle needs feature %q, which this program does not know", feature).
 				hint("use a newer hetrun, or the one inside a newer bundle's release")
 		}
 	}
 	if want := manifest.Requires.Runtime; want != "" {
 		less, ok := versionLess(p.Runtime, want)
 		if !ok || less {
-			return refuse(StepCompat, "the bundle needs runtime version %q, this one has %q", want, p.Runtime).
+			return refuse(stepCompat, "the bundle needs runtime version %q, this one has %q", want, p.Runtime).
 				hint("update hetrun")
 		}
 	}
@@ -61,11 +61,11 @@ func (p *Policy) checkCompat(manifest *Manifest) error {
 // check applies the step policy; host may be nil, which leaves the target out.
 func (p *Policy) check(manifest *Manifest, trust *Keyring, host *Host) error {
 	if p.Product != "" && manifest.Product != p.Product {
-		return refuse(StepPolicy, "product %q, want %q", manifest.Product, p.Product).
+		return refuse(stepPolicy, "product %q, want %q", manifest.Product, p.Product).
 			hint("this host accepts bundles of one product only; emit with that product name")
 	}
 	if manifest.KeyringGeneration != trust.Generation {
-		return refuse(StepPolicy, "signed for keyring generation %d, the trusted keyring has %d",
+		return refuse(stepPolicy, "signed for keyring generation %d, the trusted keyring has %d",
 			manifest.KeyringGeneration, trust.Generation).
 			hint("use the keyring and the bundle of one generation")
 	}
@@ -74,14 +74,16 @@ func (p *Policy) check(manifest *Manifest, trust *Keyring, host *Host) error {
 	}
 	if p.Now != 0 {
 		if manifest.NotAfter != 0 && p.Now > manifest.NotAfter {
-			return refuse(StepPolicy, "expired: not_after %s, the clock says %s", moment(manifest.NotAfter),
+			return refuse(stepPolicy, "expired: not_after %s, the clock says %s", moment(manifest.NotAfter),
 				moment(p.Now)).
-				hint("fetch a newer bundle; if it is the clock that is wrong, give the time (--now), or accept it all the same (--ignore-expiry)")
+				hint(
+					"fetch a newer bundle; if it is the clock that is wrong, give the time (--now), or accept it all the same (--ignore-expiry)")
 		}
 		if manifest.IssuedAt > p.Now {
-			return refuse(StepPolicy, "issued in the future: issued_at %s, the clock says %s",
+			return refuse(stepPolicy, "issued in the future: issued_at %s, the clock says %s",
 				moment(manifest.IssuedAt), moment(p.Now)).
-				hint("set this machine's clock; where there is none, give the time (--now), or leave it out (--ignore-expiry)")
+				hint(
+					"set this machine's clock; where there is none, give the time (--now), or leave it out (--ignore-expiry)")
 		}
 	}
 	if host == nil {
@@ -89,16 +91,19 @@ func (p *Policy) check(manifest *Manifest, trust *Keyring, host *Host) error {
 	}
 	if wrong := manifest.Target.mismatches(host); len(wrong) > 0 {
 		if manifest.Target.Simulated() {
-			return refuse(StepPolicy, "a simulation of %s, which runs on no device",
+			return refuse(stepPolicy, "a simulation of %s, which runs on no device",
 				strings.Join(manifest.Target.SoC, ", ")).
-				hint("`hetc run` executes it on the simulator; for the device, plan with `hetc solve --target` and write the bundle with `hetc emit --target`")
+				hint(
+					"`hetc run` executes it on the simulator; for the device, plan with `hetc solve --target` and write the bundle with `hetc emit --target`")
 		}
-		e := refuse(StepPolicy, "made for another machine: %s", strings.Join(wrong, "; ")).
+		e := refuse(stepPolicy, "made for another machine: %s", strings.Join(wrong, "; ")).
 			hint("emit the bundle for this machine (`hetc probe` describes it), or install what it names")
 		if slices.ContainsFunc(manifest.Blobs, func(blob Blob) bool { return blob.Role == RoleNPUGraph }) {
-			e = e.hint("graphs of an NPU that is not here: `hetc emit --for-emulator` writes the bundle's twin, which the vendor's emulator executes here")
+			e = e.hint(
+				"graphs of an NPU that is not here: `hetc emit --for-emulator` writes the bundle's twin, which the vendor's emulator executes here")
 			if manifest.Target.OS == host.OS && manifest.Target.Arch == host.Arch { // a twin of another machine
-				e = e.hint("a twin runs on the machine that wrote it, and on the cores that it had then: write another here with `hetc emit --for-emulator`")
+				e = e.hint(
+					"a twin runs on the machine that wrote it, and on the cores that it had then: write another here with `hetc emit --for-emulator`")
 			}
 		}
 		return e
@@ -115,7 +120,7 @@ func (p *Policy) checkRollback(manifest *Manifest) error {
 	floor := p.SecurityFloor
 	if stored := p.Stored.Of(manifest.Product); stored != nil {
 		if manifest.KeyringGeneration < stored.Generation {
-			return refuse(StepPolicy, "rolled back: keyring generation %d, this host has accepted %d",
+			return refuse(stepPolicy, "rolled back: keyring generation %d, this host has accepted %d",
 				manifest.KeyringGeneration, stored.Generation).hint("fetch a newer bundle")
 		}
 		// A new generation starts a new count: what a lost key signed does not bind its successor.
@@ -125,16 +130,17 @@ func (p *Policy) checkRollback(manifest *Manifest) error {
 	}
 	jump := p.MaxJump
 	if jump == 0 {
-		jump = DefaultMaxJump
+		jump = defaultMaxJump
 	}
 	switch {
 	case manifest.SecurityVersion < floor:
-		return refuse(StepPolicy, "rolled back: security version %d, want at least %d", manifest.SecurityVersion,
+		return refuse(stepPolicy, "rolled back: security version %d, want at least %d", manifest.SecurityVersion,
 			floor).hint("fetch a newer bundle")
 	case manifest.SecurityVersion-floor > jump:
-		return refuse(StepPolicy, "security version %d lies more than %d above %d", manifest.SecurityVersion, jump,
+		return refuse(stepPolicy, "security version %d lies more than %d above %d", manifest.SecurityVersion, jump,
 			floor).
-			hint("a jump this large looks like a stolen key; if it is intended, raise what is asked for: --min-security-version %d", manifest.SecurityVersion)
+			hint(
+				"a jump this large looks like a stolen key; if it is intended, raise what is asked for: --min-security-version %d", manifest.SecurityVersion)
 	}
 	return nil
 }

@@ -69,7 +69,8 @@ func ParseRatchets(data []byte) (Ratchets, error) {
 	}
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "stored security versions: %w", err).WithCode("bundle.state").
-			WithHint("put back a copy of the file; without it older bundles are accepted again: remove it only if you know that the one you run now is not an old one")
+			WithHint(
+				"put back a copy of the file; without it older bundles are accepted again: remove it only if you know that the one you run now is not an old one")
 	}
 	return ratchets, nil
 }

@@ -92,8 +92,8 @@ func TestRatchetsOfSeveralProducts(t *testing.T) {
 		{nil, ""},
 		{Ratchets{{"com.example.other", 1, 5}}, ""},
 		{Ratchets{{"com.example.other", 1, 5}, {"com.example.test", 1, 4}, {"com.example.zzz", 1, 5}}, ""},
-		{Ratchets{{"com.example.other", 1, 0}, {"com.example.test", 1, 5}, {"com.example.zzz", 1, 0}}, StepPolicy},
-		{Ratchets{{"com.example.test", 2, 0}}, StepPolicy},
+		{Ratchets{{"com.example.other", 1, 0}, {"com.example.test", 1, 5}, {"com.example.zzz", 1, 0}}, stepPolicy},
+		{Ratchets{{"com.example.test", 2, 0}}, stepPolicy},
 	} {
 		b, err := Open(path, Options{Trust: ring(1, keyA), Policy: Policy{Stored: c.stored}})
 		if StepOf(err) != c.step {

@@ -45,11 +45,11 @@ func (b *Bundle) Unchanged() error {
 		now, err := stampOf(files[i].file)
 		switch {
 		case err != nil:
-			return at(b.path, refuseAs(diag.ClassIO, StepWeights, "look at the file in use: %w", err))
+			return at(b.path, refuseAs(diag.ClassIO, stepWeights, "look at the file in use: %w", err))
 		case now == files[i].was:
 			continue
 		case now.bytes != files[i].was.bytes:
-			return at(b.path, refuseAs(diag.ClassIO, StepWeights,
+			return at(b.path, refuseAs(diag.ClassIO, stepWeights,
 				"the file had %d bytes and has %d: it was changed while in use, and what was computed since is not to be used",
 				files[i].was.bytes, now.bytes).hint(replaceHint))
 		}
@@ -71,7 +71,7 @@ func (b *Bundle) verifyAgain() error {
 		}
 		err := blob.again()
 		if err != nil {
-			return refuseAs(diag.ClassIO, StepWeights,
+			return refuseAs(diag.ClassIO, stepWeights,
 				"the file was changed while in use, and what was computed since is not to be used: %w",
 				err).hint(replaceHint)
 		}

@@ -42,7 +42,7 @@ func openStore(path string) (store, error) {
 		return openDir(path, st)
 	}
 	if st.Mode()&fs.ModeSymlink != 0 {
-		return nil, refuse(StepOpen, "a symbolic link").hint("give the path of the file itself")
+		return nil, refuse(stepOpen, "a symbolic link").hint("give the path of the file itself")
 	}
 	if err := onlyFile(st); err != nil { // before opening: to open a device can mean to use it
 		return nil, err
@@ -64,7 +64,7 @@ func cannotRead(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		class = diag.ClassInput
 	}
-	return refuseAs(class, StepOpen, "open the bundle: %w", err)
+	return refuseAs(class, stepOpen, "open the bundle: %w", err)
 }
 
 // regular checks that f is the plain file that before described.
@@ -74,7 +74,7 @@ func regular(file *os.File, before os.FileInfo) (os.FileInfo, error) {
 	case err != nil:
 		return nil, cannotRead(err)
 	case !os.SameFile(before, now):
-		return nil, refuse(StepOpen, "replaced while it was opened, or a link")
+		return nil, refuse(stepOpen, "replaced while it was opened, or a link")
 	}
 	return now, onlyFile(now)
 }
@@ -82,7 +82,7 @@ func regular(file *os.File, before os.FileInfo) (os.FileInfo, error) {
 // onlyFile refuses devices and pipes, which may have no end or never begin.
 func onlyFile(st os.FileInfo) error {
 	if !st.Mode().IsRegular() {
-		return refuseAs(diag.ClassInput, StepOpen, "it is no file but a device, a pipe or a socket (%s)",
+		return refuseAs(diag.ClassInput, stepOpen, "it is no file but a device, a pipe or a socket (%s)",
 			st.Mode().Type()).hint("give the path of a bundle")
 	}
 	return nil
@@ -107,26 +107,26 @@ type fileStore struct {
 
 func (s *fileStore) envelope() ([]byte, error) {
 	if s.bytes < headerBytes {
-		return nil, refuse(StepHeader, "file of %d bytes, want at least %d", s.bytes, headerBytes)
+		return nil, refuse(stepHeader, "file of %d bytes, want at least %d", s.bytes, headerBytes)
 	}
 	header := make([]byte, headerBytes)
-	if err := readAt(StepHeader, s.file, header, 0); err != nil {
+	if err := readAt(stepHeader, s.file, header, 0); err != nil {
 		return nil, err
 	}
 	count, err := decodeHeader(header, s.bytes)
 	if err != nil {
-		return nil, refuse(StepHeader, "%w", err)
+		return nil, refuse(stepHeader, "%w", err)
 	}
 	s.header = count
 	data := make([]byte, count)
-	return data, readAt(StepEnvelope, s.file, data, headerBytes)
+	return data, readAt(stepEnvelope, s.file, data, headerBytes)
 }
 
 func (s *fileStore) check(manifest *Manifest, payloadBytes int) error {
 	s.layout = layOut(manifest, payloadBytes)
 	layout := &s.layout
 	if layout.size != s.bytes {
-		return refuse(StepLayout, "file of %d bytes, its manifest says %d", s.bytes, layout.size).
+		return refuse(stepLayout, "file of %d bytes, its manifest says %d", s.bytes, layout.size).
 			hint("the file was cut off or added to; fetch it again")
 	}
 	if err := s.padding(int64(headerBytes+s.header), layout.table); err != nil {
@@ -141,11 +141,11 @@ func (s *fileStore) padding(from, to int64) error {
 	buf := make([]byte, min(to-from, most))
 	for ; from < to; from += int64(len(buf)) {
 		buf = buf[:min(to-from, int64(len(buf)))]
-		if err := readAt(StepLayout, s.file, buf, from); err != nil {
+		if err := readAt(stepLayout, s.file, buf, from); err != nil {
 			return err
 		}
 		if !zeros(buf) {
-			return refuse(StepLayout, "padding between %d and %d is not zero", from, from+int64(len(buf)))
+			return refuse(stepLayout, "padding between %d and %d is not zero", from, from+int64(len(buf)))
 		}
 	}
 	return nil
@@ -165,7 +165,7 @@ func (s *fileStore) gaps(manifest *Manifest) error {
 
 func (s *fileStore) table(manifest *Manifest) ([]Digest, error) {
 	raw := make([]byte, leafBytes*s.layout.leaves[len(manifest.Blobs)])
-	if err := readAt(StepTable, s.file, raw, s.layout.table); err != nil {
+	if err := readAt(stepTable, s.file, raw, s.layout.table); err != nil {
 		return nil, err
 	}
 	leaves := make([]Digest, len(raw)/leafBytes)
@@ -183,11 +183,11 @@ func (s *fileStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.Re
 	if s.region == nil {
 		region, err := mem.Map(s.file)
 		if err != nil {
-			return nil, 0, nil, refuseAs(diag.ClassIO, StepWeights, "%w", err)
+			return nil, 0, nil, refuseAs(diag.ClassIO, stepWeights, "%w", err)
 		}
 		s.region = region
 		if int64(len(region.Bytes())) != s.bytes {
-			return nil, 0, nil, refuse(StepWeights, "file of %d bytes had %d when it was opened", len(region.Bytes()),
+			return nil, 0, nil, refuse(stepWeights, "file of %d bytes had %d when it was opened", len(region.Bytes()),
 				s.bytes)
 		}
 		watching, err := watch(s.file)
@@ -239,17 +239,17 @@ func openDir(path string, before os.FileInfo) (store, error) {
 
 func (s *dirStore) openBlobs(before os.FileInfo) error {
 	if now, err := s.root.Stat("."); err != nil || !os.SameFile(before, now) {
-		return refuse(StepOpen, "replaced while it was opened")
+		return refuse(stepOpen, "replaced while it was opened")
 	}
 	st, err := s.root.Lstat(dirBlobs)
 	if errors.Is(err, fs.ErrNotExist) {
-		return refuseAs(diag.ClassInput, StepOpen, "a directory that holds no bundle").hint("give the .hetb file")
+		return refuseAs(diag.ClassInput, stepOpen, "a directory that holds no bundle").hint("give the .hetb file")
 	}
 	if err != nil {
 		return cannotRead(err)
 	}
 	if !st.IsDir() {
-		return refuse(StepOpen, "%q is not a directory but %s", dirBlobs, st.Mode().Type())
+		return refuse(stepOpen, "%q is not a directory but %s", dirBlobs, st.Mode().Type())
 	}
 	if s.blobs, err = s.root.OpenRoot(dirBlobs); err != nil {
 		return cannotRead(err)
@@ -263,7 +263,7 @@ func openIn(root *os.Root, name string) (*os.File, error) {
 		return nil, cannotRead(err)
 	}
 	if !before.Mode().IsRegular() { // before opening: a FIFO or a device may do something when opened
-		return nil, refuse(StepOpen, "%q is not a regular file but %s", name, before.Mode().Type())
+		return nil, refuse(stepOpen, "%q is not a regular file but %s", name, before.Mode().Type())
 	}
 	file, err := root.OpenFile(name, openFlags, 0)
 	if err != nil {
@@ -271,7 +271,7 @@ func openIn(root *os.Root, name string) (*os.File, error) {
 	}
 	now, err := regular(file, before)
 	if err == nil && links(now) != 1 {
-		err = refuse(StepOpen, "%q has %d names, want 1: somebody else may write to it", name, links(now))
+		err = refuse(stepOpen, "%q has %d names, want 1: somebody else may write to it", name, links(now))
 	}
 	if err != nil {
 		_ = file.Close() // only read
@@ -286,12 +286,12 @@ func (s *dirStore) envelope() ([]byte, error) {
 		return nil, err
 	}
 	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, MaxEnvelopeBytes+1))
+	data, err := io.ReadAll(io.LimitReader(file, maxEnvelopeBytes+1))
 	if err != nil {
-		return nil, refuseAs(diag.ClassIO, StepEnvelope, "read %q: %w", dirManifest, err)
+		return nil, refuseAs(diag.ClassIO, stepEnvelope, "read %q: %w", dirManifest, err)
 	}
-	if len(data) == 0 || len(data) > MaxEnvelopeBytes {
-		return nil, refuse(StepHeader, "envelope of %d bytes or more, want 1 to %d", len(data), MaxEnvelopeBytes)
+	if len(data) == 0 || len(data) > maxEnvelopeBytes {
+		return nil, refuse(stepHeader, "envelope of %d bytes or more, want 1 to %d", len(data), maxEnvelopeBytes)
 	}
 	return data, nil
 }
@@ -322,7 +322,7 @@ func (s *dirStore) openBlob(manifest *Manifest, i int) (*os.File, error) {
 	}
 	if st, err := file.Stat(); err != nil || st.Size() != blob.Bytes {
 		_ = file.Close() // only read
-		return nil, refuse(StepLayout, "blob %q: its file has not the %d bytes the manifest says", blob.Name,
+		return nil, refuse(stepLayout, "blob %q: its file has not the %d bytes the manifest says", blob.Name,
 			blob.Bytes)
 	}
 	return file, nil
@@ -341,12 +341,12 @@ func exactly(root *os.Root, most int, known func(string) bool) error {
 	}
 	for _, name := range names {
 		if !known(name) {
-			return refuse(StepLayout, "unexpected entry %q in %q", name, filepath.Base(root.Name())).
+			return refuse(stepLayout, "unexpected entry %q in %q", name, filepath.Base(root.Name())).
 				hint("an exploded bundle holds what its manifest names and nothing else; remove it")
 		}
 	}
 	if len(names) != most {
-		return refuse(StepLayout, "%d entries in %q, want %d", len(names), filepath.Base(root.Name()), most)
+		return refuse(stepLayout, "%d entries in %q, want %d", len(names), filepath.Base(root.Name()), most)
 	}
 	return nil
 }
@@ -378,12 +378,12 @@ func (s *dirStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.Rea
 		}
 		s.watch = append(s.watch, watching)
 		if region, err = mem.Map(file); err != nil {
-			return nil, 0, nil, refuseAs(diag.ClassIO, StepWeights, "%w", err)
+			return nil, 0, nil, refuseAs(diag.ClassIO, stepWeights, "%w", err)
 		}
 		s.regions[blob.SHA256] = region
 	}
 	if int64(len(region.Bytes())) != blob.Bytes {
-		return nil, 0, nil, refuse(StepWeights, "blob %q of %d bytes had %d when it was opened", blob.Name,
+		return nil, 0, nil, refuse(stepWeights, "blob %q of %d bytes had %d when it was opened", blob.Name,
 			len(region.Bytes()), blob.Bytes)
 	}
 	return region, 0, nil, nil

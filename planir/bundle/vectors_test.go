@@ -84,7 +84,7 @@ func accepted() []vector {
 			}
 		}},
 		{name: "ok-every-role", edit: func(r *recipe) {
-			for i, role := range []Role{RoleGPUKernel, RoleRuntime, RoleTokenizer, RoleConfig, RoleReference, RoleReport} {
+			for i, role := range []Role{RoleGPUKernel, roleRuntime, RoleTokenizer, RoleConfig, RoleReference, RoleReport} {
 				r.add("role/"+string(role), role, pattern(byte(20+i), 100))
 			}
 		}},
@@ -124,12 +124,12 @@ func fullManifest(r *recipe) {
 func headerVectors() []vector {
 	var out []vector
 	set := func(name string, edit func(f []byte)) {
-		out = append(out, vector{name: "header-" + name, expect: StepHeader, edit: func(r *recipe) {
+		out = append(out, vector{name: "header-" + name, expect: stepHeader, edit: func(r *recipe) {
 			r.file = func(f []byte, _ layout) []byte { edit(f); return f }
 		}})
 	}
 	cut := func(name string, edit func(f []byte) []byte) {
-		out = append(out, vector{name: "header-" + name, expect: StepHeader, edit: func(r *recipe) {
+		out = append(out, vector{name: "header-" + name, expect: stepHeader, edit: func(r *recipe) {
 			r.file = func(f []byte, _ layout) []byte { return edit(f) }
 		}})
 	}
@@ -165,7 +165,7 @@ func envelopeVectors() []vector {
 	text := func(step Step, name string, edit func(string) string) {
 		out = append(out, vector{name: string(step) + "-" + name, expect: step, edit: func(r *recipe) { r.envelope = edit }})
 	}
-	env := func(name string, edit func(string) string) { text(StepEnvelope, name, edit) }
+	env := func(name string, edit func(string) string) { text(stepEnvelope, name, edit) }
 	env("space", replace(`,"payloadType"`, `, "payloadType"`))
 	env("trailing-line-feed", func(s string) string { return s + "\n" })
 	env("trailing-byte", func(s string) string { return s + "x" })
@@ -216,7 +216,7 @@ func envelopeVectors() []vector {
 		}
 	}
 
-	enc := func(name string, edit func(string) string) { text(StepEncoding, name, edit) }
+	enc := func(name string, edit func(string) string) { text(stepEncoding, name, edit) }
 	payloadEdit := func(f func(string) string) func(string) string {
 		return func(s string) string {
 			i, j := len(`{"payload":"`), strings.Index(s, `","payloadType"`)
@@ -255,7 +255,7 @@ func envelopeVectors() []vector {
 	enc("space-inside", payloadEdit(func(s string) string { return s[:4] + " " + s[4:] }))
 
 	kind := func(name, k string) {
-		out = append(out, vector{name: "type-" + name, expect: StepType, comment: "validly signed as that type",
+		out = append(out, vector{name: "type-" + name, expect: stepType, comment: "validly signed as that type",
 			edit: func(r *recipe) { r.kind = k }})
 	}
 	kind("in-toto", "application/vnd.in-toto+json")
@@ -265,7 +265,7 @@ func envelopeVectors() []vector {
 	kind("suffix", payloadType+"x")
 	kind("other-version", strings.Replace(payloadType, "v1", "v2", 1))
 	kind("empty", "")
-	text(StepType, "relabelled", replace(payloadType, "application/vnd.in-toto+json"))
+	text(stepType, "relabelled", replace(payloadType, "application/vnd.in-toto+json"))
 	return out
 }
 
@@ -404,7 +404,7 @@ func signatureVectors() []vector {
 func keyringVectors() []vector {
 	var out []vector
 	add := func(name, comment string, trust []byte) {
-		out = append(out, vector{name: "keyring-" + name, expect: StepKeyring, comment: comment, edit: func(r *recipe) { r.trust = trust }})
+		out = append(out, vector{name: "keyring-" + name, expect: stepKeyring, comment: comment, edit: func(r *recipe) { r.trust = trust }})
 	}
 	good := string(must(ring(1, keyA).Encode()))
 	two := string(must(ring(1, keyA, keyC).Encode()))
@@ -468,7 +468,7 @@ func keyringVectors() []vector {
 func manifestVectors() []vector {
 	var out []vector
 	add := func(name string, edit func(r *recipe)) *vector {
-		out = append(out, vector{name: "manifest-" + name, expect: StepManifest, edit: edit})
+		out = append(out, vector{name: "manifest-" + name, expect: stepManifest, edit: edit})
 		return &out[len(out)-1]
 	}
 	text := func(name, old, new string) { add(name, func(r *recipe) { r.payload = replace(old, new) }) }
@@ -608,15 +608,15 @@ func policyVectors() []vector {
 		out = append(out, vector{name: string(step) + "-" + name, expect: step, policy: policy, host: host, edit: edit})
 	}
 	nothing := func(*recipe) {}
-	add(StepCompat, "unknown-feature", "", "", func(r *recipe) { r.manifest.Requires.Features = []string{FeatureChunks, "chunks/2"} })
-	add(StepCompat, "newer-runtime", "runtime=1.1.9", host, fullManifest)
-	add(StepCompat, "no-runtime", "", host, fullManifest)
-	add(StepCompat, "unreadable-runtime", "runtime=dev", host, fullManifest)
+	add(stepCompat, "unknown-feature", "", "", func(r *recipe) { r.manifest.Requires.Features = []string{FeatureChunks, "chunks/2"} })
+	add(stepCompat, "newer-runtime", "runtime=1.1.9", host, fullManifest)
+	add(stepCompat, "no-runtime", "", host, fullManifest)
+	add(stepCompat, "unreadable-runtime", "runtime=dev", host, fullManifest)
 	without := func(name, old, new string) {
 		if !strings.Contains(host, old) {
 			panic(old)
 		}
-		add(StepPolicy, name, policy, strings.TrimSpace(strings.Replace(host, old, new, 1)), fullManifest)
+		add(stepPolicy, name, policy, strings.TrimSpace(strings.Replace(host, old, new, 1)), fullManifest)
 	}
 	without("other-soc", "soc=x1,x2", "soc=y1")
 	without("no-soc", "soc=x1,x2 ", "")
@@ -631,25 +631,25 @@ func policyVectors() []vector {
 	without("library-not-exact", "library/onnxruntime=1.22.0,tok", "library/onnxruntime=1.22.1,tok")
 	without("other-token", "1.22.0,tok", "1.22.0,token")
 	without("token-cannot-be-checked", "1.22.0,tok", "1.22.0")
-	add(StepPolicy, "missing-component-of-any-version", "", "soc=x1", func(r *recipe) {
+	add(stepPolicy, "missing-component-of-any-version", "", "soc=x1", func(r *recipe) {
 		r.manifest.Target.Components = []Component{{Name: "library/any"}}
 	})
-	add(StepPolicy, "other-product", "product=com.example.other", "", nothing)
-	add(StepPolicy, "below-floor", "floor=5", "", nothing)
-	add(StepPolicy, "below-stored", "stored=com.example.test,1,5", "", nothing)
-	add(StepPolicy, "jump", "jump=3", "", nothing)
-	add(StepPolicy, "default-jump", "", "", func(r *recipe) { r.manifest.SecurityVersion = 1001 })
-	add(StepPolicy, "older-generation-than-stored", "stored=com.example.test,2,0", "", nothing)
-	add(StepPolicy, "other-generation-than-keyring", "", "", func(r *recipe) { r.manifest.KeyringGeneration = 2 })
-	add(StepPolicy, "expired", "now=1900000000 "+policy, host, fullManifest)
-	add(StepPolicy, "from-the-future", "now=1600000000 "+policy, host, fullManifest)
+	add(stepPolicy, "other-product", "product=com.example.other", "", nothing)
+	add(stepPolicy, "below-floor", "floor=5", "", nothing)
+	add(stepPolicy, "below-stored", "stored=com.example.test,1,5", "", nothing)
+	add(stepPolicy, "jump", "jump=3", "", nothing)
+	add(stepPolicy, "default-jump", "", "", func(r *recipe) { r.manifest.SecurityVersion = 1001 })
+	add(stepPolicy, "older-generation-than-stored", "stored=com.example.test,2,0", "", nothing)
+	add(stepPolicy, "other-generation-than-keyring", "", "", func(r *recipe) { r.manifest.KeyringGeneration = 2 })
+	add(stepPolicy, "expired", "now=1900000000 "+policy, host, fullManifest)
+	add(stepPolicy, "from-the-future", "now=1600000000 "+policy, host, fullManifest)
 	return out
 }
 
 func layoutVectors() []vector {
 	var out []vector
 	add := func(name string, edit func(f []byte, l layout) []byte) {
-		out = append(out, vector{name: "layout-" + name, expect: StepLayout, edit: func(r *recipe) { r.file = edit }})
+		out = append(out, vector{name: "layout-" + name, expect: stepLayout, edit: func(r *recipe) { r.file = edit }})
 	}
 	add("one-byte-short", func(f []byte, _ layout) []byte { return f[:len(f)-1] })
 	add("one-byte-long", func(f []byte, _ layout) []byte { return append(f, 0) })
@@ -676,7 +676,7 @@ func layoutVectors() []vector {
 	set("before-blobs", func(_ []byte, l layout) int64 { return l.blobs - 1 })
 	set("between-blobs", func(_ []byte, l layout) int64 { return l.offsets[1] - 1 })
 	set("at-the-end", func(_ []byte, l layout) int64 { return l.size - 1 })
-	out = append(out, vector{name: "layout-size-beyond-file", expect: StepLayout, comment: "a blob of 64 TiB in a small file",
+	out = append(out, vector{name: "layout-size-beyond-file", expect: stepLayout, comment: "a blob of 64 TiB in a small file",
 		edit: func(r *recipe) {
 			r.payload = replace(`"chunk_size":4096`, `"chunk_size":16777216`)
 			old := r.payload
@@ -703,17 +703,17 @@ func contentVectors() []vector {
 	}
 	// Leaves: graph/npu 0-1, plan 2, weights/000 3-6, weights/001 7-8.
 	for i := range int64(9) {
-		file(StepTable, fmt.Sprintf("leaf-%d-flipped", i), func(f []byte, l layout) { f[leaf(l, i)+i] ^= 1 << (i % 8) })
+		file(stepTable, fmt.Sprintf("leaf-%d-flipped", i), func(f []byte, l layout) { f[leaf(l, i)+i] ^= 1 << (i % 8) })
 	}
-	file(StepTable, "leaves-swapped", func(f []byte, l layout) { swap(f, leaf(l, 3), leaf(l, 4), leafBytes) })
-	file(StepTable, "leaves-of-two-blobs-swapped", func(f []byte, l layout) { swap(f, leaf(l, 3), leaf(l, 7), leafBytes) })
-	file(StepTable, "chunks-and-leaves-swapped", func(f []byte, l layout) {
+	file(stepTable, "leaves-swapped", func(f []byte, l layout) { swap(f, leaf(l, 3), leaf(l, 4), leafBytes) })
+	file(stepTable, "leaves-of-two-blobs-swapped", func(f []byte, l layout) { swap(f, leaf(l, 3), leaf(l, 7), leafBytes) })
+	file(stepTable, "chunks-and-leaves-swapped", func(f []byte, l layout) {
 		swap(f, leaf(l, 3), leaf(l, 4), leafBytes)
 		swap(f, l.offsets[2], l.offsets[2]+testChunk, testChunk)
 	})
-	file(StepTable, "zeroed", func(f []byte, l layout) { clear(f[l.table : l.table+leafBytes*9]) })
+	file(stepTable, "zeroed", func(f []byte, l layout) { clear(f[l.table : l.table+leafBytes*9]) })
 	root := func(name string, edit func(m *Manifest)) {
-		add(StepTable, name, "the signer contradicts itself", func(r *recipe) { r.digests = edit })
+		add(stepTable, name, "the signer contradicts itself", func(r *recipe) { r.digests = edit })
 	}
 	root("root-of-other-blob", func(m *Manifest) { m.Blobs[2].Root = m.Blobs[3].Root })
 	root("root-without-size", func(m *Manifest) { m.Blobs[1].Root = m.Blobs[1].SHA256 })
@@ -723,34 +723,34 @@ func contentVectors() []vector {
 	at := func(step Step, name string, blob int, offset int64) {
 		file(step, name, func(f []byte, l layout) { f[l.offsets[blob]+offset] ^= 0x10 })
 	}
-	at(StepCode, "graph-first-byte", 0, 0)
-	at(StepCode, "graph-last-byte", 0, 4999)
-	at(StepCode, "plan-first-byte", 1, 0)
-	at(StepCode, "plan-last-byte", 1, 299)
-	file(StepCode, "plan-zeroed", func(f []byte, l layout) { clear(f[l.offsets[1] : l.offsets[1]+300]) })
-	for i, role := range []Role{RoleGPUKernel, RoleRuntime, RoleTokenizer, RoleConfig, RoleReport} {
-		add(StepCode, string(role)+"-flipped", "", func(r *recipe) {
+	at(stepCode, "graph-first-byte", 0, 0)
+	at(stepCode, "graph-last-byte", 0, 4999)
+	at(stepCode, "plan-first-byte", 1, 0)
+	at(stepCode, "plan-last-byte", 1, 299)
+	file(stepCode, "plan-zeroed", func(f []byte, l layout) { clear(f[l.offsets[1] : l.offsets[1]+300]) })
+	for i, role := range []Role{RoleGPUKernel, roleRuntime, RoleTokenizer, RoleConfig, RoleReport} {
+		add(stepCode, string(role)+"-flipped", "", func(r *recipe) {
 			r.add("zz", role, pattern(byte(i), 100))
 			r.file = func(f []byte, l layout) []byte { f[l.offsets[4]+50] ^= 1; return f }
 		})
 	}
-	add(StepCode, "two-graphs-swapped", "", func(r *recipe) {
+	add(stepCode, "two-graphs-swapped", "", func(r *recipe) {
 		r.add("graph/np2", RoleNPUGraph, pattern(9, 5000))
 		r.file = func(f []byte, l layout) []byte { swap(f, l.offsets[0], l.offsets[1], 5000); return f }
 	})
-	at(StepWeights, "first-byte", 2, 0)
-	at(StepWeights, "chunk-edge", 2, testChunk)
-	at(StepWeights, "middle-chunk", 2, testChunk+77)
-	at(StepWeights, "last-byte-of-partial-chunk", 2, 3*testChunk+16)
-	at(StepWeights, "last-byte-of-full-chunk", 3, 2*testChunk-1)
-	file(StepWeights, "chunks-swapped", func(f []byte, l layout) { swap(f, l.offsets[2], l.offsets[2]+testChunk, testChunk) })
-	file(StepWeights, "chunk-of-other-blob", func(f []byte, l layout) { swap(f, l.offsets[2], l.offsets[3], testChunk) })
-	file(StepWeights, "zeroed", func(f []byte, l layout) { clear(f[l.offsets[3] : l.offsets[3]+2*testChunk]) })
-	add(StepWeights, "two-blobs-swapped", "", func(r *recipe) {
+	at(stepWeights, "first-byte", 2, 0)
+	at(stepWeights, "chunk-edge", 2, testChunk)
+	at(stepWeights, "middle-chunk", 2, testChunk+77)
+	at(stepWeights, "last-byte-of-partial-chunk", 2, 3*testChunk+16)
+	at(stepWeights, "last-byte-of-full-chunk", 3, 2*testChunk-1)
+	file(stepWeights, "chunks-swapped", func(f []byte, l layout) { swap(f, l.offsets[2], l.offsets[2]+testChunk, testChunk) })
+	file(stepWeights, "chunk-of-other-blob", func(f []byte, l layout) { swap(f, l.offsets[2], l.offsets[3], testChunk) })
+	file(stepWeights, "zeroed", func(f []byte, l layout) { clear(f[l.offsets[3] : l.offsets[3]+2*testChunk]) })
+	add(stepWeights, "two-blobs-swapped", "", func(r *recipe) {
 		r.add("weights/002", RoleWeights, pattern(9, 2*testChunk))
 		r.file = func(f []byte, l layout) []byte { swap(f, l.offsets[3], l.offsets[4], 2*testChunk); return f }
 	})
-	add(StepWeights, "reference-flipped", "", func(r *recipe) {
+	add(stepWeights, "reference-flipped", "", func(r *recipe) {
 		r.add("zz", RoleReference, pattern(8, 100))
 		r.file = func(f []byte, l layout) []byte { f[l.offsets[4]] ^= 1; return f }
 	})

@@ -67,7 +67,7 @@ func (b *Bundle) Explode(ctx context.Context, path string, more ...Signer) error
 
 func (b *Bundle) copyTo(ctx context.Context, path string, as form, more []Signer) error {
 	if b.store == nil {
-		return refuse(StepRelease, "save a closed bundle")
+		return refuse(stepRelease, "save a closed bundle")
 	}
 	env, err := decodeEnvelope(b.envelope)
 	if err != nil {
@@ -132,9 +132,9 @@ func (w *writer) run(ctx context.Context, sources []Source) (id Digest, err erro
 	if err != nil {
 		return id, diag.New(diag.ClassInput, "manifest: %w", err)
 	}
-	if size := base64.StdEncoding.EncodedLen(len(template)) + envelopeRoom; size > MaxEnvelopeBytes {
+	if size := base64.StdEncoding.EncodedLen(len(template)) + envelopeRoom; size > maxEnvelopeBytes {
 		return id, diag.New(diag.ClassInput, "envelope of %d bytes, want at most %d: use fewer blobs", size,
-			MaxEnvelopeBytes)
+			maxEnvelopeBytes)
 	}
 	// Digests have a fixed length, so the layout is known before the first byte of content.
 	if err := w.form.begin(manifest, len(template)); err != nil {
@@ -172,8 +172,8 @@ func (w *writer) prepare(sources []Source) ([]Source, error) {
 	if len(manifest.Blobs) != 0 {
 		return nil, errors.New("the manifest template lists blobs; they come from the sources")
 	}
-	if len(sources) > MaxBlobs {
-		return nil, fmt.Errorf("%d blobs, want at most %d", len(sources), MaxBlobs)
+	if len(sources) > maxBlobs {
+		return nil, fmt.Errorf("%d blobs, want at most %d", len(sources), maxBlobs)
 	}
 	if count := len(w.signatures) + len(w.signers); count == 0 || count > maxSignatures {
 		return nil, fmt.Errorf("%d signers, want 1 to %d", count, maxSignatures)
@@ -218,7 +218,7 @@ func (w *writer) prepare(sources []Source) ([]Source, error) {
 func chunkFor(sources []Source) int64 {
 	bytes := int64(0)
 	for i := range sources {
-		bytes += max(0, min(sources[i].Bytes, MaxBytes)) // others are refused later
+		bytes += max(0, min(sources[i].Bytes, maxBytes)) // others are refused later
 	}
 	chunk := int64(leastChunk)
 	for chunk < maxChunk && bytes/chunk > usualLeaves {

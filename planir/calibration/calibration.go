@@ -27,9 +27,9 @@ const Schema = "hetc.calibration/1"
 // All is the class of a loss that was measured with every class in the scheme at once.
 const All = "all"
 
-// OutlierRatio is the rule for outlier channels: those whose largest magnitude exceeds this many times
+// outlierRatio is the rule for outlier channels: those whose largest magnitude exceeds this many times
 // the median over the channels of the same tensor.
-const OutlierRatio = 6
+const outlierRatio = 6
 
 // Calibration is what hetc calibrate measured about one model with one text.
 type Calibration struct {
@@ -86,7 +86,7 @@ type Activation struct {
 	Directions Coarse `json:"directions,omitempty" yaml:"directions,omitempty"`
 }
 
-// Outlier is a channel whose magnitude exceeds OutlierRatio times the median, and the share of rows in which it does.
+// Outlier is a channel whose magnitude exceeds outlierRatio times the median, and the share of rows in which it does.
 type Outlier struct {
 	Channel int     `json:"channel" yaml:"channel"`
 	Max     float32 `json:"max" yaml:"max"`
@@ -350,7 +350,7 @@ func (a *Activation) Summarise() (threshold float32) {
 	}
 	sorted := slices.Sorted(slices.Values(a.AbsMax))
 	a.Max, a.Median = sorted[len(sorted)-1], sorted[(len(sorted)-1)/2]
-	threshold = OutlierRatio * a.Median
+	threshold = outlierRatio * a.Median
 	for i, most := range a.AbsMax {
 		if most > threshold {
 			a.Outliers = append(a.Outliers, Outlier{Channel: i, Max: most})

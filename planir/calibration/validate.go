@@ -171,7 +171,8 @@ func (v *validator) scales(list []Scales) {
 			}
 		}
 		if again(seen, choice{place{scales.Class, scales.Layer}, count}) {
-			v.fail([]any{"scales", i}, "%d scales of class %q in layer %d are there twice", count, scales.Class, scales.Layer)
+			v.fail([]any{"scales", i}, "%d scales of class %q in layer %d are there twice", count, scales.Class,
+				scales.Layer)
 		}
 	}
 }
@@ -260,7 +261,9 @@ func (v *validator) activation(i int, activation *Activation) {
 	want.Summarise()
 	if activation.Max != want.Max || activation.Median != want.Median ||
 		len(activation.Outliers) != len(want.Outliers) {
-		v.fail([]any{"activations", i}, "max %v, median %v and %d outliers do not belong to absmax, which has %v, %v and %d", activation.Max, activation.Median, len(activation.Outliers), want.Max, want.Median, len(want.Outliers))
+		v.fail([]any{
+			"activations", i}, "max %v, median %v and %d outliers do not belong to absmax, which has %v, %v and %d",
+			activation.Max, activation.Median, len(activation.Outliers), want.Max, want.Median, len(want.Outliers))
 		return
 	}
 	for j, outlier := range activation.Outliers {

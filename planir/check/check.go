@@ -39,7 +39,8 @@ var Rules = []Rule{
 	{"P027", "what a processor loads fits its address space and number of graphs", (*checker).capacity},
 	{"P028", "the memory that the plan says it takes is what its program holds, and within its bound",
 		(*checker).memory},
-	{"P029", "capacity tiers are for the experts that the model has, of the bytes that their schemes give them, on a processor of static shapes with its tile and its limit of a graph", (*checker).tiers},
+	{
+		"P029", "capacity tiers are for the experts that the model has, of the bytes that their schemes give them, on a processor of static shapes with its tile and its limit of a graph", (*checker).tiers},
 }
 
 // Plan applies planir's rules and then this package's. Without a SoC (nil) the rules about it are left
@@ -426,7 +427,8 @@ func (c *checker) tiers() {
 		return
 	}
 	if !npu.StaticShapes || tiers.Tile != max(1, npu.Tile.M) || tiers.GraphBytes != npu.GraphBytes {
-		c.fail("tiers.npu", "groups on %q with a tile of %d rows and graphs of %d bytes, and it has static shapes: %v, %d rows, %d bytes",
+		c.fail(
+			"tiers.npu", "groups on %q with a tile of %d rows and graphs of %d bytes, and it has static shapes: %v, %d rows, %d bytes",
 			tiers.NPU, tiers.Tile, tiers.GraphBytes, npu.StaticShapes, max(1, npu.Tile.M), npu.GraphBytes)
 	}
 }

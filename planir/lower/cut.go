@@ -61,8 +61,9 @@ func Cut(
 		view := piece.Out[len(piece.Out)-1]
 		if strided(section, view, node.Out[len(node.Out)-1]) && !owner.StridedOutput {
 			if gatherer == "" || len(node.Out) != 1 {
-				return nil, fmt.Errorf("share of %q: output %s is a column range of a wider buffer, %q writes whole buffers "+
-					"only, and no processor of the decision could gather it", share.Proc, view, share.Proc)
+				return nil, fmt.Errorf(
+					"share of %q: output %s is a column range of a wider buffer, %q writes whole buffers "+
+						"only, and no processor of the decision could gather it", share.Proc, view, share.Proc)
 			}
 			gathers = append(gathers, gathered(&piece, gatherer, section.Values[node.Out[0]]))
 		}
@@ -140,8 +141,8 @@ func gathered(piece *Piece, gatherer string, value Value) Piece {
 	}
 }
 
-// sumsOf are the additions of a split along K. Share 0 wrote the output; the other partial sums are added to it in order,
-// by its processor.
+// sumsOf are the additions of a split along K. Share 0 wrote the output; the other partial sums are added to it in
+// order, by its processor.
 func sumsOf(section *Section, node *Node, decision *planir.Decision, first *planir.Proc) (out []Piece, err error) {
 	if len(decision.Shares) > 1 && !first.Executes(op.Add) {
 		return nil, fmt.Errorf("%q does not execute %q, which sums what the shares computed", first.Name, op.Add)
@@ -193,7 +194,9 @@ func AxisLength(node *Node, axis planir.Axis) (int, error) {
 		switch {
 		case operator.Kind.Along() != op.AlongK:
 		case operator.Scheme.RoundsResults():
-			return 0, fmt.Errorf("%s with scheme %q cannot be divided along %q: its result is rounded, and partial sums would be too", operator.Kind, operator.Scheme, axis)
+			return 0, fmt.Errorf(
+				"%s with scheme %q cannot be divided along %q: its result is rounded, and partial sums would be too",
+				operator.Kind, operator.Scheme, axis)
 		default:
 			return operator.K, nil
 		}
@@ -257,7 +260,8 @@ func cutShare(
 		unit := Granularity(node, axis, proc)
 		length, _ := AxisLength(node, axis)
 		if share.From%unit != 0 || (share.To%unit != 0 && share.To != length) {
-			return Piece{}, fmt.Errorf("range %d..%d of axis %q is not a multiple of %d", share.From, share.To, axis, unit)
+			return Piece{}, fmt.Errorf("range %d..%d of axis %q is not a multiple of %d", share.From, share.To, axis,
+				unit)
 		}
 	}
 	cut.narrow()
@@ -367,7 +371,8 @@ func (c *shareCut) inPlace() error {
 			continue
 		}
 		if strided(c.section, c.In[0], c.node.In[0]) && !c.proc.StridedOutput {
-			return fmt.Errorf("%s is changed in place, is a column range of a wider buffer, and %q writes whole buffers only",
+			return fmt.Errorf(
+				"%s is changed in place, is a column range of a wider buffer, and %q writes whole buffers only",
 				c.In[0], c.Proc)
 		}
 		c.Out = append([]planir.View{c.In[0]}, c.Out...)
@@ -383,7 +388,8 @@ func executes(proc *planir.Proc, operator *op.Op) error {
 	case !proc.Executes(operator.Kind):
 		return fmt.Errorf("%q does not execute %q", proc.Name, operator.Kind)
 	case operator.Kind == op.QuantRows && !operator.Static && !slices.ContainsFunc(proc.Schemes, perRow):
-		return fmt.Errorf("%q executes no scheme with a scale for each row, and computes no such scales for others", proc.Name)
+		return fmt.Errorf("%q executes no scheme with a scale for each row, and computes no such scales for others",
+			proc.Name)
 	case operator.HasScheme() && !slices.Contains(proc.Schemes, scheme):
 		return fmt.Errorf("%q does not execute scheme %q", proc.Name, scheme)
 	case !proc.HasForm(scheme, operator.Form):

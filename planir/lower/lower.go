@@ -617,8 +617,9 @@ func (b *builder) finishPacks(rank map[string]int) error {
 	for _, key := range slices.SortedFunc(maps.Keys(b.packs), order) {
 		use, weight := b.packs[key], &b.out.Weights[rank[key.weight]]
 		made := planir.Pack{
-			Name: fmt.Sprintf("%s/%s.%s", key.weight, key.scheme, key.layout), Weight: key.weight, Experts: weight.Experts,
-			K0: key.k0, K1: key.k1, N0: use.lo, N1: use.hi, Scheme: key.scheme, Layout: key.layout,
+			Name: fmt.Sprintf("%s/%s.%s", key.weight, key.scheme, key.layout), Weight: key.weight,
+			Experts: weight.Experts,
+			K0:      key.k0, K1: key.k1, N0: use.lo, N1: use.hi, Scheme: key.scheme, Layout: key.layout,
 		}
 		if key.k0 != 0 || key.k1 != weight.K {
 			made.Name += fmt.Sprintf(".k%d-%d", key.k0, key.k1)

@@ -41,8 +41,8 @@ func synchronise(tasks []*task, repeated bool) int {
 // nothing stands for no task of a lane.
 const nothing = -1 << 30
 
-// ordering is the state of synchronise. Tasks are named by their index, those of the iteration before by their index less
-// the number of tasks.
+// ordering is the state of synchronise. Tasks are named by their index, those of the iteration before by their index
+// less the number of tasks.
 type ordering struct {
 	tasks []*task
 	lane  map[string]int  // by processor
@@ -76,7 +76,8 @@ func (o *ordering) latest(index int, repeated bool) []int {
 	return latest
 }
 
-// wait makes a task wait for the latest tasks of other lanes where nothing implies it, and notes what its lane then knows.
+// wait makes a task wait for the latest tasks of other lanes where nothing implies it, and notes what its lane then
+// knows.
 func (o *ordering) wait(index int, latest []int) {
 	own, count := o.lane[o.tasks[index].proc], len(o.tasks)
 	known := o.known[own]

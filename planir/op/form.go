@@ -57,8 +57,8 @@ func (f Form) Image() (width, height int, ok bool) {
 	return width, height, true
 }
 
-// FormsOf lists the forms of a product of so many rows in the given classes: of Conv every factorisation of these into width and
-// height (llm.npu sec. 4), none of a single row. The order is that of FormClasses, widths ascending.
+// FormsOf lists the forms of a product of so many rows in the given classes: of Conv every factorisation of these into
+// width and height (llm.npu sec. 4), none of a single row. The order is that of FormClasses, widths ascending.
 func FormsOf(rows int, classes []Form) []Form {
 	var out []Form
 	for _, class := range FormClasses {

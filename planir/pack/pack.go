@@ -253,7 +253,8 @@ func fitsSpec(bytes int64, spec op.WeightSpec, src Source, imp *Importance) erro
 			spec.Name, rows, cols, spec.K, spec.N)
 	}
 	if imp != nil && imp.k < rows {
-		return diag.New(diag.ClassInput, "pack weight %q: importance is that of %d rows, want %d", spec.Name, imp.k, rows)
+		return diag.New(diag.ClassInput, "pack weight %q: importance is that of %d rows, want %d", spec.Name, imp.k,
+			rows)
 	}
 	return nil
 }
@@ -394,8 +395,8 @@ func (p *tilePacker) absmax(values []float32, k0, column int) (float32, error) {
 	panic("BUG: pack: magnitude and finite disagree")
 }
 
-// pack writes a tile to dst, which is not used for layout Onnx. It reads as many rows at a time as the buffer holds; rows
-// in front of those that are packed only feed their errors forward.
+// pack writes a tile to dst, which is not used for layout Onnx. It reads as many rows at a time as the buffer holds;
+// rows in front of those that are packed only feed their errors forward.
 func (p *tilePacker) pack(dst []byte, tile int) error {
 	var scale [TileN]float32 // of a column; of q8c complete only after all rows were seen
 	var sum [TileN]int32
