@@ -223,8 +223,8 @@ func TestRationale(t *testing.T) {
 var (
 	// symbol is a function, method or type as the documents write it: `planir/bundle.Open`.
 	symbol = regexp.MustCompile(`^([a-z][a-z0-9_/]*)\.((?:[A-Z]\w*\.)?[A-Z]\w*)$`)
-	// place is a file or folder of the tree.
-	place = regexp.MustCompile(`^[a-z.][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_.-]+)+$|^(?:planir|models|socs|profiler|roofline|solver|emit|plans|testdata|docs)$`)
+	// treePath is a file or folder of the tree.
+	treePath = regexp.MustCompile(`^[a-z.][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_.-]+)+$|^(?:planir|models|socs|profiler|roofline|solver|emit|plans|testdata|docs)$`)
 )
 
 // TestArchitecture finds every path and every name of code on the pages for those who change hetc.
@@ -242,7 +242,7 @@ func TestArchitecture(t *testing.T) {
 				if !declares(t, name[1], name[2]) {
 					t.Errorf("%s: %s declares no %s", page, name[1], name[2])
 				}
-			} else if place.MatchString(span) && !strings.Contains(span, "NAME") {
+			} else if treePath.MatchString(span) && !strings.Contains(span, "NAME") {
 				found++
 				if _, err := os.Stat(filepath.Join("..", filepath.FromSlash(span))); err != nil {
 					t.Errorf("%s: %v", page, err)
