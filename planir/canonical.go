@@ -106,6 +106,7 @@ func Digest(plan *Plan) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
+// firstDifference is the index of the first byte that differs, or the length of the shorter one.
 func firstDifference(a, b []byte) int {
 	length := min(len(a), len(b))
 	for i := 0; i < length; i++ {

@@ -118,6 +118,7 @@ func (d *Decision) ShareText() string {
 	return text
 }
 
+// dump is the step in one line.
 func (st *Step) dump() string {
 	var out strings.Builder
 	out.WriteString(st.Node)

@@ -115,6 +115,7 @@ func (c *checker) unique(path string, count int, ordered bool, name func(int) st
 	}
 }
 
+// procSizes checks cores and memory of each processor.
 func (c *checker) procSizes() {
 	for i := range c.plan.Procs {
 		for _, core := range c.plan.Procs[i].Cores {
@@ -130,6 +131,7 @@ func (c *checker) procSizes() {
 	}
 }
 
+// qualitySizes checks the phases and the divergences, which are numbers.
 func (c *checker) qualitySizes() {
 	within := func(divergence float64) bool { return divergence >= 0 && divergence <= math.MaxFloat32 } // and a number
 	for i, quality := range c.plan.Quality {
@@ -144,6 +146,7 @@ func (c *checker) qualitySizes() {
 	}
 }
 
+// programSizes checks the programs, and the sections, lanes and flags of each.
 func (c *checker) programSizes() {
 	for i := range c.plan.Program.Programs {
 		program := &c.plan.Program.Programs[i]

@@ -39,6 +39,7 @@ type run struct {
 	before [][]int // per event: number of events per lane known to be finished when it starts
 }
 
+// event is one execution of a step.
 type event struct {
 	step *Step
 	lane int

@@ -196,6 +196,7 @@ func (u use) area() int64 { return int64(u.k.length()) * int64(u.n.length()) * i
 // span is the half-open range of integers from..to-1.
 type span struct{ from, to int }
 
+// length is not positive for an empty span.
 func (s span) length() int { return s.to - s.from }
 
 // common is what two ranges share; its length is not positive where that is nothing.

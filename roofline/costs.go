@@ -233,6 +233,7 @@ type formed struct {
 	bias   bool
 }
 
+// look returns the index of the costs, which it makes when it is first asked.
 func (c *Costs) look() *index {
 	c.once.Do(func() {
 		c.index = index{families: map[string]*Family{}, processors: map[string]*Processor{},
@@ -274,6 +275,7 @@ func Parse(name string, data []byte) (*Costs, error) {
 	return costs.checked(name)
 }
 
+// checked completes costs that were read, if they are whole and legal.
 func (c *Costs) checked(name string) (*Costs, error) {
 	c.Schema = Schema
 	if !c.End {

@@ -71,6 +71,7 @@ func (f *Family) rows(tokens, step int) int {
 	return (experts-more)*roundUp(each, step) + more*roundUp(each+1, step)
 }
 
+// roundUp rounds a size up to a multiple of the step.
 func roundUp(size, step int) int {
 	if step < 2 || size == 0 {
 		return size

@@ -76,6 +76,7 @@ type sample struct {
 	ns, low, high float64
 }
 
+// summarise gives each measurement its typical time with an interval.
 func summarise(set *record.Set) ([]sample, error) {
 	var out []sample
 	for _, measured := range set.All() {
@@ -90,6 +91,7 @@ func summarise(set *record.Set) ([]sample, error) {
 	return out, nil
 }
 
+// fitProcessors takes launch and bandwidth of each processor from the measurements, or else from the description.
 func (c *Costs) fitProcessors(soc *socs.SoC, all []sample) {
 	for i := range soc.Processors {
 		described := &soc.Processors[i]

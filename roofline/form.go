@@ -103,6 +103,7 @@ func (s *formSearch) try(step [3]int, sharpness, factor, slack float64) {
 	}
 }
 
+// trySharpnesses tries every bend of the knee with the step kept.
 func (s *formSearch) trySharpnesses(factor float64) {
 	for _, sharpness := range sharpnesses {
 		s.try(s.kept.Step, sharpness, factor, -sameLoss)
@@ -219,6 +220,7 @@ func jumps(points []point, axis int) int {
 	return common
 }
 
+// gcd is the greatest common divisor; that of 0 and a number is the number.
 func gcd(a, b int) int {
 	for b != 0 {
 		a, b = b, a%b

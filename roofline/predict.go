@@ -168,6 +168,7 @@ func (f *Family) covers(rows int) bool {
 	return false
 }
 
+// spread is a time with an interval of so much deviation, as |log|, on both sides.
 func spread(expected, deviation float64, source Source) Prediction {
 	return Prediction{NS: max(ns(expected), 1), LowNS: max(ns(expected*math.Exp(-deviation)), 0),
 		HighNS: max(ns(expected*math.Exp(deviation)), 1), Source: source}

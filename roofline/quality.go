@@ -55,6 +55,7 @@ func Evaluate(costs *Costs, held *record.Set) (Quality, error) {
 	return quality(misses)
 }
 
+// miss compares a measurement with its prediction.
 func (c *Costs) miss(taken sample) (Miss, error) {
 	predicted, err := c.Op(taken.m.Proc, *taken.m.Op, taken.m.Cold)
 	if err != nil {
@@ -64,6 +65,7 @@ func (c *Costs) miss(taken sample) (Miss, error) {
 		Predicted: predicted, Error: float64(predicted.NS)/taken.ns - 1}, nil
 }
 
+// quality sums the misses up and sorts them, the worst first.
 func quality(misses []Miss) (Quality, error) {
 	out := Quality{N: len(misses), Misses: misses}
 	if out.N == 0 {
@@ -96,6 +98,7 @@ func (q *Quality) Within() Quality { return q.part(false) }
 // Beyond is the part that lies beyond the samples.
 func (q *Quality) Beyond() Quality { return q.part(true) }
 
+// part is the quality of the misses beyond the samples, or of the others.
 func (q *Quality) part(beyond bool) Quality {
 	var misses []Miss
 	for _, miss := range q.Misses {
@@ -164,6 +167,7 @@ func CrossValidate(soc *socs.SoC, set *record.Set, folds int, costs *Costs) (Qua
 	return quality(misses)
 }
 
+// foldOf is the fold of a measurement: it depends on its key alone.
 func foldOf(key string, folds int) int {
 	sum := sha256.Sum256([]byte(key))
 	return int(binary.LittleEndian.Uint64(sum[:8]) % uint64(folds))

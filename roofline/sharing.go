@@ -81,6 +81,7 @@ func (c *Costs) Phase(load Load) (timeline.Phase, error) {
 	return c.phase(load)
 }
 
+// loadKey names an operator as pairs of a costs file do.
 func loadKey(load Load) string {
 	if load.Cold {
 		return load.Op.Key() + " cold"

@@ -14,6 +14,7 @@ type workload struct {
 	ops, bytes float64
 }
 
+// sized computes the points' arithmetic and traffic at the family's present step.
 func (f *Family) sized(points []point) []workload {
 	out := make([]workload, len(points))
 	for i, sample := range points {

@@ -36,6 +36,7 @@ func checkTime(what string, ns float64) error {
 // seenOnce holds the things that were named so far.
 type seenOnce map[string]bool
 
+// check refuses what was named before.
 func (s seenOnce) check(what string) error {
 	if s[what] {
 		return fmt.Errorf("%s is there twice", what)
@@ -114,6 +115,7 @@ func (s *Sharing) validate(seen seenOnce) error {
 	return nil
 }
 
+// validate checks the family's numbers, then its curves, which ascend.
 func (f *Family) validate(seen seenOnce) error {
 	at := fmt.Sprintf("family %q", f.Key())
 	if !slices.Contains(op.Kinds, f.Kind) {

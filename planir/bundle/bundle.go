@@ -81,6 +81,8 @@ func Open(path string, options Options) (*Bundle, error) {
 	return bundle, nil
 }
 
+// open verifies step by step: the envelope and its signatures come before anything that the manifest says is believed,
+// and the manifest before any blob is touched.
 func open(path string, options Options) (_ *Bundle, err error) {
 	if options.Trust == nil {
 		return nil, refuse(stepKeyring, "no trusted keys").
@@ -434,6 +436,7 @@ func (b *Bundle) Range(name string, offset, bytes int64) ([]byte, error) {
 	return blob.data[offset : offset+bytes : offset+bytes], nil
 }
 
+// find returns the blob of a name.
 func (b *Bundle) find(name string) (*blob, error) {
 	i, ok := b.manifest.blob(name)
 	if !ok {

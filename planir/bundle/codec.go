@@ -56,6 +56,7 @@ func decode(data []byte, walk func(*codec)) error {
 	return nil
 }
 
+// fail keeps the first mistake, with the member and, when reading, the byte where it is.
 func (c *codec) fail(format string, args ...any) {
 	if c.err != nil {
 		return
@@ -85,10 +86,12 @@ func (c *codec) token(text string) {
 	c.pos += len(text)
 }
 
+// has reports whether a text comes next, without reading it.
 func (c *codec) has(text string) bool {
 	return len(c.buf)-c.pos >= len(text) && string(c.buf[c.pos:c.pos+len(text)]) == text
 }
 
+// peek is what comes next, for messages.
 func (c *codec) peek() []byte { return c.buf[c.pos:min(c.pos+16, len(c.buf))] }
 
 func (c *codec) open(bracket string) { c.token(bracket); c.fresh = true }
@@ -195,6 +198,7 @@ func (c *codec) str(to *string, limit int) {
 	c.token(`"`)
 }
 
+// plain reports whether a character stands for itself in a string.
 func plain(b byte) bool { return b >= 0x20 && b <= 0x7e && b != '"' && b != '\\' }
 
 // constant describes a string that has one value.

@@ -36,6 +36,7 @@ func (e *envelope) walk(c *codec) {
 	})
 }
 
+// decodeEnvelope reads the one canonical form of a DSSE envelope.
 func decodeEnvelope(data []byte) (*envelope, error) {
 	e := new(envelope)
 	if err := decode(data, e.walk); err != nil {

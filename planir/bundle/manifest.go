@@ -136,6 +136,8 @@ func decodeManifest(data []byte) (*Manifest, error) {
 	return manifest, manifest.check()
 }
 
+// walk describes the manifest member by member, for reading and for writing alike: what is empty and optional is left
+// out.
 func (m *Manifest) walk(c *codec) {
 	c.object(func() {
 		c.member("schema")

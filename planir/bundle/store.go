@@ -59,6 +59,7 @@ func openStore(path string) (store, error) {
 	return &fileStore{file: file, bytes: now.Size()}, nil
 }
 
+// cannotRead is the refusal of what the system does not give: class ClassInput where there is nothing, else ClassIO.
 func cannotRead(err error) error {
 	class := diag.ClassIO
 	if errors.Is(err, fs.ErrNotExist) {
@@ -88,6 +89,7 @@ func onlyFile(st os.FileInfo) error {
 	return nil
 }
 
+// readAt fills the buffer from an offset, or fails the step.
 func readAt(step Step, reader io.ReaderAt, buf []byte, offset int64) error {
 	if n, err := reader.ReadAt(buf, offset); n < len(buf) {
 		return refuseAs(diag.ClassIO, step, "read %d bytes at offset %d: %w", len(buf), offset, err)
@@ -105,6 +107,7 @@ type fileStore struct {
 	watch  []watched // file, once it is mapped
 }
 
+// envelope reads the header and the envelope behind it.
 func (s *fileStore) envelope() ([]byte, error) {
 	if s.bytes < headerBytes {
 		return nil, refuse(stepHeader, "file of %d bytes, want at least %d", s.bytes, headerBytes)
@@ -122,6 +125,7 @@ func (s *fileStore) envelope() ([]byte, error) {
 	return data, readAt(stepEnvelope, s.file, data, headerBytes)
 }
 
+// check compares the size of the file with what its manifest says, and demands zeros in front of and behind the table.
 func (s *fileStore) check(manifest *Manifest, payloadBytes int) error {
 	s.layout = layOut(manifest, payloadBytes)
 	layout := &s.layout
@@ -163,6 +167,7 @@ func (s *fileStore) gaps(manifest *Manifest) error {
 	return s.padding(end, s.layout.size)
 }
 
+// table reads the digests of all chunks.
 func (s *fileStore) table(manifest *Manifest) ([]Digest, error) {
 	raw := make([]byte, leafBytes*s.layout.leaves[len(manifest.Blobs)])
 	if err := readAt(stepTable, s.file, raw, s.layout.table); err != nil {
@@ -179,6 +184,7 @@ func (s *fileStore) copyBlob(_ *Manifest, i int, buf []byte, step Step) error {
 	return readAt(step, s.file, buf, s.layout.offsets[i])
 }
 
+// mapped maps the file once, whole, and returns the place of blob i in it.
 func (s *fileStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error) {
 	if s.region == nil {
 		region, err := mem.Map(s.file)
@@ -224,6 +230,7 @@ type dirStore struct {
 	watch   []watched // the files of regions
 }
 
+// openDir opens an exploded bundle.
 func openDir(path string, before os.FileInfo) (store, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -237,6 +244,7 @@ func openDir(path string, before os.FileInfo) (store, error) {
 	return store, nil
 }
 
+// openBlobs opens the directory of contents; the bundle is still the directory that was looked at before.
 func (s *dirStore) openBlobs(before os.FileInfo) error {
 	if now, err := s.root.Stat("."); err != nil || !os.SameFile(before, now) {
 		return refuse(stepOpen, "replaced while it was opened")
@@ -257,6 +265,7 @@ func (s *dirStore) openBlobs(before os.FileInfo) error {
 	return nil
 }
 
+// openIn opens a regular file with one name in a directory.
 func openIn(root *os.Root, name string) (*os.File, error) {
 	before, err := root.Lstat(name)
 	if err != nil {
@@ -280,6 +289,7 @@ func openIn(root *os.Root, name string) (*os.File, error) {
 	return file, nil
 }
 
+// envelope reads the envelope, which is a file of its own.
 func (s *dirStore) envelope() ([]byte, error) {
 	file, err := openIn(s.root, dirManifest)
 	if err != nil {
@@ -296,6 +306,7 @@ func (s *dirStore) envelope() ([]byte, error) {
 	return data, nil
 }
 
+// check demands the files that the manifest names, and no others.
 func (s *dirStore) check(manifest *Manifest, _ int) error {
 	want := map[string]bool{} // blobs of equal content share a file
 	for _, blob := range manifest.Blobs {
@@ -364,6 +375,7 @@ func (s *dirStore) copyBlob(manifest *Manifest, i int, buf []byte, step Step) er
 	return readAt(step, file, buf, 0)
 }
 
+// mapped maps the file of blob i, which blobs of equal content share.
 func (s *dirStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error) {
 	blob := &manifest.Blobs[i]
 	region := s.regions[blob.SHA256]

@@ -65,6 +65,7 @@ func (b *Bundle) Explode(ctx context.Context, path string, more ...Signer) error
 	return b.copyTo(ctx, path, &dirForm{path: path}, more)
 }
 
+// copyTo writes the bundle again in a physical form, with its signatures and further ones.
 func (b *Bundle) copyTo(ctx context.Context, path string, as form, more []Signer) error {
 	if b.store == nil {
 		return refuse(stepRelease, "save a closed bundle")
@@ -96,6 +97,7 @@ type form interface {
 	abort() error
 }
 
+// writer writes a bundle in a physical form.
 type writer struct {
 	form       form
 	manifest   Manifest
@@ -103,6 +105,7 @@ type writer struct {
 	signers    []Signer
 }
 
+// create writes a bundle whole or leaves nothing behind.
 func (w *writer) create(ctx context.Context, path string, sources []Source) (Digest, error) {
 	done := false
 	defer func() {

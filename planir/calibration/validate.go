@@ -185,6 +185,7 @@ type validator struct {
 
 const maxErrors = 20
 
+// fail adds a mistake at a path, up to maxErrors.
 func (v *validator) fail(path []any, format string, args ...any) {
 	if len(v.list) < maxErrors {
 		v.list = append(v.list, diag.New(diag.ClassInput, format, args...).WithCode("calibration.value").
@@ -229,6 +230,7 @@ func (v *validator) vector(path []any, values []float32, low, high float64) {
 	}
 }
 
+// activation checks the measurements of a class in a layer against each other.
 func (v *validator) activation(i int, activation *Activation) {
 	path := func(key string) []any { return []any{"activations", i, key} }
 	v.name(path("class"), activation.Class)
@@ -280,6 +282,7 @@ func (v *validator) activation(i int, activation *Activation) {
 // maxRank bounds the number of directions.
 const maxRank = 256
 
+// directions checks that correlations are of the channels that were measured, and no larger than their mean squares.
 func (v *validator) directions(i int, activation *Activation) {
 	path := []any{"activations", i, "directions"}
 	if len(activation.Directions)%activation.K != 0 || len(activation.Directions) > maxRank*activation.K {

@@ -88,6 +88,7 @@ type regions struct {
 	own                                   int64 // of each core
 }
 
+// atLeast raises each region to that of another need.
 func (r *regions) atLeast(other regions) {
 	r.sums, r.scales, r.gathered = max(r.sums, other.sums), max(r.scales, other.scales), max(r.gathered, other.gathered)
 	r.order, r.packed, r.own = max(r.order, other.order), max(r.packed, other.packed), max(r.own, other.own)

@@ -51,7 +51,7 @@ func Plan(plan *planir.Plan, model *models.Model, soc *socs.SoC) diag.List {
 		return found
 	}
 	graph := model.Graph()
-	check := &checker{p: plan, m: model, g: &graph, s: soc}
+	check := &checker{plan: plan, ofModel: model, graph: &graph, onSoC: soc}
 	for i := range Rules {
 		check.rule = &Rules[i]
 		check.rule.check(check)
@@ -63,15 +63,17 @@ func Plan(plan *planir.Plan, model *models.Model, soc *socs.SoC) diag.List {
 	return check.found
 }
 
+// checker is the state of checking one plan; soc is nil where there is none to compare with.
 type checker struct {
-	p     *planir.Plan
-	m     *models.Model
-	g     *models.Graph
-	s     *socs.SoC
-	rule  *Rule
-	found diag.List
+	plan    *planir.Plan
+	ofModel *models.Model
+	graph   *models.Graph
+	onSoC   *socs.SoC
+	rule    *Rule
+	found   diag.List
 }
 
+// fail adds a finding of the present rule at a data path, and returns it for hints.
 func (c *checker) fail(path, format string, args ...any) *diag.Diagnostic {
 	diagnostic := diag.New(diag.ClassIllegal, format, args...).WithCode(c.rule.ID).
 		WithHint("rule %s: %s", c.rule.ID, c.rule.Sentence)
@@ -80,49 +82,51 @@ func (c *checker) fail(path, format string, args ...any) *diag.Diagnostic {
 	return diagnostic
 }
 
+// model checks that the plan is for this model.
 func (c *checker) model() {
-	digest, err := c.m.Digest()
+	digest, err := c.ofModel.Digest()
 	if err != nil {
 		c.fail("model.digest", "%v", err)
 		return
 	}
-	ref := c.p.Model
+	ref := c.plan.Model
 	if ref.Digest != digest {
 		c.fail("model.digest", "plan is for model %q with digest %.12s, and model %q has %.12s", ref.Name, ref.Digest,
-			c.m.Name, digest).
+			c.ofModel.Name, digest).
 			WithHint("solve again for this model")
 	}
-	if ref.BOS != c.m.BOS || !slices.Equal(ref.EOS, c.m.EOS) {
+	if ref.BOS != c.ofModel.BOS || !slices.Equal(ref.EOS, c.ofModel.EOS) {
 		c.fail("model", "plan starts texts with token %d and ends them with %v, the model with %d and %v", ref.BOS,
-			ref.EOS, c.m.BOS, c.m.EOS)
+			ref.EOS, c.ofModel.BOS, c.ofModel.EOS)
 	}
-	if c.p.MaxContext > c.m.MaxContext {
-		c.fail("max_context", "plan caches %d positions, and the model has %d", c.p.MaxContext, c.m.MaxContext)
+	if c.plan.MaxContext > c.ofModel.MaxContext {
+		c.fail("max_context", "plan caches %d positions, and the model has %d", c.plan.MaxContext, c.ofModel.MaxContext)
 	}
 }
 
+// soc checks that the plan is for this SoC. Changed speeds are a warning: they change no legality.
 func (c *checker) soc() {
-	if c.s == nil {
+	if c.onSoC == nil {
 		return
 	}
-	ref := c.p.SoC
-	if ref.Name != c.s.Name || ref.Fingerprint != c.s.Fingerprint {
-		c.fail("soc", "plan is for SoC %q (fingerprint %q), and this is %q (%q)", ref.Name, ref.Fingerprint, c.s.Name,
-			c.s.Fingerprint).
+	ref := c.plan.SoC
+	if ref.Name != c.onSoC.Name || ref.Fingerprint != c.onSoC.Fingerprint {
+		c.fail("soc", "plan is for SoC %q (fingerprint %q), and this is %q (%q)", ref.Name, ref.Fingerprint, c.onSoC.Name,
+			c.onSoC.Fingerprint).
 			WithHint("solve again for this SoC")
 	}
-	if ref.Control != c.s.Control {
-		c.fail("soc.control", "control processor is %q, and the SoC's is %q", ref.Control, c.s.Control)
+	if ref.Control != c.onSoC.Control {
+		c.fail("soc.control", "control processor is %q, and the SoC's is %q", ref.Control, c.onSoC.Control)
 	}
-	if ref.Simulated != c.s.Simulated() {
-		c.fail("soc.simulated", "plan says simulated %v, and the SoC is simulated: %v", ref.Simulated, c.s.Simulated())
+	if ref.Simulated != c.onSoC.Simulated() {
+		c.fail("soc.simulated", "plan says simulated %v, and the SoC is simulated: %v", ref.Simulated, c.onSoC.Simulated())
 	}
-	digest, err := c.s.Digest()
+	digest, err := c.onSoC.Digest()
 	if err != nil {
 		c.fail("soc.digest", "%v", err)
 	} else if digest != ref.Digest {
 		// Rates may have been measured again: what counts for legality is compared one by one.
-		c.fail("soc.digest", "SoC %q has changed since the plan was made", c.s.Name).
+		c.fail("soc.digest", "SoC %q has changed since the plan was made", c.onSoC.Name).
 			WithHint("solve again if its speeds have changed").Severity = diag.Warning
 	}
 }
@@ -132,36 +136,37 @@ func Proc(proc *socs.Processor) planir.Proc {
 	out := planir.Proc{
 		Name: proc.Name, Kind: proc.Kind, Driver: proc.Driver, Select: proc.Select, Options: maps.Clone(proc.Options),
 		Cores: slices.Clone(proc.Cores),
-		Set:   proc.Set.Clone(), Shares: proc.Bakes &&
-			proc.WeightBytes != socs.WeightsPerGraph, GraphBytes: proc.GraphBytes,
+		Set:   proc.Set.Clone(), Shares: proc.Bakes && proc.WeightBytes != socs.WeightsPerGraph,
+		GraphBytes: proc.GraphBytes,
 	}
 	out.Tile.N, out.Tile.K = max(1, proc.Tile.N), max(1, proc.Tile.K)
 	out.Memory = proc.KernelMemory()
 	return out
 }
 
+// procs compares the processors with those of the SoC, or with those of its device where the plan is for that.
 func (c *checker) procs() {
-	if c.s == nil {
+	if c.onSoC == nil {
 		return
 	}
-	soc := c.s
-	if c.p.SoC.Target {
+	soc := c.onSoC
+	if c.plan.SoC.Target {
 		var err error
-		if soc, err = c.s.Restricted(); err != nil {
+		if soc, err = c.onSoC.Restricted(); err != nil {
 			c.fail("soc.target", "the plan is for the device, and %v", err)
 			return
 		}
 	}
-	for i := range c.p.Procs {
-		have := &c.p.Procs[i]
+	for i := range c.plan.Procs {
+		have := &c.plan.Procs[i]
 		path := fmt.Sprintf("procs[%d]", i)
 		sp := soc.Processor(have.Name)
-		if sp == nil && c.s.Processor(have.Name) != nil {
-			c.fail(path, "SoC %q does not say how its device executes what processor %q is given", c.s.Name, have.Name)
+		if sp == nil && c.onSoC.Processor(have.Name) != nil {
+			c.fail(path, "SoC %q does not say how its device executes what processor %q is given", c.onSoC.Name, have.Name)
 			continue
 		}
 		if sp == nil {
-			c.fail(path, "SoC %q has no processor %q", c.s.Name, have.Name)
+			c.fail(path, "SoC %q has no processor %q", c.onSoC.Name, have.Name)
 			continue
 		}
 		c.proc(path, have, sp)
@@ -174,33 +179,31 @@ func (c *checker) proc(path string, have *planir.Proc, sp *socs.Processor) {
 	differs := func(what string, got, want any) {
 		c.fail(path+"."+what, "processor %q: %s is %v, and the SoC says %v", have.Name, what, got, want)
 	}
-	if have.Kind != can.Kind {
-		differs("kind", have.Kind, can.Kind)
-	}
-	if have.Driver != can.Driver {
-		differs("driver", have.Driver, can.Driver)
-	}
-	if have.Select != can.Select {
-		differs("select", have.Select, can.Select)
-	}
-	if !maps.Equal(have.Options, can.Options) {
-		differs("options", have.Options, can.Options)
-	}
-	if !slices.Equal(have.Cores, can.Cores) {
-		differs("cores", have.Cores, can.Cores)
+	for _, fact := range []struct {
+		key       string
+		same      bool
+		have, can any
+	}{
+		{"kind", have.Kind == can.Kind, have.Kind, can.Kind},
+		{"driver", have.Driver == can.Driver, have.Driver, can.Driver},
+		{"select", have.Select == can.Select, have.Select, can.Select},
+		{"options", maps.Equal(have.Options, can.Options), have.Options, can.Options},
+		{"cores", slices.Equal(have.Cores, can.Cores), have.Cores, can.Cores},
+		{"shares", have.Shares == can.Shares, have.Shares, can.Shares},
+	} {
+		if !fact.same {
+			differs(fact.key, fact.have, fact.can)
+		}
 	}
 	for _, d := range have.Beyond(&can.Set) {
 		differs(d.Key, d.Have, d.Can)
-	}
-	if have.Shares != can.Shares {
-		differs("shares", have.Shares, can.Shares)
 	}
 	for _, k := range c.kinds(have) {
 		if !sp.Executes(k) {
 			differs("kinds", k, can.Kinds)
 		}
-		if (k == op.Attention || k == op.KVAppend) && len(sp.KV) > 0 && !slices.Contains(sp.KV, c.p.KV) {
-			differs("kv", c.p.KV, sp.KV)
+		if (k == op.Attention || k == op.KVAppend) && len(sp.KV) > 0 && !slices.Contains(sp.KV, c.plan.KV) {
+			differs("kv", c.plan.KV, sp.KV)
 		}
 	}
 	if can.GraphBytes > 0 && (have.GraphBytes == 0 || have.GraphBytes > can.GraphBytes) {
@@ -211,8 +214,8 @@ func (c *checker) proc(path string, have *planir.Proc, sp *socs.Processor) {
 // kinds lists the operators that graphs on a processor execute.
 func (c *checker) kinds(proc *planir.Proc) []op.Kind {
 	used := map[op.Kind]bool{}
-	for i := range c.p.Program.Graphs {
-		graph := &c.p.Program.Graphs[i]
+	for i := range c.plan.Program.Graphs {
+		graph := &c.plan.Program.Graphs[i]
 		if graph.Proc != proc.Name {
 			continue
 		}
@@ -223,19 +226,20 @@ func (c *checker) kinds(proc *planir.Proc) []op.Kind {
 	return slices.Sorted(maps.Keys(used))
 }
 
+// decisions checks that every node of every program is decided, and nothing else.
 func (c *checker) decisions() {
 	rows := map[int]bool{}
-	for i := range c.p.Program.Programs {
-		rows[c.p.Program.Programs[i].Rows] = true
+	for i := range c.plan.Program.Programs {
+		rows[c.plan.Program.Programs[i].Rows] = true
 	}
 	known := map[string]bool{} // node@rows
-	batch := c.g.Batch()
+	batch := c.graph.Batch()
 	for _, r := range slices.Sorted(maps.Keys(rows)) {
-		graph := c.g
-		if slices.Contains(c.p.Batches, r) {
+		graph := c.graph
+		if slices.Contains(c.plan.Batches, r) {
 			graph = &batch
 		}
-		sections, err := lower.Expand(graph, r, c.p.MaxContext, c.p.KV,
+		sections, err := lower.Expand(graph, r, c.plan.MaxContext, c.plan.KV,
 			func(node string) op.Scheme { return c.scheme(node, r) })
 		if err != nil {
 			c.fail("decisions", "rows %d: %v", r, err)
@@ -247,13 +251,13 @@ func (c *checker) decisions() {
 				if section.Logits {
 					known[key(node.Name, 1)] = true
 				}
-				if c.p.DecisionFor(node.Name, r) == nil && !(section.Logits && c.p.DecisionFor(node.Name, 1) != nil) {
+				if c.plan.DecisionFor(node.Name, r) == nil && !(section.Logits && c.plan.DecisionFor(node.Name, 1) != nil) {
 					c.fail("decisions", "%q is not decided at %d rows", node.Name, r)
 				}
 			}
 		}
 	}
-	for i, decision := range c.p.Decisions {
+	for i, decision := range c.plan.Decisions {
 		if !known[key(decision.Node, decision.Rows)] {
 			c.fail(fmt.Sprintf("decisions[%d]", i), "%q at %d rows is no operator of a program", decision.Node,
 				decision.Rows)
@@ -261,9 +265,10 @@ func (c *checker) decisions() {
 	}
 }
 
+// scheme is the decided scheme of a node; one of the head is decided at one row.
 func (c *checker) scheme(node string, rows int) op.Scheme {
 	for _, tried := range []int{rows, 1} {
-		if decision := c.p.DecisionFor(node, tried); decision != nil {
+		if decision := c.plan.DecisionFor(node, tried); decision != nil {
 			return decision.Scheme
 		}
 	}
@@ -272,10 +277,11 @@ func (c *checker) scheme(node string, rows int) op.Scheme {
 
 func key(node string, rows int) string { return fmt.Sprintf("%s@%d", node, rows) }
 
+// weights compares the weights with those of the model, and computed ones with their names.
 func (c *checker) weights() {
-	for i, weight := range c.p.Program.Weights {
+	for i, weight := range c.plan.Program.Weights {
 		path := fmt.Sprintf("program.weights[%d]", i)
-		want := c.g.Weight(weight.Name)
+		want := c.graph.Weight(weight.Name)
 		switch {
 		case weight.ScaleOf != "": // P002 says what it is, and P026 that it is used
 			name := lower.ScaleWeight(weight.ScaleOf, weight.N)
@@ -286,7 +292,7 @@ func (c *checker) weights() {
 				c.fail(path, "weight %q is the static scale of %q, want the name %q", weight.Name, weight.ScaleOf, name)
 			}
 		case want == nil:
-			c.fail(path, "model %q has no weight %q", c.m.Name, weight.Name)
+			c.fail(path, "model %q has no weight %q", c.ofModel.Name, weight.Name)
 		case weight.K != want.K || weight.N != want.N || weight.Transposed != want.Transposed ||
 			!slices.Equal(weight.From, want.From) ||
 			weight.Experts != want.Experts || weight.Plus != want.Plus ||
@@ -297,8 +303,9 @@ func (c *checker) weights() {
 	}
 }
 
+// packs checks the sizes of the packs.
 func (c *checker) packs() {
-	for i, k := range c.p.Program.Packs {
+	for i, k := range c.plan.Program.Packs {
 		path := fmt.Sprintf("program.packs[%d]", i)
 		size, err := pack.Bytes(k.Spec())
 		if err != nil {
@@ -311,9 +318,9 @@ func (c *checker) packs() {
 
 // program lowers the decisions again and looks for the first difference.
 func (c *checker) program() {
-	again := *c.p
+	again := *c.plan
 	again.Program = planir.Program{}
-	if err := lower.Lower(&again, c.g); err != nil {
+	if err := lower.Lower(&again, c.graph); err != nil {
 		c.fail("decisions", "%v", err)
 		return
 	}
@@ -322,7 +329,7 @@ func (c *checker) program() {
 		c.fail("program", "%v", err)
 		return
 	}
-	have, err := planir.Encode(c.p)
+	have, err := planir.Encode(c.plan)
 	if err != nil {
 		c.fail("program", "%v", err)
 		return
@@ -330,7 +337,7 @@ func (c *checker) program() {
 	if string(have) == string(want) {
 		return
 	}
-	stored, computed := strings.Split(planir.Dump(c.p), "\n"), strings.Split(planir.Dump(&again), "\n")
+	stored, computed := strings.Split(planir.Dump(c.plan), "\n"), strings.Split(planir.Dump(&again), "\n")
 	for i := range max(len(stored), len(computed)) {
 		had, want := "nothing", "nothing"
 		if i < len(stored) {
@@ -347,14 +354,15 @@ func (c *checker) program() {
 	c.fail("program", "program differs from what its decisions give")
 }
 
+// capacity checks that each processor holds what the plan loads on it.
 func (c *checker) capacity() {
-	if c.s == nil {
+	if c.onSoC == nil {
 		return
 	}
-	for i := range c.p.Procs {
-		proc := &c.p.Procs[i]
-		sp := c.s.Processor(proc.Name)
-		load := Load(c.p, sp)
+	for i := range c.plan.Procs {
+		proc := &c.plan.Procs[i]
+		sp := c.onSoC.Processor(proc.Name)
+		load := Load(c.plan, sp)
 		if sp.AddressBytes > 0 && load.Bytes > sp.AddressBytes {
 			c.fail(fmt.Sprintf("procs[%d]", i),
 				"processor %q loads %d bytes of weights and buffers, and addresses at most %d", proc.Name, load.Bytes,
@@ -369,11 +377,11 @@ func (c *checker) capacity() {
 
 // memory compares what follows from the program alone; the rest is measured, and may be measured again.
 func (c *checker) memory() {
-	have := c.p.Memory
+	have := c.plan.Memory
 	if have == nil {
 		return
 	}
-	want := planir.MemoryOf(c.p)
+	want := planir.MemoryOf(c.plan)
 	for _, part := range []struct {
 		name       string
 		have, want int64
@@ -396,16 +404,17 @@ func (c *checker) memory() {
 	}
 }
 
+// tiers compares the capacity tiers with the model and with the processors.
 func (c *checker) tiers() {
-	tiers := c.p.Tiers
+	tiers := c.plan.Tiers
 	if tiers == nil {
 		return
 	}
-	layers := c.m.ExpertLayers()
-	if tiers.Experts != c.m.Experts || !slices.EqualFunc(tiers.Layers, layers,
+	layers := c.ofModel.ExpertLayers()
+	if tiers.Experts != c.ofModel.Experts || !slices.EqualFunc(tiers.Layers, layers,
 		func(y planir.TierLayer, n int) bool { return y.Layer == n }) {
 		c.fail("tiers.layers", "tiers for %d experts in %d layers, and model %q has %d in layers %v", tiers.Experts,
-			len(tiers.Layers), c.m.Name, c.m.Experts, layers)
+			len(tiers.Layers), c.ofModel.Name, c.ofModel.Experts, layers)
 		return
 	}
 	for _, scheme := range tiers.Schemes {
@@ -414,14 +423,14 @@ func (c *checker) tiers() {
 			return
 		}
 	}
-	if want := c.m.ExpertBytes(tiers.Schemes); tiers.ExpertBytes != want {
+	if want := c.ofModel.ExpertBytes(tiers.Schemes); tiers.ExpertBytes != want {
 		c.fail("tiers.expert_bytes", "an expert has %d bytes, and in schemes %v %d", tiers.ExpertBytes, tiers.Schemes,
 			want)
 	}
-	if c.s == nil {
+	if c.onSoC == nil {
 		return
 	}
-	npu, cpu := c.s.Processor(tiers.NPU), c.s.Processor(tiers.CPU)
+	npu, cpu := c.onSoC.Processor(tiers.NPU), c.onSoC.Processor(tiers.CPU)
 	if npu == nil || cpu == nil {
 		c.fail("tiers", "processors %q and %q, want two of the SoC", tiers.NPU, tiers.CPU)
 		return

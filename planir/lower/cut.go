@@ -220,6 +220,7 @@ func Granularity(node *Node, axis planir.Axis, proc *planir.Proc) int {
 	return 1
 }
 
+// lcm is the least common multiple.
 func lcm(a, b int) int {
 	x, y := a, b
 	for y != 0 {

@@ -72,6 +72,7 @@ func Joins(ops []op.Op, proc *planir.Proc) (joins, inside bool) {
 	return joins, joins && proc.Fuses
 }
 
+// fusibleKind reports whether a processor that fuses takes the operator together with others.
 func fusibleKind(kind op.Kind) bool { return kind == op.MatMul || kind.Rowwise() }
 
 // readers are the tasks that read what is written to v by task i, or one before it. They are looked for in the order of
@@ -89,6 +90,7 @@ func readers(tasks []*task, i int, view planir.View) (out []*task) {
 	return out
 }
 
+// contains reports whether view w covers view v.
 func contains(w, v planir.View) bool {
 	return w.Buffer == v.Buffer && w.R0 <= v.R0 && w.R1 >= v.R1 && w.C0 <= v.C0 && w.C1 >= v.C1
 }
@@ -117,6 +119,7 @@ func waits(tasks []*task, i int, before *task) bool {
 		})
 }
 
+// overlapsAny reports whether a view shares an element with one of a list.
 func overlapsAny(view planir.View, list []planir.View) bool {
 	return slices.ContainsFunc(list, func(w planir.View) bool { return view.Overlaps(w) })
 }

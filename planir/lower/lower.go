@@ -93,16 +93,19 @@ func (b *builder) decidesLayers(rows int) bool {
 	return false
 }
 
+// packKey tells packs apart: what region of a weight, in which format, and for whom.
 type packKey struct {
 	weight, scheme, layout, owner string // owner "": shared by every processor that reads tile ranges
 	k0, k1, n0, n1                int    // n0, n1 are 0 while shared: the union of uses is taken
 }
 
+// packUse is the range of columns that all uses of a pack cover, and its name once that is known.
 type packUse struct {
 	lo, hi int
 	name   string
 }
 
+// task is a step in the making, with what it reads and writes, cache included.
 type task struct {
 	proc    string
 	step    planir.Step
@@ -119,6 +122,7 @@ type packRange struct {
 	n0, n1 int
 }
 
+// builder is the state of lowering one plan.
 type builder struct {
 	plan  *planir.Plan
 	model *models.Graph
@@ -133,6 +137,7 @@ type builder struct {
 	fixups   []fixup
 }
 
+// fixup is a weight reference to be completed once every pack is named.
 type fixup struct {
 	from packRange
 	ref  *planir.WeightRef
@@ -156,6 +161,7 @@ func (b *builder) decision(node string, rows int) *planir.Decision {
 	return nil
 }
 
+// headOnly reports whether a section has values of one row whatever the bucket is.
 func headOnly(section *models.Section) bool {
 	for _, value := range section.Values {
 		if value.Rows1 {
@@ -165,6 +171,7 @@ func headOnly(section *models.Section) bool {
 	return false
 }
 
+// buffer makes the buffer of a value, or extends it to the rows of another program.
 func (b *builder) buffer(name string, value Value) {
 	buf, ok := b.buffers[name]
 	if !ok {
@@ -373,6 +380,7 @@ func Needs(node *Node, piece *Piece, proc *planir.Proc) (weights []Use, graph st
 	return weights, key
 }
 
+// graphKey is equal for equal graphs of a processor.
 func graphKey(proc string, graph op.Graph) string {
 	code, err := json.Marshal(graph)
 	if err != nil {

@@ -145,6 +145,7 @@ func conflict(a, b *task) bool {
 	return overlap(a.writes, b.reads) || overlap(a.writes, b.writes) || overlap(a.reads, b.writes)
 }
 
+// overlap reports whether a view of one list shares an element with one of the other.
 func overlap(list, others []planir.View) bool {
 	return slices.ContainsFunc(list, func(view planir.View) bool { return overlapsAny(view, others) })
 }

@@ -142,6 +142,7 @@ func packOnnxQ4C(dst []byte, spec op.WeightSpec, src Source, imp *Importance) er
 	return nil
 }
 
+// unpackOnnx writes the values that a weight in layout Onnx stands for, row-major [K,N].
 func unpackOnnx(dst []float32, spec op.WeightSpec, packed []byte) error {
 	_, at, scales, err := OnnxParts(spec)
 	if err != nil {

@@ -294,6 +294,7 @@ func UnpackTile(dst []float32, scheme string, rows int, tile []byte) {
 	unpackTile(dst, op.WeightSpec{K: rows, N: TileN, Scheme: scheme}, tile, 0)
 }
 
+// tiles is how many tiles hold so many columns; the last one may be padded.
 func tiles(n int) int { return (n + TileN - 1) / TileN }
 
 func rowElement(spec op.WeightSpec) (int, error) {
@@ -371,6 +372,7 @@ func (p *tilePacker) read(tile, k0, k1 int) (cols [TileN][]float32, err error) {
 	return cols, nil
 }
 
+// refuse says which value of the weight cannot be packed, and why.
 func (p *tilePacker) refuse(value float32, row, column int, why string) error {
 	return diag.New(diag.ClassInput, "pack weight %q: value %v at row %d, column %d %s", p.spec.Name, value, row,
 		column, why).
@@ -453,6 +455,7 @@ func (p *tilePacker) pack(dst []byte, tile int) error {
 	return nil
 }
 
+// putScales writes a float32 for each column.
 func putScales(dst []byte, scale *[TileN]float32) {
 	for column := range TileN {
 		binary.LittleEndian.PutUint32(dst[4*column:], math.Float32bits(scale[column]))
@@ -519,6 +522,7 @@ func (p *tilePacker) columnScales(scale *[TileN]float32, tile int) error {
 	return nil
 }
 
+// packW32 writes rows of a tile as float32, columns side by side.
 func (p *tilePacker) packW32(dst []byte, cols *[TileN][]float32, tile, k0 int) error {
 	for column, col := range cols {
 		if _, err := p.absmax(col, k0, tile*TileN+column); err != nil {
@@ -584,10 +588,12 @@ func roundEven(value float32) int32 {
 	return int32(math.Float32bits(value+12582912)) - 0x4B400000
 }
 
+// finite reports whether a value is neither NaN nor infinite: not all bits of its exponent are set.
 func finite(x float32) bool { return math.Float32bits(x)>>23&0xff != 0xff }
 
 func abs(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
 
+// quant8 is the 8-bit code of a value; -128 is not used.
 func quant8(x, scale float32) int32 { return max(-127, min(127, roundEven(x/scale))) }
 
 // q4Block is the number of rows that share a scale, q4Bytes the size of their block of a tile.
@@ -598,6 +604,7 @@ func q4Block(scheme string) int {
 	return BlockK
 }
 
+// q4Bytes is the size of a block of a tile: codes, then a scale of each column.
 func q4Bytes(block int) int { return 16*block + 2*TileN }
 
 // packW16 rounds rows of a tile to bfloat16.
@@ -762,6 +769,7 @@ func (p *tilePacker) packQ4C(dst []byte, cols *[TileN][]float32, rows, k0 int, s
 	}
 }
 
+// unpackTile is the inverse of packing a tile in layout N32, scheme by scheme.
 func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 	width := min(TileN, spec.N-n0)
 	at := func(row int) []float32 { return dst[row*spec.N+n0 : row*spec.N+n0+width] }

@@ -51,6 +51,7 @@ type matrix struct {
 
 func (m *matrix) Shape() (int, int) { return m.k, m.n }
 
+// Read transposes in blocks that fit the cache where the matrix is stored by rows.
 func (m *matrix) Read(dst []float32, k0, k1, n0, n1 int) error {
 	size := m.t.Bytes()
 	if m.transposed {
@@ -127,6 +128,7 @@ type interleaved struct {
 
 func (s *interleaved) Shape() (int, int) { return s.k, s.n }
 
+// Read takes runs of columns from each source in turn.
 func (s *interleaved) Read(dst []float32, k0, k1, n0, n1 int) error {
 	for column := n0; column < n1; {
 		group, in := column/s.width, column%s.width
@@ -200,6 +202,7 @@ func DivideColumns(src Source, factors []float32) (Source, error) {
 	return scale(src, factors, false, cols, "columns")
 }
 
+// scale checks the factors, one for each row or column.
 func scale(src Source, factors []float32, rows bool, want int, what string) (Source, error) {
 	if len(factors) != want {
 		return nil, diag.New(diag.ClassInput, "scale matrix: got %d factors, want one for each of %d %s",
