@@ -165,7 +165,8 @@ type point struct {
 
 func (p point) extent() [3]int { return [3]int{p.rows, p.along, p.across} }
 
-// doubtful is the weight of a measurement with warnings: still a datum, but it may not bend the fit.
+// doubtful is the weight of a measurement with warnings (it is noisy, drifted or has few samples; the profiler says so):
+// still a datum, but it may not bend the fit.
 const doubtful = 0.3
 
 // fitFamilies fits every family that the samples show, several at once. A family that is known is taken over.
