@@ -18,7 +18,6 @@ const (
 // field is one of the fields of Op besides Kind and M.
 type field struct {
 	isSet func(o *Op) bool
-	copy  func(to, from *Op)
 	value func(o *Op) any
 	// want is what the value should be where it makes no sense, "": it does.
 	want func(o *Op) string
@@ -28,7 +27,6 @@ type field struct {
 func fieldOf[T comparable](at func(operator *Op) *T, want func(value T) string) field {
 	made := field{
 		isSet: func(operator *Op) bool { var zero T; return *at(operator) != zero },
-		copy:  func(to, from *Op) { *at(to) = *at(from) },
 		value: func(operator *Op) any { return *at(operator) },
 		want:  func(*Op) string { return "" },
 	}
@@ -114,6 +112,22 @@ func oneOf[T ~string](values ...T) func(T) string {
 	}
 }
 
+// rule is what a kind says about one field.
+type rule struct {
+	field
+	name           string
+	allowed, needs bool
+}
+
+// rules are those of the row for every field, ascending by name.
+func (r *row) rules() []rule {
+	list := make([]rule, len(fieldNames))
+	for i, name := range fieldNames {
+		list[i] = rule{fields[name], name, r.has(name), slices.Contains(r.needs, name)}
+	}
+	return list
+}
+
 func (r *row) has(name string) bool {
 	return slices.Contains(r.needs, name) || slices.Contains(r.takes, name)
 }
@@ -133,17 +147,17 @@ func (o Op) Validate() error {
 	if o.M < 1 || o.M > maxDim {
 		return o.bad("m", o.M, fmt.Sprintf("1..%d", maxDim))
 	}
-	for _, name := range fieldNames {
-		checked := fields[name]
+	for i := range kind.fields {
+		rule := &kind.fields[i]
 		switch {
-		case !kind.has(name):
-			if checked.isSet(&o) {
-				return fmt.Errorf("operator %q: %s is set, and means nothing to it", o.Kind, name)
+		case !rule.allowed:
+			if rule.isSet(&o) {
+				return fmt.Errorf("operator %q: %s is set, and means nothing to it", o.Kind, rule.name)
 			}
-		case checked.want(&o) != "":
-			return o.bad(name, checked.value(&o), checked.want(&o))
-		case !checked.isSet(&o) && slices.Contains(kind.needs, name):
-			return o.bad(name, checked.value(&o), "at least 1")
+		case rule.want(&o) != "":
+			return o.bad(rule.name, rule.value(&o), rule.want(&o))
+		case rule.needs && !rule.isSet(&o):
+			return o.bad(rule.name, rule.value(&o), "at least 1")
 		}
 	}
 	if cells(o.M, max(1, o.Fan)) > maxDim {

@@ -48,6 +48,7 @@ type row struct {
 	key   func(o Op) string                  // see Op.Key
 
 	scaling scaling // what its time depends on
+	fields  []rule  // what needs and takes say of every field of Op: filled in by rowOf
 	rowwise bool    // a row of the result depends on the same row of each operand alone
 	noRows  string  // why it cannot be divided by rows, "": it can
 	// columns is how many columns of each operand a column of the result depends on, 0: on all of them. nil: the result
@@ -91,7 +92,7 @@ var table = []row{
 			return cells(o.M, o.N) * int64(o.Table.Bytes()+4)
 		},
 		key:     func(o Op) string { return fmt.Sprintf("embed[%d]x[%d,%d] %s%s", o.M, o.K, o.N, o.Table, o.Scheme) },
-		scaling: byProduct("scheme", "table"),
+		scaling: byProduct(func(o Op) Op { return Op{Scheme: o.Scheme, Table: o.Table} }),
 	},
 	{
 		kind: SelectRow, does: "Copies one row: f32 [M,N] -> f32 [1,N]. The row index is the scalar Row of the call.",
@@ -100,19 +101,19 @@ var table = []row{
 			return Signature{In: []Value{floats("x", o.M, o.N)}, Out: []Value{floats("y", 1, o.N)}}
 		},
 		bytes:   func(o Op) int64 { return 8 * int64(o.N) },
-		scaling: byRows(), noRows: cacheFirst,
+		scaling: byRows, noRows: cacheFirst,
 	},
 	{
 		kind: Norm, does: "Normalises the root mean square of rows: f32 [M,N], gain f32 [1,N] -> f32 [M,N].",
 		needs: []string{"n"}, takes: []string{"eps"},
 		sig: elementwise("gain"), shape: gains, flops: perElement(4), bytes: perElement(8),
-		scaling: byRows(), rowwise: true,
+		scaling: byRows, rowwise: true,
 	},
 	{
 		kind: LayerNorm, does: "Normalises mean and variance of rows: f32 [M,N], gain f32 [1,N], bias f32 [1,N] -> f32 [M,N].",
 		needs: []string{"n"}, takes: []string{"eps"},
 		sig: elementwise("gain", "bias"), shape: gains, flops: perElement(6), bytes: perElement(8),
-		scaling: byRows(), rowwise: true,
+		scaling: byRows, rowwise: true,
 	},
 	{
 		kind: QuantRows, does: "Quantises rows to 8 bit with a scale each: f32 [M,N] -> u8 [M,N], f32 [M,1]. With static the scale of every row is " +
@@ -129,7 +130,7 @@ var table = []row{
 		shape:   func(o Op, _ string) (int, int) { return 1, max(1, o.Scales) },
 		flops:   perElement(6),
 		bytes:   func(o Op) int64 { return 5*cells(o.Rows(), o.N) + 4*int64(o.Rows()) },
-		scaling: byRows(), rowwise: true,
+		scaling: byRows, rowwise: true,
 	},
 	{
 		kind: MatMul, does: "Multiplies by a weight: activations [M,K] (f32, or u8 with scales [M,1]) x weight [K,N] -> f32 [M,N], with bias plus a row f32 [1,N]. " +
@@ -144,7 +145,8 @@ var table = []row{
 			return 1, o.N
 		},
 		flops: productFlops, bytes: func(o Op) int64 { return productBytes(o, o.M, 1) }, key: matMulKey,
-		scaling: byProduct("scheme", "bias", "form"), columns: []int{0}, along: AlongK,
+		scaling: byProduct(func(o Op) Op { return Op{Scheme: o.Scheme, Bias: o.Bias, Form: o.Form} }),
+		columns: []int{0}, along: AlongK,
 	},
 	{
 		kind: ExpertMatMul, does: "Multiplies each token by the weights of the experts chosen for it: activations (f32, or u8 with scales), [M,K] with spread, else [M*Fan,K], " +
@@ -161,7 +163,10 @@ var table = []row{
 			return fmt.Sprintf("expert_matmul[%d,%d]x[%d,%d,%d] %s fan=%d", o.M, o.K, o.Experts, o.K, o.N, o.Scheme,
 				o.Fan) + when(o.Spread, " spread")
 		},
-		scaling: byProduct("scheme", "experts", "fan", "spread"), columns: []int{0},
+		scaling: byProduct(func(o Op) Op {
+			return Op{Scheme: o.Scheme, Experts: o.Experts, Fan: o.Fan, Spread: o.Spread}
+		}),
+		columns: []int{0},
 	},
 	{
 		kind: Route, does: "Chooses experts by the rule router: logits f32 [M,Experts] -> ids i32 [M,Fan], weights f32 [M,Fan].",
@@ -170,14 +175,10 @@ var table = []row{
 			return Signature{In: []Value{floats("logits", o.M, o.Experts)},
 				Out: []Value{{"ids", I32, o.M, o.Fan}, floats("weights", o.M, o.Fan)}}
 		},
-		flops: func(o Op) int64 { return cells(o.M, o.Experts) * int64(3+o.Fan) },
-		bytes: func(o Op) int64 { return int64(o.M) * int64(4*o.Experts+8*o.Fan) },
-		key:   func(o Op) string { return fmt.Sprintf("route[%d,%d] fan=%d %s", o.M, o.Experts, o.Fan, o.Router) },
-		scaling: scaling{
-			pattern: []string{"router", "fan"},
-			extent:  func(o Op) (rows, along, across int) { return o.M, 0, o.Experts },
-			at:      func(o *Op, _, across int) { o.Experts = across },
-		},
+		flops:   func(o Op) int64 { return cells(o.M, o.Experts) * int64(3+o.Fan) },
+		bytes:   func(o Op) int64 { return int64(o.M) * int64(4*o.Experts+8*o.Fan) },
+		key:     func(o Op) string { return fmt.Sprintf("route[%d,%d] fan=%d %s", o.M, o.Experts, o.Fan, o.Router) },
+		scaling: byExperts,
 	},
 	{
 		kind: Combine, does: "Sums what a token's experts computed: f32 [M*Fan,N], weights f32 [M,Fan] -> f32 [M,N].",
@@ -187,12 +188,8 @@ var table = []row{
 				Out: []Value{floats("y", o.M, o.N)}}
 		},
 		flops: perElement(2), bytes: func(o Op) int64 { return 4*cells(o.Rows(), o.N) + 4*cells(o.M, o.N) },
-		key: func(o Op) string { return fmt.Sprintf("combine[%d,%d] fan=%d", o.M, o.N, o.Fan) },
-		scaling: scaling{
-			pattern: []string{"fan"},
-			extent:  func(o Op) (rows, along, across int) { return o.M, 0, o.N },
-			at:      func(o *Op, _, across int) { o.N = across },
-		},
+		key:     func(o Op) string { return fmt.Sprintf("combine[%d,%d] fan=%d", o.M, o.N, o.Fan) },
+		scaling: byTokens,
 		rowwise: true, columns: []int{1, 0},
 	},
 	{
@@ -206,7 +203,7 @@ var table = []row{
 			return fmt.Sprintf("qk_norm[%d] heads=%d/%d dim=%d", o.M, o.Heads, o.KVHeads, o.HeadDim) +
 				when(o.Joint, " joint")
 		},
-		scaling: byHeads("joint"),
+		scaling: byHeads(func(o Op) Op { return Op{Joint: o.Joint} }),
 	},
 	{
 		kind: Rope, does: "Rotates the query and key heads of a fused QKV row in place: f32 [M,(Heads+2*KVHeads)*HeadDim]. The first RotaryDim elements of a head are rotated, in two halves. " +
@@ -226,7 +223,7 @@ var table = []row{
 			return fmt.Sprintf("rope[%d] heads=%d/%d dim=%d", o.M, o.Heads, o.KVHeads, o.HeadDim) +
 				when(o.Rotary() != o.HeadDim, fmt.Sprintf(" rotary=%d", o.Rotary()))
 		},
-		scaling: byHeads("rotary_dim"),
+		scaling: byHeads(rotated),
 	},
 	{
 		kind: KVAppend, does: "Stores the key and value heads of a fused QKV row at positions Pos..Pos+Rows-1 of the cache.",
@@ -236,11 +233,7 @@ var table = []row{
 		key: func(o Op) string {
 			return fmt.Sprintf("kv_append[%d] heads=%d dim=%d kv=%s", o.M, o.KVHeads, o.HeadDim, o.KV)
 		},
-		scaling: scaling{
-			pattern: []string{"head_dim", "kv"},
-			extent:  func(o Op) (rows, along, across int) { return o.M, 0, o.KVHeads },
-			at:      func(o *Op, _, across int) { o.KVHeads = across },
-		},
+		scaling: byKeyHeads,
 	},
 	{
 		kind: Attention, does: "Is causal attention over the cache: fused QKV [M,(Heads+2*KVHeads)*HeadDim] -> f32 [M,Heads*HeadDim]. Context is the number of cached positions a cost is asked for.",
@@ -257,7 +250,7 @@ var table = []row{
 				when(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + when(o.Cap > 0, " cap") +
 				when(o.Batch, " batch")
 		},
-		scaling: attentionScaling, noRows: cacheFirst, along: AlongHeads,
+		scaling: byContext, noRows: cacheFirst, along: AlongHeads,
 	},
 	{
 		kind: GLU, does: "Is a gated linear unit, act(gate)*up: f32 [M,2N], gate and up interleaved by Interleave columns -> f32 [M,N].",
@@ -266,18 +259,14 @@ var table = []row{
 			return Signature{In: []Value{floats("x", o.Rows(), 2*o.N)}, Out: []Value{floats("y", o.Rows(), o.N)}}
 		},
 		flops: perElement(6), bytes: perElement(12), key: activationKey,
-		scaling: scaling{
-			pattern: []string{"act"},
-			extent:  func(o Op) (rows, along, across int) { return o.Rows(), 0, o.N },
-			at:      func(o *Op, _, across int) { o.N, o.Interleave = across, across },
-		},
+		scaling: byGLU,
 		rowwise: true, columns: []int{2}, unit: unitInterleave,
 	},
 	{
 		kind: Activate, does: "Applies the activation function act to every element: f32 [M,N] -> f32 [M,N].",
 		needs: []string{"n"}, takes: []string{"act", "fan"},
 		sig: elementwise(), flops: perElement(5), bytes: perElement(8), key: activationKey,
-		scaling: byRows("act"), rowwise: true, columns: []int{1},
+		scaling: byAct, rowwise: true, columns: []int{1},
 	},
 	{
 		kind: Gate, does: "Multiplies rows by the sigmoid of a number each: f32 [M,N], f32 [M,1] -> f32 [M,N].",
@@ -286,7 +275,7 @@ var table = []row{
 			return Signature{In: []Value{floats("x", o.M, o.N), floats("gate", o.M, 1)},
 				Out: []Value{floats("y", o.M, o.N)}}
 		},
-		flops: perElement(1), bytes: perElement(8), scaling: byRows(), rowwise: true, columns: []int{1, 0},
+		flops: perElement(1), bytes: perElement(8), scaling: byRows, rowwise: true, columns: []int{1, 0},
 	},
 	{
 		kind: Softcap, does: "Bounds elements smoothly, Cap*tanh(x/Cap): f32 [M,N] -> f32 [M,N].",
@@ -307,13 +296,13 @@ var table = []row{
 			return Signature{In: []Value{floats("a", o.M, o.N), floats("b", o.M, o.N)},
 				Out: []Value{floats("y", o.M, o.N)}}
 		},
-		flops: perElement(1), bytes: perElement(12), scaling: byRows(), rowwise: true, columns: []int{1, 1},
+		flops: perElement(1), bytes: perElement(12), scaling: byRows, rowwise: true, columns: []int{1, 1},
 		unit: unitOne,
 	},
 	{
 		kind: Copy, does: "Moves a view: [M,N] -> [M,N] of the same type.",
 		needs: []string{"n"}, takes: []string{"fan"},
-		sig: elementwise(), bytes: perElement(8), scaling: byRows(),
+		sig: elementwise(), bytes: perElement(8), scaling: byRows,
 	},
 }
 
@@ -332,6 +321,7 @@ var Kinds = func() []Kind {
 var rowOf = func() map[Kind]*row {
 	rows := make(map[Kind]*row, len(table))
 	for i := range table {
+		table[i].fields = table[i].rules()
 		rows[table[i].kind] = &table[i]
 	}
 	return rows

@@ -1,54 +1,121 @@
 package op
 
-// scaling says what the time of a kind depends on: on three numbers that its latency curves run over, and on the
-// fields that tell one curve from another.
+// scaling says what the time of a kind depends on: on three numbers that its latency curves run over, and on what
+// tells one curve from another.
 type scaling struct {
-	pattern []string // fields of Op that tell curves apart
-	grouped bool     // by heads: so does the number of query heads per key head
+	// pattern has the fields of an operator that tell curves apart, and no others. Heads of a pattern are the query
+	// heads of one key head.
+	pattern func(o Op) Op
 	extent  func(o Op) (rows, along, across int)
-	at      func(o *Op, along, across int) // sets along and across in a pattern
+	at      func(pattern Op, along, across int) Op // the pattern with its size
 }
 
 // byProduct is for [M,K] x [K,N].
-func byProduct(pattern ...string) scaling {
+func byProduct(pattern func(o Op) Op) scaling {
 	return scaling{
 		pattern: pattern,
-		extent:  func(operator Op) (rows, along, across int) { return operator.M, operator.K, operator.N },
-		at:      func(operator *Op, along, across int) { operator.K, operator.N = along, across },
+		extent:  func(o Op) (rows, along, across int) { return o.M, o.K, o.N },
+		at: func(o Op, along, across int) Op {
+			o.K, o.N = along, across
+			return o
+		},
 	}
 }
 
-// byRows is for [M*Fan,N]: rows of a token's experts are rows like others.
-func byRows(pattern ...string) scaling {
-	return scaling{
-		pattern: pattern,
-		extent:  func(operator Op) (rows, along, across int) { return operator.Rows(), 0, operator.N },
-		at:      func(operator *Op, _, across int) { operator.N = across },
-	}
+// byRows is for [M*Fan,N]: rows of a token's experts are rows like others, and nothing else tells curves apart.
+var byRows = scaling{pattern: func(Op) Op { return Op{} }, extent: rowsOfN, at: withN}
+
+// byTokens is for what has rows of several experts for each token.
+var byTokens = scaling{
+	pattern: func(o Op) Op { return Op{Fan: o.Fan} },
+	extent:  func(o Op) (rows, along, across int) { return o.M, 0, o.N },
+	at:      withN,
 }
 
-// byRowsOfAnyCap is for bounds: what the bound is does not change the time.
-var byRowsOfAnyCap = scaling{
-	extent: func(o Op) (rows, along, across int) { return o.Rows(), 0, o.N },
-	at:     func(o *Op, _, across int) { o.N, o.Cap = across, 1 },
-}
+// byAct is byRows for activation functions.
+var byAct = scaling{pattern: act, extent: rowsOfN, at: withN}
 
-// byHeads is for the heads of a fused QKV row. Heads of a pattern are those of one key head.
-func byHeads(pattern ...string) scaling {
-	return scaling{
-		pattern: append(pattern, "head_dim"), grouped: true,
-		extent: func(operator Op) (rows, along, across int) { return operator.M, 0, operator.KVHeads },
-		at:     func(operator *Op, _, across int) { operator.KVHeads, operator.Heads = across, across*operator.Heads },
-	}
-}
+// byGLU is byAct; how gate and up are interleaved does not change the time.
+var byGLU = scaling{pattern: act, extent: rowsOfN, at: func(o Op, _, across int) Op {
+	o.N, o.Interleave = across, across
+	return o
+}}
 
-// attentionScaling is that by heads, along the cached positions.
-var attentionScaling = scaling{
-	pattern: []string{"head_dim", "kv", "window", "cap", "batch"}, grouped: true,
-	extent: func(o Op) (rows, along, across int) { return o.M, max(o.Context, o.M), o.KVHeads },
-	at: func(o *Op, along, across int) {
-		o.KVHeads, o.Heads, o.Context = across, across*o.Heads, along
+// byRowsOfAnyCap is byRows for bounds: what the bound is does not change the time.
+var byRowsOfAnyCap = scaling{pattern: func(Op) Op { return Op{} }, extent: rowsOfN, at: func(o Op, _, across int) Op {
+	o.N, o.Cap = across, 1
+	return o
+}}
+
+// byExperts is for the choice among experts.
+var byExperts = scaling{
+	pattern: func(o Op) Op { return Op{Router: o.Router, Fan: o.Fan} },
+	extent:  func(o Op) (rows, along, across int) { return o.M, 0, o.Experts },
+	at: func(o Op, _, across int) Op {
+		o.Experts = across
+		return o
 	},
+}
+
+// byHeads is for the query and key heads of a fused QKV row.
+func byHeads(pattern func(o Op) Op) scaling {
+	return scaling{
+		pattern: func(o Op) Op {
+			made := pattern(o)
+			made.HeadDim, made.Heads = o.HeadDim, o.Heads/max(1, o.KVHeads)
+			return made
+		},
+		extent: func(o Op) (rows, along, across int) { return o.M, 0, o.KVHeads },
+		at:     withHeads,
+	}
+}
+
+// byKeyHeads is for its key and value heads alone.
+var byKeyHeads = scaling{
+	pattern: func(o Op) Op { return Op{HeadDim: o.HeadDim, KV: o.KV} },
+	extent:  func(o Op) (rows, along, across int) { return o.M, 0, o.KVHeads },
+	at: func(o Op, _, across int) Op {
+		o.KVHeads = across
+		return o
+	},
+}
+
+// byContext is that by heads, along the cached positions. How large a bound of scores is does not change the time.
+var byContext = scaling{
+	pattern: func(o Op) Op {
+		made := Op{HeadDim: o.HeadDim, Heads: o.Heads / max(1, o.KVHeads), KV: o.KV, Window: o.Window, Batch: o.Batch}
+		if o.Cap > 0 {
+			made.Cap = 1
+		}
+		return made
+	},
+	extent: func(o Op) (rows, along, across int) { return o.M, max(o.Context, o.M), o.KVHeads },
+	at: func(o Op, along, across int) Op {
+		o.Context = along
+		return withHeads(o, along, across)
+	},
+}
+
+func act(o Op) Op { return Op{Act: o.Act} }
+
+func rowsOfN(o Op) (rows, along, across int) { return o.Rows(), 0, o.N }
+
+func withN(o Op, _, across int) Op {
+	o.N = across
+	return o
+}
+
+func withHeads(o Op, _, across int) Op {
+	o.KVHeads, o.Heads = across, across*o.Heads
+	return o
+}
+
+// rotated is the pattern of rotations: the elements that are rotated, where they are not all.
+func rotated(o Op) Op {
+	if o.RotaryDim == o.HeadDim {
+		return Op{}
+	}
+	return Op{RotaryDim: o.RotaryDim}
 }
 
 // Extent is the position of an operator on the latency curves of its pattern: its rows, the length that it reduces
@@ -61,25 +128,13 @@ func (o Op) Extent() (rows, along, across int) {
 }
 
 // Pattern is what operators with common latency curves share: the operator with those fields alone that tell curves
-// apart. Heads of a pattern are the query heads for each key head. Scaled makes an operator of it.
+// apart. Heads of a pattern are the query heads of one key head. Scaled makes an operator of it.
 func (o Op) Pattern() Op {
-	pattern := Op{Kind: o.Kind}
-	kind := rowOf[o.Kind]
-	if kind == nil {
-		return pattern
+	var pattern Op
+	if kind := rowOf[o.Kind]; kind != nil {
+		pattern = kind.scaling.pattern(o)
 	}
-	for _, name := range kind.scaling.pattern {
-		fields[name].copy(&pattern, &o)
-	}
-	if pattern.RotaryDim == o.HeadDim {
-		pattern.RotaryDim = 0 // its default, written out
-	}
-	if pattern.Cap > 0 {
-		pattern.Cap = 1 // how large it is does not change the time
-	}
-	if kind.scaling.grouped {
-		pattern.Heads = o.Heads / max(1, o.KVHeads)
-	}
+	pattern.Kind = o.Kind
 	return pattern
 }
 
@@ -87,7 +142,7 @@ func (o Op) Pattern() Op {
 func (o Op) Scaled(rows, along, across int) Op {
 	o.M = rows
 	if kind := rowOf[o.Kind]; kind != nil {
-		kind.scaling.at(&o, along, across)
+		return kind.scaling.at(o, along, across)
 	}
 	return o
 }

@@ -24,17 +24,13 @@ func TestRowsAnswerEveryQuestion(t *testing.T) {
 		missing("its memory traffic (bytes)", r.bytes == nil)
 		missing("where its time lies on its curves (scaling.extent)", r.scaling.extent == nil)
 		missing("which operator lies there (scaling.at)", r.scaling.at == nil)
+		missing("what tells its curves apart (scaling.pattern)", r.scaling.pattern == nil)
 		if slices.Contains(r.takes, "act") || slices.Contains(r.takes, "scheme") {
 			missing("a key of its own (key)", r.key == nil)
 		}
-		for _, name := range slices.Concat(r.needs, r.takes, r.scaling.pattern) {
+		for _, name := range slices.Concat(r.needs, r.takes) {
 			if _, ok := fields[name]; !ok {
 				t.Errorf("kind.go: the row of %q names field %q, which Op does not have", r.kind, name)
-			}
-		}
-		for _, name := range r.scaling.pattern {
-			if !r.has(name) {
-				t.Errorf("kind.go: the curves of %q are told apart by %q, which means nothing to it", r.kind, name)
 			}
 		}
 		o, ok := examples[r.kind]
@@ -51,7 +47,13 @@ func TestRowsAnswerEveryQuestion(t *testing.T) {
 		if r.columns != nil && len(r.columns) > len(operands.In) {
 			t.Errorf("kind.go: the row of %q says columns of %d operands, it has %d", r.kind, len(r.columns), len(operands.In))
 		}
-		if again := o.Pattern().Scaled(o.Extent()); again.Key() != o.Key() || again.Validate() != nil {
+		pattern := o.Pattern()
+		for _, name := range fieldNames {
+			if fields[name].isSet(&pattern) && !r.has(name) {
+				t.Errorf("kind.go: the curves of %q are told apart by %q, which means nothing to it", r.kind, name)
+			}
+		}
+		if again := pattern.Scaled(o.Extent()); again.Key() != o.Key() || again.Validate() != nil {
 			t.Errorf("kind.go: %s lies on the curves of %s (%v)", o.Key(), again.Key(), again.Validate())
 		}
 	}
