@@ -305,7 +305,7 @@ func (s *session) measured(plan *planir.Plan) (*planir.Plan, error) {
 	return plan, nil
 }
 
-// restated is a plan whose reports say what its decisions cost by this session's measure, with each program's own
+// restated is a plan whose reports say what its decisions cost by the planner's measure, with each program's own
 // optimum as the bound.
 func (s *planner) restated(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	out := *plan

@@ -44,17 +44,28 @@ func (f Form) Class() Form {
 // of at least 1 in their shortest writing.
 func (f Form) Image() (width, height int, ok bool) {
 	size, conv := strings.CutPrefix(string(f), string(Conv)+" ")
-	first, second, two := strings.Cut(size, "x")
+	across, down, two := strings.Cut(size, "x")
 	if !conv || !two {
 		return 0, 0, false
 	}
-	width, err := strconv.Atoi(first)
-	height, err2 := strconv.Atoi(second)
-	if err != nil || err2 != nil || width < 1 || height < 1 || width > maxDim || height > maxDim ||
-		ConvForm(width, height) != f {
+	width, height = side(across), side(down)
+	if width == 0 || height == 0 {
 		return 0, 0, false
 	}
 	return width, height, true
+}
+
+// side reads a number of pixels in its shortest writing, and is 0 for anything else. It formats nothing: pricing asks for
+// the image of every form that was measured, for every operator.
+func side(text string) int {
+	if text == "" || text[0] < '1' || text[0] > '9' { // Atoi also takes signs and leading zeros
+		return 0
+	}
+	number, err := strconv.Atoi(text)
+	if err != nil || number > maxDim {
+		return 0
+	}
+	return number
 }
 
 // FormsOf lists the forms of a product of so many rows in the given classes: of Conv every factorisation of these into
