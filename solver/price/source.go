@@ -1,5 +1,5 @@
-// Package price knows the ways to execute each operator of a section on a machine, and what each costs: measured,
-// interpolated or bounded by the fitted costs, simulated, or refused by a device's compiler.
+// Package price knows the ways to execute each operator of a section on a machine, and what each costs by the fitted
+// latency models, or that a device's compiler refuses it.
 package price
 
 import (
