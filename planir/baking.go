@@ -79,7 +79,8 @@ type baked struct {
 	layers []int
 }
 
-// bakedRefs finds for every graph of a baking processor what its steps read.
+// bakedRefs finds for every graph of a baking processor what its steps read. By rule P016 all steps of a graph read the
+// same packs, so that the first one tells which; the layers are those of all sections that run it.
 func (p *Plan) bakedRefs() map[string]baked {
 	layered := map[string]bool{}
 	weights := map[string]bool{}

@@ -73,7 +73,8 @@ func Decode(data []byte) (*Plan, error) {
 	if err := otherVersion(data); err != nil {
 		return nil, err
 	}
-	dec := json.NewDecoder(bytes.NewReader(data)) // for what is wrong, or written with escapes
+	// This slower reader takes strings with escapes too, and says what is wrong.
+	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	var plan Plan
 	if err := dec.Decode(&plan); err != nil {

@@ -81,6 +81,7 @@ func Dump(plan *Plan) string {
 	return text.String()
 }
 
+// when is the text if the condition is set, else "".
 func when(set bool, text string) string {
 	if set {
 		return text
@@ -88,6 +89,7 @@ func when(set bool, text string) string {
 	return ""
 }
 
+// sequences names the sequences of a cache that holds more than one.
 func sequences(count int) string {
 	if count == 0 {
 		return ""

@@ -9,7 +9,7 @@ type Evidence string
 const (
 	Measured  Evidence = "measured"  // its times were measured on the machine that executes it
 	Simulated Evidence = "simulated" // hetc's simulator executes it: results are computed, times are virtual
-	Emulated  Evidence = "emulated"  // the vendor's emulator executes it: results are the device's, times are nobody's
+	Emulated  Evidence = "emulated"  // the vendor's emulator executes it: results are the device's, times mean nothing
 	Imported  Evidence = "imported"  // some of its times were measured elsewhere, not by hetc
 	Unproved  Evidence = "unproved"  // it is for a device on which nothing of it was ever executed
 )
@@ -38,6 +38,7 @@ func (p *Plan) EvidenceText() string {
 	return text
 }
 
+// evidenceText says what kind of evidence there is, apart from imported times.
 func (p *Plan) evidenceText() string {
 	switch p.Evidence() {
 	case Imported:

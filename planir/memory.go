@@ -99,7 +99,7 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	return m
 }
 
-// usage is what programs read and load. Phases are bits, those of everything that reads a pack or runs a graph.
+// usage is what programs read and load. Phases are sets of bits: prefillPhase, decodePhase, or both.
 type usage struct {
 	phases         map[string]int            // of packs
 	prepacked      map[string]bool           // packs that a library copies
@@ -207,11 +207,10 @@ func (m *Memory) countBaked(graphs map[string]int, shared map[string]bool, phase
 	}
 }
 
-// sizes are all numbers of it.
+// sizes are all numbers of the memory, to be checked alike.
 func (m *Memory) sizes() []int64 {
 	return []int64{m.Weights, m.PrefillWeights, m.DecodeWeights, m.Prepacked, m.Tables, m.Cache, m.Pool, m.Work,
-		m.Fixed,
-		m.Total, m.Max}
+		m.Fixed, m.Total, m.Max}
 }
 
 // String lists the parts: "1.1GiB of weights, 66MiB of cache, ...".
@@ -237,6 +236,7 @@ type Extent struct {
 // cache, tables and buffers is not resident.
 func MemoryAt(p *Plan, e Extent) Memory {
 	m, positions, rows := memoryOf(p, e.Programs, e.Tokenizer), e.Positions, e.Rows
+	// Cache and buffers become resident in proportion to what of them is used.
 	share := func(bytes int64, part, all int) int64 {
 		if part >= all || all < 1 {
 			return bytes
@@ -292,13 +292,14 @@ func tables(p *Plan) map[string]int64 {
 	return out
 }
 
-// touched is what reading rows of a table, anywhere in it, makes resident of it on average. Only products
-// and differences: the same number on every machine.
+// touched is what reading rows at random places of a table makes resident on average. One read leaves a share of 1 -
+// TableStep/bytes untouched, so many leave that share to the power of their number. The power is computed by squaring,
+// from products and differences only: the same number on every machine.
 func touched(bytes int64, rows int) int64 {
 	if bytes <= TableStep {
 		return bytes
 	}
-	left := 1.0 // the share that no row has touched
+	left := 1.0 // untouched share
 	for power := 1 - TableStep/float64(bytes); rows > 0; rows >>= 1 {
 		if rows&1 != 0 {
 			left *= power
@@ -311,6 +312,7 @@ func touched(bytes int64, rows int) int64 {
 // PageBytes is what packed weights are rounded up to, in each layer.
 const PageBytes = 4 << 10
 
+// roundUp rounds n up to a multiple of unit.
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
 // memory is what the processor's driver told of it: nothing for a processor that is not there.

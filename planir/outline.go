@@ -122,6 +122,7 @@ func OutlineChanges(before, after string) []string {
 			}
 		}
 	}
+	// The last comma of a decision separates what was chosen from its time, which may change alone.
 	old, now := outlinePart(before, outlineDecisions), outlinePart(after, outlineDecisions)
 	differ := 0
 	for _, name := range now.names {
@@ -149,6 +150,7 @@ type outlineFacts struct {
 	facts map[string]string
 }
 
+// outlinePart reads the lines under a heading back from an outline.
 func outlinePart(outline, heading string) outlineFacts {
 	part := outlineFacts{facts: map[string]string{}}
 	_, rest, _ := strings.Cut(outline, "\n\n"+heading+"\n")
@@ -180,6 +182,7 @@ func ratioText(before, after, unit string) string {
 	return fmt.Sprintf("%s -> %s %s (%+.2f %%)", old, now, unit, 100*(is/was-1))
 }
 
+// cutLast is strings.Cut at the last separator.
 func cutLast(text, separator string) (before, after string, found bool) {
 	if at := strings.LastIndex(text, separator); at >= 0 {
 		return text[:at], text[at+len(separator):], true

@@ -15,8 +15,8 @@ const (
 	Logits = "logits" // f32 [1,vocabulary], of a batch [sequences,vocabulary]
 )
 
-// Program is what the executor walks: buffers in one pool, packed weights, graphs, and per phase and
-// bucket the steps of every lane. The executor knows operators, not models.
+// Program is what the executor walks: buffers in one pool, packed weights, graphs, and per phase and bucket the steps
+// of every lane. The executor knows operators, not models. Elements refer to each other by name.
 type Program struct {
 	Buffers  []Buffer    `json:"buffers,omitempty" yaml:"buffers,omitempty"`
 	Cache    Cache       `json:"cache" yaml:"cache"`
@@ -189,6 +189,7 @@ func (v *View) UnmarshalText(data []byte) error {
 		return fmt.Errorf("view %q: %w, want name[r0:r1,c0:c1]", data, err)
 	}
 	*v = View{name, numbers[0], numbers[1], numbers[2], numbers[3]}
+	// One written form for each value, or equal plans could have different bytes.
 	if v.String() != string(data) {
 		return fmt.Errorf("view %q is not in canonical form %q", data, v)
 	}
@@ -237,6 +238,7 @@ func (w WeightRef) String() string {
 	return string(append(appendRange(append(text, '['), w.C0, w.C1), ']'))
 }
 
+// appendRange writes "from:to".
 func appendRange(text []byte, from, to int) []byte {
 	return strconv.AppendInt(append(strconv.AppendInt(text, int64(from), 10), ':'), int64(to), 10)
 }
@@ -263,12 +265,7 @@ func parseIndexed(text string, want int) (string, []int, error) {
 	if open < 1 || !strings.HasSuffix(text, "]") {
 		return "", nil, fmt.Errorf("no [range]")
 	}
-	const numbers = 4
-	parts := make([]string, 0, numbers)
-	for part := range strings.FieldsFuncSeq(text[open+1:len(text)-1],
-		func(r rune) bool { return r == ':' || r == ',' }) {
-		parts = append(parts, part)
-	}
+	parts := strings.FieldsFunc(text[open+1:len(text)-1], func(r rune) bool { return r == ':' || r == ',' })
 	if len(parts) != want {
 		return "", nil, fmt.Errorf("%d numbers, want %d", len(parts), want)
 	}

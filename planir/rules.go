@@ -8,9 +8,9 @@ import (
 // Rule is one condition of legality. Rules look at the plan alone; whether it fits a model and a
 // SoC is planir/check's question.
 type Rule struct {
-	ID       string
-	Sentence string
-	check    func(*checker)
+	ID       string         // "P001"; the code of its findings
+	Sentence string         // what holds; the hint of its findings
+	check    func(*checker) // adds a finding for each place that breaks it
 }
 
 // Rules lists every rule in the order it is checked. Later rules rely on earlier ones: checking

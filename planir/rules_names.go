@@ -86,6 +86,7 @@ func (c *checker) headerSizes() {
 
 // within reports whether every size of the cache is in range, and the whole cache at the largest batch.
 func (c Cache) within() bool {
+	// In floats, because the product of sizes that are only bounded one by one may overflow an int.
 	elements := float64(c.Layers) * float64(c.KVHeads) * float64(c.HeadDim) * float64(c.MaxContext) * maxBatch
 	return c.Layers >= 0 && c.Layers <= maxLayers && c.KVHeads >= 0 && c.HeadDim >= 0 &&
 		c.Sequences >= 0 && c.Sequences <= maxBatch && c.MaxContext <= maxContext && elements <= maxCache

@@ -156,7 +156,8 @@ func anyOverlap(list, others []View) (View, bool) {
 	return View{}, false
 }
 
-// races is P009. It tells of the first race only.
+// races is P009. Two events race if neither precedes the other, their views overlap, and one of them writes. It
+// reports the first race only, since one missing flag usually causes many.
 func (c *checker) races() {
 	for section := range c.plan.Program.sections() {
 		if len(section.Lanes) < 2 {
@@ -186,7 +187,8 @@ func (c *checker) races() {
 	}
 }
 
-// written is P010. It tells of the first element only.
+// written is P010. Written before an event are the ids, the earlier sections of its program, and the events of its
+// section that precede it. It reports the first missing element only.
 func (c *checker) written() {
 	var program *Phase
 	var earlier []View // what is written before the section

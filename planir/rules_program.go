@@ -7,7 +7,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// cores is P011.
+// cores is P011. Processors whose first core is the same are driven by one thread and take turns; any other overlap
+// would have two threads compete for a core. A simulator has no such threads.
 func (c *checker) cores() {
 	for section := range c.plan.Program.sections() {
 		owner := map[int]*Proc{}
@@ -24,7 +25,7 @@ func (c *checker) cores() {
 	}
 }
 
-// decider is P012.
+// decider is P012. The entries tile 1..MaxContext, so that every number of tokens selects exactly one program.
 func (c *checker) decider() {
 	next := 1
 	for i, entry := range c.plan.Program.Decider {
@@ -56,7 +57,8 @@ func (c *checker) decider() {
 	}
 }
 
-// batches is P014.
+// batches is P014. In a batch each row belongs to another sequence: attention, cache and logits go row by row. A
+// program of one and of several sequences must therefore never be taken for each other.
 func (c *checker) batches() {
 	want := c.plan.Sequences()
 	if want == 1 {
@@ -128,7 +130,7 @@ func (c *checker) batchStep(step stepAt) {
 		kind := node.Op.Kind
 		if kind == op.SelectRow {
 			if batch {
-				c.fail(step.path(""), "%q selects a row of a batch", step.Node)
+				c.fail(step.path(""), "%q selects a row of a batch, want all rows", step.Node)
 			}
 		} else if kind.Has("batch") && node.Op.Batch != batch {
 			c.fail(step.path(""), "graph %q: %s of rows of a sequence each: %v, and program %q is for such rows: %v",
@@ -137,7 +139,8 @@ func (c *checker) batchStep(step stepAt) {
 	}
 }
 
-// baking is P016.
+// baking is P016. A compiler that bakes weights produces artifacts per set of weights: every step that runs a graph,
+// and every graph of a context, must mean the same set.
 func (c *checker) baking() {
 	reader := map[string]string{} // of packs, the processor
 	reads := map[string]string{}  // of graphs and contexts of baking processors, the packs

@@ -7,7 +7,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// graphs is P003.
+// graphs is P003. Operators with state need a processor that stops at a call's last row: what a static graph computes
+// for padding rows would enter the cache.
 func (c *checker) graphs() {
 	for i := range c.plan.Program.Graphs {
 		graph := &c.plan.Program.Graphs[i]
@@ -68,7 +69,7 @@ func (c *checker) graphWeights(path string, graph *Graph, proc *Proc) {
 	}
 }
 
-// views is P004.
+// views is P004. Buffers come first, because views are compared with their bounds.
 func (c *checker) views() {
 	const maxElements = 1 << 33
 	for i := range c.plan.Program.Buffers {
@@ -140,7 +141,7 @@ func (c *checker) heads(step stepAt, graph *Graph) bool {
 	return true
 }
 
-// weights is P005.
+// weights is P005: first that packs are pieces of their weights, then that steps refer to pieces of packs.
 func (c *checker) weights() {
 	const maxPack = 1 << 40
 	for i := range c.plan.Program.Packs {
@@ -274,7 +275,7 @@ func (c *checker) selects(section sectionAt) bool {
 	return false
 }
 
-// schemes is P013.
+// schemes is P013. Shares of one product in different schemes would make its accuracy depend on the column.
 func (c *checker) schemes() {
 	type node struct {
 		program *Phase

@@ -33,9 +33,9 @@ type tierChecker struct {
 	*checker
 	tiers *Tiers
 
-	used            map[int]bool // capacities
-	sumNS           int64
-	experts, groups int64
+	used            map[int]bool // capacities, by rows, that some group has
+	sumNS           int64        // expected time of the layers so far
+	experts, groups int64        // on the NPU, in the layers so far
 }
 
 // share checks a share, which lies in 0..1.
@@ -171,6 +171,7 @@ func (c *tierChecker) layer(index int) bool {
 	if !slices.IsSorted(layer.Resident) {
 		c.fail(at+".cpu", "experts %v, want ascending order", layer.Resident)
 	}
+	// Groups run one after another on the NPU, beside the CPU or in turns with it; then the layer synchronises once.
 	var queueNS int64
 	for i := range layer.Groups {
 		c.group(fmt.Sprintf("%s.groups[%d]", at, i), layer.Groups, i, seen)

@@ -4,11 +4,14 @@ import "strings"
 
 // architecture is what has to be known of one family: what its tensors are called in both worlds.
 // Its configuration keys are in config.go. {l} stands for a layer, {e} for an expert.
+//
+// Converters rename tensors and change a few of them: rows of q and k may be permuted, norms stored plus one, experts
+// stacked into one tensor. A row of the table says which, so that reading and Export undo and do the same.
 type architecture struct {
-	name    string   // metadata key general.architecture
-	classes []string // Hugging Face classes written as this architecture; a file yields the first that fits
-	model   string   // model_type of the first class
-	pairs   []namePair
+	name    string     // metadata key general.architecture
+	classes []string   // Hugging Face classes written as this architecture; a file yields the first that fits
+	model   string     // model_type of the first class
+	pairs   []namePair // all tensors that the architecture may have
 
 	rotaryPairs bool   // rows of q and k are stored as rotary pairs (see rotaryPair)
 	plusOne     bool   // norm weights are stored plus one
@@ -22,10 +25,11 @@ type architecture struct {
 	settings func(k *keys, config map[string]any)
 }
 
-// pair is one tensor in both worlds. Those ending in .bias and norms are vectors.
+// namePair is one tensor in both worlds. Those ending in .bias and norms are vectors.
 type namePair struct {
-	stored, hf string
-	optional   bool
+	stored   string // "blk.{l}.attn_q.weight"
+	hf       string // "model.layers.{l}.self_attn.q_proj.weight"
+	optional bool   // a model of the architecture may lack it
 }
 
 // vector reports whether the tensor has one dimension.
@@ -61,6 +65,7 @@ func pairs(groups ...string) []namePair {
 	return out
 }
 
+// Groups of pairs that architectures share, as pairs parses them.
 const (
 	outerPairs = `
 		token_embd.weight       model.embed_tokens.weight

@@ -6,8 +6,11 @@ import (
 	"github.com/hetc/hetc/internal/number"
 )
 
-// The block formats of ggml. Products are rounded to float32 before they are added to anything
-// (float32(a*b) + c), so that every machine gives the reference's bits.
+// The block formats of ggml, named as it names them: Q4_0 are 4-bit values with a scale for each block of 32, Q4_1 have a
+// minimum too. Blocks of Q4_K, Q5_K and Q6_K have 256 values in groups whose scales are quantised again.
+//
+// Products are rounded to float32 before they are added to anything (float32(a*b) + c), so that every machine gives the
+// reference's bits.
 
 // half reads an IEEE 754 half; exact.
 func half(b []byte) float32 { return number.HalfToFloat(binary.LittleEndian.Uint16(b)) }

@@ -16,7 +16,8 @@ const (
 	maxDim     = 1 << 24
 )
 
-// config translates the metadata of an architecture to the keys of a config.json.
+// config translates the metadata of an architecture to the keys of a config.json. The rest of hetc then knows one form
+// of a configuration, whatever file it came from.
 //
 // A key that would change the computation and has no Hugging Face form is refused. Problems are collected in k.errs
 // in the order in which keys are read, so that one run names them all.
@@ -89,8 +90,8 @@ func (k *keys) rotary(arch *architecture, config map[string]any) {
 	}
 	rope := k.rope(arch, rotated)
 	config["rope_parameters"] = rope
-	if rope["rope_type"] == "longrope" {
-		config["original_max_position_embeddings"] = rope["original_max_position_embeddings"] // where Phi 3 has it
+	if rope["rope_type"] == "longrope" { // Phi 3 has it outside
+		config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
 	}
 }
 
@@ -314,7 +315,7 @@ func (k *keys) slidingLayers(arch *architecture) (sliding []bool, ok bool) {
 // specialTokens sets the ids that begin and end a text.
 func (k *keys) specialTokens(config map[string]any) {
 	vocab, _ := config["vocab_size"].(int64)
-	id := func(key string) (int64, bool) {
+	id := func(key string) (int64, bool) { // a token that the model can produce
 		token, ok := k.f.integer("tokenizer.ggml." + key)
 		return int64(token), ok && token >= 0 && int64(token) < vocab
 	}
@@ -331,6 +332,7 @@ func (k *keys) specialTokens(config map[string]any) {
 	if hasBOS {
 		config["bos_token_id"] = bos
 	}
+	// Chat models have up to three tokens that end a text or a turn; config.json lists them under one key.
 	var ends []any
 	if hasEOS {
 		ends = append(ends, eos)

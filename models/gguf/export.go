@@ -37,7 +37,7 @@ func Export(ctx context.Context, w io.Writer, d Directory, t op.Type) error {
 	return writeFile(ctx, w, metadata, tensors)
 }
 
-// plan is what Export writes.
+// plan is what Export writes: metadata, tokenizer included, and tensors. No tensor is read yet.
 func plan(directory *Directory, elementType op.Type) ([]keyValue, []tensorSource, error) {
 	fileType, ok := fileTypes[elementType]
 	if !ok {
@@ -70,13 +70,13 @@ func plan(directory *Directory, elementType op.Type) ([]keyValue, []tensorSource
 
 // exportConfig reads a config.json into metadata.
 type exportConfig struct {
-	keys        map[string]any
-	errs        diag.List
-	out         []keyValue // of the architecture
-	arch, class string     // what GGUF and Hugging Face call the architecture
+	keys        map[string]any // of the config.json
+	errs        diag.List      // all problems so far, so that one run names them all
+	out         []keyValue     // of the architecture
+	arch, class string         // what GGUF and Hugging Face call the architecture
 
 	layers, heads, kvHeads, experts, vocab int
-	tied                                   bool
+	tied                                   bool      // the head multiplies by the embedding
 	freqs, long, short                     []float32 // rotary factors that become tensors
 }
 
@@ -89,6 +89,7 @@ func (c *exportConfig) fail(key, format string, args ...any) {
 // put writes a key of the architecture.
 func (c *exportConfig) put(key string, v any) { c.out = append(c.out, keyValue{c.arch + "." + key, v}) }
 
+// number is a number of the configuration; false where it has none under the key.
 func (c *exportConfig) number(key string) (float64, bool) { return toFloat(c.keys[key]) }
 
 // toFloat converts a number of a config.json.
@@ -130,6 +131,7 @@ func (c *exportConfig) float(key string, def, lo, hi float64) float64 {
 	return number
 }
 
+// flag is a bool of the configuration; a missing one is false.
 func (c *exportConfig) flag(key string) bool { on, _ := c.keys[key].(bool); return on }
 
 // architecture finds the GGUF architecture of the configuration's class.
@@ -206,7 +208,7 @@ func (c *exportConfig) gemma2(hidden, headDim int) {
 	c.cap("attn_logit_softcapping", 50)
 	c.cap("final_logit_softcapping", 30)
 	implied := headDim
-	if c.layers == 46 {
+	if c.layers == 46 { // the 27B, see queryScalar
 		implied = hidden / c.heads
 	}
 	if scalar := c.int("query_pre_attn_scalar", 256, 1, maxDim); scalar != implied {
@@ -307,6 +309,7 @@ func (c *exportConfig) window(arch *architecture) {
 		return
 	case arch.model == "gemma2":
 		c.put("attention.sliding_window", uint32(size))
+		// Readers assume that layers take turns; anything else is written.
 		for i := range sliding {
 			if sliding[i] != (i%2 == 0) {
 				c.put("attention.sliding_window_pattern", sliding)
@@ -463,6 +466,7 @@ func (x *sourceList) refuseRest() {
 	}
 }
 
+// fail collects a problem with a tensor.
 func (x *sourceList) fail(name, format string, args ...any) {
 	x.errs = append(x.errs, diag.New(diag.ClassInput, "tensor %q: %s", name, fmt.Sprintf(format, args...)))
 }
@@ -556,6 +560,7 @@ func (x *sourceList) add(pair namePair, layer string) {
 		x.stack(source, name)
 		return
 	}
+	// A tied head is no tensor of the directory: readers use the embedding, or want a copy of it.
 	optional := pair.optional
 	if pair.stored == "output.weight" {
 		optional = false
@@ -586,6 +591,7 @@ func (x *sourceList) addMatrix(source tensorSource, pair namePair, name string, 
 		x.fail(name, "%d rows, want an even number for each of %d heads", shape[0], heads)
 		return
 	}
+	// Permuted as it is read: the rows of a matrix, or the elements of the bias beside it.
 	cols := shape[len(shape)-1]
 	source.Row = func(dst []float32, row int) error {
 		if heads > 0 && !pair.vector() {
@@ -639,7 +645,7 @@ func (x *sourceList) put(s tensorSource) {
 	x.out = append(x.out, s)
 }
 
-// halvesRow is the inverse of rotaryPair.
+// halvesRow is the inverse of rotaryPair: the row of a head of dim rows that is stored at row r.
 func halvesRow(r, dim int) int {
 	head, i := r/dim*dim, r%dim
 	return head + i/2 + i%2*dim/2

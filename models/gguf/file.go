@@ -61,7 +61,8 @@ var kindTypes = [...]any{
 	uint64(0), int64(0), float64(0),
 }
 
-// value is a metadata value in place: its bytes were walked and bounded, nothing is copied yet.
+// value is a metadata value in place: its bytes were walked and bounded, nothing is copied yet. Vocabularies are large,
+// and not every reader of a file needs them.
 type value struct {
 	kind kind // of the value, or of the elements when list is set
 	list bool
@@ -71,11 +72,11 @@ type value struct {
 
 // File is an open GGUF file, mapped into memory.
 type File struct {
-	region  *mem.Region
-	keys    []string
-	values  map[string]value
-	tensors []Tensor
-	index   map[string]int
+	region  *mem.Region      // the whole file
+	keys    []string         // in the order of the file
+	values  map[string]value // by key
+	tensors []Tensor         // in the order of their data
+	index   map[string]int   // into tensors, by name
 }
 
 // Open maps the GGUF file at path (version 2 or 3, little endian) and checks its metadata and its
@@ -167,6 +168,7 @@ func (r *reader) take(size int, what string) []byte {
 	return r.b[r.at-size : r.at]
 }
 
+// u32 reads a number, 0 after a failure.
 func (r *reader) u32(what string) uint32 {
 	if word := r.take(4, what); word != nil {
 		return binary.LittleEndian.Uint32(word)
@@ -268,7 +270,8 @@ func (v value) strings() any {
 	return out
 }
 
-// parse checks a whole file: magic, version, counts, metadata, tensor table, aligned data.
+// parse checks a whole file: magic, version, counts, metadata, tensor table, aligned data. Each count is bounded before
+// it is believed, and each extent before it is read, so that no file can make it allocate much more than its size.
 func parse(raw []byte) (*File, error) {
 	header := &reader{b: raw}
 	if err := header.begin(); err != nil {
@@ -425,8 +428,8 @@ func toInt(v any) (int, bool) {
 // extent is a tensor and where the table says its bytes are, counted from the start of the data.
 type extent struct {
 	Tensor
-	begin, size int64
-	typ         uint32
+	begin, size int64  // bytes
+	typ         uint32 // as the table has it, see ggmlTypes
 }
 
 // tensor reads one entry of the tensor table.

@@ -144,6 +144,7 @@ func (l *viewList) add(pair namePair, layer string) error {
 	if l.arch.plusOne && pair.norm() {
 		view.add = -1
 	}
+	// A fused tensor is given as its projections, which models read apart.
 	ends := l.meta.projections(hf)
 	if ends == nil {
 		return l.put(hf, view)
@@ -184,6 +185,7 @@ func (l *viewList) addExperts(tensor Tensor, hf string, first, rows int) error {
 	return nil
 }
 
+// put adds a view, up to maxViews: how many experts there are is what the file claims.
 func (l *viewList) put(name string, view View) error {
 	if len(l.out) == maxViews {
 		return diag.New(diag.ClassInput, "more than %d tensors", maxViews)
@@ -236,8 +238,8 @@ func (f *File) find(name string, meta *keys, used map[string]bool) (tensor Tenso
 // keys reads the metadata of an architecture: which keys were asked for, and what is wrong so far.
 type keys struct {
 	f    *File
-	arch string
-	read map[string]bool
+	arch string          // prefix of its keys
+	read map[string]bool // keys asked for, without the prefix
 	errs diag.List
 
 	// Sizes that other keys and the tensors' forms depend on.
@@ -246,6 +248,7 @@ type keys struct {
 	normShares *bool // expert_weights_norm, nil: not said
 }
 
+// fail collects a problem with a key of the architecture.
 func (k *keys) fail(key, format string, args ...any) {
 	k.errs = append(k.errs, badKey(k.arch+"."+key, format, args...))
 }
@@ -334,6 +337,7 @@ func shortest(v float32) float64 {
 	return parsed
 }
 
+// string reads a text, def where there is none.
 func (k *keys) string(key, def string) string {
 	stored, ok := k.get(key)
 	if !ok {

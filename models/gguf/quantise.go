@@ -66,7 +66,8 @@ func inverse(d float32) float32 {
 	return 0
 }
 
-// appendQ8_0: the scale is the largest magnitude over 127, values are rounded half away from zero.
+// appendQ8_0 appends a half scale and 32 signed bytes. The scale is the largest magnitude over 127; values are rounded
+// half away from zero. false means that the scale overflows a half.
 func appendQ8_0(dst []byte, block []float32) ([]byte, bool) {
 	most := float32(0)
 	for _, value := range block {
@@ -88,7 +89,8 @@ func appendQ8_0(dst []byte, block []float32) ([]byte, bool) {
 	return dst, ok
 }
 
-// appendQ4_0: the scale maps the value of largest magnitude (the first of them) to -8.
+// appendQ4_0 appends a half scale and 16 bytes of two nibbles. The scale maps the value of largest magnitude (the first
+// of them) to -8, since codes reach from -8 to 7. false means that the scale overflows a half.
 func appendQ4_0(dst []byte, block []float32) ([]byte, bool) {
 	most, peak := float32(0), float32(0)
 	for _, value := range block {

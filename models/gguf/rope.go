@@ -54,6 +54,7 @@ func (k *keys) scaling() *scaling {
 
 // rope translates the rotary positions to the key rope_parameters. Tensors of factors win over the keys: those that
 // come from Llama 3's formula are given as such, others as "longrope", whose frequencies are divided by any factors.
+// rotated is how many elements of a head are rotated, two for each frequency.
 func (k *keys) rope(arch *architecture, rotated int) map[string]any {
 	s := k.scaling()
 	freqs, hasFreqs := k.factors(ropeFreqs, rotated/2)
@@ -223,11 +224,11 @@ func peak(v []float32) float64 {
 type ropeExport struct {
 	*exportConfig
 	arch    *architecture
-	where   string // the key that holds the parameters, for messages
-	params  map[string]any
-	context int // positions
-	theta   float64
-	rotated int // elements of a head
+	where   string         // the key that holds the parameters, for messages
+	params  map[string]any // the parameters, with those that older configurations have outside
+	context int            // positions
+	theta   float64        // base of the frequencies
+	rotated int            // elements of a head
 }
 
 // rope writes the rotary positions, in the older or the newer spelling.
@@ -281,6 +282,7 @@ func (c *exportConfig) rope(arch *architecture, headDim, context int) {
 	}
 }
 
+// fail collects a problem with the key that holds the parameters.
 func (r *ropeExport) fail(format string, args ...any) { r.exportConfig.fail(r.where, format, args...) }
 
 // number reads a parameter in [lo, hi]; def < 0 makes it required.

@@ -36,6 +36,7 @@ type layout struct {
 	decode func(dst []float32, b []byte)
 }
 
+// layouts has a row for each type that can be read.
 var layouts = map[op.Type]layout{
 	op.F32:  {0, 1, 4, nil},
 	op.F16:  {1, 1, 2, nil},
@@ -59,6 +60,7 @@ var ggmlTypes = map[uint32]op.Type{
 	34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4", 41: "q1_0",
 }
 
+// typeHint is the way out where a tensor's type cannot be read.
 const typeHint = "download or make the file in a supported type, " +
 	"for example: llama-quantize --allow-requantize IN.gguf OUT.gguf Q4_K_M"
 

@@ -47,6 +47,7 @@ type splitting struct {
 	addBOS       bool   // texts begin with the begin token unless the file says otherwise
 }
 
+// The regular expressions of the tokenizers, as their tokenizer.json files have them.
 const (
 	patternGPT2   = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 	patternLlama3 = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
@@ -54,6 +55,7 @@ const (
 	patternTekken = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 )
 
+// splittings are the ways of text splitting that have a name in GGUF, the first name of each being written.
 var splittings = []splitting{
 	{names: []string{"gpt-2", "phi-2"}},
 	{names: []string{"olmo", "mpt"}, nfc: true},
@@ -174,16 +176,16 @@ type object = map[string]any
 
 // vocab is a tokenizer as the file's metadata describe it.
 type vocab struct {
-	tokens         []string
+	tokens         []string       // by id
 	ids            map[string]int // by token
-	types          []int
-	scores         []float32 // SentencePiece; nil without
-	merges         [][2]string
-	bos, eos, unk  int // -1 for none
-	pad            int
-	addBOS, addEOS *bool // nil: the file does not say
-	prefix         bool  // a blank is put before the text
-	split          *splitting
+	types          []int          // tokenNormal, ..., by id
+	scores         []float32      // SentencePiece, by id; nil without
+	merges         [][2]string    // best first
+	bos, eos, unk  int            // -1 for none
+	pad            int            // -1 for none
+	addBOS, addEOS *bool          // nil: the file does not say
+	prefix         bool           // a blank is put before the text
+	split          *splitting     // nil: SentencePiece
 }
 
 // isSentencePiece reports whether the tokenizer merges by scores on text with visible blanks.
@@ -571,6 +573,7 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 		whole       int
 		left, right int // runes
 	}
+	// Every split of every token into two tokens.
 	var out []merge
 	for _, i := range order {
 		token := tokens[i]
@@ -608,7 +611,8 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 	return pairs, nil
 }
 
-// document makes the tokenizer.json.
+// document makes the tokenizer.json. Its size is bounded before it is written: tokens are quoted, and a hostile file may
+// consist of characters that need six bytes each.
 func (v *vocab) document() (*tokenizerJSON, error) {
 	doc := &tokenizerJSON{Version: "1.0", AddedTokens: []addedToken{}, Model: modelJSON{Type: "BPE", Merges: v.merges}}
 	quoted := 0
@@ -655,7 +659,7 @@ func (v *vocab) document() (*tokenizerJSON, error) {
 	return doc, nil
 }
 
-// byteLevel is the step that turns bytes into visible characters, or back.
+// byteLevel is the step of a tokenizer.json that turns bytes into visible characters, or back.
 func byteLevel(prefixSpace, trim, regex bool) object {
 	return object{"type": "ByteLevel", "add_prefix_space": prefixSpace, "trim_offsets": trim, "use_regex": regex}
 }

@@ -18,9 +18,9 @@ type Matrix interface {
 // View is a stored tensor as Hugging Face names, shapes and orders it: a whole tensor, one expert of
 // a stack or some rows of a fused one; rows and values may be stored in another form, which Read undoes.
 type View struct {
-	t     Tensor // its rows from first on are the view's
-	shape []int
-	first int
+	t     Tensor  // its rows from first on are the view's
+	shape []int   // of the view
+	first int     // row of t, or element of a vector
 	heads int     // > 0: the rows of each of so many heads are stored as rotary pairs
 	add   float32 // to every stored value
 }
@@ -43,6 +43,7 @@ func (v View) Form() string {
 	return ""
 }
 
+// rows is the number of rows as Read counts them: a vector is one.
 func (v View) rows() int {
 	if len(v.shape) == 1 {
 		return 1
@@ -110,7 +111,7 @@ func rotaryPair(r, dim int) int {
 	return head + 2*(i-dim/2) + 1
 }
 
-// view makes the view of rows [first, first+rows) of t; vector and matrix shapes of one row differ
+// newView makes the view of rows [first, first+rows) of t; vector and matrix shapes of one row differ
 // between the two worlds, so the shape wanted decides.
 func newView(tensor Tensor, vector bool, first, rows int) (View, error) {
 	view := View{t: tensor, first: first}

@@ -9,6 +9,9 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
+// Export of tokenizers is the inverse of tokenizer.go. A tokenizer.json may contain any pipeline of steps; GGUF has names
+// for a few of them. Whatever has none is refused, because a reader would tokenise differently.
+
 // readTokenizer is a tokenizer.json as it is read; parts that can have many forms stay raw.
 type readTokenizer struct {
 	AddedTokens   []addedToken    `json:"added_tokens"`
@@ -315,6 +318,7 @@ func (v *vocab) specials(parsed *readTokenizer, config []byte) error {
 		v.unk = named("unk_token")
 	}
 	v.addBOS, v.addEOS = flag("add_bos_token"), flag("add_eos_token")
+	// A template names the tokens around a text too; it decides where the settings are silent.
 	post, err := steps(parsed.PostProcessor, func(p part) []part { return p.Processors })
 	if err != nil {
 		return noForm("post_processor", "%v", err)

@@ -19,8 +19,8 @@ type Part struct {
 	Few bool
 }
 
-// Ahead checks parts that Range will be asked for, in about this order, with everything this machine has, until ctx
-// ends. It reports nothing: what is not good, or not in the bundle, is refused by Range.
+// Ahead checks parts that Range will be asked for, in about this order, on all cores until ctx ends. It reports
+// nothing: Range refuses what is wrong or not in the bundle.
 func (b *Bundle) Ahead(ctx context.Context, parts []Part) {
 	var wanted []piece
 	taken := map[*blob][]uint64{} // one bit per chunk
@@ -48,13 +48,15 @@ func (b *Bundle) Ahead(ctx context.Context, parts []Part) {
 	verifyPieces(ctx, wanted)
 }
 
-// piece is a chunk to be checked, in its mapping or, so that it does not become resident, in a copy.
+// piece is a chunk to be checked. mapped: through its mapping, which makes its pages resident; else through a small
+// copy.
 type piece struct {
 	*blob
 	chunk  int64
 	mapped bool
 }
 
+// bounds is the range of the chunk in its blob.
 func (p *piece) bounds() (from, to int64) {
 	return p.chunk * p.blob.chunk, min((p.chunk+1)*p.blob.chunk, p.Bytes)
 }
@@ -62,7 +64,7 @@ func (p *piece) bounds() (from, to int64) {
 // leastLanes is how many chunks are checked in the time of shalanes.Width of them.
 const leastLanes = 7
 
-// verifyPieces marks those of the chunks that are good, which does not depend on their order.
+// verifyPieces checks the chunks on all cores and marks the good ones. The result does not depend on their order.
 func verifyPieces(ctx context.Context, wanted []piece) {
 	work := split(wanted)
 	var next atomic.Int64
@@ -74,7 +76,7 @@ func verifyPieces(ctx context.Context, wanted []piece) {
 			}
 			if group := work[i]; len(group) < leastLanes {
 				for k := range group {
-					_ = group[k].verifyChunk(group[k].chunk) // said by who asks for it
+					_ = group[k].verifyChunk(group[k].chunk) // the caller that needs the chunk reports it
 				}
 			} else {
 				verifyLanes(group)
@@ -89,7 +91,8 @@ func verifyPieces(ctx context.Context, wanted []piece) {
 	wg.Wait()
 }
 
-// split makes groups of chunks that are checked together: up to shalanes.Width of one size, else one alone.
+// split makes groups of chunks that are hashed together, up to shalanes.Width chunks of one size in the lanes of the
+// vector unit. Chunks of which there are too few stay alone.
 func split(wanted []piece) (work [][]piece) {
 	if !shalanes.Available() {
 		for i := range wanted {
@@ -107,20 +110,21 @@ func split(wanted []piece) (work [][]piece) {
 		sizes[to-from] = append(sizes[to-from], piece)
 	}
 	for _, size := range order {
-		of := sizes[size]
-		for len(of) >= leastLanes && size%shalanes.Block == 0 {
-			width := min(len(of), shalanes.Width)
-			work = append(work, of[:width])
-			of = of[width:]
+		rest := sizes[size]
+		for len(rest) >= leastLanes && size%shalanes.Block == 0 {
+			width := min(len(rest), shalanes.Width)
+			work = append(work, rest[:width])
+			rest = rest[width:]
 		}
-		for i := range of {
-			work = append(work, of[i:i+1])
+		for i := range rest {
+			work = append(work, rest[i:i+1])
 		}
 	}
 	return work
 }
 
-// verifyLanes checks chunks of one size at once.
+// verifyLanes checks chunks of one size at once, one in each lane of a vectorised SHA-256. It goes slice by slice, so
+// that the slices of all lanes stay in a core's cache. On any failure it marks nothing.
 func verifyLanes(group []piece) {
 	const slice = sumBytes / shalanes.Width // of each chunk at a time
 	var copies *[sumBytes]byte
@@ -134,23 +138,23 @@ func verifyLanes(group []piece) {
 	for i := range group {
 		group[i].populate()
 	}
-	for at := int64(0); at < end-first; at += slice {
-		width := min(slice, end-first-at)
+	for offset := int64(0); offset < end-first; offset += slice {
+		width := min(slice, end-first-offset)
 		var parts [shalanes.Width][]byte
 		for i := range parts {
 			if i >= len(group) {
-				parts[i] = parts[0] // nobody asks for its digest
+				parts[i] = parts[0] // an idle lane hashes the first chunk again
 				continue
 			}
 			piece := &group[i]
 			from, _ := piece.bounds()
-			if from += at; piece.mapped {
+			if from += offset; piece.mapped {
 				parts[i] = piece.data[from : from+width]
 				continue
 			}
 			parts[i] = copies[i*slice:][:width]
 			if got, _ := piece.file.ReadAt(parts[i], from); int64(got) < width {
-				return // each of the group is looked at again, alone
+				return // verifyChunk tries each of them alone and reports
 			}
 		}
 		if mem.CatchFault(func() { hash.Write(&parts) }) != nil {

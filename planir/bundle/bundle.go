@@ -54,11 +54,13 @@ type Bundle struct {
 	room     []byte // what is left of the last copy that small blobs share
 }
 
-// blob is the memory of one blob and which of its chunks are known to be good.
+// blob is the memory of one blob, and which of its chunks were compared with their digests. A bundle in a file carries
+// the digests of all chunks, its leaves, so that any range can be checked alone. The exploded form carries none: there
+// the first access to a blob checks all of it. Checks are idempotent, hence good and all need no lock.
 type blob struct {
 	*Blob
-	chunk  int64
-	data   []byte
+	chunk  int64       // bytes of a chunk; the last one of a blob may be shorter
+	data   []byte      // the content, mapped or copied; nil until fill
 	file   io.ReaderAt // the same bytes, where chunks can be checked without making all of data resident
 	region *mem.Region // that data lies in, from byte at on; nil for memory of its own
 	at     int64
@@ -146,6 +148,7 @@ func (b *Bundle) load(mode Mode) error {
 	if err != nil {
 		return err
 	}
+	// The signed root of each blob vouches for its chunk digests; only then do these vouch for chunks.
 	var copied int64
 	first := int64(0)
 	for i := range manifest.Blobs {
@@ -187,7 +190,7 @@ func (b *Bundle) load(mode Mode) error {
 	return nil
 }
 
-// fill gives blob i its memory.
+// fill gives blob i its memory: a copy, or the store's mapping of the file. Nothing is compared with digests yet.
 func (b *Bundle) fill(i int, private bool) (err error) {
 	blob := b.blobs[i]
 	if !private {
@@ -216,6 +219,7 @@ func (b *Bundle) alloc(bytes, align int) ([]byte, error) {
 		b.copies = append(b.copies, region)
 		return region.Bytes(), nil
 	}
+	// The bytes up to the next multiple of align.
 	skip := -int(mem.Address(b.room)) & (align - 1)
 	if skip+bytes > len(b.room) {
 		region, err := mem.Alloc(shared, small)
@@ -225,6 +229,7 @@ func (b *Bundle) alloc(bytes, align int) ([]byte, error) {
 		b.copies = append(b.copies, region)
 		b.room, skip = region.Bytes(), 0
 	}
+	// The capacity ends with the blob: an append by a caller cannot reach the next one.
 	end := skip + bytes
 	data := b.room[skip:end:end]
 	b.room = b.room[end:]
@@ -234,6 +239,7 @@ func (b *Bundle) alloc(bytes, align int) ([]byte, error) {
 // verify checks the chunks that hold bytes [from, to), those that are not known to be good.
 // Large ranges are checked by several goroutines; of several wrong chunks the first is reported.
 func (x *blob) verify(from, to int64) error {
+	// An empty range holds no chunk. An empty blob is checked all the same, because its digests are signed.
 	if x.all.Load() || from == to && x.Bytes > 0 {
 		return nil
 	}
@@ -241,6 +247,7 @@ func (x *blob) verify(from, to int64) error {
 		return x.verifyWhole()
 	}
 	first, end := from/x.chunk, chunks(to, x.chunk)
+	// Below this, starting goroutines costs more than it saves.
 	const few = 4
 	if end-first >= few {
 		var unknown []piece
@@ -251,6 +258,7 @@ func (x *blob) verify(from, to int64) error {
 		}
 		verifyPieces(context.Background(), unknown)
 	}
+	// Chunks that are good by now cost one load each; a wrong one is found again here and named.
 	for index := first; index < end; index++ {
 		if err := x.verifyChunk(index); err != nil {
 			return err
@@ -265,6 +273,7 @@ func (x *blob) verify(from, to int64) error {
 // known reports whether a chunk was checked and is good.
 func (x *blob) known(index int64) bool { return x.good[index/64].Load()&(1<<(index%64)) != 0 }
 
+// verifyChunk compares a chunk with its digest once; a good one is never read again.
 func (x *blob) verifyChunk(index int64) error {
 	if x.known(index) {
 		return nil
@@ -291,9 +300,11 @@ func (x *blob) compare(index int64) error {
 	return nil
 }
 
-// sum is the digest of bytes [from, to).
+// sum is the digest of bytes [from, to). It reads the file rather than the mapping where it can: hashed pages of a
+// mapping would count as this process's resident memory.
 func (x *blob) sum(from, to int64) (sum Digest, err error) {
 	if x.file == nil {
+		// Access to a mapping faults where the file was truncated.
 		err = mem.CatchFault(func() { sum = sha256.Sum256(x.data[from:to]) })
 		return sum, err
 	}
@@ -315,7 +326,7 @@ const sumBytes = 128 << 10
 
 var buffers = sync.Pool{New: func() any { return new([sumBytes]byte) }}
 
-// verifyWhole checks a blob whose chunk digests did not come along.
+// verifyWhole checks a blob of which the store has no chunk digests, once for all callers.
 func (x *blob) verifyWhole() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -329,7 +340,8 @@ func (x *blob) verifyWhole() error {
 	return x.judge(whole, root)
 }
 
-// judge compares the digests of what was read with what was signed.
+// judge compares both digests of a whole blob, plain and by chunks, with the signed ones. If only one of them fits,
+// the manifest itself is inconsistent.
 func (x *blob) judge(whole, root Digest) error {
 	if root != x.Root {
 		return refuse(x.step, "blob %q has SHA-256 %s, want %s", x.Name, whole, x.SHA256).
@@ -436,14 +448,14 @@ func (b *Bundle) Range(name string, offset, bytes int64) ([]byte, error) {
 	return blob.data[offset : offset+bytes : offset+bytes], nil
 }
 
-// find returns the blob of a name.
+// find returns the blob of a name, or the refusal of an unknown name or a closed bundle.
 func (b *Bundle) find(name string) (*blob, error) {
 	i, ok := b.manifest.blob(name)
 	if !ok {
 		return nil, refuse(stepRelease, "no blob %q in the bundle", name)
 	}
 	if b.blobs == nil {
-		return nil, refuse(stepRelease, "blob %q asked of a closed bundle", name)
+		return nil, refuse(stepRelease, "read blob %q: the bundle is closed", name)
 	}
 	return b.blobs[i], nil
 }
@@ -501,7 +513,7 @@ func (x *blob) writeTo(ctx context.Context, w io.Writer) error {
 // with the bytes done so far.
 func (b *Bundle) VerifyAll(ctx context.Context, progress func(done, total int64)) error {
 	if b.store == nil {
-		return refuse(stepRelease, "verify a closed bundle")
+		return refuse(stepRelease, "verify: the bundle is closed")
 	}
 	var done, total int64
 	for _, blob := range b.blobs {

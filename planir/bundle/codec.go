@@ -80,7 +80,7 @@ func (c *codec) token(text string) {
 		return
 	}
 	if !c.has(text) {
-		c.fail("want %s, got %q", text, c.peek())
+		c.fail("got %q, want %s", c.peek(), text)
 		return
 	}
 	c.pos += len(text)
@@ -98,6 +98,7 @@ func (c *codec) open(bracket string) { c.token(bracket); c.fresh = true }
 
 func (c *codec) close(bracket string) { c.token(bracket); c.fresh = false }
 
+// separate writes or demands the comma before an element, unless it is the first behind its bracket.
 func (c *codec) separate() {
 	if !c.fresh {
 		c.token(",")
@@ -217,6 +218,7 @@ func (c *codec) integer(to *int64, low, high int64) {
 		return
 	}
 	end := c.pos
+	// 17 digits hold every number up to 2^53-1 and overflow no int64.
 	for end < len(c.buf) && end-c.pos < 17 && c.buf[end] >= '0' && c.buf[end] <= '9' {
 		end++
 	}
@@ -224,7 +226,7 @@ func (c *codec) integer(to *int64, low, high int64) {
 	number, err := strconv.ParseInt(digits, 10, 64)
 	switch {
 	case err != nil:
-		c.fail("want a number, got %q", c.peek())
+		c.fail("got %q, want a number", c.peek())
 	case digits[0] == '0' && digits != "0":
 		c.fail("number %q has a leading zero", digits)
 	case number < low || number > high:

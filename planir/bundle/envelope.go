@@ -6,18 +6,20 @@ import (
 	"strconv"
 )
 
-// envelope is a DSSE envelope whose payload is still base64.
+// envelope is a DSSE envelope (Dead Simple Signing Envelope) as it stands in the file. DSSE signs the payload's bytes
+// together with their type, so nothing has to be parsed, let alone canonicalised, before a signature is checked.
 type envelope struct {
-	payload    string
-	kind       string
+	payload    string // base64
+	kind       string // DSSE's payloadType
 	signatures []signature
 }
 
 type signature struct {
-	keyID Digest
+	keyID Digest // which trusted key to try; proves nothing itself
 	sig   string // base64
 }
 
+// walk describes the envelope as canonical JSON.
 func (e *envelope) walk(c *codec) {
 	c.object(func() {
 		c.member("payload")
@@ -72,7 +74,8 @@ func pae(kind string, payload []byte) []byte {
 	return append(append(out, ' '), payload...)
 }
 
-// verify applies the step signature and returns the IDs of the trusted keys that signed.
+// verify applies the step signature and returns the IDs of the trusted keys that signed. Signatures by unknown keys
+// are skipped. A wrong signature by a trusted key refuses the bundle even if enough others are right.
 func (e *envelope) verify(trust *Keyring, allowDev bool, payload []byte) ([]string, error) {
 	message := pae(payloadType, payload)
 	var good []string
@@ -109,6 +112,7 @@ func (e *envelope) verify(trust *Keyring, allowDev bool, payload []byte) ([]stri
 	return nil, err
 }
 
+// describe names a key in messages: its name, and enough of its ID to tell it from others.
 func describe(key *Key) string {
 	if key.Name == "" {
 		return key.ID()[:16]
@@ -116,6 +120,7 @@ func describe(key *Key) string {
 	return fmt.Sprintf("%q (%s)", key.Name, key.ID()[:16])
 }
 
+// signers lists the claimed signers for the hint of a refusal.
 func signers(e *envelope) string {
 	list := ""
 	for i, signature := range e.signatures {

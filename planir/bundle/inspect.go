@@ -45,6 +45,7 @@ func Claimed(path, name string, most int64) ([]byte, error) {
 	return nil, nil
 }
 
+// inspect applies Inspect's steps to an open store.
 func inspect(opened store) (*Unverified, error) {
 	data, err := opened.envelope()
 	if err != nil {

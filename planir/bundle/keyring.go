@@ -59,6 +59,7 @@ func NewKey(name string, pub crypto.PublicKey, dev bool) (Key, error) {
 	return parseKey(name, der, dev)
 }
 
+// parseKey is the one way to a Key: the algorithm comes from the DER, never from what is written beside it.
 func parseKey(name string, der []byte, dev bool) (Key, error) {
 	key := Key{Name: name, Dev: dev, DER: der}
 	pub, err := key.public()
@@ -115,7 +116,8 @@ func unhex32(text string) (out [32]byte) {
 	return out
 }
 
-// checkPoint takes the 32 bytes that x509 has checked for.
+// checkPoint refuses Ed25519 points with which signatures prove nothing. The conversion cannot fail: x509 has checked
+// that there are 32 bytes.
 func checkPoint(public ed25519.PublicKey) error {
 	point := [32]byte(public)
 	point[31] &= 0x7f
@@ -182,6 +184,8 @@ func ParseTrust(data []byte, name string) (*Keyring, error) {
 	return ring, nil
 }
 
+// parseTrust tells a PEM block from a keyring by its first bytes, and accepts each in one form only: text around a
+// key would be shown to people and checked by nobody.
 func parseTrust(data []byte, name string) (*Keyring, error) {
 	if len(data) > maxKeyringFile {
 		return nil, fmt.Errorf("more than %d bytes", maxKeyringFile)
@@ -227,6 +231,7 @@ func (k *Keyring) Encode() ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
+// walk describes the keyring. Reading a key recomputes its ID, so that a listed ID cannot name another key.
 func (k *Keyring) walk(c *codec) {
 	c.object(func() {
 		c.member("schema")
@@ -267,6 +272,7 @@ func (k *Keyring) walk(c *codec) {
 	})
 }
 
+// check demands a threshold that can be reached, distinct keys, and every check of a trusted key.
 func (k *Keyring) check() error {
 	if k.Generation < 1 || k.Generation > maxCounter {
 		return fmt.Errorf("generation %d, want 1 to %d", k.Generation, maxCounter)

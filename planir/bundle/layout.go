@@ -9,10 +9,13 @@ import (
 	"hash"
 )
 
+// A `.hetb` is a header of 64 bytes, the envelope, the table of chunk digests, and the blobs, each aligned for mapping.
+// The header states the envelope's length; all other offsets follow from the signed manifest, so that a reader believes
+// no number that an attacker could choose.
 const (
-	magic       = "\x89HETB\r\n\x1a"
+	magic       = "\x89HETB\r\n\x1a" // like PNG's: a transfer that changes line ends or bit 7 damages it visibly
 	headerBytes = 64
-	tableFloor  = 256 << 10
+	tableFloor  = 256 << 10 // the table starts here at the earliest
 	// envelopeRoom is what an envelope may need beside its payload: eight signatures and the
 	// fixed text, 2.2 KB at most. The table's place depends on signed bytes only, so a signature
 	// added later moves nothing.
@@ -48,6 +51,7 @@ func layOut(manifest *Manifest, payloadBytes int) layout {
 	return sizes
 }
 
+// alignTo rounds n up to a multiple of align, a power of two.
 func alignTo(n, align int64) int64 { return (n + align - 1) &^ (align - 1) }
 
 // chunks is how many chunks hold so many bytes.
@@ -74,7 +78,7 @@ func decodeHeader(header []byte, fileBytes int64) (int, error) {
 		return 0, fmt.Errorf("flags %#x, want 0", flags)
 	}
 	if !zeros(header[24:headerBytes]) {
-		return 0, fmt.Errorf("reserved bytes are not zero")
+		return 0, fmt.Errorf("reserved bytes 24 to %d are not zero", headerBytes-1)
 	}
 	envelope, limit := binary.LittleEndian.Uint64(header[16:]), uint64(min(maxEnvelopeBytes, fileBytes-headerBytes))
 	if envelope < 1 || envelope > limit {
@@ -88,7 +92,8 @@ var zeroPage [pageAlign]byte
 // zeros reports whether b, of at most pageAlign bytes, is all zero.
 func zeros(b []byte) bool { return bytes.Equal(b, zeroPage[:len(b)]) }
 
-// rootOf binds the chunk digests of a blob to its size and the chunk size.
+// rootOf hashes the chunk digests of a blob together with its size and the chunk size, so that no other division into
+// chunks has the same root. The prefix separates it from digests of other things.
 func rootOf(bytes, chunk int64, leaves []Digest) Digest {
 	hash := sha256.New()
 	hash.Write([]byte("hetc.chunks/1\x00"))
@@ -104,17 +109,18 @@ func rootOf(bytes, chunk int64, leaves []Digest) Digest {
 
 // digester computes all digests of one blob as it passes by.
 type digester struct {
-	chunk  int64
-	bytes  int64 // so far
-	whole  hash.Hash
-	part   hash.Hash
-	leaves []Digest
+	chunk  int64     // bytes of a chunk
+	bytes  int64     // so far
+	whole  hash.Hash // over the blob
+	part   hash.Hash // over the chunk that is passing
+	leaves []Digest  // of the chunks that have ended
 }
 
 func newDigester(chunk int64) *digester {
 	return &digester{chunk: chunk, whole: sha256.New(), part: sha256.New()}
 }
 
+// Write may be called with pieces of any size; chunks end where they end in the blob.
 func (d *digester) Write(data []byte) (int, error) {
 	count := len(data)
 	d.whole.Write(data)

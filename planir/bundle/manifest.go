@@ -33,6 +33,7 @@ const (
 // parsers and vendors' loaders believe what is in them.
 func (r Role) bulk() bool { return r == RoleWeights || r == RoleReference }
 
+// known reports whether the format defines the role.
 func (r Role) known() bool {
 	switch r {
 	case RolePlan, RoleNPUGraph, RoleGPUKernel, roleRuntime, RoleWeights, RoleTokenizer, RoleConfig, RoleReference,
@@ -103,8 +104,8 @@ type Component struct {
 
 // Budget states what execution needs at its peak, for admission before anything is mapped.
 type Budget struct {
-	HostBytes   int64
-	DeviceBytes int64
+	HostBytes   int64 // main memory
+	DeviceBytes int64 // memory that only accelerators address
 }
 
 // Blob is one content-addressed piece. Name is a label and never becomes a path.
@@ -191,6 +192,7 @@ func (m *Manifest) walk(c *codec) {
 	})
 }
 
+// walk describes the member "toolchain".
 func (t *Toolchain) walk(c *codec) {
 	c.object(func() {
 		if c.optional("hetc", t.Hetc == "") {
@@ -205,6 +207,7 @@ func (t *Toolchain) walk(c *codec) {
 	})
 }
 
+// walk describes the member "target".
 func (t *Target) walk(c *codec) {
 	c.object(func() {
 		c.names("soc", &t.SoC, maxComponents)
@@ -239,6 +242,7 @@ func (t *Target) walk(c *codec) {
 	})
 }
 
+// walk describes one element of "blobs".
 func (b *Blob) walk(c *codec) {
 	c.object(func() {
 		c.member("name")
@@ -349,6 +353,7 @@ func (m *Manifest) check() error {
 	return m.checkBlobs()
 }
 
+// checkBlobs demands distinct names in order, a plan as entrypoint, and a chunk table that the format can hold.
 func (m *Manifest) checkBlobs() error {
 	if err := ascending("blobs", m.Blobs, func(blob Blob) string { return blob.Name }); err != nil {
 		return err
@@ -379,6 +384,7 @@ func (m *Manifest) checkBlobs() error {
 	return nil
 }
 
+// check demands that a blob can be named, placed and mapped on its own pages.
 func (b *Blob) check() error {
 	if err := checkLabel("blob", b.Name); err != nil {
 		return err
@@ -397,6 +403,8 @@ func (b *Blob) check() error {
 	return nil
 }
 
+// checkLabel demands a name that prints as it is, compares bytewise, and could not leave a directory if a tool took it
+// for a path.
 func checkLabel(what, label string) error {
 	for i := range len(label) {
 		switch c := label[i]; {
@@ -413,6 +421,8 @@ func checkLabel(what, label string) error {
 	return nil
 }
 
+// ascending demands non-empty keys in strictly ascending order: one order for each set makes the encoding canonical,
+// and binary search possible.
 func ascending[T any](what string, list []T, key func(T) string) error {
 	for i := range list {
 		if key(list[i]) == "" {
@@ -425,7 +435,7 @@ func ascending[T any](what string, list []T, key func(T) string) error {
 	return nil
 }
 
-// blob returns the blob called name.
+// blob returns the index of the blob called name, and whether there is one.
 func (m *Manifest) blob(name string) (int, bool) {
 	return slices.BinarySearchFunc(m.Blobs, name,
 		func(blob Blob, n string) int { return strings.Compare(blob.Name, n) })

@@ -72,7 +72,7 @@ func (p *Policy) check(manifest *Manifest, trust *Keyring, host *Host) error {
 	if err := p.checkRollback(manifest); err != nil {
 		return err
 	}
-	if p.Now != 0 {
+	if p.Now != 0 { // there is a clock to compare with
 		if manifest.NotAfter != 0 && p.Now > manifest.NotAfter {
 			return refuse(stepPolicy, "expired: not_after %s, the clock says %s", moment(manifest.NotAfter),
 				moment(p.Now)).
@@ -116,6 +116,8 @@ func moment(seconds int64) string {
 	return fmt.Sprintf("%d (%s)", seconds, time.Unix(seconds, 0).UTC().Format(time.RFC3339))
 }
 
+// checkRollback compares the security version with the floor: the larger of what is compiled in and what was stored
+// for this product and key generation.
 func (p *Policy) checkRollback(manifest *Manifest) error {
 	floor := p.SecurityFloor
 	if stored := p.Stored.Of(manifest.Product); stored != nil {
@@ -178,6 +180,7 @@ func (t *Target) mismatches(host *Host) []string {
 	return wrong
 }
 
+// compare says each way in which the component found misses what the target demands of it.
 func (c *Component) compare(have HostComponent, say func(string, ...any)) {
 	if c.Exact != "" && have.Version != c.Exact {
 		say("component %q has version %q, want exactly %q", c.Name, have.Version, c.Exact)

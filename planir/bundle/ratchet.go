@@ -17,10 +17,11 @@ const (
 	maxRatchets   = 1024
 )
 
-// Ratchet is what a host stores after the first successful run of a bundle, one per product.
+// Ratchet is what a host stores after the first successful run of a bundle, one per product. It only rises, so that a
+// bundle with a known hole cannot be put back in place of its successor (rollback).
 type Ratchet struct {
 	Product         string
-	Generation      int64
+	Generation      int64 // of the keyring that the bundle was signed for
 	SecurityVersion int64
 }
 
@@ -87,6 +88,7 @@ func (r Ratchets) Encode() ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
+// walk describes the file of ratchets.
 func (r *Ratchets) walk(c *codec) {
 	c.object(func() {
 		c.member("schema")
@@ -105,6 +107,7 @@ func (r *Ratchets) walk(c *codec) {
 	})
 }
 
+// check demands legal product names, each once.
 func (r Ratchets) check() error {
 	for i := range r {
 		if err := checkLabel("product", r[i].Product); err != nil {

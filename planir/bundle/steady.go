@@ -26,6 +26,7 @@ type watched struct {
 	was  stamp
 }
 
+// watch stamps a file that is about to be mapped.
 func watch(file *os.File) (watched, error) {
 	was, err := stampOf(file)
 	if err != nil {

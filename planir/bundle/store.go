@@ -11,8 +11,8 @@ import (
 	"github.com/hetc/hetc/internal/mem"
 )
 
-// store is one physical form of a bundle. Every file of it is opened once and never reopened
-// by its path.
+// store is one physical form of a bundle. Every file of it is opened once and never reopened by its path: whoever
+// replaces the path afterwards does not change what was verified.
 type store interface {
 	// envelope returns the envelope's bytes in private memory.
 	envelope() ([]byte, error)
@@ -34,6 +34,7 @@ type store interface {
 
 // openStore applies the step open.
 func openStore(path string) (store, error) {
+	// Lstat before and SameFile after opening: what is opened is what was looked at, not a link put there in between.
 	st, err := os.Lstat(path)
 	if err != nil {
 		return nil, cannotRead(err)
@@ -100,11 +101,11 @@ func readAt(step Step, reader io.ReaderAt, buf []byte, offset int64) error {
 // fileStore is a `.hetb`.
 type fileStore struct {
 	file   *os.File
-	bytes  int64
-	header int // envelope length
-	layout layout
-	region *mem.Region
-	watch  []watched // file, once it is mapped
+	bytes  int64       // size when it was opened
+	header int         // bytes of the envelope, known after envelope
+	layout layout      // known after check
+	region *mem.Region // the whole file, once a blob was mapped
+	watch  []watched   // file, once it is mapped
 }
 
 // envelope reads the header and the envelope behind it.
@@ -193,7 +194,7 @@ func (s *fileStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.Re
 		}
 		s.region = region
 		if int64(len(region.Bytes())) != s.bytes {
-			return nil, 0, nil, refuse(stepWeights, "file of %d bytes had %d when it was opened", len(region.Bytes()),
+			return nil, 0, nil, refuse(stepWeights, "file has %d bytes, had %d when it was opened", len(region.Bytes()),
 				s.bytes)
 		}
 		watching, err := watch(s.file)
@@ -224,10 +225,10 @@ const (
 // dirStore is an exploded bundle: dirManifest, and dirBlobs with one file per content, named
 // by its digest; nothing else. Every entry is a regular file with one name.
 type dirStore struct {
-	root    *os.Root
-	blobs   *os.Root
-	regions map[Digest]*mem.Region
-	watch   []watched // the files of regions
+	root    *os.Root               // the bundle's directory, held open
+	blobs   *os.Root               // dirBlobs in it
+	regions map[Digest]*mem.Region // mapped contents, by digest
+	watch   []watched              // the files of regions
 }
 
 // openDir opens an exploded bundle.
@@ -312,19 +313,14 @@ func (s *dirStore) check(manifest *Manifest, _ int) error {
 	for _, blob := range manifest.Blobs {
 		want[blob.SHA256.String()] = true
 	}
-	if err := exactly(s.root, 2, func(name string) bool {
-		return name == dirManifest ||
-			name == dirBlobs
-	}); err != nil {
+	top := func(name string) bool { return name == dirManifest || name == dirBlobs }
+	if err := exactly(s.root, 2, top); err != nil {
 		return err
 	}
-	if err := exactly(s.blobs, len(want), func(name string) bool { return want[name] }); err != nil {
-		return err
-	}
-	return nil
+	return exactly(s.blobs, len(want), func(name string) bool { return want[name] })
 }
 
-// openBlob opens the file of blob i.
+// openBlob opens the file of blob i, whose name is its digest; that it has the digest is checked later.
 func (s *dirStore) openBlob(manifest *Manifest, i int) (*os.File, error) {
 	blob := &manifest.Blobs[i]
 	file, err := openIn(s.blobs, blob.SHA256.String())
@@ -333,20 +329,21 @@ func (s *dirStore) openBlob(manifest *Manifest, i int) (*os.File, error) {
 	}
 	if st, err := file.Stat(); err != nil || st.Size() != blob.Bytes {
 		_ = file.Close() // only read
-		return nil, refuse(stepLayout, "blob %q: its file has not the %d bytes the manifest says", blob.Name,
-			blob.Bytes)
+		return nil, refuse(stepLayout, "blob %q: its file does not have the %d bytes that the manifest states",
+			blob.Name, blob.Bytes)
 	}
 	return file, nil
 }
 
-// exactly checks that root has n entries and that all of them are known.
-func exactly(root *os.Root, most int, known func(string) bool) error {
+// exactly checks that root has so many entries and that all of them are known. It reads one entry more than wanted at
+// most, whatever a hostile directory holds.
+func exactly(root *os.Root, count int, known func(string) bool) error {
 	dir, err := root.Open(".")
 	if err != nil {
 		return cannotRead(err)
 	}
 	defer dir.Close()
-	names, err := dir.Readdirnames(most + 1)
+	names, err := dir.Readdirnames(count + 1)
 	if err != nil && err != io.EOF {
 		return cannotRead(err)
 	}
@@ -356,14 +353,16 @@ func exactly(root *os.Root, most int, known func(string) bool) error {
 				hint("an exploded bundle holds what its manifest names and nothing else; remove it")
 		}
 	}
-	if len(names) != most {
-		return refuse(stepLayout, "%d entries in %q, want %d", len(names), filepath.Base(root.Name()), most)
+	if len(names) != count {
+		return refuse(stepLayout, "%d entries in %q, want %d", len(names), filepath.Base(root.Name()), count)
 	}
 	return nil
 }
 
+// gaps: files of their own have no padding.
 func (s *dirStore) gaps(*Manifest) error { return nil }
 
+// table: this form has no chunk digests.
 func (s *dirStore) table(*Manifest) ([]Digest, error) { return nil, nil }
 
 func (s *dirStore) copyBlob(manifest *Manifest, i int, buf []byte, step Step) error {
@@ -395,7 +394,7 @@ func (s *dirStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.Rea
 		s.regions[blob.SHA256] = region
 	}
 	if int64(len(region.Bytes())) != blob.Bytes {
-		return nil, 0, nil, refuse(stepWeights, "blob %q of %d bytes had %d when it was opened", blob.Name,
+		return nil, 0, nil, refuse(stepWeights, "blob %q has %d bytes, had %d when it was opened", blob.Name,
 			len(region.Bytes()), blob.Bytes)
 	}
 	return region, 0, nil, nil

@@ -1,6 +1,7 @@
 package bundle
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 )
@@ -42,11 +43,8 @@ func compareVersions(a, b []int64) int {
 		if i < len(b) {
 			right = b[i]
 		}
-		if left != right {
-			if left < right {
-				return -1
-			}
-			return 1
+		if order := cmp.Compare(left, right); order != 0 {
+			return order
 		}
 	}
 	return 0

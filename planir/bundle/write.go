@@ -2,6 +2,7 @@ package bundle
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -68,7 +69,7 @@ func (b *Bundle) Explode(ctx context.Context, path string, more ...Signer) error
 // copyTo writes the bundle again in a physical form, with its signatures and further ones.
 func (b *Bundle) copyTo(ctx context.Context, path string, as form, more []Signer) error {
 	if b.store == nil {
-		return refuse(stepRelease, "save a closed bundle")
+		return refuse(stepRelease, "save: the bundle is closed")
 	}
 	env, err := decodeEnvelope(b.envelope)
 	if err != nil {
@@ -86,12 +87,14 @@ func (b *Bundle) copyTo(ctx context.Context, path string, as form, more []Signer
 	return err
 }
 
-// form is a physical form being written: begin, then content of each blob in turn, then
-// finish, then commit; abort undoes all of it and does nothing after commit.
+// form is a physical form being written. The calls are begin, content for each blob in turn, finish, commit. Nothing
+// is visible under the target path before commit. abort undoes everything and does nothing after commit.
 type form interface {
+	// begin makes room under a temporary name; payloadBytes is the length of the manifest's encoding.
 	begin(m *Manifest, payloadBytes int) error
 	// content returns where blob i goes; done is called with its digest afterwards.
 	content(i int) (w io.Writer, done func(sha256 Digest) error, err error)
+	// finish writes what depends on contents: the envelope, and the chunk digests of all blobs in order.
 	finish(envelope []byte, leaves []Digest) error
 	commit() error
 	abort() error
@@ -125,6 +128,8 @@ func (w *writer) create(ctx context.Context, path string, sources []Source) (Dig
 	return Digest{}, err
 }
 
+// run writes in one pass: it lays out by sizes alone, streams the blobs while it digests them, then signs. Errors
+// that have no class yet are faults of the storage.
 func (w *writer) run(ctx context.Context, sources []Source) (id Digest, err error) {
 	sources, err = w.prepare(sources)
 	if err != nil {
@@ -169,7 +174,7 @@ func (w *writer) run(ctx context.Context, sources []Source) (id Digest, err erro
 	return sha256.Sum256(payload), ioError(w.form.commit())
 }
 
-// prepare fills the manifest's blobs in from sources, sorted by name.
+// prepare sorts the sources by name, fills in their defaults, and lists them as the manifest's blobs without digests.
 func (w *writer) prepare(sources []Source) ([]Source, error) {
 	manifest := &w.manifest
 	if len(manifest.Blobs) != 0 {
@@ -217,7 +222,7 @@ func (w *writer) prepare(sources []Source) ([]Source, error) {
 	return sources, nil
 }
 
-// chunkFor is the chunk size of a bundle with these blobs.
+// chunkFor is the smallest chunk size with which these blobs have at most usualLeaves chunks.
 func chunkFor(sources []Source) int64 {
 	bytes := int64(0)
 	for i := range sources {
@@ -230,7 +235,7 @@ func chunkFor(sources []Source) int64 {
 	return chunk
 }
 
-// blob produces one blob and records its digests.
+// blob streams one blob to its place and records its digests in the manifest.
 func (w *writer) blob(ctx context.Context, i int, source *Source) (*digester, error) {
 	out, done, err := w.form.content(i)
 	if err != nil {
@@ -261,12 +266,13 @@ func (w *writer) blob(ctx context.Context, i int, source *Source) (*digester, er
 	return digester, ioError(done(blob.SHA256))
 }
 
-// exact passes on at most left bytes.
+// exact passes a source's bytes on to the file and to the digests. It fails at the first byte too many, because sizes
+// and offsets are fixed by then, and on cancellation. Its first error is kept: a source may swallow it.
 type exact struct {
 	ctx  context.Context
 	out  io.Writer
-	also io.Writer
-	left int64
+	also io.Writer // the digester
+	left int64     // bytes that the source still owes
 	err  error
 }
 
@@ -308,10 +314,7 @@ func (w *writer) sign(payload []byte) ([]byte, error) {
 		env.signatures = append(env.signatures,
 			signature{keyID: sha256.Sum256(key.DER), sig: base64.StdEncoding.EncodeToString(sig)})
 	}
-	slices.SortFunc(env.signatures, func(a, b signature) int {
-		return strings.Compare(a.keyID.String(),
-			b.keyID.String())
-	})
+	slices.SortFunc(env.signatures, func(a, b signature) int { return bytes.Compare(a.keyID[:], b.keyID[:]) })
 	data, err := encode(env.walk)
 	if err != nil {
 		panic("BUG: the envelope does not encode: " + err.Error())
@@ -322,6 +325,7 @@ func (w *writer) sign(payload []byte) ([]byte, error) {
 	return data, nil
 }
 
+// ioError gives class ClassIO to an error that has no class: it came from the operating system.
 func ioError(err error) error {
 	if err == nil || diag.ClassOf(err) != diag.ClassInternal {
 		return err
@@ -341,7 +345,7 @@ func (f *fileForm) begin(manifest *Manifest, payloadBytes int) (err error) {
 	if f.file, err = wholefile.Create(f.path); err != nil {
 		return err
 	}
-	return f.file.Truncate(f.layout.size) // gaps are zeros
+	return f.file.Truncate(f.layout.size) // the gaps read as zeros, as the format demands
 }
 
 func (f *fileForm) content(i int) (io.Writer, func(Digest) error, error) {
@@ -396,6 +400,7 @@ func (f *dirForm) begin(*Manifest, int) error {
 	return os.MkdirAll(filepath.Join(f.dir, dirBlobs), 0o777) // what the user's umask leaves
 }
 
+// content writes to one temporary name, because a blob's file is named by a digest that is known only at its end.
 func (f *dirForm) content(int) (io.Writer, func(Digest) error, error) {
 	if err := f.open("part"); err != nil {
 		return nil, nil, err
@@ -430,6 +435,7 @@ func (f *dirForm) finish(envelope []byte, _ []Digest) error {
 	return f.close()
 }
 
+// commit makes contents durable before the name: after a crash, the target is whole or absent.
 func (f *dirForm) commit() error {
 	wholefile.SyncDir(filepath.Join(f.dir, dirBlobs))
 	wholefile.SyncDir(f.dir)

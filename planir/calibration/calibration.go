@@ -150,6 +150,7 @@ func Decode(name string, data []byte) (*Calibration, error) {
 	return read(doc)
 }
 
+// read decodes a parsed document and checks its values.
 func read(doc *decode.Document) (*Calibration, error) {
 	var cal Calibration
 	if err := doc.Into(Schema, &cal); err != nil {
@@ -275,7 +276,7 @@ func (a *Activation) Steps(factors, divide []float32, interleave []int, source i
 		}
 		return step
 	}
-	var entering, leaving float64
+	var entering, leaving float64 // largest magnitudes
 	for i, most := range a.AbsMax {
 		value := float64(most)
 		if factors != nil {
@@ -283,6 +284,8 @@ func (a *Activation) Steps(factors, divide []float32, interleave []int, source i
 		}
 		entering = max(entering, value)
 	}
+	// A column of the result is divided only if it comes from the source that was folded: interleaved columns are
+	// traced back to their source first.
 	total := 0
 	for _, columns := range interleave {
 		total += columns

@@ -109,6 +109,7 @@ func (v *validator) activations(list []Activation) {
 	}
 }
 
+// losses checks each loss; folds says whether there is a fold that a loss could have been measured with.
 func (v *validator) losses(list []Loss, folds bool) {
 	type choice struct {
 		class  string
@@ -125,6 +126,7 @@ func (v *validator) losses(list []Loss, folds bool) {
 	}
 }
 
+// folds checks that factors keep folded gains and weights within float16, each group and layer once.
 func (v *validator) folds(list []Fold) {
 	seen := map[place]bool{}
 	for i := range list {
@@ -152,6 +154,7 @@ func (v *validator) clips(list []Clip) {
 	}
 }
 
+// scales checks that scales are positive and ascending: a row takes the first that holds it.
 func (v *validator) scales(list []Scales) {
 	type choice struct {
 		place
@@ -180,9 +183,10 @@ func (v *validator) scales(list []Scales) {
 // validator collects mistakes.
 type validator struct {
 	at   func(path ...any) string
-	list diag.List
+	list diag.List // mistakes so far
 }
 
+// maxErrors is how many mistakes are reported at most.
 const maxErrors = 20
 
 // fail adds a mistake at a path, up to maxErrors.
@@ -204,6 +208,7 @@ func (v *validator) name(path []any, text string) {
 	}
 }
 
+// digest is a SHA-256 in lower-case hex.
 func (v *validator) digest(path []any, text string) {
 	if b, err := hex.DecodeString(text); err != nil || len(b) != 32 || strings.ToLower(text) != text {
 		v.fail(path, "%v is %.80q, want 64 hex digits", path[len(path)-1], text)
@@ -238,6 +243,7 @@ func (v *validator) activation(i int, activation *Activation) {
 	if activation.Rows < 1 || activation.Rows > maxTokens {
 		v.fail(path("rows"), "rows is %d, want 1..%d", activation.Rows, maxTokens)
 	}
+	// The vectors must be sound by themselves before they are compared.
 	before := len(v.list)
 	v.vector(path("absmax"), activation.AbsMax, 0, math.MaxFloat32)
 	v.vector(path("mean_square"), activation.MeanSquare, 0, math.MaxFloat32)
@@ -259,12 +265,13 @@ func (v *validator) activation(i int, activation *Activation) {
 		v.vector(path("out_absmax"), activation.OutMax, 0, math.MaxFloat32)
 	}
 	v.directions(i, activation)
+	// What people read is computed from the vectors, and must agree with them.
 	want := Activation{AbsMax: activation.AbsMax}
 	want.Summarise()
 	if activation.Max != want.Max || activation.Median != want.Median ||
 		len(activation.Outliers) != len(want.Outliers) {
-		v.fail([]any{
-			"activations", i}, "max %v, median %v and %d outliers do not belong to absmax, which has %v, %v and %d",
+		v.fail([]any{"activations", i},
+			"max %v, median %v and %d outliers do not belong to absmax, which has %v, %v and %d",
 			activation.Max, activation.Median, len(activation.Outliers), want.Max, want.Median, len(want.Outliers))
 		return
 	}
@@ -304,6 +311,7 @@ func (v *validator) directions(i int, activation *Activation) {
 	}
 }
 
+// loss checks a measurement: a known scheme that rounds something, and an estimate within its interval.
 func (v *validator) loss(i int, loss *Loss, folds bool) {
 	path := func(key string) []any { return []any{"losses", i, key} }
 	v.name(path("class"), loss.Class)

@@ -47,7 +47,7 @@ type Coarse []float32
 func (v Coarse) Round() {
 	for i, value := range v {
 		bits := math.Float32bits(value)
-		bits += 0x7fff + bits>>16&1
+		bits += 0x7fff + bits>>16&1 // half a unit of the last kept bit, less where that bit is even
 		v[i] = math.Float32frombits(bits &^ 0xffff)
 	}
 }

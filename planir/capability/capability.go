@@ -73,8 +73,8 @@ func (s *Set) HasForm(scheme op.Scheme, form op.Form) bool {
 
 // Difference is a capability that one set claims and another has not, by its key in files.
 type Difference struct {
-	Key       string
-	Have, Can any
+	Key       string // "layouts", "tile.n"
+	Have, Can any    // what the one claims and the other allows
 }
 
 // Beyond lists what the set claims and the other does not allow. Tiles may be multiples. What decides where weights lie

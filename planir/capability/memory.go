@@ -146,6 +146,7 @@ func (s *Scratch) imitated(operator *op.Op, rows int64) regions {
 	return regions{gathered: rows * int64(operator.K), own: int64(operator.K) * s.Block}
 }
 
+// product is what a matrix product needs: its quantised rows and, where packing them pays, their packed copy.
 func (s *Scratch) product(operator *op.Op, rows, cores int64) regions {
 	if operator.Scheme.RoundsResults() {
 		return s.imitated(operator, rows)
@@ -170,11 +171,13 @@ func (s *Scratch) product(operator *op.Op, rows, cores int64) regions {
 	return out
 }
 
+// experts is what a product with one matrix for each expert needs: the order of rows by expert, the rows gathered in
+// that order, and the results of one piece of an expert for each core.
 func (s *Scratch) experts(operator *op.Op, rows int64) regions {
 	if operator.Scheme.RoundsResults() {
 		return s.imitated(operator, rows)
 	}
-	out, size := s.inputs(operator, rows), int64(4)
+	out, size := s.inputs(operator, rows), int64(4) // bytes of an element
 	if operator.Scheme.QuantisedRows() {
 		size = 1
 	}
@@ -184,4 +187,5 @@ func (s *Scratch) experts(operator *op.Op, rows int64) regions {
 	return out
 }
 
+// roundUp rounds n up to a multiple of unit.
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -20,9 +19,9 @@ import (
 
 // Rule is one condition that relates a plan to a model or a SoC.
 type Rule struct {
-	ID       string
-	Sentence string
-	check    func(*checker)
+	ID       string         // "P020"; the code of its findings
+	Sentence string         // what holds; the hint of its findings
+	check    func(*checker) // adds a finding for each place that breaks it
 }
 
 // Rules continues planir.Rules. Later rules rely on earlier ones: checking stops after the first
@@ -65,7 +64,7 @@ func Plan(plan *planir.Plan, model *models.Model, soc *socs.SoC) diag.List {
 
 // checker is the state of checking one plan; soc is nil where there is none to compare with.
 type checker struct {
-	plan    *planir.Plan
+	plan    *planir.Plan // not changed
 	ofModel *models.Model
 	graph   *models.Graph
 	onSoC   *socs.SoC
@@ -82,7 +81,7 @@ func (c *checker) fail(path, format string, args ...any) *diag.Diagnostic {
 	return diagnostic
 }
 
-// model checks that the plan is for this model.
+// model is P020. The digest covers weights and configuration; tokens and context are compared too, for better messages.
 func (c *checker) model() {
 	digest, err := c.ofModel.Digest()
 	if err != nil {
@@ -104,7 +103,7 @@ func (c *checker) model() {
 	}
 }
 
-// soc checks that the plan is for this SoC. Changed speeds are a warning: they change no legality.
+// soc is P021. A SoC whose speeds have changed gives a warning: speeds change no legality.
 func (c *checker) soc() {
 	if c.onSoC == nil {
 		return
@@ -144,7 +143,8 @@ func Proc(proc *socs.Processor) planir.Proc {
 	return out
 }
 
-// procs compares the processors with those of the SoC, or with those of its device where the plan is for that.
+// procs is P022: it compares the processors with those of the SoC, or with those of its device where the plan is for
+// that.
 func (c *checker) procs() {
 	if c.onSoC == nil {
 		return
@@ -173,7 +173,8 @@ func (c *checker) procs() {
 	}
 }
 
-// proc compares a processor of the plan with the SoC's.
+// proc compares a processor of the plan with the SoC's. Identity must agree; capabilities and limits may be less than
+// the SoC states, never more.
 func (c *checker) proc(path string, have *planir.Proc, sp *socs.Processor) {
 	can := Proc(sp)
 	differs := func(what string, got, want any) {
@@ -226,7 +227,8 @@ func (c *checker) kinds(proc *planir.Proc) []op.Kind {
 	return slices.Sorted(maps.Keys(used))
 }
 
-// decisions checks that every node of every program is decided, and nothing else.
+// decisions is P023. It expands the model at every number of rows that has a program, as lowering does, and compares
+// the nodes with the decisions both ways.
 func (c *checker) decisions() {
 	rows := map[int]bool{}
 	for i := range c.plan.Program.Programs {
@@ -275,9 +277,11 @@ func (c *checker) scheme(node string, rows int) op.Scheme {
 	return op.A32W32 // reported as missing
 }
 
+// key identifies a decision: "layers.qkv@256".
 func key(node string, rows int) string { return fmt.Sprintf("%s@%d", node, rows) }
 
-// weights compares the weights with those of the model, and computed ones with their names.
+// weights is P024. Weights of the model must equal the model's; computed ones, such as static scales, must have the
+// names that lowering gives them, and none of the model's.
 func (c *checker) weights() {
 	for i, weight := range c.plan.Program.Weights {
 		path := fmt.Sprintf("program.weights[%d]", i)
@@ -303,7 +307,7 @@ func (c *checker) weights() {
 	}
 }
 
-// packs checks the sizes of the packs.
+// packs is P025. Offsets in weights blobs follow from these sizes.
 func (c *checker) packs() {
 	for i, k := range c.plan.Program.Packs {
 		path := fmt.Sprintf("program.packs[%d]", i)
@@ -316,7 +320,8 @@ func (c *checker) packs() {
 	}
 }
 
-// program lowers the decisions again and looks for the first difference.
+// program is P026: it lowers the decisions again and compares encodings, which are equal for equal plans. What differs
+// is told by the first line of the dumps, since encodings have only one line.
 func (c *checker) program() {
 	again := *c.plan
 	again.Program = planir.Program{}
@@ -354,7 +359,7 @@ func (c *checker) program() {
 	c.fail("program", "program differs from what its decisions give")
 }
 
-// capacity checks that each processor holds what the plan loads on it.
+// capacity is P027, for processors whose SoC states an address space or a number of graphs.
 func (c *checker) capacity() {
 	if c.onSoC == nil {
 		return
@@ -375,7 +380,7 @@ func (c *checker) capacity() {
 	}
 }
 
-// memory compares what follows from the program alone; the rest is measured, and may be measured again.
+// memory is P028. It recomputes what follows from the program alone; the rest was measured, and may be measured again.
 func (c *checker) memory() {
 	have := c.plan.Memory
 	if have == nil {
@@ -404,7 +409,7 @@ func (c *checker) memory() {
 	}
 }
 
-// tiers compares the capacity tiers with the model and with the processors.
+// tiers is P029. It compares the capacity tiers with the model's experts and with the processors' shapes and limits.
 func (c *checker) tiers() {
 	tiers := c.plan.Tiers
 	if tiers == nil {
@@ -448,8 +453,8 @@ type Loaded struct {
 	Graphs int
 }
 
-// Load computes what a plan has a processor hold. Where its graphs own their weights, every graph
-// counts its own.
+// Load computes what a plan has a processor hold. Where its graphs own their weights, every graph counts its own. Column
+// ranges of a pack are united before they are counted; bytes go by the share of columns.
 func Load(plan *planir.Plan, sp *socs.Processor) Loaded {
 	pr := &plan.Program
 	packs, layers := map[string]*planir.Pack{}, map[string]int64{}
@@ -499,12 +504,12 @@ func Load(plan *planir.Plan, sp *socs.Processor) Loaded {
 		}
 	}
 	for owner, list := range spans {
-		sort.Slice(list, func(a, buffer int) bool { return list[a].from < list[buffer].from })
+		slices.SortFunc(list, func(a, b span) int { return a.from - b.from })
 		cols, end := int64(0), 0
-		for _, touching := range list {
-			if touching.to > end {
-				cols += int64(touching.to - max(touching.from, end))
-				end = touching.to
+		for _, next := range list {
+			if next.to > end {
+				cols += int64(next.to - max(next.from, end))
+				end = next.to
 			}
 		}
 		pack := packs[owner]

@@ -48,6 +48,7 @@ func Cut(
 		return nil, err
 	}
 	gatherer := gathererOf(decision, proc)
+	// The shares, and for each that cannot write its columns in place, a gather behind all of them.
 	var out, gathers []Piece
 	for i, share := range decision.Shares {
 		owner := proc(share.Proc)
@@ -220,7 +221,7 @@ func Granularity(node *Node, axis planir.Axis, proc *planir.Proc) int {
 	return 1
 }
 
-// lcm is the least common multiple.
+// lcm is the least common multiple, by Euclid's algorithm.
 func lcm(a, b int) int {
 	x, y := a, b
 	for y != 0 {
@@ -265,6 +266,7 @@ func cutShare(
 				unit)
 		}
 	}
+	// Narrow and pad first: what the processor is asked to execute is the piece, not the node.
 	cut.narrow()
 	if share.PadRows > 0 {
 		if err := cut.pad(); err != nil {
@@ -331,6 +333,7 @@ func (c *shareCut) narrow() {
 			operator.Bias = false // the first share adds it
 		}
 	case planir.AxisHeads:
+		// Columns are grouped by key/value head: its queries, its key, its value.
 		group := operator.Heads / operator.KVHeads
 		width := (group + 2) * operator.HeadDim
 		c.In[0].C0, c.In[0].C1 = from*width, to*width

@@ -16,11 +16,11 @@ import (
 // Node is one node of a model graph at a number of rows, with its scheme fixed. Solver and lowering
 // see the same nodes, so that what is priced is what is executed.
 type Node struct {
-	Name string // "layers.qkv"
-	Ops  []op.Op
-	In   []string
-	W    []string
-	Out  []string
+	Name string   // "layers.qkv"
+	Ops  []op.Op  // a chain, executed by one step; the last one is what is decided about
+	In   []string // values read, in the operands' order
+	W    []string // weights read
+	Out  []string // values written; one that is also read is changed in place
 }
 
 // Op is the node's main operator: the last of its chain.
@@ -28,20 +28,20 @@ func (n *Node) Op() op.Op { return n.Ops[len(n.Ops)-1] }
 
 // Section is a section of a model graph at a number of rows.
 type Section struct {
-	Name   string
-	First  int
-	Layers int
-	Logits bool
-	Values map[string]Value
-	Nodes  []Node
+	Name   string           // "layers"
+	First  int              // layer
+	Layers int              // how often it repeats; 0: it is run once and belongs to no layer
+	Logits bool             // it is run once for each row whose logits are wanted
+	Values map[string]Value // all that its nodes read and write
+	Nodes  []Node           // in an order in which one processor could execute them
 }
 
 // Value is the type and shape of an activation: Rows rows, Fan of them per token.
 type Value struct {
 	Type op.Type
-	Rows int
+	Rows int // tokens times Fan
 	Cols int
-	Fan  int
+	Fan  int // rows of one token, at least 1
 }
 
 // Expand fixes rows, context and schemes: matmuls get the scheme that schemeOf returns for their name (exact ones
@@ -110,6 +110,7 @@ func (e *expansion) node(model *models.Node, rows, context int) error {
 			return fmt.Errorf("node %q: %w", name, err)
 		}
 	}
+	// The quantised form of a value that is written anew is stale.
 	for _, changed := range node.Out {
 		delete(e.quantised, changed+".q")
 		for _, scales := range scaleCounts {

@@ -20,6 +20,7 @@ import (
 func Lower(plan *planir.Plan, graph *models.Graph) error {
 	build := &builder{plan: plan, model: graph, buffers: map[string]*planir.Buffer{}, graphs: map[string]string{},
 		contexts: map[string]string{}, packs: map[packKey]*packUse{}}
+	// The decisions say which numbers of rows there are.
 	buckets := map[int]bool{}
 	for _, decision := range plan.Decisions {
 		buckets[decision.Rows] = true
@@ -37,6 +38,7 @@ func Lower(plan *planir.Plan, graph *models.Graph) error {
 			WithCode("P010")
 	}
 	batch := graph.Batch()
+	// One program for each number of rows.
 	for _, count := range rows {
 		ph := planir.Phase{Name: ProgramName(count, plan.Decodes(count)), Phase: "prefill", Rows: count}
 		of := graph
@@ -108,7 +110,7 @@ type packUse struct {
 // task is a step in the making, with what it reads and writes, cache included.
 type task struct {
 	proc    string
-	step    planir.Step
+	step    planir.Step // without flags and weight references, which need all tasks
 	graph   op.Graph
 	label   string      // of the graph
 	weights []packRange // in the order of step.W
@@ -128,13 +130,13 @@ type builder struct {
 	model *models.Graph
 	out   planir.Program
 
-	buffers map[string]*planir.Buffer
-	order   []string // buffers in order of first use
-	graphs  map[string]string
+	buffers map[string]*planir.Buffer // by name, as wide and long as any program needs
+	order   []string                  // buffers in order of first use
+	graphs  map[string]string         // names by graphKey, so that equal graphs are one
 	// contexts are the binaries that graphs with the same baked weights refer to, by these.
 	contexts map[string]string
 	packs    map[packKey]*packUse
-	fixups   []fixup
+	fixups   []fixup // in all steps made so far
 }
 
 // fixup is a weight reference to be completed once every pack is named.
@@ -195,7 +197,8 @@ func readOutside(sections []Section, i int) map[string]bool {
 	return out
 }
 
-// section lowers a section; outside are the buffers that others read.
+// section lowers a section in four phases: it cuts nodes into tasks, joins tasks, orders them by flags, and deals them
+// out to lanes. outside are the buffers that other sections read.
 func (b *builder) section(section *Section, rows int, outside map[string]bool) (planir.Section, error) {
 	var tasks []*task
 	for i := range section.Nodes {
@@ -221,6 +224,7 @@ func (b *builder) section(section *Section, rows int, outside map[string]bool) (
 		tasks = append(tasks, task...)
 	}
 	tasks = fuse(tasks, b.plan.Proc, outside)
+	// Only now are graphs final, and can equal ones be found.
 	for _, task := range tasks {
 		task.step.Run = b.graph(task)
 	}
@@ -279,7 +283,7 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 	}
 	made := &task{proc: piece.Proc, reads: slices.Clone(piece.In), writes: slices.Clone(piece.Out)}
 	made.step = planir.Step{Node: node.Name, R0: piece.R0, In: piece.In, Out: piece.Out, Heads: piece.Heads}
-	if piece.Heads != nil {
+	if piece.Heads != nil { // ordered like any other buffer: by the heads that are read or written
 		cache := planir.View{Buffer: "\x00cache", R1: 1, C0: piece.Heads[0], C1: piece.Heads[1]}
 		made.reads = append(made.reads, cache)
 		made.writes = append(made.writes, cache)
@@ -292,6 +296,7 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 		return made, nil
 	}
 	made.step.ExpectNS = decision.Shares[piece.Share].PredictNS
+	// The packed weight is that of a product: a fold of the product would change the embedding.
 	if operator.Kind == op.Embed && operator.Scheme != "" {
 		for _, group := range b.model.Folds() {
 			if slices.Contains(b.plan.Folds, group.Name) && slices.Contains(group.Multiply, node.W[0]) {
@@ -476,6 +481,7 @@ func weightsKey(list []packRange) string {
 	return text.String()
 }
 
+// hasGraph reports whether a graph has that name: labels of long chains leave nodes out, and may coincide.
 func (b *builder) hasGraph(name string) bool {
 	for i := range b.out.Graphs {
 		if b.out.Graphs[i].Name == name {
@@ -500,6 +506,7 @@ func (b *builder) finish(rows []int) error {
 		use := b.packs[fixup.from.key]
 		*fixup.ref = planir.WeightRef{Pack: use.name, C0: fixup.from.n0 - use.lo, C1: fixup.from.n1 - use.lo}
 	}
+	// The decider takes the smallest program that holds all tokens, and the largest one for more.
 	rows = slices.DeleteFunc(slices.Clone(rows), func(count int) bool { return slices.Contains(b.plan.Batches, count) })
 	for i, count := range rows {
 		lo, hi := 1, count
@@ -583,6 +590,7 @@ func (b *builder) finishWeights() (rank map[string]int) {
 		}
 		b.out.Weights = append(b.out.Weights, weight)
 	}
+	// Computed weights exist only where a pack is of them: it depends on the schemes that were decided.
 	used := map[string]bool{}
 	for key := range b.packs {
 		used[key.weight] = true
@@ -646,7 +654,8 @@ func (b *builder) finishPacks(rank map[string]int) error {
 	return nil
 }
 
-// fold marks the weights that the plan's folds change; rank is their place.
+// fold marks the weights that the plan's folds change: a fold divides the columns of one weight by factors and
+// multiplies the rows of those that read its result, so that the product stays the same. rank is the weights' place.
 func (b *builder) fold(rank map[string]int) error {
 	groups := b.model.Folds()
 	for _, name := range b.plan.Folds {

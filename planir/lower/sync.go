@@ -91,6 +91,7 @@ func (o *ordering) wait(index int, latest []int) {
 		}
 		o.waits[index] = append(o.waits[index], planir.Wait{Flag: flag, Back: task < 0})
 	}
+	// Whoever waits for a task knows afterwards what the task's lane knew; across iterations only the task itself.
 	for _, wait := range o.waits[index] {
 		lane := o.lane[o.tasks[wait.Flag].proc]
 		if wait.Back {
@@ -140,7 +141,7 @@ func (o *ordering) number() int {
 	return len(number)
 }
 
-// conflict reports whether b must not overtake a.
+// conflict reports whether b must not overtake a: one of them writes what the other touches.
 func conflict(a, b *task) bool {
 	return overlap(a.writes, b.reads) || overlap(a.writes, b.writes) || overlap(a.reads, b.writes)
 }

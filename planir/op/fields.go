@@ -99,6 +99,7 @@ func upTo[T int | float64](least, most T) func(T) string {
 	}
 }
 
+// oneOf wants one of a few words.
 func oneOf[T ~string](values ...T) func(T) string {
 	return func(value T) string {
 		if slices.Contains(values, value) {
@@ -115,8 +116,9 @@ func oneOf[T ~string](values ...T) func(T) string {
 // rule is what a kind says about one field.
 type rule struct {
 	field
-	name           string
-	allowed, needs bool
+	name    string
+	allowed bool // it may be set
+	needs   bool // it must be set
 }
 
 // rules are those of the row for every field, ascending by name.
@@ -128,6 +130,7 @@ func (r *row) rules() []rule {
 	return list
 }
 
+// has reports whether a field, by its name in JSON, may be set.
 func (r *row) has(name string) bool {
 	return slices.Contains(r.needs, name) || slices.Contains(r.takes, name)
 }
@@ -169,6 +172,7 @@ func (o Op) Validate() error {
 	return kind.check(o)
 }
 
+// checkEmbed: rows come from a packed weight, or from a table of a plain element type.
 func checkEmbed(operator Op) error {
 	switch {
 	case operator.Scheme != "" && operator.Scheme != I32Q8C:
@@ -191,6 +195,7 @@ func checkMatMul(operator Op) error {
 	return nil
 }
 
+// checkExpertMatMul: only schemes that leave results unrounded, see Scheme.Experts.
 func checkExpertMatMul(operator Op) error {
 	if _, err := ParseScheme(string(operator.Scheme)); err != nil {
 		return fmt.Errorf("operator %q: %w", operator.Kind, err)
@@ -209,6 +214,8 @@ func checkQuantRows(operator Op) error {
 	return nil
 }
 
+// checkRoute: no more experts are chosen than there are; sparsemixer defines at most two choices, and only it has a
+// jitter.
 func checkRoute(operator Op) error {
 	switch {
 	case operator.Fan > operator.Experts:
@@ -221,6 +228,7 @@ func checkRoute(operator Op) error {
 	return nil
 }
 
+// checkCap: a bound near 0 would make every result 0, or divide by it.
 func checkCap(operator Op) error {
 	const least = 1e-6
 	if operator.Cap < least {
@@ -229,6 +237,7 @@ func checkCap(operator Op) error {
 	return nil
 }
 
+// checkGLU: the result consists of whole groups of gate and up.
 func checkGLU(operator Op) error {
 	if operator.N%operator.Interleave != 0 {
 		return operator.bad("n", operator.N, fmt.Sprintf("a multiple of interleave %d", operator.Interleave))
@@ -236,6 +245,7 @@ func checkGLU(operator Op) error {
 	return nil
 }
 
+// checkHeads: each key head serves the same number of query heads.
 func checkHeads(operator Op) error {
 	if operator.Heads%operator.KVHeads != 0 {
 		return operator.bad("heads", operator.Heads, fmt.Sprintf("a multiple of kv_heads %d", operator.KVHeads))
@@ -243,6 +253,7 @@ func checkHeads(operator Op) error {
 	return nil
 }
 
+// checkRope: rotation takes pairs of elements, and long sequences have frequencies either of their own or by NTK.
 func checkRope(operator Op) error {
 	if err := checkHeads(operator); err != nil {
 		return err

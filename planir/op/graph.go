@@ -2,8 +2,8 @@ package op
 
 import "fmt"
 
-// Value is an input, output or intermediate of a graph: [Rows,Cols] of Type. Dyn marks a row count
-// that a call may lower (Rows is then the upper bound).
+// Value is an input, output or intermediate of a graph: [Rows,Cols] of Type. On a processor with dynamic rows a call
+// may have fewer.
 type Value struct {
 	Name string `json:"name" yaml:"name"`
 	Type Type   `json:"type" yaml:"type"`
@@ -100,6 +100,8 @@ func activations(operator Op, rows int) []Value {
 	return []Value{floats("x", rows, operator.K)}
 }
 
+// matMulOperands has the operands that scheme and bias call for: scales behind quantised rows, steps behind the
+// weight of a grid.
 func matMulOperands(operator Op) Signature {
 	signature := Signature{In: activations(operator, operator.M), W: []string{"weight"},
 		Out: []Value{floats("y", operator.M, operator.N)}}

@@ -318,6 +318,7 @@ var Kinds = func() []Kind {
 	return kinds
 }()
 
+// rowOf finds the row of a kind, nil for an unknown one.
 var rowOf = func() map[Kind]*row {
 	rows := make(map[Kind]*row, len(table))
 	for i := range table {
@@ -411,10 +412,12 @@ func matMulKey(operator Op) string {
 	return string(text) + when(operator.Bias, " bias") + when(operator.Form != "", " "+string(operator.Form))
 }
 
+// activationKey is the key of GLU and Activate: the function matters.
 func activationKey(operator Op) string {
 	return fmt.Sprintf("%s[%d,%d] %s", operator.Kind, operator.Rows(), operator.N, operator.Act)
 }
 
+// when is the text if the condition is set, else "".
 func when(set bool, text string) string {
 	if set {
 		return text
@@ -447,6 +450,7 @@ func perElement(each int64) func(operator Op) int64 {
 	return func(operator Op) int64 { return each * cells(operator.Rows(), operator.N) }
 }
 
+// productFlops counts a multiply-add for every element of every row's product.
 func productFlops(operator Op) int64 {
 	return 2 * cells(operator.Rows(), operator.K) * int64(operator.N)
 }
@@ -467,6 +471,7 @@ func productBytes(operator Op, inputRows, weights int) int64 {
 		4*cells(operator.Rows(), operator.N)
 }
 
+// attentionBytes counts the keys and values of the positions that any row attends to, once, and queries and results.
 func attentionBytes(operator Op) int64 {
 	cached := int64(max(operator.Context, operator.M))
 	switch {

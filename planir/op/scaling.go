@@ -96,15 +96,19 @@ var byContext = scaling{
 	},
 }
 
+// act is the pattern of activation functions: the function alone.
 func act(o Op) Op { return Op{Act: o.Act} }
 
+// rowsOfN is the extent of [M*Fan,N], which reduces nothing.
 func rowsOfN(o Op) (rows, along, across int) { return o.Rows(), 0, o.N }
 
+// withN gives a pattern its columns.
 func withN(o Op, _, across int) Op {
 	o.N = across
 	return o
 }
 
+// withHeads gives a pattern its key heads, and as many query heads for each as the pattern says.
 func withHeads(o Op, _, across int) Op {
 	o.KVHeads, o.Heads = across, across*o.Heads
 	return o

@@ -35,6 +35,7 @@ type schemeRow struct {
 	twin Scheme
 }
 
+// schemeTable has a row for each scheme, in the order in which they are listed everywhere.
 var schemeTable = []schemeRow{
 	{scheme: A32W32, drivers: []string{"host", "ort"}},
 	{scheme: A32W16, drivers: []string{"host"}},
@@ -63,6 +64,7 @@ type activationRow struct {
 	half   bool // f32 values rounded to f16 inside the product, as are its results
 }
 
+// activationTable has a row for each first half of a scheme.
 var activationTable = []activationRow{
 	{name: "a32", does: "float32"},
 	{name: "a8t", does: "8 bit with a scale per row, computed when they are used", rows: true},
@@ -87,6 +89,7 @@ type weightRow struct {
 	columnBytes int    // beside the values of a column
 }
 
+// weightTable has a row for each second half of a scheme.
 var weightTable = []weightRow{
 	{name: "w32", does: "float32: whatever was stored, exactly", bits: 32},
 	{name: "w16", does: "16-bit floats: the stored values of a model in bfloat16", bits: 16},
@@ -130,6 +133,7 @@ func expertSchemes() string {
 	return schemeNames(slices.DeleteFunc(slices.Clone(Schemes), func(scheme Scheme) bool { return !scheme.Experts() }))
 }
 
+// schemeNames joins schemes for messages and documents.
 func schemeNames(list []Scheme) string {
 	names := make([]string, len(list))
 	for i, scheme := range list {

@@ -13,8 +13,7 @@ import (
 const onnxAlign = 64
 
 // OnnxParts says where the parts of one matrix (no experts) in layout Onnx lie: its values are the first values bytes,
-// its scales float32 numbers start at byte scalesAt. scales is 0 for w32 and
-// w16, which have none.
+// its scales float32 numbers start at byte scalesAt. scales is 0 for w32 and w16, which have none.
 func OnnxParts(spec op.WeightSpec) (values, scalesAt, scales int64, err error) {
 	if spec.Experts != 0 {
 		return 0, 0, 0, diag.New(diag.ClassInternal, "weight %q: parts of %d experts, want those of one", spec.Name,
@@ -49,6 +48,7 @@ func OnnxParts(spec op.WeightSpec) (values, scalesAt, scales int64, err error) {
 	return values, onnxRound(values), scales, nil
 }
 
+// onnxRound rounds up to where the next part starts.
 func onnxRound(n int64) int64 { return (n + onnxAlign - 1) &^ (onnxAlign - 1) }
 
 // clearPadding zeroes what lies between and behind the parts.
@@ -75,7 +75,8 @@ func newOnnxPacker(dst []byte, at int64, spec op.WeightSpec, rows int) *onnxPack
 	return &onnxPacker{dst: dst, scales: dst[at:], chunk: make([]byte, size)}
 }
 
-// q8c writes rows [k0,k1) of a tile.
+// q8c writes rows [k0,k1) of a tile. In the chunk four rows are interleaved: value (row, column) is at byte
+// row/4*128 + 4*column + row%4.
 func (p *onnxPacker) q8c(cols, tile, k0, k1 int) {
 	n0, n1 := tile*TileN, min((tile+1)*TileN, cols)
 	for at := k0; at < k1; at++ {
@@ -87,6 +88,7 @@ func (p *onnxPacker) q8c(cols, tile, k0, k1 int) {
 	}
 }
 
+// q8cScales writes the scales of a tile, which are complete only after its last rows.
 func (p *onnxPacker) q8cScales(cols, tile int, scale *[TileN]float32) {
 	for column := tile * TileN; column < min((tile+1)*TileN, cols); column++ {
 		binary.LittleEndian.PutUint32(p.scales[4*column:], math.Float32bits(scale[column-tile*TileN]))
@@ -134,6 +136,7 @@ func packOnnxQ4C(dst []byte, spec op.WeightSpec, src Source, imp *Importance) er
 		codes, inTile := from[column/TileN*tile:(column/TileN+1)*tile], column%TileN
 		copy(dst[at+4*int64(column):], codes[len(codes)-4*TileN+4*inTile:][:4])
 		for row := range spec.K {
+			// From an offset of 8 to two's complement.
 			code := (codes[row>>2<<6+inTile%16*4+row&3]>>(4*(inTile/16)) - 8) & 15
 			i := row*spec.N + column
 			dst[i/2] |= code << (4 * (i & 1))
@@ -148,7 +151,7 @@ func unpackOnnx(dst []float32, spec op.WeightSpec, packed []byte) error {
 	if err != nil {
 		return err
 	}
-	scale := make([]float32, scales)
+	scale := make([]float32, scales) // of a column, or of a block of a column
 	number.Decode(scale, packed[at:], op.F32)
 	switch spec.Scheme {
 	case "w32":

@@ -123,6 +123,7 @@ func Bytes(spec op.WeightSpec) (int64, error) {
 		spec.Layout, N32, Onnx, op.RowsLayout)
 }
 
+// shape bounds the dimensions, so that no size overflows an int64.
 func shape(spec op.WeightSpec) error {
 	if spec.K < 1 || spec.K > maxDim || spec.N < 1 || spec.N > maxDim {
 		return diag.New(diag.ClassInput, "weight %q: got shape [%d,%d], want dimensions 1..%d", spec.Name, spec.K,
@@ -188,6 +189,8 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 	if spec.Layout == Onnx && spec.Scheme == "q4c" { // neighbouring tiles share bytes there
 		return packOnnxQ4C(dst, spec, src, imp)
 	}
+	// Rows in front matter only to error feedback, which carries their errors into the rows that are packed. Without
+	// it, or without blocks, they are cut off.
 	rowCount, cols := src.Shape()
 	blocks := spec.Layout != op.RowsLayout && (spec.Scheme == "q4b32" || spec.Scheme == "q4b128")
 	front := rowCount - spec.K // rows that are not packed
@@ -216,6 +219,7 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 			return packRows(dst, spec, op.F16, src)
 		}
 	}
+	// Tiles are independent of each other: each goroutine packs some of them with a buffer of its own.
 	count := tiles(spec.N)
 	tile := len(dst) / count
 	rows := min(rowCount, maxRowsK)
@@ -297,6 +301,7 @@ func UnpackTile(dst []float32, scheme string, rows int, tile []byte) {
 // tiles is how many tiles hold so many columns; the last one may be padded.
 func tiles(n int) int { return (n + TileN - 1) / TileN }
 
+// rowElement is the size in bytes of an element of a plain row-major weight.
 func rowElement(spec op.WeightSpec) (int, error) {
 	switch element := op.Type(spec.Scheme); element {
 	case op.F32, op.F16, op.BF16:
@@ -346,12 +351,12 @@ func parallel(count int, worker func() func(int) error) error {
 type tilePacker struct {
 	spec  op.WeightSpec
 	src   Source
-	front int // rows of src in front of those that are packed
-	rows  int
-	buf   []float32
+	front int       // rows of src in front of those that are packed
+	rows  int       // that buf holds
+	buf   []float32 // [TileN,rows]
 
-	imp    *Importance // of 4-bit values
-	feed   *feedback
+	imp    *Importance // of 4-bit values, nil: all errors count alike
+	feed   *feedback   // of 4-bit values, nil: rows do not make up for each other's errors
 	search blockSearch
 	held   [TileN][]float32 // of q4c: the columns in buf
 
@@ -383,7 +388,7 @@ func (p *tilePacker) refuse(value float32, row, column int, why string) error {
 // first one.
 func (p *tilePacker) absmax(values []float32, k0, column int) (float32, error) {
 	var top uint32
-	for _, value := range values {
+	for _, value := range values { // magnitudes have the order of their bits; infinity and NaN are above all others
 		top = max(top, math.Float32bits(value)&^(1<<31))
 	}
 	if top < 0xff<<23 {
@@ -413,7 +418,7 @@ func (p *tilePacker) pack(dst []byte, tile int) error {
 		return err
 	}
 	if p.feed != nil {
-		clear(p.feed.state)
+		clear(p.feed.state) // errors of another tile's columns
 	}
 	k1 := 0
 	for k0 := 0; k0 < p.front+p.spec.K; k0 = k1 {
@@ -440,6 +445,7 @@ func (p *tilePacker) pack(dst []byte, tile int) error {
 			return err
 		}
 	}
+	// What stands behind the codes of a column.
 	switch {
 	case p.spec.Scheme == "q8c" && p.onnx != nil:
 		p.onnx.q8cScales(p.spec.N, tile, &scale)
@@ -636,6 +642,7 @@ func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, rows, til
 			return err
 		}
 	}
+	// Block by block: targets, the scale that suits them best, codes, and the two nibbles of a byte.
 	var weight []float32
 	var codes [Block128]int32
 	for index := 0; index*block < rows; index++ {
@@ -643,7 +650,7 @@ func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, rows, til
 		if len(dst) > 0 {
 			nibbles, scales = dst[index*size:index*size+16*block], dst[index*size+16*block:(index+1)*size]
 			for i := range nibbles {
-				nibbles[i] = 0x88
+				nibbles[i] = 0x88 // two zeros: a nibble is a code plus 8
 			}
 		}
 		k1 := min((index+1)*block, rows)
@@ -734,7 +741,7 @@ func (p *tilePacker) searchColumns(scale *[TileN]float32, tile int) error {
 func (p *tilePacker) packQ4C(dst []byte, cols *[TileN][]float32, rows, k0 int, scale *[TileN]float32) {
 	dst = dst[:(rows+BlockK-1)/BlockK*16*BlockK]
 	for i := range dst {
-		dst[i] = 0x88
+		dst[i] = 0x88 // two zeros
 	}
 	var code [BlockK]int32
 	for column, col := range cols {

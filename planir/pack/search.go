@@ -64,6 +64,8 @@ func NewImportance(meanSquare, directions []float32) (*Importance, error) {
 	if importance.rank == 0 {
 		return importance, nil
 	}
+	// Gains, from the last row to the first. gain is G: each row adds v v'/d to the matrix that it is the inverse of,
+	// a change of rank one (Sherman-Morrison).
 	importance.gain = make([]float32, len(directions))
 	rank := importance.rank
 	gain := make([]float64, rank*rank)
@@ -73,7 +75,7 @@ func NewImportance(meanSquare, directions []float32) (*Importance, error) {
 	}
 	for row := rows - 1; row >= 0; row-- {
 		own := directions[row*rank : (row+1)*rank]
-		along := 0.0 // of the mean square
+		along := 0.0 // of the mean square: what directions explain
 		for _, value := range own {
 			along += float64(float64(value) * float64(value))
 		}
@@ -176,6 +178,7 @@ func (s *blockSearch) scale(values, weight []float32) uint16 {
 	for i, value := range values {
 		scaled[i] = value * inv
 	}
+	// From the best candidate on, codes and scale improve each other in turn, while the loss falls.
 	best, _, _ := s.loss(scaled, weight, number.HalfToFloat(found)*inv)
 	step := s.candidate(scaled, weight)
 	for range 3 {
@@ -225,7 +228,8 @@ func (s *blockSearch) candidate(scaled, weight []float32) float32 {
 		clear(s.a[i][:])
 		clear(s.b[i][:])
 	}
-	var a, b float32 // at searchFrom
+	// Codes at the first candidate, and the bins in which they go up by one as the scale shrinks.
+	var a, b float32 // sum w|u|q and sum w q^2 at searchFrom
 	for i, value := range scaled {
 		magnitude := abs(value)
 		if magnitude*searchTo < 0.5 {
@@ -256,6 +260,7 @@ func (s *blockSearch) candidate(scaled, weight []float32) float32 {
 			next += step
 		}
 	}
+	// For codes with sums a and b, least squares give the scale a/b, which lowers the loss by a^2/b.
 	var best, step float32
 	a1, b1, a2, b2 := a, b, a, b // 8 is the code of positive values: of a negative scale; of negative ones
 	for i := range searchBins {
@@ -346,13 +351,14 @@ func (s *columnSearch) scale(at int) float32 {
 // feedback is the state of error feedback for the columns of one tile.
 type feedback struct {
 	imp   *Importance
-	cross []float32
-	block int
+	cross []float32 // see Importance.cross
+	block int       // rows
 	low   int32     // smallest code
 	state []float32 // [TileN,rank]: what the errors so far are along each direction
 	x     []float32 // [TileN,block]: what the rows of a block are to be, from the errors before it
 }
 
+// newFeedback is nil where no correlations are known: then errors cannot make up for each other.
 func newFeedback(imp *Importance, block int, low int32) *feedback {
 	if imp == nil || imp.rank == 0 {
 		return nil
@@ -361,7 +367,9 @@ func newFeedback(imp *Importance, block int, low int32) *feedback {
 		state: make([]float32, TileN*imp.rank), x: make([]float32, TileN*block)}
 }
 
-// targets writes what rows k, k+1, ... of column c are to be, for their values x.
+// targets are what rows row, row+1, ... of a column are to be: their values, less what the errors of earlier blocks
+// move them by. The sums run in two halves, for speed; the order of additions decides
+// packed bytes, and must stay.
 func (f *feedback) targets(values []float32, row, column int) []float32 {
 	rank := f.imp.rank
 	state := f.state[column*rank : (column+1)*rank]
@@ -394,7 +402,9 @@ func (f *feedback) targets(values []float32, row, column int) []float32 {
 	return out
 }
 
-// codes quantises rows k, k+1, ... of column c, whose values are x and whose targets are want, with scale d.
+// codes quantises rows first, first+1, ... of a column, whose values are known and whose targets are want, with a scale
+// of step. Errors within the block move the targets of its later rows at once; those of the whole block go into the
+// state for the blocks behind it.
 func (f *feedback) codes(q []int32, values, want []float32, first, column int, step float32) {
 	var misses [Block128]float32
 	inv := float32(0)

@@ -41,10 +41,11 @@ func Floats(values []float32, rows, cols int) (Source, error) {
 	return &matrix{v: values, k: rows, n: cols}, nil
 }
 
+// matrix is a Source over bytes or numbers in memory.
 type matrix struct {
 	b          []byte
 	v          []float32 // instead of b
-	t          op.Type
+	t          op.Type   // of the elements of b
 	k, n       int
 	transposed bool
 }
@@ -119,10 +120,11 @@ func Interleave(srcs []Source, columns []int) (Source, error) {
 	return made, nil
 }
 
+// interleaved is the Source that Interleave makes.
 type interleaved struct {
 	srcs    []Source
-	columns []int
-	width   int // columns of one turn
+	columns []int // of each source in one turn
+	width   int   // columns of one turn
 	k, n    int
 }
 
@@ -158,6 +160,7 @@ func Slice(src Source, k0, k1, n0, n1 int) (Source, error) {
 	return &slice{src: src, k0: k0, k1: k1, n0: n0, n1: n1}, nil
 }
 
+// slice is the Source that Slice makes.
 type slice struct {
 	src            Source
 	k0, k1, n0, n1 int
@@ -173,14 +176,12 @@ func (s *slice) Read(dst []float32, k0, k1, n0, n1 int) error {
 func Plus(src Source, v float32) Source { return &plus{src, v} }
 
 type plus struct {
-	src Source
-	v   float32
+	Source
+	v float32
 }
 
-func (s *plus) Shape() (int, int) { return s.src.Shape() }
-
 func (s *plus) Read(dst []float32, k0, k1, n0, n1 int) error {
-	if err := s.src.Read(dst, k0, k1, n0, n1); err != nil {
+	if err := s.Source.Read(dst, k0, k1, n0, n1); err != nil {
 		return err
 	}
 	for i := range dst[:(k1-k0)*(n1-n0)] {
@@ -217,10 +218,11 @@ func scale(src Source, factors []float32, rows bool, want int, what string) (Sou
 	return &scaled{src, factors, rows}, nil
 }
 
+// scaled is the Source that ScaleRows and DivideColumns make.
 type scaled struct {
 	Source
 	factors []float32
-	rows    bool
+	rows    bool // multiply rows, else divide columns
 }
 
 func (s *scaled) Read(dst []float32, k0, k1, n0, n1 int) error {
@@ -263,6 +265,7 @@ func Tensor(stored Stored, rows, cols int, transposed bool) (Source, error) {
 	return &tensor{stored, rows, cols, transposed}, nil
 }
 
+// tensor is the Source over a stored form that must be decoded, such as GGUF's blocks.
 type tensor struct {
 	t          Stored
 	k, n       int
@@ -275,7 +278,7 @@ func (s *tensor) Read(dst []float32, k0, k1, n0, n1 int) error {
 	if s.transposed {
 		return s.t.Read(dst[:(k1-k0)*(n1-n0)], n0, n1, k0, k1)
 	}
-	row := make([]float32, n1-n0)
+	row := make([]float32, n1-n0) // stored rows become columns of dst
 	for at := k0; at < k1; at++ {
 		if err := s.t.Read(row, at, at+1, n0, n1); err != nil {
 			return err

@@ -99,6 +99,7 @@ func Read(path string) (*planir.Plan, error) {
 	return read(doc)
 }
 
+// read decodes a parsed document; it checks types and keys, not the rules.
 func read(doc *decode.Document) (*planir.Plan, error) {
 	var plan planir.Plan
 	if err := doc.Into(planir.Schema, &plan); err != nil {
