@@ -26,6 +26,7 @@ import (
 // 8 bits of one scale leave about 1 %, and half precision half a unit of its 11th bit for every operator.
 type bound struct{ float, portable float64 }
 
+// bounds are those of one product in each scheme that integers compute.
 var bounds = map[op.Scheme]bound{
 	op.A8SQ8C:  {5e-2, 3.3e-2},
 	op.A8TQ8C:  {5e-2, 3.3e-2},
@@ -114,7 +115,7 @@ func numbers(raw []byte) []float32 {
 
 // values are the outputs as numbers; quantised rows as what they stand for.
 func (s *sample) values(graph *op.Graph, out [][]byte) [][]float32 {
-	scale := map[string]string{}
+	scale := map[string]string{} // by the output of codes, the one of their scales
 	for _, node := range graph.Nodes {
 		if node.Op.Kind == op.QuantRows {
 			scale[node.Out[0]] = node.Out[1]

@@ -122,6 +122,7 @@ func (c *Content) steps(weight *op.Weight, layer int) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The factors behind are listed by the columns of the weight that the class multiplies by: find it.
 	var divide []float32
 	var interleave []int
 	if weight.FoldCols != "" {

@@ -32,8 +32,8 @@ type Content struct {
 	blobs     map[string]planir.WeightBlob
 
 	mu     sync.Mutex
-	loaded map[packKey]*mem.Region
-	shared *Content // packed weights are taken from there where they are equal
+	loaded map[packKey]*mem.Region // packed weights in memory
+	shared *Content                // packed weights are taken from there where they are equal
 
 	cal          *calibration.Calibration // nil: none
 	graph        models.Graph
@@ -114,8 +114,8 @@ func compilerFor(proc *planir.Proc, graph string, compilers []driver.Compiler) (
 // artifact is a blob that a compiler made: in memory, or in a file of the scratch directory.
 type artifact struct {
 	proc  string
-	code  []byte
-	file  string
+	code  []byte // nil where it is in the file
+	file  string // "" where it is in memory
 	bytes int64
 }
 
@@ -181,7 +181,7 @@ func (c *Content) packed(pl planir.Placement) ([]byte, error) {
 	return region.Bytes(), nil
 }
 
-// place is a pack in a layer.
+// packKey is a pack in a layer.
 type packKey struct {
 	pack  string
 	layer int
@@ -313,6 +313,7 @@ func (c *Content) source(pl planir.Placement, expert int, front bool) (matrix pa
 	if err != nil {
 		return nil, nil, err
 	}
+	// The fold in front of the weight, then the piece that the pack holds.
 	multiply, err := c.factors(weight.FoldRows, pl.Layer, weight.K)
 	if err != nil {
 		return nil, nil, err

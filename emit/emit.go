@@ -89,6 +89,7 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 			err = failed
 		}
 	}()
+	// The plan with what it needs, then the report, the reference and the files of the tokenizer.
 	sources, err := content.sources(ctx, "", bundle.RoleWeights)
 	if err != nil {
 		return bundle.Digest{}, err

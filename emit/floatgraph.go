@@ -27,10 +27,11 @@ type floatGraph struct {
 
 // outputLimit is the largest magnitude that the grid of an output holds.
 type outputLimit struct {
-	output int
+	output int // place among graph.Outputs
 	most   float32
 }
 
+// close frees the weights.
 func (f *floatGraph) close() {
 	for _, region := range f.regions {
 		_ = region.Close() // memory only
@@ -132,6 +133,7 @@ func (b *floatBuilder) node(node *op.Node) error {
 		b.graph.Nodes = append(b.graph.Nodes, op.Node{Op: clip, In: []string{b.source(node.In[0])}, Out: node.Out[:1]})
 		return nil
 	}
+	// The same node without scales among its inputs, and with weights in float32.
 	out := op.Node{Op: node.Op, Out: node.Out}
 	for _, name := range node.In {
 		if !b.scales[name] {

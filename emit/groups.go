@@ -62,8 +62,8 @@ func workers() int { return min(runtime.GOMAXPROCS(0), 8) }
 type groupCompiler struct {
 	content *Content
 	*compileOptions
-	byProcessor map[string]driver.Baker
-	tried       map[string]string // by the blobs of graphs, the one of the same class that is tried
+	byProcessor map[string]driver.Baker // its compiler
+	tried       map[string]string       // by the blobs of graphs, the one of the same class that is tried
 	oracle      *oracle
 
 	packing sync.Mutex // weights are packed, and samples made, for one group at a time: they use all cores
@@ -76,9 +76,9 @@ type groupCompiler struct {
 // groupFacts is what is known of a group that was made.
 type groupFacts struct {
 	group    planir.Baking
-	compiler string
-	token    string
-	cached   bool
+	compiler string     // and its version
+	token    string     // the vendor's compatibility string
+	cached   bool       // no compiler ran
 	shared   *blobFacts // nil: each holds its own
 	graphs   []graphFacts
 }
@@ -94,10 +94,10 @@ type blobFacts struct {
 type graphFacts struct {
 	blobFacts
 	graph *planir.Graph
-	facts map[string]int64
-	twin  string
-	tried string // the blob whose sample was executed, "" for none
-	trial *trial // of this one, nil if another of its class was tried
+	facts map[string]int64 // that the compiler reported, see driver.Artifact
+	twin  string           // digest of the same graph compiled for the emulator, "" for none
+	tried string           // the blob whose sample was executed, "" for none
+	trial *trial           // of this one, nil if another of its class was tried
 }
 
 // compileGroups makes the artifacts that hold weights. Graphs that are not made are returned in the plan's order, all

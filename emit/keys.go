@@ -30,9 +30,10 @@ const (
 	EnvSigningKeyFile = "HETC_SIGNING_KEY_FILE" // a file that holds it
 )
 
+// Types of PEM blocks. Development keys have one of their own, so that no other tool takes them for keys.
 const (
-	pemPrivate    = "PRIVATE KEY"          // PKCS#8, as openssl writes it
-	pemDevPrivate = "HETC DEV PRIVATE KEY" // no other tool takes it for a key
+	pemPrivate    = "PRIVATE KEY" // PKCS#8, as openssl writes it
+	pemDevPrivate = "HETC DEV PRIVATE KEY"
 	maxKeyFile    = 64 << 10
 )
 

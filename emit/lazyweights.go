@@ -54,11 +54,11 @@ func (w *packedGroup) digests() digests {
 type lazyWeights struct {
 	compiler *groupCompiler
 	group    *planir.Baking
-	key      string // of the memo
-	known    digests
+	key      string  // of the memo
+	known    digests // from the memo, or of what was packed
 	once     sync.Once
-	loaded   *packedGroup
-	err      error
+	loaded   *packedGroup // nil: not packed
+	err      error        // of packing, or of the memo
 }
 
 // errStaleMemo says that a memo does not fit what was made.

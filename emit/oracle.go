@@ -19,8 +19,8 @@ import (
 // oracle computes references in float32. Its processor belongs to one thread, which starts with the first job.
 type oracle struct {
 	driver driver.Driver
-	jobs   chan func(driver.Processor)
-	failed error
+	jobs   chan func(driver.Processor) // nil before the first job
+	failed error                       // why the processor did not start
 }
 
 // newOracle computes with a driver, nil where no sample is made. Nothing is opened before the first
@@ -206,6 +206,7 @@ func (s viewSet) alloc(proc driver.Processor, values []op.Value) (out []driver.V
 	return out, nil
 }
 
+// close frees the memory of all values.
 func (s viewSet) close() {
 	for _, view := range s {
 		_ = view.Buffer.Close() // memory only

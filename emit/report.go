@@ -70,6 +70,7 @@ type ReportErrors struct {
 	PortableBound float64 `json:"portable_bound"`
 }
 
+// boundsText says what the errors of a report are, see agreement.go.
 const boundsText = "relative errors in the Euclidean norm, of pseudo-random inputs within the calibrated ranges; " +
 	"bounds are three times what the emulator of the oldest target differed by on single products, times their number"
 
@@ -109,6 +110,7 @@ func (c *Content) report(options *Options) (*Report, error) {
 	return report, nil
 }
 
+// item is the blob as reports list it.
 func (b *blobFacts) item() ReportItem { return ReportItem{b.name, b.bytes, b.sha256} }
 
 // entry describes one graph. twins are the digests that the twin's own bundle has, by blob; where the twin was compiled

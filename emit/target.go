@@ -35,7 +35,7 @@ func (t *Target) proc(name string) *planir.Proc {
 type misfit struct {
 	decision *planir.Decision
 	what     string // "graph npu/layers.qkv@16", or the decision itself
-	proc     string
+	proc     string // that does not execute it
 	reason   error
 }
 

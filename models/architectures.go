@@ -50,7 +50,7 @@ var architectures = []architecture{
 	{"InternLM2ForCausalLM", "internlm2", readInternLM2, windows | softCaps | mixtures, "attn_implementation"},
 }
 
-// refuse refuses what the models of an architecture are without.
+// refuse refuses keys that ask for a feature which the architecture does not have.
 func (c *config) refuse(without features) {
 	for _, key := range []struct {
 		of        features
@@ -84,14 +84,14 @@ func (c *config) refuse(without features) {
 
 // defaults are what an architecture assumes of keys that are absent.
 type defaults struct {
-	kvHeads int // 0: as many as query heads
-	headDim int // 0: hidden_size / num_attention_heads
-	context int
-	eps     float64
-	epsKey  string // "": rms_norm_eps
-	act     string // "": silu
-	actKey  string // "": hidden_act
-	tied    bool
+	kvHeads int     // 0: as many as query heads
+	headDim int     // 0: hidden_size / num_attention_heads
+	context int     // positions
+	eps     float64 // of the norms
+	epsKey  string  // "": rms_norm_eps
+	act     string  // "": silu
+	actKey  string  // "": hidden_act
+	tied    bool    // the head multiplies by the embedding
 	rope    ropeOptions
 }
 
@@ -125,6 +125,7 @@ func (c *config) heads(model *Model, assumed defaults) {
 		assumed.kvHeads = model.Heads
 	}
 	model.KVHeads = c.dim("num_key_value_heads", assumed.kvHeads)
+	// Where the file does not say how wide a head is, the heads share the residual stream.
 	if assumed.headDim == 0 && model.Heads > 0 {
 		assumed.headDim = model.Hidden / model.Heads
 		if !c.has("head_dim") && model.Hidden%model.Heads != 0 {
@@ -335,7 +336,7 @@ func (c *config) sparseLayers(model *Model) {
 	model.dec.dense = func(l int) bool { return dense[l] || (l+1)%step != 0 }
 }
 
-// sparseBlock are the names of the first mixtures.
+// sparseBlock sets the names that Mixtral gave the tensors of a mixture.
 func (n *tensorNames) sparseBlock() {
 	const block = inLayer + "block_sparse_moe."
 	n.router, n.expertGate = block+"gate", block+"experts.{expert}.w1"

@@ -20,6 +20,7 @@ type entry struct {
 	Config map[string]any `yaml:"config" decode:"required"`
 }
 
+// entrySchema identifies the format of catalog files.
 const entrySchema = "hetc.model/1"
 
 // CatalogNames lists the catalog entries in alphabetical order.

@@ -32,8 +32,8 @@ const syntheticKey = "hetc_synthetic"
 type config struct {
 	keys map[string]any
 	at   func(key string) string // where a key is, for messages
-	read map[string]bool
-	errs diag.List
+	read map[string]bool         // keys that something asked for
+	errs diag.List               // all problems so far, so that one run names them all
 
 	ignored []string // keys within others that mean nothing
 }
@@ -76,6 +76,7 @@ func (c *config) model() (*Model, error) {
 		Architecture: arch.name, Stored: c.dtype(), Synthetic: c.has(syntheticKey),
 		dec: &decoder{act: op.SiLU, names: layerNames()},
 	}
+	// The architecture reads its keys; a key that nothing asked for is listed as unread.
 	c.refuseEverywhere()
 	arch.read(c, model)
 	c.refuse(arch.without)
@@ -190,8 +191,10 @@ func typed[T any](c *config, key string, def T, want string) T {
 	return value
 }
 
+// bool reads a flag.
 func (c *config) bool(key string, def bool) bool { return typed(c, key, def, "true or false") }
 
+// text reads a name.
 func (c *config) text(key, def string) string { return typed(c, key, def, "a word") }
 
 // list reads a list of single values, nil when absent.

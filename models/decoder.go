@@ -10,10 +10,10 @@ import (
 // decoder is a decoder-only transformer as this package knows it: what an architecture's read function
 // fills in and decoderGraph turns into a graph. Sizes that every model has are in Model.
 type decoder struct {
-	act       string // of the feed-forward blocks, op.Acts
-	ungated   bool   // act(up(x)) instead of act(gate(x))*up(x)
-	layerNorm bool   // mean and variance, with biases, instead of RMS
-	gainPlus  float32
+	act       string  // of the feed-forward blocks, op.Acts
+	ungated   bool    // act(up(x)) instead of act(gate(x))*up(x)
+	layerNorm bool    // mean and variance, with biases, instead of RMS
+	gainPlus  float32 // added to stored gains of norms
 	epsKey    string  // where config.json has the norms' eps
 	noPre     bool    // no norms in front of the blocks (OLMo 2)
 	post      bool    // norms behind them
@@ -23,27 +23,29 @@ type decoder struct {
 	qkvBias, outBias, ffnBias, headBias bool
 	qkNorm                              string // "", "head": every head, "joint": all query and all key heads together
 
-	window                       int     // of the layers in windowed
-	attnScale, attnCap, logitCap float64 // 0: the usual ones
-	embedScale                   float64
-	rope                         rope
-	router                       string // op.Routers
-	jitter                       float64
-	sharedGate                   bool // the shared expert is multiplied by the sigmoid of a projection
-	windowed, dense              func(layer int) bool
-	names                        tensorNames
+	window            int     // positions that layers in windowed attend to
+	attnScale         float64 // of scores; 0: 1/sqrt(HeadDim)
+	attnCap, logitCap float64 // soft caps of scores and logits; 0: none
+	embedScale        float64 // of embeddings; 0: 1
+	rope              rope
+	router            string               // op.Routers
+	jitter            float64              // of the router, see op.Op
+	sharedGate        bool                 // the shared expert is multiplied by the sigmoid of a projection
+	windowed          func(layer int) bool // nil: no layer
+	dense             func(layer int) bool // layers without experts in a mixture; nil: none
+	names             tensorNames
 }
 
 // tensorNames are the names of stored tensors without ".weight" or ".bias", with {layer} and {expert}. A fused
 // projection is given as ranges of rows of one tensor, "name[from:to]".
 type tensorNames struct {
-	embed, norm, head                        string
-	attnNorm, attnPost, ffnNorm, ffnPost     string
-	q, k, v, o, qNorm, kNorm                 string
+	embed, norm, head                        string // norm: in front of the head
+	attnNorm, attnPost, ffnNorm, ffnPost     string // in front of and behind the blocks
+	q, k, v, o, qNorm, kNorm                 string // k "": q is stored as a fused QKV row
 	gate, up, down                           string
 	router, expertGate, expertUp, expertDown string
-	sharedGate, sharedUp, sharedDown         string
-	sharedSwitch                             string
+	sharedGate, sharedUp, sharedDown         string // of the shared expert
+	sharedSwitch                             string // projection whose sigmoid multiplies the shared expert
 }
 
 // inLayer is the beginning of the names of a layer's tensors, in Hugging Face directories and here.
@@ -181,6 +183,7 @@ const headWeight = "head.lm_head"
 func decoderGraph(model *Model) Graph {
 	b := &graphBuilder{Model: model}
 	b.embed()
+	// Neighbouring layers of one class are one section.
 	class := b.dec.classes(b.Layers)
 	for first := 0; first < b.Layers; {
 		last := first + 1
@@ -192,7 +195,8 @@ func decoderGraph(model *Model) Graph {
 		if b.Experts > 0 && (b.dec.dense == nil || !b.dec.dense(first)) {
 			b.experts()
 		} else {
-			b.feedForward("ffn", "g", "a", "d", b.FFN, b.dec.names.gate, b.dec.names.up, b.dec.names.down)
+			names := &b.dec.names
+			b.feedForward(feedForward{"ffn", "g", "a", "d", b.FFN, names.gate, names.up, names.down})
 		}
 		b.residual("ffn", "d", "dn", b.dec.names.ffnPost)
 		first = last
@@ -346,29 +350,39 @@ func (b *graphBuilder) ffnInput() string {
 	return "h"
 }
 
-// gateUp is the fused projection to cols columns each of gate and up, and how many of them alternate.
+// gateUp is the fused projection to cols columns each of gate and up, and how many of them alternate: 16, so that any
+// share of whole tiles has gate and up of the same columns, or a common divisor for odd widths.
 func (b *graphBuilder) gateUp(name string, cols int, gate, up string) (op.Weight, int) {
 	weight, interleave := linear(name, b.Hidden, 2*cols, gate, up), gcd(cols, 16)
 	weight.Interleave = []int{interleave, interleave}
 	return weight, interleave
 }
 
-// feedForward appends a dense block of so many columns. Nodes and weights are named after prefix, values as given:
-// wide behind the first product, act behind the activation.
-func (b *graphBuilder) feedForward(prefix, wide, act, out string, cols int, gate, up, down string) {
-	b.values(cols, act)
-	b.values(b.Hidden, out)
+// feedForward is a dense block: what its nodes and values are called, and the stored tensors of its projections.
+type feedForward struct {
+	prefix         string // of nodes and weights
+	wide, act, out string // values behind the first product, the activation and the second product
+	cols           int    // of act
+	gate, up, down string
+}
+
+// feedForward appends a dense block.
+func (b *graphBuilder) feedForward(f feedForward) {
+	in, weights := b.ffnInput(), "layers."+f.prefix
+	b.values(f.cols, f.act)
+	b.values(b.Hidden, f.out)
 	if b.dec.ungated {
-		b.values(cols, wide)
-		b.matmul(prefix+"_up", b.ffnInput(), wide, linear("layers."+prefix+"_up", b.Hidden, cols, up), b.dec.ffnBias)
-		b.node(prefix+"_act", wide, "", act, op.Op{Kind: op.Activate, N: cols, Act: b.dec.act})
+		b.values(f.cols, f.wide)
+		b.matmul(f.prefix+"_up", in, f.wide, linear(weights+"_up", b.Hidden, f.cols, f.up), b.dec.ffnBias)
+		b.node(f.prefix+"_act", f.wide, "", f.act, op.Op{Kind: op.Activate, N: f.cols, Act: b.dec.act})
 	} else {
-		weight, interleave := b.gateUp("layers."+prefix+"_gate_up", cols, gate, up)
-		b.values(2*cols, wide)
-		b.matmul(prefix+"_gate_up", b.ffnInput(), wide, weight, b.dec.ffnBias)
-		b.node(prefix+"_act", wide, "", act, op.Op{Kind: op.GLU, N: cols, Interleave: interleave, Act: b.dec.act})
+		weight, interleave := b.gateUp(weights+"_gate_up", f.cols, f.gate, f.up)
+		b.values(2*f.cols, f.wide)
+		b.matmul(f.prefix+"_gate_up", in, f.wide, weight, b.dec.ffnBias)
+		b.node(f.prefix+"_act", f.wide, "", f.act,
+			op.Op{Kind: op.GLU, N: f.cols, Interleave: interleave, Act: b.dec.act})
 	}
-	b.matmul(prefix+"_down", act, out, linear("layers."+prefix+"_down", cols, b.Hidden, down), b.dec.ffnBias)
+	b.matmul(f.prefix+"_down", f.act, f.out, linear(weights+"_down", f.cols, b.Hidden, f.down), b.dec.ffnBias)
 }
 
 // experts appends a block of routed experts, and the shared one beside them.
@@ -385,6 +399,7 @@ func (b *graphBuilder) experts() {
 	b.matmul("router", in, "router", linear("layers.router", b.Hidden, b.Experts, names.router), false).Exact = true
 	route := op.Op{Kind: op.Route, Experts: b.Experts, Fan: fan, Router: b.dec.router, Jitter: b.dec.jitter}
 	b.node("route", "router", "", "experts shares", route)
+	// The products, spread where the rows of a token are not yet one for each of its experts.
 	expert := func(name, x, y string, w op.Weight, spread bool) {
 		w.Experts = b.Experts
 		product := op.Op{Kind: op.ExpertMatMul, K: w.K, N: w.N, Scheme: op.A32W32, Fan: fan, Spread: spread}
@@ -399,7 +414,8 @@ func (b *graphBuilder) experts() {
 	if b.SharedFFN == 0 {
 		return
 	}
-	b.feedForward("shared", "sg", "sa", "sd", b.SharedFFN, names.sharedGate, names.sharedUp, names.sharedDown)
+	b.feedForward(
+		feedForward{"shared", "sg", "sa", "sd", b.SharedFFN, names.sharedGate, names.sharedUp, names.sharedDown})
 	if b.dec.sharedGate {
 		b.values(1, "switch")
 		gate := linear("layers.shared_switch", b.Hidden, 1, names.sharedSwitch)

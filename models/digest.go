@@ -48,6 +48,7 @@ type digestWeight struct {
 	Const      []float32
 }
 
+// digested is the graph as the digest covers it.
 func (g *Graph) digested() digestGraph {
 	out := digestGraph{Sections: g.Sections}
 	for _, w := range g.Weights {

@@ -23,6 +23,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
+// Files of a Hugging Face directory.
 const (
 	configName     = "config.json"
 	generationName = "generation_config.json"
@@ -157,6 +158,7 @@ func openGGUF(path string) (model *Model, err error) {
 
 // openFiles maps the model's files and returns their tensors by name.
 func (m *Model) openFiles() (map[string]safetensors.Tensor, error) {
+	// A single file needs no index; where both are there the file wins, as in the reference implementation.
 	index := filepath.Join(m.Dir, indexName)
 	shards := map[string][]string{singleName: nil}
 	if _, err := os.Stat(filepath.Join(m.Dir, singleName)); err != nil {
@@ -371,9 +373,9 @@ func find(stored map[string]safetensors.Tensor, name string) (tensor safetensors
 // fusedNames are the other form in which mixtures are stored: all experts of a layer in one tensor, gate
 // and up projection one behind the other.
 var fusedNames = []struct {
-	name         *regexp.Regexp
-	stored       string
-	half, halves int
+	name         *regexp.Regexp // of the tensor that the graph names: layer prefix, expert
+	stored       string         // behind the layer prefix
+	half, halves int            // which half of the rows; halves 0: all rows
 }{
 	{name: regexp.MustCompile(`^(.*\.)block_sparse_moe\.gate\.weight$`), stored: "mlp.gate.weight"},
 	{name: regexp.MustCompile(`^(.*\.)block_sparse_moe\.gate\.weight$`), stored: "mlp.router.weight"},

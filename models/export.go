@@ -85,6 +85,7 @@ func exportChecked(ctx context.Context, model *Model, path string, directory ggu
 		}
 		return err
 	}
+	// Read back what was written: the comparison covers every key, whatever the exporter believed.
 	got, err := openGGUF(pending.Name())
 	if err != nil {
 		return diag.New(diag.ClassInternal, "export model %q: read back: %w", model.Name, err)
@@ -174,7 +175,7 @@ type drawn struct {
 	*synthTensor
 	seed     uint64
 	tables   *quantiles
-	channels []int
+	channels []int // with outliers, see outlierChannels
 }
 
 // Shape implements gguf.Matrix.

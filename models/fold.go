@@ -58,6 +58,7 @@ func (f *folds) group(divide []FoldPart, channels int) *FoldGroup {
 
 // section collects what a section divides and multiplies.
 func (f *folds) section(g *Graph, section *Section) {
+	// First pass: writers whose results can be divided, and who reads these.
 	front := make([]string, len(section.Nodes)) // the group in front of each node
 	for at := range section.Nodes {
 		writer := &section.Nodes[at]
@@ -79,6 +80,7 @@ func (f *folds) section(g *Graph, section *Section) {
 			group.Readers = appendNew(group.Readers, section.Name+"."+node.Name)
 		}
 	}
+	// Second pass: a weight that is read behind different groups, or behind one and behind none, cannot be folded.
 	for at := range section.Nodes {
 		if node := &section.Nodes[at]; node.isProduct() {
 			if f.behind[node.W[0]] == nil {

@@ -58,7 +58,8 @@ func (g *Graph) Batch() Graph {
 		for i := range section.Values {
 			section.Values[i].Rows1 = false
 		}
-		selected := map[string]string{}
+		// Readers of a selected row read all rows instead.
+		selected := map[string]string{} // by the selection's result, what it selects from
 		section.Nodes = slices.DeleteFunc(section.Nodes, func(n Node) bool {
 			if n.Ops[0].Kind != op.SelectRow {
 				return false

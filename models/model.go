@@ -4,7 +4,7 @@
 //
 // An architecture is one value of type architecture (see architectures.go): which config keys it reads and what
 // they mean to the one graph of decoders (decoder.go). Everything else (checking tensors, digests, synthesis)
-// works from the graph, so that a new architecture adds one file here and touches nothing else.
+// works from the graph, so that a new architecture is a row there with its function, and touches nothing else.
 package models
 
 import (
@@ -57,10 +57,10 @@ type Model struct {
 	tensors map[string]Tensor
 	files   []io.Closer
 	gguf    *gguf.File // what was opened, nil for a directory
-	ignored []string
-	unread  []string
+	ignored []string   // see Ignored
+	unread  []string   // see UnreadKeys
 
-	digestOnce sync.Once
+	digestOnce sync.Once // the digest reads all weights: it is computed when it is first asked for
 	digest     string
 	digestErr  error
 }
@@ -207,7 +207,7 @@ func (g *Graph) eachSource(visit func(w *op.Weight, s int, name string)) {
 // spec is a tensor the graph needs.
 type spec struct {
 	name  string
-	shape []int
+	shape []int // as stored
 }
 
 // required lists the tensors the graph needs, sorted by name, each once.

@@ -29,9 +29,9 @@ type ropeOptions struct {
 
 // scaling holds the keys of rope_scaling or rope_parameters, read with their names in messages.
 type scaling struct {
-	*config
-	outer *config
-	name  string
+	*config         // the keys of the inner object
+	outer   *config // of the file
+	name    string  // of the inner object's key
 }
 
 // close reports what was wrong. Keys that the type of scaling does not have are only listed as unread, as
@@ -76,11 +76,11 @@ func (c *config) scaling() *scaling {
 // ropeReader reads the rotary positions of one model.
 type ropeReader struct {
 	*config
-	params     *scaling
-	assumed    ropeOptions
+	params     *scaling    // rope_scaling or rope_parameters
+	assumed    ropeOptions // what the architecture takes for absent keys
 	headDim    int
-	maxContext int
-	rope       rope
+	maxContext int  // positions
+	rope       rope // what was read so far
 }
 
 // rope reads the rotary positions of heads of headDim in all spellings and scalings that the reference
@@ -255,7 +255,7 @@ func (s *scaling) yarn(base []float32, theta float64, dim, maxContext, original 
 	}
 	lo, hi = max(lo, 0), min(hi, float64(dim-1))
 	if lo == hi {
-		hi += 0.001
+		hi += 0.001 // as the reference implementation avoids dividing by 0
 	}
 	out := slices.Clone(base)
 	for i, frequency := range base {

@@ -34,6 +34,7 @@ const (
 	outlierRows     = 3 // of the channels with outlier gains
 )
 
+// outlierGains are the gains of the channels with outliers, the largest first; other gains are 1.
 var outlierGains = []float64{8, 6, 5, 4, 4, 3}
 
 // Shards are at most maxShardBytes; a chunk is what one goroutine generates at a time. The weights
@@ -125,10 +126,10 @@ type synthTensor struct {
 	name   string
 	shape  []int
 	role   role
-	plus   float32
-	fanIn  int
-	file   int
-	offset int64
+	plus   float32 // is added when the model reads it
+	fanIn  int     // rows of the weight it is part of
+	file   int     // index of its shard
+	offset int64   // of its data in the shard, bytes
 }
 
 // Synth writes a Hugging Face directory with the shapes of a catalog entry and random weights that
@@ -155,6 +156,7 @@ func Synth(ctx context.Context, model *Model, dir string, seed uint64, elementTy
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return failed(err)
 	}
+	// The directory is written beside its place and renamed when it is whole.
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return failed(err)
@@ -329,6 +331,7 @@ func (t *synthTensor) fill(buf []byte, from int64, seed uint64, tables *quantile
 	if t.role == residual {
 		outlier = tables.scaled(scale * outlierRowScale)
 	}
+	// Row by row: rows of outlier channels have a table of their own.
 	key := sha256.Sum256(fmt.Appendf(nil, "hetc.synth/1 %d %s", seed, t.name))
 	state := binary.LittleEndian.Uint64(key[:])
 	cols := int64(t.shape[len(t.shape)-1])

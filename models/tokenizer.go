@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/wholefile"
 )
 
+// Files of a tokenizer in a Hugging Face directory.
 const (
 	tokenizerName       = "tokenizer.json"
 	tokenizerConfigName = "tokenizer_config.json"

@@ -220,10 +220,10 @@ func (f *Family) Key() string {
 
 // index finds things by key.
 type index struct {
-	families   map[string]*Family
-	processors map[string]*Processor
-	infeasible map[string]string
-	forms      map[formed][]op.Form
+	families   map[string]*Family    // by Family.Key
+	processors map[string]*Processor // by name
+	infeasible map[string]string     // reasons, by processor and Op.Key
+	forms      map[formed][]op.Form  // in the order of the families
 }
 
 // formed is what products of several forms have in common.

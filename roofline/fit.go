@@ -163,6 +163,7 @@ type point struct {
 	weight              float64
 }
 
+// extent is the position as a list of axes.
 func (p point) extent() [3]int { return [3]int{p.rows, p.along, p.across} }
 
 // doubtful is the weight of a measurement with warnings (it is noisy, drifted or has few samples; the profiler says so):
@@ -171,6 +172,7 @@ const doubtful = 0.3
 
 // fitFamilies fits every family that the samples show, several at once. A family that is known is taken over.
 func (c *Costs) fitFamilies(soc *socs.SoC, all []sample, known map[string]*Family) {
+	// Sort samples into families; a family is known by its key, which has no sizes.
 	families := map[string]*Family{}
 	points := map[string][]point{}
 	for _, taken := range all {

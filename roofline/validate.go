@@ -10,6 +10,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
+// Bounds of the numbers of a costs file.
 const (
 	maxNS   = 1 << 53 // 104 days
 	maxRate = 1e9     // per ns
@@ -19,6 +20,7 @@ const (
 
 // The checks below return nil or what is wrong, so that cmp.Or of several is the first that fails.
 
+// checkRate demands a positive rate per nanosecond; checkTime a time that files can hold.
 func checkRate(what string, rate float64) error {
 	if math.IsNaN(rate) || rate <= 0 || rate > maxRate {
 		return fmt.Errorf("%s is %v, want a number in 0..%g", what, rate, float64(maxRate))

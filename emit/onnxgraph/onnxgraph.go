@@ -55,6 +55,7 @@ func New(graph *op.Graph, types func(v op.Value, output bool) (onnx.Type, error)
 		*list = append(*list, onnx.Value{Name: tensors[v.Name], Type: typ, Dims: []int64{int64(v.Rows), int64(v.Cols)}})
 		return nil
 	}
+	// Inputs are the values' first tensors; outputs are those of their last writers.
 	for _, v := range graph.Inputs {
 		if w.Now[v.Name] != "" {
 			return nil, diag.New(diag.ClassInput, "input %q is listed twice", v.Name)

@@ -62,8 +62,8 @@ func (t *Tensor) Floats(dst []float32, from int) error {
 // File is an open safetensors file, mapped into memory.
 type File struct {
 	region  *mem.Region
-	tensors []Tensor // in the order of their data
-	index   map[string]int
+	tensors []Tensor       // in the order of their data
+	index   map[string]int // into tensors, by name
 }
 
 // Open maps the safetensors file at path and checks its header: every tensor has a known type,
@@ -133,6 +133,7 @@ func parse(raw []byte) ([]Tensor, error) {
 	if headerSize == 0 || header[0] != '{' {
 		return nil, fmt.Errorf("header does not begin with {")
 	}
+	// Entries, each checked against its own type and shape.
 	var found []extent
 	size := int64(0) // of the data, as described
 	names := map[string]bool{}
@@ -161,6 +162,7 @@ func parse(raw []byte) ([]Tensor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("header: %w", err)
 	}
+	// The data ends where the last tensor does: what no tensor describes would escape every digest.
 	switch got := int64(len(data)); {
 	case got < size:
 		return nil, fmt.Errorf("truncated: got %d bytes, want %d", len(raw), 8+int64(headerSize)+size)
@@ -195,7 +197,7 @@ func parse(raw []byte) ([]Tensor, error) {
 // extent is a tensor and where the header says its bytes are.
 type extent struct {
 	Tensor
-	begin, end int64
+	begin, end int64 // bytes, from the end of the header
 }
 
 // parseTensor reads one header entry and checks its length against type and shape.
@@ -203,7 +205,7 @@ func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
 	var dtype string
 	var shape []int
 	var offsets []int64
-	seen := 0
+	seen := 0 // bits of the three keys
 	err = eachMember(value, func(key string, raw json.RawMessage) error {
 		var dst any
 		bit := 0

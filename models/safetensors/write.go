@@ -75,6 +75,7 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 			return nil, nil, fail("%v", err)
 		}
 	}
+	// Larger elements first: each tensor is then aligned to its element without padding between.
 	sort.SliceStable(order, func(a, b int) bool {
 		return elementBytes[string(tensors[order[a]].Type)] > elementBytes[string(tensors[order[b]].Type)]
 	})

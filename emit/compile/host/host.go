@@ -14,8 +14,10 @@ import (
 // New returns the compiler of the driver "host".
 func New() driver.Compiler { return compiler{} }
 
+// compiler has no state: the host's kernels are part of hetrun, and an artifact only says which to call.
 type compiler struct{}
 
+// Name implements driver.Compiler.
 func (compiler) Name() string { return "host" }
 
 // Compile validates g and writes it as JSON. The code does not depend on the weights' values, so w may

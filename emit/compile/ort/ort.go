@@ -21,8 +21,10 @@ import (
 // New returns the compiler of the driver "ort".
 func New() driver.Compiler { return compiler{} }
 
+// compiler has no state, and needs no library: the model is compiled when a driver loads it.
 type compiler struct{}
 
+// Name implements driver.Compiler.
 func (compiler) Name() string { return "ort" }
 
 // Compile writes g as an ONNX model. The code does not depend on the weights' values, so w may be nil; weights that are

@@ -212,9 +212,9 @@ func (t *translator) typeOf(name string) op.Type {
 func (t *translator) embed(operator op.Op, ids, table string) {
 	result := t.Out[0]
 	steps := []func(in, out string){
-		func(_, out string) {
+		func(_, out string) { // [M,1,N]
 			t.Add("", "", "Gather", list(table, ids), list(out), onnx.Int("axis", 0))
-		}, // [M,1,N]
+		},
 		func(in, out string) {
 			t.Add("shape", "", "Reshape", list(in, t.Ints(int64(operator.M), int64(operator.N))), list(out))
 		},
@@ -225,8 +225,7 @@ func (t *translator) embed(operator op.Op, ids, table string) {
 		})
 	}
 	if operator.Scale != 0 {
-		steps = append(steps, func(in,
-			out string) {
+		steps = append(steps, func(in, out string) {
 			t.Add("scale", "", "Mul", list(in, t.Float(float32(operator.Scale))), list(out))
 		})
 	}
@@ -243,6 +242,7 @@ func (t *translator) embed(operator op.Op, ids, table string) {
 
 // quantRows writes codes and scales of rows. The reductions ignore NaN, so a sum is added that shows it, zero times.
 func (t *translator) quantRows(operator op.Op, in string, weights []string) {
+	// Scales that stay within the graph become an extra output, in which the driver looks for NaN.
 	rows, axis := operator.Rows(), t.Ints(1)
 	keep := onnx.Int("keepdims", 1)
 	nan := t.Do("nan", "", "Mul", list(t.Do("sum", "", "ReduceSum", list(in, axis), keep), t.Float(0)))
@@ -328,7 +328,8 @@ func (t *translator) matMul(operator op.Op, in, weights []string) {
 			operands = append(operands, "", "", weights[1])
 		}
 		t.Add("", onnx.Contrib, "MatMulNBits", operands, t.Out, onnx.Int("K", int64(operator.K)),
-			onnx.Int("N", int64(operator.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4), onnx.Int("block_size", blockRows(operator.Scheme.Weight())))
+			onnx.Int("N", int64(operator.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4),
+			onnx.Int("block_size", blockRows(operator.Scheme.Weight())))
 		return
 	default:
 		panic("BUG: no translation of " + string(operator.Scheme))

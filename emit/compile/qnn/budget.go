@@ -11,10 +11,11 @@ const (
 
 // budget is memory that processes share. One that needs more than all of it waits until it is alone.
 type budget struct {
-	units chan struct{}
+	units chan struct{} // one element for each unit that is taken
 	turn  chan struct{} // held while waiting, so that none waits with a part
 }
 
+// budgetUnit is what memory is counted in, bytes.
 const budgetUnit = 256 << 20
 
 // newBudget shares out so many bytes, in units.

@@ -37,6 +37,7 @@ const (
 	outFolder    = "out"
 )
 
+// Files of graph i: its model, what was compiled of it, and tensor k of its sample and of an engine's results.
 func modelFile(i int) string               { return fmt.Sprintf("g%d.onnx", i) }
 func contextFile(i int) string             { return filepath.Join(outFolder, modelFile(i)) }
 func sampleFile(i, k int) string           { return fmt.Sprintf("g%d.in%d", i, k) }
@@ -47,17 +48,17 @@ const sharedFile = "g0_qnn.bin"
 
 // request is what the process is asked.
 type request struct {
-	ORT, Provider, Backend, System string // libraries
-	Options                        [][2]string
-	Shared                         bool
-	Memory                         int64 // bytes of address space, 0: no limit
+	ORT, Provider, Backend, System string      // libraries
+	Options                        [][2]string // of the provider, for compiling
+	Shared                         bool        // all graphs in one binary
+	Memory                         int64       // bytes of address space, 0: no limit
 	Graphs                         []task
 }
 
 // task is one graph: modelFile, and the tensors of a sample.
 type task struct {
 	Inputs, Outputs []tensor
-	Sample          bool
+	Sample          bool // it has one, which is to be executed
 }
 
 // tensor is an input or an output [Rows,Cols] of a model.
@@ -67,17 +68,18 @@ type tensor struct {
 	Rows, Cols int
 }
 
+// bytes is the size of the tensor's data.
 func (t tensor) bytes() int64 { return t.Type.Bytes(int64(t.Rows) * int64(t.Cols)) }
 
 // answer is what it says.
 type answer struct {
-	Failed   *failure
-	ORT      string // versions
+	Failed   *failure // nil: everything was made
+	ORT      string   // versions
 	Provider string
 	SDK      string // "v2.51.0.260929181845"
-	Arch     int64
+	Arch     int64  // that the binary is for, as is SoC
 	SoC      int64
-	Graphs   []facts
+	Graphs   []facts // in the order of the request
 }
 
 // failure says why there is no answer.
@@ -89,10 +91,10 @@ type failure struct {
 
 // facts are what the compiler reports of a graph.
 type facts struct {
-	Spill, VTCM int64 // bytes
-	Nodes, Edge int64 // of the compiled model: all, and those of them that only convert at its edges
-	Context     int64 // bytes of the binary that holds the graph, with others or alone
-	Token       string
+	Spill, VTCM int64  // bytes
+	Nodes, Edge int64  // of the compiled model: all, and those of them that only convert at its edges
+	Context     int64  // bytes of the binary that holds the graph, with others or alone
+	Token       string // the vendor's compatibility string
 }
 
 // maxTensor bounds a tensor of a sample, in bytes.
@@ -137,6 +139,7 @@ func readAnswer(b []byte, graphs int) (*answer, error) {
 // Work is the whole of that process. in ends when the parent does; dir is the process's folder.
 func Work(dir string, in io.Reader) error {
 	debug.SetTraceback("none") // of a library that crashes it says nothing
+	// The parent holds the other end of in for as long as it lives.
 	go func() {
 		_, _ = io.Copy(io.Discard, in)
 		os.Exit(int(diag.ClassInterrupted))
@@ -380,10 +383,10 @@ func writeResults(results [][]byte, i int, engine string) error {
 type wrapper struct {
 	graph   string // its name in the binary
 	context string // the binary, or its file
-	sdk     string
-	token   string
-	nodes   int64
-	edge    int64
+	sdk     string // version of the compiler
+	token   string // the vendor's compatibility string
+	nodes   int64  // of the compiled model
+	edge    int64  // of them that only convert at its edges
 }
 
 // tokenKey is the entry of a compiled model's metadata with the vendor's compatibility string.

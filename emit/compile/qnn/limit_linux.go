@@ -13,7 +13,7 @@ func limitMemory(bytes int64) error {
 	return syscall.Setrlimit(syscall.RLIMIT_AS, &syscall.Rlimit{Cur: uint64(bytes), Max: uint64(bytes)})
 }
 
-// group gives a process a group of its own, and kills it with all that it has started.
+// ownProcessGroup gives a process a group of its own, and kills it with all that it has started.
 func ownProcessGroup(c *exec.Cmd) {
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }

@@ -4,6 +4,7 @@ package qnn
 
 import "os/exec"
 
+// limitMemory sets no limit on other systems.
 func limitMemory(int64) error { return nil }
 
 func ownProcessGroup(*exec.Cmd) {}

@@ -84,9 +84,10 @@ type compiler struct {
 	toolchains map[[2]string]*toolchain // by the files that a target names
 }
 
+// Name implements driver.Compiler.
 func (*compiler) Name() string { return name }
 
-// Compile refuses: there is no artifact without weights.
+// Compile compiles one graph with its weights; without weights it refuses, since there is no artifact without.
 func (c *compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights,
 	t driver.Target) (driver.Artifact, error) {
 	compiled, err := c.Bake(ctx, []driver.Piece{{Name: "graph", Graph: g, Weights: w}}, t)
@@ -161,9 +162,9 @@ type groupJob struct {
 	tools   *toolchain
 	to      target
 	group   []driver.Piece
-	jobs    []*job
-	refused map[int]error
-	baked   driver.Baked
+	jobs    []*job        // one for each piece
+	refused map[int]error // by piece, why it is not compiled
+	baked   driver.Baked  // what was made so far
 }
 
 // refuse notes a graph that is not compiled.
@@ -294,8 +295,10 @@ func short(sdk string) string {
 
 // target is what is compiled for, and with which libraries where they are named.
 type target struct {
-	soc, arch, vtcm, opt int64
-	library, ort         string
+	soc, arch    int64  // numbers of the vendor: soc_model, htp_arch
+	vtcm         int64  // MiB of the NPU's own memory
+	opt          int64  // level of optimisation, 0 to 3
+	library, ort string // files, "": found
 }
 
 // readTarget reads a target's options: soc_model, htp_arch and vtcm_mb are needed, opt is 0 to 3 (3); library and
@@ -383,11 +386,11 @@ func (t target) matches(a *answer, token string) error {
 
 // job is one graph to compile.
 type job struct {
-	piece        *driver.Piece
-	digest       string // of graph and weights
-	sampleDigest string // "": it is not tried
-	sample       [][]byte
-	*compilerInput
+	piece          *driver.Piece
+	digest         string   // of graph and weights
+	sampleDigest   string   // "": it is not tried
+	sample         [][]byte // inputs, nil until translate
+	*compilerInput          // nil until translate
 }
 
 // untried is the job without its sample.
@@ -450,11 +453,11 @@ func (j *job) translate(i int) error {
 // result is what a process made; it is what the cache keeps.
 type result struct {
 	Answer             answer
-	Models             [][]byte
-	Shared             []byte
-	Emulated, Portable [][]byte // of the first graph
+	Models             [][]byte // compiled, in the order of the jobs
+	Shared             []byte   // the binary that they refer to; nil: each holds its own
+	Emulated, Portable [][]byte // results of the first graph's sample
 
-	cached bool
+	cached bool // no process ran
 }
 
 // graphError says at which graph of a process something happened.
@@ -738,6 +741,7 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, gr
 		return nil, diag.New(diag.ClassRun, "start the compiler: %w", err)
 	}
 	ended := process.Wait()
+	// What it left says how far it came: the graph it worked on, and its answer if there is one.
 	at := -1
 	if text, err := os.ReadFile(filepath.Join(dir, progressFile)); err == nil {
 		at, _ = strconv.Atoi(string(text))
@@ -804,10 +808,10 @@ func (t *outputEnds) text() string {
 
 // toolchain is what compiles.
 type toolchain struct {
-	program string
+	program string // this one, which becomes the compiler's process when it is started with workerArg
 	ort     *ortapi.Library
 	qnn     *ortapi.QNN
-	system  string
+	system  string // the library that reads binaries
 	key     string // digests of all libraries
 }
 
@@ -846,6 +850,7 @@ func (c *compiler) tools(ctx context.Context, to target, cache *cas.Cache) (*too
 	if found.program, err = os.Executable(); err != nil {
 		return nil, diag.New(diag.ClassUnavailable, "the program's own file is not known: %w", err)
 	}
+	// The key of the cache: another library may compile other bytes.
 	list := []string{ort.Version}
 	for _, path := range []string{ort.Path, qnn.Provider, qnn.Backend, found.system} {
 		sum, err := digest(ctx, path, cache)

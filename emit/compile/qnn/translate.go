@@ -82,10 +82,11 @@ type coded struct {
 	scale float32
 }
 
-// source is what a graph with its weights is to the compiler: a model, and the file that it reads its weights from.
+// compilerInput is what a graph with its weights is to the compiler: a model, and the file that it reads its weights
+// from.
 type compilerInput struct {
-	model   []byte
-	weights [][]byte
+	model   []byte   // ONNX, without the weights' values
+	weights [][]byte // parts of the file, one behind the other
 	inputs  []tensor
 	outputs []tensor
 }
@@ -180,11 +181,12 @@ func (t *translator) weight(name string, typ onnx.Type, data []byte, dims ...int
 	return name
 }
 
-// The code of zero on the grid of 16 bits, and of 8.
+// zero16 is the code of zero on the grid of 16 bits.
 func (t *translator) zero16() string {
 	return t.Constant(onnx.Tensor{Type: onnx.Uint16, Raw: []byte{0, 0x80}})
 }
 
+// zero8 is the code of zero on the grid of 8 bits.
 func (t *translator) zero8() string {
 	return t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{0x80}})
 }
@@ -285,8 +287,8 @@ func (t *translator) quantRows(node *op.Node, in string, w int) error {
 
 // matrix is a weight as the compiler takes it. Columns may be in another order than the stored ones.
 type matrix struct {
-	values []byte
-	scales []float32
+	values []byte    // codes or numbers [k,n], or blocks of columns
+	scales []float32 // of a column, or of the blocks of a column
 	k, n   int
 }
 
@@ -355,6 +357,7 @@ func sorted(n, turn int) []int {
 	return out
 }
 
+// get4 and set4 are the 4-bit code at an index; two share a byte, the first in its low half.
 func get4(b []byte, i int) byte    { return b[i/2] >> (4 * (i & 1)) & 15 }
 func set4(b []byte, i int, v byte) { b[i/2] = b[i/2]&^(15<<(4*(i&1))) | v&15<<(4*(i&1)) }
 
@@ -454,6 +457,7 @@ func (t *translator) eightBit(p *product, in []string) error {
 		rows = t.Do("rows", "", "DequantizeLinear", list(in[0], t.Float(1), t.zero8()))
 		out, p.bias = t.Name("unscaled:"), nil
 	}
+	// By Cauchy and Schwarz: a row of codes up to 127 is no longer than 127 times the root of its length.
 	outStep := float32(127 * math.Sqrt(float64(p.K)) * p.matrix.longest() * float64(inStep) / op.GridMax)
 	for _, shift := range p.bias {
 		outStep = max(outStep, float32(math.Abs(float64(shift)))/op.GridMax*2)
@@ -597,6 +601,7 @@ func (p *product) fitBias(inStep float32) {
 	}
 }
 
+// isFourBit reports whether two codes share a byte.
 func (p *product) isFourBit() bool { return p.Scheme.Weight() == "q4c" }
 
 // coarsen multiplies the codes of a column.
@@ -614,6 +619,7 @@ func (m *matrix) coarsen(col int, by float64, fourBit bool) {
 // integers writes a product of codes with a scale for each column. in is on the grid of inStep, out on that of outStep;
 // the bias is a row of integers in steps of the product itself.
 func (t *translator) integers(p *product, in string, inStep, outStep float32, out string) {
+	// Codes and scales of the weight, the bias if there is one, and the grid of the result.
 	p.fitBias(inStep)
 	cols := int64(p.matrix.n)
 	typ, zero := onnx.Int8, make([]byte, cols)
