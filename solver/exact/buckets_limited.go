@@ -6,6 +6,10 @@ import (
 	"slices"
 )
 
+// Bucket selection under limits is a shortest path with resource constraints: nodes are positions among the sizes, an
+// arc opens the next size, and each takes bytes, graphs and opening time. Prices on these (Lagrangian relaxation) give
+// bounds for every node; label setting with dominance then finds the optimum among what the bounds leave.
+
 // spent is what sizes take: bytes, graphs, opening time.
 type spent [3]int64
 
@@ -15,6 +19,7 @@ func (s *bucketSearch) takes(candidate int) spent {
 	return spent{size.Bytes, int64(size.Graphs), size.OpenNS}
 }
 
+// plus adds amounts, and within compares them, each kind by itself.
 func (a spent) plus(b spent) spent { return spent{a[0] + b[0], a[1] + b[1], a[2] + b[2]} }
 
 func (a spent) within(b spent) bool { return a[0] <= b[0] && a[1] <= b[1] && a[2] <= b[2] }
@@ -32,9 +37,9 @@ func (a spent) times(price spent) (sum int64) {
 // relaxed are the layers with a price on every unit spent, for bounds: value[k][v] is the least of what the rests
 // beyond node v cost plus what the sizes opened for them are charged.
 type relaxed struct {
-	price spent
-	value [][]int64
-	next  [][]int32
+	price spent     // of a unit of each kind
+	value [][]int64 // by sizes that may still be opened, and node
+	next  [][]int32 // the size that attains it
 }
 
 // relax solves the chunk with prices. It costs about Max * sizes^2 / 2 steps.

@@ -64,7 +64,7 @@ type jointItem struct {
 type itemUse struct {
 	asset  int32
 	link   int32 // -1: the only item
-	charge int64
+	charge int64 // scaled, of one choice that names it
 }
 
 // local is the index in uses of an asset that some choices name.
@@ -78,7 +78,7 @@ type jointAsset struct {
 	size  []int64 // per row over assets
 	users []int32 // items
 	links []int32 // parallel to users; nil when there is one user
-	price int64
+	price int64   // scaled: fixed, and what it takes of limits at their prices
 }
 
 // link is an item that uses an asset that other items use too: the item pays a part of the asset's price.
@@ -89,8 +89,8 @@ type link struct {
 // row is a limit: over assets, or over paths.
 type row struct {
 	kind  problem.LimitKind
-	index int
-	cap   int64
+	index int   // of the part or region
+	cap   int64 // in the limit's own unit
 }
 
 // compile prepares a valid joint problem.
@@ -106,6 +106,7 @@ func compile(j *problem.Joint) (*prepared, error) {
 			items += len(source.Items)
 		}
 	}
+	// Values stay near 2^50, and what multipliers add to all items together below 2^60: no sum overflows.
 	worst := worstMeasure(j)
 	c.shift = 50 - bits.Len64(uint64(worst))
 	c.worst = c.scale(int64(worst)) + 1

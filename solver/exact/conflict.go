@@ -23,6 +23,7 @@ func noUse(j *problem.Joint) *problem.Use {
 // what is left when limits are taken away as long as it is proved that the others cannot be kept (deletion filter for
 // an irreducible infeasible subset).
 func conflict(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
+	// A limit that is below what any choices take of it is the whole reason.
 	limits := j.Limits(noUse(j))
 	for i := range limits {
 		limit := &limits[i]
@@ -34,6 +35,7 @@ func conflict(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 			return limits[i : i+1], nil
 		}
 	}
+	// Each limit by itself can be kept: a limit stays only if the others alone were not proved to be infeasible.
 	for i := 0; i < len(limits) && len(limits) > 1; {
 		fewer := slices.Delete(slices.Clone(limits), i, i+1)
 		_, err := solveJoint(ctx, only(j, fewer), problem.Limits{Nodes: conflictNodes}, true)

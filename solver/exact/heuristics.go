@@ -6,6 +6,11 @@ import (
 	"slices"
 )
 
+// Where good solutions come from. With a set of open assets given, the best choices are shortest paths, so the
+// heuristics search among sets: restrict solves for one, repair closes assets until the limits are kept, improve opens
+// others in exchange, and discount starts both from sets that slightly wrong prices suggest. Whatever keeps the limits
+// is offered; nothing here affects a bound.
+
 // restrict solves with the assets in open alone, without prices but for those of the limits on times and
 // energy; false when some item has no choice. The choices are then in the relaxation.
 func (s *search) restrict(root *treeNode, open []bool) bool {
@@ -125,6 +130,7 @@ func (s *search) improve(root *treeNode) {
 		}
 		s.offer(s.relax.choices)
 		groups := s.openingGains(root, open)
+		// The best few sets, each opened beside the others; repair closes what no longer fits.
 		before := s.value
 		for _, group := range groups[:min(len(groups), 8)] {
 			with := slices.Clone(open)

@@ -168,6 +168,7 @@ func (s *search) prove(root *treeNode, nodes int64) (problem.JointSolution, erro
 		out.Open = s.openChoices()
 		return out, nil
 	}
+	// The objective is proved. Nodes that can tie are searched again, in the order of choices.
 	s.first, s.queue = true, s.ties
 	if left, err = s.run(root, s.nodes+nodes); err != nil {
 		return stopped(s.prep.joint, err)

@@ -5,9 +5,9 @@ import (
 )
 
 const (
-	passStarts = 2 // classes that a loop begins with, of those the likeliest
-	firstReach = 1.0 / 16
-	leastReach = 1.0 / 65536
+	passStarts = 2           // classes that a loop begins with, of those the likeliest
+	firstReach = 1.0 / 16    // part of itself by which a price is changed first
+	leastReach = 1.0 / 65536 // and at least
 )
 
 // pass is one round of block-coordinate ascent over who pays for shared assets, at the node's prices of the limits.
@@ -287,6 +287,7 @@ func (r *relaxation) climb(n *treeNode, evals, passes int, enough func(int64) bo
 	return true
 }
 
+// goesOn reports whether there is something left to gain, and evaluations to gain it with.
 func (a *ascent) goesOn() bool { return a.ok && a.evals > 0 && !a.enough(a.best.bound) }
 
 // try evaluates the trial after passes, and keeps it where it is better.

@@ -16,6 +16,7 @@ type treeNode struct {
 	reach   float64   // part of itself by which a price is changed first
 }
 
+// States of an asset at a node.
 const (
 	free   int8 = 0
 	opened int8 = 1
@@ -151,6 +152,7 @@ func (r *relaxation) charge(n *treeNode, plain bool) {
 	timePrice, energyPrice := n.priceOfRow(prep.timeRow), n.priceOfRow(prep.energyRow)
 	for i, it := range prep.items {
 		part := &prep.parts[it.part]
+		// A nanosecond of the part costs its share of the limits on all times, and of the part's own.
 		coef := float64(float64(prep.joint.Parts[it.part].Weight) * timePrice)
 		if part.rowTime >= 0 {
 			coef += n.mult[part.rowTime]
@@ -241,6 +243,7 @@ func (r *relaxation) evaluate(n *treeNode) int64 {
 			sum += prep.assets[a].price
 		}
 	}
+	// What the limits permit is given back at their prices, rounded so that the bound stays one.
 	for k, price := range n.mult {
 		if price > 0 {
 			refund := float64(price * float64(prep.rows[k].cap))

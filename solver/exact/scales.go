@@ -27,6 +27,7 @@ func Scales(s *problem.Scales) (problem.ScaleSolution, error) {
 	for end := 1; end <= n; end++ {
 		c.best[end] = c.cost(0, end)
 	}
+	// One layer of the program for each cluster more, then back along the starts that were best.
 	starts := make([][]int32, clusters) // of the last cluster of the first end samples, by number of clusters before it
 	for before := 1; before < clusters; before++ {
 		c.next, c.start = slices.Clone(c.best), make([]int32, n+1)

@@ -10,6 +10,7 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
+// How much is tried where: a compromise between the quality of bounds and the time they take.
 const (
 	rootRounds    = 12
 	rootSteps     = 20 // evaluations of the relaxation, each after rootPasses passes, in a round
@@ -40,23 +41,24 @@ type search struct {
 	relax *relaxation
 	ctx   context.Context
 
-	best   []int // the best known choices, nil: none
-	value  int64 // of the measure
-	nested [][][]int
+	best   []int     // the best known choices, nil: none
+	value  int64     // of the measure
+	nested [][][]int // see choices
 
 	anyOne bool        // the first solution ends the search
 	first  bool        // looking for the lexicographically first of the optimal solutions
 	ties   []*treeNode // may have solutions that are as good as the best, but no better
-	nodes  int64
-	kept   int64 // bytes of the nodes that wait
-	most   int64 // of them, 0: any
-	number int64
-	queue  queue
-	plain  treeNode // of heuristics
-	named  []bool   // per asset
-	count  []int    // per use of an item
+	nodes  int64       // visited
+	kept   int64       // bytes of the nodes that wait
+	most   int64       // of them, 0: any
+	number int64       // of the next node
+	queue  queue       // nodes that wait
+	plain  treeNode    // of heuristics
+	named  []bool      // per asset
+	count  []int       // per use of an item
 }
 
+// newSearch makes a search without a solution and without nodes.
 func newSearch(ctx context.Context, prep *prepared) *search {
 	s := &search{
 		prep: prep, relax: newRelaxation(prep), ctx: ctx, value: math.MaxInt64, named: make([]bool, len(prep.assets)),
@@ -305,6 +307,7 @@ func (s *search) visit(n *treeNode) (children []*treeNode) {
 			}
 			return nil
 		}
+		// Raise the bound, then remove what it excludes, as long as one of them gains.
 		before := n.bound
 		possible := relax.climb(n, steps, nodePasses, s.useless, s.tryRelaxed)
 		if !possible || s.useless(n.bound) || s.noBetter(n) {
@@ -561,6 +564,7 @@ func (s *search) run(root *treeNode, limit int64) (left int64, err error) {
 		s.kept -= n.bytes()
 		s.nodes++
 		children := s.visit(n)
+		// Now and then a solution is looked for from the prices that this node ended with.
 		if children != nil && s.nodes&3 == 1 && !s.first {
 			s.relax.permit(n.allowed, false)
 			if s.relax.evaluate(n) != unreachable {
@@ -588,7 +592,7 @@ func (s *search) noBetter(n *treeNode) bool {
 	return true
 }
 
-// queue orders nodes by bound, the newest first of equal ones.
+// queue is a heap.Interface that orders nodes by bound, the newest first of equal ones: usually the deepest.
 type queue []*treeNode
 
 func (q queue) Len() int { return len(q) }

@@ -29,7 +29,7 @@ func cacheDir() string {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return ""
 	}
-	if !private(dir) {
+	if !private(dir) { // others could place machine code there
 		return ""
 	}
 	now, err := listed(dir)

@@ -9,9 +9,13 @@ import (
 	wasmapi "github.com/tetratelabs/wazero/api"
 )
 
-// host offers the functions that the module imports, and callback, in module "host".
+// The module was built by Emscripten, which expects a system: clocks, standard output, memory that grows, and files.
+// Here it gets the first three. The clock is also where a solve is stopped, see poll.
+
+// host offers the functions that the module imports, and callback, in module "host". Import names are minified, and
+// table.go says what they stand for.
 func host(ctx context.Context, runtime wazero.Runtime, compiled wazero.CompiledModule) error {
-	bodies := hostFunctions(time.Now())
+	bodies := hostFunctions(time.Now()) // by their full names
 	builder := runtime.NewHostModuleBuilder(hostModule)
 	names := map[string]string{}
 	for what, short := range imported {
@@ -29,6 +33,7 @@ func host(ctx context.Context, runtime wazero.Runtime, compiled wazero.CompiledM
 	if _, err := builder.Instantiate(ctx); err != nil {
 		return err
 	}
+	// HiGHS calls back with (kind, message, out, in, user); the last two are not used.
 	callback := func(ctx context.Context, _ wasmapi.Module, stack []uint64) {
 		of(ctx).callback(int32(uint32(stack[0])), uint32(stack[1]), uint32(stack[2]))
 	}
@@ -101,7 +106,8 @@ func resizeHeap(ctx context.Context, module wasmapi.Module, stack []uint64) {
 	of(ctx).outOfPages = true
 }
 
-// writeLog is fd_write, whatever the file: all of it is log.
+// writeLog is WASI's fd_write, whatever the file: all of it is log. The arguments are the file, the address of a list of
+// (address, size), its length, and where the number of bytes written goes.
 func writeLog(ctx context.Context, module wasmapi.Module, stack []uint64) {
 	at, count, written := uint32(stack[1]), uint32(stack[2]), uint32(0)
 	for i := range min(count, 1024) {

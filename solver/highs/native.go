@@ -295,6 +295,7 @@ func (l *loaded) renew() (api, error) {
 	return l, nil
 }
 
+// setBool sets an option, as the setters below do; api says what they return.
 func (l *loaded) setBool(option string, value bool) (int32, error) {
 	number := int32(0)
 	if value {
@@ -322,6 +323,7 @@ func (l *loaded) pass(model *columns) (int32, error) {
 		model.start, model.index, model.value, model.integrality), nil
 }
 
+// start passes a solution to begin with; rows and duals are not known.
 func (l *loaded) start(values []float64) (int32, error) {
 	return l.setSolution(l.h, values, nil, nil, nil), nil
 }
@@ -376,6 +378,7 @@ func (l *loaded) got(name string, code int32) error {
 	return nil
 }
 
+// infoInt, infoInt64 and infoDouble read what HiGHS knows of its answer, by name.
 func (l *loaded) infoInt(name string) (int32, error) {
 	value := new(int32)
 	err := l.got(name, l.getInt(l.h, name, value))
@@ -394,6 +397,7 @@ func (l *loaded) infoDouble(name string) (float64, error) {
 	return *value, err
 }
 
+// solution reads the values of so many variables.
 func (l *loaded) solution(vars, _ int) ([]float64, error) {
 	values := make([]float64, vars)
 	return values, l.got("solution", l.getSolution(l.h, values, nil, nil, nil))

@@ -203,6 +203,7 @@ type instance struct {
 // instanceKey is the key of the instance in the context of its host functions.
 type instanceKey struct{}
 
+// of is the instance that a host function works for.
 func of(ctx context.Context) *instance { return ctx.Value(instanceKey{}).(*instance) }
 
 // instance makes a HiGHS. Every solve has one of its own: what an earlier solve left cannot change an answer, and
@@ -305,6 +306,7 @@ func glueFor(name string) []byte {
 	return append(out, section(10, []byte{1, 9, 0, 0xd2, 0, 0x41, 1, 0xfc, 0x0f, 0, 0x0b})...)
 }
 
+// callbackModule is the name of the host's module that holds callback.
 const callbackModule = "host"
 
 // close frees the memory of the instance. It may be called twice.
@@ -376,9 +378,10 @@ func (in *instance) with(fn func(at []uint64) error, parts ...[]byte) (err error
 	return fn(at)
 }
 
-// text, doubles and ints are values as C has them in memory, little endian.
+// text is a string as C has it in memory, with a zero at its end.
 func text(s string) []byte { return append([]byte(s), 0) }
 
+// doubles are float64 numbers in memory, little endian; ints are 32-bit integers.
 func doubles(values []float64) []byte {
 	data := make([]byte, 0, 8*len(values))
 	for _, value := range values {
@@ -395,6 +398,7 @@ func ints(values []int32) []byte {
 	return data
 }
 
+// version is the release that the module says it is.
 func (in *instance) version() (string, error) {
 	at, err := in.call("Highs_version")
 	if err != nil {
@@ -423,6 +427,7 @@ func (in *instance) set(setter, option string, value uint64) (code int32, err er
 	return code, err
 }
 
+// setBool sets an option, as the setters below do; api says what they return.
 func (in *instance) setBool(option string, value bool) (int32, error) {
 	number := uint64(0)
 	if value {
@@ -476,11 +481,13 @@ func (in *instance) start(values []float64) (code int32, err error) {
 	return code, err
 }
 
+// listen implements api: HiGHS calls back for one more kind of event.
 func (in *instance) listen(callback int32) error {
 	_, err := in.call("Highs_startCallback", in.h, wasmapi.EncodeI32(callback))
 	return err
 }
 
+// run solves, and then passes on the rest of the log.
 func (in *instance) run() (int32, error) {
 	code, err := in.code("Highs_run", in.h)
 	in.flush()
@@ -509,6 +516,7 @@ func (in *instance) info(getter, name string, size int) (data []byte, err error)
 	return data, err
 }
 
+// infoInt, infoInt64 and infoDouble read what HiGHS knows of its answer, by name.
 func (in *instance) infoInt(name string) (int32, error) {
 	data, err := in.info("Highs_getIntInfoValue", name, 4)
 	if err != nil {
@@ -608,4 +616,5 @@ func (in *instance) poll() {
 	}
 }
 
+// errCancelled unwinds the module's stack; crashed turns it into an interruption.
 var errCancelled = errors.New("cancelled")

@@ -41,6 +41,7 @@ func (m *Model) input(err error) error {
 	return diag.New(diag.ClassInput, "model %q: %v", m.Name, err)
 }
 
+// validateVars looks at the variables and at sizes.
 func (m *Model) validateVars() error {
 	if len(m.Vars) == 0 || len(m.Vars) > maxVars {
 		return fmt.Errorf("%d variables, want 1..%d", len(m.Vars), maxVars)
@@ -69,6 +70,7 @@ func (m *Model) validateVars() error {
 	return nil
 }
 
+// validateRows looks at the rows. last tells a variable that appears twice in one pass over all terms.
 func (m *Model) validateRows() error {
 	names := make(map[string]bool, len(m.Rows))
 	last := make([]int, len(m.Vars)) // row that named the variable last, counted from 1

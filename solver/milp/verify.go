@@ -44,6 +44,7 @@ func (m *Model) Verify(values []float64) (exact []float64, objective float64, er
 		exact[j] = value + 0 // no negative zero
 		objective += float64(variable.Cost * value)
 	}
+	// Rows, with the values as they are returned: rounding may have broken one.
 	for i := range m.Rows {
 		row := &m.Rows[i]
 		sum, size := 0.0, 1.0

@@ -31,8 +31,10 @@ func spelled(kind string, i int, name string) string {
 	return out.String()
 }
 
+// number is the shortest text that reads back as the value.
 func number(value float64) string { return strconv.FormatFloat(value, 'g', -1, 64) }
 
+// constant is the variable that carries the offset.
 const constant = "constant"
 
 // writer writes a model. Errors are kept by the buffer until it is flushed.
@@ -42,6 +44,7 @@ type writer struct {
 	rows  []string // names in the file, "" of those without a bound
 }
 
+// newWriter names the rows; those that no bound limits are not written.
 func newWriter(model *Model, to io.Writer) *writer {
 	w := &writer{Writer: bufio.NewWriter(to), model: model}
 	for i := range model.Rows {
@@ -59,6 +62,7 @@ func (w *writer) printf(format string, args ...any) { fmt.Fprintf(w, format, arg
 // variable is the name of variable j in the file.
 func (w *writer) variable(j int) string { return spelled("x", j, w.model.Vars[j].Name) }
 
+// bounded reports whether a bound is one.
 func bounded(bound float64) bool { return !math.IsInf(bound, 0) }
 
 // WriteLP writes a valid model in the LP format of CPLEX, which HiGHS, GLPK, CBC and others read. A row with two
@@ -87,6 +91,7 @@ func (m *Model) WriteLP(to io.Writer) error {
 			w.lpRow(i, "_high", "<=", row.High)
 		}
 	}
+	// All bounds are written: without one a reader takes 0, and for whole variables some take 1 as the upper one.
 	w.printf(" %s_is_one: %s = 1\nBounds\n", constant, constant)
 	for j, variable := range m.Vars {
 		low, high := "-inf", "+inf"

@@ -84,6 +84,7 @@ func (s JointSolution) answer() answer  { return answer{s.Objective, s.Bound, s.
 func (s BucketSolution) answer() answer { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
 func (s TierSolution) answer() answer   { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
 
+// within is the solution as one that is not proved, with another bound; likewise below.
 func (s Solution) within(bound int64) Solution {
 	s.BoundNS, s.Status = bound, Feasible
 	return s

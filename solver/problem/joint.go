@@ -168,10 +168,11 @@ func (e *InfeasibleError) Error() string {
 	return "no combination of choices keeps all of these (beside them what each needs alone): " + all
 }
 
-// Validate reports the first thing that makes the instance meaningless, as Partition.Validate does, and that no
-// sum over it can overflow.
+// Validate reports the first thing that makes the instance meaningless, as Partition.Validate does, or that lets a sum
+// over it overflow.
 func (j *Joint) Validate() error { return internal("joint", j.Name, j.validate()) }
 
+// validate looks at limits, assets and parts. time and energy add up the worst case over all parts.
 func (j *Joint) validate() error {
 	switch j.Minimise {
 	case "", Time, Energy, Memory:
@@ -407,6 +408,7 @@ func (j *Joint) Verify(solution JointSolution) error {
 	return internal("verify solution of joint", j.Name, j.verify(&solution))
 }
 
+// verify is Verify, with an error of no class.
 func (j *Joint) verify(solution *JointSolution) error {
 	switch solution.Status {
 	case LimitReached:

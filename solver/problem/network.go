@@ -11,7 +11,7 @@ import (
 type network struct {
 	nodes int // the first of them classes to come from, then those to lead to, then hubs
 	ways  []way
-	froms int
+	froms int // classes to come from
 }
 
 // way is an arc.
@@ -28,6 +28,7 @@ type way struct {
 // the ways, or columns need fewer, those are taken.
 func route(ns [][]int64) network {
 	rows, cols := len(ns), len(ns[0])
+	// Hubs for the rows, or, on the transposed edges, for the columns: whichever needs fewer ways.
 	best := hubs(ns)
 	turned := make([][]int64, cols)
 	for col := range cols {
@@ -67,6 +68,7 @@ func route(ns [][]int64) network {
 func hubs(ns [][]int64) network {
 	rows, cols := len(ns), len(ns[0])
 	out := network{nodes: rows + cols, froms: rows}
+	// One hub for each set of columns that some row reaches within some time.
 	var sets []set
 	var into [][]way // per set: from a row at a time; to is not yet known
 	for row := range ns {
@@ -87,6 +89,7 @@ func hubs(ns [][]int64) network {
 			into[number] = append(into[number], way{from: row, ns: time})
 		}
 	}
+	// A hub leads to the largest hubs within it, and to the columns that these leave out (greedy set cover).
 	for number, reached := range sets {
 		self := rows + cols + number
 		out.nodes++
@@ -143,13 +146,15 @@ func (n *network) shortest(from, to int) []int {
 	return path
 }
 
-// set is a set of small numbers.
+// set is a set of small numbers: a bit for each.
 type set []uint64
 
 func newSet(size int) set         { return make(set, (size+63)/64) }
 func (s set) add(number int)      { s[number/64] |= 1 << (number % 64) }
 func (s set) has(number int) bool { return s[number/64]&(1<<(number%64)) != 0 }
 func (s set) size() int           { return s.both(s) }
+
+// both is how many numbers two sets have in common.
 func (s set) both(other set) (count int) {
 	for k := range s {
 		count += bits.OnesCount64(s[k] & other[k])
@@ -157,6 +162,7 @@ func (s set) both(other set) (count int) {
 	return count
 }
 
+// remove takes another set's numbers away.
 func (s set) remove(other set) {
 	for k := range s {
 		s[k] &^= other[k]

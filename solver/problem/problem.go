@@ -131,6 +131,7 @@ func checkBound(status Status, objective, bound int64) error {
 	return nil
 }
 
+// validate looks at processors and conflicts, then at the chains.
 func (p *Partition) validate() error {
 	if !within(len(p.Procs), 1, MaxProcs) {
 		return fmt.Errorf("%d processors, want 1..%d", len(p.Procs), MaxProcs)
@@ -253,6 +254,7 @@ func (c *Chain) validateEdges(i int) (worst int64, err error) {
 	return worst, nil
 }
 
+// validate looks at location classes, which have distinct names, and at the choices, which refer to them.
 func (it *Item) validate(procs int) error {
 	if len(it.Choices) == 0 {
 		return fmt.Errorf("no choices")
@@ -353,6 +355,7 @@ func (p *Partition) Verify(solution Solution) error {
 	return internal("verify solution of partition", p.Name, p.verify(&solution))
 }
 
+// verify is Verify, with an error of no class.
 func (p *Partition) verify(solution *Solution) error {
 	if err := p.verifyChoices(solution.Choices); err != nil {
 		return err

@@ -25,8 +25,8 @@ type bucketBuilder struct {
 	builder
 	*Buckets
 	vars     bucketVars
-	feasible []int // sizes
-	cut      []milp.Term
+	feasible []int       // sizes
+	cut      []milp.Term // the ways to cut, of which one is taken
 	smaller  []milp.Term // those of cut for sizes below the one that is looked at
 }
 
@@ -75,6 +75,7 @@ func (m *bucketBuilder) openings() {
 
 // cuts adds the ways to cut the prompts.
 func (m *bucketBuilder) cuts() error {
+	// The chunk is the largest size that is open, unless one size holds every prompt: then nothing is cut.
 	longest := m.Lengths[len(m.Lengths)-1].Tokens
 	for k, j := range m.feasible {
 		size := &m.Sizes[j]
@@ -114,7 +115,7 @@ func (m *bucketBuilder) largestBelow(j int) {
 // cutAt adds the ways to execute the prompts when they are cut at chunk, the last of sizes.
 func (m *bucketBuilder) cutAt(name string, sizes []int, chunk int, cost int64) error {
 	mass := make([]int64, len(sizes)) // of the rests that a size is the smallest for
-	var fixed int64
+	var fixed int64                   // ns of full chunks and of rests of one token, whatever else is open
 	for _, length := range m.Lengths {
 		full, left := Cut(length.Tokens, chunk)
 		fixed += length.Weight * int64(full) * cost
@@ -224,6 +225,7 @@ func (r Relay) Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSo
 	case milp.Limit:
 		return BucketSolution{Status: LimitReached, Nodes: got.Nodes}, nil
 	}
+	// The objective in whole numbers is recomputed; only the bound is the engine's, scaled back.
 	out := BucketSolution{Sizes: vars.Sizes(b, got.X), Nodes: got.Nodes, Status: Feasible}
 	out.Objective, _ = b.Objective(out.Sizes)
 	if out.Bound = out.Objective; got.Status != milp.Optimal {

@@ -17,10 +17,10 @@ type jointVars struct {
 	Choice [][][][]int // per part, chain, item and choice
 	Unit   float64     // objective of the program times Unit is that of the instance
 
-	asset []int     // -1: no limit binds it
-	procs [][]int   // per part: of processors with conflicts, else -1
-	edges []edgeVar // of edges that are not the sum of what their ends add
-	rows  map[string]Limit
+	asset []int            // variable by asset; -1: no limit binds it
+	procs [][]int          // per part: of processors with conflicts, else -1
+	edges []edgeVar        // of edges that are not the sum of what their ends add
+	rows  map[string]Limit // limits by the names of their rows
 }
 
 // edgeVar is an edge between two items.
@@ -57,6 +57,7 @@ func (j *Joint) MILP() (*milp.Model, *jointVars) {
 
 // unit divides the objective so that the sum of the least that every item takes is near 1e6.
 func (j *Joint) unit() float64 {
+	// most is the largest single cost: no coefficient of the objective may exceed 1e12 either.
 	least, most := 0.0, 0.0
 	for p := range j.Parts {
 		for k := range j.Parts[p].Partition.Chains {
@@ -258,6 +259,7 @@ func (b *jointBuilder) chain(p, k int) [][]int {
 	part := b.joint.Parts[p].Partition
 	c := chainBuilder{jointBuilder: b, p: p, k: k, source: &part.Chains[k]}
 	c.at = fmt.Sprintf("%s %s", part.Name, c.source.Name)
+	// Edges add to what choices take, so costs are settled only behind them.
 	repeat := float64(c.source.Repeat)
 	for i := range c.source.Items {
 		c.item(&c.source.Items[i], repeat)
@@ -280,7 +282,7 @@ func (c *chainBuilder) item(it *Item, repeat float64) {
 	var choices, assets []int
 	var ns []float64
 	var all []milp.Term
-	needs := map[int][]milp.Term{} // by variable
+	needs := map[int][]milp.Term{} // by the variable of what is opened: the choices that need it
 	procs := c.joint.Parts[c.p].Partition.Procs
 	uses := make([][]milp.Term, len(procs))
 	for n := range it.Choices {
@@ -346,6 +348,8 @@ func (c *chainBuilder) edge(i int) {
 	if edge.out, edge.in, between = rest.merged(prev, it); between == nil {
 		return
 	}
+	// One unit flows from the class of the choice taken before to that of the choice taken here: at each node of the
+	// network as much leaves as arrives.
 	edge.network = route(between)
 	at := fmt.Sprintf("%s %s", c.at, it.Name)
 	terms := make([][]milp.Term, edge.network.nodes)
@@ -391,6 +395,7 @@ func newEdgeRest(it *Item) *edgeRest {
 	return out
 }
 
+// left is what the ends do not add of the edge between two classes.
 func (e *edgeRest) left(from, to int) int64 { return e.ns[from][to] - e.leaving[from] - e.arriving[to] }
 
 // merged merges classes with equal rows, and then with equal columns, of those that choices have. It returns the merged

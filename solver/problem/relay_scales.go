@@ -40,6 +40,7 @@ func (s *Scales) MILP() (*milp.Model, *scaleVars, error) {
 	if _, all := s.interval(samples); all > 0 {
 		vars.Unit = all / 1e3
 	}
+	// All intervals of different samples; held are, for each sample, those that it lies in.
 	held, count := make([][]milp.Term, different), []milp.Term(nil)
 	for i := range different {
 		for j := i + 1; j <= different; j++ {

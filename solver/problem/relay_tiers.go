@@ -16,6 +16,7 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 	}
 	best := TierSolution{Objective: math.MaxInt64, Bound: math.MaxInt64}
 	var nodes int64
+	// Each length has a table of its own; the bound is the least over all lengths.
 	stopped := false
 	for chunk := range p.Chunks {
 		model, vars := p.MILP(chunk)
@@ -86,9 +87,9 @@ type tierBuilder struct {
 	inUse   []int // variable by tier
 	overlap bool  // the longer time of two processors counts
 
-	bounds                       map[TierMeasure][]milp.Term
-	experts, drops, lost, graphs []milp.Term
-	layerNPU, layerCPU           []milp.Term // of the layer that is posed: of its longer time
+	bounds                       map[TierMeasure][]milp.Term // by measure, what its bound counts
+	experts, drops, lost, graphs []milp.Term                 // what the limits of all layers count
+	layerNPU, layerCPU           []milp.Term                 // of the layer that is posed: of its longer time
 	layerDrops, layerLost        []milp.Term
 	layerCounts                  [][]milp.Term // by tier: experts less what the division of its groups says
 }
@@ -130,7 +131,8 @@ func tierUnit(measure TierMeasure) float64 {
 	return 1
 }
 
-// counted adds a variable whose measures are those of cost.
+// counted adds a binary variable whose measures are those of cost: to the objective, to bounds, and to the time of the
+// layer's processors where the longer one counts.
 func (b *tierBuilder) counted(name string, cost TierCost) int {
 	cost.NS = cost.SyncNS
 	if b.Serial {
@@ -178,7 +180,8 @@ func (b *tierBuilder) layer(layer int) {
 	}
 }
 
-// expert adds the choices of an expert, of which one is taken; uses is the variable of a layer that uses the NPU.
+// expert adds the choices of an expert, of which one is taken: 0 is the CPU, others are tiers. uses is the variable of a
+// layer that uses the NPU.
 func (b *tierBuilder) expert(layer, expert, uses int) {
 	var choices []int
 	var all []milp.Term
@@ -209,7 +212,8 @@ func (b *tierBuilder) expert(layer, expert, uses int) {
 	b.row(fmt.Sprintf("any_%d_%d", layer, expert), 1, math.Inf(1), []milp.Term{one(choices[0]), one(uses)})
 }
 
-// groups adds how many experts of a layer are in a tier.
+// groups adds how many experts of a layer are in a tier, one variable for each number. What their groups take is not
+// linear in that number: launches come in steps.
 func (b *tierBuilder) groups(layer, tier, experts int) {
 	groups := &b.table.Groups[tier]
 	var all []milp.Term
@@ -275,10 +279,10 @@ func (b *tierBuilder) limits() {
 	}
 }
 
-// tierVars decodes an answer of the model.
+// tierVars are the variables of choices, by layer, expert and choice.
 type tierVars struct{ x [][][]int }
 
-// Choices reads them off.
+// Choices reads the choices from values of the variables: of each expert the one whose variable is largest.
 func (v *tierVars) Choices(values []float64) [][]int {
 	out := make([][]int, len(v.x))
 	for layer, experts := range v.x {

@@ -25,6 +25,7 @@ func decodeDocument(doc *decode.Document) (*Workload, error) {
 	if err := doc.Into(Schema, &work); err != nil {
 		return nil, err
 	}
+	// Mistakes of both kinds are reported together, each with the line of its key.
 	work.Schema = Schema
 	list := work.settle()
 	switch err := work.Validate().(type) {
@@ -55,10 +56,9 @@ type number struct {
 func (w *Workload) numbers() []number {
 	limits, experts := &w.Limits, &w.Experts
 	return []number{
-		{KeyEnergy, &limits.EnergyMJ}, {KeyPrefill, &limits.PrefillMS}, {KeyDecode, &limits.DecodeMS}, {KeyOpen,
-			&limits.OpenMS},
-		{KeyExperts, &experts.MaxUSToken}, {"experts.max_drop", &experts.MaxDrop}, {"experts.max_layer_drop",
-			&experts.MaxLayerDrop},
+		{KeyEnergy, &limits.EnergyMJ}, {KeyPrefill, &limits.PrefillMS}, {KeyDecode, &limits.DecodeMS},
+		{KeyOpen, &limits.OpenMS}, {KeyExperts, &experts.MaxUSToken},
+		{"experts.max_drop", &experts.MaxDrop}, {"experts.max_layer_drop", &experts.MaxLayerDrop},
 		{"experts.max_lost", &experts.MaxLost}, {"experts.max_layer_lost", &experts.MaxLayerLost},
 	}
 }
@@ -162,6 +162,7 @@ func (k *KLLimit) UnmarshalNode(node *decode.Node) error {
 		}
 		read.Decode = read.Prefill
 	}
+	// Inside hetc 0 means no limit; a file that says 0 means that nothing may be lost.
 	settled := func(limit float64) float64 {
 		switch {
 		case math.IsNaN(limit):

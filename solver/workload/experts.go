@@ -45,6 +45,8 @@ const (
 	PreferSaliency = "saliency"
 )
 
+// validate checks ranges, and that limits stand only where they mean something: shares lost with prune, a target time
+// with a preference that is not time.
 func (e *Experts) validate(check *checker) {
 	check.want(within(e.Tiers, 0, problem.MaxTierChoices-1), "experts.tiers", "%d tiers, want 1..%d",
 		e.Tiers, problem.MaxTierChoices-1)

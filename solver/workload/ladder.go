@@ -61,7 +61,7 @@ func (p Prompts) marks() (out []int) {
 	for _, prompt := range lengths {
 		total += prompt.Share
 	}
-	const quantiles = 8
+	const quantiles = 8 // of the prompts, each the shortest length that so many are no longer than
 	sum, next := 0.0, 1
 	for _, prompt := range lengths {
 		sum += prompt.Share
@@ -88,6 +88,7 @@ func (w *Workload) batchLadder() []int {
 	for _, together := range list {
 		most = max(most, together.Sequences)
 	}
+	// The largest first: it must be among them however many there may be.
 	add(most)
 	for i := 2; i < most; i *= 2 {
 		add(i)

@@ -35,13 +35,16 @@ const (
 	maxGraphs = 1 << 20
 )
 
+// validate checks ranges. A limit of 0 processors' bytes or graphs is refused, since it would mean leaving one out.
 func (l *Limits) validate(check *checker) {
 	for _, limit := range []struct {
 		path  string
 		value float64
 		unit  string
-	}{{KeyEnergy, l.EnergyMJ, "mJ"}, {KeyPrefill, l.PrefillMS, "ms"}, {KeyDecode, l.DecodeMS, "ms"}, {KeyOpen,
-		l.OpenMS, "ms"}} {
+	}{
+		{KeyEnergy, l.EnergyMJ, "mJ"}, {KeyPrefill, l.PrefillMS, "ms"}, {KeyDecode, l.DecodeMS, "ms"},
+		{KeyOpen, l.OpenMS, "ms"},
+	} {
 		check.want(within(limit.value, 0, MaxLimit), limit.path,
 			"limit is %v %s, want more than 0, at most %g (leave it out for no limit)",
 			limit.value, limit.unit, MaxLimit)
@@ -71,7 +74,7 @@ const (
 	KeyExperts   = "experts.max_us_per_token"
 )
 
-// KLText writes a limit of quality.
+// KLText writes a limit of quality; Lossless, which is as good as 0, is written so.
 func KLText(x float64) string {
 	if x <= Lossless {
 		return "0 nats a token"

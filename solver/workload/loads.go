@@ -129,6 +129,7 @@ func (c *Counts) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// clip shortens a text for messages.
 func clip(s string) string {
 	if len(s) > 40 {
 		return s[:40] + "..."
@@ -167,6 +168,7 @@ func ParseLoads(name string, data []byte) (*Loads, error) {
 	return decodeLoads(doc)
 }
 
+// decodeLoads decodes a document of either format and checks it.
 func decodeLoads(doc *decode.Document) (*Loads, error) {
 	var loads Loads
 	schema := LoadsSchema
@@ -194,8 +196,7 @@ func (l *Loads) Validate() error {
 		path := fmt.Sprintf("layers[%d]", i)
 		layer := &l.Layers[i]
 		check.want(within(layer.Layer, 0, maxLoadLayers-1) && (i == 0 || l.Layers[i-1].Layer < layer.Layer),
-			path+".layer",
-			"layer %d, want ascending numbers of 0..%d", layer.Layer, maxLoadLayers-1)
+			path+".layer", "layer %d, want ascending numbers of 0..%d", layer.Layer, maxLoadLayers-1)
 		if len(layer.Rows) != l.Experts {
 			check.fail(path+".rows", "loads of %d experts, want %d", len(layer.Rows), l.Experts)
 			continue
@@ -212,6 +213,7 @@ func (l *Loads) Validate() error {
 	return check.list.Err()
 }
 
+// validateHead checks what the loads say of themselves. Sizes are bounded together before any list is walked.
 func (l *Loads) validateHead(check *checker) {
 	check.want(l.Schema == LoadsSchema || l.Schema == loadsSchemaFirst, "schema", "schema is %q, want %q",
 		l.Schema, LoadsSchema)
@@ -238,6 +240,7 @@ func (l *Loads) validateHead(check *checker) {
 		len(l.Layers), l.Experts, l.Chunks, maxLoadCells)
 }
 
+// validateSaliency checks a layer's curves; either all layers have them or none.
 func (l *Loads) validateSaliency(check *checker, layer *LoadLayer, path string) {
 	if layer.Saliency != nil {
 		check.want(l.Schema != loadsSchemaFirst, path, "format %s has no saliency, want %s",
@@ -267,6 +270,7 @@ func (l *Loads) validateRows(check *checker, layer *LoadLayer, path string) {
 	}
 }
 
+// Curves are the saliency as a problem takes it, nil where it is not known.
 func (y *LoadLayer) Curves() []problem.Curve {
 	if y.Saliency == nil {
 		return nil

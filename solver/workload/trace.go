@@ -38,7 +38,7 @@ type request struct {
 
 // ParseTrace is ReadTrace of bytes; name is shown in errors.
 func ParseTrace(name string, data []byte) (Prompts, error) {
-	type sums struct{ count, answers, output float64 }
+	type sums struct{ count, answers, output float64 } // requests, those with an answer, tokens of these
 	lengths := map[int]*sums{}
 	in := bufio.NewScanner(bytes.NewReader(data))
 	in.Buffer(nil, maxTraceLine)
@@ -101,6 +101,7 @@ func parseRequest(text string) (r request, err error) {
 	return r, err
 }
 
+// parseObject reads {"prompt": 120, "output": 40}; other keys are ignored, as traces have more.
 func parseObject(text string) (r request, err error) {
 	var object struct {
 		Prompt *int `json:"prompt"`
@@ -119,6 +120,7 @@ func parseObject(text string) (r request, err error) {
 	return r, nil
 }
 
+// parseNumbers reads "120" or "120 40".
 func parseNumbers(text string) (r request, err error) {
 	fields := strings.FieldsFunc(text, func(c rune) bool { return c == ' ' || c == '\t' || c == ',' })
 	if !within(len(fields), 1, 2) {

@@ -81,6 +81,7 @@ func (w *Workload) Validate() error {
 	return check.list.Err()
 }
 
+// validate checks ranges, and that some length counts.
 func (p Prompts) validate(check *checker) {
 	check.want(len(p) <= maxPrompts, "prompts", "%d lengths, want at most %d", len(p), maxPrompts)
 	total := 0.0
@@ -96,6 +97,7 @@ func (p Prompts) validate(check *checker) {
 	check.want(len(p) == 0 || total > 0, "prompts", "no length has a share above 0")
 }
 
+// validate checks that schemes exist, each once in a phase.
 func (s *Schemes) validate(check *checker) {
 	for _, phase := range []struct {
 		path string
@@ -141,11 +143,13 @@ func (w *Workload) validateRows(check *checker) {
 		case i > 0 && batches[i-1] >= rows:
 			check.fail(path, "batch %d follows %d, want ascending order", rows, batches[i-1])
 		case slices.Contains(w.Buckets, rows):
-			check.fail(path, "%d is a bucket of prefill too, and a number of rows has one program (prompts of a bucket that is left out go to the next)", rows)
+			check.fail(path, "%d is a bucket of prefill too, and a number of rows has one program "+
+				"(prompts of a bucket that is left out go to the next)", rows)
 		}
 	}
 }
 
+// validateParallel checks the distribution of how many sequences come together: ascending, and some number counts.
 func (w *Workload) validateParallel(check *checker) {
 	check.want(len(w.Parallel) <= maxBatch, "parallel", "%d numbers of sequences, want at most %d",
 		len(w.Parallel), maxBatch)
