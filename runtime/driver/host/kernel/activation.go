@@ -6,8 +6,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Activation functions in float32, within a few units of the last place of their largest term.
-
+// Activation functions in float32, within a few units of the last place of their largest term. The
+// functions on matrices below implement the fields of Set of the same name.
 func glu(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
 	for line := range m {
 		row, out := x[line*ldx:line*ldx+2*n], y[line*ldy:line*ldy+n]
@@ -84,6 +84,7 @@ func gelu(x float32) float32 {
 	return x - x*tail
 }
 
+// softcap bounds x smoothly, by limit*tanh(x/limit), a row at a time.
 func softcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int) {
 	for row := range m {
 		softcapRow(y[row*ldy:row*ldy+n], x[row*ldx:row*ldx+n], float32(limit))
@@ -98,7 +99,7 @@ func softcapRow(y, x []float32, limit float32) {
 	}
 }
 
-// tanhf is a rational approximation of x*P(x^2)/Q(x^2) for |x| < 9, beyond which tanh rounds to 1.
+// tanhf is x*P(x^2)/Q(x^2), a rational approximation for |x| < 9, beyond which tanh rounds to 1.
 func tanhf(x float32) float32 {
 	if x > 9 {
 		return 1
@@ -127,6 +128,7 @@ func tanhf(x float32) float32 {
 	return result
 }
 
+// gate scales each row by the sigmoid of one number, its gate.
 func gate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int) {
 	for row := range m {
 		share := 1 / (1 + expf(-gate[row*ldgate]))
@@ -137,8 +139,8 @@ func gate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m,
 	}
 }
 
-// expf is e^x within 2 ULP: x = i ln2 + r with |r| <= ln2/2, a polynomial of degree 7 for e^r.
-// Results below the smallest normal number are 0.
+// expf is e^x within 2 ULP: x = i*ln2 + rest with |rest| <= ln2/2, and a polynomial of degree 7 for
+// e^rest. Results below the smallest normal number are 0.
 func expf(x float32) float32 {
 	const (
 		ln2Hi = 0x1.62e4p-1 // short, so that i*ln2Hi is exact
@@ -152,6 +154,7 @@ func expf(x float32) float32 {
 	case x != x:
 		return x
 	}
+	// adding 1.5*2^23 rounds to an integer, which the low mantissa bits then hold
 	shifted := x*math.Log2E + 0x1.8p23
 	i := int32(math.Float32bits(shifted)) - 0x4b400000
 	whole := shifted - 0x1.8p23

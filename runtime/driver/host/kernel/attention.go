@@ -2,6 +2,7 @@ package kernel
 
 import "math"
 
+// attentionF32 takes rows in groups of attentionRows, each over all blocks of keyBlock positions.
 func attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, s Attention) {
 	for row := 0; row < s.M; row += attentionRows {
 		state := newAttention(y[row*ldy:], ldy, q[row*ldq:], ldq, scratch, s, row)
@@ -13,6 +14,8 @@ func attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, sc
 	}
 }
 
+// attentionF16 widens each block of keys and values to the end of scratch, which newAttention
+// leaves free.
 func attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, s Attention) {
 	wide := scratch[len(scratch)-2*keyBlock*s.Dim:]
 	for row := 0; row < s.M; row += attentionRows {
@@ -29,8 +32,10 @@ func attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scr
 	}
 }
 
-// blockwise is attention of at most attentionRows rows, computed over blocks of positions with a
-// running maximum and sum.
+// blockwise is attention of at most attentionRows rows over blocks of positions, by online softmax:
+// it keeps the running maximum and sum of each row and head. When the maximum grows, what was
+// summed up before is scaled by e^(old-new), so that scores are never stored for more than one
+// block.
 type blockwise struct {
 	Attention
 	y, q                    []float32
@@ -83,9 +88,10 @@ func (a *blockwise) block(k, v []float32, p, end int) {
 			if a.cap > 0 {
 				softcapRow(scores, scores, a.cap)
 			}
+			// a larger maximum fades what was summed up with the old one
 			top := a.top[i]
-			for _, scale := range scores {
-				top = max(top, scale)
+			for _, score := range scores {
+				top = max(top, score)
 			}
 			if top != a.top[i] {
 				fade := expf(a.top[i] - top)
@@ -95,8 +101,8 @@ func (a *blockwise) block(k, v []float32, p, end int) {
 				a.total[i] *= fade
 				a.top[i] = top
 			}
-			for j, scale := range scores {
-				weight := expf(scale - top)
+			for j, score := range scores {
+				weight := expf(score - top)
 				a.total[i] += weight
 				addScaled(acc, values[j*dim:(j+1)*dim], weight)
 			}
@@ -104,18 +110,20 @@ func (a *blockwise) block(k, v []float32, p, end int) {
 	}
 }
 
+// finish divides the weighted sums of values by the sums of the weights.
 func (a *blockwise) finish() {
 	for row := range a.M {
 		for head := range a.Heads {
 			i := row*a.Heads + head
 			out := a.y[row*a.ldy+head*a.Dim : row*a.ldy+(head+1)*a.Dim]
-			for dim, scale := range a.acc[i*a.Dim : (i+1)*a.Dim] {
-				out[dim] = scale / a.total[i]
+			for dim, value := range a.acc[i*a.Dim : (i+1)*a.Dim] {
+				out[dim] = value / a.total[i]
 			}
 		}
 	}
 }
 
+// dot sums in four chains, which hide the latency of additions.
 func dot(a, b []float32) float32 {
 	b = b[:len(a)]
 	var s0, s1, s2, s3 float32

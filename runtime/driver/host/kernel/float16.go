@@ -6,6 +6,7 @@ import (
 	"github.com/hetc/hetc/internal/number"
 )
 
+// Conversions of 16-bit numbers, exact on the way to float32.
 func fromF16(dst []float32, src []uint16) {
 	src = src[:len(dst)]
 	for i := range dst {
@@ -20,6 +21,7 @@ func fromBF16(dst []float32, src []uint16) {
 	}
 }
 
+// toF16 reports whether all results are finite: their exponent bits are not all ones.
 func toF16(dst []uint16, src []float32) bool {
 	dst = dst[:len(src)]
 	finite := true

@@ -1,18 +1,22 @@
 package kernel
 
-// Packed activations lie as the widest kernels read them. Rows are in groups of at most mostPacked; a group is, for
-// each block of k, [rows] int32 of -128 times the sum of the block's activations, and [block/4][rows][4] of them as
-// int8, padded with zeros.
-
+// Packed activations lie as the widest kernels read them. Rows are in groups of at most mostPacked.
+// A group is, for each block of k, [rows] int32 of -128 times the sum of the block's activations,
+// then [block/4][rows][4] of these as int8, padded with zeros.
 const (
-	packFrom   = 24 // rows: the first group prepares a tile for the others
+	// packFrom is the number of rows from which packing pays: the first group prepares a tile for
+	// the others.
+	packFrom   = 24
 	mostPacked = 14
 
-	packedPassBytes = 1 << 20 // of packed rows that stay in the second-level cache while a weight is read
-	packedPassMin   = 9       // groups of a pass
+	// A pass over a weight takes as many packed rows as stay in the second-level cache meanwhile,
+	// in bytes, but between a least and a largest number of groups.
+	packedPassBytes = 1 << 20
+	packedPassMin   = 9
 	packedPassMax   = 32
 
-	packedPassFloats = 10 // the same for float32, whose passes take a part of k instead
+	// packedPassFloats is the number of groups of a pass in float32, which takes a part of k.
+	packedPassFloats = 10
 
 	spreadMost = 16 << 10 // bytes of an unpacked part of a 4-bit tile
 )
@@ -31,7 +35,7 @@ func PackedScratch(k, block int) int {
 	return spreadMost + 4*TileN*packedPassRows(packedRow(k, block))
 }
 
-// packedRow is the bytes of a packed row.
+// packedRow is the size of a packed row in bytes: per block, an int32 and the activations.
 func packedRow(k, block int) int {
 	if block == 0 {
 		block = (k + 3) / 4 * 4
@@ -39,12 +43,13 @@ func packedRow(k, block int) int {
 	return (k + block - 1) / block * (4 + block)
 }
 
-// packedPassRows bounds the rows that take part in one pass over a weight.
+// packedPassRows bounds the rows of one pass over a weight; row is the size of a packed row in
+// bytes.
 func packedPassRows(row int) int {
 	return mostPacked * min(packedPassMax, max(packedPassMin, packedPassBytes/(mostPacked*row)))
 }
 
-// groupRows is where group g of m rows begins, and how many rows it has.
+// groupRows returns the first row of group g of m rows, and its number of rows.
 func groupRows(m, g int) (r, rows int) {
 	groups := PackGroups(m)
 	rows, large := m/groups, m%groups // the first ones have one more

@@ -7,8 +7,9 @@ import "encoding/binary"
 
 const peakTurns = 1 << 18 // of one count: sums of float32 ones are exact up to 1<<24
 
-// counted calls count(turns) until at least ops operations are done. perTurn is the operations of a turn; what was
-// done is the sum of count's results, which are multiply-adds.
+// counted calls count(turns) until at least ops operations are done, and returns how many. A turn
+// has perTurn operations. count returns the multiply-adds that its accumulators show, so that a
+// loop that did less is not believed.
 func counted(ops, perTurn int64, count func(turns int) int64) (done int64) {
 	for done < ops {
 		done += 2 * count(int(min(peakTurns, (ops-done+perTurn-1)/perTurn)))
@@ -16,6 +17,7 @@ func counted(ops, perTurn int64, count func(turns int) int64) (done int64) {
 	return done
 }
 
+// Eight chains of int32 and twelve of float32 are enough to hide the latency of a multiply-add.
 func peakI8(ops int64) int64 {
 	return counted(ops, 2*8, func(turns int) (sum int64) {
 		var a [8]int32
@@ -62,7 +64,7 @@ func chainsF32(turns int, a *[12]float32, b, c float32) {
 	*a = [12]float32{a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11}
 }
 
-// integers and floats are the sums of the elements of a register that a loop has counted in.
+// integers and floats add up the elements of a register in which a loop has counted.
 func integers(b []byte) (sum int64) {
 	for ; len(b) > 0; b = b[4:] {
 		sum += int64(binary.LittleEndian.Uint32(b))
@@ -82,8 +84,8 @@ const (
 	streams = 8
 )
 
-// stream fetches every cache line and adds up one word of each: arithmetic on all of them would measure the
-// arithmetic. One stream does not keep enough fetches in flight to saturate a core's path to memory on
+// stream reads one word of every cache line, since arithmetic on all words would measure the
+// arithmetic. It walks eight streams at once, because one does not keep enough fetches in flight on
 // every CPU.
 func stream(b []byte) uint64 {
 	count := len(b) / (line * streams) * line
@@ -102,6 +104,7 @@ func stream(b []byte) uint64 {
 		s7 += word(p7[i:])
 	}
 	sum := s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7
+	// the lines that eight equal streams leave
 	for rest := b[8*count:]; len(rest) > 0; rest = rest[line:] {
 		sum += word(rest)
 	}

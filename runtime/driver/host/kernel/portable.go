@@ -32,11 +32,12 @@ func Portable() *Set {
 	}
 }
 
-// panelK rows of a float32 tile are 16 KiB, so that they stay in the first-level cache while
-// the column groups of one row pair pass over them.
+// panelK rows of a float32 tile are 16 KiB. They stay in the first-level cache while the column
+// groups of a pair of rows pass over them.
 const panelK = 128
 
-// matMulF32 takes two rows at a time over panels of a tile, which stay in the first-level cache.
+// matMulF32 multiplies two rows at a time with panels of a tile, and the last row of an odd number
+// alone.
 func matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
 	for j := 0; j < n; j += TileN {
 		tile, cols := w[j*k:(j+TileN)*k], min(TileN, n-j)
@@ -107,7 +108,8 @@ func panelRow(acc *[TileN]float32, x, panel []float32) {
 	}
 }
 
-// matMulBF16 widens panels of a tile for all rows.
+// matMulBF16 widens a panel of a tile once for all rows, into the order of a w32 tile. Sums
+// continue in y from panel to panel.
 func matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
 	var panel [panelK * TileN]float32
 	for j := 0; j < n; j += TileN {
@@ -134,6 +136,7 @@ func matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n 
 	}
 }
 
+// matMulQ8C scales exact integer products; the column sums of the tile are not needed here.
 func matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
 	bytes, scales := q8cTileBytes(k)
 	for j := 0; j < n; j += TileN {
@@ -176,6 +179,7 @@ func dotU8I8(dot *[TileN]int32, x []uint8, q []byte) {
 	}
 }
 
+// blockSums also handles a last block of less than BlockK activations.
 func blockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
 	for row := range m {
 		for index := 0; index*BlockK < k; index++ {
@@ -189,7 +193,8 @@ func blockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
 	}
 }
 
-// matMulQ4 takes blocks of size rows in pieces of BlockK.
+// matMulQ4 unpacks BlockK rows of a tile at a time into the order of a q8c tile, for up to four
+// rows of activations, and multiplies by dotU8I8. size is the number of rows of a block.
 func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int,
 	w []byte, m, k, n int) {
 	const rows = 4 // rows that share one unpacked piece
@@ -216,6 +221,7 @@ func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float
 						row := r0 + i
 						var dot [TileN]int32
 						dotU8I8(&dot, x[row*ldx+pos:row*ldx+min(k, pos+BlockK)], nibbles[:])
+						// a nibble stands for nibble-8
 						zero := 8 * sums[row*ldsums+pos/BlockK]
 						for col, sum := range dot {
 							dots[i][col] += sum - zero
@@ -239,10 +245,12 @@ func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float
 	}
 }
 
+// quantRows scales each row by its largest magnitude, which becomes 127.
 func quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
 	for line := range m {
 		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
 		top := magnitude(row, 0)
+		// NaN and infinities have no quantised form
 		if top >= notFinite {
 			return line
 		}
@@ -263,6 +271,7 @@ func quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) 
 	return -1
 }
 
+// quantStatic chooses each row's scale from the given ones; larger values saturate.
 func quantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
 	for line := range m {
 		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
@@ -295,6 +304,7 @@ func magnitude(x []float32, top uint32) uint32 {
 	return top
 }
 
+// norm is RMS normalisation, sums and the factor in float64.
 func norm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int) {
 	for line := range m {
 		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
@@ -309,7 +319,7 @@ func norm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float6
 	}
 }
 
-// layerNorm has its sums in float64, as norm.
+// layerNorm sums in float64, as norm does.
 func layerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int) {
 	for line := range m {
 		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
@@ -343,6 +353,7 @@ func mean(x []float32) float64 {
 	return (s0 + s1 + (s2 + s3)) / float64(len(x))
 }
 
+// add reads the same row of b for all rows where ldb is 0.
 func add(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int) {
 	for row := range m {
 		out, left, right := y[row*ldy:row*ldy+n], a[row*lda:row*lda+n], b[row*ldb:row*ldb+n]
@@ -352,6 +363,7 @@ func add(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int)
 	}
 }
 
+// combine adds the fan rows of each token up, times their weights.
 func combine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int) {
 	for row := range m {
 		out := y[row*ldy : row*ldy+n]
@@ -369,6 +381,7 @@ func scale(x []float32, s float64) {
 	}
 }
 
+// rope rotates pairs of columns that lie half of rotary apart, the NeoX order.
 func rope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int) {
 	half := rotary / 2
 	for row := range m {
@@ -384,8 +397,8 @@ func rope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary in
 	}
 }
 
-// ColumnQ8C writes column j of a q8c weight of len(out) rows, values times the column's scale: row j of the table
-// that a tied head holds.
+// ColumnQ8C dequantises column j of a q8c weight of len(out) rows. In a head tied to the embedding
+// this column is row j of the embedding table.
 func ColumnQ8C(out []float32, w []byte, j int) {
 	body := TileN * ((len(out) + 3) &^ 3)
 	size := body + 8*TileN

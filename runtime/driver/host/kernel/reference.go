@@ -40,6 +40,7 @@ func Reference() *Set {
 	}
 }
 
+// The reference functions implement the fields of Set of the same name by their formulas.
 func refMatMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
 	for row := range m {
 		for j := range n {
@@ -53,7 +54,8 @@ func refMatMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k,
 	}
 }
 
-// brainAt is the place of element p of column j in a w16 weight of k rows.
+// brainAt is the index of element p of column j in a w16 weight of k rows: columns c and 16+c are
+// neighbours.
 func brainAt(p, j, k int) int { return (j/TileN*k+p)*TileN + j%16*2 + j%TileN/16 }
 
 func refMatMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
@@ -68,15 +70,16 @@ func refMatMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k,
 	}
 }
 
-// q8cTileBytes is the size of one q8c tile of k rows, and the offset of its scales.
+// q8cTileBytes returns the size of one q8c tile of k rows and the offset of its scales, in bytes.
 func q8cTileBytes(k int) (bytes, scales int) {
 	scales = (k + 3) / 4 * 4 * TileN
 	return scales + 8*TileN, scales
 }
 
-// q4BlockBytes is the size of a block of a tile of 4-bit weights: nibbles and float16 scales.
+// q4BlockBytes is the size of one block of a tile of 4-bit weights: nibbles and float16 scales.
 func q4BlockBytes(block int) int { return 16*block + 2*TileN }
 
+// f32at is element i of b as little-endian float32.
 func f32at(b []byte, i int) float32 {
 	return math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
 }
@@ -95,6 +98,8 @@ func refMatMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w 
 	}
 }
 
+// refMatMulQ4 addresses every nibble by itself: byte k/4, column%16, k%4 of the block, the upper
+// half for columns 16..31.
 func refMatMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
 	blocks, bytes := (k+size-1)/size, q4BlockBytes(size)
 	for row := range m {
@@ -116,6 +121,7 @@ func refMatMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []fl
 	}
 }
 
+// refQuantRows differs from the portable form by nothing: rounding is exact in both.
 func refQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
 	for line := range m {
 		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]

@@ -6,10 +6,11 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Route chooses len(ids) experts for one token by its router logits, with their weights in the order in
-// which they were chosen: the largest logits first, of equal ones the lower index. It is the same in all
-// sets, so that the choice does not depend on the set: experts are compared by logits, which order like
-// their probabilities, and the softmax is in float64. It reports false for logits that are not all finite.
+// Route chooses len(ids) experts for one token by its router logits, and computes their weights.
+// They come in descending order of logits, of equal ones the lower index first. All sets share it,
+// so that the choice does not depend on the set. Experts are compared by logits, which order like
+// their probabilities, and the softmax is in float64. Route returns false where a logit is not
+// finite.
 func Route(ids []int32, weights, logits []float32, router string, jitter float64) bool {
 	for _, value := range logits {
 		if math.Float32bits(value)&0x7f800000 == 0x7f800000 {
@@ -27,6 +28,7 @@ func Route(ids []int32, weights, logits []float32, router string, jitter float64
 	if router == op.RouteSparseMixer {
 		return true
 	}
+	// softmax over the chosen experts, or over all of them
 	top, sum := float64(logits[ids[0]]), 0.0
 	if router == op.RouteSoftmaxNorm {
 		for _, id := range ids {
@@ -43,7 +45,7 @@ func Route(ids []int32, weights, logits []float32, router string, jitter float64
 	return true
 }
 
-// next is the expert that follows last in descending order, the first one after -1.
+// next is the expert that follows last in descending order of logits; after -1 comes the first.
 func next(logits []float32, last int) int {
 	best := -1
 	for i, value := range logits {
@@ -55,8 +57,9 @@ func next(logits []float32, last int) int {
 	return best
 }
 
-// nearShare is the probability of an expert among those whose logits are within 2*jitter of its own,
-// relative to the larger magnitude, without those already chosen. The comparison is in float32.
+// nearShare is SparseMixer's weight of an expert: its probability among the experts not yet chosen
+// whose logits are within 2*jitter of its own, relative to the larger magnitude. The comparison is
+// in float32.
 func nearShare(logits []float32, chosen []int32, expert int, jitter float64) float32 {
 	top, sum := logits[expert], 0.0
 	for i, value := range logits {

@@ -23,6 +23,7 @@ func vectorSets() []*Set {
 	wide := features.HasAVX512F && features.HasAVX512BW && features.HasAVX512VL && features.HasAVX512DQ
 	var sets []*Set
 	for _, candidate := range []struct {
+		// has says whether the CPU has the tier's instructions
 		tier tier
 		has  bool
 	}{{avx2, true}, {avx512, wide}, {avxvnni, features.HasAVXVNNI}, {avx512vnni, wide && features.HasAVX512VNNI}} {
@@ -83,7 +84,8 @@ func (t tier) set() *Set {
 	return set
 }
 
-// The row counts of one call of a matrix kernel, limited by registers.
+// The largest row counts of one call of a matrix kernel, limited by registers: of the avx2 tier,
+// then of those with 512 bits. maxRows is the largest of all.
 const (
 	maxRows     = 12
 	mostF32     = 3
@@ -93,13 +95,6 @@ const (
 	most512     = 12
 	mostQ4x512  = 6
 )
-
-// share is how many of left rows the next call takes: as few calls as possible, of nearly equal size,
-// so that time grows evenly with the number of rows.
-func share(left, most int) int {
-	calls := (left + most - 1) / most
-	return (left + calls - 1) / calls
-}
 
 // mostF32 is the number of rows of a float32 product.
 func (t tier) mostF32() int {
@@ -112,9 +107,10 @@ func (t tier) mostF32() int {
 // prefetchBytes is how far ahead of its use a weight is asked for. The hardware prefetcher stops at page ends.
 const prefetchBytes = 4096
 
-// fetch tells call (of calls over the same tile) which weights to ask for while it computes: its share
-// of the next tile, so that memory works while the cores multiply; with a single call, what is a little
-// ahead. steps is how often the kernel asks for a tile.
+// fetch returns the arguments ahead and stride, in bytes, of call number call of calls over one
+// tile, whose kernel prefetches in steps steps. With several calls each prefetches its part of the
+// next tile, so that memory works while the core multiplies. A single call, and the calls of the
+// last tile, prefetch a little ahead of themselves.
 func fetch(tileBytes, steps, call, calls int, last bool) (ahead, stride int) {
 	if calls == 1 || last {
 		return prefetchBytes, (tileBytes + steps - 1) / steps
@@ -123,7 +119,8 @@ func fetch(tileBytes, steps, call, calls int, last bool) (ahead, stride int) {
 	return tileBytes + call*part, (part + steps - 1) / steps
 }
 
-// fetches is how often a kernel of steps steps asks for weights; with many rows the widest ones do so every other step.
+// fetches is how often a kernel of steps steps prefetches: with many rows the widest kernels do so
+// every other step.
 func (t tier) fetches(steps, rows int) int {
 	if rows >= manyRows && t.wide() {
 		return (steps + 1) / 2
@@ -131,21 +128,16 @@ func (t tier) fetches(steps, rows int) int {
 	return steps
 }
 
+// manyRows is the constant of the same name in gen.
 const manyRows = 7
 
-// output is where a kernel writes one tile of rows [r,r+rows): y itself, or out if the tile's last columns
-// do not exist in y.
+// output is where a kernel writes columns j.. of rows r..: y itself, or out where fewer than TileN
+// columns exist in y. ld is in elements.
 func output(y []float32, ldy, r, j, cols int, out *[maxRows * TileN]float32) (dst *float32, ld int) {
 	if cols < TileN {
 		return &out[0], TileN
 	}
 	return &y[r*ldy+j], ldy
-}
-
-func copyColumns(y []float32, ldy, r, j, cols, rows int, out *[maxRows * TileN]float32) {
-	for i := range rows {
-		copy(y[(r+i)*ldy+j:(r+i)*ldy+j+cols], out[i*TileN:])
-	}
 }
 
 // A pass takes some rows and some k of the activations over all tiles of a weight, so that they and the tiles' part
@@ -158,6 +150,7 @@ const (
 // passOf is how many of left rows the next pass takes.
 func passOf(left int) int { return min(left, (share(left, passRows)+maxRows-1)/maxRows*maxRows) }
 
+// matMulF32 divides the product into passes over rows and k.
 func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
 	if m == 0 {
 		return
@@ -176,7 +169,8 @@ func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32,
 	}
 }
 
-// passF32 is matMulF32 over count k from p on, added to y unless p is 0. Sums are the same as in one pass.
+// passF32 is the part of matMulF32 over count of k from p on, added to y unless p is 0. Sums run in
+// the order of k, so they are the same as in one pass.
 func (t tier) passF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n, p, count int) {
 	var out [maxRows * TileN]float32
 	more := min(p, 1)
@@ -187,24 +181,27 @@ func (t tier) passF32(y []float32, ldy int, x []float32, ldx int, w []float32, m
 		for row, call := 0, 0; row < m; call++ {
 			rows := share(m-row, most)
 			dst, ld := output(y, ldy, row, j, cols, &out)
+			// the sum continues in out
 			if cols < TileN && more != 0 {
 				for i := range rows {
 					copy(out[i*TileN:], y[(row+i)*ldy+j:(row+i)*ldy+j+cols])
 				}
 			}
 			ahead, stride := fetch(4*count*TileN, t.fetches(count, rows), call, calls, j+TileN >= n)
+			// the next tile's part begins after the rest of this tile
 			if calls > 1 {
 				ahead += 4 * (k - count) * TileN
 			}
 			t.rowsF32(rows, dst, ld, &x[row*ldx+p], ldx, count, &w[j*k+p*TileN], ahead, stride, more)
 			if cols < TileN {
-				copyColumns(y, ldy, row, j, cols, rows, &out)
+				copyColumns(y, ldy, row, j, cols, rows, out[:])
 			}
 			row += rows
 		}
 	}
 }
 
+// matMulBF16 takes all rows and all of k in one pass.
 func (t tier) matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
 	if m == 0 {
 		return
@@ -225,13 +222,14 @@ func (t tier) matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16,
 				bf16Rows256(rows, dst, 4*ld, &x[row*ldx], 4*ldx, k, &w[j*k], ahead, stride)
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, row, j, cols, rows, &out)
+				copyColumns(y, ldy, row, j, cols, rows, out[:])
 			}
 			row += rows
 		}
 	}
 }
 
+// matMulQ8C divides the product into passes over rows only: 8-bit rows are short.
 func (t tier) matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
 	if m == 0 {
 		return
@@ -251,6 +249,7 @@ func (t tier) passQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32
 	var out [maxRows * TileN]float32
 	var last [maxRows * 4]uint8 // the k%4 last activations of each row
 	var tail *uint8
+	// 128 stands for 0, so padding adds nothing
 	if k%4 != 0 {
 		tail = &last[0]
 		for i := range last {
@@ -280,7 +279,7 @@ func (t tier) passQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32
 				q8cRows256(rows, dst, 4*ld, &x[row*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[row])
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, row, j, cols, rows, &out)
+				copyColumns(y, ldy, row, j, cols, rows, out[:])
 			}
 			row += rows
 		}
@@ -297,6 +296,7 @@ func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xsca
 	bytes := blocks * q4BlockBytes(block)
 	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+(k+BlockK-1)/BlockK-1],
 		w[(n+TileN-1)/TileN*bytes-1]
+	// Many rows: unpack whole tiles first, and do the rest below.
 	if whole := n &^ (TileN - 1); t == avx512vnni && m >= panelRows && whole > 0 {
 		matMulQ4Panels(block, y, ldy, x, ldx, xscale, w[:whole/TileN*bytes], m, k, whole)
 		if y, w, n = y[whole:], w[whole/TileN*bytes:], n-whole; n == 0 {
@@ -324,6 +324,7 @@ func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xsca
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
 		tile := &w[j/TileN*bytes]
+		// rows share the tile; each call takes as many as its kernel has registers for
 		for line, call := 0, 0; line < m; call++ {
 			rows := share(m-line, most)
 			if tail != nil {
@@ -360,20 +361,23 @@ func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xsca
 					&sums[line*ldsums], 4*ldsums)
 			}
 			if cols < TileN {
-				copyColumns(y, ldy, line, j, cols, rows, &out)
+				copyColumns(y, ldy, line, j, cols, rows, out[:])
 			}
 			line += rows
 		}
 	}
 }
 
+// Panels are unpacked parts of a tile of 4-bit weights.
 const (
 	panelRows  = 7         // rows from which unpacking a weight beforehand pays
 	panelBytes = 16 * 1280 // of unpacked blocks
 	cacheLine  = 64
 )
 
-// matMulQ4Panels is matMulQ4 for n a multiple of TileN: a panel of each tile is unpacked once for all rows.
+// matMulQ4Panels is matMulQ4 for n a multiple of TileN: each panel of a tile is unpacked once for
+// all rows. Kernels add to y, which starts at zero, and the last call of a tile multiplies by
+// xscale.
 func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
 	long := block != BlockK
 	panelBlock := TileN*block + 8*TileN // bytes of an unpacked block
@@ -392,6 +396,8 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 		for row := range m {
 			clear(y[row*ldy+j : row*ldy+j+TileN])
 		}
+		// whole counts the blocks of this panel that have all their activations: all, or all but
+		// the last
 		for index := 0; index < blocks; index += step {
 			count := min(step, blocks-index)
 			whole := min(count, full-index) // blocks with all activations: all, or all but the last
@@ -420,6 +426,7 @@ func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale 
 							&panel[0], &w[at], ahead, stride, wholeScale)
 					}
 				}
+				// the last block, with padded activations
 				if whole < count {
 					for i := range rows {
 						copy(last[block*i:block*(i+1)], x[(row+i)*ldx+full*block:(row+i)*ldx+k])

@@ -7,8 +7,8 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 )
 
-// vectorSets returns the set "neon" where the CPU has the dot product instructions: those of ARMv8.4, and of most
-// ARMv8.2 cores.
+// vectorSets returns the set "neon" where the CPU has the dot product instructions, as those of
+// ARMv8.4 and most ARMv8.2 cores do.
 func vectorSets() []*Set {
 	if !cpu.ARM64.HasASIMD || !cpu.ARM64.HasASIMDDP {
 		return nil
@@ -56,12 +56,6 @@ func vectorSets() []*Set {
 // mostRows is the number of rows of one call of a matrix kernel, limited by registers.
 const mostRows = 3
 
-// share is how many of left rows the next call takes: as few calls as possible, of nearly equal size.
-func share(left, most int) int {
-	calls := (left + most - 1) / most
-	return (left + calls - 1) / calls
-}
-
 // floatProduct is MatMulF32 of w32, or MatMulBF16 of w16 where w32 is nil.
 func floatProduct(y []float32, ldy int, x []float32, ldx int, w32 []float32, w16 []uint16, m, k, n int) {
 	if m == 0 {
@@ -89,17 +83,16 @@ func floatProduct(y []float32, ldy int, x []float32, ldx int, w32 []float32, w16
 				bf16RowsNEON(rows, dst, 4*ld, &x[row*ldx], 4*ldx, k, &w16[j*k])
 			}
 			if cols < TileN {
-				for i := range rows {
-					copy(y[(row+i)*ldy+j:(row+i)*ldy+j+cols], out[i*TileN:])
-				}
+				copyColumns(y, ldy, row, j, cols, rows, out[:])
 			}
 			row += rows
 		}
 	}
 }
 
-// byteProduct is the product of 8-bit rows with weights whose rows come in steps: 4 in q8c, blocks of 4-bit weights
-// else.
+// byteProduct multiplies 8-bit rows with weights that come in steps of rows: 4 in a q8c tile, a
+// block in a tile of 4-bit weights. The last, incomplete step takes its activations from a padded
+// copy.
 func byteProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, tileBytes, m, k,
 	n int) {
 	if m == 0 {
@@ -134,9 +127,7 @@ func byteProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []fl
 				q4RowsNEON(rows, dst, 4*ld, &x[row*ldx], ldx, k/step, tail, tile, &xscale[row], step/BlockK)
 			}
 			if cols < TileN {
-				for i := range rows {
-					copy(y[(row+i)*ldy+j:(row+i)*ldy+j+cols], out[i*TileN:])
-				}
+				copyColumns(y, ldy, row, j, cols, rows, out[:])
 			}
 			row += rows
 		}

@@ -5,10 +5,12 @@ package kernel
 import "math"
 
 // Attention of all rows and heads that share keys and values is two matrix products per block of
-// positions: scores = q k^T with the keys transposed into tiles, then y += e^(scores-top) v. Sums run in
-// the order of positions and blocks start at multiples of keyBlock, so that a row's bits depend neither
-// on the rows computed with it nor on how a prompt was cut into chunks.
+// positions: scores = q k^T with the keys transposed into tiles, then y += e^(scores-top) v, by
+// online softmax as in blockwise. Sums run in the order of positions and blocks start at multiples
+// of keyBlock. So a row's bits depend neither on the rows computed with it nor on how a prompt was
+// cut into chunks.
 
+// attentionF32 pads the values of heads that are no whole tiles wide.
 func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, a Attention) {
 	dim, padded := a.Dim, paddedDim(a.Dim)
 	t.attention(y, ldy, q, ldq, scratch, a, func(keys, wide []float32, from, to int) []float32 {
@@ -24,6 +26,7 @@ func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []fl
 	})
 }
 
+// attentionF16 widens keys while transposing them, and values into wide.
 func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention) {
 	dim, padded := a.Dim, paddedDim(a.Dim)
 	t.attention(y, ldy, q, ldq, scratch, a, func(keys, wide []float32, from, to int) []float32 {
@@ -41,7 +44,9 @@ func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []ui
 	})
 }
 
-// attention gets the keys of positions from..to as tiles [Dim][32] and their values as rows of paddedDim from block.
+// attention computes all rows of all. block provides positions from..to: it writes their keys as
+// tiles [Dim][32] to keys and returns their values as rows of paddedDim, in wide if they had to be
+// copied.
 func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []float32, all Attention,
 	block func(keys, wide []float32, from, to int) []float32) {
 	if all.M == 0 {
@@ -55,6 +60,7 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 	scores, scratch := scratch[:attentionRows*heads*keyBlock], scratch[attentionRows*heads*keyBlock:]
 	state, sums := scratch[:attentionRows*heads*2], scratch[attentionRows*heads*2:]
 	scale, limit := float32(all.Scale), float32(all.Cap)
+	// capScores applies the scale
 	if limit > 0 {
 		scale = 1 // softcap scales the scores
 	}
@@ -77,38 +83,41 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 		for pos := rows.start(); pos < rows.context(); pos += keyBlock {
 			count := min(keyBlock, rows.context()-pos)
 			values := block(keys, wide, pos, pos+count)
-			// The scores of a row and head are line row*heads+head.
+			// Scores = q k^T: the scores of a row and head are line row*heads+head.
 			for col := 0; col < count; col += TileN {
 				t.lines(rows.M, heads, func(n, r, h, nextRow, nextHead int) {
 					t.dots(n, &scores[(r*heads+h)*keyBlock+col], (nextRow*heads+nextHead)*keyBlock,
 						&queries[r*ldq+h*dim], nextRow*ldq+nextHead*dim, dim, &keys[col*dim])
 				})
 			}
+			// Softmax: mask the positions that a row does not attend to, and fade what it has
+			// summed up.
 			whole := (count + vecN - 1) &^ (vecN - 1)
 			for row := range rows.M {
 				// positions of this block that the row attends to
 				from, to := max(rows.first(row)-pos, 0), min(count, rows.Pos+row+1-pos)
 				for head := range heads {
 					i := row*heads + head
-					sines := scores[i*keyBlock : i*keyBlock+whole]
+					line := scores[i*keyBlock : i*keyBlock+whole]
 					if from >= to {
-						clear(sines)
+						clear(line)
 						continue
 					}
 					if limit > 0 {
-						capScores(sines, float32(all.Scale/all.Cap), limit)
+						capScores(line, float32(all.Scale/all.Cap), limit)
 					}
 					for j := range from {
-						sines[j] = minusInf
+						line[j] = minusInf
 					}
 					for j := to; j < whole; j++ {
-						sines[j] = minusInf
+						line[j] = minusInf
 					}
-					if fade := softmaxScores(sines, scale, state[2*i:2*i+2]); fade != 1 {
+					if fade := softmaxScores(line, scale, state[2*i:2*i+2]); fade != 1 {
 						scaleRow(acc[row*ld+head*padded:row*ld+(head+1)*padded], fade)
 					}
 				}
 			}
+			// y += weights v
 			for dim := 0; dim < padded; dim += TileN {
 				t.lines(rows.M, heads, func(n, r, h, nextRow, nextHead int) {
 					t.addF32(n, &acc[r*ld+h*padded+dim], nextRow*ld+nextHead*padded,
@@ -116,6 +125,7 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 				})
 			}
 		}
+		// divide by the sums of the weights, and drop the padding
 		for row := range rows.M {
 			for head := range heads {
 				sum := acc[row*ld+head*padded : row*ld+(head+1)*padded]
@@ -128,8 +138,9 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 	}
 }
 
-// lines calls f for all rows and heads in groups of n that are evenly spaced: along the heads of a row,
-// or along the rows where there are more of them. (nextRow, nextHead) is the way from one to the next.
+// lines calls f for all rows and heads in groups of n that are evenly spaced: along the heads of a
+// row, or along the rows where there are more of them. (nextRow, nextHead) is the step from one to
+// the next.
 func (t tier) lines(rows, heads int, f func(n, r, h, nextRow, nextHead int)) {
 	most := t.mostF32()
 	if heads >= rows {

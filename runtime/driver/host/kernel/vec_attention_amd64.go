@@ -20,8 +20,8 @@ func (t tier) dots(n int, y *float32, ldy int, x *float32, ldx, k int, w *float3
 	t.rowsF32(n, y, ldy, x, ldx, k, w, 0, 0, 0)
 }
 
-// rowsF32 computes n lines of y [n][32] = x w for a tile w [k][32], or adds them unless more is 0; strides are in
-// elements, but ahead and stride in bytes.
+// rowsF32 computes n lines of y [n][32] = x w for a tile w [k][32], or adds to y unless more is 0.
+// Strides are in elements, but ahead and stride in bytes.
 func (t tier) rowsF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32, ahead, stride, more int) {
 	if t.wide() {
 		f32Rows512(n, y, 4*ldy, x, 4*ldx, k, w, ahead, stride, more)
@@ -40,7 +40,7 @@ func (t tier) addF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *floa
 }
 
 // transpose stores keys [count][dim] as tiles [dim][32] of 32 positions each; columns beyond count
-// keep what they had.
+// keep what they had. Eight positions at a time go through the kernel.
 func transpose(tiles []float32, k []float32, dim int) {
 	count := len(k) / dim
 	for pos := 0; pos < count; pos++ {

@@ -7,6 +7,7 @@ const (
 	peakI8TurnVNNI                = 12 * 32
 )
 
+// peakI8 runs the loop of the instruction that the tier's 8-bit kernels use.
 func (t tier) peakI8(ops int64) int64 {
 	switch t {
 	case avx512vnni:
@@ -29,6 +30,7 @@ func (t tier) peakI8(ops int64) int64 {
 	})
 }
 
+// peakF32 runs the loop of multiply-adds in the width of the tier's float32 kernels.
 func (t tier) peakF32(ops int64) int64 {
 	if t.wide() {
 		return counted(ops, 2*peakF32Turn512, func(turns int) int64 {
@@ -55,6 +57,7 @@ func issue(n int64) (done int64) {
 	return done
 }
 
+// stream reads in the tier's register width, and what eight equal streams leave in Go.
 func (t tier) stream(b []byte) uint64 {
 	turns := len(b) / (streams * line)
 	if turns == 0 {

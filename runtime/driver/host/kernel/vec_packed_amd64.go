@@ -9,7 +9,9 @@ import (
 // packPart is how many bytes of each row are packed at a time, so that a group's part stays in the first-level cache.
 const packPart = 16 * cacheLine
 
-// packRows packs group g of m rows of k activations (see PackGroups), by the kernel where it can and the tails in Go.
+// packRows packs group g of m rows of k activations (see PackGroups): whole cache lines by a
+// kernel, four rows at a time, the rest in Go. block is the number of rows of a weight block, 0 for
+// one block of all.
 func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
 	line, rows := groupRows(m, g)
 	row, pitch := packedRow(k, block), 4*rows
@@ -26,10 +28,12 @@ func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
 	}
 	for pos := 0; pos < whole; pos += packPart {
 		for q := 0; q < rows; q += 4 {
+			// the last four rows, some of them again, where rows is no multiple of 4
 			q := min(q, rows-4)
 			packBlocks512(&dst[pos/block*size+4*q], pitch, &x[q*ldx+pos], ldx, min(packPart, whole-pos)/cacheLine)
 		}
 	}
+	// the blocks that packBlocks512 cannot write: one of all k, of 128, or the rest
 	for pos := whole; pos < k; pos += block {
 		dst, end := dst[pos/block*size:][:size], min(k, pos+block)
 		whole := pos + (end-pos)&^(cacheLine-1)
@@ -40,6 +44,7 @@ func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
 				from := min(quad, rows-4)
 				packQuad512(&dst[pitch+(part-pos)*rows+4*from], pitch, &x[from*ldx+part], ldx,
 					min(packPart, whole-part)/cacheLine, &head[0])
+				// rows packed twice count once
 				for i := quad; i < from+4; i++ {
 					sums[i] += head[i-from]
 				}
@@ -58,14 +63,15 @@ func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
 	}
 }
 
-// checkPacked holds for groups that there is a kernel for.
+// checkPacked panics where a group could have fewer rows than the smallest kernel takes.
 func checkPacked(m int) {
 	if m < packFrom {
 		panic("BUG: too few packed rows")
 	}
 }
 
-// packedPasses calls pass for some groups at a time of m rows, [g0,g1), so that they stay in the second-level cache.
+// packedPasses calls pass for some groups [g0,g1) at a time, as many as stay in the second-level
+// cache.
 func packedPasses(m, row int, pass func(g0, g1 int)) {
 	groups := PackGroups(m)
 	count := share(groups, packedPassRows(row)/mostPacked)
@@ -74,9 +80,11 @@ func packedPasses(m, row int, pass func(g0, g1 int)) {
 	}
 }
 
-// packedTile is where a kernel writes its part of a tile of which only cols columns exist in y.
+// packedTile is where a kernel writes its rows of a tile of which not all columns exist in y.
 type packedTile [mostPacked * TileN]float32
 
+// packedQ8C multiplies packed rows with a q8c weight. The first group of a pass leaves the unsigned
+// weights of a tile in scratch for the others.
 func packedQ8C(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
 	row := packedRow(k, 0)
 	bytes, panelBytes := q8cTileBytes(k)
@@ -101,17 +109,15 @@ func packedQ8C(y []float32, ldy int, x []byte, xscale []float32, w, scratch []by
 						&xscale[line])
 				}
 				if cols < TileN {
-					for i := range rows {
-						copy(y[(line+i)*ldy+j:(line+i)*ldy+j+cols], out[i*TileN:])
-					}
+					copyColumns(y, ldy, line, j, cols, rows, out[:])
 				}
 			}
 		}
 	})
 }
 
-// packedQ4 is the product with 4-bit weights in blocks of block rows. Tiles are unpacked in parts for all groups of a
-// pass.
+// packedQ4 is the product with 4-bit weights in blocks of block rows. Parts of a tile are unpacked
+// for all groups of a pass; float sums collect in scratch, and the last part scales them into y.
 func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
 	row, blocks := packedRow(k, block), (k+block-1)/block
 	bytes, panelBlock := q4BlockBytes(block), TileN*block+4*TileN
@@ -160,9 +166,7 @@ func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, sc
 							ahead, stride, scale)
 					}
 					if cols < TileN && scale != nil {
-						for i := range rows {
-							copy(y[(line+i)*ldy+j:(line+i)*ldy+j+cols], out[i*TileN:])
-						}
+						copyColumns(y, ldy, line, j, cols, rows, out[:])
 					}
 				}
 				at = next
@@ -171,6 +175,7 @@ func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, sc
 	})
 }
 
+// packRowsF32 interleaves the rows of group g: one element of each row, then the next ones.
 func packRowsF32(dst []float32, x []float32, ldx, m, k, g int) {
 	row, rows := groupRows(m, g)
 	checkPacked(m)
@@ -198,8 +203,8 @@ func packedBF16(y []float32, ldy int, x []float32, w []uint16, m, k, n int) {
 	packedFloats(y, ldy, x, nil, w, m, k, n)
 }
 
-// packedFloats is the product of packed rows with the one weight that is there. Passes take some rows and some k, like
-// those of matMulF32.
+// packedFloats multiplies packed rows with the weight that is given, w or half. Passes take some
+// rows and some k, like those of matMulF32.
 func packedFloats(y []float32, ldy int, x, w []float32, half []uint16, m, k, n int) {
 	size, last := 4, (n+TileN-1)/TileN*TileN*k-1
 	if half != nil {
@@ -230,6 +235,7 @@ func packedFloats(y []float32, ldy int, x, w []float32, half []uint16, m, k, n i
 						}
 					}
 					ahead, stride := fetch(size*part*TileN, (part+1)/2, group-g0, g1-g0, j+TileN >= n)
+					// the next tile's part begins after the rest of this tile
 					if g1-g0 > 1 {
 						ahead += size * (k - part) * TileN
 					}
@@ -241,9 +247,7 @@ func packedFloats(y []float32, ldy int, x, w []float32, half []uint16, m, k, n i
 							min(pos, 1))
 					}
 					if cols < TileN {
-						for i := range rows {
-							copy(y[(row+i)*ldy+j:(row+i)*ldy+j+cols], out[i*TileN:])
-						}
+						copyColumns(y, ldy, row, j, cols, rows, out[:])
 					}
 				}
 			}

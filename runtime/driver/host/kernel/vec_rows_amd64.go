@@ -6,9 +6,9 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// The functions on rows are the same for all tiers: AVX2 is enough to keep up with the caches. The
-// assembly takes multiples of vecN numbers; the portable functions do the rest.
-
+// The functions on rows are the same for all tiers, since AVX2 is enough to keep up with the
+// caches. The assembly takes multiples of vecN numbers, and the portable functions do the rest.
+// Those whose names begin with vec implement the fields of Set of the same name.
 const vecN = 16
 
 func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
@@ -31,6 +31,7 @@ func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 			continue
 		}
 		quant256(&out[0], &row[0], whole, step)
+		// the same rounding as the assembly's
 		for col, value := range row[whole:] {
 			i := int32(math.Float32bits(value/step+0x1.8p23)) - 0x4b400000
 			out[whole+col] = uint8(128 + max(-127, min(127, i)))
@@ -39,6 +40,7 @@ func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 	return -1
 }
 
+// vecQuantStatic leaves rows whose largest quotient overflows the assembly's conversion to Go.
 func vecQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
 	const most = 1 << 30 // what the assembly's conversion to integers can take
 	whole := n &^ (vecN - 1)
@@ -66,6 +68,7 @@ func vecQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx,
 	return -1
 }
 
+// vecNorm sums squares by the assembly in another order than norm, hence the tolerance in Set.
 func vecNorm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int) {
 	whole := n &^ (vecN - 1)
 	if whole == 0 {
@@ -111,6 +114,7 @@ func vecLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float
 	}
 }
 
+// vecGLU needs whole vectors of gate columns.
 func vecGLU(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
 	if interleave%vecN != 0 || act == op.ReLU {
 		glu(y, ldy, x, ldx, act, interleave, m, n)
@@ -165,6 +169,7 @@ func vecGate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate,
 	}
 }
 
+// vecScale rounds s to float32 once, as scale does.
 func vecScale(x []float32, s float64) {
 	whole := len(x) &^ (vecN - 1)
 	if whole > 0 {
@@ -173,7 +178,7 @@ func vecScale(x []float32, s float64) {
 	scale(x[whole:], s)
 }
 
-// combine is a product of one row of weights with the fan rows of a token.
+// combine is the product of one row of weights with the fan rows of a token.
 func (t tier) combine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int) {
 	whole := n &^ (TileN - 1)
 	for row := range m {
@@ -191,23 +196,24 @@ func (t tier) combine(y []float32, ldy int, x []float32, ldx int, weight []float
 	}
 }
 
-// fma32 is a*b + c rounded once. The product is exact in float64; the sum is rounded to odd there, so that
-// rounding it again to float32 is as if it were exact.
+// fma32 is a*b + c rounded once. The product is exact in float64. The sum is rounded to odd there,
+// by its exact error (Knuth's two-sum), so that rounding it again to float32 is as if it were
+// exact.
 func fma32(a, b, c float32) float32 {
 	product, addend := float64(a)*float64(b), float64(c)
-	sine := product + addend
-	back := sine - product
-	if weight := (product - (sine - back)) + (addend - back); weight != 0 && !math.IsInf(sine, 0) && !math.IsNaN(sine) {
-		if bits := math.Float64bits(sine); bits&1 == 0 {
-			if (weight > 0) == (sine > 0) {
+	sum := product + addend
+	back := sum - product
+	if lost := (product - (sum - back)) + (addend - back); lost != 0 && !math.IsInf(sum, 0) && !math.IsNaN(sum) {
+		if bits := math.Float64bits(sum); bits&1 == 0 {
+			if (lost > 0) == (sum > 0) {
 				bits++
 			} else {
 				bits--
 			}
-			sine = math.Float64frombits(bits)
+			sum = math.Float64frombits(bits)
 		}
 	}
-	return float32(sine)
+	return float32(sum)
 }
 
 func vecAdd(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int) {
@@ -221,6 +227,7 @@ func vecAdd(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n i
 	}
 }
 
+// vecRope needs whole vectors of pairs.
 func vecRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int) {
 	half := rotary / 2
 	if half%vecN != 0 || half == 0 {
@@ -236,6 +243,7 @@ func vecRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary
 	}
 }
 
+// vecBlockSums leaves a last, incomplete block to Go.
 func vecBlockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
 	blocks := k / BlockK
 	for line := range m {

@@ -8,6 +8,9 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
+// The kernels of the avx2 tier have 16 registers of 256 bits. The 32 columns of a tile are four of
+// them, numbered by part, each with 8 float32 or int32. Two rows of sums take 8 registers and three
+// rows take 12; the rest hold weights, broadcast activations and constants.
 var y = [16]reg.VecPhysical{
 	reg.Y0, reg.Y1, reg.Y2, reg.Y3, reg.Y4, reg.Y5, reg.Y6, reg.Y7,
 	reg.Y8, reg.Y9, reg.Y10, reg.Y11, reg.Y12, reg.Y13, reg.Y14, reg.Y15,
@@ -30,7 +33,7 @@ func avx2() {
 	attention256()
 }
 
-// const32 is 32 bytes of memory repeating a 4-byte pattern.
+// const32 declares read-only data of 32 bytes that repeat a 4-byte pattern.
 func const32(name string, v uint32) Mem {
 	mem := GLOBL(name, 8|16) // RODATA|NOPTR
 	for i := range 8 {
@@ -39,9 +42,11 @@ func const32(name string, v uint32) Mem {
 	return mem
 }
 
-// q8cRows256: |a| (u8) times sign(a)*w (s8) pairwise to 16 bit, then to 32 bit. a = u-128 may be -128, whose
-// magnitude is 128 as u8; w is at most 127 in magnitude, so that neither its negative nor a sum of two
-// products (2*128*127) leaves its type. No column sums are needed.
+// q8cRows256 has no instruction for products of unsigned activations and signed weights that cannot
+// saturate. It multiplies |a| (u8) by sign(a)*w (s8), adds pairs to 16 bit, and pairs of those to
+// 32 bit. a = u-128 may be -128, whose magnitude is 128 as u8. w is at most 127 in magnitude, so
+// its negative fits, and so does a sum of two products (2*128*127 < 2^15). Column sums are not
+// needed.
 func q8cRows256() {
 	const most = 2
 	TEXT("q8cRows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
@@ -61,6 +66,8 @@ func q8cRows256() {
 		Load(Param("tail"), tail)
 		Load(Param("w"), wp)
 		fetch := newFetcher(wp)
+		// ones adds pairs of 16-bit sums by VPMADDWD; c80 turns u into u-128 by flipping the sign
+		// bit
 		constant := GP32()
 		MOVL(U32(0x00010001), constant)
 		VMOVD(constant, ones.AsX())
@@ -92,12 +99,10 @@ func q8cRows256() {
 			ADDQ(I32(128*c), wp)
 		})
 		again(id, tail, row, count, input, 4)
-		out, ldy, scale := GP64(), GP64(), GP64()
-		Load(Param("y"), out)
-		Load(Param("ldy"), ldy)
-		Load(Param("xscale"), scale)
-		for row := range m {
-			VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, acts[0])
+		// Epilogue: y = float32(sum) * (xscale*scale), with the column scales behind the tile's
+		// weights.
+		eachScaledRow(m, func(row int, out reg.GPVirtual, scale Mem) {
+			VBROADCASTSS(scale, acts[0])
 			for part := range 4 {
 				dst := acc(row, part)
 				VCVTDQ2PS(dst, dst)
@@ -105,17 +110,16 @@ func q8cRows256() {
 				VMULPS(tmp, dst, dst)
 				VMOVUPS(dst, Mem{Base: out, Disp: 32 * part})
 			}
-			if row < m-1 {
-				ADDQ(ldy, out)
-			}
-		}
+		})
 		VZEROUPPER()
 		RET()
 	})
 }
 
-// again runs a kernel's loop, which began at id_start, once more for one step over the little matrix tail, rows of
-// pitch bytes, unless tail is nil.
+// again runs a kernel's loop, which began at the label id_start, once more over the tail: one step
+// of activations padded to a whole step, in rows of pitch bytes. It jumps back with a count of 1
+// and clears tail, so that the second arrival falls through. A nil tail skips it. more emits what
+// else must point at the tail.
 func again(id string, tail, p, n reg.GPVirtual, x rows, pitch int, more ...func()) {
 	TESTQ(tail, tail)
 	JZ(LabelRef(id + "_sum"))
@@ -130,10 +134,13 @@ func again(id string, tail, p, n reg.GPVirtual, x rows, pitch int, more ...func(
 	Label(id + "_sum")
 }
 
-// q4Rows256: nibbles (u8) times a = u-128 (s8), in steps of 32 rows of the weight: pairwise to 16 bit, where the 8
-// quarters of a step stay within 16 bit (8*2*15*128 = 30720), or with VNNI straight to 32 bit. One half of each
-// 64-byte row at a time, which is columns 0-7 and 16-23, then 8-15 and 24-31. block is the number of rows
-// that share a scale.
+// q4Rows256 multiplies nibbles (u8) by activations a = u-128 (s8), in steps of 32 rows of the
+// weight. Pairs of products are added to 16 bit, where the 8 quarters of a step stay in range
+// (8*2*15*128 = 30720 < 2^15); with VNNI they go straight to 32 bit. A step runs over the 64-byte
+// rows twice, 32 bytes each time: first columns 0-7 and 16-23, then 8-15 and 24-31, since the sums
+// of all columns do not fit in registers. The weight is nibble-8, so the block sums of the
+// activations, times 8, are taken off at the end of a step. block is the number of rows that share
+// a scale.
 func q4Rows256(name string, block int, vnni bool) {
 	const most = 2
 	f0 := const32(name+"F0", 0x0f0f0f0f)
@@ -148,6 +155,7 @@ func q4Rows256(name string, block int, vnni bool) {
 	Pragma("noescape")
 	dispatch(most, func(m int) {
 		id := label(name, m)
+		// float32 sums of the whole product, and integer sums of one step and half
 		facc := func(r, q int) reg.VecPhysical { return y[4*r+q] } // 8 columns each
 		iacc := func(r, h int) reg.VecPhysical { return y[8+2*r+h] }
 		weight, nib, act, tmp := y[12], y[13], y[14], y[15]
@@ -174,6 +182,7 @@ func q4Rows256(name string, block int, vnni bool) {
 					if half == 0 {
 						fetch.step(1)
 					}
+					// low nibbles are columns 0-15, high nibbles columns 16-31
 					VPAND(f0, weight, nib)
 					VPSRLW(I8(4), weight, weight)
 					VPAND(f0, weight, weight)
@@ -215,6 +224,8 @@ func q4Rows256(name string, block int, vnni bool) {
 				}
 			}
 		}
+		// A block of 32 is one step, followed by its 64 bytes of scales; a block of 128 is four
+		// steps, which are a loop so that the code stays small.
 		if block == 32 {
 			steps(id, count, 1, func(int) { step(Mem{Base: wp, Disp: 512}) }, func(c int) {
 				input.advance(32 * c)
@@ -249,7 +260,8 @@ func q4Rows256(name string, block int, vnni bool) {
 	})
 }
 
-// q4Doc is what the function says of itself, and the bytes of a row's tail.
+// q4Doc returns the doc comment of a 4-bit kernel, and the bytes of a row of its tail. With blocks
+// of 128 a tail row carries its four block sums behind the activations (128 + 16 bytes).
 func q4Doc(name string, block int) (doc []string, pitch int) {
 	doc = []string{
 		fmt.Sprintf("%s computes rows (1..2) rows of one q4b%d tile into y [rows][32]. x holds %d*blocks of each row's", name, block, block),
@@ -264,25 +276,22 @@ func q4Doc(name string, block int) (doc []string, pitch int) {
 	return doc, 144
 }
 
-// scaledRows256 stores the sums of m rows, times the scales of the rows. acc is columns 8*part and on of a row.
+// scaledRows256 stores m rows of float32 sums times the rows' scales. acc names the register of
+// columns 8*part.. of a row.
 func scaledRows256(m int, act reg.VecPhysical, acc func(row, part int) reg.VecPhysical) {
-	out, ldy, scale := GP64(), GP64(), GP64()
-	Load(Param("y"), out)
-	Load(Param("ldy"), ldy)
-	Load(Param("xscale"), scale)
-	for row := range m {
-		VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, act)
+	eachScaledRow(m, func(row int, out reg.GPVirtual, scale Mem) {
+		VBROADCASTSS(scale, act)
 		for part := range 4 {
 			dst := acc(row, part)
 			VMULPS(act, dst, dst)
 			VMOVUPS(dst, Mem{Base: out, Disp: 32 * part})
 		}
-		if row < m-1 {
-			ADDQ(ldy, out)
-		}
-	}
+	})
 }
 
+// f32Rows256 holds three rows of sums in 12 registers: each load of 8 weights serves three
+// multiply-adds. One accumulator per result and k in order make a row's bits independent of the
+// rows beside it.
 func f32Rows256() {
 	const most = 3
 	TEXT("f32Rows256", NOSPLIT,
@@ -318,24 +327,18 @@ func f32Rows256() {
 			input.advance(4 * c)
 			ADDQ(I32(128*c), weights)
 		})
-		out, ldy := GP64(), GP64()
-		Load(Param("y"), out)
-		Load(Param("ldy"), ldy)
-		for row := range m {
+		eachRow(m, func(row int, out reg.GPVirtual) {
 			for part := range 4 {
 				VMOVUPS(acc(row, part), Mem{Base: out, Disp: 32 * part})
 			}
-			if row < m-1 {
-				ADDQ(ldy, out)
-			}
-		}
+		})
 		VZEROUPPER()
 		RET()
 	})
 }
 
-// bf16Rows256 is f32Rows256 for a w16 tile: a 32-bit word holds a column in its upper half and the column 16
-// before it in its lower one, either of which becomes float32 with one instruction.
+// bf16Rows256 is f32Rows256 for a w16 tile. A 32-bit word holds column c in its lower half and
+// column 16+c in its upper half: a shift by 16 or a mask widens either to float32.
 func bf16Rows256() {
 	const most = 3
 	upper := const32("brainUpper256", 0xffff0000)
@@ -376,23 +379,19 @@ func bf16Rows256() {
 			input.advance(4 * c)
 			ADDQ(I32(64*c), weights)
 		})
-		out, ldy := GP64(), GP64()
-		Load(Param("y"), out)
-		Load(Param("ldy"), ldy)
-		for row := range m {
+		eachRow(m, func(row int, out reg.GPVirtual) {
 			for part := range 4 {
 				VMOVUPS(acc(row, part), Mem{Base: out, Disp: 32 * part})
 			}
-			if row < m-1 {
-				ADDQ(ldy, out)
-			}
-		}
+		})
 		VZEROUPPER()
 		RET()
 	})
 }
 
-// f32Add256 is f32Rows256 for 32 columns of a row-major matrix, added to y.
+// f32Add256 is f32Rows256 for 32 columns of a row-major matrix, added to y: the product of
+// attention weights with values. Four rows of w are addressed at a time, since their stride is not
+// a constant.
 func f32Add256() {
 	const most = 3
 	TEXT("f32Add256", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ldw int)")
@@ -402,18 +401,12 @@ func f32Add256() {
 		id := label("add", m)
 		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
 		acts, vec := y[12:15], y[15]
-		out, ldy := GP64(), GP64()
 		copyOut := func(move func(reg.VecPhysical, Mem)) {
-			Load(Param("y"), out)
-			Load(Param("ldy"), ldy)
-			for row := range m {
+			eachRow(m, func(row int, out reg.GPVirtual) {
 				for part := range 4 {
 					move(acc(row, part), Mem{Base: out, Disp: 32 * part})
 				}
-				if row < m-1 {
-					ADDQ(ldy, out)
-				}
-			}
+			})
 		}
 		copyOut(func(v reg.VecPhysical, at Mem) { VMOVUPS(at, v) })
 		input, weights := newRows(m), newRows(4)

@@ -8,6 +8,9 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
+// The kernels of the avx512 and avx512vnni tiers have 32 registers of 512 bits. The 32 columns of a
+// tile are two of them, called halves. 12 rows of sums take 24 registers and leave 8 for weights,
+// broadcast activations and constants.
 var z = [32]reg.VecPhysical{
 	reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7,
 	reg.Z8, reg.Z9, reg.Z10, reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15,
@@ -35,9 +38,10 @@ func avx512() {
 	packed512()
 }
 
-// q8cRows512: one tile of 32 columns for up to 12 rows, two registers of 16 columns per row. Products
-// go straight to 32 bit (VPDPBUSD does not saturate); sums of up to four rows are split so that the
-// instruction's latency does not show.
+// q8cRows512 computes up to 12 rows with VPDPBUSD, whose 32-bit sums do not saturate. Activations
+// stay unsigned; 128 times the column sums, which the tile holds, is taken off at the end. With few
+// rows several sets of sums take turns, because the next VPDPBUSD on a register waits for the last
+// one.
 func q8cRows512() {
 	const most = 12
 	TEXT("q8cRows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
@@ -87,6 +91,7 @@ func q8cRows512() {
 		})
 		// The tail is one more step over its own little matrix.
 		again(id, tail, row, count, input, 4)
+		// add the sets up
 		for set := 1; set < sets; set++ {
 			for row := range m {
 				VPADDD(acc(set, row, 0), acc(0, row, 0), acc(0, row, 0))
@@ -99,12 +104,8 @@ func q8cRows512() {
 		VMOVUPS(Mem{Base: weights, Disp: 64}, s1)
 		VPSLLD(I8(7), Mem{Base: weights, Disp: 128}, c0)
 		VPSLLD(I8(7), Mem{Base: weights, Disp: 192}, c1)
-		output, ldy, scale := GP64(), GP64(), GP64()
-		Load(Param("y"), output)
-		Load(Param("ldy"), ldy)
-		Load(Param("xscale"), scale)
-		for row := range m {
-			VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, xs)
+		eachScaledRow(m, func(row int, output reg.GPVirtual, scale Mem) {
+			VBROADCASTSS(scale, xs)
 			for half, pair := range []struct{ s, c reg.VecPhysical }{{s0, c0}, {s1, c1}} {
 				dst := acc(0, row, half)
 				VPSUBD(pair.c, dst, dst)
@@ -113,19 +114,17 @@ func q8cRows512() {
 				VMULPS(tmp, dst, dst)
 				VMOVUPS(dst, Mem{Base: output, Disp: 64 * half})
 			}
-			if row < m-1 {
-				ADDQ(ldy, output)
-			}
-		}
+		})
 		VZEROUPPER()
 		RET()
 	})
 }
 
-// q4Rows512: nibbles become 16*(nibble-8) as int8 with two or three instructions a register, the activations stay u8,
-// and the term 128*sum(nibble-8) is one more row of constant activations. So each block costs the same few
-// instructions whatever the number of rows, and block sums of the activations are not needed. The factor 16 is taken
-// out at the end, where it is exact. block is the number of rows of the weight that share a scale.
+// q4Rows512 turns nibbles into 16*(nibble-8) as int8 with two or three instructions a register and
+// leaves the activations unsigned. The offset of the activations, 128*sum(nibble-8), is computed
+// like one more row of constant activations. So a block costs the same few instructions whatever
+// the number of rows, and block sums of activations are not needed. The factor 16 is removed at the
+// end, exactly. block is the number of rows of the weight that share a scale.
 func q4Rows512(name string, block int) {
 	const most = 6
 	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
@@ -171,6 +170,7 @@ func q4Rows512(name string, block int) {
 					VPTERNLOGD(U8(0x6a), c80, cF0, hi)
 					VPDPBUSD(lo, c80, n0)
 					VPDPBUSD(hi, c80, n1)
+					// two registers for broadcasts, so that a row need not wait for the one before
 					for row := range m {
 						vec := bcast
 						if row%2 == 1 {
@@ -185,6 +185,7 @@ func q4Rows512(name string, block int) {
 				ADDQ(I32(512), weights)
 			})
 			fetch.step(1) // the line of scales
+			// end of a block: take the offset off and accumulate in float32 with the block's scales
 			VCVTPH2PS(Mem{Base: weights}, lo)
 			VCVTPH2PS(Mem{Base: weights, Disp: 32}, hi)
 			for row := range m {
@@ -197,30 +198,24 @@ func q4Rows512(name string, block int) {
 			}
 		}, func(int) { ADDQ(I32(64), weights) })
 		again(id, tail, row, count, input, block)
-		output, ldy, scale := GP64(), GP64(), GP64()
-		Load(Param("y"), output)
-		Load(Param("ldy"), ldy)
-		Load(Param("xscale"), scale)
+		output, ldy, scales := param("y"), param("ldy"), param("xscale")
 		MOVL(U32(0x3d800000), tmp) // 1/16
 		VPBROADCASTD(tmp, c80)
-		for row := range m {
-			VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, bcast)
+		alongRows(m, output, ldy, func(row int, output reg.GPVirtual) {
+			VBROADCASTSS(Mem{Base: scales, Disp: 4 * row}, bcast)
 			for half := range 2 {
 				dst := facc(row, half)
 				VMULPS(c80, dst, dst)
 				VMULPS(bcast, dst, dst)
 				VMOVUPS(dst, Mem{Base: output, Disp: 64 * half})
 			}
-			if row < m-1 {
-				ADDQ(ldy, output)
-			}
-		}
+		})
 		VZEROUPPER()
 		RET()
 	})
 }
 
-// inSteps emits a loop that runs body for each 32 of block rows.
+// inSteps emits body once for each 32 of block rows, as a loop where there are several.
 func inSteps(id string, block int, body func()) {
 	if block == 32 {
 		body()
@@ -234,9 +229,9 @@ func inSteps(id string, block int, body func()) {
 	JNZ(LabelRef(id + "_step"))
 }
 
-// q4Unpack512 is worth its while from about 7 rows on. An unpacked block is [block/4][32][4] int8 of
-// 16*(nibble-8), the first value of each column's sum as int32 (it takes 128 off each activation), and the
-// column scales over 16.
+// q4Unpack512 unpacks 4-bit blocks once for all rows, which pays from about 7 rows on. An unpacked
+// block is [block/4][32][4] int8 of 16*(nibble-8); then for each column the int32 at which its sum
+// starts, -128*16*sum(nibble-8), for the offset of the activations; then the column scales over 16.
 func q4Unpack512(name string, block int) {
 	TEXT(name, NOSPLIT, "func(panel *uint8, w *uint8, blocks int)")
 	Doc(fmt.Sprintf("%s unpacks blocks of a q4b%d tile for the kernel of panels, %d bytes each.", name, block,
@@ -270,6 +265,7 @@ func q4Unpack512(name string, block int) {
 			ADDQ(I32(512), weights)
 			ADDQ(I32(1024), panel)
 		})
+		// behind the values: the negated offsets, then the scales over 16
 		for i, vec := range []reg.VecPhysical{n0, n1} {
 			zero512(lo)
 			VPSUBD(vec, lo, vec)
@@ -286,8 +282,9 @@ func q4Unpack512(name string, block int) {
 	RET()
 }
 
-// q4Panel512 keeps the float sums in memory, which leaves all registers to 12 rows of integer sums: in a
-// dense scratch, because rows of y are often a multiple of 4 KiB apart, where loads wait for unrelated stores.
+// q4Panel512 multiplies rows with unpacked blocks. Float sums lie in memory, which leaves all
+// registers to 12 rows of integer sums. They lie in a dense scratch, because rows of y are often a
+// multiple of 4 KiB apart, where loads wait for unrelated stores.
 func q4Panel512(name string, block int) {
 	const most = 12
 	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, sums *float32, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)")
@@ -305,6 +302,7 @@ func q4Panel512(name string, block int) {
 		Load(Param("sums"), sums)
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
+		// copy y to the scratch
 		for row := range m {
 			for half := range 2 {
 				VMOVUPS(Mem{Base: out, Disp: 64 * half}, w0)
@@ -320,6 +318,7 @@ func q4Panel512(name string, block int) {
 		Load(Param("blocks"), count)
 		Load(Param("panel"), panel)
 		steps(id, count, 1, func(int) {
+			// integer sums start at the offsets, so that no subtraction is needed
 			VMOVDQU64(Mem{Base: panel, Disp: 32 * block}, w0)
 			VMOVDQU64(Mem{Base: panel, Disp: 32*block + 64}, w1)
 			for row := range m {
@@ -352,6 +351,8 @@ func q4Panel512(name string, block int) {
 				}
 			}
 		}, func(int) { ADDQ(I32(256), panel) })
+		// write the scratch back, times xscale where that is given: the last call of a tile gives
+		// it
 		Load(Param("xscale"), ptr)
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
@@ -374,8 +375,9 @@ func q4Panel512(name string, block int) {
 	})
 }
 
-// multiplyRow adds to acc0 and acc1 the products of element disp of row r with w0 and w1: with the loads as operands,
-// because a core whose other thread is busy is short of instructions, or with a load to b.
+// multiplyRow adds to acc0 and acc1 the products of row r's element at disp with w0 and w1. The
+// load is an operand of the multiply-adds where the row's address allows it, which saves an
+// instruction; else it is broadcast to b.
 func multiplyRow(x rows, r, disp int, w0, w1, b, acc0, acc1 reg.VecPhysical) {
 	if x.plain(r) {
 		VFMADD231PS_BCST(x.at(r, disp), w0, acc0)
@@ -387,8 +389,8 @@ func multiplyRow(x rows, r, disp int, w0, w1, b, acc0, acc1 reg.VecPhysical) {
 	VFMADD231PS(w1, b, acc1)
 }
 
-// f32Rows512: one accumulator per result and k in order, so that a row's bits do not depend on the rows
-// beside it.
+// f32Rows512 is f32Rows256 with up to 12 rows in 24 registers: one accumulator per result and k in
+// order, so that a row's bits do not depend on the rows beside it.
 func f32Rows512() {
 	const most = 12
 	TEXT("f32Rows512", NOSPLIT,
@@ -422,23 +424,16 @@ func f32Rows512() {
 			input.advance(4 * c)
 			ADDQ(I32(128*c), weights)
 		})
-		output, ldy := GP64(), GP64()
-		Load(Param("y"), output)
-		Load(Param("ldy"), ldy)
-		for row := range m {
+		eachRow(m, func(row int, output reg.GPVirtual) {
 			VMOVUPS(acc(row, 0), Mem{Base: output})
 			VMOVUPS(acc(row, 1), Mem{Base: output, Disp: 64})
-			if row < m-1 {
-				ADDQ(ldy, output)
-			}
-		}
+		})
 		VZEROUPPER()
 		RET()
 	})
 }
 
-// bf16Rows512 is f32Rows512 for a w16 tile: a 32-bit word holds a column in its upper half and the column 16
-// before it in its lower one, either of which becomes float32 with one instruction.
+// bf16Rows512 is f32Rows512 for a w16 tile; see bf16Rows256 for the order of columns.
 func bf16Rows512() {
 	const most = 12
 	TEXT("bf16Rows512", NOSPLIT,
@@ -473,22 +468,16 @@ func bf16Rows512() {
 			input.advance(4 * c)
 			ADDQ(I32(64*c), weights)
 		})
-		output, ldy := GP64(), GP64()
-		Load(Param("y"), output)
-		Load(Param("ldy"), ldy)
-		for row := range m {
+		eachRow(m, func(row int, output reg.GPVirtual) {
 			VMOVUPS(acc(row, 0), Mem{Base: output})
 			VMOVUPS(acc(row, 1), Mem{Base: output, Disp: 64})
-			if row < m-1 {
-				ADDQ(ldy, output)
-			}
-		}
+		})
 		VZEROUPPER()
 		RET()
 	})
 }
 
-// f32Add512 is f32Rows512 for 32 columns of a row-major matrix, added to y.
+// f32Add512 is f32Rows512 for 32 columns of a row-major matrix, added to y; see f32Add256.
 func f32Add512() {
 	const most = 12
 	TEXT("f32Add512", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ldw int)")
@@ -498,16 +487,10 @@ func f32Add512() {
 		id := label("add", m)
 		acc := func(r, half int) reg.VecPhysical { return z[r*2+half] }
 		w0, w1, acts := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
-		out, ldy := GP64(), GP64()
-		Load(Param("y"), out)
-		Load(Param("ldy"), ldy)
-		for row := range m {
+		eachRow(m, func(row int, out reg.GPVirtual) {
 			VMOVUPS(Mem{Base: out}, acc(row, 0))
 			VMOVUPS(Mem{Base: out, Disp: 64}, acc(row, 1))
-			if row < m-1 {
-				ADDQ(ldy, out)
-			}
-		}
+		})
 		input, weights := newRows(m), newRows(4)
 		row, count := GP64(), GP64()
 		Load(Param("w"), row)
@@ -530,15 +513,10 @@ func f32Add512() {
 			input.advance(4 * c)
 			weights.down(c)
 		})
-		Load(Param("y"), out)
-		Load(Param("ldy"), ldy)
-		for row := range m {
+		eachRow(m, func(row int, out reg.GPVirtual) {
 			VMOVUPS(acc(row, 0), Mem{Base: out})
 			VMOVUPS(acc(row, 1), Mem{Base: out, Disp: 64})
-			if row < m-1 {
-				ADDQ(ldy, out)
-			}
-		}
+		})
 		VZEROUPPER()
 		RET()
 	})

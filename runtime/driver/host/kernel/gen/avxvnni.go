@@ -7,14 +7,16 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
+// avxvnni writes the kernels of 8-bit and 4-bit products for CPUs with VPDPBUSD on 256-bit
+// registers. Its other functions are those of the avx2 tier.
 func avxvnni() {
 	q8cRowsVNNI()
 	q4Rows256("q4RowsVNNI", 32, true)
 	q4Rows256("q4x128RowsVNNI", 128, true)
 }
 
-// dotVEX is VPDPBUSD with 256-bit registers in the encoding of AVX-VNNI, which Go's assembler lacks: it adds to acc
-// the products of the bytes of u8, unsigned, and s8, in fours.
+// dotVEX emits VPDPBUSD with 256-bit registers in the encoding of AVX-VNNI, which Go's assembler
+// lacks. It adds to acc the products of unsigned bytes u8 and signed bytes s8, in fours.
 func dotVEX(s8, u8, acc reg.VecPhysical) {
 	number := func(v reg.VecPhysical) uint32 {
 		for i, weight := range y {
@@ -29,6 +31,8 @@ func dotVEX(s8, u8, acc reg.VecPhysical) {
 	emit := func(opcode string, v Op) {
 		Instruction(&ir.Instruction{Opcode: opcode, Operands: []Op{v}})
 	}
+	// the three-byte VEX prefix, opcode 0x50, and ModRM; register numbers are stored inverted in
+	// the prefix
 	emit("BYTE", U8(0xc4))
 	emit("LONG", U32(
 		^dst>>3<<7&0x80|0x40|^signed>>3<<5&0x20|2| // no extension of the fields, map 0F38
@@ -37,8 +41,8 @@ func dotVEX(s8, u8, acc reg.VecPhysical) {
 			(0xc0|dst&7<<3|signed&7)<<24))
 }
 
-// q8cRowsVNNI is q8cRows512 in half the register width: the activations stay u8, and 128 times the column sums
-// is taken off at the end.
+// q8cRowsVNNI is q8cRows512 in half the register width: activations stay unsigned, and 128 times
+// the column sums is taken off at the end.
 func q8cRowsVNNI() {
 	const most = 3
 	TEXT("q8cRowsVNNI", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
@@ -86,12 +90,8 @@ func q8cRowsVNNI() {
 			}
 		}
 		// y = float32(acc - 128*colsum) * (xscale*scale)
-		out, ldy, scale := GP64(), GP64(), GP64()
-		Load(Param("y"), out)
-		Load(Param("ldy"), ldy)
-		Load(Param("xscale"), scale)
-		for row := range m {
-			VBROADCASTSS(Mem{Base: scale, Disp: 4 * row}, acts[0])
+		eachScaledRow(m, func(row int, out reg.GPVirtual, scale Mem) {
+			VBROADCASTSS(scale, acts[0])
 			for part := range 4 {
 				dst := acc(0, row, part)
 				VMOVDQU(Mem{Base: wp, Disp: 128 + 32*part}, weight)
@@ -102,10 +102,7 @@ func q8cRowsVNNI() {
 				VMULPS(weight, dst, dst)
 				VMOVUPS(dst, Mem{Base: out, Disp: 32 * part})
 			}
-			if row < m-1 {
-				ADDQ(ldy, out)
-			}
-		}
+		})
 		VZEROUPPER()
 		RET()
 	})

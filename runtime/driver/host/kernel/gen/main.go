@@ -3,6 +3,14 @@
 //	go run . -tier avx512 -out ../vec_avx512_amd64.s -stubs ../vec_avx512_amd64.go -pkg kernel
 //
 // It is a module of its own, so that the assembler generator is no dependency of hetc.
+//
+// A matrix kernel computes m rows of one tile: the loop over k broadcasts an activation of each
+// row, loads 32 weights once for all rows, and accumulates in registers. Each m has its own body,
+// because registers cannot be indexed: the generator unrolls over rows, and a kernel jumps to the
+// body of its row count.
+//
+// Operands stand in the order of Go's assembler: the destination is last, and VPSUBD(a, b, c) is
+// c = b - a.
 package main
 
 import (
@@ -37,10 +45,13 @@ func main() {
 	Generate()
 }
 
-// fetcher asks for weights before they are needed: those of the next tile where this tile is used by
-// several calls, else those a little ahead. The caller says where and how fast to go.
+// fetcher prefetches weights: those of the next tile where several calls share this tile, else
+// those a little ahead in this one. The caller chooses distance and speed, because only it knows
+// the next line to prefetch, and the bytes from one step to the next
+// how many calls there are.
 type fetcher struct{ at, stride reg.GPVirtual }
 
+// newFetcher reads the parameters ahead, in bytes from w, and stride.
 func newFetcher(w reg.GPVirtual) fetcher {
 	out := fetcher{at: GP64(), stride: GP64()}
 	Load(Param("ahead"), out.at)
@@ -49,6 +60,7 @@ func newFetcher(w reg.GPVirtual) fetcher {
 	return out
 }
 
+// step prefetches lines cache lines and moves on by stride, which may be less than those lines.
 func (f fetcher) step(lines int) {
 	for i := range lines {
 		PREFETCHT0(Mem{Base: f.at, Disp: 64 * i})
@@ -56,32 +68,52 @@ func (f fetcher) step(lines int) {
 	ADDQ(f.stride, f.at)
 }
 
-// fetches tells whether step i of a turn of 4 asks for weights when there are m rows: with many it does every other
-// time, because the work between is long, and because instructions are what a core has too few of whose other thread
-// is busy.
+// fetches reports whether step i of an unrolled turn of 4 prefetches when there are m rows. With
+// many rows every other step is enough, since the work between is long. It saves instructions,
+// which are what limits a core whose other hardware thread is busy.
 func fetches(m, i int) bool { return m < manyRows || i%2 == 0 }
 
-// manyRows is also known to the callers.
+// manyRows is the number of rows from which fetches skips steps. The callers in package kernel
+// compute stride with the same constant.
 const manyRows = 7
 
-// fetchOutput asks for the lines of each of m rows of y, so that the stores at the end do not wait for memory: while
-// they wait, every load whose address ends in the same 12 bits does too, and rows of y often lie a multiple of 4 KiB
-// apart.
+// fetchOutput prefetches the lines of each of m rows of y, so that the stores at the end do not
+// wait for memory. While a store waits, so does every load whose address has the same low 12 bits,
+// and rows of y often lie a multiple of 4 KiB apart.
 func fetchOutput(m, lines int) {
-	output, ldy := GP64(), GP64()
-	Load(Param("y"), output)
-	Load(Param("ldy"), ldy)
-	for row := range m {
+	eachRow(m, func(_ int, output reg.GPVirtual) {
 		for i := range lines {
 			PREFETCHT0(Mem{Base: output, Disp: 64 * i})
 		}
+	})
+}
+
+// eachRow emits body for each of m rows of y, with the address of the row in output.
+func eachRow(m int, body func(row int, output reg.GPVirtual)) {
+	alongRows(m, param("y"), param("ldy"), body)
+}
+
+// eachScaledRow is eachRow for epilogues that multiply a row by its scale, an element of xscale.
+func eachScaledRow(m int, body func(row int, output reg.GPVirtual, scale Mem)) {
+	output, ldy, scales := param("y"), param("ldy"), param("xscale")
+	alongRows(m, output, ldy, func(row int, output reg.GPVirtual) {
+		body(row, output, Mem{Base: scales, Disp: 4 * row})
+	})
+}
+
+// alongRows moves output from row to row, but not beyond the last one.
+func alongRows(m int, output, ldy reg.GPVirtual, body func(row int, output reg.GPVirtual)) {
+	for row := range m {
+		body(row, output)
 		if row < m-1 {
 			ADDQ(ldy, output)
 		}
 	}
 }
 
-// begin zeroes accumulators of bytes each for m rows, or fills them from y where the caller wants more added.
+// begin starts the accumulators of m rows, of the given bytes each: at zero, or at y where the
+// parameter more is not 0. A product over a part of k continues the sum of the parts before it in
+// this way.
 func begin(id string, m, bytes int, acc []reg.VecPhysical, zero func(...reg.VecPhysical)) {
 	more := GP64()
 	Load(Param("more"), more)
@@ -91,22 +123,21 @@ func begin(id string, m, bytes int, acc []reg.VecPhysical, zero func(...reg.VecP
 	zero(acc...)
 	JMP(LabelRef(id + "_begin"))
 	Label(id + "_more")
-	output, ldy := GP64(), GP64()
-	Load(Param("y"), output)
-	Load(Param("ldy"), ldy)
-	for i, vec := range acc {
-		each := len(acc) / m
-		if i > 0 && i%each == 0 {
-			ADDQ(ldy, output)
+	each := len(acc) / m
+	eachRow(m, func(row int, output reg.GPVirtual) {
+		for i, vec := range acc[row*each : (row+1)*each] {
+			VMOVUPS(Mem{Base: output, Disp: i * bytes}, vec)
 		}
-		VMOVUPS(Mem{Base: output, Disp: i % each * bytes}, vec)
-	}
+	})
 	Label(id + "_begin")
 }
 
-// rows addresses up to 12 rows of a matrix: base registers four rows apart, or one for each of the first rows, and the
-// row stride in bytes.
+// rows addresses up to 12 rows of a matrix with few registers. Either there is one base register
+// for every four rows, and an index of 0, 1, 2 or 3 strides selects the row; or the first rows have
+// a base register each.
 type rows struct {
+	// base addresses, ld the stride in bytes, ld3 three times the stride (x86 indices scale by 1,
+	// 2, 4 and 8 only)
 	base    []reg.GPVirtual
 	ld, ld3 reg.GPVirtual
 	own     bool // a base for each row, as far as they go
@@ -121,11 +152,12 @@ func newRows(count int) rows {
 	return out
 }
 
-// ownBases is for how many rows newOwnRows has registers.
+// ownBases is the number of rows that get a base register of their own from newOwnRows.
 const ownBases = 8
 
-// newOwnRows makes registers for up to 12 rows of which the first ones, those with plain(row), are addressed without an
-// index. Only so is a load no instruction of its own for the core when it is an operand of another one.
+// newOwnRows makes registers for up to 12 rows, of which the first ownBases are addressed without
+// an index. Only an operand without an index is fused with the multiply-add that reads it; with
+// one, the load costs an instruction of its own.
 func newOwnRows(count int) rows {
 	out := rows{ld: GP64(), own: true}
 	for range min(count, ownBases) {
@@ -134,6 +166,7 @@ func newOwnRows(count int) rows {
 	return out
 }
 
+// plain reports whether row i is addressed without an index.
 func (r rows) plain(i int) bool { return r.own && i < len(r.base) }
 
 // set points the rows at p with stride ld bytes (already in r.ld).
@@ -152,10 +185,12 @@ func (r rows) set(p reg.Register) {
 	}
 }
 
+// at is the operand disp bytes into row i.
 func (r rows) at(i, disp int) Mem {
 	if r.plain(i) {
 		return Mem{Base: r.base[i], Disp: disp}
 	}
+	// rows 8..11 lie four strides below rows 4..7
 	if r.own {
 		return Mem{Base: r.base[i-4], Index: r.ld, Scale: 4, Disp: disp}
 	}
@@ -171,13 +206,14 @@ func (r rows) at(i, disp int) Mem {
 	return mem
 }
 
+// advance moves all rows along by bytes.
 func (r rows) advance(bytes int) {
 	for _, base := range r.base {
 		ADDQ(I32(bytes), base)
 	}
 }
 
-// down moves to the next 1 or 4 rows.
+// down moves to the rows count strides below; count is 1 or 4, which an index can scale by.
 func (r rows) down(count int) {
 	for _, base := range r.base {
 		LEAQ(Mem{Base: base, Index: r.ld, Scale: uint8(count)}, base)
@@ -197,8 +233,9 @@ func dispatch(most int, body func(m int)) {
 	}
 }
 
-// steps emits a loop over n (a register, counted down) that does `unroll` steps per turn and then
-// single ones. step emits step i of a turn, advance moves the pointers by count steps.
+// steps emits a loop over n, a register counted down: turns of unroll steps, then single ones. step
+// emits step i of a turn, and advance moves the pointers by count steps. Within a turn the steps
+// use displacements, so that pointers move once a turn.
 func steps(id string, n reg.GPVirtual, unroll int, step func(i int), advance func(count int)) {
 	if unroll > 1 {
 		SUBQ(I8(unroll), n)
@@ -224,6 +261,7 @@ func steps(id string, n reg.GPVirtual, unroll int, step func(i int), advance fun
 	Label(id + "_done")
 }
 
+// label numbers the labels of a body with two digits, the number of rows.
 func label(s string, i int) string {
 	return s + string(rune('0'+i/10)) + string(rune('0'+i%10))
 }

@@ -9,9 +9,10 @@ import (
 	"strings"
 )
 
-// neon writes the kernels for arm64: as text, because avo knows amd64 only. All of them compute 1..3 rows of 32
-// columns, eight vectors of four columns a row in V0..V23, and read the weights once for these rows. Go's
-// assembler lacks some of the instructions; they are words.
+// neon writes the kernels for arm64 as text, because avo knows amd64 only. A matrix kernel computes
+// 1..3 rows of 32 columns: eight vectors of four columns a row, in V0..V23, and reads the weights
+// once for these rows. V24..V26 hold activations, V27..V31 weights and constants. Instructions that
+// Go's assembler lacks are written as words.
 func neon() {
 	asm := &arm{}
 	asm.q8cRows()
@@ -24,6 +25,7 @@ func neon() {
 	asm.write()
 }
 
+// arm collects the assembly and the Go declarations of its functions.
 type arm struct{ text, stubs strings.Builder }
 
 // write puts the assembly and the declarations where the flags of avo say.
@@ -44,6 +46,7 @@ func (a *arm) write() {
 // f emits a line.
 func (a *arm) f(format string, args ...any) { fmt.Fprintf(&a.text, "\t"+format+"\n", args...) }
 
+// label emits a label.
 func (a *arm) label(format string, args ...any) { fmt.Fprintf(&a.text, format+":\n", args...) }
 
 // function begins a function of 8-byte parameters, given as "name type", and writes one body for each number of rows,
@@ -69,7 +72,8 @@ func (a *arm) function(name string, params []string, doc ...string) (bodies func
 	}
 }
 
-// Registers: parameters lie in R0 upwards; row r is read at R(row+r).
+// row is the first register that points at activations: row r of x is read at R(row+r). Parameters
+// lie in R0 upwards.
 const row = 19
 
 // point sets the row pointers to p, ld bytes apart.
@@ -80,6 +84,7 @@ func (a *arm) point(m int, p, ld string) {
 	}
 }
 
+// zero clears V0..V(n-1).
 func (a *arm) zero(n int) {
 	for i := range n {
 		a.f("VEOR V%d.B16, V%d.B16, V%d.B16", i, i, i)
@@ -104,14 +109,17 @@ func (a *arm) fmla(d, n, m, i int) {
 	a.word(0x4f801000|element(m, i)|uint32(n<<5|d), "FMLA V%d.S[%d], V%d.S4, V%d.S4", m, i, n, d)
 }
 
+// fmul computes d = n*m.
 func (a *arm) fmul(d, n, m int) {
 	a.word(0x6e20dc00|uint32(m<<16|n<<5|d), "FMUL V%d.S4, V%d.S4, V%d.S4", m, n, d)
 }
 
+// scvtf converts d from int32 to float32 in place.
 func (a *arm) scvtf(d int) { a.word(0x4e21d800|uint32(d<<5|d), "SCVTF V%d.S4, V%d.S4", d, d) }
 
-// along emits a loop over the count in R5: four steps a turn for which 16 bytes of each row are loaded to V24.., then
-// single ones with 4 bytes. prepare follows a load, step is given the element.
+// along emits a loop over the count in R5: turns of four steps, for which 16 bytes of each row are
+// loaded to V24 and on, then single steps with 4 bytes. prepare follows a load, and step i
+// multiplies with element i of what was loaded.
 func (a *arm) along(m int, prepare func(), step func(i int)) {
 	a.label("many%d", m)
 	a.f("SUBS $4, R5, R5")
@@ -138,8 +146,8 @@ func (a *arm) along(m int, prepare func(), step func(i int)) {
 	a.label("done%d", m)
 }
 
-// tail repeats the loop that began at start for one step over the rows at tail (R6), of the pitch that setPitch puts in
-// R4, unless tail is nil.
+// tail repeats the loop that began at the label start for one step over the tail (R6), like again
+// of amd64. setPitch puts the pitch of its rows in R4. A nil tail skips it.
 func (a *arm) tail(m int, setPitch string) {
 	a.f("CBZ R6, sum%d", m)
 	a.f("MOVD R6, R3")
@@ -150,7 +158,7 @@ func (a *arm) tail(m int, setPitch string) {
 	a.label("sum%d", m)
 }
 
-// eachRow runs body for the rows with the address of y's in R15.
+// eachRow emits body for each row, with the address of y's row in R15; R1 ends at the last row.
 func (a *arm) eachRow(m int, body func(r int)) {
 	for row := range m {
 		a.f("MOVD R1, R15")
@@ -161,6 +169,7 @@ func (a *arm) eachRow(m int, body func(r int)) {
 	}
 }
 
+// store writes the sums of m rows to y.
 func (a *arm) store(m int) {
 	a.eachRow(m, func(r int) {
 		a.f("VST1.P [V%d.S4, V%d.S4, V%d.S4, V%d.S4], 64(R15)", 8*r, 8*r+1, 8*r+2, 8*r+3)
@@ -168,18 +177,22 @@ func (a *arm) store(m int) {
 	})
 }
 
-// signed makes activations u signed, u-128.
+// signed turns the activations in V24 and on from u into u-128, by their sign bits; V31 is 0x80 in
+// every byte.
 func (a *arm) signed(m int) {
 	for row := range m {
 		a.f("VEOR V31.B16, V%d.B16, V%d.B16", 24+row, 24+row)
 	}
 }
 
+// bytes fills a register with a byte.
 func (a *arm) bytes(v byte, to int) {
 	a.f("MOVD $0x%02x, R15", v)
 	a.f("VDUP R15, V%d.B16", to)
 }
 
+// q8cRows multiplies signed bytes with SDOT, whose sums are exact in 32 bit; column sums are not
+// needed.
 func (a *arm) q8cRows() {
 	a.function("q8cRowsNEON", []string{"rows int", "y *float32", "ldy int", "x *uint8", "ldx int", "steps int",
 		"tail *uint8", "w *uint8", "xscale *float32"},
@@ -214,8 +227,9 @@ func (a *arm) q8cRows() {
 	})
 }
 
-// q4Rows keeps the float sums in y, which leaves the registers to three rows of integer sums. A byte is two
-// columns: nibble-8 of each is one instruction more.
+// q4Rows keeps the float sums in y, which leaves the registers to three rows of integer sums. A
+// byte is two columns; nibble-8 costs one subtraction each. The loop nest is blocks, halves of 16
+// weight rows, and four quads of k in a half.
 func (a *arm) q4Rows() {
 	a.function("q4RowsNEON", []string{"rows int", "y *float32", "ldy int", "x *uint8", "ldx int", "blocks int",
 		"tail *uint8", "w *uint8", "xscale *float32", "parts int"},
@@ -253,6 +267,7 @@ func (a *arm) q4Rows() {
 		}
 		a.f("SUBS $1, R13, R13")
 		a.f("BNE half%d", m)
+		// end of a block: y += float32(sum) * scale, with the float16 scales behind its nibbles
 		a.f("MOVD y+8(FP), R1")
 		a.eachRow(m, func(r int) {
 			a.f("MOVD R7, R14")
@@ -270,6 +285,7 @@ func (a *arm) q4Rows() {
 		a.f("BNE block%d", m)
 		a.label("after%d", m)
 		a.tail(m, "LSL $5, R9, R4")
+		// all blocks done: y *= xscale
 		a.f("MOVD y+8(FP), R1")
 		a.eachRow(m, func(r int) {
 			a.f("VLD1R.P 4(R8), [V24.S4]")
@@ -282,6 +298,7 @@ func (a *arm) q4Rows() {
 	})
 }
 
+// f32Rows has one accumulator per result and k in order, like f32Rows256.
 func (a *arm) f32Rows() {
 	a.function("f32RowsNEON", []string{"rows int", "y *float32", "ldy int", "x *float32", "ldx int", "k int",
 		"w *float32"},
@@ -354,7 +371,8 @@ func (a *arm) bf16Rows() {
 	})
 }
 
-// peak is a loop of multiply-adds on 24 registers of ones, which counts them; add adds two registers.
+// peak writes a loop of multiply-adds on 24 registers of ones, so that the sums count them.
+// multiply and add are the words of the two instructions for register 0.
 func (a *arm) peak(name, what string, one, multiply, add uint32) {
 	a.function(name, []string{"turns int", "sum *uint8"},
 		"does turns (at least 1) times as many multiply-adds by "+what+" as 24 registers have elements, and stores at",

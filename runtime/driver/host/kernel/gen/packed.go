@@ -8,10 +8,11 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// The kernels of packed activations. VPDPBUSD takes its signed operand from memory, a load that is no instruction of
-// its own; so here the activations are signed and the weights unsigned, and the activations of a group of rows lie as
-// the kernel reads them, behind one pointer. What the weights' offset adds, 128 times a sum of activations, is what
-// the sums start at, negative.
+// The kernels of packed activations. A kernel that broadcasts activations spends one load
+// instruction for each row. VPDPBUSD can broadcast its signed operand from memory without one, so
+// here the activations are signed and the weights unsigned. The activations of a group of rows lie
+// in the order in which the kernel reads them, behind one pointer. The offset of the weights adds
+// 128 times a sum of activations; the sums start at its negative.
 const (
 	leastPacked = 9 // rows of a group
 	mostPacked  = 14
@@ -31,7 +32,7 @@ func packed512() {
 	q4Packed512("q4x128Packed512", 128)
 }
 
-// dispatchPacked jumps to one body per row count of a group.
+// dispatchPacked jumps to one body per row count of a group, as dispatch does.
 func dispatchPacked(body func(m int)) {
 	count := Load(Param("rows"), GP64())
 	for rows := leastPacked; rows < mostPacked; rows++ {
@@ -44,8 +45,9 @@ func dispatchPacked(body func(m int)) {
 	}
 }
 
-// packedRows is one step: row r is multiplied by w0 and w1, of which some rows get their activations in a register
-// because a core also has few loads.
+// packedRows emits one step: every row's activation times w0 and w1. Most rows take it from memory
+// as an operand; two of the rows, evenly spread, load it to one of the registers b, because a core
+// also has a limit on loads.
 func packedRows(x reg.Register, disp, m int, w0, w1 reg.VecPhysical, b []reg.VecPhysical,
 	acc func(r, half int) reg.VecPhysical, floats bool) {
 	const loaded = 2
@@ -75,7 +77,8 @@ func packedRows(x reg.Register, disp, m int, w0, w1 reg.VecPhysical, b []reg.Vec
 	}
 }
 
-// startPacked begins the sums at what the group's rows have in front of their activations.
+// startPacked starts the sums of both halves at the values that lie in front of the group's
+// activations, one int32 a row.
 func startPacked(x reg.Register, m int, acc func(r, half int) reg.VecPhysical) {
 	for row := range m {
 		VPBROADCASTD(Mem{Base: x, Disp: 4 * row}, acc(row, 0))
@@ -90,7 +93,9 @@ const (
 	packFloats        // float32 activations, each in the place of four others
 )
 
-// packQuad512 turns 16 words of 4 activations of four rows at a time by 4x4, and likewise 128 times their sums.
+// packQuad512 packs four rows: it transposes 16 words of 4 activations of each, 4x4 words in every
+// 128-bit lane, and computes -128 times their sums with VPDPBUSD. kind says what is packed and
+// where the sums go.
 func packQuad512(name string, kind int) {
 	each := kind == packEach
 	x8, params := "x *uint8", ")"
@@ -122,6 +127,7 @@ func packQuad512(name string, kind int) {
 	if kind != packFloats {
 		broadcast32(0x80808080, c80)
 	}
+	// turn transposes 4x4 words in each lane: v[i] becomes word i of rows 0..3. v may be from.
 	turn := func(from, t, v []reg.VecPhysical) { // v may be from
 		VPUNPCKLDQ(from[1], from[0], t[0]) // rows 0 1, words 0 1 of each lane
 		VPUNPCKHDQ(from[1], from[0], t[1])
@@ -132,7 +138,8 @@ func packQuad512(name string, kind int) {
 		VPUNPCKLQDQ(t[3], t[1], v[2])
 		VPUNPCKHQDQ(t[3], t[1], v[3])
 	}
-	// heads leaves minus the sums of the words of rows 0..3 in each half of total[0].
+	// heads leaves in each lane of total[0] minus the sums of rows 0..3 over that lane's half: 32
+	// activations.
 	heads := func() {
 		turn(total, z[4:8], total)
 		for _, vec := range total[1:] {
@@ -155,11 +162,13 @@ func packQuad512(name string, kind int) {
 		VPXORD(input.at(row, 0), c80, z[row])
 		VPDPBUSD(z[row], c80, total[row])
 	}
+	// a turn is 64 activations, two blocks: the sums of both are ready here
 	if each {
 		heads()
 		zero512(total[1:]...)
 	}
 	turn(z[:4], z[4:8], z[:4])
+	// store 16 groups of words; a block's sums go in front of its first words
 	for lane := range 4 {
 		if each && lane%2 == 0 {
 			if lane == 0 {
@@ -182,6 +191,7 @@ func packQuad512(name string, kind int) {
 	input.advance(64)
 	DECQ(count)
 	JNZ(LabelRef("turn"))
+	// one block of all: add the two halves up
 	if kind == packSums {
 		heads()
 		head := param("head")
@@ -193,8 +203,8 @@ func packQuad512(name string, kind int) {
 	RET()
 }
 
-// q8cPacked512 is one group of rows and one tile. The first group makes the weights unsigned on its way and leaves
-// them in panel for the others.
+// q8cPacked512 computes one group of rows and one tile. The first group flips the sign bits of the
+// weights on its way, which makes them unsigned, and leaves them in panel for the other groups.
 func q8cPacked512(name string, first bool) {
 	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, xscale *float32)")
 	doc := []string{
@@ -245,6 +255,7 @@ func q8cPacked512(name string, first bool) {
 			}
 		})
 		// y = float32(acc) * (xscale*scale)
+		// the scales stand behind the tile's weights, which this kernel has not walked over
 		if !first {
 			Load(Param("w"), weights)
 			Load(Param("steps"), count)
@@ -253,28 +264,27 @@ func q8cPacked512(name string, first bool) {
 		}
 		VMOVUPS(Mem{Base: weights}, w0)
 		VMOVUPS(Mem{Base: weights, Disp: 64}, w1)
-		output, ldy, scale := param("y"), param("ldy"), param("xscale")
 		tmp := z[29]
-		for row := range m {
+		eachScaledRow(m, func(row int, output reg.GPVirtual, scale Mem) {
 			for half, src := range []reg.VecPhysical{w0, w1} {
 				dst := acc(row, half)
 				VCVTDQ2PS(dst, dst)
-				VMULPS_BCST(Mem{Base: scale, Disp: 4 * row}, src, tmp)
+				VMULPS_BCST(scale, src, tmp)
 				VMULPS(tmp, dst, dst)
 				VMOVUPS(dst, Mem{Base: output, Disp: 64 * half})
 			}
-			if row < m-1 {
-				ADDQ(ldy, output)
-			}
-		}
+		})
 		VZEROUPPER()
 		RET()
 	})
 }
 
-// spreadBytes is an unpacked block of a 4-bit tile: [block/4][32][4] uint8 of 16*nibble and the column scales over 16.
+// spreadBytes is the size of an unpacked block of a 4-bit tile: [block/4][32][4] uint8 of
+// 16*nibble, then the column scales over 16.
 func spreadBytes(block int) int { return 32*block + 128 }
 
+// q4Spread512 unpacks 4-bit blocks for packed activations. Nibbles stay unsigned; packed sums start
+// at -128 times the sum of activations, and 16*nibble-128 is 16*(nibble-8).
 func q4Spread512(name string, block int) {
 	TEXT(name, NOSPLIT, "func(panel *byte, w *byte, blocks int)")
 	Doc(fmt.Sprintf("%s unpacks blocks of a q4b%d tile for packed activations, %d bytes each.", name, block,
@@ -310,8 +320,8 @@ func q4Spread512(name string, block int) {
 	RET()
 }
 
-// q4Packed512 keeps the float sums in memory, which leaves the registers to the integer sums: in a dense scratch,
-// because rows of y are often a multiple of 4 KiB apart, where loads wait for unrelated stores.
+// q4Packed512 multiplies a group of packed rows with unpacked blocks. Float sums lie in a dense
+// scratch, as in q4Panel512, which leaves the registers to the integer sums.
 func q4Packed512(name string, block int) {
 	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)")
 	Doc(fmt.Sprintf("%s adds the product of a group of rows (%d..%d) of packed activations with unpacked blocks to sums", name, leastPacked, mostPacked),
@@ -367,7 +377,8 @@ func q4Packed512(name string, block int) {
 	})
 }
 
-// f32Packed512: one accumulator per result and k in order, as in f32Rows512.
+// f32Packed512 is f32Rows512 or bf16Rows512 for a group of packed rows, with the same bits: one
+// accumulator per result and k in order.
 func f32Packed512(name string, bf16 bool) {
 	scheme, w8 := "w32", "w *float32"
 	if bf16 {
@@ -407,14 +418,10 @@ func f32Packed512(name string, bf16 bool) {
 			ADDQ(I32(4*m*c), input)
 			ADDQ(I32(row*c), weights)
 		})
-		output, ldy := param("y"), param("ldy")
-		for row := range m {
+		eachRow(m, func(row int, output reg.GPVirtual) {
 			VMOVUPS(acc(row, 0), Mem{Base: output})
 			VMOVUPS(acc(row, 1), Mem{Base: output, Disp: 64})
-			if row < m-1 {
-				ADDQ(ldy, output)
-			}
-		}
+		})
 		VZEROUPPER()
 		RET()
 	})

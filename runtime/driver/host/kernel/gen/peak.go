@@ -6,9 +6,9 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// peak writes the loops that say what a kernel could reach: multiply-adds on registers alone, one loop per
-// instruction that the matrix kernels use, and reading memory. All operands of the multiply-adds are 1,
-// so that the sum of the accumulators is the number of multiply-adds done.
+// peak writes the loops that say what a kernel could reach: multiply-adds on registers alone, one
+// loop per instruction that the matrix kernels use, and reads of memory. All operands of the
+// multiply-adds are 1, so the sum of the accumulators is the number done, which the caller checks.
 func peak() {
 	peakLoop("peakI8x512", "VPDPBUSD on 64-byte registers", 24, func(i int) { VPDPBUSD(z[30], z[31], z[i]) },
 		bytes512, sumI32x512)
@@ -29,8 +29,8 @@ func peak() {
 	issue()
 }
 
-// issue writes a loop of instructions that wait for nothing and execute nowhere: registers set to zero are done when
-// they are renamed.
+// issue writes a loop of instructions that depend on nothing and occupy no execution unit: clearing
+// a register is done when it is renamed. Its rate is how many instructions a core can issue.
 func issue() {
 	const count = 240
 	TEXT("issue240", NOSPLIT, "func(turns int)")
@@ -46,6 +46,8 @@ func issue() {
 	RET()
 }
 
+// peakLoop writes a loop of count independent steps a turn, enough to hide the latency of one. ones
+// prepares registers, sum adds the accumulators up and stores them.
 func peakLoop(name, what string, count int, step func(i int), ones, sum func(count int)) {
 	TEXT(name, NOSPLIT, "func(turns int, sum *byte)")
 	Doc(name+" does turns (at least 1) times as many multiply-adds by "+what+" as it has accumulators,",
@@ -77,6 +79,7 @@ func broadcast32(v uint32, to reg.VecPhysical) {
 	VPBROADCASTD(to.AsX(), to)
 }
 
+// The preparations of the loops: clear the accumulators and set all operands to 1.
 func bytes512(count int) {
 	zero512(z[:count]...)
 	broadcast32(0x01010101, z[30])
@@ -102,6 +105,7 @@ func floats256(count int) {
 	VMOVDQA(y[14], y[15])
 }
 
+// The ends of the loops: add the accumulators up in the first one and store it.
 func sumI32x512(count int) {
 	reduce(z[:count], func(a, b reg.VecPhysical) { VPADDD(a, b, b) })
 	VMOVDQU64(z[0], Mem{Base: param("sum")})
@@ -122,14 +126,15 @@ func sumF32x256(count int) {
 	VMOVUPS(y[0], Mem{Base: param("sum")})
 }
 
+// reduce adds all registers to the first.
 func reduce(v []reg.VecPhysical, add func(a, b reg.VecPhysical)) {
 	for _, vec := range v[1:] {
 		add(vec, v[0])
 	}
 }
 
-// stream512 and stream256 read eight ascending streams, each asked for a little ahead of its use: measured, one
-// stream reaches a few percent less, and other ways of asking for it no more.
+// stream512 and stream256 read eight ascending streams, each prefetched a little ahead. Measured:
+// one stream reaches a few percent less, and other ways to prefetch reach no more.
 func stream512() {
 	streamLoop("stream512", "64-byte", func(m Mem, i int) { VPADDQ(m, z[i], z[i]) }, func() {
 		zero512(z[:8]...)
@@ -150,9 +155,11 @@ func stream256() {
 	})
 }
 
-// streamAhead is how many bytes ahead of their use lines are asked for.
+// streamAhead is how many bytes before its use a line is prefetched.
 const streamAhead = 512
 
+// streamLoop writes a function that reads a line of 64 bytes of each of eight streams a turn and
+// adds words up, so that no read can be left out.
 func streamLoop(name, width string, line func(m Mem, i int), zero, reduce func()) {
 	TEXT(name, NOSPLIT, "func(p *byte, turns int, pitch int) uint64")
 	Doc(name+" reads turns (at least 1) lines of 64 bytes from each of eight streams, pitch bytes apart, in "+width,

@@ -18,6 +18,8 @@ var (
 	magnitude, bytes80, minus127                                             Mem
 )
 
+// vectors256 writes the functions on rows. They process 16 numbers a turn, in registers of 8, and
+// use AVX2 in all tiers: that is enough to keep up with the caches.
 func vectors256() {
 	expLow, expHigh = f32("expLow256", -87.33654), f32("expHigh256", 88.72283)
 	expInf, expLog2e = const32("expInf256", 0x7f800000), f32("expLog2e256", math.Log2E)
@@ -26,6 +28,7 @@ func vectors256() {
 	for i, coef := range []float32{1, 1, 0.5, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720} {
 		expPoly[i] = f32("expPoly256x"+string(rune('0'+i)), coef)
 	}
+	// masks of the sign bit's complement, of u8 offsets, and -127 in every byte
 	magnitude = const32("magnitude256", 0x7fffffff)
 	bytes80, minus127 = const32("bytes256", 0x80808080), const32("minus256", 0x81818181)
 
@@ -44,7 +47,7 @@ func vectors256() {
 	blockSums256()
 }
 
-// function starts a TEXT whose loops count n in units of 16 elements.
+// function starts a kernel whose loops count n in units of 16 elements.
 func function(name, params string, doc ...string) {
 	TEXT(name, NOSPLIT, "func"+params)
 	doc[0] = name + " " + doc[0]
@@ -52,13 +55,15 @@ func function(name, params string, doc ...string) {
 	Pragma("noescape")
 }
 
+// param loads a parameter into a register.
 func param(name string) reg.GPVirtual {
 	result := GP64()
 	Load(Param(name), result)
 	return result
 }
 
-// loop16 runs body n/16 times (n a multiple of 16, at least 0) and then moves the pointers.
+// loop16 runs body n/16 times (n a multiple of 16, at least 0). After each turn it moves the
+// pointers, in the given order, by advance bytes.
 func loop16(id string, n reg.GPVirtual, body func(), advance map[reg.GPVirtual]int, order ...reg.GPVirtual) {
 	SHRQ(U8(4), n)
 	JZ(LabelRef(id + "_done"))
@@ -81,6 +86,8 @@ func along(id string, n reg.GPVirtual, bytes int, pointers []reg.GPVirtual, body
 	loop16(id, n, body, steps, pointers...)
 }
 
+// maxAbs256 compares magnitudes as integers: without the sign bit, float32 order like their bits,
+// and NaN above infinity.
 func maxAbs256() {
 	function("maxAbs256", "(x *float32, n int) uint32",
 		"returns the largest magnitude of x as bits, by which NaN is larger than infinity. n is a multiple of 16.")
@@ -93,6 +100,7 @@ func maxAbs256() {
 		VPMAXUD(y[2], y[0], y[0])
 		VPMAXUD(y[3], y[1], y[1])
 	})
+	// fold the register in halves
 	VPMAXUD(y[1], y[0], y[0])
 	VEXTRACTI128(U8(1), y[0], reg.X1)
 	VPMAXUD(reg.X1, reg.X0, reg.X0)
@@ -107,6 +115,8 @@ func maxAbs256() {
 	RET()
 }
 
+// quant256 packs with saturation, first to 16 and then to 8 bit; the final maximum keeps -128 out,
+// whose negative no int8 holds.
 func quant256() {
 	function("quant256", "(y *uint8, x *float32, n int, scale float32)",
 		"quantises x to u8 as Set.QuantRows does. n is a multiple of 16.")
@@ -123,6 +133,7 @@ func quant256() {
 		VCVTPS2DQ(y[0], y[0])
 		VCVTPS2DQ(y[1], y[1])
 		VPACKSSDW(y[1], y[0], y[0])
+		// VPACKSSDW packs within lanes; this restores the order
 		VPERMQ(U8(0xd8), y[0], y[0])
 		VEXTRACTI128(U8(1), y[0], reg.X1)
 		VPACKSSWB(reg.X1, reg.X0, reg.X0)
@@ -134,6 +145,8 @@ func quant256() {
 	RET()
 }
 
+// sumSquares256 sums in float64, because a square of float32 may overflow; four accumulators hide
+// the latency.
 func sumSquares256() {
 	function("sumSquares256", "(x *float32, n int, mean float64) float64",
 		"returns the sum of squares of x-mean in float64. n is a multiple of 16.")
@@ -160,15 +173,17 @@ func sumSquares256() {
 	RET()
 }
 
+// norm256 multiplies in float64, two halves of a register at a time, and rounds once before the
+// gain.
 func norm256() {
 	function("norm256", "(y *float32, x *float32, gain *float32, n int, mean float64, inverse float64)",
 		"computes gain*float32((x-mean)*inverse), the parentheses in float64. n is a multiple of 16.")
 	out, input, gain, count := param("y"), param("x"), param("gain"), param("n")
 	scale, _ := Param("inverse").Resolve()
-	c, _ := Param("mean").Resolve()
+	average, _ := Param("mean").Resolve()
 	inverse, mean := y[4], y[5]
 	VBROADCASTSD(scale.Addr, inverse)
-	VBROADCASTSD(c.Addr, mean)
+	VBROADCASTSD(average.Addr, mean)
 	along("norm", count, 64, []reg.GPVirtual{out, input, gain}, func() {
 		for i := range 4 {
 			VCVTPS2PD(Mem{Base: input, Disp: 16 * i}, y[i])
@@ -188,11 +203,11 @@ func norm256() {
 
 func add256() {
 	function("add256", "(y *float32, a *float32, b *float32, n int)", "computes a+b. n is a multiple of 16.")
-	out, left, base, count := param("y"), param("a"), param("b"), param("n")
-	along("add", count, 64, []reg.GPVirtual{out, left, base}, func() {
+	out, left, right, count := param("y"), param("a"), param("b"), param("n")
+	along("add", count, 64, []reg.GPVirtual{out, left, right}, func() {
 		for i := range 2 {
 			VMOVUPS(Mem{Base: left, Disp: 32 * i}, y[i])
-			VADDPS(Mem{Base: base, Disp: 32 * i}, y[i], y[i])
+			VADDPS(Mem{Base: right, Disp: 32 * i}, y[i], y[i])
 			VMOVUPS(y[i], Mem{Base: out, Disp: 32 * i})
 		}
 	})
@@ -215,8 +230,10 @@ func scale256() {
 	RET()
 }
 
-// exponent replaces x by e^x, as expf does but with fused multiply-adds: zero below the smallest normal
-// number, infinity above the largest, NaN for NaN. Where x is never positive it is shorter.
+// exponent replaces x by e^x with the method of expf: x = i*ln2 + rest, a polynomial of degree 6 in
+// rest, times 2^i by its exponent bits. Below the smallest normal number it gives zero, above the
+// largest infinity, and NaN for NaN. Where positive is false x is never positive, and the checks of
+// overflow are left out. t, f, p and u are overwritten.
 func exponent(x reg.VecPhysical, positive bool, t, f, p, u reg.VecPhysical) {
 	VMOVUPS(expLow, f)
 	VMAXPS(x, f, f) // MAX and MIN of NaN and a number give the operand named first here: x
@@ -224,6 +241,7 @@ func exponent(x reg.VecPhysical, positive bool, t, f, p, u reg.VecPhysical) {
 		VMOVUPS(expHigh, t)
 		VMINPS(f, t, f)
 	}
+	// adding 1.5*2^23 rounds to an integer, which the low mantissa bits then hold
 	VMOVUPS(expRound, u)
 	VMOVAPS(u, t)
 	VFMADD231PS(expLog2e, f, t) // the integer in the low bits
@@ -255,8 +273,11 @@ func exponent(x reg.VecPhysical, positive bool, t, f, p, u reg.VecPhysical) {
 	VANDNPS(p, t, x)
 }
 
-// unit256 makes y = unit(x), and with gated Set.GLU of it. unit replaces y[at] with 6 registers to use after it.
+// unit256 writes a function y = unit(x), or with gated the form act(gate)*up of Set.GLU. unit
+// replaces y[at] and may use the 6 registers after it; two registers are interleaved, from y[0] and
+// y[7].
 func unit256(name, act string, gated bool, unit func(at int)) {
+	// gap is the distance in elements from a gate column to its up column, nil where not gated
 	loop := func(out, x, n reg.GPVirtual, gap *reg.GPVirtual) {
 		along(name, n, 64, []reg.GPVirtual{out, x}, func() {
 			for i := range 2 {
@@ -281,6 +302,8 @@ func unit256(name, act string, gated bool, unit func(at int)) {
 	function(name, "(y *float32, x *float32, interleave int, groups int)",
 		"computes Set.GLU with "+act+" for groups groups of interleave columns, a multiple of 16.")
 	out, input, gap, groups := param("y"), param("x"), param("interleave"), param("groups")
+	// a group is interleave gate columns, then as many up columns; loop ends at the up columns,
+	// which are skipped
 	VMOVUPS(expPoly[0], y[14])
 	TESTQ(groups, groups)
 	JZ(LabelRef(name + "_end"))
@@ -296,7 +319,7 @@ func unit256(name, act string, gated bool, unit func(at int)) {
 	RET()
 }
 
-// activations256 writes the activation functions. y[14] is 1.
+// activations256 writes the activation functions. y[14] is 1 throughout.
 func activations256() {
 	one := y[14]
 	// sigmoid divides y[at] by 1+e^y[at+1].
@@ -305,6 +328,7 @@ func activations256() {
 		VADDPS(one, y[at+1], y[at+1])
 		VDIVPS(y[at+1], y[at], y[at])
 	}
+	// x*sigmoid(x)
 	silu := func(at int) {
 		VXORPS(y[at+1], y[at+1], y[at+1])
 		VSUBPS(y[at], y[at+1], y[at+1])
@@ -353,7 +377,8 @@ func activations256() {
 	}
 }
 
-// softcap256 is the rational function of tanhf.
+// softcap256 computes tanh by the rational function of tanhf, on the magnitude; the sign is put
+// back at the end.
 func softcap256() {
 	bound, one := f32("tanhBound256", 9), expPoly[0]
 	signs := const32("tanhSigns256", 0x80000000)
@@ -390,6 +415,7 @@ func softcap256() {
 			}
 			VDIVPS(bottom, top, top)
 			VMULPS(vec, top, vec)
+			// rounding may give more than 1
 			VMOVUPS(one, top)
 			VMINPS(vec, top, vec)
 			VMULPS(limit, vec, vec)
@@ -401,16 +427,17 @@ func softcap256() {
 	RET()
 }
 
+// rope256 computes a*cos-b*sin and b*cos+a*sin.
 func rope256() {
 	function("rope256", "(a *float32, b *float32, cos *float32, sin *float32, n int)",
 		"rotates the pairs (a,b) by the given angles. n is a multiple of 16.")
-	left, base, constant, sine, count := param("a"), param("b"), param("cos"), param("sin"), param("n")
-	along("rope", count, 64, []reg.GPVirtual{left, base, constant, sine}, func() {
+	left, right, cosine, sine, count := param("a"), param("b"), param("cos"), param("sin"), param("n")
+	along("rope", count, 64, []reg.GPVirtual{left, right, cosine, sine}, func() {
 		for i := range 2 {
 			offset := 32 * i
 			VMOVUPS(Mem{Base: left, Disp: offset}, y[0])
-			VMOVUPS(Mem{Base: base, Disp: offset}, y[1])
-			VMOVUPS(Mem{Base: constant, Disp: offset}, y[2])
+			VMOVUPS(Mem{Base: right, Disp: offset}, y[1])
+			VMOVUPS(Mem{Base: cosine, Disp: offset}, y[2])
 			VMOVUPS(Mem{Base: sine, Disp: offset}, y[3])
 			VMULPS(y[2], y[0], y[4])
 			VMULPS(y[3], y[1], y[5])
@@ -419,13 +446,15 @@ func rope256() {
 			VMULPS(y[2], y[1], y[1])
 			VMULPS(y[3], y[0], y[0])
 			VADDPS(y[0], y[1], y[1])
-			VMOVUPS(y[1], Mem{Base: base, Disp: offset})
+			VMOVUPS(y[1], Mem{Base: right, Disp: offset})
 		}
 	})
 	VZEROUPPER()
 	RET()
 }
 
+// fromF16256 takes multiples of 8, because heads have such widths: the loop does 16 and a step does
+// the rest.
 func fromF16256() {
 	function("fromF16256", "(dst *float32, src *uint16, n int)", "widens float16. n is a multiple of 8.")
 	dst, src, count := param("dst"), param("src"), param("n")
@@ -437,6 +466,7 @@ func fromF16256() {
 			VMOVUPS(y[i], Mem{Base: dst, Disp: 32 * i})
 		}
 	}, map[reg.GPVirtual]int{dst: 64, src: 32}, dst, src)
+	// a remaining half
 	TESTQ(I32(8), eight)
 	JZ(LabelRef("half_end"))
 	VCVTPH2PS(Mem{Base: src}, y[0])
@@ -460,6 +490,7 @@ func fromBF16256() {
 	RET()
 }
 
+// toF16256 finds infinities and NaN by their exponent bits, all ones, and collects them in X2.
 func toF16256() {
 	function("toF16256", "(dst *uint16, src *float32, n int) uint32",
 		"rounds to float16 and returns 0 if all results are finite. n is a multiple of 16.")
@@ -487,6 +518,7 @@ func toF16256() {
 	RET()
 }
 
+// blockSums256 adds 32 bytes with VPSADBW, the sum of differences from zero, and takes 32*128 off.
 func blockSums256() {
 	function("blockSums256", "(sums *int32, x *uint8, blocks int)",
 		"computes the sum of u-128 over each 32 bytes of x.")
@@ -500,10 +532,10 @@ func blockSums256() {
 	VPADDQ(reg.X1, reg.X0, reg.X0)
 	VPSHUFD(U8(0x4e), reg.X0, reg.X1)
 	VPADDQ(reg.X1, reg.X0, reg.X0)
-	sine := GP32()
-	VMOVD(reg.X0, sine)
-	SUBL(I32(32*128), sine)
-	MOVL(sine, Mem{Base: sums})
+	sum := GP32()
+	VMOVD(reg.X0, sum)
+	SUBL(I32(32*128), sum)
+	MOVL(sum, Mem{Base: sums})
 	ADDQ(I32(32), input)
 	ADDQ(I32(4), sums)
 	DECQ(count)
@@ -513,13 +545,15 @@ func blockSums256() {
 	RET()
 }
 
+// attention256 writes what attention needs beside products: transposing keys, and the softmax.
 func attention256() {
 	transpose256("transposeF32", "*float32", func(src Mem, v reg.VecPhysical) { VMOVUPS(src, v) }, 4)
 	transpose256("transposeF16", "*uint16", func(src Mem, v reg.VecPhysical) { VCVTPH2PS(src, v) }, 2)
 	softmax256()
 }
 
-// transpose256 turns 8 rows into 8 columns of a tile.
+// transpose256 writes a function that turns 8 rows of n numbers into 8 columns of a tile, 8x8
+// numbers a turn, by three rounds of exchanges. load reads 8 numbers of size bytes as float32.
 func transpose256(name, typ string, load func(Mem, reg.VecPhysical), size int) {
 	function(name, "(dst *float32, src "+typ+", ld int, n int)",
 		"stores 8 rows of n numbers (a multiple of 8), ld bytes apart, as 8 columns of dst [n][32].")
@@ -560,19 +594,22 @@ func transpose256(name, typ string, load func(Mem, reg.VecPhysical), size int) {
 	RET()
 }
 
-// softmax256 is one step of a softmax over blocks.
+// softmax256 is one step of the online softmax over blocks of scores: it keeps a running maximum
+// and a running sum, and returns the factor by which what was summed up before shrinks. fade is
+// e^(old maximum - new maximum).
 func softmax256() {
 	function("softmax256", "(s *float32, n int, scale float32, state *float32) float32",
 		"replaces scores s by e^(s*scale-top) where top, state[0], becomes at least their maximum,",
 		"scales the sum state[1] to the new top and adds them to it, and returns that factor. n is a multiple of 16, at least 16.")
-	sine, count, state := param("s"), param("n"), param("state")
+	scores, count, state := param("s"), param("n"), param("state")
 	row, left := GP64(), GP64()
 	sc, _ := Param("scale").Resolve()
 	scale, top, sum, fade := y[15], y[14], y[13], y[12]
 	VBROADCASTSS(sc.Addr, scale)
-	VMOVUPS(Mem{Base: sine}, y[0])
-	VMOVUPS(Mem{Base: sine, Disp: 32}, y[1])
-	MOVQ(sine, row)
+	VMOVUPS(Mem{Base: scores}, y[0])
+	VMOVUPS(Mem{Base: scores, Disp: 32}, y[1])
+	// first pass: the maximum, times scale, which is positive
+	MOVQ(scores, row)
 	MOVQ(count, left)
 	along("top", left, 64, []reg.GPVirtual{row}, func() {
 		VMAXPS(Mem{Base: row}, y[0], y[0])
@@ -590,8 +627,9 @@ func softmax256() {
 	VMAXPS(fade, y[0], top)
 	VSUBPS(top, fade, fade)
 	exponent(fade, false, y[0], y[1], y[2], y[3])
+	// second pass: the exponentials and their sum
 	VXORPS(sum, sum, sum)
-	MOVQ(sine, row)
+	MOVQ(scores, row)
 	MOVQ(count, left)
 	along("exp", left, 64, []reg.GPVirtual{row}, func() {
 		for i := range 2 {
@@ -603,6 +641,7 @@ func softmax256() {
 			VADDPS(exp, sum, sum)
 		}
 	})
+	// state = {top, fade*old sum + sum}
 	VEXTRACTF128(U8(1), sum, reg.X0)
 	VADDPS(reg.X0, sum.AsX(), reg.X0)
 	VHADDPS(reg.X0, reg.X0, reg.X0)
