@@ -14,9 +14,9 @@ import (
 // chunk is how much memory a worker reads between two looks at the stop flag.
 const chunk = 1 << 20
 
-// sum fetches every cache line of b, aligned and a multiple of 512 bytes long, and adds up one word of
-// each: arithmetic on all of them would measure the arithmetic. Eight streams keep enough fetches
-// in flight to saturate a core's path to memory, which one stream does not on every CPU.
+// sum reads one word of every cache line of data, which is aligned and a multiple of 512 bytes
+// long: arithmetic on all words would measure the arithmetic. Eight streams keep enough fetches in
+// flight to saturate a core's path to memory, which one stream does not on every CPU.
 func sum(data []byte) uint64 {
 	words, err := mem.View[uint64](data)
 	if err != nil {
@@ -40,7 +40,8 @@ func sum(data []byte) uint64 {
 	return sums[0] + sums[1] + sums[2] + sums[3] + sums[4] + sums[5] + sums[6] + sums[7]
 }
 
-// reading is what worker i of n does to read its part of memory, aligned, over and over, with read, a chunk at a time.
+// reading returns the work of the workers that read memory together: worker i reads its own,
+// aligned part over and over, a chunk at a time, with the function read.
 func reading(memory []byte, cores int, read func([]byte) uint64) func(i int) func() int64 {
 	each := len(memory) / max(cores, 1) &^ (chunk - 1)
 	if each < chunk {
@@ -58,10 +59,10 @@ func reading(memory []byte, cores int, read func([]byte) uint64) func(i int) fun
 	}
 }
 
-// sink keeps results from being optimised away.
+// sink takes results, so that the compiler does not remove the reads.
 var sink atomic.Uint64
 
-// computing is what every worker does to reach a peak.
+// computing returns the work of workers at their peak: arithmetic on registers alone.
 func computing(peak func(ops int64) int64) func(i int) func() int64 {
 	const ops = 1 << 20 // milliseconds of scalar instructions, microseconds of the widest
 	return func(int) func() int64 { return func() int64 { return peak(ops) } }
@@ -75,14 +76,15 @@ type worker struct {
 	_    [64]byte // the counters of two workers share no cache line
 }
 
-// workers are threads that work at the same time, one per core.
+// workers are pinned threads that work at the same time, one per core.
 type workers struct {
 	all  []*worker
 	stop atomic.Bool
 	done sync.WaitGroup
 }
 
-// startWorkers has worker i of the cores do work(i) over and over until close.
+// startWorkers starts a thread on each core; worker i repeats work(i) until close. It returns once
+// all are pinned.
 func startWorkers(cores []int, work func(i int) func() int64) (*workers, error) {
 	ws := &workers{}
 	errs := make(chan error, len(cores))
@@ -112,6 +114,7 @@ func startWorkers(cores []int, work func(i int) func() int64) (*workers, error) 
 	return ws, nil
 }
 
+// close stops the workers and waits for them.
 func (ws *workers) close() {
 	ws.stop.Store(true)
 	ws.done.Wait()
@@ -125,8 +128,9 @@ func (ws *workers) size(n int) (sum int64) {
 	return sum
 }
 
-// rates returns count samples of the work per nanosecond that the cores do while those of beside, the last workers,
-// work too.
+// rates returns count samples of the work per nanosecond that the cores do together. The cores of
+// beside do the same work meanwhile, as the last workers, and are not counted. A sample is one
+// window; the first one warms up.
 func rates(
 	ctx context.Context, cores, beside []int, count int, window time.Duration, work func(i int) func() int64,
 ) ([]float64, error) {
@@ -156,8 +160,8 @@ func rates(
 	return out, nil
 }
 
-// streamBytes is the size of a memory that no cache holds: four times the last cache, at least 1 GiB,
-// but at most a third of what is available and never less than 64 MiB.
+// streamBytes is the size of a memory that no cache holds: four times the last-level cache, at
+// least 1 GiB. It is at most a third of the available memory, but never less than 64 MiB.
 func streamBytes(lastCache int64) int64 {
 	bytes := max(4*lastCache, 1<<30)
 	if free := availableBytes(); free > 0 {
@@ -166,8 +170,8 @@ func streamBytes(lastCache int64) int64 {
 	return max(bytes, 64<<20)
 }
 
-// touched allocates memory and writes every page, so that reading it reads memory and not the one
-// zero page.
+// touched allocates memory and writes every page of it. Pages that were never written all map to
+// one zero page, which a cache holds.
 func touched(bytes int64) (*mem.Region, error) {
 	bytes = (bytes + chunk - 1) &^ (chunk - 1)
 	region, err := mem.Alloc(int(bytes), 4096)
@@ -179,6 +183,7 @@ func touched(bytes int64) (*mem.Region, error) {
 		region.Close()
 		return nil, err
 	}
+	// xorshift64
 	state := uint64(0x9e3779b97f4a7c15)
 	for i := range words {
 		state ^= state << 13

@@ -20,8 +20,10 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// FactRequest asks a compiler about one product: graphs of the same weights at several numbers of rows.
+// FactRequest asks a compiler about one product: one graph for each of several numbers of rows,
+// with the same weights.
 type FactRequest struct {
+	// name of the processor
 	Proc string
 	Op   op.Op // at M = Rows[0]
 	Rows []int // ascending: a graph of its own each
@@ -29,7 +31,8 @@ type FactRequest struct {
 	Shared []int
 }
 
-// each calls f for everything that is asked for: every graph alone, then the binary that several share.
+// each calls visit for every answer that is asked for: of each graph alone, then of the binary that
+// several share.
 func (r *FactRequest) each(visit func(record.Facts) error) error {
 	for _, rows := range r.Rows {
 		operator := r.Op
@@ -46,19 +49,20 @@ func (r *FactRequest) each(visit func(record.Facts) error) error {
 	return visit(record.Facts{Kind: record.CompilerFacts, Proc: r.Proc, Op: &other, Rows: r.Shared})
 }
 
-// Keys are those of the facts that are asked for.
+// Keys returns the keys of the facts that are asked for.
 func (r *FactRequest) Keys() (out []string) {
 	_ = r.each(func(facts record.Facts) error { out = append(out, facts.Key()); return nil })
 	return out
 }
 
-// sharedGraphs is how many graphs of one weight are compiled together, to see what each but the first adds.
+// sharedGraphs is how many graphs of one weight are compiled together, which shows what each graph
+// but the first adds to the binary.
 const sharedGraphs = 4
 
-// FactRequests lists what to ask the compilers of a SoC's device (socs.SoC.Restricted) about model m: every product of
-// an NPU that is compiled ahead of time, in every scheme, at one row, at the buckets and batches, and at lengths:
-// numbers of rows that prompts have, each with the multiples of 8 and of the processor's granularity above it. Whole
-// weights are asked for, and the same shape once.
+// FactRequests lists what to ask the compilers of a SoC's device (socs.SoC.Restricted) about a
+// model: every whole product of an NPU whose graphs are compiled ahead of time, in every scheme,
+// each shape once. Rows are 1, the buckets, the batches, and lengths: numbers of rows that prompts
+// have, each with the next two multiples of 8 and of the processor's granularity.
 func FactRequests(soc *socs.SoC, model *models.Model, want Want, lengths []int) ([]FactRequest, error) {
 	list := &builder{soc: soc, seen: map[string]bool{}}
 	if err := list.want(model, want); err != nil {
@@ -78,6 +82,7 @@ func FactRequests(soc *socs.SoC, model *models.Model, want Want, lengths []int) 
 				if operator.Kind != op.MatMul || !proc.Executes(operator.Kind) {
 					continue
 				}
+				// a node whose output has one row, such as the head, is only asked at one row
 				rows := []int{1}
 				if !slices.ContainsFunc(sec.Values, func(value models.Value) bool {
 					return value.Rows1 && slices.Contains(node.Out, value.Name)
@@ -108,7 +113,7 @@ func FactRequests(soc *socs.SoC, model *models.Model, want Want, lengths []int) 
 	return out, nil
 }
 
-// factRows are the numbers of rows that a compiler is asked about.
+// factRows returns the numbers of rows that a compiler is asked about, ascending.
 func factRows(buckets, batches, lengths []int, tile int) []int {
 	const unit = 8 // rows: what compilers are seen to work in
 	out := slices.Concat([]int{1}, buckets, batches)
@@ -122,7 +127,8 @@ func factRows(buckets, batches, lengths []int, tile int) []int {
 	return slices.Compact(out)
 }
 
-// spread is n of list or fewer, the last and largest among them; nil when that is less than two.
+// spread returns count elements of list, or all if there are fewer, evenly spaced and with the
+// last; nil for less than two.
 func spread(list []int, count int) []int {
 	count = min(count, len(list))
 	if count < 2 {
@@ -135,22 +141,27 @@ func spread(list []int, count int) []int {
 	return out
 }
 
-// FactOptions are what asking a compiler takes.
+// FactOptions controls CompilerFacts.
 type FactOptions struct {
-	Bakers   map[string]driver.Baker // by name: those that the targets ask for
-	Seed     uint64                  // of weights: their values do not matter, but that they do not repeat does
+	Bakers map[string]driver.Baker // by name: those that the targets ask for
+	Seed   uint64                  // of weights: their values do not matter, but that they do not repeat does
+	// called before each question with the number asked, of all, and the key; may be nil
 	Progress func(done, all int, key string)
 }
 
-// FactReport is what came of it.
+// FactReport is what CompilerFacts did.
 type FactReport struct {
+	// answers recorded now, and answers that the record had
 	Added, Present int
-	Refused        []*record.Facts
-	Compiler       string
+	// graphs that the compiler refused
+	Refused []*record.Facts
+	// name and version, of the last answer
+	Compiler string
 }
 
-// CompilerFacts asks and records every answer at once, so that an interrupted run goes on where it stopped. A graph
-// that the compiler refuses is recorded as refused. No time of the device comes of it.
+// CompilerFacts asks the compilers and records every answer at once, so that an interrupted run
+// continues where it stopped. A graph that the compiler refuses is recorded as refused. The answers
+// hold no time of the device.
 func CompilerFacts(
 	ctx context.Context, soc *socs.SoC, requests []FactRequest, writer *record.Writer, options FactOptions,
 ) (FactReport, error) {
@@ -198,7 +209,8 @@ func CompilerFacts(
 	return rep, nil
 }
 
-// askCompiler fills in what the compiler says.
+// askCompiler compiles the graphs of said, with pseudo-random weights that they share, and fills in
+// the compiler's answer.
 func askCompiler(ctx context.Context, baker driver.Baker, target *socs.Target, said *record.Facts, seed uint64) error {
 	rows := said.Rows
 	if rows == nil {
@@ -259,8 +271,8 @@ func askCompiler(ctx context.Context, baker driver.Baker, target *socs.Target, s
 	return nil
 }
 
-// noise is a matrix of pseudo-random values in -1/16..1/16 that do not repeat: a compiler stores equal weights once.
-// Steps of a grid are all alike.
+// noise is a matrix of pseudo-random values in -1/16..1/16 that do not repeat, because a compiler
+// stores equal weights once. The steps of a grid are all equal, as a grid wants it.
 type noise struct {
 	spec op.WeightSpec
 	seed uint64
@@ -291,6 +303,7 @@ func mix(hash uint64) uint64 {
 	return hash ^ hash>>31
 }
 
+// oneLine joins text into one line of at most 500 bytes.
 func oneLine(text string) string {
 	const most = 500
 	text = strings.Join(strings.Fields(text), " ")

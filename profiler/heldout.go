@@ -14,9 +14,10 @@ import (
 // heldOutMargin keeps held-out row counts away from sampled ones: 5 %.
 const heldOutMargin = 0.05
 
-// HeldOut draws n matrix products of the model to judge predictions by: weight shape, scheme, processor and
-// rows in 1..512 (at most the largest bucket) by the seed, no row count within 5 % of one that requests samples for the
-// same shape. They are measured in the same rounds as the rest and never fitted.
+// HeldOut draws count matrix products of the model by which predictions are judged. The seed draws
+// weight shape, scheme, processor and a number of rows in 1..512 (at most the largest bucket) that
+// lies more than 5 % away from every number of rows that requests samples for the same shape.
+// Held-out products are measured in the same rounds as the rest and never fitted.
 func HeldOut(
 	soc *socs.SoC, model *models.Model, want Want, requests []Request, count int, seed uint64,
 ) ([]Request, error) {
@@ -24,6 +25,7 @@ func HeldOut(
 	if err := list.want(model, want); err != nil {
 		return nil, err
 	}
+	// group the sampled numbers of rows by processor and operator
 	type shape struct {
 		proc string
 		op   op.Op // of no rows
@@ -56,6 +58,7 @@ func HeldOut(
 		return nil, diag.New(diag.ClassInput, "hold out %d operators: no weight is sampled at more than "+
 			"three row counts", count)
 	}
+	// draw, and reject what lies near a sample
 	rng := rand.New(rand.NewPCG(seed, 0x68656c64))
 	for tries := 0; len(list.out) < count; tries++ {
 		if tries > 1000*count {

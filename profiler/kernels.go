@@ -58,23 +58,25 @@ type Kernel struct {
 // Reached reports whether the line has no mark or its median share reaches it.
 func (k *Kernel) Reached() bool { return k.Share >= k.Mark }
 
-// What a kernel has to reach of what bounds it, on a CPU whose best set is measured.
+// The share of its bound that a kernel has to reach, by scheme, on a CPU whose best set is
+// measured.
 var (
 	gemmMarks = map[op.Scheme]float64{op.A8TQ8C: 0.85, op.A32W32: 0.80}
 	gemvMarks = map[op.Scheme]float64{op.A8TQ8C: 0.90, op.A8TQ4B32: 0.75}
 )
 
-// manyMark is what cores together have to reach over one, over the same of the register-only loop.
+// manyMark is the share that the speed-up of several cores has to reach of the speed-up of the
+// register-only loop.
 const manyMark = 0.95
 
-// A core is a round's own when it began instructions at ownIssue of the best rate seen of it, before and after; and
-// such rounds alone count when there are leastOwn.
+// A round counts for a core if, before and after it, the core issued instructions at ownIssue of
+// the best rate seen. If fewer than leastOwn rounds do, all rounds count.
 const (
 	ownIssue = 0.8
 	leastOwn = 9
 )
 
-// sizes of a comparison.
+// kernelSizes are the shapes and durations of a comparison.
 type kernelSizes struct {
 	gemm, gemv [][2]int // K, N
 	rows       []int
@@ -85,6 +87,8 @@ type kernelSizes struct {
 	longest    time.Duration // at the peak; larger shapes are left out
 }
 
+// sizes returns those of a real measurement, or those of tests. lastCache is the size of the
+// last-level cache in bytes.
 func (o *KernelOptions) sizes(lastCache int64) kernelSizes {
 	if o.small {
 		return kernelSizes{gemm: [][2]int{{64, 96}}, gemv: [][2]int{{64, 96}}, rows: []int{5}, cold: 8 << 20,
@@ -99,11 +103,15 @@ func (o *KernelOptions) sizes(lastCache int64) kernelSizes {
 	}
 }
 
-// Kernels measures matrix products and attention as a plan would run them, each between two readings of what bounds it:
-// multiply-adds on registers alone in the same instruction set, or reading memory. Everything is visited once a round,
-// in random order, so that a machine whose speed changes does not favour anybody. Another hardware thread of a core,
-// which may be somebody else's, takes half of the instructions that a core begins: products feel it and register-only
-// loops hardly do. So each visit is also between two readings of that rate, and those where it was low are left out.
+// Kernels measures matrix products and attention as a plan would run them. Each visit lies between
+// two readings of what bounds the product: multiply-adds on registers alone in the same instruction
+// set, or reading memory. Everything is visited once a round, in random order, so that a machine
+// whose speed changes favours no line.
+//
+// Another hardware thread of a core, perhaps another tenant's, takes half of the instructions that
+// the core issues. Products suffer from it and register-only loops hardly do. So each visit also
+// lies between two readings of the rate at which the core issues instructions, and visits where it
+// was low are left out.
 func Kernels(ctx context.Context, options KernelOptions) ([]Kernel, error) {
 	if len(options.Sets) == 0 || len(options.Cores) == 0 || options.Rounds < 1 {
 		panic("BUG: no kernels, cores or rounds to measure")
@@ -156,7 +164,7 @@ type comparison struct {
 	all   []*contender
 }
 
-// contender is one line of the comparison.
+// contender is one line of the comparison and its samples, one a round.
 type contender struct {
 	line   Kernel
 	visit  func(ctx context.Context) (rate, bound float64, err error) // one sample of both
@@ -165,7 +173,8 @@ type contender struct {
 	issued [][]float64 // by each core, the lower of the readings before and after
 }
 
-// run lists the lines of all sets and visits them round by round, in random order.
+// run makes the lines of all sets, then visits them round by round in random order. groups is the
+// number of processors of a set: on one core and, with more cores, on all.
 func (c *comparison) run(ctx context.Context, soc *socs.SoC, groups int) error {
 	for i := 0; i < len(soc.Processors); i += groups {
 		one, err := c.r.lane(ctx, soc.Processors[i].Name, nil)
@@ -226,7 +235,7 @@ func (c *comparison) sample(ctx context.Context, x *contender, counts bool) erro
 	return nil
 }
 
-// issued is what the cores of a line begin now, nothing where that cannot be told.
+// issued reads the issue rate of each core of a line now; nil where the driver cannot tell.
 func (c *comparison) issued(ctx context.Context, line *contender) ([]float64, error) {
 	if c.issue == nil {
 		return nil, nil
@@ -234,7 +243,8 @@ func (c *comparison) issued(ctx context.Context, line *contender) ([]float64, er
 	return c.issue(ctx, line.line.Cores)
 }
 
-// watch makes issue of a loop of instructions that wait for nothing.
+// watch makes c.issue from a loop of instructions that depend on nothing. The first core is read on
+// its lane's thread, the others on threads of their own.
 func (c *comparison) watch(ctx context.Context, one *lane, loop func(int64) int64) error {
 	own, err := c.newLoop(ctx, one, loop)
 	if err != nil {
@@ -257,7 +267,7 @@ func (c *comparison) watch(ctx context.Context, one *lane, loop func(int64) int6
 	return nil
 }
 
-// own says for every visit of a line whether its cores were its own. best are the cores' best readings.
+// own says of every visit whether its cores were undisturbed. best are the cores' best readings.
 func (x *contender) own(best []float64) []bool {
 	out := make([]bool, len(x.issued))
 	for i, cores := range x.issued {
@@ -269,7 +279,7 @@ func (x *contender) own(best []float64) []bool {
 	return out
 }
 
-// chosen are the values of the visits that count, which are all when too few are their own.
+// chosen returns the values of the undisturbed visits, or all values where these are too few.
 func chosen(values []float64, own []bool) []float64 {
 	var out []float64
 	for i, value := range values {
@@ -283,7 +293,7 @@ func chosen(values []float64, own []bool) []float64 {
 	return out
 }
 
-// best are the cores' best readings: of the upper tenth, so that one odd reading says nothing.
+// best returns the cores' best readings: the 90th percentile, so that one outlier does not count.
 func (c *comparison) best() []float64 {
 	all := make([][]float64, len(c.o.Cores))
 	for _, line := range c.all {
@@ -302,10 +312,11 @@ func (c *comparison) best() []float64 {
 	return out
 }
 
-// kernelSet adds the lines of one set of kernels: one is its processor on one core, many on all.
+// kernelSet adds the lines of one set of kernels.
 type kernelSet struct {
 	*comparison
-	set       string
+	set string
+	// its processor on the first core, and on all cores
 	one, many *lane
 	bounds    driver.Bounds
 	loops     map[op.Type]*loop // on one core
@@ -330,7 +341,8 @@ func (s *kernelSet) mark(value float64) float64 {
 	return value
 }
 
-// enter adds the lines of one set.
+// enter adds the lines of one set: register-only loops, products, attention, and all cores
+// together.
 func (c *comparison) enter(ctx context.Context, set string, one, many *lane) error {
 	bounded, ok := one.proc.(driver.Bounded)
 	if !ok {
@@ -367,7 +379,8 @@ func (c *comparison) enter(ctx context.Context, set string, one, many *lane) err
 	return s.together(ctx)
 }
 
-// matrices adds a matrix product of every scheme: many shapes of those with marks, one says enough of the others.
+// matrices adds matrix products of every scheme: all shapes for schemes that have marks, one shape
+// for the others.
 func (s *kernelSet) matrices(ctx context.Context) error {
 	middle, middleShape := s.size.rows[len(s.size.rows)/2], s.size.gemm[len(s.size.gemm)/2]
 	for _, scheme := range s.one.caps.Offered().Schemes {
@@ -423,8 +436,9 @@ func (s *kernelSet) gemm(ctx context.Context, operator op.Op, numbers op.Type, w
 	return nil
 }
 
-// gemv adds an operator that is bound by memory, and a line for the memory: it is measured between two readings of the
-// memory that its weights lie in, half a memory away.
+// gemv adds an operator that is bound by memory, measured between two readings of the memory in
+// which its weights lie. The readings are half of that memory away from the weights in use, so that
+// they find nothing in a cache. It also adds one line for the reading itself.
 func (s *kernelSet) gemv(ctx context.Context, operator op.Op, bytes int64, what string, mark float64) error {
 	ld, times, err := s.load(ctx, s.one, operator, s.size.cold)
 	if err != nil {
@@ -460,7 +474,7 @@ func (s *kernelSet) gemv(ctx context.Context, operator op.Op, bytes int64, what 
 	return nil
 }
 
-// attention adds a prefill's and a decode's, of the shape of a small model.
+// attention adds attention of a prefill and of a decode step, in the shape of a small model.
 func (s *kernelSet) attention(ctx context.Context) error {
 	types := s.one.caps.KV
 	operator := op.Op{
@@ -476,8 +490,7 @@ func (s *kernelSet) attention(ctx context.Context) error {
 	return s.gemv(ctx, operator, bytes, "attention", 0)
 }
 
-// together adds lines that compare cores together with one: their rate over one core's, over the same of the
-// register-only loop.
+// together adds the lines of all cores.
 func (s *kernelSet) together(ctx context.Context) error {
 	if err := s.gains(ctx, op.I8, op.A8TQ8C); err != nil {
 		return err
@@ -496,7 +509,7 @@ func (s *kernelSet) together(ctx context.Context) error {
 	return nil
 }
 
-// rate is what cores do together in a while.
+// rate is the work per nanosecond of cores together, in one window.
 func (s *kernelSet) rate(ctx context.Context, cores []int, work func(int) func() int64) (float64, error) {
 	all, err := rates(ctx, cores, nil, 1, 2*s.size.loop, work)
 	if err != nil {
@@ -505,7 +518,8 @@ func (s *kernelSet) rate(ctx context.Context, cores []int, work func(int) func()
 	return all[0], nil
 }
 
-// gains adds the register-only loop of all cores, and matrix products of a scheme on all cores beside one.
+// gains adds the register-only loop of all cores, and matrix products whose bound is their rate on
+// one core times the speed-up of that loop.
 func (s *kernelSet) gains(ctx context.Context, numbers op.Type, scheme op.Scheme) error {
 	cores := s.o.Cores
 	work := computing(s.peak(numbers))
@@ -555,7 +569,7 @@ func (s *kernelSet) gains(ctx context.Context, numbers op.Type, scheme op.Scheme
 	return nil
 }
 
-// stream adds a decode's matrix product on all cores beside their reading of its weights.
+// stream adds a product of one row on all cores, bounded by how fast these cores read its weights.
 func (s *kernelSet) stream(ctx context.Context, scheme op.Scheme) error {
 	cores := s.o.Cores
 	kn := s.size.gemv[len(s.size.gemv)/2]
@@ -582,7 +596,8 @@ func (s *kernelSet) stream(ctx context.Context, scheme op.Scheme) error {
 	return nil
 }
 
-// steady is the time of an execution after another, as in a program: the first one after a pause wakes threads.
+// steady is the time of an execution that follows another, as in a program: the first one after a
+// pause wakes threads.
 func steady(ctx context.Context, ld *load, loops int) (float64, error) {
 	if _, err := (alone{ld}).sample(ctx, 1); err != nil {
 		return 0, err
@@ -590,11 +605,12 @@ func steady(ctx context.Context, ld *load, loops int) (float64, error) {
 	return alone{ld}.sample(ctx, loops)
 }
 
-// add adds a line; visit takes one sample of its rate and of what bounds it, 0 where nothing does.
+// add adds a line. visit takes one sample of its rate and of its bound, 0 where nothing bounds it.
 func (c *comparison) add(line Kernel, visit func(context.Context) (float64, float64, error)) {
 	c.all = append(c.all, &contender{line: line, visit: visit})
 }
 
+// has reports whether a set has a line of that name.
 func (c *comparison) has(set, what string) bool {
 	return slices.ContainsFunc(c.all, func(line *contender) bool {
 		return line.line.Set == set && line.line.What == what
@@ -617,7 +633,7 @@ func shapeOf(operator op.Op) string {
 	return fmt.Sprintf("%dx%dx%d", operator.M, operator.K, operator.N)
 }
 
-// load loads an operator and finds how many executions make a visit.
+// load loads an operator and returns how many executions fill a visit.
 func (c *comparison) load(ctx context.Context, lane *lane, operator op.Op, footprint int64) (*load, int, error) {
 	ld, err := c.r.newLoad(ctx, lane, operator, lane.caps.Layouts[operator.Scheme.Weight()], footprint)
 	if err != nil {
@@ -635,10 +651,12 @@ func (c *comparison) load(ctx context.Context, lane *lane, operator op.Op, footp
 	return ld, max(1, int(float64(c.size.visit)/max(ns, 1))), err
 }
 
-// loop is a register-only loop of about a given time.
+// loop is a register-only loop of about a given duration.
 type loop struct {
 	peak func(ops int64) int64
-	ops  int64
+	// operations of one run
+	ops int64
+	// of the last calibration, operations per nanosecond
 	rate float64
 }
 
@@ -661,7 +679,8 @@ func (x *loop) run() float64 {
 	return float64(done) / float64(max(time.Since(start).Nanoseconds(), 1))
 }
 
-// lines are the results: what bounds a set before its kernels, one core before many.
+// lines summarises the samples, sorted: by set, one core before many, what bounds before what is
+// bounded.
 func (c *comparison) lines() ([]Kernel, error) {
 	var out []Kernel
 	best := c.best()

@@ -4,13 +4,15 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"time"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/socs"
 )
 
-// lane is one open processor and the thread that drives it.
+// lane is one open processor with the thread that drives it. All calls of the driver run on that
+// thread, which the driver has pinned.
 type lane struct {
 	soc    *socs.Processor
 	name   string
@@ -18,8 +20,9 @@ type lane struct {
 	caps   *driver.Capabilities
 	jobs   chan func()
 	closed chan struct{}
-	dead   bool // a job was left behind: the thread may hang in the driver
-	ops    *operands
+	// set where a job did not return: the thread may hang in the driver
+	dead bool // a job was left behind: the thread may hang in the driver
+	ops  *operands
 
 	sentinel *sentinel
 }
@@ -65,8 +68,11 @@ func openLane(ctx context.Context, proc *socs.Processor, from driver.Driver, opt
 	return out, nil
 }
 
-// start runs f on the lane's thread; wait returns its error, or that of the context, without waiting for
-// a thread that hangs in a driver.
+// patience is how long a cancelled lane waits for the job that its driver executes.
+const patience = 2 * time.Second
+
+// start runs work on the lane's thread. wait returns its error, or that of the context without
+// waiting for a thread that hangs in a driver.
 func (l *lane) start(ctx context.Context, work func() error) (wait func() error) {
 	done := make(chan error, 1)
 	if l.dead {
@@ -93,17 +99,18 @@ func (l *lane) start(ctx context.Context, work func() error) (wait func() error)
 			return err
 		case <-ctx.Done():
 		}
-		// Most jobs end soon; one that does not must not keep the command.
+		// Most jobs end soon after a cancellation. One that does not must not block the command.
 		select {
 		case <-done:
 		case <-l.closed:
-		case <-patience():
+		case <-time.After(patience):
 			l.dead = true
 		}
 		return ctx.Err()
 	}
 }
 
+// do runs work on the lane's thread and waits for it.
 func (l *lane) do(ctx context.Context, work func() error) error { return l.start(ctx, work)() }
 
 // close ends the thread and the processor, unless the thread hangs.

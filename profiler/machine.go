@@ -20,9 +20,10 @@ import (
 // machine is what the operating system tells about the CPU. On systems without /proc and /sys the
 // fields that need them are empty.
 type machine struct {
-	model       string
-	features    []string
-	cores       []int // usable, ascending
+	model    string
+	features []string
+	cores    []int // usable, ascending
+	// relative speed of a core, or its largest frequency; equal values mean equal cores
 	capacity    map[int]int
 	caches      []socs.Cache
 	memoryBytes int64
@@ -30,12 +31,13 @@ type machine struct {
 	governor    string
 }
 
-// readMachine reads below root, "/" for this machine. The cores are those the driver offers.
+// readMachine reads the files below root, which is "/" for this machine. cores are those that the
+// driver offers.
 func readMachine(root string, cores []int) machine {
 	out := machine{cores: slices.Clone(cores), capacity: map[int]int{}, features: features()}
 	slices.Sort(out.cores)
 	out.readCPUInfo(filepath.Join(root, "proc/cpuinfo"))
-	out.readMemory(filepath.Join(root, "proc/meminfo"))
+	out.memoryBytes = memInfo(filepath.Join(root, "proc/meminfo"), "MemTotal:")
 	sys := filepath.Join(root, "sys/devices/system/cpu")
 	for _, core := range out.cores {
 		dir := filepath.Join(sys, fmt.Sprintf("cpu%d", core))
@@ -67,6 +69,8 @@ func word(path string) string {
 	return strings.TrimSpace(string(data))
 }
 
+// readCPUInfo takes model and frequency of the first core that states them; names differ between
+// architectures.
 func (m *machine) readCPUInfo(path string) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -91,30 +95,18 @@ func (m *machine) readCPUInfo(path string) {
 	}
 }
 
-func (m *machine) readMemory(path string) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return
-	}
-	for _, line := range strings.Split(string(data), "\n") {
-		fields := strings.Fields(line)
-		if len(fields) >= 2 && fields[0] == "MemTotal:" {
-			if kib, err := strconv.ParseInt(fields[1], 10, 64); err == nil && kib > 0 && kib < 1<<40 {
-				m.memoryBytes = kib << 10
-			}
-		}
-	}
-}
-
 // availableBytes is the memory that can be used without swapping, 0 when unknown.
-func availableBytes() int64 {
-	data, err := os.ReadFile("/proc/meminfo")
+func availableBytes() int64 { return memInfo("/proc/meminfo", "MemAvailable:") }
+
+// memInfo returns an entry of the kernel's meminfo file in bytes, 0 when it cannot be read.
+func memInfo(path, entry string) int64 {
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return 0
 	}
 	for _, line := range strings.Split(string(data), "\n") {
 		fields := strings.Fields(line)
-		if len(fields) >= 2 && fields[0] == "MemAvailable:" {
+		if len(fields) >= 2 && fields[0] == entry {
 			if kib, err := strconv.ParseInt(fields[1], 10, 64); err == nil && kib > 0 && kib < 1<<40 {
 				return kib << 10
 			}
@@ -123,7 +115,7 @@ func availableBytes() int64 {
 	return 0
 }
 
-// readCaches collects data and unified caches of all cores, one entry per name and size.
+// readCaches collects the data and unified caches of all cores, one entry per name and size.
 func (m *machine) readCaches(sys string) {
 	seen := map[string]bool{}
 	for _, core := range m.cores {
@@ -210,8 +202,8 @@ func features() []string {
 	return out
 }
 
-// Header returns the first line of a record on s. For a SoC of real processors this machine, whose
-// fingerprint is given, must be of the kind that soc was probed on. kernels is the host driver's kernel set.
+// Header returns the first line of a record on a SoC. For a SoC of real processors, fingerprint is
+// that of this machine and must be the SoC's own. kernels is the host driver's kernel set.
 func Header(soc *socs.SoC, fingerprint, kernels, version string, seed uint64) (record.Header, error) {
 	digest, err := soc.Digest()
 	if err != nil {
@@ -242,8 +234,8 @@ func Header(soc *socs.SoC, fingerprint, kernels, version string, seed uint64) (r
 	return out, nil
 }
 
-// ThisMachine tells what times on the given cores depend on besides the SoC. kernels is the host driver's
-// kernel set.
+// ThisMachine tells what the times on the given cores depend on besides the SoC. kernels is the
+// host driver's kernel set.
 func ThisMachine(cores []int, kernels string) record.Environment {
 	m := readMachine("/", cores)
 	return record.Environment{OS: runtime.GOOS, Arch: runtime.GOARCH, CPU: m.model, Features: m.features,

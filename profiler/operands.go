@@ -1,7 +1,9 @@
 package profiler
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -12,8 +14,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// operands is the memory of one lane's measurements. Activations of all operators share it, because only
-// one runs at a time and in a model, too, they are warm from the operator before.
+// operands is the memory for activations of one lane's measurements. All operators share it: only
+// one runs at a time, and in a model, too, activations are warm from the operator before.
 type operands struct {
 	proc driver.Processor
 	seed uint64
@@ -31,7 +33,8 @@ func (o *operands) close() {
 // maxActivation bounds one value of a request: far above any layer, far below a typing error.
 const maxActivation = 8 << 30
 
-// buffer returns the lane's buffer of a name with at least bytes bytes, filled for reading as t.
+// buffer returns the lane's buffer of a name with at least the given bytes, filled with valid
+// values of the type.
 func (o *operands) buffer(name string, numbers op.Type, bytes int64) (driver.Buffer, error) {
 	if old := o.bufs[name]; old != nil && int64(len(old.Bytes())) >= bytes {
 		return old, nil
@@ -51,14 +54,15 @@ func (o *operands) buffer(name string, numbers op.Type, bytes int64) (driver.Buf
 	return old, nil
 }
 
-// retire keeps a buffer that was outgrown until the lane closes: executables may be bound to it.
+// retire renames an outgrown buffer, which stays until the lane closes because executables may be
+// bound to it.
 func (o *operands) retire(name string) {
 	if buffer := o.bufs[name]; buffer != nil {
 		o.bufs[fmt.Sprintf("%s (outgrown %d)", name, len(o.bufs))] = buffer
 	}
 }
 
-// choices is how many choices of experts use all experts between them.
+// choices is how many selections of experts it takes to use every expert.
 func choices(operator op.Op) int {
 	if operator.Kind != op.ExpertMatMul {
 		return 1
@@ -66,8 +70,8 @@ func choices(operator op.Op) int {
 	return (operator.Experts + operator.Rows() - 1) / operator.Rows()
 }
 
-// experts returns a view of ids [tokens,fan] per choice. Every choice spreads the rows evenly, a token's over
-// different experts.
+// experts returns one view of expert ids [tokens,fan] per selection. Selections go through the
+// experts in turn, so that rows are spread evenly and a token's rows use different experts.
 func (o *operands) experts(operator op.Op) ([]driver.View, error) {
 	rows := operator.Rows()
 	step := roundUp(4*int64(rows), 64)
@@ -82,7 +86,7 @@ func (o *operands) experts(operator op.Op) ([]driver.View, error) {
 		at := step * int64(choice)
 		for i := range rows {
 			if fresh {
-				put32(buffer.Bytes()[at+4*int64(i):], uint32((choice*rows+i)%operator.Experts))
+				binary.LittleEndian.PutUint32(buffer.Bytes()[at+4*int64(i):], uint32((choice*rows+i)%operator.Experts))
 			}
 		}
 		out = append(out, driver.View{Buffer: buffer, Type: op.I32, Offset: at, Rows: operator.M, Cols: operator.Fan,
@@ -91,14 +95,14 @@ func (o *operands) experts(operator op.Op) ([]driver.View, error) {
 	return out, nil
 }
 
-// fill writes pseudo-random values that are valid in t: numbers of magnitude below 1, row-quantised
-// bytes, ids below o.ids.
+// fill writes pseudo-random values that are valid in the type: numbers of magnitude below 1,
+// row-quantised bytes, ids below o.ids.
 func (o *operands) fill(data []byte, numbers op.Type) {
 	rng := rand.New(rand.NewPCG(o.seed, 1))
 	fillValues(data, numbers, max(o.ids, 1), rng)
 }
 
-// fillValues repeats a few thousand random values over b.
+// fillValues fills data with a few thousand random values, repeated.
 func fillValues(data []byte, numbers op.Type, ids int, rng *rand.Rand) {
 	const values = 4096
 	size := numbers.Bytes()
@@ -108,13 +112,13 @@ func fillValues(data []byte, numbers op.Type, ids int, rng *rand.Rand) {
 		at := pattern[i*size:]
 		switch numbers {
 		case op.F32:
-			put32(at, floatBits(value))
+			binary.LittleEndian.PutUint32(at, math.Float32bits(value))
 		case op.F16:
-			put16(at, number.FloatToHalf(value))
+			binary.LittleEndian.PutUint16(at, number.FloatToHalf(value))
 		case op.BF16:
-			put16(at, uint16(floatBits(value)>>16))
+			binary.LittleEndian.PutUint16(at, uint16(math.Float32bits(value)>>16))
 		case op.I32:
-			put32(at, uint32(rng.IntN(ids)))
+			binary.LittleEndian.PutUint32(at, uint32(rng.IntN(ids)))
 		default:
 			at[0] = byte(1 + rng.IntN(255)) // 128 is zero
 		}
@@ -130,16 +134,18 @@ func repeat(data, pattern []byte) {
 	}
 }
 
-// store is memory full of packed tiles of one kind, of which every tile range is a valid weight, or
-// of cache values. Cold operands are rotated through it.
+// store is memory full of packed tiles of one kind, or of cache values. Any range of whole tiles is
+// a valid weight, so that cold operands can be placed anywhere in it.
 type store struct {
 	region *mem.Region
-	unit   int64 // offsets are multiples
-	refs   int
-	used   uint64 // when, for eviction
+	// offsets of operands are multiples of unit, in bytes
+	unit int64 // offsets are multiples
+	refs int
+	// value of the clock of stores at the last use, for eviction
+	used uint64 // when, for eviction
 }
 
-// stores holds the memory for cold operands of all lanes, within a limit.
+// stores holds the memory for cold operands of all lanes, within a limit in bytes.
 type stores struct {
 	seed  uint64
 	limit int64
@@ -147,8 +153,9 @@ type stores struct {
 	clock uint64
 }
 
-// get returns a store of a name with at least bytes bytes of which make wrote the first unit bytes.
-// Stores nobody uses make room for it. The caller releases it.
+// get returns a store of a name with at least the given bytes, filled with repetitions of pattern,
+// whose length is a multiple of unit. Stores that are not in use make room for it. The caller
+// releases it by decrementing refs.
 func (s *stores) get(name string, bytes, unit int64, pattern func() ([]byte, error)) (*store, error) {
 	s.clock++
 	if st := s.all[name]; st != nil {
@@ -167,6 +174,8 @@ func (s *stores) get(name string, bytes, unit int64, pattern func() ([]byte, err
 	}
 	for s.total()+bytes > s.limit && s.evict() {
 	}
+	// what is in use may exceed the limit by as much again, because a measurement in progress keeps
+	// it
 	if most := 2*s.limit - s.total(); bytes > most {
 		return nil, diag.New(diag.ClassInfeasible, "an operand needs %d bytes of memory, and measuring has %d left",
 			bytes, most)
@@ -196,7 +205,7 @@ func (s *stores) total() (bytes int64) {
 	return bytes
 }
 
-// evict frees the store that was unused longest.
+// evict frees the least recently used store; false where all are in use.
 func (s *stores) evict() bool {
 	name := ""
 	for n, st := range s.all {
@@ -219,14 +228,15 @@ func (s *stores) close() {
 	s.all = nil
 }
 
-// weights returns a store of packed weights like spec, large enough for footprint bytes and for at
-// least one weight, and the size of one, of all its experts.
+// weights returns a store of packed weights like spec, and the size in bytes of one weight with all
+// its experts. The store has at least footprint bytes and holds at least one weight.
 func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, error) {
 	bytes, err := pack.Bytes(spec)
 	if err != nil {
 		return nil, 0, err
 	}
-	// A few tiles, or rows, are packed; the rest repeats them. A weight in parts repeats as a whole.
+	// Packing is slow: a few tiles or rows are packed, and the store repeats them. A weight that is
+	// stored in parts repeats as a whole.
 	one := pack.Expert(spec)
 	var unit int64
 	name := fmt.Sprintf("%s %s", spec.Layout, spec.Scheme)
@@ -277,7 +287,7 @@ func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, er
 	return st, bytes, err
 }
 
-// repeated is a matrix of n columns that are those of another again and again.
+// repeated is a matrix of n columns that repeats the columns of another.
 type repeated struct {
 	pack.Source
 	n int
@@ -312,8 +322,8 @@ func (s *stores) cache(numbers op.Type, bytes int64) (*store, error) {
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
-// slots returns the offsets of copies of bytes bytes in a store of which no two overlap: as many as fit
-// and are allowed, spread over all of it.
+// slots returns offsets of copies of the given bytes that do not overlap: as many as fit into
+// footprint, at most most, evenly spaced.
 func (st *store) slots(bytes, footprint int64, most int) []int64 {
 	size := min(int64(len(st.region.Bytes())), max(footprint, bytes))
 	step := roundUp(max(bytes, 64), lcm64(st.unit))

@@ -10,21 +10,21 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// flag is a counter alone on its cache line.
+// flag is a counter alone on its cache lines.
 type flag struct {
 	_ [64]byte
 	v atomic.Uint32
 	_ [60]byte
 }
 
-// game is one hand-over of a flag back and forth between two threads, as lanes do it.
+// game passes a flag back and forth between two threads, as lanes signal each other.
 type game struct {
 	there, back flag
 	stop        atomic.Bool
 }
 
-// wait spins until f reaches n. Now and then it gives its place away, in case both threads have to
-// share a core; it gives up when the game is stopped.
+// wait spins until flag reaches value. It yields now and then, in case both threads share a core,
+// and returns false once the game is stopped.
 func (g *game) wait(flag *flag, value uint32) bool {
 	for i := 1; flag.v.Load() != value; i++ {
 		if i&0xffff == 0 {
@@ -37,7 +37,7 @@ func (g *game) wait(flag *flag, value uint32) bool {
 	return true
 }
 
-// ping sends the flag n times and waits for its return, pong answers.
+// ping sends the flag the given number of times and waits for each return; pong answers.
 func (g *game) ping(from, rounds uint32) bool {
 	for i := from + 1; i <= from+rounds; i++ {
 		g.there.v.Store(i)
@@ -58,8 +58,9 @@ func (g *game) pong(from, rounds uint32) bool {
 	return true
 }
 
-// handover returns count samples, in nanoseconds, of the time from setting a flag on one core to seeing it
-// on another: half of a round trip, averaged over loops of them, and the first one apart.
+// handover measures the time in nanoseconds from setting a flag on one core to seeing it on
+// another: half of a round trip. It returns count samples, each a mean over loops round trips, and
+// the very first hand-over apart.
 func handover(ctx context.Context, one, second, count int, loops uint32) (first float64, samples []float64, err error) {
 	game := &game{}
 	timer := context.AfterFunc(ctx, func() { game.stop.Store(true) })

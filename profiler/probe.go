@@ -33,6 +33,7 @@ type ProbeOptions struct {
 	window time.Duration // tests: of one bandwidth sample
 }
 
+// Windows and numbers of samples of the measurements of Probe.
 const (
 	probeWindow  = 15 * time.Millisecond
 	probeSamples = 31
@@ -43,9 +44,10 @@ const (
 	syncLoops    = 2000
 )
 
-// Probe describes this machine as the driver d offers it: cores, caches, memory, features, the peak rates of
-// each processor's kernels, the bandwidth of each processor alone and of processors together, and what handing a
-// flag from one to the other costs. It takes a few seconds, in which the machine should do nothing else.
+// Probe describes this machine as a driver offers it: cores, caches, memory, features, the peak
+// rates of each processor's kernels, the bandwidth of processors alone and in pairs, and the cost
+// of handing a flag from one to the other. It takes a few seconds, in which the machine should do
+// nothing else.
 func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs.SoC, error) {
 	devices, err := from.Devices(ctx)
 	if err != nil {
@@ -73,6 +75,7 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 	}
 	soc.Description = strings.TrimSpace(fmt.Sprintf("%s, %d cores", machine.model, len(cores)))
 	var bounds []driver.Bounds // of the processors
+	// one processor for each selection of cores and each driver
 	for i, own := range append([]driver.Driver{from}, options.Others...) {
 		configured := options.Options
 		if i > 0 { // those of the first driver
@@ -120,9 +123,9 @@ func (o *ProbeOptions) note(format string, a ...any) {
 	}
 }
 
-// selections chooses the processors to describe, each as a list of cores: every single core and all
-// together on small machines; on larger ones the first core, each cluster of like cores or else
-// each half, and all together. All of them would be too many to plan with.
+// selections chooses the processors to describe, each a list of cores. Up to four cores: every
+// single core, and all together. More cores: the first one, each cluster of like cores or else each
+// half, and all together. Every subset would be too many to plan with.
 func selections(m *machine) [][]int {
 	cores := len(m.cores)
 	var out [][]int
@@ -139,6 +142,7 @@ func selections(m *machine) [][]int {
 		return out
 	}
 	add(m.cores[:1])
+	// clusters are runs of cores with equal capacity
 	clusters := [][]int{}
 	for i, core := range m.cores {
 		if i > 0 && m.capacity[core] == m.capacity[m.cores[i-1]] {
@@ -167,7 +171,7 @@ func selector(cores []int) string {
 	return fmt.Sprintf("%d-%d", cores[0], cores[len(cores)-1])
 }
 
-// describe opens a processor to ask what it can do.
+// describe opens a processor to ask what it can do and what bounds it.
 func describe(
 	ctx context.Context, from driver.Driver, cores []int, options map[string]string,
 ) (socs.Processor, driver.Bounds, error) {
@@ -199,8 +203,8 @@ func processorNames(soc *socs.SoC) []string {
 	return out
 }
 
-// measurePeaks measures what the processors' kernels could reach at most, one after the other in every round, so
-// that all meet the same moments of a machine whose speed changes.
+// measurePeaks measures the largest rates of the processors' kernels. Every round visits all
+// processors in turn, so that all meet the same moments of a machine whose speed changes.
 func measurePeaks(ctx context.Context, soc *socs.SoC, bounds []driver.Bounds, options ProbeOptions) error {
 	window := options.window
 	if window == 0 {
@@ -231,6 +235,7 @@ func measurePeaks(ctx context.Context, soc *socs.SoC, bounds []driver.Bounds, op
 			}
 		}
 	}
+	// the median over all rounds
 	for i := range soc.Processors {
 		proc := &soc.Processors[i]
 		for numbers, xs := range samples[proc.Name] {

@@ -22,8 +22,8 @@ type Request struct {
 // Key is the key of the measurement.
 func (r *Request) Key() string { return r.What.Key() }
 
-// Priorities of the requests for a model: what a plan for the given buckets cannot do without
-// comes first.
+// Priorities of the requests for a model. What a plan for the given buckets cannot do without comes
+// first.
 const (
 	priorityBase    = iota // bandwidth, hand-over, launch; whole weights at M = 1 and at the buckets
 	priorityGlue           // everything between the matrices, and attention; no plan can do without
@@ -31,7 +31,7 @@ const (
 	priorityBetween        // row counts between the buckets, for interpolation
 )
 
-// Want says what is to be measured for a model on a SoC.
+// Want says what to measure for a model on a SoC.
 type Want struct {
 	Processors []string    // default: all of the SoC
 	Buckets    []int       // row counts of prefill, ascending; default 256
@@ -48,18 +48,22 @@ const (
 	maxBucket  = 1 << 16
 	maxContext = 1 << 24
 
+	// bandwidthBytes is the size that the recorded times of bandwidth refer to.
 	// bandwidthBytes is the amount that samples of bandwidth are times of.
 	bandwidthBytes = 64 << 20
 )
 
-// Requests lists what to measure to plan a model on a SoC: every weight shape at M = 1, at the buckets and
-// on a grid between them; parts of weights along columns and along K; the operators between; attention
-// over several contexts; pairs of processors at work at the same time; bandwidth, launch and
-// hand-over. Each is made for every processor that can execute it. The list is in order of
-// priority and has each key once.
+// Requests lists what to measure to plan a model on a SoC, for every processor that can execute it,
+// by priority and each key once:
 //
-// Matrices, embeddings and caches are asked for cold, that is as a model finds them: rotated through
-// as many bytes as the model has, or beyond the last cache.
+//   - every weight shape at M = 1, at the buckets, and on a grid between them;
+//   - parts of weights, along columns and along K;
+//   - the operators between the products, and attention over several contexts;
+//   - pairs of processors at work at the same time;
+//   - bandwidth, launch and hand-over.
+//
+// Matrices, embeddings and caches are measured cold, as a model finds them: rotated through as many
+// bytes as the model has, or through more than the last-level cache holds.
 func Requests(soc *socs.SoC, model *models.Model, want Want) ([]Request, error) {
 	list := &builder{soc: soc, seen: map[string]bool{}}
 	if err := list.want(model, want); err != nil {
@@ -83,12 +87,13 @@ type builder struct {
 	procs   []*socs.Processor
 	buckets []int
 	schemes []op.Scheme
+	// positions that attention is measured up to
 	context int
 	out     []Request
 	seen    map[string]bool
 }
 
-// want takes over what is wanted, with defaults for what is left open.
+// want validates what is wanted and fills in defaults.
 func (b *builder) want(model *models.Model, want Want) error {
 	err := b.wantProcessors(want.Processors)
 	if err == nil {
@@ -110,7 +115,7 @@ func (b *builder) want(model *models.Model, want Want) error {
 	return out
 }
 
-// errNoProcessor: a processor is wanted that the SoC does not have.
+// errNoProcessor marks the error whose hint lists the SoC's processors.
 var errNoProcessor = errors.New("no processor")
 
 // wantProcessors finds the processors, all of them where none is named.
@@ -128,7 +133,7 @@ func (b *builder) wantProcessors(names []string) error {
 	return nil
 }
 
-// wantRows takes over buckets, in order and each once, and checks the batches.
+// wantRows takes over the buckets, ascending and without duplicates, and checks the batches.
 func (b *builder) wantRows(want Want) error {
 	b.buckets = slices.Clone(want.Buckets)
 	if len(b.buckets) == 0 {
@@ -147,7 +152,9 @@ func (b *builder) wantRows(want Want) error {
 	return nil
 }
 
-// wantSchemes takes over the schemes, each once; a static one is its twin where every processor has both.
+// wantSchemes takes over the schemes without duplicates. A static scheme is replaced by its dynamic
+// variant where every processor with the one has the other, because their products take the same
+// time.
 func (b *builder) wantSchemes(schemes []op.Scheme) error {
 	if len(schemes) == 0 {
 		schemes = []op.Scheme{op.A32W32}
@@ -176,7 +183,7 @@ func (b *builder) wantSchemes(schemes []op.Scheme) error {
 	return nil
 }
 
-// wantContext takes over how many positions are measured, at least the largest bucket.
+// wantContext decides up to how many positions attention is measured: at least the largest bucket.
 func (b *builder) wantContext(model *models.Model, most int) error {
 	b.context = most
 	if b.context == 0 {
@@ -194,7 +201,7 @@ func (b *builder) wantContext(model *models.Model, most int) error {
 
 func (b *builder) largest() int { return b.buckets[len(b.buckets)-1] }
 
-// rows are the row counts a plan certainly uses: 1 and the buckets.
+// rows returns the row counts that a plan certainly uses: 1 and the buckets.
 func (b *builder) rows() []int {
 	if b.buckets[0] == 1 {
 		return b.buckets
@@ -202,7 +209,7 @@ func (b *builder) rows() []int {
 	return append([]int{1}, b.buckets...)
 }
 
-// between are the other row counts of the grid.
+// between returns the other row counts of the grid, up to the largest bucket.
 func (b *builder) between() (out []int) {
 	for _, rows := range grid {
 		if rows < b.largest() && !slices.Contains(b.rows(), rows) {
@@ -212,7 +219,7 @@ func (b *builder) between() (out []int) {
 	return out
 }
 
-// add asks for a measurement, once.
+// add appends a request unless its key is there.
 func (b *builder) add(priority int, what record.Measurement) {
 	what.Unit = "ns"
 	key := what.Key()
@@ -230,7 +237,8 @@ func (b *builder) op(priority int, proc *socs.Processor, operator op.Op) {
 	}
 }
 
-// measurement is that of an operator on a processor, as a model finds its operands; false where it is not executed.
+// measurement is that of an operator on a processor, with the layout and coldness that it has in a
+// model; false where the processor does not execute it.
 func (b *builder) measurement(proc *socs.Processor, operator op.Op) (record.Measurement, bool) {
 	what := record.Measurement{Kind: record.Op, Proc: proc.Name, Op: &operator}
 	if operator.Validate() != nil || !proc.Executes(operator.Kind) {
@@ -288,7 +296,7 @@ func (b *builder) base() {
 	}
 }
 
-// model asks for the operators of the graph at row counts that a plan uses and others between them.
+// model adds the operators of the graph, at row counts that a plan uses and at others between them.
 func (b *builder) model(graph *models.Graph, rows, between []int) {
 	for i := range graph.Sections {
 		section := &graph.Sections[i]
@@ -306,6 +314,8 @@ func (b *builder) model(graph *models.Graph, rows, between []int) {
 					at, more = rows, nil
 				}
 				b.template(operator, b.schemesOf(node), at, more)
+				// an embedding that shares its weight with the head may be read from the head's
+				// packed weight
 				if node.Packed != "" &&
 					slices.ContainsFunc(b.schemes,
 						func(scheme op.Scheme) bool { return scheme.Weight() == op.I32Q8C.Weight() }) {
@@ -317,7 +327,7 @@ func (b *builder) model(graph *models.Graph, rows, between []int) {
 	}
 }
 
-// schemesOf are those a node's matrix is asked for in.
+// schemesOf returns the schemes in which a node's matrix is measured.
 func (b *builder) schemesOf(node *models.Node) []op.Scheme {
 	if node.Exact {
 		return []op.Scheme{op.A32W32}
@@ -325,7 +335,7 @@ func (b *builder) schemesOf(node *models.Node) []op.Scheme {
 	return b.schemes
 }
 
-// template asks for an operator at every row count, a matrix in all schemes.
+// template adds an operator at every row count, a matrix in all schemes.
 func (b *builder) template(operator op.Op, schemes []op.Scheme, rows, between []int) {
 	for _, proc := range b.procs {
 		for _, count := range rows {
@@ -372,8 +382,9 @@ func eachScheme(operator op.Op, schemes []op.Scheme, visit func(op.Op)) {
 	}
 }
 
-// matrix asks for a weight at one row count a plan uses, whole and, at M = 1 and the largest bucket, in
-// parts along N, down to one tile, and, if it is one matrix, along K.
+// matrix adds a weight at one row count that a plan uses: whole, and the operators that come with
+// it. At M = 1 and at the largest bucket it also adds parts: along N down to one tile, and along K
+// where the weight is one matrix.
 func (b *builder) matrix(proc *socs.Processor, operator op.Op, schemes []op.Scheme) {
 	eachScheme(operator, schemes, func(operator op.Op) {
 		b.op(priorityBase, proc, operator)
@@ -418,9 +429,10 @@ func (b *builder) matrix(proc *socs.Processor, operator op.Op, schemes []op.Sche
 	})
 }
 
-// forms asks for a product in the other forms that the processor has. Of convolutions that is the squarest image, and
-// with all every factorisation of the rows (llm.npu sec. 4), after what matters more. Without others it is images
-// alone: those of other numbers of rows tell nothing of one, so that each needs shapes of its own.
+// forms adds a product in the other forms that the processor has. A convolution is added as its
+// squarest image; with all, every factorisation of the rows (llm.npu sec. 4) follows at low
+// priority. Without others only images are added: an image of other rows tells nothing about this
+// one, so that each needs its own shapes.
 func (b *builder) forms(priority int, proc *socs.Processor, operator op.Op, all, others bool) {
 	if operator.Kind != op.MatMul {
 		return
@@ -439,11 +451,11 @@ func (b *builder) forms(priority int, proc *socs.Processor, operator op.Op, all,
 	}
 }
 
-// expertRows are the rows that single experts are measured with.
+// expertRows are the row counts at which single experts are measured.
 var expertRows = []int{1, 16, 32, 64, 128, 256, 512, 1024}
 
-// experts asks for single experts, where a SoC has a processor of static shapes: there and on the control processor,
-// which takes what goes beyond their capacities (solver.PoseTiers).
+// experts adds single experts where the SoC has a processor of static shapes: on such processors,
+// and on the control processor, which executes what exceeds their capacities (solver.PoseTiers).
 func (b *builder) experts(model *models.Model) {
 	static := func(proc *socs.Processor) bool { return proc.StaticShapes }
 	if model.Experts == 0 || !slices.ContainsFunc(b.procs, static) {
@@ -472,17 +484,20 @@ func (b *builder) experts(model *models.Model) {
 	}
 }
 
-// Half is the half of n columns that processors are asked for side by side: a multiple of their tile.
+// Half is the half of columns that processors are measured with side by side: a multiple of their
+// tile.
 func Half(columns, tile int) int { return part(columns, 1, 2, tile) }
 
-// part is num/den of n rounded to a multiple of tile, at least one tile and at most n.
+// part is num/den of whole, rounded down to a multiple of tile, at least one tile and at most
+// whole.
 func part(whole, num, den, tile int) int {
 	tile = max(tile, 1)
 	size := whole * num / den / tile * tile
 	return min(max(size, tile), whole)
 }
 
-// attention asks for M rows over several contexts, with all heads and with half of the key/value heads.
+// attention adds attention of M rows over contexts that grow by a factor of 4, with all heads and
+// with half of the key/value heads.
 func (b *builder) attention(proc *socs.Processor, operator op.Op) {
 	contexts := []int{operator.M}
 	most := b.context
@@ -507,7 +522,7 @@ func (b *builder) attention(proc *socs.Processor, operator op.Op) {
 	}
 }
 
-// glue asks for an operator between the matrices, whole and halved where plans halve it.
+// glue adds an operator between the matrices, whole and halved in the way plans divide it.
 func (b *builder) glue(proc *socs.Processor, operator op.Op) {
 	b.op(priorityGlue, proc, operator)
 	half := operator
@@ -528,8 +543,8 @@ func (b *builder) glue(proc *socs.Processor, operator op.Op) {
 	b.op(priorityShards, proc, half)
 }
 
-// beside asks for both halves of a weight on two processors at the same time: at M = 1, where they compete
-// for memory, and at the largest row count.
+// beside adds both halves of a weight on two processors at the same time: at M = 1, where they
+// compete for memory, and at the largest row count.
 func (b *builder) beside(operator op.Op, schemes []op.Scheme, rows []int) {
 	at := []int{1}
 	if last := rows[len(rows)-1]; last != 1 {
@@ -558,13 +573,14 @@ func (b *builder) beside(operator op.Op, schemes []op.Scheme, rows []int) {
 	}
 }
 
-// passed is how many bytes a model passes through between two uses of an operand.
+// passed is how many bytes a model reads between two uses of an operand.
 type passed struct {
 	read, held map[op.Scheme]int64 // of matrices by scheme: those that one token reads, and those of all experts
-	cache      map[op.Type]int64
+	// keys and values of all layers, by type
+	cache map[op.Type]int64
 }
 
-// passed adds up what one pass through the model touches.
+// passed adds up what one pass through the model reads.
 func (b *builder) passed(graph *models.Graph) passed {
 	out := passed{read: map[op.Scheme]int64{}, held: map[op.Scheme]int64{}, cache: map[op.Type]int64{}}
 	for i := range graph.Sections {
@@ -594,8 +610,8 @@ func (b *builder) passed(graph *models.Graph) passed {
 	return out
 }
 
-// footprints says through how many bytes cold operands are rotated: the model's own, where these
-// are fewer than a cache may hold.
+// footprints sets through how many bytes cold operands rotate: the model's own, where a cache could
+// hold these. 0 stands for more than the caches hold.
 func (b *builder) footprints(graph *models.Graph) {
 	if b.soc.Simulated() {
 		return

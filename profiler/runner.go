@@ -64,12 +64,13 @@ type Refusal struct {
 	Err error
 }
 
-// Rounds is how many visits to every operator suit a machine whose speed changes from one second to the next, as
-// that of most machines does: then all operators meet the same mixture of fast and slow moments.
+// Rounds is the number of visits to every operator that suits a machine whose speed changes from
+// second to second, as that of most machines does: all operators then meet the same mixture of fast
+// and slow moments.
 const Rounds = 8
 
-// Pending returns the requests that the set has fewer than rounds visits of, in the order in which Run
-// first takes them up: by priority, and within one priority shuffled by seed.
+// Pending returns the requests of which the set has fewer than rounds visits, in the order in which
+// Run takes them up: by priority, and shuffled by seed within one.
 func Pending(requests []Request, set *record.Set, rounds int, seed uint64) []Request {
 	out := slices.Clone(requests)
 	rng := rand.New(rand.NewPCG(seed, 3))
@@ -96,33 +97,40 @@ func Flagged(requests []Request, set *record.Set, seed uint64) []Request {
 	})
 }
 
+// Limits of sampling.
 const (
-	window          = 8                      // measurements in progress at the same time, their samples interleaved
-	minSample       = 200 * time.Microsecond // one sample is at least that long, or one execution
-	warmTime        = 500 * time.Millisecond // cap of warming up
-	warmWindows     = 10                     // cap of warming up
-	warmAgree       = 0.02
-	maxTime         = 2 * time.Second       // of sampling one operator, once it has its minimum of samples
-	minTime         = 20 * time.Millisecond // the same, however short the budget
+	window      = 8                      // measurements in progress at the same time, their samples interleaved
+	minSample   = 200 * time.Microsecond // one sample is at least that long, or one execution
+	warmTime    = 500 * time.Millisecond // cap of warming up
+	warmWindows = 10                     // cap of warming up
+	// two windows of warming up agree within this share
+	warmAgree = 0.02
+	maxTime   = 2 * time.Second       // of sampling one operator, once it has its minimum of samples
+	minTime   = 20 * time.Millisecond // the same, however short the budget
+	// enough where the budget allows no more
 	fewSamples      = 3
 	sentinelEvery   = 20 // samples
 	sentinelSamples = 3
-	sentinelDrift   = 0.03
-	maxRequeues     = 2
-	quietTime       = 300 * time.Microsecond // for the threads of another processor to go to sleep
-	maxLoops        = 1 << 16
-	gcEvery         = 4096 // loaded executables, of a few kilobytes of garbage each
+	// share by which a sentinel's time may move
+	sentinelDrift = 0.03
+	// how often a task starts again because the machine changed
+	maxRequeues = 2
+	quietTime   = 300 * time.Microsecond // for the threads of another processor to go to sleep
+	maxLoops    = 1 << 16
+	gcEvery     = 4096 // loaded executables, of a few kilobytes of garbage each
 )
 
-// Run measures the requests that the writer's record does not have yet and appends each when it is
-// done, so that a kill loses only those in progress. It takes them by priority, in random order
-// within one, a few at a time with their samples interleaved in random rounds; drift is watched by a
-// sentinel operator. When the budget ends, what no plan can do without is still measured, with few samples,
-// and the rest is reported as left; that is no error. A request that a
-// processor refuses is reported, any other failure ends the run with what was measured in the record.
+// Run measures the requests that the writer's record does not have yet. It appends each one when it
+// is done, so that a kill loses only those in progress. Requests are taken by priority, in random
+// order within one, a few at a time with their samples interleaved at random. A sentinel operator
+// watches for drift of the machine.
 //
-// soc describes the processors, and must be the SoC of the record. A driver that is not there is
-// a driver.Unavailable.
+// When the budget ends, what no plan can do without is still measured, with few samples, and the
+// rest is reported as left; that is no error. A request that a processor refuses is reported. Any
+// other failure ends the run, with what was measured in the record.
+//
+// soc describes the processors and must be the SoC of the record. A driver that is not there is a
+// driver.Unavailable.
 func Run(
 	ctx context.Context, soc *socs.SoC, requests []Request, writer *record.Writer, options Options,
 ) (Report, error) {
@@ -178,7 +186,7 @@ func memoryLimit() int64 {
 	return 16 << 30
 }
 
-// count reports what the record had before and what is flagged now.
+// count reports which requests the record had before, and which are flagged now.
 func (r *runner) count(requests []Request) {
 	set := r.w.Set()
 	for _, request := range requests {
@@ -223,17 +231,21 @@ type runner struct {
 	last    *lane // that ran a sample last
 
 	coldBytes int64 // through which operands are rotated that no cache shall hold
-	ids       int
-	loads     int // executables loaded since the last collection
+	// embedding ids are below it
+	ids   int
+	loads int // executables loaded since the last collection
 }
 
 // task is a request in progress.
 type task struct {
-	req      Request
-	src      source
-	lane     *lane // whose sentinel watches it, nil for none
-	first    float64
-	loops    int
+	req  Request
+	src  source
+	lane *lane // whose sentinel watches it, nil for none
+	// ns of the first execution
+	first float64
+	// executions of a sample
+	loops int
+	// ns per execution
 	samples  []float64
 	spent    time.Duration
 	block    int // samples since the sentinel last agreed
@@ -246,9 +258,10 @@ type task struct {
 	ns       float64 // of one execution, from warming up
 }
 
-// rounds visits every request once a round. Without a budget a round goes over all of them; with one, everything that
-// no plan can do without is visited once, then whatever an earlier run left, and then all rounds of what matters more
-// come before the first of what matters less. What was flagged is measured anew at the end.
+// rounds visits every request once a round. Without a budget, a round goes over all of them. With a
+// budget, first everything that no plan can do without is visited once. Then comes what an earlier
+// run left, and then all rounds of a priority before the first of the next one. Flagged
+// measurements are repeated at the end.
 func (r *runner) rounds(ctx context.Context, requests []Request) error {
 	classes := [][]Request{requests}
 	if r.o.Budget > 0 {
@@ -322,7 +335,8 @@ func (r *runner) listLeft(requests []Request) {
 	}
 }
 
-// run measures what is queued.
+// run measures the queue: it keeps a window of tasks in progress and takes one sample of each in
+// turn, in random order.
 func (r *runner) run(ctx context.Context) error {
 	for len(r.queue)+len(r.active) > 0 {
 		if err := r.fillWindow(ctx); err != nil {
@@ -351,7 +365,7 @@ func (r *runner) over() bool {
 	return r.o.Budget > 0 && r.o.now().Sub(r.began) >= r.o.Budget
 }
 
-// fillWindow takes up requests until enough are in progress or the budget has ended.
+// fillWindow begins requests until enough are in progress or the budget has ended.
 func (r *runner) fillWindow(ctx context.Context) error {
 	together := window
 	if r.o.Rounds > 1 && !r.anew {
@@ -380,8 +394,8 @@ func (r *runner) fillWindow(ctx context.Context) error {
 	return nil
 }
 
-// refuse drops a task whose processor will not execute it. Failures that are not about this one request
-// are returned.
+// refuse drops a task that its processor does not execute. It returns errors that are not about
+// this one request.
 func (r *runner) refuse(ctx context.Context, failed *task, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -401,7 +415,8 @@ func (r *runner) refuse(ctx context.Context, failed *task, err error) error {
 	return nil
 }
 
-// begin opens a task, runs it once, warms it up and decides how long and how many samples are.
+// begin opens a task, runs it once, warms it up, and decides on the length and number of its
+// samples.
 func (r *runner) begin(ctx context.Context, task *task) (err error) {
 	what := &task.req.What
 	if r.loads > gcEvery {
@@ -444,7 +459,7 @@ func (r *runner) begin(ctx context.Context, task *task) (err error) {
 	return r.warm(ctx, task, start)
 }
 
-// warm runs a task until two windows agree, and sets how many executions a sample has.
+// warm runs a task until two windows agree, and sets how many executions make a sample.
 func (r *runner) warm(ctx context.Context, task *task, start time.Time) (err error) {
 	before := task.first
 	for i := range warmWindows {
@@ -460,8 +475,8 @@ func (r *runner) warm(ctx context.Context, task *task, start time.Time) (err err
 	return nil
 }
 
-// sampleCap divides what is left of the budget among what is left to do, less than half of it kept for
-// loading and warming up. Operators that are precise before leave their part to the others.
+// sampleCap divides three fifths of the budget that is left among what is left to do; the rest is
+// for loading and warming up. Operators that are precise earlier leave their part to the others.
 func (r *runner) sampleCap() time.Duration {
 	if r.o.Budget == 0 {
 		return maxTime
@@ -471,7 +486,7 @@ func (r *runner) sampleCap() time.Duration {
 		maxTime)
 }
 
-// loopsFor is how many executions of ns nanoseconds make a sample.
+// loopsFor is how many executions of ns nanoseconds make a sample of minSample.
 func loopsFor(ns float64) int {
 	if ns <= 0 {
 		return 1000
@@ -479,7 +494,7 @@ func loopsFor(ns float64) int {
 	return int(min(max(math.Ceil(float64(minSample.Nanoseconds())/ns), 1), maxLoops))
 }
 
-// quiet waits for helpers of the processor that ran before to go to sleep.
+// quiet waits until the threads of the processor that ran before are asleep.
 func (r *runner) quiet(lane *lane) {
 	if lane != nil && r.last != nil && lane != r.last {
 		time.Sleep(quietTime)
@@ -513,8 +528,9 @@ func (r *runner) sample(ctx context.Context, task *task) error {
 	return nil
 }
 
-// judge decides which tasks have enough samples, asks the sentinels of their lanes whether the machine
-// still is what it was, and writes those that pass.
+// judge decides which tasks have enough samples, and asks the sentinels of their lanes whether the
+// machine is still what it was. Samples taken while it changed are dropped and taken again. Tasks
+// that pass are written.
 func (r *runner) judge(ctx context.Context) error {
 	over := r.over()
 	ask := map[*lane]bool{}
@@ -561,7 +577,7 @@ func (r *runner) judge(ctx context.Context) error {
 	return nil
 }
 
-// enough applies the stop rule and notes the warning that belongs to the samples.
+// enough applies the stopping rule and sets the warning that belongs to the samples.
 func (r *runner) enough(task *task, over bool) bool {
 	count := len(task.samples)
 	task.verdict = ""
@@ -590,8 +606,9 @@ func (r *runner) enough(task *task, over bool) bool {
 	return false
 }
 
-// visited is the stop rule of one visit among several: all take the same few samples, so that no moment of
-// the machine counts more than another. The last one judges all of them together.
+// visited is the stopping rule of one visit among several. Each visit takes the same few samples,
+// so that no moment of the machine counts more than another; the last visit judges all samples
+// together.
 func (r *runner) visited(task *task, over bool) bool {
 	each := (r.o.Rule.Min+r.o.Rounds-1)/r.o.Rounds + 1
 	if task.dear {
@@ -626,6 +643,7 @@ func (r *runner) finish(ctx context.Context, ended *task) error {
 		what.Warnings = append(what.Warnings, ended.verdict)
 	}
 	old := r.w.Set().Lookup(what.Key())
+	// a repetition replaces the flagged measurement only if it is better
 	what.Anew = r.anew && (len(what.Warnings) == 0 || narrower(what.Samples, old.Samples))
 	ended.src.close(ctx)
 	r.active = slices.DeleteFunc(r.active, func(other *task) bool { return other == ended })
@@ -648,7 +666,7 @@ func narrower(first, second []float64) bool {
 	return errX == nil && (errY != nil || one.Relative() < other.Relative())
 }
 
-// progress tells where the run stands. What is left is estimated from the visits so far.
+// progress reports where the run stands. The time left is estimated from the visits so far.
 func (r *runner) progress(task *task, ended bool) {
 	if r.o.Progress == nil {
 		return
@@ -669,18 +687,22 @@ func (r *runner) progress(task *task, ended bool) {
 
 // ---- the sentinel
 
-// sentinel is one operator measured again and again: when its time moves, the machine has changed.
+// sentinel is one operator that is measured again and again: when its time moves, the machine has
+// changed.
 type sentinel struct {
+	// executions of a sample, and the medians of the last readings in ns
 	src   source
 	loops int
 	past  []float64
 	since int // samples of others since it was asked
 }
 
+// sentinelMemory is the number of past readings that a new one is compared with.
 const sentinelMemory = 15
 
-// sentinel makes the lane's sentinel when it has none yet: an addition in the second cache, which feels
-// both the clock and the neighbours, or where the processor has none the operator of m.
+// sentinel makes the lane's sentinel if it has none yet: an addition in the second-level cache,
+// which feels both the clock and the neighbours. A processor without additions gets the operator of
+// what.
 func (r *runner) sentinel(ctx context.Context, lane *lane, what *record.Measurement) error {
 	if lane.sentinel != nil {
 		return nil
@@ -710,8 +732,8 @@ func (r *runner) sentinel(ctx context.Context, lane *lane, what *record.Measurem
 	return nil
 }
 
-// steady asks the lane's sentinel: whether its time now is that of its recent past, within 3 % or what its
-// own noise explains.
+// steady asks the lane's sentinel whether its time is that of its recent past, within 3 % or within
+// its own noise.
 func (r *runner) steady(ctx context.Context, lane *lane) (bool, error) {
 	watch := lane.sentinel
 	r.quiet(lane)
@@ -748,12 +770,15 @@ func (r *runner) unknown(name string) error {
 		strings.Join(processorNames(r.soc), ", "))
 }
 
+// virtual reports whether a processor is simulated: its clock is virtual, and measuring it is
+// exact.
 func (r *runner) virtual(name string) bool {
 	proc := r.soc.Processor(name)
 	return proc != nil && proc.Driver == socs.SimDriver
 }
 
-// lane returns the open processor of a name, opened with more options where given.
+// lane returns the open processor of a name, opened with more options where given. Emulators are
+// refused, because their times say nothing about the device.
 func (r *runner) lane(ctx context.Context, name string, options map[string]string) (*lane, error) {
 	proc := r.soc.Processor(name)
 	if proc == nil {
@@ -799,7 +824,8 @@ func (r *runner) lane(ctx context.Context, name string, options map[string]strin
 	return opened, nil
 }
 
-// smallestTable is the smallest vocabulary among the requests: ids below it are valid in all.
+// smallestTable is the smallest vocabulary among the requests: ids below it are valid in every
+// embedding.
 func smallestTable(requests []Request) int {
 	rows := math.MaxInt32
 	for i := range requests {
@@ -810,7 +836,7 @@ func smallestTable(requests []Request) int {
 	return rows
 }
 
-// stream is the memory for bandwidth, made when first needed.
+// stream returns the memory for bandwidth, which is allocated at the first call.
 func (r *runner) stream() ([]byte, error) {
 	if r.memory == nil {
 		bytes := r.o.memory
@@ -826,6 +852,7 @@ func (r *runner) stream() ([]byte, error) {
 	return r.memory, nil
 }
 
+// close ends tasks and lanes. Memory that the thread of a dead lane may still read stays allocated.
 func (r *runner) close(ctx context.Context) error {
 	for _, task := range r.active {
 		if task.src != nil {
@@ -856,11 +883,4 @@ func (r *runner) close(ctx context.Context) error {
 	return first
 }
 
-func sortedNames[V any](byName map[string]V) []string {
-	out := make([]string, 0, len(byName))
-	for name := range byName {
-		out = append(out, name)
-	}
-	sort.Strings(out)
-	return out
-}
+func sortedNames[V any](byName map[string]V) []string { return slices.Sorted(maps.Keys(byName)) }

@@ -17,7 +17,8 @@ import (
 // maxCopies bounds how many sets of bindings rotate through cold operands.
 const maxCopies = 1024
 
-// load is an operator ready to run on a lane: one executable per copy of its weights.
+// load is an operator that is ready to run on a lane: one executable per copy of its weights, and
+// bindings that rotate through the copies.
 type load struct {
 	lane   *lane
 	op     op.Op
@@ -27,24 +28,27 @@ type load struct {
 	stores []*store
 	loadNS float64 // time of the first Load
 
+	// evict is read before every pass over the copies, outside the measured time. Operands are then
+	// cold although the copies are few.
 	evict []byte // read before every pass over the copies, untimed: operands are cold though the copies are few
 }
 
-// Copies of the weights of processors that make their own: loading takes long, and memory twice.
+// Numbers of copies of the weights for processors that store their own: loading takes long, and
+// memory twice.
 const (
 	fewCopies  = 8  // of an operator alone, with what else lies in the caches evicted before each pass over them
 	someCopies = 64 // of operators side by side, whose company must not stop
 )
 
-// newLoad compiles an operator and loads it on a lane. footprint is through how many bytes its weights or cache are
-// rotated, 0 for one copy.
+// newLoad compiles an operator and loads it on a lane. Its weights or cache rotate through
+// footprint bytes; 0 means one copy.
 func (r *runner) newLoad(
 	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64,
 ) (*load, error) {
 	return r.loadFor(ctx, lane, operator, layout, footprint, false)
 }
 
-// loadFor is newLoad, for an operator that runs side by side with others or alone.
+// loadFor is newLoad for an operator that runs side by side with others (company) or alone.
 func (r *runner) loadFor(
 	ctx context.Context, lane *lane, operator op.Op, layout string, footprint int64, company bool,
 ) (*load, error) {
@@ -121,7 +125,8 @@ func (r *runner) fill(ctx context.Context, ld *load, layout string, footprint in
 	return nil
 }
 
-// fewer takes some of the copies where a processor makes its own of each.
+// fewer reduces the copies where a processor stores its own of each. Alone, other memory is then
+// read between passes to evict them from the caches; side by side that would disturb the company.
 func (r *runner) fewer(ld *load, copies []int64, footprint int64, company bool) ([]int64, error) {
 	if !ld.lane.caps.Prepacks || len(copies) <= fewCopies {
 		return copies, nil
@@ -159,8 +164,8 @@ func (ld *load) add(ctx context.Context, compiler driver.Compiler, graph op.Grap
 	})
 }
 
-// weights finds the weights of g, and where in the first one's store its copies lie, through which the
-// operator rotates: only matrices have several.
+// weights returns the weights of the graph, and the offsets of the copies of the first one in its
+// store. Only matrices have several copies.
 func (r *runner) weights(ld *load, graph *op.Graph, footprint int64) (driver.Weights, []int64, error) {
 	copies := []int64{0}
 	if ld.lane.caps.Virtual {
@@ -189,7 +194,9 @@ func (r *runner) weights(ld *load, graph *op.Graph, footprint int64) (driver.Wei
 	return out, copies, nil
 }
 
-// bindings lays the operands of the graph into the lane's buffers and the caches, one pair per copy.
+// bindings places the operands of the graph in the lane's buffers, and caches for operators that
+// have state. The scalars are those of the last chunk of a prompt that fills the operator's
+// context.
 func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bindings, [][2]driver.View, error) {
 	operator, ops := ld.op, ld.lane.ops
 	pos := 0
@@ -232,7 +239,8 @@ func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bi
 	return out, caches, err
 }
 
-// lay finds room for values in the buffers of a name, one per type; offsets say how far they are full.
+// lay places values one after the other in the buffers of a name, one buffer per type; offsets
+// holds how far each buffer is used.
 func (o *operands) lay(name string, values []op.Value, offsets map[string]int64) (views []driver.View, err error) {
 	for _, value := range values {
 		buffer := name + string(value.Type)
@@ -253,7 +261,8 @@ func (o *operands) lay(name string, values []op.Value, offsets map[string]int64)
 	return views, nil
 }
 
-// caches lays pairs of key and value caches of all sequences into a store, as many as the footprint has room for.
+// caches places pairs of key and value caches of all sequences in a store, as many as the footprint
+// has room for.
 func (r *runner) caches(ld *load, binds *driver.Bindings, footprint int64) (out [][2]driver.View, err error) {
 	operator := ld.op
 	each := roundUp(int64(binds.Sequences)*binds.SequenceBytes, 64)
@@ -288,14 +297,15 @@ type regionBuffer struct{ b []byte }
 func (r regionBuffer) Bytes() []byte { return r.b }
 func (r regionBuffer) Close() error  { return nil }
 
-// wakeTime is how long a thread spins before a sample: it has slept, and its core may have too, which
-// lanes of a running model do not.
+// A thread spins before a sample, because it has slept and its core may have lowered its clock,
+// which does not happen to the lanes of a running model.
 const (
 	wakeTime  = 20_000 // ns
 	wakeSpins = 5000   // cap, for clocks that stand still
 )
 
-// run executes n times on the lane's thread and returns nanoseconds per execution.
+// run executes the operator the given number of times on the lane's thread and returns nanoseconds
+// per execution.
 func (ld *load) run(times int) (float64, error) {
 	proc := ld.lane.proc
 	if !ld.lane.caps.Virtual {
@@ -320,7 +330,7 @@ func (ld *load) run(times int) (float64, error) {
 	return float64(proc.Now()-start-evicting) / float64(times), nil
 }
 
-// thin keeps n of the copies, spread over all.
+// thin returns count of the copies, evenly spaced.
 func thin(copies []int64, count int) []int64 {
 	if len(copies) <= count {
 		return copies
@@ -332,7 +342,7 @@ func thin(copies []int64, count int) []int64 {
 	return out
 }
 
-// close frees the executables, each once, and lets go of the stores.
+// close frees the executables, each once, and releases the stores.
 func (ld *load) close(ctx context.Context) {
 	if ld == nil {
 		return
@@ -369,8 +379,8 @@ func (a alone) sample(ctx context.Context, times int) (ns float64, err error) {
 	return ns, err
 }
 
-// refresh reads the operands through which the operator rotates, so that they lie where a model in use
-// finds its own, whatever was measured meanwhile.
+// refresh reads the operands through which the operator rotates. They then lie in the caches where
+// a running model finds its own, whatever was measured meanwhile.
 func (a alone) refresh(ctx context.Context, footprint int64) error {
 	return a.lane.do(ctx, func() error {
 		for _, st := range a.stores {
@@ -381,15 +391,15 @@ func (a alone) refresh(ctx context.Context, footprint int64) error {
 	})
 }
 
-// beside runs one operator while others keep other processors busy.
+// beside runs one operator while other processors are kept busy, by operators or by reading memory.
 type beside struct {
 	*load
 	others []*load
 	stream *streamPartner
 }
 
-// sample starts the others, waits until each has finished once, and stops them after its own runs, so that
-// every execution it counts had company from beginning to end.
+// sample starts the others, waits until each has finished once, and stops them after its own runs.
+// So every execution that counts had company from beginning to end.
 func (b *beside) sample(ctx context.Context, times int) (ns float64, err error) {
 	var stop, failed atomic.Bool
 	var waits []func() error
@@ -424,6 +434,7 @@ func (b *beside) sample(ctx context.Context, times int) (ns float64, err error) 
 			}
 		}
 		var err error
+		// all others are at work
 		ns, err = b.run(times)
 		return err
 	})
@@ -460,7 +471,7 @@ func (s *streamPartner) start() (err error) {
 
 func (s *streamPartner) stop() { s.ws.close() }
 
-// loading times Load itself.
+// loading measures Load itself.
 type loading struct {
 	r      *runner
 	lane   *lane
@@ -483,14 +494,14 @@ func (s *loading) sample(ctx context.Context, times int) (float64, error) {
 
 func (s *loading) close(context.Context) {}
 
-// given repeats a value that the SoC states: what a simulated SoC's lanes cost each other is part
-// of its description, no processor executes it.
+// given repeats a value that the SoC states: what the lanes of a simulated SoC cost each other is
+// part of its description, and no processor executes it.
 type given float64
 
 func (g given) sample(context.Context, int) (float64, error) { return float64(g), nil }
 func (g given) close(context.Context)                        {}
 
-// copying copies between two buffers on the thread of the processor that needs the data.
+// copying measures a copy between two buffers, on the thread of the processor that needs the data.
 type copying struct {
 	lane     *lane
 	dst, src []byte
@@ -510,7 +521,8 @@ func (c *copying) sample(ctx context.Context, times int) (ns float64, err error)
 
 func (c *copying) close(context.Context) {}
 
-// streaming measures bandwidth with readers of its own, one per core.
+// streaming measures bandwidth with readers of its own, one per core; its samples are the time of
+// bytes bytes.
 type streaming struct {
 	memory        []byte
 	cores, beside []int
@@ -562,7 +574,8 @@ func (r *runner) open(ctx context.Context, what *record.Measurement) (source, er
 	return nil, diag.New(diag.ClassInput, "measure: unknown kind %q", what.Kind)
 }
 
-// footprint is through how many bytes operands are rotated.
+// footprint is through how many bytes operands rotate; bytes is what the request states, 0 for
+// nothing.
 func (r *runner) footprint(cold bool, bytes int64) int64 {
 	switch {
 	case !cold:
@@ -573,7 +586,7 @@ func (r *runner) footprint(cold bool, bytes int64) int64 {
 	return r.coldBytes
 }
 
-// openOp loads an operator, and what runs beside it.
+// openOp loads an operator and what runs beside it.
 func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, error) {
 	if r.virtual(what.Proc) {
 		return r.openVirtual(ctx, what)
@@ -621,8 +634,9 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 	return out, nil
 }
 
-// openVirtual is openOp on a processor with a virtual clock: streams beside it are an option of its driver, and when
-// operators ran side by side is settled once they have run.
+// openVirtual is openOp on a processor with a virtual clock. Streams beside it are an option of its
+// driver; operators side by side are run one after the other, and the driver then works out when
+// each would have run.
 func (r *runner) openVirtual(ctx context.Context, what *record.Measurement) (source, error) {
 	var streams []string
 	var partners []*load
@@ -675,7 +689,8 @@ type settled struct {
 	others []*load
 }
 
-// sample runs each once, and then lets the driver find out how long the first takes while the others go on.
+// sample runs each operator once, then lets the driver compute how long the first takes while the
+// others repeat.
 func (s *settled) sample(ctx context.Context, times int) (ns float64, err error) {
 	loads := append([]*load{s.load}, s.others...)
 	for range times {
@@ -708,8 +723,8 @@ func (s *settled) close(ctx context.Context) {
 	}
 }
 
-// streamOp is what measures the bandwidth of processors without readable cores: an addition of
-// large matrices, which only moves memory. What takes only virtual time is so large that the launch does not count.
+// streamOp measures the bandwidth of processors without readable cores: an addition of large
+// matrices, which only moves memory. In virtual time it is so large that the launch does not count.
 func streamOp(virtual bool) op.Op {
 	operator := op.Op{Kind: op.Add, M: 2048, N: 4096}
 	if virtual {

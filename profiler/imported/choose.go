@@ -8,12 +8,13 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// fewest is how many operators of a kind are fitted at least.
+// fewest is the least number of operators of a kind that stay in the fit.
 const fewest = 5
 
-// HoldOut keeps the given share of the operators of each kind, scheme and processor from the fit, and returns how many
-// these are. Those at the corners of the range of sizes stay in the fit, so that few predictions lie beyond it; the
-// others are drawn with the seed. Operators that were refused have no time to hold out.
+// HoldOut keeps the given share (0..1) of the operators of each kind, scheme and processor out of
+// the fit, and returns their number. Operators at the corners of the range of sizes stay in the
+// fit, so that few predictions extrapolate. The others are drawn with the seed. Refused operators
+// have no time to hold out.
 func (t *Table) HoldOut(share float64, seed uint64) int {
 	groups := map[string][]int{}
 	for i := range t.Rows {
@@ -41,8 +42,8 @@ func (t *Table) HoldOut(share float64, seed uint64) int {
 	return held
 }
 
-// choose takes n of the rows: corners and ends first, unless these would be more than half, then the least and the
-// greatest.
+// choose takes n of the rows for the fit: corners and ends first, the rest at random. Corners and
+// ends that would be more than half of n are reduced to the smallest and the largest row.
 func (t *Table) choose(rows []int, n int, random *rand.Rand) map[int]bool {
 	var corners []int
 	for sign := range 1 << axes {
@@ -71,8 +72,8 @@ func (t *Table) choose(rows []int, n int, random *rand.Rand) map[int]bool {
 	return out
 }
 
-// ends are the rows with the least and the greatest M of the shape that has most rows: the sweep of M, where there is
-// one.
+// ends returns the rows with the least and the greatest M of the shape with most rows, which is the
+// sweep over M where the table has one.
 func (t *Table) ends(rows []int) []int {
 	shape := func(i int) [3]int { o := &t.Rows[i].Op; return [3]int{o.K, o.N, o.Context} }
 	count := map[[3]int]int{}
@@ -103,7 +104,8 @@ func (t *Table) ends(rows []int) []int {
 // axes is the number of sizes that rows of a group differ in.
 const axes = 4
 
-// corner is the row that lies farthest in the direction in which each axis grows whose bit is set, and the others fall.
+// corner is the row farthest in one diagonal direction, in logarithms of sizes: axis i grows where
+// bit i of sign is set, and falls elsewhere.
 func (t *Table) corner(rows []int, sign int) int {
 	best, at := math.Inf(-1), rows[0]
 	for _, i := range rows {

@@ -18,7 +18,7 @@ import (
 // Schema names the format of a mapping file.
 const Schema = "hetc.import/1"
 
-// Fields of a row beside those of its operator, which are called as in a record.
+// Fields of a row beside those of its operator. The latter have the names of the record's JSON.
 const (
 	fieldTime    = "time"     // of one execution
 	fieldProc    = "proc"     // processor of the SoC
@@ -26,13 +26,13 @@ const (
 	fieldHeldOut = "held_out" // for judging predictions, never fitted
 )
 
-// What to do with rows about one operator that have different times.
+// Values of Mapping.Repeats: what to do with rows about one operator that have different times.
 const (
 	Refuse  = "refuse"
 	Samples = "samples"
 )
 
-// Mapping says what a table means.
+// Mapping says what the columns of a table mean, in which units they are, and which rows count.
 type Mapping struct {
 	Schema string `json:"schema,omitempty" yaml:"schema,omitempty"`
 	// Columns are the columns of fields, Set the fields with one value for all rows. Values translates the cells of a
@@ -70,7 +70,7 @@ func ParseMapping(name string, data []byte) (*Mapping, error) {
 	return &m, m.validate()
 }
 
-// units are the nanoseconds of a unit of time; cycles have those of the clock.
+// units are the nanoseconds of each unit of time; those of cycles follow from the clock.
 var units = map[string]float64{"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 // unitCycles is the unit of time that needs a clock.
@@ -113,7 +113,7 @@ func (m *Mapping) separator() (rune, error) {
 	return r, nil
 }
 
-// validate reports what is wrong with the mapping whatever the table holds.
+// validate reports errors that do not depend on the table.
 func (m *Mapping) validate() error {
 	known := fields()
 	for _, x := range []struct {
@@ -153,7 +153,8 @@ func fields() []string {
 	return out
 }
 
-// opFields are the fields of an operator by the name that they have in a record.
+// opFields maps the JSON name of each field of op.Op to its index, so that a new field can be
+// imported without code here.
 var opFields = func() map[string]int {
 	out := map[string]int{}
 	t := reflect.TypeFor[op.Op]()
@@ -164,10 +165,10 @@ var opFields = func() map[string]int {
 	return out
 }()
 
-// opNames are these names, ascending.
+// opNames are the names of these fields, ascending.
 var opNames = keys(opFields)
 
-// assign gives a field of an operator the value that a cell holds. An empty cell leaves it out.
+// assign parses a cell into a field of an operator. An empty cell leaves the field at zero.
 func assign(o *op.Op, field, cell string) error {
 	if cell == "" {
 		return nil
@@ -198,7 +199,8 @@ func assign(o *op.Op, field, cell string) error {
 	return nil
 }
 
-// whole reads a whole number. Tables that were written from floating point numbers have 64.0 for 64.
+// whole parses a whole number. It accepts 64.0 for 64, because tables written from floating point
+// have that.
 func whole(cell string) (int64, error) {
 	text := cell
 	if head, tail, ok := strings.Cut(cell, "."); ok && strings.Trim(tail, "0") == "" {
@@ -232,6 +234,7 @@ func input(format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassInput, format, args...)
 }
 
+// clip shortens what an error quotes from a table.
 func clip(s string) string {
 	if len(s) > 80 {
 		return strings.ToValidUTF8(s[:80], "") + "..."

@@ -10,12 +10,13 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Import is what a header says about the table.
+// Import describes the table for the header of a record.
 func (t *Table) Import(source string) record.Import {
 	return record.Import{File: t.File, SHA256: t.Digest, Source: source}
 }
 
-// Record returns the rows as measurements of a SoC, and the operators that were refused as facts of their compiler.
+// Record returns the rows as measurements of a SoC. Refused operators become facts of a compiler,
+// once for cold and warm.
 func (t *Table) Record(s *socs.SoC, source, version string, seed uint64) (*record.Set, error) {
 	digest, err := s.Digest()
 	if err != nil {
@@ -51,7 +52,7 @@ func (t *Table) Record(s *socs.SoC, source, version string, seed uint64) (*recor
 	return set, nil
 }
 
-// fits reports the first row that a processor of the SoC does not execute.
+// fits returns an error for the first row whose operator or scheme its processor does not execute.
 func (t *Table) fits(s *socs.SoC) error {
 	var names []string
 	for i := range s.Processors {
@@ -78,7 +79,7 @@ func (t *Table) fits(s *socs.SoC) error {
 	return nil
 }
 
-// Description is what the table does not say about its processors.
+// Description is what the caller knows about the processors and the table does not say.
 type Description struct {
 	Name          string    // of the SoC
 	Kind          string    // of processors that are not called after theirs
@@ -88,7 +89,8 @@ type Description struct {
 	Source        string
 }
 
-// SoC describes the processors of the table: what the rows show, what is told, and nothing else.
+// SoC describes the processors of the table by what its rows show and by d. Every value has its
+// source.
 func (t *Table) SoC(d Description) (*socs.SoC, error) {
 	s := &socs.SoC{Schema: socs.Schema, Name: d.Name,
 		Description: fmt.Sprintf("Processors of %s: %s. Nothing here was measured by hetc, and no driver "+
@@ -128,6 +130,7 @@ func (t *Table) SoC(d Description) (*socs.SoC, error) {
 	return s, nil
 }
 
+// processor begins the description of one. A processor called cpu, gpu or npu is of that kind.
 func (d *Description) processor(name string) socs.Processor {
 	kind := d.Kind
 	if slices.Contains([]string{socs.KindCPU, socs.KindGPU, socs.KindNPU}, name) {
@@ -141,7 +144,8 @@ func (d *Description) processor(name string) socs.Processor {
 	return p
 }
 
-// extend adds to a processor what executing an operator shows about it.
+// extend adds to a processor what executing an operator shows: kinds, cache types, schemes and
+// forms.
 func extend(p *socs.Processor, o *op.Op) {
 	if !slices.Contains(p.Kinds, o.Kind) {
 		p.Kinds = append(p.Kinds, o.Kind)

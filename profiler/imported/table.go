@@ -33,18 +33,20 @@ const (
 	maxName     = 200     // bytes of a processor's name
 )
 
-// Row is what a table says about one operator.
+// Row is what a table says about one operator; several lines about it are one row.
 type Row struct {
-	Line    int // in the file, of the first row about it
-	Proc    string
-	Op      op.Op
+	Line int // in the file, of the first row about it
+	// name of the processor
+	Proc string
+	Op   op.Op
+	// weights were in no cache
 	Cold    bool
 	HeldOut bool
 	Samples []float64 // ns; none where the operator was refused
 	Refused string    // why there is no such operator
 }
 
-// key identifies the operator whatever was measured.
+// key identifies processor, operator and coldness; rows with equal keys measure the same thing.
 func (r *Row) key() string {
 	m := record.Measurement{Kind: record.Op, Proc: r.Proc, Op: &r.Op, Cold: r.Cold}
 	return m.Key()
@@ -70,8 +72,8 @@ func Read(path string, m *Mapping) (*Table, error) {
 	return Parse(path, f, m)
 }
 
-// Parse reads a table of comma-separated values (RFC 4180) with names of columns in its first line; name is shown in
-// errors. At most 20 mistakes are reported, each with its line.
+// Parse reads a table of comma-separated values (RFC 4180) with the names of columns in its first
+// line. name is shown in errors. At most 20 mistakes are reported, each with its line.
 func Parse(name string, r io.Reader, m *Mapping) (*Table, error) {
 	if err := m.validate(); err != nil {
 		return nil, err
@@ -102,13 +104,14 @@ func Parse(name string, r io.Reader, m *Mapping) (*Table, error) {
 	return p.t, nil
 }
 
-// counted reads at most maxBytes and sums them up.
+// counted limits a reader to maxBytes and hashes what it reads.
 type counted struct {
 	r   io.Reader
 	n   int64
 	sum hash.Hash
 }
 
+// errLarge is what reading a file of more than maxBytes returns.
 var errLarge = fmt.Errorf("more than %d MiB", maxBytes>>20)
 
 // Read implements io.Reader.
@@ -122,6 +125,8 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// parser is the state of Parse: what the mapping and the header say, and what the rows so far have
+// told.
 type parser struct {
 	m     *Mapping
 	name  string
@@ -148,6 +153,7 @@ type condition struct {
 	values []string
 }
 
+// fail adds the place, a line of the table, to an error about it.
 func (p *parser) fail(line int, err error) error {
 	var d *diag.Diagnostic
 	if !errors.As(err, &d) {
@@ -156,7 +162,7 @@ func (p *parser) fail(line int, err error) error {
 	return d.WithCode("import.row").At("%s:%d", p.name, line)
 }
 
-// next reads a line of cells.
+// next reads the cells of a line, and its number. The cells are valid until the next call.
 func (p *parser) next() ([]string, int, error) {
 	cells, err := p.lines.Read()
 	if err == nil {
@@ -180,6 +186,7 @@ func (p *parser) next() ([]string, int, error) {
 	return nil, 0, diag.New(diag.ClassIO, "read %q: %w", p.name, err)
 }
 
+// syntaxLine is the line of an error of package csv, 0 where it names none.
 func syntaxLine(err error) int {
 	var syntax *csv.ParseError
 	if errors.As(err, &syntax) {
@@ -204,6 +211,7 @@ func (p *parser) header() error {
 	for _, c := range cells {
 		p.columns = append(p.columns, strings.Clone(strings.TrimSpace(c)))
 	}
+	// a single column that contains a usual separator is almost always a wrong separator
 	if len(p.columns) == 1 {
 		for _, other := range []string{";", "\t", "|", ","} {
 			if strings.Contains(p.columns[0], other) {
@@ -235,6 +243,7 @@ func (p *parser) header() error {
 	return err
 }
 
+// conditions resolves column names, in ascending order of names.
 func (p *parser) conditions(from map[string][]string) (out []condition, err error) {
 	for _, name := range keys(from) {
 		i, err := p.find(name)
@@ -288,7 +297,8 @@ func (p *parser) body() error {
 	return nil
 }
 
-// none says why no row counts.
+// none is the error for a table of which no row counts; it suggests values of the first --where
+// column.
 func (p *parser) none() error {
 	e := input("import %q: no row counts, %d were left out by --where", p.name, p.t.Filtered).WithCode("import.empty")
 	if len(p.where) > 0 && p.seen != nil {
@@ -299,7 +309,7 @@ func (p *parser) none() error {
 	return e
 }
 
-// row adds what one line says.
+// row interprets one line: filter, operator, refusal or time.
 func (p *parser) row(cells []string, line int) error {
 	if !p.kept(cells) {
 		p.t.Filtered++
@@ -328,7 +338,8 @@ func (p *parser) row(cells []string, line int) error {
 	return p.add(r, cells)
 }
 
-// kept reports whether a row passes every condition.
+// kept reports whether a row passes every condition. For the hint of none it collects the values
+// that the first condition rejects.
 func (p *parser) kept(cells []string) bool {
 	const mostShown = 100
 
@@ -348,7 +359,8 @@ func (p *parser) kept(cells []string) bool {
 	return true
 }
 
-// cell returns what a row has for a field; false when nothing says it.
+// cell returns a row's value of a field, translated where the mapping says so; false where neither
+// a column nor Set has it.
 func (p *parser) cell(field string, cells []string) (string, bool, error) {
 	if v, ok := p.m.Set[field]; ok {
 		return v, true, nil
@@ -372,7 +384,8 @@ func (p *parser) cell(field string, cells []string) (string, bool, error) {
 	return strings.Clone(v), true, nil
 }
 
-// operator reads what a row is about.
+// operator reads processor, operator and marks of a row. Without a word about them, the processor
+// is npu and the operator a product.
 func (p *parser) operator(r *Row, cells []string) error {
 	r.Proc, r.Op.Kind = "npu", op.MatMul
 	for _, field := range opNames {
@@ -407,7 +420,7 @@ func (p *parser) operator(r *Row, cells []string) error {
 	return r.Op.Validate()
 }
 
-// flag reads a field that says yes or no, and no where nothing says it.
+// flag reads a field that is true or false; absent means false.
 func (p *parser) flag(field string, cells []string) (bool, error) {
 	v, _, err := p.cell(field, cells)
 	if err != nil {
@@ -442,7 +455,8 @@ func (p *parser) time(cell string) (float64, error) {
 	return ns, nil
 }
 
-// add adds a row, or puts it to an earlier one about the same operator.
+// add appends a row, or joins it to an earlier one about the same operator. Rows that contradict
+// each other are an error; with Repeats = samples, different times are samples of one operator.
 func (p *parser) add(r Row, cells []string) error {
 	key := r.key()
 	i, again := p.at[key]
@@ -480,7 +494,7 @@ func (p *parser) add(r Row, cells []string) error {
 	return e.WithHint("if they are samples of one thing, --repeats samples")
 }
 
-// apart lists the columns, besides the one with the times, in which two rows differ.
+// apart lists the quoted names of the columns in which two rows differ, without that of the times.
 func (p *parser) apart(a, b []string) (out []string) {
 	for i := range a {
 		if i < len(b) && a[i] != b[i] && i != p.mapped[fieldTime] {
