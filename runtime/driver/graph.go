@@ -17,8 +17,8 @@ const (
 	maxGraphNodes = 1 << 12
 )
 
-// ParseGraph decodes the canonical JSON of a valid graph, as compilers write it. Other spellings of the
-// same graph are refused, so that one graph has one artifact.
+// ParseGraph decodes a valid graph from canonical JSON, as compilers write it. Other spellings of
+// the same graph are refused, so that one graph has one artifact.
 func ParseGraph(code []byte) (op.Graph, error) {
 	var graph op.Graph
 	if len(code) > maxGraphCode {
@@ -46,9 +46,9 @@ func ParseGraph(code []byte) (op.Graph, error) {
 	return graph, nil
 }
 
-// Check compares weights with those of a graph, by position: names may differ, because one artifact serves every
-// layer. layout is the layout that the processor reads for a weight scheme, size the packed size of one expert's
-// matrix. What it returns has the graph's names.
+// Check compares weights with those of a graph, by position: names may differ, because one artifact
+// serves every layer. layout is the layout that the processor reads for a weight scheme, and size
+// the packed size in bytes of one expert's matrix. The result has the graph's names.
 func (w Weights) Check(specs []op.WeightSpec, layout func(scheme string) string,
 	size func(op.WeightSpec) (int64, error)) (Weights, error) {
 	if len(w) != len(specs) {

@@ -12,8 +12,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Local is what processors have in common whose driver is part of this process, to be embedded by them: buffers are
-// memory of the host, the clock is the process's, and one call waits for the other.
+// Local is what processors have in common whose driver is part of this process; they embed it.
+// Buffers are memory of the host, the clock is the process's, and calls exclude each other.
 type Local struct {
 	Name string // in errors
 
@@ -77,7 +77,7 @@ type Runner interface {
 	Execute(exe Executable, b *Bindings) error
 }
 
-// RunBy is one call of p, whose Local l is. It allocates nothing unless it fails.
+// RunBy is one call of p, which embeds l. It allocates nothing unless it fails.
 func (l *Local) RunBy(p Runner, exe Executable, b *Bindings) (Span, error) {
 	start := l.Now()
 	err := l.run(p, exe, b)
@@ -87,6 +87,7 @@ func (l *Local) RunBy(p Runner, exe Executable, b *Bindings) (Span, error) {
 	return Span{Start: start, End: l.Now()}, err
 }
 
+// run is RunBy without clock and class of errors.
 func (l *Local) run(p Runner, exe Executable, b *Bindings) error {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -115,7 +116,8 @@ func (l *Local) CloseBy(release func() error) error {
 	return release()
 }
 
-// Matches reports whether a call's bindings can be those of a graph: as many operands, and rows that make sense.
+// Matches checks that a call's bindings can be those of a graph: as many operands, and rows and
+// position of at least 0.
 func (b *Bindings) Matches(g *op.Graph) error {
 	switch {
 	case b == nil || b.Scalars == nil:
@@ -129,7 +131,8 @@ func (b *Bindings) Matches(g *op.Graph) error {
 	return nil
 }
 
-// MatchesAll is Matches of a graph of static shapes: a call has all its rows, or none and does nothing.
+// MatchesAll is Matches for a graph of static shapes: a call has all its rows, or none and then
+// does nothing.
 func (b *Bindings) MatchesAll(g *op.Graph) error {
 	if err := b.Matches(g); err != nil {
 		return err
@@ -140,8 +143,8 @@ func (b *Bindings) MatchesAll(g *op.Graph) error {
 	return nil
 }
 
-// Dense is the memory of a call's operands where every row of the graph's values follows the one before, for libraries
-// that know no other layout. A value that is both input and output is in one place.
+// Dense returns the memory of a call's operands, for libraries that know no layout but dense rows.
+// A value that is both input and output is in one place.
 func (b *Bindings) Dense(g *op.Graph) (in, out [][]byte, err error) {
 	in, out = make([][]byte, len(b.In)), make([][]byte, len(b.Out))
 	for i := range b.In {
@@ -163,6 +166,7 @@ func (b *Bindings) Dense(g *op.Graph) (in, out [][]byte, err error) {
 	return in, out, nil
 }
 
+// dense returns the rows of a value, which must follow each other without gaps.
 func (v *View) dense(want op.Value, role string) ([]byte, error) {
 	if v.Type != want.Type || v.Cols != want.Cols || v.Rows < want.Rows {
 		return nil, fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, want.Name, v.Type, v.Rows, v.Cols,

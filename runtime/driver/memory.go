@@ -39,8 +39,8 @@ type imported struct{ b []byte }
 func (i *imported) Bytes() []byte { return i.b }
 func (i *imported) Close() error  { i.b = nil; return nil }
 
-// Window is the memory from the first to the last element of the first rows of v (at least one). It is an error when
-// that does not lie inside the buffer, whatever the numbers of the view are.
+// Window is the memory from the first to the last element of the first rows of v (at least one). It
+// returns an error where that does not lie inside the buffer, whatever the numbers of the view are.
 func (v *View) Window(rows int) ([]byte, error) {
 	if v.Buffer == nil {
 		return nil, fmt.Errorf("no buffer")

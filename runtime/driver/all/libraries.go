@@ -11,6 +11,7 @@ import (
 // libraries are the drivers of shared libraries.
 func libraries() []driver.Driver { return []driver.Driver{ort.New(), qnn.New()} }
 
-// Worker reports whether a process with these arguments, after its name, is one that a driver started, and returns all
-// that it is to do: a program that offers the drivers does that instead of its own work.
+// Worker reports whether a process with these arguments, after its name, is one that a driver
+// started, and returns its whole work. A program that offers the drivers does that work instead of
+// its own.
 func Worker(args []string) (work func() error, ok bool) { return qnn.Work, qnn.Worker(args) }

@@ -16,20 +16,22 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// Baker makes artifacts that hold their weights of those of another compiler, and loads them with its driver: what a
-// vendor's compiler and driver do, without them. The weights are in the layouts of the other driver.
+// Baker makes artifacts that hold their weights out of those of another compiler, and loads them
+// with its driver. It stands for a vendor's compiler and driver in tests. The weights are in the
+// layouts of the other driver.
 type Baker struct {
 	name     string
 	driver   driver.Driver
 	compiler driver.Compiler
 
-	// Refuse, if set, is asked about every piece; an error is why it cannot be compiled.
+	// Refuse, if set, is asked about every piece; an error means that it cannot be compiled.
 	Refuse func(p driver.Piece) error
-	// Disturb, if set, changes what a sample's results are said to be.
+	// Disturb, if set, changes the results that the compiler claims for a sample.
 	Disturb func(p driver.Piece, emulated [][]byte)
-	// Fail, if set, is why nothing can be compiled.
+	// Fail, if set, is the error of every compilation.
 	Fail error
-	// Keep, if set, holds what was made of weights that come later (driver.Later), and they are not asked for again.
+	// Keep, if set, caches what was made of weights given by digest (driver.Later), so that they
+	// are not asked for again.
 	Keep map[string]*driver.Baked
 
 	mu    sync.Mutex
@@ -41,21 +43,22 @@ func NewBaker(name string, d driver.Driver, c driver.Compiler) *Baker {
 	return &Baker{name: name, driver: d, compiler: c}
 }
 
-// Driver loads what the Baker makes.
+// Driver returns the driver that loads the artifacts.
 func (b *Baker) Driver() driver.Driver { return &bakingDriver{b.driver, b} }
 
 // Name is that of the pair.
 func (b *Baker) Name() string { return b.name }
 
-// Token is the compatibility string of what is baked.
+// Token is the compatibility string of the artifacts.
 const Token = "baked:1"
 
-// Compile refuses: artifacts hold their weights.
+// Compile always fails: artifacts need their weights at compile time, in Bake.
 func (b *Baker) Compile(context.Context, op.Graph, driver.Weights, driver.Target) (driver.Artifact, error) {
 	return driver.Artifact{}, diag.New(diag.ClassInput, "compile without weights: artifacts of %q hold theirs", b.name)
 }
 
-// bakedCode is an artifact.
+// bakedCode is the JSON of an artifact: the other compiler's code, and the weights or the digest of
+// the shared binary that holds them.
 type bakedCode struct {
 	Token   string        `json:"token"`
 	Code    []byte        `json:"code"`
@@ -64,6 +67,7 @@ type bakedCode struct {
 	Weights []byte        `json:"bytes,omitempty"`
 }
 
+// bakedWeight describes one weight; their bytes follow each other.
 type bakedWeight struct {
 	Spec   op.WeightSpec `json:"spec"`
 	Stride int64         `json:"stride"`
@@ -90,6 +94,8 @@ func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Ta
 	if kept := b.kept(group, target); kept != nil {
 		return kept, nil
 	}
+	// A group shares the weights of its first piece, which become the shared binary. For the
+	// emulator each artifact holds its own.
 	for i, piece := range group {
 		var err error
 		if piece.Weights, piece.Sample, err = piece.Now(); err != nil {
@@ -132,6 +138,8 @@ func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Ta
 			}
 			baked.Shared = out.Shared
 		}
+		// a sample is executed here, as a vendor's emulator would; its twin is the artifact that
+		// such an emulator loads
 		if piece.Sample != nil {
 			if baked.Emulated, err = b.execute(ctx, piece); err != nil {
 				return nil, err
@@ -164,14 +172,14 @@ func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Ta
 	return out, nil
 }
 
-// kept is what was made of equal pieces before, nil for nothing.
+// kept returns what was made of equal pieces before, nil for nothing.
 func (b *Baker) kept(group []driver.Piece, t driver.Target) *driver.Baked {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.Keep[keyOf(group, t)]
 }
 
-// keyOf names a group whose weights are known by their digests, "" for another.
+// keyOf is the cache key of a group whose weights are given by digest, "" for any other.
 func keyOf(group []driver.Piece, t driver.Target) string {
 	key := fmt.Sprint(t.Emulator)
 	for _, piece := range group {
@@ -187,7 +195,7 @@ func keyOf(group []driver.Piece, t driver.Target) string {
 	return key
 }
 
-// execute runs a sample on the wrapped driver.
+// execute runs a sample on the wrapped driver, on a thread of its own as the driver wants it.
 func (b *Baker) execute(ctx context.Context, p driver.Piece) ([][]byte, error) {
 	type result struct {
 		out [][]byte
@@ -203,7 +211,7 @@ func (b *Baker) execute(ctx context.Context, p driver.Piece) ([][]byte, error) {
 	return r.out, r.err
 }
 
-// run executes a piece on the wrapped driver, and returns its outputs.
+// run executes a piece on the wrapped driver and returns its outputs.
 func (b *Baker) run(ctx context.Context, piece driver.Piece) (out [][]byte, err error) {
 	devices, err := b.driver.Devices(ctx)
 	if err != nil {
@@ -264,7 +272,8 @@ func (b *Baker) run(ctx context.Context, piece driver.Piece) (out [][]byte, err 
 	return out, err
 }
 
-// bakingDriver loads artifacts that hold their weights.
+// bakingDriver loads the artifacts of a Baker. Its processors take neither ranges of weights nor
+// strides, as NPUs do.
 type bakingDriver struct {
 	driver.Driver
 	b *Baker
@@ -272,7 +281,7 @@ type bakingDriver struct {
 
 func (d *bakingDriver) Name() string { return d.b.name }
 
-// Accepts is the compatibility check of artifacts.
+// Accepts checks the compatibility string of an artifact.
 func (d *bakingDriver) Accepts(token string) error {
 	if token != Token {
 		return fmt.Errorf("token %q, want %q", token, Token)
@@ -300,8 +309,8 @@ type bakingProcessor struct {
 
 func (p *bakingProcessor) Capabilities() *driver.Capabilities { return p.caps }
 
-// Load takes the weights out of the artifact, or out of the binary that it shares, and has the wrapped driver load
-// them.
+// Load copies the weights out of the artifact, or out of the shared binary, and has the wrapped
+// driver load them.
 func (p *bakingProcessor) Load(ctx context.Context, artifact driver.Artifact,
 	weights driver.Weights) (driver.Executable, error) {
 	if len(weights) > 0 {

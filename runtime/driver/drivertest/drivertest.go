@@ -30,11 +30,11 @@ type Factory struct {
 	Config   driver.Config   // the processor under test
 	Others   []driver.Config // processors that may run at the same time
 
-	// Tolerance is the permitted error of a float32 result relative to the sum of the magnitudes of its
-	// terms; 0 means 1e-5.
+	// Tolerance is the permitted error of a float32 result relative to the sum of the magnitudes of
+	// its terms; 0 means 1e-5.
 	Tolerance float64
-	// Activations is the further permitted error of an activation function relative to its argument, of libraries
-	// whose functions have no exact tails; 0 means none.
+	// Activations is the further permitted error of an activation function relative to its
+	// argument, for libraries whose functions have inexact tails; 0 means none.
 	Activations float64
 }
 
@@ -73,6 +73,7 @@ func Run(t *testing.T, factory Factory) {
 	}
 }
 
+// The list of devices is stable, and each of them opens and occupies the cores that are listed.
 func testDevices(t *testing.T, factory *Factory) {
 	ctx := context.Background()
 	devices, err := factory.Driver.Devices(ctx)
@@ -100,6 +101,7 @@ func testDevices(t *testing.T, factory *Factory) {
 	}
 }
 
+// Capabilities are known words, listed once, and do not contradict each other.
 func testCapabilities(t *testing.T, f *Factory) {
 	caps := open(t, f, f.Config).caps
 	seen := map[string]bool{}
@@ -163,17 +165,18 @@ func testCapabilities(t *testing.T, f *Factory) {
 	}
 }
 
-// sampled is whether some variants stand for all: under the race detector, and with -short, which other ways of
-// building ask for. Plain tests try every variant.
+// sampled reports whether some variants stand for all: under the race detector, and with -short.
+// Plain tests try every variant.
 func sampled() bool { return Race || testing.Short() }
 
+// testContext is the number of positions of the caches that graphs are tried with.
 const testContext = 64
 
-// contextOf is the size of the cache that o is tried with.
+// contextOf is the number of positions of the cache that an operator is tried with.
 func contextOf(o op.Op) int { return max(testContext, o.M, o.Context) }
 
-// scalars of a call with rows rows at the end of its sequence, or, where they are of a sequence each, at positions
-// before that.
+// scalars are those of a call with rows rows from position pos, at the end of a sequence. For
+// batches, each row has a sequence of its own and a position that differs.
 func scalars(pos, rows int) driver.Scalars {
 	scalars := driver.Scalars{Pos: pos, Rows: rows, KVLen: pos + rows, Seq: pos + rows, Row: rows / 2, Sequence: 1}
 	for i := range rows {
@@ -182,15 +185,16 @@ func scalars(pos, rows int) driver.Scalars {
 	return scalars
 }
 
-// single is the graph of one operator; copies are also made of other types.
+// single is the graph of one operator.
 func single(c *driver.Capabilities, o op.Op) op.Graph {
 	return op.Single(o, c.Layouts[o.Scheme.Weight()])
 }
 
-// variants runs a trial dense, with fewer rows and in wider buffers, as far as the processor does those, up to the
-// end of a cache of maxContext.
+// variants runs a trial several times: dense, in wider buffers, with fewer rows, and at the end of
+// a cache of maxContext positions, as far as the processor claims to do so.
 func (s *session) variants(tr *trial, rows, maxContext int, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
+	// the calls: where operands lie, and at which positions
 	type call struct {
 		place
 		scalars driver.Scalars
@@ -224,6 +228,8 @@ func (s *session) variants(tr *trial, rows, maxContext int, seed uint64) {
 	}
 }
 
+// Every operator of the list that the processor claims gives the results of its definition. Those
+// it does not claim must be refused.
 func testOperators(t *testing.T, f *Factory) {
 	session := open(t, f, f.Config)
 	tried, alike := map[op.Kind]int{}, map[op.Op]int{}
@@ -270,8 +276,9 @@ func testOperators(t *testing.T, f *Factory) {
 	}
 }
 
-// ignores reports whether a driver compiles a product whose form it does not list, which it then has to execute:
-// arithmetic is the same in every form. If not its compiler names the form.
+// ignores reports whether a compiler accepts a product whose form the driver does not list. It must
+// then execute it, because arithmetic is the same in every form. If the compiler refuses, its error
+// must name the form.
 func (s *session) ignores(t *testing.T, o op.Op, g op.Graph) bool {
 	plain := o
 	if plain.Form = ""; o.Form == "" || s.caps.Supports(plain) != nil {
@@ -284,12 +291,13 @@ func (s *session) ignores(t *testing.T, o op.Op, g op.Graph) bool {
 	return err == nil
 }
 
-// graph is built node by node.
+// graph is a graph under construction, node by node.
 type graph struct {
 	op.Graph
 	layouts map[string]string
 }
 
+// node appends a node and its weights. in, w and out are the names of its operands.
 func (g *graph) node(o op.Op, in, w, out []string) {
 	for i, role := range o.Sig().W {
 		spec := o.WeightSpec(role, g.layouts[o.Scheme.Weight()])
@@ -305,7 +313,8 @@ func value(name string, t op.Type, rows, cols int) op.Value {
 
 func names(s ...string) []string { return s }
 
-// static is the weight of a node that quantises rows of in.
+// static returns the name of the scales of a node that quantises rows of in with static scales, nil
+// for other nodes.
 func static(quant op.Op, in string) []string {
 	if quant.Static {
 		return names(in + "scale")
@@ -313,7 +322,7 @@ func static(quant op.Op, in string) []string {
 	return nil
 }
 
-// supported reports whether the processor does every node.
+// supported reports whether the processor claims every node.
 func supported(c *driver.Capabilities, g *op.Graph) bool {
 	for _, node := range g.Nodes {
 		if c.Supports(node.Op) != nil {
@@ -323,6 +332,8 @@ func supported(c *driver.Capabilities, g *op.Graph) bool {
 	return true
 }
 
+// Pieces of a transformer give the results of their definitions, with state also over several
+// calls.
 func testGraphs(t *testing.T, f *Factory) {
 	session := open(t, f, f.Config)
 	for _, rows := range []int{1, 11} {
@@ -350,8 +361,8 @@ func testGraphs(t *testing.T, f *Factory) {
 	}
 }
 
-// A shard is a tile range of one packed weight, of all its experts, with the same columns of the bias, and a
-// column range of one output.
+// A shard gives the results of its columns. It is a tile range of one packed weight, of all its
+// experts, with the same columns of the bias.
 func testWeightRanges(t *testing.T, f *Factory) {
 	session := open(t, f, f.Config)
 	if !session.caps.WeightRanges {
@@ -455,6 +466,7 @@ func testZeroRows(t *testing.T, f *Factory) {
 	}
 }
 
+// Twenty runs of one graph on the same operands give the same bytes.
 func testDeterminism(t *testing.T, f *Factory) {
 	session := open(t, f, f.Config)
 	for name, graph := range blocks(session.caps, 11) {
@@ -482,7 +494,7 @@ func testDeterminism(t *testing.T, f *Factory) {
 	}
 }
 
-// mentions fails unless err names every word.
+// mentions fails unless err is an error that contains every word.
 func mentions(t testing.TB, what string, err error, words ...string) {
 	t.Helper()
 	if err == nil {
@@ -496,6 +508,7 @@ func mentions(t testing.TB, what string, err error, words ...string) {
 	}
 }
 
+// Selectors, options and contexts that make no sense are errors that quote them.
 func testRefusedAtOpen(t *testing.T, factory *Factory) {
 	ctx := context.Background()
 	for _, sel := range []string{"", "-", "no-such-processor", "-1", "0-", "999999", "1e9", "\x00"} {
@@ -516,6 +529,7 @@ func testRefusedAtOpen(t *testing.T, factory *Factory) {
 	}
 }
 
+// Load refuses what it cannot execute, damaged artifacts and wrong weights, and works afterwards.
 func testRefusedAtLoad(t *testing.T, factory *Factory) {
 	r := &refusals{open(t, factory, factory.Config)}
 	r.operators()
@@ -547,9 +561,10 @@ func testRefusedAtLoad(t *testing.T, factory *Factory) {
 	}
 }
 
-// refusals are what a processor has to refuse when it is loaded.
+// refusals is a session whose loads must fail.
 type refusals struct{ *session }
 
+// refuse fails unless loading fails with an error that contains the words.
 func (r *refusals) refuse(what string, a driver.Artifact, w driver.Weights, words ...string) {
 	r.t.Helper()
 	exe, err := r.session.load(a, w)
@@ -559,14 +574,15 @@ func (r *refusals) refuse(what string, a driver.Artifact, w driver.Weights, word
 	mentions(r.t, what, err, words...)
 }
 
-// changed is a copy of weights, the first of them changed.
+// changed is a copy of weights with the first one changed.
 func changed(weights driver.Weights, change func(p *driver.Packed)) driver.Weights {
 	weights = slices.Clone(weights)
 	change(&weights[0])
 	return weights
 }
 
-// operators are all that the processor does not support. Their forms are tested with those that it does.
+// operators tries all operators that the processor does not claim. Forms are tested with the
+// operators that it claims.
 func (r *refusals) operators() {
 	for _, operator := range operators() {
 		if r.caps.Supports(operator) == nil || operator.Form != "" {
@@ -584,6 +600,8 @@ func (r *refusals) operators() {
 	}
 }
 
+// mixedBatches tries a graph whose rows are of one sequence in one node and of one sequence each in
+// another.
 func (r *refusals) mixedBatches() {
 	graph, ok := blocks(r.caps, 2)["attention of a batch f32"]
 	if !ok || !supported(r.caps, &graph) {
@@ -597,7 +615,7 @@ func (r *refusals) mixedBatches() {
 	}
 }
 
-// artifacts are cut, longer, or no artifacts of this driver.
+// artifacts tries artifacts that are cut, too long, of another driver, or noise.
 func (r *refusals) artifacts(artifact driver.Artifact, packed driver.Weights) {
 	r.refuse("an artifact of another driver", driver.Artifact{Driver: "no-such-driver", Code: artifact.Code}, packed,
 		`"no-such-driver"`)
@@ -619,7 +637,8 @@ func (r *refusals) artifacts(artifact driver.Artifact, packed driver.Weights) {
 	with("noise", noise)
 }
 
-// weights are not those that the graph names.
+// weights tries weights that are not those of the graph: other numbers, sizes, shapes, schemes and
+// layouts.
 func (r *refusals) weights(artifact driver.Artifact, packed driver.Weights, name string) {
 	r.refuse("no weights", artifact, nil, "weight")
 	r.refuse("two weights for one", artifact, append(slices.Clone(packed), packed[0]), "weight")
@@ -640,7 +659,7 @@ func (r *refusals) weights(artifact driver.Artifact, packed driver.Weights, name
 	}
 }
 
-// experts do not lie as many strides apart as there are.
+// experts tries experts whose stride or number does not fit the weight.
 func (r *refusals) experts(operator op.Op) {
 	if r.caps.Supports(operator) != nil {
 		return
@@ -672,6 +691,7 @@ func (r *refusals) experts(operator op.Op) {
 	}
 }
 
+// unknownLayout tries a graph with a layout that no driver has.
 func (r *refusals) unknownLayout(good *trial) {
 	other := good.graph
 	other.Weights = slices.Clone(other.Weights)
@@ -683,8 +703,11 @@ func (r *refusals) unknownLayout(good *trial) {
 	mentions(r.t, "a graph with weights in an unknown layout", err, "swirl")
 }
 
+// Run refuses operands and scalars that do not fit the graph, before it touches memory, and works
+// afterwards.
 func testRefusedAtRun(t *testing.T, factory *Factory) {
 	session := open(t, factory, factory.Config)
+	// refuse binds good operands, changes one of them, and wants an error with the words
 	refuse := func(tr *trial, what string, change func(b *driver.Bindings), words ...string) {
 		t.Helper()
 		bound := tr.bind(place{}, scalars(0, 2))
@@ -774,7 +797,8 @@ func testRefusedAtRun(t *testing.T, factory *Factory) {
 	mentions(t, "a closed executable", err)
 }
 
-// Values that have no answer are errors, not garbage.
+// Values without an answer are errors that name operator and row: NaN to quantise, ids out of
+// range. In rows that are not in use they do not matter.
 func testRefusedValues(t *testing.T, f *Factory) {
 	session := open(t, f, f.Config)
 	route := op.Op{Kind: op.Route, M: 3, Experts: 5, Fan: 2, Router: op.RouteSoftmax}
@@ -827,6 +851,7 @@ func testRefusedValues(t *testing.T, f *Factory) {
 		}
 		tr := session.newTrial(single(session.caps, test.o), testContext, 12)
 		in := tr.vals[test.input]
+		// the first element of row 1
 		in.v[in.value.Cols] = test.value // row 1
 		sc := scalars(0, test.rows)
 		sc.Row = test.row
@@ -844,6 +869,7 @@ func testRefusedValues(t *testing.T, f *Factory) {
 	}
 }
 
+// Memory is zeroed, of the wanted size, closed twice without harm; imported memory is not copied.
 func testMemory(t *testing.T, f *Factory) {
 	session := open(t, f, f.Config)
 	for _, bytes := range []int64{1, 63, 4096, 1 << 20} {
@@ -881,7 +907,7 @@ func testMemory(t *testing.T, f *Factory) {
 	}
 }
 
-// Processors run at the same time, each on its lane.
+// Processors run at the same time, each on its lane, and give the same results as alone.
 func testConcurrent(t *testing.T, f *Factory) {
 	configs := append([]driver.Config{f.Config}, f.Others...)
 	if len(f.Others) == 0 {
@@ -923,6 +949,7 @@ func testConcurrent(t *testing.T, f *Factory) {
 	}
 	wg.Wait()
 	for i, tr := range trials {
+		// all runs of a trial have the same operands
 		evaluate(&tr.graph, tr.vals, tr.weights, nil, scalars(0, 11))
 		for _, outcome := range results[i] {
 			if outcome.err != nil {
@@ -934,6 +961,7 @@ func testConcurrent(t *testing.T, f *Factory) {
 	}
 }
 
+// Closing works twice and in any order, and a closed processor or executable gives errors.
 func testClose(t *testing.T, factory *Factory) {
 	session := open(t, factory, factory.Config)
 	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
@@ -966,6 +994,7 @@ func testClose(t *testing.T, factory *Factory) {
 	}
 }
 
+// Opening and closing leaves no goroutines and no threads behind.
 func testLeaks(t *testing.T, f *Factory) {
 	cycle := func() {
 		session := open(t, f, f.Config)

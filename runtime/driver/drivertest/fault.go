@@ -8,7 +8,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// Point is where a fault strikes.
+// Point is a kind of call at which a fault strikes.
 type Point string
 
 const (
@@ -31,11 +31,13 @@ type Error struct{ Fault Fault }
 
 func (e *Error) Error() string { return fmt.Sprintf("injected fault: %s %d", e.Fault.At, e.Fault.K) }
 
-// Inject wraps d so that f strikes. ctx ends hangs, also those of Run, which has no context of its own.
+// Inject wraps a driver so that the fault strikes. ctx ends hangs, also those of Run, which has no
+// context of its own.
 func Inject(ctx context.Context, d driver.Driver, f Fault) driver.Driver {
 	return &faulty{Driver: d, ctx: ctx, fault: f}
 }
 
+// faulty counts the calls at the fault's point over all its processors.
 type faulty struct {
 	driver.Driver
 	ctx   context.Context
@@ -45,7 +47,7 @@ type faulty struct {
 	calls int
 }
 
-// strike counts a call and is the error of a fault that is due, after its hang.
+// strike counts a call. It returns the fault's error if the call is due, after the hang.
 func (d *faulty) strike(at Point, sel string, ctx context.Context, closed <-chan struct{}) error {
 	if at != d.fault.At || d.fault.K < 1 || d.fault.Select != "" && sel != d.fault.Select {
 		return nil
@@ -78,6 +80,7 @@ func (d *faulty) Open(ctx context.Context, c driver.Config) (driver.Processor, e
 	return &faultyProcessor{Processor: proc, d: d, sel: c.Select, closed: make(chan struct{})}, nil
 }
 
+// faultyProcessor closes the channel closed with itself, which ends a hang.
 type faultyProcessor struct {
 	driver.Processor
 	d      *faulty

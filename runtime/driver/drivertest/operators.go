@@ -7,8 +7,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// operators is one of every kind and variant per shape; shapes are 1, primes, tails beside tiles, and large enough to
-// be divided among threads.
+// operators lists every kind in its variants, over shapes: 1, primes, sizes beside those of tiles,
+// and sizes large enough to be divided among threads.
 func operators() []op.Op {
 	var out []op.Op
 	add := func(ops ...op.Op) { out = append(out, ops...) }
@@ -25,7 +25,8 @@ func operators() []op.Op {
 	return out
 }
 
-// rowOperators work on whole rows.
+// rowOperators are those that work on whole rows: i varies the parameters that need not be tried
+// with every shape.
 func rowOperators(add func(ops ...op.Op)) {
 	for _, cols := range []int{1, 7, 32, 97, 256} {
 		for i, rows := range []int{1, 3, 17} {
@@ -76,7 +77,8 @@ func rowOperators(add func(ops ...op.Op)) {
 	}
 }
 
-// products are those of every scheme; those with several static scales are in blocks.
+// products are matrix products of every scheme; schemes with several static scales differ from
+// others in their quantiser only, and are tried in blocks.
 func products(add func(ops ...op.Op)) {
 	for _, scheme := range op.Schemes {
 		if scheme.Scales() > 1 {
@@ -99,7 +101,7 @@ func products(add func(ops ...op.Op)) {
 	}
 }
 
-// expertProducts multiply each row by the matrices of the experts that were chosen for it.
+// expertProducts multiply each row by the matrices of the experts chosen for it.
 func expertProducts(add func(ops ...op.Op), scheme op.Scheme) {
 	for _, sh := range []struct {
 		m, fan, experts, k, n int
@@ -115,7 +117,7 @@ func expertProducts(add func(ops ...op.Op), scheme op.Scheme) {
 	}
 }
 
-// routers choose experts.
+// routers choose experts; a SparseMixer chooses at most two.
 func routers(add func(ops ...op.Op)) {
 	for _, router := range op.Routers {
 		for _, sh := range [][3]int{{1, 1, 1}, {1, 16, 2}, {3, 7, 1}, {17, 16, 8}, {5, 60, 4}, {19, 128, 8}} {
@@ -128,10 +130,12 @@ func routers(add func(ops ...op.Op)) {
 	}
 }
 
-// headOperators are those of rows of heads, in the shape given.
+// headOperators are those of rows of heads, in the given shape: rope in its variants, norms of
+// heads, caches and attention.
 func headOperators(add func(ops ...op.Op), shape op.Op) {
 	operator := shape
 	operator.Kind = op.Rope
+	// turn adds the operator, and with several rows also its form for a batch
 	turn := func() {
 		add(operator)
 		if batch := operator; shape.M > 1 {
@@ -178,7 +182,8 @@ func headOperators(add func(ops ...op.Op), shape op.Op) {
 	}
 }
 
-// longContexts have several blocks of keys, longer and shorter than the window.
+// longContexts are attention over several blocks of keys, with windows shorter and longer than a
+// block.
 func longContexts(add func(ops ...op.Op)) {
 	for _, dim := range []int{20, 64} {
 		for _, window := range []int{30, 130, 500} {
@@ -191,7 +196,8 @@ func longContexts(add func(ops ...op.Op)) {
 	}
 }
 
-// blocks are pieces of a transformer as plans contain them, for so many rows, by name.
+// blocks returns pieces of a transformer as plans contain them, with the given number of rows, by
+// name.
 func blocks(caps *driver.Capabilities, rows int) map[string]op.Graph {
 	b := &blockMaker{layouts: caps.Layouts, rows: rows, out: map[string]op.Graph{}}
 	b.ends()
@@ -205,11 +211,11 @@ func blocks(caps *driver.Capabilities, rows int) map[string]op.Graph {
 	return b.out
 }
 
-// The sizes of blocks: columns of the residual stream and inside an MLP, query and key heads and their columns,
-// experts and how many of them a row is sent to.
+// Sizes of blocks: columns of the residual stream and inside an MLP, query and key heads and their
+// columns, rows of the vocabulary, experts, and how many of these a row is sent to.
 const hidden, ffn, heads, kvHeads, headDim, vocabulary, experts, fan = 64, 96, 4, 2, 16, 41, 6, 3
 
-// blockMaker makes blocks one after the other: block is the one that is being made.
+// blockMaker makes one block after the other: begin starts one, end stores it under a name.
 type blockMaker struct {
 	layouts map[string]string
 	rows    int
@@ -225,7 +231,8 @@ func (b *blockMaker) end(name string) { b.out[name] = b.block.Graph }
 
 func (b *blockMaker) f32(name string, cols int) op.Value { return value(name, op.F32, b.rows, cols) }
 
-// quantised adds a node that quantises a value with fan rows for each token, and returns the names of what it makes.
+// quantised adds a node that quantises the rows of a value, and returns the names of codes and
+// scales.
 func (b *blockMaker) quantised(quant op.Op, in string) []string {
 	codes, scales := value(in+"8", op.U8, quant.Rows(), quant.N), value(in+"s", op.F32, quant.Rows(), 1)
 	b.block.Temps = append(b.block.Temps, codes, scales)
@@ -233,7 +240,7 @@ func (b *blockMaker) quantised(quant op.Op, in string) []string {
 	return names(codes.Name, scales.Name)
 }
 
-// ends are the embedding, and the head with its norm.
+// ends makes the two ends of a model: the embedding, and the head with its norm.
 func (b *blockMaker) ends() {
 	b.begin([]op.Value{value("ids", op.I32, b.rows, 1)}, []op.Value{b.f32("x", hidden), b.f32("n", hidden)})
 	b.block.node(op.Op{Kind: op.Embed, M: b.rows, K: vocabulary, N: hidden, Table: op.F32}, names("ids"),
@@ -250,8 +257,8 @@ func (b *blockMaker) ends() {
 	b.end("head")
 }
 
-// attention is rope, cache and attention, of a sequence and of a batch; and with everything that may stand in front of
-// them and around them.
+// attention makes rope, cache and attention, of one sequence and of a batch; and the same with
+// norms of heads, partial and long rope, a window and capped scores.
 func (b *blockMaker) attention(kvType op.Type) {
 	qkv := op.QKVColumns(heads, kvHeads, headDim)
 	// The fused row is an input that rope changes and that is not read afterwards.
@@ -290,10 +297,11 @@ func (b *blockMaker) attention(kvType op.Type) {
 	b.end("window " + string(kvType))
 }
 
-// mlp is a norm, a gated MLP and the residual sum.
+// mlp makes a norm, a gated MLP and the residual sum.
 func (b *blockMaker) mlp(scheme op.Scheme) {
 	b.begin([]op.Value{b.f32("x", hidden)}, []op.Value{b.f32("y", hidden)}, b.f32("n", hidden), b.f32("h", 2*ffn),
 		b.f32("a", ffn), b.f32("d", hidden))
+	// product adds a matrix product, with its quantiser or its grid steps
 	product := func(k, n int, in, weight, output string) {
 		operator := op.Op{Kind: op.MatMul, M: b.rows, K: k, N: n, Scheme: scheme}
 		if scheme.Grid() {
@@ -314,7 +322,7 @@ func (b *blockMaker) mlp(scheme op.Scheme) {
 	b.end("mlp " + strings.ReplaceAll(string(scheme), "/", ":"))
 }
 
-// experts is a mixture of experts, with one that is shared by all rows behind a gate.
+// experts makes a mixture of experts, with a shared expert behind a gate.
 func (b *blockMaker) experts(scheme op.Scheme) {
 	wide := func(name string, t op.Type, cols int) op.Value { return value(name, t, b.rows*fan, cols) }
 	b.begin([]op.Value{b.f32("x", hidden)}, []op.Value{b.f32("y", hidden)},

@@ -11,17 +11,19 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// array is a dense [rows,cols] matrix of numbers in double precision.
+// array is a dense [rows,cols] matrix in double precision, with what is needed to judge a result:
+// how far each element may be off.
 type array struct {
 	value op.Value
 	v     []float64
-	// size is what the error of an element is compared with: the sum of the magnitudes that went into it. For
-	// u8 it is the permitted difference: 1 where the exact value lies between two codes.
+	// size is what the error of an element is relative to: the sum of the magnitudes of its terms.
+	// For u8 it is the permitted difference itself: 1 where the exact value lies between two codes.
 	size []float64
-	// slack is what a processor that rounds activations again may differ by; of an activation function, the magnitude
-	// of its argument (times what the result is multiplied by).
+	// slack is how far a processor may be off that rounds activations again. For an activation
+	// function it is the magnitude of its argument, times what the result is multiplied by.
 	slack []float64
-	// doubt is a further permitted difference: where the exact value lies between two that a result is rounded to.
+	// doubt is a further permitted difference, where the exact value lies so near the middle of two
+	// roundings that either is right.
 	doubt []float64
 }
 
@@ -33,21 +35,21 @@ func newArray(v op.Value) *array {
 
 func (a *array) at(r, c int) float64 { return a.v[r*a.value.Cols+c] }
 
-// set stores a float32 result and the magnitude of its terms.
+// set stores a result, rounded to float32, and the magnitude of its terms.
 func (a *array) set(r, c int, v, size float64) {
 	i := r*a.value.Cols + c
 	a.v[i], a.size[i] = float64(float32(v)), math.Max(math.Abs(v), size)
 }
 
-// stored is a weight as its packed bytes stand for it: [K,N], or as many of them one behind the other as it has
+// stored is the matrix [k,n] that packed bytes stand for, or one such matrix after the other for
 // experts.
 type stored struct {
 	k, n int
 	v    []float32
 }
 
-// rowsInUse is the number of rows of a value that a call of that many tokens uses: nodes compute tokens, and
-// have one row or fan rows for each.
+// rowsInUse is the number of rows of a value that a call of the given number of tokens uses. A node
+// has one row or several rows for each token.
 func rowsInUse(g *op.Graph, name string, tokens int) int {
 	rows := 0
 	note := func(names []string, values []op.Value, m int) {
@@ -65,7 +67,7 @@ func rowsInUse(g *op.Graph, name string, tokens int) int {
 	return rows
 }
 
-// cache is one layer's keys and values of some sequences, [sequences*kvHeads*maxContext, headDim] each.
+// cache is one layer's keys and values of some sequences, [sequences*heads*maxContext, dim] each.
 type cache struct {
 	typ          op.Type
 	heads, dim   int
@@ -76,13 +78,13 @@ type cache struct {
 	kview, vview driver.View
 }
 
-// row is the row of a position and head in the caches of all sequences.
+// row is the index of a position and head in the caches of all sequences.
 func (c *cache) row(at driver.Place, head int) int {
 	return (at.Sequence*c.heads+head)*c.maxContext + at.Pos
 }
 
-// reroundSlack is how far column j of a product with weight w [K,N] is off at most when the activations x are rounded
-// to 8 bits with a scale per block.
+// reroundSlack bounds the error of column j of a product with weight w [K,N] when the activations x
+// are rounded to 8 bits with one scale per block: half a step for each element, times the weights.
 func reroundSlack(o op.Op, j int, w []float32, x []float64) (slack float64) {
 	block := o.Scheme.BlockK()
 	if block < 2 {
@@ -98,8 +100,8 @@ func reroundSlack(o op.Op, j int, w []float32, x []float64) (slack float64) {
 	return slack
 }
 
-// evaluate computes every node of g in double precision, straight from the definitions, for the rows in use. It rounds
-// values to float32 between nodes, as every processor stores them.
+// evaluate computes the rows in use of every node in double precision, by the definitions. Between
+// nodes it rounds values to float32, as every processor stores them.
 func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c *cache, s driver.Scalars) {
 	for i := range g.Nodes {
 		node := &g.Nodes[i]
@@ -122,7 +124,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 	}
 }
 
-// evaluation is one node with its operands, and how many of its rows are in use: one or Fan for each token.
+// evaluation is one node with its operands.
 type evaluation struct {
 	op.Op
 	in, out []*array
@@ -130,10 +132,11 @@ type evaluation struct {
 	cache   *cache
 	scalars *driver.Scalars
 
+	// in use: tokens of the call, and rows, which are one or Fan for each token
 	tokens, rows int
 }
 
-// definitions are what operators compute.
+// definitions are what the operators compute.
 var definitions = map[op.Kind]func(*evaluation){
 	op.Embed: func(e *evaluation) {
 		e.each(func(row, j int) (float64, float64) {
@@ -225,7 +228,7 @@ var definitions = map[op.Kind]func(*evaluation){
 	op.Attention: attention,
 }
 
-// each sets the first output of every row in use to values, with the magnitudes of their terms.
+// each sets the first output of every row in use to the values, with the magnitudes of their terms.
 func (e *evaluation) each(value func(row, j int) (value, size float64)) {
 	for row := range e.rows {
 		for j := range e.N {
@@ -235,7 +238,7 @@ func (e *evaluation) each(value func(row, j int) (value, size float64)) {
 	}
 }
 
-// place is where a row of the node lies.
+// place is the sequence and position of a row.
 func (e *evaluation) place(row int) driver.Place {
 	if e.Batch {
 		return e.scalars.Batch[row]
@@ -246,14 +249,15 @@ func (e *evaluation) place(row int) driver.Place {
 // group is the number of query heads that share a key.
 func (e *evaluation) group() int { return e.Heads / e.KVHeads }
 
-// headAt is the first column of a head that is no value: a row has the query heads of a group, its key and its value,
-// and then those of the next group. Heads are numbered without the values.
+// headAt is the first column of a query or key head. A row has the query heads of a group, its key
+// and its value, then those of the next group. Heads are numbered without the values.
 func (e *evaluation) headAt(head int) int {
 	group := e.group()
 	return (head/(group+1)*(group+2) + head%(group+1)) * e.HeadDim
 }
 
-// unchanged copies a row of the input to the output, and returns it.
+// unchanged copies a row of the input to the output and returns a copy of it, because output and
+// input may be the same memory.
 func (e *evaluation) unchanged(row int) []float64 {
 	cols := e.in[0].value.Cols
 	values := e.in[0].v[row*cols : (row+1)*cols]
@@ -263,6 +267,7 @@ func (e *evaluation) unchanged(row int) []float64 {
 	return slices.Clone(values) // the output may be the input
 }
 
+// norm leaves zeros at zero, also where the root is zero.
 func norm(e *evaluation) {
 	for row := range e.rows {
 		sum := 0.0
@@ -340,6 +345,8 @@ func qkNorm(e *evaluation) {
 	}
 }
 
+// quantRows rounds to codes around 128. doubt is 1 where the exact quotient lies in the middle of
+// two codes.
 func quantRows(e *evaluation) {
 	for row := range e.rows {
 		top := 0.0
@@ -365,7 +372,7 @@ func quantRows(e *evaluation) {
 	}
 }
 
-// activations are the values of a row of a product's input, which may be quantised.
+// activations are the values of a row of a product's input, dequantised where it is quantised.
 func (e *evaluation) activations(row int) []float64 {
 	scale, zero := 1.0, 0.0
 	if e.Scheme.QuantisedRows() {
@@ -378,7 +385,7 @@ func (e *evaluation) activations(row int) []float64 {
 	return out
 }
 
-// matMul is a product with its slack: how far a processor may be off that rounds activations once more.
+// matMul is a product, with the roundings that its scheme defines for activations and results.
 func matMul(e *evaluation) {
 	weight := e.w[0].v
 	if e.Scheme == op.A16FW16 {
@@ -393,6 +400,8 @@ func matMul(e *evaluation) {
 		rounded, off := exact, make([]float64, e.K)
 		if narrow != nil {
 			rounded = make([]float64, e.K)
+			// off is how far each activation may be off, because its own input is only known to
+			// 1e-7
 			for p, value := range exact {
 				rounded[p], off[p] = narrow(value, 1e-7*math.Abs(value))
 			}
@@ -417,7 +426,8 @@ func matMul(e *evaluation) {
 	}
 }
 
-// expertMatMul is a product of each row with the matrix of its expert.
+// expertMatMul is the product of each row with the matrix of its expert. Spread rows are those of
+// tokens: all experts of a token read the same one.
 func expertMatMul(e *evaluation) {
 	ids := e.in[len(e.in)-1]
 	for row := range e.rows {
@@ -438,7 +448,7 @@ func expertMatMul(e *evaluation) {
 	}
 }
 
-// rope rotates the first columns of each head that is no value by angles that grow with the position.
+// rope rotates the first columns of each query and key head by angles that grow with the position.
 func rope(e *evaluation) {
 	half := e.Rotary() / 2
 	for row := range e.rows {
@@ -461,6 +471,7 @@ func rope(e *evaluation) {
 	}
 }
 
+// kvAppend stores the keys and values of a row at its position, rounded to the cache's type.
 func kvAppend(e *evaluation) {
 	group := e.group()
 	for row := range e.rows {
@@ -497,8 +508,8 @@ func attention(e *evaluation) {
 	}
 }
 
-// shares are what each of count positions, whose keys begin at a row of the cache, contributes to a query: the
-// softmax of their scores. steep is how often an error of a score counts.
+// shares is the softmax of a query's scores with count positions, whose keys begin at a row of the
+// cache. steep is the largest magnitude of a score, by which the error of a share grows.
 func (e *evaluation) shares(row, query, begin, count int) (shares []float64, steep float64) {
 	scale, first := e.Scale, 0
 	if scale == 0 {
@@ -530,8 +541,9 @@ func (e *evaluation) shares(row, query, begin, count int) (shares []float64, ste
 	return shares, steep
 }
 
-// narrowing is how a product rounds its activations and its results to 16 bits, nil where it does not: each returns the
-// rounded value, and how far off one may be whose exact value is known up to an error. steps are those of a grid.
+// narrowing returns how a product rounds its activations (x) and its results (y) to 16 bits, nil
+// where it does not. Each function returns the rounded value, and how far off a processor may be
+// whose exact value is only known to err. steps are those of a grid.
 func narrowing(operator op.Op, steps stored) (x, y func(v, err float64) (float64, float64)) {
 	with := func(to func(v float64) float64) func(v, err float64) (float64, float64) {
 		return func(v, err float64) (float64, float64) {
@@ -554,7 +566,8 @@ func narrowing(operator op.Op, steps stored) (x, y func(v, err float64) (float64
 	return nil, nil
 }
 
-// activation is act(input), and the magnitude of its terms: exponentials have the errors of their arguments.
+// activation is act(input) and the magnitude of its terms: an exponential turns the absolute error
+// of its argument into a relative one.
 func activation(act string, input float64) (output, size float64) {
 	sigmoid := func(u float64) (y, size float64) {
 		y = input / (1 + math.Exp(-u))
@@ -574,13 +587,14 @@ func activation(act string, input float64) (output, size float64) {
 	panic("BUG: no oracle for activation function " + act)
 }
 
-// rotation is the frequencies and the amplitude of a Rope for a sequence of seq positions.
+// rotation returns the frequencies and the amplitude of a rope for a sequence of seq positions.
 func rotation(o op.Op, table []float32, seq int) (freq []float32, amplitude float64) {
 	half := o.Rotary() / 2
 	freq, amplitude = table[:half], o.Amplitude
 	if o.LongFrom > 0 && seq > o.LongFrom {
 		if o.NTK == 0 {
 			freq, amplitude = table[half:], o.LongAmplitude
+			// NTK scaling: frequencies are stretched by how far the sequence exceeds LongFrom
 		} else {
 			stretch := o.NTK*float64(seq)/float64(o.LongFrom) - (o.NTK - 1)
 			freq = make([]float32, half)
@@ -595,13 +609,14 @@ func rotation(o op.Op, table []float32, seq int) (freq []float32, amplitude floa
 	return freq, amplitude
 }
 
+// choice is an expert of a token, with its weight and the magnitude by which that may be off.
 type choice struct {
 	expert       int
 	weight, size float64
 }
 
-// chooseExperts sorts the experts of one token by logit, of equal ones the lower index first, and weighs the
-// first ones.
+// chooseExperts sorts the experts of one token by logit, of equal ones the lower index first, and
+// computes the weights of the first Fan.
 func chooseExperts(operator op.Op, logits []float64) []choice {
 	order := make([]int, len(logits))
 	for i := range order {
@@ -634,7 +649,7 @@ func chooseExperts(operator op.Op, logits []float64) []choice {
 	return out
 }
 
-// round is v as stored in type t.
+// round is v as the type stores it.
 func round(t op.Type, v float64) float64 {
 	var b [4]byte
 	encode(b[:], t, v)
@@ -675,6 +690,7 @@ func encode(dst []byte, elem op.Type, value float64) {
 	}
 }
 
+// decode reads a number that encode wrote.
 func decode(src []byte, elem op.Type) float64 {
 	switch elem {
 	case op.F32:

@@ -66,7 +66,8 @@ type session struct {
 	lane *lane
 }
 
-// open skips the test when the driver is unavailable here and not required.
+// open opens and attaches a processor. It skips the test where the driver is unavailable and not
+// required.
 func open(t testing.TB, f *Factory, c driver.Config) *session {
 	t.Helper()
 	proc, err := f.Driver.Open(context.Background(), c)
@@ -95,8 +96,9 @@ func (s *session) close() {
 	s.lane = nil
 }
 
-// trial is a graph with data and a place for it.
+// trial is a compiled and loaded graph with data, in the oracle's form and packed.
 type trial struct {
+	// the processor
 	s       *session
 	graph   op.Graph
 	vals    map[string]*array
@@ -105,15 +107,17 @@ type trial struct {
 	cache   *cache
 	exe     driver.Executable
 	loose   float64 // tolerance relative to the largest result, for graphs of several nodes
-	// rerounds: a product rounds activations again.
+	// rerounds is set where a product rounds activations again.
 	rerounds bool
 	slack    float64 // the part of an array's slack that is permitted
 }
 
-// place says where operands lie in their buffers: gap columns on either side, more rows below.
+// place says where operands lie in their buffers: gap columns on either side, and below unused
+// rows.
 type place struct{ gap, below int }
 
-// newTrial fills inputs and weights with data that follow from the seed, packs, compiles and loads.
+// newTrial fills inputs and weights with data that follow from the seed, then packs, compiles and
+// loads.
 func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 	s.t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
@@ -128,6 +132,7 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 	if len(graph.Nodes) > 1 {
 		tr.loose = 1e-4
 	}
+	// what weights need to be, by name
 	invfreq := map[string]int{} // of a rotation: angles in a row of the table
 	static := map[string]bool{} // scales of rows
 	steps := map[string]int{}   // of a grid: how many products a result sums
@@ -181,7 +186,7 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 	}
 	tr.fill(rng)
 	for i, spec := range graph.Weights {
-		packed, weight := s.weigh(rng, spec, invfreq[spec.Name], static[spec.Name], steps[spec.Name])
+		packed, weight := s.randomWeight(rng, spec, invfreq[spec.Name], static[spec.Name], steps[spec.Name])
 		tr.weights[spec.Name] = weight
 		packed.Spec.Name = fmt.Sprintf("pack.%d", i) // an artifact serves many weights, whose names differ
 		tr.packed = append(tr.packed, packed)
@@ -201,9 +206,11 @@ func Pack(dst []byte, spec op.WeightSpec, values []float32) error {
 	return pack.Pack(dst, spec, src)
 }
 
-// weigh packs random numbers, a table of frequencies with that many in a row, a static scale with which some rows
-// saturate, or steps of a grid, with which a few activations and results of sums of that many products do.
-func (s *session) weigh(rng *rand.Rand, spec op.WeightSpec, angles int, static bool, sums int) (driver.Packed, stored) {
+// randomWeight packs random numbers into a weight, and returns what the packed bytes stand for. Some
+// weights have a meaning: angles > 0 makes a table of frequencies with that many in a row; static
+// makes scales with which some rows saturate; sums > 0 makes steps of a grid with which a few
+// activations and sums of that many products saturate.
+func (s *session) randomWeight(rng *rand.Rand, spec op.WeightSpec, angles int, static bool, sums int) (driver.Packed, stored) {
 	s.t.Helper()
 	one := spec
 	one.Experts = 0
@@ -244,7 +251,7 @@ func (s *session) weigh(rng *rand.Rand, spec op.WeightSpec, angles int, static b
 	return p, weight
 }
 
-// fill gives every input new numbers.
+// fill gives every input new numbers that are valid for its role.
 func (tr *trial) fill(rng *rand.Rand) {
 	role := map[string]string{}
 	indices := map[string]int{} // number of rows or experts that ids choose from
@@ -333,8 +340,8 @@ type bound struct {
 	views map[string]driver.View
 }
 
-// bind puts inputs into memory and reserves outputs. Every other operand is imported, the rest is
-// allocated by the processor.
+// bind puts inputs into memory and reserves outputs, in turn in memory that the processor imports
+// and that it allocates.
 func (tr *trial) bind(at place, sc driver.Scalars) *bound {
 	session := tr.s
 	out := &bound{views: map[string]driver.View{}}
@@ -419,8 +426,8 @@ func (s *session) run(exe driver.Executable, b *driver.Bindings) (span driver.Sp
 	return span, err
 }
 
-// check runs one call and compares everything it wrote with the oracle, and everything else with what
-// was there before.
+// check runs one call. It compares everything that the call wrote with the oracle, and everything
+// else with what was there before.
 func (tr *trial) check(p place, sc driver.Scalars) {
 	t := tr.s.t
 	t.Helper()
@@ -462,8 +469,8 @@ func (tr *trial) check(p place, sc driver.Scalars) {
 	}
 }
 
-// compare checks an output against the oracle within what the type and the operator permit; around it nothing may
-// have changed, and rows that were not in use are zeros or as before.
+// compare checks an output against the oracle, within what the type and the operator permit. Around
+// it nothing may have changed, and rows that were not in use are zero or as before.
 func (tr *trial) compare(want *array, view driver.View, before []byte, rows int) {
 	t := tr.s.t
 	t.Helper()
@@ -504,7 +511,8 @@ func (tr *trial) compare(want *array, view driver.View, before []byte, rows int)
 	}
 }
 
-// compareCache also takes over what the processor stored, so that errors do not add up over calls.
+// compareCache checks a cache and takes over what the processor stored, so that errors do not add
+// up over calls.
 func (tr *trial) compareCache(name string, view driver.View, want []float64) {
 	t := tr.s.t
 	t.Helper()

@@ -10,7 +10,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
-// route chooses the experts of each row by its logits, and their shares.
+// route chooses the experts of each row by its logits, and computes their weights.
 func (b *builder) route() step {
 	exe, operator, input, ids, weights := b.e, b.op, b.in[0], b.out[0], b.out[1]
 	step := b.byRows((4+operator.Fan)*operator.Experts, func(_, r0, r1 int) {
@@ -29,25 +29,26 @@ func (b *builder) route() step {
 	return step
 }
 
-// A task of an ExpertMatMul covers at most groupRows rows of an expert and so many columns that its
-// results, which are then put into their rows, stay in the second-level cache.
+// A task of an ExpertMatMul covers at most groupRows rows of an expert. It covers so few columns
+// that its results, which are then copied into their rows, stay in the second-level cache.
 const (
 	groupRows  = 256
 	groupCells = 1 << 16
 )
 
-// group is the rows of one expert in a call: places [from,to) of the order by expert.
+// group is the rows of one expert in a call: the places [from,to) of the order by expert.
 type group struct {
 	expert, from, to    int
 	rowBlock, tileBlock int // of its tasks, in rows and tiles
 	rowTasks, task      int // tasks of the same columns, and number of the first task
 }
 
-// experts is an ExpertMatMul. It sorts the rows of a call by expert, copies the activations of each expert together
-// and multiplies them as one matrix. Only the weights of experts that were chosen are read. The rows of an expert
-// keep their order, and every row's result is the same bits as alone.
+// experts is an ExpertMatMul. It sorts the rows of a call by expert, gathers the activations of
+// each expert and multiplies them as one matrix. Only the weights of chosen experts are read. The
+// rows of an expert keep their order, and every row's result has the same bits as alone.
 //
-// The order is a counting sort: rank[place] is the row at a place, and the places of expert i end at ends[i+1].
+// The order is a counting sort: rank[place] is the row at a place, and the places of expert i end
+// at ends[i+1].
 type experts struct {
 	b                  *builder
 	exe                *executable
@@ -58,13 +59,15 @@ type experts struct {
 	stride             int // bytes from one expert's weight to the next
 	tiles, perToken    int // of a weight, and rows of a token that read one row of the input
 
+	// of the current call
 	ends     []int
 	groups   []group
 	tasks    int
 	together operand // the rows that were copied
 }
 
-// expertMatMul adds a step that sorts and gathers the rows, and returns the one that multiplies them.
+// expertMatMul adds a step that sorts and gathers the rows, and returns the step that multiplies
+// them.
 func (b *builder) expertMatMul() (step, error) {
 	multiply, tileBytes, sums, err := b.product()
 	if err != nil {
@@ -81,6 +84,7 @@ func (b *builder) expertMatMul() (step, error) {
 	if x.op.Spread {
 		x.perToken = x.op.Fan
 	}
+	// scratch for the largest call
 	need := &x.exe.need
 	need.order = max(need.order, most)
 	need.rows = max(need.rows, (most*x.op.K*x.size()+3)/4)
@@ -90,6 +94,7 @@ func (b *builder) expertMatMul() (step, error) {
 	}
 	need.local = max(need.local, min(groupCells, min(most, groupRows)*x.tiles*pack.TileN))
 
+	// the plan of gather sorts first, so that its tasks find the order
 	gather := x.exe.chain([]step{b.byBlocks(x.op.Fan, x.op.K, func(_, p0, p1 int) { x.gather(p0, p1) })})
 	gather.rows = nil // it reads other rows than it writes
 	plan := gather.plan
@@ -107,11 +112,11 @@ func (b *builder) expertMatMul() (step, error) {
 // size is the bytes of an activation.
 func (x *experts) size() int { return x.input.value.Type.Bytes() }
 
-// expert is the one that a row is sent to.
+// expert is the expert that a row is sent to.
 func (x *experts) expert(row int) int { return int(x.ids.i32[row/x.op.Fan*x.ids.ld+row%x.op.Fan]) }
 
-// gather copies the activations of places [p0,p1), with their scales and sums. Rows that are alone with their expert
-// stay.
+// gather copies the activations of the places [p0,p1), with their scales and sums. A row that is
+// alone with its expert is multiplied where it is.
 func (x *experts) gather(p0, p1 int) {
 	have, size := &x.exe.have, x.size()
 	for place := p0; place < p1; place++ {
@@ -131,7 +136,8 @@ func (x *experts) gather(p0, p1 int) {
 	}
 }
 
-// order sorts the rows by expert and divides them into tasks. It is false where an id names no expert.
+// order sorts the rows by expert and divides them into tasks. It returns false where an id names no
+// expert.
 func (x *experts) order(rows int) bool {
 	ends := x.ends
 	clear(ends)
@@ -161,7 +167,8 @@ func (x *experts) order(rows int) bool {
 	return true
 }
 
-// group adds the tasks of an expert with count of the rows of a call.
+// group adds the tasks of an expert that count of the rows of a call are sent to. Tasks are small
+// enough that all workers have several, and large enough to be worth handing over.
 func (x *experts) group(expert, count, rows int) {
 	chosen := group{
 		expert: expert, from: x.ends[expert], to: x.ends[expert+1],
@@ -180,6 +187,7 @@ func (x *experts) group(expert, count, rows int) {
 	x.groups = append(x.groups, chosen)
 }
 
+// refused is the error about a row that names no expert.
 func (x *experts) refused(row int) error {
 	for _, id := range x.ids.i32[row*x.ids.ld : row*x.ids.ld+x.op.Fan] {
 		if id < 0 || int(id) >= x.op.Experts {
@@ -189,13 +197,15 @@ func (x *experts) refused(row int) error {
 	panic("BUG: row refused without a bad expert id")
 }
 
+// plan finds the gathered rows in the current arena; order has made the tasks.
 func (x *experts) plan(int) int {
 	x.together.f32, x.together.raw = x.exe.have.row, mem.Bytes(x.exe.have.row)
 	return x.tasks
 }
 
-// task multiplies some rows of an expert by some of the columns of its weight.
+// task multiplies some rows of an expert by some columns of its weight.
 func (x *experts) task(worker, task int) {
+	// binary search of the group whose tasks include this one
 	first, end := 0, len(x.groups) // the group of the task is in [first,end)
 	for end-first > 1 {
 		if middle := (first + end) / 2; x.groups[middle].task <= task {
@@ -215,6 +225,7 @@ func (x *experts) task(worker, task int) {
 			cols)
 		return
 	}
+	// multiply to scratch, then scatter the rows
 	out := have.mine(worker)[:(p1-p0)*cols]
 	x.multiply(out, cols, x.b.rows(&x.together, p0, p0, x.sums), at, p1-p0, cols)
 	for place := p0; place < p1; place++ {

@@ -34,9 +34,9 @@ func Kernels() string {
 	return set.Name
 }
 
-// cpuName is vendor, family, model, name and stepping: on x86 as the CPU tells them, elsewhere as the system does, ""
-// where neither tells. Both forms are the same, so that a machine keeps its fingerprint when it runs an image without
-// /proc.
+// cpuName is vendor, family, model, name and stepping: on x86 from the CPU itself, elsewhere from
+// the system, "" where neither tells. Both have one form, so that a machine keeps its fingerprint
+// in an image without /proc.
 func cpuName() string {
 	if cpu := &cpuid.CPU; runtime.GOARCH == "amd64" && cpu.VendorString != "" {
 		return fmt.Sprintf("%s %d %d %s %d", cpu.VendorString, cpu.Family, cpu.Model,
@@ -45,7 +45,7 @@ func cpuName() string {
 	return systemCPUName()
 }
 
-// systemCPUName is the first core in /proc/cpuinfo.
+// systemCPUName is cpuName by the first core of /proc/cpuinfo.
 func systemCPUName() string {
 	file, err := os.Open("/proc/cpuinfo")
 	if err != nil {

@@ -36,7 +36,7 @@ type host struct{}
 
 func (host) Name() string { return Name }
 
-// Library is the kernel set that processors get without an option.
+// Library describes the kernel set that processors get without an option.
 func (host) Library(context.Context) (driver.Library, error) {
 	set, err := kernel.ByName("")
 	if err != nil {
@@ -85,12 +85,14 @@ func (host) Open(ctx context.Context, config driver.Config) (driver.Processor, e
 	return newProcessor(cores, set), nil
 }
 
-// layouts is the packed layout of every weight scheme.
+// layouts is the packed layout of every weight scheme, and of tables of plain values.
 var layouts = map[string]string{
 	"w32": pack.N32, "w16": pack.N32, "q8c": pack.N32, "q4c": pack.N32, "q4b32": pack.N32, "q4b128": pack.N32,
 	"f32": op.RowsLayout, "f16": op.RowsLayout, "bf16": op.RowsLayout,
 }
 
+// capabilities says that every kind and scheme is executed; schemes that round results are
+// imitated.
 func capabilities(cores []int) *driver.Capabilities {
 	caps := &driver.Capabilities{
 		Set: capability.Set{

@@ -14,13 +14,14 @@ import (
 )
 
 // operand is a value of a graph during one call. raw reaches from the first to the last element of
-// the rows in use; the typed slice of its type is a view of raw.
+// the rows in use, and the typed slice of its type is a view of raw.
 type operand struct {
 	value op.Value
-	input int   // index of its binding, -1
-	out   int   // index of its binding, -1
-	temp  int64 // offset in the arena, -1
-	uses  []use
+	input int // index of its binding, -1
+	out   int // index of its binding, -1
+	// offset in the arena in bytes, -1 where it is bound
+	temp int64 // offset in the arena, -1
+	uses []use
 
 	raw []byte
 	f32 []float32
@@ -29,10 +30,10 @@ type operand struct {
 	ld  int // elements from row to row
 }
 
-// use is how a node uses an operand: perToken rows for each of at most tokens tokens.
+// use says how a node uses an operand: perToken rows for each of at most tokens tokens.
 type use struct{ tokens, perToken int }
 
-// rows is the number of rows in use in a call of that many tokens.
+// rows is the number of rows in use in a call of the given number of tokens.
 func (o *operand) rows(tokens int) int {
 	rows := 0
 	for _, use := range o.uses {
@@ -41,7 +42,7 @@ func (o *operand) rows(tokens int) int {
 	return rows
 }
 
-// usedBy notes a use by a node of m tokens that sees the operand with rows rows.
+// usedBy records the use by a node of m tokens, to which the operand has the given rows.
 func (o *operand) usedBy(m, rows int) {
 	found := use{tokens: min(m, rows), perToken: max(1, rows/m)}
 	if !slices.Contains(o.uses, found) {
@@ -63,8 +64,8 @@ func (o *operand) set(raw []byte, ld int) (err error) {
 	return err
 }
 
-// executable is a graph with its weights. Operands, scratch and the current call are kept here, where the
-// steps prepared by load find them.
+// executable is a graph with its weights. Operands, scratch and the current call are fields, where
+// the prepared steps find them without allocating.
 type executable struct {
 	p      *processor
 	graph  op.Graph
@@ -91,7 +92,8 @@ type executable struct {
 	blame atomic.Int64 // of a chain of n steps: that row times n, plus the number of the step
 }
 
-// scratch is memory that only lives during one step; as sizes, the slices are empty.
+// scratch is memory that only lives during one step. In need it holds sizes and the slices are nil;
+// in have the slices are parts of the arena.
 type scratch struct {
 	bytes  int64 // temporary values and all of the following
 	scales int   // row scales, dense
@@ -101,6 +103,7 @@ type scratch struct {
 	packs  int   // packed rows, in units of 4 bytes
 	local  int   // per worker
 
+	// the pieces, in the order of the sizes above
 	scale []float32
 	sum   []int32
 	row   []float32
@@ -117,7 +120,8 @@ func (e *executable) Close() error {
 	return nil
 }
 
-// load checks everything that can be checked before a call.
+// load checks an artifact and its weights and prepares its steps, so that a call has nothing left
+// to check but its operands.
 func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*executable, error) {
 	if artifact.Driver != Name {
 		return nil, fmt.Errorf("it was compiled for driver %q, want %q", artifact.Driver, Name)
@@ -143,6 +147,7 @@ func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*exec
 	if err != nil {
 		return nil, err
 	}
+	// one step for each node, and steps before it where it needs some
 	for i, node := range graph.Nodes {
 		build := builder{e: exe, op: node.Op}
 		sig := node.Op.Sig()
@@ -180,7 +185,7 @@ func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*exec
 	return exe, nil
 }
 
-// chained joins neighbouring steps on the same rows.
+// chained joins neighbouring steps that work on the same rows into chains.
 func (e *executable) chained() (out []step) {
 	for i := 0; i < len(e.steps); {
 		step, end := &e.steps[i], i+1
@@ -200,7 +205,8 @@ func (e *executable) chained() (out []step) {
 
 func roundUp(bytes int64) int64 { return (bytes + align - 1) / align * align }
 
-// declare lays out the operands; a value may be an input and an output (in place), nothing else twice.
+// declare makes the operands and returns their indices by name. A value may be an input and an
+// output, which is in place; no other value is listed twice.
 func (e *executable) declare() (map[string]int, error) {
 	index := map[string]int{}
 	add := func(v op.Value) (*operand, error) {
@@ -243,7 +249,7 @@ func (e *executable) declare() (map[string]int, error) {
 	return index, nil
 }
 
-// bind checks one call's operands and makes them current.
+// bind checks the operands of a call and makes them current.
 func (e *executable) bind(bindings *driver.Bindings) error {
 	if err := bindings.Matches(&e.graph); err != nil {
 		return err
@@ -278,6 +284,7 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 			if operand.out < 0 {
 				break
 			}
+			// computed in place: both bindings must be the same memory
 			address, ld := mem.Address(operand.raw), operand.ld
 			if err := e.view(operand, &bindings.Out[operand.out], "output"); err != nil {
 				return err
@@ -298,7 +305,7 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 	return nil
 }
 
-// place finds temporary values and scratch in a new arena.
+// place lays out temporary values and scratch in the processor's current arena.
 func (e *executable) place() error {
 	arena := e.p.arena.Bytes()
 	at := int64(0)
@@ -342,7 +349,7 @@ func (e *executable) place() error {
 	return nil
 }
 
-// view checks a binding against the value of o and makes it current.
+// view checks a binding against a value and makes it current.
 func (e *executable) view(o *operand, v *driver.View, role string) error {
 	rows := o.rows(e.scalars.Rows)
 	if v.Type != o.value.Type || v.Cols != o.value.Cols || v.Rows < rows {
@@ -352,7 +359,7 @@ func (e *executable) view(o *operand, v *driver.View, role string) error {
 	return o.window(v, rows, role)
 }
 
-// window makes the first rows of v current, which lie inside its buffer.
+// window makes the first rows of a view current, after checking that they lie inside its buffer.
 func (o *operand) window(v *driver.View, rows int, role string) error {
 	data, err := v.Window(rows)
 	if err == nil {
@@ -364,7 +371,7 @@ func (o *operand) window(v *driver.View, rows int, role string) error {
 	return nil
 }
 
-// checkBatch checks the places of the rows in use.
+// checkBatch checks the places of the rows in use: inside the cache, and each of another sequence.
 func (e *executable) checkBatch(bindings *driver.Bindings) error {
 	places := e.scalars.Batch
 	rows := min(e.graph.Rows(), e.scalars.Rows)
@@ -390,7 +397,7 @@ func (e *executable) checkBatch(bindings *driver.Bindings) error {
 	return nil
 }
 
-// at is where a row in use lies.
+// at is the sequence and position of a row in use.
 func (e *executable) at(row int) driver.Place {
 	if e.batch {
 		return e.scalars.Batch[row]
@@ -415,7 +422,7 @@ func (e *executable) bindCache(bindings *driver.Bindings) error {
 	return e.cache(&e.v, &bindings.V, bindings, "v")
 }
 
-// cache makes the caches of all sequences current, perSeq elements apart.
+// cache makes one cache of all sequences current, perSeq elements apart.
 func (e *executable) cache(side *operand, view *driver.View, bindings *driver.Bindings, name string) error {
 	side.value = op.Value{Name: name, Type: e.kv}
 	if view.Type != e.kv || view.Cols != e.headDim || view.Stride != e.headDim ||
@@ -428,6 +435,7 @@ func (e *executable) cache(side *operand, view *driver.View, bindings *driver.Bi
 	}
 	all, size, others := view.Buffer.Bytes(), int64(view.Type.Bytes()), int64(bindings.Sequences-1)
 	have := int64(len(all)) - view.Offset // holds the first one
+	// The division bounds the product that would overflow.
 	if need := int64(len(side.raw)); bindings.SequenceBytes < need || bindings.SequenceBytes%size != 0 ||
 		bindings.SequenceBytes > (have-need)/others {
 		return fmt.Errorf("cache %q: %d sequences of %d bytes, %d bytes apart, do not fit the %d bytes from its offset", name, bindings.Sequences, need, bindings.SequenceBytes, have)
@@ -436,7 +444,7 @@ func (e *executable) cache(side *operand, view *driver.View, bindings *driver.Bi
 	return side.set(all[view.Offset:view.Offset+others*bindings.SequenceBytes+int64(len(side.raw))], view.Stride)
 }
 
-// run executes the steps of the bound call.
+// run executes the steps of the bound call, each when the one before is done.
 func (e *executable) run() error {
 	for i := range e.steps {
 		step := &e.steps[i]
@@ -457,10 +465,11 @@ func (e *executable) run() error {
 	return nil
 }
 
-// refuse notes that a row cannot be computed.
+// refuse records a row that cannot be computed; the lowest one is reported, whichever worker comes
+// first.
 func (e *executable) refuse(row int) { lower(&e.bad, int64(row)) }
 
-// lower makes x the lower one of itself and v.
+// lower sets x to the minimum of itself and v.
 func lower(x *atomic.Int64, v int64) {
 	for {
 		old := x.Load()
@@ -470,6 +479,7 @@ func lower(x *atomic.Int64, v int64) {
 	}
 }
 
+// attentionScratch is kernel.AttentionScratch, bounded before it is computed.
 func attentionScratch(heads, headDim int) (int, error) {
 	// heads*headDim is at most the columns of a valid value, 2^24.
 	if words := int64(heads)*int64(headDim) + 256*int64(headDim) + 256*int64(heads); 64*words > maxWork {

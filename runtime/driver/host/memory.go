@@ -5,9 +5,9 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 )
 
-// memory is what the driver tells of what it holds. It does not depend on the instructions of this CPU, because plans
-// are made elsewhere: it is that of the kernels that hold most, which pack rows. A test compares it with what is
-// allocated.
+// memory tells how much memory executables take. It does not depend on the instructions of this
+// CPU, because plans are made on other machines: it is that of the kernels that need most, which
+// pack rows. A test compares it with what is allocated.
 func memory() *capability.Memory {
 	return &capability.Memory{
 		StepBytes: 3 << 10, // measured, with half as much again that the collector has not come by for

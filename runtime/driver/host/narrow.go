@@ -16,9 +16,10 @@ var (
 	errNotHalf   = errors.New("an activation, a weight or a result is NaN or too large for f16")
 )
 
-// narrowMatMul is a product whose activations and results are rounded to 16 bits: rows are rounded to a dense copy, a
-// worker unpacks one tile of the weight after another and multiplies in float32, and rounds what comes out. It is
-// there to show what such a product of another processor computes, not for its speed.
+// narrowMatMul is a product whose activations and results are rounded to 16 bits, as another
+// processor computes it. It shows that processor's numbers and is not fast. Rows are rounded to a
+// dense copy. A worker unpacks one tile of the weight after the other, multiplies in float32, and
+// rounds the results.
 func (b *builder) narrowMatMul() (step, error) {
 	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
 	scheme := operator.Scheme.Weight()
@@ -29,6 +30,7 @@ func (b *builder) narrowMatMul() (step, error) {
 	round, roundOut, bad := halve, halve, errNotHalf
 	weights := b.w
 	if operator.Scheme.Grid() {
+		// a grid has one step for all activations and one for all results
 		steps, err := mem.View[float32](weights[len(weights)-1].Bytes)
 		if err != nil {
 			return step{}, err
@@ -102,8 +104,8 @@ func (b *builder) narrowMatMul() (step, error) {
 	}, nil
 }
 
-// onGrid rounds numbers to the nearest multiples of a step, halves to even ones, at most op.GridMax of them. It returns
-// false for NaN and infinities.
+// onGrid returns a function that rounds numbers to multiples of step, halves to even, saturating at
+// op.GridMax of them. It returns false for NaN and infinities.
 func onGrid(step float32) func(dst, src []float32) bool {
 	return func(dst, src []float32) bool {
 		finite := true

@@ -14,8 +14,8 @@ import (
 
 const align = driver.Align
 
-// maxWork bounds the temporary memory of one graph, so that a hostile artifact cannot ask for more
-// than a machine has.
+// maxWork bounds the temporary memory of one graph in bytes, so that a hostile artifact cannot ask
+// for more than a machine has.
 const maxWork = 8 << 30
 
 // processor runs graphs on one or more cores. Temporary values and scratch of all its graphs share one
@@ -26,7 +26,8 @@ type processor struct {
 	set   *kernel.Set
 	caps  *driver.Capabilities
 	team  team
-	rope  ropeTables
+	// angles of calls on one sequence, and of batches
+	rope ropeTables
 
 	ropeBatch ropeTables
 
@@ -55,8 +56,9 @@ func (p *processor) Bounds() driver.Bounds {
 		Issue: p.set.Issue}
 }
 
-// Attach pins the calling thread to the first core and starts a pinned helper on each other one.
-// The caller has locked its thread and never unlocks it: the pinned thread must end with its goroutine.
+// Attach pins the calling thread to the first core and starts a pinned helper on each other core.
+// The caller has locked its thread and never unlocks it: the pinned thread must end with its
+// goroutine.
 func (p *processor) Attach() error {
 	return p.AttachBy(func() error {
 		if err := affinity.Pin(p.cores[0]); err != nil {

@@ -8,18 +8,19 @@ import (
 	"github.com/hetc/hetc/internal/mem"
 )
 
-// maxAngles bounds the bytes of a ropeTable.
+// maxAngles bounds the bytes of a table of angles.
 const maxAngles = 1 << 27
 
-// ropeTables are the angles of the rotations that were asked for last: the layers of a model ask for the
+// ropeTables caches the angles of the rotations used last, since all layers of a model ask for the
 // same ones.
 type ropeTables struct {
 	table []ropeTable
 	clock uint64
 }
 
-// rotation is everything that angles depend on besides the rows.
+// rotation is everything besides the rows that angles depend on.
 type rotation struct {
+	// angle per position of each pair, in radians
 	freq      []float32
 	growth    float64 // of the base by NTK, 1 for none
 	amplitude float64
@@ -34,12 +35,14 @@ type ropeTable struct {
 	used     uint64 // when
 }
 
+// holds reports whether the table has the angles of that many rows.
 func (t *ropeTable) holds(r rotation, rows int) bool {
 	return rows <= t.rows && r.pos == t.pos && r.growth == t.growth && r.amplitude == t.amplitude &&
 		slices.Equal(r.freq, t.freq)
 }
 
-// get computes the angles unless they are there already.
+// get returns the table of a rotation. It computes the angles into the least recently used table
+// where none has them.
 func (s *ropeTables) get(angles rotation, rows int) *ropeTable {
 	s.clock++
 	oldest := &s.table[0]
@@ -58,7 +61,7 @@ func (s *ropeTables) get(angles rotation, rows int) *ropeTable {
 	return oldest
 }
 
-// fill computes sines and cosines of rows positions from params.pos on, [rows][half] each, times the amplitude.
+// fill computes the sines and cosines of rows positions from params.pos on, times the amplitude.
 func (t *ropeTable) fill(params rotation, rows int) {
 	freq := append(t.freq[:0], params.freq...)
 	t.rotation, t.rows = params, rows
@@ -76,7 +79,8 @@ func (t *ropeTable) fill(params rotation, rows int) {
 	}
 }
 
-// grow makes room for that many tables of rows of half angles.
+// grow makes room for tables of rows times half angles. It runs at load time, so that calls
+// allocate nothing.
 func (s *ropeTables) grow(tables, rows, half int) {
 	for len(s.table) < tables {
 		s.table = append(s.table, ropeTable{})
@@ -92,9 +96,9 @@ func (s *ropeTables) grow(tables, rows, half int) {
 	}
 }
 
-// rope rotates query and key heads by their position. Sines and cosines of a call are computed once, into tables that
-// the layers share: a step's prepare finds or fills the table of the call's position and length, and its tasks only
-// rotate.
+// rope rotates query and key heads by their position. Sines and cosines of a call are computed
+// once, into tables that the layers share: prepare finds or fills the table of the call's position
+// and length, and the tasks only rotate.
 func (b *builder) rope() (step, error) {
 	exe, operator, input, output, kernel := b.e, b.op, b.in[0], b.out[0], b.e.p.set.Rope
 	table, err := mem.View[float32](b.w[0].Bytes)
@@ -116,6 +120,7 @@ func (b *builder) rope() (step, error) {
 	}
 	exe.needsSeq = exe.needsSeq || operator.LongFrom > 0
 	tables := make([]*ropeTable, most)
+	// turn rotates rows [r0,r1) by a table whose first row is that of row from
 	turn := func(t *ropeTable, from, r0, r1 int) { // from: its first row
 		for kvHead := range operator.KVHeads { // the group's queries and its key lie together
 			kernel(output.f32[r0*output.ld+kvHead*(group+2)*operator.HeadDim:], output.ld, t.cos[(r0-from)*half:],
@@ -134,6 +139,7 @@ func (b *builder) rope() (step, error) {
 			turn(tables[row], row, row, row+1)
 		}
 	})
+	// rotate chooses frequencies and amplitude by the length of the sequence (see op.Op)
 	rotate := func(pos, seq int) rotation {
 		params := rotation{freq: table[:half], growth: 1, amplitude: operator.Amplitude, pos: pos}
 		if operator.LongFrom > 0 && seq > operator.LongFrom {

@@ -12,12 +12,13 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
-// step is one node, a part of it, or a chain of nodes, prepared: plan divides the work for that many tokens into tasks,
-// task computes one of them on one worker, refused words the error for a row the node cannot compute. None of them
-// allocates. plan may refuse rows itself.
+// step is one node, a part of one, or a chain of nodes. plan divides the work for a number of
+// tokens into tasks, task computes one of them on one worker, and refused words the error for a row
+// that cannot be computed. None of them allocates. plan may refuse rows itself.
 type step struct {
-	node    int
-	m       int // most tokens
+	node int
+	m    int // most tokens
+	// called before plan, may be nil
 	prepare func(tokens int)
 	rows    *rowwise // instead of plan and task, which load then makes
 	plan    func(tokens int) (tasks int)
@@ -25,8 +26,8 @@ type step struct {
 	refused func(row int) error
 }
 
-// rowwise is work on rows that needs nothing but the same rows of what comes before: fan rows for each token, of
-// perRow element operations each.
+// rowwise is work on rows that needs nothing but the same rows of its inputs: fan rows for each
+// token, perRow element operations for each row.
 type rowwise struct {
 	fan, perRow int
 	compute     func(worker, r0, r1 int)
@@ -41,8 +42,8 @@ type builder struct {
 	before  []step // to run before the one that is built
 }
 
-// Work is divided so that a task is worth handing over (about 10 us of portable kernels) and
-// there are enough of them to even out cores of different speed.
+// Work is divided into tasks that are worth handing over, about 10 us of portable kernels, and
+// enough of them to even out cores of different speed.
 const (
 	minTask        = 8 << 10 // element operations
 	tasksPerWorker = 8
@@ -58,8 +59,9 @@ func (b *builder) byBlocks(fan, perRow int, f func(worker, r0, r1 int)) step {
 	return step{m: b.op.M, rows: &rowwise{fan, perRow, f}}
 }
 
-// chain makes one step of those that work on the same rows one after another: a worker takes a block of rows through
-// all of them while it is in its cache, and there is one hand-out of work instead of several.
+// chain makes one step of several that work on the same rows. A worker takes a block of rows
+// through all of them while it is in its cache, and work is handed out once instead of several
+// times.
 func (e *executable) chain(steps []step) step {
 	workers, first := len(e.p.cores), steps[0]
 	perRow, fan := 0, first.rows.fan
@@ -109,7 +111,7 @@ func (e *executable) chain(steps []step) step {
 	return first
 }
 
-// build makes the step of a node after comparing its weights with what the operator wants.
+// build makes the step of a node, after comparing its weights with what the operator wants.
 func (b *builder) build() (step, error) {
 	operator := b.op
 	for i, role := range operator.Sig().W {
@@ -129,7 +131,8 @@ func (b *builder) build() (step, error) {
 	return of(b)
 }
 
-// state compares what a node knows of positions and of the cache with the nodes before it: all have the same.
+// state compares what a node says about positions and the cache with the nodes before it. All must
+// agree, because a call has one cache and one kind of rows.
 func (b *builder) state() error {
 	exe, operator := b.e, b.op
 	if operator.Kind == op.Rope || operator.Kind == op.KVAppend || operator.Kind == op.Attention {
@@ -226,6 +229,7 @@ var builders = map[op.Kind]func(*builder) (step, error){
 	},
 }
 
+// copyRows copies rows [r0,r1) of x to y.
 func copyRows(y, x *operand, r0, r1 int) {
 	size := y.value.Type.Bytes()
 	bytes := y.value.Cols * size
@@ -235,7 +239,8 @@ func copyRows(y, x *operand, r0, r1 int) {
 	}
 }
 
-// embed looks up the rows of a table. A packed 8-bit weight is a table too, whose rows are its columns.
+// embed looks up the rows of a table. A packed 8-bit weight is a table too, whose rows are the
+// weight's columns.
 func (b *builder) embed() (step, error) {
 	exe, operator, ids, output := b.e, b.op, b.in[0], b.out[0]
 	var row func(out []float32, id int)
@@ -298,7 +303,7 @@ func (b *builder) selectRow() step {
 	}
 }
 
-// eps refuses what no norm can add.
+// eps refuses an epsilon that is negative, infinite or NaN.
 func (b *builder) eps() error {
 	if !(b.op.Eps >= 0 && b.op.Eps <= math.MaxFloat32) {
 		return fmt.Errorf("eps = %v, want a number of at least 0", b.op.Eps)
@@ -306,7 +311,7 @@ func (b *builder) eps() error {
 	return nil
 }
 
-// vectors are the weights as plain numbers.
+// vectors returns the weights as float32.
 func (b *builder) vectors() (v [][]float32, err error) {
 	for _, weight := range b.w {
 		values, err := mem.View[float32](weight.Bytes)
@@ -348,8 +353,9 @@ func (b *builder) layerNorm() (step, error) {
 	}), nil
 }
 
-// qkNorm normalises head by head, or jointly heads that it copies together and back: in a fused row those of
-// a group lie together, its queries, its key and its value.
+// qkNorm normalises head by head, or jointly all query heads and all key heads. In a fused row the
+// queries, the key and the value of a group lie together, so the joint form copies heads together,
+// normalises and copies them back.
 func (b *builder) qkNorm() (step, error) {
 	exe, operator, input, output, kernel := b.e, b.op, b.in[0], b.out[0], b.e.p.set.Norm
 	vectors, err := b.vectors()
@@ -402,7 +408,8 @@ func (b *builder) qkNorm() (step, error) {
 
 var errNotFinite = errors.New("holds NaN or an infinity, which 8-bit rows cannot represent")
 
-// quantRows rounds each row to 8 bits with a scale of its own. It refuses rows that hold NaN or an infinity.
+// quantRows rounds each row to 8 bits with a scale of its own, and refuses rows that hold NaN or an
+// infinity.
 func (b *builder) quantRows() (step, error) {
 	exe, operator, input, output, scale, kernel := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantRows
 	if operator.Static {
@@ -424,8 +431,8 @@ func (b *builder) quantRows() (step, error) {
 	return step, nil
 }
 
-// quantStatic is quantRows with scales that are weights of the graph: each row has the smallest that reaches far
-// enough.
+// quantStatic is quantRows with scales that are weights of the graph: a row gets the smallest scale
+// that covers its largest value.
 func (b *builder) quantStatic() (step, error) {
 	exe, operator, input, output, scale, kernel := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantStatic
 	weight, err := mem.View[float32](b.w[0].Bytes)
@@ -454,10 +461,11 @@ func (b *builder) quantStatic() (step, error) {
 	return step, nil
 }
 
-// maxDotK bounds K of 8-bit products, whose sums are exact in int32.
+// maxDotK bounds K of 8-bit products, so that their sums are exact in int32.
 const maxDotK = math.MaxInt32 / (127 * 128)
 
-// activations are rows that a weight is multiplied with, f32 or u8 with scales and (4-bit weights) block sums.
+// activations are the rows that a weight is multiplied with: f32, or u8 with row scales and, for
+// 4-bit weights, block sums.
 type activations struct {
 	f32   []float32
 	u8    []byte
@@ -466,10 +474,11 @@ type activations struct {
 	sum   []int32
 }
 
-// product multiplies m rows by the n columns that start with the tile at byte at of the weight.
+// product multiplies m rows by the n columns that begin with the tile at byte at of the weight.
 type product func(y []float32, ldy int, x activations, at, m, n int)
 
-// product also returns the bytes of a tile and the number of block sums of a row, 0 for other schemes.
+// product returns the multiplication of the node's scheme, the bytes of a tile, and the number of
+// block sums of a row, 0 for schemes without them.
 func (b *builder) product() (f product, tileBytes, sums int, err error) {
 	operator, set, packed := b.op, b.e.p.set, b.w[0].Bytes
 	size, err := pack.TileBytes(operator.Scheme.Weight(), operator.K)
@@ -513,7 +522,8 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 	return nil, 0, 0, fmt.Errorf("scheme %q is not supported", operator.Scheme)
 }
 
-// packed is how a product takes its rows packed: at least kernel.Set's PackFrom, for enough tiles.
+// packed is a product whose rows are packed first, in the order in which the kernel reads them. It
+// takes at least kernel.Set's PackFrom rows, and enough tiles to make up for the packing.
 type packed struct {
 	bytes, local int // of all rows, and of a worker's scratch
 	pack         func(x *operand, rows, group int)
@@ -521,15 +531,15 @@ type packed struct {
 	multiply func(y []float32, ldy int, at int, scratch []byte, m, n int)
 }
 
-// packedTiles is the least number of tiles that rows are packed for, packedFloats that for float32 rows, whose
-// packing takes longer, and packedEach that for each worker: the driver tells them (memory).
+// The least numbers of tiles that rows are packed for: of quantised rows, of float32 rows, whose
+// packing takes longer, and for each worker. The driver states them (memory).
 const (
 	packedTiles  = 16
 	packedFloats = 64
 	packedEach   = 4
 )
 
-// packed is nil where rows are better taken as they are.
+// packed is nil where packing does not pay or the kernel set cannot.
 func (b *builder) packed() (*packed, error) {
 	exe, operator, set, weight := b.e, b.op, b.e.p.set, b.w[0].Bytes
 	least := packedTiles
@@ -582,7 +592,7 @@ func (b *builder) packed() (*packed, error) {
 	}, nil
 }
 
-// rows are the rows of x from r, with their scales and sums from place p of the scratch.
+// rows are the rows of x from r on, with their scales and sums from place p of the scratch.
 func (b *builder) rows(x *operand, r, p, sums int) activations {
 	rows, have := activations{ld: x.ld}, &b.e.have
 	if !b.op.Scheme.QuantisedRows() {
@@ -593,12 +603,14 @@ func (b *builder) rows(x *operand, r, p, sums int) activations {
 	return rows
 }
 
-// tileTasks divides the tiles of a weight into tasks: large ones of block tiles, so that a worker finds the next tile
-// in its cache, and at the end small ones of last tiles, so that workers of different speed end together.
+// tileTasks divides the tiles of a weight into tasks. Large ones of block tiles come first, so that
+// a worker finds the next tile in its cache; small ones of last tiles come at the end, so that
+// workers of different speed end together.
 type tileTasks struct{ tiles, large, block, last int }
 
-// divideTiles makes tasks of multiples of step tiles, at least least. They are even where weights are read once: the
-// first weights of a task are not prefetched, which makes further tasks slower.
+// divideTiles makes tasks of multiples of step tiles, at least least. Tasks are equal (even) where
+// weights are read once: the first weights of a task are not prefetched, which makes every further
+// task slower.
 func divideTiles(tiles, workers, step, least int, even bool) tileTasks {
 	whole := func(n int) int { return (max(1, n, least) + step - 1) / step * step }
 	tasks := tileTasks{tiles: tiles, block: whole(tiles / (workers * tasksPerWorker))}
@@ -610,9 +622,10 @@ func divideTiles(tiles, workers, step, least int, even bool) tileTasks {
 	return tasks
 }
 
+// count is the number of tasks.
 func (t *tileTasks) count() int { return t.large + (t.tiles-t.large*t.block+t.last-1)/t.last }
 
-// of is the tiles [from,to) of task i; to may be more than there are.
+// of returns the tiles [from,to) of task i; to may lie beyond the last tile.
 func (t *tileTasks) of(i int) (from, to int) {
 	if i < t.large {
 		return i * t.block, (i + 1) * t.block
@@ -621,11 +634,11 @@ func (t *tileTasks) of(i int) (from, to int) {
 	return from, from + t.last
 }
 
-// matMul is a product, y = x w, blocked over the tiles of the weight. Where enough rows meet enough tiles, a step
-// before it packs the rows into the order that the kernel reads (see packed). The plan of a call divides tiles, and
-// where there are few of them rows too, into tasks that workers take as they get to them: large ones first and small
-// ones at the end, so that all workers end together. Kernels sum each result in one order, so that its bits do not
-// depend on the division. A call costs M*K*N multiply-adds and reads the weight once for each block of rows.
+// matMul is a product, y = x w, blocked over the tiles of the weight. Where enough rows meet enough
+// tiles, a step before it packs the rows (see packed). The plan of a call divides tiles, and where
+// these are few also rows, into tasks that workers take when they are free. Kernels sum each result
+// in one order, so that its bits do not depend on the division. A call costs M*K*N multiply-adds
+// and reads the weight once for each block of rows.
 func (b *builder) matMul() (step, error) {
 	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
 	multiply, tileBytes, sums, err := b.product()
@@ -670,6 +683,7 @@ func (b *builder) matMul() (step, error) {
 		m: operator.M,
 		plan: func(count int) int {
 			rows, rowBlock, tasks = count, count, tileTasks{tiles: tiles, block: tiles, last: tiles}
+			// kernels want scales without gaps
 			if operator.Scheme.QuantisedRows() {
 				scale := b.in[1]
 				for row := range count {
@@ -704,7 +718,8 @@ func (b *builder) matMul() (step, error) {
 	}, nil
 }
 
-// kvAppend stores the key and the value of each row and head at the row's place in the cache of its sequence.
+// kvAppend stores the key and the value of each row and head at the row's position in the cache of
+// its sequence.
 func (b *builder) kvAppend() step {
 	exe, operator, input := b.e, b.op, b.in[0]
 	group, dim, narrow := operator.Heads/operator.KVHeads, operator.HeadDim, b.e.p.set.ToF16
@@ -734,8 +749,9 @@ func (b *builder) kvAppend() step {
 // attentionRows is the number of rows of one task; a kernel reuses keys and values among them.
 const attentionRows = 8
 
-// attention is causal attention of rows on the cache. A task is some rows of all query heads that share a key, on
-// which the kernel works with an online softmax over blocks of positions. Scratch is one task's, for each worker.
+// attention is causal attention of rows on the cache. A task is some rows with all query heads that
+// share a key; the kernel uses an online softmax over blocks of positions. Each worker has scratch
+// for one task.
 func (b *builder) attention() (step, error) {
 	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
 	group, dim := operator.Heads/operator.KVHeads, operator.HeadDim

@@ -12,20 +12,20 @@ import (
 	"github.com/hetc/hetc/internal/mem"
 )
 
-// idleSpin is how long a helper spins after the last call before it sleeps: longer than the
-// pause between two steps of one lane, short against anything a person notices.
+// idleSpin is how long a helper spins after the last call before it sleeps: longer than the pause
+// between two steps of one lane, and too short for a person to notice.
 const idleSpin = 100 * time.Microsecond
 
-// yieldSpins is how many turns a thread spins, some 100 us, before it lets other goroutines have its
-// place: they may be what it waits for when the process has fewer places than threads.
+// yieldSpins is how many turns a thread spins, some 100 us, before it yields to other goroutines.
+// These may be what it waits for, when the process has fewer processors than threads.
 const yieldSpins = 1 << 16
 
-// closed is the gate value while no job accepts helpers.
+// closed is the value of gate while no job accepts helpers.
 const closed = -1 << 32
 
-// team is the threads of one processor. The lane's own thread is worker 0; helpers 1.. take part in a job
-// while its gate is open. A helper that is late or not scheduled at all costs nothing: the lane
-// takes every task that is left and waits only for helpers inside the job.
+// team is the threads of one processor. The lane's own thread is worker 0. Helpers 1.. take part in
+// a job while its gate is open. A helper that is late, or not scheduled at all, costs nothing: the
+// lane takes every task that is left and waits only for helpers inside the job.
 type team struct {
 	helpers []*helper
 	running atomic.Bool   // a call is in progress: helpers spin without limit
@@ -33,12 +33,14 @@ type team struct {
 	epoch   atomic.Uint64 // number of jobs opened
 	gate    atomic.Int64  // helpers inside the job, or closed
 	next    atomic.Int64  // next task
-	tasks   int
-	job     func(worker, task int)
-	fault   atomic.Pointer[mem.Fault] // the first of the job
-	done    sync.WaitGroup
+	// the job: written before epoch is raised, so that helpers that join see it
+	tasks int
+	job   func(worker, task int)
+	fault atomic.Pointer[mem.Fault] // the first of the job
+	done  sync.WaitGroup
 }
 
+// helper sleeps on wake; whoever turns asleep off sends the token.
 type helper struct {
 	asleep atomic.Bool
 	wake   chan struct{} // one token, sent by the thread that turns asleep off
@@ -80,6 +82,7 @@ func (t *team) close() {
 	t.helpers = nil
 }
 
+// wakeAll wakes the helpers that sleep; those that spin see the epoch.
 func (t *team) wakeAll() {
 	for _, helper := range t.helpers {
 		if helper.asleep.CompareAndSwap(true, false) {
@@ -92,9 +95,9 @@ func (t *team) wakeAll() {
 func (t *team) begin() { t.running.Store(true) }
 func (t *team) end()   { t.running.Store(false) }
 
-// run calls job(worker, task) for every task in 0..tasks-1, each once, and returns when all are done. When a task
-// reads memory that is not there any more, the rest are left out and the *mem.Fault is thrown once no helper is
-// inside the job.
+// run calls job(worker, task) once for every task in 0..tasks-1, and returns when all are done. If
+// a task reads mapped memory that has vanished, the rest is left out and the *mem.Fault is thrown
+// once no helper is inside the job.
 func (t *team) run(tasks int, job func(worker, task int)) {
 	if len(t.helpers) == 0 || tasks < 2 {
 		for i := range tasks {
@@ -118,7 +121,8 @@ func (t *team) run(tasks int, job func(worker, task int)) {
 	}
 }
 
-// work takes tasks of the open job until there are none. A fault in mapped memory ends the job for all.
+// work takes tasks of the open job until none are left. A fault in mapped memory ends the job for
+// all workers.
 func (t *team) work(worker int) {
 	defer func() {
 		if err := mem.Recovered(recover()); err != nil {
@@ -134,7 +138,7 @@ func (t *team) work(worker int) {
 	}
 }
 
-// fail ends the job early.
+// fail records the first fault and ends the job early.
 func (t *team) fail(err error) {
 	var fault *mem.Fault
 	if errors.As(err, &fault) {
@@ -143,7 +147,7 @@ func (t *team) fail(err error) {
 	t.next.Store(int64(t.tasks))
 }
 
-// join enters the open job, if there is one.
+// join enters the open job; false where none is open.
 func (t *team) join() bool {
 	for {
 		generation := t.gate.Load()
@@ -171,7 +175,8 @@ func (t *team) serve(h *helper, worker int) {
 	}
 }
 
-// await spins and then sleeps until a job newer than last was opened; false asks to look at stop.
+// await spins, and then sleeps, until a job newer than last is opened. It returns false when stop
+// has to be looked at.
 func (t *team) await(self *helper, last uint64) bool {
 	var idle time.Time // when the spinning without a call began
 	for spin := 1; ; spin++ {
@@ -192,6 +197,8 @@ func (t *team) await(self *helper, last uint64) bool {
 		case idle.IsZero():
 			idle = time.Now()
 		case time.Since(idle) > idleSpin:
+			// the job may have been opened before asleep was set: look again, or the wake-up is
+			// lost
 			self.asleep.Store(true)
 			if (t.epoch.Load() != last || t.stop.Load()) && self.asleep.CompareAndSwap(true, false) {
 				return false

@@ -13,7 +13,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// env is a library's environment, which all processors of this process share; the last one to close gives it back.
+// env is a library's environment, which all processors of this process share. The last one to close
+// releases it.
 type env struct {
 	*ortapi.Env
 	lib       *ortapi.Library
@@ -21,13 +22,15 @@ type env struct {
 	used      int
 }
 
+// envs are the open environments, by their library.
 var envs struct {
 	sync.Mutex
 	of map[*ortapi.Library]*env
 }
 
-// environment opens or shares a library's environment. Its pool has a thread on every core that the process may use:
-// processors of all cores share it, so that hundreds of graphs do not bring a pool each.
+// environment opens or shares a library's environment. Its thread pool covers every core that the
+// process may use, and processors of all cores share it, so that hundreds of graphs do not bring a
+// pool each.
 func environment(lib *ortapi.Library) (*env, error) {
 	envs.Lock()
 	defer envs.Unlock()
@@ -54,6 +57,7 @@ func environment(lib *ortapi.Library) (*env, error) {
 	return environment, nil
 }
 
+// release gives back one use of the environment.
 func (e *env) release() error {
 	envs.Lock()
 	defer envs.Unlock()
@@ -64,8 +68,9 @@ func (e *env) release() error {
 	return errors.Join(e.prepacked.Close(), e.Close())
 }
 
-// exact multiplies the largest 8-bit numbers there are and refuses a library that does not get them right: without the
-// instructions for it, sums of products of 8-bit numbers are kept in 16 bits by some kernels, and saturate.
+// exact multiplies the largest 8-bit numbers and refuses a library that gets them wrong. Without
+// the instructions for such products, some kernels keep their sums in 16 bits, which saturate.
+// RATIONALE: Why does the driver multiply 255 by 127 when it starts?
 // RATIONALE: Why does the driver multiply 255 by 127 when it starts?
 func exact(environment *env) error {
 	const k, n = 64, 16

@@ -16,7 +16,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// model is an artifact that computes what its graph says.
+// model is a parsed artifact that was verified to compute its graph.
 type model struct {
 	code   []byte
 	graph  op.Graph
@@ -25,17 +25,19 @@ type model struct {
 	ids    []lookup
 }
 
-// check is an output of the model with the row scales of a quant_rows node: a value without an answer shows there.
+// check is an output of the model with the row scales of a quant_rows node. A NaN or an infinity
+// among the activations shows there.
 type check struct {
 	Node   int    `json:"node"`
 	Output string `json:"output"`
 	graph  int    // which of the graph's outputs it is, -1: one of the model alone
 }
 
-// lookup is an input of the graph with the ids of rows of a table.
+// lookup is an input of the graph that holds ids of rows of a table.
 type lookup struct{ node, input int }
 
-// parse checks that an artifact is for this driver, whole, and computes what its graph says.
+// parse checks that an artifact is for this driver and whole, and that it computes what its graph
+// says.
 func parse(code []byte) (*model, error) {
 	parsed, err := onnx.Parse(code)
 	if err != nil {
@@ -61,8 +63,9 @@ func parse(code []byte) (*model, error) {
 	return out, verify(parsed, &out.graph)
 }
 
-// operands compares the model's inputs and outputs with the graph's and finds those that are looked at by us: every
-// quant_rows has its scales among the outputs, every table its ids among the inputs.
+// operands compares the model's inputs and outputs with the graph's. It finds the operands that are
+// inspected around a call: every quant_rows has its scales among the outputs, every table its ids
+// among the inputs.
 func (m *model) operands() error {
 	graph := &m.graph
 	for i := range m.checks {
@@ -90,6 +93,7 @@ func (m *model) operands() error {
 			m.ids = append(m.ids, lookup{i, input})
 		}
 	}
+	// names, types and shapes are the graph's
 	compare := func(what string, got []onnx.Value, name func(int) string, want []op.Value) error {
 		if len(got) != len(want) {
 			return fmt.Errorf("the model has %d %ss, the graph %d", len(got), what, len(want))
@@ -129,14 +133,14 @@ var elements = map[op.Type]onnx.Type{
 	op.U8: onnx.Uint8,
 }
 
-// part is what an initializer of the model is given: a part of a packed weight.
+// part is the value of one initializer: a part of a packed weight.
 type part struct {
 	name  string
 	typ   onnx.Type
 	bytes []byte
 }
 
-// parts divides weight i of a graph.
+// parts divides weight i of a graph into the initializers of its values and its scales.
 func parts(i int, weight driver.Packed) ([]part, error) {
 	name := fmt.Sprintf("w%d", i)
 	if weight.Spec.Layout == op.RowsLayout {
@@ -155,7 +159,8 @@ func parts(i int, weight driver.Packed) ([]part, error) {
 	return out, nil
 }
 
-// initializers are the weights as tensors over their packed bytes, in the model's shapes.
+// initializers returns the weights as tensors over their packed bytes, in the model's shapes. Every
+// external initializer must belong to a weight.
 func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi.Initializer, err error) {
 	defer func() {
 		if err != nil {
@@ -209,14 +214,15 @@ func closeValues(list []ortapi.Initializer) {
 	}
 }
 
-// optimization is the library's "extended": constants are folded, and what compilers left apart is joined; nothing
-// depends on the CPU.
+// optimization is the library's level "extended": constants are folded and operators fused. Nothing
+// that it does depends on the CPU.
 const optimization = 2
 
-// asWritten keeps the library from rewriting graphs around what quantises and dequantises.
+// asWritten keeps the library from rewriting graphs around quantising and dequantising operators.
 const asWritten = "session.disable_quant_qdq"
 
-// load makes a session of the artifact with its weights.
+// load makes a session of the artifact with its weights. One thread computes on one core, the
+// environment's pool on all cores, and a pool of its own on some cores.
 func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*executable, error) {
 	if artifact.Driver != Name {
 		return nil, fmt.Errorf("it was compiled for driver %q, want %q", artifact.Driver, Name)

@@ -91,12 +91,13 @@ func find(path string) (*ortapi.Library, error) {
 	return lib, nil
 }
 
-// libraries are the loaded ones, by the path that was asked for.
+// libraries are the loaded libraries, by the path that was asked for.
 var libraries struct {
 	sync.Mutex
 	of map[string]*ortapi.Library
 }
 
+// unavailable says where the library was looked for.
 func unavailable(err error) error {
 	missing := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvLibrary,
 		Get: "make deps fetches the library"}
@@ -123,6 +124,7 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	if err != nil {
 		return nil, fmt.Errorf("open processor %q of driver %q: %w", config.Select, Name, err)
 	}
+	// options, with prefixes for those of the provider and of the session
 	proc := &processor{cores: cores, models: map[string]*model{}, loaded: map[*executable]bool{}}
 	path := ""
 	for _, option := range slices.Sorted(maps.Keys(config.Options)) {
@@ -160,6 +162,7 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	if err != nil {
 		return nil, err
 	}
+	// nothing falls back: a provider must be offered
 	if proc.provider != "" {
 		offered, err := lib.Providers()
 		if err != nil {
@@ -180,7 +183,8 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	return proc, nil
 }
 
-// noFallback keeps nodes that a provider does not take from the library's CPU kernels.
+// noFallback makes the library refuse nodes that the provider does not take, instead of computing
+// them on the CPU.
 const noFallback = "session.disable_cpu_ep_fallback"
 
 // layouts is the packed layout of every weight scheme.
@@ -191,11 +195,11 @@ var layouts = map[string]string{
 
 func layout(scheme string) string { return layouts[scheme] }
 
-// tileN is what column shards are multiples of: two tiles of the widest matrix instructions.
+// tileN is the unit of column shards: two tiles of the widest matrix instructions.
 const tileN = 32
 
-// What the library holds, measured: what is alive, and half as much again. What its operators need for their rows is
-// not known.
+// What the library holds, in bytes: measured, and half as much again. What its operators need for
+// their rows is not known.
 const (
 	stepBytes    = 83 << 10 // of a graph with its weights
 	libraryBytes = 40 << 20 // with nothing loaded

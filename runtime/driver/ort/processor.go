@@ -9,7 +9,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// processor runs graphs, one session of the library for each graph and its weights.
+// processor runs graphs. Each graph with its weights is one session of the library.
 type processor struct {
 	driver.Local
 	cores           []int
@@ -26,7 +26,7 @@ type processor struct {
 
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
-// name is the processor's in errors.
+// name is the processor's name in errors.
 func name(cores []int, provider string) string {
 	text := Name + ":" + strconv.Itoa(cores[0])
 	if len(cores) > 1 {

@@ -13,7 +13,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// executable is a session, and where the operands of its last call lay.
+// executable is a session, with the operands of its last call: binding memory costs, and most calls
+// have the same.
 type executable struct {
 	p            *processor
 	m            *model
@@ -33,6 +34,7 @@ type executable struct {
 // detour is an output that is computed apart and copied, because it lies where an input does.
 type detour struct{ from, to []byte }
 
+// Close waits for a running call.
 func (e *executable) Close() error {
 	e.p.Mu.Lock()
 	defer e.p.Mu.Unlock()
@@ -53,7 +55,7 @@ func (e *executable) release() error {
 	return errors.Join(err, e.memory.Close())
 }
 
-// prepare compares the session with the graph and reserves memory for outputs that may need a detour.
+// prepare compares the operands that the session reports with the graph's.
 func (e *executable) prepare() (err error) {
 	graph, values := &e.m.graph, map[string]op.Value{}
 	for i, value := range graph.Inputs {
@@ -75,7 +77,8 @@ func (e *executable) prepare() (err error) {
 	return err
 }
 
-// run executes one call.
+// run executes one call: it binds operands that moved, checks ids before and scales after it, and
+// copies outputs that took a detour.
 func (e *executable) run(bindings *driver.Bindings) error {
 	graph := &e.m.graph
 	if err := bindings.MatchesAll(graph); err != nil || bindings.Scalars.Rows == 0 {
@@ -113,7 +116,7 @@ func (e *executable) run(bindings *driver.Bindings) error {
 	return nil
 }
 
-// bound reports whether the operands lie where those of the last call did.
+// bound reports whether the operands lie where those of the last call lay.
 func (e *executable) bound(bindings *driver.Bindings) bool {
 	if e.in == nil || !slices.Equal(e.in, bindings.In) || !slices.Equal(e.out, bindings.Out) {
 		return false
@@ -131,7 +134,7 @@ func (e *executable) bound(bindings *driver.Bindings) bool {
 	return true
 }
 
-// bind checks the operands of a call and tells the library where they lie.
+// bind checks the operands of a call and binds their memory.
 func (e *executable) bind(bindings *driver.Bindings) error {
 	graph := &e.m.graph
 	ins, outs, err := bindings.Dense(graph)
@@ -162,7 +165,8 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 	return nil
 }
 
-// observe finds what is looked at around a call: the scales that the library writes, and the ids that it reads.
+// observe finds what is inspected around a call: the scales that the library writes, and the ids
+// that it reads.
 func (e *executable) observe(ins, own [][]byte) error {
 	graph := &e.m.graph
 	e.scales, e.ids = e.scales[:0], e.ids[:0]
@@ -194,8 +198,9 @@ func (e *executable) observe(ins, own [][]byte) error {
 	return nil
 }
 
-// place decides where the library writes: into the outputs themselves, but into memory of our own where one lies over
-// an input, because the library may read that after it has written the output, and for the model's own outputs.
+// place decides where the library writes: into the outputs themselves, or into memory of our own.
+// The latter is for the model's own outputs, and for outputs that lie over an input, because the
+// library may read the input after it has written the output.
 func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
 	graph := &e.m.graph
 	own := slices.Clone(outs)
@@ -253,7 +258,8 @@ func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
 	return own, nil
 }
 
-// inPlace are the operators whose result may replace an operand, element by element, and that the library computes so.
+// inPlace are the operators that the library computes element by element, so that the result may
+// replace an operand.
 var inPlace = map[op.Kind]bool{op.Add: true, op.Clip: true}
 
 func roundUp(bytes int) int { return (bytes + driver.Align - 1) &^ (driver.Align - 1) }
@@ -264,7 +270,7 @@ func overlap(a, b []byte) bool {
 	return from < to+uintptr(len(b)) && to < from+uintptr(len(a))
 }
 
-// give binds memory to an operand of the session.
+// give binds memory to an operand of the session and releases the tensor it had before.
 func (e *executable) give(name string, raw []byte, v op.Value, bind func(string, *ortapi.Value) error) error {
 	tensor, err := e.p.env.NewTensor(raw, ortapi.ElementType(elements[v.Type]), []int64{int64(v.Rows), int64(v.Cols)})
 	if err != nil {

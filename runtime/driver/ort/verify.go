@@ -13,11 +13,11 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// verify refuses a model that does not compute its graph in the precision that the graph says. Every ONNX node
-// belongs to a node of the graph by its name ("n2", "n2.scale"), reads that one's operands, constants and its own
-// results alone, and is of an operator that belongs there. Products and the rows that enter them are compared to the
-// letter: operators, attributes, zero points, the order of operands. So nothing can be cast, rounded or replaced on
-// the way.
+// verify refuses a model that does not compute its graph in the graph's precision. Every ONNX node
+// belongs to a node of the graph by its name ("n2", "n2.scale"). It reads only that node's
+// operands, constants and intermediate results, and its operator is one that may stand there.
+// Products, and the rows that enter them, are compared to the letter: operators, attributes, zero
+// points, order of operands. So nothing can be cast, rounded or replaced on the way.
 func verify(m *onnx.Model, graph *op.Graph) error {
 	check := verifier{m: m, g: graph, consts: map[string]string{}, now: map[string]string{}, last: map[string]int{},
 		static: map[string]string{}}
@@ -51,6 +51,7 @@ func verify(m *onnx.Model, graph *op.Graph) error {
 	return nil
 }
 
+// verifier walks through the graph's nodes in order, and tracks which tensor holds each value.
 type verifier struct {
 	m      *onnx.Model
 	g      *op.Graph
@@ -61,7 +62,8 @@ type verifier struct {
 	static map[string]string // tensor of row scales -> the weight that all of them are
 }
 
-// initializers checks that weights are declared in the shapes that the operators read them in, and notes constants.
+// initializers checks that weights are declared in the shapes in which the operators read them, and
+// collects constants.
 func (v *verifier) initializers() error {
 	want := map[string]onnx.Tensor{}
 	for j, spec := range v.g.Weights {
@@ -99,9 +101,11 @@ func (v *verifier) initializers() error {
 	return nil
 }
 
+// weightName and nodeName are the names that the compiler gives initializers and nodes.
 func weightName(j int) string { return fmt.Sprintf("w%d", j) }
 
-// literal is a constant in a short form: one value if all are the same.
+// literal is a constant in a short form: type, shape and bytes, of which a repeated element is
+// written once.
 func literal(t onnx.Tensor) string {
 	raw, size := t.Raw, int(t.Type.Bytes(1))
 	if len(raw) > size && bytes.Equal(raw[size:], raw[:len(raw)-size]) {
@@ -110,7 +114,7 @@ func literal(t onnx.Tensor) string {
 	return fmt.Sprintf("=%d%v%x", t.Type, t.Dims, raw)
 }
 
-// nodes sorts the model's nodes by the graph's.
+// nodes groups the model's nodes by the graph's node that they belong to.
 func (v *verifier) nodes() ([][]onnx.Node, error) {
 	out := make([][]onnx.Node, len(v.g.Nodes))
 	seen := map[string]bool{}
@@ -135,7 +139,7 @@ func nodeName(i int, suffix string) string {
 	return fmt.Sprintf("n%d.%s", i, suffix)
 }
 
-// node checks what stands for node i.
+// node checks the ONNX nodes that stand for node i of the graph.
 func (v *verifier) node(i int, nodes []onnx.Node) error {
 	node := &v.g.Nodes[i]
 	var in, weights, out []string
@@ -146,6 +150,7 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 		weights = append(weights, weightName(slices.IndexFunc(v.g.Weights,
 			func(s op.WeightSpec) bool { return s.Name == name })))
 	}
+	// the tensors of its results: outputs of the model, scales of a check, or values in between
 	for number, name := range node.Out {
 		tensor := fmt.Sprintf("v%d.%d", i, number)
 		j := slices.IndexFunc(v.g.Outputs, func(x op.Value) bool { return x.Name == name })
@@ -159,7 +164,7 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 		out = append(out, tensor)
 		v.now[name] = tensor
 	}
-	// Operands are the graph's.
+	// It reads and writes nothing but its own operands and results.
 	own := nodeName(i, "") + "."
 	reads := append(slices.Clone(in), "")
 	for _, name := range in {
@@ -205,7 +210,8 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 	return want.compare(nodes)
 }
 
-// allowed checks the operators of kinds that keep float32 numbers.
+// allowed checks kinds that compute in float32 throughout: only their operators may occur, and
+// casts only to float32.
 func (v *verifier) allowed(o op.Op, nodes []onnx.Node) error {
 	fine := operators[o.Kind]
 	if o.Act != "" {
@@ -223,7 +229,7 @@ func (v *verifier) allowed(o op.Op, nodes []onnx.Node) error {
 	return nil
 }
 
-// operators are those that stand for kinds, as domain:operator.
+// operators are the ONNX operators that may stand for a kind, as domain:operator.
 var operators = map[op.Kind][]string{
 	op.Embed:     {":Gather", ":Reshape", ":Cast", ":Mul"},
 	op.Norm:      {":SimplifiedLayerNormalization"},
@@ -236,7 +242,7 @@ var operators = map[op.Kind][]string{
 	op.Copy:      {":Identity"},
 }
 
-// functions are those that stand for activation functions.
+// functions are the ONNX operators that may stand for an activation function.
 var functions = map[string][]string{
 	op.SiLU:     {onnx.Contrib + ":QuickGelu", ":Sigmoid", ":Mul"},
 	op.GELU:     {":Gelu", ":Max"},
@@ -244,19 +250,21 @@ var functions = map[string][]string{
 	op.ReLU:     {":Relu"},
 }
 
-// expected is what stands for a node of the graph, to the letter. Constants are written as what they hold.
+// expected builds the ONNX nodes that must stand for node i of the graph. Constants are written as
+// what they hold.
 type expected struct {
 	v    *verifier
 	i    int
 	want []onnx.Node
 }
 
+// add expects a node with these operands, results and attributes.
 func (e *expected) add(suffix, domain, kind string, in, out []string, attrs ...onnx.Attr) {
 	e.want = append(e.want, onnx.Node{Name: nodeName(e.i, suffix), Op: kind, Domain: domain, In: in, Out: out,
 		Attrs: attrs})
 }
 
-// do is add for a result within the node.
+// do is add for an intermediate result, whose name it returns.
 func (e *expected) do(suffix, domain, kind string, in []string, attrs ...onnx.Attr) string {
 	out := fmt.Sprintf("n%d.%s:", e.i, suffix)
 	e.add(suffix, domain, kind, in, list(out), attrs...)
@@ -269,7 +277,7 @@ func float(x float32) string { return literal(onnx.Float32s("", nil, x)) }
 
 func ints(x ...int64) string { return literal(onnx.Int64s("", x...)) }
 
-// codes is a constant of n 8-bit numbers x, of no dimension for n = 0.
+// codes is a constant of n 8-bit numbers x, a scalar for n = 0.
 func codes(n int, x byte) string {
 	tensor := onnx.Tensor{Type: onnx.Uint8, Dims: []int64{int64(n)}, Raw: bytes.Repeat([]byte{x}, max(1, n))}
 	if n == 0 {
@@ -278,7 +286,10 @@ func codes(n int, x byte) string {
 	return literal(tensor)
 }
 
-// quantRows is the largest magnitude of a row over 127, and the nearest multiples of that, ties to even.
+// quantRows expects the quantiser: the scale of a row is its largest magnitude over 127, and codes
+// are the nearest multiples, ties to even. Adding 0 times the sum of the row makes the scale NaN
+// where an element is NaN or infinite. With static scales, a row takes the one scale, or the
+// smallest of several that covers it.
 func (e *expected) quantRows(operator op.Op, input string, weights, out []string) {
 	rows, axis, keep := operator.Rows(), ints(1), onnx.Int("keepdims", 1)
 	nan := e.do("nan", "", "Mul", list(e.do("sum", "", "ReduceSum", list(input, axis), keep), float(0)))
@@ -296,6 +307,7 @@ func (e *expected) quantRows(operator op.Op, input string, weights, out []string
 		top = e.do("top", "", "Max", list(e.do("max", "", "ReduceMax", list(input, axis), keep), low))
 	}
 	scale := e.do("div", "", "Div", list(top, float(127)))
+	// the smallest scale that covers the row, or else the largest
 	if operator.Static {
 		each := e.do("each", "", "Sum", list(nan, weights[0]))
 		largest := e.do("largest", "", "ReduceMax", list(each, axis), keep)
@@ -309,11 +321,12 @@ func (e *expected) quantRows(operator op.Op, input string, weights, out []string
 		return
 	}
 	e.add("scale", "", "Add", list(scale, nan), out[1:])
+	// a row of zeros has scale 0, by which nothing can be divided
 	by := e.do("rows", "", "Reshape", list(e.do("tiny", "", "Max", list(scale, float(0x1p-149))), ints(int64(rows))))
 	e.add("", "", "QuantizeLinear", list(input, by, codes(rows, 128)), out[:1], onnx.Int("axis", 0))
 }
 
-// matMul is the one operator that multiplies in a scheme, and what surrounds it.
+// matMul expects the one operator that multiplies in a scheme, with scaling and bias around it.
 func (e *expected) matMul(operator op.Op, in, weights []string, output string) {
 	product := nodeName(e.i, "product:")
 	bias := func() {
@@ -368,8 +381,8 @@ func (e *expected) matMul(operator op.Op, in, weights []string, output string) {
 	}
 }
 
-// product is a product in float32, in the operator's form: of a convolution the transposed one, whose kernels of 1x1
-// make it the same.
+// product expects a product in float32 in the operator's form. A convolution is a transposed one,
+// whose kernels of 1x1 make it a product.
 func (e *expected) product(o op.Op, input, weight, output string) {
 	wide, k, cols := int64(o.M), int64(o.K), int64(o.N)
 	switch width, height, conv := o.Form.Image(); {
@@ -391,7 +404,7 @@ func (e *expected) product(o op.Op, input, weight, output string) {
 	}
 }
 
-// compare wants nodes to be those expected.
+// compare reports nodes that differ from those expected, that are too many or missing.
 func (e *expected) compare(nodes []onnx.Node) error {
 	want := map[string]string{}
 	for _, node := range e.want {
@@ -414,7 +427,7 @@ func (e *expected) compare(nodes []onnx.Node) error {
 	return nil
 }
 
-// text is everything about a node but its name, with constants by what they hold.
+// text is everything about a node but its name, with constants written as what they hold.
 func (v *verifier) text(node onnx.Node) string {
 	in := slices.Clone(node.In)
 	for i, name := range in {

@@ -22,8 +22,8 @@ const (
 // sharedFile is the one name by which an artifact may refer to a binary that its group shares.
 const sharedFile = "g0_qnn.bin"
 
-// model is an artifact that was checked: what it says is nothing but one compiled graph and the conversions at its
-// edges.
+// model is an artifact that was checked: it holds one compiled graph and conversions at its edges,
+// and nothing else.
 type model struct {
 	code    []byte
 	graph   op.Graph
@@ -32,7 +32,7 @@ type model struct {
 	in, out []onnx.Value // of the model, in the order of the graph's
 }
 
-// parse checks that an artifact is whole and can compute on the NPU alone.
+// parse checks that an artifact is whole and that only the NPU can compute it.
 func parse(code []byte) (*model, error) {
 	if len(code) == 0 {
 		return nil, diag.New(diag.ClassInput, "the artifact is empty")
@@ -81,7 +81,7 @@ var elements = map[op.Type]onnx.Type{
 	op.U8: onnx.Uint8,
 }
 
-// operands compares the model's inputs and outputs with the graph's, by their places.
+// operands compares the model's inputs and outputs with the graph's, by position.
 func (m *model) operands() error {
 	compare := func(what string, got []onnx.Value, want []op.Value) error {
 		if len(got) != len(want) {
@@ -105,14 +105,15 @@ func (m *model) operands() error {
 	return compare("output", m.out, m.graph.Outputs)
 }
 
-// edges convert at the graph's inputs and outputs; the library executes them on the CPU.
+// edges are the conversions at the graph's inputs and outputs, which the library executes on the
+// CPU.
 var edges = map[string]bool{"QuantizeLinear": true, "DequantizeLinear": true, "Cast": true}
 
 // largestConstant bounds the scales and zero points of edges in bytes.
 const largestConstant = 1 << 16
 
-// nodes checks that everything between inputs and outputs but conversions is one compiled graph: nothing that the CPU
-// would compute, and no way past the NPU.
+// nodes checks that one compiled graph lies between inputs and outputs, with conversions only. So
+// the CPU computes nothing, and no value bypasses the NPU.
 func (m *model) nodes(graph *onnx.Graph) error {
 	constants := map[string]bool{}
 	for _, tensor := range graph.Initializers {
@@ -184,8 +185,10 @@ func (m *model) nodes(graph *onnx.Graph) error {
 	return nil
 }
 
-// context checks the node of the compiled graph: its binary lies in it, or in the group's file, and nowhere else.
+// context checks the node of the compiled graph: its binary lies in the node itself, or in the
+// group's shared file, and nowhere else.
 func (m *model) context(node *onnx.Node) error {
+	// attributes with the only values that they may have
 	whole := map[string]int64{"main_context": 1, "embed_mode": 1, "is_multi_soc_ep_context": 0}
 	if attr, ok := node.Attr("embed_mode"); ok && attr.Kind == onnx.KindInt && attr.I == 0 {
 		m.shared, whole["embed_mode"] = true, 0
@@ -227,9 +230,9 @@ func (m *model) context(node *onnx.Node) error {
 	return nil
 }
 
-// token is what the library says a binary was compiled for: "v2:6:2.51.0:5.51.0:75:57:8:0" names the backend (6:
-// HTP), the SDK, the version of the backend's interface, the architecture (0: left to the SoC), the SoC and the VTCM
-// in MB.
+// token is the library's description of what a binary was compiled for.
+// "v2:6:2.51.0:5.51.0:75:57:8:0" names the backend (6: HTP), the SDK, the version of the backend's
+// interface, the architecture (0: left to the SoC), the SoC, and the VTCM in MB.
 type token struct {
 	text    string
 	sdk     string
@@ -271,7 +274,8 @@ func parseToken(s string) (token, error) {
 	return out, nil
 }
 
-// names are the SoCs by the vendor's numbers (QNN's table of supported Snapdragon devices), as messages call them.
+// names are the SoCs by the vendor's numbers (QNN's table of supported Snapdragon devices), as
+// messages show them.
 var names = map[int]string{
 	36: "SM8450, Snapdragon 8 Gen 1", 43: "SM8550, Snapdragon 8 Gen 2", 57: "SM8650, Snapdragon 8 Gen 3",
 	60: "SC8380XP, Snapdragon X Elite",
@@ -285,7 +289,8 @@ func socName(n int) string {
 	return fmt.Sprintf("SoC %d", n)
 }
 
-// match compares what an artifact was compiled for with the processor and the library, before anything is loaded.
+// match compares what an artifact was compiled for with the processor and the library, before
+// anything is loaded. soc and arch are 0 where the options do not say.
 func (t token) match(soc, arch int, library ortapi.QNNVersion) error {
 	switch {
 	case soc != 0 && t.soc != soc:

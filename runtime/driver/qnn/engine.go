@@ -13,7 +13,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// versions are those of the libraries that an engine works with.
+// versions are the versions of the libraries of an engine.
 type versions struct {
 	ORT, ORTPath string
 	QNN          ortapi.QNN
@@ -24,14 +24,16 @@ func (v versions) String() string {
 	return fmt.Sprintf("ONNX Runtime %s, QNN core interface %v, HTP interface %v", v.ORT, v.Backend.Core, v.Backend.API)
 }
 
-// program is what is loaded: the model, or the file of one that refers to another file beside it.
+// program is what an engine loads: the bytes of a model, or the file of one that refers to another
+// file beside it.
 type program struct {
 	Code    []byte
 	File    string
 	In, Out []onnx.Value
 }
 
-// engine loads and runs programs: the libraries in this process (local), or those in another one (remote).
+// engine loads and runs programs, by libraries in this process (local) or in another process
+// (remote).
 type engine interface {
 	about() versions
 	// compatible asks the libraries whether they can load what has this compatibility string.
@@ -43,7 +45,7 @@ type engine interface {
 	close() error
 }
 
-// local is the libraries, in this process.
+// local is the libraries in this process.
 type local struct {
 	v        versions
 	env      *ortapi.Env
@@ -125,6 +127,7 @@ func (l *local) load(_ context.Context, wanted program) (id int, err error) {
 	if loaded.b, err = loaded.s.NewBinding(); err != nil {
 		return 0, err
 	}
+	// both sides: the operands are the program's, each with memory and a tensor of its own
 	for _, side := range []struct {
 		want []onnx.Value
 		got  []ortapi.IO
@@ -166,8 +169,8 @@ func (l *local) load(_ context.Context, wanted program) (id int, err error) {
 	return l.next, nil
 }
 
-// placed refuses a session in which the provider did not take the compiled graph, or the CPU computes more than
-// conversions: the library would compute there, and say nothing.
+// placed refuses a session in which the provider did not take the compiled graph, or in which the
+// CPU computes more than conversions. The library would compute there without a word.
 func placed(s *ortapi.Session) error {
 	list, err := s.Placement()
 	if err != nil {
@@ -192,6 +195,7 @@ func placed(s *ortapi.Session) error {
 	return nil
 }
 
+// run copies the inputs in and the outputs out, since the session is bound to its own memory.
 func (l *local) run(id int, in, out [][]byte) error {
 	session := l.sessions[id]
 	if session == nil || len(in) != len(session.in) || len(out) != len(session.out) {

@@ -36,7 +36,7 @@ type executable struct {
 	staged *staged
 }
 
-// staged is a shared binary in a folder of its own, for as long as graphs refer to it.
+// staged is a shared binary in a folder of its own, which exists while graphs refer to it.
 type staged struct {
 	dir   string
 	key   [32]byte
@@ -111,8 +111,9 @@ func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver
 	return exe, nil
 }
 
-// stage puts the artifact's model beside its shared binary, in a folder that nobody else can write to: the library
-// opens the binary by the name in the model, from the model's folder. The bytes are those of a verified bundle.
+// stage writes the artifact's model beside its shared binary, in a folder that nobody else can
+// write to. The library opens the binary by the name in the model, from the model's folder. The
+// bytes are those of a verified bundle.
 func (p *processor) stage(exe *executable, binary []byte) (file string, err error) {
 	key := sha256.Sum256(binary)
 	found := p.files[key]
@@ -140,7 +141,7 @@ func (p *processor) stage(exe *executable, binary []byte) (file string, err erro
 	return file, nil
 }
 
-// unstage removes the folder with its last user.
+// unstage releases the folder, and removes it after its last user.
 func (p *processor) unstage(e *executable) error {
 	staged := e.staged
 	e.staged = nil
@@ -200,7 +201,7 @@ func (p *processor) Execute(exe driver.Executable, bindings *driver.Bindings) er
 	return p.engine.run(loaded.id, in, out)
 }
 
-// numbers refuses values that the NPU's grids have no place for: they would count as something else.
+// numbers refuses NaN and infinities, which the NPU's grids would turn into other numbers.
 func numbers(raw []byte, bound op.Value) error {
 	if bound.Type != op.F32 {
 		return nil

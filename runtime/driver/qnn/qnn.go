@@ -57,7 +57,8 @@ type qnn struct{}
 
 func (qnn) Name() string { return Name }
 
-// platform is the device that there can be on a system, empty where Qualcomm has no libraries that hetc drives.
+// platform is the selector of the device that a system can have, empty where Qualcomm has no
+// libraries that hetc drives.
 func platform(goos, arch string) string {
 	switch {
 	case goos == "linux" && arch == "amd64":
@@ -87,6 +88,8 @@ func find(device, file string) (*ortapi.QNN, error) {
 	return libs, nil
 }
 
+// unavailable says where libraries were looked for: those of QNN, or ONNX Runtime's where that is
+// what is missing.
 func unavailable(err error) error {
 	missing := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
 	var q *ortapi.QNNError
@@ -105,7 +108,7 @@ func unavailable(err error) error {
 	return missing
 }
 
-// nowhere says that this system has no device of Qualcomm's.
+// nowhere is the error for systems without a device of Qualcomm's.
 func nowhere() error {
 	return &driver.Unavailable{Driver: Name, Found: fmt.Sprintf("no libraries for %s/%s: the emulator is for linux/amd64, the NPU for linux/arm64 and android/arm64", runtime.GOOS, runtime.GOARCH)}
 }
@@ -126,7 +129,8 @@ func (qnn) Devices(context.Context) ([]driver.Device, error) {
 	return []driver.Device{{Select: device, Description: what}}, nil
 }
 
-// Library loads the libraries, in a process of their own where they emulate, and says what they are.
+// Library loads the libraries, in a process of their own where they emulate, and returns their
+// versions.
 func (d qnn) Library(ctx context.Context) (driver.Library, error) {
 	device := platform(runtime.GOOS, runtime.GOARCH)
 	if device == "" {
@@ -157,6 +161,7 @@ func (qnn) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	proc := &processor{Local: driver.Local{Name: Name + ":" + config.Select}, loaded: map[*executable]bool{},
 		files: map[[32]byte]*staged{}}
 	library, ort := "", ""
+	// options; those of the compiler are only checked
 	for _, key := range slices.Sorted(maps.Keys(config.Options)) {
 		text := config.Options[key]
 		switch key {
@@ -198,6 +203,7 @@ func (qnn) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	if err != nil {
 		return nil, err
 	}
+	// the emulator runs in a process of its own
 	proc.caps = capabilities(device == emulator)
 	if device == emulator {
 		proc.engine, err = openRemote(ctx, ort, *libs)
@@ -213,21 +219,21 @@ func (qnn) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	return proc, nil
 }
 
-// tileN is what column shards are multiples of, tileK what shards along the reduction are: a tile of the HTP's matrix
-// unit has 32 columns and 32 values of each.
+// Shards are multiples of tileN columns, or of tileK along the reduction: a tile of the HTP's
+// matrix unit has 32 of each.
 const (
 	tileN = 32
 	tileK = 32
 )
 
-// kinds are the operators that a compiled graph may have. What works on the cache, or depends on where a call is in the
-// context, has no place in one.
+// kinds are the operators that a compiled graph may have. Operators that work on the cache, or
+// depend on the position of a call, cannot be compiled ahead.
 var kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap,
 	op.Clip, op.Add, op.Copy}
 
 var schemes = op.SchemesOf("qnn")
 
-// What the libraries hold is counted as what ONNX Runtime alone does, which loads them.
+// What the libraries hold, in bytes, is counted as what ONNX Runtime holds, which loads them.
 const (
 	stepBytes    = 83 << 10 // of a graph with its weights
 	libraryBytes = 40 << 20 // with nothing loaded
@@ -252,7 +258,7 @@ func capabilities(emulated bool) *driver.Capabilities {
 	return caps
 }
 
-// supports adds to Capabilities.Supports what schemes and kinds do not say.
+// supports adds to Capabilities.Supports the restrictions that schemes and kinds do not express.
 func supports(c *driver.Capabilities, o op.Op) error {
 	if err := c.Supports(o); err != nil {
 		return err
@@ -263,9 +269,9 @@ func supports(c *driver.Capabilities, o op.Op) error {
 	return nil
 }
 
-// Accepts reports strings of artifacts that this hetc does not understand. Whether the libraries here are new enough,
-// and of the right SoC, is compared before each artifact is loaded; that they are missing is said when a processor is
-// opened.
+// Accepts returns an error for compatibility strings that this hetc does not understand. SoC and
+// versions are compared before each artifact is loaded; missing libraries are reported when a
+// processor is opened.
 func (qnn) Accepts(token string) error {
 	_, err := parseToken(token)
 	return err

@@ -18,14 +18,14 @@ import (
 	"github.com/hetc/hetc/internal/patience"
 )
 
-// workerArg is the first argument of the process that the emulator runs in; workerEnv is set in it, so that none starts
-// another: a program that does not know the argument would.
+// workerArg is the first argument of the process in which the emulator runs. workerEnv is set in
+// that process, so that it starts no other: a program that does not know the argument would.
 const (
 	workerArg = "__qnn-run"
 	workerEnv = "HETC_QNN_WORKER"
 )
 
-// request is what the process is asked: one of the fields.
+// request is what the process is asked: exactly one field is set.
 type request struct {
 	Open       *opening
 	Compatible *string
@@ -34,17 +34,19 @@ type request struct {
 	Unload     int
 }
 
+// opening names the libraries to load.
 type opening struct {
 	ORT string
 	QNN ortapi.QNN
 }
 
+// call runs a program on the values of its inputs.
 type call struct {
 	ID int
 	In [][]byte
 }
 
-// reply is its answer to one request.
+// reply is the answer to one request.
 type reply struct {
 	Failed     *failure
 	Versions   versions
@@ -53,7 +55,7 @@ type reply struct {
 	Out        [][]byte
 }
 
-// failure is an error on its way between processes.
+// failure is an error on its way between processes, with class and hint.
 type failure struct {
 	Class   diag.Class
 	Summary string
@@ -73,6 +75,7 @@ func (f *failure) As(target any) bool {
 	return ok
 }
 
+// failed makes an error portable.
 func failed(err error) *failure {
 	told := &failure{Class: diag.ClassOr(err, diag.ClassRun), Summary: err.Error()}
 	var d *diag.Diagnostic
@@ -86,8 +89,8 @@ func failed(err error) *failure {
 	return told
 }
 
-// remote is an engine in a process of its own: the libraries print to standard output, and crash on binaries that are
-// not for them.
+// remote is an engine in a process of its own, because the libraries print to standard output and
+// crash on binaries that are not for them.
 type remote struct {
 	v    versions
 	c    *exec.Cmd
@@ -95,13 +98,14 @@ type remote struct {
 	from *os.File // replies
 	enc  *gob.Encoder
 	dec  *gob.Decoder
+	// what the process printed
 	said *tail
 
 	dead error // why the process is gone
 }
 
-// How long a process may take until its libraries are loaded, and for a program to be; variables for tests. Runs are
-// the executor's to watch.
+// How long the process may take to load its libraries, and to load a program; variables for tests.
+// Runs are watched by the executor.
 var (
 	startLimit = 2 * time.Minute
 	loadLimit  = 10 * time.Minute
@@ -150,7 +154,7 @@ func openRemote(ctx context.Context, ort string, libs ortapi.QNN) (*remote, erro
 	return worker, nil
 }
 
-// ask sends a request and waits for the answer. A process that does not answer is gone for good.
+// ask sends a request and waits for the answer. A process that does not answer is not used again.
 func (r *remote) ask(q request) (*reply, error) {
 	if r.dead != nil {
 		return nil, r.dead
@@ -170,7 +174,8 @@ func (r *remote) ask(q request) (*reply, error) {
 	return answer, nil
 }
 
-// within asks, and ends the process when ctx ends or the limit has passed: a library does not come back by itself.
+// within asks, and kills the process when ctx ends or the limit has passed: a hanging library does
+// not return by itself.
 func (r *remote) within(ctx context.Context, limit time.Duration, what string, q request) (*reply, error) {
 	kill := func() { _ = r.c.Process.Kill() }
 	inTime := patience.AfterFunc(limit, kill)
@@ -187,7 +192,8 @@ func (r *remote) within(ctx context.Context, limit time.Duration, what string, q
 	return answer, err
 }
 
-// died is the error for a process that ended without an answer, now and later.
+// died returns the error for a process that ended without an answer, which all later requests get
+// too.
 func (r *remote) died(cause error) error {
 	_ = r.c.Process.Kill() // it may live on, and have sent what cannot be decoded
 	err := r.c.Wait()
@@ -250,7 +256,7 @@ func (r *remote) unload(id int) error {
 	return err
 }
 
-// close ends the process; there is nothing in it that is still wanted.
+// close kills the process; nothing in it is wanted any more.
 func (r *remote) close() error {
 	err := errors.Join(r.to.Close(), r.from.Close())
 	if r.dead == nil {
@@ -261,7 +267,7 @@ func (r *remote) close() error {
 	return err
 }
 
-// tail keeps the beginning of what a process says, and passes none of it on.
+// tail keeps the first bytes that a process prints, and passes none of them on.
 type tail struct {
 	mu sync.Mutex
 	b  []byte
@@ -275,7 +281,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String is the beginning on one line: of a crash the reason, without the stacks that follow.
+// String is what was kept, on one line: of a crash the reason, without the stacks that follow.
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -298,7 +304,7 @@ func Worker(args []string) bool {
 	return len(args) == 1 && args[0] == workerArg && os.Getenv(workerEnv) != ""
 }
 
-// Work is the whole of that process: it answers requests until the process that asks is gone.
+// Work is the whole work of that process: it answers requests until the asking process is gone.
 func Work() error {
 	in, out := os.NewFile(3, "requests"), os.NewFile(4, "replies")
 	if in == nil || out == nil {
@@ -328,6 +334,7 @@ func Work() error {
 	return nil
 }
 
+// answer serves one request; the first one opens the libraries.
 func answer(engine **local, asked *request, answer *reply) (err error) {
 	if asked.Open != nil {
 		if *engine == nil {

@@ -19,7 +19,7 @@ type compiler struct{ soc *socs.SoC }
 
 func (compiler) Name() string { return socs.SimDriver }
 
-// Compile writes the graph as canonical JSON. Weights are not looked at and may be nil.
+// Compile writes the graph as canonical JSON. Weights are ignored and may be nil.
 func (c compiler) Compile(ctx context.Context, graph op.Graph, _ driver.Weights,
 	target driver.Target) (driver.Artifact, error) {
 	fail := func(err error) (driver.Artifact, error) {

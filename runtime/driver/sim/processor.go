@@ -14,12 +14,13 @@ import (
 	"github.com/hetc/hetc/socs/timeline"
 )
 
-// processor is one simulated processor with its own virtual clock. Run does not know what others do at the same
-// virtual time, because lanes reach it in no fixed order: it takes as long as alone. Settle finds out how long calls
-// took side by side.
+// processor is one simulated processor with a virtual clock of its own. Lanes reach it in no fixed
+// order, so Run cannot know what others do at the same virtual time: a call takes as long as alone.
+// Settle computes how long calls took side by side.
 type processor struct {
-	name   string
-	soc    *socs.SoC
+	name string
+	soc  *socs.SoC
+	// the description, and what follows from it
 	desc   *socs.Processor
 	caps   *driver.Capabilities
 	model  model
@@ -34,6 +35,7 @@ type processor struct {
 	closed bool
 }
 
+// executable is a graph, with the host's executable where results are computed.
 type executable struct {
 	p     *processor
 	graph op.Graph
@@ -60,7 +62,7 @@ func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
 
 func (p *processor) Import(b []byte) (driver.Buffer, error) { return driver.ImportHost(p.String(), b) }
 
-// Load checks the graph against the description, and has the host load it where results are computed.
+// Load checks the graph against the description. Where results are computed, the host loads it too.
 func (p *processor) Load(ctx context.Context, artifact driver.Artifact, weights driver.Weights) (driver.Executable,
 	error) {
 	if err := ctx.Err(); err != nil {
@@ -92,7 +94,8 @@ func (p *processor) Load(ctx context.Context, artifact driver.Artifact, weights 
 	return exe, nil
 }
 
-// executes checks a graph against the processor's description.
+// executes checks a graph against the processor's description: operators, shapes, layouts and bytes
+// of weights.
 func executes(desc *socs.Processor, caps *driver.Capabilities, graph *op.Graph) error {
 	timed := model{desc: desc}
 	var bytes int64
@@ -120,7 +123,7 @@ func executes(desc *socs.Processor, caps *driver.Capabilities, graph *op.Graph) 
 	return nil
 }
 
-// graphKey names the operators of a graph, for the noise.
+// graphKey names the operators of a graph; noise is drawn by it.
 func graphKey(g *op.Graph) string {
 	keys := make([]string, len(g.Nodes))
 	for i, node := range g.Nodes {
@@ -129,8 +132,9 @@ func graphKey(g *op.Graph) string {
 	return strings.Join(keys, ";")
 }
 
-// Run computes through the host, if anything is computed, and moves the clock by the time that the description gives
-// the graph, with noise. The phases of the call are kept for Settle, stretched to the same time.
+// Run computes through the host, if anything is computed, and moves the clock by the graph's time
+// in the description, with noise. The phases of the call are kept for Settle, stretched to the same
+// time.
 func (p *processor) Run(exe driver.Executable, bindings *driver.Bindings) (driver.Span, error) {
 	start := p.Now()
 	fail := func(err error) (driver.Span, error) {
@@ -174,7 +178,7 @@ func (p *processor) Run(exe driver.Executable, bindings *driver.Bindings) (drive
 	return driver.Span{Start: start, End: end}, nil
 }
 
-// fits refuses calls that the host could serve and the described processor could not.
+// fits refuses calls that the host could serve but the described processor could not.
 func (p *processor) fits(exe *executable, bindings *driver.Bindings) error {
 	if bindings == nil {
 		if p.host != nil {

@@ -11,11 +11,12 @@ import (
 
 var _ driver.Virtual = (*processor)(nil)
 
-// Last is what the latest call did.
+// Last returns the phases of the latest call.
 func (p *processor) Last() driver.Work { return p.last }
 
-// Settle finds out when the calls of a schedule ran on processors of this SoC. Processors that work at the same time
-// share the bandwidth of memory, and handing over a flag takes as long as the SoC's links say.
+// Settle computes when the calls of a schedule ran on processors of this SoC. Processors that work
+// at the same time share the bandwidth of memory, and passing a flag takes as long as the SoC's
+// links say.
 func (p *processor) Settle(schedule *driver.Schedule) error {
 	all := settling{schedule: schedule}
 	for i := range schedule.Lanes {
@@ -46,7 +47,7 @@ func (p *processor) Settle(schedule *driver.Schedule) error {
 	return nil
 }
 
-// handover is what the links of a SoC say; where there is none processors never wait for each other.
+// handover is the time in ns that the SoC's links state, 0 where there is no link.
 func handover(s *socs.SoC) func(from, to string) float64 {
 	return func(from, to string) float64 {
 		link, _ := s.Link(from, to)
@@ -54,19 +55,19 @@ func handover(s *socs.SoC) func(from, to string) float64 {
 	}
 }
 
-// settling is a schedule as the walk of a section wants it.
+// settling is a schedule in the form that timeline.Walk takes.
 type settling struct {
 	schedule *driver.Schedule
 	section  timeline.Section
 }
 
-// Phases is what a call did; nothing, where it had no rows.
+// Phases are those of a call, none where it had no rows.
 func (x *settling) Phases(lane, step, _ int) []timeline.Phase {
 	phases, _ := x.schedule.Lanes[lane].Calls[step].Work.([]timeline.Phase)
 	return phases
 }
 
-// Ran notes when a call ran.
+// Ran stores when a call ran.
 func (x *settling) Ran(lane, step, _ int, idle, start, end int64) {
 	call := &x.schedule.Lanes[lane].Calls[step]
 	at := x.schedule.Start

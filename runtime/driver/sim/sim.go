@@ -99,7 +99,7 @@ func (d *sim) Open(ctx context.Context, config driver.Config) (driver.Processor,
 	return proc, nil
 }
 
-// openHost gives the processor one core of this machine to compute on.
+// openHost opens one core of this machine to compute on; processors take the cores in turn.
 func (p *processor) openHost(ctx context.Context, index int) error {
 	hostDriver := host.New()
 	devices, err := hostDriver.Devices(ctx)
@@ -119,8 +119,8 @@ func (p *processor) openHost(ctx context.Context, index int) error {
 	return err
 }
 
-// capabilities is what the SoC says, as far as packed layouts allow. Results come through the host, so that no artifact
-// holds weights.
+// capabilities is what the SoC says, as far as packed layouts allow. Results come from the host, so
+// artifacts hold no weights.
 func capabilities(p *socs.Processor) *driver.Capabilities {
 	caps := &driver.Capabilities{Set: p.Set.Clone(), Virtual: true, Cores: slices.Clone(p.Cores)}
 	caps.Bakes, caps.Memory = false, p.KernelMemory()

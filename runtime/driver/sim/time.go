@@ -15,8 +15,8 @@ import (
 	"github.com/hetc/hetc/socs/timeline"
 )
 
-// NS is the exact time of a graph of one operator on a processor, without noise, while the processors
-// in beside stream from memory: nanoseconds. It is the truth that profiling and fitting are tested against.
+// NS is the exact time in nanoseconds of a graph of one operator, without noise, while the
+// processors in beside stream from memory. Profiling and fitting are tested against it.
 func NS(s *socs.SoC, proc string, operator op.Op, beside ...string) (int64, error) {
 	timed, err := exactly(s, proc, operator)
 	if err == nil && len(beside) > 0 {
@@ -31,13 +31,13 @@ func NS(s *socs.SoC, proc string, operator op.Op, beside ...string) (int64, erro
 	return int64(math.Round(total(timed.graph(&graph, nil)))), nil
 }
 
-// Company is an operator on a processor beside others.
+// Company is an operator on a processor that works beside others.
 type Company struct {
 	Proc string
 	Op   op.Op
 }
 
-// Beside is the NS of the first while the others are repeated all along.
+// Beside is the NS of the first operator while the others repeat all the time.
 func Beside(s *socs.SoC, all ...Company) (int64, error) {
 	machine, procs, graphs, err := besides(s, all)
 	if err != nil {
@@ -46,7 +46,7 @@ func Beside(s *socs.SoC, all ...Company) (int64, error) {
 	return int64(timeline.Beside(machine, procs, graphs)), nil
 }
 
-// Together is the NS of each when all start at the same time.
+// Together is the NS of each operator when all start at the same time.
 func Together(s *socs.SoC, all ...Company) ([]int64, error) {
 	machine, procs, graphs, err := besides(s, all)
 	if err != nil {
@@ -59,6 +59,7 @@ func Together(s *socs.SoC, all ...Company) ([]int64, error) {
 	return out, nil
 }
 
+// besides returns the machine, and the phases of each operator alone.
 func besides(s *socs.SoC, all []Company) (m *timeline.Machine, procs []string, graphs [][]timeline.Phase, err error) {
 	for _, other := range all {
 		one, err := exactly(s, other.Proc, other.Op)
@@ -71,7 +72,7 @@ func besides(s *socs.SoC, all []Company) (m *timeline.Machine, procs []string, g
 	return &timeline.Machine{Memory: memory(s)}, procs, graphs, nil
 }
 
-// exactly is the model of an operator that a processor can execute.
+// exactly is the time model for an operator that a processor can execute.
 func exactly(s *socs.SoC, proc string, o op.Op) (model, error) {
 	found := s.Processor(proc)
 	if found == nil || found.Sim == nil {
@@ -82,14 +83,15 @@ func exactly(s *socs.SoC, proc string, o op.Op) (model, error) {
 	return timed, timed.feasible(o)
 }
 
-// model is the time of operators on one processor, beside streams that others read all along.
+// model computes the time of operators on one processor, beside streams that other processors read
+// all the time.
 type model struct {
 	desc    *socs.Processor
 	memory  timeline.Memory
 	company []timeline.Activity
 }
 
-// memory is what the SoC says of processors that read together.
+// memory is the bandwidth of processors that read together, as the SoC states it.
 func memory(s *socs.SoC) timeline.Memory {
 	var m timeline.Memory
 	for _, j := range s.Joint {
@@ -98,8 +100,8 @@ func memory(s *socs.SoC) timeline.Memory {
 	return m
 }
 
-// company is the streams of other processors, given as "gpu,npu=12.5": each reads as fast as it can alone, or as much
-// as it says in 1e9 byte/s.
+// company parses the streams of other processors, given as "gpu,npu=12.5": each reads as fast as it
+// can alone, or at the stated rate in 1e9 byte/s.
 func company(soc *socs.SoC, p *socs.Processor, beside string) ([]timeline.Activity, error) {
 	set := []string{p.Name}
 	var out []timeline.Activity
@@ -125,8 +127,8 @@ func company(soc *socs.SoC, p *socs.Processor, beside string) ([]timeline.Activi
 	return out, soc.Concurrent(set...)
 }
 
-// products is the matmuls that o stands for: those of an ExpertMatMul are as if its rows were divided among as many
-// experts as possible, evenly, so that some have a row more than the others.
+// products are the matmuls that an operator stands for. The rows of an ExpertMatMul are taken to be
+// divided evenly among as many experts as possible, so that some have one row more than the others.
 func products(o op.Op) []product {
 	if o.Kind != op.ExpertMatMul {
 		return []product{{1, o}}
@@ -142,13 +144,14 @@ func products(o op.Op) []product {
 	return out
 }
 
-// product is as many matmuls of one shape.
+// product is count matmuls of one shape.
 type product struct {
 	count int
 	op    op.Op
 }
 
-// feasible refuses the matmuls that the simulated compiler cannot build, and schemes without a description.
+// feasible refuses shapes that the simulated compiler cannot build, and schemes without a
+// description.
 func (m *model) feasible(operator op.Op) error {
 	if operator.HasScheme() {
 		if _, ok := m.desc.Sim.Schemes[operator.Scheme]; !ok {
@@ -171,7 +174,8 @@ func (m *model) feasible(operator op.Op) error {
 	return nil
 }
 
-// op is one operator, without the launch. Products are rounded before they are added, so that no machine fuses them.
+// op is the phase of one operator, without the launch. The conversions round products before they
+// are added, so that no machine fuses them and all give equal bits.
 func (m *model) op(o op.Op) timeline.Phase {
 	sim := m.desc.Sim
 	work := timeline.Phase{Rate: m.desc.BandwidthGBps}
@@ -192,8 +196,8 @@ func (m *model) op(o op.Op) timeline.Phase {
 	return m.beside(work)
 }
 
-// product is the computing and reading of matmuls of one shape, and how many times as long the form makes all of it
-// take.
+// product is the computing and reading of matmuls of one shape, and the factor by which the form
+// prolongs all of it.
 func (m *model) product(matmul product, rates *socs.SimScheme) (phase timeline.Phase, whole float64) {
 	operator := matmul.op
 	form := operator.Form
@@ -214,7 +218,7 @@ func (m *model) product(matmul product, rates *socs.SimScheme) (phase timeline.P
 	return phase, whole
 }
 
-// beside is a phase slowed down by the company, as time in which nothing else happens.
+// beside is a phase slowed down by the company, as setup time in which nothing else happens.
 func (m *model) beside(p timeline.Phase) timeline.Phase {
 	if len(m.company) == 0 {
 		return p
@@ -225,7 +229,7 @@ func (m *model) beside(p timeline.Phase) timeline.Phase {
 	return timeline.Phase{SetupNS: setup + float64(p.NS()*slow)}
 }
 
-// graph is what a graph does in a call with the given scalars (nil: as described).
+// graph is the phases of a graph in a call with the given scalars, nil for shapes as described.
 func (m *model) graph(g *op.Graph, scalars *driver.Scalars) []timeline.Phase {
 	phases := append(make([]timeline.Phase, 0, 1+len(g.Nodes)), timeline.Phase{SetupNS: float64(1e3 * m.desc.LaunchUS)})
 	for _, node := range g.Nodes {
@@ -234,6 +238,7 @@ func (m *model) graph(g *op.Graph, scalars *driver.Scalars) []timeline.Phase {
 			if m.desc.DynamicRows {
 				operator.M = min(operator.M, scalars.Rows)
 			}
+			// rows of a batch have contexts of their own
 			if operator.Kind == op.Attention && operator.Batch && len(scalars.Batch) >= operator.M {
 				rows := scalars.Batch[:operator.M]
 				operator.M = 1
@@ -254,7 +259,7 @@ func (m *model) graph(g *op.Graph, scalars *driver.Scalars) []timeline.Phase {
 	return phases
 }
 
-// total is the time of phases alone.
+// total is the time of phases that run alone, in ns.
 func total(phases []timeline.Phase) float64 {
 	sum := 0.0
 	for i := range phases {
@@ -263,7 +268,7 @@ func total(phases []timeline.Phase) float64 {
 	return sum
 }
 
-// noisy is sample i of a time: ns times a factor of mean 1 and the given coefficient of variation. The
+// noisy is sample i of a time: ns times a factor of mean 1 and coefficient of variation cv. The
 // factor follows from seed, key and i alone, in integers, so that it is the same on every machine.
 func noisy(ns, cv float64, seed uint64, key string, i uint64) int64 {
 	exact := int64(math.Round(ns))
