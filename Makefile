@@ -1,4 +1,4 @@
-# Verbs: build, test, check, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
+# Verbs: build, test, test-long, check, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
 # cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
 export CGO_ENABLED = 0
 GO      ?= go
@@ -8,15 +8,19 @@ export GOFLAGS # the same for every command, so that each finds what others comp
 LDFLAGS := -s -w
 PKGS    := ./...
 
-.PHONY: build test test-elsewhere check papers plans platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
+.PHONY: build test test-long test-elsewhere check papers plans platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
 
-# Everything that must hold; what needs a native library is skipped where there is none (make deps).
+# Everything that must hold, in minutes; what needs a native library is skipped where there is none (make deps). Tests of
+# more than a second or two call require.Slow, and run in test-long.
 test:
-	$(GO) vet $(PKGS)
-	$(GO) test -vet=off -timeout 30m $(PKGS)
+	$(GO) test -vet=off -short $(PKGS)
+
+# The packages that have slow tests, whole: property tests with all their draws, oracles, scripts of the command line.
+test-long:
+	$(GO) test -vet=off -timeout 60m $$(grep -rlE 'require\.Slow|drivertest\.Run\(' --include='*_test.go' . | xargs -n1 dirname | sort -u)
 
 # The same tests as on other machines: in a path with blanks, as nobody, with umask 077, without HOME, with terminals of 40 and
 # 240 columns. It needs root to become nobody, and compiles everything anew. ELSEWHERE names some of its configurations (root
@@ -25,10 +29,11 @@ TESTS ?= ./...
 test-elsewhere:
 	.ci/elsewhere.sh $(TESTS)
 
-# What continuous integration adds to test: formatting, other platforms, checked pointers, the race detector. Suites that
-# test has run whole run -short under the last two: every kind of operator in each scheme, in fewer shapes. Two checks at a
-# time, the longest first: a suite alone leaves a core idle now and then.
-check: test
+# What continuous integration adds to test: vet, slow tests, formatting, other platforms, checked pointers, the race
+# detector. Conformance suites, which test-long has run whole, try fewer shapes under the last two. Two checks at a time,
+# the longest first: a suite alone leaves a core idle now and then.
+check: test test-long
+	$(GO) vet $(PKGS)
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
 	@$(MAKE) --no-print-directory -j2 $(if $(shell command -v cc),race,no-race) pressure pointers tagged platforms emulated
 
@@ -70,7 +75,7 @@ emulated:
 # Kernels share nothing: one goroutine computes with memory of its own, which the detector does not see into. Their pointers
 # are checked by the target of that name.
 race:
-	CGO_ENABLED=1 $(GO) test -vet=off -race -short -timeout 30m -gcflags=github.com/hetc/hetc/runtime/driver/host/kernel=-d=checkptr=0 $$($(GO) list ./runtime/... ./planir/bundle/... ./profiler/... ./internal/native ./internal/ortapi | grep -v /host/kernel)
+	CGO_ENABLED=1 $(GO) test -vet=off -race -timeout 30m -gcflags=github.com/hetc/hetc/runtime/driver/host/kernel=-d=checkptr=0 $$($(GO) list ./runtime/... ./planir/bundle/... ./profiler/... ./internal/native ./internal/ortapi | grep -v /host/kernel)
 
 no-race:
 	@echo "race: skipped, no C compiler for cgo"

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
@@ -156,6 +158,7 @@ func packedBytes(t *testing.T, c *Content) []byte {
 }
 
 func TestCalibratedIsDeterministic(t *testing.T) {
+	require.Slow(t)
 	m := openModel(t, demo)
 	cal := calibrate(t, m, 3)
 	p := planOf(t, m, cal, op.A8TQ4B32, false)

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
@@ -153,6 +155,7 @@ func logits(t *testing.T, p *planir.Plan, src executor.Source, drivers ...driver
 
 // What is baked for a device or its emulator computes what the plan computes with the same kernels.
 func TestBakedBundlesCompute(t *testing.T) {
+	require.Slow(t)
 	k := newKit(t)
 	plain := *k.p
 	plain.Procs = slices.Clone(k.p.Procs)
@@ -288,6 +291,7 @@ func (n *notes) Keep(key string, b []byte) error {
 
 // What the memo and the compiler know is neither packed nor tried again, and a memo that is wrong changes nothing.
 func TestMemo(t *testing.T) {
+	require.Slow(t)
 	k := newKit(t)
 	k.baker.Keep = map[string]*driver.Baked{}
 	path := filepath.Join(t.TempDir(), "x.hetb")
@@ -372,6 +376,7 @@ func TestBakedBundlesAreDeterministic(t *testing.T) {
 // Graphs that the compiler refuses, or that do not compute what they should, are refused by name, all of them, unless
 // the control processor may have them; then plan and report say so.
 func TestRefusedGraphs(t *testing.T) {
+	require.Slow(t)
 	errOp := diag.New(diag.ClassInput, "operator not supported")
 	down := func(p driver.Piece) error {
 		for _, n := range p.Graph.Nodes {

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
+
 	compilehost "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/record"
@@ -19,6 +21,7 @@ import (
 // TestHost measures one operator of each kind and scheme, a pair and everything around on this
 // machine's real processors. What they take is nobody's business here.
 func TestHost(t *testing.T) {
+	require.Slow(t)
 	s := probeHost(t)
 	p := s.Processors[0].Name
 	requests := everyKind()
@@ -97,6 +100,7 @@ func simulate(t *testing.T, seed uint64) *record.Set {
 }
 
 func TestSim(t *testing.T) {
+	require.Slow(t)
 	set := simulate(t, 1)
 	slower := 0
 	for _, m := range set.All() {

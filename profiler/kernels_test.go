@@ -7,12 +7,15 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	compiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/runtime/driver/host"
 )
 
 // Every kernel set is measured against its own bounds, on one core and on all, through the real driver.
 func TestKernels(t *testing.T) {
+	require.Slow(t)
 	cores := hostCores(t)
 	cores = cores[:min(2, len(cores))]
 	sets := []string{"portable", host.Kernels()}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/runtime/driver"
@@ -53,6 +55,7 @@ func (renamed) Name() string { return "again" }
 
 // Processors of a further driver lie on the same cores: what memory and hand-overs are to them is what they are to the first's.
 func TestProbeOthers(t *testing.T) {
+	require.Slow(t)
 	s, err := Probe(context.Background(), host.New(), ProbeOptions{Fingerprint: host.Fingerprint(), Others: []driver.Driver{renamed{host.New()}}, memory: 16 << 20, window: 1e6})
 	if err != nil {
 		t.Fatal(err)

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
@@ -42,6 +44,7 @@ func hostCores(t *testing.T) (cores []int) {
 }
 
 func TestProbe(t *testing.T) {
+	require.Slow(t)
 	s := probeHost(t)
 	if err := s.Validate(); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -94,6 +96,7 @@ func TestColdExperts(t *testing.T) {
 }
 
 func TestRunMeasuresWhatThereIs(t *testing.T) {
+	require.Slow(t)
 	f := &fake{cost: work}
 	s := fakeSoC()
 	w, path := newRecord(t, s)
@@ -540,6 +543,7 @@ func TestRefusals(t *testing.T) {
 
 // TestHangingDriver gives a processor that never returns: an interrupt still ends the run.
 func TestHangingDriver(t *testing.T) {
+	require.Slow(t)
 	s := fakeSoC()
 	release := make(chan struct{})
 	defer close(release)

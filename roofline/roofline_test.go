@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -131,6 +133,7 @@ func percent(x float64) string { return strconv.FormatFloat(100*x, 'f', 2, 64) +
 
 // Known processors, without noise: the steps are recovered and everything between samples is met.
 func TestSimulatedTruth(t *testing.T) {
+	require.Slow(t)
 	for _, name := range socs.Catalog() {
 		s := openSoC(t, name)
 		for i := range s.Processors {

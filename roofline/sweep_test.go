@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
@@ -114,6 +116,7 @@ func rows(o op.Op) bool {
 }
 
 func TestThirdPartySweeps(t *testing.T) {
+	require.Slow(t)
 	// Edges of K and N are sampled at even sizes and behind two steps; M as a profile does.
 	edges := func(o op.Op) bool {
 		even := o.K%2 == 0 && o.N%2 == 0 || o.K == 97 || o.N == 97 || o.K == 129 || o.N == 129
@@ -166,6 +169,7 @@ func TestThirdPartySweeps(t *testing.T) {
 // A random 15 % of each sweep's points is fitted: the intervals hold what they say for the others, also beyond the samples,
 // where the errors of the roofline are largest, and the mean error is what it was when intervals did not.
 func TestIntervalsOfSweeps(t *testing.T) {
+	require.Slow(t)
 	const (
 		share = 0.15
 		seeds = 3

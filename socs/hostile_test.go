@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/hetc/hetc/internal/decode"
@@ -88,6 +90,7 @@ func refused(t *testing.T, err error, want string) {
 }
 
 func TestHostileFiles(t *testing.T) {
+	require.Slow(t)
 	for _, text := range []string{small, full} {
 		if _, err := Parse("x.yaml", []byte(text)); err != nil {
 			t.Fatal(err)

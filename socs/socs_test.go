@@ -13,6 +13,8 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -441,6 +443,7 @@ func TestConcurrent(t *testing.T) {
 
 // A SoC that validates survives writing and reading, whatever numbers it holds.
 func TestRoundTripProperty(t *testing.T) {
+	require.Slow(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		s, err := Open("apple-m2-ultra")
 		if err != nil {

@@ -8,12 +8,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
 )
 
 // Every SoC of a Qualcomm phone or laptop is a target, with the numbers its document prints.
 func TestTargets(t *testing.T) {
+	require.Slow(t)
 	names, err := Targets()
 	if err != nil {
 		t.Fatal(err)

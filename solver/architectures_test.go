@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/emit"
@@ -239,6 +241,7 @@ func differs(t testing.TB, m *models.Model, of7, of33 []float32) float64 {
 // What is asked to be measured suffices to plan any architecture, with every section counted, and the plan
 // gives the logits of another implementation.
 func TestSolveArchitectures(t *testing.T) {
+	require.Slow(t)
 	s := twoCores(t, 0.6)
 	for _, m := range architectures(t) {
 		t.Run(m.Name, func(t *testing.T) {
@@ -363,6 +366,7 @@ func TestExpertsTakeMemory(t *testing.T) {
 
 // Processors that lack float32, or an operator, are not given what needs it, and explain says so.
 func TestWhoCannot(t *testing.T) {
+	require.Slow(t)
 	m := open(t, "../testdata/arch/olmoe-plain")
 	s := twoCores(t, 1)
 	s.Processors = s.Processors[:2]
@@ -412,6 +416,7 @@ func TestWhoCannot(t *testing.T) {
 
 // Equal inputs give equal bytes of plans with experts and several classes of layers, too.
 func TestDeterministicExperts(t *testing.T) {
+	require.Slow(t)
 	m := open(t, "../testdata/arch/qwen2-moe-dense-layers-fused")
 	s := coresAndNPU(t)
 	w := small(m, op.A8TQ8C)
@@ -574,6 +579,7 @@ func (x *drawn) draw(rt *rapid.T) *planir.Plan {
 // Whatever combination of candidates is chosen, the plan is legal and computes what one processor computes:
 // in float32 the logits of another implementation, quantised the very bits of the undivided plan, mixed nearly those.
 func TestAnyCandidatesComputeTheModel(t *testing.T) {
+	require.Slow(t)
 	s := coresAndNPU(t)
 	list := architectures(t)
 	type key struct {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/workload"
@@ -13,6 +15,7 @@ import (
 // TestBucketsChosen compares the buckets that solve chooses with every set of its candidates, each solved as a plan
 // of its own.
 func TestBucketsChosen(t *testing.T) {
+	require.Slow(t)
 	soc, m := twoCores(t, 0.5), demo(t)
 	in := Input{Model: m, SoC: soc, Costs: costs(t, soc, m, op.A32W32), Engine: exact.Engine{}}
 	prompts := workload.Prompts{{Tokens: 20, Share: 4}, {Tokens: 43, Share: 2}}
@@ -61,6 +64,7 @@ func TestBucketsChosen(t *testing.T) {
 }
 
 func TestBatchesChosen(t *testing.T) {
+	require.Slow(t)
 	soc, m := twoCores(t, 0.5), demo(t)
 	w := workload.Default()
 	w.Parallel = []workload.Parallel{{Sequences: 1, Share: 0.2}, {Sequences: 3, Share: 0.5}, {Sequences: 8, Share: 0.3}}

@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/check"
@@ -32,6 +34,7 @@ func limitedCase(t *testing.T, seed uint64) Input {
 
 // A limit that is not below what minimising reaches has a plan, whatever else is limited and whatever is minimised.
 func TestWhatIsReachedIsPossible(t *testing.T) {
+	require.Slow(t)
 	for seed := range uint64(3) {
 		in := limitedCase(t, seed)
 		goal := func(m problem.Measure) *Result {
@@ -63,6 +66,7 @@ func TestWhatIsReachedIsPossible(t *testing.T) {
 // No plan for another goal, with a bound of memory or restricted in placement, holds less than the one that minimises
 // memory.
 func TestLeastMemoryIsLeast(t *testing.T) {
+	require.Slow(t)
 	for seed := range uint64(2) {
 		in := limitedCase(t, seed)
 		in.Workload.Limits = workload.Limits{}

@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/workload"
@@ -43,6 +45,7 @@ func TestFewerBucketsAreTheSameProblem(t *testing.T) {
 // of buckets is never worse than a part of it. Objectives leave out how lanes meet, which predictions know: that much
 // they may differ, 0.6 % in the worst of twelve cases.
 func TestFreedomNeverHurts(t *testing.T) {
+	require.Slow(t)
 	const meets = 0.994
 	m, seeds := demo(t), uint64(2)
 	if os.Getenv("HETC_LONG") != "" {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -23,6 +25,7 @@ import (
 // What a solved program takes on the simulated machine's clock is what was predicted: prices,
 // strategies, lowering and timeline against the executor and the driver, which share no code with them.
 func TestExecutionTakesAsLongAsPredicted(t *testing.T) {
+	require.Slow(t)
 	m := demo(t)
 	s := twoCores(t, 0.6)
 	s.Joint[0].BandwidthGBps = 12 // of the 16 that both would read alone
@@ -101,6 +104,7 @@ func TestExecutionTakesAsLongAsPredicted(t *testing.T) {
 // A static processor that writes whole buffers executes its gathered, padded and row shares, also when a
 // call has fewer rows than the program.
 func TestExecutionOnStaticProcessor(t *testing.T) {
+	require.Slow(t)
 	m := demo(t)
 	s := twoCores(t, 1)
 	s.Processors = s.Processors[:2]
@@ -237,6 +241,7 @@ func logitsOf(t *testing.T, m *models.Model, p *planir.Plan, drivers []driver.Dr
 // Standard pieces, one after the other on a static processor, alone or with what is left on another, compute what one
 // processor does, also when a call has fewer rows.
 func TestExecutionInPieces(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), withNPU(t, nil)
 	w := workload.Default()
 	w.Buckets = []int{48, 256, 352}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
@@ -93,6 +95,7 @@ func compiledOf(p *planir.Plan, node string) *planir.Compiled {
 // Of lengths that take the same time the plan uses one that does not spill, whatever the granularity of rows, and the
 // plan says which it avoided.
 func TestLengthsThatSpillAreAvoided(t *testing.T) {
+	require.Slow(t)
 	s, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		t.Fatal(err)
@@ -169,6 +172,7 @@ func TestFactsDoNotOutweighTime(t *testing.T) {
 
 // Four lengths that share their weights are charged as the compiler makes them.
 func TestSharedLengthsAreChargedOnce(t *testing.T) {
+	require.Slow(t)
 	s, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		t.Fatal(err)

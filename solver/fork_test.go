@@ -171,6 +171,7 @@ func eachChoice(c *problem.Chain, visit func([]int)) {
 // The chain with ways through forks is a linear program like any other: HiGHS finds the same optimum, and the same
 // first solution.
 func TestForkHiGHS(t *testing.T) {
+	require.Slow(t)
 	require.Deps()
 	general, err := highs.Open()
 	if err != nil {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/lower"
@@ -155,6 +157,7 @@ func TestFormsAgainstAll(t *testing.T) {
 // On the catalog's phone weight first wins for W4A16 (HeteroInfer sec. 4.1) and square images for INT8 (llm.npu sec.
 // 4): the plan's graphs have them, the checker wants the SoC to list them, and explain says what the default takes.
 func TestFormsOnThePhone(t *testing.T) {
+	require.Slow(t)
 	m := open(t, "llama-3.2-1b")
 	for _, x := range []struct {
 		scheme op.Scheme

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
@@ -53,6 +55,7 @@ func prepared(t testing.TB, in Input) *session {
 // Whatever is chosen, a processor loads what the joint problem says it does (rule P027), to the byte and the graph.
 // Where operators on rows are joined in one graph the problem counts each of them; buffers that stay inside it too.
 func TestJointCountsWhatIsLoaded(t *testing.T) {
+	require.Slow(t)
 	const limit = 1 << 40 // that nothing reaches
 	for name, c := range map[string]struct {
 		model  string
@@ -163,6 +166,7 @@ func solveOr(t testing.TB, in Input) *Result {
 // The more a limit permits, the better the plan, and it keeps the limit. What no plan keeps is an error that names
 // it, and without the limit there is a plan.
 func TestLimitsAreKept(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), withNPU(t, nil)
 	c := costs(t, s, m, op.A8TQ8C)
 	in := Input{Model: m, SoC: s, Costs: c}
@@ -262,6 +266,7 @@ func TestLimitsAreKept(t *testing.T) {
 
 // Minimising energy takes no more of it than minimising time, which is no slower; and least memory is least.
 func TestObjectives(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), withNPU(t, nil)
 	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C, op.A32W32)}
 	by := map[problem.Measure]*Result{}

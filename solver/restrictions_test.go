@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -120,6 +122,7 @@ func takes(t *testing.T, r *Result, ph *planir.Phase) int64 {
 // parallel blocks, with HETC_LONG=1 of every model and SoC of the catalogs, or of those in HETC_MODELS and HETC_SOCS.
 // Sums of programs are rounded, and so is what is compared.
 func TestNoRestrictionPredictsBetter(t *testing.T) {
+	require.Slow(t)
 	modelNames, socNames := models.CatalogNames(), socs.Catalog()
 	long := os.Getenv("HETC_LONG") != ""
 	if x := os.Getenv("HETC_MODELS"); x != "" {

@@ -4,12 +4,15 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 )
 
 // No single operator, moved to the cheapest choice of another kind, makes the timeline of a program shorter.
 func TestNoMoveIsFaster(t *testing.T) {
+	require.Slow(t)
 	moves := 0
 	for _, name := range []string{"../testdata/models/tiny-llama-kjv", "../testdata/arch/phi-partial"} {
 		m, s := open(t, name), coresAndNPU(t)

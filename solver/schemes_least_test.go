@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
@@ -17,6 +19,7 @@ import (
 // What is said of a combination of schemes before it is posed is what the engine proves of it, minimising time and
 // energy, with branches side by side and without. No bound is above it.
 func TestLeastIsTheOptimum(t *testing.T) {
+	require.Slow(t)
 	ctx := context.Background()
 	both := []op.Scheme{op.A32W32, op.A8TQ8C}
 	shortened := 0 // programs that a way through a fork makes faster
@@ -98,6 +101,7 @@ func (e counted) Partition(ctx context.Context, p *problem.Partition) (problem.S
 // However many combinations of schemes there are, a problem is posed only for those that may be the best: here for
 // each program one, also where branches may run side by side.
 func TestCombinationsAreNotPosed(t *testing.T) {
+	require.Slow(t)
 	s := twoCores(t, 0.7)
 	w := workload.Default()
 	w.Buckets, w.Context, w.OutputTokens = []int{16, 32}, 128, 8

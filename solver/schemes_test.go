@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/models"
@@ -136,6 +138,7 @@ func kl(s *session, a assignment) float64 {
 
 // The chosen schemes are those that trying every combination finds, with limits of quality and without.
 func TestSchemesAreTheBest(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), twoCores(t, 0.7)
 	both := []op.Scheme{op.A32W32, op.A8TQ8C}
 	mixes, limited := 0, 0
@@ -311,6 +314,7 @@ func TestStaticScales(t *testing.T) {
 // Several static scales have losses of their own, which limits of quality count, and need a calibration that has the
 // scales.
 func TestSeveralStaticScales(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), twoCores(t, 1)
 	for i := range s.Processors {
 		s.Processors[i].Schemes = []op.Scheme{op.A32W32, op.A8SQ8C, op.A8S2Q8C}
@@ -407,6 +411,7 @@ func TestGridSchemes(t *testing.T) {
 
 // What a calibration lacks is left out and said; what it cannot give is refused with a way out.
 func TestQualityRefusals(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), twoCores(t, 1)
 	cal := invented(t, m, rand.New(rand.NewPCG(3, 3)), op.A8TQ8C)
 	c := costs(t, s, m, op.A32W32, op.A8TQ8C)
@@ -576,6 +581,7 @@ func TestMemoryBound(t *testing.T) {
 
 // The bound of the flag comes before the workload's, is stored, and changes nothing where it is met anyway.
 func TestMaxMemory(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), twoCores(t, 1)
 	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32, op.A8TQ8C), Workload: permit(op.A32W32, op.A8TQ8C)}
 	free := solve(t, in).Plan
@@ -602,6 +608,7 @@ func TestMaxMemory(t *testing.T) {
 
 // Where a processor holds own copies of its shares, a bound of memory makes programs share equal regions.
 func TestMemoryBoundOfCopies(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), coresAndNPU(t)
 	w := quick()
 	w.Buckets = []int{64} // no bucket to go without
@@ -638,6 +645,7 @@ func newClasses(t *testing.T, in Input) []productClass {
 // A tied model keeps one copy of its table where the head has 8 bit: when the price of looking rows up in it is
 // known, and within limits of quality only when the loss is.
 func TestPackedEmbedding(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), twoCores(t, 1)
 	both := costs(t, s, m, op.A32W32, op.A8TQ8C)
 	w := quick()

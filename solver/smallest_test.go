@@ -6,6 +6,8 @@ import (
 	"os"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/planir"
@@ -20,6 +22,7 @@ import (
 // processor or each divided as chance has it, are lowered and counted in all combinations of a few operators'
 // candidates. Where no graph keeps values inside the smallest is proved.
 func TestNoPlanHoldsLess(t *testing.T) {
+	require.Slow(t)
 	trials, most, schemes := 3, 50, 3
 	if os.Getenv("HETC_LONG") != "" {
 		trials, most, schemes = 3, 300, math.MaxInt
@@ -133,6 +136,7 @@ func TestNoPlanHoldsLess(t *testing.T) {
 // The bound is one for any architecture, mixture of schemes and processor: whatever candidates are drawn, the plan
 // holds as much.
 func TestLeastBytesIsABound(t *testing.T) {
+	require.Slow(t)
 	list := architectures(t)
 	draws := 0
 	rapid.Check(t, func(rt *rapid.T) {

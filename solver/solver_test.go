@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -483,6 +485,7 @@ func TestDearHandoversPair(t *testing.T) {
 
 // What gets faster or cheaper never makes the optimum worse.
 func TestFasterNeverHurts(t *testing.T) {
+	require.Slow(t)
 	m := demo(t)
 	w := workload.Default()
 	w.Buckets = []int{64, 256}
@@ -589,6 +592,7 @@ func TestIncompleteCosts(t *testing.T) {
 
 // Many processors are all considered alone, and the fastest together.
 func TestManyProcessors(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), twoCores(t, 1)
 	for i := range 8 {
 		p := s.Processors[1]

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/check"
@@ -26,6 +28,7 @@ func device(t testing.TB) *socs.SoC {
 
 // A plan for the device leaves out what is no target, keeps to what executes there, and says so.
 func TestForTarget(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), device(t)
 	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32, op.A8TQ8C), Engine: exact.Engine{}, Workload: permit(op.A8TQ8C)}
 	whole := solve(t, in)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/check"
@@ -74,6 +76,7 @@ func lanesOf(p *planir.Plan, program string) (out []string) {
 // Processors of one thread take turns in a section: products on the fast one, what it lacks on the other (also where
 // one of a pair lacks it), and the prediction adds their times up.
 func TestTakingTurns(t *testing.T) {
+	require.Slow(t)
 	s, c := withLibrary(t)
 	m := demo(t)
 	for _, x := range []struct {

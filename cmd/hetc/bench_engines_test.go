@@ -36,9 +36,7 @@ func nativeLlamaCpp(t *testing.T) string {
 
 // The real engines on the small trained model: what is compared is there and makes sense. Times are not judged.
 func TestBenchEnginesReal(t *testing.T) {
-	if testing.Short() {
-		t.Skip("measures the machine for seconds; run without -short")
-	}
+	require.Slow(t)
 	t.Setenv(native.EnvDir, nativeLlamaCpp(t))
 	model, err := filepath.Abs("../../testdata/models/tiny-llama-kjv")
 	if err != nil {
@@ -106,9 +104,7 @@ func TestBenchEnginesReal(t *testing.T) {
 
 // A command that is ended takes the engine along that it is measuring, whether it is asked to or killed.
 func TestBenchEnginesEnded(t *testing.T) {
-	if testing.Short() {
-		t.Skip("measures the machine for seconds to make a plan; run without -short")
-	}
+	require.Slow(t)
 	model, err := filepath.Abs("../../testdata/models/tiny-llama-kjv")
 	if err != nil {
 		t.Fatal(err)

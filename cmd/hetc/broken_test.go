@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 // broken is a command line that must be refused.
@@ -444,6 +446,7 @@ processors:
 // TestBrokenInputs runs every broken input through the real commands, as people and as programs see it:
 // the exit code, one error that names the thing, a way out, and no trace on disk.
 func TestBrokenInputs(t *testing.T) {
+	require.Slow(t)
 	if runtime.GOOS == "windows" {
 		t.Skip("uses sh, ulimit, links and device files")
 	}

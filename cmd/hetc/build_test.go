@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 const processMatrix = `schema: hetc.build/1
@@ -27,9 +29,7 @@ key: k.key
 // TestBuildProcesses kills, interrupts, doubles and starves builds: what they leave is always whole, and
 // in the end the same as what an undisturbed build with one job makes.
 func TestBuildProcesses(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds and kills builds for about fifteen seconds; run without -short")
-	}
+	require.Slow(t)
 	dir := t.TempDir()
 	arch, err := filepath.Abs("../../testdata/arch")
 	if err != nil {

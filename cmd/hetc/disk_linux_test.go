@@ -6,6 +6,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 // Commands that write to a disk, $D.
@@ -22,6 +24,7 @@ var writers = map[string]string{
 // A full disk and a read-only file system end every command that writes with exit code 9, the reason and a
 // hint, and leave no file, whole or not.
 func TestFullAndReadOnlyDisk(t *testing.T) {
+	require.Slow(t)
 	disk := t.TempDir()
 	if err := syscall.Mount("none", disk, "tmpfs", 0, "size=1m"); err != nil {
 		t.Skipf("no file system of 1 MiB can be mounted here (%v); TestBrokenInputs tries ulimit -f instead", err)

@@ -47,6 +47,7 @@ func solveWith(t *testing.T, d *dir, args ...string) (out []byte, code int, stde
 // Every engine that is there gives the same plan; which it was, how large the problems were and how long they took stands
 // in the output.
 func TestEngines(t *testing.T) {
+	require.Slow(t)
 	require.Deps()
 	d := engineDir(t)
 	plans := map[string]string{}
@@ -126,6 +127,7 @@ func checkIndex(t *testing.T, dir string, files []string, solves []solving.Solve
 // An engine that is asked for and not there is an error that says where it was looked for; one that nobody asked for is
 // not missed.
 func TestEngineMissing(t *testing.T) {
+	require.Slow(t)
 	if where, err := highs.Locate(); err == nil && where == highs.Embedded {
 		t.Skip("the solver is in the program")
 	}
@@ -151,6 +153,7 @@ func TestEngineMissing(t *testing.T) {
 
 // A signal ends a solve that is inside HiGHS.
 func TestEngineInterrupted(t *testing.T) {
+	require.Slow(t)
 	require.Deps()
 	if runtime.GOOS == "windows" {
 		t.Skip("no signals")
@@ -183,9 +186,7 @@ func TestEngineInterrupted(t *testing.T) {
 
 // The benchmark solves its problems and the plan's own, also without HiGHS.
 func TestBenchSolver(t *testing.T) {
-	if testing.Short() {
-		t.Skip("solves problems of full size")
-	}
+	require.Slow(t)
 	d := engineDir(t)
 	t.Setenv("HETC_NATIVE_DIR", t.TempDir())
 	c := exec.Command("hetc", "--json", "bench", "solver", "--soc", "snapdragon-8gen3", "--costs", "costs.yaml", "--model", d.model, "--workload", "w.yaml", "--markdown", "b.md")

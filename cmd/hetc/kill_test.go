@@ -7,14 +7,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/profiler/record"
 )
 
 // A profile that is killed ten times loses nothing it had written, and --resume goes on each time.
 func TestKilledProfileResumes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("kills a real profile ten times, about ten seconds; run without -short")
-	}
+	require.Slow(t)
 	dir := t.TempDir()
 	model, err := filepath.Abs("../../testdata/models/tiny-llama-kjv")
 	if err != nil {

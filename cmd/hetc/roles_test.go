@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/planir/bundle"
 )
@@ -15,6 +17,7 @@ import (
 // A trusted key that signed a blob under a role it is not used as, or that begins with another plan: refused where the
 // blob is used, with the step and the code of verification, whatever the blob is called.
 func TestWrongRoles(t *testing.T) {
+	require.Slow(t)
 	whole := artifacts(t)
 	key, err := emit.LoadSigningKey(whole.at("k.key"))
 	if err != nil {

@@ -10,11 +10,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 // A signal ends every command that takes long with the documented exit code and a hint, and leaves nothing
 // half written. A command that is faster than the signal succeeds, and its output is whole.
 func TestSignals(t *testing.T) {
+	require.Slow(t)
 	whole := artifacts(t)
 	more := &dir{T: t, path: t.TempDir(), model: whole.model, artifacts: whole.path}
 	more.hetc("profile --soc snapdragon-8gen3 --model llama-3-8b -o big.jsonl")

@@ -12,10 +12,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 // The static programs open no libraries: none is linked, and a driver that needs one is refused by name.
 func TestStaticDrivers(t *testing.T) {
+	require.Slow(t)
 	root := t.TempDir()
 	build := exec.Command("go", "build", "-trimpath", "-tags", "hetc_static", "-ldflags", "-s -w", "-o", root, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -57,6 +60,7 @@ func checkStatic(t *testing.T, exe string) {
 // The static hetrun is one file that needs nothing else: no loader, no library, no /proc. It needs as much memory as
 // its plan says.
 func TestStatic(t *testing.T) {
+	require.Slow(t)
 	root := t.TempDir()
 	exe := filepath.Join(root, "hetrun")
 	build := exec.Command("go", "build", "-trimpath", "-tags", "hetc_static", "-ldflags", "-s -w", "-o", exe, "../hetrun")

@@ -9,15 +9,15 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 // Time in which the process is stopped (Ctrl-Z, a debugger) is no time in which its lanes were waited for: a run that is stopped
 // for longer than its deadline goes on.
 func TestStoppedLongerThanTheDeadline(t *testing.T) {
+	require.Slow(t)
 	const deadline = 2 * time.Second
-	if testing.Short() {
-		t.Skip("measures and emits a real bundle, and stops runs for seconds; run without -short")
-	}
 	d := artifacts(t)
 	app, key := hostBundle(t)
 	t.Parallel() // it sleeps

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
@@ -61,9 +63,7 @@ var damages = []struct {
 // afterwards is printed: what is printed is what the whole bundle gives, or the beginning of it with an exit code that says
 // so. With --copy nothing matters that comes after the check.
 func TestBundleDamagedInUse(t *testing.T) {
-	if testing.Short() {
-		t.Skip("measures, emits and runs a real bundle some thirty times, half a minute; run without -short")
-	}
+	require.Slow(t)
 	app, key := hostBundle(t)
 	start := func(path, kernels string, flags ...string) (*exec.Cmd, *lines, *bytes.Buffer) {
 		args := append([]string{path, "--trust", key, "--any-machine", "--prompt", "In the beginning", "--max-tokens", "200"}, flags...)

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/cmd/internal/solving"
 	"github.com/hetc/hetc/solver"
 )
@@ -52,6 +54,7 @@ func limited(t *testing.T, d *dir, args ...string) (text string, code int, rss i
 // Solving keeps within its working memory: by what it counts, and by what the system says of the process. The plan does not
 // depend on how much it may keep. With too little it refuses, with what to do.
 func TestWorkingMemory(t *testing.T) {
+	require.Slow(t)
 	d := &dir{T: t, path: t.TempDir(), model: artifacts(t).model}
 	d.must(os.WriteFile(d.at("w.yaml"), []byte(workingWorkload), 0o600))
 	if text, code, _ := limited(t, d, "profile", "--soc", "snapdragon-8gen3", "--model", d.model, "--workload", "w.yaml", "--rounds", "1", "-o", "r.jsonl"); code != 0 {

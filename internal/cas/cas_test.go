@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -458,6 +460,7 @@ func TestOpenRefuses(t *testing.T) {
 // Whatever is put, evicted, damaged and asked for: an answer is right or missing, the bound holds, and
 // what was put last and undamaged is there.
 func TestProperty(t *testing.T) {
+	require.Slow(t)
 	rapid.Check(t, func(t *rapid.T) {
 		dir, err := os.MkdirTemp("", "cas")
 		if err != nil {

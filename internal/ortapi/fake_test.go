@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/native"
 )
@@ -40,6 +42,7 @@ func compile(t *testing.T, defs ...string) string {
 
 // What is wrong with a library is told apart, by name, and is of the class that commands exit with.
 func TestLoadRefuses(t *testing.T) {
+	require.Slow(t)
 	dir := t.TempDir()
 	text := filepath.Join(dir, "text.so")
 	if err := os.WriteFile(text, []byte("no library"), 0o600); err != nil {

@@ -62,3 +62,12 @@ func find() string {
 		dir = up
 	}
 }
+
+// Slow ends a test of more than a second or two when tests are asked to be short, as make test asks them; make test-long
+// runs it.
+func Slow(tb testing.TB) {
+	tb.Helper()
+	if testing.Short() {
+		tb.Skip("takes seconds: make test-long runs it")
+	}
+}

@@ -16,6 +16,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -143,6 +145,7 @@ func drawRecipe(t *rapid.T) *recipe {
 // What is accepted has its contents back in each mode, and writing it again in either form
 // and back gives the same bytes.
 func TestRoundTrip(t *testing.T) {
+	require.Slow(t)
 	t.Parallel()
 	base := t.TempDir()
 	n := 0
@@ -665,6 +668,7 @@ func TestRatchet(t *testing.T) {
 
 // Every bit of the header, the envelope and the table; every truncation; extensions.
 func TestEveryMutationIsRefused(t *testing.T) {
+	require.Slow(t)
 	t.Parallel()
 	for _, keys := range [][]testKey{{keyA}, {keyA, keyB}} {
 		r := baseRecipe()
@@ -728,6 +732,7 @@ func payloadBytes(t *testing.T, file []byte) int {
 }
 
 func TestEveryTruncationIsRefused(t *testing.T) {
+	require.Slow(t)
 	t.Parallel()
 	r := baseRecipe()
 	data := r.build()

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -88,6 +89,7 @@ func TestKey(t *testing.T) {
 // TestEveryCut cuts the file at every byte: what remains is read up to the last whole line. For cuts
 // in the last line and some before it, resuming and measuring again ends in the same file.
 func TestEveryCut(t *testing.T) {
+	require.Slow(t)
 	syncFile = func(*os.File) error { return nil }
 	defer func() { syncFile = (*os.File).Sync }()
 	path := create(t, 3)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/models/safetensors"
@@ -26,6 +28,7 @@ var lengths = []int{1, 7, 33, 130}
 // and with the portable ones, divided over two processors in several ways, and in chunks.
 // HETC_ARCH_DIR adds a directory of such models.
 func TestArchitectures(t *testing.T) {
+	require.Slow(t)
 	dirs := archDirs(t)
 	a, b := cores(t)
 	type setup struct {
@@ -106,6 +109,7 @@ func archDirs(t *testing.T) []string {
 // Quantised plans divided by columns, by rows and over experts' columns give the very bits of the undivided
 // plan, for every operator that any architecture has.
 func TestQuantisedArchitectures(t *testing.T) {
+	require.Slow(t)
 	a, b := cores(t)
 	for _, config := range archDirs(t) {
 		dir := filepath.Dir(config)

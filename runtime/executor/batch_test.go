@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
@@ -167,6 +169,7 @@ func same(t testing.TB, what string, alone, together []trace, limit float64) {
 // Sequences that are decoded together compute the very bits of each of them alone in every quantised scheme: with the
 // kernels of every tier that this CPU has, on one core and several, divided over two processors.
 func TestBatchComputesTheSameBits(t *testing.T) {
+	require.Slow(t)
 	m := open(t)
 	a, b := cores(t)
 	list := prompts(m.Vocab, 5, 1, 17, 30)
@@ -204,6 +207,7 @@ func TestBatchComputesTheSameBits(t *testing.T) {
 
 // The same for every architecture: windows, rotations that depend on the length, experts.
 func TestBatchArchitectures(t *testing.T) {
+	require.Slow(t)
 	a, b := cores(t)
 	for i, config := range archDirs(t) {
 		if raceEnabled && i%4 != 0 {

@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
@@ -47,6 +49,7 @@ func among(r *rand.Rand, names ...string) layoutOf {
 // Processors of one core compute what one of them computes alone, bit for bit, whatever is given to which and whoever waits
 // for whom: two on the control core, one of them with a second core; one apart from them; two beside two.
 func TestProcessorsOfOneCore(t *testing.T) {
+	require.Slow(t)
 	m := open(t)
 	s0, s1 := cores(t)
 	ids, _ := ref[int32](t, "ids_3")

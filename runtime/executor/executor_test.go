@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/emit"
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/mem"
@@ -284,11 +286,14 @@ func TestReferenceLogits(t *testing.T) {
 		if raceEnabled && len(c.procs) == 1 && c.procs[0].Select == s0 {
 			continue // one lane races with nobody
 		}
+		if testing.Short() && c.procs[0].Options != nil {
+			continue // other kernels than the fastest are slow, and compared with these in drivertest
+		}
 		t.Run(c.name, func(t *testing.T) {
 			p := makePlan(t, m, c.procs, c.rows, 256, op.A32W32, c.f)
 			x := machine(t, m, p, executor.Options{})
 			for i := 0; i < 4; i++ {
-				if raceEnabled && i%3 != 0 {
+				if (raceEnabled || testing.Short()) && i%3 != 0 {
 					continue
 				}
 				ids, _ := ref[int32](t, fmt.Sprintf("ids_%d", i))
@@ -353,6 +358,7 @@ func TestFusedSteps(t *testing.T) {
 // and rows the results are equal bit for bit; pairs add partial sums in another order, which moves
 // single activations to the next quantisation step but costs no quality.
 func TestSplitsOfQuantisedPlansAgree(t *testing.T) {
+	require.Slow(t)
 	m := open(t)
 	s0, s1 := cores(t)
 	ids, _ := ref[int32](t, "ids_3")

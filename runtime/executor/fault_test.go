@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/emit"
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/planir"
@@ -36,6 +38,7 @@ func within(t *testing.T, limit time.Duration, f func()) {
 
 // Who interrupts a processor that hangs does not wait for the deadline.
 func TestInterruptedHang(t *testing.T) {
+	require.Slow(t)
 	m := open(t)
 	s0, s1 := cores(t)
 	p := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, []int{1, 16}, 64, op.A32W32, byPairs)
@@ -66,6 +69,7 @@ func TestInterruptedHang(t *testing.T) {
 
 // A lane that fails or hangs at any step ends every lane, with the first failure as the error.
 func TestLaneFaults(t *testing.T) {
+	require.Slow(t)
 	m := open(t)
 	s0, s1 := cores(t)
 	apart := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, []int{1, 16}, 64, op.A32W32, byPairs)
@@ -81,8 +85,8 @@ func TestLaneFaults(t *testing.T) {
 		for _, hang := range []bool{false, true} {
 			for _, k := range []int{1, 2, 7, 30, 61} {
 				t.Run(fmt.Sprintf("%s hang=%v step %d", name, hang, k), func(t *testing.T) {
-					if hang && testing.Short() {
-						t.Skip("hangs wait for deadlines; run without -short")
+					if hang && drivertest.Race {
+						t.Skip("hangs wait for deadlines, and show no race that failures do not")
 					}
 					ctx, cancel := context.WithCancel(context.Background())
 					defer cancel() // ends the injected hang, so that the test leaves no thread behind

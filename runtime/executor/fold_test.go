@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
@@ -75,6 +77,7 @@ func calibrated(t *testing.T, m *models.Model, p *planir.Plan, cal *calibration.
 // Folding changes no float32 result: with powers of two not a bit, with any other factors no more than
 // rounding does. On every architecture; of some divided over two processors.
 func TestFoldsChangeNothing(t *testing.T) {
+	require.Slow(t)
 	a, b := cores(t)
 	groups := 0
 	for i, config := range archDirs(t) {

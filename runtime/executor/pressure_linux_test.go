@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"golang.org/x/sys/unix"
 
 	ortcompiler "github.com/hetc/hetc/emit/compile/ort"
@@ -100,6 +102,7 @@ func press(t *testing.T) (collections, signals func() int64) {
 // Decoding under garbage collections and signals computes, bit for bit, what the same executables compute one after another on
 // one thread: 10,000 tokens with HETC_LONG=1.
 func TestDecodeUnderPressure(t *testing.T) {
+	require.Slow(t)
 	tokens := 300
 	if os.Getenv("HETC_LONG") != "" {
 		tokens = 10_000

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/models/safetensors"
@@ -359,6 +361,7 @@ func spread(n, vocab int) []int32 {
 
 // Models of any shape and storage give the logits of the plain formulas, however plans divide them.
 func TestOddShapes(t *testing.T) {
+	require.Slow(t)
 	s0, s1 := cores(t)
 	three := simulated(t)
 	one := func(kernels string) []planir.Proc { return []planir.Proc{proc("a", s0, kernels)} }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
@@ -76,6 +78,7 @@ func changed(got, want []float32) float64 {
 // Static scales on every architecture, with experts, tied heads and folds: near float32, and however a plan divides or
 // batches the work the same bits, because no scale depends on who computes what beside what.
 func TestStaticArchitectures(t *testing.T) {
+	require.Slow(t)
 	a, b := cores(t)
 	tried := 0
 	for i, config := range archDirs(t) {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/emit"
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/diag"
@@ -20,6 +22,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/drivertest"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 	"github.com/hetc/hetc/runtime/executor"
@@ -80,6 +83,7 @@ func mapWeights(t *testing.T, p *planir.Plan, m *models.Model) *mappedWeights {
 // A page of weights that goes away under any kernel, on the lane's thread or a helper's, is an error of the call; the
 // machine stays whole and goes on once the pages are there again.
 func TestWeightsThatVanish(t *testing.T) {
+	require.Slow(t)
 	if len(kernel.Sets()) == 0 {
 		t.Fatal("no kernel sets")
 	}
@@ -97,7 +101,7 @@ func TestWeightsThatVanish(t *testing.T) {
 				if both && scheme == op.A8TQ8C {
 					m = experts
 				}
-				if testing.Short() && (both || scheme == op.A32W16) {
+				if drivertest.Race && (both || scheme == op.A32W16) {
 					continue
 				}
 				procs := []planir.Proc{proc("a", s0, set.Name), proc("b", s1, set.Name)}

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/affinity"
@@ -157,6 +159,7 @@ func (r *random) once() error {
 // Whatever lanes there are, on whatever threads, and whoever waits for whom: every step runs once in every iteration, after
 // those it waits for, and nothing hangs.
 func TestRandomSections(t *testing.T) {
+	require.Slow(t)
 	rapid.Check(t, func(t *rapid.T) {
 		r := newRandom(t)
 		if err := r.m.startCrews(); err != nil {
@@ -183,6 +186,7 @@ func TestRandomSections(t *testing.T) {
 
 // A step that fails ends the section on every lane, and the next one runs.
 func TestRandomFailures(t *testing.T) {
+	require.Slow(t)
 	rapid.Check(t, func(t *rapid.T) {
 		r := newRandom(t)
 		if err := r.m.startCrews(); err != nil {
@@ -206,6 +210,7 @@ func TestRandomFailures(t *testing.T) {
 
 // A deadline that passes while lanes wait is an error or is just met; whatever happens, the next section runs.
 func TestRandomDeadlines(t *testing.T) {
+	require.Slow(t)
 	rapid.Check(t, func(t *rapid.T) {
 		r := newRandom(t)
 		if err := r.m.startCrews(); err != nil {

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -634,6 +636,7 @@ func FuzzEncode(f *testing.F) {
 // Files as large as is permitted that try to fill memory. What the garbage collector did not see at once
 // counts too, so the true peak is lower.
 func TestHostileFiles(t *testing.T) {
+	require.Slow(t)
 	fill := func(size int, begin, repeat, end string) []byte {
 		var b bytes.Buffer
 		b.Grow(size)

@@ -16,6 +16,7 @@ import (
 // TestBucketsHiGHS compares instances of up to 64 lengths with the linear program's optimum: objective, and, as ties have an
 // order, the sizes.
 func TestBucketsHiGHS(t *testing.T) {
+	require.Slow(t)
 	require.Deps()
 	general, err := highs.Open()
 	if err != nil {

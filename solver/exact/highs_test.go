@@ -80,6 +80,7 @@ func medium(seed uint64) *problem.Joint {
 
 // The exact engine and HiGHS agree on 30 medium instances (HETC_LONG=1: 300), to the tolerance of the latter.
 func TestJointEqualsHiGHS(t *testing.T) {
+	require.Slow(t)
 	require.Deps()
 	engine, err := highs.Open()
 	if err != nil {

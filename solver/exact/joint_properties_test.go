@@ -283,7 +283,11 @@ func TestHopeless(t *testing.T) {
 			none++
 		}
 	})
-	if named < 10 || none < 10 {
+	least := 10
+	if testing.Short() {
+		least = 2 // rapid draws a fifth
+	}
+	if named < least || none < least {
 		t.Fatalf("%d instances had a hopeless limit, %d none", named, none)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
 )
@@ -151,6 +153,7 @@ func llama(seed uint64, buckets int, fraction float64, shared bool) *problem.Joi
 // 1.15.1 proves. A bound that is only as good as subgradients make it leaves 0.09 % of the first, and a search that does not
 // close what no longer fits beside what is open 0.35 % of the second.
 func TestJointLlama(t *testing.T) {
+	require.Slow(t)
 	for _, x := range []struct {
 		file string
 		want int64

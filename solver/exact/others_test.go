@@ -95,6 +95,7 @@ func (c command) Solve(ctx context.Context, m *milp.Model, _ milp.Options) (out 
 
 // GLPK and CBC find what exact finds, for models of all families, in both formats.
 func TestOtherProgramsAgree(t *testing.T) {
+	require.Slow(t)
 	var joint []*problem.Joint
 	for seed := uint64(0); len(joint) < 2; seed++ {
 		j := medium(seed)

@@ -32,6 +32,7 @@ func mediumScales(n int) []*problem.Scales {
 
 // HiGHS finds scales as good as exact's, for both rules.
 func TestScalesHiGHS(t *testing.T) {
+	require.Slow(t)
 	require.Deps()
 	general, err := highs.Open()
 	if err != nil {

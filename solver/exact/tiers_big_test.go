@@ -6,6 +6,8 @@ import (
 	"os"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/solver/problem"
 )
@@ -51,6 +53,7 @@ func TestTiersOfALargeModelInARegion(t *testing.T) {
 // Limits that couple the layers of a model leave gaps far below 1 %: of dropped rows, lost saliency, graphs, the
 // region, and NPUMoE's order.
 func TestTiersUnderLimitsOfAModel(t *testing.T) {
+	require.Slow(t)
 	for _, c := range []struct {
 		name  string
 		limit func(p *problem.Tiers)

@@ -37,6 +37,7 @@ func mediumTiers(seed uint64) *problem.Tiers {
 }
 
 func TestTiersEqualHiGHS(t *testing.T) {
+	require.Slow(t)
 	require.Deps()
 	h, err := highs.Open()
 	if err != nil {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -301,6 +303,7 @@ func bruteLost(c *problem.Curve, rows []int32, capacity int) int64 {
 func last16(c *problem.Curve) int64 { return c[problem.SaliencySteps-1] }
 
 func TestTiersEqualBruteForce(t *testing.T) {
+	require.Slow(t)
 	n := 2000
 	if os.Getenv("HETC_LONG") != "" {
 		n = 10_000

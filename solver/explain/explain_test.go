@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir/op"
@@ -132,6 +134,7 @@ func conflicts(t *testing.T) map[string]struct {
 
 // A search for a conflict tells where it stands, also from within the solves that it makes.
 func TestConflictTellsProgress(t *testing.T) {
+	require.Slow(t)
 	in := conflicts(t)["nothing may be lost in 8 bit"].in
 	in.Engine = exact.Engine{}
 	_, reason := solver.Solve(context.Background(), in)
@@ -166,6 +169,7 @@ func TestConflictTellsProgress(t *testing.T) {
 // The limits named are a smallest set in conflict, as solving under every subset of them shows; of every limit in it
 // the value named has a plan.
 func TestConflicts(t *testing.T) {
+	require.Slow(t)
 	for name, c := range conflicts(t) {
 		t.Run(name, func(t *testing.T) {
 			if name != "nothing may be lost in 8 bit" && os.Getenv("HETC_LONG") == "" {
@@ -274,6 +278,7 @@ func TestPareto(t *testing.T) {
 // What is named in place of a limit was solved: with it there is a plan. Without a proof the error does not say that
 // there is none.
 func TestNamedValuesWork(t *testing.T) {
+	require.Slow(t)
 	for name, limit := range map[string]func(in *solver.Input, frugal, small *solver.Result){
 		"memory": func(in *solver.Input, _, small *solver.Result) { in.MaxMemory = small.Plan.Memory.Total * 9 / 10 },
 		"energy": func(in *solver.Input, frugal, _ *solver.Result) {

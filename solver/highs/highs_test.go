@@ -168,6 +168,7 @@ func bruteForce(m *milp.Model) (best float64, ok bool) {
 }
 
 func TestEnumeration(t *testing.T) {
+	require.Slow(t)
 	e := engine(t)
 	found := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -191,6 +192,7 @@ func TestEnumeration(t *testing.T) {
 
 // Answers are the same bits in every run.
 func TestSameBits(t *testing.T) {
+	require.Slow(t)
 	e := engine(t)
 	for _, m := range []*milp.Model{assignment(20, 1), hard(12, 2, 3)} {
 		a, b := must(t, e, m, milp.Options{}), must(t, e, m, milp.Options{})
@@ -218,6 +220,7 @@ func TestLicences(t *testing.T) {
 
 // Every name of the table is in the module, and its version is the expected one: instance checks that.
 func TestTable(t *testing.T) {
+	require.Slow(t)
 	e := engine(t)
 	if err := e.Start(context.Background()); err != nil {
 		t.Fatal(err)
@@ -426,6 +429,7 @@ func TestStatuses(t *testing.T) {
 
 // A limit of nodes ends a search at the same place each time, with a bound below the solution it has.
 func TestNodeLimit(t *testing.T) {
+	require.Slow(t)
 	e := engine(t)
 	m := hard(40, 4, 7)
 	a, b := must(t, e, m, milp.Options{Nodes: 20}), must(t, e, m, milp.Options{Nodes: 20})
@@ -448,6 +452,7 @@ func TestTimeLimit(t *testing.T) {
 
 // A start is what is returned when nothing better is found in time; one that breaks a row does no harm.
 func TestStart(t *testing.T) {
+	require.Slow(t)
 	e := engine(t)
 	m := hard(12, 2, 3)
 	best := must(t, e, m, milp.Options{})
@@ -468,6 +473,7 @@ func TestStart(t *testing.T) {
 }
 
 func TestLogAndProgress(t *testing.T) {
+	require.Slow(t)
 	e := engine(t)
 	m := hard(30, 3, 7)
 	var lines []string
@@ -546,9 +552,8 @@ func TestMemoryIsBounded(t *testing.T) {
 
 // Whatever is wrong with the cache, solves go on.
 func TestCache(t *testing.T) {
-	if engine(t); testing.Short() {
-		t.Skip("compiles several times")
-	}
+	require.Slow(t)
+	engine(t)
 	user := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", user)
 	t.Setenv("HOME", user)         // macOS

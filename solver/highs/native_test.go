@@ -32,6 +32,7 @@ func nativeEngine(t testing.TB) *Native {
 
 // Two builds of one release find the same objectives, and almost always the same values.
 func TestNativeAgrees(t *testing.T) {
+	require.Slow(t)
 	w, n := engine(t), nativeEngine(t)
 	for _, m := range []*milp.Model{assignment(12, 3), hard(12, 2, 3)} {
 		a, b := must(t, w, m, milp.Options{}), must(t, n, m, milp.Options{})
@@ -60,6 +61,7 @@ func TestNativeAgrees(t *testing.T) {
 }
 
 func TestNativeOptions(t *testing.T) {
+	require.Slow(t)
 	n := nativeEngine(t)
 	m := hard(30, 3, 7)
 	var lines []string
@@ -155,6 +157,7 @@ func TestNativeOtherLibrary(t *testing.T) {
 
 // The pipe is read while the process writes: long logs block nobody.
 func TestNativeLongLog(t *testing.T) {
+	require.Slow(t)
 	n := nativeEngine(t)
 	lines := 0
 	begun := time.Now()

@@ -66,9 +66,15 @@ func Base(strategy planir.Strategy) planir.Strategy {
 	return strategy
 }
 
-// SameShares reports whether two decisions of one node divide it alike.
+// SameShares reports whether two decisions of one node divide it alike, whatever they are predicted to take.
 func SameShares(a, b *planir.Decision) bool {
-	return a.Strategy == b.Strategy && a.Axis == b.Axis && a.ShareText() == b.ShareText()
+	return a.Strategy == b.Strategy && a.Axis == b.Axis && slices.EqualFunc(a.Shares, b.Shares, func(x, y planir.Share) bool {
+		x.PredictNS, y.PredictNS = 0, 0
+		if a.Axis == planir.AxisNone { // nothing is divided
+			x.From, x.To, y.From, y.To = 0, 0, 0, 0
+		}
+		return x == y
+	})
 }
 
 // candidate prices a node divided in shares, each in the rows and form that are cheapest. An error tells why that

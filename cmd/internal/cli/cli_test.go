@@ -17,6 +17,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -42,6 +44,7 @@ func TestMain(m *testing.M) {
 
 // A second signal ends a command that does not heed the first one.
 func TestSecondSignal(t *testing.T) {
+	require.Slow(t)
 	if runtime.GOOS == "windows" {
 		t.Skip("sends signals")
 	}

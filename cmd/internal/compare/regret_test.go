@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/profiler/stat"
 	"github.com/hetc/hetc/socs"
@@ -16,6 +18,7 @@ import (
 // nothing else: what operators take, launches, joined steps, hand-overs and what the memory allows are fitted on one side and
 // described on the other.
 func TestExecutedIsPredicted(t *testing.T) {
+	require.Slow(t)
 	cases := []struct {
 		soc, model string
 		ways       []string // of alternatives; nil: all
@@ -77,6 +80,7 @@ func TestExecutedIsPredicted(t *testing.T) {
 // Of executions on the virtual clock 95 % take what the prediction's interval says, with and without noise in the samples that costs are
 // fitted to and in the executions. The intervals are narrow enough to mean something.
 func TestExecutionsLieWithinIntervals(t *testing.T) {
+	require.Slow(t)
 	names, catalog := []string{"../../../testdata/models/tiny-llama-kjv"}, []string{"apple-m2-max", "core-ultra-5-125h", "snapdragon-8gen1"}
 	if os.Getenv("HETC_LONG") != "" {
 		names, catalog = append(names, regretModels...), socs.Catalog()

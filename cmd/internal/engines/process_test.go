@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 )
 
@@ -55,6 +57,7 @@ func TestRun(t *testing.T) {
 
 // The memory of a process is its own, also where it is smaller than that of the process that started it.
 func TestPeakMemory(t *testing.T) {
+	require.Slow(t)
 	ballast := make([]byte, 64<<20)
 	for i := range ballast {
 		ballast[i] = byte(i)
@@ -80,6 +83,7 @@ func TestPeakMemory(t *testing.T) {
 
 // A program that fails, hangs, floods or does not exist is named, with its last words.
 func TestRunFails(t *testing.T) {
+	require.Slow(t)
 	for name, c := range map[string]struct {
 		script string
 		limit  time.Duration

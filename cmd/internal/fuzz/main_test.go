@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 const broken = `package broken
@@ -54,9 +56,7 @@ func FuzzHang(f *testing.F) {
 
 // A target that crashes, one that takes too much memory and one that never ends are failures, each by its name.
 func TestFailuresAreFound(t *testing.T) {
-	if testing.Short() {
-		t.Skip("compiles a module and fuzzes it for seconds; run without -short")
-	}
+	require.Slow(t)
 	dir := t.TempDir()
 	for name, text := range map[string]string{"go.mod": "module broken\n\ngo 1.26\n", "b.go": "package broken\n", "b_test.go": broken} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/emit"
@@ -480,6 +482,7 @@ func states(r *Report) string {
 }
 
 func TestEachAtMostOnce(t *testing.T) {
+	require.Slow(t)
 	w := newWork(t, twoByTwo)
 	c := &counter{}
 	r := w.ok(t, "cache", c, nil)
@@ -568,6 +571,7 @@ func (w *work) withoutCache(t *testing.T, change func(*Options)) *Report {
 }
 
 func TestDryRunWritesNothing(t *testing.T) {
+	require.Slow(t)
 	w := newWork(t, twoByTwo)
 	dry := func(o *Options) { o.DryRun = true }
 	r := w.ok(t, "cache", &counter{}, dry)
@@ -593,6 +597,7 @@ func TestDryRunWritesNothing(t *testing.T) {
 
 // Cells that fail, in whatever way, stop no other.
 func TestFailuresStayAlone(t *testing.T) {
+	require.Slow(t)
 	w := newWork(t, `schema: hetc.build/1
 models: [a, missing, {model: tinyllama-1.1b, name: shapes}]
 socs: [apple-m2-ultra, real.yaml, recorded.yaml]
@@ -728,6 +733,7 @@ func TestChangingInputs(t *testing.T) {
 
 // What a killed build left in the making goes, what else is there stays.
 func TestLeftovers(t *testing.T) {
+	require.Slow(t)
 	w := newWork(t, twoByTwo)
 	only := func(o *Options) { o.Only = "apple-m2-ultra/a/chat" }
 	w.ok(t, "cache", &counter{}, only)
@@ -747,6 +753,7 @@ func TestLeftovers(t *testing.T) {
 
 // An interruption ends a build at once, and what is finished is kept.
 func TestInterrupted(t *testing.T) {
+	require.Slow(t)
 	w := newWork(t, twoByTwo)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -816,6 +823,7 @@ func TestSigning(t *testing.T) {
 
 // Outlines lie where the configuration says, follow the plans, and a plan that changes is told with what changed.
 func TestOutlines(t *testing.T) {
+	require.Slow(t)
 	w := newWork(t, twoByTwo+"outlines: plans\nexclude: [{soc: snapdragon-8gen3}, {model: b}]\n")
 	r := w.ok(t, "cache", &counter{}, nil)
 	file := filepath.Join(w.dir, "plans", "apple-m2-ultra", "a", "chat.txt")

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"pgregory.net/rapid"
 )
 
@@ -26,6 +28,7 @@ func near(t *testing.T, paper string, tolerance float64, pairs map[string]value)
 }
 
 func TestHeteroInferByHand(t *testing.T) {
+	require.Slow(t)
 	pairs := map[string]value{}
 	exact := hetero("dc_t3_exact_rows_strategy").at("transcriber_computed")
 	for i, p := range measuredRows() {
@@ -74,6 +77,7 @@ func TestHeteroInferByHand(t *testing.T) {
 
 // What table3 says about where a decision holds is so: it holds at the ends of the interval and not beyond them.
 func TestTable3Intervals(t *testing.T) {
+	require.Slow(t)
 	base, err := table3Base()
 	if err != nil {
 		t.Fatal(err)

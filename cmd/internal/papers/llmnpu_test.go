@@ -5,9 +5,12 @@ import (
 	"math"
 	"strings"
 	"testing"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 func TestLLMNPUByHand(t *testing.T) {
+	require.Slow(t)
 	pairs := map[string]value{}
 	ratios, tops, cut := npuFact("dc_t3_ratios").at("transcriber_computed"),
 		npuFact("dc_t3_tops").at("transcriber_computed", "tops"), npuFact("dc_t3_partition").at("transcriber_computed")
@@ -55,6 +58,7 @@ func TestLLMNPUByHand(t *testing.T) {
 
 // What the data mark as uncertain is not taken for right: cells that do not add up have a row.
 func TestUncertainCellsAreShown(t *testing.T) {
+	require.Slow(t)
 	shown := map[string]bool{}
 	for _, r := range rowsOf(t, "llmnpu") {
 		shown[r.ID] = true

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/golden"
+	"github.com/hetc/hetc/internal/require"
 )
 
 func TestMain(m *testing.M) { os.Exit(golden.Main(m)) }
@@ -49,6 +50,7 @@ func rowsOf(t *testing.T, paper string) []Row {
 
 // Every number stands in a golden file, as hetc reproduce --json prints it: the same comes out each time.
 func TestRows(t *testing.T) {
+	require.Slow(t)
 	for _, paper := range Papers {
 		t.Run(paper, func(t *testing.T) {
 			rows := rowsOf(t, paper)

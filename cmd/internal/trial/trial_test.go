@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir/calibration"
@@ -95,6 +97,7 @@ func measure(t *testing.T, m *Model, x *Text, step int, schemes ...func(node str
 // agreement of a8t/q8c, and of a8t/q4b32 with an 8-bit head, for which scales are searched here. Twelve windows
 // here: their values lie within the spread of such samples.
 func TestAgreesWithAnotherImplementation(t *testing.T) {
+	require.Slow(t)
 	m := open(t, demo)
 	x := text(t, m, 12)
 	same := func(s op.Scheme) func(string) op.Scheme { return func(string) op.Scheme { return s } }
@@ -133,6 +136,7 @@ func TestDecodeEqualsPrefill(t *testing.T) {
 }
 
 func TestCalibrate(t *testing.T) {
+	require.Slow(t)
 	m := open(t, demo)
 	run := func() *calibration.Calibration {
 		last := 0
@@ -184,6 +188,7 @@ func TestCalibrate(t *testing.T) {
 // implementation measured 0.0123, with ranges of 64 windows and on 60. Folding and clipping take most of that away, and so do
 // two scales, without clipping; with them one is measured too.
 func TestStaticScales(t *testing.T) {
+	require.Slow(t)
 	m := open(t, demo)
 	last := 0
 	c, err := Calibrate(context.Background(), m, CalibrateOptions{Text: text(t, m, 10), Schemes: []op.Scheme{op.A8S2Q8C}, Progress: func(done, all int, _ string) { last = all - done }})
@@ -218,6 +223,7 @@ func TestStaticScales(t *testing.T) {
 
 // Every kind of layer: experts, shared ones, layers of several classes, caps.
 func TestCalibrateArchitectures(t *testing.T) {
+	require.Slow(t)
 	rng := rand.New(rand.NewSource(1))
 	for _, name := range []string{"gemma2-caps", "qwen2-moe-dense-layers-fused", "qwen2-moe-shared", "phi-partial", "olmoe-clip-fused"} {
 		t.Run(name, func(t *testing.T) {
@@ -328,6 +334,7 @@ func withOutliers(t *testing.T) string {
 
 // Outlier channels are found, cost what they are known to cost, and cost nothing once they are folded.
 func TestOutliers(t *testing.T) {
+	require.Slow(t)
 	m, plain := open(t, withOutliers(t)), open(t, demo)
 	run := func(m *Model) *calibration.Calibration {
 		c, err := Calibrate(context.Background(), m, CalibrateOptions{Text: text(t, m, 4), Schemes: []op.Scheme{op.A8TQ8C}})
@@ -379,6 +386,7 @@ var calibrated *calibration.Calibration
 
 // Nothing is left behind, also when a run is interrupted.
 func TestInterrupted(t *testing.T) {
+	require.Slow(t)
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
 	m := open(t, demo)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
@@ -104,6 +106,7 @@ func TestStaticScaleRefused(t *testing.T) {
 
 // More workers than cores, as on larger machines: results do not depend on their number.
 func TestManyWorkers(t *testing.T) {
+	require.Slow(t)
 	const m, fan, k, n = 37, 3, 64, 1000
 	core := affinity.Cores()[0]
 	graphs := []op.Graph{

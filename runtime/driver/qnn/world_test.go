@@ -62,6 +62,7 @@ func libraries(t *testing.T, provider, backend []string) string {
 
 // Whatever the libraries do, opening them is an error that says so, in time, and nothing is printed or left running.
 func TestOpenWorld(t *testing.T) {
+	require.Slow(t)
 	old := startLimit
 	t.Cleanup(func() { startLimit = old })
 	good := []string{"FAKE_BACKEND"}

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 // productions are a grammar of templates that are right in their syntax and mostly in their types, so that a fuzzer tries
@@ -130,6 +132,7 @@ func TestSpelled(t *testing.T) {
 // FuzzGrammar looks for templates that take more time, memory or stack than they are charged for: the process ends, or
 // the fuzzer sees that it hangs or grows. The answer must not depend on anything but the template.
 func FuzzGrammar(f *testing.F) {
+	require.Slow(f)
 	for i := range 256 {
 		f.Add([]byte(strconv.Itoa(i * 7919)))
 		f.Add([]byte{7, 1, byte(i / 128), byte(i), 2, byte(i), byte(i / 3), 3, 9, byte(i), 1, 2, 3})

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 // shared is a template that doubles ns.x by sharing: rounds levels of pairs, of which each holds the one below twice.
@@ -103,6 +105,7 @@ func numbered(before, after string, count int) string {
 // TestCostlyTemplates bounds what a template of at most 64 KiB takes. The time is generous, and on a busy machine or under the race
 // detector that of a plain loop counts; most cases end in well under a second.
 func TestCostlyTemplates(t *testing.T) {
+	require.Slow(t)
 	start := time.Now()
 	if _, err := render("{% for i in range(100000) %}{% for j in range(100000) %}{% set x = i * j %}{% endfor %}{% endfor %}", nil); err == nil {
 		t.Fatal("a loop without end ends")
@@ -150,6 +153,7 @@ func sized() (text string, list *List) {
 // TestEveryBuiltinIsCharged calls every filter, test and method with large operands and looks whether it was charged
 // what a look at them takes, and whether it made more than it was charged for. What is new is tested by being there.
 func TestEveryBuiltinIsCharged(t *testing.T) {
+	require.Slow(t)
 	text, list := sized()
 	e := newEnv(context.Background(), Options{Now: clock})
 	call := func(kind, name string, constant nameSet, run func(v Value, a *callArgs) Value, operand Value, size int, arguments []Value) {

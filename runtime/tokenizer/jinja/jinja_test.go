@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 // clock is the time testdata/language.py gave the reference.
@@ -73,6 +75,7 @@ func TestLanguage(t *testing.T) {
 // Templates that try to take time, memory or files. Each must end with an error; what the whole of it took is
 // printed and, for memory, checked.
 func TestHostileTemplates(t *testing.T) {
+	require.Slow(t)
 	deep := func(open, end string, n int) string { return strings.Repeat(open, n) + "1" + strings.Repeat(end, n) }
 	for name, c := range map[string]struct{ template, want string }{
 		"loops in loops":        {"{% for a in range(100000) %}{% for b in range(100000) %}{% for c in range(100000) %}{% endfor %}{% endfor %}{% endfor %}", "more than"},

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/number"
@@ -514,6 +516,7 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 var names = []string{"MatMulF32", "MatMulBF16", "MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128"}
 
 func TestTwinMatMul(t *testing.T) {
+	require.Slow(t)
 	sets := vectorSets()
 	if len(sets) == 0 {
 		t.Skip("this machine has none of the vector instruction sets")

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
+
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -202,6 +204,7 @@ func TestVecAllocates(t *testing.T) {
 
 // Attention gives a row the same bits in one call for a whole prompt, in chunks, and token by token.
 func TestVecAttentionChunks(t *testing.T) {
+	require.Slow(t)
 	const dim, rows = 64, 150
 	for _, heads := range []int{1, 3, 8, 13} {
 		rng := rand.New(rand.NewPCG(3, uint64(heads)))
@@ -340,9 +343,7 @@ func TestVecShortArguments(t *testing.T) {
 
 // The committed assembly is what the generator writes.
 func TestVecGenerated(t *testing.T) {
-	if testing.Short() {
-		t.Skip("building the generator takes a while")
-	}
+	require.Slow(t)
 	dir := t.TempDir()
 	gen := filepath.Join(dir, "gen")
 	build := exec.Command("go", "build", "-o", gen, ".")
