@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/runtime/driver"

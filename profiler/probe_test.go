@@ -12,9 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
 )

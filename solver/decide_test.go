@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/check"

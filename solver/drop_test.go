@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/workload"

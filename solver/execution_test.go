@@ -6,9 +6,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/check"

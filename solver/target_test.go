@@ -5,9 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/op"

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/profiler/record"
 )
 

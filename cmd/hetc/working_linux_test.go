@@ -9,9 +9,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/cmd/internal/solving"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/solver"
 )
 

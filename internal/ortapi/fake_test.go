@@ -10,10 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/native"
+	"github.com/hetc/hetc/internal/require"
 )
 
 // compile makes a library of testdata/fake.c with the given definitions.

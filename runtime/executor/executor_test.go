@@ -9,11 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/emit"
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"

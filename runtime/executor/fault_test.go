@@ -9,10 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/emit"
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"

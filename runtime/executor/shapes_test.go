@@ -12,9 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/internal/number"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"

@@ -12,12 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/emit"
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
@@ -101,7 +100,8 @@ func TestWeightsThatVanish(t *testing.T) {
 				if both && scheme == op.A8TQ8C {
 					m = experts
 				}
-				if drivertest.Race && (both || scheme == op.A32W16) {
+				few := drivertest.Race || set.Name != kernel.Best().Name // the fastest kernels in every scheme, others in three
+				if few && (both || scheme == op.A32W16 || scheme == op.A8TQ4B128) {
 					continue
 				}
 				procs := []planir.Proc{proc("a", s0, set.Name), proc("b", s1, set.Name)}

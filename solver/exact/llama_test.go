@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
 )

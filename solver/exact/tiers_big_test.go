@@ -6,9 +6,8 @@ import (
 	"os"
 	"testing"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/solver/problem"
 )
 

@@ -10,9 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"

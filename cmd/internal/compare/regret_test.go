@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/profiler/stat"
 	"github.com/hetc/hetc/socs"

@@ -16,9 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
 )
 
 // TestMain also is a program that starts another and waits for it, for TestKilledParent.

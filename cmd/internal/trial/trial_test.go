@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir/calibration"

@@ -17,7 +17,7 @@ func TestDriver(t *testing.T) {
 			s := phone(t)
 			drivertest.Run(t, drivertest.Factory{
 				Driver: sim.New(s), Compiler: compilerFor{sim.NewCompiler(s), proc},
-				Config: driver.Config{Select: proc},
+				Config: driver.Config{Select: proc}, Sampled: true, // it computes with the kernels of host
 				Others: []driver.Config{{Select: map[string]string{"cpu": "gpu", "gpu": "npu", "npu": "cpu"}[proc]}},
 			})
 		})

@@ -9,11 +9,10 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/number"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 )
