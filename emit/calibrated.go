@@ -56,7 +56,8 @@ func (c *Content) factors(group string, layer, want int) ([]float32, error) {
 	return fold.Factors, nil
 }
 
-// staticScales are the scales of what enters a class of products in a layer (-1: of none), as it is after folding.
+// staticScales are the scales of what enters a class of products in a layer (-1: of none), after folding: one for the
+// whole class, or several that rows choose from.
 func (c *Content) staticScales(weight *op.Weight, layer int) ([]float32, error) {
 	var activation *calibration.Activation
 	if c.cal != nil {
@@ -127,8 +128,8 @@ func (c *Content) steps(weight *op.Weight, layer int) ([]float32, error) {
 	var interleave []int
 	if weight.FoldCols != "" {
 		of := &c.plan.Program.Weights[slices.IndexFunc(c.plan.Program.Weights, func(x op.Weight) bool {
-			return x.FoldCols == weight.FoldCols && x.ScaleOf == "" && className(&c.graph, x.Name,
-				max(0, layer)) == weight.ScaleOf
+			return x.FoldCols == weight.FoldCols && x.ScaleOf == "" &&
+				className(&c.graph, x.Name, max(0, layer)) == weight.ScaleOf
 		})]
 		interleave = of.Interleave
 		if divide, err = c.factors(weight.FoldCols, layer, of.N/max(1, len(of.Interleave))); err != nil {
@@ -147,10 +148,9 @@ func (c *Content) steps(weight *op.Weight, layer int) ([]float32, error) {
 	return values, nil
 }
 
-// importance is what the calibration says about the rows of a weight that is packed in blocks, as they
-// are after folding; nil where it says nothing. Mean squares and main directions of what enters are
-// divided by the factors that multiply the rows. Only the last one is kept: placements of a weight and
-// layer follow one another.
+// importance is what the calibration says about the rows of a weight that is packed in blocks, after folding; nil
+// where it says nothing. Folding multiplies a row of the weight and divides what enters it, so mean squares and main
+// directions are divided by the same factors.
 func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
 	if c.cal == nil || !inBlocks(pl.Pack.Scheme) {
 		return nil, nil
@@ -186,17 +186,19 @@ func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Only the last one is kept.
 	clear(c.important) // placements of one weight and layer follow one another
 	c.important[at] = imp
 	return imp, nil
 }
 
-// inBlocks reports whether the calibration decides how a scheme's values are rounded.
+// inBlocks reports whether values are rounded block by block, where the calibration decides how.
 func inBlocks(scheme string) bool {
 	return strings.HasPrefix(scheme, "q4")
 }
 
-// className is the node that multiplies by a weight in a layer, as the calibration names classes.
+// className is the node that multiplies by a weight in a layer, as the calibration names classes; "" for none.
+// Sections without layers are executed once, and match every layer.
 func className(g *models.Graph, weight string, layer int) string {
 	for i := range g.Sections {
 		section := &g.Sections[i]

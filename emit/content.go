@@ -21,8 +21,11 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// Content is everything a plan needs at run time besides itself: compiled graphs and packed weights,
-// made on demand. It serves a bundle's writer and, from memory, an executor.
+// Content is everything a plan needs at run time besides itself: compiled graphs and packed weights. It serves the
+// writer of a bundle and, from memory, an executor.
+//
+// Graphs are compiled when it is made. Weights are packed on demand: one at a time for a bundle, and kept until Close
+// for an executor, which may call Blob and Range from several goroutines.
 type Content struct {
 	plan      *planir.Plan
 	model     *models.Model
@@ -31,10 +34,12 @@ type Content struct {
 	facts     []*groupFacts       // of the groups that were compiled
 	blobs     map[string]planir.WeightBlob
 
+	// Under mu: what an executor keeps in memory.
 	mu     sync.Mutex
 	loaded map[packKey]*mem.Region // packed weights in memory
 	shared *Content                // packed weights are taken from there where they are equal
 
+	// What decides about rounding and folding.
 	cal          *calibration.Calibration // nil: none
 	graph        models.Graph
 	importanceMu sync.Mutex
@@ -156,8 +161,8 @@ func (c *Content) Range(name string, offset, bytes int64) ([]byte, error) {
 	return c.packed(blob.Packs[i])
 }
 
-// packed packs a weight, unless it is in memory here or where c shares. Memory is freed when the
-// content is closed.
+// packed returns a packed weight from memory: its own, or that of the content it shares with. It packs a weight that
+// neither has, and frees the memory when the content is closed.
 func (c *Content) packed(pl planir.Placement) ([]byte, error) {
 	if c.shared != nil && c.shared.model == c.model {
 		if same, ok := c.shared.equal(pl, c); ok {
@@ -187,8 +192,9 @@ type packKey struct {
 	layer int
 }
 
-// equal finds the placement of c that packs what pl of another content of the same model does. Weights
-// that a calibration decides about are equal only under the same calibration.
+// equal finds the placement of c with the same bytes as pl of another content of the same model: same pack apart from
+// its name, same weight, same layer. Weights that a calibration decides about are equal only under the same
+// calibration.
 func (c *Content) equal(pl planir.Placement, o *Content) (planir.Placement, bool) {
 	weight := o.weight(pl)
 	calibrated := weight.FoldRows != "" || weight.FoldCols != "" || weight.ScaleOf != "" || inBlocks(pl.Pack.Scheme)
@@ -237,7 +243,7 @@ func (c *Content) Close() error {
 	return err
 }
 
-// write streams a weights blob, one packed matrix in memory at a time, with zeros between them.
+// write streams a weights blob. One packed matrix is in memory at a time, with the zeros that align the next one.
 func (c *Content) write(out io.Writer, b planir.WeightBlob) error {
 	var at int64
 	var buf []byte
@@ -283,8 +289,8 @@ func (c *Content) pack(dst []byte, pl planir.Placement) error {
 	return nil
 }
 
-// source is the matrix that a placement packs of an expert, and the names of the tensors it is made of. With front, the
-// rows in front of the placement's come with it.
+// source is the matrix that a placement packs of an expert, and the names of the tensors it is made of. With front it
+// begins at row 0 rather than at the placement's first row, since rounding by importance depends on the rows before.
 func (c *Content) source(pl planir.Placement, expert int, front bool) (matrix pack.Source, names []string, err error) {
 	weight := c.weight(pl)
 	switch weight.Kind() {

@@ -166,6 +166,7 @@ func (c *Content) sources(ctx context.Context, prefix string, weights bundle.Rol
 		return nil, err
 	}
 	out := []bundle.Source{blob(prefix+PlanBlob, bundle.RolePlan, "application/vnd.hetc.plan.v1+json", code)}
+	// Artifacts and weights are made while the bundle is written, so that they are not in memory together.
 	for _, name := range slices.Sorted(maps.Keys(c.artifacts)) {
 		made := c.artifacts[name]
 		out = append(out, bundle.Source{
@@ -230,6 +231,7 @@ func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error)
 			Memory: socs.DefaultMemory(false),
 		},
 	}
+	// Where the plan's control processor is a host CPU too, the reference runs on its cores.
 	if control := plan.Proc(plan.SoC.Control); control.Driver == proc.Driver {
 		proc.Select, proc.Cores = control.Select, control.Cores // cores this machine lets us use
 	}

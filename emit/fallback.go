@@ -15,11 +15,11 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// content makes everything that is written: of the plan itself, or of what it becomes for the target. The report is nil
-// when no group is compiled.
+// content makes everything that is written: for the plan itself, or for what it becomes on the target. The report is
+// nil when no group is compiled.
 //
-// What a target does not execute, or its compiler refuses, is given to the control processor, and everything is made
-// again; each round gives away at least one decision, so that it ends.
+// What a target does not execute, or its compiler refuses, goes to the control processor, and everything is made
+// again. Each round moves at least one decision there and none back, so the loop ends.
 func (o *Options) content(ctx context.Context) (*Content, *Report, error) {
 	graph := o.Model.Graph()
 	var fallen []planir.Fallback
@@ -40,6 +40,7 @@ func (o *Options) content(ctx context.Context) (*Content, *Report, error) {
 				}
 				return content, report, nil
 			}
+			// A refused graph stands for decisions; only decisions can be moved.
 			for i := range refused {
 				bad = append(bad, decisionsOf(plan, &refused[i])...)
 			}
@@ -129,8 +130,8 @@ func nodesOf(program *planir.Phase, graph string) (out []string) {
 	return out
 }
 
-// fallBack gives decisions to the control processor if that is allowed and it executes them, and otherwise is the error
-// that lists them all.
+// fallBack gives decisions to the control processor where that is allowed and it executes them. If one cannot go
+// there, it returns an error that lists all of them. The result is in the order of the plan's decisions.
 func (o *Options) fallBack(graph *models.Graph, bad []misfit, fallen []planir.Fallback) ([]planir.Fallback, error) {
 	control, procs := o.Plan.SoC.Control, o.Plan.Procs
 	if o.Target != nil {
@@ -151,6 +152,7 @@ func (o *Options) fallBack(graph *models.Graph, bad []misfit, fallen []planir.Fa
 			more = append(more, fallback)
 			continue
 		}
+		// Several decisions may fail for one graph: it is named once.
 		if !said[misfit.what] {
 			said[misfit.what] = true
 			list = append(list, o.notExecuted(&misfit, others, helps))
@@ -159,6 +161,7 @@ func (o *Options) fallBack(graph *models.Graph, bad []misfit, fallen []planir.Fa
 	if len(list) > 0 {
 		return nil, list.Err()
 	}
+	// The order must not depend on the order of refusals, which varies with the goroutines.
 	place := func(f planir.Fallback) int {
 		return slices.IndexFunc(o.Plan.Decisions,
 			func(d planir.Decision) bool { return d.Node == f.Node && d.Rows == f.Rows })

@@ -13,8 +13,11 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// floatGraph is a graph in float32: products by the values that the packed weights stand for, and no rounding of
-// activations. Quantised rows are the values they stand for; their scales are gone.
+// floatGraph is a graph in float32: products use the values that the packed weights stand for, and activations are
+// not rounded. Quantised rows become the values they stand for, and their scales disappear.
+//
+// It is the reference for the compiled graph. Only rounding of activations and sums may differ, which agreement.go
+// bounds.
 type floatGraph struct {
 	graph     op.Graph
 	weights   driver.Weights
@@ -127,6 +130,7 @@ func (b *floatBuilder) node(node *op.Node) error {
 		if err != nil {
 			return err
 		}
+		// A static scale saturates: values beyond 127 steps of the widest scale are cut off, which a clip imitates.
 		most := 127 * scales[len(scales)-1]
 		b.clips[node.In[0]] = most
 		clip := op.Op{Kind: op.Clip, M: node.Op.Rows(), N: node.Op.N, Cap: float64(most)}
@@ -271,6 +275,7 @@ func (b *floatBuilder) results(graph *op.Graph) {
 		}
 		b.outputs = append(b.outputs, at)
 	}
+	// What is left is temporary, unless its size must be checked against a grid.
 	for _, value := range slices.Concat(graph.Temps, graph.Outputs) {
 		if b.scales[value.Name] || b.alias[value.Name] != "" {
 			continue
@@ -283,10 +288,11 @@ func (b *floatBuilder) results(graph *op.Graph) {
 	}
 }
 
-// bind are the original graph's inputs for those of its float32 form, which it changes to what these stand for:
-// rows that enter as 8 bits are rounded, with a scale for each row as op.QuantRows has it.
+// bind makes the original graph's inputs of those of its float32 form. It changes in to what the original inputs
+// stand for: rows that enter as 8 bits are rounded, with a scale for each row as op.QuantRows has it.
 func (f *floatGraph) bind(graph *op.Graph, in [][]float32) [][]byte {
 	out := make([][]byte, len(graph.Inputs))
+	// Scales are inputs of their own; the products say which rows they belong to.
 	scales := map[string]string{} // by the rows they belong to
 	for _, node := range graph.Nodes {
 		if node.Op.HasScheme() && node.Op.Scheme.QuantisedRows() {

@@ -18,12 +18,17 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// Graphs of some processors hold their weights: a vendor's compiler needs them, and what it makes is of one layer.
-// The plan gives such graphs in groups that share weights, one group for every layer. Groups are compiled by a few
-// goroutines; their weights are packed for one group at a time, as packing uses all cores.
+// Some processors need graphs that hold their weights. The vendor's compiler then gets graph and weights together, and
+// makes an artifact for one layer.
+//
+// The plan gives such graphs in groups that share weights, one group for every layer (planir.Baking). A few goroutines
+// compile groups. Weights are packed for one group at a time, because packing uses all cores.
+//
+// A compiler may refuse a graph, and a compiled graph may compute something else than its reference. Both are noted as
+// refusals, not errors: fallback.go then decides whether another processor takes the operators.
 
-// Event is progress of compiling groups: all of it begins or ends (Groups is 0), or one group does. Groups are numbered
-// in the plan's order; several are under way at once.
+// Event is progress of compiling groups: all of it begins or ends (Groups is 0), or one group does. Groups are
+// numbered in the plan's order. Several are under way at once, so events of different groups mix.
 type Event struct {
 	Group, Groups int
 	Label         string   // "npu/layers.qkv, layer 3"
@@ -66,6 +71,7 @@ type groupCompiler struct {
 	tried       map[string]string       // by the blobs of graphs, the one of the same class that is tried
 	oracle      *oracle
 
+	// Locks are never held together: packing protects cores and memory, mu the notes.
 	packing sync.Mutex // weights are packed, and samples made, for one group at a time: they use all cores
 
 	mu      sync.Mutex
@@ -157,6 +163,7 @@ func groupCompilers(plan *planir.Plan, groups []planir.Baking,
 func (r *groupCompiler) all(ctx context.Context, groups []planir.Baking) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	// Workers take indices from orders; the sender stops at the first error, and workers finish what they took.
 	orders := make(chan int)
 	var wg sync.WaitGroup
 	for range min(workers(), len(groups)) {
@@ -194,7 +201,8 @@ func representatives(groups []planir.Baking) map[string]string {
 	return out
 }
 
-// classOf is equal for graphs of equal structure, shapes and schemes on one processor.
+// classOf is a key that is equal for graphs of equal structure, shapes and schemes on one processor. Layers differ in
+// weights only, so one trial speaks for the class.
 func classOf(g *planir.Graph) string {
 	text, err := json.Marshal(g.Graph)
 	if err != nil {
@@ -218,8 +226,10 @@ func label(g *planir.Baking) string {
 	return fmt.Sprintf("%s, layer %d", name, g.Layer)
 }
 
-// compileGroup compiles group i. What its compiler refuses is noted; an error is anything else. Where the memo does not
-// fit the weights, it is corrected and the group compiled again.
+// compileGroup compiles group i. What its compiler refuses is noted; an error is anything else.
+//
+// The memo says which weights a group has without packing them. Where it turns out to be wrong, it is corrected from
+// the packed weights and the group compiled again, once.
 func (r *groupCompiler) compileGroup(ctx context.Context, i int, group *planir.Baking) (err error) {
 	if ctx.Err() != nil {
 		return nil
@@ -254,7 +264,8 @@ type attempt struct {
 	places []int           // of these graphs among those of the group
 }
 
-// compile compiles the graphs that no earlier layer's weights could be refused with, and keeps what is made.
+// compile has the compiler make the chosen graphs of the group, keeps the artifacts and reports progress. It ends
+// without an error where nothing is left to compile, or where the work was cancelled.
 func (a *attempt) compile(ctx context.Context) error {
 	a.event = Event{Group: a.number, Groups: len(a.facts), Label: label(a.group)}
 	a.choose(ctx)
@@ -267,7 +278,7 @@ func (a *attempt) compile(ctx context.Context) error {
 	compiled, err := a.byProcessor[a.group.Proc].Bake(ctx, a.pieces, target)
 	switch {
 	case ctx.Err() != nil:
-		return nil // whoever ended it says why
+		return nil // all returns the cause
 	case a.weights.err != nil:
 		return a.weights.err
 	case err != nil:
@@ -275,6 +286,7 @@ func (a *attempt) compile(ctx context.Context) error {
 		a.tell(a.event)
 		return a.failed(err)
 	}
+	// One artifact for each graph, and a shared binary exactly where the plan expects one.
 	if len(compiled.Artifacts) != len(a.pieces) || (compiled.Shared != nil) != (a.group.Context != "") {
 		return diag.New(diag.ClassInternal, "compile %s: %d artifacts with a shared binary: %v, want %d: %v",
 			a.event.Label, len(compiled.Artifacts), compiled.Shared != nil, len(a.pieces), a.group.Context != "")
@@ -315,8 +327,8 @@ func (a *attempt) choose(ctx context.Context) {
 	}
 }
 
-// failed notes which graphs the compiler refused: those it names, or all. An error that concerns every group is
-// returned.
+// failed notes which graphs the compiler refused: those that the error names, or all of the group. It returns an
+// error that would hit every group, such as a missing library or a full disk.
 func (a *attempt) failed(err error) error {
 	var refused *driver.Refused
 	switch {
@@ -356,6 +368,7 @@ func (a *attempt) keepAll(ctx context.Context, compiled *driver.Baked) error {
 		if a.trialDriver != nil {
 			made.tried = a.tried[a.pieces[at].Name]
 		}
+		// A graph with a sample was executed by the compiler's emulator; its results are judged now.
 		if a.weights.known.Samples[a.places[at]] != "" {
 			made.trial, err = a.weights.judge(ctx, a.places[at], artifact)
 			if a.weights.err != nil {
@@ -397,7 +410,7 @@ func (r *groupCompiler) refuse(g *planir.Graph, layer int, reason error) {
 	}
 }
 
-// keep writes a blob to the scratch directory.
+// keep writes a blob to the scratch directory and returns its identity. Compiled graphs together may exceed memory.
 func (r *groupCompiler) keep(name, proc string, code []byte) (blobFacts, error) {
 	sum := sha256.Sum256(code)
 	file := filepath.Join(r.content.scratch, strings.ReplaceAll(name, "/", "-"))

@@ -16,7 +16,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// oracle computes references in float32. Its processor belongs to one thread, which starts with the first job.
+// oracle computes references in float32, to which the results of compiled graphs are compared. It runs a driver's
+// processor, which belongs to one thread; that thread starts with the first job.
 type oracle struct {
 	driver driver.Driver
 	jobs   chan func(driver.Processor) // nil before the first job
@@ -51,6 +52,7 @@ func (p *oracle) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// The thread attaches, reports, and then executes jobs until the channel is closed.
 	jobs, begun := make(chan func(driver.Processor)), make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // for good: see driver.Processor
@@ -93,6 +95,7 @@ func (p *oracle) sample(ctx context.Context, graph *op.Graph, weights driver.Wei
 	if err != nil {
 		return nil, err
 	}
+	// Scale the inputs down until all results fit their grids. Each round aims at fullScale of the largest.
 	base, err := pseudoRandom(graph, float.graph.Inputs)
 	if err != nil {
 		return nil, err

@@ -25,7 +25,7 @@ type Report struct {
 	Graphs    []ReportGraph    `json:"graphs"`           // by blob, ascending
 	Binaries  []ReportItem     `json:"binaries,omitempty"`
 	Bounds    string           `json:"bounds"`      // what the errors are of, and where their bounds come from
-	Unchecked []string         `json:"not_checked"` // what nobody has tried
+	Unchecked []string         `json:"not_checked"` // what was never tried
 }
 
 // ReportCompiler is what compiled for a processor.
@@ -54,7 +54,7 @@ type ReportGraph struct {
 	Rows   int              `json:"rows"`
 	Binary string           `json:"binary,omitempty"` // the blob that it refers to
 	Facts  map[string]int64 `json:"facts,omitempty"`  // what the compiler reported: spill_bytes, vtcm_bytes, nodes, ...
-	// Twin is the SHA-256 of the graph in the bundle for the emulator, "" where nobody compiled that.
+	// Twin is the SHA-256 of the graph in the bundle for the emulator, "" where that was not compiled.
 	Twin string `json:"twin,omitempty"`
 	// Tried is the blob whose sample was executed for all graphs of the same operators, shapes and schemes; Errors
 	// are of this one.
@@ -88,7 +88,7 @@ func (c *Content) report(options *Options) (*Report, error) {
 		}
 	}
 	for _, facts := range c.facts {
-		if facts == nil {
+		if facts == nil { // all its graphs were refused
 			continue
 		}
 		if err := report.compiler(c, facts); err != nil {
@@ -142,7 +142,7 @@ func (f *groupFacts) entry(graph *graphFacts, twins map[string]string) (ReportGr
 	return entry, nil
 }
 
-// round3 leaves three digits: what others of a float64 say depends on the order of sums.
+// round3 leaves three significant digits. Further digits depend on the order of sums, which differs between machines.
 func round3(x float64) float64 {
 	var y float64
 	if _, err := fmt.Sscan(fmt.Sprintf("%.2e", x), &y); err != nil {
@@ -151,8 +151,8 @@ func round3(x float64) float64 {
 	return y
 }
 
-// compiler adds what compiled for a processor. All its groups must have been compiled by the same
-// version.
+// compiler adds what compiled for a processor, once. All groups of a processor must have been compiled by the same
+// version, since the bundle states one compatibility string for it.
 func (r *Report) compiler(content *Content, facts *groupFacts) error {
 	i := slices.IndexFunc(r.Compilers, func(x ReportCompiler) bool { return x.Proc == facts.group.Proc })
 	if i >= 0 {
@@ -172,7 +172,8 @@ func (r *Report) compiler(content *Content, facts *groupFacts) error {
 	return nil
 }
 
-// unchecked lists what nobody has tried.
+// unchecked lists what was never tried, as sentences for the report. Graphs for an emulator need no device; graphs
+// for a device were never loaded on one, since the emitting machine has none.
 func (c *Content) unchecked(options *Options) []string {
 	var out []string
 	switch {
@@ -192,7 +193,7 @@ func (c *Content) unchecked(options *Options) []string {
 	return append(out, "graphs of operators, shapes and schemes of which another was executed, by themselves")
 }
 
-// twins are the digests of the twin's artifacts, which must be of the same graphs.
+// twins are the digests of the artifacts in the twin's report, by blob. Its graphs must be those of plan p.
 func (r *Report) twins(p *planir.Plan) (map[string]string, error) {
 	if r.Target == nil || !r.Target.Emulator {
 		return nil, diag.New(diag.ClassInput,
@@ -238,7 +239,7 @@ func (r *Report) components() []bundle.Component {
 	return out
 }
 
-// encode is the canonical form.
+// encode is the canonical form: fields in the order of the types, keys of maps sorted, no escapes for HTML, one line.
 func (r *Report) encode() ([]byte, error) {
 	var b bytes.Buffer
 	encoder := json.NewEncoder(&b)

@@ -26,6 +26,7 @@ func (k *keys) config(arch *architecture) map[string]any {
 	k.vocabularySize(config)
 	k.specialTokens(config)
 
+	// Each reader below marks the keys that it takes; refuse then tests those that no reader covers.
 	eps, storedEps := arch.epsKeys()
 	config[eps] = k.float(storedEps, -1, 0, 1)
 	k.rotary(arch, config)
@@ -66,6 +67,7 @@ func (k *keys) sizes(arch *architecture) map[string]any {
 
 // vocabularySize is the number of rows of the embedding; a file without an output matrix uses the embedding for both.
 func (k *keys) vocabularySize(config map[string]any) {
+	// The tensor decides; a stated size must agree with it.
 	if embedding, _ := k.f.Tensor("token_embd.weight"); len(embedding.Shape) == 2 {
 		rows := embedding.Shape[0]
 		config["vocab_size"] = int64(rows)
@@ -213,6 +215,7 @@ var neutral = []struct {
 
 // refuse refuses keys with values that have no Hugging Face form in the architecture.
 func (k *keys) refuse(arch *architecture) {
+	// Only Gemma 2 has soft caps and a scale of scores; elsewhere they must have the values that change nothing.
 	if arch.model != "gemma2" {
 		k.must("attn_logit_softcapping", 0)
 		k.must("final_logit_softcapping", 0)
@@ -226,6 +229,7 @@ func (k *keys) refuse(arch *architecture) {
 			k.must(other.key, other.values...)
 		}
 	}
+	// Phi 2 computes attention and feed-forward side by side, every other architecture one behind the other.
 	parallel := 0.0
 	if arch.name == "phi2" {
 		parallel = 1
@@ -274,6 +278,7 @@ func (k *keys) window(arch *architecture, config map[string]any) {
 	if sliding == nil {
 		return
 	}
+	// config.json lists one type for each layer.
 	types := make([]any, k.layers)
 	for i := range types {
 		types[i] = "full_attention"
@@ -296,6 +301,7 @@ func (k *keys) slidingLayers(arch *architecture) (sliding []bool, ok bool) {
 	if list, isList := pattern.([]bool); isList && len(list) == k.layers {
 		return list, true
 	}
+	// The other form is a number: in a round of that many layers, all but the last have the window.
 	round, isInt := toInt(pattern)
 	if !said {
 		round, isInt = 2, true // Gemma 2's layers take turns

@@ -44,6 +44,7 @@ func plan(directory *Directory, elementType op.Type) ([]keyValue, []tensorSource
 		return nil, nil, diag.New(diag.ClassUsage,
 			"type %q cannot be written; those that can: f32, f16, bf16, q8_0, q4_0", elementType)
 	}
+	// First the configuration, so that its problems are all named before the tokenizer or a tensor is looked at.
 	cfg := &exportConfig{keys: directory.Config}
 	arch, err := cfg.architecture()
 	if err != nil {
@@ -158,6 +159,7 @@ func (c *exportConfig) architecture() (*architecture, error) {
 
 // metadata translates the configuration. Whatever has no key in the format is refused.
 func (c *exportConfig) metadata(arch *architecture) {
+	// The dimensions that every architecture has.
 	c.layers = c.int("num_hidden_layers", -1, 1, maxLayers)
 	hidden := c.int("hidden_size", -1, 1, maxDim)
 	c.heads = c.int("num_attention_heads", -1, 1, maxDim)
@@ -184,6 +186,7 @@ func (c *exportConfig) metadata(arch *architecture) {
 	} {
 		c.put(size.key, uint32(size.value))
 	}
+	// Then what only some architectures have; each part refuses values that have no key in the format.
 	from, to := arch.epsKeys()
 	c.put(to, float32(c.float(from, 1e-6, 0, 1)))
 	c.rope(arch, headDim, context)
@@ -260,6 +263,7 @@ func (c *exportConfig) activation(a *architecture) {
 
 // moe writes the numbers of a mixture. GGUF has experts in every layer or in none.
 func (c *exportConfig) moe(arch *architecture) {
+	// Published configurations use either name for the number of experts.
 	key := arch.countKey()
 	for _, other := range []string{"num_local_experts", "num_experts"} {
 		if c.keys[key] == nil {
@@ -301,6 +305,7 @@ func (c *exportConfig) window(arch *architecture) {
 	if _, said := c.keys["sliding_window"]; !said && (arch.model == "gemma2" || c.class == "MistralForCausalLM") {
 		assumed = 4096
 	}
+	// A missing key means the default of the configuration class; null means no window.
 	size := c.int("sliding_window", assumed, 0, math.MaxInt32)
 	qwen := strings.HasPrefix(arch.model, "qwen")
 	sliding, ok := c.slidingLayers(qwen)
@@ -372,6 +377,7 @@ func (c *exportConfig) ends() {
 		c.fail("eos_token_id", "%d tokens, but GGUF has room for %d", len(eos), len(names))
 		return
 	}
+	// The first ends a text; further ones are written as end of turn and end of message.
 	for i, id := range eos {
 		c.out = append(c.out, keyValue{"tokenizer.ggml." + names[i], id})
 	}
@@ -387,6 +393,7 @@ func (c *exportConfig) tokenizer(directory *Directory) ([]keyValue, error) {
 		return nil, err
 	}
 	out := vocab.metadata()
+	// The configuration's tokens come first; the tokenizer's fill in those that it does not state.
 	has := func(key string) bool {
 		return slices.ContainsFunc(c.out, func(kv keyValue) bool { return kv.Key == key })
 	}

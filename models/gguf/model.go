@@ -21,9 +21,9 @@ type Model struct {
 	Unread  []string        // metadata keys of the architecture without a meaning here, sorted
 }
 
-// Model translates metadata and tensors. What changes the computation and has no Hugging Face form
-// is refused by its metadata key or tensor; tensors that are missing are left to the caller, who
-// knows from the configuration which ones there must be.
+// Model translates metadata and tensors. What changes the computation and has no Hugging Face form is refused by its
+// metadata key or tensor. Missing tensors are left to the caller, which knows from the configuration which ones there
+// must be.
 func (f *File) Model() (model *Model, err error) {
 	defer func() {
 		if err != nil {
@@ -132,6 +132,8 @@ func (l *viewList) add(pair namePair, layer string) error {
 	if pair.perExpert() {
 		return l.addExperts(tensor, hf, first, rows)
 	}
+	// The stored rows, in the order and with the offset that Hugging Face has: converters interleave the rows of
+	// rotated heads, and store Gemma's norms with 1 added.
 	view, err := newView(tensor, pair.vector(), first, rows)
 	if err != nil {
 		return err
@@ -206,7 +208,8 @@ func (k *keys) projections(hf string) []int {
 	return nil
 }
 
-// find returns the tensor of that name, or the rows of a fused one that hold it (all rows: rows < 0).
+// find returns the tensor of that name, or the fused tensor that holds it with the range of its rows. rows < 0 means
+// all rows. The tensor that is returned is marked as used.
 func (f *File) find(name string, meta *keys, used map[string]bool) (tensor Tensor, first, rows int, ok bool) {
 	if tensor, ok = f.Tensor(name); ok {
 		used[name] = true
@@ -271,6 +274,7 @@ func (k *keys) get(key string) (any, bool) {
 		return stored, true
 	}
 	list := reflect.ValueOf(stored)
+	// Some architectures may vary a value by layer; hetc has one value for all.
 	for i := range list.Len() {
 		if !list.Index(i).Equal(list.Index(0)) {
 			k.fail(key, "differs between layers, which is not supported")
@@ -384,7 +388,7 @@ func (k *keys) must(key string, neutral ...float64) {
 	}
 }
 
-// unread lists the architecture's keys nobody asked for.
+// unread lists the architecture's keys that were never read, sorted.
 func (k *keys) unread() []string {
 	var out []string
 	for _, key := range k.f.Keys() {

@@ -213,6 +213,7 @@ func (f *File) Tokenizer() (tokenizer, config []byte, err error) {
 		return nil, nil, err
 	}
 	settings := object{"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false}
+	// Settings for readers that take special tokens from beside the tokenizer. Absent ones are left out.
 	for key, id := range map[string]int{
 		"bos_token": vocab.bos, "eos_token": vocab.eos, "unk_token": vocab.unk, "pad_token": vocab.pad,
 	} {
@@ -364,6 +365,7 @@ func (v *vocab) readTokens(f *File) (untyped bool, err error) {
 	}
 	v.ids = make(map[string]int, len(tokens))
 	for i, token := range tokens {
+		// An empty token can never match; it gets a name so that all names are different.
 		if token == "" {
 			token = fmt.Sprintf("[EMPTY_%d]", i)
 			tokens[i], v.types[i] = token, tokenUnused
@@ -395,6 +397,8 @@ func (v *vocab) readMerges(f *File) (ok bool, err error) {
 	}
 	v.merges = make([][2]string, 0, len(list))
 	var whole []byte
+	// A merge is two tokens with a blank between. Both parts and the whole must be tokens, or the merge could never
+	// happen.
 	for i, merge := range list {
 		at := -1
 		if len(merge) > 1 {
@@ -424,6 +428,7 @@ func (v *vocab) byteLevel(f *File, hasMerges bool) error {
 	if !hasMerges {
 		return badTokenizer("merges", "missing, want the merges of the byte-level BPE")
 	}
+	// Text must be cut exactly as in training, or other tokens result; a guess is refused.
 	pre, ok := f.Value(tokenizerKey + "pre")
 	if !ok || pre == "default" {
 		return badTokenizer("pre", "missing, so the file does not say how text is split").
@@ -555,6 +560,7 @@ func byteOf(token string) (byte, bool) {
 func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string, error) {
 	ids := map[string]int{}
 	var order []int
+	// Which tokens take part, how long deriving takes, and whether the scores distinguish anything.
 	alike, work := true, 0
 	for i, token := range tokens {
 		if types[i] != tokenNormal && types[i] != tokenByte {
@@ -597,6 +603,7 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 			return cmp.Or(cmp.Compare(ids[a.pair[0]], ids[b.pair[0]]), cmp.Compare(ids[a.pair[1]], ids[b.pair[1]]))
 		})
 	}
+	// Best first; ties keep the order of the ids.
 	slices.SortStableFunc(out, func(a, b merge) int {
 		if alike {
 			return cmp.Or(cmp.Compare(a.whole, b.whole), cmp.Compare(a.left, b.left), cmp.Compare(a.right, b.right))
@@ -615,6 +622,7 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 // consist of characters that need six bytes each.
 func (v *vocab) document() (*tokenizerJSON, error) {
 	doc := &tokenizerJSON{Version: "1.0", AddedTokens: []addedToken{}, Model: modelJSON{Type: "BPE", Merges: v.merges}}
+	// Bound the output before it is built.
 	quoted := 0
 	for _, token := range v.tokens {
 		quoted += quotedBytes(token)
@@ -626,6 +634,7 @@ func (v *vocab) document() (*tokenizerJSON, error) {
 		return nil, badTokenizer("tokens", "tokens and merges have %d bytes in a tokenizer.json, want at most %d",
 			quoted, maxQuotedBytes)
 	}
+	// Tokens that are matched in the text as it stands, before any splitting.
 	recognised := func(i int) bool {
 		return v.types[i] == tokenControl || v.types[i] == tokenUser || v.types[i] == tokenUnknown
 	}
@@ -694,6 +703,7 @@ func (v *vocab) byteLevelParts(doc *tokenizerJSON) {
 
 // sentencePieceParts fills in that blanks become visible, and how text is decoded.
 func (v *vocab) sentencePieceParts(doc *tokenizerJSON) {
+	// Encoding replaces blanks by a visible character; decoding turns them back, then bytes into text.
 	replace := object{"type": "Replace", "pattern": object{"String": " "}, "content": space}
 	back := []any{object{"type": "Replace", "pattern": object{"String": space}, "content": " "},
 		object{"type": "ByteFallback"}, object{"type": "Fuse"}}
@@ -721,6 +731,7 @@ func (v *vocab) template() object {
 		return nil
 	}
 	specials := object{}
+	// One sequence with its special tokens; a pair of texts has the same around each.
 	text := func(id string, kind int) []any {
 		var out []any
 		special := func(id int) {

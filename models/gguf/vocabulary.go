@@ -97,8 +97,8 @@ func noForm(what, format string, args ...any) error {
 		WithHint("GGUF has no form for this tokenizer; export the weights without it")
 }
 
-// exportVocab reads a tokenizer.json with its tokenizer_config.json (nil without). size is the number
-// of rows of the embedding: the vocabulary is padded to it.
+// exportVocab reads a tokenizer.json with its tokenizer_config.json (nil without). size is the number of rows of the
+// embedding: the vocabulary is padded to it with unused tokens, so that every row has a token.
 func exportVocab(tokenizer, config []byte, size int) (*vocab, error) {
 	var parsed readTokenizer
 	if err := json.Unmarshal(tokenizer, &parsed); err != nil {
@@ -115,6 +115,7 @@ func exportVocab(tokenizer, config []byte, size int) (*vocab, error) {
 	if err := v.exportTokens(&parsed); err != nil {
 		return nil, err
 	}
+	// GGUF separates the two parts of a merge by a blank, so that neither part may contain one.
 	for _, merge := range parsed.Model.Merges {
 		if strings.Contains(merge[0], " ") || strings.Contains(merge[1], " ") {
 			return nil, noForm("merges", "%q contains a blank", merge)
@@ -149,6 +150,7 @@ func (v *vocab) exportTokens(parsed *readTokenizer) error {
 			return err
 		}
 	}
+	// Padding gets names, since GGUF wants every token named and all names different.
 	v.ids = map[string]int{}
 	for i, token := range v.tokens {
 		if token == "" {
@@ -192,6 +194,8 @@ func (v *vocab) splittingOf(parsed *readTokenizer) error {
 
 // byteLevelSplitting finds the name that GGUF has for a byte-level BPE's way to split text.
 func (v *vocab) byteLevelSplitting(parsed *readTokenizer, normalizers, splitters []part) error {
+	// Collect how text is cut: from the splitters, then from the normalizer. Then look for the name of that
+	// combination.
 	found := splitting{ignoreMerges: parsed.Model.IgnoreMerges}
 	last := splitters[len(splitters)-1]
 	v.prefix = last.AddPrefixSpace != nil && *last.AddPrefixSpace
@@ -232,6 +236,7 @@ func (v *vocab) byteLevelSplitting(parsed *readTokenizer, normalizers, splitters
 
 // blankSplitting accepts SentencePiece: blanks become visible, in the normalizer or before the merges.
 func (v *vocab) blankSplitting(parsed *readTokenizer, normalizers, splitters []part) error {
+	// Older files make blanks visible in the normalizer, newer ones in the pre-tokenizer.
 	for _, step := range normalizers {
 		switch blank, _ := step.Pattern["String"].(string); {
 		case step.Type == "Prepend" && step.Prepend == space:
@@ -297,6 +302,7 @@ func (v *vocab) specials(parsed *readTokenizer, config []byte) error {
 			return diag.New(diag.ClassInput, "tokenizer_config.json: %w", err)
 		}
 	}
+	// A special token is given as its text, or as an object with its text; -1 where the vocabulary lacks it.
 	named := func(key string) int {
 		text, ok := settings[key].(string)
 		if object, isObject := settings[key].(map[string]any); isObject {
@@ -401,6 +407,7 @@ func (v *vocab) metadata() []keyValue {
 			out = append(out, keyValue{p + key.key, *key.on})
 		}
 	}
+	// Readers assume a blank before the text for SentencePiece, and none for a byte-level BPE.
 	if v.prefix != (v.split == nil) {
 		out = append(out, keyValue{p + "add_space_prefix", v.prefix})
 	}

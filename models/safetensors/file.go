@@ -25,6 +25,7 @@ const (
 	maxTensors     = 1 << 18
 	maxRank        = 16
 
+	// The one member of the header that is no tensor: an object of strings.
 	metadataKey = "__metadata__"
 )
 
@@ -78,6 +79,7 @@ func Open(path string) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open safetensors: %w", err)
 	}
+	// Reading a mapped file that was truncated meanwhile faults; the fault becomes an error.
 	var tensors []Tensor
 	fault := mem.CatchFault(func() { tensors, err = parse(region.Bytes()) })
 	if fault != nil {
@@ -115,9 +117,10 @@ func (f *File) Tensor(name string) (Tensor, bool) {
 // Close unmaps the file. Calling it again does nothing.
 func (f *File) Close() error { return f.region.Close() }
 
-// parse checks a whole file: 8 bytes of header length, a JSON header, the data. It reads the header
-// member by member, as duplicate names must not hide each other, and then walks the tensors in the
-// order of their data to see that they tile it.
+// parse checks a whole file: 8 bytes of header length, a JSON header, the data.
+//
+// It reads the header member by member, because a JSON map would let a duplicate name hide the first one. It then
+// walks the tensors in the order of their data, to check that they cover it without holes or overlaps.
 func parse(raw []byte) ([]Tensor, error) {
 	if len(raw) < 8 {
 		return nil, fmt.Errorf("got %d bytes, want at least the 8 of the header length", len(raw))
@@ -177,6 +180,7 @@ func parse(raw []byte) ([]Tensor, error) {
 		}
 		return found[a].end < found[b].end
 	})
+	// Each tensor must begin where the one before it ended.
 	at := int64(0)
 	tensors := make([]Tensor, len(found))
 	for i, entry := range found {
@@ -243,6 +247,7 @@ func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
 	}
 	entry = extent{Tensor: Tensor{Name: name, Type: op.Type(strings.ToLower(dtype)), Shape: shape}, begin: offsets[0],
 		end: offsets[1]}
+	// The size that type and shape give must be the size that the offsets give.
 	want, err := sizeOf(entry.Type, shape)
 	if err != nil {
 		return entry, err
@@ -253,7 +258,8 @@ func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
 	return entry, nil
 }
 
-// sizeOf is the number of bytes of an array; a shape that cannot exist is an error.
+// sizeOf is the number of bytes of an array. A shape that cannot exist is an error: a negative dimension, or a
+// product above mem.MaxBytes, which is tested before each multiplication so that it cannot overflow.
 func sizeOf(t op.Type, shape []int) (int64, error) {
 	if len(shape) > maxRank {
 		return 0, fmt.Errorf("%d dimensions, want at most %d", len(shape), maxRank)
@@ -277,7 +283,8 @@ func elements(shape []int) int64 {
 	return count
 }
 
-// eachMember calls f for every member of the JSON object in data, in order.
+// eachMember calls visit for every member of the JSON object in data, in the order of the text, duplicates included.
+// It refuses invalid UTF-8, which encoding/json would replace silently, and anything behind the object.
 func eachMember(data []byte, visit func(key string, value json.RawMessage) error) error {
 	if !utf8.Valid(data) {
 		return fmt.Errorf("not valid UTF-8")

@@ -30,6 +30,7 @@ func Write(path string, tensors []Tensor, metadata map[string]string) error {
 				tensor.Name, len(tensor.Data), want, tensor.Type, tensor.Shape)
 		}
 	}
+	// Write in the order of the offsets that the header states.
 	order := make([]int, len(tensors))
 	for i := range order {
 		order[i] = i
@@ -79,6 +80,7 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 	sort.SliceStable(order, func(a, b int) bool {
 		return elementBytes[string(tensors[order[a]].Type)] > elementBytes[string(tensors[order[b]].Type)]
 	})
+	// The length comes first and is known last, so 8 bytes are kept for it.
 	var buf bytes.Buffer
 	buf.Write(make([]byte, 8))
 	buf.WriteByte('{')
@@ -102,10 +104,12 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 		}
 		buf.WriteByte('}')
 	}
+	// One member for each tensor. Offsets count from the end of the header, and are shifted at the end.
 	at := int64(0)
 	offsets = make([]int64, len(tensors))
 	for _, i := range order {
 		tensor := &tensors[i]
+		// Longer than the length and the opening brace: something stands before this member.
 		if buf.Len() > 9 {
 			buf.WriteByte(',')
 		}

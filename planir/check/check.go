@@ -1,5 +1,8 @@
-// Package check knows whether a plan is legal for a model on a SoC. It believes nothing the plan says
-// about them: everything is recomputed from the model, the SoC and the decisions.
+// Package check decides whether a plan is legal for a model on a SoC. It trusts nothing that the plan says about
+// them: every claim is recomputed from the model, the SoC and the decisions, and then compared.
+//
+// Each rule is one method of checker that adds findings. planir.Check comes first and covers what needs neither model
+// nor SoC, so that the rules here may index the plan without testing it.
 package check
 
 import (
@@ -39,7 +42,8 @@ var Rules = []Rule{
 	{"P028", "the memory that the plan says it takes is what its program holds, and within its bound",
 		(*checker).memory},
 	{
-		"P029", "capacity tiers are for the experts that the model has, of the bytes that their schemes give them, on a processor of static shapes with its tile and its limit of a graph", (*checker).tiers},
+		"P029", "capacity tiers are for the experts that the model has, of the bytes that their schemes give them, " +
+			"on a processor of static shapes with its tile and its limit of a graph", (*checker).tiers},
 }
 
 // Plan applies planir's rules and then this package's. Without a SoC (nil) the rules about it are left
@@ -130,7 +134,8 @@ func (c *checker) soc() {
 	}
 }
 
-// Proc is what a plan carries of a SoC's processor.
+// Proc is what a plan carries of a SoC's processor. Maps and slices are copied, so that a plan may be changed without
+// changing the SoC. A missing tile counts as 1.
 func Proc(proc *socs.Processor) planir.Proc {
 	out := planir.Proc{
 		Name: proc.Name, Kind: proc.Kind, Driver: proc.Driver, Select: proc.Select, Options: maps.Clone(proc.Options),
@@ -196,9 +201,11 @@ func (c *checker) proc(path string, have *planir.Proc, sp *socs.Processor) {
 			differs(fact.key, fact.have, fact.can)
 		}
 	}
+	// Capabilities may be a subset: a plan may use less than the SoC offers.
 	for _, d := range have.Beyond(&can.Set) {
 		differs(d.Key, d.Have, d.Can)
 	}
+	// The SoC's processor must execute what the plan's graphs on it use.
 	for _, k := range c.kinds(have) {
 		if !sp.Executes(k) {
 			differs("kinds", k, can.Kinds)
@@ -237,6 +244,7 @@ func (c *checker) decisions() {
 	known := map[string]bool{} // node@rows
 	batch := c.graph.Batch()
 	for _, r := range slices.Sorted(maps.Keys(rows)) {
+		// A batch program computes a different graph, with one row for each sequence.
 		graph := c.graph
 		if slices.Contains(c.plan.Batches, r) {
 			graph = &batch
@@ -259,6 +267,7 @@ func (c *checker) decisions() {
 			}
 		}
 	}
+	// The other way round: no decision may be for an operator that the program lacks.
 	for i, decision := range c.plan.Decisions {
 		if !known[key(decision.Node, decision.Rows)] {
 			c.fail(fmt.Sprintf("decisions[%d]", i), "%q at %d rows is no operator of a program", decision.Node,
@@ -428,6 +437,7 @@ func (c *checker) tiers() {
 			return
 		}
 	}
+	// Sizes follow from the schemes and the model alone; the rest needs the SoC.
 	if want := c.ofModel.ExpertBytes(tiers.Schemes); tiers.ExpertBytes != want {
 		c.fail("tiers.expert_bytes", "an expert has %d bytes, and in schemes %v %d", tiers.ExpertBytes, tiers.Schemes,
 			want)
@@ -453,10 +463,13 @@ type Loaded struct {
 	Graphs int
 }
 
-// Load computes what a plan has a processor hold. Where its graphs own their weights, every graph counts its own. Column
-// ranges of a pack are united before they are counted; bytes go by the share of columns.
+// Load computes what a plan has a processor hold. Where its graphs own their weights, every graph counts its own.
+//
+// Steps may read overlapping column ranges of one pack, so ranges are united before they are counted. A range's bytes
+// are the pack's bytes times its share of the columns.
 func Load(plan *planir.Plan, sp *socs.Processor) Loaded {
 	pr := &plan.Program
+	// packs by name, and how many layers a weight has: each layer holds its own copy of a pack.
 	packs, layers := map[string]*planir.Pack{}, map[string]int64{}
 	for i := range pr.Packs {
 		packs[pr.Packs[i].Name] = &pr.Packs[i]
@@ -464,12 +477,14 @@ func Load(plan *planir.Plan, sp *socs.Processor) Loaded {
 	for _, weight := range pr.Weights {
 		layers[weight.Name] = int64(max(1, weight.LayerCount()))
 	}
-	buffers := map[string]int64{}
+	buffers := map[string]int64{} // bytes, by name
 	for _, buffer := range pr.Buffers {
 		buffers[buffer.Name] = int64(buffer.Rows) * int64(buffer.Cols) * int64(buffer.Type.Bytes())
 	}
+	// An owner of weights is a pack, or a pack in one graph where graphs do not share weights.
 	type span struct{ from, to int }
-	spans := map[string][]span{} // columns of packs it reads
+	spans := map[string][]span{} // columns that are read, by owner
+	// Buffers that a step reads or writes, each counted once and in full.
 	touched := map[string]bool{}
 	var out Loaded
 	for i := range pr.Graphs {
@@ -503,6 +518,7 @@ func Load(plan *planir.Plan, sp *socs.Processor) Loaded {
 			}
 		}
 	}
+	// The union of sorted ranges: each counts only the columns behind the end of those before it.
 	for owner, list := range spans {
 		slices.SortFunc(list, func(a, b span) int { return a.from - b.from })
 		cols, end := int64(0), 0
