@@ -20,6 +20,7 @@ type prepared struct {
 	worst int64 // scaled: no solution takes more of the measure
 	clamp int64 // scaled: most that multipliers add to one choice
 
+	// The instance in dense form. Items, assets, links and rows are numbered across all parts.
 	parts  []jointPart
 	items  []*jointItem // of all parts, in order
 	assets []jointAsset
@@ -112,6 +113,7 @@ func compile(j *problem.Joint) (*prepared, error) {
 	c.worst = c.scale(int64(worst)) + 1
 	c.clamp = min(int64(1)<<50, int64(1)<<60/int64(items+1))
 
+	// Rows first, then items, then assets (which need both), and at last what can be left out.
 	c.addRows()
 	c.addAssets(c.addParts())
 	for _, it := range c.items {
@@ -210,6 +212,7 @@ func (c *prepared) addRows() {
 		}
 	}
 	add(problem.LimitOpenNS, 0, j.MaxOpenNS, open)
+	// A region limits the bytes and the number of graphs of what opens in it.
 	for r := range j.Regions {
 		add(problem.LimitRegionBytes, r, j.Regions[r].MaxBytes, region[r])
 		add(problem.LimitRegionGraphs, r, int64(j.Regions[r].MaxGraphs), graphs[r])
@@ -280,6 +283,7 @@ func (c *prepared) newItem(p, k, i int, classes *chainClasses) *jointItem {
 		it.before = append(it.before, classes.before[i].to[choice.Before])
 		it.after = append(it.after, classes.after[i].to[choice.After])
 	}
+	// The edge into the item, between merged classes. The last item of a chain that repeats leads into the first.
 	it.cost = slices.Clone(it.base)
 	if len(from.EdgeNS) > 0 {
 		prev := (i + len(source.Items) - 1) % len(source.Items)
@@ -368,6 +372,7 @@ func (c *prepared) sourceChoices(it *jointItem) []problem.Choice {
 // of each asset's merged one, -1 where there is none.
 func (c *prepared) mergeAssets(users [][]int32) (merged []int32) {
 	j := c.joint
+	// Assets named by the same choices open together, so that one number can stand for them.
 	signatures := make([][]byte, len(j.Assets)) // the choices that name an asset
 	for n, it := range c.items {
 		for q, choice := range c.sourceChoices(it) {
@@ -385,6 +390,7 @@ func (c *prepared) mergeAssets(users [][]int32) (merged []int32) {
 		for r, row := range c.rows[:c.assetRows] {
 			size[r] = takenOf(&j.Assets[a], problem.Limit{Kind: row.kind, Index: row.index})
 		}
+		// An asset matters where the measure counts its bytes, or where some row limits it.
 		counts := j.Minimise == problem.Memory && j.Assets[a].Bytes != 0
 		limited := slices.ContainsFunc(size, func(n int64) bool { return n != 0 })
 		if len(users[a]) == 0 || !counts && !limited {
@@ -458,6 +464,7 @@ func (c *prepared) newLink(number, item int32) int32 {
 // alone and that no other choice makes superfluous.
 func (c *prepared) reduce(it *jointItem) {
 	for choice := range it.base {
+		// A choice with an asset that alone exceeds a limit is in no solution.
 		tooLarge := slices.ContainsFunc(it.use[choice], func(use int32) bool {
 			for r, size := range c.assets[it.uses[use].asset].size {
 				if size > c.rows[r].cap {
@@ -470,6 +477,7 @@ func (c *prepared) reduce(it *jointItem) {
 			it.keep = append(it.keep, int32(choice))
 		}
 	}
+	// Dominance: among equal choices the first stays, so that the first of the optimal solutions is not lost.
 	all := slices.Clone(it.keep)
 	it.keep = slices.DeleteFunc(it.keep, func(choice int32) bool {
 		better := func(other int32) bool { return other != choice && c.replaces(it, other, choice) }

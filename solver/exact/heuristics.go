@@ -32,6 +32,7 @@ func (s *search) restrict(root *treeNode, open []bool) bool {
 			return false
 		}
 	}
+	// The set of open assets decides about the limits over assets; times and energy still need their prices.
 	copy(plain.mult[prep.assetRows:], root.mult[prep.assetRows:])
 	s.relax.permit(plain.allowed, true)
 	s.relax.charge(plain, true)
@@ -53,6 +54,7 @@ func (s *search) repair(root *treeNode) bool {
 	}
 	for !relax.fits() {
 		copy(open, relax.used)
+		// Close one asset at a time. An asset without which some item has no choice is pinned: it stays open.
 		asset := s.cheapestToClose(open, pinned)
 		if asset < 0 {
 			return false
@@ -93,10 +95,12 @@ func (s *search) cheapestToClose(open, pinned []bool) int {
 func (s *search) closingLoss() []float64 {
 	loss := make([]float64, len(s.prep.assets))
 	for p := range s.prep.parts {
+		// Min-marginals of every choice, without a limit: each says what its part costs with that choice.
 		s.marginals(p, math.MaxInt64/4, 0, nil)
 		part := &s.prep.parts[p]
 		for i := part.first; i < part.first+part.items; i++ {
 			it, least := s.prep.items[i], s.relax.least[i]
+			// For each asset of the present choice: the best choice that names it, against the best that does not.
 			for _, use := range it.use[s.relax.choices[i]] {
 				with, without := int64(unreachable), int64(unreachable)
 				for _, choice := range s.plain.allowed[i] {
@@ -122,6 +126,7 @@ func (s *search) improve(root *treeNode) {
 	if s.best == nil {
 		return
 	}
+	// A set that was opened once and repaired gives the same result again.
 	tried := map[string]bool{}
 	for range improveRounds {
 		open := s.opened(s.best)
@@ -183,6 +188,7 @@ func (s *search) openingGains(root *treeNode, open []bool) []assetGroup {
 			groups.addItem(i, root.allowed[i])
 		}
 	}
+	// Rank by gain for the part of the limits that opening takes; 1e-3 keeps free assets from dividing by 0.
 	for g := range groups.list {
 		group := &groups.list[g]
 		size := 1e-3
@@ -304,6 +310,7 @@ func (s *search) opened(choices []int) []bool {
 // cheapest offers solutions that take little of the limits over assets and those over paths: each limit is priced so
 // that all of it costs as much as the worst solution, times a factor.
 func (s *search) cheapest(root *treeNode, assets, paths float64) {
+	// Each limit is priced so that using all of it costs as much as the worst solution.
 	n := root.child()
 	for k := range s.prep.rows {
 		n.mult[k] = float64(s.prep.worst) / float64(max(s.prep.rows[k].cap, 1))

@@ -24,6 +24,7 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 				&problem.InfeasibleError{Limits: []problem.Limit{limit}})
 		}
 	}
+	// A time or energy that no choices keep is found at once; a search would take long to prove it.
 	why, err := hopeless(ctx, j)
 	infeasible := why != nil
 	var solution problem.JointSolution
@@ -82,6 +83,7 @@ func solveJoint(
 	if err := s.climbRoot(root); err != nil {
 		return stopped(j, err)
 	}
+	// The root's prices now say what is worth its bytes. Slightly lower ones suggest further sets of assets.
 	s.discount(root)
 	if anyOne && s.best != nil {
 		return s.solution(min(prep.bound(root.bound), s.value), problem.Feasible), nil
@@ -112,7 +114,8 @@ func (s *search) start(choices [][][]int) {
 	s.value = s.prep.joint.Objective(&use)
 }
 
-// construct looks for solutions before anything is priced by an ascent.
+// construct looks for solutions before anything is priced by an ascent: it repairs the free optimum, tries fixed
+// prices of the limits, and improves the best it found.
 func (s *search) construct(root *treeNode) {
 	s.relax.usage(root)
 	s.repair(root)
@@ -142,6 +145,7 @@ func (s *search) climbRoot(root *treeNode) error {
 		if err := s.ctx.Err(); err != nil {
 			return err
 		}
+		// The ascent has come to rest: further rounds would not raise the bound.
 		if root.reach <= 4*leastReach {
 			return nil
 		}
@@ -151,6 +155,7 @@ func (s *search) climbRoot(root *treeNode) error {
 
 // prove searches the tree, and where that ends with a proof again for the first of the optimal solutions.
 func (s *search) prove(root *treeNode, nodes int64) (problem.JointSolution, error) {
+	// First search: find the optimum and prove it.
 	s.queue = queue{root.child()}
 	s.kept = s.queue[0].bytes()
 	left, err := s.run(root, nodes)
@@ -179,7 +184,8 @@ func (s *search) prove(root *treeNode, nodes int64) (problem.JointSolution, erro
 	return s.solution(s.value, problem.Optimal), nil
 }
 
-// openChoices lists the choices of all nodes that were not searched (JointSolution.Open).
+// openChoices lists, per part, chain and item, the choices that some waiting node still allows (JointSolution.Open).
+// A better solution, if there is one, consists of these.
 func (s *search) openChoices() [][][][]int {
 	out := make([][][][]int, len(s.prep.parts))
 	for p := range out {
@@ -212,7 +218,7 @@ func (s *search) solution(bound int64, status problem.Status) problem.JointSolut
 	return out
 }
 
-// root is the node where nothing is decided.
+// root is the node where nothing is decided: all choices that reduce kept, all assets free, all prices 0.
 func (c *prepared) root() *treeNode {
 	n := &treeNode{
 		reach: firstReach, state: make([]int8, len(c.assets)),

@@ -10,16 +10,17 @@ const (
 	leastReach = 1.0 / 65536 // and at least
 )
 
-// pass is one round of block-coordinate ascent over who pays for shared assets, at the node's prices of the limits.
+// pass is one round of block-coordinate ascent over what items pay for shared assets, at the node's prices of the
+// limits.
 //
-// It goes part after part and item after item. Two amounts pull at what an item is charged for an asset: what it would
-// pay at most (the least that the part costs without the asset, less the least with it), and what is left of the
-// asset's price. The item is charged half of their sum. That is max-sum diffusion (Werner 2007) of the part and the
-// choice to open the asset, on shortest paths whose rest is known from both ends (Kolmogorov 2006).
+// It goes part after part and item after item. Two amounts determine what an item is charged for an asset: what it
+// would pay at most (the least that the part costs without the asset, less the least with it), and what is left of
+// the asset's price. The item is charged half of their sum. That is max-sum diffusion (Werner 2007) between the part
+// and the choice to open the asset, on shortest paths whose rest is known from both ends (Kolmogorov 2006).
 //
-// Where it ends the bound is near that of the linear program. Subgradients see one path of each part and take thousands
-// of steps to get there. The node is charged by it; what assets are paid beyond their price is given back. A pass costs
-// about two dynamic programs per chain and start.
+// At its fixed points the bound is near that of the linear program. Subgradients see one path of each part and take
+// thousands of steps to get there. The pass changes the node's charges; what assets are paid beyond their price is
+// given back. A pass costs about two dynamic programs per chain and start.
 func (r *relaxation) pass(n *treeNode) {
 	prep := r.prep
 	r.charge(n, false)
@@ -131,6 +132,7 @@ func (r *relaxation) diffuse(n *treeNode, it *chainItem, source *jointItem, top 
 		if use.link < 0 || n.state[use.asset] != free {
 			continue
 		}
+		// The least with the asset, and the least without it: that of top, unless top names the asset.
 		with := int64(unreachable)
 		for _, choice := range source.namedBy[u] {
 			with = min(with, theta[choice])
@@ -150,6 +152,8 @@ func (r *relaxation) diffuse(n *treeNode, it *chainItem, source *jointItem, top 
 				}
 			}
 		}
+		// Half of what it is worth to the item and what is left of the price; never so little that the charge falls
+		// below 0.
 		worth := r.prep.clamp
 		if without != unreachable {
 			worth = without - with
@@ -187,7 +191,7 @@ func (r *relaxation) chargeMore(it *chainItem, source *jointItem, use int, more 
 	return top
 }
 
-// price sets the price of limit k; those who share assets pay the same parts of the new price.
+// price sets the price of limit k. Items that share an asset pay the same shares of its new price.
 func (r *relaxation) price(n *treeNode, k int, mult float64) {
 	prep := r.prep
 	r.old = r.old[:0]
@@ -212,7 +216,8 @@ func (r *relaxation) price(n *treeNode, k int, mult float64) {
 	}
 }
 
-// portion has the items pay for an asset by what they take at least: who takes little cannot gain much by it either.
+// portion divides an asset's price among its items in proportion to the least that each takes of the measure: an item
+// that takes little cannot gain much by the asset either.
 func (c *prepared) portion(n *treeNode, asset *jointAsset) {
 	sum := 0.0
 	for _, link := range asset.links {
@@ -269,6 +274,7 @@ func (r *relaxation) climb(n *treeNode, evals, passes int, enough func(int64) bo
 	if a.try(); a.ok && a.evals > 0 {
 		a.look()
 	}
+	// Rounds with shrinking steps. A round without gain also tries the other direction next.
 	reach := n.reach
 	for reach > leastReach && a.goesOn() {
 		if !a.round(&reach) {
@@ -335,6 +341,8 @@ func (a *ascent) round(reach *float64) (any bool) {
 			default:
 				price /= 1 + *reach
 			}
+			// Keep going in one direction, with growing steps, until the bound falls or the limit's use crosses its
+			// cap.
 			a.r.price(a.trial, k, price)
 			if !a.try() {
 				break

@@ -42,11 +42,12 @@ func (n *treeNode) setPrices(from *treeNode) {
 	copy(n.lambda, from.lambda)
 }
 
-// relaxation is the Lagrangian relaxation of a joint problem, and what it was evaluated to last. Limits are
-// moved into the measure, at a price per unit (mult). An asset that several items use is paid by them together, each a
-// part (lambda: Lagrangian decomposition). So every part of the problem can be solved on its own, as a shortest path.
-// Whatever the multipliers, the sum of the parts less the prices of the limits is a lower bound (Geoffrion 1974); climb
-// looks for good ones. An evaluation costs one dynamic program per chain and variant.
+// relaxation is the Lagrangian relaxation of a joint problem, with the results of its last evaluation.
+//
+// Limits are moved into the measure, at a price per unit (mult). An asset that several items use is paid by them
+// together, each a share (lambda: Lagrangian decomposition). Every part of the problem can then be solved on its own,
+// as a shortest path. For any multipliers the sum of the parts, less the prices of the limits, is a lower bound
+// (Geoffrion 1974); climb looks for good ones. An evaluation costs one dynamic program per chain and variant.
 type relaxation struct {
 	prep *prepared
 
@@ -171,6 +172,7 @@ func (r *relaxation) charge(n *treeNode, plain bool) {
 			}
 			it.cost[choice] = it.base[choice] + min(more, prep.clamp)
 		}
+		// Edges keep their prices until the price of time changes.
 		if coef != r.coef[it.part] {
 			for k, ns := range it.edgeNS {
 				it.edge[k] = it.edgeBase[k] + prep.priced(ns, coef)
@@ -197,7 +199,8 @@ func (r *relaxation) chargeUses(n *treeNode, it *jointItem, plain bool) {
 	}
 }
 
-// shortest solves every part on its own as it is charged; false when one has no choices left.
+// shortest solves every part on its own as it is charged: the cheapest of its variants, and of equally cheap ones the
+// first in lexicographic order. It returns false when one has no choices left.
 func (r *relaxation) shortest() bool {
 	for p := range r.prep.parts {
 		part := &r.prep.parts[p]
@@ -234,6 +237,7 @@ func (r *relaxation) evaluate(n *treeNode) int64 {
 		return unreachable
 	}
 	prep := r.prep
+	// The parts, and what assets cost that are open in any case: their items are charged nothing for them.
 	sum, priced := int64(0), false
 	for _, least := range r.partMin {
 		sum += least
@@ -342,7 +346,8 @@ func (r *relaxation) fits() bool {
 }
 
 // prime gives a node without multipliers the first ones: one price for all limits that its free optimum breaks,
-// relative to what each permits, searched for by powers of four; those who share an asset pay equal parts.
+// relative to what each permits. It tries powers of four until the bound falls. Items that share an asset pay by
+// portion.
 func (r *relaxation) prime(n *treeNode) {
 	prep := r.prep
 	best := n.child()
@@ -357,6 +362,7 @@ func (r *relaxation) prime(n *treeNode) {
 			over = append(over, k)
 		}
 	}
+	// The dual is concave in the prices, so the first fall ends the search; passes make that only nearly exact.
 	for price := 1.0 / (1 << 30); price <= 64; price *= 4 {
 		for _, k := range over {
 			n.mult[k] = float64(price*float64(prep.worst)) / float64(max(prep.rows[k].cap, 1))

@@ -29,13 +29,15 @@ const (
 	changeBonus     = 0.2 // added to the part of the ascent in which an asset was open or was not
 )
 
-// search is best-first branch and bound over assets (open or not) and, where limits on times or energy leave something
-// to decide, over choices. A node's bound is its Lagrangian relaxation (relaxation). Strong branching chooses how to
-// divide it; min-marginals remove choices that are too dear for any solution of interest (reduced-cost fixing).
+// search is best-first branch and bound. It branches over assets (open or not) and, where limits on times or energy
+// leave something to decide, over choices.
+//
+// A node's bound is its Lagrangian relaxation (relaxation). Strong branching chooses how to divide it. Min-marginals
+// remove choices that are too dear for any solution of interest (reduced-cost fixing).
 //
 // The children of a node cover all of its solutions, and a node is dropped only where its bound says that it has none
-// of interest. So the best solution is optimal once no node is left. Nodes that can only tie with it wait in ties, for
-// the second search, which looks for the lexicographically first of the optimal solutions.
+// of interest. So the best solution is optimal once no node is left. Nodes that can only tie with it wait in ties,
+// for the second search, which looks for the lexicographically first of the optimal solutions.
 type search struct {
 	prep  *prepared
 	relax *relaxation
@@ -99,7 +101,8 @@ func (s *search) limit() int64 {
 // useless reports whether a node with that bound has no solution as good as the best.
 func (s *search) useless(bound int64) bool { return bound > s.limit() }
 
-// offer considers choices as a solution.
+// offer takes choices as the best solution if they keep all limits and are better, or equally good and earlier in
+// lexicographic order. It reports whether they keep the limits.
 func (s *search) offer(choices []int) bool {
 	j := s.prep.joint
 	use := j.Use(s.choices(choices))
@@ -222,6 +225,7 @@ func (s *search) fit(n *treeNode) (changed bool) {
 func (s *search) marginals(p int, limit int64, few int, lists [][]int32) {
 	part := &s.prep.parts[p]
 	least := s.relax.least[part.first : part.first+part.items]
+	// Every set of processors is a variant of the part; a choice's marginal is the least over all variants.
 	for i := range least {
 		for choice := range least[i] {
 			least[i][choice] = unreachable
@@ -285,7 +289,8 @@ func (s *search) allFits(n *treeNode) bool {
 	return true
 }
 
-// visit bounds a node and returns its children.
+// visit bounds a node and returns its children, none where it has no solution of interest. It alternates between
+// raising the bound and removing the choices that the bound excludes.
 func (s *search) visit(n *treeNode) (children []*treeNode) {
 	relax := s.relax
 	memory := s.prep.joint.Minimise == problem.Memory
@@ -376,6 +381,7 @@ func (s *search) branch(n *treeNode) []*treeNode {
 // tryBranching returns the children that have something of interest, and the product of what bounds gain.
 func (s *search) tryBranching(n *treeNode, way branching) (gain float64, left []*treeNode) {
 	gain = 1.0
+	// A child without solutions counts as if its bound had risen to the limit.
 	for _, child := range s.divide(n, way) {
 		rise := s.limit() - n.bound
 		if s.open(child) {
@@ -390,7 +396,8 @@ func (s *search) tryBranching(n *treeNode, way branching) (gain float64, left []
 	return gain, left
 }
 
-// branchings lists ways to branch: those first about which the ascent changed its mind most.
+// branchings lists at most branchingsTried ways to branch, best score first. The score is high where the ascent
+// wavered: an item whose choices differ much in what they take, or a dear asset that was open about half of the time.
 func (s *search) branchings(n *treeNode) []branching {
 	var out []branching
 	for i := range s.prep.items {
@@ -499,6 +506,7 @@ func (s *search) open(n *treeNode) bool {
 			return false
 		}
 	}
+	// In the second search: a node's first solution takes the first choice of every item, compared with the best.
 	if s.first {
 		for i := range n.allowed {
 			if choice := int(n.allowed[i][0]); choice != s.best[i] {
@@ -553,6 +561,7 @@ func (s *search) run(root *treeNode, limit int64) (left int64, err error) {
 			s.queue = nil // and so are the others
 			break
 		}
+		// The first node has the least bound, so it decides whether anything is left to gain.
 		full := s.nodes >= limit || s.most > 0 && s.kept > s.most
 		if full && (s.first || s.best == nil || s.prep.bound(n.bound) < s.value) {
 			return n.bound, nil

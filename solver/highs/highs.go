@@ -109,9 +109,11 @@ const (
 
 const feasible = 2 // of primal_solution_status
 
-// solve has HiGHS solve a valid model within valid options; engine is named in errors. Presolve may leave open
-// whether a model is infeasible or unbounded, and a numerical failure may depend on the seed: fresh is asked for
-// another instance for a second attempt.
+// solve has HiGHS solve a valid model within valid options; engine is named in errors. fresh makes an instance.
+//
+// There may be a second attempt, with another instance, another seed and no presolve. Presolve may leave open whether
+// a model is infeasible or unbounded, and a numerical failure may depend on the seed. model.Accept verifies the
+// answer.
 func solve(engine string, fresh func() (api, error), model *milp.Model, options milp.Options) (milp.Result, error) {
 	fail := func(format string, args ...any) (milp.Result, error) {
 		return milp.Result{}, diag.New(diag.ClassInternal, "engine %q: model %q: "+format,
@@ -123,6 +125,7 @@ func solve(engine string, fresh func() (api, error), model *milp.Model, options 
 		if err != nil {
 			return milp.Result{}, err
 		}
+		// The second attempt has what the first one left of the time.
 		left := options
 		if options.Time > 0 {
 			left.Time = max(options.Time-time.Since(begun), time.Millisecond)
@@ -199,11 +202,14 @@ func (c *caller) listen(callback int32) {
 	}
 }
 
-// configure sets all options; seed is that of HiGHS's random numbers. With one thread and limits of nodes alone an
-// answer is the same each time. A solve ends where nothing is left to gain: the relative gap is 0, and the absolute one
-// is 1e-9 of the largest cost, at least 1e-9. Without presolve a second attempt tells an infeasible
-// model from an unbounded one.
+// configure sets all options; seed is that of HiGHS's random numbers. With one thread and no limit but nodes, an
+// answer is the same each time.
+//
+// A solve ends where nothing is left to gain: the relative gap is 0, and the absolute one is 1e-9 of the largest
+// cost, at least 1e-9. The second attempt (seed > 0) has no presolve, which tells an infeasible model from an
+// unbounded one.
 func (c *caller) configure(options *milp.Options, seed int32) {
+	// Gaps are relative to the largest cost, as rounding errors are.
 	largest := 1.0
 	for j := range c.model.Vars {
 		largest = max(largest, math.Abs(c.model.Vars[j].Cost))
@@ -273,6 +279,7 @@ func result(highs api, model *milp.Model, status int32) (answer milp.Result, kno
 	default:
 		return answer, false, nil
 	}
+	// The bound: of the search where there are integers, by duality where there are none.
 	whole := slices.ContainsFunc(model.Vars, func(variable milp.Var) bool { return variable.Integer })
 	answer.Bound = math.Inf(-1)
 	if whole {
@@ -284,6 +291,7 @@ func result(highs api, model *milp.Model, status int32) (answer milp.Result, kno
 		}
 		answer.Nodes = max(answer.Nodes, 0)
 	}
+	// The solution, if HiGHS has one. A solve that hit a limit with a solution is feasible, not proved.
 	have, err := highs.infoInt("primal_solution_status")
 	if err != nil {
 		return answer, true, err

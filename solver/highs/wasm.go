@@ -26,7 +26,8 @@ const leastMemory = 24 << 20
 // pageBytes is the unit in which a module's memory grows.
 const pageBytes = 64 << 10
 
-// Wasm is the engine "highs". It may be used by several goroutines: each solve has an instance of its own.
+// Wasm is the engine "highs": HiGHS compiled to WebAssembly, executed by wazero inside this process. The module is
+// compiled once; each solve has an instance of its own, so that several goroutines may solve at once.
 type Wasm struct {
 	where    string
 	maxPages uint64 // of each instance
@@ -60,8 +61,9 @@ func (w *Wasm) Name() string { return wasmName }
 // Where is the file of the solver, or Embedded.
 func (w *Wasm) Where() string { return w.where }
 
-// Start compiles the solver, or reads back what an earlier process compiled. Solve does it when it was not called. It
-// returns early when ctx ends; compiling then goes on for whoever comes next. Errors are of class ClassUnavailable.
+// Start compiles the solver, or reads back what an earlier process compiled. Solve calls it when it was not called
+// before. It returns early when ctx ends; compiling then goes on, for the next call. Errors are of class
+// ClassUnavailable.
 func (w *Wasm) Start(ctx context.Context) error {
 	w.mu.Lock()
 	if w.started == nil {
@@ -109,7 +111,8 @@ func compile(where string) (wazero.Runtime, wazero.CompiledModule, error) {
 	}
 }
 
-// compileIn compiles a module and what it imports, with the cache in dir, "" for none.
+// compileIn compiles a module and what it imports, with the cache in dir ("" for none). Its memory limit is the most
+// that any instance may have; host refuses an instance's pages beyond its own limit.
 func compileIn(dir string, module []byte) (runtime wazero.Runtime, compiled wazero.CompiledModule, err error) {
 	ctx := context.Background()
 	config := wazero.NewRuntimeConfig().WithMemoryLimitPages(maxMemory / pageBytes)
@@ -160,6 +163,7 @@ func (w *Wasm) Solve(ctx context.Context, model *milp.Model, options milp.Option
 	if err := w.Start(ctx); err != nil {
 		return milp.Result{}, err
 	}
+	// solve may ask for a second instance; only one is open at a time.
 	var open *instance
 	defer func() {
 		if open != nil {
@@ -239,12 +243,14 @@ func (w *Wasm) instance(ctx context.Context, model string, options *milp.Options
 	return in, nil
 }
 
-// bind finds what the module exports, and checks that it is the HiGHS that this package knows.
+// bind finds what the module exports, runs its constructors, and checks that it is the HiGHS that this package knows:
+// its version, and integers of 4 bytes.
 func (in *instance) bind() error {
 	in.memory = in.module.ExportedMemory(exportedMemory)
 	if in.memory == nil {
 		return diag.New(diag.ClassInternal, "engine %q: the module exports no memory %q", wasmName, exportedMemory)
 	}
+	// Names are minified: exported lists which one stands for which function.
 	for what, short := range exported {
 		if in.funcs[what] = in.module.ExportedFunction(short); in.funcs[what] == nil {
 			return diag.New(diag.ClassInternal, "engine %q: the module exports no %s (%s)", wasmName, what, short)
@@ -266,6 +272,7 @@ func (in *instance) bind() error {
 
 // connect has HiGHS call back through a glue module.
 func (in *instance) connect(runtime wazero.Runtime, name string) error {
+	// The glue module adds one entry to the table of functions; HiGHS calls that entry by its index.
 	glue, err := runtime.CompileModule(in.ctx, glueFor(name))
 	if err == nil {
 		in.glue, err = runtime.InstantiateModule(in.ctx, glue, wazero.NewModuleConfig().WithName(""))
@@ -353,7 +360,8 @@ func (in *instance) code(what string, args ...uint64) (int32, error) {
 	return int32(uint32(result)), err
 }
 
-// with copies bytes into the module, calls fn with their addresses and frees them. Addresses of nil are 0.
+// with copies bytes into the module's memory, calls fn with their addresses and frees them. A nil part has the
+// address 0. After an error nothing is freed: the instance can only be closed then.
 func (in *instance) with(fn func(at []uint64) error, parts ...[]byte) (err error) {
 	at := make([]uint64, len(parts))
 	defer func() {
@@ -381,7 +389,7 @@ func (in *instance) with(fn func(at []uint64) error, parts ...[]byte) (err error
 // text is a string as C has it in memory, with a zero at its end.
 func text(s string) []byte { return append([]byte(s), 0) }
 
-// doubles are float64 numbers in memory, little endian; ints are 32-bit integers.
+// doubles are float64 numbers as the module has them in memory: 8 bytes each, little endian.
 func doubles(values []float64) []byte {
 	data := make([]byte, 0, 8*len(values))
 	for _, value := range values {
@@ -390,6 +398,7 @@ func doubles(values []float64) []byte {
 	return data
 }
 
+// ints are 32-bit integers as the module has them in memory, little endian.
 func ints(values []int32) []byte {
 	data := make([]byte, 0, 4*len(values))
 	for _, value := range values {
@@ -427,7 +436,7 @@ func (in *instance) set(setter, option string, value uint64) (code int32, err er
 	return code, err
 }
 
-// setBool sets an option, as the setters below do; api says what they return.
+// The setters implement api: each sets one option and returns HiGHS's code.
 func (in *instance) setBool(option string, value bool) (int32, error) {
 	number := uint64(0)
 	if value {
@@ -607,7 +616,8 @@ func (in *instance) callback(kind int32, message, out uint32) {
 		int64(item("mip_node_count")))
 }
 
-// poll ends the solve when nobody wants its answer: the module asks for the time many thousand times a second.
+// poll ends a solve whose context has ended. The module asks for the time many thousand times a second, and has no
+// other way to be stopped: a panic in the clock unwinds it.
 // RATIONALE: Why is a solve cancelled by a panic in the clock?
 func (in *instance) poll() {
 	if in.user.Err() != nil {
