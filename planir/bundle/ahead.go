@@ -33,6 +33,7 @@ func (b *Bundle) Ahead(ctx context.Context, parts []Part) {
 		if taken[blob] == nil {
 			taken[blob] = make([]uint64, len(blob.good))
 		}
+		// Each chunk once, and none that was found good before.
 		for index := part.Offset / blob.chunk; index < chunks(part.Offset+part.Bytes, blob.chunk); index++ {
 			bit := uint64(1) << (index % 64)
 			if (taken[blob][index/64]|blob.good[index/64].Load())&bit != 0 {
@@ -40,6 +41,7 @@ func (b *Bundle) Ahead(ctx context.Context, parts []Part) {
 			}
 			taken[blob][index/64] |= bit
 			next := piece{blob: blob, chunk: index}
+			// Reading through the mapping makes pages resident, which pays only where the whole chunk will be read.
 			from, to := next.bounds()
 			next.mapped = blob.file == nil || !part.Few && from >= part.Offset && to <= part.Offset+part.Bytes
 			wanted = append(wanted, next)

@@ -14,6 +14,7 @@ type envelope struct {
 	signatures []signature
 }
 
+// signature is one signature of the envelope, by a key that a keyring may have.
 type signature struct {
 	keyID Digest // which trusted key to try; proves nothing itself
 	sig   string // base64
@@ -77,6 +78,7 @@ func pae(kind string, payload []byte) []byte {
 // verify applies the step signature and returns the IDs of the trusted keys that signed. Signatures by unknown keys
 // are skipped. A wrong signature by a trusted key refuses the bundle even if enough others are right.
 func (e *envelope) verify(trust *Keyring, allowDev bool, payload []byte) ([]string, error) {
+	// Every signature by a trusted key must be right, and enough of them must count.
 	message := pae(payloadType, payload)
 	var good []string
 	dev := 0

@@ -317,6 +317,7 @@ func (m *Manifest) check() error {
 	if version := m.Requires.Runtime; version != "" && !isVersion(version) {
 		return fmt.Errorf("requires.runtime %q is not dotted numbers", version)
 	}
+	// One order for each set makes the encoding canonical.
 	for _, list := range []struct {
 		name  string
 		items []string
@@ -332,6 +333,7 @@ func (m *Manifest) check() error {
 		func(component Component) string { return component.Name }); err != nil {
 		return err
 	}
+	// A simulation runs on every machine, so that it names none.
 	if target := &m.Target; target.Simulated() && (len(target.SoC) > 1 || target.OS != "" || target.Arch != "") {
 		return fmt.Errorf(
 			"target: soc %q is a simulation, which states no other soc, os or arch, got soc %q, os %q, arch %q",
@@ -358,6 +360,7 @@ func (m *Manifest) checkBlobs() error {
 	if err := ascending("blobs", m.Blobs, func(blob Blob) string { return blob.Name }); err != nil {
 		return err
 	}
+	// Chunks are counted over all blobs: the table of their digests is read into memory when a bundle is opened.
 	var leaves int64
 	entry := false
 	for i := range m.Blobs {

@@ -11,7 +11,8 @@ import (
 // then lock out every later bundle by signing the largest number.
 const defaultMaxJump = 1000
 
-// Policy is what a host demands of a bundle beside a signature.
+// Policy is what a host demands of a bundle beside a signature: the product, the features that it needs, a security
+// version that is not too low, and dates.
 type Policy struct {
 	Product       string   // the only product accepted; "": any, for tools
 	SecurityFloor int64    // least security version, compiled into the host
@@ -60,6 +61,8 @@ func (p *Policy) checkCompat(manifest *Manifest) error {
 
 // check applies the step policy; host may be nil, which leaves the target out.
 func (p *Policy) check(manifest *Manifest, trust *Keyring, host *Host) error {
+	// Is it the right product, of the generation of keys that is trusted, and not older than what was accepted
+	// before?
 	if p.Product != "" && manifest.Product != p.Product {
 		return refuse(stepPolicy, "product %q, want %q", manifest.Product, p.Product).
 			hint("this host accepts bundles of one product only; emit with that product name")
@@ -86,6 +89,7 @@ func (p *Policy) check(manifest *Manifest, trust *Keyring, host *Host) error {
 					"set this machine's clock; where there is none, give the time (--now), or leave it out (--ignore-expiry)")
 		}
 	}
+	// Is it for this machine? A simulation gets a message of its own, since no device fits it.
 	if host == nil {
 		return nil
 	}
@@ -117,7 +121,7 @@ func moment(seconds int64) string {
 }
 
 // checkRollback compares the security version with the floor: the larger of what is compiled in and what was stored
-// for this product and key generation.
+// for this product and key generation. It also refuses a version far above the floor, see defaultMaxJump.
 func (p *Policy) checkRollback(manifest *Manifest) error {
 	floor := p.SecurityFloor
 	if stored := p.Stored.Of(manifest.Product); stored != nil {
@@ -185,6 +189,7 @@ func (c *Component) compare(have HostComponent, say func(string, ...any)) {
 	if c.Exact != "" && have.Version != c.Exact {
 		say("component %q has version %q, want exactly %q", c.Name, have.Version, c.Exact)
 	}
+	// A version that is not dotted numbers cannot be compared, and counts as not fulfilled.
 	if c.Min != "" {
 		if less, ok := versionLess(have.Version, c.Min); !ok || less {
 			say("component %q has version %q, want at least %q", c.Name, have.Version, c.Min)

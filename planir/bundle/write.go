@@ -136,6 +136,7 @@ func (w *writer) run(ctx context.Context, sources []Source) (id Digest, err erro
 		return id, diag.New(diag.ClassInput, "%w", err)
 	}
 	manifest := &w.manifest
+	// Encode once without digests, which finds errors and the length before any content is written.
 	template, err := manifest.Encode()
 	if err != nil {
 		return id, diag.New(diag.ClassInput, "manifest: %w", err)
@@ -156,6 +157,7 @@ func (w *writer) run(ctx context.Context, sources []Source) (id Digest, err erro
 		}
 		leaves = append(leaves, digester.leaves...)
 	}
+	// Encode again with the digests that the contents turned out to have; nothing else changed.
 	payload, err := manifest.Encode()
 	if err != nil || len(payload) != len(template) {
 		panic(fmt.Sprintf("BUG: manifest changed its length from %d to %d bytes (%v)", len(template), len(payload),
@@ -183,6 +185,7 @@ func (w *writer) prepare(sources []Source) ([]Source, error) {
 	if len(sources) > maxBlobs {
 		return nil, fmt.Errorf("%d blobs, want at most %d", len(sources), maxBlobs)
 	}
+	// Keys are checked before the contents are written, which may take minutes.
 	if count := len(w.signatures) + len(w.signers); count == 0 || count > maxSignatures {
 		return nil, fmt.Errorf("%d signers, want 1 to %d", count, maxSignatures)
 	}
@@ -228,6 +231,7 @@ func chunkFor(sources []Source) int64 {
 	for i := range sources {
 		bytes += max(0, min(sources[i].Bytes, maxBytes)) // others are refused later
 	}
+	// Larger chunks make a shorter table, smaller ones less to check for a small read.
 	chunk := int64(leastChunk)
 	for chunk < maxChunk && bytes/chunk > usualLeaves {
 		chunk *= 2
@@ -334,6 +338,9 @@ func ioError(err error) error {
 }
 
 // fileForm writes a `.hetb` beside its target and renames it.
+//
+// Contents go to offsets that follow from sizes alone. The envelope and the table of chunk digests are written last,
+// into the gap that the layout keeps for them in front.
 type fileForm struct {
 	path   string
 	file   *wholefile.Pending

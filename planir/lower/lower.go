@@ -18,6 +18,7 @@ import (
 // Lower computes p.Program from p's decisions, folds, processors, cache type and context for the model
 // graph g. The result depends on nothing else, so a plan's program can be recomputed to check it.
 func Lower(plan *planir.Plan, graph *models.Graph) error {
+	// Lowering has two halves: programs section by section, then what all programs share (finish).
 	build := &builder{plan: plan, model: graph, buffers: map[string]*planir.Buffer{}, graphs: map[string]string{},
 		contexts: map[string]string{}, packs: map[packKey]*packUse{}}
 	// The decisions say which numbers of rows there are.
@@ -208,6 +209,8 @@ func (b *builder) section(section *Section, rows int, outside map[string]bool) (
 			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: no decision for %q at %d rows",
 				node.Name, rows).WithCode("P010")
 		}
+		// The scheme must be the operator's: Expand has written it there unless the operator takes none or a fixed
+		// one.
 		if operator := node.Op(); !operator.HasScheme() && decision.Scheme != operator.Scheme {
 			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: scheme %q, and %q takes none",
 				node.Name, rows, decision.Scheme, operator.Kind).WithCode("P010")
@@ -230,6 +233,7 @@ func (b *builder) section(section *Section, rows int, outside map[string]bool) (
 	}
 	out := planir.Section{Name: section.Name, First: section.First, Layers: section.Layers, Logits: section.Logits}
 	out.Flags = synchronise(tasks, section.Layers > 1)
+	// Each processor executes its tasks in this order; flags order tasks of different processors.
 	lanes := map[string][]planir.Step{}
 	for _, task := range tasks {
 		lanes[task.proc] = append(lanes[task.proc], task.step)
@@ -289,6 +293,7 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 		made.writes = append(made.writes, cache)
 	}
 	operator := piece.Op()
+	// Copies and sums of shares are operators of their own; they read no weights and have no layout.
 	if piece.Role != Compute {
 		made.graph, made.label = op.Single(operator, ""),
 			fmt.Sprintf("%s%s%d@%d", node.Name, map[Role]string{Gather: "<", Sum: "+"}[piece.Role], piece.Share,
@@ -323,6 +328,7 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 		made.weights = append(made.weights, used)
 		made.step.W = append(made.step.W, planir.WeightRef{})
 	}
+	// The label names the graph: the node, its share if there are several, and the rows.
 	suffix := ""
 	if len(decision.Shares) > 1 {
 		sh := decision.Shares[piece.Share]
@@ -345,6 +351,7 @@ func uses(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []pac
 			}
 			c0, c1 = piece.N0, piece.N1
 		}
+		// Uses of a pack by several pieces are united, unless the processor must have a pack of just its own range.
 		steps := wo.role == "steps" && c1-c0 != node.Op().N // two rows have no column ranges: a share has its own
 		if proc.Bakes || operator.Scheme != "" && !proc.WeightRanges || steps {
 			key.owner, key.n0, key.n1 = piece.Proc, c0, c1
@@ -452,6 +459,7 @@ func (b *builder) graph(t *task) string {
 	if name, ok := b.graphs[key]; ok {
 		return name
 	}
+	// Labels may coincide where graphs differ; a number then makes the name unique.
 	name := t.proc + "/" + t.label
 	for i := 2; b.hasGraph(name); i++ {
 		name = fmt.Sprintf("%s/%s#%d", t.proc, t.label, i)
@@ -491,7 +499,8 @@ func (b *builder) hasGraph(name string) bool {
 	return false
 }
 
-// finish fills in buffers, cache, weights, packs, weight references and the decider.
+// finish fills in what depends on all programs: buffers, cache, weights, packs, the references to packs, and the
+// decider. The order matters: packs are sorted by the rank of their weights, and references need the names of packs.
 func (b *builder) finish(rows []int) error {
 	b.finishBuffers()
 	b.finishCache()
@@ -624,7 +633,9 @@ func computedOf(class string, cols int) (out []op.Weight) {
 	return append(out, op.Weight{Name: StepsWeight(class), ScaleOf: class, K: 2, N: cols})
 }
 
-// finishPacks lists the packs in the order of their weights, then of what they are of them. rank is the weights' order.
+// finishPacks lists and names the packs, in the order of their weights (rank) and then of their keys. The order is
+// total, so equal plans have equal programs. A name states only what distinguishes the pack from others of its
+// weight.
 func (b *builder) finishPacks(rank map[string]int) error {
 	order := func(x, y packKey) int {
 		return cmp.Or(cmp.Compare(rank[x.weight], rank[y.weight]), cmp.Compare(x.scheme, y.scheme),

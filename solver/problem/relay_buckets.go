@@ -77,6 +77,7 @@ func (m *bucketBuilder) openings() {
 func (m *bucketBuilder) cuts() error {
 	// The chunk is the largest size that is open, unless one size holds every prompt: then nothing is cut.
 	longest := m.Lengths[len(m.Lengths)-1].Tokens
+	// One way to cut for each size that may be the largest open one.
 	for k, j := range m.feasible {
 		size := &m.Sizes[j]
 		if size.Rows >= longest {
@@ -114,6 +115,7 @@ func (m *bucketBuilder) largestBelow(j int) {
 
 // cutAt adds the ways to execute the prompts when they are cut at chunk, the last of sizes.
 func (m *bucketBuilder) cutAt(name string, sizes []int, chunk int, cost int64) error {
+	// Prompts count by the rest that cutting leaves; full chunks take the same time whatever is open.
 	mass := make([]int64, len(sizes)) // of the rests that a size is the smallest for
 	var fixed int64                   // ns of full chunks and of rests of one token, whatever else is open
 	for _, length := range m.Lengths {
@@ -134,6 +136,7 @@ func (m *bucketBuilder) cutAt(name string, sizes []int, chunk int, cost int64) e
 		}
 		rows := m.Sizes[sizes[i]].Rows
 		all := []milp.Term{{Var: cut, Coef: -1}}
+		// Rests may go to any size that holds them and is open.
 		for _, j := range sizes[i:] {
 			way := fmt.Sprintf("%s, %d to %d", name, rows, m.Sizes[j].Rows)
 			part := m.variable("cut "+way, float64(mass[i])*float64(m.Sizes[j].CostNS)/m.vars.Unit, 1, false)
@@ -151,6 +154,7 @@ func (m *bucketBuilder) cutAt(name string, sizes []int, chunk int, cost int64) e
 
 // limits adds rows for the number of buckets and what they take.
 func (m *bucketBuilder) limits() {
+	// Each limit is a sum over the sizes that are open.
 	sum := func(of func(size *Size) int64) (terms []milp.Term) {
 		for _, j := range m.feasible {
 			if amount := of(&m.Sizes[j]); amount > 0 {

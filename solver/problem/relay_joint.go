@@ -60,6 +60,7 @@ func (j *Joint) unit() float64 {
 	// most is the largest single cost: no coefficient of the objective may exceed 1e12 either.
 	least, most := 0.0, 0.0
 	for p := range j.Parts {
+		// The least that every item takes, with all executions counted.
 		for k := range j.Parts[p].Partition.Chains {
 			chain := &j.Parts[p].Partition.Chains[k]
 			times := float64(j.Parts[p].Weight) * float64(chain.Repeat)
@@ -122,6 +123,7 @@ func (b *jointBuilder) limitOf(limit Limit, name string, terms []milp.Term) {
 // assets adds a variable for every asset that a limit may bind, one for those that always appear together.
 func (b *jointBuilder) assets() {
 	j := b.joint
+	// Assets that the same choices name open together: one variable stands for all of them.
 	signatures := j.signatures()
 	var bytes, open []milp.Term
 	region, graphs := make([][]milp.Term, len(j.Regions)), make([][]milp.Term, len(j.Regions))
@@ -147,6 +149,7 @@ func (b *jointBuilder) assets() {
 		region[asset.Region] = addTo(region[asset.Region], variable, float64(asset.Bytes))
 		graphs[asset.Region] = addTo(graphs[asset.Region], variable, float64(asset.Graphs))
 	}
+	// The limits: of each region, of all regions together, and of the time to open.
 	for r := range j.Regions {
 		of := &j.Regions[r]
 		b.limit(Limit{LimitRegionBytes, r, of.Name, of.MaxBytes, 0}, "bytes "+of.Name, region[r])
@@ -203,6 +206,7 @@ func addTo(terms []milp.Term, variable int, coef float64) []milp.Term {
 func (b *jointBuilder) part(p int) {
 	part := &b.joint.Parts[p]
 	name := part.Partition.Name
+	// A processor needs a variable only where it conflicts with another one.
 	procs := make([]int, len(part.Partition.Procs))
 	for proc := range procs {
 		procs[proc] = -1
@@ -323,6 +327,7 @@ func (c *chainBuilder) item(it *Item, repeat float64) {
 // edge adds the edge into item i: what its ends add to ns, and what is left as a flow through a network from the class
 // of one choice to that of the other.
 func (c *chainBuilder) edge(i int) {
+	// The edge leads from the item before, which is the last one where the chain starts again.
 	it := &c.source.Items[i]
 	from := (i + len(c.source.Items) - 1) % len(c.source.Items)
 	prev := &c.source.Items[from]
@@ -336,6 +341,7 @@ func (c *chainBuilder) edge(i int) {
 		}
 		return
 	}
+	// What each end adds by itself goes to the choices; only the rest needs variables.
 	rest := newEdgeRest(it)
 	for n := range prev.Choices {
 		c.ns[from][n] += times * float64(rest.leaving[prev.Choices[n].After])
@@ -408,6 +414,7 @@ func (e *edgeRest) merged(prev, it *Item) (out, in []int, between [][]int64) {
 	for n := range it.Choices {
 		arrives[it.Choices[n].Before] = true
 	}
+	// First rows that agree in every column that occurs, then columns that agree in the rows that are left.
 	outs, rows := merge(leaves, func(x, y int) bool {
 		for to := range arrives {
 			if arrives[to] && e.left(x, to) != e.left(y, to) {
@@ -479,9 +486,11 @@ func (v *jointVars) Choices(values []float64) [][][]int {
 	return out
 }
 
-// X are values of the variables that stand for choices.
+// X are values of all variables that stand for the choices: a start for the engine. A chosen pair of classes is sent
+// along a shortest way of its edge's network.
 func (v *jointVars) X(j *Joint, model *milp.Model, choices [][][]int) []float64 {
 	values := make([]float64, len(model.Vars))
+	// Choices, with the assets they open and the processors they use.
 	for p := range choices {
 		for k := range choices[p] {
 			for i, choice := range choices[p][k] {
@@ -543,6 +552,7 @@ func (r Relay) Joint(ctx context.Context, j *Joint, limits Limits) (JointSolutio
 	}
 	out, err := r.solve(ctx, j, limits)
 	var why *InfeasibleError
+	// The general engine only says that there is no solution; the exact one names limits that conflict.
 	if errors.As(err, &why) && r.Exact != nil { // which limits
 		if _, err := r.Exact.Joint(ctx, j, Limits{}); errors.As(err, &why) {
 			return JointSolution{}, err
@@ -551,6 +561,7 @@ func (r Relay) Joint(ctx context.Context, j *Joint, limits Limits) (JointSolutio
 	if err != nil || out.Status == LimitReached {
 		return out, err
 	}
+	// Equally good solutions are ordered: the exact engine finds the first of them, with this one to begin from.
 	proved := out.Status == Optimal
 	out.Status = Feasible // perhaps not the first of its kind
 	if r.Exact != nil && proved {
@@ -593,10 +604,12 @@ func (r Relay) solve(ctx context.Context, j *Joint, limits Limits) (JointSolutio
 		if round == 0 {
 			reached.Bound = below(got.Bound * vars.Unit)
 		}
+		// Infeasible in a later round only says that the tightened limits leave nothing.
 		if got.Status == milp.Infeasible || got.Status == milp.Limit {
 			return reached, nil
 		}
 		out := JointSolution{Choices: vars.Choices(got.X), Status: Feasible, Nodes: reached.Nodes}
+		// Everything is computed again in whole numbers; the engine's own objective is not used.
 		use := j.Use(out.Choices)
 		out.Objective = j.Objective(&use)
 		broken := j.Broken(&use)
