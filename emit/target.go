@@ -89,10 +89,11 @@ func (t *Target) decision(plan *planir.Plan, of *planir.Decision, fallen []plani
 	out.Shares = slices.Clone(of.Shares)
 	if fellBack(of, fallen) {
 		out.Strategy, out.Axis, out.PredictNS = planir.Single, planir.AxisNone, 0
+		out.Source = ""
 		out.Shares = []planir.Share{{Proc: plan.SoC.Control}}
 	}
 	if t.Emulator {
-		out.PredictNS, out.Alternatives = 0, nil
+		out.PredictNS, out.Source, out.Alternatives = 0, "", nil
 		for i := range out.Shares {
 			out.Shares[i].PredictNS = 0
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 )
 
 // Schema identifies the plan format. A change that an older reader would misunderstand gets a new number.
@@ -185,7 +186,9 @@ type Decision struct {
 	Axis     Axis      `json:"axis,omitempty" yaml:"axis,omitempty"`
 	Shares   []Share   `json:"shares,omitempty" yaml:"shares,omitempty"`
 
-	PredictNS    int64         `json:"predict_ns" yaml:"predict_ns"` // of one execution, waiting for the slower share
+	PredictNS int64 `json:"predict_ns" yaml:"predict_ns"` // of one execution, waiting for the slower share
+	// Source is the weakest of what PredictNS is made of: operators of all shares, hand-overs. Empty: nothing was priced.
+	Source       source.Source `json:"source,omitempty" yaml:"source,omitempty"`
 	Alternatives []Alternative `json:"alternatives,omitempty" yaml:"alternatives,omitempty"`
 }
 
@@ -203,9 +206,10 @@ type Share struct {
 
 // Alternative is a choice that was not taken and what it would have cost.
 type Alternative struct {
-	Strategy  Strategy `json:"strategy" yaml:"strategy"`
-	Shares    string   `json:"shares" yaml:"shares"` // "npu 0:3072, gpu 3072:5632"
-	PredictNS int64    `json:"predict_ns" yaml:"predict_ns"`
+	Strategy  Strategy      `json:"strategy" yaml:"strategy"`
+	Shares    string        `json:"shares" yaml:"shares"` // "npu 0:3072, gpu 3072:5632"
+	PredictNS int64         `json:"predict_ns" yaml:"predict_ns"`
+	Source    source.Source `json:"source,omitempty" yaml:"source,omitempty"` // of PredictNS, as a decision's
 }
 
 // Prediction is the expected time of one program, beside every single-processor placement.

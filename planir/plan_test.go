@@ -289,6 +289,10 @@ func TestRules(t *testing.T) {
 		{"P001", "processors out of order", "trivial", func(t *testing.T, p *planir.Plan) { slices.Reverse(p.Procs) }},
 		{"P001", "control character in a name", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Graphs[0].Name = "a\x1b[2J" }},
 		{"P001", "decision twice", "trivial", func(t *testing.T, p *planir.Plan) { p.Decisions[1] = p.Decisions[0] }},
+		{"P001", "unknown source", "trivial", func(t *testing.T, p *planir.Plan) { p.Decisions[0].Source = "guessed" }},
+		{"P001", "alternative of an unknown source", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Decisions[0].Alternatives = []planir.Alternative{{Strategy: planir.Single, Shares: "a", PredictNS: 1, Source: "Measured"}}
+		}},
 		{"P001", "no context", "trivial", func(t *testing.T, p *planir.Plan) { p.MaxContext = 0 }},
 		{"P001", "cache of integers", "trivial", func(t *testing.T, p *planir.Plan) { p.KV = op.I8 }},
 		{"P001", "flags beyond steps", "trivial", func(t *testing.T, p *planir.Plan) { section(p, "decode", "layers").Flags = 1 << 20 }},

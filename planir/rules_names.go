@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 )
 
 // Limits of a plan: far above any real one, low enough that checking stays cheap.
@@ -46,6 +47,10 @@ func (c *checker) names() {
 			c.fail(fmt.Sprintf("decisions[%d].strategy", i), "unknown strategy %q of %s at %d rows",
 				decision.Strategy, decision.Node, decision.Rows)
 		}
+		c.source(fmt.Sprintf("decisions[%d].source", i), decision.Source)
+		for j := range decision.Alternatives {
+			c.source(fmt.Sprintf("decisions[%d].alternatives[%d].source", i, j), decision.Alternatives[j].Source)
+		}
 	}
 	c.qualitySizes()
 	if memory := plan.Memory; memory != nil {
@@ -56,6 +61,13 @@ func (c *checker) names() {
 		}
 	}
 	c.programSizes()
+}
+
+// source checks what a predicted time is said to rest on.
+func (c *checker) source(path string, from source.Source) {
+	if from != "" && !from.Valid() {
+		c.fail(path, "unknown source %q, want one of %v", from, source.All)
+	}
 }
 
 // headerSizes checks what the plan states of itself and of its cache.

@@ -22,28 +22,20 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/socs/timeline"
 )
 
 // Schema identifies the costs format.
 const Schema = "hetc.costs/1"
 
-// Source says how far a prediction rests on measurement.
-type Source string
-
-const (
-	Measured     Source = "measured"     // this very thing was measured
-	Interpolated Source = "interpolated" // between measured shapes
-	Bound        Source = "bound"        // beyond them: the fitted roofline, or what the SoC description says
-)
-
 // Prediction is an expected time in nanoseconds. Low and High enclose 95 % of the errors seen when
 // measured shapes were predicted from the others; of a measured shape they are the interval of its median.
 type Prediction struct {
-	NS     int64  `json:"ns"`
-	LowNS  int64  `json:"low_ns"`
-	HighNS int64  `json:"high_ns"`
-	Source Source `json:"source"`
+	NS     int64         `json:"ns"`
+	LowNS  int64         `json:"low_ns"`
+	HighNS int64         `json:"high_ns"`
+	Source source.Source `json:"source"`
 }
 
 // Costs are the fitted latency models of one SoC. They are read-only once made, apart from Exclude.
@@ -79,10 +71,10 @@ type Costs struct {
 type Processor struct {
 	Name string `json:"name" yaml:"name"`
 	// of one graph, before any work
-	LaunchNS     float64 `json:"launch_ns" yaml:"launch_ns"`
-	BytesPerNS   float64 `json:"bytes_per_ns" yaml:"bytes_per_ns"`   // it reads alone: 1e9 byte/s
-	LaunchSource Source  `json:"launch_source" yaml:"launch_source"` // measured or bound
-	BytesSource  Source  `json:"bytes_source" yaml:"bytes_source"`   // measured or bound
+	LaunchNS     float64       `json:"launch_ns" yaml:"launch_ns"`
+	BytesPerNS   float64       `json:"bytes_per_ns" yaml:"bytes_per_ns"`   // it reads alone: 1e9 byte/s
+	LaunchSource source.Source `json:"launch_source" yaml:"launch_source"` // measured or described
+	BytesSource  source.Source `json:"bytes_source" yaml:"bytes_source"`   // measured or described
 	// loading a graph, per 1e6 bytes of weights
 	LoadNSPerMB float64 `json:"load_ns_per_mb,omitempty" yaml:"load_ns_per_mb,omitempty"`
 	// loading a graph, before any byte
@@ -146,29 +138,29 @@ type Curve struct {
 
 // Handover is the time from setting a flag on one processor to seeing it on another.
 type Handover struct {
-	From   string `json:"from" yaml:"from"`
-	To     string `json:"to" yaml:"to"`
-	NS     int64  `json:"ns" yaml:"ns"`
-	LowNS  int64  `json:"low_ns" yaml:"low_ns"`
-	HighNS int64  `json:"high_ns" yaml:"high_ns"`
-	Source Source `json:"source" yaml:"source"` // measured or bound
+	From   string        `json:"from" yaml:"from"`
+	To     string        `json:"to" yaml:"to"`
+	NS     int64         `json:"ns" yaml:"ns"`
+	LowNS  int64         `json:"low_ns" yaml:"low_ns"`
+	HighNS int64         `json:"high_ns" yaml:"high_ns"`
+	Source source.Source `json:"source" yaml:"source"` // measured or described
 }
 
 // Copy is the time of copies between two processors at some sizes.
 type Copy struct {
-	From   string     `json:"from" yaml:"from"`
-	To     string     `json:"to" yaml:"to"`
-	Points [][2]int64 `json:"points" yaml:"points,flow"` // bytes, ns; ascending
-	Source Source     `json:"source" yaml:"source"`      // measured or bound
+	From   string        `json:"from" yaml:"from"`
+	To     string        `json:"to" yaml:"to"`
+	Points [][2]int64    `json:"points" yaml:"points,flow"` // bytes, ns; ascending
+	Source source.Source `json:"source" yaml:"source"`      // measured or described
 }
 
 // Sharing is what a set of processors loses by running together.
 type Sharing struct {
-	Procs      []string  `json:"procs" yaml:"procs,flow"`                // ascending
-	BytesPerNS float64   `json:"bytes_per_ns" yaml:"bytes_per_ns"`       // most they read together
-	Source     Source    `json:"source" yaml:"source"`                   // measured or bound
-	Compute    []float64 `json:"compute" yaml:"compute,flow"`            // slowdown of compute of each, >= 1
-	Pairs      []Pair    `json:"pairs,omitempty" yaml:"pairs,omitempty"` // measured slowdowns
+	Procs      []string      `json:"procs" yaml:"procs,flow"`                // ascending
+	BytesPerNS float64       `json:"bytes_per_ns" yaml:"bytes_per_ns"`       // most they read together
+	Source     source.Source `json:"source" yaml:"source"`                   // measured or described
+	Compute    []float64     `json:"compute" yaml:"compute,flow"`            // slowdown of compute of each, >= 1
+	Pairs      []Pair        `json:"pairs,omitempty" yaml:"pairs,omitempty"` // measured slowdowns
 }
 
 // Pair is one measured slowdown: operator Key on Proc while the others of the set ran Beside.

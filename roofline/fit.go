@@ -11,13 +11,14 @@ import (
 	"sync"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/profiler/stat"
 	"github.com/hetc/hetc/socs"
 )
 
 // Fit makes the costs of a SoC from its measurements. What the record lacks of a processor as a whole
-// (launch, bandwidth, hand-over) is taken from the SoC description and marked bound; operators are only
+// (launch, bandwidth, hand-over) is taken from the SoC description and marked so; operators are only
 // ever predicted from measurements of their kind. Held-out measurements are left alone.
 func Fit(soc *socs.SoC, set *record.Set) (*Costs, error) { return fit(soc, set, nil) }
 
@@ -95,8 +96,8 @@ func summarise(set *record.Set) ([]sample, error) {
 func (c *Costs) fitProcessors(soc *socs.SoC, all []sample) {
 	for i := range soc.Processors {
 		described := &soc.Processors[i]
-		fitted := Processor{Name: described.Name, LaunchNS: 1e3 * described.LaunchUS, LaunchSource: Bound,
-			BytesPerNS: described.BandwidthGBps, BytesSource: Bound}
+		fitted := Processor{Name: described.Name, LaunchNS: 1e3 * described.LaunchUS, LaunchSource: source.Described,
+			BytesPerNS: described.BandwidthGBps, BytesSource: source.Described}
 		var launch []float64
 		most := int64(0)
 		var loadX, loadY []float64
@@ -110,14 +111,15 @@ func (c *Costs) fitProcessors(soc *socs.SoC, all []sample) {
 			case record.Bandwidth:
 				if taken.m.Bytes >= most { // the largest pass is the one no cache helps
 					most = taken.m.Bytes
-					fitted.BytesPerNS, fitted.BytesSource = round(float64(taken.m.Bytes)/taken.ns), Measured
+					fitted.BytesPerNS = round(float64(taken.m.Bytes) / taken.ns)
+					fitted.BytesSource = source.Measured
 				}
 			case record.Load:
 				loadX, loadY = append(loadX, float64(taken.m.Bytes)/1e6), append(loadY, taken.ns)
 			}
 		}
 		if len(launch) > 0 {
-			fitted.LaunchNS, fitted.LaunchSource = round(slices.Min(launch)), Measured
+			fitted.LaunchNS, fitted.LaunchSource = round(slices.Min(launch)), source.Measured
 		}
 		if len(loadX) > 0 {
 			constant, slope := theilSen(loadX, loadY)
@@ -232,7 +234,7 @@ func (c *Costs) fitHandovers(soc *socs.SoC, all []sample) {
 		switch proc, to := taken.m.Proc, taken.m.To; taken.m.Kind {
 		case record.Sync:
 			c.Handovers = append(c.Handovers, Handover{From: proc, To: to,
-				NS: ns(taken.ns), LowNS: ns(taken.low), HighNS: ns(taken.high), Source: Measured})
+				NS: ns(taken.ns), LowNS: ns(taken.low), HighNS: ns(taken.high), Source: source.Measured})
 		case record.Copy:
 			key := link{proc, cmp.Or(to, proc)}
 			copies[key] = append(copies[key], [2]int64{taken.m.Bytes, ns(taken.ns)})
@@ -242,7 +244,8 @@ func (c *Costs) fitHandovers(soc *socs.SoC, all []sample) {
 		from, to := described.From, described.To
 		if _, ok := c.Sync(from, to); !ok {
 			t := ns(1e3 * described.HandoverUS)
-			c.Handovers = append(c.Handovers, Handover{From: from, To: to, NS: t, LowNS: t, HighNS: t, Source: Bound})
+			c.Handovers = append(c.Handovers, Handover{From: from, To: to, NS: t, LowNS: t, HighNS: t,
+				Source: source.Described})
 		}
 		if described.CopyGBps > 0 && copies[link{from, to}] == nil {
 			var points [][2]int64
@@ -250,7 +253,7 @@ func (c *Costs) fitHandovers(soc *socs.SoC, all []sample) {
 				t := float64(1e3*described.CopyLaunchUS) + float64(bytes)/described.CopyGBps
 				points = append(points, [2]int64{bytes, ns(t)})
 			}
-			c.Copies = append(c.Copies, Copy{From: from, To: to, Points: points, Source: Bound})
+			c.Copies = append(c.Copies, Copy{From: from, To: to, Points: points, Source: source.Described})
 		}
 	}
 	slices.SortFunc(c.Handovers, func(a, b Handover) int {
@@ -260,7 +263,7 @@ func (c *Costs) fitHandovers(soc *socs.SoC, all []sample) {
 	for key, points := range copies {
 		slices.SortFunc(points, func(a, b [2]int64) int { return cmp.Compare(a[0], b[0]) })
 		points = slices.CompactFunc(points, func(a, b [2]int64) bool { return a[0] == b[0] })
-		c.Copies = append(c.Copies, Copy{From: key.from, To: key.to, Points: points, Source: Measured})
+		c.Copies = append(c.Copies, Copy{From: key.from, To: key.to, Points: points, Source: source.Measured})
 	}
 	slices.SortFunc(c.Copies, func(a, b Copy) int {
 		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/runtime/driver/sim"
 )
@@ -55,7 +56,7 @@ func TestForms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p, err := c.Op("npu", o, false); err != nil || p.NS != want || p.Source != Measured {
+		if p, err := c.Op("npu", o, false); err != nil || p.NS != want || p.Source != source.Measured {
 			t.Errorf("%s: %+v, %v, want %d ns as measured", o.Key(), p, err, want)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 )
 
 // boundError is how far off a prediction beyond the samples may be, as |log|, at least.
@@ -109,18 +110,18 @@ func (f *Family) predict(rows, along, across int) (prediction Prediction, covere
 		i := sort.Search(len(curve.Points), func(i int) bool { return curve.Points[i][0] >= int64(rows) })
 		if i < len(curve.Points) && curve.Points[i][0] == int64(rows) {
 			point := curve.Points[i]
-			return Prediction{NS: point[1], LowNS: point[2], HighNS: point[3], Source: Measured}, true
+			return Prediction{NS: point[1], LowNS: point[2], HighNS: point[3], Source: source.Measured}, true
 		}
 		ns, inside := f.onCurve(curve, curve.ready, rows)
 		if inside {
-			return spread(ns, f.ErrM, Interpolated), true
+			return spread(ns, f.ErrM, source.Interpolated), true
 		}
 		return f.beyond(ns, max(2*f.ErrM, boundError), rows, along, across), false
 	}
 	ns, inside, around := f.ofShape(rows, along, across, nil)
 	covered = f.covers(rows)
 	if inside && around {
-		return spread(ns, max(f.ErrShape, f.ErrM), Interpolated), true
+		return spread(ns, max(f.ErrShape, f.ErrM), source.Interpolated), true
 	}
 	return f.beyond(ns, max(2*f.ErrShape, boundError), rows, along, across), covered
 }
@@ -129,7 +130,7 @@ func (f *Family) predict(rows, along, across int) (prediction Prediction, covere
 // |log|. The interval is widened to what the samples do not exclude (see envelope).
 func (f *Family) beyond(expected, deviation float64, rows, along, across int) Prediction {
 	low, high := f.envelope(rows, along, across)
-	prediction := spread(expected, deviation, Bound)
+	prediction := spread(expected, deviation, source.Extrapolated)
 	prediction.LowNS, prediction.HighNS = min(prediction.LowNS, ns(low)), max(prediction.HighNS, ns(high))
 	return prediction
 }
@@ -169,9 +170,9 @@ func (f *Family) covers(rows int) bool {
 }
 
 // spread is a time with an interval of so much deviation, as |log|, on both sides.
-func spread(expected, deviation float64, source Source) Prediction {
+func spread(expected, deviation float64, from source.Source) Prediction {
 	return Prediction{NS: max(ns(expected), 1), LowNS: max(ns(expected*math.Exp(-deviation)), 0),
-		HighNS: max(ns(expected*math.Exp(deviation)), 1), Source: source}
+		HighNS: max(ns(expected*math.Exp(deviation)), 1), Source: from}
 }
 
 // MeasuredRows lists the numbers of rows at which the shape of an operator was measured on a processor, ascending.
@@ -245,20 +246,20 @@ func (c *Costs) Launch(proc string) (Prediction, error) {
 	return Prediction{NS: launch, LowNS: launch, HighNS: launch, Source: known.LaunchSource}, nil
 }
 
-// Load is the time of loading a graph with that many bytes of weights; Bound and 0 where nothing was measured.
+// Load is the time of loading a graph with that many bytes of weights; Described and 0 where nothing was measured.
 func (c *Costs) Load(proc string, bytes int64) Prediction {
 	known := c.look().processors[proc]
 	if known == nil || known.LoadNS == 0 && known.LoadNSPerMB == 0 {
-		return Prediction{Source: Bound}
+		return Prediction{Source: source.Described}
 	}
 	load := known.LoadNS + float64(known.LoadNSPerMB*(float64(bytes)/1e6))
-	return spread(load, boundError, Interpolated)
+	return spread(load, boundError, source.Interpolated)
 }
 
 // Sync is the time from a processor setting a flag to another one seeing it; false when nothing is known.
 func (c *Costs) Sync(from, to string) (Prediction, bool) {
 	if from == to {
-		return Prediction{Source: Bound}, true
+		return Prediction{}, true // nothing happens
 	}
 	for _, handover := range c.Handovers {
 		if handover.From == from && handover.To == to {
@@ -282,11 +283,16 @@ func (c *Costs) Copy(from, to string, bytes int64) (Prediction, bool) {
 			exact := copied.Points[after][1]
 			return Prediction{NS: exact, LowNS: exact, HighNS: exact, Source: copied.Source}, true
 		}
-		source, deviation := Interpolated, 0.1
-		if copied.Source == Bound || after == 0 || after == len(copied.Points) {
-			source, deviation = Bound, boundError
+		deviation := 0.1
+		between := source.Interpolated
+		if after == 0 || after == len(copied.Points) {
+			between = source.Extrapolated
 		}
-		return spread(copied.line(after, bytes), deviation, source), true
+		from := source.Weakest(copied.Source, between)
+		if from.Weak() {
+			deviation = boundError
+		}
+		return spread(copied.line(after, bytes), deviation, from), true
 	}
 	return Prediction{}, false
 }

@@ -92,7 +92,7 @@ func quality(misses []Miss) (Quality, error) {
 }
 
 // Within is the part of the operators that lie between the samples, and Beyond the others, of which the samples show
-// less: their predictions are of source Bound. Either may be empty.
+// less: their predictions are extrapolated. Either may be empty.
 func (q *Quality) Within() Quality { return q.part(false) }
 
 // Beyond is the part that lies beyond the samples.
@@ -102,7 +102,7 @@ func (q *Quality) Beyond() Quality { return q.part(true) }
 func (q *Quality) part(beyond bool) Quality {
 	var misses []Miss
 	for _, miss := range q.Misses {
-		if (miss.Predicted.Source == Bound) == beyond {
+		if (miss.Predicted.Source.Weak()) == beyond {
 			misses = append(misses, miss)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/runtime/driver/sim"
 	"github.com/hetc/hetc/socs"
@@ -325,15 +326,19 @@ func TestConcurrent(t *testing.T) {
 		name      string
 		a, b      op.Op
 		tolerance float64
+		rests     source.Source
 	}{
-		{"measured pair", gemv, gemv, 1e-4},
-		{"shards of it", matmul(1, 4096, 16384, op.A8TQ8C), matmul(1, 4096, 12288, op.A8TQ8C), 0.1},
-		{"compute-bound", gemm, gemm, 0.01},
-		{"one of each", gemv, matmul(512, 4096, 28672, op.A8TQ8C), 0.1},
+		{"measured pair", gemv, gemv, 1e-4, source.Measured},
+		{"shards of it", matmul(1, 4096, 16384, op.A8TQ8C), matmul(1, 4096, 12288, op.A8TQ8C), 0.1, source.Interpolated},
+		{"compute-bound", gemm, gemm, 0.01, source.Measured},
+		{"one of each", gemv, matmul(512, 4096, 28672, op.A8TQ8C), 0.1, source.Interpolated},
 	} {
-		f, err := c.Concurrent(Load{Proc: "gpu", Op: x.a}, Load{Proc: "npu", Op: x.b})
+		f, rests, err := c.Concurrent(Load{Proc: "gpu", Op: x.a}, Load{Proc: "npu", Op: x.b})
 		if err != nil {
 			t.Fatal(err)
+		}
+		if rests != x.rests {
+			t.Errorf("%s: slowdowns are %s, want %s", x.name, rests, x.rests)
 		}
 		exact, err := sim.Together(s, sim.Company{Proc: "gpu", Op: x.a}, sim.Company{Proc: "npu", Op: x.b})
 		if err != nil {
@@ -351,23 +356,23 @@ func TestConcurrent(t *testing.T) {
 			}
 		}
 	}
-	if f, err := c.Concurrent(Load{Proc: "gpu", Op: gemv}); err != nil || f[0] != 1 {
+	if f, _, err := c.Concurrent(Load{Proc: "gpu", Op: gemv}); err != nil || f[0] != 1 {
 		t.Errorf("alone: %v %v", f, err)
 	}
-	if _, err := c.Concurrent(Load{Proc: "gpu", Op: gemv}, Load{Proc: "gpu", Op: gemm}); err == nil {
+	if _, _, err := c.Concurrent(Load{Proc: "gpu", Op: gemv}, Load{Proc: "gpu", Op: gemm}); err == nil {
 		t.Error("two operators ran on one processor at once")
 	}
-	if _, err := c.Concurrent(Load{Proc: "dsp", Op: gemv}, Load{Proc: "gpu", Op: gemm}); err == nil {
+	if _, _, err := c.Concurrent(Load{Proc: "dsp", Op: gemv}, Load{Proc: "gpu", Op: gemm}); err == nil {
 		t.Error("an unknown processor was predicted")
 	}
 }
 
 func TestWholeMachine(t *testing.T) {
 	_, c := fitFull(t)
-	if p, ok := c.Sync("npu", "gpu"); !ok || p.NS != 5000 || p.Source != Measured {
+	if p, ok := c.Sync("npu", "gpu"); !ok || p.NS != 5000 || p.Source != source.Measured {
 		t.Errorf("measured hand-over: %+v %v", p, ok)
 	}
-	if p, ok := c.Sync("cpu", "gpu"); !ok || p.NS != 20000 || p.Source != Bound {
+	if p, ok := c.Sync("cpu", "gpu"); !ok || p.NS != 20000 || p.Source != source.Described {
 		t.Errorf("described hand-over: %+v %v", p, ok)
 	}
 	if p, ok := c.Sync("gpu", "gpu"); !ok || p.NS != 0 {
@@ -376,10 +381,10 @@ func TestWholeMachine(t *testing.T) {
 	if _, ok := c.Sync("gpu", "dsp"); ok {
 		t.Error("hand-over to an unknown processor")
 	}
-	if p, err := c.Launch("npu"); err != nil || p.NS != 100000 || p.Source != Measured {
+	if p, err := c.Launch("npu"); err != nil || p.NS != 100000 || p.Source != source.Measured {
 		t.Errorf("launch: %+v %v", p, err)
 	}
-	if p, err := c.Launch("cpu"); err != nil || p.NS != 1000 || p.Source != Bound {
+	if p, err := c.Launch("cpu"); err != nil || p.NS != 1000 || p.Source != source.Described {
 		t.Errorf("described launch: %+v %v", p, err)
 	}
 	if _, err := c.Launch("dsp"); err == nil {
@@ -398,7 +403,7 @@ func TestWholeMachine(t *testing.T) {
 		t.Errorf("load of 10 MB: %+v, want 11 ms", p)
 	}
 	for _, x := range c.Sharing {
-		if slices.Equal(x.Procs, []string{"gpu", "npu"}) && (math.Abs(x.BytesPerNS/78-1) > 0.1 || x.Source != Measured) {
+		if slices.Equal(x.Procs, []string{"gpu", "npu"}) && (math.Abs(x.BytesPerNS/78-1) > 0.1 || x.Source != source.Measured) {
 			t.Errorf("joint bandwidth %v (%s), want about 78", x.BytesPerNS, x.Source)
 		}
 	}
@@ -478,12 +483,12 @@ func TestTwins(t *testing.T) {
 	loads := func(s op.Scheme) []Load {
 		return []Load{{"gpu", matmul(100, 4096, 2048, s), false}, {"npu", matmul(100, 4096, 2048, s), false}}
 	}
-	want, err := c.Concurrent(loads(op.A8TQ8C)...)
+	want, _, err := c.Concurrent(loads(op.A8TQ8C)...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	static := loads(op.A8SQ8C)
-	if got, err := c.Concurrent(static...); err != nil || !slices.Equal(got, want) || static[0].Op.Scheme != op.A8SQ8C {
+	if got, _, err := c.Concurrent(static...); err != nil || !slices.Equal(got, want) || static[0].Op.Scheme != op.A8SQ8C {
 		t.Errorf("together %v, %v, want %v", got, err, want)
 	}
 	o := matmul(100, 4096, 4096, op.A8TQ8C)
@@ -707,12 +712,12 @@ func TestPredictionProperties(t *testing.T) {
 			}
 			switch {
 			case lo == o.M:
-				if p.Source != Measured || float64(p.NS) != times[o.N][lo] {
+				if p.Source != source.Measured || float64(p.NS) != times[o.N][lo] {
 					rt.Fatalf("%s: %+v, measured %v", o.Key(), p, times[o.N][lo])
 				}
 			case lo > 0 && hi < math.MaxInt:
 				a, b := times[o.N][lo], times[o.N][hi]
-				if p.Source != Interpolated {
+				if p.Source != source.Interpolated {
 					rt.Fatalf("%s between M=%d and %d: %+v", o.Key(), lo, hi, p)
 				}
 				if c.Families[0].Step[0] == 1 && // else the samples of one step count as one

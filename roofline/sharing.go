@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/profiler/stat"
 	"github.com/hetc/hetc/socs"
@@ -21,24 +22,24 @@ type Load struct {
 	Cold bool
 }
 
-// Concurrent returns by how much each load slows down (>= 1) when all start together on distinct processors: while
-// others run, the memory decides (see Memory), and who is left alone proceeds at full speed.
-func (c *Costs) Concurrent(loads ...Load) ([]float64, error) {
+// Concurrent returns by how much each load slows down (>= 1) when all start together on distinct processors, and what
+// that rests on. While others run, the memory decides (see Memory); a load that is left alone proceeds at full speed.
+func (c *Costs) Concurrent(loads ...Load) ([]float64, source.Source, error) {
 	procs, phases := make([]string, len(loads)), make([][]timeline.Phase, len(loads))
 	for i, load := range loads {
 		phase, err := c.Phase(load)
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		if slices.Contains(procs[:i], load.Proc) {
-			return nil, diag.New(diag.ClassInput,
+			return nil, "", diag.New(diag.ClassInput,
 				"predict %d operators at once: two of them run on processor %q, want one each", len(loads), load.Proc)
 		}
 		procs[i], phases[i] = load.Proc, []timeline.Phase{phase}
 	}
 	out := slices.Repeat([]float64{1}, len(loads))
 	if len(loads) < 2 {
-		return out, nil
+		return out, source.Measured, nil
 	}
 	ends := timeline.Together(&timeline.Machine{Memory: *c.Memory()}, procs, phases)
 	for i := range out {
@@ -46,7 +47,42 @@ func (c *Costs) Concurrent(loads ...Load) ([]float64, error) {
 			out[i] = max(ends[i]/alone, 1)
 		}
 	}
-	return out, nil
+	return out, c.sharingSource(procs, phases), nil
+}
+
+// sharingSource is what slowdowns rest on: on measurements of this very pair of operators, or else on the joint rates of
+// all sets among the processors, the set of all included. Operators beside each other lie between those that a measured
+// rate was fitted to; more than two processors whose joint rate is not known are extrapolated from the pairs.
+func (c *Costs) sharingSource(procs []string, phases [][]timeline.Phase) source.Source {
+	if len(procs) == 2 {
+		measured := func(own, other int) bool {
+			_, ok := c.Memory().Pairs[timeline.Pair{Proc: procs[own], Key: phases[own][0].Key, Beside: procs[other],
+				BesideKey: phases[other][0].Key}]
+			return ok
+		}
+		if measured(0, 1) && measured(1, 0) {
+			return source.Measured
+		}
+	}
+	weakest, pairs, whole := source.Interpolated, 0, false
+	for i := range c.Sharing {
+		set := &c.Sharing[i]
+		if slices.ContainsFunc(set.Procs, func(name string) bool { return !slices.Contains(procs, name) }) {
+			continue
+		}
+		weakest = source.Weakest(weakest, set.Source)
+		if len(set.Procs) == 2 {
+			pairs++
+		}
+		whole = whole || len(set.Procs) == len(procs)
+	}
+	if pairs < len(procs)*(len(procs)-1)/2 {
+		return source.Described // some two are taken not to slow each other down
+	}
+	if !whole {
+		weakest = source.Weakest(weakest, source.Extrapolated)
+	}
+	return weakest
 }
 
 // Memory is how the processors share memory: what each set reads together, and of measured pairs what one takes while
@@ -225,7 +261,8 @@ func (f *sharingFit) set(procs []string) *Sharing {
 	procs = slices.Sorted(slices.Values(procs))
 	key := setKey(procs)
 	if f.sets[key] == nil {
-		f.sets[key] = &Sharing{Procs: procs, Source: Bound, Compute: slices.Repeat([]float64{1}, len(procs))}
+		f.sets[key] = &Sharing{Procs: procs, Source: source.Described,
+			Compute: slices.Repeat([]float64{1}, len(procs))}
 	}
 	return f.sets[key]
 }
@@ -261,7 +298,7 @@ func (f *sharingFit) bandwidths(all []sample) {
 		for _, name := range set.Procs {
 			sum += readings[name].rate
 		}
-		set.BytesPerNS, set.Source = round(sum), Measured
+		set.BytesPerNS, set.Source = round(sum), source.Measured
 	}
 }
 
@@ -340,7 +377,7 @@ func (s *Sharing) fitRate(pairs []measuredPair) {
 		}
 	}
 	if correction != 0 {
-		s.BytesPerNS, s.Source = round(s.BytesPerNS*math.Exp(correction)), Measured
+		s.BytesPerNS, s.Source = round(s.BytesPerNS*math.Exp(correction)), source.Measured
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
 )
@@ -226,7 +227,7 @@ func TestWanted(t *testing.T) {
 	c, before := s.split(t, known)
 	asked := map[string]bool{}
 	for _, w := range c.Wanted(before.Misses, 5) {
-		if at[w.Op.Key()] == 0 || w.Predicted.Source != Bound || asked[w.Op.Key()] {
+		if at[w.Op.Key()] == 0 || w.Predicted.Source != source.Extrapolated || asked[w.Op.Key()] {
 			t.Errorf("asks for %s, %s", w.Op.Key(), w.Predicted.Source)
 		}
 		asked[w.Op.Key()] = true
@@ -242,7 +243,7 @@ func TestWanted(t *testing.T) {
 		t.Fatal("no corner is asked for")
 	}
 	for _, w := range corners {
-		if w.Op.M > 64 || w.Predicted.Source != Bound {
+		if w.Op.M > 64 || w.Predicted.Source != source.Extrapolated {
 			t.Errorf("asks for %s, which is no corner of what was sampled", w.Op.Key())
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 )
 
 // Bounds of the numbers of a costs file.
@@ -68,16 +69,26 @@ func (c *Costs) validate() error {
 		firstOf(c.Sharing, func(s *Sharing) error { return s.validate(seen) }))
 }
 
+// checkSource refuses a source that nothing but an operator can have.
+func checkSource(what string, from source.Source) error {
+	if from != source.Measured && from != source.Described {
+		return fmt.Errorf("%s has source %q, want %s or %s", what, from, source.Measured, source.Described)
+	}
+	return nil
+}
+
 func (p *Processor) validate(seen seenOnce) error {
 	at := fmt.Sprintf("processor %q", p.Name)
-	return cmp.Or(seen.check(at), checkTime(at+": launch_ns", p.LaunchNS), checkTime(at+": load_ns", p.LoadNS),
+	return cmp.Or(seen.check(at), checkSource(at+": the launch", p.LaunchSource),
+		checkSource(at+": the bandwidth", p.BytesSource), checkTime(at+": launch_ns", p.LaunchNS),
+		checkTime(at+": load_ns", p.LoadNS),
 		checkTime(at+": load_ns_per_mb", p.LoadNSPerMB), checkTime(at+": bytes_per_ns", p.BytesPerNS))
 }
 
 func (h *Handover) validate(seen seenOnce) error {
 	at := fmt.Sprintf("hand-over from %q to %q", h.From, h.To)
 	return cmp.Or(seen.check(at), checkTime(at, float64(h.NS)), checkTime(at, float64(h.LowNS)),
-		checkTime(at, float64(h.HighNS)))
+		checkTime(at, float64(h.HighNS)), checkSource(at, h.Source))
 }
 
 func (k *Copy) validate(seen seenOnce) error {
@@ -93,7 +104,7 @@ func (k *Copy) validate(seen seenOnce) error {
 			return err
 		}
 	}
-	return seen.check(at)
+	return cmp.Or(seen.check(at), checkSource(at, k.Source))
 }
 
 func (s *Sharing) validate(seen seenOnce) error {
@@ -101,7 +112,7 @@ func (s *Sharing) validate(seen seenOnce) error {
 	if len(s.Procs) < 2 || !slices.IsSorted(s.Procs) || len(s.Compute) != len(s.Procs) {
 		return fmt.Errorf("%s: want at least 2 processors, ascending, and a compute factor each", at)
 	}
-	if err := cmp.Or(seen.check(at), checkRate(at+": bytes_per_ns", s.BytesPerNS)); err != nil {
+	if err := cmp.Or(seen.check(at), checkSource(at, s.Source), checkRate(at+": bytes_per_ns", s.BytesPerNS)); err != nil {
 		return err
 	}
 	for _, factor := range s.Compute {

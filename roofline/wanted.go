@@ -39,7 +39,7 @@ func (c *Costs) Wanted(held []Miss, most int) []Wanted {
 			rest = append(rest, listed)
 		}
 	}
-	rest = slices.DeleteFunc(rest, func(x candidate) bool { return x.Predicted.Source != Bound })
+	rest = slices.DeleteFunc(rest, func(x candidate) bool { return !x.Predicted.Source.Weak() })
 	slices.SortStableFunc(rest, func(x, y candidate) int { return cmp.Compare(y.span(), x.span()) })
 	rest = rest[:min(len(rest), mostWeighed)]
 
@@ -61,7 +61,7 @@ func (c *Costs) Wanted(held []Miss, most int) []Wanted {
 				left.Predicted, _ = measured.predict(left.rows, left.along, left.across)
 			}
 		}
-		rest = slices.DeleteFunc(rest, func(x candidate) bool { return x.Predicted.Source != Bound })
+		rest = slices.DeleteFunc(rest, func(x candidate) bool { return !x.Predicted.Source.Weak() })
 	}
 	return out
 }

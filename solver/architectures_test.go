@@ -455,8 +455,8 @@ func (x truth) Handover(from, to string) (price.Estimate, error) {
 	return price.Estimate{NS: ns, Low: ns, High: ns}, nil
 }
 
-func (x truth) Launch(proc string) (int64, error) {
-	return int64(1e3 * x.soc.Processor(proc).LaunchUS), nil
+func (x truth) Launch(proc string) (price.Estimate, error) {
+	return price.Estimate{NS: int64(1e3 * x.soc.Processor(proc).LaunchUS)}, nil
 }
 
 func (truth) Measured(price.Task) []int  { return nil }
@@ -471,7 +471,7 @@ func (x truth) Phase(t price.Task) (timeline.Phase, error) {
 	return timeline.Phase{ComputeNS: float64(e[0].NS)}, nil
 }
 
-func (truth) Copy(_, _ string, _ int64) (int64, error) { return 0, nil }
+func (truth) Copy(_, _ string, _ int64) (price.Estimate, error) { return price.Estimate{}, nil }
 
 // drawn is a model in a scheme, of whose candidates random plans are made.
 type drawn struct {

@@ -76,8 +76,8 @@ func (s *pricing) close() {
 
 // Sizes in bytes of what is kept, on machines of 64 bits: of the structures with what every one of them points to.
 const (
-	candidateBytes = 368
-	shareBytes     = 104 + 24 // with its estimate
+	candidateBytes = 384
+	shareBytes     = 104 + 40 // with its estimate
 	accessBytes    = 168
 	choiceBytes    = 88
 	classBytes     = 40

@@ -6,6 +6,7 @@ import (
 	"sort"
 
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 )
@@ -101,7 +102,7 @@ func (pr *program) decisions(choices [][]int) (out []planir.Decision) {
 
 // decisions turns choices into decisions. A decision's time is its hand-over and execution, so that the
 // times of a section's decisions add up to the section's; an alternative's is what the decision's would
-// become if this node alone changed.
+// become if this node alone changed. Each has the source of its time.
 //
 // Of branches that run side by side each decision says what it takes, and the section takes as long as the longer
 // branch.
@@ -111,6 +112,7 @@ func (in *instance) decisions(choices []int) []planir.Decision {
 	for i, chosen := range choices {
 		decision := in.candidates[i][chosen].Decision
 		decision.PredictNS = in.entry(choices, i, chosen) + in.candidates[i][chosen].PredictNS
+		decision.Source = in.decisionSource(choices, i)
 		decision.Alternatives = in.alternatives(choices, i)
 		out[i] = decision
 	}
@@ -132,6 +134,36 @@ func with(choices []int, i, choice int) []int {
 	out := slices.Clone(choices)
 	out[i] = choice
 	return out
+}
+
+// entrySource is what the hand-over into node i rests on; empty where it is none.
+func (in *instance) entrySource(choices []int, i int) source.Source {
+	before := (i + len(choices) - 1) % len(choices)
+	if fork := in.forkOf(i); fork != nil && i == fork.second && in.sideBySide(fork, choices) {
+		before = fork.split
+	} else if len(in.prob.Items[i].EdgeNS) == 0 {
+		return ""
+	}
+	values := in.stage.Nodes[before].Out
+	_, from, err := in.stage.Handover(
+		in.stage.Regions(in.candidates[before][choices[before]].Writes, values),
+		in.stage.Regions(in.candidates[i][choices[i]].Reads, values))
+	if err != nil {
+		panic("BUG: a hand-over that was priced has no price: " + err.Error())
+	}
+	return from
+}
+
+// decisionSource is what the time of node i's decision rests on: its hand-over and execution.
+func (in *instance) decisionSource(choices []int, i int) source.Source {
+	return source.Weakest(in.candidates[i][choices[i]].Source, in.entrySource(choices, i))
+}
+
+// alternativeSource is what the time of node i executed as another choice rests on: in that the hand-over into the next
+// node counts, too.
+func (in *instance) alternativeSource(choices []int, i, choice int) source.Source {
+	as := with(choices, i, choice)
+	return source.Weakest(in.decisionSource(as, i), in.entrySource(as, (i+1)%len(choices)))
 }
 
 func (in *instance) predicted(node, choice int) int64 { return in.candidates[node][choice].PredictNS }
@@ -187,14 +219,15 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 		choice := best[key]
 		out = append(out, planir.Alternative{
 			Strategy: in.candidates[i][choice].Strategy, Shares: in.candidates[i][choice].ShareText(),
-			PredictNS: in.price(choices, i, choice),
+			PredictNS: in.price(choices, i, choice), Source: in.alternativeSource(choices, i, choice),
 		})
 	}
 	if plain, err := in.stage.Plain(i, &in.candidates[i][choices[i]].Decision); err == nil && plain != nil {
 		candidate := &in.candidates[i][choices[i]]
 		out = append(out, planir.Alternative{
-			Strategy: plain.Strategy, Shares: plain.ShareText(), PredictNS: in.price(choices, i,
-				choices[i]) + plain.PredictNS - candidate.PredictNS,
+			Strategy: plain.Strategy, Shares: plain.ShareText(),
+			PredictNS: in.price(choices, i, choices[i]) + plain.PredictNS - candidate.PredictNS,
+			Source:    source.Weakest(plain.Source, in.entrySource(choices, i)),
 		})
 	}
 	sort.SliceStable(out, func(a, b int) bool { return out[a].PredictNS < out[b].PredictNS })

@@ -47,8 +47,8 @@ func (d lottery) Forms(t price.Task) []op.Form { return op.FormsOf(t.Op.M, op.Fo
 func (d lottery) Handover(from, to string) (price.Estimate, error) {
 	return price.Estimate{NS: 700, Low: 700, High: 700}, nil
 }
-func (d lottery) Launch(string) (int64, error) { return 0, nil }
-func (d lottery) Memory() *timeline.Memory     { return &timeline.Memory{} }
+func (d lottery) Launch(string) (price.Estimate, error) { return price.Estimate{}, nil }
+func (d lottery) Memory() *timeline.Memory              { return &timeline.Memory{} }
 func (d lottery) Phase(t price.Task) (timeline.Phase, error) {
 	e, err := d.Together([]price.Task{t})
 	if err != nil {
@@ -56,7 +56,9 @@ func (d lottery) Phase(t price.Task) (timeline.Phase, error) {
 	}
 	return timeline.Phase{ComputeNS: float64(e[0].NS)}, nil
 }
-func (d lottery) Copy(from, to string, bytes int64) (int64, error) { return 0, nil }
+func (d lottery) Copy(from, to string, bytes int64) (price.Estimate, error) {
+	return price.Estimate{}, nil
+}
 
 // Of a few products on two processors the solver's choice of processors, padded rows and forms costs what the best of
 // all combinations costs.

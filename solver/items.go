@@ -113,7 +113,7 @@ func newItem(st *price.Section, node int, options, before *menu, meets bool) (*i
 		all = all[len(reads):]
 		for to, r := range reads {
 			var err error
-			if row[to], err = st.Handover(writes, r); err != nil {
+			if row[to], _, err = st.Handover(writes, r); err != nil {
 				return nil, err
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/price"
 )
@@ -19,10 +20,11 @@ type Row struct {
 	Strategy planir.Strategy `json:"strategy"`
 	Shares   string          `json:"shares"` // "cols npu 0:3072, gpu 3072:5632"
 	// NS is hand-over and execution, with everything else of the plan as it is; 0: it cannot be.
-	NS     int64    `json:"ns"`
-	Procs  []string `json:"-"`
-	Chosen bool     `json:"chosen,omitempty"`
-	Note   string   `json:"note,omitempty"` // why it could not be chosen although it costs less, or at all
+	NS     int64         `json:"ns"`
+	Source source.Source `json:"source,omitempty"` // of NS
+	Procs  []string      `json:"-"`
+	Chosen bool          `json:"chosen,omitempty"`
+	Note   string        `json:"note,omitempty"` // why it could not be chosen although it costs less, or at all
 }
 
 // Explain tells what every strategy for an operator ("layers.ffn_down") at a number of rows would have
@@ -40,10 +42,11 @@ func Explain(plan *planir.Plan, node string, rows int, in *Input) ([]Row, error)
 	var out []Row
 	if in == nil {
 		out = append(out, Row{Strategy: decision.Strategy, Shares: decision.ShareText(), NS: decision.PredictNS,
-			Chosen: true})
+			Source: decision.Source, Chosen: true})
 		for _, alternative := range decision.Alternatives {
 			out = append(out, Row{Strategy: alternative.Strategy, Shares: alternative.Shares,
-				NS: alternative.PredictNS, Note: obstacle(plan, decision, alternative, nil)})
+				NS: alternative.PredictNS, Source: alternative.Source,
+				Note: obstacle(plan, decision, alternative, nil)})
 		}
 	} else {
 		var err error
@@ -143,10 +146,11 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 			}
 		}
 		out := []Row{{Strategy: about.Strategy, Shares: about.ShareText(), NS: inst.price(choices, at, choices[at]),
-			Chosen: true}}
+			Source: inst.decisionSource(choices, at), Chosen: true}}
 		for _, alternative := range inst.alternatives(choices, at) {
 			out = append(out, Row{Strategy: alternative.Strategy, Shares: alternative.Shares,
-				NS: alternative.PredictNS, Note: obstacle(plan, about, alternative, in.SoC)})
+				NS: alternative.PredictNS, Source: alternative.Source,
+				Note: obstacle(plan, about, alternative, in.SoC)})
 		}
 		for _, r := range inst.stage.Refused[about.Node] {
 			out = append(out, Row{Strategy: planir.Single, Shares: r.Proc, Note: r.Reason()})

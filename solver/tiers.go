@@ -301,17 +301,17 @@ func groupPrices(pr *price.Fitted, x *TierInstance, model *models.Model, p *prob
 			if err != nil {
 				return nil, fmt.Errorf("price an expert of %d rows: %w", rows, err)
 			}
-			each += max(0, estimate.NS-launch)
+			each += max(0, estimate.NS-launch.NS)
 		}
 		var list []int64
 		for g := 1; g <= size; g++ {
-			ns := launch + int64(g)*each
+			ns := launch.NS + int64(g)*each
 			for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
 				moved, err := pr.Copy(link[0], link[1], int64(g)*int64(rows)*int64(model.Hidden)*4)
 				if err != nil {
 					return nil, err
 				}
-				ns += moved
+				ns += moved.NS
 			}
 			list = append(list, ns)
 		}

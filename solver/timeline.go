@@ -163,7 +163,7 @@ func (s *request) effort(ph *planir.Phase, proc string, graph *planir.Graph) (ef
 		}
 		estimate := est[0]
 		if i > 0 {
-			saved := min(launch, estimate.NS)
+			saved := min(launch.NS, estimate.NS)
 			phase = price.Shorten(phase, float64(saved))
 			estimate.NS, estimate.Low, estimate.High = estimate.NS-saved, max(0, estimate.Low-saved), max(0,
 				estimate.High-saved)

@@ -94,9 +94,9 @@ func TestExplainRoof(t *testing.T) {
 	// 2*64*256*768 operations at 1000 a nanosecond are 25.2 us; the weight's 199 KB are read in 19.9.
 	all := explain("--soc", socFile)
 	for _, want := range []string{
-		`layers.ffn_down@64 single a8t/q8c cpu 100.0 25 % of int8 peak`,
-		`layers.ffn_down@1 single a8t/q8c cpu 100.0 20 % of stream bandwidth`,
-		`layers.attn_norm@64 single cpu 100.0 -`,
+		`layers.ffn_down@64 single a8t/q8c cpu 100.0 - 25 % of int8 peak`,
+		`layers.ffn_down@1 single a8t/q8c cpu 100.0 - 20 % of stream bandwidth`,
+		`layers.attn_norm@64 single cpu 100.0 - -`,
 	} {
 		if !strings.Contains(words(all), want) {
 			t.Errorf("explain --soc lacks %q:\n%s", want, all)
@@ -104,9 +104,9 @@ func TestExplainRoof(t *testing.T) {
 	}
 	const one = `layers.ffn_down@64 on round
 stored alternatives only: the best of each strategy; give --soc, --costs and --model to price every choice again
- strategy  shares     us                         roof         
-──────────────────────────────────────────────────────────────
- single    cpu     100.0  25 % of int8 peak, predicted  chosen
+ strategy  shares     us  source               roof         
+────────────────────────────────────────────────────────────
+ single    cpu     100.0  -          25 % of int8 peak  chosen
 `
 	if got := explain("layers.ffn_down@64", "--soc", socFile); words(got) != words(one) {
 		t.Errorf("got\n%swant\n%s", got, one)

@@ -45,8 +45,9 @@ var table = []room{
 
 	{path: "planir/op"},
 	{path: "planir/capability", may: []string{"planir/op"}},
+	{path: "planir/source"},
 	{path: "internal/number", may: []string{"planir/op"}},
-	{path: "planir", may: []string{"planir/op", "planir/capability", "internal/canon"}},
+	{path: "planir", may: []string{"planir/op", "planir/capability", "planir/source", "internal/canon"}},
 	{path: "planir/plantext", may: []string{"planir", "internal/decode"}, third: []string{"go.yaml.in/yaml/v3"}}, // yaml: it writes steps one per line, which decode does not know about
 	{path: "planir/calibration", may: []string{"planir/op", "internal/decode"}},
 	{path: "socs", may: []string{"planir/op", "planir/capability", "internal/decode"}},
@@ -62,7 +63,7 @@ var table = []room{
 	{path: "profiler/stat", third: []string{gonum}},
 	{path: "profiler/record", may: []string{"planir/op", "internal/decode", "internal/filelock"}},
 	{path: "profiler/imported", may: []string{"profiler/record", "planir/op", "socs", "internal/decode"}},
-	{path: "roofline", may: []string{"planir/op", "profiler/record", "profiler/stat", "socs", "socs/timeline", "internal/decode"}},
+	{path: "roofline", may: []string{"planir/op", "planir/source", "profiler/record", "profiler/stat", "socs", "socs/timeline", "internal/decode"}},
 
 	{path: "runtime/driver", may: []string{"planir/op", "planir/capability", "internal/mem", "internal/canon"}}, // canon: graphs in artifacts have one spelling
 	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack", "internal/require"}},     // pack: its weights are packed ones
@@ -86,8 +87,8 @@ var table = []room{
 	{path: "solver/exact", may: []string{"solver/problem"}},
 	{path: "solver/highs", may: []string{"solver/milp", "internal/native", "internal/child"}, third: []string{"github.com/tetratelabs/wazero"}},
 	{path: "solver/workload", may: []string{"solver/problem", "planir/op", "models", "socs", "internal/decode"}},
-	{path: "solver/price", may: []string{"solver/problem", "solver/workload", "planir", "planir/check", "planir/lower", "planir/op", "socs", "socs/timeline", "roofline", "profiler/record"}},
-	{path: "solver", may: []string{"solver/problem", "solver/workload", "solver/price", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record"}},
+	{path: "solver/price", may: []string{"solver/problem", "solver/workload", "planir", "planir/source", "planir/check", "planir/lower", "planir/op", "socs", "socs/timeline", "roofline", "profiler/record"}},
+	{path: "solver", may: []string{"solver/problem", "solver/workload", "solver/price", "planir", "planir/source", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record"}},
 	{path: "solver/explain", may: []string{"solver", "solver/problem", "solver/workload", "solver/price", "planir", "planir/check", "planir/op", "socs"}},
 
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "internal/child"}},

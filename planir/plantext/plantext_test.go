@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/planir/source"
 )
 
 func TestMain(m *testing.M) { os.Exit(golden.Main(m)) }
@@ -66,7 +67,8 @@ func plan(t testing.TB) *planir.Plan {
 		case "layers.ffn_down":
 			d.Strategy, d.Axis = planir.Paired, planir.AxisK
 			d.Shares = []planir.Share{{Proc: "host:0", To: 256, PredictNS: 5}, {Proc: "host:1", From: 256, To: 768}}
-			d.Alternatives = []planir.Alternative{{Strategy: planir.Single, Shares: "host:0", PredictNS: 7}}
+			d.Source = source.Interpolated
+			d.Alternatives = []planir.Alternative{{Strategy: planir.Single, Shares: "host:0", PredictNS: 7, Source: source.Described}}
 		case "layers.attention":
 			d.Strategy, d.Axis = planir.WeightCentric, planir.AxisHeads
 			d.Shares = []planir.Share{{Proc: "host:1", To: 1}, {Proc: "host:0", From: 1, To: 2}}

@@ -8,12 +8,13 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/solver/problem"
 )
 
 // Candidate is one way to execute a node, priced.
 type Candidate struct {
-	planir.Decision // PredictNS is the execution alone, without hand-overs from the node before
+	planir.Decision // PredictNS and Source are of the execution alone, without hand-overs from the node before
 	// CostNS is PredictNS as it counts in the objective: more where shorter calls leave shares idle.
 	CostNS   int64
 	EnergyNJ int64      // modelled: what its processors take while they are busy
@@ -117,7 +118,7 @@ func (s *Section) Price(node int, strategy planir.Strategy, axis planir.Axis,
 	if candidate.Times, err = s.shareTimes(pieces, len(candidate.Shares)); err != nil {
 		return candidate, err
 	}
-	end, energy, err := s.execute(pieces, candidate.Times)
+	end, from, energy, err := s.execute(pieces, candidate.Times)
 	if err != nil {
 		return candidate, err
 	}
@@ -130,7 +131,7 @@ func (s *Section) Price(node int, strategy planir.Strategy, axis planir.Axis,
 	for i := range candidate.Shares {
 		candidate.Shares[i].PredictNS = candidate.Times[i].NS
 	}
-	candidate.PredictNS = end
+	candidate.PredictNS, candidate.Source = end, from
 	candidate.CostNS = Whole(math.Round(float64(end) * s.idleFactor(&candidate)))
 	if err := inRange(max(end, candidate.CostNS), "%s as %s", n.Name, candidate.Label()); err != nil {
 		return candidate, err
@@ -191,51 +192,55 @@ func (s *Section) shareTimes(pieces []lower.Piece, shares int) ([]Estimate, erro
 			return out, s.lacks(tasks, err)
 		}
 		for j, k := range of {
-			var launch int64
+			var launch Estimate
 			if at > 0 {
 				if launch, err = s.Costs.Launch(pieces[k].Proc); err != nil {
 					return out, s.lacks(tasks, err)
 				}
 			}
 			sum, one := &out[pieces[k].Share], estimates[j]
-			sum.NS += max(0, one.NS-launch)
-			sum.Low += max(0, one.Low-launch)
-			sum.High += max(0, one.High-launch)
+			sum.NS += max(0, one.NS-launch.NS)
+			sum.Low += max(0, one.Low-launch.NS)
+			sum.High += max(0, one.High-launch.NS)
+			sum.Source = source.Weakest(sum.Source, one.Source, launch.Source)
 		}
 	}
 	return out, nil
 }
 
 // execute is when the last piece of a node is done, all processors starting at 0: shares at once, then what is
-// gathered or added, each after what the share computed has been handed over. energy is what all processors take for
-// it, in nJ.
-func (s *Section) execute(pieces []lower.Piece, shares []Estimate) (end int64, energy float64, err error) {
+// gathered or added, each after what the share computed has been handed over. from is what the end rests on: the
+// weakest source of all shares, hand-overs and what is gathered. energy is what all processors take for it, in nJ.
+func (s *Section) execute(pieces []lower.Piece, shares []Estimate) (end int64, from source.Source, energy float64,
+	err error) {
 	free, done := map[string]int64{}, make([]int64, len(shares)) // by processor, by share
 	for i := range pieces {
 		piece := &pieces[i]
 		ns := shares[piece.Share].NS
+		from = source.Weakest(from, shares[piece.Share].Source)
 		if piece.Role == lower.Compute {
 			free[piece.Proc] += ns
 			done[piece.Share] = free[piece.Proc]
 		} else {
-			from := pieces[piece.Share].Proc
+			writer := pieces[piece.Share].Proc
 			task := Task{piece.Proc, piece.Op()}
 			estimate, err := alone(s.Costs, task)
-			if err == nil && from != piece.Proc {
+			if err == nil && writer != piece.Proc {
 				var wait Estimate
-				wait, err = s.Costs.Handover(from, piece.Proc)
+				wait, err = s.Costs.Handover(writer, piece.Proc)
 				free[piece.Proc] = max(free[piece.Proc], done[piece.Share]+wait.NS)
+				from = source.Weakest(from, wait.Source)
 			}
 			if err != nil {
-				return 0, 0, s.lacks([]Task{task}, err)
+				return 0, "", 0, s.lacks([]Task{task}, err)
 			}
-			ns = estimate.NS
+			ns, from = estimate.NS, source.Weakest(from, estimate.Source)
 			free[piece.Proc] += ns
 		}
 		energy += float64(s.Power[piece.Proc] * float64(ns))
 		end = max(end, free[piece.Proc])
 	}
-	return end, energy, nil
+	return end, from, energy, nil
 }
 
 // idleFactor is how much longer a division by rows takes than one by columns when calls have fewer rows than the

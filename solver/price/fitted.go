@@ -6,6 +6,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/socs/timeline"
@@ -54,6 +55,11 @@ func (f *Fitted) With(soc *socs.SoC) *Fitted {
 	return other
 }
 
+// estimateOf is a prediction as an estimate.
+func estimateOf(predicted roofline.Prediction) Estimate {
+	return Estimate{NS: predicted.NS, Low: predicted.LowNS, High: predicted.HighNS, Source: predicted.Source}
+}
+
 // One predicts a task on an otherwise idle machine.
 func (f *Fitted) One(task Task) (Estimate, error) {
 	key := task.Key()
@@ -63,7 +69,7 @@ func (f *Fitted) One(task Task) (Estimate, error) {
 		if err == nil {
 			err = inRange(predicted.NS, "%s on processor %q", task.Op.Key(), task.Proc)
 		}
-		known = answer{Estimate{predicted.NS, predicted.LowNS, predicted.HighNS}, err}
+		known = answer{estimateOf(predicted), err}
 		f.alone[key] = known
 	}
 	return known.Estimate, known.err
@@ -119,13 +125,14 @@ func (f *Fitted) contended(tasks []Task) ([]Estimate, error) {
 			return nil, err
 		}
 	}
-	slower, err := f.costs.Concurrent(loads...)
+	slower, from, err := f.costs.Concurrent(loads...)
 	if err != nil {
 		return nil, err
 	}
 	for i := range out {
 		times := func(ns int64) int64 { return Whole(math.Round(float64(ns) * slower[i])) }
-		out[i] = Estimate{times(out[i].NS), times(out[i].Low), times(out[i].High)}
+		out[i] = Estimate{NS: times(out[i].NS), Low: times(out[i].Low), High: times(out[i].High),
+			Source: source.Weakest(out[i].Source, from)}
 		if err := inRange(out[i].NS, "%s on processor %q beside others", tasks[i].Op.Key(), tasks[i].Proc); err != nil {
 			return nil, err
 		}
@@ -141,10 +148,10 @@ func (f *Fitted) Phase(task Task) (timeline.Phase, error) {
 // Memory is how processors slow each other down.
 func (f *Fitted) Memory() *timeline.Memory { return f.costs.Memory() }
 
-// Launch is the part of an operator's price, in ns, that a graph of several operators pays once.
-func (f *Fitted) Launch(proc string) (int64, error) {
+// Launch is the part of an operator's price that a graph of several operators pays once.
+func (f *Fitted) Launch(proc string) (Estimate, error) {
 	predicted, err := f.costs.Launch(proc)
-	return predicted.NS, err
+	return estimateOf(predicted), err
 }
 
 // Handover is the time from one processor's setting of a flag to the other's noticing it. Processors that share a
@@ -153,7 +160,7 @@ func (f *Fitted) Handover(from, to string) (Estimate, error) {
 	a, ok := f.handovers[[2]string{from, to}]
 	if !ok {
 		predicted, known := f.costs.Sync(from, to)
-		a.Estimate = Estimate{predicted.NS, predicted.LowNS, predicted.HighNS}
+		a.Estimate = estimateOf(predicted)
 		if !known && f.soc.Concurrent(from, to) == nil {
 			a.err = neverMeasured("the hand-over", from, to)
 		} else {
@@ -164,19 +171,20 @@ func (f *Fitted) Handover(from, to string) (Estimate, error) {
 	return a.Estimate, a.err
 }
 
-// Copy is the time in ns to move bytes between processors; 0 unless the SoC says that data must move between the two.
-func (f *Fitted) Copy(from, to string, bytes int64) (int64, error) {
+// Copy is the time to move bytes between processors; the zero Estimate unless the SoC says that data must move between
+// the two.
+func (f *Fitted) Copy(from, to string, bytes int64) (Estimate, error) {
 	if !f.copies {
-		return 0, nil
+		return Estimate{}, nil
 	}
 	if link, ok := f.soc.Link(from, to); !ok || link.CopyGBps == 0 {
-		return 0, nil
+		return Estimate{}, nil
 	}
 	predicted, ok := f.costs.Copy(from, to, bytes)
 	if !ok {
-		return 0, neverMeasured("a copy", from, to)
+		return Estimate{}, neverMeasured("a copy", from, to)
 	}
-	return predicted.NS, inRange(predicted.NS, "a copy from %q to %q", from, to)
+	return estimateOf(predicted), inRange(predicted.NS, "a copy from %q to %q", from, to)
 }
 
 func neverMeasured(what, from, to string) error {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/source"
 )
 
 // Access is a processor and a view that it reads or has written.
@@ -74,27 +75,27 @@ func (s *Section) Regions(list []Access, buffers []string) []Region {
 }
 
 // Handover is the time in ns from the end of a node, whose outputs lie as writes say, to the start of the next: of
-// the slowest reader, one flag and all copies. A processor that reads only what it wrote itself does not wait.
-func (s *Section) Handover(writes, reads []Region) (int64, error) {
-	var slowest int64
+// the slowest reader, one flag and all copies. A processor that reads only what it wrote itself does not wait. The
+// source is the weakest of all flags and copies; it is empty where nobody waits.
+func (s *Section) Handover(writes, reads []Region) (slowest int64, from source.Source, err error) {
 	for len(reads) > 0 {
 		same := 1 // accesses are sorted by reader
 		for same < len(reads) && reads[same].proc == reads[0].proc {
 			same++
 		}
-		ns, err := s.waits(writes, reads[:same])
+		ns, of, err := s.waits(writes, reads[:same])
 		if err != nil {
-			return 0, err
+			return 0, "", err
 		}
-		slowest = max(slowest, ns)
+		slowest, from = max(slowest, ns), source.Weakest(from, of)
 		reads = reads[same:]
 	}
-	return slowest, inRange(slowest, "handing %s over", s.Name)
+	return slowest, from, inRange(slowest, "handing %s over", s.Name)
 }
 
 // waits is how long one reader waits for what others wrote. Between processors that never appear together there is no
 // price, and none is needed.
-func (s *Section) waits(writes, reads []Region) (int64, error) {
+func (s *Section) waits(writes, reads []Region) (ns int64, from source.Source, err error) {
 	var wait, copies int64
 	for i := range reads {
 		read := &reads[i]
@@ -109,20 +110,21 @@ func (s *Section) waits(writes, reads []Region) (int64, error) {
 			}
 			flag, err := s.flag(write.proc, read.proc)
 			if err != nil {
-				return 0, err
+				return 0, "", err
 			}
 			if flag.apart {
 				continue
 			}
 			bytes := int64(rows) * int64(cols) * read.elements
-			ns, err := s.Costs.Copy(s.Procs[write.proc].Name, s.Procs[read.proc].Name, bytes)
+			copied, err := s.Costs.Copy(s.Procs[write.proc].Name, s.Procs[read.proc].Name, bytes)
 			if err != nil {
-				return 0, err
+				return 0, "", err
 			}
-			wait, copies = max(wait, flag.ns), copies+ns
+			wait, copies = max(wait, flag.ns), copies+copied.NS
+			from = source.Weakest(from, flag.source, copied.Source)
 		}
 	}
-	return wait + copies, nil
+	return wait + copies, from, nil
 }
 
 // overlapOf is how many rows and columns two views have in common.
@@ -134,6 +136,7 @@ func overlapOf(a, b *planir.View) (rows, cols int) {
 type flag struct {
 	known, apart bool
 	ns           int64
+	source       source.Source
 }
 
 // flag looks up the price of a flag between processors.
@@ -152,7 +155,7 @@ func (s *Section) flag(from, to int) (*flag, error) {
 		if err != nil {
 			return nil, err
 		}
-		price.ns = estimate.NS
+		price.ns, price.source = estimate.NS, estimate.Source
 	}
 	price.known = true
 	return price, nil

@@ -115,7 +115,7 @@ func (s *Section) Phase(task Task, joined bool) (timeline.Phase, error) {
 		return phase, err
 	}
 	launch, err := s.Costs.Launch(task.Proc)
-	return Shorten(phase, float64(min(launch, whole.NS))), err
+	return Shorten(phase, float64(min(launch.NS, whole.NS))), err
 }
 
 // Shorten is a phase that takes ns less: its set-up is shorter, and where that is not enough, all of it.

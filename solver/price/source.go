@@ -8,12 +8,16 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// Estimate is a predicted time in nanoseconds, with its interval.
-type Estimate struct{ NS, Low, High int64 }
+// Estimate is a predicted time in nanoseconds, with its interval and what it rests on.
+type Estimate struct {
+	NS, Low, High int64
+	Source        source.Source
+}
 
 // Task is an operator on a processor.
 type Task struct {
@@ -40,10 +44,10 @@ type Costs interface {
 	Memory() *timeline.Memory
 	// Handover is the time from one processor's setting of a flag to the other's noticing it.
 	Handover(from, to string) (Estimate, error)
-	// Launch is the part of every operator's price, in ns, that a graph of several operators pays once.
-	Launch(proc string) (int64, error)
-	// Copy is the time in ns to move bytes from one processor to another; 0 where they share memory.
-	Copy(from, to string, bytes int64) (int64, error)
+	// Launch is the part of every operator's price that a graph of several operators pays once.
+	Launch(proc string) (Estimate, error)
+	// Copy is the time to move bytes from one processor to another; the zero Estimate where they share memory.
+	Copy(from, to string, bytes int64) (Estimate, error)
 	// Measured lists numbers of rows at which an operator of a task's shape was measured.
 	Measured(Task) []int
 	// Forms lists the forms, besides the default, of which something is known.

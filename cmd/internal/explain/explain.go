@@ -22,6 +22,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
@@ -247,14 +248,10 @@ func (x *answer) operator(node string, rows int) error {
 	for _, line := range said {
 		ui.Printf("- %s\n", line)
 	}
-	roofs := planview.Roofs{Plan: plan, SoC: soc}
-	if x.input != nil {
-		roofs.Costs = x.input.Costs
-	}
 	var table [][]string
 	choices := make([]choice, len(list))
 	for i, row := range list {
-		choices[i] = choice{row, roofs.Of(plan.DecisionFor(node, rows), row.Procs, row.NS)}
+		choices[i] = choice{row, planview.RoofOf(plan, soc, plan.DecisionFor(node, rows), row.Procs, row.NS)}
 		mark := ""
 		if row.Chosen {
 			mark = "chosen"
@@ -266,13 +263,13 @@ func (x *answer) operator(node string, rows int) error {
 		if row.NS > 0 {
 			us = fmt.Sprintf("%.1f", float64(row.NS)/1e3)
 		}
-		line := []string{string(row.Strategy), row.Shares, us}
+		line := []string{string(row.Strategy), row.Shares, us, cmp.Or(string(row.Source), "-")}
 		if soc != nil {
-			line = append(line, choices[i].Roof.Text(true))
+			line = append(line, planview.RoofText(choices[i].Roof))
 		}
 		table = append(table, append(line, mark))
 	}
-	header := []string{"strategy", "shares", ">us"}
+	header := []string{"strategy", "shares", ">us", "source"}
 	if soc != nil {
 		header = append(header, ">roof")
 	}
@@ -286,7 +283,7 @@ func (x *answer) operator(node string, rows int) error {
 // choice is a row of explain.
 type choice struct {
 	solver.Row
-	Roof *planview.Roof `json:"roof,omitempty"`
+	Roof *roofline.Roof `json:"roof,omitempty"`
 }
 
 // plan tells of the whole plan: sentences first, then the tables.
@@ -301,6 +298,7 @@ func (x *answer) plan() error {
 	x.stored("plans without each of the processors are not stored")
 	doc := map[string]any{"summary": summary, "programs": stories, "predictions": plan.Predictions,
 		"decisions": plan.Decisions, "solver": plan.Solver, "proof": solver.ProofOf(plan.Solver),
+		"grounds": solver.GroundsOf(plan),
 		"quality": plan.Quality, "memory": plan.Memory, "simulated": plan.SoC.Simulated, "stored_only": x.input == nil}
 	if x.input != nil {
 		list, err := explain.Without(x.ctx, plan, *x.input)
@@ -362,6 +360,9 @@ func (x *answer) summary(stories []explain.ProgramStory) []string {
 	out = append(out, planview.CompiledWords(x.p.Compiled)...)
 	if proof := solver.ProofOf(x.p.Solver).String(); proof != "" {
 		out = append(out, proof)
+	}
+	if grounds := solver.GroundsOf(x.p).String(); grounds != "" {
+		out = append(out, grounds)
 	}
 	return append(out, provenance(&x.p.SoC))
 }

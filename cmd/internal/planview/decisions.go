@@ -1,6 +1,7 @@
 package planview
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,49 +13,25 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Roof is a share of what the hardware allows, and whether the time it was computed from is a measured one.
-type Roof struct {
-	roofline.Roof
-	Source string `json:"source"` // measured, predicted
-}
-
-// Text writes the share, with the source of its time where asked, "-" where the SoC does not tell.
-func (r *Roof) Text(source bool) string {
-	if r == nil {
-		return "-"
-	}
-	if source {
-		return fmt.Sprintf("%s, %s", r.Roof, r.Source)
-	}
-	return r.String()
-}
-
-// Roofs knows what the processors of a plan allow. soc and costs may be nil.
-type Roofs struct {
-	Plan  *planir.Plan
-	SoC   *socs.SoC
-	Costs *roofline.Costs
-}
-
-// Of compares ns nanoseconds of a decision's operators, executed by procs, with what they allow; nil where the SoC does
-// not tell.
-func (r *Roofs) Of(d *planir.Decision, procs []string, ns int64) *Roof {
-	if r.SoC == nil {
+// RoofOf compares ns nanoseconds of a decision's operators, executed by procs, with what the hardware allows; nil where
+// the SoC does not tell or is nil itself.
+func RoofOf(plan *planir.Plan, soc *socs.SoC, decision *planir.Decision, procs []string, ns int64) *roofline.Roof {
+	if soc == nil {
 		return nil
 	}
-	ops := operators(r.Plan, d)
-	roof, ok := roofline.RoofOf(r.SoC, procs, ops, ns)
+	roof, ok := roofline.RoofOf(soc, procs, operators(plan, decision), ns)
 	if !ok {
 		return nil
 	}
-	out := &Roof{roof, "predicted"}
-	if r.Costs != nil && len(procs) == 1 && len(ops) == 1 {
-		if predicted, err := r.Costs.Op(procs[0], ops[0], true); err == nil && predicted.Source == roofline.Measured &&
-			predicted.NS == ns {
-			out.Source = string(roofline.Measured)
-		}
+	return &roof
+}
+
+// RoofText writes a share of what the hardware allows, "-" where the SoC does not tell.
+func RoofText(roof *roofline.Roof) string {
+	if roof == nil {
+		return "-"
 	}
-	return out
+	return roof.String()
 }
 
 // operators are those that the plan's program executes for a decision, one per share.
@@ -82,11 +59,11 @@ func operators(p *planir.Plan, decision *planir.Decision) (ops []op.Op) {
 	return ops
 }
 
-// ShowDecisions lists per operator and number of rows the strategy and the shares, and with the SoC what share of
-// the hardware's bound the predicted time is, which it returns by operator@rows.
-func ShowDecisions(ui *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*Roof {
+// ShowDecisions lists per operator and number of rows the strategy, the shares and what their time rests on, and with
+// the SoC what share of the hardware's bound the predicted time is, which it returns by operator@rows.
+func ShowDecisions(ui *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*roofline.Roof {
 	var rows [][]string
-	roofs, shown := Roofs{p, soc, nil}, map[string]*Roof{}
+	shown := map[string]*roofline.Roof{}
 	for i := range p.Decisions {
 		decision := &p.Decisions[i]
 		var shares, procs []string
@@ -105,17 +82,18 @@ func ShowDecisions(ui *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*R
 		}
 		name := fmt.Sprintf("%s@%d", decision.Node, decision.Rows)
 		line := []string{name, string(decision.Strategy), string(decision.Scheme), string(decision.Axis),
-			strings.Join(shares, ", "), fmt.Sprintf("%.1f", float64(decision.PredictNS)/1e3)}
+			strings.Join(shares, ", "), fmt.Sprintf("%.1f", float64(decision.PredictNS)/1e3),
+			cmp.Or(string(decision.Source), "-")}
 		if soc != nil {
-			roof := roofs.Of(decision, procs, decision.PredictNS)
+			roof := RoofOf(p, soc, decision, procs, decision.PredictNS)
 			if roof != nil {
 				shown[name] = roof
 			}
-			line = append(line, roof.Text(false))
+			line = append(line, RoofText(roof))
 		}
 		rows = append(rows, line)
 	}
-	header := []string{"operator@rows", "strategy", "scheme", "axis", "shares", ">predicted us"}
+	header := []string{"operator@rows", "strategy", "scheme", "axis", "shares", ">predicted us", "source"}
 	if soc != nil {
 		header = append(header, ">predicted share of roof")
 	}

@@ -169,8 +169,11 @@ func (o *Options) tell(ui *cli.Streams, input *solver.Input, result *solver.Resu
 	log.ShowModels()
 	proof := solver.ProofOf(plan.Solver)
 	ui.Printf("%s\n", proof)
+	took := o.Working.Show(ui, result)
+	grounds := solver.GroundsOf(plan)
+	ui.Printf("%s\n", grounds)
 	return map[string]any{
-		"proof": proof, "took": o.Working.Show(ui, result), "simulated": plan.SoC.Simulated,
+		"proof": proof, "grounds": grounds, "took": took, "simulated": plan.SoC.Simulated,
 		"imported": plan.SoC.Imported,
 		"quality":  plan.Quality, "memory": plan.Memory, "buckets_left_out": dropped,
 		"predictions": plan.Predictions, "compiled": plan.Compiled, "solver": plan.Solver, "solves": log.Solves,

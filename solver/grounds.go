@@ -1,0 +1,87 @@
+package solver
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/planir"
+)
+
+// Grounds is what the decisions of a plan rest on. All messages about it come from here.
+type Grounds struct {
+	Decisions int `json:"decisions"` // that say what their times rest on
+	// Extrapolated are the decisions that measurements could change, as "layers.ffn_down@512", the longest time first:
+	// their own time rests on no measurements around it, or that of a close alternative does.
+	Extrapolated []string `json:"extrapolated"`
+
+	imported bool // processors cannot be measured here
+}
+
+// RATIONALE: Why does an extrapolated alternative count only where it is close?
+//
+// closeAlternative is how many times as long as what was chosen an alternative may be predicted to take for an error of
+// its prediction to matter. Extrapolated times have intervals of at least a factor 1.5 to both sides.
+const closeAlternative = 2
+
+// maxNamed is how many decisions a sentence names.
+const maxNamed = 4
+
+// GroundsOf says what the decisions of a plan rest on.
+func GroundsOf(plan *planir.Plan) Grounds {
+	out := Grounds{Extrapolated: []string{}, imported: plan.SoC.Imported}
+	var weak []*planir.Decision
+	for i := range plan.Decisions {
+		decision := &plan.Decisions[i]
+		if decision.Source == "" {
+			continue
+		}
+		out.Decisions++
+		if decision.Source.Weak() || weakAlternative(decision) {
+			weak = append(weak, decision)
+		}
+	}
+	slices.SortStableFunc(weak, func(a, b *planir.Decision) int { return cmp.Compare(b.PredictNS, a.PredictNS) })
+	for _, decision := range weak {
+		out.Extrapolated = append(out.Extrapolated, fmt.Sprintf("%s@%d", decision.Node, decision.Rows))
+	}
+	return out
+}
+
+// weakAlternative reports whether the cheapest alternative is close and has no measurements around it. Alternatives are
+// in the order of their times.
+func weakAlternative(decision *planir.Decision) bool {
+	if len(decision.Alternatives) == 0 {
+		return false
+	}
+	cheapest := &decision.Alternatives[0]
+	return cheapest.Source.Weak() && cheapest.PredictNS <= closeAlternative*decision.PredictNS
+}
+
+// String says it in sentences, with the way out; "" where no decision says what it rests on.
+func (g Grounds) String() string {
+	count := len(g.Extrapolated)
+	switch {
+	case g.Decisions == 0:
+		return ""
+	case count == 0:
+		return fmt.Sprintf("All %s on measured shapes, or on shapes between measured ones.",
+			several(g.Decisions, "decision rests", "decisions rest"))
+	}
+	verb := "rest"
+	if count == 1 {
+		verb = "rests"
+	}
+	names := strings.Join(g.Extrapolated[:min(count, maxNamed)], ", ")
+	if count > maxNamed {
+		names += fmt.Sprintf(" and %d more", count-maxNamed)
+	}
+	wayOut := "hetc profile --resume, with this model and workload, measures what the record lacks of their shapes."
+	if g.imported {
+		wayOut = "Imported times of those shapes would decide it."
+	}
+	return fmt.Sprintf("%d of %s %s on extrapolation: %s. What was chosen there, or the cheapest alternative if it "+
+		"takes at most twice as long, is priced beyond what was measured. %s",
+		count, several(g.Decisions, "decision", "decisions"), verb, names, wayOut)
+}
