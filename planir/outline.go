@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/hetc/hetc/planir/source"
 )
 
 // Outline renders what a plan decides and predicts as short text with one fact a line, in a fixed order and without
@@ -21,6 +23,9 @@ func Outline(plan *Plan) (string, error) {
 
 	line("%s on %s%s", plan.Model.Name, plan.SoC.Name, prefixed(", from ", plan.SoC.Times()))
 	line("context %d, cache %s%s", plan.MaxContext, plan.KV, prefixed(", folds ", strings.Join(plan.Folds, " ")))
+	if sources := outlineSources(plan); sources != "" {
+		line("decisions by source: %s", sources)
+	}
 
 	heading(outlineTimes)
 	for i := range plan.Predictions {
@@ -59,6 +64,23 @@ func Outline(plan *Plan) (string, error) {
 	sum := sha256.Sum256(program)
 	line("program %s\nplan %s", hex.EncodeToString(sum[:]), whole)
 	return text.String(), nil
+}
+
+// outlineSources counts the decisions of each source, the strongest first: "measured 38, extrapolated 3".
+func outlineSources(plan *Plan) string {
+	var parts []string
+	for _, from := range source.All {
+		count := 0
+		for i := range plan.Decisions {
+			if plan.Decisions[i].Source == from {
+				count++
+			}
+		}
+		if count > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", from, count))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 // Headings of an outline whose parts OutlineChanges compares by name.
@@ -139,7 +161,7 @@ func OutlineChanges(before, after string) []string {
 		changes = append(changes, fmt.Sprintf("%d decisions are no more", less))
 	}
 	if changes == nil {
-		return []string{"the same times, memory and decisions; proofs, alternatives or steps differ"}
+		return []string{"the same times, memory and decisions; proofs, sources, alternatives or steps differ"}
 	}
 	return changes
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hetc/hetc/internal/golden"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/source"
 )
 
 // outlined is a plan with something under every heading of an outline.
@@ -19,6 +20,7 @@ func outlined(t *testing.T) *planir.Plan {
 		{Program: "prefill@16", PlanNS: 40024097, LowNS: 39329406, HighNS: 42895917},
 	}
 	p.Solver = []planir.Solve{{Problem: "partition decode", Status: "optimal", ObjectiveNS: 20705887, BoundNS: 20705887, Choices: 1518}}
+	p.Decisions[0].Source, p.Decisions[1].Source, p.Decisions[2].Source = source.Measured, source.Extrapolated, source.Measured
 	p.Quality = []planir.Quality{{Phase: "decode", KL: 0.0012, MaxKL: 0.02}}
 	p.Memory = &planir.Memory{Weights: 5 << 20, Cache: 1 << 20, Fixed: 3 << 20, Total: 9 << 20}
 	return p
@@ -56,9 +58,11 @@ func TestOutlineChanges(t *testing.T) {
 		"more memory":    {func(p *planir.Plan) { p.Memory.Total += 9 << 19 }, 1, []string{"total: 9437184 -> 14155776 bytes (+50.00 %)"}},
 		"a decision":     {func(p *planir.Plan) { p.Decisions[0].Shares[0].Proc = "b" }, 1, []string{"1 of 26 decisions differ"}},
 		"a predicted operator": {func(p *planir.Plan) { p.Decisions[0].PredictNS++ }, 1,
-			[]string{"the same times, memory and decisions; proofs, alternatives or steps differ"}},
+			[]string{"the same times, memory and decisions; proofs, sources, alternatives or steps differ"}},
+		"a source": {func(p *planir.Plan) { p.Decisions[0].Source = source.Described }, 1,
+			[]string{"the same times, memory and decisions; proofs, sources, alternatives or steps differ"}},
 		"a step": {func(p *planir.Plan) { p.Program.Programs[0].Sections[0].Lanes[0].Steps[0].ExpectNS++ }, 0,
-			[]string{"the same times, memory and decisions; proofs, alternatives or steps differ"}},
+			[]string{"the same times, memory and decisions; proofs, sources, alternatives or steps differ"}},
 	} {
 		p := outlined(t)
 		c.change(p)
