@@ -77,6 +77,8 @@ var table = []room{
 	{path: "runtime/executor", may: []string{"planir", "planir/op", "runtime/driver", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
 	{path: "runtime/tokenizer/jinja"},
 	{path: "runtime/tokenizer", may: []string{"runtime/tokenizer/jinja"}},
+	{path: "runtime/scheduler"},
+	{path: "runtime/serving", may: []string{"runtime/executor", "runtime/scheduler", "planir", "planir/op"}},
 	{path: "runtime/quality", may: []string{"runtime/executor", "planir/op", "planir/calibration"}},
 
 	// pack and mem: weights of a measurement are made here, in the layout the processor reads.

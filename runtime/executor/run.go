@@ -118,45 +118,82 @@ func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row 
 	if err := machine.ready(c.ctx, len(tokens)); err != nil {
 		return Timing{}, err
 	}
-	start, pos := machine.meet(), &machine.pos[sequence]
-	call := driver.Scalars{Sequence: sequence, Seq: *pos + len(tokens)}
+	start := machine.meet()
 	for done := 0; done < len(tokens); {
-		pr := machine.decide(len(tokens) - done)
-		count := min(len(tokens)-done, pr.Rows)
-		copy(machine.ids, tokens[done:done+count])
-		machine.trace.begin(pr, *pos, count, machine.tick())
-		for _, section := range pr.sections {
-			if err := c.ctx.Err(); err != nil {
-				return Timing{}, err
-			}
-			first, last := 0, 1
-			if section.Logits {
-				switch {
-				case want == WantAll:
-					last = count
-				case want == WantLast && done+count == len(tokens):
-					first, last = count-1, count
-				default:
-					continue
-				}
-			}
-			for row := first; row < last; row++ {
-				call.Pos, call.Rows, call.Row = *pos, count, row
-				if err := machine.section(section, call); err != nil {
-					return Timing{}, err
-				}
-				if section.Logits && sink != nil {
-					if err := sink(done+row, machine.logits[:machine.Vocabulary()]); err != nil {
-						return Timing{}, err
-					}
-				}
-			}
+		count, err := c.chunk(sequence, tokens, done, want, sink)
+		if err != nil {
+			return Timing{}, err
 		}
-		*pos += count
 		done += count
 	}
 	took := machine.meet() - start
 	return Timing{NS: int64(took), Virtual: machine.control.virt}, machine.intact()
+}
+
+// Chunk is the first program call of Extend with the same arguments. It returns how many tokens that has processed:
+// called again for the rest until none is left, it computes what Extend computes. Other sequences may go on in between.
+func (c *Control) Chunk(sequence int, tokens []int32, want Want, sink func(row int, logits []float32) error) (count int,
+	took Timing, err error) {
+	machine := c.m
+	if err := machine.admits(sequence, tokens); err != nil {
+		return 0, Timing{}, err
+	}
+	if pr := machine.decide(len(tokens)); pr.sections == nil {
+		if err := machine.load(c.ctx, pr); err != nil {
+			return 0, Timing{}, err
+		}
+	}
+	start := machine.meet()
+	if count, err = c.chunk(sequence, tokens, 0, want, sink); err != nil {
+		return 0, Timing{}, err
+	}
+	return count, Timing{NS: int64(machine.meet() - start), Virtual: machine.control.virt}, machine.intact()
+}
+
+// chunk processes the tokens from number done on that one program call takes, at the end of a sequence.
+func (c *Control) chunk(sequence int, tokens []int32, done int, want Want, sink func(row int, logits []float32) error) (
+	count int, err error) {
+	machine, pos := c.m, &c.m.pos[sequence]
+	pr := machine.decide(len(tokens) - done)
+	count = min(len(tokens)-done, pr.Rows)
+	copy(machine.ids, tokens[done:done+count])
+	call := driver.Scalars{Sequence: sequence, Seq: *pos + len(tokens) - done, Pos: *pos, Rows: count}
+	machine.trace.begin(pr, *pos, count, machine.tick())
+	for _, section := range pr.sections {
+		if err := c.ctx.Err(); err != nil {
+			return 0, err
+		}
+		first, last := 0, 1
+		if section.Logits {
+			switch {
+			case want == WantAll:
+				last = count
+			case want == WantLast && done+count == len(tokens):
+				first, last = count-1, count
+			default:
+				continue
+			}
+		}
+		for row := first; row < last; row++ {
+			call.Row = row
+			if err := machine.section(section, call); err != nil {
+				return 0, err
+			}
+			if section.Logits && sink != nil {
+				if err := sink(done+row, machine.logits[:machine.Vocabulary()]); err != nil {
+					return 0, err
+				}
+			}
+		}
+	}
+	*pos += count
+	return count, nil
+}
+
+// ProgramFor names the program that processes the first of n tokens of a prompt, and says how many of them.
+func (m *Machine) ProgramFor(n int) (name string, tokens int) {
+	program := m.decide(n)
+	return program.Name, min(n, program.Rows)
 }
 
 // admits says why tokens cannot follow a sequence, if they cannot.

@@ -1,0 +1,384 @@
+// Package scheduler knows what a machine does next for many requests: which prompt it processes on, or of which
+// requests it decodes a token together. It is a state machine: it has no clock, goroutine or lock, and knows neither
+// tokens nor processors, so that a server and a simulation run the same decisions.
+//
+// It follows Agent.xpu (sec. 4.3 to 4.5) on one queue of program calls. A request is reactive, when somebody waits for
+// it, or proactive. A chunk of a prompt and an iteration of decoding are never interrupted. Between them, reactive
+// requests go first, proactive ones take what those leave, and one that has waited too long counts as reactive.
+package scheduler
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// ID names a request. The caller chooses it.
+type ID int64
+
+// Class is whether somebody waits for a request.
+type Class uint8
+
+const (
+	Proactive Class = iota // background work, which is to be done some time
+	Reactive               // somebody waits for every token
+)
+
+// String is the word for a class.
+func (c Class) String() string { return [...]string{"proactive", "reactive"}[c] }
+
+// Policy is how requests share the machine.
+type Policy string
+
+const (
+	Full     Policy = "full"     // classes, preemption at boundaries, batching within the slack of reactive requests
+	Batching Policy = "batching" // continuous batching in the order of arrival, without classes
+	FCFS     Policy = "fcfs"     // one request after the other
+)
+
+// Policies are all of them.
+var Policies = []Policy{Full, Batching, FCFS}
+
+// Config is what a State decides by. Times are in nanoseconds of whatever clock the caller has.
+type Config struct {
+	Policy Policy
+	Slots  int // how many requests may have positions in the cache at once, at least 1
+	// Reserved is how many slots proactive requests leave free, less than Slots: a reactive request then seldom waits
+	// until another one ends.
+	Reserved int
+	Queue    int // most requests that wait for a slot; 0: no limit
+	// AgeNS is how long a proactive request may go without progress before it counts as reactive; 0: for ever.
+	AgeNS int64
+	// Slack is the share by which an iteration may become slower for reactive requests because proactive ones are
+	// decoded with them: B_cap of Agent.xpu (Alg. 2) by predicted times instead of a number.
+	Slack float64
+	// Gap is the share of time that proactive prompts may take while reactive requests decode, in [0,1).
+	Gap float64
+
+	// ChunkNS predicts the program call that processes the first of n tokens of a prompt: how many tokens that is, and
+	// how long it takes.
+	ChunkNS func(n int) (tokens int, ns int64)
+	// DecodeNS predicts an iteration that decodes one token of each of n requests.
+	DecodeNS func(n int) int64
+}
+
+// Default are the settings of a server with this many slots; what predicts times is to be added.
+func Default(slots int) Config {
+	return Config{Policy: Full, Slots: slots, Reserved: min(1, slots-1), Queue: 64, AgeNS: 10e9, Slack: 0.25, Gap: 0.2}
+}
+
+// validate refuses settings that mean nothing.
+func (c *Config) validate() error {
+	switch {
+	case !slices.Contains(Policies, c.Policy):
+		return diag.New(diag.ClassUsage, "scheduler: policy %q, want one of %q", c.Policy, Policies)
+	case c.Slots < 1:
+		return diag.New(diag.ClassUsage, "scheduler: %d slots, want at least 1", c.Slots)
+	case c.Reserved < 0 || c.Reserved >= c.Slots:
+		return diag.New(diag.ClassUsage, "scheduler: %d of %d slots reserved, want 0..%d", c.Reserved, c.Slots, c.Slots-1)
+	case c.Queue < 0 || c.AgeNS < 0:
+		return diag.New(diag.ClassUsage, "scheduler: a queue of %d and an age of %d ns, want neither below 0", c.Queue, c.AgeNS)
+	case !(c.Slack >= 0 && c.Slack <= 100):
+		return diag.New(diag.ClassUsage, "scheduler: slack of %v, want 0 to 100", c.Slack)
+	case !(c.Gap >= 0 && c.Gap < 1):
+		return diag.New(diag.ClassUsage, "scheduler: a gap of %v, want 0 or more and less than 1", c.Gap)
+	case c.ChunkNS == nil || c.DecodeNS == nil:
+		return diag.New(diag.ClassInternal, "scheduler: nothing predicts times")
+	}
+	return nil
+}
+
+// Request is a prompt to process and tokens to decode.
+type Request struct {
+	ID     ID
+	Class  Class
+	Prompt int // tokens, at least 1
+}
+
+// Kind is what an Action does.
+type Kind uint8
+
+const (
+	Idle    Kind = iota // there is nothing to do before the next request
+	Prefill             // process the next chunk of a prompt
+	Decode              // decode one token of each of some requests
+)
+
+// Action is one program call. Requests are valid until the next call of a method.
+type Action struct {
+	Kind     Kind
+	Requests []ID // one of Prefill, at least one of Decode
+}
+
+// ErrFull says that as many requests wait as may.
+var ErrFull = errors.New("the queue is full")
+
+// task is the state of a request.
+type task struct {
+	Request
+	arrived  int64 // its place in the order of arrival
+	progress int64 // when it last moved on, or arrived: ns
+	slot     bool  // it has a place in the cache
+	left     int   // tokens of the prompt still to process
+	length   int   // positions in the cache
+}
+
+// decodes reports whether the prompt has been processed.
+func (t *task) decodes() bool { return t.slot && t.left == 0 }
+
+// State is what requests there are and how far they have come. Its methods are not safe for concurrent use.
+type State struct {
+	config  Config
+	tasks   []*task // in the order of arrival
+	arrived int64
+	ids     []ID // of the latest Action
+
+	turn   bool  // a chunk has run since the last iteration
+	credit int64 // ns that proactive prompts may take beside reactive decoding
+	latest ID    // whose chunk ran last, 0 once its prompt is processed
+	counts Counts
+}
+
+// Counts are what has been decided so far.
+type Counts struct {
+	Chunks, Iterations int64
+	Preemptions        int64 // times a prompt had to wait, half processed, for another request's
+	Piggybacked        int64 // tokens of proactive requests decoded together with reactive ones
+}
+
+// New is a State without requests.
+func New(config Config) (*State, error) {
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	return &State{config: config}, nil
+}
+
+// Submit adds a request that arrives now. ErrFull refuses it.
+func (s *State) Submit(now int64, request Request) error {
+	if request.Prompt < 1 {
+		return diag.New(diag.ClassUsage, "scheduler: request %d has a prompt of %d tokens, want at least 1", request.ID,
+			request.Prompt)
+	}
+	if s.find(request.ID) != nil {
+		return diag.New(diag.ClassInternal, "scheduler: request %d is there already", request.ID)
+	}
+	if waiting := s.Waiting(Proactive) + s.Waiting(Reactive); s.config.Queue > 0 && waiting >= s.config.Queue {
+		return fmt.Errorf("%d requests wait: %w", waiting, ErrFull)
+	}
+	s.arrived++
+	s.tasks = append(s.tasks, &task{Request: request, arrived: s.arrived, progress: now, left: request.Prompt})
+	return nil
+}
+
+// Waiting is how many requests of a class have no slot yet, Running how many have one.
+func (s *State) Waiting(class Class) int { return s.count(class, false) }
+
+// Running is how many requests of a class have a slot.
+func (s *State) Running(class Class) int { return s.count(class, true) }
+
+// count is how many requests of a class have a slot, or none.
+func (s *State) count(class Class, slot bool) (total int) {
+	for _, t := range s.tasks {
+		if t.Class == class && t.slot == slot {
+			total++
+		}
+	}
+	return total
+}
+
+// Counts are what has been decided so far.
+func (s *State) Counts() Counts { return s.counts }
+
+// find is the request of that name, nil if there is none.
+func (s *State) find(id ID) *task {
+	for _, t := range s.tasks {
+		if t.ID == id {
+			return t
+		}
+	}
+	return nil
+}
+
+// Reused says that the first tokens of a request's prompt are in the cache already. It is called before the request's
+// first chunk runs; at least one token is left to process.
+func (s *State) Reused(id ID, tokens int) {
+	if t := s.find(id); t != nil && t.length == 0 && tokens < t.left {
+		t.left -= tokens
+		t.length = tokens
+	}
+}
+
+// Prefilled says that a chunk of this many tokens of a request's prompt has been processed.
+func (s *State) Prefilled(now int64, id ID, tokens int) {
+	s.counts.Chunks++
+	s.turn = true
+	if t := s.find(id); t != nil {
+		t.left = max(0, t.left-tokens)
+		t.length += tokens
+		t.progress = now
+		if t.left == 0 && s.latest == id {
+			s.latest = 0
+		}
+	}
+}
+
+// Decoded says that a token of each of these requests has been decoded.
+func (s *State) Decoded(now int64, ids []ID) {
+	s.counts.Iterations++
+	s.turn = false
+	for _, id := range ids {
+		if t := s.find(id); t != nil {
+			t.length++
+			t.progress = now
+		}
+	}
+}
+
+// End forgets a request: it has all its tokens, or nobody wants them any more.
+func (s *State) End(id ID) {
+	s.tasks = slices.DeleteFunc(s.tasks, func(t *task) bool { return t.ID == id })
+	if s.latest == id {
+		s.latest = 0
+	}
+}
+
+// Next decides what to do now. The caller does it and says so (Prefilled, Decoded, End) before it asks again.
+func (s *State) Next(now int64) Action {
+	switch s.config.Policy {
+	case FCFS:
+		return s.inOrder()
+	case Batching:
+		return s.together()
+	}
+	return s.byClass(now)
+}
+
+// inOrder serves the request that came first until it ends.
+func (s *State) inOrder() Action {
+	if len(s.tasks) == 0 {
+		return Action{}
+	}
+	if first := s.tasks[0]; !first.decodes() {
+		return s.prefill(first)
+	}
+	return s.decode(s.tasks[:1])
+}
+
+// together is continuous batching: prompts in the order of arrival as long as there are slots, then one token of every
+// request that has its prompt processed.
+func (s *State) together() Action {
+	if next := s.prompt(s.tasks, s.config.Slots); next != nil {
+		return s.prefill(next)
+	}
+	return s.decode(s.decoding(s.tasks))
+}
+
+// byClass is the policy Full. While a reactive prompt is processed, reactive decoding takes turns with its chunks; while
+// reactive requests decode, proactive prompts get the time that Gap allows.
+func (s *State) byClass(now int64) Action {
+	var reactive, proactive []*task
+	for _, t := range s.tasks {
+		if t.Class == Reactive || s.config.AgeNS > 0 && now-t.progress >= s.config.AgeNS {
+			reactive = append(reactive, t)
+		} else {
+			proactive = append(proactive, t)
+		}
+	}
+	urgent := s.decoding(reactive)
+	if next := s.prompt(reactive, s.config.Slots); next != nil {
+		if s.turn && len(urgent) > 0 {
+			return s.decode(s.piggyback(urgent, proactive))
+		}
+		return s.prefill(next)
+	}
+	next := s.prompt(proactive, s.config.Slots-s.config.Reserved)
+	if len(urgent) == 0 {
+		s.credit = 0
+		if next != nil {
+			return s.prefill(next)
+		}
+		return s.decode(s.decoding(proactive))
+	}
+	if next != nil {
+		if _, ns := s.config.ChunkNS(next.left); s.credit >= ns {
+			s.credit -= ns
+			return s.prefill(next)
+		}
+	}
+	batch := s.piggyback(urgent, proactive)
+	// Of a time t, decoding takes (1-Gap)*t and proactive prompts Gap*t. Credit does not grow while nobody needs it.
+	if next != nil {
+		s.credit += int64(float64(s.config.DecodeNS(len(batch))) * s.config.Gap / (1 - s.config.Gap))
+	}
+	return s.decode(batch)
+}
+
+// prompt is the request among these whose prompt is to be processed next: the one that came first, if there is a slot
+// for it. slots is how many may be in use with it.
+func (s *State) prompt(among []*task, slots int) *task {
+	used := 0
+	for _, t := range s.tasks {
+		if t.slot {
+			used++
+		}
+	}
+	for _, t := range among { // in the order of arrival
+		if t.left > 0 && (t.slot || used < slots) {
+			return t
+		}
+	}
+	return nil
+}
+
+// decoding are those of the requests whose prompts have been processed.
+func (s *State) decoding(among []*task) (out []*task) {
+	for _, t := range among {
+		if t.decodes() {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// piggyback adds proactive requests to reactive ones that decode, as many as the slack allows, the shortest first: a
+// long sequence makes the iteration slower for all (Agent.xpu Alg. 2, whose text evicts the longest).
+func (s *State) piggyback(urgent, proactive []*task) []*task {
+	batch := slices.Clip(urgent)
+	limit := float64(s.config.DecodeNS(len(urgent))) * (1 + s.config.Slack)
+	others := s.decoding(proactive)
+	slices.SortStableFunc(others, func(a, b *task) int { return cmp.Compare(a.length, b.length) })
+	for _, t := range others {
+		if float64(s.config.DecodeNS(len(batch)+1)) > limit {
+			break
+		}
+		batch = append(batch, t)
+		s.counts.Piggybacked++
+	}
+	return batch
+}
+
+// prefill is the action that processes the next chunk of a request's prompt.
+func (s *State) prefill(t *task) Action {
+	if interrupted := s.find(s.latest); interrupted != nil && interrupted != t && interrupted.left > 0 {
+		s.counts.Preemptions++
+	}
+	s.latest, t.slot = t.ID, true
+	s.ids = append(s.ids[:0], t.ID)
+	return Action{Prefill, s.ids}
+}
+
+// decode is the action that decodes a token of each of these requests; there is nothing to do without any.
+func (s *State) decode(batch []*task) Action {
+	if len(batch) == 0 {
+		return Action{}
+	}
+	s.ids = s.ids[:0]
+	for _, t := range batch {
+		s.ids = append(s.ids, t.ID)
+	}
+	return Action{Decode, s.ids}
+}

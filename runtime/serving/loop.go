@@ -1,0 +1,180 @@
+package serving
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/scheduler"
+)
+
+// Run answers requests until ctx ends, which cancels all of them, or until Drain has been called and the last one has
+// ended. An error of a processor ends all requests with it. Run is called once.
+func (s *Server) Run(ctx context.Context) error {
+	err := s.loop(ctx)
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.draining = true
+	for _, answer := range s.answers {
+		if answer.err = err; err == nil || errors.Is(err, ctx.Err()) {
+			answer.err, answer.reason = nil, Cancelled
+		}
+		s.finish(answer)
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// loop does what the scheduler decides, program call by program call.
+func (s *Server) loop(ctx context.Context) error {
+	batch := make([]*Answer, 0, len(s.slots))
+	for ctx.Err() == nil {
+		action, over := s.decide(&batch)
+		switch {
+		case over:
+			return nil
+		case action == scheduler.Idle:
+			select {
+			case <-s.wake:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		began := time.Now()
+		var err error
+		if action == scheduler.Prefill {
+			err = s.prefill(ctx, batch[0])
+		} else {
+			err = s.decode(ctx, batch)
+		}
+		if err != nil {
+			return err
+		}
+		s.mutex.Lock()
+		s.metrics.BusyNS += int64(time.Since(began))
+		s.mutex.Unlock()
+	}
+	return ctx.Err()
+}
+
+// decide forgets requests that were cancelled and asks the scheduler what to do next, for which answers. It is over when
+// no request is left and none is accepted.
+func (s *Server) decide(batch *[]*Answer) (action scheduler.Kind, over bool) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	for _, answer := range s.answers {
+		if answer.cancelled {
+			s.metrics.Cancelled[answer.request.Class]++
+			answer.reason = Cancelled
+			s.finish(answer)
+		}
+	}
+	next := s.state.Next(s.now())
+	*batch = (*batch)[:0]
+	for _, id := range next.Requests {
+		*batch = append(*batch, s.answers[id])
+	}
+	return next.Kind, next.Kind == scheduler.Idle && s.draining && len(s.answers) == 0
+}
+
+// finish ends a request. Its slot keeps what it holds until somebody else needs it. The mutex is held.
+func (s *Server) finish(answer *Answer) {
+	if answer.slot >= 0 {
+		s.slots[answer.slot].user = nil
+	}
+	s.state.End(answer.id)
+	delete(s.answers, answer.id)
+	close(answer.tokens)
+}
+
+// prefill processes the next chunk of a prompt, and samples the first token when that was the last one.
+func (s *Server) prefill(ctx context.Context, answer *Answer) error {
+	prompt := answer.request.Prompt
+	if answer.slot < 0 {
+		s.place(answer)
+	}
+	at := &s.slots[answer.slot]
+	var drawn Token
+	var wrong error
+	count := 0
+	err := s.machine.Do(ctx, func(control *executor.Control) (err error) {
+		control.Truncate(answer.slot, answer.done)
+		count, _, err = control.Chunk(answer.slot, prompt[answer.done:], executor.WantLast,
+			func(_ int, logits []float32) error {
+				drawn, wrong = answer.draw(logits)
+				return nil
+			})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	at.tokens = append(at.tokens, prompt[answer.done:answer.done+count]...)
+	answer.done += count
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.state.Prefilled(s.now(), answer.id, count)
+	if answer.done == len(prompt) {
+		s.take(answer, drawn, wrong)
+	}
+	return nil
+}
+
+// decode decodes a token of each of the requests together.
+func (s *Server) decode(ctx context.Context, batch []*Answer) error {
+	tokens := make([]executor.Token, len(batch))
+	ids := make([]scheduler.ID, len(batch))
+	for i, answer := range batch {
+		tokens[i], ids[i] = executor.Token{Sequence: answer.slot, ID: answer.next}, answer.id
+	}
+	drawn, wrong := make([]Token, len(batch)), make([]error, len(batch))
+	err := s.machine.Do(ctx, func(control *executor.Control) error {
+		_, err := control.Step(tokens, func(i int, logits []float32) error {
+			drawn[i], wrong[i] = batch[i].draw(logits)
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, token := range tokens {
+		at := &s.slots[token.Sequence]
+		at.tokens = append(at.tokens, token.ID)
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.state.Decoded(s.now(), ids)
+	for i, answer := range batch {
+		s.take(answer, drawn[i], wrong[i])
+	}
+	return nil
+}
+
+// take gives a request the token that was drawn for it, and ends it where that was the last one. The mutex is held.
+func (s *Server) take(answer *Answer, drawn Token, wrong error) {
+	switch {
+	case wrong != nil:
+		answer.err = wrong
+	case slices.Contains(s.end, int(drawn.ID)):
+		answer.reason = Stop
+	default:
+		answer.tokens <- drawn
+		answer.next = drawn.ID
+		answer.usage.GeneratedTokens++
+		s.metrics.GeneratedTokens++
+		switch {
+		case answer.usage.GeneratedTokens == answer.request.MaxTokens:
+			answer.reason = Length
+		case len(s.slots[answer.slot].tokens) >= s.context:
+			answer.reason = Full
+		default:
+			return
+		}
+	}
+	s.finish(answer)
+}

@@ -1,0 +1,264 @@
+// Package serving knows how many requests share one machine: it asks the scheduler what to do next, lets the executor do
+// it, samples, and hands every token to whom it belongs. What a request gets does not depend on the others.
+//
+// One goroutine, that of Run, uses the machine; between two program calls it takes notice of new and cancelled requests.
+// The cache of a request that has ended stays where it is until another one needs its place: a request whose prompt
+// begins with the same tokens processes only the rest.
+package serving
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/scheduler"
+)
+
+// Options configure a Server.
+type Options struct {
+	// Scheduler is what requests are scheduled by. Slots of 0 are as many as the plan has sequences; the functions that
+	// predict times are the plan's.
+	Scheduler scheduler.Config
+}
+
+// Request is a prompt to continue.
+type Request struct {
+	Class     scheduler.Class
+	Prompt    []int32 // token ids, at least one
+	MaxTokens int     // most tokens to generate, at least 1
+	Sampler   executor.Sampler
+	LogProbs  int // how many of the likeliest tokens come with every token, beside its own log probability; -1: neither
+}
+
+// Token is a generated token. LogProb is the natural logarithm of its probability before temperature and truncation.
+type Token struct {
+	ID      int32
+	LogProb float64
+	Likely  []Likely // in descending order; ties by id
+}
+
+// Likely is a token that might have been next.
+type Likely struct {
+	ID      int32
+	LogProb float64
+}
+
+// Reason is why a request ended.
+type Reason string
+
+const (
+	Stop      Reason = "stop"      // the model's end token, which is not part of the answer
+	Length    Reason = "length"    // MaxTokens
+	Full      Reason = "full"      // the context of the plan
+	Cancelled Reason = "cancelled" // by Cancel, or by the end of Run
+)
+
+// Usage is what a request took.
+type Usage struct {
+	PromptTokens    int
+	ReusedTokens    int // of the prompt, from the cache
+	GeneratedTokens int
+}
+
+// ErrFull refuses a request because as many wait as may; ErrDraining because the server accepts none any more.
+var (
+	ErrFull     = scheduler.ErrFull
+	ErrDraining = errors.New("the server is shutting down")
+)
+
+// Answer is a request under way.
+type Answer struct {
+	server  *Server
+	id      scheduler.ID
+	request Request
+	tokens  chan Token // with room for all of them: a slow reader holds up nobody
+
+	// What follows is the loop's until tokens is closed.
+	slot      int // -1: none yet
+	done      int // tokens of the prompt in the cache
+	next      int32
+	reason    Reason
+	err       error
+	usage     Usage
+	cancelled bool // guarded by the server's mutex
+}
+
+// Tokens are the generated tokens as they come. The channel is closed when the request has ended.
+func (a *Answer) Tokens() <-chan Token { return a.tokens }
+
+// End says why the request ended, once Tokens is closed: an error when a processor failed or its logits meant nothing.
+func (a *Answer) End() (Reason, error) { return a.reason, a.err }
+
+// Usage is what the request took, once Tokens is closed.
+func (a *Answer) Usage() Usage { return a.usage }
+
+// Cancel ends the request at the next boundary. It may be called more than once, and after the end.
+func (a *Answer) Cancel() {
+	a.server.mutex.Lock()
+	a.cancelled = true
+	a.server.mutex.Unlock()
+	a.server.notify()
+}
+
+// slot is a sequence of the cache: the tokens that it holds, and who uses it.
+type slot struct {
+	tokens []int32
+	user   *Answer
+	used   int64 // when it was last given to somebody, in the order of that
+}
+
+// Server is a machine that requests share.
+type Server struct {
+	machine *executor.Machine
+	plan    *planir.Plan
+	context int
+	end     []int // ids of end tokens
+	longs   []int // lengths at which the rotation of positions changes (LongRoPE)
+	began   time.Time
+	wake    chan struct{}
+
+	mutex    sync.Mutex // guards what follows
+	state    *scheduler.State
+	answers  map[scheduler.ID]*Answer
+	lastID   scheduler.ID
+	draining bool
+	metrics  Metrics
+
+	slots []slot // of the loop
+	uses  int64
+}
+
+// Metrics count what has happened since New.
+type Metrics struct {
+	Waiting, Running [2]int   // requests now, by class
+	Requests         [2]int64 // accepted, by class
+	Refused          [2]int64 // because the queue was full, by class
+	Cancelled        [2]int64
+	PromptTokens     int64 // of requests whose first chunk has run
+	ReusedTokens     int64
+	GeneratedTokens  int64
+	Chunks           int64
+	Iterations       int64
+	Preemptions      int64
+	BusyNS           int64 // in program calls
+}
+
+// New prepares a machine to be shared. Only Run may use it from then on.
+func New(machine *executor.Machine, options Options) (*Server, error) {
+	plan := machine.Plan()
+	config := options.Scheduler
+	if config.Slots == 0 {
+		config.Slots = machine.Sequences()
+	}
+	if config.Slots > machine.Sequences() {
+		return nil, diag.New(diag.ClassUsage, "serve: %d slots, and the plan has a cache for %d sequences", config.Slots,
+			machine.Sequences()).
+			WithHint("solve with larger batches in the workload (batches: [2, 4, 8]), or ask for fewer slots")
+	}
+	config.Reserved = min(config.Reserved, config.Slots-1)
+	times := predictions(plan)
+	config.ChunkNS, config.DecodeNS = times.chunk(machine), times.decode
+	state, err := scheduler.New(config)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{
+		machine: machine, plan: plan, context: plan.MaxContext, end: plan.Model.EOS, longs: longs(plan),
+		began: time.Now(), wake: make(chan struct{}, 1), state: state, answers: map[scheduler.ID]*Answer{},
+		slots: make([]slot, config.Slots),
+	}, nil
+}
+
+// now is the scheduler's clock.
+func (s *Server) now() int64 { return int64(time.Since(s.began)) }
+
+// notify lets the loop look again.
+func (s *Server) notify() {
+	select {
+	case s.wake <- struct{}{}:
+	default: // it is going to
+	}
+}
+
+// Submit adds a request. ErrFull and ErrDraining refuse it for now; other errors are of the request.
+func (s *Server) Submit(request Request) (*Answer, error) {
+	if err := s.admits(&request); err != nil {
+		return nil, err
+	}
+	request.Prompt = slices.Clone(request.Prompt)
+	room := min(request.MaxTokens, s.context-len(request.Prompt)+1)
+	answer := &Answer{server: s, request: request, slot: -1, tokens: make(chan Token, room)}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.draining {
+		return nil, ErrDraining
+	}
+	s.lastID++
+	answer.id = s.lastID
+	err := s.state.Submit(s.now(),
+		scheduler.Request{ID: answer.id, Class: request.Class, Prompt: len(request.Prompt)})
+	if err != nil {
+		if errors.Is(err, ErrFull) {
+			s.metrics.Refused[request.Class]++
+		}
+		return nil, err
+	}
+	s.answers[answer.id] = answer
+	s.metrics.Requests[request.Class]++
+	s.notify()
+	return answer, nil
+}
+
+// admits refuses a request that the machine could not answer.
+func (s *Server) admits(request *Request) error {
+	if err := request.Sampler.Validate(); err != nil {
+		return err
+	}
+	if request.MaxTokens < 1 {
+		return diag.New(diag.ClassUsage, "serve: %d tokens to generate, want at least 1", request.MaxTokens)
+	}
+	if request.LogProbs < -1 || request.LogProbs > s.machine.Vocabulary() {
+		return diag.New(diag.ClassUsage, "serve: log probabilities of %d tokens, want 0..%d, or -1 for none",
+			request.LogProbs, s.machine.Vocabulary())
+	}
+	if request.Class > scheduler.Reactive {
+		return diag.New(diag.ClassUsage, "serve: class %d, want %d or %d", request.Class, scheduler.Proactive,
+			scheduler.Reactive)
+	}
+	if tokens := len(request.Prompt); tokens == 0 || tokens > s.context {
+		return diag.New(diag.ClassInput, "serve: a prompt of %d tokens, want 1..%d, the plan's context", tokens, s.context).
+			WithHint("shorten the prompt, or solve with a larger context in the workload")
+	}
+	for i, id := range request.Prompt {
+		if id < 0 || int(id) >= s.machine.Vocabulary() {
+			return diag.New(diag.ClassInput, "serve: token %d of the prompt is id %d, want 0..%d", i, id,
+				s.machine.Vocabulary()-1)
+		}
+	}
+	return nil
+}
+
+// Drain accepts no more requests. Run returns when the last one has ended.
+func (s *Server) Drain() {
+	s.mutex.Lock()
+	s.draining = true
+	s.mutex.Unlock()
+	s.notify()
+}
+
+// Metrics count what has happened so far.
+func (s *Server) Metrics() Metrics {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	out := s.metrics
+	for _, class := range []scheduler.Class{scheduler.Proactive, scheduler.Reactive} {
+		out.Waiting[class], out.Running[class] = s.state.Waiting(class), s.state.Running(class)
+	}
+	counts := s.state.Counts()
+	out.Chunks, out.Iterations, out.Preemptions = counts.Chunks, counts.Iterations, counts.Preemptions
+	return out
+}

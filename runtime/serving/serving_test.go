@@ -1,0 +1,290 @@
+package serving_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hetc/hetc/emit"
+	hostcompiler "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/scheduler"
+	"github.com/hetc/hetc/runtime/serving"
+)
+
+const vocabulary, contextLength = 2048, 256
+
+// machine is the demo model in 8 bit on one core, with a cache for four sequences.
+func machine(t testing.TB) *executor.Machine {
+	t.Helper()
+	model, err := models.Open("../../testdata/models/tiny-llama-kjv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { model.Close() })
+	digest, err := model.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := &planir.Plan{
+		Schema: planir.Schema, Model: planir.ModelRef{Name: model.Name, Digest: digest, BOS: model.BOS, EOS: model.EOS},
+		SoC: planir.SoCRef{Name: "test", Control: "a"}, MaxContext: contextLength, KV: op.F32, Batches: []int{2, 4},
+		Procs: []planir.Proc{{
+			Name: "a", Kind: "cpu", Driver: "host", Select: "0", Cores: []int{0},
+			Set: capability.Set{
+				Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes,
+				Layouts:     map[string]string{"q8c": pack.N32, "w32": pack.N32},
+				DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
+			},
+		}},
+	}
+	graph := model.Graph()
+	batch := graph.Batch()
+	scheme := func(string, int) op.Scheme { return op.A8TQ8C }
+	if plan.Decisions, err = lower.Trivial(&graph, "a", []int{1, 16, 64}, contextLength, op.F32, scheme); err != nil {
+		t.Fatal(err)
+	}
+	together, err := lower.Trivial(&batch, "a", plan.Batches, contextLength, op.F32, scheme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan.Decisions = append(plan.Decisions, together...)
+	if err := lower.Lower(plan, &graph); err != nil {
+		t.Fatal(err)
+	}
+	content, err := emit.NewContent(t.Context(), plan, model, []driver.Compiler{hostcompiler.New()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { content.Close() })
+	x, err := executor.Open(t.Context(), plan, content, executor.Options{Drivers: []driver.Driver{host.New()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { x.Close() })
+	return x
+}
+
+// running serves a machine until the test ends.
+func running(t testing.TB, x *executor.Machine, config scheduler.Config) *serving.Server {
+	t.Helper()
+	server, err := serving.New(x, serving.Options{Scheduler: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- server.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return server
+}
+
+// collect reads an answer to its end.
+func collect(answer *serving.Answer) (ids []int32, reason serving.Reason, err error) {
+	for token := range answer.Tokens() {
+		ids = append(ids, token.ID)
+	}
+	reason, err = answer.End()
+	return ids, reason, err
+}
+
+// alone is what the machine generates for a request when nothing else runs.
+func alone(t testing.TB, x *executor.Machine, request serving.Request) []int32 {
+	t.Helper()
+	x.Reset()
+	sampler := request.Sampler
+	out, err := x.Generate(context.Background(), request.Prompt, request.MaxTokens, &sampler, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.Tokens
+}
+
+// drawRequests are random requests; some share the beginnings of their prompts, some are sampled.
+func drawRequests(n int) (out []serving.Request) {
+	random := rand.New(rand.NewPCG(7, 22))
+	system := make([]int32, 40)
+	for i := range system {
+		system[i] = int32(random.IntN(vocabulary))
+	}
+	for range n {
+		var prompt []int32
+		if random.IntN(2) == 0 {
+			prompt = append(prompt, system[:1+random.IntN(len(system))]...)
+		}
+		for range 1 + random.IntN(100) {
+			prompt = append(prompt, int32(random.IntN(vocabulary)))
+		}
+		request := serving.Request{Class: scheduler.Class(random.IntN(2)), Prompt: prompt, MaxTokens: 1 + random.IntN(12),
+			LogProbs: -1}
+		if random.IntN(3) == 0 {
+			request.Sampler = executor.Sampler{Temperature: 0.8, TopK: 40, Seed: random.Uint64()}
+		}
+		out = append(out, request)
+	}
+	return out
+}
+
+// Every request gets the tokens that it gets alone, whatever runs beside it, is cancelled beside it, or was in the cache
+// before; under every policy.
+func TestAnswersAreThoseAlone(t *testing.T) {
+	x := machine(t)
+	requests := drawRequests(40)
+	want := make([][]int32, len(requests))
+	for i, request := range requests {
+		want[i] = alone(t, x, request)
+	}
+	before := runtime.NumGoroutine()
+	for _, policy := range scheduler.Policies {
+		t.Run(string(policy), func(t *testing.T) {
+			config := scheduler.Default(4)
+			config.Policy, config.Queue, config.AgeNS = policy, 0, 1e6
+			server := running(t, x, config)
+			var users sync.WaitGroup
+			for user := range 8 {
+				users.Go(func() {
+					random := rand.New(rand.NewPCG(uint64(user), 1))
+					for i := user; i < len(requests); i += 8 {
+						answer, err := server.Submit(requests[i])
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if random.IntN(4) == 0 {
+							time.Sleep(time.Duration(random.IntN(20)) * time.Millisecond)
+							answer.Cancel()
+						}
+						got, reason, err := collect(answer)
+						beginning := len(got) <= len(want[i]) && slices.Equal(got, want[i][:len(got)])
+						if err != nil || !beginning || reason != serving.Cancelled && len(got) != len(want[i]) {
+							t.Errorf("request %d: got %v (%s, %v), alone %v", i, got, reason, err, want[i])
+						}
+					}
+				})
+			}
+			users.Wait()
+			metrics := server.Metrics()
+			if metrics.Waiting != [2]int{} || metrics.Running != [2]int{} {
+				t.Errorf("all have ended: %+v", metrics)
+			}
+			if metrics.ReusedTokens == 0 || metrics.Chunks == 0 || metrics.Iterations == 0 || metrics.BusyNS == 0 {
+				t.Errorf("counted %+v", metrics)
+			}
+		})
+	}
+	if after := runtime.NumGoroutine(); after > before {
+		t.Errorf("%d goroutines, %d before", after, before)
+	}
+}
+
+// A conversation of ten turns processes each message once: the whole history is in the cache.
+func TestConversationIsNotProcessedAgain(t *testing.T) {
+	x := machine(t)
+	server := running(t, x, scheduler.Default(4))
+	history := []int32{1}
+	for turn := range 10 {
+		message := []int32{int32(20 + turn), int32(40 + turn), int32(60 + turn)}
+		request := serving.Request{Class: scheduler.Reactive, Prompt: append(slices.Clone(history), message...), MaxTokens: 8,
+			LogProbs: -1}
+		answer, err := server.Submit(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, _, err := collect(answer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The last token of an answer is in no cache yet: nothing followed it.
+		if reused := answer.Usage().ReusedTokens; turn > 0 && reused < len(history)-1 {
+			t.Errorf("turn %d: %d of %d tokens of the history processed again", turn, len(history)-reused, len(history))
+		}
+		history = append(request.Prompt, got...)
+	}
+}
+
+// Log probabilities are those of the logits, and the likeliest token is the greedy one.
+func TestLogProbs(t *testing.T) {
+	x := machine(t)
+	request := serving.Request{Prompt: []int32{1, 5, 9}, MaxTokens: 4, LogProbs: 3}
+	answer, err := running(t, x, scheduler.Default(4)).Submit(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	for token := range answer.Tokens() {
+		count++
+		if len(token.Likely) != 3 || token.Likely[0].ID != token.ID || token.Likely[0].LogProb != token.LogProb ||
+			token.Likely[1].LogProb > token.LogProb || token.LogProb > 0 || math.IsNaN(token.LogProb) {
+			t.Errorf("token %d: %+v", count, token)
+		}
+	}
+	if count != 4 {
+		t.Errorf("%d tokens, want 4", count)
+	}
+}
+
+// Requests that nobody could answer are refused, and others when the queue is full or the server shuts down.
+func TestRefusals(t *testing.T) {
+	x := machine(t)
+	config := scheduler.Default(4)
+	config.Queue = 1
+	server, err := serving.New(x, serving.Options{Scheduler: config}) // nothing runs yet
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := serving.Request{Prompt: []int32{1, 2}, MaxTokens: 3, LogProbs: -1}
+	for name, change := range map[string]func(*serving.Request){
+		"no prompt": func(r *serving.Request) { r.Prompt = nil }, "no tokens": func(r *serving.Request) { r.MaxTokens = 0 },
+		"a long prompt":       func(r *serving.Request) { r.Prompt = make([]int32, contextLength+1) },
+		"an id":               func(r *serving.Request) { r.Prompt = []int32{vocabulary} },
+		"a negative id":       func(r *serving.Request) { r.Prompt = []int32{-1} },
+		"a class":             func(r *serving.Request) { r.Class = 2 },
+		"log probabilities":   func(r *serving.Request) { r.LogProbs = vocabulary + 1 },
+		"a temperature below": func(r *serving.Request) { r.Sampler.Temperature = -1 },
+	} {
+		request := good
+		change(&request)
+		if _, err := server.Submit(request); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	first, err := server.Submit(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := server.Submit(good); !errors.Is(err, serving.ErrFull) {
+		t.Errorf("got %v, want that the queue is full", err)
+	}
+	server.Drain()
+	if _, err := server.Submit(good); !errors.Is(err, serving.ErrDraining) {
+		t.Errorf("got %v, want that the server shuts down", err)
+	}
+	if err := server.Run(t.Context()); err != nil { // answers what it has accepted
+		t.Fatal(err)
+	}
+	if ids, reason, err := collect(first); len(ids) != 3 || reason != serving.Length || err != nil {
+		t.Errorf("got %v, %q, %v", ids, reason, err)
+	}
+	if _, err := serving.New(x, serving.Options{Scheduler: scheduler.Default(9)}); err == nil {
+		t.Error("nine slots of four sequences were accepted")
+	}
+}
