@@ -110,7 +110,7 @@ func Digest(plan *Plan) (string, error) {
 // firstDifference is the index of the first byte that differs, or the length of the shorter one.
 func firstDifference(a, b []byte) int {
 	length := min(len(a), len(b))
-	for i := 0; i < length; i++ {
+	for i := range length {
 		if a[i] != b[i] {
 			return i
 		}

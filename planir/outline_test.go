@@ -74,7 +74,7 @@ func TestOutlineChanges(t *testing.T) {
 		old, _, _ := strings.Cut(before, "\n\ndigests")
 		now, _, _ := strings.Cut(after, "\n\ndigests")
 		has := strings.Split(old, "\n")
-		for _, line := range strings.Split(now, "\n") {
+		for line := range strings.SplitSeq(now, "\n") {
 			if !slices.Contains(has, line) {
 				differ++
 			}

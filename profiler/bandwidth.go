@@ -91,9 +91,7 @@ func startWorkers(cores []int, work func(i int) func() int64) (*workers, error) 
 	for i, core := range cores {
 		worker := &worker{core: core, do: work(i)}
 		ws.all = append(ws.all, worker)
-		ws.done.Add(1)
-		go func() {
-			defer ws.done.Done()
+		ws.done.Go(func() {
 			runtime.LockOSThread() // never unlocked: the pinned thread ends with the goroutine
 			if err := affinity.Pin(worker.core); err != nil {
 				errs <- err
@@ -103,7 +101,7 @@ func startWorkers(cores []int, work func(i int) func() int64) (*workers, error) 
 			for !ws.stop.Load() {
 				worker.done.Add(worker.do())
 			}
-		}()
+		})
 	}
 	for range cores {
 		if err := <-errs; err != nil {

@@ -3,6 +3,7 @@ package profiler
 import (
 	"context"
 	"fmt"
+	"maps"
 	"runtime"
 	"time"
 
@@ -30,12 +31,8 @@ type lane struct {
 // openLane opens a processor and attaches a locked thread to it.
 func openLane(ctx context.Context, proc *socs.Processor, from driver.Driver, options map[string]string) (*lane, error) {
 	config := driver.Config{Select: proc.Select, Options: map[string]string{}}
-	for key, value := range proc.Options {
-		config.Options[key] = value
-	}
-	for key, value := range options {
-		config.Options[key] = value
-	}
+	maps.Copy(config.Options, proc.Options)
+	maps.Copy(config.Options, options)
 	opened, err := from.Open(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("open processor %q: %w", proc.Name, err)

@@ -77,7 +77,7 @@ func (m *machine) readCPUInfo(path string) {
 		return
 	}
 	numbers := map[string]string{}
-	for _, line := range strings.Split(string(data), "\n") {
+	for line := range strings.SplitSeq(string(data), "\n") {
 		key, value, ok := strings.Cut(line, ":")
 		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
 		if !ok || numbers[key] != "" {
@@ -104,7 +104,7 @@ func memInfo(path, entry string) int64 {
 	if err != nil {
 		return 0
 	}
-	for _, line := range strings.Split(string(data), "\n") {
+	for line := range strings.SplitSeq(string(data), "\n") {
 		fields := strings.Fields(line)
 		if len(fields) >= 2 && fields[0] == entry {
 			if kib, err := strconv.ParseInt(fields[1], 10, 64); err == nil && kib > 0 && kib < 1<<40 {
@@ -166,7 +166,7 @@ func cacheSize(text string) (int64, bool) {
 // coreList reads "0-3,8".
 func coreList(text string) []int {
 	var out []int
-	for _, part := range strings.Split(text, ",") {
+	for part := range strings.SplitSeq(text, ",") {
 		first, last, isRange := strings.Cut(part, "-")
 		if !isRange {
 			last = first

@@ -797,9 +797,7 @@ func (r *runner) lane(ctx context.Context, name string, options map[string]strin
 	}
 	if r.virtual(name) {
 		all := map[string]string{"compute": "false"}
-		for key, value := range options {
-			all[key] = value
-		}
+		maps.Copy(all, options)
 		options = all
 	}
 	opened, err := openLane(ctx, proc, from, options)

@@ -205,7 +205,7 @@ func processors(text string) []string {
 		}
 	}
 	var out []string
-	for _, part := range strings.Split(text, ", ") {
+	for part := range strings.SplitSeq(text, ", ") {
 		name, _, _ := strings.Cut(part, " ")
 		out = append(out, name)
 	}

@@ -548,7 +548,7 @@ func refused(t *testing.T, b *broken, dir string, words []string) (code int, std
 func checkText(t *testing.T, b *broken, stderr string) {
 	t.Helper()
 	var errs, hints []string
-	for _, l := range strings.Split(strings.TrimSpace(stderr), "\n") {
+	for l := range strings.SplitSeq(strings.TrimSpace(stderr), "\n") {
 		if _, text, ok := strings.Cut(l, ": error: "); ok {
 			errs = append(errs, text)
 		} else if _, text, ok := strings.Cut(l, ": hint: "); ok {

@@ -77,7 +77,7 @@ func TestNewUsersPath(t *testing.T) {
 	}
 	var paths [2][]string
 	for i, text := range []string{root.Long, string(readme)} {
-		for _, l := range strings.Split(text[strings.Index(text, "git clone"):], "\n") {
+		for l := range strings.SplitSeq(text[strings.Index(text, "git clone"):], "\n") {
 			if l = strings.TrimSpace(l); l == "" {
 				break
 			}
@@ -153,7 +153,7 @@ func sentence(s string) string { return strings.ToUpper(s[:1]) + s[1:] + "." }
 // fenced keeps indented paragraphs of a help text as they are.
 func fenced(long string) string {
 	var out strings.Builder
-	for _, part := range strings.Split(long, "\n\n") {
+	for part := range strings.SplitSeq(long, "\n\n") {
 		if strings.HasPrefix(part, "  ") {
 			part = "```text\n" + part + "\n```"
 		}

@@ -103,7 +103,7 @@ func shell(t *testing.T, dir, command string) string {
 		t.Errorf("%s: %v\n%s", command, err, both.String())
 	}
 	var trimmed []string
-	for _, l := range strings.Split(strings.TrimRight(both.String(), "\n"), "\n") {
+	for l := range strings.SplitSeq(strings.TrimRight(both.String(), "\n"), "\n") {
 		trimmed = append(trimmed, strings.TrimRight(l, " "))
 	}
 	return strings.Join(trimmed, "\n")

@@ -119,7 +119,7 @@ stored alternatives only: the best of each strategy; give --soc, --costs and --m
 // words is text with every run of blanks as one, so that widths of columns do not matter.
 func words(text string) string {
 	var lines []string
-	for _, l := range strings.Split(text, "\n") {
+	for l := range strings.SplitSeq(text, "\n") {
 		if !strings.HasPrefix(l, "─") {
 			lines = append(lines, strings.Join(strings.Fields(l), " "))
 		}

@@ -436,10 +436,8 @@ var errNumber = fmt.Errorf("not a number")
 // number is the text of a numeric scalar without the separators YAML allows.
 func (n *Node) number(tags ...string) (string, error) {
 	if n.kind == scalar {
-		for _, tag := range tags {
-			if n.tag == tag {
-				return strings.ReplaceAll(n.text, "_", ""), nil
-			}
+		if slices.Contains(tags, n.tag) {
+			return strings.ReplaceAll(n.text, "_", ""), nil
 		}
 	}
 	return "", errNumber

@@ -292,8 +292,7 @@ func (p *parser) json(data []byte) (*Node, error) {
 	lines := lineCounter{data: data, line: p.first}
 	var raw json.RawMessage
 	if err := json.Unmarshal(data, &raw); err != nil {
-		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) {
+		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			lines.to(syntax.Offset)
 			return nil, p.fail(lines.line, "not valid JSON: %s", syntax.Error())
 		}

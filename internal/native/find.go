@@ -102,8 +102,8 @@ func (s Search) in(dir string) (string, error) {
 		return "", err
 	}
 	for _, pattern := range s.Names {
-		for i := len(entries) - 1; i >= 0; i-- {
-			entry := entries[i]
+		for _, entry := range slices.Backward(entries) {
+
 			if ok, _ := filepath.Match(pattern, entry.Name()); ok && entry.Type()&fs.ModeDir == 0 {
 				path := filepath.Join(dir, entry.Name())
 				if abs, err := filepath.Abs(path); err == nil {

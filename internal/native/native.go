@@ -161,8 +161,7 @@ func checkFile(path string) error {
 
 // reason is a file error without the path, which the message has already.
 func reason(err error) string {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		return pe.Err.Error()
 	}
 	return err.Error()

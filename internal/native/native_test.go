@@ -106,13 +106,11 @@ func TestCallback(t *testing.T) {
 	call := function(t, l, "call_back")
 	var all sync.WaitGroup
 	for user := range uintptr(4) {
-		all.Add(1)
-		go func() {
-			defer all.Done()
+		all.Go(func() {
 			if got := Call(call, f, 100, user+1); got != 100*(user+1) {
 				t.Errorf("user %d: sum %d", user+1, got)
 			}
-		}()
+		})
 	}
 	all.Wait()
 	for user := range uintptr(4) {
@@ -131,9 +129,7 @@ func TestOutParametersStay(t *testing.T) {
 	wait := function(t, l, "wait_and_fill")
 	var all sync.WaitGroup
 	for g := range uint64(8) {
-		all.Add(1)
-		go func() {
-			defer all.Done()
+		all.Go(func() {
 			for i := range uint64(200) {
 				var r result
 				Call(wait, uintptr(unsafe.Pointer(&r.v)), uintptr(g*1000+i), 20000)
@@ -142,7 +138,7 @@ func TestOutParametersStay(t *testing.T) {
 					return
 				}
 			}
-		}()
+		})
 	}
 	for range 20 {
 		runtime.GC()

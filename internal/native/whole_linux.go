@@ -13,8 +13,7 @@ import (
 // checkWhole refuses what the loader would map and then crash on: it touches the pages of a truncated file.
 func checkWhole(file io.ReaderAt, size int64) error {
 	parsed, err := elf.NewFile(file)
-	var bad *elf.FormatError
-	if errors.As(err, &bad) {
+	if _, ok := errors.AsType[*elf.FormatError](err); ok {
 		return errors.New("no whole ELF file")
 	}
 	if err != nil {

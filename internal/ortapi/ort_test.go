@@ -317,9 +317,7 @@ func TestRealUnderPressure(t *testing.T) {
 	}
 	stop := make(chan struct{})
 	var busy sync.WaitGroup
-	busy.Add(1)
-	go func() {
-		defer busy.Done()
+	busy.Go(func() {
 		for i := 0; ; i++ {
 			select {
 			case <-stop:
@@ -329,7 +327,7 @@ func TestRealUnderPressure(t *testing.T) {
 				runtime.GC()
 			}
 		}
-	}()
+	})
 	for i := range 10000 {
 		clear(x.out)
 		if i%100 == 0 {
@@ -515,9 +513,7 @@ func TestRealConcurrent(t *testing.T) {
 	var all sync.WaitGroup
 	for g := range 4 {
 		x := newBound(t, e, 2, 16, 16, wv, SessionOptions{Threads: 1})
-		all.Add(1)
-		go func() {
-			defer all.Done()
+		all.Go(func() {
 			runtime.LockOSThread()
 			for i := range 500 {
 				x.in[0] = float32(g*1000 + i)
@@ -526,7 +522,7 @@ func TestRealConcurrent(t *testing.T) {
 					return
 				}
 			}
-		}()
+		})
 	}
 	all.Wait()
 }

@@ -8,6 +8,7 @@ package unit
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -161,9 +162,9 @@ func clip(text string) string {
 // String prints whole binary units exactly ("64 KiB", "4 GiB"), others with three digits ("1.46 MiB").
 func (b Bytes) String() string {
 	number := float64(b)
-	for i := len(binary) - 1; i >= 0; i-- {
-		if math.Abs(number) >= binary[i].scale {
-			return digits(number/binary[i].scale) + " " + binary[i].name + "B"
+	for _, unit := range slices.Backward(binary) {
+		if math.Abs(number) >= unit.scale {
+			return digits(number/unit.scale) + " " + unit.name + "B"
 		}
 	}
 	return strconv.FormatInt(int64(b), 10) + " B"
@@ -191,9 +192,9 @@ func (b *Bytes) UnmarshalText(text []byte) (err error) { *b, err = ParseBytes(st
 
 // MarshalText writes a size exactly: the largest binary unit that divides it.
 func (b Bytes) MarshalText() ([]byte, error) {
-	for i := len(binary) - 1; i >= 0; i-- {
-		if seconds := int64(binary[i].scale); b != 0 && int64(b)%seconds == 0 {
-			return fmt.Appendf(nil, "%d%sB", int64(b)/seconds, binary[i].name), nil
+	for _, unit := range slices.Backward(binary) {
+		if seconds := int64(unit.scale); b != 0 && int64(b)%seconds == 0 {
+			return fmt.Appendf(nil, "%d%sB", int64(b)/seconds, unit.name), nil
 		}
 	}
 	return strconv.AppendInt(nil, int64(b), 10), nil

@@ -284,8 +284,8 @@ func (v *vocab) scoreTokens(parsed *readTokenizer) {
 			v.unk, v.types[id] = id, tokenUnknown
 		}
 	}
-	for i := len(v.merges) - 1; i >= 0; i-- {
-		if id, ok := v.ids[v.merges[i][0]+v.merges[i][1]]; ok && v.types[id] == tokenNormal {
+	for i, merge := range slices.Backward(v.merges) {
+		if id, ok := v.ids[merge[0]+merge[1]]; ok && v.types[id] == tokenNormal {
 			v.scores[id] = -float32(i)
 		}
 	}

@@ -84,8 +84,8 @@ func head(metadata []keyValue, tensors []tensorSource) ([]byte, error) {
 		}
 		buf = appendText(buf, source.Name)
 		buf = le.AppendUint32(buf, uint32(len(source.Shape)))
-		for dim := len(source.Shape) - 1; dim >= 0; dim-- {
-			buf = le.AppendUint64(buf, uint64(source.Shape[dim]))
+		for _, extent := range slices.Backward(source.Shape) {
+			buf = le.AppendUint64(buf, uint64(extent))
 		}
 		buf = le.AppendUint32(buf, layouts[source.Type].id)
 		buf = le.AppendUint64(buf, uint64(at))

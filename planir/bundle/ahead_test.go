@@ -164,8 +164,7 @@ func TestAheadOfATruncatedFile(t *testing.T) {
 	if StepOf(err) != stepWeights || diag.ClassOf(err) != diag.ClassIO {
 		t.Errorf("got %v, want an error of reading", err)
 	}
-	var e *Error
-	if !errors.As(err, &e) {
+	if _, ok := errors.AsType[*Error](err); !ok {
 		t.Errorf("got %T, want *Error", err)
 	}
 }

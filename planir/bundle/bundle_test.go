@@ -739,7 +739,7 @@ func TestEveryTruncationIsRefused(t *testing.T) {
 	path := writeTemp(t, data)
 	o := Options{Trust: ring(1, keyA)}
 	payload := payloadBytes(t, data)
-	for n := len(data) - 1; n >= 0; n-- {
+	for n := range slices.Backward(data) {
 		// Behind the envelope nothing but the layout step can tell, and it is a pure function of the
 		// size: run it alone there, except now and then.
 		if s := (&fileStore{bytes: int64(n), header: 1000}); n > 4096 && n%4096 > 2 {

@@ -40,8 +40,7 @@ func (e *Error) Unwrap() error { return e.Diagnostic }
 
 // StepOf returns the step that refused, "" when err holds no *Error.
 func StepOf(err error) Step {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Step
 	}
 	return ""

@@ -188,8 +188,7 @@ func (p *parser) next() ([]string, int, error) {
 
 // syntaxLine is the line of an error of package csv, 0 where it names none.
 func syntaxLine(err error) int {
-	var syntax *csv.ParseError
-	if errors.As(err, &syntax) {
+	if syntax, ok := errors.AsType[*csv.ParseError](err); ok {
 		return syntax.Line
 	}
 	return 0

@@ -131,8 +131,7 @@ func (s *Set) readMeasurement(name string, number int, text []byte) error {
 			return err
 		}
 		if err := s.Header.Compatible(&head); err != nil {
-			var failed *diag.Diagnostic
-			if errors.As(err, &failed) {
+			if failed, ok := errors.AsType[*diag.Diagnostic](err); ok {
 				return failed.At("%s:%d", name, number)
 			}
 			return err
@@ -261,8 +260,7 @@ func resume(path string, file *os.File, header Header) (*Writer, error) {
 		return begin(file, header)
 	}
 	if err := set.Header.Compatible(&header); err != nil {
-		var failed *diag.Diagnostic
-		if errors.As(err, &failed) {
+		if failed, ok := errors.AsType[*diag.Diagnostic](err); ok {
 			return nil, failed.At("%s:1", path)
 		}
 		return nil, err

@@ -187,10 +187,8 @@ func mannWhitney(first, second []float64) (p float64, err error) {
 	if len(first) == 0 || len(second) == 0 {
 		return 0, fmt.Errorf("compare samples: got %d and %d, want at least one each", len(first), len(second))
 	}
-	for _, sample := range slices.Concat(first, second) {
-		if math.IsNaN(sample) {
-			return 0, fmt.Errorf("compare samples: a sample is NaN")
-		}
+	if slices.ContainsFunc(slices.Concat(first, second), math.IsNaN) {
+		return 0, fmt.Errorf("compare samples: a sample is NaN")
 	}
 	rankSum, ties := ranks(first, second)
 	own, others := float64(len(first)), float64(len(second))

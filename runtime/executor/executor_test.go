@@ -291,7 +291,7 @@ func TestReferenceLogits(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := makePlan(t, m, c.procs, c.rows, 256, op.A32W32, c.f)
 			x := machine(t, m, p, executor.Options{})
-			for i := 0; i < 4; i++ {
+			for i := range 4 {
 				if (raceEnabled || testing.Short()) && i%3 != 0 {
 					continue
 				}

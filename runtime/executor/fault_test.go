@@ -209,7 +209,7 @@ func TestSampler(t *testing.T) {
 	for _, s := range []executor.Sampler{{Temperature: 0.8, Seed: 7}, {Temperature: 2, TopK: 2, Seed: 1}, {Temperature: 1, TopP: 0.5, Seed: 3}} {
 		a, b := s, s
 		count := map[int32]int{}
-		for i := 0; i < 200; i++ {
+		for range 200 {
 			x, err := a.Next(logits)
 			if err != nil {
 				t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -726,8 +727,8 @@ func (m *Machine) Close() error {
 				return
 			}
 		}
-		for i := len(m.closers) - 1; i >= 0; i-- {
-			err = errors.Join(err, m.closers[i]())
+		for _, closer := range slices.Backward(m.closers) {
+			err = errors.Join(err, closer())
 		}
 	})
 	return err

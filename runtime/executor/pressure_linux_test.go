@@ -45,9 +45,7 @@ func press(t *testing.T) (collections, signals func() int64) {
 	stop := make(chan struct{})
 	var all sync.WaitGroup
 	every := func(pause time.Duration, f func()) {
-		all.Add(1)
-		go func() {
-			defer all.Done()
+		all.Go(func() {
 			for {
 				select {
 				case <-stop:
@@ -56,7 +54,7 @@ func press(t *testing.T) (collections, signals func() int64) {
 					f()
 				}
 			}
-		}()
+		})
 	}
 	var kept [2][32][]byte
 	for i := range kept {

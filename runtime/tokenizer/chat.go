@@ -159,9 +159,7 @@ func (c *chat) write(ctx context.Context, messages []Message, options ChatOption
 		if err != nil {
 			return "", err
 		}
-		for name, value := range dict.All() {
-			variables[name] = value
-		}
+		maps.Insert(variables, dict.All())
 	}
 	if options.Tools != nil {
 		if variables["tools"], err = readJSON("tools", options.Tools); err != nil {

@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -261,8 +262,8 @@ type Stream struct {
 func newStream(steps []decoderStep, token func(id int32) (string, bool)) *Stream {
 	stream := &Stream{token: token, out: &collector{}}
 	stream.in = stream.out
-	for i := len(steps) - 1; i >= 0; i-- {
-		stream.in = steps[i].begin(stream.in)
+	for _, step := range slices.Backward(steps) {
+		stream.in = step.begin(stream.in)
 	}
 	return stream
 }

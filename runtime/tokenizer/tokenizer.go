@@ -86,8 +86,8 @@ func (t *pipeline) Encode(text string) ([]int32, error) {
 			call.ids, call.err = t.model.encode(call.ids, word)
 		}
 	}
-	for i := len(t.splitters) - 1; i >= 0; i-- {
-		split, next := t.splitters[i], call.words
+	for _, v := range slices.Backward(t.splitters) {
+		split, next := v, call.words
 		call.words = func(piece string, first bool) {
 			if call.err == nil {
 				if err := split(piece, first, next); err != nil && call.err == nil {

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -345,9 +346,7 @@ func ladder(t testing.TB, extra map[string]any) Tokenizer {
 		vocab[strings.ReplaceAll(m, " ", "")] = len(vocab)
 	}
 	model := map[string]any{"type": "BPE", "vocab": vocab, "merges": merges}
-	for k, v := range extra {
-		model[k] = v
-	}
+	maps.Copy(model, extra)
 	doc := map[string]any{
 		"model": model, "pre_tokenizer": map[string]any{"type": "ByteLevel", "add_prefix_space": false, "use_regex": true}, "decoder": map[string]any{"type": "ByteLevel"},
 		"added_tokens": []any{

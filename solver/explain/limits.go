@@ -3,6 +3,7 @@ package explain
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -299,9 +300,7 @@ func dynamic() []op.Scheme {
 func teach(proc *socs.Processor, s *socs.SoC, list []op.Scheme) {
 	proc.Schemes = slices.Clone(proc.Schemes)
 	layouts := map[string]string{}
-	for k, v := range proc.Layouts {
-		layouts[k] = v
-	}
+	maps.Copy(layouts, proc.Layouts)
 	for _, scheme := range list {
 		if !slices.Contains(proc.Schemes, scheme) {
 			proc.Schemes = append(proc.Schemes, scheme)

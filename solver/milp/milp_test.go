@@ -375,7 +375,7 @@ func glpsol(t *rapid.T, dir, format string, preprocess bool) (float64, bool, err
 	if err != nil {
 		t.Fatalf("%v\n%s", err, log)
 	}
-	for _, line := range strings.Split(string(text), "\n") {
+	for line := range strings.SplitSeq(string(text), "\n") {
 		if strings.HasPrefix(line, "Status:") && strings.Contains(line, "OPTIMAL") {
 			return after(t, string(text), "obj ="), true, nil
 		}

@@ -186,8 +186,8 @@ func (m *bucketBuilder) limits() {
 func (v *bucketVars) Sizes(b *Buckets, values []float64) []int {
 	var out []int
 	least := int64(math.MaxInt64)
-	for j := len(v.Open) - 1; j >= 0; j-- {
-		if v.Open[j] >= 0 && values[v.Open[j]] > 0.5 && b.Sizes[j].CostNS < least {
+	for j, open := range slices.Backward(v.Open) {
+		if open >= 0 && values[open] > 0.5 && b.Sizes[j].CostNS < least {
 			out, least = append(out, j), b.Sizes[j].CostNS
 		}
 	}

@@ -100,7 +100,7 @@ func (w *Workload) settle() diag.List {
 
 // keys are the parts of a path such as "prompts[3].share".
 func keys(path string) (out []any) {
-	for _, part := range strings.Split(path, ".") {
+	for part := range strings.SplitSeq(path, ".") {
 		name, rest, _ := strings.Cut(part, "[")
 		out = append(out, name)
 		if i, err := strconv.Atoi(strings.TrimSuffix(rest, "]")); err == nil {

@@ -118,7 +118,7 @@ func (c *Counts) UnmarshalText(text []byte) error {
 	if n := strings.Count(string(text), " ") + 1; n > maxLoadChunks {
 		return diag.New(diag.ClassInput, "%d numbers, want at most %d", n, maxLoadChunks)
 	}
-	for _, s := range strings.Split(string(text), " ") {
+	for s := range strings.SplitSeq(string(text), " ") {
 		number, err := strconv.ParseUint(s, 10, 31)
 		if err != nil || number > maxLoadTokens || strconv.FormatUint(number, 10) != s {
 			return diag.New(diag.ClassInput,

@@ -142,7 +142,7 @@ func benchCores(ctx context.Context, d driver.Driver, text string) ([]int, error
 		return usable[:min(2, len(usable))], nil
 	}
 	var cores []int
-	for _, part := range strings.Split(text, ",") {
+	for part := range strings.SplitSeq(text, ",") {
 		core, err := strconv.Atoi(part)
 		at := slices.Index(usable, core)
 		if err != nil || at < 0 || len(cores) > 0 && (at == 0 || usable[at-1] != cores[len(cores)-1]) {

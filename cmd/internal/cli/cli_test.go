@@ -132,7 +132,7 @@ func TestReport(t *testing.T) {
 		if code != c.code || stdout != "" {
 			t.Errorf("%s: exit code %d, want %d; printed %q", name, code, c.code, stdout)
 		}
-		for _, l := range strings.Split(c.errs, "|") {
+		for l := range strings.SplitSeq(c.errs, "|") {
 			if !strings.Contains(stderr, "tool: error: "+l+"\n") {
 				t.Errorf("%s: got\n%s\nwant the error %s", name, stderr, l)
 			}

@@ -38,7 +38,7 @@ func TestLineStaysInItsWidth(t *testing.T) {
 			t.Errorf("%d columns: ends with %q", columns, text[max(0, len(text)-40):])
 		}
 		lines := 0
-		for _, drawn := range strings.Split(text, "\r\x1b[K") {
+		for drawn := range strings.SplitSeq(text, "\r\x1b[K") {
 			if strings.Contains(drawn, "hetc: warning: something else\n") {
 				lines++
 				continue

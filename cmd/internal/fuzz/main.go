@@ -117,7 +117,7 @@ func (o *options) find(ctx context.Context, temp string, patterns []string) ([]t
 		if err != nil {
 			return nil, err
 		}
-		for _, name := range strings.Fields(names) {
+		for name := range strings.FieldsSeq(names) {
 			if strings.Contains(fields[0]+"."+name, o.only) {
 				out = append(out, target{pkg: fields[0], dir: fields[1], binary: binary, name: name})
 			}

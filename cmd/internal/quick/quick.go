@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -492,9 +493,7 @@ func (q *quick) current(plan, app string, model *models.Model, calibration strin
 	if err != nil {
 		return false
 	}
-	for name, data := range files {
-		want[name] = data
-	}
+	maps.Copy(want, files)
 	for _, blob := range unverified.Manifest.Blobs {
 		if data, ok := want[blob.Name]; ok && sha256.Sum256(data) == blob.SHA256 {
 			delete(want, blob.Name)

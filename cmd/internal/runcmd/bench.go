@@ -262,7 +262,7 @@ func Round(ctx context.Context, machine *executor.Machine, promptLen, gen int) (
 			}
 		}
 		times.PrefillNS, times.Virtual = append(times.PrefillNS, timing.NS), timing.Virtual
-		for i := 0; i < gen; i++ {
+		for range gen {
 			if timing, err = control.Forward(one, executor.WantLast, next); err != nil {
 				return err
 			}

@@ -120,7 +120,7 @@ func compare(got, want []float32, vocab int) checked {
 		return result
 	}
 	same := 0
-	for t := 0; t < rows; t++ {
+	for t := range rows {
 		found, wanted := got[t*vocab:(t+1)*vocab], want[t*vocab:(t+1)*vocab]
 		lg, lw := logSumExp(found), logSumExp(wanted)
 		kl := 0.0

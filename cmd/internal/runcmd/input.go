@@ -20,7 +20,7 @@ func (o *options) input(ctx context.Context, ui *cli.Streams, tok tokenizer.Toke
 		return nil, nil
 	case o.tokens != "":
 		var ids []int32
-		for _, f := range strings.Split(o.tokens, ",") {
+		for f := range strings.SplitSeq(o.tokens, ",") {
 			token, err := strconv.ParseInt(strings.TrimSpace(f), 10, 32)
 			if err != nil {
 				return nil, diag.New(diag.ClassUsage, "--tokens: %q is not a token id", f).

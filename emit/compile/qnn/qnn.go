@@ -826,8 +826,7 @@ func (c *compiler) tools(ctx context.Context, to target, cache *cas.Cache) (*too
 	qnn, err := ortapi.FindQNN(to.library)
 	if err != nil {
 		problem := &driver.Unavailable{Driver: name, Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
-		var qe *ortapi.QNNError
-		if errors.As(err, &qe) {
+		if qe, ok := errors.AsType[*ortapi.QNNError](err); ok {
 			problem.Tried = qe.Tried
 			if qe.Cause != nil {
 				problem.Found = qe.Cause.Error()
@@ -839,8 +838,7 @@ func (c *compiler) tools(ctx context.Context, to target, cache *cas.Cache) (*too
 	if err != nil {
 		problem := &driver.Unavailable{Driver: name, Found: err.Error(), Override: ortapi.EnvLibrary,
 			Get: "make deps fetches ONNX Runtime"}
-		var le *ortapi.LoadError
-		if errors.As(err, &le) {
+		if le, ok := errors.AsType[*ortapi.LoadError](err); ok {
 			problem.Tried = le.Tried
 		}
 		return nil, problem

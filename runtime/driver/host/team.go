@@ -53,9 +53,7 @@ func (t *team) start(cores []int) error {
 	for i, core := range cores[1:] {
 		added := &helper{wake: make(chan struct{}, 1)}
 		t.helpers = append(t.helpers, added)
-		t.done.Add(1)
-		go func() {
-			defer t.done.Done()
+		t.done.Go(func() {
 			runtime.LockOSThread() // never unlocked: the pinned thread ends with the goroutine
 			debug.SetPanicOnFault(true)
 			err := affinity.Pin(core)
@@ -63,7 +61,7 @@ func (t *team) start(cores []int) error {
 			if err == nil {
 				t.serve(added, i+1)
 			}
-		}()
+		})
 	}
 	var first error
 	for range t.helpers {
@@ -140,8 +138,7 @@ func (t *team) work(worker int) {
 
 // fail records the first fault and ends the job early.
 func (t *team) fail(err error) {
-	var fault *mem.Fault
-	if errors.As(err, &fault) {
+	if fault, ok := errors.AsType[*mem.Fault](err); ok {
 		t.fault.CompareAndSwap(nil, fault)
 	}
 	t.next.Store(int64(t.tasks))

@@ -101,8 +101,7 @@ var libraries struct {
 func unavailable(err error) error {
 	missing := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvLibrary,
 		Get: "make deps fetches the library"}
-	var l *ortapi.LoadError
-	if errors.As(err, &l) {
+	if l, ok := errors.AsType[*ortapi.LoadError](err); ok {
 		missing.Tried = l.Tried
 		if l.Problem == ortapi.Nowhere {
 			missing.Found = ""

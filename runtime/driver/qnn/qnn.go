@@ -92,8 +92,7 @@ func find(device, file string) (*ortapi.QNN, error) {
 // what is missing.
 func unavailable(err error) error {
 	missing := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
-	var q *ortapi.QNNError
-	if errors.As(err, &q) {
+	if q, ok := errors.AsType[*ortapi.QNNError](err); ok {
 		missing.Tried = q.Tried
 		if q.Cause == nil {
 			missing.Found = ""

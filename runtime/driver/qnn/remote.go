@@ -78,8 +78,7 @@ func (f *failure) As(target any) bool {
 // failed makes an error portable.
 func failed(err error) *failure {
 	told := &failure{Class: diag.ClassOr(err, diag.ClassRun), Summary: err.Error()}
-	var d *diag.Diagnostic
-	if errors.As(err, &d) {
+	if d, ok := errors.AsType[*diag.Diagnostic](err); ok {
 		told.Hint = d.Hint
 	}
 	var l *ortapi.LoadError

@@ -105,7 +105,7 @@ func memory(s *socs.SoC) timeline.Memory {
 func company(soc *socs.SoC, p *socs.Processor, beside string) ([]timeline.Activity, error) {
 	set := []string{p.Name}
 	var out []timeline.Activity
-	for _, part := range strings.Split(beside, ",") {
+	for part := range strings.SplitSeq(beside, ",") {
 		name, rate, limited := strings.Cut(strings.TrimSpace(part), "=")
 		other := soc.Processor(name)
 		if other == nil {

@@ -12,7 +12,7 @@ type nameSet map[string]bool
 // nameSetOf is the set of the words of a text.
 func nameSetOf(names string) nameSet {
 	out := nameSet{}
-	for _, name := range strings.Fields(names) {
+	for name := range strings.FieldsSeq(names) {
 		out[name] = true
 	}
 	return out

@@ -9,6 +9,7 @@ package jinja
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -27,12 +28,8 @@ type Options struct {
 func (t *Template) Execute(ctx context.Context, variables map[string]Value, options Options) (text string, err error) {
 	defer catch(&err)
 	env := newEnv(ctx, options)
-	for name, value := range globals {
-		env.scope.variables[name] = value
-	}
-	for name, value := range variables {
-		env.scope.variables[name] = value
-	}
+	maps.Copy(env.scope.variables, globals)
+	maps.Copy(env.scope.variables, variables)
 	env.scope = &scope{parent: env.scope}
 	env.run(t.body)
 	return env.out.String(), nil
