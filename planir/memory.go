@@ -31,8 +31,7 @@ type Memory struct {
 	Max   int64 `json:"max_bytes,omitempty" yaml:"max_bytes,omitempty"` // the bound that solve was given, 0: none
 }
 
-// FurtherGraph: where graphs that bake the same weights share one binary, each beyond the first adds one part in so
-// many to it.
+// FurtherGraph is the size of a binary over what each graph beyond the first adds to it, where graphs share weights.
 const FurtherGraph = 100
 
 // TableStep is what reading one row of a mapped table makes resident at most: systems map the pages

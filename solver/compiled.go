@@ -10,7 +10,7 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// factsInput is the kind of a plan's input.
+// FactsInput is the kind of a plan's input.
 const FactsInput = "facts"
 
 // compiled lists what the plan's graphs of products take by the compiler's facts, of operators that one processor

@@ -199,7 +199,7 @@ func (s *schemeChoice) lightest() (prefill, decode assignment) {
 	return prefill, decode
 }
 
-// smallestError is what the smallest plan found holds.
+// SmallestError is what the smallest plan found holds.
 type SmallestError struct {
 	Total int64
 	text  string

@@ -179,7 +179,7 @@ func (pr *program) only(name string) (out []planir.Decision, ok bool) {
 	return out, true
 }
 
-// decision is what a program with that many rows goes by: the head's may be decode's.
+// DecisionAt is what a program with that many rows goes by: the head's may be decode's.
 func DecisionAt(plan *planir.Plan, node string, rows int) *planir.Decision {
 	if decision := plan.DecisionFor(node, rows); decision != nil {
 		return decision

@@ -320,7 +320,7 @@ func groupPrices(pr *price.Fitted, x *TierInstance, model *models.Model, p *prob
 	return out, nil
 }
 
-// expertsError is about what a token's experts take at least, where that is above the limit: a little more, because
+// ExpertsError is about what a token's experts take at least, where that is above the limit: a little more, because
 // of the least itself few choices of tiers are left, which take long to find.
 type ExpertsError struct {
 	LeastUS float64

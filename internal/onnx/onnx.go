@@ -134,7 +134,7 @@ type Attr struct {
 	Ints []int64
 }
 
-// Int, Ints, Float and String are attributes.
+// Int is an attribute, as are Ints, Float and String.
 func Int(name string, value int64) Attr      { return Attr{Name: name, Kind: KindInt, I: value} }
 func Ints(name string, values ...int64) Attr { return Attr{Name: name, Kind: KindInts, Ints: values} }
 func Float(name string, value float32) Attr  { return Attr{Name: name, Kind: KindFloat, F: value} }

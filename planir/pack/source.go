@@ -197,7 +197,7 @@ func ScaleRows(src Source, factors []float32) (Source, error) {
 	return scale(src, factors, true, rows, "rows")
 }
 
-// DivideColumns: see ScaleRows.
+// DivideColumns is to columns what ScaleRows is to rows, with a quotient.
 func DivideColumns(src Source, factors []float32) (Source, error) {
 	_, cols := src.Shape()
 	return scale(src, factors, false, cols, "columns")

@@ -426,7 +426,7 @@ func popularity(generator string, experts int) ([]float64, error) {
 	return nil, wrong()
 }
 
-// merged are the loads of chunks n times as long, by layer and expert, of the first chunks; what is left at the end
+// Merged are the loads of chunks n times as long, by layer and expert, of the first chunks; what is left at the end
 // is not used.
 func (l *Loads) Merged(n, chunks int) [][][]int32 {
 	chunks /= n
