@@ -177,7 +177,7 @@ func (p *parser) yaml(data []byte) (root *Node, err error) {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var doc yaml.Node
 	if err := dec.Decode(&doc); err != nil {
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil, p.fail(p.first, "document is empty")
 		}
 		return nil, p.yamlError(err)
@@ -185,7 +185,7 @@ func (p *parser) yaml(data []byte) (root *Node, err error) {
 	var next yaml.Node
 	if err := dec.Decode(&next); err == nil {
 		return nil, p.fail(p.line(next.Content[0]), "more than one document").WithHint("keep one document per file")
-	} else if err != io.EOF {
+	} else if !errors.Is(err, io.EOF) {
 		return nil, p.yamlError(err)
 	}
 	if len(doc.Content) != 1 {

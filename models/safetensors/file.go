@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"sort"
@@ -212,7 +213,7 @@ func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
 	seen := 0 // bits of the three keys
 	err = eachMember(value, func(key string, raw json.RawMessage) error {
 		var dst any
-		bit := 0
+		var bit int
 		switch key {
 		case "dtype":
 			dst, bit = &dtype, 1
@@ -325,7 +326,7 @@ func eachMember(data []byte, visit func(key string, value json.RawMessage) error
 
 // jsonError says where a header is no JSON.
 func jsonError(dec *json.Decoder, err error) error {
-	if err == io.EOF || err == io.ErrUnexpectedEOF {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("ends in the middle of a JSON object")
 	}
 	return fmt.Errorf("at byte %d: %w", dec.InputOffset(), err)

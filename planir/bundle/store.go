@@ -344,7 +344,7 @@ func exactly(root *os.Root, count int, known func(string) bool) error {
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(count + 1)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return cannotRead(err)
 	}
 	for _, name := range names {

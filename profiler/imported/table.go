@@ -154,7 +154,7 @@ type condition struct {
 }
 
 // fail adds the place, a line of the table, to an error about it.
-func (p *parser) fail(line int, err error) error {
+func (p *parser) fail(line int, err error) *diag.Diagnostic {
 	var d *diag.Diagnostic
 	if !errors.As(err, &d) {
 		d = input("%w", err)
@@ -171,14 +171,14 @@ func (p *parser) next() ([]string, int, error) {
 	}
 	var syntax *csv.ParseError
 	switch {
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		return nil, 0, err
 	case errors.Is(err, errLarge):
 		return nil, 0, diag.New(diag.ClassInput, "import %q: %w", p.name, errLarge).
 			WithHint("cut the table into files, or leave out columns")
 	case errors.Is(err, csv.ErrFieldCount):
 		return nil, 0, p.fail(syntaxLine(err), input("%d cells, want %d as in the first line", len(cells),
-			len(p.columns))).(*diag.Diagnostic).
+			len(p.columns))).
 			WithHint("is a cell with a comma in quotes?")
 	case errors.As(err, &syntax):
 		return nil, 0, p.fail(syntax.Line, input("%w", syntax.Err))
@@ -197,7 +197,7 @@ func syntaxLine(err error) int {
 // header reads the names of columns and finds those that the mapping names.
 func (p *parser) header() error {
 	cells, line, err := p.next()
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return input("import %q: the file is empty, want names of columns in its first line", p.name).
 			WithCode("import.header")
 	}
@@ -214,7 +214,7 @@ func (p *parser) header() error {
 	if len(p.columns) == 1 {
 		for _, other := range []string{";", "\t", "|", ","} {
 			if strings.Contains(p.columns[0], other) {
-				return p.fail(line, input("one column, %q", clip(p.columns[0]))).(*diag.Diagnostic).
+				return p.fail(line, input("one column, %q", clip(p.columns[0]))).
 					WithHint("is the separator another one? --separator %q", other)
 			}
 		}
@@ -272,7 +272,7 @@ func (p *parser) find(name string) (int, error) {
 func (p *parser) body() error {
 	for {
 		cells, line, err := p.next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

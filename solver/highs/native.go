@@ -128,7 +128,7 @@ func (n *Native) ask(ctx context.Context, model *milp.Model, options *milp.Optio
 		stdin.Close()
 	}()
 	last, err := follow(stdout, options)
-	if last == nil && err != io.EOF { // it goes on talking, and nobody understands it
+	if last == nil && !errors.Is(err, io.EOF) { // it goes on talking, and nobody understands it
 		_ = cmd.Process.Kill()
 	}
 	err = cmd.Wait()
