@@ -348,7 +348,7 @@ func (ld *load) close(ctx context.Context) {
 		return
 	}
 	exes := slices.Compact(ld.exes)
-	ld.lane.do(context.WithoutCancel(ctx), func() error {
+	_ = ld.lane.do(context.WithoutCancel(ctx), func() error {
 		for _, executable := range exes {
 			executable.Close()
 		}

@@ -41,7 +41,7 @@ func KeyOf(kind string, parts ...string) Key {
 	hash := sha256.New()
 	for _, part := range append([]string{kind}, parts...) {
 		hash.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(part))))
-		io.WriteString(hash, part)
+		hash.Write([]byte(part))
 	}
 	return Key(hash.Sum(nil))
 }

@@ -115,7 +115,7 @@ func Find(file string) (*Library, error) {
 		return nil, e
 	}
 	lib, err := bind(l)
-	if le, ok := err.(*LoadError); ok {
+	if le, ok := errors.AsType[*LoadError](err); ok {
 		le.Tried = tried
 	}
 	return lib, err
@@ -385,18 +385,17 @@ func (e *Env) hold() error {
 	return nil
 }
 
-func (e *Env) release() error {
+func (e *Env) release() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.refs--; e.refs > 0 {
-		return nil
+		return
 	}
 	e.lib.mu.Lock()
 	defer e.lib.mu.Unlock()
 	native.Call(e.lib.fn[fnReleaseMemoryInfo], e.memory)
 	native.Call(e.lib.fn[fnReleaseEnv], e.p)
 	e.lib.env = false
-	return nil
 }
 
 // Close gives the environment back once its last session and prepacked weights are closed.
@@ -405,10 +404,10 @@ func (e *Env) Close() error {
 	again := e.closed
 	e.closed = true
 	e.mu.Unlock()
-	if again {
-		return nil
+	if !again {
+		e.release()
 	}
-	return e.release()
+	return nil
 }
 
 // Value is a tensor over memory of the caller.
@@ -493,14 +492,14 @@ func (w *PrepackedWeights) hold() error {
 	return nil
 }
 
-func (w *PrepackedWeights) release() error {
+func (w *PrepackedWeights) release() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.refs--; w.refs > 0 {
-		return nil
+		return
 	}
 	native.Call(w.env.lib.fn[fnReleasePrepackedWeightsContainer], w.p)
-	return w.env.release()
+	w.env.release()
 }
 
 // Close gives the container back once its last session is closed.
@@ -509,8 +508,8 @@ func (w *PrepackedWeights) Close() error {
 	again := w.closed
 	w.closed = true
 	w.mu.Unlock()
-	if again {
-		return nil
+	if !again {
+		w.release()
 	}
-	return w.release()
+	return nil
 }

@@ -440,15 +440,12 @@ func (s *Session) Close() error {
 	if s.p != 0 {
 		native.Call(s.env.lib.fn[fnReleaseSession], s.p)
 	}
-	var err error
 	if s.prepacked != nil {
-		err = s.prepacked.release()
+		s.prepacked.release()
 	}
-	if e := s.env.release(); err == nil {
-		err = e
-	}
+	s.env.release()
 	s.env, s.p, s.prepacked, s.values = nil, 0, nil, nil
-	return err
+	return nil
 }
 
 // Binding is where a session's inputs and outputs lie.

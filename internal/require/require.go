@@ -38,7 +38,9 @@ func Deps() { deps() }
 
 var deps = sync.OnceFunc(func() {
 	if dir := find(); dir != "" {
-		os.Setenv(native.EnvDir, dir)
+		if err := os.Setenv(native.EnvDir, dir); err != nil {
+			panic(err)
+		}
 	}
 })
 

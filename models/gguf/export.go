@@ -513,18 +513,21 @@ func (x *sourceList) partNames(name string) []string {
 	if x.left[name] {
 		return []string{name}
 	}
-	next := map[int]string{}
+	type part struct {
+		name string
+		to   int
+	}
+	next := map[int]part{} // by its first row
 	for stored := range x.left {
 		rest, ok := strings.CutPrefix(stored, name+"[")
 		var from, to int
 		if _, err := fmt.Sscanf(rest, "%d:%d]", &from, &to); ok && err == nil && from < to {
-			next[from] = stored
+			next[from] = part{stored, to}
 		}
 	}
 	var out []string
-	for at := 0; next[at] != ""; {
-		out = append(out, next[at])
-		fmt.Sscanf(next[at][len(name):], "[%d:%d]", new(int), &at)
+	for at := 0; next[at].name != ""; at = next[at].to {
+		out = append(out, next[at].name)
 	}
 	return out
 }

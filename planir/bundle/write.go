@@ -275,8 +275,8 @@ func (w *writer) blob(ctx context.Context, i int, source *Source) (*digester, er
 type exact struct {
 	ctx  context.Context
 	out  io.Writer
-	also io.Writer // the digester
-	left int64     // bytes that the source still owes
+	also *digester
+	left int64 // bytes that the source still owes
 	err  error
 }
 
@@ -289,7 +289,7 @@ func (e *exact) Write(data []byte) (int, error) {
 	if e.err != nil {
 		return 0, e.err
 	}
-	e.also.Write(data) // a digester never fails
+	_, _ = e.also.Write(data) // it never fails
 	e.left -= int64(len(data))
 	count, err := e.out.Write(data)
 	if err != nil {

@@ -57,7 +57,7 @@ func run(
 	}
 	defer x.bundle.Close()
 	vocabulary := beside(x.bundle.tokenizer)
-	defer vocabulary() // it reads the bundle
+	defer func() { _, _ = vocabulary() }() // it reads the bundle
 	x.watch.mark("open and verify the bundle")
 	if err := x.readPlan(list); err != nil {
 		return err

@@ -330,7 +330,7 @@ func (x *concatExpr) eval(env *environment) Value {
 	for _, item := range x.items {
 		text := env.text(env.eval(item))
 		env.line = x.line
-		out.WriteString(text)
+		out.writeString(text)
 	}
 	return out.String()
 }

@@ -53,7 +53,7 @@ func (e *environment) filtered(filter expression, body []statement) Value {
 }
 
 func (s *textStmt) exec(env *environment) signal {
-	env.out.WriteString(s.text)
+	env.out.writeString(s.text)
 	return sigNone
 }
 
@@ -63,7 +63,7 @@ func (s *printStmt) exec(env *environment) signal {
 		env.line = s.line
 		value := env.eval(expr)
 		env.line = s.line
-		env.out.WriteString(env.text(value))
+		env.out.writeString(env.text(value))
 	}
 	return sigNone
 }
@@ -97,7 +97,7 @@ func (s *setStmt) exec(env *environment) signal {
 // {% filter %} writes what its filters make of the body's text.
 func (s *filterStmt) exec(env *environment) signal {
 	env.line = s.line
-	env.out.WriteString(env.text(env.filtered(s.filter, s.body)))
+	env.out.writeString(env.text(env.filtered(s.filter, s.body)))
 	return sigNone
 }
 
@@ -120,7 +120,7 @@ func (s *withStmt) exec(env *environment) signal {
 
 // {% generation %} marks what the model wrote, for training. Here it only has a scope.
 func (s *scopeStmt) exec(env *environment) signal {
-	env.out.WriteString(env.captureScope(s.body))
+	env.out.writeString(env.captureScope(s.body))
 	return sigNone
 }
 
@@ -139,7 +139,7 @@ func (s *callStmt) exec(env *environment) signal {
 	args := env.arguments(s.call.args, "")
 	args.names = append(args.names, "caller")
 	args.values = append(args.values, env.newMacro(s.def))
-	env.out.WriteString(env.text(env.call(callee, args)))
+	env.out.writeString(env.text(env.call(callee, args)))
 	return sigNone
 }
 

@@ -143,8 +143,8 @@ func titleFilter(args *callArgs, text string) Value {
 	flush := func(to int) {
 		if part := text[from:to]; part != "" {
 			_, width := utf8.DecodeRuneInString(part)
-			out.WriteString(args.upper(part[:width]))
-			out.WriteString(args.lower(part[width:]))
+			out.writeString(args.upper(part[:width]))
+			out.writeString(args.lower(part[width:]))
 		}
 		from = to
 	}

@@ -25,7 +25,7 @@ func (e *environment) strftime(format string) string {
 	for i := 0; i < len(format); i++ {
 		e.spend(1)
 		if format[i] != '%' || i+1 == len(format) {
-			out.WriteByte(format[i])
+			out.writeByte(format[i])
 			continue
 		}
 		i++
@@ -38,7 +38,7 @@ func (e *environment) strftime(format string) string {
 		if bare && len(text) > 1 {
 			text = strings.TrimLeft(text[:len(text)-1], "0 ") + text[len(text)-1:]
 		}
-		out.WriteString(text)
+		out.writeString(text)
 	}
 	return out.String()
 }
@@ -72,10 +72,10 @@ func format(args *callArgs, text string) Value {
 		if i < 0 {
 			break
 		}
-		out.WriteString(text[:i])
+		out.writeString(text[:i])
 		brace := text[i]
 		if text = text[i+1:]; text != "" && text[0] == brace {
-			out.WriteByte(brace)
+			out.writeByte(brace)
 			text = text[1:]
 			continue
 		}
@@ -89,9 +89,9 @@ func format(args *callArgs, text string) Value {
 			name = strconv.Itoa(position)
 			position++
 		}
-		out.WriteString(args.text(args.field(field, name)))
+		out.writeString(args.text(args.field(field, name)))
 	}
-	out.WriteString(text)
+	out.writeString(text)
 	args.positional, args.names = nil, nil
 	return out.String()
 }
@@ -160,7 +160,7 @@ func (e *environment) percent(format string, operand Value) string {
 	used := 0
 	for {
 		before, rest, ok := strings.Cut(format, "%")
-		out.WriteString(before)
+		out.writeString(before)
 		if !ok {
 			break
 		}
@@ -179,9 +179,9 @@ func (e *environment) percent(format string, operand Value) string {
 			used++
 		}
 		if place.verb == '%' {
-			out.WriteByte('%')
+			out.writeByte('%')
 		} else {
-			out.WriteString(e.convert(place, value))
+			out.writeString(e.convert(place, value))
 		}
 	}
 	// A mapping serves names; lists and the like are taken whole by a single %s, and may be left unused too.

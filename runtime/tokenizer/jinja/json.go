@@ -21,7 +21,7 @@ func FromJSON(data []byte) (Value, error) {
 		return nil, err
 	}
 	_, err = decoder.Token()
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return value, nil
 	}
 	if err == nil {
@@ -108,13 +108,13 @@ func (w *jsonWriter) value(value Value, depth int) {
 	w.env.checkDepth(depth)
 	switch value := value.(type) {
 	case nil:
-		w.out.WriteString("null")
+		w.out.writeString("null")
 	case bool:
-		w.out.WriteString(strconv.FormatBool(value))
+		w.out.writeString(strconv.FormatBool(value))
 	case int64:
-		w.out.WriteString(strconv.FormatInt(value, 10))
+		w.out.writeString(strconv.FormatInt(value, 10))
 	case float64:
-		w.out.WriteString(jsonFloat(value))
+		w.out.writeString(jsonFloat(value))
 	case string:
 		w.text(value)
 	case *List:
@@ -132,20 +132,20 @@ func (w *jsonWriter) value(value Value, depth int) {
 func (w *jsonWriter) group(open, end string, count, depth int, item func(i int)) {
 	line := func(depth int) {
 		if w.style.lines && count > 0 {
-			w.out.WriteByte('\n')
+			w.out.writeByte('\n')
 			w.out.repeat(w.style.indent, depth)
 		}
 	}
-	w.out.WriteString(open)
+	w.out.writeString(open)
 	for i := range count {
 		if i > 0 {
-			w.out.WriteString(w.style.item)
+			w.out.writeString(w.style.item)
 		}
 		line(depth + 1)
 		item(i)
 	}
 	line(depth)
-	w.out.WriteString(end)
+	w.out.writeString(end)
 }
 
 func (w *jsonWriter) list(items []Value, depth int) {
@@ -164,7 +164,7 @@ func (w *jsonWriter) dict(dict *Dict, depth int) {
 	}
 	w.group("{", "}", len(order), depth, func(i int) {
 		w.key(dict.keys[order[i]])
-		w.out.WriteString(w.style.key)
+		w.out.writeString(w.style.key)
 		w.value(dict.values[order[i]], depth+1)
 	})
 }
@@ -175,13 +175,13 @@ func (w *jsonWriter) key(key Value) {
 	case string:
 		w.text(key)
 	case nil:
-		w.out.WriteString(`"null"`)
+		w.out.writeString(`"null"`)
 	case bool:
-		w.out.WriteString(strconv.Quote(strconv.FormatBool(key)))
+		w.out.writeString(strconv.Quote(strconv.FormatBool(key)))
 	case int64:
-		w.out.WriteString(strconv.Quote(strconv.FormatInt(key, 10)))
+		w.out.writeString(strconv.Quote(strconv.FormatInt(key, 10)))
 	case float64:
-		w.out.WriteString(strconv.Quote(jsonFloat(key)))
+		w.out.writeString(strconv.Quote(jsonFloat(key)))
 	default:
 		w.env.fail("keys must be str, int, float, bool or None, not %s", typeName(key))
 	}
@@ -204,21 +204,21 @@ func jsonFloat(float float64) string {
 // text writes a string with as few escapes as JSON permits, or only ASCII characters.
 func (w *jsonWriter) text(text string) {
 	w.env.scan(len(text))
-	w.out.WriteByte('"')
+	w.out.writeByte('"')
 	for _, char := range text {
 		switch {
 		case char == '"' || char == '\\':
-			w.out.WriteByte('\\')
-			w.out.WriteRune(char)
+			w.out.writeByte('\\')
+			w.out.writeRune(char)
 		case char < 0x20:
 			if i := strings.IndexRune("\b\f\n\r\t", char); i >= 0 {
-				w.out.WriteByte('\\')
-				w.out.WriteByte("bfnrt"[i])
+				w.out.writeByte('\\')
+				w.out.writeByte("bfnrt"[i])
 			} else {
 				escape(w.out, 'u', char, 4)
 			}
 		case char < utf8.RuneSelf && !(w.style.ascii && char == 0x7f) || !w.style.ascii:
-			w.out.WriteRune(char)
+			w.out.writeRune(char)
 		case char >= 0x10000: // two of UTF-16
 			char -= 0x10000
 			escape(w.out, 'u', 0xd800+char>>10, 4)
@@ -227,5 +227,5 @@ func (w *jsonWriter) text(text string) {
 			escape(w.out, 'u', char, 4)
 		}
 	}
-	w.out.WriteByte('"')
+	w.out.writeByte('"')
 }

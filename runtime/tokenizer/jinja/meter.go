@@ -165,26 +165,25 @@ func (b *builder) count(bytes int) {
 	b.meter.allocate(bytes)
 }
 
-// The methods that write are those of strings.Builder. They never return an error.
-func (b *builder) WriteString(text string) (int, error) {
+func (b *builder) writeString(text string) {
 	b.count(len(text))
-	return b.text.WriteString(text)
+	b.text.WriteString(text)
 }
 
-func (b *builder) WriteByte(char byte) error {
+func (b *builder) writeByte(char byte) {
 	b.count(1)
-	return b.text.WriteByte(char)
+	b.text.WriteByte(char)
 }
 
-func (b *builder) WriteRune(char rune) (int, error) {
+func (b *builder) writeRune(char rune) {
 	b.count(4)
-	return b.text.WriteRune(char)
+	b.text.WriteRune(char)
 }
 
 // repeat writes s so many times.
 func (b *builder) repeat(text string, times int) {
 	for ; times > 0 && text != ""; times-- {
-		b.WriteString(text)
+		b.writeString(text)
 	}
 }
 

@@ -26,24 +26,24 @@ func (e *environment) repr(out *builder, value Value, depth int) {
 	e.spend(1)
 	e.checkDepth(depth)
 	list := func(open, end string, items []Value) {
-		out.WriteString(open)
+		out.writeString(open)
 		for i, item := range items {
 			if i > 0 {
-				out.WriteString(", ")
+				out.writeString(", ")
 			}
 			e.repr(out, item, depth+1)
 		}
-		out.WriteString(end)
+		out.writeString(end)
 	}
 	switch value := value.(type) {
 	case nil:
-		out.WriteString("None")
+		out.writeString("None")
 	case bool:
-		out.WriteString(map[bool]string{true: "True", false: "False"}[value])
+		out.writeString(map[bool]string{true: "True", false: "False"}[value])
 	case int64:
-		out.WriteString(strconv.FormatInt(value, 10))
+		out.writeString(strconv.FormatInt(value, 10))
 	case float64:
-		out.WriteString(formatFloat(value))
+		out.writeString(formatFloat(value))
 	case string:
 		quote(out, value)
 	case *List:
@@ -57,7 +57,7 @@ func (e *environment) repr(out *builder, value Value, depth int) {
 	case *Dict:
 		e.reprDict(out, value, depth)
 	case *undefined:
-		out.WriteString("Undefined")
+		out.writeString("Undefined")
 	case *dictView:
 		list(value.name+"([", "])", value.items)
 	case *rangeValue:
@@ -65,7 +65,7 @@ func (e *environment) repr(out *builder, value Value, depth int) {
 		if value.step != 1 {
 			step = fmt.Sprintf(", %d", value.step)
 		}
-		out.WriteString(fmt.Sprintf("range(%d, %d%s)", value.from, value.to, step))
+		out.writeString(fmt.Sprintf("range(%d, %d%s)", value.from, value.to, step))
 	default:
 		e.fail("a %s cannot be written", typeName(value))
 	}
@@ -73,16 +73,16 @@ func (e *environment) repr(out *builder, value Value, depth int) {
 
 // reprDict writes the repr of a mapping.
 func (e *environment) reprDict(out *builder, dict *Dict, depth int) {
-	out.WriteString("{")
+	out.writeString("{")
 	for i, key := range dict.keys {
 		if i > 0 {
-			out.WriteString(", ")
+			out.writeString(", ")
 		}
 		e.repr(out, key, depth+1)
-		out.WriteString(": ")
+		out.writeString(": ")
 		e.repr(out, dict.values[i], depth+1)
 	}
-	out.WriteString("}")
+	out.writeString("}")
 }
 
 // quote writes the repr of a string.
@@ -92,20 +92,20 @@ func quote(out *builder, text string) {
 	if strings.Contains(text, "'") && !strings.Contains(text, `"`) {
 		mark = '"'
 	}
-	out.WriteRune(mark)
+	out.writeRune(mark)
 	for _, char := range text {
 		switch {
 		case char == mark || char == '\\':
-			out.WriteRune('\\')
-			out.WriteRune(char)
+			out.writeRune('\\')
+			out.writeRune(char)
 		case char == '\n':
-			out.WriteString(`\n`)
+			out.writeString(`\n`)
 		case char == '\r':
-			out.WriteString(`\r`)
+			out.writeString(`\r`)
 		case char == '\t':
-			out.WriteString(`\t`)
+			out.writeString(`\t`)
 		case unicode.IsPrint(char):
-			out.WriteRune(char)
+			out.writeRune(char)
 		case char < 0x100:
 			escape(out, 'x', char, 2)
 		case char < 0x10000:
@@ -114,15 +114,15 @@ func quote(out *builder, text string) {
 			escape(out, 'U', char, 8)
 		}
 	}
-	out.WriteRune(mark)
+	out.writeRune(mark)
 }
 
 // escape writes a character as \, kind and hexadecimal digits.
 func escape(out *builder, kind byte, char rune, digits int) {
-	out.WriteByte('\\')
-	out.WriteByte(kind)
+	out.writeByte('\\')
+	out.writeByte(kind)
 	for digits--; digits >= 0; digits-- {
-		out.WriteByte("0123456789abcdef"[char>>(4*digits)&15])
+		out.writeByte("0123456789abcdef"[char>>(4*digits)&15])
 	}
 }
 

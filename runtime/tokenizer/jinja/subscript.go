@@ -180,9 +180,9 @@ func (e *environment) textSlice(text string, bounds sliceBounds) Value {
 	out := e.builder()
 	for ; count > 0; count-- {
 		if chars == nil {
-			out.WriteString(text[from : from+1])
+			out.writeString(text[from : from+1])
 		} else {
-			out.WriteString(string(chars[from]))
+			out.writeString(string(chars[from]))
 		}
 		from += step
 	}

@@ -124,28 +124,28 @@ func (e *environment) writeKey(out *builder, value Value, depth int) bool {
 	e.spend(1)
 	e.checkDepth(depth)
 	if items, ok := value.(tuple); ok {
-		out.WriteByte('(')
+		out.writeByte('(')
 		for _, item := range items {
 			if !e.writeKey(out, item, depth+1) {
 				return false
 			}
 		}
-		out.WriteByte(')')
+		out.writeByte(')')
 		return true
 	}
 	scalar, ok := scalarKey(value)
 	switch key := scalar.(type) {
 	case string:
-		out.WriteString("s" + strconv.Itoa(len(key)) + ":")
-		out.WriteString(key)
+		out.writeString("s" + strconv.Itoa(len(key)) + ":")
+		out.writeString(key)
 	case int64:
-		out.WriteString("i" + strconv.FormatInt(key, 10) + ";")
+		out.writeString("i" + strconv.FormatInt(key, 10) + ";")
 	case float64:
-		out.WriteString("f" + strconv.FormatUint(math.Float64bits(key), 16) + ";")
+		out.writeString("f" + strconv.FormatUint(math.Float64bits(key), 16) + ";")
 	case struct{}:
-		out.WriteByte('n')
+		out.writeByte('n')
 	default:
-		out.WriteByte('u')
+		out.writeByte('u')
 	}
 	return ok
 }
