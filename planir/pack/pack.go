@@ -420,7 +420,7 @@ func (p *tilePacker) pack(dst []byte, tile int) error {
 	if p.feed != nil {
 		clear(p.feed.state) // errors of another tile's columns
 	}
-	k1 := 0
+	var k1 int
 	for k0 := 0; k0 < p.front+p.spec.K; k0 = k1 {
 		if k1 = min(k0+p.rows, p.front+p.spec.K); k0 < p.front {
 			k1 = min(k1, p.front)

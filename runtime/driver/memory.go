@@ -14,7 +14,7 @@ const Align = 64
 func AllocHost(name string, bytes int64) (Buffer, error) {
 	if bytes < 0 || bytes > mem.MaxBytes {
 		return nil, diag.New(diag.ClassInput, "allocate on %s: size %d bytes, want 0 to %d", name, bytes,
-			int64(mem.MaxBytes))
+			mem.MaxBytes)
 	}
 	region, err := mem.Alloc(int(bytes), Align)
 	if err != nil {

@@ -50,7 +50,7 @@ func (s *Scales) Validate() error {
 func (s *Scales) MSEOf(scales []float64) float64 {
 	total := 0.0
 	for _, sample := range s.Samples {
-		at := 0
+		var at int
 		if s.Cover {
 			at = coveringScale(scales, sample)
 		} else {

@@ -31,16 +31,15 @@ func main() {
 	flag.Parse()
 	child.TakeSigningKey() // clients of registries and compilers get all else: proxies, certificates, accounts
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	err := error(nil)
+	var err error
 	if *digests {
 		err = printPins(ctx, os.Stdout, flag.Args())
 	} else {
 		err = run(ctx, *dir, flag.Args())
 	}
+	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "deps:", err)
-		stop()
 		os.Exit(1)
 	}
 }

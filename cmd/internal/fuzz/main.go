@@ -33,10 +33,10 @@ func main() {
 	flag.Parse()
 	child.TakeSigningKey() // go and the tests need all else
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run.run(ctx, flag.Args()); err != nil {
+	err := run.run(ctx, flag.Args())
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "fuzz:", err)
-		stop()
 		os.Exit(1)
 	}
 }
@@ -206,9 +206,8 @@ func (o *options) worker(ctx context.Context, t target, cache string) result {
 	if err == nil {
 		err = process.Wait()
 	}
-	found := result{peakMiB: peakMiB(process.ProcessState)}
-	stalled := false
-	found.inputs, stalled = progress(out.String(), o.stall)
+	inputs, stalled := progress(out.String(), o.stall)
+	found := result{peakMiB: peakMiB(process.ProcessState), inputs: inputs}
 	switch {
 	case ctx.Err() != nil:
 		found.err = ctx.Err()

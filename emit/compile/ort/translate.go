@@ -262,7 +262,7 @@ func (t *translator) quantRows(operator op.Op, in string, weights []string) {
 		t.Add("clip", "", "Clip", list(codes, t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.Out[:1])
 		return
 	}
-	top := ""
+	var top string
 	if rows == 1 { // few nodes count
 		top = t.Do("top", "", "ReduceMax", list(t.Do("abs", "", "Abs", list(in)), axis), keep)
 	} else { // few passes count
@@ -342,7 +342,7 @@ func (t *translator) matMul(operator op.Op, in, weights []string) {
 // product is y = x times w in float32, in the operator's form.
 func (t *translator) product(o op.Op, in, weight, out string) {
 	rows, depth, cols := int64(o.M), int64(o.K), int64(o.N)
-	columns := "" // the result, [N,M]
+	var columns string // the result, [N,M]
 	switch width, height, conv := o.Form.Image(); {
 	case o.Form == op.Swapped:
 		columns = t.Name("pixels:")

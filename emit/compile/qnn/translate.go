@@ -449,12 +449,10 @@ func (t *translator) onGrid(p *product, in string, steps []float32) error {
 // rows leave: the product of the lengths of a row and a column bounds them. Rows made outside the graph have a scale
 // each, which multiplies the results, and then the bias is added.
 func (t *translator) eightBit(p *product, in []string) error {
-	rows, inStep, out := "", float32(1), t.Out[0]
 	made, inside := t.codes[p.node.In[0]]
-	if inside {
-		rows, inStep = made.rows, made.scale
-	} else {
-		rows = t.Do("rows", "", "DequantizeLinear", list(in[0], t.Float(1), t.zero8()))
+	rows, inStep, out := made.rows, made.scale, t.Out[0]
+	if !inside {
+		rows, inStep = t.Do("rows", "", "DequantizeLinear", list(in[0], t.Float(1), t.zero8())), 1
 		out, p.bias = t.Name("unscaled:"), nil
 	}
 	// By Cauchy and Schwarz: a row of codes up to 127 is no longer than 127 times the root of its length.

@@ -63,11 +63,10 @@ func (s *ropeTables) get(angles rotation, rows int) *ropeTable {
 
 // fill computes the sines and cosines of rows positions from params.pos on, times the amplitude.
 func (t *ropeTable) fill(params rotation, rows int) {
-	freq := append(t.freq[:0], params.freq...)
+	t.freq = append(t.freq[:0], params.freq...)
 	t.rotation, t.rows = params, rows
-	t.freq = freq
-	half := len(freq)
-	for i, frequency := range freq {
+	half := len(t.freq)
+	for i, frequency := range t.freq {
 		if params.growth != 1 {
 			frequency = float32(float64(frequency) * math.Pow(params.growth, -float64(i)/float64(half-1)))
 		}

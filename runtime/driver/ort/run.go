@@ -172,7 +172,7 @@ func (e *executable) observe(ins, own [][]byte) error {
 	e.scales, e.ids = e.scales[:0], e.ids[:0]
 	extra := own[len(graph.Outputs):]
 	for _, checker := range e.m.checks {
-		raw := []byte(nil)
+		var raw []byte
 		if checker.graph >= 0 {
 			raw = own[checker.graph]
 		} else {

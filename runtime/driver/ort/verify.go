@@ -299,7 +299,7 @@ func (e *expected) quantRows(operator op.Op, input string, weights, out []string
 		e.add("clip", "", "Clip", list(levels, codes(0, 1)), out[:1])
 		return
 	}
-	top := ""
+	var top string
 	if rows == 1 {
 		top = e.do("top", "", "ReduceMax", list(e.do("abs", "", "Abs", list(input)), axis), keep)
 	} else {

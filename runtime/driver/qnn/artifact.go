@@ -137,7 +137,7 @@ func (m *model) nodes(graph *onnx.Graph) error {
 	compiled := 0
 	for i := range graph.Nodes {
 		node := &graph.Nodes[i]
-		where := before
+		where := behind
 		switch {
 		case node.Op == "EPContext" && node.Domain == onnx.Contrib:
 			if err := m.context(node); err != nil {
@@ -149,7 +149,6 @@ func (m *model) nodes(graph *onnx.Graph) error {
 				}
 			}
 			compiled++
-			where = behind
 		case edges[node.Op] && (node.Domain == "" || node.Domain == onnx.Contrib):
 			if len(node.In) < 1 || len(node.Out) != 1 || from[node.In[0]] == 0 {
 				return diag.New(diag.ClassInput, "node %d (%s) converts neither an input nor an output", i, node.Op)

@@ -494,7 +494,7 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 				magnitude := 0.0
 				if allowed > 0 {
 					for p := range s.k {
-						a := 0.0
+						var a float64
 						if f != nil {
 							a = float64(f[r*ldx+p])
 						} else {
@@ -590,12 +590,11 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 	t.Helper()
 	m, n, ldx, ldy := s.m, s.n, s.n+s.gapX, s.n+s.gapY
 	type result struct {
-		f     []float32
-		u     []uint8
-		h     []uint16
-		i     []int32
-		note  string
-		scale float64
+		f    []float32
+		u    []uint8
+		h    []uint16
+		i    []int32
+		note string
 	}
 	// f draws what it needs and returns the call of a set, and the size of what a result may be wrong by.
 	number := -1
