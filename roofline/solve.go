@@ -1,9 +1,9 @@
 package roofline
 
 import (
+	"cmp"
 	"math"
 	"slices"
-	"sort"
 
 	"github.com/hetc/hetc/profiler/stat"
 )
@@ -89,9 +89,7 @@ func (f *Family) solve(points []point, halvings int) {
 // arithmetic a byte computes, and at which the third with the least reads.
 func starts(all []workload, shortest float64) (out [][3]float64) {
 	byIntensity := slices.Clone(all)
-	sort.SliceStable(byIntensity, func(i, j int) bool {
-		return byIntensity[i].ops*byIntensity[j].bytes < byIntensity[j].ops*byIntensity[i].bytes
-	})
+	slices.SortStableFunc(byIntensity, func(a, b workload) int { return cmp.Compare(a.ops*b.bytes, b.ops*a.bytes) })
 	third := max(len(all)/3, 1)
 	for _, share := range setupShares {
 		logRate := func(part []workload, amount func(workload) float64) float64 {

@@ -180,7 +180,7 @@ type SimScheme struct {
 	// memory traffic per weight when it differs from the stored size
 	WeightBits float64 `json:"weight_bits,omitempty" yaml:"weight_bits,omitempty"`
 	SetupUS    float64 `json:"setup_us,omitempty" yaml:"setup_us,omitempty"` // per matmul
-	Step       Tile    `json:"step,omitempty" yaml:"step,omitempty"`         // latency is flat within one step
+	Step       Tile    `json:"step" yaml:"step,omitempty"`                   // latency is flat within one step
 	// factor >= 1 when K >= long_k_from; 0: none
 	LongK     float64 `json:"long_k,omitempty" yaml:"long_k,omitempty"`
 	LongKFrom int     `json:"long_k_from,omitempty" yaml:"long_k_from,omitempty"`

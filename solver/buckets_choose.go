@@ -158,7 +158,7 @@ func (c *sizeCosts) choose(ctx context.Context, s *session, most int,
 // fewSizes is the plan for as few programs as there may be: one bucket, the smallest that has a plan, and no batch.
 // Others only add to what a process holds.
 func (s *session) fewSizes(ctx context.Context) (*Result, error) {
-	buckets, batches := []int(s.want.Buckets), []int(s.want.Batches)
+	buckets, batches := s.want.Buckets, s.want.Batches
 	if s.in.Workload.Batches.Max() > 0 {
 		batches = nil
 	}
@@ -236,7 +236,7 @@ type sizeCosts struct {
 
 // candidates prices every number of rows that may be chosen and that some permitted scheme has prices for, and 1.
 func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
-	buckets := []int(s.want.Buckets)
+	buckets := s.want.Buckets
 	if s.in.Workload.Buckets.Max() > 0 {
 		buckets = s.more(buckets)
 	}

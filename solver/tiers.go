@@ -531,7 +531,7 @@ func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom
 		}
 	}
 	limits := &s.in.Workload.Limits
-	if most := int64(npu.AddressBytes); most > 0 || limits.AddressBytes[npu.Name] > 0 {
+	if most := npu.AddressBytes; most > 0 || limits.AddressBytes[npu.Name] > 0 {
 		if own := int64(limits.AddressBytes[npu.Name]); own > 0 && (most == 0 || own < most) {
 			most = own
 		}

@@ -62,7 +62,7 @@ type proc struct {
 	Flag    bool              `json:"flag"`
 	Small   uint8             `yaml:"small"`
 	common  `yaml:",inline"`
-	hidden  int
+	_       int // an unexported field is no key
 }
 
 type soc struct {

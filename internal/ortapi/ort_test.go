@@ -20,8 +20,8 @@ import (
 	"github.com/hetc/hetc/internal/require"
 )
 
-// real is the installed library with its environment of two threads, for one test.
-func real(t *testing.T) (*Library, *Env) {
+// installed is the installed library with its environment of two threads, for one test.
+func installed(t *testing.T) (*Library, *Env) {
 	t.Helper()
 	require.Deps()
 	l, err := Find("")
@@ -44,7 +44,7 @@ func real(t *testing.T) (*Library, *Env) {
 func TestNoTelemetry(t *testing.T) {
 	const again = "HETC_TEST_TELEMETRY"
 	if os.Getenv(again) != "" {
-		real(t)
+		installed(t)
 		return
 	}
 	require.Deps()
@@ -140,7 +140,7 @@ func (b *bound) run(t testing.TB) {
 }
 
 func TestReal(t *testing.T) {
-	l, e := real(t)
+	l, e := installed(t)
 	if !strings.HasPrefix(l.Version, "1.") || l.BuildInfo == "" || !filepath.IsAbs(l.Path) {
 		t.Errorf("%+v", l)
 	}
@@ -174,7 +174,7 @@ func TestReal(t *testing.T) {
 
 // The empty file that the library wants to see leaves no trace, wherever it can be; without any place that is told.
 func TestRealWeightsFolder(t *testing.T) {
-	_, e := real(t)
+	_, e := installed(t)
 	_, wv := floats(t, e, 3, 4)
 	here, temp := t.TempDir(), t.TempDir()
 	t.Chdir(here)
@@ -194,7 +194,7 @@ func TestRealWeightsFolder(t *testing.T) {
 
 // What the library refuses comes back in its own words, and it stays usable.
 func TestRealRefuses(t *testing.T) {
-	l, e := real(t)
+	l, e := installed(t)
 	_, w := floats(t, e, 3, 4)
 	with := func(v *Value) SessionOptions {
 		return SessionOptions{Threads: 1, Initializers: []Initializer{{"w0", v}}}
@@ -300,7 +300,7 @@ func TestRealRefuses(t *testing.T) {
 
 // Many runs beside a busy garbage collector, on stacks that grow, give the same bits and allocate nothing.
 func TestRealUnderPressure(t *testing.T) {
-	_, e := real(t)
+	_, e := installed(t)
 	const m, k, n = 3, 64, 48
 	w, wv := floats(t, e, k, n)
 	for i := range w {
@@ -395,7 +395,7 @@ func resident() int64 {
 
 // Sessions of several M over one weight give the results of their own ones, and hold its packed form once.
 func TestRealSharedWeights(t *testing.T) {
-	l, e := real(t)
+	l, e := installed(t)
 	const k, n, more = 1024, 2048, 8
 	w, wv := floats(t, e, k, n)
 	for i := range w {
@@ -444,7 +444,7 @@ func TestRealSharedWeights(t *testing.T) {
 
 // Whatever is closed first, what is still open stays usable, and closing again does nothing.
 func TestRealCloseOrder(t *testing.T) {
-	l, e := real(t)
+	l, e := installed(t)
 	p, err := e.NewPrepackedWeights()
 	if err != nil {
 		t.Fatal(err)
@@ -490,7 +490,7 @@ func TestRealCloseOrder(t *testing.T) {
 
 // The model as the library optimised it is written where it is asked to.
 func TestRealOptimizedModel(t *testing.T) {
-	_, e := real(t)
+	_, e := installed(t)
 	_, wv := floats(t, e, 3, 4)
 	path := filepath.Join(t.TempDir(), "optimized.onnx")
 	s, err := e.NewSession(product(1, 3, 4), &SessionOptions{Threads: 1, Initializers: []Initializer{{"w0", wv}}, OptimizedModelPath: path})
@@ -505,7 +505,7 @@ func TestRealOptimizedModel(t *testing.T) {
 
 // Sessions are made and run on several threads at a time.
 func TestRealConcurrent(t *testing.T) {
-	_, e := real(t)
+	_, e := installed(t)
 	w, wv := floats(t, e, 16, 16)
 	for i := range w {
 		w[i] = float32(i)

@@ -223,7 +223,7 @@ func TestFindQNN(t *testing.T) {
 
 // Qualcomm's provider compiles a model, its emulator executes the result, and the placement says who did.
 func TestRealQNN(t *testing.T) {
-	_, e := real(t)
+	_, e := installed(t)
 	q, err := FindQNN("")
 	if err != nil {
 		require.Skip(t, "qnn", err)

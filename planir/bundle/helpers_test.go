@@ -94,8 +94,6 @@ type recipe struct {
 	envelope func(string) string           // its bytes
 	file     func([]byte, layout) []byte   // the whole file
 	trust    []byte                        // keyring file; nil: ring of signers
-	policy   Policy
-	host     *Host
 }
 
 const testChunk = 4096

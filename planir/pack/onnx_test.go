@@ -133,7 +133,7 @@ func TestOnnxStoresTheSameValues(t *testing.T) {
 				if err != nil || len(b)%64 != 0 || at%64 != 0 {
 					t.Fatalf("%d bytes, scales at %d (%v)", len(b), at, err)
 				}
-				if rest := append(b[values:at:at], b[at+4*scales:]...); bytes.Count(rest, []byte{0}) != len(rest) {
+				if rest := slices.Concat(b[values:at], b[at+4*scales:]); bytes.Count(rest, []byte{0}) != len(rest) {
 					t.Fatal("the padding is not zero")
 				}
 			}

@@ -97,10 +97,10 @@ func readDecoders(raw part, depth int) ([]decoderStep, error) {
 		}
 	case "Strip":
 		if utf8.RuneCountInString(fields.Content) != 1 {
-			return nil, fmt.Errorf("Strip: content %q, want one character", clip(fields.Content))
+			return nil, fmt.Errorf("content of Strip is %q, want one character", clip(fields.Content))
 		}
 		if fields.Start < 0 || fields.Stop != 0 {
-			return nil, fmt.Errorf("Strip: stop %d is not supported; supported: 0", fields.Stop)
+			return nil, fmt.Errorf("stop of Strip is %d; supported: 0", fields.Stop)
 		}
 		step.begin = func(next receiver) receiver {
 			return &stripDecoder{passing{next}, fields.Content, fields.Start, 0}
@@ -108,11 +108,11 @@ func readDecoders(raw part, depth int) ([]decoderStep, error) {
 	case "Metaspace":
 		char := fields.Replacement
 		if utf8.RuneCountInString(char) != 1 {
-			return nil, fmt.Errorf("Metaspace: replacement %q, want one character", clip(char))
+			return nil, fmt.Errorf("replacement of Metaspace is %q, want one character", clip(char))
 		}
 		prepended := fields.PrependScheme == nil || *fields.PrependScheme != "never"
 		if fields.AddPrefixSpace != nil && !*fields.AddPrefixSpace && prepended {
-			return nil, fmt.Errorf("Metaspace: add_prefix_space is false, but prepend_scheme is not never")
+			return nil, fmt.Errorf("add_prefix_space of Metaspace is false, and prepend_scheme is not never")
 		}
 		step.begin = func(next receiver) receiver {
 			return &metaspaceDecoder{passing: passing{next}, char: char, prepended: prepended}

@@ -85,7 +85,7 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 		split, err = fields.patternSplitter()
 	case "Digits":
 		if fields.IndividualDigits == nil {
-			return nil, errors.New("Digits does not say individual_digits")
+			return nil, errors.New("individual_digits of Digits is missing")
 		}
 		digits := contiguous
 		if *fields.IndividualDigits {
