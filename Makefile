@@ -1,4 +1,4 @@
-# Verbs: build, test, test-long, check, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
+# Verbs: build, test, test-long, check, lint, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
 # cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
 export CGO_ENABLED = 0
 GO      ?= go
@@ -8,7 +8,7 @@ export GOFLAGS # the same for every command, so that each finds what others comp
 LDFLAGS := -s -w
 PKGS    := ./...
 
-.PHONY: build test test-long test-elsewhere check papers plans platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
+.PHONY: build test test-long test-elsewhere check lint papers plans platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
@@ -29,13 +29,19 @@ TESTS ?= ./...
 test-elsewhere:
 	.ci/elsewhere.sh $(TESTS)
 
-# What continuous integration adds to test: vet, slow tests, formatting, other platforms, checked pointers, the race
+# What continuous integration adds to test: slow tests, formatting, lint, other platforms, checked pointers, the race
 # detector. Conformance suites, which test-long has run whole, try fewer shapes under the last two. Two checks at a time,
 # the longest first: a suite alone leaves a core idle now and then.
 check: test test-long
-	$(GO) vet $(PKGS)
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	@$(MAKE) --no-print-directory -j2 $(if $(shell command -v cc),race,no-race) pressure pointers tagged platforms emulated
+	@$(MAKE) --no-print-directory -j2 $(if $(shell command -v cc),race,no-race) pressure pointers lint tagged platforms emulated
+
+# go vet, staticcheck and what else .ci/lint/main.go lists, at the versions of .ci/lint/go.sum. Packages that have not
+# changed since are not looked at again.
+lint:
+	@$(GO) build -C .ci/lint -o "$(CURDIR)/$(BIN)/lint" . || { \
+		echo "lint: not compiled. Its modules are fetched once: cd .ci/lint && go mod download"; exit 1; }
+	$(GO) vet -vettool="$(CURDIR)/$(BIN)/lint" $(PKGS)
 
 # The tests that docs/papers.md names, each by name: what of the papers executes is what they show.
 papers:

@@ -217,7 +217,7 @@ func TestConversationIsNotProcessedAgain(t *testing.T) {
 		if reused := answer.Usage().ReusedTokens; turn > 0 && reused < len(history)-1 {
 			t.Errorf("turn %d: %d of %d tokens of the history processed again", turn, len(history)-reused, len(history))
 		}
-		history = append(request.Prompt, got...)
+		history = slices.Concat(request.Prompt, got)
 	}
 }
 
