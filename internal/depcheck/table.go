@@ -97,6 +97,7 @@ var table = []room{
 	{path: "emit/onnxgraph", may: []string{"planir/op", "internal/onnx"}},
 	{path: "emit/compile/*", may: []string{"emit/onnxgraph", "runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/patience", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi"}},
 
+	{path: "cmd/internal/httpapi", may: []string{"runtime/serving", "runtime/tokenizer"}, third: []string{"github.com/prometheus/client_golang"}},
 	{path: "cmd/internal/*", may: []string{everything}, third: commandLine},
 	{path: "cmd/hetc", may: []string{everything}, third: []string{"github.com/spf13/cobra"}},
 	{path: "cmd/hetrun", may: []string{"cmd/internal/*", "runtime/driver/all"}, third: []string{"github.com/spf13/cobra"}},
@@ -117,6 +118,7 @@ var hetrunNever = map[string]string{
 	"gopkg.in/yaml.v2":   "a device executes canonical JSON only",
 	"gopkg.in/yaml.v3":   "a device executes canonical JSON only",
 	gonum:                "the runtime evaluates no cost model",
+	"net/http":           "the program that opens a bundle and ends listens to nobody; hetserve does",
 	"testing":            "test code does not belong in a product",
 
 	"internal/decode":    "a device executes canonical JSON only",

@@ -1,0 +1,465 @@
+package httpapi
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/golden"
+	"github.com/hetc/hetc/runtime/scheduler"
+	"github.com/hetc/hetc/runtime/serving"
+)
+
+func TestMain(m *testing.M) { os.Exit(golden.Main(m)) }
+
+const beginning = " God created the heaven and the earth."
+
+// volatile is what differs between runs.
+var volatile = regexp.MustCompile(`"(id":"(?:chat)?cmpl-)[0-9a-f]{16}|"(created":)\d+`)
+
+func TestAnswersAreGolden(t *testing.T) {
+	tests := []struct{ name, path, body string }{
+		{"chat", "/v1/chat/completions", `{` + hello + `}`},
+		{"chat scores", "/v1/chat/completions", `{` + hello + `,"max_tokens":2,"logprobs":true,"top_logprobs":2}`},
+		{"chat stream", "/v1/chat/completions", `{` + hello + `,"stream":true}`},
+		{"chat stream usage", "/v1/chat/completions",
+			`{` + hello + `,"stream":true,"stream_options":{"include_usage":true},"max_tokens":2,"logprobs":true,"top_logprobs":1}`},
+		{"chat stop", "/v1/chat/completions", `{` + hello + `,"stop":["the earth"],"service_tier":"flex"}`},
+		{"text", "/v1/completions", `{"prompt":"In the beginning"}`},
+		{"text scores", "/v1/completions", `{"prompt":"In the beginning","max_tokens":2,"logprobs":2}`},
+		{"text stream", "/v1/completions", `{"prompt":"In the beginning","stream":true,"stop":" heaven","logprobs":1}`},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			f := serve(t, &fakeEngine{text: beginning, reason: serving.Stop}, nil)
+			response, text := f.post(test.path, test.body)
+			kind := response.Header.Get("Content-Type")
+			if streams := strings.Contains(test.name, "stream"); streams != (kind == "text/event-stream") {
+				t.Errorf("content type %q", kind)
+			}
+			golden.Equal(t, "txt", []byte(volatile.ReplaceAllString(text, `"${1}${2}0`)))
+		})
+	}
+}
+
+// events are the data of a stream.
+func events(t *testing.T, text string) (out []string) {
+	t.Helper()
+	for event := range strings.SplitSeq(strings.TrimSuffix(text, "\n\n"), "\n\n") {
+		data, ok := strings.CutPrefix(event, "data: ")
+		if !ok || strings.Contains(data, "\n") {
+			t.Fatalf("event %q", event)
+		}
+		out = append(out, data)
+	}
+	return out
+}
+
+// streamed is the text of a stream and why it ended.
+func streamed(t *testing.T, text string) (answer, finish string) {
+	t.Helper()
+	all := events(t, text)
+	if last := all[len(all)-1]; last != "[DONE]" {
+		t.Fatalf("the last event is %q", last)
+	}
+	for _, data := range all[:len(all)-1] {
+		var event struct {
+			Choices []struct {
+				Text   string
+				Delta  struct{ Content string }
+				Finish string `json:"finish_reason"`
+			}
+		}
+		if err := json.Unmarshal([]byte(data), &event); err != nil {
+			t.Fatalf("event %q: %v", data, err)
+		}
+		for _, choice := range event.Choices {
+			answer, finish = answer+choice.Delta.Content+choice.Text, choice.Finish
+		}
+	}
+	return answer, finish
+}
+
+// A stream and an answer at once have the same text, the text before the first stop sequence; no event shows a part of
+// that sequence.
+func TestStopSequencesInEveryPlace(t *testing.T) {
+	text := beginning + " Then said he: 語 ééé."
+	f := serve(t, &fakeEngine{text: text, reason: serving.Length}, nil)
+	all := []rune(text)
+	for from := range all {
+		for _, size := range []int{1, 2, 5} {
+			stop := string(all[from:min(from+size, len(all))])
+			want, _ := beforeStop(text, []string{stop})
+			body := fmt.Sprintf(`{"prompt":"x","max_tokens":60,"stop":[%q]`, stop)
+			_, stream := f.post("/v1/completions", body+`,"stream":true}`)
+			if got, finish := streamed(t, stream); got != want || finish != "stop" {
+				t.Errorf("stop %q: streamed %q (%s), want %q", stop, got, finish, want)
+			}
+			var whole struct{ Choices []struct{ Text string } }
+			_, at := f.post("/v1/completions", body+"}")
+			if err := json.Unmarshal([]byte(at), &whole); err != nil || whole.Choices[0].Text != want {
+				t.Errorf("stop %q: %q, %v, want %q", stop, at, err, want)
+			}
+		}
+	}
+}
+
+func TestWhatIsSubmitted(t *testing.T) {
+	f := serve(t, &fakeEngine{text: "x", reason: serving.Stop}, nil)
+	tests := []struct {
+		path, body, class string
+		check             func(r serving.Request) bool
+		want              string
+	}{
+		{"chat/completions", `{` + hello + `}`, "", func(r serving.Request) bool {
+			return r.Class == scheduler.Reactive && r.MaxTokens == 40 && r.LogProbs == -1 && r.Sampler.Temperature == 1
+		}, "as many tokens as --max-tokens, temperature 1, reactive"},
+		{"chat/completions", `{` + hello + `,"max_tokens":2000000000}`, "",
+			func(r serving.Request) bool { return r.MaxTokens == 40 }, "no more than --max-tokens"},
+		{"completions", `{"prompt":"x"}`, "", func(r serving.Request) bool { return r.MaxTokens == 16 }, "16 tokens"},
+		{"completions", `{"prompt":[` + strings.Repeat("5,", 63) + `5]}`, "",
+			func(r serving.Request) bool { return len(r.Prompt) == 64 && r.MaxTokens == 1 }, "a token behind a full context"},
+		{"completions", `{"prompt":[5,6],"seed":7,"temperature":0,"logprobs":3}`, "", func(r serving.Request) bool {
+			return slices.Equal(r.Prompt, []int32{5, 6}) && r.Sampler.Seed == 7 && r.Sampler.Temperature == 0 && r.LogProbs == 3
+		}, "ids and seed as they are"},
+		{"completions", `{"prompt":"x","service_tier":"flex"}`, "",
+			func(r serving.Request) bool { return r.Class == scheduler.Proactive }, "flex is proactive"},
+		{"completions", `{"prompt":"x","service_tier":"flex"}`, "Reactive",
+			func(r serving.Request) bool { return r.Class == scheduler.Reactive }, "the header counts more"},
+		{"completions", `{"prompt":"x","service_tier":"priority"}`, "proactive",
+			func(r serving.Request) bool { return r.Class == scheduler.Proactive }, "the header counts more"},
+	}
+	for _, test := range tests {
+		header := []string{}
+		if test.class != "" {
+			header = []string{classHeader, test.class}
+		}
+		response, text := f.post("/v1/"+test.path, test.body, header...)
+		if response.StatusCode != http.StatusOK || !test.check(f.engine.last()) {
+			t.Errorf("%s: %d %s\nsubmitted %+v, want %s", test.body, response.StatusCode, text, f.engine.last(), test.want)
+		}
+	}
+	want, _ := demoTokenizer().Encode("user: Hello\nassistant:")
+	f.post("/v1/chat/completions", `{`+hello+`}`)
+	one := f.engine.last()
+	f.post("/v1/chat/completions", `{`+hello+`}`)
+	if two := f.engine.last(); !slices.Equal(two.Prompt, want) || one.Sampler.Seed == two.Sampler.Seed {
+		t.Errorf("prompt %v, seeds %d and %d, want %v and different seeds", two.Prompt, one.Sampler.Seed,
+			two.Sampler.Seed, want)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	f := serve(t, &fakeEngine{text: "x", reason: serving.Stop}, nil)
+	for _, test := range []struct {
+		path, body string
+		status     int
+		code, part string
+	}{
+		{"/v1/completions", `{"prompt":"x","model":"gpt-4"}`, 404, "model_not_found", `want "demo"`},
+		{"/v1/completions", `{"prompt":""}`, 400, "", "give some text"},
+		{"/v1/completions", `{}`, 400, "", "give some text"},
+		{"/v1/chat/completions", `{}`, 400, "", "messages is missing"},
+		{"/v1/completions", `{"prompt":[2048]}`, 400, "", "want 0 to 2047"},
+		{"/v1/completions", `{"prompt":[` + strings.Repeat("5,", 64) + `5]}`, 400, "context_length_exceeded", "65 tokens, and the context has 64"},
+		{"/v1/completions", `{"prompt":"` + strings.Repeat("x", 1<<16) + `"}`, 413, "request_too_large", "more than 65536 bytes"},
+		{"/v1/completions", `{"prompt":`, 400, "", "no JSON object"},
+		{"/v1/nothing", `{}`, 404, "not_found", "/v1/completions"},
+		{"/v1/models", `{}`, 405, "method_not_allowed", "want GET"},
+		{"/v1/models/demo", `{}`, 405, "method_not_allowed", "want GET"},
+	} {
+		response, text := f.post(test.path, test.body)
+		f.refused(response, text, test.status, test.code, test.part)
+	}
+	response, text := f.post("/v1/completions", `{"prompt":"x"}`, "Content-Type", "text/plain")
+	f.refused(response, text, http.StatusUnsupportedMediaType, "unsupported_media_type", "Content-Type: application/json")
+	response, text = f.post("/v1/completions", `{"prompt":"x"}`, classHeader, "urgent")
+	f.refused(response, text, http.StatusBadRequest, "", "want reactive or proactive")
+	response, text = f.get("/v1/completions")
+	f.refused(response, text, http.StatusMethodNotAllowed, "method_not_allowed", "want POST")
+	if allow := response.Header.Get("Allow"); allow != http.MethodPost {
+		t.Errorf("allows %q, want POST", allow)
+	}
+}
+
+// What the engine says becomes a status that clients know what to do with.
+func TestErrorsOfTheEngine(t *testing.T) {
+	body := `{"prompt":"x"}`
+	for _, test := range []struct {
+		engine     *fakeEngine
+		status     int
+		code, part string
+	}{
+		{&fakeEngine{refuse: serving.ErrFull}, 429, "rate_limit_exceeded", "queue is full"},
+		{&fakeEngine{refuse: serving.ErrDraining}, 503, "draining", "shutting down"},
+		{&fakeEngine{refuse: diag.New(diag.ClassInput, "wrong prompt").WithHint("another")}, 400, "", "wrong prompt; another"},
+		{&fakeEngine{reason: serving.Cancelled}, 503, "draining", "shutting down"},
+		{&fakeEngine{err: errors.New("/secret/path is broken")}, 500, "", "the server's log says why"},
+		{&fakeEngine{panics: true}, 500, "", "a defect of the server"},
+	} {
+		f := serve(t, test.engine, nil)
+		response, text := f.post("/v1/completions", body)
+		f.refused(response, text, test.status, test.code, test.part)
+		if test.status == http.StatusTooManyRequests && response.Header.Get("Retry-After") == "" {
+			t.Error("429 without Retry-After")
+		}
+		if logged := f.log.String(); (test.status == http.StatusInternalServerError) != (logged != "") {
+			t.Errorf("status %d, and the log says %q", test.status, logged)
+		}
+	}
+	// Behind the first event an error is the last one, and [DONE] does not follow.
+	f := serve(t, &fakeEngine{text: beginning, err: errors.New("broken")}, nil)
+	response, text := f.post("/v1/completions", `{"prompt":"x","stream":true}`)
+	all := events(t, text)
+	last := all[len(all)-1]
+	if response.StatusCode != http.StatusOK || len(all) < 3 || !strings.HasPrefix(last, `{"error":{"message":`) {
+		t.Errorf("status %d, %d events, the last one %s", response.StatusCode, len(all), last)
+	}
+}
+
+func TestTimeout(t *testing.T) {
+	f := serve(t, &fakeEngine{text: beginning, hold: true}, func(o *Options) { o.Timeout = 50 * time.Millisecond })
+	response, text := f.post("/v1/completions", `{"prompt":"x"}`)
+	f.refused(response, text, http.StatusGatewayTimeout, "timeout", "--request-timeout")
+	_, text = f.post("/v1/completions", `{"prompt":"x","stream":true}`)
+	if !strings.Contains(text, `"code":"timeout"`) || strings.Contains(text, "[DONE]") {
+		t.Errorf("stream that timed out: %s", text)
+	}
+}
+
+func TestKeys(t *testing.T) {
+	f := serve(t, &fakeEngine{text: "x", reason: serving.Stop}, func(o *Options) {
+		o.Keys, o.LocalOnly = []string{"first-key", "second-key"}, false
+	})
+	for _, test := range []struct {
+		header string
+		status int
+	}{
+		{"Bearer first-key", 200}, {"Bearer second-key", 200}, {"bearer first-key", 200}, {"", 401}, {"Bearer", 401},
+		{"Bearer ", 401}, {"Bearer first-ke", 401}, {"Basic first-key", 401}, {"first-key", 401}, {"Bearer first-key x", 401},
+	} {
+		for _, path := range []string{"/v1/models", "/v1/models/demo", "/metrics", "/v1/nothing"} {
+			response, text := f.get(path, "Authorization", test.header)
+			switch {
+			case test.status == http.StatusUnauthorized:
+				f.refused(response, text, http.StatusUnauthorized, "invalid_api_key", "Authorization: Bearer KEY")
+			case response.StatusCode == http.StatusUnauthorized:
+				t.Errorf("%s with %q: %s", path, test.header, text)
+			}
+		}
+	}
+	if response, text := f.get("/healthz"); response.StatusCode != http.StatusOK {
+		t.Errorf("health without a key: %s", text)
+	}
+	// A body without a key is not read.
+	response, text := f.post("/v1/completions", strings.Repeat("x", 1<<20))
+	f.refused(response, text, http.StatusUnauthorized, "invalid_api_key", "no valid API key")
+}
+
+// Pages of the web cannot use a server on this machine through a name of theirs.
+func TestHosts(t *testing.T) {
+	f := serve(t, &fakeEngine{text: "x", reason: serving.Stop}, nil)
+	for host, ok := range map[string]bool{"localhost": true, "LOCALHOST:8080": true, "127.0.0.1:80": true, "[::1]:80": true,
+		"[::1]": true, "evil.example": false, "localhost.evil.example:8080": false, "127.0.0.1.evil.example": false} {
+		response, text := f.get("/v1/models", "Host", host)
+		if ok && response.StatusCode != http.StatusOK {
+			t.Errorf("host %q: %s", host, text)
+		} else if !ok {
+			f.refused(response, text, http.StatusForbidden, "host_not_allowed", "--api-key-file")
+		}
+	}
+}
+
+func TestModelsHealthMetrics(t *testing.T) {
+	f := serve(t, &fakeEngine{text: "x", reason: serving.Stop}, nil)
+	f.post("/v1/completions", `{"prompt":"x"}`)
+	for path, part := range map[string]string{
+		"/v1/models": `"data":[{"id":"demo","object":"model"`, "/v1/models/demo": `"max_model_len":64`,
+		"/healthz": `{"status":"ok"}`, "/metrics": `hetserve_requests_waiting{class="reactive"} 2`,
+	} {
+		if response, text := f.get(path); response.StatusCode != http.StatusOK || !strings.Contains(text, part) {
+			t.Errorf("%s: %d %s, want %s", path, response.StatusCode, text, part)
+		}
+	}
+	_, text := f.get("/metrics")
+	for _, part := range []string{`hetserve_http_responses_total{path="POST /v1/completions",status="200"} 1`,
+		"hetserve_busy_seconds_total 1.5", "hetserve_prompt_tokens_total 42", "hetserve_first_token_seconds_count 1"} {
+		if !strings.Contains(text, part) {
+			t.Errorf("metrics without %s:\n%s", part, text)
+		}
+	}
+	if strings.Contains(text, "go_") || strings.Contains(text, "process_") {
+		t.Errorf("metrics tell of the process:\n%s", text)
+	}
+	response, text := f.get("/v1/models/other/one")
+	f.refused(response, text, http.StatusNotFound, "model_not_found", `"other/one" is not served`)
+}
+
+func TestDrain(t *testing.T) {
+	f := serve(t, &fakeEngine{text: "x", reason: serving.Stop}, nil)
+	f.api.Drain()
+	response, text := f.post("/v1/completions", `{"prompt":"x"}`)
+	f.refused(response, text, http.StatusServiceUnavailable, "draining", "shutting down")
+	if response, _ := f.get("/healthz"); response.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("health while draining: %d, want 503", response.StatusCode)
+	}
+	if response, _ := f.get("/metrics"); response.StatusCode != http.StatusOK {
+		t.Errorf("metrics while draining: %d, want 200", response.StatusCode)
+	}
+}
+
+// dial sends the beginning of a request and returns its connection.
+func (f *front) dial(path, body string, length int) net.Conn {
+	f.Helper()
+	address := strings.TrimPrefix(f.url, "http://")
+	connection, err := net.Dial("tcp", address)
+	if err != nil {
+		f.Fatal(err)
+	}
+	fmt.Fprintf(connection, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+		path, address, length, body)
+	return connection
+}
+
+// A client that leaves, in the queue or between two events, has its request cancelled; serve looks for goroutines.
+func TestClientLeaves(t *testing.T) {
+	f := serve(t, &fakeEngine{text: beginning, hold: true}, nil)
+	for _, stream := range []bool{false, true} {
+		body := fmt.Sprintf(`{"prompt":"x","stream":%v}`, stream)
+		connection := f.dial("/v1/completions", body, len(body))
+		if stream {
+			line, err := bufio.NewReader(connection).ReadString('\n')
+			if err != nil || !strings.Contains(line, "200") {
+				t.Errorf("%q, %v", line, err)
+			}
+		}
+		answer := f.engine.waiting()
+		_ = connection.Close()
+		select {
+		case <-answer.cancelled:
+		case <-time.After(10 * time.Second):
+			t.Fatal("the request goes on after its client has left")
+		}
+	}
+	// One that leaves in the middle of its body submits nothing.
+	count := len(f.engine.got)
+	connection := f.dial("/v1/completions", `{"prompt":`, 100)
+	_ = connection.Close()
+	time.Sleep(20 * time.Millisecond)
+	if len(f.engine.got) != count {
+		t.Error("half a body was submitted")
+	}
+}
+
+// waiting returns an answer that is not cancelled, once there is one.
+func (f *fakeEngine) waiting() *fakeAnswer {
+	for {
+		f.mu.Lock()
+		for _, answer := range f.answers {
+			select {
+			case <-answer.cancelled:
+			default:
+				f.mu.Unlock()
+				return answer
+			}
+		}
+		f.mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// A client that reads nothing holds up nobody, and is disconnected when it has taken nothing for the time limit.
+func TestSlowReader(t *testing.T) {
+	writer := &stuckWriter{header: http.Header{}}
+	engine := &fakeEngine{text: beginning, hold: true}
+	demoTokenizer()
+	api := New(engine, Options{Model: "demo", Tokenizer: demoTokenizer(), Context: 64, Vocabulary: 2048, MaxTokens: 40,
+		MaxBody: 1 << 16, Timeout: time.Minute, Logf: t.Logf})
+	request, err := http.NewRequest(http.MethodPost, "/v1/completions", strings.NewReader(`{"prompt":"x","stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	api.ServeHTTP(writer, request)
+	select {
+	case <-engine.answers[0].cancelled:
+	default:
+		t.Error("the request goes on although its client takes nothing")
+	}
+	if len(writer.deadlines) == 0 || time.Until(writer.deadlines[len(writer.deadlines)-1]) > writeTimeout {
+		t.Errorf("deadlines %v, want one within %v", writer.deadlines, writeTimeout)
+	}
+}
+
+// stuckWriter is a connection that takes some bytes and then reaches its deadline.
+type stuckWriter struct {
+	header    http.Header
+	taken     int
+	deadlines []time.Time
+}
+
+func (w *stuckWriter) Header() http.Header             { return w.header }
+func (w *stuckWriter) WriteHeader(int)                 {}
+func (w *stuckWriter) FlushError() error               { return nil }
+func (w *stuckWriter) SetReadDeadline(time.Time) error { return nil }
+
+func (w *stuckWriter) SetWriteDeadline(at time.Time) error {
+	w.deadlines = append(w.deadlines, at)
+	return nil
+}
+
+func (w *stuckWriter) Write(data []byte) (int, error) {
+	if w.taken += len(data); w.taken > 500 {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return len(data), nil
+}
+
+// A connection serves several requests, also behind one that was refused.
+func TestConnectionIsReused(t *testing.T) {
+	f := serve(t, &fakeEngine{text: beginning, reason: serving.Stop}, nil)
+	body := `{"prompt":"x"}`
+	connection := f.dial("/v1/completions", body, len(body))
+	defer connection.Close()
+	responses := bufio.NewReader(connection)
+	for i, want := range []int{200, 400, 200, 200} {
+		response, err := http.ReadResponse(responses, nil)
+		if err != nil || response.StatusCode != want {
+			t.Fatalf("response %d: %v, %v, want status %d", i, response, err, want)
+		}
+		if _, err := io.Copy(io.Discard, response.Body); err != nil {
+			t.Fatal(err)
+		}
+		body := []string{`{"prompt":{}}`, `{"prompt":"x","stream":true}`, `{"prompt":"x"}`, ""}[i]
+		fmt.Fprintf(connection, "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+
+			"Content-Length: %d\r\n\r\n%s", len(body), body)
+	}
+}
+
+// A panic ends its request and nothing else.
+func TestPanic(t *testing.T) {
+	engine := &fakeEngine{text: "x", reason: serving.Stop, panics: true}
+	f := serve(t, engine, nil)
+	response, text := f.post("/v1/completions", `{"prompt":"x"}`)
+	f.refused(response, text, http.StatusInternalServerError, "", "its log says more")
+	engine.mu.Lock()
+	engine.panics = false
+	engine.mu.Unlock()
+	if response, text := f.post("/v1/completions", `{"prompt":"x"}`); response.StatusCode != http.StatusOK {
+		t.Errorf("after a panic: %s", text)
+	}
+	if logged := f.log.String(); !strings.Contains(logged, "out of order") || !strings.Contains(logged, "generate.go") {
+		t.Errorf("the log has neither the panic nor its place: %s", logged)
+	}
+}

@@ -1,0 +1,395 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/runtime/scheduler"
+	"github.com/hetc/hetc/runtime/serving"
+	"github.com/hetc/hetc/runtime/tokenizer"
+)
+
+// endpoint is a way to have text generated.
+type endpoint struct {
+	fields map[string]field
+	format format
+	prefix string // of ids
+	// maxTokens is the length of answers to requests that do not say; 0: as long as may be
+	maxTokens int
+	// prompt is the tokens to continue.
+	prompt func(ctx context.Context, tok tokenizer.Tokenizer, r *request) ([]int32, error)
+}
+
+var chat = endpoint{fields: chatFields, format: chatFormat{}, prefix: "chatcmpl-", prompt: conversation}
+
+// completion has OpenAI's default length.
+var completion = endpoint{fields: completionFields, format: textFormat{}, prefix: "cmpl-", prompt: continued,
+	maxTokens: 16}
+
+// conversation is the tokens of messages up to where the answer begins. Templates write the token that begins a text.
+func conversation(ctx context.Context, tok tokenizer.Tokenizer, r *request) ([]int32, error) {
+	if r.messages == nil {
+		return nil, refuse("messages", "messages is missing; want a list of at least one message")
+	}
+	text, err := tok.Chat(ctx, r.messages, tokenizer.ChatOptions{AddGenerationPrompt: true, Now: time.Now()})
+	if err != nil {
+		if ctx.Err() == nil {
+			err = refuse("messages", "messages: %s", told(err))
+		}
+		return nil, err
+	}
+	return tok.Encode(text)
+}
+
+// continued is the tokens of a text, or those that the request gives.
+func continued(_ context.Context, tok tokenizer.Tokenizer, r *request) ([]int32, error) {
+	if r.ids != nil {
+		return r.ids, nil
+	}
+	return tok.Prompt(r.text)
+}
+
+// generate answers a request for text.
+func (a *API) generate(w http.ResponseWriter, r *http.Request, e *endpoint) {
+	asked, wrong := a.understand(w, r, e)
+	if wrong != nil {
+		a.fail(w, wrong)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), a.Timeout)
+	defer cancel()
+	submission, err := a.submission(ctx, e, asked)
+	var answer Answer
+	if err == nil {
+		answer, err = a.engine.Submit(*submission)
+	}
+	if err != nil {
+		a.failed(ctx, w, err)
+		return
+	}
+	defer end(answer)
+	g := a.generation(e, asked, answer)
+	w.Header().Set("X-Request-Id", g.head.ID)
+	if asked.stream {
+		g.stream(ctx, w)
+	} else {
+		g.whole(ctx, w)
+	}
+}
+
+// understand reads a request without looking at its text.
+func (a *API) understand(w http.ResponseWriter, r *http.Request, e *endpoint) (*request, *problem) {
+	body, wrong := a.body(w, r)
+	if wrong != nil {
+		return nil, wrong
+	}
+	asked, wrong := parse(body, e.fields)
+	if wrong != nil {
+		return nil, wrong
+	}
+	if asked.model != "" {
+		if wrong := a.named(asked.model); wrong != nil {
+			return nil, wrong
+		}
+	}
+	return asked, classify(asked, r.Header.Get(classHeader))
+}
+
+// end waits until a request has left the engine.
+func end(answer Answer) {
+	answer.Cancel()
+	for range answer.Tokens() {
+	}
+}
+
+// body reads the body of a request, which has to be JSON: pages of the web may send other types without asking.
+func (a *API) body(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
+	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil || kind != "application/json" {
+		return nil, refuse("", "content type %q; send the header Content-Type: application/json",
+			brief(r.Header.Get("Content-Type"))).as(http.StatusUnsupportedMediaType, "unsupported_media_type")
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, a.MaxBody))
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return nil, refuse("", "the body has more than %d bytes; shorten it, or have the server started with another "+
+			"--max-body", a.MaxBody).as(http.StatusRequestEntityTooLarge, "request_too_large")
+	case err != nil:
+		return nil, refuse("", "read the body: %v", err)
+	}
+	// From here on only the client's leaving ends the request; its connection is read to notice that.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	return body, nil
+}
+
+// classHeader overrides the class that follows from service_tier.
+const classHeader = "X-Hetc-Class"
+
+// classify says whether somebody waits for the answer.
+func classify(asked *request, header string) *problem {
+	asked.class = scheduler.Reactive
+	switch strings.ToLower(header) {
+	case "":
+		if asked.tier == tierFlex {
+			asked.class = scheduler.Proactive
+		}
+	case "proactive":
+		asked.class = scheduler.Proactive
+	case "reactive":
+	default:
+		return refuse(classHeader, "header %s: want reactive or proactive, got %q", classHeader, brief(header))
+	}
+	return nil
+}
+
+// submission is what the engine is asked for.
+func (a *API) submission(ctx context.Context, e *endpoint, asked *request) (*serving.Request, error) {
+	prompt, err := e.prompt(ctx, a.Tokenizer, asked)
+	if err != nil {
+		return nil, err
+	}
+	name := "messages"
+	if asked.messages == nil {
+		name = "prompt"
+	}
+	switch count := len(prompt); {
+	case count == 0:
+		return nil, refuse(name, "%s: no tokens, and the model has none to begin with; give some text", name)
+	case count > a.Context:
+		return nil, refuse(name, "%s: %d tokens, and the context has %d; shorten it", name, count, a.Context).
+			as(http.StatusBadRequest, "context_length_exceeded")
+	}
+	for i, id := range prompt {
+		if id < 0 || int(id) >= a.Vocabulary {
+			return nil, refuse(name, "%s[%d]: token id %d, want 0 to %d", name, i, id, a.Vocabulary-1)
+		}
+	}
+	// The last token of an answer needs no position.
+	most := min(a.MaxTokens, a.Context-len(prompt)+1)
+	switch {
+	case asked.maxTokens > 0:
+		most = min(most, asked.maxTokens)
+	case e.maxTokens > 0:
+		most = min(most, e.maxTokens)
+	}
+	sampler := asked.sampler
+	if !asked.seeded {
+		sampler.Seed = a.draw()
+	}
+	scores := -1
+	if asked.logProbs {
+		scores = asked.likely
+	}
+	return &serving.Request{Class: asked.class, Prompt: prompt, MaxTokens: most, Sampler: sampler, LogProbs: scores}, nil
+}
+
+// failed answers with an error, unless the client has gone.
+func (a *API) failed(ctx context.Context, w http.ResponseWriter, err error) {
+	if !errors.Is(ctx.Err(), context.Canceled) {
+		a.fail(w, a.problemOf(ctx, err))
+	}
+}
+
+// problemOf is what a client is told of an error.
+func (a *API) problemOf(ctx context.Context, err error) *problem {
+	var wrong *problem
+	switch class := diag.ClassOf(err); {
+	case errors.As(err, &wrong):
+		return wrong
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return &problem{status: http.StatusGatewayTimeout, kind: kindServer, code: "timeout",
+			message: fmt.Sprintf("not answered within %v; ask for fewer tokens, or have the server started with another "+
+				"--request-timeout", a.Timeout)}
+	case errors.Is(err, serving.ErrFull):
+		return &problem{status: http.StatusTooManyRequests, kind: kindRate, code: "rate_limit_exceeded",
+			message: "the queue is full; send the request again later"}
+	case errors.Is(err, serving.ErrDraining):
+		return unavailable("draining", "the server is shutting down; send the request to another one")
+	case class == diag.ClassInput || class == diag.ClassUsage:
+		return refuse("", "%s", told(err))
+	}
+	a.Logf("a request failed: %s", told(err))
+	return &problem{status: http.StatusInternalServerError, kind: kindServer,
+		message: "the request could not be computed; the server's log says why"}
+}
+
+// generation is an answer on its way to a client.
+type generation struct {
+	api      *API
+	asked    *request
+	format   format
+	head     head
+	answer   Answer
+	composed composer
+	began    time.Time
+	tokens   int // of the answer so far
+}
+
+// generation begins an answer.
+func (a *API) generation(e *endpoint, asked *request, answer Answer) *generation {
+	tier := "default"
+	if asked.class == scheduler.Proactive {
+		tier = tierFlex
+	}
+	now := time.Now()
+	return &generation{
+		api: a, asked: asked, format: e.format, answer: answer, began: now,
+		head: head{ID: fmt.Sprintf("%s%016x", e.prefix, a.draw()), Created: now.Unix(), Model: a.Model,
+			Fingerprint: a.Fingerprint, Tier: tier},
+		composed: composer{decode: a.Tokenizer.Stream(), stops: newStopper(asked.stop)},
+	}
+}
+
+// Reasons for which an answer ends, as OpenAI calls them.
+const (
+	finishStop   = "stop"
+	finishLength = "length"
+)
+
+// follow hands on each piece of the answer as it is there, and returns why the answer ended.
+func (g *generation) follow(ctx context.Context, show func(part) error) (finish string, err error) {
+	for {
+		var token serving.Token
+		var more bool
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case token, more = <-g.answer.Tokens():
+		}
+		if !more {
+			return g.finish(show)
+		}
+		if g.tokens++; g.tokens == 1 {
+			g.api.metrics.firstToken(time.Since(g.began))
+		}
+		piece, scores, stopped := g.composed.push(token.ID, g.score(&token))
+		if piece != "" || len(scores) > 0 {
+			if err := show(part{text: piece, scores: scores}); err != nil {
+				return "", err
+			}
+		}
+		if stopped {
+			return finishStop, nil
+		}
+	}
+}
+
+// finish hands on the rest of an answer that has ended.
+func (g *generation) finish(show func(part) error) (string, error) {
+	reason, err := g.answer.End()
+	if err != nil {
+		return "", err
+	}
+	if reason == serving.Cancelled {
+		return "", serving.ErrDraining
+	}
+	piece, scores, stopped := g.composed.finish()
+	if piece != "" || len(scores) > 0 {
+		err = show(part{text: piece, scores: scores})
+	}
+	if stopped || reason == serving.Stop {
+		return finishStop, err
+	}
+	return finishLength, err
+}
+
+// score is a token with its log probability, nil where none is asked for.
+func (g *generation) score(token *serving.Token) *scored {
+	if !g.asked.logProbs {
+		return nil
+	}
+	tok := g.api.Tokenizer
+	out := &scored{text: tokenText(tok, token.ID), logProb: token.LogProb}
+	for _, other := range token.Likely {
+		out.likely = append(out.likely, scored{text: tokenText(tok, other.ID), logProb: other.LogProb})
+	}
+	return out
+}
+
+// usage counts the tokens of an answer, once the engine has ended it.
+func (g *generation) usage() usage {
+	end(g.answer)
+	counted := g.answer.Usage()
+	return usage{Prompt: counted.PromptTokens, Completion: g.tokens, Total: counted.PromptTokens + g.tokens,
+		Details: promptDetails{counted.ReusedTokens}}
+}
+
+// whole answers with one document.
+func (g *generation) whole(ctx context.Context, w http.ResponseWriter) {
+	var text strings.Builder
+	var all part
+	finish, err := g.follow(ctx, func(p part) error {
+		text.WriteString(p.text)
+		all.scores = append(all.scores, p.scores...)
+		return nil
+	})
+	if err != nil {
+		g.api.failed(ctx, w, err)
+		return
+	}
+	all.text, all.finish = text.String(), &finish
+	g.api.write(w, http.StatusOK, g.format.whole(g.head, all, g.asked.logProbs, g.usage()))
+}
+
+// stream answers with server-sent events. An error behind the first one is an event, too, and the last.
+func (g *generation) stream(ctx context.Context, w http.ResponseWriter) {
+	header := w.Header()
+	header.Set("Content-Type", "text/event-stream")
+	header.Set("Cache-Control", "no-cache")
+	header.Set("X-Accel-Buffering", "no") // nginx holds events back otherwise
+	var counted **usage
+	if g.asked.usage {
+		counted = new(*usage)
+	}
+	show := func(p part) error {
+		return send(w, encode(g.format.event(g.head, p, g.asked.logProbs, counted)))
+	}
+	begin := func() error { return show(part{first: true}) }
+	if g.format == (textFormat{}) {
+		begin = http.NewResponseController(w).Flush // the head alone
+	}
+	err := begin()
+	finish := ""
+	if err == nil {
+		finish, err = g.follow(ctx, show)
+	}
+	if err == nil {
+		err = show(part{finish: &finish})
+	}
+	if err == nil && g.asked.usage {
+		err = send(w, encode(g.format.last(g.head, g.usage())))
+	}
+	if err == nil {
+		err = send(w, []byte("[DONE]\n"))
+	}
+	if err != nil && !errors.Is(err, errGone) && !errors.Is(ctx.Err(), context.Canceled) {
+		_ = send(w, encode(g.api.problemOf(ctx, err)))
+	}
+}
+
+// errGone says that a client takes no more.
+var errGone = errors.New("the client has gone")
+
+// send writes an event; data ends with a line feed. A client that does not take it within the time limit is gone.
+func send(w http.ResponseWriter, data []byte) error {
+	control := http.NewResponseController(w)
+	err := control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	if err == nil || errors.Is(err, http.ErrNotSupported) {
+		_, err = fmt.Fprintf(w, "data: %s\n", data)
+	}
+	if err == nil {
+		err = control.Flush()
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", errGone, err)
+	}
+	return nil
+}

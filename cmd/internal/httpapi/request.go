@@ -1,0 +1,387 @@
+package httpapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/scheduler"
+	"github.com/hetc/hetc/runtime/tokenizer"
+)
+
+// request is what a body asks for.
+type request struct {
+	model     string              // "" for whichever there is
+	messages  []tokenizer.Message // of a chat
+	text      string              // of a completion, where ids is nil
+	ids       []int32
+	maxTokens int // 0: the endpoint's default
+	sampler   executor.Sampler
+	seeded    bool // the sampler has the client's seed
+	stop      []string
+	stream    bool
+	usage     bool // a last event with the usage
+	logProbs  bool
+	likely    int // tokens beside each one's log probability
+	tier      string
+	class     scheduler.Class
+}
+
+// value is a field of a body. Its name is the path from the body, such as messages[0].content.
+type value struct {
+	name string
+	raw  json.RawMessage
+}
+
+// refuse is a problem of the value: the format says what is wanted.
+func (v value) refuse(format string, args ...any) *problem {
+	return refuse(v.name, "%s: "+format, append([]any{v.name}, args...)...)
+}
+
+// got is the value as the client wrote it, for messages.
+func (v value) got() string { return brief(string(v.raw)) }
+
+// field reads a value into a request.
+type field func(r *request, v value) *problem
+
+// neverField is a field that would change the answer and is not supported. Its neutral values, which change nothing,
+// are accepted.
+type neverField struct {
+	neutral []string // compact JSON, beside null, false, "", [] and {}
+	hint    string
+}
+
+// parse reads a body. Fields are taken in alphabetical order, and the first problem is told. A field that is null counts
+// as absent.
+func parse(body []byte, fields map[string]field) (*request, *problem) {
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(body, &object); err != nil || object == nil {
+		if err == nil {
+			err = errors.New("it is null")
+		}
+		return nil, refuse("", "the body is no JSON object: %s", brief(err.Error()))
+	}
+	r := &request{sampler: executor.Sampler{Temperature: 1}}
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		v := value{name, object[name]}
+		if string(v.raw) == "null" {
+			continue
+		}
+		read, known := fields[name]
+		never, refused := neverFields[name]
+		var wrong *problem
+		switch {
+		case known:
+			wrong = read(r, v)
+		case refused:
+			wrong = never.check(v)
+		case !slices.Contains(ignoredFields, name):
+			wrong = unknownField(name, fields)
+		}
+		if wrong != nil {
+			return nil, wrong
+		}
+	}
+	return r, nil
+}
+
+// unknownField names the field that was probably meant.
+func unknownField(name string, fields map[string]field) *problem {
+	known := slices.Concat(slices.Collect(maps.Keys(fields)), slices.Collect(maps.Keys(neverFields)), ignoredFields)
+	message := "%q: unknown field; leave it out"
+	if near := diag.Nearest(name, known); near != "" {
+		message = "%q: unknown field; did you mean " + near + "?"
+	}
+	return refuse(brief(name), message, brief(name))
+}
+
+// check accepts neutral values.
+func (n *neverField) check(v value) *problem {
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, v.raw); err != nil {
+		return v.refuse("%v", err)
+	}
+	if slices.Contains([]string{"false", `""`, "[]", "{}"}, compact.String()) ||
+		slices.Contains(n.neutral, compact.String()) {
+		return nil
+	}
+	return v.refuse("not supported, got %s; %s", v.got(), n.hint)
+}
+
+// ignoredFields are known and change nothing here.
+var ignoredFields = []string{
+	"metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "store",
+	"user",
+}
+
+// neverFields are fields of either endpoint.
+var neverFields = map[string]*neverField{
+	"audio":              {hint: "leave it out: answers are text"},
+	"best_of":            {neutral: []string{"1"}, hint: "leave it out, or send several requests"},
+	"echo":               {hint: "leave it out, and put the prompt in front of the answer yourself"},
+	"frequency_penalty":  {neutral: []string{"0", "0.0"}, hint: "leave it out or set it to 0"},
+	"function_call":      {neutral: []string{`"auto"`, `"none"`}, hint: "leave it out: the model calls no functions here"},
+	"functions":          {hint: "leave it out: the model calls no functions here"},
+	"logit_bias":         {hint: "leave it out"},
+	"min_p":              {neutral: []string{"0", "0.0"}, hint: "leave it out, or use top_p"},
+	"modalities":         {neutral: []string{`["text"]`}, hint: "leave it out: answers are text"},
+	"n":                  {neutral: []string{"1"}, hint: "leave it out, and send the request several times"},
+	"prediction":         {hint: "leave it out"},
+	"presence_penalty":   {neutral: []string{"0", "0.0"}, hint: "leave it out or set it to 0"},
+	"reasoning_effort":   {hint: "leave it out"},
+	"repetition_penalty": {neutral: []string{"1", "1.0"}, hint: "leave it out or set it to 1"},
+	"response_format":    {neutral: []string{`{"type":"text"}`}, hint: "leave it out: answers are text"},
+	"suffix":             {hint: "leave it out: the model continues text only at its end"},
+	"tool_choice":        {neutral: []string{`"auto"`, `"none"`}, hint: "leave it out: the model calls no tools here"},
+	"tools":              {hint: "leave it out: the model calls no tools here"},
+	"verbosity":          {neutral: []string{`"medium"`}, hint: "leave it out"},
+	"web_search_options": {hint: "leave it out"},
+}
+
+// commonFields are those of both endpoints.
+var commonFields = map[string]field{
+	"model": func(r *request, v value) (wrong *problem) {
+		r.model, wrong = v.text()
+		return wrong
+	},
+	"max_tokens":            maxTokens,
+	"max_completion_tokens": maxTokens,
+	"temperature": func(r *request, v value) (wrong *problem) {
+		r.sampler.Temperature, wrong = v.number(0, 2)
+		return wrong
+	},
+	"top_p": func(r *request, v value) (wrong *problem) {
+		r.sampler.TopP, wrong = v.number(0, 1)
+		if r.sampler.TopP == 0 { // the sampler's word for all tokens, and OpenAI's for the likeliest
+			r.sampler.TopP = math.SmallestNonzeroFloat64
+		}
+		return wrong
+	},
+	"top_k": func(r *request, v value) *problem {
+		k, wrong := v.whole(0, math.MaxInt32)
+		r.sampler.TopK = int(k)
+		return wrong
+	},
+	"seed": func(r *request, v value) *problem {
+		seed, wrong := v.whole(math.MinInt64, math.MaxInt64)
+		r.sampler.Seed, r.seeded = uint64(seed), true
+		return wrong
+	},
+	"stop": stops,
+	"stream": func(r *request, v value) (wrong *problem) {
+		r.stream, wrong = v.flag()
+		return wrong
+	},
+	"stream_options": streamOptions,
+	"service_tier": func(r *request, v value) (wrong *problem) {
+		if r.tier, wrong = v.text(); wrong == nil && !slices.Contains(tiers, r.tier) {
+			return v.refuse("want one of %s, got %s", strings.Join(tiers, ", "), v.got())
+		}
+		return wrong
+	},
+}
+
+// tiers are the values of service_tier; all but flex are the interactive ones.
+var tiers = []string{"auto", "default", "priority", tierFlex}
+
+const tierFlex = "flex"
+
+// with are the common fields and others.
+func with(more map[string]field) map[string]field {
+	all := maps.Clone(commonFields)
+	maps.Copy(all, more)
+	return all
+}
+
+// chatFields are those of a conversation.
+var chatFields = with(map[string]field{
+	"messages": messages,
+	"logprobs": func(r *request, v value) (wrong *problem) {
+		r.logProbs, wrong = v.flag()
+		return wrong
+	},
+	"top_logprobs": func(r *request, v value) *problem {
+		count, wrong := v.whole(0, 20)
+		r.likely = int(count)
+		if wrong == nil && !r.logProbs { // logprobs comes first in the alphabet
+			return v.refuse("needs logprobs; set logprobs to true")
+		}
+		return wrong
+	},
+})
+
+// completionFields are those of a text to continue.
+var completionFields = with(map[string]field{
+	"prompt": prompt,
+	"logprobs": func(r *request, v value) *problem {
+		count, wrong := v.whole(0, 5)
+		r.logProbs, r.likely = true, int(count)
+		return wrong
+	},
+})
+
+// maxTokens is the length of the answer, which has two names.
+func maxTokens(r *request, v value) *problem {
+	count, wrong := v.whole(1, math.MaxInt32)
+	if wrong == nil && r.maxTokens != 0 && r.maxTokens != int(count) {
+		return v.refuse("max_completion_tokens is %d and max_tokens %d; give one of them", r.maxTokens, count)
+	}
+	r.maxTokens = int(count)
+	return wrong
+}
+
+// stops are a text or up to four, none of them empty.
+func stops(r *request, v value) *problem {
+	const most = 4
+	var one string
+	if v.read(&one) {
+		r.stop = []string{one}
+	} else if !v.read(&r.stop) || len(r.stop) > most {
+		return v.refuse("want a text or up to %d texts, got %s", most, v.got())
+	}
+	if slices.Contains(r.stop, "") {
+		return v.refuse("want texts of at least one character, got an empty one")
+	}
+	return nil
+}
+
+// streamOptions has one option that counts.
+func streamOptions(r *request, v value) *problem {
+	var options map[string]json.RawMessage
+	if !v.read(&options) {
+		return v.refuse("want an object, got %s", v.got())
+	}
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		option := value{v.name + "." + name, options[name]}
+		var wrong *problem
+		switch {
+		case string(option.raw) == "null":
+		case name == "include_usage":
+			r.usage, wrong = option.flag()
+		case name == "include_obfuscation":
+			_, wrong = option.flag() // events have no padding either way
+		default:
+			wrong = refuse(brief(option.name), "%q: unknown field; want include_usage", brief(option.name))
+		}
+		if wrong != nil {
+			return wrong
+		}
+	}
+	return nil
+}
+
+// prompt is a text, or token ids. A list of one of them is that one, because clients write it so.
+func prompt(r *request, v value) *problem {
+	var list []json.RawMessage
+	switch {
+	case v.read(&r.text):
+		return nil
+	case !v.read(&list) || len(list) == 0:
+		return v.refuse("want a text or a list of token ids, got %s", v.got())
+	case list[0][0] != '"' && list[0][0] != '[':
+		return ids(r, v, list)
+	case len(list) > 1:
+		return v.refuse("want one prompt, got %d; send a request for each: they are answered side by side", len(list))
+	}
+	inner := v.element(0, list[0])
+	if inner.read(&r.text) {
+		return nil
+	}
+	if !inner.read(&list) || len(list) == 0 {
+		return inner.refuse("want a text or a list of token ids, got %s", inner.got())
+	}
+	return ids(r, inner, list)
+}
+
+// ids are the tokens of a prompt.
+func ids(r *request, v value, list []json.RawMessage) *problem {
+	for i, raw := range list {
+		id, wrong := v.element(i, raw).whole(0, math.MaxInt32)
+		if wrong != nil {
+			return wrong
+		}
+		r.ids = append(r.ids, int32(id))
+	}
+	return nil
+}
+
+// roles are those that every chat template knows.
+var roles = []string{"system", "user", "assistant"}
+
+// messages is the conversation.
+func messages(r *request, v value) *problem {
+	var list []json.RawMessage
+	if !v.read(&list) || len(list) == 0 {
+		return v.refuse("want a list of at least one message, got %s", v.got())
+	}
+	for i, raw := range list {
+		one, wrong := message(v.element(i, raw))
+		if wrong != nil {
+			return wrong
+		}
+		r.messages = append(r.messages, one)
+	}
+	return nil
+}
+
+// message is an object with role and content. Other fields are accepted while they are empty, as in answers that a
+// client sends back.
+func message(v value) (out tokenizer.Message, wrong *problem) {
+	var object map[string]json.RawMessage
+	if !v.read(&object) {
+		return out, v.refuse("want an object with role and content, got %s", v.got())
+	}
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		inner := value{v.name + "." + brief(name), object[name]}
+		switch {
+		case name == "content":
+			out.Content, wrong = content(inner)
+		case name == "role":
+			if out.Role, wrong = inner.text(); wrong == nil && !slices.Contains(roles, out.Role) {
+				wrong = inner.refuse("want one of %s, got %s", strings.Join(roles, ", "), inner.got())
+			}
+		case string(inner.raw) != "null":
+			wrong = (&neverField{hint: "leave it out: a message has role and content"}).check(inner)
+		}
+		if wrong != nil {
+			return out, wrong
+		}
+	}
+	for _, name := range []string{"role", "content"} {
+		if object[name] == nil {
+			return out, v.refuse("%s is missing; a message has role and content", name)
+		}
+	}
+	return out, nil
+}
+
+// content is a text, or a list of parts that are texts, which are joined.
+func content(v value) (string, *problem) {
+	var text string
+	if v.read(&text) {
+		return text, nil
+	}
+	var list []json.RawMessage
+	if !v.read(&list) || len(list) == 0 {
+		return "", v.refuse(`want a text or a list of parts {"type":"text","text":"..."}, got %s`, v.got())
+	}
+	var out strings.Builder
+	for i, raw := range list {
+		inner := v.element(i, raw)
+		var part struct {
+			Type string  `json:"type"`
+			Text *string `json:"text"`
+		}
+		if !inner.read(&part) || part.Type != "text" || part.Text == nil {
+			return "", inner.refuse(`want {"type":"text","text":"..."}, got %s; the model reads text only`, inner.got())
+		}
+		out.WriteString(*part.Text)
+	}
+	return out.String(), nil
+}
