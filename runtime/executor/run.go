@@ -190,12 +190,6 @@ func (c *Control) chunk(sequence int, tokens []int32, done int, want Want, sink 
 	return count, nil
 }
 
-// ProgramFor names the program that processes the first of n tokens of a prompt, and says how many of them.
-func (m *Machine) ProgramFor(n int) (name string, tokens int) {
-	program := m.decide(n)
-	return program.Name, min(n, program.Rows)
-}
-
 // admits says why tokens cannot follow a sequence, if they cannot.
 func (m *Machine) admits(sequence int, tokens []int32) error {
 	if sequence < 0 || sequence >= m.Sequences() {

@@ -1,12 +1,8 @@
 package serving
 
 import (
-	"cmp"
 	"math"
 	"slices"
-
-	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/runtime/executor"
 )
 
 // draw samples the next token of a request from logits [vocabulary], with the log probabilities it wants.
@@ -47,49 +43,4 @@ func likeliest(logits []float32, n int) []int32 {
 		out = out[:min(len(out), n)]
 	}
 	return out
-}
-
-// times are what a plan predicts of its programs, in ns.
-type times struct {
-	byName   map[string]int64
-	decoding []batchTime // in ascending order of rows
-}
-
-// batchTime is a program that decodes that many sequences together.
-type batchTime struct {
-	rows int
-	ns   int64
-}
-
-// predictions reads a plan's predictions.
-func predictions(plan *planir.Plan) *times {
-	out := &times{byName: map[string]int64{}}
-	for i := range plan.Predictions {
-		out.byName[plan.Predictions[i].Program] = plan.Predictions[i].PlanNS
-	}
-	for i := range plan.Program.Programs {
-		if phase := &plan.Program.Programs[i]; phase.Rows == 1 || phase.Batch() {
-			out.decoding = append(out.decoding, batchTime{phase.Rows, out.byName[phase.Name]})
-		}
-	}
-	slices.SortFunc(out.decoding, func(a, b batchTime) int { return cmp.Compare(a.rows, b.rows) })
-	return out
-}
-
-// decode is the time of the smallest program for n sequences.
-func (t *times) decode(n int) int64 {
-	for _, program := range t.decoding {
-		if program.rows >= n {
-			return program.ns
-		}
-	}
-	return 0
-}
-
-// chunk is the time of the program that processes the first of n tokens.
-func (t *times) chunk(machine *executor.Machine) func(n int) (int, int64) {
-	return func(n int) (int, int64) {
-		program, rows := machine.ProgramFor(n)
-		return rows, t.byName[program]
-	}
 }

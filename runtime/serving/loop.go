@@ -160,7 +160,7 @@ func (s *Server) take(answer *Answer, drawn Token, wrong error) {
 	switch {
 	case wrong != nil:
 		answer.err = wrong
-	case slices.Contains(s.end, int(drawn.ID)):
+	case !answer.request.IgnoreEnd && slices.Contains(s.end, int(drawn.ID)):
 		answer.reason = Stop
 	default:
 		answer.tokens <- drawn

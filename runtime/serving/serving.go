@@ -31,6 +31,8 @@ type Request struct {
 	Prompt    []int32 // token ids, at least one
 	MaxTokens int     // most tokens to generate, at least 1
 	Sampler   executor.Sampler
+	// IgnoreEnd generates MaxTokens whatever the model says: for measurements.
+	IgnoreEnd bool
 	LogProbs  int // how many of the likeliest tokens come with every token, beside its own log probability; -1: neither
 }
 
@@ -160,8 +162,8 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 			WithHint("solve with larger batches in the workload (batches: [2, 4, 8]), or ask for fewer slots")
 	}
 	config.Reserved = min(config.Reserved, config.Slots-1)
-	times := predictions(plan)
-	config.ChunkNS, config.DecodeNS = times.chunk(machine), times.decode
+	times := TimesOf(plan)
+	config.ChunkNS, config.DecodeNS = times.Chunk, times.Decode
 	state, err := scheduler.New(config)
 	if err != nil {
 		return nil, err

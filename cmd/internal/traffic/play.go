@@ -1,0 +1,213 @@
+package traffic
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/scheduler"
+	"github.com/hetc/hetc/runtime/serving"
+)
+
+// fits refuses a trace that the context of a plan does not hold.
+func fits(plan *planir.Plan, trace []Request) error {
+	for i := range trace {
+		if need := trace[i].Prompt + trace[i].Output; need > plan.MaxContext {
+			return diag.New(diag.ClassInput, "request %d of the trace needs %d positions, and the plan has a context of %d",
+				i+1, need, plan.MaxContext).WithHint("solve with a larger context in the workload, or draw shorter requests")
+		}
+	}
+	return nil
+}
+
+// Simulate plays a trace on a virtual clock: program calls take what the plan predicts, and nothing else takes time. The
+// slots of the configuration are the plan's sequences if they are 0.
+func Simulate(plan *planir.Plan, trace []Request, config scheduler.Config) (*Report, error) {
+	if err := fits(plan, trace); err != nil {
+		return nil, err
+	}
+	if len(plan.Predictions) == 0 {
+		return nil, diag.New(diag.ClassInput, "simulate: the plan predicts no times")
+	}
+	times := serving.TimesOf(plan)
+	config.ChunkNS, config.DecodeNS = times.Chunk, times.Decode
+	config.Queue = 0
+	if config.Slots == 0 {
+		config.Slots = plan.Sequences()
+	}
+	config.Reserved = min(config.Reserved, config.Slots-1)
+	state, err := scheduler.New(config)
+	if err != nil {
+		return nil, err
+	}
+	play := simulation{state: state, config: &config, trace: trace, courses: make([]course, len(trace)),
+		left: make([]int, len(trace))}
+	if err := play.run(); err != nil {
+		return nil, err
+	}
+	report := summarise(config.Policy, play.courses, play.busy, state.Counts())
+	report.Simulated = true
+	return report, nil
+}
+
+// simulation is a trace under way on a virtual clock. A request's ID is its number in the trace and one.
+type simulation struct {
+	state   *scheduler.State
+	config  *scheduler.Config
+	trace   []Request
+	courses []course
+	left    []int // of the prompts
+	arrived int   // requests so far
+	now     int64
+	busy    int64
+}
+
+// run plays the trace to its end.
+func (s *simulation) run() error {
+	for {
+		if err := s.arrivals(); err != nil {
+			return err
+		}
+		action := s.state.Next(s.now)
+		switch action.Kind {
+		case scheduler.Idle:
+			if s.arrived == len(s.trace) {
+				return nil
+			}
+			s.now = s.at(s.arrived)
+		case scheduler.Prefill:
+			id := action.Requests[0]
+			tokens, ns := s.config.ChunkNS(s.left[id-1])
+			s.spend(ns)
+			s.left[id-1] -= tokens
+			s.state.Prefilled(s.now, id, tokens)
+			if s.left[id-1] == 0 {
+				s.token(id)
+			}
+		case scheduler.Decode:
+			ids := slices.Clone(action.Requests)
+			s.spend(s.config.DecodeNS(len(ids)))
+			s.state.Decoded(s.now, ids)
+			for _, id := range ids {
+				s.token(id)
+			}
+		}
+	}
+}
+
+// at is when request number i of the trace arrives: ns.
+func (s *simulation) at(i int) int64 { return int64(s.trace[i].AtMS * 1e6) }
+
+// spend lets the clock go on while the machine computes.
+func (s *simulation) spend(ns int64) {
+	s.now += ns
+	s.busy += ns
+}
+
+// arrivals submits the requests that have arrived by now.
+func (s *simulation) arrivals() error {
+	for ; s.arrived < len(s.trace) && s.at(s.arrived) <= s.now; s.arrived++ {
+		request := &s.trace[s.arrived]
+		s.left[s.arrived] = request.Prompt
+		s.courses[s.arrived] = course{class: request.class(), arrived: s.at(s.arrived)}
+		err := s.state.Submit(s.at(s.arrived), scheduler.Request{ID: scheduler.ID(s.arrived + 1), Class: request.class(),
+			Prompt: request.Prompt})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// token gives a request a token, and ends it with its last one.
+func (s *simulation) token(id scheduler.ID) {
+	c := &s.courses[id-1]
+	if c.tokens++; c.tokens == 1 {
+		c.first = s.now
+	}
+	c.last = s.now
+	if c.tokens == s.trace[id-1].Output {
+		s.state.End(id)
+	}
+}
+
+// Measure plays a trace on a machine in real time. Prompts are random tokens, none of which was there before; every
+// request gets all its tokens, whatever the model says.
+func Measure(ctx context.Context, machine *executor.Machine, trace []Request, config scheduler.Config) (*Report, error) {
+	if err := fits(machine.Plan(), trace); err != nil {
+		return nil, err
+	}
+	config.Queue = 0
+	server, err := serving.New(machine, serving.Options{Scheduler: config})
+	if err != nil {
+		return nil, err
+	}
+	done := make(chan error, 1)
+	go func() { done <- server.Run(ctx) }()
+	courses := make([]course, len(trace))
+	failed := make([]error, len(trace))
+	random := rand.New(rand.NewPCG(1, 22))
+	began := time.Now()
+	var users sync.WaitGroup
+	for i := range trace {
+		request := &trace[i]
+		prompt := make([]int32, request.Prompt)
+		for j := range prompt {
+			prompt[j] = random.Int32N(int32(machine.Vocabulary()))
+		}
+		if wait := time.Until(began.Add(time.Duration(request.AtMS * 1e6))); wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+			}
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		users.Go(func() {
+			courses[i], failed[i] = use(server, began, request, prompt)
+		})
+	}
+	users.Wait()
+	server.Drain()
+	if err := <-done; err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("measure a trace: %w", err)
+	}
+	for _, err := range failed {
+		if err != nil {
+			return nil, err
+		}
+	}
+	metrics := server.Metrics()
+	return summarise(config.Policy, courses, metrics.BusyNS, scheduler.Counts{Chunks: metrics.Chunks,
+		Iterations: metrics.Iterations, Preemptions: metrics.Preemptions}), nil
+}
+
+// use sends a request and notes when its tokens come.
+func use(server *serving.Server, began time.Time, request *Request, prompt []int32) (course, error) {
+	out := course{class: request.class(), arrived: int64(time.Since(began))}
+	answer, err := server.Submit(serving.Request{Class: request.class(), Prompt: prompt, MaxTokens: request.Output,
+		IgnoreEnd: true, LogProbs: -1})
+	if err != nil {
+		return out, err
+	}
+	for range answer.Tokens() {
+		out.last = int64(time.Since(began))
+		if out.tokens++; out.tokens == 1 {
+			out.first = out.last
+		}
+	}
+	if reason, err := answer.End(); err != nil || reason != serving.Length {
+		return out, fmt.Errorf("a request of the trace ended with %q: %w", reason, err)
+	}
+	return out, nil
+}

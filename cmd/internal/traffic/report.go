@@ -1,0 +1,109 @@
+package traffic
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/runtime/scheduler"
+)
+
+// Report is how a trace went under a policy.
+type Report struct {
+	Policy    scheduler.Policy `json:"policy"`
+	Simulated bool             `json:"simulated"` // by predicted times, on a virtual clock
+	Classes   []ClassReport    `json:"classes"`
+	Seconds   float64          `json:"seconds"`      // until the last request ended
+	Rate      float64          `json:"tokens_per_s"` // generated, of all requests
+	Busy      float64          `json:"busy"`         // share of that time in program calls
+	Counts    scheduler.Counts `json:"-"`
+	Preempted int64            `json:"preemptions"`
+}
+
+// ClassReport is what the requests of a class got. Times are in milliseconds; the 95th percentile is of the requests.
+type ClassReport struct {
+	Class    string  `json:"class"`
+	Requests int     `json:"requests"`
+	TTFT     float64 `json:"ttft_ms"` // mean time to the first token
+	TTFT95   float64 `json:"ttft_p95_ms"`
+	PerToken float64 `json:"per_token_ms"`         // mean time between tokens
+	Latency  float64 `json:"latency_per_token_ms"` // time of the whole request by tokens generated: normalised latency
+	Rate     float64 `json:"tokens_per_s"`
+}
+
+// course is when a request arrived, got its first token, and its last one: ns.
+type course struct {
+	class                scheduler.Class
+	tokens               int
+	arrived, first, last int64
+}
+
+// summarise makes the report of a trace from the courses of its requests.
+func summarise(policy scheduler.Policy, courses []course, busyNS int64, counts scheduler.Counts) *Report {
+	out := &Report{Policy: policy, Counts: counts, Preempted: counts.Preemptions}
+	var end, tokens int64
+	for i := range courses {
+		end = max(end, courses[i].last)
+		tokens += int64(courses[i].tokens)
+	}
+	out.Seconds = float64(end) / 1e9
+	out.Rate = float64(tokens) / out.Seconds
+	out.Busy = float64(busyNS) / float64(end)
+	for _, class := range []scheduler.Class{scheduler.Reactive, scheduler.Proactive} {
+		var waits, gaps, latencies []float64
+		got := 0
+		for i := range courses {
+			c := &courses[i]
+			if c.class != class {
+				continue
+			}
+			got += c.tokens
+			waits = append(waits, float64(c.first-c.arrived)/1e6)
+			latencies = append(latencies, float64(c.last-c.arrived)/1e6/float64(c.tokens))
+			if c.tokens > 1 {
+				gaps = append(gaps, float64(c.last-c.first)/1e6/float64(c.tokens-1))
+			}
+		}
+		if len(waits) > 0 {
+			out.Classes = append(out.Classes, ClassReport{Class: class.String(), Requests: len(waits), TTFT: mean(waits),
+				TTFT95: percentile(waits, 0.95), PerToken: mean(gaps), Latency: mean(latencies),
+				Rate: float64(got) / out.Seconds})
+		}
+	}
+	return out
+}
+
+// mean is 0 of no values.
+func mean(values []float64) float64 {
+	sum := 0.0
+	for _, value := range values {
+		sum += value
+	}
+	return sum / math.Max(1, float64(len(values)))
+}
+
+// percentile is the smallest value that at least this share of the values do not exceed.
+func percentile(values []float64, share float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[max(0, int(math.Ceil(share*float64(len(sorted))))-1)]
+}
+
+// Show prints reports as a table, a line for each policy and class.
+func Show(ui *cli.Streams, reports []*Report) {
+	var rows [][]string
+	for _, report := range reports {
+		how := "measured"
+		if report.Simulated {
+			how = "simulated"
+		}
+		for _, class := range report.Classes {
+			rows = append(rows, []string{string(report.Policy), how, class.Class, fmt.Sprint(class.Requests),
+				fmt.Sprintf("%.1f", class.TTFT), fmt.Sprintf("%.1f", class.TTFT95), fmt.Sprintf("%.2f", class.PerToken),
+				fmt.Sprintf("%.2f", class.Latency), fmt.Sprintf("%.1f", class.Rate),
+				fmt.Sprintf("%.0f %%", 100*report.Busy), fmt.Sprint(report.Preempted)})
+		}
+	}
+	ui.Table([]string{"policy", "times", "class", ">requests", ">first token ms", ">p95 ms", ">ms a token",
+		">latency ms a token", ">tokens/s", ">busy", ">preemptions"}, rows)
+}

@@ -1,0 +1,73 @@
+package serving
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/hetc/hetc/planir"
+)
+
+// Times are what a plan predicts of its programs.
+type Times struct {
+	plan   *planir.Plan
+	byName map[string]int64 // ns of a program
+	decode []batchTime      // in ascending order of sequences
+}
+
+// batchTime is a program that decodes up to that many sequences together.
+type batchTime struct {
+	sequences int
+	ns        int64
+}
+
+// TimesOf reads a plan's predictions.
+func TimesOf(plan *planir.Plan) *Times {
+	out := &Times{plan: plan, byName: map[string]int64{}}
+	for i := range plan.Predictions {
+		out.byName[plan.Predictions[i].Program] = plan.Predictions[i].PlanNS
+	}
+	for i := range plan.Program.Programs {
+		if phase := &plan.Program.Programs[i]; phase.Rows == 1 || phase.Batch() {
+			out.decode = append(out.decode, batchTime{phase.Rows, out.byName[phase.Name]})
+		}
+	}
+	slices.SortFunc(out.decode, func(a, b batchTime) int { return cmp.Compare(a.sequences, b.sequences) })
+	return out
+}
+
+// Decode is the time of an iteration that decodes one token of each of n sequences, in ns.
+func (t *Times) Decode(n int) int64 {
+	for _, program := range t.decode {
+		if program.sequences >= n {
+			return program.ns
+		}
+	}
+	return 0
+}
+
+// Chunk is how many of n tokens of a prompt one program call processes, and how long that takes, in ns. Processors that
+// do not pad take less for fewer rows than the program has: between one row and all of them, the time is taken to be
+// linear.
+func (t *Times) Chunk(n int) (tokens int, ns int64) {
+	for _, choice := range t.plan.Program.Decider {
+		if n < choice.Min || n > choice.Max {
+			continue
+		}
+		for i := range t.plan.Program.Programs {
+			if program := &t.plan.Program.Programs[i]; program.Name == choice.Program {
+				whole := t.byName[program.Name]
+				if n < program.Rows && t.dynamic() {
+					one := min(t.Decode(1), whole)
+					return n, one + int64(float64(whole-one)*float64(n-1)/float64(program.Rows-1))
+				}
+				return min(n, program.Rows), whole
+			}
+		}
+	}
+	return n, 0
+}
+
+// dynamic reports whether every processor computes just the rows of a call.
+func (t *Times) dynamic() bool {
+	return !slices.ContainsFunc(t.plan.Procs, func(proc planir.Proc) bool { return !proc.DynamicRows })
+}
