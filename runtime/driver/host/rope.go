@@ -63,10 +63,12 @@ func (s *ropeTables) get(angles rotation, rows int) *ropeTable {
 
 // fill computes the sines and cosines of rows positions from params.pos on, times the amplitude.
 func (t *ropeTable) fill(params rotation, rows int) {
-	t.freq = append(t.freq[:0], params.freq...)
+	own := t.freq[:len(params.freq)] // for which grow has made room; those of params are somebody else's
+	copy(own, params.freq)
 	t.rotation, t.rows = params, rows
-	half := len(t.freq)
-	for i, frequency := range t.freq {
+	t.freq = own
+	half := len(own)
+	for i, frequency := range own {
 		if params.growth != 1 {
 			frequency = float32(float64(frequency) * math.Pow(params.growth, -float64(i)/float64(half-1)))
 		}

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/traffic"
+	"github.com/hetc/hetc/internal/diag"
+)
+
+func newSimulate(ui *cli.Streams) *cobra.Command {
+	var options traffic.Options
+	cmd := &cobra.Command{
+		Use:   "simulate --plan plan.yaml [--trace FILE]",
+		Short: "play a trace of requests on a virtual clock, by the plan's predictions",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cli.Required(cmd, "plan"); err != nil {
+				return err
+			}
+			return traffic.RunSimulate(ui, &options)
+		},
+	}
+	options.Register(cmd.Flags())
+	return cmd
+}
+
+func newBenchServing(ui *cli.Streams) *cobra.Command {
+	var options traffic.Options
+	cmd := &cobra.Command{
+		Use:   "serving --plan plan.yaml --model DIR [--trace FILE]",
+		Short: "measure a trace of requests under every policy of the scheduler",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cli.Required(cmd, "plan", "model"); err != nil {
+				return err
+			}
+			if options.Rounds < 1 {
+				return diag.New(diag.ClassUsage, "--rounds %d: want at least 1", options.Rounds)
+			}
+			return traffic.RunMeasure(cmd.Context(), ui, &options)
+		},
+	}
+	flags := cmd.Flags()
+	options.Register(flags)
+	flags.StringVar(&options.Model, "model", "", "model directory with weights")
+	flags.StringVar(&options.SoC, "soc", "", "SoC file")
+	flags.StringVar(&options.Calibration, "calibration", "", "calibration that the plan was made with")
+	flags.IntVar(&options.Rounds, "rounds", 1, "measured rounds; the one with the median rate is shown")
+	return cmd
+}

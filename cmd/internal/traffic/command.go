@@ -1,0 +1,209 @@
+package traffic
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+
+	"github.com/spf13/pflag"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/scheduler"
+)
+
+// Options are the flags of hetc simulate and hetc bench serving.
+type Options struct {
+	Plan, Trace, WriteTrace string
+	Slots                   int
+	pattern                 Pattern
+	prompt, output          string
+
+	Model, SoC, Calibration string // of bench serving
+	Rounds                  int
+}
+
+// Register adds the flags of both commands.
+func (o *Options) Register(flags *pflag.FlagSet) {
+	flags.StringVar(&o.Plan, "plan", "", "plan")
+	flags.StringVar(&o.Trace, "trace", "", "trace of requests, as JSON lines; without it, one is drawn")
+	flags.StringVar(&o.WriteTrace, "write-trace", "", "write the trace that was drawn to this file")
+	flags.IntVar(&o.Slots, "slots", 0, "requests in the cache at once, 0: all sequences of the plan")
+	flags.Float64Var(&o.pattern.Seconds, "seconds", 60, "of a drawn trace")
+	flags.Float64Var(&o.pattern.Reactive, "reactive", 6, "requests a minute of a drawn trace that somebody waits for")
+	flags.Float64Var(&o.pattern.Proactive, "proactive", 30, "other requests a minute of a drawn trace")
+	flags.StringVar(&o.prompt, "prompt-tokens", "32:128", "tokens of a drawn prompt, from:to")
+	flags.StringVar(&o.output, "output-tokens", "8:32", "tokens to generate for a drawn request, from:to")
+	flags.Uint64Var(&o.pattern.Seed, "seed", 1, "seed of a drawn trace")
+}
+
+// requests reads the trace, or draws and writes it.
+func (o *Options) requests(ui *cli.Streams) ([]Request, error) {
+	if o.Trace != "" {
+		if o.WriteTrace != "" {
+			return nil, diag.New(diag.ClassUsage, "--write-trace is for a drawn trace, and --trace names one")
+		}
+		return Read(o.Trace)
+	}
+	var err error
+	if o.pattern.Prompt, err = ParseRange("prompt-tokens", o.prompt); err != nil {
+		return nil, err
+	}
+	if o.pattern.Output, err = ParseRange("output-tokens", o.output); err != nil {
+		return nil, err
+	}
+	trace, err := o.pattern.Draw()
+	if err != nil || o.WriteTrace == "" {
+		return trace, err
+	}
+	text, err := Text(trace)
+	if err != nil {
+		return nil, err
+	}
+	if err := wholefile.Write(o.WriteTrace, text); err != nil {
+		return nil, err
+	}
+	cli.Wrote(ui, o.WriteTrace, "%d requests", len(trace))
+	return trace, nil
+}
+
+// config is what a policy schedules by.
+func (o *Options) config(plan *planir.Plan, policy scheduler.Policy) (scheduler.Config, error) {
+	slots := o.Slots
+	if most := plan.Sequences(); slots == 0 {
+		slots = most
+	} else if slots < 0 || slots > most {
+		return scheduler.Config{}, diag.New(diag.ClassUsage, "--slots %d: want 1..%d, the sequences of the plan", slots,
+			most).WithHint("a workload with batches plans for several sequences")
+	}
+	config := scheduler.Default(slots)
+	config.Policy = policy
+	return config, nil
+}
+
+// RunSimulate plays a trace on a virtual clock under every policy.
+func RunSimulate(ui *cli.Streams, options *Options) error {
+	plan, err := plantext.Read(options.Plan)
+	if err != nil {
+		return err
+	}
+	trace, err := options.requests(ui)
+	if err != nil {
+		return err
+	}
+	reports, err := simulateAll(plan, trace, options)
+	if err != nil {
+		return err
+	}
+	ui.Notef("simulated: program calls take what the plan predicts, and nothing else takes time")
+	Show(ui, reports)
+	return ui.Result(reports)
+}
+
+// simulateAll is a simulation under every policy.
+func simulateAll(plan *planir.Plan, trace []Request, options *Options) (reports []*Report, err error) {
+	for _, policy := range scheduler.Policies {
+		config, err := options.config(plan, policy)
+		if err != nil {
+			return nil, err
+		}
+		report, err := Simulate(plan, trace, config)
+		if err != nil {
+			return nil, err
+		}
+		reports = append(reports, report)
+	}
+	return reports, nil
+}
+
+// RunMeasure plays a trace in real time under every policy, one after the other in every round, beside what the
+// simulation says. Of several rounds, each policy shows the one with its median rate.
+func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
+	plan, err := plantext.Read(options.Plan)
+	if err != nil {
+		return err
+	}
+	model, err := models.Open(options.Model)
+	if err != nil {
+		return err
+	}
+	defer model.Close()
+	soc, err := bindings.SoCOf(plan, options.SoC)
+	if err != nil {
+		return err
+	}
+	if err := check.Plan(plan, model, soc).Err(); err != nil {
+		return err
+	}
+	if plan.SoC.Simulated {
+		return diag.New(diag.ClassInput, "bench serving: the plan is for the simulated SoC %q, on which no time passes",
+			plan.SoC.Name).WithHint("hetc simulate --plan %s plays the trace on a virtual clock", options.Plan)
+	}
+	cal, err := bindings.ReadCalibration(options.Calibration)
+	if err != nil {
+		return err
+	}
+	trace, err := options.requests(ui)
+	if err != nil {
+		return err
+	}
+	reports, err := simulateAll(plan, trace, options)
+	if err != nil {
+		return err
+	}
+	content, err := emit.NewCalibrated(ctx, plan, model, cal, bindings.Compilers(soc))
+	if err != nil {
+		return err
+	}
+	defer content.Close()
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), executor.Threads(plan)+2))
+	machine, err := executor.Open(ctx, plan, runcmd.UntilDone(ctx, content),
+		executor.Options{Drivers: bindings.Drivers(soc)})
+	if err != nil {
+		return fmt.Errorf("open the plan: %w", err)
+	}
+	defer machine.Close()
+	measured, err := measureAll(ctx, machine, trace, options)
+	if err != nil {
+		return err
+	}
+	reports = append(reports, measured...)
+	Show(ui, reports)
+	return ui.Result(reports)
+}
+
+// measureAll measures every policy in every round and returns the round with the median rate of each.
+func measureAll(ctx context.Context, machine *executor.Machine, trace []Request, options *Options) ([]*Report, error) {
+	rounds := map[scheduler.Policy][]*Report{}
+	for range options.Rounds {
+		for _, policy := range scheduler.Policies {
+			config, err := options.config(machine.Plan(), policy)
+			if err != nil {
+				return nil, err
+			}
+			report, err := Measure(ctx, machine, trace, config)
+			if err != nil {
+				return nil, err
+			}
+			rounds[policy] = append(rounds[policy], report)
+		}
+	}
+	var out []*Report
+	for _, policy := range scheduler.Policies {
+		list := rounds[policy]
+		slices.SortFunc(list, func(a, b *Report) int { return cmp.Compare(a.Rate, b.Rate) })
+		out = append(out, list[len(list)/2])
+	}
+	return out, nil
+}

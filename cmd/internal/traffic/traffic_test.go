@@ -1,0 +1,118 @@
+package traffic
+
+import (
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/runtime/scheduler"
+)
+
+// planOf has programs of 1 and 100 rows and batches of 4, on a processor that pads.
+func planOf() *planir.Plan {
+	plan := &planir.Plan{MaxContext: 1024, Batches: []int{4}, Procs: make([]planir.Proc, 1)}
+	plan.Program.Programs = []planir.Phase{
+		{Name: "decode", Phase: "decode", Rows: 1}, {Name: "decode@4", Phase: "decode", Rows: 4},
+		{Name: "prefill@100", Phase: "prefill", Rows: 100},
+	}
+	plan.Program.Decider = []planir.Decide{{Min: 1, Max: 1, Program: "decode"}, {Min: 2, Max: 1024, Program: "prefill@100"}}
+	plan.Predictions = []planir.Prediction{{Program: "decode", PlanNS: 10e6}, {Program: "decode@4", PlanNS: 12e6},
+		{Program: "prefill@100", PlanNS: 50e6}}
+	return plan
+}
+
+// By hand: two chunks of 50 ms and three iterations of 10 ms for the first request, which arrives at 5 ms; the second
+// arrives meanwhile.
+func TestSimulateByHand(t *testing.T) {
+	trace := []Request{{AtMS: 5, Class: "proactive", Prompt: 150, Output: 4}, {AtMS: 20, Class: "reactive", Prompt: 80, Output: 2}}
+	for policy, want := range map[scheduler.Policy][2]ClassReport{
+		// 5..55..105 first token of the proactive one, ..135 its last; 185 the first of the reactive one, 195 its last
+		scheduler.FCFS: {{TTFT: 165, PerToken: 10, Latency: 175.0 / 2}, {TTFT: 100, PerToken: 10, Latency: 130.0 / 4}},
+		// 105 first of the proactive one, 155 first of the reactive one, 167 both, and the rest alone: 187
+		scheduler.Batching: {{TTFT: 135, PerToken: 12, Latency: 147.0 / 2}, {TTFT: 100, PerToken: (187 - 105) / 3.0, Latency: 182.0 / 4}},
+		// 55 the first chunk, 105 first of the reactive one, 115 its last; 165 first of the proactive one, 195 its last
+		scheduler.Full: {{TTFT: 85, PerToken: 10, Latency: 95.0 / 2}, {TTFT: 160, PerToken: 10, Latency: 190.0 / 4}},
+	} {
+		config := scheduler.Default(4)
+		config.Policy = policy
+		report, err := Simulate(planOf(), trace, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(report.Classes) != 2 || !report.Simulated {
+			t.Fatalf("%s: %+v", policy, report)
+		}
+		for i, got := range report.Classes {
+			for _, pair := range [][2]float64{{got.TTFT, want[i].TTFT}, {got.PerToken, want[i].PerToken}, {got.Latency, want[i].Latency}} {
+				if math.Abs(pair[0]-pair[1]) > 1e-9 {
+					t.Errorf("%s, %s: %+v, want %+v", policy, got.Class, got, want[i])
+					break
+				}
+			}
+		}
+	}
+}
+
+// A trace is drawn again the same, has about as many requests as asked for, and is read back as it was written.
+func TestDraw(t *testing.T) {
+	pattern := Pattern{Seconds: 6000, Reactive: 3, Proactive: 12, Prompt: Range{10, 20}, Output: Range{5, 5}, Seed: 3}
+	trace, err := pattern.Draw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := pattern.Draw()
+	if err != nil || !slices.Equal(trace, again) {
+		t.Errorf("another trace the second time: %v", err)
+	}
+	if n := len(trace); n < 1350 || n > 1650 {
+		t.Errorf("%d requests, want some 1,500", n)
+	}
+	text, err := Text(trace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := parse("trace.jsonl", text)
+	if err != nil || !slices.Equal(back, trace) {
+		t.Errorf("read back differently: %v", err)
+	}
+	for _, bad := range []Pattern{{}, {Seconds: 1, Reactive: -1}, {Seconds: math.Inf(1), Reactive: 1}, {Seconds: 1e9, Reactive: 1e5}, {Seconds: math.NaN(), Reactive: 1}} {
+		if _, err := bad.Draw(); err == nil {
+			t.Errorf("drawn: %+v", bad)
+		}
+	}
+}
+
+func TestBadTraces(t *testing.T) {
+	good := `{"at_ms": 1, "class": "reactive", "prompt_tokens": 2, "output_tokens": 3}`
+	for text, want := range map[string]string{
+		"": "no request", good + "\n{": "t:2:", `{"at_ms": -1, "class": "reactive", "prompt_tokens": 2, "output_tokens": 3}`: "at_ms",
+		strings.Replace(good, "reactive", "urgent", 1): "class", strings.Replace(good, "2", "0", 1): "at least 1",
+		strings.Replace(good, "at_ms", "at", 1): "unknown field", good + good: "more than one",
+	} {
+		if _, err := parse("t", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want %q", text, err, want)
+		}
+	}
+	if _, err := Simulate(planOf(), []Request{{Class: "reactive", Prompt: 1000, Output: 25}}, scheduler.Default(4)); err == nil {
+		t.Error("a request beyond the context was accepted")
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(`{"at_ms": 1, "class": "reactive", "prompt_tokens": 2, "output_tokens": 3}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		trace, err := parse("t", data)
+		if err != nil {
+			return
+		}
+		text, err := Text(trace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if back, err := parse("t", text); err != nil || !slices.Equal(back, trace) {
+			t.Fatalf("read back as %v (%v), want %v", back, err, trace)
+		}
+	})
+}
