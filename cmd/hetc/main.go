@@ -61,7 +61,7 @@ func newRoot(ui *cli.Streams) *cobra.Command {
 	}
 	add("main", newQuick(ui), newProbe(ui), newProfile(ui), newImport(ui), newFit(ui), newCalibrate(ui), newLoads(ui),
 		newSolve(ui), newKeygen(ui), newEmit(ui), newQuality(ui), newVerify(ui), newRun(ui), newBuild(ui))
-	add("look", newCheck(ui), newExplain(ui), newDiff(ui), newInspect(ui), newReproduce(ui), newBench(ui),
+	add("look", newCheck(ui), newExplain(ui), newDiff(ui), newInspect(ui), newReproduce(ui), newBench(ui), newSimulate(ui),
 		newModels(ui), newSocs(ui), newDrivers(ui), newDoctor(ui))
 	root.AddCommand(newVersion(ui))
 	describe(root, root.Name())
