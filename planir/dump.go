@@ -97,29 +97,6 @@ func sequences(count int) string {
 	return fmt.Sprintf(" sequences %d", count)
 }
 
-// ShareText is the written form of the shares: "cols npu 0:3072, gpu 3072:5632".
-func (d *Decision) ShareText() string {
-	var parts []string
-	for _, share := range d.Shares {
-		part := share.Proc
-		if d.Axis != AxisNone {
-			part += fmt.Sprintf(" %d:%d", share.From, share.To)
-		}
-		if share.PadRows > 0 {
-			part += fmt.Sprintf(" rows %d", share.PadRows)
-		}
-		if share.Form != "" {
-			part += fmt.Sprintf(" as %s", share.Form)
-		}
-		parts = append(parts, part)
-	}
-	text := strings.Join(parts, ", ")
-	if d.Axis != AxisNone {
-		text = string(d.Axis) + " " + text
-	}
-	return text
-}
-
 // dump is the step in one line.
 func (st *Step) dump() string {
 	var out strings.Builder

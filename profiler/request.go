@@ -38,6 +38,16 @@ type Want struct {
 	Batches    []int       // sequences that are decoded together; default one
 	Schemes    []op.Scheme // of matrix multiplications; default the stored precision, a32/w32
 	MaxContext int         // positions; default what the largest bucket leaves room for, at least 512
+	// Besides are operators beside those that every plan may need, such as odd shares of a matrix.
+	Besides []Placed
+	// Together are sets of processors whose joint bandwidth is measured, beside all pairs.
+	Together [][]string
+}
+
+// Placed is an operator on a processor.
+type Placed struct {
+	Proc string
+	Op   op.Op
 }
 
 // grid is the row counts that cost models are fitted on.
@@ -76,6 +86,9 @@ func Requests(soc *socs.SoC, model *models.Model, want Want) ([]Request, error) 
 		list.model(&batch, want.Batches, nil)
 	}
 	list.experts(model)
+	if err := list.besides(want); err != nil {
+		return nil, err
+	}
 	list.footprints(&graph)
 	sort.SliceStable(list.out, func(i, j int) bool { return list.out[i].Priority < list.out[j].Priority })
 	return list.out, nil
@@ -571,6 +584,46 @@ func (b *builder) beside(operator op.Op, schemes []op.Scheme, rows []int) {
 			})
 		}
 	}
+}
+
+// besides asks for operators and joint bandwidths that are wanted beside the model's own. A scheme with static scales
+// is its twin where the processor has it. A processor that is not to be measured is an error.
+func (b *builder) besides(want Want) error {
+	find := func(name string) (*socs.Processor, error) {
+		at := slices.IndexFunc(b.procs, func(proc *socs.Processor) bool { return proc.Name == name })
+		if at < 0 {
+			return nil, diag.New(diag.ClassInput, "list measurements on SoC %q: %w %q among those to be measured",
+				b.soc.Name, errNoProcessor, name)
+		}
+		return b.procs[at], nil
+	}
+	for _, placed := range want.Besides {
+		proc, err := find(placed.Proc)
+		if err != nil {
+			return err
+		}
+		operator := placed.Op
+		operator.Static, operator.Scales = false, 0
+		if operator.Scheme.Static() && slices.Contains(proc.Schemes, operator.Scheme.Twin()) {
+			operator.Scheme = operator.Scheme.Twin()
+		}
+		b.op(priorityShards, proc, operator)
+	}
+	for _, set := range want.Together {
+		for _, name := range set {
+			if _, err := find(name); err != nil {
+				return err
+			}
+			what := record.Measurement{Kind: record.Bandwidth, Proc: name, Bytes: bandwidthBytes}
+			for _, other := range set {
+				if other != name {
+					what.Concurrent = append(what.Concurrent, record.Partner{Proc: other})
+				}
+			}
+			b.add(priorityShards, what)
+		}
+	}
+	return nil
 }
 
 // passed is how many bytes a model reads between two uses of an operand.

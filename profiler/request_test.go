@@ -335,6 +335,65 @@ func TestRequestsOfForms(t *testing.T) {
 	}
 }
 
+// What is wanted beside the model's own operators is asked for once, a static scheme as its twin, and a set of
+// processors by what each of them reads while the others do.
+func TestRequestsBesides(t *testing.T) {
+	model, soc := openModel(t, "tinyllama-1.1b"), fakeSoC()
+	want := Want{Schemes: []op.Scheme{op.A8TQ8C}}
+	before, err := Requests(soc, model, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for i := range before {
+		known[before[i].Key()] = true
+	}
+	share := op.Op{Kind: op.MatMul, M: 37, K: 2048, N: 96, Scheme: op.A8TQ8C}
+	static := share
+	static.Scheme = op.A8SQ8C
+	own := slices.IndexFunc(before, func(r Request) bool {
+		return r.What.Proc == "a" && r.What.Op != nil && r.What.Op.Kind == op.MatMul
+	})
+	want.Besides = []Placed{{"a", share}, {"a", static}, {"b", static}, {"a", *before[own].What.Op}}
+	want.Together = [][]string{{"a", "b"}, {"a", "b", "d"}}
+	fourth := soc.Processors[1]
+	fourth.Name, fourth.Cores = "d", []int{9}
+	soc.Processors = append(soc.Processors, fourth)
+	want.Processors = []string{"a", "b", "c"}
+	if _, err := Requests(soc, model, want); err == nil || !strings.Contains(err.Error(), `no processor "d"`) {
+		t.Errorf("a set with a processor that is not to be measured: %v", err)
+	}
+	want.Together[1] = []string{"b", "a"}
+	after, err := Requests(soc, model, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var added []string
+	for i := range after {
+		if key := after[i].Key(); !known[key] {
+			added = append(added, key)
+		}
+	}
+	slices.Sort(added)
+	const key = " matmul[37,2048]x[2048,96] a8t/q8c n32 cold"
+	if !slices.Equal(added, []string{"op a" + key, "op b" + key}) {
+		t.Errorf("added %q", added)
+	}
+	want.Together, want.Processors = [][]string{{"a", "b", "d"}}, []string{"a", "b", "d"}
+	if after, err = Requests(soc, model, want); err != nil {
+		t.Fatal(err)
+	}
+	sets := 0
+	for i := range after {
+		if what := &after[i].What; what.Kind == record.Bandwidth && len(what.Concurrent) == 2 {
+			sets++
+		}
+	}
+	if sets != 3 {
+		t.Errorf("%d of 3 processors read beside both others", sets)
+	}
+}
+
 func TestRequestsRefuse(t *testing.T) {
 	m := openModel(t, "tinyllama-1.1b")
 	s := fakeSoC()

@@ -44,9 +44,14 @@ func GroundsOf(plan *planir.Plan) Grounds {
 	}
 	slices.SortStableFunc(weak, func(a, b *planir.Decision) int { return cmp.Compare(b.PredictNS, a.PredictNS) })
 	for _, decision := range weak {
-		out.Extrapolated = append(out.Extrapolated, fmt.Sprintf("%s@%d", decision.Node, decision.Rows))
+		out.Extrapolated = append(out.Extrapolated, decisionName(decision))
 	}
 	return out
+}
+
+// decisionName is "layers.ffn_down@512".
+func decisionName(decision *planir.Decision) string {
+	return fmt.Sprintf("%s@%d", decision.Node, decision.Rows)
 }
 
 // weakAlternative reports whether the cheapest alternative is close and has no measurements around it. Alternatives are
@@ -77,7 +82,7 @@ func (g Grounds) String() string {
 	if count > maxNamed {
 		names += fmt.Sprintf(" and %d more", count-maxNamed)
 	}
-	wayOut := "hetc profile --resume, with this model and workload, measures what the record lacks of their shapes."
+	wayOut := "hetc profile --resume --plan PLAN measures these shapes for the next solve."
 	if g.imported {
 		wayOut = "Imported times of those shapes would decide it."
 	}

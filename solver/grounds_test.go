@@ -19,7 +19,7 @@ import (
 )
 
 // Of a plan with a bucket beyond the measured rows, those decisions rest on extrapolation that a count from the costs
-// alone finds, and the plan has the same bytes every time.
+// alone finds, what is to be measured for them is what the costs lack, and the plan has the same bytes every time.
 func TestGrounds(t *testing.T) {
 	model, soc := demo(t), twoCores(t, 0.5)
 	known := costs(t, soc, model, op.A32W32) // up to 512 rows
@@ -36,19 +36,33 @@ func TestGrounds(t *testing.T) {
 	plan := solve(t, input).Plan
 	contextAt := prepared(t, input).want.ContextAt
 
+	tasks, sets, err := Unmeasured(plan, model, soc, want)
+	if err != nil || len(sets) > 0 {
+		t.Fatal(sets, err)
+	}
+	listed := map[string]bool{}
+	for i := range tasks {
+		listed[tasks[i].Key()] = true
+	}
 	var counted []string
 	for i := range plan.Decisions {
 		decision := &plan.Decisions[i]
-		weak := beyond(t, model, plan, known, contextAt(decision.Rows), *decision)
-		if len(decision.Alternatives) > 0 && !weak {
-			cheapest := decision.Alternatives[0]
+		lacking := beyond(t, model, plan, known, contextAt(decision.Rows), *decision)
+		if len(decision.Alternatives) == 0 {
+			t.Fatalf("%s@%d has no alternative", decision.Node, decision.Rows)
+		}
+		if cheapest := decision.Alternatives[0]; len(lacking) == 0 && cheapest.PredictNS <= 2*decision.PredictNS {
 			other := shared(t, cheapest.Shares)
 			other.Node, other.Rows, other.Scheme, other.Strategy = decision.Node, decision.Rows, decision.Scheme,
 				cheapest.Strategy
-			weak = cheapest.PredictNS <= 2*decision.PredictNS && beyond(t, model, plan, known,
-				contextAt(decision.Rows), other)
+			lacking = beyond(t, model, plan, known, contextAt(decision.Rows), other)
 		}
-		if weak {
+		for _, key := range lacking {
+			if !listed[key] {
+				t.Errorf("%s is not to be measured", key)
+			}
+		}
+		if len(lacking) > 0 {
 			counted = append(counted, fmt.Sprintf("%s@%d", decision.Node, decision.Rows))
 		}
 	}
@@ -76,9 +90,9 @@ func TestGrounds(t *testing.T) {
 	}
 }
 
-// beyond reports whether the costs extrapolate an operator of a decision.
+// beyond lists the operators of a decision that the costs extrapolate, as keys of tasks.
 func beyond(t *testing.T, model *models.Model, plan *planir.Plan, costs *roofline.Costs, context int,
-	decision planir.Decision) bool {
+	decision planir.Decision) (lacking []string) {
 	t.Helper()
 	graph := model.Graph()
 	sections, err := lower.Expand(&graph, decision.Rows, plan.MaxContext, plan.KV, func(node string) op.Scheme {
@@ -107,14 +121,14 @@ func beyond(t *testing.T, model *models.Model, plan *planir.Plan, costs *rooflin
 					t.Fatal(err)
 				}
 				if predicted.Source == source.Extrapolated {
-					return true
+					lacking = append(lacking, task.Key())
 				}
 			}
 		}
-		return false
+		return lacking
 	}
 	t.Fatalf("no operator %q", decision.Node)
-	return false
+	return nil
 }
 
 // shared reads shares as plans write them for processors without padding and forms: "cols c0 0:128, c1 128:256".
@@ -152,7 +166,7 @@ func TestGroundsWords(t *testing.T) {
 		{[]planir.Decision{decision("a", 100, source.Measured, slow)}, false,
 			[]string{"All 1 decision rests on measured shapes, or on shapes between measured ones."}},
 		{[]planir.Decision{decision("a", 100, source.Measured, slow), decision("b", 500, source.Interpolated, slow)},
-			false, []string{"1 of 2 decisions rests on extrapolation: b@512. ", "hetc profile --resume"}},
+			false, []string{"1 of 2 decisions rests on extrapolation: b@512. ", "hetc profile --resume --plan PLAN measures"}},
 		{[]planir.Decision{decision("a", 100, source.Extrapolated, slow), decision("b", 500, source.Described, slow)},
 			true, []string{"2 of 2 decisions rest on extrapolation: b@512, a@512. ", "Imported times"}},
 	} {

@@ -197,17 +197,10 @@ func obstacle(plan *planir.Plan, decision *planir.Decision, alternative planir.A
 }
 
 // processors lists the names in a written form of shares.
-func processors(text string) []string {
-	for _, axis := range []planir.Axis{planir.AxisCols, planir.AxisRows, planir.AxisK, planir.AxisHeads} {
-		if rest, ok := strings.CutPrefix(text, string(axis)+" "); ok {
-			text = rest
-			break
-		}
-	}
-	var out []string
-	for part := range strings.SplitSeq(text, ", ") {
-		name, _, _ := strings.Cut(part, " ")
-		out = append(out, name)
+func processors(text string) (out []string) {
+	_, shares, _ := planir.ParseShares(text) // the solver wrote it
+	for _, share := range shares {
+		out = append(out, share.Proc)
 	}
 	return out
 }

@@ -61,6 +61,8 @@ func newProfile(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&options.Target, "target", "", "instead of --soc: measure what solve --target needs of this SoC")
 	flags.StringVar(&options.Model, "model", "", "model directory or catalog name")
 	flags.StringVar(&options.Workload, "workload", "", "workload: its buckets and schemes are measured")
+	flags.StringVar(&options.Plan, "plan", "",
+		"also measure what decisions of this plan need that rest on extrapolation (the last line of solve)")
 	flags.StringVarP(&options.Out, "output", "o", "", "record to write")
 	flags.StringVar(&options.Budget, "budget", "", "time to spend, e.g. 60s or 10m; default as long as it takes")
 	flags.BoolVar(&options.Resume, "resume", false, "go on with an existing record")

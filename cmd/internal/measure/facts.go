@@ -29,7 +29,7 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 			"profile: --compiler-only asks the compiler of a target, and --target is missing").
 			WithHint("catalog SoCs that are targets: %s", targetNames())
 	}
-	for _, name := range []string{"budget", "rounds", "held-out"} {
+	for _, name := range []string{"budget", "rounds", "held-out", "plan"} {
 		if cmd.Flags().Changed(name) {
 			return diag.New(diag.ClassUsage, "profile: --%s is for measuring, and --compiler-only measures nothing",
 				name)

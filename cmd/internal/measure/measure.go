@@ -14,16 +14,19 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/workload"
 )
 
 // ProfileOptions are the flags of hetc profile.
 type ProfileOptions struct {
 	SoC, Target, Model, Workload, Out string
+	Plan                              string // file: what its decisions lack is measured as well; "" for none
 	Budget                            string
 	CompilerOnly                      bool
 	Resume, Flagged, DryRun           bool
@@ -145,12 +148,35 @@ func (o *ProfileOptions) requests(soc *socs.SoC) ([]profiler.Request, error) {
 	}
 	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(part),
 		MaxContext: needs.Context}
+	if o.Plan != "" {
+		if want.Besides, want.Together, err = lackedBy(o.Plan, o.Workload, model, part); err != nil {
+			return nil, err
+		}
+	}
 	requests, err := profiler.Requests(part, model, want)
 	if err != nil || o.HeldOut == 0 {
 		return requests, err
 	}
 	held, err := profiler.HeldOut(part, model, want, requests, o.HeldOut, o.Seed)
 	return append(requests, held...), err
+}
+
+// lackedBy is what to measure for the decisions of a plan that rest on extrapolation.
+func lackedBy(file, workloadFile string, model *models.Model, soc *socs.SoC) (besides []profiler.Placed,
+	together [][]string, err error) {
+	plan, err := plantext.Read(file)
+	if err != nil {
+		return nil, nil, err
+	}
+	want, err := ReadWorkload(workloadFile)
+	if err != nil {
+		return nil, nil, err
+	}
+	tasks, together, err := solver.Unmeasured(plan, model, soc, want)
+	for _, task := range tasks {
+		besides = append(besides, profiler.Placed{Proc: task.Proc, Op: task.Op})
+	}
+	return besides, together, err
 }
 
 // openRecord begins the record, or goes on with it.
