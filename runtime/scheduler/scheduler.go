@@ -345,7 +345,8 @@ func (s *State) decoding(among []*task) (out []*task) {
 }
 
 // piggyback adds proactive requests to reactive ones that decode, as many as the slack allows, the shortest first: a
-// long sequence makes the iteration slower for all (Agent.xpu Alg. 2, whose text evicts the longest).
+// long sequence makes the iteration slower for all. RATIONALE.md: "Why does slack bound a batch of two classes, and not
+// a number?"
 func (s *State) piggyback(urgent, proactive []*task) []*task {
 	batch := slices.Clip(urgent)
 	limit := float64(s.config.DecodeNS(len(urgent))) * (1 + s.config.Slack)
