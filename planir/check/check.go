@@ -1,4 +1,4 @@
-// Package check decides whether a plan is legal for a model on a SoC. It trusts nothing that the plan says about
+// Package check knows whether a plan is legal for a model on a SoC. It trusts nothing that the plan says about
 // them: every claim is recomputed from the model, the SoC and the decisions, and then compared.
 //
 // Each rule is one method of checker that adds findings. planir.Check comes first and covers what needs neither model
