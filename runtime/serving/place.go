@@ -2,10 +2,8 @@ package serving
 
 import (
 	"cmp"
-	"slices"
 
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/op"
 )
 
 // place gives a request a slot that nobody uses: the one whose cache begins with the most tokens of the prompt, if that
@@ -19,7 +17,7 @@ func (s *Server) place(answer *Answer) {
 		if at.user != nil {
 			continue
 		}
-		reused := s.reusable(at.tokens, prompt)
+		reused := s.reusable(at, prompt)
 		if 2*reused < len(at.tokens) {
 			reused = 0
 		}
@@ -32,6 +30,10 @@ func (s *Server) place(answer *Answer) {
 	at := &s.slots[best] // the scheduler gives out no more slots than there are
 	at.user, at.used = answer, s.uses
 	at.tokens = at.tokens[:bestReused]
+	if bestReused == 0 {
+		at.prompt = 0
+	}
+	at.prompt = max(at.prompt, len(prompt))
 	answer.slot, answer.done = best, bestReused
 	answer.usage.PromptTokens, answer.usage.ReusedTokens = len(prompt), bestReused
 	s.mutex.Lock()
@@ -41,30 +43,27 @@ func (s *Server) place(answer *Answer) {
 	s.metrics.ReusedTokens += int64(bestReused)
 }
 
-// reusable is how many tokens of a prompt the cache of a slot begins with, less the last one of the prompt. Where
-// positions are rotated by the length of the whole prompt (LongRoPE), keys of a short prompt are not those of a long
-// one.
-func (s *Server) reusable(cached, prompt []int32) int {
-	for _, long := range s.longs {
-		if (len(cached) > long) != (len(prompt) > long) {
-			return 0
-		}
+// reusable is how many tokens of a prompt the cache of a slot begins with, less the last one of the prompt. Where long
+// prompts are rotated by their length (LongRoPE, dynamic NTK), a long prompt's keys are its own.
+func (s *Server) reusable(at *slot, prompt []int32) int {
+	if s.long > 0 && max(at.prompt, len(prompt)) > s.long {
+		return 0
 	}
 	same := 0
-	for same < min(len(cached), len(prompt)-1) && cached[same] == prompt[same] {
+	for same < min(len(at.tokens), len(prompt)-1) && at.tokens[same] == prompt[same] {
 		same++
 	}
 	return same
 }
 
-// longs are the lengths at which a plan's rotations change.
-func longs(plan *planir.Plan) (out []int) {
+// longFrom is the smallest length of a prompt that a plan rotates otherwise than shorter ones; 0: none.
+func longFrom(plan *planir.Plan) (least int) {
 	for i := range plan.Program.Graphs {
 		for _, node := range plan.Program.Graphs[i].Graph.Nodes {
-			if node.Op.Kind == op.Rope && node.Op.LongFrom > 0 && !slices.Contains(out, node.Op.LongFrom) {
-				out = append(out, node.Op.LongFrom)
+			if from := node.Op.LongFrom; from > 0 && (least == 0 || from < least) {
+				least = from
 			}
 		}
 	}
-	return out
+	return least
 }

@@ -109,6 +109,7 @@ func (a *Answer) Cancel() {
 // slot is a sequence of the cache: the tokens that it holds, and who uses it.
 type slot struct {
 	tokens []int32
+	prompt int // length of the longest prompt that its tokens were processed as a part of
 	user   *Answer
 	used   int64 // when it was last given to somebody, in the order of that
 }
@@ -119,7 +120,7 @@ type Server struct {
 	plan    *planir.Plan
 	context int
 	end     []int // ids of end tokens
-	longs   []int // lengths at which the rotation of positions changes (LongRoPE)
+	long    int   // prompts above this length are rotated by their length; 0: none is
 	began   time.Time
 	wake    chan struct{}
 
@@ -169,7 +170,7 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 		return nil, err
 	}
 	return &Server{
-		machine: machine, plan: plan, context: plan.MaxContext, end: plan.Model.EOS, longs: longs(plan),
+		machine: machine, plan: plan, context: plan.MaxContext, end: plan.Model.EOS, long: longFrom(plan),
 		began: time.Now(), wake: make(chan struct{}, 1), state: state, answers: map[scheduler.ID]*Answer{},
 		slots: make([]slot, config.Slots),
 	}, nil

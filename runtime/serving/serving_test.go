@@ -28,10 +28,12 @@ import (
 
 const vocabulary, contextLength = 2048, 256
 
-// machine is the demo model in 8 bit on one core, with a cache for four sequences.
-func machine(t testing.TB) *executor.Machine {
+const demo = "../../testdata/models/tiny-llama-kjv"
+
+// machine is a model in 8 bit on one core, with a cache for four sequences.
+func machine(t testing.TB, dir string) *executor.Machine {
 	t.Helper()
-	model, err := models.Open("../../testdata/models/tiny-llama-kjv")
+	model, err := models.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +122,7 @@ func alone(t testing.TB, x *executor.Machine, request serving.Request) []int32 {
 }
 
 // drawRequests are random requests; some share the beginnings of their prompts, some are sampled.
-func drawRequests(n int) (out []serving.Request) {
+func drawRequests(n, vocabulary int) (out []serving.Request) {
 	random := rand.New(rand.NewPCG(7, 22))
 	system := make([]int32, 40)
 	for i := range system {
@@ -147,8 +149,8 @@ func drawRequests(n int) (out []serving.Request) {
 // Every request gets the tokens that it gets alone, whatever runs beside it, is cancelled beside it, or was in the cache
 // before; under every policy.
 func TestAnswersAreThoseAlone(t *testing.T) {
-	x := machine(t)
-	requests := drawRequests(40)
+	x := machine(t, demo)
+	requests := drawRequests(40, vocabulary)
 	want := make([][]int32, len(requests))
 	for i, request := range requests {
 		want[i] = alone(t, x, request)
@@ -196,9 +198,47 @@ func TestAnswersAreThoseAlone(t *testing.T) {
 	}
 }
 
+// Where long prompts are rotated by their length, a cache of shorter or longer ones is not taken for theirs.
+func TestLongPromptsReuseNothing(t *testing.T) {
+	for _, name := range []string{"llama-longrope", "llama-dynamic-64", "phi3-longrope"} {
+		x := machine(t, "../../testdata/arch/"+name)
+		requests := drawRequests(30, x.Vocabulary())
+		for i := range requests { // two of three begin alike, short and long ones
+			if i%3 > 0 {
+				requests[i].Prompt = append(slices.Clone(requests[0].Prompt[:min(25, len(requests[0].Prompt))]),
+					requests[i].Prompt[:min(len(requests[i].Prompt), 10+20*(i%6))]...)
+			}
+		}
+		server := running(t, x, scheduler.Default(4))
+		var got [][]int32
+		for _, request := range requests {
+			answer, err := server.Submit(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(got)%5 == 4 {
+				answer.Cancel()
+			}
+			ids, _, err := collect(answer)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, ids)
+		}
+		if server.Metrics().ReusedTokens == 0 {
+			t.Errorf("%s: short prompts reused nothing", name)
+		}
+		for i, request := range requests { // nothing is asked of the server any more
+			if want := alone(t, x, request); !slices.Equal(got[i], want[:min(len(got[i]), len(want))]) {
+				t.Errorf("%s, request %d of %d tokens: got %v, alone %v", name, i, len(request.Prompt), got[i], want)
+			}
+		}
+	}
+}
+
 // A conversation of ten turns processes each message once: the whole history is in the cache.
 func TestConversationIsNotProcessedAgain(t *testing.T) {
-	x := machine(t)
+	x := machine(t, demo)
 	server := running(t, x, scheduler.Default(4))
 	history := []int32{1}
 	for turn := range 10 {
@@ -223,7 +263,7 @@ func TestConversationIsNotProcessedAgain(t *testing.T) {
 
 // Log probabilities are those of the logits, and the likeliest token is the greedy one.
 func TestLogProbs(t *testing.T) {
-	x := machine(t)
+	x := machine(t, demo)
 	request := serving.Request{Prompt: []int32{1, 5, 9}, MaxTokens: 4, LogProbs: 3}
 	answer, err := running(t, x, scheduler.Default(4)).Submit(request)
 	if err != nil {
@@ -244,7 +284,7 @@ func TestLogProbs(t *testing.T) {
 
 // Requests that nobody could answer are refused, and others when the queue is full or the server shuts down.
 func TestRefusals(t *testing.T) {
-	x := machine(t)
+	x := machine(t, demo)
 	config := scheduler.Default(4)
 	config.Queue = 1
 	server, err := serving.New(x, serving.Options{Scheduler: config}) // nothing runs yet
