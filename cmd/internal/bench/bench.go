@@ -29,16 +29,17 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Options are the flags of hetc bench processors.
+// Options are the flags of hetc bench processors and bench sets.
 type Options struct {
-	Plan, Model, SoC       string
-	Record, Workload       string
-	Calibration            string
+	Plan, Model, SoC string
+	Record, Workload string
+	Calibration      string
+	// tokens of the prompt, tokens decoded after it, and rounds of measuring
 	PromptLen, Gen, Rounds int
 	All                    bool
 }
 
-// candidate is a plan being measured.
+// candidate is a plan that is measured, with its summaries and predictions in ns.
 type candidate struct {
 	Name      string       `json:"name"`
 	Prefill   stat.Summary `json:"prefill_ns"`
@@ -46,12 +47,13 @@ type candidate struct {
 	PrefillNS int64        `json:"predicted_prefill_ns"`
 	DecodeNS  int64        `json:"predicted_decode_ns"`
 
+	// the open plan, and its samples in ns: of a prompt, and of a token as the mean over a round
 	machine *executor.Machine
 	prefill []float64
 	decode  []float64
 }
 
-// Processors measures a plan against the plans that use one processor of it alone.
+// Processors measures a plan against the plans that use only one of its processors.
 func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 	plan, err := plantext.Read(options.Plan)
 	if err != nil {
@@ -90,7 +92,8 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 	return report(ui, plan, model, soc, list, options, virtual)
 }
 
-// measureRounds measures all candidates in every round, in random order.
+// measureRounds measures all candidates in every round, in random order, so that a machine whose
+// speed changes favours none. The first round warms up. virtual reports that times are simulated.
 func measureRounds(ctx context.Context, list []*candidate, options *Options) (virtual bool, err error) {
 	for _, candidate := range list {
 		if e := candidate.machine.Emulated(); len(e) > 0 {
@@ -131,7 +134,8 @@ func measureRounds(ctx context.Context, list []*candidate, options *Options) (vi
 	return virtual, nil
 }
 
-// candidates opens the plan and every single-processor plan with the same schemes and lengths.
+// candidates opens the plan, and for every processor the plan that uses it alone with the same
+// schemes and lengths. release closes what was opened, also after an error.
 func candidates(
 	ctx context.Context, plan *planir.Plan, model *models.Model, cal *calibration.Calibration, soc *socs.SoC,
 ) (list []*candidate, release func(), err error) {
@@ -164,26 +168,29 @@ func candidates(
 	return opened.list, release, nil
 }
 
-// fleet is plans of one model, each open on a machine of its own. Packed weights that are equal are held once.
+// fleet is plans of one model that are open side by side, each on a machine of its own. Equal
+// packed weights are held once.
 type fleet struct {
 	model *models.Model
 	cal   *calibration.Calibration
 	soc   *socs.SoC
 
-	list    []*candidate
+	list []*candidate
+	// whose packed weights the others share
 	first   *emit.Content
 	threads int
 	closers []func() error
 }
 
-// close closes what was opened, the latest first.
+// close closes what was opened, in reverse order.
 func (f *fleet) close() {
 	for _, c := range slices.Backward(f.closers) {
 		_ = c()
 	}
 }
 
-// open opens a plan on a machine of its own, with threads for all that are open.
+// open opens a plan, and raises GOMAXPROCS to the threads of all open plans: a thread that waits
+// must not take the place of one that computes.
 func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error {
 	content, err := emit.NewCalibrated(ctx, plan, f.model, f.cal, bindings.Compilers(f.soc))
 	if err != nil {
@@ -207,7 +214,8 @@ func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error 
 	return nil
 }
 
-// singlePlan is p with everything on one processor.
+// singlePlan is the base plan with everything on one processor. It fails where that processor lacks
+// an operator or a scheme.
 func singlePlan(base *planir.Plan, model *models.Model, proc *planir.Proc) (*planir.Plan, error) {
 	single := *base
 	single.Procs = []planir.Proc{*proc}
@@ -239,7 +247,8 @@ func singlePlan(base *planir.Plan, model *models.Model, proc *planir.Proc) (*pla
 	return &single, planir.Check(&single).Err()
 }
 
-// predict fills in what the plan predicts for a prompt and a token.
+// predict fills in what the plan predicts for a prompt and a token. A prompt is cut into the
+// programs that the plan's decider chooses for the rows left.
 func predict(list []*candidate, plan *planir.Plan, options *Options) {
 	time := func(program, proc string) int64 {
 		for _, pr := range plan.Predictions {
@@ -279,8 +288,8 @@ func predict(list []*candidate, plan *planir.Plan, options *Options) {
 	}
 }
 
-// report shows the decisions of the plan, its measured and predicted times beside those of single processors, and
-// the bandwidth at which it decodes.
+// report shows the decisions of the plan, its times beside those of single processors, and the
+// bandwidth at which it decodes.
 func report(
 	ui *cli.Streams, base *planir.Plan, m *models.Model, soc *socs.SoC, list []*candidate, options *Options,
 	virtual bool,
@@ -337,6 +346,7 @@ func report(
 	rate := float64(bytes) / plan.Decode.Median
 	ui.Printf("\ndecode reads %.1f MB of weights a token: %.1f GB/s", float64(bytes)/1e6, rate)
 	if soc != nil && !virtual {
+		// processors that the plan uses side by side when decoding
 		var single []string // those that the plan runs side by side when decoding
 		for _, ph := range base.Program.Programs {
 			if ph.Rows == 1 {
@@ -367,11 +377,11 @@ func report(
 	return ui.Result(doc)
 }
 
-// ratio writes a over b.
+// ratio formats a over b.
 func ratio(a, b float64) string { return fmt.Sprintf("%.2f", a/b) }
 
-// decodeBytes is what one decoded token reads of the packed weights of matrices, of those of experts as many
-// as a token is given to.
+// decodeBytes is how many bytes of packed matrices one decoded token reads; of experts it counts as
+// many as a token is sent to.
 func decodeBytes(plan *planir.Plan) int64 {
 	packs := map[string]*planir.Pack{}
 	for i := range plan.Program.Packs {

@@ -45,18 +45,20 @@ type EnginesOptions struct {
 	Seed                         uint64
 }
 
-// enginesBench is one run of the command.
+// enginesBench is one run of the command, with the parsed flags.
 type enginesBench struct {
 	*EnginesOptions
-	s                       *cli.Streams
-	peer                    *engines.LlamaCpp
+	s *cli.Streams
+	// the other engine
+	peer *engines.LlamaCpp
+	// path of this program, and the folder of all files
 	self, dir               string
 	maxBytes                int64  // of --max-memory, where it is a size
 	maxFormat               string // of --max-memory, where it is a format
 	match, profile, timeout time.Duration
 }
 
-// Engines measures hetc against other engines: same weights, same cores, taking turns.
+// Engines measures hetc against other engines, with the same weights on the same cores, in turns.
 func Engines(ctx context.Context, ui *cli.Streams, o *EnginesOptions) error {
 	bench, err := o.validate()
 	if err != nil {
@@ -66,7 +68,7 @@ func Engines(ctx context.Context, ui *cli.Streams, o *EnginesOptions) error {
 	return bench.run(ctx)
 }
 
-// validate reads the flags: what is wrong with them is found out before an hour is spent.
+// validate checks all flags first, because measuring takes an hour.
 func (o *EnginesOptions) validate() (*enginesBench, error) {
 	bench := &enginesBench{EnginesOptions: o}
 	for _, check := range []func() error{
@@ -92,7 +94,7 @@ func usage(format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassUsage, format, args...)
 }
 
-// checkNumbers refuses sizes and repetitions out of range, and empty lists.
+// checkNumbers refuses numbers out of range, and empty lists.
 func (o *EnginesOptions) checkNumbers() error {
 	const mostTokens, mostRounds = 1 << 20, 1000
 	for _, bound := range []struct {
@@ -118,7 +120,7 @@ func (o *EnginesOptions) checkNumbers() error {
 	return nil
 }
 
-// checkFormats refuses what is no name of a format of llama.cpp.
+// checkFormats refuses words that cannot be a format of llama.cpp.
 func (o *EnginesOptions) checkFormats() error {
 	if err := noRepeats("formats", o.Formats); err != nil {
 		return err
@@ -131,10 +133,10 @@ func (o *EnginesOptions) checkFormats() error {
 	return nil
 }
 
-// checkPrompts refuses a length that is named twice.
+// checkPrompts refuses a length that is listed twice.
 func (o *EnginesOptions) checkPrompts() error { return noRepeats("prompt-len", o.Prompts) }
 
-// checkCores refuses cores that this process may not use. Without any it uses all.
+// checkCores refuses cores that this process may not use. Without --cores it takes all.
 func (o *EnginesOptions) checkCores() error {
 	if err := noRepeats("cores", o.Cores); err != nil {
 		return err
@@ -172,7 +174,7 @@ func (o *EnginesOptions) checkCombinations() error {
 	return nil
 }
 
-// readMemory reads --max-memory: a size, or a format whose need is the bound.
+// readMemory parses --max-memory: a size, or a format whose peak memory is the bound.
 func (b *enginesBench) readMemory() error {
 	if b.Memory == "" {
 		return nil
@@ -207,7 +209,7 @@ func (b *enginesBench) readTimes() (err error) {
 	return nil
 }
 
-// checkFiles refuses a text that cannot be read, and outputs that cannot be written.
+// checkFiles refuses a text that cannot be read and outputs that cannot be written.
 func (o *EnginesOptions) checkFiles() error {
 	if o.Text != "" {
 		file, err := wholefile.Open(o.Text)
@@ -239,7 +241,8 @@ func noRepeats[T comparable](flag string, list []T) error {
 	return nil
 }
 
-// tasks are what is measured, in the order of the tables.
+// tasks lists what is measured, in the order of the tables: starting, each prompt length, and
+// decoding.
 func (b *enginesBench) tasks() []engines.Task {
 	const long = 512 // a process with a long prompt has repetitions within it
 	const start = 8  // tokens
@@ -256,18 +259,19 @@ func (b *enginesBench) tasks() []engines.Task {
 
 // enginesPlan is a plan of hetc that is measured.
 type enginesPlan struct {
-	Form      string                 `json:"form"`
-	Digest    string                 `json:"digest"`
-	Schemes   map[string][]op.Scheme `json:"schemes"` // of matrices, by phase
-	Bytes     int64                  `json:"weight_bytes"`
-	Predicted int64                  `json:"predicted_memory_bytes,omitempty"`
-	MaxMemory int64                  `json:"max_memory_bytes,omitempty"`
+	Form    string                 `json:"form"`
+	Digest  string                 `json:"digest"`
+	Schemes map[string][]op.Scheme `json:"schemes"` // of matrices, by phase
+	Bytes   int64                  `json:"weight_bytes"`
+	// peak memory as the plan predicts it, and the bound it was solved under
+	Predicted int64 `json:"predicted_memory_bytes,omitempty"`
+	MaxMemory int64 `json:"max_memory_bytes,omitempty"`
 
 	name, bundle string // of files
 	plan         *planir.Plan
 }
 
-// EnginesModel is what was found out about one model.
+// EnginesModel is the result about one model.
 type EnginesModel struct {
 	Name       string            `json:"name"`
 	Parameters int64             `json:"parameters"`
@@ -280,7 +284,8 @@ type EnginesModel struct {
 	QualityOf  string            `json:"quality_model,omitempty"`
 }
 
-// run measures each model, then the quality of its formats, which may take more memory than what is measured.
+// run measures each model. The quality of formats comes last, because it may take more memory than
+// the measured processes.
 func (b *enginesBench) run(ctx context.Context) error {
 	b.dir = b.Work
 	if b.dir == "" {
@@ -320,7 +325,8 @@ func (b *enginesBench) run(ctx context.Context) error {
 	return b.report(list)
 }
 
-// model measures one model.
+// model makes plans, bundles and the other engine's files for one model, and measures them. taken
+// are the names of earlier models, which folders are called after.
 func (b *enginesBench) model(
 	ctx context.Context, path string, taken map[string]bool,
 ) (measured EnginesModel, err error) {
@@ -371,6 +377,7 @@ func (b *enginesBench) model(
 			measured.Plans = append(measured.Plans, limited)
 		}
 	}
+	// hetc's plans and the other engine's formats take turns
 	var all []engines.Engine
 	for i := range measured.Plans {
 		all = append(all, &engines.Hetc{
@@ -387,7 +394,7 @@ func (b *enginesBench) model(
 	return measured, err
 }
 
-// floatType is the float type a model's matrices are stored in, "" if they are quantised.
+// floatType is the float type in which a model's matrices are stored, "" if they are quantised.
 func floatType(m *models.Model) op.Type {
 	best := op.Type("")
 	for _, element := range m.StoredTypes() {
@@ -405,8 +412,8 @@ func floatType(m *models.Model) op.Type {
 	return best
 }
 
-// step shows a command of hetc and runs it as a process of its own, so that what it uses is not counted as
-// memory of the processes that are measured.
+// step runs a command of hetc in a process of its own, and shows it. Its memory is then not counted
+// for the measured processes.
 func (b *enginesBench) step(ctx context.Context, args ...string) error {
 	_, err := b.output(ctx, args...)
 	return err
@@ -418,6 +425,7 @@ func (b *enginesBench) output(ctx context.Context, args ...string) ([]byte, erro
 	const most = time.Hour
 	done, err := engines.Run(ctx, engines.Limits{Cores: b.Cores, Time: most}, b.self, args...)
 	var exit *exec.ExitError
+	// a diagnosed failure: pass on its class, message and hint
 	if errors.As(err, &exit) && exit.ExitCode() > int(diag.ClassInternal) && exit.ExitCode() <= int(diag.ClassIO) {
 		said, hint := []string{}, "run it by hand: "+cli.Program("hetc")+" "+cli.Quote(args...)
 		for line := range strings.SplitSeq(string(done.Complaints), "\n") {
@@ -433,7 +441,7 @@ func (b *enginesBench) output(ctx context.Context, args ...string) ([]byte, erro
 	return done.Out, err
 }
 
-// firstPlan is the plan that was given, or one that is made.
+// firstPlan returns the given plan, checked, or solves one.
 func (b *enginesBench) firstPlan(ctx context.Context, dir, model string) (*planir.Plan, error) {
 	if b.Plan != "" {
 		if err := b.step(ctx, "check", b.Plan, "--soc", b.SoC, "--model", model); err != nil {
@@ -455,14 +463,14 @@ func (b *enginesBench) firstPlan(ctx context.Context, dir, model string) (*plani
 	return plantext.Read(out)
 }
 
-// solve is the command line of hetc solve with the files of a directory.
+// solve is the command line of hetc solve with the files of a folder.
 func (b *enginesBench) solve(dir, model string) []string {
 	return []string{"solve", "--soc", filepath.Join(dir, "soc.yaml"), "--record", filepath.Join(dir, "rec.jsonl"),
 		"--accept-noisy", "--model", model}
 }
 
-// writeWorkload writes what the plan is made for. A plan with a bound on its memory may use the schemes of both
-// phases in each, so that one copy of the weights can serve both.
+// writeWorkload writes the workload that the plan is solved for. A bounded plan may use the schemes
+// of both phases in each, so that one copy of the weights can serve both.
 func (b *enginesBench) writeWorkload(path string, bounded bool) error {
 	permits := &workload.Workload{Schema: workload.Schema, OutputTokens: b.Gen,
 		Context: max(slices.Max(b.Prompts), b.Depth+b.Gen),
@@ -497,8 +505,8 @@ func (b *enginesBench) writeWorkload(path string, bounded bool) error {
 	return wholefile.Write(path, text)
 }
 
-// measure describes the machine and measures the model's operators on it, unless that was done in this folder
-// for the same workloads, by the same program.
+// measure probes the machine and profiles the model's operators. It skips this if the same program
+// did it in this folder for the same workloads.
 func (b *enginesBench) measure(ctx context.Context, dir, model string) error {
 	soc, rec, both := filepath.Join(dir, "soc.yaml"), filepath.Join(dir, "rec.jsonl"), filepath.Join(dir,
 		"measured.yaml")
@@ -529,7 +537,8 @@ func (b *enginesBench) measure(ctx context.Context, dir, model string) error {
 	return wholefile.Write(done, stamp)
 }
 
-// stamp says what a record belongs to.
+// stamp identifies what a record was measured for: program, model, workload, cores, kernels and
+// budget.
 func (b *enginesBench) stamp(model, workload string) ([]byte, error) {
 	program, err := os.ReadFile(b.self)
 	if err != nil {
@@ -547,7 +556,8 @@ func (b *enginesBench) stamp(model, workload string) ([]byte, error) {
 		sha256.Sum256(program), model, sha256.Sum256(text), b.Cores, host.Kernels(), b.profile), nil
 }
 
-// limitedPlan makes the plan that has to do with the memory of --max-memory.
+// limitedPlan solves the plan that is bound by --max-memory. If the bound is a format, one round of
+// that format measures its peak first.
 func (b *enginesBench) limitedPlan(
 	ctx context.Context, dir, model string, peers []engines.Engine,
 ) (enginesPlan, error) {
@@ -586,7 +596,8 @@ func (b *enginesBench) limitedPlan(
 	return made, err
 }
 
-// bundle emits a plan, unless the bundle with it is there.
+// bundle emits a plan, unless its bundle exists: written by this version, with a plan of the same
+// digest.
 func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, solved *planir.Plan) (enginesPlan, error) {
 	made := enginesPlan{
 		Form: name, name: name, plan: solved, Schemes: map[string][]op.Scheme{},
@@ -635,7 +646,7 @@ func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, solv
 		made.bundle)
 }
 
-// peers makes llama.cpp's files from the weights as they are stored.
+// peers makes llama.cpp's files from the weights as stored, unless they exist.
 func (b *enginesBench) peers(ctx context.Context, dir, model string, r EnginesModel) ([]engines.Engine, error) {
 	const digits = 12 // of the digest, in names of files
 	float := filepath.Join(dir, fmt.Sprintf("%.*s-%s.gguf", digits, r.Digest, r.Stored))

@@ -22,11 +22,12 @@ import (
 	"github.com/hetc/hetc/planir/plantext"
 )
 
-// mostQuality is the time that one process may take to measure quality.
+// mostQuality bounds the time of one process that measures quality.
 const mostQuality = time.Hour
 
-// quality measures what the forms of a model cost, on the model itself or, where it has no tokenizer, the same
-// schemes and formats on another model. Llama.cpp's figures are kept by model: several may share one.
+// quality measures what the forms of a model cost. A model without a tokenizer is represented by
+// another model with the same schemes and formats. peers keeps llama.cpp's figures by model, since
+// several models may share one.
 func (b *enginesBench) quality(
 	ctx context.Context, path string, measured *EnginesModel, peers map[string][]engines.Quality,
 ) error {
@@ -61,7 +62,7 @@ func (b *enginesBench) quality(
 	return nil
 }
 
-// openQuality opens the model that shows the quality of the one at path.
+// openQuality opens the model by which the quality of the one at path is judged.
 func (b *enginesBench) openQuality(path string) (*models.Model, error) {
 	if b.QualityModel != "" {
 		path = b.QualityModel
@@ -81,13 +82,14 @@ func (b *enginesBench) openQuality(path string) (*models.Model, error) {
 	return model, nil
 }
 
-// ownQuality runs hetc quality and reads its phases.
+// ownQuality runs hetc quality and parses the results of its phases.
 func (b *enginesBench) ownQuality(ctx context.Context, form string, args ...string) ([]engines.Quality, error) {
 	out, err := b.output(ctx,
 		append([]string{"quality", "--json", "--text", b.Text, "--windows", strconv.Itoa(engines.Windows)}, args...)...)
 	if err != nil {
 		return nil, err
 	}
+	// the part of hetc quality --json that is used
 	type estimate struct{ Mean, Low, High float64 }
 	var doc struct {
 		Phases []struct {
@@ -111,8 +113,8 @@ func (b *enginesBench) ownQuality(ctx context.Context, form string, args ...stri
 	return list, nil
 }
 
-// schemesQuality measures, on model m, the schemes that a plan for another model has in each phase, operator by
-// operator.
+// schemesQuality applies the schemes that a plan for another model has in each phase to model m,
+// operator by operator, and measures them there.
 func (b *enginesBench) schemesQuality(
 	ctx context.Context, dir string, m *models.Model, path string, made *enginesPlan,
 ) ([]engines.Quality, error) {
@@ -166,8 +168,8 @@ func (b *enginesBench) schemesQuality(
 	return list, nil
 }
 
-// schemeIn is the scheme of a node in the largest program of a phase; the programs of prefill share the last
-// matrix, which has one row, with decode's.
+// schemeIn is the scheme of a node in the largest program of a phase. The last matrix has one row
+// in all programs, which prefill shares with decoding.
 func schemeIn(plan *planir.Plan, node, phase string) (op.Scheme, bool) {
 	best := -1
 	for i := range plan.Decisions {

@@ -14,7 +14,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host"
 )
 
-// measuredOn describes what a comparison ran on.
+// measuredOn describes the machine of a comparison.
 func measuredOn(cores []int) record.Environment {
 	env := profiler.ThisMachine(cores, host.Kernels())
 	if env.CPU == "" {
@@ -23,7 +23,7 @@ func measuredOn(cores []int) record.Environment {
 	return env
 }
 
-// page shows the same text and tables on the terminal and as Markdown.
+// page writes text and tables to the terminal and, equally, as Markdown.
 type page struct {
 	s  *cli.Streams
 	md strings.Builder
@@ -35,14 +35,14 @@ func (p *page) title(text string) {
 	fmt.Fprintf(&p.md, "## %s\n\n", text)
 }
 
-// text is a line of prose.
+// text writes a line of prose.
 func (p *page) text(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	p.s.Printf("%s\n", text)
 	fmt.Fprintf(&p.md, "%s\n", text)
 }
 
-// table is a table; a header that begins with > aligns its column to the right.
+// table writes a table; a header that begins with > aligns its column to the right.
 func (p *page) table(header []string, rows [][]string) {
 	p.s.Printf("\n")
 	p.s.Table(header, rows)
@@ -70,7 +70,7 @@ func (p *page) table(header []string, rows [][]string) {
 	p.md.WriteString("\n")
 }
 
-// show writes what was found out about a model.
+// show writes the result about a model: what was compared, speeds, peak memory, quality.
 func (b *enginesBench) show(out *page, env record.Environment, model *EnginesModel) {
 	result := model.Match
 	out.title(fmt.Sprintf("%s: hetc against other engines", model.Name))
@@ -106,6 +106,7 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 		out.text("No plan within --max-memory: %s.", model.NoBounded)
 	}
 
+	// speeds: one line for each task, engine and form
 	var rows [][]string
 	for _, task := range tasksOf(result) {
 		for _, series := range result.Series {
@@ -136,6 +137,7 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 		out.text("With fewer than 6 rounds the intervals do not reach 95 %%.")
 	}
 
+	// peak memory of hetc's plans and of llama.cpp's formats
 	rows = nil
 	for _, made := range model.Plans {
 		peak := result.Peak("hetc", made.Form)
@@ -169,7 +171,7 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	out.table([]string{"engine", "form", "phase", ">mean KL", ">same top token", ">perplexity"}, rows)
 }
 
-// tasksOf are the tasks of a result in the order in which they were measured.
+// tasksOf lists the tasks of a result in the order of measuring.
 func tasksOf(r *engines.Result) (out []engines.Task) {
 	for _, series := range r.Series {
 		if !slices.Contains(out, series.Task) {
@@ -179,7 +181,7 @@ func tasksOf(r *engines.Result) (out []engines.Task) {
 	return out
 }
 
-// peersOf says which other engines took part.
+// peersOf names the other engines with their versions.
 func peersOf(r *engines.Result) (out []string) {
 	for _, series := range r.Series {
 		text := fmt.Sprintf("%s %s (%s)", series.Engine, series.Version, series.Backend)
@@ -190,12 +192,12 @@ func peersOf(r *engines.Result) (out []string) {
 	return out
 }
 
-// interval writes the 95 % interval of a summary.
+// interval formats the 95 % interval of a summary.
 func interval(s stat.Summary, format string) string {
 	return fmt.Sprintf(format+".."+format, s.Low, s.High)
 }
 
-// mib is a size, "-" for one that is not known: of a process too short to be looked at.
+// mib formats a size in MiB, "-" for an unknown one: of a process too short to be sampled.
 func mib(bytes int64) string {
 	if bytes == 0 {
 		return "-"
@@ -216,8 +218,8 @@ func joined[T ~string](list []T) string {
 	return strings.Join(words, ", ")
 }
 
-// peakRatio is how many times as much memory one engine came to hold as another, "-" where the system did not tell
-// of both.
+// peakRatio formats how many times as much memory one engine held at most as another, "-" where one
+// is unknown.
 func peakRatio(peak, other int64) string {
 	if peak == 0 || other == 0 {
 		return "-"

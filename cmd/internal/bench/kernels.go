@@ -16,7 +16,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
-// restless is by how much the median of a register-only loop may be uncertain on a machine at rest.
+// restless is the uncertainty of a register-only loop's median, as a share, above which the machine
+// was not at rest.
 const restless = 0.1
 
 // KernelsOptions are the flags of hetc bench kernels.
@@ -25,7 +26,7 @@ type KernelsOptions struct {
 	Rounds         int
 }
 
-// Kernels measures the host's kernels against what this CPU allows.
+// Kernels measures the host's kernels against what bounds them on this CPU.
 func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) error {
 	const mostRounds = 1000
 	if options.Rounds < 1 || options.Rounds > mostRounds {
@@ -69,7 +70,8 @@ func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) erro
 	return ui.Result(map[string]any{"cpu": environment.CPU, "cores": cores, "rounds": options.Rounds, "kernels": list})
 }
 
-// kernelSets are the sets that --kernels names, "" the best one. The one of float64 arithmetic is for comparing values.
+// kernelSets are the sets that --kernels names, "" for the best one, fastest first. "all" leaves
+// the reference out, which computes in float64 for comparing values only.
 func kernelSets(name string) (sets []string, err error) {
 	if name != "all" {
 		set, err := kernel.ByName(name)
@@ -86,7 +88,8 @@ func kernelSets(name string) (sets []string, err error) {
 	return sets, nil
 }
 
-// showKernels prints the rate of each kernel, its share of what bounds it, and the mark it shall reach.
+// showKernels prints the rate of each kernel, its share of what bounds it, and the mark that the
+// share has to reach.
 func showKernels(ui *cli.Streams, list []profiler.Kernel) {
 	var rows [][]string
 	for i := range list {
@@ -114,10 +117,10 @@ func showKernels(ui *cli.Streams, list []profiler.Kernel) {
 	}, rows)
 }
 
-// percent writes a share of 1 in percent.
+// percent formats a share of 1.
 func percent(x float64) string { return fmt.Sprintf("%.1f", 100*x) }
 
-// coreList writes cores as --cores takes them.
+// coreList formats cores as --cores takes them.
 func coreList(cores []int) string {
 	var out []string
 	for _, c := range cores {
@@ -126,7 +129,8 @@ func coreList(cores []int) string {
 	return strings.Join(out, ",")
 }
 
-// benchCores reads --cores: usable cores that follow each other, as processors are made of; "" is the first two.
+// benchCores parses --cores: usable cores that follow each other, as processors consist of them; ""
+// is the first two.
 func benchCores(ctx context.Context, d driver.Driver, text string) ([]int, error) {
 	devices, err := d.Devices(ctx)
 	if err != nil {

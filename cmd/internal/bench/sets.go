@@ -25,10 +25,11 @@ import (
 	"github.com/hetc/hetc/solver"
 )
 
-// solved names the plan that may use every processor.
+// solvedName labels the plan that may use every processor.
 const solvedName = "all: solved"
 
-// Sets measures plans for every processor, every pair and all of them, and those of two rules.
+// Sets measures the plans for every processor, every pair and all of them, and the plans of two
+// fixed rules.
 func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	ctx := c.Context()
 	if err := cli.Required(c, "soc"); err != nil {
@@ -93,7 +94,8 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	return ui.Result(doc)
 }
 
-// solveSets solves for each set. One without a plan is left out, with a warning, unless it is the plan itself.
+// solveSets solves for each set. A set without a plan is left out with a warning, unless it is the
+// one of all processors.
 func solveSets(
 	ctx context.Context, ui *cli.Streams, in solver.Input, sets []planSet, options *Options,
 ) (labels []string, plans []*planir.Plan, err error) {
@@ -117,7 +119,7 @@ func solveSets(
 	return labels, plans, nil
 }
 
-// planSet is what a plan that is measured may use.
+// planSet restricts what a measured plan may use.
 type planSet struct {
 	label      string
 	only       []string
@@ -125,8 +127,9 @@ type planSet struct {
 	ratio      map[string]float64
 }
 
-// planSets are the plan that solve chooses, those of processors alone and in pairs, and those of two rules: each
-// operator whole, on the processor that is best at it, and for every kind of pair all matrices in fixed parts.
+// planSets lists: the plan that solve chooses; plans of processors alone and in pairs; and the
+// plans of two rules. The rules are each operator whole on its best processor, and for every pair
+// all matrices in fixed parts.
 func planSets(soc *socs.SoC, all bool, like map[string]string) []planSet {
 	out := []planSet{{label: solvedName}}
 	var pairs [][]string
@@ -155,7 +158,7 @@ func planSets(soc *socs.SoC, all bool, like map[string]string) []planSet {
 	return out
 }
 
-// heldBytes is at most what plans that are open side by side hold of weights: those that the first packs are
+// heldBytes bounds how many bytes of weights the open plans hold: packs that the first plan has are
 // shared, and libraries have copies of their own.
 func heldBytes(plans []*planir.Plan) int64 {
 	bytes, shared := int64(0), map[planir.Pack]bool{}
@@ -175,7 +178,7 @@ func heldBytes(plans []*planir.Plan) int64 {
 	return bytes
 }
 
-// what says what is measured in a phase.
+// what describes what is measured in a phase.
 func what(phase string, o *Options) string {
 	if phase == "prefill" {
 		return fmt.Sprintf("a prompt of %d tokens, %d interleaved rounds", o.PromptLen, o.Rounds)
@@ -183,8 +186,9 @@ func what(phase string, o *Options) string {
 	return fmt.Sprintf("a token, mean of %d after that prompt, %d interleaved rounds", o.Gen, o.Rounds)
 }
 
-// processorSets are the processors, alone and in pairs that may work at the same time. Those that are like an earlier
-// one, same driver and as many cores, are left out unless all are wanted, and noted in like.
+// processorSets are the processors alone and in pairs that can work at the same time. A set that is
+// like an earlier one, with the same drivers and numbers of cores, is left out unless all are
+// wanted; like maps it to that one.
 func processorSets(soc *socs.SoC, all bool, like map[string]string) (out [][]string) {
 	kind := func(name string) string {
 		proc := soc.Processor(name)
@@ -218,7 +222,7 @@ func processorSets(soc *socs.SoC, all bool, like map[string]string) (out [][]str
 	return out
 }
 
-// of are the samples and the prediction of a candidate in a phase.
+// of returns summary, samples and prediction of a phase, in ns.
 func (c *candidate) of(phase string) (stat.Summary, []float64, int64) {
 	if phase == "prefill" {
 		return c.Prefill, c.prefill, c.PrefillNS
@@ -226,7 +230,8 @@ func (c *candidate) of(phase string) (stat.Summary, []float64, int64) {
 	return c.Decode, c.decode, c.DecodeNS
 }
 
-// showCandidates prints the measured and predicted times of plans in a phase, and their ratio to the fastest.
+// showCandidates prints the measured and predicted times of plans in a phase, and their ratio to
+// the fastest.
 func showCandidates(ui *cli.Streams, list []*candidate, phase string) {
 	var rows [][]string
 	fastest := 0.0
@@ -248,7 +253,7 @@ func showCandidates(ui *cli.Streams, list []*candidate, phase string) {
 	ui.Table([]string{"processors", ">median ms", ">95 % interval", ">predicted ms", ">error", ">best / this"}, rows)
 }
 
-// rate is how fast a processor computes a matrix product, by the profile.
+// rate is how fast a processor computed a product in the profile.
 type rate struct {
 	Proc string  `json:"proc"`
 	Op   string  `json:"op"`
@@ -257,7 +262,8 @@ type rate struct {
 	GBps float64 `json:"gbps"`
 }
 
-// products are the matrix products that a plan's program for as many rows computes, whole, and how often.
+// products are the whole matrix products of a plan's program with the given rows, and how often
+// each occurs.
 func products(p *planir.Plan, m *models.Model, rows int) (out []op.Op, times []int) {
 	graph := m.Graph()
 	for i := range graph.Sections {
@@ -280,8 +286,8 @@ func products(p *planir.Plan, m *models.Model, rows int) (out []op.Op, times []i
 	return out, times
 }
 
-// profiled is the time in ns of an operator by the profile, alone or beside the half of another processor, 0 if it was
-// not measured.
+// profiled is the profiled time of an operator in ns, alone or beside another processor's half; 0
+// if it was not measured.
 func profiled(set *record.Set, proc string, o op.Op, beside string) float64 {
 	var samples []float64
 	for _, measurement := range set.All() {
@@ -300,7 +306,7 @@ func profiled(set *record.Set, proc string, o op.Op, beside string) float64 {
 	return stat.Median(samples)
 }
 
-// phaseRows is how many rows the largest program of a phase has.
+// phaseRows is the number of rows of the largest program of a phase.
 func phaseRows(p *planir.Plan, phase string) int {
 	rows := 1
 	for _, ph := range p.Program.Programs {
@@ -311,8 +317,8 @@ func phaseRows(p *planir.Plan, phase string) int {
 	return rows
 }
 
-// showRates prints at which rates processors computed a plan's products in the profile: in operations for prefill,
-// in bytes for decode.
+// showRates prints the rates at which processors computed a plan's products in the profile:
+// operations per second for prefill, bytes per second for decode.
 func showRates(ui *cli.Streams, soc *socs.SoC, set *record.Set, p *planir.Plan, m *models.Model) (doc []rate) {
 	for _, ph := range []string{"prefill", "decode"} {
 		ops, _ := products(p, m, phaseRows(p, ph))
@@ -354,7 +360,7 @@ func showRates(ui *cli.Streams, soc *socs.SoC, set *record.Set, p *planir.Plan, 
 	return doc
 }
 
-// pair is what two processors reach together.
+// pair is what two processors reach together, compared with the better one alone.
 type pair struct {
 	Processors string  `json:"processors"`
 	Phase      string  `json:"phase"`
@@ -366,8 +372,8 @@ type pair struct {
 	Share      float64 `json:"share"`      // speedup / (ideal * contention)
 }
 
-// showPairs prints by how much pairs of processors are faster than the better of the two, beside what their
-// separate speeds and the contention in the profile would allow.
+// showPairs prints how much faster pairs of processors are than their better one. Beside it stands
+// what their separate speeds, and the contention in the profile, would allow.
 func showPairs(
 	ui *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidate, like map[string]string, plan *planir.Plan,
 	model *models.Model,
@@ -396,6 +402,7 @@ func showPairs(
 			_, both, _ := joint.of(ph)
 			_, first, _ := left.of(ph)
 			_, second, _ := right.of(ph)
+			// round by round, since both sides of a round met the same state of the machine
 			var speedups, ideals []float64
 			for i := range both {
 				best := min(first[i], second[i])
@@ -425,8 +432,8 @@ func showPairs(
 	return doc
 }
 
-// contention is by how much two processors at work on their halves of a phase's products are slower than each alone,
-// mean over the products by time, 0 if nothing was measured.
+// contention is the rate of two processors at work on their halves of a phase's products, over
+// their rates alone. It is the mean over the products, by time; 0 if nothing was measured.
 func contention(soc *socs.SoC, set *record.Set, names []string, p *planir.Plan, m *models.Model, phase string) float64 {
 	ops, times := products(p, m, phaseRows(p, phase))
 	sum, weight := 0.0, 0.0
@@ -453,7 +460,7 @@ func contention(soc *socs.SoC, set *record.Set, names []string, p *planir.Plan, 
 	return sum / weight
 }
 
-// comparison is the chosen plan against the best of the others in a phase.
+// comparison is the solved plan against the best of the others in a phase.
 type comparison struct {
 	Phase string  `json:"phase"`
 	Best  string  `json:"best"`
@@ -462,7 +469,7 @@ type comparison struct {
 	High  float64 `json:"high"`
 }
 
-// showSolved prints whether the plan that was solved is the fastest of all that were measured.
+// showSolved prints whether the solved plan is the fastest of all measured plans.
 func showSolved(ui *cli.Streams, list []*candidate) (doc []comparison) {
 	ui.Printf("\n")
 	for _, ph := range []string{"prefill", "decode"} {

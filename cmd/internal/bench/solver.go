@@ -25,13 +25,14 @@ import (
 
 // SolverOptions are the flags of hetc bench solver.
 type SolverOptions struct {
-	In       solving.Inputs
+	In solving.Inputs
+	// of comparing the builds of HiGHS; Limit bounds one solve
 	Rounds   int
 	Limit    time.Duration
 	Markdown string
 }
 
-// pairOfBuilds is one model solved by both builds of HiGHS.
+// pairOfBuilds is one model solved by both builds of HiGHS, as WebAssembly and as a library.
 type pairOfBuilds struct {
 	Model     string  `json:"model"`
 	Vars      int     `json:"variables"`
@@ -47,8 +48,8 @@ type pairOfBuilds struct {
 	SameX     bool    `json:"same_values"`      // of every variable; equally good answers may differ in them
 }
 
-// Run solves problems of full size with every engine, then has both builds of HiGHS solve the same models in
-// turns.
+// Run solves problems of full size with every engine. Then both builds of HiGHS solve the same
+// models in turns.
 func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 	ctx := cmd.Context()
 	runtime.GOMAXPROCS(1) // one core, also for the garbage collector
@@ -91,6 +92,7 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 			return err
 		}
 	}
+	// a solve that was cut off at the limit has no result, and is no failure
 	for i := range log.Solves {
 		if solved := &log.Solves[i]; solved.Failed != "" && solved.MS >= float64(o.Limit.Milliseconds()) {
 			solved.Status = "given up"
@@ -110,7 +112,7 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 	return ui.Result(map[string]any{"solves": log.Solves, "wasm_native": pairs})
 }
 
-// limited runs a solve for the longest that one may take. One that takes longer is no error.
+// limited runs a solve for at most o.Limit. Exceeding it is no error.
 func (o *SolverOptions) limited(ctx context.Context, solve func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, o.Limit)
 	defer cancel()
@@ -124,7 +126,7 @@ func (o *SolverOptions) limited(ctx context.Context, solve func(context.Context)
 	return err
 }
 
-// showSolves is the table of single solves.
+// showSolves prints the table of single solves.
 func showSolves(out *page, list []solving.Solved) {
 	out.title("The engines of solve")
 	out.text("One core. Times are of single solves, of the problem as it is posed to the proved answer; a general " +
@@ -146,7 +148,8 @@ func showSolves(out *page, list []solving.Solved) {
 		rows)
 }
 
-// compare has both builds solve the same models in turns.
+// compare has both builds of HiGHS solve the same models in turns. Optimal objectives must agree
+// within the engines' tolerance.
 func (o *SolverOptions) compare(
 	ctx context.Context, out *page, wasm *highs.Wasm, wasmErr error,
 ) ([]pairOfBuilds, error) {
@@ -228,10 +231,10 @@ models:
 	return list, nil
 }
 
-// errPosed ends a solve once its problem is known.
+// errPosed ends a solve once its joint problem is known.
 var errPosed = errors.New("the joint problem is known")
 
-// firstJoint keeps the first joint problem that is posed, and the partitions until then.
+// firstJoint is an engine that keeps the first joint problem, and the partitions posed before it.
 type firstJoint struct {
 	exact.Engine
 	partitions []*problem.Partition
@@ -250,8 +253,8 @@ func (f *firstJoint) Joint(_ context.Context, j *problem.Joint, _ problem.Limits
 	return problem.JointSolution{}, errPosed
 }
 
-// posed is the problem that a solve of the input poses: all programs under the limits they share or, where no limit
-// binds, all programs without one.
+// posed returns the problem that a solve of the input poses: all programs under the limits that
+// they share. Where no limit binds, it is all programs without one.
 func posed(ctx context.Context, input *solver.Input) (*problem.Joint, error) {
 	joint := &firstJoint{}
 	input.Engine = joint

@@ -1,5 +1,5 @@
-// Package bundling knows how a plan becomes a signed bundle for this machine, a simulated one or a target's
-// device, and what is told of it.
+// Package bundling knows how a plan becomes a signed bundle for this machine, a simulated one or a
+// target's device, and how a bundle is described to the user.
 package bundling
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Emit checks the plan of o for its model, and for the machine where there is one, and writes a bundle
-// for that machine.
+// Emit checks the plan for its model, and for the SoC where there is one, and writes a signed
+// bundle to path. machine is the plan's SoC, nil for this machine.
 func Emit(ctx context.Context, path string, options emit.Options, machine *socs.SoC) (id bundle.Digest, err error) {
 	if err := check.Plan(options.Plan, options.Model, machine).Err(); err != nil {
 		return bundle.Digest{}, err
@@ -42,9 +42,9 @@ func Emit(ctx context.Context, path string, options emit.Options, machine *socs.
 	return emit.Emit(ctx, path, options)
 }
 
-// tryTokenizer refuses to sign a tokenizer that hetrun could not read, and a chat template that goes beyond the
-// limits of time, memory or recursion. A template that fails otherwise, or refuses the samples, is accepted: hetrun
-// --chat reports it.
+// tryTokenizer refuses to sign a tokenizer that hetrun could not read, and a chat template that
+// exceeds the limits of time, memory or recursion. A template that fails otherwise is accepted:
+// hetrun --chat reports it.
 func tryTokenizer(ctx context.Context, options *emit.Options) error {
 	text, ok := options.Files["tokenizer"]
 	if !ok {
@@ -60,7 +60,7 @@ func tryTokenizer(ctx context.Context, options *emit.Options) error {
 	return nil
 }
 
-// verifiedPlan is the plan of a bundle whose every byte was verified.
+// verifiedPlan decodes and checks the plan of a bundle whose every byte was verified.
 func verifiedPlan(b *bundle.Bundle) (*planir.Plan, error) {
 	plan, err := planOf(b)
 	if err != nil {
@@ -69,7 +69,8 @@ func verifiedPlan(b *bundle.Bundle) (*planir.Plan, error) {
 	return plan, planir.Check(plan).Err()
 }
 
-// ClaimedPlan is the plan in a bundle file that nobody has verified: nil when there is none to be read.
+// ClaimedPlan is the plan in a bundle file of which nothing was verified, nil where none can be
+// read.
 func ClaimedPlan(path string) *planir.Plan {
 	unverified, err := bundle.Inspect(path)
 	if err != nil {
@@ -86,4 +87,5 @@ func ClaimedPlan(path string) *planir.Plan {
 	return plan
 }
 
+// maxClaimedPlan bounds in bytes what is read of an unverified plan.
 const maxClaimedPlan = 64 << 20

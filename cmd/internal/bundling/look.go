@@ -17,7 +17,8 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Verify verifies every byte of a bundle, and tells what else it claims and what that was compared with.
+// Verify verifies every byte of a bundle, and shows what else the bundle claims and what those
+// claims were compared with.
 func Verify(ctx context.Context, ui *cli.Streams, path string, terms *accept.Terms) error {
 	accepted, err := terms.Open(ui, path, nil)
 	if err != nil {
@@ -34,6 +35,7 @@ func Verify(ctx context.Context, ui *cli.Streams, path string, terms *accept.Ter
 	}
 	doc := map[string]any{"file": path, "verified": true, "identity": accepted.Digest().String(),
 		"keyids": accepted.Signers()}
+	// a plan of another version is no failure: its bytes are what was signed
 	plan, unread := verifiedPlan(accepted.Bundle)
 	if unread == nil {
 		if err := runcmd.CheckEvidence(accepted.Manifest(), plan); err != nil {
@@ -55,7 +57,7 @@ func Verify(ctx context.Context, ui *cli.Streams, path string, terms *accept.Ter
 	return ui.Result(doc)
 }
 
-// Inspect shows what a bundle says of itself. Nothing is verified.
+// Inspect shows the claims of a bundle. Nothing is verified.
 func Inspect(ui *cli.Streams, path string) error {
 	unverified, err := bundle.Inspect(path)
 	if err != nil {

@@ -13,14 +13,15 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host"
 )
 
-// memo remembers what emit computed for graphs that hold their weights, beside what their compilers made.
+// memo caches the results that emit computed for graphs that hold their weights, in the cache of
+// compiled graphs.
 type memo struct {
 	cache *cas.Cache
 	maker string // this program on this machine
 	dir   string // for what waits for the bundle
 }
 
-// openMemo opens the memo for o, nil where nothing is to be remembered.
+// openMemo opens the memo, nil where no graph holds its weights or there is no cache.
 func openMemo(o *emit.Options) (*memo, error) {
 	bakes := o.Target != nil
 	for _, proc := range o.Plan.Procs {
@@ -46,7 +47,7 @@ func openMemo(o *emit.Options) (*memo, error) {
 	return opened, nil
 }
 
-// Recall returns what was kept under a key, if it is there.
+// Recall returns the result kept under a key, if there is one.
 func (m *memo) Recall(key string) ([]byte, bool) {
 	b, err := m.cache.Read(cas.KeyOf("emit", m.maker, key))
 	return b, err == nil
@@ -62,7 +63,8 @@ func (m *memo) Keep(key string, result []byte) error {
 	return entry.Close()
 }
 
-// programDigest is that of this program, remembered for its file's path, size and time of change.
+// programDigest is the SHA-256 of this program. It is cached under the file's path, size and time
+// of change, because hashing takes longer than many a compilation.
 func programDigest(cache *cas.Cache) (string, error) {
 	path, err := os.Executable()
 	if err != nil {

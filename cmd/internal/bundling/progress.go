@@ -13,7 +13,7 @@ import (
 	"github.com/hetc/hetc/planir"
 )
 
-// stages shows how far compiling is on a terminal, and adds up what it took.
+// stages shows the progress of compiling on a terminal, and adds up the time of each stage.
 type stages struct {
 	s     *cli.Streams
 	mu    sync.Mutex
@@ -26,7 +26,8 @@ type stages struct {
 	write time.Duration        // the bundle
 }
 
-// groupSum adds up the groups of graphs of one name.
+// groupSum adds up the groups of graphs of one name: how many groups and graphs, how many groups
+// came from the cache, and for how many weights were packed.
 type groupSum struct {
 	groups, graphs, cached, packed int
 	took                           time.Duration
@@ -37,7 +38,7 @@ func newStages(s *cli.Streams) *stages {
 	return &stages{s: s, begun: map[int]time.Time{}, sums: map[string]*groupSum{}, since: time.Now()}
 }
 
-// stage adds what passed since the last one to d.
+// stage ends the stage under way and adds its time to d.
 func (b *stages) stage(d *time.Duration) {
 	now := time.Now()
 	*d += now.Sub(b.since)
@@ -47,7 +48,7 @@ func (b *stages) stage(d *time.Duration) {
 // written ends the stage of writing the bundle.
 func (b *stages) written() { b.stage(&b.write) }
 
-// watch notes an event of emit: a stage that ended, or a group of graphs that began or was compiled.
+// watch handles an event of emit: a stage ended, or a group of graphs began or was compiled.
 func (b *stages) watch(event emit.Event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -89,7 +90,8 @@ func (b *stages) watch(event emit.Event) {
 	}
 }
 
-// show prints what compiling took. Times are of this run and stand in no file.
+// show prints how long compiling took and returns it for --json. The times are of this run and
+// stand in no file.
 func (b *stages) show() map[string]any {
 	var rows [][]string
 	groups, cached, packed := 0, 0, 0

@@ -14,7 +14,7 @@ import (
 	"github.com/hetc/hetc/planir/bundle"
 )
 
-// TargetText says where a bundle may run.
+// TargetText describes where a bundle may run.
 func TargetText(t *bundle.Target) string {
 	system := "any system"
 	if t.OS != "" || t.Arch != "" {
@@ -23,7 +23,7 @@ func TargetText(t *bundle.Target) string {
 	return fmt.Sprintf("soc %v, %s", t.SoC, system)
 }
 
-// claimedReport is what a bundle file says about its compiled graphs, nil for one without such.
+// claimedReport is what a bundle file claims about its compiled graphs, nil for a file without any.
 func claimedReport(path string) (*emit.Report, error) {
 	const most = 64 << 20
 	text, err := bundle.Claimed(path, emit.ReportBlob, most)
@@ -38,7 +38,7 @@ func claimedReport(path string) (*emit.Report, error) {
 	return report, nil
 }
 
-// showReport prints what is known of compiled graphs: those of all layers on one line.
+// showReport prints what is known about compiled graphs, with the graphs of all layers on one line.
 func showReport(ui *cli.Streams, report *emit.Report) {
 	what := ""
 	if target := report.Target; target != nil {
@@ -78,16 +78,18 @@ func showReport(ui *cli.Streams, report *emit.Report) {
 	}
 }
 
-// graphLine are the graphs of all layers that have one name.
+// graphLine is the graphs of one name in all layers.
 type graphLine struct {
 	first        *emit.ReportGraph
 	layers       int
 	bytes, spill int64
 	twins        int
-	errors       *emit.ReportErrors // of the one that was executed
+	// of the graph that was executed on behalf of all
+	errors *emit.ReportErrors // of the one that was executed
 }
 
-// byName adds up graphs by name, in the order of the report.
+// byName adds graphs up by name, in the order of the report. Errors were measured for one graph of
+// each kind, and hold for all that name it in Tried.
 func byName(graphs []emit.ReportGraph) (order []*graphLine) {
 	lines := map[string]*graphLine{}
 	tried := map[string]*emit.ReportErrors{} // by blob
@@ -113,7 +115,8 @@ func byName(graphs []emit.ReportGraph) (order []*graphLine) {
 	return order
 }
 
-// show prints what is known of the graphs: operators, sizes, errors, and for a device how many twins.
+// show prints operators, sizes and errors of the graphs, and for a device how many emulator twins
+// are known.
 func (l *graphLine) show(ui *cli.Streams, target *planir.Target) {
 	ui.Printf("%s\n  %s\n  ", l.first.Name, strings.Join(l.first.Ops, "; "))
 	if l.first.Layer >= 0 {
@@ -132,7 +135,7 @@ func (l *graphLine) show(ui *cli.Streams, target *planir.Target) {
 	ui.Printf("\n")
 }
 
-// optionText writes options by name.
+// optionText lists options in the order of their names.
 func optionText(o map[string]string) string {
 	var parts []string
 	for k, v := range o {

@@ -21,15 +21,20 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// TargetFlags say for what emit makes a bundle of a plan that was made for a simulated SoC.
+// TargetFlags are the flags that say for which device emit makes a bundle, from a plan for a
+// simulated SoC.
 type TargetFlags struct {
-	Name     string
+	Name string
+	// Emulator asks for the twin that the device's emulator runs; Fallback permits graphs that the
+	// compiler refuses to run on the control processor; Twin is a bundle made by Emulator, whose
+	// report is repeated.
 	Emulator bool
 	Fallback bool
 	Twin     string
 }
 
-// Apply sets the options of emit, for a plan of machine (nil: of this one). key is the one that signs.
+// Apply sets the options of emit. machine is the plan's SoC, nil for this machine, and key is the
+// key that signs.
 func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine *socs.SoC, key *bundle.Key) error {
 	if f.Name == "" && !f.Emulator {
 		for flag, set := range map[string]bool{"allow-fallback": f.Fallback, "twin": f.Twin != ""} {
@@ -74,7 +79,7 @@ func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine 
 	return nil
 }
 
-// check refuses a target that the plan was not made for. machine is the plan's SoC, nil for this one.
+// check refuses a target for which the plan was not made.
 func (f *TargetFlags) check(plan *planir.Plan, machine *socs.SoC) error {
 	if f.Emulator && f.Twin != "" {
 		return diag.New(diag.ClassUsage, "--twin %q: this bundle is a twin itself (--for-emulator)", f.Twin)
@@ -101,8 +106,9 @@ func (f *TargetFlags) check(plan *planir.Plan, machine *socs.SoC) error {
 	return nil
 }
 
-// twinReport is the report of a twin. What it says goes into a signed bundle: every byte of the twin is verified,
-// by the key that signs, and it has to be of the same model and inputs as the plan.
+// twinReport returns the report of a twin. It is repeated in a signed bundle: so every byte of the
+// twin is verified against the signing key, and the twin must be of the same model and inputs as
+// the plan.
 func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.Plan) (*emit.Report, error) {
 	fail := func(err error, hint string) (*emit.Report, error) {
 		finding := diag.New(diag.ClassOr(err, diag.ClassInput), "--twin %q: %w", path, err)
@@ -159,7 +165,7 @@ func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.
 	return report, nil
 }
 
-// planOf is the plan that a verified bundle begins with.
+// planOf decodes the plan that is the entry point of a verified bundle.
 func planOf(b *bundle.Bundle) (*planir.Plan, error) {
 	entry := b.Manifest().Entrypoint
 	if err := b.Expect(entry, bundle.RolePlan); err != nil {
@@ -172,13 +178,15 @@ func planOf(b *bundle.Bundle) (*planir.Plan, error) {
 	return planir.Decode(text)
 }
 
-// targetProc is a processor of a SoC as its device executes it, or with here as it is emulated on this machine.
+// targetProc is a processor of a SoC as its device executes it. With here it is as emulated on this
+// machine, where here stands for the device's CPU.
 func targetProc(described *socs.Processor, known []driver.Compiler, here *driver.Device) (planir.Proc, error) {
 	target := described.Target
 	out := check.Proc(described)
 	proc := &out
 	proc.Driver, proc.Select, proc.Options, proc.Cores = target.Driver, target.Select, nil, nil
 	at := slices.IndexFunc(known, func(c driver.Compiler) bool { return c.Name() == target.Compiler })
+	// no compiler: the CPU, whose kernels hetc has
 	switch {
 	case target.Compiler == "" && here != nil:
 		proc.Select, proc.Cores = here.Select, slices.Clone(here.Cores)
@@ -194,6 +202,7 @@ func targetProc(described *socs.Processor, known []driver.Compiler, here *driver
 	case at < 0:
 		return out, diag.New(diag.ClassUnavailable,
 			"soc: target of processor %q: compiler %q is not part of this program", described.Name, target.Compiler)
+	// compiled ahead of time: graphs hold their weights, and shapes are static
 	default:
 		if here != nil {
 			proc.Select = "emulator"
@@ -216,7 +225,7 @@ func targetProc(described *socs.Processor, known []driver.Compiler, here *driver
 	return out, nil
 }
 
-// coreRange is a selection of the driver "host".
+// coreRange is the selector of the driver host for these cores.
 func coreRange(cores []int) string {
 	if len(cores) == 0 {
 		return "0"
@@ -228,7 +237,7 @@ func coreRange(cores []int) string {
 	return fmt.Sprintf("%d-%d", lo, hi)
 }
 
-// coresOf reads one: "2-7".
+// coresOf parses a selector of the driver host, such as 2-7.
 func coresOf(sel string) ([]int, error) {
 	first, last, two := strings.Cut(sel, "-")
 	lo, err := strconv.Atoi(first)
@@ -247,7 +256,7 @@ func coresOf(sel string) ([]int, error) {
 	return out, nil
 }
 
-// targetSystem is what the bundle of a plan runs on.
+// targetSystem is the system on which the bundle of a plan runs, as GOOS and GOARCH.
 func targetSystem(o *emit.Options, machine *socs.SoC) (goos, arch string) {
 	if machine != nil && machine.OS != "" && (o.Target == nil || !o.Target.Emulator) {
 		return machine.OS, machine.Arch

@@ -17,7 +17,7 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// Options are the flags of hetc emit, and what the bundle says of itself.
+// Options are the flags of hetc emit.
 type Options struct {
 	emit.Options
 	Target          TargetFlags
@@ -74,7 +74,7 @@ func Write(cmd *cobra.Command, ui *cli.Streams, options *Options) error {
 	return ui.Result(doc)
 }
 
-// open reads what emit needs. The caller closes the model where there is no error.
+// open reads the inputs of emit. The caller closes the model if there is no error.
 func (o *Options) open(ctx context.Context, ui *cli.Streams) (machine *socs.SoC, public *bundle.Key, err error) {
 	if o.Plan, err = plantext.Read(o.PlanFile); err != nil {
 		return nil, nil, err

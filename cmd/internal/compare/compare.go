@@ -1,4 +1,5 @@
-// Package compare knows what solve decides beside rules that people use, at the same simulated costs.
+// Package compare knows how the decisions of solve compare with rules that people use, at the same
+// simulated costs.
 package compare
 
 import (
@@ -26,13 +27,14 @@ import (
 	"github.com/hetc/hetc/solver/exact"
 )
 
-// planTable is one comparison of hetc bench plans: what solve decides beside rules that people use, at the same
-// costs. It returns a Markdown table and its rows for --json, and depends on nothing but the program.
+// planTable is one comparison of hetc bench plans. Run returns a Markdown table, and its rows for
+// --json. The result depends on nothing but the program.
 type planTable struct {
 	Name, Short string
 	Run         func(ctx context.Context) (text string, rows any, err error)
 }
 
+// Tables are all comparisons, by name.
 var Tables = []planTable{
 	{"buckets", "sequence-length buckets against fixed ladders, on four distributions of prompt lengths",
 		comparedBuckets},
@@ -52,7 +54,7 @@ func catalogPair(names [2]string) (*socs.SoC, *models.Model, error) {
 	return soc, model, err
 }
 
-// simulatedCosts fits costs from a profile of a catalog SoC.
+// simulatedCosts profiles a catalog SoC on its virtual clock and fits costs.
 func simulatedCosts(ctx context.Context, soc *socs.SoC, m *models.Model, want profiler.Want) (*roofline.Costs, error) {
 	requests, err := profiler.Requests(soc, m, want)
 	if err != nil {
@@ -93,7 +95,7 @@ type comparedBucket struct {
 	Status    string  `json:"status,omitempty"`
 }
 
-// mostChosen is how many buckets solve may choose in the comparison: as many as the longest ladder has.
+// mostChosen is how many buckets solve may choose: as many as the longest ladder has.
 const mostChosen = 6
 
 // lengths is a distribution of prompt lengths.
@@ -102,7 +104,7 @@ type lengths struct {
 	prompts workload.Prompts
 }
 
-// bucketRule is a way to choose buckets.
+// bucketRule is a way to choose buckets; the first of bucketRules is solve's own.
 type bucketRule struct {
 	name    string
 	buckets workload.Rows
@@ -115,7 +117,7 @@ var bucketRules = []bucketRule{
 	{"16, 32, 64, 128, 256", workload.Rows{16, 32, 64, 128, 256}},
 }
 
-// comparedLengths are the distributions that buckets are compared on.
+// comparedLengths are the distributions of prompt lengths, in tokens, that buckets are compared on.
 func comparedLengths() ([]lengths, error) {
 	const most = 1024
 	lognormal, err := (&workload.LogNormal{Median: 200, Sigma: 0.8, Max: most}).Prompts()
@@ -164,7 +166,8 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 	return text.String(), rows, nil
 }
 
-// bucketTable writes the table of one SoC and model.
+// bucketTable writes the table of one SoC and model. Costs are profiled once, at the buckets of all
+// rules.
 func bucketTable(ctx context.Context, text *strings.Builder, pair [2]string, list []lengths) ([]comparedBucket, error) {
 	soc, model, err := catalogPair(pair)
 	if err != nil {
@@ -216,7 +219,7 @@ func bucketTable(ctx context.Context, text *strings.Builder, pair [2]string, lis
 	return rows, nil
 }
 
-// promptWorkload asks for fast prompts alone.
+// promptWorkload is a workload that only wants fast prompts.
 func promptWorkload(prompts workload.Prompts, buckets workload.Rows) *workload.Workload {
 	schemes := []op.Scheme{op.A8TQ8C}
 	return &workload.Workload{
@@ -225,7 +228,7 @@ func promptWorkload(prompts workload.Prompts, buckets workload.Rows) *workload.W
 	}
 }
 
-// bucketsOf is what a plan decided, and what its static graphs hold.
+// bucketsOf returns the buckets of a plan, its expected time, and what its static graphs hold.
 func bucketsOf(result *solver.Result, soc *socs.SoC) comparedBucket {
 	plan := result.Plan
 	row := comparedBucket{PrefillNS: result.ExpectedNS}

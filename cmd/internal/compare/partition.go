@@ -27,8 +27,9 @@ type comparedPartition struct {
 // partitionBucket is the length of the prompts that partitions are compared on.
 const partitionBucket = 256
 
-// comparedPartitions compares solve's partition with each processor alone, with whole operators on the processor
-// that is best at each (layer-level placement, HeteroInfer sec. 4.1), and with matrices in fixed parts.
+// comparedPartitions compares solve's partition with three rules: each processor alone; whole
+// operators, each on its best processor (layer-level placement, HeteroInfer sec. 4.1); and all
+// matrices in fixed parts.
 func comparedPartitions(ctx context.Context) (string, any, error) {
 	table := &partitionTable{}
 	fmt.Fprintf(&table.text,
@@ -45,14 +46,16 @@ func comparedPartitions(ctx context.Context) (string, any, error) {
 	return table.text.String(), table.rows, nil
 }
 
-// partitionTable is the Markdown and the rows of the comparison.
+// partitionTable is the comparison as Markdown and as rows.
 type partitionTable struct {
 	text strings.Builder
 	rows []comparedPartition
+	// the row of solve on this SoC, to which the others are related
 	base *comparedPartition // solve's own on this SoC
 }
 
-// add adds the times of a rule, 0 for what it cannot execute. The first of a SoC is solve's.
+// add appends the times of a rule in ns, 0 where it cannot execute the model. The first row of a
+// SoC is solve's.
 func (t *partitionTable) add(soc, model, rule string, prefill, decode int64) {
 	row := comparedPartition{SoC: soc, Model: model, Rule: rule, PrefillNS: prefill, DecodeNS: decode}
 	if t.base == nil {
@@ -130,7 +133,7 @@ func (t *partitionTable) compare(ctx context.Context, pair [2]string) error {
 	return nil
 }
 
-// promptAndToken are the predictions of a plan's programs, one for prefill and one for decode.
+// promptAndToken returns the predictions of a plan for its one prefill program and for decoding.
 func promptAndToken(plan *planir.Plan) (prefill, decode *planir.Prediction) {
 	for i := range plan.Predictions {
 		if strings.HasPrefix(plan.Predictions[i].Program, "prefill") {
@@ -142,7 +145,7 @@ func promptAndToken(plan *planir.Plan) (prefill, decode *planir.Prediction) {
 	return prefill, decode
 }
 
-// aloneNS is what a processor alone takes for a program, 0 where it cannot execute it.
+// aloneNS is the time of a program on one processor alone, 0 where that cannot execute it.
 func aloneNS(prediction *planir.Prediction, proc string) int64 {
 	for _, single := range prediction.Singles {
 		if single.Proc == proc {

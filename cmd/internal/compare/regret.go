@@ -25,7 +25,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// regretCase is a model on a SoC, solved as solve decides and in every forced way, all executed on the virtual clock.
+// regretCase is a model on a SoC, solved freely and in every forced way, with all plans executed on
+// the virtual clock.
 type regretCase struct {
 	SoC    string    `json:"soc"`
 	Model  string    `json:"model"`
@@ -41,7 +42,8 @@ type forced struct {
 	Decode  timedPlan `json:"decode"`
 }
 
-// timedPlan is what a program takes: predicted, and executed on the virtual clock.
+// timedPlan is the time of a program: predicted with its interval, and executed on the virtual
+// clock.
 type timedPlan struct {
 	PredictedNS int64 `json:"predicted_ns"`
 	LowNS       int64 `json:"low_ns"`
@@ -49,10 +51,10 @@ type timedPlan struct {
 	ExecutedNS  int64 `json:"simulated_ns"`
 }
 
-// off is by how much execution took longer than predicted.
+// off is the relative error of the prediction: executed over predicted, minus 1.
 func (t *timedPlan) off() float64 { return float64(t.ExecutedNS)/float64(t.PredictedNS) - 1 }
 
-// alternative is a constraint on a solve.
+// alternative is a constraint on a solve; the fields are those of solver.Input.
 type alternative struct {
 	name       string
 	strategies []planir.Strategy
@@ -60,7 +62,8 @@ type alternative struct {
 	ratio      map[string]float64
 }
 
-// alternatives are the forced ways: sets of strategies, single processors, and fixed parts of every matrix.
+// alternatives are solve itself and the forced ways: sets of strategies, single processors, and
+// fixed parts of every matrix.
 func alternatives() []alternative {
 	list := []alternative{{name: "solve"}}
 	for _, set := range [][]planir.Strategy{
@@ -89,8 +92,8 @@ func alternatives() []alternative {
 	return list
 }
 
-// timesOnly is a catalog SoC whose processors compute nothing: only their times are of interest. Without noise
-// every sample of an operator, and every execution, takes the same time.
+// timesOnly is a catalog SoC whose processors compute nothing, since only times are wanted. Without
+// noise every execution of an operator takes the same time.
 func timesOnly(name string, noise bool) (*socs.SoC, error) {
 	soc, err := socs.Open(name)
 	if err != nil {
@@ -120,7 +123,7 @@ func schemeFor(s *socs.SoC, list ...op.Scheme) op.Scheme {
 	return op.A32W32
 }
 
-// regretOf solves one case in all ways and executes them. Ways that are impossible are left out.
+// regretOf solves one case in all ways and executes the plans. Impossible ways are left out.
 func regretOf(
 	ctx context.Context, soc *socs.SoC, model *models.Model, rows int, ways []alternative,
 ) (*regretCase, error) {
@@ -153,8 +156,8 @@ func regretOf(
 	return found, nil
 }
 
-// executed solves in one way and executes a prompt and the token in the middle of the answer, for which decode is
-// predicted.
+// executed solves in one way. It executes a prompt, then decodes up to the middle of the answer,
+// and times the token there, which is the one that decode is predicted for.
 func executed(
 	ctx context.Context, soc *socs.SoC, model *models.Model, costs *roofline.Costs, permits *workload.Workload,
 	a alternative,
@@ -205,13 +208,14 @@ func executed(
 	return made, err
 }
 
-// empty is a plan's artifacts with zeros for weights: a processor that computes nothing reads none.
+// empty is a plan's artifacts with zeros for weights, which a processor that computes nothing never
+// reads.
 type empty struct {
 	*emit.Content
 	region *mem.Region
 }
 
-// newEmpty is a source of zeros as long as the largest pack of a plan.
+// newEmpty allocates zeros as long as the largest pack of a plan.
 func newEmpty(ctx context.Context, p *planir.Plan, m *models.Model, s *socs.SoC) (*empty, error) {
 	content, err := emit.NewContent(ctx, p, m, []driver.Compiler{sim.NewCompiler(s)})
 	if err != nil {
@@ -231,7 +235,7 @@ func newEmpty(ctx context.Context, p *planir.Plan, m *models.Model, s *socs.SoC)
 	return &empty{content, region}, nil
 }
 
-// Range is as many zeros, which are never touched.
+// Range returns that many zeros.
 func (e *empty) Range(_ string, _, bytes int64) ([]byte, error) { return e.region.Bytes()[:bytes], nil }
 
 // Close releases both.
@@ -243,7 +247,8 @@ func (e *empty) Close() error {
 	return err
 }
 
-// regretRow sums up the cases of one SoC, in one phase.
+// regretRow sums up the cases of one SoC in one phase. Regret is the time of solve's plan over that
+// of the fastest plan, minus 1.
 type regretRow struct {
 	SoC         string  `json:"soc"`
 	Phase       string  `json:"phase"`
@@ -260,7 +265,7 @@ type regretRow struct {
 	InsideTimes int     `json:"inside_interval"`
 }
 
-// sumUp is the row of a phase; of says which times it is about.
+// sumUp is the row of a phase; of selects the phase's times.
 func sumUp(name, phase string, cases []*regretCase, of func(*forced) *timedPlan) regretRow {
 	row := regretRow{
 		SoC: name, Phase: phase, Cases: len(cases), PlanLow: math.Inf(1), PlanHigh: math.Inf(-1),
@@ -290,11 +295,11 @@ func sumUp(name, phase string, cases []*regretCase, of func(*forced) *timedPlan)
 	return row
 }
 
-// regretModels are the models of the comparison: dense ones, one with attention and feed-forward side by side, one
-// of experts.
+// regretModels are the models of the comparison: dense ones, one with attention and feed-forward in
+// parallel, one with experts.
 var regretModels = []string{"qwen2-0.5b", "llama-3.2-1b", "phi-2", "olmoe-1b-7b"}
 
-// comparedRegret executes what solve decides and what it could have been forced to.
+// comparedRegret executes the plan that solve chooses and those it can be forced to.
 func comparedRegret(ctx context.Context) (string, any, error) {
 	const rows = 128
 	var text strings.Builder

@@ -36,14 +36,14 @@ type comparedTier struct {
 	Gap       float64 `json:"gap,omitempty"` // how much less another choice may take, relative
 }
 
-// paperLadder is what NPUMoE's capacities are compared with.
+// paperLadder are the capacities of NPUMoE.
 var paperLadder = []int{16, 32, 64, 128, 256}
 
-// tierChunk is the chunk length of the comparison: the paper's middle one.
+// tierChunk is the chunk length in tokens: the middle one of the paper.
 const tierChunk = 512
 
-// comparedTiers compares solve's capacity tiers with NPUMoE's ladder, with the best uniform capacity and with the
-// CPU alone, on traced and drawn loads.
+// comparedTiers compares solve's capacity tiers with NPUMoE's ladder, the best uniform capacity,
+// and the CPU alone, on traced and on synthetic loads.
 func comparedTiers(ctx context.Context) (string, any, error) {
 	var rows []comparedTier
 	for _, pair := range []struct{ soc, model string }{
@@ -117,7 +117,8 @@ are those of tiny-moe-kjv (16 experts, 2 a token), its four layers repeated; its
 	return text.String(), rows, nil
 }
 
-// compareTiers is one block of rows: solve's choice and each rule's.
+// compareTiers returns one block of rows: solve's choice and that of each rule, evaluated with the
+// same table of costs.
 func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op.Scheme) ([]comparedTier, error) {
 	npu := slices.IndexFunc(soc.Processors, func(p socs.Processor) bool { return p.StaticShapes })
 	tile := max(1, soc.Processors[npu].Tile.M)
@@ -150,6 +151,7 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 	for i := range in.Loads.Layers {
 		imbalance += in.Loads.Imbalance(i) / float64(len(in.Loads.Layers))
 	}
+	// the best of the uniform capacities
 	best := int64(math.MaxInt64)
 	var uniform [][]int
 	for _, c := range tiers.Capacities {

@@ -45,19 +45,19 @@ type Finding struct {
 	class diag.Class // of a problem
 }
 
-// ok is a finding that all is well.
+// ok is a finding without a problem.
 func ok(check, format string, args ...any) Finding {
 	return Finding{Check: check, Status: OK, Found: fmt.Sprintf(format, args...)}
 }
 
-// but makes an ok finding worse.
+// but lowers an ok finding to a note or a problem, with a hint.
 func (f Finding) but(s Status, hint string, args ...any) Finding {
 	f.Status, f.Hint = s, fmt.Sprintf(hint, args...)
 	f.class = diag.ClassUnavailable
 	return f
 }
 
-// failed is the finding that err is.
+// failed turns an error into a finding, with the error's own hint if it has one.
 func failed(check string, err error) Finding {
 	finding := Finding{Check: check, Status: Problem, Found: err.Error(), Hint: "correct what it names",
 		class: diag.ClassOf(err)}
@@ -67,7 +67,8 @@ func failed(check string, err error) Finding {
 	return finding
 }
 
-// firstProblem is nil unless there are problems; its class is the first one's.
+// firstProblem is the error that lists the checks with problems, of the class of the first one; nil
+// without problems.
 func firstProblem(list []Finding) error {
 	var names []string
 	var class diag.Class
@@ -86,7 +87,7 @@ func firstProblem(list []Finding) error {
 		WithHint("the way out stands beside each of them")
 }
 
-// Machine is what the checks of this machine and build need to know.
+// Machine is what the checks of this machine and build depend on.
 type Machine struct {
 	Version  string
 	Drivers  []driver.Driver
@@ -105,7 +106,7 @@ func (m Machine) Check(ctx context.Context) []Finding {
 	return append(out, timer(), busy(len(cores)), governor(cores, m.Kernels), clock(time.Now()), signingKey())
 }
 
-// cores are those that the first driver with CPU cores may use.
+// cores are the cores that the first driver with CPU cores may use.
 func (m Machine) cores(ctx context.Context) []int {
 	var out []int
 	for _, drv := range m.Drivers {
@@ -124,7 +125,8 @@ func (m Machine) cores(ctx context.Context) []int {
 	return slices.Compact(out)
 }
 
-// build tells what this program is.
+// build describes this program; cgo is a note, since it makes the program depend on the system's C
+// library.
 func (m Machine) build() Finding {
 	kind, cgo, revision := "default build", "", ""
 	if info, have := debug.ReadBuildInfo(); have {
@@ -149,7 +151,7 @@ func (m Machine) build() Finding {
 	return finding
 }
 
-// cpu looks at the kernel set: without vector kernels hetc works, several times slower.
+// cpu checks the kernel set: without vector kernels hetc works, but several times slower.
 func (m Machine) cpu(cores []int) Finding {
 	env := profiler.ThisMachine(cores, m.Kernels)
 	name := env.CPU
@@ -172,7 +174,7 @@ func (m Machine) cpu(cores []int) Finding {
 	return finding
 }
 
-// coresOf counts usable cores: plans over several processors need two.
+// coresOf counts usable cores: plans for several processors need two.
 func coresOf(cores []int) Finding {
 	finding := ok("cores", "%d usable of %d: %v", len(cores), runtime.NumCPU(), cores)
 	switch {
@@ -184,7 +186,7 @@ func coresOf(cores []int) Finding {
 	return finding
 }
 
-// memory looks at what is free for this process.
+// memory checks how much memory is free for this process.
 func memory() Finding {
 	total, free := machine.TotalMemory(), machine.FreeMemory()
 	if total == 0 {
@@ -204,8 +206,8 @@ func memory() Finding {
 // pages tells the size of a page.
 func pages() Finding { return ok("page size", "%v", unit.Bytes(os.Getpagesize())) }
 
-// drivers has a finding for every driver. One that is not available is a note, as plans for other processors do
-// without it.
+// drivers has a finding for every driver. An unavailable one is a note, because plans for other
+// processors work without it.
 func (m Machine) drivers(ctx context.Context) []Finding {
 	var out []Finding
 	for _, drv := range m.Drivers {
@@ -260,7 +262,7 @@ func catalogs() []Finding {
 	return out
 }
 
-// directory checks that files can be written there, and how many bytes.
+// directory checks that files can be written to a directory, and how many bytes are free.
 func directory(check, dir string) Finding {
 	if err := wholefile.Writable(filepath.Join(dir, "hetc-doctor")); err != nil {
 		return failed(check, err)
@@ -280,7 +282,7 @@ func directory(check, dir string) Finding {
 	return finding
 }
 
-// cache looks at the cache directory, or at the nearest one above it that is there.
+// cache checks the cache directory, or the nearest existing one above it.
 func (m Machine) cache() Finding {
 	const name = "cache directory"
 	if m.CacheDir == "" {
@@ -297,7 +299,7 @@ func (m Machine) cache() Finding {
 	}
 }
 
-// limits are those of this process that stand against big models.
+// limits reports limits of this process that prevent large models.
 func limits() []Finding {
 	var out []Finding
 	check := func(name string, have, want int64, flag string, print func(int64) string) {
@@ -316,7 +318,8 @@ func limits() []Finding {
 	return out
 }
 
-// timer looks at the clock that measurements use, and at how late a sleeping thread wakes up.
+// timer measures the resolution of the clock, and how late a sleeping thread wakes up; both as
+// medians.
 func timer() Finding {
 	const tries, nap = 31, 100 * time.Microsecond
 	var steps, late []float64
@@ -342,7 +345,7 @@ func timer() Finding {
 	return finding
 }
 
-// busy tells whether the machine is idle enough to be measured.
+// busy reports whether the machine is idle enough to be measured.
 func busy(cores int) Finding {
 	const name = "idle enough to measure"
 	share, stolen, known := machine.Busy(300 * time.Millisecond)
@@ -361,7 +364,7 @@ func busy(cores int) Finding {
 	return finding
 }
 
-// governor looks at the clock speed: measurements vary where it follows the load.
+// governor checks the clock governor: measurements vary where the clock follows the load.
 func governor(cores []int, kernels string) Finding {
 	env := profiler.ThisMachine(cores, kernels)
 	if env.Governor == "" {
@@ -375,10 +378,10 @@ func governor(cores []int, kernels string) Finding {
 	return finding
 }
 
-// released is before any build of this version: a clock that shows less is wrong.
+// released is a date before every build of this version: a clock that shows less is wrong.
 var released = time.Date(2025, time.January, 1, 0, 0, 0, 0, time.UTC)
 
-// clock refuses a clock that cannot be right, by which the last day of bundles would be judged.
+// clock refuses a clock that cannot be right, because bundles expire by it.
 func clock(now time.Time) Finding {
 	finding := ok("clock", "%s", now.UTC().Format("2006-01-02 15:04 UTC"))
 	if now.Before(released) || now.Year() > 2100 {
@@ -387,7 +390,7 @@ func clock(now time.Time) Finding {
 	return finding
 }
 
-// signingKey checks what the environment says about the key, without reading its contents.
+// signingKey checks the environment variables of the key without reading the key.
 func signingKey() Finding {
 	const name = "signing key"
 	text, _ := child.HasSigningKey()

@@ -10,7 +10,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// DriverEntry is what `hetc drivers` says about one driver.
+// DriverEntry is what `hetc drivers` reports about one driver.
 type DriverEntry struct {
 	Driver    string        `json:"driver"`
 	Available bool          `json:"available"`
@@ -41,7 +41,7 @@ type deviceEntry struct {
 	Cores       []int  `json:"cores,omitempty"`
 }
 
-// missingEntry is what a driver lacks, where it was looked for, and the way out.
+// missingEntry is what a driver lacks, where it was looked for, and how to get it.
 type missingEntry struct {
 	What     string   `json:"what"`
 	Tried    []string `json:"tried,omitempty"`
@@ -49,7 +49,7 @@ type missingEntry struct {
 	Variable string   `json:"variable,omitempty"`
 }
 
-// Describe asks a driver for all there is to know; its first device is opened for what it can do.
+// Describe asks a driver for everything; it opens the first device to ask for its capabilities.
 func Describe(ctx context.Context, drv driver.Driver) DriverEntry {
 	entry := DriverEntry{Driver: drv.Name()}
 	devices, err := drv.Devices(ctx)
@@ -106,7 +106,7 @@ func Describe(ctx context.Context, drv driver.Driver) DriverEntry {
 	return entry
 }
 
-// Rows are the lines of the table: the driver's name stands in the first of them.
+// Rows are the lines of the table; the driver's name stands in the first one.
 func (e *DriverEntry) Rows() (rows [][]string) {
 	add := func(what string, values ...string) {
 		for i, value := range values {
