@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// arithmetic is left op right: of numbers, texts and lists. true counts as 1. Two whole numbers give a whole one, but
-// for a quotient of / and a power with a negative exponent; with a float among them, the result is one.
+// arithmetic is left op right, of numbers, texts and lists, by the rules of Python. true counts as
+// 1. Two integers give an integer, except for / and for a power with a negative exponent. With a
+// float operand the result is a float.
 func (e *environment) arithmetic(op string, left, right Value) Value {
 	if text, ok := left.(string); ok && op == "%" {
 		return e.percent(text, right)
@@ -54,13 +55,14 @@ func (e *environment) concat(left, right Value) Value {
 	return nil
 }
 
-// mismatch fails as an operator does that the types of its operands do not have.
+// mismatch fails because the operator is not defined for the types of its operands.
 func (e *environment) mismatch(op string, left, right Value) Value {
 	e.fail("unsupported operand types for %s: '%s' and '%s'", op, typeName(left), typeName(right))
 	return nil
 }
 
-// repeat is sequence * count; times is count as the template has it, for messages.
+// repeat is sequence * count; times is the operand that count was read from, for messages. The size
+// is charged before anything is made.
 func (e *environment) repeat(sequence Value, count int64, times Value) Value {
 	count = max(count, 0)
 	charge := func(size int) int {
@@ -84,8 +86,8 @@ func (e *environment) repeat(sequence Value, count int64, times Value) Value {
 	return e.mismatch("*", sequence, times)
 }
 
-// floats computes with at least one float, or divides. A quotient of // is rounded down, so a rest has the sign of the
-// divisor.
+// floats computes with at least one float, or divides integers. // rounds down, so that a remainder
+// has the sign of the divisor.
 func (e *environment) floats(op string, left, right float64) Value {
 	if right == 0 && (op == "/" || op == "//" || op == "%") {
 		e.fail("division by zero")
@@ -116,7 +118,8 @@ func (e *environment) floats(op string, left, right float64) Value {
 	return math.Round((left - rest) / right)
 }
 
-// ints computes with whole numbers; those of the reference have no bounds, these fail beyond 64 bits.
+// ints computes with integers. Those of Python have no bounds; here results beyond 64 bits are
+// errors.
 func (e *environment) ints(op string, left, right int64) Value {
 	switch op {
 	case "+":
@@ -147,22 +150,23 @@ func (e *environment) ints(op string, left, right int64) Value {
 	return quotient
 }
 
-// fits fails unless a result can be had in 64 bits.
+// fits fails where a result does not fit into 64 bits.
 func (e *environment) fits(ok bool) {
 	if !ok {
 		e.fail("a number is too large")
 	}
 }
 
-// product checks for overflow by dividing again. The smallest number times -1 is the one overflow that this does not
-// show.
+// product checks for overflow by dividing again. The smallest integer times -1 is the one overflow
+// that division does not show.
 func (e *environment) product(left, right int64) int64 {
 	product := left * right
 	e.fits(left == 0 || product/left == right && !(left == -1 && right == math.MinInt64))
 	return product
 }
 
-// power multiplies one by one: beyond 63 factors only those of 0, 1 and -1 fit, and each takes a step.
+// power multiplies one factor at a time, each of which costs a step. Beyond 63 factors only the
+// bases 0, 1 and -1 can fit.
 func (e *environment) power(base, exponent int64) Value {
 	if exponent < 0 {
 		return e.floats("**", float64(base), float64(exponent))

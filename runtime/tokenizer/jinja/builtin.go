@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// globals are the functions a template finds. Variables hide them.
+// globals are the functions that every template can call, unless a variable of the same name hides
+// them.
 var globals = map[string]Value{
 	"dict":            &function{"dict", func(args *callArgs) Value { return dictFromArgs(args) }},
 	"namespace":       &function{"namespace", newNamespace},
@@ -18,8 +19,8 @@ var globals = map[string]Value{
 	}},
 }
 
-// newRange is range(stop) or range(start, stop, step). Only its bounds are kept; its numbers are made where they are
-// asked for.
+// newRange is range(stop) or range(start, stop, step). Only the bounds are kept; the numbers are
+// made when something asks for them.
 func newRange(args *callArgs) Value {
 	from, to, step := int64(0), args.int("start", required), int64(1)
 	if len(args.positional) > 0 {
@@ -44,8 +45,8 @@ func newRange(args *callArgs) Value {
 	return &rangeValue{from, to, step, max(count, 0)}
 }
 
-// newNamespace is namespace(..): the one object whose attributes a template can set, so that a loop can leave something
-// behind.
+// newNamespace is namespace(..), the only object whose attributes a template can set. Loops use it
+// to keep a value beyond a round.
 func newNamespace(args *callArgs) Value {
 	args.allocate(objectBytes)
 	attrs := dictFromArgs(args)
@@ -65,7 +66,7 @@ func refuse(args *callArgs) Value {
 	return nil
 }
 
-// dictFromArgs is dict(..): from a mapping or pairs, and names.
+// dictFromArgs is dict(..): from a mapping or from pairs, and from named arguments.
 func dictFromArgs(args *callArgs) *Dict {
 	dict := args.newDict()
 	if len(args.positional) > 0 {
@@ -95,7 +96,8 @@ func dictFromArgs(args *callArgs) *Dict {
 	return dict
 }
 
-// Attributes that objects of a type have in Python. Those not implemented are errors, not undefined.
+// Attributes that Python's types have. Those that are not implemented here are errors: as undefined
+// values they would silently change the text.
 var (
 	stringMethods = strings.Fields(`capitalize casefold center count encode endswith expandtabs find format format_map
 		index isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle
@@ -113,7 +115,8 @@ var (
 	}
 )
 
-// attribute is getattr(value, name), without items; false if value has none of that name.
+// attribute is getattr(value, name), without looking at items; false if the value has no such
+// attribute.
 func (e *environment) attribute(value Value, name string) (Value, bool) {
 	kind := typeName(value)
 	// What the sandbox of the reference forbids is undefined there too: it prints nothing and fails when it is used.
@@ -216,7 +219,7 @@ func listMethod(items []Value, name string) func(args *callArgs) Value {
 	return nil
 }
 
-// pairs are the keys of a mapping with their values.
+// pairs are the (key, value) tuples of a mapping.
 func (e *environment) pairs(dict *Dict) []Value {
 	e.allocateValue((2*objectBytes + 16) * len(dict.keys))
 	out := make([]Value, len(dict.keys))

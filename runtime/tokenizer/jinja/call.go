@@ -2,14 +2,14 @@ package jinja
 
 import "slices"
 
-// macroValue is a macro with the scope in which it was defined. Its body looks for variables there, not where it is
-// called.
+// macroValue is a macro with the scope in which it was defined: its body looks for variables there,
+// not where it is called.
 type macroValue struct {
 	*macro
 	scope *scope
 }
 
-// newMacro makes a value of a macro, which looks into the scope that it is defined in.
+// newMacro binds a macro to the current scope.
 func (e *environment) newMacro(def *macro) *macroValue {
 	e.allocate(objectBytes)
 	return &macroValue{def, e.scope.keep()}
@@ -55,9 +55,9 @@ func (e *environment) callMacro(callee *macroValue, args *callArgs) Value {
 	return text
 }
 
-// bindArguments sets the variables that a macro's body finds: its arguments, caller, varargs and kwargs.
-// Positions are bound before names. Defaults are evaluated at each call, in the macro's own scope, so a default can use
-// the arguments before it.
+// bindArguments sets the variables that a macro's body finds: its arguments, caller, varargs and
+// kwargs. Positions are bound before names. Defaults are evaluated at each call in the macro's own
+// scope, so that a default can use earlier arguments.
 func (e *environment) bindArguments(callee *macroValue, args *callArgs) {
 	rest := args.positional
 	firstDefault := len(callee.args) - len(callee.defaults)
@@ -106,8 +106,9 @@ func (e *environment) bindArguments(callee *macroValue, args *callArgs) {
 	}
 }
 
-// callArgs are the arguments of a call. What is built in takes them off one after the other, by position first, and
-// what is left in the end is an error. So each function states its signature by what it takes.
+// callArgs are the arguments of a call. A built-in function takes them one by one, by position
+// first; what is left in the end is an error. So each function states its signature by what it
+// takes.
 type callArgs struct {
 	*environment
 	what       string // the name of what is called, for messages
@@ -116,7 +117,7 @@ type callArgs struct {
 	values     []Value // of names
 }
 
-// arguments evaluates those of a call.
+// arguments evaluates the arguments of a call.
 func (e *environment) arguments(list arguments, what string) *callArgs {
 	out := &callArgs{environment: e, what: what}
 	for _, expr := range list.positional {
@@ -149,7 +150,7 @@ func (e *environment) arguments(list arguments, what string) *callArgs {
 	return out
 }
 
-// clone copies the arguments: taking some off the copy leaves the original as it is.
+// clone copies the arguments, so that a function can take them again for each item.
 func (a *callArgs) clone() *callArgs {
 	a.scan(objectBytes * (len(a.names) + 1))
 	again := *a
@@ -160,7 +161,7 @@ func (a *callArgs) clone() *callArgs {
 // required marks an argument without a default.
 var required = &undefined{}
 
-// next takes the next argument, by position or name.
+// next takes the next argument, by position or by name; none is its default, or required.
 func (a *callArgs) next(name string, none Value) Value {
 	if len(a.positional) > 0 {
 		value := a.positional[0]
@@ -190,7 +191,7 @@ func (a *callArgs) str(name string, none Value) string {
 	return text
 }
 
-// int takes the next argument, which must be a number that is whole. true counts as 1.
+// int takes the next argument, which must be an integer. true counts as 1.
 func (a *callArgs) int(name string, none Value) int64 {
 	value := a.next(name, none)
 	whole, _, ok, _ := number(value)

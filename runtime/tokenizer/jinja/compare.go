@@ -2,12 +2,13 @@ package jinja
 
 import "strings"
 
-// equal is == of Python: numbers by value whatever their type, lists, tuples and mappings by what they hold, and
-// everything else by identity. Values of different types are never equal, and comparing them is no error.
+// equal is == of Python. Numbers compare by value whatever their type, lists, tuples and mappings
+// by content, everything else by identity. Values of different types are never equal, and comparing
+// them is no error.
 func (e *environment) equal(left, right Value) bool { return e.equalAt(left, right, 0) }
 
-// equalAt is equal at a depth inside of other values. Values in each other may share parts, so depth and steps are
-// counted.
+// equalAt is equal inside depth other values. Nested values may share parts, so that depth and
+// steps must be counted.
 func (e *environment) equalAt(left, right Value, depth int) bool {
 	e.spend(1)
 	e.checkDepth(depth)
@@ -116,7 +117,7 @@ func (e *environment) compareAt(left, right Value, depth int) int {
 	return 0
 }
 
-// compareItems orders lists by the first items that differ, and a list before what it begins.
+// compareItems orders lists lexicographically.
 func (e *environment) compareItems(left, right []Value, depth int) int {
 	for i := range min(len(left), len(right)) {
 		if !e.equalAt(left[i], right[i], depth) {
@@ -126,7 +127,7 @@ func (e *environment) compareItems(left, right []Value, depth int) int {
 	return order(len(left), len(right))
 }
 
-// order is cmp.Compare but for NaN, which it takes for equal to everything.
+// order is cmp.Compare, except that NaN is equal to everything.
 func order[T int | int64 | float64](left, right T) int {
 	switch {
 	case left < right:

@@ -32,8 +32,9 @@ var (
 		get join replace indent format tojson lower upper capitalize title`)
 )
 
-// charged runs a filter, test or method and charges what it takes at least: a look at the operand, a step for the call
-// and each eight arguments, and the text it returns. Arguments that it leaves are an error.
+// charged runs a filter, test or method. It charges the least that this takes: a look at the
+// operand, a step for the call and for each eight arguments, and the text that is returned.
+// Arguments that are left over are an error.
 func (e *environment) charged(constant nameSet, name string, operand Value, args *callArgs, run func() Value) Value {
 	if !constant[name] {
 		e.visit(operand)

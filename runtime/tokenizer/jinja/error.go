@@ -22,12 +22,12 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("line %d: %s", e.Line, e.Message)
 }
 
-// throw gives up; catch turns that into an error. Nothing else panics here.
+// throw panics with an Error, which catch turns into a result. Nothing else panics in this package.
 func throw(line int, cause error, format string, args ...any) {
 	panic(&Error{line, fmt.Sprintf(format, clipped(args)...), cause})
 }
 
-// clipped shortens the texts of a message: they come from the template, and have any length.
+// clipped shortens the texts of a message, which come from the template and have any length.
 func clipped(args []any) []any {
 	const most = 300 // bytes
 	for i, arg := range args {
@@ -38,7 +38,7 @@ func clipped(args []any) []any {
 	return args
 }
 
-// catch turns what throw threw into an error. It is deferred by all functions that others call.
+// catch turns a thrown Error into a result. Every exported function that can fail defers it.
 func catch(err *error) {
 	switch thrown := recover().(type) {
 	case nil:

@@ -23,8 +23,9 @@ type Options struct {
 	steps int // tests: instead of maxSteps
 }
 
-// Execute returns the text of the template with variables. Errors are of type *Error; the message of
-// raise_exception is part of theirs. They wrap ErrLimit, errRefused, the cause of ctx, or nothing.
+// Execute returns the text of the template with the given variables. Errors are of type *Error and
+// include the message of raise_exception. They wrap ErrLimit, errRefused, the cause of ctx, or
+// nothing.
 func (t *Template) Execute(ctx context.Context, variables map[string]Value, options Options) (text string, err error) {
 	defer catch(&err)
 	env := newEnv(ctx, options)
@@ -35,10 +36,12 @@ func (t *Template) Execute(ctx context.Context, variables map[string]Value, opti
 	return env.out.String(), nil
 }
 
-// environment is the state of one execution. Nodes of the tree evaluate themselves with it, by recursion in Go.
+// environment is the state of one execution. The nodes of the tree evaluate themselves with it, by
+// recursion in Go.
 //
-// Errors are panics with an *Error, which Execute turns into results: nearly every operation can fail, and none can be
-// tried by a template. line is set before an operation that may fail, to the line of its tag.
+// Errors are panics with an *Error, which Execute turns into results: nearly every operation can
+// fail, and a template cannot catch errors. line is set to the line of a tag before an operation
+// that may fail.
 type environment struct {
 	meter
 	scope *scope
@@ -46,7 +49,7 @@ type environment struct {
 	now   time.Time
 }
 
-// newEnv begins an execution. The outermost scope is made here, since it has the globals even if nothing is set.
+// newEnv begins an execution. The outermost scope always has variables: the globals.
 func newEnv(ctx context.Context, options Options) *environment {
 	most := maxSteps
 	if options.steps > 0 {
@@ -68,11 +71,11 @@ func (e *environment) output() *builder {
 	return out
 }
 
-// scope holds the variables of a body. Those of its parents are seen through it, but never set: what a loop sets ends
-// with the round.
+// scope holds the variables of a body. The variables of its parents can be read through it but
+// never set: what a loop sets ends with the round.
 //
-// The memory of a scope is given back when its body ends, unless a macro may still look into it. Otherwise a loop of
-// many rounds would soon be refused.
+// The memory of a scope is credited when its body ends, unless a macro may still look into it.
+// Otherwise a long loop would soon exceed the limit.
 type scope struct {
 	variables map[string]Value
 	parent    *scope
@@ -80,7 +83,7 @@ type scope struct {
 	kept      bool // a macro may still look into it when its body has ended
 }
 
-// keep says that a macro looks into s from now on.
+// keep marks a scope and its parents as reachable by a macro.
 func (s *scope) keep() *scope {
 	for at := s; at != nil && !at.kept; at = at.parent {
 		at.kept = true
@@ -101,7 +104,7 @@ func (e *environment) inScope(parent *scope, body func()) {
 	}
 }
 
-// set sets a variable of the innermost scope. A scope in which nothing is set has no map.
+// set sets a variable of the innermost scope, whose map is made with the first variable.
 func (e *environment) set(name string, value Value) {
 	bytes := variableBytes
 	if e.scope.variables == nil {
@@ -113,7 +116,7 @@ func (e *environment) set(name string, value Value) {
 	e.scope.variables[name] = value
 }
 
-// lookup finds a variable in the scopes from the innermost out. Each costs as much as looking at its name.
+// lookup finds a variable, from the innermost scope outwards. Each scope costs a look at the name.
 func (e *environment) lookup(name string) (Value, bool) {
 	for scope := e.scope; scope != nil; scope = scope.parent {
 		e.scan(len(name) + 8)
@@ -131,7 +134,8 @@ func (e *environment) defined(value Value) {
 	}
 }
 
-// undefined is a value that is not there. Names of any length cost it the same.
+// undefined makes a value that prints nothing and fails when it is used. Its message is clipped, so
+// that names of any length cost the same.
 func (e *environment) undefined(format string, about ...any) *undefined {
 	e.spend(1)
 	e.allocate(undefinedBytes)
@@ -166,7 +170,7 @@ func (e *environment) hash(value Value) any {
 	return hash
 }
 
-// items are what a for loop goes through. They use up an iterator or a loop.
+// items are what a for loop iterates over, each charged once. They exhaust an iterator or a loop.
 func (e *environment) items(value Value) []Value {
 	// A caller looks at each item once, which is charged here.
 	e.visit(value)
@@ -208,7 +212,8 @@ func (e *environment) items(value Value) []Value {
 	return nil
 }
 
-// fill returns what is left of an iterator. Its items may be those of another one, and so on.
+// fill returns what is left of an iterator. Making its items may fill another iterator, and so on,
+// hence the stack is counted.
 func (e *environment) fill(from *iterator) []Value {
 	if from.fill != nil {
 		fill := from.fill
@@ -262,8 +267,8 @@ func (x *dictExpr) eval(env *environment) Value {
 	return dict
 }
 
-// Inside {% filter %} and {% set %}, a filter has no operand: the text of the body is found under a name that no
-// template can spell.
+// In {% filter %} and {% set %} a filter has no operand: the text of the body is found under the
+// name "", which no template can spell.
 func (x *filterExpr) eval(env *environment) Value {
 	var value Value
 	if x.operand != nil {
@@ -276,7 +281,7 @@ func (x *filterExpr) eval(env *environment) Value {
 	return env.filter(x.name, value, args)
 }
 
-// filter applies a filter by its name, as map does as well.
+// filter applies a filter by its name.
 func (e *environment) filter(name string, value Value, args *callArgs) Value {
 	run, ok := filters[name]
 	if !ok {
@@ -294,7 +299,7 @@ func (x *testExpr) eval(env *environment) Value {
 	return env.test(x.name, value, args)
 }
 
-// test asks a test by its name, as select does as well.
+// test applies a test by its name.
 func (e *environment) test(name string, value Value, args *callArgs) bool {
 	run, ok := tests[name]
 	if !ok {

@@ -24,8 +24,8 @@ func (e *environment) run(body []statement) signal {
 	return sigNone
 }
 
-// capture returns what body writes.
-// capture works by exchanging the output, so whatever a body calls writes there too.
+// capture returns what body writes. It exchanges the output meanwhile, so that whatever body calls
+// writes there too.
 func (e *environment) capture(body func()) string {
 	out := e.out
 	e.out = e.output()
@@ -35,12 +35,12 @@ func (e *environment) capture(body func()) string {
 	return text
 }
 
-// captureScope returns what a body writes that has variables of its own.
+// captureScope is capture of a body with variables of its own.
 func (e *environment) captureScope(body []statement) string {
 	return e.capture(func() { e.inScope(e.scope, func() { e.run(body) }) })
 }
 
-// filtered is the text of a body, with a filter applied.
+// filtered is the text of a body after the filter, if there is one.
 func (e *environment) filtered(filter expression, body []statement) Value {
 	var value Value = e.captureScope(body)
 	if filter != nil {
@@ -171,7 +171,7 @@ func (e *environment) assign(to target, value Value) {
 	}
 }
 
-// loop is the variable of that name in a for loop. Its attributes tell where the loop is.
+// loop is the variable of that name in a for loop, whose attributes describe the state of the loop.
 type loop struct {
 	stmt    *forStmt
 	scope   *scope // around the statement
@@ -181,7 +181,7 @@ type loop struct {
 	changed Value // the last arguments of changed
 }
 
-// A loop is a method apart, since a recursive one is called from its own body.
+// The loop itself is a method of its own, because a recursive loop is called from its body.
 func (s *forStmt) exec(env *environment) signal {
 	env.line = s.line
 	s.loop(env, env.eval(s.over), env.scope, 0)
@@ -219,7 +219,7 @@ func (s *forStmt) loop(env *environment, over Value, around *scope, depth int) {
 	}
 }
 
-// selected are the items for which the test of the loop is true.
+// selected are the items that pass the loop's if.
 func (s *forStmt) selected(env *environment, items []Value, around *scope) []Value {
 	var out []Value
 	for _, item := range items {

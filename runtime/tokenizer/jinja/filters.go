@@ -8,8 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// A filter is the function behind value|name(..). It takes its arguments from args; what it leaves there is an error.
-// Texts are compared without regard to case unless case_sensitive is given, as the reference does.
+// A filter is the function behind value|name(..). It takes its arguments from args; what is left
+// there is an error. Strings are compared case-insensitively unless case_sensitive is given, as in
+// the reference.
 type filter func(args *callArgs, value Value) Value
 
 // filters is filled by init, because some filters look up others by name.
@@ -61,14 +62,13 @@ func init() {
 	}
 }
 
-// onText makes a filter of a method of strings. Other values are written as text first.
+// onText makes a filter of a method of strings; other values are converted to text first.
 func onText(run method) filter {
 	return func(args *callArgs, value Value) Value { return run(args, args.text(value)) }
 }
 
-// lazy makes a filter that does nothing, not even look at its arguments, before its items are asked for.
-// The reference makes generators here: their items, and any error in making them, come when something goes through
-// them, or never.
+// lazy makes a filter that does nothing until something iterates over its result, not even check
+// its arguments. The reference uses generators here: errors come when they are used, or never.
 func lazy(run func(args *callArgs, value Value) []Value) filter {
 	return func(args *callArgs, value Value) Value {
 		args.allocate(lazyBytes)
@@ -83,8 +83,9 @@ func lazy(run func(args *callArgs, value Value) []Value) filter {
 	}
 }
 
-// choose makes the filters that keep or drop the items for which a test is true. byAttribute tests an attribute of
-// each item, which the first argument names. Without a test, the truth of the value decides.
+// choose makes the filters that keep or drop the items that pass a test. byAttribute tests an
+// attribute of each item, named by the first argument. Without a test the truth of the value
+// decides.
 func choose(keep, byAttribute bool) filter {
 	return lazy(func(args *callArgs, value Value) []Value {
 		var attribute Value
@@ -134,8 +135,8 @@ func extreme(sign int) filter {
 	}
 }
 
-// titleFilter begins each word with a capital. Unlike the method title, it ends words at white space and a few signs
-// only.
+// titleFilter capitalises each word. Unlike the method title, it splits words at white space and at
+// -({[< only.
 func titleFilter(args *callArgs, text string) Value {
 	out := args.builder()
 	separated := true
@@ -312,7 +313,8 @@ func batch(args *callArgs, value Value) []Value {
 	return out
 }
 
-// mapItems takes an attribute of each item, or applies a filter by its name to each with the rest of the arguments.
+// mapItems takes an attribute of each item, or applies a filter, named by the first argument, to
+// each item.
 func mapItems(args *callArgs, value Value) []Value {
 	var change func(item Value) Value
 	if len(args.positional) == 0 && slices.Contains(args.names, "attribute") {
@@ -332,8 +334,8 @@ func mapItems(args *callArgs, value Value) []Value {
 	return out
 }
 
-// attributePath returns the attribute of value that a filter names, as "a.b.0". none, unless nil, takes the place of
-// what is undefined.
+// attributePath returns the attribute that a path such as "a.b.0" names. none, unless nil, replaces
+// an undefined result.
 func (e *environment) attributePath(value, attribute, none Value) Value {
 	parts := []Value{attribute}
 	if text, ok := attribute.(string); ok {
@@ -366,7 +368,7 @@ func (e *environment) foldCase(value Value, sensitive bool) Value {
 	return value
 }
 
-// sortKey is what an item is compared by: itself or an attribute, without regard to case unless sensitive.
+// sortKey is what an item is ordered by: itself or an attribute, case-folded unless sensitive.
 func (e *environment) sortKey(value, attribute Value, sensitive bool) Value {
 	if attribute != nil {
 		value = e.attributePath(value, attribute, nil)
@@ -374,8 +376,8 @@ func (e *environment) sortKey(value, attribute Value, sensitive bool) Value {
 	return e.foldCase(value, sensitive)
 }
 
-// sortKeys are the keys for several attributes with commas. Even a single one is compared as a list of
-// one, in which equal items are not ordered.
+// sortKeys are the keys for several attributes, separated by commas. Even a single key is compared
+// as a tuple of one, in which equal items are not ordered.
 func (e *environment) sortKeys(value, attribute Value, sensitive bool) Value {
 	names, ok := attribute.(string)
 	e.allocateValue(16)
@@ -412,7 +414,8 @@ func (e *environment) sorted(items []Value, reverse bool, key func(Value) Value)
 	return out
 }
 
-// first uses up one item of an iterator. It has no fixed answer for a mapping but the first key.
+// first takes one item of an iterator, and leaves the rest. The first item of a mapping is its
+// first key.
 func first(args *callArgs, value Value) Value {
 	switch value := value.(type) {
 	case *iterator: // only its first item is used up
@@ -432,7 +435,7 @@ func first(args *callArgs, value Value) Value {
 	return &undefined{"No first item, sequence was empty."}
 }
 
-// last does not go through an iterator, as the reference does not.
+// last refuses iterators, as the reference does.
 func last(args *callArgs, value Value) Value {
 	switch value := value.(type) {
 	case *iterator:
@@ -507,8 +510,8 @@ func (e *environment) indentation(width Value, message string) string {
 	return strings.Repeat(" ", int(count))
 }
 
-// truncate shortens a text of more than length+leeway characters to length, of which end takes the last ones.
-// It cuts between words unless killwords is true.
+// truncate shortens a text of more than length+leeway characters to length characters, including
+// end. It cuts between words unless killwords is true.
 func truncate(args *callArgs, value Value) Value {
 	most, kill := args.int("length", int64(255)), args.flag("killwords")
 	end, leeway := args.str("end", "..."), args.int("leeway", int64(5))
@@ -532,7 +535,8 @@ func truncate(args *callArgs, value Value) Value {
 	return out + end
 }
 
-// countWords counts runs of word characters. Each character is looked up in tables, twice.
+// countWords counts runs of word characters. The charge covers two table look-ups for each
+// character.
 func (e *environment) countWords(text string) int64 {
 	e.scan(casePasses * len(text))
 	count, inside := int64(0), false

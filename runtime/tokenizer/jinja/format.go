@@ -113,8 +113,7 @@ func (a *callArgs) field(field, name string) Value {
 	return nil
 }
 
-// conversion is one place in a format string, as %(name)-5.2f. The flags of Python and of package fmt mean the same,
-// but for texts.
+// conversion is one place in a format string, such as %(name)-5.2f.
 type conversion struct {
 	name      string
 	named     bool

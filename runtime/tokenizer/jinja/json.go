@@ -87,7 +87,7 @@ func readJSONObject(decoder *json.Decoder, depth int) (Value, error) {
 	return dict, err
 }
 
-// jsonStyle is how tojson writes.
+// jsonStyle holds the options of tojson.
 type jsonStyle struct {
 	ascii, sort bool
 	indent      string
@@ -95,14 +95,14 @@ type jsonStyle struct {
 	item, key   string // what follows an item, and a key
 }
 
-// jsonWriter writes values as json.dumps of Python does, while it counts steps, memory and depth.
+// jsonWriter writes values as json.dumps of Python does, and charges steps, memory and depth.
 type jsonWriter struct {
 	env   *environment
 	out   *builder
 	style *jsonStyle
 }
 
-// value writes a value of any type that JSON has. What is undefined has none.
+// value writes a value of a type that JSON has; undefined values have none.
 func (w *jsonWriter) value(value Value, depth int) {
 	w.env.spend(1)
 	w.env.checkDepth(depth)

@@ -31,7 +31,8 @@ func (k kind) String() string {
 	}[k]
 }
 
-// token is a piece of a template: text, the beginning or end of a tag, or a word inside of one.
+// token is a piece of a template: text between tags, the beginning or end of a tag, or a word
+// inside a tag.
 type token struct {
 	kind kind
 	text string // of a string: its value
@@ -71,8 +72,8 @@ func (t token) describe() string {
 	return t.kind.String()
 }
 
-// lexer splits a template as Jinja does with trim_blocks and lstrip_blocks: the line break after a tag and the
-// white space before it on its line are no text.
+// lexer splits a template into tokens, with Jinja's options trim_blocks and lstrip_blocks: the line
+// break after a tag, and the white space before it on its line, are removed.
 type lexer struct {
 	source    string
 	at        int
@@ -98,8 +99,7 @@ func (l *lexer) fail(format string, args ...any) { throw(l.line, nil, format, ar
 // emit appends a token at the current line.
 func (l *lexer) emit(kind kind, text string) { l.tokens = append(l.tokens, token{kind, text, l.line}) }
 
-// skip moves on to the position to.
-// Lines are counted where the lexer moves on, so that each character is looked at once.
+// skip moves on to the position to. It counts lines, so that each character is looked at once.
 func (l *lexer) skip(to int) {
 	if to > l.at {
 		l.line += strings.Count(l.source[l.at:to], "\n")
@@ -121,7 +121,7 @@ func trimSpace(text string) string { return strings.TrimLeftFunc(text, isSpace) 
 
 func (l *lexer) skipSpace() { l.skip(len(l.source) - len(trimSpace(l.source[l.at:]))) }
 
-// readText reads up to the next tag, and the tag.
+// readText reads the text up to the next tag, and the tag.
 func (l *lexer) readText() {
 	at := l.nextTag()
 	if at < 0 {
@@ -161,9 +161,9 @@ func (l *lexer) nextTag() int {
 	}
 }
 
-// signOf is the - or + that a text begins with, or "".
-// A sign in a tag counts before the two options. - strips white space across lines, and + keeps what lstrip_blocks or
-// trim_blocks would take. {{ and }} take nothing along without a sign.
+// signOf is the - or + with which a text begins, or "". A sign in a tag overrides the two options:
+// - strips white space across lines, and + keeps what they would remove. {{ and }} remove nothing
+// without a sign.
 func signOf(text string) string {
 	if text != "" && (text[0] == '-' || text[0] == '+') {
 		return text[:1]
@@ -171,8 +171,9 @@ func signOf(text string) string {
 	return ""
 }
 
-// emitData emits the text before a tag. A sign - takes the white space before the tag along. Without a sign, a tag
-// that is a block takes what is before it on its line, if that is white space; lineStart says that data begins a line.
+// emitData emits the text before a tag. The sign - removes the white space before the tag. Without
+// a sign, a block tag removes white space before it on its line; lineStart says that data begins a
+// line.
 func (l *lexer) emitData(data, sign string, block, lineStart bool) {
 	if sign == "-" {
 		data = strings.TrimRightFunc(data, isSpace)
@@ -202,7 +203,8 @@ func (l *lexer) skipComment() {
 	}
 }
 
-// endTag moves past the end of a tag, with what its sign and trim_blocks take along, if it comes next.
+// endTag moves past the end of a tag if it comes next, and past what its sign or trim_blocks
+// removes.
 func (l *lexer) endTag(end string, trim bool) bool {
 	switch {
 	case l.take("-" + end):
@@ -259,13 +261,14 @@ func (l *lexer) readRaw() bool {
 	}
 }
 
-// maxName bounds a name in bytes, so that looking one up takes as long as looking up any other.
+// maxName bounds a name in bytes, so that all look-ups cost about the same.
 const maxName = 256
 
 // operators, longest first.
 var operators = strings.Fields("// ** == != >= <= + - / * % ~ [ ] ( ) { } > < = . : | , ;")
 
-// readTag reads the expression of a tag up to end. Where a bracket is open, the end of a tag is none.
+// readTag reads the expression of a tag up to end. Inside brackets the characters of end are
+// operators.
 func (l *lexer) readTag(end string, endKind kind) {
 	var open []byte // what closes each bracket
 	for {
@@ -349,8 +352,8 @@ func countDigits(text, digits string) int {
 	return size
 }
 
-// floatSize is the length of the number that text begins with, its fraction and exponent included. whole is that of
-// the digits before them.
+// floatSize is the length of the number with which text begins, including fraction and exponent;
+// whole is the length of its integer digits.
 func floatSize(text string, whole int) int {
 	size := whole
 	if strings.HasPrefix(text[size:], ".") {

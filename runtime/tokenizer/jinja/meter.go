@@ -8,11 +8,12 @@ import (
 
 // Bounds of one execution. A long conversation takes some 10,000 steps.
 //
-// The idea: a template can do nothing that is not counted, because whatever could take long or fill memory goes through
-// this file. There are three counters. A step is a node of the template that is evaluated, or a value that is looked
-// at: both take well under a microsecond. Bytes that are looked at are steps too, 64 to one. Memory is all that was
-// ever made, alive or not, so that no collection has to be understood. It also costs steps. Recursion of every kind, in
-// the template and in its values, is counted as depth.
+// The idea: whatever could take long or fill memory goes through this file, so that a template can
+// do nothing uncounted. There are three counters. A step is a node of the template that is
+// evaluated, or a value that is looked at; both take well under a microsecond. Looking at 64 bytes
+// is a step too. Memory is all that was ever made, alive or not, so that garbage collection need
+// not be modelled; it also costs steps. Depth counts recursion of every kind, in the template and
+// in its values.
 const (
 	maxSteps     = 2_000_000
 	bytesPerStep = 64       // a step also stands for this many bytes looked at
@@ -41,7 +42,7 @@ var ErrLimit = errors.New("the template goes beyond its limits")
 // errRefused is the cause of an Error when the template refuses the conversation with raise_exception.
 var errRefused = errors.New("the template refuses the conversation")
 
-// meter counts what an execution takes.
+// meter counts the resources of an execution.
 type meter struct {
 	ctx       context.Context
 	maxSteps  int // steps
@@ -56,10 +57,10 @@ type meter struct {
 
 func (m *meter) fail(format string, args ...any) { throw(m.line, nil, format, args...) }
 
-// exceeded fails because of a bound.
+// exceeded fails because a bound was exceeded.
 func (m *meter) exceeded(format string, args ...any) { throw(m.line, ErrLimit, format, args...) }
 
-// spend counts steps. It is also where an execution is interrupted.
+// spend counts steps, and asks now and then whether the execution was cancelled.
 func (m *meter) spend(steps int) {
 	if steps < 0 || steps > m.maxSteps-m.steps {
 		m.exceeded("the template takes more than %d steps", m.maxSteps)
@@ -84,7 +85,7 @@ func (m *meter) scan(bytes int) {
 	}
 }
 
-// hold counts memory before it is filled.
+// allocate charges memory before it is filled.
 func (m *meter) allocate(bytes int) {
 	if bytes < 0 || bytes > maxMemory-m.memory {
 		m.exceeded("the template fills more than %d bytes", maxMemory)
@@ -93,7 +94,7 @@ func (m *meter) allocate(bytes int) {
 	m.scan(bytes)
 }
 
-// grow counts the memory of a value of so many bytes before it is made.
+// allocateValue charges a value of the given bytes before it is made.
 func (m *meter) allocateValue(bytes int) {
 	if bytes > maxMemory {
 		bytes = maxMemory
@@ -101,34 +102,34 @@ func (m *meter) allocateValue(bytes int) {
 	m.allocate(bytes + objectBytes)
 }
 
-// grown counts the memory of a text.
+// allocateText charges a text and returns it.
 func (m *meter) allocateText(text string) string {
 	m.allocateValue(len(text))
 	return text
 }
 
-// deep bounds values in each other.
+// checkDepth bounds the nesting of values.
 func (m *meter) checkDepth(depth int) {
 	if depth > maxDepth {
 		m.exceeded("more than %d values in each other", maxDepth)
 	}
 }
 
-// enter bounds what is being evaluated; the caller counts stack down again.
+// enterNode bounds the nesting of evaluations; the caller decrements stack afterwards.
 func (m *meter) enterNode() {
 	if m.stack++; m.stack > maxStack {
 		m.exceeded("more than %d expressions and statements in each other", maxStack)
 	}
 }
 
-// called bounds calls in each other; the caller counts depth down again.
+// enterCall bounds the nesting of calls; the caller decrements depth afterwards.
 func (m *meter) enterCall() {
 	if m.depth++; m.depth > maxDepth {
 		m.exceeded("more than %d calls in each other", maxDepth)
 	}
 }
 
-// visit counts one look at each part of a value: the least that a filter, test or method takes.
+// visit charges one look at each part of a value: the least that a filter, test or method costs.
 func (m *meter) visit(value Value) {
 	const pointer = 16
 	switch value := value.(type) {
@@ -142,8 +143,8 @@ func (m *meter) visit(value Value) {
 	}
 }
 
-// builder makes a text and counts it while it is written. So a text is never larger than what was charged for it, and
-// what writes one needs no bound of its own.
+// builder builds a text and charges it while it is written. So a text is never larger than what was
+// charged, and its writers need no bounds of their own.
 type builder struct {
 	meter *meter
 	text  strings.Builder
@@ -151,13 +152,13 @@ type builder struct {
 	long  string // what is said when there are more
 }
 
-// builder begins a text of a value.
+// builder begins a text.
 func (m *meter) builder() *builder {
 	m.allocate(objectBytes)
 	return &builder{meter: m, most: maxOutput, long: "a text is too long"}
 }
 
-// count charges what is to be written next.
+// count charges what is written next.
 func (b *builder) count(bytes int) {
 	if bytes > b.most-b.text.Len() {
 		b.meter.exceeded("%s", b.long)

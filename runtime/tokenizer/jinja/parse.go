@@ -10,11 +10,12 @@ import (
 // maxNesting bounds statements and expressions in each other.
 const maxNesting = 200
 
-// maxSource bounds a template in bytes; the largest published ones have 40 kB. What is read of one takes at most some
-// hundred times its size in memory.
+// maxSource bounds a template in bytes; the largest published ones have 40 kB. Parsing takes at
+// most some hundred times that in memory.
 const maxSource = 256 << 10
 
-// maxNamed bounds the arguments of a macro, and those with names of a call: each is looked for among the others.
+// maxNamed bounds the arguments of a macro, and the named arguments of a call, because each is
+// searched among the others.
 const maxNamed = 255
 
 // Template is a parsed template. It can be executed any number of times, at the same time too.
@@ -34,11 +35,12 @@ func Parse(source string) (template *Template, err error) {
 	return &Template{p.statements()}, nil
 }
 
-// parser reads by recursive descent: each level of precedence is a method that calls the next higher one.
+// parser is a recursive descent parser: each level of precedence is a method that calls the next
+// tighter one.
 //
-// Hostile templates are met in two ways. What would nest deeper than maxNesting is refused, so that neither the parser
-// nor an execution runs out of stack. What is read in a loop but makes a tree as deep as it is long (operators,
-// attributes, filters) is bounded by its number of parts.
+// It bounds hostile templates in two ways. Nesting deeper than maxNesting is refused, so that
+// neither the parser nor an execution exhausts the stack. What is read in a loop but makes a tree
+// as deep as it is long (operators, attributes, filters) is bounded by its number of parts.
 type parser struct {
 	tokens []token
 	at     int
@@ -92,9 +94,8 @@ func (p *parser) enter() func() {
 	return func() { p.depth-- }
 }
 
-// statements reads up to a tag named one of ends, which it leaves, or the end of the template.
-// A body ends at a tag that its statement knows: {% else %} ends the first body of {% if %}, and any other tag inside
-// begins a statement of its own.
+// statements reads up to a tag that is named in ends, which it leaves, or up to the end of the
+// template. Any other tag begins a statement of its own.
 func (p *parser) statements(ends ...string) []statement {
 	defer p.enter()()
 	var out []statement
@@ -282,7 +283,8 @@ func (p *parser) detachedBody(end string) []statement {
 	return body
 }
 
-// macroBody reads the body of a macro and notes which of the names with a meaning occur anywhere in it.
+// macroBody reads the body of a macro, and finds out whether caller, varargs or kwargs occur
+// anywhere in it.
 func (p *parser) macroBody(def *macro, end string) {
 	from := p.at
 	def.body = p.detachedBody(end)
@@ -468,7 +470,7 @@ func (p *parser) unary(filters bool) expression {
 	return operand
 }
 
-// checkLength bounds what follows an expression: a tree as deep as it is long.
+// checkLength bounds chains after an expression, whose tree is as deep as they are long.
 func (p *parser) checkLength(count int) {
 	if count > 4*maxNesting {
 		p.fail("an expression has more than %d parts", 4*maxNesting)
@@ -645,7 +647,7 @@ func (p *parser) call(callee expression) expression {
 	return &callExpr{line, callee, p.arguments()}
 }
 
-// filters reads | and the names of filters; inline says that the first | is left out.
+// filters reads | and names of filters; inline means that the first | is left out.
 func (p *parser) filters(operand expression, inline bool) expression {
 	for count := 0; inline || p.skip(tokOp, "|"); count++ {
 		p.checkLength(count)

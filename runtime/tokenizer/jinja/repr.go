@@ -8,7 +8,7 @@ import (
 	"unicode"
 )
 
-// text is str(value).
+// text is str(value) of Python, "" for an undefined value.
 func (e *environment) text(value Value) string {
 	switch value := value.(type) {
 	case string:
@@ -21,7 +21,7 @@ func (e *environment) text(value Value) string {
 	return out.String()
 }
 
-// repr writes repr(value).
+// repr writes repr(value) of Python.
 func (e *environment) repr(out *builder, value Value, depth int) {
 	e.spend(1)
 	e.checkDepth(depth)

@@ -8,11 +8,13 @@ import (
 	"unicode/utf8"
 )
 
-// A method is one of a string. It takes its arguments from args; what it leaves there is an error. Texts are UTF-8
-// here and sequences of characters in Python, so positions and widths are counted in characters.
+// A method is a method of strings. It takes its arguments from args; what is left there is an
+// error. Texts are UTF-8 here and sequences of characters in Python, so positions and widths count
+// characters.
 type method func(args *callArgs, text string) Value
 
-// methods are those of strings, by name. Those of Python that are not here are errors, see stringMethods.
+// methods are the methods of strings, by name. Python's other methods are errors; see
+// stringMethods.
 var methods = map[string]method{
 	"capitalize":   func(args *callArgs, text string) Value { return args.capitalize(text) },
 	"center":       pad(func(free, width int) int { return free/2 + free&width&1 }),
@@ -71,7 +73,7 @@ func every(fits func(char rune) bool) method {
 	}
 }
 
-// affix makes startswith and endswith, of one text or any of a tuple.
+// affix makes startswith and endswith, which take one text or a tuple of texts.
 func affix(has func(text, part string) bool) method {
 	return func(args *callArgs, text string) Value {
 		wanted := args.next("prefix", required)
@@ -92,7 +94,8 @@ func affix(has func(text, part string) bool) method {
 	}
 }
 
-// find makes the methods that return the position of a part. Where there is none, that is -1 or, with must, an error.
+// find makes the methods that return the position of a part. A missing part gives -1 or, with must,
+// an error.
 func find(index func(text, part string) int, must bool) method {
 	return func(args *callArgs, text string) Value {
 		part := args.str("sub", required)
@@ -110,7 +113,8 @@ func find(index func(text, part string) int, must bool) method {
 	}
 }
 
-// pad makes the methods that fill a text up to a width. left says how much of what is free comes before the text.
+// pad makes the methods that fill a text up to a width; left says how much of the free space goes
+// before the text.
 func pad(left func(free, width int) int) method {
 	return func(args *callArgs, text string) Value {
 		width, fill := args.int("width", required), args.str("fillchar", " ")
@@ -127,7 +131,8 @@ func pad(left func(free, width int) int) method {
 	}
 }
 
-// partition makes the methods that cut a text at a separator. last says on which side a text without one goes.
+// partition makes the methods that cut a text in three at a separator; last says on which side a
+// text without one goes.
 func partition(index func(text, part string) int, last bool) method {
 	return func(args *callArgs, text string) Value {
 		separator := args.str("sep", required)
@@ -204,7 +209,7 @@ func (e *environment) texts(parts []string) *List {
 	return &List{out}
 }
 
-// join charges a text before it is made.
+// join concatenates parts, charged before the text is made.
 func (e *environment) join(parts []string, separator string) string {
 	size := 0
 	for _, part := range parts {
@@ -259,7 +264,8 @@ func strip(args *callArgs, text string, left, right bool) string {
 	return text
 }
 
-// splitting takes parts off one end of a text. From the right, the parts come in reverse; so split turns them around.
+// splitting takes parts off one end of a text. From the right they come in reverse order, which
+// split undoes.
 type splitting struct {
 	args  *callArgs
 	rest  string
@@ -300,7 +306,7 @@ func split(args *callArgs, text string, right bool) Value {
 	return args.texts(rest.parts)
 }
 
-// atSpace splits at runs of white space, which also separate nothing from the ends of the text.
+// atSpace splits at runs of white space, and ignores white space at the ends.
 func (s *splitting) atSpace(most int64) {
 	for ; ; most-- {
 		if s.right {
@@ -331,7 +337,7 @@ func (s *splitting) atSpace(most int64) {
 	}
 }
 
-// at splits at a separator, of which two in a row have an empty part between them.
+// at splits at a separator; two in a row enclose an empty part.
 func (s *splitting) at(separator string, most int64) {
 	if separator == "" {
 		s.args.fail("empty separator")
@@ -377,10 +383,11 @@ func (e *environment) lines(text string, keepEnds bool) []string {
 	return out
 }
 
-// casePasses is how much longer a pass takes that changes case: each character is looked up in tables.
+// casePasses is the cost of a pass that changes case, relative to a plain one: each character is
+// looked up in tables.
 const casePasses = 4
 
-// cased charges a change of case: the time, and the new text.
+// cased changes the case of a text and charges time and memory.
 func (e *environment) cased(text string, change func(string) string) string {
 	e.scan(casePasses * len(text))
 	e.allocateValue(len(text))
@@ -389,7 +396,8 @@ func (e *environment) cased(text string, change func(string) string) string {
 	return out
 }
 
-// isCased reports whether a text is as to makes it, and not the same in the other case.
+// isCased reports whether a text is unchanged by to and changed by other, so that it has letters
+// and all are of one case.
 func (e *environment) isCased(text string, to, other func(string) string) bool {
 	return text != e.cased(text, other) && text == e.cased(text, to)
 }
@@ -398,7 +406,7 @@ func (e *environment) upper(text string) string      { return e.cased(text, uppe
 func (e *environment) lower(text string) string      { return e.cased(text, lower) }
 func (e *environment) capitalize(text string) string { return e.cased(text, capitalize) }
 
-// title takes a look at a table, and a text of its own, for each word.
+// title charges a table look-up for each character, and one for each word.
 func (e *environment) title(text string) string {
 	e.scan(2 * casePasses * len(text))
 	return e.cased(text, title)
@@ -414,7 +422,8 @@ var (
 	}
 )
 
-// upper maps as Unicode does without a language; of characters that become several, the common ones.
+// upper maps to upper case without regard to language. Characters that become several are limited
+// to the common ones.
 func upper(text string) string {
 	if !strings.ContainsAny(text, "ßŉﬀﬁﬂﬃﬄﬅﬆ") {
 		return strings.ToUpper(text)
@@ -430,7 +439,8 @@ func upper(text string) string {
 	return out.String()
 }
 
-// lower maps as Unicode does, with the two characters whose lower case depends on what is around them or is several.
+// lower maps to lower case. Two characters are special: İ becomes two, and Σ has another form at
+// the end of a word.
 func lower(text string) string {
 	if !strings.ContainsAny(text, "İΣ") {
 		return strings.ToLower(text)

@@ -5,7 +5,7 @@ import (
 	"unicode/utf8"
 )
 
-// x.name is an attribute of x, or an item of that name where there is none. x[name] looks in the other order.
+// x.name is an attribute of x, or else an item of that name. x[name] looks in the other order.
 func (x *attrExpr) eval(env *environment) Value {
 	value := env.eval(x.operand)
 	env.line = x.line
@@ -45,7 +45,7 @@ func (x *sliceExpr) eval(env *environment) Value {
 	return sliceBounds{bound(x.from), bound(x.to), bound(x.step)}
 }
 
-// getItem is value[index], or an attribute of that name.
+// getItem is value[index], or else the attribute of that name.
 func (e *environment) getItem(value, index Value) Value {
 	e.defined(value)
 	if item, ok := e.subscript(value, index); ok {
@@ -59,7 +59,7 @@ func (e *environment) getItem(value, index Value) Value {
 	return e.missing(value, index)
 }
 
-// missing is what stands for an item or attribute that is not there.
+// missing is the undefined value for a missing item or attribute.
 func (e *environment) missing(value, key Value) Value {
 	what := typeName(value) + " object"
 	if value == nil {
@@ -134,8 +134,8 @@ func (e *environment) subscript(value, index Value) (Value, bool) {
 	return &List{out}, true
 }
 
-// position is where an index is in length items. Negative ones count from the end, and false is returned for those
-// outside.
+// position normalises an index into length items, where negative ones count from the end; false for
+// one outside.
 func position(index int64, length int) (int, bool) {
 	if index < 0 {
 		index += int64(length)
@@ -143,7 +143,8 @@ func position(index int64, length int) (int, bool) {
 	return int(index), index >= 0 && index < int64(length)
 }
 
-// characters returns the characters of a text where they are more bytes than one, nil otherwise, and their number.
+// characters returns the number of characters of a text, and the characters themselves unless all
+// are ASCII.
 func (e *environment) characters(text string) (chars []rune, length int) {
 	e.scan(len(text))
 	if strings.IndexFunc(text, func(char rune) bool { return char >= utf8.RuneSelf }) < 0 {
@@ -167,7 +168,7 @@ func (e *environment) character(text string, index int64) (Value, bool) {
 	return string(chars[at]), true
 }
 
-// textSlice is a part of a text. Without a step, and where bytes are characters, it shares the text's memory.
+// textSlice is a slice of a text. Without a step, ASCII shares the text's memory.
 func (e *environment) textSlice(text string, bounds sliceBounds) Value {
 	chars, length := e.characters(text)
 	from, step, count := e.sliceRange(bounds, length)
