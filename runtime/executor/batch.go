@@ -6,7 +6,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// Request is a text to continue beside others.
+// Request is a prompt to continue in a batch.
 type Request struct {
 	Prompt    []int32
 	MaxTokens int // at least 1
@@ -14,7 +14,8 @@ type Request struct {
 	OnToken   func(id int32) bool // sees every token of the result, and ends it by false; may be nil
 }
 
-// Outcome is what became of a request: Err says why it was not generated, or not to its end.
+// Outcome is the result of a request. Err says why nothing was generated, or why generation broke
+// off.
 type Outcome struct {
 	Generation
 	Err error
@@ -28,11 +29,13 @@ type running struct {
 	err     error // of sampling it
 }
 
-// GenerateBatch empties the caches and continues the prompts, as many at a time as the plan has sequences: they are
-// decoded together, and when one ends the next begins in its place. Every request gets the tokens that it would get
-// alone. A request that ends (see Generation), whose prompt cannot be processed or whose logits cannot be sampled
-// leaves the others alone; an error of a processor ends all, and then Outcomes hold what there was. ended, which may be
-// nil, sees each outcome when its request ends, on the control lane.
+// GenerateBatch empties the caches and continues the prompts, as many at a time as the plan has
+// sequences. They are decoded together, and when one ends the next one begins in its place. Every
+// request gets the tokens that it would get alone.
+//
+// A request that ends (see Generation), whose prompt cannot be processed, or whose logits cannot be
+// sampled does not affect the others. An error of a processor ends all, and Outcomes then hold what
+// there was. ended, which may be nil, gets each outcome when its request ends, on the control lane.
 func (m *Machine) GenerateBatch(ctx context.Context, requests []Request,
 	ended func(request int, o *Outcome)) ([]Outcome, error) {
 	out := make([]Outcome, len(requests))
@@ -54,11 +57,11 @@ func (m *Machine) GenerateBatch(ctx context.Context, requests []Request,
 	return out, err
 }
 
-// generate is continuous batching without preemption: free sequences of the cache are given to requests in their
-// order, whose prompts are processed one by one; then one token of every running request is decoded together, and
-// those that ended give their sequence back. The state is the list of running requests, in the order in which they
-// began, and of free sequences. What a request gets does not depend on the others, because no operator mixes rows of
-// several sequences.
+// generate is continuous batching without preemption. Free sequences of the cache are given to
+// requests in order, whose prompts are processed one by one. Then one token of every running
+// request is decoded together, and ended requests return their sequences. The state is the list of
+// running requests, in the order in which they began, and of free sequences. A request's result
+// does not depend on the others, because no operator mixes rows of several sequences.
 func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *Outcome)) error {
 	machine := c.m
 	active, tokens := make([]running, 0, machine.Sequences()), make([]Token, 0, machine.Sequences())
@@ -72,7 +75,8 @@ func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *O
 		return nil
 	}
 	first := func(_ int, logits []float32) error { return sample(len(active)-1, logits) }
-	// accept adds what was sampled to the results of the requests from number i on, and lets those go that have ended.
+	// accept adds sampled tokens to the requests from number i on, and removes those that have
+	// ended.
 	accept := func(i int) {
 		rest := active[:i]
 		for _, sequence := range active[i:] {
@@ -89,6 +93,7 @@ func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *O
 		active = rest
 	}
 	for queued := 0; ; {
+		// fill the free sequences with the next requests
 		for queued < len(requests) && len(free) > 0 {
 			sequence := free[len(free)-1]
 			request, outcome := &requests[queued], &out[queued]
@@ -112,6 +117,7 @@ func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *O
 		if len(active) == 0 {
 			return nil
 		}
+		// one token of every running request
 		tokens = tokens[:0]
 		for i := range active {
 			tokens = append(tokens, active[i].next)

@@ -15,16 +15,19 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// crew is a thread and the lanes that take turns on it: those of processors that occupy the same first core, where only
-// one of them can work at a time anyway, or of one processor without cores. Handing over within a crew costs nothing.
+// crew is a thread with the lanes that take turns on it: those of processors with the same first
+// core, of which only one can work at a time anyway, or one of a processor without cores. Handing
+// over within a crew costs nothing.
 type crew struct {
 	lanes []*lane
 
+	// written by the control thread: start begins a section, whose part is in work
 	start  atomic.Uint64 // incremented to start a section
 	work   *crewSection
 	rest   atomic.Bool // others work on its core now: it has no steps, and does not spin there
 	parked atomic.Bool
 	wake   chan struct{}
+	// value of start at the section under way
 	seen   uint64
 	done   atomic.Uint64 // sections finished
 	stop   atomic.Bool
@@ -33,7 +36,7 @@ type crew struct {
 	late int64 // nanoseconds by which its naps end too late, by and large
 }
 
-// crewSection is a crew's part of a section, and how far it is in the call at hand.
+// crewSection is a crew's part of a section, and its progress in the current call.
 type crewSection struct {
 	crew  *crew
 	lanes []*laneSection
@@ -41,7 +44,7 @@ type crewSection struct {
 	call  driver.Scalars // of all rows of the call
 }
 
-// laneSection is a lane's part of a section, and how far it is in the call at hand.
+// laneSection is a lane's part of a section, and its progress in the current call.
 type laneSection struct {
 	lane   *lane
 	first  int // layer
@@ -52,8 +55,8 @@ type laneSection struct {
 	virt   *virtualLane
 
 	watched bool // lanes of other threads wait for it
-	// What they want to know of it: 2n while n steps are finished and the next has not begun, 2n+1 once it has, and
-	// when that was on the machine's clock.
+	// at and began tell other threads how far the lane is. at is 2n while n steps are finished and
+	// the next has not begun, and 2n+1 once it has; began is when, on the machine's clock in ns.
 	at    atomic.Int64
 	began atomic.Int64
 }
@@ -97,7 +100,8 @@ func (c *crew) String() string {
 	return "one of the processors " + strings.Join(names, ", ")
 }
 
-// connect finds out which steps set the flags that the steps of a section wait for, and which threads it needs.
+// connect resolves which steps set the flags that the steps of a section wait for, groups its lanes
+// by crew, and finds the crews that must not spin on a core that the section needs.
 func (m *Machine) connect(sec *section) {
 	needed := map[int]bool{} // cores
 	setters := make([]wait, sec.Flags)
@@ -130,6 +134,7 @@ func (m *Machine) connect(sec *section) {
 			}
 		}
 	}
+	// crews without steps whose core another processor of the section works on
 	for _, crew := range m.crews {
 		works := slices.ContainsFunc(sec.crews, func(cs *crewSection) bool { return cs.crew == crew })
 		cores := crew.lanes[0].proc.Capabilities().Cores
@@ -175,7 +180,7 @@ func (m *Machine) startCrews() error {
 	return err
 }
 
-// begin starts what the crew has to do.
+// begin starts the crew's part of a section, and wakes it if it is parked.
 func (c *crew) begin() {
 	c.rest.Store(false)
 	c.start.Add(1)
@@ -201,7 +206,8 @@ func (m *Machine) serve(c *crew) {
 	}
 }
 
-// stand returns when the crew's start count has moved: it spins for a while, unless its core is needed, then parks.
+// stand returns when start has moved. It spins for a while, unless its core is needed, and then
+// parks.
 func (c *crew) stand() {
 	moved := func() bool { return c.start.Load() != c.seen }
 	deadline := time.Now().Add(idleSpin)
@@ -210,6 +216,7 @@ func (c *crew) stand() {
 		}
 		if c.rest.Load() || time.Now().After(deadline) {
 			c.parked.Store(true)
+			// start may have moved before parked was set: look again, or the wake-up is lost
 			if !moved() {
 				<-c.wake
 			}
@@ -219,7 +226,7 @@ func (c *crew) stand() {
 	c.seen++
 }
 
-// reset is before the first step of a call.
+// reset prepares for the first step of a call.
 func (cs *crewSection) reset(iters int, call driver.Scalars) {
 	cs.iters, cs.call = iters, call
 	for _, ls := range cs.lanes {
@@ -228,9 +235,9 @@ func (cs *crewSection) reset(iters int, call driver.Scalars) {
 	}
 }
 
-// walk executes the steps of a crew's lanes in one section. It takes every lane as far as its flags are set, at most to
-// the end of an iteration, and waits when none can go on: as lanes never wait in a circle, a thread that
-// waits for nothing of its own crew's waits for a thread that works.
+// walk executes the steps of a crew's lanes in one section. It runs each lane as far as its flags
+// are set, at most to the end of an iteration, and waits when no lane can go on. Lanes never wait
+// in a cycle (rule P008), so a thread only waits for threads that work.
 func (m *Machine) walk(cs *crewSection) error {
 	for left := len(cs.lanes); left > 0; {
 		moved := false
@@ -259,8 +266,8 @@ func (m *Machine) walk(cs *crewSection) error {
 	return nil
 }
 
-// advance runs a lane's steps until the end of the iteration, or until one waits; it returns whether it came any
-// further.
+// advance runs a lane's steps until the end of the iteration, or until one must wait. It returns
+// whether any step ran.
 func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 	ran := false
 	for ls.next < len(ls.steps) {
@@ -282,7 +289,8 @@ func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 	return true, nil
 }
 
-// run executes a lane's next step, on the rows that the call has for it.
+// run executes a lane's next step on the rows that the call has for it: none, if the call has
+// fewer.
 func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 	lane, call := ls.lane, &cs.call
 	number := int64(ls.iter*len(ls.steps) + ls.next)
@@ -296,6 +304,7 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 			st.scalars.Batch = call.Batch[st.R0:]
 		}
 		bound := &st.calls[ls.iter]
+		// tell the lanes that wait when the step began, so that they can sleep
 		if ls.watched && st.lately.Load() > int64(shortNap) { // no lane sleeps through a shorter one
 			ls.began.Store(m.now())
 			ls.at.Store(2*number + 1)
@@ -337,7 +346,8 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 	return nil
 }
 
-// execute runs a call. Weights that are not there any more are an error: the thread has SetPanicOnFault.
+// execute runs a call. Weights whose mapped file has vanished are an error: the thread has
+// SetPanicOnFault.
 func (l *lane) execute(c *call) (span driver.Span, err error) {
 	defer func() {
 		if fault := mem.Recovered(recover()); fault != nil {
@@ -347,8 +357,8 @@ func (l *lane) execute(c *call) (span driver.Span, err error) {
 	return l.proc.Run(c.exe, &c.bind)
 }
 
-// learn corrects what is expected of a step by what it took: at once when it is shorter, because the lanes that wait
-// for it must not oversleep, and slowly when it is longer.
+// learn corrects the expected duration of a step by the latest one: at once when it is shorter,
+// because waiting lanes must not oversleep, and slowly when it is longer.
 func (st *step) learn(took int64) {
 	if have := st.lately.Load(); have > took {
 		st.lately.Store(took)
@@ -357,7 +367,7 @@ func (st *step) learn(took int64) {
 	}
 }
 
-// blocked is a flag that the lane's next step waits for, nil when it can go on.
+// blocked is a flag that the lane's next step still waits for, nil when it can go on.
 func (ls *laneSection) blocked() *wait {
 	st := ls.steps[ls.next]
 	for i := range st.waits {
@@ -368,7 +378,7 @@ func (ls *laneSection) blocked() *wait {
 	return nil
 }
 
-// idle waits until a lane of the crew can go on.
+// idle waits until a lane of the crew can go on, and counts the time for its next step.
 func (m *Machine) idle(cs *crewSection) error {
 	began := m.now()
 	for _, ls := range cs.lanes {
@@ -408,7 +418,8 @@ func (m *Machine) idle(cs *crewSection) error {
 	return m.overdue(cs)
 }
 
-// overdue says which lane of the crew waited for which step of another until the deadline, nil where it can go on.
+// overdue is the error about the lane that waited until the deadline, and the step it waited for;
+// nil if it can go on now.
 func (m *Machine) overdue(cs *crewSection) error {
 	for _, ls := range cs.lanes {
 		if ls.iter == cs.iters {
@@ -427,11 +438,11 @@ func (m *Machine) overdue(cs *crewSection) error {
 	panic("BUG: lanes of one thread wait for each other, which rule P008 excludes")
 }
 
-// now is the machine's clock.
+// now is the machine's clock in ns since Open.
 func (m *Machine) now() int64 { return int64(time.Since(m.origin)) }
 
-// missing is at least how long it takes until a lane of the crew can go on, by what is expected of the steps that it
-// waits for.
+// missing is a lower bound, in ns, of the time until a lane of the crew can go on, by the expected
+// durations of the steps that it waits for.
 func (cs *crewSection) missing(now int64) int64 {
 	least := int64(-1)
 	for _, ls := range cs.lanes {
@@ -458,7 +469,7 @@ func (cs *crewSection) missing(now int64) int64 {
 	return max(least, 0)
 }
 
-// left is at least how long the crew's part of a section still takes.
+// left is a lower bound, in ns, of the time that the crew's part of a section still takes.
 func (cs *crewSection) left(now int64) int64 {
 	longest := int64(0)
 	for _, ls := range cs.lanes {
@@ -467,7 +478,7 @@ func (cs *crewSection) left(now int64) int64 {
 	return longest
 }
 
-// left is at least how long it takes until a lane has finished a number of steps.
+// left is a lower bound, in ns, of the time until a lane has finished the given number of steps.
 func (ls *laneSection) left(steps int, now int64) int64 {
 	at := ls.at.Load()
 	done, ns := int(at/2), int64(0)
@@ -481,6 +492,7 @@ func (ls *laneSection) left(steps int, now int64) int64 {
 	return ns
 }
 
+// Times of waiting.
 const (
 	idleSpin  = 500 * time.Microsecond // between sections: sampling takes less
 	foresight = 16                     // steps of another lane
@@ -495,10 +507,10 @@ const (
 	mostBetween = 100 * time.Millisecond // of two looks, on a machine where every nap ends late
 )
 
-// await waits on a crew's thread until ready: asleep while left says that it takes a while, then busily, then, when
-// it takes longer than expected, with naps. It returns false when stop says so, which is told how long it has waited:
-// looks that are further apart than mostBetween count as that, because this process was stopped meanwhile and did not
-// wait.
+// await waits on a crew's thread until ready. It sleeps while left says that there is time, then
+// spins, and naps if it takes longer than expected. It returns false when stop says so, which is
+// given how long the crew has waited. Looks that are more than mostBetween apart count as that,
+// because the process was stopped meanwhile and did not wait.
 // RATIONALE: How does a lane wait?
 func (m *Machine) await(other *crew, ready func() bool, left func(now int64) int64, stop func(waited int64) bool) bool {
 	for range 256 {
@@ -520,6 +532,7 @@ func (m *Machine) await(other *crew, ready func() bool, left func(now int64) int
 		if stop(waited) {
 			return false
 		}
+		// sleep most of the time that is left, then short naps, then spin
 		switch early := left(now) - int64(spinLast) - other.late; {
 		case early > int64(lastNap):
 			nap(min(time.Duration(early)*3/4, longNap))
@@ -536,8 +549,9 @@ func (m *Machine) await(other *crew, ready func() bool, left func(now int64) int
 	}
 }
 
-// overslept notes how late a nap ended: from 5 us on one machine to 50 us on another, or when others use its cores.
-// Late ones count more, as it is worse to miss the end of a wait than to spin for as long.
+// overslept learns how late naps end: from 5 us on one machine to 50 us on another, or when others
+// use the cores. Late ends count more, since missing the end of a wait is worse than spinning for
+// as long.
 func (c *crew) overslept(ns int64) {
 	ns = min(max(ns, 0), int64(lateMost))
 	if ns > c.late {
@@ -547,6 +561,7 @@ func (c *crew) overslept(ns int64) {
 	}
 }
 
-// napTime is how long a lane that has waited for a while sleeps before it looks again: a small part of the
-// wait so far. Every nap's end takes the core from the thread that works there, which may be the one waited for.
+// napTime is the length of a nap for a lane that has waited longer than expected: a small part of
+// the wait so far. The end of every nap takes the core from the thread that works there, which may
+// be the one waited for.
 func napTime(waited time.Duration) time.Duration { return min(max(waited/32, shortNap), longNap) }

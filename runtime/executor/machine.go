@@ -38,14 +38,14 @@ type Part struct {
 	Few           bool
 }
 
-// Ahead is what a Source may have beside its methods: it makes ready what it is going to be asked for, many parts
-// at a time. It has no error: what cannot be made ready is refused when it is asked for.
+// Ahead is an optional interface of a Source. It prepares many parts at a time before Range is
+// called for them. It returns no error: what cannot be prepared is refused by Range.
 type Ahead interface {
 	Ahead(ctx context.Context, parts []Part)
 }
 
-// Steady is what a Source may have beside its methods. Unchanged says why the bytes that it gave out are no longer
-// what they were, if it can tell. It is called after every program call and must be cheap.
+// Steady is an optional interface of a Source. Unchanged returns an error if the bytes that it gave
+// out have changed, as far as it can tell. It is called after every program call and must be cheap.
 type Steady interface {
 	Unchanged() error
 }
@@ -97,7 +97,8 @@ type Machine struct {
 	ids     []int32
 	logits  []float32 // [sequences,vocabulary]
 
-	pos     []int          // of each sequence
+	pos []int // of each sequence
+	// scratch of Step and Extend, so that they allocate nothing
 	places  []driver.Place // of the rows of a batch
 	one     [1]int32       // token of a sequence that is decoded alone
 	jobs    chan job
@@ -111,6 +112,7 @@ type Machine struct {
 	close   sync.Once
 }
 
+// job is a function for the control lane's thread.
 type job struct {
 	run  func() error
 	done chan error
@@ -122,11 +124,13 @@ type flag struct {
 	_     [56]byte
 }
 
+// program is a program of the plan, with its sections once these are loaded.
 type program struct {
 	*planir.Phase
 	sections []*section // once loaded
 }
 
+// section is a loaded section: iters times the same steps, one iteration for each layer.
 type section struct {
 	*planir.Section
 	iters int
@@ -160,6 +164,7 @@ type wait struct {
 	after  int // steps of an iteration of the setter's, up to the one that sets it
 }
 
+// call is a step in one layer: what to run, and its operands.
 type call struct {
 	exe  driver.Executable
 	bind driver.Bindings
@@ -167,9 +172,10 @@ type call struct {
 
 // lane is one processor with its steps.
 type lane struct {
-	name    string
-	proc    driver.Processor
-	crew    *crew
+	name string
+	proc driver.Processor
+	crew *crew
+	// its clock is virtual
 	virt    bool
 	dynamic bool // calls may use fewer rows than the graph's
 	events  []event
@@ -218,7 +224,7 @@ func Open(ctx context.Context, p *planir.Plan, src Source, options Options) (mac
 	return machine, machine.startCrews()
 }
 
-// openLanes opens the processors that have steps, and the control processor, and gives them threads.
+// openLanes opens the control processor and the processors that have steps, and gives them threads.
 func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error {
 	used := map[string]bool{m.plan.SoC.Control: true}
 	for _, ph := range m.plan.Program.Programs {
@@ -266,7 +272,7 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 	return nil
 }
 
-// allocate lays the buffers and the cache out in one pool, each on its own cache lines.
+// allocate lays out the buffers and the caches in one pool, each on its own cache lines.
 func (m *Machine) allocate() error {
 	const align = 128
 	m.buffers, m.offset = map[string]*planir.Buffer{}, map[string]int64{}
@@ -299,13 +305,15 @@ func (m *Machine) allocate() error {
 
 const cacheName = "\x00cache"
 
-// bakedKey is a graph of a processor that bakes weights, in a layer; -1: its weights belong to none.
+// bakedKey names a graph with compiled-in weights, in a layer; layer -1 means that its weights
+// belong to no layer.
 type bakedKey struct {
 	graph string
 	layer int
 }
 
-// bakedBlobs are the blobs that hold such a graph: its artifact, and the binary this refers to, "" for none.
+// bakedBlobs are the blobs of such a graph: its artifact, and the binary that the artifact refers
+// to, "" for none.
 type bakedBlobs struct{ artifact, shared string }
 
 // loader is what loading a program needs, and what the programs share.
@@ -325,7 +333,7 @@ type loader struct {
 	enough   func()        // makes it end
 }
 
-// prepare makes everything of loading that does not read weights.
+// prepare does the part of loading that reads no weights.
 func (m *Machine) prepare(src Source) error {
 	load := &m.loader
 	*load = loader{
@@ -368,7 +376,7 @@ func (m *Machine) prepare(src Source) error {
 	return nil
 }
 
-// load makes a program executable. No lane may be running.
+// load makes a program executable, while no lane is running.
 func (m *Machine) load(ctx context.Context, pr *program) (err error) {
 	if fault := mem.CatchFault(func() { err = m.loadSections(ctx, pr) }); fault != nil {
 		return fmt.Errorf("load program %q: %w", pr.Name, fault)
@@ -376,7 +384,8 @@ func (m *Machine) load(ctx context.Context, pr *program) (err error) {
 	return err
 }
 
-// loadSections loads the steps of all lanes in all layers. Their weights are made ready before, several at a time.
+// loadSections loads the steps of all lanes in all layers, after preparing their weights, several
+// at a time.
 func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 	defer func(began time.Time) { m.loader.took += time.Since(began) }(time.Now())
 	if m.loader.foreseen != nil {
@@ -409,7 +418,8 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 	return nil
 }
 
-// wants calls visit for each part that a program reads and that has not been asked for, in the order of its steps.
+// wants calls visit for each part that a program reads and that has not been asked for yet, in the
+// order of its steps.
 func (m *Machine) wants(pr *program, visit func(placeKey, Part)) {
 	weights := m.loader.weights
 	seen := map[placeKey]bool{}
@@ -435,7 +445,7 @@ func (m *Machine) wants(pr *program, visit func(placeKey, Part)) {
 	}
 }
 
-// ahead makes parts ready, some at a time so that the watchdog sees progress.
+// ahead prepares parts in portions, so that the watchdog sees progress.
 func (m *Machine) ahead(ctx context.Context, a Ahead, parts []Part) {
 	const batch = 128 << 20 // enough for all cores
 	for from := 0; from < len(parts); {
@@ -450,8 +460,9 @@ func (m *Machine) ahead(ctx context.Context, a Ahead, parts []Part) {
 	}
 }
 
-// Foresee begins to make ready what the prefill of every prompt reads, of a machine that loads on demand, while the
-// caller finds out what the prompt is. Loading waits for it. It may be called once, before anything is loaded.
+// Foresee begins to prepare what the prefill of every prompt reads, while the caller still
+// determines the prompt. It is for machines that load on demand, and may be called once, before
+// anything is loaded. Loading waits for it.
 func (m *Machine) Foresee(ctx context.Context) {
 	ahead, ok := m.loader.src.(Ahead)
 	if !ok {
@@ -486,7 +497,8 @@ func (m *Machine) Foresee(ctx context.Context) {
 	}()
 }
 
-// loadStep loads the graph of a step with the weights of each of iters layers, and binds its operands.
+// loadStep loads the graph of a step with the weights of each of iters layers, and binds its
+// operands.
 func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.Step, iters int) (*step, error) {
 	loader, lane := &m.loader, ls.lane
 	graph := loader.graphs[from.Run]
@@ -504,7 +516,8 @@ func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.St
 	return st, nil
 }
 
-// executable is a graph loaded with the weights of a step in a layer; steps that read the same ones share it.
+// executable loads a graph with the weights of a step in a layer. Steps that read the same weights
+// share it.
 func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *planir.Graph,
 	layer int) (driver.Executable, error) {
 	loader, proc := &m.loader, m.plan.Proc(on.name)
@@ -514,6 +527,7 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 	artifact := driver.Artifact{Driver: proc.Driver}
 	var weights driver.Weights
 	var key string
+	// weights compiled in: the artifact is the layer's own
 	if proc.Bakes {
 		blobs, ok := loader.baked[bakedKey{graph.Name, layer}]
 		if !ok {
@@ -559,8 +573,8 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 	return exe, nil
 }
 
-// mainKind is the kind of the operator that decides what a graph costs: a matrix product, else attention, else the
-// first.
+// mainKind is the kind of the operator that dominates the cost of a graph: a product, else
+// attention, else the first operator.
 func mainKind(g *op.Graph) op.Kind {
 	kind := g.Nodes[0].Op.Kind
 	for _, node := range g.Nodes {
@@ -574,7 +588,7 @@ func mainKind(g *op.Graph) op.Kind {
 	return kind
 }
 
-// intact says why the results of a call cannot be believed: what they were computed with has changed under it.
+// intact returns an error if the bytes that a call was computed with have changed meanwhile.
 func (m *Machine) intact() error {
 	if m.loader.steady == nil {
 		return nil
@@ -585,7 +599,8 @@ func (m *Machine) intact() error {
 // LoadTime is how long loading programs and checking their weights has taken so far.
 func (m *Machine) LoadTime() time.Duration { return m.loader.took }
 
-// bindings are the operands of a step in a layer: windows of the pool, which all layers share, and the layer's cache.
+// bindings are the operands of a step in a layer: windows of the pool, which all layers share, and
+// the layer's cache.
 func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindings {
 	view := func(v planir.View) driver.View {
 		buffer := m.buffers[v.Buffer]
@@ -628,6 +643,7 @@ type weights struct {
 	bytes  map[placeKey][]byte
 }
 
+// placeKey names a pack in a layer, and place is where it lies in which blob.
 type placeKey struct {
 	pack  string
 	layer int // -1: none
@@ -638,6 +654,7 @@ type place struct {
 	blob string
 }
 
+// newWeights indexes the packs of all weights blobs.
 func newWeights(p *planir.Plan, src Source) *weights {
 	out := &weights{src: src, places: map[placeKey]place{}, bytes: map[placeKey][]byte{}}
 	for _, blob := range p.Program.WeightBlobs() {
@@ -648,7 +665,7 @@ func newWeights(p *planir.Plan, src Source) *weights {
 	return out
 }
 
-// place is where the packing of a layer lies, or that of all layers.
+// place is where a layer's pack lies, or the pack that all layers share.
 func (w *weights) place(name string, layer int) (place, placeKey) {
 	key := placeKey{name, -1}
 	at, ok := w.places[key]
@@ -659,7 +676,7 @@ func (w *weights) place(name string, layer int) (place, placeKey) {
 	return at, key
 }
 
-// pack returns the packing of a layer, or that of all layers.
+// pack returns the bytes of a layer's pack, or of the one that all layers share.
 func (w *weights) pack(name string, layer int) (*planir.Pack, []byte, placeKey, error) {
 	at, key := w.place(name, layer)
 	data, ok := w.bytes[key]
@@ -673,7 +690,7 @@ func (w *weights) pack(name string, layer int) (*planir.Pack, []byte, placeKey, 
 	return at.Pack, data, key, nil
 }
 
-// resolve returns the weights of a step in one layer and a key that equal weights share.
+// resolve returns the weights of a step in one layer, and a key that equal weights share.
 func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, string, error) {
 	var out driver.Weights
 	key := ""
@@ -700,8 +717,8 @@ func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, s
 	return out, key, nil
 }
 
-// Close stops the crews and releases everything. A thread that does not come back within a second is
-// left behind and its memory with it.
+// Close stops the crews and releases everything. A thread that does not return within a second is
+// left behind, with the memory it may use.
 func (m *Machine) Close() error {
 	var err error
 	m.close.Do(func() {

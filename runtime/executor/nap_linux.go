@@ -6,12 +6,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sharpen lets the calling thread's naps end on time: the kernel otherwise adds up to 50 us.
+// sharpen makes the calling thread's naps end on time, to which the kernel otherwise adds up to 50
+// us.
 func sharpen() {
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // without it naps are longer, nothing else
 }
 
-// nap sleeps on the calling thread itself: Go's timers would first hand the processor over.
+// nap sleeps on the calling thread: Go's timers would first hand the processor over.
 func nap(d time.Duration) {
 	left := unix.Timespec{Nsec: d.Nanoseconds()}
 	_ = unix.Nanosleep(&left, nil)

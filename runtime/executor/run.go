@@ -20,7 +20,7 @@ const (
 	WantAll
 )
 
-// Control is what a job on the control lane may do. It is valid during the job only.
+// Control is the interface for jobs on the control lane. It is valid during the job only.
 type Control struct {
 	m   *Machine
 	ctx context.Context
@@ -29,9 +29,9 @@ type Control struct {
 // patience is how long Do waits for a step once its context has ended: an interruption need not wait for the deadline.
 const patience = 5 * time.Second
 
-// Do runs fn on the control lane's thread and returns its error. When ctx ends, lanes stop at their next step. When
-// no lane finishes a step for the machine's deadline, or for 5 s after ctx ended, Do gives up: the Machine is then
-// unusable, and Close leaves the hanging processor behind.
+// Do runs fn on the control lane's thread and returns its error. When ctx ends, lanes stop at their
+// next step. When no lane finishes a step for the machine's deadline, or for 5 s after ctx ended,
+// Do gives up: the Machine is then unusable, and Close leaves the hanging processor behind.
 func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 	if broken := m.broken.Load(); broken != nil {
 		return *broken
@@ -47,7 +47,8 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	last, quiet := m.steps.Load(), time.Duration(0)
-	// Lanes give up waiting at the deadline themselves; a lane that hangs inside its driver cannot.
+	// Lanes that wait give up at the deadline themselves; a lane that hangs inside its driver
+	// cannot.
 	limit := m.deadline + 4*period
 	cancelled := ctx.Done()
 	for {
@@ -80,7 +81,7 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 	}
 }
 
-// cause is what is behind an error: weights that changed, whatever came of it, and not only a page that was missing.
+// cause replaces an error by its cause where that is a change of the weights under the machine.
 func (m *Machine) cause(err error) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
@@ -91,7 +92,7 @@ func (m *Machine) cause(err error) error {
 	return err
 }
 
-// fail poisons all flags with the first error.
+// fail records the first error, upon which all lanes stop at their next step.
 func (m *Machine) fail(err error) {
 	m.poison.CompareAndSwap(nil, &err)
 }
@@ -107,8 +108,9 @@ func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits [
 	return c.Extend(0, tokens, want, sink)
 }
 
-// Extend processes tokens at the end of a sequence and hands the logits [vocabulary] of the wanted rows
-// to sink, row by row (row counts from 0 over tokens); the slice is valid during the call of sink.
+// Extend processes tokens at the end of a sequence. It passes the logits [vocabulary] of the wanted
+// rows to sink, row by row (row counts from 0 over tokens); the slice is valid during the call of
+// sink only.
 func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row int, logits []float32) error) (Timing,
 	error) {
 	machine := c.m
@@ -119,6 +121,7 @@ func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row 
 		return Timing{}, err
 	}
 	start := machine.meet()
+	// one program at a time, as the decider chooses by the number of tokens left
 	for done := 0; done < len(tokens); {
 		count, err := c.chunk(sequence, tokens, done, want, sink)
 		if err != nil {
@@ -190,7 +193,8 @@ func (c *Control) chunk(sequence int, tokens []int32, done int, want Want, sink 
 	return count, nil
 }
 
-// admits says why tokens cannot follow a sequence, if they cannot.
+// admits returns an error if tokens cannot follow a sequence: no room in the context, or ids out of
+// range.
 func (m *Machine) admits(sequence int, tokens []int32) error {
 	if sequence < 0 || sequence >= m.Sequences() {
 		return diag.New(diag.ClassUsage, "forward: sequence %d, want 0..%d", sequence, m.Sequences()-1)
@@ -234,10 +238,10 @@ type Token struct {
 	ID       int32
 }
 
-// Step processes one token of each of several sequences together, with the plan's program for as many of them or the
-// next larger one, and hands the logits [vocabulary] that follow the token of number i to sink; the slice
-// is valid during the call of sink. A token alone is decoded as by Extend. What is computed for a sequence does
-// not depend on the others. It allocates nothing once the program is loaded.
+// Step processes one token of each of several sequences together, by the smallest program for as
+// many. It passes the logits [vocabulary] that follow token number i to sink; the slice is valid
+// during the call of sink only. A single token is decoded as by Extend. The result of a sequence
+// does not depend on the others. Step allocates nothing once the program is loaded.
 func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error) (Timing, error) {
 	machine := c.m
 	if err := machine.admitsBatch(tokens); err != nil {
@@ -286,12 +290,12 @@ func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error)
 	return Timing{NS: int64(machine.meet() - start), Virtual: machine.control.virt}, nil
 }
 
-// Truncate forgets what a sequence has beyond its first positions.
+// Truncate drops what a sequence has beyond its first positions.
 func (c *Control) Truncate(sequence, positions int) {
 	c.m.pos[sequence] = max(0, min(c.m.pos[sequence], positions))
 }
 
-// batch is the smallest program that decodes n sequences, of at least two, together.
+// batch is the smallest program that decodes n sequences together, n at least 2.
 func (m *Machine) batch(n int) *program {
 	var best *program
 	for _, pr := range m.order {
@@ -329,7 +333,7 @@ func (m *Machine) decide(n int) *program {
 	panic("BUG: the decider has no program for a length that rule P012 covers")
 }
 
-// ready loads the programs that n tokens need, if they are not yet.
+// ready loads the programs that n tokens need.
 func (m *Machine) ready(ctx context.Context, n int) error {
 	for n > 0 {
 		pr := m.decide(n)
@@ -343,7 +347,7 @@ func (m *Machine) ready(ctx context.Context, n int) error {
 	return nil
 }
 
-// meet brings all virtual clocks to the latest one and returns the control clock.
+// meet moves all virtual clocks to the latest one, and returns the control processor's clock.
 func (m *Machine) meet() driver.Tick {
 	if m.control.virt {
 		var latest driver.Tick
@@ -357,7 +361,8 @@ func (m *Machine) meet() driver.Tick {
 	return m.control.proc.Now()
 }
 
-// section runs one section on all its crews and waits for them.
+// section runs one section on all its crews and waits for them. The control thread walks its own
+// part meanwhile.
 func (m *Machine) section(sec *section, call driver.Scalars) error {
 	for i := range m.flags[:sec.Flags] {
 		m.flags[i].epoch.Store(0)
@@ -406,7 +411,7 @@ func (m *Machine) section(sec *section, call driver.Scalars) error {
 	return err
 }
 
-// StepStat is what one step has cost since the last ResetStats.
+// StepStat is the cost of one step since the last ResetStats, in ns.
 type StepStat struct {
 	Program  string  `json:"program"`
 	Section  string  `json:"section"`

@@ -10,9 +10,10 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// Sampler picks the next token from logits. Temperature 0 is greedy; ties go to the lower id. With a
-// temperature the choice is drawn from the TopK likeliest tokens (0: all) within the smallest set of
-// probability TopP (0: all), by a generator seeded with Seed: same seed, same text.
+// Sampler picks the next token from logits. Temperature 0 is greedy, and ties go to the lower id.
+// With a temperature the choice is drawn from the TopK likeliest tokens (0: all), within the
+// smallest set whose probability reaches TopP (0: all). The generator is seeded with Seed: same
+// seed, same text.
 type Sampler struct {
 	Temperature float64
 	TopK        int
@@ -54,7 +55,7 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 		s.rng = rand.New(rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15))
 	}
 	s.sort(logits)
-	point := s.rng.Float64() * s.weigh(logits, float64(logits[best]))
+	point := s.rng.Float64() * s.cut(logits, float64(logits[best]))
 	for i, weight := range s.p {
 		if point -= weight; point < 0 {
 			return s.order[i], nil
@@ -63,7 +64,8 @@ func (s *Sampler) Next(logits []float32) (int32, error) {
 	return s.order[len(s.order)-1], nil
 }
 
-// sort orders the TopK likeliest tokens.
+// sort orders the TopK likeliest tokens. It sorts stably, so that equal logits keep the order of
+// ids.
 func (s *Sampler) sort(logits []float32) {
 	s.order = s.order[:0]
 	for i, logit := range logits {
@@ -77,8 +79,9 @@ func (s *Sampler) sort(logits []float32) {
 	}
 }
 
-// weigh sets the weights of the tokens in order, as few of them as make up TopP, and returns their sum.
-func (s *Sampler) weigh(logits []float32, best float64) float64 {
+// cut computes the unnormalised probabilities of the tokens in order, keeps as few as make up TopP,
+// and returns their sum.
+func (s *Sampler) cut(logits []float32, best float64) float64 {
 	sum := 0.0
 	s.p = s.p[:0]
 	for _, i := range s.order {
@@ -109,7 +112,7 @@ type Generation struct {
 	Full      bool    // the context is: it ended before the limit
 }
 
-// take adds a sampled token to the result for a sequence; true ends it.
+// take adds a sampled token to the result of a sequence, and returns whether that ends it.
 func (g *Generation) take(machine *Machine, sequence int, id int32, maxTokens int,
 	onToken func(int32) bool) (end bool) {
 	if slices.Contains(machine.plan.Model.EOS, int(id)) {

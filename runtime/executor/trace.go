@@ -7,8 +7,8 @@ import (
 	"io"
 )
 
-// tracer keeps what ran when, until it is full. Every lane has its own events, which only its thread adds; calls and
-// sections are the control thread's.
+// tracer records what ran when, until it is full. Every lane has its own events, which only its
+// thread appends; calls and sections belong to the control thread.
 type tracer struct {
 	limit    int // of each list
 	calls    []callEvent
@@ -39,7 +39,7 @@ type event struct {
 	start, end int64
 }
 
-// newTracer allocates all that it will keep.
+// newTracer allocates everything in advance, so that recording allocates nothing.
 func newTracer(limit int, lanes []*lane) *tracer {
 	for _, lane := range lanes {
 		lane.events = make([]event, 0, limit)
@@ -47,7 +47,7 @@ func newTracer(limit int, lanes []*lane) *tracer {
 	return &tracer{limit: limit, calls: make([]callEvent, 0, limit), sections: make([]sectionEvent, 0, limit)}
 }
 
-// begin notes that a program starts, on rows from pos on.
+// begin records that a program starts on rows from pos on.
 func (t *tracer) begin(pr *program, pos, rows int, now int64) {
 	if t == nil {
 		return
@@ -59,7 +59,7 @@ func (t *tracer) begin(pr *program, pos, rows int, now int64) {
 	t.calls = append(t.calls, callEvent{program: pr, pos: pos, rows: rows, start: now, end: now})
 }
 
-// end notes that it, and with it its latest section, has come that far.
+// end records that the latest call and its latest section have run until now.
 func (t *tracer) end(now int64) {
 	if t == nil || t.lost > 0 {
 		return
@@ -68,7 +68,7 @@ func (t *tracer) end(now int64) {
 	t.sections[len(t.sections)-1].end = now
 }
 
-// section notes that a section of the latest call starts.
+// section records that a section of the latest call starts.
 func (t *tracer) section(s *section, row int, now int64) {
 	if t == nil {
 		return
@@ -80,7 +80,7 @@ func (t *tracer) section(s *section, row int, now int64) {
 	t.sections = append(t.sections, sectionEvent{section: s, call: len(t.calls) - 1, row: row, start: now, end: now})
 }
 
-// add keeps what a lane did in the section that runs.
+// add records what a lane did in the current section: ran a step, or waited (w).
 func (t *tracer) add(l *lane, st *step, w *wait, iter, rows int, start, end int64) {
 	if t.lost > 0 || len(l.events) == t.limit { // the control thread counts nothing lost while lanes run
 		l.lost++
@@ -191,7 +191,8 @@ func (m *Machine) WriteTrace(w io.Writer) (lost int64, err error) {
 	return lost, out.out.Flush()
 }
 
-// traceWriter writes a list of events. err is the first that could not be encoded; those of out are told by its Flush.
+// traceWriter writes a list of events. err is the first error of encoding; errors of out are
+// reported by its Flush.
 type traceWriter struct {
 	out       *bufio.Writer
 	separator string

@@ -16,7 +16,8 @@ type virtualLane struct {
 	rows     []int // of each call, 0: it did not run
 }
 
-// arrange lists the calls of a section's virtual lanes, all iterations one after the other, with what each waits for.
+// arrange builds the schedule of a section's virtual lanes: their calls over all iterations, with
+// the calls that each waits for.
 func (m *Machine) arrange(sec *section) {
 	for _, ls := range sec.lanes {
 		proc, ok := ls.lane.proc.(driver.Virtual)
@@ -50,15 +51,16 @@ func (m *Machine) arrange(sec *section) {
 	}
 }
 
-// ran notes the work of a call that has just run on a virtual clock.
+// ran stores the work of a call that has just run on a virtual clock.
 func (ls *laneSection) ran(number int64, rows int) {
 	virt := ls.virt
 	virt.rows[number] = rows
 	virt.schedule.Lanes[virt.lane].Calls[number].Work = virt.proc.Last()
 }
 
-// settle finds out when the steps of a section ran that started at a virtual time, and moves all virtual clocks to
-// its end. Of a section that failed nothing is known. It returns the error why it failed, or its own.
+// settle computes when the steps of a section ran that started at a virtual time, and moves all
+// virtual clocks to its end. Nothing is known of a section that failed. It returns that failure, or
+// its own error.
 func (m *Machine) settle(sec *section, start driver.Tick, failed error) error {
 	if sec.schedule == nil {
 		return failed
@@ -84,7 +86,7 @@ func (m *Machine) settle(sec *section, start driver.Tick, failed error) error {
 	return failed
 }
 
-// forget makes the lane ready for the next execution of its section.
+// forget prepares the lane for the next execution of its section.
 func (v *virtualLane) forget() {
 	clear(v.rows)
 	for i := range v.schedule.Lanes[v.lane].Calls {
@@ -92,7 +94,7 @@ func (v *virtualLane) forget() {
 	}
 }
 
-// account adds what is settled of a lane to the statistics and the trace.
+// account adds the settled times of a lane to the statistics and the trace.
 func (m *Machine) account(s *section, ls *laneSection) {
 	calls := s.schedule.Lanes[ls.virt.lane].Calls
 	for i := range calls {
@@ -111,7 +113,7 @@ func (m *Machine) account(s *section, ls *laneSection) {
 	}
 }
 
-// latest is the flag that a call waited for that was set last.
+// latest is the flag that was set last among those that a call waited for.
 func (m *Machine) latest(s *section, ls *laneSection, call int) (last *wait) {
 	end, iter := driver.Tick(-1), call/len(ls.steps)
 	st := ls.steps[call%len(ls.steps)]
