@@ -16,8 +16,9 @@ import (
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
-// checkModel checks a model's directory or file: whether it is read, which keys and tensors mean nothing
-// here, whether every weight is a number, and whether its tokenizer is understood. It reads all weights.
+// checkModel checks a model's directory or file: whether it can be read, which keys and tensors are
+// unused, whether every weight is a finite number, and whether its tokenizer is understood. It
+// reads all weights.
 func checkModel(ctx context.Context, dir string) ([]Finding, error) {
 	model, err := models.Open(dir)
 	if err != nil {
@@ -50,7 +51,7 @@ func checkModel(ctx context.Context, dir string) ([]Finding, error) {
 	return append(append(out, weights), text...), nil
 }
 
-// unread counts the config keys that mean nothing to the architecture.
+// unread reports the config keys that the architecture does not use.
 func unread(m *models.Model) Finding {
 	const name = "config keys"
 	if keys := m.UnreadKeys(); len(keys) > 0 {
@@ -60,7 +61,7 @@ func unread(m *models.Model) Finding {
 	return ok(name, "all understood")
 }
 
-// ignored counts the tensors that the architecture does not use.
+// ignored reports the tensors that the architecture does not use.
 func ignored(m *models.Model) Finding {
 	const name = "tensors"
 	need := len(m.Required())
@@ -80,13 +81,14 @@ func some(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// weights reads every tensor and looks for values that are no numbers.
+// weights reads every tensor, on all cores, and looks for values that are no finite numbers.
 func weights(ctx context.Context, model *models.Model) (Finding, error) {
 	names := model.Required()
 	bad := make([]string, len(names))
 	errs := make([]error, len(names))
 	next := make(chan int)
 	var wg sync.WaitGroup
+	// workers take tensors in turn; results keep the order of names
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for i := range next {
@@ -132,12 +134,14 @@ func weights(ctx context.Context, model *models.Model) (Finding, error) {
 	return finding, nil
 }
 
-// notFinite names the first value of a tensor that is NaN or infinite, "" when there is none.
+// notFinite names the first value of a tensor that is NaN or infinite, "" where there is none. It
+// reads some rows at a time, to bound its memory.
 func notFinite(ctx context.Context, m *models.Model, name string) (string, error) {
 	tensor, err := m.Tensor(name)
 	if err != nil {
 		return "", err
 	}
+	// all dimensions but the last are rows
 	rows, cols := 1, 1
 	for i, size := range tensor.Shape() {
 		if i < len(tensor.Shape())-1 {
@@ -167,7 +171,7 @@ func notFinite(ctx context.Context, m *models.Model, name string) (string, error
 	return "", nil
 }
 
-// readTokenizer looks at the tokenizer, and at what its chat template takes.
+// readTokenizer checks the tokenizer, and whether its chat template works within the limits.
 func readTokenizer(ctx context.Context, model *models.Model) ([]Finding, error) {
 	const name = "tokenizer"
 	files, err := model.TokenizerFiles()

@@ -13,7 +13,8 @@ import (
 	"github.com/hetc/hetc/solver/highs"
 )
 
-// solverFindings says which engines of solve are there. Without HiGHS the exact engine does all it can alone.
+// solverFindings reports which engines of solve are available. Without HiGHS the exact engine
+// solves what it can.
 func solverFindings() []Finding {
 	var out []Finding
 	for _, engine := range []struct {
@@ -37,7 +38,8 @@ func solverFindings() []Finding {
 	return out
 }
 
-// Show prints the findings about this machine, or about a model where one is given, and returns the first problem.
+// Show prints the findings about this machine, or about a model, and returns the first problem as
+// an error.
 func Show(ctx context.Context, ui *cli.Streams, model string) error {
 	var list []Finding
 	if model != "" {
@@ -55,6 +57,7 @@ func Show(ctx context.Context, ui *cli.Streams, model string) error {
 		list = Machine{Version: cli.Version, Drivers: all.Drivers(), Kernels: host.Kernels(), CacheDir: dir}.Check(ctx)
 		list = append(list, solverFindings()...)
 	}
+	// long findings and hints wrap into several lines of the table
 	rows := make([][]string, 0, len(list))
 	for _, finding := range list {
 		lines := cli.Wrap(strings.Fields(finding.Found), "")

@@ -22,7 +22,7 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// CompilerFacts asks the compilers of a target about a model's graphs, and measures nothing.
+// CompilerFacts asks the compilers of a target about a model's graphs, without measuring anything.
 func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions) error {
 	if options.Target == "" {
 		return diag.New(diag.ClassUsage,
@@ -43,6 +43,7 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 	if err != nil {
 		return err
 	}
+	// what to ask, and where the answers go
 	requests, err := options.factRequests(part)
 	if err != nil {
 		return err
@@ -59,6 +60,7 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 		return err
 	}
 	defer rec.Close()
+	// every compiler of this build that compiles weights into its artifacts
 	asking := profiler.FactOptions{Bakers: map[string]driver.Baker{}, Seed: options.Seed}
 	for _, compiler := range bindings.Compilers(nil) {
 		if baker, ok := compiler.(driver.Baker); ok {
@@ -70,6 +72,7 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 	report, err := profiler.CompilerFacts(cmd.Context(), part, requests, rec, asking)
 	line.End()
 	if err != nil {
+		// keep a partial record for --resume, but not an empty one
 		if set := rec.Set(); set.Len() == 0 && len(set.Facts()) == 0 { // there is nothing to resume
 			return errors.Join(err, rec.Close(), os.Remove(options.Out))
 		}
@@ -90,7 +93,8 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 	})
 }
 
-// factRequests are the graphs that compilers are asked about: products in the schemes of the target's NPU.
+// factRequests lists the graphs to ask about: products, in those of the workload's schemes that an
+// NPU of the target executes.
 func (o *ProfileOptions) factRequests(part *socs.SoC) ([]profiler.FactRequest, error) {
 	model, needs, err := openPlanned(o.Model, o.Workload)
 	if err != nil {
@@ -106,7 +110,7 @@ func (o *ProfileOptions) factRequests(part *socs.SoC) ([]profiler.FactRequest, e
 	return profiler.FactRequests(part, model, want, needs.Lengths)
 }
 
-// listFacts lists what compilers would be asked about.
+// listFacts prints what compilers would be asked about.
 func listFacts(ui *cli.Streams, requests []profiler.FactRequest) error {
 	var keys []string
 	for i := range requests {
@@ -127,7 +131,7 @@ func targetNames() string {
 	return strings.Join(names, ", ")
 }
 
-// showFacts is a table of what a compiler said.
+// showFacts prints a table of the answers, by product and number of rows.
 func showFacts(ui *cli.Streams, facts []*record.Facts) {
 	facts = slices.Clone(facts)
 	shape := func(f *record.Facts) string { return fmt.Sprintf("%s [%d,%d] %s", f.Proc, f.Op.K, f.Op.N, f.Op.Scheme) }

@@ -21,7 +21,8 @@ type FitOptions struct {
 	AcceptNoisy         bool
 }
 
-// Fit fits latency models to a record, writes them as costs, and tells how well they predict what they have not seen.
+// Fit fits latency models to a record and writes them as costs. It prints how well they predict
+// measurements that they have not seen.
 func Fit(ctx context.Context, ui *cli.Streams, options *FitOptions) error {
 	if err := wholefile.Writable(options.Output); err != nil {
 		return err
@@ -62,8 +63,9 @@ func Fit(ctx context.Context, ui *cli.Streams, options *FitOptions) error {
 	return ui.Result(doc)
 }
 
-// judge compares predictions with held-out measurements, where the record has them, and by cross-validation. It
-// returns the lines of a table and the misses at held-out operators, and adds the same to doc.
+// judge compares predictions with held-out measurements, where the record has some, and by
+// cross-validation. It returns the rows of a table and the errors at held-out operators, and adds
+// the same to doc.
 func judge(
 	ctx context.Context, machine *socs.SoC, set *record.Set, costs *roofline.Costs, doc map[string]any,
 ) (rows [][]string, misses []roofline.Miss, err error) {
@@ -78,6 +80,7 @@ func judge(
 	if quality, err := roofline.Evaluate(costs, set.HeldOut()); err == nil {
 		misses = quality.Misses
 		say("held_out", quality)
+		// predictions beyond the sampled sizes extrapolate, and are listed apart
 		if beyond := quality.Beyond(); beyond.N > 0 {
 			say("held_out within samples", quality.Within())
 			say("held_out beyond samples", beyond)
@@ -95,7 +98,7 @@ func judge(
 	return rows, misses, nil
 }
 
-// importedNote says that times of a record are not hetc's, and whose they are.
+// importedNote names the source of imported times, "" where hetc measured all of them.
 func importedNote(set *record.Set) string {
 	var from []string
 	for _, source := range set.Header.Imported {
@@ -107,8 +110,9 @@ func importedNote(set *record.Set) string {
 	return ", measured elsewhere (imported) from " + strings.Join(from, ", ")
 }
 
-// showWanted names the operators whose measurement would narrow predictions most. Held-out operators say which are of
-// interest; without any, an imported record is asked for the corners of its sizes, as nothing else will measure them.
+// showWanted names the operators whose measurement would narrow predictions most. Held-out
+// operators show which are of interest. Without any, only an imported record gets the list, for the
+// corners of its sizes.
 func showWanted(ui *cli.Streams, costs *roofline.Costs, held []roofline.Miss) []roofline.Wanted {
 	const most = 5
 
@@ -130,12 +134,12 @@ func showWanted(ui *cli.Streams, costs *roofline.Costs, held []roofline.Miss) []
 	return wanted
 }
 
-// AcceptNoisy is the flag of whatever makes a plan of measurements.
+// AcceptNoisy defines the flag of every command that makes a plan from measurements.
 func AcceptNoisy(f *pflag.FlagSet, value *bool) {
 	f.BoolVar(value, "accept-noisy", false, "plan even if most measurements of the record are flagged noisy or drift")
 }
 
-// Steady refuses a record of which most measurements are noisy, or warns where that is accepted.
+// Steady refuses a record of which most measurements are noisy; with accept it only warns.
 func Steady(ui *cli.Streams, set *record.Set, name string, accept bool) error {
 	err := set.Steady(name)
 	if err == nil || !accept {
@@ -156,7 +160,7 @@ type product struct {
 	RowStep int       `json:"row_step"` // latency is flat within so many rows; 1: it is linear in them
 }
 
-// showProducts tells the shape of each processor's latency: a straight line in the rows, or a staircase.
+// showProducts prints the shape of each processor's latency: linear in the rows, or a staircase.
 func showProducts(ui *cli.Streams, costs *roofline.Costs) (doc []product) {
 	var rows [][]string
 	for _, family := range costs.Families {
@@ -192,7 +196,7 @@ func OpenCosts(soc, rec string) (*socs.SoC, *record.Set, *roofline.Costs, error)
 	return machine, set, costs, err
 }
 
-// writeCosts writes a costs file unless it holds the same already.
+// writeCosts writes a costs file, unless the file holds the same costs already.
 func writeCosts(path string, costs *roofline.Costs) (same bool, err error) {
 	if old, err := roofline.Open(path); err == nil {
 		before, err := old.Digest()

@@ -20,17 +20,20 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// ImportOptions are the flags of hetc import. Lists are "a=b".
+// ImportOptions are the flags of hetc import. Elements of lists have the form NAME=VALUE.
 type ImportOptions struct {
-	Out, SoC, SoCOut, Mapping                 string
-	Columns, Set, Values, Where, Infeasible   []string
-	Unit, Separator, Repeats, Source          string
+	Out, SoC, SoCOut, Mapping               string
+	Columns, Set, Values, Where, Infeasible []string
+	// as in imported.Mapping
+	Unit, Separator, Repeats, Source string
+	// the clock in MHz; shares of 0..1 to hold out and to fit; us to launch a graph; GB/s
 	Clock, HeldOut, Sample, Launch, Bandwidth float64
 	Seed                                      uint64
 	Name, Kind, Tile                          string
 }
 
-// pairs reads "a=b" into a map. what names the flag.
+// pairs splits NAME=VALUE arguments of a flag and passes them to add, which returns false for a
+// name that is given twice.
 func pairs(what string, given []string, add func(key, value string) bool) error {
 	for _, text := range given {
 		key, value, ok := strings.Cut(text, "=")
@@ -44,7 +47,7 @@ func pairs(what string, given []string, add func(key, value string) bool) error 
 	return nil
 }
 
-// once adds what flags say to a map of a mapping file; two flags may not say two things about one key.
+// once stores values in a map of the mapping. A flag may override the file, but not another flag.
 func once(to *map[string]string) func(key, value string) bool {
 	said := map[string]bool{}
 	return func(key, value string) bool {
@@ -57,7 +60,7 @@ func once(to *map[string]string) func(key, value string) bool {
 	}
 }
 
-// each adds what flags say to the lists of a mapping file.
+// each appends values to the lists of the mapping.
 func each(to *map[string][]string) func(key, value string) bool {
 	return func(key, value string) bool {
 		if *to == nil {
@@ -68,7 +71,7 @@ func each(to *map[string][]string) func(key, value string) bool {
 	}
 }
 
-// read is the mapping of the file and the flags.
+// read merges the mapping file with the flags, which take precedence.
 func (o *ImportOptions) read() (*imported.Mapping, error) {
 	mapping := &imported.Mapping{}
 	if o.Mapping != "" {
@@ -108,7 +111,7 @@ func (o *ImportOptions) read() (*imported.Mapping, error) {
 	return mapping, nil
 }
 
-// held is the share of operators to hold out; false where the flags say none.
+// held is the share of operators to hold out, false where no flag asks for it.
 func (o *ImportOptions) held(c *cobra.Command) (float64, bool, error) {
 	heldOut, sample := c.Flags().Changed("held-out"), c.Flags().Changed("sample")
 	share := o.HeldOut
@@ -128,7 +131,7 @@ func (o *ImportOptions) held(c *cobra.Command) (float64, bool, error) {
 	return share, true, nil
 }
 
-// tileOf reads --tile.
+// tileOf parses --tile: rows, K and N.
 func tileOf(text string) (socs.Tile, error) {
 	if text == "" {
 		return socs.Tile{}, nil
@@ -145,7 +148,8 @@ func tileOf(text string) (socs.Tile, error) {
 	return socs.Tile{M: sizes[0], K: sizes[1], N: sizes[2]}, nil
 }
 
-// Import makes a record of a table of times that another program measured, and a SoC file where one is asked for.
+// Import makes a record of a table that another program measured, and a SoC file where --soc-out
+// asks for one.
 func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path string) error {
 	if err := cli.Required(cmd, "output"); err != nil {
 		return err
@@ -186,6 +190,7 @@ func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path st
 			"import %q: nothing is left to fit, %d operators are held out and %d were refused", path,
 			set.HeldOut().Len(), len(set.Facts()))
 	}
+	// write only when nothing can fail any more
 	if err := replaceable(options.Out); err != nil {
 		return err
 	}
@@ -213,7 +218,8 @@ func (o *ImportOptions) describe(t *imported.Table, source string) (*socs.SoC, e
 		BandwidthGBps: o.Bandwidth, Source: source})
 }
 
-// replaceable refuses to write over measurements: what was imported can be imported again.
+// replaceable refuses to overwrite measurements. An imported record may be replaced, because it can
+// be imported again.
 func replaceable(path string) error {
 	if err := wholefile.Writable(path); err != nil {
 		return err
@@ -229,8 +235,8 @@ func replaceable(path string) error {
 	return nil
 }
 
-// showImport tells how many operators were imported, from which columns, and what was filtered out, repeated or
-// held out.
+// showImport prints how many operators were imported from which columns, and how many were filtered
+// out, repeated or held out.
 func showImport(ui *cli.Streams, options *ImportOptions, table *imported.Table, set *record.Set, soc *socs.SoC) error {
 	procs := map[string]bool{}
 	for _, measurement := range set.All() {

@@ -34,7 +34,7 @@ type ProfileOptions struct {
 	Seed                              uint64
 }
 
-// ReadWorkload reads a workload; "" is the default one.
+// ReadWorkload reads a workload file, or returns the default for "".
 func ReadWorkload(path string) (*workload.Workload, error) {
 	if path == "" {
 		return workload.Default(), nil
@@ -42,7 +42,8 @@ func ReadWorkload(path string) (*workload.Workload, error) {
 	return workload.Read(path)
 }
 
-// openPlanned opens a model, and tells what a plan of it for that workload needs to know; "" is the default workload.
+// openPlanned opens a model and computes what a plan for the workload needs, the default one for
+// "".
 func openPlanned(model, workloadFile string) (*models.Model, workload.Needs, error) {
 	opened, err := models.Open(model)
 	if err != nil {
@@ -59,7 +60,7 @@ func openPlanned(model, workloadFile string) (*models.Model, workload.Needs, err
 	return opened, needs, nil
 }
 
-// Profile measures the model's operators on the processors of a SoC and writes them into a record.
+// Profile measures the model's operators on the processors of a SoC and records them.
 func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) error {
 	budget, err := options.check()
 	if err != nil {
@@ -94,6 +95,7 @@ func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) erro
 		return err
 	}
 	defer rec.Close()
+	// nothing pending and nothing flagged: keep the record as it is
 	nothing := !options.Flagged || len(profiler.Flagged(requests, rec.Set(), options.Seed)) == 0
 	if nothing && len(profiler.Pending(requests, rec.Set(), options.Rounds, options.Seed)) == 0 {
 		return cli.Kept(ui, options.Out, fmt.Sprintf("all %d measurements are there", len(requests)))
@@ -114,7 +116,8 @@ func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) erro
 	return options.tell(ui, soc, report)
 }
 
-// check refuses flags that contradict each other or are out of range. It returns the time that may be spent.
+// check refuses flags that are out of range or contradict each other. It returns the budget, 0 for
+// none.
 func (o *ProfileOptions) check() (budget time.Duration, err error) {
 	if budget, err = cli.ParseTime("budget", o.Budget); err != nil {
 		return 0, err
@@ -133,7 +136,8 @@ func (o *ProfileOptions) check() (budget time.Duration, err error) {
 	return budget, nil
 }
 
-// requests are the operators to measure: those that a plan of the model may need, and those that judge predictions.
+// requests lists the operators to measure: those that a plan may need, and held-out ones to judge
+// predictions by.
 func (o *ProfileOptions) requests(soc *socs.SoC) ([]profiler.Request, error) {
 	model, needs, err := openPlanned(o.Model, o.Workload)
 	if err != nil {
@@ -179,7 +183,7 @@ func lackedBy(file, workloadFile string, model *models.Model, soc *socs.SoC) (be
 	return besides, together, err
 }
 
-// openRecord begins the record, or goes on with it.
+// openRecord creates the record, or resumes it.
 func (o *ProfileOptions) openRecord(header record.Header) (*record.Writer, error) {
 	if o.Resume {
 		return record.Resume(o.Out, header)
@@ -187,8 +191,8 @@ func (o *ProfileOptions) openRecord(header record.Header) (*record.Writer, error
 	return record.Create(o.Out, header)
 }
 
-// stopped is the error of a run that did not end by itself. A record without measurements is removed: there is
-// nothing to resume.
+// stopped is the error of a run that broke off. A record without measurements is removed, since
+// there is nothing to resume.
 func (o *ProfileOptions) stopped(ui *cli.Streams, rec *record.Writer, report profiler.Report, err error) error {
 	if rec.Set().Len() == 0 {
 		return errors.Join(err, rec.Close(), os.Remove(o.Out))
@@ -202,7 +206,7 @@ func (o *ProfileOptions) stopped(ui *cli.Streams, rec *record.Writer, report pro
 	return err
 }
 
-// tell says what was measured, what was left out, and what is not to be relied on.
+// tell prints what was measured, left out, and flagged as unreliable.
 func (o *ProfileOptions) tell(ui *cli.Streams, soc *socs.SoC, report profiler.Report) error {
 	note := ""
 	if soc.Simulated() {
@@ -236,7 +240,7 @@ func (o *ProfileOptions) tell(ui *cli.Streams, soc *socs.SoC, report profiler.Re
 	})
 }
 
-// listRequests lists what would be measured with its priority, the most important first.
+// listRequests prints what would be measured with its priority, in that order.
 func listRequests(ui *cli.Streams, requests []profiler.Request, seed uint64) error {
 	pending := profiler.Pending(requests, record.NewSet(record.Header{}), 1, seed)
 	slices.SortStableFunc(pending, func(a, b profiler.Request) int { return a.Priority - b.Priority })

@@ -23,12 +23,13 @@ type ProbeOptions struct {
 	Drivers      []string // besides host
 }
 
-// Probe measures this machine and writes it as a SoC file. A file that describes this kind of machine is kept
-// unless forced.
+// Probe describes this machine as a SoC file. A file that describes this kind of machine is kept
+// unless Force is set.
 func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 	if err := wholefile.Writable(flags.Output); err != nil {
 		return err
 	}
+	// described reports whether the file is about this kind of machine
 	described := func() bool { // by the file that is there
 		old, err := socs.Open(flags.Output)
 		return err == nil && old.Fingerprint == host.Fingerprint()
@@ -76,7 +77,7 @@ func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 	return ui.Result(soc)
 }
 
-// showProcessors prints what was probed of each processor, and of those that work together.
+// showProcessors prints what was probed of each processor and of those that work together.
 func showProcessors(ui *cli.Streams, soc *socs.SoC) {
 	peak := func(gops float64) string {
 		if gops == 0 {
@@ -97,7 +98,8 @@ func showProcessors(ui *cli.Streams, soc *socs.SoC) {
 	}
 }
 
-// otherDrivers are the drivers besides host that work here. Each of those asked for has to.
+// otherDrivers returns the drivers besides host that work here. A driver that was asked for must be
+// among them.
 func otherDrivers(ctx context.Context, asked []string) (out []driver.Driver, err error) {
 	var names []string
 	for _, drv := range all.Drivers() {
@@ -120,7 +122,8 @@ func otherDrivers(ctx context.Context, asked []string) (out []driver.Driver, err
 	return out, nil
 }
 
-// opens reports why a driver's first device cannot be opened: a library that is there may not work on this machine.
+// opens returns why a driver's first device cannot be opened; a library that is installed may still
+// not work on this machine.
 func opens(ctx context.Context, d driver.Driver) error {
 	devices, err := d.Devices(ctx)
 	if err != nil || len(devices) == 0 {

@@ -23,13 +23,15 @@ type CalibrateOptions struct {
 	Schemes          []string
 }
 
-// defaultWindows is how many windows a model of that many parameters reads: as many as take about as long.
+// defaultWindows is the number of windows for a model of that many parameters: fewer for larger
+// models, so that the time stays about the same.
 func defaultWindows(parameters int64) int {
 	const most, least, usual = 32, 8, 100e6
 	return int(min(most, max(least, most*usual/float64(max(1, parameters)))))
 }
 
-// Run measures what each precision costs in each class of weights, and writes it unless the same is there.
+// Run measures the loss of each scheme in each class of weights, and writes it unless the file
+// holds the same.
 func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err := wholefile.Writable(o.Out); err != nil {
 		return err
@@ -88,7 +90,7 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 		"folds": len(cal.Folds)})
 }
 
-// quantised are the schemes named, or all that lose anything.
+// quantised parses the named schemes, or returns all that lose precision.
 func quantised(names []string) ([]op.Scheme, error) {
 	all := slices.DeleteFunc(slices.Clone(op.Schemes), func(x op.Scheme) bool { return x == op.A32W32 })
 	if len(names) == 0 {
@@ -111,8 +113,9 @@ func quantised(names []string) ([]op.Scheme, error) {
 	return out, nil
 }
 
-// showCalibration prints what each class costs, and what is unusual about what enters it.
+// showCalibration prints the loss of each class, and statistics of its activations.
 func showCalibration(ui *cli.Streams, cal *calibration.Calibration) {
+	// columns: one for each scheme, with one for folded weights where there are any
 	header := []string{"class", ">largest", ">/ typical", ">outliers"}
 	var schemes []op.Scheme
 	var classes []string

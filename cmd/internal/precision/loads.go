@@ -18,7 +18,8 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// LoadTokens is the length of the chunks that loads are noted for. Longer ones are put together from them.
+// LoadTokens is the chunk length, in tokens, for which loads are recorded. Longer chunks are
+// composed of these.
 const LoadTokens = 64
 
 // LoadsOptions are the flags of hetc loads.
@@ -28,7 +29,8 @@ type LoadsOptions struct {
 	Seed                        uint64
 }
 
-// Run counts what a model's router sends to every expert, or draws it, and writes it unless the same is there.
+// Run counts the rows that a model's router sends to every expert, or draws them, and writes them
+// unless the file holds the same.
 func (o *LoadsOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err := wholefile.Writable(o.Out); err != nil {
 		return err
@@ -82,7 +84,7 @@ func (o *LoadsOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	})
 }
 
-// trace executes the model and observes its router.
+// trace executes the model on a text and records its router's choices.
 func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *workload.Loads, err error) {
 	if weights.Experts == 0 {
 		return nil, diag.New(diag.ClassInput, "model %q has no experts", o.Model).
@@ -105,6 +107,7 @@ func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *wor
 	if err != nil {
 		return nil, err
 	}
+	// execute in float32 and observe the routers
 	routes := quality.Routes{Tokens: LoadTokens}
 	machine, err := model.Open(ctx, plan, nil, routes.Observe)
 	if err != nil {
@@ -122,6 +125,7 @@ func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *wor
 		Experts: weights.Experts, ExpertsPerToken: weights.ExpertsPerToken, ChunkTokens: LoadTokens,
 		Chunks: len(text.Windows) * size / LoadTokens,
 	}
+	// rows per expert and chunk, and how much each expert matters
 	for _, layer := range routes.Layers() {
 		rows, err := routes.Rows(layer)
 		if err != nil {

@@ -42,8 +42,8 @@ type phase struct {
 	tally quality.Tally
 }
 
-// Run compares a bundle or plan with the model in float32. limited says that --max-kl was given: more is an error
-// of class ClassRun.
+// Run compares a bundle or plan with the model in float32. limited says that --max-kl was given: a
+// larger divergence is then an error of class ClassRun.
 func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool) (err error) {
 	model, err := models.Open(o.Model)
 	if err != nil {
@@ -59,6 +59,7 @@ func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool)
 		return err
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
+	// both must execute the same weights
 	if measured.Model.Digest != ref.Digest {
 		return diag.New(diag.ClassInput, "%s was made from model %q with digest %.12s, and %q has %.12s", what,
 			measured.Model.Name, measured.Model.Digest, o.Model, ref.Digest).
@@ -77,6 +78,7 @@ func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool)
 	if err != nil {
 		return err
 	}
+	// both machines are open side by side
 	reference, err := ref.Open(ctx, plan, nil, nil)
 	if err != nil {
 		return err
@@ -110,7 +112,7 @@ func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool)
 	return o.judge(what, phases)
 }
 
-// showPhases computes the result of each phase, and prints them.
+// showPhases computes and prints the result of each phase.
 func showPhases(ui *cli.Streams, phases []*phase) (err error) {
 	var rows [][]string
 	for _, ph := range phases {
@@ -127,7 +129,7 @@ func showPhases(ui *cli.Streams, phases []*phase) (err error) {
 	return nil
 }
 
-// judge refuses a phase whose mean divergence is above --max-kl, or no number.
+// judge returns an error for a phase whose mean divergence exceeds --max-kl or is NaN.
 func (o *QualityOptions) judge(what string, phases []*phase) error {
 	for _, ph := range phases {
 		if !(ph.KL.Mean <= o.MaxKL) {
@@ -139,13 +141,13 @@ func (o *QualityOptions) judge(what string, phases []*phase) error {
 	return nil
 }
 
-// spread writes a mean with its interval.
+// spread formats a mean with its interval.
 func spread(e quality.Estimate, scale float64, format string) string {
 	return fmt.Sprintf(format+" ("+format+".."+format+")", scale*e.Mean, scale*e.Low, scale*e.High)
 }
 
-// candidate opens what is measured: what it is called, its plan, where its blobs come from, and how many bytes
-// of weights are to be allocated.
+// candidate opens what is measured. It returns its name, its plan, the source of its blobs, and the
+// bytes of weights that will be allocated.
 func (o *QualityOptions) candidate(
 	ctx context.Context, s *cli.Streams, model *models.Model,
 ) (string, *planir.Plan, runcmd.Source, int64, error) {
@@ -172,7 +174,8 @@ func (o *QualityOptions) candidate(
 	return o.Plan, plan, content, runcmd.WeightBytes(plan), err
 }
 
-// decodesOtherwise reports whether a node's precision depends on the number of rows.
+// decodesOtherwise reports whether a node's scheme depends on the number of rows, so that decoding
+// must be measured apart.
 func decodesOtherwise(p *planir.Plan) bool {
 	for i := range p.Decisions {
 		decision := &p.Decisions[i]
@@ -184,7 +187,8 @@ func decodesOtherwise(p *planir.Plan) bool {
 	return false
 }
 
-// compare executes both window by window, so that the logits of one window are held at a time.
+// compare executes both machines window by window, so that only one window's logits are held at a
+// time.
 func (o *QualityOptions) compare(
 	ctx context.Context, ui *cli.Streams, text *trial.Text, x, machine *executor.Machine, phases []*phase,
 ) (err error) {

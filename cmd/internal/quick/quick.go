@@ -1,5 +1,5 @@
-// Package quick knows the steps from a model to a running bundle, and which files of an earlier run can be
-// used.
+// Package quick knows the steps from a model to a running bundle, and which files of an earlier run
+// are still valid.
 package quick
 
 import (
@@ -49,16 +49,17 @@ type Options struct {
 	Again, Chat                bool
 }
 
-// Run takes the steps, which are commands of the program whose root command root makes.
+// Run executes the steps, which are commands of the program; root makes its root command.
 func Run(ctx context.Context, s *cli.Streams, o *Options, root func(*cli.Streams) *cobra.Command) error {
 	return (&quick{s: s, o: o, root: root}).run(ctx)
 }
 
 // quick is one run of the command.
 type quick struct {
-	s     *cli.Streams
-	o     *Options
-	root  func(*cli.Streams) *cobra.Command
+	s    *cli.Streams
+	o    *Options
+	root func(*cli.Streams) *cobra.Command
+	// the flag of hetrun by which the bundle takes its input
 	input string // flag of hetrun that the model's bundle takes
 	steps []step
 }
@@ -69,10 +70,10 @@ type step struct {
 	Result  json.RawMessage `json:"result"`
 }
 
-// Buckets of a quick plan: a few programs, so that there is little to measure.
+// quickBuckets are few, so that there is little to measure.
 var quickBuckets = []int{64, 256}
 
-// run makes the bundle in its directory, or finds that it is there, and executes it where there is a prompt.
+// run makes the bundle in its folder, or finds it there, and executes it if there is a prompt.
 func (q *quick) run(ctx context.Context) error {
 	model, err := q.openModel()
 	if err != nil {
@@ -131,8 +132,7 @@ func (q *quick) run(ctx context.Context) error {
 	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
 }
 
-// openModel opens the model, and notes which input its bundle will take. It must have weights, and for --prompt a
-// tokenizer.
+// openModel opens the model. It must have weights and, for --prompt, a tokenizer.
 func (q *quick) openModel() (*models.Model, error) {
 	model, err := models.Open(q.o.Model)
 	if err != nil {
@@ -157,7 +157,8 @@ func (q *quick) openModel() (*models.Model, error) {
 	return model, nil
 }
 
-// schemes are those that the workload permits. For a target they are refused where no plan can be made with them.
+// schemes are those that the workload permits. For a target, schemes without a possible plan are
+// refused.
 func (q *quick) schemes(model *models.Model) ([]op.Scheme, error) {
 	if q.o.Target == "" {
 		return permitted(q.o.Schemes)
@@ -176,7 +177,7 @@ func (q *quick) schemes(model *models.Model) ([]op.Scheme, error) {
 	return schemes, q.plannable(model, schemes)
 }
 
-// forThisMachine takes the steps from probing to the signed bundle.
+// forThisMachine executes the steps from probing to the signed bundle.
 func (q *quick) forThisMachine(ctx context.Context, file func(string) string) error {
 	key := file("local")
 	var cal []string
@@ -203,7 +204,7 @@ func (q *quick) forThisMachine(ctx context.Context, file func(string) string) er
 	return q.take(ctx, append(steps, append(emit, cal...)))
 }
 
-// execute is the step that executes a bundle with the prompt.
+// execute is the command that executes a bundle with the prompt.
 func (q *quick) execute(bundle, key string) []string {
 	args := []string{"run", bundle, "--trust", key + ".pub", "--prompt", q.o.Prompt, "--max-tokens",
 		strconv.Itoa(q.o.MaxTokens)}
@@ -213,7 +214,7 @@ func (q *quick) execute(bundle, key string) []string {
 	return args
 }
 
-// take takes steps one after the other.
+// take executes commands one after the other.
 func (q *quick) take(ctx context.Context, steps [][]string) error {
 	for _, args := range steps {
 		if err := q.step(ctx, args...); err != nil {
@@ -223,8 +224,8 @@ func (q *quick) take(ctx context.Context, steps [][]string) error {
 	return nil
 }
 
-// plannable reports schemes with which no plan for the target can be made, before minutes are spent on what comes
-// first.
+// plannable refuses schemes with which no plan for the target is possible, before minutes are spent
+// on the steps before solving.
 func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
 	soc, err := socs.OpenTarget(q.o.Target)
 	if err != nil {
@@ -243,6 +244,7 @@ func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
 		for _, scheme := range schemes {
 			names = append(names, string(scheme))
 		}
+		// the scheme that the hint suggests: one of the target's NPU, or that of experts
 		more := op.A8TQ8C // of products by experts, which the control processor executes
 		if npu := soc.TargetNPU(); len(npu.Target.Schemes) > 0 &&
 			!slices.ContainsFunc(schemes, func(x op.Scheme) bool { return slices.Contains(npu.Target.Schemes, x) }) {
@@ -254,17 +256,18 @@ func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
 	return nil
 }
 
-// quickWorkload permits these schemes in both phases.
+// quickWorkload permits the schemes in both phases.
 func quickWorkload(schemes []op.Scheme) workload.Workload {
 	return workload.Workload{Schema: workload.Schema, Buckets: quickBuckets,
 		Schemes: workload.Schemes{Prefill: schemes, Decode: schemes}}
 }
 
-// forTarget makes the bundle of a device that is not here, and its twin. What was calibrated, recorded and compiled
-// stays.
+// forTarget makes the bundle for a device that is not here, and its twin for the emulator.
+// Calibration, record and compiled graphs of an earlier run are kept.
 func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(string) string) error {
 	key, app, twin, cal := file("local"), file("app.hetb"), file("twin.hetb"), q.o.Calibration
 	var steps [][]string
+	// static scales need the ranges of activations
 	if cal == "" && slices.ContainsFunc(schemes, op.Scheme.Static) {
 		cal = file("calibration.yaml")
 		_, err := os.Stat(cal)
@@ -301,6 +304,7 @@ func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(st
 	if _, err := os.Stat(key + ".key"); err != nil {
 		steps = append(steps, []string{"keygen", "--out", key})
 	}
+	// the twin first: its report is repeated in the device's bundle
 	steps = append(steps,
 		slices.Concat(emit, []string{"--for-emulator", "-o", twin}),
 		slices.Concat(emit, []string{"--target", q.o.Target, "--twin", twin, "-o", app}))
@@ -315,7 +319,7 @@ func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(st
 	return q.s.Result(map[string]any{"bundle": app, "twin": twin, "trust": key + ".pub", "steps": q.steps})
 }
 
-// step shows a command and runs it in this process.
+// step shows a command and executes it in this process.
 func (q *quick) step(ctx context.Context, args ...string) error {
 	if i := slices.Index(args, "--resume"); i > 0 && args[0] == "profile" {
 		if err := q.usableRecord(ctx, args); err != nil {
@@ -339,7 +343,7 @@ func (q *quick) step(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// repair removes what no step could use or replace: the steps then make it anew.
+// repair removes files that no step could use or replace, so that the steps make them anew.
 func (q *quick) repair(file func(string) string) error {
 	soc, key := file("soc.yaml"), file("local")
 	_, workloadErr := workload.Read(file("workload.yaml"))
@@ -367,7 +371,8 @@ func (q *quick) repair(file func(string) string) error {
 	return nil
 }
 
-// usableKey reports why a key pair cannot sign, or cannot be trusted by what it signs.
+// usableKey returns why a key pair cannot sign, or why its public key would not verify what it
+// signs.
 func usableKey(base string) error {
 	private, err := emit.LoadSigningKey(base + ".key")
 	if err != nil {
@@ -383,7 +388,7 @@ func usableKey(base string) error {
 	return nil
 }
 
-// discard removes a file that is there, and says why.
+// discard removes a file, if it exists, and says why.
 func (q *quick) discard(path string, why error) error {
 	err := os.Remove(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -396,8 +401,8 @@ func (q *quick) discard(path string, why error) error {
 	return nil
 }
 
-// usableRecord looks at the record that a step of profile would go on with. One of another SoC file, machine or version
-// of the kernels cannot be continued: with --again it is begun anew.
+// usableRecord checks the record that a profile step would resume. A record of another SoC file,
+// machine or kernel version cannot be continued; with --again it is discarded.
 func (q *quick) usableRecord(ctx context.Context, step []string) error {
 	value := func(flags ...string) string {
 		i := slices.IndexFunc(step, func(s string) bool { return slices.Contains(flags, s) })
@@ -430,7 +435,7 @@ func (q *quick) usableRecord(ctx context.Context, step []string) error {
 	return diag.New(diag.ClassInput, "quick: %w", err).WithHint("the same hetc quick with --again measures anew")
 }
 
-// permitted are the schemes a workload permits when these are offered besides the stored precision.
+// permitted parses schemes to permit besides the stored precision; nil for none.
 func permitted(offered []string) ([]op.Scheme, error) {
 	if len(offered) == 0 {
 		return nil, nil
@@ -453,7 +458,8 @@ func permitted(offered []string) ([]op.Scheme, error) {
 	return out, nil
 }
 
-// workload writes what the plan is for, unless it is there.
+// workload writes the workload file. A file that exists is kept, also an edited one, unless
+// --schemes asks for other schemes.
 func (q *quick) workload(path string, schemes []op.Scheme) (changed bool, err error) {
 	workload := quickWorkload(schemes)
 	text, err := decode.YAML(workload)
@@ -470,8 +476,8 @@ func (q *quick) workload(path string, schemes []op.Scheme) (changed bool, err er
 	return true, wholefile.Write(path, text)
 }
 
-// current reports whether the bundle holds the plan, and both belong to the model, to the calibration ("" for none) and
-// to this machine.
+// current reports whether the bundle holds the plan, and both belong to the model, the calibration
+// ("" for none) and this machine.
 func (q *quick) current(plan, app string, model *models.Model, calibration string) bool {
 	read, err := plantext.Read(plan)
 	if err != nil || read.SoC.Fingerprint != host.Fingerprint() || read.Calibration() != calibration {
@@ -488,6 +494,7 @@ func (q *quick) current(plan, app string, model *models.Model, calibration strin
 	if err != nil || unverified.Manifest.Toolchain.Hetc != cli.Version {
 		return false
 	}
+	// the blobs whose digests must be in the bundle
 	want := map[string][]byte{"plan": code}
 	files, err := model.TokenizerFiles()
 	if err != nil {
