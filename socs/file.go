@@ -138,6 +138,7 @@ func load(doc *decode.Document, dir string) (*SoC, error) {
 
 // inherit lays the document over everything it inherits, as plain values.
 func inherit(doc *decode.Document, dir string, s *SoC) (*SoC, error) {
+	// the file itself first, then what it inherits
 	var chain []map[string]any
 	name, from := doc.Name(), s.Inherit
 	trail := []string{filepath.Clean(name)}
@@ -169,6 +170,7 @@ func inherit(doc *decode.Document, dir string, s *SoC) (*SoC, error) {
 		}
 		doc, dir, from = next, nextDir, parent.Inherit
 	}
+	// lay each file over what it inherits, from the root of the chain on
 	merged := chain[len(chain)-1]
 	for i := len(chain) - 2; i >= 0; i-- {
 		merged = overlay(merged, chain[i])
@@ -198,6 +200,7 @@ func openParent(from, dir string) (*decode.Document, string, error) {
 		return diag.New(diag.ClassInput, "neither a file nor a catalog name: %w", fs.ErrNotExist).WithHint("%s",
 			suggest(from))
 	}
+	// a catalog entry has no folder to look in
 	if dir == "" {
 		return nil, "", unknown()
 	}
@@ -333,6 +336,7 @@ func merge(base, over any) any {
 	return over
 }
 
+// statesSource reports whether an element states its own source.
 func statesSource(e any) bool {
 	fields, _ := e.(map[string]any)
 	_, ok := fields["source"]

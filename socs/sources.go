@@ -32,6 +32,7 @@ func (s *SoC) Numbers() []Sourced {
 		entry.Kind, entry.Text, _ = strings.Cut(text, ": ")
 		out = append(out, entry)
 	}
+	// points and facts state their sources themselves
 	for i, point := range s.Points {
 		entry := Sourced{Path: fmt.Sprintf("points.%d.latency_us", i), Value: fmt.Sprint(point.LatencyUS)}
 		entry.Kind, entry.Text, _ = strings.Cut(point.Source, ": ")
@@ -103,6 +104,7 @@ func leaves(soc map[string]any) map[string]leaf {
 			for key, elem := range x {
 				walk(path+"."+key, elem)
 			}
+		// elements are named by identity or position; plain values are one text
 		case []any:
 			plain := []string{}
 			for i, elem := range x {

@@ -47,12 +47,14 @@ type validator struct{ list diag.List }
 
 func (v *validator) full() bool { return len(v.list) >= maxReported }
 
+// add records a mistake at a path, unless there are enough of them.
 func (v *validator) add(path, format string, args ...any) {
 	if !v.full() {
 		v.list = append(v.list, diag.New(diag.ClassInput, format, args...).At("%s", path).WithCode("soc.value"))
 	}
 }
 
+// number checks a finite value of at least 0.
 func (v *validator) number(path string, x float64) {
 	if math.IsNaN(x) || x < 0 || x > maxValue {
 		v.add(path, "%v, want a number in 0..%g", x, float64(maxValue))
@@ -66,6 +68,7 @@ func (v *validator) rate(path string, x float64) {
 	}
 }
 
+// whole checks an integer in 0..most.
 func (v *validator) whole(path string, n, most int) {
 	if n < 0 || n > most {
 		v.add(path, "%d, want 0..%d", n, most)
@@ -78,6 +81,7 @@ func (v *validator) bytes(path string, n int64) {
 	}
 }
 
+// few checks the length of a list, and returns whether its items are worth a look.
 func (v *validator) few(path, what string, n, most int) bool {
 	if n > most {
 		v.add(path, "%d %s, want at most %d", n, what, most)
@@ -85,6 +89,7 @@ func (v *validator) few(path, what string, n, most int) bool {
 	return n <= most
 }
 
+// name checks a name that occurs in paths and plans.
 func (v *validator) name(path, s string) {
 	ok := s != "" && len(s) <= maxName
 	for i := 0; ok && i < len(s); i++ {
@@ -180,6 +185,7 @@ func (v *validator) soc(soc *SoC) {
 	}
 }
 
+// domains checks memory domains, each described once, and the processors in them.
 func (v *validator) domains(domains []Domain, known func(path, name string) bool) {
 	seen := map[string]bool{}
 	for _, domain := range domains {
@@ -199,6 +205,7 @@ func (v *validator) domains(domains []Domain, known func(path, name string) bool
 	}
 }
 
+// links checks links in one direction, each described once, between processors that exist.
 func (v *validator) links(links []Link, known func(path, name string) bool) {
 	seen := map[[2]string]bool{}
 	for _, link := range links {
@@ -251,6 +258,7 @@ func (v *validator) joint(soc *SoC, known func(path, name string) bool) {
 	}
 }
 
+// cpu checks the host's cores and caches.
 func (v *validator) cpu(cpu *CPU) {
 	if cpu == nil {
 		return
@@ -275,6 +283,7 @@ func (v *validator) cpu(cpu *CPU) {
 	}
 }
 
+// cores checks core numbers, each listed once.
 func (v *validator) cores(path string, cores []int) {
 	seen := map[int]bool{}
 	for _, core := range cores {
@@ -288,6 +297,8 @@ func (v *validator) cores(path string, cores []int) {
 	}
 }
 
+// processor checks one processor: identity, rates, capabilities, limits, and how it is simulated or
+// compiled for.
 func (v *validator) processor(path string, proc *Processor) {
 	v.identity(path, proc)
 	for _, elem := range slices.Sorted(maps.Keys(proc.PeakGops)) {
@@ -354,6 +365,8 @@ func (v *validator) texts(path string, values map[string]string) {
 	}
 }
 
+// capabilities checks that the claims of a processor fit together: a layout for every scheme, a
+// cache type for attention.
 func (v *validator) capabilities(path string, set *capability.Set) {
 	v.tile(path+".tile", set.Tile)
 	distinct(v, path+".kinds", "operator", set.Kinds, func(kind op.Kind) error {
@@ -491,6 +504,7 @@ func (v *validator) target(path string, proc *Processor) {
 	}
 }
 
+// tile checks a granularity, 0 for unknown.
 func (v *validator) tile(path string, t Tile) {
 	for _, dim := range []struct {
 		name string
@@ -532,6 +546,7 @@ func (v *validator) sim(path string, proc *Processor) {
 	}
 }
 
+// simScheme checks the simulated rates of a scheme.
 func (v *validator) simScheme(path string, forms []op.Form, rates *SimScheme) {
 	v.rate(path+".peak_gops", rates.PeakGops)
 	if !(rates.WeightBits >= 0 && rates.WeightBits <= 64) {
@@ -564,6 +579,8 @@ func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]S
 	}
 }
 
+// simForm checks the factors of a form: a swapped product has rows to fill or a gain, an image has
+// a side.
 func (v *validator) simForm(at string, form op.Form, price SimForm) {
 	v.whole(at+".fill_rows", price.FillRows, maxCount)
 	switch fill := form == op.Swapped && price.FillRows > 0; {
@@ -627,6 +644,7 @@ func (v *validator) sources(soc *SoC) {
 	}
 }
 
+// source checks a text of the form "kind: place".
 func (v *validator) source(path, text string) {
 	if kind, place, ok := strings.Cut(text, ": "); !ok || strings.TrimSpace(place) == "" ||
 		!slices.Contains(SourceKinds, kind) {
@@ -678,6 +696,7 @@ func names(s *SoC) []string {
 
 func linkPath(l Link) string { return fmt.Sprintf("links.%s>%s", l.From, l.To) }
 
+// jointPath names a set of processors, whatever their order.
 func jointPath(j Joint) string {
 	set := append([]string(nil), j.Processors...)
 	slices.Sort(set)

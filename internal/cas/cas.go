@@ -328,6 +328,7 @@ func (c *Cache) Put(key Key, build func(path string) error) (*Entry, error) {
 		file.Close()
 		return fail(err)
 	}
+	// too large to keep: the caller gets the file, and the cache notes its digest only
 	if entry.Bytes > c.o.MaxBytes/keptFraction {
 		if err := c.Note(key, entry.Digest, entry.Bytes); err != nil {
 			file.Close()
@@ -336,6 +337,7 @@ func (c *Cache) Put(key Key, build func(path string) error) (*Entry, error) {
 		kept, entry.own = true, tmp
 		return entry, nil
 	}
+	// content first, then the key that names it
 	path := c.dataPath(entry.Digest)
 	if err := entry.store(tmp, path); err != nil {
 		return fail(err)

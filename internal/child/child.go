@@ -42,6 +42,7 @@ func Env(extra ...string) []string {
 	return append(env, extra...)
 }
 
+// keeps reports whether a child process inherits a variable.
 func keeps(name string) bool {
 	if runtime.GOOS == "windows" {
 		name = strings.ToUpper(name)

@@ -64,6 +64,8 @@ func load(root, modulePath string) (*module, error) {
 	return m, err
 }
 
+// add records the package comment and the imports of a file, and finds calls that the policy
+// forbids.
 func (m *module) add(fset *token.FileSet, file string, f *ast.File) {
 	dir := path.Dir(file)
 	p := m.pkgs[dir]
@@ -89,6 +91,7 @@ func (m *module) add(fset *token.FileSet, file string, f *ast.File) {
 		}
 		names[name] = target
 	}
+	// calls, by the local names of imported packages
 	ast.Inspect(f, func(n ast.Node) bool {
 		sel, ok := n.(*ast.SelectorExpr)
 		if !ok {
@@ -268,6 +271,8 @@ func (m *module) unused(r *room) {
 	}
 }
 
+// permitted reports whether a package may be imported, by the patterns that its importer's row
+// reaches.
 func permitted(target string, reach map[string]bool, all bool) bool {
 	if all && (!strings.HasPrefix(target, "cmd/") || strings.HasPrefix(target, "cmd/internal/")) {
 		return true
@@ -280,6 +285,7 @@ func permitted(target string, reach map[string]bool, all bool) bool {
 	return false
 }
 
+// exists reports whether a row's pattern matches any package.
 func (m *module) exists(pattern string) bool {
 	for dir := range m.pkgs {
 		if match(pattern, dir) {

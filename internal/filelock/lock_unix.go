@@ -12,6 +12,7 @@ import (
 // openFlags keep an open from following a link and from hanging on a pipe.
 const openFlags = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 
+// lock takes an exclusive lock, and retries when a signal interrupts it.
 func lock(file *os.File, wait bool) error {
 	how := syscall.LOCK_EX
 	if !wait {

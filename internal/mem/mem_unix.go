@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
+// alloc maps anonymous memory. An alignment beyond a page is cut out of a larger mapping.
 func alloc(bytes, align int) (*Region, error) {
 	extra := 0
 	if align > os.Getpagesize() {
@@ -24,6 +25,7 @@ func alloc(bytes, align int) (*Region, error) {
 	return &Region{data: alignUp(whole, bytes, align), whole: whole, release: release}, nil
 }
 
+// mapFile maps a file for reading, shared with other processes.
 func mapFile(file *os.File, bytes int) (*Region, error) {
 	conn, err := file.SyscallConn()
 	if err != nil {
@@ -42,6 +44,8 @@ func mapFile(file *os.File, bytes int) (*Region, error) {
 	return &Region{data: whole, whole: whole, release: func() error { return unix.Munmap(whole) }}, nil
 }
 
+// guarded maps memory with an inaccessible page directly behind it, or before it, so that an access
+// beyond the end faults.
 func guarded(bytes int, before bool) (*Region, error) {
 	page := os.Getpagesize()
 	usable := (bytes + page - 1) / page * page
@@ -60,6 +64,8 @@ func guarded(bytes int, before bool) (*Region, error) {
 	return region, nil
 }
 
+// advise passes a hint about a range to the kernel. A kernel that does not know the hint is no
+// error.
 func (r *Region) advise(offset, bytes int, kind Advice) error {
 	advice, known := adviceOf[kind]
 	if !known {

@@ -97,6 +97,7 @@ func (g *Graph) append(data []byte) []byte {
 	return data
 }
 
+// The append methods write a message's fields in protobuf encoding, without its tag and length.
 func (n *Node) append(data []byte) []byte {
 	for _, name := range n.In {
 		data = putString(data, nodeIn, name)

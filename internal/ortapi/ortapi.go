@@ -130,6 +130,8 @@ func Load(path string) (*Library, error) {
 	return bind(l)
 }
 
+// bind takes the functions that hetc uses out of a library's table, after checking that its version
+// has them.
 func bind(nl *native.Library) (*Library, error) {
 	refuse := func(p Problem, format string, args ...any) (*Library, error) {
 		return nil, &LoadError{Path: nl.Path, Problem: p, Detail: fmt.Sprintf(format, args...)}
@@ -161,6 +163,7 @@ func bind(nl *native.Library) (*Library, error) {
 	if l.api = native.Call(getAPI, apiVersion); l.api == 0 {
 		return refuse(TooNew, "version %s does not offer version %d of its interface", l.Version, apiVersion)
 	}
+	// a library that is opened under two names has one table
 	loaded.Lock()
 	defer loaded.Unlock()
 	if same := loaded.of[l.api]; same != nil {
@@ -375,6 +378,7 @@ func affinity(cores []int) ([]byte, error) {
 	return b, nil
 }
 
+// hold counts a user of the environment; release frees the environment with its last user.
 func (e *Env) hold() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -482,6 +486,7 @@ func (e *Env) NewPrepackedWeights() (*PrepackedWeights, error) {
 	return &PrepackedWeights{env: e, p: p.p, refs: 1}, nil
 }
 
+// hold and release count users, as those of Env do.
 func (w *PrepackedWeights) hold() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -80,6 +80,7 @@ func (e *Env) NewSessionFromFile(path string, o *SessionOptions) (*Session, erro
 	return e.session(nil, path, o)
 }
 
+// session makes a session from bytes or from a file, and describes its operands.
 func (e *Env) session(model []byte, path string, o *SessionOptions) (*Session, error) {
 	if err := e.hold(); err != nil {
 		return nil, err
@@ -106,6 +107,9 @@ func (e *Env) session(model []byte, path string, o *SessionOptions) (*Session, e
 	return s, nil
 }
 
+// create makes the session with its options and with initializers over the caller's memory. The
+// library has four functions for that: from bytes or a file, with or without shared prepacked
+// weights.
 func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 	l := s.env.lib
 	var session out
@@ -203,6 +207,8 @@ func (e *Env) options(folder string, o *SessionOptions) (opts uintptr, free func
 	return p.p, free, nil
 }
 
+// configure sets the options of a session: sequential execution without memory pattern and arena,
+// threads and their cores, configuration entries, and the provider.
 func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
 	l := e.lib
 	set := func(what string, fn int, args ...uintptr) error {
@@ -310,6 +316,8 @@ func pairs(options [][2]string) (keys, values uintptr, free func(), err error) {
 	return base, base + uintptr(n)*wordBytes, free, nil
 }
 
+// appendProvider appends an execution provider by its name; some providers have functions of their
+// own for that.
 func (l *Library) appendProvider(opts uintptr, o *SessionOptions) error {
 	name, err := cstring("execution provider", o.Provider)
 	if err != nil {
@@ -359,6 +367,7 @@ func weightsFolder() (dir string, remove func(), err error) {
 
 func itoa(i int64) string { return strconv.FormatInt(i, 10) }
 
+// describe lists the operands of a session.
 func (s *Session) describe() error {
 	var err error
 	if s.Inputs, err = s.list(fnSessionGetInputCount, fnSessionGetInputName, fnSessionGetInputTypeInfo); err != nil {
@@ -368,6 +377,7 @@ func (s *Session) describe() error {
 	return err
 }
 
+// list describes inputs or outputs, given the functions for their number, names and types.
 func (s *Session) list(count, name, info int) ([]IO, error) {
 	l := s.env.lib
 	const what = "describe session"
@@ -482,6 +492,7 @@ func (b *Binding) BindOutput(name string, v *Value) error {
 	return b.bind(fnBindOutput, "output", name, v)
 }
 
+// bind binds a value to an input or output, and keeps it alive.
 func (b *Binding) bind(fn int, what, name string, v *Value) error {
 	if b.p == 0 {
 		return usage("bind %s %q: the binding is closed", what, name)

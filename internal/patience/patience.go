@@ -34,6 +34,8 @@ func WithTimeout(ctx context.Context, wait time.Duration) (context.Context, cont
 	}
 }
 
+// afterTicks calls run after wait, counted in ticks. stop prevents that, and returns whether it
+// came in time.
 func afterTicks(
 	wait time.Duration, run func(), ticker func(time.Duration) (<-chan time.Time, func()),
 ) (stop func() bool) {

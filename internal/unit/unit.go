@@ -63,6 +63,7 @@ func ParseSeconds(text string) (Seconds, error) {
 	if rest == "" {
 		return 0, fmt.Errorf("parse time %q: it is empty", text)
 	}
+	// one number with its unit at a time, from large units to small ones
 	for rest != "" {
 		end := numberEnd(rest)
 		for end < len(rest) && rest[end] == ' ' {
@@ -95,6 +96,8 @@ var timeUnits = map[string]struct{ seconds, per float64 }{
 	"s": {1, 1}, "m": {60, 1}, "min": {60, 1}, "h": {3600, 1},
 }
 
+// scaleOf is the scale of a prefixed unit, 0 and true for no unit at all, and false for another
+// unit.
 func scaleOf(word, unit string, prefixes []prefix) (float64, bool) {
 	name, ok := strings.CutSuffix(word, unit)
 	if !ok {

@@ -262,6 +262,7 @@ func (m *Measurement) validateSamples() error {
 // isTime reports whether a number is finite and not below 0.
 func isTime(value float64) bool { return value >= 0 && !math.IsInf(value, 0) }
 
+// validate checks what every record needs: its SoC and, for measured times, its machine.
 func (h *Header) validate() error {
 	for name, value := range map[string]string{"soc": h.SoC, "soc_digest": h.SoCDigest} {
 		if value == "" || len(value) > maxName {
@@ -341,6 +342,7 @@ func (s *Set) Add(added *Measurement) error {
 		s.all[i] = added
 		return nil
 	}
+	// a further round: the samples and warnings of both
 	all := *added
 	all.Anew = old.Anew
 	all.First = old.First

@@ -73,6 +73,7 @@ type Estimate struct {
 // those of the text's own tokens; PerplexityRatio is the candidate's over the reference's, from differences
 // within windows, so that its interval is narrow where the perplexities' are wide.
 type Result struct {
+	// samples of the intervals
 	Windows             int      `json:"windows"`
 	Positions           int      `json:"positions"`
 	KL                  Estimate `json:"kl"`

@@ -18,7 +18,8 @@ import (
 type Ranges struct {
 	index  map[place]*channels
 	places []*channels // in the order of execution
-	again  bool
+	// the second pass
+	again bool
 
 	stopped bool
 	err     error
@@ -60,6 +61,7 @@ func product(seen *executor.Observed) (*rowProduct, error) {
 	if index < 0 {
 		return nil, nil
 	}
+	// its first operand, where that enters the step from outside
 	node := &seen.Graph.Nodes[index]
 	i := slices.IndexFunc(seen.Graph.Inputs, func(value op.Value) bool { return value.Name == node.In[0] })
 	if i < 0 || seen.In[i].Type != op.F32 {
@@ -95,6 +97,7 @@ func (r *Ranges) observe(seen *executor.Observed) error {
 		return err
 	}
 	at := r.at(place{seen.Node, seen.Layer}, step.cols)
+	// the first pass finds ranges, the second what exceeds their thresholds
 	if !r.again && step.node.Op.Kind == op.MatMul {
 		if err := at.computed(seen, step.node); err != nil {
 			return fmt.Errorf("observe %q: %w", seen.Node, err)

@@ -25,8 +25,10 @@ type Reference struct {
 type window struct {
 	Window
 	offset int64 // in the file, in bytes
-	lse    []float64
-	top    []int32
+	// log of the sum of exponentials, by row
+	lse []float64
+	// likeliest token, by row
+	top []int32
 }
 
 // NewReference makes an empty one; Close removes its temporary file.
@@ -61,6 +63,7 @@ func (r *Reference) Add(ctx context.Context, machine *executor.Machine, text Win
 	if text.Next >= int32(r.vocab) {
 		return diag.New(diag.ClassInput, "reference: the window is followed by id %d, want 0..%d", text.Next, r.vocab-1)
 	}
+	// the logits go to the file, one row after the other; what is small stays in memory
 	count := len(text.Tokens)
 	kept := window{Window: text, offset: r.at, lse: make([]float64, count), top: make([]int32, count)}
 	if _, err := r.file.Seek(r.at, 0); err != nil {
@@ -104,6 +107,7 @@ func (r *Reference) Compare(ctx context.Context, machine *executor.Machine, i, s
 		const other = "compare: candidate has %d token ids, and its reference %d"
 		return diag.New(diag.ClassInput, other, machine.Vocabulary(), r.vocab)
 	}
+	// sums over the positions; the last one has no next token in the text
 	kept := &r.windows[i]
 	want := make([]float32, r.vocab)
 	var kl, top, nll, ref, followed float64

@@ -17,6 +17,7 @@ import (
 type Routes struct {
 	Tokens int
 
+	// by number of layer
 	layers map[int]*routes
 	err    error
 }
@@ -61,6 +62,7 @@ func input[T float32 | int32](seen executor.Observed, name string, kind op.Type)
 
 // count counts the chosen experts, Fan of them a token. A chunk begins with a zero for each expert.
 func (r *Routes) count(seen executor.Observed, node *op.Node) error {
+	// the router's choice is the last operand
 	ids, stride, err := input[int32](seen, node.In[len(node.In)-1], op.I32)
 	if err != nil {
 		return err
@@ -109,6 +111,7 @@ func (r *Routes) addNorms(seen executor.Observed, node *op.Node) error {
 		return err
 	}
 	for i, expert := range layer.ids {
+		// what an expert adds has the norm of its output times its share
 		sum := 0.0
 		for _, value := range computed[i*width : i*width+node.Op.N] {
 			sum += float64(float64(value) * float64(value))

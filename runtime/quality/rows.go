@@ -17,6 +17,7 @@ type RowScales struct {
 	// Factors divide the channels of a class in a layer; nil: none does.
 	Factors func(class string, layer int) []float32
 
+	// by node and layer
 	samples map[place]*rowSamples
 	err     error
 }
@@ -56,6 +57,7 @@ func (r *RowScales) observe(seen *executor.Observed) error {
 		r.samples[at] = &rowSamples{every: 1}
 	}
 	for row := range step.rows {
+		// after smoothing, as the quantised product will see the row
 		top := largest(row, factors)
 		if math.IsNaN(top) || math.IsInf(top, 0) {
 			const endless = "observe %q in layer %d: a row holds NaN or an infinity"

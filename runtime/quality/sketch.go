@@ -77,6 +77,7 @@ func (s *sketch) directions(rank int) []float32 {
 		if s.scale[i] == 0 {
 			continue
 		}
+		// one row of F U, in scaled units
 		clear(direction)
 		square := 0.0
 		for j := range rank {
@@ -97,6 +98,7 @@ func (s *sketch) directions(rank int) []float32 {
 // cholesky returns L with L L' = W' C W. A vector of W that those before it span has a column of zeros.
 func (s *sketch) cholesky() *matrix {
 	const n = sketchWidth
+	// W' C W first, of which only the lower triangle is needed, then the factor in its place
 	lower := &matrix{}
 	for i := range s.channels {
 		for row := range n {
@@ -111,6 +113,7 @@ func (s *sketch) cholesky() *matrix {
 	}
 	for row := range n {
 		for col := range row + 1 {
+			// A pivot within rounding of zero is a dependent vector: its column stays zero.
 			sum := lower[row][col]
 			for k := range col {
 				sum -= lower[row][k] * lower[col][k]

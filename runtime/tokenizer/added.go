@@ -42,6 +42,7 @@ func readAdded(raw []byte) ([]addedToken, error) {
 		if err := part(value).strict(&token); err != nil {
 			return fmt.Errorf("added token: %w", err)
 		}
+		// files are not trusted: each text is bounded, and all together
 		if token.Content == "" || len(token.Content) > maxAddedBytes {
 			return fmt.Errorf(
 				"added token %q: %d bytes, want 1 to %d", token.Content, len(token.Content), maxAddedBytes)
@@ -81,6 +82,7 @@ type finderNode struct {
 
 // newFinder looks for tokens by the texts beside them. Of two with one text, the first counts.
 func newFinder(tokens []addedToken, texts []string) *finder {
+	// a trie of the texts, as of Aho and Corasick
 	out := &finder{tokens: tokens, edges: map[uint64]int32{}, nodes: []finderNode{{token: -1}}}
 	type edge struct {
 		from, to int32
@@ -114,6 +116,7 @@ func newFinder(tokens []addedToken, texts []string) *finder {
 		} else {
 			node.fail = out.step(out.nodes[link.from].fail, link.char)
 		}
+		// The longest text that ends here is this node's own, or that of the node it fails to.
 		if short := out.nodes[node.fail]; node.token < 0 {
 			node.token, node.size = short.token, short.size
 		}
@@ -172,6 +175,7 @@ func (f *finder) find(text string, yield func(piece string, from int, token int)
 		if token.SingleWord && insideWord(text[:at], text[end:]) {
 			continue
 		}
+		// white space taken along belongs to no piece
 		if token.LStrip && start < at {
 			at = start + len(strings.TrimRightFunc(text[start:at], isSpace))
 		}

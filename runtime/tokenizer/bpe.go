@@ -107,14 +107,21 @@ func appendBytes(out []byte, token string) []byte {
 
 // bpeFields are those of the model part of a tokenizer.json. vocab and merges are still JSON.
 type bpeFields struct {
-	kind           string
-	vocab, merges  []byte
-	dropout        *float64
+	// BPE; older files name none
+	kind string
+	// still JSON
+	vocab, merges []byte
+	// of merges in training: only 0 is deterministic
+	dropout *float64
+	// token of what the vocabulary cannot spell, nil for none
 	unk            *string
 	prefix, suffix string
-	fuseUnk        bool
-	byteFallback   bool
-	ignoreMerges   bool
+	// one unknown token for a run of them
+	fuseUnk bool
+	// spell unknown characters as tokens <0x00> to <0xFF>
+	byteFallback bool
+	// a word that is a token is that token, whatever its merges
+	ignoreMerges bool
 }
 
 // readBPEFields reads the fields and refuses what would give other ids than those of the reference.
@@ -170,6 +177,7 @@ func readBPE(raw []byte) (*bpe, error) {
 	if err := model.readMerges(fields.merges); err != nil {
 		return nil, fmt.Errorf("merges: %w", err)
 	}
+	// texts may be cut at a metaspace where no token and no vanished character spans the cut
 	model.unk = -1
 	if fields.unk != nil {
 		unk := *fields.unk
@@ -211,6 +219,7 @@ func (t *bpe) readVocab(raw []byte) error {
 		if err != nil {
 			return fmt.Errorf("token %q: want a whole number, got %.20q", clip(token), value)
 		}
+		// each number has one token, each token one number
 		if id < 0 || id >= maxVocab {
 			return fmt.Errorf("token %q: id %d, want 0 to %d", clip(token), id, maxVocab-1)
 		}
@@ -266,6 +275,7 @@ func (t *bpe) readMerges(raw []byte) error {
 				"%q and %q do not merge to tokens of the vocabulary", clip(string(left)), clip(string(right)))
 		}
 		t.merges[pairKey(leftID, rightID)] = merge{rank, id}
+		// A merge across a metaspace: a word may depend on what is before its space.
 		if bytes.HasPrefix(right, []byte(metaspace)) && !bytes.HasSuffix(left, []byte(metaspace)) {
 			t.cuts = false
 		}
@@ -430,6 +440,7 @@ func (t *bpe) symbols(word string) ([]symbol, error) {
 	if word == "" {
 		return nil, nil
 	}
+	// one symbol per byte or character; what has none goes to the unknown token
 	spelled := spelling{bpe: t, out: make([]symbol, 0, len(word))}
 	for i := 0; i < len(word); {
 		var id int32
@@ -480,6 +491,7 @@ func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 	if err != nil || len(symbols) == 0 {
 		return out, err
 	}
+	// every adjacent pair that has a merge
 	pairs := make(queue, 0, len(symbols))
 	for i := range symbols[:len(symbols)-1] {
 		if found, ok := t.merges[pairKey(symbols[i].id, symbols[i+1].id)]; ok {
@@ -505,6 +517,7 @@ func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 		if found, ok := t.merges[pairKey(left.id, gone.id)]; !ok || found.id != pair.id {
 			continue // one of them was merged meanwhile
 		}
+		// the left symbol becomes the merged one and the right one leaves the list
 		left.id, left.next, gone.id = pair.id, gone.next, -1
 		if left.next >= 0 {
 			symbols[left.next].prev = pair.at

@@ -53,6 +53,7 @@ func ParseMessages(data []byte) ([]Message, error) {
 		if message.Role == "" {
 			return fmt.Errorf("message %d has no role", len(out)+1)
 		}
+		// Contents that are not a text stay in the JSON, which templates read.
 		content, _ := message.Content.(string)
 		out = append(out, Message{message.Role, content, slices.Clone(value)})
 		return nil
@@ -89,6 +90,7 @@ func (c *config) chat() chat {
 			out.tokens[name] = string(token)
 		}
 	}
+	// either form, told apart by trying
 	var one string
 	var several []struct{ Name, Template string }
 	switch raw := part(c.ChatTemplate); {
@@ -148,6 +150,7 @@ func (c *chat) write(ctx context.Context, messages []Message, options ChatOption
 	if err != nil {
 		return "", err
 	}
+	// later ones replace earlier ones: defaults, tokens, the caller's, tools, messages
 	variables := map[string]jinja.Value{
 		"tools": nil, "documents": nil, "add_generation_prompt": options.AddGenerationPrompt,
 	}

@@ -35,6 +35,7 @@ func (t *pipeline) TryChat(ctx context.Context) (unusable, err error) {
 		return nil, nil
 	}
 	written := false
+	// one success is enough; a template that exceeds a bound is an error at once
 	for _, tools := range []string{"", sampleTools} {
 		for _, messages := range samples() {
 			options := ChatOptions{AddGenerationPrompt: true, Now: time.Date(2024, 1, 2, 3, 4, 5, 0, time.UTC)}

@@ -40,6 +40,8 @@ var errComplex = errors.New("it is too complex")
 // newAutomaton makes the automaton of a program that begins at start.
 func newAutomaton(program []instruction, start int32) (*automaton, error) {
 	out := &automaton{}
+	// the subset construction, breadth first: a state is the ordered list of instructions it stands
+	// for
 	sample, err := out.classify(program)
 	if err != nil {
 		return nil, err
@@ -107,6 +109,7 @@ func (s *subsets) follow(from []int32, class int) (list []int32, matched bool) {
 			continue
 		}
 		s.seen[at] = s.round
+		// instructions in order of preference; after a match those of less preference do not count
 		switch step := &s.program[at]; step.op {
 		case opMatch:
 			return list, true
@@ -132,6 +135,7 @@ func (a *automaton) classify(program []instruction) (sample []rune, err error) {
 	if err != nil {
 		return nil, err
 	}
+	// two characters are of one class when they are in the same sets
 	classes := map[string]uint8{}
 	classOf := make([]uint8, len(cuts)-1)
 	next := make([]int, len(sets)) // the first span of each set that does not end before the cut
@@ -197,6 +201,7 @@ func (a *automaton) fillPages(cuts []rune, classOf []uint8) {
 	blocks := map[[256]uint8]uint16{}
 	uniform := map[uint8]uint16{} // blocks of one class, which most are
 	interval := 0
+	// a table of two levels: the block of a page of 256 characters, and the class in it
 	for page := rune(0); page <= utf8.MaxRune; page += 256 {
 		for cuts[interval+1] <= page {
 			interval++
@@ -250,6 +255,7 @@ func (a *automaton) matches(text string, yield func(from, to int)) error {
 			return errors.New("the splitting pattern takes more than linear time on this text")
 		}
 		var end, read int
+		// inside the kept trail: stop where it shows that the attempt fails
 		if at < trailAt+len(trail) {
 			end, read = a.match(text, at, trail[at-trailAt:])
 		} else {
@@ -284,10 +290,12 @@ func (a *automaton) match(text string, at int, trail []int32) (end, read int) {
 			}
 			trail[i-at] = state
 		}
+		// behind the text is a class of its own, for conditions at the end
 		class, size := a.end, 1
 		if i < len(text) {
 			class, size = a.class(text[i:])
 		}
+		// the lowest bit says that the state matched before this character
 		next := a.next[int(state)*a.stride+class]
 		if next&1 != 0 {
 			end = i

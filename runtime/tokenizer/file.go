@@ -94,6 +94,8 @@ func (u *Unbound) bind(bos int) (err error) {
 	if err != nil {
 		return fmt.Errorf("tokenizer_config.json: %w", err)
 	}
+	// Old files do not say whether a text begins with bos: it does where the model's configuration
+	// names the same token.
 	unsaid := config.AddBOS == nil && len(u.around.front)+len(u.around.back) == 0
 	if unsaid && slices.Contains(beginNames, string(config.BOS)) && config.BOS != config.EOS {
 		if id, ok := pipe.id(string(config.BOS)); ok && int(id) == bos {
@@ -158,6 +160,7 @@ func readFile(data []byte) (*pipeline, edges, error) {
 	if pipe.splitters, pipe.model.raw, err = newSplitters(parts.pre); err != nil {
 		return fail("pre_tokenizer", err)
 	}
+	// bytes have no metaspace to cut at
 	pipe.model.cuts = pipe.model.cuts && !pipe.model.raw
 	if pipe.decoder, err = newDecoder(parts.decoder); err != nil {
 		return fail("decoder", err)
@@ -194,6 +197,7 @@ func (t *pipeline) addFinders(added []addedToken) error {
 	for _, token := range added {
 		special[token.Content] = special[token.Content] || token.Special
 	}
+	// special tokens come first, so that of equal texts they win
 	rank := func(token addedToken) int {
 		if token.Special {
 			return 0
@@ -293,6 +297,7 @@ func readPostProcessor(raw part, depth int) (out edges, err error) {
 
 // template returns the ids of the special tokens before and after the text.
 func (f *processorFields) template() (out edges, err error) {
+	// special tokens before A are in front, those after it behind
 	text := false
 	for _, part := range f.Single {
 		switch {
@@ -320,6 +325,7 @@ func (f *processorFields) template() (out edges, err error) {
 
 // config is what is read of a tokenizer_config.json.
 type config struct {
+	// nil where the file does not say
 	AddBOS       *bool           `json:"add_bos_token"`
 	AddEOS       *bool           `json:"add_eos_token"`
 	BOS          namedToken      `json:"bos_token"`

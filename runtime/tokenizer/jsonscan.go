@@ -75,6 +75,7 @@ func length(data []byte) int {
 	depth := 0
 	for i := 0; ; {
 		switch data[i] {
+		// a text, in which brackets do not count
 		case '"':
 			for i++; data[i] != '"'; i++ {
 				if data[i] == '\\' {
@@ -98,6 +99,7 @@ func length(data []byte) int {
 				return i
 			}
 		}
+		// Only whole values end at depth 0; separators inside lists are deeper.
 		if depth == 0 {
 			return i
 		}

@@ -199,6 +199,7 @@ var forms = sync.OnceValue(func() map[string]*form {
 
 // findSuspects collects what the form takes apart, reorders or may join to the character before.
 func (f *form) findSuspects() {
+	// what decomposes and does not compose again, in either form, then Hangul by its ranges
 	composable := unicodeSets()["compose"]
 	nfd, nfkd := decompositions()
 	class, pairs := combining()
@@ -257,6 +258,7 @@ func (f *form) decompose(text string) []rune {
 	class, _ := combining()
 	out := make([]rune, 0, len(text))
 	marks := 0 // at the end of out
+	// a stable sort: marks of one class keep their order
 	sortMarks := func() {
 		slices.SortStableFunc(out[len(out)-marks:], func(left, right rune) int {
 			return int(class[left]) - int(class[right])

@@ -133,11 +133,13 @@ func (c *compiler) add(tree node, next int32) (int32, error) {
 		return c.emit(instruction{op: opChar, set: tree.set, x: next}), nil
 	case nodeNext:
 		return c.emit(instruction{op: opLook, look: tree.next, x: next}), nil
+	// from the last to the first, since each needs to know where it goes on
 	case nodeSeq:
 		for i := len(tree) - 1; i >= 0 && err == nil; i-- {
 			next, err = c.add(tree[i], next)
 		}
 		return next, err
+	// a chain of splits that prefers the earlier alternatives
 	case nodeAlt:
 		out, err := c.add(tree[len(tree)-1], next)
 		for i := len(tree) - 2; i >= 0 && err == nil; i-- {
@@ -161,6 +163,7 @@ func (c *compiler) addLoop(loop nodeLoop, next int32) (int32, error) {
 		}
 		return instruction{op: opSplit, x: body, y: past}
 	}
+	// unbounded: the split is emitted first, so that the body can lead back to it
 	past := next
 	if loop.max < 0 {
 		at := c.emit(instruction{op: opSplit})
@@ -172,6 +175,7 @@ func (c *compiler) addLoop(loop nodeLoop, next int32) (int32, error) {
 		next = at
 	}
 	var err error
+	// optional bodies from the last to the first, then those that must be there
 	for i := loop.max; i > loop.min && err == nil; i-- {
 		var body int32
 		if body, err = c.add(loop.body, next); err == nil {
@@ -196,6 +200,7 @@ func (p *patternParser) fail(format string, args ...any) error {
 	return fmt.Errorf("at byte %d: %s", p.at, fmt.Sprintf(format, args...))
 }
 
+// take skips text where it is next.
 func (p *patternParser) take(text string) bool {
 	if strings.HasPrefix(p.in[p.at:], text) {
 		p.at += len(text)
@@ -261,6 +266,7 @@ func (p *patternParser) sequence(fold bool) (node, error) {
 func (p *patternParser) piece(fold bool) (node, error) {
 	tree, err := p.atom(fold)
 	for err == nil && p.at < len(p.in) {
+		// several quantifiers may follow each other
 		low, high, braces, ok := p.quantifier()
 		if !ok {
 			return tree, nil
@@ -388,6 +394,7 @@ var groupKinds = []string{"(?:", "(?i:", "(?-i:", "(?=", "(?!", "(?>", "("}
 // group reads a group of any kind. Nothing asks for what a group matched, so all groups that only group are alike.
 func (p *patternParser) group(fold bool) (node, error) {
 	start := p.at
+	// the last kind is a plain bracket, so one always fits
 	kind := groupKinds[slices.IndexFunc(groupKinds, p.take)]
 	if kind == "(" && p.at < len(p.in) && p.in[p.at] == '?' {
 		end := min(len(p.in), start+4)
@@ -405,6 +412,7 @@ func (p *patternParser) group(fold bool) (node, error) {
 		return nil, p.fail("a group has no end")
 	}
 	switch kind {
+	// negated, the end of the text fits too
 	case "(?=", "(?!":
 		chars, ok := single(body)
 		switch {
@@ -524,6 +532,7 @@ func (p *patternParser) property(letter rune) (set, error) {
 
 // hexadecimal reads the digits after \u, or after \x, where braces may hold any number of them.
 func (p *patternParser) hexadecimal(letter rune) (rune, error) {
+	// \x takes a byte of ASCII, since others would be halves of characters
 	digits, size, most := p.in[p.at:], 2, uint64(0x7f)
 	if letter == 'u' {
 		size, most = 4, utf8.MaxRune
@@ -571,6 +580,7 @@ func (p *patternParser) class(fold bool) (set, error) {
 	}
 	defer func() { p.depth-- }()
 	p.at++
+	// all is what the sides of && before have in common; part is the side that is being read
 	negated := p.take("^")
 	var all, part set
 	intersect := false

@@ -75,6 +75,7 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 	switch fields.Type {
 	case "Sequence":
 		return flatten(fields.PreTokenizers, depth, readSplitters)
+	// the one splitter that turns bytes into characters of the alphabet
 	case "ByteLevel":
 		if fields.AddPrefixSpace == nil {
 			return nil, errors.New("ByteLevel does not say add_prefix_space")
@@ -167,6 +168,7 @@ func wordSplitter() (splitter, error) {
 
 // metaspaceSplitter puts the replacement in place of spaces, and in front as prepend_scheme says.
 func (f *splitterFields) metaspaceSplitter() (splitter, error) {
+	// older files have add_prefix_space instead of prepend_scheme
 	scheme, replacement := "always", f.Replacement
 	if f.PrependScheme != nil {
 		scheme = *f.PrependScheme

@@ -54,8 +54,9 @@ type pipeline struct {
 	splitters     []splitter
 	model         *bpe
 	decoder       []decoderStep
-	front, back   []int32
-	chat          chat
+	// ids around every text
+	front, back []int32
+	chat        chat
 }
 
 func (t *pipeline) VocabSize() int   { return len(t.model.tokens) }
@@ -74,6 +75,7 @@ func (t *pipeline) Encode(text string) ([]int32, error) {
 	if len(text) > maxText {
 		return nil, diag.New(diag.ClassInput, "encode text: %d bytes, want at most %d", len(text), maxText)
 	}
+	// each wrong byte sequence becomes the replacement character, as in the reference
 	if !utf8.ValidString(text) {
 		valid, _ := appendValid(nil, []byte(text), true)
 		text = string(valid)
@@ -96,6 +98,7 @@ func (t *pipeline) Encode(text string) ([]int32, error) {
 			}
 		}
 	}
+	// added tokens first; what is between them goes through normalisation, splitters and model
 	t.before.find(text, func(piece string, from, token int) {
 		if token >= 0 {
 			call.ids = append(call.ids, t.before.tokens[token].ID)

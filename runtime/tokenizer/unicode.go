@@ -51,6 +51,7 @@ func (r *tableReader) take(size int) string {
 func eachTable(spans func(name string, chars set), texts func(name string, table map[rune]string)) {
 	reader := &tableReader{unicodeData}
 	for reader.data != "" {
+		// a table: length and name, number of entries, entries as differences to the one before
 		name := reader.take(int(reader.take(1)[0]))
 		entries, next := reader.number(), 0
 		if name == "NFD" || name == "NFKD" {

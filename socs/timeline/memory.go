@@ -104,6 +104,7 @@ func (m *Memory) Slow(active []Activity, out []float64) []float64 {
 	if len(active) < 2 {
 		return out
 	}
+	// by how much computing itself slows down in company
 	compute := make([]float64, len(active))
 	for i := range compute {
 		compute[i] = 1
@@ -121,6 +122,7 @@ func (m *Memory) Slow(active []Activity, out []float64) []float64 {
 			}
 		}
 	}
+	// the least common stretch with which every set reads no more than it can
 	stretch := 1.0
 	for _, set := range sets {
 		stretch = fit(set, active, compute, stretch)
@@ -131,6 +133,7 @@ func (m *Memory) Slow(active []Activity, out []float64) []float64 {
 			out[i] = max(phase.work(compute[i], stretch)/alone, 1)
 		}
 	}
+	// measured pairs override the model
 	if len(active) == 2 && m.Pairs != nil {
 		for i := range active {
 			one, other := &active[i], &active[1-i]

@@ -70,6 +70,7 @@ func Walk(m *Machine, section *Section, work Work) (ns int64, ok bool) {
 	return whole(end), true
 }
 
+// walk is the state of a simulation, which moves from event to event in virtual ns.
 type walk struct {
 	machine    *Machine
 	section    *Section
@@ -107,6 +108,7 @@ type threadState struct {
 	factor float64 // of the time that it takes
 }
 
+// handover is the time of passing a flag in ns, 0 within one processor.
 func (w *walk) handover(from, to string) float64 {
 	if w.machine.Handover == nil || from == "" || to == "" || from == to {
 		return 0
@@ -145,6 +147,7 @@ func (w *walk) event() bool {
 			next = min(next, w.begin(state))
 		}
 	}
+	// speeds hold until the next event
 	w.contend()
 	for number := range w.threads {
 		if state := &w.threads[number]; state.lane >= 0 {
@@ -154,6 +157,7 @@ func (w *walk) event() bool {
 	if math.IsInf(next, 1) && math.IsInf(passed, 1) {
 		return false
 	}
+	// move the clock to the next start or the next end, whichever is earlier
 	if passed < next-w.now {
 		w.now += passed
 	} else {

@@ -18,14 +18,19 @@ import (
 
 // Terms are the values of the flags.
 type Terms struct {
-	trust        string
-	allowDev     bool
-	product      string
-	minSecurity  int64
-	state        string
+	// file of the trusted public key
+	trust    string
+	allowDev bool
+	product  string
+	// least accepted security version
+	minSecurity int64
+	// file that remembers the highest versions seen; "" for none
+	state string
+	// time that expiry is compared with; "" for the system's clock
 	now          string
 	ignoreExpiry bool
-	copy         bool
+	// read the whole bundle into memory before verifying it
+	copy bool
 }
 
 // Names of the flags.

@@ -44,6 +44,7 @@ func (a *Accepted) Comparisons(target bool) []Comparison {
 			How: "hetrun does, with the machine it runs on",
 		},
 	}
+	// each comparison says either what it was made with, or how to have it made
 	for i := range out {
 		if out[i].Compared {
 			out[i].How = ""

@@ -27,9 +27,13 @@ const DefaultCacheBytes = 10 << 30
 
 // Options are the flags of hetc build.
 type Options struct {
-	File, Output, Only  string
-	Jobs                int
-	Memory              string
+	// configuration, directory, pattern SOC/MODEL/WORKLOAD
+	File, Output, Only string
+	// cells at a time
+	Jobs int
+	// size, "" for a share of this machine's
+	Memory string
+	// directory, size
 	Cache, CacheSize    string
 	DryRun, AcceptNoisy bool
 }
@@ -47,6 +51,7 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 			Compilers: compilerIdentity,
 		},
 	}
+	// flags first, then the files that they name, then the cache
 	if options.Memory != "" {
 		if mo.MaxMemory, err = cli.ParseSize("max-memory", options.Memory); err != nil {
 			return err
@@ -116,6 +121,7 @@ func compilerIdentity(ctx context.Context, soc *socs.SoC) (string, error) {
 		if !ok {
 			continue
 		}
+		// only compilers that can say which library they are
 		for i := range soc.Processors {
 			proc := &soc.Processors[i]
 			if proc.Target == nil || proc.Target.Compiler != compiler.Name() {

@@ -59,6 +59,7 @@ func ShowModel(ui *cli.Streams, path string) error {
 	}
 	var rows [][]string
 	graph := model.Graph()
+	// weights as the graph reads them, which may join several tensors
 	for _, weight := range graph.Weights {
 		shape := fmt.Sprintf("[%d,%d]", weight.K, weight.N)
 		if weight.Experts > 0 {

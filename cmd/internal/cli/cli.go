@@ -99,6 +99,7 @@ func (s *Streams) Table(header []string, rows [][]string) {
 		return
 	}
 	s.line.clear()
+	// markers of the header: "<" wraps the last column, ">" aligns right
 	if last := len(header) - 1; strings.HasPrefix(header[last], "<") {
 		header = slices.Clone(header)
 		header[last] = header[last][1:]
@@ -138,6 +139,7 @@ func (s *Streams) Table(header []string, rows [][]string) {
 func wrapLast(header []string, rows [][]string) (out [][]string) {
 	const least, pad = 40, 2
 	last := len(header) - 1
+	// what the other columns leave of the line
 	width := tableWidth - pad
 	for c := range last {
 		most := utf8.RuneCountInString(strings.TrimPrefix(header[c], ">"))
@@ -149,6 +151,7 @@ func wrapLast(header []string, rows [][]string) (out [][]string) {
 	width = max(least, width)
 	for _, row := range rows {
 		row, line := slices.Clone(row), ""
+		// greedy line breaking; further lines have empty cells in front
 		words := strings.Fields(row[last])
 		for i, word := range words {
 			if i > 0 && utf8.RuneCountInString(visible(line))+1+utf8.RuneCountInString(visible(word)) > width {
@@ -195,6 +198,7 @@ type finding struct {
 func (s *Streams) report(err error) int {
 	class := diag.ClassOf(err)
 	switch {
+	// what the system refuses is no defect of this program
 	case errors.Is(err, syscall.ENOMEM) &&
 		(class == diag.ClassInternal || class == diag.ClassIO || class == diag.ClassRun):
 		class = diag.ClassUnavailable
@@ -207,6 +211,7 @@ func (s *Streams) report(err error) int {
 			hints = append(hints, h)
 		}
 	}
+	// one document per run: an answer that was printed already stays the only one
 	if s.JSON && !s.answered {
 		var doc errorDocument
 		body := &doc.Error
@@ -335,6 +340,7 @@ func Main(
 			fmt.Fprintf(errw, "%s\n", debug.Stack())
 		}
 	}()
+	// out of the environment before any child process is started
 	child.TakeSigningKey()
 	cmd := Prepare(ui, root, args...)
 	ctx, stop := signalContext()

@@ -28,10 +28,12 @@ type Line struct {
 	s        *Streams
 	w        io.Writer
 	terminal bool
-	width    func() int
-	now      func() time.Time
+	// columns of the terminal
+	width func() int
+	now   func() time.Time
 
-	mu    sync.Mutex
+	mu sync.Mutex
+	// of the first text
 	began time.Time
 	next  time.Time // nothing is shown before
 	text  string    // latest

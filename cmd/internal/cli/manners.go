@@ -40,6 +40,7 @@ func manners(root *cobra.Command, args []string) {
 			}
 			cmd.Long += "\n\n" + ExitCodes
 		}
+		// a group shows its help, and takes no arguments of its own
 		check, group := cmd.Args, cmd.HasSubCommands()
 		if group && cmd.Run == nil && cmd.RunE == nil {
 			cmd.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
@@ -153,6 +154,7 @@ var modelFiles = []string{".safetensors", ".json", ".gguf"}
 // clobbers refuses an output that would replace an input of the same command line: a file that is named
 // twice, or one of a model's in a directory that is read.
 func clobbers(cmd *cobra.Command, args []string) error {
+	// every flag and argument with a text may be a path that is read
 	inputs := map[string]string{} // what it is called -> path
 	for i, a := range args {
 		inputs[fmt.Sprintf("argument %d", i+1)] = a
@@ -177,6 +179,7 @@ func clobbers(cmd *cobra.Command, args []string) error {
 			if err != nil {
 				continue
 			}
+			// a hard link or another spelling is the same file
 			same := os.SameFile(in, out)
 			if parent, err := os.Stat(filepath.Dir(path)); err == nil &&
 				slices.Contains(modelFiles, filepath.Ext(path)) {
@@ -241,6 +244,7 @@ func unknownFlag(cmd *cobra.Command, err error, unknown *pflag.NotExistError) er
 	for i := range names {
 		dashed[i] = "--" + names[i]
 	}
+	// a similar flag of this command, else the same flag of another one
 	if near := diag.Nearest("--"+name, dashed); near != "" {
 		return finding.WithHint("did you mean %s?", near)
 	}

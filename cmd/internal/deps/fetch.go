@@ -19,6 +19,7 @@ func fetch(ctx context.Context, dir string, wanted pkg) (archive string, err err
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return "", err
 	}
+	// install scripts never run: only the archive is wanted
 	client, args := "npm", []string{"pack", "--silent", "--ignore-scripts", wanted.Name + "@" + wanted.Version}
 	if wanted.Wheel != "" {
 		client = "pip"
@@ -79,6 +80,7 @@ func unpack(archive, dir string, wanted ...string) error {
 		if err != nil {
 			return err
 		}
+		// only regular files at local paths, so that nothing is written outside dir
 		name, ok := strings.CutPrefix(path.Clean(header.Name), "package/")
 		if !ok || header.Typeflag != tar.TypeReg || !filepath.IsLocal(name) || !below(name, wanted) {
 			continue

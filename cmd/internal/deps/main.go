@@ -31,6 +31,7 @@ func main() {
 	flag.Parse()
 	child.TakeSigningKey() // clients of registries and compilers get all else: proxies, certificates, accounts
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// either the table of pins, or the packages
 	var err error
 	if *digests {
 		err = printPins(ctx, os.Stdout, flag.Args())
@@ -90,6 +91,7 @@ func run(ctx context.Context, dir string, wanted []string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
+	// one run at a time changes the folder
 	lock, err := filelock.Open(filepath.Join(dir, ".lock"), 0o644)
 	if err != nil {
 		return err

@@ -65,6 +65,7 @@ func (r *recipe) make(ctx context.Context, dir string) (made bool, err error) {
 		return false, err
 	}
 	final := filepath.Join(dir, r.Name)
+	// the recipe beside what it made says whether it is still the same
 	if got, err := os.ReadFile(filepath.Join(final, recipeFile)); err == nil && bytes.Equal(got, want) &&
 		r.complete(final) {
 		return false, nil
@@ -76,6 +77,7 @@ func (r *recipe) make(ctx context.Context, dir string) (made bool, err error) {
 	if missing := r.missing(); len(missing) > 0 {
 		return false, fmt.Errorf("needs %s in PATH", strings.Join(missing, ", "))
 	}
+	// made in a folder beside it, and renamed once it is whole
 	unfinished := "." + r.Name + "."
 	old, err := filepath.Glob(filepath.Join(dir, unfinished+"*"))
 	if err != nil {
@@ -160,6 +162,7 @@ func (r *recipe) build(ctx context.Context, temp, out string) error {
 			return fmt.Errorf("unpack %s: %w", pkg.Name, err)
 		}
 	}
+	// source packages hold libraries, and a git repository of the programs that use them
 	if r.Source == "" {
 		return r.take(tree, out)
 	}

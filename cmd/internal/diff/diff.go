@@ -38,6 +38,7 @@ func Compare(ui *cli.Streams, pathA, pathB string) error {
 			WithHint("compare two plans, or two bundles")
 	}
 	differences := []difference{}
+	// what the manifests say, then what the plans do
 	if a.manifest != nil {
 		differences = append(differences, bundles(a, b)...)
 	}
@@ -105,7 +106,9 @@ func orDash(text string) string {
 
 // side is one of what is compared: a plan, or a bundle with the plan it claims to hold.
 type side struct {
-	plan     *planir.Plan
+	// nil where it cannot be read
+	plan *planir.Plan
+	// nil for a plan
 	manifest *bundle.Manifest
 	digest   string
 	signers  []string

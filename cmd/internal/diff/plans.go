@@ -37,6 +37,7 @@ func (f *findings) byName(section string, a, b map[string]string) {
 // differences are unlike in something else if their digests are.
 func plans(a, b *planir.Plan) []difference {
 	var found findings
+	// inputs, then settings, decisions in the order of execution, predictions
 	id := func(name, digest string) string { return fmt.Sprintf("%s (%.12s)", name, digest) }
 	found.add("inputs", "model", id(a.Model.Name, a.Model.Digest), id(b.Model.Name, b.Model.Digest))
 	found.add("plan", "evidence", string(a.Evidence()), string(b.Evidence()))

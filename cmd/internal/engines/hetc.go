@@ -53,6 +53,7 @@ func (h *Hetc) Parse(task Task, _ int, out, _ []byte) (Reading, error) {
 			WithHint("make one for this machine: hetc probe, profile, solve")
 	}
 	reading := Reading{Version: h.Release, Backend: h.Kernels}
+	// starts are timed from outside; only the length of the prompt is checked
 	if task.Start > 0 {
 		if len(doc.Tokens) != task.Start {
 			return Reading{}, diag.New(diag.ClassRun, "hetc run: a prompt of %d tokens, want %d", len(doc.Tokens),

@@ -124,13 +124,16 @@ func (e *llamaEngine) Parse(t Task, threads int, out, complaints []byte) (Readin
 
 // benchTest is what is read of one test of llama-bench -o json.
 type benchTest struct {
-	Commit    string  `json:"build_commit"`
-	Build     int64   `json:"build_number"`
-	Backends  string  `json:"backends"`
-	Threads   int     `json:"n_threads"`
-	Prompt    int     `json:"n_prompt"`
-	Gen       int     `json:"n_gen"`
-	Depth     int     `json:"n_depth"`
+	// of the build
+	Commit   string `json:"build_commit"`
+	Build    int64  `json:"build_number"`
+	Backends string `json:"backends"`
+	Threads  int    `json:"n_threads"`
+	Prompt   int    `json:"n_prompt"`
+	Gen      int    `json:"n_gen"`
+	// tokens in the cache before
+	Depth int `json:"n_depth"`
+	// one per repetition
 	SamplesNS []int64 `json:"samples_ns"`
 }
 
@@ -152,6 +155,7 @@ func parseLlamaBench(task Task, threads int, out, complaints []byte) (Reading, e
 		return fail("got %d tests, want 1", len(tests))
 	}
 	test := &tests[0]
+	// what was measured must be what was asked for
 	prompt := task.Start + task.Prompt
 	if test.Prompt != prompt || test.Gen != task.Gen || prompt == 0 && test.Depth != task.Depth ||
 		test.Threads != threads {

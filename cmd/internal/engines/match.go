@@ -82,9 +82,11 @@ func (m *Match) Play(ctx context.Context) (*Result, error) {
 	}
 	rng := rand.New(rand.NewPCG(m.Seed, 0))
 	var last time.Duration
+	// of the whole match: time to wait for quiet, and repetitions of disturbed processes
 	waits, repeats := m.Patience, len(m.Engines)*len(m.Tasks)
 	for round := range m.Rounds {
 		start := time.Now()
+		// another round is begun only where one as long as the last one fits
 		if m.Budget > 0 && round > 0 && start.Sub(began)+last > m.Budget {
 			result.Stopped = true
 			break
@@ -178,6 +180,7 @@ func (m *Match) measure(
 		sample.Median = stat.Median(sample.TPS)
 		series.Version, series.Backend, series.Peak = reading.Version, reading.Backend, max(series.Peak,
 			sample.PeakBytes)
+		// the least disturbed of the attempts
 		if try == 0 || sample.Others < best.Others {
 			best = sample
 		}
@@ -236,6 +239,7 @@ func (r *Result) summarise() error {
 		if own.Engine != "hetc" {
 			continue
 		}
+		// by round, so that what disturbs a round disturbs both sides of its ratio
 		for _, peer := range r.best(own.Task) {
 			var ratios []float64
 			for k := range min(len(own.Samples), len(peer.Samples)) {

@@ -76,6 +76,7 @@ func Run(ctx context.Context, limits Limits, program string, args ...string) (Do
 		done <- err
 	}()
 	err := <-done
+	// what others used is all of the machine less this process's share
 	ended := Done{Out: out.buf.Bytes(), Complaints: complaints.bytes(), Wall: time.Since(began), OthersCores: -1}
 	if small != nil {
 		ended.PeakBytes = peakBytes(process.ProcessState, small())
@@ -122,6 +123,7 @@ func watchSmall(pid int) func() int64 {
 		looks := 0
 		ticker := time.NewTicker(every)
 		defer ticker.Stop()
+		// above the floor the system's own number is exact
 		for limit := floor(); peak <= limit; {
 			peak = max(peak, residentPeak(pid))
 			looks++
@@ -164,7 +166,9 @@ type bounded struct {
 	mu   sync.Mutex
 	buf  bytes.Buffer
 	most int
+	// more than most was written
 	over bool
+	// ends the program
 	full func()
 }
 

@@ -70,6 +70,7 @@ func (o *options) run(ctx context.Context, patterns []string) error {
 	if err != nil {
 		return err
 	}
+	// inputs that were found before are those of the build cache
 	cache, err := output(ctx, "", "go", "env", "GOCACHE")
 	if err != nil {
 		return err
@@ -103,6 +104,7 @@ func (o *options) find(ctx context.Context, temp string, patterns []string) ([]t
 	}
 	var out []target
 	for line := range strings.SplitSeq(strings.TrimSpace(list), "\n") {
+		// path, folder and test files; packages without a fuzz function are not compiled
 		fields := strings.Split(line, "\t")
 		if len(fields) != 3 || !o.hasFuzz(fields[0], fields[1],
 			strings.FieldsFunc(fields[2], func(r rune) bool { return strings.ContainsRune("[] ", r) })) {

@@ -109,6 +109,7 @@ type Cell struct {
 	Warnings    []string            `json:"warnings,omitempty"`
 	Error       *Failure            `json:"error,omitempty"`
 
+	// shared by all cells with the same model, SoC or workload
 	model    *modelInput
 	soc      *socInput
 	workload *workloadInput
@@ -153,7 +154,8 @@ type build struct {
 	out    string
 	memory *budget
 
-	mu     sync.Mutex
+	mu sync.Mutex
+	// by the key that a cell is producing now
 	making map[cas.Key]chan struct{} // closed when it is made
 	done   int
 }
@@ -173,6 +175,7 @@ func Run(ctx context.Context, options Options) (*Report, error) {
 	if options.Key != nil {
 		report.KeyID = options.Key.Public.ID()
 	}
+	// list the cells, own the output directory, open each input once
 	var err error
 	if report.Cells, err = run.cells(); err != nil {
 		return nil, err
@@ -190,6 +193,7 @@ func Run(ctx context.Context, options Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	// No more jobs than have their basic memory.
 	jobs := min(max(options.Jobs, 1), max(int(options.MaxMemory/baseBytes), 1))
 	next := make(chan *Cell)
 	var wg sync.WaitGroup
@@ -330,6 +334,7 @@ func (b *build) note(c *Cell, of int) {
 
 // cell makes the files of one cell.
 func (b *build) cell(ctx context.Context, cell *Cell) {
+	// guarded turns a panic into an error of the cell.
 	var stack string
 	guarded := func(make func(context.Context, *Cell) error) (err error) {
 		defer func() {
@@ -382,6 +387,7 @@ func firstOf(errs ...error) error {
 func (b *build) settle(
 	ctx context.Context, cell *Cell, artifact *Artifact, key cas.Key, produce func(path string) error,
 ) error {
+	// the cache knows what the file should be: there is nothing to do when it is
 	want, bytes, known, err := b.o.Cache.Sum(key)
 	if err != nil {
 		return err
@@ -408,6 +414,7 @@ func (b *build) settle(
 		}
 		return err
 	}
+	// take the content from the cache, or make it
 	entry, made, err := b.obtain(ctx, key, produce, cell.warn)
 	if err != nil {
 		return err
@@ -439,6 +446,7 @@ func (b *build) obtain(
 	ctx context.Context, key cas.Key, produce func(path string) error, warn func(string, ...any),
 ) (entry *cas.Entry, made bool, err error) {
 	for {
+		// one cell makes a key; the others wait, then look again
 		b.mu.Lock()
 		wait, busy := b.making[key]
 		if !busy {
@@ -460,6 +468,7 @@ func (b *build) obtain(
 			return nil, false, ctx.Err()
 		}
 	}
+	// this cell owns the key now
 	entry, err = b.o.Cache.Get(key)
 	if !errors.Is(err, cas.ErrMissing) {
 		return entry, false, err

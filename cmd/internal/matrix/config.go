@@ -159,6 +159,7 @@ func parseConfig(document *decode.Document, dir string) (*Config, error) {
 	if err := document.Into(Schema, config); err != nil {
 		return nil, err
 	}
+	// who asks for bundle options or a key wants signed bundles
 	if config.Sign == "" {
 		config.Sign = signOptional
 		if config.Bundle != nil || config.Key != "" {
@@ -263,6 +264,7 @@ func (c *Config) nameEntries(found *findings) {
 		socs.take(found, i, &c.SoCs[i].Name, value, key)
 		c.SoCs[i].validate(found.at("socs", i))
 	}
+	// a twin is written beside its bundle as NAME.twin, which no workload may be called then
 	twins := slices.ContainsFunc(c.SoCs, func(e socEntry) bool { return e.Twin })
 	workloads := names{"workloads", map[string]bool{}}
 	for i := range c.Workloads {
@@ -405,12 +407,14 @@ func (c *Config) SigningKey() (*emit.PrivateKey, error) {
 	}
 	set, filled := child.HasSigningKey()
 	file, fileSet := os.LookupEnv(emit.EnvSigningKeyFile)
+	// the first place that names a key decides
 	if c.Key != "" || filled || file != "" {
 		return emit.LoadSigningKey(c.inside(c.Key))
 	}
 	if c.Sign == signOptional {
 		return nil, nil
 	}
+	// A variable that is set and empty is a secret that this job was not given: the error says so.
 	empty := ""
 	if fileSet {
 		empty = emit.EnvSigningKeyFile

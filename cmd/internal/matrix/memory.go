@@ -42,7 +42,8 @@ func emitBytes(p *planir.Plan) int64 {
 
 // budget is memory that jobs share.
 type budget struct {
-	mu    sync.Mutex
+	mu sync.Mutex
+	// bytes, of all jobs together
 	max   int64
 	used  int64
 	freed chan struct{} // closed and replaced when something was given back

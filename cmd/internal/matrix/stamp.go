@@ -41,6 +41,7 @@ func stampOf(path string) (found stamp, ok bool) {
 	if err != nil {
 		return found, false
 	}
+	// a directory's stamp is that of its entries too, one level deep: models are flat
 	names := []string{abs}
 	if st, err := os.Stat(abs); err != nil {
 		return found, false
@@ -107,6 +108,7 @@ func (b *build) holds(path string, want cas.Digest, bytes int64) (bool, error) {
 	if err != nil || !st.Mode().IsRegular() || st.Size() != bytes {
 		return false, nil
 	}
+	// large files are hashed once per change, by the stamp of the file
 	hash := func() (d cas.Digest, err error) {
 		file, err := wholefile.Open(path)
 		if err != nil {

@@ -77,6 +77,7 @@ type workloadInput struct {
 // openInputs reads what the cells need, each once. What cannot be read fails the cells that need it; the
 // error is for what concerns all.
 func (b *build) openInputs(ctx context.Context, cells []*Cell) (closeAll func(), err error) {
+	// inputs are shared by pointer: the first cell that uses one opens it
 	seen := map[any]bool{}
 	once := func(x any) bool { old := seen[x]; seen[x] = true; return !old }
 	var opened []*models.Model
@@ -153,6 +154,7 @@ func (b *build) openSoC(input *socInput) (err error) {
 			return err
 		}
 	}
+	// simulated times need no record; a real machine's do
 	if input.entry.Record == "" {
 		if !input.soc.Simulated() {
 			value, key := input.entry.source()
@@ -220,6 +222,7 @@ func (b *build) costs(cell *Cell) (cas.Key, func(context.Context) (*roofline.Cos
 	input := cell.soc
 	var key cas.Key
 	var read func(ctx context.Context) ([]byte, error)
+	// costs of a given record, or of a simulated one, made from what the model needs
 	if input.entry.Record != "" {
 		key = cas.KeyOf("costs", b.o.Program, input.digest, input.record.String())
 		read = func(context.Context) ([]byte, error) {
@@ -261,6 +264,7 @@ func (b *build) costs(cell *Cell) (cas.Key, func(context.Context) (*roofline.Cos
 	if b.o.AcceptNoisy { // costs that were accepted are not found by a build that accepts none
 		key = cas.KeyOf("noisy", key.String())
 	}
+	// whatever it comes from: read the record, fit costs to it, keep their text
 	name := input.entry.Record
 	if name == "" {
 		name = "simulated record of " + input.entry.Name
@@ -317,6 +321,7 @@ func (b *build) plan(ctx context.Context, cell *Cell) error {
 	if err != nil {
 		return err
 	}
+	// the plan follows from these, and from nothing else
 	parts := []string{b.o.Program, input.digest.String(), input.model.Name, cell.soc.digest, costsKey.String(),
 		cell.workload.digest, input.calibrationDigest, cell.soc.entry.Target, facts}
 	key := cas.KeyOf("plan", append(parts, cell.soc.entry.Only...)...)
@@ -358,6 +363,7 @@ func (b *build) plan(ctx context.Context, cell *Cell) error {
 	if err != nil || cell.Plan.State == WillBuild || cell.Plan.State == WillCopy {
 		return err
 	}
+	// read back what is there, new or old: the report shows its predictions
 	plan, err := plantext.Read(cell.Plan.File)
 	if err != nil {
 		return err
@@ -385,6 +391,7 @@ func (b *build) outline(cell *Cell, p *planir.Plan) error {
 	if err != nil {
 		return err
 	}
+	// tell what changed against the last outline, and keep the file where nothing did
 	before, err := wholefile.Read(cell.Outline, maxText)
 	switch {
 	case err == nil:
@@ -394,6 +401,7 @@ func (b *build) outline(cell *Cell, p *planir.Plan) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return diag.New(diag.ClassIO, "outline: %w", err)
 	}
+	// only tell what would be done
 	if b.o.DryRun {
 		return nil
 	}
@@ -444,6 +452,7 @@ func (b *build) showWarnings(cell *Cell, key cas.Key) error {
 
 // bundle makes the bundle of a cell, whose plan is there; for a target also its twin.
 func (b *build) bundle(ctx context.Context, cell *Cell) error {
+	// reasons for no bundle, none of which is an error
 	switch input := cell.model; {
 	case b.o.Config.Sign == signNever:
 		cell.Bundle = Artifact{State: Omitted, Why: "sign: never"}
@@ -462,6 +471,7 @@ func (b *build) bundle(ctx context.Context, cell *Cell) error {
 	var target *Target
 	if entry := &cell.soc.entry; entry.Target != "" {
 		target = &Target{AllowFallback: entry.AllowFallback}
+		// the twin first: the bundle names its digest
 		if entry.Twin {
 			cell.Twin = &Artifact{File: twinFile(cell)}
 			if err := b.emit(ctx, cell, cell.Twin,
@@ -518,6 +528,7 @@ func (b *build) bundleKey(ctx context.Context, cell *Cell, target *Target) (cas.
 	parts := []string{b.o.Program, cell.Plan.content.String(), input.digest.String(), cell.soc.digest,
 		b.o.Key.Public.ID(), string(options), runtime.GOOS, runtime.GOARCH}
 	if target != nil {
+		// a target's bundle also depends on its compiler and on the twin that it names
 		libraries, err := b.o.Tools.Compilers(ctx, cell.soc.part)
 		if err != nil {
 			return cas.Key{}, err

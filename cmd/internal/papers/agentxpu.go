@@ -43,8 +43,11 @@ func agent(id string) value { return fact("agentxpu", id) }
 func agentRoofline(rows *sheet) error {
 	const draws = 1000
 	random := rand.New(rand.NewPCG(11, 1))
+	// drawn evenly on a logarithmic scale
 	between := func(low, high float64) float64 { return low * math.Pow(high/low, random.Float64()) }
 	same := func(x, y float64) bool { return math.Abs(x-y) <= 1e-9*max(math.Abs(x), math.Abs(y)) }
+	// counts of draws: clipped P_eff; Eq. 4's forms equal, without and with clipping; Eq. 5 and 6
+	// equal; Eq. 7 continuous; Eq. 1 holds; Eq. 11 closed, without and with clipping
 	var clipped, three, third, times, pieces, bounded, eleven, elevenClipped int
 	for range draws {
 		anchors := roofline.Anchors{
@@ -73,6 +76,7 @@ func agentRoofline(rows *sheet) error {
 		if rate <= min(anchors.PeakOpsPerNS, anchors.PeakBytesPerNS*i)*(1+1e-12) {
 			bounded++
 		}
+		// the forms of Eq. 4: P_eff over u_m B, and the ratio of shares times I_c
 		short := same(pEff/(anchors.MemoryShare*anchors.PeakBytesPerNS), knee)
 		last := same(anchors.ComputeShare/anchors.MemoryShare*anchors.ComputeIntensity, knee)
 		closed := same(min(anchors.MemoryShare, anchors.ComputeShare*anchors.ComputeIntensity/i), used) // Eq. 11
@@ -93,6 +97,7 @@ func agentRoofline(rows *sheet) error {
 			eleven++
 		}
 	}
+	// what the draws found
 	of := func(n, all int) float64 { return 100 * float64(n) / float64(all) }
 	const drawn = "synthetic anchors and kernels, since no anchor is printed; P_eff and B_eff are those of package " +
 		"roofline"
@@ -298,6 +303,7 @@ func agentBatch(rows *sheet) error {
 	batch := []served{{"R1", true, 500}, {"P1", false, 900}, {"P2", false, 300}}
 	queued := []served{{"P3", false, 100}, {"P4", false, 2000}}
 	const given = "synthetic: batch R1(500) P1(900) P2(300), queue P3(100) P4(2000), B_cap 3; R reactive, P proactive"
+	// the listing admits the longest proactive requests beside the reactive one, the prose the shortest
 	listing, _ := nextBatch(batch, nil, queued, most, true)
 	prose, _ := nextBatch(batch, nil, queued, most, false)
 	rows.noted(Exact, "conflict/listing", nil, names(listing), "conflict/listing", given)
@@ -306,10 +312,12 @@ func agentBatch(rows *sheet) error {
 	rows.noted(Exact, "conflict/listing_tokens", nil, sum, "conflict/listing_tokens", longest)
 	sum, longest = lengths(prose)
 	rows.noted(Exact, "conflict/prose_tokens", nil, sum, "conflict/prose_tokens", longest)
+	// more reactive requests than the cap has places
 	crowd := []served{{"R1", true, 500}, {"R2", true, 100}, {"R3", true, 900}, {"R4", true, 200}, {"R5", true, 300}}
 	next, waiting := nextBatch(crowd[:2], crowd[2:], queued, most, true)
 	rows.noted(Exact, "more_reactive_than_cap", "unconditionally admitted", len(next), "more_reactive_than_cap",
 		len(crowd), len(waiting))
+	// proactive requests alone fill the buffer
 	var many []served
 	for i := range buffer + 8 {
 		many = append(many, served{fmt.Sprintf("P%d", i), false, 100 + i})
@@ -432,6 +440,7 @@ func agentMapping(rows *sheet) error {
 	const static = "; the NPU's is its prefill's, and its graphs have one batch size, so that the paper decodes on " +
 		"the GPU"
 	const given = "modelled by Eq. 5 on catalog SoC core-ultra-5-125h, most rates of which are assumptions"
+	// the paper's choice beside the one that Eq. 5 makes on the catalog's processors
 	for _, mapping := range []struct {
 		name, paper string
 		ops         []op.Op
@@ -454,6 +463,7 @@ func agentMapping(rows *sheet) error {
 			legal = legal && npu.Executes(operator.Kind)
 			tn, tg = tn+catalogNS(npu, operator), tg+catalogNS(gpu, operator)
 		}
+		// the smaller figure wins, where the NPU can execute the operators at all
 		choose := func(n, g float64) string {
 			if legal && n < g {
 				return "npu"
@@ -476,6 +486,7 @@ func agentMapping(rows *sheet) error {
 
 // agentReductions compares the ranges of the abstract with the details of sec. 6.2.
 func agentReductions(rows *sheet) error {
+	// latency of reactive requests
 	means := agent("r_mixed_reactive_mean").at("values")
 	var all []float64
 	for _, model := range means.keys() {
@@ -487,6 +498,7 @@ func agentReductions(rows *sheet) error {
 	rows.add(Exact, "reactive/most", claimed[1], slices.Max(all), "percent, of six; 96.70 rounds to 97")
 	rows.add(Exact, "reactive/abstract", agent("r_abstract").at("values", "reactive_latency_reduction_at_least").num(),
 		slices.Min(all), "percent, at least")
+	// throughput of proactive requests
 	proactive := agent("r_mixed_proactive_mean").at("values")
 	all = nil
 	for _, model := range proactive.keys() {
@@ -495,6 +507,7 @@ func agentReductions(rows *sheet) error {
 	gain := headline.at("proactive_throughput_gain").nums()
 	rows.noted(Exact, "proactive/least", gain[0], slices.Min(all), "proactive/least")
 	rows.noted(Exact, "proactive/most", gain[1], slices.Max(all), "proactive/most")
+	// the abstract's range is that over both baselines
 	abstract, one := agent("r_abstract").at("values", "proactive_throughput").nums(),
 		agent("r_proactive_only").at("values")
 	both := append(one.at("vs_openvino_igpu").nums(), one.at("vs_serial_npu_igpu").nums()...)

@@ -73,6 +73,8 @@ func replayAgent(jobs []*agentJob, times agentTimes, most, buffer int) {
 	idle := true // nothing decodes
 	for slices.ContainsFunc(jobs, func(j *agentJob) bool { return j.tokens > 0 }) {
 		first, next := firstPrompt(jobs, prefill)
+		// when each loop could begin: prefill with its first prompt, decode with its first ready
+		// job
 		step := int64(math.MaxInt64) // when decode can go on
 		for _, j := range jobs {
 			if j.kernels == 0 && j.tokens > 0 {
@@ -80,6 +82,7 @@ func replayAgent(jobs []*agentJob, times agentTimes, most, buffer int) {
 			}
 		}
 		if first != nil && next <= step {
+			// A share of both rates: the two processors work on one chunk.
 			took := times.npu
 			if idle && first.reactive {
 				took = times.npu * times.gpu / (times.npu + times.gpu)
@@ -93,6 +96,7 @@ func replayAgent(jobs []*agentJob, times agentTimes, most, buffer int) {
 			}
 			continue
 		}
+		// one step: a token for everybody in the batch
 		decode = step
 		batch := decodeBatch(jobs, decode, most, buffer)
 		decode += times.stepTime(batch)
@@ -157,6 +161,7 @@ func replayGPU(jobs []*agentJob, times agentTimes, buffer int) {
 			}
 		}
 		switch {
+		// a prompt when there is room, else a step, else all are answered
 		case first != nil && (len(batch) == 0 || next <= now && len(batch) < buffer):
 			now = next + int64(first.kernels)*times.gpu
 			first.kernels, first.ready = 0, now
@@ -198,6 +203,8 @@ func agentReplay(rows *sheet) error {
 	times := agentTimes{layers: model.Layers,
 		chunk: int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num())}
 	npu, gpu := soc.Processor("npu"), soc.Processor("gpu")
+	// a chunk through one layer, in us, and a decode step: weights once, and the cache of each
+	// token
 	ops := append(feedForward(model, times.chunk), qkv(model, times.chunk),
 		op.Op{Kind: op.MatMul, M: times.chunk, K: model.Heads * model.HeadDim, N: model.Hidden, Scheme: op.A8TQ8C})
 	for _, operator := range ops {
@@ -208,6 +215,8 @@ func agentReplay(rows *sheet) error {
 	times.perToken = float64(2*model.Layers*model.KVHeads*model.HeadDim*2) / gpu.BandwidthGBps / 1000
 	most, buffer := int(agent("m_b_cap").at("values").num()), int(agent("m_max_decode_batch").at("values").num())
 	minutes := agent("wl_trace").at("values").num()
+	// mean normalised latency of reactive and proactive requests over seeded traces, ours and the
+	// GPU's
 	run := func(reactive, proactive float64) (ours, theirs [2]float64) {
 		const seeds = 5
 		for seed := range seeds {
@@ -226,6 +235,7 @@ func agentReplay(rows *sheet) error {
 	points := agent("wl_mixed_points_named").at("values")
 	fixed := points.at("proactive_fixed").num()
 	printed := agent("r_mixed_reactive_mean").at("values", "Llama-8B").nums()
+	// the printed points, then the growth along the sweep
 	for i, rate := range points.at("reactive").nums() {
 		ours, theirs := run(rate, fixed)
 		note := fmt.Sprintf("8B, %v proactive a minute: %.3g against %.3g ms a token of the GPU alone, mean of 5 "+

@@ -41,6 +41,7 @@ func heteroOrder(_ context.Context, rows *sheet) error {
 	}
 	defer model.Close()
 	times := &simulated{soc: soc}
+	// the ablation is prefill of 256 tokens with 4-bit weights; the example of sec. 3.2 is in float
 	npu := func(m, k, n int, scheme op.Scheme, f op.Form) float64 {
 		return float64(times.ns("npu", op.Op{Kind: op.MatMul, M: m, K: k, N: n, Scheme: scheme, Form: f}))
 	}
@@ -51,6 +52,7 @@ func heteroOrder(_ context.Context, rows *sheet) error {
 	}
 	rows.noted(Modelled, "prefill/gain", hetero("r_ablation").at("values", "order_exchange").num(), first/swapped,
 		"prefill/gain", model.Name, soc.Name)
+	// the largest effect over lengths of prompt
 	const k, n = 4096, 14336 // sec. 3.2; the range of tokens is an axis of Fig. 4 and not in the text
 	best, at := 0.0, 0
 	for m := 32; m <= 1024; m += 32 {
@@ -79,6 +81,7 @@ func heteroCatalog(ctx context.Context, rows *sheet) error {
 			return fmt.Errorf("processor %q of the catalog SoC %q is not described in %q", name, soc.Name, op.A8TQ4B32)
 		}
 	}
+	// the paper's grids, found with the printed latencies
 	printed := table3()
 	base, onGrid, err := table3OnGrids(ctx, printed)
 	if err != nil {
@@ -86,6 +89,7 @@ func heteroCatalog(ctx context.Context, rows *sheet) error {
 	}
 	times := &simulated{soc: soc}
 	for i := range printed {
+		// from now on shapes take their latencies from the catalog, and forget those looked up
 		sh := printed[i].shape
 		other := map[string]string{"gpu": "npu", "npu": "gpu"}
 		sh.catalog = func(proc string, tokens, n int, beside bool) int64 {
@@ -103,6 +107,7 @@ func heteroCatalog(ctx context.Context, rows *sheet) error {
 	var logs, count float64
 	for i := range printed {
 		row := &printed[i]
+		// latencies of single lengths are printed: how far is the catalog from them
 		if !row.dynamic() {
 			for _, proc := range []string{"gpu", "npu"} {
 				printed, ours := row.cell.at(proc+"_us").num(),

@@ -118,6 +118,7 @@ func heteroRanges(rows *sheet) error {
 				stage: stageRows()}).npuNS(m))
 		}, "the line at the end of its stage of 32"},
 	}
+	// how many printed ends each rule hits, of all
 	fits, ends := make([]int, len(rules)), 0
 	for _, row := range table3() {
 		if !row.dynamic() {
@@ -128,6 +129,7 @@ func heteroRanges(rows *sheet) error {
 			if proc == "npu" {
 				curve = row.shape.npu
 			}
+			// one printed number stands for both ends of a range
 			printed := row.cell.at(proc + "_us").nums()
 			if len(printed) == 1 {
 				printed = append(printed, printed[0])
@@ -182,6 +184,7 @@ func heteroBoundaries(ctx context.Context, rows *sheet) error {
 		shapes[table[i].shape.name] = table[i].shape
 	}
 	attn, down := shapes["attn_proj"], shapes["ffn_down"]
+	// three readings of what the paper leaves open: grid of ratios, and NPU-pipe as a choice
 	coarse := *base
 	coarse.shares = grid
 	withPipe := coarse
@@ -215,6 +218,7 @@ func heteroBoundaries(ctx context.Context, rows *sheet) error {
 			}
 		}
 	}
+	// the GPU's line through its first two lengths, and where it meets the NPU's next stage
 	first, second := attn.gpu[0], attn.gpu[1]
 	rows.noted(Modelled, "attn_proj/gpu-slope-us", nil,
 		float64(second.ns-first.ns)/float64(second.tokens-first.tokens)/1000, "attn_proj/gpu_slope_us", first.tokens,
@@ -225,6 +229,7 @@ func heteroBoundaries(ctx context.Context, rows *sheet) error {
 		"attn_proj/crossing_remainder")
 	last := 0
 	for length := 257; length < 384; length++ {
+		// how long 256 tokens on the NPU beside the remainder on the GPU stay the choice
 		decision, err := attn.decide(ctx, length, true, &coarse)
 		if err != nil {
 			return err
@@ -254,6 +259,7 @@ func heteroBoundaries(ctx context.Context, rows *sheet) error {
 		"what the decision at 193 tokens costs: %s", decision.strategy)
 	rows.add(Modelled, "attn_proj/activation-us-at-193", nil, float64(max(attn.npuNS(128), attn.gpuNS(65)))/1000,
 		"128 tokens on the NPU beside 65 on the GPU")
+	// the example of 300 tokens in sec. 4.2.2
 	ex := hetero("m_activation_split_example").at("values")
 	named := coarse
 	named.standard = standardSets()[0].lengths
@@ -330,6 +336,7 @@ func heteroBandwidth(rows *sheet) error {
 		if row.m != 1 {
 			continue
 		}
+		// 4-bit weights, read once per token
 		bytes := float64(row.n) * float64(row.k) / 2
 		for _, time := range []struct {
 			proc string
@@ -347,6 +354,7 @@ func heteroBandwidth(rows *sheet) error {
 		measured.at("gpu_plus_npu").num(), peak.at("max_achievable").num())
 	rows.add(Exact, "achievable-of-theoretical", nil, peak.at("max_achievable").num()/peak.at("theoretical").num(),
 		"sec. 3.3")
+	// decode is bound by bandwidth: its gain bounds the speedup
 	gain := measured.at("gpu_plus_npu").num() / measured.at("gpu_only").num()
 	rows.add(Exact, "gain-of-both", nil, gain, "GPU and NPU over GPU alone, sec. 5.4")
 	rows.noted(Modelled, "gain-against-speedup", 1+
@@ -363,6 +371,7 @@ func heteroBandwidth(rows *sheet) error {
 		if err != nil {
 			return err
 		}
+		// tokens a second times bytes of weights is a bandwidth, which the measured one bounds
 		n := float64(model.Parameters())
 		rows.noted(Modelled, "decode-"+name.printed+"/gbps", fmt.Sprintf("at most %v", most),
 			speeds.at(name.printed).num()*n/2/1e9,
@@ -419,6 +428,8 @@ func newMappedLayer(ctx context.Context) (*mappedLayer, error) {
 	for i := range printed {
 		shapes[printed[i].shape.name] = printed[i].shape
 	}
+	// What the table has no row for is scaled from the row of attn_proj by the number of weight
+	// rows.
 	attn := shapes["attn_proj"]
 	l := &mappedLayer{
 		ctx: ctx, layers: int64(model.Layers), base: *base, coarse: *base, gateUpDecode: shapes["gate_up"],
@@ -565,12 +576,14 @@ func (l *mappedLayer) long(rows *sheet) error {
 
 // heteroGains is arithmetic on printed results.
 func heteroGains(rows *sheet) error {
+	// one time and its share give the whole
 	o := hetero("r_online_prepare").at("values", "length_135")
 	rows.noted(Exact, "online-prepare-135/total-ms", nil, o.at("prepare").num()/(o.at("share_percent").num()/100),
 		"online_prepare_135/total_ms", o.at("prepare").num(), o.at("share_percent").num())
 	f := hetero("r_fast_sync_prefill_256").at("values")
 	rows.noted(Exact, "fast-sync-256/gain", 1+hetero("r_fast_sync_prefill").at("values", "Hetero-tensor").num()/100,
 		f.at("with").num()/f.at("without").num(), "fast_sync_256/gain")
+	// steps of the ablation multiply to the whole gain
 	a := hetero("r_ablation").at("values")
 	product := a.at("activation_centric").num() * a.at("order_exchange").num() * a.at("weight_centric").num() *
 		a.at("fast_sync").num()

@@ -98,6 +98,7 @@ func table3() []table3Row {
 	shapes := map[string]*shape{}
 	for _, cell := range fact("heteroinfer", "table3").at("values").list() {
 		rows, reduction := int(cell.at("weight", 0).num()), int(cell.at("weight", 1).num())
+		// rows of the same weight share one shape, whose curves grow by each measured length
 		role := roles[[2]int{rows, reduction}]
 		weight := shapes[role]
 		if weight == nil {
@@ -505,6 +506,8 @@ func smallestGrid(ctx context.Context, rows []table3Row, base *assumptions) ([]s
 	}
 	best, bestHeld := []share(nil), -1
 	var err error
+	// Sets of one, two and three shares, in order. A set is left when it cannot hold as many rows
+	// as the best one.
 	var try func(from int, set []share, size int)
 	try = func(from int, set []share, size int) {
 		if err != nil {
@@ -568,6 +571,7 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 		"(384 because row 9 ends there)",
 		stageRows(), usText(base.syncNS), joinInts(base.standard))
 	stageNote := model + "; ratios from every stage"
+	// decisions of each row with both grids
 	var names []string
 	for _, share := range onGrid.shares {
 		names = append(names, share.String())
@@ -742,6 +746,8 @@ func table3Together(
 		}
 		return count, nil
 	}
+	// how many rows come out as printed: on the smallest grid, on every stage, on the best uniform
+	// grid
 	onGridRows, err := count(onGrid, true)
 	if err != nil {
 		return err
@@ -765,6 +771,7 @@ func table3Together(
 	}
 	out.noted(Modelled, "all/rows-uniform-grid", len(rows), best, "all/rows_uniform_grid", mostDenominator, first)
 	for _, move := range table3Moves(base, onGrid) {
+		// the intersection of the rows' intervals, with the rows that bound it
 		low, high := held{low: -1}, held{high: mostNS + 1}
 		none := ""
 		for _, held := range limits[move.name] {

@@ -34,6 +34,7 @@ func pick(
 // npuTable3 compares Table 3's times of one product on four processors: ratios, rates, and the division that would
 // balance them.
 func npuTable3(ctx context.Context, rows *sheet) error {
+	// the fastest column, by the solver
 	columns := []string{"npu_int8", "cpu_int8", "gpu_fp16", "npu_fp16"}
 	var slower float64
 	peak := npuFact("hw_npu_peak_int8").at("values", "Hexagon").num()
@@ -153,6 +154,7 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 	}
 	defer model.Close()
 	t := npuFact("m_npu_time_256").at("values")
+	// the printed times of a chunk on both processors, one after the other
 	npuNS := us(1000 * t.at("npu").num())
 	cpuNS := int64(float64(npuNS) / t.at("relative_to_cpu").num())
 	rows.noted(Exact, "serial-ms", nil, float64(npuNS+cpuNS)/1e6, "serial_ms", t.at("npu").num(),
@@ -174,6 +176,7 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 			"attention 80 percent of the CPU's time, longer by the first chunk's with every chunk before"},
 		{"1024-tokens-norms", 4, 0.2, 0, "attention 20 percent of the CPU's time, norms the rest"},
 	} {
+		// in order, by Eq. 5 and the best that was found, of the same graph
 		graph := qwen(model, variant.chunks, npuNS, cpuNS, variant.attention, variant.growth)
 		in, out := graph.inOrder(), graph.eq5()
 		if err := graph.check(out); err != nil {
@@ -201,6 +204,7 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 	worse, worst, optimal, worstGap := 0, 0.0, 0, 0.0
 	random := rand.New(rand.NewPCG(5, 0))
 	for range instances {
+		// durations of 1 to 9 ns, subgraphs that alternate between the processors
 		made := make(chunkGraph, 2+random.IntN(2))
 		shape := make([]subgraph, 3+random.IntN(2))
 		for j := range shape {
@@ -266,6 +270,7 @@ func npuSharing(rows *sheet) error {
 	chunks := shared.at("prompt").num() / shared.at("chunk").num()
 	rows.add(Exact, "chunks", nil, chunks, "a prompt of %v tokens in chunks of %v", shared.at("prompt").num(),
 		shared.at("chunk").num())
+	// one graph for all chunks keeps 1/chunks of the memory
 	reduction := 1 - 1/chunks
 	rows.noted(Exact, "reduction-percent", shared.at("reduction_up_to_percent").num(), 100*reduction,
 		"reduction_percent")
@@ -275,6 +280,7 @@ func npuSharing(rows *sheet) error {
 	before := saved / reduction
 	rows.noted(Exact, "before-gb", nil, before, "before_gb", saved)
 	rows.add(Exact, "after-gb", nil, before-saved, "and with sharing")
+	// what sharing saves is (chunks-1) copies of the linear weights, in either number type
 	attention, ffn := linearWeights(model)
 	linear := (attention + ffn) * float64(model.Layers)
 	for _, reading := range []struct {
@@ -299,6 +305,7 @@ func npuChunks(rows *sheet) error {
 		name := datasetName(dataset)
 		prompts := dataset.at("prompt_tokens").nums()
 		for k, end := range []string{"shortest", "longest"} {
+			// a prompt is padded to whole chunks
 			n := math.Ceil(prompts[k] / chunk)
 			rows.add(Exact, name+"/chunks-"+end, nil, n, "chunks of %v tokens for a prompt of %v", chunk, prompts[k])
 			rows.noted(Exact, name+"/padding-percent-"+end, nil, 100*(n*chunk/prompts[k]-1), "padding_percent",
@@ -354,7 +361,9 @@ func npuChunks(rows *sheet) error {
 	}
 	rows.noted(Modelled, "npu-ms-256", npuFact("m_npu_time_256").at("values", "npu").num(), oneNS(256)/1e6,
 		"npu_ms_256", model.Name)
+	// short chunks pad less, long ones use the NPU better
 	candidates := []int{32, 64, 128, 256, 512, 1024}
+	// the candidate of least cost
 	bestOf := func(cost func(c int) float64) (best int) {
 		least := math.Inf(1)
 		for _, c := range candidates {
@@ -402,6 +411,7 @@ func npuShapes(rows *sheet) error {
 	effect := npuFact("hw_square_shape_effect").at("values")
 	byRows := int(effect.at("input_a", 0).num())
 	type shape struct{ h, w int }
+	// every height that divides the rows
 	var shapes []shape
 	for h := 1; h <= byRows; h++ {
 		if byRows%h == 0 {
@@ -411,6 +421,7 @@ func npuShapes(rows *sheet) error {
 	rows.noted(Exact, "equivalent-shapes", nil, len(shapes), "equivalent_shapes", byRows)
 	text := func(x shape) string { return fmt.Sprintf("%dx%d", x.h, x.w) }
 	printed := fmt.Sprintf("%vx%v", effect.at("input_b", 0).num(), effect.at("input_b", 1).num())
+	// two rules: the squarest image, and the fastest measured one
 	square := slices.MinFunc(shapes, func(a, b shape) int { return max(a.h, a.w) - max(b.h, b.w) })
 	rows.noted(Modelled, "squarest", printed, text(square), "squarest")
 	gain := effect.at("gain_of_b").num()
@@ -430,6 +441,7 @@ func npuShapes(rows *sheet) error {
 	}
 	side := int(effect.at("input_b", 2).num())
 	product := &simulated{soc: soc}
+	// ns without the launch
 	took := func(f op.Form) float64 {
 		return float64(product.ns("npu",
 			op.Op{Kind: op.MatMul, M: byRows, K: side, N: side, Scheme: op.A8TQ8C,
@@ -484,6 +496,8 @@ func npuMemory(rows *sheet) error {
 		name  string
 		bytes float64
 	}{{"4-gib", limit * (1 << 30)}, {"4-gb", limit * 1e9}} {
+		// The rule places feed-forward matrices first; the best placement tries every number of
+		// them.
 		fits := func(bytes float64, m matrix) int { return min(m.count, int(bytes/m.bytes)) }
 		nets := fits(unit.bytes, net)
 		atts := fits(unit.bytes-float64(nets)*net.bytes, att)
@@ -520,6 +534,7 @@ func npuOutliers(rows *sheet) error {
 		return fmt.Errorf("read the range of Eq. 1: %w", err)
 	}
 	values, same, small, off, mended := 0, 0, 0, 0.0, 0.0
+	// every quarter of s, far beyond the range
 	for value := -1024.0; value <= 1024; value += 0.25 {
 		npu, cpu := eq1(value, low, high)
 		values++
@@ -562,6 +577,8 @@ func npuOutliers(rows *sheet) error {
 		"the same with the CPU's part as printed")
 	rows.noted(Exact, "eq1/int8-range", fmt.Sprintf("%v..%v", low, high),
 		fmt.Sprintf("%d..%d", math.MinInt8, math.MaxInt8), "eq1/int8_range")
+	// printed counts over printed shares give a number of channels, which catalog models have or
+	// not
 	d := npuFact("m_outlier_density").at("values")
 	count, percent := d.at("count").nums(), d.at("percent_of_channels").nums()
 	for k, end := range []string{"least", "most"} {
@@ -585,6 +602,7 @@ func npuOutliers(rows *sheet) error {
 	hot := npuFact("m_hot_channels").at("values")
 	rows.noted(Modelled, "hot-channels/weights-percent", nil, hot.at("channels_below").num(),
 		"hot_channels/weights_percent", hot.at("outliers_covered_above").num())
+	// pruning more outliers: faster and less accurate, linear in time per token
 	for _, name := range npuFact("r_prune_tradeoff").at("values").keys() {
 		points := npuFact("r_prune_tradeoff").at("values", name).list()
 		faster, worse := true, true
@@ -622,6 +640,7 @@ func npuTable5(rows *sheet) error {
 	cells, wrong := 0, 0
 	for _, dataset := range npuFact("table5").at("values").list() {
 		name := datasetName(dataset)
+		// cells that the data calls uncertain, with the reason
 		doubtful := map[string]string{}
 		for _, c := range dataset.at("uncertain_cells").list() {
 			doubtful[c.at("llm").text()+"/"+c.at("engine").text()] = c.at("reason").text()
@@ -630,6 +649,7 @@ func npuTable5(rows *sheet) error {
 		for _, row := range dataset.at("rows").list() {
 			llm := row.at("llm").text()
 			ours := row.at("ours", 0).num()
+			// this row's speedups over every engine
 			var all []float64
 			for _, engine := range append(slices.Clone(npuEngines), "ours") {
 				cell := row.at(engine)
@@ -688,6 +708,7 @@ func npuTable6(rows *sheet) error {
 	columns := table.at("columns").list()
 	for _, set := range table.at("values").keys() {
 		devices := table.at("values", set).list()
+		// degradations against column 1, FP16; columns 2 to 5 are the methods
 		sums, count := make([]float64, 6), 0.0
 		var printed value
 		for _, row := range devices {
@@ -707,6 +728,7 @@ func npuTable6(rows *sheet) error {
 				tenths(sums[c]/count), "average")
 		}
 	}
+	// sec. 4.4 quotes single cells, and the largest gains
 	drop := npuFact("r_smoothquant_drop").at("values")
 	for _, r := range table.at("values", "HellaSwag").list() {
 		if name := r.at(0).text(); drop.has(name) {

@@ -111,6 +111,7 @@ func (g chunkGraph) contribution(done [][]bool, i, j int) int64 {
 // looks at every chunk once per processor.
 func (g chunkGraph) eq5() chunkOrder {
 	order := g.empty()
+	// done: ended by now; left: not yet started
 	done := make([][]bool, len(g))
 	left := 0
 	for i := range g {
@@ -129,6 +130,7 @@ func (g chunkGraph) eq5() chunkOrder {
 			if free[proc] > now {
 				continue
 			}
+			// the paper's rule: the largest contribution, ties to the earliest chunk
 			best, bestC := -1, int64(0)
 			for i := range g {
 				j := next[i]
@@ -301,6 +303,7 @@ func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, boun
 			best = order
 		}
 	}
+	// depth first, the child with the lowest bound first
 	root := g.begin()
 	spent := 0
 	var walk func(state *partial) error
@@ -341,6 +344,7 @@ func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, boun
 // check reports the first thing that an order breaks of Eq. 2, 3 and 4.
 func (g chunkGraph) check(order chunkOrder) error {
 	var end int64
+	// inputs before outputs, and no two subgraphs at a time on one processor
 	type slot struct{ from, to int64 }
 	var lanes [2][]slot
 	for i := range g {

@@ -79,6 +79,7 @@ func moeCapacity(rows *sheet) error {
 	aligned, all := 0, 0
 	for _, model := range list {
 		for _, chunk := range moe("wl_chunk_sizes").at("values").nums() {
+			// capacity is the mean load of an expert; tiers are powers of two around it
 			base := problem.BaseCapacity(int(chunk), model.ExpertsPerToken, model.Experts)
 			class := Modelled // numbers of experts from the catalog
 			if model.Name == "phi-3.5-moe" {
@@ -101,6 +102,7 @@ func moeCapacity(rows *sheet) error {
 	rows.noted(Modelled, "tier_set", strings.Join(printed, " ")+", also 96 and 128",
 		strings.Trim(fmt.Sprint(ladder(32)), "[]"), "tier_set")
 	equal := 0
+	// the busiest expert's load is the mean times the imbalance, on random routings
 	const layers = 200
 	for i := range layers {
 		routing := newRouting(rand.New(rand.NewPCG(41, uint64(i))), 16, 2, float64(i%4)/2, 2)
@@ -132,6 +134,7 @@ func moeTiers(rows *sheet) error {
 			covering(capacities, base), base+1, covering(capacities, base+1), 3*base, covering(capacities, 3*base)),
 		"rule", capacities)
 	rows.noted(Exact, "top_quartile_4x_needs_percent", nil, 100*0.25*2, "top_quartile_4x_needs_percent")
+	// printed ranges of padding and drops
 	padding, drop := moe("r_accuracy_details").at("values", "padding_of_tokens").nums(),
 		moe("r_accuracy_details").at("values", "token_drop").nums()
 	// Capacities from the first half of the chunks, padding and drops from the other.
@@ -218,7 +221,7 @@ func moeGroups(rows *sheet) error {
 		rows.noted(Modelled, model.Name+"/most_experts", nil, math.Floor(limit*1e9/expertBytes(model)), "most_experts",
 			expertBytes(model)/1e6, model.Experts)
 	}
-	// Homogeneous groups on synthetic layers.
+	// Groups on synthetic layers are of one tier and one kind, hot or cold, and no larger than a graph.
 	groups, mixed, over := 0, 0, 0
 	const layers = 200
 	for layer := range layers {
@@ -268,6 +271,7 @@ func moePoints() (points [][3]float64) {
 // it was not fitted to.
 func moeTable5(rows *sheet) error {
 	points := moePoints()
+	// ms a token with g experts a launch of capacity c; NaN where the paper prints none
 	at := func(g, c float64) float64 {
 		for _, p := range points {
 			if p[0] == g && p[1] == c {
@@ -288,6 +292,7 @@ func moeTable5(rows *sheet) error {
 	ratio("1x64_8x64", r64.at("8x64", "factor").num(), 1, 64, 8, 64)
 	ratio("8x32_8x64", moe("r_capacity_group8").at("values", "8x64").num(), 8, 32, 8, 64)
 	rows.noted(Exact, "implied_8x96_ms", nil, at(8, 96), "implied_8x96_ms")
+	// larger groups and larger capacities should take less
 	wrong := 0
 	for _, a := range points {
 		for _, b := range points {
@@ -320,6 +325,7 @@ func moeTable5(rows *sheet) error {
 		{"launches_only", "ms a token = L/(g C) + b: launches explain all",
 			func(g, c float64) []float64 { return []float64{1 / (g * c), 1} }},
 	} {
+		// least squares over all points but one
 		fit := func(skip int) []float64 {
 			var terms [][]float64
 			var times []float64
@@ -393,11 +399,13 @@ func moeResidency(s *sheet) error {
 			handover += 1000 * link.HandoverUS
 		}
 	}
+	// ns, with both hand-overs
 	launch := 1000*npu.LaunchUS + handover
 	const given = "modelled on catalog SoC apple-m2-ultra, whose rates, launch and hand-over times are assumptions"
 	s.noted(NotReproducible, "threshold", "hot or cold", nil, "threshold")
 	s.add(Modelled, "launch_us", nil, launch/1000, "a launch and both hand-overs; %s", given)
 	for _, group := range moe("m_group_sizes").at("values").nums() {
+		// the first load at which a launch of the whole group pays
 		load := 1
 		for ; load < 1024; load++ {
 			if launch+float64(group*expertNS(npu, model, load)) < float64(group*expertNS(cpu, model, load)) {
@@ -491,6 +499,8 @@ func moeInstance(tokens int, loads [][][]float64) (*problem.Tiers, error) {
 		Name: "phi-3.5-moe", Tile: 16, Capacities: ladder(base), ExpertBytes: int64(expertBytes(model)),
 		GraphBytes: int64(limit), NPUMilliwatts: int64(1000 * npu.PowerW), CPUMilliwatts: int64(1000 * cpu.PowerW),
 	}
+	// times: a group of 1 and more experts per capacity on the NPU, an expert of 0 and more rows on
+	// the CPU
 	tiers.MaxTiers = len(tiers.Capacities)
 	chunk := problem.TierChunk{Tokens: tokens, Weight: 1, CPUNS: []int64{0}}
 	for _, link := range soc.Links {
@@ -542,6 +552,7 @@ func moeOptimum(ctx context.Context, rows *sheet) error {
 		if err != nil {
 			return err
 		}
+		// the exact optimum, checked, beside three rules with the same costs
 		best, err := exact.Engine{}.Tiers(ctx, tiers, problem.Limits{})
 		if err != nil {
 			return err
@@ -637,6 +648,7 @@ func moeOverflow(rows *sheet) error {
 		capacities []int
 	}{{"enough", []int{16, 32, 64, 96}}, {"overflow", []int{16}}} {
 		tiers := make([]int, experts)
+		// tokens of which an expert's row is pruned: those alone may differ
 		drops := map[int]bool{}
 		for expert, n := range loads {
 			tiers[expert] = problem.SmallestTier(n, variant.capacities)
@@ -679,6 +691,7 @@ func moeMemory(rows *sheet) error {
 	}
 	printed := moe("models_table1").at("values").list()
 	phi := printed[0]
+	// experts and the rest, from printed numbers, then from the published shape
 	experts := phi.at("layers").num() * phi.at("experts").num() * phi.at("expert_mb").num() / 1000
 	rows.add(Exact, "phimoe/experts_gb", nil, experts, "%v layers x %v experts x %v MB as printed",
 		phi.at("layers").num(), phi.at("experts").num(), phi.at("expert_mb").num())
@@ -712,6 +725,7 @@ func moeMemory(rows *sheet) error {
 // moeCalibration compares the busiest experts of a profile's chunks with those of the chunks after them.
 func moeCalibration(rows *sheet) error {
 	const experts, layers, chunks, run = 16, 32, 16, 4
+	// the busiest experts, ties to the lower number
 	top := func(loads []float64, count int) []int {
 		order := make([]int, len(loads))
 		for e := range order {
@@ -792,6 +806,7 @@ func moeAppendix(rows *sheet) error {
 				row.at(1).num()/energy[0].at(1).num(), "%v over %v J", row.at(1).num(), energy[0].at(1).num())
 		}
 	}
+	// relation as printed, and watts as joules over seconds
 	for _, table := range []struct{ name, id string }{{"a3_micro", "table_a3_gpu_micro"},
 		{"a3_e2e", "table_a3_gpu_e2e"}} {
 		devices := moe(table.id).at("values").list()
@@ -814,6 +829,7 @@ func moeAppendix(rows *sheet) error {
 // moeRanges compares the ranges of the abstract with the details.
 func moeRanges(rows *sheet) error {
 	headline := moe("r_headline").at("values")
+	// all numbers below a fact
 	var collect func(v value, out *[]float64)
 	collect = func(v value, out *[]float64) {
 		switch v.v.(type) {

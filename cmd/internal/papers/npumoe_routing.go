@@ -30,10 +30,12 @@ func groupExperts(loads []float64, tiers []int, hot []bool, most int) []problem.
 // routing draws which experts tokens go to. An expert's popularity falls with its rank to the power of -skew, and
 // changes by a factor between 1/burst and burst from chunk to chunk.
 type routing struct {
+	// seeded, so that rows stay the same
 	random        *rand.Rand
 	experts, topK int
-	popularity    []uint64
-	burst         uint64
+	// weights of the drawing, by expert
+	popularity []uint64
+	burst      uint64
 }
 
 // newRouting draws the popularity of experts: in proportion to rank^-skew, in a random order.
@@ -190,6 +192,7 @@ func (b *expertBlock) packed(
 		out[t] = make([]float32, b.hidden)
 	}
 	for expert := range b.up {
+		// the expert's group and its slice of the group's buffer
 		var group *problem.TierGroup
 		slice := 0
 		for i := range groups {
@@ -259,7 +262,9 @@ func leastSquares(a [][]float64, y []float64) (solution []float64, ok bool) {
 			normal[i][unknowns] += float64(a[row][i] * y[row])
 		}
 	}
+	// the normal equations, beside the right hand side
 	for i := range unknowns {
+		// elimination of Gauss and Jordan with partial pivoting
 		pivot := i
 		for r := i + 1; r < unknowns; r++ {
 			if math.Abs(normal[r][i]) > math.Abs(normal[pivot][i]) {

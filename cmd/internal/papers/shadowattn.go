@@ -98,6 +98,7 @@ func shadowHeadRatios(rows *sheet) error {
 				importance[index*heads+h] = layer * loss()
 			}
 		}
+		// ratios beyond 1 mean nothing: cut off, or given to the other heads
 		ratios := headRatios(global, importance, most)
 		above := 0
 		for _, v := range ratios {
@@ -202,6 +203,7 @@ func shadowSmallLayers(rows *sheet) {
 				}
 			}
 		}
+		// the planners must agree with every order, which small layers permit
 		all, contiguous := pipeline.everyOrder()
 		greedy := pipeline.greedy(false).end
 		gaps = append(gaps, 100*(float64(greedy)/float64(all)-1))
@@ -238,6 +240,8 @@ func shadowWideLayers(rows *sheet) error {
 		for layer := range layers {
 			pipeline := shadowPipeline(random, heads, regime)
 			greedy, best := pipeline.greedy(false), pipeline.byLaunch()
+			// the recurrence against the dependencies alone; the literal listing may lose
+			// or repeat a head
 			took, err := pipeline.run(greedy.launches, greedy.heads)
 			if err != nil {
 				return fmt.Errorf("algorithm 1: %w", err)
@@ -278,6 +282,7 @@ func shadowWideLayers(rows *sheet) error {
 // shadowLaunch fits a line to the printed times of heads launched together: the cost of a launch and of a head.
 func shadowLaunch(rows *sheet) error {
 	launch := shadow("hw_npu_kernel_fused_launch").at("values")
+	// Q K' of a head: 2 x queries x keys x width operations
 	query, keys := launch.at("q_shape_bhsd").nums(), launch.at("k_shape_bhsd").nums()
 	ops := 2 * query[2] * keys[2] * query[3]
 	var sx, sy, sxx, sxy, count float64
@@ -289,6 +294,7 @@ func shadowLaunch(rows *sheet) error {
 			query[2], keys[2], query[3])
 		sx, sy, sxx, sxy, count = sx+h, sy+ms, sxx+float64(h*h), sxy+float64(h*ms), count+1
 	}
+	// the line by least squares
 	slope := (count*sxy - sx*sy) / (count*sxx - sx*sx)
 	rows.add(Modelled, "line/launch_ms", nil, (sy-slope*sx)/count, "least squares through the three points")
 	rows.noted(Modelled, "line/head_ms", nil, slope, "line/head_ms", slope)
@@ -324,6 +330,7 @@ func shadowLaunch(rows *sheet) error {
 // multiplying in proportion to the ratio.
 func shadowSparse(rows *sheet) error {
 	gains, share := shadow("r_sparse_kernel_gain").at("values"), shadow("r_estimation_share").at("values")
+	// time = e + a r by least squares, for a reading of what a gain is
 	fit := func(time func(gain float64) float64) (e, a float64) {
 		var sx, sy, sxx, sxy, count float64
 		for _, key := range gains.keys() {
@@ -341,6 +348,7 @@ func shadowSparse(rows *sheet) error {
 		rows.add(Modelled, key+"/gain_percent", gain, 100*(1-estimate-float64(r*attend)),
 			"the line at %v; 3 points, 2 parameters", r)
 	}
+	// each point from the line through the other two
 	for _, held := range gains.keys() {
 		var xs, ts []float64
 		for _, key := range gains.keys() {
@@ -399,6 +407,7 @@ func quantised(used float64) float64 {
 func shadowBuckets(rows *sheet) error {
 	step, tiny := shadow("m_bucket_step").at("values", "sigma").num(), shadow("m_bucket_step").at("values",
 		"tested_small").num()
+	// the grid of the printed step, beside the printed number of buckets
 	grid := scaleGrid(1, 1, step)
 	rows.noted(Exact, "count", shadow("m_bucket_step").at("values", "buckets_default").num(), len(grid), "count")
 	rows.noted(NotReproducible, "count_5", shadow("m_bucket_step").at("values", "buckets_tested_lower").num(), nil,
@@ -433,6 +442,7 @@ func shadowBuckets(rows *sheet) error {
 	for i := range samples {
 		scales = append(scales, math.Exp(middle+float64(spread*quantile((float64(i)+0.5)/samples)))/centre)
 	}
+	// the scale of the grid with the least error, which the nearest is not always
 	best := func(g []float64, x float64) float64 {
 		return slices.MinFunc(g, func(a, b float64) int {
 			switch ea, eb := quantised(a/x), quantised(b/x); {
@@ -469,6 +479,7 @@ func shadowBuckets(rows *sheet) error {
 		{"best_three", "", optimal.Scales},
 		{"one", "", []float64{1}},
 	} {
+		// samples in the middle bucket, errors with the nearest and with the best scale
 		in, nearest, ideal := 0, 0.0, 0.0
 		for _, scale := range scales {
 			closest := grid.g[problem.NearestScale(grid.g, scale)]
@@ -524,6 +535,7 @@ func shadowTopK(rows *sheet) error {
 	ratio := shadow("m_global_ratio").at("values", "default").num() / 100
 	const queries, width = 100, 1024
 	keep := int(ratio * width)
+	// positions in order, ties to the lower one
 	largest := func(x []float64) []int {
 		order := make([]int, len(x))
 		for i := range order {
@@ -602,6 +614,7 @@ func shadowOps(rows *sheet) error {
 
 // shadowAccuracy recomputes the averages and losses of Tables 3, 4 and 6.
 func shadowAccuracy(rows *sheet) error {
+	// averages and losses by column, of Table 6
 	t6 := shadow("table6").at("values").list()
 	columns := shadow("table6").at("columns").list()[2:]
 	average := t6[len(t6)-1]
@@ -629,6 +642,7 @@ func shadowAccuracy(rows *sheet) error {
 		}
 	}
 	rows.noted(Exact, "table3/cells_as_in_table6", nil, equal, "table3/cells_as_in_table6")
+	// Table 3 repeats cells of Table 6; its drops are quoted in the text
 	drops := shadow("r_npu_attention_drop").at("values")
 	var all []float64
 	for _, cell := range t3 {
@@ -648,6 +662,7 @@ func shadowAccuracy(rows *sheet) error {
 				"percentage points")
 		}
 	}
+	// Table 4: recall should not fall as the ratio grows
 	least, falls := 100.0, 0
 	for _, row := range shadow("table4").at("values").list() {
 		cells := row.at(1).num()

@@ -86,6 +86,7 @@ func (p headPipeline) greedy(literal bool) headSchedule {
 // multiplication, each on a processor that does one thing at a time). A schedule that leaves out or repeats
 // something is an error.
 func (p headPipeline) run(launches, heads []int) (int64, error) {
+	// estimates follow each other on the NPU and release their heads
 	released := make([]int64, len(p.heads))
 	seen := make([]int, len(p.heads))
 	done := make([]int, len(p.launches))
@@ -194,6 +195,8 @@ func (p headPipeline) byLaunch() headSchedule {
 	for i, launch := range p.launches {
 		orders[i] = p.johnson(launch.heads)
 	}
+	// by set of launches done; a larger set has a larger number, so each set is complete when it
+	// comes up
 	states := make([][]*label, 1<<count)
 	states[0] = []*label{{}}
 	for set := range states {
@@ -240,6 +243,7 @@ func (p headPipeline) byHead() headSchedule {
 			of[h] = i
 		}
 	}
+	// by set of heads done, as in byLaunch
 	states := make([][]*label, 1<<len(p.heads))
 	states[0] = []*label{{}}
 	started := make([]bool, len(p.launches))
@@ -312,6 +316,7 @@ func bestLaunches(buckets [][]int, heads []headWork, npu func(n int) int64) (hea
 			}
 			return
 		}
+		// the first head's launch takes any subset of the others: each partition comes up once
 		first, rest := open[0][0], open[0][1:]
 		for with := range 1 << len(rest) {
 			launch := headLaunch{heads: []int{first}}

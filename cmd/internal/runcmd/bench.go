@@ -18,22 +18,23 @@ type timing struct {
 	SoC       string `json:"soc"`
 	Simulated bool   `json:"simulated"`
 	// processors that are emulators: no time is one of a device
-	Emulated   []string            `json:"emulated,omitempty"`
-	Evidence   planir.Evidence     `json:"evidence"` // what stands behind the bundle's plan
-	PromptLen  int                 `json:"prompt_len"`
-	Gen        int                 `json:"gen"`
-	Rounds     int                 `json:"rounds"`
-	PrefillUS  float64             `json:"prefill_us"`
-	DecodeUS   float64             `json:"decode_us"`
-	PrefillTPS float64             `json:"prefill_tokens_per_s"`
-	DecodeTPS  float64             `json:"decode_tokens_per_s"`
-	PredictUS  map[string]float64  `json:"predicted_us,omitempty"`
-	Prefills   []float64           `json:"prefill_samples_us"` // of every round
-	Decodes    []float64           `json:"decode_samples_us"`  // of a token, mean of every round
-	Batches    []batchTime         `json:"batches,omitempty"`  // of a plan that decodes several sequences together
-	Lanes      []laneTime          `json:"lanes"`
-	Account    []kindTime          `json:"account"`
-	Steps      []executor.StepStat `json:"steps"`
+	Emulated   []string           `json:"emulated,omitempty"`
+	Evidence   planir.Evidence    `json:"evidence"` // what stands behind the bundle's plan
+	PromptLen  int                `json:"prompt_len"`
+	Gen        int                `json:"gen"`
+	Rounds     int                `json:"rounds"`
+	PrefillUS  float64            `json:"prefill_us"`
+	DecodeUS   float64            `json:"decode_us"`
+	PrefillTPS float64            `json:"prefill_tokens_per_s"`
+	DecodeTPS  float64            `json:"decode_tokens_per_s"`
+	PredictUS  map[string]float64 `json:"predicted_us,omitempty"`
+	Prefills   []float64          `json:"prefill_samples_us"` // of every round
+	Decodes    []float64          `json:"decode_samples_us"`  // of a token, mean of every round
+	Batches    []batchTime        `json:"batches,omitempty"`  // of a plan that decodes several sequences together
+	Lanes      []laneTime         `json:"lanes"`
+	Account    []kindTime         `json:"account"`
+	// of every step, over all rounds
+	Steps []executor.StepStat `json:"steps"`
 }
 
 // batchTime is what decoding sequences together takes, each after a prompt; 1 is measured beside the others.
@@ -88,6 +89,7 @@ func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *execut
 	for _, ns := range times.PrefillNS {
 		out.Prefills = append(out.Prefills, float64(ns)/1e3)
 	}
+	// each round decodes gen tokens: one mean per round
 	for round := range slices.Chunk(times.DecodeNS, max(1, o.gen)) {
 		sum := int64(0)
 		for _, ns := range round {
@@ -175,6 +177,7 @@ func executions(steps []executor.StepStat) map[string]int64 {
 
 // account adds up steps per program and kind of operator, the largest first, and then waiting.
 func account(steps []executor.StepStat) []kindTime {
+	// steps are sorted by program: add one run of equal programs after the other
 	runs := executions(steps)
 	var out []kindTime
 	for i := 0; i < len(steps); {
@@ -242,6 +245,7 @@ func Round(ctx context.Context, machine *executor.Machine, promptLen, gen int) (
 				"the workload")
 	}
 	prompt := benchPrompt(promptLen, machine.Vocabulary(), 0)
+	// The first forward pass fills the cache with the prompt; then gen tokens, one at a time.
 	machine.Reset()
 	err := machine.Do(ctx, func(control *executor.Control) error {
 		one := []int32{0}
@@ -278,6 +282,7 @@ func Round(ctx context.Context, machine *executor.Machine, promptLen, gen int) (
 func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, gen, rounds int) ([]batchTime, error) {
 	plan := machine.Plan()
 	var out []batchTime
+	// one entry per size of batch, with its predicted time where the plan has one
 	for _, n := range append([]int{1}, plan.Batches...) {
 		timing := batchTime{Sequences: n}
 		for _, pr := range plan.Predictions {
@@ -299,6 +304,7 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 			tokens[i].ID = int32(argmax(logits))
 			return nil
 		}
+		// Each sequence has a prompt of its own. Between measurements only the decoded tokens are dropped.
 		begin := make([]int32, len(tokens))
 		for i := range tokens {
 			tokens[i].Sequence = i
@@ -309,6 +315,7 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 			begin[i] = tokens[i].ID
 		}
 		for round := -1; round < rounds; round++ {
+			// round -1 warms up; sizes take turns, so that a drift of the clock hits all alike
 			for at := range out {
 				for i := range tokens {
 					control.Truncate(i, promptLen)

@@ -48,7 +48,9 @@ func logits(ctx context.Context, m *executor.Machine, prompt []int32) (all []flo
 
 // checked is how far an execution is from the reference.
 type checked struct {
-	Positions                   int
+	Positions int
+	// largest difference of a logit; divergence of the execution from the reference in nats per position; share
+	// of positions with the same likeliest token, 0 to 1
 	MaxAbsDiff, MeanKL, SameTop float64
 }
 
@@ -79,6 +81,7 @@ func (o *options) runCheck(
 		return err
 	}
 	defer ref.Close()
+	// the same prompt through both programs
 	got, vocab, err := logits(ctx, machine, prompt)
 	if err != nil {
 		return err
@@ -92,6 +95,7 @@ func (o *options) runCheck(
 		func(d planir.Decision) bool { return d.Scheme.Rounds() })
 	ui.Notef("check: %d positions against the reference: largest difference %.2g, mean KL %.2g, same top token %.1f "+
 		"%%", checked.Positions, checked.MaxAbsDiff, checked.MeanKL, 100*checked.SameTop)
+	// A quantised plan cannot have the reference's logits: only its distribution is compared.
 	if quantised && !(checked.MeanKL <= checkKL) || !quantised && !(checked.MaxAbsDiff <= checkAbs) {
 		return diag.New(diag.ClassRun,
 			"check: execution differs from the reference: largest difference %.3g, mean KL %.3g, want difference <= "+
@@ -113,6 +117,7 @@ func compare(got, want []float32, vocab int) checked {
 	same := 0
 	for t := range rows {
 		found, wanted := got[t*vocab:(t+1)*vocab], want[t*vocab:(t+1)*vocab]
+		// KL(want || got), by the differences of log probabilities
 		lg, lw := logSumExp(found), logSumExp(wanted)
 		kl := 0.0
 		for i := range wanted {

@@ -100,6 +100,7 @@ func (o *options) generate(
 			answer.prompt = o.prompt
 		}
 	}
+	// The stopwatch is split at the first token: what came before is prefill.
 	generation, err := machine.Generate(ctx, prompt, o.maxTokens, &o.sampler, func(id int32) bool {
 		if answer.first {
 			watch.split("load and verify weights", machine.LoadTime(), "prefill and first token")

@@ -97,6 +97,7 @@ func readAll(ctx context.Context, s *cli.Streams, path string) (string, error) {
 		data []byte
 		err  error
 	}
+	// a reader of its own, since a read of standard input cannot be cancelled
 	done := make(chan result, 1)
 	go func() {
 		data, err := io.ReadAll(io.LimitReader(in, limit+1))

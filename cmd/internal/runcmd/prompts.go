@@ -84,6 +84,7 @@ func parseLine(text string) (line, error) {
 	var asked line
 	decoder := json.NewDecoder(bytes.NewReader([]byte(text)))
 	decoder.DisallowUnknownFields()
+	// ids may be numbers beyond the integers of a float64
 	decoder.UseNumber()
 	err := decoder.Decode(&asked)
 	if err == nil {
@@ -176,6 +177,7 @@ func (o *options) generateAll(
 	}
 	out := bufio.NewWriter(ui.Out)
 	result := batch{Sequences: machine.Sequences(), Answers: make([]generated, len(jobs))}
+	// answers before next are printed; ended says which later ones wait for their turn
 	ended, next := make([]bool, len(jobs)), 0
 	var failed []error
 	show := func(i int) {

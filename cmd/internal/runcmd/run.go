@@ -42,6 +42,7 @@ func run(
 	if err := flags.validate(changed); err != nil {
 		return err
 	}
+	// a path that cannot be written is told of now, not after minutes
 	for _, out := range []string{flags.dumpLogits, flags.trace} {
 		if out == "" {
 			continue
@@ -74,6 +75,7 @@ func run(
 	if refusal != nil {
 		return refusal
 	}
+	// all inputs are there: execute, and write what was asked for
 	x.noteTimes()
 	err = x.execute(ctx)
 	if mem.IsFault(err) { // of a page that cannot be read although nobody has changed the file

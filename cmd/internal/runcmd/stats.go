@@ -74,6 +74,7 @@ func (t *stopwatch) stats(running *executor.Machine, prompt int, tokenizer bool,
 		Emulated: len(running.Emulated()) > 0,
 	}
 	plan, loaded := running.Plan(), running.Loaded()
+	// what the plan predicts for as much as was loaded and computed here, and for all of it
 	predicted := planir.MemoryAt(plan,
 		planir.Extent{Programs: loaded, Positions: running.Pos(), Rows: prompt, Tokenizer: tokenizer})
 	most := predicted

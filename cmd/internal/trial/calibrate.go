@@ -75,6 +75,8 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, run.ref.Close()) }()
+	// the order of the search: activations and reference, losses without folds, folds, losses with
+	// them, clips
 	first, err := run.observe(ctx)
 	if err != nil {
 		return nil, err
@@ -90,6 +92,7 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 		return nil, err
 	}
 	for i := range run.groups {
+		// what the fold did not need is taken off the number of runs to come
 		before := run.done
 		if err := run.fold(ctx, &run.groups[i], run.rounded, tallies); err != nil {
 			return nil, err
@@ -126,6 +129,7 @@ func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, erro
 			},
 		},
 	}
+	// compared and observed windows take turns
 	for i, window := range windows {
 		if i%2 == 0 {
 			run.compared = append(run.compared, window)
@@ -142,6 +146,7 @@ func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, erro
 			return slices.Contains(model.Classes(), class)
 		})
 	})
+	// the largest number of executions that there can be
 	runs := 1 + 2*len(run.candidates) + run.clipRuns()
 	for i := range run.groups {
 		runs += run.groupRuns(i, len(run.rounded))
@@ -197,6 +202,7 @@ func (c *calibrating) foldedLosses(
 			return nil, err
 		}
 	}
+	// only classes that a kept fold divides have other losses now
 	kept := c.out.Groups()
 	reached := func(class string) bool {
 		return class == calibration.All || slices.ContainsFunc(c.groups, func(group models.FoldGroup) bool {
@@ -250,6 +256,7 @@ func (c *calibrating) observe(ctx context.Context) (*Machine, error) {
 		return nil, err
 	}
 	fail := func(err error) (*Machine, error) { return nil, errors.Join(err, machine.Close()) }
+	// ranges first, then what only their end lets one count
 	for pass := range 2 {
 		for i, window := range c.observed {
 			if err := quality.Execute(ctx, machine.Machine, window); err != nil {
@@ -288,11 +295,13 @@ func (c *calibrating) clipped(
 ) (_ *quality.Tally, err error) {
 	what = fmt.Sprintf("%s with %s", what, scheme)
 	fail := func(err error) (*quality.Tally, error) { return nil, fmt.Errorf("%s: %w", what, err) }
+	// the calibration as it would be with these folds and clips
 	cal := c.out
 	cal.Losses, cal.Folds, cal.Clips = nil, folds, clips
 	if len(folds) == 0 {
 		cal.Scales = c.unfolded
 	}
+	// the scheme in the tried classes, float32 elsewhere
 	plan, err := c.Plan(c.size, func(node string) op.Scheme {
 		if len(classes) == 0 || slices.Contains(classes, node) {
 			return scheme

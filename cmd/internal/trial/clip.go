@@ -31,6 +31,7 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 	for _, class := range classes {
 		tried := candidate{class, scheme}
 		best, found := before[tried], float32(1)
+		// from the largest share on, until one helps no more
 		for at, share := range shares {
 			tally, err := c.clipped(ctx, c.out.Folds, []calibration.Clip{{Class: class, Share: share}}, scheme,
 				tried.classes(), fmt.Sprintf("%s clipped", class))
@@ -55,6 +56,7 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 		unneeded(1)
 		return nil
 	}
+	// the loss of all classes together, with every clip
 	tried := candidate{calibration.All, scheme}
 	tally, err := c.clipped(ctx, c.out.Folds, c.out.Clips, scheme, nil, tried.class+" clipped")
 	if err != nil {

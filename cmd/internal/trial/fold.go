@@ -27,6 +27,7 @@ const leastGain = 0.05
 func (c *calibrating) fold(
 	ctx context.Context, group *models.FoldGroup, schemes []op.Scheme, unfolded map[candidate]*quality.Tally,
 ) error {
+	// one reader's loss is known; several need a measurement together
 	var before []*quality.Tally // by scheme
 	for _, scheme := range schemes {
 		tally := unfolded[candidate{group.Readers[0], scheme}]
@@ -60,6 +61,7 @@ func (c *calibrating) fold(
 			tries = append(tries, try{folds, tally.KL()})
 		}
 	}
+	// the best strength that no other scheme objects to
 	slices.SortStableFunc(tries, func(a, b try) int { return cmp.Compare(a.kl, b.kl) })
 	for _, try := range tries {
 		ok := true
@@ -127,6 +129,7 @@ func (c *calibrating) rowMax(group *models.FoldGroup) (map[int][]float32, error)
 // addRowMax raises top [K] to the largest magnitudes of a stored matrix [K,N], or [N,K] if transposed.
 func addRowMax(top []float32, tensor models.Tensor, transposed bool) error {
 	rows, cols := tensor.Shape()[0], tensor.Shape()[len(tensor.Shape())-1]
+	// top has an entry for each channel that is read, whichever way the matrix lies
 	at := rows
 	if transposed {
 		at = cols
@@ -167,6 +170,7 @@ func (c *calibrating) factors(
 		if activation == nil || activation.K != group.K {
 			return nil, fmt.Errorf("group %q in layer %d was not observed", group.Name, layer)
 		}
+		// logarithms, so that the mean is that of the factors' product
 		logs, mean, live := make([]float64, activation.K), 0.0, 0
 		for i, x := range activation.AbsMax {
 			if x > 0 && top[layer][i] > 0 {

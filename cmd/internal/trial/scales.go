@@ -32,6 +32,7 @@ func (c *calibrating) choose(ctx context.Context, folds []calibration.Fold) (_ [
 	if err != nil {
 		return nil, err
 	}
+	// the group of folds that divides what a class reads
 	group := map[string]string{}
 	for _, folded := range c.groups {
 		for _, class := range folded.Readers {

@@ -84,6 +84,7 @@ func (m *Model) Plan(
 	}
 	var err error
 	if cal != nil {
+		// folds are part of the calculation, so the plan names where they come from
 		digest, err := cal.Digest()
 		if err != nil {
 			return nil, err
