@@ -124,8 +124,13 @@ func (s *Server) prefill(ctx context.Context, answer *Answer) error {
 	return nil
 }
 
-// decode decodes a token of each of the requests together.
+// decode decodes a token of each of the requests together, or several of one that has a draft.
 func (s *Server) decode(ctx context.Context, batch []*Answer) error {
+	if len(batch) == 1 {
+		if draft := s.drafted(batch[0]); draft != nil {
+			return s.speculate(ctx, batch[0], draft)
+		}
+	}
 	tokens := make([]executor.Token, len(batch))
 	ids := make([]scheduler.ID, len(batch))
 	for i, answer := range batch {

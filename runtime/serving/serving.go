@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/scheduler"
 )
@@ -23,6 +22,9 @@ type Options struct {
 	// Scheduler is what requests are scheduled by. Slots of 0 are as many as the plan has sequences; the functions that
 	// predict times are the plan's.
 	Scheduler scheduler.Config
+	// Draft is how many tokens are guessed at most from what has come before, and verified together, when one request
+	// decodes alone and the plan's times promise a gain; 0: none.
+	Draft int
 }
 
 // Request is a prompt to continue.
@@ -80,8 +82,10 @@ type Answer struct {
 	tokens  chan Token // with room for all of them: a slow reader holds up nobody
 
 	// What follows is the loop's until tokens is closed.
-	slot      int // -1: none yet
-	done      int // tokens of the prompt in the cache
+	right     float64 // share of draft tokens that are expected to be right
+	plain     int     // tokens decoded since the latest draft
+	slot      int     // -1: none yet
+	done      int     // tokens of the prompt in the cache
 	next      int32
 	reason    Reason
 	err       error
@@ -117,12 +121,14 @@ type slot struct {
 // Server is a machine that requests share.
 type Server struct {
 	machine *executor.Machine
-	plan    *planir.Plan
+	times   *Times
 	context int
 	end     []int // ids of end tokens
 	long    int   // prompts above this length are rotated by their length; 0: none is
 	began   time.Time
 	wake    chan struct{}
+
+	mostDraft int // tokens
 
 	mutex    sync.Mutex // guards what follows
 	state    *scheduler.State
@@ -147,6 +153,8 @@ type Metrics struct {
 	Chunks           int64
 	Iterations       int64
 	Preemptions      int64
+	DraftTokens      int64 // guessed, and RightTokens of them rightly
+	RightTokens      int64
 	BusyNS           int64 // in program calls
 }
 
@@ -163,6 +171,9 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 			WithHint("solve with larger batches in the workload (batches: [2, 4, 8]), or ask for fewer slots")
 	}
 	config.Reserved = min(config.Reserved, config.Slots-1)
+	if options.Draft < 0 {
+		return nil, diag.New(diag.ClassUsage, "serve: drafts of %d tokens, want at least 0", options.Draft)
+	}
 	times := TimesOf(plan)
 	config.ChunkNS, config.DecodeNS = times.Chunk, times.Decode
 	state, err := scheduler.New(config)
@@ -170,7 +181,7 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 		return nil, err
 	}
 	return &Server{
-		machine: machine, plan: plan, context: plan.MaxContext, end: plan.Model.EOS, long: longFrom(plan),
+		machine: machine, times: times, mostDraft: options.Draft, context: plan.MaxContext, end: plan.Model.EOS, long: longFrom(plan),
 		began: time.Now(), wake: make(chan struct{}, 1), state: state, answers: map[scheduler.ID]*Answer{},
 		slots: make([]slot, config.Slots),
 	}, nil
@@ -194,7 +205,7 @@ func (s *Server) Submit(request Request) (*Answer, error) {
 	}
 	request.Prompt = slices.Clone(request.Prompt)
 	room := min(request.MaxTokens, s.context-len(request.Prompt)+1)
-	answer := &Answer{server: s, request: request, slot: -1, tokens: make(chan Token, room)}
+	answer := &Answer{server: s, request: request, right: hopeful, slot: -1, tokens: make(chan Token, room)}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if s.draining {

@@ -68,6 +68,10 @@ func machine(t testing.TB, dir string) *executor.Machine {
 	if err := lower.Lower(plan, &graph); err != nil {
 		t.Fatal(err)
 	}
+	for program, ns := range map[string]int64{"decode": 100, "decode@2": 110, "decode@4": 120, "prefill@16": 150,
+		"prefill@64": 300} { // as on a machine whose memory bounds it
+		plan.Predictions = append(plan.Predictions, planir.Prediction{Program: program, PlanNS: ns * 1e3})
+	}
 	content, err := emit.NewContent(t.Context(), plan, model, []driver.Compiler{hostcompiler.New()})
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +88,12 @@ func machine(t testing.TB, dir string) *executor.Machine {
 // running serves a machine until the test ends.
 func running(t testing.TB, x *executor.Machine, config scheduler.Config) *serving.Server {
 	t.Helper()
-	server, err := serving.New(x, serving.Options{Scheduler: config})
+	return runningWith(t, x, serving.Options{Scheduler: config})
+}
+
+func runningWith(t testing.TB, x *executor.Machine, options serving.Options) *serving.Server {
+	t.Helper()
+	server, err := serving.New(x, options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,6 +243,41 @@ func TestLongPromptsReuseNothing(t *testing.T) {
 			}
 		}
 	}
+}
+
+// With drafts, every answer is that of plain decoding, greedy or sampled; some of the guesses are right, and others not.
+func TestDraftsChangeNothing(t *testing.T) {
+	x := machine(t, demo)
+	var requests []serving.Request
+	for i, request := range drawRequests(24, vocabulary) {
+		request.Prompt = append(request.Prompt, request.Prompt...) // something to copy
+		if len(request.Prompt) > 150 {
+			request.Prompt = request.Prompt[:150]
+		}
+		if request.MaxTokens = 60; i%2 == 0 {
+			request.Sampler = executor.Sampler{Temperature: 0.3, TopK: 5, Seed: uint64(i)}
+		}
+		requests = append(requests, request)
+	}
+	want := make([][]int32, len(requests))
+	for i, request := range requests {
+		want[i] = alone(t, x, request)
+	}
+	server := runningWith(t, x, serving.Options{Scheduler: scheduler.Default(4), Draft: 7})
+	for i, request := range requests {
+		answer, err := server.Submit(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, reason, err := collect(answer); err != nil || !slices.Equal(got, want[i]) {
+			t.Errorf("request %d: got %v (%s, %v), alone %v", i, got, reason, err, want[i])
+		}
+	}
+	metrics := server.Metrics()
+	if metrics.RightTokens == 0 || metrics.RightTokens == metrics.DraftTokens {
+		t.Errorf("%d of %d tokens of drafts were right: this shows nothing", metrics.RightTokens, metrics.DraftTokens)
+	}
+	t.Logf("%d of %d tokens of drafts were right", metrics.RightTokens, metrics.DraftTokens)
 }
 
 // A conversation of ten turns processes each message once: the whole history is in the cache.

@@ -12,6 +12,7 @@ type Times struct {
 	plan   *planir.Plan
 	byName map[string]int64 // ns of a program
 	decode []batchTime      // in ascending order of sequences
+	head   int64            // ns of what runs once for every row whose logits are wanted
 }
 
 // batchTime is a program that decodes up to that many sequences together.
@@ -27,8 +28,12 @@ func TimesOf(plan *planir.Plan) *Times {
 		out.byName[plan.Predictions[i].Program] = plan.Predictions[i].PlanNS
 	}
 	for i := range plan.Program.Programs {
-		if phase := &plan.Program.Programs[i]; phase.Rows == 1 || phase.Batch() {
+		phase := &plan.Program.Programs[i]
+		if phase.Rows == 1 || phase.Batch() {
 			out.decode = append(out.decode, batchTime{phase.Rows, out.byName[phase.Name]})
+		}
+		if phase.Rows == 1 {
+			out.head = headNS(plan, phase)
 		}
 	}
 	slices.SortFunc(out.decode, func(a, b batchTime) int { return cmp.Compare(a.sequences, b.sequences) })
@@ -70,4 +75,21 @@ func (t *Times) Chunk(n int) (tokens int, ns int64) {
 // dynamic reports whether every processor computes just the rows of a call.
 func (t *Times) dynamic() bool {
 	return !slices.ContainsFunc(t.plan.Procs, func(proc planir.Proc) bool { return !proc.DynamicRows })
+}
+
+// headNS is the predicted time of a program's sections that compute logits.
+func headNS(plan *planir.Plan, phase *planir.Phase) (total int64) {
+	for i := range plan.Predictions {
+		if plan.Predictions[i].Program != phase.Name {
+			continue
+		}
+		for _, predicted := range plan.Predictions[i].Sections {
+			if slices.ContainsFunc(phase.Sections, func(section planir.Section) bool {
+				return section.Logits && section.Name == predicted.Section
+			}) {
+				total += predicted.NS
+			}
+		}
+	}
+	return total
 }
