@@ -14,7 +14,14 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// need is what a candidate needs to be open on a processor.
+// A candidate needs things that other candidates need too: graphs, columns of packed weights, buffers. Each is an asset
+// of the joint problem, which counts once however many choices need it.
+//
+// Sizes that grow are divided: of a pack into the columns between two cuts, of a buffer into the rows between two
+// levels. A candidate needs all parts up to its own size, and shares the smaller ones with others. Therefore all needs
+// are scanned for cuts and levels before the first asset is made.
+
+// need is what a step of a candidate needs to be open on a processor.
 type need struct {
 	proc    string
 	graph   string // key
@@ -34,7 +41,7 @@ type buffer struct {
 	own        bool // of a share or partial sum: it is as large as those that use it need it
 }
 
-// needs lists what a node's candidate needs, step by step.
+// needsOf lists what a node's candidate needs, step by step, as lowering will cut it.
 func needsOf(st *price.Section, node int, candidate *price.Candidate) ([]need, error) {
 	of := &st.Nodes[node]
 	pieces, err := lower.Cut(st.Section, of, &candidate.Decision, st.Proc)
@@ -86,7 +93,8 @@ func scratchOf(piece *lower.Piece, proc *planir.Proc) int64 {
 	return most
 }
 
-// loads are what all candidates of an instance need, by node and candidate.
+// loads are what all candidates of an instance need, by node and candidate. It is computed once and kept in the
+// instance.
 func (in *instance) loads() ([][][]need, error) {
 	if in.needs == nil {
 		all := make([][][]need, len(in.candidates))
@@ -198,8 +206,8 @@ func (a *assets) level(name string, size int) {
 	}
 }
 
-// bytes is what columns of a pack take, in all layers and experts: in units of one byte as check.Load counts it, in
-// pages as planir.MemoryOf does. A range of several takes no less than all of them together.
+// bytes is what columns of a pack take, in all layers and experts. unit is 1 as check.Load counts, and a page as
+// planir.MemoryOf does. A range of several parts takes no less than all of them together.
 func (a *assets) bytes(key string, from, to int, unit int64) (int64, error) {
 	id := sizeKey{key, from, to, unit}
 	if bytes, ok := a.sizes[id]; ok {
@@ -232,6 +240,7 @@ func (a *assets) bytes(key string, from, to int, unit int64) (int64, error) {
 	return bytes, nil
 }
 
+// add is the number of an asset, which is new where none has its name.
 func (a *assets) add(asset problem.Asset) int {
 	i, ok := a.index[asset.Name]
 	if !ok {
@@ -242,7 +251,8 @@ func (a *assets) add(asset problem.Asset) int {
 	return i
 }
 
-// of lists the assets of a step: its part of what the process holds, and of what its processor loads.
+// of appends the assets of a step to out: its part of what the process holds, and of what its processor loads. Only
+// what some limit or the measure counts is an asset.
 func (a *assets) of(step *need, out []int) ([]int, error) {
 	if a.pool {
 		out = a.held(step, out)
@@ -306,6 +316,7 @@ func (a *assets) upTo(prefix string, buf *buffer, region int, rounded func(bytes
 	return out
 }
 
+// sameBytes rounds nothing: a processor's own buffers are counted by the byte.
 func sameBytes(bytes int64) int64 { return bytes }
 
 // packs lists the parts of a weight that a step reads: in the region of its processor, in the process, and as the
@@ -315,6 +326,7 @@ func (a *assets) packs(step *need, use *lower.Use, out []int) ([]int, error) {
 	region, bounded := a.regions[step.proc]
 	cuts, each := a.cuts[packKey(use)], ""
 	if proc.WeightBytes == socs.WeightsPerGraph {
+		// Every graph then holds its own weights: assets of different graphs have different names.
 		each = " in " + step.graph
 	}
 	var err error

@@ -4,13 +4,15 @@ import (
 	"math"
 	"slices"
 
-	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// partBounds bounds what sections with forks add to the objective of a phase: the forks, and the nodes around them,
-// each by the schemes of the classes that it depends on.
+// partBounds bounds what sections with forks add to the objective of a phase. Branches may run at once, so that
+// adding up the nodes' least costs would be no bound there.
+//
+// It bounds two parts apart: the forks, and the nodes around them. Each depends on the schemes of few classes, so
+// that most assignments find their bound in known.
 type partBounds struct {
 	s        *schemeChoice
 	ph       *phase
@@ -35,6 +37,7 @@ func (s *schemeChoice) partBounds(ph *phase) *partBounds {
 	for which := range bounds.parts {
 		bounds.parts[which] = partBound{nodes: map[string]bool{}, known: map[string]float64{}}
 	}
+	// Which nodes there are depends on the schemes, so nodes are collected over all uniform assignments.
 	for _, scheme := range slices.Concat([]op.Scheme{op.A32W32}, ph.permits) {
 		sections, err := s.expand(ph.rows[0], s.uniform(scheme))
 		if err != nil {
@@ -65,6 +68,8 @@ func (s *schemeChoice) partBounds(ph *phase) *partBounds {
 	return bounds
 }
 
+// findClasses lists the classes whose schemes the part depends on: those with a node that reads a value that the part
+// touches.
 func (b *partBound) findClasses(s *schemeChoice) {
 	touched := map[string]bool{}
 	for i := range s.graph.Sections {
@@ -87,7 +92,8 @@ func (b *partBound) findClasses(s *schemeChoice) {
 	}
 }
 
-// of is the bound under an assignment.
+// of is the bound under an assignment, in the unit of the objective. It is computed once for each combination of the
+// schemes that a part depends on.
 func (b *partBounds) of(schemes assignment) (total float64) {
 	for which := range b.parts {
 		part := &b.parts[which]
@@ -118,7 +124,7 @@ func (s *schemeChoice) leastOfParts(rows int, schemes assignment, forks bool) (t
 	}
 	for i := range sections {
 		sec := &sections[i]
-		if slices.ContainsFunc(sections[:i], func(x lower.Section) bool { return x.Name == sec.Name }) || len(findForks(sec)) == 0 {
+		if repeats(sections, i) || len(findForks(sec)) == 0 {
 			continue
 		}
 		in, err := s.assembled(sec, rows)
@@ -136,7 +142,7 @@ func (s *schemeChoice) leastOfParts(rows int, schemes assignment, forks bool) (t
 	return total
 }
 
-// leastAround is what the nodes outside of forks take at least, without hand-overs to and from them.
+// leastAround is what the nodes outside of forks take at least, in ns. Hand-overs to and from forks count as 0.
 func (in *instance) leastAround() (total int64) {
 	part := func(from, to int) {
 		if from < to {
@@ -153,6 +159,7 @@ func (in *instance) leastAround() (total int64) {
 	return total
 }
 
+// leastOfForks is what all forks take at least, in ns; never where one cannot be executed.
 func (in *instance) leastOfForks() (total int64) {
 	for i := range in.forks {
 		total = min(never, total+in.leastOfFork(&in.forks[i]))
@@ -168,7 +175,7 @@ func (in *instance) leastOfFork(fork *forkJoin) int64 {
 	best := slices.Min(across.ns)
 	for _, pair := range in.stage.Pairs() {
 		if free := in.branches(fork, pair, anywhere); max(slices.Min(free[0].ns), slices.Min(free[1].ns)) >= best {
-			continue
+			continue // not even with inputs that cost nothing
 		}
 		for entry := range in.prob.Items[fork.split].After {
 			ways := in.branches(fork, pair, entry)

@@ -18,9 +18,9 @@ func (s *request) open() bool {
 	return s.in.Workload.Buckets.Max() > 0 || s.in.Workload.Batches.Max() > 0
 }
 
-// more are the candidates that need not have been measured, because their costs lie between those of the ladder:
-// multiples of 64 rows up to 512, of 128 up to 1024, of 256 beyond, and, of processors with static shapes, of their
-// tile.
+// more are the candidates up to the ladder's largest that need not have been measured, because their costs lie
+// between those of the ladder: multiples of 64 rows up to 512, of 128 up to 1024, of 256 beyond. Processors with
+// static shapes add multiples of their tile.
 func (s *request) more(ladder []int) []int {
 	if len(ladder) == 0 {
 		return nil
@@ -72,12 +72,12 @@ func (s *session) resized(buckets, batches []int) (*session, error) {
 
 // sized chooses buckets and batches and makes the plan for them.
 //
-// A bucket costs what a call of its program costs, which does not depend on the other buckets. So every candidate is
-// solved by itself once, and choosing among them is a problem of its own (problem.Buckets), as cutting prompts into
-// calls adds up their costs. Limits couple programs, which that problem does not see: where the plan for its answer
-// breaks one, it is posed again with fewer buckets. Of the candidates, those that some permitted scheme has prices
-// for are solved by themselves; what they cost is the instance of bucket selection. Where the plan for the chosen
-// ones breaks a limit (of memory, or of what processors hold), fewer are chosen.
+// A call of a bucket's program costs the same whatever other buckets there are. So every candidate that some
+// permitted scheme has prices for is solved by itself once. Choosing among them is a problem of its own
+// (problem.Buckets), as cutting prompts into calls adds up their costs.
+//
+// Limits of memory, or of what processors hold, couple programs, which that problem does not see. Where the plan for
+// its answer breaks one, the problem is posed again with fewer buckets.
 func (s *session) sized(ctx context.Context) (*Result, error) {
 	if err := s.calibrated(); err != nil {
 		return nil, err
@@ -117,6 +117,7 @@ func (s *session) sized(ctx context.Context) (*Result, error) {
 		case first == nil:
 			first = err
 		}
+		// Solving left buckets out, or failed: the choice is made again with one bucket less.
 		if most = min(most, len(buckets)); most <= 1 {
 			break
 		}
@@ -128,7 +129,7 @@ func (s *session) sized(ctx context.Context) (*Result, error) {
 }
 
 // choose chooses at most that many buckets, and batches, where a session's workload leaves them open. bound is that
-// of the first choice of buckets, which later ones with fewer of them keep.
+// of the first choice of buckets, without a lower maximum; later choices report it, as no plan may beat it.
 func (c *sizeCosts) choose(ctx context.Context, s *session, most int,
 	bound *int64) (buckets, batches []int, reports []planir.Solve, err error) {
 	buckets, batches = s.want.Buckets, s.want.Batches
@@ -189,8 +190,8 @@ func (s *session) fewSizes(ctx context.Context) (*Result, error) {
 // fewestTried is how many of the smallest candidates are tried alone.
 const fewestTried = 3
 
-// otherSizes is the plan for the sizes that take least of what is limited; why is the error for those that are
-// fastest.
+// otherSizes is the plan for the sizes that take least of what is limited: of energy first, then of memory. why is
+// the error for the sizes that are fastest, and the answer where no others help.
 func (s *session) otherSizes(ctx context.Context, why error) (*Result, error) {
 	if s.in.Workload.Limits.EnergyMJ > 0 && s.measure() != problem.Energy {
 		in := s.in
@@ -318,7 +319,8 @@ func (c *sizeCosts) buckets(ctx context.Context, most int) ([]int, planir.Solve,
 	return solveSizes(ctx, fresh.in.Engine, sizesOf(fresh.want.Prompts, fresh.want.Buckets, c.costs, most))
 }
 
-// batches chooses among the candidates: sequences that come together are cut as prompts are.
+// batches chooses among the candidates: sequences that come together are cut as prompts are. The shares of the
+// workload are of tokens; a step of n sequences makes n of them.
 func (c *sizeCosts) batches(ctx context.Context) ([]int, planir.Solve, error) {
 	work := c.s.in.Workload
 	var steps workload.Prompts
@@ -338,14 +340,10 @@ func (c *sizeCosts) batches(ctx context.Context) ([]int, planir.Solve, error) {
 	return rows, report, err
 }
 
-// sizes is an instance with what turns its objective into mean nanoseconds.
-type sizes struct {
-	problem.Buckets
-}
-
-// sizesOf poses the choice among rows at these costs of a call.
-func sizesOf(prompts workload.Prompts, rows []int, costs map[int]int64, most int) *sizes {
-	posed := &sizes{problem.Buckets{Name: "buckets", Max: most, OneNS: max(1, costs[1])}}
+// sizesOf poses the choice among rows at these costs of a call. Prompts of one length are one entry, with its share as
+// a whole number for a weight.
+func sizesOf(prompts workload.Prompts, rows []int, costs map[int]int64, most int) *problem.Buckets {
+	posed := &problem.Buckets{Name: "buckets", Max: most, OneNS: max(1, costs[1])}
 	total, mean := 0.0, 0.0
 	for _, prompt := range prompts {
 		total, mean = total+prompt.Share, mean+float64(prompt.Share*float64(prompt.Tokens))
@@ -370,8 +368,8 @@ func sizesOf(prompts workload.Prompts, rows []int, costs map[int]int64, most int
 }
 
 // solveSizes solves an instance: the rows chosen, at least one of buckets, and what a prompt costs on average.
-func solveSizes(ctx context.Context, engine problem.Engine, posed *sizes) ([]int, planir.Solve, error) {
-	got, err := engine.Buckets(ctx, &posed.Buckets, problem.Limits{})
+func solveSizes(ctx context.Context, engine problem.Engine, posed *problem.Buckets) ([]int, planir.Solve, error) {
+	got, err := engine.Buckets(ctx, posed, problem.Limits{})
 	if err != nil {
 		return nil, planir.Solve{}, err
 	}
@@ -392,6 +390,7 @@ func solveSizes(ctx context.Context, engine problem.Engine, posed *sizes) ([]int
 	for _, i := range got.Sizes {
 		rows = append(rows, posed.Sizes[i].Rows)
 	}
+	// The objective counts all weights; reports say the mean of a prompt.
 	weight := max(1, posed.Weight())
 	return rows, planir.Solve{Problem: posed.Name, Status: statusOf(got.Status, got.Objective, got.Bound),
 		ObjectiveNS: got.Objective / weight, BoundNS: got.Bound / weight, Choices: len(posed.Sizes)}, nil

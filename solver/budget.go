@@ -23,6 +23,7 @@ type ledger struct {
 	joints            map[planir.Solve]int64 // objectives of joint problems, as engines have them
 }
 
+// newLedger is the ledger of a solve, with the limit of its input.
 func newLedger(in *Input) *ledger {
 	limit := in.WorkingMemory
 	if limit == 0 {
@@ -31,11 +32,13 @@ func newLedger(in *Input) *ledger {
 	return &ledger{limit: limit, joints: map[planir.Solve]int64{}}
 }
 
+// take counts bytes that are kept from now on.
 func (l *ledger) take(bytes int64) {
 	l.held += bytes
 	l.peak = max(l.peak, l.held)
 }
 
+// release counts bytes that are no longer kept.
 func (l *ledger) release(bytes int64) { l.held -= bytes }
 
 // over reports whether more is kept than is permitted, with more bytes still to come.
@@ -97,11 +100,13 @@ const (
 	slowedBytes    = 40
 )
 
+// candidateSize is what a candidate keeps.
 func candidateSize(candidate *price.Candidate) int64 {
 	return candidateBytes + int64(len(candidate.Shares))*shareBytes +
 		int64(len(candidate.Reads)+len(candidate.Writes))*accessBytes
 }
 
+// candidatesBytes is what all candidates of a list keep.
 func candidatesBytes(list []price.Candidate) (bytes int64) {
 	for i := range list {
 		bytes += candidateSize(&list[i])
@@ -135,6 +140,7 @@ func needsBytes(all [][][]need) (bytes int64) {
 	return bytes
 }
 
+// sectionsBytes is what expanded sections keep.
 func sectionsBytes(list []lower.Section) (bytes int64) {
 	for i := range list {
 		bytes += int64(len(list[i].Nodes)) * nodeBytes
@@ -171,6 +177,7 @@ func (b *branch) bytes() int64 {
 	return bytes
 }
 
+// bytes is what a joint problem keeps: its choices with their assets.
 func (j *joint) bytes() (bytes int64) {
 	for i := range j.Parts {
 		for at := range j.Parts[i].Partition.Chains {

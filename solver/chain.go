@@ -166,6 +166,7 @@ func (in *instance) alternativeSource(choices []int, i, choice int) source.Sourc
 	return source.Weakest(in.decisionSource(as, i), in.entrySource(as, (i+1)%len(choices)))
 }
 
+// predicted is the time of a node's choice, in ns, without what short calls leave idle.
 func (in *instance) predicted(node, choice int) int64 { return in.candidates[node][choice].PredictNS }
 
 // price is what a decision of node i would say if it were executed as choice c: what the node takes now, and by how
@@ -199,6 +200,7 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 		}
 		return key
 	}
+	// The cheapest choice of each kind, in the order in which kinds first occur.
 	best := map[string]int{}
 	var order []string
 	for choice := range in.candidates[i] {

@@ -11,7 +11,7 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// class is a weight whose scheme is a choice: every node that multiplies by it has the same, so that
+// productClass is a weight whose scheme is a choice. Every node that multiplies by it has the same scheme, so that
 // its packed copies are shared.
 type productClass struct {
 	weight string
@@ -27,7 +27,8 @@ func (c *productClass) bytes(format string) int64 {
 	return int64(c.copies) * op.WeightBytes(format, c.k, c.n)
 }
 
-// findClasses lists the classes in the order of the graph.
+// findClasses lists the classes in the order of the graph, with classOf for their nodes. Nodes that must be exact
+// have no class.
 func (s *schemeChoice) findClasses() {
 	s.classOf = map[string]int{}
 	for i := range s.graph.Sections {
@@ -96,13 +97,15 @@ func (s *schemeChoice) findPacked() {
 	}
 }
 
+// eightBit reports whether a scheme packs weights as the lookup of rows reads them.
 func eightBit(x op.Scheme) bool { return x.Weight() == op.I32Q8C.Weight() }
 
 // looksUp reports whether a processor looks rows up in packed tiles; the error is why the price of one that could
 // is not known.
 func (s *request) looksUp(node *models.Node) (ok bool, err error) {
 	for _, proc := range s.Procs {
-		if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, op.Embed) || proc.Layouts[op.I32Q8C.Weight()] != op.TilesLayout {
+		if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, op.Embed) ||
+			proc.Layouts[op.I32Q8C.Weight()] != op.TilesLayout {
 			continue
 		}
 		var unknown error
@@ -139,7 +142,8 @@ func (s *schemeChoice) schemeOf(schemes assignment) func(node string) op.Scheme 
 	}
 }
 
-// loss is what a scheme costs in a class by the calibration; false when that was not measured.
+// loss is what a scheme costs in a class by the calibration, as KL divergence added up over its nodes; false when
+// that was not measured. The head's 8-bit scheme includes the embedding that is looked up in it.
 func (s *schemeChoice) loss(class *productClass, scheme op.Scheme) (float64, bool) {
 	if scheme == op.A32W32 {
 		return 0, true

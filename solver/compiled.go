@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -10,15 +11,16 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// FactsInput is the kind of a plan's input.
+// FactsInput is the kind of a plan's input that stands for compiler facts.
 const FactsInput = "facts"
 
-// compiled lists what the plan's graphs of products take by the compiler's facts, of operators that one processor
-// executes whole.
+// compiled lists what the plan's graphs of products take by the compiler's facts, by processor and node. Only
+// operators that one processor executes whole have facts; shares are compiled with other shapes.
 func (s *request) compiled(plan *planir.Plan) []planir.Compiled {
 	if s.facts == nil {
 		return nil
 	}
+	// Gather, for each product on a processor, the rows of its graphs and the programs that execute them.
 	layers := s.layers()
 	type key struct{ proc, node string }
 	type graphs struct {
@@ -44,6 +46,7 @@ func (s *request) compiled(plan *planir.Plan) []planir.Compiled {
 		if found[of].op.Scheme != operator.Scheme {
 			continue // decode's: weights of its own
 		}
+		// Programs whose calls are padded to the same rows share a graph.
 		size := decision.Rows
 		if padded := decision.Shares[0].PadRows; padded > 0 {
 			size = padded
@@ -51,10 +54,7 @@ func (s *request) compiled(plan *planir.Plan) []planir.Compiled {
 		found[of].programs[size] = append(found[of].programs[size], decision.Rows)
 	}
 	slices.SortFunc(order, func(a, b key) int {
-		if c := strings.Compare(a.proc, b.proc); c != 0 {
-			return c
-		}
-		return strings.Compare(a.node, b.node)
+		return cmp.Or(strings.Compare(a.proc, b.proc), strings.Compare(a.node, b.node))
 	})
 	var out []planir.Compiled
 	for _, key := range order {
@@ -63,6 +63,7 @@ func (s *request) compiled(plan *planir.Plan) []planir.Compiled {
 		compiled := planir.Compiled{Node: key.node, Proc: key.proc, Scheme: graphs.op.Scheme,
 			Copies: max(1, layers[weight])}
 		rows := slices.Sorted(maps.Keys(graphs.programs))
+		// Graphs of several rows share one binary, which has the weights once.
 		compiled.AloneBytes, compiled.ChargedBytes, _ = s.facts.Charge(key.proc, graphs.op, rows)
 		for _, size := range rows {
 			slices.Sort(graphs.programs[size])
@@ -73,7 +74,9 @@ func (s *request) compiled(plan *planir.Plan) []planir.Compiled {
 	return out
 }
 
-// graphFacts is what is known of a graph, and which other numbers of rows were avoided for it.
+// graphFacts is what is known of a graph, and which other numbers of rows were avoided for it: those that would hold
+// the longest of its programs, take the same time by the costs, and spill more bytes. SpillBytes is -1 where it is
+// not known.
 func (s *request) graphFacts(proc string, operator op.Op, rows int, programs []int) planir.CompiledGraph {
 	out := planir.CompiledGraph{Rows: rows, For: programs, SpillBytes: -1}
 	timeOf := func(rows int) (int64, bool) {
@@ -92,7 +95,8 @@ func (s *request) graphFacts(proc string, operator op.Op, rows int, programs []i
 	for _, other := range s.facts.Lengths(proc, operator) {
 		operator.M = other
 		fact := s.facts.About(proc, operator)
-		if other == rows || other < programs[len(programs)-1] || fact.Refused != "" || fact.SpillBytes <= max(0, out.SpillBytes) {
+		if other == rows || other < programs[len(programs)-1] ||
+			fact.Refused != "" || fact.SpillBytes <= max(0, out.SpillBytes) {
 			continue
 		}
 		if t, known := timeOf(other); ok && known && price.SameTime(t, ns) {
@@ -122,7 +126,8 @@ func (s *request) product(decision *planir.Decision) (operator op.Op, weight str
 	return operator, "", false
 }
 
-// uncounted is what binaries take on a processor beyond the weights that its program holds, by the compiler's facts.
+// uncounted is what binaries take on a processor, in bytes, beyond the weights that the plan's program holds there.
+// It follows from the compiler's facts; a binary that takes less than its weights counts as 0.
 func (s *request) uncounted(plan *planir.Plan, proc string) (more int64) {
 	for _, compiled := range s.compiled(plan) {
 		if compiled.Proc != proc {

@@ -7,7 +7,8 @@ import (
 )
 
 // crossing caches what is known of a fork, whatever comes before and after it: the ways through either branch, and
-// how long they take when the branches slow each other.
+// how long they take when the branches slow each other. Assignments that agree in the nodes of the fork share one,
+// and those that agree in a branch and its ends share the branch.
 type crossing struct {
 	sides  [2]*branchWays
 	slowed map[[3]int]int64 // by the numbers of the ways and the choice of join, or without
@@ -33,10 +34,13 @@ const anywhere = -1
 // withoutJoin stands for the choice of join where it does not count.
 const withoutJoin = -1
 
+// newSide is a branch of which nothing is known. keep counts the bytes that it takes later; nil: they are not
+// counted.
 func newSide(keep func(int64)) *branchWays {
 	return &branchWays{map[way]*branch{}, map[string]int{}, keep}
 }
 
+// newCrossing is a fork of which nothing but its branches is known.
 func newCrossing(first, second *branchWays, keep func(int64)) *crossing {
 	return &crossing{[2]*branchWays{first, second}, map[[3]int]int64{}, keep}
 }
@@ -51,6 +55,7 @@ func (s *pricing) crossing(in *instance, fork *forkJoin) {
 		}
 		return string(name)
 	}
+	// A branch depends on its own nodes and on those it gets its input from and gives its output to.
 	ends := key(fork.split, fork.split+1) + key(fork.join, fork.join+1)
 	side := func(from, to int) *branchWays {
 		name := ends + key(from, to)
@@ -77,7 +82,8 @@ func (in *instance) branches(fork *forkJoin, pair [2]uint64, entry int) [2]*bran
 	return [2]*branch{in.branch(fork, 0, pair[0], entry), in.branch(fork, 1, pair[1], entry)}
 }
 
-// branch is the first or second branch of a fork with processors of a set, solved.
+// branch is the first or second branch of a fork with processors of a set, solved from an entry class. handed and at
+// are filled in: the cheapest way to have its output in each class that join reads from.
 func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *branch {
 	side := fork.crossing.sides[which]
 	key := way{set, entry}
@@ -85,6 +91,8 @@ func (in *instance) branch(fork *forkJoin, which int, set uint64, entry int) *br
 		return branch
 	}
 	enter := func(int) int64 { return 0 }
+	// The first branch follows split in the chain, the second one precedes join; the other two hand-overs are the
+	// fork's.
 	first, end, exit := fork.split+1, fork.second, fork.exit.ns
 	if which == 1 {
 		first, end, exit = fork.second, fork.join, in.prob.Items[fork.join].EdgeNS
@@ -171,11 +179,14 @@ type branch struct {
 	numbers []int32   // of choices, by class, once asked for
 }
 
-// cheapest solves a branch. enter is the cost to have the first node's input where a choice reads it.
+// cheapest solves a branch: a shortest path through its nodes, by the class that each leaves its output in. enter is
+// the cost to have the first node's input where a choice reads it.
 func (in *instance) cheapest(first, end int, set uint64, enter func(choice int) int64) (out branch) {
 	var now []int64
 	for i := first; i < end; i++ {
 		it := &in.prob.Items[i]
+		// First hand over to every class that the node reads from, then execute it, for every class that it writes
+		// to.
 		next, choice, from := fill(len(it.After)), make([]int32, len(it.After)), make([]int32, len(it.After))
 		arrive, via := fill(len(it.Before)), make([]int32, len(it.Before))
 		if i > first {
@@ -219,8 +230,10 @@ func (b *branch) follow(class int, out []int) {
 }
 
 // paths searches the ways through a fork: for every pair of sets of processors, every class that split may leave its
-// outputs in and every class that join may, the best. Those that cannot be part of the best solution are left out,
-// but for the best of each pair, which limits of the whole plan may call for.
+// outputs in and every class that join may, the best. At most maxPaths are returned, the most promising first.
+//
+// Ways that cannot be part of the best solution are left out, but for the best of each pair, which limits of the
+// whole plan may call for. come and togo are those of relaxed.
 func (in *instance) paths(fork *forkJoin, come, togo [][]int64) []path {
 	best := int64(never) // of one execution, wherever it begins
 	for _, ns := range come[len(come)-1] {
@@ -237,6 +250,7 @@ func (in *instance) paths(fork *forkJoin, come, togo [][]int64) []path {
 			kept = append(kept, found[1:]...)
 		}
 	}
+	// The best way of each pair stays even where it is beaten.
 	kept = slices.DeleteFunc(kept, func(p path) bool { return in.bound(fork, p, come, togo) > best })
 	kept = append(spare, kept...)
 	slices.SortStableFunc(kept, func(a, b path) int {
@@ -260,7 +274,8 @@ func (in *instance) wrapMost() (most int64) {
 	return most
 }
 
-// bound is what an execution with a path takes at least.
+// bound is what an execution with a path takes at least, in ns: the cheapest way to it, itself, and the cheapest way
+// on.
 func (in *instance) bound(fork *forkJoin, p path, come, togo [][]int64) int64 {
 	last := p.choices[len(p.choices)-1]
 	return come[fork.split][p.entry] + p.ns + togo[fork.join][in.prob.Items[fork.join].Choices[last].After]
@@ -279,6 +294,9 @@ func (in *instance) pathsOf(fork *forkJoin, pair [2]uint64, come, togo []int64, 
 		choice := &in.prob.Items[fork.join].Choices[i]
 		rest = min(rest, choice.CostNS+togo[choice.After])
 	}
+	// Entries and endings go by what they take at least without contention, so that each loop ends at the first that
+	// cannot be better. Going through both branches together is the dear step: maxSlowed bounds how often it may find
+	// a delay.
 	slowed := 0
 	entries := numbers(len(come))
 	slices.SortStableFunc(entries, func(a, b int) int { return cmp.Compare(come[a], come[b]) })
@@ -309,6 +327,7 @@ func (in *instance) pathsOf(fork *forkJoin, pair [2]uint64, come, togo []int64, 
 	return out
 }
 
+// numbers is 0, 1, ..., n-1.
 func numbers(n int) []int {
 	out := make([]int, n)
 	for i := range out {
@@ -317,7 +336,7 @@ func numbers(n int) []int {
 	return out
 }
 
-// whole are choices of all nodes with those of a path. The others are 0: nothing reads them.
+// whole are choices of all nodes with those of a path. Nodes outside the fork have choice 0, which is never read.
 func (in *instance) whole(fork *forkJoin, p path) []int {
 	out := make([]int, len(in.prob.Items))
 	copy(out[fork.split+1:], p.choices)

@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -15,11 +16,13 @@ import (
 // A plan under limits is looked for in four steps, each where the one before it found none.
 //
 //  1. The best schemes without limits, and all buckets: the joint problem of all programs.
-//  2. A lower bound of each limited quantity over all schemes, buckets and placements. Where one exceeds its limit, no plan exists.
-//  3. Other schemes and fewer buckets: with a bound of memory all pairs of assignments in the order of their bounds, else the pairs
-//     that are best for what is limited.
-//  4. The plan that takes least of what is limited, of energy and of memory: if even that one is not within its limit the error says
-//     what it takes. Else it is where the search for a faster plan starts, and what is returned if there is none.
+//  2. A lower bound of each limited quantity over all schemes, buckets and placements. Where one exceeds its limit, no
+//     plan exists.
+//  3. Other schemes and fewer buckets: with a bound of memory all pairs of assignments in the order of their bounds,
+//     else the pairs that are best for what is limited.
+//  4. The plan that takes least of what is limited, of energy and of memory: if even that one is not within its limit
+//     the error says what it takes. Else it is where the search for a faster plan starts, and what is returned if there
+//     is none.
 //
 // So a limit that is not below what "minimise" reaches always has a plan. An error says whether it was proved that
 // there is none (step 2, or a joint problem to which nothing was an alternative), or that none was found.
@@ -35,6 +38,7 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 		return by, plan, err
 	}
 
+	// Step 1: the session's own schemes, with all buckets and with fewer.
 	by := s
 	plan, err := s.complete(ctx)
 	if err == nil {
@@ -46,10 +50,12 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
 		return nil, nil, err
 	}
+	// Step 2.
 	if impossible, failed := s.disproved(); impossible != nil || failed != nil {
-		return nil, nil, firstOf(failed, impossible)
+		return nil, nil, cmp.Or(failed, impossible)
 	}
 
+	// Step 3.
 	why := err
 	if bound > 0 {
 		by, plan, err = s.within(ctx, bound, plan)
@@ -65,22 +71,13 @@ func (s *session) planWithin(ctx context.Context, bound int64) (*session, *plani
 	return nil, nil, err
 }
 
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // limits reports whether a quantity of that kind is bounded.
 func (s *session) limits(kind problem.LimitKind) bool {
 	return slices.ContainsFunc(s.bounds, func(b bound) bool { return b.kind == kind })
 }
 
 // limited is the best plan found with the schemes that are best for what is limited, for all buckets or the first of
-// them. why is the error of the session's own schemes.
+// them. why is the error of the session's own schemes, and the answer where none of these has a plan.
 func (s *session) limited(ctx context.Context, why error) (*session, *planir.Plan, error) {
 	var by *session
 	var best *planir.Plan
@@ -164,6 +161,7 @@ func (s *schemeChoice) openSchemes(ns, bound float64) *planir.Solve {
 // schemePair is an assignment of each phase.
 type schemePair struct{ prefill, decode assignment }
 
+// same reports whether the pair is what a session has chosen.
 func (p schemePair) same(s *schemeChoice) bool {
 	return slices.Equal(p.prefill, s.prefill) && slices.Equal(p.decode, s.decode)
 }
@@ -216,7 +214,7 @@ func (s *session) fromFrugal(ctx context.Context, bound int64, why error) (*sess
 	frugal.waive(problem.LimitEnergyNJ)
 	found, err := frugal.bestSchemes(ctx)
 	if err != nil || found.decode == nil {
-		return nil, nil, firstOf(err, why)
+		return nil, nil, cmp.Or(err, why)
 	}
 	frugal.prefill, frugal.decode, frugal.chosen = found.prefill, found.decode, found.report
 	by, plan, err := frugal.planWithin(ctx, bound)
@@ -246,14 +244,15 @@ func (s *session) fromSmallest(ctx context.Context, bound int64) (*session, *pla
 	return s.improved(ctx, by, plan, bound)
 }
 
-// improved starts from a plan that another goal led to, with its schemes and buckets, and returns the best plan
-// found: that plan itself where a limit leaves no room.
+// improved starts from a plan that another goal led to, with its schemes and buckets, and returns the best plan found
+// by the session's own measure: that plan itself where a limit leaves no room. most bounds the memory, 0: not.
 func (s *session) improved(ctx context.Context, by *session, plan *planir.Plan,
 	most int64) (*session, *planir.Plan, error) {
 	other, err := by.minimising(s.measure())
 	if err != nil {
 		return nil, nil, err
 	}
+	// All bounds hold again, those included that the other goal did without.
 	other.waived, other.bounds = nil, nil
 	if err := other.findBounds(); err != nil {
 		return nil, nil, err
@@ -281,6 +280,7 @@ func (s *session) improved(ctx context.Context, by *session, plan *planir.Plan,
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
 		return nil, nil, err
 	}
+	// Nothing better: the plan itself, with its cost by this measure.
 	if err != nil || most > 0 && better.Memory.Total > most {
 		other.settled = true
 		if better, err = other.restated(ctx, plan); err != nil {
@@ -358,9 +358,10 @@ func (s *session) disproved() (proof, err error) {
 		case problem.LimitPartNS:
 			for i, rows := range s.want.Rows() {
 				// The larger buckets may be left out.
-				if s.programName(rows) == bound.name && (s.decodes(rows) || slices.Index(s.want.Buckets, rows) < s.fewestForTime()) {
-					least[bound.quantity] = price.Whole(s.leastOver(s.want.Rows()[i], false,
-						s.work) / float64(len(s.Procs)))
+				if s.programName(rows) == bound.name &&
+					(s.decodes(rows) || slices.Index(s.want.Buckets, rows) < s.fewestForTime()) {
+					work := s.leastOver(s.want.Rows()[i], false, s.work)
+					least[bound.quantity] = price.Whole(work / float64(len(s.Procs)))
 				}
 			}
 		case problem.LimitEnergyNJ:
@@ -383,7 +384,7 @@ func (s *session) disproved() (proof, err error) {
 	return nil, nil
 }
 
-// work is how long a candidate keeps processors busy, all of them together.
+// work is how long a candidate keeps processors busy, in ns of all of them together.
 func (s *request) work(candidate *price.Candidate) float64 {
 	total := 0.0
 	for _, x := range candidate.Times {
@@ -414,7 +415,7 @@ func (s *pricing) leastEnergy() (int64, error) {
 	return price.Whole(least), nil
 }
 
-// leastMemory is a lower bound of what a process holds.
+// leastMemory is a lower bound of what a process holds, in bytes: the lightest weights, and what every process has.
 func (s *schemeChoice) leastMemory() int64 {
 	pairs, _ := s.byWeight()
 	if len(pairs) == 0 {

@@ -15,6 +15,9 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
+// What limits of capacity tiers cost. Each limit is relaxed to its next value, and dropped; the tiers are solved again,
+// starting from the present ones. A limit binds where something better is found.
+
 // TierOutcome is what a choice of capacity tiers comes to: expected, and of a token in all layers where it says so.
 type TierOutcome struct {
 	ChunkTokens int     `json:"chunk_tokens"`
@@ -119,11 +122,13 @@ type tierLimit struct {
 	next, free                 tierChange // nil: there is no such step
 }
 
+// tierChange relaxes one limit: it edits the input before the problem is posed, or the problem itself.
 type tierChange struct {
 	input   func(*Input)
 	problem func(*problem.Tiers)
 }
 
+// possible reports whether there is such a change.
 func (c *tierChange) possible() bool { return c.input != nil || c.problem != nil }
 
 // solve has the changed problem solved, beginning with the tiers as they are.
@@ -150,6 +155,7 @@ func (t *tierTrial) solve(c *tierChange) (*TierOutcome, error) {
 	return &o, nil
 }
 
+// gap fills in Gap from what the engine proved.
 func (o *TierOutcome) gap() {
 	gap := 0.0
 	if s := &o.solution; s.Objective > s.Bound {
@@ -158,7 +164,7 @@ func (o *TierOutcome) gap() {
 	o.Gap = &gap
 }
 
-// story solves a limit's steps.
+// story solves a limit's steps: without the limit first, since the next value is pointless where that gains nothing.
 func (t *tierTrial) story(l *tierLimit) (TierLimit, error) {
 	y := TierLimit{Key: l.key, Value: l.value, Used: l.used, Note: l.note}
 	solve := func(c *tierChange) (*TierOutcome, error) {
@@ -200,7 +206,8 @@ func (t *tierTrial) story(l *tierLimit) (TierLimit, error) {
 	return y, nil
 }
 
-// limits lists what restricts the tiers, in a fixed order.
+// limits lists what restricts the tiers, in a fixed order: what the workload chooses from, what the processor holds,
+// time, and what may be dropped. Steps to the next value are a tenth, at least 1, where values are continuous.
 func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 	p, w, now := t.x.Problem, t.in.Workload.Experts, t.now
 	experts := func(edit func(*workload.Experts)) tierChange {
@@ -214,7 +221,8 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 
 	l := tierLimit{key: "experts.tiers", value: fmt.Sprint(p.MaxTiers), used: fmt.Sprint(len(now.Capacities))}
 	if most := len(p.Capacities); p.MaxTiers < most {
-		l.to, l.next, l.free = fmt.Sprint(p.MaxTiers+1), posed(func(p *problem.Tiers) { p.MaxTiers++ }), posed(func(p *problem.Tiers) { p.MaxTiers = most })
+		l.to, l.next = fmt.Sprint(p.MaxTiers+1), posed(func(p *problem.Tiers) { p.MaxTiers++ })
+		l.free = posed(func(p *problem.Tiers) { p.MaxTiers = most })
 	} else {
 		l.note = "all capacities there are may be in use"
 	}
@@ -229,7 +237,8 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 		}
 		all := union(own, capacities(p.Tile, largest))
 		l := tierLimit{key: "experts.capacities", value: fmt.Sprint(own), used: fmt.Sprint(now.Capacities)}
-		if l.free = experts(func(e *workload.Experts) { e.Capacities = all }); len(all) == len(own) || len(all) >= problem.MaxTierChoices {
+		l.free = experts(func(e *workload.Experts) { e.Capacities = all })
+		if len(all) == len(own) || len(all) >= problem.MaxTierChoices {
 			l.free, l.note = tierChange{}, "it has all that are tried without it"
 		}
 		out = append(out, l)
@@ -440,7 +449,8 @@ func (x *TierInstance) stored(t *planir.Tiers) *problem.TierSolution {
 	return s
 }
 
-// outcome evaluates a solution.
+// outcome evaluates a solution, per token and in shares. Its rank lists the measures in the order in which they were
+// minimised.
 func outcome(x *TierInstance, s problem.TierSolution) TierOutcome {
 	p := x.Problem
 	table := p.Table(s.Chunk)

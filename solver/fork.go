@@ -17,7 +17,8 @@ import (
 // no processor has work in both. The fork is solved by dynamic programming over the set of processors of either
 // branch: for disjoint sets P and Q, and the locations of what enters and leaves,
 //
-//	min over choices of max(first, second) = max(min over choices within P of first, min over choices within Q of second),
+//	min over choices of max(first, second) =
+//		max(min over choices within P of first, min over choices within Q of second),
 //
 // since either branch is a chain of its own. Each result becomes a way through the fork's items beside the ways that
 // the chain has: it takes the time of the longer branch once and nothing afterwards. Engines see an ordinary chain.
@@ -118,7 +119,7 @@ func (in *instance) sideBySide(fork *forkJoin, choices []int) bool {
 	return in.stage.SideBySide(first, second)
 }
 
-// price is what a node's choice counts for.
+// costOf is what a node's choice counts for, in ns.
 type costOf func(node, choice int) int64
 
 func (in *instance) cost(node, choice int) int64 { return in.prob.Items[node].Choices[choice].CostNS }
@@ -196,6 +197,7 @@ func (in *instance) objective(choices []int) int64 {
 	return int64(in.prob.Repeat)*(in.once(choices, in.cost)-first) + int64(in.prob.Wraps())*first
 }
 
+// forkAfter is the fork that begins behind a node, nil for none.
 func (in *instance) forkAfter(node int) *forkJoin {
 	for i := range in.forks {
 		if in.forks[i].split == node {
@@ -274,8 +276,10 @@ func (in *instance) relaxed() (come, togo [][]int64) {
 	return come, togo
 }
 
+// never is a cost above all others; two of them add up without overflow.
 const never = math.MaxInt64 / 4
 
+// fill is n costs that are never.
 func fill(n int) []int64 { return slices.Repeat([]int64{never}, n) }
 
 // arrive is the cheapest way to have a node's input in each class it reads from.
@@ -307,8 +311,8 @@ func (in *instance) widen() problem.Chain {
 }
 
 // closed is more than all that an execution of the chain can take: a hand-over that leads from one way into another
-// takes that long. Whoever takes it has the choices of a chain that exists, needs what those need, and pays for the
-// detour.
+// takes that long. A solution that takes it still stands for choices of the chain, needs what those need, and pays
+// for the detour.
 func (in *instance) closed() int64 {
 	total := int64(1)
 	for i := range in.prob.Items {

@@ -29,9 +29,12 @@ func (in *Input) checkImported() error {
 		return nil
 	}
 	slices.Sort(lacking)
-	return diag.New(diag.ClassInput, "solve: the imported times of SoC %q do not suffice for model %q: nothing is known of %s", in.SoC.Name, in.Model.Name, strings.Join(lacking, ", ")).
+	return diag.New(diag.ClassInput,
+		"solve: the imported times of SoC %q do not suffice for model %q: nothing is known of %s",
+		in.SoC.Name, in.Model.Name, strings.Join(lacking, ", ")).
 		WithCode("solve.imported").
-		WithHint("import rows for them too, or import into a SoC that has other processors: hetc import --soc SOC, then hetc profile --soc SOC --resume adds the rest")
+		WithHint("import rows for them too, or import into a SoC that has other processors: hetc import --soc SOC, " +
+			"then hetc profile --soc SOC --resume adds the rest")
 }
 
 // executed reports whether a processor executes operators of a kind.

@@ -20,6 +20,7 @@ type shelf struct {
 	room  leastScratch
 }
 
+// newShelf is an empty shelf.
 func newShelf() *shelf {
 	return &shelf{menus: map[poolKey]*menu{}, items: map[itemKey]*item{}}
 }
@@ -41,7 +42,8 @@ type menu struct {
 	masks   []uint64         // processors, by choice
 }
 
-// menu makes that of a node.
+// newMenu is the menu of a node with these candidates. Candidates that write to the same places share a location
+// class.
 func newMenu(st *price.Section, node int, list []price.Candidate) *menu {
 	options := &menu{list: list, out: st.Nodes[node].Out}
 	seen := map[string]int{}
@@ -72,6 +74,7 @@ func (m *menu) of(list []price.Candidate) bool {
 	return len(m.list) == len(list) && (len(list) == 0 || &m.list[0] == &list[0])
 }
 
+// maskOf is a set of processors, one bit for each.
 func maskOf(procs []int) (mask uint64) {
 	for _, proc := range procs {
 		mask |= 1 << proc
@@ -86,8 +89,8 @@ type item struct {
 	leg   *leg     // once asked for
 }
 
-// item makes that of a node behind another one. What the node reads of earlier ones (the residual stream) has long
-// been written and costs no wait.
+// newItem is the item of a node behind another one, with the hand-over times between their location classes. What the
+// node reads of earlier ones (the residual stream) has long been written and costs no wait.
 func newItem(st *price.Section, node int, options, before *menu, meets bool) (*item, error) {
 	posed := &item{Item: problem.Item{Name: st.Nodes[node].Name, Choices: slices.Clone(options.choices),
 		After: options.after}, masks: options.masks}
@@ -107,6 +110,8 @@ func newItem(st *price.Section, node int, options, before *menu, meets bool) (*i
 	if !meets {
 		return posed, nil
 	}
+	// One row for each class that the node before leaves its outputs in, one column for each class that this one
+	// reads from.
 	all := make([]int64, len(before.places)*len(reads))
 	for _, writes := range before.places {
 		row := all[:len(reads):len(reads)]
@@ -148,7 +153,8 @@ func pose(st *price.Section, candidates [][]price.Candidate) (*instance, error) 
 	return in, nil
 }
 
-// assemble makes an instance of items, without ways through its forks.
+// assemble makes an instance of items, without ways through its forks. of returns the item of a node behind another
+// one. The first node comes behind the last one, since sections repeat.
 func assemble(st *price.Section, candidates [][]price.Candidate, of func(before, node int,
 	meets bool) (*item, error)) (*instance, error) {
 	in := &instance{stage: st, candidates: candidates}
@@ -238,7 +244,7 @@ func (s *pricing) keepOnShelf(bytes int64) {
 	s.take(bytes)
 }
 
-// renew lets everything go that was posed of candidates which have changed.
+// renew forgets everything that was posed of candidates which have changed, and gives its memory back to the ledger.
 func (s *pricing) renew() {
 	s.forget()
 	s.kept -= s.shelf.bytes

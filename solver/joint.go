@@ -13,22 +13,24 @@ import (
 type joint struct {
 	*problem.Joint
 	programs []*program
-	unit     float64 // weight of one expected call
-	posed    map[quantity]int64
+	unit     float64            // weight of one expected call: divides the problem's energies and objectives
+	posed    map[quantity]int64 // the limits that it was posed with, in the units of bounds
 }
 
 // weightScale is the weight of the part that counts most.
 const weightScale = 1 << 14
 
+// jointProblem names the problem in reports.
 func jointProblem(m problem.Measure) string { return "joint " + string(m) }
 
-// joint poses the problem of all programs. Less is taken off each bound beforehand for what the problem leaves out.
+// joint poses the problem of all programs. less is taken off each bound beforehand for what the problem leaves out.
 //
 // Programs are coupled by what they hold: a choice needs assets (a graph, columns of a packed weight, rows of a
 // buffer), an asset counts once however many choices need it, and regions bound the sum. The cost of a choice is what
 // the program by itself has, weighted by how often the program is called.
 func (s *session) joint(less map[quantity]int64) (*joint, error) {
 	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.goal}, posed: map[quantity]int64{}, unit: weightScale}
+	// Weights of parts are whole numbers; the heaviest part gets weightScale.
 	heaviest := 0.0
 	for i := range s.want.Rows() {
 		heaviest = max(heaviest, s.weight(i))
@@ -36,6 +38,7 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 	if heaviest > 0 {
 		j.unit /= heaviest
 	}
+	// All needs are scanned before any asset is made, because they decide where packs and buffers are divided.
 	assets := s.newAssets()
 	slowest := s.limitJoint(j, assets, less)
 	for _, rows := range s.want.Rows() {
@@ -71,7 +74,8 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 }
 
 // limitJoint sets a joint problem's limits and regions from the bounds, and tells assets what has to be counted. The
-// result are the most that programs may take, in ns by name.
+// result are the most ns that programs may take, by name. A limit that falls below 1 is posed as 1: 0 would mean
+// none.
 func (s *session) limitJoint(j *joint, assets *assets, less map[quantity]int64) map[string]int64 {
 	region := func(name string) *problem.Region {
 		i, ok := assets.regions[name]
@@ -135,7 +139,8 @@ func (j *joint) choices(plan *planir.Plan) [][][]int {
 	return out
 }
 
-// models is what choices take of everything bounded, as the problem counts it, in the units of bounds.
+// models is what choices take of everything bounded, as the problem counts it, in the units of bounds. See unseen for
+// what a lowered plan takes beyond that.
 func (j *joint) models(fresh *session, choices [][][]int) map[quantity]int64 {
 	use := j.Use(choices)
 	out := map[quantity]int64{}

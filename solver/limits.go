@@ -17,6 +17,10 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
+// Limits of the input become bounds of quantities. A quantity is what can be limited: bytes or graphs on a processor,
+// the time of a program, energy, bytes of the process, and the time to open graphs. taken measures a lowered plan by
+// the same quantities, so that every limit is checked on what is executed in the end.
+
 // Keys of the SoC's limits, before the name of a processor.
 const (
 	limitSoCAddress = "soc.address_bytes."
@@ -33,7 +37,7 @@ type quantity struct {
 type bound struct {
 	quantity
 	max  int64
-	user string
+	user string // the key that messages name
 }
 
 // findBounds lists the limits that programs have to keep together: those of the workload and of the SoC, whichever is
@@ -58,6 +62,7 @@ func (s *session) findBounds() error {
 	for i := range s.Procs {
 		name := s.Procs[i].Name
 		sp := s.in.SoC.Processor(name)
+		// The lower one of both limits, with its key; 0 is none.
 		lower := func(soc, own int64, socName, ownName string) (int64, string) {
 			if own > 0 && (soc == 0 || own < soc) {
 				return own, ownName + name
@@ -85,6 +90,7 @@ func (s *session) findBounds() error {
 	}
 	add(problem.LimitEnergyNJ, "", millionth(limits.EnergyMJ), workload.KeyEnergy)
 	add(problem.LimitOpenNS, "", millionth(limits.OpenMS), workload.KeyOpen)
+	// Energy needs the power of every processor.
 	if limits.EnergyMJ > 0 || s.in.Workload.Minimise == problem.Energy {
 		for i := range s.Procs {
 			if s.in.SoC.Processor(s.Procs[i].Name).PowerW == 0 {
@@ -106,7 +112,7 @@ func (s *session) bind(memory int64) {
 	}
 }
 
-// taken is what a lowered plan takes of everything that is bounded.
+// taken is what a lowered plan takes of everything that is bounded, in the units of the bounds.
 func (s *session) taken(plan *planir.Plan) (map[quantity]int64, error) {
 	out := map[quantity]int64{}
 	loads := map[string]check.Loaded{}
@@ -156,6 +162,7 @@ func (s *session) taken(plan *planir.Plan) (map[quantity]int64, error) {
 	return out, nil
 }
 
+// openNS is the time to open one graph on a processor.
 func openNS(p *socs.Processor) int64 { return price.Whole(p.CompileMS * 1e6) }
 
 // broken lists the bounds that are not kept. The bound of memory is left to the choice of schemes and buckets, unless
@@ -192,8 +199,9 @@ func Proved(err error) bool {
 	return !errors.As(err, &limits) || limits.Proved
 }
 
-// unreachable is the error that bounds cannot be kept together, of an engine's; plan is one that does not, j is the
-// problem it was posed.
+// unreachable turns an engine's error that no solution exists into one that names the limits of the input. plan is
+// one that breaks them, j is the problem that was posed. The error is a proof where the problem had every plan among
+// its solutions and counts the limits as lowered plans do.
 func (s *session) unreachable(err error, plan *planir.Plan, j *joint) error {
 	var joint *problem.InfeasibleError
 	if !errors.As(err, &joint) {

@@ -68,6 +68,7 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 			last = plan
 			return other.objective(plan), plan.Memory.Total <= bound, nil
 		}
+		// What every plan holds beside weights: more of it is known where there is a plan.
 		rest := other.leastPool() + planir.FixedBytes
 		if free != nil {
 			rest = other.leastPool() + other.fixedPart(free)
@@ -157,7 +158,10 @@ func (s *schemeChoice) leastPool() int64 {
 	var total int64
 	for i := range sections {
 		for _, node := range sections[i].Nodes {
-			if slices.ContainsFunc(s.Procs, func(p planir.Proc) bool { _, inside := lower.Joins(node.Ops, &p); return inside }) {
+			if slices.ContainsFunc(s.Procs, func(p planir.Proc) bool {
+				_, inside := lower.Joins(node.Ops, &p)
+				return inside
+			}) {
 				continue
 			}
 			for _, name := range slices.Concat(node.In, node.Out) {
@@ -199,12 +203,13 @@ func (s *schemeChoice) lightest() (prefill, decode assignment) {
 	return prefill, decode
 }
 
-// SmallestError is what the smallest plan found holds.
+// SmallestError says that even the smallest plan found holds too much; Total is its bytes.
 type SmallestError struct {
 	Total int64
 	text  string
 }
 
+// Error says what that plan holds, and what is permitted.
 func (e *SmallestError) Error() string { return e.text }
 
 // tooLarge is the error that the smallest plan found, for this measure, holds more than is permitted.
@@ -216,5 +221,6 @@ func (s *schemeChoice) tooLarge(bound int64, smallest *planir.Plan) error {
 		Proved: max(s.leastMemory(), smallest.Solver[0].BoundNS) > bound, text: text, cause: &SmallestError{m.Total,
 			text}}
 	return diag.New(diag.ClassInfeasible, "solve: %w", failure).
-		WithHint("permit at least %d bytes, a smaller context than %d (the cache takes %v), schemes with fewer bits, or smaller buckets and batches", m.Total, smallest.MaxContext, unit.Bytes(m.Cache))
+		WithHint("permit at least %d bytes, a smaller context than %d (the cache takes %v), schemes with fewer bits, "+
+			"or smaller buckets and batches", m.Total, smallest.MaxContext, unit.Bytes(m.Cache))
 }

@@ -57,7 +57,8 @@ func Explain(plan *planir.Plan, node string, rows int, in *Input) ([]Row, error)
 	plain := price.Candidate{Decision: *decision}
 	for i := range out {
 		out[i].Procs = processors(out[i].Shares)
-		if x := plain.WithoutForms(); !out[i].Chosen && out[i].Strategy == decision.Strategy && out[i].Shares == x.ShareText() {
+		if x := plain.WithoutForms(); !out[i].Chosen && out[i].Strategy == decision.Strategy &&
+			out[i].Shares == x.ShareText() {
 			out[i].Note = "the default form"
 		}
 	}
@@ -70,6 +71,7 @@ func Explain(plan *planir.Plan, node string, rows int, in *Input) ([]Row, error)
 	return out, nil
 }
 
+// unknown is the error for an operator or a number of rows that the plan does not decide, with what it does decide.
 func unknown(plan *planir.Plan, node string, rows int) error {
 	var nodes []string
 	var have []int
@@ -88,7 +90,8 @@ func unknown(plan *planir.Plan, node string, rows int) error {
 		WithHint("%s", diag.DidYouMean(node, nodes))
 }
 
-// reprice prices every candidate of a decision's node again, with the rest of its section as the plan has it.
+// reprice prices every candidate of a decision's node again, with the rest of its section as the plan has it. It
+// poses the section's problem, finds the plan's choices in it, and changes one choice at a time.
 func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error) {
 	fresh, err := newSession(in)
 	if err != nil {
@@ -115,6 +118,7 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 		if at < 0 {
 			continue
 		}
+		// Every node of the section as the plan decides it.
 		var decided []planir.Decision
 		for i := range sec.Nodes {
 			x := DecisionAt(plan, sec.Nodes[i].Name, about.Rows)
@@ -124,6 +128,7 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 			}
 			decided = append(decided, *x)
 		}
+		// Candidates at the given costs, with the plan's own ways among them even where they would not be listed.
 		st := fresh.stage(sec, about.Rows)
 		lists, errs := st.Candidates()
 		for i := range decided {
@@ -160,7 +165,8 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 	return nil, diag.New(diag.ClassInput, "explain %q: the model has no such operator", about.Node)
 }
 
-// obstacle says why an alternative that costs less in its place was not chosen.
+// obstacle says why an alternative that costs less in its place was not chosen; "" where it costs no less. The reason
+// is derived from what the plan shows: cores in common first, then memory, then idle processors.
 func obstacle(plan *planir.Plan, decision *planir.Decision, alternative planir.Alternative, soc *socs.SoC) string {
 	if alternative.PredictNS >= decision.PredictNS {
 		return ""
@@ -172,11 +178,14 @@ func obstacle(plan *planir.Plan, decision *planir.Decision, alternative planir.A
 			return "excludes processors that the rest of the section uses"
 		}
 		for _, other := range plan.Decisions {
-			if s, _, _ := strings.Cut(other.Node, "."); s != section || other.Rows != decision.Rows || other.Node == decision.Node {
+			if s, _, _ := strings.Cut(other.Node, "."); s != section || other.Rows != decision.Rows ||
+				other.Node == decision.Node {
 				continue
 			}
 			for _, sh := range other.Shares {
-				if r := plan.Proc(sh.Proc); r != nil && sh.Proc != name && slices.ContainsFunc(r.Cores, func(c int) bool { return slices.Contains(proc.Cores, c) }) {
+				r := plan.Proc(sh.Proc)
+				if r != nil && sh.Proc != name &&
+					slices.ContainsFunc(r.Cores, func(c int) bool { return slices.Contains(proc.Cores, c) }) {
 					return "shares a core with " + sh.Proc + ", which executes " + other.Node
 				}
 			}
@@ -196,7 +205,7 @@ func obstacle(plan *planir.Plan, decision *planir.Decision, alternative planir.A
 	return "does not fit with the rest of the plan, in cores or memory"
 }
 
-// processors lists the names in a written form of shares.
+// processors lists the names in a written form of shares: "cols npu 0:3072, gpu 3072:5632" gives npu and gpu.
 func processors(text string) (out []string) {
 	_, shares, _ := planir.ParseShares(text) // the solver wrote it
 	for _, share := range shares {

@@ -9,6 +9,10 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
+// How long the branches of a fork take when they run at once. Each choice is cut into the steps that lowering would
+// make of it, steps go to the lanes of their processors, and timeline.Walk executes them on shared memory. It is the
+// walk that also predicts lowered programs, on one fork instead of a section.
+
 // piece is a step of a choice, as lanes execute it.
 type piece struct {
 	proc    string
@@ -43,14 +47,15 @@ func (in *instance) pieces(fork *forkJoin, node, choice int) []piece {
 	return out
 }
 
-// contended goes through a fork as lanes do (timeline.Walk): what split leaves is there at the start, each step
-// begins when its lane is free and what it needs has been handed over, and steps that run at once share the memory.
-// Nodes from end on do not count.
+// contended goes through a fork as lanes do, in ns: what split leaves is there at the start, each step begins when
+// its lane is free and what it needs has been handed over, and steps that run at once share the memory. Nodes from
+// end on do not count.
 func (in *instance) contended(fork *forkJoin, choices []int, end int, of costOf) int64 {
 	var all []placed
 	var lanes timeline.Section
 	work := &forkWork{}
 	for i := fork.split + 1; i < end; i++ {
+		// of may count more than the predicted time (what short calls leave idle): the steps take that much longer.
 		stretch := 1.0
 		if ns := in.predicted(i, choices[i]); ns > 0 {
 			stretch = float64(of(i, choices[i])) / float64(ns)
@@ -98,6 +103,7 @@ func needs(all []placed, part *piece, lane int) (out []timeline.After) {
 	return out
 }
 
+// overlap reports whether a view of one list has an element in common with a view of the other.
 func overlap(a, b []planir.View) bool {
 	return slices.ContainsFunc(a, func(x planir.View) bool {
 		return slices.ContainsFunc(b, func(y planir.View) bool { return x.Overlaps(y) })

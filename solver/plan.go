@@ -18,12 +18,14 @@ type planner struct {
 	nodes  int64         // of the search for them, 0: the engine's own limit
 }
 
+// programKey identifies a program of a session: its rows and its assignment (assignment.key).
 type programKey struct {
 	rows    int
 	schemes string
 }
 
-// program is the problem of one number of rows.
+// program is the problem of one number of rows under one assignment. Sections that repeat for other layers with the
+// same decisions are posed once.
 type program struct {
 	name      string
 	sections  []lower.Section
@@ -33,7 +35,7 @@ type program struct {
 	report    planir.Solve
 }
 
-// program poses the problems of a number of rows under an assignment.
+// program returns the problem of a number of rows under an assignment, posed at most once while the session keeps it.
 func (s *planner) program(rows int, schemes assignment) (*program, error) {
 	key := programKey{rows, schemes.key()}
 	if program := s.programs[key]; program != nil {
@@ -45,8 +47,8 @@ func (s *planner) program(rows int, schemes assignment) (*program, error) {
 		return nil, err
 	}
 	for i := range posed.sections {
-		if slices.ContainsFunc(posed.sections[:i], func(x lower.Section) bool { return x.Name == posed.sections[i].Name }) {
-			continue // the same decisions for other layers
+		if repeats(posed.sections, i) {
+			continue
 		}
 		in, err := s.instance(&posed.sections[i], rows)
 		if err != nil {
@@ -55,6 +57,11 @@ func (s *planner) program(rows int, schemes assignment) (*program, error) {
 		posed.instances = append(posed.instances, in)
 	}
 	return posed, s.keep(key, posed)
+}
+
+// repeats reports whether a section of that name came before section i: it has the same decisions, for other layers.
+func repeats(sections []lower.Section, i int) bool {
+	return slices.ContainsFunc(sections[:i], func(x lower.Section) bool { return x.Name == sections[i].Name })
 }
 
 // solved is what was decided of every program, in the order of demand.rows.
@@ -80,7 +87,8 @@ func (s *planner) free(ctx context.Context) (*planir.Plan, error) {
 	return s.build(made)
 }
 
-// build makes the plan of decisions, and lowers it.
+// build makes the plan of decisions and lowers it. The plan names everything it was made from: model, SoC and inputs
+// by their digests, so that a checker can tell whether they have changed.
 func (s *planner) build(made solved) (*planir.Plan, error) {
 	plan := &planir.Plan{
 		Schema: planir.Schema, MaxContext: s.want.Context, KV: cacheType, Batches: s.want.Batches,
@@ -133,6 +141,7 @@ func (s *planner) build(made solved) (*planir.Plan, error) {
 	return plan, nil
 }
 
+// assigned is the assignment of the phase that a number of rows belongs to.
 func (s *schemeChoice) assigned(rows int) assignment {
 	if s.decodes(rows) {
 		return s.decode
@@ -140,9 +149,12 @@ func (s *schemeChoice) assigned(rows int) assignment {
 	return s.prefill
 }
 
-// predict adds the predicted times. A program that comes out slower than its best single processor (hand-overs that
-// the problem's edges do not see) is given to that processor, unless that breaks a bound or time is not what is
-// minimised.
+// predict adds the predicted times. The problem's edges miss some hand-overs, so that a program may come out slower
+// than on its best single processor. It is then given to that processor, unless that breaks a bound or time is not
+// what is minimised.
+//
+// One program is given away at a time, and everything is predicted again, since programs are lowered together. Where
+// a bound breaks, the last change is taken back and no more are made.
 func (s *session) predict(plan *planir.Plan) error {
 	kept := s.settled || s.measure() != problem.Time || len(s.in.Ratio) > 0
 	if err := s.timeSingles(plan); err != nil {
@@ -159,6 +171,7 @@ func (s *session) predict(plan *planir.Plan) error {
 			if err != nil {
 				return err
 			}
+			// The fastest single processor that beats the plan, if there is one.
 			best := -1
 			for i := range pred.Singles {
 				if pred.Singles[i].NS < pred.PlanNS && (best < 0 || pred.Singles[i].NS < pred.Singles[best].NS) {
@@ -188,7 +201,8 @@ func (s *session) predict(plan *planir.Plan) error {
 	}
 }
 
-// giveTo decides a program's own sections for one processor; false when they already are.
+// giveTo decides a program's own sections for one processor. It returns false when they are decided so already. The
+// program's report then says that its solution was replaced.
 func (s *planner) giveTo(plan *planir.Plan, rows int, proc string) (bool, error) {
 	pr, err := s.program(rows, s.assigned(rows))
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 // exactly what was measured, are within it.
 const modelError = 0.01
 
-// prediction goes through a lowered program three times: with the expected, the low and the high
-// time of every step and hand-over.
+// prediction goes through a lowered program three times: with the expected, the low and the high time of every step
+// and hand-over. It adds the modelled energy, and the times on single processors.
 func (s *planner) prediction(plan *planir.Plan, ph *planir.Phase) (planir.Prediction, error) {
 	pred := planir.Prediction{Program: ph.Name}
 	of, err := s.efforts(plan, ph)
@@ -132,8 +132,8 @@ func (s *planner) timeSingles(plan *planir.Plan) error {
 	return nil
 }
 
-// onlyOn is the plan with all programs that a processor can execute by itself given to it, and of those the ones, by
-// rows, whose time is not known yet: nil if there are none.
+// onlyOn is a plan in which a processor has all programs that it can execute by itself, and those programs by rows.
+// Both are nil where the time of each is known already.
 func (s *planner) onlyOn(plan *planir.Plan, name string) (*planir.Plan, map[int]*program, error) {
 	other, whole := *plan, map[int]*program{}
 	other.Decisions = nil
@@ -179,7 +179,7 @@ func (pr *program) only(name string) (out []planir.Decision, ok bool) {
 	return out, true
 }
 
-// DecisionAt is what a program with that many rows goes by: the head's may be decode's.
+// DecisionAt is the decision on a node for a program with that many rows; the head's may be that of one row.
 func DecisionAt(plan *planir.Plan, node string, rows int) *planir.Decision {
 	if decision := plan.DecisionFor(node, rows); decision != nil {
 		return decision
@@ -187,7 +187,7 @@ func DecisionAt(plan *planir.Plan, node string, rows int) *planir.Decision {
 	return plan.DecisionFor(node, 1)
 }
 
-// expected is the workload's objective: the mean of what programs take.
+// expected is the workload's objective with of for what a call takes: the mean over programs, by their weights.
 func (s *request) expected(plan *planir.Plan, of func(planir.Prediction) int64) float64 {
 	total := 0.0
 	for _, pred := range plan.Predictions {
@@ -226,7 +226,8 @@ func (s *request) checkMemory(plan *planir.Plan) {
 		if slices.Contains(d.Processors, s.in.SoC.Control) && d.Bytes > 0 && need > d.Bytes {
 			w := diag.New(diag.ClassInfeasible, "the plan holds %d bytes, and memory %q of SoC %q has %d",
 				need, d.Name, s.in.SoC.Name, d.Bytes).
-				WithHint("permit schemes with fewer bits in the workload, such as schemes: {prefill: [a8t/q8c], decode: [a8t/q8c]}")
+				WithHint("permit schemes with fewer bits in the workload, " +
+					"such as schemes: {prefill: [a8t/q8c], decode: [a8t/q8c]}")
 			w.Severity = diag.Warning
 			s.notes = append(s.notes, w)
 		}

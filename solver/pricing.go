@@ -18,6 +18,7 @@ type poolKey struct {
 	scheme op.Scheme
 }
 
+// poolOf is the key of a node's candidates.
 func poolOf(rows int, n *lower.Node) poolKey { return poolKey{rows, n.Name, n.Op().Scheme} }
 
 // pool is the ways to execute a node, or why there are none.
@@ -25,11 +26,13 @@ type pool struct {
 	list []price.Candidate
 	err  error
 	st   *price.Section // that made them
-	node int
+	node int            // its place in st
 }
 
-// price makes the candidates of a section's nodes at a number of rows. Those of nodes without a scheme grow with
-// every scheme around them, whose boundaries they may follow.
+// price makes the candidates of a section's nodes at a number of rows, once for each combination of its schemes.
+//
+// Nodes without a scheme are shared by all combinations. Their candidates may follow the boundaries of the products
+// around them, so that they grow with every combination, until bounds rely on them (listed).
 func (s *pricing) price(sec *lower.Section, rows int) {
 	key := sectionKey(sec, rows)
 	if s.priced[key] {
@@ -61,17 +64,19 @@ func (s *pricing) price(sec *lower.Section, rows int) {
 			}
 		}
 	}
-	failed := slices.ContainsFunc(errs, func(err error) bool { return err != nil }) // the caller that needs the section reports it
+	// The caller that needs the section reports a failure. Else a processor without prices is mentioned, once: a plan
+	// that does without it must not look like a choice.
+	failed := slices.ContainsFunc(errs, func(err error) bool { return err != nil })
 	for _, proc := range s.Procs {
-		// Said once for a processor: a plan that does without it is not to look like a choice.
-		if err := st.Missing[proc.Name]; err != nil && !failed && diag.ClassOf(err) != diag.ClassInfeasible && !s.noted[proc.Name] {
+		if err := st.Missing[proc.Name]; err != nil && !failed &&
+			diag.ClassOf(err) != diag.ClassInfeasible && !s.noted[proc.Name] {
 			s.noted[proc.Name] = true
 			s.note("some choices with processor %q are left out: %v", proc.Name, err)
 		}
 	}
 }
 
-// sectionKey names a section with the schemes of its nodes.
+// sectionKey identifies a section's problem within a session: rows, name and the schemes of its nodes decide it.
 func sectionKey(sec *lower.Section, rows int) string {
 	key := fmt.Sprintf("%d %s", rows, sec.Name)
 	for i := range sec.Nodes {
@@ -117,8 +122,8 @@ type pricing struct {
 	cached    int64                   // bytes of it, of posed problems
 }
 
-// offer adds a plan's divisions of columns to the candidates of every program: a processor then holds one region of a
-// matrix rather than one for each.
+// offer adds a plan's divisions of columns to the candidates of every program. If programs divide a matrix alike, a
+// processor holds one region of it rather than one for each program.
 func (s *pricing) offer(plan *planir.Plan) {
 	for _, decision := range plan.Decisions {
 		if decision.Axis != planir.AxisCols && decision.Axis != planir.AxisK {
@@ -128,7 +133,9 @@ func (s *pricing) offer(plan *planir.Plan) {
 		for i := range decision.Shares {
 			decision.Shares[i].PadRows, decision.Shares[i].Form = 0, ""
 		}
-		if !slices.ContainsFunc(s.divisions, func(x planir.Decision) bool { return x.Node == decision.Node && price.SameShares(&x, &decision) }) {
+		if !slices.ContainsFunc(s.divisions, func(x planir.Decision) bool {
+			return x.Node == decision.Node && price.SameShares(&x, &decision)
+		}) {
 			s.divisions = append(s.divisions, decision)
 		}
 	}

@@ -86,16 +86,19 @@ func (p Proof) String() string {
 	var parts []string
 	switch {
 	case p.Open == 0 && p.holds:
-		parts = append(parts, "No plan made of these candidates is predicted to hold less: that is proved. Of those that hold as little another one may be faster.")
+		parts = append(parts, "No plan made of these candidates is predicted to hold less: that is proved. "+
+			"Of those that hold as little another one may be faster.")
 	case p.Open == 0:
-		parts = append(parts, "No other choice among the candidates makes operators and hand-overs within a section take less together: that is proved for every program. "+
+		parts = append(parts, "No other choice among the candidates makes operators and hand-overs within a section "+
+			"take less together: that is proved for every program. "+
 			"Where processors meet between sections is predicted, and no part of what is proved.")
 	case p.Proved == 0:
 		parts = append(parts, fmt.Sprintf(
 			"The search ended at its limit: a plan that is up to %.2g %% better under these predictions is not ruled out.", 100*p.Gap))
 	default:
 		parts = append(parts, fmt.Sprintf(
-			"Of %d problems that the plan is made of %d are proved best; for the others a plan that is up to %.2g %% better under these predictions is not ruled out.",
+			"Of %d problems that the plan is made of %d are proved best; for the others a plan that is up to %.2g %% "+
+				"better under these predictions is not ruled out.",
 			p.Problems, p.Proved, 100*p.Gap))
 	}
 	if p.Tied > 0 {
@@ -108,7 +111,8 @@ func (p Proof) String() string {
 	}
 	if p.Faster > 0 {
 		parts = append(parts, fmt.Sprintf(
-			"%s other decisions than the proved ones, which are predicted to be faster once it counts where processors meet and when each share ends.",
+			"%s other decisions than the proved ones, which are predicted to be faster once it counts "+
+				"where processors meet and when each share ends.",
 			several(p.Faster, "program has", "programs have")))
 	}
 	return strings.Join(parts, " ")

@@ -15,7 +15,8 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// request is what is to be solved, and on what.
+// request is what is to be solved, and on what: the input, and what follows from it alone. No decision of a plan is
+// in it.
 type request struct {
 	in    Input
 	graph models.Graph
@@ -29,12 +30,14 @@ type request struct {
 	notes  diag.List         // warnings so far
 }
 
+// note adds a warning to the result.
 func (s *request) note(format string, args ...any) {
 	d := diag.New(diag.ClassInput, format, args...)
 	d.Severity = diag.Warning
 	s.notes = append(s.notes, d)
 }
 
+// programName is the name of the program of that many rows in plans.
 func (s *request) programName(rows int) string { return lower.ProgramName(rows, s.decodes(rows)) }
 
 // isHead reports whether a node belongs to a section with one row whatever the bucket is.
@@ -58,6 +61,8 @@ func (s *request) sharing() *timeline.Machine {
 	return s.memory
 }
 
+// stage sets a section up for pricing: how often it is executed, and what its calls are like. A section that occurs
+// several times in the model is one stage that repeats, with a break between occurrences.
 func (s *request) stage(sec *lower.Section, rows int) *price.Section {
 	st := price.NewSection(sec, s.Machine, s.prices)
 	st.Facts, st.Policy, st.Memory = s.facts, *s.in.policy(), s.sharing()
@@ -80,7 +85,8 @@ func (s *request) stage(sec *lower.Section, rows int) *price.Section {
 	return st
 }
 
-// objective is the workload's, of the programs' problems.
+// objective is the value of a plan by the problems that made it, in the unit of what is minimised: the joint
+// problem's, or the weighted sum of the programs' own.
 func (s *request) objective(plan *planir.Plan) float64 {
 	if plan.Solver[0].Problem == jointProblem(s.measure()) {
 		return float64(plan.Solver[0].ObjectiveNS)
@@ -92,7 +98,8 @@ func (s *request) objective(plan *planir.Plan) float64 {
 	return total
 }
 
-// copies reports whether some elements of a weight are packed twice in one format.
+// copies reports whether some elements of a weight are packed twice in one format: two packs with common rows and
+// columns.
 func copies(plan *planir.Plan) bool {
 	packs := plan.Program.Packs
 	for i := range packs {
@@ -112,8 +119,8 @@ func (s *request) decide(plan *planir.Plan, decisions [][]planir.Decision) error
 	return s.lower(plan)
 }
 
-// merged lists the decisions of all programs. The head is decided at one row, and again only where a bucket has other
-// processors.
+// merged lists the decisions of all programs. The head is decided at one row, and in a bucket's program again only
+// where its shares differ.
 func (s *request) merged(x *solved) []planir.Decision {
 	var out planir.Plan
 	for i, rows := range s.want.Rows() {
@@ -168,7 +175,8 @@ func (s *request) weight(i int) float64 {
 	return s.want.Weights.Prefill * s.want.Share[slices.Index(s.want.Buckets, rows)]
 }
 
-// layers is how many layers have each weight.
+// layers is how many layers have each weight, computed weights included. Constants and weights of sections without
+// layers are not in it.
 func (s *request) layers() map[string]int {
 	spans := map[string][][2]int{}
 	for i := range s.graph.Sections {

@@ -14,7 +14,7 @@ import (
 // What is posed rounds up: an operator begins when the slowest share of the one before has ended, and where lanes
 // meet between sections costs nothing. The timeline knows better. The optimum is therefore compared by the timeline
 // with the optima of problems that have fewer choices: some processors only, some strategies only. Whoever restricts
-// solve to one of them then cannot be told of a faster plan. In the fastest of all, single operators are then moved
+// solve to one of them then never gets a faster plan. In the fastest of all, single operators are then moved
 // for as long as the timeline gets shorter (polish).
 
 // families are sets of strategies that rivals are made of; nil is all. As for Input.Strategies, nodes that have no
@@ -249,6 +249,7 @@ func (in *instance) among(kept [][]int) *instance {
 	return out
 }
 
+// pick is the elements of a list with these numbers, in their order.
 func pick[T any](all []T, list []int) []T {
 	out := make([]T, len(list))
 	for i, number := range list {
@@ -372,6 +373,8 @@ type polished struct {
 	start   rivalPlan
 }
 
+// polished sets a program up for polish, from its winner so far, with one move for each kind of candidate of each
+// node.
 func (s *request) polished(c *contest) polished {
 	out := polished{contest: c, problem: c.program.partition(s, problem.Time)}
 	out.start = rivalPlan{c.program, c.choices, c.program.report.ObjectiveNS}

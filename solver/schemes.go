@@ -17,9 +17,16 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
+// The choice of schemes. A class is a weight, whose products all have one scheme; an assignment gives every class one.
+// Prefill and decode are phases with an assignment each, but for the head, whose scheme is decode's.
+//
+// permit finds out which schemes each class of a phase may have. list enumerates the assignments within the limit of
+// quality, each with a lower bound of its cost. search.go then goes through pairs of them, least bound first.
+
 // assignment is a scheme for every class.
 type assignment []op.Scheme
 
+// key is equal for equal assignments.
 func (a assignment) key() string {
 	var b strings.Builder
 	for _, scheme := range a {
@@ -31,14 +38,14 @@ func (a assignment) key() string {
 
 // phase is a part of the workload whose programs share one assignment.
 type phase struct {
-	name    string
-	rows    []int
-	weights []float64 // of each program in the objective
-	permits []op.Scheme
-	asked   bool    // the workload lists the schemes
-	max     float64 // KL, 0: no limit
-	options [][]op.Scheme
-	points  []point
+	name    string             // "prefill" or "decode"
+	rows    []int              // of its programs
+	weights []float64          // of each program in the objective
+	permits []op.Scheme        // that the workload permits
+	asked   bool               // the workload lists the schemes
+	max     float64            // KL that may be lost, 0: no limit
+	options [][]op.Scheme      // by class; empty where the phase does not decide it
+	points  []point            // within the limit, least bound first
 	worth   map[string]float64 // objective by assignment, solved
 }
 
@@ -89,7 +96,8 @@ func (s *schemeChoice) permit(ctx context.Context, ph *phase) error {
 			return first
 		}
 		return diag.New(diag.ClassInfeasible, "solve: no scheme is left for %s of %s", s.classes[k].nodes[0], ph.name).
-			WithHint("permit a32/w32 as well, or measure what the permitted ones cost: hetc calibrate --model DIR --text FILE -o cal.yaml")
+			WithHint("permit a32/w32 as well, or measure what the permitted ones cost: " +
+				"hetc calibrate --model DIR --text FILE -o cal.yaml")
 	}
 	return nil
 }
@@ -101,7 +109,8 @@ type leftOut struct {
 	why                 error
 }
 
-// permitClass adds a scheme to the options of a class, or notes why not. An error ends the solve.
+// permitClass adds a scheme to the options of a class, or notes in out why not. An error ends the solve. Cheap
+// reasons are looked at first: not permitted here, pointless, of unknown loss. Pricing comes last.
 func (s *schemeChoice) permitClass(ctx context.Context, ph *phase, k int, scheme op.Scheme, out *leftOut) error {
 	class := &s.classes[k]
 	if class.head && ph.name == "prefill" || ph.name == "decode" && !slices.Contains(s.permitted(class), scheme) {
@@ -225,7 +234,7 @@ func (s *schemeChoice) dominatedByDynamic(ph *phase, class *productClass, scheme
 	return !measured || ok && rows <= static
 }
 
-// ranged refuses static scales of which the calibration says nothing.
+// ranged refuses static scales of which the calibration says nothing, in any layer of any node of the class.
 func (s *request) ranged(class *productClass, scheme op.Scheme) error {
 	if !scheme.Static() {
 		return nil
@@ -237,8 +246,8 @@ func (s *request) ranged(class *productClass, scheme op.Scheme) error {
 			for layer := 0; layer < max(1, sec.Layers) && slices.Contains(class.nodes, name); layer++ {
 				a := s.in.Calibration.Activation(name, sec.First+layer)
 				if a != nil && scheme.Grid() && len(a.OutMax) == 0 {
-					return diag.New(diag.ClassInput,
-						"%q in layer %d with %q: the calibration says nothing about what it computes, and steps of results are wanted", name, sec.First+layer, scheme).
+					return diag.New(diag.ClassInput, "%q in layer %d with %q: the calibration says nothing about "+
+						"what it computes, and steps of results are wanted", name, sec.First+layer, scheme).
 						WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
 				}
 				if a == nil {
@@ -247,9 +256,10 @@ func (s *request) ranged(class *productClass, scheme op.Scheme) error {
 						name, sec.First+layer, scheme).
 						WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
 				}
-				if scales := scheme.Scales(); scales > 1 && s.in.Calibration.RowScales(name, sec.First+layer, scales) == nil {
-					return diag.New(diag.ClassInput,
-						"%q in layer %d with %q: the calibration says nothing about %d static scales of what enters it", name, sec.First+layer, scheme, scales).
+				if scales := scheme.Scales(); scales > 1 &&
+					s.in.Calibration.RowScales(name, sec.First+layer, scales) == nil {
+					return diag.New(diag.ClassInput, "%q in layer %d with %q: the calibration says nothing about "+
+						"%d static scales of what enters it", name, sec.First+layer, scheme, scales).
 						WithHint("measure them: hetc calibrate --model DIR --text FILE --schemes %s -o cal.yaml",
 							scheme)
 				}
@@ -291,7 +301,8 @@ func (s *schemeChoice) around(ph *phase, k int, scheme op.Scheme) (assignment, e
 	return schemes, nil
 }
 
-// usable prices a class in a scheme in all programs of a phase.
+// usable prices a class in a scheme in all programs of a phase. The error is that of a node of the class, or of a
+// node without a scheme beside it; other products have other classes.
 func (s *schemeChoice) usable(ph *phase, k int, scheme op.Scheme) error {
 	schemes, err := s.around(ph, k, scheme)
 	if err != nil {
@@ -304,16 +315,15 @@ func (s *schemeChoice) usable(ph *phase, k int, scheme op.Scheme) error {
 		}
 		for i := range sections {
 			sec := &sections[i]
-			if slices.ContainsFunc(sections[:i], func(x lower.Section) bool { return x.Name == sec.Name }) {
-				continue
-			}
-			if !slices.ContainsFunc(sec.Nodes, func(n lower.Node) bool { return slices.Contains(s.classes[k].nodes, n.Name) }) {
+			ofClass := func(n lower.Node) bool { return slices.Contains(s.classes[k].nodes, n.Name) }
+			if repeats(sections, i) || !slices.ContainsFunc(sec.Nodes, ofClass) {
 				continue
 			}
 			s.price(sec, rows)
 			for j := range sec.Nodes {
 				node := &sec.Nodes[j]
-				if pool := s.pools[poolOf(rows, node)]; pool.err != nil && (slices.Contains(s.classes[k].nodes, node.Name) || !node.Op().HasScheme()) {
+				pool := s.pools[poolOf(rows, node)]
+				if pool.err != nil && (ofClass(*node) || !node.Op().HasScheme()) {
 					return pool.err
 				}
 			}
@@ -351,7 +361,8 @@ func (s *planner) chooseSchemes(ctx context.Context) error {
 	return nil
 }
 
-// prepare lists the assignments of both phases with what bounds them.
+// prepare lists the assignments of both phases with what bounds them. Decode comes first: prefill's programs execute
+// the head, whose options are decode's.
 func (s *schemeChoice) prepare(ctx context.Context) error {
 	decode := &phase{name: "decode", rows: s.want.DecodeRows(),
 		permits: slices.Clone(s.want.Decode), asked: len(s.in.Workload.Schemes.Decode) > 0, max: s.want.MaxKL.Decode}
@@ -389,9 +400,9 @@ func (s *schemeChoice) prepare(ctx context.Context) error {
 	return nil
 }
 
-// list enumerates a phase's assignments, least bound first. The bound of an assignment is what its nodes cost at
-// least, each executed as it is cheapest: hand-overs are left out, but in sections with forks. Prefill's leave out
-// the head.
+// list enumerates a phase's assignments, least bound first. The bound of an assignment is the sum of its nodes' least
+// costs, on the best set of processors that may work together. Hand-overs are left out, but in sections with forks
+// (partBounds). Prefill's bounds leave out the head.
 func (s *schemeChoice) list(ph *phase) error {
 	total := 1
 	var vary []int
@@ -420,7 +431,7 @@ func (s *schemeChoice) list(ph *phase) error {
 	return nil
 }
 
-// leastCosts are sums of least costs, by program of a phase and set of processors.
+// leastCosts are sums of least costs, by program of a phase and set of processors, in the unit of the objective.
 type leastCosts [][]float64
 
 // enumeration goes through the assignments of a phase depth first, class by class. State: the options picked so far,
@@ -440,6 +451,7 @@ type enumeration struct {
 	losses []float64      // likewise
 }
 
+// zero are sums of nothing.
 func (e *enumeration) zero() leastCosts {
 	c := make(leastCosts, len(e.ph.rows))
 	for i := range c {
@@ -448,7 +460,7 @@ func (e *enumeration) zero() leastCosts {
 	return c
 }
 
-// prepare looks up what every option costs and loses.
+// prepare looks up what every option costs and loses, so that walk only adds numbers.
 func (e *enumeration) prepare() error {
 	e.fixed, e.low, e.kl = e.zero(), make([][]leastCosts, len(e.classes)), make([][]float64, len(e.classes))
 	for _, k := range e.vary {
@@ -527,7 +539,7 @@ func (e *enumeration) walk(i int) {
 	}
 }
 
-// complete notes the assignment that is picked, unless it loses too much.
+// complete notes the assignment that is picked, unless it loses more than the phase permits.
 func (e *enumeration) complete() {
 	last := len(e.vary)
 	if e.ph.max > 0 && e.losses[last] > e.ph.max {
@@ -570,6 +582,7 @@ func (s *request) cost(candidate *price.Candidate) int64 {
 	return candidate.CostNS
 }
 
+// mask is the set of processors of shares, one bit for each.
 func (s *request) mask(shares []planir.Share) (set uint64) {
 	for _, sh := range shares {
 		set |= 1 << slices.IndexFunc(s.Procs, func(p planir.Proc) bool { return p.Name == sh.Proc })
@@ -623,8 +636,8 @@ func (s *schemeChoice) headKL(decode assignment) float64 {
 	return total
 }
 
-// quality is what the chosen schemes cost by the calibration: nothing without one, or where it says
-// nothing about one of them.
+// quality is what the chosen schemes lose by the calibration, for each phase: nothing without a calibration, or for a
+// phase with a scheme of unknown loss, which is mentioned.
 func (s *schemeChoice) quality() []planir.Quality {
 	if s.in.Calibration == nil {
 		return nil

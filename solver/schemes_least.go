@@ -22,8 +22,8 @@ import (
 // processors without a conflict are gone through one after the other. The result is what the engine proves for the
 // program, or, with more sets than sets() lists, a lower bound.
 
-// leg is the choices of an item as a shortest-path pass needs them: of those with equal location classes and
-// processors only the cheapest, by what is minimised.
+// leg is the choices of an item as a shortest-path pass needs them, in parallel lists. Of choices with equal location
+// classes and processors only the cheapest is kept, by what is minimised.
 type leg struct {
 	cost          []int64
 	before, after []int32
@@ -48,6 +48,7 @@ type leastScratch struct {
 	starts       []leastStart
 }
 
+// leastStart is a class that the first node may read from, with a lower bound of what starting there costs.
 type leastStart struct {
 	class int32
 	bound int64
@@ -56,8 +57,8 @@ type leastStart struct {
 // unknownCost is the least cost of a section that no processors can execute, or that is not known.
 const unknownCost = math.MaxInt64
 
-// leastOf is what a program costs under an assignment, in the unit of the objective; false where that cannot be told
-// without posing it.
+// leastOf is what one execution of a program costs under an assignment, in ns or nJ; false where that cannot be told
+// without posing it. Sections share one set of processors, so that costs add up for each set.
 func (s *schemeChoice) leastOf(rows int, schemes assignment) (int64, bool) {
 	sections, err := s.expand(rows, schemes)
 	if err != nil {
@@ -67,8 +68,8 @@ func (s *schemeChoice) leastOf(rows int, schemes assignment) (int64, bool) {
 	totals := make([]int64, len(sets))
 	for i := range sections {
 		sec := &sections[i]
-		if slices.ContainsFunc(sections[:i], func(x lower.Section) bool { return x.Name == sec.Name }) {
-			continue // the same decisions for other layers
+		if repeats(sections, i) {
+			continue
 		}
 		costs := s.leastOfSection(sec, rows, sets)
 		if costs == nil {
@@ -134,7 +135,7 @@ func (in *instance) shortCuts() (out []shortCut) {
 	return out
 }
 
-// leg is that of an item, by the session's measure.
+// leg is that of an item, by the session's measure. It is made once, and kept with the item.
 func (s *pricing) leg(posed *item) *leg {
 	if posed.leg != nil {
 		return posed.leg
@@ -172,6 +173,7 @@ func (s *pricing) leg(posed *item) *leg {
 // shortest is the least cost of a chain on a set of processors, unknownCost where they cannot execute it.
 func (m *leastScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64) int64 {
 	first, last := m.chain[0], m.chain[len(m.chain)-1]
+	// Without the way back it is a lower bound, and exact where the section does not follow itself.
 	ns := m.backward(cuts, set, -1, repeat, 0)
 	if wraps == 0 || ns == unknownCost {
 		return ns
@@ -286,6 +288,7 @@ type ranked struct {
 	least float64
 }
 
+// rankedHeap is a heap.Interface, cheapest first.
 type rankedHeap []ranked
 
 func (h rankedHeap) Len() int { return len(h) }
@@ -301,7 +304,8 @@ func (h *rankedHeap) Pop() any {
 	return ranked
 }
 
-// at is the k-th of the points; false where there are fewer.
+// at is the k-th of the points; false where there are fewer. It prices points in the order of their bounds until the
+// cheapest priced one is below the bound of all that are left: that is the next of the ranking.
 func (r *ranking) at(k int) (ranked, bool) {
 	for len(r.order) <= k {
 		for r.next < len(r.points) && (len(r.pending) == 0 || r.ph.points[r.points[r.next]].bound <= r.pending[0].least) {

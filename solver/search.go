@@ -59,6 +59,7 @@ type pair struct {
 	bound float64
 }
 
+// pairs is a heap.Interface, least bound first; ties go by the places in the rankings, so that the order is total.
 type pairs []pair
 
 func (h pairs) Len() int { return len(h) }
@@ -98,7 +99,7 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 	defer q.release()
 	best := found{ns: below}
 	status, bound := problem.Optimal, 0.0
-	seen, tried := 0, 0
+	seen, tried := 0, 0 // pairs that were taken out, and those of them that were admitted
 	for {
 		next, ok := q.pop()
 		if !ok || next.bound >= best.ns {
@@ -112,6 +113,7 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 		if err := ctx.Err(); err != nil {
 			return found{}, diag.New(diag.ClassInterrupted, "choose schemes: %w", err)
 		}
+		// The neighbours wait even if this pair is not admitted: they may be.
 		q.pushNeighbours(next)
 		prefill, decode := s.assignmentsOf(&q.groups[next.head], next)
 		if admits != nil && !admits(prefill, decode) {
@@ -131,6 +133,7 @@ func (s *planner) search(ctx context.Context, below float64, admits func(prefill
 	if best.decode == nil || len(s.phases[0].points)*max(1, len(s.phases[1].points)) <= 1 && admits == nil {
 		return best, nil
 	}
+	// Optimal, unless the search was cut off: then the bound of the pair that was next.
 	report := &planir.Solve{Problem: "schemes", Status: string(status), ObjectiveNS: price.Whole(best.ns),
 		BoundNS: price.Whole(best.ns)}
 	if status != problem.Optimal {
@@ -195,6 +198,7 @@ func (q *pairQueue) pop() (pair, bool) {
 	return heap.Pop(&q.heap).(pair), true
 }
 
+// release gives the queue's memory back.
 func (q *pairQueue) release() { q.ledger.release(int64(q.most) * pairBytes) }
 
 // searching reports how far a search for schemes is.
@@ -215,6 +219,7 @@ func (s *schemeChoice) tooLossy() error {
 		if ph.max == 0 || len(ph.rows) == 0 {
 			continue
 		}
+		// What each class loses at least, added up. Prefill's programs execute the head with decode's schemes.
 		least := 0.0
 		for j := range s.classes {
 			list := ph.options[j]
@@ -235,7 +240,8 @@ func (s *schemeChoice) tooLossy() error {
 			return diag.New(diag.ClassInfeasible,
 				"solve: %s is to lose at most %s, and the permitted schemes lose at least %.3g by the calibration",
 				ph.name, workload.KLText(ph.max), least).
-				WithHint("permit a32/w32 or another more exact scheme as well, or raise quality.max_kl.%s in the workload", ph.name)
+				WithHint("permit a32/w32 or another more exact scheme as well, or raise quality.max_kl.%s in the workload",
+					ph.name)
 		}
 	}
 	return diag.New(diag.ClassInfeasible,

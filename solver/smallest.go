@@ -14,13 +14,14 @@ import (
 
 // The least memory is looked for in four steps.
 //
-//  1. Buckets: a plan for fewer of them holds no more than the same plan for all, so the first one alone is tried, and more only
-//     where that breaks a limit.
-//  2. Schemes: pairs of assignments in the order of what their weights take at least. No pair is tried whose lower bound is not
-//     below the best plan.
-//  3. Placement: the joint problem minimises the bytes of shared assets, which is nearly what a process holds (lowering decides
-//     which steps are joined). Beside its answer every processor is tried for everything it can do. From the
-//     smallest of these plans, single operators are moved as long as planir.MemoryOf, the number that the plan prints, falls.
+//  1. Buckets: a plan for fewer of them holds no more than the same plan for all, so the first one alone is tried, and
+//     more only where that breaks a limit.
+//  2. Schemes: pairs of assignments in the order of what their weights take at least. No pair is tried whose lower
+//     bound is not below the best plan.
+//  3. Placement: the joint problem minimises the bytes of shared assets, which is nearly what a process holds (lowering
+//     decides which steps are joined). Beside its answer every processor is tried for everything it can do. From the
+//     smallest of these plans, single operators are moved as long as planir.MemoryOf, the number that the plan prints,
+//     falls.
 //  4. Of plans that hold as little, the fastest that a joint problem finds.
 //
 // The bound that goes with the answer is that of leastBytes for the pairs that were tried; for those that were not it
@@ -102,7 +103,8 @@ func (s *schemeChoice) byWeight() (out []sizedPair, all bool) {
 	return out, true
 }
 
-// lightestPlan is the smallest plan found for the buckets of a prepared session.
+// lightestPlan is the smallest plan found for the buckets of a prepared session. It tries pairs of assignments,
+// lightest weights first, and reports as bound the least that any pair could have held.
 func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	var best *planir.Plan
 	var chosen sizedPair
@@ -118,7 +120,9 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	next := 0
 	for tried := 0; next < len(pairs); next++ {
 		pair := pairs[next]
-		if tried == smallestPairs && best != nil || next >= 4*smallestPairs || best != nil && pair.bytes+s.leastPool()+s.fixedPart(best) >= best.Memory.Total {
+		// Enough was tried, or this pair and those behind it hold too much by their weights alone.
+		if tried == smallestPairs && best != nil || next >= 4*smallestPairs ||
+			best != nil && pair.bytes+s.leastPool()+s.fixedPart(best) >= best.Memory.Total {
 			break
 		}
 		s.prefill, s.decode, s.chosen = pair.prefill, pair.decode, nil
@@ -132,7 +136,7 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 			plan, err = s.lean(ctx)
 		}
 		if diag.ClassOf(err) == diag.ClassInfeasible {
-			first = firstOf(first, err)
+			first = cmp.Or(first, err)
 			continue
 		}
 		if err != nil {
@@ -145,6 +149,7 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	if best == nil {
 		return nil, first
 	}
+	// Pairs that were not tried are bounded by the lightest of them.
 	if next < len(pairs) {
 		bound = min(bound, pairs[next].bytes+s.leastPool())
 	}
@@ -170,7 +175,8 @@ func (s *schemeChoice) fixedPart(plan *planir.Plan) int64 {
 	return total
 }
 
-// lean is the plan that holds least of those found with the schemes that are set.
+// lean is the plan that holds least of those found with the schemes that are set: the joint problem's, each
+// processor's own, and what moving single operators makes of the best; of equally small ones the fastest found.
 func (s *session) lean(ctx context.Context) (*planir.Plan, error) {
 	best, err := s.fit(ctx)
 	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
@@ -231,7 +237,7 @@ func (s *session) quickest(ctx context.Context, plan *planir.Plan) (*planir.Plan
 	return plan, s.predict(plan)
 }
 
-// mover changes plans operator by operator.
+// mover changes plans operator by operator. It lowers every change, since only a lowered plan says what it holds.
 type mover struct {
 	s       *session
 	j       *joint
@@ -306,7 +312,8 @@ func (m *mover) permitted(choices [][][]int) bool {
 	return true
 }
 
-// allOn places everything that a processor executes by itself there, and the rest whole where it is cheapest.
+// allOn places everything that a processor executes by itself there, and the rest whole where it is cheapest. It is
+// nil where some operator has no whole candidate, or the plan breaks a bound.
 func (m *mover) allOn(proc string) (*planir.Plan, error) {
 	var choices [][][]int
 	for _, pr := range m.j.programs {
@@ -344,8 +351,8 @@ func wholeOn(list []price.Candidate, proc string) int {
 	return best
 }
 
-// descend moves one operator after the other to where the plan holds less, until none is left or the passes are used
-// up.
+// descend moves one operator after the other to where the plan holds less (coordinate descent), until no move helps
+// or the passes are used up.
 func (m *mover) descend(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	choices := m.j.choices(plan)
 	least := planir.MemoryOf(plan).Total

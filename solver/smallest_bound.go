@@ -11,12 +11,15 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// leastBytes is a lower bound of what all programs hold with the schemes that are set, beside fixedPart: one packed
-// copy of each weight for each format that they read it in, and the least of a joint problem of everything else,
-// without costs and other limits. Candidates of one kind are one choice there, which needs what all of them need: of
-// a buffer the fewest rows, of scratch the least. A step counts where it is joined to no other whatever is chosen,
-// and a buffer where no graph can keep its value inside.
+// leastBytes is a lower bound of what all programs hold with the schemes that are set, in bytes, beside fixedPart. It
+// adds two things: one packed copy of each weight for each format that they read it in, and the least of a joint
+// problem of everything else, without costs and other limits.
+//
+// Candidates of one kind are one choice in that problem. It needs what all of them need: of a buffer the fewest rows,
+// of scratch the least. A step counts where it is joined to no other whatever is chosen, and a buffer where no graph
+// can keep its value inside.
 func (s *planner) leastBytes(ctx context.Context) (int64, error) {
+	// First what every program needs, which decides where packs and buffers are divided into assets.
 	assets := s.newAssets()
 	assets.memory, assets.pool, assets.least, assets.regions[""] = true, true, true, 0
 	packs := packsOnce{of: assets, all: map[[2]string]*onePack{}}
@@ -42,6 +45,7 @@ func (s *planner) leastBytes(ctx context.Context) (int64, error) {
 			packs.scanAll(all)
 		}
 	}
+	// Then a problem with one choice for each kind of candidates.
 	j := &joint{Joint: &problem.Joint{Name: "least memory",
 		Minimise: problem.Memory, Regions: []problem.Region{{Name: "memory"}}}}
 	for _, pr := range programs {
@@ -103,6 +107,7 @@ func (p *packsOnce) scanAll(needs [][][]need) {
 	}
 }
 
+// scan widens the region of each weight and format to the uses, and notes their layouts.
 func (p *packsOnce) scan(uses []lower.Use) {
 	for i := range uses {
 		use := &uses[i]
@@ -137,8 +142,8 @@ func (p *packsOnce) bytes() (total int64, err error) {
 	return total, nil
 }
 
-// commonNeeds is the item of a node with one choice for each kind of its candidates, which needs the assets that all
-// of them need.
+// commonNeeds is the item of a node with one choice for each kind of its candidates. A choice needs the intersection
+// of the assets that its candidates need, so that the problem takes no more than any plan.
 func (in *instance) commonNeeds(shared *assets, node int, ends map[string]bool, program string) (problem.Item, error) {
 	name := in.stage.Nodes[node].Name
 	item := problem.Item{Name: name, Before: []string{""}, After: []string{""}}
@@ -174,7 +179,7 @@ func (in *instance) commonNeeds(shared *assets, node int, ends map[string]bool, 
 	return item, nil
 }
 
-// keep leaves of the assets those that a choice needs.
+// keep takes of the assets those that a choice needs, and numbers them anew in the choices.
 func (j *joint) keep(all []problem.Asset) {
 	numbers := map[int]int{}
 	for i := range j.Parts {

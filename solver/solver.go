@@ -213,7 +213,8 @@ func (s *request) calibrated() error {
 				return diag.New(diag.ClassInput,
 					"solve: %s permits %q, whose static scales come from a calibration, and none is given",
 					s.in.Workload.Title(), scheme).
-					WithHint("make one with hetc calibrate --model DIR --text FILE -o cal.yaml, and give it with --calibration cal.yaml")
+					WithHint("make one with hetc calibrate --model DIR --text FILE -o cal.yaml, " +
+						"and give it with --calibration cal.yaml")
 			}
 		}
 		if !s.want.MaxKL.Measured() {
@@ -221,7 +222,8 @@ func (s *request) calibrated() error {
 		}
 		return diag.New(diag.ClassInput, "solve: %s bounds quality, and no calibration says what the schemes cost",
 			s.in.Workload.Title()).
-			WithHint("make one with hetc calibrate --model DIR --text FILE -o cal.yaml, and give it with --calibration cal.yaml")
+			WithHint("make one with hetc calibrate --model DIR --text FILE -o cal.yaml, " +
+				"and give it with --calibration cal.yaml")
 	}
 	digest, err := s.in.Model.Digest()
 	if err != nil {

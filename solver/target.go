@@ -34,8 +34,8 @@ func (in *Input) WholeSoC() *socs.SoC {
 	return in.SoC
 }
 
-// checkTarget reports that an NPU of the device executes nothing the workload permits, so that a plan for it would
-// leave it out without anybody having asked for that.
+// checkTarget reports that an NPU of the device executes nothing the workload permits. A plan would leave the NPU out
+// although nobody asked for that.
 func (in *Input) checkTarget(want *workload.Demand) error {
 	if !in.Targeted() {
 		return nil
@@ -43,7 +43,8 @@ func (in *Input) checkTarget(want *workload.Demand) error {
 	permitted := slices.Concat(want.Prefill, want.Decode, want.Head)
 	for i := range in.SoC.Processors {
 		proc := &in.SoC.Processors[i]
-		if proc.Kind != socs.KindNPU || len(proc.Schemes) == 0 || len(in.Only) > 0 && !slices.Contains(in.Only, proc.Name) ||
+		if proc.Kind != socs.KindNPU || len(proc.Schemes) == 0 ||
+			len(in.Only) > 0 && !slices.Contains(in.Only, proc.Name) ||
 			slices.ContainsFunc(proc.Schemes, func(x op.Scheme) bool { return slices.Contains(permitted, x) }) {
 			continue
 		}
@@ -58,7 +59,8 @@ func (in *Input) checkTarget(want *workload.Demand) error {
 		hint := fmt.Sprintf("permit one in the workload: schemes: {prefill: [%s, %s], decode: [%s, %s]}",
 			kept, list[0], kept, list[0])
 		if proc.Schemes[0].Static() {
-			hint += "; its static steps come from hetc calibrate --model DIR --text FILE -o cal.yaml, given with --calibration cal.yaml"
+			hint += "; its static steps come from hetc calibrate --model DIR --text FILE -o cal.yaml, " +
+				"given with --calibration cal.yaml"
 		}
 		if control := in.SoC.Control; control != proc.Name {
 			hint += fmt.Sprintf("; or plan without it: --only %s", control)
@@ -106,7 +108,9 @@ func (in *Input) checkExperts(want *workload.Demand) error {
 		return diag.New(diag.ClassInput,
 			"solve: model %q has experts, whose products have none of the schemes that %s permits in %s: %v",
 			in.Model.Name, in.Workload.Title(), phase.name, phase.schemes).
-			WithHint("permit one for them beside these, which the control processor executes: schemes: {prefill: [%s, %s], decode: [%s, %s]}", phase.schemes[0], op.A8TQ8C, phase.schemes[0], op.A8TQ8C)
+			WithHint("permit one for them beside these, which the control processor executes: "+
+				"schemes: {prefill: [%s, %s], decode: [%s, %s]}",
+				phase.schemes[0], op.A8TQ8C, phase.schemes[0], op.A8TQ8C)
 	}
 	return nil
 }

@@ -18,6 +18,13 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
+// Capacity tiers. An NPU of static shapes executes an expert in a graph of fixed rows, so that how many rows an expert
+// gets has to be guessed. A tier is such a capacity. Experts of one tier form groups, each a graph; rows beyond the
+// capacity overflow to the CPU, or are dropped. Experts without a tier stay on the CPU.
+//
+// The loads say how many rows each expert got in chunks of text. PoseTiers prices all choices by them, an engine chooses
+// a tier for every expert, and Plan writes that down.
+
 // TierInstance is a tiers problem with what its indices mean.
 type TierInstance struct {
 	Problem  *problem.Tiers
@@ -61,6 +68,7 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 		return nil, diag.New(diag.ClassInfeasible,
 			"capacity tiers: the control processor %q is the one with static shapes, and overflow needs another", x.CPU)
 	}
+	// Limits: of the input, else of the SoC.
 	pr := price.NewFitted(in.Costs, in.SoC)
 	p := &problem.Tiers{
 		Name: in.Model.Name + " on " + in.SoC.Name, Tile: max(1, npu.Tile.M), MaxTiers: x.want.Tiers,
@@ -86,6 +94,7 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	if err != nil {
 		return nil, err
 	}
+	// Loads of every chunk length, from the same observed tokens.
 	most := 0 // rows of an expert in any chunk
 	var loads [][][][]int32
 	// Every length observes the same tokens, so that what they send to the CPU can be compared.
@@ -94,7 +103,8 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	if same == 0 {
 		if same = in.Loads.Chunks; x.want.Prefer == workload.PreferOffload || x.want.Prefer == workload.PreferSaliency {
 			return nil, diag.New(diag.ClassInput,
-				"experts.chunks: lengths of %v are compared by the rows of the same tokens, %d at least, and the loads are of %d", lengths, all, same*in.Loads.ChunkTokens).
+				"experts.chunks: lengths of %v are compared by the rows of the same tokens, %d at least, "+
+					"and the loads are of %d", lengths, all, same*in.Loads.ChunkTokens).
 				WithHint("want lengths that are multiples of one another, or loads of more chunks")
 		}
 	}
@@ -107,6 +117,7 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 		}
 		loads = append(loads, m)
 	}
+	// Capacities to choose from: multiples of the NPU's tile.
 	if p.Capacities = x.want.Capacities; len(p.Capacities) == 0 {
 		p.Capacities = capacities(p.Tile, most)
 	}
@@ -116,6 +127,7 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 				"experts.capacities: %d rows are no multiple of %d, the tile of processor %q", c, p.Tile, x.NPU)
 		}
 	}
+	// Prices: groups on the NPU, rows on the CPU, and starting one processor from the other.
 	groups, err := groupPrices(pr, x, in.Model, p)
 	if err != nil {
 		return nil, err
@@ -146,16 +158,20 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 		}
 		p.Chunks = append(p.Chunks, c)
 	}
-	if m, ok := map[string]problem.TierMeasure{workload.PreferOffload: problem.TierOff, workload.PreferSaliency: problem.TierLost}[x.want.Prefer]; ok {
-		p.Minimise = m
+	// What is preferred to time is minimised under a limit of time, per token; all is the tokens that are compared.
+	measures := map[string]problem.TierMeasure{
+		workload.PreferOffload: problem.TierOff, workload.PreferSaliency: problem.TierLost,
+	}
+	if measure, ok := measures[x.want.Prefer]; ok {
+		p.Minimise = measure
 		p.Bounds = map[problem.TierMeasure]int64{problem.TierTime: int64(x.want.MaxUSToken * 1e3 * float64(all))}
 	}
 	x.Problem = p
 	return x, p.Validate()
 }
 
-// prune sets the limits of what may be dropped. A limit of the squared norm alone leaves the number of rows open, and
-// one of rows alone the norm.
+// prune sets the limits of what may be dropped, in parts per million. A limit of the squared norm alone leaves the
+// number of rows open, and one of rows alone the norm. A limit of each layer defaults to that of all.
 func (x *TierInstance) prune(p *problem.Tiers) error {
 	w := &x.want
 	if w.Overflow != workload.OverflowPrune {
@@ -209,8 +225,10 @@ func staticProcessor(soc *socs.SoC) (*socs.Processor, error) {
 	return out, nil
 }
 
+// milliwatts is a processor's power in whole milliwatts.
 func milliwatts(p *socs.Processor) int64 { return int64(math.Round(p.PowerW * 1000)) }
 
+// ppm is a share in parts per million.
 func ppm(share float64) int64 { return int64(math.Round(share * 1e6)) }
 
 // lengths are the chunk lengths to choose from: those of which at least two were observed.
@@ -283,8 +301,8 @@ func expertOps(model *models.Model, schemes []op.Scheme, rows int) (out []op.Op)
 // maxGroup is the most experts of a group where no limit says.
 const maxGroup = 64
 
-// groupPrices are launches by tier and number of experts: one launch, the operators of every expert, and what links
-// copy.
+// groupPrices are the times of groups in ns, by tier and number of experts: one launch, the operators of every expert
+// less their own launches, and what links copy in and out. A group has at most as many experts as a graph's bytes hold.
 func groupPrices(pr *price.Fitted, x *TierInstance, model *models.Model, p *problem.Tiers) (out [][]int64, err error) {
 	size := min(maxGroup, model.Experts)
 	if p.GraphBytes > 0 {
@@ -330,7 +348,8 @@ type ExpertsError struct {
 // Error is the sentence.
 func (e *ExpertsError) Error() string { return e.text }
 
-// Solve has an engine decide the tiers.
+// Solve has an engine decide the tiers. Where something is preferred to time, the fastest choice comes first: it
+// proves that the limit of time can be kept, and is where the search starts.
 func (x *TierInstance) Solve(ctx context.Context, engine problem.Engine) (problem.TierSolution, error) {
 	var s problem.TierSolution
 	var err error
@@ -354,7 +373,8 @@ func (x *TierInstance) Solve(ctx context.Context, engine problem.Engine) (proble
 	s, err = x.inOrder(ctx, engine)
 	if err == nil && s.Choices == nil {
 		return s, diag.New(diag.ClassInfeasible,
-			"tiers %q: no choice of tiers was found that keeps every limit, in %d nodes, and none was proved impossible", x.Problem.Name, s.Nodes).
+			"tiers %q: no choice of tiers was found that keeps every limit, in %d nodes, "+
+				"and none was proved impossible", x.Problem.Name, s.Nodes).
 			WithHint("raise a limit of workload experts, or let engine auto or highs look for one: --engine")
 	}
 	return s, err
@@ -371,6 +391,7 @@ func (x *TierInstance) order() []problem.TierMeasure {
 	return []problem.TierMeasure{problem.TierTime}
 }
 
+// inOrder minimises the measures of order, each within what the ones before it leave.
 func (x *TierInstance) inOrder(ctx context.Context, engine problem.Engine) (problem.TierSolution, error) {
 	if order := x.order(); len(order) > 1 {
 		return x.Problem.InOrder(ctx, engine, order, problem.Limits{})
@@ -378,7 +399,8 @@ func (x *TierInstance) inOrder(ctx context.Context, engine problem.Engine) (prob
 	return engine.Tiers(ctx, x.Problem, problem.Limits{})
 }
 
-// Plan is a solution in the words of a plan.
+// Plan is a solution in the words of a plan: what was posed and decided, what it is expected to take in all layers
+// and in each, and for every group the next best place of its experts.
 func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 	p, t := x.Problem, x.Problem.Table(s.Chunk)
 	source := x.Loads.Source
@@ -406,6 +428,7 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 	if x.want.Prefer != "" {
 		out.Prefer = x.want.Prefer
 	}
+	// Capacities in use, ascending.
 	used := map[int]bool{}
 	for _, list := range s.Choices {
 		for _, k := range list {
@@ -419,6 +442,7 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 	total := t.Total(s.Choices)
 	out.ExpectNS, out.Drop = total.NS, share(float64(total.Drop), float64(total.Rows))
 	out.Lost = share(float64(total.Lost), problem.SaliencyOne*float64(len(s.Choices)))
+	// Layer by layer. Shares are rounded, so that equal solutions read alike on every machine.
 	mostLost, salient := t.LayerLost()
 	for l, choices := range s.Choices {
 		loads := p.Chunks[s.Chunk].Layers[l].MeanLoads()
@@ -438,6 +462,8 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 		for _, g := range t.GroupsOf(loads, choices) {
 			z := planir.TierGroup{Rows: p.Capacities[g.Tier], Experts: g.Experts,
 				ExpectNS: p.Chunks[s.Chunk].GroupNS[g.Tier][len(g.Experts)-1], NextNS: math.MaxInt64}
+			// The next best: all experts of the group in another tier that is in use, or on the CPU, within the
+			// limits of a layer.
 			other := slices.Clone(choices)
 			for k := range len(p.Capacities) + 1 {
 				if k == g.Tier+1 || k > 0 && !used[k] {
@@ -461,6 +487,7 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 	return out
 }
 
+// share is part of all, rounded; 0 of nothing.
 func share(part, all float64) float64 {
 	if all == 0 {
 		return 0
@@ -468,9 +495,11 @@ func share(part, all float64) float64 {
 	return round6(part / all)
 }
 
+// round6 rounds to six digits behind the point.
 func round6(v float64) float64 { return math.Round(v*1e6) / 1e6 }
 
-// tiers adds capacity tiers to a plan, for the schemes that its largest program gives the experts.
+// tiers adds capacity tiers to a plan, for the schemes that its largest program gives the experts. Without loads
+// there are none, which is mentioned where the workload asks for some.
 func (s *request) tiers(ctx context.Context, plan *planir.Plan) error {
 	if s.in.Loads == nil {
 		if x, empty := s.in.Workload.Experts, (workload.Experts{}); !reflect.DeepEqual(x, empty) {
@@ -492,7 +521,8 @@ func (s *request) tiers(ctx context.Context, plan *planir.Plan) error {
 		}
 		for _, node := range sec.Nodes {
 			if slices.Contains(models.ExpertNodes, node.Name) {
-				if decision := plan.DecisionFor(sec.Name+"."+node.Name, rows[len(rows)-1]); decision != nil && decision.Scheme != "" {
+				decision := plan.DecisionFor(sec.Name+"."+node.Name, rows[len(rows)-1])
+				if decision != nil && decision.Scheme != "" {
 					schemes = append(schemes, decision.Scheme)
 				}
 			}
@@ -518,8 +548,8 @@ func (s *request) tiers(ctx context.Context, plan *planir.Plan) error {
 	return nil
 }
 
-// tierRoom is what a plan leaves for groups of experts on a processor: of its address space, of the graphs that it
-// holds, and of the time to open them.
+// tierRoom is what a plan leaves for groups of experts on a processor: bytes of its address space, and the fewest
+// graphs that its limits and the time to open graphs allow.
 func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom) {
 	used := check.Load(plan, npu)
 	least := func(graphs int64) {
@@ -552,7 +582,7 @@ func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom
 	return out
 }
 
-// leastMultiple is the least common multiple of two numbers.
+// leastMultiple is the least common multiple of two numbers, by Euclid's algorithm.
 func leastMultiple(a, b int) int {
 	x, y := a, b
 	for y != 0 {

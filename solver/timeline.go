@@ -8,14 +8,16 @@ import (
 	"github.com/hetc/hetc/solver/price"
 )
 
-// effort is what a step does alone on its processor, and how long that takes.
+// effort is what a step does alone on its processor: its phases, and how long they take, as an interval with the
+// expected time.
 type effort struct {
 	phases []timeline.Phase
 	price.Estimate
 }
 
-// sections lays a lowered program out for walks, one for each of its sections: lanes with their steps, and instead of
-// flags the steps that set them. It knows nothing of how the decisions came about.
+// sections lays a lowered program out for walks, one for each of its sections. Lanes have their steps, and instead of
+// flags the steps that set them. Lanes with equal thread(lane) share a thread. It knows nothing of how the decisions
+// came about.
 func sections(ph *planir.Phase, control string, thread func(lane string) string) []timeline.Section {
 	out := make([]timeline.Section, len(ph.Sections))
 	for i := range ph.Sections {
@@ -87,7 +89,8 @@ func stretched(phases []timeline.Phase, factor float64) []timeline.Phase {
 	return out
 }
 
-// walk predicts a program and each of its sections, under one assumption about all times.
+// walk predicts a program and each of its sections, in ns. pick selects the expected, the low or the high time of
+// every step and hand-over.
 func (s *request) walk(ph *planir.Phase, of map[stepKey]effort,
 	pick func(price.Estimate) int64) (total int64, each []int64, err error) {
 	on := timeline.Machine{Memory: *s.prices.Memory(), Handover: func(from, to string) float64 {
@@ -141,7 +144,7 @@ func (s *request) efforts(plan *planir.Plan, ph *planir.Phase) (map[stepKey]effo
 	return out, nil
 }
 
-// effort is what a graph does on a processor: that of its operators less the launches that it saves.
+// effort is what a graph does on a processor: what its operators do, less the launches that one graph saves.
 func (s *request) effort(ph *planir.Phase, proc string, graph *planir.Graph) (effort, error) {
 	var out effort
 	launch, err := s.prices.Launch(proc)
@@ -162,6 +165,7 @@ func (s *request) effort(ph *planir.Phase, proc string, graph *planir.Graph) (ef
 			return out, err
 		}
 		estimate := est[0]
+		// A measured operator includes a launch, and a graph is launched once.
 		if i > 0 {
 			saved := min(launch.NS, estimate.NS)
 			phase = price.Shorten(phase, float64(saved))

@@ -13,13 +13,16 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
+// Programs under common limits. Programs that keep them by themselves may break them together. Then one joint problem
+// decides all programs at once, with fewer candidates for each node.
+
 // Cuts of an axis that a joint problem chooses among, evenly spread, beside the cheapest of each node and those that
 // a program chose on its own. Programs share a processor's region of a matrix only where they divide it alike, and
 // the search looks at all of them together: with every cut of a single program it would not end.
 const (
 	jointCuts     = 8
-	jointRowCuts  = 4 // of rows, which nothing is shared for
-	thinnedChoice = 12
+	jointRowCuts  = 4  // of rows, which nothing is shared for
+	thinnedChoice = 12 // so many candidates of a node are all kept
 )
 
 // thin leaves of each node's candidates that divide an axis alike between the same processors only some, unless they
@@ -150,6 +153,7 @@ func (s *session) togetherFrom(ctx context.Context, plan *planir.Plan, keeps boo
 				return nil, err
 			}
 		}
+		// Solve, lower, and compare what the plan takes with the bounds themselves.
 		limits := problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(j.bytes())}
 		if keeps && round == 0 {
 			limits.Start = j.choices(plan)
@@ -170,6 +174,7 @@ func (s *session) togetherFrom(ctx context.Context, plan *planir.Plan, keeps boo
 			return plan, nil
 		}
 		last = s.exceeds("no plan was found that keeps", over, taken)
+		// Take what the problem did not see off its limits, and pose it again.
 		if less, err = s.unseen(j, plan, sol.Choices, less); err != nil {
 			return nil, err
 		}
@@ -197,6 +202,7 @@ func (s *session) solveJoint(ctx context.Context, j *joint, limits problem.Limit
 	if j.Minimise != problem.Memory {
 		return sol, nil
 	}
+	// Plans that hold least may differ in time: solve again, for time, with that memory as the limit.
 	least := *j.Joint
 	least.Minimise, least.MaxBytes = problem.Time, max(1, sol.Objective)
 	faster, err := s.in.Engine.Joint(ctx, &least, limits)
@@ -229,8 +235,9 @@ func (s *session) buildJoint(j *joint, sol problem.JointSolution) (*planir.Plan,
 	return s.build(made)
 }
 
-// foothold is the best solution of a problem for which the engine found none, from the one that takes least of a
-// limited time, energy or memory within the other limits; without one it is the engine's answer.
+// foothold is the best solution of a problem for which the engine found none. It first solves for what is limited
+// (energy, memory or time) without that limit. If the answer keeps all limits, the engine begins again from it. Else
+// the result is none, the engine's first answer.
 func (s *session) foothold(ctx context.Context, j *joint, none problem.JointSolution) (problem.JointSolution, error) {
 	for _, goal := range []problem.Measure{problem.Energy, problem.Memory, problem.Time} {
 		joint := *j.Joint
@@ -310,9 +317,10 @@ func (s *request) exceeds(what string, over []bound, taken map[quantity]int64) e
 	return diag.New(diag.ClassInfeasible, "solve: %w", failure).WithHint(limitHint)
 }
 
+// limitHint says what helps against limits that cannot be kept.
 const limitHint = "raise a limit, or permit a scheme with fewer bits, or fewer buckets, in the workload"
 
-// undecided is the error that nothing is known that takes less than a plan does.
+// undecided is the error that no plan is known that takes less of a limit than the given one.
 func (s *session) undecided(what string, plan *planir.Plan) error {
 	taken, err := s.taken(plan)
 	if err != nil {
