@@ -39,8 +39,9 @@ type misfit struct {
 	reason   error
 }
 
-// retarget is the plan for the target: the same decisions but for those of fallen, which the control processor executes
-// alone, on the target's processors. What they do not execute is returned as misfits instead.
+// retarget is the plan for the target: the same decisions on the target's processors, but for those of fallen, which
+// the control processor executes alone. Decisions that the target does not execute are returned as misfits instead of
+// a plan.
 func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
 	fallen []planir.Fallback) (*planir.Plan, []misfit, error) {
 	if target.SoC != plan.SoC.Name {
@@ -52,6 +53,7 @@ func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
 	if err := target.missing(plan, fallen); err != nil {
 		return nil, nil, err
 	}
+	// The plan is no longer a simulation: it names what executes it, and what it was made from.
 	out := *plan
 	out.SoC.Simulated, out.SoC.Fingerprint = false, target.Fingerprint
 	out.Target = &planir.Target{
@@ -62,6 +64,7 @@ func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
 	if target.Emulator { // what the device was expected to take says nothing about the emulator
 		out.Predictions, out.Solver = nil, nil
 	}
+	// Decisions first, then the program that they lower to on the new processors.
 	out.Decisions = make([]planir.Decision, len(plan.Decisions))
 	for i := range plan.Decisions {
 		out.Decisions[i] = target.decision(plan, &plan.Decisions[i], fallen)
@@ -83,7 +86,8 @@ func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
 	return &out, nil, nil
 }
 
-// decision is a decision of the plan as the target has it.
+// decision is a decision of the plan as the target has it. Predicted times are dropped where they no longer hold: of
+// a decision that fell back, and of all decisions in an emulator.
 func (t *Target) decision(plan *planir.Plan, of *planir.Decision, fallen []planir.Fallback) planir.Decision {
 	out := *of
 	out.Shares = slices.Clone(of.Shares)
@@ -134,7 +138,8 @@ func (t *Target) missing(plan *planir.Plan, fallen []planir.Fallback) error {
 	return list.Err()
 }
 
-// misfits are the decisions of a plan that its processors do not execute, each once.
+// misfits are the decisions of a plan that its processors do not execute, each once. A decision is executed where
+// lowering can cut it into pieces for them.
 func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
 	var lengths []int // numbers of rows
 	for _, decision := range plan.Decisions {

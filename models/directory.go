@@ -94,6 +94,7 @@ func openDir(dir string) (model *Model, err error) {
 	if model, err = cfg.model(); err != nil {
 		return nil, err
 	}
+	// Tokens that end a text may stand in a file of their own, which need not exist.
 	generation, err := readJSONFile(filepath.Join(dir, generationName))
 	if err == nil {
 		err = generation.generation(model)
@@ -108,6 +109,7 @@ func openDir(dir string) (model *Model, err error) {
 	model.Dir, model.Name, model.config = dir, filepath.Base(abs), cfg.keys
 	model.graph = decoderGraph(model)
 	opened = model
+	// Only now are tensors looked at: they may say that the head is not tied.
 	stored, err := model.openFiles()
 	if err != nil {
 		return nil, err
@@ -251,6 +253,7 @@ func plainShardName(name string) bool {
 // adopt keeps the tensors the graph needs after checking type and shape, and lists the others of those stored.
 // The graph is built again for the type of the embedding table.
 func (m *Model) adopt(stored []string, find func(name string) (t Tensor, base string, ok bool)) error {
+	// Tensors that the graph does not use are listed rather than refused: some models store buffers.
 	used, err := m.takeTensors(find)
 	if err != nil {
 		return err
@@ -310,6 +313,7 @@ func (m *Model) takeTensors(find func(name string) (t Tensor, base string, ok bo
 // untie gives the model a head of its own where the configuration calls it tied, but another one is stored:
 // the reference implementation uses what is stored.
 func (m *Model) untie(stored map[string]safetensors.Tensor) error {
+	// Some files store the table twice: equal bytes are still a tied head.
 	head, ok1 := stored[m.dec.names.head+".weight"]
 	table, ok2 := stored[m.dec.names.embed+".weight"]
 	if !m.Tied || !ok1 || !ok2 {
@@ -344,6 +348,7 @@ func find(stored map[string]safetensors.Tensor, name string) (tensor safetensors
 		}
 		return tensor, base, true
 	}
+	// Not stored by itself: perhaps inside a tensor of all experts.
 	for _, fused := range fusedNames {
 		match := fused.name.FindStringSubmatch(name)
 		if match == nil {

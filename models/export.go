@@ -39,7 +39,8 @@ func Export(ctx context.Context, model *Model, path string, elementType op.Type)
 	return exportChecked(ctx, model, path, directory, elementType)
 }
 
-// exportConfig is config.json with what is in force where it says nothing or something else.
+// exportConfig is the config.json of the model as it was understood: values that the file left out or that other
+// files overrule are written out, since GGUF has no defaults of Hugging Face's.
 func (m *Model) exportConfig() map[string]any {
 	config := maps.Clone(m.config)
 	for key, value := range map[string]int{
@@ -103,12 +104,13 @@ func exportChecked(ctx context.Context, model *Model, path string, directory ggu
 	return nil
 }
 
-// difference names the first operator that two models do not share, "" if they compute the same. GGUF
-// stores numbers as float32.
+// difference names the first operator or weight that two models do not share, "" if they compute the same. It
+// compares their graphs with numbers as float32, which is how GGUF stores them.
 func difference(got, want *Model) string {
 	if got.Tied != want.Tied {
 		return "a tied head"
 	}
+	// Both graphs come from the same builder, so equal models have equal sections in equal order.
 	gotGraph, wantGraph := decoderGraph(got), decoderGraph(want)
 	for i := range max(len(gotGraph.Sections), len(wantGraph.Sections)) {
 		a, b := gotGraph.sectionAt(i), wantGraph.sectionAt(i)

@@ -53,7 +53,7 @@ func outlierChannels(hidden int) []int {
 	return out
 }
 
-// role is what a tensor does, for drawing its values.
+// role is what a tensor does in the model, which decides how its values are drawn.
 type role int
 
 const (
@@ -287,6 +287,7 @@ func (m *Model) synthConfig(seed uint64) map[string]any {
 
 // synthTensors lists the tensors and spreads them over shards in the order of their names.
 func (m *Model) synthTensors() ([]synthTensor, [][]safetensors.Tensor) {
+	// A tensor may be part of a weight: the weight says what it does.
 	roles, fanIn, plus := map[string]role{}, map[string]int{}, map[string]float32{}
 	m.graph.eachSource(func(w *op.Weight, _ int, name string) {
 		if _, seen := roles[name]; !seen { // a tied head stays an embedding
@@ -295,6 +296,7 @@ func (m *Model) synthTensors() ([]synthTensor, [][]safetensors.Tensor) {
 	})
 	var out []synthTensor
 	var shards [][]safetensors.Tensor
+	// A full shard to begin with, so that the first tensor opens one.
 	size := int64(maxShardBytes)
 	for _, needed := range m.required() {
 		bytes := 2 * elements(needed.shape)

@@ -21,9 +21,9 @@ const (
 	maxTokenizerBytes = 64 << 20
 )
 
-// TokenizerFiles returns the model's tokenizer as the bytes of Hugging Face files: "tokenizer" is
-// tokenizer.json, "config" tokenizer_config.json with the chat template in it, wherever that was. What the
-// model does not have is missing. A GGUF file's tokenizer is translated.
+// TokenizerFiles returns the model's tokenizer as the bytes of Hugging Face files, by role: "tokenizer" is
+// tokenizer.json, "config" is tokenizer_config.json. The chat template is in the latter, even if it was a file of its
+// own. What the model does not have is missing. A GGUF file's tokenizer is translated.
 func (m *Model) TokenizerFiles() (map[string][]byte, error) {
 	out := map[string][]byte{}
 	fail := func(err error) (map[string][]byte, error) {
@@ -68,7 +68,8 @@ func (m *Model) TokenizerFiles() (map[string][]byte, error) {
 	return out, nil
 }
 
-// withTemplate puts the text of a chat template into a tokenizer_config.json, in place of another.
+// withTemplate puts the text of a chat template into a tokenizer_config.json (nil: an empty one), in place of
+// another. All other keys keep their text.
 func withTemplate(config, template []byte) ([]byte, error) {
 	keys := map[string]json.RawMessage{}
 	if config != nil {

@@ -24,6 +24,7 @@ func Dump(plan *Plan) string {
 			line("fallback %s@%d from %s: %s", fallback.Node, fallback.Rows, fallback.From, fallback.Reason)
 		}
 	}
+	// First what was decided, then the program it was lowered to.
 	for i := range plan.Decisions {
 		decision := &plan.Decisions[i]
 		line("decide %s@%d %s %s %s", decision.Node, decision.Rows, decision.Strategy,
@@ -109,6 +110,7 @@ func (st *Step) dump() string {
 	if st.R0 > 0 {
 		fmt.Fprintf(&out, " from row %d", st.R0)
 	}
+	// A list is its word, then the elements with commas between; an empty list is left out.
 	list := func(word string, count int, text func(int) string) {
 		for i := range count {
 			out.WriteString([]string{" " + word + " ", ","}[min(i, 1)] + text(i))
@@ -129,6 +131,7 @@ func (st *Step) dump() string {
 	return out.String()
 }
 
+// orDash is the text, or a dash for an empty one: every line of a kind has the same words.
 func orDash(text string) string {
 	if text == "" {
 		return "-"

@@ -9,6 +9,9 @@ import (
 	"github.com/hetc/hetc/planir/source"
 )
 
+// Names and sizes: every value is in range by itself. A plan may come from anywhere, and later rules allocate and loop by
+// these sizes.
+
 // Limits of a plan: far above any real one, low enough that checking stays cheap.
 const (
 	maxSteps   = 4096 // of one section
@@ -178,6 +181,7 @@ func (c *checker) programSizes() {
 		for i := range section.Lanes {
 			steps += len(section.Lanes[i].Steps)
 		}
+		// A section of no layers runs once, and states no first layer.
 		layers := section.Layers >= 0 && section.Layers <= maxLayers &&
 			section.First >= 0 && section.First <= maxLayers-section.Layers &&
 			(section.Layers > 0 || section.First == 0)

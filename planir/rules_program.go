@@ -25,7 +25,8 @@ func (c *checker) cores() {
 	}
 }
 
-// decider is P012. The entries tile 1..MaxContext, so that every number of tokens selects exactly one program.
+// decider is P012. The entries cover 1..MaxContext without gaps or overlaps, so that every number of tokens selects
+// exactly one program. The executor's own buffers must be there, too: token ids go in, logits come out.
 func (c *checker) decider() {
 	next := 1
 	for i, entry := range c.plan.Program.Decider {
@@ -72,6 +73,7 @@ func (c *checker) batches() {
 		c.fail("program.buffers", "buffer %q has %d rows, want one for each of %d sequences",
 			Logits, buffer.Rows, c.plan.Sequences())
 	}
+	// Each batch has its own program, and no entry for the tokens of one sequence selects it.
 	programs := map[int]int{}    // how many decode so many sequences
 	batched := map[string]bool{} // programs of several sequences
 	for i := range c.plan.Program.Programs {
@@ -183,8 +185,8 @@ func (c *checker) bakedPack(step stepAt, proc *Proc, ref WeightRef, reader map[s
 	reader[ref.Pack] = proc.Name
 }
 
-// artifacts checks that artifacts with weights are of one graph each, and that contexts are named where binaries are
-// shared.
+// artifacts checks that artifacts with weights are of one graph each, and that contexts are named exactly where
+// binaries are shared. Contexts and artifacts are blobs of one bundle, so that their names differ.
 func (c *checker) artifacts() {
 	graphs := c.plan.Program.Graphs
 	blobs := map[string]bool{}

@@ -7,6 +7,9 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
+// References: everything that a plan names exists. Rules from here on look names up without testing the result, because
+// checking stops after the first rule that finds something.
+
 // references is P002. It fills the checker's indices, on which all later rules rely.
 func (c *checker) references() {
 	plan, program := c.plan, &c.plan.Program
@@ -32,6 +35,7 @@ func (c *checker) references() {
 			c.fail(fmt.Sprintf("program.packs[%d].weight", i), "unknown weight %q", pack.Weight)
 		}
 	}
+	// All names are known now; the rest of the plan refers to them.
 	c.known("soc.control", plan.SoC.Control)
 	for section := range program.sections() {
 		for i, lane := range section.Lanes {
@@ -80,6 +84,8 @@ func (c *checker) weight(path string, weight *op.Weight) {
 			c.fail(path, "weight %q is folded with group %q, and the plan folds %q", weight.Name, group, c.plan.Folds)
 		}
 	}
+	// The folded source is one of the tensors; a computed weight has none, and names the source of its product's
+	// weight.
 	beyond := weight.FoldSource >= max(1, len(weight.From)) && weight.ScaleOf == ""
 	if weight.FoldSource < 0 || beyond || weight.FoldSource != 0 && weight.FoldCols == "" {
 		c.fail(path+".fold_source", "source %d of %d is folded by %q", weight.FoldSource, len(weight.From),
@@ -90,7 +96,8 @@ func (c *checker) weight(path string, weight *op.Weight) {
 	}
 }
 
-// staticScale checks that a scale is computed from the calibration, and from nothing else.
+// staticScale checks that a scale is computed from the calibration and from nothing else. It has one of two forms:
+// one number for each scale that rows choose from, or the two steps of a grid for every column.
 func (c *checker) staticScale(path string, weight *op.Weight) {
 	numbers := weight.K == 1 && weight.N >= 1 && weight.N <= op.MaxScales && weight.FoldCols == ""
 	grid := weight.K == 2
@@ -106,7 +113,7 @@ func (c *checker) staticScale(path string, weight *op.Weight) {
 	}
 }
 
-// stepReferences checks everything that a step names.
+// stepReferences checks everything that a step names: graph, buffers, packs and flags.
 func (c *checker) stepReferences(step stepAt) {
 	graph := c.graphOf[step.Run]
 	switch {

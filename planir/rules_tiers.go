@@ -28,7 +28,7 @@ func (c *checker) tiers() {
 	check.totals()
 }
 
-// tierChecker adds up what the layers of tiers hold.
+// tierChecker checks capacity tiers: the whole first, then layer by layer, and at the end what the layers add up to.
 type tierChecker struct {
 	*checker
 	tiers *Tiers
@@ -114,7 +114,7 @@ func (c *tierChecker) stages() {
 	}
 }
 
-// limits checks the shares of the whole against their limits.
+// limits checks the shares of the whole against their limits. Where overflow is exact nothing is dropped.
 func (c *tierChecker) limits() {
 	tiers := c.tiers
 	for _, share := range []struct {
@@ -206,7 +206,7 @@ func (c *tierChecker) place(path string, experts []int, seen []bool) {
 	}
 }
 
-// group checks one launch.
+// group checks one launch: its capacity, the order of launches (large ones first), and that its experts fit a graph.
 func (c *tierChecker) group(at string, groups []TierGroup, index int, seen []bool) {
 	tiers, group := c.tiers, &groups[index]
 	if !slices.Contains(tiers.Capacities, group.Rows) {
@@ -228,7 +228,7 @@ func (c *tierChecker) group(at string, groups []TierGroup, index int, seen []boo
 	c.experts += count
 }
 
-// totals checks the sums over all layers.
+// totals checks what the layers add up to: capacities in use, groups and experts on the NPU, and the expected time.
 func (c *tierChecker) totals() {
 	tiers := c.tiers
 	for _, rows := range tiers.Capacities {

@@ -98,6 +98,7 @@ func (c *Costs) fitProcessors(soc *socs.SoC, all []sample) {
 		described := &soc.Processors[i]
 		fitted := Processor{Name: described.Name, LaunchNS: 1e3 * described.LaunchUS, LaunchSource: source.Described,
 			BytesPerNS: described.BandwidthGBps, BytesSource: source.Described}
+		// The fastest launch, the largest pass over memory, and a line through the times to load weights.
 		var launch []float64
 		most := int64(0)
 		var loadX, loadY []float64
@@ -130,7 +131,8 @@ func (c *Costs) fitProcessors(soc *socs.SoC, all []sample) {
 	slices.SortFunc(c.Processors, func(a, b Processor) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// theilSen is the line y = a + b x through the median of all slopes.
+// theilSen is the line y = a + b x with the median of all pairwise slopes and the median of what is left (Theil 1950,
+// Sen 1968): outliers do not move it.
 func theilSen(x, y []float64) (constant, slope float64) {
 	var slopes, rest []float64
 	for i := range x {
@@ -226,6 +228,7 @@ func layoutFits(soc *socs.SoC, measured *record.Measurement) bool {
 // fitHandovers collects hand-overs and copies: measured ones, and where a link has none what the SoC describes.
 func (c *Costs) fitHandovers(soc *socs.SoC, all []sample) {
 	type link struct{ from, to string }
+	// Measured hand-overs and copies first; the SoC describes the links that were not measured.
 	copies := map[link][][2]int64{}
 	for _, taken := range all {
 		if len(taken.m.Concurrent) > 0 {

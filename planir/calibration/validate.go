@@ -98,6 +98,7 @@ func again[K comparable](seen map[K]bool, key K) bool {
 	return was
 }
 
+// activations checks each measurement; a class and layer has one.
 func (v *validator) activations(list []Activation) {
 	seen := map[place]bool{}
 	for i := range list {
@@ -140,6 +141,7 @@ func (v *validator) folds(list []Fold) {
 	}
 }
 
+// clips checks that each share cuts something off, and leaves something; a class has one.
 func (v *validator) clips(list []Clip) {
 	seen := map[string]bool{}
 	for i := range list {
@@ -215,6 +217,7 @@ func (v *validator) digest(path []any, text string) {
 	}
 }
 
+// layer checks that the number of a layer is in range.
 func (v *validator) layer(path []any, number int) {
 	if number < 0 || number >= maxLayers {
 		v.fail(path, "layer is %d, want 0..%d", number, maxLayers-1)
@@ -254,6 +257,7 @@ func (v *validator) activation(i int, activation *Activation) {
 	if len(v.list) > before {
 		return
 	}
+	// Means cannot exceed the largest value, but for rounding.
 	for channel, mean := range activation.MeanSquare {
 		if float64(mean) > float64(activation.AbsMax[channel])*float64(activation.AbsMax[channel])*(1+1e-6)+math.SmallestNonzeroFloat32 {
 			v.fail(path("mean_square"), "mean_square[%d] is %v, more than the square of absmax %v", channel, mean,
