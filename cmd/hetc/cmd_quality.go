@@ -29,12 +29,12 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 				}
 			}
 			if opts.Bundle != "" && opts.Calibration != "" {
-				return diag.New(diag.ClassUsage, "--calibration is for --plan, which is not there").
+				return diag.New(diag.ClassUsage, "--calibration needs --plan").
 					WithHint("a bundle's weights are packed already: leave it out")
 			}
 			for _, f := range append([]string{"any-machine"}, accept.Flags...) {
 				if opts.Plan != "" && cmd.Flags().Changed(f) {
-					return diag.New(diag.ClassUsage, "--%s is for --bundle, which is not there", f).
+					return diag.New(diag.ClassUsage, "--%s needs --bundle", f).
 						WithHint("leave it out")
 				}
 			}

@@ -25,13 +25,13 @@ func newQuick(ui *cli.Streams) *cobra.Command {
 			}
 			for _, name := range []string{"max-tokens", "chat"} {
 				if cmd.Flags().Changed(name) && opts.Prompt == "" {
-					return diag.New(diag.ClassUsage, "--%s is for --prompt, which is not there", name).
+					return diag.New(diag.ClassUsage, "--%s needs --prompt", name).
 						WithHint("add --prompt TEXT, or leave it out")
 				}
 			}
 			for _, name := range []string{"text", "only"} {
 				if cmd.Flags().Changed(name) && opts.Target == "" {
-					return diag.New(diag.ClassUsage, "--%s is for --target, which is not there", name).
+					return diag.New(diag.ClassUsage, "--%s needs --target", name).
 						WithHint("add --target NAME, or leave it out")
 				}
 			}

@@ -361,7 +361,7 @@ func weightsFolder() (dir string, remove func(), err error) {
 		errs = append(errs, err)
 		os.RemoveAll(dir)
 	}
-	return "", nil, diag.New(diag.ClassIO, "onnx runtime: no place for an empty file: %w", errors.Join(errs...)).
+	return "", nil, diag.New(diag.ClassIO, "onnx runtime: create an empty file: %w", errors.Join(errs...)).
 		WithHint("set TMPDIR to a folder that can be written")
 }
 

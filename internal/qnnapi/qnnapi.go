@@ -110,8 +110,10 @@ func context(library string, info memory) (*Context, error) {
 		out.Arch = meta.u32(4)
 	}
 	count, graphs := body.u32(88), body.at(96)
-	if count > 1<<16 || count > 0 && graphs == 0 {
-		return nil, diag.New(diag.ClassRun, "library %q: a binary of %d graphs", library, count)
+	const mostGraphs = 1 << 16
+	if count > mostGraphs || count > 0 && graphs == 0 {
+		return nil, diag.New(diag.ClassRun, "library %q: it describes %d graphs, want at most %d and a list of them",
+			library, count, mostGraphs)
 	}
 	for i := range int(count) {
 		info := graphs + memory(i*graphStride)
@@ -120,7 +122,7 @@ func context(library string, info memory) (*Context, error) {
 		}
 		blob := info.at(72)
 		if blob == 0 || info.u32(64) < 24 {
-			return nil, diag.New(diag.ClassRun, "library %q: it tells nothing about the graph's memory", library)
+			return nil, diag.New(diag.ClassRun, "library %q: it does not describe the graph's memory", library)
 		}
 		if err := check("description of a graph's memory", blob, blobVersion); err != nil {
 			return nil, err

@@ -140,7 +140,7 @@ func (t *Terms) clock() (int64, error) {
 		}
 	}
 	if seconds < 1 {
-		return 0, diag.New(diag.ClassUsage, "--%s %q is no time after 1970", flagNow, t.now).
+		return 0, diag.New(diag.ClassUsage, "--%s %q: want a time after 1970", flagNow, t.now).
 			WithHint("write 2026-12-31T00:00:00Z, or Unix seconds")
 	}
 	return seconds, nil

@@ -84,7 +84,7 @@ func (o *EnginesOptions) validate() (*enginesBench, error) {
 		return nil, err
 	}
 	if bench.self, err = os.Executable(); err != nil {
-		return nil, diag.New(diag.ClassUnavailable, "bench engines: where is this program: %w", err)
+		return nil, diag.New(diag.ClassUnavailable, "bench engines: find the file of this program: %w", err)
 	}
 	return bench, nil
 }

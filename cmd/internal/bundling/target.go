@@ -39,7 +39,7 @@ func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine 
 	if f.Name == "" && !f.Emulator {
 		for flag, set := range map[string]bool{"allow-fallback": f.Fallback, "twin": f.Twin != ""} {
 			if set {
-				return diag.New(diag.ClassUsage, "--%s: it is for bundles made for a target", flag).
+				return diag.New(diag.ClassUsage, "--%s needs --target or --for-emulator", flag).
 					WithHint("name the target: --target NAME")
 			}
 		}
@@ -82,7 +82,8 @@ func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine 
 // check refuses a target for which the plan was not made.
 func (f *TargetFlags) check(plan *planir.Plan, machine *socs.SoC) error {
 	if f.Emulator && f.Twin != "" {
-		return diag.New(diag.ClassUsage, "--twin %q: this bundle is a twin itself (--for-emulator)", f.Twin)
+		return diag.New(diag.ClassUsage, "--twin %q cannot be combined with --for-emulator: the bundle is the twin", f.Twin).
+			WithHint("leave one of them out")
 	}
 	if machine == nil {
 		return diag.New(diag.ClassInput, "emit for target %q: the plan is for this machine, soc %q", f.Name,

@@ -392,8 +392,8 @@ func (c *Config) find(what, value string, catalog []string) (string, error) {
 	}
 	// What is called like the catalog's entry in the working directory is not meant.
 	if there(value) {
-		return "", diag.New(diag.ClassInput, "%s %q is a name of the catalog, and %q is in the way", what, value,
-			value).
+		return "", diag.New(diag.ClassInput, "%s %q names a catalog entry, but the working directory has a file %q",
+			what, value, value).
 			WithHint("run hetc in another directory")
 	}
 	return value, nil

@@ -31,7 +31,7 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 	}
 	for _, name := range []string{"budget", "rounds", "held-out", "plan"} {
 		if cmd.Flags().Changed(name) {
-			return diag.New(diag.ClassUsage, "profile: --%s is for measuring, and --compiler-only measures nothing",
+			return diag.New(diag.ClassUsage, "profile: --%s cannot be combined with --compiler-only, which measures nothing",
 				name)
 		}
 	}

@@ -91,9 +91,8 @@ var combinations = []rule{
 		broken: func(l *commandLine) bool {
 			return l.prompts != "" && (l.check || l.dumpLogits != "" || l.stats || l.maxTokens == 0)
 		},
-		message: "--prompts is for generating text: it goes with neither --check, --dump-logits, --stats nor " +
-			"--max-tokens 0",
-		hint: "give one prompt with --prompt",
+		message: "--prompts cannot be combined with --check, --dump-logits, --stats or --max-tokens 0",
+		hint:    "give one prompt with --prompt",
 	},
 }
 
@@ -101,7 +100,7 @@ var combinations = []rule{
 var limits = []rule{
 	{
 		broken:  func(l *commandLine) bool { return l.deadline <= 0 },
-		message: "--deadline %v: want more than nothing",
+		message: "--deadline %v: want more than 0",
 		values:  func(l *commandLine) []any { return []any{l.deadline} },
 		hint:    "give a time such as 30s or 2m",
 	},
@@ -118,8 +117,8 @@ var uses = slices.Concat(
 		broken: func(l *commandLine) bool {
 			return l.stats && (l.bench || l.dumpLogits != "" || l.check || l.maxTokens == 0)
 		},
-		message: "--stats is for generating text alone",
-		hint:    "leave --bench, --check, --dump-logits out, and generate a token at least",
+		message: "--stats cannot be combined with --bench, --check, --dump-logits or --max-tokens 0",
+		hint:    "leave them out, and generate at least one token",
 	}},
 	forGenerating("max-tokens", "temperature", "top-k", "top-p", "seed"),
 )
@@ -151,7 +150,7 @@ func forBench(flags ...string) (out []rule) {
 	for _, flag := range flags {
 		out = append(out, rule{
 			broken:  func(l *commandLine) bool { return l.given(flag) && !l.bench },
-			message: "--%s is for --bench, which is not there",
+			message: "--%s needs --bench",
 			values:  func(*commandLine) []any { return []any{flag} },
 			hint:    "add --bench, or leave it out",
 		})
@@ -164,7 +163,7 @@ func forGenerating(flags ...string) (out []rule) {
 	for _, flag := range flags {
 		out = append(out, rule{
 			broken:  func(l *commandLine) bool { return l.given(flag) && (l.bench || l.dumpLogits != "") },
-			message: "--%s is for generating, which --bench and --dump-logits do not do",
+			message: "--%s cannot be combined with --bench or --dump-logits: they generate no text",
 			values:  func(*commandLine) []any { return []any{flag} },
 			hint:    "leave it out, or run them separately",
 		})

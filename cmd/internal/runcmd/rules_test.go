@@ -29,12 +29,12 @@ func TestRules(t *testing.T) {
 		{"one file for two", "prompt", func(o *options) { o.prompt, o.trace, o.dumpLogits = "a", "x", "./x" },
 			"--trace and --dump-logits name one file"},
 		{"no time", "prompt", func(o *options) { o.prompt, o.deadline = "a", 0 },
-			"--deadline 0s: want more than nothing"},
+			"--deadline 0s: want more than 0"},
 		{"no rounds", "prompt", func(o *options) { o.prompt, o.rounds = "a", 0 }, "--rounds 0: want at least 1"},
-		{"rounds of nothing", "prompt rounds", func(o *options) { o.prompt = "a" }, "--rounds is for --bench"},
-		{"a seed of a benchmark", "seed", func(o *options) { o.bench = true }, "--seed is for generating"},
+		{"rounds of nothing", "prompt rounds", func(o *options) { o.prompt = "a" }, "--rounds needs --bench"},
+		{"a seed of a benchmark", "seed", func(o *options) { o.bench = true }, "--seed cannot be combined with --bench"},
 		{"figures of a check", "prompt", func(o *options) { o.prompt, o.stats, o.check = "a", true, true },
-			"--stats is for generating text alone"},
+			"--stats cannot be combined with --bench"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			o := &options{maxTokens: 64, promptLen: 256, gen: 32, rounds: 5, deadline: time.Minute}

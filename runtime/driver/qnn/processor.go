@@ -120,7 +120,7 @@ func (p *processor) stage(exe *executable, binary []byte) (file string, err erro
 	if found == nil {
 		dir, err := os.MkdirTemp("", ".hetc-qnn-*") // of mode 0700
 		if err != nil {
-			return "", diag.New(diag.ClassIO, "no place for the shared binary of %d bytes: %w", len(binary),
+			return "", diag.New(diag.ClassIO, "create a folder for the shared binary of %d bytes: %w", len(binary),
 				err).WithHint("set TMPDIR to a folder that can be written")
 		}
 		if err := os.WriteFile(filepath.Join(dir, sharedFile), binary, 0o600); err != nil {

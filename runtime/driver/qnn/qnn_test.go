@@ -506,7 +506,7 @@ func loadsAsDevice(t *testing.T, a, b driver.Artifact) {
 	refused(func(*driver.Artifact) {}, "the device says no")
 	d.failure = nil
 	t.Setenv("TMPDIR", filepath.Join(tmp, "gone"))
-	if _, err := p.Load(t.Context(), a, nil); err == nil || !strings.Contains(err.Error(), "no place for the shared binary") || diag.ClassOf(err) != diag.ClassIO {
+	if _, err := p.Load(t.Context(), a, nil); err == nil || !strings.Contains(err.Error(), "create a folder for the shared binary") || diag.ClassOf(err) != diag.ClassIO {
 		t.Errorf("without a folder: %v", err)
 	}
 	t.Setenv("TMPDIR", tmp)
