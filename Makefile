@@ -11,7 +11,7 @@ PKGS    := ./...
 .PHONY: build test test-long test-elsewhere check lint papers plans platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
 
 build:
-	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
 
 # Everything that must hold, in minutes; what needs a native library is skipped where there is none (make deps). Tests of
 # more than a second or two call require.Slow, and run in test-long.
@@ -51,8 +51,10 @@ platforms:
 	GOOS=linux GOARCH=arm64 $(GO) vet $(PKGS)
 	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetc
 	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetrun
+	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetserve
 	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetc
 	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetrun
+	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetserve
 
 tagged:
 	$(GO) vet -tags hetc_static $(PKGS)
@@ -110,7 +112,7 @@ demo: build
 
 # No library drivers, no dynamic linking: runs on an empty image.
 static:
-	$(GO) build -tags hetc_static -ldflags '$(LDFLAGS)' -o $(BIN)/static/ ./cmd/hetc ./cmd/hetrun
+	$(GO) build -tags hetc_static -ldflags '$(LDFLAGS)' -o $(BIN)/static/ ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
 
 # Every fuzz target for FUZZTIME on every core; a crash, a hang or a process above FUZZMEM MiB fails. FUZZ names some.
 FUZZTIME ?= 60s

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/cmd/internal/servecmd"
 )
 
 // TestCommandReference keeps docs/cli the same as what the commands say about themselves. HETC_UPDATE=1
@@ -26,6 +27,7 @@ func TestCommandReference(t *testing.T) {
 	for _, root := range []*cobra.Command{
 		cli.Prepare(&cli.Streams{Tool: "hetc", Out: io.Discard, Err: io.Discard}, newRoot),
 		cli.Prepare(&cli.Streams{Tool: "hetrun", Out: io.Discard, Err: io.Discard}, func(s *cli.Streams) *cobra.Command { return runcmd.New(s, "hetrun", false, nil) }),
+		cli.Prepare(&cli.Streams{Tool: "hetserve", Out: io.Discard, Err: io.Discard}, func(s *cli.Streams) *cobra.Command { return servecmd.New(s, nil) }),
 	} {
 		for _, c := range documented(root) {
 			name := strings.ReplaceAll(c.CommandPath(), " ", "-") + ".md"

@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/matrix"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/cmd/internal/servecmd"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/profiler/imported"
 	"github.com/hetc/hetc/profiler/record"
@@ -65,7 +66,7 @@ func TestDocExamples(t *testing.T) {
 }
 
 // commandLine is a command of ours in a document: in a code span, or at the beginning of a line of code.
-var commandLine = regexp.MustCompile("(?m)(?:`|^ {4}(?:\\$ )?)(?:bin/)?(hetc|hetrun) ([^`\n#]*)")
+var commandLine = regexp.MustCompile("(?m)(?:`|^ {4}(?:\\$ )?)(?:bin/)?(hetc|hetrun|hetserve) ([^`\n#]*)")
 
 // TestDocCommands finds every command that the documents write, and every flag that they give it.
 func TestDocCommands(t *testing.T) {
@@ -74,8 +75,9 @@ func TestDocCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	roots := map[string]*cobra.Command{
-		"hetc":   cli.Prepare(&cli.Streams{Tool: "hetc", Out: io.Discard, Err: io.Discard}, newRoot),
-		"hetrun": cli.Prepare(&cli.Streams{Tool: "hetrun", Out: io.Discard, Err: io.Discard}, func(s *cli.Streams) *cobra.Command { return runcmd.New(s, "hetrun", false, nil) }),
+		"hetc":     cli.Prepare(&cli.Streams{Tool: "hetc", Out: io.Discard, Err: io.Discard}, newRoot),
+		"hetrun":   cli.Prepare(&cli.Streams{Tool: "hetrun", Out: io.Discard, Err: io.Discard}, func(s *cli.Streams) *cobra.Command { return runcmd.New(s, "hetrun", false, nil) }),
+		"hetserve": cli.Prepare(&cli.Streams{Tool: "hetserve", Out: io.Discard, Err: io.Discard}, func(s *cli.Streams) *cobra.Command { return servecmd.New(s, nil) }),
 	}
 	found := 0
 	for _, name := range append(files, "../../README.md", "../../SECURITY.md", "../../CHANGELOG.md", "../../RATIONALE.md") {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/cmd/internal/servecmd"
 	"github.com/hetc/hetc/emit/compile/qnn"
 	"github.com/hetc/hetc/internal/native"
 	"github.com/hetc/hetc/internal/ortapi"
@@ -35,8 +36,9 @@ func TestMain(m *testing.M) {
 		os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	testscript.Main(cleaning{m}, map[string]func(){
-		"hetc":   func() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
-		"hetrun": func() { os.Exit(runHetrun()) },
+		"hetc":     func() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
+		"hetrun":   func() { os.Exit(runHetrun()) },
+		"hetserve": func() { os.Exit(runHetserve()) },
 	})
 }
 
@@ -58,6 +60,12 @@ func (c cleaning) Run() int {
 func runHetrun() int {
 	return cli.Main("hetrun", os.Args[1:], os.Stdin, os.Stdout, os.Stderr, func(s *cli.Streams) *cobra.Command {
 		return runcmd.New(s, "hetrun", false, func(*planir.Plan) ([]driver.Driver, error) { return all.Drivers(), nil })
+	})
+}
+
+func runHetserve() int {
+	return cli.Main("hetserve", os.Args[1:], os.Stdin, os.Stdout, os.Stderr, func(s *cli.Streams) *cobra.Command {
+		return servecmd.New(s, all.Drivers())
 	})
 }
 

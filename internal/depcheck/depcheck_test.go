@@ -38,33 +38,36 @@ func TestImportPolicy(t *testing.T) {
 	}
 }
 
-// TestHetrunLinks checks what the device's program is made of: its own source under all build
-// tags, and everything the go tool links into it here.
+// TestHetrunLinks checks what the programs that execute bundles are made of: their own source under all build tags, and
+// everything the go tool links into them here. hetserve is hetrun with HTTP.
 func TestHetrunLinks(t *testing.T) {
 	m, err := load(root(t), modulePath)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.pkgs["cmd/hetrun"] == nil {
-		t.Skip("cmd/hetrun is not built yet")
-	}
-	for name, by := range m.links("cmd/hetrun") {
-		if reason := never(name); reason != "" {
-			t.Errorf("cmd/hetrun links %s through %s: %s", name, by, reason)
+	for program, may := range map[string]string{"cmd/hetrun": "", "cmd/hetserve": "net/http"} {
+		refuse := func(name, by string) {
+			within := may != "" && (name == may || strings.HasPrefix(name, may+"/"))
+			if reason := never(name); reason != "" && !within {
+				t.Errorf("%s links %s%s: %s", program, name, by, reason)
+			}
 		}
-	}
-	out, err := exec.Command("go", "list", "-deps", modulePath+"/cmd/hetrun").Output()
-	if err != nil {
-		t.Fatalf("go list: %v", err)
-	}
-	names := strings.Fields(string(out))
-	if !slices.Contains(names, modulePath+"/runtime/executor") {
-		t.Errorf("cmd/hetrun does not link the executor; got %d packages", len(names))
-	}
-	for _, name := range names {
-		name = strings.TrimPrefix(name, modulePath+"/")
-		if reason := never(name); reason != "" {
-			t.Errorf("cmd/hetrun links %s: %s", name, reason)
+		for name, by := range m.links(program) {
+			refuse(name, " through "+by)
+		}
+		out, err := exec.Command("go", "list", "-deps", modulePath+"/"+program).Output()
+		if err != nil {
+			t.Fatalf("go list: %v", err)
+		}
+		names := strings.Fields(string(out))
+		if !slices.Contains(names, modulePath+"/runtime/executor") {
+			t.Errorf("%s does not link the executor; got %d packages", program, len(names))
+		}
+		if may != "" && !slices.Contains(names, may) {
+			t.Errorf("%s does not link %s, which it alone may", program, may)
+		}
+		for _, name := range names {
+			refuse(strings.TrimPrefix(name, modulePath+"/"), "")
 		}
 	}
 }

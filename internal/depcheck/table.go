@@ -98,8 +98,10 @@ var table = []room{
 	{path: "emit/compile/*", may: []string{"emit/onnxgraph", "runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/patience", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi"}},
 
 	{path: "cmd/internal/httpapi", may: []string{"runtime/serving", "runtime/tokenizer"}, third: []string{"github.com/prometheus/client_golang"}},
+	{path: "cmd/internal/servecmd", may: []string{"cmd/internal/*", "runtime/serving", "runtime/driver"}, third: []string{"github.com/spf13/cobra", "golang.org/x/net"}},
 	{path: "cmd/internal/*", may: []string{everything}, third: commandLine},
 	{path: "cmd/hetc", may: []string{everything}, third: []string{"github.com/spf13/cobra"}},
+	{path: "cmd/hetserve", may: []string{"cmd/internal/*", "runtime/driver/all"}, third: []string{"github.com/spf13/cobra"}},
 	{path: "cmd/hetrun", may: []string{"cmd/internal/*", "runtime/driver/all"}, third: []string{"github.com/spf13/cobra"}},
 }
 

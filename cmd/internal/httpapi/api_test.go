@@ -171,6 +171,7 @@ func TestRefusals(t *testing.T) {
 		{"/v1/completions", `{"prompt":""}`, 400, "", "give some text"},
 		{"/v1/completions", `{}`, 400, "", "give some text"},
 		{"/v1/chat/completions", `{}`, 400, "", "messages is missing"},
+		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"FAIL"}]}`, 400, "", "/v1/completions takes text"},
 		{"/v1/completions", `{"prompt":[2048]}`, 400, "", "want 0 to 2047"},
 		{"/v1/completions", `{"prompt":[` + strings.Repeat("5,", 64) + `5]}`, 400, "context_length_exceeded", "65 tokens, and the context has 64"},
 		{"/v1/completions", `{"prompt":"` + strings.Repeat("x", 1<<16) + `"}`, 413, "request_too_large", "more than 65536 bytes"},

@@ -19,7 +19,8 @@ import (
 )
 
 // template writes a conversation as lines of "role: content".
-const template = `{"chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}` +
+const template = `{"chat_template": "{% for m in messages %}{% if m.content == 'FAIL' %}` +
+	`{{ raise_exception('no') }}{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}` +
 	`{% if add_generation_prompt %}assistant:{% endif %}"}`
 
 // demoTokenizer is that of the demo model, with a chat template.

@@ -41,7 +41,7 @@ func conversation(ctx context.Context, tok tokenizer.Tokenizer, r *request) ([]i
 	text, err := tok.Chat(ctx, r.messages, tokenizer.ChatOptions{AddGenerationPrompt: true, Now: time.Now()})
 	if err != nil {
 		if ctx.Err() == nil {
-			err = refuse("messages", "messages: %s", told(err))
+			err = refuse("messages", "messages: %v; /v1/completions takes text without a template", err)
 		}
 		return nil, err
 	}

@@ -67,10 +67,10 @@ func perClass(name, help string, kind prometheus.ValueType, of func(m *serving.M
 	return metric{desc: desc, kind: kind, byClass: of}
 }
 
-// total describes a count of everything, in a unit of its own.
+// total describes a count of everything, divided by what makes one of its unit.
 func total(name, help string, unit float64, of func(m *serving.Metrics) int64) metric {
 	return metric{desc: prometheus.NewDesc("hetserve_"+name, help, nil, nil), kind: prometheus.CounterValue,
-		value: func(m *serving.Metrics) float64 { return unit * float64(of(m)) }}
+		value: func(m *serving.Metrics) float64 { return float64(of(m)) / unit }}
 }
 
 // pair converts counts of both classes.
@@ -95,13 +95,17 @@ var engineMetrics = []metric{
 		func(m *serving.Metrics) int64 { return m.ReusedTokens }),
 	total("generated_tokens_total", "Tokens of answers.", 1,
 		func(m *serving.Metrics) int64 { return m.GeneratedTokens }),
+	total("draft_tokens_total", "Tokens that were guessed.", 1,
+		func(m *serving.Metrics) int64 { return m.DraftTokens }),
+	total("draft_tokens_right_total", "Tokens that were guessed rightly.", 1,
+		func(m *serving.Metrics) int64 { return m.RightTokens }),
 	total("prefill_chunks_total", "Chunks of prompts that were executed.", 1,
 		func(m *serving.Metrics) int64 { return m.Chunks }),
 	total("decode_iterations_total", "Executions that decoded a token of each of some requests.", 1,
 		func(m *serving.Metrics) int64 { return m.Iterations }),
 	total("preemptions_total", "Prompts that had to wait, half processed, for another request's.", 1,
 		func(m *serving.Metrics) int64 { return m.Preemptions }),
-	total("busy_seconds_total", "Time in program calls.", 1e-9, func(m *serving.Metrics) int64 { return m.BusyNS }),
+	total("busy_seconds_total", "Time in program calls.", 1e9, func(m *serving.Metrics) int64 { return m.BusyNS }),
 }
 
 // classes are the labels, in the order of scheduler.Class.

@@ -76,7 +76,7 @@ func run(
 		return refusal
 	}
 	// all inputs are there: execute, and write what was asked for
-	x.noteTimes()
+	noteTimes(x.ui, x.machine)
 	err = x.execute(ctx)
 	if mem.IsFault(err) { // of a page that cannot be read although nobody has changed the file
 		err = fmt.Errorf("%s: %w", path, err)
@@ -138,17 +138,18 @@ func (x *execution) readPrompt(ctx context.Context, vocabulary func() (*tokenize
 }
 
 // noteTimes says whose times are shown where they are not those of a device.
-func (x *execution) noteTimes() {
-	switch emulated := x.machine.Emulated(); {
+func noteTimes(ui *cli.Streams, machine *executor.Machine) {
+	plan := machine.Plan()
+	switch emulated := machine.Emulated(); {
 	case len(emulated) > 0:
-		x.ui.Notef("%s", emulatedNote(emulated))
-	case x.plan.SoC.Simulated:
-		x.ui.Notef("times are simulated (soc %q)", x.plan.SoC.Name)
-	case x.plan.Evidence() == planir.Unproved:
-		x.ui.Notef("%s", x.plan.EvidenceText())
+		ui.Notef("%s", emulatedNote(emulated))
+	case plan.SoC.Simulated:
+		ui.Notef("times are simulated (soc %q)", plan.SoC.Name)
+	case plan.Evidence() == planir.Unproved:
+		ui.Notef("%s", plan.EvidenceText())
 	}
-	if x.plan.SoC.Imported {
-		x.ui.Notef("the plan was made from times measured elsewhere (imported)")
+	if plan.SoC.Imported {
+		ui.Notef("the plan was made from times measured elsewhere (imported)")
 	}
 }
 

@@ -1,0 +1,62 @@
+package servecmd
+
+import (
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+)
+
+// maxKeyFile is the size of the largest file of API keys.
+const maxKeyFile = 1 << 20
+
+// readKeys reads a file with an API key a line. As with signing keys, nobody but its owner may read it; Windows has
+// other permissions, which are not looked at. Errors never show a key.
+func readKeys(path string) ([]string, error) {
+	file, err := wholefile.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("--api-key-file: %w", err)
+	}
+	defer file.Close()
+	st, err := file.Stat()
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "--api-key-file: %w", err)
+	}
+	if mode := st.Mode().Perm(); runtime.GOOS != "windows" && mode&0o077 != 0 {
+		return nil, diag.New(diag.ClassInput, "--api-key-file %q has permissions %#o: others may read it", path, mode).
+			WithHint("chmod 600 %s, and change the keys if somebody may have read them", path)
+	}
+	text, err := io.ReadAll(io.LimitReader(file, maxKeyFile+1))
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "--api-key-file: %w", err)
+	}
+	if len(text) > maxKeyFile {
+		return nil, diag.New(diag.ClassInput, "--api-key-file %q has more than %d bytes", path, maxKeyFile)
+	}
+	return parseKeys(path, string(text))
+}
+
+// parseKeys reads a key of each line that is not blank. A key is one word, as headers can carry it.
+func parseKeys(path, text string) (keys []string, err error) {
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		key := strings.TrimSpace(line)
+		if key == "" {
+			continue
+		}
+		if strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return nil, diag.New(diag.ClassInput, "%s:%d: the key has a blank or a character beyond ASCII", path, number).
+				WithHint("write one word a line")
+		}
+		keys = append(keys, key)
+	}
+	if len(keys) == 0 {
+		return nil, diag.New(diag.ClassInput, "--api-key-file %q holds no key", path).
+			WithHint("write one a line, for example of: openssl rand -hex 32")
+	}
+	return keys, nil
+}
