@@ -48,7 +48,7 @@ const FixedBytes = 63 << 18
 const vocabularyBytes = 224
 
 // BufferBytes is what a buffer of that many bytes takes of the pool.
-func BufferBytes(bytes int64) int64 { return roundUp(bytes, 128) }
+func BufferBytes(bytes int64) int64 { return op.RoundUp(bytes, 128) }
 
 // LeastFixed is Memory.Fixed of a plan without a loaded step.
 func LeastFixed(p *Plan) int64 {
@@ -164,7 +164,7 @@ func (m *Memory) countWeights(p *Plan, used *usage) {
 	rows := tables(p)
 	for i := range p.Program.Packs {
 		packed := &p.Program.Packs[i]
-		bytes := roundUp(packed.Bytes, PageBytes) * layers[packed.Weight]
+		bytes := op.RoundUp(packed.Bytes, PageBytes) * layers[packed.Weight]
 		if used.prepacked[packed.Name] && rows[packed.Name] == 0 && packed.Layout != op.RowsLayout {
 			m.Prepacked += bytes
 		}
@@ -285,7 +285,7 @@ func tables(p *Plan) map[string]int64 {
 	out := map[string]int64{}
 	for i := range p.Program.Packs {
 		if k := &p.Program.Packs[i]; read[k.Name] && !product[k.Name] {
-			out[k.Name] = roundUp(k.Bytes, PageBytes)
+			out[k.Name] = op.RoundUp(k.Bytes, PageBytes)
 		}
 	}
 	return out
@@ -310,9 +310,6 @@ func touched(bytes int64, rows int) int64 {
 
 // PageBytes is what packed weights are rounded up to, in each layer.
 const PageBytes = 4 << 10
-
-// roundUp rounds n up to a multiple of unit.
-func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
 // memory is what the processor's driver told of it: nothing for a processor that is not there.
 func (p *Proc) memory() capability.Memory {

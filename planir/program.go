@@ -319,7 +319,7 @@ func (p *Program) WeightBlobs() []WeightBlob {
 				continue
 			}
 			blob.Packs = append(blob.Packs, Placement{Pack: pack, Layer: layer, Offset: blob.Size})
-			blob.Size += (pack.Bytes + tensorAlign - 1) / tensorAlign * tensorAlign
+			blob.Size += op.RoundUp(pack.Bytes, tensorAlign)
 		}
 		return blob
 	}

@@ -119,7 +119,7 @@ func factRows(buckets, batches, lengths []int, tile int) []int {
 	out := slices.Concat([]int{1}, buckets, batches)
 	for _, rows := range lengths {
 		for _, step := range []int{unit, tile} {
-			next := socs.Round(rows, step)
+			next := op.RoundUp(rows, step)
 			out = append(out, rows, next, next+step)
 		}
 	}

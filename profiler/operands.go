@@ -74,7 +74,7 @@ func choices(operator op.Op) int {
 // experts in turn, so that rows are spread evenly and a token's rows use different experts.
 func (o *operands) experts(operator op.Op) ([]driver.View, error) {
 	rows := operator.Rows()
-	step := roundUp(4*int64(rows), 64)
+	step := op.RoundUp(4*int64(rows), 64)
 	name := fmt.Sprintf("%d of %d experts", rows, operator.Experts)
 	fresh := o.bufs[name] == nil
 	buffer, err := o.buffer(name, op.I32, step*int64(choices(operator)))
@@ -260,7 +260,7 @@ func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, er
 		name += " steps"
 	}
 	name += fmt.Sprintf(" %d", unit)
-	st, err := s.get(name, roundUp(max(bytes, footprint), unit), unit, func() ([]byte, error) {
+	st, err := s.get(name, op.RoundUp(max(bytes, footprint), unit), unit, func() ([]byte, error) {
 		elements, err := pack.Bytes(one)
 		if err != nil {
 			return nil, err
@@ -313,20 +313,18 @@ func (r *repeated) Read(dst []float32, k0, k1, n0, n1 int) error {
 
 // cache returns a store of cache values.
 func (s *stores) cache(numbers op.Type, bytes int64) (*store, error) {
-	return s.get("cache "+string(numbers), roundUp(bytes, 4096), 64, func() ([]byte, error) {
+	return s.get("cache "+string(numbers), op.RoundUp(bytes, 4096), 64, func() ([]byte, error) {
 		out := make([]byte, 16384)
 		fillValues(out, numbers, 1, rand.New(rand.NewPCG(s.seed, 2)))
 		return out, nil
 	})
 }
 
-func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
-
 // slots returns offsets of copies of the given bytes that do not overlap: as many as fit into
 // footprint, at most most, evenly spaced.
 func (st *store) slots(bytes, footprint int64, most int) []int64 {
 	size := min(int64(len(st.region.Bytes())), max(footprint, bytes))
-	step := roundUp(max(bytes, 64), lcm64(st.unit))
+	step := op.RoundUp(max(bytes, 64), lcm64(st.unit))
 	count := int(min(size/step, int64(most)))
 	if count < 1 {
 		return []int64{0}

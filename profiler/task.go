@@ -246,7 +246,7 @@ func (o *operands) lay(name string, values []op.Value, offsets map[string]int64)
 		buffer := name + string(value.Type)
 		bytes := int64(value.Rows) * int64(value.Cols) * int64(value.Type.Bytes())
 		offset := offsets[buffer]
-		offsets[buffer] = roundUp(offset+bytes, 64)
+		offsets[buffer] = op.RoundUp(offset+bytes, 64)
 		if _, err := o.buffer(buffer, value.Type, offset+bytes); err != nil {
 			return nil, err
 		}
@@ -265,7 +265,7 @@ func (o *operands) lay(name string, values []op.Value, offsets map[string]int64)
 // has room for.
 func (r *runner) caches(ld *load, binds *driver.Bindings, footprint int64) (out [][2]driver.View, err error) {
 	operator := ld.op
-	each := roundUp(int64(binds.Sequences)*binds.SequenceBytes, 64)
+	each := op.RoundUp(int64(binds.Sequences)*binds.SequenceBytes, 64)
 	if each > maxActivation {
 		return nil, diag.New(diag.ClassInput, "cache of %s has %d bytes, want at most %d",
 			operator.Key(), each, int64(maxActivation))

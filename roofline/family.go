@@ -45,9 +45,9 @@ func (f *Family) matrix() bool { return op.Op{Kind: f.Kind}.HasScheme() }
 
 // work is arithmetic and traffic of the operator at (rows, along, across) with its dimensions rounded up to step.
 func (f *Family) work(rows, along, across int, step [3]int) (ops, bytes float64) {
-	along, across = roundUp(along, step[1]), roundUp(across, step[2])
+	along, across = op.RoundUp(along, step[1]), op.RoundUp(across, step[2])
 	if f.Kind != op.ExpertMatMul {
-		rounded := f.operator(roundUp(rows, step[0]), along, across)
+		rounded := f.operator(op.RoundUp(rows, step[0]), along, across)
 		return float64(rounded.Flops()), float64(rounded.Bytes())
 	}
 	// Weights are read once per expert in use, however its rows are rounded up.
@@ -64,19 +64,11 @@ func (f *Family) busy(tokens int) int { return min(tokens*f.Fan, f.Experts) }
 // of several experts are spread over them evenly (as they are measured), and rounded up for each.
 func (f *Family) rows(tokens, step int) int {
 	if f.Kind != op.ExpertMatMul {
-		return roundUp(tokens, step)
+		return op.RoundUp(tokens, step)
 	}
 	experts := f.busy(tokens)
 	each, more := tokens*f.Fan/experts, tokens*f.Fan%experts
-	return (experts-more)*roundUp(each, step) + more*roundUp(each+1, step)
-}
-
-// roundUp rounds a size up to a multiple of the step.
-func roundUp(size, step int) int {
-	if step < 2 || size == 0 {
-		return size
-	}
-	return (size + step - 1) / step * step
+	return (experts-more)*op.RoundUp(each, step) + more*op.RoundUp(each+1, step)
 }
 
 // powerMean is (x^p + y^p)^(1/p) with p the sharpness, without overflow.
@@ -198,7 +190,7 @@ func (f *Family) curve(along, across int) *Curve {
 
 // position is where a curve lies among shapes, rounded up to the step.
 func (f *Family) position(curve *Curve) [2]int {
-	return [2]int{roundUp(curve.A, f.Step[1]), roundUp(curve.B, f.Step[2])}
+	return [2]int{op.RoundUp(curve.A, f.Step[1]), op.RoundUp(curve.B, f.Step[2])}
 }
 
 // enclosing returns the nearest curves on both sides of a position along one axis that agree with it on the other one.

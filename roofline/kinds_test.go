@@ -154,7 +154,7 @@ func (x mixture) ns(o op.Op) float64 {
 		if n == 0 {
 			continue
 		}
-		padded := float64(roundUp(n, x.step))
+		padded := float64(op.RoundUp(n, x.step))
 		work := 2 * padded * float64(o.K) * float64(o.N) / x.opsPerNS
 		bytes := float64(op.WeightBytes(o.Scheme.Weight(), o.K, o.N)) + padded*float64(o.K+4*o.N)
 		t += x.perExpert + math.Max(work, bytes/x.rate)

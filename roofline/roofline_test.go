@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/planir/capability"
 
 	"pgregory.net/rapid"
 
@@ -168,9 +169,9 @@ func TestUnknownSteps(t *testing.T) {
 	for _, step := range []int{8, 16, 24, 32, 48, 64, 128} {
 		s := openSoC(t, "snapdragon-8gen3")
 		p := s.Processor("npu")
-		p.Tile = socs.Tile{}
+		p.Tile = capability.Tile{}
 		x := p.Sim.Schemes[op.A8TQ4B32]
-		x.Step, x.Forms = socs.Tile{M: step}, nil // rates of the order whose price is the step alone
+		x.Step, x.Forms = capability.Tile{M: step}, nil // rates of the order whose price is the step alone
 		p.Sim.Schemes[op.A8TQ4B32] = x
 		ms := slices.Concat(powers, []int{2 * step, 2*step + 1, 4 * step, 4*step + 1, 5 * step, 5*step + 1})
 		slices.Sort(ms)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/profiler/record"
@@ -78,7 +79,7 @@ func array(t testing.TB) *socs.SoC {
 	t.Helper()
 	s := openSoC(t, "snapdragon-8gen3")
 	s.Processors = []socs.Processor{*s.Processor("npu")}
-	s.Processors[0].Tile = socs.Tile{}
+	s.Processors[0].Tile = capability.Tile{}
 	s.Memory, s.Links, s.Joint, s.Points, s.Sources = nil, nil, nil, nil, nil
 	s.Control = "npu"
 	if err := s.Validate(); err != nil {

@@ -46,9 +46,9 @@ type SoC struct {
 	Joint      []Joint     `json:"joint,omitempty" yaml:"joint,omitempty"`
 
 	// Points are published latencies of matmuls, which the simulation is compared with.
-	Points []Point `json:"points,omitempty" yaml:"points,omitempty"`
+	Points []point `json:"points,omitempty" yaml:"points,omitempty"`
 	// Facts are published numbers about this SoC that no other field holds.
-	Facts []Fact `json:"facts,omitempty" yaml:"facts,omitempty"`
+	Facts []fact `json:"facts,omitempty" yaml:"facts,omitempty"`
 
 	// Sources says where values come from: a data path ("processors.npu.launch_us") and a text that
 	// starts with its kind ("paper: HeteroInfer sec. 3.2"; see SourceKinds). A path covers everything
@@ -119,7 +119,7 @@ type Processor struct {
 	MaxGraphs   int    `json:"max_graphs,omitempty" yaml:"max_graphs,omitempty"`
 	WeightBytes string `json:"weight_bytes,omitempty" yaml:"weight_bytes,omitempty"` // shared (default) or per_graph
 
-	Sim *Sim `json:"sim,omitempty" yaml:"sim,omitempty"` // required by driver "sim"
+	Sim *simulation `json:"sim,omitempty" yaml:"sim,omitempty"` // required by driver "sim"
 
 	// Target is how the device itself executes what a plan gives to this processor. Without it the entry describes,
 	// or simulates, a processor that nothing can be emitted for.
@@ -159,11 +159,8 @@ func (t *Target) Options() map[string]string {
 	return out
 }
 
-// Tile is the granularity of a processor, and of a simulated latency.
-type Tile = capability.Tile
-
-// Sim holds the simulation's truth about a processor: a graph takes launch_us and the sum of its operators.
-type Sim struct {
+// simulation holds the simulation's truth about a processor: a graph takes launch_us and the sum of its operators.
+type simulation struct {
 	Schemes map[op.Scheme]SimScheme `json:"schemes" yaml:"schemes"`
 	// 1e9 op/s of everything but matmuls, which takes max(work/rate, bytes/bandwidth)
 	OtherGops float64 `json:"other_gops" yaml:"other_gops"`
@@ -178,9 +175,9 @@ type Sim struct {
 type SimScheme struct {
 	PeakGops float64 `json:"peak_gops" yaml:"peak_gops"` // 1e9 op/s reached by large shapes
 	// memory traffic per weight when it differs from the stored size
-	WeightBits float64 `json:"weight_bits,omitempty" yaml:"weight_bits,omitempty"`
-	SetupUS    float64 `json:"setup_us,omitempty" yaml:"setup_us,omitempty"` // per matmul
-	Step       Tile    `json:"step" yaml:"step,omitempty"`                   // latency is flat within one step
+	WeightBits float64         `json:"weight_bits,omitempty" yaml:"weight_bits,omitempty"`
+	SetupUS    float64         `json:"setup_us,omitempty" yaml:"setup_us,omitempty"` // per matmul
+	Step       capability.Tile `json:"step" yaml:"step,omitempty"`                   // latency is flat within one step
 	// factor >= 1 when K >= long_k_from; 0: none
 	LongK     float64 `json:"long_k,omitempty" yaml:"long_k,omitempty"`
 	LongKFrom int     `json:"long_k_from,omitempty" yaml:"long_k_from,omitempty"`
@@ -229,8 +226,8 @@ type Joint struct {
 	BandwidthGBps float64  `json:"bandwidth_gbps" yaml:"bandwidth_gbps"`
 }
 
-// Point is the published latency of one matmul [M,K]x[K,N] on a processor.
-type Point struct {
+// point is the published latency of one matmul [M,K]x[K,N] on a processor.
+type point struct {
 	Processor string    `json:"processor" yaml:"processor"`
 	Scheme    op.Scheme `json:"scheme" yaml:"scheme"`
 	M         int       `json:"m" yaml:"m"`
@@ -242,12 +239,12 @@ type Point struct {
 }
 
 // Op is the matmul the point was measured for.
-func (p *Point) Op() op.Op {
+func (p *point) Op() op.Op {
 	return op.Op{Kind: op.MatMul, M: p.M, K: p.K, N: p.N, Scheme: p.Scheme, Form: p.Form}
 }
 
-// Fact is one published number.
-type Fact struct {
+// fact is one published number.
+type fact struct {
 	Name   string  `json:"name" yaml:"name"` // ends in its unit: "clfinish_us"
 	Value  float64 `json:"value" yaml:"value"`
 	Source string  `json:"source" yaml:"source"`
@@ -329,12 +326,4 @@ func (s *SoC) LastCacheBytes() int64 {
 		}
 	}
 	return n
-}
-
-// Round rounds v up to a multiple of step; a step below 2 leaves it.
-func Round(v, step int) int {
-	if step < 2 {
-		return v
-	}
-	return (v + step - 1) / step * step
 }

@@ -30,8 +30,8 @@ const (
 	maxReported   = 20 // mistakes
 )
 
-// SourceKinds are the words a source text starts with, followed by a colon.
-var SourceKinds = []string{"paper", "vendor", "measured", "derived", "assumed"}
+// sourceKinds are the words a source text starts with, followed by a colon.
+var sourceKinds = []string{"paper", "vendor", "measured", "derived", "assumed"}
 
 // Validate reports what makes no sense, the first 20 mistakes as a diag.List sorted by data path.
 func (s *SoC) Validate() error {
@@ -505,7 +505,7 @@ func (v *validator) target(path string, proc *Processor) {
 }
 
 // tile checks a granularity, 0 for unknown.
-func (v *validator) tile(path string, t Tile) {
+func (v *validator) tile(path string, t capability.Tile) {
 	for _, dim := range []struct {
 		name string
 		n    int
@@ -647,8 +647,8 @@ func (v *validator) sources(soc *SoC) {
 // source checks a text of the form "kind: place".
 func (v *validator) source(path, text string) {
 	if kind, place, ok := strings.Cut(text, ": "); !ok || strings.TrimSpace(place) == "" ||
-		!slices.Contains(SourceKinds, kind) {
-		v.add(path, "source %q, want one of %s, a colon and the place", clip(text), strings.Join(SourceKinds, ", "))
+		!slices.Contains(sourceKinds, kind) {
+		v.add(path, "source %q, want one of %s, a colon and the place", clip(text), strings.Join(sourceKinds, ", "))
 		return
 	}
 	v.text(path, text)

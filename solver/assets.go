@@ -221,7 +221,7 @@ func (a *assets) bytes(key string, from, to int, unit int64) (int64, error) {
 		p := whole
 		p.N1 = cols
 		bytes, err := pack.Bytes(p.Spec())
-		return (bytes + unit - 1) / unit * unit, err
+		return op.RoundUp(bytes, unit), err
 	}
 	low, high, err := int64(0), int64(0), error(nil)
 	// Columns 0..to less columns 0..from: what layouts add once for a pack belongs to its beginning.

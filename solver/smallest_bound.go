@@ -7,6 +7,7 @@ import (
 
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/solver/problem"
 )
@@ -135,7 +136,7 @@ func (p *packsOnce) bytes() (total int64, err error) {
 			if err != nil {
 				return 0, err
 			}
-			least = min(least, (bytes+planir.PageBytes-1)/planir.PageBytes*planir.PageBytes)
+			least = min(least, op.RoundUp(bytes, planir.PageBytes))
 		}
 		total += least * int64(max(1, p.of.layers[key[0]]))
 	}

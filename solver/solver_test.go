@@ -151,10 +151,10 @@ func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schem
 							}
 							if o.Kind == op.MatMul && o.N > 1 {
 								half := o
-								half.N = socs.Round(o.N/2, 32)
+								half.N = op.RoundUp(o.N/2, 32)
 								add(p, half)
 								half = o
-								half.K = socs.Round(o.K/2, 32)
+								half.K = op.RoundUp(o.K/2, 32)
 								add(p, half)
 								add(p, op.Op{Kind: op.Add, M: o.M, N: o.N})
 								add(p, op.Op{Kind: op.Copy, M: o.M, N: o.N})

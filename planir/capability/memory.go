@@ -99,16 +99,16 @@ func (r *regions) atLeast(other regions) {
 func (s *Scratch) Bytes(graph *op.Graph, cores int) int64 {
 	var bytes int64
 	for _, value := range graph.Temps {
-		bytes += roundUp(int64(value.Rows)*int64(value.Cols)*int64(value.Type.Bytes()), s.Align)
+		bytes += op.RoundUp(int64(value.Rows)*int64(value.Cols)*int64(value.Type.Bytes()), s.Align)
 	}
 	var most regions
 	for i := range graph.Nodes {
 		most.atLeast(s.of(&graph.Nodes[i].Op, int64(cores)))
 	}
 	for _, words := range []int64{most.sums, most.scales, most.gathered, most.order, most.packed} {
-		bytes += roundUp(4*words, s.Align)
+		bytes += op.RoundUp(4*words, s.Align)
 	}
-	return bytes + roundUp(4*most.own, s.Align)*int64(cores)
+	return bytes + op.RoundUp(4*most.own, s.Align)*int64(cores)
 }
 
 // of is what one operator needs.
@@ -162,11 +162,11 @@ func (s *Scratch) product(operator *op.Op, rows, cores int64) regions {
 			out.packed = rows * depth
 		}
 	case block == 1: // four 8-bit values a word, and a sum for each row
-		out.own = roundUp(depth, 4) / 4 * s.Block
-		out.packed = rows * (roundUp(depth, 4)/4 + 1)
+		out.own = op.RoundUp(depth, 4) / 4 * s.Block
+		out.packed = rows * (op.RoundUp(depth, 4)/4 + 1)
 	default: // the same for each block
 		out.own = s.UnpackWords
-		out.packed = rows * (roundUp(depth, block) / block * (block/4 + 1))
+		out.packed = rows * (op.RoundUp(depth, block) / block * (block/4 + 1))
 	}
 	return out
 }
@@ -183,9 +183,6 @@ func (s *Scratch) experts(operator *op.Op, rows int64) regions {
 	}
 	out.order = rows
 	out.gathered = (rows*int64(operator.K)*size + 3) / 4
-	out.own = min(s.ExpertWords, min(rows, s.ExpertRows)*roundUp(int64(operator.N), s.Block))
+	out.own = min(s.ExpertWords, min(rows, s.ExpertRows)*op.RoundUp(int64(operator.N), s.Block))
 	return out
 }
-
-// roundUp rounds n up to a multiple of unit.
-func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

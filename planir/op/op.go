@@ -135,3 +135,11 @@ func (o Op) inputRows() int {
 
 // QKVColumns is the width of a fused QKV row of heads query and kvHeads key/value heads.
 func QKVColumns(heads, kvHeads, headDim int) int { return (heads + 2*kvHeads) * headDim }
+
+// RoundUp returns the least multiple of unit that is at least size. A unit below 2 leaves the size.
+func RoundUp[T int | int64](size, unit T) T {
+	if unit < 2 {
+		return size
+	}
+	return (size + unit - 1) / unit * unit
+}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
@@ -223,7 +224,7 @@ func TestRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	soc, err := table.SoC(Description{Name: "two", Kind: socs.KindNPU, Tile: socs.Tile{M: 1, K: 32, N: 16}, LaunchUS: 3, Source: m.Source})
+	soc, err := table.SoC(Description{Name: "two", Kind: socs.KindNPU, Tile: capability.Tile{M: 1, K: 32, N: 16}, LaunchUS: 3, Source: m.Source})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
@@ -81,11 +82,11 @@ func (t *Table) fits(s *socs.SoC) error {
 
 // Description is what the caller knows about the processors and the table does not say.
 type Description struct {
-	Name          string    // of the SoC
-	Kind          string    // of processors that are not called after theirs
-	Tile          socs.Tile // 0: unknown
-	LaunchUS      float64   // of one graph, which every time includes; 0: unknown
-	BandwidthGBps float64   // 0: unknown
+	Name          string          // of the SoC
+	Kind          string          // of processors that are not called after theirs
+	Tile          capability.Tile // 0: unknown
+	LaunchUS      float64         // of one graph, which every time includes; 0: unknown
+	BandwidthGBps float64         // 0: unknown
 	Source        string
 }
 
@@ -117,7 +118,7 @@ func (t *Table) SoC(d Description) (*socs.SoC, error) {
 			s.Sources[at+".dynamic_rows"] = "assumed: the table has operators on a KV cache, which must not see rows " +
 				"beyond a call's"
 		}
-		for path, told := range map[string]bool{".tile": d.Tile != socs.Tile{}, ".launch_us": d.LaunchUS != 0,
+		for path, told := range map[string]bool{".tile": d.Tile != capability.Tile{}, ".launch_us": d.LaunchUS != 0,
 			".bandwidth_gbps": d.BandwidthGBps != 0} {
 			if told {
 				s.Sources[at+path] = "assumed: given to hetc import"

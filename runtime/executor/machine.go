@@ -274,13 +274,12 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 
 // allocate lays out the buffers and the caches in one pool, each on its own cache lines.
 func (m *Machine) allocate() error {
-	const align = 128
 	m.buffers, m.offset = map[string]*planir.Buffer{}, map[string]int64{}
 	var size int64
 	for i := range m.plan.Program.Buffers {
 		buffer := &m.plan.Program.Buffers[i]
 		m.buffers[buffer.Name], m.offset[buffer.Name] = buffer, size
-		size += (int64(buffer.Rows)*int64(buffer.Cols)*int64(buffer.Type.Bytes()) + align - 1) / align * align
+		size += planir.BufferBytes(int64(buffer.Rows) * int64(buffer.Cols) * int64(buffer.Type.Bytes()))
 	}
 	m.offset[cacheName] = size
 	size += m.plan.Program.Cache.Bytes()

@@ -8,7 +8,6 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
-	"github.com/hetc/hetc/socs"
 )
 
 // maxPads is how many multiples of a processor's granularity are tried as numbers of rows.
@@ -88,7 +87,7 @@ func (s *Section) pads(proc string, operator op.Op) []int {
 	for power < rows {
 		power *= 2
 	}
-	next := socs.Round(rows, unit)
+	next := op.RoundUp(rows, unit)
 	options := []int{next, power}
 	if rows == 1 { // decode: the compiler pads what it must
 		return append([]int{1}, options...)

@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/profiler/imported"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
@@ -132,20 +133,20 @@ func (o *ImportOptions) held(c *cobra.Command) (float64, bool, error) {
 }
 
 // tileOf parses --tile: rows, K and N.
-func tileOf(text string) (socs.Tile, error) {
+func tileOf(text string) (capability.Tile, error) {
 	if text == "" {
-		return socs.Tile{}, nil
+		return capability.Tile{}, nil
 	}
 	var sizes [3]int
 	parts := strings.Split(text, ",")
 	for i, x := range parts {
 		size, err := strconv.Atoi(strings.TrimSpace(x))
 		if err != nil || len(parts) != len(sizes) || size < 1 {
-			return socs.Tile{}, diag.New(diag.ClassUsage, "--tile %q: want three numbers from 1, such as 1,32,16", text)
+			return capability.Tile{}, diag.New(diag.ClassUsage, "--tile %q: want three numbers from 1, such as 1,32,16", text)
 		}
 		sizes[i] = size
 	}
-	return socs.Tile{M: sizes[0], K: sizes[1], N: sizes[2]}, nil
+	return capability.Tile{M: sizes[0], K: sizes[1], N: sizes[2]}, nil
 }
 
 // Import makes a record of a table that another program measured, and a SoC file where --soc-out

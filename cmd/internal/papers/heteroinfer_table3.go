@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
@@ -72,7 +73,7 @@ func (s *shape) npuNS(tokens int) int64 {
 		return s.catalog("npu", tokens, s.rows, false)
 	}
 	if tokens > 1 {
-		tokens = (tokens + s.stage - 1) / s.stage * s.stage
+		tokens = op.RoundUp(tokens, s.stage)
 	}
 	return s.npu.at(tokens)
 }

@@ -350,8 +350,7 @@ func npuChunks(rows *sheet) error {
 	weights := linearShapes(model)
 	// oneNS is a chunk's linear layers on the NPU, as the catalog describes it (socs.SimScheme).
 	oneNS := func(m int) float64 {
-		step := max(1, rate.Step.M)
-		m = (m + step - 1) / step * step
+		m = op.RoundUp(m, rate.Step.M)
 		ns := 0.0
 		for _, w := range weights {
 			elements := float64(w[0]) * float64(w[1])

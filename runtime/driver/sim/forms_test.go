@@ -7,11 +7,11 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/sim"
-	"github.com/hetc/hetc/socs"
 )
 
 // What the papers print of forms: llm.npu sec. 4 to the letter; of HeteroInfer sec. 3.2 the direction and that the order is nothing
@@ -41,7 +41,7 @@ func TestFormsAsPrinted(t *testing.T) {
 	}
 	for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ4B32} {
 		x := npu.Sim.Schemes[scheme]
-		x.Step = socs.Tile{}
+		x.Step = capability.Tile{}
 		npu.Sim.Schemes[scheme] = x
 		wide, tall := matmul(256, 4096, 14336, scheme), matmul(14336, 4096, 256, scheme)
 		if a, b := in(wide, ""), in(wide, op.Swapped); a < 1.5*b {

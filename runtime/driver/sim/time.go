@@ -201,8 +201,8 @@ func (m *model) op(o op.Op) timeline.Phase {
 func (m *model) product(matmul product, rates *socs.SimScheme) (phase timeline.Phase, whole float64) {
 	operator := matmul.op
 	form := operator.Form
-	operator.M, operator.K, operator.N = socs.Round(operator.M, rates.Step.M), socs.Round(operator.K, rates.Step.K),
-		socs.Round(operator.N, rates.Step.N)
+	operator.M, operator.K, operator.N = op.RoundUp(operator.M, rates.Step.M), op.RoundUp(operator.K, rates.Step.K),
+		op.RoundUp(operator.N, rates.Step.N)
 	bytes := float64(operator.Bytes())
 	if rates.WeightBits > 0 {
 		stored := op.WeightBytes(operator.Scheme.Weight(), operator.K, operator.N)
