@@ -161,7 +161,7 @@ var brokenInputs = []broken{
 	{name: "number that is none", args: "hetc profile --held-out many", code: 2, want: `--held-out "many": want a whole number`, hint: `held-out`},
 	{name: "stray argument", args: "hetc verify a.hetb b.hetb --trust k.pub", code: 2, want: `got 2 arguments, want 1`, hint: `usage: hetc verify`},
 	{name: "flags that exclude each other", args: runA + "--tokens 1 --bench", code: 2, want: `--bench makes its own prompt`, hint: `--prompt-len`},
-	{name: "flag that would change nothing", args: runA + "--tokens 1 --rounds 3", code: 2, want: `--rounds is for --bench`, hint: `add --bench`},
+	{name: "flag that would change nothing", args: runA + "--tokens 1 --rounds 3", code: 2, want: `--rounds needs --bench`, hint: `add --bench`},
 	{name: "key without a name", args: "hetc keygen --out keys/", code: 2, want: `--out "keys/" names no file`, hint: `--out keys/release`},
 	{name: "unknown type of key", args: "hetc keygen --out k --type rsa", code: 2, want: `unknown algorithm "rsa"`, hint: `ed25519`},
 	{name: "unknown element type", args: "hetc models export $M -o x.gguf --type f61", code: 2, want: `got "f61"`, hint: `did you mean "f16"`},

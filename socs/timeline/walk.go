@@ -52,7 +52,7 @@ type Work interface {
 // end of a set-up, the end of a phase, or the start of a step; between two events every activity proceeds at a
 // constant speed, which the memory decides. Steps of a lane run in order. A step starts once its thread is free and
 // it has noticed all flags that it waits for; a flag that was set long ago costs nothing. ok is false when lanes wait
-// in a cycle.
+// in a circle.
 func Walk(m *Machine, section *Section, work Work) (ns int64, ok bool) {
 	state := walk{machine: m, section: section, work: work, slow: map[[4]*Phase][4]float64{}}
 	state.prepare()

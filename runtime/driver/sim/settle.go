@@ -41,7 +41,7 @@ func (p *processor) Settle(schedule *driver.Schedule) error {
 	}
 	took, ok := timeline.Walk(&timeline.Machine{Memory: p.model.memory, Handover: handover(p.soc)}, &all.section, &all)
 	if !ok {
-		return diag.New(diag.ClassRun, "settle when calls ran: lanes wait for each other in a cycle")
+		return diag.New(diag.ClassRun, "settle when calls ran: lanes wait for each other in a circle")
 	}
 	schedule.End = schedule.Start + driver.Tick(took)
 	return nil
