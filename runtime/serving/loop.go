@@ -114,6 +114,9 @@ func (s *Server) prefill(ctx context.Context, answer *Answer) error {
 		return err
 	}
 	at.tokens = append(at.tokens, prompt[answer.done:answer.done+count]...)
+	if at.prefilled == answer.done {
+		at.prefilled += count
+	}
 	answer.done += count
 	s.mutex.Lock()
 	defer s.mutex.Unlock()

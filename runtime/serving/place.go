@@ -2,6 +2,7 @@ package serving
 
 import (
 	"cmp"
+	"strings"
 
 	"github.com/hetc/hetc/planir"
 )
@@ -29,7 +30,7 @@ func (s *Server) place(answer *Answer) {
 	s.uses++
 	at := &s.slots[best] // the scheduler gives out no more slots than there are
 	at.user, at.used = answer, s.uses
-	at.tokens = at.tokens[:bestReused]
+	at.tokens, at.prefilled = at.tokens[:bestReused], min(at.prefilled, bestReused)
 	if bestReused == 0 {
 		at.prompt = 0
 	}
@@ -44,16 +45,34 @@ func (s *Server) place(answer *Answer) {
 }
 
 // reusable is how many tokens of a prompt the cache of a slot begins with, less the last one of the prompt. Where long
-// prompts are rotated by their length (LongRoPE, dynamic NTK), a long prompt's keys are its own.
+// prompts are rotated by their length (LongRoPE, dynamic NTK), a long prompt's keys are its own. Where decoding has other schemes
+// than prefill, what was decoded is not what prefill would have computed.
 func (s *Server) reusable(at *slot, prompt []int32) int {
 	if s.long > 0 && max(at.prompt, len(prompt)) > s.long {
 		return 0
 	}
+	most := min(len(at.tokens), len(prompt)-1)
+	if !s.alike {
+		most = min(most, at.prefilled)
+	}
 	same := 0
-	for same < min(len(at.tokens), len(prompt)-1) && at.tokens[same] == prompt[same] {
+	for same < most && at.tokens[same] == prompt[same] {
 		same++
 	}
+	for !s.alike && same > 0 && s.endsInDecode(len(prompt)-same) != s.endsInDecode(len(prompt)) {
+		same--
+	}
 	return same
+}
+
+// endsInDecode reports whether the last of n tokens of a prompt is processed alone, by the program that decodes.
+func (s *Server) endsInDecode(n int) bool {
+	for {
+		tokens, _ := s.times.Chunk(n)
+		if n -= tokens; n <= 0 {
+			return tokens == 1
+		}
+	}
 }
 
 // longFrom is the smallest length of a prompt that a plan rotates otherwise than shorter ones; 0: none.
@@ -66,4 +85,22 @@ func longFrom(plan *planir.Plan) (least int) {
 		}
 	}
 	return least
+}
+
+// precision says of a plan whether every product has the same scheme in all programs, and, if so, whether their arithmetic
+// is that of integers: the rows of a sequence then have the same bits, one by one or several at once.
+func precision(plan *planir.Plan) (alike, exact bool) {
+	alike, exact = true, true
+	for i := range plan.Decisions {
+		decision := &plan.Decisions[i]
+		if decision.Scheme == "" {
+			continue
+		}
+		if one := plan.DecisionFor(decision.Node, 1); one != nil && one.Scheme != decision.Scheme {
+			alike = false
+		}
+		looksUp := strings.HasPrefix(decision.Node, "embed.") // which computes nothing
+		exact = exact && (looksUp || decision.Scheme.QuantisedRows())
+	}
+	return alike, alike && exact
 }

@@ -23,7 +23,8 @@ type Options struct {
 	// predict times are the plan's.
 	Scheduler scheduler.Config
 	// Draft is how many tokens are guessed at most from what has come before, and verified together, when one request
-	// decodes alone and the plan's times promise a gain; 0: none.
+	// decodes alone and the plan's times promise a gain; 0: none. A plan whose programs differ in schemes, or compute in
+	// floating point, would not verify drafts to the bit, and gets none.
 	Draft int
 }
 
@@ -113,9 +114,11 @@ func (a *Answer) Cancel() {
 // slot is a sequence of the cache: the tokens that it holds, and who uses it.
 type slot struct {
 	tokens []int32
-	prompt int // length of the longest prompt that its tokens were processed as a part of
-	user   *Answer
-	used   int64 // when it was last given to somebody, in the order of that
+	// how many of them were processed as parts of prompts: those in front of the first decoded one
+	prefilled int
+	prompt    int // length of the longest prompt that its tokens were processed as a part of
+	user      *Answer
+	used      int64 // when it was last given to somebody, in the order of that
 }
 
 // Server is a machine that requests share.
@@ -128,7 +131,8 @@ type Server struct {
 	began   time.Time
 	wake    chan struct{}
 
-	mostDraft int // tokens
+	mostDraft int  // tokens
+	alike     bool // programs compute in the same schemes
 
 	mutex    sync.Mutex // guards what follows
 	state    *scheduler.State
@@ -180,8 +184,12 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	alike, exact := precision(plan)
+	if !exact {
+		options.Draft = 0
+	}
 	return &Server{
-		machine: machine, times: times, mostDraft: options.Draft, context: plan.MaxContext, end: plan.Model.EOS, long: longFrom(plan),
+		alike: alike, machine: machine, times: times, mostDraft: options.Draft, context: plan.MaxContext, end: plan.Model.EOS, long: longFrom(plan),
 		began: time.Now(), wake: make(chan struct{}, 1), state: state, answers: map[scheduler.ID]*Answer{},
 		slots: make([]slot, config.Slots),
 	}, nil

@@ -33,6 +33,12 @@ const demo = "../../testdata/models/tiny-llama-kjv"
 // machine is a model in 8 bit on one core, with a cache for four sequences.
 func machine(t testing.TB, dir string) *executor.Machine {
 	t.Helper()
+	return machineIn(t, dir, func(string, int) op.Scheme { return op.A8TQ8C })
+}
+
+// machineIn is a model whose products have these schemes, by node and rows.
+func machineIn(t testing.TB, dir string, scheme func(node string, rows int) op.Scheme) *executor.Machine {
+	t.Helper()
 	model, err := models.Open(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -49,14 +55,13 @@ func machine(t testing.TB, dir string) *executor.Machine {
 			Name: "a", Kind: "cpu", Driver: "host", Select: "0", Cores: []int{0},
 			Set: capability.Set{
 				Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes,
-				Layouts:     map[string]string{"q8c": pack.N32, "w32": pack.N32},
+				Layouts:     map[string]string{"q8c": pack.N32, "q4b32": pack.N32, "w32": pack.N32},
 				DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
 			},
 		}},
 	}
 	graph := model.Graph()
 	batch := graph.Batch()
-	scheme := func(string, int) op.Scheme { return op.A8TQ8C }
 	if plan.Decisions, err = lower.Trivial(&graph, "a", []int{1, 16, 64}, contextLength, op.F32, scheme); err != nil {
 		t.Fatal(err)
 	}
@@ -278,6 +283,43 @@ func TestDraftsChangeNothing(t *testing.T) {
 		t.Errorf("%d of %d tokens of drafts were right: this shows nothing", metrics.RightTokens, metrics.DraftTokens)
 	}
 	t.Logf("%d of %d tokens of drafts were right", metrics.RightTokens, metrics.DraftTokens)
+}
+
+// Where decoding has other schemes than prefill, only what was a prompt serves another prompt, and drafts are not tried:
+// a conversation gets the answers that it gets alone.
+func TestOtherSchemesInDecode(t *testing.T) {
+	x := machineIn(t, demo, func(_ string, rows int) op.Scheme {
+		if rows <= 4 {
+			return op.A8TQ4B32
+		}
+		return op.A8TQ8C
+	})
+	server := runningWith(t, x, serving.Options{Scheduler: scheduler.Default(4), Draft: 7})
+	var requests []serving.Request
+	var got [][]int32
+	var prompt []int32
+	for turn := range int32(8) {
+		prompt = append(slices.Clone(prompt), 20+turn, 40+turn, 60+turn)
+		requests = append(requests, serving.Request{Prompt: prompt, MaxTokens: 12, LogProbs: -1})
+		answer, err := server.Submit(requests[turn])
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids, _, err := collect(answer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, ids)
+		prompt = append(prompt, ids...)
+	}
+	if metrics := server.Metrics(); metrics.ReusedTokens == 0 || metrics.DraftTokens != 0 {
+		t.Errorf("%d tokens reused, drafts of %d", metrics.ReusedTokens, metrics.DraftTokens)
+	}
+	for i, request := range requests {
+		if want := alone(t, x, request); !slices.Equal(got[i], want) {
+			t.Errorf("turn %d: got %v, alone %v", i, got[i], want)
+		}
+	}
 }
 
 // A conversation of ten turns processes each message once: the whole history is in the cache.
