@@ -107,6 +107,7 @@ func TestOwnRounds(t *testing.T) {
 
 // An interruption ends the comparison, and so does a set that this CPU lacks.
 func TestKernelsFails(t *testing.T) {
+	require.Slow(t)
 	o := KernelOptions{Driver: host.New(), Compiler: compiler.New(), Sets: []string{"portable"}, Cores: hostCores(t)[:1], Rounds: 1000000, small: true}
 	ctx, cancel := context.WithCancel(context.Background())
 	o.Progress = func(round int) {

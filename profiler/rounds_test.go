@@ -8,12 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/profiler/record"
 )
 
 // TestRounds checks that every operator is visited once before any is visited again, that the visits add
 // up to whole measurements, and that an interrupted profile goes on in the round it was in.
 func TestRounds(t *testing.T) {
+	require.Slow(t)
 	s := fakeSoC()
 	w, path := newRecord(t, s)
 	w.Close()

@@ -210,6 +210,7 @@ func partitionOf(in *instance) *problem.Partition {
 // than the plan: all of them are lowered and timed. What the problem says a plan takes is what the timeline says, to
 // within two percent.
 func TestForkAgainstTimeline(t *testing.T) {
+	require.Slow(t)
 	s, err := socs.Open("core-ultra-5-125h")
 	if err != nil {
 		t.Fatal(err)

@@ -250,6 +250,7 @@ func TestQuality(t *testing.T) {
 // Static scales need a calibration, are chosen where they are permitted alone, and never where their twin is
 // permitted at the same price: by a limit of quality alone they are no choice on processors that execute both.
 func TestStaticScales(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), twoCores(t, 1)
 	for i := range s.Processors {
 		s.Processors[i].Schemes = append(s.Processors[i].Schemes, op.A8SQ8C)
@@ -486,6 +487,7 @@ func TestQualityRefusals(t *testing.T) {
 // With a bound of memory the plan is the best of every combination of schemes and buckets that fits; more memory
 // is never slower, and as much as the unbounded plan takes changes nothing.
 func TestMemoryBound(t *testing.T) {
+	require.Slow(t)
 	ctx := context.Background()
 	m, s := demo(t), twoCores(t, 0.7)
 	w := workload.Default()
@@ -709,6 +711,7 @@ func TestPackedEmbedding(t *testing.T) {
 
 // Of permitted schemes, --only takes those that its processors execute, however fast others are with the rest.
 func TestOnlyDecidesSchemes(t *testing.T) {
+	require.Slow(t)
 	s, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		t.Fatal(err)

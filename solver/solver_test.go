@@ -271,6 +271,7 @@ func TestEndlessTimes(t *testing.T) {
 
 // However unlike the cores are, the plan is legal, proved, and no slower than the best single processor.
 func TestTwoCores(t *testing.T) {
+	require.Slow(t)
 	m := demo(t)
 	for _, ratio := range []float64{1, 0.5, 0.1} {
 		t.Run(fmt.Sprint(ratio), func(t *testing.T) {
@@ -523,6 +524,7 @@ func TestFasterNeverHurts(t *testing.T) {
 
 // The workload's schemes are tried and the faster one taken; without permission precision stays.
 func TestSchemes(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), twoCores(t, 1)
 	both := costs(t, s, m, op.A32W32, op.A8TQ8C)
 	scheme := func(p *planir.Plan, rows int) op.Scheme { return p.DecisionFor("layers.ffn_down", rows).Scheme }
@@ -790,6 +792,7 @@ func TestLengths(t *testing.T) {
 
 // Rows that are no multiple of an NPU's are padded: the whole, and the last piece.
 func TestPadding(t *testing.T) {
+	require.Slow(t)
 	m := open(t, "llama-3-8b")
 	s, err := socs.Open("snapdragon-8gen3")
 	if err != nil {

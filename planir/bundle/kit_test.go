@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
 )
 
 // kitDir holds the test kit: one failure per file, usable by any verifier. Its README says how
@@ -299,6 +300,7 @@ func TestKitIsCurrent(t *testing.T) {
 
 // TestKit runs every vector from the files, as another implementation would.
 func TestKit(t *testing.T) {
+	require.Slow(t)
 	entries, err := os.ReadDir(kitDir)
 	if err != nil {
 		t.Fatal(err)

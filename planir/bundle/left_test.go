@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
 // What a killed writer left beside the bundle is removed by the next one of the same bundle.
@@ -30,6 +32,7 @@ func writeSmall(t *testing.T, path string) {
 
 // Writers of one bundle at the same time do not take each other's files for left behind.
 func TestWritersSideBySide(t *testing.T) {
+	require.Slow(t)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.hetb")
 	var all sync.WaitGroup

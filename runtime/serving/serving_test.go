@@ -13,6 +13,7 @@ import (
 
 	"github.com/hetc/hetc/emit"
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/capability"
@@ -252,6 +253,7 @@ func TestLongPromptsReuseNothing(t *testing.T) {
 
 // With drafts, every answer is that of plain decoding, greedy or sampled; some of the guesses are right, and others not.
 func TestDraftsChangeNothing(t *testing.T) {
+	require.Slow(t)
 	x := machine(t, demo)
 	var requests []serving.Request
 	for i, request := range drawRequests(24, vocabulary) {

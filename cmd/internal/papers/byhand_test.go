@@ -1,9 +1,14 @@
 package papers
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/hetc/hetc/internal/require"
+)
 
 // Rows against the arithmetic that the transcribers of the papers did by hand.
 func TestShadowAttnByHand(t *testing.T) {
+	require.Slow(t)
 	by := func(id string) value { return shadow(id).at("transcriber_computed") }
 	launch, sparse, means, losses := by("dc_fused_launch"), by("dc_sparse_linear_model"),
 		by("dc_t6_averages").at("means"), by("dc_t6_averages").at("losses_pp")
@@ -30,6 +35,7 @@ func TestShadowAttnByHand(t *testing.T) {
 }
 
 func TestAgentXPUByHand(t *testing.T) {
+	require.Slow(t)
 	by := func(id string) value { return agent(id).at("transcriber_computed") }
 	near(t, "agentxpu", 1e-6, map[string]value{
 		"alg1/like/8_chunks/n_npu":       by("dc_alg1_examples_38ms").at("N_chk_8_n_npu"),
@@ -45,6 +51,7 @@ func TestAgentXPUByHand(t *testing.T) {
 }
 
 func TestNPUMoEByHand(t *testing.T) {
+	require.Slow(t)
 	by := func(id string) value { return moe(id).at("transcriber_computed") }
 	table, a2, a3 := by("dc_group_latency_table"), by("dc_a2_ratios"), by("dc_a3_ratios")
 	near(t, "npumoe", 0.002, map[string]value{

@@ -18,6 +18,7 @@ import (
 	compile "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
@@ -43,7 +44,7 @@ func selectors(t testing.TB) []string {
 func TestConformance(t *testing.T) {
 	for i, sel := range selectors(t) {
 		for _, set := range kernel.Sets() {
-			if (i > 0 || drivertest.Race) && set.Name != kernel.Best().Name {
+			if (i > 0 || drivertest.Race || testing.Short()) && set.Name != kernel.Best().Name {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s %s", sel, set.Name), func(t *testing.T) {
@@ -275,6 +276,7 @@ func TestRunAllocatesNothing(t *testing.T) {
 
 // Several workers compute the same bits as one, however the work is divided among them.
 func TestWorkersAgree(t *testing.T) {
+	require.Slow(t)
 	all := selectors(t)
 	if len(all) == 1 {
 		t.Skip("one core")
