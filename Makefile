@@ -83,7 +83,7 @@ emulated:
 # Kernels share nothing: one goroutine computes with memory of its own, which the detector does not see into. Their pointers
 # are checked by the target of that name.
 race:
-	CGO_ENABLED=1 $(GO) test -vet=off -race -timeout 30m -gcflags=github.com/hetc/hetc/runtime/driver/host/kernel=-d=checkptr=0 $$($(GO) list ./runtime/... ./planir/bundle/... ./profiler/... ./internal/native ./internal/ortapi | grep -v /host/kernel)
+	CGO_ENABLED=1 $(GO) test -vet=off -race -timeout 30m -gcflags=github.com/hetc/hetc/runtime/driver/host/kernel=-d=checkptr=0 $$($(GO) list ./runtime/... ./planir/bundle/... ./profiler/... ./cmd/internal/httpapi ./cmd/internal/servecmd ./internal/native ./internal/ortapi | grep -v /host/kernel)
 
 no-race:
 	@echo "race: skipped, no C compiler for cgo"

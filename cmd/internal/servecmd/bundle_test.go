@@ -1,0 +1,318 @@
+package servecmd
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hetc/hetc/cmd/internal/accept"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/emit"
+	hostcompiler "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/capability"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/all"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+const (
+	modelDir = "../../../testdata/models/tiny-llama-kjv"
+	// template gives the demo model, which has none, a chat template.
+	template      = `{"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}`
+	contextLength = 256
+)
+
+var made struct {
+	sync.Once
+	dir string
+	err error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if made.dir != "" {
+		_ = os.RemoveAll(made.dir)
+	}
+	os.Exit(code)
+}
+
+// demo is a bundle of the demo model on one core, with a cache for four sequences, and the key to trust.
+func demo(t *testing.T) (app, key string) {
+	t.Helper()
+	made.Do(func() { made.dir, made.err = makeDemo() })
+	if made.err != nil {
+		t.Fatal(made.err)
+	}
+	return filepath.Join(made.dir, "app.hetb"), filepath.Join(made.dir, "k.pub")
+}
+
+// makeDemo writes the bundle and its key into a new directory.
+func makeDemo() (string, error) {
+	dir, err := os.MkdirTemp("", "hetserve-test")
+	if err != nil {
+		return "", err
+	}
+	model, err := models.Open(modelDir)
+	if err != nil {
+		return dir, err
+	}
+	defer model.Close()
+	plan, err := demoPlan(model)
+	if err != nil {
+		return dir, err
+	}
+	vocabulary, err := os.ReadFile(filepath.Join(modelDir, "tokenizer.json"))
+	if err != nil {
+		return dir, err
+	}
+	key, err := emit.GenerateKey(bundle.Ed25519, "k", false)
+	if err != nil {
+		return dir, err
+	}
+	_, err = emit.Emit(context.Background(), filepath.Join(dir, "app.hetb"), emit.Options{
+		Plan: plan, Model: model, Compilers: []driver.Compiler{hostcompiler.New()}, Signers: []bundle.Signer{key.Signer()},
+		Files:   map[string][]byte{"tokenizer": vocabulary, "config": []byte(template)},
+		Product: "demo", OS: runtime.GOOS, Arch: runtime.GOARCH, Generation: 1, Toolchain: cli.Version,
+	})
+	return dir, errors.Join(err, key.Save(filepath.Join(dir, "k")))
+}
+
+// demoPlan is everything on core 0, in 8 bit.
+func demoPlan(model *models.Model) (*planir.Plan, error) {
+	digest, err := model.Digest()
+	if err != nil {
+		return nil, err
+	}
+	plan := &planir.Plan{
+		Schema: planir.Schema, Model: planir.ModelRef{Name: "demo", Digest: digest, BOS: model.BOS, EOS: model.EOS},
+		SoC:        planir.SoCRef{Name: "test", Control: "a", Fingerprint: host.Fingerprint()},
+		MaxContext: contextLength, KV: op.F32, Batches: []int{2, 4},
+		Procs: []planir.Proc{{
+			Name: "a", Kind: "cpu", Driver: "host", Select: "0", Cores: []int{0},
+			Set: capability.Set{
+				Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes,
+				Layouts:     map[string]string{"q8c": pack.N32, "w32": pack.N32},
+				DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
+			},
+		}},
+	}
+	graph := model.Graph()
+	batch := graph.Batch()
+	scheme := func(string, int) op.Scheme { return op.A8TQ8C }
+	if plan.Decisions, err = lower.Trivial(&graph, "a", []int{1, 16, 64}, contextLength, op.F32, scheme); err != nil {
+		return nil, err
+	}
+	together, err := lower.Trivial(&batch, "a", plan.Batches, contextLength, op.F32, scheme)
+	if err != nil {
+		return nil, err
+	}
+	plan.Decisions = append(plan.Decisions, together...)
+	return plan, lower.Lower(plan, &graph)
+}
+
+// reference answers requests of the same bundle one after the other, as hetrun does.
+type reference struct{ *runcmd.Loaded }
+
+// alone opens the bundle for a test.
+func alone(t *testing.T) reference {
+	t.Helper()
+	app, key := demo(t)
+	var terms accept.Terms
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	terms.Register(flags)
+	if err := flags.Set("trust", key); err != nil {
+		t.Fatal(err)
+	}
+	ui := &cli.Streams{Out: io.Discard, Err: io.Discard}
+	loaded, err := runcmd.Load(t.Context(), ui, app, terms, false, all.Drivers(), time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { loaded.Close() })
+	return reference{loaded}
+}
+
+// tokens are the answer to a text.
+func (r reference) tokens(t *testing.T, prompt string, sampler executor.Sampler, count int) []int32 {
+	t.Helper()
+	ids, err := r.Tokenizer.Prompt(prompt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Machine.Reset()
+	out, err := r.Machine.Generate(t.Context(), ids, count, &sampler, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.Tokens
+}
+
+// text is what a stream of tokens decodes to.
+func (r reference) text(ids []int32) string {
+	var out strings.Builder
+	stream := r.Tokenizer.Stream()
+	for _, id := range ids {
+		out.WriteString(stream.Push(id))
+	}
+	return out.String() + stream.Flush()
+}
+
+// instance is a running hetserve.
+type instance struct {
+	t       *testing.T
+	started started
+	client  *http.Client
+	stop    context.CancelFunc // what a signal does
+	ended   chan error
+	errs    *lockedBuffer
+}
+
+// lockedBuffer is standard error.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lockedBuffer) Write(data []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(data)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// command is a command line of hetserve.
+func command(ui *cli.Streams, args ...string) *cobra.Command {
+	return cli.Prepare(ui, func(ui *cli.Streams) *cobra.Command { return New(ui, all.Drivers()) }, args...)
+}
+
+// launch runs the command line until stop is called, or the test ends.
+func launch(t *testing.T, flags ...string) *instance {
+	t.Helper()
+	app, key := demo(t)
+	ctx, stop := context.WithCancel(context.Background())
+	out, results := io.Pipe()
+	s := &instance{t: t, stop: stop, ended: make(chan error, 1), errs: &lockedBuffer{}, client: &http.Client{}}
+	args := append([]string{app, "--trust", key, "--listen", "127.0.0.1:0", "--json"}, flags...)
+	ui := &cli.Streams{Tool: "hetserve", Out: results, Err: s.errs}
+	go func() {
+		err := command(ui, args...).ExecuteContext(ctx)
+		_ = results.CloseWithError(io.EOF)
+		s.ended <- err
+		close(s.ended)
+	}()
+	if err := json.NewDecoder(out).Decode(&s.started); err != nil {
+		stop()
+		t.Fatalf("hetserve %v: %v: %v", flags, err, <-s.ended)
+	}
+	t.Cleanup(func() {
+		stop()
+		s.client.CloseIdleConnections()
+		if err, ok := <-s.ended; ok && err != nil {
+			t.Errorf("hetserve ended with %v\n%s", err, s.errs)
+		}
+	})
+	return s
+}
+
+// end stops the server and wants no error.
+func (s *instance) end() {
+	s.t.Helper()
+	s.stop()
+	s.client.CloseIdleConnections()
+	if err := <-s.ended; err != nil {
+		s.t.Errorf("hetserve ended with %v\n%s", err, s.errs)
+	}
+}
+
+// post sends a request, and returns its status and what it is answered with.
+func (s *instance) post(ctx context.Context, path string, body map[string]any) (int, string, error) {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return 0, "", err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.started.URL+path, bytes.NewReader(data))
+	if err != nil {
+		return 0, "", err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := s.client.Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(text), err
+}
+
+// answer is the text of a completion, streamed or not, its token count, and why it ended.
+type answer struct {
+	text, finish string
+	tokens       int
+}
+
+// complete asks for the continuation of a text.
+func (s *instance) complete(ctx context.Context, body map[string]any) (out answer, err error) {
+	body["stream_options"] = map[string]any{"include_usage": true}
+	status, text, err := s.post(ctx, "/completions", body)
+	if err != nil {
+		return out, err
+	}
+	if status != http.StatusOK {
+		return out, fmt.Errorf("status %d: %s", status, text)
+	}
+	documents := []string{text}
+	if body["stream"] == true {
+		documents = strings.Split(strings.TrimSuffix(text, "\n\n"), "\n\n")
+		last := len(documents) - 1
+		if documents[last] != "data: [DONE]" {
+			return out, fmt.Errorf("the stream ends with %q", documents[last])
+		}
+		documents = documents[:last]
+	}
+	for _, document := range documents {
+		var event struct {
+			Choices []struct {
+				Text   string
+				Finish string `json:"finish_reason"`
+			}
+			Usage struct {
+				Tokens int `json:"completion_tokens"`
+			}
+		}
+		if err := json.Unmarshal([]byte(strings.TrimPrefix(document, "data: ")), &event); err != nil {
+			return out, fmt.Errorf("%q: %w", document, err)
+		}
+		for _, choice := range event.Choices {
+			out.text, out.finish = out.text+choice.Text, choice.Finish
+		}
+		out.tokens = event.Usage.Tokens
+	}
+	return out, nil
+}

@@ -1,0 +1,312 @@
+package servecmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+var prompts = []string{
+	"In the beginning", "Blessed are", "And it came to pass", "Woe", "Thus saith", "And the LORD said unto Moses",
+	"In the beginning God created the heaven and the earth. And the earth was without form, and void;",
+	"In the beginning God created the heaven and the earth. And God said, Let there be light",
+}
+
+// expected is a request and the tokens that it gets alone.
+type expected struct {
+	prompt string
+	seed   uint64 // 0: greedy
+	tokens []int32
+}
+
+// greedy chooses the likeliest token.
+var greedy executor.Sampler
+
+// longest is how many tokens requests of the load ask for at most.
+const longest = 40
+
+// load is what requests are made of: each prompt greedy and drawn.
+func load(t *testing.T, r reference) (out []expected) {
+	t.Helper()
+	for i, prompt := range prompts {
+		out = append(out, expected{prompt, 0, r.tokens(t, prompt, greedy, longest)})
+		seed := uint64(i + 1)
+		drawn := executor.Sampler{Temperature: 0.9, TopK: 40, Seed: seed}
+		out = append(out, expected{prompt, seed, r.tokens(t, prompt, drawn, longest)})
+	}
+	return out
+}
+
+// Whatever else runs at the time, and whoever leaves, each request gets the answer that it gets alone; nothing is left of
+// any of them.
+func TestLoad(t *testing.T) {
+	count := 200
+	if !testing.Short() {
+		count = 1000
+	}
+	r := alone(t)
+	cases := load(t, r)
+	before := runtime.NumGoroutine()
+	s := launch(t)
+	var next, left, answered atomic.Int64
+	var clients sync.WaitGroup
+	for client := range 8 {
+		clients.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(client), 1))
+			for next.Add(1) <= int64(count) {
+				one := &cases[random.IntN(len(cases))]
+				if random.IntN(5) > 0 {
+					askOne(t, s, r, one, random)
+					answered.Add(1)
+				} else if leave(s, one, random) {
+					left.Add(1)
+				}
+			}
+		})
+	}
+	clients.Wait()
+	t.Logf("%d answered, %d left before their answer was complete", answered.Load(), left.Load())
+	if left.Load() == 0 {
+		t.Error("no client left before its answer was complete, so that the test shows less than it means to")
+	}
+	s.idle()
+	s.end()
+	settled(t, before)
+}
+
+// askOne sends a request of random length and form, and compares its answer.
+func askOne(t *testing.T, s *instance, r reference, one *expected, random *rand.Rand) {
+	size := 1 + random.IntN(longest)
+	body := map[string]any{"prompt": one.prompt, "max_tokens": size, "temperature": 0, "stream": random.IntN(2) == 0}
+	if one.seed != 0 {
+		body["temperature"], body["top_k"], body["seed"] = 0.9, 40, one.seed
+	}
+	if random.IntN(3) == 0 {
+		body["service_tier"] = "flex"
+	}
+	want := one.tokens[:min(size, len(one.tokens))]
+	got, err := s.complete(t.Context(), body)
+	switch {
+	case err != nil:
+		t.Errorf("%q: %v", one.prompt, err)
+	case got.text != r.text(want) || got.tokens != len(want) || got.finish == "length" != (len(want) == size):
+		t.Errorf("%q, seed %d: got %d tokens, %q (%s), want those of the request alone: %d, %q", one.prompt, one.seed,
+			got.tokens, got.text, got.finish, len(want), r.text(want))
+	}
+}
+
+// leave sends a request and goes away at some time; it reports whether that was before the answer was complete.
+func leave(s *instance, one *expected, random *rand.Rand) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(random.IntN(40))*time.Millisecond)
+	defer cancel()
+	_, err := s.complete(ctx, map[string]any{"prompt": one.prompt, "max_tokens": 200, "temperature": 0, "stream": true})
+	return err != nil
+}
+
+// metrics is what /metrics shows.
+func (s *instance) metrics() string {
+	s.t.Helper()
+	response, err := s.client.Get(strings.TrimSuffix(s.started.URL, "/v1") + "/metrics")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return string(text)
+}
+
+// idle waits until the engine has forgotten all requests.
+func (s *instance) idle() {
+	s.t.Helper()
+	want := []string{
+		`hetserve_requests_running{class="proactive"} 0`, `hetserve_requests_running{class="reactive"} 0`,
+		`hetserve_requests_waiting{class="proactive"} 0`, `hetserve_requests_waiting{class="reactive"} 0`,
+	}
+	text := ""
+	for range 500 {
+		text = s.metrics()
+		missing := 0
+		for _, line := range want {
+			if !strings.Contains(text, line) {
+				missing++
+			}
+		}
+		if missing == 0 {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	s.t.Errorf("requests are left in the engine:\n%s", text)
+}
+
+// settled fails unless no more goroutines are left than there were.
+func settled(t *testing.T, before int) {
+	t.Helper()
+	for range 500 {
+		if runtime.NumGoroutine() <= before {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	stacks := make([]byte, 1<<16)
+	t.Errorf("%d goroutines are left, %d were there before\n%s", runtime.NumGoroutine(), before,
+		stacks[:runtime.Stack(stacks, true)])
+}
+
+// All policies give the same answers.
+func TestPolicies(t *testing.T) {
+	r := alone(t)
+	want := r.text(r.tokens(t, prompts[0], greedy, 12))
+	for _, flags := range [][]string{{"--policy", "batching"}, {"--policy", "fcfs"}, {"--slots", "1"}, {"--draft", "8"}} {
+		s := launch(t, flags...)
+		var clients sync.WaitGroup
+		for range 3 {
+			clients.Go(func() {
+				got, err := s.complete(t.Context(), map[string]any{"prompt": prompts[0], "max_tokens": 12, "temperature": 0})
+				if err != nil || got.text != want {
+					t.Errorf("%v: %q, %v, want %q", flags, got.text, err, want)
+				}
+			})
+		}
+		clients.Wait()
+		s.end()
+	}
+}
+
+// A conversation is answered as its text by the chat template is continued, and the next turn reuses the cache.
+func TestConversation(t *testing.T) {
+	s := launch(t)
+	turn := func(content string) (text string, cached int) {
+		t.Helper()
+		status, body, err := s.post(t.Context(), "/chat/completions", map[string]any{"max_tokens": 8, "temperature": 0,
+			"messages": []map[string]string{{"role": "user", "content": content}}})
+		if err != nil || status != http.StatusOK {
+			t.Fatalf("status %d, %s, %v", status, body, err)
+		}
+		var answer struct {
+			Choices []struct{ Message struct{ Content string } }
+			Usage   struct {
+				Details struct {
+					Cached int `json:"cached_tokens"`
+				} `json:"prompt_tokens_details"`
+			}
+		}
+		if err := json.Unmarshal([]byte(body), &answer); err != nil {
+			t.Fatal(err)
+		}
+		return answer.Choices[0].Message.Content, answer.Usage.Details.Cached
+	}
+	first, cached := turn("In the beginning")
+	second, more := turn("In the beginning" + first)
+	if cached != 0 || more == 0 || second == "" {
+		t.Errorf("first turn %q with %d cached tokens, second %q with %d, want none and some", first, cached, second, more)
+	}
+}
+
+// More requests than may wait are refused at once, and those that wait are answered.
+func TestQueueIsFull(t *testing.T) {
+	s := launch(t, "--slots", "1", "--max-queue", "2", "--policy", "fcfs")
+	var answered, refused atomic.Int64
+	var clients sync.WaitGroup
+	for range 12 {
+		clients.Go(func() {
+			status, text, err := s.post(t.Context(), "/completions",
+				map[string]any{"prompt": "Woe", "max_tokens": 200, "temperature": 0})
+			switch {
+			case err == nil && status == http.StatusOK:
+				answered.Add(1)
+			case err == nil && status == http.StatusTooManyRequests && strings.Contains(text, "queue is full"):
+				refused.Add(1)
+			default:
+				t.Errorf("status %d, %s, %v", status, text, err)
+			}
+		})
+	}
+	clients.Wait()
+	if answered.Load() < 3 || refused.Load() == 0 {
+		t.Errorf("%d answered and %d refused, want at least 3 and 1", answered.Load(), refused.Load())
+	}
+}
+
+// begun starts a long stream and returns when its first event is there; the function returned reads the rest.
+func (s *instance) begun() func() (string, error) {
+	s.t.Helper()
+	body := `{"prompt":"Woe","max_tokens":250,"temperature":0,"stream":true}`
+	response, err := s.client.Post(s.started.URL+"/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	first := make([]byte, 1)
+	if _, err := response.Body.Read(first); err != nil {
+		s.t.Fatal(err)
+	}
+	return func() (string, error) {
+		defer response.Body.Close()
+		var rest strings.Builder
+		_, err := io.Copy(&rest, response.Body)
+		return string(first) + rest.String(), err
+	}
+}
+
+// The first signal lets requests under way end, and lets no more in.
+func TestDrain(t *testing.T) {
+	before := runtime.NumGoroutine()
+	s := launch(t)
+	rest := s.begun()
+	s.stop()
+	text, err := rest()
+	if err != nil || !strings.HasSuffix(text, "data: [DONE]\n\n") {
+		t.Errorf("a request under way ended with %v: ...%s", err, text[max(0, len(text)-300):])
+	}
+	s.end()
+	if _, _, err := s.post(t.Context(), "/completions", map[string]any{"prompt": "x"}); err == nil {
+		t.Error("the server still answers after it has ended")
+	}
+	s.client.CloseIdleConnections()
+	if !strings.Contains(s.errs.String(), "shutting down") {
+		t.Errorf("standard error: %s", s.errs)
+	}
+	settled(t, before)
+}
+
+// Requests that take longer than --drain-timeout end with an error that their clients see.
+func TestDrainTimeout(t *testing.T) {
+	s := launch(t, "--drain-timeout", "1ms")
+	rest := s.begun()
+	s.stop()
+	text, err := rest()
+	if err != nil || strings.Contains(text, "[DONE]") || !strings.Contains(text, `"code":"draining"`) {
+		t.Errorf("a request that was ended: %v: ...%s", err, text[max(0, len(text)-300):])
+	}
+	s.end()
+	if !strings.Contains(s.errs.String(), "requests under way were ended") {
+		t.Errorf("standard error: %s", s.errs)
+	}
+}
+
+// A signal while the bundle is loaded ends the command as any other.
+func TestInterruptedWhileLoading(t *testing.T) {
+	app, key := demo(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	ui := &cli.Streams{Tool: "hetserve", Out: io.Discard, Err: io.Discard}
+	err := command(ui, app, "--trust", key, "--listen", "127.0.0.1:0").ExecuteContext(ctx)
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("ended with %v, want that it was cancelled", err)
+	}
+}
