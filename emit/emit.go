@@ -67,11 +67,10 @@ type Memo interface {
 
 // Names of blobs that hetrun looks for.
 const (
-	PlanBlob      = "plan"
-	tokenizerBlob = "tokenizer"
-	ConfigBlob    = "config"
-	ReportBlob    = "npu-report"
-	Reference     = "reference/" // prefix of the reference program's blobs
+	PlanBlob        = "plan"
+	tokenizerBlob   = "tokenizer"
+	ReportBlob      = "npu-report"
+	referencePrefix = "reference/" // prefix of the reference program's blobs
 )
 
 // Emit writes the bundle to path, atomically, and returns its identity.
@@ -136,7 +135,7 @@ func (o *Options) referenceSources(ctx context.Context, plan *planir.Plan) ([]bu
 	if err != nil {
 		return nil, err
 	}
-	return content.sources(ctx, Reference, bundle.RoleReference)
+	return content.sources(ctx, referencePrefix, bundle.RoleReference)
 }
 
 // manifestTarget says where a plan's bundle may run. A simulation names no device and no system: only the

@@ -120,9 +120,6 @@ func (p *Plan) bakedRefs() map[string]baked {
 	return out
 }
 
-// ArtifactOf names the blob of a graph for a layer of a section that runs it.
-func (b *Baking) ArtifactOf(graph *Graph) string { return LayerBlob(graph.Artifact, b.Layer) }
-
 // refsKey is equal for equal lists of references.
 func refsKey(refs []WeightRef) string {
 	var text strings.Builder

@@ -181,7 +181,7 @@ type Infeasible struct {
 }
 
 // Key names the family in errors and sorts them.
-func (f *Family) Key() string {
+func (f *Family) key() string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "%s %s", f.Proc, f.Kind)
 	for _, word := range []string{string(f.Scheme), string(f.Form), string(f.Table), string(f.KV), f.Act, f.Router} {
@@ -233,7 +233,7 @@ func (c *Costs) look() *index {
 		for i := range c.Families {
 			family := &c.Families[i]
 			family.prepare()
-			c.index.families[family.Key()] = family
+			c.index.families[family.key()] = family
 			if at := (formed{family.Proc, family.Scheme, family.Bias}); family.Form != "" &&
 				!slices.Contains(c.index.forms[at], family.Form) {
 				c.index.forms[at] = append(c.index.forms[at], family.Form)

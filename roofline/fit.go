@@ -58,7 +58,7 @@ func fit(soc *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, erro
 	costs.fitSharing(soc, all)
 	for _, facts := range set.Facts() {
 		if facts.Compiler == record.ImportedCompiler && facts.Refused != "" {
-			costs.Exclude(facts.Proc, *facts.Op, facts.Refused)
+			costs.exclude(facts.Proc, *facts.Op, facts.Refused)
 		}
 	}
 	if len(costs.Families) == 0 {
@@ -184,7 +184,7 @@ func (c *Costs) fitFamilies(soc *socs.SoC, all []sample, known map[string]*Famil
 			continue
 		}
 		family, rows, along, across := familyOf(taken.m.Proc, *taken.m.Op, taken.m.Cold)
-		key := family.Key()
+		key := family.key()
 		families[key] = &family
 		weight := 1.0
 		if len(taken.m.Warnings) > 0 {

@@ -71,10 +71,10 @@ func TestFamilyKeepsOperators(t *testing.T) {
 		if int64(ops) != o.Flops() || int64(bytes) != o.Bytes() {
 			t.Errorf("%s: size %v operations, %v bytes, want %d and %d", o.Key(), ops, bytes, o.Flops(), o.Bytes())
 		}
-		if old, ok := keys[f.Key()]; ok && o.Fan == 0 {
-			t.Errorf("%s and %s are of one family %q", old, o.Key(), f.Key())
+		if old, ok := keys[f.key()]; ok && o.Fan == 0 {
+			t.Errorf("%s and %s are of one family %q", old, o.Key(), f.key())
 		}
-		keys[f.Key()] = o.Key()
+		keys[f.key()] = o.Key()
 	}
 	for _, k := range op.Kinds {
 		if !seen[k] {

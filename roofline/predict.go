@@ -35,7 +35,7 @@ func (c *Costs) Op(proc string, operator op.Op, cold bool) (Prediction, error) {
 	rank := -1
 	for _, temperature := range []bool{cold, !cold} {
 		want, rows, along, across := familyOf(proc, operator, temperature)
-		family := index.families[want.Key()]
+		family := index.families[want.key()]
 		if family == nil {
 			continue
 		}
@@ -77,7 +77,7 @@ func (c *Costs) priced(proc string, operator op.Op) op.Op {
 func (c *Costs) measured(proc string, operator op.Op) bool {
 	index := c.look()
 	for _, cold := range []bool{false, true} {
-		if family, _, _, _ := familyOf(proc, operator, cold); index.families[family.Key()] != nil {
+		if family, _, _, _ := familyOf(proc, operator, cold); index.families[family.key()] != nil {
 			return true
 		}
 	}
@@ -178,7 +178,7 @@ func spread(expected, deviation float64, from source.Source) Prediction {
 // MeasuredRows lists the numbers of rows at which the shape of an operator was measured on a processor, ascending.
 func (c *Costs) MeasuredRows(proc string, operator op.Op, cold bool) (rows []int) {
 	want, _, along, across := familyOf(proc, c.priced(proc, operator), cold)
-	family := c.look().families[want.Key()]
+	family := c.look().families[want.key()]
 	if family == nil {
 		return nil
 	}
@@ -220,7 +220,7 @@ func (c *Costs) missing(proc string, operator op.Op) error {
 
 // Exclude declares that a processor cannot execute an operator, for the reason its compiler gave. Only this
 // very shape is excluded: feasibility is not monotone.
-func (c *Costs) Exclude(proc string, operator op.Op, reason string) {
+func (c *Costs) exclude(proc string, operator op.Op, reason string) {
 	index := c.look()
 	key := operator.Key()
 	if _, ok := index.infeasible[proc+" "+key]; ok {
@@ -247,7 +247,7 @@ func (c *Costs) Launch(proc string) (Prediction, error) {
 }
 
 // Load is the time of loading a graph with that many bytes of weights; Described and 0 where nothing was measured.
-func (c *Costs) Load(proc string, bytes int64) Prediction {
+func (c *Costs) load(proc string, bytes int64) Prediction {
 	known := c.look().processors[proc]
 	if known == nil || known.LoadNS == 0 && known.LoadNSPerMB == 0 {
 		return Prediction{Source: source.Described}

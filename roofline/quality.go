@@ -139,7 +139,7 @@ func CrossValidate(soc *socs.SoC, set *record.Set, folds int, costs *Costs) (Qua
 			if measured.Kind == record.Op && len(measured.Concurrent) == 0 && foldOf(measured.Key(), folds) == fold {
 				to = held
 				family, _, _, _ := familyOf(measured.Proc, *measured.Op, measured.Cold)
-				delete(known, family.Key())
+				delete(known, family.key())
 			}
 			if err := to.Add(measured); err != nil {
 				return Quality{}, err

@@ -400,7 +400,7 @@ func TestWholeMachine(t *testing.T) {
 	if _, ok := c.Copy("cpu", "npu", 1); ok {
 		t.Error("copy between processors that share memory")
 	}
-	if p := c.Load("gpu", 10_000_000); math.Abs(float64(p.NS)/11e6-1) > 0.01 {
+	if p := c.load("gpu", 10_000_000); math.Abs(float64(p.NS)/11e6-1) > 0.01 {
 		t.Errorf("load of 10 MB: %+v, want 11 ms", p)
 	}
 	for _, x := range c.Sharing {
@@ -440,8 +440,8 @@ func TestMissingAndInfeasible(t *testing.T) {
 	if _, err := c.Op("npu", o, false); err != nil {
 		t.Fatal(err)
 	}
-	c.Exclude("npu", o, "spills")
-	c.Exclude("npu", o, "spills")
+	c.exclude("npu", o, "spills")
+	c.exclude("npu", o, "spills")
 	_, err := c.Op("npu", o, false)
 	if diag.ClassOf(err) != diag.ClassInfeasible || !strings.Contains(err.Error(), "spills") || len(c.Infeasible) != 1 {
 		t.Errorf("an excluded operator: %v", err)
@@ -493,7 +493,7 @@ func TestTwins(t *testing.T) {
 		t.Errorf("together %v, %v, want %v", got, err, want)
 	}
 	o := matmul(100, 4096, 4096, op.A8TQ8C)
-	c.Exclude("npu", o, "spills")
+	c.exclude("npu", o, "spills")
 	o.Scheme = op.A8SQ8C
 	if _, err := c.Op("npu", o, false); diag.ClassOf(err) != diag.ClassInfeasible {
 		t.Errorf("the twin of an excluded operator: %v", err)
@@ -752,7 +752,7 @@ func FuzzParse(f *testing.F) {
 			for _, k := range x.Curves {
 				p, err := c.Op(x.Proc, x.operator(int(k.Points[0][0]), k.A, k.B), x.Cold)
 				if err == nil && (p.NS < 1 || p.LowNS > p.NS || p.HighNS < p.NS) {
-					t.Fatalf("%s: %+v", x.Key(), p)
+					t.Fatalf("%s: %+v", x.key(), p)
 				}
 			}
 		}

@@ -133,10 +133,10 @@ func (c *Costs) phase(load Load) (timeline.Phase, error) {
 	}
 	index := c.look()
 	want, rows, along, across := familyOf(load.Proc, load.Op, load.Cold)
-	family := index.families[want.Key()]
+	family := index.families[want.key()]
 	if family == nil {
 		want.Cold = !load.Cold
-		family = index.families[want.Key()]
+		family = index.families[want.key()]
 	}
 	work, traffic := family.work(rows, along, across, family.Step)
 	ops, bytes := family.OpsPerNS, family.BytesPerNS

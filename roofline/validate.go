@@ -130,7 +130,7 @@ func (s *Sharing) validate(seen seenOnce) error {
 
 // validate checks the family's numbers, then its curves, which ascend.
 func (f *Family) validate(seen seenOnce) error {
-	at := fmt.Sprintf("family %q", f.Key())
+	at := fmt.Sprintf("family %q", f.key())
 	if !slices.Contains(op.Kinds, f.Kind) {
 		return fmt.Errorf("%s: unknown operator %q", at, f.Kind)
 	}
@@ -184,8 +184,8 @@ func (f *Family) validateCurve(at string, curve *Curve) error {
 		if err := operator.Validate(); err != nil {
 			return fmt.Errorf("%s: %w", at, err)
 		}
-		if other, _, _, _ := familyOf(f.Proc, operator, f.Cold); other.Key() != f.Key() {
-			return fmt.Errorf("%s: %s is of family %q", at, operator.Key(), other.Key())
+		if other, _, _, _ := familyOf(f.Proc, operator, f.Cold); other.key() != f.key() {
+			return fmt.Errorf("%s: %s is of family %q", at, operator.Key(), other.key())
 		}
 		ns, low, high := point[1], point[2], point[3]
 		if ns < 1 || ns > maxNS || low < 0 || low > ns || high < ns || high > maxNS {

@@ -83,7 +83,7 @@ func (c *Costs) candidate(proc string, operator op.Op, cold bool) (candidate, bo
 	var want Family
 	for _, temperature := range []bool{cold, !cold} {
 		want, found.rows, found.along, found.across = familyOf(proc, c.priced(proc, operator), temperature)
-		if found.family = c.look().families[want.Key()]; found.family != nil {
+		if found.family = c.look().families[want.key()]; found.family != nil {
 			break
 		}
 	}

@@ -489,16 +489,8 @@ func (n *Node) float() (float64, error) {
 // at is the file and line of a node.
 func (n *Node) at() string { return fmt.Sprintf("%s:%d", *n.file, n.line) }
 
-// Scalar returns the text of a single value, false for a mapping, a list or an empty value.
-func (n *Node) Scalar() (string, bool) {
-	return n.text, n.kind == scalar && n.tag != "null"
-}
-
 // IsMapping reports whether the node is a mapping.
 func (n *Node) IsMapping() bool { return n.kind == mapping }
-
-// IsList reports whether the node is a list.
-func (n *Node) IsList() bool { return n.kind == sequence }
 
 // Decode decodes the node into a pointer, as strictly as Into does.
 func (n *Node) Decode(into any) error {

@@ -61,18 +61,13 @@ type Severity int
 const (
 	Error Severity = iota
 	Warning
-	Note
 )
 
 func (s Severity) String() string {
-	switch s {
-	case Error:
-		return "error"
-	case Warning:
+	if s == Warning {
 		return "warning"
-	default:
-		return "note"
 	}
+	return "error"
 }
 
 // Diagnostic is one finding. The zero Severity is Error, the zero Class counts as ClassInternal.

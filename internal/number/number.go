@@ -37,8 +37,8 @@ func FloatToHalf(f float32) uint16 {
 	return sign | uint16((b-112<<23)>>13)
 }
 
-// BrainToFloat converts a bfloat16 number exactly.
-func BrainToFloat(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }
+// brainToFloat converts a bfloat16 number exactly.
+func brainToFloat(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }
 
 // FloatToBrain rounds a finite value to the nearest bfloat16 number, halves to even. It may become infinite.
 func FloatToBrain(f float32) uint16 {
@@ -57,7 +57,7 @@ func Decode(dst []float32, src []byte, t op.Type) {
 	case op.BF16:
 		src = src[:2*len(dst)]
 		for i := range dst {
-			dst[i] = BrainToFloat(binary.LittleEndian.Uint16(src[2*i:]))
+			dst[i] = brainToFloat(binary.LittleEndian.Uint16(src[2*i:]))
 		}
 	case op.F16:
 		src = src[:2*len(dst)]

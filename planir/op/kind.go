@@ -328,14 +328,6 @@ var rowOf = func() map[Kind]*row {
 	return rows
 }()
 
-// Does says in a sentence or two what the kind computes, with the shapes of its operands.
-func (k Kind) Does() string {
-	if kind := rowOf[k]; kind != nil {
-		return kind.does
-	}
-	return ""
-}
-
 // Has reports whether a field of Op, by its name in JSON, means something to the kind.
 func (k Kind) Has(field string) bool {
 	kind := rowOf[k]

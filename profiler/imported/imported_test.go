@@ -22,7 +22,7 @@ func plain() *Mapping {
 }
 
 func parse(text string, m *Mapping) (*Table, error) {
-	return Parse("t.csv", strings.NewReader(text), m)
+	return readTable("t.csv", strings.NewReader(text), m)
 }
 
 func TestParse(t *testing.T) {
@@ -146,11 +146,11 @@ func TestManyMistakes(t *testing.T) {
 
 func TestLargeFiles(t *testing.T) {
 	line := strings.Repeat("x", 1<<20) + "\n"
-	_, err := Parse("t.csv", &repeated{head: "M,K,N,us,note\n", line: "1,2,3,4," + line}, plain())
+	_, err := readTable("t.csv", &repeated{head: "M,K,N,us,note\n", line: "1,2,3,4," + line}, plain())
 	if err == nil || !strings.Contains(err.Error(), "more than 64 MiB") {
 		t.Errorf("got %v", err)
 	}
-	_, err = Parse("t.csv", &repeated{head: "M,K,N,us,note\n", line: "1,2,3,4,\"" + line}, plain()) // one cell without an end
+	_, err = readTable("t.csv", &repeated{head: "M,K,N,us,note\n", line: "1,2,3,4,\"" + line}, plain()) // one cell without an end
 	if err == nil {
 		t.Error("a cell without an end was read")
 	}
@@ -279,7 +279,7 @@ func FuzzParse(f *testing.F) {
 		if where == "kind" {
 			m.Columns["kind"] = where
 		}
-		table, err := Parse("fuzz.csv", strings.NewReader(string(text)), m)
+		table, err := readTable("fuzz.csv", strings.NewReader(string(text)), m)
 		if err != nil {
 			if diag.ClassOf(err) == diag.ClassInternal {
 				t.Fatalf("no class: %v", err)

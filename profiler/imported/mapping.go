@@ -15,8 +15,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Schema names the format of a mapping file.
-const Schema = "hetc.import/1"
+// schema names the format of a mapping file.
+const schema = "hetc.import/1"
 
 // Fields of a row beside those of its operator. The latter have the names of the record's JSON.
 const (
@@ -55,7 +55,7 @@ type Mapping struct {
 // Open reads a mapping file.
 func Open(path string) (*Mapping, error) {
 	var m Mapping
-	if err := decode.File(path, Schema, &m); err != nil {
+	if err := decode.File(path, schema, &m); err != nil {
 		return nil, err
 	}
 	return &m, nil
@@ -64,7 +64,7 @@ func Open(path string) (*Mapping, error) {
 // ParseMapping reads a mapping from the bytes of a file; name is shown in errors.
 func ParseMapping(name string, data []byte) (*Mapping, error) {
 	var m Mapping
-	if err := decode.Bytes(name, data, Schema, &m); err != nil {
+	if err := decode.Bytes(name, data, schema, &m); err != nil {
 		return nil, err
 	}
 	return &m, m.validate()

@@ -69,12 +69,12 @@ func Read(path string, m *Mapping) (*Table, error) {
 		return nil, diag.New(diag.ClassOf(err), "import: %w", err)
 	}
 	defer f.Close()
-	return Parse(path, f, m)
+	return readTable(path, f, m)
 }
 
-// Parse reads a table of comma-separated values (RFC 4180) with the names of columns in its first
+// readTable reads a table of comma-separated values (RFC 4180) with the names of columns in its first
 // line. name is shown in errors. At most 20 mistakes are reported, each with its line.
-func Parse(name string, r io.Reader, m *Mapping) (*Table, error) {
+func readTable(name string, r io.Reader, m *Mapping) (*Table, error) {
 	if err := m.validate(); err != nil {
 		return nil, err
 	}

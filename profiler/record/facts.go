@@ -53,7 +53,7 @@ func (f *Facts) Key() string {
 }
 
 // Validate reports the first thing that makes f no facts.
-func (f *Facts) Validate() error {
+func (f *Facts) validate() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("compiler facts of %q: %s", clip(f.Proc), fmt.Sprintf(format, args...))
 	}
@@ -129,7 +129,7 @@ func (s *Set) AddFacts(facts *Facts) error {
 
 // checkFacts refuses facts that are there already, or are another compiler's or other options' for the processor.
 func (s *Set) checkFacts(facts *Facts) error {
-	if err := facts.Validate(); err != nil {
+	if err := facts.validate(); err != nil {
 		return err
 	}
 	if s.LookupFacts(facts.Key()) != nil {

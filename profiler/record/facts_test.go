@@ -64,7 +64,7 @@ func TestFactsInARecord(t *testing.T) {
 	if must(s.FactsDigest()) != must(other.FactsDigest()) || must(NewSet(header()).FactsDigest()) != "" {
 		t.Error("the digest of facts depends on how long compiling took")
 	}
-	if err := other.Merge(s); err != nil || other.Len() != 2 || len(other.Facts()) != 3 {
+	if err := other.merge(s); err != nil || other.Len() != 2 || len(other.Facts()) != 3 {
 		t.Errorf("merged: %v, %d facts, %d measurements", err, len(other.Facts()), other.Len())
 	}
 	newer := facts(99)
@@ -93,7 +93,7 @@ func TestFactsAreValidated(t *testing.T) {
 		if want == "rows [8]" {
 			want = "1 numbers of rows"
 		}
-		if err := f.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+		if err := f.validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("want an error with %q, got %v", want, err)
 		}
 	}

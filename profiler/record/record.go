@@ -391,7 +391,7 @@ func (s *Set) check(added *Measurement) error {
 }
 
 // Merge adds the measurements and compiler facts of other, which must be Compatible; keys already present stay.
-func (s *Set) Merge(other *Set) error {
+func (s *Set) merge(other *Set) error {
 	if err := s.Header.Compatible(&other.Header); err != nil {
 		return err
 	}

@@ -369,7 +369,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		for _, m := range ms[:3] {
 			_ = half.Add(measurement(m))
 		}
-		if err := half.Merge(ref); err != nil {
+		if err := half.merge(ref); err != nil {
 			t.Fatal(err)
 		}
 		if b, _ := half.Digest(); a != b {
@@ -378,7 +378,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	})
 	other := header()
 	other.Fingerprint = "f2"
-	if err := NewSet(header()).Merge(NewSet(other)); err == nil || !strings.Contains(err.Error(), `"f1" and "f2"`) {
+	if err := NewSet(header()).merge(NewSet(other)); err == nil || !strings.Contains(err.Error(), `"f1" and "f2"`) {
 		t.Errorf("merge of two machines: %v", err)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// Confidence is the coverage every interval here aims for.
-const Confidence = 0.95
+// confidence is the coverage every interval here aims for.
+const confidence = 0.95
 
 // Summary describes samples; all fields but N and Coverage have the samples' unit.
 type Summary struct {
@@ -62,7 +62,7 @@ func Summarise(samples []float64) (Summary, error) {
 // Relative is the interval's larger side over the median: 0.02 means "within 2 %".
 // It is +Inf when the interval does not reach Confidence or the median is not positive.
 func (s Summary) Relative() float64 {
-	if s.Coverage < Confidence || s.Median <= 0 {
+	if s.Coverage < confidence || s.Median <= 0 {
 		return math.Inf(1)
 	}
 	return max(s.High-s.Median, s.Median-s.Low) / s.Median
@@ -107,7 +107,7 @@ func interval(samples int) (i int, coverage float64) {
 	coverage = cover(0)
 	for next := 1; next < (samples+1)/2; next++ {
 		reached := cover(next)
-		if reached < Confidence {
+		if reached < confidence {
 			break
 		}
 		i, coverage = next, reached
@@ -299,8 +299,8 @@ func Ratio(above, below []float64, resamples int, seed uint64) (ratio, low, high
 		ratios[i] = draw(above, bufA) / draw(below, bufB)
 	}
 	slices.Sort(ratios)
-	low = gonum.Quantile((1-Confidence)/2, gonum.Empirical, ratios, nil)
-	high = gonum.Quantile((1+Confidence)/2, gonum.Empirical, ratios, nil)
+	low = gonum.Quantile((1-confidence)/2, gonum.Empirical, ratios, nil)
+	high = gonum.Quantile((1+confidence)/2, gonum.Empirical, ratios, nil)
 	return Median(above) / Median(below), low, high, nil
 }
 

@@ -36,7 +36,7 @@ func TestSummarise(t *testing.T) {
 func TestIntervalTable(t *testing.T) {
 	for n, rank := range map[int]int{6: 1, 8: 1, 9: 2, 11: 2, 12: 3, 15: 4, 20: 6, 25: 8, 30: 10, 50: 18, 100: 40} {
 		i, cover := interval(n)
-		if i+1 != rank || cover < Confidence {
+		if i+1 != rank || cover < confidence {
 			t.Errorf("n = %d: rank %d with coverage %g, want rank %d", n, i+1, cover, rank)
 		}
 	}

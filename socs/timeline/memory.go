@@ -25,7 +25,7 @@ func (p *Phase) NS() float64 { return p.SetupNS + p.work(1, 1) }
 
 // work is the time after the set-up when compute and memory take that many times as long.
 func (p *Phase) work(compute, memory float64) float64 {
-	return Norm(float64(p.ComputeNS*compute), float64(p.MemoryNS*memory), p.Sharp)
+	return norm(float64(p.ComputeNS*compute), float64(p.MemoryNS*memory), p.Sharp)
 }
 
 // demand is how much it reads then: bytes per nanosecond.
@@ -48,8 +48,8 @@ func (p *Phase) Times(factor float64) Phase {
 // sharpest is the sharpness from which on the norm is the larger of both.
 const sharpest = 64
 
-// Norm is (x^power + y^power)^(1/power): the sum for 1, the larger one for 0 and large powers.
-func Norm(x, y, power float64) float64 {
+// norm is (x^power + y^power)^(1/power): the sum for 1, the larger one for 0 and large powers.
+func norm(x, y, power float64) float64 {
 	hi, lo := max(x, y), min(x, y)
 	if hi == 0 || lo == 0 || power == 0 || power >= sharpest {
 		return hi

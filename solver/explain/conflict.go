@@ -62,7 +62,7 @@ func Diagnose(ctx context.Context, in solver.Input, err error) error {
 	if err == nil || diag.ClassOf(err) != diag.ClassInfeasible {
 		return err
 	}
-	conflict, failed := FindConflict(ctx, in, err)
+	conflict, failed := findConflict(ctx, in, err)
 	switch {
 	case failed != nil && diag.ClassOf(failed) == diag.ClassInterrupted:
 		return failed
@@ -72,8 +72,8 @@ func Diagnose(ctx context.Context, in solver.Input, err error) error {
 	return conflict.err()
 }
 
-// FindConflict is Diagnose with its result as data; nil where no limit is to blame.
-func FindConflict(ctx context.Context, in solver.Input, reason error) (*Conflict, error) {
+// findConflict is Diagnose with its result as data; nil where no limit is to blame.
+func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict, error) {
 	trial := newTrial(in, limitsOf(&in))
 	trial.most, trial.what = conflictSolves, conflictPhase
 	in.Tell(solver.Progress{Phase: conflictPhase})

@@ -139,7 +139,7 @@ func TestConflictTellsProgress(t *testing.T) {
 	_, reason := solver.Solve(context.Background(), in)
 	var phases []string
 	in.Progress = func(p solver.Progress) { phases = append(phases, p.Phase) }
-	if _, err := FindConflict(context.Background(), in, reason); err != nil {
+	if _, err := findConflict(context.Background(), in, reason); err != nil {
 		t.Fatal(err)
 	}
 	if len(phases) == 0 || phases[0] != conflictPhase {
@@ -180,7 +180,7 @@ func TestConflicts(t *testing.T) {
 			if diag.ClassOf(err) != diag.ClassInfeasible {
 				t.Fatalf("solve: %v, want no plan", err)
 			}
-			found, err := FindConflict(ctx, c.in, err)
+			found, err := findConflict(ctx, c.in, err)
 			if err != nil || found == nil || !found.Smallest {
 				t.Fatalf("found %+v, %v", found, err)
 			}
@@ -304,7 +304,7 @@ func TestNamedValuesWork(t *testing.T) {
 			t.Errorf("%s: %v, want no plan", name, err)
 			continue
 		}
-		c, failed := FindConflict(context.Background(), in, err)
+		c, failed := findConflict(context.Background(), in, err)
 		if failed != nil || c == nil {
 			t.Errorf("%s: %v: no conflict, %v", name, err, failed)
 			continue

@@ -22,7 +22,7 @@ type scaleVars struct {
 // says that an interval of different samples shares the scale that is best for it: their mean, with Cover the largest.
 // Every sample lies in one interval, and there are at most K. The objective is scaled so that one scale for all costs
 // 1e3.
-func (s *Scales) MILP() (*milp.Model, *scaleVars, error) {
+func (s *Scales) milp() (*milp.Model, *scaleVars, error) {
 	samples := slices.Sorted(slices.Values(s.Samples))
 	var first []int // of equal samples, and the end
 	for i, sample := range samples {
@@ -81,7 +81,7 @@ func (r Relay) Scales(ctx context.Context, s *Scales, limits Limits) (ScaleSolut
 	if err := s.Validate(); err != nil {
 		return ScaleSolution{}, err
 	}
-	model, vars, err := s.MILP()
+	model, vars, err := s.milp()
 	if err != nil {
 		return ScaleSolution{}, err
 	}

@@ -305,7 +305,7 @@ type TierGroups struct {
 }
 
 // Sizes is the division of n experts.
-func (g *TierGroups) Sizes(experts int) (out []int) {
+func (g *TierGroups) sizes(experts int) (out []int) {
 	for experts > 0 {
 		out = append(out, g.size[experts])
 		experts -= g.size[experts]

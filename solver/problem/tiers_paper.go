@@ -155,7 +155,7 @@ func (t *TierTable) GroupsOf(loads []float64, choices []int) (out []TierGroup) {
 	}
 	for _, group := range byLoad(loads, tiers) {
 		at := 0
-		for _, size := range t.Groups[group.Tier].Sizes(len(group.Experts)) {
+		for _, size := range t.Groups[group.Tier].sizes(len(group.Experts)) {
 			out = append(out, TierGroup{group.Tier, group.Experts[at : at+size : at+size]})
 			at += size
 		}

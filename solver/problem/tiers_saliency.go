@@ -60,7 +60,7 @@ func ValidateCurves(list []Curve, experts int) error {
 	}
 	var all int64
 	for expert := range list {
-		if err := list[expert].Validate(); err != nil {
+		if err := list[expert].validate(); err != nil {
 			return fmt.Errorf("expert %d: %w", expert, err)
 		}
 		all += list[expert][SaliencySteps-1]
@@ -72,7 +72,7 @@ func ValidateCurves(list []Curve, experts int) error {
 }
 
 // Validate reports numbers that are no cumulative sums of ascending ones.
-func (c *Curve) Validate() error {
+func (c *Curve) validate() error {
 	const rounding = 2 // of three rounded numbers
 	before, step := int64(0), int64(0)
 	for i, sum := range c {

@@ -54,7 +54,7 @@ func (w *Workload) Apply(maxContext int) (*Demand, error) {
 		demand.OutputTokens = int(math.Round(w.Prompts.answer()))
 	}
 	if demand.OutputTokens == 0 {
-		demand.OutputTokens = DefaultOutputTokens
+		demand.OutputTokens = defaultOutputTokens
 	}
 	if demand.Weights == (Weights{}) {
 		demand.Weights = Weights{1, 1}

@@ -143,7 +143,7 @@ var tracedExample []byte
 // TracedExample are loads that were traced with a small trained model (loads/README.md): 4 layers of 16 experts, 2 a
 // token.
 func TracedExample() *Loads {
-	loads, err := ParseLoads("loads/tiny-moe-kjv.json", tracedExample)
+	loads, err := parseLoads("loads/tiny-moe-kjv.json", tracedExample)
 	if err != nil {
 		panic("BUG: the loads that hetc brings along: " + err.Error())
 	}
@@ -159,8 +159,8 @@ func ReadLoads(path string) (*Loads, error) {
 	return decodeLoads(doc)
 }
 
-// ParseLoads is ReadLoads of bytes; name is shown in errors.
-func ParseLoads(name string, data []byte) (*Loads, error) {
+// parseLoads is ReadLoads of bytes; name is shown in errors.
+func parseLoads(name string, data []byte) (*Loads, error) {
 	doc, err := decode.ParseLarge(name, data, maxLoadsBytes)
 	if err != nil {
 		return nil, err

@@ -140,7 +140,7 @@ func TestHostileLoads(t *testing.T) {
 		if text == string(good) {
 			t.Fatalf("%q is not in the file", x.old)
 		}
-		_, err := ParseLoads("loads.json", []byte(text))
+		_, err := parseLoads("loads.json", []byte(text))
 		if err == nil || !strings.Contains(err.Error(), x.want) {
 			t.Errorf("%s for %s: %v, want %q", x.new, x.old, err, x.want)
 		}
@@ -152,7 +152,7 @@ func FuzzParseLoads(f *testing.F) {
 	f.Add([]byte(`{"schema":"hetc.loads/1","source":"synthetic","model":"m","generator":"x","experts":1,"experts_per_token":1,"chunk_tokens":1,"chunks":1,"layers":[{"layer":3,"rows":["1"]}]}`))
 	f.Add([]byte("schema: hetc.loads/1\nlayers: [{rows: ['']}]"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		l, err := ParseLoads("loads.json", data)
+		l, err := parseLoads("loads.json", data)
 		if err != nil {
 			return
 		}
@@ -160,7 +160,7 @@ func FuzzParseLoads(f *testing.F) {
 		if err != nil {
 			t.Fatalf("accepted, but %v", err)
 		}
-		again, err := ParseLoads("loads.json", b)
+		again, err := parseLoads("loads.json", b)
 		if err != nil {
 			t.Fatal(err)
 		}

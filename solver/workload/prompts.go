@@ -80,7 +80,7 @@ func (p *Prompts) UnmarshalNode(node *decode.Node) error {
 		if !filepath.IsAbs(path) {
 			path = filepath.Join(filepath.Dir(node.File()), path)
 		}
-		*p, err = ReadTrace(path)
+		*p, err = readTrace(path)
 	case source.Named != "":
 		*p, err = NamedPrompts(source.Named)
 	default:

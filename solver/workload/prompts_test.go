@@ -119,7 +119,7 @@ func TestPromptSources(t *testing.T) {
 		"{\"prompt\":1.5}":         "no JSON object",
 		strings.Repeat("1", 1<<17): "token too long",
 	} {
-		if _, err := ParseTrace("trace.txt", []byte(text)); err == nil || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassInput {
+		if _, err := parseTrace("trace.txt", []byte(text)); err == nil || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassInput {
 			t.Errorf("%q: %v, want %q", text[:min(20, len(text))], err, want)
 		}
 	}

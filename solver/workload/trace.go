@@ -19,15 +19,15 @@ const (
 	maxTraceLine  = 1 << 16
 )
 
-// ReadTrace reads prompt lengths from a file with one request per line: "PROMPT" or "PROMPT OUTPUT" in tokens (a
+// readTrace reads prompt lengths from a file with one request per line: "PROMPT" or "PROMPT OUTPUT" in tokens (a
 // comma may stand between them), or a JSON object {"prompt": 120, "output": 40} each. Empty lines and lines that
 // begin with # are skipped. Errors are of class ClassInput and name the line.
-func ReadTrace(path string) (Prompts, error) {
+func readTrace(path string) (Prompts, error) {
 	data, err := wholefile.Read(path, maxTraceBytes)
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "read trace %q: %w", path, err)
 	}
-	return ParseTrace(path, data)
+	return parseTrace(path, data)
 }
 
 // request is one line of a trace, in tokens.
@@ -36,8 +36,8 @@ type request struct {
 	answered       bool // output is given
 }
 
-// ParseTrace is ReadTrace of bytes; name is shown in errors.
-func ParseTrace(name string, data []byte) (Prompts, error) {
+// parseTrace is readTrace of bytes; name is shown in errors.
+func parseTrace(name string, data []byte) (Prompts, error) {
 	type sums struct{ count, answers, output float64 } // requests, those with an answer, tokens of these
 	lengths := map[int]*sums{}
 	in := bufio.NewScanner(bytes.NewReader(data))

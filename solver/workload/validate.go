@@ -61,7 +61,7 @@ func (w *Workload) Validate() error {
 	for _, limit := range []struct {
 		path string
 		nats float64
-	}{{KeyPrefillKL, w.Quality.MaxKL.Prefill}, {KeyDecodeKL, w.Quality.MaxKL.Decode}} {
+	}{{keyPrefillKL, w.Quality.MaxKL.Prefill}, {keyDecodeKL, w.Quality.MaxKL.Decode}} {
 		check.want(within(limit.nats, 0, LargestKL), limit.path,
 			"limit is %v nats a token, want 0..1e6 (without a limit precision stays as stored)", limit.nats)
 	}

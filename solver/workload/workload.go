@@ -25,7 +25,7 @@ type Workload struct {
 	Name   string `json:"name,omitempty" yaml:"name,omitempty"`
 	// Prompts is the distribution of prompt lengths. Empty: every bucket counts the same.
 	Prompts Prompts `json:"prompts,omitempty" yaml:"prompts,omitempty"`
-	// OutputTokens is the mean length of an answer; 0: what Prompts say, else DefaultOutputTokens.
+	// OutputTokens is the mean length of an answer; 0: what Prompts say, else defaultOutputTokens.
 	OutputTokens int `json:"output_tokens,omitempty" yaml:"output_tokens,omitempty"`
 	// Context is the number of positions the cache holds; 0: the model's, at most 2048.
 	Context int `json:"context,omitempty" yaml:"context,omitempty"`
@@ -119,7 +119,7 @@ type Weights struct {
 // Defaults of a workload that does not say otherwise.
 const (
 	defaultContext      = 2048
-	DefaultOutputTokens = 128
+	defaultOutputTokens = 128
 	defaultPrompt       = 256 // tokens cached when decoding starts
 	defaultMinBucket    = 16
 	defaultMaxBucket    = 512

@@ -17,7 +17,7 @@ func TestWorkloadDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(d.Buckets) != 6 || d.Buckets[0] != 16 || d.Buckets[5] != 512 || d.Context != 1024 || d.OutputTokens != DefaultOutputTokens {
+	if len(d.Buckets) != 6 || d.Buckets[0] != 16 || d.Buckets[5] != 512 || d.Context != 1024 || d.OutputTokens != defaultOutputTokens {
 		t.Errorf("%+v", d)
 	}
 	if len(d.Prefill) != 1 || d.Prefill[0] != "a32/w32" || len(d.Decode) != 1 || d.Decode[0] != "a32/w32" {
