@@ -56,6 +56,7 @@ type API struct {
 	keys     [][sha256.Size]byte
 	began    time.Time
 	draining atomic.Bool
+	reading  chan struct{} // with room for those that are understood at a time
 
 	mu     sync.Mutex
 	random *rand.Rand // of ids and of seeds that no client gave; nothing secret
@@ -63,7 +64,8 @@ type API struct {
 
 // New returns an API of an engine.
 func New(engine Engine, o Options) *API {
-	a := &API{Options: o, engine: engine, mux: http.NewServeMux(), began: time.Now()}
+	a := &API{Options: o, engine: engine, mux: http.NewServeMux(), began: time.Now(),
+		reading: make(chan struct{}, readers)}
 	a.random = rand.New(rand.NewPCG(uint64(a.began.UnixNano()), 0))
 	a.metrics = newMetrics(engine)
 	for _, key := range o.Keys {

@@ -58,17 +58,17 @@ func continued(_ context.Context, tok tokenizer.Tokenizer, r *request) ([]int32,
 
 // generate answers a request for text.
 func (a *API) generate(w http.ResponseWriter, r *http.Request, e *endpoint) {
-	asked, wrong := a.understand(w, r, e)
+	body, wrong := a.body(w, r)
 	if wrong != nil {
 		a.fail(w, wrong)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), a.Timeout)
 	defer cancel()
-	submission, err := a.submission(ctx, e, asked)
+	asked, err := a.understand(ctx, e, body, r.Header.Get(classHeader))
 	var answer Answer
 	if err == nil {
-		answer, err = a.engine.Submit(*submission)
+		answer, err = a.engine.Submit(asked.submission)
 	}
 	if err != nil {
 		a.failed(ctx, w, err)
@@ -84,22 +84,33 @@ func (a *API) generate(w http.ResponseWriter, r *http.Request, e *endpoint) {
 	}
 }
 
-// understand reads a request without looking at its text.
-func (a *API) understand(w http.ResponseWriter, r *http.Request, e *endpoint) (*request, *problem) {
-	body, wrong := a.body(w, r)
-	if wrong != nil {
-		return nil, wrong
+// readers is how many requests are understood at a time: what their texts cost beyond their bytes is bounded then, and
+// they leave cores to the model.
+const readers = 2
+
+// understand makes of a body what the engine is asked for.
+func (a *API) understand(ctx context.Context, e *endpoint, body []byte, class string) (*request, error) {
+	select {
+	case a.reading <- struct{}{}:
+		defer func() { <-a.reading }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 	asked, wrong := parse(body, e.fields)
+	if wrong == nil && asked.model != "" {
+		wrong = a.named(asked.model)
+	}
+	if wrong == nil {
+		wrong = classify(asked, class)
+	}
 	if wrong != nil {
 		return nil, wrong
 	}
-	if asked.model != "" {
-		if wrong := a.named(asked.model); wrong != nil {
-			return nil, wrong
-		}
+	if err := a.submit(ctx, e, asked); err != nil {
+		return nil, err
 	}
-	return asked, classify(asked, r.Header.Get(classHeader))
+	asked.messages, asked.text, asked.ids = nil, "", nil // the engine has the tokens
+	return asked, nil
 }
 
 // end waits until a request has left the engine.
@@ -150,11 +161,11 @@ func classify(asked *request, header string) *problem {
 	return nil
 }
 
-// submission is what the engine is asked for.
-func (a *API) submission(ctx context.Context, e *endpoint, asked *request) (*serving.Request, error) {
+// submit fills in what the engine is asked for.
+func (a *API) submit(ctx context.Context, e *endpoint, asked *request) error {
 	prompt, err := e.prompt(ctx, a.Tokenizer, asked)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	name := "messages"
 	if asked.messages == nil {
@@ -162,14 +173,14 @@ func (a *API) submission(ctx context.Context, e *endpoint, asked *request) (*ser
 	}
 	switch count := len(prompt); {
 	case count == 0:
-		return nil, refuse(name, "%s: no tokens, and the model has none to begin with; give some text", name)
+		return refuse(name, "%s: no tokens, and the model has none to begin with; give some text", name)
 	case count > a.Context:
-		return nil, refuse(name, "%s: %d tokens, and the context has %d; shorten it", name, count, a.Context).
+		return refuse(name, "%s: %d tokens, and the context has %d; shorten it", name, count, a.Context).
 			as(http.StatusBadRequest, "context_length_exceeded")
 	}
 	for i, id := range prompt {
 		if id < 0 || int(id) >= a.Vocabulary {
-			return nil, refuse(name, "%s[%d]: token id %d, want 0 to %d", name, i, id, a.Vocabulary-1)
+			return refuse(name, "%s[%d]: token id %d, want 0 to %d", name, i, id, a.Vocabulary-1)
 		}
 	}
 	// The last token of an answer needs no position.
@@ -188,7 +199,9 @@ func (a *API) submission(ctx context.Context, e *endpoint, asked *request) (*ser
 	if asked.logProbs {
 		scores = asked.likely
 	}
-	return &serving.Request{Class: asked.class, Prompt: prompt, MaxTokens: most, Sampler: sampler, LogProbs: scores}, nil
+	asked.submission = serving.Request{Class: asked.class, Prompt: prompt, MaxTokens: most, Sampler: sampler,
+		LogProbs: scores}
+	return nil
 }
 
 // failed answers with an error, unless the client has gone.

@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/scheduler"
+	"github.com/hetc/hetc/runtime/serving"
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
@@ -31,6 +32,8 @@ type request struct {
 	likely    int // tokens beside each one's log probability
 	tier      string
 	class     scheduler.Class
+
+	submission serving.Request // what the engine is asked for, once the text is tokens
 }
 
 // value is a field of a body. Its name is the path from the body, such as messages[0].content.
@@ -238,15 +241,17 @@ func maxTokens(r *request, v value) *problem {
 
 // stops are a text or up to four, none of them empty.
 func stops(r *request, v value) *problem {
-	const most = 4
+	const most, longest = 4, 4096
 	var one string
 	if v.read(&one) {
 		r.stop = []string{one}
 	} else if !v.read(&r.stop) || len(r.stop) > most {
 		return v.refuse("want a text or up to %d texts, got %s", most, v.got())
 	}
-	if slices.Contains(r.stop, "") {
-		return v.refuse("want texts of at least one character, got an empty one")
+	for _, text := range r.stop {
+		if text == "" || len(text) > longest {
+			return v.refuse("want texts of 1 to %d bytes, got one of %d", longest, len(text))
+		}
 	}
 	return nil
 }
@@ -280,35 +285,43 @@ func streamOptions(r *request, v value) *problem {
 func prompt(r *request, v value) *problem {
 	var list []json.RawMessage
 	switch {
-	case v.read(&r.text):
+	case v.read(&r.text) || r.readIDs(v):
 		return nil
 	case !v.read(&list) || len(list) == 0:
 		return v.refuse("want a text or a list of token ids, got %s", v.got())
 	case list[0][0] != '"' && list[0][0] != '[':
-		return ids(r, v, list)
+		return notIDs(v, list)
 	case len(list) > 1:
 		return v.refuse("want one prompt, got %d; send a request for each: they are answered side by side", len(list))
 	}
 	inner := v.element(0, list[0])
-	if inner.read(&r.text) {
+	if inner.read(&r.text) || r.readIDs(inner) {
 		return nil
 	}
 	if !inner.read(&list) || len(list) == 0 {
 		return inner.refuse("want a text or a list of token ids, got %s", inner.got())
 	}
-	return ids(r, inner, list)
+	return notIDs(inner, list)
 }
 
-// ids are the tokens of a prompt.
-func ids(r *request, v value, list []json.RawMessage) *problem {
+// readIDs reads token ids at once, and reports whether they are nothing else.
+func (r *request) readIDs(v value) bool {
+	var ids []int32
+	if bytes.Contains(v.raw, []byte("null")) || !v.read(&ids) || len(ids) == 0 || slices.Min(ids) < 0 {
+		return false
+	}
+	r.ids = ids
+	return true
+}
+
+// notIDs says which element of a list is no token id.
+func notIDs(v value, list []json.RawMessage) *problem {
 	for i, raw := range list {
-		id, wrong := v.element(i, raw).whole(0, math.MaxInt32)
-		if wrong != nil {
+		if _, wrong := v.element(i, raw).whole(0, math.MaxInt32); wrong != nil {
 			return wrong
 		}
-		r.ids = append(r.ids, int32(id))
 	}
-	return nil
+	return v.refuse("want a text or a list of token ids, got %s", v.got())
 }
 
 // roles are those that every chat template knows.

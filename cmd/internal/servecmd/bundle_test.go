@@ -50,7 +50,15 @@ var made struct {
 	err error
 }
 
+// childVar makes the test binary a hetserve.
+const childVar = "HETSERVE_TEST_CHILD"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(childVar) != "" {
+		os.Exit(cli.Main("hetserve", os.Args[1:], os.Stdin, os.Stdout, os.Stderr, func(ui *cli.Streams) *cobra.Command {
+			return New(ui, all.Drivers())
+		}))
+	}
 	code := m.Run()
 	if made.dir != "" {
 		_ = os.RemoveAll(made.dir)

@@ -1,0 +1,115 @@
+//go:build unix
+
+package servecmd
+
+import (
+	"bufio"
+	"encoding/json"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// process is a hetserve of its own.
+type process struct {
+	*instance
+	command *exec.Cmd
+}
+
+// spawn starts a process that serves the demo bundle.
+func spawn(t *testing.T, flags ...string) *process {
+	t.Helper()
+	app, key := demo(t)
+	args := append([]string{app, "--trust", key, "--listen", "127.0.0.1:0", "--json"}, flags...)
+	p := &process{&instance{t: t, client: &http.Client{}, errs: &lockedBuffer{}}, exec.Command(os.Args[0], args...)}
+	p.command.Env = append(os.Environ(), childVar+"=1")
+	p.command.Stderr = p.errs
+	out, err := p.command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.command.Process.Kill() })
+	if err := json.NewDecoder(out).Decode(&p.started); err != nil {
+		t.Fatalf("%v\n%s", err, p.errs)
+	}
+	return p
+}
+
+// signalled sends a signal.
+func (p *process) signalled(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.command.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// SIGTERM lets the answer under way end; the process then ends by itself, with exit code 0.
+func TestFirstSignal(t *testing.T) {
+	p := spawn(t)
+	rest := p.begun()
+	p.signalled(syscall.SIGTERM)
+	text, err := rest()
+	if err != nil || !strings.HasSuffix(text, "data: [DONE]\n\n") {
+		t.Errorf("the answer under way ended with %v: ...%s", err, text[max(0, len(text)-300):])
+	}
+	if err := p.command.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, p.errs)
+	}
+}
+
+// A second signal ends the process at once, whatever is under way: here a client that holds its connection.
+func TestSecondSignal(t *testing.T) {
+	p := spawn(t, "--drain-timeout", "1h")
+	connection := p.held()
+	defer connection.Close()
+	p.signalled(syscall.SIGINT)
+	for deadline := time.Now().Add(time.Minute); !strings.Contains(p.errs.String(), "shutting down"); {
+		if time.Now().After(deadline) {
+			t.Fatalf("the first signal had no effect\n%s", p.errs)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- p.command.Wait() }()
+	var err error
+	for waiting := true; waiting; { // the first signals of these may come before the default is back
+		_ = p.command.Process.Signal(syscall.SIGINT)
+		select {
+		case err = <-ended:
+			waiting = false
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	status, ok := p.command.ProcessState.Sys().(syscall.WaitStatus)
+	if !ok || !status.Signaled() || status.Signal() != syscall.SIGINT {
+		t.Errorf("ended with %v, want by the signal\n%s", err, p.errs)
+	}
+}
+
+// held is a connection whose request is being read and has no end.
+func (p *process) held() net.Conn {
+	p.t.Helper()
+	address := strings.TrimSuffix(strings.TrimPrefix(p.started.URL, "http://"), "/v1")
+	connection, err := net.Dial("tcp", address)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	head := "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
+		"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n"
+	if _, err := connection.Write([]byte(head)); err != nil {
+		p.t.Fatal(err)
+	}
+	line, err := bufio.NewReader(connection).ReadString('\n') // sent when the body is asked for
+	if err != nil || !strings.Contains(line, "100 Continue") {
+		p.t.Fatalf("%q, %v", line, err)
+	}
+	return connection
+}
