@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log"
 	"math/rand/v2"
@@ -153,7 +154,8 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	recorded := &recorder{ResponseWriter: w}
 	defer func() {
 		panicked := recover()
-		if panicked != nil && panicked != http.ErrAbortHandler {
+		cause, _ := panicked.(error)
+		if panicked != nil && !errors.Is(cause, http.ErrAbortHandler) {
 			a.Logf("a defect: %v\n%s", panicked, debug.Stack())
 			if recorded.status == 0 {
 				a.fail(recorded, &problem{status: http.StatusInternalServerError, kind: kindServer,
