@@ -10,6 +10,7 @@ import (
 // 1. Two integers give an integer, except for / and for a power with a negative exponent. With a
 // float operand the result is a float.
 func (e *environment) arithmetic(op string, left, right Value) Value {
+	// Texts and lists come first: for them % formats and + joins, which numbers never do.
 	if text, ok := left.(string); ok && op == "%" {
 		return e.percent(text, right)
 	}
@@ -43,6 +44,7 @@ func (e *environment) concat(left, right Value) Value {
 		}
 	case *List:
 		if right, ok := right.(*List); ok {
+			// An item is an interface of two words: 16 bytes.
 			e.allocateValue(16 * (len(left.Items) + len(right.Items)))
 			return &List{slices.Concat(left.Items, right.Items)}
 		}
@@ -108,6 +110,7 @@ func (e *environment) floats(op string, left, right float64) Value {
 		}
 		return power
 	}
+	// math.Mod gives a remainder with the sign of the dividend.
 	rest := math.Mod(left, right)
 	if rest != 0 && (rest < 0) != (right < 0) { // the rest of Python has the sign of the divisor
 		rest += right
@@ -115,6 +118,7 @@ func (e *environment) floats(op string, left, right float64) Value {
 	if op == "%" {
 		return rest
 	}
+	// left - rest is a multiple of right, so rounding only removes what the division lost.
 	return math.Round((left - rest) / right)
 }
 
@@ -123,6 +127,7 @@ func (e *environment) floats(op string, left, right float64) Value {
 func (e *environment) ints(op string, left, right int64) Value {
 	switch op {
 	case "+":
+		// A sum moves in the direction of right's sign unless it wrapped around.
 		sum := left + right
 		e.fits((sum > left) == (right > 0) || right == 0)
 		return sum
@@ -138,6 +143,7 @@ func (e *environment) ints(op string, left, right int64) Value {
 	if right == 0 {
 		e.fail("division by zero")
 	}
+	// Go's quotient of these two wraps around: the true one is 2^63.
 	e.fits(left != math.MinInt64 || right != -1)
 	quotient, rest := left/right, left%right
 	if rest != 0 && (rest < 0) != (right < 0) { // as in floats

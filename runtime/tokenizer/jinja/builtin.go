@@ -35,6 +35,7 @@ func newRange(args *callArgs) Value {
 	if max(from, to, step) > large || min(from, to, step) < -large {
 		args.fail("a number is too large")
 	}
+	// The number of steps from one bound to the other, rounded up: the last may be shorter.
 	count := (to - from + step - 1) / step
 	if step < 0 {
 		count = (from - to - step - 1) / -step

@@ -44,6 +44,7 @@ func (e *environment) call(callee Value, args *callArgs) Value {
 func (e *environment) callMacro(callee *macroValue, args *callArgs) Value {
 	e.enterCall()
 	defer func() { e.depth-- }()
+	// Each parameter is looked up among the names of the call.
 	e.spend(4 + len(args.names) + len(callee.args)*(1+len(args.names)/8))
 	line := e.line
 	var text string
@@ -51,6 +52,7 @@ func (e *environment) callMacro(callee *macroValue, args *callArgs) Value {
 		e.bindArguments(callee, args)
 		text = e.capture(func() { e.run(callee.body) })
 	})
+	// The body has moved the line; errors after the call belong to the caller's tag.
 	e.line = line
 	return text
 }
@@ -146,6 +148,7 @@ func (e *environment) arguments(list arguments, what string) *callArgs {
 			out.values = append(out.values, dict.values[i])
 		}
 	}
+	// A name and a value of two words each.
 	e.allocate(32 * (len(out.positional) + len(out.names)))
 	return out
 }

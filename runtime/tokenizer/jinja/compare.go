@@ -12,6 +12,7 @@ func (e *environment) equal(left, right Value) bool { return e.equalAt(left, rig
 func (e *environment) equalAt(left, right Value, depth int) bool {
 	e.spend(1)
 	e.checkDepth(depth)
+	// Integers are compared as such: as floats, neighbours beyond 2^53 would be equal.
 	if whole, float, isInt, ok := number(left); ok {
 		otherWhole, otherFloat, otherIsInt, ok := number(right)
 		if isInt && otherIsInt {
@@ -43,6 +44,7 @@ func (e *environment) equalAt(left, right Value, depth int) bool {
 		other, ok := right.(*rangeValue)
 		return ok && left.equal(other)
 	}
+	// None, namespaces, macros, functions and loops are equal only to themselves.
 	return left == right
 }
 
@@ -73,7 +75,8 @@ func (e *environment) equalDicts(left, right *Dict, depth int) bool {
 	return true
 }
 
-// equal reports whether both ranges stand for the same numbers.
+// equal reports whether both ranges stand for the same numbers. All empty ranges are equal, and the step of a range of
+// one number does not matter.
 func (r *rangeValue) equal(other *rangeValue) bool {
 	if r.count != other.count || r.count == 0 {
 		return r.count == other.count
@@ -113,6 +116,7 @@ func (e *environment) compareAt(left, right Value, depth int) int {
 			return e.compareItems(left, other, depth+1)
 		}
 	}
+	// Python orders no mappings, None or functions, and no values of different types.
 	e.fail("'<' not supported between instances of '%s' and '%s'", typeName(left), typeName(right))
 	return 0
 }
@@ -120,6 +124,7 @@ func (e *environment) compareAt(left, right Value, depth int) int {
 // compareItems orders lists lexicographically.
 func (e *environment) compareItems(left, right []Value, depth int) int {
 	for i := range min(len(left), len(right)) {
+		// The first pair that differs decides. Equality is asked first: equal items need no order, as in Python.
 		if !e.equalAt(left[i], right[i], depth) {
 			return e.compareAt(left[i], right[i], depth)
 		}

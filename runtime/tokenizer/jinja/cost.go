@@ -47,6 +47,7 @@ func (e *environment) charged(constant nameSet, name string, operand Value, args
 		e.visit(arg)
 	}
 	out := run()
+	// What the function has not taken from args is an argument that it does not know.
 	args.end()
 	if text, ok := out.(string); ok && !sharing[name] {
 		e.allocateValue(len(text))

@@ -12,6 +12,7 @@ type Error struct {
 	Cause   error // ErrLimit, errRefused, the error of the context, or nil
 }
 
+// Unwrap lets errors.Is tell limits, refusals and cancellations from mistakes of the template.
 func (e *Error) Unwrap() error { return e.Cause }
 
 // Error tells the line where it is known.

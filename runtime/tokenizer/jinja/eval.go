@@ -29,8 +29,10 @@ type Options struct {
 func (t *Template) Execute(ctx context.Context, variables map[string]Value, options Options) (text string, err error) {
 	defer catch(&err)
 	env := newEnv(ctx, options)
+	// Variables of the conversation hide functions of the same name.
 	maps.Copy(env.scope.variables, globals)
 	maps.Copy(env.scope.variables, variables)
+	// The template sets its variables in a scope of its own, inside that of what it was given.
 	env.scope = &scope{parent: env.scope}
 	env.run(t.body)
 	return env.out.String(), nil
@@ -62,6 +64,7 @@ func newEnv(ctx context.Context, options Options) *environment {
 	return env
 }
 
+// outputTooLong is made once: every captured body has an output of its own.
 var outputTooLong = fmt.Sprintf("the text has more than %d bytes", maxOutput)
 
 // output begins a text that the template writes.
@@ -95,6 +98,7 @@ func (s *scope) keep() *scope {
 func (e *environment) inScope(parent *scope, body func()) {
 	before := e.scope
 	own := &scope{parent: parent}
+	// No defer restores the scope: an error ends the execution, so nothing looks at it afterwards.
 	e.spend(1)
 	e.scope = own
 	body()
@@ -190,6 +194,7 @@ func (e *environment) items(value Value) []Value {
 		value.items = nil
 		return items
 	case string:
+		// Each character is a text of its own, which shares the bytes of the whole.
 		e.allocateValue(objectBytes * len(value))
 		out := make([]Value, 0, len(value))
 		for i, char := range value {
@@ -204,6 +209,7 @@ func (e *environment) items(value Value) []Value {
 		}
 		return out
 	case *loop:
+		// Iterating over the variable loop inside its loop takes the items that are left, so that the loop ends.
 		rest := value.items[min(value.index+1, len(value.items)):]
 		value.index = len(value.items)
 		return rest
@@ -244,6 +250,7 @@ func (e *environment) evalAll(expressions []expression) []Value {
 	return out
 }
 
+// Literals are shared by all executions: no value of a template can be changed.
 func (x *constExpr) eval(*environment) Value { return x.value }
 
 // A name without a variable is no error before its value is used.
@@ -254,6 +261,7 @@ func (x *nameExpr) eval(env *environment) Value {
 	return env.undefined("'%s' is undefined", x.name)
 }
 
+// Tuples and lists evaluate their items from left to right; a list is a new object each time.
 func (x *tupleExpr) eval(env *environment) Value { return tuple(env.evalAll(x.items)) }
 func (x *listExpr) eval(env *environment) Value  { return &List{env.evalAll(x.items)} }
 

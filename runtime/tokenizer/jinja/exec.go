@@ -52,6 +52,7 @@ func (e *environment) filtered(filter expression, body []statement) Value {
 	return value
 }
 
+// Text outside tags is written as it stands: the lexer has removed the white space that options drop.
 func (s *textStmt) exec(env *environment) signal {
 	env.out.writeString(s.text)
 	return sigNone
@@ -124,6 +125,7 @@ func (s *scopeStmt) exec(env *environment) signal {
 	return sigNone
 }
 
+// break and continue are signals that run passes outwards to the loop around.
 func (s *loopControl) exec(*environment) signal { return s.signal }
 
 // A macro is a variable like any other, of the scope that defines it.
@@ -155,6 +157,7 @@ func (e *environment) assign(to target, value Value) {
 		for i, item := range items {
 			e.assign(to.several[i], item)
 		}
+	// Attributes of a namespace are the one thing that a body can change outside its own scope.
 	case to.attr != "":
 		on, _ := e.lookup(to.name)
 		ns, ok := on.(*namespace)
@@ -164,6 +167,7 @@ func (e *environment) assign(to target, value Value) {
 		if strings.HasPrefix(to.attr, "_") {
 			e.fail("a namespace keeps no attribute that begins with _, got %q", to.attr)
 		}
+		// Charged as a new key each time, although it may replace a value.
 		e.allocate(entryBytes)
 		ns.attrs.Set(to.attr, value)
 	default:

@@ -72,6 +72,7 @@ func onText(run method) filter {
 func lazy(run func(args *callArgs, value Value) []Value) filter {
 	return func(args *callArgs, value Value) Value {
 		args.allocate(lazyBytes)
+		// The arguments move into the iterator: the caller finds none left over, and checks nothing.
 		later := *args
 		args.positional, args.names = nil, nil
 		return &iterator{fill: func() []Value {
@@ -102,6 +103,7 @@ func choose(keep, byAttribute bool) filter {
 			if byAttribute {
 				tested = args.attributePath(item, attribute, nil)
 			}
+			// Arguments after the name belong to the test, which takes them again for each item.
 			fits := name == "" && truth(tested)
 			if name != "" {
 				fits = args.test(name, tested, args.clone())
@@ -127,6 +129,7 @@ func extreme(sign int) filter {
 		bestKey := args.sortKey(best, attribute, sensitive)
 		for _, item := range items[1:] {
 			key := args.sortKey(item, attribute, sensitive)
+			// Only a strictly better item replaces the best one, so that the first of equal items stays.
 			if sign*args.compare(key, bestKey) > 0 {
 				best, bestKey = item, key
 			}
@@ -141,6 +144,8 @@ func titleFilter(args *callArgs, text string) Value {
 	out := args.builder()
 	separated := true
 	from := 0
+	// A run of one kind, word or separators, ends where the other kind begins; flush writes it with its first character
+	// changed.
 	flush := func(to int) {
 		if part := text[from:to]; part != "" {
 			_, width := utf8.DecodeRuneInString(part)
@@ -343,6 +348,7 @@ func (e *environment) attributePath(value, attribute, none Value) Value {
 		e.scan(len(text))
 		for part := range strings.SplitSeq(text, ".") {
 			var key Value = part
+			// A part of digits only is the number of an item.
 			if i, err := strconv.ParseInt(part, 10, 64); err == nil && part[0] != '-' && part[0] != '+' {
 				key = i
 			}
@@ -402,6 +408,7 @@ func (e *environment) sorted(items []Value, reverse bool, key func(Value) Value)
 		all[i] = keyed{key(item), item}
 	}
 	slices.SortStableFunc(all, func(left, right keyed) int {
+		// A negated comparison keeps equal items in their order, which reversing the result would not.
 		if reverse {
 			return -e.compare(left.key, right.key)
 		}

@@ -74,6 +74,7 @@ func format(args *callArgs, text string) Value {
 		}
 		out.writeString(text[:i])
 		brace := text[i]
+		// A brace that is doubled stands for itself.
 		if text = text[i+1:]; text != "" && text[0] == brace {
 			out.writeByte(brace)
 			text = text[1:]
@@ -92,6 +93,7 @@ func format(args *callArgs, text string) Value {
 		out.writeString(args.text(args.field(field, name)))
 	}
 	out.writeString(text)
+	// Python permits arguments that no field names.
 	args.positional, args.names = nil, nil
 	return out.String()
 }
@@ -131,6 +133,7 @@ func (e *environment) readConversion(format string) (read conversion, rest strin
 		}
 		read.name, read.named, format = name, true, after
 	}
+	// The verb is the first character that is no flag, digit or dot.
 	isVerb := func(char rune) bool { return !strings.ContainsRune("-+ #0.123456789", char) }
 	size := strings.IndexFunc(format, isVerb)
 	if size < 0 || size > 8 {
@@ -140,6 +143,7 @@ func (e *environment) readConversion(format string) (read conversion, rest strin
 	if read.verb == '%' {
 		return read, format[size+1:]
 	}
+	// Three digits bound what one conversion writes, before package fmt makes it.
 	width, precision, _ := strings.Cut(strings.TrimLeft(read.flags, "-+ #0"), ".")
 	if len(width) > 3 || len(precision) > 3 {
 		e.fail("format: %q is too wide", read.flags)
@@ -152,6 +156,7 @@ func (e *environment) readConversion(format string) (read conversion, rest strin
 func (e *environment) percent(format string, operand Value) string {
 	out := e.builder()
 	out.most = maxMemory
+	// Only a tuple gives one value for each conversion; anything else is the value of a single one.
 	values, isTuple := operand.(tuple)
 	if !isTuple {
 		values = tuple{operand}

@@ -15,6 +15,7 @@ import (
 // FromJSON reads a JSON document; objects keep their order.
 func FromJSON(data []byte) (Value, error) {
 	decoder := json.NewDecoder(bytes.NewReader(data))
+	// Numbers stay texts until readJSON decides between integer and float.
 	decoder.UseNumber()
 	value, err := readJSON(decoder, 0)
 	if err != nil {
@@ -130,6 +131,7 @@ func (w *jsonWriter) value(value Value, depth int) {
 
 // group writes count items between brackets.
 func (w *jsonWriter) group(open, end string, count, depth int, item func(i int)) {
+	// Brackets without items stay on one line, as json.dumps writes them.
 	line := func(depth int) {
 		if w.style.lines && count > 0 {
 			w.out.writeByte('\n')
@@ -148,6 +150,7 @@ func (w *jsonWriter) group(open, end string, count, depth int, item func(i int))
 	w.out.writeString(end)
 }
 
+// list writes a list or tuple: JSON has one kind of them.
 func (w *jsonWriter) list(items []Value, depth int) {
 	w.group("[", "]", len(items), depth, func(i int) { w.value(items[i], depth+1) })
 }
@@ -155,6 +158,7 @@ func (w *jsonWriter) list(items []Value, depth int) {
 // dict writes a mapping in the order of its keys if the style sorts, else in that in which they were added.
 func (w *jsonWriter) dict(dict *Dict, depth int) {
 	w.env.allocate(8 * len(dict.keys))
+	// Positions are sorted instead of pairs, because keys and values are two lists.
 	order := make([]int, len(dict.keys))
 	for i := range order {
 		order[i] = i

@@ -11,6 +11,7 @@ import (
 // kind is a kind of token.
 type kind int
 
+// The kinds of tokens. Text between tags is one token, whatever it holds.
 const (
 	tokData kind = iota
 	tokPrint
@@ -25,6 +26,7 @@ const (
 	tokEOF
 )
 
+// String names a kind in messages; both kinds of numbers are called number.
 func (k kind) String() string {
 	return [...]string{
 		"text", "{{", "}}", "{%", "%}", "name", "string", "number", "number", "operator", "end of template",
@@ -39,6 +41,7 @@ type token struct {
 	line int
 }
 
+// is reports whether t is the token of a kind and text.
 func (t token) is(kind kind, text string) bool { return t.kind == kind && t.text == text }
 
 // isOp reports whether t is one of some operators.
@@ -75,7 +78,8 @@ func (t token) describe() string {
 // lexer splits a template into tokens, with Jinja's options trim_blocks and lstrip_blocks: the line
 // break after a tag, and the white space before it on its line, are removed.
 type lexer struct {
-	source    string
+	source string
+	// at is a position in source, in bytes; line is the line there, from 1.
 	at        int
 	line      int
 	lineStart bool // the last token ended a line
@@ -85,6 +89,7 @@ type lexer struct {
 // lex reads a template. Line breaks of all kinds count as \n, and one at the end is dropped.
 func lex(source string) (tokens []token, err error) {
 	source = strings.ToValidUTF8(source, "\ufffd")
+	// Two passes: a pair becomes one break before single returns do.
 	source = strings.ReplaceAll(strings.ReplaceAll(source, "\r\n", "\n"), "\r", "\n")
 	l := &lexer{source: strings.TrimSuffix(source, "\n"), line: 1, lineStart: true}
 	defer catch(&err)
@@ -94,6 +99,7 @@ func lex(source string) (tokens []token, err error) {
 	return append(l.tokens, token{tokEOF, "", l.line}), nil
 }
 
+// fail ends the reading of the template with an error at the current line.
 func (l *lexer) fail(format string, args ...any) { throw(l.line, nil, format, args...) }
 
 // emit appends a token at the current line.
@@ -117,8 +123,10 @@ func (l *lexer) take(text string) bool {
 	return true
 }
 
+// trimSpace removes leading white space, of which Python knows more than package strings.
 func trimSpace(text string) string { return strings.TrimLeftFunc(text, isSpace) }
 
+// skipSpace moves past white space, and counts its lines.
 func (l *lexer) skipSpace() { l.skip(len(l.source) - len(trimSpace(l.source[l.at:]))) }
 
 // readText reads the text up to the next tag, and the tag.
@@ -178,6 +186,7 @@ func (l *lexer) emitData(data, sign string, block, lineStart bool) {
 	if sign == "-" {
 		data = strings.TrimRightFunc(data, isSpace)
 	}
+	// White space goes only if nothing else stands before the tag on its line.
 	line := strings.LastIndexByte(data, '\n') + 1
 	if sign == "" && block && (line > 0 || lineStart) && trimSpace(data[line:]) == "" {
 		data = data[:line]
@@ -277,6 +286,7 @@ func (l *lexer) readTag(end string, endKind kind) {
 			l.fail("a tag has no end, want %q", end)
 		}
 		line := l.line
+		// }} can also close two mappings, so an end counts only outside brackets.
 		if len(open) == 0 && l.endTag(end, end == "%}") {
 			l.tokens = append(l.tokens, token{endKind, "", line})
 			return
@@ -310,6 +320,7 @@ func (l *lexer) readName() {
 // readOperator reads an operator or bracket and returns which brackets are open after it.
 func (l *lexer) readOperator(open []byte) []byte {
 	rest := l.source[l.at:]
+	// Longer operators come first in the list, so that // is not read as two of /.
 	i := slices.IndexFunc(operators, func(operator string) bool { return strings.HasPrefix(rest, operator) })
 	if i < 0 {
 		char, _ := utf8.DecodeRuneInString(rest)
@@ -389,6 +400,7 @@ func (l *lexer) readNumber() {
 		}
 	}
 	text := strings.ReplaceAll(rest[:whole], "_", "")
+	// Python permits any number of zeros, but no other decimal number that begins with one.
 	if strings.Trim(text, "0") == "" {
 		text = "0"
 	}
@@ -452,6 +464,7 @@ func (l *lexer) escape(rest string) (text string, size int) {
 	case 'N':
 		l.fail("\\N in a string is not supported")
 	}
+	// An unknown escape stands for itself, backslash included, as in Python.
 	return `\` + rest[:1], 1
 }
 

@@ -55,6 +55,7 @@ type meter struct {
 	stack     int // evaluations in each other
 }
 
+// fail ends the execution with an error that has no cause: a mistake of the template.
 func (m *meter) fail(format string, args ...any) { throw(m.line, nil, format, args...) }
 
 // exceeded fails because a bound was exceeded.
@@ -166,16 +167,19 @@ func (b *builder) count(bytes int) {
 	b.meter.allocate(bytes)
 }
 
+// writeString appends text, charged by its length in bytes.
 func (b *builder) writeString(text string) {
 	b.count(len(text))
 	b.text.WriteString(text)
 }
 
+// writeByte appends one ASCII character.
 func (b *builder) writeByte(char byte) {
 	b.count(1)
 	b.text.WriteByte(char)
 }
 
+// writeRune appends a character, charged as the longest of UTF-8.
 func (b *builder) writeRune(char rune) {
 	b.count(4)
 	b.text.WriteRune(char)
@@ -188,4 +192,5 @@ func (b *builder) repeat(text string, times int) {
 	}
 }
 
+// String returns what was written; its memory was charged while it was.
 func (b *builder) String() string { return b.text.String() }

@@ -63,6 +63,7 @@ func (p *parser) next() token {
 	return tok
 }
 
+// fail ends parsing with an error at the line of the next token.
 func (p *parser) fail(format string, args ...any) { throw(p.peek().line, nil, format, args...) }
 
 // skip moves past a token if it comes next.
@@ -116,6 +117,7 @@ func (p *parser) statements(ends ...string) []statement {
 		default:
 			p.next()
 			name := p.expect(tokName, "")
+			// The caller takes the name: it may ask which of several ends it was.
 			if slices.Contains(ends, name.text) {
 				p.at--
 				return out
@@ -182,6 +184,7 @@ func (p *parser) statement(name token) statement {
 func (p *parser) forStatement(line int) statement {
 	stmt := &forStmt{line: line, target: p.target(false)}
 	p.expect(tokName, "in")
+	// Without conditional expressions: an if that follows selects items.
 	stmt.over = p.tuple(false)
 	if p.skip(tokName, "if") {
 		stmt.test = p.expression()
@@ -243,6 +246,7 @@ func (p *parser) withStatement(line int) statement {
 
 // callStatement reads {% call f(..) %}, whose body f finds as the macro caller.
 func (p *parser) callStatement(line int) statement {
+	// The signature before the call declares what the macro passes to caller.
 	def := &macro{name: "caller"}
 	if p.peek().is(tokOp, "(") {
 		p.signature(def)
@@ -276,6 +280,7 @@ func (p *parser) signature(def *macro) {
 
 // detachedBody reads a body that cannot end a loop around it.
 func (p *parser) detachedBody(end string) []statement {
+	// A body whose text is captured has no loop around it that a break could end.
 	loops := p.loops
 	p.loops = 0
 	body, _ := p.block(end)
@@ -339,6 +344,7 @@ func (p *parser) tuple(conditional bool) expression {
 	}
 	var items []expression
 	for {
+		// The end of the tag or a bracket after a comma ends the tuple: a trailing comma is permitted.
 		tok := p.peek()
 		if tok.kind == tokTagEnd || tok.kind == tokPrintEnd || tok.isOp(")") {
 			if len(items) == 0 {
@@ -386,7 +392,9 @@ func (p *parser) binary(operand func() expression, kind kind, ops ...string) exp
 }
 
 // The levels of precedence, the loosest first, are or, and, not, comparisons, sums, ~, products, powers and signs.
-func (p *parser) or() expression  { return p.binary(p.and, tokName, "or") }
+func (p *parser) or() expression { return p.binary(p.and, tokName, "or") }
+
+// and binds tighter than or, and looser than not.
 func (p *parser) and() expression { return p.binary(p.not, tokName, "and") }
 
 // not binds looser than comparisons: not a == b is not (a == b).
@@ -409,6 +417,7 @@ func (p *parser) compare() expression {
 		case tok.is(tokName, "not") && p.skip(tokName, "in"):
 			out.ops = append(out.ops, "not in")
 		default:
+			// Not a comparison: the token is put back, unless it is the end, which next does not take.
 			if tok.kind != tokEOF {
 				p.at--
 			}
@@ -421,6 +430,7 @@ func (p *parser) compare() expression {
 	}
 }
 
+// sum reads additions and subtractions, whose operands are chains of ~.
 func (p *parser) sum() expression { return p.binary(p.concat, tokOp, "+", "-") }
 
 // concat joins a whole chain of ~ in one node, which makes its text once.
@@ -436,6 +446,7 @@ func (p *parser) concat() expression {
 	return out
 }
 
+// product reads multiplications and divisions, whose operands are powers.
 func (p *parser) product() expression { return p.binary(p.power, tokOp, "*", "/", "//", "%") }
 
 // power is joined from the left, as in Jinja and unlike in Python.
@@ -453,6 +464,7 @@ func (p *parser) unary(filters bool) expression {
 	} else {
 		operand = p.primary()
 	}
+	// Subscripts belong to the operand: x[0]|f is (x[0])|f, and nothing can be subscripted after a filter.
 	operand = p.postfix(operand)
 	for count := 0; filters; count++ {
 		p.checkLength(count)
@@ -562,6 +574,7 @@ func (p *parser) postfix(operand expression) expression {
 				}
 				items = append(items, p.subscript())
 			}
+			// Several subscripts with commas are one tuple, as in Python.
 			var index expression = &tupleExpr{items}
 			if len(items) == 1 {
 				index = items[0]
@@ -598,6 +611,7 @@ func (p *parser) subscript() expression {
 		}
 		slice.from = index
 	}
+	// Each part after the first begins with its colon, and may be empty.
 	part := func() expression {
 		if !p.skip(tokOp, ":") || p.peek().isOp(":", "]", ",") {
 			return nil
@@ -651,6 +665,7 @@ func (p *parser) call(callee expression) expression {
 func (p *parser) filters(operand expression, inline bool) expression {
 	for count := 0; inline || p.skip(tokOp, "|"); count++ {
 		p.checkLength(count)
+		// {% filter f|g %} writes no | before the first filter.
 		inline = false
 		name := p.dotted()
 		filter := &filterExpr{line: name.line, operand: operand, name: name.text}
@@ -686,6 +701,7 @@ func (p *parser) test(operand expression) expression {
 		if next.is(tokName, "is") {
 			p.fail("tests cannot be chained")
 		}
+		// An argument without parentheses has no operators: x is divisibleby 3 + 1 adds 1 to the result.
 		test.args.positional = []expression{p.postfix(p.primary())}
 	}
 	if negated {

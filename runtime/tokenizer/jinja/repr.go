@@ -88,6 +88,7 @@ func (e *environment) reprDict(out *builder, dict *Dict, depth int) {
 // quote writes the repr of a string.
 func quote(out *builder, text string) {
 	out.meter.scan(2 * len(text))
+	// Python prefers single quotes, unless double ones save an escape.
 	mark := '\''
 	if strings.Contains(text, "'") && !strings.Contains(text, `"`) {
 		mark = '"'

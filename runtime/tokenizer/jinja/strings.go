@@ -77,6 +77,7 @@ func every(fits func(char rune) bool) method {
 func affix(has func(text, part string) bool) method {
 	return func(args *callArgs, text string) Value {
 		wanted := args.next("prefix", required)
+		// start and end, which may follow, cut the text first.
 		text = args.part(text)
 		if several, ok := wanted.(tuple); ok {
 			return slices.ContainsFunc(several, func(item Value) bool {
@@ -230,6 +231,7 @@ func (e *environment) replace(text, old, with string, most int64) string {
 		count = min(count, most)
 	}
 	e.scan(len(old) + len(with))
+	// The size of the result follows from the number of occurrences, so that it is charged before it is made.
 	size := int64(len(text)) + count*int64(len(with)-len(old))
 	if size > maxMemory {
 		e.exceeded("a text is too long")
@@ -402,6 +404,7 @@ func (e *environment) isCased(text string, to, other func(string) string) bool {
 	return text != e.cased(text, other) && text == e.cased(text, to)
 }
 
+// upper, lower and capitalize are the methods of that name, charged.
 func (e *environment) upper(text string) string      { return e.cased(text, upper) }
 func (e *environment) lower(text string) string      { return e.cased(text, lower) }
 func (e *environment) capitalize(text string) string { return e.cased(text, capitalize) }

@@ -93,6 +93,7 @@ func (e *environment) subscript(value, index Value) (Value, bool) {
 		}
 		return nil, false
 	}
+	// All others are numbered: an index that is no integer finds nothing in them.
 	at, _, isInt, _ := number(index)
 	bounds, isSlice := index.(sliceBounds)
 	if !isInt && !isSlice {
@@ -146,6 +147,7 @@ func position(index int64, length int) (int, bool) {
 // characters returns the number of characters of a text, and the characters themselves unless all
 // are ASCII.
 func (e *environment) characters(text string) (chars []rune, length int) {
+	// ASCII needs no copy: its characters are its bytes.
 	e.scan(len(text))
 	if strings.IndexFunc(text, func(char rune) bool { return char >= utf8.RuneSelf }) < 0 {
 		return nil, len(text)
@@ -202,6 +204,7 @@ func (e *environment) sliceRange(bounds sliceBounds, length int) (from, step, co
 			e.defined(bound)
 			e.fail("slice indices must be integers or None")
 		}
+		// Far beyond any length, and far from overflow in the sums below.
 		return int(min(max(whole, -1<<40), 1<<40))
 	}
 	clamp := func(bound Value, none, low, high int) int {
@@ -220,6 +223,7 @@ func (e *environment) sliceRange(bounds sliceBounds, length int) (from, step, co
 		count = (clamp(bounds.to, length, 0, length) - from + step - 1) / step
 	default:
 		from = clamp(bounds.from, length-1, -1, length-1)
+		// Going backwards, -1 stands for the place before the first item.
 		count = (from - clamp(bounds.to, -1, -1, length-1) - step - 1) / -step
 	}
 	if count <= 0 {

@@ -6,6 +6,7 @@ type test func(args *callArgs, value Value) bool
 // tests is filled by init, because some tests look up others by name.
 var tests map[string]test
 
+// A name that is missing here is an error when the test is executed, not when the template is parsed.
 func init() {
 	greater := ordered(func(order int) bool { return order > 0 })
 	greaterOrEqual := ordered(func(order int) bool { return order >= 0 })
@@ -65,6 +66,7 @@ func ordered(fits func(order int) bool) test {
 	return func(args *callArgs, value Value) bool { return fits(args.compare(value, args.next("other", required))) }
 }
 
+// same and differs compare a value with the argument, and never fail for types that differ.
 func same(args *callArgs, value Value) bool    { return args.equal(value, args.next("other", required)) }
 func differs(args *callArgs, value Value) bool { return !same(args, value) }
 
