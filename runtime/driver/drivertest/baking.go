@@ -69,6 +69,7 @@ type bakedCode struct {
 
 // bakedWeight describes one weight; their bytes follow each other.
 type bakedWeight struct {
+	// Stride is in bytes between experts, 0 without them; Bytes is the size of all.
 	Spec   op.WeightSpec `json:"spec"`
 	Stride int64         `json:"stride"`
 	Bytes  int           `json:"bytes"`
@@ -79,6 +80,7 @@ func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Ta
 	if b.Fail != nil {
 		return nil, b.Fail
 	}
+	// All pieces are asked, so that the caller learns in one call what to leave out of the group.
 	refused := &driver.Refused{}
 	for i, piece := range group {
 		if b.Refuse != nil {
@@ -108,6 +110,7 @@ func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Ta
 		if i > 0 && !target.Emulator && !slices.Equal(all, out.Shared) {
 			return nil, fmt.Errorf("pieces %q and %q hold other weights", group[0].Name, piece.Name)
 		}
+		// make compiles the piece with its weights inside (alone), or with the digest of those of the group.
 		make := func(alone bool) ([]byte, error) {
 			artifact, err := b.compiler.Compile(ctx, piece.Graph, piece.Weights, target)
 			if err != nil {
@@ -162,6 +165,7 @@ func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Ta
 		b.Baked = append(b.Baked, piece.Name)
 		b.mu.Unlock()
 	}
+	// Only groups whose weights have digests can be recognised again without reading the weights.
 	if key := keyOf(group, target); b.Keep != nil && key != "" {
 		b.mu.Lock()
 		kept := *out
@@ -234,8 +238,10 @@ func (b *Baker) run(ctx context.Context, piece driver.Piece) (out [][]byte, err 
 		return nil, err
 	}
 	defer exe.Close()
+	// One call from position 0 that uses all rows: a sample has no state before it.
 	rows := piece.Graph.Rows()
 	bind := driver.Bindings{Scalars: &driver.Scalars{Rows: rows, KVLen: rows, Seq: rows}}
+	// A value that is input and output at once has one view.
 	views := map[string]driver.View{}
 	view := func(v op.Value) (driver.View, error) {
 		if view, ok := views[v.Name]; ok {
@@ -279,6 +285,7 @@ type bakingDriver struct {
 	b *Baker
 }
 
+// Name is that of the pair, so that bundles and plans do not name the wrapped driver.
 func (d *bakingDriver) Name() string { return d.b.name }
 
 // Accepts checks the compatibility string of an artifact.
@@ -289,6 +296,7 @@ func (d *bakingDriver) Accepts(token string) error {
 	return nil
 }
 
+// Open opens a processor of the wrapped driver, and claims less for it than that could do.
 func (d *bakingDriver) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
 	proc, err := d.Driver.Open(ctx, c)
 	if err != nil {
@@ -301,12 +309,14 @@ func (d *bakingDriver) Open(ctx context.Context, c driver.Config) (driver.Proces
 	return &bakingProcessor{proc, &caps, d}, nil
 }
 
+// bakingProcessor runs what the wrapped one does, with the capabilities of an NPU.
 type bakingProcessor struct {
 	driver.Processor
 	caps *driver.Capabilities
 	d    *bakingDriver
 }
 
+// Capabilities are those that Open has reduced.
 func (p *bakingProcessor) Capabilities() *driver.Capabilities { return p.caps }
 
 // Load copies the weights out of the artifact, or out of the shared binary, and has the wrapped
@@ -324,6 +334,7 @@ func (p *bakingProcessor) Load(ctx context.Context, artifact driver.Artifact,
 	if err := p.d.Accepts(code.Token); err != nil {
 		return nil, diag.New(diag.ClassInput, "load artifact on %q: %w", p.d.b.name, err)
 	}
+	// from is what is left of the weights' bytes, which follow each other in the order of Specs.
 	from := code.Weights
 	if code.Shared != "" {
 		from = artifact.Shared
@@ -356,6 +367,7 @@ func (p *bakingProcessor) Load(ctx context.Context, artifact driver.Artifact,
 	return loaded, nil
 }
 
+// Run hands the wrapped processor its own executable; the weights stay where Load has put them.
 func (p *bakingProcessor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span, error) {
 	return p.Processor.Run(exe.(*bakedExecutable).Executable, b)
 }
@@ -366,6 +378,7 @@ type bakedExecutable struct {
 	memory []driver.Buffer
 }
 
+// Close closes the executable before the memory that it reads, and is called for half-loaded ones too.
 func (e *bakedExecutable) Close() error {
 	var err error
 	if e.Executable != nil {

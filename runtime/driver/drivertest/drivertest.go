@@ -42,6 +42,7 @@ type Factory struct {
 	Sampled bool
 }
 
+// tolerance is Tolerance or its default.
 func (f *Factory) tolerance() float64 {
 	if f.Tolerance == 0 {
 		return 1e-5
@@ -52,6 +53,7 @@ func (f *Factory) tolerance() float64 {
 // Run runs the suite. An unavailable driver skips it, unless the environment variable HETC_REQUIRE (a
 // comma-separated list) names the driver.
 func Run(t *testing.T, factory Factory) {
+	// The first opening skips the whole suite where there is no such processor.
 	open(t, &factory, factory.Config).close()
 	for _, test := range []struct {
 		name string
@@ -109,6 +111,7 @@ func testDevices(t *testing.T, factory *Factory) {
 func testCapabilities(t *testing.T, f *Factory) {
 	caps := open(t, f, f.Config).caps
 	seen := map[string]bool{}
+	// All words share one set: no two lists contain the same word with the same prefix.
 	once := func(what string) {
 		if seen[what] {
 			t.Errorf("%s is listed twice", what)
@@ -210,6 +213,7 @@ func (s *session) variants(tr *trial, rows, maxContext int, seed uint64) {
 	} else {
 		calls = append(calls, call{place{}, end})
 	}
+	// Of a rope with two tables, the length of the whole prompt decides, not that of the call.
 	for _, node := range tr.graph.Nodes {
 		if node.Op.LongFrom > 0 { // a chunk of a longer prompt
 			early := scalars(2, rows)
@@ -223,6 +227,7 @@ func (s *session) variants(tr *trial, rows, maxContext int, seed uint64) {
 	}
 	for _, call := range calls {
 		tr.fill(rng)
+		// Where the cache is short, the call begins at position 0.
 		if call.scalars.Pos+rows > maxContext {
 			seq := call.scalars.Seq
 			call.scalars = scalars(0, call.scalars.Rows)
@@ -250,10 +255,12 @@ func testOperators(t *testing.T, f *Factory) {
 			continue // refused: RefusedAtLoad
 		}
 		tried[operator.Kind]++
+		// Short runs try six variants of each kind and scheme.
 		of := op.Op{Kind: operator.Kind, Scheme: operator.Scheme}
 		if alike[of]++; (f.Sampled || sampled()) && alike[of] > 6 {
 			continue
 		}
+		// A copy moves values of any type; its type is that of its operands.
 		types := []op.Type{""}
 		if operator.Kind == op.Copy {
 			types = []op.Type{op.F32, op.U8, op.F16, op.BF16, op.I32, op.I8}
@@ -311,10 +318,12 @@ func (g *graph) node(o op.Op, in, w, out []string) {
 	g.Nodes = append(g.Nodes, op.Node{Op: o, In: in, W: w, Out: out})
 }
 
+// value is a value of a graph [rows, cols].
 func value(name string, t op.Type, rows, cols int) op.Value {
 	return op.Value{Name: name, Type: t, Rows: rows, Cols: cols}
 }
 
+// names is a list of operands, short to write.
 func names(s ...string) []string { return s }
 
 // static returns the name of the scales of a node that quantises rows of in with static scales, nil
@@ -373,6 +382,7 @@ func testWeightRanges(t *testing.T, f *Factory) {
 		t.Skip("the processor needs its own copy of a shard's weight")
 	}
 	n0 := session.caps.Tile.N
+	// Three tiles and a part of a fourth, so that shares end inside and at the end of the weight.
 	whole := 3*n0 + 5
 	for _, scheme := range session.caps.Schemes {
 		for _, operator := range []op.Op{
@@ -384,6 +394,7 @@ func testWeightRanges(t *testing.T, f *Factory) {
 			if session.caps.Supports(operator) != nil {
 				continue
 			}
+			// full holds the packed weight; each part is a trial whose weights are replaced by a range of it.
 			full := session.newTrial(single(session.caps, operator), 0, 3)
 			for _, cols := range [][2]int{{0, n0}, {n0, 3 * n0}, {2 * n0, whole}} {
 				operator.N = cols[1] - cols[0]
@@ -408,6 +419,7 @@ func testWeightRanges(t *testing.T, f *Factory) {
 					}
 					part.packed[i] = driver.Packed{Spec: columns, Bytes: packed.Bytes[offset : offset+bytes],
 						Stride: packed.Stride}
+					// The oracle gets the same columns, cut out of what the packed bytes stand for.
 					rows, old := max(1, spec.Experts)*spec.K, full.weights[spec.Name]
 					weight := stored{spec.K, operator.N, make([]float32, rows*operator.N)}
 					for row := range rows {
@@ -458,6 +470,7 @@ func testZeroRows(t *testing.T, f *Factory) {
 			array := tr.vals[value.Name]
 			clear(array.v)
 			for i := range array.v {
+				// Codes are stored around 128, which stands for zero.
 				if value.Type == op.U8 {
 					array.v[i] = 128
 				}
@@ -526,6 +539,7 @@ func testRefusedAtOpen(t *testing.T, factory *Factory) {
 	_, err := factory.Driver.Open(ctx, driver.Config{Select: factory.Config.Select,
 		Options: map[string]string{"no_such_option": "1"}})
 	mentions(t, "an unknown option", err, `"no_such_option"`)
+	// Opening may take long, so a context that has ended must end it.
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
 	if _, err := factory.Driver.Open(cancelled, factory.Config); !errors.Is(err, context.Canceled) {
@@ -538,6 +552,7 @@ func testRefusedAtLoad(t *testing.T, factory *Factory) {
 	r := &refusals{open(t, factory, factory.Config)}
 	r.operators()
 	r.mixedBatches()
+	// A graph with one weight: a product where there is one, a norm with its gain otherwise.
 	operator := op.Op{Kind: op.Norm, M: 2, N: 64}
 	if len(r.caps.Schemes) > 0 {
 		operator = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: r.caps.Schemes[0]}
@@ -627,6 +642,7 @@ func (r *refusals) artifacts(artifact driver.Artifact, packed driver.Weights) {
 		r.refuse(what, driver.Artifact{Driver: artifact.Driver, Code: code}, packed)
 	}
 	for length := range len(artifact.Code) {
+		// Every cut near the ends, where headers and sums lie, and some between.
 		if length < 64 || length > len(artifact.Code)-64 || length%37 == 0 {
 			with(fmt.Sprintf("the first %d of %d bytes of an artifact", length, len(artifact.Code)),
 				artifact.Code[:length])
@@ -790,6 +806,7 @@ func testRefusedAtRun(t *testing.T, factory *Factory) {
 		}, `"qkv"`)
 	}
 
+	// Executables belong to the processor that loaded them, even among processors of one driver.
 	other := open(t, factory, factory.Config)
 	bound := tr.bind(place{}, scalars(0, 2))
 	_, err := other.run(tr.exe, &bound.b)
@@ -914,6 +931,7 @@ func testMemory(t *testing.T, f *Factory) {
 // Processors run at the same time, each on its lane, and give the same results as alone.
 func testConcurrent(t *testing.T, f *Factory) {
 	configs := append([]driver.Config{f.Config}, f.Others...)
+	// Two processors with one selector also run at the same time.
 	if len(f.Others) == 0 {
 		configs = append(configs, f.Config)
 	}
@@ -937,6 +955,7 @@ func testConcurrent(t *testing.T, f *Factory) {
 		b   *bound
 		err error
 	}
+	// Operands are bound before: allocation belongs to the lanes too, and would serialise the calls.
 	results := make([][]outcome, len(trials))
 	for i, tr := range trials {
 		for range 50 {
@@ -1013,6 +1032,7 @@ func testLeaks(t *testing.T, f *Factory) {
 		}
 		session.close()
 	}
+	// The first cycle may start what stays for good, such as threads of a library.
 	cycle()
 	goroutines, threads := runtime.NumGoroutine(), countThreads()
 	const cycles = 10
@@ -1022,6 +1042,7 @@ func testLeaks(t *testing.T, f *Factory) {
 	// Threads end a little after their goroutines.
 	for range 100 {
 		if runtime.NumGoroutine() <= goroutines && countThreads() < threads+cycles/2 {
+			// Threads of the Go runtime come and go; a leak would add one for each cycle.
 			return
 		}
 		time.Sleep(20 * time.Millisecond)

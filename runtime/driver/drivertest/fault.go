@@ -11,6 +11,7 @@ import (
 // Point is a kind of call at which a fault strikes.
 type Point string
 
+// The calls that can be made to fail.
 const (
 	AtOpen Point = "open"
 	AtLoad Point = "load"
@@ -29,6 +30,7 @@ type Fault struct {
 // Error is what an injected fault returns.
 type Error struct{ Fault Fault }
 
+// Error names the point and the number of the call, but not the processor.
 func (e *Error) Error() string { return fmt.Sprintf("injected fault: %s %d", e.Fault.At, e.Fault.K) }
 
 // Inject wraps a driver so that the fault strikes. ctx ends hangs, also those of Run, which has no
@@ -69,6 +71,7 @@ func (d *faulty) strike(at Point, sel string, ctx context.Context, closed <-chan
 	return &Error{d.fault}
 }
 
+// Open counts as one call at AtOpen. There is no processor yet that could end a hang, only contexts.
 func (d *faulty) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
 	if err := d.strike(AtOpen, c.Select, ctx, nil); err != nil {
 		return nil, err
@@ -89,6 +92,7 @@ type faultyProcessor struct {
 	closed chan struct{}
 }
 
+// Load counts as one call at AtLoad, before the artifact is looked at.
 func (p *faultyProcessor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
 	if err := p.d.strike(AtLoad, p.sel, ctx, p.closed); err != nil {
 		return nil, err
@@ -96,6 +100,7 @@ func (p *faultyProcessor) Load(ctx context.Context, a driver.Artifact, w driver.
 	return p.Processor.Load(ctx, a, w)
 }
 
+// Run counts as one call at AtRun. A call that fails takes no time and writes nothing.
 func (p *faultyProcessor) Run(e driver.Executable, b *driver.Bindings) (driver.Span, error) {
 	if err := p.d.strike(AtRun, p.sel, context.Background(), p.closed); err != nil {
 		now := p.Now()
@@ -104,6 +109,7 @@ func (p *faultyProcessor) Run(e driver.Executable, b *driver.Bindings) (driver.S
 	return p.Processor.Run(e, b)
 }
 
+// Close ends a hang first: the wrapped processor may wait for the call that hangs.
 func (p *faultyProcessor) Close() error {
 	p.once.Do(func() { close(p.closed) })
 	return p.Processor.Close()

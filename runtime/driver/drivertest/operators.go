@@ -84,6 +84,7 @@ func products(add func(ops ...op.Op)) {
 		if scheme.Scales() > 1 {
 			continue
 		}
+		// Shapes are M, K, N: decoding and prefill, below and above a tile, with and without a remainder.
 		for i, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64},
 			{13, 128, 97}, {1, 512, 672}, {21, 96, 160}, {33, 64, 32}} {
 			operator := op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: scheme}
@@ -93,6 +94,7 @@ func products(add func(ops ...op.Op)) {
 			}
 		}
 		for i, sh := range [][3]int{{1, 97, 131}, {6, 64, 32}} {
+			// Each form that a compiler may give the product is tried in two shapes.
 			for _, form := range op.FormsOf(sh[0], op.FormClasses) {
 				add(op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: scheme, Form: form, Bias: i == 1})
 			}
@@ -112,6 +114,7 @@ func expertProducts(add func(ops ...op.Op), scheme op.Scheme) {
 		operator := op.Op{Kind: op.ExpertMatMul, M: sh.m, Fan: sh.fan, Experts: sh.experts, K: sh.k, N: sh.n,
 			Scheme: scheme}
 		add(operator)
+		// Spread: all experts of a token read its one row, as the first product of an MLP does.
 		operator.Spread = true
 		add(operator)
 	}
@@ -123,6 +126,7 @@ func routers(add func(ops ...op.Op)) {
 		for _, sh := range [][3]int{{1, 1, 1}, {1, 16, 2}, {3, 7, 1}, {17, 16, 8}, {5, 60, 4}, {19, 128, 8}} {
 			operator := op.Op{Kind: op.Route, M: sh[0], Experts: sh[1], Fan: sh[2], Router: router}
 			if router == op.RouteSparseMixer {
+				// The mixer compares logits with the largest within a relative jitter.
 				operator.Fan, operator.Jitter = min(2, operator.Fan), 0.01*float64(sh[0])
 			}
 			add(operator)
@@ -144,6 +148,7 @@ func headOperators(add func(ops ...op.Op), shape op.Op) {
 		}
 	}
 	turn()
+	// Long contexts switch to other frequencies from 40 positions on, or stretch them (NTK).
 	operator.Amplitude, operator.LongFrom, operator.LongAmplitude = 0.8, 40, 1.2
 	turn()
 	if operator.HeadDim > 4 {
@@ -175,6 +180,7 @@ func headOperators(add func(ops ...op.Op), shape op.Op) {
 		}
 		operator.Batch = true
 		add(operator)
+		// A batch is tried with and without a window, and its cache with rows of sequences of their own.
 		operator.Window, operator.Cap, operator.Scale = 0, 0, 0
 		add(operator)
 		operator.Kind, operator.Context = op.KVAppend, 0
@@ -223,12 +229,15 @@ type blockMaker struct {
 	out     map[string]op.Graph
 }
 
+// begin starts a block with its values: inputs, outputs, and those between its nodes.
 func (b *blockMaker) begin(in, out []op.Value, temps ...op.Value) {
 	b.block = graph{layouts: b.layouts, Graph: op.Graph{Inputs: in, Outputs: out, Temps: temps}}
 }
 
+// end stores the block under a name, which the suite shows as that of a test.
 func (b *blockMaker) end(name string) { b.out[name] = b.block.Graph }
 
+// f32 is a float32 value [rows, cols].
 func (b *blockMaker) f32(name string, cols int) op.Value { return value(name, op.F32, b.rows, cols) }
 
 // quantised adds a node that quantises the rows of a value, and returns the names of codes and

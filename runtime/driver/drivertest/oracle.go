@@ -27,12 +27,14 @@ type array struct {
 	doubt []float64
 }
 
+// newArray is an array of zeros in the shape of a value.
 func newArray(v op.Value) *array {
 	elems := v.Rows * v.Cols
 	return &array{value: v, v: make([]float64, elems), size: make([]float64, elems), slack: make([]float64, elems),
 		doubt: make([]float64, elems)}
 }
 
+// at is the element of row r and column c.
 func (a *array) at(r, c int) float64 { return a.v[r*a.value.Cols+c] }
 
 // set stores a result, rounded to float32, and the magnitude of its terms.
@@ -55,6 +57,7 @@ func rowsInUse(g *op.Graph, name string, tokens int) int {
 	note := func(names []string, values []op.Value, m int) {
 		for i, value := range values {
 			if names[i] == name {
+				// Several rows for each token are those of its experts.
 				rows = max(rows, min(m, value.Rows, tokens)*max(1, value.Rows/m))
 			}
 		}
@@ -69,10 +72,11 @@ func rowsInUse(g *op.Graph, name string, tokens int) int {
 
 // cache is one layer's keys and values of some sequences, [sequences*heads*maxContext, dim] each.
 type cache struct {
-	typ          op.Type
-	heads, dim   int
-	maxContext   int
-	sequences    int
+	typ        op.Type
+	heads, dim int
+	maxContext int
+	sequences  int
+	// What the oracle expects the buffers below to hold.
 	k, v         []float64
 	kbuf, vbuf   driver.Buffer
 	kview, vview driver.View
@@ -105,6 +109,7 @@ func reroundSlack(o op.Op, j int, w []float32, x []float64) (slack float64) {
 func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c *cache, s driver.Scalars) {
 	for i := range g.Nodes {
 		node := &g.Nodes[i]
+		// A node with fewer rows than the call has tokens, such as the head, uses all of its own.
 		e := evaluation{Op: node.Op, cache: c, scalars: &s, tokens: min(node.Op.M, s.Rows)}
 		e.rows = e.tokens * max(1, e.Fan)
 		for _, name := range node.In {
@@ -285,6 +290,7 @@ func norm(e *evaluation) {
 	}
 }
 
+// layerNorm has a mean to subtract, whose cancellation is what the error is relative to.
 func layerNorm(e *evaluation) {
 	for row := range e.rows {
 		mean, sum := 0.0, 0.0
@@ -311,6 +317,7 @@ func qkNorm(e *evaluation) {
 	group := e.group()
 	for row := range e.rows {
 		values := e.unchanged(row)
+		// Sums of squares of each head, in the order of headAt: a group's queries, then its key.
 		squares := make([]float64, e.Heads+e.KVHeads)
 		queries, keys := 0.0, 0.0
 		for head := range squares {
@@ -353,6 +360,7 @@ func quantRows(e *evaluation) {
 		for j := range e.N {
 			top = math.Max(top, math.Abs(e.in[0].at(row, j)))
 		}
+		// A dynamic scale maps the largest magnitude of the row to the code 127.
 		scale := float64(float32(top / 127))
 		if e.Static {
 			scale = float64(op.StaticScale(e.w[0].v, float32(top)))
@@ -388,6 +396,7 @@ func (e *evaluation) activations(row int) []float64 {
 // matMul is a product, with the roundings that its scheme defines for activations and results.
 func matMul(e *evaluation) {
 	weight := e.w[0].v
+	// This scheme multiplies in f16, so that weights count as rounded to it.
 	if e.Scheme == op.A16FW16 {
 		weight = make([]float32, e.K*e.N)
 		for i := range weight {
@@ -532,6 +541,7 @@ func (e *evaluation) shares(row, query, begin, count int) (shares []float64, ste
 		shares[pos], top, steep = score, math.Max(top, score), math.Max(steep, math.Abs(score))
 	}
 	for pos := first; pos < count; pos++ {
+		// Less the largest score, no exponential overflows.
 		shares[pos] = math.Exp(shares[pos] - top)
 		sum += shares[pos]
 	}
@@ -545,6 +555,7 @@ func (e *evaluation) shares(row, query, begin, count int) (shares []float64, ste
 // where it does not. Each function returns the rounded value, and how far off a processor may be
 // whose exact value is only known to err. steps are those of a grid.
 func narrowing(operator op.Op, steps stored) (x, y func(v, err float64) (float64, float64)) {
+	// The permitted difference is how far the rounded value moves when the exact one moves by err.
 	with := func(to func(v float64) float64) func(v, err float64) (float64, float64) {
 		return func(v, err float64) (float64, float64) {
 			mid := to(v)
@@ -594,8 +605,9 @@ func rotation(o op.Op, table []float32, seq int) (freq []float32, amplitude floa
 	if o.LongFrom > 0 && seq > o.LongFrom {
 		if o.NTK == 0 {
 			freq, amplitude = table[half:], o.LongAmplitude
-			// NTK scaling: frequencies are stretched by how far the sequence exceeds LongFrom
 		} else {
+			// NTK scaling: the base grows with how far the sequence exceeds LongFrom, so that slow frequencies are
+			// stretched most.
 			stretch := o.NTK*float64(seq)/float64(o.LongFrom) - (o.NTK - 1)
 			freq = make([]float32, half)
 			for i := range freq {
@@ -634,11 +646,13 @@ func chooseExperts(operator op.Op, logits []float64) []choice {
 			top := float32(logits[order[j]])
 			for _, i := range order[j:] {
 				logit := float32(logits[i])
+				// Experts far below the best one are masked; the negated comparison keeps NaN among the others.
 				if !((top-logit)/max(float32(math.Abs(logits[i])), top) > float32(2*operator.Jitter)) {
 					among = append(among, i)
 				}
 			}
 		}
+		// The weight is exp(own) over the sum, computed relative to own.
 		own, sum, steep := logits[order[j]], 0.0, 1.0
 		for _, i := range among {
 			sum += math.Exp(logits[i] - own)

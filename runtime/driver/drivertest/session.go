@@ -28,6 +28,7 @@ type lane struct {
 	ended chan struct{}
 }
 
+// startLane starts the thread; stop ends it.
 func startLane() *lane {
 	started := &lane{calls: make(chan func()), ended: make(chan struct{})}
 	go func() {
@@ -52,6 +53,7 @@ func (l *lane) do(f func() error) error {
 	}
 }
 
+// stop ends the lane after its last call. A call that hangs blocks it.
 func (l *lane) stop() {
 	close(l.calls)
 	<-l.ended
@@ -85,6 +87,7 @@ func open(t testing.TB, f *Factory, c driver.Config) *session {
 	return opened
 }
 
+// close closes the processor on its lane and ends the lane. Further calls do nothing.
 func (s *session) close() {
 	if s.lane == nil {
 		return
@@ -99,9 +102,11 @@ func (s *session) close() {
 // trial is a compiled and loaded graph with data, in the oracle's form and packed.
 type trial struct {
 	// the processor
-	s       *session
-	graph   op.Graph
-	vals    map[string]*array
+	s     *session
+	graph op.Graph
+	// Operands by the name of the value, with the oracle's results after evaluate.
+	vals map[string]*array
+	// What the packed weights stand for, by name.
 	weights map[string]stored
 	packed  driver.Weights
 	cache   *cache
@@ -129,6 +134,7 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 			}
 		}
 	}
+	// Errors of earlier nodes are not tracked through later ones; a share of the largest result bounds them.
 	if len(graph.Nodes) > 1 {
 		tr.loose = 1e-4
 	}
@@ -163,6 +169,7 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 		case op.Rope:
 			invfreq[node.W[0]] = node.Op.Rotary() / 2
 		case op.KVAppend, op.Attention:
+			// A call uses one of three sequences, so that writing into a neighbour shows.
 			sequences := 3
 			if node.Op.Batch {
 				sequences = node.Op.M
@@ -171,6 +178,7 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 			if tr.cache == nil {
 				tr.cache = &cache{typ: node.Op.KV, heads: node.Op.KVHeads, dim: node.Op.HeadDim,
 					maxContext: maxContext, sequences: sequences, k: make([]float64, size), v: make([]float64, size)}
+				// Positions before those of the first call are filled too: attention reads them.
 				for i := range size {
 					tr.cache.k[i], tr.cache.v[i] = round(node.Op.KV, rng.NormFloat64()),
 						round(node.Op.KV, rng.NormFloat64())
@@ -212,6 +220,7 @@ func Pack(dst []byte, spec op.WeightSpec, values []float32) error {
 // activations and sums of that many products saturate.
 func (s *session) randomWeight(rng *rand.Rand, spec op.WeightSpec, angles int, static bool, sums int) (driver.Packed, stored) {
 	s.t.Helper()
+	// Experts are packed one by one, and lie one stride apart.
 	one := spec
 	one.Experts = 0
 	bytes, err := pack.Bytes(one)
@@ -244,6 +253,7 @@ func (s *session) randomWeight(rng *rand.Rand, spec op.WeightSpec, angles int, s
 		if err := Pack(packed, one, values); err != nil {
 			s.t.Fatal(err)
 		}
+		// Unpacking takes the error of quantisation out of the comparison.
 		if err := pack.Unpack(weight.v[expert*size:(expert+1)*size], one, packed); err != nil {
 			s.t.Fatal(err)
 		}
@@ -307,10 +317,12 @@ func (s *session) memory(bytes int64) []byte {
 	return region.Bytes()
 }
 
+// compile makes an artifact of a graph, with the options of the processor under test.
 func (s *session) compile(g op.Graph, w driver.Weights) (driver.Artifact, error) {
 	return s.f.Compiler.Compile(context.Background(), g, w, driver.Target{Proc: "p", Options: s.f.Config.Options})
 }
 
+// load loads an artifact on the lane; the caller closes what it returns.
 func (s *session) load(a driver.Artifact, w driver.Weights) (exe driver.Executable, err error) {
 	err = s.lane.do(func() (err error) {
 		exe, err = s.proc.Load(context.Background(), a, w)
@@ -319,6 +331,7 @@ func (s *session) load(a driver.Artifact, w driver.Weights) (exe driver.Executab
 	return exe, err
 }
 
+// load compiles the graph for the trial's weights and keeps the executable until the test ends.
 func (tr *trial) load() error {
 	artifact, err := tr.s.compile(tr.graph, tr.packed)
 	if err != nil {
@@ -349,6 +362,7 @@ func (tr *trial) bind(at place, sc driver.Scalars) *bound {
 	buffer := func(bytes int64) driver.Buffer {
 		var buffer driver.Buffer
 		err := session.lane.do(func() (err error) {
+			// Both kinds of memory must serve as operands.
 			if len(out.views)%2 == 0 {
 				buffer, err = session.proc.Import(session.memory(bytes))
 			} else {
@@ -367,6 +381,7 @@ func (tr *trial) bind(at place, sc driver.Scalars) *bound {
 			return view
 		}
 		size := int64(v.Type.Bytes())
+		// An in-place operand has one view; gaps make the stride larger than the columns.
 		view := driver.View{Type: v.Type, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols + 2*at.gap,
 			Offset: int64(at.gap) * size}
 		view.Buffer = buffer(int64(v.Rows+at.below) * int64(view.Stride) * size)
@@ -383,6 +398,7 @@ func (tr *trial) bind(at place, sc driver.Scalars) *bound {
 		out.b.Out = append(out.b.Out, view(value))
 	}
 	if cache := tr.cache; cache != nil {
+		// The cache lives as long as the trial: each call sees what the ones before it stored.
 		if cache.kbuf == nil {
 			rows := cache.sequences * cache.heads * cache.maxContext
 			bytes := int64(rows*cache.dim) * int64(cache.typ.Bytes())
@@ -402,6 +418,7 @@ func (tr *trial) bind(at place, sc driver.Scalars) *bound {
 	return out
 }
 
+// fillBytes sets every byte to v.
 func fillBytes(b []byte, v byte) {
 	for i := range b {
 		b[i] = v
@@ -418,6 +435,7 @@ func store(w driver.View, v []float64) {
 	}
 }
 
+// run executes one call on the lane.
 func (s *session) run(exe driver.Executable, b *driver.Bindings) (span driver.Span, err error) {
 	err = s.lane.do(func() (err error) {
 		span, err = s.proc.Run(exe, b)
@@ -476,6 +494,7 @@ func (tr *trial) compare(want *array, view driver.View, before []byte, rows int)
 	t.Helper()
 	size, name := view.Type.Bytes(), want.value.Name
 	all := view.Buffer.Bytes()
+	// Graphs of several nodes are judged relative to the largest result.
 	largest := 0.0
 	for _, value := range want.v[:rows*view.Cols] {
 		largest = math.Max(largest, math.Abs(value))
@@ -505,6 +524,7 @@ func (tr *trial) compare(want *array, view driver.View, before []byte, rows int)
 		case view.Type == op.U8:
 			allowed = want.size[j]
 		}
+		// The negated comparison also fails for NaN.
 		if !(math.Abs(got-want.v[j]) <= allowed) {
 			t.Fatalf("output %q [%d,%d]: got %v, want %v within %.3g", name, row, col, got, want.v[j], allowed)
 		}
@@ -523,6 +543,7 @@ func (tr *trial) compareCache(name string, view driver.View, want []float64) {
 	}
 	for i, value := range want {
 		got := decode(data[i*size:], view.Type)
+		// A single append only rounds, which is exact; behind other nodes the values have errors.
 		if len(tr.graph.Nodes) == 1 && got != value {
 			t.Fatalf("cache %s, row %d, column %d: got %v, want %v", name, i/view.Cols, i%view.Cols, got, value)
 		}
