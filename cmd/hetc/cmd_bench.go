@@ -8,6 +8,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
+// newBench groups the measurements; each is a command of its own below.
 func newBench(ui *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench",
 		Short: "measure plans and kernels against alternatives and bounds in the same run", Args: cobra.NoArgs,
@@ -17,6 +18,8 @@ func newBench(ui *cli.Streams) *cobra.Command {
 	return cmd
 }
 
+// newBenchProcessors answers whether a plan beats those of its processors alone; bench.Processors measures a given
+// plan, and bench.Sets solves for every processor and pair.
 func newBenchProcessors(ui *cli.Streams) *cobra.Command {
 	var options bench.Options
 	cmd := &cobra.Command{

@@ -7,6 +7,8 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 )
 
+// newBenchEngines answers how fast, large and exact hetc is beside llama.cpp on the same weights; bench.Engines
+// measures.
 func newBenchEngines(ui *cli.Streams) *cobra.Command {
 	var opts bench.EnginesOptions
 	cmd := &cobra.Command{

@@ -7,6 +7,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 )
 
+// newBenchKernels answers what share of this CPU's peak the host's kernels reach; bench.Kernels measures.
 func newBenchKernels(ui *cli.Streams) *cobra.Command {
 	var opts bench.KernelsOptions
 	cmd := &cobra.Command{

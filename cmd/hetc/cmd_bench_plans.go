@@ -13,6 +13,8 @@ import (
 	"github.com/hetc/hetc/internal/wholefile"
 )
 
+// newBenchPlans answers what solving gains over rules of thumb, on simulated SoCs; each row of compare.Tables makes one
+// comparison.
 func newBenchPlans(ui *cli.Streams) *cobra.Command {
 	var what, out string
 	var names []string

@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/wholefile"
 )
 
+// newBenchSolver answers how long each engine of solve takes; bench.SolverOptions.Run measures.
 func newBenchSolver(ui *cli.Streams) *cobra.Command {
 	var opts bench.SolverOptions
 	cmd := &cobra.Command{

@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/internal/unit"
 )
 
+// newBuild makes plans and bundles of a whole matrix; build.Run reads hetc.yaml and schedules the combinations.
 func newBuild(ui *cli.Streams) *cobra.Command {
 	var opts build.Options
 	cmd := &cobra.Command{

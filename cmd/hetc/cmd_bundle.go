@@ -8,6 +8,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 )
 
+// newEmit makes a signed bundle of a plan and its weights; bundling.Write packs, compiles and signs.
 func newEmit(ui *cli.Streams) *cobra.Command {
 	var opts bundling.Options
 	cmd := &cobra.Command{
@@ -38,6 +39,7 @@ func newEmit(ui *cli.Streams) *cobra.Command {
 	return cmd
 }
 
+// newVerify answers whether a bundle is whole and signed by a trusted key; bundling.Verify reads every byte.
 func newVerify(ui *cli.Streams) *cobra.Command {
 	var terms accept.Terms
 	cmd := &cobra.Command{
@@ -55,6 +57,7 @@ func newVerify(ui *cli.Streams) *cobra.Command {
 	return cmd
 }
 
+// newInspect shows a bundle's manifest, of which nothing is verified; bundling.Inspect reads it.
 func newInspect(ui *cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "inspect app.hetb",
@@ -64,6 +67,7 @@ func newInspect(ui *cli.Streams) *cobra.Command {
 	}
 }
 
+// newCheck answers whether a plan is legal for a model on a SoC; bundling.CheckPlan recomputes its program.
 func newCheck(ui *cli.Streams) *cobra.Command {
 	var soc, model string
 	cmd := &cobra.Command{

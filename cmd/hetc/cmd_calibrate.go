@@ -9,6 +9,8 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
+// newCalibrate answers what each precision loses in each class of weights; precision.CalibrateOptions.Run executes the
+// model on a text.
 func newCalibrate(ui *cli.Streams) *cobra.Command {
 	var opts precision.CalibrateOptions
 	cmd := &cobra.Command{

@@ -7,6 +7,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/diff"
 )
 
+// newDiff answers in what two plans or bundles differ; diff.Compare finds out which of both they are.
 func newDiff(ui *cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "diff A B",

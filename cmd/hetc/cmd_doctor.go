@@ -7,6 +7,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/doctor"
 )
 
+// newDoctor answers what works on this machine, or with a model; doctor.Show tries it.
 func newDoctor(ui *cli.Streams) *cobra.Command {
 	var model string
 	cmd := &cobra.Command{

@@ -10,6 +10,7 @@ import (
 	"github.com/hetc/hetc/solver/highs"
 )
 
+// newDrivers lists drivers and engines with what they offer here or lack; doctor.Describe asks each driver.
 func newDrivers(ui *cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "drivers",

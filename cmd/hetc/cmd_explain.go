@@ -7,6 +7,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/explain"
 )
 
+// newExplain answers why a plan is as it is; explain.Options.Run words what solver/explain computes.
 func newExplain(ui *cli.Streams) *cobra.Command {
 	var opts explain.Options
 	cmd := &cobra.Command{

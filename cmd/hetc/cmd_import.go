@@ -8,6 +8,7 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
+// newImport makes a record of another program's table of times; measure.Import maps its columns.
 func newImport(ui *cli.Streams) *cobra.Command {
 	var opts measure.ImportOptions
 	cmd := &cobra.Command{

@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/planir/bundle"
 )
 
+// newKeygen makes the pair of keys that sign and verify bundles; emit.GenerateKey makes it.
 func newKeygen(ui *cli.Streams) *cobra.Command {
 	var out, kind string
 	var dev bool

@@ -10,6 +10,8 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
+// newLoads answers how many rows each expert gets, on a text or drawn from a distribution; precision.LoadsOptions.Run
+// counts them.
 func newLoads(ui *cli.Streams) *cobra.Command {
 	var opts precision.LoadsOptions
 	cmd := &cobra.Command{

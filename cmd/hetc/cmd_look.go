@@ -22,6 +22,7 @@ func newRun(s *cli.Streams) *cobra.Command {
 	return cmd
 }
 
+// newSocs shows the catalog of described SoCs; package catalog words it.
 func newSocs(ui *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "socs", Short: "list and show SoCs", Args: cobra.NoArgs,

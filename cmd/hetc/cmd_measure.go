@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/profiler"
 )
 
+// newProbe writes the SoC file of this machine; measure.Probe measures peak rates and bandwidths.
 func newProbe(ui *cli.Streams) *cobra.Command {
 	var opts measure.ProbeOptions
 	cmd := &cobra.Command{
@@ -31,6 +32,8 @@ func newProbe(ui *cli.Streams) *cobra.Command {
 	return cmd
 }
 
+// newProfile measures a model's operators on the processors; measure.Profile fills a record, and measure.CompilerFacts
+// asks only the target's compiler.
 func newProfile(ui *cli.Streams) *cobra.Command {
 	var options measure.ProfileOptions
 	cmd := &cobra.Command{
@@ -78,6 +81,7 @@ func newProfile(ui *cli.Streams) *cobra.Command {
 	return cmd
 }
 
+// newFit makes latency models of a record; measure.Fit writes them as a costs file.
 func newFit(ui *cli.Streams) *cobra.Command {
 	var options measure.FitOptions
 	cmd := &cobra.Command{

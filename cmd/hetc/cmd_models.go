@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 )
 
+// newModels groups what is done with models alone; package catalog does it.
 func newModels(ui *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "models", Short: "list, show and synthesise models", Args: cobra.NoArgs,
@@ -26,6 +27,7 @@ func newModels(ui *cli.Streams) *cobra.Command {
 	return cmd
 }
 
+// newSynth writes a model of a known shape with random weights, for measuring without a download.
 func newSynth(ui *cli.Streams) *cobra.Command {
 	var out, element string
 	var seed uint64
@@ -46,6 +48,7 @@ func newSynth(ui *cli.Streams) *cobra.Command {
 	return cmd
 }
 
+// newExport writes a model as a GGUF file, for llama.cpp and others.
 func newExport(ui *cli.Streams) *cobra.Command {
 	var out, element string
 	cmd := &cobra.Command{

@@ -9,6 +9,8 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
+// newQuality answers how far a bundle or plan is from float32 on a text; precision.QualityOptions.Run compares both
+// executions.
 func newQuality(ui *cli.Streams) *cobra.Command {
 	var opts precision.QualityOptions
 	cmd := &cobra.Command{

@@ -8,6 +8,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
+// newQuick goes from a model to a running bundle; quick.Run calls the commands of all steps, for which it gets newRoot.
 func newQuick(ui *cli.Streams) *cobra.Command {
 	var opts quick.Options
 	cmd := &cobra.Command{

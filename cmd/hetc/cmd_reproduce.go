@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/papers"
 )
 
+// newReproduce recomputes figures of papers beside the printed ones; package papers holds the items.
 func newReproduce(ui *cli.Streams) *cobra.Command {
 	var list bool
 	cmd := &cobra.Command{

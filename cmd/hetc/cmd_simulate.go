@@ -8,6 +8,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
+// newSimulate answers how a plan serves a trace of requests, by its predictions; traffic.RunSimulate plays it.
 func newSimulate(ui *cli.Streams) *cobra.Command {
 	var options traffic.Options
 	cmd := &cobra.Command{
@@ -25,6 +26,7 @@ func newSimulate(ui *cli.Streams) *cobra.Command {
 	return cmd
 }
 
+// newBenchServing answers the same by measuring; traffic.RunMeasure executes the trace under every policy.
 func newBenchServing(ui *cli.Streams) *cobra.Command {
 	var options traffic.Options
 	cmd := &cobra.Command{

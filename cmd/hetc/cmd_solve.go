@@ -8,6 +8,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/solving"
 )
 
+// newSolve decides which processor computes what; solving.Solve reads the inputs, and package solver decides.
 func newSolve(ui *cli.Streams) *cobra.Command {
 	var opts solving.Options
 	cmd := &cobra.Command{

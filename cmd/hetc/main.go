@@ -21,6 +21,8 @@ import (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
+// run is the program as a function: its result is the exit code. hetc also starts itself as a worker, so that a library
+// which crashes ends the worker alone.
 func run(args []string, in io.Reader, out, errw io.Writer) int {
 	if library, ok := highs.Worker(args); ok { // this process is part of another hetc
 		if err := highs.Work(library, in, out); err != nil {
@@ -46,6 +48,7 @@ func run(args []string, in io.Reader, out, errw io.Writer) int {
 	return cli.Main("hetc", args, in, out, errw, newRoot)
 }
 
+// newRoot is the tree of all commands. Calls are independent of each other, which hetc quick relies on.
 func newRoot(ui *cli.Streams) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "hetc",
@@ -87,6 +90,7 @@ func describe(cmd *cobra.Command, name string) {
 	}
 }
 
+// newVersion prints the version, and with --licenses the licences of what the program contains.
 func newVersion(ui *cli.Streams) *cobra.Command {
 	licences := false
 	cmd := &cobra.Command{
