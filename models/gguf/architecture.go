@@ -43,6 +43,7 @@ func (p namePair) norm() bool { return strings.Contains(p.hf, "norm") }
 // router tensors choose experts; they are never quantised.
 func (p namePair) router() bool { return strings.Contains(p.stored, "_gate_inp") }
 
+// perLayer reports whether each layer has the tensor, perExpert whether each expert has a matrix of it.
 func (p namePair) perLayer() bool  { return strings.Contains(p.stored, "{l}") }
 func (p namePair) perExpert() bool { return strings.Contains(p.hf, "{e}") }
 
@@ -55,6 +56,7 @@ func pairs(groups ...string) []namePair {
 		if len(fields) != 2 {
 			continue
 		}
+		// A line such as ".attn_q.bias? .self_attn.q_proj.bias".
 		stored, optional := strings.CutSuffix(fields[0], "?")
 		pair := namePair{stored, fields[1], optional}
 		if rest, ok := strings.CutPrefix(pair.stored, "."); ok {

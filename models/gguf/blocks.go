@@ -6,8 +6,8 @@ import (
 	"github.com/hetc/hetc/internal/number"
 )
 
-// The block formats of ggml, named as it names them: Q4_0 are 4-bit values with a scale for each block of 32, Q4_1 have a
-// minimum too. Blocks of Q4_K, Q5_K and Q6_K have 256 values in groups whose scales are quantised again.
+// The block formats of ggml, named as it names them: Q4_0 are 4-bit values with a scale for each block of 32, Q4_1 have
+// a minimum too. Blocks of Q4_K, Q5_K and Q6_K have 256 values in groups whose scales are quantised again.
 //
 // Products are rounded to float32 before they are added to anything (float32(a*b) + c), so that every machine gives the
 // reference's bits.
@@ -108,6 +108,7 @@ func decodeQ6K(dst []float32, b []byte) {
 	for half := range 2 {
 		low, high := b[64*half:64*half+64], b[128+32*half:160+32*half]
 		scales, out := b[192+8*half:200+8*half], dst[128*half:128*half+128]
+		// One scale for each 16 values.
 		var ds [8]float32
 		for j := range ds {
 			ds[j] = scale * float32(int8(scales[j]))

@@ -108,6 +108,7 @@ func toFloat(v any) (float64, bool) {
 
 // int reads an integer in lo..hi; def < 0 makes it required.
 func (c *exportConfig) int(key string, def, lo, hi int) int {
+	// A null counts as a missing key, as readers of config.json take it.
 	if c.keys[key] == nil && def >= 0 {
 		return def
 	}
@@ -164,6 +165,7 @@ func (c *exportConfig) metadata(arch *architecture) {
 	hidden := c.int("hidden_size", -1, 1, maxDim)
 	c.heads = c.int("num_attention_heads", -1, 1, maxDim)
 	c.kvHeads = c.int("num_key_value_heads", c.heads, 1, maxDim)
+	// Older configurations leave the width of a head to the residual stream's.
 	headDim := c.int("head_dim", max(1, hidden/c.heads), 1, maxDim)
 	context := c.int("max_position_embeddings", 2048, 1, math.MaxInt32)
 	c.vocab = c.int("vocab_size", -1, 1, maxDim)
@@ -210,6 +212,7 @@ func (c *exportConfig) metadata(arch *architecture) {
 func (c *exportConfig) gemma2(hidden, headDim int) {
 	c.cap("attn_logit_softcapping", 50)
 	c.cap("final_logit_softcapping", 30)
+	// What readers assume: scores are divided by its square root.
 	implied := headDim
 	if c.layers == 46 { // the 27B, see queryScalar
 		implied = hidden / c.heads
@@ -412,6 +415,7 @@ func (c *exportConfig) tokenizer(directory *Directory) ([]keyValue, error) {
 // sources lists the tensors in the order in which they are written: the embedding, the layers, the head.
 func (c *exportConfig) sources(arch *architecture, directory *Directory, elementType op.Type) ([]tensorSource, error) {
 	list := &sourceList{cfg: c, arch: arch, directory: directory, elementType: elementType, left: map[string]bool{}}
+	// Each tensor that finds a place is taken off this list; what stays is refused at the end.
 	for _, name := range directory.Names {
 		list.left[name] = true
 	}
@@ -425,6 +429,7 @@ func (c *exportConfig) sources(arch *architecture, directory *Directory, element
 		values []float32
 	}{{ropeFreqs, c.freqs}, {ropeLong, c.long}, {ropeShort, c.short}} {
 		if factors.values != nil {
+			// Factors follow from the configuration and are no tensors of the directory.
 			row := func(dst []float32, _ int) error { copy(dst, factors.values); return nil }
 			list.out = append(list.out,
 				tensorSource{Name: factors.name, Type: op.F32, Shape: []int{len(factors.values)}, Row: row})
@@ -526,6 +531,7 @@ func (x *sourceList) partNames(name string) []string {
 		}
 	}
 	var out []string
+	// The chain of parts from row 0; each part begins where the one before it ends.
 	for at := 0; next[at].name != ""; at = next[at].to {
 		out = append(out, next[at].name)
 	}
@@ -535,6 +541,7 @@ func (x *sourceList) partNames(name string) []string {
 // joined is a matrix whose rows are those of its parts.
 type joined []Matrix
 
+// Shape is [rows of all parts, columns of any].
 func (j joined) Shape() []int {
 	rows := 0
 	for _, part := range j {
@@ -554,6 +561,7 @@ func (j joined) Read(dst []float32, row0, row1, col0, col1 int) error {
 			}
 			dst = dst[count:]
 		}
+		// Rows of the next part count from its own first.
 		row0, row1 = row0-rows, row1-rows
 	}
 	return nil
@@ -643,6 +651,7 @@ func (x *sourceList) stack(source tensorSource, name string) {
 	}
 	rows, cols := parts[0].Shape()[0], parts[0].Shape()[1]
 	source.Shape = []int{len(parts), rows, cols}
+	// Row r of the stack is row r%rows of expert r/rows.
 	source.Row = func(dst []float32, r int) error { return parts[r/rows].Read(dst, r%rows, r%rows+1, 0, cols) }
 	x.put(source)
 }

@@ -219,6 +219,7 @@ func (r *reader) value() value {
 	}
 	start := r.at
 	if entry.kind == kindString {
+		// Only lengths are walked; the sum of all strings is bounded, not just each.
 		for i := 0; i < entry.n && r.err == nil; i++ {
 			r.take(r.count(maxValueBytes, "length of a string"), "a string")
 			if r.at-start > maxValueBytes {
@@ -244,6 +245,7 @@ func (v value) decode() any {
 	if v.kind == kindString {
 		return v.strings()
 	}
+	// Scalars are decoded as lists of one element, so that one call serves both.
 	list := reflect.MakeSlice(reflect.SliceOf(reflect.TypeOf(kindTypes[v.kind])), v.n, v.n)
 	if _, err := binary.Decode(v.raw, binary.LittleEndian, list.Interface()); err != nil {
 		panic("BUG: decode a metadata value that was bounded: " + err.Error())
@@ -256,6 +258,7 @@ func (v value) decode() any {
 
 // strings returns a string or a list of them; one copy holds all strings of the list.
 func (v value) strings() any {
+	// The copy includes the lengths between the strings: 8 bytes each, and one allocation.
 	whole := string(v.raw)
 	out := make([]string, v.n)
 	at := 0
@@ -289,6 +292,7 @@ func parse(raw []byte) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The number of tensors is only a claim, so it allocates no more than this at first.
 	table := make([]extent, 0, min(tensors, 1024))
 	for i := range tensors {
 		entry := header.tensor()
@@ -303,6 +307,7 @@ func parse(raw []byte) (*File, error) {
 	if header.err != nil {
 		return nil, header.err
 	}
+	// The data section begins at the next multiple of the alignment.
 	data := raw[min(len(raw), header.at+(align-header.at%align)%align):]
 	return f, f.place(table, data)
 }
@@ -346,6 +351,7 @@ func (f *File) metadata(header *reader) error {
 
 // place gives the tensors their data, in its order, and refuses those that overlap or end beyond it.
 func (f *File) place(table []extent, data []byte) error {
+	// In the order of their data, overlap shows between neighbours.
 	sort.SliceStable(table, func(a, b int) bool { return table[a].begin < table[b].begin })
 	end := int64(0)
 	for i, entry := range table {
@@ -361,6 +367,7 @@ func (f *File) place(table []extent, data []byte) error {
 		if _, dup := f.index[entry.Name]; dup {
 			return fmt.Errorf("tensor %q twice", entry.Name)
 		}
+		// The capacity ends with the tensor, so that an append cannot write into the next one.
 		entry.Data = data[entry.begin:end:end]
 		f.index[entry.Name] = len(f.tensors)
 		f.tensors = append(f.tensors, entry.Tensor)
@@ -428,6 +435,7 @@ func toInt(v any) (int, bool) {
 // extent is a tensor and where the table says its bytes are, counted from the start of the data.
 type extent struct {
 	Tensor
+	// begin is relative to the data section, which follows the table.
 	begin, size int64  // bytes
 	typ         uint32 // as the table has it, see ggmlTypes
 }
@@ -475,6 +483,7 @@ func (e *extent) check(align int) error {
 		if i == len(e.Shape)-1 {
 			dim /= layout.block
 		}
+		// Divided, not multiplied: the product could overflow.
 		if dim <= 0 || size > mem.MaxBytes/int64(dim) {
 			return fmt.Errorf("shape %v is impossible", e.Shape)
 		}

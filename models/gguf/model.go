@@ -55,6 +55,7 @@ func (f *File) architecture() (*architecture, error) {
 		return nil, diag.New(diag.ClassInput, "metadata key %q: missing", key).
 			WithHint("the file holds no model that llama.cpp converters made")
 	}
+	// Llama and Mixtral share a name, for example.
 	experts, _ := f.integer(fmt.Sprint(name, ".expert_count"))
 	var known *architecture
 	for i := range architectures {
@@ -189,6 +190,7 @@ func (l *viewList) addExperts(tensor Tensor, hf string, first, rows int) error {
 
 // put adds a view, up to maxViews: how many experts there are is what the file claims.
 func (l *viewList) put(name string, view View) error {
+	// Layers times experts may be large in a small file.
 	if len(l.out) == maxViews {
 		return diag.New(diag.ClassInput, "more than %d tensors", maxViews)
 	}
@@ -198,6 +200,7 @@ func (l *viewList) put(name string, view View) error {
 
 // projections is where the projections end that share a tensor of that Hugging Face name; nil for others.
 func (k *keys) projections(hf string) []int {
+	// Rows of a fused tensor: queries, keys, values; or gates and ups.
 	query, kv := k.headDim*k.heads, k.headDim*k.kvHeads
 	switch {
 	case strings.Contains(hf, ".qkv_proj."):
@@ -269,6 +272,7 @@ func (k *keys) get(key string) (any, bool) {
 		return nil, false
 	}
 	switch stored.(type) {
+	// Only lists of numbers have one value for each layer.
 	case []int32, []uint32, []float32:
 	default:
 		return stored, true
@@ -374,6 +378,7 @@ func (k *keys) must(key string, neutral ...float64) {
 		return
 	}
 	number, ok := storedNumber(stored)
+	// true counts as 1, false as 0.
 	if on, isBool := stored.(bool); isBool {
 		number, ok = 0, true
 		if on {

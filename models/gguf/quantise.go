@@ -15,6 +15,7 @@ import (
 // Values without an image in the type are an error: NaN and infinities, and in f16 and in the scales
 // of blocks also values that overflow.
 func encode(dst []byte, row []float32, elementType op.Type) ([]byte, error) {
+	// Refused here, so that the encoders below see finite numbers only.
 	for i, value := range row {
 		if math.IsNaN(float64(value)) || math.IsInf(float64(value), 0) {
 			return nil, fmt.Errorf("column %d: %v has no image in type %s", i, value, elementType)
@@ -79,6 +80,7 @@ func appendQ8_0(dst []byte, block []float32) ([]byte, bool) {
 	dst = binary.LittleEndian.AppendUint16(dst, stored)
 	for _, value := range block {
 		size := math.Abs(float64(float32(value * id)))
+		// Twice the fraction is at least 1 exactly where it rounds up.
 		quant := math.Floor(size)
 		quant += math.Floor(2 * (size - quant))
 		if value < 0 {
@@ -102,6 +104,7 @@ func appendQ4_0(dst []byte, block []float32) ([]byte, bool) {
 	id := inverse(scale)
 	stored, ok := toHalf(scale)
 	dst = binary.LittleEndian.AppendUint16(dst, stored)
+	// Codes count from 0, which stands for -8; adding 8.5 and cutting rounds half up.
 	nibble := func(v float32) byte { return byte(min(15, int(float32(v*id)+8.5))) }
 	for i := range 16 {
 		dst = append(dst, nibble(block[i])|nibble(block[i+16])<<4)

@@ -39,6 +39,7 @@ func (s *scaling) scaled() bool { return s.factor != 0 && s.factor != 1 && s.kin
 func (k *keys) scaling() *scaling {
 	s := &scaling{theta: k.float("rope.freq_base", 10000, 1, math.MaxFloat32)}
 	k.must("rope.freq_base_swa", s.theta)
+	// Files without scaling lack the key; then the factor below is 0 too.
 	s.kind = k.string("rope.scaling.type", "linear")
 	if !slices.Contains([]string{"none", "linear", "yarn", "longrope"}, s.kind) {
 		k.fail("rope.scaling.type", "%q is not supported; supported: none, linear, yarn, longrope", s.kind)
@@ -101,6 +102,8 @@ func (k *keys) frequencyFactors(s *scaling, freqs []float32, rotated int) map[st
 	if !slices.ContainsFunc(freqs, func(factor float32) bool { return factor != 1 }) {
 		return map[string]any{"rope_type": "default", "rope_theta": s.theta}
 	}
+	// Llama 3 divides its slowest frequencies by the whole factor, so the largest one is it. The formula is then tried
+	// with both contexts that files may mean.
 	factor := peak(freqs)
 	for _, context := range []int{s.original, llama3Original} {
 		if close32(freqs, llama3Factors(s.theta, factor, llama3Low, llama3High, float64(context), rotated)) {
@@ -204,6 +207,7 @@ func llama3Factors(theta, factor, low, high, original float64, rotary int) []flo
 // close32 reports whether two lists differ by float32 rounding only.
 func close32(a, b []float32) bool {
 	for i := range a {
+		// Both lists have one element for each frequency, all positive.
 		if math.Abs(float64(a[i])/float64(b[i])-1) > 1e-5 {
 			return false
 		}
@@ -242,6 +246,7 @@ func (c *exportConfig) rope(arch *architecture, headDim, context int) {
 	r.params = map[string]any{}
 	maps.Copy(r.params, inner)
 	for _, key := range []string{"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"} {
+		// The original context counts from outside even where the parameters have one.
 		if c.keys[key] != nil && (r.params[key] == nil || key == "original_max_position_embeddings") {
 			r.params[key] = c.keys[key]
 		}
@@ -308,6 +313,7 @@ func (r *ropeExport) llama3() {
 	factor, low := r.number("factor", -1, 1, 1e6), r.number("low_freq_factor", -1, 0, 1e6)
 	high := r.number("high_freq_factor", -1, 0, 1e6)
 	r.freqs = llama3Factors(r.theta, factor, low, high, r.original(), r.rotated)
+	// Readers that want the formula back assume the published original.
 	if length := r.original(); length != llama3Original {
 		r.put("rope.scaling.original_context_length", uint32(length))
 	}
@@ -321,6 +327,7 @@ func (r *ropeExport) yarn() {
 	r.put("rope.scaling.original_context_length", uint32(r.original()))
 	attention := yarnAttention(factor)
 	mscale, all := r.number("mscale", 0, 0, 1e3), r.number("mscale_all_dim", 0, 0, 1e3)
+	// The two scales of DeepSeek's variant: what remains of the attention factor is their quotient.
 	if mscale != 0 && all != 0 && factor > 1 {
 		attention = (0.1*mscale*math.Log(factor) + 1) / (0.1*all*math.Log(factor) + 1)
 	}
@@ -343,6 +350,7 @@ func (r *ropeExport) longrope() {
 	factor := r.number("factor", float64(r.context)/r.original(), 0, 1e6)
 	attention := 1.0
 	if factor > 1 {
+		// LongRoPE's default factor on the rotated values.
 		attention = math.Sqrt(1 + math.Log(factor)/math.Log(r.original()))
 	}
 	attention = r.number("attention_factor", attention, 1e-3, 1e3)

@@ -51,6 +51,7 @@ func (v View) rows() int {
 	return v.shape[0]
 }
 
+// cols is the number of columns, of a vector that of its elements.
 func (v View) cols() int { return v.shape[len(v.shape)-1] }
 
 // Data returns the stored bytes of the view, read-only and dead after File.Close.
@@ -59,6 +60,7 @@ func (v View) Data() []byte {
 		size := layouts[v.t.Type].bytes
 		return v.t.Data[v.first*size : (v.first+v.shape[0])*size]
 	}
+	// Bytes of a row of the stored tensor, whatever its type.
 	stride := len(v.t.Data) / v.t.Rows()
 	return v.t.Data[v.first*stride : (v.first+v.rows())*stride]
 }

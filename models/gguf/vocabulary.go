@@ -9,8 +9,8 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// Export of tokenizers is the inverse of tokenizer.go. A tokenizer.json may contain any pipeline of steps; GGUF has names
-// for a few of them. Whatever has none is refused, because a reader would tokenise differently.
+// Export of tokenizers is the inverse of tokenizer.go. A tokenizer.json may contain any pipeline of steps; GGUF has
+// names for a few of them. Whatever has none is refused, because a reader would tokenise differently.
 
 // readTokenizer is a tokenizer.json as it is read; parts that can have many forms stay raw.
 type readTokenizer struct {
@@ -186,6 +186,7 @@ func (v *vocab) splittingOf(parsed *readTokenizer) error {
 	if err != nil {
 		return noForm("pre_tokenizer", "%v", err)
 	}
+	// Only the byte-level step makes bytes visible, and it always comes last.
 	if len(splitters) > 0 && splitters[len(splitters)-1].Type == "ByteLevel" {
 		return v.byteLevelSplitting(parsed, normalizers, splitters)
 	}
@@ -209,6 +210,7 @@ func (v *vocab) byteLevelSplitting(parsed *readTokenizer, normalizers, splitters
 		if found.pattern == "" {
 			return noForm("pre_tokenizer", "a Split without a regular expression is not supported")
 		}
+		// GPT-2's pattern is the byte-level step's own, so both spellings have one name.
 		if found.pattern == patternGPT2 {
 			found.pattern = ""
 		}
@@ -274,6 +276,7 @@ func (v *vocab) scoreTokens(parsed *readTokenizer) {
 		case isByte && v.types[i] == tokenNormal:
 			v.types[i] = tokenByte
 		case v.types[i] == tokenNormal:
+			// Tokens that no merge makes come after all that one makes.
 			v.scores[i] = -float32(len(v.merges))
 		case v.types[i] == tokenUser: // readers look for them in text as it is written
 			v.tokens[i] = strings.ReplaceAll(token, space, " ")
@@ -284,6 +287,7 @@ func (v *vocab) scoreTokens(parsed *readTokenizer) {
 			v.unk, v.types[id] = id, tokenUnknown
 		}
 	}
+	// Backwards, so that the first merge that makes a token gives it its score.
 	for i, merge := range slices.Backward(v.merges) {
 		if id, ok := v.ids[merge[0]+merge[1]]; ok && v.types[id] == tokenNormal {
 			v.scores[id] = -float32(i)
@@ -319,6 +323,7 @@ func (v *vocab) specials(parsed *readTokenizer, config []byte) error {
 		}
 		return nil
 	}
+	// The settings come first; special tokens of the template must agree with them.
 	v.bos, v.eos, v.pad = named("bos_token"), named("eos_token"), named("pad_token")
 	if v.unk < 0 {
 		v.unk = named("unk_token")
@@ -352,6 +357,7 @@ func (v *vocab) readTemplate(pieces []templatePiece) error {
 		if piece.SpecialToken != nil {
 			id, ok = v.ids[piece.SpecialToken.ID]
 		}
+		// Before the text only the begin token has a key, behind it only the end token.
 		token, add := &v.bos, &v.addBOS
 		if behind {
 			token, add = &v.eos, &v.addEOS
@@ -384,6 +390,7 @@ func (v *vocab) metadata() []keyValue {
 		out = append(out, keyValue{p + "scores", v.scores})
 	}
 	out = append(out, keyValue{p + "token_type", types})
+	// A SentencePiece vocabulary leaves out merges that follow from its scores.
 	if len(v.merges) > 0 || v.split != nil {
 		merges := make([]string, len(v.merges))
 		for i, merge := range v.merges {

@@ -89,6 +89,7 @@ func head(metadata []keyValue, tensors []tensorSource) ([]byte, error) {
 		}
 		buf = le.AppendUint32(buf, layouts[source.Type].id)
 		buf = le.AppendUint64(buf, uint64(at))
+		// Offsets count from the data section, whose parts are padded each.
 		at += (size + defaultAlignment - 1) / defaultAlignment * defaultAlignment
 	}
 	return pad(buf), nil
@@ -126,6 +127,7 @@ func appendValue(buf []byte, v any) ([]byte, bool) {
 	}
 	of := kindString
 	if element != reflect.TypeFor[string]() {
+		// The index of the Go type in kindTypes is the kind's number in the file.
 		at := slices.IndexFunc(kindTypes[:], func(x any) bool { return x != nil && reflect.TypeOf(x) == element })
 		if at < 0 {
 			return buf, false
@@ -184,6 +186,7 @@ func (t *tensorSource) stream(ctx context.Context, dst io.Writer) error {
 	for _, dim := range t.Shape[:len(t.Shape)-1] {
 		rows *= dim
 	}
+	// Rows of a chunk: at least one, however long it is.
 	each := max(1, chunkValues/cols)
 	workers := runtime.GOMAXPROCS(0)
 	out, errs := make([][]byte, workers), make([]error, workers)
@@ -218,6 +221,7 @@ func (t *tensorSource) stream(ctx context.Context, dst io.Writer) error {
 			written += len(out[i])
 		}
 	}
+	// The next tensor begins on the alignment.
 	var zeros [defaultAlignment]byte
 	_, err := dst.Write(zeros[:(defaultAlignment-written%defaultAlignment)%defaultAlignment])
 	return err
