@@ -36,7 +36,8 @@ type Options struct {
 	Calibration      string
 	// tokens of the prompt, tokens decoded after it, and rounds of measuring
 	PromptLen, Gen, Rounds int
-	All                    bool
+	// All measures sets of processors too that equal another one in driver, kind and number of cores.
+	All bool
 }
 
 // candidate is a plan that is measured, with its summaries and predictions in ns.
@@ -71,6 +72,7 @@ func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
 	if err := check.Plan(plan, model, soc).Err(); err != nil {
 		return err
 	}
+	// Refused before the weights are packed, which takes the time.
 	if need := options.PromptLen + options.Gen; need > plan.MaxContext {
 		return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d",
 			options.PromptLen, options.Gen, need, plan.MaxContext)
@@ -120,6 +122,7 @@ func measureRounds(ctx context.Context, list []*candidate, options *Options) (vi
 			for _, ns := range times.DecodeNS {
 				sum += float64(ns)
 			}
+			// Single tokens vary with their position; their mean over a round is one sample.
 			candidate.decode = append(candidate.decode, sum/float64(len(times.DecodeNS)))
 		}
 	}
@@ -139,6 +142,7 @@ func measureRounds(ctx context.Context, list []*candidate, options *Options) (vi
 func candidates(
 	ctx context.Context, plan *planir.Plan, model *models.Model, cal *calibration.Calibration, soc *socs.SoC,
 ) (list []*candidate, release func(), err error) {
+	// release is valid from here on, whatever fails below.
 	opened := &fleet{model: model, cal: cal, soc: soc}
 	release = opened.close
 	names, plans := []string{"plan"}, []*planir.Plan{plan}
@@ -231,6 +235,7 @@ func singlePlan(base *planir.Plan, model *models.Model, proc *planir.Proc) (*pla
 	var err error
 	single.Decisions, err = lower.Trivial(&graph, proc.Name, rows, base.MaxContext, base.KV,
 		func(node string, r int) op.Scheme {
+			// Lengths for which the plan decided nothing, such as the head's, use the schemes of one row.
 			for _, at := range []int{r, 1} {
 				if decision := base.DecisionFor(node, at); decision != nil {
 					return decision.Scheme
@@ -271,6 +276,8 @@ func predict(list []*candidate, plan *planir.Plan, options *Options) {
 		if candidate.machine.Plan() == plan {
 			proc = ""
 		}
+		// As the executor does: the decider names a program for the rows that are left, and each program takes its
+		// rows.
 		for left := options.PromptLen; left > 0; {
 			for _, decide := range plan.Program.Decider {
 				if left >= decide.Min && left <= decide.Max {
@@ -313,6 +320,7 @@ func report(
 		}
 		return out
 	}
+	// list[0] is the plan itself; the others are those of single processors.
 	best := func(get func(*candidate) float64) float64 {
 		least := 0.0
 		for _, candidate := range list[1:] {
@@ -343,10 +351,10 @@ func report(
 		"rounds": options.Rounds, "candidates": list, "weight_bytes_per_token": bytes,
 	}
 	plan := list[0]
+	// Bytes per nanosecond are GB/s.
 	rate := float64(bytes) / plan.Decode.Median
 	ui.Printf("\ndecode reads %.1f MB of weights a token: %.1f GB/s", float64(bytes)/1e6, rate)
 	if soc != nil && !virtual {
-		// processors that the plan uses side by side when decoding
 		var single []string // those that the plan runs side by side when decoding
 		for _, ph := range base.Program.Programs {
 			if ph.Rows == 1 {
@@ -366,6 +374,7 @@ func report(
 					sum += 1e9 / candidate.Decode.Median
 				}
 			}
+			// Neither more than all processors have alone nor more than memory delivers to them together.
 			bound := min(sum, joint*1e9/float64(bytes))
 			tps := 1e9 / plan.Decode.Median
 			ui.Printf(", %.0f %% of the joint %.1f GB/s\nplan %.2f tokens/s, %.2f of min(sum of singles %.2f, joint "+
@@ -402,9 +411,11 @@ func decodeBytes(plan *planir.Plan) int64 {
 				for _, st := range lane.Steps {
 					for _, ref := range st.W {
 						pack := packs[ref.Pack]
+						// Tables are read one row a token, which counts for nothing.
 						if pack.Layout == op.RowsLayout {
 							continue
 						}
+						// A step reads columns C0 to C1 of a pack that holds N0 to N1.
 						bytes := pack.Bytes * int64(ref.C1-ref.C0) / int64(pack.N1-pack.N0)
 						if pack.Experts > 0 {
 							bytes = bytes / int64(pack.Experts) * int64(min(fan[st.Run], pack.Experts))

@@ -72,6 +72,7 @@ func Engines(ctx context.Context, ui *cli.Streams, o *EnginesOptions) error {
 func (o *EnginesOptions) validate() (*enginesBench, error) {
 	bench := &enginesBench{EnginesOptions: o}
 	for _, check := range []func() error{
+		// In this order: later checks rely on lists that are not empty.
 		o.checkNumbers, o.checkFormats, o.checkPrompts, o.checkCores, o.checkCombinations, bench.readMemory,
 		bench.readTimes, o.checkFiles,
 	} {
@@ -357,6 +358,7 @@ func (b *enginesBench) model(
 		return measured, err
 	}
 	measured.Plans, measured.Digest = []enginesPlan{first}, plan.Model.Digest
+	// Both engines quantise by themselves; weights that are quantised already would be rounded twice.
 	if measured.Stored = string(floatType(model)); measured.Stored == "" {
 		return measured, diag.New(diag.ClassInput, "its weights are stored as %v: llama.cpp starts from float weights",
 			model.StoredTypes())
@@ -400,6 +402,7 @@ func floatType(m *models.Model) op.Type {
 	for _, element := range m.StoredTypes() {
 		switch element {
 		case op.F32:
+			// Files of half-precision matrices keep vectors in float32.
 			if len(m.StoredTypes()) == 1 { // else those are its vectors
 				best = element
 			}
@@ -477,6 +480,7 @@ func (b *enginesBench) writeWorkload(path string, bounded bool) error {
 		Schemes: workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C, op.A8TQ4B32},
 			Head: []op.Scheme{op.A8TQ8C}}}
 	const largest = 512 // rows of a program: longer prompts come in pieces
+	// Powers of two, so that prompts of any length are cut into few pieces.
 	for n := 64; n <= largest && n <= slices.Max(b.Prompts); n *= 2 {
 		permits.Buckets = append(permits.Buckets, n)
 	}
@@ -517,6 +521,7 @@ func (b *enginesBench) measure(ctx context.Context, dir, model string) error {
 	if err != nil {
 		return err
 	}
+	// The stamp is written last: a record that was cut short is measured anew.
 	done := filepath.Join(dir, "measured")
 	if old, err := wholefile.Read(done, 1<<16); err == nil && bytes.Equal(old, stamp) {
 		b.s.Notef("%s: used as it is: the same program has measured the same", rec)
@@ -540,6 +545,7 @@ func (b *enginesBench) measure(ctx context.Context, dir, model string) error {
 // stamp identifies what a record was measured for: program, model, workload, cores, kernels and
 // budget.
 func (b *enginesBench) stamp(model, workload string) ([]byte, error) {
+	// Another build may have other kernels, so the program's own bytes are part of the stamp.
 	program, err := os.ReadFile(b.self)
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "bench engines: %w", err)
@@ -563,6 +569,7 @@ func (b *enginesBench) limitedPlan(
 ) (enginesPlan, error) {
 	bytes := b.maxBytes
 	if b.maxFormat != "" {
+		// checkFormats and readMemory have made sure that the format is one of the peers.
 		i := slices.IndexFunc(peers, func(e engines.Engine) bool { return e.Form() == b.maxFormat })
 		trial := engines.Match{
 			Engines: peers[i : i+1], Cores: b.Cores, Rounds: 1, Seed: b.Seed, Timeout: b.timeout,
@@ -625,6 +632,7 @@ func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, solv
 	if solved.Memory != nil {
 		made.Predicted = solved.Memory.Total
 	}
+	// The key signs for this run only; its public part is what the measured process trusts.
 	key := filepath.Join(dir, "local")
 	if _, err := os.Stat(key + ".key"); err != nil {
 		if err := b.step(ctx, "keygen", "--out", key); err != nil {
@@ -649,6 +657,7 @@ func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, solv
 // peers makes llama.cpp's files from the weights as stored, unless they exist.
 func (b *enginesBench) peers(ctx context.Context, dir, model string, r EnginesModel) ([]engines.Engine, error) {
 	const digits = 12 // of the digest, in names of files
+	// llama-quantize starts from a float file; both are named after the model's digest, so that they can be used again.
 	float := filepath.Join(dir, fmt.Sprintf("%.*s-%s.gguf", digits, r.Digest, r.Stored))
 	var out []engines.Engine
 	for _, format := range b.Formats {

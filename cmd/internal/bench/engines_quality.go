@@ -42,6 +42,7 @@ func (b *enginesBench) quality(
 	for i := range measured.Plans {
 		made := &measured.Plans[i]
 		var got []engines.Quality
+		// The bundle's own model reads the text; another model gets the plan's schemes instead.
 		if b.QualityModel == "" {
 			got, err = b.ownQuality(ctx, made.Form, "--bundle", made.bundle, "--trust", filepath.Join(dir, "local.pub"),
 				"--model", of, "--decode")
@@ -128,6 +129,7 @@ func (b *enginesBench) schemesQuality(
 		tied := true
 		plan, err := on.Plan(engines.Window, func(node string) op.Scheme {
 			scheme, ok := schemeIn(made.plan, node, phase)
+			// An embedding of scheme I32Q8C is read from the packed head, which a model with a separate table has not.
 			tied = tied && (scheme != op.I32Q8C || on.PackedTable() == node)
 			if !ok {
 				missing = append(missing, node)
@@ -174,6 +176,8 @@ func schemeIn(plan *planir.Plan, node, phase string) (op.Scheme, bool) {
 	best := -1
 	for i := range plan.Decisions {
 		decision := &plan.Decisions[i]
+		// Programs of a batch decode too; prefill is judged by programs of prompts, and by one row where there is no
+		// other.
 		if decision.Node != node || phase == "decode" && decision.Rows != 1 || decision.Rows != 1 &&
 			plan.Decodes(decision.Rows) {
 			continue
@@ -214,6 +218,7 @@ func (b *enginesBench) peerQuality(ctx context.Context, model string) ([]engines
 			return nil, err
 		}
 		list = append(list, quality)
+		// A format's file may be as large as the model; one at a time is enough.
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, diag.New(diag.ClassIO, "%w", err)
 		}

@@ -116,6 +116,7 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 			row := []string{task.String(), series.Engine, series.Form, fmt.Sprint(series.Summary.N),
 				fmt.Sprintf("%.1f", series.Summary.Median), interval(series.Summary, "%.1f"), "", "", mib(series.Peak)}
 			if task.Start > 0 {
+				// Starting is one event, so its rate per second is shown as a time; the bounds change places.
 				ms := func(tps float64) string { return fmt.Sprintf("%.0f ms", 1e3/tps) }
 				row[4], row[5] = ms(series.Summary.Median), ms(series.Summary.High)+".."+ms(series.Summary.Low)
 			}

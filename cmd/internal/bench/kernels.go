@@ -49,6 +49,7 @@ func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) erro
 		Driver: drv, Compiler: compiler.New(), Sets: sets, Marked: kernel.Best().Name, Cores: cores,
 		Rounds: options.Rounds, Seed: 1,
 	}
+	// Measuring takes a minute or more, so each round moves a bar.
 	line := ui.Line(false)
 	measuring.Progress = func(round int) { line.Bar("round", round, options.Rounds, "") }
 	list, err := profiler.Kernels(ctx, measuring)
@@ -138,6 +139,7 @@ func benchCores(ctx context.Context, d driver.Driver, text string) ([]int, error
 	}
 	var usable []int
 	for _, device := range devices {
+		// Devices of one core list the usable cores; the others are groups of these.
 		if len(device.Cores) == 1 {
 			usable = append(usable, device.Cores[0])
 		}

@@ -56,6 +56,7 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 		Model: model, SoC: soc, Costs: costs, Workload: workload,
 		Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Calibration: cal,
 	}
+	// Twins of measured sets are not opened: every open plan holds memory and threads.
 	like := map[string]string{} // a set that is not measured, and the one that stands for it
 	labels, plans, err := solveSets(ctx, ui, in, planSets(soc, options.All, like), options)
 	if err != nil {
@@ -103,6 +104,7 @@ func solveSets(
 		in.Only, in.Strategies, in.Ratio = set.only, set.strategies, set.ratio
 		result, err := solver.Solve(ctx, in)
 		if err != nil {
+			// Without the plan of all processors there is nothing to compare with.
 			if set.label == solvedName || diag.ClassOf(err) == diag.ClassUsage || ctx.Err() != nil {
 				return nil, nil, err
 			}
@@ -163,6 +165,7 @@ func planSets(soc *socs.SoC, all bool, like map[string]string) []planSet {
 func heldBytes(plans []*planir.Plan) int64 {
 	bytes, shared := int64(0), map[planir.Pack]bool{}
 	for i, plan := range plans {
+		// Libraries pack weights again for themselves, once for each plan.
 		bytes += plan.Memory.Prepacked
 		for _, blob := range plan.Program.WeightBlobs() {
 			for _, at := range blob.Packs {
@@ -190,6 +193,7 @@ func what(phase string, o *Options) string {
 // like an earlier one, with the same drivers and numbers of cores, is left out unless all are
 // wanted; like maps it to that one.
 func processorSets(soc *socs.SoC, all bool, like map[string]string) (out [][]string) {
+	// Processors of one kind are exchangeable: their plans take the same time.
 	kind := func(name string) string {
 		proc := soc.Processor(name)
 		return fmt.Sprint(proc.Driver, proc.Kind, proc.Options, len(proc.Cores))
@@ -214,6 +218,7 @@ func processorSets(soc *socs.SoC, all bool, like map[string]string) (out [][]str
 	}
 	for i := range soc.Processors {
 		for j := i + 1; j < len(soc.Processors); j++ {
+			// Sets of cores that overlap cannot work at the same time.
 			if a, b := soc.Processors[i].Name, soc.Processors[j].Name; soc.Concurrent(a, b) == nil {
 				add(a, b)
 			}
@@ -269,6 +274,7 @@ func products(p *planir.Plan, m *models.Model, rows int) (out []op.Op, times []i
 	for i := range graph.Sections {
 		sec := &graph.Sections[i]
 		for _, node := range sec.Nodes {
+			// The product comes after its quantiser, so it is the last of a node's operators.
 			operator := node.Ops[len(node.Ops)-1]
 			decision := p.DecisionFor(sec.Name+"."+node.Name, rows)
 			if operator.Kind != op.MatMul || decision == nil {
@@ -295,6 +301,7 @@ func profiled(set *record.Set, proc string, o op.Op, beside string) float64 {
 			measurement.HeldOut {
 			continue
 		}
+		// A neighbour without an operator of its own only loads the memory.
 		if beside == "" && len(measurement.Concurrent) == 0 || len(measurement.Concurrent) == 1 &&
 			measurement.Concurrent[0].Proc == beside && measurement.Concurrent[0].Op != nil {
 			samples = append(samples, measurement.Samples...)
@@ -406,6 +413,7 @@ func showPairs(
 			var speedups, ideals []float64
 			for i := range both {
 				best := min(first[i], second[i])
+				// The ideal adds the speeds that both have alone: (1/first + 1/second) relative to 1/best.
 				speedups, ideals = append(speedups, best/both[i]), append(ideals, best/first[i]+best/second[i])
 			}
 			sum, err := stat.Summarise(speedups)
@@ -442,6 +450,7 @@ func contention(soc *socs.SoC, set *record.Set, names []string, p *planir.Plan, 
 		complete := true
 		for k, name := range names {
 			half := operator
+			// The profiler measured halves of the columns, rounded to the processor's tile.
 			half.N = profiler.Half(operator.N, soc.Processor(name).Tile.N)
 			alone, beside := profiled(set, name, half, ""), profiled(set, name, half, names[1-k])
 			complete = complete && alone > 0 && beside > 0
@@ -450,6 +459,7 @@ func contention(soc *socs.SoC, set *record.Set, names []string, p *planir.Plan, 
 			}
 		}
 		if complete {
+			// The time that both take for all occurrences of the product at their separate speeds.
 			w := float64(times[i]) / separate
 			sum, weight = sum+w*joint/separate, weight+w
 		}

@@ -76,6 +76,7 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 	if wasmErr == nil {
 		engine = problem.Auto{Exact: engine, General: bindings.GeneralEngine(wasm, watch)}
 	}
+	// Synthetic problems of the largest sizes that published models and workloads pose.
 	tiers, buckets := problem.GenerateTiers(1, 48, 512, 8), problem.BucketExample(2048, 8)
 	list := []func(context.Context) error{
 		func(ctx context.Context) error { _, err := engine.Tiers(ctx, tiers, problem.Limits{}); return err },
@@ -199,6 +200,7 @@ models:
 				answers[build] = result
 			}
 		}
+		// Two builds of one version that disagree mean an error of the build, not of the model.
 		if a, b := answers[0].Objective, answers[1].Objective; math.Abs(a-b) > milp.Tolerance*max(1, math.Abs(a)) {
 			return nil, diag.New(diag.ClassInternal, "bench solver: %q: WebAssembly finds %v, the library %v",
 				problem.Name, a, b)
@@ -249,6 +251,7 @@ func (f *firstJoint) Partition(ctx context.Context, p *problem.Partition) (probl
 
 // Joint implements problem.Engine.
 func (f *firstJoint) Joint(_ context.Context, j *problem.Joint, _ problem.Limits) (problem.JointSolution, error) {
+	// errPosed ends the solve: only the problem is wanted, and answering it may take minutes.
 	f.joint = j
 	return problem.JointSolution{}, errPosed
 }
@@ -264,6 +267,7 @@ func posed(ctx context.Context, input *solver.Input) (*problem.Joint, error) {
 	if joint.joint != nil {
 		return joint.joint, nil
 	}
+	// No limit binds programs together, so the joint problem is the partitions side by side.
 	j := &problem.Joint{Name: "plan without limits"}
 	seen := map[string]bool{}
 	for _, partition := range joint.partitions {
