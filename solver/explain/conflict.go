@@ -66,6 +66,7 @@ func Diagnose(ctx context.Context, in solver.Input, err error) error {
 	switch {
 	case failed != nil && diag.ClassOf(failed) == diag.ClassInterrupted:
 		return failed
+	// A search that failed explains nothing: the first error says more.
 	case failed != nil || conflict == nil:
 		return err
 	}
@@ -108,6 +109,7 @@ func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 		return !yes && known, nil
 	}
 	none := make([]bool, n)
+	// Without any limit there is no plan either, so no limit is to blame.
 	if bad, err := infeasible(none); bad || err != nil {
 		return nil, err // the machine or the model itself
 	}
@@ -116,6 +118,7 @@ func findConflict(ctx context.Context, in solver.Input, reason error) (*Conflict
 		return nil, err
 	}
 	conflict := &Conflict{Smallest: smallest, Reason: reason}
+	// The reason told is that of the conflicting limits alone; the first one may name a limit that plays no part.
 	only := make([]bool, n)
 	for _, i := range set {
 		only[i] = true
@@ -205,6 +208,7 @@ func held(holds []bool) (set []int) {
 // infeasibleOf is the first infeasible subset of a size in lexicographic order, nil if there is none.
 func infeasibleOf(n, size int, infeasible func(holds []bool) (bool, error)) ([]int, error) {
 	pick := make([]int, 0, size)
+	// walk extends pick by indices from from on, and stops with pick as it is at the first infeasible one.
 	var walk func(from int) (bool, error)
 	walk = func(from int) (bool, error) {
 		if len(pick) == size {
@@ -246,6 +250,7 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*solver.Input), 
 	}
 	if free.result == nil && len(rest) > 0 {
 		found.Rest = true
+		// Solves of the inner trial count for this one too, through the deferred assignment.
 		inner := newTrial(t.in, t.limits)
 		inner.most, inner.made, inner.what = t.most, t.made, t.what
 		for _, c := range rest {
@@ -273,6 +278,7 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*solver.Input), 
 		found.name(limit, least)
 		return err
 	}
+	// possible may have found a plan of whole operators, which takes more of the limit than the best one.
 	if limit.used != nil {
 		if free, err = t.solve(ctx, limit.without); err != nil || free.result == nil { // the best, for what it takes
 			return err
@@ -316,6 +322,7 @@ func (t *trial) fromLeast(ctx context.Context, limit *Limit) (value float64, ok 
 
 // works is a value, rounded up to what is written, if solve finds a plan with that.
 func (t *trial) works(ctx context.Context, limit *Limit, value float64) (rounded float64, ok bool, err error) {
+	// A value no larger than the limit itself is known to fail.
 	if math.IsNaN(value) || value <= limit.number {
 		return 0, false, nil
 	}
@@ -350,6 +357,7 @@ func (t *trial) search(ctx context.Context, limit *Limit, free *solver.Result) (
 	if !(start > below) { // how much it takes is not known: double
 		start = max(2*below, 1)
 	}
+	// Doubling ends: the search runs out of solves (errTrials), if nothing else.
 	for !ok {
 		if value, ok, err = t.works(ctx, limit, start); err != nil {
 			return 0, false, err
@@ -358,6 +366,7 @@ func (t *trial) search(ctx context.Context, limit *Limit, free *solver.Result) (
 			below, start = start, 2*start
 		}
 	}
+	// Bisection between a value that fails and one that works.
 	for range nearestSteps {
 		if value-below <= nearEnough*value || limit.whole && value-below <= 1 {
 			break
@@ -386,6 +395,7 @@ func (t *trial) search(ctx context.Context, limit *Limit, free *solver.Result) (
 func (l *Limit) ceil(value float64) float64 {
 	step := 1.0
 	if value > 0 {
+		// Three significant digits, as the value is written.
 		step = math.Pow(10, math.Floor(math.Log10(value))-2)
 	}
 	if l.whole {
@@ -402,6 +412,7 @@ func (l *Limit) ceil(value float64) float64 {
 			}
 		}
 	}
+	// A value that is written exactly already must not be rounded up by a step.
 	rounded := math.Ceil(value/step-1e-9) * step
 	if l.whole {
 		return math.Floor(rounded) // of what is written, as it is read again
@@ -446,6 +457,7 @@ func (c *Conflict) err() error {
 		default:
 			diagnostic = diag.New(diag.ClassInfeasible, "there is a plan without it")
 		}
+		// Each limit becomes a diagnostic of its own, at the place where it is written.
 		diagnostic.Path = found.Key
 		list = append(list, diagnostic)
 	}

@@ -81,6 +81,7 @@ func numeric(key, where string, value float64, format func(float64) string, set 
 	}
 }
 
+// bytesText and graphsText write the value of a limit with its unit.
 func bytesText(x float64) string  { return unit.Bytes(x).String() }
 func graphsText(x float64) string { return fmt.Sprintf("%.0f graphs", x) }
 
@@ -95,6 +96,7 @@ func memoryLimits(in *solver.Input, work *workload.Workload, of string) []Limit 
 	case in.MaxMemory > 0:
 		limit = numeric("--max-memory", "command line",
 			float64(in.MaxMemory), bytesText, func(x *solver.Input, value float64) {
+				// Taking --max-memory away uncovers the workload's bound, which goes too.
 				x.MaxMemory = int64(value)
 				if value == 0 {
 					bound(x, 0)
@@ -130,6 +132,7 @@ func socLimits(in *solver.Input) []Limit {
 	soc := fmt.Sprintf("SoC %q", in.SoC.Name)
 	for i := range in.SoC.Processors {
 		proc := &in.SoC.Processors[i]
+		// Of the SoC of the input at hand: an earlier change may have made a copy of it.
 		load := func(x *solver.Input, r *solver.Result) check.Loaded { return check.Load(r.Plan, &x.SoC.Processors[i]) }
 		add := func(key string, value float64, format func(float64) string, field func(*socs.Processor, float64),
 			used func(*solver.Input, *solver.Result) float64) {
@@ -158,6 +161,7 @@ func socLimits(in *solver.Input) []Limit {
 func qualityLimits(in *solver.Input, work *workload.Workload, of string) []Limit {
 	var out []Limit
 	add := func(key string, value float64, phases ...string) {
+		// One number is set in every phase that the limit is for.
 		set := func(x *solver.Input, value float64) {
 			x.Workload = workload.Edited(x.Workload, func(work *workload.Workload) {
 				for _, ph := range phases {
@@ -177,6 +181,7 @@ func qualityLimits(in *solver.Input, work *workload.Workload, of string) []Limit
 		}
 		limit := Limit{Key: key, In: of, Value: workload.KLText(value), number: value, format: workload.KLText,
 			without: func(x *solver.Input) { set(x, workload.LargestKL) }}
+		// Without a calibration losses are unknown: the limit can be taken away but not be given a number.
 		if in.Calibration != nil {
 			limit.set, limit.used = set, func(_ *solver.Input, r *solver.Result) float64 {
 				most := math.NaN()
@@ -254,6 +259,7 @@ func schemeLimits(in *solver.Input, work *workload.Workload, of string) []Limit 
 		set := func(x *solver.Input, list []op.Scheme) {
 			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { *ph.of(&w.Schemes) = list })
 		}
+		// Taken away means that every scheme is permitted which needs no calibration.
 		limit.without = func(x *solver.Input) { set(x, dynamic()) }
 		for _, s := range dynamic() {
 			if !slices.Contains(list, s) {
@@ -269,6 +275,7 @@ func schemeLimits(in *solver.Input, work *workload.Workload, of string) []Limit 
 			have = append(have, x)
 		}
 	}
+	// Processors are taught schemes that they lack. How fast they would be is unknown, so only feasibility is asked.
 	any := func(list ...op.Scheme) func(*solver.Input) {
 		return func(in *solver.Input) {
 			in.WhatIf.AnyScheme = true
@@ -352,6 +359,7 @@ type trial struct {
 	what   string             // solves are for, as progress tells
 }
 
+// newTrial makes a trial without solves so far. All its solves share prices, which do not depend on the limits.
 func newTrial(in solver.Input, limits []Limit) *trial {
 	if in.Prices == nil {
 		in.Prices = price.NewFitted(in.Costs, in.SoC)
@@ -368,6 +376,7 @@ func (t *trial) solve(ctx context.Context, changes ...func(*solver.Input)) (atte
 		return attempt{}, errTrials
 	}
 	in := t.in
+	// Progress of the solve is passed on under the trial's name, with the number of the solve.
 	if tell := in.Progress; tell != nil { // of this solve as a part of the whole
 		made := t.made
 		in.Progress = func(p solver.Progress) {
@@ -381,6 +390,7 @@ func (t *trial) solve(ctx context.Context, changes ...func(*solver.Input)) (atte
 		}
 	}
 	result, err := solver.Solve(ctx, in)
+	// Being interrupted is no answer, and must not be kept as one.
 	if err != nil && (diag.ClassOf(err) == diag.ClassInterrupted || ctx.Err() != nil) {
 		return attempt{}, err
 	}
@@ -390,6 +400,7 @@ func (t *trial) solve(ctx context.Context, changes ...func(*solver.Input)) (atte
 // possible is solve, for whether there is a plan: one of whole operators will do, and is found much sooner than the
 // best.
 func (t *trial) possible(ctx context.Context, changes ...func(*solver.Input)) (attempt, error) {
+	// Inputs that restrict the strategies themselves are solved as they are.
 	if len(t.in.Strategies) == 0 && len(t.in.Ratio) == 0 {
 		at, err := t.solve(ctx, append(slices.Clone(changes),
 			func(in *solver.Input) { in.Strategies = []planir.Strategy{planir.Single, planir.Padding} })...)

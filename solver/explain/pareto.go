@@ -29,6 +29,7 @@ type ParetoPoint struct {
 // further plans between two of them. It needs the power of every processor (ClassInput otherwise).
 func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, error) {
 	trial := newTrial(in, nil)
+	// at solves for a measure under a limit of energy in mJ, 0 for none; nil where there is no plan.
 	at := func(measure problem.Measure, limit float64) (*ParetoPoint, error) {
 		attempt, err := trial.solve(ctx, func(x *solver.Input) {
 			x.Workload = workload.Edited(x.Workload, func(work *workload.Workload) {
@@ -86,6 +87,7 @@ func Pareto(ctx context.Context, in solver.Input, steps int) ([]ParetoPoint, err
 				points = append(points, *point)
 			}
 		}
+		// Solving for time under this limit gives the frugal plan again.
 		frugal.LimitMJ = math.Ceil(frugal.EnergyMJ*1e4) / 1e4
 		points = append(points, *frugal)
 	}
@@ -98,6 +100,7 @@ func efficient(points []ParetoPoint) []ParetoPoint {
 	for i, point := range points {
 		beaten := false
 		for j, q := range points {
+			// q is no worse in both; of equal points the first stays.
 			no := q.ExpectedMS <= point.ExpectedMS && q.EnergyMJ <= point.EnergyMJ
 			same := q.ExpectedMS == point.ExpectedMS && q.EnergyMJ == point.EnergyMJ
 			beaten = beaten || no && (!same || j < i)

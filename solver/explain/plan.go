@@ -113,6 +113,7 @@ func (t *tally) predictions() {
 
 // section adds the steps and operators of a section, in all its layers.
 func (t *tally) section(sec *planir.Section) {
+	// A section is executed once for each layer; sections outside layers have none.
 	layers := int64(max(1, sec.Layers))
 	kinds := map[string]op.Kind{} // by operator
 	var nodes []string
@@ -124,6 +125,8 @@ func (t *tally) section(sec *planir.Section) {
 			if graph == nil {
 				continue
 			}
+			// A step that joins operators names them all. Where each has a node of its own they correspond; else the
+			// graph's last node is the one that the step is for.
 			names := step.Nodes()
 			for i, name := range names {
 				if !slices.Contains(nodes, name) {
@@ -133,6 +136,7 @@ func (t *tally) section(sec *planir.Section) {
 				if len(names) == len(graph.Nodes) {
 					operator = graph.Nodes[i].Op
 				}
+				// The main kind of an operator wins over those of its helpers, such as quantisers.
 				if operator.Kind == op.MatMul || operator.Kind == op.Attention || kinds[name] == "" {
 					kinds[name] = operator.Kind
 				}
@@ -153,6 +157,7 @@ func (t *tally) work(graph *op.Graph, layers int64) {
 		if product {
 			experts := 1
 			if operator.Experts > 0 {
+				// Each row needs a matrix of its own at most, and no matrix is read twice.
 				experts = min(operator.Rows(), operator.Experts)
 			}
 			t.WeightBytes += layers * int64(experts) * op.WeightBytes(operator.Scheme.Weight(), operator.K, operator.N)
@@ -171,6 +176,7 @@ func (t *tally) operator(name string, kind op.Kind, layers int64) {
 	}
 	var slowest int64
 	for _, share := range decision.Shares {
+		// Shares run side by side, so the operator takes its slowest; the rest is hand-over.
 		slowest = max(slowest, share.PredictNS)
 	}
 	slowest = min(slowest, decision.PredictNS)
@@ -294,6 +300,7 @@ func (t *trial) alternative(ctx context.Context, what string, base float64,
 	return out, attempt.result, nil
 }
 
+// firstLine is the first line of an error of solve, which is a whole sentence.
 func firstLine(err error) string {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	return strings.TrimPrefix(text, "solve: ")
@@ -324,6 +331,7 @@ func Without(ctx context.Context, plan *planir.Plan, in solver.Input) ([]Alterna
 	}
 	slices.Sort(all)
 	for _, name := range all {
+		// Of the processors that are permitted, all but this one.
 		rest := slices.DeleteFunc(slices.Clone(all), func(x string) bool { return x == name })
 		if !used[name] || len(rest) == 0 {
 			continue
@@ -347,6 +355,7 @@ func Without(ctx context.Context, plan *planir.Plan, in solver.Input) ([]Alterna
 	return out, nil
 }
 
+// cantSolve is the error of inputs that give no plan although one was solved from them: err, or what other notes.
 func cantSolve(err error, other Alternative) error {
 	if err != nil {
 		return err
@@ -402,6 +411,7 @@ func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) 
 		return nil, err
 	}
 	prompts := demand.AsPrompts(work)
+	// The same prompts for every set of buckets, or the sets would not be comparable.
 	fixed := func(list []int) func(*solver.Input) {
 		return func(x *solver.Input) {
 			x.AllBuckets = true
@@ -427,6 +437,7 @@ func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) 
 		}
 		out.Sets = append(out.Sets, other)
 	}
+	// more adds the alternative with one more bucket, if a plan can have it.
 	more := func(bucket int) error {
 		if bucket < 2 || bucket > plan.MaxContext || slices.Contains(buckets, bucket) || plan.Decodes(bucket) {
 			return nil
@@ -461,6 +472,7 @@ func middle(a, b int) int {
 	return rows
 }
 
+// listed writes numbers with commas.
 func listed(list []int) string {
 	names := make([]string, len(list))
 	for i, x := range list {
@@ -481,6 +493,7 @@ func callsOf(work *workload.Workload, maxContext int, plan *planir.Plan, rows in
 			if pred.Program != fmt.Sprintf("prefill@%d", bucket) {
 				continue
 			}
+			// Share is the expected number of calls that a prompt makes of the bucket.
 			ns := float64(demand.Share[i] * float64(pred.PlanNS))
 			total += ns
 			if bucket == rows {
@@ -509,8 +522,8 @@ type LimitStory struct {
 // better is how much less the expected time has to be to count as a change.
 const better = 0.9995
 
-// LimitsOf tells for every limit of an input whether it binds, by solving again without it and with it relaxed: by 10 %, then
-// 20, 40 ... % until something changes. expectedNS is the objective as it is.
+// LimitsOf tells for every limit of an input whether it binds, by solving again without it and with it relaxed: by 10
+// %, then 20, 40 ... % until something changes. expectedNS is the objective as it is.
 func LimitsOf(ctx context.Context, in solver.Input) (list []LimitStory, expectedNS float64, err error) {
 	trial := newTrial(in, limitsOf(&in))
 	base, result, err := trial.alternative(ctx, "as it is", 1)
@@ -529,6 +542,7 @@ func LimitsOf(ctx context.Context, in solver.Input) (list []LimitStory, expected
 				story.Used = limit.format(used)
 			}
 		}
+		// A limit binds where the plan without it is faster; only then is a smaller relaxation tried.
 		if err := trial.without(ctx, &story, base.ExpectedNS); err != nil {
 			return nil, 0, err
 		}
@@ -566,6 +580,7 @@ func (t *trial) without(ctx context.Context, story *LimitStory, base float64) er
 // relax fills in the next value of a limit that changes anything, or the best addition to a list.
 func (t *trial) relax(ctx context.Context, story *LimitStory, base float64) error {
 	limit := &story.Limit
+	// Steps double, so that few solves reach a hundred times the limit.
 	for more := 0.1; limit.set != nil && more < 100; more *= 2 {
 		value := limit.number * (1 + more)
 		if limit.whole {

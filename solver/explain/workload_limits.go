@@ -58,6 +58,7 @@ func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit 
 			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Experts.MaxUSToken = v })
 		}
 		limit := numeric(workload.KeyExperts, of, most, text, set, nil)
+		// The preferences that have this target do not permit 0, so the largest value stands for none.
 		limit.without = func(in *solver.Input) { set(in, workload.MaxLimit) }
 		out = append(out, limit)
 	}

@@ -56,6 +56,7 @@ func (o *Options) Run(cmd *cobra.Command, ui *cli.Streams, args []string) error 
 	if len(args) == 2 {
 		what = args[1]
 	}
+	// The question is understood before inputs are read, which may take long.
 	ask, err := parse(plan, what)
 	if err != nil {
 		return err
@@ -65,6 +66,7 @@ func (o *Options) Run(cmd *cobra.Command, ui *cli.Streams, args []string) error 
 			return err
 		}
 		defer answer.input.Model.Close()
+		// From here on solving shows its progress and keeps to the working memory of the flags.
 		end, err := o.Working.Begin(ui, answer.input)
 		if err != nil {
 			return err
@@ -88,6 +90,7 @@ func (o *Options) open(c *cobra.Command, ui *cli.Streams, plan *planir.Plan) (*s
 	if err != nil {
 		return nil, err
 	}
+	// An error from here on must close the model that Open has opened.
 	if o.Loads != "" {
 		if input.Loads, err = workload.ReadLoads(o.Loads); err != nil {
 			return nil, errors.Join(err, input.Model.Close())
@@ -108,6 +111,7 @@ func (x *answer) to(ask question) error {
 		return x.limits()
 	case ask.what == "tiers":
 		return x.tiers()
+	// Only sizes of prefill are chosen among candidates, so only they have a story of their own.
 	case ask.program != "" && !x.p.Decodes(ask.rows):
 		return x.bucket(ask.rows)
 	case ask.program != "":
@@ -138,6 +142,7 @@ func parse(plan *planir.Plan, what string) (question, error) {
 	}
 	var programs []string
 	for _, program := range plan.Program.Programs {
+		// "@256" and "prefill@256" mean the program of that many rows, whatever its name.
 		byRows := node == "" || node == program.Phase && at != ""
 		if program.Name == what || byRows && program.Rows == rows {
 			return question{program: program.Name, rows: program.Rows}, nil
@@ -176,6 +181,7 @@ func complete(ui *cli.Streams, plan *planir.Plan, input *solver.Input, options *
 	if input.MaxMemory, err = solving.MaxMemory(options.MaxMemory); err != nil {
 		return err
 	}
+	// The plan says the bound it was solved under; where the workload has another one, it came from --max-memory.
 	if plan.Memory != nil && options.MaxMemory == "" && int64(input.Workload.Memory) != plan.Memory.Max {
 		input.MaxMemory = plan.Memory.Max
 	}
@@ -185,11 +191,13 @@ func complete(ui *cli.Streams, plan *planir.Plan, input *solver.Input, options *
 			return err
 		}
 	}
+	// Another model or SoC is an error; other costs or workloads only make the answers differ.
 	differ, err := explain.SameInputs(plan, input)
 	if err != nil {
 		return err
 	}
 	for _, kind := range differ {
+		// Without the calibration no scheme has a known loss, so that nothing comparable can be solved.
 		if kind == planir.CalibrationInput && options.Calibration == "" {
 			return diag.New(diag.ClassInput, "explain: the plan was solved with a calibration, and none is given").
 				WithHint("give it with --calibration")
@@ -202,6 +210,7 @@ func complete(ui *cli.Streams, plan *planir.Plan, input *solver.Input, options *
 
 // answer is one run of explain. soc, input and loads may be nil.
 type answer struct {
+	// p is the plan, file its path; soc is nil where no SoC was named, and input where nothing is solved again.
 	s     *cli.Streams
 	ctx   context.Context
 	p     *planir.Plan
@@ -230,6 +239,7 @@ func (x *answer) title(what string) {
 // operator lists every strategy of an operator with what it would have cost, cheapest first.
 func (x *answer) operator(node string, rows int) error {
 	plan, ui, soc := x.p, x.s, x.soc
+	// Without inputs the list is what the plan stores: the best choice of each strategy.
 	list, err := solver.Explain(plan, node, rows, x.input)
 	if err != nil {
 		return err
@@ -252,6 +262,7 @@ func (x *answer) operator(node string, rows int) error {
 	choices := make([]choice, len(list))
 	for i, row := range list {
 		choices[i] = choice{row, planview.RoofOf(plan, soc, plan.DecisionFor(node, rows), row.Procs, row.NS)}
+		// The last column says what was chosen, and notes of the solver such as why a choice is impossible.
 		mark := ""
 		if row.Chosen {
 			mark = "chosen"
@@ -301,6 +312,7 @@ func (x *answer) plan() error {
 		"grounds": solver.GroundsOf(plan),
 		"quality": plan.Quality, "memory": plan.Memory, "simulated": plan.SoC.Simulated, "stored_only": x.input == nil}
 	if x.input != nil {
+		// A solve for each processor that the plan uses, and one for the plan itself.
 		list, err := explain.Without(x.ctx, plan, *x.input)
 		if err != nil {
 			return err
@@ -345,6 +357,7 @@ func (x *answer) summary(stories []explain.ProgramStory) []string {
 	}
 	var large *explain.ProgramStory
 	if len(prefill) > 0 {
+		// The largest bucket stands for prompts: long ones consist of it.
 		large = slices.MaxFunc(prefill, func(a, b *explain.ProgramStory) int { return a.Rows - b.Rows })
 		out = append(out, fmt.Sprintf("A prompt of %d tokens takes %s (%.0f tokens/s)%s.",
 			large.Rows, ms(large.PlanNS), float64(large.Rows)*1e9/float64(large.PlanNS), against(large)))
@@ -394,6 +407,7 @@ func gains(large *explain.ProgramStory, prefill []*explain.ProgramStory) []strin
 			most = story
 		}
 	}
+	// A gain of 0 means that no single processor executes the program.
 	if least.Gain() <= 0 || len(prefill) < 2 {
 		return nil
 	}
@@ -419,6 +433,7 @@ func provenance(soc *planir.SoCRef) string {
 
 // forms tells which processors are given matrix products in another form than the default.
 func (x *answer) forms() (out []string) {
+	// The default form is not told: it is what everybody expects.
 	words := map[op.Form]string{op.Swapped: "weight first", op.BatchMatMul: "as a batch matmul",
 		op.Conv: "as a 1x1 convolution"}
 	for i := range x.p.Procs {
@@ -460,6 +475,7 @@ func (x *answer) where(stories []explain.ProgramStory) []string {
 		}
 		var main []explain.Busy
 		for _, busy := range st.Busy {
+			// What takes less than 2 % of the work is not worth naming, but keeps "everything" from being said.
 			if float64(busy.NS) >= 0.02*float64(total) {
 				main = append(main, busy)
 			}
@@ -476,6 +492,7 @@ func (x *answer) where(stories []explain.ProgramStory) []string {
 			if len(st.Busy) > 1 {
 				text = cli.Enumerate(names) + " computes nearly everything"
 			}
+		// Most of the time of products is that of products with several shares.
 		case st.Divided > 0.5:
 			text += " divide the matrix products among them and compute their parts at the same time"
 		case st.Divided > 0:
@@ -509,6 +526,7 @@ func (x *answer) bounds(st *explain.ProgramStory) string {
 		ns   int64
 		what string
 	}{{st.AttentionNS, "attention"}, {st.HandoverNS, "handing over between processors"}, {st.OtherNS, "the rest"}} {
+		// Parts below half a percent are left out.
 		if 200*part.ns >= total {
 			parts = append(parts, shareText(part.ns, total)+" "+part.what)
 		}
@@ -519,10 +537,12 @@ func (x *answer) bounds(st *explain.ProgramStory) string {
 	}
 	var procs []string
 	for _, busy := range st.Busy {
+		// Bandwidth is compared for processors that work at least a tenth as long as the busiest.
 		if busy.NS*10 > st.Busy[0].NS {
 			procs = append(procs, busy.Proc)
 		}
 	}
+	// Bytes per nanosecond are GB/s, as operations per nanosecond below are Gop/s.
 	rate := float64(st.WeightBytes) / float64(st.ProductsNS)
 	switch {
 	case st.Rows == 1 || st.Phase == "decode":
@@ -630,6 +650,7 @@ func (x *answer) bucket(rows int) error {
 	switch {
 	case story.From == story.To:
 		lines = append(lines, fmt.Sprintf("Prompts of %d tokens run in it.", rows))
+	// Only the largest bucket is repeated for long prompts; the others take what is left of them.
 	case rows == largest:
 		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor "+
 			"needs that; longer ones are cut into pieces of %d.", story.From, story.To, rows, rows))
@@ -666,6 +687,7 @@ func (x *answer) bucket(rows int) error {
 func (x *answer) limits() error {
 	ui, plan := x.s, x.p
 	x.title("limits of the plan")
+	// Without inputs the plan tells limits and what it takes of them, not which of them bind.
 	if x.input == nil {
 		planview.ShowLimits(ui, plan)
 		var rows [][]string
@@ -722,6 +744,7 @@ func (x *answer) tiers() error {
 	planview.ShowTiers(x.s, x.p)
 	if tiers := x.p.Tiers; tiers != nil {
 		over := "overflows to " + tiers.CPU
+		// Rows beyond a tier either go to the CPU or are dropped, as the workload says.
 		if tiers.Overflow == "prune" {
 			over = fmt.Sprintf("is dropped, what adds least first: %.2f %% of the rows, of which %.2f %% may be "+
 				"dropped", 100*tiers.Drop, 100*tiers.MaxDrop)
@@ -755,6 +778,7 @@ func (x *answer) tiers() error {
 			for _, group := range layer.Groups {
 				next := tiers.CPU
 				if group.NextRows > 0 {
+					// The next best place of a group is another tier, or the CPU.
 					next = fmt.Sprintf("%d rows", group.NextRows)
 				}
 				rows = append(rows, []string{strconv.Itoa(layer.Layer), strconv.Itoa(group.Rows),
@@ -788,6 +812,7 @@ func (x *answer) tiers() error {
 // tierLimits tells which limits of capacity tiers bind, and what relaxing each would buy.
 func (x *answer) tierLimits(result map[string]any) error {
 	in := *x.input
+	// Tiers are solved by hetc's own engine, whatever engine the flags choose.
 	in.Loads, in.Engine = x.loads, exact.Engine{}
 	story, err := solver.TierLimitsOf(x.ctx, in, x.p)
 	if err != nil {
@@ -812,6 +837,7 @@ func (x *answer) tierLimits(result map[string]any) error {
 		rows = append(rows, row)
 	}
 	of := "as the plan has them"
+	// With other loads or costs the stored tiers are not comparable: they were solved again first.
 	if story.Anew {
 		of = "with these inputs, which are not the plan's"
 	}

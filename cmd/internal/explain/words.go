@@ -47,6 +47,7 @@ func against(st *explain.ProgramStory) string {
 func spoken(programs []string) []string {
 	var out, sizes []string
 	for _, name := range programs {
+		// Programs are called decode, decode@ROWS for batches, and prefill@ROWS.
 		switch phase, rows, _ := strings.Cut(name, "@"); {
 		case name == "decode":
 			out = append(out, "answers")
@@ -64,6 +65,7 @@ func spoken(programs []string) []string {
 
 // change writes a ratio of times.
 func change(ratio float64) string {
+	// Exactly 1 is the plan itself, which has no change to show.
 	if ratio == 1 {
 		return ""
 	}
@@ -85,6 +87,7 @@ func outcomeOf(t *planir.Tiers, o *solver.TierOutcome) string {
 
 // gained tells in what a choice of tiers is better: the first of what is preferred that differs.
 func gained(tiers *planir.Tiers, now, outcome *solver.TierOutcome) string {
+	// Objectives are sums of floats, whose order may differ between two solves.
 	same := func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Abs(b) }
 	time := fmt.Sprintf("%s (%.1f us a token)", change(outcome.TokenNS/now.TokenNS), outcome.TokenNS/1e3)
 	switch {

@@ -12,6 +12,7 @@ import (
 // CompiledFor is what the compiler said about the graphs that programs of so many rows use.
 func CompiledFor(p *planir.Plan, rows int) (out []planir.Compiled) {
 	for _, compiled := range p.Compiled {
+		// The plan's own list stays as it is.
 		compiled.Graphs = slices.DeleteFunc(slices.Clone(compiled.Graphs),
 			func(g planir.CompiledGraph) bool { return !slices.Contains(g.For, rows) })
 		if len(compiled.Graphs) > 0 {
@@ -25,6 +26,7 @@ func CompiledFor(p *planir.Plan, rows int) (out []planir.Compiled) {
 func CompiledWords(list []planir.Compiled) []string {
 	var order []string
 	nodes := map[string][]string{}
+	// Operators of one text become one sentence, in the order in which texts first occur.
 	add := func(node, text string) {
 		if nodes[text] == nil {
 			order = append(order, text)
@@ -35,6 +37,7 @@ func CompiledWords(list []planir.Compiled) []string {
 	}
 	for _, compiled := range list {
 		for _, graph := range compiled.Graphs {
+			// Negative spill means that it is not known.
 			switch own := unit.Bytes(max(0, graph.SpillBytes)); {
 			case len(graph.Avoided) > 0:
 				var other []string
@@ -89,6 +92,7 @@ func ShowCompiled(ui *cli.Streams, plan *planir.Plan) {
 		}
 		return
 	}
+	// All layers count: each has a copy of the graphs with weights of its own.
 	var charged, alone int64
 	graphs := 0
 	for _, compiled := range plan.Compiled {

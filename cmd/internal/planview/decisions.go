@@ -47,6 +47,7 @@ func operators(p *planir.Plan, decision *planir.Decision) (ops []op.Op) {
 		for _, sec := range ph.Sections {
 			for _, lane := range sec.Lanes {
 				for _, st := range lane.Steps {
+					// Only steps that execute a share have an expected time; the others move data or wait.
 					if graph := graphs[st.Run]; graph != nil && st.Node == decision.Node && st.ExpectNS > 0 {
 						for _, node := range graph.Nodes {
 							ops = append(ops, node.Op)
@@ -69,6 +70,7 @@ func ShowDecisions(ui *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*r
 		var shares, procs []string
 		for _, sh := range decision.Shares {
 			text := sh.Proc
+			// Whole operators have one share without a range.
 			if decision.Axis != planir.AxisNone {
 				text += fmt.Sprintf(" %d:%d", sh.From, sh.To)
 			}

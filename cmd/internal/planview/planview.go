@@ -41,6 +41,7 @@ func LeftOut(listed workload.Rows, p *planir.Plan) []int {
 // ShowSizes tells which buckets and batches were chosen, among how many.
 func ShowSizes(ui *cli.Streams, p *planir.Plan) {
 	unit := "ms"
+	// The objective of choosing sizes is energy where the plan was solved for energy; its fields are then nJ.
 	if slices.ContainsFunc(p.Solver,
 		func(x planir.Solve) bool { return strings.Contains(x.Problem, string(problem.Energy)) }) {
 		unit = "mJ"
@@ -48,6 +49,7 @@ func ShowSizes(ui *cli.Streams, p *planir.Plan) {
 	for _, solve := range p.Solver {
 		var rows []string
 		for i := range p.Program.Programs {
+			// One row is always there: it is not chosen.
 			if n := p.Program.Programs[i].Rows; n > 1 && p.Decodes(n) == (solve.Problem == "batches") {
 				rows = append(rows, strconv.Itoa(n))
 			}
@@ -75,6 +77,7 @@ func ShowLimits(ui *cli.Streams, plan *planir.Plan) {
 		limit := ""
 		if quality.MaxKL > 0 {
 			limit = fmt.Sprintf(" of at most %.3g", quality.MaxKL)
+			// A limit of 0 is held as the smallest positive number, because 0 means no limit.
 			if quality.MaxKL <= workload.Lossless {
 				limit = " of at most 0"
 			}
@@ -107,6 +110,7 @@ func ShowStatic(ui *cli.Streams, p *planir.Plan) {
 		}
 	}
 	for _, what := range slices.Sorted(maps.Keys(count)) {
+		// Schemes on a grid keep a margin beyond the largest value that was seen.
 		beyond, choice := "what", ""
 		if scheme[what].Grid() {
 			beyond = fmt.Sprintf("%d times what", calibration.GridMargin)
@@ -158,6 +162,7 @@ func ShowPredictions(ui *cli.Streams, plan *planir.Plan) {
 func predictionRow(plan *planir.Plan, pr *planir.Prediction, procs []string, energy bool) []string {
 	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
 	row := []string{pr.Program, ms(pr.PlanNS), ms(pr.LowNS) + ".." + ms(pr.HighNS)}
+	// 0 until some processor executes the program alone.
 	best := int64(0)
 	for _, name := range procs {
 		at := slices.IndexFunc(pr.Singles, func(x planir.SingleTime) bool { return x.Proc == name })

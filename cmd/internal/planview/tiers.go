@@ -23,6 +23,7 @@ func ShowTiers(ui *cli.Streams, plan *planir.Plan) {
 		for _, group := range layer.Groups {
 			npu += len(group.Experts)
 		}
+		// Means over the layers, which all get the same number of rows.
 		overflow += layer.Overflow / float64(len(tiers.Layers))
 		padding += layer.Padding / float64(len(tiers.Layers))
 	}
@@ -49,6 +50,7 @@ func TierProof(tiers *planir.Tiers) string {
 		"launches": "groups", "lost": "squared norm that is lost",
 	}
 	stages := tiers.Stages
+	// Plans with a single goal have no list of stages: their objective and bound are those of the plan.
 	if len(stages) == 0 {
 		first := map[string]string{"offload": "off", "saliency": "lost"}[tiers.Prefer]
 		stages = []planir.TierStage{{Measure: cmp.Or(first, "time"), Objective: tiers.Objective, Bound: tiers.Bound}}
@@ -63,6 +65,7 @@ func TierProof(tiers *planir.Tiers) string {
 			case "launches", "off":
 				text = fmt.Sprintf("%d %s, and up to %d fewer", stage.Objective, words[stage.Measure], gap)
 			case "lost": // it may be next to nothing, of which any part is much
+				// Losses are integers, in 1e-9 of a layer's squared norm.
 				norm := 1e9 * float64(len(tiers.Layers))
 				text = fmt.Sprintf("%.2g %% of the squared norm lost, and down to %.2g %%",
 					100*float64(stage.Objective)/norm, 100*float64(stage.Bound)/norm)
