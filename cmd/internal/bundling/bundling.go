@@ -19,6 +19,7 @@ import (
 // Emit checks the plan for its model, and for the SoC where there is one, and writes a signed
 // bundle to path. machine is the plan's SoC, nil for this machine.
 func Emit(ctx context.Context, path string, options emit.Options, machine *socs.SoC) (id bundle.Digest, err error) {
+	// Nothing is packed for a plan that no runtime would accept.
 	if err := check.Plan(options.Plan, options.Model, machine).Err(); err != nil {
 		return bundle.Digest{}, err
 	}
@@ -34,6 +35,7 @@ func Emit(ctx context.Context, path string, options emit.Options, machine *socs.
 	if memo != nil {
 		options.Memo, options.Scratch = memo, memo.dir
 		defer func() {
+			// Closing removes temporary files, which may fail.
 			if e := memo.cache.Close(); err == nil {
 				err = e
 			}
@@ -76,6 +78,7 @@ func ClaimedPlan(path string) *planir.Plan {
 	if err != nil {
 		return nil
 	}
+	// Bytes of an unverified file are bounded, decoded strictly and checked like any plan.
 	text, err := bundle.Claimed(path, unverified.Manifest.Entrypoint, maxClaimedPlan)
 	if text == nil || err != nil {
 		return nil

@@ -43,6 +43,7 @@ func openMemo(o *emit.Options) (*memo, error) {
 		_ = cache.Close() // the error before it says more
 		return nil, err
 	}
+	// Results include what was executed here, so they depend on this CPU and its kernels.
 	opened.maker += " " + host.Fingerprint() + " " + host.Kernels()
 	return opened, nil
 }
@@ -68,6 +69,7 @@ func (m *memo) Keep(key string, result []byte) error {
 func programDigest(cache *cas.Cache) (string, error) {
 	path, err := os.Executable()
 	if err != nil {
+		// Hashing is always right, only slower.
 		return matrix.Program()
 	}
 	st, err := os.Stat("/proc/self/exe") // what runs, even when its file was replaced

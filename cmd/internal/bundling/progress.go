@@ -64,6 +64,7 @@ func (b *stages) watch(event emit.Event) {
 		return
 	}
 	took := time.Since(b.begun[event.Group])
+	// A label is the graphs' name, then the layer and the like.
 	name, _, _ := strings.Cut(event.Label, ", ")
 	sum := b.sums[name]
 	if sum == nil {
@@ -99,6 +100,7 @@ func (b *stages) show() map[string]any {
 	for _, name := range b.order {
 		sum := b.sums[name]
 		groups, cached, packed = groups+sum.groups, cached+sum.cached, packed+sum.packed
+		// Long names of joined operators are shown by their first and last one.
 		if parts := strings.Split(name, planir.NodeSeparator); len(parts) > 2 {
 			name = parts[0] + planir.NodeSeparator + ".." + planir.NodeSeparator + parts[len(parts)-1]
 		}

@@ -36,6 +36,7 @@ type TargetFlags struct {
 // Apply sets the options of emit. machine is the plan's SoC, nil for this machine, and key is the
 // key that signs.
 func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine *socs.SoC, key *bundle.Key) error {
+	// A bundle for the plan's own processors: flags of targets would do nothing.
 	if f.Name == "" && !f.Emulator {
 		for flag, set := range map[string]bool{"allow-fallback": f.Fallback, "twin": f.Twin != ""} {
 			if set {
@@ -54,6 +55,7 @@ func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine 
 	}
 	options.AllowFallback, options.Oracle = f.Fallback, host.New()
 	options.Target = &emit.Target{SoC: soc.Name, Emulator: f.Emulator}
+	// Beside the emulator, this machine's CPU executes what the device's CPU would.
 	var here *driver.Device // what stands for the device's CPU beside its emulator
 	if f.Emulator {
 		devices, err := host.New().Devices(ctx)
@@ -90,6 +92,7 @@ func (f *TargetFlags) check(plan *planir.Plan, machine *socs.SoC) error {
 			plan.SoC.Name).
 			WithHint("plan for the target: hetc solve --target NAME")
 	}
+	// --for-emulator alone means the SoC of the plan.
 	name := f.Name
 	if name == "" {
 		name = machine.Name
@@ -122,6 +125,7 @@ func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.
 		return nil, finding
 	}
 	again := "make it from the same plan with hetc emit --for-emulator"
+	// Only the key that will sign the report again may have signed it before.
 	trust, err := bundle.ParseTrust(key.PEM(), key.Name)
 	if err != nil {
 		return fail(err, "")
@@ -213,6 +217,7 @@ func targetProc(described *socs.Processor, known []driver.Compiler, here *driver
 			return out, nil
 		}
 		proc.Bakes, proc.Shares = true, here == nil && described.WeightBytes != socs.WeightsPerGraph
+		// What a graph with static shapes and its own weights cannot do, whatever the description claims.
 		proc.WeightRanges, proc.DynamicRows, proc.StridedInput, proc.StridedOutput, proc.Prepacks = false, false, false,
 			false, false
 		proc.Fuses, proc.Memory = true, socs.DefaultMemory(true)

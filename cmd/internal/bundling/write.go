@@ -49,6 +49,7 @@ func Write(cmd *cobra.Command, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	progress.written()
+	// What is told comes from the file that was written, not from what should be in it.
 	written, err := bundle.Inspect(options.Output)
 	if err != nil {
 		return fmt.Errorf("read back: %w", err)

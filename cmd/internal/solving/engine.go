@@ -80,6 +80,7 @@ func (f *EngineFlags) Open(ui *cli.Streams, bytes int64) (problem.Engine, *Log, 
 				WithHint("want plan, all, or names with * and ?, such as 'prefill@*'")
 		}
 		log.models, log.of = f.models, f.of
+		// A watch around the whole engine: linear programs are written whoever solves them.
 		engine = (&problem.Watch{Posed: log.write, Done: log.answered}).Engine(engine)
 	}
 	return engine, log, nil
@@ -87,8 +88,10 @@ func (f *EngineFlags) Open(ui *cli.Streams, bytes int64) (problem.Engine, *Log, 
 
 // Log is what engines did.
 type Log struct {
-	s      *cli.Streams
-	mu     sync.Mutex
+	// Engines call from several goroutines; mu guards what they change.
+	s  *cli.Streams
+	mu sync.Mutex
+	// By problem and engine: one problem may be given to two engines.
 	begun  map[string]time.Time
 	shown  time.Time // progress
 	Solves []Solved
@@ -102,6 +105,7 @@ type Log struct {
 	index   []Indexed
 }
 
+// The words that --write-models-of takes besides patterns.
 const (
 	ofPlan = "plan"
 	ofAll  = "all"
@@ -178,6 +182,7 @@ func (l *Log) progress(what, engine string, objective, bound float64, nodes int6
 	if time.Since(l.shown) < 2*time.Second {
 		return
 	}
+	// Notes of all problems share one clock, so that many at once do not flood the terminal.
 	l.shown = time.Now()
 	gap := "no solution yet"
 	if !math.IsInf(objective, 0) && !math.IsInf(bound, 0) {
@@ -215,6 +220,7 @@ func (l *Log) write(problem *milp.Model) (file string) {
 	if l.err != nil {
 		return ""
 	}
+	// With "plan" everything is written first: which problems the plan answers is known only at the end (Choose).
 	if chosen, _ := path.Match(l.of, problem.Name); !chosen && l.of != ofPlan && l.of != ofAll {
 		return ""
 	}
@@ -222,6 +228,7 @@ func (l *Log) write(problem *milp.Model) (file string) {
 	if l.err = problem.WriteLP(&text); l.err != nil {
 		return ""
 	}
+	// Names of problems contain blanks and slashes; the number keeps files apart that become alike.
 	name := strings.Map(func(r rune) rune {
 		if r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '@' || r == '.' {
 			return r
@@ -249,6 +256,7 @@ func (l *Log) Choose(result *solver.Result) {
 	kept := map[string]string{} // file by problem and answer: some are posed again, and one file will do
 	l.index = slices.DeleteFunc(l.index, func(x Indexed) bool {
 		answer := fmt.Sprint(x.Problem, x.Objective)
+		// A problem of several files is kept whole, although its files have one answer.
 		if first, ok := kept[answer]; inPlan(&x, result) && (!ok || first == x.File || x.Of > 1) {
 			kept[answer] = x.File
 			return false
@@ -329,6 +337,7 @@ func (l *Log) writeIndex() error {
 
 // Show summarises by engine and status, and names what no engine answered for.
 func (l *Log) Show() {
+	// A solve poses hundreds of problems; one line for each engine and status tells enough.
 	type key struct{ engine, status string }
 	type sum struct {
 		problems   int

@@ -59,6 +59,7 @@ func Solve(cmd *cobra.Command, ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
+	// What follows tells results: the line of progress must be gone by then. end may be called again.
 	end()
 	log.Choose(result)
 	if err := log.Written(); err != nil {
@@ -126,6 +127,7 @@ func (o *Options) decide(ctx context.Context, s *cli.Streams, input *solver.Inpu
 	}
 	result, err := solver.Solve(ctx, *input)
 	if err != nil {
+		// The models of a solve that failed are what another solver would be asked about, so they are kept.
 		return nil, nil, errors.Join(explain.Diagnose(ctx, *input, err), log.Written())
 	}
 	return result, log, nil
@@ -157,6 +159,7 @@ func (o *Options) tell(ui *cli.Streams, input *solver.Input, result *solver.Resu
 	planview.ShowTarget(ui, plan)
 	planview.ShowPredictions(ui, plan)
 	planview.ShowSizes(ui, plan)
+	// A bucket that is worth nothing may be left out, which a user who listed it must learn.
 	dropped := planview.LeftOut(input.Workload.Buckets, plan)
 	if len(dropped) > 0 {
 		ui.Printf("buckets left out of the workload's list: %v; the plan serves its prompts faster without them, "+

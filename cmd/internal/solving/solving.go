@@ -23,6 +23,7 @@ import (
 
 // Inputs are the flags that say what a plan is made from.
 type Inputs struct {
+	// One of SoC and Target, one of Record and Costs; facts may be "" for those in Record.
 	SoC, Target, Record, Costs, facts, Model, Workload string
 	AcceptNoisy                                        bool // a record of which most is noisy is good enough
 	// of a command that makes a plan to execute, nil for others
@@ -60,6 +61,7 @@ func (in *Inputs) Open(cmd *cobra.Command) (*solver.Input, error) {
 	var facts *record.Set
 	var costs *roofline.Costs
 	if in.Record != "" {
+		// A record may also hold compiler facts, which serve unless --facts names others.
 		if soc, facts, costs, err = measure.OpenCosts(name, in.Record); err == nil && in.Warn != nil {
 			err = measure.Steady(in.Warn, facts, in.Record, in.AcceptNoisy)
 		}

@@ -18,6 +18,7 @@ const baseBytes = 128 << 20
 
 // Working is how much solving may keep, and whether it tells how far it is.
 type Working struct {
+	// most is a size as text, such as 1GiB; tell also shows progress where standard error is no terminal.
 	most string
 	tell bool
 
