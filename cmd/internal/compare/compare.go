@@ -65,6 +65,7 @@ func simulatedCosts(ctx context.Context, soc *socs.SoC, m *models.Model, want pr
 		return nil, diag.New(diag.ClassUnavailable, "bench plans: %w", err)
 	}
 	defer os.RemoveAll(dir)
+	// A fixed seed: the same program must write the same tables.
 	const seed = 1
 	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, seed)
 	if err != nil {
@@ -75,6 +76,7 @@ func simulatedCosts(ctx context.Context, soc *socs.SoC, m *models.Model, want pr
 		return nil, err
 	}
 	defer rec.Close()
+	// On a virtual clock this takes no measuring time and gives the same record each time.
 	if _, err := profiler.Run(ctx, soc, requests, rec, bindings.ProfilerOptions(soc, seed)); err != nil {
 		return nil, err
 	}
@@ -110,6 +112,7 @@ type bucketRule struct {
 	buckets workload.Rows
 }
 
+// bucketRules are compared in this order; ratios are to the first.
 var bucketRules = []bucketRule{
 	{fmt.Sprintf("solve, at most %d", mostChosen), workload.AtMost(mostChosen)},
 	{"one chunk of 256", workload.Rows{256}},
@@ -185,6 +188,7 @@ func bucketTable(ctx context.Context, text *strings.Builder, pair [2]string, lis
 		}
 	}
 	slices.Sort(want.Buckets)
+	// All rules are priced by one set of costs, so that they differ in buckets only.
 	want.Buckets = slices.Compact(want.Buckets)
 	costs, err := simulatedCosts(ctx, soc, model, want)
 	if err != nil {
@@ -199,6 +203,7 @@ func bucketTable(ctx context.Context, text *strings.Builder, pair [2]string, lis
 		for _, rule := range bucketRules {
 			result, err := solver.Solve(ctx, solver.Input{
 				Model: model, SoC: soc, Costs: costs, Workload: promptWorkload(length.prompts, rule.buckets),
+				// A ladder is taken as it is: solve must not leave out buckets that gain nothing.
 				Engine: exact.Engine{}, AllBuckets: rule.buckets.Max() == 0,
 			})
 			if err != nil {

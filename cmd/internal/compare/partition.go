@@ -80,6 +80,7 @@ func (t *partitionTable) compare(ctx context.Context, pair [2]string) error {
 		return err
 	}
 	defer model.Close()
+	// One scheme for all processors, or those that lack it would be compared for nothing.
 	scheme := schemeFor(soc, op.A8TQ8C, op.A8TQ4B32)
 	schemes := []op.Scheme{scheme}
 	permits := &workload.Workload{
@@ -99,6 +100,7 @@ func (t *partitionTable) compare(ctx context.Context, pair [2]string) error {
 	fmt.Fprintf(&t.text, "\n%s on %s, %s:\n\n| partition by | prefill ms | / solve's | decode ms | / solve's |\n"+
 		"| --- | ---: | ---: | ---: | ---: |\n", model.Name, soc.Name, scheme)
 	input := solver.Input{Model: model, SoC: soc, Costs: costs, Workload: permits, Engine: exact.Engine{}}
+	// The next row added is the base of this SoC.
 	t.base = nil
 	solved, err := solver.Solve(ctx, input)
 	if err != nil {

@@ -104,6 +104,7 @@ func timesOnly(name string, noise bool) (*socs.SoC, error) {
 		if proc.Sim == nil {
 			continue
 		}
+		// The driver advances the clock without computing values.
 		proc.Options = map[string]string{"compute": "false"}
 		if !noise {
 			proc.Sim.NoiseCV = 0
@@ -144,6 +145,7 @@ func regretOf(
 	}
 	for _, alternative := range ways {
 		one, err := executed(ctx, soc, model, costs, permits, alternative)
+		// A SoC may lack a processor that a way names, or the way may leave an operator without one.
 		if diag.ClassOf(err) == diag.ClassInfeasible || diag.ClassOf(err) == diag.ClassInput &&
 			alternative.name != "solve" {
 			continue

@@ -71,6 +71,7 @@ func comparedTiers(ctx context.Context) (string, any, error) {
 		for _, generator := range []string{"traced", "uniform", "zipf:0.6", "zipf:1", "zipf:1.4", "hot:2:0.5"} {
 			var loads *workload.Loads
 			if generator == "traced" {
+				// The trace is of a model with 16 experts and cannot be applied to others.
 				if model.Experts != 16 {
 					continue
 				}
@@ -121,6 +122,7 @@ are those of tiny-moe-kjv (16 experts, 2 a token), its four layers repeated; its
 // same table of costs.
 func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op.Scheme) ([]comparedTier, error) {
 	npu := slices.IndexFunc(soc.Processors, func(p socs.Processor) bool { return p.StaticShapes })
+	// A capacity that is no multiple of the tile would compute padding for nothing.
 	tile := max(1, soc.Processors[npu].Tile.M)
 	in.Workload = workload.Default()
 	in.Workload.Experts = workload.Experts{Tiers: len(paperLadder), Chunks: []int{tierChunk}}

@@ -29,6 +29,7 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 			"profile: --compiler-only asks the compiler of a target, and --target is missing").
 			WithHint("catalog SoCs that are targets: %s", targetNames())
 	}
+	// Flags of measuring, which would be ignored in silence.
 	for _, name := range []string{"budget", "rounds", "held-out", "plan"} {
 		if cmd.Flags().Changed(name) {
 			return diag.New(diag.ClassUsage, "profile: --%s cannot be combined with --compiler-only, which measures nothing",
@@ -60,7 +61,8 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 		return err
 	}
 	defer rec.Close()
-	// every compiler of this build that compiles weights into its artifacts
+	// Every compiler of this build that compiles weights into its artifacts: one that takes them at run time has
+	// nothing to say about sizes.
 	asking := profiler.FactOptions{Bakers: map[string]driver.Baker{}, Seed: options.Seed}
 	for _, compiler := range bindings.Compilers(nil) {
 		if baker, ok := compiler.(driver.Baker); ok {
@@ -141,6 +143,7 @@ func showFacts(ui *cli.Streams, facts []*record.Facts) {
 	var rows [][]string
 	for _, said := range facts {
 		rowsText, compile := fmt.Sprint(said.Op.M), "-"
+		// Several numbers of rows are one binary, in which graphs share the weights.
 		if said.Rows != nil {
 			rowsText = strings.Trim(strings.ReplaceAll(fmt.Sprint(said.Rows), " ", "+"), "[]") + " shared"
 		}

@@ -89,6 +89,7 @@ func judge(
 	if err := ctx.Err(); err != nil {
 		return nil, nil, fmt.Errorf("fit: %w", err)
 	}
+	// Five folds: each fifth of the operators is predicted by models fitted to the others.
 	if quality, err := roofline.CrossValidate(machine, set.Training(), 5, costs); err == nil {
 		say("cross_validated", quality)
 	}
@@ -164,6 +165,7 @@ type product struct {
 func showProducts(ui *cli.Streams, costs *roofline.Costs) (doc []product) {
 	var rows [][]string
 	for _, family := range costs.Families {
+		// Products with a bias have the shape of those without.
 		if family.Kind != op.MatMul || family.Bias {
 			continue
 		}
@@ -198,6 +200,7 @@ func OpenCosts(soc, rec string) (*socs.SoC, *record.Set, *roofline.Costs, error)
 
 // writeCosts writes a costs file, unless the file holds the same costs already.
 func writeCosts(path string, costs *roofline.Costs) (same bool, err error) {
+	// Files that only differ in layout hold the same costs, so digests are compared, not bytes.
 	if old, err := roofline.Open(path); err == nil {
 		before, err := old.Digest()
 		if err != nil {

@@ -87,6 +87,7 @@ func (o *ImportOptions) read() (*imported.Mapping, error) {
 		pairs("where", o.Where, each(&mapping.Where)),
 		pairs("infeasible", o.Infeasible, each(&mapping.Infeasible)),
 		pairs("value", o.Values, func(key, value string) bool {
+			// --value FIELD:CELL=VALUE: the key that pairs has cut off holds field and cell.
 			field, cell, _ := strings.Cut(key, ":")
 			if mapping.Values == nil {
 				mapping.Values = map[string]map[string]string{}
@@ -117,6 +118,7 @@ func (o *ImportOptions) held(c *cobra.Command) (float64, bool, error) {
 	heldOut, sample := c.Flags().Changed("held-out"), c.Flags().Changed("sample")
 	share := o.HeldOut
 	if sample {
+		// --sample says what is fitted, --held-out the rest.
 		share = 1 - o.Sample
 	}
 	switch {
@@ -229,6 +231,7 @@ func replaceable(path string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	// A file that is no record, or one that took hours to measure.
 	if err != nil || len(old.Header.Imported) == 0 {
 		return diag.New(diag.ClassInput, "import: %q is there, and no imported record", path).
 			WithHint("name another file")

@@ -144,6 +144,7 @@ func (o *ProfileOptions) requests(soc *socs.SoC) ([]profiler.Request, error) {
 		return nil, err
 	}
 	defer model.Close()
+	// Of a target only what its device executes is measured.
 	part := soc
 	if o.Target != "" {
 		if part, err = soc.Restricted(); err != nil {
@@ -161,6 +162,7 @@ func (o *ProfileOptions) requests(soc *socs.SoC) ([]profiler.Request, error) {
 	if err != nil || o.HeldOut == 0 {
 		return requests, err
 	}
+	// Held-out operators are never fitted; predictions for them are judged by hetc fit.
 	held, err := profiler.HeldOut(part, model, want, requests, o.HeldOut, o.Seed)
 	return append(requests, held...), err
 }
@@ -242,6 +244,7 @@ func (o *ProfileOptions) tell(ui *cli.Streams, soc *socs.SoC, report profiler.Re
 
 // listRequests prints what would be measured with its priority, in that order.
 func listRequests(ui *cli.Streams, requests []profiler.Request, seed uint64) error {
+	// Of an empty record everything is pending.
 	pending := profiler.Pending(requests, record.NewSet(record.Header{}), 1, seed)
 	slices.SortStableFunc(pending, func(a, b profiler.Request) int { return a.Priority - b.Priority })
 	keys := make([]string, len(pending))
