@@ -29,6 +29,7 @@ import (
 // Status is the verdict of one check.
 type Status string
 
+// The verdicts, from best to worst.
 const (
 	OK      Status = "ok"
 	Note    Status = "note"    // works, but not as well as it could
@@ -264,6 +265,7 @@ func catalogs() []Finding {
 
 // directory checks that files can be written to a directory, and how many bytes are free.
 func directory(check, dir string) Finding {
+	// Nothing is left behind: the file is only tried.
 	if err := wholefile.Writable(filepath.Join(dir, "hetc-doctor")); err != nil {
 		return failed(check, err)
 	}
@@ -326,6 +328,7 @@ func timer() Finding {
 	for range tries {
 		start := time.Now()
 		step := time.Since(start)
+		// The smallest step that the clock shows: it is read until it moves.
 		for step == 0 {
 			step = time.Since(start)
 		}
@@ -357,6 +360,7 @@ func busy(cores int) Finding {
 	if stolen >= 0.02 {
 		finding.Found += fmt.Sprintf(", %.0f %% taken by other virtual machines", 100*stolen)
 	}
+	// Medians tolerate short disturbances; a fifth of the machine is more than that.
 	if share > 0.2 || stolen >= 0.02 {
 		return finding.but(Note,
 			"end other programs before hetc probe, profile and bench: what they take is measured too")

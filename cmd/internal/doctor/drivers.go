@@ -108,6 +108,7 @@ func Describe(ctx context.Context, drv driver.Driver) DriverEntry {
 
 // Rows are the lines of the table; the driver's name stands in the first one.
 func (e *DriverEntry) Rows() (rows [][]string) {
+	// One line for each value; the word stands before the first only.
 	add := func(what string, values ...string) {
 		for i, value := range values {
 			if value == "" {
@@ -147,6 +148,7 @@ func (e *DriverEntry) Rows() (rows [][]string) {
 	add("forms", cli.Wrap(e.Forms, ",")...)
 	add("cache types", cli.Wrap(e.Cache, ",")...)
 	add("problem", e.Problem)
+	// There is always a row: a driver has devices, or a problem, or something missing.
 	rows[0][0] = e.Driver
 	return rows
 }

@@ -22,6 +22,7 @@ import (
 func checkModel(ctx context.Context, dir string) ([]Finding, error) {
 	model, err := models.Open(dir)
 	if err != nil {
+		// A model with several mistakes gives one finding for each.
 		var list diag.List
 		if !errors.As(err, &list) {
 			return []Finding{failed("model", err)}, nil
@@ -119,6 +120,7 @@ func weights(ctx context.Context, model *models.Model) (Finding, error) {
 		finding.class = diag.ClassInput
 		return finding, nil
 	}
+	// As stored: a plan with fewer bits takes less.
 	bytes := int64(0)
 	for _, name := range names {
 		if tensor, err := model.Tensor(name); err == nil {

@@ -253,6 +253,7 @@ func (b *build) cells() ([]*Cell, error) {
 		soc := &socInput{entry: config.SoCs[i]}
 		for _, model := range models {
 			for _, work := range workloads {
+				// Excluded cells do not exist: --only does not match them, and hints do not name them.
 				if config.excluded(model.entry.Name, soc.entry.Name, work.entry.Name) {
 					continue
 				}
@@ -286,6 +287,7 @@ func (b *build) cells() ([]*Cell, error) {
 // nearest is a hint at what the part of a pattern that matches nothing may have meant.
 func nearest(pattern string, cells []string) string {
 	parts := strings.Split(pattern, "/")
+	// The first part that no cell matches is the one that is misspelt.
 	for i, part := range parts {
 		var names []string
 		matches := false
@@ -324,6 +326,7 @@ func (b *build) lock(ctx context.Context) (unlock func(), err error) {
 func (b *build) note(c *Cell, of int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	// A cancelled cell is not finished: it is made by the next run.
 	if c.Error != nil && errors.Is(c.Error.Err, context.Canceled) {
 		return
 	}
@@ -346,6 +349,7 @@ func (b *build) cell(ctx context.Context, cell *Cell) {
 		}()
 		return make(ctx, cell)
 	}
+	// An input that could not be read fails each cell that needs it.
 	err := firstOf(cell.soc.err, cell.model.err, cell.workload.err)
 	if err == nil {
 		cell.Simulated = cell.soc.soc.Simulated()
@@ -393,6 +397,7 @@ func (b *build) settle(
 		return err
 	}
 	if known {
+		// A file that holds the content is left alone, so that its time of change stays.
 		same, err := b.holds(artifact.File, want, bytes)
 		if err != nil {
 			return err

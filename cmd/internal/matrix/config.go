@@ -119,16 +119,19 @@ func entry[T any](n *decode.Node, v *T, short *string) error {
 	return n.Decode(short)
 }
 
+// UnmarshalNode takes a model by itself for {model: NAME}; likewise the SoCs and workloads below.
 func (e *modelEntry) UnmarshalNode(n *decode.Node) error {
 	type plain modelEntry
 	return entry(n, (*plain)(e), &e.Model)
 }
 
+// UnmarshalNode takes a SoC by itself for {soc: NAME}; targets have no short form.
 func (e *socEntry) UnmarshalNode(n *decode.Node) error {
 	type plain socEntry
 	return entry(n, (*plain)(e), &e.SoC)
 }
 
+// UnmarshalNode takes a workload by itself for {workload: FILE}.
 func (e *workloadEntry) UnmarshalNode(n *decode.Node) error {
 	type plain workloadEntry
 	return entry(n, (*plain)(e), &e.Workload)
@@ -291,6 +294,7 @@ func (c *Config) checkSize(found *findings) {
 	models, socs, workloads := len(c.Models), len(c.SoCs), len(c.Workloads)
 	cells := 1
 	for _, count := range []int{models, socs, workloads} {
+		// The factors are bounded, so that the product cannot overflow.
 		if cells *= min(count, maxCells+1); cells > maxCells || count > maxCells {
 			found.at()("%d models, %d SoCs and %d workloads make more than %d plans", models, socs, workloads, maxCells)
 			return
@@ -340,6 +344,7 @@ func (c *Config) checkExclusion(excluded exclusion, fail func(string, ...any) *d
 	}
 }
 
+// goodName is what names of entries look like: they become parts of paths on any file system.
 var goodName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$`)
 
 // nameOf is the name of an entry that brings none: the last part of its path without the ending of a file.
@@ -387,6 +392,7 @@ func (c *Config) find(what, value string, catalog []string) (string, error) {
 		return err == nil && (what == "model" || !info.IsDir())
 	}
 	file := c.inside(value)
+	// A file beside the configuration wins over the catalog's entry of the same name.
 	if !slices.Contains(catalog, value) || there(file) {
 		return file, nil
 	}

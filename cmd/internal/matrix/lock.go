@@ -32,6 +32,7 @@ func OwnDirectory(ctx context.Context, dir string, waiting func()) (unlock func(
 		case <-ctx.Done():
 			file.Close()
 			return nil, ctx.Err()
+		// File locks cannot be waited for with a context, so they are polled.
 		case <-time.After(100 * time.Millisecond):
 		}
 	}

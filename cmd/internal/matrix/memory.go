@@ -68,6 +68,7 @@ func (b *budget) take(ctx context.Context, bytes int64) (give func(), err error)
 			return func() {
 				b.mu.Lock()
 				b.used -= bytes
+				// Closing wakes all that wait; each looks again whether its share is there now.
 				close(b.freed)
 				b.freed = make(chan struct{})
 				b.mu.Unlock()

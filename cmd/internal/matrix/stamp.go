@@ -81,6 +81,7 @@ func (b *build) remembered(path string, compute func() (cas.Digest, error)) (cas
 	if err != nil {
 		return digest, err
 	}
+	// Noted only if nothing changed while it was read, and not during the last moments before.
 	if after, still := stampOf(path); ok && still && after == before && now.Sub(before.changed) > settleTime {
 		err = b.o.Cache.Note(key, digest, 0)
 	}

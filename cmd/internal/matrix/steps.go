@@ -104,6 +104,7 @@ func (b *build) openInputs(ctx context.Context, cells []*Cell) (closeAll func(),
 			}
 		}
 		if input := cell.model; once(input) {
+			// Also after an error the model may be open, and must be closed.
 			if input.err = b.openModel(input); input.model != nil {
 				opened = append(opened, input.model)
 			}
@@ -250,6 +251,7 @@ func (b *build) costs(cell *Cell) (cas.Key, func(context.Context) (*roofline.Cos
 		}
 		measured := cas.KeyOf("record", b.o.Program, input.digest, string(list))
 		key = cas.KeyOf("costs", b.o.Program, input.digest, measured.String())
+		// Records are shared by all models whose requests are the same.
 		read = func(ctx context.Context) ([]byte, error) {
 			entry, _, err := b.obtain(ctx, measured, func(path string) error {
 				return b.o.Tools.Simulate(ctx, input.soc, requests, path)
@@ -331,6 +333,7 @@ func (b *build) plan(ctx context.Context, cell *Cell) error {
 		if err != nil {
 			return err
 		}
+		// Taken only now: a plan from the cache needs no memory.
 		give, err := b.memory.take(ctx, solveBytes)
 		if err != nil {
 			return fmt.Errorf("solve: %w", err)
@@ -348,6 +351,7 @@ func (b *build) plan(ctx context.Context, cell *Cell) error {
 		if err != nil {
 			return err
 		}
+		// The key says what the plan was made from, so that must still be true.
 		if result.Plan.Model.Digest != input.digest.String() {
 			return errChanged("model", input.entry.Model)
 		}

@@ -56,6 +56,7 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err != nil {
 		return err
 	}
+	// Refused before the model is executed, which takes minutes.
 	if n := model.CalibrationBytes(); n > calibration.MaxBytes {
 		return diag.New(diag.ClassInput,
 			"calibrate model %q: its activations fill a file of about %d bytes, and readers accept %d", o.Model, n,
@@ -138,6 +139,7 @@ func showCalibration(ui *cli.Streams, cal *calibration.Calibration) {
 	var rows [][]string
 	for _, class := range classes {
 		row := []string{class, "", "", ""}
+		// All classes together have losses but no activations of their own.
 		if class != calibration.All {
 			var largest, ratio float32
 			outliers := 0
@@ -148,6 +150,8 @@ func showCalibration(ui *cli.Streams, cal *calibration.Calibration) {
 				outliers += len(activation.Outliers)
 				largest = max(largest, activation.Max)
 				if activation.Median > 0 {
+					// How far outliers stand out: the largest magnitude over the typical one, of the worst matrix of
+					// the class.
 					ratio = max(ratio, activation.Max/activation.Median)
 				}
 			}

@@ -71,6 +71,7 @@ func (o *LoadsOptions) Run(ctx context.Context, ui *cli.Streams) error {
 		imbalance[i] = loads.Imbalance(i)
 		idle := 0
 		for _, list := range layer.Rows {
+			// No chunk sent it a row.
 			if slices.Max(list) == 0 {
 				idle++
 			}
@@ -94,6 +95,7 @@ func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *wor
 	if err != nil {
 		return nil, err
 	}
+	// Windows are whole chunks.
 	size := min(quality.WindowTokens, weights.MaxContext/LoadTokens*LoadTokens)
 	if size == 0 {
 		return nil, diag.New(diag.ClassInput, "model %q has %d positions, and chunks %d tokens", o.Model,

@@ -38,6 +38,7 @@ type QualityOptions struct {
 type phase struct {
 	Phase string `json:"phase"`
 	quality.Result
+	// Prefill computes a window in one call, decode token by token.
 	step  int // tokens a call
 	tally quality.Tally
 }

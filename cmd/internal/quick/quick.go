@@ -109,6 +109,7 @@ func (q *quick) run(ctx context.Context) error {
 			return err
 		}
 	}
+	// A changed workload makes plan and bundle stale, whatever they belong to.
 	changed, err := q.workload(file("workload.yaml"), schemes)
 	if err != nil {
 		return err
@@ -185,11 +186,13 @@ func (q *quick) forThisMachine(ctx context.Context, file func(string) string) er
 		cal = []string{"--calibration", q.o.Calibration}
 	}
 	with := []string{"--soc", file("soc.yaml"), "--model", q.o.Model, "--workload", file("workload.yaml")}
+	// Resumed: a second run measures what the first had no time for.
 	profile := append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.o.Budget},
 		with...)
 	if q.o.Again {
 		profile = append(profile, "--flagged")
 	}
+	// Probe and profile keep what is there and right, so that a run that stopped goes on where it was.
 	steps := [][]string{
 		{"probe", "-o", file("soc.yaml")},
 		profile,
@@ -327,6 +330,7 @@ func (q *quick) step(ctx context.Context, args ...string) error {
 		}
 	}
 	q.s.Printf("$ %s %s\n", cli.Program("hetc"), cli.Quote(args...))
+	// Each command gets streams of its own: under --json its result is kept, not printed.
 	sub := &cli.Streams{Tool: q.s.Tool, In: q.s.In, Out: q.s.Out, Err: q.s.Err, JSON: q.s.JSON}
 	var result bytes.Buffer
 	if sub.JSON {
@@ -359,6 +363,7 @@ func (q *quick) repair(file func(string) string) error {
 		{workloadErr, []string{file("workload.yaml")}},
 		{usableKey(key), []string{key + ".key", key + ".pub"}},
 	} {
+		// A missing file is made by its step; half of a key pair is of no use, and the other half goes too.
 		if broken.err == nil || errors.Is(broken.err, fs.ErrNotExist) && len(broken.files) == 1 {
 			continue
 		}
@@ -467,6 +472,7 @@ func (q *quick) workload(path string, schemes []op.Scheme) (changed bool, err er
 		return false, err
 	}
 	old, err := wholefile.Read(path, 1<<20)
+	// Only --schemes says something that the file may contradict.
 	if err == nil && (bytes.Equal(old, text) || len(q.o.Schemes) == 0) {
 		return false, nil // also one that was edited by hand
 	}
@@ -490,6 +496,7 @@ func (q *quick) current(plan, app string, model *models.Model, calibration strin
 	if err != nil {
 		return false
 	}
+	// Digests suffice: nothing of the bundle is executed before hetrun verifies it.
 	unverified, err := bundle.Inspect(app)
 	if err != nil || unverified.Manifest.Toolchain.Hetc != cli.Version {
 		return false
