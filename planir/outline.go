@@ -228,6 +228,7 @@ func positive(limit float64) string {
 	return strconv.FormatFloat(limit, 'g', -1, 64)
 }
 
+// milliseconds writes ns in ms, to the microsecond.
 func milliseconds(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
 
 // thousandths writes a count of thousandths: nanoseconds as microseconds, microjoules as millijoules.

@@ -94,8 +94,10 @@ func (c *codec) has(text string) bool {
 // peek is what comes next, for messages.
 func (c *codec) peek() []byte { return c.buf[c.pos:min(c.pos+16, len(c.buf))] }
 
+// open writes or demands an opening bracket; no comma stands before what follows it.
 func (c *codec) open(bracket string) { c.token(bracket); c.fresh = true }
 
+// close writes or demands a closing bracket.
 func (c *codec) close(bracket string) { c.token(bracket); c.fresh = false }
 
 // separate writes or demands the comma before an element, unless it is the first behind its bracket.

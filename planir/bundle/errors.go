@@ -56,6 +56,7 @@ func refuseAs(class diag.Class, step Step, format string, args ...any) *Error {
 	return &Error{step, diag.New(class, format, args...).WithCode("bundle." + string(step))}
 }
 
+// hint adds the way out.
 func (e *Error) hint(format string, args ...any) *Error {
 	e.Diagnostic.WithHint(format, args...)
 	return e

@@ -109,6 +109,7 @@ var smallOrder = [][32]byte{
 	unhex32("eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"), // p+1
 }
 
+// unhex32 is a digest that is written in the program.
 func unhex32(text string) (out [32]byte) {
 	if n, err := hex.Decode(out[:], []byte(text)); err != nil || n != 32 {
 		panic("BUG: bad constant " + text)

@@ -116,6 +116,7 @@ type digester struct {
 	leaves []Digest  // of the chunks that have ended
 }
 
+// newDigester begins a blob whose chunks have so many bytes.
 func newDigester(chunk int64) *digester {
 	return &digester{chunk: chunk, whole: sha256.New(), part: sha256.New()}
 }
@@ -136,6 +137,7 @@ func (d *digester) Write(data []byte) (int, error) {
 	return count, nil
 }
 
+// endChunk stores the digest of the chunk that has ended, and begins the next.
 func (d *digester) endChunk() {
 	d.leaves = append(d.leaves, Digest(d.part.Sum(nil)))
 	d.part.Reset()

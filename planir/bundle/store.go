@@ -181,6 +181,7 @@ func (s *fileStore) table(manifest *Manifest) ([]Digest, error) {
 	return leaves, nil
 }
 
+// copyBlob reads from the offset that follows from the manifest.
 func (s *fileStore) copyBlob(_ *Manifest, i int, buf []byte, step Step) error {
 	return readAt(step, s.file, buf, s.layout.offsets[i])
 }
@@ -207,8 +208,10 @@ func (s *fileStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.Re
 	return s.region, from, io.NewSectionReader(s.file, from, manifest.Blobs[i].Bytes), nil
 }
 
+// watched is the file itself, once anything of it was mapped.
 func (s *fileStore) watched() []watched { return s.watch }
 
+// close unmaps the file: memory that mapped has returned is dead afterwards.
 func (s *fileStore) close() error {
 	err := s.file.Close()
 	if s.region != nil {
@@ -217,6 +220,7 @@ func (s *fileStore) close() error {
 	return err
 }
 
+// Names in the exploded form: of the envelope, and of the directory of contents.
 const (
 	dirManifest = "manifest.dsse.json"
 	dirBlobs    = "sha256"
@@ -365,6 +369,7 @@ func (s *dirStore) gaps(*Manifest) error { return nil }
 // table: this form has no chunk digests.
 func (s *dirStore) table(*Manifest) ([]Digest, error) { return nil, nil }
 
+// copyBlob opens the blob's file anew: only mapped files stay open.
 func (s *dirStore) copyBlob(manifest *Manifest, i int, buf []byte, step Step) error {
 	file, err := s.openBlob(manifest, i)
 	if err != nil {
@@ -400,8 +405,10 @@ func (s *dirStore) mapped(manifest *Manifest, i int) (*mem.Region, int64, io.Rea
 	return region, 0, nil, nil
 }
 
+// watched are the files of mapped blobs, each once.
 func (s *dirStore) watched() []watched { return s.watch }
 
+// close unmaps all blobs and closes their files and both directories.
 func (s *dirStore) close() error {
 	errs := []error{s.root.Close()}
 	for _, watching := range s.watch {

@@ -280,6 +280,7 @@ type exact struct {
 	err  error
 }
 
+// Write digests what it passes on. After an error it takes nothing more.
 func (e *exact) Write(data []byte) (int, error) {
 	if err := e.ctx.Err(); err != nil {
 		e.err = diag.New(diag.ClassInterrupted, "%w", err)
@@ -347,6 +348,7 @@ type fileForm struct {
 	layout layout
 }
 
+// begin makes a file of the final size, whose gaps are never written.
 func (f *fileForm) begin(manifest *Manifest, payloadBytes int) (err error) {
 	f.layout = layOut(manifest, payloadBytes)
 	if f.file, err = wholefile.Create(f.path); err != nil {
@@ -355,10 +357,12 @@ func (f *fileForm) begin(manifest *Manifest, payloadBytes int) (err error) {
 	return f.file.Truncate(f.layout.size) // the gaps read as zeros, as the format demands
 }
 
+// content is the place of a blob in the file; nothing remains to be done after it.
 func (f *fileForm) content(i int) (io.Writer, func(Digest) error, error) {
 	return io.NewOffsetWriter(f.file, f.layout.offsets[i]), func(Digest) error { return nil }, nil
 }
 
+// finish writes header, envelope and table in front of the contents.
 func (f *fileForm) finish(envelope []byte, leaves []Digest) error {
 	if int64(headerBytes+len(envelope)) > f.layout.table {
 		panic(fmt.Sprintf("BUG: envelope of %d bytes does not fit before the table at %d", len(envelope),
@@ -375,8 +379,10 @@ func (f *fileForm) finish(envelope []byte, leaves []Digest) error {
 	return err
 }
 
+// commit makes the file visible under its name, synced.
 func (f *fileForm) commit() error { return f.file.Commit() }
 
+// abort removes the temporary file.
 func (f *fileForm) abort() error {
 	if f.file == nil {
 		return nil
@@ -392,6 +398,7 @@ type dirForm struct {
 	file *os.File // being written
 }
 
+// begin makes the directory inside a temporary one beside the target.
 func (f *dirForm) begin(*Manifest, int) error {
 	if _, err := os.Lstat(f.path); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
@@ -421,17 +428,20 @@ func (f *dirForm) content(int) (io.Writer, func(Digest) error, error) {
 	}, nil
 }
 
+// open creates a file of the bundle, of which only one is written at a time.
 func (f *dirForm) open(name string) (err error) {
 	f.file, err = os.OpenFile(filepath.Join(f.dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	return err
 }
 
+// close syncs and closes the file that is being written.
 func (f *dirForm) close() error {
 	err := errors.Join(f.file.Sync(), f.file.Close())
 	f.file = nil
 	return err
 }
 
+// finish writes the envelope as a file; this form has no table of chunks.
 func (f *dirForm) finish(envelope []byte, _ []Digest) error {
 	if err := f.open(dirManifest); err != nil {
 		return err
@@ -453,6 +463,7 @@ func (f *dirForm) commit() error {
 	return f.abort() // what is left is empty
 }
 
+// abort removes the temporary directory with all that is in it.
 func (f *dirForm) abort() error {
 	if f.file != nil {
 		_ = f.file.Close() // about to be removed

@@ -185,6 +185,7 @@ func checkEmbed(operator Op) error {
 	return nil
 }
 
+// checkMatMul demands a known scheme, and a form that the number of rows permits.
 func checkMatMul(operator Op) error {
 	if _, err := ParseScheme(string(operator.Scheme)); err != nil {
 		return fmt.Errorf("operator %q: %w", operator.Kind, err)
@@ -207,6 +208,7 @@ func checkExpertMatMul(operator Op) error {
 	return nil
 }
 
+// checkQuantRows refuses several scales without static ones: a dynamic scale follows from its row.
 func checkQuantRows(operator Op) error {
 	if operator.Scales > 0 && !operator.Static {
 		return fmt.Errorf("operator %q: scales is set, and means nothing without static", operator.Kind)

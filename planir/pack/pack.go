@@ -597,6 +597,7 @@ func roundEven(value float32) int32 {
 // finite reports whether a value is neither NaN nor infinite: not all bits of its exponent are set.
 func finite(x float32) bool { return math.Float32bits(x)>>23&0xff != 0xff }
 
+// abs clears the sign bit, also of NaN.
 func abs(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
 
 // quant8 is the 8-bit code of a value; -128 is not used.

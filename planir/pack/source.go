@@ -50,6 +50,7 @@ type matrix struct {
 	transposed bool
 }
 
+// Shape is [k, n].
 func (m *matrix) Shape() (int, int) { return m.k, m.n }
 
 // Read transposes in blocks that fit the cache where the matrix is stored by rows.
@@ -128,6 +129,7 @@ type interleaved struct {
 	k, n    int
 }
 
+// Shape has the columns of all parts.
 func (s *interleaved) Shape() (int, int) { return s.k, s.n }
 
 // Read takes runs of columns from each source in turn.
@@ -166,8 +168,10 @@ type slice struct {
 	k0, k1, n0, n1 int
 }
 
+// Shape is that of the part.
 func (s *slice) Shape() (int, int) { return s.k1 - s.k0, s.n1 - s.n0 }
 
+// Read moves the range by where the part begins.
 func (s *slice) Read(dst []float32, k0, k1, n0, n1 int) error {
 	return s.src.Read(dst, s.k0+k0, s.k0+k1, s.n0+n0, s.n0+n1)
 }
@@ -175,11 +179,13 @@ func (s *slice) Read(dst []float32, k0, k1, n0, n1 int) error {
 // Plus is the Source with v added to every element.
 func Plus(src Source, v float32) Source { return &plus{src, v} }
 
+// plus adds a number to every value of a source.
 type plus struct {
 	Source
 	v float32
 }
 
+// Read reads the source in place and adds to what it read.
 func (s *plus) Read(dst []float32, k0, k1, n0, n1 int) error {
 	if err := s.Source.Read(dst, k0, k1, n0, n1); err != nil {
 		return err
@@ -225,6 +231,7 @@ type scaled struct {
 	rows    bool // multiply rows, else divide columns
 }
 
+// Read multiplies rows by their factors, or divides columns by theirs.
 func (s *scaled) Read(dst []float32, k0, k1, n0, n1 int) error {
 	if err := s.Source.Read(dst, k0, k1, n0, n1); err != nil {
 		return err
@@ -272,8 +279,10 @@ type tensor struct {
 	transposed bool
 }
 
+// Shape is [k, n], whichever way the tensor is stored.
 func (s *tensor) Shape() (int, int) { return s.k, s.n }
 
+// Read gives columns one after the other: the rows of a tensor that is stored transposed, else gathered from its rows.
 func (s *tensor) Read(dst []float32, k0, k1, n0, n1 int) error {
 	if s.transposed {
 		return s.t.Read(dst[:(k1-k0)*(n1-n0)], n0, n1, k0, k1)
