@@ -278,8 +278,11 @@ type noise struct {
 	seed uint64
 }
 
+// Shape is that of the weight it stands for.
 func (x noise) Shape() (k, n int) { return x.spec.K, x.spec.N }
 
+// Read computes the values of rows [k0,k1) and columns [n0,n1), column by column: each follows from its place and the
+// seed.
 func (x noise) Read(dst []float32, k0, k1, n0, n1 int) error {
 	i := 0
 	for values := n0; values < n1; values++ {

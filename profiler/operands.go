@@ -23,6 +23,7 @@ type operands struct {
 	ids  int // embedding ids are below this
 }
 
+// close frees the buffers of all operands of the lane.
 func (o *operands) close() {
 	for _, buffer := range o.bufs {
 		buffer.Close()
@@ -221,6 +222,7 @@ func (s *stores) evict() bool {
 	return true
 }
 
+// close frees every store, also one that a load still refers to.
 func (s *stores) close() {
 	for _, st := range s.all {
 		st.region.Close()
@@ -293,11 +295,13 @@ type repeated struct {
 	n int
 }
 
+// Shape has the source's rows and as many columns as are wanted.
 func (r *repeated) Shape() (k, n int) {
 	k, _ = r.Source.Shape()
 	return k, r.n
 }
 
+// Read reads runs of columns, each up to the end of the source, and begins anew there.
 func (r *repeated) Read(dst []float32, k0, k1, n0, n1 int) error {
 	_, few := r.Source.Shape()
 	for values := n0; values < n1; {

@@ -48,6 +48,7 @@ func (g *game) ping(from, rounds uint32) bool {
 	return true
 }
 
+// pong is the other side of ping, which must be given the same numbers.
 func (g *game) pong(from, rounds uint32) bool {
 	for i := from + 1; i <= from+rounds; i++ {
 		if !g.wait(&g.there, i) {

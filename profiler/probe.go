@@ -117,6 +117,7 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 	return soc, nil
 }
 
+// note tells progress, if anybody listens.
 func (o *ProbeOptions) note(format string, a ...any) {
 	if o.Note != nil {
 		o.Note(format, a...)
@@ -195,6 +196,7 @@ func describe(
 	return out, bounds, nil
 }
 
+// processorNames are the names that messages list.
 func processorNames(soc *socs.SoC) []string {
 	out := make([]string, len(soc.Processors))
 	for i := range soc.Processors {

@@ -212,6 +212,7 @@ func (b *builder) wantContext(model *models.Model, most int) error {
 	return nil
 }
 
+// largest is the largest bucket of prefill.
 func (b *builder) largest() int { return b.buckets[len(b.buckets)-1] }
 
 // rows returns the row counts that a plan certainly uses: 1 and the buckets.

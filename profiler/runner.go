@@ -765,6 +765,7 @@ func (r *runner) steady(ctx context.Context, lane *lane) (bool, error) {
 
 // ---- processors and memory
 
+// unknown is the error for a request on a processor that the SoC lacks.
 func (r *runner) unknown(name string) error {
 	return diag.New(diag.ClassInput, "measure on %q: SoC %q has no such processor, it has %s", name, r.soc.Name,
 		strings.Join(processorNames(r.soc), ", "))
@@ -881,4 +882,5 @@ func (r *runner) close(ctx context.Context) error {
 	return first
 }
 
+// sortedNames are the keys of a map, in an order that does not change from run to run.
 func sortedNames[V any](byName map[string]V) []string { return slices.Sorted(maps.Keys(byName)) }

@@ -20,8 +20,9 @@ const maxCopies = 1024
 // load is an operator that is ready to run on a lane: one executable per copy of its weights, and
 // bindings that rotate through the copies.
 type load struct {
-	lane   *lane
-	op     op.Op
+	lane *lane
+	op   op.Op
+	// exes and binds correspond: each execution uses the pair at next, and moves on.
 	exes   []driver.Executable
 	binds  []driver.Bindings
 	next   int
@@ -294,8 +295,11 @@ func (r *runner) caches(ld *load, binds *driver.Bindings, footprint int64) (out 
 // regionBuffer is memory of a store as a driver sees it.
 type regionBuffer struct{ b []byte }
 
+// Bytes is the memory of the whole store.
 func (r regionBuffer) Bytes() []byte { return r.b }
-func (r regionBuffer) Close() error  { return nil }
+
+// Close does nothing: the store frees its memory.
+func (r regionBuffer) Close() error { return nil }
 
 // A thread spins before a sample, because it has slept and its core may have lowered its clock,
 // which does not happen to the lanes of a running model.
@@ -315,6 +319,7 @@ func (ld *load) run(times int) (float64, error) {
 	}
 	start, evicting := proc.Now(), driver.Tick(0)
 	for range times {
+		// A pass over all copies begins: what the caches hold by now must go, and the reading is not counted.
 		if ld.next == 0 && ld.evict != nil {
 			began := proc.Now()
 			sum(ld.evict)
@@ -371,6 +376,7 @@ type source interface {
 // alone runs one operator on an idle machine.
 type alone struct{ *load }
 
+// sample executes the operator times times in a row on its lane.
 func (a alone) sample(ctx context.Context, times int) (ns float64, err error) {
 	err = a.lane.do(ctx, func() error {
 		ns, err = a.run(times)
@@ -450,6 +456,7 @@ func (b *beside) sample(ctx context.Context, times int) (ns float64, err error) 
 	return ns, err
 }
 
+// close frees the executables of the measured operator and of its company.
 func (b *beside) close(ctx context.Context) {
 	b.load.close(ctx)
 	for _, other := range b.others {
@@ -464,11 +471,13 @@ type streamPartner struct {
 	ws     *workers
 }
 
+// start begins to read, with one worker on each core.
 func (s *streamPartner) start() (err error) {
 	s.ws, err = startWorkers(s.cores, reading(s.memory, len(s.cores), sum))
 	return err
 }
 
+// stop ends the workers.
 func (s *streamPartner) stop() { s.ws.close() }
 
 // loading measures Load itself.
@@ -479,6 +488,7 @@ type loading struct {
 	layout string
 }
 
+// sample loads and unloads the operator times times; compiling it is not counted.
 func (s *loading) sample(ctx context.Context, times int) (float64, error) {
 	total := 0.0
 	for range times {
@@ -492,12 +502,14 @@ func (s *loading) sample(ctx context.Context, times int) (float64, error) {
 	return total / float64(times), nil
 }
 
+// close has nothing to free: sample has freed what it loaded.
 func (s *loading) close(context.Context) {}
 
 // given repeats a value that the SoC states: what the lanes of a simulated SoC cost each other is
 // part of its description, and no processor executes it.
 type given float64
 
+// sample needs no measurement, so that all samples are equal.
 func (g given) sample(context.Context, int) (float64, error) { return float64(g), nil }
 func (g given) close(context.Context)                        {}
 
@@ -507,6 +519,7 @@ type copying struct {
 	dst, src []byte
 }
 
+// sample copies the whole buffer times times; the result is the time of one copy.
 func (c *copying) sample(ctx context.Context, times int) (ns float64, err error) {
 	err = c.lane.do(ctx, func() error {
 		start := c.lane.proc.Now()
@@ -519,6 +532,7 @@ func (c *copying) sample(ctx context.Context, times int) (ns float64, err error)
 	return ns, err
 }
 
+// close leaves the buffers to the stores.
 func (c *copying) close(context.Context) {}
 
 // streaming measures bandwidth with readers of its own, one per core; its samples are the time of
@@ -530,6 +544,7 @@ type streaming struct {
 	window        time.Duration
 }
 
+// sample reads for a window of time, whatever the number of executions asked for.
 func (s *streaming) sample(ctx context.Context, _ int) (float64, error) {
 	xs, err := rates(ctx, s.cores, s.beside, 1, s.window, reading(s.memory, len(s.cores)+len(s.beside), sum))
 	if err != nil {
@@ -538,11 +553,13 @@ func (s *streaming) sample(ctx context.Context, _ int) (float64, error) {
 	return float64(s.bytes) / xs[0], nil
 }
 
+// close leaves the memory to the runner, which all streams share.
 func (s *streaming) close(context.Context) {}
 
 // handing measures the hand-over of a flag between two cores.
 type handing struct{ a, b int }
 
+// sample passes the flag back and forth times times; the result is the time of one way.
 func (h *handing) sample(ctx context.Context, times int) (float64, error) {
 	_, xs, err := handover(ctx, h.a, h.b, 1, uint32(times))
 	if err != nil {
@@ -551,6 +568,7 @@ func (h *handing) sample(ctx context.Context, times int) (float64, error) {
 	return xs[0], nil
 }
 
+// close has nothing to free: the threads end with each sample.
 func (h *handing) close(context.Context) {}
 
 // open prepares what a request needs.
@@ -716,6 +734,7 @@ func (s *settled) sample(ctx context.Context, times int) (ns float64, err error)
 	return ns / float64(times), nil
 }
 
+// close frees the loads of the operator and of the others.
 func (s *settled) close(ctx context.Context) {
 	s.load.close(ctx)
 	for _, other := range s.others {
@@ -773,6 +792,7 @@ type scaled struct {
 	factor float64
 }
 
+// sample is a sample of the source, multiplied.
 func (s *scaled) sample(ctx context.Context, times int) (float64, error) {
 	ns, err := s.source.sample(ctx, times)
 	return ns * s.factor, err

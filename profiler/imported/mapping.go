@@ -224,12 +224,15 @@ func truth(cell string) (bool, error) {
 	return false, input("%q is neither true nor false", clip(cell))
 }
 
+// keys are the keys of a map, sorted for messages.
 func keys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
+// usage is an error of the flags or the mapping.
 func usage(format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassUsage, "import: "+format, args...)
 }
 
+// input is an error of the table itself.
 func input(format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassInput, format, args...)
 }
