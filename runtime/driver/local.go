@@ -25,14 +25,19 @@ type Local struct {
 // began is the origin of the clock of all local processors.
 var began = time.Now()
 
+// String names the processor in errors.
 func (l *Local) String() string { return l.Name }
 
+// Now counts from one moment for all processors of this process, so that their times compare.
 func (l *Local) Now() Tick { return Tick(time.Since(began)) }
 
+// WaitUntil does nothing: real time passes by itself.
 func (l *Local) WaitUntil(Tick) {}
 
+// Alloc is memory of this machine, zeroed and aligned.
 func (l *Local) Alloc(bytes int64) (Buffer, error) { return AllocHost(l.Name, bytes) }
 
+// Import takes over aligned memory without a copy; it stays the caller's.
 func (l *Local) Import(b []byte) (Buffer, error) { return ImportHost(l.Name, b) }
 
 // AttachBy attaches the calling thread, once, by what bind does to it.

@@ -36,6 +36,7 @@ func ImportHost(name string, b []byte) (Buffer, error) {
 // imported is memory of the caller.
 type imported struct{ b []byte }
 
+// Bytes is the memory as it was imported, nil after Close.
 func (i *imported) Bytes() []byte { return i.b }
 func (i *imported) Close() error  { i.b = nil; return nil }
 

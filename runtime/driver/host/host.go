@@ -32,6 +32,7 @@ func New() driver.Driver {
 	return host{}
 }
 
+// host is the driver of this CPU; it has no state of its own.
 type host struct{}
 
 func (host) Name() string { return Name }
@@ -45,6 +46,7 @@ func (host) Library(context.Context) (driver.Library, error) {
 	return driver.Library{Name: "kernels of this program:", Version: set.Name}, nil
 }
 
+// Devices lists each usable core and the groups of neighbouring cores that make up one processor.
 func (host) Devices(context.Context) ([]driver.Device, error) {
 	var out []driver.Device
 	for _, selection := range affinity.Selections() {

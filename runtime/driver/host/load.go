@@ -115,6 +115,7 @@ type scratch struct {
 // mine is the scratch of one worker.
 func (s *scratch) mine(worker int) []float32 { return s.own[worker*s.local:][:s.local] }
 
+// Close frees nothing by itself: later calls of Run are refused, and the garbage collector does the rest.
 func (e *executable) Close() error {
 	e.closed = true
 	return nil
@@ -203,6 +204,7 @@ func (e *executable) chained() (out []step) {
 	return out
 }
 
+// roundUp is the next multiple of the alignment of values in the arena.
 func roundUp(bytes int64) int64 { return (bytes + align - 1) / align * align }
 
 // declare makes the operands and returns their indices by name. A value may be an input and an

@@ -37,6 +37,7 @@ type processor struct {
 	arenas int // counts arenas, so that executables notice a new one
 }
 
+// newProcessor is a processor of these cores with a kernel set, not attached yet.
 func newProcessor(cores []int, set *kernel.Set) *processor {
 	name := fmt.Sprintf("%s:%d", Name, cores[0])
 	if len(cores) > 1 {
@@ -48,6 +49,7 @@ func newProcessor(cores []int, set *kernel.Set) *processor {
 	}
 }
 
+// Capabilities are those of the kernels, whichever set is chosen.
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
 // Bounds are those of the processor's kernel set.
@@ -72,6 +74,7 @@ func (p *processor) Attach() error {
 	})
 }
 
+// Load makes steps of the artifact's graph, which read the given weights in place.
 func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
 	return p.LoadBy(ctx, func() (driver.Executable, error) { return p.load(a, w) })
 }

@@ -323,6 +323,7 @@ func (b *builder) vectors() (v [][]float32, err error) {
 	return v, nil
 }
 
+// norm divides rows by their root mean square.
 func (b *builder) norm() (step, error) {
 	operator, input, output, kernel := b.op, b.in[0], b.out[0], b.e.p.set.Norm
 	vectors, err := b.vectors()
@@ -338,6 +339,7 @@ func (b *builder) norm() (step, error) {
 	}), nil
 }
 
+// layerNorm has two vectors: gain and bias.
 func (b *builder) layerNorm() (step, error) {
 	operator, input, output, kernel := b.op, b.in[0], b.out[0], b.e.p.set.LayerNorm
 	vectors, err := b.vectors()

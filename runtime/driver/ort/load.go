@@ -208,6 +208,7 @@ func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi
 	return out, nil
 }
 
+// closeValues releases tensors over weights; the weights' bytes are the caller's.
 func closeValues(list []ortapi.Initializer) {
 	for _, i := range list {
 		i.Value.Close()
@@ -254,6 +255,7 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 		Initializers: values, Prepacked: p.env.prepacked,
 	}
 	if threads := len(p.cores); threads > 1 {
+		// 0 threads means the environment's pool, which has one on every core.
 		if threads == len(affinity.Cores()) {
 			options.Threads = 0
 		} else {

@@ -40,10 +40,12 @@ const cpuProvider = "CPUExecutionProvider"
 // New returns the driver. The library is looked for when a processor is opened or devices are listed.
 func New() driver.Driver { return ort{} }
 
+// ort has no state: libraries are shared by all processors of this process.
 type ort struct{}
 
 func (ort) Name() string { return Name }
 
+// Devices fails where the library is missing, so that it is not offered in vain.
 func (ort) Devices(context.Context) ([]driver.Device, error) {
 	if _, err := find(""); err != nil {
 		return nil, err
@@ -192,6 +194,7 @@ var layouts = map[string]string{
 	"f32": op.RowsLayout, "f16": op.RowsLayout, "bf16": op.RowsLayout,
 }
 
+// layout is the layout in which a scheme's weights are packed for the library.
 func layout(scheme string) string { return layouts[scheme] }
 
 // tileN is the unit of column shards: two tiles of the widest matrix instructions.
@@ -204,6 +207,8 @@ const (
 	libraryBytes = 40 << 20 // with nothing loaded
 )
 
+// capabilities are what the library computes in the graph's precision; shapes are static, and it makes its own copy of
+// weights.
 func capabilities(cores []int) *driver.Capabilities {
 	return &driver.Capabilities{
 		Set: capability.Set{

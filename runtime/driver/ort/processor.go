@@ -24,6 +24,7 @@ type processor struct {
 	loaded map[*executable]bool
 }
 
+// Capabilities are those of the library's CPU kernels, also for other providers.
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
 // name is the processor's name in errors.
@@ -43,6 +44,7 @@ func (p *processor) Attach() error {
 	return p.AttachBy(func() error { return affinity.Pin(p.cores[0]) })
 }
 
+// Load verifies the artifact and makes a session of it with its weights, which the library copies.
 func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
 	return p.LoadBy(ctx, func() (driver.Executable, error) { return p.load(a, w) })
 }

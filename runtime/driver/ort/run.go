@@ -41,6 +41,7 @@ func (e *executable) Close() error {
 	return e.release()
 }
 
+// release is Close for a caller that holds the processor's lock.
 func (e *executable) release() error {
 	if e.session == nil {
 		return nil
@@ -262,6 +263,7 @@ func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
 // replace an operand.
 var inPlace = map[op.Kind]bool{op.Add: true, op.Clip: true}
 
+// roundUp is the next multiple of the alignment that buffers have.
 func roundUp(bytes int) int { return (bytes + driver.Align - 1) &^ (driver.Align - 1) }
 
 // overlap reports whether two pieces of memory share a byte.

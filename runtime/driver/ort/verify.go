@@ -132,6 +132,7 @@ func (v *verifier) nodes() ([][]onnx.Node, error) {
 	return out, nil
 }
 
+// nodeName is the name of a node that stands for node i of the graph; the main one has no suffix.
 func nodeName(i int, suffix string) string {
 	if suffix == "" {
 		return fmt.Sprintf("n%d", i)
@@ -271,8 +272,10 @@ func (e *expected) do(suffix, domain, kind string, in []string, attrs ...onnx.At
 	return out
 }
 
+// list is a list of operands, short to write.
 func list(s ...string) []string { return s }
 
+// float and ints are constants as literal writes them: a scalar, and a vector.
 func float(x float32) string { return literal(onnx.Float32s("", nil, x)) }
 
 func ints(x ...int64) string { return literal(onnx.Int64s("", x...)) }

@@ -281,6 +281,7 @@ var names = map[int]string{
 	69: "SM8750, Snapdragon 8 Elite", 87: "SM8850, Snapdragon 8 Elite Gen 5",
 }
 
+// socName names a SoC in messages, by its number where the name is not known.
 func socName(n int) string {
 	if name := names[n]; name != "" {
 		return fmt.Sprintf("SoC %d (%s)", n, name)

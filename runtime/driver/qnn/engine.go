@@ -20,6 +20,7 @@ type versions struct {
 	Backend      ortapi.QNNBackend
 }
 
+// String is what hetc drivers shows as the build.
 func (v versions) String() string {
 	return fmt.Sprintf("ONNX Runtime %s, QNN core interface %v, HTP interface %v", v.ORT, v.Backend.Core, v.Backend.API)
 }
@@ -96,12 +97,16 @@ func openLocal(ort string, libs ortapi.QNN) (e *local, err error) {
 	return opened, nil
 }
 
+// about is known since the libraries were opened.
 func (l *local) about() versions { return l.v }
 
+// compatible asks the device of this process.
 func (l *local) compatible(token string) (ortapi.Compatibility, error) {
 	return l.device.Compatibility(token)
 }
 
+// load makes a session, refuses one that the NPU would not compute whole, and binds memory for every operand. After an
+// error nothing stays loaded.
 func (l *local) load(_ context.Context, wanted program) (id int, err error) {
 	options := &ortapi.SessionOptions{Devices: []ortapi.Device{l.device},
 		ProviderOptions: [][2]string{{"backend_path", l.v.QNN.Backend}}}
@@ -219,6 +224,7 @@ func (l *local) run(id int, in, out [][]byte) error {
 	return nil
 }
 
+// unload closes a session; an id that is not loaded is no error.
 func (l *local) unload(id int) error {
 	session := l.sessions[id]
 	if session == nil {
@@ -228,6 +234,7 @@ func (l *local) unload(id int) error {
 	return session.close()
 }
 
+// close releases the session before the tensors and the memory that it is bound to.
 func (s *session) close() error {
 	err := s.s.Close() // and its binding
 	for _, value := range s.values {
@@ -239,6 +246,7 @@ func (s *session) close() error {
 	return err
 }
 
+// close unloads every program and the libraries' environment.
 func (l *local) close() error {
 	var err error
 	for id := range l.sessions {

@@ -44,6 +44,7 @@ type staged struct {
 	files int // of models beside it
 }
 
+// Capabilities are fixed when the processor is opened.
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
 // Attach pins nothing: the NPU, or the process that emulates it, computes.
@@ -155,12 +156,14 @@ func (p *processor) unstage(e *executable) error {
 	return os.RemoveAll(staged.dir)
 }
 
+// Close waits for a running call. Calling it again does nothing.
 func (e *executable) Close() error {
 	e.p.Mu.Lock()
 	defer e.p.Mu.Unlock()
 	return e.release()
 }
 
+// release is Close for a caller that holds the processor's lock.
 func (e *executable) release() error {
 	if e.closed {
 		return nil

@@ -53,6 +53,7 @@ const (
 // New returns the driver. Libraries are looked for when devices are listed or a processor is opened.
 func New() driver.Driver { return qnn{} }
 
+// qnn has no state: libraries belong to processors.
 type qnn struct{}
 
 func (qnn) Name() string { return Name }
@@ -230,6 +231,7 @@ const (
 var kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap,
 	op.Clip, op.Add, op.Copy}
 
+// schemes are those whose row in package op names this driver.
 var schemes = op.SchemesOf("qnn")
 
 // What the libraries hold, in bytes, is counted as what ONNX Runtime holds, which loads them.
@@ -238,6 +240,7 @@ const (
 	libraryBytes = 40 << 20 // with nothing loaded
 )
 
+// capabilities are the same on the device and in its emulator, but for whose times they are.
 func capabilities(emulated bool) *driver.Capabilities {
 	caps := &driver.Capabilities{
 		Set: capability.Set{

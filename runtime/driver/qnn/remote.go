@@ -64,6 +64,7 @@ type failure struct {
 	ORT     bool     // that is what failed
 }
 
+// Error is the message of the other process.
 func (f *failure) Error() string { return f.Summary }
 
 // As makes the error one of its class.
@@ -212,8 +213,10 @@ func (r *remote) died(cause error) error {
 	return r.dead
 }
 
+// about is what the process told when it had opened the libraries.
 func (r *remote) about() versions { return r.v }
 
+// compatible asks the process, without a limit of time: nothing is loaded.
 func (r *remote) compatible(token string) (ortapi.Compatibility, error) {
 	answer, err := r.ask(request{Compatible: &token})
 	if err != nil {
@@ -222,6 +225,7 @@ func (r *remote) compatible(token string) (ortapi.Compatibility, error) {
 	return answer.Compatible, nil
 }
 
+// load sends the program's bytes; the process keeps it under the id.
 func (r *remote) load(ctx context.Context, p program) (int, error) {
 	answer, err := r.within(ctx, loadLimit, "a graph", request{Load: &p})
 	if err != nil {
@@ -230,6 +234,7 @@ func (r *remote) load(ctx context.Context, p program) (int, error) {
 	return answer.ID, nil
 }
 
+// run sends the inputs and copies the outputs out of the answer, after it has compared their sizes.
 func (r *remote) run(id int, in, out [][]byte) error {
 	answer, err := r.ask(request{Run: &call{id, in}})
 	if err != nil {
@@ -247,6 +252,7 @@ func (r *remote) run(id int, in, out [][]byte) error {
 	return nil
 }
 
+// unload needs no answer of a process that is gone: its programs went with it.
 func (r *remote) unload(id int) error {
 	if r.dead != nil {
 		return nil
@@ -272,6 +278,7 @@ type tail struct {
 	b  []byte
 }
 
+// Write takes everything and keeps the first 4000 bytes of it.
 func (t *tail) Write(p []byte) (int, error) {
 	const most = 4000 // bytes
 	t.mu.Lock()

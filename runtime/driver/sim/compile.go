@@ -15,6 +15,7 @@ import (
 // described as infeasible (diag.ClassInfeasible).
 func NewCompiler(s *socs.SoC) driver.Compiler { return compiler{s} }
 
+// compiler writes graphs for the simulation, once the described processor is known to execute them.
 type compiler struct{ soc *socs.SoC }
 
 func (compiler) Name() string { return socs.SimDriver }

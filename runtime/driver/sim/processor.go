@@ -45,10 +45,13 @@ type executable struct {
 	closed bool
 }
 
+// Capabilities are those that the SoC file describes.
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
+// String names the processor in errors.
 func (p *processor) String() string { return "sim:" + p.name }
 
+// Attach is for the host's kernels, which compute the values; the clock needs no thread.
 func (p *processor) Attach() error {
 	if p.host == nil {
 		return nil
@@ -56,10 +59,12 @@ func (p *processor) Attach() error {
 	return p.host.Attach()
 }
 
+// Alloc is memory of this machine: the simulated one has none of its own.
 func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
 	return driver.AllocHost(p.String(), bytes)
 }
 
+// Import takes over memory of this machine without a copy.
 func (p *processor) Import(b []byte) (driver.Buffer, error) { return driver.ImportHost(p.String(), b) }
 
 // Load checks the graph against the description. Where results are computed, the host loads it too.
@@ -209,14 +214,17 @@ func (p *processor) fits(exe *executable, bindings *driver.Bindings) error {
 	return nil
 }
 
+// Now is the virtual clock of this processor, in ns.
 func (p *processor) Now() driver.Tick { return driver.Tick(p.now.Load()) }
 
+// WaitUntil moves the clock forward to t, as waiting would. It never goes back.
 func (p *processor) WaitUntil(t driver.Tick) {
 	if int64(t) > p.now.Load() {
 		p.now.Store(int64(t))
 	}
 }
 
+// Close closes the host processor that computes values, if there is one.
 func (p *processor) Close() error {
 	if p.closed {
 		return nil
@@ -228,6 +236,7 @@ func (p *processor) Close() error {
 	return nil
 }
 
+// Close closes what the host has loaded for it.
 func (e *executable) Close() error {
 	e.closed = true
 	if e.host != nil {

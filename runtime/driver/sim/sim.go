@@ -27,10 +27,12 @@ import (
 //	seed=N          another sequence of noise; default 0
 func New(s *socs.SoC) driver.Driver { return &sim{soc: s} }
 
+// sim is the driver of one described SoC.
 type sim struct{ soc *socs.SoC }
 
 func (d *sim) Name() string { return socs.SimDriver }
 
+// Devices are the processors of the SoC file whose driver is the simulation.
 func (d *sim) Devices(context.Context) ([]driver.Device, error) {
 	var out []driver.Device
 	for i := range d.soc.Processors {
