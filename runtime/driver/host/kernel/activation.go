@@ -21,6 +21,7 @@ func glu(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, 
 	}
 }
 
+// activate applies an activation function to rows [m,n] of x; ldx and ldy are the strides in elements.
 func activate(y []float32, ldy int, x []float32, ldx int, act string, m, n int) {
 	for row := range m {
 		activateRow(y[row*ldy:row*ldy+n], x[row*ldx:row*ldx+n], act)
@@ -91,6 +92,7 @@ func softcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int
 	}
 }
 
+// softcapRow is limit*tanh(x/limit), whose magnitude stays below limit.
 func softcapRow(y, x []float32, limit float32) {
 	y = y[:len(x)]
 	inverse := 1 / limit

@@ -14,6 +14,7 @@ func fromF16(dst []float32, src []uint16) {
 	}
 }
 
+// fromBF16 widens bfloat16, which is exact: the bits are the upper half of a float32's.
 func fromBF16(dst []float32, src []uint16) {
 	src = src[:len(dst)]
 	for i := range dst {

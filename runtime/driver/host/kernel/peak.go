@@ -29,6 +29,7 @@ func peakI8(ops int64) int64 {
 	})
 }
 
+// peakF32 computes float32 multiply-adds in registers, of 12 chains so that none waits for its own result.
 func peakF32(ops int64) int64 {
 	return counted(ops, 2*12, func(turns int) (sum int64) {
 		var a [12]float32
@@ -72,6 +73,7 @@ func integers(b []byte) (sum int64) {
 	return sum
 }
 
+// floats adds up float32 values: the results of a measured loop must be used, or it would be removed.
 func floats(b []byte) (sum int64) {
 	for ; len(b) > 0; b = b[4:] {
 		sum += int64(f32at(b, 0))

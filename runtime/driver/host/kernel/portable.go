@@ -374,6 +374,7 @@ func combine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, 
 	}
 }
 
+// scale multiplies x by s in place.
 func scale(x []float32, s float64) {
 	factor := float32(s)
 	for i := range x {

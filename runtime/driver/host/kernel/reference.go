@@ -58,6 +58,7 @@ func refMatMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k,
 // neighbours.
 func brainAt(p, j, k int) int { return (j/TileN*k+p)*TileN + j%16*2 + j%TileN/16 }
 
+// refMatMulBF16 is y = x w with weights in bfloat16, laid out by brainAt.
 func refMatMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
 	for row := range m {
 		for j := range n {
@@ -84,6 +85,8 @@ func f32at(b []byte, i int) float32 {
 	return math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
 }
 
+// refMatMulQ8C is a product of codes: x around 128 with a scale for each row, w with one for each column. The integer
+// sum is exact, so only the final scaling rounds.
 func refMatMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
 	bytes, scales := q8cTileBytes(k)
 	for row := range m {
@@ -145,6 +148,8 @@ func refQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 	return -1
 }
 
+// refQuantStatic quantises rows [m,n], each by the smallest scale of from that holds it, else the largest. It returns
+// the first row with a value that is not finite, else -1.
 func refQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
 	for line := range m {
 		row, top := x[line*ldx:line*ldx+n], float32(0)
@@ -164,6 +169,7 @@ func refQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx,
 	return -1
 }
 
+// refNorm is the root mean square norm of each row, times gain [n].
 func refNorm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int) {
 	for line := range m {
 		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
@@ -186,6 +192,7 @@ func rootInverse(v float64) float64 {
 	return 1 / math.Sqrt(v)
 }
 
+// refLayerNorm subtracts the mean of each row and divides by its deviation; gain and bias have [n] elements.
 func refLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int) {
 	for line := range m {
 		row, out := x[line*ldx:line*ldx+n], y[line*ldy:line*ldy+n]
@@ -201,6 +208,7 @@ func refLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float
 	}
 }
 
+// refAct is an activation function in double precision, in forms that lose no digits where its value is near 0.
 func refAct(act string, x float64) float64 {
 	switch act {
 	case op.SiLU:
@@ -215,8 +223,10 @@ func refAct(act string, x float64) float64 {
 	panic("BUG: activation function " + act)
 }
 
+// sigmoid is the logistic function.
 func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
 
+// refGLU is act(gate)*up, where a row of x has columns of both in turn, interleave of each at a time.
 func refGLU(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
 	for row := range m {
 		for col := range n {
@@ -226,6 +236,7 @@ func refGLU(y []float32, ldy int, x []float32, ldx int, act string, interleave, 
 	}
 }
 
+// refActivate applies an activation function to rows [m,n].
 func refActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n int) {
 	for row := range m {
 		for col := range n {
@@ -234,6 +245,7 @@ func refActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n in
 	}
 }
 
+// refSoftcap is limit*tanh(x/limit).
 func refSoftcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int) {
 	for row := range m {
 		for col := range n {
@@ -242,6 +254,7 @@ func refSoftcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n 
 	}
 }
 
+// refGate multiplies each row by the sigmoid of its gate, the first element of a row of gate.
 func refGate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int) {
 	for row := range m {
 		share := sigmoid(float64(gate[row*ldgate]))
@@ -251,12 +264,14 @@ func refGate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate,
 	}
 }
 
+// refScale multiplies x by s in place.
 func refScale(x []float32, s float64) {
 	for i, value := range x {
 		x[i] = float32(float64(value) * s)
 	}
 }
 
+// refCombine adds up the fan rows that belong to each of m tokens, weighted by weight [m,fan].
 func refCombine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int) {
 	for row := range m {
 		for col := range n {
@@ -269,6 +284,8 @@ func refCombine(y []float32, ldy int, x []float32, ldx int, weight []float32, ld
 	}
 }
 
+// refRope rotates the first rotary elements of each head in place; cos and sin are [m,rotary/2], and element i is
+// paired with element i+rotary/2.
 func refRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int) {
 	half := rotary / 2
 	for row := range m {

@@ -137,6 +137,7 @@ func byteProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []fl
 // tier is what attention is built on: products of float32 from the assembly, the rest in Go.
 type tier struct{}
 
+// mostF32 is how many rows a float32 product takes at once.
 func (tier) mostF32() int { return mostRows }
 
 // dots computes n lines of y [n][32] = x w for a tile w [k][32]; strides are in elements.
@@ -177,12 +178,14 @@ func softmaxScores(s []float32, scale float32, state []float32) float32 {
 	return fade
 }
 
+// scaleRow multiplies a row by f in place.
 func scaleRow(x []float32, f float32) {
 	for i := range x {
 		x[i] *= f
 	}
 }
 
+// widen converts cached keys and values to float32.
 func widen(dst []float32, src []uint16) { fromF16(dst, src) }
 
 // transpose stores keys [count][dim] as tiles [dim][32] of 32 positions each; columns beyond count

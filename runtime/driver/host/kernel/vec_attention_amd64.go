@@ -13,6 +13,7 @@ func softmaxScores(s []float32, scale float32, state []float32) float32 {
 // scaleRow multiplies a multiple of vecN numbers by f.
 func scaleRow(x []float32, f float32) { scale256(&x[0], len(x), f) }
 
+// widen converts cached keys and values to float32.
 func widen(dst []float32, src []uint16) { vecFromF16(dst, src) }
 
 // dots computes n lines of y [n][32] = x w for a tile w [k][32]; strides are in elements.

@@ -195,6 +195,7 @@ func packRowsF32(dst []float32, x []float32, ldx, m, k, g int) {
 	}
 }
 
+// packedF32 and packedBF16 are y = x w of packed rows, with weights of either type.
 func packedF32(y []float32, ldy int, x, w []float32, m, k, n int) {
 	packedFloats(y, ldy, x, w, nil, m, k, n)
 }

@@ -11,6 +11,7 @@ import (
 // Those whose names begin with vec implement the fields of Set of the same name.
 const vecN = 16
 
+// vecQuantRows is quantRows in vectors; what follows the last whole vector of a row is computed one by one.
 func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
 	whole := n &^ (vecN - 1)
 	if whole == 0 {
@@ -90,6 +91,7 @@ func vecNorm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps flo
 	}
 }
 
+// vecLayerNorm is layerNorm in vectors.
 func vecLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int) {
 	whole := n &^ (vecN - 1)
 	if whole == 0 {
@@ -133,6 +135,7 @@ func vecGLU(y []float32, ldy int, x []float32, ldx int, act string, interleave, 
 	}
 }
 
+// vecActivate is activate in vectors.
 func vecActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n int) {
 	whole := n &^ (vecN - 1)
 	if act == op.ReLU {
@@ -152,6 +155,7 @@ func vecActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n in
 	}
 }
 
+// vecSoftcap is softcapRow of each row, in vectors.
 func vecSoftcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int) {
 	whole := n &^ (vecN - 1)
 	for line := range m {
@@ -161,6 +165,7 @@ func vecSoftcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n 
 	}
 }
 
+// vecGate copies rows and scales them by the sigmoid of their gates.
 func vecGate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int) {
 	for row := range m {
 		out := y[row*ldy : row*ldy+n]
@@ -216,6 +221,7 @@ func fma32(a, b, c float32) float32 {
 	return float32(sum)
 }
 
+// vecAdd is a+b row by row.
 func vecAdd(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int) {
 	whole := n &^ (vecN - 1)
 	for row := range m {
@@ -257,6 +263,7 @@ func vecBlockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
 	}
 }
 
+// vecFromF16 widens halves, eight at a time.
 func vecFromF16(dst []float32, src []uint16) {
 	src = src[:len(dst)]
 	whole := len(dst) &^ 7
@@ -266,6 +273,7 @@ func vecFromF16(dst []float32, src []uint16) {
 	fromF16(dst[whole:], src[whole:])
 }
 
+// vecFromBF16 widens bfloat16 in vectors.
 func vecFromBF16(dst []float32, src []uint16) {
 	src = src[:len(dst)]
 	whole := len(dst) &^ (vecN - 1)
@@ -275,6 +283,7 @@ func vecFromBF16(dst []float32, src []uint16) {
 	fromBF16(dst[whole:], src[whole:])
 }
 
+// vecToF16 rounds to halves, and reports whether all results are finite.
 func vecToF16(dst []uint16, src []float32) bool {
 	dst = dst[:len(src)]
 	whole := len(src) &^ (vecN - 1)

@@ -16,12 +16,14 @@ var y = [16]reg.VecPhysical{
 	reg.Y8, reg.Y9, reg.Y10, reg.Y11, reg.Y12, reg.Y13, reg.Y14, reg.Y15,
 }
 
+// zero256 clears vectors.
 func zero256(v ...reg.VecPhysical) {
 	for _, vec := range v {
 		VPXOR(vec, vec, vec)
 	}
 }
 
+// avx2 generates the kernels of the tier avx2, in the order of their file.
 func avx2() {
 	q8cRows256()
 	q4Rows256("q4Rows256", 32, false)

@@ -18,12 +18,14 @@ var z = [32]reg.VecPhysical{
 	reg.Z24, reg.Z25, reg.Z26, reg.Z27, reg.Z28, reg.Z29, reg.Z30, reg.Z31,
 }
 
+// zero512 clears vectors.
 func zero512(v ...reg.VecPhysical) {
 	for _, vec := range v {
 		VPXORD(vec, vec, vec)
 	}
 }
 
+// avx512 generates the kernels of the tier avx512.
 func avx512() {
 	q8cRows512()
 	q4Rows512("q4Rows512", 32)

@@ -22,6 +22,7 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
+// main writes the assembly of one tier and its Go declarations; go generate calls it for each.
 func main() {
 	tier := flag.String("tier", "",
 		"instruction set: avx2, avxvnni, avx512 or neon; or peak, the loops they are measured against")

@@ -18,6 +18,7 @@ const (
 	mostPacked  = 14
 )
 
+// packed512 generates the kernels of packed rows: those that pack, and those that multiply.
 func packed512() {
 	packQuad512("packQuad512", packSums)
 	packQuad512("packBlocks512", packEach)

@@ -86,12 +86,14 @@ func bytes512(count int) {
 	VMOVDQA64(z[30], z[31])
 }
 
+// floats512 sets the accumulators to 0 and both factors to 1, so that sums count the steps.
 func floats512(count int) {
 	zero512(z[:count]...)
 	broadcast32(0x3f800000, z[30])
 	VMOVDQA64(z[30], z[31])
 }
 
+// bytes256 sets the accumulators to 0, both factors to bytes of 1, and y13 to words of 1.
 func bytes256(count int) {
 	zero256(y[:count]...)
 	broadcast32(0x01010101, y[14])
@@ -99,6 +101,7 @@ func bytes256(count int) {
 	broadcast32(0x00010001, y[13])
 }
 
+// floats256 is floats512 in half the width.
 func floats256(count int) {
 	zero256(y[:count]...)
 	broadcast32(0x3f800000, y[14])
@@ -143,6 +146,7 @@ func stream512() {
 	})
 }
 
+// stream256 adds the halves of each line in accumulators of their own.
 func stream256() {
 	streamLoop("stream256", "32-byte", func(m Mem, i int) {
 		VPADDQ(m, y[i], y[i])

@@ -201,6 +201,7 @@ func norm256() {
 	RET()
 }
 
+// add256 generates the sum of two vectors, 16 elements a turn.
 func add256() {
 	function("add256", "(y *float32, a *float32, b *float32, n int)", "computes a+b. n is a multiple of 16.")
 	out, left, right, count := param("y"), param("a"), param("b"), param("n")
@@ -215,6 +216,7 @@ func add256() {
 	RET()
 }
 
+// scale256 generates the product of a vector and a number.
 func scale256() {
 	function("scale256", "(y *float32, n int, s float32)", "multiplies y by s. n is a multiple of 16.")
 	out, count := param("y"), param("n")
@@ -476,6 +478,7 @@ func fromF16256() {
 	RET()
 }
 
+// fromBF16256 generates the widening of bfloat16: a shift by 16 bits.
 func fromBF16256() {
 	function("fromBF16256", "(dst *float32, src *uint16, n int)", "widens bfloat16. n is a multiple of 16.")
 	dst, src, count := param("dst"), param("src"), param("n")
