@@ -29,6 +29,7 @@ func checkRate(what string, rate float64) error {
 	return nil
 }
 
+// checkTime refuses times that no measurement gives: NaN, negative, or beyond maxNS.
 func checkTime(what string, ns float64) error {
 	if math.IsNaN(ns) || ns < 0 || ns > maxNS {
 		return fmt.Errorf("%s is %v ns, want 0..%d", what, ns, int64(maxNS))
@@ -77,6 +78,7 @@ func checkSource(what string, from source.Source) error {
 	return nil
 }
 
+// validate checks a processor's launch, load and bandwidth; each processor may be there once.
 func (p *Processor) validate(seen seenOnce) error {
 	at := fmt.Sprintf("processor %q", p.Name)
 	return cmp.Or(seen.check(at), checkSource(at+": the launch", p.LaunchSource),
@@ -85,12 +87,14 @@ func (p *Processor) validate(seen seenOnce) error {
 		checkTime(at+": load_ns_per_mb", p.LoadNSPerMB), checkTime(at+": bytes_per_ns", p.BytesPerNS))
 }
 
+// validate checks one direction of a hand-over.
 func (h *Handover) validate(seen seenOnce) error {
 	at := fmt.Sprintf("hand-over from %q to %q", h.From, h.To)
 	return cmp.Or(seen.check(at), checkTime(at, float64(h.NS)), checkTime(at, float64(h.LowNS)),
 		checkTime(at, float64(h.HighNS)), checkSource(at, h.Source))
 }
 
+// validate checks the points of a copy: [bytes, ns], ascending in bytes.
 func (k *Copy) validate(seen seenOnce) error {
 	at := fmt.Sprintf("copy from %q to %q", k.From, k.To)
 	if len(k.Points) == 0 {
@@ -107,6 +111,8 @@ func (k *Copy) validate(seen seenOnce) error {
 	return cmp.Or(seen.check(at), checkSource(at, k.Source))
 }
 
+// validate checks how processors slow each other down: the names are sorted, so that a set has one entry, and no factor
+// speeds anything up.
 func (s *Sharing) validate(seen seenOnce) error {
 	at := "sharing of " + strings.Join(s.Procs, ", ")
 	if len(s.Procs) < 2 || !slices.IsSorted(s.Procs) || len(s.Compute) != len(s.Procs) {

@@ -91,6 +91,7 @@ func entry(name string) ([]byte, bool) {
 	return data, err == nil
 }
 
+// tooLarge refuses a file by its size.
 func tooLarge(name string) error {
 	return diag.New(diag.ClassInput, "read %q: more than %d bytes, no SoC is that large", name, maxFile)
 }

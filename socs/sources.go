@@ -73,6 +73,7 @@ func source(sources map[string]string, path string) (string, bool) {
 	}
 }
 
+// leaf is a value of the file, and whether it is a number, which needs a source.
 type leaf struct {
 	text   string
 	number bool

@@ -43,8 +43,10 @@ func (s *SoC) Validate() error {
 	return v.list.Err()
 }
 
+// validator collects mistakes, up to maxReported.
 type validator struct{ list diag.List }
 
+// full reports that further mistakes are not told.
 func (v *validator) full() bool { return len(v.list) >= maxReported }
 
 // add records a mistake at a path, unless there are enough of them.
@@ -75,6 +77,7 @@ func (v *validator) whole(path string, n, most int) {
 	}
 }
 
+// bytes checks a size.
 func (v *validator) bytes(path string, n int64) {
 	if n < 0 || n > maxBytes {
 		v.add(path, "%d bytes, want 0..%d", n, int64(maxBytes))
@@ -686,6 +689,7 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:maxName], "") + "..."
 }
 
+// names are the processors' names in the file's order.
 func names(s *SoC) []string {
 	out := make([]string, len(s.Processors))
 	for i := range s.Processors {
@@ -694,6 +698,7 @@ func names(s *SoC) []string {
 	return out
 }
 
+// linkPath is the place of a link in messages.
 func linkPath(l Link) string { return fmt.Sprintf("links.%s>%s", l.From, l.To) }
 
 // jointPath names a set of processors, whatever their order.

@@ -122,6 +122,7 @@ func (in *instance) sideBySide(fork *forkJoin, choices []int) bool {
 // costOf is what a node's choice counts for, in ns.
 type costOf func(node, choice int) int64
 
+// cost is what a choice of a node takes by itself, in the objective's unit.
 func (in *instance) cost(node, choice int) int64 { return in.prob.Items[node].Choices[choice].CostNS }
 
 // through is the time from the end of split to the end of join when the fork's branches run side by side.

@@ -11,6 +11,7 @@ type Progress struct {
 	Best, Bound float64
 }
 
+// Tell passes progress on, if the caller wants to hear it.
 func (in *Input) Tell(progress Progress) {
 	if in.Progress != nil {
 		in.Progress(progress)

@@ -232,6 +232,8 @@ func (s *request) calibrated() error {
 	return s.in.Calibration.CheckModel(s.in.Model.Name, digest)
 }
 
+// newSession checks that the inputs belong together. Costs of another SoC are of class ClassInput, unless a what-if has
+// changed the SoC on purpose.
 func newSession(in Input) (*session, error) {
 	switch {
 	case in.Model == nil || in.SoC == nil || in.Costs == nil || in.Engine == nil:

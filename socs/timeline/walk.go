@@ -313,6 +313,7 @@ func (w *walk) finish(thread *threadState) {
 	thread.lane = -1
 }
 
+// whole rounds to nanoseconds, in which plans state times.
 func whole(ns float64) int64 { return int64(math.Round(ns)) }
 
 // times is the work of lanes of one step each, and the ends of them.
@@ -321,8 +322,10 @@ type times struct {
 	ends   []float64
 }
 
+// Phases are those of the lane's only step.
 func (x *times) Phases(lane, _, _ int) []Phase { return x.phases[lane] }
 
+// Ran keeps the end: all lanes start at 0.
 func (x *times) Ran(lane, _, _ int, _, _, end int64) { x.ends[lane] = float64(end) }
 
 // Together is how long activities take that start at the same time on distinct processors.

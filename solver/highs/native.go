@@ -304,6 +304,7 @@ func (l *loaded) setBool(option string, value bool) (int32, error) {
 	return l.boolOption(l.h, option, number), nil
 }
 
+// The setters return the library's status code, and never an error: calls into the process's own memory cannot fail.
 func (l *loaded) setInt(option string, value int32) (int32, error) {
 	return l.intOption(l.h, option, value), nil
 }
@@ -368,6 +369,7 @@ func (l *loaded) run() (int32, error) {
 	return code, nil
 }
 
+// status is the number of the model's status, as table.go names it.
 func (l *loaded) status() (int32, error) { return l.statusOf(l.h), nil }
 
 // got is the error for a getter that refuses.
@@ -385,12 +387,14 @@ func (l *loaded) infoInt(name string) (int32, error) {
 	return *value, err
 }
 
+// infoInt64 is a counter of the solve, such as nodes.
 func (l *loaded) infoInt64(name string) (int64, error) {
 	value := new(int64)
 	err := l.got(name, l.getInt64(l.h, name, value))
 	return *value, err
 }
 
+// infoDouble is a number of the solve, such as its bound.
 func (l *loaded) infoDouble(name string) (float64, error) {
 	value := new(float64)
 	err := l.got(name, l.getDouble(l.h, name, value))

@@ -445,6 +445,8 @@ func (in *instance) setBool(option string, value bool) (int32, error) {
 	return in.set("Highs_setBoolOptionValue", option, number)
 }
 
+// The setters copy the option's name into the instance's memory; an error comes from the runtime of WebAssembly, not
+// from HiGHS.
 func (in *instance) setInt(option string, value int32) (int32, error) {
 	return in.set("Highs_setIntOptionValue", option, wasmapi.EncodeI32(value))
 }
@@ -503,6 +505,7 @@ func (in *instance) run() (int32, error) {
 	return code, err
 }
 
+// status is the number of the model's status, as table.go names it.
 func (in *instance) status() (int32, error) { return in.code("Highs_getModelStatus", in.h) }
 
 // info reads a value of the given size into zeroed memory: a getter that refuses leaves what was there.
@@ -534,6 +537,7 @@ func (in *instance) infoInt(name string) (int32, error) {
 	return int32(binary.LittleEndian.Uint32(data)), nil
 }
 
+// infoInt64 reads a counter, little endian as WebAssembly's memory is.
 func (in *instance) infoInt64(name string) (int64, error) {
 	data, err := in.info("Highs_getInt64InfoValue", name, 8)
 	if err != nil {
@@ -542,6 +546,7 @@ func (in *instance) infoInt64(name string) (int64, error) {
 	return int64(binary.LittleEndian.Uint64(data)), nil
 }
 
+// infoDouble reads a number of the solve, such as its bound.
 func (in *instance) infoDouble(name string) (float64, error) {
 	data, err := in.info("Highs_getDoubleInfoValue", name, 8)
 	if err != nil {

@@ -57,6 +57,7 @@ func newWriter(model *Model, to io.Writer) *writer {
 	return w
 }
 
+// printf writes to the buffer below, which keeps the first error.
 func (w *writer) printf(format string, args ...any) { fmt.Fprintf(w, format, args...) }
 
 // variable is the name of variable j in the file.

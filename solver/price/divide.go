@@ -16,6 +16,7 @@ const (
 	gridStepsMin = 4
 )
 
+// gridOf is how many places of a run are priced first: fewer where there are more tuples of processors to price.
 func gridOf(tuples int) int { return min(max(3*gridSteps/max(1, tuples), gridStepsMin), gridSteps) }
 
 // link is a node and the axis along which a run divides it.
@@ -289,6 +290,7 @@ func (d *division) consider(cuts []int) bool {
 	return true
 }
 
+// price is the run divided at cuts, each combination computed once.
 func (d *division) price(cuts []int) *priced {
 	key := fmt.Sprint(cuts)
 	if tried := d.tried[key]; tried != nil {

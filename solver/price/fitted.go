@@ -22,11 +22,13 @@ type Fitted struct {
 	handovers map[[2]string]answer
 }
 
+// answer is a price that was asked for before, or why there is none.
 type answer struct {
 	Estimate
 	err error
 }
 
+// answers are the prices of operators side by side.
 type answers struct {
 	list []Estimate
 	err  error
@@ -187,6 +189,7 @@ func (f *Fitted) Copy(from, to string, bytes int64) (Estimate, error) {
 	return estimateOf(predicted), inRange(predicted.NS, "a copy from %q to %q", from, to)
 }
 
+// neverMeasured is the error for a link whose times the costs lack.
 func neverMeasured(what, from, to string) error {
 	return diag.New(diag.ClassInput, "price %s from %q to %q: never measured", what, from, to).
 		WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")

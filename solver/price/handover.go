@@ -16,6 +16,7 @@ type Access struct {
 	name string // of both
 }
 
+// accessOf names the access by processor and view: equal names mean equal data.
 func accessOf(proc string, view planir.View) Access {
 	return Access{proc, view, proc + " " + view.String()}
 }

@@ -199,6 +199,7 @@ func Assists(soc *socs.SoC, a, b string) bool {
 	})
 }
 
+// shareMemory reports whether two processors read the same memory; a SoC without domains has one for all.
 func shareMemory(soc *socs.SoC, a, b string) bool {
 	if len(soc.Memory) == 0 || a == b {
 		return true

@@ -157,6 +157,7 @@ func (s *Section) WithExactly(list []Candidate, node int, decision *planir.Decis
 	return withCandidate(list, candidate, err)
 }
 
+// withCandidate appends a candidate that could be priced, unless one with the same shares is there.
 func withCandidate(list []Candidate, candidate Candidate, err error) []Candidate {
 	same := func(old Candidate) bool { return SameShares(&old.Decision, &candidate.Decision) }
 	if err != nil || slices.ContainsFunc(list, same) {

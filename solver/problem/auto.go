@@ -79,6 +79,7 @@ type answering[S any] interface {
 	within(bound int64) S
 }
 
+// answer reduces a solution to what Auto compares; a partition's search counts no nodes.
 func (s Solution) answer() answer       { return answer{s.ObjectiveNS, s.BoundNS, 0, s.Status} }
 func (s JointSolution) answer() answer  { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
 func (s BucketSolution) answer() answer { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
@@ -90,6 +91,7 @@ func (s Solution) within(bound int64) Solution {
 	return s
 }
 
+// within is the solution with a bound that another engine has proved.
 func (s JointSolution) within(bound int64) JointSolution {
 	s.Bound, s.Status = bound, Feasible
 	return s

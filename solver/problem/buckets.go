@@ -75,6 +75,7 @@ type BucketSolution struct {
 // not write instances.
 func (b *Buckets) Validate() error { return internal("buckets", b.Name, b.validate()) }
 
+// validate checks sizes and numbers before an engine sees them.
 func (b *Buckets) validate() error {
 	if !within(len(b.Lengths), 1, maxLengths) {
 		return fmt.Errorf("%d lengths, want 1..%d", len(b.Lengths), maxLengths)
@@ -222,6 +223,7 @@ func (b *Buckets) Verify(solution BucketSolution) error {
 	return internal("verify solution of buckets", b.Name, b.verify(&solution))
 }
 
+// verify computes everything anew that a solution claims: that its sizes may be chosen, and what they cost.
 func (b *Buckets) verify(solution *BucketSolution) error {
 	for at, i := range solution.Sizes {
 		switch {

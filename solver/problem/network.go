@@ -149,6 +149,7 @@ func (n *network) shortest(from, to int) []int {
 // set is a set of small numbers: a bit for each.
 type set []uint64
 
+// newSet is an empty set of numbers below size; both is the size of an intersection.
 func newSet(size int) set         { return make(set, (size+63)/64) }
 func (s set) add(number int)      { s[number/64] |= 1 << (number % 64) }
 func (s set) has(number int) bool { return s[number/64]&(1<<(number%64)) != 0 }

@@ -34,6 +34,7 @@ func (b builder) variable(name string, cost, high float64, integer bool) int {
 	return len(b.Vars) - 1
 }
 
+// binary adds a variable of 0 or 1, and returns its number.
 func (b builder) binary(name string, cost float64) int { return b.variable(name, cost, 1, true) }
 
 // row adds low <= sum of terms <= high.

@@ -400,6 +400,7 @@ type TierCost struct {
 	Lost                 int64 // TierLost
 }
 
+// add adds the cost of further experts, measure by measure.
 func (c *TierCost) add(more TierCost) {
 	c.NS, c.Lost = c.NS+more.NS, c.Lost+more.Lost
 	c.NPUNS, c.CPUNS, c.SyncNS = c.NPUNS+more.NPUNS, c.CPUNS+more.CPUNS, c.SyncNS+more.SyncNS
@@ -508,6 +509,7 @@ func (t *TierTable) salient() bool {
 	return t.p.Prune && t.p.Chunks[0].Layers[0].Saliency != nil
 }
 
+// share is a part of rows in parts per million, rounded down.
 func share(rows, ppm int64) int64 { return rows * ppm / 1e6 }
 
 // Broken names the first limit that choices break, "" where they keep all.
