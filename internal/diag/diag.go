@@ -63,6 +63,7 @@ const (
 	Warning
 )
 
+// String is the word in front of a message.
 func (s Severity) String() string {
 	if s == Warning {
 		return "warning"

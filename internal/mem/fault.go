@@ -20,6 +20,7 @@ var fragile struct {
 	spans map[*Region]span
 }
 
+// span is a range of addresses, to excluded.
 type span struct{ from, to uintptr }
 
 // remember notes where a region is, so that a fault in it can be told from any other.
@@ -59,6 +60,7 @@ func expected(address uintptr) bool {
 // guard page.
 type Fault struct{ Address uintptr }
 
+// Error names the address that could not be read.
 func (f *Fault) Error() string { return fmt.Sprintf("no memory at address %#x", f.Address) }
 
 // IsFault reports whether err comes from a Fault.

@@ -26,8 +26,10 @@ func mapFile(file *os.File, bytes int) (*Region, error) {
 	return region, nil
 }
 
+// guarded needs pages without access, which are not built in for this system.
 func guarded(int, bool) (*Region, error) {
 	return nil, diag.New(diag.ClassUnavailable, "allocate guarded memory: not built in for this operating system")
 }
 
+// advise ignores hints, which is always right.
 func (r *Region) advise(int, int, Advice) error { return nil }

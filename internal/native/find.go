@@ -90,6 +90,7 @@ func Locate(search Search) (file string, tried []string, err error) {
 	return "", tried, nil
 }
 
+// isFile follows links: a library's name is often one.
 func isFile(path string) bool {
 	st, err := os.Stat(path)
 	return err == nil && !st.IsDir()

@@ -29,6 +29,7 @@ const (
 	Altered                          // it lies where `make deps` puts libraries, and is not what it fetched
 )
 
+// String names the kind of problem.
 func (p Problem) String() string {
 	switch p {
 	case Absent:
@@ -56,6 +57,7 @@ type Error struct {
 	Detail  string // one line, may be empty
 }
 
+// Error names the library, what is wrong with it, and what the system's loader said.
 func (e *Error) Error() string {
 	if e.Problem == NoFolder {
 		return fmt.Sprintf("folder of libraries %q: %s", e.Path, e.Detail)

@@ -10,10 +10,12 @@ import (
 	"github.com/ebitengine/purego"
 )
 
+// open resolves all symbols at once, so that a missing one shows here and not in the first call.
 func open(path string) (uintptr, error) {
 	return purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 }
 
+// symbol is the address of a function of the library.
 func symbol(handle uintptr, name string) (uintptr, error) { return purego.Dlsym(handle, name) }
 
 // Path is a file name as C takes it.

@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
+// open loads a library by its path or, of a bare name, from the system's directories. Beside a path, the library's own
+// directory is searched for what it needs.
 func open(path string) (uintptr, error) {
 	flags := uintptr(windows.LOAD_LIBRARY_SEARCH_DEFAULT_DIRS)
 	if !named(path) {
@@ -23,6 +25,7 @@ func open(path string) (uintptr, error) {
 	return uintptr(handle), err
 }
 
+// symbol is the address of a function of the library.
 func symbol(handle uintptr, name string) (uintptr, error) {
 	return windows.GetProcAddress(windows.Handle(handle), name)
 }

@@ -67,6 +67,7 @@ func (s Search) pinned(file string, checkout bool) error {
 // digests are those of files that were read already, which have not changed since.
 var digests sync.Map // digestKey -> string
 
+// digestKey identifies the state of a file whose digest was computed.
 type digestKey struct {
 	path     string
 	size     int64

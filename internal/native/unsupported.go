@@ -13,6 +13,7 @@ func Supported() *Error { return &Error{Problem: NotBuiltIn} }
 
 var errNotBuiltIn = errors.New("not built in")
 
+// open, symbol and checkWhole say that this build opens no libraries.
 func open(string) (uintptr, error)            { return 0, errNotBuiltIn }
 func symbol(uintptr, string) (uintptr, error) { return 0, errNotBuiltIn }
 func checkWhole(io.ReaderAt, int64) error     { return errNotBuiltIn }

@@ -135,7 +135,9 @@ type Attr struct {
 }
 
 // Int is an attribute, as are Ints, Float and String.
-func Int(name string, value int64) Attr      { return Attr{Name: name, Kind: KindInt, I: value} }
+func Int(name string, value int64) Attr { return Attr{Name: name, Kind: KindInt, I: value} }
+
+// Ints, Float and String are attributes of their kinds.
 func Ints(name string, values ...int64) Attr { return Attr{Name: name, Kind: KindInts, Ints: values} }
 func Float(name string, value float32) Attr  { return Attr{Name: name, Kind: KindFloat, F: value} }
 func String(name string, value string) Attr  { return Attr{Name: name, Kind: KindString, S: value} }

@@ -113,6 +113,7 @@ func (n *Node) append(data []byte) []byte {
 	return putString(data, nodeDomain, n.Domain)
 }
 
+// append appends the attribute's message: its name, its kind, and the field of that kind.
 func (a *Attr) append(data []byte) []byte {
 	data = putString(data, attrName, a.Name)
 	switch a.Kind {
@@ -131,6 +132,7 @@ func (a *Attr) append(data []byte) []byte {
 	return putInt(data, attrKind, int64(a.Kind))
 }
 
+// append appends the tensor's message, with its bytes or with where they lie outside of the file.
 func (t *Tensor) append(data []byte) []byte {
 	for _, size := range t.Dims {
 		data = putInt(data, tensorDims, size)
@@ -153,6 +155,7 @@ func (e *External) entries() []Prop {
 	}
 }
 
+// append appends a declaration of name, element type and shape.
 func (v *Value) append(data []byte) []byte {
 	var shape []byte
 	for _, size := range v.Dims {
@@ -172,10 +175,12 @@ func putInt(data []byte, number protowire.Number, value int64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(data, number, protowire.VarintType), uint64(value))
 }
 
+// putString appends a field with a text.
 func putString(data []byte, number protowire.Number, text string) []byte {
 	return protowire.AppendString(protowire.AppendTag(data, number, protowire.BytesType), text)
 }
 
+// putMessage appends a field with a message or with bytes.
 func putMessage(data []byte, number protowire.Number, message []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(data, number, protowire.BytesType), message)
 }

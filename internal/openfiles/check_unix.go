@@ -4,6 +4,7 @@ package openfiles
 
 import "syscall"
 
+// Before anything else of the program: a process without descriptors for its standard files would write into others.
 func init() {
 	if enough() {
 		return
@@ -33,6 +34,7 @@ func enough() bool {
 	return true
 }
 
+// closeAll closes what was opened to see whether it can be.
 func closeAll(descriptors []int) {
 	for _, fd := range descriptors {
 		_ = syscall.Close(fd) // nothing was written

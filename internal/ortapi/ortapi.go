@@ -47,6 +47,7 @@ type LoadError struct {
 	Cause   error    // of Unloadable
 }
 
+// Error says which library was tried and what is wrong with it.
 func (e *LoadError) Error() string {
 	switch {
 	case e.Problem == Nowhere:
@@ -209,6 +210,7 @@ func version(s string) (major, minor int, ok bool) {
 	return major, minor, err1 == nil && err2 == nil && major >= 0 && minor >= 0
 }
 
+// text copies a string of the library and puts it on one line, at most longestText bytes of it.
 func text(p uintptr) string { return strings.Join(strings.Fields(native.String(p, longestText)), " ") }
 
 // Code is what kind of failure the library reports.
@@ -217,6 +219,7 @@ type Code int32
 var codes = []string{"OK", "FAIL", "INVALID_ARGUMENT", "NO_SUCHFILE", "NO_MODEL", "ENGINE_ERROR", "RUNTIME_EXCEPTION", "INVALID_PROTOBUF",
 	"MODEL_LOADED", "NOT_IMPLEMENTED", "INVALID_GRAPH", "EP_FAIL", "MODEL_LOAD_CANCELED", "MODEL_REQUIRES_COMPILATION", "NOT_FOUND"}
 
+// String is the name that the library's header gives the code.
 func (c Code) String() string {
 	if c >= 0 && int(c) < len(codes) {
 		return codes[c]
@@ -231,6 +234,7 @@ type Error struct {
 	Message string // the library's own words, on one line
 }
 
+// Error tells what was asked of the library, and its own words.
 func (e *Error) Error() string {
 	return fmt.Sprintf("onnx runtime: %s: %s: %s", e.What, e.Code, e.Message)
 }
@@ -319,8 +323,8 @@ func (l *Library) NewEnv(o EnvOptions) (*Env, error) {
 	if l.env {
 		return nil, usage("this process has an environment of %q already", l.Path)
 	}
-	// From 1.29 on making an environment writes an identifier of the device to disk and sends what process this is, before
-	// telemetry can be turned off below: this variable is what it looks at first.
+	// From 1.29 on making an environment writes an identifier of the device to disk and sends what process this is,
+	// before telemetry can be turned off below: this variable is what it looks at first.
 	if err := native.Setenv(noTelemetry, "1"); err != nil {
 		return nil, diag.New(diag.ClassUnavailable, "onnx runtime: turn telemetry off: %w", err)
 	}
@@ -389,6 +393,7 @@ func (e *Env) hold() error {
 	return nil
 }
 
+// release gives up one use; the last one releases the environment in the library.
 func (e *Env) release() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -497,6 +502,7 @@ func (w *PrepackedWeights) hold() error {
 	return nil
 }
 
+// release gives up one use; the last one frees the packed weights and one use of the environment.
 func (w *PrepackedWeights) release() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -28,6 +28,7 @@ const (
 	Unsupported
 )
 
+// String is the answer in words.
 func (c Compatibility) String() string {
 	switch c {
 	case NotApplicable:
@@ -180,7 +181,8 @@ func (s *Session) Placement() ([]Placement, error) {
 		return nil, err
 	}
 	const what = "look up placement of nodes"
-	// list reads an array that a function gives, whose length is bounded by the model's nodes, of which 1<<20 are too many.
+	// list reads an array that a function gives, whose length is bounded by the model's nodes, of which 1<<20 are too
+	// many.
 	list := func(fn int, of uintptr) (uintptr, int, error) {
 		var array, n out
 		err := l.check(what, native.Call(l.fn[fn], of, uintptr(unsafe.Pointer(&array.p)), uintptr(unsafe.Pointer(&n.p))))

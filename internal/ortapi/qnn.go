@@ -62,6 +62,7 @@ type QNNError struct {
 	Cause error    // nil: nothing in any of these places
 }
 
+// Error is why no library could be used: the cause, or where it was looked for.
 func (e *QNNError) Error() string {
 	if e.Cause != nil {
 		return fmt.Sprintf("qualcomm's execution provider: %v", e.Cause)
@@ -87,6 +88,7 @@ func (e *QNNError) As(target any) bool {
 // QNNVersion is a version of one of Qualcomm's interfaces.
 type QNNVersion struct{ Major, Minor, Patch int }
 
+// String is the version as the vendor writes it.
 func (v QNNVersion) String() string { return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch) }
 
 // ParseQNNVersion reads "5.51.0".

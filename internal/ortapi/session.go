@@ -365,6 +365,7 @@ func weightsFolder() (dir string, remove func(), err error) {
 		WithHint("set TMPDIR to a folder that can be written")
 }
 
+// itoa writes a number in decimal.
 func itoa(i int64) string { return strconv.FormatInt(i, 10) }
 
 // describe lists the operands of a session.

@@ -147,6 +147,7 @@ var elementTypes = map[ElementType]struct {
 	Int32: {"int32", 4}, Int64: {"int64", 8}, Bool: {"bool", 1}, Float16: {"float16", 2}, Float64: {"float64", 8}, BFloat16: {"bfloat16", 2},
 }
 
+// String is the type's name in ONNX, or its number where this package does not know it.
 func (t ElementType) String() string {
 	if e, ok := elementTypes[t]; ok {
 		return e.name

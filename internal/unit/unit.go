@@ -22,6 +22,7 @@ type Seconds float64
 var decimal = []prefix{{"", 1}, {"k", 1e3}, {"K", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15}}
 var binary = []prefix{{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"Pi", 1 << 50}}
 
+// prefix is a prefix of units with what it multiplies by.
 type prefix struct {
 	name  string
 	scale float64
@@ -155,6 +156,7 @@ func split(text, what string) (float64, string, error) {
 	return number, word, nil
 }
 
+// clip shortens what a user wrote for messages.
 func clip(text string) string {
 	if len(text) > maxText {
 		return strings.ToValidUTF8(text[:maxText], "") + "..."
