@@ -30,6 +30,7 @@ type Tensor interface {
 // plain is a tensor of a safetensors file.
 type plain struct{ t safetensors.Tensor }
 
+// A plain tensor is stored as it is read: its bytes are its values in order.
 func (p plain) Shape() []int          { return p.t.Shape }
 func (p plain) Type() op.Type         { return p.t.Type }
 func (p plain) Data() []byte          { return p.t.Data }

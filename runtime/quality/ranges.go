@@ -91,6 +91,7 @@ func (r *Ranges) Observe(seen executor.Observed) {
 	}
 }
 
+// observe looks at the input of every product and, in the first pass, at what it computes.
 func (r *Ranges) observe(seen *executor.Observed) error {
 	step, err := product(seen)
 	if step == nil {

@@ -36,6 +36,7 @@ func (r *RowScales) Observe(seen executor.Observed) {
 	}
 }
 
+// observe looks at the rows that enter a product, divided by the factors of their channels.
 func (r *RowScales) observe(seen *executor.Observed) error {
 	step, err := product(seen)
 	if step == nil {

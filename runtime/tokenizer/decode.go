@@ -29,6 +29,7 @@ type receiver interface {
 // passing is what all steps have. A step that keeps something back flushes it first.
 type passing struct{ next receiver }
 
+// flush has nothing of its own to hand on.
 func (p passing) flush() { p.next.flush() }
 
 // newDecoder reads a decoder part as its steps.
@@ -130,8 +131,11 @@ type byteLevelDecoder struct {
 	more    bool
 }
 
+// take turns visible characters back into the bytes that they stand for.
 func (d *byteLevelDecoder) take(text []byte, _ bool) { d.hand(text, false) }
-func (d *byteLevelDecoder) flush()                   { d.hand(nil, true); d.next.flush() }
+
+// flush replaces bytes that are no whole character at the end of the text.
+func (d *byteLevelDecoder) flush() { d.hand(nil, true); d.next.flush() }
 
 // hand hands on all that is complete. At the end, what is left is no character.
 func (d *byteLevelDecoder) hand(text []byte, end bool) {
@@ -177,6 +181,7 @@ func (d *byteFallbackDecoder) end() {
 	d.run = d.run[:0]
 }
 
+// flush ends a run of byte tokens with the text.
 func (d *byteFallbackDecoder) flush() { d.end(); d.next.flush() }
 
 // fuseDecoder makes one token of all.
@@ -185,6 +190,7 @@ type fuseDecoder struct {
 	more bool
 }
 
+// take says of all pieces but the first that they continue a text.
 func (d *fuseDecoder) take(text []byte, _ bool) { d.next.take(text, d.more); d.more = true }
 
 // replaceDecoder replaces in each token.
@@ -247,8 +253,11 @@ func (d *metaspaceDecoder) take(text []byte, more bool) {
 // collector is the end of the steps.
 type collector struct{ text []byte }
 
+// take is the end of the chain: it keeps the text.
 func (c *collector) take(text []byte, _ bool) { c.text = append(c.text, text...) }
-func (c *collector) flush()                   {}
+
+// flush has nothing to do: the text is there.
+func (c *collector) flush() {}
 
 // Stream decodes ids one by one and holds back what later ids could still change, so that what it
 // returned never changes. Special tokens give no text.

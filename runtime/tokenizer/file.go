@@ -411,6 +411,7 @@ func (t *pipeline) id(token string) (int32, bool) {
 	return id, ok
 }
 
+// trim removes white space of JSON from the front.
 func trim(data []byte) []byte {
 	for len(data) > 0 && (data[0] == ' ' || data[0] == '\t' || data[0] == '\r' || data[0] == '\n') {
 		data = data[1:]

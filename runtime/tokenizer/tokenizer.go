@@ -71,6 +71,7 @@ func (t *pipeline) Prompt(text string) ([]int32, error) {
 	return slices.Concat(t.front, ids, t.back), nil
 }
 
+// Encode searches, normalises, splits and merges in one pass over the text.
 func (t *pipeline) Encode(text string) ([]int32, error) {
 	if len(text) > maxText {
 		return nil, diag.New(diag.ClassInput, "encode text: %d bytes, want at most %d", len(text), maxText)

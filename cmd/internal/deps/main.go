@@ -24,6 +24,7 @@ import (
 	"github.com/hetc/hetc/internal/filelock"
 )
 
+// main fetches the named packages into a directory, or prints the pins for them.
 func main() {
 	dir := flag.String("dir", ".deps", "directory for what is fetched")
 	digests := flag.Bool("pins", false,

@@ -15,7 +15,10 @@ type Hetc struct {
 	Kernels, Release       string // what it says of itself when it runs
 }
 
+// Name is the engine's name in tables.
 func (h *Hetc) Name() string { return "hetc" }
+
+// Form is what the measured plan is called.
 func (h *Hetc) Form() string { return h.Of }
 
 // Command is hetc run --bench. A decoding process prefills as many tokens as are to be in the cache.

@@ -100,7 +100,10 @@ type llamaEngine struct {
 	file, format string
 }
 
+// Name is the engine's name in tables.
 func (e *llamaEngine) Name() string { return "llama.cpp" }
+
+// Form is llama.cpp's name of the weights' format.
 func (e *llamaEngine) Form() string { return e.format }
 
 // Command is the command line that measures a task.

@@ -198,6 +198,7 @@ type ends struct {
 	cut         bool
 }
 
+// Write takes everything, and keeps the first and the last bytes of it.
 func (e *ends) Write(p []byte) (int, error) {
 	length := len(p)
 	if room := e.keep - len(e.first); room > 0 {

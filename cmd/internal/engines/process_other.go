@@ -10,10 +10,12 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
+// Nothing is measured on other systems, where restrict fails first; the rest is here for building.
 func group(*exec.Cmd) {}
 
 func endGroup(*exec.Cmd) {}
 
+// restrict fails: a comparison needs both engines on the same cores.
 func restrict(cores []int) (undo func() bool, err error) {
 	return nil, diag.New(diag.ClassUnavailable, "run on cores %v: this system does not let a program choose", cores)
 }

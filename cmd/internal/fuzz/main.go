@@ -25,6 +25,7 @@ import (
 	"github.com/hetc/hetc/internal/child"
 )
 
+// main fuzzes every target of the named packages, one after the other.
 func main() {
 	run := options{grace: time.Minute, stall: 15 * time.Second}
 	flag.DurationVar(&run.time, "time", time.Minute, "how long each target runs")

@@ -184,8 +184,8 @@ func (b *groupJob) compileEach(ctx context.Context) error {
 	return nil
 }
 
-// compileAlone compiles one graph in a process of its own, as a second one in the same process gets other bytes, and notes
-// the results of its sample. A graph that is refused has no result.
+// compileAlone compiles one graph in a process of its own, as a second one in the same process gets other bytes, and
+// notes the results of its sample. A graph that is refused has no result.
 func (b *groupJob) compileAlone(ctx context.Context, i int) (*result, error) {
 	if b.refused[i] != nil {
 		return nil, nil
@@ -466,6 +466,7 @@ type graphError struct {
 	err   error
 }
 
+// Error is that of the graph; which graph it is, callers take from the field.
 func (e *graphError) Error() string { return e.err.Error() }
 func (e *graphError) Unwrap() error { return e.err }
 
