@@ -79,6 +79,7 @@ func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *execut
 		Evidence: plan.Evidence(), PromptLen: o.promptLen, Gen: o.gen, Rounds: o.rounds,
 		PrefillUS: median(times.PrefillNS) / 1e3, DecodeUS: median(times.DecodeNS) / 1e3,
 		PredictUS: map[string]float64{}, Steps: machine.Stats()}
+	// Rates follow from medians, so that one disturbed round changes neither.
 	out.PrefillTPS = float64(o.promptLen) / out.PrefillUS * 1e6
 	if out.DecodeUS > 0 {
 		out.DecodeTPS = 1e6 / out.DecodeUS
@@ -149,6 +150,7 @@ func lanes(steps []executor.StepStat) []laneTime {
 	type key struct{ program, proc string }
 	var out []laneTime
 	index := map[key]int{}
+	// Per execution of the program: a short prefill runs twice a round.
 	runs := executions(steps)
 	for _, st := range steps {
 		of := key{st.Program, st.Proc}
@@ -249,6 +251,7 @@ func Round(ctx context.Context, machine *executor.Machine, promptLen, gen int) (
 	machine.Reset()
 	err := machine.Do(ctx, func(control *executor.Control) error {
 		one := []int32{0}
+		// Greedy tokens: the values do not matter, but they must be ids of the vocabulary.
 		next := func(_ int, logits []float32) error {
 			one[0] = int32(argmax(logits))
 			return nil
@@ -350,6 +353,7 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 func benchPrompt(n, vocab, number int) []int32 {
 	prompt := make([]int32, n)
 	for i := range prompt {
+		// A prime stride, so that neighbouring tokens differ as those of a text do.
 		prompt[i] = int32((i*7919 + number + 1) % vocab)
 	}
 	return prompt

@@ -75,6 +75,7 @@ func (o *options) runCheck(
 	if err != nil {
 		return err
 	}
+	// Both programs are open at once, but execute one after the other.
 	ref, err := Execute(ctx, plan, b.reference(), 0,
 		executor.Options{Drivers: drivers, Deadline: o.deadline, Checked: true})
 	if err != nil {

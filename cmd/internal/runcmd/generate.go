@@ -27,6 +27,7 @@ type generated struct {
 
 	Evidence planir.Evidence `json:"evidence"` // what stands behind the bundle's plan
 
+	// Stopped: the model ended its answer. Else the number of tokens did, or the context was full.
 	Stopped bool   `json:"stopped"`
 	Full    bool   `json:"context_full,omitempty"` // what ended it
 	Error   string `json:"error,omitempty"`        // of --prompts: why it was not generated

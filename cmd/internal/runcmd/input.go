@@ -31,6 +31,7 @@ func (o *options) input(ctx context.Context, ui *cli.Streams, tok tokenizer.Toke
 		return ids, nil
 	}
 	text := o.prompt
+	// At most one of both is given, so that joining picks it.
 	if file := o.promptFile + o.messages; file != "" {
 		data, err := readAll(ctx, ui, file)
 		if err != nil {

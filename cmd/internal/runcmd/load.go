@@ -33,6 +33,7 @@ func Load(
 	out := &Loaded{bundle: bundle}
 	plan, err := bundle.entry()
 	if err == nil {
+		// Also where opening was told to accept any machine: a simulation must not be served as a device.
 		err = bundle.checkTarget(plan, &options{anyMachine: anyMachine})
 	}
 	if err == nil {

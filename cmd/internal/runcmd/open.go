@@ -43,6 +43,7 @@ func openBundle(s *cli.Streams, path string, o *options) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Blobs of the plan lie beside it: what is before its last slash is their prefix.
 	entry := accepted.Manifest().Entrypoint
 	return &opened{Accepted: accepted, prefix: entry[:strings.LastIndexByte(entry, '/')+1],
 		weights: bundle.RoleWeights}, nil
@@ -110,6 +111,7 @@ func (b *opened) Ahead(ctx context.Context, parts []executor.Part) {
 func Execute(
 	ctx context.Context, p *planir.Plan, src executor.Source, held int64, o executor.Options,
 ) (*executor.Machine, error) {
+	// Refused here, before the system would end the process in the middle.
 	if err := EnoughMemory([]*planir.Plan{p}, held, machine.FreeMemory()); err != nil {
 		return nil, fmt.Errorf("run plan: %w", err)
 	}
@@ -246,6 +248,7 @@ func thisHost(any bool) *bundle.Host {
 		Components: map[string]bundle.HostComponent{},
 	}
 	for _, drv := range all.Drivers() {
+		// Drivers whose artifacts depend on versions of a library compare tokens.
 		if matcher, ok := drv.(driver.Matcher); ok {
 			here.Components["driver/"+drv.Name()] = bundle.HostComponent{Accepts: matcher.Accepts}
 		}

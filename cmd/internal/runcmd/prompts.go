@@ -42,6 +42,7 @@ func (o *options) jobs(ctx context.Context, s *cli.Streams, tok tokenizer.Tokeni
 	}
 	var out []job
 	seen := map[string]int{}
+	// All prompts are read before the first is answered: a mistake in the last one costs no generation.
 	for i, text := range strings.Split(data, "\n") {
 		text = strings.TrimSuffix(text, "\r")
 		if strings.TrimSpace(text) == "" {
@@ -205,6 +206,7 @@ func (o *options) generateAll(
 			PrefillUS: float64(outcome.PrefillNS) / 1e3, DecodeUS: median(outcome.DecodeNS) / 1e3,
 			Simulated: outcome.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(),
 			Stopped: outcome.Stopped, Full: outcome.Full}
+		// A prompt that fails does not stop the others; the command fails at the end.
 		if outcome.Err != nil {
 			answer.Error = outcome.Err.Error()
 			failed = append(failed, fmt.Errorf("prompt %s: %w", answer.ID, outcome.Err))
@@ -215,6 +217,7 @@ func (o *options) generateAll(
 			for _, id := range outcome.Tokens {
 				text.WriteString(stream.Push(id))
 			}
+			// A character may be cut off by the number of tokens; what is left of it is replaced.
 			text.WriteString(stream.Flush())
 			answer.Text = text.String()
 		}

@@ -173,6 +173,7 @@ func forGenerating(flags ...string) (out []rule) {
 
 // validate returns the first rule that the flags break, an error of class ClassUsage.
 func (o *options) validate(changed func(string) bool) error {
+	// The table is tried in order, so that the message for a command line with several mistakes does not change.
 	l := &commandLine{o, changed}
 	for i := range rules {
 		r := &rules[i]

@@ -63,6 +63,7 @@ func run(
 	if err := x.readPlan(list); err != nil {
 		return err
 	}
+	// The refusal waits: a prompt that cannot be read is the mistake that the user can mend at once.
 	refusal := x.openMachine(ctx)
 	if refusal == nil {
 		defer x.machine.Close()
@@ -87,6 +88,7 @@ func run(
 	if err != nil {
 		return err
 	}
+	// Only a bundle that has worked raises what later ones must have.
 	return x.bundle.Remember(ui)
 }
 
@@ -113,6 +115,7 @@ func (x *execution) openMachine(ctx context.Context) (err error) {
 		return err
 	}
 	if !x.bench && x.tokens == "" {
+		// Weights are read and verified while the prompt becomes tokens.
 		x.machine.Foresee(ctx)
 	}
 	return nil

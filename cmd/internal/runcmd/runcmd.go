@@ -20,28 +20,37 @@ import (
 
 // options are the flags.
 type options struct {
-	terms      accept.Terms
+	// Which bundles are accepted: trusted keys, rollback, and where the last accepted version is stored.
+	terms accept.Terms
+	// What is continued or answered: exactly one of prompt, promptFile, prompts, tokens and messages is given, or
+	// bench.
 	prompt     string
 	promptFile string
 	prompts    string
 	tokens     string
-	chat       bool
-	system     string
-	messages   string
-	maxTokens  int
-	sampler    executor.Sampler
+	// chat takes a prompt as a user's message, behind the system message.
+	chat      bool
+	system    string
+	messages  string
+	maxTokens int
+	sampler   executor.Sampler
+	// check also executes the bundle's reference; dumpLogits is a file for the logits of all positions, instead of
+	// generating.
 	check      bool
 	dumpLogits string
-	bench      bool
-	promptLen  int
-	gen        int
-	rounds     int
+	// bench measures rounds of a prompt of promptLen tokens and gen decoded ones.
+	bench     bool
+	promptLen int
+	gen       int
+	rounds    int
+	// What is told besides: the time of every step, how the first token's time was spent, and a file of events.
 	steps      bool
 	stats      bool
 	trace      string
 	anyMachine bool
 	simulates  bool // hetc run: also what was made for a simulated SoC
-	deadline   time.Duration
+	// A lane that finishes no step for this long is given up.
+	deadline time.Duration
 }
 
 // longHelp is the long description of the command, with %d for traceEvents.

@@ -26,6 +26,7 @@ type CalibrateOptions struct {
 
 // candidate is one loss to be measured.
 type candidate struct {
+	// A class is a node in all its layers, such as layers.ffn_down.
 	class  string // or calibration.All
 	scheme op.Scheme
 }
@@ -48,11 +49,13 @@ type calibrating struct {
 	candidates []candidate
 	rounded    []op.Scheme // that round activations
 	choosing   bool        // several static scales are chosen
-	ref        *quality.Reference
-	groups     []models.FoldGroup
-	done, all  int // windows executed
-	out        calibration.Calibration
-	unfolded   []calibration.Scales // those of out are of folded activations
+	// The float32 logits of the compared windows, with which every candidate is compared.
+	ref *quality.Reference
+	// Activations that can be divided by factors which the weights before them take up, and whom they are read by.
+	groups    []models.FoldGroup
+	done, all int // windows executed
+	out       calibration.Calibration
+	unfolded  []calibration.Scales // those of out are of folded activations
 }
 
 // Calibrate measures what enters the matrix products of the model in float32, on every other window, and on the
@@ -81,6 +84,7 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 	if err != nil {
 		return nil, err
 	}
+	// The float32 machine stays open to the end: others share its packed weights.
 	defer func() { err = errors.Join(err, first.Close()) }()
 	if run.choosing {
 		if run.unfolded, err = run.choose(ctx, nil); err != nil {
@@ -131,6 +135,7 @@ func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, erro
 	}
 	// compared and observed windows take turns
 	for i, window := range windows {
+		// What was fitted to a window must not be judged by it.
 		if i%2 == 0 {
 			run.compared = append(run.compared, window)
 		} else {
@@ -160,6 +165,7 @@ func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, erro
 
 // list lists the losses to be measured, and the schemes that round activations, which folds are for.
 func (c *calibrating) list() {
+	// A tied embedding can be read from the packed head: its loss is that of the head's weights.
 	table := candidate{c.PackedTable(), op.I32Q8C}
 	for _, scheme := range c.o.Schemes {
 		for _, class := range append(c.Classes(), calibration.All) {
@@ -372,5 +378,6 @@ func (m *Model) channels() (entries, channels, columns int64) {
 func (m *Model) rank() int {
 	const perValue = 8. / 3 // a bfloat16 in base64
 	_, channels, _ := m.channels()
+	// Half of the room that is left, divided by what one direction of all channels takes.
 	return max(0, int(float64(calibration.MaxBytes-m.CalibrationBytes())/2/perValue/float64(channels)))
 }

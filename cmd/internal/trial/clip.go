@@ -38,6 +38,7 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 			if err != nil {
 				return err
 			}
+			// A gain must be large enough to matter and certain beyond the interval of the ratio.
 			if !(tally.KL() <= best.KL()*(1-leastGain)) || quality.Ratio(tally, best).High >= 1 {
 				unneeded(len(shares) - 1 - at)
 				break
@@ -76,6 +77,7 @@ func (c *calibrating) clipRuns() int {
 // exclusive are the classes with rows of their own: those that share quantised rows with another share their scale.
 func (c *calibrating) exclusive() ([]string, error) {
 	graph := c.Graph()
+	// Lowering decides which products share quantised rows, so it is asked instead of guessed.
 	sections, err := lower.Expand(&graph, c.size, c.size, op.F32, func(string) op.Scheme { return op.A8SQ8C })
 	if err != nil {
 		return nil, err

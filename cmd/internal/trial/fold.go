@@ -39,6 +39,7 @@ func (c *calibrating) fold(
 		}
 		before = append(before, tally)
 	}
+	// What channels meet in the weights: a factor moves range from one to the other.
 	top, err := c.rowMax(group)
 	if err != nil {
 		return err

@@ -51,6 +51,7 @@ func (c *calibrating) choose(ctx context.Context, folds []calibration.Fold) (_ [
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, machine.Close()) }()
+	// The scales of rows follow from float32 activations, so one execution serves every scheme.
 	for i, window := range c.observed {
 		if err := quality.Execute(ctx, machine.Machine, window); err != nil {
 			return nil, fmt.Errorf("window %d: %w", 2*i+1, err)
@@ -78,6 +79,7 @@ func (c *calibrating) choose(ctx context.Context, folds []calibration.Fold) (_ [
 // staticScales are n scales, ascending, with the least mean squared difference from the samples, of which each has the
 // smallest that holds it. Where fewer have that, the last one is repeated.
 func staticScales(samples []float64, n int) ([]float32, error) {
+	// Clustering in one dimension under the condition that every sample is covered.
 	best, err := exact.Scales(&problem.Scales{Samples: samples, K: n, Cover: true})
 	if err != nil {
 		return nil, err

@@ -54,6 +54,7 @@ func Open(ctx context.Context, model *models.Model) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The driver lists single cores first, and all of them together last.
 	device := devices[len(devices)-1] // the widest range
 	if model.Parameters() < oneCore {
 		device = devices[0]
@@ -92,6 +93,7 @@ func (m *Model) Plan(
 		plan.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: digest}}
 		plan.Folds = cal.Groups()
 	}
+	// Both numbers of rows have one scheme: a loss belongs to the scheme, not to the phase.
 	plan.Decisions, err = lower.Trivial(&graph, m.proc.Name, []int{1, window}, window, plan.KV,
 		func(node string, _ int) op.Scheme { return schemeOf(node) })
 	if err != nil {
@@ -230,6 +232,7 @@ func (m *Model) ReadText(path string, windows, size int) (*Text, error) {
 	if err != nil {
 		return fail(err)
 	}
+	// Checked once for the whole text, before minutes of execution.
 	for i, id := range ids {
 		if id < 0 || int(id) >= m.Vocab {
 			return fail(diag.New(diag.ClassInput, "token %d is id %d of the tokenizer, and the model has ids 0..%d", i,
