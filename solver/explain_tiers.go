@@ -210,6 +210,8 @@ func (t *tierTrial) story(l *tierLimit) (TierLimit, error) {
 // time, and what may be dropped. Steps to the next value are a tenth, at least 1, where values are continuous.
 func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 	p, w, now := t.x.Problem, t.in.Workload.Experts, t.now
+	// Two ways to relax: experts changes what the workload says, so that the problem is posed anew; posed changes a
+	// number of the problem itself.
 	experts := func(edit func(*workload.Experts)) tierChange {
 		return tierChange{input: func(in *Input) {
 			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { edit(&w.Experts) })
@@ -228,6 +230,7 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 	}
 	out = append(out, l)
 
+	// Without the list, solve would try all multiples of the tile up to the largest load.
 	if own := w.Capacities; len(own) > 0 {
 		largest := 0
 		for _, layer := range p.Chunks[len(p.Chunks)-1].Layers {
@@ -245,6 +248,8 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 	}
 	out = append(out, t.chunks())
 
+	// What the processor holds in one graph, in its address space, and as graphs at all: the last two less what the
+	// program takes.
 	if most := npu.GraphBytes; most > 0 {
 		holds := problem.MostExperts(most, p.ExpertBytes)
 		largest := 0
@@ -293,6 +298,7 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 			next: experts(func(e *workload.Experts) { e.MaxUSToken = 1.1 * us }),
 			free: experts(func(e *workload.Experts) { e.MaxUSToken = 1e9 })})
 	}
+	// Limits of what may be dropped, in parts per million; 1e6 means that all may.
 	shares := []struct {
 		key   string
 		of    int64

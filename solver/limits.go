@@ -118,6 +118,7 @@ func (s *session) taken(plan *planir.Plan) (map[quantity]int64, error) {
 	loads := map[string]check.Loaded{}
 	for _, bound := range s.bounds {
 		switch bound.kind {
+		// Both limits of a region come from one look at the plan.
 		case problem.LimitRegionBytes, problem.LimitRegionGraphs:
 			if _, ok := loads[bound.name]; !ok {
 				loads[bound.name] = check.Load(plan, s.in.SoC.Processor(bound.name))
@@ -133,6 +134,7 @@ func (s *session) taken(plan *planir.Plan) (map[quantity]int64, error) {
 				out[bound.quantity] += openNS(s.in.SoC.Processor(plan.Program.Graphs[i].Proc))
 			}
 		case problem.LimitPartNS, problem.LimitEnergyNJ:
+			// Energy is of a request: each program counts as often as the workload calls it.
 			energy := 0.0
 			for i, rows := range s.want.Rows() {
 				name := s.programName(rows)

@@ -93,6 +93,7 @@ func unknown(plan *planir.Plan, node string, rows int) error {
 // reprice prices every candidate of a decision's node again, with the rest of its section as the plan has it. It
 // poses the section's problem, finds the plan's choices in it, and changes one choice at a time.
 func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error) {
+	// A session of its own: prices are computed as solve computes them, for the given inputs.
 	fresh, err := newSession(in)
 	if err != nil {
 		return nil, err
@@ -137,6 +138,7 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 			}
 			lists[i] = st.WithExactly(st.With(lists[i], i, &decided[i]), i, &decided[i])
 		}
+		// The section as a problem, in which one node's choice changes while all others stay.
 		inst, err := pose(st, lists)
 		if err != nil {
 			return nil, err
@@ -157,6 +159,7 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 				NS: alternative.PredictNS, Source: alternative.Source,
 				Note: obstacle(plan, about, alternative, in.SoC)})
 		}
+		// Processors that cannot execute the operator are told with the reason.
 		for _, r := range inst.stage.Refused[about.Node] {
 			out = append(out, Row{Strategy: planir.Single, Shares: r.Proc, Note: r.Reason()})
 		}

@@ -202,9 +202,10 @@ func (m *leastScratch) shortest(cuts []shortCut, set uint64, repeat, wraps int64
 	return best
 }
 
-// backward goes from the last node to the first: rest is what is left to pay by the class a node leaves its result
-// in, arrive by the class it reads from. start is the class that the first node reads from, -1 for any (the way back
-// to it is then left out).
+// backward is dynamic programming over the chain of nodes, from the last to the first. The state is the class in which
+// a node leaves its result (rest) or reads it (arrive); a value is the least that is left to pay from there. start is
+// the class that the first node reads from, -1 for any (the way back to it is then left out). It costs one look at
+// every choice and every pair of neighbouring classes.
 func (m *leastScratch) backward(cuts []shortCut, set uint64, start int, repeat, wraps int64) int64 {
 	first, last := m.chain[0], m.chain[len(m.chain)-1]
 	rest := grown(&m.rest, last.na)
@@ -217,6 +218,8 @@ func (m *leastScratch) backward(cuts []shortCut, set uint64, start int, repeat, 
 	for i := len(m.chain) - 1; ; i-- {
 		leg := m.chain[i]
 		for j := range cuts {
+			// A way through a fork that ends at this node: what it leaves to pay is known now, and counts at its entry
+			// below.
 			if cut := &cuts[j]; cut.join == i {
 				cut.left = unknownCost
 				if cut.mask&^set == 0 && rest[cut.exit] != unknownCost {
@@ -230,6 +233,7 @@ func (m *leastScratch) backward(cuts []shortCut, set uint64, start int, repeat, 
 		}
 		for i, cost := range leg.cost {
 			left := rest[leg.after[i]]
+			// The choice needs schemes that are not in the set, or leads nowhere.
 			if leg.mask[i]&^set != 0 || left == unknownCost {
 				continue
 			}

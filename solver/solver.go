@@ -148,6 +148,7 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	if bound == 0 {
 		bound = int64(s.in.Workload.Memory)
 	}
+	// planWithin may go on with a session of its own, which keeps the bound.
 	free := s
 	s, plan, err := s.planWithin(ctx, bound)
 	if err != nil {
@@ -166,6 +167,7 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	}
 	found := check.Plan(plan, in.Model, in.WholeSoC())
 	if err := found.Err(); err != nil {
+		// The checker is independent of the solver: what it finds is a defect of the solver, but for P027.
 		full := slices.IndexFunc(found, func(d *diag.Diagnostic) bool { return d.Code == "P027" })
 		if full < 0 {
 			return nil, diag.New(diag.ClassInternal, "BUG: the solved plan is illegal: %w", err)

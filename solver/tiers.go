@@ -22,8 +22,8 @@ import (
 // gets has to be guessed. A tier is such a capacity. Experts of one tier form groups, each a graph; rows beyond the
 // capacity overflow to the CPU, or are dropped. Experts without a tier stay on the CPU.
 //
-// The loads say how many rows each expert got in chunks of text. PoseTiers prices all choices by them, an engine chooses
-// a tier for every expert, and Plan writes that down.
+// The loads say how many rows each expert got in chunks of text. PoseTiers prices all choices by them, an engine
+// chooses a tier for every expert, and Plan writes that down.
 
 // TierInstance is a tiers problem with what its indices mean.
 type TierInstance struct {
@@ -64,6 +64,7 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 		return nil, err
 	}
 	x.NPU = npu.Name
+	// What exceeds a tier goes to the control processor, which must be another one.
 	if x.CPU == x.NPU {
 		return nil, diag.New(diag.ClassInfeasible,
 			"capacity tiers: the control processor %q is the one with static shapes, and overflow needs another", x.CPU)
@@ -85,6 +86,7 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	if room.Graphs == 0 {
 		p.MaxGraphs = int64(npu.MaxGraphs)
 	}
+	// Processors that share a core cannot work at the same time.
 	p.Serial = x.want.Serial || slices.ContainsFunc(npu.Cores,
 		func(core int) bool { return slices.Contains(in.SoC.Processor(x.CPU).Cores, core) })
 	if err := x.prune(p); err != nil {
@@ -133,6 +135,7 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 		return nil, err
 	}
 	cpu := make([]int64, most+1)
+	// Times of the CPU by number of rows, so that any overflow is a look-up.
 	for n := 1; n <= most; n++ {
 		for _, operator := range expertOps(in.Model, schemes, n) {
 			estimate, err := pr.One(price.Task{Proc: x.CPU, Op: operator})
@@ -459,6 +462,7 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 				y.Resident = append(y.Resident, entry)
 			}
 		}
+		// Experts of a tier are divided into groups by their load, as the cost table has counted them.
 		for _, g := range t.GroupsOf(loads, choices) {
 			z := planir.TierGroup{Rows: p.Capacities[g.Tier], Experts: g.Experts,
 				ExpectNS: p.Chunks[s.Chunk].GroupNS[g.Tier][len(g.Experts)-1], NextNS: math.MaxInt64}
@@ -521,6 +525,7 @@ func (s *request) tiers(ctx context.Context, plan *planir.Plan) error {
 		}
 		for _, node := range sec.Nodes {
 			if slices.Contains(models.ExpertNodes, node.Name) {
+				// Tiers serve prompts, so the largest program's schemes count.
 				decision := plan.DecisionFor(sec.Name+"."+node.Name, rows[len(rows)-1])
 				if decision != nil && decision.Scheme != "" {
 					schemes = append(schemes, decision.Scheme)

@@ -56,6 +56,7 @@ func (s *session) thinner(list []price.Candidate, planned map[string]bool) (out 
 	kinds := map[string][]int{}
 	var order []string
 	for i := range list {
+		// Candidates of one kind differ only in where they divide.
 		kind := list[i].Kind()
 		if kinds[kind] == nil {
 			order = append(order, kind)
@@ -82,6 +83,7 @@ func (s *session) thinner(list []price.Candidate, planned map[string]bool) (out 
 		if list[cheapest].Axis == planir.AxisRows {
 			cuts = jointRowCuts
 		}
+		// Evenly spaced cuts keep the range of divisions, in case a limit forces one far from the best.
 		for part := 1; part < cuts; part++ {
 			if nearest := nearestCut(list, same, part, cuts); nearest >= 0 {
 				keep[nearest] = true

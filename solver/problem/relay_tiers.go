@@ -18,6 +18,7 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 	var nodes int64
 	// Each length has a table of its own; the bound is the least over all lengths.
 	stopped := false
+	// One linear program for each chunk length: a choice of the length in one program would multiply every variable.
 	for chunk := range p.Chunks {
 		model, vars := p.MILP(chunk)
 		unit := 1e3
@@ -33,12 +34,14 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 		case milp.Infeasible:
 			continue
 		case milp.Limit:
+			// Nothing is known of this length, so no bound holds for all.
 			stopped, best.Bound = true, 0
 			continue
 		}
 		solution := TierSolution{Chunk: chunk, Choices: vars.Choices(result.X)}
 		table := p.Table(chunk)
 		solution.Objective = table.Of(p.Measure(), table.Total(solution.Choices))
+		// The objective is computed anew in integers; the engine's bound is in floats, and rounded down.
 		bound := solution.Objective
 		if result.Status != milp.Optimal {
 			bound = min(bound, max(0, int64(math.Floor(result.Bound*unit))))
@@ -180,8 +183,8 @@ func (b *tierBuilder) layer(layer int) {
 	}
 }
 
-// expert adds the choices of an expert, of which one is taken: 0 is the CPU, others are tiers. uses is the variable of a
-// layer that uses the NPU.
+// expert adds the choices of an expert, of which one is taken: 0 is the CPU, others are tiers. uses is the variable of
+// a layer that uses the NPU.
 func (b *tierBuilder) expert(layer, expert, uses int) {
 	var choices []int
 	var all []milp.Term

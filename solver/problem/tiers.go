@@ -338,7 +338,9 @@ func (p *Tiers) groups(list []int64, most int) TierGroups {
 // energy is in nJ.
 func energy(ns, milliwatts int64) int64 { return ns / 1000 * milliwatts }
 
-// Table computes what the choices of one chunk length cost.
+// Table computes what the choices of one chunk length cost: for every layer, expert and choice, the rows that are not
+// on the NPU and the mean time of the CPU. It looks at every observed chunk once per choice: layers * experts * choices
+// * chunks steps.
 func (p *Tiers) Table(chunk int) *TierTable {
 	from := &p.Chunks[chunk]
 	table := &TierTable{Weight: from.Weight, SyncNS: from.SyncNS, p: p}
@@ -362,12 +364,14 @@ func (p *Tiers) Table(chunk int) *TierTable {
 				}
 				var ns, over int64
 				for _, routed := range rows {
+					// Rows beyond the tier go to the CPU, chunk by chunk; choice 0 has no tier, so that all of them do.
 					left := max(0, int(routed)-capacity)
 					over += int64(left)
 					ns += from.CPUNS[left]
 				}
 				cell := &list[choice]
 				cell.Off = over
+				// Dropped rows cost nobody time.
 				if choice > 0 && p.Prune {
 					cell.Drop = over
 					if curves := from.Layers[layer].Saliency; curves != nil && over > 0 {
@@ -375,6 +379,7 @@ func (p *Tiers) Table(chunk int) *TierTable {
 					}
 					continue
 				}
+				// The mean over the observed chunks, rounded.
 				cell.CPUNS = (ns + int64(len(rows))/2) / int64(len(rows))
 				cell.EnergyNJ = energy(cell.CPUNS, p.CPUMilliwatts)
 			}
@@ -410,6 +415,7 @@ func (c *TierCost) add(more TierCost) {
 
 // Layer is what the choices of one layer cost.
 func (t *TierTable) Layer(layer int, choices []int) (out TierCost) {
+	// Experts of one tier are interchangeable for the NPU: only their number counts.
 	count := make([]int, len(t.Groups))
 	for expert, choice := range choices {
 		cell := t.Cells[layer][expert][choice]
@@ -433,6 +439,7 @@ func (t *TierTable) Layer(layer int, choices []int) (out TierCost) {
 	if out.Experts > 0 {
 		out.SyncNS = t.SyncNS
 	}
+	// Both work side by side, unless they share a core.
 	out.NS = max(out.NPUNS, out.CPUNS) + out.SyncNS
 	if t.p.Serial {
 		out.NS = out.NPUNS + out.CPUNS + out.SyncNS
@@ -521,6 +528,7 @@ func (t *TierTable) Broken(choices [][]int) string {
 		for _, choice := range list {
 			if choice > 0 {
 				used[choice] = true
+				// Groups end where no division into graphs of at most GraphBytes exists.
 				if count[choice-1]++; count[choice-1] >= len(t.Groups[choice-1].NS) {
 					return "the bytes of a graph"
 				}
