@@ -94,6 +94,7 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 		return bundle.Digest{}, err
 	}
 	var components []bundle.Component
+	// Only graphs that hold their weights have a report, and name the library that loads them.
 	if report != nil {
 		text, err := report.encode()
 		if err != nil {
@@ -113,6 +114,7 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 		sources = append(sources, blob(name, bundle.Role(name), "application/json", data))
 	}
 	slices.SortFunc(sources, func(a, b bundle.Source) int { return strings.Compare(a.Name, b.Name) })
+	// The manifest's blobs are filled in when the contents are written and digested.
 	manifest := bundle.Manifest{
 		Product: options.Product, Version: options.Version, SecurityVersion: options.SecurityVersion,
 		KeyringGeneration: options.Generation, IssuedAt: options.IssuedAt, NotAfter: options.NotAfter,

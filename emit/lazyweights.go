@@ -160,12 +160,14 @@ func (r *groupCompiler) pack(ctx context.Context, group *planir.Baking) (_ *pack
 		}
 	}()
 	at := int64(0)
+	// All weights of the group lie in one region, so that one release frees them.
 	for i, ref := range group.W {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
 		pack := r.content.packOf(ref)
 		place := planir.Placement{Pack: pack, Layer: group.Layer}
+		// The weight belongs to no layer, such as the head's.
 		if len(r.content.weight(place).Layers) == 0 {
 			place.Layer = -1
 		}

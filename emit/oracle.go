@@ -150,6 +150,7 @@ func pseudoRandom(graph *op.Graph, values []op.Value) ([][]float32, error) {
 
 // run executes the graph in float32 and returns its outputs.
 func (p *oracle) run(ctx context.Context, float *floatGraph, in [][]float32) (out [][]float32, err error) {
+	// The driver's artifact is the graph itself, so no compiler is needed.
 	code, err := json.Marshal(&float.graph)
 	if err != nil {
 		return nil, err

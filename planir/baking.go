@@ -45,6 +45,8 @@ func (p *Plan) Bakings() []Baking {
 		if !used {
 			continue
 		}
+		// Graphs of one processor and binary that read the same weights are compiled together, so that the weights are
+		// held once.
 		key := graph.Proc + "\x00" + graph.Context + "\x00" + refsKey(read.refs)
 		if len(read.refs) == 0 {
 			key += graph.Name

@@ -30,6 +30,7 @@ func Dump(plan *Plan) string {
 		line("decide %s@%d %s %s %s", decision.Node, decision.Rows, decision.Strategy,
 			orDash(string(decision.Scheme)), decision.ShareText())
 	}
+	// The program is told in the order in which its parts refer to each other.
 	pr := &plan.Program
 	line("cache %s layers %d heads %d context %d dim %d%s", pr.Cache.Type, pr.Cache.Layers, pr.Cache.KVHeads,
 		pr.Cache.MaxContext, pr.Cache.HeadDim, sequences(pr.Cache.Sequences))

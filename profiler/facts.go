@@ -221,6 +221,7 @@ func askCompiler(ctx context.Context, baker driver.Baker, target *socs.Target, s
 		operator := *said.Op
 		operator.M = count
 		piece := driver.Piece{Name: fmt.Sprintf("graph%d", i), Graph: op.Single(operator, op.OnnxLayout)}
+		// All numbers of rows share the weights: one binary holds them once.
 		if i > 0 {
 			piece.Weights = pieces[0].Weights
 		} else {
@@ -248,6 +249,7 @@ func askCompiler(ctx context.Context, baker driver.Baker, target *socs.Target, s
 	said.Options = target.Options()
 	var refused *driver.Refused
 	switch {
+	// A refusal is an answer: planning must know that this graph does not exist.
 	case errors.As(err, &refused):
 		said.Refused = oneLine(err.Error())
 		said.Compiler = baker.Name() // who refuses does not say its version

@@ -528,6 +528,7 @@ func (s *kernelSet) gains(ctx context.Context, numbers op.Type, scheme op.Scheme
 		rate, err = s.rate(ctx, cores, work)
 		return rate, 0, err
 	})
+	// The middle size stands for all: how a product gains from cores hardly depends on it.
 	kn := s.size.gemm[len(s.size.gemm)/2]
 	for _, rows := range s.size.rows {
 		operator := op.Op{Kind: op.MatMul, M: rows, K: kn[0], N: kn[1], Scheme: scheme}
@@ -547,6 +548,7 @@ func (s *kernelSet) gains(ctx context.Context, numbers op.Type, scheme op.Scheme
 			Of: "gain of " + peakNames[numbers], Mark: s.mark(manyMark),
 		}
 		s.add(line, func(ctx context.Context) (reached, bound float64, err error) {
+			// All four are measured in one round, so that a changing clock cancels out.
 			oneLoop, err := s.rate(ctx, cores[:1], work)
 			if err != nil {
 				return 0, 0, err
@@ -686,6 +688,7 @@ func (c *comparison) lines() ([]Kernel, error) {
 	best := c.best()
 	for _, x := range c.all {
 		result, own := x.line, x.own(best)
+		// Rounds in which the machine was disturbed do not count; AllRate and AllShare show them.
 		counted := chosen(x.rates, own)
 		rate, err := stat.Summarise(counted)
 		if err != nil {

@@ -261,6 +261,7 @@ func measureBandwidth(ctx context.Context, soc *socs.SoC, read func([]byte) uint
 	if window == 0 {
 		window = probeWindow
 	}
+	// Beyond the last cache, so that every read goes to memory.
 	bytes := options.memory
 	if bytes == 0 {
 		bytes = streamBytes(soc.LastCacheBytes())
@@ -294,6 +295,7 @@ func measureBandwidth(ctx context.Context, soc *socs.SoC, read func([]byte) uint
 	}
 	for _, pair := range concurrentPairs(soc) {
 		a, b := soc.Processor(pair[0]), soc.Processor(pair[1])
+		// Pairs are measured as one group of cores: what they reach together is their joint bandwidth.
 		together := slices.Sorted(slices.Values(slices.Concat(a.Cores, b.Cores)))
 		j := socs.Joint{Processors: slices.Sorted(slices.Values(pair[:])), BandwidthGBps: 0}
 		if j.BandwidthGBps, err = measure(together); err != nil {

@@ -624,6 +624,7 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 			out.close(ctx)
 			return nil, err
 		}
+		// Readers of memory need no lane: one group of them reads on the cores of all partners.
 		if partner.Op == nil {
 			memory, err := r.stream()
 			if err != nil {

@@ -248,6 +248,7 @@ func (e *Env) Compile(c Compilation, o *SessionOptions) error {
 	if table == 0 {
 		return &LoadError{Path: l.Path, Problem: NotORT, Detail: fmt.Sprintf("version %s does not compile models", l.Version)}
 	}
+	// The interface for compiling is a table of its own, of which every function that is used must be there.
 	var fn [compileLength]uintptr
 	for _, i := range compileFunctions {
 		if fn[i] = native.Word(table, i); fn[i] == 0 {
@@ -259,6 +260,7 @@ func (e *Env) Compile(c Compilation, o *SessionOptions) error {
 	if !ok || !ok2 || c.Model == "" || c.Output == "" {
 		return usage("compile %q to %q: want two paths without NUL bytes", c.Model, c.Output)
 	}
+	// The environment must outlive the options and the task.
 	if err := e.hold(); err != nil {
 		return err
 	}

@@ -214,6 +214,7 @@ func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
 	set := func(what string, fn int, args ...uintptr) error {
 		return l.check(what, native.Call(l.fn[fn], append([]uintptr{opts}, args...)...))
 	}
+	// All settings are tried, and the first that failed is told: each call is independent of those before it.
 	steps := []error{}
 	do := func(err error) { steps = append(steps, err) }
 	do(set("set execution mode", fnSetSessionExecutionMode, executeSequential))
@@ -221,6 +222,7 @@ func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
 	do(set("disable memory arena", fnDisableCPUMemArena))
 	do(set("set optimisation level", fnSetSessionGraphOptimizationLevel, uintptr(o.Optimization)))
 	switch {
+	// 0 threads means the environment's pool.
 	case o.Threads == 0:
 		do(set("share the thread pool", fnDisablePerSessionThreads))
 	case o.Threads < 0 || o.Threads > 1024:
@@ -243,11 +245,14 @@ func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
 		if err != nil {
 			return err
 		}
+		// The calling thread is one of the session's threads and is pinned by the caller; the text ends with a NUL,
+		// which the entry adds itself.
 		config = append(config, [2]string{"session.intra_op_thread_affinities", string(b[:len(b)-1])})
 	}
 	if folder != "" {
 		config = append(config, [2]string{"session.model_external_initializers_file_folder_path", folder})
 	}
+	// A provider that does not take all of a graph must fail, not share it with the CPU.
 	if o.Provider != "" {
 		config = append(config, [2]string{"session.disable_cpu_ep_fallback", "1"})
 	}

@@ -655,6 +655,7 @@ func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, rows, til
 			}
 		}
 		k1 := min((index+1)*block, rows)
+		// Rows that matter more weigh more in the search for the scale.
 		if p.imp != nil {
 			weight = p.imp.weight[k0+index*block : k0+k1]
 		}
@@ -664,8 +665,10 @@ func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, rows, til
 				part := col[index*block : k1]
 				want, code := part, codes[:len(part)]
 				if p.feed != nil {
+					// With feedback a row's target makes up for the errors of the rows before it.
 					want = p.feed.targets(part, k0+index*block, column)
 				}
+				// The scale is stored as a half, so the search compares halves.
 				half = p.search.scale(want, weight)
 				if half&0x7c00 == 0x7c00 {
 					at := largest(want)
@@ -780,6 +783,7 @@ func (p *tilePacker) packQ4C(dst []byte, cols *[TileN][]float32, rows, k0 int, s
 // unpackTile is the inverse of packing a tile in layout N32, scheme by scheme.
 func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 	width := min(TileN, spec.N-n0)
+	// at is the part of a row of dst that the tile fills; padding columns are left out.
 	at := func(row int) []float32 { return dst[row*spec.N+n0 : row*spec.N+n0+width] }
 	switch spec.Scheme {
 	case "w32":
@@ -792,6 +796,7 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 		for k := range spec.K {
 			row := at(k)
 			for column := range row {
+				// Four rows of a column lie side by side: the operands of one dot-product instruction.
 				row[column] = float32(int8(tile[k>>2<<7+column*4+k&3])) * scale[column]
 			}
 		}
@@ -801,6 +806,7 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 		for k := range spec.K {
 			row := at(k)
 			for column := range row {
+				// Columns 0 to 15 are in the low nibbles, 16 to 31 in the high ones.
 				nibbles := tile[k>>2<<6+column%16*4+k&3] >> (4 * (column / 16)) & 15
 				row[column] = float32(int32(nibbles)-8) * scale[column]
 			}
@@ -834,6 +840,7 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 
 // packRows converts to the plain row-major form in an element type, a few rows at a time.
 func packRows(dst []byte, spec op.WeightSpec, element op.Type, src Source) error {
+	// Sources read by columns and rows are written, so blocks of both keep reads and writes near each other.
 	const blockK, blockN = 16, 256
 	size := element.Bytes()
 	refuse := (&tilePacker{spec: spec}).refuse

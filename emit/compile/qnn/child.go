@@ -333,6 +333,7 @@ func (g *task) run(env *ortapi.Env, path string, o *ortapi.SessionOptions, i int
 		if err != nil {
 			return nil, err
 		}
+		// Memory is never freed: the process ends after its one request.
 		to, value, err := input.alloc(env)
 		if err != nil {
 			return nil, err

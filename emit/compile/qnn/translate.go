@@ -304,6 +304,7 @@ func (t *translator) matrix(j, turn int) (matrix, error) {
 	if turn == 0 {
 		return stored, nil
 	}
+	// Column col of the result is column from[col] of what is stored.
 	from := sorted(stored.n, turn)
 	to := make([]byte, len(stored.values))
 	switch spec.Scheme {
@@ -327,6 +328,7 @@ func (t *translator) matrix(j, turn int) (matrix, error) {
 			}
 		}
 	case "q4b32":
+		// Blocks of a column follow each other, so whole columns move.
 		column := len(to) / stored.n
 		for col, source := range from {
 			copy(to[col*column:(col+1)*column], stored.values[source*column:])

@@ -46,7 +46,7 @@ func (host) Library(context.Context) (driver.Library, error) {
 	return driver.Library{Name: "kernels of this program:", Version: set.Name}, nil
 }
 
-// Devices lists each usable core and the groups of neighbouring cores that make up one processor.
+// Devices lists each usable core, and all of them together as one processor.
 func (host) Devices(context.Context) ([]driver.Device, error) {
 	var out []driver.Device
 	for _, selection := range affinity.Selections() {

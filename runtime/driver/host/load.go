@@ -271,6 +271,7 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 	} else if e.needsSeq && scalars.Seq <= scalars.Pos {
 		return fmt.Errorf("a sequence of %d positions does not reach position %d, and the rotation depends on its length", scalars.Seq, scalars.Pos)
 	}
+	// The processor's arena has grown since this executable last ran, so that its temporaries lie elsewhere.
 	if e.arena != e.p.arenas {
 		if err := e.place(); err != nil {
 			return err
@@ -322,6 +323,7 @@ func (e *executable) place() error {
 		}
 		at = operand.temp + roundUp(size)
 	}
+	// Scratch follows the temporary values: n numbers of 4 bytes, each piece aligned.
 	take := func(n int) []byte {
 		data := arena[at : at+4*int64(n)]
 		at += roundUp(4 * int64(n))

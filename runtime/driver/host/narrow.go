@@ -53,7 +53,9 @@ func (b *builder) narrowMatMul() (step, error) {
 	packed, halfWeights := weights[0].Bytes, operator.Scheme == op.A16FW16
 
 	exe.need.rows = max(exe.need.rows, operator.M*operator.K)
+	// One unpacked tile for each worker.
 	exe.need.local = max(exe.need.local, operator.K*pack.TileN)
+	// Activations are rounded once for all columns.
 	before := b.byRows(6*operator.K, func(_, r0, r1 int) {
 		for row := r0; row < r1; row++ {
 			if !round(exe.have.row[row*operator.K:][:operator.K], input.f32[row*input.ld:][:operator.K]) {

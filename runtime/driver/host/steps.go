@@ -548,6 +548,7 @@ func (b *builder) packed() (*packed, error) {
 	if !operator.Scheme.QuantisedRows() {
 		least = packedFloats
 	}
+	// Packing reads every row once, which only pays if many tiles use the packed form.
 	if tiles := (operator.N + pack.TileN - 1) / pack.TileN; operator.M < set.PackFrom ||
 		tiles < max(least, packedEach*len(exe.p.cores)) {
 		return nil, nil
@@ -560,6 +561,7 @@ func (b *builder) packed() (*packed, error) {
 			set.PackRowsF32(exe.have.pack, x.f32, x.ld, rows, operator.K, group)
 		}}
 		if operator.Scheme == op.A32W16 {
+			// Weights are views, not copies: at counts bytes, so it is halved or quartered.
 			values, err := mem.View[uint16](weight)
 			product.multiply = func(y []float32, ldy int, at int, _ []byte, m, n int) {
 				set.PackedBF16(y, ldy, exe.have.pack, values[at/2:], m, operator.K, n)
@@ -575,6 +577,7 @@ func (b *builder) packed() (*packed, error) {
 	if set.PackRows == nil {
 		return nil, nil
 	}
+	// block 0 means one scale for each column.
 	block, multiply := 0, set.PackedQ8C
 	switch operator.Scheme {
 	case op.A8TQ4B32:

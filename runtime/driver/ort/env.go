@@ -71,7 +71,6 @@ func (e *env) release() error {
 // exact multiplies the largest 8-bit numbers and refuses a library that gets them wrong. Without
 // the instructions for such products, some kernels keep their sums in 16 bits, which saturate.
 // RATIONALE: Why does the driver multiply 255 by 127 when it starts?
-// RATIONALE: Why does the driver multiply 255 by 127 when it starts?
 func exact(environment *env) error {
 	const k, n = 64, 16
 	model := onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}},
@@ -87,6 +86,7 @@ func exact(environment *env) error {
 		return err
 	}
 	defer memory.Close()
+	// k activations of 8 bits, then n results of 32 bits.
 	left, result := memory.Bytes()[:k], memory.Bytes()[k:]
 	for i := range left {
 		left[i] = 255
