@@ -12,10 +12,7 @@ type room struct {
 // everything in a row's may permits every room; only command lines have it.
 const everything = "..."
 
-const (
-	sysUnix = "golang.org/x/sys"
-	gonum   = "gonum.org/v1/gonum"
-)
+const sysUnix = "golang.org/x/sys"
 
 // helpers may be imported everywhere.
 var helpers = []string{"internal/diag", "internal/unit", "internal/wholefile"}
@@ -60,7 +57,7 @@ var table = []room{
 	{path: "planir/check", may: []string{"planir", "planir/op", "socs", "models", "planir/lower", "planir/pack"}}, // lower, pack: it lowers the decisions again and compares program and sizes
 	{path: "planir/bundle", may: []string{"internal/mem", "internal/shalanes"}},
 
-	{path: "profiler/stat", third: []string{gonum}},
+	{path: "profiler/stat"},
 	{path: "profiler/record", may: []string{"planir/op", "internal/decode", "internal/filelock"}},
 	{path: "profiler/imported", may: []string{"profiler/record", "planir/op", "socs", "internal/decode"}},
 	{path: "roofline", may: []string{"planir/op", "planir/source", "profiler/record", "profiler/stat", "socs", "socs/timeline", "internal/decode"}},
@@ -119,7 +116,6 @@ var hetrunNever = map[string]string{
 	"go.yaml.in/yaml/v3": "a device executes canonical JSON only",
 	"gopkg.in/yaml.v2":   "a device executes canonical JSON only",
 	"gopkg.in/yaml.v3":   "a device executes canonical JSON only",
-	gonum:                "the runtime evaluates no cost model",
 	"net/http":           "the program that opens a bundle and ends listens to nobody; hetserve does",
 	"testing":            "test code does not belong in a product",
 

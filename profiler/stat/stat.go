@@ -11,10 +11,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-
-	gonum "gonum.org/v1/gonum/stat"
-	"gonum.org/v1/gonum/stat/combin"
-	"gonum.org/v1/gonum/stat/distuv"
 )
 
 // confidence is the coverage every interval here aims for.
@@ -47,12 +43,12 @@ func Summarise(samples []float64) (Summary, error) {
 	sorted := slices.Clone(samples)
 	slices.Sort(sorted)
 	out := Summary{
-		N: len(sorted), Min: sorted[0], Median: middle(sorted), Mean: gonum.Mean(sorted, nil),
-		P90: gonum.Quantile(0.9, gonum.Empirical, sorted, nil),
+		N: len(sorted), Min: sorted[0], Median: middle(sorted), Mean: mean(sorted),
+		P90: quantile(sorted, 0.9),
 	}
 	out.MAD = mad(sorted, out.Median)
 	quarter := len(sorted) / 4
-	out.Midmean = gonum.Mean(sorted[quarter:len(sorted)-quarter], nil)
+	out.Midmean = mean(sorted[quarter : len(sorted)-quarter])
 	var i int
 	i, out.Coverage = interval(len(sorted))
 	out.Low, out.High = sorted[i], sorted[len(sorted)-1-i]
@@ -88,6 +84,20 @@ func middle(sorted []float64) float64 {
 	return a + (b-a)/2
 }
 
+// mean is the arithmetic mean of at least one value.
+func mean(xs []float64) float64 {
+	sum := 0.0
+	for _, value := range xs {
+		sum += value
+	}
+	return sum / float64(len(xs))
+}
+
+// quantile is the least of sorted values that a share of them, above 0 and at most 1, does not exceed.
+func quantile(sorted []float64, share float64) float64 {
+	return sorted[max(0, int(math.Ceil(share*float64(len(sorted))))-1)]
+}
+
 // mad is the median of absolute deviations from the median.
 func mad(xs []float64, median float64) float64 {
 	dev := make([]float64, len(xs))
@@ -102,11 +112,14 @@ func mad(xs []float64, median float64) float64 {
 // with at least Confidence, and that coverage: 1 - 2 P(B < i+1) for B ~ Binomial(n, 1/2). With
 // fewer than six samples no interval does; i is then 0.
 func interval(samples int) (i int, coverage float64) {
-	binomial := distuv.Binomial{N: float64(samples), P: 0.5}
-	cover := func(i int) float64 { return max(0, 1-2*binomial.CDF(float64(i))) }
-	coverage = cover(0)
+	count := float64(samples)
+	logTerm := -count * math.Ln2 // of P(B = i)
+	below := math.Exp(logTerm)
+	coverage = max(0, 1-2*below)
 	for next := 1; next < (samples+1)/2; next++ {
-		reached := cover(next)
+		logTerm += math.Log((count - float64(next) + 1) / float64(next))
+		below += math.Exp(logTerm)
+		reached := 1 - 2*below
 		if reached < confidence {
 			break
 		}
@@ -202,7 +215,7 @@ func mannWhitney(first, second []float64) (p float64, err error) {
 		return 1, nil
 	}
 	deviation := max(0, math.Abs(rank-own*others/2)-0.5) / sd
-	return min(1, 2*distuv.UnitNormal.Survival(deviation)), nil
+	return min(1, math.Erfc(deviation/math.Sqrt2)), nil
 }
 
 // ranks returns the sum of the ranks of the first samples among all, and the sum of t^3-t over groups of t equal ones.
@@ -267,7 +280,11 @@ func exactU(first, second, rank int) float64 {
 	for _, count := range orders[second] {
 		below += count
 	}
-	return min(1, 2*below/float64(combin.Binomial(first+second, first)))
+	all := 1.0 // orders of both, a whole number after each step
+	for i := 1; i <= first; i++ {
+		all = all * float64(second+i) / float64(i)
+	}
+	return min(1, 2*below/all)
 }
 
 // Ratio returns median(above)/median(below) with a percentile bootstrap interval of coverage Confidence from
@@ -299,8 +316,7 @@ func Ratio(above, below []float64, resamples int, seed uint64) (ratio, low, high
 		ratios[i] = draw(above, bufA) / draw(below, bufB)
 	}
 	slices.Sort(ratios)
-	low = gonum.Quantile((1-confidence)/2, gonum.Empirical, ratios, nil)
-	high = gonum.Quantile((1+confidence)/2, gonum.Empirical, ratios, nil)
+	low, high = quantile(ratios, (1-confidence)/2), quantile(ratios, (1+confidence)/2)
 	return Median(above) / Median(below), low, high, nil
 }
 
