@@ -427,6 +427,8 @@ func TestExplainUnknown(t *testing.T) {
 func TestDeterministic(t *testing.T) {
 	m, s := demo(t), twoCores(t, 0.7)
 	c := costs(t, s, m, op.A8TQ8C)
+	w := permit(op.A8TQ8C)
+	w.Buckets = []int{64}
 	path := t.TempDir() + "/costs.yaml"
 	if err := roofline.Write(path, c); err != nil {
 		t.Fatal(err)
@@ -437,7 +439,7 @@ func TestDeterministic(t *testing.T) {
 	}
 	var first []byte
 	for i, x := range []*roofline.Costs{c, c, again} {
-		p := solve(t, Input{Model: m, SoC: s, Costs: x, Workload: permit(op.A8TQ8C)}).Plan
+		p := solve(t, Input{Model: m, SoC: s, Costs: x, Workload: w}).Plan
 		b, err := planir.Encode(p)
 		if err != nil {
 			t.Fatal(err)
@@ -452,6 +454,7 @@ func TestDeterministic(t *testing.T) {
 
 // Where handing over is dear, producer and consumer are divided alike: columns, then the reduction.
 func TestDearHandoversPair(t *testing.T) {
+	require.Slow(t)
 	m := open(t, "tinyllama-1.1b")
 	strategies := func(us float64) map[planir.Strategy]int {
 		s := twoCores(t, 1)
@@ -582,7 +585,9 @@ func TestIncompleteCosts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: quick()})
+	w := quick()
+	w.Buckets = []int{16}
+	r := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: w})
 	if len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0].Summary, `"c1"`) || !strings.Contains(r.Warnings[0].Summary, "norm") {
 		t.Errorf("warnings %v", r.Warnings)
 	}
@@ -702,6 +707,7 @@ func TestErrors(t *testing.T) {
 		in.Engine = exact.Engine{}
 		if in.Workload == nil {
 			in.Workload = quick()
+			in.Workload.Buckets = []int{16}
 		}
 		_, err := Solve(context.Background(), in)
 		if err == nil || diag.ClassOf(err) != x.class {
@@ -729,7 +735,7 @@ func TestPhone(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := permit(op.A8TQ4B32)
-	w.Buckets = []int{64, 256}
+	w.Buckets = []int{256}
 	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ4B32), Workload: w, Engine: exact.Engine{}}
 	r := solve(t, in)
 	if found := check.Plan(r.Plan, m, s); len(found) > 0 {

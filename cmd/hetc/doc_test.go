@@ -8,9 +8,14 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/hetc/hetc/internal/require"
 )
 
-func TestReadme(t *testing.T) { runPage(t, "../../README.md", 5) }
+func TestReadme(t *testing.T) {
+	require.Slow(t)
+	runPage(t, "../../README.md", 5)
+}
 
 func TestImportPage(t *testing.T) { runPage(t, "../../docs/import.md", 2) }
 

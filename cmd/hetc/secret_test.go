@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/native"
+	"github.com/hetc/hetc/internal/require"
 )
 
 // spy is a library that writes down, when it is loaded, what it and the process that started its own see of the
@@ -40,6 +41,7 @@ __attribute__((constructor)) static void look(void) {
 // A signing key in the environment is seen by the command that signs alone: not by a library in the same process, not by
 // one in a process of its own, with a key given or not.
 func TestSigningKeyIsSeenByNobody(t *testing.T) {
+	require.Slow(t)
 	if err := native.Supported(); err != nil {
 		t.Skip(err)
 	}

@@ -165,7 +165,11 @@ func drawRequests(n, vocabulary int) (out []serving.Request) {
 // before; under every policy.
 func TestAnswersAreThoseAlone(t *testing.T) {
 	x := machine(t, demo)
-	requests := drawRequests(40, vocabulary)
+	count := 40
+	if testing.Short() {
+		count = 16
+	}
+	requests := drawRequests(count, vocabulary)
 	want := make([][]int32, len(requests))
 	for i, request := range requests {
 		want[i] = alone(t, x, request)

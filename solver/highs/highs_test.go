@@ -44,6 +44,7 @@ var shared = struct {
 // engine is the solver, one for all tests.
 func engine(t testing.TB) *Wasm {
 	t.Helper()
+	require.Slow(t) // compiling HiGHS
 	shared.Do(func() { shared.w, shared.err = Open() })
 	if shared.err != nil {
 		require.Skip(t, "highs", shared.err)

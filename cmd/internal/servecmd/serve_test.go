@@ -52,7 +52,7 @@ func load(t *testing.T, r reference) (out []expected) {
 // Whatever else runs at the time, and whoever leaves, each request gets the answer that it gets alone; nothing is left of
 // any of them.
 func TestLoad(t *testing.T) {
-	count := 200
+	count := 60
 	if !testing.Short() {
 		count = 1000
 	}

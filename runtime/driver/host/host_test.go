@@ -42,7 +42,11 @@ func selectors(t testing.TB) []string {
 // The whole suite on one core with every kernel set, and on all cores with the best. Under the race detector, which has
 // nothing to find in one lane's arithmetic, only with the best.
 func TestConformance(t *testing.T) {
-	for i, sel := range selectors(t) {
+	all := selectors(t)
+	for i, sel := range all {
+		if testing.Short() && i < len(all)-1 {
+			continue // the last has workers besides
+		}
 		for _, set := range kernel.Sets() {
 			if (i > 0 || drivertest.Race || testing.Short()) && set.Name != kernel.Best().Name {
 				continue
