@@ -3,10 +3,13 @@
 export CGO_ENABLED = 0
 GO      ?= go
 BIN     := bin
-GOFLAGS += -trimpath
+# No debug information: what is built here is stripped, and compiling without takes three quarters of the time.
+GOFLAGS += -trimpath -gcflags=all=-dwarf=false
 export GOFLAGS # the same for every command, so that each finds what others compiled
 LDFLAGS := -s -w
 PKGS    := ./...
+# Tests that take longest begin first, so that no core waits for one of them at the end.
+LONGEST := ./solver ./cmd/hetc ./runtime/executor ./runtime/driver/host
 
 .PHONY: build test test-long test-elsewhere check lint papers plans platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
 
@@ -16,11 +19,12 @@ build:
 # Everything that must hold, in minutes; what needs a native library is skipped where there is none (make deps). Tests of
 # more than a second or two call require.Slow, and run in test-long.
 test:
-	$(GO) test -vet=off -short $(PKGS)
+	$(GO) test -vet=off -short $(LONGEST) $(PKGS)
 
 # The packages that have slow tests, whole: property tests with all their draws, oracles, scripts of the command line.
+# What each test printed stays in bin/test-long.txt.
 test-long:
-	$(GO) test -vet=off -timeout 60m $$(grep -rlE 'require\.Slow|drivertest\.Run\(' --include='*_test.go' . | xargs -n1 dirname | sort -u)
+	GO=$(GO) .ci/long.sh $(BIN)/test-long.txt -vet=off -timeout 60m $(LONGEST) $$(grep -rlE 'require\.Slow|drivertest\.Run\(' --include='*_test.go' . | xargs -n1 dirname | sort -u)
 
 # The same tests as on other machines: in a path with blanks, as nobody, with umask 077, without HOME, with terminals of 40 and
 # 240 columns. It needs root to become nobody, and compiles everything anew. ELSEWHERE names some of its configurations (root
@@ -49,20 +53,16 @@ papers:
 
 platforms:
 	GOOS=linux GOARCH=arm64 $(GO) vet $(PKGS)
-	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetc
-	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetrun
-	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetserve
-	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetc
-	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetrun
-	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetserve
+	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
+	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
 
 tagged:
-	$(GO) vet -tags hetc_static $(PKGS)
+	$(GO) vet -tags hetc_static $$(grep -rl 'go:build.*hetc_static' --include='*.go' . | xargs -n1 dirname | sort -u)
 	HETC_REQUIRE= $(GO) test -vet=off -tags hetc_static ./internal/native ./internal/ortapi ./runtime/driver/all
 	HETC_REQUIRE= $(GO) test -vet=off -short -tags hetc_static ./solver/highs
 	@if [ -f solver/highs/wasm/highs.wasm ]; then \
-		echo "$(GO) test -vet=off -short -tags highs -run 'SameBits|Table|Licences' ./solver/highs"; \
-		$(GO) test -vet=off -short -tags highs -run 'SameBits|Table|Licences' ./solver/highs; \
+		echo "$(GO) test -vet=off -tags highs -run 'Table|Licences' ./solver/highs"; \
+		$(GO) test -vet=off -tags highs -run 'Table|Licences' ./solver/highs; \
 	fi
 
 pressure:
@@ -80,10 +80,14 @@ emulated:
 		GOARCH=arm64 $(GO) test -short -exec qemu-aarch64 ./runtime/driver/host/kernel; \
 	else echo "arm64 kernels: skipped, no qemu-aarch64"; fi
 
-# Kernels share nothing: one goroutine computes with memory of its own, which the detector does not see into. Their pointers
-# are checked by the target of that name.
+# Packages that begin goroutines or share something among them. Kernels do not: one goroutine computes with memory of its
+# own, which the detector does not see into. Their pointers are checked by the target of that name. Of the slow tests
+# those run whose goroutines meet.
 race:
-	CGO_ENABLED=1 $(GO) test -vet=off -race -timeout 30m -gcflags=github.com/hetc/hetc/runtime/driver/host/kernel=-d=checkptr=0 $$($(GO) list ./runtime/... ./planir/bundle/... ./profiler/... ./cmd/internal/httpapi ./cmd/internal/servecmd ./internal/native ./internal/ortapi | grep -v /host/kernel)
+	CGO_ENABLED=1 $(GO) test -vet=off -short -race -timeout 30m $(RACE) $$(grep -rlE '^\s*go |\.Go\(|"sync' --include='*.go' --exclude='*_test.go' runtime planir/bundle profiler cmd/internal/httpapi cmd/internal/servecmd internal/native internal/ortapi | xargs -n1 dirname | sort -u | sed 's|^|./|')
+	CGO_ENABLED=1 $(GO) test -vet=off -race -timeout 30m $(RACE) -run '$(RACES)' ./runtime/driver/host ./runtime/executor ./runtime/serving ./profiler ./planir/bundle
+RACE  := -gcflags=github.com/hetc/hetc/runtime/driver/host/kernel=-d=checkptr=0
+RACES := ^Test(BatchComputes|Drafts|Hanging|Interrupted|LaneFaults|ManyWorkers|ProcessorsOfOneCore|Random|WeightsThat|WorkersAgree|WritersSide)
 
 no-race:
 	@echo "race: skipped, no C compiler for cgo"
