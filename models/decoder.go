@@ -227,6 +227,8 @@ func (b *graphBuilder) head() {
 		b.value(Value{Name: value, Cols: b.Hidden, Rows1: true})
 	}
 	b.value(Value{Name: "logits", Cols: b.Vocab, Rows1: true})
+	// A prompt needs the logits of its last row alone, and those of all rows would be the program's largest buffer. Who
+	// wants all executes the head for each.
 	b.node("head_select", "x", "", "xl", op.Op{Kind: op.SelectRow, N: b.Hidden})
 	b.norm("head_norm", "xl", "hl", "head.norm", b.dec.names.norm)
 	from := b.dec.names.head
@@ -271,6 +273,7 @@ func (b *graphBuilder) attention(windowed bool) {
 	b.values(b.Hidden, "x", "h", "t")
 	b.values(op.QKVColumns(b.Heads, b.KVHeads, b.HeadDim), "qkv")
 	b.values(b.Heads*b.HeadDim, "o")
+	// Without norms in front, the projections read the residual stream itself.
 	in := "x"
 	if !b.dec.noPre {
 		b.norm("attn_norm", "x", "h", "layers.attn_norm", names.attnNorm)
@@ -321,6 +324,8 @@ func (b *graphBuilder) scores(windowed bool) {
 	rotate := heads(b.dec.rope.op)
 	rotate.Kind = op.Rope
 	frequencies := op.Weight{Name: "rope.invfreq", K: b.dec.rope.rows, N: rotate.Rotary() / 2, Const: b.dec.rope.table}
+	// From rotation to attention it is one node: a piece of it has whole heads, rotated, cached and attended to by the
+	// same processor, so the cache never moves.
 	weights = append(weights, b.weight(frequencies))
 	attend := heads(op.Op{Kind: op.Attention, KV: op.F32, Scale: b.dec.attnScale, Cap: b.dec.attnCap})
 	if windowed {
@@ -376,6 +381,7 @@ func (b *graphBuilder) feedForward(f feedForward) {
 		b.matmul(f.prefix+"_up", in, f.wide, linear(weights+"_up", b.Hidden, f.cols, f.up), b.dec.ffnBias)
 		b.node(f.prefix+"_act", f.wide, "", f.act, op.Op{Kind: op.Activate, N: f.cols, Act: b.dec.act})
 	} else {
+		// Gate and up read the same rows: one product of twice the width reads them once.
 		weight, interleave := b.gateUp(weights+"_gate_up", f.cols, f.gate, f.up)
 		b.values(2*f.cols, f.wide)
 		b.matmul(f.prefix+"_gate_up", in, f.wide, weight, b.dec.ffnBias)
@@ -396,6 +402,7 @@ func (b *graphBuilder) experts() {
 	b.value(Value{Name: "ea", Fan: fan, Cols: cols})
 	b.value(Value{Name: "ed", Fan: fan, Cols: b.Hidden})
 	b.values(b.Hidden, "d")
+	// In float32 whatever the plan chooses: a rounded router picks other experts, which no later precision repairs.
 	b.matmul("router", in, "router", linear("layers.router", b.Hidden, b.Experts, names.router), false).Exact = true
 	route := op.Op{Kind: op.Route, Experts: b.Experts, Fan: fan, Router: b.dec.router, Jitter: b.dec.jitter}
 	b.node("route", "router", "", "experts shares", route)

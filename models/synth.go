@@ -201,12 +201,14 @@ func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
 		if len(shards) > 1 {
 			name = fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(shards))
 		}
+		// Headers first: with all offsets known, values can be drawn in any order and written in place.
 		offsets, err := createShard(&files[i], filepath.Join(dir, name), shard)
 		if err != nil {
 			return err
 		}
 		for _, tensor := range shard {
 			index[tensor.Name] = name
+			// Two bytes for each: synthetic models are stored as bfloat16.
 			total += 2 * elements(tensor.Shape)
 		}
 		for j := range tensors {
@@ -225,6 +227,7 @@ func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
 		return err
 	}
 	for _, file := range files {
+		// On disk before the caller renames the folder to its name, by which it would be taken for whole.
 		if err := errors.Join(file.Sync(), file.Close()); err != nil {
 			return err
 		}

@@ -58,6 +58,8 @@ func (m *Model) TokenizerFiles() (map[string][]byte, error) {
 			return fail(err)
 		}
 	}
+	// Newer models keep the chat template in a file of its own. It is put into the configuration, where all others have
+	// it and the runtime looks for it.
 	if template != nil && out["tokenizer"] != nil {
 		config, err := withTemplate(out["config"], template)
 		if err != nil {

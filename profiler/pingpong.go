@@ -64,10 +64,12 @@ func (g *game) pong(from, rounds uint32) bool {
 // the very first hand-over apart.
 func handover(ctx context.Context, one, second, count int, loops uint32) (first float64, samples []float64, err error) {
 	game := &game{}
+	// The players wait for flags alone: to ask the context takes longer than a look at a flag.
 	timer := context.AfterFunc(ctx, func() { game.stop.Store(true) })
 	defer timer()
 	errs := make(chan error, 2)
 	warm := uint32(1000)
+	// Both sides must agree on the number of rounds: the first, those that warm up, and those that are timed.
 	total := 1 + warm + uint32(count)*loops
 	go func() {
 		runtime.LockOSThread()

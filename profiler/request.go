@@ -603,6 +603,8 @@ func (b *builder) besides(want Want) error {
 		if err != nil {
 			return err
 		}
+		// Static scales are values, which do not change the time: it is measured as the twin that finds its scales
+		// itself, as elsewhere in the list.
 		operator := placed.Op
 		operator.Static, operator.Scales = false, 0
 		if operator.Scheme.Static() && slices.Contains(proc.Schemes, operator.Scheme.Twin()) {
@@ -615,6 +617,7 @@ func (b *builder) besides(want Want) error {
 			if _, err := find(name); err != nil {
 				return err
 			}
+			// One measurement for each member, of what it reads while all others read.
 			what := record.Measurement{Kind: record.Bandwidth, Proc: name, Bytes: bandwidthBytes}
 			for _, other := range set {
 				if other != name {

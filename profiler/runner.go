@@ -785,6 +785,7 @@ func (r *runner) lane(ctx context.Context, name string, options map[string]strin
 	if proc == nil {
 		return nil, r.unknown(name)
 	}
+	// A processor with other options is another lane, opened beside the first.
 	key := name
 	for _, option := range sortedNames(options) {
 		key += " " + option + "=" + options[option]
@@ -796,6 +797,7 @@ func (r *runner) lane(ctx context.Context, name string, options map[string]strin
 	if from == nil {
 		return nil, &driver.Unavailable{Driver: proc.Driver, Found: "no such driver in this build"}
 	}
+	// On a virtual clock the time does not depend on what is computed, so nothing is.
 	if r.virtual(name) {
 		all := map[string]string{"compute": "false"}
 		maps.Copy(all, options)
@@ -813,6 +815,7 @@ func (r *runner) lane(ctx context.Context, name string, options map[string]strin
 			WithHint("profile on the device; what the compiler says of its graphs is recorded without one by hetc " +
 				"profile --compiler-only")
 	}
+	// A record is of one clock: times of both must not meet in one fit.
 	if opened.caps.Virtual != r.virtual(name) {
 		opened.close()
 		return nil, diag.New(diag.ClassInput, "processor %q of driver %q: its clock is virtual = %v, the SoC says %v",

@@ -28,6 +28,8 @@ func fit(soc *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, erro
 	if err != nil {
 		return nil, err
 	}
+	// Processors are known to the record by their names alone, so the description must be the very one it was made
+	// with.
 	if set.Header.SoCDigest != digest {
 		return nil, diag.New(diag.ClassInput,
 			"fit costs of SoC %q: the record is about SoC %q with digest %.12s, want %.12s", soc.Name, set.Header.SoC,
@@ -52,10 +54,13 @@ func fit(soc *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, erro
 				measured.Proc).WithCode("costs.soc")
 		}
 	}
+	// In this order: families need processors' bandwidths, and sharing needs families, whose operators it takes apart
+	// into arithmetic and reading.
 	costs.fitProcessors(soc, all)
 	costs.fitFamilies(soc, all, known)
 	costs.fitHandovers(soc, all)
 	costs.fitSharing(soc, all)
+	// What an imported table says a processor refuses costs nothing: it is no choice at all.
 	for _, facts := range set.Facts() {
 		if facts.Compiler == record.ImportedCompiler && facts.Refused != "" {
 			costs.exclude(facts.Proc, *facts.Op, facts.Refused)
@@ -137,6 +142,7 @@ func theilSen(x, y []float64) (constant, slope float64) {
 	var slopes, rest []float64
 	for i := range x {
 		for j := range i {
+			// Two points above each other have no slope; with all of them so, the line is level.
 			if x[i] != x[j] {
 				slopes = append(slopes, (y[i]-y[j])/(x[i]-x[j]))
 			}
@@ -146,6 +152,8 @@ func theilSen(x, y []float64) (constant, slope float64) {
 		slope = stat.Median(slopes)
 	}
 	for i := range x {
+		// The conversion keeps the compiler from fusing the product with the difference, so that every machine fits the
+		// same line.
 		rest = append(rest, y[i]-float64(slope*x[i]))
 	}
 	return stat.Median(rest), slope
@@ -192,6 +200,8 @@ func (c *Costs) fitFamilies(soc *socs.SoC, all []sample, known map[string]*Famil
 		}
 		points[key] = append(points[key], point{rows, along, across, taken.ns, taken.low, taken.high, weight})
 	}
+	// Families do not depend on each other. Each worker writes to its family's place in the sorted list, so that the
+	// result does not depend on who was first.
 	keys := slices.Sorted(maps.Keys(families))
 	c.Families = make([]Family, len(keys))
 	var fits sync.WaitGroup
@@ -252,6 +262,7 @@ func (c *Costs) fitHandovers(soc *socs.SoC, all []sample) {
 		}
 		if described.CopyGBps > 0 && copies[link{from, to}] == nil {
 			var points [][2]int64
+			// A described copy is a line, launch plus bytes by bandwidth: any two points of it will do.
 			for _, bytes := range []int64{1 << 10, 1 << 30} {
 				t := float64(1e3*described.CopyLaunchUS) + float64(bytes)/described.CopyGBps
 				points = append(points, [2]int64{bytes, ns(t)})

@@ -134,12 +134,14 @@ func (c *Costs) phase(load Load) (timeline.Phase, error) {
 	index := c.look()
 	want, rows, along, across := familyOf(load.Proc, load.Op, load.Cold)
 	family := index.families[want.key()]
+	// A time was predicted above, so one of both families exists, and it is the one that the time rests on.
 	if family == nil {
 		want.Cold = !load.Cold
 		family = index.families[want.key()]
 	}
 	work, traffic := family.work(rows, along, across, family.Step)
 	ops, bytes := family.OpsPerNS, family.BytesPerNS
+	// A curve of this very size knows better than the family how fast it computes and reads.
 	if curve := family.curve(along, across); curve != nil {
 		ops, bytes = curve.OpsPerNS, curve.BytesPerNS
 	}
@@ -150,9 +152,11 @@ func (c *Costs) phase(load Load) (timeline.Phase, error) {
 		phase.SetupNS = float64(predicted.NS)
 		return phase, nil
 	}
+	// The roofline gives proportions; how long all of it takes is what was measured.
 	phase = phase.Times(float64(predicted.NS) / whole)
 	if own := index.processors[load.Proc]; own != nil && own.BytesPerNS > 0 {
 		phase.Rate = own.BytesPerNS
+		// What fits into the last cache is not read from memory, and says nothing against the stream.
 		if load.Cold || traffic > float64(c.CacheBytes) {
 			plausible(&phase, traffic/phase.Rate, family.reads)
 		}

@@ -144,6 +144,7 @@ func (f *Family) validate(seen seenOnce) error {
 		checkRate(at+": bytes_per_ns", f.BytesPerNS)); err != nil {
 		return err
 	}
+	// Written so that NaN, which compares false with everything, is refused as well.
 	if !(f.Sharpness >= 1 && f.Sharpness <= maxSharpness) {
 		return fmt.Errorf("%s: sharpness %v, want 1..%d", at, f.Sharpness, maxSharpness)
 	}
@@ -186,6 +187,8 @@ func (f *Family) validateCurve(at string, curve *Curve) error {
 		if i > 0 && point[0] <= curve.Points[i-1][0] {
 			return fmt.Errorf("%s: points do not ascend", at)
 		}
+		// A point stands for an operator, which must exist and lead back to this family, or it would never be looked
+		// up.
 		operator := f.operator(int(point[0]), curve.A, curve.B)
 		if err := operator.Validate(); err != nil {
 			return fmt.Errorf("%s: %w", at, err)

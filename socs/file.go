@@ -291,6 +291,8 @@ func texts(m any) map[string]string {
 // merge lays over upon base: mappings key by key, lists of identified mappings by identity, anything
 // else is replaced. An element with a source of its own is replaced too: the source speaks of its value.
 func merge(base, over any) any {
+	// Mappings are merged key by key, lists of named elements by name. Any other value is replaced, like a list in
+	// which an element has no name: there is no telling which ones correspond.
 	switch o := over.(type) {
 	case map[string]any:
 		below, ok := base.(map[string]any)
@@ -324,6 +326,8 @@ func merge(base, over any) any {
 			if id == "" {
 				return over
 			}
+			// An element that states where it comes from is replaced as a whole, or values of two origins would stand
+			// under one.
 			if i, ok := at[id]; ok && !statesSource(out[i]) {
 				out[i] = merge(out[i], elem)
 			} else if ok {

@@ -149,6 +149,7 @@ func (v *validator) soc(soc *SoC) {
 	v.text("fingerprint", soc.Fingerprint)
 	v.text("os", soc.OS)
 	v.text("arch", soc.Arch)
+	// Everything else names processors: without them there is nothing more to say.
 	if len(soc.Processors) == 0 || len(soc.Processors) > maxProcessors {
 		v.add("processors", "%d processors, want 1..%d", len(soc.Processors), maxProcessors)
 		return
@@ -164,6 +165,7 @@ func (v *validator) soc(soc *SoC) {
 		v.processor(path, proc)
 	}
 	all := strings.Join(names(soc), ", ")
+	// Names of processors are compared with the list wherever they occur, and whoever misspelled one sees all of them.
 	known := func(path, name string) bool {
 		if !seen[name] {
 			v.add(path, "processor %q does not exist, want one of %s", clip(name), all)
@@ -176,6 +178,7 @@ func (v *validator) soc(soc *SoC) {
 		known("control", soc.Control)
 	}
 	v.cpu(soc.CPU)
+	// Lists are bounded before they are looked through, since some are compared pair by pair.
 	if !v.few("memory", "memory domains", len(soc.Memory), maxDomains) ||
 		!v.few("joint", "joint bandwidths", len(soc.Joint), maxJoint) {
 		return
@@ -183,6 +186,7 @@ func (v *validator) soc(soc *SoC) {
 	v.domains(soc.Memory, known)
 	v.links(soc.Links, known)
 	v.joint(soc, known)
+	// Sources are paths to the values above, so they come last.
 	if !v.full() {
 		v.sources(soc)
 	}
@@ -614,6 +618,7 @@ func (v *validator) sources(soc *SoC) {
 		}
 		v.source(at, soc.Sources[path])
 	}
+	// A point is a time somebody else has published: an operator, a processor and where it was read.
 	for i, point := range soc.Points {
 		path := fmt.Sprintf("points.%d", i)
 		if soc.Processor(point.Processor) == nil {

@@ -98,6 +98,8 @@ func never(*reader, reflect.Value) bool { return false }
 
 // build makes the readFunc of a type. What reads itself from text goes before what its kind would say.
 func build(typ reflect.Type) readFunc {
+	// A type with a method of its own says itself how it is read, so methods come before kinds. What a method for JSON
+	// takes cannot be shown to be canonical, so such a type is never read.
 	switch pointer := reflect.PointerTo(typ); {
 	case pointer.Implements(jsonType), typ == reflect.TypeFor[json.Number]():
 		return never

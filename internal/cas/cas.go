@@ -309,6 +309,7 @@ func (c *Cache) Put(key Key, build func(path string) error) (*Entry, error) {
 	if err != nil {
 		return fail(err)
 	}
+	// Until it has its place the file lies in a folder of its own, which goes with every error.
 	kept := false
 	defer func() {
 		if !kept {
@@ -349,6 +350,7 @@ func (c *Cache) Put(key Key, build func(path string) error) (*Entry, error) {
 		return nil, err
 	}
 	step("stored")
+	// Only what was stored can make the cache too large, so here is where it is looked at.
 	if err := c.grown(path, entry.Bytes); err != nil {
 		entry.Close()
 		return fail(err)

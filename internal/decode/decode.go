@@ -147,6 +147,7 @@ func (d *decoder) value(node *Node, value reflect.Value, path string, top bool) 
 	if d.full() || d.itself(node, value, path) {
 		return
 	}
+	// A null leaves a value as it is without one, which only these kinds can express.
 	if node.null() && slices.Contains([]reflect.Kind{reflect.Pointer, reflect.Map, reflect.Slice}, value.Kind()) {
 		value.SetZero()
 		return
@@ -169,6 +170,7 @@ func (d *decoder) value(node *Node, value reflect.Value, path string, top bool) 
 			d.want(node, path, "a list")
 			return
 		}
+		// Not nil even where the list is empty: a list that is given and one that is left out differ.
 		value.Set(reflect.MakeSlice(value.Type(), len(node.vals), len(node.vals)))
 		d.items(node, value, path)
 	case reflect.Array:
@@ -178,6 +180,7 @@ func (d *decoder) value(node *Node, value reflect.Value, path string, top bool) 
 		}
 		d.items(node, value, path)
 	case reflect.Interface:
+		// What is read is never chosen by the file: only any is filled, with plain values.
 		if value.NumMethod() != 0 {
 			panic(fmt.Sprintf("BUG: decode into interface %s", value.Type()))
 		}
@@ -252,6 +255,7 @@ func (d *decoder) items(node *Node, value reflect.Value, path string) {
 func (d *decoder) scalar(node *Node, value reflect.Value, path string) {
 	switch value.Kind() {
 	case reflect.String:
+		// To YAML the words true and false are truth values, even where a text is wanted.
 		if node.kind == scalar && node.tag == "bool" {
 			d.want(node, path, "text").Hint = "put it in quotes"
 			return

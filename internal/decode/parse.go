@@ -214,6 +214,8 @@ func (p *parser) line(node *yaml.Node) int { return p.first + max(node.Line, 1) 
 func (p *parser) convert(node *yaml.Node, depth int, open map[*yaml.Node]bool) (*Node, error) {
 	line := p.line(node)
 	if node.Kind == yaml.AliasNode {
+		// Aliases are followed, so each is counted as often as it occurs: a short file of nested aliases meets the
+		// limit on nodes like a long one.
 		if open[node.Alias] {
 			return nil, p.fail(line, "alias %q contains itself", clip(node.Value))
 		}
@@ -228,6 +230,7 @@ func (p *parser) convert(node *yaml.Node, depth int, open map[*yaml.Node]bool) (
 		switch tag := node.ShortTag(); tag {
 		case "!!str", "!!int", "!!float", "!!bool", "!!null":
 			out.tag = tag[2:]
+		// A date is a word like any other here.
 		case "!!timestamp":
 			out.tag = "str"
 		default:

@@ -209,6 +209,8 @@ func (m *module) check(rows []room) []string {
 			continue
 		}
 		reach, all := closure(rows, row)
+		// Three questions of an import: may this room name it at all, may it see that package of ours, and was that
+		// module chosen for it?
 		for target, where := range p.imports {
 			for _, i := range importers {
 				if i.pkg == target && !inRooms(dir, i.rooms) {
@@ -228,6 +230,7 @@ func (m *module) check(rows []room) []string {
 			}
 		}
 	}
+	// The table must not grow stale either: a row without a package, and a permission that nobody uses, are findings.
 	for i := range rows {
 		if !m.exists(rows[i].path) {
 			m.find("%s: row without a package", rows[i].path)

@@ -376,6 +376,7 @@ func (r reader) tensor(data []byte) (tensor Tensor, err error) {
 	if err != nil {
 		return tensor, err
 	}
+	// What the bytes are compared with: their number follows from type and shape, wherever they lie.
 	count, ok := elements(tensor.Dims)
 	if !ok || tensor.Type.bits() == 0 {
 		return tensor, diag.New(diag.ClassInput,
@@ -429,6 +430,7 @@ func (r reader) value(data []byte) (value Value, err error) {
 	if err != nil {
 		return value, err
 	}
+	// Fields may come in any order, so the parts are kept until the name is known, which errors tell.
 	err = each(tensor, "tensor type", func(part field) error {
 		switch {
 		case part.is(elemType, varint):

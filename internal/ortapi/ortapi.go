@@ -315,6 +315,7 @@ func (l *Library) NewEnv(o EnvOptions) (*Env, error) {
 	if o.Threads < 1 || o.Threads > 1024 {
 		return nil, usage("%d threads, want 1 to 1024", o.Threads)
 	}
+	// The caller's thread is the first of the pool and pinned by the caller.
 	if o.Cores != nil && len(o.Cores) != o.Threads-1 {
 		return nil, usage("%d cores for the pool's own threads, want %d for %d threads", len(o.Cores), o.Threads-1, o.Threads)
 	}
@@ -333,6 +334,8 @@ func (l *Library) NewEnv(o EnvOptions) (*Env, error) {
 		return nil, err
 	}
 	defer native.Call(l.fn[fnReleaseThreadingOptions], opts.p)
+	// Sessions have no threads of their own: all share this pool, which executes one operator at a time, and its
+	// threads spin while they wait, since the next operator comes within microseconds.
 	err := l.check("set size of the thread pool", native.Call(l.fn[fnSetGlobalIntraOpNumThreads], opts.p, uintptr(o.Threads)))
 	if err == nil {
 		err = l.check("set size of the thread pool", native.Call(l.fn[fnSetGlobalInterOpNumThreads], opts.p, 1))

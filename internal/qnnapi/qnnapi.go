@@ -104,12 +104,15 @@ func context(library string, info memory) (*Context, error) {
 	if err := check("description of a binary", info, infoVersion); err != nil {
 		return nil, err
 	}
+	// Offsets of the structs in the library's headers, of the versions that check admits: another version may have
+	// another layout, at which these would read something else.
 	body := info + 8
 	out := &Context{SoC: body.u32(128), Graphs: map[string]Graph{}}
 	if meta := body.at(120); meta != 0 && body.u32(112) >= 8 {
 		out.Arch = meta.u32(4)
 	}
 	count, graphs := body.u32(88), body.at(96)
+	// The count comes out of a file by way of the library; it bounds what is read of memory.
 	const mostGraphs = 1 << 16
 	if count > mostGraphs || count > 0 && graphs == 0 {
 		return nil, diag.New(diag.ClassRun, "library %q: it describes %d graphs, want at most %d and a list of them",

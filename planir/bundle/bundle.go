@@ -93,6 +93,9 @@ func open(path string, options Options) (_ *Bundle, err error) {
 	if err := options.Trust.check(); err != nil {
 		return nil, refuse(stepKeyring, "trusted keys: %w", err)
 	}
+	// From here on every step looks only at what the steps before it have vouched for: the envelope is parsed, its
+	// signatures are verified over the payload's bytes, and not before that is the payload read as a manifest, which
+	// names the blobs by their digests.
 	store, err := openStore(path)
 	if err != nil {
 		return nil, err
@@ -130,6 +133,7 @@ func open(path string, options Options) (_ *Bundle, err error) {
 	if err := store.check(bundle.manifest, len(payload)); err != nil {
 		return nil, err
 	}
+	// The caller's own rules come last of all that is cheap: loading reads every byte of the blobs.
 	if options.Admit != nil {
 		if err := options.Admit(bundle.manifest); err != nil {
 			return nil, err

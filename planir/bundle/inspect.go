@@ -47,6 +47,8 @@ func Claimed(path, name string, most int64) ([]byte, error) {
 
 // inspect applies Inspect's steps to an open store.
 func inspect(opened store) (*Unverified, error) {
+	// The steps of open without those that need keys: the form of envelope, manifest and file is checked, and nothing
+	// is known about who wrote them.
 	data, err := opened.envelope()
 	if err != nil {
 		return nil, err
@@ -70,6 +72,7 @@ func inspect(opened store) (*Unverified, error) {
 	for _, signature := range env.signatures {
 		unverified.Signers = append(unverified.Signers, signature.keyID.String())
 	}
+	// A bundle in one file has padding between its blobs, which counts; a folder has none.
 	if f, single := opened.(*fileStore); single {
 		unverified.Bytes, unverified.Offsets = f.bytes, f.layout.offsets
 		return unverified, nil

@@ -244,6 +244,8 @@ func (k *Keyring) walk(c *codec) {
 		c.member("keys")
 		list(c, &k.Keys, maxKeys, func(key *Key) {
 			c.object(func() {
+				// A written key names itself by its own digest; of a read one the name is compared, so that nobody can
+				// list a key under another's.
 				id := key.ID()
 				c.member("keyid")
 				c.str(&id, 64)

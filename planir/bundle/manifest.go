@@ -141,6 +141,7 @@ func decodeManifest(data []byte) (*Manifest, error) {
 // walk describes the manifest member by member, for reading and for writing alike: what is empty and optional is left
 // out.
 func (m *Manifest) walk(c *codec) {
+	// Members in this order, and no others: that a manifest has one spelling alone is what lets its digest name it.
 	c.object(func() {
 		c.member("schema")
 		c.constant(manifestSchema)

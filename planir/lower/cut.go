@@ -274,6 +274,7 @@ func cutShare(
 		}
 	}
 	cut.main().Form = share.Form
+	// Inputs only: a range of an output that its processor cannot write is gathered by another one, see the caller.
 	for i, view := range cut.In {
 		if strided(section, view, node.In[i]) && !proc.StridedInput {
 			return Piece{}, fmt.Errorf("input %s is a column range of a wider buffer, and %q reads whole buffers only",
@@ -288,6 +289,7 @@ func cutShare(
 	if err := cut.inPlace(); err != nil {
 		return Piece{}, err
 	}
+	// An operator with state has a cache: the piece says which of its key/value heads are its own.
 	if slices.ContainsFunc(cut.Ops, func(operator op.Op) bool { return operator.Sig().State }) {
 		cut.Heads = &[2]int{0, cut.main().KVHeads}
 		if axis == planir.AxisHeads {

@@ -110,6 +110,8 @@ func waits(tasks []*task, i int, before *task) bool {
 			fresh = append(fresh, view)
 		}
 	}
+	// The first condition makes another processor wait for the whole step instead of for what comes before; the second
+	// makes the whole step wait for another one, where only its last part needs to.
 	elsewhere := func(o *task) bool { return o.proc != before.proc }
 	return slices.ContainsFunc(before.writes,
 		func(view planir.View) bool { return slices.ContainsFunc(readers(tasks, i-1, view), elsewhere) }) ||
@@ -165,6 +167,7 @@ func overwrites(graph *op.Graph) string {
 			}
 		}
 		for i, node := range graph.Nodes {
+			// It reads the old value, and nothing orders it before the node that writes the new one.
 			if slices.Contains(node.In, value.Name) && !needed[i] && i < last {
 				return value.Name
 			}
@@ -263,6 +266,7 @@ func (j *joining) add(part *task) {
 	}
 	for i, input := range part.graph.Inputs {
 		declared, view := declare(input), part.step.In[i]
+		// What both parts read is an input once.
 		if !j.written[view] && !slices.Contains(j.step.In, view) {
 			j.graph.Inputs, j.step.In = append(j.graph.Inputs, declared), append(j.step.In, view)
 		}
@@ -276,6 +280,7 @@ func (j *joining) add(part *task) {
 	}
 	weights := map[string]string{}
 	for _, weight := range part.graph.Weights {
+		// Weights are not shared by the parts, whose own names may be equal: number them through.
 		name := fmt.Sprintf("w%d", len(j.graph.Weights))
 		weights[weight.Name] = name
 		weight.Name = name

@@ -580,6 +580,8 @@ func layersOf(section *models.Section) (op.LayerRange, bool) {
 
 // finishWeights lists the model's weights, then the computed ones that packs are of. It returns the index of each.
 func (b *builder) finishWeights() (rank map[string]int) {
+	// A weight that several sections name has the layers of all of them: a stored name with {layer} is one tensor for
+	// each.
 	layers := map[string][]op.LayerRange{}
 	for i := range b.model.Sections {
 		section := &b.model.Sections[i]

@@ -125,6 +125,7 @@ func (s *Set) readMeasurement(name string, number int, text []byte) error {
 	if err != nil {
 		return err
 	}
+	// A line with a schema is a header. A second one comes of files that were joined by hand.
 	if schema := document.Schema(); schema != "" {
 		var head Header
 		if err := document.Into(Schema, &head); err != nil {
@@ -139,6 +140,7 @@ func (s *Set) readMeasurement(name string, number int, text []byte) error {
 		return diag.New(diag.ClassInput, "second header line").WithCode("record.syntax").At("%s:%d", name, number).
 			WithHint("records of one machine are merged by naming both files, not by joining them")
 	}
+	// The kind decides what a line is read as, and a line of facts has other fields than a measurement.
 	var line struct {
 		Kind Kind `json:"kind"`
 	}

@@ -74,6 +74,7 @@ func readDecoders(raw part, depth int) ([]decoderStep, error) {
 	if err := raw.strict(&fields); err != nil {
 		return nil, err
 	}
+	// Sizes of what a part holds are checked here, once: a step meets every token.
 	step := decoderStep{}
 	switch fields.Type {
 	case "Sequence":
@@ -93,6 +94,7 @@ func readDecoders(raw part, depth int) ([]decoderStep, error) {
 			return nil, err
 		}
 		step.begin = func(next receiver) receiver { return &replaceDecoder{passing{next}, replacer} }
+		// After a step that fuses, a token comes in pieces, and a longer match could lie across two of them.
 		if replacer.pattern != nil || utf8.RuneCountInString(replacer.text) != 1 {
 			step.apart = "Replace of more than a character"
 		}
@@ -100,6 +102,7 @@ func readDecoders(raw part, depth int) ([]decoderStep, error) {
 		if utf8.RuneCountInString(fields.Content) != 1 {
 			return nil, fmt.Errorf("content of Strip is %q, want one character", clip(fields.Content))
 		}
+		// What may be cut from a token's end would have to be held back until the next one begins.
 		if fields.Start < 0 || fields.Stop != 0 {
 			return nil, fmt.Errorf("stop of Strip is %d; supported: 0", fields.Stop)
 		}
@@ -111,6 +114,7 @@ func readDecoders(raw part, depth int) ([]decoderStep, error) {
 		if utf8.RuneCountInString(char) != 1 {
 			return nil, fmt.Errorf("replacement of Metaspace is %q, want one character", clip(char))
 		}
+		// The field that older files have says the same as prepend_scheme, and must not contradict it.
 		prepended := fields.PrependScheme == nil || *fields.PrependScheme != "never"
 		if fields.AddPrefixSpace != nil && !*fields.AddPrefixSpace && prepended {
 			return nil, fmt.Errorf("add_prefix_space of Metaspace is false, and prepend_scheme is not never")
@@ -311,9 +315,12 @@ func appendValid(dst, src []byte, end bool) (out, rest []byte) {
 			dst, src = append(dst, src[:width]...), src[width:]
 			continue
 		}
+		// These bytes may yet become a character.
 		if !utf8.FullRune(src) && !end {
 			return dst, src
 		}
+		// The longest prefix that could still have become a character is one mistake, so one U+FFFD: what the Unicode
+		// standard recommends and Rust's String::from_utf8_lossy does.
 		width := 1
 		for width < len(src) && !utf8.FullRune(src[:width+1]) {
 			width++

@@ -52,10 +52,12 @@ func newNormalizers(raw part, depth int) ([]normalizer, error) {
 		form := forms()[fields.Type]
 		return []normalizer{func(text string) (string, error) { return form.apply(text), nil }}, nil
 	case "Prepend":
+		// Else a short file could make any text grow to a size that memory does not hold.
 		if len(fields.Prepend) > maxAddedBytes {
 			return nil, fmt.Errorf("prepend: %d bytes, want at most %d", len(fields.Prepend), maxAddedBytes)
 		}
 		return []normalizer{func(text string) (string, error) {
+			// Nothing stands in front of an empty text, as in the reference.
 			if text == "" {
 				return text, nil
 			}

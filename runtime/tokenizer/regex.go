@@ -481,6 +481,7 @@ func (p *patternParser) escape(word string) (chars set, single bool, err error) 
 	}
 	letter, width := utf8.DecodeRuneInString(p.in[p.at:])
 	p.at += width
+	// The letter of a class in upper case stands for all other characters; it is negated at the end.
 	sets := unicodeSets()
 	switch letter {
 	case 's', 'S':
@@ -498,6 +499,8 @@ func (p *patternParser) escape(word string) (chars set, single bool, err error) 
 		return set{{char, char}}, true, err
 	default:
 		char, known := escapedChars[letter]
+		// A letter or digit after a backslash that is not known has a meaning, which must not be guessed; anything else
+		// stands for itself.
 		if !known && letter < utf8.RuneSelf && (unicode.IsLetter(letter) || unicode.IsDigit(letter)) {
 			return nil, false, p.fail("\\%c is not supported", letter)
 		}

@@ -395,6 +395,7 @@ func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) 
 		return nil, diag.New(diag.ClassUsage, "explain \"@%d\": the plan has no bucket of %d rows", rows, rows).
 			WithHint("it has %s", strings.Trim(fmt.Sprint(buckets), "[]"))
 	}
+	// A prompt of one token is what decode's program executes.
 	out := &BucketStory{Rows: rows, From: 2, To: rows}
 	if at > 0 {
 		out.From = buckets[at-1] + 1
@@ -419,6 +420,8 @@ func Bucket(ctx context.Context, plan *planir.Plan, rows int, in *solver.Input) 
 				func(w *workload.Workload) { w.Prompts, w.Buckets, w.Context = prompts, list, plan.MaxContext })
 		}
 	}
+	// Three questions, each solved for the same prompts: as it is, without this bucket, and with one more halfway to
+	// the neighbour on either side.
 	trial := newTrial(*in, nil)
 	base, result, err := trial.alternative(ctx, "these buckets: "+listed(buckets), 1, fixed(buckets))
 	if err != nil || result == nil {

@@ -25,6 +25,7 @@ func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit 
 		return r.ExpectedNJ / 1e6
 	}
 	var out []Limit
+	// least makes the quantity all that solve minimises: no bound below what it then gets has a plan.
 	for _, x := range []struct {
 		key, unit string
 		field     func(*workload.Limits) *float64

@@ -50,6 +50,7 @@ func (w *Workload) Apply(maxContext int) (*Demand, error) {
 			w.Title(), demand.Context, maxContext).
 			WithHint("set context to at most %d", maxContext)
 	}
+	// What was said counts first, then what the prompts' answers show, then a default.
 	if demand.OutputTokens == 0 {
 		demand.OutputTokens = int(math.Round(w.Prompts.answer()))
 	}
@@ -65,11 +66,13 @@ func (w *Workload) Apply(maxContext int) (*Demand, error) {
 	}
 	demand.countSteps(w.Parallel)
 	demand.setBuckets(w.Buckets)
+	// A prompt never fills a bucket that is longer than the context.
 	if n := len(demand.Buckets); n > 0 && demand.Buckets[n-1] > demand.Context {
 		return nil, demand.beyondContext(w, "a bucket has %d rows", "bucket", demand.Buckets[n-1], maxContext)
 	}
 	demand.Share = make([]float64, len(demand.Buckets))
 	if len(demand.Prompts) == 0 {
+		// Without prompts decode is timed in the middle of an answer to one of a usual length.
 		demand.attendWhileDecoding(defaultPrompt + demand.OutputTokens/2)
 		demand.shareEvenly()
 		return demand, nil

@@ -81,6 +81,7 @@ func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
 		}
 		return err
 	}
+	// That closing failed is told unless something worse is.
 	defer func() {
 		if cerr := mo.Cache.Close(); err == nil {
 			err = cerr

@@ -191,6 +191,7 @@ func executed(
 		return nil, err
 	}
 	defer machine.Close()
+	// The tokens' values do not matter: nothing is computed, and the clock counts operators.
 	rows := permits.Buckets[0]
 	err = machine.Do(ctx, func(c *executor.Control) error {
 		for _, call := range []struct {

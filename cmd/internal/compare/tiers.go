@@ -148,6 +148,7 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 	if err != nil {
 		return nil, err
 	}
+	// All rules are priced by this table, so that only their choices differ.
 	table := tiers.Table(0)
 	imbalance := 0.0
 	for i := range in.Loads.Layers {

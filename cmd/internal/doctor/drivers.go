@@ -66,6 +66,7 @@ func Describe(ctx context.Context, drv driver.Driver) DriverEntry {
 		entry.Missing = &missingEntry{What: err.Error()}
 		return entry
 	}
+	// From here on a failure is a problem of a driver that is there: it is told beside what is known already.
 	entry.Available = true
 	if described, ok := drv.(driver.Described); ok {
 		if library, err := described.Library(ctx); err != nil {

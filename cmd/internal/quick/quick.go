@@ -88,6 +88,7 @@ func (q *quick) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Two of them in one folder would take each other's half-written files for finished ones.
 	unlock, err := matrix.OwnDirectory(ctx, dir, func() { q.s.Notef("waiting for another hetc that works in %q", dir) })
 	if err != nil {
 		return err
@@ -117,6 +118,7 @@ func (q *quick) run(ctx context.Context) error {
 	if q.o.Target != "" {
 		return q.forTarget(ctx, schemes, file)
 	}
+	// A bundle is current where its plan still names this model, this machine and this calibration.
 	key, app := file("local"), file("app.hetb")
 	if !q.o.Again && !changed && q.current(file("plan.yaml"), app, model, calDigest) {
 		q.s.Printf("%s: unchanged (it belongs to this model and machine; --again makes it anew)\n", app)

@@ -475,6 +475,7 @@ func (b *groupJob) compile(ctx context.Context, jobs []*job, shared bool) (*resu
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	// All that the bytes depend on: how hetc translates, the libraries, the target, and the graphs with their samples.
 	parts := []string{translation, b.tools.key, fmt.Sprint(b.to.options()), fmt.Sprint(shared)}
 	for _, j := range jobs {
 		parts = append(parts, j.digest, "sample", j.sampleDigest)
@@ -483,6 +484,7 @@ func (b *groupJob) compile(ctx context.Context, jobs []*job, shared bool) (*resu
 	if b.cache != nil {
 		data, err := b.cache.Read(key)
 		if err == nil {
+			// An entry that cannot be read is compiled again, like one that is missing.
 			if made, err := decode(data, len(jobs)); err == nil {
 				made.cached = true
 				return made, nil
@@ -818,6 +820,7 @@ type toolchain struct {
 
 // tools finds a target's libraries, once.
 func (c *compiler) tools(ctx context.Context, to target, cache *cas.Cache) (*toolchain, error) {
+	// Kept for the compiler's life: reading the libraries for their digests takes longer than finding them.
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := [2]string{to.library, to.ort}

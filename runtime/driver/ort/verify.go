@@ -142,6 +142,8 @@ func nodeName(i int, suffix string) string {
 
 // node checks the ONNX nodes that stand for node i of the graph.
 func (v *verifier) node(i int, nodes []onnx.Node) error {
+	// From names of the graph to tensors of the model: v.now has the tensor that holds a value at this point, which is
+	// another one each time the value is written.
 	node := &v.g.Nodes[i]
 	var in, weights, out []string
 	for _, name := range node.In {
@@ -167,6 +169,7 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 	}
 	// It reads and writes nothing but its own operands and results.
 	own := nodeName(i, "") + "."
+	// An operand that is left out has no name.
 	reads := append(slices.Clone(in), "")
 	for _, name := range in {
 		if one := v.static[name]; one != "" {
@@ -178,6 +181,7 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 	}
 	main := false
 	for _, node := range nodes {
+		// Names with the node's own prefix are values in between, which other nodes cannot reach.
 		main = main || node.Name == nodeName(i, "")
 		for _, name := range node.In {
 			if _, constant := v.consts[name]; !constant && !strings.HasPrefix(name, own) &&
@@ -350,6 +354,8 @@ func (e *expected) matMul(operator op.Op, in, weights []string, output string) {
 		e.product(operator, in[0], weights[0], product)
 		bias()
 	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C:
+		// One scale for all rows goes into the operator, which takes a scalar; a scale for each row has to be
+		// multiplied on behind it, before the bias is added.
 		operands := list(in[0], weights[0], float(1), weights[0]+".scale", codes(0, 128))
 		if one := e.v.static[in[1]]; one != "" || operator.M == 1 {
 			if one == "" {
@@ -371,6 +377,7 @@ func (e *expected) matMul(operator op.Op, in, weights []string, output string) {
 		product = scaled
 		bias()
 	default:
+		// Weights of 4 bits: the operator takes float32 and rounds its input again to 8 bits (accuracy_level 4).
 		floats := e.do("float", "", "DequantizeLinear",
 			list(in[0], e.do("rows", "", "Reshape", list(in[1], ints(int64(operator.M)))), codes(operator.M, 128)),
 			onnx.Int("axis", 0))

@@ -150,6 +150,8 @@ func (m *model) nodes(graph *onnx.Graph) error {
 			}
 			compiled++
 		case edges[node.Op] && (node.Domain == "" || node.Domain == onnx.Contrib):
+			// Its input is of the graph's edge on one side or the other: what a conversion of a conversion reads counts
+			// as well.
 			if len(node.In) < 1 || len(node.Out) != 1 || from[node.In[0]] == 0 {
 				return diag.New(diag.ClassInput, "node %d (%s) converts neither an input nor an output", i, node.Op)
 			}

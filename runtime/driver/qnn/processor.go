@@ -72,6 +72,7 @@ func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver
 			return nil, fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
 		}
 	}
+	// What the artifact says of itself is compared first; the library is asked last, and on a device alone.
 	if err := model.token.match(p.soc, p.arch, p.engine.about().Backend.API); err != nil {
 		return nil, err
 	}
