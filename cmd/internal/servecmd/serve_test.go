@@ -54,7 +54,7 @@ func load(t *testing.T, r reference) (out []expected) {
 func TestLoad(t *testing.T) {
 	count := 60
 	if !testing.Short() {
-		count = 1000
+		count = 400
 	}
 	r := alone(t)
 	cases := load(t, r)
