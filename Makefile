@@ -51,10 +51,13 @@ lint:
 papers:
 	GO=$(GO) .ci/papers.sh
 
+# On arm64 packages are vetted that have other files there, and what runs on phones is built.
 platforms:
-	GOOS=linux GOARCH=arm64 $(GO) vet $(PKGS)
+	GOOS=linux GOARCH=arm64 $(GO) vet $$(for arch in amd64 arm64; do GOOS=linux GOARCH=$$arch $(GO) list -f '$(FILES)' $(PKGS); done | sort | uniq -u | cut -d' ' -f1 | sort -u)
+	GOOS=linux GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetrun
 	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
 	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
+FILES := {{.ImportPath}} {{.GoFiles}} {{.SFiles}} {{.TestGoFiles}} {{.XTestGoFiles}}
 
 tagged:
 	$(GO) vet -tags hetc_static $$(grep -rl 'go:build.*hetc_static' --include='*.go' . | xargs -n1 dirname | sort -u)
