@@ -271,6 +271,7 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 		out = append(out, l)
 	}
 	if most := p.RegionBytes; most > 0 {
+		// Experts is a share of those of all layers, each of which the region holds once.
 		held := int64(math.Round(now.Experts * float64(t.x.Loads.Experts*len(t.x.Layers))))
 		next := more(p.NPUExperts()) * p.ExpertBytes
 		out = append(out, tierLimit{key: npu.Name + ".address_bytes",

@@ -103,6 +103,7 @@ func (s *planner) build(made solved) (*planir.Plan, error) {
 	if plan.Model.Digest, err = s.in.Model.Digest(); err != nil {
 		return nil, err
 	}
+	// The whole SoC, also where the plan is for a part of it: that is what the user has a file of.
 	if plan.SoC.Digest, err = s.in.WholeSoC().Digest(); err != nil {
 		return nil, err
 	}
@@ -116,6 +117,7 @@ func (s *planner) build(made solved) (*planir.Plan, error) {
 		}
 		plan.Inputs = append(plan.Inputs, planir.Input{Kind: input.kind, Digest: digest})
 	}
+	// Inputs that a solve can do without are named where they were given.
 	if s.in.Calibration != nil {
 		digest, err := s.in.Calibration.Digest()
 		if err != nil {
@@ -135,6 +137,7 @@ func (s *planner) build(made solved) (*planir.Plan, error) {
 	if s.chosen != nil {
 		plan.Solver = append(plan.Solver, *s.chosen)
 	}
+	// Last, as lowering reads what the plan says of model and processors.
 	if err := s.decide(plan, made.decisions); err != nil {
 		return nil, err
 	}

@@ -82,6 +82,7 @@ func (m *module) add(fset *token.FileSet, file string, f *ast.File) {
 		if err != nil {
 			continue
 		}
+		// The first file that imports a package stands for all of them in findings.
 		if _, ok := p.imports[target]; !ok {
 			p.imports[target] = fmt.Sprintf("%s:%d", file, fset.Position(spec.Pos()).Line)
 		}
@@ -93,6 +94,8 @@ func (m *module) add(fset *token.FileSet, file string, f *ast.File) {
 	}
 	// calls, by the local names of imported packages
 	ast.Inspect(f, func(n ast.Node) bool {
+		// Types are not known here: name.Selector is taken for a call into the package imported under that name. A
+		// local variable of the same name would be taken for it, too.
 		sel, ok := n.(*ast.SelectorExpr)
 		if !ok {
 			return true
@@ -128,6 +131,7 @@ func lastWord(target string) string {
 	return name
 }
 
+// find notes a breach; the first word says where it is.
 func (m *module) find(format string, args ...any) {
 	m.finds = append(m.finds, fmt.Sprintf(format, args...))
 }
@@ -142,6 +146,7 @@ func inRooms(dir string, rooms []string) bool {
 	return false
 }
 
+// match reports whether a directory fits a pattern of path.Match, in which a star stops at a slash.
 func match(pattern, dir string) bool {
 	ok, err := path.Match(pattern, dir)
 	return err == nil && ok
@@ -171,6 +176,7 @@ func closure(rows []room, r *room) (reach map[string]bool, all bool) {
 				all = true
 				continue
 			}
+			// Patterns may name each other in a circle: each is visited once.
 			if reach[to] {
 				continue
 			}
@@ -180,6 +186,7 @@ func closure(rows []room, r *room) (reach map[string]bool, all bool) {
 					visit(&rows[i])
 				}
 			}
+			// A package without a row of its own has that of a pattern.
 			if !strings.Contains(to, "*") {
 				if row := rowOf(rows, to); row != nil {
 					visit(row)

@@ -50,6 +50,7 @@ var Rules = []Rule{
 // out: what a plan carries of its processors is then taken as given. Findings of severity Warning do not
 // make a plan illegal.
 func Plan(plan *planir.Plan, model *models.Model, soc *socs.SoC) diag.List {
+	// What is malformed by itself is told alone; findings about a model would only follow from it.
 	if found := planir.Check(plan); len(found) > 0 {
 		return found
 	}
@@ -306,6 +307,7 @@ func (c *checker) weights() {
 			}
 		case want == nil:
 			c.fail(path, "model %q has no weight %q", c.ofModel.Name, weight.Name)
+		// Layers are left out: which ones a weight has follows from the program, see P026.
 		case weight.K != want.K || weight.N != want.N || weight.Transposed != want.Transposed ||
 			!slices.Equal(weight.From, want.From) ||
 			weight.Experts != want.Experts || weight.Plus != want.Plus ||
@@ -332,6 +334,7 @@ func (c *checker) packs() {
 // program is P026: it lowers the decisions again and compares encodings, which are equal for equal plans. What differs
 // is told by the first line of the dumps, since encodings have only one line.
 func (c *checker) program() {
+	// The copy shares all but the program with the plan. Lowering reads decisions and writes the program.
 	again := *c.plan
 	again.Program = planir.Program{}
 	if err := lower.Lower(&again, c.graph); err != nil {
@@ -351,6 +354,7 @@ func (c *checker) program() {
 	if string(have) == string(want) {
 		return
 	}
+	// Both dumps have one line for each part in the same order, so the first line that differs is where to look.
 	stored, computed := strings.Split(planir.Dump(c.plan), "\n"), strings.Split(planir.Dump(&again), "\n")
 	for i := range max(len(stored), len(computed)) {
 		had, want := "nothing", "nothing"

@@ -251,6 +251,7 @@ func schemeLimits(in *solver.Input, work *workload.Workload, of string) []Limit 
 		if len(list) == 0 && (ph.max > 0 || ph.name == "head") {
 			continue // a limit of quality permits all
 		}
+		// A list can be taken away or made longer by one scheme, each of which is solved for itself.
 		limit := Limit{Key: "schemes." + ph.name, In: of, Value: text(list)}
 		if len(list) == 0 {
 			list = []op.Scheme{op.A32W32}

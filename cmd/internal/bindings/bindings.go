@@ -78,6 +78,7 @@ func Drivers(soc *socs.SoC) []driver.Driver {
 func SoCOf(plan *planir.Plan, given string) (*socs.SoC, error) {
 	name := given
 	if name == "" {
+		// A real machine is the one this runs on, which needs no description.
 		if !plan.SoC.Simulated {
 			return nil, nil
 		}

@@ -108,10 +108,12 @@ func (t *partitionTable) compare(ctx context.Context, pair [2]string) error {
 	}
 	prefill, decode := promptAndToken(solved.Plan)
 	t.add(soc.Name, model.Name, "solve", prefill.PlanNS, decode.PlanNS)
+	// The plan has its own prediction of each program on every processor alone.
 	for i := range soc.Processors {
 		name := soc.Processors[i].Name
 		t.add(soc.Name, model.Name, name+" alone", aloneNS(prefill, name), aloneNS(decode, name))
 	}
+	// What papers propose instead of solving: no splitting at all, and one split for every matrix.
 	type policy struct {
 		name       string
 		strategies []planir.Strategy

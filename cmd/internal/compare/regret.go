@@ -318,6 +318,7 @@ func comparedRegret(ctx context.Context) (string, any, error) {
 	var out []regretRow
 	var all []*regretCase
 	for _, soc := range socs.Catalog() {
+		// Without noise, the difference of two executions is that of their plans.
 		described, err := timesOnly(soc, false)
 		if err != nil {
 			return "", nil, err

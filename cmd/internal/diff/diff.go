@@ -33,6 +33,7 @@ func Compare(ui *cli.Streams, pathA, pathB string) error {
 	if err != nil {
 		return err
 	}
+	// A bundle holds a plan, but says more than one: what differs by kind alone would be listed as differences.
 	if (a.manifest == nil) != (b.manifest == nil) {
 		return diag.New(diag.ClassUsage, "diff: one of %q and %q is a bundle, and the other a plan", pathA, pathB).
 			WithHint("compare two plans, or two bundles")
@@ -49,6 +50,7 @@ func Compare(ui *cli.Streams, pathA, pathB string) error {
 	if len(differences) == 0 {
 		ui.Printf("equal\n")
 	}
+	// Notes stand before the table: they say how far it can be trusted.
 	notes := caveats(a.plan, b.plan)
 	for _, note := range notes {
 		ui.Printf("%s\n", note)
@@ -150,6 +152,7 @@ func isBundle(path string) bool {
 		return false
 	}
 	defer file.Close()
+	// A file that is no whole bundle but is called one is opened as one, for the better error.
 	head := make([]byte, 5)
 	n, _ := file.Read(head)
 	return bytes.Equal(head[:n], []byte("\x89HETB")) || strings.HasSuffix(path, ".hetb")

@@ -58,6 +58,7 @@ func plans(a, b *planir.Plan) []difference {
 	if !reflect.DeepEqual(a.Tiers, b.Tiers) {
 		found = append(found, difference{"experts", "tiers", tiers(a), tiers(b)})
 	}
+	// What is not told above, such as the lowered program, shows in the digest at least.
 	if len(found) == 0 {
 		digestA, errA := planir.Digest(a)
 		digestB, errB := planir.Digest(b)
@@ -101,6 +102,7 @@ func (f *findings) processors(a, b *planir.Plan) {
 	f.byName("processors", all(a), all(b))
 	for i := range a.Procs {
 		one := &a.Procs[i]
+		// Capabilities are long lists, of which it is told only that they differ.
 		other := b.Proc(one.Name)
 		if other != nil && text(one) == text(other) && !reflect.DeepEqual(one, other) {
 			*f = append(*f, difference{"processors", one.Name, "other capabilities", "other capabilities"})

@@ -118,6 +118,7 @@ func (m Machine) cores(ctx context.Context) []int {
 		for _, device := range devices {
 			out = append(out, device.Cores...)
 		}
+		// Drivers with cores all offer what the system permits this process: the first one will do.
 		if len(out) > 0 {
 			break
 		}
@@ -226,6 +227,7 @@ func (m Machine) drivers(ctx context.Context) []Finding {
 		}
 		with := ""
 		if described, has := drv.(driver.Described); has {
+			// A library that is there but does not answer is worse than none: it is a problem, not a note.
 			library, err := described.Library(ctx)
 			if err != nil {
 				out = append(out, failed(name, err))
@@ -291,6 +293,7 @@ func (m Machine) cache() Finding {
 		return ok(name, "none").but(Note, "hetc build needs one: --cache DIR, or $HETC_CACHE")
 	}
 	for dir := m.CacheDir; ; dir = filepath.Dir(dir) { // it is made when it is needed
+		// The root is the end even where it cannot be read: directory then says why.
 		if st, err := os.Stat(dir); err == nil && st.IsDir() || dir == filepath.Dir(dir) {
 			finding := directory(name, dir)
 			if dir != m.CacheDir && finding.Status == OK {
@@ -333,10 +336,12 @@ func timer() Finding {
 			step = time.Since(start)
 		}
 		steps = append(steps, float64(step.Nanoseconds()))
+		// A nap too long for spinning, and short enough that any delay shows.
 		start = time.Now()
 		time.Sleep(nap)
 		late = append(late, float64((time.Since(start) - nap).Nanoseconds()))
 	}
+	// Medians, since one interrupt among the tries says nothing.
 	step, lateNS := stat.Median(steps), stat.Median(late)
 	finding := ok("timer", "steps of %.0f ns, timer wake-up delay %.0f us", step, lateNS/1e3)
 	if step > 1000 {

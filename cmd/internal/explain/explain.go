@@ -638,6 +638,7 @@ func (x *answer) bucket(rows int) error {
 	x.title(fmt.Sprintf("prefill@%d", rows))
 	var st explain.ProgramStory
 	largest := 0
+	// The largest bucket has to be known to say what becomes of longer prompts.
 	for _, story := range explain.Stories(x.p) {
 		if story.Phase == "prefill" {
 			largest = max(largest, story.Rows)
@@ -671,6 +672,7 @@ func (x *answer) bucket(rows int) error {
 	for _, l := range lines {
 		ui.Printf("- %s\n", l)
 	}
+	// The plan alone does not hold what other buckets would cost: that is solved again, which needs all inputs.
 	x.stored("what prefill would cost without it, or with one more, is not stored in the plan")
 	if len(story.Sets) > 0 {
 		ui.Printf("\nsolved again for the same prompts, expected time of a prompt and its answer:\n")
@@ -763,6 +765,7 @@ func (x *answer) tiers() error {
 		var layers [][]string
 		for i := range tiers.Layers {
 			layer := &tiers.Layers[i]
+			// The processor with the longer part is the one to relieve.
 			longer := tiers.NPU
 			if layer.CPUNS > layer.NPUNS {
 				longer = tiers.CPU
@@ -795,6 +798,7 @@ func (x *answer) tiers() error {
 	}
 	result := map[string]any{"tiers": x.p.Tiers, "simulated": x.p.SoC.Simulated}
 	if x.p.Tiers != nil {
+		// How near to the optimum the choice is proved to be stands in the plan; which limit to relax does not.
 		proof := planview.TierProof(x.p.Tiers)
 		x.s.Printf("%s\n", proof)
 		result["proof"] = proof

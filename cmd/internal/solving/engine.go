@@ -357,6 +357,8 @@ func (l *Log) Show() {
 			order = append(order, of)
 		}
 		total.problems, total.nodes = total.problems+1, total.nodes+solved.Nodes
+		// Sizes are those of the largest problem, nodes those of all: the first tells what was hard, the second how
+		// long it took.
 		total.vars, total.most = max(total.vars, solved.Vars), max(total.most, solved.Choices)
 		if solved.Gap != nil {
 			total.gap = max(total.gap, *solved.Gap)
@@ -383,6 +385,7 @@ func (l *Log) Show() {
 			size, sum.nodes)
 	}
 	for _, key := range order {
+		// A failure behind which another engine stood in cost time and no quality, but is told.
 		if f := sums[key].failed; f != "" {
 			l.s.Warnf("engine %s failed, and the answer is that of another one: %s", key.engine, f)
 		}

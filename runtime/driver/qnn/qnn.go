@@ -185,6 +185,7 @@ func (qnn) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 				strings.Join([]string{optLibrary, optORT, optSoC, optArch, optVTCM, optLevel}, ", "))
 		}
 	}
+	// One of both selectors exists on a platform; the other one's error says what to do instead.
 	device := platform(runtime.GOOS, runtime.GOARCH)
 	switch {
 	case config.Select != emulator && config.Select != htp:

@@ -72,6 +72,7 @@ func (d *sim) Open(ctx context.Context, config driver.Config) (driver.Processor,
 		counts: map[string]uint64{}}
 	proc.model, proc.soc = model{desc: desc, memory: memory(d.soc)}, d.soc
 	compute := true
+	// Sorted, so that of two wrong options always the same one is told.
 	for _, key := range slices.Sorted(maps.Keys(config.Options)) {
 		value := config.Options[key]
 		var err error
@@ -92,6 +93,8 @@ func (d *sim) Open(ctx context.Context, config driver.Config) (driver.Processor,
 			return nil, fail("option %s=%q: %w", key, value, err)
 		}
 	}
+	// Values are computed on this machine, and their time does not count; a processor that only tells times needs no
+	// core.
 	if compute {
 		if err := proc.openHost(ctx, slices.IndexFunc(d.soc.Processors,
 			func(x socs.Processor) bool { return x.Name == config.Select })); err != nil {
