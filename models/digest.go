@@ -21,13 +21,15 @@ const digestChunk = 4 << 20
 
 // description is what the digest covers besides the tensors' bytes.
 type description struct {
-	Schema       string       `json:"schema"`
-	Architecture string       `json:"architecture"`
-	MaxContext   int          `json:"max_context"`
-	BOS          int          `json:"bos"`
-	EOS          []int        `json:"eos"`
-	Graph        digestGraph  `json:"graph"`
-	Tensors      []tensorSeal `json:"tensors"` // what the graph uses, sorted by name; null without weights
+	// which definition of the digest this is
+	Schema       string `json:"schema"`
+	Architecture string `json:"architecture"`
+	MaxContext   int    `json:"max_context"`
+	// tokens that begin and end texts
+	BOS     int          `json:"bos"`
+	EOS     []int        `json:"eos"`
+	Graph   digestGraph  `json:"graph"`
+	Tensors []tensorSeal `json:"tensors"` // what the graph uses, sorted by name; null without weights
 }
 
 // digestGraph is the graph under the names of the digest's definition, which are not those of a plan.
@@ -38,7 +40,8 @@ type digestGraph struct {
 
 // digestWeight is what a model says of a weight.
 type digestWeight struct {
-	Name       string
+	Name string
+	// stored tensors, see op.Weight for this and the rest
 	From       []string
 	Interleave []int
 	K, N       int

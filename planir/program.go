@@ -18,13 +18,15 @@ const (
 // Program is what the executor walks: buffers in one pool, packed weights, graphs, and per phase and bucket the steps
 // of every lane. The executor knows operators, not models. Elements refer to each other by name.
 type Program struct {
-	Buffers  []Buffer    `json:"buffers,omitempty" yaml:"buffers,omitempty"`
-	Cache    Cache       `json:"cache" yaml:"cache"`
-	Weights  []op.Weight `json:"weights,omitempty" yaml:"weights,omitempty"`
-	Packs    []Pack      `json:"packs,omitempty" yaml:"packs,omitempty"`
-	Graphs   []Graph     `json:"graphs,omitempty" yaml:"graphs,omitempty"`
-	Programs []Phase     `json:"programs,omitempty" yaml:"programs,omitempty"`
-	Decider  []Decide    `json:"decider,omitempty" yaml:"decider,omitempty"`
+	Buffers []Buffer    `json:"buffers,omitempty" yaml:"buffers,omitempty"`
+	Cache   Cache       `json:"cache" yaml:"cache"`
+	Weights []op.Weight `json:"weights,omitempty" yaml:"weights,omitempty"`
+	Packs   []Pack      `json:"packs,omitempty" yaml:"packs,omitempty"`
+	// each for one processor, executed by steps under its name
+	Graphs []Graph `json:"graphs,omitempty" yaml:"graphs,omitempty"`
+	// each is for one number of rows; the decider says which one takes a call
+	Programs []Phase  `json:"programs,omitempty" yaml:"programs,omitempty"`
+	Decider  []Decide `json:"decider,omitempty" yaml:"decider,omitempty"`
 }
 
 // Buffer is a slot of the pool: [Rows,Cols] of Type. Buffers never overlap.

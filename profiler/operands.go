@@ -148,9 +148,11 @@ type store struct {
 
 // stores holds the memory for cold operands of all lanes, within a limit in bytes.
 type stores struct {
-	seed  uint64
+	seed uint64
+	// in bytes; what is in use may exceed it by as much again
 	limit int64
 	all   map[string]*store
+	// counts uses: the store that was used longest ago goes first
 	clock uint64
 }
 

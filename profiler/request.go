@@ -96,14 +96,17 @@ func Requests(soc *socs.SoC, model *models.Model, want Want) ([]Request, error) 
 
 // builder collects requests, each key once.
 type builder struct {
-	soc     *socs.SoC
-	procs   []*socs.Processor
+	soc *socs.SoC
+	// those that are measured, of the SoC
+	procs []*socs.Processor
+	// rows and precisions that operators are measured with
 	buckets []int
 	schemes []op.Scheme
 	// positions that attention is measured up to
 	context int
 	out     []Request
-	seen    map[string]bool
+	// keys of out
+	seen map[string]bool
 }
 
 // want validates what is wanted and fills in defaults.

@@ -111,9 +111,11 @@ type tierTrial struct {
 	ctx  context.Context
 	in   Input
 	plan *planir.Tiers
+	// what the rest of the plan's program leaves to tiers
 	room TierRoom
-	x    *TierInstance
-	now  *TierOutcome
+	// the problem as posed for the plan, and what the plan achieves in it
+	x   *TierInstance
+	now *TierOutcome
 }
 
 // tierLimit is a limit and how to relax it: of the input, before the problem is posed, or of the problem.

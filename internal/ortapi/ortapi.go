@@ -474,9 +474,11 @@ func (v *Value) Close() error {
 // PrepackedWeights holds weights in the order that the library's kernels read, for all sessions made with it:
 // equal weights are held once. Libraries before 1.28 cannot do that with all weights: every session keeps its own.
 type PrepackedWeights struct {
-	env    *Env
-	p      uintptr
-	mu     sync.Mutex
+	// held until the container is released
+	env *Env
+	p   uintptr
+	mu  sync.Mutex
+	// the container itself, and the sessions made with it
 	refs   int
 	closed bool
 }

@@ -78,15 +78,17 @@ func splittingNames() string {
 
 // tokenizerJSON is a tokenizer.json as it is written.
 type tokenizerJSON struct {
-	Version       string       `json:"version"`
-	Truncation    any          `json:"truncation"`
-	Padding       any          `json:"padding"`
-	AddedTokens   []addedToken `json:"added_tokens"`
-	Normalizer    any          `json:"normalizer"`
-	PreTokenizer  any          `json:"pre_tokenizer"`
-	PostProcessor any          `json:"post_processor"`
-	Decoder       any          `json:"decoder"`
-	Model         modelJSON    `json:"model"`
+	Version string `json:"version"`
+	// always null: a text is neither cut nor filled up
+	Truncation  any          `json:"truncation"`
+	Padding     any          `json:"padding"`
+	AddedTokens []addedToken `json:"added_tokens"`
+	// steps in the order in which a text takes them; null for none
+	Normalizer    any       `json:"normalizer"`
+	PreTokenizer  any       `json:"pre_tokenizer"`
+	PostProcessor any       `json:"post_processor"`
+	Decoder       any       `json:"decoder"`
+	Model         modelJSON `json:"model"`
 }
 
 // addedToken is a token that is recognised in text before anything else. Special ones are not shown.
@@ -102,9 +104,11 @@ type addedToken struct {
 
 // modelJSON is the BPE of a tokenizer.json.
 type modelJSON struct {
-	Type         string     `json:"type"`
-	Dropout      any        `json:"dropout"`
-	UnkToken     *string    `json:"unk_token"`
+	Type string `json:"type"`
+	// always null, as merges are never left out
+	Dropout  any     `json:"dropout"`
+	UnkToken *string `json:"unk_token"`
+	// always null: no marks within or behind words
 	Prefix       any        `json:"continuing_subword_prefix"`
 	Suffix       any        `json:"end_of_word_suffix"`
 	FuseUnk      bool       `json:"fuse_unk"`

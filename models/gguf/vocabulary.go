@@ -19,15 +19,20 @@ type readTokenizer struct {
 	PreTokenizer  json.RawMessage `json:"pre_tokenizer"`
 	PostProcessor json.RawMessage `json:"post_processor"`
 	Model         struct {
-		Type         string         `json:"type"`
-		Dropout      *float64       `json:"dropout"`
-		UnkToken     *string        `json:"unk_token"`
-		Prefix       string         `json:"continuing_subword_prefix"`
-		Suffix       string         `json:"end_of_word_suffix"`
-		ByteFallback bool           `json:"byte_fallback"`
-		IgnoreMerges bool           `json:"ignore_merges"`
-		Vocab        map[string]int `json:"vocab"`
-		Merges       []mergePair    `json:"merges"`
+		Type string `json:"type"`
+		// must be unset, like prefix and suffix: GGUF has no name for them
+		Dropout  *float64 `json:"dropout"`
+		UnkToken *string  `json:"unk_token"`
+		Prefix   string   `json:"continuing_subword_prefix"`
+		Suffix   string   `json:"end_of_word_suffix"`
+		// bytes of no token are written like <0x0A>
+		ByteFallback bool `json:"byte_fallback"`
+		// a word that is a token stays one, whatever the merges say
+		IgnoreMerges bool `json:"ignore_merges"`
+		// ids by token
+		Vocab map[string]int `json:"vocab"`
+		// pairs of tokens in the order in which they are joined
+		Merges []mergePair `json:"merges"`
 	} `json:"model"`
 }
 
@@ -52,22 +57,29 @@ func (p *mergePair) UnmarshalJSON(b []byte) error {
 
 // part is a normalizer, pre-tokenizer or post-processor.
 type part struct {
-	Type             string          `json:"type"`
-	Normalizers      []part          `json:"normalizers"`
-	PreTokenizers    []part          `json:"pretokenizers"`
-	Processors       []part          `json:"processors"`
-	Pattern          map[string]any  `json:"pattern"`
-	Content          string          `json:"content"`
-	Prepend          string          `json:"prepend"`
-	Behavior         string          `json:"behavior"`
-	Invert           bool            `json:"invert"`
-	AddPrefixSpace   *bool           `json:"add_prefix_space"`
-	UseRegex         *bool           `json:"use_regex"`
-	IndividualDigits bool            `json:"individual_digits"`
-	Replacement      string          `json:"replacement"`
-	PrependScheme    string          `json:"prepend_scheme"`
-	Split            *bool           `json:"split"`
-	Single           []templatePiece `json:"single"`
+	Type string `json:"type"`
+	// steps of a Sequence of each sort
+	Normalizers   []part `json:"normalizers"`
+	PreTokenizers []part `json:"pretokenizers"`
+	Processors    []part `json:"processors"`
+	// of Split and Replace: {"String": text} or {"Regex": text}
+	Pattern map[string]any `json:"pattern"`
+	Content string         `json:"content"`
+	// of Prepend
+	Prepend string `json:"prepend"`
+	// of Split
+	Behavior string `json:"behavior"`
+	Invert   bool   `json:"invert"`
+	// of ByteLevel; nil where the file does not say
+	AddPrefixSpace   *bool `json:"add_prefix_space"`
+	UseRegex         *bool `json:"use_regex"`
+	IndividualDigits bool  `json:"individual_digits"`
+	// of Metaspace
+	Replacement   string `json:"replacement"`
+	PrependScheme string `json:"prepend_scheme"`
+	Split         *bool  `json:"split"`
+	// of TemplateProcessing: what stands around a text
+	Single []templatePiece `json:"single"`
 }
 
 // templatePiece is the text, or a special token beside it.

@@ -233,6 +233,7 @@ func lcm(a, b int) int {
 // shareCut is a share on its way to a piece.
 type shareCut struct {
 	Piece
+	// what is cut, along what, and the part of it that proc takes
 	section *Section
 	node    *Node
 	axis    planir.Axis

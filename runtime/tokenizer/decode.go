@@ -53,19 +53,24 @@ func newDecoder(raw part) ([]decoderStep, error) {
 
 // decoderFields are those of all kinds of decoders.
 type decoderFields struct {
-	Type           string  `json:"type"`
-	Decoders       []part  `json:"decoders"`
-	AddPrefixSpace *bool   `json:"add_prefix_space"`
-	TrimOffsets    bool    `json:"trim_offsets"`
-	UseRegex       bool    `json:"use_regex"`
-	Pattern        part    `json:"pattern"`
-	Content        string  `json:"content"`
-	Start          int     `json:"start"`
-	Stop           int     `json:"stop"`
-	Replacement    string  `json:"replacement"`
-	PrependScheme  *string `json:"prepend_scheme"`
-	Split          bool    `json:"split"`
-	StrRep         *string `json:"str_rep"`
+	Type string `json:"type"`
+	// of a Sequence
+	Decoders []part `json:"decoders"`
+	// of ByteLevel and Metaspace; the next two change nothing in a decoder
+	AddPrefixSpace *bool `json:"add_prefix_space"`
+	TrimOffsets    bool  `json:"trim_offsets"`
+	UseRegex       bool  `json:"use_regex"`
+	// of Replace, and content of Strip as well
+	Pattern part   `json:"pattern"`
+	Content string `json:"content"`
+	// of Strip: most characters to remove from a token's beginning; stop, from its end, must be 0
+	Start int `json:"start"`
+	Stop  int `json:"stop"`
+	// of Metaspace: the character that stands for a space
+	Replacement   string  `json:"replacement"`
+	PrependScheme *string `json:"prepend_scheme"`
+	Split         bool    `json:"split"`
+	StrRep        *string `json:"str_rep"`
 }
 
 // readDecoders reads a part and, for a Sequence, those in it. What would decode otherwise than supported is refused.

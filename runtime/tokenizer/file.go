@@ -243,14 +243,18 @@ const (
 
 // processorFields are those of all kinds of post-processors.
 type processorFields struct {
-	Type           string         `json:"type"`
-	Processors     []part         `json:"processors"`
-	AddPrefixSpace bool           `json:"add_prefix_space"`
-	TrimOffsets    bool           `json:"trim_offsets"`
-	UseRegex       bool           `json:"use_regex"`
-	Single         []templatePart `json:"single"`
-	Pair           []templatePart `json:"pair"`
-	SpecialTokens  map[string]struct {
+	Type string `json:"type"`
+	// of a Sequence
+	Processors []part `json:"processors"`
+	// of ByteLevel, where offsets into the text are not needed
+	AddPrefixSpace bool `json:"add_prefix_space"`
+	TrimOffsets    bool `json:"trim_offsets"`
+	UseRegex       bool `json:"use_regex"`
+	// of TemplateProcessing; texts in pairs are not encoded, so pair is read only to be known
+	Single []templatePart `json:"single"`
+	Pair   []templatePart `json:"pair"`
+	// what the special tokens of a template stand for
+	SpecialTokens map[string]struct {
 		ID     string   `json:"id"`
 		IDs    []int32  `json:"ids"`
 		Tokens []string `json:"tokens"`
@@ -326,15 +330,17 @@ func (f *processorFields) template() (out edges, err error) {
 // config is what is read of a tokenizer_config.json.
 type config struct {
 	// nil where the file does not say
-	AddBOS       *bool           `json:"add_bos_token"`
-	AddEOS       *bool           `json:"add_eos_token"`
-	BOS          namedToken      `json:"bos_token"`
-	EOS          namedToken      `json:"eos_token"`
-	UNK          namedToken      `json:"unk_token"`
-	SEP          namedToken      `json:"sep_token"`
-	PAD          namedToken      `json:"pad_token"`
-	CLS          namedToken      `json:"cls_token"`
-	MASK         namedToken      `json:"mask_token"`
+	AddBOS *bool `json:"add_bos_token"`
+	AddEOS *bool `json:"add_eos_token"`
+	// tokens by the part they play; "" where the file has none
+	BOS  namedToken `json:"bos_token"`
+	EOS  namedToken `json:"eos_token"`
+	UNK  namedToken `json:"unk_token"`
+	SEP  namedToken `json:"sep_token"`
+	PAD  namedToken `json:"pad_token"`
+	CLS  namedToken `json:"cls_token"`
+	MASK namedToken `json:"mask_token"`
+	// a text, or a list of named ones
 	ChatTemplate json.RawMessage `json:"chat_template"`
 }
 

@@ -46,19 +46,25 @@ type readSplitter struct {
 
 // splitterFields are those of all kinds of splitters.
 type splitterFields struct {
-	Type             string  `json:"type"`
-	PreTokenizers    []part  `json:"pretokenizers"`
-	AddPrefixSpace   *bool   `json:"add_prefix_space"`
-	TrimOffsets      bool    `json:"trim_offsets"`
-	UseRegex         *bool   `json:"use_regex"`
-	Pattern          part    `json:"pattern"`
-	Behavior         string  `json:"behavior"`
-	Invert           bool    `json:"invert"`
-	IndividualDigits *bool   `json:"individual_digits"`
-	Replacement      string  `json:"replacement"`
-	PrependScheme    *string `json:"prepend_scheme"`
-	Split            *bool   `json:"split"`
-	StrRep           *string `json:"str_rep"`
+	Type string `json:"type"`
+	// of a Sequence
+	PreTokenizers []part `json:"pretokenizers"`
+	// of ByteLevel and Metaspace; nil where the file does not say
+	AddPrefixSpace *bool `json:"add_prefix_space"`
+	TrimOffsets    bool  `json:"trim_offsets"`
+	UseRegex       *bool `json:"use_regex"`
+	// of Split
+	Pattern  part   `json:"pattern"`
+	Behavior string `json:"behavior"`
+	Invert   bool   `json:"invert"`
+	// of Digits
+	IndividualDigits *bool `json:"individual_digits"`
+	// of Metaspace
+	Replacement   string  `json:"replacement"`
+	PrependScheme *string `json:"prepend_scheme"`
+	Split         *bool   `json:"split"`
+	// read and ignored: the reference writes it for itself
+	StrRep *string `json:"str_rep"`
 }
 
 // readSplitters reads a part and, for a Sequence, those in it.

@@ -53,9 +53,12 @@ func passLines(text string, to func(line string)) (left string) {
 
 // columns is a model as HiGHS takes it: rows compressed.
 type columns struct {
-	offset                    float64
-	cost, low, high           []float64
-	rowLow, rowHigh           []float64
+	// added to the objective
+	offset float64
+	// of each column, and then of each row
+	cost, low, high []float64
+	rowLow, rowHigh []float64
+	// row i has the coefficients value[start[i]:start[i+1]] in the columns of index
 	start, index, integrality []int32
 	value                     []float64
 }

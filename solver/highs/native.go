@@ -53,10 +53,13 @@ func (n *Native) Where() string { return n.library }
 
 // request is what the process is asked.
 type request struct {
-	Model         milp.Model
-	Nodes         int64
-	Time          time.Duration
-	Start         []float64
+	Model milp.Model
+	Nodes int64
+	// 0: without a limit
+	Time time.Duration
+	// values of all variables to begin with; empty for none
+	Start []float64
+	// what the process is to tell before its answer
 	Log, Progress bool
 }
 
@@ -227,16 +230,19 @@ func Work(library string, from io.Reader, to io.Writer) error {
 // same name less "Highs_", with 32-bit integers; h is the handle of a HiGHS, which create makes. None of them returns
 // an error: a library that fails takes the process along.
 type loaded struct {
-	model     string
-	options   *milp.Options
-	partial   string // of a line of the log
+	model   string
+	options *milp.Options
+	partial string // of a line of the log
+	// whether HiGHS has been told to call back
 	listening bool
 	h         uintptr
 
+	// found by name when the library is loaded
 	create, version func() uintptr
 	destroy         func(h uintptr)
 	intSize         func(h uintptr) int32
-	passMip         func(
+	// rows are given by columns or by rows, as format says; index and value are those of the coefficients
+	passMip func(
 		h uintptr, cols, rows, nz, format, sense int32, offset float64, cost, low, high, rowLow, rowHigh []float64,
 		start, index []int32, value []float64, integrality []int32,
 	) int32
@@ -248,11 +254,13 @@ type loaded struct {
 	getInt          func(h uintptr, name string, value *int32) int32
 	getInt64        func(h uintptr, name string, value *int64) int32
 	getDouble       func(h uintptr, name string, value *float64) int32
-	getSolution     func(h uintptr, values, dual, rows, rowDual []float64) int32
-	setSolution     func(h uintptr, values, rows, dual, rowDual []float64) int32
-	setCallback     func(h, callback, user uintptr) int32
-	startCallback   func(h uintptr, kind int32) int32
-	item            func(out uintptr, name string) uintptr
+	// values of columns and of rows, and the dual values of both
+	getSolution   func(h uintptr, values, dual, rows, rowDual []float64) int32
+	setSolution   func(h uintptr, values, rows, dual, rowDual []float64) int32
+	setCallback   func(h, callback, user uintptr) int32
+	startCallback func(h uintptr, kind int32) int32
+	// item is the address of a field of what a callback is given
+	item func(out uintptr, name string) uintptr
 }
 
 // load opens the library and finds its functions. It refuses every release but Version.

@@ -24,8 +24,9 @@ type Model struct {
 
 // Var is a variable. Names are unique in a model, and so are those of rows.
 type Var struct {
-	Name      string
-	Cost      float64
+	Name string
+	Cost float64
+	// bounds, which may be infinite
 	Low, High float64
 	Integer   bool
 }

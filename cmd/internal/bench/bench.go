@@ -42,11 +42,12 @@ type Options struct {
 
 // candidate is a plan that is measured, with its summaries and predictions in ns.
 type candidate struct {
-	Name      string       `json:"name"`
-	Prefill   stat.Summary `json:"prefill_ns"`
-	Decode    stat.Summary `json:"decode_ns"`
-	PrefillNS int64        `json:"predicted_prefill_ns"`
-	DecodeNS  int64        `json:"predicted_decode_ns"`
+	Name    string       `json:"name"`
+	Prefill stat.Summary `json:"prefill_ns"`
+	Decode  stat.Summary `json:"decode_ns"`
+	// as the plan predicts them
+	PrefillNS int64 `json:"predicted_prefill_ns"`
+	DecodeNS  int64 `json:"predicted_decode_ns"`
 
 	// the open plan, and its samples in ns: of a prompt, and of a token as the mean over a round
 	machine *executor.Machine

@@ -32,17 +32,23 @@ import (
 
 // EnginesOptions are the flags of hetc bench engines.
 type EnginesOptions struct {
-	Models, Formats              []string
-	Prompts, Cores               []int
-	Gen, Depth                   int
-	Rounds, Reps                 int
-	Workload, Plan, SoC          string
-	Memory, Work                 string
+	Models, Formats []string
+	// tokens of prompts, and the cores that all engines are bound to
+	Prompts, Cores []int
+	// tokens to decode, and tokens in the cache before that
+	Gen, Depth int
+	// processes for each engine and task, and repetitions in each process
+	Rounds, Reps        int
+	Workload, Plan, SoC string
+	// a size, or the format whose size it is; and the folder that keeps the files of all steps
+	Memory, Work string
+	// to compare what the formats lose
 	Text, QualityModel           string
 	Out, Markdown                string
 	Budget, ProfileBudget, Limit string
-	MaxOthers                    float64
-	Seed                         uint64
+	// cores that other processes may keep busy meanwhile; 0: nobody looks
+	MaxOthers float64
+	Seed      uint64
 }
 
 // enginesBench is one run of the command, with the parsed flags.

@@ -123,10 +123,13 @@ func solveSets(
 
 // planSet restricts what a measured plan may use.
 type planSet struct {
-	label      string
-	only       []string
+	label string
+	// names of processors; nil for all
+	only []string
+	// that may be chosen from; nil for all
 	strategies []planir.Strategy
-	ratio      map[string]float64
+	// parts of every matrix by processor; nil where solve decides
+	ratio map[string]float64
 }
 
 // planSets lists: the plan that solve chooses; plans of processors alone and in pairs; and the
@@ -260,8 +263,9 @@ func showCandidates(ui *cli.Streams, list []*candidate, phase string) {
 
 // rate is how fast a processor computed a product in the profile.
 type rate struct {
-	Proc string  `json:"proc"`
-	Op   string  `json:"op"`
+	Proc string `json:"proc"`
+	Op   string `json:"op"`
+	// of one product; operations and bytes per ns follow from it
 	NS   float64 `json:"ns"`
 	Gops float64 `json:"gops"`
 	GBps float64 `json:"gbps"`

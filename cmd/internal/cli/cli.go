@@ -174,6 +174,7 @@ func wrapLast(header []string, rows [][]string) (out [][]string) {
 // whole error; Diagnostics has every finding, outermost first.
 type errorDocument struct {
 	Error struct {
+		// one of diag's classes, on which the exit code depends
 		Class       string    `json:"class"`
 		ExitCode    int       `json:"exit_code"`
 		Message     string    `json:"message"`
@@ -189,9 +190,10 @@ type finding struct {
 	Severity string `json:"severity"`
 	Class    string `json:"class"`
 	Code     string `json:"code,omitempty"`
-	Path     string `json:"path,omitempty"`
-	Message  string `json:"message"`
-	Hint     string `json:"hint,omitempty"`
+	// place within a document, such as "procs[0].kind"
+	Path    string `json:"path,omitempty"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`
 }
 
 // report prints an error and returns the exit code.

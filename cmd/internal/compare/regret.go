@@ -253,19 +253,25 @@ func (e *empty) Close() error {
 // regretRow sums up the cases of one SoC in one phase. Regret is the time of solve's plan over that
 // of the fastest plan, minus 1.
 type regretRow struct {
-	SoC         string  `json:"soc"`
-	Phase       string  `json:"phase"`
-	Cases       int     `json:"cases"`
-	Executed    int     `json:"executed"`
-	Fastest     int     `json:"plan_fastest"`
-	RegretMean  float64 `json:"regret_mean"`
-	RegretMax   float64 `json:"regret_max"`
-	PlanMedian  float64 `json:"plan_executed_over_predicted_median"`
-	PlanLow     float64 `json:"plan_executed_over_predicted_low"`
-	PlanHigh    float64 `json:"plan_executed_over_predicted_high"`
-	OthersLow   float64 `json:"all_executed_over_predicted_low"`
-	OthersHigh  float64 `json:"all_executed_over_predicted_high"`
-	InsideTimes int     `json:"inside_interval"`
+	SoC   string `json:"soc"`
+	Phase string `json:"phase"`
+	// one for each model; executed counts the ways of all of them
+	Cases    int `json:"cases"`
+	Executed int `json:"executed"`
+	// cases in which no other way was faster than the plan
+	Fastest int `json:"plan_fastest"`
+	// over the cases
+	RegretMean float64 `json:"regret_mean"`
+	RegretMax  float64 `json:"regret_max"`
+	// of the plans: time executed over predicted, minus 1
+	PlanMedian float64 `json:"plan_executed_over_predicted_median"`
+	PlanLow    float64 `json:"plan_executed_over_predicted_low"`
+	PlanHigh   float64 `json:"plan_executed_over_predicted_high"`
+	// the same of all ways
+	OthersLow  float64 `json:"all_executed_over_predicted_low"`
+	OthersHigh float64 `json:"all_executed_over_predicted_high"`
+	// ways whose time lies in its predicted interval, the ends included
+	InsideTimes int `json:"inside_interval"`
 }
 
 // sumUp is the row of a phase; of selects the phase's times.

@@ -27,9 +27,12 @@ import (
 type QualityOptions struct {
 	Bundle, Plan, Model, Text, SoC, Calibration string
 
-	Terms      accept.Terms
-	Windows    int
-	Decode     bool
+	Terms accept.Terms
+	// of 256 tokens from the text's beginning; 0 for all
+	Windows int
+	// also where its precision is that of prefill
+	Decode bool
+	// greatest mean divergence of a phase that is no error; 0 for any
 	MaxKL      float64
 	AnyMachine bool
 }

@@ -41,12 +41,15 @@ import (
 
 // Options are the flags of hetc quick.
 type Options struct {
+	// a model's name or place, the folder for all files, a text to continue, and the time to measure
 	Model, Out, Prompt, Budget string
-	Calibration, Text          string
-	Target, Only               string
-	Schemes                    []string
-	MaxTokens                  int
-	Again, Chat                bool
+	// one of both at most
+	Calibration, Text string
+	Target, Only      string
+	Schemes           []string
+	MaxTokens         int
+	// measure further and make everything anew; the prompt is a message to answer
+	Again, Chat bool
 }
 
 // Run executes the steps, which are commands of the program; root makes its root command.

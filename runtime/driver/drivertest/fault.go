@@ -42,10 +42,12 @@ func Inject(ctx context.Context, d driver.Driver, f Fault) driver.Driver {
 // faulty counts the calls at the fault's point over all its processors.
 type faulty struct {
 	driver.Driver
+	// its end releases every call that hangs
 	ctx   context.Context
 	fault Fault
 
-	mu    sync.Mutex
+	mu sync.Mutex
+	// so far, at the fault's point
 	calls int
 }
 

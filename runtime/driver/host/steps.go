@@ -469,11 +469,14 @@ const maxDotK = math.MaxInt32 / (127 * 128)
 // activations are the rows that a weight is multiplied with: f32, or u8 with row scales and, for
 // 4-bit weights, block sums.
 type activations struct {
-	f32   []float32
-	u8    []byte
-	ld    int
+	f32 []float32
+	u8  []byte
+	// elements from one row to the next
+	ld int
+	// of each row
 	scale []float32
-	sum   []int32
+	// of the codes of each block of a row
+	sum []int32
 }
 
 // product multiplies m rows by the n columns that begin with the tile at byte at of the weight.

@@ -18,11 +18,13 @@ import (
 
 // model is a parsed artifact that was verified to compute its graph.
 type model struct {
-	code   []byte
-	graph  op.Graph
-	onnx   *onnx.Model
+	code  []byte
+	graph op.Graph
+	onnx  *onnx.Model
+	// outputs that show activations that are not finite
 	checks []check
-	ids    []lookup
+	// inputs whose values are looked up in tables, so must lie in them
+	ids []lookup
 }
 
 // check is an output of the model with the row scales of a quant_rows node. A NaN or an infinity

@@ -12,15 +12,18 @@ import (
 // processor runs graphs. Each graph with its weights is one session of the library.
 type processor struct {
 	driver.Local
-	cores           []int
-	caps            *driver.Capabilities
-	env             *env
+	cores []int
+	caps  *driver.Capabilities
+	env   *env
+	// of execution; "" for the library's CPU kernels
 	provider        string
 	providerOptions [][2]string
-	config          [][2]string
+	// of sessions, as keys and values
+	config [][2]string
 
 	models map[string]*model // parsed and checked, by their code
 
+	// closed with the processor
 	loaded map[*executable]bool
 }
 

@@ -48,17 +48,19 @@ type engine interface {
 
 // local is the libraries in this process.
 type local struct {
-	v        versions
-	env      *ortapi.Env
-	device   ortapi.Device
+	v      versions
+	env    *ortapi.Env
+	device ortapi.Device
+	// by id, of which next is the one to be given away
 	sessions map[int]*session
 	next     int
 }
 
 // session is a loaded program with memory for its operands.
 type session struct {
-	s       *ortapi.Session
-	b       *ortapi.Binding
+	s *ortapi.Session
+	b *ortapi.Binding
+	// operands in memory that the library shares, which the binding refers to
 	in, out []*mem.Region
 	values  []*ortapi.Value
 }

@@ -29,10 +29,12 @@ type processor struct {
 
 // executable is a loaded graph.
 type executable struct {
-	p      *processor
-	m      *model
+	p *processor
+	m *model
+	// of the program in the engine
 	id     int
 	closed bool
+	// nil where the binary is the graph's own
 	staged *staged
 }
 

@@ -48,6 +48,7 @@ type call struct {
 
 // reply is the answer to one request.
 type reply struct {
+	// nil where it worked; then the field that the request asked for is set
 	Failed     *failure
 	Versions   versions
 	Compatible ortapi.Compatibility

@@ -39,8 +39,10 @@ type processor struct {
 type executable struct {
 	p     *processor
 	graph op.Graph
-	key   string
-	host  driver.Executable
+	// processor, company and graph: executions of one key share their noise's counter
+	key string
+	// nil where nothing is computed
+	host driver.Executable
 
 	closed bool
 }
