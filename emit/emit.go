@@ -123,6 +123,7 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 		Target:     options.manifestTarget(content.plan, components),
 		Entrypoint: PlanBlob,
 	}
+	// Weights and artifacts are written as they come, so an error here leaves no bundle behind.
 	return bundle.Write(ctx, path, manifest, sources, options.Signers...)
 }
 
@@ -133,6 +134,7 @@ func (o *Options) referenceSources(ctx context.Context, plan *planir.Plan) ([]bu
 	if err != nil {
 		return nil, err
 	}
+	// Without the target, whatever the bundle is for: the reference executes on a host's CPU.
 	content, err := NewCalibrated(ctx, reference, o.Model, o.Calibration, o.Compilers)
 	if err != nil {
 		return nil, err
@@ -162,6 +164,7 @@ func blob(name string, role bundle.Role, media string, data []byte) bundle.Sourc
 // sources lists a plan, its artifacts and its weights as blobs.
 func (c *Content) sources(ctx context.Context, prefix string, weights bundle.Role) ([]bundle.Source, error) {
 	plan := c.plan
+	// The plan names artifacts and weights without the prefix: two programs of a bundle differ by it alone.
 	code, err := planir.Encode(plan)
 	if err != nil {
 		return nil, err
@@ -223,6 +226,7 @@ func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error)
 			ref.Inputs = append(ref.Inputs, in) // its weights are folded and rounded as the plan's are
 		}
 	}
+	// A processor without limits: all schemes, one layout, any rows and ranges, so that no decision has to be made.
 	proc := planir.Proc{
 		Name: name, Kind: "cpu", Driver: "host", Select: "0", Options: map[string]string{"kernels": name},
 		Cores: []int{0},
@@ -249,6 +253,7 @@ func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error)
 	}
 	var err error
 	ref.Decisions, err = lower.Trivial(&graph, name, rows, plan.MaxContext, ref.KV, func(node string, r int) op.Scheme {
+		// The head is decided at one row for programs of any number of them.
 		for _, at := range []int{r, 1} {
 			if decision := plan.DecisionFor(node, at); decision != nil {
 				return decision.Scheme

@@ -46,13 +46,14 @@ func (f *Facts) Key() string {
 	if f.Op != nil {
 		out.WriteString(" " + f.Op.Key())
 	}
+	// Alone and with others in one binary, a graph is another one: it shares weights.
 	if f.Rows != nil {
 		fmt.Fprintf(&out, " rows %v", f.Rows)
 	}
 	return out.String()
 }
 
-// Validate reports the first thing that makes f no facts.
+// validate reports the first thing that makes f no facts.
 func (f *Facts) validate() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("compiler facts of %q: %s", clip(f.Proc), fmt.Sprintf(format, args...))
@@ -142,6 +143,7 @@ func (s *Set) checkFacts(facts *Facts) error {
 		if known.Proc != facts.Proc {
 			continue
 		}
+		// A refusal names the compiler without its versions, so only answers are compared by it.
 		answered := known.Refused == "" && facts.Refused == ""
 		if answered && known.Compiler != facts.Compiler || !maps.Equal(known.Options, facts.Options) {
 			return diag.New(diag.ClassInput, "facts of compiler %q with %v beside those of %q with %v",
@@ -180,6 +182,7 @@ func (s *Set) FactsDigest() (string, error) {
 	hash := sha256.New()
 	for _, facts := range s.Facts() {
 		timeless := *facts
+		// How long compiling took says something about this machine, nothing about the graphs.
 		timeless.CompileMS = 0
 		line, err := encode(&timeless)
 		if err != nil {

@@ -54,6 +54,8 @@ func read(name string, from io.Reader) (*Set, int64, error) {
 			}
 			return nil, 0, diag.New(diag.ClassIO, "read record %q: %w", name, err)
 		}
+		// What follows the last line end is what a kill has left of a line. It is counted as not there, and Resume cuts
+		// it off.
 		if !whole {
 			if set != nil {
 				set.Truncated = len(text) > 0
@@ -73,6 +75,7 @@ func read(name string, from io.Reader) (*Set, int64, error) {
 	}
 }
 
+// errLong says that a line is longer than any that hetc writes.
 var errLong = errors.New("line too long")
 
 // readLine returns a line without its end; whole is false for what follows the last line end.
@@ -84,6 +87,7 @@ func readLine(br *bufio.Reader) (text []byte, whole bool, err error) {
 			return nil, false, errLong
 		}
 		switch {
+		// A line longer than the reader's buffer comes in parts, of which ReadSlice says that its buffer is full.
 		case err == nil:
 			return text[:len(text)-1], true, nil
 		case err == io.EOF:
@@ -216,6 +220,7 @@ func Create(path string, header Header) (*Writer, error) {
 	}
 	writer, err := begin(file, header)
 	if err != nil {
+		// Nothing of use is in the file: it was made by this very call.
 		file.Close()
 		os.Remove(path)
 		return nil, err
@@ -244,6 +249,7 @@ func Resume(path string, header Header) (*Writer, error) {
 
 // resume reads an open record and cuts off a last line that is not whole. What is not a record is left alone.
 func resume(path string, file *os.File, header Header) (*Writer, error) {
+	// Locked before it is read: a writer at work would be taken for one that was killed in the middle of a line.
 	if err := own(file); err != nil {
 		return nil, err
 	}
@@ -267,6 +273,7 @@ func resume(path string, file *os.File, header Header) (*Writer, error) {
 		}
 		return nil, err
 	}
+	// Lines are appended at this place from now on, so nothing may stand behind it.
 	if err := file.Truncate(good); err != nil {
 		return nil, diag.New(diag.ClassIO, "truncate record %q: %w", path, err)
 	}
@@ -289,6 +296,7 @@ func onlyHeaderPiece(file *os.File, path string) error {
 	return nil
 }
 
+// lockPause is the time between two tries to lock a file.
 const lockPause = 50 * time.Millisecond
 
 // lockTries times lockPause is how long a writer waits for the one before: a process that was killed
@@ -325,6 +333,7 @@ func begin(file *os.File, header Header) (*Writer, error) {
 	if err := writer.write(line); err != nil {
 		return nil, err
 	}
+	// The file's name must be on disk too, or a lost machine would leave a record that nobody finds.
 	wholefile.SyncDir(filepath.Dir(file.Name()))
 	return writer, nil
 }
@@ -332,6 +341,7 @@ func begin(file *os.File, header Header) (*Writer, error) {
 // Append adds a measurement: one write of one whole line, then fsync. When it fails the file ends
 // where it did before.
 func (w *Writer) Append(what *Measurement) error {
+	// Checked before it is written: what the set would refuse must not be in the file either.
 	if err := w.set.check(what); err != nil {
 		return diag.New(diag.ClassInput, "append to record %q: %w", w.f.Name(), err)
 	}
@@ -355,6 +365,7 @@ func (w *Writer) write(line []byte) error {
 	if err == nil {
 		err = syncFile(w.f)
 	}
+	// Half a line would be the last one only until the next is appended behind it.
 	if err != nil {
 		if terr := w.f.Truncate(w.size); terr != nil {
 			err = errors.Join(err, terr)

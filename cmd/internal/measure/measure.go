@@ -27,11 +27,15 @@ import (
 type ProfileOptions struct {
 	SoC, Target, Model, Workload, Out string
 	Plan                              string // file: what its decisions lack is measured as well; "" for none
-	Budget                            string
-	CompilerOnly                      bool
-	Resume, Flagged, DryRun           bool
-	HeldOut, Rounds                   int
-	Seed                              uint64
+	// a duration; "" for as long as it takes
+	Budget string
+	// nothing is executed: only what compilers say of graphs is recorded
+	CompilerOnly bool
+	// go on with a record, measure anew what is flagged in it, or only list what would be measured
+	Resume, Flagged, DryRun bool
+	// operators that are kept out of the fit, and visits to every operator
+	HeldOut, Rounds int
+	Seed            uint64
 }
 
 // ReadWorkload reads a workload file, or returns the default for "".
@@ -70,6 +74,7 @@ func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) erro
 	if err != nil {
 		return err
 	}
+	// What cannot be measured is refused before a model is opened and a record begun.
 	if soc.Imported() {
 		return diag.New(diag.ClassInput,
 			"profile SoC %q: its times were measured elsewhere (imported), and no driver executes on its processors",
@@ -108,6 +113,7 @@ func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) erro
 			line.BarLeft("profile", p.Done, p.Total, p.Left, p.Key)
 		}
 	}
+	// What is in the record stays there, whatever breaks the run off.
 	report, err := profiler.Run(ctx, soc, requests, rec, measuring)
 	line.End()
 	if err != nil {

@@ -54,6 +54,7 @@ func CompiledWords(list []planir.Compiled) []string {
 				add(compiled.Node, fmt.Sprintf("computed at %d rows on %s for %s: that takes the same predicted "+
 					"time, and spills less: %s, %s (spill bytes reported by the compiler, not a time)",
 					graph.Rows, compiled.Proc, forRows(graph.For), none, cli.Enumerate(other)))
+			// A graph that neither spills nor was chosen for that has nothing to be explained.
 			case graph.SpillBytes > 0:
 				add(compiled.Node, fmt.Sprintf("computed at %d rows on %s for %s, where the compiler reports %v of "+
 					"spill (bytes, not a time): no length of the same time is known to spill less", graph.Rows,

@@ -41,6 +41,7 @@ func operators(p *planir.Plan, decision *planir.Decision) (ops []op.Op) {
 		graphs[p.Program.Graphs[i].Name] = &p.Program.Graphs[i].Graph
 	}
 	for _, ph := range p.Program.Programs {
+		// A decision is for all programs of its number of rows, which execute the same pieces.
 		if ph.Rows != decision.Rows {
 			continue
 		}

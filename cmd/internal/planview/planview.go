@@ -58,6 +58,7 @@ func ShowSizes(ui *cli.Streams, p *planir.Plan) {
 		if list == "" {
 			list = "none"
 		}
+		// Solves of partitions are among them; only those that chose sizes are told here.
 		switch solve.Problem {
 		case "buckets":
 			ui.Printf("buckets: %s of %d candidates; %.3f %s of prefill a prompt, at least %.3f by the candidates' "+
