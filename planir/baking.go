@@ -93,8 +93,8 @@ func (p *Plan) bakedRefs() map[string]baked {
 		layered[p.Program.Packs[i].Name] = weights[p.Program.Packs[i].Weight]
 	}
 	out := map[string]baked{}
-	for i := range p.Program.Programs {
-		for _, section := range p.Program.Programs[i].Sections {
+	for _, program := range p.Program.All() {
+		for _, section := range program.Sections {
 			for _, lane := range section.Lanes {
 				if proc := p.Proc(lane.Proc); proc == nil || !proc.Bakes {
 					continue

@@ -63,9 +63,8 @@ func Dump(plan *Plan) string {
 		line("graph %s on %s as %s%s: %s", graph.Name, graph.Proc, graph.Artifact,
 			when(graph.Context != "", " in "+graph.Context), strings.Join(ops, "; "))
 	}
-	for i := range pr.Programs {
-		ph := &pr.Programs[i]
-		line("program %s %s rows %d", ph.Name, ph.Phase, ph.Rows)
+	for _, ph := range pr.All() {
+		line("program %s %s rows %d%s", ph.Name, ph.Phase, ph.Rows, when(ph.On != "", " on "+ph.On))
 		for j := range ph.Sections {
 			section := &ph.Sections[j]
 			line("  section %s layers %d:%d flags %d logits %v", section.Name, section.First,

@@ -64,8 +64,8 @@ func LeastFixed(p *Plan) int64 {
 // MemoryOf computes the memory of a plan whose program is complete.
 func MemoryOf(p *Plan) Memory {
 	var all []string
-	for i := range p.Program.Programs {
-		all = append(all, p.Program.Programs[i].Name)
+	for _, program := range p.Program.All() {
+		all = append(all, program.Name)
 	}
 	return memoryOf(p, all, true)
 }
@@ -111,8 +111,7 @@ const prefillPhase, decodePhase = 1, 2
 // usageOf goes through the programs of the names given.
 func usageOf(p *Plan, programs []string) *usage {
 	used := &usage{phases: map[string]int{}, prepacked: map[string]bool{}, bakedBy: map[string]map[string]int{}}
-	for i := range p.Program.Programs {
-		program := &p.Program.Programs[i]
+	for _, program := range p.Program.All() {
 		if !slices.Contains(programs, program.Name) {
 			continue
 		}
@@ -267,18 +266,12 @@ func tables(p *Plan) map[string]int64 {
 		}
 	}
 	read, product := map[string]bool{}, map[string]bool{}
-	for i := range p.Program.Programs {
-		for _, s := range p.Program.Programs[i].Sections {
-			for _, l := range s.Lanes {
-				for _, st := range l.Steps {
-					for _, w := range st.W {
-						if embeds[st.Run] {
-							read[w.Pack] = true
-						} else {
-							product[w.Pack] = true
-						}
-					}
-				}
+	for st := range p.Program.steps() {
+		for _, w := range st.W {
+			if embeds[st.Run] {
+				read[w.Pack] = true
+			} else {
+				product[w.Pack] = true
 			}
 		}
 	}

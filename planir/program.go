@@ -25,8 +25,10 @@ type Program struct {
 	// each for one processor, executed by steps under its name
 	Graphs []Graph `json:"graphs,omitempty" yaml:"graphs,omitempty"`
 	// each is for one number of rows; the decider says which one takes a call
-	Programs []Phase  `json:"programs,omitempty" yaml:"programs,omitempty"`
-	Decider  []Decide `json:"decider,omitempty" yaml:"decider,omitempty"`
+	Programs []Phase `json:"programs,omitempty" yaml:"programs,omitempty"`
+	// each is executed by one processor alone, while others execute something else (see Beside)
+	Beside  []Phase  `json:"beside,omitempty" yaml:"beside,omitempty"`
+	Decider []Decide `json:"decider,omitempty" yaml:"decider,omitempty"`
 }
 
 // Buffer is a slot of the pool: [Rows,Cols] of Type. Buffers never overlap.
@@ -95,10 +97,20 @@ type Graph struct {
 // Phase is the program of one phase and bucket. Sections run one after another; all lanes meet
 // between them. The rows of a call are tokens of one sequence, or, where decode has several, of a sequence each.
 type Phase struct {
-	Name     string    `json:"name" yaml:"name"`   // "prefill@256", "decode", "decode@4"
-	Phase    string    `json:"phase" yaml:"phase"` // prefill, decode
-	Rows     int       `json:"rows" yaml:"rows"`   // most rows of one call
+	Name  string `json:"name" yaml:"name"`   // "prefill@256", "decode", "decode@4", "decode@4/cpu"
+	Phase string `json:"phase" yaml:"phase"` // prefill, decode
+	Rows  int    `json:"rows" yaml:"rows"`   // most rows of one call
+	// On is the processor that executes all of it, in buffers of its own: of programs in Beside, else "".
+	On       string    `json:"on,omitempty" yaml:"on,omitempty"`
 	Sections []Section `json:"sections,omitempty" yaml:"sections,omitempty"`
+}
+
+// Own is the name of a program's buffer: those of a program of one processor begin with its name.
+func (p *Phase) Own(buffer string) string {
+	if p.On == "" {
+		return buffer
+	}
+	return p.On + "/" + buffer
 }
 
 // Batch reports whether the rows are of a sequence each.

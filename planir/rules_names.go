@@ -38,7 +38,11 @@ func (c *checker) names() {
 	c.unique("program.weights", len(program.Weights), false, func(i int) string { return program.Weights[i].Name })
 	c.unique("program.packs", len(program.Packs), false, func(i int) string { return program.Packs[i].Name })
 	c.unique("program.graphs", len(program.Graphs), false, func(i int) string { return program.Graphs[i].Name })
-	c.unique("program.programs", len(program.Programs), false, func(i int) string { return program.Programs[i].Name })
+	var names []string
+	for _, phase := range program.All() {
+		names = append(names, phase.Name)
+	}
+	c.unique("program.programs", len(names), false, func(i int) string { return names[i] })
 	c.unique("decisions", len(plan.Decisions), false, func(i int) string {
 		return fmt.Sprintf("%s@%d", plan.Decisions[i].Node, plan.Decisions[i].Rows)
 	})
@@ -164,14 +168,14 @@ func (c *checker) qualitySizes() {
 
 // programSizes checks the programs, and the sections, lanes and flags of each.
 func (c *checker) programSizes() {
-	for i := range c.plan.Program.Programs {
-		program := &c.plan.Program.Programs[i]
+	for i, program := range c.plan.Program.All() {
+		path := programPath(i, len(c.plan.Program.Programs))
 		if program.Rows < 1 || program.Phase != "prefill" && program.Phase != "decode" {
-			c.fail(fmt.Sprintf("program.programs[%d]", i),
+			c.fail(path,
 				"phase %q with %d rows, want prefill or decode with at least 1",
 				program.Phase, program.Rows)
 		}
-		c.unique(fmt.Sprintf("program.programs[%d].sections", i), len(program.Sections), false, func(j int) string {
+		c.unique(path+".sections", len(program.Sections), false, func(j int) string {
 			return fmt.Sprintf("%s@%d", program.Sections[j].Name, program.Sections[j].First)
 		})
 	}

@@ -195,7 +195,7 @@ func (c *checker) written() {
 	for section := range c.plan.Program.sections() {
 		if section.program != program {
 			program = section.program
-			earlier = []View{{Buffer: IDs, R1: program.Rows, C1: 1}}
+			earlier = []View{{Buffer: program.Own(IDs), R1: program.Rows, C1: 1}}
 		}
 		unrolled := c.runs[section.Section]
 		var have []View

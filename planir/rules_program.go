@@ -76,12 +76,13 @@ func (c *checker) batches() {
 	// Each batch has its own program, and no entry for the tokens of one sequence selects it.
 	programs := map[int]int{}    // how many decode so many sequences
 	batched := map[string]bool{} // programs of several sequences
-	for i := range c.plan.Program.Programs {
-		program := &c.plan.Program.Programs[i]
+	for i, program := range c.plan.Program.All() {
 		if program.Batch() {
-			programs[program.Rows]++
+			if program.On == "" {
+				programs[program.Rows]++
+			}
 			batched[program.Name] = true
-			c.batch(fmt.Sprintf("program.programs[%d]", i), program)
+			c.batch(programPath(i, len(c.plan.Program.Programs)), program)
 		}
 	}
 	for i, size := range c.plan.Batches {
@@ -119,7 +120,7 @@ func (c *checker) batch(path string, program *Phase) {
 			have = append(have, step.Out...)
 		}
 	}
-	logits := View{Buffer: Logits, R1: program.Rows, C1: c.buffers[Logits].Cols}
+	logits := View{Buffer: program.Own(Logits), R1: program.Rows, C1: c.buffers[Logits].Cols}
 	if miss, bad := uncovered(logits, have); bad {
 		c.fail(path, "no step writes %s", miss)
 	}

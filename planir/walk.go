@@ -9,12 +9,37 @@ import (
 type sectionAt struct {
 	*Section
 	program *Phase
-	index   [2]int // of the program, of the section in it
+	index   [2]int // of the program among All, of the section in it
+	own     int    // number of programs that come before those in Beside
 }
 
 // path is the data path of the section.
 func (s sectionAt) path() string {
-	return fmt.Sprintf("program.programs[%d].sections[%d]", s.index[0], s.index[1])
+	return fmt.Sprintf("%s.sections[%d]", programPath(s.index[0], s.own), s.index[1])
+}
+
+// programPath is the data path of program number i of All, of which the first ones are Programs.
+func programPath(i, programs int) string {
+	if i < programs {
+		return fmt.Sprintf("program.programs[%d]", i)
+	}
+	return fmt.Sprintf("program.beside[%d]", i-programs)
+}
+
+// All walks all programs with their numbers: Programs, then Beside.
+func (p *Program) All() iter.Seq2[int, *Phase] {
+	return func(yield func(int, *Phase) bool) {
+		for i := range p.Programs {
+			if !yield(i, &p.Programs[i]) {
+				return
+			}
+		}
+		for i := range p.Beside {
+			if !yield(len(p.Programs)+i, &p.Beside[i]) {
+				return
+			}
+		}
+	}
 }
 
 // stepAt is a step with what it belongs to.
@@ -34,10 +59,9 @@ func (s stepAt) path(part string) string {
 // sections walks the sections of all programs in order.
 func (p *Program) sections() iter.Seq[sectionAt] {
 	return func(yield func(sectionAt) bool) {
-		for i := range p.Programs {
-			program := &p.Programs[i]
+		for i, program := range p.All() {
 			for j := range program.Sections {
-				if !yield(sectionAt{&program.Sections[j], program, [2]int{i, j}}) {
+				if !yield(sectionAt{&program.Sections[j], program, [2]int{i, j}, len(p.Programs)}) {
 					return
 				}
 			}

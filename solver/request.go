@@ -154,6 +154,9 @@ func (s *request) lower(plan *planir.Plan) error {
 			used[sh.Proc] = true
 		}
 	}
+	if beside := plan.Beside; beside != nil {
+		used[beside.Prefill], used[beside.Decode] = true, true
+	}
 	plan.Procs = nil
 	for i := range s.Procs {
 		if used[s.Procs[i].Name] {

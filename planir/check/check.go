@@ -497,9 +497,9 @@ func Load(plan *planir.Plan, sp *socs.Processor) Loaded {
 		}
 	}
 	seen := map[string]bool{}
-	for i := range pr.Programs {
-		for j := range pr.Programs[i].Sections {
-			for _, lane := range pr.Programs[i].Sections[j].Lanes {
+	for _, program := range pr.All() {
+		for j := range program.Sections {
+			for _, lane := range program.Sections[j].Lanes {
 				if lane.Proc != sp.Name {
 					continue
 				}

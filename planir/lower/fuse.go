@@ -35,7 +35,7 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 			continue
 		}
 		for _, view := range task.writes {
-			elsewhere := view.Buffer == planir.Logits || outside[view.Buffer] || overlapsAny(view, task.reads)
+			elsewhere := outside[view.Buffer] || overlapsAny(view, task.reads)
 			if !elsewhere && len(readers(out, i, view)) == 0 {
 				inside[i] = append(inside[i], view)
 			}

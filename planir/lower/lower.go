@@ -38,40 +38,92 @@ func Lower(plan *planir.Plan, graph *models.Graph) error {
 		return diag.New(diag.ClassIllegal, "lower plan: no decisions for one row, so nothing could decode").
 			WithCode("P010")
 	}
-	batch := graph.Batch()
 	// One program for each number of rows.
 	for _, count := range rows {
-		ph := planir.Phase{Name: ProgramName(count, plan.Decodes(count)), Phase: "prefill", Rows: count}
-		of := graph
-		if plan.Decodes(count) {
-			ph.Phase = "decode"
-		}
-		if ph.Batch() {
-			of = &batch
-		}
-		sections, err := Expand(of, count, plan.MaxContext, plan.KV, func(node string) op.Scheme {
-			if decision := build.decision(node, count); decision != nil {
-				return decision.Scheme
-			}
-			return op.A32W32 // section reports the missing decision
-		})
+		ph, err := build.program(count, "")
 		if err != nil {
-			return diag.New(diag.ClassIllegal, "lower plan: rows %d: %w", count, err)
+			return err
 		}
-		for i := range sections {
-			section, err := build.section(&sections[i], count, readOutside(sections, i))
+		build.out.Programs = append(build.out.Programs, ph)
+	}
+	// Programs of one processor: prompts on the one, decoding on the other.
+	if beside := plan.Beside; beside != nil {
+		for _, count := range rows {
+			on := beside.Prefill
+			if plan.Decodes(count) {
+				on = beside.Decode
+			}
+			ph, err := build.program(count, on)
 			if err != nil {
 				return err
 			}
-			ph.Sections = append(ph.Sections, section)
+			build.out.Beside = append(build.out.Beside, ph)
 		}
-		build.out.Programs = append(build.out.Programs, ph)
 	}
 	if err := build.finish(rows); err != nil {
 		return err
 	}
 	plan.Program = build.out
 	return nil
+}
+
+// program lowers the program of so many rows: that of the plan's decisions, or one that a processor executes alone.
+func (b *builder) program(count int, on string) (ph planir.Phase, err error) {
+	plan := b.plan
+	ph = planir.Phase{Name: ProgramName(count, plan.Decodes(count)), Phase: "prefill", Rows: count, On: on}
+	if on != "" {
+		ph.Name += "/" + on
+	}
+	of := b.model
+	if plan.Decodes(count) {
+		ph.Phase = "decode"
+	}
+	if ph.Batch() {
+		batch := of.Batch()
+		of = &batch
+	}
+	sections, err := Expand(of, count, plan.MaxContext, plan.KV, func(node string) op.Scheme {
+		if decision := b.decision(node, count); decision != nil {
+			return decision.Scheme
+		}
+		return op.A32W32 // section reports the missing decision
+	})
+	if err != nil {
+		return ph, diag.New(diag.ClassIllegal, "lower plan: rows %d: %w", count, err)
+	}
+	if b.on = on; on != "" {
+		own(sections, &ph)
+	}
+	for i := range sections {
+		outside := readOutside(sections, i)
+		outside[ph.Own(planir.Logits)] = true // by the caller
+		section, err := b.section(&sections[i], count, outside)
+		if err != nil {
+			return ph, err
+		}
+		ph.Sections = append(ph.Sections, section)
+	}
+	return ph, nil
+}
+
+// own gives the values of a program's sections the names of its own buffers.
+func own(sections []Section, ph *planir.Phase) {
+	for i := range sections {
+		section := &sections[i]
+		values := make(map[string]Value, len(section.Values))
+		for name, value := range section.Values {
+			values[ph.Own(name)] = value
+		}
+		section.Values = values
+		for j := range section.Nodes {
+			for _, names := range []*[]string{&section.Nodes[j].In, &section.Nodes[j].Out} {
+				*names = slices.Clone(*names)
+				for k, name := range *names {
+					(*names)[k] = ph.Own(name)
+				}
+			}
+		}
+	}
 }
 
 // ProgramName is the name of the program of that many rows: "decode", "decode@4", "prefill@256".
@@ -138,6 +190,7 @@ type builder struct {
 	contexts map[string]string
 	packs    map[packKey]*packUse
 	fixups   []fixup // in all steps made so far
+	on       string  // processor that executes the program alone; "": its decisions say who does
 }
 
 // fixup is a weight reference to be completed once every pack is named.
@@ -146,8 +199,19 @@ type fixup struct {
 	ref  *planir.WeightRef
 }
 
-// decision finds the decision for a node; a node of the head has one row in every bucket.
+// decision finds the decision for a node, or, where one processor executes all of the program, has that one do it in the
+// scheme of the decision.
 func (b *builder) decision(node string, rows int) *planir.Decision {
+	decision := b.decided(node, rows)
+	if b.on == "" || decision == nil {
+		return decision
+	}
+	return &planir.Decision{Node: decision.Node, Rows: decision.Rows, Strategy: planir.Single, Scheme: decision.Scheme,
+		Shares: []planir.Share{{Proc: b.on}}}
+}
+
+// decided finds the decision for a node; a node of the head has one row in every bucket.
+func (b *builder) decided(node string, rows int) *planir.Decision {
 	if decision := b.plan.DecisionFor(node, rows); decision != nil {
 		return decision
 	}
@@ -536,8 +600,9 @@ func (b *builder) finish(rows []int) error {
 // finishBuffers keeps the buffers that steps touch: what stays within a step has no memory.
 func (b *builder) finishBuffers() {
 	touched := map[string]bool{planir.IDs: true, planir.Logits: true}
-	for i := range b.out.Programs {
-		for _, section := range b.out.Programs[i].Sections {
+	for _, program := range b.out.All() {
+		touched[program.Own(planir.IDs)], touched[program.Own(planir.Logits)] = true, true
+		for _, section := range program.Sections {
 			for _, lane := range section.Lanes {
 				for _, step := range lane.Steps {
 					for _, view := range slices.Concat(step.In, step.Out) {

@@ -21,15 +21,16 @@ import (
 type crew struct {
 	lanes []*lane
 
-	// written by the control thread: start begins a section, whose part is in work
-	start  atomic.Uint64 // incremented to start a section
-	work   *crewSection
-	rest   atomic.Bool // others work on its core now: it has no steps, and does not spin there
+	// written by the control thread: start begins sections, whose parts are in work
+	start  atomic.Uint64  // incremented to start work
+	work   []*crewSection // in order
+	rest   atomic.Bool    // others work on its core now: it has no steps, and does not spin there
 	parked atomic.Bool
 	wake   chan struct{}
 	// value of start at the section under way
 	seen   uint64
 	done   atomic.Uint64 // sections finished
+	failed error         // of the latest work, until start moves again
 	stop   atomic.Bool
 	exited chan struct{}
 
@@ -199,8 +200,14 @@ func (m *Machine) serve(c *crew) {
 		if c.stop.Load() {
 			return
 		}
-		if err := m.walk(c.work); err != nil {
-			m.fail(err)
+		c.failed = nil
+		for _, part := range c.work {
+			if c.failed = m.walk(part); c.failed != nil {
+				m.fail(c.failed)
+			}
+			if !part.finished() {
+				break // the rest would work on what is not there
+			}
 		}
 		c.done.Store(c.seen)
 	}
@@ -233,6 +240,11 @@ func (cs *crewSection) reset(iters int, call driver.Scalars) {
 		ls.iter, ls.next = 0, 0
 		ls.at.Store(0)
 	}
+}
+
+// finished reports whether all lanes have run all iterations.
+func (cs *crewSection) finished() bool {
+	return !slices.ContainsFunc(cs.lanes, func(ls *laneSection) bool { return ls.iter < cs.iters })
 }
 
 // walk executes the steps of a crew's lanes in one section. It runs each lane as far as its flags

@@ -14,8 +14,9 @@ func (c *Control) Serially(token int32, sink func(logits []float32)) error {
 		return err
 	}
 	pos := m.pos[0]
-	m.ids[0] = token
-	for _, s := range m.decide(1).sections {
+	pr := m.decide(1)
+	pr.ids[0] = token
+	for _, s := range pr.sections {
 		at := make([]int, len(s.lanes)) // steps done
 		set := map[*flag]int{}          // times
 		for left, moved := len(s.lanes), true; left > 0; {
@@ -49,6 +50,6 @@ func (c *Control) Serially(token int32, sink func(logits []float32)) error {
 		}
 	}
 	m.pos[0]++
-	sink(m.logits[:m.Vocabulary()])
+	sink(pr.logits[:m.Vocabulary()])
 	return nil
 }

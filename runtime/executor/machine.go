@@ -94,10 +94,7 @@ type Machine struct {
 	pool    *mem.Region
 	buffers map[string]*planir.Buffer
 	offset  map[string]int64
-	ids     []int32
-	logits  []float32 // [sequences,vocabulary]
-
-	pos []int // of each sequence
+	pos     []int // of each sequence
 	// scratch of Step and Extend, so that they allocate nothing
 	places  []driver.Place // of the rows of a batch
 	one     [1]int32       // token of a sequence that is decoded alone
@@ -107,6 +104,7 @@ type Machine struct {
 	flags   []flag
 	broken  atomic.Pointer[error] // a lane never came back: nothing can run any more
 	lost    chan struct{}         // closed then
+	flight  *flight               // a chunk that is processed beside other calls; nil: none
 	started bool
 	closers []func() error
 	close   sync.Once
@@ -127,6 +125,8 @@ type flag struct {
 // program is a program of the plan, with its sections once these are loaded.
 type program struct {
 	*planir.Phase
+	ids      []int32    // of the call: [rows]
+	logits   []float32  // [1 or rows,vocabulary]
 	sections []*section // once loaded
 }
 
@@ -227,7 +227,7 @@ func Open(ctx context.Context, p *planir.Plan, src Source, options Options) (mac
 // openLanes opens the control processor and the processors that have steps, and gives them threads.
 func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error {
 	used := map[string]bool{m.plan.SoC.Control: true}
-	for _, ph := range m.plan.Program.Programs {
+	for _, ph := range m.plan.Program.All() {
 		for _, section := range ph.Sections {
 			for _, lane := range section.Lanes {
 				used[lane.Proc] = true
@@ -290,16 +290,23 @@ func (m *Machine) allocate() error {
 	}
 	m.pool = pool
 	m.closers = append(m.closers, pool.Close)
-	data := pool.Bytes()
-	ids := m.buffers[planir.IDs]
-	if m.ids, err = mem.View[int32](data[m.offset[planir.IDs]:][:4*ids.Rows]); err != nil {
-		return err
-	}
-	out := m.buffers[planir.Logits]
 	sequences := m.Sequences()
-	m.logits, err = mem.View[float32](data[m.offset[planir.Logits]:][:4*sequences*out.Cols])
 	m.pos, m.places = make([]int, sequences), make([]driver.Place, 0, sequences)
-	return err
+	return nil
+}
+
+// ends are the buffers that a program begins and ends with: token ids [rows] and logits [rows,vocabulary].
+func (m *Machine) ends(phase *planir.Phase) (ids []int32, logits []float32, err error) {
+	data := m.pool.Bytes()
+	view := func(name string) []byte {
+		buffer := m.buffers[phase.Own(name)]
+		return data[m.offset[phase.Own(name)]:][:4*buffer.Rows*buffer.Cols]
+	}
+	if ids, err = mem.View[int32](view(planir.IDs)); err != nil {
+		return nil, nil, err
+	}
+	logits, err = mem.View[float32](view(planir.Logits))
+	return ids, logits, err
 }
 
 const cacheName = "\x00cache"
@@ -363,8 +370,12 @@ func (m *Machine) prepare(src Source) error {
 		load.graphs[m.plan.Program.Graphs[i].Name] = &m.plan.Program.Graphs[i]
 	}
 	flags := 0
-	for i := range m.plan.Program.Programs {
-		pr := &program{Phase: &m.plan.Program.Programs[i]}
+	for _, phase := range m.plan.Program.All() {
+		pr := &program{Phase: phase}
+		var err error
+		if pr.ids, pr.logits, err = m.ends(phase); err != nil {
+			return err
+		}
 		m.programs[pr.Name] = pr
 		m.order = append(m.order, pr)
 		for _, section := range pr.Sections {
@@ -471,7 +482,7 @@ func (m *Machine) Foresee(ctx context.Context) {
 	var keys []placeKey
 	users, prefills := map[placeKey]int{}, 0
 	for _, pr := range m.order {
-		if pr.Phase.Phase != "prefill" {
+		if pr.Phase.Phase != "prefill" || pr.On != "" {
 			continue
 		}
 		prefills++
@@ -725,6 +736,7 @@ func (m *Machine) Close() error {
 			m.loader.enough()
 			<-m.loader.foreseen // it reads the source
 		}
+		m.fail(errClosed) // what is under way beside other calls ends at its next step
 		for _, crew := range m.crews {
 			crew.stop.Store(true)
 			crew.begin()

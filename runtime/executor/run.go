@@ -37,7 +37,13 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 		return *broken
 	}
 	j := job{done: make(chan error, 1)}
-	j.run = func() error { return fn(&Control{m, ctx}) }
+	j.run = func() error {
+		err := fn(&Control{m, ctx})
+		if err != nil {
+			m.abandon(err)
+		}
+		return err
+	}
 	select {
 	case m.jobs <- j:
 	case <-ctx.Done():
@@ -156,10 +162,18 @@ func (c *Control) Chunk(sequence int, tokens []int32, want Want, sink func(row i
 // chunk processes the tokens from number done on that one program call takes, at the end of a sequence.
 func (c *Control) chunk(sequence int, tokens []int32, done int, want Want, sink func(row int, logits []float32) error) (
 	count int, err error) {
+	if err := c.m.settled(); err != nil {
+		return 0, err
+	}
+	return c.call(c.m.decide(len(tokens)-done), sequence, tokens, done, want, sink)
+}
+
+// call is chunk by a program of the caller's choice.
+func (c *Control) call(pr *program, sequence int, tokens []int32, done int, want Want,
+	sink func(row int, logits []float32) error) (count int, err error) {
 	machine, pos := c.m, &c.m.pos[sequence]
-	pr := machine.decide(len(tokens) - done)
 	count = min(len(tokens)-done, pr.Rows)
-	copy(machine.ids, tokens[done:done+count])
+	copy(pr.ids, tokens[done:done+count])
 	call := driver.Scalars{Sequence: sequence, Seq: *pos + len(tokens) - done, Pos: *pos, Rows: count}
 	machine.trace.begin(pr, *pos, count, machine.tick())
 	for _, section := range pr.sections {
@@ -183,7 +197,7 @@ func (c *Control) chunk(sequence int, tokens []int32, done int, want Want, sink 
 				return 0, err
 			}
 			if section.Logits && sink != nil {
-				if err := sink(done+row, machine.logits[:machine.Vocabulary()]); err != nil {
+				if err := sink(done+row, pr.logits[:machine.Vocabulary()]); err != nil {
 					return 0, err
 				}
 			}
@@ -254,7 +268,15 @@ func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error)
 		machine.one[0] = tokens[0].ID
 		return c.Extend(tokens[0].Sequence, machine.one[:], WantLast, sink)
 	}
-	pr := machine.batch(len(tokens))
+	if err := machine.settled(); err != nil {
+		return Timing{}, err
+	}
+	return c.batch(machine.batch(len(tokens), ""), tokens, sink)
+}
+
+// batch has a program process one token of each of several sequences.
+func (c *Control) batch(pr *program, tokens []Token, sink func(i int, logits []float32) error) (Timing, error) {
+	machine := c.m
 	if pr.sections == nil {
 		if err := machine.load(c.ctx, pr); err != nil {
 			return Timing{}, err
@@ -264,7 +286,7 @@ func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error)
 	machine.trace.begin(pr, machine.pos[tokens[0].Sequence], len(tokens), machine.tick())
 	machine.places = machine.places[:0]
 	for i, token := range tokens {
-		machine.ids[i] = token.ID
+		pr.ids[i] = token.ID
 		machine.places = append(machine.places, driver.Place{Sequence: token.Sequence,
 			Pos: machine.pos[token.Sequence]})
 	}
@@ -282,7 +304,7 @@ func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error)
 	for i, token := range tokens {
 		machine.pos[token.Sequence]++
 		if sink != nil {
-			if err := sink(i, machine.logits[i*machine.Vocabulary():][:machine.Vocabulary()]); err != nil {
+			if err := sink(i, pr.logits[i*machine.Vocabulary():][:machine.Vocabulary()]); err != nil {
 				return Timing{}, err
 			}
 		}
@@ -295,11 +317,11 @@ func (c *Control) Truncate(sequence, positions int) {
 	c.m.pos[sequence] = max(0, min(c.m.pos[sequence], positions))
 }
 
-// batch is the smallest program that decodes n sequences together, n at least 2.
-func (m *Machine) batch(n int) *program {
+// batch is the smallest program of a processor, "" for all of them, that decodes n sequences together, n at least 2.
+func (m *Machine) batch(n int, on string) *program {
 	var best *program
 	for _, pr := range m.order {
-		if pr.Batch() && pr.Rows >= n && (best == nil || pr.Rows < best.Rows) {
+		if pr.Batch() && pr.On == on && pr.Rows >= n && (best == nil || pr.Rows < best.Rows) {
 			best = pr
 		}
 	}
@@ -380,7 +402,7 @@ func (m *Machine) section(sec *section, call driver.Scalars) error {
 			own = i
 			continue
 		}
-		cs.crew.work = cs
+		cs.crew.work = append(cs.crew.work[:0], cs)
 		cs.crew.begin()
 	}
 	if own >= 0 {

@@ -45,6 +45,9 @@ type Workload struct {
 	Batches Rows `json:"batches,omitempty" yaml:"batches,omitempty,flow"`
 	// Parallel says how many sequences wait to be decoded together; empty: every batch counts the same.
 	Parallel []Parallel `json:"parallel,omitempty" yaml:"parallel,omitempty"`
+	// Beside has a plan get programs with which one processor processes a prompt while another one decodes, where two of
+	// them get more done so than all of them by turns.
+	Beside bool `json:"beside,omitempty" yaml:"beside,omitempty"`
 	// Weights are the importance of a second of prefill and of a second of decode.
 	Weights Weights `json:"weights,omitzero" yaml:"weights,omitempty"`
 	// Experts say how capacity tiers are chosen, where solve is given the loads of experts.

@@ -1,0 +1,199 @@
+package executor
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// flight is a chunk of a prompt that one processor works on while the control thread does something else. Its crew
+// walks all sections of its program by itself: they have one lane each, and so nobody to meet.
+type flight struct {
+	program  *program
+	sequence int
+	count    int            // tokens
+	parts    []*crewSection // of the sections that run
+	logits   bool           // the last part computes them
+	crew     *crew
+	target   uint64 // of crew.done, once all parts are through
+	start    driver.Tick
+}
+
+// errClosed ends what is under way when a machine is closed.
+var errClosed = errors.New("the machine was closed")
+
+// Beside reports whether the plan has a processor that processes prompts while another one decodes.
+func (m *Machine) Beside() bool {
+	return m.plan.Beside != nil && m.trace == nil && m.observe == nil && !m.control.virt
+}
+
+// Begin has the processor that works beside decoding start on the next chunk of a sequence, and returns how many of the
+// tokens that is; logits says whether those of its last token are wanted. One chunk is processed at a time, and a call
+// of Extend, Chunk or Step waits for its end. Meanwhile StepBeside decodes other sequences. Await ends it, in this job
+// or a later one. A single token is not processed so.
+func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, err error) {
+	machine := c.m
+	if !machine.Beside() || len(tokens) < 2 {
+		return 0, diag.New(diag.ClassUsage, "begin: nothing of %d tokens is processed beside other calls", len(tokens))
+	}
+	if machine.flight != nil {
+		return 0, diag.New(diag.ClassUsage, "begin: sequence %d is still being processed", machine.flight.sequence)
+	}
+	if err := machine.admits(sequence, tokens); err != nil {
+		return 0, err
+	}
+	pr := machine.besidePrompt(len(tokens))
+	if pr.sections == nil {
+		if err := machine.load(c.ctx, pr); err != nil {
+			return 0, err
+		}
+	}
+	count = min(len(tokens), pr.Rows)
+	copy(pr.ids, tokens[:count])
+	pos := machine.pos[sequence]
+	call := driver.Scalars{Sequence: sequence, Seq: pos + len(tokens), Pos: pos, Rows: count, Row: count - 1}
+	started := &flight{program: pr, sequence: sequence, count: count, logits: logits && count == len(tokens),
+		start: machine.control.proc.Now()}
+	for _, section := range pr.sections {
+		if section.Logits && !started.logits {
+			continue
+		}
+		part := section.crews[0]
+		part.reset(section.iters, call)
+		started.parts = append(started.parts, part)
+		started.crew = part.crew
+	}
+	started.crew.work = append(started.crew.work[:0], started.parts...)
+	started.crew.begin()
+	started.target = started.crew.start.Load()
+	machine.flight = started
+	return count, nil
+}
+
+// besidePrompt is the program for the next chunk of n tokens beside decoding: the smallest that takes all of them, or
+// the largest.
+func (m *Machine) besidePrompt(n int) (best *program) {
+	for _, pr := range m.order {
+		if pr.On != m.plan.Beside.Prefill || pr.Phase.Phase != "prefill" {
+			continue
+		}
+		switch {
+		case best == nil,
+			pr.Rows >= n && (best.Rows < n || pr.Rows < best.Rows),
+			pr.Rows < n && best.Rows < pr.Rows:
+			best = pr
+		}
+	}
+	return best
+}
+
+// Ended reports whether the chunk that Begin has started is processed, or given up.
+func (c *Control) Ended() bool {
+	current := c.m.flight
+	return current == nil || current.crew.done.Load() >= current.target
+}
+
+// Await waits for the end of the chunk that Begin has started and passes the logits of its last token to sink, where
+// those were wanted. It returns how long the chunk has taken.
+func (c *Control) Await(sink func(logits []float32) error) (Timing, error) {
+	machine := c.m
+	current := machine.flight
+	if current == nil {
+		return Timing{}, diag.New(diag.ClassUsage, "await: nothing has begun")
+	}
+	if err := machine.settled(); err != nil {
+		return Timing{}, err
+	}
+	machine.flight = nil
+	machine.pos[current.sequence] += current.count
+	took := Timing{NS: int64(machine.control.proc.Now() - current.start)}
+	if err := machine.intact(); err != nil {
+		return took, err
+	}
+	if current.logits && sink != nil {
+		return took, sink(current.program.logits[:machine.Vocabulary()])
+	}
+	return took, nil
+}
+
+// StepBeside is Step while a chunk is processed: by the processor that decodes meanwhile.
+func (c *Control) StepBeside(tokens []Token, sink func(i int, logits []float32) error) (Timing, error) {
+	machine := c.m
+	if !machine.Beside() {
+		return Timing{}, diag.New(diag.ClassUsage, "step: the plan decodes nothing beside prompts")
+	}
+	if err := machine.admitsBatch(tokens); err != nil {
+		return Timing{}, err
+	}
+	for i, token := range tokens {
+		if current := machine.flight; current != nil && current.sequence == token.Sequence {
+			return Timing{}, diag.New(diag.ClassUsage, "step: token %d is of sequence %d, whose prompt is being processed",
+				i, token.Sequence)
+		}
+	}
+	switch len(tokens) {
+	case 0:
+		return Timing{}, diag.New(diag.ClassUsage, "step: no tokens")
+	case 1:
+		return c.alone(tokens[0], sink)
+	}
+	return c.batch(machine.batch(len(tokens), machine.plan.Beside.Decode), tokens, sink)
+}
+
+// alone decodes one sequence by the processor that decodes beside prompts.
+func (c *Control) alone(token Token, sink func(i int, logits []float32) error) (Timing, error) {
+	machine := c.m
+	pr := machine.programs[machine.plan.Program.ProgramOn(machine.plan.Beside.Decode, 1).Name]
+	if pr.sections == nil {
+		if err := machine.load(c.ctx, pr); err != nil {
+			return Timing{}, err
+		}
+	}
+	start := machine.meet()
+	machine.one[0] = token.ID
+	if _, err := c.call(pr, token.Sequence, machine.one[:], 0, WantLast, sink); err != nil {
+		return Timing{}, err
+	}
+	return Timing{NS: int64(machine.meet() - start)}, machine.intact()
+}
+
+// settled waits until nothing is processed beside the caller.
+func (m *Machine) settled() error {
+	current := m.flight
+	if current == nil {
+		return nil
+	}
+	left := func(now int64) (ns int64) {
+		for _, part := range current.parts {
+			ns += part.left(now)
+		}
+		return ns
+	}
+	if !m.await(m.control.crew, func() bool { return current.crew.done.Load() >= current.target }, left,
+		func(int64) bool { return m.broken.Load() != nil }) {
+		return *m.broken.Load()
+	}
+	if slices.ContainsFunc(current.parts, func(part *crewSection) bool { return !part.finished() }) {
+		m.flight = nil
+		switch failure := m.poison.Load(); {
+		case current.crew.failed != nil:
+			return current.crew.failed
+		case failure != nil:
+			return *failure
+		}
+		return diag.New(diag.ClassRun, "the chunk of sequence %d that was begun was given up", current.sequence)
+	}
+	return nil
+}
+
+// abandon gives up what is processed beside the caller, because of an error.
+func (m *Machine) abandon(because error) {
+	if m.flight == nil {
+		return
+	}
+	m.fail(because)
+	_ = m.settled() // which says the same error
+	m.flight = nil
+}

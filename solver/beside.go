@@ -1,0 +1,184 @@
+package solver
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/socs/timeline"
+	"github.com/hetc/hetc/solver/price"
+)
+
+// worthwhile is the share of the time of turns that work side by side must stay below: less would not be seen.
+const worthwhile = 0.98
+
+// beside decides which processor processes prompts while another one decodes (Agent.xpu sec. 4.3), where the workload
+// asks for it. Every pair of processors that may work at the same time is lowered and predicted. What a pair is worth is
+// the time that it takes for a chunk of a prompt and the tokens that are decoded meanwhile, over the time of the plan's
+// own programs for the same work by turns: the mean over all buckets and batches. The pair that is worth most is taken,
+// if it is worth anything and the plan still keeps all bounds.
+func (s *session) beside(plan *planir.Plan) error {
+	if !s.want.Beside {
+		return nil
+	}
+	if why := s.besideNot(plan); why != "" {
+		s.note("nothing is processed beside decoding: %s", why)
+		return nil
+	}
+	best, least := plan, worthwhile
+	for _, prefill := range s.Procs {
+		for _, decode := range s.Procs {
+			if !s.mayWorkBeside(&prefill, &decode) {
+				continue
+			}
+			candidate := *plan
+			candidate.Beside = &planir.Beside{Prefill: prefill.Name, Decode: decode.Name}
+			share, err := s.timeBeside(&candidate)
+			if err != nil {
+				return err
+			}
+			if share >= least {
+				continue
+			}
+			memory := planir.MemoryOf(&candidate)
+			memory.Max = plan.Memory.Max
+			held := memory.Weights + memory.Prepacked
+			if held > plan.Memory.Weights+plan.Memory.Prepacked {
+				continue // weights would be held twice
+			}
+			candidate.Memory = &memory
+			taken, err := s.taken(&candidate)
+			if err != nil {
+				return err
+			}
+			if memory.Max > 0 && memory.Total > memory.Max || len(s.broken(&candidate, taken)) > 0 {
+				s.note("%s could process prompts while %s decodes, and the buffers for it break a bound", prefill.Name,
+					decode.Name)
+				continue
+			}
+			best, least = &candidate, share
+		}
+	}
+	if best == plan {
+		s.note("nothing is processed beside decoding: no two processors get more done side by side than by turns")
+		return nil
+	}
+	*plan = *best
+	return nil
+}
+
+// besideNot is why no processors of a plan may work side by side, "" where some may. Requests are to get the same bits,
+// whichever programs process them: products must be of integers, in one scheme for prefill and decode.
+func (s *session) besideNot(plan *planir.Plan) string {
+	if len(s.want.Buckets) == 0 {
+		return "the plan has no program for prompts"
+	}
+	for i := range plan.Decisions {
+		decision := &plan.Decisions[i]
+		if decision.Scheme == "" || strings.HasPrefix(decision.Node, "embed.") {
+			continue
+		}
+		if !decision.Scheme.QuantisedRows() {
+			return fmt.Sprintf("%s computes in floating point (%s), so that its results depend on what processes it",
+				decision.Node, decision.Scheme)
+		}
+		if one := plan.DecisionFor(decision.Node, 1); one != nil && one.Scheme != decision.Scheme {
+			return fmt.Sprintf("%s has scheme %s in prefill and %s in decode", decision.Node, decision.Scheme, one.Scheme)
+		}
+	}
+	return ""
+}
+
+// mayWorkBeside reports whether one processor can process prompts while another one decodes: they share no core, the
+// control processor's thread is free for the caller, and both take any number of rows, read the common weights and
+// execute every operator.
+func (s *session) mayWorkBeside(prefill, decode *planir.Proc) bool {
+	control := s.in.SoC.Control
+	if prefill.Name == decode.Name || prefill.Name == control || s.Thread(prefill.Name) == s.Thread(control) {
+		return false
+	}
+	if slices.ContainsFunc(prefill.Cores, func(core int) bool { return slices.Contains(decode.Cores, core) }) {
+		return false
+	}
+	for _, proc := range []*planir.Proc{prefill, decode} {
+		if !proc.DynamicRows || proc.Bakes || !proc.WeightRanges {
+			return false
+		}
+	}
+	for _, rows := range s.want.Rows() {
+		on := prefill.Name
+		if s.decodes(rows) {
+			on = decode.Name
+		}
+		posed, err := s.program(rows, s.assigned(rows))
+		if err != nil {
+			return false
+		}
+		if _, whole := posed.only(on); !whole {
+			return false
+		}
+	}
+	return true
+}
+
+// timeBeside lowers a plan with its programs side by side, predicts each pair of them, and returns what the pairs take
+// over what the same work takes by turns, on average.
+func (s *session) timeBeside(plan *planir.Plan) (float64, error) {
+	predicted := map[string]int64{}
+	for i := range plan.Predictions {
+		predicted[plan.Predictions[i].Program] = plan.Predictions[i].PlanNS
+	}
+	if err := s.lower(plan); err != nil {
+		return 0, err
+	}
+	beside, on := plan.Beside, timeline.Machine{Memory: *s.prices.Memory()}
+	phases := map[int][]timeline.Phase{} // of programs, by rows
+	for i := range plan.Program.Beside {
+		program := &plan.Program.Beside[i]
+		of, err := s.efforts(plan, program)
+		if err != nil {
+			return 0, err
+		}
+		phases[program.Rows] = inOrder(program, of)
+	}
+	sum, pairs := 0.0, 0
+	for _, rows := range s.want.Buckets {
+		for _, batch := range append([]int{1}, s.want.Batches...) {
+			pair := planir.BesidePair{
+				PrefillRows: rows, DecodeRows: batch,
+				PrefillNS: price.Whole(timeline.Beside(&on, []string{beside.Prefill, beside.Decode},
+					[][]timeline.Phase{phases[rows], phases[batch]})),
+				DecodeNS: price.Whole(timeline.Beside(&on, []string{beside.Decode, beside.Prefill},
+					[][]timeline.Phase{phases[batch], phases[rows]})),
+			}
+			beside.Pairs = append(beside.Pairs, pair)
+			together, one := predicted[lower.ProgramName(rows, false)], predicted[lower.ProgramName(batch, true)]
+			if pair.DecodeNS <= 0 || together <= 0 || one <= 0 {
+				return 0, diag.New(diag.ClassInternal, "BUG: %d rows beside %d take %d and %d ns, by turns %d and %d", rows,
+					batch, pair.PrefillNS, pair.DecodeNS, together, one)
+			}
+			tokens := float64(pair.PrefillNS) / float64(pair.DecodeNS) // iterations of decode meanwhile
+			sum += float64(pair.PrefillNS) / (float64(together) + float64(tokens*float64(one)))
+			pairs++
+		}
+	}
+	return sum / float64(pairs), nil
+}
+
+// inOrder is what a program of one processor does, from the first section to the last, layer by layer.
+func inOrder(program *planir.Phase, of map[stepKey]effort) (out []timeline.Phase) {
+	for i := range program.Sections {
+		section := &program.Sections[i]
+		for range max(1, section.Layers) {
+			for _, lane := range section.Lanes {
+				for j := range lane.Steps {
+					out = append(out, of[stepKey{lane.Proc, lane.Steps[j].Node, lane.Steps[j].Run}].phases...)
+				}
+			}
+		}
+	}
+	return out
+}
