@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -63,6 +64,17 @@ type Config struct {
 	ChunkNS func(n int) (tokens int, ns int64)
 	// DecodeNS predicts an iteration that decodes one token of each of n requests.
 	DecodeNS func(n int) int64
+	// Beside predicts what happens when one processor processes the next chunk of n tokens of a prompt while another one
+	// decodes a token of each of batch requests, again and again; false: that is not possible. nil: it never is.
+	Beside func(n, batch int) (Side, bool)
+}
+
+// Side is what a chunk and the iterations beside it take.
+type Side struct {
+	Tokens   int   // of the prompt
+	ChunkNS  int64 // while requests decode
+	AloneNS  int64 // while nothing else happens
+	DecodeNS int64 // an iteration meanwhile
 }
 
 // Default are the settings of a server with this many slots; what predicts times is to be added.
@@ -104,13 +116,15 @@ type Kind uint8
 const (
 	Idle    Kind = iota // there is nothing to do before the next request
 	Prefill             // process the next chunk of a prompt
-	Decode              // decode one token of each of some requests
+	Decode              // decode one token of each of some requests; while a chunk is processed, beside it
+	Begin               // have a processor begin with the next chunk of a prompt, and ask again at once
+	Await               // wait for the end of the chunk that was begun
 )
 
 // Action is one program call. Requests are valid until the next call of a method.
 type Action struct {
 	Kind     Kind
-	Requests []ID // one of Prefill, at least one of Decode
+	Requests []ID // one of Prefill, Begin and Await, at least one of Decode
 }
 
 // ErrFull says that as many requests wait as may.
@@ -139,6 +153,7 @@ type State struct {
 	turn   bool  // a chunk has run since the last iteration
 	credit int64 // ns that proactive prompts may take beside reactive decoding
 	latest ID    // whose chunk ran last, 0 once its prompt is processed
+	beside ID    // whose chunk was begun and has not ended; 0: none
 	counts Counts
 }
 
@@ -147,6 +162,7 @@ type Counts struct {
 	Chunks, Iterations int64
 	Preemptions        int64 // times a prompt had to wait, half processed, for another request's
 	Piggybacked        int64 // tokens of proactive requests decoded together with reactive ones
+	Beside             int64 // chunks that were processed beside decoding
 }
 
 // New is a State without requests.
@@ -215,7 +231,11 @@ func (s *State) Reused(id ID, tokens int) {
 // Prefilled says that a chunk of this many tokens of a request's prompt has been processed.
 func (s *State) Prefilled(now int64, id ID, tokens int) {
 	s.counts.Chunks++
-	s.turn = true
+	if s.beside == id {
+		s.beside = 0
+	} else {
+		s.turn = true
+	}
 	if t := s.find(id); t != nil {
 		t.left = max(0, t.left-tokens)
 		t.length += tokens
@@ -238,7 +258,8 @@ func (s *State) Decoded(now int64, ids []ID) {
 	}
 }
 
-// End forgets a request: it has all its tokens, or nobody wants them any more.
+// End forgets a request: it has all its tokens, or nobody wants them any more. One whose chunk was begun ends only after
+// that.
 func (s *State) End(id ID) {
 	s.tasks = slices.DeleteFunc(s.tasks, func(t *task) bool { return t.ID == id })
 	if s.latest == id {
@@ -278,7 +299,7 @@ func (s *State) together() Action {
 }
 
 // byClass is the policy Full. While a reactive prompt is processed, reactive decoding takes turns with its chunks; while
-// reactive requests decode, proactive prompts get the time that Gap allows.
+// reactive requests decode, proactive prompts are processed beside them, or get the time that Gap allows.
 func (s *State) byClass(now int64) Action {
 	var reactive, proactive []*task
 	for _, t := range s.tasks {
@@ -289,6 +310,9 @@ func (s *State) byClass(now int64) Action {
 		}
 	}
 	urgent := s.decoding(reactive)
+	if s.beside != 0 {
+		return s.meanwhile(reactive, proactive)
+	}
 	if next := s.prompt(reactive, s.config.Slots); next != nil {
 		if s.turn && len(urgent) > 0 {
 			return s.decode(s.piggyback(urgent, proactive))
@@ -298,10 +322,17 @@ func (s *State) byClass(now int64) Action {
 	next := s.prompt(proactive, s.config.Slots-s.config.Reserved)
 	if len(urgent) == 0 {
 		s.credit = 0
-		if next != nil {
+		batch := s.decoding(proactive)
+		if next != nil && !s.pays(next, len(batch), math.Inf(1)) {
 			return s.prefill(next)
 		}
-		return s.decode(s.decoding(proactive))
+		if next != nil {
+			return s.begin(next)
+		}
+		return s.decode(batch)
+	}
+	if next != nil && s.pays(next, len(urgent), 1+s.config.Slack) {
+		return s.begin(next)
 	}
 	if next != nil {
 		if _, ns := s.config.ChunkNS(next.left); s.credit >= ns {
@@ -317,6 +348,51 @@ func (s *State) byClass(now int64) Action {
 	return s.decode(batch)
 }
 
+// pays reports whether the next chunk of a prompt is to be processed beside the decoding of so many requests: that is
+// possible, takes less time than a call of all processors for the chunk and calls for the tokens that are decoded
+// meanwhile, and makes an iteration at most slower times as long.
+func (s *State) pays(next *task, batch int, slower float64) bool {
+	if s.config.Beside == nil || batch == 0 {
+		return false
+	}
+	side, possible := s.config.Beside(next.left, batch)
+	if !possible || side.DecodeNS <= 0 {
+		return false
+	}
+	one := float64(s.config.DecodeNS(batch))
+	if float64(side.DecodeNS) > slower*one {
+		return false
+	}
+	tokens, ns := s.config.ChunkNS(next.left)
+	turns := float64(ns)*float64(side.Tokens)/float64(tokens) + one*float64(side.ChunkNS)/float64(side.DecodeNS)
+	return float64(side.ChunkNS) < turns
+}
+
+// begin is the action that begins with the next chunk of a request's prompt.
+func (s *State) begin(t *task) Action {
+	s.prefill(t)
+	s.beside = t.ID
+	s.counts.Beside++
+	return Action{Begin, s.ids}
+}
+
+// meanwhile is what to do beside a chunk: decode, unless that would only delay a reactive prompt, which waits for the
+// chunk's end.
+func (s *State) meanwhile(reactive, proactive []*task) Action {
+	batch := s.decoding(reactive)
+	switch {
+	case len(batch) > 0:
+		batch = s.piggyback(batch, proactive)
+	case s.prompt(reactive, s.config.Slots) == nil:
+		batch = s.decoding(proactive)
+	}
+	if len(batch) == 0 {
+		s.ids = append(s.ids[:0], s.beside)
+		return Action{Await, s.ids}
+	}
+	return s.decode(batch)
+}
+
 // prompt is the request among these whose prompt is to be processed next: the one that came first, if there is a slot
 // for it. slots is how many may be in use with it.
 func (s *State) prompt(among []*task, slots int) *task {
@@ -327,7 +403,7 @@ func (s *State) prompt(among []*task, slots int) *task {
 		}
 	}
 	for _, t := range among { // in the order of arrival
-		if t.left > 0 && (t.slot || used < slots) {
+		if t.left > 0 && t.ID != s.beside && (t.slot || used < slots) {
 			return t
 		}
 	}

@@ -20,6 +20,17 @@ func config(policy scheduler.Policy, slots int) scheduler.Config {
 	return out
 }
 
+// side has one of two processors process a chunk, in 18 us a token beside decoding and 15 us alone, while the other one
+// decodes a quarter slower.
+func side(c *scheduler.Config) {
+	decode := c.DecodeNS
+	c.Beside = func(n, batch int) (scheduler.Side, bool) {
+		tokens := min(n, 100)
+		return scheduler.Side{Tokens: tokens, ChunkNS: int64(tokens) * 18_000, AloneNS: int64(tokens) * 15_000,
+			DecodeNS: decode(batch) * 5 / 4}, n > 1
+	}
+}
+
 // job is a request of a test, and what became of it.
 type job struct {
 	scheduler.Request
@@ -40,6 +51,8 @@ func play(t interface{ Fatalf(string, ...any) }, config scheduler.Config, jobs [
 	queue := slices.Clone(jobs)
 	slices.SortStableFunc(queue, func(a, b *job) int { return int(a.at - b.at) })
 	now, running := int64(0), map[scheduler.ID]bool{}
+	var flying *job // whose chunk is processed beside decoding
+	part := 0.0     // of it that is done
 	progress := func(j *job) {
 		j.gap = max(j.gap, now-j.moved)
 		j.moved = now
@@ -54,6 +67,31 @@ func play(t interface{ Fatalf(string, ...any) }, config scheduler.Config, jobs [
 			state.End(j.ID)
 			delete(running, j.ID)
 		}
+	}
+	begins := func(id scheduler.ID) *job {
+		j := byID[id]
+		if !running[j.ID] {
+			running[j.ID], j.moved = true, now
+		}
+		if flying != nil {
+			t.Fatalf("a chunk of request %d begins, and one of request %d has not ended", j.ID, flying.ID)
+		}
+		return j
+	}
+	processed := func(j *job, tokens int) {
+		j.left -= tokens
+		state.Prefilled(now, j.ID, tokens)
+		if j.left == 0 {
+			progress(j) // the first token comes from the last chunk
+		} else {
+			j.gap, j.moved = max(j.gap, now-j.moved), now
+		}
+	}
+	lands := func() {
+		j := flying
+		s, _ := config.Beside(j.left, 1)
+		flying = nil
+		processed(j, s.Tokens)
 	}
 	for steps := 0; ; steps++ {
 		if steps > 1_000_000 {
@@ -78,23 +116,31 @@ func play(t interface{ Fatalf(string, ...any) }, config scheduler.Config, jobs [
 			}
 			now = queue[0].at
 		case scheduler.Prefill:
-			j := byID[action.Requests[0]]
-			if !running[j.ID] {
-				running[j.ID], j.moved = true, now
-			}
+			j := begins(action.Requests[0])
 			tokens, ns := config.ChunkNS(j.left)
 			now += ns
-			j.left -= tokens
-			state.Prefilled(now, j.ID, tokens)
+			processed(j, tokens)
 			kinds = append(kinds, "prefill")
-			if j.left == 0 {
-				progress(j) // the first token comes from the last chunk
-			} else {
-				j.gap, j.moved = max(j.gap, now-j.moved), now
+		case scheduler.Begin:
+			flying, part = begins(action.Requests[0]), 0
+			kinds = append(kinds, "begin")
+		case scheduler.Await:
+			if flying == nil || flying.ID != action.Requests[0] {
+				t.Fatalf("waits for request %d, of which no chunk was begun", action.Requests[0])
 			}
+			s, _ := config.Beside(flying.left, 1)
+			now += int64((1 - part) * float64(s.AloneNS))
+			kinds = append(kinds, "await")
+			lands()
 		case scheduler.Decode:
 			ids := slices.Clone(action.Requests)
-			now += config.DecodeNS(len(ids))
+			if flying == nil {
+				now += config.DecodeNS(len(ids))
+			} else {
+				s, _ := config.Beside(flying.left, len(ids))
+				now += s.DecodeNS
+				part += float64(s.DecodeNS) / float64(s.ChunkNS)
+			}
 			state.Decoded(now, ids)
 			kinds = append(kinds, "decode")
 			for _, id := range ids {
@@ -102,6 +148,9 @@ func play(t interface{ Fatalf(string, ...any) }, config scheduler.Config, jobs [
 					t.Fatalf("decoded request %d, of whose prompt %d tokens are left", id, j.left)
 				}
 				progress(byID[id])
+			}
+			if flying != nil && part >= 1 {
+				lands()
 			}
 		}
 		if len(running) > config.Slots {
@@ -131,6 +180,9 @@ func TestEveryRequestEnds(t *testing.T) {
 		c.AgeNS = rapid.SampledFrom([]int64{0, 1e6, 1e9}).Draw(t, "age")
 		c.Gap = rapid.SampledFrom([]float64{0, 0.2, 0.9}).Draw(t, "gap")
 		c.Queue = 0
+		if rapid.Bool().Draw(t, "beside") {
+			side(&c)
+		}
 		jobs := drawJobs(t)
 		play(t, c, jobs)
 		for _, j := range jobs {
@@ -147,6 +199,11 @@ func TestReactiveWaitsForOneBoundary(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := config(scheduler.Full, rapid.IntRange(2, 6).Draw(t, "slots"))
 		c.AgeNS, c.Queue = 0, 0
+		boundary := max(c.DecodeNS(c.Slots), 100*10_000)
+		if rapid.Bool().Draw(t, "beside") {
+			side(&c)
+			boundary = c.DecodeNS(c.Slots)*5/4 + 100*15_000 // an iteration, then the rest of the chunk beside it
+		}
 		jobs := drawJobs(t)
 		for _, j := range jobs {
 			j.Class = scheduler.Proactive
@@ -155,7 +212,6 @@ func TestReactiveWaitsForOneBoundary(t *testing.T) {
 			Class: scheduler.Reactive}, at: rapid.Int64Range(0, 40e6).Draw(t, "own at"), tokens: 5}
 		play(t, c, append(jobs, one))
 		idle := int64(one.Prompt) * 10_000
-		boundary := max(c.DecodeNS(c.Slots), 100*10_000)
 		if took := one.first - one.at; took > idle+boundary {
 			t.Fatalf("first token after %d ns: %d on an idle machine, and a boundary is at most %d", took, idle, boundary)
 		}
@@ -231,6 +287,41 @@ func TestPiggyback(t *testing.T) {
 			t.Errorf("slack %v: got %v, want %v decoded", slack, got, want)
 		}
 	}
+}
+
+// Background prompts are processed beside decoding where that takes less time than turns, and beside reactive decoding
+// where it stays within the slack; a reactive prompt gets all processors, and waits for the chunk that was begun.
+func TestBeside(t *testing.T) {
+	want := func(what string, c scheduler.Config, classes []scheduler.Class, kinds ...string) {
+		t.Helper()
+		var jobs []*job
+		for i, class := range classes {
+			jobs = append(jobs, &job{Request: scheduler.Request{ID: scheduler.ID(i + 1), Prompt: 100, Class: class},
+				at: int64(i) * 1_100_000, tokens: 20})
+		}
+		_, got := play(t, c, jobs)
+		if len(got) < len(kinds) || !slices.Equal(got[:len(kinds)], kinds) {
+			t.Errorf("%s: got %v, want %v first", what, got[:min(len(got), len(kinds))], kinds)
+		}
+	}
+	c := config(scheduler.Full, 4)
+	side(&c)
+	background, urgent := []scheduler.Class{0, 0}, []scheduler.Class{1, 0}
+	want("background", c, background, "prefill", "decode", "begin", "decode", "decode")
+	c.Slack = 0.25
+	want("within the slack", c, urgent, "prefill", "decode", "begin", "decode", "decode")
+	c.Slack = 0.1
+	want("beyond the slack", c, urgent, "prefill", "decode", "decode", "decode")
+	want("a reactive prompt", c, []scheduler.Class{1, 1}, "prefill", "decode", "prefill")
+	want("interrupted", c, []scheduler.Class{0, 0, 1}, "prefill", "decode", "begin", "decode", "decode", "decode", "decode", "await", "prefill")
+	slow := c.Beside
+	c.Beside = func(n, batch int) (scheduler.Side, bool) {
+		s, ok := slow(n, batch)
+		s.ChunkNS *= 10
+		return s, ok && s.DecodeNS > 0
+	}
+	c.DecodeNS = func(int) int64 { return 20_000 } // turns cost nothing then
+	want("slower than turns", c, background, "prefill", "decode")
 }
 
 // A half-processed prompt that has to wait is counted, and goes on where it was.

@@ -46,9 +46,14 @@ func (s *Server) loop(ctx context.Context) error {
 		}
 		began := time.Now()
 		var err error
-		if action == scheduler.Prefill {
+		switch action {
+		case scheduler.Prefill:
 			err = s.prefill(ctx, batch[0])
-		} else {
+		case scheduler.Begin:
+			err = s.begin(ctx, batch[0])
+		case scheduler.Await:
+			err = s.await(ctx)
+		default:
 			err = s.decode(ctx, batch)
 		}
 		if err != nil {
@@ -67,7 +72,7 @@ func (s *Server) decide(batch *[]*Answer) (action scheduler.Kind, over bool) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	for _, answer := range s.answers {
-		if answer.cancelled {
+		if answer.cancelled && answer != s.beside { // whose slot is being written
 			s.metrics.Cancelled[answer.request.Class]++
 			answer.reason = Cancelled
 			s.finish(answer)
@@ -97,7 +102,6 @@ func (s *Server) prefill(ctx context.Context, answer *Answer) error {
 	if answer.slot < 0 {
 		s.place(answer)
 	}
-	at := &s.slots[answer.slot]
 	var drawn Token
 	var wrong error
 	count := 0
@@ -113,6 +117,14 @@ func (s *Server) prefill(ctx context.Context, answer *Answer) error {
 	if err != nil {
 		return err
 	}
+	s.prefilled(answer, count, drawn, wrong)
+	return nil
+}
+
+// prefilled notes that the next tokens of a prompt are in the cache. drawn is the first token of the answer where these
+// were the last ones.
+func (s *Server) prefilled(answer *Answer, count int, drawn Token, wrong error) {
+	prompt, at := answer.request.Prompt, &s.slots[answer.slot]
 	at.tokens = append(at.tokens, prompt[answer.done:answer.done+count]...)
 	if at.prefilled == answer.done {
 		at.prefilled += count
@@ -124,12 +136,51 @@ func (s *Server) prefill(ctx context.Context, answer *Answer) error {
 	if answer.done == len(prompt) {
 		s.take(answer, drawn, wrong)
 	}
+}
+
+// begin has a processor begin with the next chunk of a prompt.
+func (s *Server) begin(ctx context.Context, answer *Answer) error {
+	if answer.slot < 0 {
+		s.place(answer)
+	}
+	rest := answer.request.Prompt[answer.done:]
+	if len(rest) < 2 { // what was in the cache left too little for a chunk
+		return s.prefill(ctx, answer)
+	}
+	err := s.machine.Do(ctx, func(control *executor.Control) (err error) {
+		control.Truncate(answer.slot, answer.done)
+		s.besideCount, err = control.Begin(answer.slot, rest, true)
+		return err
+	})
+	if err == nil {
+		s.beside = answer
+	}
+	return err
+}
+
+// await waits for the end of the chunk that was begun, and samples the first token when it was the prompt's last one.
+func (s *Server) await(ctx context.Context) error {
+	answer := s.beside
+	var drawn Token
+	var wrong error
+	err := s.machine.Do(ctx, func(control *executor.Control) error {
+		_, err := control.Await(func(logits []float32) error {
+			drawn, wrong = answer.draw(logits)
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	s.beside = nil
+	s.prefilled(answer, s.besideCount, drawn, wrong)
 	return nil
 }
 
 // decode decodes a token of each of the requests together, or several of one that has a draft.
 func (s *Server) decode(ctx context.Context, batch []*Answer) error {
-	if len(batch) == 1 {
+	if len(batch) == 1 && s.beside == nil {
 		if draft := s.drafted(batch[0]); draft != nil {
 			return s.speculate(ctx, batch[0], draft)
 		}
@@ -140,16 +191,32 @@ func (s *Server) decode(ctx context.Context, batch []*Answer) error {
 		tokens[i], ids[i] = executor.Token{Sequence: answer.slot, ID: answer.next}, answer.id
 	}
 	drawn, wrong := make([]Token, len(batch)), make([]error, len(batch))
-	err := s.machine.Do(ctx, func(control *executor.Control) error {
-		_, err := control.Step(tokens, func(i int, logits []float32) error {
+	ended := false // the chunk beside it
+	err := s.machine.Do(ctx, func(control *executor.Control) (err error) {
+		draw := func(i int, logits []float32) error {
 			drawn[i], wrong[i] = batch[i].draw(logits)
 			return nil
-		})
+		}
+		if s.beside == nil {
+			_, err = control.Step(tokens, draw)
+			return err
+		}
+		_, err = control.StepBeside(tokens, draw)
+		ended = control.Ended()
 		return err
 	})
 	if err != nil {
 		return err
 	}
+	s.decoded(batch, tokens, ids, drawn, wrong)
+	if ended {
+		return s.await(ctx)
+	}
+	return nil
+}
+
+// decoded gives requests the tokens that were drawn for them.
+func (s *Server) decoded(batch []*Answer, tokens []executor.Token, ids []scheduler.ID, drawn []Token, wrong []error) {
 	for _, token := range tokens {
 		at := &s.slots[token.Sequence]
 		at.tokens = append(at.tokens, token.ID)
@@ -160,7 +227,6 @@ func (s *Server) decode(ctx context.Context, batch []*Answer) error {
 	for i, answer := range batch {
 		s.take(answer, drawn[i], wrong[i])
 	}
-	return nil
 }
 
 // take gives a request the token that was drawn for it, and ends it where that was the last one. The mutex is held.

@@ -143,6 +143,9 @@ type Server struct {
 
 	slots []slot // of the loop
 	uses  int64
+	// whose chunk is processed beside decoding, and how many tokens that is; nil: nobody's
+	beside      *Answer
+	besideCount int
 }
 
 // Metrics count what has happened since New.
@@ -157,6 +160,7 @@ type Metrics struct {
 	Chunks           int64
 	Iterations       int64
 	Preemptions      int64
+	Beside           int64 // chunks processed beside decoding
 	DraftTokens      int64 // guessed, and RightTokens of them rightly
 	RightTokens      int64
 	BusyNS           int64 // in program calls
@@ -180,6 +184,9 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 	}
 	times := TimesOf(plan)
 	config.ChunkNS, config.DecodeNS = times.Chunk, times.Decode
+	if machine.Beside() {
+		config.Beside = times.Beside
+	}
 	state, err := scheduler.New(config)
 	if err != nil {
 		return nil, err
@@ -282,5 +289,6 @@ func (s *Server) Metrics() Metrics {
 	}
 	counts := s.state.Counts()
 	out.Chunks, out.Iterations, out.Preemptions = counts.Chunks, counts.Iterations, counts.Preemptions
+	out.Beside = counts.Beside
 	return out
 }

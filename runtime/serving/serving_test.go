@@ -40,6 +40,20 @@ func machine(t testing.TB, dir string) *executor.Machine {
 // machineIn is a model whose products have these schemes, by node and rows.
 func machineIn(t testing.TB, dir string, scheme func(node string, rows int) op.Scheme) *executor.Machine {
 	t.Helper()
+	return machineOf(t, dir, scheme, false)
+}
+
+// machineBeside is machine with a second core, which processes prompts while the first one decodes.
+func machineBeside(t testing.TB, dir string) *executor.Machine {
+	t.Helper()
+	if runtime.NumCPU() < 2 {
+		t.Skip("one core")
+	}
+	return machineOf(t, dir, func(string, int) op.Scheme { return op.A8TQ8C }, true)
+}
+
+func machineOf(t testing.TB, dir string, scheme func(node string, rows int) op.Scheme, beside bool) *executor.Machine {
+	t.Helper()
 	model, err := models.Open(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -71,8 +85,21 @@ func machineIn(t testing.TB, dir string, scheme func(node string, rows int) op.S
 		t.Fatal(err)
 	}
 	plan.Decisions = append(plan.Decisions, together...)
+	if beside {
+		second := plan.Procs[0]
+		second.Name, second.Select, second.Cores = "b", "1", []int{1}
+		plan.Procs = append(plan.Procs, second)
+		plan.Beside = &planir.Beside{Prefill: "b", Decode: "a"}
+	}
 	if err := lower.Lower(plan, &graph); err != nil {
 		t.Fatal(err)
+	}
+	if beside {
+		for _, pair := range [][4]int64{{16, 1, 200, 120}, {16, 2, 210, 130}, {16, 4, 220, 140}, {64, 1, 400, 120},
+			{64, 2, 410, 130}, {64, 4, 420, 140}} {
+			plan.Beside.Pairs = append(plan.Beside.Pairs, planir.BesidePair{PrefillRows: int(pair[0]),
+				DecodeRows: int(pair[1]), PrefillNS: pair[2] * 1e3, DecodeNS: pair[3] * 1e3})
+		}
 	}
 	for program, ns := range map[string]int64{"decode": 100, "decode@2": 110, "decode@4": 120, "prefill@16": 150,
 		"prefill@64": 300} { // as on a machine whose memory bounds it
@@ -164,7 +191,16 @@ func drawRequests(n, vocabulary int) (out []serving.Request) {
 // Every request gets the tokens that it gets alone, whatever runs beside it, is cancelled beside it, or was in the cache
 // before; under every policy.
 func TestAnswersAreThoseAlone(t *testing.T) {
-	x := machine(t, demo)
+	answersAreThoseAlone(t, machine(t, demo))
+}
+
+// The same where prompts are processed beside decoding.
+func TestAnswersBesideOthersAreThoseAlone(t *testing.T) {
+	answersAreThoseAlone(t, machineBeside(t, demo))
+}
+
+func answersAreThoseAlone(t *testing.T, x *executor.Machine) {
+	t.Helper()
 	count := 40
 	if testing.Short() {
 		count = 16
@@ -209,6 +245,9 @@ func TestAnswersAreThoseAlone(t *testing.T) {
 			}
 			if metrics.Chunks == 0 || metrics.Iterations == 0 || metrics.BusyNS == 0 {
 				t.Errorf("counted %+v", metrics)
+			}
+			if beside := x.Plan().Beside != nil && policy == scheduler.Full; beside != (metrics.Beside > 0) {
+				t.Errorf("%d chunks were processed beside decoding", metrics.Beside)
 			}
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/runtime/scheduler"
 )
 
 // Times are what a plan predicts of its programs.
@@ -70,6 +71,57 @@ func (t *Times) Chunk(n int) (tokens int, ns int64) {
 		}
 	}
 	return n, 0
+}
+
+// Beside is what the plan predicts of the next chunk of n tokens of a prompt beside the decoding of batch sequences;
+// false where the plan has nothing for that. A single token has no program of its own there.
+func (t *Times) Beside(n, batch int) (scheduler.Side, bool) {
+	beside := t.plan.Beside
+	if beside == nil || n < 2 {
+		return scheduler.Side{}, false
+	}
+	var best *planir.BesidePair
+	for i := range beside.Pairs {
+		pair := &beside.Pairs[i]
+		if pair.DecodeRows < batch || best != nil && best.PrefillRows >= n && pair.PrefillRows > best.PrefillRows {
+			continue
+		}
+		if best == nil || pair.PrefillRows > best.PrefillRows || pair.DecodeRows < best.DecodeRows {
+			best = pair
+		}
+	}
+	if best == nil {
+		return scheduler.Side{}, false
+	}
+	// Both processors compute just the rows there are: from one row to all of them the time is taken to be linear.
+	side := scheduler.Side{Tokens: min(n, best.PrefillRows), ChunkNS: best.PrefillNS, AloneNS: t.alone(best.PrefillRows),
+		DecodeNS: best.DecodeNS}
+	part := float64(side.Tokens) / float64(best.PrefillRows)
+	one := min(best.DecodeNS, side.ChunkNS, side.AloneNS)
+	side.ChunkNS = one + int64(float64(side.ChunkNS-one)*part)
+	side.AloneNS = one + int64(float64(side.AloneNS-one)*part)
+	return side, true
+}
+
+// alone is the time of a program of prefill on the processor that processes prompts beside decoding, with nothing beside.
+func (t *Times) alone(rows int) int64 {
+	for i := range t.plan.Program.Programs {
+		program := &t.plan.Program.Programs[i]
+		if program.Rows != rows || program.Phase != "prefill" {
+			continue
+		}
+		for j := range t.plan.Predictions {
+			if prediction := &t.plan.Predictions[j]; prediction.Program == program.Name {
+				for _, single := range prediction.Singles {
+					if single.Proc == t.plan.Beside.Prefill {
+						return single.NS
+					}
+				}
+				return prediction.PlanNS
+			}
+		}
+	}
+	return 0
 }
 
 // dynamic reports whether every processor computes just the rows of a call.

@@ -36,7 +36,7 @@ func Simulate(plan *planir.Plan, trace []Request, config scheduler.Config) (*Rep
 		return nil, diag.New(diag.ClassInput, "simulate: the plan predicts no times")
 	}
 	times := serving.TimesOf(plan)
-	config.ChunkNS, config.DecodeNS = times.Chunk, times.Decode
+	config.ChunkNS, config.DecodeNS, config.Beside = times.Chunk, times.Decode, times.Beside
 	config.Queue = 0
 	if config.Slots == 0 {
 		config.Slots = plan.Sequences()
@@ -66,6 +66,8 @@ type simulation struct {
 	arrived int   // requests so far
 	now     int64
 	busy    int64
+	beside  scheduler.ID // whose chunk is processed beside decoding; 0: none
+	part    float64      // of that chunk that is done
 }
 
 // run plays the trace to its end.
@@ -92,17 +94,51 @@ func (s *simulation) run() error {
 			}
 		case scheduler.Decode:
 			ids := slices.Clone(action.Requests)
-			s.spend(s.config.DecodeNS(len(ids)))
+			s.decode(len(ids))
 			s.state.Decoded(s.now, ids)
 			for _, id := range ids {
 				s.token(id)
 			}
+			s.arrive()
+		case scheduler.Begin:
+			s.beside, s.part = action.Requests[0], 0
+		case scheduler.Await:
+			side, _ := s.config.Beside(s.left[s.beside-1], 1)
+			s.spend(int64((1 - s.part) * float64(side.AloneNS)))
+			s.part = 1
+			s.arrive()
 		}
 	}
 }
 
 // at is when request number i of the trace arrives: ns.
 func (s *simulation) at(i int) int64 { return int64(s.trace[i].AtMS * 1e6) }
+
+// decode lets an iteration pass, and what of the chunk beside it is processed meanwhile.
+func (s *simulation) decode(requests int) {
+	if s.beside == 0 {
+		s.spend(s.config.DecodeNS(requests))
+		return
+	}
+	side, _ := s.config.Beside(s.left[s.beside-1], requests)
+	s.spend(side.DecodeNS)
+	s.part += float64(side.DecodeNS) / float64(max(1, side.ChunkNS))
+}
+
+// arrive ends the chunk beside decoding once all of it is done.
+func (s *simulation) arrive() {
+	if s.beside == 0 || s.part < 1 {
+		return
+	}
+	id := s.beside
+	side, _ := s.config.Beside(s.left[id-1], 1)
+	s.beside = 0
+	s.left[id-1] -= side.Tokens
+	s.state.Prefilled(s.now, id, side.Tokens)
+	if s.left[id-1] == 0 {
+		s.token(id)
+	}
+}
 
 // spend lets the clock go on while the machine computes.
 func (s *simulation) spend(ns int64) {
@@ -189,7 +225,7 @@ func Measure(ctx context.Context, machine *executor.Machine, trace []Request, co
 	}
 	metrics := server.Metrics()
 	return summarise(config.Policy, courses, metrics.BusyNS, scheduler.Counts{Chunks: metrics.Chunks,
-		Iterations: metrics.Iterations, Preemptions: metrics.Preemptions}), nil
+		Iterations: metrics.Iterations, Preemptions: metrics.Preemptions, Beside: metrics.Beside}), nil
 }
 
 // use sends a request and notes when its tokens come.
