@@ -93,6 +93,11 @@ func (c *checker) ownPrograms() {
 			}
 		}
 	}
+	for section := range c.plan.Program.sections() {
+		if section.program.On != "" && section.Flags != 0 {
+			c.fail(section.path()+".flags", "%d flags, and processor %q waits for no other", section.Flags, section.program.On)
+		}
+	}
 	for i, program := range c.plan.Program.All() {
 		path, beside := programPath(i, len(c.plan.Program.Programs)), c.plan.Beside
 		if i < len(c.plan.Program.Programs) {

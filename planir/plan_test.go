@@ -2,6 +2,7 @@ package planir_test
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"math"
 	"os"
@@ -611,6 +612,22 @@ func TestRules(t *testing.T) {
 			}
 		})
 		broken[c.rule] = true
+	}
+	for name, mutate := range besideFaults {
+		t.Run("P017 "+name, func(t *testing.T) {
+			p := besidePlan(t)
+			mutate(p)
+			found := planir.Check(p)
+			if len(found) == 0 {
+				t.Fatal("no rule is broken")
+			}
+			for _, d := range found {
+				if rule := cmp.Or(besideEarlier[name], "P017"); d.Code != rule || d.Hint == "" || d.Path == "" {
+					t.Errorf("breaks %s: %v", d.Code, d)
+				}
+			}
+		})
+		broken["P017"] = true
 	}
 	for _, r := range planir.Rules {
 		if !broken[r.ID] {
