@@ -197,6 +197,35 @@ func predictionRow(plan *planir.Plan, pr *planir.Prediction, procs []string, ene
 	return row
 }
 
+// showBeside prints the predicted times of programs that run side by side, and what the same work takes by turns.
+func showBeside(ui *cli.Streams, plan *planir.Plan) {
+	beside := plan.Beside
+	if beside == nil {
+		return
+	}
+	predicted := map[int]int64{} // of the programs of all processors, by rows
+	for i := range plan.Program.Programs {
+		program := &plan.Program.Programs[i]
+		for j := range plan.Predictions {
+			if plan.Predictions[j].Program == program.Name {
+				predicted[program.Rows] = plan.Predictions[j].PlanNS
+			}
+		}
+	}
+	ms := func(ns float64) string { return fmt.Sprintf("%.3f", ns/1e6) }
+	var rows [][]string
+	for _, pair := range beside.Pairs {
+		steps := float64(pair.PrefillNS) / float64(max(1, pair.DecodeNS))
+		turns := float64(predicted[pair.PrefillRows]) + steps*float64(predicted[pair.DecodeRows])
+		rows = append(rows, []string{strconv.Itoa(pair.PrefillRows), strconv.Itoa(pair.DecodeRows),
+			ms(float64(pair.PrefillNS)), ms(float64(pair.DecodeNS)), ms(turns),
+			fmt.Sprintf("%.2f", turns/float64(max(1, pair.PrefillNS)))})
+	}
+	ui.Printf("\nprompts on %s beside decoding on %s; by turns, all processors do the same work in:\n", beside.Prefill,
+		beside.Decode)
+	ui.Table([]string{">rows", ">sequences", ">chunk ms", ">step ms", ">by turns ms", ">by turns / beside"}, rows)
+}
+
 // ShowTarget tells that a plan is for the device of its SoC.
 func ShowTarget(ui *cli.Streams, plan *planir.Plan) {
 	if !plan.SoC.Target {
