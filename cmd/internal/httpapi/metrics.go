@@ -105,6 +105,8 @@ var engineMetrics = []metric{
 		func(m *serving.Metrics) int64 { return m.Iterations }),
 	total("preemptions_total", "Prompts that had to wait, half processed, for another request's.", 1,
 		func(m *serving.Metrics) int64 { return m.Preemptions }),
+	total("chunks_beside_total", "Chunks that one processor executed while another one decoded.", 1,
+		func(m *serving.Metrics) int64 { return m.Beside }),
 	total("busy_seconds_total", "Time in program calls.", 1e9, func(m *serving.Metrics) int64 { return m.BusyNS }),
 }
 

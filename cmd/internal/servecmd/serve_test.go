@@ -218,7 +218,8 @@ func TestConversation(t *testing.T) {
 	}
 }
 
-// More requests than may wait are refused at once, and those that wait are answered.
+// More requests than may wait are refused at once, and those that wait are answered: two where all come before the first
+// has a slot.
 func TestQueueIsFull(t *testing.T) {
 	s := launch(t, "--slots", "1", "--max-queue", "2", "--policy", "fcfs")
 	var answered, refused atomic.Int64
@@ -238,8 +239,8 @@ func TestQueueIsFull(t *testing.T) {
 		})
 	}
 	clients.Wait()
-	if answered.Load() < 3 || refused.Load() == 0 {
-		t.Errorf("%d answered and %d refused, want at least 3 and 1", answered.Load(), refused.Load())
+	if answered.Load() < 2 || refused.Load() == 0 {
+		t.Errorf("%d answered and %d refused, want at least 2 and 1", answered.Load(), refused.Load())
 	}
 }
 

@@ -19,6 +19,7 @@ type Report struct {
 	Busy      float64          `json:"busy"`         // share of that time in program calls
 	Counts    scheduler.Counts `json:"-"`
 	Preempted int64            `json:"preemptions"`
+	Beside    int64            `json:"chunks_beside"` // processed beside decoding
 }
 
 // ClassReport is what the requests of a class got. Times are in milliseconds; the 95th percentile is of the requests.
@@ -41,7 +42,7 @@ type course struct {
 
 // summarise makes the report of a trace from the courses of its requests.
 func summarise(policy scheduler.Policy, courses []course, busyNS int64, counts scheduler.Counts) *Report {
-	out := &Report{Policy: policy, Counts: counts, Preempted: counts.Preemptions}
+	out := &Report{Policy: policy, Counts: counts, Preempted: counts.Preemptions, Beside: counts.Beside}
 	var end, tokens int64
 	for i := range courses {
 		end = max(end, courses[i].last)
@@ -101,9 +102,9 @@ func Show(ui *cli.Streams, reports []*Report) {
 			rows = append(rows, []string{string(report.Policy), how, class.Class, fmt.Sprint(class.Requests),
 				fmt.Sprintf("%.1f", class.TTFT), fmt.Sprintf("%.1f", class.TTFT95), fmt.Sprintf("%.2f", class.PerToken),
 				fmt.Sprintf("%.2f", class.Latency), fmt.Sprintf("%.1f", class.Rate),
-				fmt.Sprintf("%.0f %%", 100*report.Busy), fmt.Sprint(report.Preempted)})
+				fmt.Sprintf("%.0f %%", 100*report.Busy), fmt.Sprint(report.Preempted), fmt.Sprint(report.Beside)})
 		}
 	}
 	ui.Table([]string{"policy", "times", "class", ">requests", ">first token ms", ">p95 ms", ">ms a token",
-		">latency ms a token", ">tokens/s", ">busy", ">preemptions"}, rows)
+		">latency ms a token", ">tokens/s", ">busy", ">preemptions", ">chunks beside"}, rows)
 }
