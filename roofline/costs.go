@@ -30,7 +30,7 @@ import (
 const Schema = "hetc.costs/1"
 
 // Prediction is an expected time in nanoseconds. Low and High enclose 95 % of the errors seen when
-// measured shapes were predicted from the others; of a measured shape they are the interval of its median.
+// measured shapes were predicted from the others; of a measured shape they are the interval of its typical time.
 type Prediction struct {
 	NS     int64         `json:"ns"`
 	LowNS  int64         `json:"low_ns"`
@@ -131,7 +131,7 @@ type Curve struct {
 	// OpsPerNS and BytesPerNS are the family's rates as this shape reaches them.
 	OpsPerNS   float64    `json:"ops_per_ns" yaml:"ops_per_ns"`
 	BytesPerNS float64    `json:"bytes_per_ns" yaml:"bytes_per_ns"`
-	Points     [][4]int64 `json:"points" yaml:"points,flow"` // M, median, low and high in ns; ascending by M
+	Points     [][4]int64 `json:"points" yaml:"points,flow"` // M, typical time, low and high in ns; ascending by M
 
 	ready []knot // of all points
 }

@@ -76,7 +76,7 @@ func fit(soc *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, erro
 	return costs, nil
 }
 
-// sample is a measurement with its median and the interval of that.
+// sample is a measurement with its typical time, the mean of the middle half of its samples, and the interval of that.
 type sample struct {
 	m             *record.Measurement
 	ns, low, high float64
@@ -90,7 +90,7 @@ func summarise(set *record.Set) ([]sample, error) {
 		if err != nil {
 			return nil, fmt.Errorf("measurement %q: %w", measured.Key(), err)
 		}
-		// A machine with two speeds has no typical moment, but a typical mixture.
+		// Where samples fall into two levels, the median jumps between them. The mean of the middle half does not.
 		out = append(out, sample{m: measured, ns: summary.Midmean, low: min(summary.Low, summary.Midmean),
 			high: max(summary.High, summary.Midmean)})
 	}

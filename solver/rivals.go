@@ -11,8 +11,8 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// What is posed rounds up: an operator begins when the slowest share of the one before has ended, and where lanes
-// meet between sections costs nothing. The timeline knows better. The optimum is therefore compared by the timeline
+// The posed problem simplifies: an operator begins when the slowest share of the one before has ended, which is too late
+// for some, and meetings of lanes between sections cost nothing. The timeline knows better. The optimum is therefore compared by the timeline
 // with the optima of problems that have fewer choices: some processors only, some strategies only. Whoever restricts
 // solve to one of them then never gets a faster plan. In the fastest of all, single operators are then moved
 // for as long as the timeline gets shorter (polish).

@@ -27,7 +27,7 @@ type Summary struct {
 	Midmean  float64 // mean of the middle half: robust as the median, and fair where samples have two levels
 	Low      float64 // interval of the median: an order statistic
 	High     float64
-	Coverage float64 // of the interval; below Confidence for fewer than 6 samples
+	Coverage float64 // of the interval; below confidence for fewer than 6 samples
 }
 
 // Summarise describes samples. It refuses none, NaN and infinity.

@@ -20,9 +20,9 @@ func (Engine) Name() string { return "exact" }
 // maxSets bounds how many sets of processors without conflicts are tried.
 const maxSets = 4096
 
-// Partition implements problem.Engine. Processors that share a core exclude each other over all chains, so
-// the chains are solved once per largest set of processors without a conflict: every solution uses
-// processors of one such set. The answer is always optimal.
+// Partition implements problem.Engine. Two processors on one core may not both be used in a program. Every solution
+// therefore uses processors of some largest set without such a conflict: the chains are solved once for each of these
+// sets, and the best solution is kept. The answer is always optimal.
 func (Engine) Partition(ctx context.Context, p *problem.Partition) (problem.Solution, error) {
 	if err := p.Validate(); err != nil {
 		return problem.Solution{}, err
