@@ -195,6 +195,7 @@ func TestUnknownSteps(t *testing.T) {
 
 // With 2 % noise and ten samples each, 95 % of what was not measured is within 10 %.
 func TestNoise(t *testing.T) {
+	require.Slow(t)
 	s := openSoC(t, "snapdragon-8gen3")
 	for _, proc := range []string{"cpu", "gpu", "npu"} {
 		for _, scheme := range s.Processor(proc).Schemes {
@@ -646,6 +647,7 @@ func TestHeldOutIsNotFitted(t *testing.T) {
 }
 
 func TestCrossValidate(t *testing.T) {
+	require.Slow(t)
 	s := openSoC(t, "core-ultra-5-125h")
 	set := full(t, s)
 	c, err := Fit(s, set)

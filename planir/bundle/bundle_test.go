@@ -774,6 +774,7 @@ func TestEveryTruncationIsRefused(t *testing.T) {
 
 // Random bit flips anywhere in the blobs, and anywhere in the file.
 func TestRandomFlipsAreRefused(t *testing.T) {
+	require.Slow(t)
 	t.Parallel()
 	r := baseRecipe()
 	r.add("a/report", RoleReport, pattern(50, 3000))

@@ -36,6 +36,7 @@ func TestTiersOfALargeModel(t *testing.T) {
 
 // A region for a third of the experts couples all layers.
 func TestTiersOfALargeModelInARegion(t *testing.T) {
+	require.Slow(t)
 	p := problem.GenerateTiers(1, 24, 128, 8)
 	p.Serial = true
 	p.RegionBytes = p.ExpertBytes * 24 * 128 / 3
