@@ -91,6 +91,9 @@ func (s *Server) finish(answer *Answer) {
 	if answer.slot >= 0 {
 		s.slots[answer.slot].user = nil
 	}
+	if s.ended != nil && answer.usage.GeneratedTokens > 0 {
+		s.ended(Ended{answer.arrived, answer.request.Class, answer.usage})
+	}
 	s.state.End(answer.id)
 	delete(s.answers, answer.id)
 	close(answer.tokens)

@@ -26,6 +26,15 @@ type Options struct {
 	// decodes alone and the plan's times promise a gain; 0: none. A plan whose programs differ in schemes, or compute in
 	// floating point, would not verify drafts to the bit, and gets none.
 	Draft int
+	// Ended is told of every request that got a token, when it ends; nil: nobody is. It must not call the Server.
+	Ended func(Ended)
+}
+
+// Ended is what a request was and took.
+type Ended struct {
+	ArrivedNS int64 // since New
+	Class     scheduler.Class
+	Usage
 }
 
 // Request is a prompt to continue.
@@ -91,7 +100,8 @@ type Answer struct {
 	reason    Reason
 	err       error
 	usage     Usage
-	cancelled bool // guarded by the server's mutex
+	arrived   int64 // on the server's clock
+	cancelled bool  // guarded by the server's mutex
 }
 
 // Tokens are the generated tokens as they come. The channel is closed when the request has ended.
@@ -131,8 +141,9 @@ type Server struct {
 	began   time.Time
 	wake    chan struct{}
 
-	mostDraft int  // tokens
-	alike     bool // programs compute in the same schemes
+	ended     func(Ended) // nil: nobody is told
+	mostDraft int         // tokens
+	alike     bool        // programs compute in the same schemes
 
 	mutex    sync.Mutex // guards what follows
 	state    *scheduler.State
@@ -196,7 +207,7 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 		options.Draft = 0
 	}
 	return &Server{
-		alike: alike, machine: machine, times: times, mostDraft: options.Draft, context: plan.MaxContext, end: plan.Model.EOS, long: longFrom(plan),
+		alike: alike, ended: options.Ended, machine: machine, times: times, mostDraft: options.Draft, context: plan.MaxContext, end: plan.Model.EOS, long: longFrom(plan),
 		began: time.Now(), wake: make(chan struct{}, 1), state: state, answers: map[scheduler.ID]*Answer{},
 		slots: make([]slot, config.Slots),
 	}, nil
@@ -227,8 +238,8 @@ func (s *Server) Submit(request Request) (*Answer, error) {
 		return nil, ErrDraining
 	}
 	s.lastID++
-	answer.id = s.lastID
-	err := s.state.Submit(s.now(),
+	answer.id, answer.arrived = s.lastID, s.now()
+	err := s.state.Submit(answer.arrived,
 		scheduler.Request{ID: answer.id, Class: request.Class, Prompt: len(request.Prompt)})
 	if err != nil {
 		if errors.Is(err, ErrFull) {

@@ -33,12 +33,15 @@ func TestPromptSources(t *testing.T) {
 	}
 	write("plain.txt", "# recorded\n120\n40 10\n120,  30\n\n")
 	write("requests.jsonl", `{"prompt": 120}`+"\n"+`{"prompt": 40, "output": 10, "id": "x"}`+"\n"+`{"prompt":120,"output":30}`+"\n")
+	write("served.jsonl", `{"at_ms":1,"class":"reactive","prompt_tokens":120,"output_tokens":30}`+"\n"+
+		`{"at_ms":2,"class":"proactive","prompt_tokens":240,"cached_tokens":120,"output_tokens":30}`+"\n"+
+		`{"at_ms":3,"class":"reactive","prompt_tokens":40,"output_tokens":10}`+"\n")
 	read := func(text string) (*Workload, error) {
 		return Read(write("w.yaml", "schema: hetc.workload/1\n"+text))
 	}
 	want := Prompts{{Tokens: 40, Share: 1, Output: 10}, {Tokens: 120, Share: 2, Output: 30}}
 	var digests []string
-	for _, name := range []string{"plain.txt", "requests.jsonl"} {
+	for _, name := range []string{"plain.txt", "requests.jsonl", "served.jsonl"} {
 		w, err := read("prompts: {trace: " + name + "}\n")
 		if err != nil {
 			t.Fatal(err)
@@ -55,7 +58,7 @@ func TestPromptSources(t *testing.T) {
 			t.Errorf("%+v, %v", d, err)
 		}
 	}
-	if digests[0] != digests[1] {
+	if digests[0] != digests[1] || digests[0] != digests[2] {
 		t.Error("equal traces have different digests")
 	}
 	write("plain.txt", "120\n41 10\n120 30\n")
@@ -109,15 +112,16 @@ func TestPromptSources(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"12x\n":                    `"12x" is no number`,
-		"1 2 3\n":                  "3 values",
-		"0\n":                      "request of 0 tokens",
-		"5\n5 -1\n":                "trace.txt:2",
-		"{\"output\": 3}\n":        `no "prompt"`,
-		"{\"prompt\": 3\n":         "no JSON object",
-		"# nothing\n":              "has no request",
-		"{\"prompt\":1.5}":         "no JSON object",
-		strings.Repeat("1", 1<<17): "token too long",
+		"12x\n":             `"12x" is no number`,
+		"1 2 3\n":           "3 values",
+		"0\n":               "request of 0 tokens",
+		"5\n5 -1\n":         "trace.txt:2",
+		"{\"output\": 3}\n": `no "prompt"`,
+		`{"prompt_tokens": 3, "cached_tokens": 3}`: "request of 0 tokens",
+		"{\"prompt\": 3\n":                         "no JSON object",
+		"# nothing\n":                              "has no request",
+		"{\"prompt\":1.5}":                         "no JSON object",
+		strings.Repeat("1", 1<<17):                 "token too long",
 	} {
 		if _, err := parseTrace("trace.txt", []byte(text)); err == nil || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassInput {
 			t.Errorf("%q: %v, want %q", text[:min(20, len(text))], err, want)

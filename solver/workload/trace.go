@@ -101,14 +101,23 @@ func parseRequest(text string) (r request, err error) {
 	return r, err
 }
 
-// parseObject reads {"prompt": 120, "output": 40}; other keys are ignored, as traces have more.
+// parseObject reads {"prompt": 120, "output": 40}, or a line of hetserve --record, of whose prompt what was cached is not
+// processed; other keys are ignored, as traces have more.
 func parseObject(text string) (r request, err error) {
 	var object struct {
 		Prompt *int `json:"prompt"`
 		Output *int `json:"output"`
+		// of hetserve
+		PromptTokens *int `json:"prompt_tokens"`
+		CachedTokens int  `json:"cached_tokens"`
+		OutputTokens *int `json:"output_tokens"`
 	}
 	if err := json.Unmarshal([]byte(text), &object); err != nil {
 		return r, fmt.Errorf("request is no JSON object of numbers: %v", err)
+	}
+	if object.Prompt == nil && object.PromptTokens != nil {
+		fresh := *object.PromptTokens - object.CachedTokens
+		object.Prompt, object.Output = &fresh, object.OutputTokens
 	}
 	if object.Prompt == nil {
 		return r, errors.New(`request has no "prompt"`)

@@ -55,7 +55,14 @@ func run(ctx context.Context, ui *cli.Streams, path string, flags *options, driv
 		return err
 	}
 	defer loaded.Close()
-	server, err := flags.prepare(work, ui, loaded)
+	var log *recording
+	if flags.record != "" {
+		if log, err = record(flags.record, ui.Warnf); err != nil {
+			return err
+		}
+		defer log.Close()
+	}
+	server, err := flags.prepare(work, ui, loaded, log)
 	if err != nil {
 		return err
 	}
@@ -83,7 +90,8 @@ func run(ctx context.Context, ui *cli.Streams, path string, flags *options, driv
 
 // prepare makes a server of what is loaded, and sets the flags that have no value yet. A token is generated first: a
 // bundle that does not work is told before anybody waits for an answer.
-func (o *options) prepare(ctx context.Context, ui *cli.Streams, loaded *runcmd.Loaded) (*serving.Server, error) {
+func (o *options) prepare(ctx context.Context, ui *cli.Streams, loaded *runcmd.Loaded,
+	log *recording) (*serving.Server, error) {
 	machine := loaded.Machine
 	if loaded.Tokenizer == nil {
 		return nil, diag.New(diag.ClassInput, "the bundle has no tokenizer, so that text cannot be served").
@@ -111,7 +119,11 @@ func (o *options) prepare(ctx context.Context, ui *cli.Streams, loaded *runcmd.L
 		ui.Notef("the plan decodes one sequence at a time: requests are answered one after the other (a workload with " +
 			"batches decodes several together)")
 	}
-	return serving.New(machine, serving.Options{Scheduler: config, Draft: o.draft})
+	options := serving.Options{Scheduler: config, Draft: o.draft}
+	if log != nil {
+		options.Ended = log.ended
+	}
+	return serving.New(machine, options)
 }
 
 // door is where requests come in.

@@ -7,6 +7,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -188,9 +190,11 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// A conversation is answered as its text by the chat template is continued, and the next turn reuses the cache.
+// A conversation is answered as its text by the chat template is continued, and the next turn reuses the cache. The
+// recording says how long both were, and nothing of what they said.
 func TestConversation(t *testing.T) {
-	s := launch(t)
+	trace := filepath.Join(t.TempDir(), "trace.jsonl")
+	s := launch(t, "--record", trace)
 	turn := func(content string) (text string, cached int) {
 		t.Helper()
 		status, body, err := s.post(t.Context(), "/chat/completions", map[string]any{"max_tokens": 8, "temperature": 0,
@@ -215,6 +219,19 @@ func TestConversation(t *testing.T) {
 	second, more := turn("In the beginning" + first)
 	if cached != 0 || more == 0 || second == "" {
 		t.Errorf("first turn %q with %d cached tokens, second %q with %d, want none and some", first, cached, second, more)
+	}
+	s.end()
+	data, err := os.ReadFile(trace)
+	lines := strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
+	if err != nil || len(lines) != 2 {
+		t.Fatalf("recorded %q (%v), want 2 lines", data, err)
+	}
+	var last recorded
+	if err := json.Unmarshal([]byte(lines[1]), &last); err != nil {
+		t.Fatal(err)
+	}
+	if last.Class != "reactive" || last.Cached != more || last.Prompt <= more || last.Output < 1 || last.AtMS <= 0 {
+		t.Errorf("recorded %+v of a turn with %d cached tokens", last, more)
 	}
 }
 

@@ -32,6 +32,7 @@ type options struct {
 	maxTokens      int
 	maxConnections int
 	draft          int
+	record         string
 	requestTimeout time.Duration
 	drainTimeout   time.Duration
 	anyMachine     bool
@@ -77,6 +78,9 @@ func New(ui *cli.Streams, drivers []driver.Driver) *cobra.Command {
 	flags.IntVar(&given.draft, "draft", 0,
 		"most tokens to guess from the text so far, and to verify together, for a request that decodes alone; answers stay "+
 			"the same; 0: none")
+	flags.StringVar(&given.record, "record", "",
+		"file to which every request that ends is appended: when it came, its class and its lengths, no text; hetc solve and "+
+			"hetc simulate read it")
 	flags.StringVar(&given.keyFile, "api-key-file", "", "file with an API key a line, one of which requests must carry")
 	flags.BoolVar(&given.withoutKey, "insecure-no-key", false,
 		"serve other machines without API keys: something else keeps strangers out")

@@ -150,10 +150,10 @@ func (s *simulation) spend(ns int64) {
 func (s *simulation) arrivals() error {
 	for ; s.arrived < len(s.trace) && s.at(s.arrived) <= s.now; s.arrived++ {
 		request := &s.trace[s.arrived]
-		s.left[s.arrived] = request.Prompt
+		s.left[s.arrived] = request.fresh()
 		s.courses[s.arrived] = course{class: request.class(), arrived: s.at(s.arrived)}
 		err := s.state.Submit(s.at(s.arrived), scheduler.Request{ID: scheduler.ID(s.arrived + 1), Class: request.class(),
-			Prompt: request.Prompt})
+			Prompt: request.fresh()})
 		if err != nil {
 			return err
 		}
@@ -193,7 +193,7 @@ func Measure(ctx context.Context, machine *executor.Machine, trace []Request, co
 	var users sync.WaitGroup
 	for i := range trace {
 		request := &trace[i]
-		prompt := make([]int32, request.Prompt)
+		prompt := make([]int32, request.fresh())
 		for j := range prompt {
 			prompt[j] = random.Int32N(int32(machine.Vocabulary()))
 		}

@@ -25,8 +25,12 @@ type Request struct {
 	AtMS   float64 `json:"at_ms"` // from the beginning of the trace
 	Class  string  `json:"class"` // reactive, proactive
 	Prompt int     `json:"prompt_tokens"`
+	Cached int     `json:"cached_tokens,omitempty"` // of the prompt, from an earlier turn
 	Output int     `json:"output_tokens"`
 }
+
+// fresh is how many tokens of the prompt are to be processed.
+func (r *Request) fresh() int { return r.Prompt - r.Cached }
 
 // class is that of the scheduler.
 func (r *Request) class() scheduler.Class {
@@ -98,6 +102,8 @@ func (r *Request) validate() error {
 		return fmt.Errorf("class is %q, want reactive or proactive", r.Class)
 	case r.Prompt < 1 || r.Output < 1:
 		return fmt.Errorf("%d tokens of prompt and %d of output, want at least 1", r.Prompt, r.Output)
+	case r.Cached < 0 || r.Cached >= r.Prompt:
+		return fmt.Errorf("%d of %d tokens of the prompt are cached, want at least 0 and fewer than all", r.Cached, r.Prompt)
 	}
 	return nil
 }

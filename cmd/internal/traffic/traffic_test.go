@@ -87,7 +87,7 @@ func TestDraw(t *testing.T) {
 func TestBadTraces(t *testing.T) {
 	good := `{"at_ms": 1, "class": "reactive", "prompt_tokens": 2, "output_tokens": 3}`
 	for text, want := range map[string]string{
-		"": "no request", good + "\n{": "t:2:", `{"at_ms": -1, "class": "reactive", "prompt_tokens": 2, "output_tokens": 3}`: "at_ms",
+		"": "no request", strings.Replace(good, "output", "cached_tokens\": 2, \"output", 1): "cached", good + "\n{": "t:2:", `{"at_ms": -1, "class": "reactive", "prompt_tokens": 2, "output_tokens": 3}`: "at_ms",
 		strings.Replace(good, "reactive", "urgent", 1): "class", strings.Replace(good, "2", "0", 1): "at least 1",
 		strings.Replace(good, "at_ms", "at", 1): "unknown field", good + good: "more than one",
 	} {

@@ -1,0 +1,76 @@
+package servecmd
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/runtime/scheduler"
+	"github.com/hetc/hetc/runtime/serving"
+)
+
+// A recording goes on behind the last whole line of its file, and its times behind the time of that.
+func TestRecordingGoesOn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	warn := func(format string, args ...any) { t.Errorf(format, args...) }
+	write := func(ms int64) {
+		t.Helper()
+		log, err := record(path, warn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.ended(serving.Ended{ArrivedNS: ms * 1e6, Class: scheduler.Reactive,
+			Usage: serving.Usage{PromptTokens: 12, ReusedTokens: 5, GeneratedTokens: 3}})
+		if err := log.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(1500)
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := file.WriteString(`{"at_ms":1600,"class":"rea`); err != nil {
+		t.Fatal(err)
+	}
+	file.Close()
+	write(250)
+	got, err := os.ReadFile(path)
+	want := `{"at_ms":1500,"class":"reactive","prompt_tokens":12,"cached_tokens":5,"output_tokens":3}
+{"at_ms":1750,"class":"reactive","prompt_tokens":12,"cached_tokens":5,"output_tokens":3}
+`
+	if err != nil || string(got) != want {
+		t.Errorf("got %q (%v), want %q", got, err, want)
+	}
+	for name, content := range map[string]string{"a text": "In the beginning\n", "no line": strings.Repeat("x", 5000)} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := record(path, warn); err == nil || !strings.Contains(err.Error(), "no request") {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if after, _ := os.ReadFile(path); string(after) != content {
+			t.Errorf("%s: the file was changed", name)
+		}
+	}
+	if _, err := record(filepath.Join(path, "below"), warn); err == nil {
+		t.Error("a file below a file was opened")
+	}
+}
+
+// What cannot be written is told once.
+func TestRecordingFails(t *testing.T) {
+	told := 0
+	log, err := record(filepath.Join(t.TempDir(), "trace.jsonl"), func(string, ...any) { told++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Close()
+	for range 3 {
+		log.ended(serving.Ended{})
+	}
+	if told != 1 {
+		t.Errorf("told %d times, want once", told)
+	}
+}
