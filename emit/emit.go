@@ -44,6 +44,9 @@ type Options struct {
 	// alone.
 	TwinReport *Report
 
+	// Prefix computes the beginning of prompts with the plan that the bundle holds (planir/prefix); nil: there is none.
+	Prefix func(ctx context.Context, plan *planir.Plan, content *Content) ([]byte, error)
+
 	Reference bool              // add a reference program with its own weights, for hetrun --check
 	Files     map[string][]byte // further blobs by role name: "tokenizer", "config"
 
@@ -70,6 +73,7 @@ const (
 	PlanBlob        = "plan"
 	tokenizerBlob   = "tokenizer"
 	ReportBlob      = "npu-report"
+	PrefixBlob      = "prefix"
 	referencePrefix = "reference/" // prefix of the reference program's blobs
 )
 
@@ -109,6 +113,13 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
 		}
 		sources = append(sources, more...)
+	}
+	if options.Prefix != nil {
+		computed, err := options.Prefix(ctx, content.plan, content)
+		if err != nil {
+			return bundle.Digest{}, fmt.Errorf("emit prefix: %w", err)
+		}
+		sources = append(sources, blob(PrefixBlob, bundle.RolePrefix, "application/octet-stream", computed))
 	}
 	for name, data := range options.Files {
 		sources = append(sources, blob(name, bundle.Role(name), "application/json", data))

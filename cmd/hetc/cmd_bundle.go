@@ -22,6 +22,8 @@ func newEmit(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&opts.ModelDir, "model", "", "model directory with weights")
 	flags.StringVar(&opts.SoC, "soc", "", "check the plan against this SoC again")
 	flags.StringVar(&opts.CalibrationFile, "calibration", "", "calibration that the plan was made with")
+	flags.StringVar(&opts.PrefixFile, "prefix", "",
+		"text of the system message that conversations begin with: its cache is computed here and comes with the bundle")
 	flags.StringVar(&opts.Target.Name, "target", "", "make a bundle for the device of this SoC, the plan's")
 	flags.BoolVar(&opts.Target.Emulator, "for-emulator", false,
 		"make the twin for the vendor's emulator, on this machine")

@@ -55,6 +55,7 @@ var table = []room{
 	{path: "planir/pack", may: []string{"planir/op", "internal/number"}},
 	{path: "planir/lower", may: []string{"planir", "planir/op", "models", "planir/pack"}},                         // pack: the sizes of packs
 	{path: "planir/check", may: []string{"planir", "planir/op", "socs", "models", "planir/lower", "planir/pack"}}, // lower, pack: it lowers the decisions again and compares program and sizes
+	{path: "planir/prefix", may: []string{"planir"}},
 	{path: "planir/bundle", may: []string{"internal/mem", "internal/shalanes"}},
 
 	{path: "profiler/stat"},

@@ -28,6 +28,7 @@ const (
 	RoleConfig    Role = "config"
 	RoleReference Role = "reference" // values to test execution against; its program has RolePlan
 	RoleReport    Role = "report"
+	RolePrefix    Role = "prefix" // the cache of tokens that prompts begin with, computed by the entry plan
 )
 
 // bulk roles are read in place by Mode; all others are copied and checked on opening, because
@@ -38,7 +39,7 @@ func (r Role) bulk() bool { return r == RoleWeights || r == RoleReference }
 func (r Role) known() bool {
 	switch r {
 	case RolePlan, RoleNPUGraph, RoleGPUKernel, roleRuntime, RoleWeights, RoleTokenizer, RoleConfig, RoleReference,
-		RoleReport:
+		RoleReport, RolePrefix:
 		return true
 	}
 	return false

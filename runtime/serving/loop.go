@@ -103,7 +103,9 @@ func (s *Server) finish(answer *Answer) {
 func (s *Server) prefill(ctx context.Context, answer *Answer) error {
 	prompt := answer.request.Prompt
 	if answer.slot < 0 {
-		s.place(answer)
+		if err := s.place(ctx, answer); err != nil {
+			return err
+		}
 	}
 	var drawn Token
 	var wrong error
@@ -144,7 +146,9 @@ func (s *Server) prefilled(answer *Answer, count int, drawn Token, wrong error) 
 // begin has a processor begin with the next chunk of a prompt.
 func (s *Server) begin(ctx context.Context, answer *Answer) error {
 	if answer.slot < 0 {
-		s.place(answer)
+		if err := s.place(ctx, answer); err != nil {
+			return err
+		}
 	}
 	rest := answer.request.Prompt[answer.done:]
 	if len(rest) < 2 { // what was in the cache left too little for a chunk

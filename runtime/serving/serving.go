@@ -26,6 +26,11 @@ type Options struct {
 	// decodes alone and the plan's times promise a gain; 0: none. A plan whose programs differ in schemes, or compute in
 	// floating point, would not verify drafts to the bit, and gets none.
 	Draft int
+	// Prefix are tokens whose cache was computed ahead of time by this plan, and PrefixCache is that
+	// (executor.Control.Cached); nil: there are none. Prompts that begin with them, or with some of them, do not process
+	// these again.
+	Prefix      []int32
+	PrefixCache []byte
 	// Ended is told of every request that got a token, when it ends; nil: nobody is. It must not call the Server.
 	Ended func(Ended)
 }
@@ -152,6 +157,9 @@ type Server struct {
 	draining bool
 	metrics  Metrics
 
+	prefix      slot // what was computed ahead of time, as if a request had left it
+	prefixCache []byte
+
 	slots []slot // of the loop
 	uses  int64
 	// whose chunk is processed beside decoding, and how many tokens that is; nil: nobody's
@@ -209,7 +217,8 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 	return &Server{
 		alike: alike, ended: options.Ended, machine: machine, times: times, mostDraft: options.Draft, context: plan.MaxContext, end: plan.Model.EOS, long: longFrom(plan),
 		began: time.Now(), wake: make(chan struct{}, 1), state: state, answers: map[scheduler.ID]*Answer{},
-		slots: make([]slot, config.Slots),
+		slots: make([]slot, config.Slots), prefixCache: options.PrefixCache,
+		prefix: slot{tokens: options.Prefix, prefilled: len(options.Prefix), prompt: len(options.Prefix)},
 	}, nil
 }
 

@@ -459,3 +459,57 @@ func TestRefusals(t *testing.T) {
 		t.Error("nine slots of four sequences were accepted")
 	}
 }
+
+// Prompts that begin with what was computed ahead of time, or with a part of it, do not process that, and get the tokens
+// that they get alone.
+func TestPrefixIsNotProcessedAgain(t *testing.T) {
+	x := machine(t, demo)
+	random := rand.New(rand.NewPCG(3, 22))
+	tokens := func(n int) (out []int32) {
+		for range n {
+			out = append(out, int32(random.IntN(vocabulary)))
+		}
+		return out
+	}
+	prefix := tokens(90)
+	var cache []byte
+	if err := x.Do(t.Context(), func(control *executor.Control) (err error) {
+		if _, err = control.Extend(0, prefix, executor.WantNone, nil); err == nil {
+			cache, err = control.Cached(0, len(prefix))
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var requests []serving.Request
+	var reused []int
+	for i, n := range []int{90, 90, 40, 0, 90, 89, 90} {
+		prompt := append(slices.Clone(prefix[:n]), tokens(5+i)...)
+		requests = append(requests, serving.Request{Prompt: prompt, MaxTokens: 6, LogProbs: -1, Class: scheduler.Reactive})
+		reused = append(reused, n)
+	}
+	requests = append(requests, serving.Request{Prompt: prefix, MaxTokens: 6, LogProbs: -1}) // the last token is processed
+	reused = append(reused, 89)
+	want := make([][]int32, len(requests))
+	for i, request := range requests {
+		want[i] = alone(t, x, request)
+	}
+	server := runningWith(t, x, serving.Options{Scheduler: scheduler.Default(4), Prefix: prefix, PrefixCache: cache})
+	var answers []*serving.Answer
+	for _, request := range requests { // all at once
+		answer, err := server.Submit(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answers = append(answers, answer)
+	}
+	for i, answer := range answers {
+		got, _, err := collect(answer)
+		if err != nil || !slices.Equal(got, want[i]) {
+			t.Errorf("request %d: got %v (%v), alone %v", i, got, err, want[i])
+		}
+		if usage := answer.Usage(); usage.ReusedTokens < reused[i] {
+			t.Errorf("request %d: %d tokens were not processed, want at least %d", i, usage.ReusedTokens, reused[i])
+		}
+	}
+}

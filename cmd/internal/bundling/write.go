@@ -26,6 +26,7 @@ type Options struct {
 	SoC             string // file or catalog name: check the plan against it again
 	Key             string // private key that signs; "": the environment's
 	CalibrationFile string
+	PrefixFile      string // text of the system message whose cache the bundle brings along; "": none
 	Output          string // bundle to write
 }
 
@@ -42,6 +43,11 @@ func Write(cmd *cobra.Command, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	defer options.Model.Close()
+	if options.PrefixFile != "" {
+		if err := options.computePrefix(ui, machine); err != nil {
+			return err
+		}
+	}
 	progress := newStages(ui)
 	options.Watch = progress.watch
 	identity, err := Emit(cmd.Context(), options.Output, options.Options, machine)

@@ -8,6 +8,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/accept"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/prefix"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/tokenizer"
@@ -17,6 +18,7 @@ import (
 type Loaded struct {
 	Machine   *executor.Machine
 	Tokenizer tokenizer.Tokenizer // nil: the bundle has none
+	Prefix    *prefix.Prefix      // that the bundle's plan has computed; nil: none
 	bundle    *opened
 }
 
@@ -35,6 +37,9 @@ func Load(
 	if err == nil {
 		// Also where opening was told to accept any machine: a simulation must not be served as a device.
 		err = bundle.checkTarget(plan, &options{anyMachine: anyMachine})
+	}
+	if err == nil {
+		out.Prefix, err = bundle.computed(plan)
 	}
 	if err == nil {
 		err = out.load(ctx, plan, executor.Options{Drivers: drivers, Deadline: deadline, Checked: true})

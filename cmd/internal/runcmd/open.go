@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/prefix"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/all"
 	"github.com/hetc/hetc/runtime/driver/host"
@@ -180,6 +181,7 @@ func (b *opened) plan(name string) (*planir.Plan, error) {
 const (
 	tokenizerBlob   = "tokenizer"
 	configBlob      = "config"
+	prefixBlob      = "prefix"
 	referencePrefix = "reference/"
 	referencePlan   = referencePrefix + "plan"
 )
@@ -200,6 +202,18 @@ func (b *opened) tokenizer() (*tokenizer.Unbound, error) {
 		}
 	}
 	return tokenizer.Read(data, config)
+}
+
+// computed is the prefix that the bundle's plan has computed, nil where there is none.
+func (b *opened) computed(plan *planir.Plan) (*prefix.Prefix, error) {
+	if !b.Has(prefixBlob) {
+		return nil, nil
+	}
+	data, err := b.of(prefixBlob, bundle.RolePrefix)
+	if err != nil {
+		return nil, err
+	}
+	return prefix.Decode(data, plan)
 }
 
 // beside runs f beside the caller. The function returned waits for what f returns; a panic of f comes out there.

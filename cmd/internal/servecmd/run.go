@@ -123,6 +123,9 @@ func (o *options) prepare(ctx context.Context, ui *cli.Streams, loaded *runcmd.L
 	if log != nil {
 		options.Ended = log.ended
 	}
+	if computed := loaded.Prefix; computed != nil {
+		options.Prefix, options.PrefixCache = computed.Tokens, computed.Cache
+	}
 	return serving.New(machine, options)
 }
 

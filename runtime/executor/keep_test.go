@@ -1,0 +1,75 @@
+package executor_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+// A cache that was copied and restored, in another sequence, on another machine, or a part of it, is what processing the
+// same tokens leaves: the next logits have the same bits.
+func TestRestoredCacheIsTheComputedOne(t *testing.T) {
+	m := open(t)
+	a, _ := cores(t)
+	p := batchPlan(t, m, []planir.Proc{proc("a", a, "")}, []int{1, 16}, []int{3}, 96, op.A8TQ8C, bySingle)
+	first, second := machine(t, m, p, executor.Options{}), machine(t, m, p, executor.Options{})
+	defer first.Close()
+	defer second.Close()
+	prompt := prompts(m.Vocab, 50)[0]
+	var kept []byte
+	var want []float32
+	err := first.Do(context.Background(), func(c *executor.Control) (err error) {
+		if _, err = c.Extend(1, prompt[:40], executor.WantNone, nil); err != nil {
+			return err
+		}
+		if kept, err = c.Cached(1, 40); err != nil {
+			return err
+		}
+		if _, err := c.Cached(1, 41); err == nil {
+			t.Error("kept more than there is")
+		}
+		_, err = c.Extend(0, prompt, executor.WantLast, func(_ int, l []float32) error {
+			want = slices.Clone(l)
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = second.Do(context.Background(), func(c *executor.Control) error {
+		if _, err := c.Extend(2, prompts(m.Vocab, 60)[0], executor.WantNone, nil); err != nil { // what others leave
+			return err
+		}
+		for sequence, positions := range map[int]int{0: 40, 2: 40, 1: 23} {
+			if err := c.RestorePart(sequence, positions, 40, kept); err != nil {
+				return err
+			}
+			if _, err := c.Extend(sequence, prompt[positions:], executor.WantLast, func(_ int, l []float32) error {
+				if d := maxDiff(l, want); d != 0 {
+					t.Errorf("%d positions restored in sequence %d: logits differ by %g", positions, sequence, d)
+				}
+				return nil
+			}); err != nil {
+				return err
+			}
+		}
+		for name, err := range map[string]error{
+			"cut off": c.Restore(0, 40, kept[1:]), "of another length": c.Restore(0, 41, kept),
+			"in no sequence": c.Restore(3, 40, kept), "beyond the context": c.Restore(0, 97, kept),
+			"more than there is": c.RestorePart(0, 41, 40, kept),
+		} {
+			if err == nil {
+				t.Errorf("a cache %s was restored", name)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
