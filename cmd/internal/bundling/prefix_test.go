@@ -1,0 +1,186 @@
+package bundling
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/hetc/hetc/cmd/internal/accept"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/capability"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver/all"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+const system = "In the beginning God created the heaven and the earth."
+
+// demo are the options of a bundle of the demo model on one core, and its public key.
+func demo(t *testing.T, config string) (*Options, string) {
+	t.Helper()
+	model, err := models.Open("../../../testdata/models/tiny-llama-kjv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { model.Close() })
+	digest, err := model.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := &planir.Plan{
+		Schema: planir.Schema, Model: planir.ModelRef{Name: "demo", Digest: digest, BOS: model.BOS, EOS: model.EOS},
+		SoC:        planir.SoCRef{Name: "test", Control: "a", Fingerprint: host.Fingerprint()},
+		MaxContext: 128, KV: op.F32,
+		Procs: []planir.Proc{{
+			Name: "a", Kind: "cpu", Driver: "host", Select: "0", Cores: []int{0},
+			Set: capability.Set{
+				Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes,
+				Layouts:     map[string]string{"q8c": pack.N32, "w32": pack.N32},
+				DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
+			},
+		}},
+	}
+	graph := model.Graph()
+	if plan.Decisions, err = lower.Trivial(&graph, "a", []int{1, 16}, plan.MaxContext, op.F32,
+		func(string, int) op.Scheme { return op.A8TQ8C }); err != nil {
+		t.Fatal(err)
+	}
+	if err := lower.Lower(plan, &graph); err != nil {
+		t.Fatal(err)
+	}
+	files, err := model.TokenizerFiles()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if config != "" {
+		files["config"] = []byte(config)
+	}
+	dir := t.TempDir()
+	key, err := emit.GenerateKey(bundle.Ed25519, "k", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := key.Save(filepath.Join(dir, "k")); err != nil {
+		t.Fatal(err)
+	}
+	text := filepath.Join(dir, "system.txt")
+	if err := os.WriteFile(text, []byte(system+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return &Options{PrefixFile: text, Options: emit.Options{Plan: plan, Model: model, Files: files,
+		Signers: []bundle.Signer{key.Signer()}, Product: "demo", Generation: 1}}, filepath.Join(dir, "k.pub")
+}
+
+// load opens a bundle as hetserve does.
+func load(t *testing.T, path, key string) *runcmd.Loaded {
+	t.Helper()
+	var terms accept.Terms
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	terms.Register(flags)
+	if err := flags.Set("trust", key); err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := runcmd.Load(t.Context(), &cli.Streams{Out: io.Discard, Err: io.Discard}, path, terms, false,
+		all.Drivers(), time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { loaded.Close() })
+	return loaded
+}
+
+// A bundle brings the cache of its system message along, of the tokens that all conversations begin with, and it is what
+// the bundle's plan computes of them. The same inputs give the same bytes.
+func TestPrefixInTheBundle(t *testing.T) {
+	for name, config := range map[string]string{
+		"without a template": "",
+		"with a template":    `{"chat_template": "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			options, key := demo(t, config)
+			ui := &cli.Streams{Out: io.Discard, Err: io.Discard}
+			if err := options.computePrefix(ui, nil); err != nil {
+				t.Fatal(err)
+			}
+			var written [2][]byte
+			path := filepath.Join(t.TempDir(), "app.hetb")
+			for i := range written {
+				if _, err := Emit(t.Context(), path, options.Options, nil); err != nil {
+					t.Fatal(err)
+				}
+				var err error
+				if written[i], err = os.ReadFile(path); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !bytes.Equal(written[0], written[1]) {
+				t.Error("emitted twice: other bytes")
+			}
+			loaded := load(t, path, key)
+			if loaded.Prefix == nil {
+				t.Fatal("the bundle has no prefix")
+			}
+			ids := loaded.Prefix.Tokens
+			prompt, err := loaded.Tokenizer.Prompt(system)
+			if config != "" {
+				prompt, err = loaded.Tokenizer.Encode("[system] " + system)
+			}
+			// the last token of the text may be cut otherwise before what follows
+			if err != nil || len(ids) < len(prompt)-1 || !slices.Equal(ids[:len(prompt)-1], prompt[:len(prompt)-1]) {
+				t.Errorf("%d tokens %v (%v), want those of the text %v", len(ids), ids, err, prompt)
+			}
+			err = loaded.Machine.Do(t.Context(), func(control *executor.Control) error {
+				if _, err := control.Extend(0, ids, executor.WantNone, nil); err != nil {
+					return err
+				}
+				cache, err := control.Cached(0, len(ids))
+				if !bytes.Equal(cache, loaded.Prefix.Cache) {
+					t.Error("the plan computes another cache")
+				}
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// A prefix is refused where nothing here computes what the plan's processors would, and where there is none.
+func TestPrefixRefuses(t *testing.T) {
+	for want, change := range map[string]func(o *Options){
+		"are not here":    func(o *Options) { o.Plan.SoC.Simulated = true },
+		"and those of":    func(o *Options) { o.Target.Name = "snapdragon-8gen3" },
+		"tokenizer":       func(o *Options) { delete(o.Files, "tokenizer") },
+		"want a text":     func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte(" \n"), 0o600) },
+		"in UTF-8":        func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte("\xff"), 0o600) },
+		"does not exist":  func(o *Options) { o.PrefixFile += "x" },
+		"exceed":          func(o *Options) { _ = os.WriteFile(o.PrefixFile, []byte(strings.Repeat("And God said, ", 200)), 0o600) },
+		"no beginning in": func(o *Options) { o.Files["config"] = []byte(`{"chat_template": "{{ messages[1].content }}"}`) },
+	} {
+		options, _ := demo(t, "")
+		change(options)
+		err := options.computePrefix(&cli.Streams{Out: io.Discard, Err: io.Discard}, nil)
+		if err == nil {
+			_, err = Emit(t.Context(), filepath.Join(t.TempDir(), "app.hetb"), options.Options, nil)
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
