@@ -11,7 +11,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -323,7 +322,7 @@ func (s *State) byClass(now int64) Action {
 	if len(urgent) == 0 {
 		s.credit = 0
 		batch := s.decoding(proactive)
-		if next != nil && !s.pays(next, len(batch), math.Inf(1)) {
+		if next != nil && !s.paysBackground(next, len(batch)) {
 			return s.prefill(next)
 		}
 		if next != nil {
@@ -331,7 +330,7 @@ func (s *State) byClass(now int64) Action {
 		}
 		return s.decode(batch)
 	}
-	if next != nil && s.pays(next, len(urgent), 1+s.config.Slack) {
+	if next != nil && s.paysUrgent(next, len(urgent)) {
 		return s.begin(next)
 	}
 	if next != nil {
@@ -349,9 +348,9 @@ func (s *State) byClass(now int64) Action {
 }
 
 // pays reports whether the next chunk of a prompt is to be processed beside the decoding of so many requests: that is
-// possible, takes less time than a call of all processors for the chunk and calls for the tokens that are decoded
-// meanwhile, and makes an iteration at most slower times as long.
-func (s *State) pays(next *task, batch int, slower float64) bool {
+// possible, and takes less time than a call of all processors for the chunk and, iteration by iteration, what the tokens
+// that are decoded meanwhile would cost otherwise.
+func (s *State) pays(next *task, batch int, otherwise int64) bool {
 	if s.config.Beside == nil || batch == 0 {
 		return false
 	}
@@ -359,13 +358,27 @@ func (s *State) pays(next *task, batch int, slower float64) bool {
 	if !possible || side.DecodeNS <= 0 {
 		return false
 	}
-	one := float64(s.config.DecodeNS(batch))
-	if float64(side.DecodeNS) > slower*one {
+	tokens, ns := s.config.ChunkNS(next.left)
+	turns := float64(ns)*float64(side.Tokens)/float64(tokens) +
+		float64(otherwise)*float64(side.ChunkNS)/float64(side.DecodeNS)
+	return float64(side.ChunkNS) < turns
+}
+
+// paysBackground is pays beside the decoding of background requests. They could wait for the prompt, and be decoded
+// together with it: their tokens then cost what they add to an iteration that runs for it anyway.
+func (s *State) paysBackground(next *task, batch int) bool {
+	return s.pays(next, batch, s.config.DecodeNS(batch+1)-s.config.DecodeNS(1))
+}
+
+// paysUrgent is pays beside the decoding of reactive requests, which does not wait for anything, and may become slower
+// as far as the slack allows.
+func (s *State) paysUrgent(next *task, batch int) bool {
+	alone := s.config.DecodeNS(batch)
+	if !s.pays(next, batch, alone) {
 		return false
 	}
-	tokens, ns := s.config.ChunkNS(next.left)
-	turns := float64(ns)*float64(side.Tokens)/float64(tokens) + one*float64(side.ChunkNS)/float64(side.DecodeNS)
-	return float64(side.ChunkNS) < turns
+	side, _ := s.config.Beside(next.left, batch)
+	return float64(side.DecodeNS) <= float64(alone)*(1+s.config.Slack)
 }
 
 // begin is the action that begins with the next chunk of a request's prompt.

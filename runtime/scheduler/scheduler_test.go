@@ -307,13 +307,18 @@ func TestBeside(t *testing.T) {
 	c := config(scheduler.Full, 4)
 	side(&c)
 	background, urgent := []scheduler.Class{0, 0}, []scheduler.Class{1, 0}
-	want("background", c, background, "prefill", "decode", "begin", "decode", "decode")
+	// a step for two takes hardly longer than one for one: decoding waits for the prompt
+	want("background, joined by the prompt", c, background, "prefill", "decode", "prefill", "decode")
+	each := c // a step takes as long for each of its requests
+	each.DecodeNS = func(n int) int64 { return 220_000 * int64(n) }
+	side(&each)
+	want("background", each, background, "prefill", "decode", "begin", "decode", "decode")
 	c.Slack = 0.25
 	want("within the slack", c, urgent, "prefill", "decode", "begin", "decode", "decode")
 	c.Slack = 0.1
 	want("beyond the slack", c, urgent, "prefill", "decode", "decode", "decode")
 	want("a reactive prompt", c, []scheduler.Class{1, 1}, "prefill", "decode", "prefill")
-	want("interrupted", c, []scheduler.Class{0, 0, 1}, "prefill", "decode", "begin", "decode", "decode", "decode", "decode", "await", "prefill")
+	want("interrupted", each, []scheduler.Class{0, 0, 1}, "prefill", "decode", "begin", "decode", "decode", "decode", "decode", "await", "prefill")
 	slow := c.Beside
 	c.Beside = func(n, batch int) (scheduler.Side, bool) {
 		s, ok := slow(n, batch)
