@@ -696,8 +696,12 @@ func (r *runner) openVirtual(ctx context.Context, what *record.Measurement) (sou
 	}
 	ld, err := r.loadFor(ctx, lane, *what.Op, what.Layout, r.footprint(what.Cold, what.Footprint),
 		len(what.Concurrent) > 0)
-	if err != nil || len(partners) == 0 {
-		return alone{ld}, err
+	switch {
+	case err != nil:
+		closeAll()
+		return nil, err
+	case len(partners) == 0:
+		return alone{ld}, nil
 	}
 	return &settled{ld, partners}, nil
 }

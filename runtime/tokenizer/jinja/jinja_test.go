@@ -92,6 +92,7 @@ func TestHostileTemplates(t *testing.T) {
 		"a list of itself":      {"{% set n = namespace(s=[1, 1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}", "more than"},
 		"a list of itself JSON": {"{% set n = namespace(s=[1, 1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s | tojson(indent=9) }}", "too long"},
 		"compared with itself":  {"{% set n = namespace(s=[1, 1], t=[1, 1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% set n.t = [n.t, n.t] %}{% endfor %}{{ n.s == n.t }}", "steps"},
+		"an attribute's name":   {"{% macro m(a) %}{{ a.kwargs }}{% endmacro %}{{ m({}, b=2) }}", `takes no argument "b"`},
 		"macro of itself":       {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls in each other"},
 		"macros of each other":  {"{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ f() }}", "calls in each other"},
 		"recursive loop":        {"{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}", "calls in each other"},

@@ -293,8 +293,14 @@ func (p *parser) detachedBody(end string) []statement {
 func (p *parser) macroBody(def *macro, end string) {
 	from := p.at
 	def.body = p.detachedBody(end)
+	// An attribute of that name is no mention.
 	mentions := func(name string) bool {
-		return slices.ContainsFunc(p.tokens[from:p.at], func(tok token) bool { return tok.is(tokName, name) })
+		for at := from; at < p.at; at++ {
+			if p.tokens[at].is(tokName, name) && (at == 0 || !p.tokens[at-1].isOp(".")) {
+				return true
+			}
+		}
+		return false
 	}
 	def.caller, def.varargs, def.kwargs = mentions("caller"), mentions("varargs"), mentions("kwargs")
 }
