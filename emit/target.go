@@ -62,7 +62,10 @@ func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
 	out.Procs = slices.Clone(target.Procs)
 	slices.SortFunc(out.Procs, func(a, b planir.Proc) int { return strings.Compare(a.Name, b.Name) })
 	if target.Emulator { // what the device was expected to take says nothing about the emulator
-		out.Predictions, out.Solver = nil, nil
+		out.Predictions, out.Solver, out.Beside = nil, nil, nil
+	}
+	if beside := out.Beside; beside != nil && (out.Proc(beside.Prefill) == nil || out.Proc(beside.Decode) == nil) {
+		out.Beside = nil
 	}
 	// Decisions first, then the program that they lower to on the new processors.
 	out.Decisions = make([]planir.Decision, len(plan.Decisions))

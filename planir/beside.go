@@ -1,6 +1,9 @@
 package planir
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Beside names two processors that work for different requests at the same time: one processes a chunk of a prompt while
 // the other one decodes (Agent.xpu sec. 4.3). Each has programs that it executes alone, in buffers of its own, with the
@@ -52,6 +55,10 @@ func (c *checker) beside() {
 		c.fail("beside.prefill", "%q processes prompts beside decoding, and shares a thread with the control processor",
 			prefill.Name)
 	}
+	if len(c.found) > 0 {
+		return
+	}
+	c.besidePrograms(beside)
 	for i, pair := range beside.Pairs {
 		path := fmt.Sprintf("beside.pairs[%d]", i)
 		first, second := c.plan.Program.ProgramOn(beside.Prefill, pair.PrefillRows),
@@ -70,6 +77,43 @@ func (c *checker) beside() {
 				c.fail(path, "%d and %d rows follow %d and %d, want ascending rows", pair.PrefillRows, pair.DecodeRows,
 					before.PrefillRows, before.DecodeRows)
 			}
+		}
+	}
+}
+
+// besidePrograms checks that there is a program for whatever may be asked of the two: for some number of rows of a
+// prompt, for one sequence, and for every batch; each computes logits.
+func (c *checker) besidePrograms(beside *Beside) {
+	prompts := 0
+	for i := range c.plan.Program.Beside {
+		program := &c.plan.Program.Beside[i]
+		path := fmt.Sprintf("program.beside[%d]", i)
+		for j := range program.Sections {
+			if len(program.Sections[j].Lanes) != 1 {
+				c.fail(fmt.Sprintf("%s.sections[%d]", path, j), "%d lanes, want that of %q", len(program.Sections[j].Lanes),
+					program.On)
+			}
+		}
+		if first := c.plan.Program.ProgramOn(program.On, program.Rows); first != program {
+			c.fail(path, "programs %q and %q are of the same processor and number of rows", first.Name, program.Name)
+		}
+		selects := slices.ContainsFunc(program.Sections, func(section Section) bool { return section.Logits })
+		if !program.Batch() && !selects {
+			c.fail(path, "no section of %q computes logits", program.Name)
+		}
+		if program.Phase == "prefill" {
+			prompts++
+			if program.On != beside.Prefill {
+				c.fail(path, "%q processes prompts on %q, want %q", program.Name, program.On, beside.Prefill)
+			}
+		}
+	}
+	if prompts == 0 {
+		c.fail("program.beside", "no program processes prompts on %q", beside.Prefill)
+	}
+	for _, rows := range append([]int{1}, c.plan.Batches...) {
+		if program := c.plan.Program.ProgramOn(beside.Decode, rows); program == nil || program.Phase != "decode" {
+			c.fail("program.beside", "no program decodes %d sequences on %q", rows, beside.Decode)
 		}
 	}
 }

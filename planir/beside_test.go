@@ -1,6 +1,7 @@
 package planir_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -57,6 +58,38 @@ var besideFaults = map[string]func(p *planir.Plan){
 				}
 			}
 		}
+	},
+	"nothing for prompts": func(p *planir.Plan) {
+		p.Beside.Pairs = nil
+		p.Program.Beside = slices.DeleteFunc(p.Program.Beside, func(ph planir.Phase) bool { return ph.Phase == "prefill" })
+	},
+	"nothing for one sequence": func(p *planir.Plan) {
+		p.Beside.Pairs = nil
+		p.Program.Beside = slices.DeleteFunc(p.Program.Beside, func(ph planir.Phase) bool { return ph.Rows == 1 })
+	},
+	"nothing for a batch": func(p *planir.Plan) {
+		p.Beside.Pairs = nil
+		p.Program.Beside = slices.DeleteFunc(p.Program.Beside, func(ph planir.Phase) bool { return ph.Rows == 4 })
+	},
+	"no logits": func(p *planir.Plan) {
+		for i := range p.Program.Beside {
+			for j := range p.Program.Beside[i].Sections {
+				if p.Program.Beside[i].Phase == "prefill" {
+					p.Program.Beside[i].Sections[j].Logits = false
+				}
+			}
+		}
+	},
+	"no lane": func(p *planir.Plan) {
+		for i := range p.Program.Beside {
+			sections := p.Program.Beside[i].Sections
+			p.Program.Beside[i].Sections = append(sections, planir.Section{Name: "nothing"})
+		}
+	},
+	"two programs of a kind": func(p *planir.Plan) {
+		again := p.Program.Beside[0]
+		again.Name = "again"
+		p.Program.Beside = append(p.Program.Beside, again)
 	},
 	"short ids": func(p *planir.Plan) {
 		for i := range p.Program.Buffers {

@@ -48,6 +48,10 @@ func Lower(plan *planir.Plan, graph *models.Graph) error {
 	}
 	// Programs of one processor: prompts on the one, decoding on the other.
 	if beside := plan.Beside; beside != nil {
+		if plan.Proc(beside.Prefill) == nil || plan.Proc(beside.Decode) == nil {
+			return diag.New(diag.ClassIllegal, "lower plan: processors %q and %q work side by side, and are not the plan's",
+				beside.Prefill, beside.Decode).WithCode("P017")
+		}
 		for _, count := range rows {
 			on := beside.Prefill
 			if plan.Decodes(count) {
