@@ -55,6 +55,32 @@ func TestSimulateByHand(t *testing.T) {
 	}
 }
 
+// By hand, with a processor that processes prompts beside decoding: 90 ms a chunk, and 12 ms an iteration meanwhile. The
+// reactive request has its prompt at 50 and a token at 60, when the proactive one comes; of its chunk 8 iterations pass
+// until 156; one for both until 168; the reactive one alone until 258.
+func TestSimulateBesideByHand(t *testing.T) {
+	plan := planOf()
+	plan.Beside = &planir.Beside{Prefill: "b", Decode: "a", Pairs: []planir.BesidePair{
+		{PrefillRows: 100, DecodeRows: 1, PrefillNS: 90e6, DecodeNS: 12e6},
+		{PrefillRows: 100, DecodeRows: 4, PrefillNS: 96e6, DecodeNS: 14e6},
+	}}
+	trace := []Request{{AtMS: 0, Class: "reactive", Prompt: 100, Output: 20}, {AtMS: 60, Class: "proactive", Prompt: 140, Cached: 40, Output: 2}}
+	report, err := Simulate(plan, trace, scheduler.Default(4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []ClassReport{{TTFT: 50, PerToken: 208.0 / 19, Latency: 258.0 / 20}, {TTFT: 96, PerToken: 12, Latency: 108.0 / 2}}
+	slices.SortFunc(report.Classes, func(a, b ClassReport) int { return strings.Compare(b.Class, a.Class) })
+	for i, got := range report.Classes {
+		if math.Abs(got.TTFT-want[i].TTFT) > 1e-5 || math.Abs(got.PerToken-want[i].PerToken) > 1e-5 || math.Abs(got.Latency-want[i].Latency) > 1e-5 {
+			t.Errorf("%s: %+v, want %+v", got.Class, got, want[i])
+		}
+	}
+	if report.Beside != 1 {
+		t.Errorf("%d chunks beside decoding, want 1", report.Beside)
+	}
+}
+
 // A trace is drawn again the same, has about as many requests as asked for, and is read back as it was written.
 func TestDraw(t *testing.T) {
 	pattern := Pattern{Seconds: 6000, Reactive: 3, Proactive: 12, Prompt: Range{10, 20}, Output: Range{5, 5}, Seed: 3}
