@@ -551,6 +551,16 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
+// A module that does not compile is an error, with a cache and without: what another process writes there, or removes,
+// may come in between.
+func TestModuleThatDoesNotCompile(t *testing.T) {
+	for _, dir := range []string{"", t.TempDir()} {
+		if _, _, err := compileIn(dir, []byte("\x00asm garbage")); err == nil {
+			t.Errorf("cache %q: garbage compiles", dir)
+		}
+	}
+}
+
 // Whatever is wrong with the cache, solves go on.
 func TestCache(t *testing.T) {
 	require.Slow(t)

@@ -113,7 +113,7 @@ func compile(where string) (wazero.Runtime, wazero.CompiledModule, error) {
 
 // compileIn compiles a module and what it imports, with the cache in dir ("" for none). Its memory limit is the most
 // that any instance may have; host refuses an instance's pages beyond its own limit.
-func compileIn(dir string, module []byte) (runtime wazero.Runtime, compiled wazero.CompiledModule, err error) {
+func compileIn(dir string, module []byte) (wazero.Runtime, wazero.CompiledModule, error) {
 	ctx := context.Background()
 	config := wazero.NewRuntimeConfig().WithMemoryLimitPages(maxMemory / pageBytes)
 	if dir != "" {
@@ -123,17 +123,13 @@ func compileIn(dir string, module []byte) (runtime wazero.Runtime, compiled waze
 		}
 		config = config.WithCompilationCache(cache)
 	}
-	runtime = wazero.NewRuntimeWithConfig(ctx, config)
-	defer func() {
-		if err != nil {
-			runtime.Close(ctx)
-		}
-	}()
-	if compiled, err = runtime.CompileModule(ctx, module); err != nil {
-		return nil, nil, err
+	runtime := wazero.NewRuntimeWithConfig(ctx, config)
+	compiled, err := runtime.CompileModule(ctx, module)
+	if err == nil {
+		err = host(ctx, runtime, compiled)
 	}
-	if err = host(ctx, runtime, compiled); err != nil {
-		return nil, nil, err
+	if err != nil {
+		return nil, nil, errors.Join(err, runtime.Close(ctx))
 	}
 	return runtime, compiled, nil
 }
