@@ -170,12 +170,5 @@ func (c *checker) ownPrograms() {
 
 // sharesCore reports whether two processors occupy a core in common.
 func sharesCore(one, other *Proc) bool {
-	for _, core := range one.Cores {
-		for _, same := range other.Cores {
-			if core == same {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(one.Cores, func(core int) bool { return slices.Contains(other.Cores, core) })
 }

@@ -137,10 +137,14 @@ type Attr struct {
 // Int is an attribute, as are Ints, Float and String.
 func Int(name string, value int64) Attr { return Attr{Name: name, Kind: KindInt, I: value} }
 
-// Ints, Float and String are attributes of their kinds.
+// Ints is an attribute of several numbers.
 func Ints(name string, values ...int64) Attr { return Attr{Name: name, Kind: KindInts, Ints: values} }
-func Float(name string, value float32) Attr  { return Attr{Name: name, Kind: KindFloat, F: value} }
-func String(name string, value string) Attr  { return Attr{Name: name, Kind: KindString, S: value} }
+
+// Float is an attribute of one floating-point number.
+func Float(name string, value float32) Attr { return Attr{Name: name, Kind: KindFloat, F: value} }
+
+// String is an attribute of a text.
+func String(name string, value string) Attr { return Attr{Name: name, Kind: KindString, S: value} }
 
 // Tensor is an initializer: its bytes are Raw (little endian), or lie elsewhere.
 type Tensor struct {

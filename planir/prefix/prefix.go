@@ -57,11 +57,11 @@ func Decode(data []byte, plan *planir.Plan) (*Prefix, error) {
 		return nil, diag.New(diag.ClassInput, "read the computed prefix: "+format, args...).
 			WithHint("emit the bundle again, with --prefix")
 	}
-	line, rest, found := bytes.Cut(data[:min(len(data), maxHeader)], []byte("\n"))
+	line, _, found := bytes.Cut(data[:min(len(data), maxHeader)], []byte("\n"))
 	if !found {
 		return refuse("no first line within %d bytes", maxHeader)
 	}
-	rest = data[len(line)+1:]
+	rest := data[len(line)+1:]
 	var head header
 	decoder := json.NewDecoder(bytes.NewReader(line))
 	decoder.DisallowUnknownFields()
