@@ -33,8 +33,17 @@ type header struct {
 // maxHeader bounds the first line in bytes.
 const maxHeader = 1 << 10
 
-// Encode writes a prefix that a plan has computed.
+// Encode writes a prefix that a plan has computed. It refuses, with class ClassInput, what Decode would refuse.
 func Encode(plan *planir.Plan, prefix *Prefix) ([]byte, error) {
+	if count := len(prefix.Tokens); count < 1 || count >= plan.MaxContext {
+		return nil, diag.New(diag.ClassInput, "write the computed prefix: %d tokens, want 1..%d: one position of the context "+
+			"is left for what follows", count, plan.MaxContext-1).
+			WithHint("shorten the text, or solve with a larger context in the workload")
+	}
+	if want := Bytes(plan, len(prefix.Tokens)); int64(len(prefix.Cache)) != want {
+		return nil, diag.New(diag.ClassInternal, "BUG: the cache of %d tokens has %d bytes, want %d", len(prefix.Tokens),
+			len(prefix.Cache), want)
+	}
 	digest, err := planir.Digest(plan)
 	if err != nil {
 		return nil, err

@@ -41,6 +41,18 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// What would not be read is not written: a whole context leaves no room for a question.
+func TestEncodeRefuses(t *testing.T) {
+	for want, computed := range map[string]prefix.Prefix{
+		"8 tokens": {Tokens: make([]int32, 8), Cache: make([]byte, 8*96)}, "0 tokens": {},
+		"287 bytes": {Tokens: []int32{1, 2, 3}, Cache: make([]byte, 3*96-1)},
+	} {
+		if _, err := prefix.Encode(small(), &computed); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
 // A prefix of another plan, model or precision, one that was cut off, and one with ids that there are not are refused.
 func TestRefuses(t *testing.T) {
 	data := encoded(t)

@@ -17,13 +17,9 @@ func (c *Control) Cached(sequence, positions int) ([]byte, error) {
 	return out, nil
 }
 
-// Restore makes the cache of a sequence hold so many positions, as Cached has copied them, and nothing else.
-func (c *Control) Restore(sequence, positions int, data []byte) error {
-	return c.RestorePart(sequence, positions, positions, data)
-}
-
-// RestorePart is Restore of the first positions of a copy that has more of them: of.
-func (c *Control) RestorePart(sequence, positions, of int, data []byte) error {
+// Restore makes the cache of a sequence hold the first positions of a copy that Cached has made of so many (of), and
+// nothing else.
+func (c *Control) Restore(sequence, positions, of int, data []byte) error {
 	machine := c.m
 	if err := machine.kept(sequence, of); err != nil {
 		return err

@@ -46,7 +46,7 @@ func TestRestoredCacheIsTheComputedOne(t *testing.T) {
 			return err
 		}
 		for sequence, positions := range map[int]int{0: 40, 2: 40, 1: 23} {
-			if err := c.RestorePart(sequence, positions, 40, kept); err != nil {
+			if err := c.Restore(sequence, positions, 40, kept); err != nil {
 				return err
 			}
 			if _, err := c.Extend(sequence, prompt[positions:], executor.WantLast, func(_ int, l []float32) error {
@@ -59,9 +59,9 @@ func TestRestoredCacheIsTheComputedOne(t *testing.T) {
 			}
 		}
 		for name, err := range map[string]error{
-			"cut off": c.Restore(0, 40, kept[1:]), "of another length": c.Restore(0, 41, kept),
-			"in no sequence": c.Restore(3, 40, kept), "beyond the context": c.Restore(0, 97, kept),
-			"more than there is": c.RestorePart(0, 41, 40, kept),
+			"cut off": c.Restore(0, 40, 40, kept[1:]), "of another length": c.Restore(0, 41, 41, kept),
+			"in no sequence": c.Restore(3, 40, 40, kept), "beyond the context": c.Restore(0, 97, 97, kept),
+			"more than there is": c.Restore(0, 41, 40, kept),
 		} {
 			if err == nil {
 				t.Errorf("a cache %s was restored", name)

@@ -36,7 +36,7 @@ func (s *Server) place(ctx context.Context, answer *Answer) error {
 	answer.slot = best
 	if known := s.reusable(&s.prefix, prompt); known > bestReused {
 		err := s.machine.Do(ctx, func(control *executor.Control) error {
-			return control.RestorePart(best, known, len(s.prefix.tokens), s.prefixCache)
+			return control.Restore(best, known, len(s.prefix.tokens), s.prefixCache)
 		})
 		if err != nil {
 			return err

@@ -26,6 +26,9 @@ type Message struct {
 	JSON []byte
 }
 
+// ErrNoTemplate is in the error of Chat where the model has no chat template.
+var ErrNoTemplate = errors.New("the model has no chat template")
+
 // ParseMessages reads a JSON list of messages: objects with at least a role. The error is of class ClassInput.
 func ParseMessages(data []byte) ([]Message, error) {
 	fail := func(format string, args ...any) ([]Message, error) {
@@ -120,7 +123,7 @@ func (c *chat) pick(tools bool) (string, error) {
 		return "", c.err
 	}
 	if len(c.templates) == 0 {
-		return "", errors.New("the model has no chat template")
+		return "", ErrNoTemplate
 	}
 	known := slices.Sorted(maps.Keys(c.templates))
 	return "", fmt.Errorf("the model has no default chat template, only %s", clip(strings.Join(known, ", ")))

@@ -2,6 +2,7 @@ package bundling
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -49,7 +50,7 @@ func (o *Options) computePrefix(ui *cli.Streams, machine *socs.SoC) error {
 			return nil, err
 		}
 		ui.Notef("computing the cache of %d tokens", len(ids))
-		running, err := runcmd.Execute(ctx, plan, content, 0,
+		running, err := runcmd.Execute(ctx, plan, content, runcmd.WeightBytes(plan),
 			executor.Options{Drivers: bindings.Drivers(machine), Checked: true, OnDemand: true})
 		if err != nil {
 			return nil, err
@@ -73,17 +74,17 @@ func (o *Options) computePrefix(ui *cli.Streams, machine *socs.SoC) error {
 }
 
 // beginning is the tokens that every conversation with a system message begins with: those that its texts with two
-// unlike questions have in common. Without a chat template, those of prompts that begin with the text.
+// unlike questions have in common. Of a model without chat template they are those of prompts that begin with the text. A
+// template that does not write a system message is an error: no conversation would begin with these tokens.
 func beginning(ctx context.Context, tok tokenizer.Tokenizer, system string) ([]int32, error) {
 	var both [2][]int32
 	for i, question := range []string{"Why?", "7 apples"} {
-		var err error
-		var text string
-		text, err = tok.Chat(ctx, []tokenizer.Message{{Role: "system", Content: system}, {Role: "user", Content: question}},
+		text, err := tok.Chat(ctx, []tokenizer.Message{{Role: "system", Content: system}, {Role: "user", Content: question}},
 			tokenizer.ChatOptions{AddGenerationPrompt: true, Now: time.Unix(int64(i)*1e9, 0).UTC()})
-		if err == nil {
+		switch {
+		case err == nil:
 			both[i], err = tok.Encode(text)
-		} else {
+		case errors.Is(err, tokenizer.ErrNoTemplate):
 			both[i], err = tok.Prompt(system + "\n" + question)
 		}
 		if err != nil {

@@ -27,6 +27,9 @@ type recorded struct {
 	Output int     `json:"output_tokens"`
 }
 
+// firstKey is what every line begins with.
+const firstKey = `{"at_ms":`
+
 // lastLines is how much of the end of a file is looked at for its last line.
 const lastLines = 4096
 
@@ -47,7 +50,8 @@ func record(path string, warn func(format string, args ...any)) (*recording, err
 			end := bytes.LastIndexByte(tail, '\n') + 1
 			var last recorded
 			line := tail[bytes.LastIndexByte(tail[:max(0, end-1)], '\n')+1 : end]
-			if wrong := json.Unmarshal(line, &last); wrong != nil {
+			onlyCutOff := end == 0 && bytes.HasPrefix(tail, []byte(firstKey))
+			if wrong := json.Unmarshal(line, &last); wrong != nil && !onlyCutOff {
 				_ = file.Close()
 				return nil, diag.New(diag.ClassInput, "--record %q: its last line is no request: %w", path, wrong).
 					WithHint("give a file that hetserve has written, or a new one")

@@ -43,6 +43,13 @@ func TestRecordingGoesOn(t *testing.T) {
 	if err != nil || string(got) != want {
 		t.Errorf("got %q (%v), want %q", got, err, want)
 	}
+	if err := os.WriteFile(path, []byte(`{"at_ms":15,"cl`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write(250)
+	if got, err := os.ReadFile(path); err != nil || !strings.HasPrefix(string(got), `{"at_ms":250,`) {
+		t.Errorf("behind a first line that was cut off: %q, %v", got, err)
+	}
 	for name, content := range map[string]string{"a text": "In the beginning\n", "no line": strings.Repeat("x", 5000)} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
