@@ -3,6 +3,7 @@ package planir
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Beside names two processors that work for different requests at the same time: one processes a chunk of a prompt while
@@ -22,6 +23,25 @@ type BesidePair struct {
 	DecodeRows  int   `json:"decode_rows" yaml:"decode_rows"`
 	PrefillNS   int64 `json:"prefill_ns" yaml:"prefill_ns"`
 	DecodeNS    int64 `json:"decode_ns" yaml:"decode_ns"`
+}
+
+// Precision says whether every product has the same scheme in all programs, and, if so, whether their arithmetic is that
+// of integers. Of such a plan the rows of a sequence have the same bits, one by one or several at once, whichever program
+// computes them.
+func (p *Plan) Precision() (alike, exact bool) {
+	alike, exact = true, true
+	for i := range p.Decisions {
+		decision := &p.Decisions[i]
+		if decision.Scheme == "" {
+			continue
+		}
+		if one := p.DecisionFor(decision.Node, 1); one != nil && one.Scheme != decision.Scheme {
+			alike = false
+		}
+		looksUp := strings.HasPrefix(decision.Node, "embed.") // which computes nothing
+		exact = exact && (looksUp || decision.Scheme.QuantisedRows())
+	}
+	return alike, alike && exact
 }
 
 // ProgramOn returns the program of that many rows that a processor executes alone, nil when there is none.

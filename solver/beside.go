@@ -1,9 +1,7 @@
 package solver
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
@@ -71,23 +69,16 @@ func (s *session) beside(plan *planir.Plan) error {
 }
 
 // besideNot is why no processors of a plan may work side by side, "" where some may. Requests are to get the same bits,
-// whichever programs process them: products must be of integers, in one scheme for prefill and decode.
+// whichever programs process them.
 func (s *session) besideNot(plan *planir.Plan) string {
-	if len(s.want.Buckets) == 0 {
+	alike, exact := plan.Precision()
+	switch {
+	case len(s.want.Buckets) == 0:
 		return "the plan has no program for prompts"
-	}
-	for i := range plan.Decisions {
-		decision := &plan.Decisions[i]
-		if decision.Scheme == "" || strings.HasPrefix(decision.Node, "embed.") {
-			continue
-		}
-		if !decision.Scheme.QuantisedRows() {
-			return fmt.Sprintf("%s computes in floating point (%s), so that its results depend on what processes it",
-				decision.Node, decision.Scheme)
-		}
-		if one := plan.DecisionFor(decision.Node, 1); one != nil && one.Scheme != decision.Scheme {
-			return fmt.Sprintf("%s has scheme %s in prefill and %s in decode", decision.Node, decision.Scheme, one.Scheme)
-		}
+	case !alike:
+		return "prefill and decode have products in unlike schemes, so that results depend on what processes a token"
+	case !exact:
+		return "the plan computes in floating point, so that results depend on what processes a token"
 	}
 	return ""
 }

@@ -3,7 +3,6 @@ package serving
 import (
 	"cmp"
 	"context"
-	"strings"
 
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/executor"
@@ -100,22 +99,4 @@ func longFrom(plan *planir.Plan) (least int) {
 		}
 	}
 	return least
-}
-
-// precision says of a plan whether every product has the same scheme in all programs, and, if so, whether their arithmetic
-// is that of integers: the rows of a sequence then have the same bits, one by one or several at once.
-func precision(plan *planir.Plan) (alike, exact bool) {
-	alike, exact = true, true
-	for i := range plan.Decisions {
-		decision := &plan.Decisions[i]
-		if decision.Scheme == "" {
-			continue
-		}
-		if one := plan.DecisionFor(decision.Node, 1); one != nil && one.Scheme != decision.Scheme {
-			alike = false
-		}
-		looksUp := strings.HasPrefix(decision.Node, "embed.") // which computes nothing
-		exact = exact && (looksUp || decision.Scheme.QuantisedRows())
-	}
-	return alike, alike && exact
 }

@@ -203,14 +203,14 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 	}
 	times := TimesOf(plan)
 	config.ChunkNS, config.DecodeNS = times.Chunk, times.Decode
-	if machine.Beside() {
+	alike, exact := plan.Precision()
+	if exact && machine.Beside() {
 		config.Beside = times.Beside
 	}
 	state, err := scheduler.New(config)
 	if err != nil {
 		return nil, err
 	}
-	alike, exact := precision(plan)
 	if !exact {
 		options.Draft = 0
 	}
