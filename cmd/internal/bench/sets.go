@@ -35,37 +35,22 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	if err := cli.Required(c, "soc"); err != nil {
 		return err
 	}
-	soc, set, costs, err := measure.OpenCosts(options.SoC, options.Record)
+	from, err := options.open()
 	if err != nil {
 		return err
 	}
-	workload, err := measure.ReadWorkload(options.Workload)
-	if err != nil {
-		return err
-	}
-	model, err := models.Open(options.Model)
-	if err != nil {
-		return err
-	}
-	defer model.Close()
-	cal, err := bindings.ReadCalibration(options.Calibration)
-	if err != nil {
-		return err
-	}
-	in := solver.Input{
-		Model: model, SoC: soc, Costs: costs, Workload: workload,
-		Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Calibration: cal,
-	}
+	defer from.Model.Close()
+	soc, set, model := from.SoC, from.set, from.Model
 	// Twins of measured sets are not opened: every open plan holds memory and threads.
 	like := map[string]string{} // a set that is not measured, and the one that stands for it
-	labels, plans, err := solveSets(ctx, ui, in, planSets(soc, options.All, like), options)
+	labels, plans, err := solveSets(ctx, ui, from.Input, planSets(soc, options.All, like), options.PromptLen+options.Gen)
 	if err != nil {
 		return err
 	}
 	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
 		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
 	}
-	opened := &fleet{model: model, cal: cal, soc: soc}
+	opened := &fleet{model: model, cal: from.Calibration, soc: soc}
 	defer opened.close()
 	for i, plan := range plans {
 		if err := opened.open(ctx, labels[i], plan); err != nil {
@@ -95,10 +80,40 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	return ui.Result(doc)
 }
 
-// solveSets solves for each set. A set without a plan is left out with a warning, unless it is the
-// one of all processors.
+// inputs are what plans are solved from, and the record behind their costs. The model is the caller's to close.
+type inputs struct {
+	solver.Input
+	set *record.Set
+}
+
+// open reads the files that the options name.
+func (o *Options) open() (*inputs, error) {
+	soc, set, costs, err := measure.OpenCosts(o.SoC, o.Record)
+	if err != nil {
+		return nil, err
+	}
+	workload, err := measure.ReadWorkload(o.Workload)
+	if err != nil {
+		return nil, err
+	}
+	cal, err := bindings.ReadCalibration(o.Calibration)
+	if err != nil {
+		return nil, err
+	}
+	model, err := models.Open(o.Model)
+	if err != nil {
+		return nil, err
+	}
+	return &inputs{set: set, Input: solver.Input{
+		Model: model, SoC: soc, Costs: costs, Workload: workload,
+		Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Calibration: cal,
+	}}, nil
+}
+
+// solveSets solves for each set, and refuses plans whose context is less than so many tokens. A set without a plan is
+// left out with a warning, unless it is the one of all processors.
 func solveSets(
-	ctx context.Context, ui *cli.Streams, in solver.Input, sets []planSet, options *Options,
+	ctx context.Context, ui *cli.Streams, in solver.Input, sets []planSet, tokens int,
 ) (labels []string, plans []*planir.Plan, err error) {
 	for _, set := range sets {
 		in.Only, in.Strategies, in.Ratio = set.only, set.strategies, set.ratio
@@ -111,10 +126,9 @@ func solveSets(
 			ui.Warnf("%s is left out: %v", set.label, err)
 			continue
 		}
-		if need := options.PromptLen + options.Gen; need > result.Plan.MaxContext {
-			return nil, nil, diag.New(diag.ClassUsage,
-				"--prompt-len %d and --gen %d need a context of %d, the plan has %d",
-				options.PromptLen, options.Gen, need, result.Plan.MaxContext)
+		if tokens > result.Plan.MaxContext {
+			return nil, nil, diag.New(diag.ClassUsage, "prompt and --gen need a context of %d tokens, the plan has %d",
+				tokens, result.Plan.MaxContext).WithHint("measure fewer, or name a larger context in the workload")
 		}
 		plans, labels = append(plans, result.Plan), append(labels, set.label)
 	}
