@@ -38,6 +38,10 @@ type Set struct {
 	// its artifacts hold their weights: loading them takes none
 	Bakes bool `json:"bakes,omitempty" yaml:"bakes,omitempty"`
 
+	// OwnMemory: it computes on memory of its own, so that operands of which other processors read or write a part are
+	// copied. It is probed: the same kind of device has it in one machine and shares the host's in another.
+	OwnMemory bool `json:"own_memory,omitempty" yaml:"own_memory,omitempty"`
+
 	// Memory is what its kernels and library hold; nil: its driver does not tell.
 	Memory *Memory `json:"memory,omitempty" yaml:"memory,omitempty"`
 }
@@ -79,7 +83,7 @@ type Difference struct {
 
 // Beyond lists what the set claims and the other does not allow. Tiles may be multiples. What decides where weights lie
 // and which graphs exist (static_shapes, prepacks, bakes) must agree; kinds and cache types are compared where they are
-// used, and memory not at all, because it may be measured again.
+// used, and memory not at all: its sizes may be measured again, and whose it is (own_memory) changes times, not results.
 func (s *Set) Beyond(can *Set) (out []Difference) {
 	differs := func(key string, have, can any) { out = append(out, Difference{key, have, can}) }
 	for _, scheme := range slices.Sorted(maps.Keys(s.Layouts)) {

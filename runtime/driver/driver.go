@@ -148,15 +148,15 @@ type Processor interface {
 	Attach() error
 	// Alloc returns zeroed memory visible to the host and to this processor, 64-byte aligned at least.
 	Alloc(bytes int64) (Buffer, error)
-	// Import makes host memory (64-byte aligned) usable by this processor without a copy.
-	// The caller keeps it alive and unmoved until the Buffer is closed.
+	// Import makes host memory (64-byte aligned) usable by this processor: without a copy, or, on a processor with
+	// memory of its own (OwnMemory), as a Mirror. The caller keeps it alive and unmoved until the Buffer is closed.
 	Import(b []byte) (Buffer, error)
 	// Load prepares an artifact with its weights for Run. The weights' bytes stay valid and unchanged until the
 	// Executable is closed. Weights match the graph's by position, shape, scheme and layout; their names may differ,
 	// because one artifact serves every layer. Artifacts are already verified; a driver still refuses one whose graph
 	// or weights it cannot execute, by name.
 	Load(ctx context.Context, a Artifact, w Weights) (Executable, error)
-	// Run executes synchronously. Rows beyond Scalars.Rows of outputs are written as zeros or left alone.
+	// Run executes synchronously; processors that can do otherwise are Asynchronous too. Rows beyond Scalars.Rows of outputs are written as zeros or left alone.
 	// Values without an answer are errors that name node and row: NaN or an infinity given to
 	// QuantRows, a token id outside the table, a key too large for the cache type. After an error the
 	// outputs are undefined and the processor stays usable.
@@ -288,6 +288,11 @@ type Bindings struct {
 
 	Sequences     int
 	SequenceBytes int64
+
+	// Moves says what travels between the host and a processor with memory of its own, for which alone it means
+	// something. nil: everything that the call reads, before it, with the cached positions below Scalars.Pos, and
+	// everything that it writes, after it, with the positions that it adds to the cache. That is always right, and slow.
+	Moves *Moves
 }
 
 // Packed is one weight of a graph: its description and its packed bytes (64-byte aligned). Of a weight

@@ -1,0 +1,73 @@
+package driver
+
+import "fmt"
+
+// Asynchronous is implemented by processors that execute calls by themselves while the caller goes on: GPUs, NPUs with
+// a queue. Run of such a processor is Submit and Wait in one. The methods are called from one goroutine at a time, like
+// those of Processor, after Attach.
+type Asynchronous interface {
+	Processor
+	// Submit enqueues a call and returns without waiting for it, or for any other. Calls execute one after another in
+	// the order of submission, so that each sees what earlier ones of the same processor wrote. The driver copies what
+	// it needs of Bindings and Scalars before it returns. The memory behind the views stays untouched by others until
+	// the call is done. At most MaxInFlight calls are in flight; one more is an error, as is what Run refuses before it
+	// touches memory. A refused call has no ticket and changes nothing. Submit allocates nothing.
+	//
+	// A driver may collect calls before it starts them, but Done and Wait of any ticket start all that were submitted.
+	Submit(exe Executable, b *Bindings) (Ticket, error)
+	// Done reports, without blocking, whether a call is done, and with it all that were submitted before. Once it has
+	// said so, memory of the host holds what the calls handed back. It allocates nothing.
+	//
+	// The error is a *Failure: of the first failed call up to t that was not told yet, by Done or by Wait. Calls
+	// behind a failed one are done at some time too, and what they wrote is undefined. The processor stays usable,
+	// unless the error says that the device is lost; then everything in flight is done, and Submit fails.
+	Done(t Ticket) (bool, error)
+	// Wait blocks until a call is done, in the driver's own way (an event), and returns when it ran. Of a call that is
+	// done it returns at once; the driver knows the spans of the last MaxInFlight calls, and returns none (equal ends)
+	// for earlier ones. The span is the device's where it tells, else what the driver noticed; its clock is Now.
+	// A ticket that Submit has not returned is an error. Errors are those of Done.
+	Wait(t Ticket) (Span, error)
+}
+
+// MaxInFlight is how many calls of an Asynchronous processor may be submitted and not yet known to be done: enough for
+// several layers of a model, few enough for a driver to hold what it needs for each from the beginning.
+const MaxInFlight = 64
+
+// Ticket numbers the calls of a processor in the order of submission, from 1.
+type Ticket uint64
+
+// Failure says which call of an Asynchronous processor failed.
+type Failure struct {
+	Ticket Ticket
+	Err    error
+}
+
+// Error is the call's error.
+func (f *Failure) Error() string { return fmt.Sprintf("call %d: %v", f.Ticket, f.Err) }
+
+// Unwrap returns the call's error.
+func (f *Failure) Unwrap() error { return f.Err }
+
+// Moves says which operands of a call on a processor with memory of its own (capability.Set.OwnMemory) travel between
+// it and the host. Views that do not travel are read from and written to the processor's copy alone. The cache then
+// stays where it is; see Mirror.
+type Moves struct {
+	// Fetch, for each of Bindings.In: something else has written the value since the processor held it, so that it is
+	// copied to the processor before the call.
+	Fetch []bool
+	// Hand, for each of Bindings.Out: something else reads the value, so that it is copied to the host after the call,
+	// and nothing outside the view: others may write there at the same time.
+	Hand []bool
+}
+
+// Mirror is implemented by buffers of processors with memory of their own, which hold a second copy of each byte there.
+// Neither copies anything by itself: calls move their operands, as Moves says, and these methods everything else. They
+// wait for the calls in flight and return when the bytes are there. Processors that work on the host's memory have no
+// such buffers.
+type Mirror interface {
+	Buffer
+	// Push copies bytes [offset, offset+count) of the host to the processor.
+	Push(offset, count int64) error
+	// Pull copies bytes [offset, offset+count) of the processor to the host.
+	Pull(offset, count int64) error
+}
