@@ -77,10 +77,16 @@ pointers:
 		$(GO) test -vet=off -short -timeout 30m -gcflags='github.com/...=-d=checkptr' ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi; \
 	fi
 
+# The kernels of arm64, as a CPU with every extension has them, one without matrix products of bytes, and one without dot
+# products. The tests are linked statically: an emulator has no arm64 loader.
 emulated:
 	@if command -v qemu-aarch64 >/dev/null 2>&1; then \
-		echo "GOARCH=arm64 $(GO) test -short -exec qemu-aarch64 ./runtime/driver/host/kernel"; \
-		GOARCH=arm64 $(GO) test -short -exec qemu-aarch64 ./runtime/driver/host/kernel; \
+		GOARCH=arm64 $(GO) test -tags hetc_static -c -o $(BIN)/kernel-arm64.test ./runtime/driver/host/kernel || exit 1; \
+		for cpu in max:. 'cortex-a76:ARM|Twin|Matrix|Fuzz|Peak' 'cortex-a53:ARM|Peak'; do \
+			echo "qemu-aarch64 -cpu $${cpu%%:*} kernel-arm64.test -test.short -test.run '$${cpu#*:}'"; \
+			( cd runtime/driver/host/kernel && qemu-aarch64 -cpu $${cpu%%:*} "$(CURDIR)/$(BIN)/kernel-arm64.test" \
+				-test.short -test.run "$${cpu#*:}" ) || exit 1; \
+		done; \
 	else echo "arm64 kernels: skipped, no qemu-aarch64"; fi
 
 # Packages that begin goroutines or share something among them. Kernels do not: one goroutine computes with memory of its

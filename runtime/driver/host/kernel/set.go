@@ -46,6 +46,10 @@ const EnvVar = "HETC_HOST_KERNELS"
 type Set struct {
 	Name string
 
+	// Unmeasured says that the set was never timed on a CPU that has its instructions, so that nobody knows whether
+	// it is faster than the set before it. It is used where it is named, and is never Best.
+	Unmeasured bool
+
 	// TileStep is the number of tiles a matrix kernel handles best in one pass; callers that divide
 	// a weight among threads use multiples of it. At least 1.
 	TileStep int
@@ -208,13 +212,19 @@ func paddedDim(dim int) int { return (dim + TileN - 1) / TileN * TileN }
 // avx2), "avxvnni" (8-bit and 4-bit products with AVX-VNNI, the others as avx2), "avx512vnni" (all of them
 // with 512 bit). Where a CPU has avx512 and avxvnni alone, which no known one does, the latter counts as faster,
 // because quantised weights are what machines are short of time for. On arm64 "neon" (with the dot product
-// instructions; functions on rows as portable).
+// instructions; functions on rows as portable) and "i8mm" (8-bit and 4-bit products of two rows and more with matrix
+// instructions, the others as neon).
 func Sets() []*Set { return append([]*Set{Reference(), Portable()}, vectorSets()...) }
 
-// Best returns the fastest set this machine can run.
+// Best returns the fastest set this machine can run, of those that were measured.
 func Best() *Set {
-	sets := Sets()
-	return sets[len(sets)-1]
+	best := Portable()
+	for _, set := range vectorSets() {
+		if !set.Unmeasured {
+			best = set
+		}
+	}
+	return best
 }
 
 // ByName returns the named set; "" is the one in EnvVar, or Best. The error lists the valid names.

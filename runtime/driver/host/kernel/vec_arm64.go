@@ -8,7 +8,7 @@ import (
 )
 
 // vectorSets returns the set "neon" where the CPU has the dot product instructions, as those of
-// ARMv8.4 and most ARMv8.2 cores do.
+// ARMv8.4 and most ARMv8.2 cores do, and the set "i8mm" where it has matrix products of bytes too (ARMv8.6).
 func vectorSets() []*Set {
 	if !cpu.ARM64.HasASIMD || !cpu.ARM64.HasASIMDDP {
 		return nil
@@ -50,7 +50,10 @@ func vectorSets() []*Set {
 	}
 	var t tier
 	set.AttentionF32, set.AttentionF16 = t.attentionF32, t.attentionF16
-	return []*Set{set}
+	if !cpu.ARM64.HasI8MM {
+		return []*Set{set}
+	}
+	return []*Set{set, i8mm(set)}
 }
 
 // mostRows is the number of rows of one call of a matrix kernel, limited by registers.

@@ -25,7 +25,7 @@ import (
 // main writes the assembly of one tier and its Go declarations; go generate calls it for each.
 func main() {
 	tier := flag.String("tier", "",
-		"instruction set: avx2, avxvnni, avx512 or neon; or peak, the loops they are measured against")
+		"instruction set: avx2, avxvnni, avx512, neon or i8mm; or peak, the loops they are measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
 	switch *tier {
@@ -39,6 +39,9 @@ func main() {
 		peak()
 	case "neon":
 		neon()
+		return
+	case "i8mm":
+		i8mm()
 		return
 	default:
 		log.Fatalf("unknown tier %q", *tier)
