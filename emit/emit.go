@@ -47,6 +47,11 @@ type Options struct {
 	// Prefix computes the beginning of prompts with the plan that the bundle holds (planir/prefix); nil: there is none.
 	Prefix func(ctx context.Context, plan *planir.Plan, content *Content) ([]byte, error)
 
+	// SelfTest computes what the runtime compares kernels with that another driver than the host's executes; nil: the
+	// bundle has no self-test. SelfTestOptions configure its processor.
+	SelfTest        driver.Driver
+	SelfTestOptions map[string]string
+
 	Reference bool              // add a reference program with its own weights, for hetrun --check
 	Files     map[string][]byte // further blobs by role name: "tokenizer", "config"
 
@@ -74,6 +79,7 @@ const (
 	tokenizerBlob   = "tokenizer"
 	ReportBlob      = "npu-report"
 	PrefixBlob      = "prefix"
+	SelfTestBlob    = "self-test"
 	referencePrefix = "reference/" // prefix of the reference program's blobs
 )
 
@@ -92,7 +98,7 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 			err = failed
 		}
 	}()
-	// The plan with what it needs, then the report, the reference and the files of the tokenizer.
+	// The plan with what it needs, then the report, the reference, the self-test and the files of the tokenizer.
 	sources, err := content.sources(ctx, "", bundle.RoleWeights)
 	if err != nil {
 		return bundle.Digest{}, err
@@ -113,6 +119,13 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
 		}
 		sources = append(sources, more...)
+	}
+	if options.SelfTest != nil {
+		tests, err := content.selfTestSources(ctx, options.SelfTest, options.SelfTestOptions)
+		if err != nil {
+			return bundle.Digest{}, fmt.Errorf("emit: %w", err)
+		}
+		sources = append(sources, tests...)
 	}
 	if options.Prefix != nil {
 		computed, err := options.Prefix(ctx, content.plan, content)

@@ -19,9 +19,10 @@ import (
 // oracle computes references in float32, to which the results of compiled graphs are compared. It runs a driver's
 // processor, which belongs to one thread; that thread starts with the first job.
 type oracle struct {
-	driver driver.Driver
-	jobs   chan func(driver.Processor) // nil before the first job
-	failed error                       // why the processor did not start
+	driver  driver.Driver
+	options map[string]string           // of the processor
+	jobs    chan func(driver.Processor) // nil before the first job
+	failed  error                       // why the processor did not start
 }
 
 // newOracle computes with a driver, nil where no sample is made. Nothing is opened before the first
@@ -48,7 +49,7 @@ func (p *oracle) start(ctx context.Context) error {
 		return err
 	}
 	widest := slices.MaxFunc(devices, func(a, b driver.Device) int { return len(a.Cores) - len(b.Cores) })
-	proc, err := p.driver.Open(ctx, driver.Config{Select: widest.Select})
+	proc, err := p.driver.Open(ctx, driver.Config{Select: widest.Select, Options: p.options})
 	if err != nil {
 		return err
 	}

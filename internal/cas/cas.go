@@ -264,6 +264,30 @@ func (c *Cache) Read(key Key) ([]byte, error) {
 	return data, nil
 }
 
+// Each visits the contents of at most limit bytes, in no particular order. Damaged ones are left out.
+func (c *Cache) Each(limit int64, visit func(content []byte)) error {
+	files, err := list(filepath.Join(c.root, "data"))
+	if err != nil {
+		return diag.New(diag.ClassIO, "list the cache: %w", err)
+	}
+	for _, file := range files {
+		if file.bytes > limit {
+			continue
+		}
+		data, err := os.ReadFile(file.path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return diag.New(diag.ClassIO, "read from the cache: %w", err)
+		}
+		if digest := Digest(sha256.Sum256(data)); c.dataPath(digest) == file.path {
+			visit(data)
+		}
+	}
+	return nil
+}
+
 // open opens the file of a key's content, with what its digest and size have to be.
 func (c *Cache) open(key Key) (file *os.File, digest Digest, bytes int64, err error) {
 	digest, bytes, ok, err := c.Sum(key)

@@ -28,7 +28,8 @@ const (
 	RoleConfig    Role = "config"
 	RoleReference Role = "reference" // values to test execution against; its program has RolePlan
 	RoleReport    Role = "report"
-	RolePrefix    Role = "prefix" // the cache of tokens that prompts begin with, computed by the entry plan
+	RoleSelfTest  Role = "self-test" // what each kernel of the entry plan computes of inputs that follow from the plan
+	RolePrefix    Role = "prefix"    // the cache of tokens that prompts begin with, computed by the entry plan
 )
 
 // bulk roles are read in place by Mode; all others are copied and checked on opening, because
@@ -39,7 +40,7 @@ func (r Role) bulk() bool { return r == RoleWeights || r == RoleReference }
 func (r Role) known() bool {
 	switch r {
 	case RolePlan, RoleNPUGraph, RoleGPUKernel, roleRuntime, RoleWeights, RoleTokenizer, RoleConfig, RoleReference,
-		RoleReport, RolePrefix:
+		RoleReport, RoleSelfTest, RolePrefix:
 		return true
 	}
 	return false

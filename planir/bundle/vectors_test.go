@@ -84,7 +84,7 @@ func accepted() []vector {
 			}
 		}},
 		{name: "ok-every-role", edit: func(r *recipe) {
-			for i, role := range []Role{RoleGPUKernel, roleRuntime, RoleTokenizer, RoleConfig, RoleReference, RoleReport} {
+			for i, role := range []Role{RoleGPUKernel, roleRuntime, RoleTokenizer, RoleConfig, RoleReference, RoleReport, RoleSelfTest} {
 				r.add("role/"+string(role), role, pattern(byte(20+i), 100))
 			}
 		}},
@@ -728,7 +728,7 @@ func contentVectors() []vector {
 	at(stepCode, "plan-first-byte", 1, 0)
 	at(stepCode, "plan-last-byte", 1, 299)
 	file(stepCode, "plan-zeroed", func(f []byte, l layout) { clear(f[l.offsets[1] : l.offsets[1]+300]) })
-	for i, role := range []Role{RoleGPUKernel, roleRuntime, RoleTokenizer, RoleConfig, RoleReport} {
+	for i, role := range []Role{RoleGPUKernel, roleRuntime, RoleTokenizer, RoleConfig, RoleReport, RoleSelfTest} {
 		add(stepCode, string(role)+"-flipped", "", func(r *recipe) {
 			r.add("zz", role, pattern(byte(i), 100))
 			r.file = func(f []byte, l layout) []byte { f[l.offsets[4]+50] ^= 1; return f }

@@ -239,26 +239,9 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 		if !used[pr.Name] {
 			continue
 		}
-		var drv driver.Driver
-		names := make([]string, 0, len(drivers))
-		for _, candidate := range drivers {
-			names = append(names, candidate.Name())
-			if candidate.Name() == pr.Driver {
-				drv = candidate
-			}
-		}
-		if drv == nil {
-			return diag.New(diag.ClassUnavailable, "open processor %q: driver %q is not part of this program",
-				pr.Name, pr.Driver).
-				WithHint("this program has the drivers %v; hetc run also has sim", names)
-		}
-		proc, err := drv.Open(ctx, driver.Config{Select: pr.Select, Options: pr.Options})
+		proc, err := openProcessor(ctx, drivers, pr)
 		if err != nil {
-			if errors.Is(err, driver.ErrUnavailable) {
-				return diag.New(diag.ClassUnavailable, "open processor %q: %w", pr.Name, err).
-					WithHint("run hetc drivers to see what this machine has; a plan is for one kind of machine")
-			}
-			return diag.New(diag.ClassOr(err, diag.ClassRun), "open processor %q: %w", pr.Name, err)
+			return err
 		}
 		opened := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual,
 			dynamic: proc.Capabilities().DynamicRows}
@@ -270,6 +253,32 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 	}
 	m.formCrews()
 	return nil
+}
+
+// openProcessor opens a processor of a plan with the driver that it names.
+func openProcessor(ctx context.Context, drivers []driver.Driver, pr *planir.Proc) (driver.Processor, error) {
+	var drv driver.Driver
+	names := make([]string, 0, len(drivers))
+	for _, candidate := range drivers {
+		names = append(names, candidate.Name())
+		if candidate.Name() == pr.Driver {
+			drv = candidate
+		}
+	}
+	if drv == nil {
+		return nil, diag.New(diag.ClassUnavailable, "open processor %q: driver %q is not part of this program",
+			pr.Name, pr.Driver).
+			WithHint("this program has the drivers %v; hetc run also has sim", names)
+	}
+	proc, err := drv.Open(ctx, driver.Config{Select: pr.Select, Options: pr.Options})
+	if err != nil {
+		if errors.Is(err, driver.ErrUnavailable) {
+			return nil, diag.New(diag.ClassUnavailable, "open processor %q: %w", pr.Name, err).
+				WithHint("run hetc drivers to see what this machine has; a plan is for one kind of machine")
+		}
+		return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "open processor %q: %w", pr.Name, err)
+	}
+	return proc, nil
 }
 
 // allocate lays out the buffers and the caches in one pool, each on its own cache lines.
@@ -339,16 +348,15 @@ type loader struct {
 	enough   func()        // makes it end
 }
 
-// prepare does the part of loading that reads no weights.
-func (m *Machine) prepare(src Source) error {
-	load := &m.loader
-	*load = loader{
-		src: src, weights: newWeights(m.plan, src), pool: map[*lane]driver.Buffer{}, lanes: map[string]*lane{},
+// newLoader finds out where the artifacts and weights of a plan are, and loads none.
+func newLoader(plan *planir.Plan, src Source) loader {
+	load := loader{
+		src: src, weights: newWeights(plan, src), pool: map[*lane]driver.Buffer{}, lanes: map[string]*lane{},
 		graphs: map[string]*planir.Graph{}, codes: map[string][]byte{}, loaded: map[string]driver.Executable{},
 		baked: map[bakedKey]bakedBlobs{},
 	}
 	load.steady, _ = src.(Steady)
-	for _, baking := range m.plan.Bakings() {
+	for _, baking := range plan.Bakings() {
 		var shared string
 		if baking.Context != "" {
 			shared = planir.LayerBlob(baking.Context, baking.Layer)
@@ -358,6 +366,16 @@ func (m *Machine) prepare(src Source) error {
 				baking.Layer), shared}
 		}
 	}
+	for i := range plan.Program.Graphs {
+		load.graphs[plan.Program.Graphs[i].Name] = &plan.Program.Graphs[i]
+	}
+	return load
+}
+
+// prepare does the part of loading that reads no weights.
+func (m *Machine) prepare(src Source) error {
+	load := &m.loader
+	*load = newLoader(m.plan, src)
 	for _, lane := range m.lanes {
 		buf, err := lane.proc.Import(m.pool.Bytes())
 		if err != nil {
@@ -365,9 +383,6 @@ func (m *Machine) prepare(src Source) error {
 		}
 		load.pool[lane], load.lanes[lane.name] = buf, lane
 		m.closers = append(m.closers, buf.Close)
-	}
-	for i := range m.plan.Program.Graphs {
-		load.graphs[m.plan.Program.Graphs[i].Name] = &m.plan.Program.Graphs[i]
 	}
 	flags := 0
 	for _, phase := range m.plan.Program.All() {

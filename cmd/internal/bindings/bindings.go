@@ -3,10 +3,10 @@
 package bindings
 
 import (
-	"os"
 	"path/filepath"
 	"time"
 
+	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/emit/compile/ort"
 	"github.com/hetc/hetc/emit/compile/qnn"
@@ -20,23 +20,10 @@ import (
 )
 
 // EnvCache names the cache's directory.
-const EnvCache = "HETC_CACHE"
+const EnvCache = machine.EnvCache
 
 // CacheDir is where the cache is.
-func CacheDir(flag string) (string, error) {
-	if flag != "" {
-		return flag, nil
-	}
-	if dir := os.Getenv(EnvCache); dir != "" {
-		return dir, nil
-	}
-	dir, err := os.UserCacheDir()
-	if err != nil {
-		return "", diag.New(diag.ClassIO, "find the cache: %w", err).
-			WithHint("name a directory: --cache DIR, or %s", EnvCache)
-	}
-	return filepath.Join(dir, "hetc"), nil
-}
+func CacheDir(flag string) (string, error) { return machine.CacheDir(flag) }
 
 // ReadCalibration reads a calibration; without a path there is none.
 func ReadCalibration(path string) (*calibration.Calibration, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/tokenizer"
 	"github.com/hetc/hetc/socs"
 )
@@ -25,6 +26,7 @@ func Emit(ctx context.Context, path string, options emit.Options, machine *socs.
 	}
 	options.Compilers, options.Toolchain = bindings.Compilers(machine), cli.Version
 	options.OS, options.Arch = targetSystem(&options, machine)
+	options.SelfTest, options.SelfTestOptions = host.New(), map[string]string{"kernels": "reference"}
 	if err := tryTokenizer(ctx, &options); err != nil {
 		return bundle.Digest{}, err
 	}

@@ -55,7 +55,7 @@ func Show(ctx context.Context, ui *cli.Streams, model string) error {
 			return err
 		}
 		list = Machine{Version: cli.Version, Drivers: all.Drivers(), Kernels: host.Kernels(), CacheDir: dir}.Check(ctx)
-		list = append(list, solverFindings()...)
+		list = append(append(list, solverFindings()...), selfTests("")...)
 	}
 	// long findings and hints wrap into several lines of the table
 	rows := make([][]string, 0, len(list))

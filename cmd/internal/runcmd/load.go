@@ -42,6 +42,9 @@ func Load(
 		out.Prefix, err = bundle.computed(plan)
 	}
 	if err == nil {
+		err = bundle.selfTest(ctx, ui, plan, drivers, deadline, false)
+	}
+	if err == nil {
 		err = out.load(ctx, plan, executor.Options{Drivers: drivers, Deadline: deadline, Checked: true})
 	}
 	if err != nil {

@@ -10,10 +10,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/hetc/hetc/cmd/internal/accept"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/machine"
+	"github.com/hetc/hetc/cmd/internal/verdicts"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"
@@ -24,6 +26,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/all"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/selftest"
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
@@ -182,6 +185,7 @@ const (
 	tokenizerBlob   = "tokenizer"
 	configBlob      = "config"
 	prefixBlob      = "prefix"
+	selfTestBlob    = "self-test"
 	referencePrefix = "reference/"
 	referencePlan   = referencePrefix + "plan"
 )
@@ -214,6 +218,23 @@ func (b *opened) computed(plan *planir.Plan) (*prefix.Prefix, error) {
 		return nil, err
 	}
 	return prefix.Decode(data, plan)
+}
+
+// selfTest tests the devices of the plan before they are used, unless they are known to have passed. force tests again.
+func (b *opened) selfTest(ctx context.Context, ui *cli.Streams, plan *planir.Plan, drivers []driver.Driver,
+	deadline time.Duration, force bool) error {
+	tested := &verdicts.Bundle{Plan: plan, Source: UntilDone(ctx, b), Digest: b.Digest().String(),
+		Product: b.Manifest().Product}
+	if b.Has(selfTestBlob) {
+		tested.Test = func() (*selftest.Test, error) {
+			data, err := b.of(selfTestBlob, bundle.RoleSelfTest)
+			if err != nil {
+				return nil, err
+			}
+			return selftest.Decode(data, plan)
+		}
+	}
+	return verdicts.Ensure(ctx, ui, tested, verdicts.Options{Drivers: drivers, Deadline: deadline, Force: force})
 }
 
 // beside runs f beside the caller. The function returned waits for what f returns; a panic of f comes out there.

@@ -105,11 +105,14 @@ func (x *execution) readPlan(list func(*planir.Plan) ([]driver.Driver, error)) (
 	return err
 }
 
-// openMachine opens the processors. Weights that generating will need are loaded while the tokenizer is read.
+// openMachine tests the processors that are not known to compute rightly, and opens them all. Weights that generating will need are loaded while the tokenizer is read.
 func (x *execution) openMachine(ctx context.Context) (err error) {
 	options := executor.Options{Drivers: x.drivers, Deadline: x.deadline, OnDemand: !x.bench, Checked: true}
 	if x.trace != "" {
 		options.Trace = traceEvents
+	}
+	if err := x.bundle.selfTest(ctx, x.ui, x.plan, x.drivers, x.deadline, x.selfTest); err != nil {
+		return err
 	}
 	if x.machine, err = Execute(ctx, x.plan, x.bundle, 0, options); err != nil {
 		return err

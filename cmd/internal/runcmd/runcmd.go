@@ -48,6 +48,7 @@ type options struct {
 	stats      bool
 	trace      string
 	anyMachine bool
+	selfTest   bool // test the devices again
 	simulates  bool // hetc run: also what was made for a simulated SoC
 	// A lane that finishes no step for this long is given up.
 	deadline time.Duration
@@ -103,6 +104,8 @@ func New(
 	flags.BoolVar(&given.check, "check", false, "also execute the reference program and fail unless both agree")
 	flags.StringVar(&given.dumpLogits, "dump-logits", "",
 		"write the logits of every prompt position to this safetensors file")
+	flags.BoolVar(&given.selfTest, "self-test", false,
+		"test every kernel of the plan on its device, also where it has passed before")
 	flags.BoolVar(&given.bench, "bench", false, "measure prefill and decode")
 	flags.IntVar(&given.promptLen, "prompt-len", 256, "tokens of the prompt under --bench")
 	flags.IntVar(&given.gen, "gen", 32, "tokens to generate under --bench")

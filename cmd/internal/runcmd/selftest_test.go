@@ -1,0 +1,270 @@
+package runcmd
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/verdicts"
+	"github.com/hetc/hetc/emit"
+	hostcompiler "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/capability"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+)
+
+// vendor is the host's driver as if a vendor had made it: with a version, and perhaps a product of one row that it gets
+// wrong. It counts calls before the model runs.
+type vendor struct {
+	driver.Driver
+	version string
+	wrong   bool
+	opened  *int
+}
+
+func (vendor) Name() string { return "vendor" }
+
+func (v vendor) Identity(context.Context, driver.Config) (driver.Identity, error) {
+	return driver.Identity{Device: "GPU of a test", Driver: v.version}, nil
+}
+
+func (v vendor) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
+	*v.opened++
+	proc, err := v.Driver.Open(ctx, c)
+	return &vendorProcessor{proc, v.wrong}, err
+}
+
+type vendorProcessor struct {
+	driver.Processor
+	wrong bool
+}
+
+type vendorExecutable struct {
+	driver.Executable
+	wrong bool
+}
+
+func (p *vendorProcessor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
+	graph, err := driver.ParseGraph(a.Code)
+	if err != nil {
+		return nil, err
+	}
+	a.Driver = host.Name
+	exe, err := p.Processor.Load(ctx, a, w)
+	return &vendorExecutable{exe, p.wrong && graph.Rows() == 1 && graph.Nodes[0].Op.Kind == op.MatMul}, err
+}
+
+func (p *vendorProcessor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span, error) {
+	loaded := exe.(*vendorExecutable)
+	span, err := p.Processor.Run(loaded.Executable, b)
+	if view := b.Out[0]; loaded.wrong {
+		clear(view.Buffer.Bytes()[view.Offset:][:4]) // the first number is lost
+	}
+	return span, err
+}
+
+type vendorCompiler struct{ driver.Compiler }
+
+func (vendorCompiler) Name() string { return "vendor" }
+
+// vendorBundle is a bundle of the demo model, whose products of one row the vendor's device executes.
+func vendorBundle(t *testing.T, withTest bool) (path, trust string) {
+	t.Helper()
+	model, err := models.Open("../../../testdata/models/tiny-llama-kjv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { model.Close() })
+	devices, err := host.New().Devices(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := model.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	proc := planir.Proc{Name: "cpu", Kind: "cpu", Driver: host.Name, Select: devices[0].Select, Cores: devices[0].Cores,
+		Set: capability.Set{Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: []op.Scheme{op.A32W32},
+			Layouts: map[string]string{"w32": pack.N32}, DynamicRows: true, StridedInput: true, StridedOutput: true,
+			WeightRanges: true}}
+	gpu := proc
+	gpu.Name, gpu.Kind, gpu.Driver = "gpu", "gpu", "vendor"
+	graph := model.Graph()
+	plan := &planir.Plan{Schema: planir.Schema, Model: planir.ModelRef{Name: model.Name, Digest: digest},
+		SoC:        planir.SoCRef{Name: "test", Control: "cpu", Fingerprint: host.Fingerprint()},
+		MaxContext: 32, KV: op.F32, Procs: []planir.Proc{proc, gpu}}
+	plan.Decisions, err = lower.Trivial(&graph, "cpu", []int{1}, 32, op.F32,
+		func(string, int) op.Scheme { return op.A32W32 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range plan.Decisions {
+		if strings.HasSuffix(plan.Decisions[i].Node, "ffn_down") {
+			plan.Decisions[i].Shares[0].Proc = "gpu"
+		}
+	}
+	if err := lower.Lower(plan, &graph); err != nil {
+		t.Fatal(err)
+	}
+	key, err := emit.GenerateKey(bundle.Ed25519, "release", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := filepath.Join(t.TempDir(), "release")
+	if err := key.Save(base); err != nil {
+		t.Fatal(err)
+	}
+	options := emit.Options{Plan: plan, Model: model, Signers: []bundle.Signer{key.Signer()}, Product: "demo",
+		Generation: 1, Toolchain: "test",
+		Compilers: []driver.Compiler{hostcompiler.New(), vendorCompiler{hostcompiler.New()}}}
+	if withTest {
+		options.SelfTest, options.SelfTestOptions = host.New(), map[string]string{"kernels": "reference"}
+	}
+	path = base + ".hetb"
+	if _, err := emit.Emit(t.Context(), path, options); err != nil {
+		t.Fatal(err)
+	}
+	again := base + "2.hetb"
+	if _, err := emit.Emit(t.Context(), again, options); err != nil {
+		t.Fatal(err)
+	}
+	one, _ := os.ReadFile(path)
+	two, _ := os.ReadFile(again)
+	if !bytes.Equal(one, two) {
+		t.Error("emitted twice, the bundle differs")
+	}
+	return path, base + ".pub"
+}
+
+// execute runs hetrun with the vendor's driver, and returns what it said and how often it opened the device.
+func execute(t *testing.T, path, trust string, v vendor, arguments ...string) (said string, opened int, err error) {
+	t.Helper()
+	v.Driver, v.opened = host.New(), &opened
+	var text bytes.Buffer
+	ui := &cli.Streams{Tool: "hetrun", Out: io.Discard, Err: &text}
+	cmd := New(ui, "hetrun", false, func(*planir.Plan) ([]driver.Driver, error) { return []driver.Driver{host.New(), v}, nil })
+	cmd.SetArgs(append([]string{path, "--trust", trust, "--tokens", "1,5", "--max-tokens", "2"}, arguments...))
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	err = cmd.ExecuteContext(t.Context())
+	return text.String(), opened, err
+}
+
+// A device is tested before a bundle is first run on it, and again after an update or when asked to.
+func TestSelfTestIsRunOnce(t *testing.T) {
+	t.Setenv("HETC_CACHE", t.TempDir())
+	path, trust := vendorBundle(t, true)
+	for _, c := range []struct {
+		what      string
+		vendor    vendor
+		arguments []string
+		tested    bool
+	}{
+		{"the first time", vendor{version: "1"}, nil, true},
+		{"the second time", vendor{version: "1"}, nil, false},
+		{"when asked to", vendor{version: "1"}, []string{"--self-test"}, true},
+		{"after an update of the driver", vendor{version: "2"}, nil, true},
+		{"after that", vendor{version: "2"}, nil, false},
+		{"with the old driver again", vendor{version: "1"}, nil, false},
+	} {
+		said, opened, err := execute(t, path, trust, c.vendor, c.arguments...)
+		if err != nil {
+			t.Fatalf("%s: %v", c.what, err)
+		}
+		if tested := opened == 2; tested != c.tested || tested != strings.Contains(said, "kernels on \"gpu\" (GPU of a test, ") {
+			t.Errorf("%s: opened %d times, said %q; want it tested: %v", c.what, opened, said, c.tested)
+		}
+	}
+	known, err := verdicts.List("")
+	if err != nil || len(known) != 2 || known[0].Device != "GPU of a test" || known[0].Product != "demo" ||
+		known[0].Kernels == 0 {
+		t.Errorf("kept: %+v, %v; want two", known, err)
+	}
+}
+
+// A device that gets a kernel wrong runs nothing, and is tested again the next time.
+func TestSelfTestFails(t *testing.T) {
+	t.Setenv("HETC_CACHE", t.TempDir())
+	path, trust := vendorBundle(t, true)
+	for range 2 {
+		_, opened, err := execute(t, path, trust, vendor{version: "1", wrong: true})
+		if diag.ClassOf(err) != diag.ClassRun || opened != 1 {
+			t.Fatalf("opened %d times, %v; want an error of class %v before the plan is loaded", opened, err, diag.ClassRun)
+		}
+		for _, want := range []string{`processor "gpu"`, "matmul[1,", "relative error"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%v: want %q", err, want)
+			}
+		}
+	}
+	if known, err := verdicts.List(""); err != nil || len(known) != 0 {
+		t.Errorf("kept: %+v, %v; want none", known, err)
+	}
+}
+
+// Without a place for verdicts the device is tested every time, which is told when asked.
+func TestSelfTestWithoutACache(t *testing.T) {
+	path, trust := vendorBundle(t, true)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("HETC_CACHE", file) // no directory can be made below it, whoever runs the test
+	for _, arguments := range [][]string{nil, nil, {"--self-test"}} {
+		said, opened, err := execute(t, path, trust, vendor{version: "1"}, arguments...)
+		if err != nil || opened != 2 {
+			t.Errorf("%v: opened %d times, %v; want a test and a run", arguments, opened, err)
+		}
+		if told := strings.Contains(said, "not kept"); told != (arguments != nil) {
+			t.Errorf("%v: said %q", arguments, said)
+		}
+	}
+}
+
+// A damaged or foreign verdict counts as none.
+func TestSelfTestVerdictIsDamaged(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("HETC_CACHE", dir)
+	path, trust := vendorBundle(t, true)
+	if _, _, err := execute(t, path, trust, vendor{version: "1"}); err != nil {
+		t.Fatal(err)
+	}
+	changed := 0
+	err := filepath.WalkDir(filepath.Join(dir, "self-test", "v1", "data"), func(path string, entry os.DirEntry, err error) error {
+		if err == nil && entry.Type().IsRegular() {
+			changed++
+			return os.WriteFile(path, []byte(`{"key":""}`), 0o600)
+		}
+		return err
+	})
+	if err != nil || changed != 1 {
+		t.Fatalf("%d verdicts, %v", changed, err)
+	}
+	if _, opened, err := execute(t, path, trust, vendor{version: "1"}); err != nil || opened != 2 {
+		t.Errorf("opened %d times, %v; want a test", opened, err)
+	}
+}
+
+// A bundle without a self-test runs, is told of, and refuses --self-test.
+func TestBundleWithoutSelfTest(t *testing.T) {
+	t.Setenv("HETC_CACHE", t.TempDir())
+	path, trust := vendorBundle(t, false)
+	said, opened, err := execute(t, path, trust, vendor{version: "1"})
+	if err != nil || opened != 1 || !strings.Contains(said, "no self-test of gpu") {
+		t.Errorf("opened %d times, said %q, %v", opened, said, err)
+	}
+	if _, _, err := execute(t, path, trust, vendor{version: "1"}, "--self-test"); diag.ClassOf(err) != diag.ClassInput {
+		t.Errorf("got %v, want an error of class %v", err, diag.ClassInput)
+	}
+}
