@@ -19,7 +19,7 @@ var kept = []string{
 	// where the system's loader, and that of a DSP, looks for libraries
 	"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "ADSP_LIBRARY_PATH",
 	// the same libraries and kernels as in this process
-	"HETC_NATIVE_DIR", "HETC_ORT_LIBRARY", "HETC_QNN_LIBRARY", "HETC_HOST_KERNELS", "HETC_CACHE",
+	"HETC_NATIVE_DIR", "HETC_ORT_LIBRARY", "HETC_QNN_LIBRARY", "HETC_OPENCL_LIBRARY", "HETC_HOST_KERNELS", "HETC_CACHE",
 	// Go's runtime
 	"GOMAXPROCS", "GOMEMLIMIT", "GOGC", "GODEBUG", "GOTRACEBACK", "GOCOVERDIR",
 	// devices that a library may use

@@ -70,8 +70,10 @@ var table = []room{
 	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel", "internal/affinity"}, third: []string{"github.com/klauspost/cpuid/v2"}},
 	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi", "internal/affinity", "internal/onnx"}},    // onnx: what an artifact computes is checked; cas: prepacked weights,
 	{path: "runtime/driver/qnn", may: []string{"runtime/driver", "internal/ortapi", "internal/onnx", "internal/child", "internal/patience"}}, // onnx: what an artifact computes is checked
+	{path: "runtime/driver/opencl/kernel", may: []string{"planir/op"}},
+	{path: "runtime/driver/opencl", may: []string{"runtime/driver", "planir/pack", "runtime/driver/opencl/kernel", "internal/clapi"}},
 	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs", "socs/timeline"}},
-	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/qnn"}},
+	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/opencl", "runtime/driver/qnn"}},
 	{path: "runtime/selftest", may: []string{"planir", "planir/op", "runtime/driver", "internal/number"}},
 	{path: "runtime/executor", may: []string{"planir", "planir/op", "runtime/driver", "runtime/selftest", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
 	{path: "runtime/tokenizer/jinja"},
@@ -94,7 +96,7 @@ var table = []room{
 
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "runtime/selftest", "internal/child"}}, // selftest: the results that a bundle carries
 	{path: "emit/onnxgraph", may: []string{"planir/op", "internal/onnx"}},
-	{path: "emit/compile/*", may: []string{"emit/onnxgraph", "runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/patience", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi"}},
+	{path: "emit/compile/*", may: []string{"emit/onnxgraph", "runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/patience", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi", "runtime/driver/opencl/kernel"}},
 
 	{path: "cmd/internal/httpapi", may: []string{"runtime/serving", "runtime/tokenizer"}, third: []string{"github.com/prometheus/client_golang"}},
 	{path: "cmd/internal/servecmd", may: []string{"cmd/internal/*", "runtime/serving", "runtime/driver"}, third: []string{"github.com/spf13/cobra", "golang.org/x/net"}},

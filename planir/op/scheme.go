@@ -37,19 +37,19 @@ type schemeRow struct {
 
 // schemeTable has a row for each scheme, in the order in which they are listed everywhere.
 var schemeTable = []schemeRow{
-	{scheme: A32W32, drivers: []string{"host", "ort"}},
-	{scheme: A32W16, drivers: []string{"host"}},
-	{scheme: A8TQ8C, drivers: []string{"host", "ort"}, twin: A8SQ8C},
-	{scheme: A8SQ8C, drivers: []string{"host", "ort", "qnn"}, twin: A8TQ8C},
-	{scheme: A8S2Q8C, drivers: []string{"host", "ort"}, twin: A8TQ8C},
-	{scheme: A8S4Q8C, drivers: []string{"host", "ort"}, twin: A8TQ8C},
-	{scheme: A8TQ4B32, drivers: []string{"host", "ort"}},
-	{scheme: A8TQ4B128, drivers: []string{"host", "ort"}},
+	{scheme: A32W32, drivers: []string{"host", "ort", "opencl"}},
+	{scheme: A32W16, drivers: []string{"host", "opencl"}},
+	{scheme: A8TQ8C, drivers: []string{"host", "ort", "opencl"}, twin: A8SQ8C},
+	{scheme: A8SQ8C, drivers: []string{"host", "ort", "qnn", "opencl"}, twin: A8TQ8C},
+	{scheme: A8S2Q8C, drivers: []string{"host", "ort", "opencl"}, twin: A8TQ8C},
+	{scheme: A8S4Q8C, drivers: []string{"host", "ort", "opencl"}, twin: A8TQ8C},
+	{scheme: A8TQ4B32, drivers: []string{"host", "ort", "opencl"}},
+	{scheme: A8TQ4B128, drivers: []string{"host", "ort", "opencl"}},
 	{scheme: A16SQ8C, drivers: []string{"host", "qnn"}},
 	{scheme: A16SQ4C, drivers: []string{"host", "qnn"}},
-	{scheme: A16FW16, drivers: []string{"host", "qnn"}},
-	{scheme: A16FQ8C, drivers: []string{"host", "qnn"}}, // the W8A16 of Agent.xpu
-	{scheme: A16FQ4B32, drivers: []string{"host", "qnn"}},
+	{scheme: A16FW16, drivers: []string{"host", "qnn", "opencl"}},
+	{scheme: A16FQ8C, drivers: []string{"host", "qnn", "opencl"}}, // the W8A16 of Agent.xpu
+	{scheme: A16FQ4B32, drivers: []string{"host", "qnn", "opencl"}},
 }
 
 // activationRow answers every question about what enters a product.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/emit/compile/opencl"
 	"github.com/hetc/hetc/emit/compile/ort"
 	"github.com/hetc/hetc/emit/compile/qnn"
 	"github.com/hetc/hetc/internal/diag"
@@ -35,7 +36,7 @@ func ReadCalibration(path string) (*calibration.Calibration, error) {
 
 // Compilers are the compilers this build has, for a plan's processors on soc.
 func Compilers(soc *socs.SoC) []driver.Compiler {
-	out := []driver.Compiler{host.New(), ort.New(), qnn.New(qnn.Options{Cache: CompiledCache(), Now: time.Now})}
+	out := []driver.Compiler{host.New(), ort.New(), opencl.New(), qnn.New(qnn.Options{Cache: CompiledCache(), Now: time.Now})}
 	if soc != nil && soc.Simulated() {
 		out = append(out, sim.NewCompiler(soc))
 	}

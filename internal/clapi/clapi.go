@@ -1,0 +1,307 @@
+// Package clapi knows the OpenCL C API: loading an ICD loader or a vendor's library, devices, buffers, programs and
+// queues, and launching kernels without allocation.
+//
+// Objects are closed by their maker; closing twice does nothing. A Queue and the kernels launched on it are used from
+// one goroutine at a time.
+package clapi
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/native"
+)
+
+// EnvLibrary names the OpenCL library, before all other places: an ICD loader or one vendor's library.
+const EnvLibrary = "HETC_OPENCL_LIBRARY"
+
+// longestText bounds what is read of a name or a list of extensions, in bytes.
+const longestText = 1 << 16
+
+// LoadError says why a library cannot be used. It is of class diag.ClassUnavailable.
+type LoadError struct {
+	Path   string
+	Tried  []string // what was looked at, in order
+	Absent bool     // no library in any of the places that were tried
+	Cause  error
+}
+
+// Error says which library was tried and what is wrong with it.
+func (e *LoadError) Error() string {
+	if e.Absent {
+		return "opencl: no library in any place that was tried: " + strings.Join(e.Tried, ", ")
+	}
+	return fmt.Sprintf("opencl: %v", e.Cause)
+}
+
+// Unwrap returns the cause.
+func (e *LoadError) Unwrap() error { return e.Cause }
+
+// As makes the error one of class diag.ClassUnavailable wherever it is wrapped.
+func (e *LoadError) As(target any) bool {
+	d, ok := target.(**diag.Diagnostic)
+	if ok {
+		*d = diag.New(diag.ClassUnavailable, "%s", e.Error()).
+			WithHint("install an OpenCL driver, or set %s to a library's path", EnvLibrary)
+	}
+	return ok
+}
+
+// Library is a loaded OpenCL library. It stays loaded until the process ends.
+type Library struct {
+	Path string
+	fn   [functions]uintptr
+}
+
+// Find loads the file, or without one what $HETC_OPENCL_LIBRARY names, or the system's ICD loader. The error is a
+// *LoadError.
+func Find(file string) (*Library, error) {
+	if file == "" {
+		file = os.Getenv(EnvLibrary)
+	}
+	loaded.Lock()
+	defer loaded.Unlock()
+	if lib := loaded.of[file]; lib != nil {
+		return lib, nil
+	}
+	found, tried, err := native.Find(native.Search{File: file, Folder: "opencl", System: systemNames()})
+	if err != nil {
+		missing, _ := errors.AsType[*native.Error](err)
+		return nil, &LoadError{Path: file, Tried: tried, Cause: err,
+			Absent: file == "" && missing != nil && missing.Problem == native.Absent}
+	}
+	lib, err := bind(found)
+	if err != nil {
+		return nil, &LoadError{Path: found.Path, Tried: tried, Cause: err}
+	}
+	if loaded.of == nil {
+		loaded.of = map[string]*Library{}
+	}
+	loaded.of[file] = lib
+	return lib, nil
+}
+
+// loaded are the libraries by what was asked for.
+var loaded struct {
+	sync.Mutex
+	of map[string]*Library
+}
+
+// systemNames are the names that the system's loader knows the ICD loader by.
+func systemNames() []string {
+	switch runtime.GOOS {
+	case "windows":
+		return []string{"OpenCL.dll"}
+	case "darwin":
+		return []string{"/System/Library/Frameworks/OpenCL.framework/OpenCL"}
+	}
+	return []string{"libOpenCL.so.1", "libOpenCL.so"}
+}
+
+// bind looks up every function, so that no call meets an absent one. The error is a *native.Error.
+func bind(found *native.Library) (*Library, error) {
+	lib := &Library{Path: found.Path}
+	for i, name := range symbols {
+		address, err := found.Symbol(name)
+		if err != nil {
+			return nil, err
+		}
+		lib.fn[i] = address
+	}
+	return lib, nil
+}
+
+// Error is a failure that the library reported. It is of class diag.ClassRun.
+type Error struct {
+	What string // what was done: "create context"
+	Code int32
+}
+
+// Error tells what was asked of the library, and the code's name in its header.
+func (e *Error) Error() string {
+	name := codes[e.Code]
+	if name == "" {
+		name = "error"
+	}
+	return fmt.Sprintf("opencl: %s: %s (%d)%s", e.What, name, e.Code, e.hint())
+}
+
+// hint is what to do about common failures.
+func (e *Error) hint() string {
+	switch e.Code {
+	case -4, -5, -6, -61:
+		return ": the device has too little memory: load less, or use another processor"
+	case -2, -33, -34, -36:
+		return ": the device is lost: open it again"
+	}
+	return ""
+}
+
+// Lost reports whether the device, or what was made on it, is gone, so that nothing more will work.
+func (e *Error) Lost() bool {
+	switch e.Code {
+	case -2, -33, -34, -36: // the device, the context, the queue
+		return true
+	}
+	return false
+}
+
+// As makes the error one of class diag.ClassRun wherever it is wrapped.
+func (e *Error) As(target any) bool {
+	d, ok := target.(**diag.Diagnostic)
+	if ok {
+		*d = diag.New(diag.ClassRun, "%s", e.Error())
+	}
+	return ok
+}
+
+// BuildError is a program that the device's compiler refused. It is of class diag.ClassRun.
+type BuildError struct {
+	Code int32
+	Log  string // the first lines of the compiler's log
+}
+
+// Error shows the beginning of the log.
+func (e *BuildError) Error() string {
+	return fmt.Sprintf("opencl: build program: %s (%d): %s", codes[e.Code], e.Code, e.Log)
+}
+
+// As makes the error one of class diag.ClassRun wherever it is wrapped.
+func (e *BuildError) As(target any) bool {
+	d, ok := target.(**diag.Diagnostic)
+	if ok {
+		*d = diag.New(diag.ClassRun, "%s", e.Error())
+	}
+	return ok
+}
+
+// check turns a code into an error.
+func check(what string, code uintptr) error {
+	if int32(code) == 0 {
+		return nil
+	}
+	return &Error{What: what, Code: int32(code)}
+}
+
+// Platform is one vendor's implementation.
+type Platform struct {
+	Name, Vendor, Version string
+	id                    uintptr
+}
+
+// Device is one device of a platform.
+type Device struct {
+	Platform *Platform
+	Name     string
+	lib      *Library
+	id       uintptr
+}
+
+// Devices lists the devices of all platforms, in the order in which the library lists them. Without a platform or
+// a device the list is empty.
+func (l *Library) Devices() ([]*Device, error) {
+	platforms, err := l.platforms()
+	if err != nil {
+		return nil, err
+	}
+	var list []*Device
+	for _, platform := range platforms {
+		var count uint32
+		code := native.Call(l.fn[fnGetDeviceIDs], platform.id, deviceAll, 0, 0, uintptr(unsafe.Pointer(&count)))
+		if int32(code) == -1 || int32(code) == 0 && count == 0 { // DEVICE_NOT_FOUND
+			continue
+		}
+		if err := check("count devices", code); err != nil {
+			return nil, err
+		}
+		ids := make([]uintptr, count)
+		code = native.Call(l.fn[fnGetDeviceIDs], platform.id, deviceAll, uintptr(count),
+			uintptr(unsafe.Pointer(&ids[0])), 0)
+		if err := check("list devices", code); err != nil {
+			return nil, err
+		}
+		for _, id := range ids {
+			device := &Device{Platform: platform, lib: l, id: id}
+			if device.Name, err = device.Text(DeviceName); err != nil {
+				return nil, err
+			}
+			list = append(list, device)
+		}
+	}
+	return list, nil
+}
+
+// platforms lists the platforms; a loader that knows none reports PLATFORM_NOT_FOUND.
+func (l *Library) platforms() ([]*Platform, error) {
+	var count uint32
+	code := native.Call(l.fn[fnGetPlatformIDs], 0, 0, uintptr(unsafe.Pointer(&count)))
+	if int32(code) == -1001 || int32(code) == 0 && count == 0 {
+		return nil, nil
+	}
+	if err := check("count platforms", code); err != nil {
+		return nil, err
+	}
+	ids := make([]uintptr, count)
+	code = native.Call(l.fn[fnGetPlatformIDs], uintptr(count), uintptr(unsafe.Pointer(&ids[0])), 0)
+	if err := check("list platforms", code); err != nil {
+		return nil, err
+	}
+	var list []*Platform
+	for _, id := range ids {
+		platform := &Platform{id: id}
+		for _, field := range []struct {
+			to    *string
+			param Param
+		}{{&platform.Name, platformName}, {&platform.Vendor, platformVendor}, {&platform.Version, platformVersion}} {
+			text, err := l.text(fnGetPlatformInfo, "describe platform", id, field.param)
+			if err != nil {
+				return nil, err
+			}
+			*field.to = text
+		}
+		list = append(list, platform)
+	}
+	return list, nil
+}
+
+// text reads a property that is a string, on one line.
+func (l *Library) text(get function, what string, object uintptr, param Param) (string, error) {
+	var size uintptr
+	code := native.Call(l.fn[get], object, uintptr(param), 0, 0, uintptr(unsafe.Pointer(&size)))
+	if err := check(what, code); err != nil || size == 0 {
+		return "", err
+	}
+	if size > longestText {
+		return "", diag.New(diag.ClassRun, "opencl: %s: a text of %d bytes, want at most %d", what, size, longestText)
+	}
+	data := make([]byte, size)
+	code = native.Call(l.fn[get], object, uintptr(param), size, uintptr(unsafe.Pointer(&data[0])), 0)
+	if err := check(what, code); err != nil {
+		return "", err
+	}
+	text, _, _ := strings.Cut(string(data), "\x00")
+	return strings.Join(strings.Fields(text), " "), nil
+}
+
+// Text reads a property of the device that is a string.
+func (d *Device) Text(param Param) (string, error) {
+	return d.lib.text(fnGetDeviceInfo, "describe device", d.id, param)
+}
+
+// Number reads a property of the device that is a number of up to eight bytes. Devices do not know the properties of
+// later versions than their own: that is an *Error.
+func (d *Device) Number(param Param) (uint64, error) {
+	var value uint64 // C writes as many bytes as the property has, the lowest first
+	code := native.Call(d.lib.fn[fnGetDeviceInfo], d.id, uintptr(param), unsafe.Sizeof(value),
+		uintptr(unsafe.Pointer(&value)), 0)
+	return value, check("describe device", code)
+}
+
+// ID names the device among all devices of the process.
+func (d *Device) ID() string { return fmt.Sprintf("%s#%x", d.lib.Path, d.id) }

@@ -1,0 +1,299 @@
+// Package kernel knows the kernels of the driver "opencl": their sources, the variants in which each is written, what
+// a variant needs of a device, and the form in which an artifact carries them.
+//
+// A family is kernels that are built into one program: those on rows, those on heads, a product of one scheme. The
+// variants of a family have the same functions with the same arguments, and differ in how they divide the work and in
+// the instructions that they use. Which one a device runs is a row of a table and what the device says about itself:
+// an artifact names one, or carries several, of which the driver takes the first that suits the device.
+package kernel
+
+import (
+	"embed"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+//go:embed *.cl
+var files embed.FS
+
+// Option is the prefix of options that name the variant of a family.
+const Option = "variant."
+
+// Version is that of the arguments of all kernels. The driver refuses artifacts of another one.
+const Version = 1
+
+// Features is what a device says about itself.
+type Features struct {
+	// Dedicated reports local memory of its own: groups that meet at barriers are cheap. Where it is a part of the
+	// global memory, as on CPUs, each item does best alone.
+	Dedicated  bool
+	MaxGroup   int // items of a group
+	IntegerDot bool
+}
+
+// need is something a variant cannot do without, with the reason for a device that lacks it.
+type need struct {
+	name string
+	has  func(f *Features) bool
+}
+
+var (
+	needGroup = need{fmt.Sprintf("groups of %d items", GroupItems),
+		func(f *Features) bool { return f.MaxGroup >= GroupItems }}
+	needSlices = need{fmt.Sprintf("groups of %d items", 32*slices8),
+		func(f *Features) bool { return f.MaxGroup >= 32*slices8 }}
+	needDot = need{"cl_khr_integer_dot_product", func(f *Features) bool { return f.IntegerDot }}
+)
+
+// Sizes of groups: the items that reduce a row, and the slices of the reduction of a product with few rows.
+const (
+	GroupItems = 64
+	slices8    = 8
+)
+
+// Grid says how a variant divides its work.
+type Grid int
+
+const (
+	ByRows   Grid = iota // an item for each row
+	ByCells              // an item for each element, in groups of GroupItems
+	ByGroups             // a group of GroupItems items for each row
+	ByHeads              // an item for each head of each row
+	ByTiles              // an item for Rows rows of 16 columns
+	ByColumn             // a group of 32 x Slices items for Rows rows of 32 columns
+)
+
+// Variant is one way to write a family.
+type Variant struct {
+	Name string
+	Grid Grid
+	// Rows is how many rows of a product an item computes. Last is the same of the variant that computes the rows that
+	// remain, where they are at most Few; 0: rows that remain are a block too.
+	Rows, Few int
+	Slices    int
+	// Items is how many items an attention makes of few rows, by dividing the positions of the cache; 0: one for each
+	// head of a row.
+	Items int
+
+	needs     []need
+	dedicated bool // it suits devices with local memory of their own; the others suit all
+	defines   []string
+}
+
+// family is a row of the table: kernels that form a program.
+type family struct {
+	name     string
+	file     string
+	defines  []string
+	variants []Variant
+}
+
+// Each family's variants stand in the order in which they are preferred.
+var families = slices.Concat([]family{
+	{name: "rows", file: "rows.cl", variants: []Variant{
+		{Name: "cells", Grid: ByCells, dedicated: true, needs: []need{needGroup}, defines: []string{"CELLS"}},
+		{Name: "rows", Grid: ByRows},
+	}},
+	{name: "norms", file: "norms.cl", variants: []Variant{
+		{Name: "groups", Grid: ByGroups, dedicated: true, needs: []need{needGroup},
+			defines: []string{fmt.Sprintf("GROUP %d", GroupItems)}},
+		{Name: "rows", Grid: ByRows},
+	}},
+	{name: "heads f32", file: "heads.cl", variants: heads},
+	{name: "heads f16", file: "heads.cl", defines: []string{"KV_F16"}, variants: heads},
+	{name: "attention f32", file: "attention.cl", variants: attentions},
+	{name: "attention f16", file: "attention.cl", defines: []string{"KV_F16"}, variants: attentions},
+}, products())
+
+var (
+	heads      = []Variant{{Name: "heads", Grid: ByHeads}}
+	attentions = []Variant{{Name: "split", Grid: ByHeads, Items: 1024, dedicated: true}, heads[0]}
+)
+
+// products are the families of matrix products, one for each pair of activations and weights.
+func products() (list []family) {
+	for _, product := range []struct {
+		schemes []op.Scheme
+		defines []string
+		rows    int // that a tile of the register file holds
+	}{
+		{[]op.Scheme{op.A32W32}, []string{"W32"}, 6},
+		{[]op.Scheme{op.A32W16}, []string{"W16"}, 6},
+		{[]op.Scheme{op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C}, []string{"U8", "Q8C"}, 3},
+		{[]op.Scheme{op.A8TQ4B32}, []string{"U8", "Q4 32"}, 2},
+		{[]op.Scheme{op.A8TQ4B128}, []string{"U8", "Q4 128"}, 2},
+		{[]op.Scheme{op.A16FW16}, []string{"HALF", "W16"}, 6},
+		{[]op.Scheme{op.A16FQ8C}, []string{"HALF", "Q8C"}, 6},
+		{[]op.Scheme{op.A16FQ4B32}, []string{"HALF", "Q4 32"}, 6},
+	} {
+		column := Variant{Name: "columns", Grid: ByColumn, Rows: 4, Slices: slices8, dedicated: true,
+			needs: []need{needSlices}, defines: []string{"COLUMN", fmt.Sprintf("SLICES %d", slices8)}}
+		tile := Variant{Name: "tiles", Grid: ByTiles, Rows: product.rows, Few: product.rows / 2,
+			defines: []string{"TILE"}}
+		variants := []Variant{column, tile}
+		if slices.Contains(product.defines, "U8") {
+			dot := column
+			dot.Name, dot.needs = "columns-dot", append(slices.Clone(dot.needs), needDot)
+			dot.defines = append(slices.Clone(dot.defines), "DOT")
+			variants = append([]Variant{dot}, variants...)
+		}
+		for _, scheme := range product.schemes {
+			list = append(list, family{name: "matmul " + string(scheme), file: "matmul.cl", defines: product.defines,
+				variants: variants})
+		}
+	}
+	return list
+}
+
+// find is the row of a family, nil for an unknown one. A family of heads of one width is named with it behind a colon.
+func find(name string) *family {
+	name, _, _ = strings.Cut(name, ":")
+	for i := range families {
+		if families[i].name == name {
+			return &families[i]
+		}
+	}
+	return nil
+}
+
+// Names lists the families.
+func Names() (list []string) {
+	for i := range families {
+		list = append(list, families[i].name)
+	}
+	return list
+}
+
+// Variants are those of a family in the order in which they are preferred, nil for an unknown family.
+func Variants(name string) []Variant {
+	if row := find(name); row != nil {
+		return row.variants
+	}
+	return nil
+}
+
+// Find is the variant of a family, and whether there is one.
+func Find(name, variant string) (Variant, bool) {
+	for _, have := range Variants(name) {
+		if have.Name == variant {
+			return have, true
+		}
+	}
+	return Variant{}, false
+}
+
+// Lacks is what the device lacks to execute the variant, "" for nothing.
+func (v *Variant) Lacks(f *Features) string {
+	for _, need := range v.needs {
+		if !need.has(f) {
+			return need.name
+		}
+	}
+	return ""
+}
+
+// Suits reports whether the variant is one to prefer on the device.
+func (v *Variant) Suits(f *Features) bool { return v.Lacks(f) == "" && (f.Dedicated || !v.dedicated) }
+
+// Source is the program of a variant of a family, with ROWS as the number of rows that an item computes.
+func Source(name string, v *Variant, rows int) (string, error) {
+	row := find(name)
+	if row == nil {
+		return "", fmt.Errorf("there is no family %q of kernels", name)
+	}
+	var text strings.Builder
+	for _, define := range slices.Concat(row.defines, v.defines) {
+		fmt.Fprintf(&text, "#define %s\n", define)
+	}
+	if v.Rows > 0 {
+		fmt.Fprintf(&text, "#define ROWS %d\n", rows)
+	}
+	if _, dim, ok := strings.Cut(name, ":"); ok {
+		fmt.Fprintf(&text, "#define DIM %s\n", dim)
+	}
+	for _, file := range []string{"prelude.cl", row.file} {
+		data, err := files.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		text.Write(data)
+	}
+	return text.String(), nil
+}
+
+// Probe is the program with which the driver finds out about memory.
+func Probe() (string, error) {
+	data, err := files.ReadFile("probe.cl")
+	return string(data), err
+}
+
+// Families are those that the nodes of a graph need, in the order of first use.
+func Families(graph *op.Graph) (list []string) {
+	add := func(names ...string) {
+		for _, name := range names {
+			if !slices.Contains(list, name) {
+				list = append(list, name)
+			}
+		}
+	}
+	for i := range graph.Nodes {
+		add(FamiliesOf(&graph.Nodes[i].Op)...)
+	}
+	return list
+}
+
+// FamiliesOf are those that an operator needs, the one that it is named for last; none for what has no kernel.
+func FamiliesOf(operator *op.Op) []string {
+	kv := string(operator.KV)
+	switch operator.Kind {
+	case op.MatMul:
+		name := "matmul " + string(operator.Scheme)
+		if find(name) == nil {
+			return nil
+		}
+		if operator.Scheme.Half() {
+			return []string{"norms", name}
+		}
+		return []string{name}
+	case op.Attention:
+		if find("attention "+kv) == nil {
+			return nil
+		}
+		return []string{fmt.Sprintf("attention %s:%d", kv, operator.HeadDim)}
+	}
+	name := kinds[operator.Kind]
+	if operator.Kind == op.KVAppend {
+		name = "heads " + kv
+	}
+	if find(name) == nil {
+		return nil
+	}
+	return []string{name}
+}
+
+// kinds are the families of the kinds that have one each.
+var kinds = map[op.Kind]string{
+	op.Embed: "rows", op.SelectRow: "rows", op.GLU: "rows", op.Activate: "rows", op.Softcap: "rows", op.Clip: "rows",
+	op.Gate: "rows", op.Add: "rows", op.Copy: "rows", op.Combine: "rows",
+	op.Norm: "norms", op.LayerNorm: "norms", op.QuantRows: "norms",
+	op.QKNorm: "heads f32", op.Rope: "heads f32",
+}
+
+// Kinds are the operators that have kernels, in the order of op.Kinds.
+func Kinds() (list []op.Kind) {
+	for _, kind := range op.Kinds {
+		if kinds[kind] != "" || kind == op.MatMul || kind == op.KVAppend || kind == op.Attention {
+			list = append(list, kind)
+		}
+	}
+	return list
+}
+
+// Base is the name of a family without the width of heads.
+func Base(family string) string {
+	base, _, _ := strings.Cut(family, ":")
+	return base
+}

@@ -1,0 +1,323 @@
+// Matrix products with weights in tiles of 32 columns (planir/pack). One of W32, W16, Q8C and Q4 says how a tile is
+// made; Q4 is the number of rows that share a scale. ROWS rows are multiplied at a time, so that a weight that was
+// unpacked serves all of them.
+
+#if ROWS == 1
+#define ALL(F) F(0)
+#elif ROWS == 2
+#define ALL(F) F(0) F(1)
+#elif ROWS == 3
+#define ALL(F) F(0) F(1) F(2)
+#elif ROWS == 4
+#define ALL(F) F(0) F(1) F(2) F(3)
+#elif ROWS == 6
+#define ALL(F) F(0) F(1) F(2) F(3) F(4) F(5)
+#elif ROWS == 8
+#define ALL(F) F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7)
+#endif
+
+#ifdef Q4
+#define BLOCK (16 * Q4 + 64)
+#endif
+
+// narrow16 rounds to f16.
+float16 narrow16(float16 v) {
+	ushort half_[16];
+	vstore_half16_rte(v, 0, (half *)half_);
+	return vload_half16(0, (const half *)half_);
+}
+
+// store16 writes 16 results of a row, or those that the matrix has.
+void store16(__global float *y, float16 v, __global const float *bias, int biased, int column, int n,
+	__global int *notes, int refusals, int row) {
+	int whole = column + 16 <= n;
+	float kept[16];
+	vstore16(v, 0, kept);
+	if (biased)
+		for (int j = 0; j < 16 && column + j < n; j++)
+			kept[j] += bias[column + j];
+#ifdef HALF
+	vstore16(narrow16(vload16(0, kept)), 0, kept);
+	for (int j = 0; j < 16 && column + j < n; j++)
+		if (!isfinite(kept[j]))
+			REFUSE(row);
+#endif
+	if (whole) {
+		vstore16(vload16(0, kept), 0, y + column);
+		return;
+	}
+	for (int j = 0; column + j < n; j++)
+		y[column + j] = kept[j];
+}
+
+#if defined TILE && !defined U8
+// An item computes ROWS rows of 16 columns, half a tile.
+
+// weights16 are the weights of row p in half a tile, without the scale of a column.
+float16 weights16(__global const uchar *tile, int p, int side) {
+#if defined W32
+	return vload16(2 * p + side, (__global const float *)tile);
+#elif defined W16
+	uint16 words = vload16(p, (__global const uint *)tile);
+	float16 v = as_float16(side ? words & 0xffff0000u : words << 16);
+#ifdef HALF
+	v = narrow16(v);
+#endif
+	return v;
+#elif defined Q8C
+	uint16 words = vload16(p / 4 * 2 + side, (__global const uint *)tile);
+	return convert_float16(as_int16(words << (uint16)(24 - 8 * (p % 4))) >> 24);
+#else
+	__global const uchar *block = tile + (long)(p / Q4) * BLOCK;
+	uint16 words = vload16(p % Q4 / 4, (__global const uint *)block);
+	float16 codes = convert_float16(as_int16((words >> (uint16)(8 * (p % 4) + 4 * side)) & 15u));
+	return (codes - 8.0f) * vload_half16(side, (__global const half *)(block + 16 * Q4));
+#endif
+}
+
+__kernel void matmul(IN(x), OUT(y), __global const uchar *weight, __global const float *bias, int biased,
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows) {
+	CONST_ROWS(float, x); ROWS_OF(float, y);
+	int r0 = first + (int)get_global_id(0) * ROWS, column = (int)get_global_id(1) * 16, side = column / 16 % 2;
+	__global const uchar *tile = weight + (long)(column / 32) * tile_bytes;
+#define BEGIN(i) \
+	__global const float *x##i = x + (long)min(r0 + i, rows - 1) * x_ld; \
+	float16 sum##i = 0;
+	ALL(BEGIN)
+	int p = 0;
+	for (; p + 4 <= k; p += 4) {
+		float16 w0 = weights16(tile, p, side), w1 = weights16(tile, p + 1, side);
+		float16 w2 = weights16(tile, p + 2, side), w3 = weights16(tile, p + 3, side);
+#define FOUR(i) \
+		sum##i = fma((float16)x##i[p], w0, sum##i); \
+		sum##i = fma((float16)x##i[p + 1], w1, sum##i); \
+		sum##i = fma((float16)x##i[p + 2], w2, sum##i); \
+		sum##i = fma((float16)x##i[p + 3], w3, sum##i);
+		ALL(FOUR)
+	}
+	for (; p < k; p++) {
+		float16 w0 = weights16(tile, p, side);
+#define ONE(i) sum##i = fma((float16)x##i[p], w0, sum##i);
+		ALL(ONE)
+	}
+#ifdef Q8C
+	float16 scale = vload16(side, (__global const float *)(tile + (k + 3) / 4 * 128));
+#define SCALED(i) sum##i *= scale;
+	ALL(SCALED)
+#endif
+#define END(i) \
+	if (r0 + i < rows) \
+		store16(y + (long)(r0 + i) * y_ld, sum##i, bias, biased, column, n, notes, refusals, r0 + i);
+	ALL(END)
+}
+#endif
+
+#if defined TILE && defined U8
+// The same for rows of 8-bit codes: products of 16-bit numbers in pairs, which CPUs have an instruction for.
+
+// codes4 are four codes of a row; those beyond it stand for zero.
+short4 codes4(__global const uchar *x, int p, int k) {
+	if (p + 4 <= k)
+		return convert_short4(vload4(0, x + p)) - (short)128;
+	short4 v = 0;
+	v.x = x[p] - 128;
+	if (p + 1 < k)
+		v.y = x[p + 1] - 128;
+	if (p + 2 < k)
+		v.z = x[p + 2] - 128;
+	return v;
+}
+
+int4 pairs(int8 v) { return v.even + v.odd; }
+
+__kernel void matmul(IN(x), IN(scale), OUT(y), __global const uchar *weight, __global const float *bias, int biased,
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows) {
+	CONST_ROWS(uchar, x); CONST_ROWS(float, scale); ROWS_OF(float, y);
+	int r0 = first + (int)get_global_id(0) * ROWS, column = (int)get_global_id(1) * 16, side = column / 16 % 2;
+	__global const uchar *tile = weight + (long)(column / 32) * tile_bytes;
+#define BEGIN(i) \
+	__global const uchar *x##i = x + (long)min(r0 + i, rows - 1) * x_ld; \
+	float16 sum##i = 0; \
+	int8 a##i = 0, b##i = 0, c##i = 0, d##i = 0;
+	ALL(BEGIN)
+	// multiply four rows of the weight, 16 columns, by four codes of each row
+#define PIECE(i, acc, w) { int16 m = convert_int16(w) * convert_int16(s); acc##i += m.even + m.odd; }
+#define MULTIPLY(i) { \
+		short4 four = codes4(x##i, p, k); \
+		short16 s = (short16)(four, four, four, four); \
+		PIECE(i, a, w0) PIECE(i, b, w1) PIECE(i, c, w2) PIECE(i, d, w3) \
+	}
+#define COLLECT(i, factor) \
+	sum##i += factor * convert_float16((int16)(pairs(a##i), pairs(b##i), pairs(c##i), pairs(d##i)));
+#ifdef Q8C
+	for (int p = 0; p < k; p += 4) {
+		uint16 words = vload16(p / 4 * 2 + side, (__global const uint *)tile);
+		short16 w0 = convert_short16(as_char16(words.lo.lo)), w1 = convert_short16(as_char16(words.lo.hi));
+		short16 w2 = convert_short16(as_char16(words.hi.lo)), w3 = convert_short16(as_char16(words.hi.hi));
+		ALL(MULTIPLY)
+	}
+	float16 factor = vload16(side, (__global const float *)(tile + (k + 3) / 4 * 128));
+#define LAST(i) COLLECT(i, factor)
+	ALL(LAST)
+#else
+	for (int from = 0; from < k; from += Q4) {
+		__global const uchar *block = tile + (long)(from / Q4) * BLOCK;
+		for (int p = from; p < min(k, from + Q4); p += 4) {
+			uint16 words = vload16((p - from) / 4, (__global const uint *)block);
+			words = (words >> (uint16)(4 * side)) & 0x0f0f0f0fu;
+			short16 w0 = convert_short16(as_char16(words.lo.lo)) - (short)8;
+			short16 w1 = convert_short16(as_char16(words.lo.hi)) - (short)8;
+			short16 w2 = convert_short16(as_char16(words.hi.lo)) - (short)8;
+			short16 w3 = convert_short16(as_char16(words.hi.hi)) - (short)8;
+			ALL(MULTIPLY)
+		}
+		float16 factor = vload_half16(side, (__global const half *)(block + 16 * Q4));
+#define LAST(i) COLLECT(i, factor) a##i = 0; b##i = 0; c##i = 0; d##i = 0;
+		ALL(LAST)
+	}
+#endif
+#define END(i) \
+	if (r0 + i < rows) \
+		store16(y + (long)(r0 + i) * y_ld, sum##i * scale[(long)(r0 + i) * scale_ld], bias, biased, column, n, notes, \
+			refusals, r0 + i);
+	ALL(END)
+}
+#endif
+
+#ifdef COLUMN
+// A group of 32 x SLICES items computes ROWS rows of a tile: neighbouring items read neighbouring columns, and slices
+// divide the rows of the weight among them.
+
+// weights4 are four weights of a column, without the scale of a column. Rows beyond k are zero.
+float4 weights4(__global const uchar *tile, int p, int c, int k) {
+#if defined W32
+	__global const float *w = (__global const float *)tile + 32l * p + c;
+	return (float4)(w[0], p + 1 < k ? w[32] : 0, p + 2 < k ? w[64] : 0, p + 3 < k ? w[96] : 0);
+#elif defined W16
+	__global const ushort *w = (__global const ushort *)tile + 32l * p + c % 16 * 2 + c / 16;
+	float4 v = as_float4((uint4)(w[0], p + 1 < k ? w[32] : 0, p + 2 < k ? w[64] : 0, p + 3 < k ? w[96] : 0) << 16);
+#ifdef HALF
+	ushort half_[4];
+	vstore_half4_rte(v, 0, (half *)half_);
+	v = vload_half4(0, (const half *)half_);
+#endif
+	return v;
+#elif defined Q8C
+	return convert_float4(as_char4(((__global const uint *)tile)[p / 4 * 32 + c]));
+#else
+	__global const uchar *block = tile + (long)(p / Q4) * BLOCK;
+	uint word = ((__global const uint *)block)[p % Q4 / 4 * 16 + c % 16] >> (4 * (c / 16)) & 0x0f0f0f0fu;
+	return (convert_float4(as_char4(word)) - 8.0f) * vload_half(c, (__global const half *)(block + 16 * Q4));
+#endif
+}
+
+float4 floats4(__global const float *x, int p, int k) {
+	return (float4)(x[p], p + 1 < k ? x[p + 1] : 0, p + 2 < k ? x[p + 2] : 0, p + 3 < k ? x[p + 3] : 0);
+}
+
+// packed4 are four codes of a row in a word; those beyond it stand for zero.
+uint packed4(__global const uchar *x, int p, int k) {
+	return x[p] | (p + 1 < k ? x[p + 1] : 128u) << 8 | (p + 2 < k ? x[p + 2] : 128u) << 16 |
+		(p + 3 < k ? x[p + 3] : 128u) << 24;
+}
+
+// dot4 is the sum of four products of codes and weights.
+int dot4(uint codes, uint weights) {
+#ifdef DOT
+	return dot_4x8packed_us_int(codes, weights) - 128 * dot_4x8packed_us_int(0x01010101u, weights);
+#else
+	int4 products = (convert_int4(as_uchar4(codes)) - 128) * convert_int4(as_char4(weights));
+	return products.x + products.y + products.z + products.w;
+#endif
+}
+
+#ifdef U8
+__kernel void matmul(IN(x), IN(scale), OUT(y), __global const uchar *weight, __global const float *bias, int biased,
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows) {
+	CONST_ROWS(uchar, x); CONST_ROWS(float, scale); ROWS_OF(float, y);
+#else
+__kernel void matmul(IN(x), OUT(y), __global const uchar *weight, __global const float *bias, int biased,
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows) {
+	CONST_ROWS(float, x); ROWS_OF(float, y);
+#endif
+	__local float shared[SLICES * 32];
+	int c = get_local_id(0), slice = get_local_id(2), r0 = first + (int)get_global_id(1) * ROWS;
+	int column = get_global_id(0);
+	__global const uchar *tile = weight + (long)(column / 32) * tile_bytes;
+#ifdef U8
+#define BEGIN(i) __global const uchar *x##i = x + (long)min(r0 + i, rows - 1) * x_ld; float sum##i = 0;
+#else
+#define BEGIN(i) __global const float *x##i = x + (long)min(r0 + i, rows - 1) * x_ld; float sum##i = 0;
+#endif
+	ALL(BEGIN)
+#ifndef U8
+	for (int p = 4 * slice; p < k; p += 4 * SLICES) {
+		float4 w = weights4(tile, p, c, k);
+#define MULTIPLY(i) sum##i += dot(floats4(x##i, p, k), w);
+		ALL(MULTIPLY)
+	}
+#elif defined Q8C
+	// Sums of 32 rows are exact in a float, and those of all of them nearly so.
+	for (int from = 32 * slice; from < k; from += 32 * SLICES) {
+#define NONE(i) int part##i = 0;
+		ALL(NONE)
+		for (int p = from; p < min(k, from + 32); p += 4) {
+			uint w = ((__global const uint *)tile)[p / 4 * 32 + c];
+#define MULTIPLY(i) part##i += dot4(packed4(x##i, p, k), w);
+			ALL(MULTIPLY)
+		}
+#define COLLECT(i) sum##i += part##i;
+		ALL(COLLECT)
+	}
+#else
+	for (int from = Q4 * slice; from < k; from += Q4 * SLICES) {
+		__global const uchar *block = tile + (long)(from / Q4) * BLOCK;
+#define NONE(i) int part##i = 0;
+		ALL(NONE)
+		for (int p = from; p < min(k, from + Q4); p += 4) {
+			uint w = ((__global const uint *)block)[(p - from) / 4 * 16 + c % 16] >> (4 * (c / 16)) & 0x0f0f0f0fu;
+			w = as_uint(as_char4(w) - (char)8);
+#define MULTIPLY(i) part##i += dot4(packed4(x##i, p, k), w);
+			ALL(MULTIPLY)
+		}
+		float factor = vload_half(c, (__global const half *)(block + 16 * Q4));
+#define COLLECT(i) sum##i += factor * part##i;
+		ALL(COLLECT)
+	}
+#endif
+	float factor = 1;
+#ifdef Q8C
+	factor = ((__global const float *)(tile + (k + 3) / 4 * 128))[c];
+#endif
+	float added = biased && column < n ? bias[column] : 0;
+	// Slices are added in their order.
+#ifdef U8
+#define RESULT(i) (total * factor * scale[(long)(r0 + i) * scale_ld] + added)
+#else
+#define RESULT(i) (total * factor + added)
+#endif
+#ifdef HALF
+#define ROUND(i) \
+			ushort half_; \
+			vstore_half_rte(total, 0, (half *)&half_); \
+			total = vload_half(0, (const half *)&half_); \
+			if (!isfinite(total)) \
+				REFUSE(r0 + i);
+#else
+#define ROUND(i)
+#endif
+#define END(i) \
+	shared[slice * 32 + c] = sum##i; \
+	barrier(CLK_LOCAL_MEM_FENCE); \
+	if (slice == 0 && column < n && r0 + i < rows) { \
+		float total = 0; \
+		for (int other = 0; other < SLICES; other++) \
+			total += shared[other * 32 + c]; \
+		total = RESULT(i); \
+		ROUND(i) \
+		y[(long)(r0 + i) * y_ld + column] = total; \
+	} \
+	barrier(CLK_LOCAL_MEM_FENCE);
+	ALL(END)
+}
+#endif

@@ -1,0 +1,242 @@
+// Package opencl knows how to use devices of OpenCL as processors: GPUs of any vendor, and CPUs through an
+// implementation for them.
+//
+// A device is selected by the numbers of its platform and of itself, "0.1", in the order of the platforms' names, or by
+// its name. Calls are enqueued and execute in order (see driver.Asynchronous). Whether the device computes on the
+// host's memory is found out by trying, once for each device: where it does not, operands are copied.
+package opencl
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/clapi"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/capability"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/opencl/kernel"
+)
+
+// Name is the driver's name in SoC files and plans.
+const Name = "opencl"
+
+// Options of a processor. VariantOption is followed by a family of kernels: the compiler puts only the variant of that
+// name into its artifacts.
+const (
+	optLibrary    = "library"    // path of the OpenCL library
+	optCompletion = "completion" // how the host notices that a call is done: "event", or "flag" in shared memory
+	optMemory     = "memory"     // "own": copy operands although the device may share memory; default: what is probed
+	VariantOption = kernel.Option
+)
+
+// New returns the driver. The library is looked for when a processor is opened or devices are listed.
+func New() driver.Driver { return opencl{} }
+
+// opencl has no state: libraries and devices are shared by all processors of this process.
+type opencl struct{}
+
+func (opencl) Name() string { return Name }
+
+// Devices lists the devices of all platforms, sorted by the platforms' names. A library without devices is unavailable.
+func (opencl) Devices(ctx context.Context) ([]driver.Device, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	list, err := devices("")
+	if err != nil {
+		return nil, err
+	}
+	var out []driver.Device
+	for _, found := range list {
+		out = append(out, driver.Device{Select: found.selector,
+			Description: fmt.Sprintf("%s (%s)", found.Name, found.Platform.Name)})
+	}
+	return out, nil
+}
+
+// Library is the one that is loaded where no option names another; its platforms take the place of providers.
+func (opencl) Library(context.Context) (driver.Library, error) {
+	list, err := devices("")
+	if err != nil {
+		return driver.Library{}, err
+	}
+	out := driver.Library{Name: "OpenCL", Path: list[0].path}
+	for _, found := range list {
+		name := found.Platform.Name + ", " + found.Platform.Version
+		if !slices.Contains(out.Providers, name) {
+			out.Providers = append(out.Providers, name)
+		}
+	}
+	out.Version = list[0].Platform.Version
+	return out, nil
+}
+
+// found is a device with its selector.
+type found struct {
+	*clapi.Device
+	selector string
+	path     string // of the library
+}
+
+// devices lists the devices of a library, "" for the one that is there. Without any the driver is unavailable.
+func devices(path string) ([]found, error) {
+	lib, err := clapi.Find(path)
+	if err != nil {
+		missing := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: clapi.EnvLibrary,
+			Get: "install an OpenCL driver; for CPUs: apt-get install pocl-opencl-icd, or make deps-opencl"}
+		if failure, ok := errors.AsType[*clapi.LoadError](err); ok {
+			missing.Tried = failure.Tried
+			if failure.Absent {
+				missing.Found = ""
+			}
+		}
+		return nil, missing
+	}
+	list, err := lib.Devices()
+	if err != nil {
+		return nil, err
+	}
+	if len(list) == 0 {
+		return nil, &driver.Unavailable{Driver: Name, Tried: []string{lib.Path}, Override: clapi.EnvLibrary,
+			Found: "a library that knows no device",
+			Get:   "install an OpenCL driver; for CPUs: apt-get install pocl-opencl-icd, or make deps-opencl"}
+	}
+	// Loaders list platforms in the order of files in a folder.
+	slices.SortStableFunc(list, func(a, b *clapi.Device) int { return cmp.Compare(a.Platform.Name, b.Platform.Name) })
+	var out []found
+	platform, number := -1, 0
+	var last *clapi.Platform
+	for _, device := range list {
+		if device.Platform != last {
+			last, number, platform = device.Platform, 0, platform+1
+		}
+		out = append(out, found{device, fmt.Sprintf("%d.%d", platform, number), lib.Path})
+		number++
+	}
+	return out, nil
+}
+
+// Open accepts the selectors of Devices, the name of a device, and "" for the first one.
+func (opencl) Open(ctx context.Context, config driver.Config) (driver.Processor, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	fail := func(err error, hint string, args ...any) error {
+		return diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", config.Select, Name,
+			err).WithHint(hint, args...)
+	}
+	settings, err := parseOptions(config.Options)
+	if err != nil {
+		return nil, fail(err, "options: %s, %s, %s, %sFAMILY", optLibrary, optCompletion, optMemory, VariantOption)
+	}
+	list, err := devices(settings.library)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(list, func(f found) bool {
+		return config.Select == "" || f.selector == config.Select || f.Name == config.Select
+	})
+	if at < 0 {
+		var valid []string
+		for _, found := range list {
+			valid = append(valid, fmt.Sprintf("%s %q", found.selector, found.Name))
+		}
+		return nil, fail(errors.New("there is no such device"), "devices: %s", strings.Join(valid, ", "))
+	}
+	shared, err := share(list[at].Device)
+	if err != nil {
+		return nil, fail(err, "")
+	}
+	if err := settings.fit(&shared.features); err != nil {
+		return nil, fail(err, "")
+	}
+	proc, err := newProcessor(list[at].selector, shared, settings)
+	if err != nil {
+		return nil, fail(err, "")
+	}
+	return proc, nil
+}
+
+// settings are a processor's options.
+type settings struct {
+	library  string
+	flag     bool // completion by flag
+	own      bool // copy operands
+	variants map[string]string
+}
+
+// parseOptions reads options; the first bad one in alphabetical order is the error.
+func parseOptions(options map[string]string) (settings, error) {
+	out := settings{variants: map[string]string{}}
+	for _, key := range slices.Sorted(maps.Keys(options)) {
+		value := options[key]
+		if family, ok := strings.CutPrefix(key, VariantOption); ok {
+			if _, ok := kernel.Find(family, value); !ok {
+				return out, fmt.Errorf("option %q: kernels %q have no variant %q, want one of %s", key, family, value,
+					kernel.VariantNames(family))
+			}
+			out.variants[family] = value
+			continue
+		}
+		choices := map[string][]string{optCompletion: {"event", "flag"}, optMemory: {"probe", "own"}}[key]
+		switch {
+		case key == optLibrary:
+			out.library = value
+		case choices == nil:
+			return out, fmt.Errorf("unknown option %q", key)
+		case !slices.Contains(choices, value):
+			return out, fmt.Errorf("option %q is %q, want one of %s", key, value, strings.Join(choices, ", "))
+		case key == optCompletion:
+			out.flag = value == "flag"
+		case key == optMemory:
+			out.own = value == "own"
+		}
+	}
+	return out, nil
+}
+
+// fit refuses variants that the device cannot execute.
+func (s *settings) fit(features *kernel.Features) error {
+	for _, family := range slices.Sorted(maps.Keys(s.variants)) {
+		variant, _ := kernel.Find(family, s.variants[family])
+		if lacks := variant.Lacks(features); lacks != "" {
+			return diag.New(diag.ClassUnavailable, "variant %q of kernels %q needs %s, which the device lacks",
+				variant.Name, family, lacks)
+		}
+	}
+	return nil
+}
+
+// layouts is the packed layout of every weight scheme, and of tables of plain values.
+var layouts = map[string]string{
+	"w32": pack.N32, "w16": pack.N32, "q8c": pack.N32, "q4b32": pack.N32, "q4b128": pack.N32,
+	"f32": op.RowsLayout, "f16": op.RowsLayout, "bf16": op.RowsLayout,
+}
+
+// capabilities say what the kernels compute, on a device with or without memory of its own.
+func capabilities(own bool) *driver.Capabilities {
+	return &driver.Capabilities{Set: capability.Set{
+		Tile:    capability.Tile{K: pack.BlockK, N: pack.TileN},
+		Kinds:   kernel.Kinds(),
+		Schemes: op.SchemesOf(Name),
+		Layouts: maps.Clone(layouts),
+		KV:      []op.Type{op.F32, op.F16},
+
+		DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
+		OwnMemory: own, Prepacks: own,
+		Memory: &capability.Memory{StepBytes: stepBytes, LibraryBytes: libraryBytes},
+	}}
+}
+
+// What the library holds, in bytes.
+const (
+	stepBytes    = 32 << 10 // of a loaded step
+	libraryBytes = 128 << 20
+)

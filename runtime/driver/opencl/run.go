@@ -1,0 +1,336 @@
+package opencl
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/hetc/hetc/internal/clapi"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// enqueue hands a call to the device: operands that travel, the kernels of each step, results that travel, and the
+// event or the flag by which its end is noticed. It allocates nothing unless it fails.
+func (p *processor) enqueue(e *executable, b *driver.Bindings) error {
+	if p.lost != nil {
+		return p.lost
+	}
+	if p.last-p.done >= driver.MaxInFlight {
+		if p.retire(); p.last-p.done >= driver.MaxInFlight {
+			return fmt.Errorf("%d calls are in flight, want at most %d", p.last-p.done, driver.MaxInFlight)
+		}
+	}
+	if err := e.bind(b); err != nil {
+		return err
+	}
+	if err := e.checkSelected(); err != nil {
+		return err
+	}
+	ticket := p.last + 1
+	place := &p.calls[ticket%driver.MaxInFlight]
+	if before := ticket - driver.MaxInFlight; ticket > driver.MaxInFlight && place.err != nil && p.told < before &&
+		p.early == nil {
+		p.early = &driver.Failure{Ticket: before, Err: place.err}
+	}
+	*place = call{start: p.Now()}
+	if e.scalars.Rows > 0 {
+		event, err := p.commands(e, b, ticket)
+		if err != nil {
+			if p.check(err); p.lost == nil { // what was enqueued reads this call's notes
+				_ = p.queue.Finish()
+			}
+			return err
+		}
+		place.exe, place.event = e, event
+	}
+	p.last = ticket
+	return nil
+}
+
+// checkSelected refuses a row to select that is not in use.
+func (e *executable) checkSelected() error {
+	for i := range e.steps {
+		step := &e.steps[i]
+		rows := min(step.m, e.scalars.Rows)
+		if row := e.scalars.Row; step.selects && rows > 0 && (row < 0 || row >= rows) {
+			return fmt.Errorf("node %d (%s), row %d: want a row in 0..%d", step.node, e.graph.Nodes[step.node].Op.Kind,
+				row, rows-1)
+		}
+	}
+	return nil
+}
+
+// commands enqueues the commands of a call and returns the event of the last one.
+func (p *processor) commands(e *executable, b *driver.Bindings, ticket driver.Ticket) (clapi.Event, error) {
+	e.slot = p.notes.slot(ticket)
+	e.note()
+	if !p.shares {
+		if err := e.fetch(b); err != nil {
+			return 0, err
+		}
+	}
+	// The last launch has the event: each is enqueued when the next one is known.
+	var held *launch
+	for i := range e.steps {
+		step := &e.steps[i]
+		rows := min(step.m, e.scalars.Rows) * step.fan
+		if step.selects {
+			rows = 1
+		}
+		parts := step.parts(e, rows)
+		for j := range step.launches {
+			next := &step.launches[j]
+			if !next.size(p, rows, parts) {
+				continue
+			}
+			if held != nil {
+				if _, err := p.queue.Launch(held.kernel, held.global, held.local, false); err != nil {
+					return 0, err
+				}
+			}
+			if err := e.arguments(next, rows, parts); err != nil {
+				return 0, err
+			}
+			held = next
+		}
+	}
+	last := p.shares && p.flag == nil
+	event, err := p.queue.Launch(held.kernel, held.global, held.local, last)
+	if err != nil {
+		return 0, err
+	}
+	if !p.shares {
+		if err := e.hand(b); err != nil {
+			return 0, err
+		}
+		if event, err = p.queue.Marker(); err != nil {
+			return 0, err
+		}
+	}
+	if p.flag != nil {
+		if err := p.queue.SetInt(p.flag, 1, uint32(ticket)); err != nil {
+			return 0, err
+		}
+		if _, err := p.queue.Launch(p.flag, [3]int{1, 1, 1}, [3]int{}, false); err != nil {
+			return 0, err
+		}
+	}
+	return event, p.queue.Flush()
+}
+
+// note writes what the kernels read of the call, and that no row was refused.
+func (e *executable) note() {
+	words := e.p.notes.words[e.slot:]
+	for i := range e.refusals {
+		words[i] = math.MaxInt32
+	}
+	rows := min(e.graph.Rows(), e.scalars.Rows)
+	if e.placed {
+		for row := range rows {
+			at, seq := e.at(row), e.scalars.Seq
+			if e.batch {
+				seq = at.Pos + 1
+			}
+			longer := int32(0)
+			if e.longFrom > 0 && seq > e.longFrom {
+				longer = 1
+			}
+			place := words[e.places+placeWords*row:][:placeWords]
+			place[0], place[1], place[2] = int32(at.Sequence), int32(at.Pos), longer
+		}
+	}
+	for i := range e.steps {
+		if turn := e.steps[i].rotation; turn != nil {
+			turn.fill(e, words[turn.at:], rows)
+		}
+	}
+}
+
+// arguments sets those arguments of a launch that differ from the last time.
+func (e *executable) arguments(l *launch, rows, parts int) error {
+	index := 0
+	queue := e.p.queue
+	for i := range l.args {
+		arg := &l.args[i]
+		buffer, value, kind := e.argument(l, arg, rows, parts)
+		if buffer != nil {
+			if arg.buffer != buffer || !arg.known {
+				if err := queue.SetBuffer(l.kernel, index, buffer); err != nil {
+					return err
+				}
+			}
+			arg.buffer = buffer
+			index++
+		}
+		switch {
+		case kind == none || arg.known && arg.value == value:
+		case kind == long:
+			if err := queue.SetLong(l.kernel, index, value); err != nil {
+				return err
+			}
+		default:
+			if err := queue.SetInt(l.kernel, index, uint32(value)); err != nil {
+				return err
+			}
+		}
+		arg.value, arg.known = value, true
+		if kind != none {
+			index++
+		}
+		if arg.kind == argOperand {
+			ld := int64(e.operands[arg.operand].ld)
+			if arg.ld != ld {
+				if err := queue.SetInt(l.kernel, index, uint32(ld)); err != nil {
+					return err
+				}
+			}
+			arg.ld = ld
+			index++
+		}
+	}
+	return nil
+}
+
+// Types of arguments behind a buffer.
+const (
+	none = iota
+	word
+	long
+)
+
+// argument is the current value of an argument: a buffer, a number, or both.
+func (e *executable) argument(l *launch, arg *argument, rows, parts int) (buffer *clapi.Buffer, value int64, kind int) {
+	switch arg.kind {
+	case argOperand:
+		operand := &e.operands[arg.operand]
+		return operand.device, operand.at, long
+	case argBuffer:
+		return arg.buffer, 0, none
+	case argWord:
+		return nil, arg.value, word
+	case argNotes:
+		return e.p.notes.buffer.device, 0, none
+	case argNote:
+		return nil, int64(e.slot) + arg.offset, word
+	case argPlaces:
+		return nil, int64(e.slot + e.places), word
+	case argRotation:
+		return nil, int64(e.slot + arg.turn.at), word
+	case argRows:
+		return nil, int64(rows), word
+	case argFirst:
+		return nil, int64(l.first), word
+	case argSide:
+		side := &e.sides[arg.operand]
+		return side.buffer.device, side.at, long
+	case argContext:
+		return nil, int64(e.maxContext), word
+	case argSequence:
+		return nil, e.perSeq, long
+	case argParts:
+		return nil, int64(parts), word
+	case argSelected:
+		return nil, int64(e.scalars.Row), word
+	case argScratch:
+		return e.p.arena, arg.offset, long
+	}
+	panic("BUG: argument of no kind")
+}
+
+// fetch copies to the device what a call reads there and the host has changed.
+func (e *executable) fetch(b *driver.Bindings) error {
+	notes := &e.p.notes
+	bytes := mem.Bytes(notes.words[e.slot : e.slot+e.words])
+	if err := e.p.queue.Write(notes.buffer.device, 4*int64(e.slot), bytes, false); err != nil {
+		return err
+	}
+	for i := range e.operands {
+		if o := &e.operands[i]; o.input >= 0 && (b.Moves == nil || b.Moves.Fetch[o.input]) {
+			if err := e.travel(o, true); err != nil {
+				return err
+			}
+		}
+	}
+	if b.Moves != nil || e.kv == "" {
+		return nil
+	}
+	return e.travelCache(true)
+}
+
+// hand copies to the host what a call has written and others read, and the rows that were refused.
+func (e *executable) hand(b *driver.Bindings) error {
+	for i := range e.operands {
+		if o := &e.operands[i]; o.out >= 0 && (b.Moves == nil || b.Moves.Hand[o.out]) {
+			if err := e.travel(o, false); err != nil {
+				return err
+			}
+		}
+	}
+	if b.Moves == nil && e.appends {
+		if err := e.travelCache(false); err != nil {
+			return err
+		}
+	}
+	notes := &e.p.notes
+	bytes := mem.Bytes(notes.words[e.slot : e.slot+e.refusals])
+	return e.p.queue.Read(notes.buffer.device, 4*int64(e.slot), bytes, false)
+}
+
+// travel copies the rows of an operand that are in use.
+func (e *executable) travel(o *operand, toDevice bool) error {
+	if !o.buffer.copies || o.rows == 0 {
+		return nil
+	}
+	size := o.value.Type.Bytes()
+	width, pitch := o.value.Cols*size, o.ld*size
+	end := o.at + int64(o.rows-1)*int64(pitch) + int64(width)
+	return e.p.queue.Copy(o.device, clapi.Rect{Offset: o.at, Rows: o.rows, Width: width, Pitch: pitch,
+		Host: o.buffer.host[o.at:end], ToDevice: toDevice})
+}
+
+// travelCache copies the positions that a call reads to the device, or those that it added to the host.
+func (e *executable) travelCache(toDevice bool) error {
+	rows := min(e.graph.Rows(), e.scalars.Rows)
+	if e.batch {
+		for row := range rows {
+			if err := e.travelPositions(e.scalars.Batch[row], 1, toDevice); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return e.travelPositions(e.at(0), rows, toDevice)
+}
+
+// travelPositions copies positions of one sequence, of all heads: those before a place, or count from it on. What a
+// graph does not store itself is there before the call.
+func (e *executable) travelPositions(at driver.Place, count int, toDevice bool) error {
+	from := at.Pos
+	if toDevice {
+		from = 0
+		if e.appends {
+			count = 0
+		}
+		count += at.Pos
+	}
+	if count == 0 {
+		return nil
+	}
+	size := int64(e.kv.Bytes())
+	for s := range e.sides {
+		side := &e.sides[s]
+		if !side.buffer.copies {
+			continue
+		}
+		for head := range e.kvHeads {
+			begin := (side.at + int64(at.Sequence)*e.perSeq +
+				(int64(head)*int64(e.maxContext)+int64(from))*int64(e.headDim)) * size
+			bytes := int64(count) * int64(e.headDim) * size
+			if err := e.p.queue.Copy(side.buffer.device, clapi.Rect{Offset: begin, Rows: 1, Width: int(bytes),
+				Pitch: int(bytes), Host: side.buffer.host[begin : begin+bytes], ToDevice: toDevice}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

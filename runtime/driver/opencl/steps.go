@@ -1,0 +1,632 @@
+package opencl
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/internal/clapi"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver/opencl/kernel"
+)
+
+// step is a node or a part of one: launches of kernels, one behind the other.
+type step struct {
+	node     int
+	m, fan   int // most tokens, and rows for each
+	launches []launch
+	selects  bool // it copies the row that the call's scalars name
+	refused  func(e *executable, row int) error
+	rotation *rotation
+	split    int // items that an attention makes of few rows, 0: one for each head of a row
+	heads    int
+}
+
+// launch is a kernel with its arguments, and how its work is divided.
+type launch struct {
+	kernel  *clapi.Kernel
+	variant kernel.Variant
+	columns int // of results, or heads
+	last    bool
+	join    bool // of an attention: it is only needed where positions are divided
+	args    []argument
+
+	// of the current call
+	global, local [3]int
+	first         int
+}
+
+// argument is one of a kernel, or the buffer, place and row pitch of an operand.
+type argument struct {
+	kind    int
+	operand int // or side of the cache
+	buffer  *clapi.Buffer
+	value   int64
+	offset  int64
+	turn    *rotation
+
+	known bool // buffer and value are what the kernel has
+	ld    int64
+}
+
+// Kinds of arguments.
+const (
+	argOperand  = iota + 1
+	argBuffer   // a weight
+	argWord     // a number that does not change
+	argNotes    // the buffer of notes
+	argNote     // a word of the call's notes
+	argPlaces   // the places of rows in them
+	argRotation // frequencies in them
+	argRows
+	argFirst // row of a launch
+	argSide  // a side of the cache
+	argContext
+	argSequence // elements from one sequence to the next
+	argParts
+	argSelected // row
+	argScratch  // a part of the arena
+)
+
+// size computes the items of a launch; false: there are none.
+func (l *launch) size(p *processor, rows, parts int) bool {
+	v := &l.variant
+	switch v.Grid {
+	case kernel.ByRows:
+		l.global, l.local = [3]int{rows, 1, 1}, [3]int{1, 1, 1}
+	case kernel.ByCells:
+		l.global = [3]int{op.RoundUp(l.columns, kernel.GroupItems), rows, 1}
+		l.local = [3]int{kernel.GroupItems, 1, 1}
+	case kernel.ByGroups:
+		l.global, l.local = [3]int{kernel.GroupItems, rows, 1}, [3]int{kernel.GroupItems, 1, 1}
+	case kernel.ByHeads:
+		if l.join && parts < 2 {
+			return false
+		}
+		l.global, l.local = [3]int{l.columns, rows, parts}, [3]int{1, 1, 1}
+		if l.join {
+			l.global[2] = 1
+		}
+		if p.device.features.Dedicated { // it knows what suits it
+			l.local = [3]int{}
+		}
+	case kernel.ByTiles, kernel.ByColumn:
+		return l.sizeProduct(rows)
+	}
+	return rows > 0
+}
+
+// sizeProduct divides the rows of a product into blocks, and leaves few that remain to a kernel for single rows.
+func (l *launch) sizeProduct(rows int) bool {
+	v := &l.variant
+	blocks, rest := rows/v.Rows, rows%v.Rows
+	if rest > v.Few {
+		blocks, rest = blocks+1, 0
+	}
+	count := blocks
+	if l.first = 0; l.last {
+		count, l.first = rest, blocks*v.Rows
+	}
+	l.global, l.local = [3]int{count, (l.columns + 15) / 16, 1}, [3]int{1, 1, 1}
+	if v.Grid == kernel.ByColumn {
+		l.global = [3]int{op.RoundUp(l.columns, pack.TileN), count, v.Slices}
+		l.local = [3]int{pack.TileN, 1, v.Slices}
+	}
+	return count > 0
+}
+
+// leastPart is how many positions an item of a divided attention has at least.
+const leastPart = 32
+
+// parts is how many parts the positions of a call are divided into.
+func (s *step) parts(e *executable, rows int) int {
+	if s.split == 0 || rows == 0 {
+		return 1
+	}
+	longest := 0
+	for row := range rows {
+		longest = max(longest, e.at(row).Pos+1)
+	}
+	return max(1, min(s.split/(rows*s.heads), longest/leastPart))
+}
+
+// builder turns one node into steps.
+type builder struct {
+	e       *executable
+	op      op.Op
+	node    int
+	in, out []int // operands
+	w       []weight
+}
+
+// build appends the steps of a node, after comparing its weights with what the operator wants.
+func (b *builder) build() error {
+	operator := &b.op
+	if err := b.e.p.caps.Supports(*operator); err != nil {
+		return err
+	}
+	for i, role := range operator.Sig().W {
+		spec, want := b.w[i], operator.WeightSpec(role, layouts[operator.Scheme.Weight()])
+		want.Name = spec.Spec.Name
+		if spec.Spec != want {
+			return fmt.Errorf("weight %d is %v, want %v", i, spec.Spec, want)
+		}
+	}
+	if err := b.state(); err != nil {
+		return err
+	}
+	of := builders[operator.Kind]
+	if of == nil {
+		return fmt.Errorf("operator %q is not supported", operator.Kind)
+	}
+	return of(b)
+}
+
+// state compares what a node says about positions and the cache with the nodes before it. All must agree, because a
+// call has one cache and one kind of rows.
+func (b *builder) state() error {
+	e, operator := b.e, &b.op
+	if operator.Kind == op.Rope || operator.Kind == op.KVAppend || operator.Kind == op.Attention {
+		if e.placed && e.batch != operator.Batch {
+			return errors.New("rows are of one sequence for some nodes, and of one each for others")
+		}
+		e.placed, e.batch = true, operator.Batch
+	}
+	if !operator.Kind.Has("kv") {
+		return nil
+	}
+	if e.kv != "" && (e.kv != operator.KV || e.kvHeads != operator.KVHeads || e.headDim != operator.HeadDim) {
+		return fmt.Errorf("cache %s of %d heads of %d columns differs from that of another node, %s of %d heads of %d",
+			operator.KV, operator.KVHeads, operator.HeadDim, e.kv, e.kvHeads, e.headDim)
+	}
+	e.kv, e.kvHeads, e.headDim = operator.KV, operator.KVHeads, operator.HeadDim
+	return nil
+}
+
+// Arguments, short to write.
+func (b *builder) value(operand int) argument {
+	return argument{kind: argOperand, operand: operand, ld: -1}
+}
+func matrix(w weight) argument                       { return argument{kind: argBuffer, buffer: w.device} }
+func number(value int) argument                      { return argument{kind: argWord, value: int64(value)} }
+func dynamic(kind int) argument                      { return argument{kind: kind} }
+func side(which int) argument                        { return argument{kind: argSide, operand: which} }
+func (b *builder) note(step *step) (list []argument) { return b.notes(step, true) }
+func real(value float64) argument {
+	return argument{kind: argWord, value: int64(math.Float32bits(float32(value)))}
+}
+
+// notes are the buffer of notes and, for a step that refuses rows, its word in them.
+func (b *builder) notes(s *step, refuses bool) []argument {
+	at := argument{kind: argWord}
+	if refuses {
+		at = argument{kind: argNote, offset: int64(b.e.refusals)}
+		b.e.refusals++
+		b.e.refusing = append(b.e.refusing, len(b.e.steps))
+	}
+	return []argument{dynamic(argNotes), at}
+}
+
+// step begins a step of the node.
+func (b *builder) step() *step {
+	return &step{node: b.node, m: b.op.M, fan: max(1, b.op.Fan)}
+}
+
+// add appends a step.
+func (b *builder) add(s *step) { b.e.steps = append(b.e.steps, *s) }
+
+// launch builds the function of a family's program and appends its launch to a step.
+func (b *builder) launch(s *step, family, function string, columns int, args ...argument) error {
+	variant, err := b.e.choose(family)
+	if err != nil {
+		return err
+	}
+	return b.launchVariant(s, family, variant, variant.Rows, function, columns, args)
+}
+
+// choose is the variant of a family that the options name, or that suits the device.
+func (e *executable) choose(family string) (kernel.Variant, error) {
+	variant, err := e.code.Choose(family, &e.p.device.features)
+	if err != nil {
+		return variant, err
+	}
+	if want := e.p.settings.variants[kernel.Base(family)]; want != "" && want != variant.Name {
+		wanted, _ := kernel.Find(family, want)
+		if e.code.Find(family, want, wanted.Rows) == "" {
+			return variant, fmt.Errorf("kernels %q: the artifact does not carry variant %q, which the option names",
+				family, want)
+		}
+		return wanted, nil
+	}
+	return variant, nil
+}
+
+// launchVariant is launch for a variant whose items compute that many rows.
+func (b *builder) launchVariant(s *step, family string, variant kernel.Variant, rows int, function string, columns int,
+	args []argument) error {
+	source := b.e.code.Find(family, variant.Name, rows)
+	if source == "" {
+		return fmt.Errorf("kernels %q: the artifact has no source of variant %q for %d rows", family, variant.Name, rows)
+	}
+	program, err := b.e.p.device.program(source)
+	if err != nil {
+		return fmt.Errorf("kernels %q, variant %q: %w", family, variant.Name, err)
+	}
+	made, err := program.Kernel(function)
+	if err != nil {
+		return fmt.Errorf("kernels %q, variant %q: %w", family, variant.Name, err)
+	}
+	// A number that does not change is not known to the kernel yet, nor is a weight.
+	s.launches = append(s.launches, launch{kernel: made, variant: variant, columns: columns,
+		last: variant.Few > 0 && rows < variant.Rows, args: slices.Clone(args)})
+	return nil
+}
+
+// builders make the steps of each kind of operator.
+var builders = map[op.Kind]func(*builder) error{
+	op.Embed:     (*builder).embed,
+	op.SelectRow: (*builder).selectRow,
+	op.Norm: func(b *builder) error {
+		return b.plain("norms", "norm", matrix(b.w[0]), number(b.op.N), real(b.op.Eps))
+	},
+	op.LayerNorm: func(b *builder) error {
+		return b.plain("norms", "layer_norm", matrix(b.w[0]), matrix(b.w[1]), number(b.op.N), real(b.op.Eps))
+	},
+	op.QuantRows: (*builder).quantRows,
+	op.MatMul:    (*builder).matMul,
+	op.QKNorm:    (*builder).qkNorm,
+	op.Rope:      (*builder).rope,
+	op.KVAppend:  (*builder).kvAppend,
+	op.Attention: (*builder).attention,
+	op.GLU: func(b *builder) error {
+		return b.plain("rows", "glu", number(b.op.N), number(slices.Index(op.Acts, b.op.Act)), number(b.op.Interleave))
+	},
+	op.Activate: func(b *builder) error {
+		return b.plain("rows", "activate", number(b.op.N), number(slices.Index(op.Acts, b.op.Act)))
+	},
+	op.Clip:    func(b *builder) error { return b.plain("rows", "clip", number(b.op.N), real(b.op.Cap)) },
+	op.Softcap: func(b *builder) error { return b.plain("rows", "softcap", number(b.op.N), real(b.op.Cap)) },
+	op.Gate:    func(b *builder) error { return b.plain("rows", "gate", number(b.op.N)) },
+	op.Add:     func(b *builder) error { return b.plain("rows", "add", number(b.op.N)) },
+	op.Combine: func(b *builder) error {
+		fan := max(1, b.op.Fan)
+		b.op.Fan = 1 // of the results
+		return b.plain("rows", "combine", number(b.op.N), number(fan))
+	},
+	op.Copy: func(b *builder) error {
+		from, to := b.e.operands[b.in[0]].value.Type, b.e.operands[b.out[0]].value.Type
+		if from != to {
+			return fmt.Errorf("copies %s to %s, want one type", from, to)
+		}
+		return b.plain("rows", fmt.Sprintf("copy%d", from.Bytes()), number(b.op.N), number(0))
+	},
+}
+
+// plain is one launch whose arguments begin with the inputs and outputs.
+func (b *builder) plain(family, function string, args ...argument) error {
+	if !(b.op.Eps >= 0 && b.op.Eps <= math.MaxFloat32) {
+		return fmt.Errorf("eps = %v, want a number of at least 0", b.op.Eps)
+	}
+	s := b.step()
+	if err := b.launch(s, family, function, b.op.N, append(b.values(), args...)...); err != nil {
+		return err
+	}
+	b.add(s)
+	return nil
+}
+
+// values are the arguments of inputs and outputs.
+func (b *builder) values() (list []argument) {
+	for _, operand := range slices.Concat(b.in, b.out) {
+		list = append(list, b.value(operand))
+	}
+	return list
+}
+
+// embed looks up the rows of a table, or the columns of a packed 8-bit weight.
+func (b *builder) embed() error {
+	function := "embed_" + string(b.op.Table)
+	if b.op.Scheme != "" {
+		function = "embed_q8c"
+	}
+	scale := b.op.Scale
+	if scale == 0 {
+		scale = 1
+	}
+	s := b.step()
+	ids, table := b.in[0], b.op.K
+	s.refused = func(e *executable, row int) error {
+		return fmt.Errorf("token id%s is outside the table, want 0..%d", e.id(ids, row), table-1)
+	}
+	args := append(b.values(), matrix(b.w[0]))
+	args = append(append(args, b.note(s)...), number(b.op.N), number(b.op.K), real(scale))
+	if err := b.launch(s, "rows", function, b.op.N, args...); err != nil {
+		return err
+	}
+	b.add(s)
+	return nil
+}
+
+// id is a token's id for a message, where the host still has it.
+func (e *executable) id(operand, row int) string {
+	o := &e.operands[operand]
+	if o.buffer == nil || o.buffer.host == nil {
+		return ""
+	}
+	at := o.at + 4*int64(row)*int64(o.ld)
+	if at+4 > int64(len(o.buffer.host)) {
+		return ""
+	}
+	values, err := mem.View[int32](o.buffer.host[at : at+4])
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf(" %d", values[0])
+}
+
+// selectRow copies the row that the call's scalars name; which one is checked before the call is enqueued.
+func (b *builder) selectRow() error {
+	s := b.step()
+	s.selects = true
+	variantArgs := append(b.values(), number(b.op.N), dynamic(argSelected))
+	if err := b.launch(s, "rows", "copy4", b.op.N, variantArgs...); err != nil {
+		return err
+	}
+	b.add(s)
+	return nil
+}
+
+var (
+	errNotFinite = errors.New("holds NaN or an infinity, which 8-bit rows cannot represent")
+	errNotHalf   = errors.New("an activation, a weight or a result is NaN or too large for f16")
+)
+
+// quantRows rounds each row to 8 bits, with a scale of its own or the smallest static one that covers it.
+func (b *builder) quantRows() error {
+	s := b.step()
+	s.refused = func(*executable, int) error { return errNotFinite }
+	function, args := "quant_rows", b.values()
+	if b.op.Static {
+		function = "quant_static"
+		scales, err := mem.View[float32](b.w[0].Bytes)
+		if err != nil {
+			return err
+		}
+		for _, scale := range scales[:max(1, b.op.Scales)] {
+			if !(scale > 0 && scale <= math.MaxFloat32) {
+				return fmt.Errorf("the static scale is %v, want a positive number", scale)
+			}
+		}
+		args = append(args, matrix(b.w[0]))
+	}
+	args = append(append(args, b.note(s)...), number(b.op.N))
+	if b.op.Static {
+		args = append(args, number(max(1, b.op.Scales)))
+	}
+	if err := b.launch(s, "norms", function, b.op.N, args...); err != nil {
+		return err
+	}
+	b.add(s)
+	return nil
+}
+
+// maxDotK bounds K of 8-bit products, so that their sums are exact in int32.
+const maxDotK = math.MaxInt32 / (127 * 128)
+
+// matMul is a product. Activations that are rounded to f16 are so in a step before it.
+func (b *builder) matMul() error {
+	operator := &b.op
+	family := "matmul " + string(operator.Scheme)
+	if operator.Scheme.QuantisedRows() && operator.K > maxDotK {
+		return fmt.Errorf("k = %d of scheme %q, want at most %d", operator.K, operator.Scheme, maxDotK)
+	}
+	tileBytes, err := pack.TileBytes(operator.Scheme.Weight(), operator.K)
+	if err != nil {
+		return err
+	}
+	if tileBytes > math.MaxInt32 {
+		return fmt.Errorf("k = %d of scheme %q: a tile has %d bytes, want at most %d", operator.K, operator.Scheme,
+			tileBytes, math.MaxInt32)
+	}
+	half := operator.Scheme.Half()
+	if half {
+		if err := b.halved(); err != nil {
+			return err
+		}
+	}
+	s := b.step()
+	s.refused = func(*executable, int) error { return errNotHalf }
+	bias, biased := b.w[0], 0
+	if operator.Bias {
+		bias, biased = b.w[1], 1
+	}
+	args := append(b.values(), matrix(b.w[0]), matrix(bias), number(biased))
+	args = append(append(args, b.notes(s, half)...), number(operator.K), number(operator.N), number(int(tileBytes)),
+		dynamic(argFirst), dynamic(argRows))
+	variant, err := b.e.choose(family)
+	if err != nil {
+		return err
+	}
+	if err := b.launchVariant(s, family, variant, variant.Rows, "matmul", operator.N, args); err != nil {
+		return err
+	}
+	if variant.Few > 0 {
+		if err := b.launchVariant(s, family, variant, 1, "matmul", operator.N, args); err != nil {
+			return err
+		}
+	}
+	b.add(s)
+	return nil
+}
+
+// halved makes the step that rounds the activations of the node to f16, and puts its results in their place.
+func (b *builder) halved() error {
+	e := b.e
+	at, err := e.scratch(4 * int64(b.op.M) * int64(b.op.K))
+	if err != nil {
+		return err
+	}
+	rounded := operand{value: op.Value{Name: "rounded", Type: op.F32, Rows: b.op.M, Cols: b.op.K}, input: -1, out: -1,
+		temp: at, ld: b.op.K}
+	e.operands = append(e.operands, rounded)
+	s := b.step()
+	s.refused = func(*executable, int) error { return errNotHalf }
+	args := []argument{b.value(b.in[0]), b.value(len(e.operands) - 1)}
+	args = append(append(args, b.note(s)...), number(b.op.K))
+	if err := b.launch(s, "norms", "halve", b.op.K, args...); err != nil {
+		return err
+	}
+	b.add(s)
+	b.in[0] = len(e.operands) - 1
+	return nil
+}
+
+// qkNorm normalises head by head, or jointly all query heads and all key heads.
+func (b *builder) qkNorm() error {
+	if !(b.op.Eps >= 0 && b.op.Eps <= math.MaxFloat32) {
+		return fmt.Errorf("eps = %v, want a number of at least 0", b.op.Eps)
+	}
+	s, group := b.step(), b.op.Heads/b.op.KVHeads
+	args := append(b.values(), matrix(b.w[0]), matrix(b.w[1]), number(group), number(b.op.HeadDim), real(b.op.Eps))
+	if !b.op.Joint {
+		if err := b.launch(s, "heads f32", "qk_norm", b.op.KVHeads*(group+2), args...); err != nil {
+			return err
+		}
+		b.add(s)
+		return nil
+	}
+	args = append(args, number(b.op.KVHeads))
+	if err := b.launch(s, "heads f32", "qk_norm_joint", 1, args...); err != nil {
+		return err
+	}
+	s.launches[0].variant.Grid = kernel.ByRows // an item is a whole row
+	b.add(s)
+	return nil
+}
+
+// rotation is frequencies that depend on the length of the sequence, which the host computes for each call.
+type rotation struct {
+	op          op.Op
+	frequencies []float32
+	at, words   int // of the call's notes
+}
+
+// fill computes the frequencies of a call: of each row of a batch, or of all rows (see op.Op).
+func (r *rotation) fill(e *executable, words []int32, rows int) {
+	half := len(r.frequencies)
+	if !r.op.Batch {
+		rows = 1
+	}
+	for row := range rows {
+		seq := e.scalars.Seq
+		if r.op.Batch {
+			seq = e.scalars.Batch[row].Pos + 1
+		}
+		growth := 1.0
+		if seq > r.op.LongFrom {
+			growth = r.op.NTK*float64(seq)/float64(r.op.LongFrom) - (r.op.NTK - 1)
+		}
+		for i, frequency := range r.frequencies {
+			if growth != 1 {
+				frequency = float32(float64(frequency) * math.Pow(growth, -float64(i)/float64(half-1)))
+			}
+			words[row*half+i] = int32(math.Float32bits(frequency))
+		}
+	}
+}
+
+// rope rotates query and key heads by their position.
+func (b *builder) rope() error {
+	e, operator := b.e, &b.op
+	if e.longFrom > 0 && operator.LongFrom > 0 && e.longFrom != operator.LongFrom {
+		return fmt.Errorf("rotations change beyond %d positions here and beyond %d elsewhere, want one of them",
+			operator.LongFrom, e.longFrom)
+	}
+	e.longFrom, e.needsSeq = max(e.longFrom, operator.LongFrom), e.needsSeq || operator.LongFrom > 0
+	s, group, half := b.step(), operator.Heads/operator.KVHeads, operator.Rotary()/2
+	own, each := number(0), 0
+	if operator.NTK != 0 && operator.LongFrom > 0 {
+		frequencies, err := mem.View[float32](b.w[0].Bytes)
+		if err != nil {
+			return err
+		}
+		s.rotation = &rotation{op: *operator, frequencies: frequencies[:half], words: half}
+		if operator.Batch {
+			s.rotation.words, each = half*operator.M, half
+		}
+		own = argument{kind: argRotation, turn: s.rotation}
+	}
+	amplitude, longer := operator.Amplitude, operator.LongAmplitude
+	if operator.NTK != 0 {
+		longer = amplitude
+	}
+	if operator.LongFrom == 0 {
+		longer, each = amplitude, -1 // another node's limit does not concern it
+	}
+	for _, factor := range []*float64{&amplitude, &longer} {
+		if *factor == 0 {
+			*factor = 1
+		}
+	}
+	args := append(b.values(), matrix(b.w[0]), dynamic(argNotes), dynamic(argPlaces), own, number(each), number(group),
+		number(operator.HeadDim), number(half), real(amplitude), real(longer))
+	if err := b.launch(s, "heads f32", "rope", operator.KVHeads*(group+2), args...); err != nil {
+		return err
+	}
+	b.add(s)
+	return nil
+}
+
+// kvAppend stores the key and the value of each row and head at the row's position in the cache of its sequence.
+func (b *builder) kvAppend() error {
+	s, operator := b.step(), &b.op
+	b.e.appends = true
+	s.refused = func(*executable, int) error { return errors.New("key or value is NaN or too large for the f16 cache") }
+	args := append(b.values(), side(0), side(1))
+	args = append(append(args, b.notes(s, operator.KV == op.F16)...), dynamic(argPlaces),
+		number(operator.Heads/operator.KVHeads), number(operator.HeadDim), dynamic(argContext), dynamic(argSequence))
+	if err := b.launch(s, "heads "+string(operator.KV), "kv_append", operator.KVHeads, args...); err != nil {
+		return err
+	}
+	b.add(s)
+	return nil
+}
+
+// attention is causal attention of rows on the cache. Where rows are few and positions many, several items share a head
+// of a row, and a second kernel joins their sums.
+func (b *builder) attention() error {
+	s, operator := b.step(), &b.op
+	families := kernel.FamiliesOf(operator)
+	family := families[len(families)-1]
+	variant, err := b.e.choose(family)
+	if err != nil {
+		return err
+	}
+	scale := operator.Scale
+	if scale == 0 {
+		scale = 1 / math.Sqrt(float64(operator.HeadDim))
+	}
+	s.split, s.heads = variant.Items, operator.Heads
+	// Rows times heads times parts are at most as many as the items that it is split into.
+	at, err := b.e.scratch(4 * int64(max(1, s.split)) * int64(operator.HeadDim+2))
+	if err != nil {
+		return err
+	}
+	scratch := argument{kind: argScratch, offset: at}
+	args := append(b.values(), side(0), side(1), dynamic(argNotes), dynamic(argPlaces),
+		number(operator.Heads/operator.KVHeads), dynamic(argContext), dynamic(argSequence), real(scale),
+		real(operator.Cap), number(operator.Window), dynamic(argParts), scratch)
+	if err := b.launch(s, family, "attention", operator.Heads, args...); err != nil {
+		return err
+	}
+	join := []argument{b.value(b.out[0]), dynamic(argParts), scratch}
+	if err := b.launch(s, family, "attention_join", operator.Heads, join...); err != nil {
+		return err
+	}
+	s.launches[len(s.launches)-1].join = true
+	b.add(s)
+	return nil
+}
