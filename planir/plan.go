@@ -146,6 +146,8 @@ type Proc struct {
 	Select  string            `json:"select,omitempty" yaml:"select,omitempty"`
 	Options map[string]string `json:"options,omitempty" yaml:"options,omitempty"`
 	Cores   []int             `json:"cores,omitempty" yaml:"cores,omitempty"` // CPU cores it occupies
+	// Wait is how a lane notices that a call of an asynchronous processor is done; others ignore it.
+	Wait capability.Waiting `json:"wait,omitempty" yaml:"wait,omitempty"`
 
 	capability.Set `yaml:",inline"`
 

@@ -3,8 +3,10 @@ package planir
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/source"
 )
@@ -135,13 +137,16 @@ func (c *checker) unique(path string, count int, ordered bool, name func(int) st
 	}
 }
 
-// procSizes checks cores and memory of each processor.
+// procSizes checks cores, memory and way of waiting of each processor.
 func (c *checker) procSizes() {
 	for i := range c.plan.Procs {
 		for _, core := range c.plan.Procs[i].Cores {
 			if core < 0 || core > maxCore {
 				c.fail(fmt.Sprintf("procs[%d].cores", i), "core %d, want 0..%d", core, maxCore)
 			}
+		}
+		if wait := c.plan.Procs[i].Wait; !slices.Contains(capability.Waitings, wait) {
+			c.fail(fmt.Sprintf("procs[%d].wait", i), "%q, want one of %q", wait, capability.Waitings)
 		}
 		if memory := c.plan.Procs[i].Memory; memory != nil {
 			if err := memory.Validate(); err != nil {

@@ -290,8 +290,9 @@ type Bindings struct {
 	SequenceBytes int64
 
 	// Moves says what travels between the host and a processor with memory of its own, for which alone it means
-	// something. nil: everything that the call reads, before it, with the cached positions below Scalars.Pos, and
-	// everything that it writes, after it, with the positions that it adds to the cache. That is always right, and slow.
+	// something. nil: everything that the call reads, before it, with the cached positions below Pos+Rows, and
+	// everything that it writes, after it, with the positions Pos to Pos+Rows of the cache. That is always right, and
+	// slow.
 	Moves *Moves
 }
 

@@ -10,8 +10,9 @@ type Asynchronous interface {
 	// Submit enqueues a call and returns without waiting for it, or for any other. Calls execute one after another in
 	// the order of submission, so that each sees what earlier ones of the same processor wrote. The driver copies what
 	// it needs of Bindings and Scalars before it returns. The memory behind the views stays untouched by others until
-	// the call is done. At most MaxInFlight calls are in flight; one more is an error, as is what Run refuses before it
-	// touches memory. A refused call has no ticket and changes nothing. Submit allocates nothing.
+	// the call is done. At most MaxInFlight calls are in flight; one more is an error. What Run refuses, Submit refuses
+	// or the call fails with. A refused call has no ticket and changes nothing. Submit allocates nothing in the steady
+	// state.
 	//
 	// A driver may collect calls before it starts them, but Done and Wait of any ticket start all that were submitted.
 	Submit(exe Executable, b *Bindings) (Ticket, error)
@@ -61,7 +62,7 @@ type Moves struct {
 }
 
 // Mirror is implemented by buffers of processors with memory of their own, which hold a second copy of each byte there.
-// Neither copies anything by itself: calls move their operands, as Moves says, and these methods everything else. They
+// The copy begins with zeros. Neither copies anything by itself: calls move their operands, as Moves says, and these methods everything else. They
 // wait for the calls in flight and return when the bytes are there. Processors that work on the host's memory have no
 // such buffers.
 type Mirror interface {

@@ -54,6 +54,9 @@ func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, e
 	copy(pr.ids, tokens[:count])
 	pos := machine.pos[sequence]
 	call := driver.Scalars{Sequence: sequence, Seq: pos + len(tokens), Pos: pos, Rows: count, Row: count - 1}
+	if err := machine.gather(pr, sequence, pos); err != nil {
+		return 0, err
+	}
 	started := &flight{program: pr, sequence: sequence, count: count, logits: logits && count == len(tokens),
 		start: machine.control.proc.Now()}
 	for _, section := range pr.sections {
@@ -108,6 +111,7 @@ func (c *Control) Await(sink func(logits []float32) error) (Timing, error) {
 	}
 	machine.flight = nil
 	machine.pos[current.sequence] += current.count
+	machine.gathered(current.program, current.sequence, machine.pos[current.sequence])
 	took := Timing{NS: int64(machine.control.proc.Now() - current.start)}
 	if err := machine.intact(); err != nil {
 		return took, err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/runtime/driver"
 )
 
@@ -34,13 +35,15 @@ type crew struct {
 	stop   atomic.Bool
 	exited chan struct{}
 
-	late int64 // nanoseconds by which its naps end too late, by and large
+	spins bool  // it does not sleep while a processor works: a lane says so
+	late  int64 // nanoseconds by which its naps end too late, by and large
 }
 
 // crewSection is a crew's part of a section, and its progress in the current call.
 type crewSection struct {
 	crew  *crew
-	lanes []*laneSection
+	lanes []*laneSection // asynchronous ones first
+	feeds int            // how many those are
 	iters int
 	call  driver.Scalars // of all rows of the call
 }
@@ -53,11 +56,14 @@ type laneSection struct {
 	iter   int
 	next   int   // step of the iteration
 	missed *wait // for traces: the latest flag that was not set
-	virt   *virtualLane
+	// of an asynchronous lane, whose iter and next are what it submits: steps finished
+	retired int
+	virt    *virtualLane
 
 	watched bool // lanes of other threads wait for it
 	// at and began tell other threads how far the lane is. at is 2n while n steps are finished and
-	// the next has not begun, and 2n+1 once it has; began is when, on the machine's clock in ns.
+	// the next has not begun, and 2n+1 once it has; began is when, on the machine's clock in ns. An asynchronous lane
+	// tells so for several steps at a time.
 	at    atomic.Int64
 	began atomic.Int64
 }
@@ -79,12 +85,16 @@ func (m *Machine) formCrews() {
 				return !other.virt && len(theirs) > 0 && theirs[0] == cores[0]
 			})
 		}
+		if lane.queue != nil && lane != m.control && m.joinsControl(lane) {
+			i = 0
+		}
 		if i < 0 {
 			i = len(m.crews)
 			m.crews = append(m.crews, &crew{wake: make(chan struct{}, 1), exited: make(chan struct{}),
 				late: int64(lateFirst)})
 		}
 		lane.crew = m.crews[i]
+		lane.crew.spins = lane.crew.spins || lane.queue != nil && lane.wait == capability.WaitPoll
 		lane.crew.lanes = append(lane.crew.lanes, lane)
 	}
 }
@@ -115,7 +125,13 @@ func (m *Machine) connect(sec *section) {
 			i = len(sec.crews)
 			sec.crews = append(sec.crews, &crewSection{crew: ls.lane.crew})
 		}
-		sec.crews[i].lanes = append(sec.crews[i].lanes, ls)
+		crew := sec.crews[i]
+		if ls.lane.queue != nil { // it is fed before the thread computes
+			crew.lanes = slices.Insert(crew.lanes, 0, ls)
+			crew.feeds++
+		} else {
+			crew.lanes = append(crew.lanes, ls)
+		}
 		ls.watched = ls.lane.crew != m.control.crew // which waits for its end
 		for position, st := range ls.steps {
 			if st.Set != nil {
@@ -130,16 +146,21 @@ func (m *Machine) connect(sec *section) {
 				if wait.Back {
 					setter.back = 1
 				}
+				if setter.setter == ls && ls.lane.queue != nil {
+					continue // the order of the queue
+				}
 				st.waits = append(st.waits, setter)
+				setter.setter.steps[setter.after-1].awaited = true
 				setter.setter.watched = setter.setter.watched || setter.setter.lane.crew != ls.lane.crew
 			}
 		}
 	}
-	// crews without steps whose core another processor of the section works on
+	// crews without steps whose core another processor of the section works on, or that spin on any
 	for _, crew := range m.crews {
 		works := slices.ContainsFunc(sec.crews, func(cs *crewSection) bool { return cs.crew == crew })
 		cores := crew.lanes[0].proc.Capabilities().Cores
-		if !works && len(cores) > 0 && needed[cores[0]] {
+		anywhere := crew.lanes[0].queue != nil && len(cores) == 0 && m.crowded()
+		if !works && (anywhere || len(cores) > 0 && needed[cores[0]]) {
 			sec.rest = append(sec.rest, crew)
 		}
 	}
@@ -156,7 +177,7 @@ func (m *Machine) startCrews() error {
 			sharpen()
 			defer close(crew.exited)
 			var err error
-			for _, lane := range crew.lanes {
+			for _, lane := range crew.attachOrder() {
 				if failure := lane.proc.Attach(); failure != nil {
 					err = errors.Join(err, diag.New(diag.ClassRun, "attach to processor %q: %w", lane.name, failure))
 				}
@@ -179,6 +200,16 @@ func (m *Machine) startCrews() error {
 		err = errors.Join(err, <-ready)
 	}
 	return err
+}
+
+// attachOrder is the crew's lanes with those of processors without cores first: threads that these start inherit where
+// the thread may run, and it is not pinned yet.
+func (c *crew) attachOrder() []*lane {
+	lanes := slices.Clone(c.lanes)
+	slices.SortStableFunc(lanes, func(a, b *lane) int {
+		return min(1, len(a.proc.Capabilities().Cores)) - min(1, len(b.proc.Capabilities().Cores))
+	})
+	return lanes
 }
 
 // begin starts the crew's part of a section, and wakes it if it is parked.
@@ -237,24 +268,37 @@ func (c *crew) stand() {
 func (cs *crewSection) reset(iters int, call driver.Scalars) {
 	cs.iters, cs.call = iters, call
 	for _, ls := range cs.lanes {
-		ls.iter, ls.next = 0, 0
+		ls.iter, ls.next, ls.retired = 0, 0, 0
 		ls.at.Store(0)
 	}
 }
 
 // finished reports whether all lanes have run all iterations.
 func (cs *crewSection) finished() bool {
-	return !slices.ContainsFunc(cs.lanes, func(ls *laneSection) bool { return ls.iter < cs.iters })
+	return !slices.ContainsFunc(cs.lanes, func(ls *laneSection) bool { return !ls.over(cs) })
 }
 
 // walk executes the steps of a crew's lanes in one section. It runs each lane as far as its flags
 // are set, at most to the end of an iteration, and waits when no lane can go on. Lanes never wait
-// in a cycle (rule P008), so a thread only waits for threads that work.
+// in a cycle (rule P008), so a thread only waits for threads and processors that work. When it returns, nothing is in
+// flight, unless a processor hangs.
 func (m *Machine) walk(cs *crewSection) error {
-	for left := len(cs.lanes); left > 0; {
+	err := m.walkSteps(cs)
+	if err != nil {
+		m.fail(err) // so that the other lanes stop meanwhile
+	}
+	if err != nil || cs.feeds > 0 && !cs.finished() {
+		m.drain(cs)
+	}
+	return err
+}
+
+// walkSteps is walk until the first failure.
+func (m *Machine) walkSteps(cs *crewSection) error {
+	for !cs.finished() {
 		moved := false
 		for _, ls := range cs.lanes {
-			if ls.iter == cs.iters {
+			if ls.over(cs) {
 				continue
 			}
 			ran, err := m.advance(cs, ls)
@@ -265,11 +309,8 @@ func (m *Machine) walk(cs *crewSection) error {
 				return nil // another lane failed and has said why
 			}
 			moved = moved || ran
-			if ls.iter == cs.iters {
-				left--
-			}
 		}
-		if !moved && left > 0 {
+		if !moved {
 			if err := m.idle(cs); err != nil {
 				return err
 			}
@@ -279,8 +320,11 @@ func (m *Machine) walk(cs *crewSection) error {
 }
 
 // advance runs a lane's steps until the end of the iteration, or until one must wait. It returns
-// whether any step ran.
+// whether any step ran. Between two steps it feeds the asynchronous lanes of its thread.
 func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
+	if ls.lane.queue != nil {
+		return m.feed(cs, ls)
+	}
 	ran := false
 	for ls.next < len(ls.steps) {
 		st := ls.steps[ls.next]
@@ -296,6 +340,14 @@ func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 		m.steps.Add(1)
 		ls.next++
 		ran = true
+		for _, other := range cs.lanes[:cs.feeds] {
+			if other.over(cs) {
+				continue
+			}
+			if _, err := m.feed(cs, other); err != nil {
+				return ran, err
+			}
+		}
 	}
 	ls.iter, ls.next = ls.iter+1, 0
 	return true, nil
@@ -306,15 +358,7 @@ func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 	lane, call := ls.lane, &cs.call
 	number := int64(ls.iter*len(ls.steps) + ls.next)
-	if rows := min(call.Rows-st.R0, st.rows); rows > 0 {
-		if !lane.dynamic {
-			rows = st.rows // rows beyond the call's hold what earlier calls left, and are not read
-		}
-		st.scalars = *call
-		st.scalars.Pos, st.scalars.Rows, st.scalars.KVLen = call.Pos+st.R0, rows, call.Pos+st.R0+rows
-		if call.Batch != nil {
-			st.scalars.Batch = call.Batch[st.R0:]
-		}
+	if rows := st.prepare(lane, call); rows > 0 {
 		bound := &st.calls[ls.iter]
 		// tell the lanes that wait when the step began, so that they can sleep
 		if ls.watched && st.lately.Load() > int64(shortNap) { // no lane sleeps through a shorter one
@@ -330,12 +374,7 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 			m.trace.add(lane, st, nil, ls.iter, rows, from, m.now())
 		}
 		if err != nil {
-			class := diag.ClassRun
-			if mem.IsFault(err) {
-				class = diag.ClassIO
-			}
-			return diag.New(class, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run,
-				ls.first+ls.iter, lane.name, err)
+			return m.failure(ls, st, ls.iter, err)
 		}
 		if m.observe != nil {
 			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: rows,
@@ -356,6 +395,24 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 		ls.at.Store(2*number + 2)
 	}
 	return nil
+}
+
+// prepare sets the scalars of a step to the rows that a call has for it, and returns how many: none, if the call has
+// fewer.
+func (st *step) prepare(lane *lane, call *driver.Scalars) int {
+	rows := min(call.Rows-st.R0, st.rows)
+	if rows <= 0 {
+		return 0
+	}
+	if !lane.dynamic {
+		rows = st.rows // rows beyond the call's hold what earlier calls left, and are not read
+	}
+	st.scalars = *call
+	st.scalars.Pos, st.scalars.Rows, st.scalars.KVLen = call.Pos+st.R0, rows, call.Pos+st.R0+rows
+	if call.Batch != nil {
+		st.scalars.Batch = call.Batch[st.R0:]
+	}
+	return rows
 }
 
 // execute runs a call. Weights whose mapped file has vanished are an error: the thread has
@@ -392,13 +449,32 @@ func (ls *laneSection) blocked() *wait {
 
 // idle waits until a lane of the crew can go on, and counts the time for its next step.
 func (m *Machine) idle(cs *crewSection) error {
+	if cs.feeds > 0 && cs.block() {
+		return nil
+	}
 	began := m.now()
-	for _, ls := range cs.lanes {
+	for _, ls := range cs.lanes[cs.feeds:] {
 		ls.missed = nil
 	}
-	var next *laneSection
+	for _, ls := range cs.lanes[:cs.feeds] {
+		ls.lane.queue.aim()
+	}
+	var next *laneSection // nil: an asynchronous one
 	ready := func() bool {
-		for _, ls := range cs.lanes {
+		for _, ls := range cs.lanes[:cs.feeds] {
+			if queue := ls.lane.queue; queue.aimed > 0 && queue.isDone(queue.aimed) {
+				return true
+			}
+			if ls.iter == cs.iters || ls.lane.queue.count == driver.MaxInFlight {
+				continue
+			}
+			wait := ls.blocked()
+			if wait == nil {
+				return true
+			}
+			ls.missed = wait
+		}
+		for _, ls := range cs.lanes[cs.feeds:] {
 			if ls.iter == cs.iters {
 				continue
 			}
@@ -415,6 +491,9 @@ func (m *Machine) idle(cs *crewSection) error {
 	}
 	over := func(waited int64) bool { return m.poison.Load() != nil || waited > int64(m.deadline) }
 	if m.await(cs.crew, ready, cs.missing, over) {
+		if next == nil {
+			return nil
+		}
 		if st := next.steps[next.next]; !next.lane.virt {
 			now := m.now()
 			st.waitNS += now - began
@@ -433,6 +512,16 @@ func (m *Machine) idle(cs *crewSection) error {
 // overdue is the error about the lane that waited until the deadline, and the step it waited for;
 // nil if it can go on now.
 func (m *Machine) overdue(cs *crewSection) error {
+	working := false
+	for _, ls := range cs.lanes[:cs.feeds] {
+		working = working || ls.lane.queue.count > 0
+		if err := m.overdueCall(ls); err != nil {
+			return err
+		}
+	}
+	if working {
+		return nil // and makes progress
+	}
 	for _, ls := range cs.lanes {
 		if ls.iter == cs.iters {
 			continue
@@ -458,6 +547,16 @@ func (m *Machine) now() int64 { return int64(time.Since(m.origin)) }
 func (cs *crewSection) missing(now int64) int64 {
 	least := int64(-1)
 	for _, ls := range cs.lanes {
+		if ls.lane.queue != nil {
+			if target := ls.lane.queue.target(); target > 0 {
+				if need := ls.left(ls.retired+target, now); least < 0 || need < least {
+					least = need
+				}
+			}
+			if ls.lane.queue.count == driver.MaxInFlight {
+				continue
+			}
+		}
 		if ls.iter == cs.iters {
 			continue
 		}
@@ -468,7 +567,7 @@ func (cs *crewSection) missing(now int64) int64 {
 			if wait.flag.epoch.Load() >= int64(epoch) {
 				continue
 			}
-			if wait.setter.lane.crew == cs.crew { // which waits itself
+			if wait.setter.lane.crew == cs.crew && wait.setter.lane.queue == nil { // which waits itself
 				need = -1
 				break
 			}
@@ -496,10 +595,13 @@ func (ls *laneSection) left(steps int, now int64) int64 {
 	done, ns := int(at/2), int64(0)
 	for i := done; i < min(steps, done+foresight); i++ {
 		lately := ls.steps[i%len(ls.steps)].lately.Load()
-		if i == done && at%2 == 1 {
+		if i == done && at%2 == 1 && ls.lane.queue == nil {
 			lately = max(0, lately-(now-ls.began.Load()))
 		}
 		ns += lately
+	}
+	if ls.lane.queue != nil && at%2 == 1 { // it has begun at least one of them, and perhaps finished several
+		ns = max(0, ns-(now-ls.began.Load()))
 	}
 	return ns
 }
@@ -546,6 +648,10 @@ func (m *Machine) await(other *crew, ready func() bool, left func(now int64) int
 		}
 		// sleep most of the time that is left, then short naps, then spin
 		switch early := left(now) - int64(spinLast) - other.late; {
+		case other.spins && !other.rest.Load():
+			if now-began > int64(spinAfter) {
+				runtime.Gosched()
+			}
 		case early > int64(lastNap):
 			nap(min(time.Duration(early)*3/4, longNap))
 			due = m.now() + int64(spinLast)

@@ -12,6 +12,9 @@ func (c *Control) Cached(sequence, positions int) ([]byte, error) {
 	if have := c.m.pos[sequence]; positions > have {
 		return nil, diag.New(diag.ClassUsage, "keep %d positions of sequence %d: it has %d", positions, sequence, have)
 	}
+	if err := c.m.toHost(sequence, positions); err != nil {
+		return nil, err
+	}
 	var out []byte
 	c.m.eachCached(sequence, positions, func(run []byte) { out = append(out, run...) })
 	return out, nil
@@ -41,6 +44,7 @@ func (c *Control) Restore(sequence, positions, of int, data []byte) error {
 		at += of * row
 	})
 	machine.pos[sequence] = positions
+	machine.fromHost(sequence, positions)
 	return nil
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
@@ -92,6 +93,9 @@ type Machine struct {
 
 	loader  loader
 	pool    *mem.Region
+	spaces  int             // memories besides the host's
+	mirrors []driver.Mirror // the pool in each memory; [0] is nil
+	holds   holdings        // of the caches, where there are several memories
 	buffers map[string]*planir.Buffer
 	offset  map[string]int64
 	pos     []int // of each sequence
@@ -128,6 +132,7 @@ type program struct {
 	ids      []int32    // of the call: [rows]
 	logits   []float32  // [1 or rows,vocabulary]
 	sections []*section // once loaded
+	uses     []use      // of the caches, where there are several memories
 }
 
 // section is a loaded section: iters times the same steps, one iteration for each layer.
@@ -148,6 +153,7 @@ type step struct {
 	rows     int // of the graph's operands along the call's rows
 	kind     op.Kind
 	waits    []wait
+	awaited  bool // another lane waits for its flag
 	scalars  driver.Scalars
 	calls    []call
 	lately   atomic.Int64 // what a run takes at least, in nanoseconds: at first what the plan expects; 0 for unknown
@@ -178,8 +184,13 @@ type lane struct {
 	// its clock is virtual
 	virt    bool
 	dynamic bool // calls may use fewer rows than the graph's
-	events  []event
-	lost    int64 // events that were not kept
+	// what an asynchronous processor has in flight, and how its end is noticed; nil: Run is called, and returns
+	queue *queue
+	wait  capability.Waiting
+	// number of the memory that the processor computes on, 0: the host's
+	space  int
+	events []event
+	lost   int64 // events that were not kept
 }
 
 // Open loads a plan: it opens the processors its programs use, allocates the pool and the cache, and loads every
@@ -245,6 +256,14 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 		}
 		opened := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual,
 			dynamic: proc.Capabilities().DynamicRows}
+		// Who observes steps wants one after another, with all operands in the host's memory.
+		if async, ok := proc.(driver.Asynchronous); ok && m.observe == nil {
+			opened.queue = &queue{Asynchronous: async, offset: m.now() - int64(proc.Now())}
+		}
+		if opened.wait = pr.Wait; proc.Capabilities().OwnMemory && m.observe == nil {
+			m.spaces++
+			opened.space = m.spaces
+		}
 		m.lanes = append(m.lanes, opened)
 		m.closers = append(m.closers, proc.Close)
 		if pr.Name == m.plan.SoC.Control {
@@ -301,6 +320,9 @@ func (m *Machine) allocate() error {
 	m.closers = append(m.closers, pool.Close)
 	sequences := m.Sequences()
 	m.pos, m.places = make([]int, sequences), make([]driver.Place, 0, sequences)
+	if m.mirrors = make([]driver.Mirror, m.spaces+1); m.spaces > 0 {
+		m.newHoldings()
+	}
 	return nil
 }
 
@@ -383,6 +405,14 @@ func (m *Machine) prepare(src Source) error {
 		}
 		load.pool[lane], load.lanes[lane.name] = buf, lane
 		m.closers = append(m.closers, buf.Close)
+		if lane.space > 0 {
+			mirror, ok := buf.(driver.Mirror)
+			if !ok {
+				return diag.New(diag.ClassRun, "share the pool with processor %q: it computes on memory of its own, and driver %q does not move values there",
+					lane.name, m.plan.Proc(lane.name).Driver)
+			}
+			m.mirrors[lane.space] = mirror
+		}
 	}
 	flags := 0
 	for _, phase := range m.plan.Program.All() {
@@ -440,6 +470,10 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 		sections = append(sections, loaded)
 	}
 	pr.sections = sections
+	m.moves(pr)
+	if m.spaces > 0 {
+		pr.uses = m.uses(pr)
+	}
 	return nil
 }
 
@@ -767,6 +801,13 @@ func (m *Machine) Close() error {
 			case <-timeout:
 				err = diag.New(diag.ClassRun,
 					"close: %s does not return from its last step; its resources are left behind", crew)
+				return
+			}
+		}
+		for _, lane := range m.lanes {
+			if lane.queue != nil && lane.queue.count > 0 {
+				err = diag.New(diag.ClassRun,
+					"close: processor %q does not end its last calls; its resources are left behind", lane.name)
 				return
 			}
 		}

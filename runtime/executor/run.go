@@ -175,6 +175,9 @@ func (c *Control) call(pr *program, sequence int, tokens []int32, done int, want
 	count = min(len(tokens)-done, pr.Rows)
 	copy(pr.ids, tokens[done:done+count])
 	call := driver.Scalars{Sequence: sequence, Seq: *pos + len(tokens) - done, Pos: *pos, Rows: count}
+	if err := machine.gather(pr, sequence, *pos); err != nil {
+		return 0, err
+	}
 	machine.trace.begin(pr, *pos, count, machine.tick())
 	for _, section := range pr.sections {
 		if err := c.ctx.Err(); err != nil {
@@ -204,6 +207,7 @@ func (c *Control) call(pr *program, sequence int, tokens []int32, done int, want
 		}
 	}
 	*pos += count
+	machine.gathered(pr, sequence, *pos)
 	return count, nil
 }
 
@@ -287,6 +291,9 @@ func (c *Control) batch(pr *program, tokens []Token, sink func(i int, logits []f
 	machine.places = machine.places[:0]
 	for i, token := range tokens {
 		pr.ids[i] = token.ID
+		if err := machine.gather(pr, token.Sequence, machine.pos[token.Sequence]); err != nil {
+			return Timing{}, err
+		}
 		machine.places = append(machine.places, driver.Place{Sequence: token.Sequence,
 			Pos: machine.pos[token.Sequence]})
 	}
@@ -303,6 +310,7 @@ func (c *Control) batch(pr *program, tokens []Token, sink func(i int, logits []f
 	}
 	for i, token := range tokens {
 		machine.pos[token.Sequence]++
+		machine.gathered(pr, token.Sequence, machine.pos[token.Sequence])
 		if sink != nil {
 			if err := sink(i, pr.logits[i*machine.Vocabulary():][:machine.Vocabulary()]); err != nil {
 				return Timing{}, err

@@ -1,6 +1,7 @@
 // Package drivertest knows what every driver must do: a conformance suite that compares each
 // operator a processor claims with the definitions in double precision, and checks that everything
-// else is refused by name. It also wraps a driver so that a chosen call fails or hangs.
+// else is refused by name. It also wraps a driver so that a chosen call fails or hangs, or so that its processors are
+// asynchronous, with memory of their own.
 package drivertest
 
 import (
@@ -72,6 +73,7 @@ func Run(t *testing.T, factory Factory) {
 		{"RefusedValues", testRefusedValues},
 		{"Memory", testMemory},
 		{"Concurrent", testConcurrent},
+		{"Asynchronous", testAsynchronous},
 		{"Close", testClose},
 		{"Leaks", testLeaks},
 	} {

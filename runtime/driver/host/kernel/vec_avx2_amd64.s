@@ -4534,3 +4534,131 @@ t_loop:
 t_done:
 	VZEROUPPER
 	RET
+
+// func softmax256(s *float32, n int, scale float32, state *float32) float32
+// Requires: AVX, AVX2, FMA3, SSE
+TEXT ·softmax256(SB), NOSPLIT, $0-36
+	MOVQ         s+0(FP), AX
+	MOVQ         n+8(FP), CX
+	MOVQ         state+24(FP), DX
+	VBROADCASTSS scale+16(FP), Y15
+	VMOVUPS      (AX), Y0
+	VMOVUPS      32(AX), Y1
+	MOVQ         AX, BX
+	MOVQ         CX, SI
+	SHRQ         $0x04, SI
+	JZ           top_done
+
+top_loop:
+	VMAXPS (BX), Y0, Y0
+	VMAXPS 32(BX), Y1, Y1
+	ADDQ   $+64, BX
+	DECQ   SI
+	JNZ    top_loop
+
+top_done:
+	VMAXPS       Y1, Y0, Y0
+	VPERM2F128   $0x01, Y0, Y0, Y1
+	VMAXPS       Y1, Y0, Y0
+	VPERMILPS    $0x4e, Y0, Y1
+	VMAXPS       Y1, Y0, Y0
+	VPERMILPS    $0xb1, Y0, Y1
+	VMAXPS       Y1, Y0, Y0
+	VMULPS       Y15, Y0, Y0
+	VBROADCASTSS (DX), Y12
+	VMAXPS       Y12, Y0, Y14
+	VSUBPS       Y14, Y12, Y12
+	VMOVUPS      expLow256<>+0(SB), Y1
+	VMAXPS       Y12, Y1, Y1
+	VMOVUPS      expRound256<>+0(SB), Y3
+	VMOVAPS      Y3, Y0
+	VFMADD231PS  expLog2e256<>+0(SB), Y1, Y0
+	VSUBPS       Y3, Y0, Y2
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y2, Y1
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y2, Y1
+	VMOVUPS      expPoly256x6<>+0(SB), Y2
+	VFMADD213PS  expPoly256x5<>+0(SB), Y1, Y2
+	VFMADD213PS  expPoly256x4<>+0(SB), Y1, Y2
+	VFMADD213PS  expPoly256x3<>+0(SB), Y1, Y2
+	VFMADD213PS  expPoly256x2<>+0(SB), Y1, Y2
+	VFMADD213PS  expPoly256x1<>+0(SB), Y1, Y2
+	VFMADD213PS  expPoly256x0<>+0(SB), Y1, Y2
+	VPSUBD       Y3, Y0, Y0
+	VPADDD       expBias256<>+0(SB), Y0, Y0
+	VPSLLD       $0x17, Y0, Y0
+	VMULPS       Y0, Y2, Y2
+	VCMPPS       $0x01, expLow256<>+0(SB), Y12, Y0
+	VANDNPS      Y2, Y0, Y12
+	VXORPS       Y13, Y13, Y13
+	MOVQ         AX, BX
+	MOVQ         CX, SI
+	SHRQ         $0x04, SI
+	JZ           exp_done
+
+exp_loop:
+	VMULPS       (BX), Y15, Y0
+	VSUBPS       Y14, Y0, Y0
+	VMOVUPS      expLow256<>+0(SB), Y2
+	VMAXPS       Y0, Y2, Y2
+	VMOVUPS      expRound256<>+0(SB), Y4
+	VMOVAPS      Y4, Y1
+	VFMADD231PS  expLog2e256<>+0(SB), Y2, Y1
+	VSUBPS       Y4, Y1, Y3
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y3, Y2
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y3, Y2
+	VMOVUPS      expPoly256x6<>+0(SB), Y3
+	VFMADD213PS  expPoly256x5<>+0(SB), Y2, Y3
+	VFMADD213PS  expPoly256x4<>+0(SB), Y2, Y3
+	VFMADD213PS  expPoly256x3<>+0(SB), Y2, Y3
+	VFMADD213PS  expPoly256x2<>+0(SB), Y2, Y3
+	VFMADD213PS  expPoly256x1<>+0(SB), Y2, Y3
+	VFMADD213PS  expPoly256x0<>+0(SB), Y2, Y3
+	VPSUBD       Y4, Y1, Y1
+	VPADDD       expBias256<>+0(SB), Y1, Y1
+	VPSLLD       $0x17, Y1, Y1
+	VMULPS       Y1, Y3, Y3
+	VCMPPS       $0x01, expLow256<>+0(SB), Y0, Y1
+	VANDNPS      Y3, Y1, Y0
+	VMOVUPS      Y0, (BX)
+	VADDPS       Y0, Y13, Y13
+	VMULPS       32(BX), Y15, Y5
+	VSUBPS       Y14, Y5, Y5
+	VMOVUPS      expLow256<>+0(SB), Y7
+	VMAXPS       Y5, Y7, Y7
+	VMOVUPS      expRound256<>+0(SB), Y9
+	VMOVAPS      Y9, Y6
+	VFMADD231PS  expLog2e256<>+0(SB), Y7, Y6
+	VSUBPS       Y9, Y6, Y8
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y8, Y7
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y8, Y7
+	VMOVUPS      expPoly256x6<>+0(SB), Y8
+	VFMADD213PS  expPoly256x5<>+0(SB), Y7, Y8
+	VFMADD213PS  expPoly256x4<>+0(SB), Y7, Y8
+	VFMADD213PS  expPoly256x3<>+0(SB), Y7, Y8
+	VFMADD213PS  expPoly256x2<>+0(SB), Y7, Y8
+	VFMADD213PS  expPoly256x1<>+0(SB), Y7, Y8
+	VFMADD213PS  expPoly256x0<>+0(SB), Y7, Y8
+	VPSUBD       Y9, Y6, Y6
+	VPADDD       expBias256<>+0(SB), Y6, Y6
+	VPSLLD       $0x17, Y6, Y6
+	VMULPS       Y6, Y8, Y8
+	VCMPPS       $0x01, expLow256<>+0(SB), Y5, Y6
+	VANDNPS      Y8, Y6, Y5
+	VMOVUPS      Y5, 32(BX)
+	VADDPS       Y5, Y13, Y13
+	ADDQ         $+64, BX
+	DECQ         SI
+	JNZ          exp_loop
+
+exp_done:
+	VEXTRACTF128 $0x01, Y13, X0
+	VADDPS       X0, X13, X0
+	VHADDPS      X0, X0, X0
+	VHADDPS      X0, X0, X0
+	VMOVSS       4(DX), X1
+	VFMADD231SS  X12, X1, X0
+	VMOVSS       X0, 4(DX)
+	VMOVSS       X14, (DX)
+	VZEROUPPER
+	MOVSS        X12, ret+32(FP)
+	RET

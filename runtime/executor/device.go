@@ -1,0 +1,373 @@
+package executor
+
+import (
+	"errors"
+	"runtime"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// A lane whose processor is asynchronous is a queue. Its thread submits steps as soon as the flags that other lanes set
+// are there, and goes on: what the processor has to wait for within its own lane is kept by the order of its queue. A
+// step is retired when its call is known to be done, and sets its flag then. Nobody asks for a call by itself, but for
+// the first one that somebody waits for, which tells of all calls before it. So a lane has two positions in a section:
+// laneSection.iter and next are what it submits next, and laneSection.retired is how many steps are finished.
+
+// lookout is how many calls a thread lets pass at most before it looks: as many as left foresees. A device that works
+// is seen to make progress, and has more to do when it is told of more.
+const lookout = foresight
+
+// pending is a step of an asynchronous lane that was submitted and is not yet retired.
+type pending struct {
+	step   *step
+	ticket driver.Ticket // of the call, or of the one before where the call has no rows for the step; 0: there is none
+	iter   int
+	rows   int // 0: it was skipped
+}
+
+// queue is what an asynchronous lane has in flight: a ring.
+type queue struct {
+	driver.Asynchronous
+	calls  [driver.MaxInFlight]pending
+	first  int // of the ring
+	count  int
+	done   driver.Ticket // the latest call that is known to be done
+	aimed  driver.Ticket // the call that the lane's thread waits for; 0: none
+	failed error         // why a call failed, of which the lane's thread was told and which it has not reported
+	ended  int64         // when the latest call ended, on the machine's clock in ns
+	offset int64         // from the processor's clock to the machine's
+}
+
+// at is number i in flight.
+func (q *queue) at(i int) *pending { return &q.calls[(q.first+i)%len(q.calls)] }
+
+// isDone asks for a call, and keeps an error for retire.
+func (q *queue) isDone(ticket driver.Ticket) bool {
+	if ticket <= q.done || q.failed != nil {
+		return true
+	}
+	done, err := q.Done(ticket)
+	return q.learned(ticket, done, err)
+}
+
+// learned takes what the processor has said about a call.
+func (q *queue) learned(ticket driver.Ticket, done bool, err error) bool {
+	if err != nil {
+		q.failed = err
+		return true
+	}
+	if done {
+		q.done = ticket
+	}
+	return done
+}
+
+// target is how many calls must be done before the lane's thread has something to do about them: up to the first whose
+// flag another lane waits for; when all are submitted, up to the last; when the queue is full, half of it.
+func (q *queue) target() int {
+	for i := range min(q.count, lookout) {
+		if q.at(i).step.awaited {
+			return i + 1
+		}
+	}
+	return min(q.count, lookout)
+}
+
+// aim finds the call for which the lane's thread is going to wait.
+func (q *queue) aim() {
+	q.aimed = 0
+	if target := q.target(); target > 0 {
+		q.aimed = q.at(target - 1).ticket
+	}
+}
+
+// over reports whether the lane has finished its part of the section.
+func (ls *laneSection) over(cs *crewSection) bool {
+	return ls.iter == cs.iters && (ls.lane.queue == nil || ls.lane.queue.count == 0)
+}
+
+// submits reports whether the lane's next step can be submitted.
+func (ls *laneSection) submits(cs *crewSection) bool {
+	return ls.iter < cs.iters && ls.lane.queue.count < driver.MaxInFlight && ls.blocked() == nil
+}
+
+// feed retires what the processor of an asynchronous lane has done and submits its steps, to the end of an iteration,
+// until one must wait or the queue is full. It returns whether anything has changed.
+func (m *Machine) feed(cs *crewSection, ls *laneSection) (bool, error) {
+	moved, err := m.retire(ls)
+	if err != nil {
+		return moved, err
+	}
+	for ls.iter < cs.iters {
+		if m.poison.Load() != nil || !ls.submits(cs) {
+			return moved, nil
+		}
+		if err := m.submit(cs, ls); err != nil {
+			return moved, err
+		}
+		moved = true
+		if ls.next++; ls.next == len(ls.steps) {
+			ls.iter, ls.next = ls.iter+1, 0
+			break
+		}
+	}
+	return moved, nil
+}
+
+// submit gives a lane's next step to its processor, on the rows that the call has for it.
+func (m *Machine) submit(cs *crewSection, ls *laneSection) error {
+	queue, st := ls.lane.queue, ls.steps[ls.next]
+	entry := pending{step: st, iter: ls.iter, rows: st.prepare(ls.lane, &cs.call)}
+	if queue.count > 0 {
+		entry.ticket = queue.at(queue.count - 1).ticket
+	}
+	if entry.rows > 0 {
+		var err error
+		if entry.ticket, err = ls.lane.submit(&st.calls[ls.iter]); err != nil {
+			return m.failure(ls, st, ls.iter, err)
+		}
+	}
+	if queue.count == 0 {
+		m.resumed(ls, st)
+	}
+	*queue.at(queue.count) = entry
+	queue.count++
+	return nil
+}
+
+// resumed notes that a processor that had nothing to do is given a step.
+func (m *Machine) resumed(ls *laneSection, st *step) {
+	now, idle := m.now(), ls.lane.queue.ended
+	if idle > 0 && ls.retired > 0 {
+		st.waitNS += now - idle
+		if m.trace != nil && ls.missed != nil {
+			m.trace.add(ls.lane, st, ls.missed, ls.iter, 0, idle, now)
+		}
+	}
+	ls.missed = nil
+	ls.began.Store(now)
+	ls.at.Store(2*int64(ls.retired) + 1)
+}
+
+// submit enqueues a call. Weights whose mapped file has vanished are an error, as in execute.
+func (l *lane) submit(c *call) (ticket driver.Ticket, err error) {
+	defer func() {
+		if fault := mem.Recovered(recover()); fault != nil {
+			err = fault
+		}
+	}()
+	return l.queue.Submit(c.exe, &c.bind)
+}
+
+// retire sets the flags of the steps that the processor has finished, as far as somebody waits for them. It returns
+// whether there were any.
+func (m *Machine) retire(ls *laneSection) (bool, error) {
+	queue := ls.lane.queue
+	target := queue.target()
+	if target == 0 || !queue.isDone(queue.at(target-1).ticket) {
+		return false, nil
+	}
+	return true, m.retireFirst(ls, target)
+}
+
+// retireFirst retires the oldest steps, whose calls are done or have failed.
+func (m *Machine) retireFirst(ls *laneSection, count int) error {
+	queue := ls.lane.queue
+	for range count {
+		entry := queue.at(0)
+		if queue.failed != nil {
+			return m.callFailed(ls)
+		}
+		if err := m.accountCall(ls, entry); err != nil {
+			return err
+		}
+		if entry.step.Set != nil {
+			m.flags[*entry.step.Set].epoch.Store(int64(entry.iter) + 1)
+		}
+		m.steps.Add(1)
+		queue.first, queue.count = (queue.first+1)%len(queue.calls), queue.count-1
+		ls.retired++
+	}
+	now := m.now()
+	queue.ended = now
+	ls.began.Store(now)
+	state := 2 * int64(ls.retired)
+	if queue.count > 0 {
+		state++
+	}
+	ls.at.Store(state)
+	return nil
+}
+
+// accountCall adds the time of a finished call to the step's statistics, to what is expected of it, and to the trace.
+func (m *Machine) accountCall(ls *laneSection, entry *pending) error {
+	queue, st := ls.lane.queue, entry.step
+	if entry.rows == 0 {
+		return nil
+	}
+	span, err := queue.Wait(entry.ticket)
+	if err != nil {
+		queue.failed = err
+		return m.callFailed(ls)
+	}
+	took := int64(span.End - span.Start)
+	st.runNS += took
+	st.runCount++
+	if took > 0 {
+		st.learn(took)
+	}
+	if m.trace != nil {
+		m.trace.add(ls.lane, st, nil, entry.iter, entry.rows, int64(span.Start)+queue.offset,
+			int64(span.End)+queue.offset)
+	}
+	return nil
+}
+
+// callFailed is the error of a call in flight, which names its step.
+func (m *Machine) callFailed(ls *laneSection) error {
+	queue := ls.lane.queue
+	failed := queue.failed
+	queue.failed = nil
+	var failure *driver.Failure
+	if errors.As(failed, &failure) {
+		for i := range queue.count {
+			if entry := queue.at(i); entry.ticket == failure.Ticket && entry.rows > 0 {
+				return m.failure(ls, entry.step, entry.iter, failure.Err)
+			}
+		}
+	}
+	return m.failure(ls, queue.at(0).step, queue.at(0).iter, failed)
+}
+
+// failure is an error of a step in an iteration.
+func (m *Machine) failure(ls *laneSection, st *step, iter int, err error) error {
+	class := diag.ClassRun
+	if mem.IsFault(err) {
+		class = diag.ClassIO
+	}
+	return diag.New(class, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, ls.first+iter,
+		ls.lane.name, err)
+}
+
+// drain waits, after a failure, until nothing is in flight on the crew's lanes: until then the processors may use the
+// memory. A processor that hangs is found by the watchdog in Do, and Close leaves it behind.
+func (m *Machine) drain(cs *crewSection) {
+	for _, ls := range cs.lanes {
+		queue := ls.lane.queue
+		if queue == nil || queue.count == 0 {
+			continue
+		}
+		last := queue.at(queue.count - 1).ticket
+		ended := func() bool {
+			done, _ := queue.Done(last) // the first failure was reported
+			return done
+		}
+		left := func(int64) int64 { return 0 }
+		if last == 0 || m.await(cs.crew, ended, left, func(int64) bool { return m.broken.Load() != nil }) {
+			queue.first, queue.count, queue.done, queue.failed = 0, 0, last, nil
+		}
+	}
+}
+
+// block waits for a call in the processor's own way, where the plan says that this is best, and returns whether it has.
+func (cs *crewSection) block() bool {
+	for _, ls := range cs.lanes {
+		queue := ls.lane.queue
+		if queue == nil || ls.lane.wait != capability.WaitEvent || queue.target() == 0 {
+			continue
+		}
+		ticket := queue.at(queue.target() - 1).ticket
+		_, err := queue.Wait(ticket)
+		queue.learned(ticket, true, err)
+		return true
+	}
+	return false
+}
+
+// overdueCall is the error about a lane whose processor has finished nothing until the deadline; nil if it has, or if it
+// has nothing to do.
+func (m *Machine) overdueCall(ls *laneSection) error {
+	queue := ls.lane.queue
+	if queue.count == 0 {
+		return nil
+	}
+	entry := queue.at(0)
+	if queue.isDone(entry.ticket) {
+		return m.retireFirst(ls, 1)
+	}
+	return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q is not done after %v: the processor hangs",
+		entry.step.Node, entry.step.Run, ls.first+entry.iter, ls.lane.name, m.deadline)
+}
+
+// joinsControl reports whether an asynchronous lane is served by the control thread. That thread must be free to feed it
+// whenever a flag is set or the processor is done, so it does not compute while lanes of other threads and this one wait
+// for each other: in every section that the lane has steps in, either no lane of the control thread computes, or only
+// these meet it. Otherwise the lane has a thread of its own, which sleeps nearly always.
+// RATIONALE: Which thread feeds a GPU?
+func (m *Machine) joinsControl(l *lane) bool {
+	plan := m.plan
+	if plan == nil || plan.Beside != nil && plan.Beside.Prefill == l.name {
+		return false // what runs beside the control thread's calls
+	}
+	for _, program := range plan.Program.All() {
+		for i := range program.Sections {
+			section := &program.Sections[i]
+			computes := slices.ContainsFunc(section.Lanes, func(other planir.Lane) bool {
+				return m.onControl(other.Proc)
+			})
+			if computes && m.meetsOthers(section, l.name) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// onControl reports whether the control thread computes what a processor is given.
+func (m *Machine) onControl(name string) bool {
+	return slices.ContainsFunc(m.control.crew.lanes, func(l *lane) bool { return l.name == name && l.queue == nil })
+}
+
+// meetsOthers reports whether a processor waits in a section for one that the control thread does not serve, or such a
+// one for it.
+func (m *Machine) meetsOthers(section *planir.Section, name string) bool {
+	setter := map[int]string{}
+	for _, lane := range section.Lanes {
+		for _, step := range lane.Steps {
+			if step.Set != nil {
+				setter[*step.Set] = lane.Proc
+			}
+		}
+	}
+	for _, lane := range section.Lanes {
+		for _, step := range lane.Steps {
+			for _, wait := range step.Wait {
+				one, other := lane.Proc, setter[wait.Flag]
+				if other == name {
+					one, other = other, one
+				}
+				if one == name && other != name && !m.onControl(other) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// crowded reports whether the plan's processors have every core of the machine, so that a thread that spins takes one
+// of them.
+func (m *Machine) crowded() bool {
+	cores := map[int]bool{}
+	for _, lane := range m.lanes {
+		for _, core := range lane.proc.Capabilities().Cores {
+			cores[core] = true
+		}
+	}
+	return len(cores) >= runtime.NumCPU()
+}
