@@ -7,6 +7,7 @@
 package socs
 
 import (
+	"math"
 	"slices"
 	"strconv"
 
@@ -173,7 +174,7 @@ type simulation struct {
 }
 
 // SimScheme is how fast matmuls of one scheme run: M, K and N are rounded up to Step, then the time is
-// setup_us + long_k * max(work/peak, bytes/bandwidth).
+// setup_us + long_k * wide * max(work/peak, bytes/bandwidth).
 type SimScheme struct {
 	PeakGops float64 `json:"peak_gops" yaml:"peak_gops"` // 1e9 op/s reached by large shapes
 	// memory traffic per weight when it differs from the stored size
@@ -183,8 +184,23 @@ type SimScheme struct {
 	// factor >= 1 when K >= long_k_from; 0: none
 	LongK     float64 `json:"long_k,omitempty" yaml:"long_k,omitempty"`
 	LongKFrom int     `json:"long_k_from,omitempty" yaml:"long_k_from,omitempty"`
+	// products of N > wide_from columns take (N/wide_from)^wide_power times as long; 0: none do
+	WideFrom  int     `json:"wide_from,omitempty" yaml:"wide_from,omitempty"`
+	WidePower float64 `json:"wide_power,omitempty" yaml:"wide_power,omitempty"`
 	// Forms are the prices of other forms than the default, by class: one for each that the processor lists.
 	Forms map[op.Form]SimForm `json:"forms,omitempty" yaml:"forms,omitempty"`
+}
+
+// ShapeFactor is how many times as long a product takes for its K and N than the rates of the scheme say.
+func (r *SimScheme) ShapeFactor(k, n int) float64 {
+	factor := 1.0
+	if r.LongK > 1 && k >= r.LongKFrom {
+		factor = r.LongK
+	}
+	if r.WideFrom > 0 && n > r.WideFrom {
+		factor *= math.Pow(float64(n)/float64(r.WideFrom), r.WidePower)
+	}
+	return factor
 }
 
 // ShapeRange is a box of matmul shapes: each dimension within [Min, Max]; Max 0 is unbounded.

@@ -568,6 +568,10 @@ func (v *validator) simScheme(path string, forms []op.Form, rates *SimScheme) {
 		v.add(path+".long_k", "%v, want a factor in 1..1000", rates.LongK)
 	}
 	v.whole(path+".long_k_from", rates.LongKFrom, math.MaxInt32)
+	v.whole(path+".wide_from", rates.WideFrom, math.MaxInt32)
+	if !(rates.WidePower >= 0 && rates.WidePower <= 8) {
+		v.add(path+".wide_power", "%v, want 0..8", rates.WidePower)
+	}
 	v.simForms(path+".forms", forms, rates.Forms)
 }
 

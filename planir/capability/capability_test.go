@@ -76,7 +76,7 @@ func TestBeyond(t *testing.T) {
 func TestScratch(t *testing.T) {
 	s := Scratch{
 		Align: 64, Block: 32, PackRows: 24, PackTiles: 16, PackFloatTiles: 64, PackTilesPerCore: 4, UnpackWords: 1000,
-		ExpertRows: 256, ExpertWords: 1 << 16, AttentionRows: 8, AttentionKeys: 128,
+		ExpertRows: 256, ExpertWords: 1 << 16, AttentionRows: 8, AttentionLines: 64, AttentionKeys: 128,
 	}
 	for v, i := reflect.ValueOf(&s).Elem(), 0; i < v.NumField(); i++ {
 		was := v.Field(i).Int()

@@ -36,9 +36,11 @@ type Scratch struct {
 	ExpertRows  int64 `json:"expert_rows" yaml:"expert_rows"`
 	ExpertWords int64 `json:"expert_words" yaml:"expert_words"`
 
-	// Each core attends with AttentionRows rows at a time to AttentionKeys positions of the cache.
-	AttentionRows int64 `json:"attention_rows" yaml:"attention_rows"`
-	AttentionKeys int64 `json:"attention_keys" yaml:"attention_keys"`
+	// Each core attends with AttentionRows rows at a time to AttentionKeys positions of the cache, or with as many more
+	// rows as the query heads that share keys leave of AttentionLines.
+	AttentionRows  int64 `json:"attention_rows" yaml:"attention_rows"`
+	AttentionLines int64 `json:"attention_lines,omitempty" yaml:"attention_lines,omitempty"`
+	AttentionKeys  int64 `json:"attention_keys" yaml:"attention_keys"`
 }
 
 // maxNumber bounds the numbers of a Memory: above any real one, and products of them with a graph's sizes stay exact.
@@ -73,7 +75,8 @@ func (m *Memory) Validate() error {
 		{"scratch.pack_float_tiles", scratch.PackFloatTiles, 0},
 		{"scratch.pack_tiles_per_core", scratch.PackTilesPerCore, 0}, {"scratch.unpack_words", scratch.UnpackWords, 0},
 		{"scratch.expert_rows", scratch.ExpertRows, 0}, {"scratch.expert_words", scratch.ExpertWords, 0},
-		{"scratch.attention_rows", scratch.AttentionRows, 0}, {"scratch.attention_keys", scratch.AttentionKeys, 0},
+		{"scratch.attention_rows", scratch.AttentionRows, 0}, {"scratch.attention_lines", scratch.AttentionLines, 0},
+		{"scratch.attention_keys", scratch.AttentionKeys, 0},
 	} {
 		if number.value < number.from || number.value > maxNumber {
 			return fmt.Errorf("%s is %d, want %d..%d", number.name, number.value, number.from, int64(maxNumber))
@@ -126,11 +129,18 @@ func (s *Scratch) of(operator *op.Op, cores int64) regions {
 			return regions{own: int64(operator.Heads) * int64(operator.HeadDim)}
 		}
 	case op.Attention:
-		group := int64(operator.Heads / max(1, operator.KVHeads))
-		dim := int64(operator.HeadDim)
-		return regions{own: s.AttentionRows*group*(dim+s.AttentionKeys+2) + 2*s.AttentionKeys*dim}
+		return regions{own: s.attention(operator)}
 	}
 	return regions{}
+}
+
+// attention is what each core holds of the lines that it attends with, a line being one query head of one row: query,
+// sum, scores and four numbers; and of a block of keys and values.
+func (s *Scratch) attention(operator *op.Op) int64 {
+	group := int64(max(1, operator.Heads/max(1, operator.KVHeads)))
+	dim := op.RoundUp(int64(operator.HeadDim), s.Block)
+	lines := max(s.AttentionRows, s.AttentionLines/group) * group
+	return lines*(2*dim+s.AttentionKeys+4) + 2*s.AttentionKeys*dim
 }
 
 // inputs is what a product holds of its rows: scales and sums where they are quantised.

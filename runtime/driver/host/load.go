@@ -486,7 +486,7 @@ func lower(x *atomic.Int64, v int64) {
 // attentionScratch is kernel.AttentionScratch, bounded before it is computed.
 func attentionScratch(heads, headDim int) (int, error) {
 	// heads*headDim is at most the columns of a valid value, 2^24.
-	if words := int64(heads)*int64(headDim) + 256*int64(headDim) + 256*int64(heads); 64*words > maxWork {
+	if words := 2*int64(heads)*int64(headDim) + 256*int64(headDim) + 256*int64(heads); 64*words > maxWork {
 		return 0, fmt.Errorf("%d heads of %d columns need more than %d bytes of scratch", heads, headDim,
 			int64(maxWork))
 	}

@@ -754,9 +754,6 @@ func (b *builder) kvAppend() step {
 	return step
 }
 
-// attentionRows is the number of rows of one task; a kernel reuses keys and values among them.
-const attentionRows = 8
-
 // attention is causal attention of rows on the cache. A task is some rows with all query heads that
 // share a key; the kernel uses an online softmax over blocks of positions. Each worker has scratch
 // for one task.
@@ -772,14 +769,22 @@ func (b *builder) attention() (step, error) {
 	if call.Scale == 0 {
 		call.Scale = 1 / math.Sqrt(float64(dim))
 	}
-	block := attentionRows
+	most, least := kernel.AttentionRows(group), min(8, kernel.AttentionRows(group))
 	if operator.Batch {
-		block = 1 // rows have no keys in common
+		most, least = 1, 1 // rows have no keys in common
 	}
-	var rows, blocks int
+	var rows, block, blocks int
 	return step{
-		m:    operator.M,
-		plan: func(n int) int { rows, blocks = n, (n+block-1)/block; return blocks * operator.KVHeads },
+		m: operator.M,
+		plan: func(n int) int {
+			// A kernel reuses keys and values among the rows of a task, but every worker needs some tasks.
+			rows, block = n, most
+			for block > least && (n+block-1)/block*operator.KVHeads < tasksPerWorker*len(exe.p.cores) {
+				block = max(least, block/2)
+			}
+			blocks = (n + block - 1) / block
+			return blocks * operator.KVHeads
+		},
 		task: func(worker, t int) {
 			kvHead, r0 := t%operator.KVHeads, (blocks-1-t/operator.KVHeads)*block // the longest rows first
 			at, call := exe.at(r0), call

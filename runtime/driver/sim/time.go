@@ -212,8 +212,8 @@ func (m *model) product(matmul product, rates *socs.SimScheme) (phase timeline.P
 	times := float64(float64(matmul.count) * whole)
 	phase.ComputeNS = float64(float64(float64(operator.Flops())/rates.PeakGops)*compute) * times
 	phase.MemoryNS = float64(bytes/m.desc.BandwidthGBps) * times
-	if rates.LongK > 1 && operator.K >= rates.LongKFrom { // as much is read, in more time
-		phase.ComputeNS = float64(max(phase.ComputeNS, phase.MemoryNS) * rates.LongK)
+	if factor := rates.ShapeFactor(operator.K, operator.N); factor > 1 { // as much is read, in more time
+		phase.ComputeNS = float64(max(phase.ComputeNS, phase.MemoryNS) * factor)
 	}
 	return phase, whole
 }

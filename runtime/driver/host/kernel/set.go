@@ -190,18 +190,24 @@ func (a *Attention) first(r int) int {
 	return max(0, a.Pos+r+1-a.Window)
 }
 
-// Attention works on blocks of at most attentionRows rows and keyBlock positions.
+// Attention works on blocks of keyBlock positions, and of at most attentionRows rows, or of as many more as their
+// heads leave of attentionLines: the fewer heads share keys and values, the more rows must.
 const (
-	attentionRows = 8
-	keyBlock      = 128
+	attentionRows  = 8
+	attentionLines = 64
+	keyBlock       = 128
 )
 
+// AttentionRows is the number of rows, each of heads query heads, that Attention computes together; more rows in a call
+// cost the same each.
+func AttentionRows(heads int) int { return max(attentionRows, attentionLines/heads) }
+
 // AttentionScratch is the number of float32 of scratch that Attention needs for heads query heads:
-// room for an accumulator, keyBlock scores and two numbers for each of attentionRows rows and every head,
+// room for an accumulator, a query, keyBlock scores and four numbers for each of AttentionRows rows and every head,
 // and for one widened block of keys and values.
 func AttentionScratch(heads, headDim int) int {
 	dim := paddedDim(headDim)
-	return attentionRows*heads*(dim+keyBlock+2) + 2*keyBlock*dim
+	return AttentionRows(heads)*heads*(2*dim+keyBlock+4) + 2*keyBlock*dim
 }
 
 // paddedDim is the columns of a head rounded up to whole tiles.

@@ -858,6 +858,7 @@ func twinAttention(t testing.TB, sets []*Set, a Attention, gapX, gapY int, x *va
 	k16, v16 := make([]uint16, len(k)), make([]uint16, len(v))
 	toF16(k16, k)
 	toF16(v16, v)
+	sets = append(slices.Clone(sets), otherTiles()...)
 	for _, half := range []bool{false, true} {
 		if half {
 			k, v = slices.Clone(k), slices.Clone(v)

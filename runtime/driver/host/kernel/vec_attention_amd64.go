@@ -1,14 +1,7 @@
 package kernel
 
-import "github.com/hetc/hetc/internal/number"
-
 // capScores computes limit*tanh(s*scale) in place for a multiple of vecN scores.
 func capScores(s []float32, scale, limit float32) { softcap256(&s[0], &s[0], len(s), scale, limit) }
-
-// softmaxScores is softmax256 for a multiple of vecN scores.
-func softmaxScores(s []float32, scale float32, state []float32) float32 {
-	return softmax256(&s[0], len(s), scale, &state[0])
-}
 
 // scaleRow multiplies a multiple of vecN numbers by f.
 func scaleRow(x []float32, f float32) { scale256(&x[0], len(x), f) }
@@ -37,38 +30,5 @@ func (t tier) addF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *floa
 		f32Add512(n, y, 4*ldy, x, 4*ldx, k, w, 4*ldw)
 	} else {
 		f32Add256(n, y, 4*ldy, x, 4*ldx, k, w, 4*ldw)
-	}
-}
-
-// transpose stores keys [count][dim] as tiles [dim][32] of 32 positions each; columns beyond count
-// keep what they had. Eight positions at a time go through the kernel.
-func transpose(tiles []float32, k []float32, dim int) {
-	count := len(k) / dim
-	for pos := 0; pos < count; pos++ {
-		tile := tiles[pos/TileN*dim*TileN : (pos/TileN+1)*dim*TileN]
-		if pos%8 == 0 && pos+8 <= count && dim%8 == 0 {
-			transposeF32(&tile[pos%TileN], &k[pos*dim], 4*dim, dim)
-			pos += 7
-			continue
-		}
-		for place, value := range k[pos*dim : (pos+1)*dim] {
-			tile[place*TileN+pos%TileN] = value
-		}
-	}
-}
-
-// transpose16 is transpose of float16 keys.
-func transpose16(tiles []float32, k []uint16, dim int) {
-	count := len(k) / dim
-	for pos := 0; pos < count; pos++ {
-		tile := tiles[pos/TileN*dim*TileN : (pos/TileN+1)*dim*TileN]
-		if pos%8 == 0 && pos+8 <= count && dim%8 == 0 {
-			transposeF16(&tile[pos%TileN], &k[pos*dim], 2*dim, dim)
-			pos += 7
-			continue
-		}
-		for place, value := range k[pos*dim : (pos+1)*dim] {
-			tile[place*TileN+pos%TileN] = number.HalfToFloat(value)
-		}
 	}
 }

@@ -139,9 +139,3 @@ func transposeF32(dst *float32, src *float32, ld int, n int)
 //
 //go:noescape
 func transposeF16(dst *float32, src *uint16, ld int, n int)
-
-// softmax256 replaces scores s by e^(s*scale-top) where top, state[0], becomes at least their maximum,
-// scales the sum state[1] to the new top and adds them to it, and returns that factor. n is a multiple of 16, at least 16.
-//
-//go:noescape
-func softmax256(s *float32, n int, scale float32, state *float32) float32

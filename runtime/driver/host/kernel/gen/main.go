@@ -25,7 +25,8 @@ import (
 // main writes the assembly of one tier and its Go declarations; go generate calls it for each.
 func main() {
 	tier := flag.String("tier", "",
-		"instruction set: avx2, avxvnni, avx512, neon or i8mm; or peak, the loops they are measured against")
+		"instruction set: avx2, avxvnni, avx512, neon or i8mm; attention, with that of avx2; or peak, the loops they are "+
+			"measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
 	switch *tier {
@@ -35,6 +36,8 @@ func main() {
 		avx2()
 	case "avxvnni":
 		avxvnni()
+	case "attention":
+		attentionTiles256()
 	case "peak":
 		peak()
 	case "neon":

@@ -548,11 +548,10 @@ func blockSums256() {
 	RET()
 }
 
-// attention256 writes what attention needs beside products: transposing keys, and the softmax.
+// attention256 writes what attention with 512 bits needs beside products: transposing keys.
 func attention256() {
 	transpose256("transposeF32", "*float32", func(src Mem, v reg.VecPhysical) { VMOVUPS(src, v) }, 4)
 	transpose256("transposeF16", "*uint16", func(src Mem, v reg.VecPhysical) { VCVTPH2PS(src, v) }, 2)
-	softmax256()
 }
 
 // transpose256 writes a function that turns 8 rows of n numbers into 8 columns of a tile, 8x8
@@ -594,66 +593,5 @@ func transpose256(name, typ string, load func(Mem, reg.VecPhysical), size int) {
 	JNZ(LabelRef("t_loop"))
 	Label("t_done")
 	VZEROUPPER()
-	RET()
-}
-
-// softmax256 is one step of the online softmax over blocks of scores: it keeps a running maximum
-// and a running sum, and returns the factor by which what was summed up before shrinks. fade is
-// e^(old maximum - new maximum).
-func softmax256() {
-	function("softmax256", "(s *float32, n int, scale float32, state *float32) float32",
-		"replaces scores s by e^(s*scale-top) where top, state[0], becomes at least their maximum,",
-		"scales the sum state[1] to the new top and adds them to it, and returns that factor. n is a multiple of 16, at least 16.")
-	scores, count, state := param("s"), param("n"), param("state")
-	row, left := GP64(), GP64()
-	sc, _ := Param("scale").Resolve()
-	scale, top, sum, fade := y[15], y[14], y[13], y[12]
-	VBROADCASTSS(sc.Addr, scale)
-	VMOVUPS(Mem{Base: scores}, y[0])
-	VMOVUPS(Mem{Base: scores, Disp: 32}, y[1])
-	// first pass: the maximum, times scale, which is positive
-	MOVQ(scores, row)
-	MOVQ(count, left)
-	along("top", left, 64, []reg.GPVirtual{row}, func() {
-		VMAXPS(Mem{Base: row}, y[0], y[0])
-		VMAXPS(Mem{Base: row, Disp: 32}, y[1], y[1])
-	})
-	VMAXPS(y[1], y[0], y[0])
-	VPERM2F128(U8(1), y[0], y[0], y[1])
-	VMAXPS(y[1], y[0], y[0])
-	VPERMILPS(U8(0x4e), y[0], y[1])
-	VMAXPS(y[1], y[0], y[0])
-	VPERMILPS(U8(0xb1), y[0], y[1])
-	VMAXPS(y[1], y[0], y[0])
-	VMULPS(scale, y[0], y[0])
-	VBROADCASTSS(Mem{Base: state}, fade)
-	VMAXPS(fade, y[0], top)
-	VSUBPS(top, fade, fade)
-	exponent(fade, false, y[0], y[1], y[2], y[3])
-	// second pass: the exponentials and their sum
-	VXORPS(sum, sum, sum)
-	MOVQ(scores, row)
-	MOVQ(count, left)
-	along("exp", left, 64, []reg.GPVirtual{row}, func() {
-		for i := range 2 {
-			exp := y[5*i]
-			VMULPS(Mem{Base: row, Disp: 32 * i}, scale, exp)
-			VSUBPS(top, exp, exp)
-			exponent(exp, false, y[5*i+1], y[5*i+2], y[5*i+3], y[5*i+4])
-			VMOVUPS(exp, Mem{Base: row, Disp: 32 * i})
-			VADDPS(exp, sum, sum)
-		}
-	})
-	// state = {top, fade*old sum + sum}
-	VEXTRACTF128(U8(1), sum, reg.X0)
-	VADDPS(reg.X0, sum.AsX(), reg.X0)
-	VHADDPS(reg.X0, reg.X0, reg.X0)
-	VHADDPS(reg.X0, reg.X0, reg.X0)
-	VMOVSS(Mem{Base: state, Disp: 4}, reg.X1)
-	VFMADD231SS(fade.AsX(), reg.X1, reg.X0)
-	VMOVSS(reg.X0, Mem{Base: state, Disp: 4})
-	VMOVSS(top.AsX(), Mem{Base: state})
-	VZEROUPPER()
-	Store(fade.AsX(), ReturnIndex(0))
 	RET()
 }

@@ -1,0 +1,423 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// The kernels of attention with 256 bits. A line is one query head of one row. A call takes all lines of a task, so
+// that what a call costs is paid once for hundreds of lines: it loops over groups of lines that fit in registers, up to
+// six lines of 16 columns. Each result has one accumulator, which sums in the order of k.
+
+// attentionTiles256 writes the kernels of attention.
+func attentionTiles256() {
+	expLow, expRound = f32("exp2Low256", -125), f32("exp2Round256", 0x1.8p23)
+	for i, coef := range []float32{1, 0.6931470036506653, 0.24022242426872253, 0.05550733581185341,
+		0.009671512991189957, 0.0013264729641377926} {
+		expPoly[i] = f32("exp2Poly256x"+string(rune('0'+i)), coef)
+	}
+	scores256("scores256", 1, 6)
+	scores256("scores256x32", 2, 3)
+	scores256("scores256x64", 4, 1)
+	for _, width := range []struct {
+		name        string
+		vecs, lines int
+	}{{"values256x8", 1, 6}, {"values256", 2, 6}, {"values256x32", 4, 3}, {"values256x64", 8, 1}} {
+		values256(width.name, width.vecs, width.lines)
+	}
+	keysF32x16()
+	keysF16x16()
+	softmaxLines256()
+}
+
+// lineGroups runs body for groups of n lines: of most, but for the last few, which are divided evenly so that none of
+// their groups is too small to hide the latency of a multiply-add. body moves the pointers by m lines.
+func lineGroups(id string, most int, n reg.GPVirtual, body func(m int)) {
+	many := (3*most + 1) / 2
+	Label(id + "_next")
+	CMPQ(n, I8(many))
+	JGE(LabelRef(label(id+"_lines", most)))
+	for left := many - 1; left >= 1; left-- {
+		CMPQ(n, I8(left))
+		if left > most {
+			JEQ(LabelRef(label(id+"_lines", (left+1)/2)))
+		} else {
+			JEQ(LabelRef(label(id+"_lines", left)))
+		}
+	}
+	VZEROUPPER()
+	RET()
+	for m := most; m >= 1; m-- {
+		Label(label(id+"_lines", m))
+		body(m)
+		SUBQ(I8(m), n)
+		JMP(LabelRef(id + "_next"))
+	}
+}
+
+// prefetcher asks in each step for a part of what comes next.
+type prefetcher struct{ at, stride reg.GPVirtual }
+
+// newPrefetcher reads the parameters next and stride, in bytes.
+func newPrefetcher() prefetcher {
+	out := prefetcher{at: GP64(), stride: GP64()}
+	Load(Param("next"), out.at)
+	Load(Param("stride"), out.stride)
+	return out
+}
+
+// step asks for the lines that a step of so many vectors can be too short for: one by one line of attention reads
+// memory, and more compute. They go to the second-level cache, because they would drive out of the first what is in use.
+func (p prefetcher) step(columns int) {
+	for i := range max(1, columns/16) {
+		PREFETCHT1(Mem{Base: p.at, Disp: 64 * i})
+	}
+	ADDQ(p.stride, p.at)
+}
+
+// scores256 multiplies lines by tiles of 16 keys, tiles of them side by side.
+func scores256(name string, tiles, most int) {
+	function(name, "(n int, s *float32, lds int, q *float32, ldq int, k int, w *float32, next *byte, stride int)",
+		"computes s = q w for n lines and tiles w [k][16] of keys, one after the other, one tile or as many as the",
+		"name has columns. It prefetches from next on, stride bytes each step. Strides are in bytes.")
+	count := param("n")
+	out, row, weights := param("s"), param("q"), param("w")
+	input := rows{ld: GP64(), ld3: GP64()}
+	for range (most + 3) / 4 {
+		input.base = append(input.base, GP64())
+	}
+	Load(Param("ldq"), input.ld)
+	fetch := newPrefetcher()
+	vecs := 2 * tiles
+	lineGroups(name, most, count, func(m int) {
+		acc := func(line, part int) reg.VecPhysical { return y[vecs*line+part] }
+		used := rows{base: input.base[:(m+3)/4], ld: input.ld, ld3: input.ld3}
+		used.set(row)
+		var tile []reg.GPVirtual
+		for i := range tiles {
+			tile = append(tile, GP64())
+			if i == 0 {
+				MOVQ(weights, tile[0])
+				continue
+			}
+			depth := GP64()
+			Load(Param("k"), depth)
+			SHLQ(U8(6), depth) // a tile, and a line between tiles
+			LEAQ(Mem{Base: tile[i-1], Index: depth, Scale: 1, Disp: 64}, tile[i])
+		}
+		left := GP64()
+		Load(Param("k"), left)
+		zero256(y[:vecs*m]...)
+		steps(label(name, m), left, 4, func(i int) {
+			fetch.step(8 * vecs)
+			if m == 1 {
+				VBROADCASTSS(used.at(0, 4*i), y[15])
+				for part := range vecs {
+					VFMADD231PS(Mem{Base: tile[part/2], Disp: 64*i + part%2*32}, y[15], acc(0, part))
+				}
+				return
+			}
+			if tiles > 1 {
+				for line := range m {
+					VBROADCASTSS(used.at(line, 4*i), y[12+line])
+				}
+				for part := range vecs {
+					VMOVUPS(Mem{Base: tile[part/2], Disp: 64*i + part%2*32}, y[15])
+					for line := range m {
+						VFMADD231PS(y[15], y[12+line], acc(line, part))
+					}
+				}
+				return
+			}
+			VMOVUPS(Mem{Base: tile[0], Disp: 64 * i}, y[12])
+			VMOVUPS(Mem{Base: tile[0], Disp: 64*i + 32}, y[13])
+			for line := range m {
+				scalar := y[14+line%2]
+				VBROADCASTSS(used.at(line, 4*i), scalar)
+				VFMADD231PS(y[12], scalar, acc(line, 0))
+				VFMADD231PS(y[13], scalar, acc(line, 1))
+			}
+		}, func(c int) {
+			used.advance(4 * c)
+			for _, base := range tile {
+				ADDQ(I32(64*c), base)
+			}
+		})
+		lds := param("lds")
+		for line := range m {
+			for part := range vecs {
+				VMOVUPS(acc(line, part), Mem{Base: out, Disp: 32 * part})
+			}
+			ADDQ(lds, out)
+			ADDQ(input.ld, row)
+			_ = line
+		}
+	})
+}
+
+// values256 adds weighted rows of values: 8*vecs of their columns.
+func values256(name string, vecs, most int) {
+	function(name, "(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, stride int)",
+		"adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.",
+		"It prefetches from next on, stride bytes each step. Strides are in bytes.")
+	count := param("n")
+	out, row := param("y"), param("x")
+	input := rows{ld: GP64(), ld3: GP64()}
+	for range (most + 3) / 4 {
+		input.base = append(input.base, GP64())
+	}
+	Load(Param("ldx"), input.ld)
+	fetch := newPrefetcher()
+	lineGroups(name, most, count, func(m int) {
+		acc := func(line, part int) reg.VecPhysical { return y[vecs*line+part] }
+		used := rows{base: input.base[:(m+3)/4], ld: input.ld, ld3: input.ld3}
+		used.set(row)
+		ldy, sum := param("ldy"), GP64()
+		MOVQ(out, sum)
+		for line := range m {
+			for part := range vecs {
+				VMOVUPS(Mem{Base: sum, Disp: 32 * part}, acc(line, part))
+			}
+			ADDQ(ldy, sum)
+		}
+		at, ldv, left := param("v"), param("ldv"), param("k")
+		steps(label(name, m), left, 4, func(i int) {
+			fetch.step(8 * vecs)
+			switch {
+			case vecs > 2:
+				for line := range m {
+					VBROADCASTSS(used.at(line, 4*i), y[12+line])
+				}
+				for part := range vecs {
+					if m == 1 {
+						VFMADD231PS(Mem{Base: at, Disp: 32 * part}, y[12], acc(0, part))
+						continue
+					}
+					VMOVUPS(Mem{Base: at, Disp: 32 * part}, y[15])
+					for line := range m {
+						VFMADD231PS(y[15], y[12+line], acc(line, part))
+					}
+				}
+			default:
+				for part := range vecs {
+					VMOVUPS(Mem{Base: at, Disp: 32 * part}, y[12+part])
+				}
+				for line := range m {
+					scalar := y[14+line%2]
+					VBROADCASTSS(used.at(line, 4*i), scalar)
+					for part := range vecs {
+						VFMADD231PS(y[12+part], scalar, acc(line, part))
+					}
+				}
+			}
+			ADDQ(ldv, at)
+		}, func(c int) { used.advance(4 * c) })
+		for line := range m {
+			for part := range vecs {
+				VMOVUPS(acc(line, part), Mem{Base: out, Disp: 32 * part})
+			}
+			ADDQ(ldy, out)
+			ADDQ(input.ld, row)
+			_ = line
+		}
+	})
+}
+
+// eightRows addresses eight rows with one base.
+type eightRows struct{ base, ld, ld3, ld5, ld7 reg.GPVirtual }
+
+func newEightRows(base, ld reg.GPVirtual) eightRows {
+	out := eightRows{base: base, ld: ld, ld3: GP64(), ld5: GP64(), ld7: GP64()}
+	LEAQ(Mem{Base: ld, Index: ld, Scale: 2}, out.ld3)
+	LEAQ(Mem{Base: ld, Index: ld, Scale: 4}, out.ld5)
+	LEAQ(Mem{Base: out.ld3, Index: ld, Scale: 4}, out.ld7)
+	return out
+}
+
+func (r eightRows) at(i int) Mem {
+	switch i {
+	case 0:
+		return Mem{Base: r.base}
+	case 1, 2, 4:
+		return Mem{Base: r.base, Index: r.ld, Scale: uint8(i)}
+	case 3, 6:
+		return Mem{Base: r.base, Index: r.ld3, Scale: uint8(i / 3)}
+	case 5:
+		return Mem{Base: r.base, Index: r.ld5, Scale: 1}
+	}
+	return Mem{Base: r.base, Index: r.ld7, Scale: 1}
+}
+
+// keysF32x16 transposes within lanes: the lower lane holds keys 0 to 3, the upper one keys 4 to 7.
+func keysF32x16() {
+	function("keysF32x16", "(dst *float32, src *float32, ld int, n int)",
+		"stores 8 rows of n numbers (a multiple of 4), ld bytes apart, as 8 columns of dst [n][16].")
+	dst, count := param("dst"), param("n")
+	input := newEightRows(param("src"), param("ld"))
+	SHRQ(U8(2), count)
+	JZ(LabelRef("keys_done"))
+	Label("keys_loop")
+	for i := range 4 {
+		VMOVUPS(input.at(i), y[i].AsX())
+		VINSERTF128(U8(1), input.at(i+4), y[i], y[i])
+	}
+	VUNPCKLPS(y[1], y[0], y[4])
+	VUNPCKHPS(y[1], y[0], y[5])
+	VUNPCKLPS(y[3], y[2], y[6])
+	VUNPCKHPS(y[3], y[2], y[7])
+	VUNPCKLPD(y[6], y[4], y[0])
+	VUNPCKHPD(y[6], y[4], y[1])
+	VUNPCKLPD(y[7], y[5], y[2])
+	VUNPCKHPD(y[7], y[5], y[3])
+	for i := range 4 {
+		VMOVUPS(y[i], Mem{Base: dst, Disp: 64 * i})
+	}
+	ADDQ(I8(16), input.base)
+	ADDQ(I32(4*64), dst)
+	DECQ(count)
+	JNZ(LabelRef("keys_loop"))
+	Label("keys_done")
+	VZEROUPPER()
+	RET()
+}
+
+// keysF16x16 transposes before it widens, because two numbers of 16 bits move like one of 32.
+func keysF16x16() {
+	function("keysF16x16", "(dst *float32, src *uint16, ld int, n int)",
+		"stores 8 rows of n numbers (a multiple of 8), ld bytes apart, as 8 columns of dst [n][16].")
+	dst, count := param("dst"), param("n")
+	input := newEightRows(param("src"), param("ld"))
+	SHRQ(U8(3), count)
+	JZ(LabelRef("halves_done"))
+	Label("halves_loop")
+	for i := range 4 {
+		VMOVDQU(input.at(i), y[i].AsX())
+		VINSERTI128(U8(1), input.at(i+4), y[i], y[i])
+	}
+	VPUNPCKLWD(y[1], y[0], y[4])
+	VPUNPCKHWD(y[1], y[0], y[5])
+	VPUNPCKLWD(y[3], y[2], y[6])
+	VPUNPCKHWD(y[3], y[2], y[7])
+	VPUNPCKLDQ(y[6], y[4], y[0])
+	VPUNPCKHDQ(y[6], y[4], y[1])
+	VPUNPCKLDQ(y[7], y[5], y[2])
+	VPUNPCKHDQ(y[7], y[5], y[3])
+	for i := range 4 {
+		VPERMQ(U8(0xd8), y[i], y[i])
+		VCVTPH2PS(y[i].AsX(), y[4])
+		VMOVUPS(y[4], Mem{Base: dst, Disp: 128 * i})
+		VEXTRACTI128(U8(1), y[i], reg.X5)
+		VCVTPH2PS(reg.X5, y[5])
+		VMOVUPS(y[5], Mem{Base: dst, Disp: 128*i + 64})
+	}
+	ADDQ(I8(16), input.base)
+	ADDQ(I32(8*64), dst)
+	DECQ(count)
+	JNZ(LabelRef("halves_loop"))
+	Label("halves_done")
+	VZEROUPPER()
+	RET()
+}
+
+// softmaxLines256 is one step of the online softmax over blocks of scores: of each line it keeps a running maximum and
+// a running sum, and the factor by which what was summed up before shrinks, which is 2^(old maximum - new maximum). It
+// takes all lines through a pass before the next, because a line waits for its maximum, and then for its sum, longer
+// than it takes to compute the exponentials.
+func softmaxLines256() {
+	function("softmaxLines256", "(lines int, s *float32, lds int, n int, scale float32, state *float32)",
+		"replaces n scores s of each line by 2^(s*scale-top) where top, state[line][0], becomes at least their maximum,",
+		"scales the sum state[line][1] to the new top, adds them to it, and stores that factor in state[line][2]; state is",
+		"[lines][4]. n is a multiple of 16, at least 16; lds is in bytes.")
+	scores, lds, state := param("s"), param("lds"), param("state")
+	row, left := GP64(), GP64()
+	sc, _ := Param("scale").Resolve()
+	scale, top, sum, fade, low, round := y[15], y[14], y[13], y[12], y[11], y[10]
+	VBROADCASTSS(sc.Addr, scale)
+	VMOVUPS(expLow, low)
+	VMOVUPS(expRound, round)
+	// power replaces x, at most about 0, by 2^x: the nearest integer becomes the exponent, and a polynomial of degree 5
+	// of the rest, with a relative error of 1.1e-7, the mantissa. Below 2^-125 it gives zero.
+	power := func(x, whole, rest, value reg.VecPhysical) {
+		VADDPS(round, x, whole)
+		VSUBPS(round, whole, rest)
+		VSUBPS(rest, x, rest)
+		VMOVUPS(expPoly[5], value)
+		for i := 4; i >= 0; i-- {
+			VFMADD213PS(expPoly[i], rest, value)
+		}
+		VPSLLD(U8(23), whole, whole)
+		VPADDD(whole, value, value)
+		VCMPPS(U8(1), low, x, whole) // x < low
+		VANDNPS(value, whole, x)
+	}
+	// each emits a loop over lines
+	each := func(id string, body func(line, stat reg.GPVirtual)) {
+		lines, line, stat := param("lines"), GP64(), GP64()
+		MOVQ(scores, line)
+		MOVQ(state, stat)
+		TESTQ(lines, lines)
+		JZ(LabelRef(id + "_end"))
+		Label(id + "_line")
+		body(line, stat)
+		ADDQ(lds, line)
+		ADDQ(I8(16), stat)
+		DECQ(lines)
+		JNZ(LabelRef(id + "_line"))
+		Label(id + "_end")
+	}
+	// first pass: the maximum, times scale, which is positive
+	each("top", func(line, stat reg.GPVirtual) {
+		VMOVUPS(Mem{Base: line}, y[0])
+		VMOVUPS(Mem{Base: line, Disp: 32}, y[1])
+		MOVQ(line, row)
+		Load(Param("n"), left)
+		along("line_top", left, 64, []reg.GPVirtual{row}, func() {
+			VMAXPS(Mem{Base: row}, y[0], y[0])
+			VMAXPS(Mem{Base: row, Disp: 32}, y[1], y[1])
+		})
+		VMAXPS(y[1], y[0], y[0])
+		VPERM2F128(U8(1), y[0], y[0], y[1])
+		VMAXPS(y[1], y[0], y[0])
+		VPERMILPS(U8(0x4e), y[0], y[1])
+		VMAXPS(y[1], y[0], y[0])
+		VPERMILPS(U8(0xb1), y[0], y[1])
+		VMAXPS(y[1], y[0], y[0])
+		VMULPS(scale, y[0], y[0])
+		VBROADCASTSS(Mem{Base: stat}, fade)
+		VMAXPS(fade, y[0], top)
+		VSUBPS(top, fade, fade)
+		power(fade, y[0], y[1], y[2])
+		VMOVSS(top.AsX(), Mem{Base: stat})
+		VMOVSS(fade.AsX(), Mem{Base: stat, Disp: 8})
+	})
+	// second pass: the exponentials and their sum
+	each("exp", func(line, stat reg.GPVirtual) {
+		VBROADCASTSS(Mem{Base: stat}, top)
+		VXORPS(sum, sum, sum)
+		VXORPS(fade, fade, fade)
+		MOVQ(line, row)
+		Load(Param("n"), left)
+		along("line_exp", left, 64, []reg.GPVirtual{row}, func() {
+			for i, sum := range []reg.VecPhysical{sum, fade} {
+				exp := y[4*i]
+				VMOVUPS(Mem{Base: row, Disp: 32 * i}, exp)
+				VFMSUB213PS(top, scale, exp)
+				power(exp, y[4*i+1], y[4*i+2], y[4*i+3])
+				VMOVUPS(exp, Mem{Base: row, Disp: 32 * i})
+				VADDPS(exp, sum, sum)
+			}
+		})
+		VADDPS(fade, sum, sum)
+		VEXTRACTF128(U8(1), sum, reg.X0)
+		VADDPS(reg.X0, sum.AsX(), reg.X0)
+		VHADDPS(reg.X0, reg.X0, reg.X0)
+		VHADDPS(reg.X0, reg.X0, reg.X0)
+		VMOVSS(Mem{Base: stat, Disp: 4}, reg.X1)
+		VMOVSS(Mem{Base: stat, Disp: 8}, reg.X2)
+		VFMADD231SS(reg.X2, reg.X1, reg.X0)
+		VMOVSS(reg.X0, Mem{Base: stat, Disp: 4})
+	})
+	VZEROUPPER()
+	RET()
+}

@@ -1,0 +1,419 @@
+package kernel
+
+import (
+	"math"
+
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/number"
+)
+
+// Attention by the method of FlashAttention: blocks of keyBlock positions, whose scores become weights
+// by an online softmax, so that no more scores than those of one block are kept.
+//
+// A line is one query head of one row; lines of all rows and heads of a call lie behind each other, because they
+// share keys and values. For each block the keys are turned into tiles [dim][16], or [dim][32] for 512 bits, once for
+// all lines; then scores = q k^T tile by tile, softmax line by line, and sums += weights v by columns. Tiles of positions that no
+// row attends to are left out, and so are the lines of rows that attend to none of a tile. The cost is that of the
+// multiply-adds, 2*dim for each line and position, and about 8 instructions of softmax for each 8 scores.
+//
+// Sums run in the order of positions and blocks start at multiples of keyBlock. What is left out for one row and not
+// for another is a weight of zero. So a row's bits depend neither on the rows computed with it nor on how a prompt was
+// cut into chunks.
+
+// tileKeys is the number of positions of a tile of keys with 256 bits, TileN that with 512; pieceKeys is the number of
+// positions whose keys and values are prepared at a time.
+const (
+	tileKeys  = 16
+	pieceKeys = 64
+)
+
+// tilePitch is the distance of two tiles in elements: a line more than a tile, because kernels read several side by side
+// and caches find addresses slowly that are a power of two apart.
+func tilePitch(dim, width int) int { return (dim + 1) * width }
+
+// source is where keys and values of one head lie, as rows of Dim numbers of one of these types.
+type source struct {
+	k32, v32 []float32
+	k16, v16 []uint16
+}
+
+// lineTask is a call of attention256: what does not change from block to block.
+type lineTask struct {
+	Attention
+	lines, ld                    int       // ld is the pitch of a line of sums
+	queries, scores, sums, state []float32 // of lines: [dim], [keyBlock], [ld], [4] as of softmaxLines256
+	keys, wide                   []float32 // of a piece
+	scale, capScale, limit       float32
+	from                         source
+	tier                         tier
+	width                        int // positions of a tile: TileN for the kernels of matrix products, else tileKeys
+}
+
+// attention computes groups of rows, each over all blocks, with tiles of width keys.
+func (t tier) attention(width int, y []float32, ldy int, q []float32, ldq int, scratch []float32, all Attention, from source) {
+	if all.M == 0 {
+		return
+	}
+	columns := all.Heads * all.Dim
+	_, _ = y[(all.M-1)*ldy+columns-1], q[(all.M-1)*ldq+columns-1]
+	scratch = scratch[:AttentionScratch(all.Heads, all.Dim)]
+	most := AttentionRows(all.Heads)
+	for row := 0; row < all.M; row += most {
+		task := t.newLineTask(width, scratch, all, row, min(most, all.M-row), from)
+		for i := range task.M {
+			copy(task.queries[i*columns:(i+1)*columns], q[(row+i)*ldq:])
+		}
+		for pos := task.start(); pos < task.context(); pos += keyBlock {
+			task.block(pos, min(keyBlock, task.context()-pos))
+		}
+		task.finish(y[row*ldy:], ldy)
+	}
+}
+
+// newLineTask divides scratch for rows of all from row on.
+func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows int, from source) lineTask {
+	task := lineTask{tier: t, width: width, Attention: all, lines: rows * all.Heads, ld: (all.Dim + vecN - 1) &^ (vecN - 1), from: from}
+	task.M, task.Pos = rows, all.Pos+row
+	take := func(size int) (part []float32) {
+		part, scratch = scratch[:size], scratch[size:]
+		return part
+	}
+	task.keys, task.wide = take(pieceKeys/width*tilePitch(all.Dim, width)), take(pieceKeys*task.ld)
+	task.scores, task.state = take(task.lines*keyBlock), take(task.lines*4)
+	task.queries, task.sums = take(task.lines*all.Dim), take(task.lines*task.ld)
+	task.scale = float32(all.Scale * math.Log2E)
+	if all.Cap > 0 {
+		task.scale, task.capScale, task.limit = math.Log2E, float32(all.Scale/all.Cap), float32(all.Cap)
+	}
+	clear(task.sums)
+	for line := range task.lines {
+		task.state[4*line], task.state[4*line+1] = float32(math.Inf(-1)), 0
+	}
+	return task
+}
+
+// span is the part of the positions pos..pos+count-1 that a row attends to, relative to pos.
+func (t *lineTask) span(row, pos, count int) (from, to int) {
+	return max(t.first(row)-pos, 0), min(count, t.Pos+row+1-pos)
+}
+
+// block takes the positions pos..pos+count-1 into account. Keys and values pass in pieces that stay in the first-level
+// cache; each piece is prefetched while the one before it is computed with.
+func (t *lineTask) block(pos, count int) {
+	for at := 0; at < count; at += pieceKeys {
+		end := min(at+pieceKeys, count)
+		t.from.tiles(t.keys, t.width, pos+at, pos+end, t.Dim)
+		next, _ := t.stored(pos+end, pos+min(end+pieceKeys, count))
+		switch {
+		case t.width == TileN: // whose kernels prefetch beside scores only
+			_, next = t.stored(pos+at, pos+end)
+		case end == count:
+			_, next = t.stored(pos, pos+min(pieceKeys, count))
+		}
+		t.score(pos, at, end, next)
+	}
+	partial := t.soften(pos, count)
+	for at := 0; at < count; at += pieceKeys {
+		end := min(at+pieceKeys, count)
+		values, ld := t.from.values(t.wide, pos+at, pos+end, t.Dim)
+		_, next := t.stored(pos+end, pos+min(end+pieceKeys, count))
+		if end == count {
+			next, _ = t.stored(pos+end, min(pos+end+pieceKeys, t.context()))
+		}
+		if !partial {
+			t.weigh(0, t.M, at, end, values, ld, next)
+			continue
+		}
+		// Neighbouring rows attend to nearly the same positions. Their lines shall fill whole groups.
+		each := maxLines / gcd(maxLines, t.Heads)
+		for row := 0; row < t.M; row += each {
+			rows := min(each, t.M-row)
+			from, _ := t.span(row, pos, count)
+			_, to := t.span(row+rows-1, pos, count)
+			if from, to = max(from, at), min(to, end); from < to {
+				t.weigh(row, rows, from, to, values[(from-at)*ld:], ld, nil)
+			}
+		}
+	}
+}
+
+// prefetchLines is the number of lines up to which reading memory may take longer than the multiply-adds.
+const prefetchLines = 24
+
+// gcd is the greatest common divisor.
+func gcd(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// stored is what is to be prefetched of the cache, nil where that is not worth it.
+func (t *lineTask) stored(from, to int) (k, v []byte) {
+	if t.lines > prefetchLines || from >= to {
+		return nil, nil
+	}
+	return t.from.bytes(from, to, t.Dim)
+}
+
+// maxLines is the number of lines that the kernels multiply at a time.
+const maxLines = 6
+
+// ahead divides what is to be prefetched among calls: it returns where the part of a call begins for n lines of steps
+// steps each, and the bytes of a step. Where nothing is to be prefetched it returns memory in use, because asking for an
+// address that is not mapped takes long.
+func (t *lineTask) ahead(next []byte, call, calls, n, steps int) (first []byte, stride int) {
+	if len(next) == 0 {
+		return mem.Bytes(t.keys), 0
+	}
+	part := len(next) / calls
+	return next[call*part:], part / (steps * ((n + maxLines - 1) / maxLines))
+}
+
+// score computes the scores of positions from..to-1 of the block at pos, whose keys are in tiles, of all lines that
+// attend to one of a tile's.
+func (t *lineTask) score(pos, from, to int, next []byte) {
+	calls := (to - from + t.width - 1) / t.width
+	for call := 0; call < calls; {
+		// Few lines take several tiles side by side, so that enough sums run at a time.
+		tiles := 1
+		switch left := calls - call; {
+		case t.width == TileN:
+		case t.lines == 1 && left >= 4:
+			tiles = 4
+		case t.lines <= 3 && left >= 2:
+			tiles = 2
+		}
+		at := from + call*t.width
+		// Rows from low on are at the first position or after it, and rows from high on have left the last.
+		low, high := max(0, pos+at-t.Pos), t.M
+		if t.Window > 0 {
+			high = min(high, pos+at+tiles*t.width-1+t.Window-t.Pos)
+		}
+		if n, line := (high-low)*t.Heads, low*t.Heads; n > 0 {
+			first, stride := t.ahead(next, call, calls, n, t.Dim)
+			out, queries := &t.scores[line*keyBlock+at], &t.queries[line*t.Dim]
+			keys := &t.keys[call*tilePitch(t.Dim, t.width)]
+			switch {
+			case t.width == TileN:
+				distance := int(mem.Address(first) - mem.Address(mem.Bytes(t.keys[call*tilePitch(t.Dim, t.width):])))
+				for done := 0; done < n; {
+					count := share(n-done, t.tier.mostF32())
+					t.tier.rowsF32(count, &t.scores[(line+done)*keyBlock+at], keyBlock, &t.queries[(line+done)*t.Dim], t.Dim,
+						t.Dim, keys, distance, 2*stride, 0)
+					done += count
+				}
+			case tiles == 4:
+				scores256x64(n, out, 4*keyBlock, queries, 4*t.Dim, t.Dim, keys, &first[0], 4*stride)
+			case tiles == 2:
+				scores256x32(n, out, 4*keyBlock, queries, 4*t.Dim, t.Dim, keys, &first[0], 2*stride)
+			default:
+				scores256(n, out, 4*keyBlock, queries, 4*t.Dim, t.Dim, keys, &first[0], stride)
+			}
+		}
+		call += tiles
+	}
+}
+
+// soften turns scores into weights, and fades what lines have summed up. It reports whether a row does not attend to
+// all of the block; then weights of other positions are zero.
+func (t *lineTask) soften(pos, count int) (partial bool) {
+	first, _ := t.span(t.M-1, pos, count)
+	_, last := t.span(0, pos, count)
+	partial = first > 0 || last < count
+	for row := 0; row < t.M; {
+		low, high := t.used(row, pos, count)
+		end := row + 1
+		for end < t.M {
+			if l, h := t.used(end, pos, count); l != low || h != high {
+				break
+			}
+			end++
+		}
+		t.softenRows(row, end, low, high, pos, count)
+		row = end
+	}
+	return partial
+}
+
+// used is the span of a row in whole vectors, empty where it attends to nothing.
+func (t *lineTask) used(row, pos, count int) (low, high int) {
+	from, to := t.span(row, pos, count)
+	if from >= to {
+		return 0, 0
+	}
+	return from &^ (vecN - 1), (to + vecN - 1) &^ (vecN - 1)
+}
+
+// softenRows is soften for rows row..end-1, of which each attends to a part of the positions low..high-1.
+func (t *lineTask) softenRows(row, end, low, high, pos, count int) {
+	minusInf := float32(math.Inf(-1))
+	first, last := row*t.Heads, end*t.Heads
+	for line := first; line < last; line++ {
+		scores := t.scores[line*keyBlock : (line+1)*keyBlock]
+		clear(scores[:low])
+		clear(scores[high:])
+		if low == high {
+			continue
+		}
+		if t.limit > 0 {
+			capScores(scores[low:high], t.capScale, t.limit)
+		}
+		from, to := t.span(line/t.Heads, pos, count)
+		for j := low; j < from; j++ {
+			scores[j] = minusInf
+		}
+		for j := to; j < high; j++ {
+			scores[j] = minusInf
+		}
+	}
+	if low == high {
+		return
+	}
+	softmaxLines256(last-first, &t.scores[first*keyBlock+low], 4*keyBlock, high-low, t.scale, &t.state[4*first])
+	if pos == t.start() {
+		return // nothing is summed up yet
+	}
+	for line := first; line < last; line++ {
+		if fade := t.state[4*line+2]; fade != 1 {
+			scaleRow(t.sums[line*t.ld:(line+1)*t.ld], fade)
+		}
+	}
+}
+
+// weigh adds values, the rows of positions from..to-1 of a block, weighted to the sums of rows from row on.
+func (t *lineTask) weigh(row, rows, from, to int, values []float32, ld int, next []byte) {
+	line, n, k := row*t.Heads, rows*t.Heads, to-from
+	x, columns := &t.scores[line*keyBlock+from], (t.Dim+7)&^7
+	for column := 0; column < columns; {
+		width := min(16, columns-column)
+		switch left := columns - column; {
+		case t.width == TileN && left >= TileN:
+			for done := 0; done < n; {
+				count := share(n-done, t.tier.mostF32())
+				t.tier.addF32(count, &t.sums[(line+done)*t.ld+column], t.ld, &t.scores[(line+done)*keyBlock+from], keyBlock, k,
+					&values[column], ld)
+				done += count
+			}
+			column += TileN
+			continue
+		case n == 1 && left >= 64:
+			width = 64
+		case n <= 3 && left >= 32:
+			width = 32
+		}
+		first, stride := t.ahead(next, column/8, columns/8, n, k)
+		stride *= width / 8
+		y, v := &t.sums[line*t.ld+column], &values[column]
+		switch width {
+		case 64:
+			values256x64(n, y, 4*t.ld, x, 4*keyBlock, k, v, 4*ld, &first[0], stride)
+		case 32:
+			values256x32(n, y, 4*t.ld, x, 4*keyBlock, k, v, 4*ld, &first[0], stride)
+		case 16:
+			values256(n, y, 4*t.ld, x, 4*keyBlock, k, v, 4*ld, &first[0], stride)
+		default:
+			values256x8(n, y, 4*t.ld, x, 4*keyBlock, k, v, 4*ld, &first[0], stride)
+		}
+		column += width
+	}
+}
+
+// finish divides by the sums of the weights.
+func (t *lineTask) finish(y []float32, ldy int) {
+	for row := range t.M {
+		for head := range t.Heads {
+			i := row*t.Heads + head
+			sum := t.sums[i*t.ld : (i+1)*t.ld]
+			scaleRow(sum, 1/t.state[4*i+1])
+			copy(y[row*ldy+head*t.Dim:row*ldy+(head+1)*t.Dim], sum)
+		}
+	}
+}
+
+// tiles writes keys from..to as tiles [dim][width]; columns beyond to keep what they had. width is tileKeys or TileN.
+func (s *source) tiles(dst []float32, width, from, to, dim int) {
+	if s.k16 != nil {
+		eachTile(dst, width, from, to, dim, func(dst []float32, pos int) {
+			if width == TileN {
+				transposeF16(&dst[0], &s.k16[pos*dim], 2*dim, dim)
+			} else {
+				keysF16x16(&dst[0], &s.k16[pos*dim], 2*dim, dim)
+			}
+		}, func(pos, place int) float32 { return number.HalfToFloat(s.k16[pos*dim+place]) })
+		return
+	}
+	eachTile(dst, width, from, to, dim, func(dst []float32, pos int) {
+		if width == TileN {
+			transposeF32(&dst[0], &s.k32[pos*dim], 4*dim, dim)
+		} else {
+			keysF32x16(&dst[0], &s.k32[pos*dim], 4*dim, dim)
+		}
+	}, func(pos, place int) float32 { return s.k32[pos*dim+place] })
+}
+
+// values returns the values from..to as rows of ld numbers, of which those beyond dim are zero up to a multiple of 8.
+// It may write them to wide.
+func (s *source) values(wide []float32, from, to, dim int) (rows []float32, ld int) {
+	ld = (dim + 7) &^ 7
+	if ld == dim && s.k16 == nil {
+		return s.v32[from*dim : to*dim], dim
+	}
+	if ld == dim {
+		widen(wide[:(to-from)*dim], s.v16[from*dim:to*dim])
+		return wide, dim
+	}
+	for pos := from; pos < to; pos++ {
+		row := wide[(pos-from)*ld : (pos-from+1)*ld]
+		if s.k16 != nil {
+			widen(row[:dim], s.v16[pos*dim:(pos+1)*dim])
+		} else {
+			copy(row, s.v32[pos*dim:(pos+1)*dim])
+		}
+		clear(row[dim:])
+	}
+	return wide, ld
+}
+
+// bytes returns keys and values from..to as they are stored.
+func (s *source) bytes(from, to, dim int) (k, v []byte) {
+	if s.k16 != nil {
+		return mem.Bytes(s.k16[from*dim : to*dim]), mem.Bytes(s.v16[from*dim : to*dim])
+	}
+	return mem.Bytes(s.k32[from*dim : to*dim]), mem.Bytes(s.v32[from*dim : to*dim])
+}
+
+// eachTile turns keys from..to into tiles: eight at a time where the kernel can, the others one by one.
+func eachTile(tiles []float32, width, from, to, dim int, eight func(dst []float32, pos int),
+	one func(pos, place int) float32) {
+	for pos := from; pos < to; pos++ {
+		index := pos - from
+		tile := tiles[index/width*tilePitch(dim, width):][:width*dim]
+		if dim%8 == 0 && index%8 == 0 && pos+8 <= to {
+			eight(tile[index%width:], pos)
+			pos += 7
+			continue
+		}
+		for place := range dim {
+			tile[place*width+index%width] = one(pos, place)
+		}
+	}
+}
+
+// attentionF32 is Set.AttentionF32.
+func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, a Attention) {
+	t.attention(t.keysWidth(), y, ldy, q, ldq, scratch, a, source{k32: k, v32: v})
+}
+
+// attentionF16 is Set.AttentionF16.
+func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention) {
+	t.attention(t.keysWidth(), y, ldy, q, ldq, scratch, a, source{k16: k, v16: v})
+}
+
+// keysWidth is the number of positions of a tile of keys.
+func (t tier) keysWidth() int {
+	if t.wide() {
+		return TileN
+	}
+	return tileKeys
+}
