@@ -1,4 +1,4 @@
-# Verbs: build, test, test-long, check, lint, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
+# Verbs: build, test, test-long, check, checks, lint, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
 # cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
 export CGO_ENABLED = 0
 GO      ?= go
@@ -6,20 +6,26 @@ BIN     := bin
 # No debug information: what is built here is stripped, and compiling without takes three quarters of the time.
 GOFLAGS += -trimpath -gcflags=all=-dwarf=false
 export GOFLAGS # the same for every command, so that each finds what others compiled
+# Garbage is collected seldom: compiling takes a sixth less processor time, tests of the solver an eighth, and up to twice
+# the memory.
+GOGC    ?= 400
+export GOGC
 LDFLAGS := -s -w
 PKGS    := ./...
 # Tests that take longest begin first, so that no core waits for one of them at the end.
 LONGEST := ./solver ./cmd/hetc ./runtime/executor ./runtime/driver/host
 
-.PHONY: build test test-long test-elsewhere check lint papers plans platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
+.PHONY: build test test-long test-elsewhere check checks lint papers plans platforms systems tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
 
 # Everything that must hold, in minutes; what needs a native library is skipped where there is none (make deps). Tests of
-# more than a second or two call require.Slow, and run in test-long.
+# more than a second or two call require.Slow, and run in test-long. PART=2/3 runs the second third of those as well, and
+# keeps what each test printed in bin/test.txt.
 test:
-	$(GO) test -vet=off -short $(LONGEST) $(PKGS)
+	$(if $(PART),HETC_PART=$(PART) GO=$(GO) .ci/long.sh $(BIN)/test.txt,$(GO) test) -vet=off -short -timeout 30m $(LONGEST) $(PKGS)
+PART ?=
 
 # The packages that have slow tests, whole: property tests with all their draws, oracles, scripts of the command line.
 # What each test printed stays in bin/test-long.txt.
@@ -33,10 +39,13 @@ TESTS ?= ./...
 test-elsewhere:
 	.ci/elsewhere.sh $(TESTS)
 
-# What continuous integration adds to test: slow tests, formatting, lint, other platforms, checked pointers, the race
-# detector. Conformance suites, which test-long has run whole, try fewer shapes under the last two. Two checks at a time,
-# the longest first: a suite alone leaves a core idle now and then.
-check: test test-long
+# Everything that is checked.
+check: test test-long checks systems
+
+# What is checked beside test: formatting, lint, other platforms, checked pointers, the race detector. Conformance suites
+# try fewer shapes under the last two. PART=2/3 runs the second third of the slow tests. Two checks at a time, the longest
+# first: a suite alone leaves a core idle now and then.
+checks:
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
 	@$(MAKE) --no-print-directory -j2 $(if $(shell command -v cc),race,no-race) pressure pointers lint tagged platforms emulated
 
@@ -51,13 +60,17 @@ lint:
 papers:
 	GO=$(GO) .ci/papers.sh
 
-# On arm64 packages are vetted that have other files there, and what runs on phones is built.
+# On arm64 packages are vetted that have other files there, and what runs on phones is built. For other systems types are
+# checked; systems builds the programs for them, which compiles the standard library for each.
 platforms:
 	GOOS=linux GOARCH=arm64 $(GO) vet $$(for arch in amd64 arm64; do GOOS=linux GOARCH=$$arch $(GO) list -f '$(FILES)' $(PKGS); done | sort | uniq -u | cut -d' ' -f1 | sort -u)
 	GOOS=linux GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetrun
+	$(GO) run ./.ci/types darwin/arm64 windows/amd64 -- ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
+FILES := {{.ImportPath}} {{.GoFiles}} {{.SFiles}} {{.TestGoFiles}} {{.XTestGoFiles}}
+
+systems:
 	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
 	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
-FILES := {{.ImportPath}} {{.GoFiles}} {{.SFiles}} {{.TestGoFiles}} {{.XTestGoFiles}}
 
 tagged:
 	$(GO) vet -tags hetc_static $$(grep -rl 'go:build.*hetc_static' --include='*.go' . | xargs -n1 dirname | sort -u)
@@ -69,12 +82,12 @@ tagged:
 	fi
 
 pressure:
-	HETC_LONG=1 $(GO) test -vet=off -run TestDecodeUnderPressure ./runtime/executor
+	HETC_LONG=1 HETC_PART=$(PART) $(GO) test -vet=off -timeout 30m -run TestDecodeUnderPressure ./runtime/executor
 
 pointers:
 	@if [ "$$($(GO) env GOARCH)" = amd64 ]; then \
-		echo "$(GO) test -vet=off -short -timeout 30m -gcflags='github.com/...=-d=checkptr' ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi"; \
-		$(GO) test -vet=off -short -timeout 30m -gcflags='github.com/...=-d=checkptr' ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi; \
+		echo "$(GO) test -vet=off -short -timeout 30m -gcflags='github.com/...=-d=checkptr -dwarf=false' ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi"; \
+		$(GO) test -vet=off -short -timeout 30m -gcflags='github.com/...=-d=checkptr -dwarf=false' ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi; \
 	fi
 
 # The kernels of arm64, as a CPU with every extension has them, one without matrix products of bytes, and one without dot
@@ -94,8 +107,8 @@ emulated:
 # those run whose goroutines meet.
 race:
 	CGO_ENABLED=1 $(GO) test -vet=off -short -race -timeout 30m $(RACE) $$(grep -rlE '^\s*go |\.Go\(|"sync' --include='*.go' --exclude='*_test.go' runtime planir/bundle profiler cmd/internal/httpapi cmd/internal/servecmd internal/native internal/ortapi | xargs -n1 dirname | sort -u | sed 's|^|./|')
-	CGO_ENABLED=1 $(GO) test -vet=off -race -timeout 30m $(RACE) -run '$(RACES)' ./runtime/driver/host ./runtime/executor ./runtime/serving ./profiler ./planir/bundle
-RACE  := -gcflags=github.com/hetc/hetc/runtime/driver/host/kernel=-d=checkptr=0
+	CGO_ENABLED=1 HETC_PART=$(PART) $(GO) test -vet=off -race -timeout 30m $(RACE) -run '$(RACES)' ./runtime/driver/host ./runtime/executor ./runtime/serving ./profiler ./planir/bundle
+RACE  := '-gcflags=github.com/hetc/hetc/runtime/driver/host/kernel=-d=checkptr=0 -dwarf=false'
 RACES := ^Test(BatchComputes|Drafts|Hanging|Interrupted|LaneFaults|ManyWorkers|ProcessorsOfOneCore|Random|WeightsThat|WorkersAgree|WritersSide)
 
 no-race:

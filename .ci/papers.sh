@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # papers.sh [FILE]: runs every test that docs/papers.md names, by name, and lists those that were skipped. A test that did
-# not run fails. Tests of packages that FILE tells of, which make test-long wrote, are not run again. HETC_REQUIRE says
-# what must not be skipped.
+# not run fails. Tests of packages that FILE tells of, which make test PART=1/3 or make test-long wrote, are not run again.
+# HETC_REQUIRE says what must not be skipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 names=$(grep -o '`[a-z0-9_/]*\.Test[A-Za-z0-9_]*`' docs/papers.md | tr -d '`' | sort -u)

@@ -70,7 +70,7 @@ func runHetserve() int {
 }
 
 // TestScripts runs every script of testdata/script. Scripts see the demo model as $MODEL and check exit
-// codes with "exit CODE COMMAND...".
+// codes with "exit CODE COMMAND...". The first line of slow ones is slowScript.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/script/*.txtar")
 	if err != nil || len(files) < 5 {
@@ -80,9 +80,15 @@ func TestScripts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	slow := slowScripts(t, files)
 	testscript.Run(t, testscript.Params{
 		Files: files,
 		Setup: func(e *testscript.Env) error {
+			name := strings.TrimPrefix(filepath.Base(e.WorkDir), "script-")
+			if reason := require.SkipsSlow(name); slow[name] && reason != "" {
+				e.T().Skip(reason)
+			}
+			e.Setenv("GOGC", os.Getenv("GOGC"))
 			e.Setenv("MODEL", filepath.Join(testdata, "models", "tiny-llama-kjv"))
 			e.Setenv("TESTDATA", testdata)
 			if hetc, err := exec.LookPath("hetc"); err == nil {
@@ -113,6 +119,22 @@ func TestScripts(t *testing.T) {
 		},
 		UpdateScripts: os.Getenv("HETC_UPDATE") != "",
 	})
+}
+
+// slowScript is for a script what require.Slow is for a test.
+const slowScript = "# slow\n"
+
+// slowScripts are the names of the scripts that are slow.
+func slowScripts(t *testing.T, files []string) map[string]bool {
+	slow := map[string]bool{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slow[strings.TrimSuffix(filepath.Base(file), ".txtar")] = strings.HasPrefix(string(text), slowScript)
+	}
+	return slow
 }
 
 // exitCode runs a command and wants exactly this exit code: exit 3 hetc check x.yaml

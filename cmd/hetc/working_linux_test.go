@@ -41,6 +41,7 @@ func limited(t *testing.T, d *dir, args ...string) (text string, code int, rss i
 	t.Helper()
 	c := exec.Command("sh", append([]string{"-c", `ulimit -v 6000000; exec hetc "$@"`, "sh"}, args...)...)
 	c.Dir = d.path
+	c.Env = append(os.Environ(), "GOGC=") // as users run it
 	var errs strings.Builder
 	c.Stderr = &errs
 	b, _ := c.Output()

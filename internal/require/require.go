@@ -4,6 +4,8 @@ package require
 
 import (
 	"errors"
+	"fmt"
+	"hash/fnv"
 	"os"
 	"path/filepath"
 	"slices"
@@ -65,11 +67,40 @@ func find() string {
 	}
 }
 
-// Slow ends a test of more than a second or two when tests are asked to be short, as make test asks them; make test-long
-// runs it.
+// Part names a part of the slow tests, "2/3" for the second of three: those run, whether tests are asked to be short or
+// not, and no others. Continuous integration has time for one part each time.
+const Part = "HETC_PART"
+
+// Slow ends a test of more than a second or two when tests are asked to be short, as make test asks them, or when Part
+// names others. Without either, as in make test-long, it runs.
 func Slow(tb testing.TB) {
 	tb.Helper()
-	if testing.Short() {
-		tb.Skip("takes seconds: make test-long runs it")
+	if reason := SkipsSlow(tb.Name()); reason != "" {
+		tb.Skip(reason)
 	}
+}
+
+// SkipsSlow says why a slow test of the name does not run, and is empty when it does.
+func SkipsSlow(name string) string {
+	if part := os.Getenv(Part); part != "" {
+		if inPart(part, name) {
+			return ""
+		}
+		return fmt.Sprintf("takes seconds, and is not in %s=%s: make test-long runs it", Part, part)
+	}
+	if testing.Short() {
+		return "takes seconds: make test-long runs it"
+	}
+	return ""
+}
+
+// inPart reports whether a test is in the part: names are divided by their hashes, so that a new test moves no other.
+func inPart(part, name string) bool {
+	var number, count uint32
+	if _, err := fmt.Sscanf(part, "%d/%d", &number, &count); err != nil || number < 1 || number > count {
+		panic(fmt.Sprintf("%s is %q: want NUMBER/COUNT, such as 2/3", Part, part))
+	}
+	hash := fnv.New32a()
+	hash.Write([]byte(name))
+	return hash.Sum32()%count == number-1
 }

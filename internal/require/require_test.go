@@ -2,6 +2,7 @@ package require
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -38,6 +39,31 @@ func TestSkip(t *testing.T) {
 		if e.fatal != fatal || e.skipped == fatal {
 			t.Errorf("%s=%s: failed %v, skipped %v", Env, env, e.fatal, e.skipped)
 		}
+	}
+}
+
+// Every slow test is in one part of those that there are. Without parts -short decides.
+func TestSkipsSlow(t *testing.T) {
+	t.Setenv(Part, "")
+	if skips := SkipsSlow("TestOne") != ""; skips != testing.Short() {
+		t.Errorf("without parts: skipped %v, with -short %v", skips, testing.Short())
+	}
+	used := map[string]bool{}
+	for number := range 100 {
+		name, times := fmt.Sprint("Test", number), 0
+		for _, part := range []string{"1/3", "2/3", "3/3"} {
+			t.Setenv(Part, part)
+			if SkipsSlow(name) == "" {
+				used[part] = true
+				times++
+			}
+		}
+		if times != 1 {
+			t.Errorf("%s runs in %d parts", name, times)
+		}
+	}
+	if len(used) != 3 {
+		t.Errorf("a hundred tests are all in %v", used)
 	}
 }
 
