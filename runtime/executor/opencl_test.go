@@ -1,0 +1,215 @@
+package executor_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	openclcompiler "github.com/hetc/hetc/emit/compile/opencl"
+	ortcompiler "github.com/hetc/hetc/emit/compile/ort"
+	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/driver/opencl"
+	"github.com/hetc/hetc/runtime/driver/ort"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+// openclProcs is what a plan says of each device of OpenCL that is here; without any the test is skipped.
+func openclProcs(t testing.TB, name string, options map[string]string) (list []planir.Proc) {
+	t.Helper()
+	require.Deps()
+	devices, err := opencl.New().Devices(context.Background())
+	if errors.Is(err, driver.ErrUnavailable) {
+		require.Skip(t, opencl.Name, err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, device := range devices {
+		p, err := opencl.New().Open(context.Background(), driver.Config{Select: device.Select, Options: options})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := p.Capabilities()
+		proc := planir.Proc{Name: name, Kind: "gpu", Driver: opencl.Name, Select: device.Select, Options: options,
+			Set: c.Offered()}
+		slices.Sort(proc.Kinds)
+		list = append(list, proc)
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return list
+}
+
+func withOpenCL() executor.Options {
+	return executor.Options{Drivers: []driver.Driver{host.New(), opencl.New(), ort.New()}}
+}
+
+// bothCompilers are those of the library drivers.
+func bothCompilers() []driver.Compiler { return []driver.Compiler{openclcompiler.New(), ortcompiler.New()} }
+
+// A model on a device of OpenCL alone, and divided between it, the host and ONNX Runtime, has the logits of another
+// implementation: in float32 up to rounding, quantised with the loss that the host has.
+func TestOpenCLLogits(t *testing.T) {
+	m := open(t)
+	s0, s1 := cores(t)
+	ids, _ := ref[int32](t, "ids_3")
+	ids = ids[:min(len(ids), 40)]
+	want, _ := ref[float32](t, "logits_3")
+	want = want[:len(ids)*m.Vocab]
+	losses := map[op.Scheme]float64{}
+	for _, scheme := range []op.Scheme{op.A8TQ8C, op.A8TQ4B32} {
+		x := machine(t, m, makePlan(t, m, []planir.Proc{proc("a", s0, "")}, []int{1, 16}, 64, scheme, bySingle),
+			executor.Options{})
+		losses[scheme] = meanKL(allLogits(t, x, ids), want, m.Vocab)
+		x.Close()
+	}
+	for _, options := range []map[string]string{nil, {"memory": "own"}, {"completion": "flag"}} {
+		for _, device := range openclProcs(t, "b", options) {
+			alone := device
+			alone.Name = "a"
+			for _, c := range []struct {
+				name  string
+				procs []planir.Proc
+				f     layoutOf
+			}{
+				{"alone", []planir.Proc{alone}, bySingle},
+				{"columns with host", []planir.Proc{proc("a", s0, ""), device}, byColumns},
+				{"rows with host", []planir.Proc{proc("a", s0, ""), device}, byRows},
+				{"pairs with host", []planir.Proc{proc("a", s0, ""), device}, byPairs},
+			} {
+				if options != nil && c.name != "alone" && c.name != "columns with host" {
+					continue
+				}
+				t.Run(device.Select+" "+c.name+optionText(options), func(t *testing.T) {
+					for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C, op.A8TQ4B32} {
+						if options != nil && scheme == op.A8TQ4B32 {
+							continue
+						}
+						x := machine(t, m, makePlan(t, m, c.procs, []int{1, 16}, 64, scheme, c.f), withOpenCL(),
+							bothCompilers()...)
+						got := allLogits(t, x, ids)
+						judge(t, scheme, got, want, m.Vocab, losses[scheme])
+						if d := maxDiff(allLogits(t, x, ids, 3, 1, 1, 20), want); scheme == op.A32W32 && d > 1e-3 {
+							t.Errorf("%s in pieces: differs by %.3g, want at most 0.001", scheme, d)
+						}
+						x.Close()
+					}
+				})
+			}
+			if options == nil {
+				t.Run(device.Select+" among host and ort", func(t *testing.T) {
+					needORT(t)
+					procs := []planir.Proc{proc("a", s0, ""), device, ortProc(t, "c", s1)}
+					for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C} {
+						x := machine(t, m, makePlan(t, m, procs, []int{1, 16}, 64, scheme,
+							amongDevices(rand.New(rand.NewPCG(2, 4)), procs)), withOpenCL(), bothCompilers()...)
+						judge(t, scheme, allLogits(t, x, ids), want, m.Vocab, losses[scheme])
+						x.Close()
+					}
+				})
+			}
+		}
+	}
+}
+
+// amongDevices gives each node to one that executes it, and divides products between host and device.
+func amongDevices(r *rand.Rand, procs []planir.Proc) layoutOf {
+	return func(d *planir.Decision, n *lower.Node) {
+		var able []string
+		for _, p := range procs {
+			capable := !slices.ContainsFunc(n.Ops, func(o op.Op) bool {
+				return len(p.Kinds) > 0 && !slices.Contains(p.Kinds, o.Kind)
+			})
+			if capable && (p.Driver != ort.Name || n.Op().Kind != op.Embed) {
+				able = append(able, p.Name)
+			}
+		}
+		if n.Op().Kind == op.MatMul && r.IntN(2) == 0 {
+			among(r, "a", "b")(d, n)
+			return
+		}
+		d.Shares[0].Proc = able[r.IntN(len(able))]
+	}
+}
+
+// optionText is what a test's name says of options.
+func optionText(options map[string]string) (text string) {
+	for key, value := range options {
+		text += " " + key + "=" + value
+	}
+	return text
+}
+
+// judge compares logits with the reference: by the largest difference in float32, else by the mean divergence, which is
+// at most a tenth above the host's.
+func judge(t *testing.T, scheme op.Scheme, got, want []float32, vocab int, loss float64) {
+	t.Helper()
+	d, kl := maxDiff(got, want), meanKL(got, want, vocab)
+	t.Logf("%s: largest difference %.2g, mean KL %.2g (host %.2g)", scheme, d, kl, loss)
+	if scheme == op.A32W32 && !(d <= 1e-3) {
+		t.Errorf("%s: differs by %.3g, want at most 0.001", scheme, d)
+	}
+	if scheme != op.A32W32 && !(kl <= 1.1*loss+1e-4) {
+		t.Errorf("%s: mean KL %.3g, want at most a tenth above the host's %.3g", scheme, kl, loss)
+	}
+}
+
+// Architectures on a device of OpenCL have another implementation's logits; what the device does not execute, the host
+// does.
+func TestOpenCLArchitectures(t *testing.T) {
+	devices := openclProcs(t, "b", nil)
+	s0, _ := cores(t)
+	for i, config := range archDirs(t) {
+		if testing.Short() && i%4 > 0 {
+			continue
+		}
+		dir := filepath.Dir(config)
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			m, err := models.Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			r := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33]
+			for _, device := range devices {
+				procs := []planir.Proc{proc("a", s0, ""), device}
+				x := machine(t, m, makePlan(t, m, procs, []int{1, 16, 48}, max(130, min(m.MaxContext, 160)), op.A32W32,
+					onDevice(device, i%2)), withOpenCL(), bothCompilers()...)
+				got, worst := allLogits(t, x, r.ids), 0.0
+				for k, row := range r.rows {
+					worst = max(worst, maxDiff(got[int(row)*m.Vocab:][:m.Vocab], r.logits[k*m.Vocab:][:m.Vocab]))
+				}
+				if !(worst <= 1e-3) {
+					t.Errorf("%s: logits differ by %.2g, want at most 0.001", device.Select, worst)
+				}
+				x.Close()
+			}
+		})
+	}
+}
+
+// onDevice gives a node to the device where that executes it; form 1 divides products between it and the host.
+func onDevice(device planir.Proc, form int) layoutOf {
+	return func(d *planir.Decision, n *lower.Node) {
+		for _, o := range n.Ops {
+			if !slices.Contains(device.Kinds, o.Kind) {
+				return
+			}
+		}
+		if form == 1 && n.Op().Kind == op.MatMul {
+			byColumns(d, n)
+			return
+		}
+		d.Shares = []planir.Share{{Proc: device.Name}}
+	}
+}
