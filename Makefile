@@ -1,4 +1,4 @@
-# Verbs: build, test, test-long, check, checks, lint, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
+# Verbs: build, test, test-long, check, checks, lint, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, deps-opencl, clean. Only Go and make are needed.
 # cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
 export CGO_ENABLED = 0
 GO      ?= go
@@ -15,7 +15,7 @@ PKGS    := ./...
 # Tests that take longest begin first, so that no core waits for one of them at the end.
 LONGEST := ./solver ./cmd/hetc ./runtime/executor ./runtime/driver/host
 
-.PHONY: build test test-long test-elsewhere check checks lint papers plans platforms systems tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
+.PHONY: build test test-long test-elsewhere check checks lint papers plans platforms systems tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn deps-opencl clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
@@ -161,6 +161,11 @@ deps-bench:
 # it. Typing this accepts Qualcomm's terms, which it names: no other verb fetches it.
 deps-qnn:
 	$(GO) run ./cmd/internal/deps onnxruntime onnxruntime-qnn
+
+# Intel's OpenCL for CPUs (pip; 270 MB, 410 MB of it kept; linux/amd64), for tests of the driver opencl beside PoCL and
+# for CPUs without another. Typing this accepts Intel's terms, which it names: no other verb fetches it.
+deps-opencl:
+	$(GO) run ./cmd/internal/deps opencl-intel
 
 clean:
 	rm -rf $(BIN) .demo

@@ -21,6 +21,12 @@ import (
 // EnvLibrary names the OpenCL library, before all other places: an ICD loader or one vendor's library.
 const EnvLibrary = "HETC_OPENCL_LIBRARY"
 
+// IntelFolder is where `make deps-opencl` puts Intel's implementation for CPUs, and IntelLibrary its library there.
+const (
+	IntelFolder  = "opencl-intel"
+	IntelLibrary = "libintelocl.so"
+)
+
 // longestText bounds what is read of a name or a list of extensions, in bytes.
 const longestText = 1 << 16
 
@@ -59,8 +65,8 @@ type Library struct {
 	fn   [functions]uintptr
 }
 
-// Find loads the file, or without one what $HETC_OPENCL_LIBRARY names, or the system's ICD loader. The error is a
-// *LoadError.
+// Find loads the file, or without one what $HETC_OPENCL_LIBRARY names, the system's ICD loader, or Intel's library for
+// CPUs where `make deps-opencl` put it. The error is a *LoadError.
 func Find(file string) (*Library, error) {
 	if file == "" {
 		file = os.Getenv(EnvLibrary)
@@ -70,7 +76,13 @@ func Find(file string) (*Library, error) {
 	if lib := loaded.of[file]; lib != nil {
 		return lib, nil
 	}
-	found, tried, err := native.Find(native.Search{File: file, Folder: "opencl", System: systemNames()})
+	found, tried, err := native.Find(native.Search{File: file, Folder: IntelFolder, System: systemNames()})
+	if missing, ok := errors.AsType[*native.Error](err); ok && file == "" && missing.Problem == native.Absent {
+		// What make deps-opencl fetched serves where the system has nothing.
+		var more []string
+		found, more, err = native.Find(native.Search{Folder: IntelFolder, Names: []string{IntelLibrary}})
+		tried = append(tried, more...)
+	}
 	if err != nil {
 		missing, _ := errors.AsType[*native.Error](err)
 		return nil, &LoadError{Path: file, Tried: tried, Cause: err,

@@ -1,6 +1,9 @@
 package main
 
-import "path"
+import (
+	"path"
+	"slices"
+)
 
 // llamaCpp takes the prebuilt shared libraries, one per kind of CPU, and builds the tools, which the package
 // lacks, from the source of the same release that it brings along.
@@ -66,6 +69,42 @@ var qnn = recipe{
 		"its AI Stack License: " +
 		"fetching or using them accepts it. hetc neither holds nor passes on any of them. The terms will lie in",
 	TermFiles: []string{"onnxruntime_qnn/Qualcomm_LICENSE.pdf", "onnxruntime_qnn/LICENSE"},
+}
+
+// intelOpenCL is Intel's implementation of OpenCL for CPUs: the library itself, its compiler, and what both open. The
+// devices are described and the kernels' built-in functions lie in the files beside it, for each kind of CPU.
+var intelOpenCL = recipe{
+	Name: "opencl-intel", OS: "linux", Arch: "amd64",
+	Packages: []pkg{
+		{"intel-opencl-rt", "2026.2.0", "6b6215a420598b4999ee01caca6d5cbe106aa4155c46c52377619c5aafce9f67",
+			"manylinux_2_28_x86_64"},
+		{"intel-cmplr-lib-rt", "2026.2.0", "9f713083073a820d2496a6da8e8d4f3482aba6640f74521d25ea48dcebe72748",
+			"manylinux_2_28_x86_64"},
+		{"tbb", "2023.2.0", "7d80615b6e970f11671fa05b6eaa9483ac864fbfe525ac280271a78b37870b7c", "manylinux_2_28_x86_64"},
+	},
+	Files: slices.Concat(
+		outOf("intel_opencl_rt-2026.2.0.data/data/lib", "libintelocl.so", "libcommon_clang.so.2026.22.10.0", "cl.cfg",
+			"clbltfne9.rtl", "clbltfnh8.rtl", "clbltfnl9.rtl", "clbltfnshared.rtl", "clbltfnz0.rtl", "clbltfnz1.rtl",
+			"cllibrary.rtl", "cllibrarye9.o", "cllibraryh8.o", "cllibraryl9.o", "cllibraryz0.o", "cllibraryz1.o",
+			"libocl_svml_e9.so", "libocl_svml_h8.so", "libocl_svml_l9.so", "libocl_svml_z0.so", "libocl_svml_z1.so"),
+		outOf("intel_cmplr_lib_rt-2026.2.0.data/data/lib", "libimf.so", "libsvml.so", "libirng.so", "libintlc.so.5"),
+		outOf("tbb-2023.2.0.data/data/lib", "libtbb.so.12"),
+		[]file{{"intel_opencl_rt-2026.2.0.dist-info/LICENSE.txt", "LICENSE.txt"},
+			{"intel_opencl_rt-2026.2.0.data/data/share/doc/opencl/licensing/third-party-programs.txt",
+				"third-party-programs.txt"},
+			{"tbb-2023.2.0.dist-info/LICENSE.txt", "tbb-LICENSE.txt"}}),
+	Terms: "Intel's libraries are under its End User License Agreement for Developer Tools, which among other things " +
+		"does not permit to offer them as a service to third parties; oneTBB is under the Apache licence 2.0: fetching " +
+		"or using them accepts that. hetc neither holds nor passes on any of them. The terms will lie in",
+	TermFiles: []string{"LICENSE.txt", "tbb-LICENSE.txt"},
+}
+
+// outOf are files of a folder of a wheel that lie side by side in the result.
+func outOf(folder string, names ...string) (files []file) {
+	for _, name := range names {
+		files = append(files, file{path.Join(folder, name), name})
+	}
+	return files
 }
 
 // asTheyLie are files that keep their folder in the wheel.

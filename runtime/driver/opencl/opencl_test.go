@@ -3,9 +3,14 @@ package opencl_test
 import (
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
 	"testing"
 
 	compile "github.com/hetc/hetc/emit/compile/opencl"
+	"github.com/hetc/hetc/internal/clapi"
+	"github.com/hetc/hetc/internal/native"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/drivertest"
@@ -18,19 +23,43 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// devices are those of this machine; without any the test is skipped.
-func devices(t *testing.T) []driver.Device {
-	list, err := opencl.New().Devices(t.Context())
-	if err != nil {
+// device is one to try, with the option that names its library.
+type device struct {
+	driver.Device
+	options map[string]string
+}
+
+// with are the device's options and others.
+func (d *device) with(more map[string]string) map[string]string {
+	out := maps.Clone(d.options)
+	maps.Copy(out, more)
+	return out
+}
+
+// devices are those of this machine, and Intel's for CPUs where make deps-opencl fetched it; without any the test is
+// skipped.
+func devices(t *testing.T) (list []device) {
+	found, err := opencl.New().Devices(t.Context())
+	for _, one := range found {
+		list = append(list, device{one, map[string]string{}})
+	}
+	file := filepath.Join(os.Getenv(native.EnvDir), clapi.IntelFolder, clapi.IntelLibrary)
+	if _, missing := os.Stat(file); missing == nil && runtime.GOOS == "linux" {
+		list = append(list, device{driver.Device{Select: "0.0", Description: "Intel's for CPUs"},
+			map[string]string{"library": file}})
+	} else if require.Listed("opencl-intel") {
+		t.Errorf("%s lists opencl-intel, and %q is not there: make deps-opencl fetches it", require.Env, file)
+	}
+	if len(list) == 0 {
 		require.Skip(t, opencl.Name, err)
 	}
 	return list
 }
 
-// suite is the conformance suite for a device with options.
-func suite(t *testing.T, device driver.Device, options map[string]string, sampled bool) {
+// suite is the conformance suite for a device with more options.
+func suite(t *testing.T, device device, options map[string]string, sampled bool) {
 	drivertest.Run(t, drivertest.Factory{Driver: opencl.New(), Compiler: compile.New(), Activations: 1e-6,
-		Config: driver.Config{Select: device.Select, Options: options}, Sampled: sampled})
+		Config: driver.Config{Select: device.Select, Options: device.with(options)}, Sampled: sampled})
 }
 
 // The whole suite on each device, with what it gets without options.
@@ -52,7 +81,8 @@ func TestVariants(t *testing.T) {
 					continue
 				}
 				option := map[string]string{opencl.VariantOption + family: variants[i].Name}
-				p, err := opencl.New().Open(t.Context(), driver.Config{Select: device.Select, Options: option})
+				config := driver.Config{Select: device.Select, Options: device.with(option)}
+				p, err := opencl.New().Open(t.Context(), config)
 				if err != nil {
 					t.Logf("%s: %v", device.Description, err)
 					continue
