@@ -171,6 +171,13 @@ type Processor interface {
 	Close() error
 }
 
+// Rouser is implemented by processors with threads of their own that sleep after a while without a call.
+type Rouser interface {
+	// Rouse returns when all of them are awake, as they are between two steps of a lane, or after a few milliseconds,
+	// when their cores are somebody else's. It is called on the thread that calls Run.
+	Rouse()
+}
+
 // Virtual is implemented by processors with a virtual clock. Run does not know what other processors do at the same
 // virtual time and takes as long as alone. When calls of several processors ran is settled once all of them are done.
 type Virtual interface {

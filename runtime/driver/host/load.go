@@ -175,6 +175,9 @@ func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*exec
 		}
 	}
 	exe.steps = exe.chained()
+	for i := range exe.steps {
+		exe.steps[i].finish()
+	}
 	// Every piece starts on a cache line.
 	for _, words := range []int{exe.need.scales, exe.need.sums, exe.need.rows, exe.need.order, exe.need.packs} {
 		exe.need.bytes += roundUp(4 * int64(words))
@@ -186,7 +189,7 @@ func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*exec
 	return exe, nil
 }
 
-// chained joins neighbouring steps that work on the same rows into chains.
+// chained joins neighbouring steps that work on the same rows, or groups of heads, into chains.
 func (e *executable) chained() (out []step) {
 	for i := 0; i < len(e.steps); {
 		step, end := &e.steps[i], i+1
@@ -195,7 +198,8 @@ func (e *executable) chained() (out []step) {
 			i++
 			continue
 		}
-		for end < len(e.steps) && e.steps[end].rows != nil && e.steps[end].m == step.m && e.steps[end].rows.fan == step.rows.fan {
+		for end < len(e.steps) && e.steps[end].rows != nil && e.steps[end].m == step.m &&
+			e.steps[end].rows.fan == step.rows.fan && e.steps[end].rows.groups == step.rows.groups {
 			end++
 		}
 		out = append(out, e.chain(e.steps[i:end]))
@@ -460,7 +464,7 @@ func (e *executable) run() error {
 		if step.prepare != nil {
 			step.prepare(rows)
 		}
-		e.p.team.run(step.plan(rows), step.task)
+		e.p.team.run(step.plan(rows), step.span == nil, step.work)
 		if row := e.bad.Load(); row != math.MaxInt64 {
 			return fmt.Errorf("node %d (%s), row %d: %w", step.node, e.graph.Nodes[step.node].Op.Kind, row,
 				step.refused(int(row)))

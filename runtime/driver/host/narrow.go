@@ -73,16 +73,16 @@ func (b *builder) narrowMatMul() (step, error) {
 	return step{
 		m: operator.M,
 		plan: func(n int) int {
-			rows, tasks = n, tileTasks{tiles: tiles, block: tiles, last: tiles}
+			rows, tasks = n, tileTasks{tiles: tiles, block: tiles}
 			if workers > 1 {
-				tasks = divideTiles(tiles, workers, 1, 1, true)
+				tasks = divideTiles(tiles, workers, 1, 1)
 			}
 			return tasks.count()
 		},
-		task: func(worker, t int) {
-			tile, end := tasks.of(t)
+		span: func(worker, from, to int) {
+			tile, end := tasks.of(from, to)
 			weight := exe.have.mine(worker)[:operator.K*pack.TileN]
-			for ; tile < min(end, tiles); tile++ {
+			for ; tile < end; tile++ {
 				pack.UnpackTile(weight, scheme, operator.K, packed[tile*int(tileBytes):(tile+1)*int(tileBytes)])
 				if halfWeights {
 					halve(weight, weight) // one beyond f16 makes its results infinite, which are refused

@@ -123,6 +123,13 @@ func (p *processor) Execute(exe driver.Executable, b *driver.Bindings) error {
 	return loaded.run()
 }
 
+// Rouse wakes the helpers on the other cores.
+func (p *processor) Rouse() {
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	p.team.rouse()
+}
+
 // Close waits for a running call, ends the helpers and frees the arena. Buffers stay valid until they are closed.
 func (p *processor) Close() error {
 	return p.CloseBy(func() error {

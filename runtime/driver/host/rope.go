@@ -121,23 +121,22 @@ func (b *builder) rope() (step, error) {
 	}
 	exe.needsSeq = exe.needsSeq || operator.LongFrom > 0
 	tables := make([]*ropeTable, most)
-	// turn rotates rows [r0,r1) by a table whose first row is that of row from
-	turn := func(t *ropeTable, from, r0, r1 int) { // from: its first row
-		for kvHead := range operator.KVHeads { // the group's queries and its key lie together
-			kernel(output.f32[r0*output.ld+kvHead*(group+2)*operator.HeadDim:], output.ld, t.cos[(r0-from)*half:],
-				t.sin[(r0-from)*half:], r1-r0, group+1, operator.HeadDim, rotary)
-		}
+	// turn rotates rows [r0,r1) of a group by a table whose first row is that of row from
+	width := (group + 2) * operator.HeadDim
+	turn := func(t *ropeTable, kvHead, from, r0, r1 int) { // the group's queries and its key lie together
+		kernel(output.f32[r0*output.ld+kvHead*width:], output.ld, t.cos[(r0-from)*half:], t.sin[(r0-from)*half:],
+			r1-r0, group+1, operator.HeadDim, rotary)
 	}
-	step := b.byRows(8*(operator.Heads+operator.KVHeads)*rotary, func(_, r0, r1 int) {
+	step := b.byGroups(8*(operator.Heads+operator.KVHeads)*rotary, func(_, kvHead, r0, r1 int) {
 		if input != output {
-			copyRows(output, input, r0, r1)
+			copyColumns(output, input, kvHead*width, width, r0, r1)
 		}
 		if !operator.Batch {
-			turn(tables[0], 0, r0, r1)
+			turn(tables[0], kvHead, 0, r0, r1)
 			return
 		}
 		for row := r0; row < r1; row++ {
-			turn(tables[row], row, row, row+1)
+			turn(tables[row], kvHead, row, row, row+1)
 		}
 	})
 	// rotate chooses frequencies and amplitude by the length of the sequence (see op.Op)

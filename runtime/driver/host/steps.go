@@ -23,14 +23,33 @@ type step struct {
 	rows    *rowwise // instead of plan and task, which load then makes
 	plan    func(tokens int) (tasks int)
 	task    func(worker, task int)
+	span    func(worker, from, to int) // instead of task: consecutive tasks, which are best computed at once
 	refused func(row int) error
+
+	work func(worker, from, to int) // span, or task of each
+}
+
+// finish makes work, once the step is whole.
+func (s *step) finish() {
+	if s.work = s.span; s.span != nil {
+		return
+	}
+	task := s.task
+	s.work = func(worker, from, to int) {
+		for ; from < to; from++ {
+			task(worker, from)
+		}
+	}
 }
 
 // rowwise is work on rows that needs nothing but the same rows of its inputs: fan rows for each
-// token, perRow element operations for each row.
+// token, perRow element operations for each row. Where it works on heads it needs nothing but the
+// columns of the same group of query heads with their key and value, and is done by groups: a worker
+// then has those whose columns it has computed, and whose attention it computes afterwards.
 type rowwise struct {
 	fan, perRow int
-	compute     func(worker, r0, r1 int)
+	groups      int // 0: rows are computed as a whole
+	compute     func(worker, group, r0, r1 int)
 }
 
 // builder turns one node into a step.
@@ -45,7 +64,8 @@ type builder struct {
 // Work is divided into tasks that are worth handing over, about 10 us of portable kernels, and
 // enough of them to even out cores of different speed.
 const (
-	minTask        = 8 << 10 // element operations
+	minTask        = 8 << 10  // element operations
+	minProduct     = 32 << 10 // multiply-adds of a matrix product, half a microsecond of vector kernels
 	tasksPerWorker = 8
 )
 
@@ -56,33 +76,37 @@ func (b *builder) byRows(perRow int, f func(worker, r0, r1 int)) step {
 
 // byBlocks is byRows for a node with fan rows for each token.
 func (b *builder) byBlocks(fan, perRow int, f func(worker, r0, r1 int)) step {
-	return step{m: b.op.M, rows: &rowwise{fan, perRow, f}}
+	return step{m: b.op.M, rows: &rowwise{fan: fan, perRow: perRow,
+		compute: func(worker, _, r0, r1 int) { f(worker, r0, r1) }}}
 }
 
-// chain makes one step of several that work on the same rows. A worker takes a block of rows
-// through all of them while it is in its cache, and work is handed out once instead of several
-// times.
+// byGroups divides a node by groups of heads and by tokens; f computes rows [r0,r1) of a group. perRow
+// counts all groups.
+func (b *builder) byGroups(perRow int, f func(worker, group, r0, r1 int)) step {
+	return step{m: b.op.M, rows: &rowwise{fan: 1, perRow: perRow, groups: b.op.KVHeads, compute: f}}
+}
+
+// chain makes one step of several that work on the same rows, or on the same groups of heads. A
+// worker takes a block of rows through all of them while it is in its cache, and work is handed out
+// once instead of several times. Task t is block t%blocks of group t/blocks, or everything where
+// that is little.
 func (e *executable) chain(steps []step) step {
 	workers, first := len(e.p.cores), steps[0]
-	perRow, fan := 0, first.rows.fan
+	perRow, fan, groups := 0, first.rows.fan, max(1, first.rows.groups)
 	for _, step := range steps {
 		perRow += step.rows.perRow
 	}
-	var rows, block int
-	plan := func(tokens int) int {
-		all := tokens * fan
-		rows, block = all, all
-		if workers > 1 {
-			block = max(1, (all+workers*tasksPerWorker-1)/(workers*tasksPerWorker), (minTask+perRow-1)/perRow)
+	var rows, block, blocks int
+	var whole bool // there is one task
+	first.plan = func(tokens int) int {
+		rows = tokens * fan
+		if whole = workers == 1 || groups > 1 && rows*perRow < 2*minTask; whole {
+			return 1
 		}
-		return (all + block - 1) / block
-	}
-	if len(steps) == 1 {
-		first.plan, first.task = plan, func(worker, t int) {
-			first.rows.compute(worker, t*block,
-				min(rows, (t+1)*block))
-		}
-		return first
+		block = max(1, (rows*groups+workers*tasksPerWorker-1)/(workers*tasksPerWorker),
+			(minTask*groups+perRow-1)/perRow)
+		blocks = (rows + block - 1) / block
+		return blocks * groups
 	}
 	first.prepare = func(tokens int) {
 		e.blame.Store(math.MaxInt64)
@@ -92,17 +116,27 @@ func (e *executable) chain(steps []step) step {
 			}
 		}
 	}
-	first.plan = plan
-	first.task = func(worker, t int) {
-		r0, r1 := t*block, min(rows, (t+1)*block)
+	part := func(worker, group, r0, r1 int) {
 		for i := range steps {
-			steps[i].rows.compute(worker, r0, r1)
-			// Only this task refuses rows of the block: if the lowest bad row is among them, this step refused it.
-			if bad := e.bad.Load(); int64(r0) <= bad && bad < int64(r1) {
+			steps[i].rows.compute(worker, group, r0, r1)
+			// Only this step refuses these rows, and of groups the same step for another one: one of a chain does.
+			if bad := e.bad.Load(); steps[i].refused != nil && int64(r0) <= bad && bad < int64(r1) {
 				lower(&e.blame, bad*int64(len(steps))+int64(i))
 				return
 			}
 		}
+	}
+	first.task = func(worker, t int) {
+		if !whole {
+			part(worker, t/blocks, t%blocks*block, min(rows, (t%blocks+1)*block))
+			return
+		}
+		for group := range groups {
+			part(worker, group, 0, rows)
+		}
+	}
+	if len(steps) == 1 {
+		return first
 	}
 	first.refused = func(row int) error {
 		step := &steps[e.blame.Load()%int64(len(steps))]
@@ -239,6 +273,13 @@ func copyRows(y, x *operand, r0, r1 int) {
 	}
 }
 
+// copyColumns copies columns [c0,c0+count) of rows [r0,r1) of x to y, both float32.
+func copyColumns(y, x *operand, c0, count, r0, r1 int) {
+	for row := r0; row < r1; row++ {
+		copy(y.f32[row*y.ld+c0:][:count], x.f32[row*x.ld+c0:])
+	}
+}
+
 // embed looks up the rows of a table. A packed 8-bit weight is a table too, whose rows are the
 // weight's columns.
 func (b *builder) embed() (step, error) {
@@ -370,12 +411,11 @@ func (b *builder) qkNorm() (step, error) {
 	qgain, kgain, dim, group := vectors[0], vectors[1], operator.HeadDim, operator.Heads/operator.KVHeads
 	width := (group + 2) * dim // of a group in a row
 	if !operator.Joint {
-		return b.byRows(4*(operator.Heads+operator.KVHeads)*dim, func(_, r0, r1 int) {
+		return b.byGroups(4*(operator.Heads+operator.KVHeads)*dim, func(_, kvHead, r0, r1 int) {
 			if input != output {
-				copyRows(output, input, r0, r1)
+				copyColumns(output, input, kvHead*width, width, r0, r1)
 			}
-			for head := range operator.Heads + operator.KVHeads {
-				kvHead, i := head/(group+1), head%(group+1)
+			for i := range group + 1 {
 				gain := qgain
 				if i == group {
 					gain = kgain
@@ -531,9 +571,11 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 // takes at least kernel.Set's PackFrom rows, and enough tiles to make up for the packing.
 type packed struct {
 	bytes, local int // of all rows, and of a worker's scratch
-	pack         func(x *operand, rows, group int)
-	// multiply is for all rows and the n columns that start with the tile at byte at of the weight.
-	multiply func(y []float32, ldy int, at int, scratch []byte, m, n int)
+	// pack packs a group of the rows [r0,r0+rows), which are multiplied together.
+	pack func(x *operand, r0, rows, group int)
+	// multiply is for m rows from r0 on, packed together, and the n columns that start with the tile at byte at of the
+	// weight.
+	multiply func(y []float32, ldy, r0, at int, scratch []byte, m, n int)
 }
 
 // The least numbers of tiles that rows are packed for: of quantised rows, of float32 rows, whose
@@ -560,20 +602,20 @@ func (b *builder) packed() (*packed, error) {
 		if set.PackRowsF32 == nil {
 			return nil, nil
 		}
-		product := &packed{bytes: 4 * operator.M * operator.K, pack: func(x *operand, rows, group int) {
-			set.PackRowsF32(exe.have.pack, x.f32, x.ld, rows, operator.K, group)
+		product := &packed{bytes: 4 * operator.M * operator.K, pack: func(x *operand, r0, rows, group int) {
+			set.PackRowsF32(exe.have.pack[r0*operator.K:], x.f32[r0*x.ld:], x.ld, rows, operator.K, group)
 		}}
 		if operator.Scheme == op.A32W16 {
 			// Weights are views, not copies: at counts bytes, so it is halved or quartered.
 			values, err := mem.View[uint16](weight)
-			product.multiply = func(y []float32, ldy int, at int, _ []byte, m, n int) {
-				set.PackedBF16(y, ldy, exe.have.pack, values[at/2:], m, operator.K, n)
+			product.multiply = func(y []float32, ldy, r0, at int, _ []byte, m, n int) {
+				set.PackedBF16(y, ldy, exe.have.pack[r0*operator.K:], values[at/2:], m, operator.K, n)
 			}
 			return product, err
 		}
 		values, err := mem.View[float32](weight)
-		product.multiply = func(y []float32, ldy int, at int, _ []byte, m, n int) {
-			set.PackedF32(y, ldy, exe.have.pack, values[at/4:], m, operator.K, n)
+		product.multiply = func(y []float32, ldy, r0, at int, _ []byte, m, n int) {
+			set.PackedF32(y, ldy, exe.have.pack[r0*operator.K:], values[at/4:], m, operator.K, n)
 		}
 		return product, err
 	}
@@ -591,11 +633,13 @@ func (b *builder) packed() (*packed, error) {
 	return &packed{
 		bytes: kernel.PackedBytes(operator.M, operator.K, block),
 		local: kernel.PackedScratch(operator.K, block),
-		pack: func(x *operand, rows, group int) {
-			set.PackRows(mem.Bytes(exe.have.pack), x.raw, x.ld, rows, operator.K, block, group)
+		pack: func(x *operand, r0, rows, group int) {
+			set.PackRows(mem.Bytes(exe.have.pack)[kernel.PackedBytes(r0, operator.K, block):], x.raw[r0*x.ld:], x.ld, rows,
+				operator.K, block, group)
 		},
-		multiply: func(y []float32, ldy int, at int, scratch []byte, m, n int) {
-			multiply(y, ldy, mem.Bytes(exe.have.pack), exe.have.scale, weight[at:], scratch, m, operator.K, n)
+		multiply: func(y []float32, ldy, r0, at int, scratch []byte, m, n int) {
+			multiply(y, ldy, mem.Bytes(exe.have.pack)[kernel.PackedBytes(r0, operator.K, block):], exe.have.scale[r0:],
+				weight[at:], scratch, m, operator.K, n)
 		},
 	}, nil
 }
@@ -611,42 +655,73 @@ func (b *builder) rows(x *operand, r, p, sums int) activations {
 	return rows
 }
 
-// tileTasks divides the tiles of a weight into tasks. Large ones of block tiles come first, so that
-// a worker finds the next tile in its cache; small ones of last tiles come at the end, so that
-// workers of different speed end together.
-type tileTasks struct{ tiles, large, block, last int }
+// tileTasks divides the tiles of a weight into tasks of block tiles. Workers claim several at once,
+// large pieces before small ones (see team).
+type tileTasks struct{ tiles, block int }
 
-// divideTiles makes tasks of multiples of step tiles, at least least. Tasks are equal (even) where
-// weights are read once: the first weights of a task are not prefetched, which makes every further
-// task slower.
-func divideTiles(tiles, workers, step, least int, even bool) tileTasks {
-	whole := func(n int) int { return (max(1, n, least) + step - 1) / step * step }
-	tasks := tileTasks{tiles: tiles, block: whole(tiles / (workers * tasksPerWorker))}
-	tasks.last = tasks.block
-	if !even {
-		tasks.last = whole(tasks.block / 4)
-		tasks.large = tiles * 3 / 4 / tasks.block
-	}
-	return tasks
+// tilesPerWorker is how many tasks each worker has of a matrix, if it is large enough. The last one
+// of them may be waited for.
+const tilesPerWorker = 32
+
+// divideTiles makes tasks of a multiple of step tiles, at least least.
+func divideTiles(tiles, workers, step, least int) tileTasks {
+	block := max(1, tiles/(workers*tilesPerWorker), least)
+	return tileTasks{tiles: tiles, block: (block + step - 1) / step * step}
 }
 
 // count is the number of tasks.
-func (t *tileTasks) count() int { return t.large + (t.tiles-t.large*t.block+t.last-1)/t.last }
+func (t *tileTasks) count() int { return (t.tiles + t.block - 1) / t.block }
 
-// of returns the tiles [from,to) of task i; to may lie beyond the last tile.
-func (t *tileTasks) of(i int) (from, to int) {
-	if i < t.large {
-		return i * t.block, (i + 1) * t.block
+// of returns the tiles of tasks [from,to).
+func (t *tileTasks) of(from, to int) (first, end int) {
+	return from * t.block, min(t.tiles, to*t.block)
+}
+
+// grid is how a product is divided in a call: into blocks of rows, and each into tasks of tiles. Tasks of the first
+// block come first, then those of the second.
+type grid struct {
+	rows, blocks int
+	tileTasks
+}
+
+// block returns the rows [r0,r1) of a block. All have nearly as many.
+func (g *grid) block(i int) (r0, r1 int) { return i * g.rows / g.blocks, (i + 1) * g.rows / g.blocks }
+
+// Blocks of rows of a product that is divided by rows: for each worker, and rows of one at least, as many as are
+// packed.
+const (
+	blocksPerWorker = 4
+	blockRows       = 32
+)
+
+// divide plans a product of some rows. Workers that share the tiles read all rows, and write columns of rows that
+// others read next; workers that share the rows read all weights, and keep the rows that they have computed, which the
+// operators between products divide in the same way. What moves fewer bytes between the cores is done: rows of models
+// whose weights are small, tiles of all others. Of few tiles and rows that are not packed, both are divided.
+func (b *builder) divide(rows, tileBytes int, packs bool) grid {
+	operator, set, workers := &b.op, b.e.p.set, len(b.e.p.cores)
+	tiles := (operator.N + pack.TileN - 1) / pack.TileN
+	out := grid{rows: rows, blocks: 1, tileTasks: tileTasks{tiles: tiles, block: tiles}}
+	if workers == 1 || int64(rows)*int64(operator.K)*int64(operator.N) < 2*minProduct {
+		return out
 	}
-	from = t.large*t.block + (i-t.large)*t.last
-	return from, from + t.last
+	moved := int64(rows) * int64(operator.K*b.in[0].value.Type.Bytes()+4*operator.N/workers)
+	if rows >= workers*blockRows && int64(tiles)*int64(tileBytes) < moved {
+		out.blocks = min(rows/blockRows, workers*blocksPerWorker) / workers * workers
+		return out
+	}
+	out.tileTasks = divideTiles(tiles, workers, set.TileStep, minProduct/(rows*operator.K*pack.TileN))
+	if tiles < out.tileTasks.block*workers && !packs {
+		out.blocks = min(rows, 2*workers)
+	}
+	return out
 }
 
 // matMul is a product, y = x w, blocked over the tiles of the weight. Where enough rows meet enough
-// tiles, a step before it packs the rows (see packed). The plan of a call divides tiles, and where
-// these are few also rows, into tasks that workers take when they are free. Kernels sum each result
-// in one order, so that its bits do not depend on the division. A call costs M*K*N multiply-adds
-// and reads the weight once for each block of rows.
+// tiles, a step before it packs the rows (see packed). The plan of a call divides tiles or rows (see
+// divide) into tasks that workers take when they are free. Kernels sum each result in one order, so
+// that its bits do not depend on the division. A call costs M*K*N multiply-adds and reads the weight
+// once for each block of rows.
 func (b *builder) matMul() (step, error) {
 	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
 	multiply, tileBytes, sums, err := b.product()
@@ -663,34 +738,38 @@ func (b *builder) matMul() (step, error) {
 	if operator.Scheme.QuantisedRows() {
 		exe.need.scales = max(exe.need.scales, operator.M)
 	}
-
-	workers, tiles := len(exe.p.cores), (operator.N+pack.TileN-1)/pack.TileN
 	packed, err := b.packed()
 	if err != nil {
 		return step{}, err
 	}
 	packs := func(rows int) bool { return packed != nil && rows >= set.PackFrom }
+	var work grid
+	var groups int // of packed rows in the largest block
 	if packed != nil {
 		exe.need.packs = max(exe.need.packs, (packed.bytes+3)/4)
 		exe.need.local = max(exe.need.local, (packed.local+3)/4)
-		var rows int
 		b.before = append(b.before, step{
 			m: operator.M,
-			plan: func(n int) int {
-				if rows = n; !packs(n) {
+			plan: func(rows int) int {
+				if !packs(rows) {
 					return 0
 				}
-				return kernel.PackGroups(n)
+				work = b.divide(rows, tileBytes, true)
+				groups = kernel.PackGroups((rows + work.blocks - 1) / work.blocks)
+				return work.blocks * groups
 			},
-			task: func(_, g int) { packed.pack(input, rows, g) },
+			task: func(_, t int) {
+				r0, r1 := work.block(t / groups)
+				if group := t % groups; group < kernel.PackGroups(r1-r0) {
+					packed.pack(input, r0, r1-r0, group)
+				}
+			},
 		})
 	}
-	var rows, rowBlock int
-	var tasks tileTasks
 	return step{
 		m: operator.M,
 		plan: func(count int) int {
-			rows, rowBlock, tasks = count, count, tileTasks{tiles: tiles, block: tiles, last: tiles}
+			work = b.divide(count, tileBytes, packs(count))
 			// kernels want scales without gaps
 			if operator.Scheme.QuantisedRows() {
 				scale := b.in[1]
@@ -701,26 +780,29 @@ func (b *builder) matMul() (step, error) {
 			if sums > 0 && !packs(count) {
 				set.BlockSums(exe.have.sum, sums, input.raw, input.ld, count, operator.K)
 			}
-			if workers > 1 && int64(count)*int64(operator.K)*int64(operator.N) >= 2*minTask {
-				tasks = divideTiles(tiles, workers, set.TileStep, minTask/(count*operator.K*pack.TileN), !packs(count))
-				if tiles < tasks.block*workers && !packs(count) { // few columns: divide the rows too
-					rowBlock = max(1, (count+2*workers-1)/(2*workers))
-				}
-			}
-			return tasks.count() * ((count + rowBlock - 1) / rowBlock)
+			return work.count() * work.blocks
 		},
-		task: func(worker, t int) {
-			tile, end := tasks.of(t % tasks.count())
-			column, r0 := tile*pack.TileN, t/tasks.count()*rowBlock
-			blockRows, cols := min(rows, r0+rowBlock)-r0, min(operator.N, end*pack.TileN)-column
-			out := output.f32[r0*output.ld+column:]
-			if packs(blockRows) {
-				packed.multiply(out, output.ld, tile*tileBytes, mem.Bytes(exe.have.mine(worker)), blockRows, cols)
-			} else {
-				multiply(out, output.ld, b.rows(input, r0, r0, sums), tile*tileBytes, blockRows, cols)
-			}
-			if bias != nil {
-				set.Add(out, output.ld, out, output.ld, bias[column:], 0, blockRows, cols)
+		span: func(worker, from, to int) {
+			for each := work.count(); from < to; {
+				block, next := from/each, min(to, (from/each+1)*each)
+				tile, end := work.of(from-block*each, next-block*each)
+				r0, r1 := work.block(block)
+				if each == 1 && !packs(work.rows) { // blocks of rows are one matrix
+					_, r1 = work.block(to - 1)
+					next = to
+				}
+				from = next
+				column := tile * pack.TileN
+				rows, cols := r1-r0, min(operator.N, end*pack.TileN)-column
+				out := output.f32[r0*output.ld+column:]
+				if packs(work.rows) {
+					packed.multiply(out, output.ld, r0, tile*tileBytes, mem.Bytes(exe.have.mine(worker)), rows, cols)
+				} else {
+					multiply(out, output.ld, b.rows(input, r0, r0, sums), tile*tileBytes, rows, cols)
+				}
+				if bias != nil {
+					set.Add(out, output.ld, out, output.ld, bias[column:], 0, rows, cols)
+				}
 			}
 		},
 	}, nil
@@ -731,20 +813,18 @@ func (b *builder) matMul() (step, error) {
 func (b *builder) kvAppend() step {
 	exe, operator, input := b.e, b.op, b.in[0]
 	group, dim, narrow := operator.Heads/operator.KVHeads, operator.HeadDim, b.e.p.set.ToF16
-	step := b.byRows(2*operator.KVHeads*dim, func(_, r0, r1 int) {
+	step := b.byGroups(2*operator.KVHeads*dim, func(_, kvHead, r0, r1 int) {
 		for row := r0; row < r1; row++ {
 			at := exe.at(row)
-			for kvHead := range operator.KVHeads {
-				key := row*input.ld + (kvHead*(group+2)+group)*dim
-				to := at.Sequence*exe.perSeq + (kvHead*exe.maxContext+at.Pos)*dim
-				if operator.KV == op.F32 {
-					copy(exe.k.f32[to:to+dim], input.f32[key:])
-					copy(exe.v.f32[to:to+dim], input.f32[key+dim:])
-				} else if !narrow(exe.k.u16[to:to+dim], input.f32[key:key+dim]) ||
-					!narrow(exe.v.u16[to:to+dim], input.f32[key+dim:key+2*dim]) {
-					exe.refuse(row)
-					return
-				}
+			key := row*input.ld + (kvHead*(group+2)+group)*dim
+			to := at.Sequence*exe.perSeq + (kvHead*exe.maxContext+at.Pos)*dim
+			if operator.KV == op.F32 {
+				copy(exe.k.f32[to:to+dim], input.f32[key:])
+				copy(exe.v.f32[to:to+dim], input.f32[key+dim:])
+			} else if !narrow(exe.k.u16[to:to+dim], input.f32[key:key+dim]) ||
+				!narrow(exe.v.u16[to:to+dim], input.f32[key+dim:key+2*dim]) {
+				exe.refuse(row)
+				return
 			}
 		}
 	})
@@ -786,7 +866,8 @@ func (b *builder) attention() (step, error) {
 			return blocks * operator.KVHeads
 		},
 		task: func(worker, t int) {
-			kvHead, r0 := t%operator.KVHeads, (blocks-1-t/operator.KVHeads)*block // the longest rows first
+			// A worker has some heads, and so their keys in its cache; the longest rows come first.
+			kvHead, r0 := t/blocks, (blocks-1-t%blocks)*block
 			at, call := exe.at(r0), call
 			call.M, call.Pos = min(block, rows-r0), at.Pos
 			queries := input.f32[r0*input.ld+kvHead*(group+2)*dim:]
