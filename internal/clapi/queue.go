@@ -16,6 +16,8 @@ type Queue struct {
 	region  *mem.Region
 	words   []uintptr // the block
 	args    [16]uintptr
+
+	waitArgs [2]uintptr
 }
 
 // Places in a queue's block, in words.
@@ -27,7 +29,8 @@ const (
 	atHere   = 12 // origins and extents of rectangles
 	atThere  = 16
 	atExtent = 20
-	blockLen = 24
+	atWaited = 24
+	blockLen = 32
 )
 
 // Event is a command that was enqueued; 0 is none.
@@ -248,10 +251,11 @@ func (q *Queue) Status(e Event) (int32, error) {
 	return int32(uint32(q.words[atValue])), err
 }
 
-// Wait waits until commands are done. Other goroutines may use queues meanwhile.
-func (c *Context) Wait(events []Event) error {
-	return check("wait for event", native.Call(c.lib.fn[fnWaitForEvents], uintptr(len(events)),
-		uintptr(unsafe.Pointer(&events[0]))))
+// Wait waits until a command is done. One goroutine may wait while another one uses the queue.
+func (q *Queue) Wait(e Event) error {
+	q.words[atWaited] = uintptr(e)
+	q.waitArgs[0], q.waitArgs[1] = 1, q.address(atWaited)
+	return check("wait for event", native.Call(q.context.lib.fn[fnWaitForEvents], q.waitArgs[:]...))
 }
 
 // Release gives an event back.

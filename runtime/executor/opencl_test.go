@@ -55,7 +55,9 @@ func withOpenCL() executor.Options {
 }
 
 // bothCompilers are those of the library drivers.
-func bothCompilers() []driver.Compiler { return []driver.Compiler{openclcompiler.New(), ortcompiler.New()} }
+func bothCompilers() []driver.Compiler {
+	return []driver.Compiler{openclcompiler.New(), ortcompiler.New()}
+}
 
 // A model on a device of OpenCL alone, and divided between it, the host and ONNX Runtime, has the logits of another
 // implementation: in float32 up to rounding, quantised with the loss that the host has.
@@ -87,6 +89,9 @@ func TestOpenCLLogits(t *testing.T) {
 				{"rows with host", []planir.Proc{proc("a", s0, ""), device}, byRows},
 				{"pairs with host", []planir.Proc{proc("a", s0, ""), device}, byPairs},
 			} {
+				if testing.Short() && c.name != "alone" && c.name != "columns with host" {
+					continue // other divisions are slow
+				}
 				if options != nil && c.name != "alone" && c.name != "columns with host" {
 					continue
 				}

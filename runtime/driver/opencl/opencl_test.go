@@ -65,13 +65,19 @@ func suite(t *testing.T, device device, options map[string]string, sampled bool)
 // The whole suite on each device, with what it gets without options.
 func TestConformance(t *testing.T) {
 	for _, device := range devices(t) {
-		t.Run(device.Description, func(t *testing.T) { suite(t, device, nil, false) })
+		t.Run(device.Description, func(t *testing.T) {
+			if len(device.options) > 0 {
+				require.Slow(t) // it keeps no compiled kernels
+			}
+			suite(t, device, nil, false)
+		})
 	}
 }
 
 // Every variant of every family that a device can execute: the suite with the first of each, with the second, and so
 // on. What the device lacks is refused by name.
 func TestVariants(t *testing.T) {
+	require.Slow(t)
 	for _, device := range devices(t) {
 		for i := range 4 {
 			options := map[string]string{}
@@ -101,6 +107,7 @@ func TestVariants(t *testing.T) {
 
 // A device with memory of its own copies operands, and one that shares memory may tell by a flag what is done.
 func TestOptions(t *testing.T) {
+	require.Slow(t)
 	for _, device := range devices(t) {
 		for _, option := range [][2]string{{"memory", "own"}, {"completion", "flag"}} {
 			t.Run(device.Description+"/"+option[0], func(t *testing.T) {

@@ -42,8 +42,7 @@ type processor struct {
 	told  driver.Ticket            // errors up to here were told
 	early *driver.Failure          // of a call whose place another one has taken, not told yet
 
-	waiting int            // goroutines inside the library, waiting for an event
-	events  [1]clapi.Event // that Wait waits for
+	waiting int // goroutines inside the library, waiting for an event
 
 	flag     *clapi.Kernel // writes tickets, where completion is by flag
 	flagWord []int32
@@ -185,9 +184,8 @@ func (p *processor) Wait(t driver.Ticket) (driver.Span, error) {
 			continue
 		}
 		p.waiting++
-		p.events[0] = event
 		p.Mu.Unlock()
-		err := p.device.context.Wait(p.events[:])
+		err := p.queue.Wait(event)
 		p.Mu.Lock()
 		p.waiting--
 		if err != nil && !p.gone {

@@ -16,9 +16,8 @@ func (p *processor) enqueue(e *executable, b *driver.Bindings) error {
 		return p.lost
 	}
 	if p.last-p.done >= driver.MaxInFlight {
-		if p.retire(); p.last-p.done >= driver.MaxInFlight {
-			return fmt.Errorf("%d calls are in flight, want at most %d", p.last-p.done, driver.MaxInFlight)
-		}
+		return fmt.Errorf("%d calls are in flight, want at most %d: ask which are done", p.last-p.done,
+			driver.MaxInFlight)
 	}
 	if err := e.bind(b); err != nil {
 		return err

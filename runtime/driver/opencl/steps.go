@@ -145,7 +145,9 @@ type builder struct {
 // build appends the steps of a node, after comparing its weights with what the operator wants.
 func (b *builder) build() error {
 	operator := &b.op
-	if err := b.e.p.caps.Supports(*operator); err != nil {
+	plain := *operator
+	plain.Form = "" // the arithmetic is the same in every form
+	if err := b.e.p.caps.Supports(plain); err != nil {
 		return err
 	}
 	for i, role := range operator.Sig().W {

@@ -1,0 +1,327 @@
+package opencl
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hetc/hetc/internal/clapi"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/opencl/kernel"
+)
+
+// openFirst opens the first device and attaches the test's goroutine.
+func openFirst(t testing.TB, options map[string]string) *processor {
+	t.Helper()
+	require.Deps()
+	opened, err := New().Open(context.Background(), driver.Config{Options: options})
+	if errors.Is(err, driver.ErrUnavailable) {
+		require.Skip(t, Name, err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { opened.Close() })
+	if err := opened.Attach(); err != nil {
+		t.Fatal(err)
+	}
+	return opened.(*processor)
+}
+
+// artifact compiles a graph; change may replace the sources.
+func artifact(t testing.TB, graph op.Graph, change func(source string) string) driver.Artifact {
+	t.Helper()
+	code, err := kernel.Compile(graph, func(string) string { return "" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range code.Programs {
+		if change != nil {
+			code.Programs[i].Source = change(code.Programs[i].Source)
+		}
+	}
+	data, err := code.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return driver.Artifact{Driver: Name, Code: data}
+}
+
+// addition is a graph of one sum, with its bindings in memory of the processor.
+func addition(t testing.TB, p *processor, change func(source string) string) (driver.Executable, *driver.Bindings) {
+	t.Helper()
+	operator := op.Op{Kind: op.Add, M: 2, N: 32}
+	exe, err := p.Load(context.Background(), artifact(t, op.Single(operator, ""), change), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &driver.Bindings{Scalars: &driver.Scalars{Rows: 2}}
+	for i := range 3 {
+		buffer, err := p.Alloc(4 * 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for j := range 64 {
+			binary.LittleEndian.PutUint32(buffer.Bytes()[4*j:], math.Float32bits(float32(j)))
+		}
+		view := driver.View{Buffer: buffer, Type: op.F32, Rows: 2, Cols: 32, Stride: 32}
+		if i < 2 {
+			b.In = append(b.In, view)
+		} else {
+			b.Out = append(b.Out, view)
+		}
+	}
+	return exe, b
+}
+
+// sums fails unless the sums of an addition are right.
+func sums(t *testing.T, b *driver.Bindings) {
+	t.Helper()
+	for j := range 64 {
+		bits := binary.LittleEndian.Uint32(b.Out[0].Buffer.Bytes()[4*j:])
+		if got := math.Float32frombits(bits); got != float32(2*j) {
+			t.Fatalf("element %d: got %v, want %v", j, got, 2*j)
+		}
+	}
+}
+
+// says fails unless err has every word.
+func says(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error, want one with %q", words)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error %q does not mention %q", err, word)
+		}
+	}
+}
+
+// A kernel that does not compile is an error with the compiler's words, and the processor stays usable.
+func TestBuildFailure(t *testing.T) {
+	p := openFirst(t, nil)
+	broken := artifact(t, op.Single(op.Op{Kind: op.Add, M: 2, N: 32}, ""),
+		func(source string) string { return source + "\nthis is no kernel;\n" })
+	_, err := p.Load(context.Background(), broken, nil)
+	says(t, err, `"rows"`, "build program", "this")
+	missing := artifact(t, op.Single(op.Op{Kind: op.Add, M: 2, N: 32}, ""),
+		func(string) string { return "__kernel void other(__global int *x) { x[0] = 1; }" })
+	_, err = p.Load(context.Background(), missing, nil)
+	says(t, err, "add", "INVALID_KERNEL_NAME")
+	exe, b := addition(t, p, nil)
+	if _, err := p.Run(exe, b); err != nil {
+		t.Fatal(err)
+	}
+	sums(t, b)
+}
+
+// What the device cannot hold is refused with sizes, and the processor stays usable.
+func TestOutOfMemory(t *testing.T) {
+	p := openFirst(t, map[string]string{optMemory: "own"})
+	if _, err := p.device.context.NewBuffer(clapi.ReadWrite, 1<<50, nil); err == nil {
+		t.Error("a petabyte was allocated")
+	} else {
+		says(t, err, "create buffer", "memory")
+	}
+	graph := op.Single(op.Op{Kind: op.Softcap, M: 1 << 15, N: 1 << 17, Cap: 1}, "")
+	graph.Temps = []op.Value{{Name: "between", Type: op.F32, Rows: 1 << 15, Cols: 1 << 17}}
+	graph.Nodes = append(graph.Nodes, op.Node{Op: op.Op{Kind: op.Copy, M: 1 << 15, N: 1 << 17},
+		In: []string{"between"}, Out: graph.Nodes[0].Out})
+	graph.Nodes[0].Out = []string{"between"}
+	_, err := p.Load(context.Background(), artifact(t, graph, nil), nil)
+	says(t, err, "between", "8589934592")
+	exe, b := addition(t, p, nil)
+	if _, err := p.Run(exe, b); err != nil {
+		t.Fatal(err)
+	}
+	sums(t, b)
+}
+
+// Once the device is lost, everything in flight has failed, later calls are refused by name, and opening it anew works.
+func TestLostDevice(t *testing.T) {
+	p := openFirst(t, nil)
+	exe, b := addition(t, p, nil)
+	ticket, err := p.Submit(exe, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Mu.Lock()
+	p.check(&clapi.Error{What: "launch kernel add", Code: -36})
+	p.Mu.Unlock()
+	_, err = p.Wait(ticket)
+	says(t, err, "INVALID_COMMAND_QUEUE", "lost", "open it again")
+	failure, ok := errors.AsType[*driver.Failure](err)
+	if !ok || failure.Ticket != ticket {
+		t.Errorf("got error %v, want one of call %d", err, ticket)
+	}
+	_, err = p.Submit(exe, b)
+	says(t, err, "lost")
+	if err := errors.Join(exe.Close(), p.Close()); err != nil {
+		t.Error(err)
+	}
+	again := openFirst(t, nil)
+	if again.device == p.device {
+		t.Error("the lost device was opened again as it was")
+	}
+	exe, b = addition(t, again, nil)
+	if _, err := again.Run(exe, b); err != nil {
+		t.Fatal(err)
+	}
+	sums(t, b)
+}
+
+// A kernel that does not end keeps neither Done nor Close, and what it may still write to is not freed.
+func TestHangingKernel(t *testing.T) {
+	require.Slow(t)
+	p := openFirst(t, nil)
+	exe, b := addition(t, p, func(source string) string {
+		return strings.Replace(source, "	long row = ROW;",
+			"	long row = ROW; for (volatile int i = 0; i < 2000000000; i++);", 1)
+	})
+	ticket, err := p.Submit(exe, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if done, err := p.Done(ticket); done || err != nil || time.Since(began) > time.Second {
+		t.Errorf("got done %v, error %v after %v, want a call in flight at once", done, err, time.Since(began))
+	}
+	says(t, p.Close(), "1 calls", "have not finished")
+	if took := time.Since(began); took > closePatience+2*time.Second {
+		t.Errorf("closing took %v, want about %v", took, closePatience)
+	}
+	if b.In[0].Buffer.Close() != nil || b.In[0].Buffer.Bytes() != nil {
+		t.Error("the buffer of a device that was given up does not close")
+	}
+	_, err = p.Submit(exe, b)
+	says(t, err, "closed")
+	again := openFirst(t, nil)
+	exe, b = addition(t, again, nil)
+	if _, err := again.Run(exe, b); err != nil {
+		t.Fatal(err)
+	}
+	sums(t, b)
+}
+
+// Calls are submitted ahead up to the limit, errors are told once and of the call that failed, and calls behind it are
+// done as well.
+func TestSubmitAhead(t *testing.T) {
+	for _, options := range []map[string]string{nil, {optMemory: "own"}, {optCompletion: "flag"}} {
+		p := openFirst(t, options)
+		quant, err := p.Load(context.Background(),
+			artifact(t, op.Single(op.Op{Kind: op.QuantRows, M: 1, N: 64}, ""), nil), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		exe, b := addition(t, p, nil)
+		q := &driver.Bindings{Scalars: &driver.Scalars{Rows: 1}}
+		for _, value := range []driver.View{{Type: op.F32, Rows: 1, Cols: 64, Stride: 64},
+			{Type: op.U8, Rows: 1, Cols: 64, Stride: 64}, {Type: op.F32, Rows: 1, Cols: 1, Stride: 1}} {
+			if value.Buffer, err = p.Alloc(256); err != nil {
+				t.Fatal(err)
+			}
+			if q.In == nil {
+				q.In = []driver.View{value}
+			} else {
+				q.Out = append(q.Out, value)
+			}
+		}
+		binary.LittleEndian.PutUint32(q.In[0].Buffer.Bytes(), math.Float32bits(float32(math.NaN())))
+		var bad, last driver.Ticket
+		for i := range driver.MaxInFlight {
+			run, bindings := exe, b
+			if i == 5 {
+				run, bindings = quant, q
+			}
+			if last, err = p.Submit(run, bindings); err != nil {
+				t.Fatal(err)
+			}
+			if i == 5 {
+				bad = last
+			}
+		}
+		_, err = p.Wait(last)
+		failure, ok := errors.AsType[*driver.Failure](err)
+		if !ok || failure.Ticket != bad {
+			t.Fatalf("options %v: got %v, want the failure of call %d", options, err, bad)
+		}
+		says(t, failure, "quant_rows", "row 0")
+		if done, err := p.Done(last); !done || err != nil {
+			t.Errorf("options %v: got %v, %v, want everything done and the error told", options, done, err)
+		}
+		sums(t, b)
+		if _, err := p.Wait(last + 1); err == nil {
+			t.Error("a ticket that was not given out was waited for")
+		}
+		if allocations := testing.AllocsPerRun(100, func() {
+			if ticket, err := p.Submit(exe, b); err != nil {
+				t.Fatal(err)
+			} else if _, err := p.Wait(ticket); err != nil {
+				t.Fatal(err)
+			}
+		}); allocations > 0 {
+			t.Errorf("options %v: a call allocates %v times", options, allocations)
+		}
+	}
+}
+
+// A library that is none is unavailable, by name, with what to do.
+func TestUnavailable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "libOpenCL.so")
+	_, err := New().Open(t.Context(), driver.Config{Options: map[string]string{optLibrary: file}})
+	if !errors.Is(err, driver.ErrUnavailable) {
+		t.Fatalf("got %v, want a driver that is not available", err)
+	}
+	says(t, err, "libOpenCL.so", "not there", clapi.EnvLibrary)
+}
+
+// FuzzRun binds views, positions and caches of any numbers: a call fails or writes inside its buffers, which lie beside
+// memory that cannot be touched.
+func FuzzRun(f *testing.F) {
+	f.Add(int64(0), 0, 32, 3, 3, 16, int64(0), 0, 1)
+	f.Add(int64(64), 5, 64, 2, 1, 16, int64(8192), 1, 2)
+	f.Add(int64(math.MaxInt64-3), math.MaxInt, -1, -1, math.MinInt, 1<<40, int64(-1), -1, 1<<40)
+	p := openFirst(f, nil)
+	shape := op.Op{M: 3, Heads: 2, KVHeads: 1, HeadDim: 8, KV: op.F32}
+	appending, attending := shape, shape
+	appending.Kind, attending.Kind, attending.Context = op.KVAppend, op.Attention, 16
+	graph := op.Single(attending, "")
+	graph.Nodes = append([]op.Node{{Op: appending, In: graph.Nodes[0].In}}, graph.Nodes...)
+	exe, err := p.Load(context.Background(), artifact(f, graph, nil), nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	guarded := func(bytes int) driver.Buffer {
+		region, err := mem.Guarded(bytes)
+		if err != nil {
+			f.Skip(err)
+		}
+		buffer, err := p.Import(region.Bytes())
+		if err != nil {
+			f.Fatal(err)
+		}
+		return buffer
+	}
+	in, out := guarded(4*3*32), guarded(4*3*16+64)
+	caches := [2]driver.Buffer{guarded(4 * 2 * 16 * 8), guarded(4 * 2 * 16 * 8)}
+	f.Fuzz(func(t *testing.T, offset int64, pos, stride, rows, inUse, context int, apart int64, sequence, sequences int) {
+		b := &driver.Bindings{
+			In:         []driver.View{{Buffer: in, Type: op.F32, Rows: rows, Cols: 32, Stride: stride, Offset: offset}},
+			Out:        []driver.View{{Buffer: out, Type: op.F32, Rows: rows, Cols: 16, Stride: 16}},
+			K:          driver.View{Buffer: caches[0], Type: op.F32, Rows: context, Cols: 8, Stride: 8},
+			V:          driver.View{Buffer: caches[1], Type: op.F32, Rows: context, Cols: 8, Stride: 8},
+			MaxContext: context, Sequences: sequences, SequenceBytes: apart,
+			Scalars: &driver.Scalars{Pos: pos, Rows: inUse, Sequence: sequence, KVLen: pos + inUse, Seq: pos + inUse},
+		}
+		_, _ = p.Run(exe, b)
+	})
+}
