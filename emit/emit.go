@@ -52,6 +52,10 @@ type Options struct {
 	SelfTest        driver.Driver
 	SelfTestOptions map[string]string
 
+	// Prebuild are drivers whose devices here build the programs that the bundle then holds as binaries; nil: it holds
+	// sources only.
+	Prebuild []driver.Driver
+
 	Reference bool              // add a reference program with its own weights, for hetrun --check
 	Files     map[string][]byte // further blobs by role name: "tokenizer", "config"
 
@@ -119,6 +123,13 @@ func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, 
 			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
 		}
 		sources = append(sources, more...)
+	}
+	if options.Prebuild != nil {
+		binaries, err := content.programSources(ctx, options.Prebuild)
+		if err != nil {
+			return bundle.Digest{}, fmt.Errorf("emit: %w", err)
+		}
+		sources = append(sources, binaries...)
 	}
 	if options.SelfTest != nil {
 		tests, err := content.selfTestSources(ctx, options.SelfTest, options.SelfTestOptions)

@@ -76,6 +76,7 @@ var table = []room{
 	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/opencl", "runtime/driver/qnn"}},
 	{path: "runtime/selftest", may: []string{"planir", "planir/op", "runtime/driver", "internal/number"}},
 	{path: "runtime/executor", may: []string{"planir", "planir/op", "planir/capability", "runtime/driver", "runtime/selftest", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
+	{path: "runtime/programs", may: []string{"runtime/driver", "internal/cas"}},
 	{path: "runtime/tokenizer/jinja"},
 	{path: "runtime/tokenizer", may: []string{"runtime/tokenizer/jinja"}},
 	{path: "runtime/scheduler"},
@@ -94,7 +95,7 @@ var table = []room{
 	{path: "solver", may: []string{"solver/problem", "solver/workload", "solver/price", "planir", "planir/source", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record"}},
 	{path: "solver/explain", may: []string{"solver", "solver/problem", "solver/workload", "solver/price", "planir", "planir/check", "planir/op", "socs"}},
 
-	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "runtime/selftest", "internal/child"}}, // selftest: the results that a bundle carries
+	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "runtime/selftest", "runtime/programs", "internal/child"}}, // selftest, programs: what a bundle carries for them
 	{path: "emit/onnxgraph", may: []string{"planir/op", "internal/onnx"}},
 	{path: "emit/compile/*", may: []string{"emit/onnxgraph", "runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/patience", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi", "runtime/driver/opencl/kernel"}},
 

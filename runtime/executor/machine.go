@@ -624,7 +624,11 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 	}
 	exe, err := on.proc.Load(ctx, artifact, weights)
 	if err != nil {
-		return nil, diag.New(diag.ClassRun, "load graph %q on processor %q: %w", graph.Name, on.name, err)
+		class := diag.ClassRun
+		if diag.ClassOf(err) == diag.ClassUnavailable { // the graph is right, and something is missing here
+			class = diag.ClassUnavailable
+		}
+		return nil, diag.New(class, "load graph %q on processor %q: %w", graph.Name, on.name, err)
 	}
 	loader.loaded[key] = exe
 	m.steps.Add(1) // the watchdog sees progress

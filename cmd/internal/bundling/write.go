@@ -28,6 +28,7 @@ type Options struct {
 	CalibrationFile string
 	PrefixFile      string // text of the system message whose cache the bundle brings along; "": none
 	Output          string // bundle to write
+	Binaries        bool   // build the programs of GPUs for the devices that are here
 }
 
 // Write makes a bundle of a plan, signs it, and tells what is in it.
@@ -47,6 +48,9 @@ func Write(cmd *cobra.Command, ui *cli.Streams, options *Options) error {
 		if err := options.computePrefix(ui, machine); err != nil {
 			return err
 		}
+	}
+	if options.Binaries {
+		options.Prebuild = bindings.Drivers(machine)
 	}
 	progress := newStages(ui)
 	options.Watch = progress.watch

@@ -41,6 +41,11 @@ func Load(
 	if err == nil {
 		out.Prefix, err = bundle.computed(plan)
 	}
+	done := func() {}
+	if err == nil {
+		drivers, done = bundle.programs(drivers, false)
+	}
+	defer done() // all programs are loaded by then
 	if err == nil {
 		err = bundle.selfTest(ctx, ui, plan, drivers, deadline, false)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/cmd/internal/verdicts"
+	"github.com/hetc/hetc/internal/cas"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"
@@ -26,6 +28,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/all"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/programs"
 	"github.com/hetc/hetc/runtime/selftest"
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
@@ -218,6 +221,29 @@ func (b *opened) computed(plan *planir.Plan) (*prefix.Prefix, error) {
 		return nil, err
 	}
 	return prefix.Decode(data, plan)
+}
+
+// programs gives the drivers that build programs the binaries of the bundle, and a cache for what they build; strict
+// refuses to build. The function that is returned closes the cache.
+func (b *opened) programs(drivers []driver.Driver, strict bool) ([]driver.Driver, func()) {
+	if !slices.ContainsFunc(drivers, func(d driver.Driver) bool { _, ok := d.(driver.Prebuilder); return ok }) {
+		return drivers, func() {}
+	}
+	store := &programs.Store{Refuse: strict, Bundle: func(name string) ([]byte, bool) {
+		if !b.Has(name) {
+			return nil, false
+		}
+		data, err := b.of(name, bundle.RoleGPUKernel)
+		return data, err == nil
+	}}
+	done := func() {}
+	if dir, err := machine.CacheDir(""); err == nil && !strict {
+		cache, err := cas.Open(filepath.Join(dir, "programs"), cas.Options{MaxBytes: programs.MaxBytes, Now: time.Now})
+		if err == nil { // without a place for them programs are built every time
+			store.Cache, done = cache, func() { _ = cache.Close() }
+		}
+	}
+	return programs.Use(drivers, store), done
 }
 
 // selfTest tests the devices of the plan before they are used, unless they are known to have passed. force tests again.

@@ -24,6 +24,7 @@ type execution struct {
 	bundle  *opened
 	plan    *planir.Plan
 	drivers []driver.Driver
+	done    func() // closes the cache of programs; nil: there is none
 	machine *executor.Machine
 	tok     tokenizer.Tokenizer // nil where the bundle has none
 	prompt  []int32             // token ids
@@ -63,6 +64,7 @@ func run(
 	if err := x.readPlan(list); err != nil {
 		return err
 	}
+	defer x.done()
 	// The refusal waits: a prompt that cannot be read is the mistake that the user can mend at once.
 	refusal := x.openMachine(ctx)
 	if refusal == nil {
@@ -101,7 +103,9 @@ func (x *execution) readPlan(list func(*planir.Plan) ([]driver.Driver, error)) (
 		return err
 	}
 	x.watch.mark("read the plan")
-	x.drivers, err = list(x.plan)
+	if x.drivers, err = list(x.plan); err == nil {
+		x.drivers, x.done = x.bundle.programs(x.drivers, x.strict)
+	}
 	return err
 }
 

@@ -49,6 +49,7 @@ type options struct {
 	trace      string
 	anyMachine bool
 	selfTest   bool // test the devices again
+	strict     bool // programs come from the bundle as binaries, or not at all
 	simulates  bool // hetc run: also what was made for a simulated SoC
 	// A lane that finishes no step for this long is given up.
 	deadline time.Duration
@@ -106,6 +107,8 @@ func New(
 		"write the logits of every prompt position to this safetensors file")
 	flags.BoolVar(&given.selfTest, "self-test", false,
 		"test every kernel of the plan on its device, also where it has passed before")
+	flags.BoolVar(&given.strict, "strict", false,
+		"refuse programs for GPUs that the bundle does not hold as binaries for exactly this device and driver")
 	flags.BoolVar(&given.bench, "bench", false, "measure prefill and decode")
 	flags.IntVar(&given.promptLen, "prompt-len", 256, "tokens of the prompt under --bench")
 	flags.IntVar(&given.gen, "gen", 32, "tokens to generate under --bench")

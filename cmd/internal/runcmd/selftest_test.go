@@ -3,9 +3,12 @@ package runcmd
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,7 +16,9 @@ import (
 	"github.com/hetc/hetc/cmd/internal/verdicts"
 	"github.com/hetc/hetc/emit"
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
+	openclcompiler "github.com/hetc/hetc/emit/compile/opencl"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
@@ -23,6 +28,8 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/driver/opencl"
+	"github.com/hetc/hetc/runtime/programs"
 )
 
 // vendor is the host's driver as if a vendor had made it: with a version, and perhaps a product of one row that it gets
@@ -82,29 +89,45 @@ func (vendorCompiler) Name() string { return "vendor" }
 // vendorBundle is a bundle of the demo model, whose products of one row the vendor's device executes.
 func vendorBundle(t *testing.T, withTest bool) (path, trust string) {
 	t.Helper()
+	gpu := coreProc(t)
+	gpu.Name, gpu.Kind, gpu.Driver = "gpu", "gpu", "vendor"
+	return bundleOf(t, gpu, func(o *emit.Options) {
+		o.Compilers = append(o.Compilers, vendorCompiler{hostcompiler.New()})
+		if withTest {
+			o.SelfTest, o.SelfTestOptions = host.New(), map[string]string{"kernels": "reference"}
+		}
+	})
+}
+
+// coreProc is a core of this machine.
+func coreProc(t *testing.T) planir.Proc {
+	t.Helper()
+	devices, err := host.New().Devices(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return planir.Proc{Name: "cpu", Kind: "cpu", Driver: host.Name, Select: devices[0].Select, Cores: devices[0].Cores,
+		Set: capability.Set{Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: []op.Scheme{op.A32W32},
+			Layouts: map[string]string{"w32": pack.N32}, DynamicRows: true, StridedInput: true, StridedOutput: true,
+			WeightRanges: true}}
+}
+
+// bundleOf is a signed bundle of the demo model, of which the processor "gpu" executes one product of every layer.
+func bundleOf(t *testing.T, gpu planir.Proc, configure func(*emit.Options)) (path, trust string) {
+	t.Helper()
 	model, err := models.Open("../../../testdata/models/tiny-llama-kjv")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { model.Close() })
-	devices, err := host.New().Devices(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	digest, err := model.Digest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	proc := planir.Proc{Name: "cpu", Kind: "cpu", Driver: host.Name, Select: devices[0].Select, Cores: devices[0].Cores,
-		Set: capability.Set{Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: []op.Scheme{op.A32W32},
-			Layouts: map[string]string{"w32": pack.N32}, DynamicRows: true, StridedInput: true, StridedOutput: true,
-			WeightRanges: true}}
-	gpu := proc
-	gpu.Name, gpu.Kind, gpu.Driver = "gpu", "gpu", "vendor"
 	graph := model.Graph()
 	plan := &planir.Plan{Schema: planir.Schema, Model: planir.ModelRef{Name: model.Name, Digest: digest},
 		SoC:        planir.SoCRef{Name: "test", Control: "cpu", Fingerprint: host.Fingerprint()},
-		MaxContext: 32, KV: op.F32, Procs: []planir.Proc{proc, gpu}}
+		MaxContext: 32, KV: op.F32, Procs: []planir.Proc{coreProc(t), gpu}}
 	plan.Decisions, err = lower.Trivial(&graph, "cpu", []int{1}, 32, op.F32,
 		func(string, int) op.Scheme { return op.A32W32 })
 	if err != nil {
@@ -127,11 +150,8 @@ func vendorBundle(t *testing.T, withTest bool) (path, trust string) {
 		t.Fatal(err)
 	}
 	options := emit.Options{Plan: plan, Model: model, Signers: []bundle.Signer{key.Signer()}, Product: "demo",
-		Generation: 1, Toolchain: "test",
-		Compilers: []driver.Compiler{hostcompiler.New(), vendorCompiler{hostcompiler.New()}}}
-	if withTest {
-		options.SelfTest, options.SelfTestOptions = host.New(), map[string]string{"kernels": "reference"}
-	}
+		Generation: 1, Toolchain: "test", Compilers: []driver.Compiler{hostcompiler.New()}}
+	configure(&options)
 	path = base + ".hetb"
 	if _, err := emit.Emit(t.Context(), path, options); err != nil {
 		t.Fatal(err)
@@ -266,5 +286,88 @@ func TestBundleWithoutSelfTest(t *testing.T) {
 	}
 	if _, _, err := execute(t, path, trust, vendor{version: "1"}, "--self-test"); diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("got %v, want an error of class %v", err, diag.ClassInput)
+	}
+}
+
+// openclBundle is a bundle of the demo model whose products of one row a device of OpenCL executes.
+func openclBundle(t *testing.T, binaries bool) (path, trust string) {
+	t.Helper()
+	device, err := opencl.New().Open(t.Context(), driver.Config{})
+	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrIncapable) {
+		require.Skip(t, opencl.Name, err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := device.Capabilities().Offered()
+	slices.Sort(set.Kinds)
+	if err := device.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return bundleOf(t, planir.Proc{Name: "gpu", Kind: "gpu", Driver: opencl.Name, Set: set}, func(o *emit.Options) {
+		o.Compilers = append(o.Compilers, openclcompiler.New())
+		o.SelfTest, o.SelfTestOptions = host.New(), map[string]string{"kernels": "reference"}
+		if binaries {
+			o.Prebuild = []driver.Driver{opencl.New()}
+		}
+	})
+}
+
+// With binaries a bundle runs without a compiler, and without them only where one may be used. What is built is cached.
+func TestBinariesOfABundle(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("HETC_CACHE", dir)
+	path, trust := openclBundle(t, false)
+	for _, arguments := range [][]string{nil, {"--strict"}} {
+		var text bytes.Buffer
+		ui := &cli.Streams{Tool: "hetrun", Out: io.Discard, Err: &text}
+		cmd := New(ui, "hetrun", false, func(*planir.Plan) ([]driver.Driver, error) {
+			return []driver.Driver{host.New(), opencl.New()}, nil
+		})
+		cmd.SetArgs(append([]string{path, "--trust", trust, "--tokens", "1,5", "--max-tokens", "2"}, arguments...))
+		cmd.SilenceErrors, cmd.SilenceUsage = true, true
+		if err := cmd.ExecuteContext(t.Context()); arguments == nil && err != nil ||
+			arguments != nil && diag.ClassOf(err) != diag.ClassUnavailable {
+			t.Errorf("%v without binaries: %v", arguments, err)
+		}
+	}
+	if kept, err := filepath.Glob(filepath.Join(dir, "programs", "v1", "data", "*", "*")); err != nil || len(kept) == 0 {
+		t.Errorf("kept %d programs, %v", len(kept), err)
+	}
+	path, trust = openclBundle(t, true) // emitted twice, with the same bytes
+	inspected, err := bundle.Inspect(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, blob := range inspected.Manifest.Blobs {
+		if strings.HasPrefix(blob.Name, programs.Folder) && blob.Role == bundle.RoleGPUKernel {
+			found++
+		}
+	}
+	if found == 0 {
+		t.Error("the bundle holds no binaries")
+	}
+	// Another process would have no programs yet.
+	cmd := exec.Command(os.Args[0], "-test.run=^TestRunStrictly$")
+	cmd.Env = append(os.Environ(), "HETC_TEST_STRICT="+path+"\n"+trust)
+	if text, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("--strict with binaries: %v\n%s", err, text)
+	}
+}
+
+// TestRunStrictly is the process that runs a bundle without a compiler.
+func TestRunStrictly(t *testing.T) {
+	path, trust, ok := strings.Cut(os.Getenv("HETC_TEST_STRICT"), "\n")
+	if !ok {
+		t.Skip("a process of TestBinariesOfABundle")
+	}
+	ui := &cli.Streams{Tool: "hetrun", Out: io.Discard, Err: io.Discard}
+	cmd := New(ui, "hetrun", false, func(*planir.Plan) ([]driver.Driver, error) {
+		return []driver.Driver{host.New(), opencl.New()}, nil
+	})
+	cmd.SetArgs([]string{path, "--trust", trust, "--tokens", "1,5", "--max-tokens", "2", "--strict"})
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 // it. It stays open until the process ends.
 type device struct {
 	context  *clapi.Context
+	identity driver.Identity
 	features kernel.Features
 	units    int
 	maxAlloc int64
@@ -27,7 +28,7 @@ type device struct {
 	imports, allocates bool
 
 	mu       sync.Mutex
-	programs map[[sha256.Size]byte]*clapi.Program
+	programs map[[sha256.Size]byte]built
 }
 
 // shared are the open devices. One that was lost is opened anew.
@@ -44,11 +45,14 @@ func share(from *clapi.Device) (*device, error) {
 	if open := shared.of[name]; open != nil {
 		return open, nil
 	}
-	opened := &device{programs: map[[sha256.Size]byte]*clapi.Program{}}
+	opened := &device{programs: map[[sha256.Size]byte]built{}}
 	if err := opened.describe(from); err != nil {
 		return nil, err
 	}
 	var err error
+	if opened.identity, err = identityOf(from); err != nil {
+		return nil, err
+	}
 	if opened.context, err = from.Open(); err != nil {
 		return nil, err
 	}
@@ -120,26 +124,6 @@ func (d *device) describe(from *clapi.Device) error {
 	return nil
 }
 
-// program builds a source, once.
-func (d *device) program(source string) (*clapi.Program, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	key := sha256.Sum256([]byte(source))
-	if built := d.programs[key]; built != nil {
-		return built, nil
-	}
-	options := "-w" // warnings go to the standard error output
-	if strings.Contains(source, "#define DOT\n") {
-		options += " -cl-std=CL3.0"
-	}
-	built, err := d.context.Build(source, options)
-	if err != nil {
-		return nil, err
-	}
-	d.programs[key] = built
-	return built, nil
-}
-
 // probe finds out whether host and device see what the other writes without a copy in between. A kernel reads what the
 // host wrote after the buffer was made and writes elsewhere, twice, with other numbers.
 func (d *device) probe() error {
@@ -147,7 +131,7 @@ func (d *device) probe() error {
 	if err != nil {
 		return err
 	}
-	program, err := d.program(source)
+	program, err := d.program(source, nil) // of this program's own source
 	if err != nil {
 		return err
 	}

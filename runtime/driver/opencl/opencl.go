@@ -39,8 +39,9 @@ const (
 // New returns the driver. The library is looked for when a processor is opened or devices are listed.
 func New() driver.Driver { return opencl{} }
 
-// opencl has no state: libraries and devices are shared by all processors of this process.
-type opencl struct{}
+// opencl has no state but where binaries of programs come from: libraries and devices are shared by all processors of
+// this process.
+type opencl struct{ programs driver.Programs }
 
 func (opencl) Name() string { return Name }
 
@@ -124,21 +125,47 @@ func devices(path string) ([]found, error) {
 }
 
 // Open accepts the selectors of Devices, the name of a device, and "" for the first one.
-func (opencl) Open(ctx context.Context, config driver.Config) (driver.Processor, error) {
-	if err := ctx.Err(); err != nil {
+func (o opencl) Open(ctx context.Context, config driver.Config) (driver.Processor, error) {
+	from, settings, err := find(ctx, config)
+	if err != nil {
 		return nil, err
+	}
+	settings.programs = o.programs
+	fail := func(err error) (driver.Processor, error) {
+		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", config.Select, Name,
+			err)
+	}
+	shared, err := share(from.Device)
+	if err != nil {
+		return fail(err)
+	}
+	if err := settings.fit(&shared.features); err != nil {
+		return fail(err)
+	}
+	proc, err := newProcessor(from.selector, shared, settings)
+	if err != nil {
+		return fail(err)
+	}
+	return proc, nil
+}
+
+// find reads the options of a processor and finds its device.
+func find(ctx context.Context, config driver.Config) (*found, settings, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, settings{}, err
 	}
 	fail := func(err error, hint string, args ...any) error {
 		return diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", config.Select, Name,
 			err).WithHint(hint, args...)
 	}
-	settings, err := parseOptions(config.Options)
+	options, err := parseOptions(config.Options)
 	if err != nil {
-		return nil, fail(err, "options: %s, %s, %s, %sFAMILY", optLibrary, optCompletion, optMemory, VariantOption)
+		return nil, options, fail(err, "options: %s, %s, %s, %sFAMILY", optLibrary, optCompletion, optMemory,
+			VariantOption)
 	}
-	list, err := devices(settings.library)
+	list, err := devices(options.library)
 	if err != nil {
-		return nil, err
+		return nil, options, err
 	}
 	at := slices.IndexFunc(list, func(f found) bool {
 		return config.Select == "" || f.selector == config.Select || f.Name == config.Select
@@ -148,20 +175,9 @@ func (opencl) Open(ctx context.Context, config driver.Config) (driver.Processor,
 		for _, found := range list {
 			valid = append(valid, fmt.Sprintf("%s %q", found.selector, found.Name))
 		}
-		return nil, fail(errors.New("there is no such device"), "devices: %s", strings.Join(valid, ", "))
+		return nil, options, fail(errors.New("there is no such device"), "devices: %s", strings.Join(valid, ", "))
 	}
-	shared, err := share(list[at].Device)
-	if err != nil {
-		return nil, fail(err, "")
-	}
-	if err := settings.fit(&shared.features); err != nil {
-		return nil, fail(err, "")
-	}
-	proc, err := newProcessor(list[at].selector, shared, settings)
-	if err != nil {
-		return nil, fail(err, "")
-	}
-	return proc, nil
+	return &list[at], options, nil
 }
 
 // settings are a processor's options.
@@ -170,6 +186,7 @@ type settings struct {
 	flag     bool // completion by flag
 	own      bool // copy operands
 	variants map[string]string
+	programs driver.Programs // nil: programs are built from source
 }
 
 // parseOptions reads options; the first bad one in alphabetical order is the error.

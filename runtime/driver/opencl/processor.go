@@ -84,7 +84,7 @@ func (p *processor) prepareFlag() error {
 	if err != nil {
 		return err
 	}
-	program, err := p.device.program(source)
+	program, err := p.device.program(source, nil)
 	if err != nil {
 		return err
 	}

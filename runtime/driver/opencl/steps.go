@@ -231,13 +231,18 @@ func (b *builder) launch(s *step, family, function string, columns int, args ...
 
 // choose is the variant of a family that the options name, or that suits the device.
 func (e *executable) choose(family string) (kernel.Variant, error) {
-	variant, err := e.code.Choose(family, &e.p.device.features)
+	return choose(e.code, family, e.p.settings, &e.p.device.features)
+}
+
+// choose is the variant of a family that an artifact has for a device with these options.
+func choose(code *kernel.Code, family string, settings settings, features *kernel.Features) (kernel.Variant, error) {
+	variant, err := code.Choose(family, features)
 	if err != nil {
 		return variant, err
 	}
-	if want := e.p.settings.variants[kernel.Base(family)]; want != "" && want != variant.Name {
+	if want := settings.variants[kernel.Base(family)]; want != "" && want != variant.Name {
 		wanted, _ := kernel.Find(family, want)
-		if e.code.Find(family, want, wanted.Rows) == "" {
+		if code.Find(family, want, wanted.Rows) == "" {
 			return variant, fmt.Errorf("kernels %q: the artifact does not carry variant %q, which the option names",
 				family, want)
 		}
@@ -253,7 +258,7 @@ func (b *builder) launchVariant(s *step, family string, variant kernel.Variant, 
 	if source == "" {
 		return fmt.Errorf("kernels %q: the artifact has no source of variant %q for %d rows", family, variant.Name, rows)
 	}
-	program, err := b.e.p.device.program(source)
+	program, err := b.e.p.device.program(source, b.e.p.settings.programs)
 	if err != nil {
 		return fmt.Errorf("kernels %q, variant %q: %w", family, variant.Name, err)
 	}

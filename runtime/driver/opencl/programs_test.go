@@ -1,0 +1,189 @@
+package opencl
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/opencl/kernel"
+)
+
+// memory is a store of programs that notes what it is asked.
+type memory struct {
+	binaries     map[driver.ProgramKey][]byte
+	asked, built int
+	strict       bool
+}
+
+func (m *memory) Binary(key driver.ProgramKey) []byte {
+	m.asked++
+	return m.binaries[key]
+}
+
+func (m *memory) Built(key driver.ProgramKey, binary []byte) { m.built++ }
+func (m *memory) Strict() bool                               { return m.strict }
+
+// artifactOfASum is the artifact of a sum.
+func artifactOfASum(t testing.TB) []byte {
+	t.Helper()
+	graph := op.Single(op.Op{Kind: op.Add, M: 2, N: 32}, "")
+	code, err := kernel.Compile(graph, func(string) string { return "" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := code.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// anew makes the next processor open its device again, without programs.
+func anew() {
+	shared.Lock()
+	defer shared.Unlock()
+	shared.of = nil
+}
+
+// sum opens a processor with a store and adds on it.
+func sum(t testing.TB, store driver.Programs) (values []float32, err error) {
+	t.Helper()
+	anew()
+	ctx := context.Background()
+	proc, err := New().(driver.Prebuilder).WithPrograms(store).Open(ctx, driver.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proc.Close()
+	if err := proc.Attach(); err != nil {
+		t.Fatal(err)
+	}
+	exe, err := proc.Load(ctx, driver.Artifact{Driver: Name, Code: artifactOfASum(t)}, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer exe.Close()
+	bindings := driver.Bindings{Scalars: &driver.Scalars{Rows: 2, KVLen: 2, Seq: 2}}
+	for i := range 3 {
+		buffer, err := proc.Alloc(4 * 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer buffer.Close()
+		view := driver.View{Buffer: buffer, Type: op.F32, Rows: 2, Cols: 32, Stride: 32}
+		if i == 2 {
+			bindings.Out = append(bindings.Out, view)
+			break
+		}
+		for at := range 64 {
+			binary.LittleEndian.PutUint32(buffer.Bytes()[4*at:], math.Float32bits(2))
+		}
+		bindings.In = append(bindings.In, view)
+	}
+	if _, err := proc.Run(exe, &bindings); err != nil {
+		t.Fatal(err)
+	}
+	for at := range 64 {
+		values = append(values, math.Float32frombits(binary.LittleEndian.Uint32(bindings.Out[0].Buffer.Bytes()[4*at:])))
+	}
+	return values, nil
+}
+
+// needDevice skips a test without OpenCL.
+func needDevice(t testing.TB) driver.Prebuilder {
+	t.Helper()
+	drv := New()
+	proc, err := drv.Open(context.Background(), driver.Config{})
+	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrIncapable) {
+		require.Skip(t, Name, err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := proc.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return drv.(driver.Prebuilder)
+}
+
+// A processor takes the binary of exactly its device and driver. Without it, it builds the source, or refuses to.
+func TestProgramsOfABundle(t *testing.T) {
+	drv := needDevice(t)
+	ctx := context.Background()
+	identity, err := drv.(driver.Identified).Identity(ctx, driver.Config{})
+	if err != nil || identity.Device == "" || identity.Driver == "" {
+		t.Fatalf("%+v, %v", identity, err)
+	}
+	t.Logf("%+v", identity)
+	made, err := drv.Prebuild(ctx, driver.Config{}, artifactOfASum(t))
+	if err != nil || len(made) != 1 || len(made[0].Binary) == 0 || made[0].Key.Identity != identity {
+		t.Fatalf("built ahead of time: %d programs, %v; want one for %+v", len(made), err, identity)
+	}
+	anew()
+	again, err := drv.Prebuild(ctx, driver.Config{}, artifactOfASum(t))
+	if err != nil || again[0].Key != made[0].Key {
+		t.Fatalf("built again: %v", err)
+	}
+	if !bytes.Equal(again[0].Binary, made[0].Binary) {
+		t.Logf("the compiler of %q is not reproducible: %d bytes, then %d others", identity.Driver, len(made[0].Binary),
+			len(again[0].Binary))
+	}
+	right := map[driver.ProgramKey][]byte{made[0].Key: made[0].Binary}
+	elsewhere := made[0].Key
+	elsewhere.Driver += " of tomorrow"
+	for name, c := range map[string]struct {
+		store memory
+		built int
+		fails bool
+	}{
+		"the binary is there":                   {memory{binaries: right, strict: true}, 0, false},
+		"no binary":                             {memory{}, 1, false},
+		"no binary, and it must not be built":   {memory{strict: true}, 0, true},
+		"one of another driver":                 {memory{binaries: map[driver.ProgramKey][]byte{elsewhere: made[0].Binary}}, 1, false},
+		"one of another driver, strictly":       {memory{binaries: map[driver.ProgramKey][]byte{elsewhere: made[0].Binary}, strict: true}, 0, true},
+		"what the device refuses":               {memory{binaries: map[driver.ProgramKey][]byte{made[0].Key: []byte("none")}}, 1, false},
+		"what the device refuses, and strictly": {memory{binaries: map[driver.ProgramKey][]byte{made[0].Key: []byte("none")}, strict: true}, 0, true},
+	} {
+		got, err := sum(t, &c.store)
+		if c.fails {
+			if diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(err.Error(), identity.Device) {
+				t.Errorf("%s: got %v, want an error of class %v that names the device", name, err, diag.ClassUnavailable)
+			}
+			continue
+		}
+		if err != nil || slices.Min(got) != 4 || slices.Max(got) != 4 {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+		if c.store.built != c.built || c.store.asked == 0 {
+			t.Errorf("%s: asked %d times, built %d programs, want %d", name, c.store.asked, c.store.built, c.built)
+		}
+	}
+	// An artifact that is none is refused, and nothing is built of it.
+	if _, err := drv.Prebuild(ctx, driver.Config{}, []byte("{}")); err == nil {
+		t.Error("an artifact that is none was built")
+	}
+	var code kernel.Code
+	if err := json.Unmarshal(artifactOfASum(t), &code); err != nil {
+		t.Fatal(err)
+	}
+	for i := range code.Programs {
+		code.Programs[i].Source = "kernel void broken( {"
+	}
+	data, err := code.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := drv.Prebuild(ctx, driver.Config{}, data); err == nil || !strings.Contains(err.Error(), `kernels "rows"`) {
+		t.Errorf("a source that does not compile: %v", err)
+	}
+}
