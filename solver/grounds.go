@@ -86,7 +86,7 @@ func (g Grounds) String() string {
 	if g.imported {
 		wayOut = "Imported times of those shapes would decide it."
 	}
-	return fmt.Sprintf("%d of %s %s on extrapolation: %s. What was chosen there, or the cheapest alternative if it "+
-		"takes at most twice as long, is priced beyond what was measured. %s",
+	return fmt.Sprintf("%d of %s %s on extrapolation: %s. There the price of what was chosen lies beyond what "+
+		"was measured, or that of the cheapest alternative, which takes at most twice as long. %s",
 		count, several(g.Decisions, "decision", "decisions"), verb, names, wayOut)
 }

@@ -89,9 +89,9 @@ func (p Proof) String() string {
 		parts = append(parts, "No plan made of these candidates is predicted to hold less: that is proved. "+
 			"Of those that hold as little another one may be faster.")
 	case p.Open == 0:
-		parts = append(parts, "No other choice among the candidates makes operators and hand-overs within a section "+
-			"take less together: that is proved for every program. "+
-			"Where processors meet between sections is predicted, and no part of what is proved.")
+		parts = append(parts, "It is proved for every program that no other choice among the candidates has a smaller "+
+			"sum of the times of operators and of hand-overs within sections. "+
+			"Waits between sections are predicted, and are not part of the proof.")
 	case p.Proved == 0:
 		parts = append(parts, fmt.Sprintf(
 			"The search ended at its limit: a plan that is up to %.2g %% better under these predictions is not ruled out.", 100*p.Gap))
@@ -111,8 +111,7 @@ func (p Proof) String() string {
 	}
 	if p.Faster > 0 {
 		parts = append(parts, fmt.Sprintf(
-			"%s other decisions than the proved ones, which are predicted to be faster once it counts "+
-				"where processors meet and when each share ends.",
+			"%s other decisions than the proved ones. With waits between sections counted, those are predicted to be faster.",
 			several(p.Faster, "program has", "programs have")))
 	}
 	return strings.Join(parts, " ")

@@ -25,7 +25,7 @@ func TestProofOf(t *testing.T) {
 		{"an older plan", []planir.Solve{solve("feasible", 7, 7)}, Proof{Problems: 1, Proved: 1, Tied: 1}, "may be as good", "ended at its limit"},
 		{"replaced", []planir.Solve{solve(StatusReplaced, 110, 100), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 2, Replaced: 1}, "1 program is executed by its best single processor", "ruled out"},
 		{"faster", []planir.Solve{solve(StatusFaster, 110, 100), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 2, Faster: 1}, "1 program has other decisions", "ruled out"},
-		{"memory", []planir.Solve{{Problem: "joint memory", Status: "optimal", ObjectiveNS: 7, BoundNS: 7}}, Proof{Problems: 1, Proved: 1, holds: true}, "predicted to hold less: that is proved", "take less together"},
+		{"memory", []planir.Solve{{Problem: "joint memory", Status: "optimal", ObjectiveNS: 7, BoundNS: 7}}, Proof{Problems: 1, Proved: 1, holds: true}, "predicted to hold less: that is proved", "smaller sum"},
 		{"open", []planir.Solve{solve("feasible", 1000, 975), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 1, Open: 1, Gap: 0.025}, "up to 2.5 % better", "every program"},
 	} {
 		got := ProofOf(c.list)

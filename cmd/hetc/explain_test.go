@@ -103,7 +103,7 @@ func TestExplainRoof(t *testing.T) {
 		}
 	}
 	const one = `layers.ffn_down@64 on round
-stored alternatives only: the best of each strategy; give --soc, --costs and --model to price every choice again
+the plan stores these alternatives, the best of each strategy; with --soc, --costs and --model every choice is priced again
  strategy  shares     us  source               roof         
 ────────────────────────────────────────────────────────────
  single    cpu     100.0  -          25 % of int8 peak  chosen

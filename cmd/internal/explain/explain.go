@@ -246,8 +246,8 @@ func (x *answer) operator(node string, rows int) error {
 	}
 	x.title(fmt.Sprintf("%s@%d", node, rows))
 	if x.input == nil {
-		ui.Printf("stored alternatives only: the best of each strategy; give --soc, --costs and --model to price " +
-			"every choice again\n")
+		ui.Printf("the plan stores these alternatives, the best of each strategy; with --soc, --costs and --model every " +
+			"choice is priced again\n")
 	}
 	var said []string
 	for _, compiled := range planview.CompiledFor(plan, rows) {

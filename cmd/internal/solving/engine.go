@@ -381,8 +381,8 @@ func (l *Log) Show() {
 		if key.status == string(problem.Feasible) {
 			gap = fmt.Sprintf(" within %.2g %% of the bound", 100*sum.gap)
 		}
-		l.s.Printf("solved: %s by %s, %s%s: at most %s and %d nodes in all\n", problems, key.engine, key.status, gap,
-			size, sum.nodes)
+		l.s.Printf("solved: %s by engine %s, %s%s; the largest has %s; %d nodes searched in all\n", problems, key.engine,
+			key.status, gap, size, sum.nodes)
 	}
 	for _, key := range order {
 		// A failure behind which another engine stood in cost time and no quality, but is told.
