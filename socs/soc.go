@@ -7,6 +7,7 @@
 package socs
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -314,6 +315,52 @@ func (s *SoC) JointGBps(names ...string) (float64, bool) {
 // Concurrent reports whether the processors may run at the same time: they exist, are distinct and
 // share no core. The error names what stands against it.
 func (s *SoC) Concurrent(names ...string) error { return concurrent(s, names) }
+
+// alikeRates is how far apart the peak rates of like cores may be measured.
+const alikeRates = 1.25
+
+// GroupOf names the processor of like cores that two processors are parts of, the smallest one; "" where there is none.
+// It is of the same driver and configuration, has all of their cores, and, where peak rates are stated, as they must be
+// of simulated processors, each of the three has nearly the same of each core.
+func (s *SoC) GroupOf(first, second string) string {
+	var found *Processor
+	one, other := s.Processor(first), s.Processor(second)
+	if one == nil || other == nil || one == other {
+		return ""
+	}
+	for i := range s.Processors {
+		group := &s.Processors[i]
+		if partOf(one, group) && partOf(other, group) && (found == nil || len(group.Cores) < len(found.Cores)) {
+			found = group
+		}
+	}
+	if found == nil {
+		return ""
+	}
+	return found.Name
+}
+
+// partOf reports whether a processor is some of the cores of a group.
+func partOf(part, group *Processor) bool {
+	if part.Kind != group.Kind || part.Driver != group.Driver || !maps.Equal(part.Options, group.Options) ||
+		len(part.Cores) == 0 || len(part.Cores) >= len(group.Cores) ||
+		part.Driver == SimDriver && (len(part.PeakGops) == 0 || len(group.PeakGops) == 0) {
+		return false
+	}
+	for _, core := range part.Cores {
+		if !slices.Contains(group.Cores, core) {
+			return false
+		}
+	}
+	for kind, peak := range part.PeakGops {
+		all := group.PeakGops[kind]
+		ratio := peak * float64(len(group.Cores)) / (all * float64(len(part.Cores)))
+		if all > 0 && (ratio > alikeRates || ratio < 1/alikeRates) {
+			return false
+		}
+	}
+	return true
+}
 
 // Simulated reports whether any processor's times come from a virtual clock.
 func (s *SoC) Simulated() bool {

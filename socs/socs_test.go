@@ -478,3 +478,33 @@ func TestRoundTripProperty(t *testing.T) {
 		}
 	})
 }
+
+// Two processors are parts of the smallest one that has all of their cores, if it is like them.
+func TestGroupOf(t *testing.T) {
+	core := func(name string, peak float64, cores ...int) Processor {
+		return Processor{Name: name, Kind: KindCPU, Driver: "host", Cores: cores, PeakGops: map[string]float64{"i8": peak}}
+	}
+	other := core("ort:0-1", 200, 0, 1)
+	other.Driver = "ort"
+	configured := core("slow", 200, 0, 1)
+	configured.Options = map[string]string{"kernels": "portable"}
+	soc := SoC{Processors: []Processor{
+		core("0", 100, 0), core("1", 90, 1), core("2", 40, 2), core("0-3", 330, 0, 1, 2, 3), core("0-1", 200, 0, 1), other,
+		configured, core("0-2", 240, 0, 1, 2),
+	}}
+	for _, c := range []struct{ first, second, want string }{
+		{"0", "1", "0-1"}, {"1", "0", "0-1"},
+		{"0", "2", ""}, // a little core is no part of what big ones form
+		{"0", "0", ""}, {"0", "0-1", "0-2"}, {"0", "ort:0-1", ""}, {"0", "x", ""}, {"0-1", "0-3", ""},
+	} {
+		if got := soc.GroupOf(c.first, c.second); got != c.want {
+			t.Errorf("group of %s and %s: got %q, want %q", c.first, c.second, got, c.want)
+		}
+	}
+	for i := range soc.Processors {
+		soc.Processors[i].Driver, soc.Processors[i].PeakGops = SimDriver, nil
+	}
+	if got := soc.GroupOf("0", "1"); got != "" {
+		t.Errorf("simulated processors of unknown rates: got %q, want none", got)
+	}
+}

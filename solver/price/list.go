@@ -42,6 +42,9 @@ func (s *Section) Candidates() ([][]Candidate, []error) {
 	}
 	for _, run := range s.runs() {
 		for _, tuple := range s.tuples {
+			if l.grouped(run, tuple) {
+				continue
+			}
 			l.divided(run, tuple)
 			if run[len(run)-1].axis == planir.AxisK { // the first adds what all have computed
 				reversed := slices.Clone(tuple)
@@ -87,6 +90,22 @@ func (l *lister) undivided(node int) {
 			l.add(node, candidate, []string{proc})
 		}
 	}
+}
+
+// grouped reports whether a group of cores that is a candidate for each node of a run does the work of several
+// processors of a tuple: it divides the work as it goes, and they get no shares.
+func (l *lister) grouped(run []link, tuple []string) bool {
+	if strategies := l.Policy.Strategies; len(strategies) > 0 && !slices.Contains(strategies, planir.Single) {
+		return false
+	}
+	executes := func(group string) bool {
+		return !slices.ContainsFunc(run, func(part link) bool {
+			return !slices.ContainsFunc(l.lists[part.node], func(c Candidate) bool {
+				return c.Strategy == planir.Single && c.Shares[0].Proc == group
+			})
+		})
+	}
+	return slices.ContainsFunc(l.groups[strings.Join(tuple, "\n")], executes)
 }
 
 // divided lists the candidates of a run's nodes over a tuple.

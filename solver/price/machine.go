@@ -3,6 +3,7 @@ package price
 import (
 	"slices"
 	"sort"
+	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
@@ -23,6 +24,7 @@ type Machine struct {
 	Beside    map[[2]int]bool    // pairs that may work at the same time, in both orders
 
 	tuples     [][]string          // processors that may divide an operator, at least two each
+	groups     map[string][]string // by tuple (its key): processors that do the work of several of it together
 	assistants map[string][]string // by processor: those named by Policy.Only that it assists
 	soc        *socs.SoC
 }
@@ -59,6 +61,7 @@ func NewMachine(soc *socs.SoC, only []string, costs Costs, cache op.Type, note f
 	}
 	machine.pair(costs, note)
 	machine.combine(note)
+	machine.group(only)
 	switch n := len(machine.Procs); {
 	case n > problem.MaxProcs:
 		return nil, diag.New(diag.ClassInput, "solve: SoC %q has %d processors, want at most %d",
@@ -169,6 +172,34 @@ func (m *Machine) combine(note func(format string, args ...any)) {
 	}
 	grow(nil)
 	sort.SliceStable(m.tuples, func(a, b int) bool { return len(m.tuples[a]) < len(m.tuples[b]) })
+}
+
+// group finds the tuples with parts of a group of cores that could work in their place: of the processors that may be
+// used, and beside the rest of the tuple.
+// RATIONALE: Why do like cores get no shares?
+func (m *Machine) group(only []string) {
+	index := func(name string) int {
+		return slices.IndexFunc(m.Procs, func(proc planir.Proc) bool { return proc.Name == name })
+	}
+	m.groups = map[string][]string{}
+	for _, tuple := range m.tuples {
+		key := strings.Join(tuple, "\n")
+		for i, first := range tuple {
+			for _, second := range tuple[i+1:] {
+				group := m.soc.GroupOf(first, second)
+				at := index(group)
+				if at < 0 || len(only) > 0 && !slices.Contains(only, group) || slices.Contains(m.groups[key], group) {
+					continue
+				}
+				beside := func(name string) bool {
+					return name == first || name == second || m.Beside[[2]int{at, index(name)}]
+				}
+				if !slices.ContainsFunc(tuple, func(name string) bool { return !beside(name) }) {
+					m.groups[key] = append(m.groups[key], group)
+				}
+			}
+		}
+	}
 }
 
 // ProcessorNames are those of a SoC, ascending.
