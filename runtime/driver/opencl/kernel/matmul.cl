@@ -84,20 +84,10 @@ __kernel void matmul(IN(x), OUT(y), __global const uchar *weight, __global const
 	__global const float *x##i = x + (long)min(r0 + i, rows - 1) * x_ld; \
 	float16 sum##i = 0;
 	ALL(BEGIN)
-	int p = 0;
-	for (; p + 4 <= k; p += 4) {
-		float16 w0 = weights16(tile, p, side), w1 = weights16(tile, p + 1, side);
-		float16 w2 = weights16(tile, p + 2, side), w3 = weights16(tile, p + 3, side);
-#define FOUR(i) \
-		sum##i = fma((float16)x##i[p], w0, sum##i); \
-		sum##i = fma((float16)x##i[p + 1], w1, sum##i); \
-		sum##i = fma((float16)x##i[p + 2], w2, sum##i); \
-		sum##i = fma((float16)x##i[p + 3], w3, sum##i);
-		ALL(FOUR)
-	}
-	for (; p < k; p++) {
-		float16 w0 = weights16(tile, p, side);
-#define ONE(i) sum##i = fma((float16)x##i[p], w0, sum##i);
+	// One row of the weight at a time: its 16 weights and ROWS sums fit the registers of a CPU.
+#define ONE(i) sum##i = fma((float16)x##i[p], w, sum##i);
+	for (int p = 0; p < k; p++) {
+		float16 w = weights16(tile, p, side);
 		ALL(ONE)
 	}
 #ifdef Q8C
@@ -113,19 +103,44 @@ __kernel void matmul(IN(x), OUT(y), __global const uchar *weight, __global const
 #endif
 
 #if defined TILE && defined U8
-// The same for rows of 8-bit codes: products of 16-bit numbers in pairs, which CPUs have an instruction for.
+// The same for rows of 8-bit codes: products of 16-bit numbers, added in pairs, which CPUs have an instruction for.
+// Compilers do not find it by themselves; where the device's compiler offers it, it is asked for.
 
-// codes4 are four codes of a row; those beyond it stand for zero.
-short4 codes4(__global const uchar *x, int p, int k) {
+int8 multiply_pairs(short16 a, short16 b) {
+#ifdef __has_builtin
+#if defined __AVX2__ && __has_builtin(__builtin_ia32_pmaddwd256)
+	typedef short sixteen __attribute__((__vector_size__(32)));
+	return __builtin_astype(__builtin_ia32_pmaddwd256(__builtin_astype(a, sixteen), __builtin_astype(b, sixteen)), int8);
+#else
+#define PAIRS
+#endif
+#else
+#define PAIRS
+#endif
+#ifdef PAIRS
+	int16 products = convert_int16(a) * convert_int16(b);
+	return products.even + products.odd;
+#endif
+}
+
+// codes4 are four codes of a row, four times; those beyond it stand for zero.
+short16 codes4(__global const uchar *x, int p, int k) {
+	uchar4 v = 128;
 	if (p + 4 <= k)
-		return convert_short4(vload4(0, x + p)) - (short)128;
-	short4 v = 0;
-	v.x = x[p] - 128;
-	if (p + 1 < k)
-		v.y = x[p + 1] - 128;
-	if (p + 2 < k)
-		v.z = x[p + 2] - 128;
-	return v;
+		v = vload4(0, x + p);
+	else {
+		v.x = x[p];
+		if (p + 1 < k)
+			v.y = x[p + 1];
+		if (p + 2 < k)
+			v.z = x[p + 2];
+	}
+	return convert_short16(as_uchar16((uint4)as_uint(v))) - (short)128;
+}
+
+// nibbles are the weights of four columns that lie in the low or in the high halves of 16 bytes.
+short16 nibbles(uint4 words, int side) {
+	return convert_short16(as_uchar16(words >> (uint4)(4 * side) & 0x0f0f0f0fu)) - (short)8;
 }
 
 int4 pairs(int8 v) { return v.even + v.odd; }
@@ -140,21 +155,24 @@ __kernel void matmul(IN(x), IN(scale), OUT(y), __global const uchar *weight, __g
 	float16 sum##i = 0; \
 	int8 a##i = 0, b##i = 0, c##i = 0, d##i = 0;
 	ALL(BEGIN)
-	// multiply four rows of the weight, 16 columns, by four codes of each row
-#define PIECE(i, acc, w) { int16 m = convert_int16(w) * convert_int16(s); acc##i += m.even + m.odd; }
-#define MULTIPLY(i) { \
-		short4 four = codes4(x##i, p, k); \
-		short16 s = (short16)(four, four, four, four); \
-		PIECE(i, a, w0) PIECE(i, b, w1) PIECE(i, c, w2) PIECE(i, d, w3) \
-	}
+	// Four rows of the weight and 16 columns are multiplied by four codes of each row: a quarter of the columns at a time,
+	// so that the sums of all rows stay in registers.
+#define CODES(i) short16 s##i = codes4(x##i, p, k);
+#define INTO_A(i) a##i += multiply_pairs(w, s##i);
+#define INTO_B(i) b##i += multiply_pairs(w, s##i);
+#define INTO_C(i) c##i += multiply_pairs(w, s##i);
+#define INTO_D(i) d##i += multiply_pairs(w, s##i);
+#define QUARTER(weights, into) { short16 w = weights; ALL(into) }
+#define MULTIPLY(weights) \
+	ALL(CODES) \
+	QUARTER(weights(0), INTO_A) QUARTER(weights(1), INTO_B) QUARTER(weights(2), INTO_C) QUARTER(weights(3), INTO_D)
 #define COLLECT(i, factor) \
 	sum##i += factor * convert_float16((int16)(pairs(a##i), pairs(b##i), pairs(c##i), pairs(d##i)));
 #ifdef Q8C
 	for (int p = 0; p < k; p += 4) {
-		uint16 words = vload16(p / 4 * 2 + side, (__global const uint *)tile);
-		short16 w0 = convert_short16(as_char16(words.lo.lo)), w1 = convert_short16(as_char16(words.lo.hi));
-		short16 w2 = convert_short16(as_char16(words.hi.lo)), w3 = convert_short16(as_char16(words.hi.hi));
-		ALL(MULTIPLY)
+		__global const char *codes = (__global const char *)tile + (p / 4 * 2 + side) * 64;
+#define COLUMNS(quarter) convert_short16(vload16(quarter, codes))
+		MULTIPLY(COLUMNS)
 	}
 	float16 factor = vload16(side, (__global const float *)(tile + (k + 3) / 4 * 128));
 #define LAST(i) COLLECT(i, factor)
@@ -163,13 +181,9 @@ __kernel void matmul(IN(x), IN(scale), OUT(y), __global const uchar *weight, __g
 	for (int from = 0; from < k; from += Q4) {
 		__global const uchar *block = tile + (long)(from / Q4) * BLOCK;
 		for (int p = from; p < min(k, from + Q4); p += 4) {
-			uint16 words = vload16((p - from) / 4, (__global const uint *)block);
-			words = (words >> (uint16)(4 * side)) & 0x0f0f0f0fu;
-			short16 w0 = convert_short16(as_char16(words.lo.lo)) - (short)8;
-			short16 w1 = convert_short16(as_char16(words.lo.hi)) - (short)8;
-			short16 w2 = convert_short16(as_char16(words.hi.lo)) - (short)8;
-			short16 w3 = convert_short16(as_char16(words.hi.hi)) - (short)8;
-			ALL(MULTIPLY)
+			__global const uint *codes = (__global const uint *)block + (p - from) / 4 * 16;
+#define COLUMNS(quarter) nibbles(vload4(quarter, codes), side)
+			MULTIPLY(COLUMNS)
 		}
 		float16 factor = vload_half16(side, (__global const half *)(block + 16 * Q4));
 #define LAST(i) COLLECT(i, factor) a##i = 0; b##i = 0; c##i = 0; d##i = 0;
