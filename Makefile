@@ -76,6 +76,10 @@ tagged:
 	$(GO) vet -tags hetc_static $$(grep -rl 'go:build.*hetc_static' --include='*.go' . | xargs -n1 dirname | sort -u)
 	HETC_REQUIRE= $(GO) test -vet=off -tags hetc_static ./internal/native ./internal/ortapi ./runtime/driver/all
 	HETC_REQUIRE= $(GO) test -vet=off -short -tags hetc_static ./solver/highs
+	@if [ "$$($(GO) env GOARCH)" = amd64 ]; then \
+		echo "$(GO) test -tags tilemodel -run Tile ./runtime/driver/host/kernel"; \
+		$(GO) test -tags tilemodel -run Tile ./runtime/driver/host/kernel || exit 1; \
+	fi
 	@if [ -f solver/highs/wasm/highs.wasm ]; then \
 		echo "$(GO) test -vet=off -tags highs -run 'Table|Licences' ./solver/highs"; \
 		$(GO) test -vet=off -tags highs -run 'Table|Licences' ./solver/highs; \

@@ -46,10 +46,6 @@ const EnvVar = "HETC_HOST_KERNELS"
 type Set struct {
 	Name string
 
-	// Unmeasured says that the set was never timed on a CPU that has its instructions, so that nobody knows whether
-	// it is faster than the set before it. It is used where it is named, and is never Best.
-	Unmeasured bool
-
 	// TileStep is the number of tiles a matrix kernel handles best in one pass; callers that divide
 	// a weight among threads use multiples of it. At least 1.
 	TileStep int
@@ -219,18 +215,18 @@ func paddedDim(dim int) int { return (dim + TileN - 1) / TileN * TileN }
 // with 512 bit). Where a CPU has avx512 and avxvnni alone, which no known one does, the latter counts as faster,
 // because quantised weights are what machines are short of time for. On arm64 "neon" (with the dot product
 // instructions; functions on rows as portable) and "i8mm" (8-bit and 4-bit products of two rows and more with matrix
-// instructions, the others as neon).
+// instructions, the others as neon). Those that were never timed come last: "i8mm", and on amd64 "amx" (8-bit and 4-bit
+// products of many rows in tiles, the others as avx512vnni), for which the operating system is asked.
 func Sets() []*Set { return append([]*Set{Reference(), Portable()}, vectorSets()...) }
 
-// Best returns the fastest set this machine can run, of those that were measured.
+// vectorSets are the sets of vector instructions that this machine can run.
+func vectorSets() []*Set { return append(measuredSets(), namedSets()...) }
+
+// Best returns the fastest set this machine can run. Sets that were never timed on a CPU that has their instructions are
+// not among those it looks at: they are used where they are named.
 func Best() *Set {
-	best := Portable()
-	for _, set := range vectorSets() {
-		if !set.Unmeasured {
-			best = set
-		}
-	}
-	return best
+	sets := append([]*Set{Portable()}, measuredSets()...)
+	return sets[len(sets)-1]
 }
 
 // ByName returns the named set; "" is the one in EnvVar, or Best. The error lists the valid names.
@@ -243,12 +239,16 @@ func ByName(name string) (*Set, error) {
 		return Best(), nil
 	}
 	var names []string
+	what := "is not available on this machine"
+	if reason := lacking(name); reason != "" {
+		what += ": " + reason
+	}
 	for _, set := range Sets() {
 		if set.Name == name {
 			return set, nil
 		}
 		names = append(names, set.Name)
 	}
-	return nil, diag.New(diag.ClassUsage, "select host kernels: %q%s is not available on this machine", name, from).
+	return nil, diag.New(diag.ClassUsage, "select host kernels: %q%s %s", name, from, what).
 		WithHint("%s", fmt.Sprintf("available: %s", strings.Join(names, ", ")))
 }

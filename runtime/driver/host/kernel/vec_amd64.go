@@ -2,6 +2,8 @@ package kernel
 
 import (
 	"encoding/binary"
+	"fmt"
+	"sync"
 
 	"golang.org/x/sys/cpu"
 
@@ -15,8 +17,8 @@ import (
 //go:generate go run -C gen . -tier attention -out ../vec_heads_amd64.s -stubs ../vec_heads_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier peak -out ../vec_peak_amd64.s -stubs ../vec_peak_amd64.go -pkg kernel
 
-// vectorSets returns the sets of vector instructions that this CPU has, slowest first.
-func vectorSets() []*Set {
+// measuredSets returns the sets of vector instructions that this CPU has, slowest first.
+func measuredSets() []*Set {
 	features := &cpu.X86
 	if !features.HasAVX2 || !features.HasFMA || !features.HasF16C {
 		return nil
@@ -34,6 +36,38 @@ func vectorSets() []*Set {
 	}
 	return sets
 }
+
+// namedSets returns the sets that this machine has and nobody has timed.
+func namedSets() []*Set {
+	if tilesLack() != "" {
+		return nil
+	}
+	return []*Set{amxSet(avx512vnni.set())}
+}
+
+// lacking says what this machine lacks for a set, "" where that is not known.
+func lacking(name string) string {
+	if name == "amx" {
+		return tilesLack()
+	}
+	return ""
+}
+
+// tilesLack says why this process cannot multiply in tiles, "" if it can. The kernel keeps the state of tiles for
+// processes that have asked for it, once.
+var tilesLack = sync.OnceValue(func() string {
+	features := &cpu.X86
+	if !features.HasAMXTile || !features.HasAMXInt8 {
+		return "the CPU has no tiles of 8-bit integers (AMX)"
+	}
+	if sets := measuredSets(); len(sets) == 0 || sets[len(sets)-1].Name != "avx512vnni" {
+		return "the CPU has tiles (AMX) without AVX-512 VNNI"
+	}
+	if err := permitTiles(); err != nil {
+		return fmt.Sprintf("the operating system keeps no state of tiles (AMX): %v", err)
+	}
+	return ""
+})
 
 // tier is an instruction set. It is a number rather than a table of functions because a call of an
 // assembly function through a pointer would move its arguments to the heap.

@@ -7,9 +7,25 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 )
 
-// vectorSets returns the set "neon" where the CPU has the dot product instructions, as those of
-// ARMv8.4 and most ARMv8.2 cores do, and the set "i8mm" where it has matrix products of bytes too (ARMv8.6).
-func vectorSets() []*Set {
+// namedSets returns the set "i8mm" where the CPU has matrix products of bytes too, as those of ARMv8.6 do.
+func namedSets() []*Set {
+	if sets := measuredSets(); len(sets) > 0 && cpu.ARM64.HasI8MM {
+		return []*Set{i8mm(sets[0])}
+	}
+	return nil
+}
+
+// lacking says what this machine lacks for a set, "" where that is not known.
+func lacking(name string) string {
+	if name == "i8mm" && !cpu.ARM64.HasI8MM {
+		return "the CPU has no matrix products of bytes (FEAT_I8MM)"
+	}
+	return ""
+}
+
+// measuredSets returns the set "neon" where the CPU has the dot product instructions, as those of
+// ARMv8.4 and most ARMv8.2 cores do.
+func measuredSets() []*Set {
 	if !cpu.ARM64.HasASIMD || !cpu.ARM64.HasASIMDDP {
 		return nil
 	}
@@ -50,10 +66,7 @@ func vectorSets() []*Set {
 	}
 	var t tier
 	set.AttentionF32, set.AttentionF16 = t.attentionF32, t.attentionF16
-	if !cpu.ARM64.HasI8MM {
-		return []*Set{set}
-	}
-	return []*Set{set, i8mm(set)}
+	return []*Set{set}
 }
 
 // mostRows is the number of rows of one call of a matrix kernel, limited by registers.

@@ -12,7 +12,7 @@ const mmlaRows = 6
 // integers are exact, and what follows is the same.
 func i8mm(neon *Set) *Set {
 	set := *neon
-	set.Name, set.Unmeasured = "i8mm", true
+	set.Name = "i8mm"
 	set.MatMulQ8C = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
 		if m == 1 {
 			neon.MatMulQ8C(y, ldy, x, ldx, xscale, w, m, k, n)

@@ -25,8 +25,8 @@ import (
 // main writes the assembly of one tier and its Go declarations; go generate calls it for each.
 func main() {
 	tier := flag.String("tier", "",
-		"instruction set: avx2, avxvnni, avx512, neon or i8mm; attention, with that of avx2; or peak, the loops they are "+
-			"measured against")
+		"instruction set: avx2, avxvnni, avx512, amx, neon or i8mm; attention, with that of avx2; or peak, the loops they "+
+			"are measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
 	switch *tier {
@@ -38,6 +38,8 @@ func main() {
 		avxvnni()
 	case "attention":
 		attentionTiles256()
+	case "amx":
+		amx()
 	case "peak":
 		peak()
 	case "neon":

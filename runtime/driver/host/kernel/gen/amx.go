@@ -1,0 +1,421 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/ir"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// amx writes the kernels of the tier amx: products of 8-bit integers in tiles of 16 rows of 64 bytes.
+//
+// A tile of activations has 16 rows of 64 k. A tile of weights has 16 quads of k of 16 columns, which is how a packed
+// weight has them already, 128 bytes from quad to quad. The product of both is 16x16 int32 and takes 16 cycles. Four
+// of them, of two tiles of activations and two of weights, need four loads: as many as the first-level cache gives
+// meanwhile.
+//
+// Activations are packed as signed bytes, so that TDPBSSD needs no correction. Groups of 16 rows lie one after the
+// other; in a group the tiles of successive k follow each other, each in one piece.
+//
+// Every kernel sets up the tiles and gives them back before it returns: the state of a thread is large only while it
+// multiplies, whatever goroutine runs on it, and the caller decides by the configuration how many rows and k the tiles
+// have. Neither Go's assembler nor avo knows the instructions, so that their bytes are written here, and registers are
+// chosen by hand.
+//
+// Most machines cannot execute this. With the tag tilemodel its place is taken by a model of these instructions, which
+// interprets the assembly, and tests of the package then compute with that.
+func amx() {
+	ConstraintExpr("!tilemodel")
+	q8cTiles()
+	tileUnpack("tileUnpack32", 32)
+	tileUnpack("tileUnpack128", 128)
+	q4Tiles("q4TilesAMX", 32)
+	q4Tiles("q4x128TilesAMX", 128)
+	tileRows()
+	q8cScale()
+	q4Scale()
+	peakTiles()
+}
+
+// Tiles of a 2x2 product: tmm0..tmm3 are sums, of the first 16 rows and then of the second, columns 0..15 and 16..31.
+const (
+	tileX0, tileX1 = 4, 5 // activations of both groups of rows
+	tileW0, tileW1 = 6, 7 // weights of both halves of the columns
+)
+
+// Prefixes of VEX that tell instructions of the same opcode apart.
+const (
+	vexNone, vexF3, vexF2 = 0, 2, 3
+)
+
+// tileBytes emits the bytes of an instruction behind a comment with its text.
+func tileBytes(text string, code ...byte) {
+	Comment(text)
+	for _, part := range code {
+		Instruction(&ir.Instruction{Opcode: "BYTE", Operands: []Op{U8(part)}})
+	}
+}
+
+// vex is a three-byte VEX prefix of map 0F38 and 128 bits: rex are inverted extension bits (r, x, b), source is the
+// register in the prefix.
+func vex(r, x, b bool, source int, prefix byte) []byte {
+	second := byte(0xe2)
+	for i, extended := range []bool{r, x, b} {
+		if extended {
+			second &^= 0x80 >> i
+		}
+	}
+	return []byte{0xc4, second, byte(^source&15)<<3 | prefix}
+}
+
+// registers are the names of general registers, by number, in the manufacturer's manuals.
+var registers = [...]string{"rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12",
+	"r13", "r14", "r15"}
+
+// tileMem emits a tile instruction on memory at base+disp, with stride between rows. form is its text in the syntax of
+// the GNU assembler, for memory and tile: a test compares what that makes of it.
+func tileMem(form string, prefix byte, tile int, base, stride reg.GPPhysical, disp int) {
+	number := func(r reg.GPPhysical) byte { return byte(r.PhysicalIndex()) }
+	memory := fmt.Sprintf("%d(%%%s,%%%s)", disp, registers[number(base)], registers[number(stride)])
+	code := append(vex(false, number(stride) > 7, number(base) > 7, 0, prefix), 0x4b)
+	code = append(code, 0x84|byte(tile)<<3, number(stride)&7<<3|number(base)&7)
+	code = append(code, byte(disp), byte(disp>>8), byte(disp>>16), byte(disp>>24))
+	tileBytes(fmt.Sprintf(form, memory, tile), code...)
+}
+
+// tileLoad loads a tile from memory.
+func tileLoad(tile int, base, stride reg.GPPhysical, disp int) {
+	tileMem("{disp32} tileloadd %[1]s, %%tmm%[2]d", vexF2, tile, base, stride, disp)
+}
+
+// tileStore stores a tile to memory.
+func tileStore(tile int, base, stride reg.GPPhysical, disp int) {
+	tileMem("{disp32} tilestored %%tmm%[2]d, %[1]s", vexF3, tile, base, stride, disp)
+}
+
+// tileZero clears tiles 0..n-1.
+func tileZero(n int) {
+	for tile := range n {
+		tileBytes(fmt.Sprintf("tilezero %%tmm%d", tile), append(vex(false, false, false, 0, vexF2),
+			0x49, 0xc0|byte(tile)<<3)...)
+	}
+}
+
+// tileMultiply adds to sum the products of signed activations x with signed weights w.
+func tileMultiply(sum, x, w int) {
+	tileBytes(fmt.Sprintf("tdpbssd %%tmm%d, %%tmm%d, %%tmm%d", w, x, sum), append(vex(false, false, false, w, vexF2),
+		0x5e, 0xc0|byte(sum)<<3|byte(x))...)
+}
+
+// tileConfigure takes the shapes of all tiles from the 64 bytes at RAX.
+func tileConfigure() {
+	tileBytes("ldtilecfg (%rax)", append(vex(false, false, false, 0, vexNone), 0x49, 0x00)...)
+}
+
+// tileRelease gives the tiles back.
+func tileRelease() {
+	tileBytes("tilerelease", append(vex(false, false, false, 0, vexNone), 0x49, 0xc0)...)
+}
+
+// load reads a parameter into a register of choice.
+func load(name string, to reg.GPPhysical) { Load(Param(name), to) }
+
+// inPlace is a parameter as an operand in memory, for which no register is left.
+func inPlace(name string) Op {
+	parameter, err := Param(name).Resolve()
+	if err != nil {
+		panic(err)
+	}
+	return parameter.Addr
+}
+
+// product emits one step of both groups of rows, or of the first alone: x0 and x1 are the tiles of activations, xs
+// bytes from row to row, disp behind w is the first quad of both tiles of weights, ws bytes from quad to quad.
+func product(groups int, x0, x1, xs, w, ws reg.GPPhysical, disp int) {
+	tileLoad(tileX0, x0, xs, 0)
+	tileLoad(tileW0, w, ws, disp)
+	tileLoad(tileW1, w, ws, disp+64)
+	if groups == 2 {
+		tileLoad(tileX1, x1, xs, 0)
+	}
+	for group := range groups {
+		tileMultiply(2*group, tileX0+group, tileW0)
+		tileMultiply(2*group+1, tileX0+group, tileW1)
+	}
+}
+
+// byGroups emits body for two groups of rows as long as there are two, then for one that is left. left is their number.
+func byGroups(left reg.GPPhysical, body func(groups int, id string)) {
+	Label("pair")
+	CMPQ(left, I8(2))
+	JLT(LabelRef("single"))
+	body(2, "pair")
+	SUBQ(I8(2), left)
+	JMP(LabelRef("pair"))
+	Label("single")
+	TESTQ(left, left)
+	JZ(LabelRef("end"))
+	body(1, "single")
+	Label("end")
+	tileRelease()
+}
+
+// q8cTiles is the sum of products of integers, over a part of k.
+func q8cTiles() {
+	TEXT("q8cTilesAMX", NOSPLIT, "func(config *byte, groups int, x *byte, pitch int, stride int, advance int, w *byte, steps int, sums *int32, more int, ahead int, fetch int)")
+	Doc("q8cTilesAMX computes products of groups of rows with a part of a q8c tile into sums [groups][2][16][16], or adds",
+		"them to it where more is not 0. x is the first of steps (at least 1) tiles of activations, stride bytes from row",
+		"to row, advance from tile to tile and pitch from group to group; w is the part's first row. config is the shape of",
+		"the tiles. Lines are prefetched from ahead bytes behind w on, fetch bytes further each step.")
+	Pragma("noescape")
+	x, pitch, w, sums, left := reg.R12, reg.R11, reg.R13, reg.RBX, reg.RCX
+	x0, x1, w0, count, stride, quads, row := reg.RSI, reg.R8, reg.RDI, reg.R10, reg.RDX, reg.R9, reg.R15
+	load("config", reg.RAX)
+	tileConfigure()
+	load("groups", left)
+	load("x", x)
+	load("pitch", pitch)
+	load("stride", stride)
+	load("w", w)
+	load("sums", sums)
+	load("ahead", reg.RAX)
+	ADDQ(w, reg.RAX)
+	MOVQ(I32(128), quads)
+	MOVQ(I32(64), row)
+	byGroups(left, func(groups int, id string) {
+		CMPQ(inPlace("more"), I8(0))
+		JNE(LabelRef(id + "_more"))
+		tileZero(2 * groups)
+		JMP(LabelRef(id + "_begin"))
+		Label(id + "_more")
+		for tile := range 2 * groups {
+			tileLoad(tile, sums, row, 1024*tile)
+		}
+		Label(id + "_begin")
+		MOVQ(x, x0)
+		LEAQ(Mem{Base: x, Index: pitch, Scale: 1}, x1)
+		MOVQ(w, w0)
+		load("steps", count)
+		Label(id + "_step")
+		for line := range 4 {
+			PREFETCHT0(Mem{Base: reg.RAX, Disp: 64 * line})
+		}
+		product(groups, x0, x1, stride, w0, quads, 0)
+		ADDQ(inPlace("fetch"), reg.RAX)
+		ADDQ(inPlace("advance"), x0)
+		ADDQ(inPlace("advance"), x1)
+		ADDQ(I32(2048), w0)
+		DECQ(count)
+		JNZ(LabelRef(id + "_step"))
+		for tile := range 2 * groups {
+			tileStore(tile, sums, row, 1024*tile)
+		}
+		ADDQ(I32(2048*groups), sums)
+		for range groups {
+			ADDQ(pitch, x)
+		}
+	})
+	RET()
+}
+
+// q4Tiles multiplies with unpacked blocks: the integers of a block, which one scale a column makes float32, are added
+// to float sums before the next block. A block of 32 fills half of a tile's 64 bytes, which takes as long as all of it.
+func q4Tiles(name string, block int) {
+	step := min(block, 64) // k of a tile
+	TEXT(name, NOSPLIT, "func(config *byte, groups int, x *byte, pitch int, advance int, panel *byte, blocks int, ints *int32, sums *float32)")
+	Doc(name+" adds products of groups of rows with unpacked blocks to sums [groups][2][16][16].",
+		"x is the first tile of activations, advance bytes from tile to tile and pitch from group to group; ints is room for",
+		"1024 integers. config is the shape of the tiles.")
+	Pragma("noescape")
+	x, pitch, panel, sums, left, ints := reg.R12, reg.R11, reg.R13, reg.RBX, reg.RCX, reg.R15
+	x0, x1, w0, count, stride, quads := reg.RSI, reg.R8, reg.RDI, reg.R10, reg.RDX, reg.R9
+	row := reg.RAX
+	load("config", reg.RAX)
+	tileConfigure()
+	load("groups", left)
+	load("x", x)
+	load("pitch", pitch)
+	load("panel", panel)
+	load("ints", ints)
+	load("sums", sums)
+	MOVQ(I32(step), stride)
+	MOVQ(I32(128), quads)
+	MOVQ(I32(64), row)
+	byGroups(left, func(groups int, id string) {
+		MOVQ(x, x0)
+		LEAQ(Mem{Base: x, Index: pitch, Scale: 1}, x1)
+		MOVQ(panel, w0)
+		load("blocks", count)
+		Label(id + "_block")
+		tileZero(2 * groups)
+		for at := 0; at < block; at += step {
+			product(groups, x0, x1, stride, w0, quads, 32*at)
+			ADDQ(inPlace("advance"), x0)
+			ADDQ(inPlace("advance"), x1)
+		}
+		for tile := range 2 * groups {
+			tileStore(tile, ints, row, 1024*tile)
+		}
+		VMOVUPS(Mem{Base: w0, Disp: 32 * block}, z[0])
+		VMOVUPS(Mem{Base: w0, Disp: 32*block + 64}, z[1])
+		for vec := range 32 * groups {
+			dst := z[2+vec%30]
+			VCVTDQ2PS(Mem{Base: ints, Disp: 64 * vec}, dst)
+			VFMADD213PS(Mem{Base: sums, Disp: 64 * vec}, z[vec/16%2], dst)
+			VMOVUPS(dst, Mem{Base: sums, Disp: 64 * vec})
+		}
+		ADDQ(I32(spreadBytes(block)), w0)
+		DECQ(count)
+		JNZ(LabelRef(id + "_block"))
+		ADDQ(I32(2048*groups), sums)
+		for range groups {
+			ADDQ(pitch, x)
+		}
+	})
+	VZEROUPPER()
+	RET()
+}
+
+// tileUnpack unpacks 4-bit blocks: 16*(nibble-8) as int8, and scales over 16, in the places of spreadBytes.
+func tileUnpack(name string, block int) {
+	TEXT(name, NOSPLIT, "func(panel *byte, w *byte, blocks int)")
+	Doc(fmt.Sprintf("%s unpacks blocks (at least 1) of a q4b%d tile, %d bytes each:", name, block, spreadBytes(block)),
+		fmt.Sprintf("[%d][32][4] int8 of 16*(nibble-8), and the scales of the columns over 16.", block/4))
+	Pragma("noescape")
+	panel, weights, count, quads := param("panel"), param("w"), param("blocks"), GP64()
+	lo, hi, c80, cF0, sixteenth := z[0], z[1], z[2], z[3], z[4]
+	broadcast32(0x80808080, c80)
+	broadcast32(0xf0f0f0f0, cF0)
+	broadcast32(0x3d800000, sixteenth)
+	Label("block")
+	MOVQ(I32(block/4), quads)
+	Label("quad")
+	VMOVDQU64(Mem{Base: weights}, hi)
+	VPSLLD(I8(4), hi, lo)
+	VPTERNLOGD(U8(0x6a), c80, cF0, lo) // (lo & f0) ^ 80
+	VPTERNLOGD(U8(0x6a), c80, cF0, hi)
+	VMOVDQU64(lo, Mem{Base: panel})
+	VMOVDQU64(hi, Mem{Base: panel, Disp: 64})
+	ADDQ(I32(64), weights)
+	ADDQ(I32(128), panel)
+	DECQ(quads)
+	JNZ(LabelRef("quad"))
+	for half := range 2 {
+		VCVTPH2PS(Mem{Base: weights, Disp: 32 * half}, lo)
+		VMULPS(sixteenth, lo, lo)
+		VMOVUPS(lo, Mem{Base: panel, Disp: 64 * half})
+	}
+	ADDQ(I32(64), weights)
+	ADDQ(I32(128), panel)
+	DECQ(count)
+	JNZ(LabelRef("block"))
+	VZEROUPPER()
+	RET()
+}
+
+// tileRows packs whole tiles of one row.
+func tileRows() {
+	for _, width := range []int{32, 64} {
+		name := map[int]string{32: "tileRow32", 64: "tileRow64"}[width]
+		TEXT(name, NOSPLIT, "func(dst *byte, pitch int, x *uint8, turns int)")
+		Doc(name+" writes turns (at least 1) pieces of a row x, as signed bytes, to dst, pitch bytes from piece to piece.",
+			"A piece has as many bytes as its name says.")
+		Pragma("noescape")
+		dst, pitch, x, count := param("dst"), param("pitch"), param("x"), param("turns")
+		broadcast32(0x80808080, z[0])
+		Label("turn")
+		if width == 32 {
+			VPXORD(Mem{Base: x}, z[0].AsY(), z[1].AsY())
+			VMOVDQU(z[1].AsY(), Mem{Base: dst})
+		} else {
+			VPXORD(Mem{Base: x}, z[0], z[1])
+			VMOVDQU64(z[1], Mem{Base: dst})
+		}
+		ADDQ(I32(width), x)
+		ADDQ(pitch, dst)
+		DECQ(count)
+		JNZ(LabelRef("turn"))
+		VZEROUPPER()
+		RET()
+	}
+}
+
+// alongTile emits a loop over the rows of a group, whose sums of columns 16..31 lie 1024 bytes behind the others.
+func alongTile(body func(sums, output, scale reg.GPVirtual)) {
+	output, ldy, sums, scale, count := param("y"), param("ldy"), param("sums"), param("xscale"), param("rows")
+	Label("row")
+	body(sums, output, scale)
+	ADDQ(I32(64), sums)
+	ADDQ(ldy, output)
+	ADDQ(I32(4), scale)
+	DECQ(count)
+	JNZ(LabelRef("row"))
+	VZEROUPPER()
+	RET()
+}
+
+// q8cScale makes results of the sums of one group.
+func q8cScale() {
+	TEXT("q8cScaleAMX", NOSPLIT, "func(rows int, y *float32, ldy int, sums *int32, scales *float32, xscale *float32)")
+	Doc("q8cScaleAMX writes sums [2][16][16] of rows (1..16) rows, times xscale of the row and scales [32] of the column,",
+		"to y [rows][32]. ldy is in bytes.")
+	Pragma("noescape")
+	scales := param("scales")
+	VMOVUPS(Mem{Base: scales}, z[0])
+	VMOVUPS(Mem{Base: scales, Disp: 64}, z[1])
+	alongTile(func(sums, output, scale reg.GPVirtual) {
+		for half := range 2 {
+			VCVTDQ2PS(Mem{Base: sums, Disp: 1024 * half}, z[2+half])
+			VMULPS_BCST(Mem{Base: scale}, z[half], z[4+half])
+			VMULPS(z[4+half], z[2+half], z[2+half])
+			VMOVUPS(z[2+half], Mem{Base: output, Disp: 64 * half})
+		}
+	})
+}
+
+// q4Scale makes results of the float sums of one group.
+func q4Scale() {
+	TEXT("q4ScaleAMX", NOSPLIT, "func(rows int, y *float32, ldy int, sums *float32, xscale *float32)")
+	Doc("q4ScaleAMX writes sums [2][16][16] of rows (1..16) rows, times xscale of the row, to y [rows][32]. ldy is in",
+		"bytes.")
+	Pragma("noescape")
+	alongTile(func(sums, output, scale reg.GPVirtual) {
+		VBROADCASTSS(Mem{Base: scale}, z[0])
+		for half := range 2 {
+			VMULPS(Mem{Base: sums, Disp: 1024 * half}, z[0], z[1+half])
+			VMOVUPS(z[1+half], Mem{Base: output, Disp: 64 * half})
+		}
+	})
+}
+
+// peakTiles is the loop that products of tiles are measured against.
+func peakTiles() {
+	TEXT("peakTilesAMX", NOSPLIT, "func(config *byte, turns int, ones *byte, sums *int32)")
+	Doc("peakTilesAMX does turns (at least 1) times 4*16*16*64 multiply-adds by TDPBSSD on tiles whose rows are all the",
+		"64 bytes at ones, and stores the sums [4][16][16], which add up to the number done where these are 1.")
+	Pragma("noescape")
+	load("config", reg.RAX)
+	tileConfigure()
+	load("turns", reg.RCX)
+	load("ones", reg.RSI)
+	load("sums", reg.RBX)
+	XORQ(reg.R9, reg.R9)
+	MOVQ(I32(64), reg.RDX)
+	tileZero(4)
+	for tile := tileX0; tile <= tileW1; tile++ {
+		tileLoad(tile, reg.RSI, reg.R9, 0)
+	}
+	Label("turn")
+	for sum := range 4 {
+		tileMultiply(sum, tileX0+sum/2, tileW0+sum%2)
+	}
+	DECQ(reg.RCX)
+	JNZ(LabelRef("turn"))
+	for tile := range 4 {
+		tileStore(tile, reg.RBX, reg.RDX, 1024*tile)
+	}
+	tileRelease()
+	RET()
+}

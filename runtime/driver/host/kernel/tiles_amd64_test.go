@@ -1,0 +1,272 @@
+package kernel
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hetc/hetc/internal/number"
+	"github.com/hetc/hetc/planir/pack"
+)
+
+// instructions of tiles in the generated assembly: the text of each, and the bytes that stand for it.
+func tileInstructions(t *testing.T) (texts []string, code [][]byte) {
+	t.Helper()
+	source, err := os.ReadFile("vec_amx_amd64.s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := regexp.MustCompile(`BYTE +\$0x([0-9a-f]{2})`)
+	instruction := regexp.MustCompile(`(?m)// (.*)\n((?:\s*BYTE .*\n)+)`)
+	for _, match := range instruction.FindAllStringSubmatch(string(source), -1) {
+		var bytes []byte
+		for _, part := range one.FindAllStringSubmatch(match[2], -1) {
+			var value byte
+			if _, err := fmt.Sscanf(part[1], "%x", &value); err != nil {
+				t.Fatal(err)
+			}
+			bytes = append(bytes, value)
+		}
+		texts, code = append(texts, match[1]), append(code, bytes)
+	}
+	if len(texts) < 50 {
+		t.Fatalf("found %d instructions of tiles", len(texts))
+	}
+	return texts, code
+}
+
+// The GNU assembler makes the same bytes of the text that stands beside them.
+func TestTileEncodings(t *testing.T) {
+	as, err := exec.LookPath("as")
+	if err != nil {
+		t.Skip("there is no GNU assembler to compare with:", err)
+	}
+	texts, code := tileInstructions(t)
+	dir := t.TempDir()
+	source, object := filepath.Join(dir, "tiles.s"), filepath.Join(dir, "tiles.bin")
+	if err := os.WriteFile(source, []byte(strings.Join(texts, "\n")+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, as, "--64", "-o", object, source).CombinedOutput(); err != nil {
+		t.Skipf("this assembler does not know the instructions of AMX: %v: %.200s", err, out)
+	}
+	made, err := os.ReadFile(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := slices.Concat(code...); !bytes.Contains(made, want) {
+		for i := range code { // the first one that is not found after those before it
+			if !bytes.Contains(made, slices.Concat(code[:i+1]...)) {
+				t.Fatalf("instruction %d, %s: the assembler makes other bytes than % x", i, texts[i], code[i])
+			}
+		}
+	}
+}
+
+// A processor that asks for a set that cannot be is told why.
+func TestTilesAreRefused(t *testing.T) {
+	set, err := ByName("amx")
+	if reason := tilesLack(); reason != "" {
+		if err == nil || !strings.Contains(err.Error(), reason) {
+			t.Errorf("without tiles: got %v, want the reason %q", err, reason)
+		}
+	} else if err != nil || set.Name != "amx" {
+		t.Errorf("with tiles: got %v, %v", set, err)
+	}
+	if Best().Name == "amx" {
+		t.Error("a set that nobody has timed is the best one")
+	}
+}
+
+// The activations of a group lie in tiles, padding is zero, and every row is packed by whoever packs its group.
+func TestPackTiles(t *testing.T) {
+	tilesSet(t)
+	for _, m := range []int{24, 32, 45} {
+		for _, k := range []int{1, 31, 32, 64, 67, 100, 128, 200, 333} {
+			for _, block := range []int{0, 32, 128} {
+				x := make([]uint8, m*k)
+				for i := range x {
+					x[i] = uint8(i*7 + i>>8)
+				}
+				padded, width := tiledK(k, block), tileWidth(block)
+				got := bytes.Repeat([]byte{0x5a}, m*padded)
+				for g := range PackGroups(m) {
+					packTiles(got, x, k, m, k, block, g)
+				}
+				for row := range m {
+					first := row / tileRows * tileRows
+					rows := min(tileRows, m-first)
+					for pos := range padded {
+						piece := min(width, padded-pos/width*width)
+						at := first*padded + pos/width*width*rows + row%tileRows*piece + pos%width
+						want := uint8(0)
+						if pos < k {
+							want = x[row*k+pos] ^ 0x80
+						}
+						if got[at] != want {
+							t.Fatalf("%dx%d in blocks of %d: row %d, k %d is %#x, want %#x", m, k, block, row, pos, got[at], want)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// tilesSet is the set amx, or the test is skipped with what this machine lacks. A model of tiles lacks nothing; what is
+// not multiplied in tiles is then computed by the portable functions.
+func tilesSet(t *testing.T) *Set {
+	t.Helper()
+	if tilesModelled {
+		set := amxSet(Portable())
+		set.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m,
+			k, n int) {
+			fusedQ4(BlockK, y, ldy, x, ldx, xscale, w, m, k, n)
+		}
+		set.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m,
+			k, n int) {
+			fusedQ4(pack.Block128, y, ldy, x, ldx, xscale, w, m, k, n)
+		}
+		return set
+	}
+	if reason := tilesLack(); reason != "" {
+		t.Skip(reason)
+	}
+	set, err := ByName("amx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+// fusedQ4 is a product with 4-bit weights rounded as every set with fused multiply-adds rounds it.
+func fusedQ4(block int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+	blocks, bytes := (k+block-1)/block, q4BlockBytes(block)
+	for row := range m {
+		for col := range n {
+			sum := float32(0)
+			for index := range blocks {
+				packed := w[(col/TileN*blocks+index)*bytes:][:bytes]
+				dot := int32(0)
+				for pos := index * block; pos < min(k, (index+1)*block); pos++ {
+					in := pos % block
+					nibble := packed[in/4*64+col%16*4+in%4] >> (col % TileN / 16 * 4) & 15
+					dot += (int32(nibble) - 8) * (int32(x[row*ldx+pos]) - 128)
+				}
+				scale := number.HalfToFloat(binary.LittleEndian.Uint16(packed[16*block+2*(col%TileN):]))
+				sum = fma32(float32(dot), scale, sum)
+			}
+			y[row*ldy+col] = sum * xscale[row]
+		}
+	}
+}
+
+// Products in tiles beside their twins: whole groups of rows and what is left of one, in one pass and in several, and
+// every remainder of k.
+func TestTileProducts(t *testing.T) {
+	set := tilesSet(t)
+	seed := uint64(0)
+	for _, name := range []string{"MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128"} {
+		for i, m := range []int{24, 31, 32, 33, 47, 48, 64} {
+			for _, k := range []int{1, 3, 31, 32, 60, 61, 64, 65, 127, 128, 130, 192, 261} {
+				seed++
+				s := shape{m: m, k: k, n: []int{1, 32, 33, 64}[(int(seed)+i)%4], gapX: int(seed%4) * 5,
+					gapY: int(seed%3) * 7, gapS: int(seed % 3)}
+				twinMatMul(t, []*Set{set}, name, s, newValues(uint8(seed)%kinds, seed, nil),
+					newValues(uint8(seed/3)%kinds, seed+1<<32, nil), seed%2 == 0)
+			}
+		}
+		// parts of k and of the rows
+		for _, s := range []shape{{m: 24, k: 1024 + 64 + 5, n: 32}, {m: 33, k: 2200, n: 40}, {m: 270, k: 70, n: 33}} {
+			twinMatMul(t, []*Set{set}, name, s, newValues(plain, 5, nil), newValues(plain, 6, nil), true)
+		}
+	}
+}
+
+func FuzzTiles(f *testing.F) {
+	for i := range uint8(3) {
+		f.Add(i, uint8(13), uint16(300), uint16(64), uint8(0), uint8(edges), uint8(highest), uint64(2))
+		f.Add(i, uint8(31), uint16(200), uint16(70), uint8(9), uint8(plain), uint8(edges), uint64(4))
+	}
+	f.Fuzz(func(t *testing.T, which, m uint8, k, n uint16, gaps, kindX, kindW uint8, seed uint64) {
+		name := []string{"MatMulQ8C", "MatMulQ4B32", "MatMulQ4B128"}[which%3]
+		s := shape{m: packFrom + int(m%45), k: 1 + int(k%300), n: 1 + int(n%70), gapX: int(gaps % 8), gapY: int(gaps / 8 % 8),
+			gapS: int(gaps / 64)}
+		twinMatMul(t, []*Set{tilesSet(t)}, name, s, newValues(kindX%kinds, seed, nil), newValues(kindW%kinds, seed+1, nil),
+			seed%2 == 1)
+	})
+}
+
+// Tiles survive what Go does to threads: goroutines that multiply on more threads than there are cores, while others
+// collect garbage and stop the world, which sends signals to threads with tiles. Every product has the same bits.
+func TestTilesUnderSignals(t *testing.T) {
+	if tilesModelled {
+		t.Skip("a model has no state that signals could lose")
+	}
+	set := tilesSet(t)
+	const m, k, n = 40, 515, 64
+	v := newValues(plain, 3, nil)
+	x, scale := make([]uint8, m*k), make([]float32, m)
+	for i := range x {
+		x[i] = v.code(1)
+	}
+	for i := range scale {
+		scale[i] = 1 + float32(i)
+	}
+	w, _ := tiledWeight(newValues(plain, 4, nil), "q8c", k, n)
+	product := func() []float32 {
+		y, packed := make([]float32, m*n), make([]byte, PackedBytes(m, k, 0))
+		for g := range PackGroups(m) {
+			set.PackRows(packed, x, k, m, k, 0, g)
+		}
+		set.PackedQ8C(y, n, packed, scale, w, make([]byte, PackedScratch(k, 0)), m, k, n)
+		return y
+	}
+	want := make([]float32, m*n)
+	Portable().MatMulQ8C(want, n, x, k, scale, w, m, k, n)
+	until := time.Now().Add(time.Second)
+	var wrong, done atomic.Int64
+	var workers sync.WaitGroup
+	for i := range 2*runtime.NumCPU() + 2 {
+		workers.Go(func() {
+			if i%2 == 0 { // as a lane's thread
+				runtime.LockOSThread()
+			}
+			for count := 0; count < 3 || time.Now().Before(until); count++ {
+				if !slices.Equal(product(), want) {
+					wrong.Add(1)
+				}
+				done.Add(1)
+			}
+		})
+	}
+	workers.Go(func() {
+		for time.Now().Before(until) {
+			runtime.GC()
+		}
+	})
+	workers.Go(func() {
+		var stats runtime.MemStats
+		for time.Now().Before(until) {
+			runtime.ReadMemStats(&stats)
+		}
+	})
+	workers.Wait()
+	if wrong.Load() > 0 {
+		t.Errorf("%d of %d products differ", wrong.Load(), done.Load())
+	}
+}

@@ -1,0 +1,465 @@
+//go:build tilemodel
+
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/hetc/hetc/internal/number"
+)
+
+// tilesModelled says that instructions of tiles are interpreted.
+const tilesModelled = true
+
+// The kernels of tiles, for machines that have none: their assembly is interpreted on real memory, so that what reads
+// or writes beyond a buffer crashes as it would. The instructions of tiles are decoded from their bytes, as the manual
+// describes them, and every rule whose violation a processor answers with an exception is checked.
+
+func q8cTilesAMX(config *byte, groups int, x *byte, pitch, stride, advance int, w *byte, steps int, sums *int32, more,
+	ahead, fetch int) {
+	model("q8cTilesAMX", config, groups, x, pitch, stride, advance, w, steps, sums, more, ahead, fetch)
+}
+
+func q4TilesAMX(config *byte, groups int, x *byte, pitch, advance int, panel *byte, blocks int, ints *int32,
+	sums *float32) {
+	model("q4TilesAMX", config, groups, x, pitch, advance, panel, blocks, ints, sums)
+}
+
+func q4x128TilesAMX(config *byte, groups int, x *byte, pitch, advance int, panel *byte, blocks int, ints *int32,
+	sums *float32) {
+	model("q4x128TilesAMX", config, groups, x, pitch, advance, panel, blocks, ints, sums)
+}
+
+func tileUnpack32(panel, w *byte, blocks int)  { model("tileUnpack32", panel, w, blocks) }
+func tileUnpack128(panel, w *byte, blocks int) { model("tileUnpack128", panel, w, blocks) }
+
+func tileRow32(dst *byte, pitch int, x *uint8, turns int) { model("tileRow32", dst, pitch, x, turns) }
+func tileRow64(dst *byte, pitch int, x *uint8, turns int) { model("tileRow64", dst, pitch, x, turns) }
+
+func q8cScaleAMX(rows int, y *float32, ldy int, sums *int32, scales, xscale *float32) {
+	model("q8cScaleAMX", rows, y, ldy, sums, scales, xscale)
+}
+
+func q4ScaleAMX(rows int, y *float32, ldy int, sums, xscale *float32) {
+	model("q4ScaleAMX", rows, y, ldy, sums, xscale)
+}
+
+func peakTilesAMX(config *byte, turns int, ones *byte, sums *int32) {
+	model("peakTilesAMX", config, turns, ones, sums)
+}
+
+// line of assembly: a mnemonic with its operands, or the bytes of an instruction.
+type modelLine struct {
+	name     string
+	operands []string
+	code     []byte
+}
+
+// modelled functions of the generated file, with the lines that labels name.
+type modelled struct {
+	lines  []modelLine
+	labels map[string]int
+}
+
+var modelFunctions = sync.OnceValue(func() map[string]*modelled {
+	source, err := os.ReadFile("vec_amx_amd64.s")
+	if err != nil {
+		panic(err)
+	}
+	functions := map[string]*modelled{}
+	var function *modelled
+	for text := range strings.Lines(string(source)) {
+		text = strings.TrimSpace(text)
+		if name, ok := strings.CutPrefix(text, "TEXT ·"); ok {
+			name, _, _ = strings.Cut(name, "(")
+			function = &modelled{labels: map[string]int{}}
+			functions[name] = function
+			continue
+		}
+		if text == "" || strings.HasPrefix(text, "//") || strings.HasPrefix(text, "#") {
+			if text == "" && function != nil { // ends the bytes of an instruction
+				function.lines = append(function.lines, modelLine{name: "NOP"})
+			}
+			continue
+		}
+		if name, ok := strings.CutSuffix(text, ":"); ok {
+			function.labels[name] = len(function.lines)
+			continue
+		}
+		name, rest, _ := strings.Cut(text, " ")
+		if name == "BYTE" {
+			value, err := strconv.ParseUint(strings.TrimPrefix(strings.TrimSpace(rest), "$"), 0, 8)
+			if err != nil {
+				panic(err)
+			}
+			if last := len(function.lines) - 1; last >= 0 && function.lines[last].name == "BYTE" {
+				function.lines[last].code = append(function.lines[last].code, byte(value))
+			} else {
+				function.lines = append(function.lines, modelLine{name: "BYTE", code: []byte{byte(value)}})
+			}
+			continue
+		}
+		var operands []string
+		if rest = strings.TrimSpace(rest); rest != "" {
+			operands = strings.Split(rest, ", ")
+		}
+		function.lines = append(function.lines, modelLine{name: name, operands: operands})
+	}
+	return functions
+})
+
+// tile is a register of 16 rows of 64 bytes, of which the shape says how many count.
+type tile struct {
+	rows, bytes int
+	data        [16][64]byte
+}
+
+// machine is what the kernels see of a processor.
+type machine struct {
+	general    [16]uint64
+	vectors    [32][64]byte
+	equal      bool // flags of the last comparison
+	less       bool
+	configured bool
+	tiles      [8]tile
+	arguments  []uint64
+}
+
+// modelKeeps holds what a running kernel points to, so that it lies on the heap and stays there.
+var (
+	modelKeeps []any
+	modelLock  sync.Mutex
+)
+
+// model runs a function to its end.
+func model(name string, arguments ...any) {
+	modelLock.Lock()
+	defer modelLock.Unlock()
+	modelKeeps = arguments
+	cpu := &machine{}
+	for _, argument := range arguments {
+		switch value := argument.(type) { // SAFETY: modelKeeps holds the pointers until the next call
+		case int:
+			cpu.arguments = append(cpu.arguments, uint64(value))
+		case *byte:
+			cpu.arguments = append(cpu.arguments, uint64(uintptr(unsafe.Pointer(value))))
+		case *int32:
+			cpu.arguments = append(cpu.arguments, uint64(uintptr(unsafe.Pointer(value))))
+		case *float32:
+			cpu.arguments = append(cpu.arguments, uint64(uintptr(unsafe.Pointer(value))))
+		}
+	}
+	function := modelFunctions()[name]
+	for at := 0; ; at++ {
+		line := &function.lines[at]
+		switch line.name {
+		case "RET":
+			if cpu.configured {
+				panic(name + " returns with tiles configured")
+			}
+			return
+		case "BYTE":
+			cpu.tileInstruction(line.code)
+			continue
+		}
+		if label, jumps := cpu.jumps(line); jumps {
+			at = function.labels[label] - 1
+			continue
+		}
+		cpu.instruction(line)
+	}
+}
+
+// jumps reports where a line jumps to, if it does.
+func (m *machine) jumps(line *modelLine) (label string, jumps bool) {
+	taken, ok := map[string]bool{"JMP": true, "JZ": m.equal, "JNZ": !m.equal, "JNE": !m.equal, "JLT": m.less}[line.name]
+	if !ok || !taken {
+		return "", false
+	}
+	return line.operands[0], true
+}
+
+var generalNames = []string{"AX", "CX", "DX", "BX", "SP", "BP", "SI", "DI", "R8", "R9", "R10", "R11", "R12", "R13",
+	"R14", "R15"}
+
+// general is the number of a register, -1 for what is none.
+func general(name string) int {
+	for i, known := range generalNames {
+		if name == known {
+			return i
+		}
+	}
+	return -1
+}
+
+var (
+	memoryForm   = regexp.MustCompile(`^(-?\d*)\((\w+)\)(?:\((\w+)\*(\d)\))?$`)
+	argumentForm = regexp.MustCompile(`^\w+\+(\d+)\(FP\)$`)
+)
+
+// address is where an operand in memory lies.
+func (m *machine) address(operand string) uint64 {
+	match := memoryForm.FindStringSubmatch(operand)
+	if match == nil {
+		panic("not in memory: " + operand)
+	}
+	address := m.general[general(match[2])]
+	if match[1] != "" {
+		disp, err := strconv.Atoi(match[1])
+		if err != nil {
+			panic(err)
+		}
+		address += uint64(disp)
+	}
+	if match[3] != "" {
+		address += m.general[general(match[3])] * uint64(match[4][0]-'0')
+	}
+	return address
+}
+
+// at is memory that a kernel addresses.
+func at(address uint64, size int) []byte {
+	place := uintptr(address)
+	// SAFETY: an address is that of an argument, which modelKeeps holds, and an offset; a kernel that leaves its buffers
+	// is what the tests look for.
+	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&place))), size)
+}
+
+// value reads an integer operand.
+func (m *machine) value(operand string) uint64 {
+	if text, ok := strings.CutPrefix(operand, "$"); ok {
+		value, err := strconv.ParseInt(text, 0, 64)
+		if err != nil {
+			panic(err)
+		}
+		return uint64(value)
+	}
+	if match := argumentForm.FindStringSubmatch(operand); match != nil {
+		offset, err := strconv.Atoi(match[1])
+		if err != nil {
+			panic(err)
+		}
+		return m.arguments[offset/8]
+	}
+	return m.general[general(operand)]
+}
+
+// compare sets the flags of a-b.
+func (m *machine) compare(a, b uint64) { m.equal, m.less = a == b, int64(a) < int64(b) }
+
+// instruction executes what is neither a jump nor of tiles.
+func (m *machine) instruction(line *modelLine) {
+	operands := line.operands
+	last := ""
+	if len(operands) > 0 {
+		last = operands[len(operands)-1]
+	}
+	switch line.name {
+	case "NOP", "PREFETCHT0", "VZEROUPPER", "JZ", "JNZ", "JNE", "JLT":
+	case "MOVQ", "MOVL":
+		m.general[general(last)] = m.value(operands[0])
+	case "LEAQ":
+		m.general[general(last)] = m.address(operands[0])
+	case "ADDQ":
+		m.general[general(last)] += m.value(operands[0])
+	case "SUBQ":
+		m.general[general(last)] -= m.value(operands[0])
+		m.compare(m.general[general(last)], 0)
+	case "XORQ":
+		m.general[general(last)] ^= m.value(operands[0])
+	case "DECQ":
+		m.general[general(last)]--
+		m.compare(m.general[general(last)], 0)
+	case "CMPQ":
+		m.compare(m.value(operands[0]), m.value(operands[1]))
+	case "TESTQ":
+		m.compare(m.value(operands[0])&m.value(operands[1]), 0)
+	default:
+		m.vector(line.name, operands, last)
+	}
+}
+
+// width is the size of the vectors that operands name, and number that of one of them.
+func vectorNumber(operand string) (number, width int, ok bool) {
+	if operand == "" || !strings.Contains("XYZ", operand[:1]) {
+		return 0, 0, false
+	}
+	number, err := strconv.Atoi(operand[1:])
+	return number, map[byte]int{'X': 16, 'Y': 32, 'Z': 64}[operand[0]], err == nil
+}
+
+// read is a vector operand of the given size, from a register or from memory.
+func (m *machine) read(operand string, size int) (out [64]byte) {
+	if number, _, ok := vectorNumber(operand); ok {
+		out = m.vectors[number]
+	} else {
+		copy(out[:], at(m.address(operand), size))
+	}
+	return out
+}
+
+// vector executes an instruction of AVX-512.
+func (m *machine) vector(name string, operands []string, last string) {
+	number, width, register := vectorNumber(last)
+	if !register { // a store
+		source, size, _ := vectorNumber(operands[0])
+		copy(at(m.address(last), size), m.vectors[source][:size])
+		return
+	}
+	var out [64]byte
+	words := func(f func(i int) uint32) {
+		for i := range width / 4 {
+			binary.LittleEndian.PutUint32(out[4*i:], f(i))
+		}
+	}
+	word := func(v *[64]byte, i int) uint32 { return binary.LittleEndian.Uint32(v[4*i:]) }
+	float := func(v *[64]byte, i int) float32 { return math.Float32frombits(word(v, i)) }
+	switch name {
+	case "VMOVUPS", "VMOVDQU", "VMOVDQU64":
+		out = m.read(operands[0], width)
+	case "VPBROADCASTD":
+		words(func(int) uint32 { return uint32(m.value(operands[0])) })
+	case "VBROADCASTSS":
+		one := m.read(operands[0], 4)
+		words(func(int) uint32 { return word(&one, 0) })
+	case "VPXORD":
+		a, b := m.read(operands[0], width), m.read(operands[1], width)
+		words(func(i int) uint32 { return word(&a, i) ^ word(&b, i) })
+	case "VPSLLD":
+		a, count := m.read(operands[1], width), m.value(operands[0])
+		words(func(i int) uint32 { return word(&a, i) << count })
+	case "VPTERNLOGD":
+		table, a, b, c := m.value(operands[0]), m.vectors[number], m.read(operands[2], width), m.read(operands[1], width)
+		words(func(i int) (result uint32) {
+			for bit := range 32 {
+				index := word(&a, i)>>bit&1<<2 | word(&b, i)>>bit&1<<1 | word(&c, i)>>bit&1
+				result |= uint32(table>>index&1) << bit
+			}
+			return result
+		})
+	case "VCVTPH2PS":
+		half := m.read(operands[0], width/2)
+		words(func(i int) uint32 {
+			return math.Float32bits(number16(half[2*i:]))
+		})
+	case "VCVTDQ2PS":
+		a := m.read(operands[0], width)
+		words(func(i int) uint32 { return math.Float32bits(float32(int32(word(&a, i)))) })
+	case "VMULPS":
+		a, b := m.read(operands[0], width), m.read(operands[1], width)
+		words(func(i int) uint32 { return math.Float32bits(float(&a, i) * float(&b, i)) })
+	case "VMULPS.BCST":
+		a, b := m.read(operands[0], 4), m.read(operands[1], width)
+		words(func(i int) uint32 { return math.Float32bits(float(&a, 0) * float(&b, i)) })
+	case "VFMADD213PS":
+		a, b, c := m.vectors[number], m.read(operands[1], width), m.read(operands[0], width)
+		words(func(i int) uint32 { return math.Float32bits(fma32(float(&a, i), float(&b, i), float(&c, i))) })
+	default:
+		panic("the model does not know " + name)
+	}
+	m.vectors[number] = out
+}
+
+func number16(b []byte) float32 { return number.HalfToFloat(binary.LittleEndian.Uint16(b)) }
+
+// tileInstruction decodes and executes an instruction with the three-byte VEX prefix.
+func (m *machine) tileInstruction(code []byte) {
+	if code[0] != 0xc4 || code[1]&0x1f != 2 || code[2]&0x84 != 0 {
+		panic(fmt.Sprintf("% x is no instruction of tiles", code))
+	}
+	extended := ^code[1] >> 5 // of base, index and register
+	source, prefix, opcode, mod := int(^code[2]>>3&15), code[2]&3, code[3], code[4]
+	register, low := int(mod>>3&7|extended>>2&1<<3), int(mod&7)
+	memory := mod>>6 != 3
+	switch {
+	case opcode == 0x49 && memory && prefix == 0 && register == 0:
+		m.configure(at(m.general[low|int(extended&1)<<3], 64))
+	case opcode == 0x49 && mod == 0xc0 && prefix == 0:
+		m.configured, m.tiles = false, [8]tile{}
+	case opcode == 0x49 && !memory && prefix == 3 && low == 0:
+		m.usable(register).data = [16][64]byte{}
+	case opcode == 0x4b && mod>>6 == 2 && low == 4 && prefix >= 2:
+		base, index := code[5]&7|extended&1<<3, code[5]>>3&7|extended>>1&1<<3
+		address := m.general[base] + uint64(int32(binary.LittleEndian.Uint32(code[6:])))
+		stride, tile := m.general[index]<<(code[5]>>6), m.usable(register)
+		if prefix == 3 {
+			tile.data = [16][64]byte{}
+		}
+		for row := range tile.rows {
+			piece := at(address+uint64(row)*stride, tile.bytes)
+			if prefix == 3 {
+				copy(tile.data[row][:], piece)
+			} else {
+				copy(piece, tile.data[row][:tile.bytes])
+			}
+		}
+	case opcode == 0x5e && !memory && prefix == 3:
+		m.multiply(m.usable(register), m.usable(low), m.usable(source))
+	default:
+		panic(fmt.Sprintf("the model does not know % x", code))
+	}
+}
+
+// usable is a tile that has a shape.
+func (m *machine) usable(number int) *tile {
+	if number > 7 || !m.configured || m.tiles[number].rows == 0 {
+		panic(fmt.Sprintf("tile %d has no shape", number))
+	}
+	return &m.tiles[number]
+}
+
+// configure is LDTILECFG with palette 1.
+func (m *machine) configure(from []byte) {
+	m.tiles, m.configured = [8]tile{}, true
+	for i, value := range from {
+		reserved := i >= 1 && i < 16 || i >= 32 && i < 48 || i >= 56
+		if i == 0 && value != 1 || reserved && value != 0 {
+			panic(fmt.Sprintf("byte %d of the configuration is %d", i, value))
+		}
+	}
+	for i := range m.tiles {
+		tile := &m.tiles[i]
+		tile.bytes, tile.rows = int(binary.LittleEndian.Uint16(from[16+2*i:])), int(from[48+i])
+		if tile.bytes > 64 || tile.rows > 16 || (tile.bytes == 0) != (tile.rows == 0) {
+			panic(fmt.Sprintf("tile %d has %d rows of %d bytes", i, tile.rows, tile.bytes))
+		}
+	}
+}
+
+// multiply is TDPBSSD: signed bytes in fours.
+func (m *machine) multiply(sum, a, b *tile) {
+	if sum == a || a == b || sum == b {
+		panic("a tile is used twice")
+	}
+	if sum.bytes%4 != 0 || a.bytes%4 != 0 || a.rows != sum.rows || b.rows != a.bytes/4 || b.bytes != sum.bytes {
+		panic(fmt.Sprintf("%dx%d tile of %dx%d and %dx%d", sum.rows, sum.bytes, a.rows, a.bytes, b.rows, b.bytes))
+	}
+	for row := range sum.rows {
+		for col := range sum.bytes / 4 {
+			at := sum.data[row][4*col:]
+			total := int32(binary.LittleEndian.Uint32(at))
+			for quad := range a.bytes / 4 {
+				for i := range 4 {
+					total += int32(int8(a.data[row][4*quad+i])) * int32(int8(b.data[quad][4*col+i]))
+				}
+			}
+			binary.LittleEndian.PutUint32(at, uint32(total))
+		}
+	}
+}
+
+// The model counts what the loop of the peak does.
+func TestTilePeak(t *testing.T) {
+	if got, want := peakTiles(1), int64(2*4*16*16*64); got != want {
+		t.Errorf("one turn did %d operations, want %d", got, want)
+	}
+}
