@@ -26,7 +26,7 @@ type Asynchronous interface {
 	// Wait blocks until a call is done, in the driver's own way (an event), and returns when it ran. Of a call that is
 	// done it returns at once; the driver knows the spans of the last MaxInFlight calls, and returns none (equal ends)
 	// for earlier ones. The span is the device's where it tells, else what the driver noticed; its clock is Now.
-	// A ticket that Submit has not returned is an error. Errors are those of Done.
+	// A ticket that Submit has not returned is an error. Errors are those of Done. It allocates nothing.
 	Wait(t Ticket) (Span, error)
 }
 
