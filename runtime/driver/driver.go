@@ -146,7 +146,8 @@ type Processor interface {
 	// unlocks the thread, so that a pinned one ends with its goroutine. A processor that has Cores pins the thread
 	// to the first of them; several with the same first core may be attached to one thread, and then take turns.
 	Attach() error
-	// Alloc returns zeroed memory visible to the host and to this processor, 64-byte aligned at least.
+	// Alloc returns zeroed memory visible to the host and to this processor, 64-byte aligned at least. A processor
+	// with memory of its own may share what it allocates; where it does not, the Buffer is a Mirror.
 	Alloc(bytes int64) (Buffer, error)
 	// Import makes host memory (64-byte aligned) usable by this processor: without a copy, or, on a processor with
 	// memory of its own (OwnMemory), as a Mirror. The caller keeps it alive and unmoved until the Buffer is closed.

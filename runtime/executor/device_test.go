@@ -1,6 +1,7 @@
 package executor_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,6 +43,7 @@ func devices(selectors ...string) []device {
 	return []device{
 		{"the host's memory", drivertest.Queueing{Only: selectors, Delay: jitter}, capability.WaitSleep},
 		{"own memory", drivertest.Queueing{Only: selectors, OwnMemory: true}, capability.WaitSleep},
+		{"memory that it allocates", drivertest.Queueing{Only: selectors, OwnMemory: true, Maps: true}, capability.WaitSleep},
 		{"own memory, waiting for events", drivertest.Queueing{Only: selectors, OwnMemory: true, Delay: jitter}, capability.WaitEvent},
 		{"own memory, polling", drivertest.Queueing{Only: selectors, OwnMemory: true}, capability.WaitPoll},
 	}
@@ -106,7 +109,7 @@ func TestDevicesAmongOthers(t *testing.T) {
 		p := makePlan(t, m, procs, []int{1, 16}, 64, op.A8TQ8C, among(rand.New(rand.NewPCG(seed, 1)), "a", "b", "c"))
 		for _, which := range [][]string{{s0}, {s1}, {s0, both}, {s1, both}, {s0, s1, both}} {
 			for i, d := range devices(which...) {
-				if i != int(seed)%4 {
+				if i != int(seed)%5 {
 					continue
 				}
 				x := machine(t, m, p, d.options(p))
@@ -173,6 +176,46 @@ func TestDeviceBatches(t *testing.T) {
 			same(t, name+", beside", want, beside(t, x, list, 5), 0)
 			x.Close()
 		}
+	}
+}
+
+// A model on a device with memory of its own moves token ids there and logits back. Divided, it moves what one processor
+// computes and another one needs, and no cache.
+func TestDeviceMoves(t *testing.T) {
+	m := open(t)
+	s0, s1 := cores(t)
+	for name, c := range map[string]struct {
+		layout layoutOf
+		most   int64 // bytes of a token
+		least  int64
+	}{
+		"alone":   {func(d *planir.Decision, _ *lower.Node) { d.Shares[0].Proc = "b" }, int64(4 + 4*m.Vocab), int64(4 + 4*m.Vocab)},
+		"divided": {byColumns, int64(m.Layers * 40 * m.Hidden * 4), int64(2 * m.Vocab)},
+	} {
+		var moved atomic.Int64
+		d := device{how: drivertest.Queueing{Only: []string{s1}, OwnMemory: true, Moved: &moved}}
+		p := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, []int{1, 16}, 64, op.A32W32, c.layout)
+		x := machine(t, m, p, d.options(p))
+		if err := x.Do(context.Background(), func(c *executor.Control) error {
+			_, err := c.Forward([]int32{1, 2, 3}, executor.WantNone, nil)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		moved.Store(0)
+		const tokens = 4
+		for range tokens {
+			if err := x.Do(context.Background(), func(c *executor.Control) error {
+				_, err := c.Forward([]int32{5}, executor.WantLast, nil)
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := moved.Load() / tokens; got < c.least || got > c.most {
+			t.Errorf("%s: a token moves %d bytes, want %d to %d", name, got, c.least, c.most)
+		}
+		x.Close()
 	}
 }
 
@@ -361,5 +404,35 @@ func TestDeviceCancel(t *testing.T) {
 			}
 		})
 		cancel()
+	}
+}
+
+// A trace of a device has its steps one after another, in sections and calls, and waits behind the steps that end them;
+// statistics count each step of each layer.
+func TestDeviceTrace(t *testing.T) {
+	m := open(t)
+	s0, s1 := cores(t)
+	for _, d := range devices(s1) {
+		p := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, []int{1, 8}, 64, op.A8TQ8C, byPairs)
+		o := d.options(p)
+		o.Trace = 10000
+		x := machine(t, m, p, o)
+		if _, err := x.Generate(context.Background(), []int32{1, 2, 3}, 3, &executor.Sampler{}, nil); err != nil {
+			t.Fatal(err)
+		}
+		var text bytes.Buffer
+		if lost, err := x.WriteTrace(&text); err != nil || lost > 0 {
+			t.Fatal(lost, err)
+		}
+		events := traced(t, text.Bytes())
+		if len(events) < 100 {
+			t.Errorf("%s: %d events", d.name, len(events))
+		}
+		for _, stat := range x.Stats() {
+			if want := int64(m.Layers); stat.Program == "decode" && stat.Section == "layers" && stat.Runs != 2*want {
+				t.Errorf("%s: step %q on %q ran %d times, want %d", d.name, stat.Node, stat.Proc, stat.Runs, 2*want)
+			}
+		}
+		x.Close()
 	}
 }

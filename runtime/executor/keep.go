@@ -61,7 +61,7 @@ func (m *Machine) kept(sequence, positions int) error {
 func (m *Machine) eachCached(sequence, positions int, visit func(run []byte)) {
 	cache := &m.plan.Program.Cache
 	row := int64(cache.HeadDim * cache.Type.Bytes())
-	data := m.pool.Bytes()[m.offset[cacheName]:][:cache.Bytes()]
+	data := m.pool[m.offset[cacheName]:][:cache.Bytes()]
 	head := int64(cache.MaxContext) * row
 	first := int64(sequence) * cache.SequenceBytes()
 	for i := range int64(2 * cache.Layers * cache.KVHeads) {

@@ -91,14 +91,16 @@ type Machine struct {
 	programs map[string]*program
 	order    []*program
 
-	loader  loader
-	pool    *mem.Region
-	spaces  int             // memories besides the host's
-	mirrors []driver.Mirror // the pool in each memory; [0] is nil
-	holds   holdings        // of the caches, where there are several memories
-	buffers map[string]*planir.Buffer
-	offset  map[string]int64
-	pos     []int // of each sequence
+	loader     loader
+	pool       []byte
+	home       *lane // whose processor allocated the pool, as homeBuffer; nil: it is the host's memory
+	homeBuffer driver.Buffer
+	spaces     int             // memories besides the host's
+	mirrors    []driver.Mirror // the pool in each memory; [0] is nil
+	holds      holdings        // of the caches, where there are several memories
+	buffers    map[string]*planir.Buffer
+	offset     map[string]int64
+	pos        []int // of each sequence
 	// scratch of Step and Extend, so that they allocate nothing
 	places  []driver.Place // of the rows of a batch
 	one     [1]int32       // token of a sequence that is decoded alone
@@ -260,10 +262,7 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 		if async, ok := proc.(driver.Asynchronous); ok && m.observe == nil {
 			opened.queue = &queue{Asynchronous: async, offset: m.now() - int64(proc.Now())}
 		}
-		if opened.wait = pr.Wait; proc.Capabilities().OwnMemory && m.observe == nil {
-			m.spaces++
-			opened.space = m.spaces
-		}
+		opened.wait = pr.Wait
 		m.lanes = append(m.lanes, opened)
 		m.closers = append(m.closers, proc.Close)
 		if pr.Name == m.plan.SoC.Control {
@@ -311,13 +310,10 @@ func (m *Machine) allocate() error {
 	}
 	m.offset[cacheName] = size
 	size += m.plan.Program.Cache.Bytes()
-	pool, err := mem.Alloc(int(size), 4096)
-	if err != nil {
+	if err := m.allocatePool(size); err != nil {
 		return diag.New(diag.ClassRun, "allocate pool of %d bytes: %w", size, err).
 			WithHint("a smaller context (max_context) needs less memory")
 	}
-	m.pool = pool
-	m.closers = append(m.closers, pool.Close)
 	sequences := m.Sequences()
 	m.pos, m.places = make([]int, sequences), make([]driver.Place, 0, sequences)
 	if m.mirrors = make([]driver.Mirror, m.spaces+1); m.spaces > 0 {
@@ -326,9 +322,60 @@ func (m *Machine) allocate() error {
 	return nil
 }
 
+// allocatePool gives the pool its memory, and numbers the memories of the processors that mirror it. Some devices copy
+// memory that they are given and share what they allocate themselves: such a one allocates the pool.
+func (m *Machine) allocatePool(size int64) error {
+	for _, lane := range m.lanes {
+		if !lane.proc.Capabilities().OwnMemory || m.observe != nil {
+			continue // who observes has each call move all its operands
+		}
+		if m.home == nil {
+			shared, err := m.shareWith(lane, size)
+			if err != nil {
+				return err
+			}
+			if shared {
+				continue
+			}
+		}
+		m.spaces++
+		lane.space = m.spaces
+	}
+	if m.home != nil {
+		return nil
+	}
+	pool, err := mem.Alloc(int(size), 4096)
+	if err != nil {
+		return err
+	}
+	m.pool = pool.Bytes()
+	m.closers = append(m.closers, pool.Close)
+	return nil
+}
+
+// shareWith has a lane's processor allocate the pool if it shares what it allocates, and returns whether it does.
+func (m *Machine) shareWith(lane *lane, size int64) (bool, error) {
+	try, err := lane.proc.Alloc(driver.Align)
+	if err != nil {
+		return false, err
+	}
+	_, mirrors := try.(driver.Mirror)
+	usable := !mirrors && mem.Aligned(try.Bytes(), driver.Align)
+	if err := try.Close(); err != nil || !usable {
+		return false, err
+	}
+	pool, err := lane.proc.Alloc(size)
+	if err != nil {
+		return false, err
+	}
+	m.closers = append(m.closers, pool.Close)
+	m.home, m.homeBuffer, m.pool = lane, pool, pool.Bytes()
+	return true, nil
+}
+
 // ends are the buffers that a program begins and ends with: token ids [rows] and logits [rows,vocabulary].
 func (m *Machine) ends(phase *planir.Phase) (ids []int32, logits []float32, err error) {
-	data := m.pool.Bytes()
+	data := m.pool
 	view := func(name string) []byte {
 		buffer := m.buffers[phase.Own(name)]
 		return data[m.offset[phase.Own(name)]:][:4*buffer.Rows*buffer.Cols]
@@ -399,11 +446,16 @@ func (m *Machine) prepare(src Source) error {
 	load := &m.loader
 	*load = newLoader(m.plan, src)
 	for _, lane := range m.lanes {
-		buf, err := lane.proc.Import(m.pool.Bytes())
+		load.lanes[lane.name] = lane
+		if lane == m.home {
+			load.pool[lane] = m.homeBuffer
+			continue
+		}
+		buf, err := lane.proc.Import(m.pool)
 		if err != nil {
 			return diag.New(diag.ClassRun, "share the pool with processor %q: %w", lane.name, err)
 		}
-		load.pool[lane], load.lanes[lane.name] = buf, lane
+		load.pool[lane] = buf
 		m.closers = append(m.closers, buf.Close)
 		if lane.space > 0 {
 			mirror, ok := buf.(driver.Mirror)

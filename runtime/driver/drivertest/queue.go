@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -19,6 +20,10 @@ type Queueing struct {
 	// OwnMemory gives them memory of their own, which holds NaN until something is copied there. What a call does not
 	// hand to the host becomes NaN there, so that whoever reads it computes something else.
 	OwnMemory bool
+	// Maps: the host shares what they allocate nevertheless, and only what they import is copied.
+	Maps bool
+	// Moved counts the bytes that calls and mirrors copy between the memories; nil: nothing counts them.
+	Moved *atomic.Int64
 	// Only are the selectors of the processors that it concerns; nil: all.
 	Only []string
 	// Delay is how long a call waits before it begins; nil: not at all.
@@ -213,7 +218,7 @@ func (q *Queued) execute(s *slot) (driver.Span, error) {
 	for i := range bind.In {
 		bind.In[i] = onDevice(bind.In[i])
 		if s.all || s.moves.Fetch[i] {
-			eachRow(s.bind.In[i], bind.In[i], counts.in, i, func(host, device []byte) { copy(device, host) })
+			eachRow(s.bind.In[i], bind.In[i], counts.in, i, func(host, device []byte) { q.copy(device, host) })
 		}
 	}
 	for i := range bind.Out {
@@ -230,8 +235,8 @@ func (q *Queued) execute(s *slot) (driver.Span, error) {
 	for i := range bind.Out {
 		eachRow(s.bind.Out[i], bind.Out[i], counts.out, i, func(host, device []byte) {
 			if s.all || s.moves.Hand[i] {
-				copy(host, device)
-			} else {
+				q.copy(host, device)
+			} else if &host[0] != &device[0] {
 				poison(host) // nobody may read it
 			}
 		})
@@ -258,6 +263,14 @@ func eachRow(host, device driver.View, counts []int, i int, visit func(host, dev
 	for row := range min(counts[i], host.Rows) {
 		at := row * host.Stride * size
 		visit(from[at:][:host.Cols*size], to[at:][:host.Cols*size])
+	}
+}
+
+// copy copies and counts.
+func (q *Queued) copy(to, from []byte) {
+	n := copy(to, from)
+	if q.how.Moved != nil {
+		q.how.Moved.Add(int64(n))
 	}
 }
 
@@ -428,7 +441,7 @@ func (q *Queued) Load(ctx context.Context, a driver.Artifact, w driver.Weights) 
 // Alloc returns memory of the host, with a mirror where the processor has its own.
 func (q *Queued) Alloc(bytes int64) (driver.Buffer, error) {
 	host, err := q.proc.Alloc(bytes)
-	if err != nil || !q.how.OwnMemory {
+	if err != nil || !q.how.OwnMemory || q.how.Maps {
 		return host, err
 	}
 	return q.mirror(host, bytes)
@@ -474,7 +487,7 @@ func (m *mirror) move(offset, count int64, to, from driver.Buffer) error {
 	for m.q.finished < m.q.submitted {
 		m.q.changed.Wait()
 	}
-	copy(to.Bytes()[offset:][:count], from.Bytes()[offset:])
+	m.q.copy(to.Bytes()[offset:][:count], from.Bytes()[offset:])
 	return nil
 }
 
