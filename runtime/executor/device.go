@@ -125,6 +125,8 @@ func (m *Machine) submit(cs *crewSection, ls *laneSection) error {
 	entry := pending{step: st, iter: ls.iter, rows: st.prepare(ls.lane, &cs.call)}
 	if queue.count > 0 {
 		entry.ticket = queue.at(queue.count - 1).ticket
+	} else {
+		m.resumes(ls, st)
 	}
 	if entry.rows > 0 {
 		var err error
@@ -132,16 +134,13 @@ func (m *Machine) submit(cs *crewSection, ls *laneSection) error {
 			return m.failure(ls, st, ls.iter, err)
 		}
 	}
-	if queue.count == 0 {
-		m.resumed(ls, st)
-	}
 	*queue.at(queue.count) = entry
 	queue.count++
 	return nil
 }
 
-// resumed notes that a processor that had nothing to do is given a step.
-func (m *Machine) resumed(ls *laneSection, st *step) {
+// resumes notes that a processor that has nothing to do is given a step.
+func (m *Machine) resumes(ls *laneSection, st *step) {
 	now, idle := m.now(), ls.lane.queue.ended
 	if idle > 0 && ls.retired > 0 {
 		st.waitNS += now - idle
