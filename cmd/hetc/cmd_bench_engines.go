@@ -7,13 +7,13 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 )
 
-// newBenchEngines answers how fast, large and exact hetc is beside llama.cpp on the same weights; bench.Engines
+// newBenchEngines answers how fast, large and exact hetc is beside other engines on the same weights; bench.Engines
 // measures.
 func newBenchEngines(ui *cli.Streams) *cobra.Command {
 	var opts bench.EnginesOptions
 	cmd := &cobra.Command{
 		Use:   "engines --model DIR [--workload w.yaml | --plan plan.yaml --soc soc.yaml]",
-		Short: "measure hetc against llama.cpp: same weights, same cores, taking turns",
+		Short: "measure hetc against other engines: same weights, same cores, taking turns",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.Required(cmd, "model"); err != nil {
@@ -33,6 +33,8 @@ func newBenchEngines(ui *cli.Streams) *cobra.Command {
 	flags.IntVar(&opts.Reps, "reps", 2,
 		"repetitions in each process, after one that is not counted; prompts above 512 tokens get one")
 	flags.StringSliceVar(&opts.Formats, "formats", []string{"Q4_0", "Q8_0"}, "llama.cpp's formats to measure")
+	flags.StringSliceVar(&opts.Peers, "peers", nil,
+		"engines to compare with: llama.cpp, openvino, onnxruntime, ctranslate2 (default: those that are installed)")
 	flags.StringVar(&opts.Workload, "workload", "", "workload that hetc's plan is made for")
 	flags.StringVar(&opts.Plan, "plan", "", "plan to measure instead of making one")
 	flags.StringVar(&opts.SoC, "soc", "", "SoC of the plan")

@@ -33,6 +33,8 @@ import (
 // EnginesOptions are the flags of hetc bench engines.
 type EnginesOptions struct {
 	Models, Formats []string
+	// keys of the engines to compare with, each of which must be there; none: all that are installed
+	Peers []string
 	// tokens of prompts, and the cores that all engines are bound to
 	Prompts, Cores []int
 	// tokens to decode, and tokens in the cache before that
@@ -55,8 +57,9 @@ type EnginesOptions struct {
 type enginesBench struct {
 	*EnginesOptions
 	s *cli.Streams
-	// the other engine
-	peer *engines.LlamaCpp
+	// the other engines, and those that are not there
+	peers  []peer
+	absent []EnginesSkipped
 	// path of this program, and the folder of all files
 	self, dir               string
 	maxBytes                int64  // of --max-memory, where it is a size
@@ -79,7 +82,7 @@ func (o *EnginesOptions) validate() (*enginesBench, error) {
 	bench := &enginesBench{EnginesOptions: o}
 	for _, check := range []func() error{
 		// In this order: later checks rely on lists that are not empty.
-		o.checkNumbers, o.checkFormats, o.checkPrompts, o.checkCores, o.checkCombinations, bench.readMemory,
+		o.checkNumbers, o.checkFormats, o.checkPeers, o.checkPrompts, o.checkCores, o.checkCombinations, bench.readMemory,
 		bench.readTimes, o.checkFiles,
 	} {
 		if err := check(); err != nil {
@@ -87,9 +90,6 @@ func (o *EnginesOptions) validate() (*enginesBench, error) {
 		}
 	}
 	var err error
-	if bench.peer, err = engines.FindLlamaCpp(o.Text != ""); err != nil {
-		return nil, err
-	}
 	if bench.self, err = os.Executable(); err != nil {
 		return nil, diag.New(diag.ClassUnavailable, "bench engines: find the file of this program: %w", err)
 	}
@@ -288,6 +288,7 @@ type EnginesModel struct {
 	NoBounded  string            `json:"no_bounded_plan,omitempty"` // why there is none
 	Match      *engines.Result   `json:"match"`
 	Quality    []engines.Quality `json:"quality,omitempty"`
+	Skipped    []EnginesSkipped  `json:"skipped,omitempty"`
 	QualityOf  string            `json:"quality_model,omitempty"`
 }
 
@@ -302,6 +303,9 @@ func (b *enginesBench) run(ctx context.Context) error {
 		}
 		defer os.RemoveAll(dir)
 		b.dir = dir
+	}
+	if err := b.findPeers(ctx); err != nil {
+		return err
 	}
 	if b.Text != "" {
 		for _, path := range b.Models { // not found out after an hour
@@ -322,7 +326,7 @@ func (b *enginesBench) run(ctx context.Context) error {
 		list = append(list, model)
 	}
 	if b.Text != "" { // last: it may take more memory than what is measured
-		peers := map[string][]engines.Quality{}
+		peers := map[string]*peersQuality{}
 		for i, path := range b.Models {
 			if err := b.quality(ctx, path, &list[i], peers); err != nil {
 				return fmt.Errorf("model %q: %w", path, err)
@@ -364,14 +368,23 @@ func (b *enginesBench) model(
 		return measured, err
 	}
 	measured.Plans, measured.Digest = []enginesPlan{first}, plan.Model.Digest
-	// Both engines quantise by themselves; weights that are quantised already would be rounded twice.
+	// All engines quantise by themselves; weights that are quantised already would be rounded twice.
 	if measured.Stored = string(floatType(model)); measured.Stored == "" {
-		return measured, diag.New(diag.ClassInput, "its weights are stored as %v: llama.cpp starts from float weights",
+		return measured, diag.New(diag.ClassInput, "its weights are stored as %v: other engines start from float weights",
 			model.StoredTypes())
 	}
-	peers, err := b.peers(ctx, dir, path, measured)
-	if err != nil {
-		return measured, err
+	measured.Skipped = slices.Clone(b.absent)
+	var peers []engines.Engine
+	for _, other := range b.peers {
+		made, skipped, err := other.engines(ctx, b, dir, path, model, &measured)
+		if err != nil {
+			return measured, err
+		}
+		peers, measured.Skipped = append(peers, made...), append(measured.Skipped, skipped...)
+	}
+	if len(peers) == 0 {
+		return measured, diag.New(diag.ClassUnavailable, "no engine to compare with takes the model: %s",
+			skippedText(measured.Skipped))
 	}
 	if b.Memory != "" {
 		limited, err := b.limitedPlan(ctx, dir, path, peers)
@@ -575,8 +588,14 @@ func (b *enginesBench) limitedPlan(
 ) (enginesPlan, error) {
 	bytes := b.maxBytes
 	if b.maxFormat != "" {
-		// checkFormats and readMemory have made sure that the format is one of the peers.
-		i := slices.IndexFunc(peers, func(e engines.Engine) bool { return e.Form() == b.maxFormat })
+		// readMemory has made sure that the format is one of llama.cpp's, which need not be there
+		i := slices.IndexFunc(peers, func(e engines.Engine) bool {
+			return e.Name() == engines.LlamaCppName && e.Form() == b.maxFormat
+		})
+		if i < 0 {
+			return enginesPlan{}, diag.New(diag.ClassUnavailable, "--max-memory %s needs llama.cpp", b.maxFormat).
+				WithHint("make deps-bench builds it; or give a size")
+		}
 		trial := engines.Match{
 			Engines: peers[i : i+1], Cores: b.Cores, Rounds: 1, Seed: b.Seed, Timeout: b.timeout,
 			Note: func(string, ...any) {},
@@ -658,32 +677,6 @@ func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, solv
 	}
 	return made, b.step(ctx, "emit", "--plan", plan, "--model", model, "--soc", soc, "--key", key+".key", "-o",
 		made.bundle)
-}
-
-// peers makes llama.cpp's files from the weights as stored, unless they exist.
-func (b *enginesBench) peers(ctx context.Context, dir, model string, r EnginesModel) ([]engines.Engine, error) {
-	const digits = 12 // of the digest, in names of files
-	// llama-quantize starts from a float file; both are named after the model's digest, so that they can be used again.
-	float := filepath.Join(dir, fmt.Sprintf("%.*s-%s.gguf", digits, r.Digest, r.Stored))
-	var out []engines.Engine
-	for _, format := range b.Formats {
-		file := filepath.Join(dir, fmt.Sprintf("%.*s-%s.gguf", digits, r.Digest, format))
-		if _, err := os.Stat(file); err != nil {
-			if _, err := os.Stat(float); err != nil {
-				if err := b.step(ctx, "models", "export", model, "--type", r.Stored, "-o", float); err != nil {
-					return nil, err
-				}
-			}
-			b.s.Notef("%s: made by llama-quantize", file)
-			const most = time.Hour
-			if err := b.peer.Quantize(ctx, engines.Limits{Cores: b.Cores, Time: most}, float, file, format,
-				len(b.Cores)); err != nil {
-				return nil, err
-			}
-		}
-		out = append(out, b.peer.Engine(file, format))
-	}
-	return out, nil
 }
 
 // report shows the tables of all models, and writes the files that the flags name.

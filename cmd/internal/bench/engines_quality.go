@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -26,10 +24,10 @@ import (
 const mostQuality = time.Hour
 
 // quality measures what the forms of a model cost. A model without a tokenizer is represented by
-// another model with the same schemes and formats. peers keeps llama.cpp's figures by model, since
+// another model with the same schemes and formats. peers keeps the figures of the other engines by model, since
 // several models may share one.
 func (b *enginesBench) quality(
-	ctx context.Context, path string, measured *EnginesModel, peers map[string][]engines.Quality,
+	ctx context.Context, path string, measured *EnginesModel, peers map[string]*peersQuality,
 ) error {
 	model, err := b.openQuality(path)
 	if err != nil {
@@ -54,12 +52,13 @@ func (b *enginesBench) quality(
 		}
 		measured.Quality = append(measured.Quality, got...)
 	}
-	if _, ok := peers[of]; !ok {
-		if peers[of], err = b.peerQuality(ctx, of); err != nil {
-			return fmt.Errorf("quality of llama.cpp: %w", err)
+	if peers[of] == nil {
+		if peers[of], err = b.peersQuality(ctx, model, of); err != nil {
+			return err
 		}
 	}
-	measured.Quality = append(measured.Quality, peers[of]...)
+	measured.Quality = append(measured.Quality, peers[of].list...)
+	measured.Skipped = append(measured.Skipped, peers[of].skipped...)
 	return nil
 }
 
@@ -190,38 +189,4 @@ func schemeIn(plan *planir.Plan, node, phase string) (op.Scheme, bool) {
 		return "", false
 	}
 	return plan.Decisions[best].Scheme, true
-}
-
-// peerQuality measures llama.cpp's formats of a model against its own execution in float32.
-func (b *enginesBench) peerQuality(ctx context.Context, model string) ([]engines.Quality, error) {
-	dir, err := os.MkdirTemp(b.dir, ".quality")
-	if err != nil {
-		return nil, diag.New(diag.ClassIO, "%w", err)
-	}
-	defer os.RemoveAll(dir)
-	float, base := filepath.Join(dir, "f32.gguf"), filepath.Join(dir, "base")
-	if err := b.step(ctx, "models", "export", model, "--type", "f32", "-o", float); err != nil {
-		return nil, err
-	}
-	limits := engines.Limits{Cores: b.Cores, Time: mostQuality}
-	if err := b.peer.Reference(ctx, limits, float, b.Text, base, len(b.Cores)); err != nil {
-		return nil, err
-	}
-	var list []engines.Quality
-	for _, format := range b.Formats {
-		file := filepath.Join(dir, format+".gguf")
-		if err := b.peer.Quantize(ctx, limits, float, file, format, len(b.Cores)); err != nil {
-			return nil, err
-		}
-		quality, err := b.peer.Compare(ctx, limits, file, format, base, len(b.Cores))
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, quality)
-		// A format's file may be as large as the model; one at a time is enough.
-		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, diag.New(diag.ClassIO, "%w", err)
-		}
-	}
-	return list, nil
 }

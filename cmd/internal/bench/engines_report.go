@@ -75,9 +75,9 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 	result := model.Match
 	out.title(fmt.Sprintf("%s: hetc against other engines", model.Name))
 	cores := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.Cores), " ", ", "), "[]")
-	out.text("%s, cores %s with one thread each; hetc %s, kernels %s; %s. %.2f billion parameters, stored %s; the "+
+	out.text("%s (%s), cores %s with one thread each; hetc %s, kernels %s; %s. %.2f billion parameters, stored %s; the "+
 		"same weights for all.",
-		env.CPU, cores, cli.Version, env.Kernels, strings.Join(peersOf(result), "; "), float64(model.Parameters)/1e9,
+		env.CPU, strings.Join(env.Features, " "), cores, cli.Version, env.Kernels, strings.Join(peersOf(result), "; "), float64(model.Parameters)/1e9,
 		model.Stored)
 	processes := 0
 	for _, series := range result.Series {
@@ -106,7 +106,26 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 		out.text("No plan within --max-memory: %s.", model.NoBounded)
 	}
 
-	// speeds: one line for each task, engine and form
+	for _, one := range model.Skipped {
+		out.text("Not measured: %v.", one)
+	}
+	b.showSpeeds(out, model)
+	if result.Rounds < 6 {
+		out.text("With fewer than 6 rounds the intervals do not reach 95 %%.")
+	}
+	showRatios(out, result)
+	b.showMemory(out, model)
+	b.showQuality(out, model)
+}
+
+// showSpeeds writes one line for each task, engine and form, with what the form costs in quality where that is known.
+func (b *enginesBench) showSpeeds(out *page, model *EnginesModel) {
+	result := model.Match
+	header := []string{"task", "engine", "form", ">processes", ">tokens/s", ">95 % interval",
+		"ratio to the fastest form", ">95 % interval", ">peak MiB"}
+	if len(model.Quality) > 0 {
+		header = append(header, ">mean KL")
+	}
 	var rows [][]string
 	for _, task := range tasksOf(result) {
 		for _, series := range result.Series {
@@ -120,8 +139,8 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 				ms := func(tps float64) string { return fmt.Sprintf("%.0f ms", 1e3/tps) }
 				row[4], row[5] = ms(series.Summary.Median), ms(series.Summary.High)+".."+ms(series.Summary.Low)
 			}
-			for _, ratio := range result.Ratios {
-				if series.Engine == "hetc" && ratio.Form == series.Form && ratio.Task == task {
+			if series.Engine == "hetc" {
+				if ratio := hardest(result, series.Form, task); ratio != nil {
 					row[6], row[7] = fmt.Sprintf("%.2f x %s %s", ratio.Summary.Median, ratio.Peer, ratio.Best),
 						interval(ratio.Summary, "%.2f")
 				}
@@ -129,41 +148,92 @@ func (b *enginesBench) show(out *page, env record.Environment, model *EnginesMod
 			if series.Dropped {
 				row[6] = "slower throughout, dropped"
 			}
+			if len(model.Quality) > 0 {
+				row = append(row, lossOf(model.Quality, &series))
+			}
 			rows = append(rows, row)
 		}
 	}
-	out.table([]string{"task", "engine", "form", ">processes", ">tokens/s", ">95 % interval",
-		"ratio to the fastest form", ">95 % interval", ">peak MiB"}, rows)
-	if result.Rounds < 6 {
-		out.text("With fewer than 6 rounds the intervals do not reach 95 %%.")
-	}
+	out.table(header, rows)
+}
 
-	// peak memory of hetc's plans and of llama.cpp's formats
-	rows = nil
+// hardest is the ratio of a form of hetc to the engine that is fastest on a task, nil where there is none.
+func hardest(result *engines.Result, form string, task engines.Task) (least *engines.Ratio) {
+	for i := range result.Ratios {
+		ratio := &result.Ratios[i]
+		if ratio.Form == form && ratio.Task == task && (least == nil || ratio.Summary.Median < least.Summary.Median) {
+			least = ratio
+		}
+	}
+	return least
+}
+
+// lossOf is the divergence of a form in the phase of a task, as a cell of a table. A start has no phase.
+func lossOf(all []engines.Quality, series *engines.Series) string {
+	for _, quality := range all {
+		if quality.Engine == series.Engine && quality.Form == series.Form && series.Task.Start == 0 &&
+			(quality.Phase == "" || quality.Phase == series.Task.Phase()) {
+			return fmt.Sprintf("%.5f", quality.MeanKL)
+		}
+	}
+	return ""
+}
+
+// showRatios compares hetc with the fastest form of every engine, where there are several.
+func showRatios(out *page, result *engines.Result) {
+	seen := map[string]bool{}
+	var rows [][]string
+	for _, ratio := range result.Ratios {
+		seen[ratio.Peer] = true
+		rows = append(rows, []string{ratio.Task.String(), ratio.Form, ratio.Peer, ratio.Best,
+			fmt.Sprintf("%.2f", ratio.Summary.Median), interval(ratio.Summary, "%.2f")})
+	}
+	if len(seen) > 1 {
+		out.table([]string{"task", "hetc's form", "engine", "its fastest form", ">ratio", ">95 % interval"}, rows)
+	}
+}
+
+// showMemory compares the peak memory of hetc's plans with that of llama.cpp's formats, and lists everybody's.
+func (b *enginesBench) showMemory(out *page, model *EnginesModel) {
+	result := model.Match
+	header := []string{"peak memory", ">MiB", ">predicted MiB"}
+	var formats []string // of llama.cpp, where it was measured
+	for _, format := range b.Formats {
+		if slices.ContainsFunc(result.Series, func(s engines.Series) bool {
+			return s.Engine == engines.LlamaCppName && s.Form == format
+		}) {
+			formats, header = append(formats, format), append(header, ">/ llama.cpp "+format)
+		}
+	}
+	var rows [][]string
 	for _, made := range model.Plans {
 		peak := result.Peak("hetc", made.Form)
 		row := []string{"hetc " + made.Form, mib(peak), "-"}
 		if made.Predicted > 0 {
 			row[2] = mib(made.Predicted)
 		}
-		for _, f := range b.Formats {
-			row = append(row, peakRatio(peak, result.Peak("llama.cpp", f)))
+		for _, format := range formats {
+			row = append(row, peakRatio(peak, result.Peak(engines.LlamaCppName, format)))
 		}
 		rows = append(rows, row)
 	}
-	header := []string{"peak memory", ">MiB", ">predicted MiB"}
-	for _, f := range b.Formats {
-		header = append(header, ">/ llama.cpp "+f)
-		rows = append(rows, append([]string{"llama.cpp " + f, mib(result.Peak("llama.cpp", f)), "-"},
-			make([]string, len(b.Formats))...))
+	first := result.Series[0].Task
+	for _, series := range result.Series {
+		if series.Engine != "hetc" && series.Task == first { // each form once
+			row := []string{series.Engine + " " + series.Form, mib(result.Peak(series.Engine, series.Form)), "-"}
+			rows = append(rows, append(row, make([]string, len(formats))...))
+		}
 	}
 	out.table(header, rows)
+}
 
+// showQuality writes what the forms cost, where a text was given.
+func (b *enginesBench) showQuality(out *page, model *EnginesModel) {
 	if len(model.Quality) == 0 {
 		return
 	}
 	out.text("Quality on %s with %s, against the same weights in float32:", filepath.Base(b.Text), model.QualityOf)
-	rows = nil
+	var rows [][]string
 	for _, quality := range model.Quality {
 		rows = append(rows, []string{quality.Engine, quality.Form, quality.Phase,
 			fmt.Sprintf("%.5f ± %.5f", quality.MeanKL, quality.KLError), fmt.Sprintf("%.2f %%", 100*quality.SameTop),

@@ -1,7 +1,8 @@
 // Command deps fetches what hetc can use but does without: what is named of onnxruntime (the library behind the
-// driver ort), highs and highs-native (a solver, as WebAssembly and as a library), llama.cpp (what `hetc bench
-// engines` compares with), onnxruntime-qnn (Qualcomm's compiler and emulator of its NPU) and opencl-intel (OpenCL on
-// CPUs). It is what `make deps`, `make deps-bench`, `make deps-qnn` and `make deps-opencl` run; nothing of it is linked into hetc.
+// driver ort), highs and highs-native (a solver, as WebAssembly and as a library), llama.cpp and python-peers (what
+// `hetc bench engines` compares with: OpenVINO, ONNX Runtime and CTranslate2), onnxruntime-qnn (Qualcomm's compiler and
+// emulator of its NPU) and opencl-intel (OpenCL on CPUs). It is what `make deps`, `make deps-bench`, `make deps-qnn` and
+// `make deps-opencl` run; nothing of it is linked into hetc.
 //
 // Packages come through their registry's own client, pinned by version and digest. Each result appears complete or
 // not at all; a second run finds it and does nothing.
@@ -47,7 +48,7 @@ func main() {
 }
 
 // recipes are all there are; those of one name follow each other.
-var recipes = slices.Concat(onnxRuntime, []recipe{highs}, highsNative, []recipe{llamaCpp, qnn, intelOpenCL})
+var recipes = slices.Concat(onnxRuntime, []recipe{highs}, highsNative, []recipe{llamaCpp, pythonPeers, qnn, intelOpenCL})
 
 // names are what can be fetched.
 var names = func() string {
@@ -145,6 +146,9 @@ func one(ctx context.Context, dir, name string) error {
 	fmt.Printf("%s: %s", filepath.Join(dir, recipe.Name), state)
 	for _, pkg := range recipe.Packages {
 		fmt.Printf(" %s %s", pkg.Name, pkg.Version)
+	}
+	if recipe.Requirements != "" {
+		fmt.Printf(" %d wheels", strings.Count(recipe.Requirements, "=="))
 	}
 	fmt.Println()
 	return nil

@@ -29,6 +29,8 @@ type recipe struct {
 	Include  []string  `json:"include"`   // folders of the source
 	Link     []string  `json:"link"`      // libraries in the order of linking
 	Programs []program `json:"programs"`
+	// Requirements are wheels, by version and digest as pip reads them, for a Python environment of their own.
+	Requirements string `json:"requirements,omitempty"`
 	// Terms are said before anything is fetched that has terms to be accepted; TermFiles are where they lie afterwards.
 	Terms     string   `json:"terms,omitempty"`
 	TermFiles []string `json:"term_files,omitempty"`
@@ -130,12 +132,18 @@ func (r *recipe) missing() (names []string) {
 		need("git")
 		need("g++")
 	}
+	if r.Requirements != "" {
+		need("python3")
+	}
 	return names
 }
 
 // complete reports whether nothing was taken out of a finished folder, and nothing pinned in it was changed.
 func (r *recipe) complete(dir string) bool {
 	names := append([]string{}, r.Link...)
+	if r.Requirements != "" {
+		names = append(names, pythonIn)
+	}
 	for _, file := range r.Files {
 		names = append(names, file.To)
 	}
@@ -152,6 +160,9 @@ func (r *recipe) complete(dir string) bool {
 
 // build fetches the packages of a recipe and takes its files from them, or compiles the source in them, into out.
 func (r *recipe) build(ctx context.Context, temp, out string) error {
+	if r.Requirements != "" {
+		return r.environment(ctx, temp, out)
+	}
 	tree := filepath.Join(temp, "packages")
 	for i, pkg := range r.Packages {
 		archive, err := fetch(ctx, filepath.Join(temp, fmt.Sprintf("fetch%d", i)), pkg)
@@ -199,6 +210,25 @@ func (r *recipe) build(ctx context.Context, temp, out string) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(out, "LICENSE"), licence, 0o644)
+}
+
+// pythonIn is the interpreter of a Python environment.
+const pythonIn = "bin/python3"
+
+// environment makes a Python environment with the wheels of a recipe and nothing else. pip checks each of them
+// against its digest before anything of it is installed, and runs no code of a package: only wheels are taken. The
+// folder may be renamed: Python finds its packages by the place of its interpreter.
+func (r *recipe) environment(ctx context.Context, temp, out string) error {
+	wheels := filepath.Join(temp, "requirements.txt")
+	if err := os.WriteFile(wheels, []byte(r.Requirements), 0o644); err != nil {
+		return err
+	}
+	if err := command(ctx, temp, "python3", "-m", "venv", out); err != nil {
+		return fmt.Errorf("make a Python environment (Debian has that in python3-venv): %w", err)
+	}
+	return command(ctx, temp, filepath.Join(out, filepath.FromSlash(pythonIn)), "-m", "pip", "install", "--quiet",
+		"--disable-pip-version-check", "--no-input", "--no-deps", "--only-binary=:all:", "--require-hashes",
+		"--no-warn-script-location", "-r", wheels)
 }
 
 // wanted are the paths, see unpack, that the recipe uses of its packages.

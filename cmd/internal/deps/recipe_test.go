@@ -229,3 +229,72 @@ func TestUnpack(t *testing.T) {
 		t.Error("a broken archive was unpacked")
 	}
 }
+
+// Every wheel of the Python environment has a version and a digest, and the environment is made by pip with both.
+func TestPythonEnvironment(t *testing.T) {
+	var names []string
+	digests := 0
+	for line := range strings.SplitSeq(pythonWheels, "\n") {
+		line = strings.TrimSuffix(strings.TrimSpace(line), " \\")
+		digest, isDigest := strings.CutPrefix(line, "--hash=sha256:")
+		switch {
+		case line == "" || strings.HasPrefix(line, "#"):
+			continue
+		case isDigest:
+			if digests++; len(digest) != 64 || strings.Trim(digest, "0123456789abcdef") != "" {
+				t.Errorf("digest %q", digest)
+			}
+			continue
+		}
+		name, version, ok := strings.Cut(line, "==")
+		if !ok || version == "" || len(names) > 0 && digests == 0 {
+			t.Errorf("%q: want name==version, and a digest before the next", line)
+		}
+		names, digests = append(names, name), 0
+	}
+	if digests == 0 || !slices.Contains(names, "openvino") || !slices.Contains(names, "onnxruntime") ||
+		!slices.Contains(names, "ctranslate2") {
+		t.Errorf("wheels %v, %d digests of the last", names, digests)
+	}
+
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "bin")
+	if err := os.Mkdir(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// stands in for python3, and is what it makes
+	script := "#!/bin/sh\nif [ \"$2\" = venv ]; then mkdir -p \"$3/bin\"; cp \"$0\" \"$3/bin/python3\"; exit 0; fi\n" +
+		"echo \"$@\" > '" + dir + "/said'; for last; do :; done; cp \"$last\" '" + dir + "/wheels'\n"
+	if err := os.WriteFile(filepath.Join(bin, "python3"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	made := recipe{Name: "python", OS: runtime.GOOS, Arch: runtime.GOARCH, Requirements: "a==1 --hash=sha256:b\n"}
+	for _, want := range []bool{true, false} {
+		if got, err := made.make(t.Context(), filepath.Join(dir)); err != nil || got != want {
+			t.Fatalf("made %v, %v, want %v", got, err, want)
+		}
+	}
+	said, err := os.ReadFile(filepath.Join(dir, "said"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, option := range []string{"-m pip install", "--require-hashes", "--no-deps", "--only-binary=:all:"} {
+		if !strings.Contains(string(said), option) {
+			t.Errorf("pip was called with %q, without %s", said, option)
+		}
+	}
+	if wheels, err := os.ReadFile(filepath.Join(dir, "wheels")); err != nil || string(wheels) != made.Requirements {
+		t.Errorf("wheels %q, %v", wheels, err)
+	}
+	// other wheels, another environment
+	made.Requirements += "c==2 --hash=sha256:d\n"
+	if got, err := made.make(t.Context(), filepath.Join(dir)); err != nil || !got {
+		t.Errorf("made %v, %v", got, err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	made.Requirements += "#\n"
+	if _, err := made.make(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "needs python3 in PATH") {
+		t.Errorf("without python3: %v", err)
+	}
+}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	_ "embed"
 	"path"
 	"slices"
 )
@@ -24,6 +25,13 @@ var llamaCpp = recipe{
 		{"llama-perplexity", "tools/perplexity", []string{"perplexity.cpp", "main.cpp"}},
 	},
 }
+
+// pythonPeers are the engines that are measured through their Python packages, all in one environment. ONNX Runtime is
+// there once more: its wheel for Python, of another version than the library of the driver.
+var pythonPeers = recipe{Name: "python-peers", OS: "linux", Arch: "amd64", Requirements: pythonWheels}
+
+//go:embed python-peers.txt
+var pythonWheels string
 
 // onnxRuntime is the C library out of the Python wheel of each platform; for other platforms there is none.
 var onnxRuntime = []recipe{

@@ -59,6 +59,8 @@ type Engine interface {
 // Reading is what an engine says about its execution of a task.
 type Reading struct {
 	SecondsPerRep []float64 // one for each repetition; none of a start
-	Version       string
-	Backend       string // the code that computes, such as a kernel set or a library
+	// StartSeconds is how long a start took as the engine counts it; 0: its process's whole time counts.
+	StartSeconds float64
+	Version      string
+	Backend      string // the code that computes, such as a kernel set or a library
 }

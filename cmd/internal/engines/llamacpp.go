@@ -23,6 +23,9 @@ type LlamaCpp struct {
 	Dir string
 }
 
+// LlamaCppName is llama.cpp's name in tables, and its key in flags.
+const LlamaCppName = "llama.cpp"
+
 // Programs of llama.cpp.
 const (
 	llamaBench      = "llama-bench"
@@ -101,7 +104,7 @@ type llamaEngine struct {
 }
 
 // Name is the engine's name in tables.
-func (e *llamaEngine) Name() string { return "llama.cpp" }
+func (e *llamaEngine) Name() string { return LlamaCppName }
 
 // Form is llama.cpp's name of the weights' format.
 func (e *llamaEngine) Form() string { return e.format }
@@ -253,7 +256,7 @@ var perplexityLines = map[string]*regexp.Regexp{
 
 // parsePerplexity reads divergence, agreement and perplexity with their errors from what llama-perplexity prints.
 func parsePerplexity(format string, out []byte) (Quality, error) {
-	quality := Quality{Engine: "llama.cpp", Form: format}
+	quality := Quality{Engine: LlamaCppName, Form: format}
 	read := func(what string, to ...*float64) error {
 		fields := perplexityLines[what].FindSubmatch(out)
 		if fields == nil {

@@ -1,6 +1,7 @@
 package engines
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -172,7 +173,7 @@ func (m *Match) measure(
 		}
 		sample := Sample{Round: result.Rounds, PeakBytes: done.PeakBytes, Others: done.OthersCores}
 		if series.Task.Start > 0 {
-			reading.SecondsPerRep = []float64{done.Wall.Seconds()}
+			reading.SecondsPerRep = []float64{cmp.Or(reading.StartSeconds, done.Wall.Seconds())}
 		}
 		for _, sec := range reading.SecondsPerRep {
 			sample.TPS = append(sample.TPS, float64(series.Task.Tokens())/sec)

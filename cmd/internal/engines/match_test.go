@@ -165,3 +165,29 @@ func TestMatchStart(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// timedStart says by itself how long it took to start.
+type timedStart struct{ Engine }
+
+func (timedStart) Parse(Task, int, []byte, []byte) (Reading, error) {
+	return Reading{StartSeconds: 0.25, Version: "1", Backend: "sh"}, nil
+}
+
+// An engine that counts its start itself is believed: what Python needs to begin is not the engine's.
+func TestMatchStartTimedByEngine(t *testing.T) {
+	peer := timedStart{(&LlamaCpp{Dir: "/bin"}).Engine("f", "a")}
+	match := Match{Engines: []Engine{echo{peer}}, Tasks: []Task{{Start: 8, Reps: 1}}, Rounds: 1, Timeout: time.Minute,
+		Note: t.Logf}
+	result, err := match.Play(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := result.Series[0].Samples[0].TPS; len(got) != 1 || got[0] != 4 {
+		t.Errorf("got %v tokens/s, want 4", got)
+	}
+}
+
+// echo runs a program that does nothing.
+type echo struct{ Engine }
+
+func (echo) Command(Task, int) (string, []string) { return "/bin/sh", []string{"-c", "true"} }

@@ -1,0 +1,272 @@
+package engines
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/native"
+	"github.com/hetc/hetc/internal/require"
+)
+
+// recorded are answers to {depth: 16, gen: 4, reps: 2, threads: 2} of each peer, and what of its error output is read.
+var recorded = map[string]struct{ complaints, version, backend string }{
+	"openvino":    {"", "2026.4.1", "brgemm_avx2_f32, f32"},
+	"onnxruntime": {"", "1.32.0", "CPUExecutionProvider"},
+	"ctranslate2": {"[2026-11-24 06:16:00.040] [ctranslate2] [thread 8921] [info]  - Selected ISA: AVX2\n", "4.8.5",
+		"AVX2, int8_float32"},
+}
+
+// engineOf is a form of a peer that is not asked anything.
+func engineOf(key string) Engine {
+	for i := range PythonPeers {
+		if PythonPeers[i].Key == key {
+			return (&Python{PythonPeer: PythonPeers[i], interpreter: "python3"}).Engine("folder", "form")
+		}
+	}
+	return nil
+}
+
+func TestParsePython(t *testing.T) {
+	if len(recorded) != len(PythonPeers) {
+		t.Fatalf("%d recorded answers, want one of each of %d peers", len(recorded), len(PythonPeers))
+	}
+	for key, want := range recorded {
+		out := captured(t, key+".json")
+		engine := engineOf(key)
+		reading, err := engine.Parse(asked, 2, out, []byte(want.complaints))
+		if err != nil {
+			t.Fatalf("%s: %v", key, err)
+		}
+		var doc struct{ Seconds []float64 }
+		if err := json.Unmarshal(out, &doc); err != nil {
+			t.Fatal(err)
+		}
+		if reading.Version != want.version || reading.Backend != want.backend || len(reading.SecondsPerRep) != 2 ||
+			reading.SecondsPerRep[0] != doc.Seconds[0] || reading.SecondsPerRep[1] != doc.Seconds[1] {
+			t.Errorf("%s: got %+v, want version %s, backend %s, seconds %v", key, reading, want.version, want.backend,
+				doc.Seconds)
+		}
+		program, args := engine.Command(asked, 2)
+		if program != "python3" || len(args) != 6 || args[4] != "measure" {
+			t.Fatalf("%s: %s %q", key, program, args)
+		}
+		var request map[string]any
+		if err := json.Unmarshal([]byte(args[5]), &request); err != nil || request["depth"] != 16.0 ||
+			request["gen"] != 4.0 || request["reps"] != 2.0 || request["threads"] != 2.0 || request["form"] != "form" {
+			t.Errorf("%s: request %v, %v", key, request, err)
+		}
+	}
+}
+
+// What is not the measurement that was asked for is refused.
+func TestParsePythonRefuses(t *testing.T) {
+	good := string(captured(t, "openvino.json"))
+	replace := func(old, new string) string {
+		if !strings.Contains(good, old) {
+			t.Fatalf("the recorded answer has no %q", old)
+		}
+		return strings.Replace(good, old, new, 1)
+	}
+	samples := good[strings.Index(good, `"seconds": [`):]
+	samples = samples[:strings.Index(samples, "]")+1]
+	for name, c := range map[string]struct{ out, want string }{
+		"empty":         {"", "it is empty"},
+		"text":          {"Traceback", `it begins with "Traceback"`},
+		"cut off":       {good[:len(good)/2], "is no JSON"},
+		"a list":        {"[]", "is no JSON"},
+		"refused":       {`{"refused": "architecture \"X\": want one of A"}`, `OpenVINO: architecture "X": want one of A`},
+		"other threads": {replace(`"threads": 2`, `"threads": 1`), "on 1 threads; asked for 0, 4 after 16, on 2"},
+		"other depth":   {replace(`"depth": 16`, `"depth": 0`), "after 0"},
+		"other length":  {replace(`"gen": 4`, `"gen": 5`), "generation 5"},
+		"a prompt too":  {replace(`"prompt": 0`, `"prompt": 7`), "prompt 7"},
+		"no samples":    {replace(samples, `"seconds": []`), "got 0 samples, want 2"},
+		"zero":          {replace(samples, `"seconds": [1, 0]`), "sample 1 is 0 s"},
+		"negative":      {replace(samples, `"seconds": [-1, 1]`), "sample 0 is -1 s"},
+		"words":         {replace(samples, `"seconds": "fast"`), "cannot unmarshal"},
+	} {
+		_, err := engineOf("openvino").Parse(asked, 2, []byte(c.out), nil)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want an error with %q", name, err, c.want)
+		}
+		if Refused(err) != (name == "refused") {
+			t.Errorf("%s: refused %v", name, Refused(err))
+		}
+	}
+	// of a start one sample, which the script has timed
+	start := Task{Start: 8, Reps: 1}
+	out := `{"version": "1", "backend": "b", "threads": 2, "prompt": 8, "depth": 0, "gen": 0, "seconds": [0.5]}`
+	if r, err := engineOf("openvino").Parse(start, 2, []byte(out), nil); err != nil || r.StartSeconds != 0.5 || len(r.SecondsPerRep) != 0 {
+		t.Errorf("start: %+v, %v", r, err)
+	}
+}
+
+func TestFindPythonRefuses(t *testing.T) {
+	t.Setenv(native.EnvDir, t.TempDir())
+	_, err := FindPython(t.Context(), Limits{Time: time.Second}, &PythonPeers[0], t.TempDir())
+	var finding *diag.Diagnostic
+	if !errors.As(err, &finding) || diag.ClassOf(err) != diag.ClassUnavailable ||
+		!strings.Contains(err.Error(), "OpenVINO: no bin/python3 in ") || !strings.Contains(finding.Hint, "make deps-bench") {
+		t.Errorf("got %v", err)
+	}
+}
+
+const tinyModel = "../../../testdata/models/tiny-llama-kjv"
+
+// reference reads sequences of tokens and their logits from the tiny model's reference, which transformers computed.
+func reference(t *testing.T) (sequences [][]int, logits [][]float32) {
+	t.Helper()
+	data, err := os.ReadFile(tinyModel + "/reference.safetensors")
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := binary.LittleEndian.Uint64(data)
+	var entries map[string]struct {
+		Dtype   string `json:"dtype"`
+		Offsets [2]int `json:"data_offsets"`
+	}
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(data[8:8+head], &all); err != nil {
+		t.Fatal(err)
+	}
+	delete(all, "__metadata__")
+	text, err := json.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &entries); err != nil {
+		t.Fatal(err)
+	}
+	body := data[8+head:]
+	for _, number := range []string{"0", "3"} { // a short one, and a window
+		ids, values := entries["ids_"+number], entries["logits_"+number]
+		raw := body[ids.Offsets[0]:ids.Offsets[1]]
+		var sequence []int
+		width := map[string]int{"I32": 4, "I64": 8}[ids.Dtype]
+		for i := 0; i < len(raw); i += width {
+			sequence = append(sequence, int(binary.LittleEndian.Uint32(raw[i:])))
+		}
+		raw = body[values.Offsets[0]:values.Offsets[1]]
+		var numbers []float32
+		for i := 0; i < len(raw); i += 4 {
+			numbers = append(numbers, math.Float32frombits(binary.LittleEndian.Uint32(raw[i:])))
+		}
+		sequences, logits = append(sequences, sequence), append(logits, numbers)
+	}
+	return sequences, logits
+}
+
+// Every peer that is installed executes the tiny model: in float32 as transformers does, in each of its forms nearly
+// so, and each task can be measured.
+func TestPythonPeersReal(t *testing.T) {
+	require.Slow(t)
+	require.Deps()
+	if runtime.GOOS != "linux" {
+		t.Skip("engines are compared on linux only")
+	}
+	cores, err := Cores()
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits := Limits{Cores: cores, Time: 10 * time.Minute}
+	sequences, want := reference(t)
+	scripts := t.TempDir()
+	for i := range PythonPeers {
+		row := &PythonPeers[i]
+		t.Run(row.Key, func(t *testing.T) {
+			peer, err := FindPython(t.Context(), limits, row, scripts)
+			if err != nil {
+				require.Skip(t, row.Key, err)
+			}
+			dir := t.TempDir()
+			float, err := peer.Convert(t.Context(), limits, tinyModel, dir, "digest", Float32, sequences)
+			if err != nil {
+				t.Fatal(err)
+			}
+			logits, err := peer.Logits(t.Context(), limits, float, Float32, sequences)
+			if err != nil {
+				t.Fatal(err)
+			}
+			const near = 1e-3 // logits are up to 20; float32 with another order of addition
+			if worst := difference(t, logits, want); worst > near {
+				t.Errorf("in float32 the logits differ from transformers' by %g, want at most %g", worst, near)
+			}
+			for _, form := range peer.Forms {
+				checkForm(t, peer, limits, dir, float, form, sequences)
+			}
+			if _, err := peer.Convert(t.Context(), limits, tinyModel, dir, "digest", "w3", nil); !Refused(err) ||
+				!strings.Contains(err.Error(), `form "w3": want one of`) {
+				t.Errorf("an unknown form: %v", err)
+			}
+			if _, err := peer.Convert(t.Context(), limits, "../../../testdata/arch/olmoe-plain", dir, "x", Float32,
+				sequences); !Refused(err) || !strings.Contains(err.Error(), "architecture ") {
+				t.Errorf("an unknown architecture: %v", err)
+			}
+			if left, err := filepath.Glob(filepath.Join(dir, ".*")); err != nil || len(left) > 0 {
+				t.Errorf("left %v, %v", left, err)
+			}
+		})
+	}
+}
+
+// difference is the largest between logits and the reference, whose shape must be the same.
+func difference(t *testing.T, got [][][]float64, want [][]float32) (worst float64) {
+	t.Helper()
+	for i := range want {
+		k := 0
+		for _, row := range got[i] {
+			for _, value := range row {
+				if k < len(want[i]) {
+					worst = max(worst, math.Abs(value-float64(want[i][k])))
+				}
+				k++
+			}
+		}
+		if k != len(want[i]) {
+			t.Fatalf("sequence %d has %d logits, want %d", i, k, len(want[i]))
+		}
+	}
+	return worst
+}
+
+// checkForm converts one form, and looks at its quality and at what a measurement says.
+func checkForm(t *testing.T, peer *Python, limits Limits, dir, float, form string, sequences [][]int) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	folder, err := peer.Convert(ctx, limits, tinyModel, dir, "digest", form, sequences)
+	if err != nil {
+		t.Fatalf("%s: %v", form, err)
+	}
+	quality, err := peer.Compare(ctx, limits, float, folder, form, sequences[1:])
+	if err != nil {
+		t.Fatalf("%s: %v", form, err)
+	}
+	const worst = 0.06 // of 4-bit weights in groups of 128 on one window
+	if !(quality.MeanKL > 0 && quality.MeanKL < worst) || !(quality.SameTop > 0.8) || !(quality.Perplexity > 5) {
+		t.Errorf("%s: %+v", form, quality)
+	}
+	for _, task := range []Task{{Start: 8, Reps: 1}, {Prompt: 16, Reps: 2}, {Depth: 16, Gen: 4, Reps: 2}} {
+		program, args := peer.Engine(folder, form).Command(task, len(limits.Cores))
+		done, err := Run(ctx, limits, program, args...)
+		if err != nil {
+			t.Fatalf("%s, %v: %v", form, task, err)
+		}
+		reading, err := peer.Engine(folder, form).Parse(task, len(limits.Cores), done.Out, done.Complaints)
+		counted := len(reading.SecondsPerRep)
+		if reading.StartSeconds > 0 {
+			counted++
+		}
+		if err != nil || counted != task.Reps || reading.Version != peer.Version || reading.Backend == "" {
+			t.Errorf("%s, %v: %+v, %v", form, task, reading, err)
+		}
+	}
+}
