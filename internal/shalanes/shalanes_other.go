@@ -2,10 +2,15 @@
 
 package shalanes
 
-// Available reports whether this processor computes Width digests at once.
-func Available() bool { return false }
+// kinds are the numbers of pieces that this processor can hash at once: none.
+func kinds() []int { return nil }
 
 // blocks16 is never called: Available is false here.
 func blocks16(*[8][Width]uint32, *[Width][]byte, int) {
+	panic("BUG: digests side by side on a processor without them")
+}
+
+// blocks2 is never called either.
+func blocks2(*[2][8]uint32, *byte, *byte, int) {
 	panic("BUG: digests side by side on a processor without them")
 }

@@ -34,7 +34,17 @@ func TestAssemblyIsFresh(t *testing.T) {
 
 func need(t testing.TB) {
 	if !Available() {
-		t.Skipf("this processor (%s) has no AVX-512", runtime.GOARCH)
+		t.Skipf("this processor (%s) has neither AVX-512 nor instructions for SHA-256", runtime.GOARCH)
+	}
+}
+
+// eachKind runs a test with every way to compute digests that this processor has.
+func eachKind(t *testing.T, run func(t *testing.T)) {
+	need(t)
+	best := lanes
+	defer func() { lanes = best }()
+	for _, lanes = range kinds() {
+		t.Run(fmt.Sprintf("%d lanes", lanes), run)
 	}
 }
 
@@ -54,8 +64,9 @@ func sums(pieces *[Width][]byte, parts []int) [Width][32]byte {
 	return h.Sum()
 }
 
-func TestDigestsEqualThoseOfOnePiece(t *testing.T) {
-	need(t)
+func TestDigestsEqualThoseOfOnePiece(t *testing.T) { eachKind(t, testDigestsEqualThoseOfOnePiece) }
+
+func testDigestsEqualThoseOfOnePiece(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, parts := range [][]int{{}, {0}, {64}, {128}, {64, 64}, {4096}, {192, 0, 64, 1024}, {1 << 16, 1 << 16, 64}} {
 		n := 0
@@ -80,8 +91,9 @@ func TestDigestsEqualThoseOfOnePiece(t *testing.T) {
 }
 
 // Every bit of every lane counts, and only for its own lane.
-func TestEveryByteCounts(t *testing.T) {
-	need(t)
+func TestEveryByteCounts(t *testing.T) { eachKind(t, testEveryByteCounts) }
+
+func testEveryByteCounts(t *testing.T) {
 	const n = 3 * Block
 	var pieces [Width][]byte
 	for l := range pieces {
@@ -106,8 +118,9 @@ func TestEveryByteCounts(t *testing.T) {
 }
 
 // Nothing is read behind the parts, nor before them.
-func TestReadsStayInside(t *testing.T) {
-	need(t)
+func TestReadsStayInside(t *testing.T) { eachKind(t, testReadsStayInside) }
+
+func testReadsStayInside(t *testing.T) {
 	for name, alloc := range map[string]func(int) (*mem.Region, error){"behind": mem.Guarded, "before": mem.GuardedBefore} {
 		r, err := alloc(5 * Block)
 		if err != nil {
@@ -134,7 +147,7 @@ func TestWrongPartsArePanics(t *testing.T) {
 	for l := range odd {
 		odd[l], short[l] = make([]byte, Block+1), make([]byte, Block)
 	}
-	short[Width-1] = nil
+	short[Width-1] = make([]byte, 2*Block)
 	for name, parts := range map[string]*[Width][]byte{"no whole block": &odd, "different lengths": &short} {
 		func() {
 			defer func() {
@@ -154,6 +167,9 @@ func FuzzSums(f *testing.F) {
 	f.Add([]byte("abc"), uint8(1))
 	f.Add(bytes.Repeat([]byte{0xff}, 1000), uint8(3))
 	f.Fuzz(func(t *testing.T, data []byte, split uint8) {
+		best := lanes
+		defer func() { lanes = best }()
+		lanes = kinds()[int(split)%len(kinds())]
 		n := len(data) / Block / 2 * Block // lanes begin at different places
 		var pieces [Width][]byte
 		for l := range pieces {
@@ -177,12 +193,16 @@ func BenchmarkSums(b *testing.B) {
 		for l := range pieces {
 			pieces[l] = whole[l*n:][:n]
 		}
-		b.Run(fmt.Sprintf("lanes/%dKiB", n>>10), func(b *testing.B) {
-			b.SetBytes(int64(len(whole)))
-			for range b.N {
-				sums(&pieces, []int{n})
-			}
-		})
+		best := lanes
+		for _, lanes = range kinds() {
+			b.Run(fmt.Sprintf("%d/%dKiB", lanes, n>>10), func(b *testing.B) {
+				b.SetBytes(int64(len(whole)))
+				for range b.N {
+					sums(&pieces, []int{n})
+				}
+			})
+		}
+		lanes = best
 		b.Run(fmt.Sprintf("alone/%dKiB", n>>10), func(b *testing.B) {
 			b.SetBytes(int64(len(whole)))
 			for range b.N {
@@ -283,7 +303,84 @@ func generate() []byte {
 	p("JNZ block")
 	p("VZEROUPPER")
 	p("RET")
+	generatePair(&b)
 	return b.Bytes()
+}
+
+// generatePair writes the function for two digests by the processor's instructions for SHA-256. Of each digest two
+// registers hold the state (FEBA and HGDC from the lowest word, as the instructions want them), four the last 16 words
+// of the message schedule, and one is temporary. X0 is what the instruction for two rounds reads implicitly.
+func generatePair(b *bytes.Buffer) {
+	p := func(format string, args ...any) { fmt.Fprintf(b, "\t"+format+"\n", args...) }
+	fmt.Fprint(b, "\n// func hasSHA() bool\nTEXT ·hasSHA(SB), NOSPLIT, $0-1\n")
+	p("XORL AX, AX")
+	p("XORL CX, CX")
+	p("CPUID")
+	p("XORL DX, DX")
+	p("CMPL AX, $7")
+	p("JLT none")
+	p("MOVL $7, AX")
+	p("XORL CX, CX")
+	p("CPUID")
+	p("SHRL $29, BX")
+	p("ANDL $1, BX")
+	p("MOVL BX, DX")
+	fmt.Fprint(b, "\nnone:\n")
+	p("MOVB DX, ret+0(FP)")
+	p("RET")
+	fmt.Fprint(b, "\n// func blocks2(state *[2][8]uint32, first, second *byte, blocks int)\n"+
+		"// Requires: SHA, SSE4.1, SSSE3\nTEXT ·blocks2(SB), NOSPLIT, $0-32\n")
+	p("MOVQ state+0(FP), SI")
+	p("MOVQ first+8(FP), AX")
+	p("MOVQ second+16(FP), BX")
+	p("MOVQ blocks+24(FP), CX")
+	p("LEAQ k256<>(SB), DX")
+	p("MOVOU swap<>(SB), X15")
+	type digest struct {
+		from               string
+		low, high, tmp, at int
+		words              [4]int
+	}
+	two := []digest{{"AX", 1, 2, 7, 0, [4]int{3, 4, 5, 6}}, {"BX", 8, 9, 14, 32, [4]int{10, 11, 12, 13}}}
+	for _, d := range two {
+		p("MOVOU %d(SI), X%d", d.at, d.low)
+		p("MOVOU %d(SI), X%d", d.at+16, d.high)
+	}
+	fmt.Fprint(b, "\npair:\n")
+	for _, d := range two {
+		for i, word := range d.words {
+			p("MOVOU %d(%s), X%d", 16*i, d.from, word)
+			p("PSHUFB X15, X%d", word)
+		}
+	}
+	for four := range 16 { // four rounds at a time
+		for _, d := range two {
+			now, before, earlier := d.words[four%4], d.words[(four+3)%4], d.words[(four+2)%4]
+			if four >= 4 {
+				p("SHA256MSG1 X%d, X%d", d.words[(four+1)%4], now)
+				p("MOVO X%d, X%d", before, d.tmp)
+				p("PALIGNR $4, X%d, X%d", earlier, d.tmp)
+				p("PADDD X%d, X%d", d.tmp, now)
+				p("SHA256MSG2 X%d, X%d", before, now)
+			}
+			p("MOVOU %d(DX), X0", 16*four)
+			p("PADDD X%d, X0", now)
+			p("SHA256RNDS2 X0, X%d, X%d", d.low, d.high)
+			p("PSHUFD $0x0e, X0, X0")
+			p("SHA256RNDS2 X0, X%d, X%d", d.high, d.low)
+		}
+	}
+	for _, d := range two {
+		for i, register := range []int{d.low, d.high} {
+			p("MOVOU %d(SI), X%d", d.at+16*i, d.tmp)
+			p("PADDD X%d, X%d", d.tmp, register)
+			p("MOVOU X%d, %d(SI)", register, d.at+16*i)
+		}
+		p("ADDQ $64, %s", d.from)
+	}
+	p("DECQ CX")
+	p("JNZ pair")
+	p("RET")
 }
 
 // constants are the first 32 bits of the fractions of the cube roots of the first 64 primes.
@@ -314,4 +411,26 @@ func cubeRootFraction(n uint64) uint32 {
 		}
 	}
 	return uint32(low.Uint64())
+}
+
+// Lanes without a piece are left out, whichever they are, and change no other digest.
+func TestIdleLanes(t *testing.T) { eachKind(t, idleLanes) }
+
+func idleLanes(t *testing.T) {
+	for _, used := range [][]int{{0}, {0, 1}, {0, 1, 2}, {0, 3, 15}, {0, 2, 4, 6, 8, 10, 12}} {
+		var parts [Width][]byte
+		for _, lane := range used {
+			parts[lane] = bytes.Repeat([]byte{byte(lane)}, 2*Block)
+		}
+		var h Hash
+		h.Reset()
+		h.Write(&parts)
+		h.Write(&parts)
+		got := h.Sum()
+		for _, lane := range used {
+			if want := sha256.Sum256(bytes.Repeat([]byte{byte(lane)}, 4*Block)); got[lane] != want {
+				t.Errorf("lanes %v: lane %d has %x, want %x", used, lane, got[lane], want)
+			}
+		}
+	}
 }

@@ -63,12 +63,16 @@ func (p *piece) bounds() (from, to int64) {
 	return p.chunk * p.blob.chunk, min((p.chunk+1)*p.blob.chunk, p.Bytes)
 }
 
-// leastLanes is how many chunks are checked in the time of shalanes.Width of them.
-const leastLanes = 7
+// leastLanes is from how many chunks on it takes less time to hash them side by side, as many as shalanes.Lanes, than
+// one after another.
+func leastLanes() int {
+	const ofWide = 7 // one by one they take as long as shalanes.Width of them
+	return min(ofWide, shalanes.Lanes())
+}
 
 // verifyPieces checks the chunks on all cores and marks the good ones. The result does not depend on their order.
 func verifyPieces(ctx context.Context, wanted []piece) {
-	work := split(wanted)
+	work, few := split(wanted), leastLanes()
 	var next atomic.Int64
 	one := func() {
 		for ctx.Err() == nil {
@@ -76,7 +80,7 @@ func verifyPieces(ctx context.Context, wanted []piece) {
 			if i >= len(work) {
 				return
 			}
-			if group := work[i]; len(group) < leastLanes {
+			if group := work[i]; len(group) < max(few, 2) {
 				for k := range group {
 					_ = group[k].verifyChunk(group[k].chunk) // the caller that needs the chunk reports it
 				}
@@ -93,8 +97,8 @@ func verifyPieces(ctx context.Context, wanted []piece) {
 	wg.Wait()
 }
 
-// split makes groups of chunks that are hashed together, up to shalanes.Width chunks of one size in the lanes of the
-// vector unit. Chunks of which there are too few stay alone.
+// split makes groups of chunks that are hashed together, up to shalanes.Lanes chunks of one size. Chunks of which there
+// are too few stay alone.
 func split(wanted []piece) (work [][]piece) {
 	if !shalanes.Available() {
 		for i := range wanted {
@@ -102,6 +106,7 @@ func split(wanted []piece) (work [][]piece) {
 		}
 		return work
 	}
+	few, most := leastLanes(), shalanes.Lanes()
 	sizes := map[int64][]piece{}
 	var order []int64
 	for _, piece := range wanted {
@@ -113,8 +118,8 @@ func split(wanted []piece) (work [][]piece) {
 	}
 	for _, size := range order {
 		rest := sizes[size]
-		for len(rest) >= leastLanes && size%shalanes.Block == 0 {
-			width := min(len(rest), shalanes.Width)
+		for len(rest) >= few && size%shalanes.Block == 0 {
+			width := min(len(rest), most)
 			work = append(work, rest[:width])
 			rest = rest[width:]
 		}
@@ -125,10 +130,10 @@ func split(wanted []piece) (work [][]piece) {
 	return work
 }
 
-// verifyLanes checks chunks of one size at once, one in each lane of a vectorised SHA-256. It goes slice by slice, so
-// that the slices of all lanes stay in a core's cache. On any failure it marks nothing.
+// verifyLanes checks chunks of one size at once, side by side. It goes slice by slice, so that the slices of all stay
+// in a core's cache. On any failure it marks nothing.
 func verifyLanes(group []piece) {
-	const slice = sumBytes / shalanes.Width // of each chunk at a time
+	slice := int64(sumBytes / shalanes.Lanes()) // of each chunk at a time; a multiple of shalanes.Block
 	var copies *[sumBytes]byte
 	if slices.ContainsFunc(group, func(p piece) bool { return !p.mapped }) {
 		copies = buffers.Get().(*[sumBytes]byte)
@@ -143,18 +148,14 @@ func verifyLanes(group []piece) {
 	for offset := int64(0); offset < end-first; offset += slice {
 		width := min(slice, end-first-offset)
 		var parts [shalanes.Width][]byte
-		for i := range parts {
-			if i >= len(group) {
-				parts[i] = parts[0] // an idle lane hashes the first chunk again
-				continue
-			}
+		for i := range group {
 			piece := &group[i]
 			from, _ := piece.bounds()
 			if from += offset; piece.mapped {
 				parts[i] = piece.data[from : from+width]
 				continue
 			}
-			parts[i] = copies[i*slice:][:width]
+			parts[i] = copies[int64(i)*slice:][:width]
 			if got, _ := piece.file.ReadAt(parts[i], from); int64(got) < width {
 				return // verifyChunk tries each of them alone and reports
 			}
