@@ -9,11 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -209,64 +206,4 @@ func FuzzTiles(f *testing.F) {
 		twinMatMul(t, []*Set{tilesSet(t)}, name, s, newValues(kindX%kinds, seed, nil), newValues(kindW%kinds, seed+1, nil),
 			seed%2 == 1)
 	})
-}
-
-// Tiles survive what Go does to threads: goroutines that multiply on more threads than there are cores, while others
-// collect garbage and stop the world, which sends signals to threads with tiles. Every product has the same bits.
-func TestTilesUnderSignals(t *testing.T) {
-	if tilesModelled {
-		t.Skip("a model has no state that signals could lose")
-	}
-	set := tilesSet(t)
-	const m, k, n = 40, 515, 64
-	v := newValues(plain, 3, nil)
-	x, scale := make([]uint8, m*k), make([]float32, m)
-	for i := range x {
-		x[i] = v.code(1)
-	}
-	for i := range scale {
-		scale[i] = 1 + float32(i)
-	}
-	w, _ := tiledWeight(newValues(plain, 4, nil), "q8c", k, n)
-	product := func() []float32 {
-		y, packed := make([]float32, m*n), make([]byte, PackedBytes(m, k, 0))
-		for g := range PackGroups(m) {
-			set.PackRows(packed, x, k, m, k, 0, g)
-		}
-		set.PackedQ8C(y, n, packed, scale, w, make([]byte, PackedScratch(k, 0)), m, k, n)
-		return y
-	}
-	want := make([]float32, m*n)
-	Portable().MatMulQ8C(want, n, x, k, scale, w, m, k, n)
-	until := time.Now().Add(time.Second)
-	var wrong, done atomic.Int64
-	var workers sync.WaitGroup
-	for i := range 2*runtime.NumCPU() + 2 {
-		workers.Go(func() {
-			if i%2 == 0 { // as a lane's thread
-				runtime.LockOSThread()
-			}
-			for count := 0; count < 3 || time.Now().Before(until); count++ {
-				if !slices.Equal(product(), want) {
-					wrong.Add(1)
-				}
-				done.Add(1)
-			}
-		})
-	}
-	workers.Go(func() {
-		for time.Now().Before(until) {
-			runtime.GC()
-		}
-	})
-	workers.Go(func() {
-		var stats runtime.MemStats
-		for time.Now().Before(until) {
-			runtime.ReadMemStats(&stats)
-		}
-	})
-	workers.Wait()
-	if wrong.Load() > 0 {
-		t.Errorf("%d of %d products differ", wrong.Load(), done.Load())
-	}
 }
