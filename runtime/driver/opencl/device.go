@@ -114,13 +114,20 @@ func (d *device) describe(from *clapi.Device) error {
 		return diag.New(diag.ClassUnavailable, "device %q: its version is %q, want OpenCL 1.2 or later: %w", from.Name,
 			version, driver.ErrIncapable)
 	}
+	var subGroups uint64
+	if major >= 3 { // earlier devices do not know the question
+		if subGroups, err = from.Number(clapi.DeviceMaxSubGroups); err != nil {
+			return err
+		}
+	}
 	extensions, err := from.Text(clapi.DeviceExtensions)
 	if err != nil {
 		return err
 	}
 	d.units, d.maxAlloc = int(units), int64(min(alloc, 1<<62))
 	d.features = kernel.Features{Dedicated: local == clapi.LocalDedicated, MaxGroup: int(min(group, 1<<20)),
-		IntegerDot: slices.Contains(strings.Fields(extensions), "cl_khr_integer_dot_product")}
+		IntegerDot: slices.Contains(strings.Fields(extensions), "cl_khr_integer_dot_product"),
+		SubGroups:  subGroups > 0}
 	return nil
 }
 

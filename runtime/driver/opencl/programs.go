@@ -97,12 +97,13 @@ func (d *device) prebuild(source string) (made *driver.Prebuilt, err error) {
 	return made, err
 }
 
-// buildOptions are the compiler's options for a source.
+// buildOptions are the compiler's options for a source: no warnings, which some write to the standard error output, and
+// the version of the language that variants need for what they use.
 func buildOptions(source string) string {
-	if strings.Contains(source, "#define DOT\n") {
-		return "-cl-std=CL3.0"
+	if strings.Contains(source, "#define DOT\n") || strings.Contains(source, "#define SUBGROUPS\n") {
+		return "-w -cl-std=CL3.0"
 	}
-	return ""
+	return "-w"
 }
 
 // program returns a program, which is built once: of the binary that the store has, or of the source. A binary that the

@@ -32,6 +32,7 @@ type Features struct {
 	Dedicated  bool
 	MaxGroup   int // items of a group
 	IntegerDot bool
+	SubGroups  bool // of OpenCL 3.0: items of a group that reduce without memory
 }
 
 // need is something a variant cannot do without, with the reason for a device that lacks it.
@@ -45,7 +46,8 @@ var (
 		func(f *Features) bool { return f.MaxGroup >= GroupItems }}
 	needSlices = need{fmt.Sprintf("groups of %d items", 32*slices8),
 		func(f *Features) bool { return f.MaxGroup >= 32*slices8 }}
-	needDot = need{"cl_khr_integer_dot_product", func(f *Features) bool { return f.IntegerDot }}
+	needSubGroups = need{"subgroups of OpenCL 3.0", func(f *Features) bool { return f.SubGroups }}
+	needDot       = need{"cl_khr_integer_dot_product", func(f *Features) bool { return f.IntegerDot }}
 )
 
 // Sizes of groups: the items that reduce a row, and the slices of the reduction of a product with few rows.
@@ -98,6 +100,8 @@ var families = slices.Concat([]family{
 		{Name: "rows", Grid: ByRows},
 	}},
 	{name: "norms", file: "norms.cl", variants: []Variant{
+		{Name: "subgroups", Grid: ByGroups, dedicated: true, needs: []need{needGroup, needSubGroups},
+			defines: []string{fmt.Sprintf("GROUP %d", GroupItems), "SUBGROUPS"}},
 		{Name: "groups", Grid: ByGroups, dedicated: true, needs: []need{needGroup},
 			defines: []string{fmt.Sprintf("GROUP %d", GroupItems)}},
 		{Name: "rows", Grid: ByRows},

@@ -25,6 +25,20 @@
 #define SUM(x) all_lanes(x, shared, 0)
 #define TOP(x) all_lanes(x, shared, 1)
 // all_lanes is the sum or the largest of what the lanes of a group hold, in one order.
+#ifdef SUBGROUPS
+// Subgroups reduce by themselves; what they found meets once.
+float all_lanes(float x, __local float *shared, int top) {
+	x = top ? sub_group_reduce_max(x) : sub_group_reduce_add(x);
+	if (get_sub_group_local_id() == 0)
+		shared[get_sub_group_id()] = x;
+	barrier(CLK_LOCAL_MEM_FENCE);
+	x = shared[0];
+	for (int i = 1; i < (int)get_num_sub_groups(); i++)
+		x = top ? fmax(x, shared[i]) : x + shared[i];
+	barrier(CLK_LOCAL_MEM_FENCE);
+	return x;
+}
+#else
 float all_lanes(float x, __local float *shared, int top) {
 	int lane = get_local_id(0);
 	shared[lane] = x;
@@ -40,6 +54,7 @@ float all_lanes(float x, __local float *shared, int top) {
 	barrier(CLK_LOCAL_MEM_FENCE);
 	return x;
 }
+#endif
 #else
 #define LANE 0
 #define LANES 1
