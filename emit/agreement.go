@@ -29,6 +29,7 @@ type bound struct{ float, portable float64 }
 // bounds are those of one product in each scheme that integers compute.
 var bounds = map[op.Scheme]bound{
 	op.A8SQ8C:  {5e-2, 3.3e-2},
+	op.A8OQ8C:  {5e-2, 3.3e-2},
 	op.A8TQ8C:  {5e-2, 3.3e-2},
 	op.A16SQ8C: {5e-3, 3.3e-3},
 	op.A16SQ4C: {5e-3, 3.6e-3},

@@ -84,6 +84,9 @@ func (c *Content) staticScales(weight *op.Weight, layer int) ([]float32, error) 
 	if err != nil {
 		return nil, err
 	}
+	if weight.Outliers > 0 {
+		return []float32{activation.InnerScale(factors, weight.Outliers)}, nil
+	}
 	return []float32{activation.StaticScale(factors, c.cal.Share(weight.ScaleOf))}, nil
 }
 

@@ -194,8 +194,8 @@ func kindsOf(g *models.Graph) map[string][]op.Kind {
 			for _, operator := range node.Ops {
 				out[name] = append(out[name], operator.Kind)
 			}
-			for _, quant := range lower.Quantising(name) {
-				out[quant] = []op.Kind{op.QuantRows}
+			for added, kind := range lower.Added(name) {
+				out[added] = []op.Kind{kind}
 			}
 		}
 	}

@@ -99,8 +99,12 @@ func (c *checker) weight(path string, weight *op.Weight) {
 // staticScale checks that a scale is computed from the calibration and from nothing else. It has one of two forms:
 // one number for each scale that rows choose from, or the two steps of a grid for every column.
 func (c *checker) staticScale(path string, weight *op.Weight) {
-	numbers := weight.K == 1 && weight.N >= 1 && weight.N <= op.MaxScales && weight.FoldCols == ""
-	grid := weight.K == 2
+	most := op.MaxScales
+	if weight.Outliers != 0 { // rows do not choose among scales that leave channels out
+		most = 1
+	}
+	numbers := weight.K == 1 && weight.N >= 1 && weight.N <= most && weight.FoldCols == "" && weight.Outliers >= 0
+	grid := weight.K == 2 && weight.Outliers == 0
 	stored := len(weight.From) > 0 || len(weight.Const) > 0 || len(weight.Interleave) > 0 ||
 		weight.Experts != 0 || weight.Plus != 0 || weight.Transposed
 	if !numbers && !grid || stored {

@@ -216,7 +216,7 @@ func fakeSoC() *socs.SoC {
 		name := string(rune('a' + i))
 		s.Processors = append(s.Processors, socs.Processor{Name: name, Kind: socs.KindCPU, Driver: "fake", Select: name, Cores: cores,
 			Set: capability.Set{Tile: capability.Tile{M: 1, K: 32, N: 32}, Schemes: op.Schemes, KV: []op.Type{op.F32},
-				Layouts: map[string]string{"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32}}})
+				Layouts: map[string]string{"w32": pack.N32, "w16": pack.N32, "q8c": pack.N32, "q4b32": pack.N32}}})
 	}
 	return s
 }

@@ -96,6 +96,32 @@ func (o *operands) experts(operator op.Op) ([]driver.View, error) {
 	return out, nil
 }
 
+// outliers returns a view [M,K] of rows of which as many channels exceed the static scale as a model is expected to have.
+func (o *operands) outliers(operator op.Op) (driver.View, error) {
+	name := fmt.Sprintf("outliers of %d channels", operator.K)
+	before := o.bufs[name]
+	buffer, err := o.buffer(name, op.F32, 4*int64(operator.M)*int64(operator.K))
+	if err != nil {
+		return driver.View{}, err
+	}
+	if buffer != before {
+		row := 4 * operator.K
+		for at := 0; at+row <= len(buffer.Bytes()); at += row {
+			for channel := range op.OutlierChannels(operator.K) {
+				const beyond = 200 * staticScale // of which 127 are within the range
+				binary.LittleEndian.PutUint32(buffer.Bytes()[at+4*channel:], math.Float32bits(beyond))
+			}
+		}
+	}
+	return driver.View{Buffer: buffer, Type: op.F32, Rows: operator.M, Cols: operator.K, Stride: operator.K}, nil
+}
+
+// staticScale is the scale that holds all values of fill.
+const staticScale = 1.0 / 127
+
+// constants are the weights, by role, that are one positive number: steps of a grid, and a static scale.
+var constants = map[string]float32{"steps": 1.0 / op.GridMax, "scale": staticScale}
+
 // fill writes pseudo-random values that are valid in the type: numbers of magnitude below 1,
 // row-quantised bytes, ids below o.ids.
 func (o *operands) fill(data []byte, numbers op.Type) {
@@ -259,9 +285,9 @@ func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, er
 	if err != nil {
 		return nil, 0, err
 	}
-	steps := spec.Name == "steps"
-	if steps { // of a grid: the same positive number everywhere
-		name += " steps"
+	constant := constants[spec.Name]
+	if constant > 0 {
+		name += " " + spec.Name
 	}
 	name += fmt.Sprintf(" %d", unit)
 	st, err := s.get(name, op.RoundUp(max(bytes, footprint), unit), unit, func() ([]byte, error) {
@@ -277,8 +303,8 @@ func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, er
 		rng := rand.New(rand.NewPCG(s.seed, uint64(unit)))
 		for i := range values {
 			values[i] = float32(rng.Float64()*2-1) / 16
-			if steps {
-				values[i] = 1.0 / op.GridMax
+			if constant > 0 {
+				values[i] = constant
 			}
 		}
 		src, err := pack.Floats(values, one.K, few)
@@ -320,14 +346,8 @@ func (r *repeated) Read(dst []float32, k0, k1, n0, n1 int) error {
 // cache returns a store of cache values.
 func (s *stores) cache(numbers op.Type, bytes int64) (*store, error) {
 	return s.get("cache "+string(numbers), op.RoundUp(bytes, 4096), 64, func() ([]byte, error) {
-		out, rng := make([]byte, 16384), rand.New(rand.NewPCG(s.seed, 2))
-		if numbers == op.Q8 { // bytes that are usual as codes and as parts of a scale
-			for i := range out {
-				out[i] = byte(0x3c + rng.IntN(3))
-			}
-			return out, nil
-		}
-		fillValues(out, numbers, 1, rng)
+		out := make([]byte, 16384)
+		fillValues(out, numbers, 1, rand.New(rand.NewPCG(s.seed, 2)))
 		return out, nil
 	})
 }

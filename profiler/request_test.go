@@ -148,7 +148,7 @@ func TestRequestsEveryArchitecture(t *testing.T) {
 			}
 			defer m.Close()
 			s := fakeSoC()
-			want := Want{Buckets: []int{16, 64}, Batches: []int{4}, Schemes: []op.Scheme{op.A8TQ8C}}
+			want := Want{Buckets: []int{16, 64}, Batches: []int{4}, Schemes: []op.Scheme{op.A8TQ8C, op.A8OQ8C}}
 			requests, err := Requests(s, m, want)
 			if err != nil {
 				t.Fatal(err)

@@ -175,7 +175,7 @@ func (r *runner) weights(ld *load, graph *op.Graph, footprint int64) (driver.Wei
 	var out driver.Weights
 	for i, spec := range graph.Weights {
 		cold := int64(0)
-		if ld.op.HasScheme() && i == 0 {
+		if ld.op.HasMatrix() && i == 0 {
 			cold = footprint
 		}
 		st, bytes, err := r.stores.weights(spec, cold)
@@ -231,11 +231,14 @@ func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bi
 	} else if out.In, err = ops.lay("in ", graph.Inputs, offsets); err == nil {
 		out.Out, err = ops.lay("out ", graph.Outputs, offsets)
 	}
+	if err == nil && operator.Kind == op.OutlierMatMul {
+		out.In[0], err = ops.outliers(operator)
+	}
 	if err != nil || !graph.State() {
 		return out, nil, err
 	}
 	out.Sequences = sequences
-	out.SequenceBytes = int64(operator.KVHeads*out.MaxContext) * operator.KV.CacheRowBytes(operator.HeadDim)
+	out.SequenceBytes = int64(operator.KVHeads*out.MaxContext) * int64(operator.HeadDim) * int64(operator.KV.Bytes())
 	caches, err := r.caches(ld, &out, footprint)
 	return out, caches, err
 }
@@ -281,10 +284,9 @@ func (r *runner) caches(ld *load, binds *driver.Bindings, footprint int64) (out 
 		offsets = st.slots(2*each, footprint, maxCopies)
 	}
 	for _, at := range offsets {
-		element, cols := operator.KV.CacheRow(operator.HeadDim)
 		keys := driver.View{
-			Buffer: regionBuffer{st.region.Bytes()}, Type: element, Offset: at,
-			Rows: operator.KVHeads * binds.MaxContext, Cols: cols, Stride: cols,
+			Buffer: regionBuffer{st.region.Bytes()}, Type: operator.KV, Offset: at,
+			Rows: operator.KVHeads * binds.MaxContext, Cols: operator.HeadDim, Stride: operator.HeadDim,
 		}
 		values := keys
 		values.Offset += each

@@ -17,6 +17,7 @@ var defaultScratch = capability.Scratch{
 	PackRows: 24, PackTiles: 16, PackFloatTiles: 64, PackTilesPerCore: 4,
 	UnpackWords: 4<<10 + 448*32,
 	ExpertRows:  256, ExpertWords: 1 << 16,
+	OutlierCols:   256,
 	AttentionRows: 8, AttentionLines: 64, AttentionKeys: 128,
 }
 

@@ -69,7 +69,7 @@ func findForks(sec *lower.Section) (out []forkJoin) {
 	nodes := sec.Nodes
 	products := func(from, to int) (count int) {
 		for i := from; i < to; i++ {
-			if nodes[i].Op().HasScheme() {
+			if nodes[i].Op().HasMatrix() {
 				count++
 			}
 		}

@@ -241,15 +241,39 @@ func (c *Calibration) RowScales(class string, layer, count int) []float32 {
 // observed saturates: share*AbsMax/127, once the channels are divided by factors (nil: 1). It is positive: 1 where
 // nothing but zeros was observed.
 func (a *Activation) StaticScale(factors []float32, share float32) float32 {
-	top := 0.0
-	for i, most := range a.AbsMax {
-		magnitude := float64(most)
-		if factors != nil {
-			magnitude /= float64(factors[i])
+	return scaleOf(slices.Max(a.magnitudes(factors)), float64(share))
+}
+
+// InnerScale is the scale of 8-bit rows of the activation that holds all but so many of its channels, the largest ones,
+// whose values beyond 127 times it are computed beside (op.Scheme.Shadow). Channels are divided by factors (nil: 1). It
+// is positive.
+func (a *Activation) InnerScale(factors []float32, outliers int) float32 {
+	magnitudes := a.magnitudes(factors)
+	slices.Sort(magnitudes)
+	// Where nothing is left below the largest, or only zeros, the scale holds everything.
+	for _, top := range slices.Backward(magnitudes[:max(1, len(magnitudes)-outliers)]) {
+		if top > 0 {
+			return scaleOf(top, 1)
 		}
-		top = max(top, magnitude)
 	}
-	scale := float32(min(top/127*float64(share), math.MaxFloat32))
+	return scaleOf(magnitudes[len(magnitudes)-1], 1)
+}
+
+// magnitudes are the largest magnitudes of the channels, divided by factors (nil: 1).
+func (a *Activation) magnitudes(factors []float32) []float64 {
+	out := make([]float64, len(a.AbsMax))
+	for i, most := range a.AbsMax {
+		out[i] = float64(most)
+		if factors != nil {
+			out[i] /= float64(factors[i])
+		}
+	}
+	return out
+}
+
+// scaleOf is the scale with which 8-bit codes reach a share of top, 1 for a top of 0.
+func scaleOf(top, share float64) float32 {
+	scale := float32(min(top/127*share, math.MaxFloat32))
 	if scale == 0 {
 		return 1
 	}

@@ -36,6 +36,9 @@ type Scratch struct {
 	ExpertRows  int64 `json:"expert_rows" yaml:"expert_rows"`
 	ExpertWords int64 `json:"expert_words" yaml:"expert_words"`
 
+	// Each core multiplies what static scales cut off for OutlierCols columns of a result at a time.
+	OutlierCols int64 `json:"outlier_cols,omitempty" yaml:"outlier_cols,omitempty"`
+
 	// Each core attends with AttentionRows rows at a time to AttentionKeys positions of the cache, or with as many more
 	// rows as the query heads that share keys leave of AttentionLines.
 	AttentionRows  int64 `json:"attention_rows" yaml:"attention_rows"`
@@ -75,6 +78,7 @@ func (m *Memory) Validate() error {
 		{"scratch.pack_float_tiles", scratch.PackFloatTiles, 0},
 		{"scratch.pack_tiles_per_core", scratch.PackTilesPerCore, 0}, {"scratch.unpack_words", scratch.UnpackWords, 0},
 		{"scratch.expert_rows", scratch.ExpertRows, 0}, {"scratch.expert_words", scratch.ExpertWords, 0},
+		{"scratch.outlier_cols", scratch.OutlierCols, 0},
 		{"scratch.attention_rows", scratch.AttentionRows, 0}, {"scratch.attention_lines", scratch.AttentionLines, 0},
 		{"scratch.attention_keys", scratch.AttentionKeys, 0},
 	} {
@@ -124,13 +128,11 @@ func (s *Scratch) of(operator *op.Op, cores int64) regions {
 		return s.product(operator, rows, cores)
 	case op.ExpertMatMul:
 		return s.experts(operator, rows)
+	case op.OutlierMatMul: // a row of the weight for each channel, one for the sum so far, and a factor for each
+		return regions{own: int64(op.OutlierChannels(operator.K)+1) * (s.OutlierCols + 1)}
 	case op.QKNorm:
 		if operator.Joint {
 			return regions{own: int64(operator.Heads) * int64(operator.HeadDim)}
-		}
-	case op.KVAppend:
-		if operator.KV == op.Q8 {
-			return regions{own: 1} // a scale
 		}
 	case op.Attention:
 		return regions{own: s.attention(operator)}

@@ -299,8 +299,11 @@ func (c *checker) weights() {
 		switch {
 		case weight.ScaleOf != "": // P002 says what it is, and P026 that it is used
 			name := lower.ScaleWeight(weight.ScaleOf, weight.N)
-			if weight.Kind() == op.StepsWeight {
+			switch {
+			case weight.Kind() == op.StepsWeight:
 				name = lower.StepsWeight(weight.ScaleOf)
+			case weight.Outliers > 0:
+				name = lower.InnerScaleWeight(weight.ScaleOf)
 			}
 			if weight.Name != name || want != nil {
 				c.fail(path, "weight %q is the static scale of %q, want the name %q", weight.Name, weight.ScaleOf, name)

@@ -401,9 +401,14 @@ func executes(proc *planir.Proc, operator *op.Op) error {
 		return fmt.Errorf("%q does not execute scheme %q", proc.Name, scheme)
 	case !proc.HasForm(scheme, operator.Form):
 		return fmt.Errorf("%q does not execute form %q of scheme %q", proc.Name, operator.Form, scheme)
-	case operator.Kind == op.Embed && scheme != "" && proc.Layouts[scheme.Weight()] != op.TilesLayout:
+	case looksUp(operator) && proc.Layouts[scheme.Weight()] != op.TilesLayout:
 		return fmt.Errorf("%q does not read weights %q in layout %q, in which rows are looked up",
 			proc.Name, scheme.Weight(), op.TilesLayout)
 	}
 	return operator.Validate()
+}
+
+// looksUp reports whether an operator reads some rows or columns of a packed weight rather than all of it.
+func looksUp(operator *op.Op) bool {
+	return operator.Kind == op.OutlierMatMul || operator.Kind == op.Embed && operator.Scheme != ""
 }

@@ -48,13 +48,14 @@ type Value struct {
 // float32), an embedding op.I32Q8C if that is returned for it, and where it quantises activations a node NAME_quant
 // precedes the first matmul that reads the value. Such a node is decided about like any other. Its scale may be static:
 // it is then the weight ScaleWeight of that matmul, and no weight of the model. A matmul on a grid takes its steps as
-// the weight StepsWeight behind its own.
+// the weight StepsWeight behind its own. Behind a matmul with shadow outliers stand two nodes more: NAME_outliers
+// multiplies what its static scale cuts off, and NAME_merge adds that to the result.
 func Expand(
 	graph *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme,
 ) (out []Section, err error) {
 	for i := range graph.Sections {
 		model := &graph.Sections[i]
-		state := expansion{kv: kv, schemeOf: schemeOf, quantised: map[string]bool{}}
+		state := expansion{kv: kv, schemeOf: schemeOf, quantised: map[string]string{}}
 		state.section = Section{Name: model.Name, First: model.First, Layers: model.Layers, Values: map[string]Value{}}
 		for _, described := range model.Values {
 			value := Value{op.F32, rows * max(1, described.Fan), described.Cols, max(1, described.Fan)}
@@ -76,10 +77,12 @@ func Expand(
 
 // expansion is the state of expanding a section.
 type expansion struct {
-	section   Section
-	kv        op.Type
-	schemeOf  func(node string) op.Scheme
-	quantised map[string]bool // values that hold the quantised form of another one, which nothing changed since
+	section  Section
+	kv       op.Type
+	schemeOf func(node string) op.Scheme
+	// values that hold the quantised form of another one, which nothing changed since, and the weight that is their
+	// static scale, "" for a scale of each row
+	quantised map[string]string
 }
 
 // node expands a node of the model, with the node that quantises what it reads where there is none yet.
@@ -112,13 +115,31 @@ func (e *expansion) node(model *models.Node, rows, context int) error {
 	}
 	// The quantised form of a value that is written anew is stale.
 	for _, changed := range node.Out {
-		delete(e.quantised, changed+".q")
-		for _, scales := range scaleCounts {
-			delete(e.quantised, changed+".qs"+scalesSuffix(scales))
+		for _, form := range quantForms {
+			delete(e.quantised, changed+form.codes)
 		}
 	}
 	e.section.Nodes = append(e.section.Nodes, node)
+	if operator := node.Op(); operator.Kind == op.MatMul && operator.Scheme.Shadow() {
+		return e.outliers(&node, model.In[0])
+	}
 	return nil
+}
+
+// outliers adds the nodes that multiply what the static scale of a product's input cuts off, and add it to the result.
+func (e *expansion) outliers(product *Node, input string) error {
+	operator := product.Op()
+	remainder := op.Op{Kind: op.OutlierMatMul, M: operator.M, K: operator.K, N: operator.N, Scheme: op.A32W16}
+	result := product.Out[0]
+	part := result + ".o"
+	e.section.Values[part] = e.section.Values[result]
+	scale := e.quantised[input+quantFormOf(operator.Scheme).codes]
+	merge := op.Op{Kind: op.Add, M: operator.M, N: operator.N}
+	e.section.Nodes = append(e.section.Nodes,
+		Node{Name: product.Name + outliersSuffix, Ops: []op.Op{remainder}, In: []string{input},
+			W: []string{product.W[0], scale}, Out: []string{part}},
+		Node{Name: product.Name + mergeSuffix, Ops: []op.Op{merge}, In: []string{result, part}, Out: []string{result}})
+	return remainder.Validate()
 }
 
 // embedding looks rows up in the packed weight of a product, if that is the scheme.
@@ -155,29 +176,66 @@ func (e *expansion) product(model *models.Node, node *Node, operator *op.Op) err
 // quantise returns the values that hold the quantised form of a product's input, and adds the node that computes them
 // where none did.
 func (e *expansion) quantise(product *Node, scheme op.Scheme) (codes, scales string) {
-	input := product.In[0]
-	codes, scales, suffix := input+".q", input+".s", "_quant"
-	if scheme.Static() {
-		several := scalesSuffix(scheme.Scales())
-		codes, scales, suffix = input+".qs"+several, input+".ss"+several, "_static"+several
-	}
-	if e.quantised[codes] {
+	input, form := product.In[0], quantFormOf(scheme)
+	codes, scales = input+form.codes, input+form.scales
+	if _, there := e.quantised[codes]; there {
 		return codes, scales
 	}
-	e.quantised[codes] = true
 	value := e.section.Values[input]
 	e.section.Values[codes] = Value{op.U8, value.Rows, value.Cols, value.Fan}
 	e.section.Values[scales] = Value{op.F32, value.Rows, 1, value.Fan}
 	quant := scheme.QuantRows(value.Rows/value.Fan, value.Cols, value.Fan)
 	node := Node{
-		Name: product.Name + suffix, Ops: []op.Op{quant}, In: []string{input}, Out: []string{codes, scales},
+		Name: product.Name + form.node, Ops: []op.Op{quant}, In: []string{input}, Out: []string{codes, scales},
 	}
-	if quant.Static {
-		node.W = []string{ScaleWeight(product.Name, scheme.Scales())}
+	if form.weight != nil {
+		node.W = []string{form.weight(product.Name)}
+		e.quantised[codes] = node.W[0]
+	} else {
+		e.quantised[codes] = ""
 	}
 	e.section.Nodes = append(e.section.Nodes, node)
 	return codes, scales
 }
+
+// quantForm is a way of quantising a value: the suffixes of the values that hold codes and scales, and of the node that
+// computes them, and the weight of a class that holds its static scales, nil where each row has a scale.
+type quantForm struct {
+	codes, scales, node string
+	weight              func(class string) string
+	serves              func(scheme op.Scheme) bool
+}
+
+// quantForms are all ways.
+var quantForms = func() []quantForm {
+	list := []quantForm{
+		{codes: ".q", scales: ".s", node: "_quant", serves: func(s op.Scheme) bool { return !s.Static() }},
+		{codes: ".qo", scales: ".so", node: "_inner", weight: InnerScaleWeight, serves: op.Scheme.Shadow},
+	}
+	for _, count := range scaleCounts {
+		several := scalesSuffix(count)
+		list = append(list, quantForm{codes: ".qs" + several, scales: ".ss" + several, node: "_static" + several,
+			weight: func(class string) string { return ScaleWeight(class, count) },
+			serves: func(s op.Scheme) bool { return s.Scales() == count && !s.Shadow() }})
+	}
+	return list
+}()
+
+// quantFormOf is the way in which a scheme wants its rows quantised.
+func quantFormOf(scheme op.Scheme) *quantForm {
+	for i := range quantForms {
+		if quantForms[i].serves(scheme) {
+			return &quantForms[i]
+		}
+	}
+	panic("BUG: no form of quantised rows for scheme " + string(scheme))
+}
+
+// Suffixes of the nodes behind a product with shadow outliers.
+const (
+	outliersSuffix = "_outliers"
+	mergeSuffix    = "_merge"
+)
 
 // scaleCounts are the numbers of static scales that schemes have.
 var scaleCounts = []int{1, 2, 4}
@@ -194,20 +252,24 @@ func scalesSuffix(scales int) string {
 // class, named as decisions name nodes.
 func ScaleWeight(class string, scales int) string { return class + ".scale" + scalesSuffix(scales) }
 
+// InnerScaleWeight is the name of the weight f32 [1,1] that holds the static scale of what enters the products of a class
+// with shadow outliers: of all channels but the largest.
+func InnerScaleWeight(class string) string { return class + ".inner_scale" }
+
 // Computed are the weights that a class of products may have and no model has: its static scales and its steps.
 func Computed(class string) []string {
 	var out []string
 	for _, scales := range scaleCounts {
 		out = append(out, ScaleWeight(class, scales))
 	}
-	return append(out, StepsWeight(class))
+	return append(out, InnerScaleWeight(class), StepsWeight(class))
 }
 
-// Quantising are the names of the nodes that quantise what enters a product.
-func Quantising(node string) []string {
-	out := []string{node + "_quant"}
-	for _, scales := range scaleCounts {
-		out = append(out, node+"_static"+scalesSuffix(scales))
+// Added are the nodes that Expand may add for a product, by name, with the kind of operator that each is.
+func Added(node string) map[string]op.Kind {
+	out := map[string]op.Kind{node + outliersSuffix: op.OutlierMatMul, node + mergeSuffix: op.Add}
+	for i := range quantForms {
+		out[node+quantForms[i].node] = op.QuantRows
 	}
 	return out
 }

@@ -222,8 +222,8 @@ func (b *builder) decided(node string, rows int) *planir.Decision {
 	for _, section := range b.model.Sections {
 		if headOnly(&section) {
 			for _, candidate := range section.Nodes {
-				if full := section.Name + "." + candidate.Name; node == full ||
-					slices.Contains(Quantising(full), node) {
+				full := section.Name + "." + candidate.Name
+				if _, added := Added(full)[node]; added || node == full {
 					return b.plan.DecisionFor(node, 1)
 				}
 			}
@@ -413,7 +413,7 @@ func uses(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []pac
 		spec := wo.op.WeightSpec(wo.role, layout)
 		key := packKey{weight: node.W[i], scheme: spec.Scheme, layout: spec.Layout, k1: spec.K}
 		c0, c1 := 0, spec.N
-		if operator.HasScheme() {
+		if operator.HasMatrix() && wo.role != "scale" { // which all columns share
 			if wo.role == "weight" {
 				key.k0, key.k1 = piece.K0, piece.K1
 			}
@@ -421,7 +421,8 @@ func uses(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []pac
 		}
 		// Uses of a pack by several pieces are united, unless the processor must have a pack of just its own range.
 		steps := wo.role == "steps" && c1-c0 != node.Op().N // two rows have no column ranges: a share has its own
-		if proc.Bakes || operator.Scheme != "" && !proc.WeightRanges || steps {
+		ranges := operator.Scheme != "" && wo.role != "scale" && !proc.WeightRanges
+		if proc.Bakes || ranges || steps {
 			key.owner, key.n0, key.n1 = piece.Proc, c0, c1
 		}
 		out = append(out, packRange{key, c0, c1})
@@ -678,7 +679,7 @@ func (b *builder) finishWeights() (rank map[string]int) {
 	for i := range b.model.Sections {
 		section := &b.model.Sections[i]
 		for _, node := range section.Nodes {
-			for _, added := range computedOf(section.Name+"."+node.Name, node.Ops[len(node.Ops)-1].N) {
+			for _, added := range computedOf(section.Name+"."+node.Name, node.Ops[len(node.Ops)-1]) {
 				if !used[added.Name] {
 					continue
 				}
@@ -696,12 +697,14 @@ func (b *builder) finishWeights() (rank map[string]int) {
 	return rank
 }
 
-// computedOf are the computed weights that a class of products of so many columns may have: scales, then steps.
-func computedOf(class string, cols int) (out []op.Weight) {
+// computedOf are the computed weights that a class of products may have: scales, then steps.
+func computedOf(class string, product op.Op) (out []op.Weight) {
 	for _, scales := range scaleCounts {
 		out = append(out, op.Weight{Name: ScaleWeight(class, scales), ScaleOf: class, K: 1, N: scales})
 	}
-	return append(out, op.Weight{Name: StepsWeight(class), ScaleOf: class, K: 2, N: cols})
+	return append(out,
+		op.Weight{Name: InnerScaleWeight(class), ScaleOf: class, K: 1, N: 1, Outliers: op.OutlierChannels(product.K)},
+		op.Weight{Name: StepsWeight(class), ScaleOf: class, K: 2, N: product.N})
 }
 
 // finishPacks lists and names the packs, in the order of their weights (rank) and then of their keys. The order is

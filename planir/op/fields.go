@@ -68,7 +68,7 @@ var fields = map[string]field{
 	"scheme": fieldOf(func(o *Op) *Scheme { return &o.Scheme }, nil), // see the checks of the kinds
 	"form":   fieldOf(func(o *Op) *Form { return &o.Form }, nil),
 	"table":  fieldOf(func(o *Op) *Type { return &o.Table }, nil),
-	"kv":     fieldOf(func(o *Op) *Type { return &o.KV }, oneOf(CacheTypes...)),
+	"kv":     fieldOf(func(o *Op) *Type { return &o.KV }, oneOf(F32, F16)),
 	"act":    fieldOf(func(o *Op) *string { return &o.Act }, oneOf(Acts...)),
 	"router": fieldOf(func(o *Op) *string { return &o.Router }, oneOf(Routers...)),
 
@@ -204,6 +204,15 @@ func checkExpertMatMul(operator Op) error {
 	if !operator.Scheme.Experts() {
 		return fmt.Errorf("operator %q: scheme %q is one of products by a single matrix, experts take one of %s",
 			operator.Kind, operator.Scheme, expertSchemes())
+	}
+	return nil
+}
+
+// checkOutlierMatMul: what is cut off is multiplied in float32 with 16-bit weights. Channels with outliers have weights
+// so small that 8 bits with the scale of a whole column would lose them.
+func checkOutlierMatMul(operator Op) error {
+	if operator.Scheme != A32W16 {
+		return operator.bad("scheme", operator.Scheme, string(A32W16))
 	}
 	return nil
 }

@@ -9,26 +9,27 @@ import (
 type Kind string
 
 const (
-	Embed        Kind = "embed"
-	SelectRow    Kind = "select_row"
-	Norm         Kind = "norm"
-	LayerNorm    Kind = "layer_norm"
-	QuantRows    Kind = "quant_rows"
-	MatMul       Kind = "matmul"
-	ExpertMatMul Kind = "expert_matmul"
-	Route        Kind = "route"
-	Combine      Kind = "combine"
-	QKNorm       Kind = "qk_norm"
-	Rope         Kind = "rope"
-	KVAppend     Kind = "kv_append"
-	Attention    Kind = "attention"
-	GLU          Kind = "glu"
-	Activate     Kind = "activate"
-	Gate         Kind = "gate"
-	Softcap      Kind = "softcap"
-	Clip         Kind = "clip"
-	Add          Kind = "add"
-	Copy         Kind = "copy"
+	Embed         Kind = "embed"
+	SelectRow     Kind = "select_row"
+	Norm          Kind = "norm"
+	LayerNorm     Kind = "layer_norm"
+	QuantRows     Kind = "quant_rows"
+	MatMul        Kind = "matmul"
+	ExpertMatMul  Kind = "expert_matmul"
+	OutlierMatMul Kind = "outlier_matmul"
+	Route         Kind = "route"
+	Combine       Kind = "combine"
+	QKNorm        Kind = "qk_norm"
+	Rope          Kind = "rope"
+	KVAppend      Kind = "kv_append"
+	Attention     Kind = "attention"
+	GLU           Kind = "glu"
+	Activate      Kind = "activate"
+	Gate          Kind = "gate"
+	Softcap       Kind = "softcap"
+	Clip          Kind = "clip"
+	Add           Kind = "add"
+	Copy          Kind = "copy"
 )
 
 // row answers every question that hetc asks about a kind of operator. M is always the number of tokens. Operands have
@@ -169,6 +170,27 @@ var table = []row{
 		columns: []int{0},
 	},
 	{
+		kind: OutlierMatMul, does: "Multiplies what a static scale cuts off (llm.npu 3.3): x f32 [M,K], weight [K,N], scale f32 [1,1] -> f32 [M,N], the product of " +
+			"x - min(max(x,-127*scale),127*scale) and the weight. Columns of x in which no row exceeds 127*scale are left out. Where more than OutlierChannels(K) columns exceed it, " +
+			"the product is as right, and slower.",
+		needs: []string{"k", "n", "scheme"}, check: checkOutlierMatMul,
+		sig: func(o Op) Signature {
+			return Signature{In: []Value{floats("x", o.M, o.K)}, W: []string{"weight", "scale"},
+				Out: []Value{floats("y", o.M, o.N)}}
+		},
+		shape: func(o Op, _ string) (int, int) { return 1, 1 },
+		// all of x is looked at, and OutlierChannels of its columns are multiplied
+		flops: func(o Op) int64 { return cells(o.M, o.K) + 2*cells(o.M, OutlierChannels(o.K))*int64(o.N) },
+		bytes: func(o Op) int64 {
+			return 4*cells(o.M, o.K) + WeightBytes(o.Scheme.Weight(), OutlierChannels(o.K), o.N) + 4*cells(o.M, o.N)
+		},
+		key: func(o Op) string {
+			return fmt.Sprintf("outlier_matmul[%d,%d]x[%d,%d] %s", o.M, o.K, o.K, o.N, o.Scheme)
+		},
+		scaling: byProduct(func(o Op) Op { return Op{Scheme: o.Scheme} }),
+		columns: []int{0},
+	},
+	{
 		kind: Route, does: "Chooses experts by the rule router: logits f32 [M,Experts] -> ids i32 [M,Fan], weights f32 [M,Fan].",
 		needs: []string{"experts", "fan"}, takes: []string{"router", "jitter"}, check: checkRoute,
 		sig: func(o Op) Signature {
@@ -228,10 +250,8 @@ var table = []row{
 	{
 		kind: KVAppend, does: "Stores the key and value heads of a fused QKV row at positions Pos..Pos+Rows-1 of the cache.",
 		needs: []string{"kv_heads", "head_dim"}, takes: []string{"heads", "kv", "batch"}, check: checkHeads,
-		sig: func(o Op) Signature { return Signature{In: []Value{fusedQKV(o)}, State: true} },
-		bytes: func(o Op) int64 {
-			return 2 * cells(o.M, o.KVHeads) * (4*int64(o.HeadDim) + o.KV.CacheRowBytes(o.HeadDim))
-		},
+		sig:   func(o Op) Signature { return Signature{In: []Value{fusedQKV(o)}, State: true} },
+		bytes: func(o Op) int64 { return 2 * cells(o.M, o.KVHeads) * int64(o.HeadDim) * int64(4+o.KV.Bytes()) },
 		key: func(o Op) string {
 			return fmt.Sprintf("kv_append[%d] heads=%d dim=%d kv=%s", o.M, o.KVHeads, o.HeadDim, o.KV)
 		},
@@ -474,7 +494,7 @@ func attentionBytes(operator Op) int64 {
 	case operator.Window > 0:
 		cached = min(cached, int64(operator.Window)+int64(operator.M))
 	}
-	return 2*cached*int64(operator.KVHeads)*operator.KV.CacheRowBytes(operator.HeadDim) +
+	return 2*cached*cells(operator.KVHeads, operator.HeadDim)*int64(operator.KV.Bytes()) +
 		8*cells(operator.M, operator.Heads)*int64(operator.HeadDim)
 }
 

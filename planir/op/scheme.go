@@ -17,6 +17,7 @@ const (
 	A8SQ8C    Scheme = "a8s/q8c"
 	A8S2Q8C   Scheme = "a8s2/q8c"
 	A8S4Q8C   Scheme = "a8s4/q8c"
+	A8OQ8C    Scheme = "a8o/q8c"
 	A8TQ4B32  Scheme = "a8t/q4b32"
 	A8TQ4B128 Scheme = "a8t/q4b128"
 	A16SQ8C   Scheme = "a16s/q8c"
@@ -43,6 +44,7 @@ var schemeTable = []schemeRow{
 	{scheme: A8SQ8C, drivers: []string{"host", "ort", "qnn", "opencl"}, twin: A8TQ8C},
 	{scheme: A8S2Q8C, drivers: []string{"host", "ort", "opencl"}, twin: A8TQ8C},
 	{scheme: A8S4Q8C, drivers: []string{"host", "ort", "opencl"}, twin: A8TQ8C},
+	{scheme: A8OQ8C, drivers: []string{"host", "ort", "qnn"}, twin: A8TQ8C}, // llm.npu's shadow outliers
 	{scheme: A8TQ4B32, drivers: []string{"host", "ort", "opencl"}},
 	{scheme: A8TQ4B128, drivers: []string{"host", "ort", "opencl"}},
 	{scheme: A16SQ8C, drivers: []string{"host", "qnn"}},
@@ -60,6 +62,7 @@ type activationRow struct {
 	// scales is how many static scales, constants of the plan from a calibration, rows choose from. 0: each has its
 	// own, or none.
 	scales int
+	shadow bool // what exceeds the static scale is multiplied beside the product, by an OutlierMatMul
 	grid   bool // f32 values rounded to multiples of a static step each inside the product, as are its results
 	half   bool // f32 values rounded to f16 inside the product, as are its results
 }
@@ -73,6 +76,8 @@ var activationTable = []activationRow{
 		rows: true, scales: 2},
 	{name: "a8s4", does: "8 bit with four static scales, of which every row takes the smallest that holds it",
 		rows: true, scales: 4},
+	{name: "a8o", does: "8 bit with one static scale for all rows but their largest channels, whose remainder is multiplied in float32 beside the product",
+		rows: true, scales: 1, shadow: true},
 	{name: "a16s", does: "16 bit with a static step each of what enters and of what is computed, from a calibration",
 		grid: true},
 	{name: "a16f", does: "half precision, of what enters and of what is computed", half: true},
@@ -183,6 +188,16 @@ func (s Scheme) QuantisedRows() bool { return s.activations().rows }
 // Scales is the number of static scales that 8-bit rows choose from, 0 where each has its own or none.
 func (s Scheme) Scales() int { return s.activations().scales }
 
+// Shadow reports whether what exceeds the static scale of 8-bit rows is multiplied beside the product, by an
+// OutlierMatMul.
+func (s Scheme) Shadow() bool { return s.activations().shadow }
+
+// OutlierChannels is how many of the k channels that enter a product may exceed the static scale of a scheme with shadow
+// outliers: the scale holds all others that the calibration has seen. llm.npu (3.3) found 5 to 15 channels in an
+// inference, fewer than 0.3 % of them; the inputs of a small model need more to lose as little as with a scale for each
+// row.
+func OutlierChannels(k int) int { return min(k, max(32, (k+63)/64)) }
+
 // Grid reports whether activations enter and leave as f32 values that are rounded to multiples of a static step each,
 // inside the product: the weight steps.
 func (s Scheme) Grid() bool { return s.activations().grid }
@@ -201,7 +216,7 @@ func (s Scheme) Rounds() bool { return s.QuantisedRows() || s.RoundsResults() }
 func (s Scheme) RoundsResults() bool { return s.Grid() || s.Half() }
 
 // Experts reports whether an ExpertMatMul can have the scheme.
-func (s Scheme) Experts() bool { return !s.RoundsResults() }
+func (s Scheme) Experts() bool { return !s.RoundsResults() && !s.Shadow() }
 
 // Twin is the scheme whose products have the same operands and the same arithmetic, so that they take the same time: of
 // schemes with static scales of rows that with scales of each row, of which the one with a single static scale is the

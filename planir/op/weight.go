@@ -33,6 +33,8 @@ type Weight struct {
 	// after division by the factors of FoldRows. Steps are [2,N]: one for what enters in all columns of the first row,
 	// one for the results in those of the second, after division by the factors of FoldCols as well.
 	ScaleOf string `json:"scale_of,omitempty" yaml:"scale_of,omitempty"`
+	// Outliers is how many of the largest channels a static scale leaves out (see Scheme.Shadow), 0: it holds all.
+	Outliers int `json:"outliers,omitempty" yaml:"outliers,omitempty"`
 
 	// Groups of the calibration whose factors multiply its rows and divide the columns of one of its sources.
 	FoldRows   string `json:"fold_rows,omitempty" yaml:"fold_rows,omitempty"`

@@ -118,8 +118,7 @@ func (c *Capabilities) Supports(operator op.Op) error {
 		}
 		return nil
 	}
-	if scheme := operator.Scheme.Weight(); operator.Kind == op.Embed && scheme != "" &&
-		c.Layouts[scheme] != op.TilesLayout {
+	if scheme := operator.Scheme.Weight(); scheme != "" && c.Layouts[scheme] != op.TilesLayout {
 		return fmt.Errorf("weights %q are not read in layout %q, in which rows are looked up", scheme, op.TilesLayout)
 	}
 	if operator.Kind.Has("kv") {
@@ -283,8 +282,7 @@ type Scalars struct {
 type Place struct{ Sequence, Pos int }
 
 // Bindings are the operands of one call, in the order of the graph's Inputs and Outputs.
-// K and V are the caches of this layer and head range, [KVHeads*MaxContext, cols] each, dense, of the elements and
-// columns that op.Type.CacheRow says:
+// K and V are the caches of this layer and head range, [KVHeads*MaxContext, HeadDim] each, dense:
 // head h, position p is row h*MaxContext+p. They are those of sequence 0; those of sequence s lie s*SequenceBytes
 // further in the same buffers, for s up to Sequences-1 (0: one sequence). They are zero for graphs without state.
 // A value that is both input and output is bound to one view in both lists; an input that a node

@@ -146,3 +146,55 @@ func TestStaticArchitectures(t *testing.T) {
 		})
 	}
 }
+
+// Shadow outliers on every architecture with a single matrix a product: the same bits however a plan divides or batches
+// the work, nearer to float32 than where outliers are clipped, and right where a scale holds next to nothing.
+func TestShadowOutliers(t *testing.T) {
+	require.Slow(t)
+	a, b := cores(t)
+	for i, config := range archDirs(t) {
+		if raceEnabled && i%4 != 0 {
+			continue
+		}
+		dir := filepath.Dir(config)
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			m, err := models.Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			if m.Experts > 0 {
+				return // products of experts have no such scheme
+			}
+			ids := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33].ids
+			cal := ranged(t, m, a, ids)
+			one, two := []planir.Proc{proc("a", a, "")}, []planir.Proc{proc("a", a, ""), proc("b", b, "")}
+			run := func(scheme op.Scheme, procs []planir.Proc, f layoutOf) []float32 {
+				x := calibrated(t, m, folded(t, makePlan(t, m, procs, []int{1, 16}, 64, scheme, f), m, cal), cal)
+				defer x.Close()
+				return allLogits(t, x, ids)
+			}
+			exact := allLogits(t, machine(t, m, makePlan(t, m, one, []int{1, 16}, 64, op.A32W32, bySingle), executor.Options{}), ids)
+			base, clipped := run(op.A8OQ8C, one, bySingle), run(op.A8SQ8C, one, bySingle)
+			for name, f := range map[string]layoutOf{"columns": byColumns, "rows": byRows} {
+				if d := maxDiff(run(op.A8OQ8C, two, f), base); d != 0 {
+					t.Errorf("by %s: differs from the undivided plan by %g, want equal bits", name, d)
+				}
+			}
+			if shadow, clip := changed(base, exact), changed(clipped, exact); !(shadow > 0 && shadow < clip) {
+				t.Errorf("shadow outliers change logits by %.3g of their size, clipping by %.3g", shadow, clip)
+			}
+			// Scales of a hundredth: nearly every channel of every row exceeds them, far more than are expected.
+			for i := range cal.Activations {
+				for j := range cal.Activations[i].AbsMax {
+					cal.Activations[i].AbsMax[j] /= 100
+					cal.Activations[i].MeanSquare[j] /= 1e4
+				}
+				cal.Activations[i].Summarise()
+			}
+			if shadow, clip := changed(run(op.A8OQ8C, one, bySingle), exact), changed(base, exact); !(shadow < clip) {
+				t.Errorf("with scales of a hundredth logits change by %.3g of their size, want less than %.3g", shadow, clip)
+			}
+		})
+	}
+}

@@ -119,6 +119,10 @@ func ShowStatic(ui *cli.Streams, p *planir.Plan) {
 		if n := scheme[what].Scales(); n > 1 {
 			choice = fmt.Sprintf("every row has the smallest of %d that holds it, and ", n)
 		}
+		if scheme[what].Shadow() {
+			ui.Printf("static scales: %s in %d decisions: what exceeds them is multiplied beside\n", what, count[what])
+			continue
+		}
 		ui.Printf("static scales: %s in %d decisions: %sactivations that exceed %s the calibration saw are clipped\n",
 			what, count[what], choice, beyond)
 	}

@@ -402,3 +402,30 @@ func TestInterrupted(t *testing.T) {
 		t.Errorf("%d files are left, %v", len(left), err)
 	}
 }
+
+// Products whose outliers are multiplied beside lose a fraction of what clipping loses, also where outliers are planted
+// and nothing is folded; without outliers to speak of, hardly more than products with a scale for each row.
+func TestShadowOutliers(t *testing.T) {
+	require.Slow(t)
+	schemes := []op.Scheme{op.A8OQ8C, op.A8SQ8C, op.A8TQ8C}
+	losses := func(dir string) (shadow, clip, rows *calibration.Loss) {
+		m := open(t, dir)
+		cal, err := Calibrate(context.Background(), m, CalibrateOptions{Text: text(t, m, 8), Schemes: schemes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := func(scheme op.Scheme) *calibration.Loss { return cal.Loss(calibration.All, scheme, false) }
+		return all(op.A8OQ8C), all(op.A8SQ8C), all(op.A8TQ8C)
+	}
+	shadow, clip, rows := losses(demo)
+	t.Logf("mean KL: shadow %.5f, clipped %.5f, a scale for each row %.5f", shadow.KL, clip.KL, rows.KL)
+	if shadow.KL > clip.KL/4 || shadow.KL > 3*rows.KL {
+		t.Errorf("mean KL %v with shadow outliers, %v clipped, %v with a scale for each row", shadow.KL, clip.KL, rows.KL)
+	}
+	planted, clip, rows := losses(withOutliers(t))
+	t.Logf("outliers planted: shadow %.5f, clipped %.5f, a scale for each row %.5f", planted.KL, clip.KL, rows.KL)
+	if planted.KL > 1.2*shadow.KL || planted.KL > rows.KL || planted.KL > clip.KL/4 {
+		t.Errorf("outliers planted: mean KL %v with shadow outliers and %v without plants, %v clipped, %v with a scale "+
+			"for each row", planted.KL, shadow.KL, clip.KL, rows.KL)
+	}
+}

@@ -300,7 +300,7 @@ func (t *translator) matMul(operator op.Op, in, weights []string) {
 			product = result
 		}
 		t.product(operator, in[0], weights[0], product)
-	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C:
+	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C, op.A8OQ8C:
 		operands := list(in[0], weights[0], t.Float(1), weights[0]+".scale", t.zeroPoint(0))
 		if one := t.static[in[1]]; one != "" || operator.M == 1 { // one scale for all rows is the operator's own
 			if one == "" {

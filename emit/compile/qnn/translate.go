@@ -418,7 +418,7 @@ func (t *translator) matMul(node *op.Node, in []string, weights []int) error {
 	switch p.Scheme {
 	case op.A16SQ8C, op.A16SQ4C:
 		return t.onGrid(p, in[0], t.floats(weights[len(weights)-1]))
-	case op.A8SQ8C:
+	case op.A8SQ8C, op.A8OQ8C:
 		return t.eightBit(p, in)
 	case op.A16FW16:
 		return t.halfPrecision(p, in[0])

@@ -101,6 +101,10 @@ func products(add func(ops ...op.Op)) {
 		}
 		expertProducts(add, scheme)
 	}
+	// Decoding and prefill; fewer columns than a task computes, a remainder, and several tasks.
+	for _, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {7, 97, 131}, {2, 300, 33}, {33, 96, 672}, {64, 2048, 96}} {
+		add(op.Op{Kind: op.OutlierMatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: op.A32W16})
+	}
 }
 
 // expertProducts multiply each row by the matrices of the experts chosen for it.
@@ -164,7 +168,7 @@ func headOperators(add func(ops ...op.Op), shape op.Op) {
 	add(operator)
 	operator.Joint = true
 	add(operator)
-	for _, kv := range op.CacheTypes {
+	for _, kv := range []op.Type{op.F32, op.F16} {
 		operator := shape
 		operator.Kind, operator.KV = op.KVAppend, kv
 		add(operator)
@@ -207,7 +211,7 @@ func longContexts(add func(ops ...op.Op)) {
 func blocks(caps *driver.Capabilities, rows int) map[string]op.Graph {
 	b := &blockMaker{layouts: caps.Layouts, rows: rows, out: map[string]op.Graph{}}
 	b.ends()
-	for _, kvType := range op.CacheTypes {
+	for _, kvType := range []op.Type{op.F32, op.F16} {
 		b.attention(kvType)
 	}
 	for _, scheme := range op.Schemes {

@@ -102,7 +102,7 @@ func capabilities(cores []int) *driver.Capabilities {
 			Kinds:   slices.Clone(op.Kinds),
 			Schemes: slices.Clone(op.Schemes),
 			Layouts: maps.Clone(layouts),
-			KV:      slices.Clone(op.CacheTypes),
+			KV:      []op.Type{op.F32, op.F16},
 
 			DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
 			Memory: memory(),

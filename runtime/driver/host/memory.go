@@ -16,6 +16,7 @@ func memory() *capability.Memory {
 			PackRows: 24, PackTiles: packedTiles, PackFloatTiles: packedFloats, PackTilesPerCore: packedEach,
 			UnpackWords: 4<<10 + 448*pack.TileN, // kernel.PackedScratch at most
 			ExpertRows:  groupRows, ExpertWords: groupCells,
+			OutlierCols: outlierCols,
 			// kernel.AttentionScratch
 			AttentionRows: 8, AttentionLines: 64, AttentionKeys: 128,
 		},

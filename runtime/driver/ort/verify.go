@@ -353,7 +353,7 @@ func (e *expected) matMul(operator op.Op, in, weights []string, output string) {
 		}
 		e.product(operator, in[0], weights[0], product)
 		bias()
-	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C:
+	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C, op.A8OQ8C:
 		// One scale for all rows goes into the operator, which takes a scalar; a scale for each row has to be
 		// multiplied on behind it, before the bias is added.
 		operands := list(in[0], weights[0], float(1), weights[0]+".scale", codes(0, 128))

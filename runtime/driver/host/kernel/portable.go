@@ -26,7 +26,7 @@ func Portable() *Set {
 		QuantRows: quantRows, QuantStatic: quantStatic, Norm: norm, LayerNorm: layerNorm,
 		GLU: glu, Activate: activate, Softcap: softcap, Gate: gate, Scale: scale,
 		Add: add, Combine: combine, Rope: rope,
-		AttentionF32: attentionF32, AttentionF16: attentionF16, AttentionQ8: attentionQ8,
+		AttentionF32: attentionF32, AttentionF16: attentionF16,
 		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
 		PeakI8: peakI8, PeakF32: peakF32, Stream: stream,
 	}
@@ -394,6 +394,17 @@ func rope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary in
 				left, value := low[i], high[i]
 				low[i], high[i] = left*cosines[i]-value*sines[i], value*cosines[i]+left*sines[i]
 			}
+		}
+	}
+}
+
+// RowBF16 widens columns column..column+len(out) of row depth of a w16 weight of k rows. Column is the first of a tile.
+func RowBF16(out []float32, w []uint16, k, depth, column int) {
+	for from := 0; from < len(out); from += TileN {
+		row := w[(column+from)*k+depth*TileN:][:TileN]
+		for col := range out[from:min(len(out), from+TileN)] {
+			value := row[2*(col%(TileN/2))+col/(TileN/2)] // columns col and col+16 lie side by side
+			out[from+col] = math.Float32frombits(uint32(value) << 16)
 		}
 	}
 }

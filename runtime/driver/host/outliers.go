@@ -1,0 +1,112 @@
+package host
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver/host/kernel"
+)
+
+// outlierCols is how many columns of a result one task computes; the driver states it (memory).
+const outlierCols = 8 * pack.TileN
+
+// outliers multiplies what a static scale cuts off by the weight (op.OutlierMatMul).
+//
+// A first step marks the channels in which any row exceeds the range of the scale. Tasks of the second step then take a
+// range of columns and some rows: they unpack the marked channels' rows of the weight, for that range, and add them up
+// for every row, each times what the row has beyond the range. Channels are taken in ascending order, and those that a
+// row does not exceed add nothing, so the bits of a row depend on no other row and on no division into tasks.
+//
+// Scratch holds OutlierChannels rows of the weight at a time. Where more channels are marked, they are taken in several
+// passes, each of which begins with the sum so far.
+func (b *builder) outliers() (step, error) {
+	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
+	scale, err := mem.View[float32](b.w[1].Bytes)
+	if err != nil {
+		return step{}, err
+	}
+	rowsOf, err := mem.View[uint16](b.w[0].Bytes)
+	if err != nil {
+		return step{}, err
+	}
+	if !(scale[0] > 0) {
+		return step{}, fmt.Errorf("the static scale is %v, want a positive number", scale[0])
+	}
+	limit, workers := 127*scale[0], len(exe.p.cores)
+	most := op.OutlierChannels(operator.K)
+	exe.need.local = max(exe.need.local, (most+1)*(outlierCols+1))
+	marks := make([]bool, workers*operator.K) // of each worker
+	marked := make([]int, 0, operator.K)
+	mark := b.byRows(operator.K, func(worker, r0, r1 int) {
+		mine := marks[worker*operator.K:][:operator.K]
+		for row := r0; row < r1; row++ {
+			for channel, value := range input.f32[row*input.ld:][:operator.K] {
+				if value > limit || value < -limit {
+					mine[channel] = true
+				}
+			}
+		}
+	})
+	mark.prepare = func(int) { clear(marks) }
+	b.before = append(b.before, mark)
+
+	var rows, rowBlock, ranges int
+	return step{
+		m: operator.M,
+		plan: func(count int) int {
+			marked = marked[:0]
+			for channel := range operator.K {
+				for worker := range workers {
+					if marks[worker*operator.K+channel] {
+						marked = append(marked, channel)
+						break
+					}
+				}
+			}
+			rows, rowBlock = count, count
+			ranges = (operator.N + outlierCols - 1) / outlierCols
+			if workers > 1 && count*operator.N*(1+len(marked)) >= 2*minTask {
+				rowBlock = max(1, (count*ranges+workers*tasksPerWorker-1)/(workers*tasksPerWorker))
+			}
+			return ranges * ((count + rowBlock - 1) / rowBlock)
+		},
+		task: func(worker, t int) {
+			column, r0 := t%ranges*outlierCols, t/ranges*rowBlock
+			cols, r1 := min(operator.N-column, outlierCols), min(rows, r0+rowBlock)
+			for row := r0; row < r1; row++ {
+				clear(output.f32[row*output.ld+column:][:cols])
+			}
+			own := exe.have.mine(worker)
+			factors, weight := own[:most+1], own[most+1:]
+			for from := 0; from < len(marked); from += most {
+				channels := marked[from:min(len(marked), from+most)]
+				for i, channel := range channels {
+					kernel.RowBF16(weight[(1+i)*outlierCols:][:cols], rowsOf, operator.K, channel, column)
+				}
+				for row := r0; row < r1; row++ {
+					if !beyond(factors[1:], input.f32[row*input.ld:], channels, limit) {
+						continue
+					}
+					sum := output.f32[row*output.ld+column:][:cols]
+					copy(weight, sum)
+					factors[0] = 1
+					set.Combine(sum, output.ld, weight, outlierCols, factors, len(factors), 1, 1+len(channels), cols)
+				}
+			}
+		},
+	}, nil
+}
+
+// beyond sets out to what a row has beyond the limit in each of some channels, and reports whether that is anything.
+func beyond(out, row []float32, channels []int, limit float32) (any bool) {
+	for i, channel := range channels {
+		value := row[channel]
+		rest := value - float32(math.Max(math.Min(float64(value), float64(limit)), float64(-limit)))
+		out[i] = rest
+		any = any || rest != 0
+	}
+	return any
+}
