@@ -1,7 +1,6 @@
 package workload
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -14,10 +13,9 @@ import (
 
 // Demand is a workload applied to a model: everything has a value.
 type Demand struct {
-	Context int     // positions that the cache holds
-	Cache   op.Type // in which they are cached
-	Buckets []int   // rows of prefill's programs, ascending
-	Batches []int   // rows of decode's programs but one, ascending
+	Context int   // positions that the cache holds
+	Buckets []int // rows of prefill's programs, ascending
+	Batches []int // rows of decode's programs but one, ascending
 	// Share is the expected number of calls of each bucket's program per prompt. It includes the calls in which a
 	// longer prompt fills the largest bucket.
 	Share           []float64
@@ -40,10 +38,9 @@ type Demand struct {
 func (w *Workload) Apply(maxContext int) (*Demand, error) {
 	demand := &Demand{
 		Context: w.Context, OutputTokens: w.OutputTokens, Weights: w.Weights, Prompts: w.Prompts,
-		Cache:   cmp.Or(w.Cache, op.F32),
 		MaxKL:   w.Quality.MaxKL,
-		Prefill: permitted(w.Schemes.Prefill, w.Quality.MaxKL.Prefill),
-		Decode:  permitted(w.Schemes.Decode, w.Quality.MaxKL.Decode),
+		Prefill: w.permitted(w.Schemes.Prefill, w.Quality.MaxKL.Prefill),
+		Decode:  w.permitted(w.Schemes.Decode, w.Quality.MaxKL.Decode),
 		Head:    w.Schemes.Head, Beside: w.Beside, contexts: map[int]int{}, Lengths: map[int][]Prompt{},
 	}
 	if demand.Context == 0 {
@@ -92,12 +89,12 @@ func (w *Workload) Apply(maxContext int) (*Demand, error) {
 
 // permitted are the schemes of a phase: those of the list, else all where a limit of quality permits them, else the
 // stored one.
-func permitted(list []op.Scheme, maxKL float64) []op.Scheme {
+func (w *Workload) permitted(list []op.Scheme, maxKL float64) []op.Scheme {
 	switch {
 	case len(list) > 0:
 		return list
 	case maxKL > 0:
-		return op.Schemes
+		return slices.DeleteFunc(slices.Clone(op.Schemes), func(s op.Scheme) bool { return !w.Outliers.Permits(s) })
 	}
 	return []op.Scheme{op.A32W32}
 }

@@ -57,9 +57,9 @@ func (w *Workload) Validate() error {
 	w.Prompts.validate(check)
 	check.want(within(w.OutputTokens, 0, maxLength), "output_tokens", "is %d, want 0..%d", w.OutputTokens, maxLength)
 	check.want(within(w.Context, 0, maxLength), "context", "is %d positions, want 0..%d", w.Context, maxLength)
-	check.want(w.Cache == "" || slices.Contains(op.CacheTypes, w.Cache), "cache", "is %q, want one of %q", w.Cache,
-		op.CacheTypes)
-	w.Schemes.validate(check)
+	w.Schemes.validate(check, w.Outliers)
+	check.want(slices.Contains([]Outliers{"", OutliersClip, OutliersShadow, OutliersBest}, w.Outliers), "outliers",
+		"is %q, want %q, %q or %q", w.Outliers, OutliersClip, OutliersShadow, OutliersBest)
 	for _, limit := range []struct {
 		path string
 		nats float64
@@ -100,7 +100,7 @@ func (p Prompts) validate(check *checker) {
 }
 
 // validate checks that schemes exist, each once in a phase.
-func (s *Schemes) validate(check *checker) {
+func (s *Schemes) validate(check *checker, outliers Outliers) {
 	for _, phase := range []struct {
 		path string
 		list []op.Scheme
@@ -111,6 +111,8 @@ func (s *Schemes) validate(check *checker) {
 				check.fail(path, "%v", err)
 			}
 			check.want(!slices.Contains(phase.list[:i], scheme), path, "scheme %q appears twice", scheme)
+			check.want(outliers.Permits(scheme), path, "scheme %q, and outliers are %q: leave one of them out", scheme,
+				outliers)
 		}
 	}
 }

@@ -29,10 +29,10 @@ type Workload struct {
 	OutputTokens int `json:"output_tokens,omitempty" yaml:"output_tokens,omitempty"`
 	// Context is the number of positions the cache holds; 0: the model's, at most 2048.
 	Context int `json:"context,omitempty" yaml:"context,omitempty"`
-	// Cache is the type that keys and values are cached in, one of op.CacheTypes; empty: f32.
-	Cache op.Type `json:"cache,omitempty" yaml:"cache,omitempty"`
 	// Quality permits every precision whose measured loss stays within a limit; it needs a calibration.
 	Quality Quality `json:"quality,omitzero" yaml:"quality,omitempty"`
+	// Outliers are what happens to activations that exceed a static scale; empty: OutliersBest.
+	Outliers Outliers `json:"outliers,omitempty" yaml:"outliers,omitempty"`
 	// Memory bounds what a process that executes the plan holds; 0: no bound.
 	Memory unit.Bytes `json:"memory,omitempty" yaml:"memory,omitempty"`
 	// Minimise is what the plan is to take least of: the expected time (also where empty), energy or memory.
@@ -54,6 +54,29 @@ type Workload struct {
 	Weights Weights `json:"weights,omitzero" yaml:"weights,omitempty"`
 	// Experts say how capacity tiers are chosen, where solve is given the loads of experts.
 	Experts Experts `json:"experts,omitzero" yaml:"experts,omitempty"`
+}
+
+// Outliers says what may happen to activations that exceed the static scale of their rows.
+type Outliers string
+
+const (
+	OutliersClip   Outliers = "clip"   // they saturate
+	OutliersShadow Outliers = "shadow" // what they exceed it by is multiplied beside the product (llm.npu 3.3)
+	OutliersBest   Outliers = "best"   // in each class of products what a limit of quality takes least time with
+)
+
+// Permits reports whether products may have the scheme. Schemes without one static scale for all rows have no outliers.
+func (o Outliers) Permits(scheme op.Scheme) bool {
+	if !scheme.QuantisedRows() || scheme.Scales() != 1 {
+		return true
+	}
+	switch o {
+	case OutliersClip:
+		return !scheme.Shadow()
+	case OutliersShadow:
+		return scheme.Shadow()
+	}
+	return true
 }
 
 // Rows are ascending numbers of rows that programs are for, or AtMost some of them, which solve then chooses.

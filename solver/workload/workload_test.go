@@ -244,3 +244,36 @@ func TestWorkloadQuality(t *testing.T) {
 		t.Errorf("asked for by name: %v (%v)", n, err)
 	}
 }
+
+// Under a limit of quality, outliers decide which schemes with one static scale there are; a list that says otherwise is
+// refused.
+func TestOutliers(t *testing.T) {
+	for outliers, want := range map[string][2]bool{ // clipping, shadows
+		"": {true, true}, "best": {true, true}, "clip": {true, false}, "shadow": {false, true},
+	} {
+		text := "schema: hetc.workload/1\nquality: {max_kl: 0.01}\n"
+		if outliers != "" {
+			text += "outliers: " + outliers + "\n"
+		}
+		w, err := Parse("w.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		demand, err := w.Apply(1024)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, list := range [][]op.Scheme{demand.Prefill, demand.Decode} {
+			got := [2]bool{slices.Contains(list, op.A8SQ8C), slices.Contains(list, op.A8OQ8C)}
+			if got != want || !slices.Contains(list, op.A8TQ8C) {
+				t.Errorf("outliers %q permit %v", outliers, list)
+			}
+		}
+	}
+	for _, text := range []string{"outliers: drop", "outliers: clip\nschemes: {prefill: [a8o/q8c]}",
+		"outliers: shadow\nschemes: {decode: [a8s/q8c]}"} {
+		if _, err := Parse("w.yaml", []byte("schema: hetc.workload/1\n"+text+"\n")); err == nil {
+			t.Errorf("%q is accepted", text)
+		}
+	}
+}

@@ -108,8 +108,7 @@ func (o *ProfileOptions) factRequests(part *socs.SoC) ([]profiler.FactRequest, e
 			return p.Kind == socs.KindNPU && slices.Contains(p.Schemes, scheme)
 		})
 	})
-	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: schemes, MaxContext: needs.Context,
-		Cache: needs.Cache}
+	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: schemes, MaxContext: needs.Context}
 	return profiler.FactRequests(part, model, want, needs.Lengths)
 }
 
