@@ -62,6 +62,23 @@ func (c *Context) NewBuffer(flags uintptr, bytes int64, host []byte) (*Buffer, e
 	return &Buffer{c.lib, id}, nil
 }
 
+// NewImage makes an image of words of 32 bits over a buffer, for kernels to read. It is an argument like a buffer.
+func (c *Context) NewImage(over *Buffer, words int64) (*Buffer, error) {
+	if words < 1 {
+		return nil, diag.New(diag.ClassInput, "opencl: create image of %d words", words)
+	}
+	format := [2]uint32{channelR, channelUint32}
+	// A description is its type, width, height, depth, number of images, pitches, two numbers of 32 bits, and the buffer.
+	description := [9]uintptr{imageOverBuffer, uintptr(words), 0, 0, 0, 0, 0, 0, over.id}
+	var code int32
+	id := native.Call(c.lib.fn[fnCreateImage], c.id, ReadOnly, uintptr(unsafe.Pointer(&format[0])),
+		uintptr(unsafe.Pointer(&description[0])), 0, uintptr(unsafe.Pointer(&code)))
+	if err := check("create image", uintptr(code)); err != nil {
+		return nil, err
+	}
+	return &Buffer{c.lib, id}, nil
+}
+
 // Close gives the buffer back once the commands that use it are done.
 func (b *Buffer) Close() error { return release(b.lib, fnReleaseMemObject, "release buffer", &b.id) }
 

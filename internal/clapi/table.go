@@ -15,6 +15,7 @@ const (
 	fnCreateCommandQueue
 	fnReleaseCommandQueue
 	fnCreateBuffer
+	fnCreateImage
 	fnReleaseMemObject
 	fnCreateProgramWithSource
 	fnCreateProgramWithBinary
@@ -48,7 +49,7 @@ var symbols = [functions]string{
 	fnGetPlatformIDs: "clGetPlatformIDs", fnGetPlatformInfo: "clGetPlatformInfo", fnGetDeviceIDs: "clGetDeviceIDs",
 	fnGetDeviceInfo: "clGetDeviceInfo", fnCreateContext: "clCreateContext", fnReleaseContext: "clReleaseContext",
 	fnCreateCommandQueue: "clCreateCommandQueue", fnReleaseCommandQueue: "clReleaseCommandQueue",
-	fnCreateBuffer: "clCreateBuffer", fnReleaseMemObject: "clReleaseMemObject",
+	fnCreateBuffer: "clCreateBuffer", fnCreateImage: "clCreateImage", fnReleaseMemObject: "clReleaseMemObject",
 	fnCreateProgramWithSource: "clCreateProgramWithSource", fnCreateProgramWithBinary: "clCreateProgramWithBinary",
 	fnBuildProgram: "clBuildProgram", fnGetProgramBuildInfo: "clGetProgramBuildInfo",
 	fnGetProgramInfo: "clGetProgramInfo", fnReleaseProgram: "clReleaseProgram", fnCreateKernel: "clCreateKernel",
@@ -74,6 +75,7 @@ const (
 	DeviceMaxClock          Param = 0x100C // MHz
 	DeviceMaxAlloc          Param = 0x1010 // bytes of one buffer
 	DeviceImages            Param = 0x1016
+	DeviceImageBuffer       Param = 0x1040 // texels of an image over a buffer
 	DeviceAddressAlign      Param = 0x1019 // bits
 	DeviceGlobalMemory      Param = 0x101F // bytes
 	DeviceLocalType         Param = 0x1022
@@ -106,6 +108,9 @@ const (
 	deviceAll                     = 0xFFFFFFFF
 	mapRead                       = 1
 	mapWrite                      = 2
+	imageOverBuffer               = 0x10F6
+	channelR                      = 0x10B0
+	channelUint32                 = 0x10DC
 )
 
 // Values of DeviceType and DeviceLocalType.

@@ -120,6 +120,13 @@ func (d *device) describe(from *clapi.Device) error {
 			return err
 		}
 	}
+	images, err := from.Number(clapi.DeviceImages)
+	if err == nil && images > 0 {
+		images, err = from.Number(clapi.DeviceImageBuffer)
+	}
+	if err != nil {
+		return err
+	}
 	extensions, err := from.Text(clapi.DeviceExtensions)
 	if err != nil {
 		return err
@@ -127,7 +134,7 @@ func (d *device) describe(from *clapi.Device) error {
 	d.units, d.maxAlloc = int(units), int64(min(alloc, 1<<62))
 	d.features = kernel.Features{Dedicated: local == clapi.LocalDedicated, MaxGroup: int(min(group, 1<<20)),
 		IntegerDot: slices.Contains(strings.Fields(extensions), "cl_khr_integer_dot_product"),
-		SubGroups:  subGroups > 0}
+		ImageWords: int(min(images, 1<<31-1)), SubGroups: subGroups > 0}
 	return nil
 }
 

@@ -450,13 +450,19 @@ func (b *builder) matMul() error {
 	if operator.Bias {
 		bias, biased = b.w[1], 1
 	}
-	args := append(b.values(), matrix(b.w[0]), matrix(bias), number(biased))
-	args = append(append(args, b.notes(s, half)...), number(operator.K), number(operator.N), number(int(tileBytes)),
-		dynamic(argFirst), dynamic(argRows))
 	variant, err := b.e.choose(family)
 	if err != nil {
 		return err
 	}
+	values := matrix(b.w[0])
+	if variant.Image {
+		if values.buffer, err = b.image(b.w[0]); err != nil {
+			return err
+		}
+	}
+	args := append(b.values(), values, matrix(bias), number(biased))
+	args = append(append(args, b.notes(s, half)...), number(operator.K), number(operator.N), number(int(tileBytes)),
+		dynamic(argFirst), dynamic(argRows))
 	if err := b.launchVariant(s, family, variant, variant.Rows, "matmul", operator.N, args); err != nil {
 		return err
 	}
@@ -467,6 +473,19 @@ func (b *builder) matMul() error {
 	}
 	b.add(s)
 	return nil
+}
+
+// image makes an image of a weight's words, which is closed with the executable.
+func (b *builder) image(w weight) (*clapi.Buffer, error) {
+	words := int64(len(w.Bytes)) / 4
+	if longest := int64(b.e.p.device.features.ImageWords); words > longest {
+		return nil, fmt.Errorf("the weight has %d words, and images on this device at most %d", words, longest)
+	}
+	made, err := b.e.p.device.context.NewImage(w.device, words)
+	if err == nil {
+		b.e.weights = append(b.e.weights, made)
+	}
+	return made, err
 }
 
 // halved makes the step that rounds the activations of the node to f16, and puts its results in their place.

@@ -32,6 +32,7 @@ type Features struct {
 	Dedicated  bool
 	MaxGroup   int // items of a group
 	IntegerDot bool
+	ImageWords int  // the longest image over a buffer, in texels; 0: no images
 	SubGroups  bool // of OpenCL 3.0: items of a group that reduce without memory
 }
 
@@ -47,13 +48,16 @@ var (
 	needSlices = need{fmt.Sprintf("groups of %d items", 32*slices8),
 		func(f *Features) bool { return f.MaxGroup >= 32*slices8 }}
 	needSubGroups = need{"subgroups of OpenCL 3.0", func(f *Features) bool { return f.SubGroups }}
-	needDot       = need{"cl_khr_integer_dot_product", func(f *Features) bool { return f.IntegerDot }}
+	needImages    = need{fmt.Sprintf("images over buffers of %d texels", leastImage),
+		func(f *Features) bool { return f.ImageWords >= leastImage }}
+	needDot = need{"cl_khr_integer_dot_product", func(f *Features) bool { return f.IntegerDot }}
 )
 
 // Sizes of groups: the items that reduce a row, and the slices of the reduction of a product with few rows.
 const (
 	GroupItems = 64
 	slices8    = 8
+	leastImage = 1 << 16 // what every device with images has
 )
 
 // Grid says how a variant divides its work.
@@ -79,6 +83,9 @@ type Variant struct {
 	// Items is how many items an attention makes of few rows, by dividing the positions of the cache; 0: one for each
 	// head of a row.
 	Items int
+
+	// Image reads weights as an image over their buffer, through the cache of textures, of up to ImageWords words.
+	Image bool
 
 	needs     []need
 	dedicated bool // it suits devices with local memory of their own; the others suit all
@@ -137,7 +144,11 @@ func products() (list []family) {
 			needs: []need{needSlices}, defines: []string{"COLUMN", fmt.Sprintf("SLICES %d", slices8)}}
 		tile := Variant{Name: "tiles", Grid: ByTiles, Rows: product.rows, Few: product.rows / 2,
 			defines: []string{"TILE"}}
-		variants := []Variant{column, tile}
+		// Reading through textures pays on some GPUs and costs on others: it is never the first choice.
+		image := column
+		image.Name, image.Image, image.needs = "columns-image", true, append(slices.Clone(column.needs), needImages)
+		image.defines = append(slices.Clone(column.defines), "IMAGE")
+		variants := []Variant{column, image, tile}
 		if slices.Contains(product.defines, "U8") {
 			dot := column
 			dot.Name, dot.needs = "columns-dot", append(slices.Clone(dot.needs), needDot)

@@ -202,28 +202,48 @@ __kernel void matmul(IN(x), IN(scale), OUT(y), __global const uchar *weight, __g
 // A group of 32 x SLICES items computes ROWS rows of a tile: neighbouring items read neighbouring columns, and slices
 // divide the rows of the weight among them.
 
-// weights4 are four weights of a column, without the scale of a column. Rows beyond k are zero.
-float4 weights4(__global const uchar *tile, int p, int c, int k) {
+// A weight is words of 32 bits, read as an image of them or from memory.
+#ifdef IMAGE
+#define WEIGHT __read_only image1d_buffer_t weight
+#define TILE_WORDS(tile_bytes) column / 32 * (tile_bytes / 4)
+#define WORD(at) read_imageui(weight, tile + (at)).x
+#else
+#define WEIGHT __global const uint *weight
+#define TILE_WORDS(tile_bytes) (long)(column / 32) * (tile_bytes / 4)
+#define WORD(at) weight[tile + (at)]
+#endif
+
+// HALF_OF is one of the two 16-bit floats of a word.
+float half_of(uint word, int which) {
+	ushort narrow = word >> (16 * which);
+	return vload_half(0, (const half *)&narrow);
+}
+
+// WEIGHTS4 are four weights of a column, without the scale of a column. Rows beyond k are zero.
 #if defined W32
-	__global const float *w = (__global const float *)tile + 32l * p + c;
-	return (float4)(w[0], p + 1 < k ? w[32] : 0, p + 2 < k ? w[64] : 0, p + 3 < k ? w[96] : 0);
+#define WEIGHTS4 as_float4((uint4)(WORD(32 * p + c), p + 1 < k ? WORD(32 * p + 32 + c) : 0, \
+	p + 2 < k ? WORD(32 * p + 64 + c) : 0, p + 3 < k ? WORD(32 * p + 96 + c) : 0))
 #elif defined W16
-	__global const ushort *w = (__global const ushort *)tile + 32l * p + c % 16 * 2 + c / 16;
-	float4 v = as_float4((uint4)(w[0], p + 1 < k ? w[32] : 0, p + 2 < k ? w[64] : 0, p + 3 < k ? w[96] : 0) << 16);
+#define PAIR(i) (p + i < k ? WORD(16 * (p + i) + c % 16) : 0)
+#define WEIGHTS4 brains(c / 16 ? (uint4)(PAIR(0), PAIR(1), PAIR(2), PAIR(3)) & 0xffff0000u : \
+	(uint4)(PAIR(0), PAIR(1), PAIR(2), PAIR(3)) << 16)
+float4 brains(uint4 words) {
+	float4 v = as_float4(words);
 #ifdef HALF
 	ushort half_[4];
 	vstore_half4_rte(v, 0, (half *)half_);
 	v = vload_half4(0, (const half *)half_);
 #endif
 	return v;
-#elif defined Q8C
-	return convert_float4(as_char4(((__global const uint *)tile)[p / 4 * 32 + c]));
-#else
-	__global const uchar *block = tile + (long)(p / Q4) * BLOCK;
-	uint word = ((__global const uint *)block)[p % Q4 / 4 * 16 + c % 16] >> (4 * (c / 16)) & 0x0f0f0f0fu;
-	return (convert_float4(as_char4(word)) - 8.0f) * vload_half(c, (__global const half *)(block + 16 * Q4));
-#endif
 }
+#elif defined Q8C
+#define WEIGHTS4 convert_float4(as_char4(WORD(p / 4 * 32 + c)))
+#else
+#define WORDS (BLOCK / 4)
+#define NIBBLES(row) (WORD((row) / Q4 * WORDS + (row) % Q4 / 4 * 16 + c % 16) >> (4 * (c / 16)) & 0x0f0f0f0fu)
+#define BLOCK_SCALE(row) half_of(WORD((row) / Q4 * WORDS + 4 * Q4 + c / 2), c % 2)
+#define WEIGHTS4 ((convert_float4(as_char4(NIBBLES(p))) - 8.0f) * BLOCK_SCALE(p))
+#endif
 
 float4 floats4(__global const float *x, int p, int k) {
 	return (float4)(x[p], p + 1 < k ? x[p + 1] : 0, p + 2 < k ? x[p + 2] : 0, p + 3 < k ? x[p + 3] : 0);
@@ -246,18 +266,22 @@ int dot4(uint codes, uint weights) {
 }
 
 #ifdef U8
-__kernel void matmul(IN(x), IN(scale), OUT(y), __global const uchar *weight, __global const float *bias, int biased,
+__kernel void matmul(IN(x), IN(scale), OUT(y), WEIGHT, __global const float *bias, int biased,
 	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows) {
 	CONST_ROWS(uchar, x); CONST_ROWS(float, scale); ROWS_OF(float, y);
 #else
-__kernel void matmul(IN(x), OUT(y), __global const uchar *weight, __global const float *bias, int biased,
+__kernel void matmul(IN(x), OUT(y), WEIGHT, __global const float *bias, int biased,
 	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows) {
 	CONST_ROWS(float, x); ROWS_OF(float, y);
 #endif
 	__local float shared[SLICES * 32];
 	int c = get_local_id(0), slice = get_local_id(2), r0 = first + (int)get_global_id(1) * ROWS;
 	int column = get_global_id(0);
-	__global const uchar *tile = weight + (long)(column / 32) * tile_bytes;
+#ifdef IMAGE
+	int tile = TILE_WORDS(tile_bytes);
+#else
+	long tile = TILE_WORDS(tile_bytes);
+#endif
 #ifdef U8
 #define BEGIN(i) __global const uchar *x##i = x + (long)min(r0 + i, rows - 1) * x_ld; float sum##i = 0;
 #else
@@ -266,7 +290,7 @@ __kernel void matmul(IN(x), OUT(y), __global const uchar *weight, __global const
 	ALL(BEGIN)
 #ifndef U8
 	for (int p = 4 * slice; p < k; p += 4 * SLICES) {
-		float4 w = weights4(tile, p, c, k);
+		float4 w = WEIGHTS4;
 #define MULTIPLY(i) sum##i += dot(floats4(x##i, p, k), w);
 		ALL(MULTIPLY)
 	}
@@ -276,7 +300,7 @@ __kernel void matmul(IN(x), OUT(y), __global const uchar *weight, __global const
 #define NONE(i) int part##i = 0;
 		ALL(NONE)
 		for (int p = from; p < min(k, from + 32); p += 4) {
-			uint w = ((__global const uint *)tile)[p / 4 * 32 + c];
+			uint w = WORD(p / 4 * 32 + c);
 #define MULTIPLY(i) part##i += dot4(packed4(x##i, p, k), w);
 			ALL(MULTIPLY)
 		}
@@ -285,23 +309,21 @@ __kernel void matmul(IN(x), OUT(y), __global const uchar *weight, __global const
 	}
 #else
 	for (int from = Q4 * slice; from < k; from += Q4 * SLICES) {
-		__global const uchar *block = tile + (long)(from / Q4) * BLOCK;
 #define NONE(i) int part##i = 0;
 		ALL(NONE)
 		for (int p = from; p < min(k, from + Q4); p += 4) {
-			uint w = ((__global const uint *)block)[(p - from) / 4 * 16 + c % 16] >> (4 * (c / 16)) & 0x0f0f0f0fu;
-			w = as_uint(as_char4(w) - (char)8);
+			uint w = as_uint(as_char4(NIBBLES(p)) - (char)8);
 #define MULTIPLY(i) part##i += dot4(packed4(x##i, p, k), w);
 			ALL(MULTIPLY)
 		}
-		float factor = vload_half(c, (__global const half *)(block + 16 * Q4));
+		float factor = BLOCK_SCALE(from);
 #define COLLECT(i) sum##i += factor * part##i;
 		ALL(COLLECT)
 	}
 #endif
 	float factor = 1;
 #ifdef Q8C
-	factor = ((__global const float *)(tile + (k + 3) / 4 * 128))[c];
+	factor = as_float(WORD((k + 3) / 4 * 32 + c));
 #endif
 	float added = biased && column < n ? bias[column] : 0;
 	// Slices are added in their order.
