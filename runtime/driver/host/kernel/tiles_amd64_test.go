@@ -195,6 +195,9 @@ func TestTileProducts(t *testing.T) {
 }
 
 func FuzzTiles(f *testing.F) {
+	if reason := tilesLack(); reason != "" && !tilesModelled {
+		f.Skip(reason)
+	}
 	for i := range uint8(3) {
 		f.Add(i, uint8(13), uint16(300), uint16(64), uint8(0), uint8(edges), uint8(highest), uint64(2))
 		f.Add(i, uint8(31), uint16(200), uint16(70), uint8(9), uint8(plain), uint8(edges), uint64(4))
