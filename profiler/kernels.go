@@ -476,10 +476,13 @@ func (s *kernelSet) gemv(ctx context.Context, operator op.Op, bytes int64, what 
 
 // attention adds attention of a prefill and of a decode step, in the shape of a small model.
 func (s *kernelSet) attention(ctx context.Context) error {
-	types := s.one.caps.KV
+	cached := s.one.caps.KV[0]
+	if slices.Contains(s.one.caps.KV, op.F16) {
+		cached = op.F16
+	}
 	operator := op.Op{
 		Kind: op.Attention, M: s.size.rows[len(s.size.rows)/2],
-		Heads: 32, KVHeads: 4, HeadDim: 64, KV: types[len(types)-1],
+		Heads: 32, KVHeads: 4, HeadDim: 64, KV: cached,
 	}
 	operator.Context = operator.M
 	if err := s.gemm(ctx, operator, op.F32, "attention", 0); err != nil {
