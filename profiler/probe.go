@@ -26,7 +26,8 @@ type ProbeOptions struct {
 	Name        string                        // of the SoC; default "host"
 	Fingerprint string                        // of the kind of machine
 	Options     map[string]string             // driver options of every processor
-	Others      []driver.Driver               // whose processors on the same cores are described as well
+	Others      []driver.Driver               // whose processors are described as well
+	Compilers   map[string]driver.Compiler    // by name of their driver: for devices, which are measured with operators
 	Note        func(format string, a ...any) // told what is being measured; may be nil
 
 	memory int64         // tests: bytes to stream
@@ -76,7 +77,12 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 	soc.Description = strings.TrimSpace(fmt.Sprintf("%s, %d cores", machine.model, len(cores)))
 	var bounds []driver.Bounds // of the processors
 	// one processor for each selection of cores and each driver
+	var devicesOf []driver.Surveyor
 	for i, own := range append([]driver.Driver{from}, options.Others...) {
+		if surveyor, ok := own.(driver.Surveyor); ok { // its devices come last
+			devicesOf = append(devicesOf, surveyor)
+			continue
+		}
 		configured := options.Options
 		if i > 0 { // those of the first driver
 			configured = nil
@@ -89,6 +95,13 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 			soc.Processors, bounds = append(soc.Processors, proc), append(bounds, bound)
 		}
 	}
+	onCores := len(soc.Processors)
+	prober := &prober{soc, &options}
+	for _, surveyor := range devicesOf {
+		if err := prober.addDevices(ctx, surveyor); err != nil {
+			return nil, err
+		}
+	}
 	for i := range soc.Processors {
 		if proc := &soc.Processors[i]; proc.Memory != nil {
 			soc.Sources["processors."+proc.Name+".memory"] = "measured: told by driver " + proc.Driver
@@ -96,9 +109,12 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 	}
 	soc.Control = soc.Processors[0].Name
 	if machine.memoryBytes > 0 {
-		soc.Memory = []socs.Domain{{Name: "ram", Bytes: machine.memoryBytes, Processors: processorNames(soc)}}
+		soc.Memory = memoryDomains(soc, machine.memoryBytes)
 		soc.Sources["memory"] = "measured: the operating system"
 	}
+	// What follows is about cores; devices are measured behind it.
+	all := soc.Processors
+	soc.Processors = all[:onCores:onCores]
 	if err := measurePeaks(ctx, soc, bounds, options); err != nil {
 		return nil, err
 	}
@@ -106,6 +122,10 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 		return nil, err
 	}
 	if err := measureLinks(ctx, soc, options); err != nil {
+		return nil, err
+	}
+	soc.Processors = all
+	if err := prober.measureDevices(ctx, onCores, options.Others); err != nil {
 		return nil, err
 	}
 	if soc.Fingerprint != "" && len(machine.caches) > 0 {
@@ -194,6 +214,22 @@ func describe(
 		Set:   can.Offered(), WeightBytes: socs.WeightsShared,
 	}
 	return out, bounds, nil
+}
+
+// memoryDomains are the machine's memory, which processors share unless they have their own.
+func memoryDomains(soc *socs.SoC, bytes int64) []socs.Domain {
+	shared := socs.Domain{Name: "ram", Bytes: bytes}
+	var out []socs.Domain
+	for i := range soc.Processors {
+		proc := &soc.Processors[i]
+		if !proc.OwnMemory || proc.AddressBytes == 0 {
+			shared.Processors = append(shared.Processors, proc.Name)
+			continue
+		}
+		out = append(out, socs.Domain{Name: proc.Name + "-memory", Bytes: proc.AddressBytes,
+			Processors: []string{proc.Name}})
+	}
+	return append([]socs.Domain{shared}, out...)
 }
 
 // processorNames are the names that messages list.

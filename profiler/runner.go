@@ -206,6 +206,7 @@ func (r *runner) count(requests []Request) {
 
 // runner is the state of one Run.
 type runner struct {
+	moves  bool // operands of processors with memory of their own travel in every call
 	soc    *socs.SoC
 	o      Options
 	w      *record.Writer

@@ -82,6 +82,9 @@ func (r *runner) fill(ctx context.Context, ld *load, layout string, footprint in
 		return err
 	}
 	views, caches, err := r.bindings(ld, &graph, footprint)
+	if err == nil {
+		err = ld.push(ctx, views.In)
+	}
 	if err != nil {
 		return err
 	}
@@ -141,6 +144,22 @@ func (r *runner) fewer(ld *load, copies []int64, footprint int64, company bool) 
 	}
 	ld.evict = evict[:min(int64(len(evict)), footprint)/512*512]
 	return thin(copies, fewCopies), nil
+}
+
+// push copies operands to a processor with memory of its own, where they stay.
+func (ld *load) push(ctx context.Context, views []driver.View) error {
+	return ld.lane.do(ctx, func() error {
+		for i := range views {
+			mirror, ok := views[i].Buffer.(driver.Mirror)
+			if !ok {
+				continue
+			}
+			if err := mirror.Push(views[i].Offset, int64(len(views[i].Bytes()))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // add compiles the graph with weights and loads it.
@@ -233,6 +252,10 @@ func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bi
 	}
 	if err == nil && operator.Kind == op.OutlierMatMul {
 		out.In[0], err = ops.outliers(operator)
+	}
+	if ld.lane.caps.OwnMemory && !r.moves {
+		// Operands stay on the processor: what copying them takes is the price of a link, for those that travel.
+		out.Moves = &driver.Moves{Fetch: make([]bool, len(out.In)), Hand: make([]bool, len(out.Out))}
 	}
 	if err != nil || !graph.State() {
 		return out, nil, err
@@ -632,6 +655,11 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 			out.close(ctx)
 			return nil, err
 		}
+		// A device without cores reads memory by adding large matrices.
+		if partner.Op == nil && len(r.soc.Processor(partner.Proc).Cores) == 0 {
+			operator := streamOp(false)
+			partner.Op, partner.Layout = &operator, ""
+		}
 		// Readers of memory need no lane: one group of them reads on the cores of all partners.
 		if partner.Op == nil {
 			memory, err := r.stream()
@@ -794,7 +822,13 @@ func (r *runner) openBandwidth(ctx context.Context, what *record.Measurement) (s
 			return nil, diag.New(diag.ClassInput,
 				"measure bandwidth of %q beside an operator: want beside reading memory", what.Proc)
 		}
-		out.beside = append(out.beside, r.soc.Processor(partner.Proc).Cores...)
+		cores := r.soc.Processor(partner.Proc).Cores
+		if len(cores) == 0 {
+			return nil, diag.New(diag.ClassInfeasible,
+				"measure bandwidth of %q beside %q, which has no cores: that device is measured beside the cores instead",
+				what.Proc, partner.Proc)
+		}
+		out.beside = append(out.beside, cores...)
 	}
 	return out, nil
 }
@@ -837,8 +871,11 @@ func (r *runner) openSync(what *record.Measurement) (source, error) {
 
 // openCopy prepares copying between buffers of two processors, or of one; a simulated SoC states the speed.
 func (r *runner) openCopy(ctx context.Context, what *record.Measurement) (source, error) {
+	link, ok := r.soc.Link(what.Proc, what.To)
+	if !r.virtual(what.Proc) && ok && link.CopyGBps > 0 { // into a memory that is not the host's: probe has measured it
+		return given(1e3*link.CopyLaunchUS + float64(what.Bytes)/link.CopyGBps), nil
+	}
 	if r.virtual(what.Proc) {
-		link, ok := r.soc.Link(what.Proc, what.To)
 		if !ok || link.CopyGBps <= 0 {
 			return nil, diag.New(diag.ClassInput, "copy from %q to %q: SoC %q does not state its speed", what.Proc,
 				what.To, r.soc.Name)

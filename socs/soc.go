@@ -269,6 +269,11 @@ type fact struct {
 	Source string  `json:"source" yaml:"source"`
 }
 
+// AddFact adds a number that describes the SoC and that nothing is computed from.
+func (s *SoC) AddFact(name string, value float64, source string) {
+	s.Facts = append(s.Facts, fact{Name: name, Value: value, Source: source})
+}
+
 // Processor returns the processor of that name, nil when there is none.
 func (s *SoC) Processor(name string) *Processor {
 	for i := range s.Processors {

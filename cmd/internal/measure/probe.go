@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/hetc/hetc/cmd/internal/bindings"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
@@ -47,7 +48,11 @@ func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
 	if err != nil {
 		return err
 	}
-	options := profiler.ProbeOptions{Name: flags.Name, Fingerprint: host.Fingerprint()}
+	options := profiler.ProbeOptions{Name: flags.Name, Fingerprint: host.Fingerprint(),
+		Compilers: map[string]driver.Compiler{}}
+	for _, compiler := range bindings.Compilers(nil) {
+		options.Compilers[compiler.Name()] = compiler
+	}
 	var unused []string
 	for _, drv := range usable {
 		if slices.Contains(flags.Drivers, drv.Name()) {
@@ -129,7 +134,7 @@ func opens(ctx context.Context, d driver.Driver) error {
 	if err != nil || len(devices) == 0 {
 		return err
 	}
-	if len(devices[0].Cores) == 0 {
+	if _, ok := d.(driver.Surveyor); !ok && len(devices[0].Cores) == 0 {
 		return diag.New(diag.ClassInput, "probe: driver %q offers no cores of this CPU: %s", d.Name(),
 			devices[0].Description).
 			WithHint("an NPU comes with the SoC file of its catalog entry (hetc socs list), not from probing; an " +

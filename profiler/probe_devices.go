@@ -1,0 +1,188 @@
+package profiler
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/socs"
+)
+
+// Sizes of the measurements of devices.
+const (
+	deviceSamples = 15
+)
+
+// addDevices describes the devices of a driver that can be asked: what they tell.
+func (p *prober) addDevices(ctx context.Context, from driver.Surveyor) error {
+	devices, err := from.Devices(ctx)
+	if err != nil {
+		return err
+	}
+	for _, device := range devices {
+		p.o.note("%s: %s", from.Name(), device.Description)
+		proc, err := p.device(ctx, from, device)
+		if err != nil {
+			return err
+		}
+		p.soc.Processors = append(p.soc.Processors, proc)
+	}
+	return nil
+}
+
+// prober adds devices to a SoC whose cores are described.
+type prober struct {
+	soc *socs.SoC
+	o   *ProbeOptions
+}
+
+// device asks a device and its driver.
+func (p *prober) device(ctx context.Context, from driver.Surveyor, device driver.Device) (socs.Processor, error) {
+	config := driver.Config{Select: device.Select}
+	told, err := from.Survey(ctx, config)
+	if err != nil {
+		return socs.Processor{}, err
+	}
+	opened, err := from.Open(ctx, config)
+	if err != nil {
+		return socs.Processor{}, err
+	}
+	can := opened.Capabilities().Offered()
+	if err := opened.Close(); err != nil {
+		return socs.Processor{}, err
+	}
+	name := from.Name() + ":" + strings.ReplaceAll(device.Select, ".", "_") // a name has no dots
+	out := socs.Processor{
+		Name: name, Kind: told.Kind, Description: strings.TrimSpace(told.Name), Driver: from.Name(), Select: device.Select,
+		Cores: slices.Clone(told.Cores), Set: can, WeightBytes: socs.WeightsShared, GraphBytes: told.MaxBytes,
+		AddressBytes: told.MemoryBytes, SingleQueue: true,
+	}
+	source := "measured: told by driver " + from.Name()
+	at := "processors." + name
+	for _, limit := range []struct {
+		name  string
+		value int64
+	}{{"graph_bytes", out.GraphBytes}, {"address_bytes", out.AddressBytes}} {
+		if limit.value > 0 {
+			p.soc.Sources[at+"."+limit.name] = source
+		}
+	}
+	prefix := strings.NewReplacer(":", "_", ".", "_", "-", "_").Replace(name) + "_"
+	for _, fact := range slices.Sorted(maps.Keys(told.Told)) {
+		p.soc.AddFact(prefix+fact, told.Told[fact], source)
+	}
+	return out, nil
+}
+
+// measureDevices measures the processors from first on.
+func (p *prober) measureDevices(ctx context.Context, first int, drivers []driver.Driver) (err error) {
+	if first == len(p.soc.Processors) {
+		return nil
+	}
+	run := &runner{soc: p.soc, o: Options{Drivers: map[string]driver.Driver{}, Compilers: p.o.Compilers, memory: p.o.memory},
+		lanes: map[string]*lane{}, rng: rand.New(rand.NewPCG(1, 4)), coldBytes: 1 << 20,
+		stores: stores{seed: 1, limit: memoryLimit(), all: map[string]*store{}}}
+	for _, drv := range drivers {
+		run.o.Drivers[drv.Name()] = drv
+	}
+	defer func() {
+		if failed := run.close(ctx); err == nil {
+			err = failed
+		}
+	}()
+	for i := first; i < len(p.soc.Processors); i++ {
+		if err := p.measureDevice(ctx, run, &p.soc.Processors[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deviceTimes are what a small and a large addition take in ns.
+type deviceTimes struct{ small, large float64 }
+
+// measureDevice measures launch, bandwidth and copies of one device, and links it with every other processor. On a device
+// with memory of its own the same additions are measured with operands that stay there and with operands that travel:
+// the difference is copying.
+func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Processor) error {
+	small, large := op.Op{Kind: op.Add, M: 1, N: 1}, op.Op{Kind: op.Add, M: 1024, N: 4096}
+	if p.o.memory > 0 {
+		large.M = 16
+	}
+	p.o.note("launch and bandwidth of %s", proc.Name)
+	staying, err := run.additions(ctx, proc.Name, small, large)
+	if err != nil {
+		return err
+	}
+	at := "processors." + proc.Name
+	proc.LaunchUS = round(staying.small/1e3, 4)
+	p.soc.Sources[at+".launch_us"] = "measured: by hetc probe, an addition of two numbers, from submission to its result"
+	proc.BandwidthGBps = rate(large.Bytes(), staying.large-staying.small)
+	p.soc.Sources[at+".bandwidth_gbps"] = "measured: by hetc probe, adding large matrices"
+
+	var link socs.Link
+	source := "measured: by hetc probe, within launch_us"
+	if proc.OwnMemory {
+		p.o.note("copies of %s", proc.Name)
+		run.moves = true
+		travelling, err := run.additions(ctx, proc.Name, small, large)
+		run.moves = false
+		if err != nil {
+			return err
+		}
+		first := max(0, travelling.small-staying.small) // of two operands there and one back
+		link.CopyLaunchUS = round(first/3e3, 4)
+		link.CopyGBps = rate(large.Bytes(), travelling.large-staying.large-first)
+		source += "; additions with and without copying their operands"
+	}
+	for i := range p.soc.Processors {
+		other := &p.soc.Processors[i]
+		if other.Name == proc.Name || p.soc.Concurrent(proc.Name, other.Name) != nil {
+			continue
+		}
+		for _, ends := range [][2]string{{other.Name, proc.Name}, {proc.Name, other.Name}} {
+			link.From, link.To = ends[0], ends[1]
+			p.soc.Links = append(p.soc.Links, link)
+			p.soc.Sources[fmt.Sprintf("links.%s>%s", link.From, link.To)] = source
+		}
+	}
+	return nil
+}
+
+// rate is bytes in ns as GB/s.
+func rate(bytes int64, ns float64) float64 { return round(float64(bytes)/max(1, ns), 4) }
+
+// additions measures a small and a large addition on a processor.
+func (r *runner) additions(ctx context.Context, name string, small, large op.Op) (out deviceTimes, err error) {
+	if out.small, err = r.median(ctx, &record.Measurement{Kind: record.Op, Proc: name, Op: &small}); err == nil {
+		out.large, err = r.median(ctx, &record.Measurement{Kind: record.Op, Proc: name, Op: &large})
+	}
+	return out, err
+}
+
+// median is the typical time of an operator in ns.
+func (r *runner) median(ctx context.Context, what *record.Measurement) (float64, error) {
+	from, err := r.openOp(ctx, what)
+	if err != nil {
+		return 0, err
+	}
+	defer from.close(ctx)
+	var samples []float64
+	for i := range deviceSamples + 2 {
+		ns, err := from.sample(ctx, 1)
+		if err != nil {
+			return 0, err
+		}
+		if i >= 2 { // the first ones build programs
+			samples = append(samples, ns)
+		}
+	}
+	return stat.Median(samples), nil
+}

@@ -1,0 +1,153 @@
+package profiler
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	compilehost "github.com/hetc/hetc/emit/compile/host"
+	compileopencl "github.com/hetc/hetc/emit/compile/opencl"
+	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/drivertest"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/driver/opencl"
+	"github.com/hetc/hetc/socs"
+)
+
+// card is a device with memory of its own, which a core of the host imitates.
+type card struct {
+	driver.Driver
+	selector string
+}
+
+func newCard(t testing.TB) *card {
+	t.Helper()
+	devices, err := host.New().Devices(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &card{drivertest.Queue(host.New(), drivertest.Queueing{OwnMemory: true}), devices[0].Select}
+}
+
+func (card) Name() string { return "card" }
+
+func (c *card) Devices(context.Context) ([]driver.Device, error) {
+	return []driver.Device{{Select: c.selector, Description: "a card"}}, nil
+}
+
+func (*card) Survey(context.Context, driver.Config) (*driver.Survey, error) {
+	return &driver.Survey{Kind: "gpu", Name: "Card 1", MaxBytes: 1 << 28, MemoryBytes: 1 << 30,
+		Told: map[string]float64{"compute_units": 4}}, nil
+}
+
+// cardCompiler compiles for it.
+type cardCompiler struct{ driver.Compiler }
+
+func (cardCompiler) Name() string { return "card" }
+
+func (c cardCompiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t driver.Target) (driver.Artifact, error) {
+	return c.Compiler.Compile(ctx, g, w, t)
+}
+
+// A device is described by what it tells and by what was measured; what copies cost is a price of its own, which the
+// times of operators do not hold.
+func TestProbeDescribesDevices(t *testing.T) {
+	compilers := map[string]driver.Compiler{"host": compilehost.New(), "card": cardCompiler{compilehost.New()}}
+	drv := newCard(t)
+	soc, err := Probe(t.Context(), host.New(), ProbeOptions{Fingerprint: host.Fingerprint(), memory: 16 << 20,
+		window: 2 * time.Millisecond, Others: []driver.Driver{drv}, Compilers: compilers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu := soc.Processor("card:" + drv.selector)
+	if gpu == nil {
+		t.Fatalf("no card among %v", processorNames(soc))
+	}
+	if gpu.Kind != "gpu" || len(gpu.Cores) != 0 || !gpu.OwnMemory || gpu.GraphBytes != 1<<28 ||
+		gpu.LaunchUS <= 0 || gpu.BandwidthGBps <= 0 {
+		t.Errorf("%+v", gpu)
+	}
+	if len(soc.Memory) != 2 || soc.Memory[1].Bytes != 1<<30 {
+		t.Errorf("memory %+v, want that of the machine and that of the card", soc.Memory)
+	}
+	host0 := soc.Processors[0].Name
+	for _, ends := range [][2]string{{host0, gpu.Name}, {gpu.Name, host0}} {
+		link, ok := soc.Link(ends[0], ends[1])
+		if !ok || link.CopyGBps <= 0 {
+			t.Errorf("link of %v: %+v, want the price of a copy", ends, link)
+		}
+	}
+	found := false
+	for _, number := range soc.Numbers() {
+		found = found || strings.HasSuffix(number.Path, "compute_units") && number.Value == "4"
+		if strings.Contains(number.Path, gpu.Name) && number.Kind != "measured" && !strings.Contains(number.Path, ".tile") {
+			t.Errorf("%s has source %q", number.Path, number.Kind)
+		}
+	}
+	if !found {
+		t.Error("what the card tells is not there")
+	}
+
+	// Profile measures it with operands that stay there, beside cores, and does not measure what only cores can.
+	requests := []Request{
+		ask(gpu.Name, matmul(1), 0), ask(gpu.Name, &op.Op{Kind: op.QuantRows, M: 2, N: 64}, 0),
+		{What: record.Measurement{Kind: record.Bandwidth, Proc: gpu.Name, Bytes: 1 << 20, Unit: "ns"}},
+		{What: record.Measurement{Kind: record.Copy, Proc: host0, To: gpu.Name, Bytes: 1 << 20, Unit: "ns"}},
+	}
+	header, err := Header(soc, soc.Fingerprint, "best", "test", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writer, err := record.Create(t.TempDir()+"/r.jsonl", header)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writer.Close()
+	report, err := Run(t.Context(), soc, requests, writer, Options{Compilers: compilers, Seed: 1,
+		Drivers: map[string]driver.Driver{"host": host.New(), "card": drv},
+		Rule:    stat.Rule{Min: 5, Max: 6, Within: 0.02}, window: time.Millisecond, memory: 8 << 20})
+	if err != nil || report.Measured != len(requests) {
+		t.Errorf("measured %d of %d: %+v, %v", report.Measured, len(requests), report.Refused, err)
+	}
+}
+
+// An implementation of OpenCL for CPUs says which cores it occupies, so that no plan uses them twice.
+func TestProbeOpenCL(t *testing.T) {
+	drv := opencl.New()
+	devices, err := drv.Devices(t.Context())
+	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrIncapable) {
+		require.Skip(t, opencl.Name, err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	soc, err := Probe(t.Context(), host.New(), ProbeOptions{Fingerprint: host.Fingerprint(), memory: 16 << 20,
+		window: 2 * time.Millisecond, Others: []driver.Driver{drv},
+		Compilers: map[string]driver.Compiler{opencl.Name: compileopencl.New()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	described := 0
+	for i := range soc.Processors {
+		proc := &soc.Processors[i]
+		if proc.Driver != opencl.Name {
+			continue
+		}
+		described++
+		if proc.Kind == socs.KindCPU && len(proc.Cores) == 0 || proc.LaunchUS <= 0 || proc.BandwidthGBps <= 0 {
+			t.Errorf("%+v", proc)
+		}
+		if proc.Kind == socs.KindCPU && soc.Concurrent(proc.Name, soc.Processors[0].Name) == nil {
+			t.Errorf("%s runs beside %s on the same core", proc.Name, soc.Processors[0].Name)
+		}
+	}
+	if described != len(devices) {
+		t.Errorf("%d devices are described of %d", described, len(devices))
+	}
+}

@@ -1,0 +1,66 @@
+package opencl
+
+import (
+	"context"
+
+	"github.com/hetc/hetc/internal/affinity"
+	"github.com/hetc/hetc/internal/clapi"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// Survey asks the device, and opens it to find out what memory it shares.
+func (opencl) Survey(ctx context.Context, config driver.Config) (*driver.Survey, error) {
+	from, _, err := find(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	kind, err := from.Number(clapi.DeviceType)
+	if err != nil {
+		return nil, err
+	}
+	out := &driver.Survey{Kind: "gpu", Name: from.Name, Told: map[string]float64{}}
+	switch {
+	case kind&clapi.TypeCPU != 0:
+		// Such a device runs threads of its own, which the system places on any core of the process.
+		out.Kind, out.Cores = "cpu", affinity.Cores()
+	case kind&clapi.TypeAccelerator != 0:
+		out.Kind = "npu"
+	}
+	for _, asked := range []struct {
+		name  string
+		param clapi.Param
+		to    *int64
+	}{
+		{"", clapi.DeviceMaxAlloc, &out.MaxBytes},
+		{"", clapi.DeviceGlobalMemory, &out.MemoryBytes},
+		{"compute_units", clapi.DeviceComputeUnits, nil},
+		{"group_items", clapi.DeviceMaxWorkGroup, nil},
+		{"clock_mhz", clapi.DeviceMaxClock, nil},
+		{"local_memory_bytes", clapi.DeviceLocalMemory, nil},
+	} {
+		value, err := from.Number(asked.param)
+		switch {
+		case err != nil:
+			return nil, err
+		case asked.to != nil:
+			*asked.to = int64(min(value, 1<<53))
+		case value > 0:
+			out.Told[asked.name] = float64(value)
+		}
+	}
+	// Devices before OpenCL 2.1 do not know the number.
+	if groups, err := from.Number(clapi.DeviceMaxSubGroups); err == nil && groups > 0 {
+		out.Told["sub_groups"] = float64(groups)
+	}
+	device, err := share(from.Device)
+	if err != nil {
+		return nil, err
+	}
+	for name, is := range map[string]bool{"zero_copy_import": device.imports, "zero_copy_own": device.allocates} {
+		out.Told[name] = 0
+		if is {
+			out.Told[name] = 1
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,22 @@
+package driver
+
+import "context"
+
+// Surveyor is implemented by drivers of devices that can be described by asking and measuring them: GPUs. Others come
+// with a description.
+type Surveyor interface {
+	Driver
+	// Survey is what the device of a processor tells about itself, before it is opened.
+	Survey(ctx context.Context, config Config) (*Survey, error)
+}
+
+// Survey describes a device.
+type Survey struct {
+	Kind        string // cpu, gpu, npu
+	Name        string // what it calls itself
+	Cores       []int  // CPU cores that a device made of them occupies
+	MaxBytes    int64  // largest buffer; 0: it does not tell
+	MemoryBytes int64  // all that it addresses; 0: it does not tell
+	// Told are further numbers by name: "compute_units".
+	Told map[string]float64
+}
