@@ -403,6 +403,7 @@ func TestRules(t *testing.T) {
 		{"P010", "section left out", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Program.Programs[0].Sections = p.Program.Programs[0].Sections[1:]
 		}},
+		{"P011", "a group of cores beside one of them", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[0].Cores = []int{0, 1} }},
 		{"P011", "processors share a core that is not the first of both", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].Cores = []int{1, 0} }},
 		{"P011", "processors share a core on a simulated SoC", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].Cores, p.SoC.Simulated = []int{0}, true }},
 		{"P012", "a length without program", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Decider[0].Max--; p.Program.Decider[1].Max-- }},

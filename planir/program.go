@@ -39,7 +39,8 @@ type Buffer struct {
 	Cols int     `json:"cols" yaml:"cols"`
 }
 
-// Cache is the KV cache [sequence][layer][k|v][kv_head][max_context][head_dim].
+// Cache is the KV cache [sequence][layer][k|v][kv_head][max_context][row], a row being head_dim numbers as the type
+// stores them.
 type Cache struct {
 	Type       op.Type `json:"type" yaml:"type"`
 	Layers     int     `json:"layers" yaml:"layers"`
@@ -54,7 +55,7 @@ func (c Cache) Bytes() int64 { return int64(max(1, c.Sequences)) * c.SequenceByt
 
 // SequenceBytes is the size of the cache of one sequence.
 func (c Cache) SequenceBytes() int64 {
-	return 2 * int64(c.Layers) * int64(c.KVHeads) * int64(c.MaxContext) * int64(c.HeadDim) * int64(c.Type.Bytes())
+	return 2 * int64(c.Layers) * int64(c.KVHeads) * int64(c.MaxContext) * c.Type.CacheRowBytes(c.HeadDim)
 }
 
 // Pack is a stored, packed piece of a weight: rows [K0,K1) and columns [N0,N1), quantised and laid

@@ -94,8 +94,8 @@ func (c *checker) headerSizes() {
 				plan.Batches, maxBatch)
 		}
 	}
-	if plan.KV != op.F32 && plan.KV != op.F16 {
-		c.fail("kv", "cache type is %q, want f32 or f16", plan.KV)
+	if !slices.Contains(op.CacheTypes, plan.KV) {
+		c.fail("kv", "cache type is %q, want one of %q", plan.KV, op.CacheTypes)
 	}
 	if !plan.Program.Cache.within() {
 		c.fail("program.cache", "the cache %+v is out of range", plan.Program.Cache)

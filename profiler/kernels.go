@@ -489,7 +489,7 @@ func (s *kernelSet) attention(ctx context.Context) error {
 		return err
 	}
 	operator.Context, operator.M = 4*operator.M, 1
-	bytes := int64(2 * operator.Context * operator.KVHeads * operator.HeadDim * operator.KV.Bytes())
+	bytes := 2 * int64(operator.Context*operator.KVHeads) * operator.KV.CacheRowBytes(operator.HeadDim)
 	return s.gemv(ctx, operator, bytes, "attention", 0)
 }
 

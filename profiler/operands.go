@@ -346,8 +346,14 @@ func (r *repeated) Read(dst []float32, k0, k1, n0, n1 int) error {
 // cache returns a store of cache values.
 func (s *stores) cache(numbers op.Type, bytes int64) (*store, error) {
 	return s.get("cache "+string(numbers), op.RoundUp(bytes, 4096), 64, func() ([]byte, error) {
-		out := make([]byte, 16384)
-		fillValues(out, numbers, 1, rand.New(rand.NewPCG(s.seed, 2)))
+		out, rng := make([]byte, 16384), rand.New(rand.NewPCG(s.seed, 2))
+		if numbers == op.Q8 { // bytes that are usual as codes and as parts of a scale
+			for i := range out {
+				out[i] = byte(0x3c + rng.IntN(3))
+			}
+			return out, nil
+		}
+		fillValues(out, numbers, 1, rng)
 		return out, nil
 	})
 }

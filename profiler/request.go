@@ -1,6 +1,7 @@
 package profiler
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -38,6 +39,7 @@ type Want struct {
 	Batches    []int       // sequences that are decoded together; default one
 	Schemes    []op.Scheme // of matrix multiplications; default the stored precision, a32/w32
 	MaxContext int         // positions; default what the largest bucket leaves room for, at least 512
+	Cache      op.Type     // in which keys and values are cached; default f32
 	// Besides are operators beside those that every plan may need, such as odd shares of a matrix.
 	Besides []Placed
 	// Together are sets of processors whose joint bandwidth is measured, beside all pairs.
@@ -103,8 +105,9 @@ type builder struct {
 	buckets []int
 	schemes []op.Scheme
 	shadow  bool // some scheme has shadow outliers: what is multiplied beside its products is measured
-	// positions that attention is measured up to
+	// positions that attention is measured up to, and the type they are cached in
 	context int
+	cache   op.Type
 	out     []Request
 	// keys of out
 	seen map[string]bool
@@ -120,7 +123,7 @@ func (b *builder) want(model *models.Model, want Want) error {
 		err = b.wantSchemes(want.Schemes)
 	}
 	if err == nil {
-		err = b.wantContext(model, want.MaxContext)
+		err = b.wantContext(model, want.MaxContext, want.Cache)
 	}
 	if err == nil {
 		return nil
@@ -201,8 +204,12 @@ func (b *builder) wantSchemes(schemes []op.Scheme) error {
 	return nil
 }
 
-// wantContext decides up to how many positions attention is measured: at least the largest bucket.
-func (b *builder) wantContext(model *models.Model, most int) error {
+// wantContext decides up to how many positions attention is measured, at least the largest bucket, and over what cache.
+func (b *builder) wantContext(model *models.Model, most int, cached op.Type) error {
+	b.cache = cmp.Or(cached, op.F32)
+	if !slices.Contains(op.CacheTypes, b.cache) {
+		return fmt.Errorf("cache type is %q, want one of %q", b.cache, op.CacheTypes)
+	}
 	b.context = most
 	if b.context == 0 {
 		b.context = max(512, 2*b.largest())
@@ -356,6 +363,9 @@ func (b *builder) schemesOf(node *models.Node) []op.Scheme {
 
 // template adds an operator at every row count, a matrix in all schemes.
 func (b *builder) template(operator op.Op, schemes []op.Scheme, rows, between []int) {
+	if operator.Kind.Has("kv") {
+		operator.KV = b.cache
+	}
 	for _, proc := range b.procs {
 		for _, count := range rows {
 			operator.M = count
@@ -651,13 +661,12 @@ func (b *builder) besides(want Want) error {
 // passed is how many bytes a model reads between two uses of an operand.
 type passed struct {
 	read, held map[op.Scheme]int64 // of matrices by scheme: those that one token reads, and those of all experts
-	// keys and values of all layers, by type
-	cache map[op.Type]int64
+	cache      int64               // keys and values of all layers
 }
 
 // passed adds up what one pass through the model reads.
 func (b *builder) passed(graph *models.Graph) passed {
-	out := passed{read: map[op.Scheme]int64{}, held: map[op.Scheme]int64{}, cache: map[op.Type]int64{}}
+	out := passed{read: map[op.Scheme]int64{}, held: map[op.Scheme]int64{}}
 	for i := range graph.Sections {
 		section := &graph.Sections[i]
 		times := int64(max(section.Layers, 1))
@@ -676,8 +685,8 @@ func (b *builder) passed(graph *models.Graph) passed {
 						out.held[scheme] += bytes * int64(max(1, operator.Experts))
 					}
 				case op.Attention:
-					bytes := int64(b.context) * int64(operator.KVHeads*operator.HeadDim*operator.KV.Bytes())
-					out.cache[operator.KV] += times * 2 * bytes
+					bytes := int64(b.context) * int64(operator.KVHeads) * b.cache.CacheRowBytes(operator.HeadDim)
+					out.cache += times * 2 * bytes
 				}
 			}
 		}
@@ -712,11 +721,11 @@ func (b *builder) footprints(graph *models.Graph) {
 		// of an expert the others do, too.
 		switch what.Op.Kind {
 		case op.MatMul:
-			what.Footprint = bound(all.read[scheme] + all.cache[op.F32] + all.cache[op.F16])
+			what.Footprint = bound(all.read[scheme] + all.cache)
 		case op.ExpertMatMul:
-			what.Footprint = bound(all.held[scheme] + all.cache[op.F32] + all.cache[op.F16])
+			what.Footprint = bound(all.held[scheme] + all.cache)
 		case op.Attention:
-			what.Footprint = bound(all.read[scheme] + all.cache[what.Op.KV])
+			what.Footprint = bound(all.read[scheme] + all.cache)
 		case op.Embed:
 			bytes := int64(what.Op.K) * int64(what.Op.N) * int64(max(1, what.Op.Table.Bytes()))
 			what.Footprint = bound(bytes)

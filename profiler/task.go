@@ -261,7 +261,7 @@ func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bi
 		return out, nil, err
 	}
 	out.Sequences = sequences
-	out.SequenceBytes = int64(operator.KVHeads*out.MaxContext) * int64(operator.HeadDim) * int64(operator.KV.Bytes())
+	out.SequenceBytes = int64(operator.KVHeads*out.MaxContext) * operator.KV.CacheRowBytes(operator.HeadDim)
 	caches, err := r.caches(ld, &out, footprint)
 	return out, caches, err
 }
@@ -307,9 +307,10 @@ func (r *runner) caches(ld *load, binds *driver.Bindings, footprint int64) (out 
 		offsets = st.slots(2*each, footprint, maxCopies)
 	}
 	for _, at := range offsets {
+		element, cols := operator.KV.CacheRow(operator.HeadDim)
 		keys := driver.View{
-			Buffer: regionBuffer{st.region.Bytes()}, Type: operator.KV, Offset: at,
-			Rows: operator.KVHeads * binds.MaxContext, Cols: operator.HeadDim, Stride: operator.HeadDim,
+			Buffer: regionBuffer{st.region.Bytes()}, Type: element, Offset: at,
+			Rows: operator.KVHeads * binds.MaxContext, Cols: cols, Stride: cols,
 		}
 		values := keys
 		values.Offset += each

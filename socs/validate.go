@@ -399,8 +399,8 @@ func (v *validator) capabilities(path string, set *capability.Set) {
 	}
 	v.forms(path+".forms", set, schemes)
 	distinct(v, path+".kv", "cache type", set.KV, func(elem op.Type) error {
-		if elem != op.F32 && elem != op.F16 {
-			return fmt.Errorf("cache type %q, want f32 or f16", clip(string(elem)))
+		if !slices.Contains(op.CacheTypes, elem) {
+			return fmt.Errorf("cache type %q, want one of %q", clip(string(elem)), op.CacheTypes)
 		}
 		return nil
 	})

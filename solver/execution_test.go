@@ -337,3 +337,73 @@ func TestExecutionInPieces(t *testing.T) {
 		})
 	}
 }
+
+// A group of like cores is a processor like others: alone, and beside an unlike one with which it has shares, a program
+// takes on the virtual clock what was predicted.
+func TestExecutionOfGroups(t *testing.T) {
+	require.Slow(t)
+	m := demo(t)
+	for _, unlike := range []bool{false, true} {
+		s := twoCores(t, 1)
+		for i := range s.Processors {
+			s.Processors[i].PeakGops = map[string]float64{"f32": []float64{100, 100, 180}[i]}
+		}
+		if unlike {
+			gpu := s.Processors[1]
+			gpu.Name, gpu.Select, gpu.Kind, gpu.Cores, gpu.PeakGops = "gpu", "gpu", socs.KindGPU, nil, nil
+			s.Processors = append(s.Processors, gpu)
+			s.Joint = append(s.Joint, socs.Joint{Processors: []string{"c01", "gpu"}, BandwidthGBps: 17})
+			for _, other := range []string{"c0", "c1", "c01"} {
+				s.Links = append(s.Links, socs.Link{From: other, To: "gpu", HandoverUS: 2}, socs.Link{From: "gpu", To: other, HandoverUS: 2})
+			}
+		}
+		w := workload.Default()
+		w.Prompts, w.OutputTokens, w.Buckets = []workload.Prompt{{Tokens: 256, Share: 1}}, 128, []int{256}
+		p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w}).Plan
+		used := map[string]int{}
+		for _, d := range p.Decisions {
+			for _, share := range d.Shares {
+				used[share.Proc]++
+			}
+		}
+		if used["c01"] < 10 || unlike != (used["gpu"] > 5) || used["c1"] > 0 {
+			t.Errorf("unlike processor = %v: decisions by processor %v, want most of the group, and of an unlike one", unlike, used)
+		}
+		if found := check.Plan(p, m, s); len(found) > 0 {
+			t.Fatal(found)
+		}
+		c, err := emit.NewContent(t.Context(), p, m, []driver.Compiler{sim.NewCompiler(s)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		x, err := executor.Open(t.Context(), p, c, executor.Options{Drivers: []driver.Driver{sim.New(s)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		err = x.Do(t.Context(), func(c *executor.Control) error {
+			for _, call := range []struct {
+				program string
+				tokens  int
+			}{{"prefill@256", 256}, {"", 63}, {"decode", 1}} { // decode is predicted for the middle of the answer
+				took, err := c.Forward(make([]int32, call.tokens), executor.WantLast, func(int, []float32) error { return nil })
+				if err != nil {
+					return err
+				}
+				if call.program == "" {
+					continue
+				}
+				want := prediction(t, p, call.program).PlanNS
+				if off := math.Abs(float64(took.NS)/float64(want) - 1); off > 0.01 {
+					t.Errorf("unlike processor = %v: %s took %d ns on the simulated machine, predicted %d", unlike, call.program,
+						took.NS, want)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}

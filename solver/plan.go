@@ -91,7 +91,7 @@ func (s *planner) free(ctx context.Context) (*planir.Plan, error) {
 // by their digests, so that a checker can tell whether they have changed.
 func (s *planner) build(made solved) (*planir.Plan, error) {
 	plan := &planir.Plan{
-		Schema: planir.Schema, MaxContext: s.want.Context, KV: cacheType, Batches: s.want.Batches,
+		Schema: planir.Schema, MaxContext: s.want.Context, KV: s.want.Cache, Batches: s.want.Batches,
 		Model: planir.ModelRef{Name: s.in.Model.Name, EOS: s.in.Model.EOS, BOS: s.in.Model.BOS},
 		SoC: planir.SoCRef{
 			Name: s.in.SoC.Name, Fingerprint: s.in.SoC.Fingerprint, Simulated: s.in.SoC.Simulated(),

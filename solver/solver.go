@@ -12,7 +12,6 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/check"
-	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
@@ -105,9 +104,6 @@ type Result struct {
 func (in *Input) policy() *price.Policy {
 	return &price.Policy{Only: in.Only, Strategies: in.Strategies, Ratio: in.Ratio}
 }
-
-// cacheType is the element type of the KV cache: float32, as no scheme for it is offered yet.
-const cacheType = op.F32
 
 // Solve makes a plan. It depends on nothing but its input: equal inputs give equal plans.
 //
@@ -313,7 +309,7 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	fresh.batch = fresh.graph.Batch()
 	fresh.findClasses()
 	var err error
-	if fresh.Machine, err = price.NewMachine(in.SoC, in.Only, fresh.prices, cacheType, fresh.note); err != nil {
+	if fresh.Machine, err = price.NewMachine(in.SoC, in.Only, fresh.prices, fresh.want.Cache, fresh.note); err != nil {
 		return nil, err
 	}
 	fresh.findPacked()

@@ -134,6 +134,10 @@ func (s *Scratch) of(operator *op.Op, cores int64) regions {
 		if operator.Joint {
 			return regions{own: int64(operator.Heads) * int64(operator.HeadDim)}
 		}
+	case op.KVAppend:
+		if operator.KV == op.Q8 {
+			return regions{own: 1} // a scale
+		}
 	case op.Attention:
 		return regions{own: s.attention(operator)}
 	}

@@ -68,7 +68,7 @@ var fields = map[string]field{
 	"scheme": fieldOf(func(o *Op) *Scheme { return &o.Scheme }, nil), // see the checks of the kinds
 	"form":   fieldOf(func(o *Op) *Form { return &o.Form }, nil),
 	"table":  fieldOf(func(o *Op) *Type { return &o.Table }, nil),
-	"kv":     fieldOf(func(o *Op) *Type { return &o.KV }, oneOf(F32, F16)),
+	"kv":     fieldOf(func(o *Op) *Type { return &o.KV }, oneOf(CacheTypes...)),
 	"act":    fieldOf(func(o *Op) *string { return &o.Act }, oneOf(Acts...)),
 	"router": fieldOf(func(o *Op) *string { return &o.Router }, oneOf(Routers...)),
 

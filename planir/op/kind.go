@@ -250,8 +250,10 @@ var table = []row{
 	{
 		kind: KVAppend, does: "Stores the key and value heads of a fused QKV row at positions Pos..Pos+Rows-1 of the cache.",
 		needs: []string{"kv_heads", "head_dim"}, takes: []string{"heads", "kv", "batch"}, check: checkHeads,
-		sig:   func(o Op) Signature { return Signature{In: []Value{fusedQKV(o)}, State: true} },
-		bytes: func(o Op) int64 { return 2 * cells(o.M, o.KVHeads) * int64(o.HeadDim) * int64(4+o.KV.Bytes()) },
+		sig: func(o Op) Signature { return Signature{In: []Value{fusedQKV(o)}, State: true} },
+		bytes: func(o Op) int64 {
+			return 2 * cells(o.M, o.KVHeads) * (4*int64(o.HeadDim) + o.KV.CacheRowBytes(o.HeadDim))
+		},
 		key: func(o Op) string {
 			return fmt.Sprintf("kv_append[%d] heads=%d dim=%d kv=%s", o.M, o.KVHeads, o.HeadDim, o.KV)
 		},
@@ -494,7 +496,7 @@ func attentionBytes(operator Op) int64 {
 	case operator.Window > 0:
 		cached = min(cached, int64(operator.Window)+int64(operator.M))
 	}
-	return 2*cached*cells(operator.KVHeads, operator.HeadDim)*int64(operator.KV.Bytes()) +
+	return 2*cached*int64(operator.KVHeads)*operator.KV.CacheRowBytes(operator.HeadDim) +
 		8*cells(operator.M, operator.Heads)*int64(operator.HeadDim)
 }
 

@@ -15,7 +15,27 @@ const (
 	U8   Type = "u8" // row-quantised activations: value = (u - 128) * scale of the row
 )
 
-// Bytes is the size of one element, 0 for an unknown type.
+// Q8 is the type of a cache alone: rows of 8-bit codes as U8, each row followed by its scale, a float32.
+const Q8 Type = "q8"
+
+// CacheTypes are the types that keys and values are stored in.
+var CacheTypes = []Type{F32, F16, Q8}
+
+// CacheRow is how a cache of the type stores a key or a value of dim numbers: cols elements.
+func (t Type) CacheRow(dim int) (element Type, cols int) {
+	if t == Q8 {
+		return U8, dim + F32.Bytes()
+	}
+	return t, dim
+}
+
+// CacheRowBytes is the size of a cached key or value of dim numbers.
+func (t Type) CacheRowBytes(dim int) int64 {
+	element, cols := t.CacheRow(dim)
+	return int64(cols) * int64(element.Bytes())
+}
+
+// Bytes is the size of one element, 0 for an unknown type and for one of whole rows.
 func (t Type) Bytes() int {
 	switch t {
 	case F32, I32:

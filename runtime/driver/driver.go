@@ -282,7 +282,8 @@ type Scalars struct {
 type Place struct{ Sequence, Pos int }
 
 // Bindings are the operands of one call, in the order of the graph's Inputs and Outputs.
-// K and V are the caches of this layer and head range, [KVHeads*MaxContext, HeadDim] each, dense:
+// K and V are the caches of this layer and head range, [KVHeads*MaxContext, cols] each, dense, of the elements and
+// columns that op.Type.CacheRow says:
 // head h, position p is row h*MaxContext+p. They are those of sequence 0; those of sequence s lie s*SequenceBytes
 // further in the same buffers, for s up to Sequences-1 (0: one sequence). They are zero for graphs without state.
 // A value that is both input and output is bound to one view in both lists; an input that a node

@@ -201,6 +201,12 @@ func TestBatchComputesTheSameBits(t *testing.T) {
 			same(t, fmt.Sprintf("%s %s", c.name, scheme), alone(t, x, list, 5), together(t, x, list, 5), limit)
 			x.Close()
 		}
+		for _, cached := range op.CacheTypes[1:] {
+			p := batchPlan(t, m, c.procs, []int{1, 16}, []int{3, 4}, 64, op.A8TQ8C, c.f)
+			x := machine(t, m, withCache(t, m, p, cached), executor.Options{})
+			same(t, fmt.Sprintf("%s, cache %s", c.name, cached), alone(t, x, list, 5), together(t, x, list, 5), 0)
+			x.Close()
+		}
 	}
 }
 

@@ -34,7 +34,7 @@ func (c *Control) Restore(sequence, positions, of int, data []byte) error {
 		return diag.New(diag.ClassUsage, "restore: the prompt of sequence %d is being processed", sequence)
 	}
 	cache := &machine.plan.Program.Cache
-	row := cache.HeadDim * cache.Type.Bytes()
+	row := int(cache.Type.CacheRowBytes(cache.HeadDim))
 	if want := 2 * cache.Layers * cache.KVHeads * of * row; len(data) != want {
 		return diag.New(diag.ClassInput, "restore %d positions: %d bytes, want %d", of, len(data), want)
 	}
@@ -57,10 +57,10 @@ func (m *Machine) kept(sequence, positions int) error {
 	return nil
 }
 
-// eachCached visits the first positions of a sequence head by head: [position][head_dim] of every layer, k and v.
+// eachCached visits the first positions of a sequence head by head: [position][row] of every layer, k and v.
 func (m *Machine) eachCached(sequence, positions int, visit func(run []byte)) {
 	cache := &m.plan.Program.Cache
-	row := int64(cache.HeadDim * cache.Type.Bytes())
+	row := cache.Type.CacheRowBytes(cache.HeadDim)
 	data := m.pool[m.offset[cacheName]:][:cache.Bytes()]
 	head := int64(cache.MaxContext) * row
 	first := int64(sequence) * cache.SequenceBytes()

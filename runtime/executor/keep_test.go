@@ -5,7 +5,9 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/executor"
 )
@@ -13,9 +15,30 @@ import (
 // A cache that was copied and restored, in another sequence, on another machine, or a part of it, is what processing the
 // same tokens leaves: the next logits have the same bits.
 func TestRestoredCacheIsTheComputedOne(t *testing.T) {
+	for _, cached := range op.CacheTypes {
+		t.Run(string(cached), func(t *testing.T) { restoredCache(t, cached) })
+	}
+}
+
+// withCache makes a plan over for another type of cache.
+func withCache(t testing.TB, m *models.Model, p *planir.Plan, cached op.Type) *planir.Plan {
+	t.Helper()
+	p.KV = cached
+	graph := m.Graph()
+	if err := lower.Lower(p, &graph); err != nil {
+		t.Fatal(err)
+	}
+	if list := planir.Check(p); list.Err() != nil {
+		t.Fatal(list.Err())
+	}
+	return p
+}
+
+func restoredCache(t *testing.T, cached op.Type) {
 	m := open(t)
 	a, _ := cores(t)
 	p := batchPlan(t, m, []planir.Proc{proc("a", a, "")}, []int{1, 16}, []int{3}, 96, op.A8TQ8C, bySingle)
+	withCache(t, m, p, cached)
 	first, second := machine(t, m, p, executor.Options{}), machine(t, m, p, executor.Options{})
 	defer first.Close()
 	defer second.Close()

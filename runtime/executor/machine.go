@@ -737,13 +737,14 @@ func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindi
 	if st.Heads != nil {
 		caches := cache
 		bind.Sequences, bind.SequenceBytes = m.Sequences(), caches.SequenceBytes()
-		head := int64(caches.MaxContext) * int64(caches.HeadDim) * int64(caches.Type.Bytes())
+		element, cols := caches.Type.CacheRow(caches.HeadDim)
+		head := int64(caches.MaxContext) * caches.Type.CacheRowBytes(caches.HeadDim)
 		half := int64(caches.KVHeads) * head
 		at := func(which int) driver.View {
 			return driver.View{
-				Buffer: pool, Type: caches.Type,
+				Buffer: pool, Type: element,
 				Offset: m.offset[cacheName] + (2*int64(layer)+int64(which))*half + int64(st.Heads[0])*head,
-				Rows:   (st.Heads[1] - st.Heads[0]) * caches.MaxContext, Cols: caches.HeadDim, Stride: caches.HeadDim,
+				Rows:   (st.Heads[1] - st.Heads[0]) * caches.MaxContext, Cols: cols, Stride: cols,
 			}
 		}
 		bind.K, bind.V = at(0), at(1)

@@ -249,7 +249,7 @@ func (m *Machine) provide(cell, space, sequence, pos int) error {
 // moveCache moves positions [from,to) of the keys and values of a head in a layer.
 func (m *Machine) moveCache(cell, sequence, from, to int, move func(offset, count int64) error) error {
 	cache := &m.plan.Program.Cache
-	row := int64(cache.HeadDim * cache.Type.Bytes())
+	row := cache.Type.CacheRowBytes(cache.HeadDim)
 	head := int64(cache.MaxContext) * row
 	layer, kvHead := cell/cache.KVHeads, cell%cache.KVHeads
 	for which := range 2 { // k, v

@@ -17,3 +17,12 @@ func nap(d time.Duration) {
 	left := unix.Timespec{Nsec: d.Nanoseconds()}
 	_ = unix.Nanosleep(&left, nil)
 }
+
+// threadTime is the time in ns that the calling thread has used a core.
+func threadTime() int64 {
+	var now unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now) != nil {
+		return 0
+	}
+	return now.Nano()
+}

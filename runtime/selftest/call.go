@@ -283,8 +283,9 @@ func (c *Call) cache(memory *operands, bindings *driver.Bindings) error {
 	if node.Batch {
 		sequences = c.rows
 	}
-	size := int64(node.KV.Bytes())
-	half := int64(node.KVHeads) * int64(c.context) * int64(node.HeadDim) * size
+	element, cols := node.KV.CacheRow(node.HeadDim)
+	row := node.KV.CacheRowBytes(node.HeadDim)
+	half := int64(node.KVHeads) * int64(c.context) * row
 	buffer, err := memory.alloc(2 * half * int64(sequences))
 	if err != nil {
 		return err
@@ -293,12 +294,20 @@ func (c *Call) cache(memory *operands, bindings *driver.Bindings) error {
 	_, _ = seed.Write(textOf(c.graph))
 	rng := rand.New(rand.NewPCG(seed.Sum64(), math.MaxUint64))
 	data := buffer.Bytes()
-	for at := int64(0); at < 2*half*int64(sequences); at += size {
-		store(data[at:], node.KV, float32(math.Sqrt(3)*(2*rng.Float64()-1)))
+	for at := int64(0); at < 2*half*int64(sequences); at += row {
+		for i := range node.HeadDim {
+			value := float32(math.Sqrt(3) * (2*rng.Float64() - 1))
+			if node.KV == op.Q8 { // codes, whose scale follows
+				value = float32(math.Round(float64(128 + 127/math.Sqrt(3)*float64(value))))
+			}
+			store(data[at+int64(i*element.Bytes()):], element, value)
+		}
+		if node.KV == op.Q8 {
+			store(data[at+int64(node.HeadDim):], op.F32, float32(math.Sqrt(3)/127))
+		}
 	}
 	bindings.Sequences, bindings.SequenceBytes = sequences, 2*half
-	bindings.K = driver.View{Buffer: buffer, Type: node.KV, Rows: node.KVHeads * c.context, Cols: node.HeadDim,
-		Stride: node.HeadDim}
+	bindings.K = driver.View{Buffer: buffer, Type: element, Rows: node.KVHeads * c.context, Cols: cols, Stride: cols}
 	bindings.V = bindings.K
 	bindings.V.Offset = half
 	return nil

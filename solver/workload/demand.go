@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -13,9 +14,10 @@ import (
 
 // Demand is a workload applied to a model: everything has a value.
 type Demand struct {
-	Context int   // positions that the cache holds
-	Buckets []int // rows of prefill's programs, ascending
-	Batches []int // rows of decode's programs but one, ascending
+	Context int     // positions that the cache holds
+	Cache   op.Type // in which they are cached
+	Buckets []int   // rows of prefill's programs, ascending
+	Batches []int   // rows of decode's programs but one, ascending
 	// Share is the expected number of calls of each bucket's program per prompt. It includes the calls in which a
 	// longer prompt fills the largest bucket.
 	Share           []float64
@@ -38,6 +40,7 @@ type Demand struct {
 func (w *Workload) Apply(maxContext int) (*Demand, error) {
 	demand := &Demand{
 		Context: w.Context, OutputTokens: w.OutputTokens, Weights: w.Weights, Prompts: w.Prompts,
+		Cache:   cmp.Or(w.Cache, op.F32),
 		MaxKL:   w.Quality.MaxKL,
 		Prefill: w.permitted(w.Schemes.Prefill, w.Quality.MaxKL.Prefill),
 		Decode:  w.permitted(w.Schemes.Decode, w.Quality.MaxKL.Decode),

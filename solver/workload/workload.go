@@ -29,6 +29,8 @@ type Workload struct {
 	OutputTokens int `json:"output_tokens,omitempty" yaml:"output_tokens,omitempty"`
 	// Context is the number of positions the cache holds; 0: the model's, at most 2048.
 	Context int `json:"context,omitempty" yaml:"context,omitempty"`
+	// Cache is the type that keys and values are cached in, one of op.CacheTypes; empty: f32.
+	Cache op.Type `json:"cache,omitempty" yaml:"cache,omitempty"`
 	// Quality permits every precision whose measured loss stays within a limit; it needs a calibration.
 	Quality Quality `json:"quality,omitzero" yaml:"quality,omitempty"`
 	// Outliers are what happens to activations that exceed a static scale; empty: OutliersBest.

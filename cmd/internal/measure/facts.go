@@ -108,7 +108,8 @@ func (o *ProfileOptions) factRequests(part *socs.SoC) ([]profiler.FactRequest, e
 			return p.Kind == socs.KindNPU && slices.Contains(p.Schemes, scheme)
 		})
 	})
-	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: schemes, MaxContext: needs.Context}
+	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: schemes, MaxContext: needs.Context,
+		Cache: needs.Cache}
 	return profiler.FactRequests(part, model, want, needs.Lengths)
 }
 

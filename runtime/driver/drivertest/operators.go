@@ -168,7 +168,7 @@ func headOperators(add func(ops ...op.Op), shape op.Op) {
 	add(operator)
 	operator.Joint = true
 	add(operator)
-	for _, kv := range []op.Type{op.F32, op.F16} {
+	for _, kv := range op.CacheTypes {
 		operator := shape
 		operator.Kind, operator.KV = op.KVAppend, kv
 		add(operator)
@@ -211,7 +211,7 @@ func longContexts(add func(ops ...op.Op)) {
 func blocks(caps *driver.Capabilities, rows int) map[string]op.Graph {
 	b := &blockMaker{layouts: caps.Layouts, rows: rows, out: map[string]op.Graph{}}
 	b.ends()
-	for _, kvType := range []op.Type{op.F32, op.F16} {
+	for _, kvType := range op.CacheTypes {
 		b.attention(kvType)
 	}
 	for _, scheme := range op.Schemes {

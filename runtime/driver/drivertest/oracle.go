@@ -87,6 +87,58 @@ func (c *cache) row(at driver.Place, head int) int {
 	return (at.Sequence*c.heads+head)*c.maxContext + at.Pos
 }
 
+// round makes a row what the cache's type stores of it.
+func (c *cache) round(row []float64) {
+	bytes := make([]byte, c.typ.CacheRowBytes(c.dim))
+	c.encode(bytes, row)
+	copy(row, c.decode(bytes))
+}
+
+// encode stores a row. Of 8 bits, a row has the scale that makes its largest magnitude 127, and then all numbers are
+// rounded to the nearest multiple of it, ties to even.
+func (c *cache) encode(dst []byte, row []float64) {
+	if c.typ != op.Q8 {
+		for i, value := range row {
+			encode(dst[i*c.typ.Bytes():], c.typ, value)
+		}
+		return
+	}
+	largest := 0.0
+	for _, value := range row {
+		largest = math.Max(largest, math.Abs(value))
+	}
+	scale := float32(largest) / 127
+	for i, value := range row {
+		code := 0.0
+		if scale != 0 {
+			code = math.RoundToEven(float64(float32(value) / scale))
+		}
+		dst[i] = uint8(128 + math.Max(-127, math.Min(127, code)))
+	}
+	encode(dst[len(row):], op.F32, float64(scale))
+}
+
+// decode reads a row that encode or a processor wrote.
+func (c *cache) decode(src []byte) []float64 {
+	row := make([]float64, c.dim)
+	for i := range row {
+		if c.typ == op.Q8 {
+			row[i] = float64(float32(decode(src[c.dim:], op.F32)) * float32(int(src[i])-128))
+		} else {
+			row[i] = decode(src[i*c.typ.Bytes():], c.typ)
+		}
+	}
+	return row
+}
+
+// fill stores all rows in a view of a cache.
+func (c *cache) fill(view driver.View, rows []float64) {
+	data, size := view.Bytes(), int(c.typ.CacheRowBytes(c.dim))
+	for i := range len(rows) / c.dim {
+		c.encode(data[i*size:], rows[i*c.dim:(i+1)*c.dim])
+	}
+}
+
 // reroundSlack bounds the error of column j of a product with weight w [K,N] when the activations x
 // are rounded to 8 bits with one scale per block: half a step for each element, times the weights.
 func reroundSlack(o op.Op, j int, w []float32, x []float64) (slack float64) {
@@ -496,12 +548,14 @@ func kvAppend(e *evaluation) {
 	group := e.group()
 	for row := range e.rows {
 		for kvHead := range e.KVHeads {
+			at := e.cache.row(e.place(row), kvHead) * e.HeadDim
 			for i := range e.HeadDim {
-				at := e.cache.row(e.place(row), kvHead)*e.HeadDim + i
 				key := (kvHead*(group+2)+group)*e.HeadDim + i
-				e.cache.k[at] = round(e.KV, e.in[0].at(row, key))
-				e.cache.v[at] = round(e.KV, e.in[0].at(row, key+e.HeadDim))
+				e.cache.k[at+i] = e.in[0].at(row, key)
+				e.cache.v[at+i] = e.in[0].at(row, key+e.HeadDim)
 			}
+			e.cache.round(e.cache.k[at : at+e.HeadDim])
+			e.cache.round(e.cache.v[at : at+e.HeadDim])
 		}
 	}
 }

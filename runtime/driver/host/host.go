@@ -102,7 +102,7 @@ func capabilities(cores []int) *driver.Capabilities {
 			Kinds:   slices.Clone(op.Kinds),
 			Schemes: slices.Clone(op.Schemes),
 			Layouts: maps.Clone(layouts),
-			KV:      []op.Type{op.F32, op.F16},
+			KV:      slices.Clone(op.CacheTypes),
 
 			DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
 			Memory: memory(),

@@ -432,11 +432,12 @@ func (e *executable) bindCache(bindings *driver.Bindings) error {
 
 // cache makes one cache of all sequences current, perSeq elements apart.
 func (e *executable) cache(side *operand, view *driver.View, bindings *driver.Bindings, name string) error {
-	side.value = op.Value{Name: name, Type: e.kv}
-	if view.Type != e.kv || view.Cols != e.headDim || view.Stride != e.headDim ||
+	element, cols := e.kv.CacheRow(e.headDim)
+	side.value = op.Value{Name: name, Type: element}
+	if view.Type != element || view.Cols != cols || view.Stride != cols ||
 		int64(view.Rows) != int64(e.kvHeads)*int64(e.maxContext) {
 		return fmt.Errorf("cache %q: got view %s [%d,%d] of stride %d, want dense %s [%d*%d,%d]", name, view.Type,
-			view.Rows, view.Cols, view.Stride, e.kv, e.kvHeads, e.maxContext, e.headDim)
+			view.Rows, view.Cols, view.Stride, element, e.kvHeads, e.maxContext, cols)
 	}
 	if err := side.window(view, view.Rows, "cache"); err != nil || bindings.Sequences < 2 {
 		return err

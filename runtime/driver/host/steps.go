@@ -813,24 +813,36 @@ func (b *builder) matMul() (step, error) {
 // its sequence.
 func (b *builder) kvAppend() step {
 	exe, operator, input := b.e, b.op, b.in[0]
-	group, dim, narrow := operator.Heads/operator.KVHeads, operator.HeadDim, b.e.p.set.ToF16
-	step := b.byGroups(2*operator.KVHeads*dim, func(_, kvHead, r0, r1 int) {
+	group, dim, set := operator.Heads/operator.KVHeads, operator.HeadDim, b.e.p.set
+	_, cols := operator.KV.CacheRow(dim)
+	// store writes the key or value x to the elements of a cache from to on, or reports that it cannot
+	store := map[op.Type]func(worker int, cache *operand, to int, x []float32) bool{
+		op.F32: func(_ int, cache *operand, to int, x []float32) bool {
+			copy(cache.f32[to:to+dim], x)
+			return true
+		},
+		op.F16: func(_ int, cache *operand, to int, x []float32) bool { return set.ToF16(cache.u16[to:to+dim], x) },
+		op.Q8: func(worker int, cache *operand, to int, x []float32) bool {
+			return set.StoreQ8(cache.raw[to:to+cols], x, exe.have.mine(worker))
+		},
+	}[operator.KV]
+	if operator.KV == op.Q8 {
+		exe.need.local = max(exe.need.local, 1)
+	}
+	step := b.byGroups(2*operator.KVHeads*dim, func(worker, kvHead, r0, r1 int) {
 		for row := r0; row < r1; row++ {
 			at := exe.at(row)
 			key := row*input.ld + (kvHead*(group+2)+group)*dim
-			to := at.Sequence*exe.perSeq + (kvHead*exe.maxContext+at.Pos)*dim
-			if operator.KV == op.F32 {
-				copy(exe.k.f32[to:to+dim], input.f32[key:])
-				copy(exe.v.f32[to:to+dim], input.f32[key+dim:])
-			} else if !narrow(exe.k.u16[to:to+dim], input.f32[key:key+dim]) ||
-				!narrow(exe.v.u16[to:to+dim], input.f32[key+dim:key+2*dim]) {
+			to := at.Sequence*exe.perSeq + (kvHead*exe.maxContext+at.Pos)*cols
+			if !store(worker, &exe.k, to, input.f32[key:key+dim]) ||
+				!store(worker, &exe.v, to, input.f32[key+dim:key+2*dim]) {
 				exe.refuse(row)
 				return
 			}
 		}
 	})
 	step.refused = func(int) error {
-		return errors.New("key or value is NaN or too large for the f16 cache")
+		return fmt.Errorf("key or value is NaN or too large for the %s cache", operator.KV)
 	}
 	return step
 }
@@ -841,6 +853,7 @@ func (b *builder) kvAppend() step {
 func (b *builder) attention() (step, error) {
 	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
 	group, dim := operator.Heads/operator.KVHeads, operator.HeadDim
+	_, cols := operator.KV.CacheRow(dim)
 	size, err := attentionScratch(group, dim)
 	if err != nil {
 		return step{}, err
@@ -874,12 +887,15 @@ func (b *builder) attention() (step, error) {
 			queries := input.f32[r0*input.ld+kvHead*(group+2)*dim:]
 			out := output.f32[r0*output.ld+kvHead*group*dim:]
 			scratch := exe.have.mine(worker)[:size]
-			from := at.Sequence*exe.perSeq + kvHead*exe.maxContext*dim
-			to := from + (call.Pos+call.M)*dim
-			if operator.KV == op.F32 {
+			from := at.Sequence*exe.perSeq + kvHead*exe.maxContext*cols
+			to := from + (call.Pos+call.M)*cols
+			switch operator.KV {
+			case op.F32:
 				set.AttentionF32(out, output.ld, queries, input.ld, exe.k.f32[from:to], exe.v.f32[from:to], scratch,
 					call)
-			} else {
+			case op.Q8:
+				set.AttentionQ8(out, output.ld, queries, input.ld, exe.k.raw[from:to], exe.v.raw[from:to], scratch, call)
+			default:
 				set.AttentionF16(out, output.ld, queries, input.ld, exe.k.u16[from:to], exe.v.u16[from:to], scratch,
 					call)
 			}

@@ -823,17 +823,24 @@ func TestAttention(t *testing.T) {
 				for i := range scratch {
 					scratch[i] = float32(math.NaN())
 				}
-				for _, half := range []bool{false, true} {
+				k8, v8 := cachedQ8(k.v, c.dim), cachedQ8(v.v, c.dim)
+				for _, form := range []string{"f32", "f16", "q8"} {
 					y := newStrided(t, c.m, c.heads*c.dim, 3, zero)
-					get := func(wide []float32, narrow []uint16, i int) float64 {
-						if half {
-							return float64(number.HalfToFloat(narrow[i]))
+					get := func(wide []float32, half []uint16, codes []uint8, i int) float64 {
+						switch form {
+						case "f16":
+							return float64(number.HalfToFloat(half[i]))
+						case "q8":
+							return refQ8(codes, c.dim, i)
 						}
 						return float64(wide[i])
 					}
-					if half {
+					switch form {
+					case "f16":
 						s.AttentionF16(y.v, y.ld, q.v, q.ld, k16, v16, scratch, a)
-					} else {
+					case "q8":
+						s.AttentionQ8(y.v, y.ld, q.v, q.ld, k8, v8, scratch, a)
+					default:
 						s.AttentionF32(y.v, y.ld, q.v, q.ld, k.v, v.v, scratch, a)
 					}
 					y.gapsIntact(t)
@@ -842,7 +849,7 @@ func TestAttention(t *testing.T) {
 							scores, top := make([]float64, c.pos+r+1), math.Inf(-1)
 							for p := range scores {
 								for d := range c.dim {
-									scores[p] += q.at(r, h*c.dim+d) * get(k.v, k16, p*c.dim+d) * a.Scale
+									scores[p] += q.at(r, h*c.dim+d) * get(k.v, k16, k8, p*c.dim+d) * a.Scale
 								}
 								if c.limit > 0 {
 									scores[p] = c.limit * math.Tanh(scores[p]/c.limit)
@@ -860,11 +867,11 @@ func TestAttention(t *testing.T) {
 							for d := range c.dim {
 								want, mag := 0.0, 0.0
 								for p, e := range scores {
-									term := e / sum * get(v.v, v16, p*c.dim+d)
+									term := e / sum * get(v.v, v16, v8, p*c.dim+d)
 									want, mag = want+term, mag+math.Abs(term)
 								}
 								// An error of a score, relative to its size, is an error of its weight.
-								near(t, fmt.Sprintf("%v f16=%v y[%d,%d]", c, half, r, h*c.dim+d), y.at(r, h*c.dim+d), want, mag*float64(sharp)+0.1)
+								near(t, fmt.Sprintf("%v %s y[%d,%d]", c, form, r, h*c.dim+d), y.at(r, h*c.dim+d), want, mag*float64(sharp)+0.1)
 							}
 						}
 					}

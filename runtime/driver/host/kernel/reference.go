@@ -35,9 +35,19 @@ func Reference() *Set {
 			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(number.HalfToFloat(k[i])) },
 				func(i int) float64 { return float64(number.HalfToFloat(v[i])) }, a)
 		},
+		AttentionQ8: func(y []float32, ldy int, q []float32, ldq int, k, v []uint8, _ []float32, a Attention) {
+			refAttention(y, ldy, q, ldq, func(i int) float64 { return refQ8(k, a.Dim, i) },
+				func(i int) float64 { return refQ8(v, a.Dim, i) }, a)
+		},
 		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
 		PeakI8: peakI8, PeakF32: peakF32, Stream: stream,
 	}
+}
+
+// refQ8 is number i of rows of an 8-bit cache of dim numbers each.
+func refQ8(rows []uint8, dim, i int) float64 {
+	row := rows[i/dim*(dim+cachedScale):]
+	return float64(scaleQ8(row, dim)) * float64(int(row[i%dim])-128)
 }
 
 // The reference functions implement the fields of Set of the same name by their formulas.

@@ -150,6 +150,10 @@ type Set struct {
 	// AttentionF16 is AttentionF32 over a float16 cache.
 	AttentionF16 func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention)
 
+	// AttentionQ8 is AttentionF32 over an 8-bit cache, whose keys and values are rows of Dim+4 bytes as StoreQ8 makes
+	// them. arm64 has the portable form only.
+	AttentionQ8 func(y []float32, ldy int, q []float32, ldq int, k, v []uint8, scratch []float32, a Attention)
+
 	// FromF16 and FromBF16 widen src to dst, of equal length.
 	FromF16, FromBF16 func(dst []float32, src []uint16)
 

@@ -841,7 +841,18 @@ func TestTwinRows(t *testing.T) {
 	}
 }
 
-// twinAttention compares attention over both caches. The numbers stay where no score leaves the range of float32.
+// cachedQ8 stores rows of dim numbers as an 8-bit cache.
+func cachedQ8(x []float32, dim int) (rows []uint8) {
+	set := Portable()
+	for at := 0; at < len(x); at += dim {
+		row := make([]uint8, dim+cachedScale)
+		set.StoreQ8(row, x[at:at+dim], make([]float32, 1))
+		rows = append(rows, row...)
+	}
+	return rows
+}
+
+// twinAttention compares attention over all caches. The numbers stay where no score leaves the range of float32.
 func twinAttention(t testing.TB, sets []*Set, a Attention, gapX, gapY int, x *values, before bool) {
 	t.Helper()
 	ldq, ldy, context := a.Heads*a.Dim+gapX, a.Heads*a.Dim+gapY, a.Pos+a.M
@@ -859,11 +870,18 @@ func twinAttention(t testing.TB, sets []*Set, a Attention, gapX, gapY int, x *va
 	toF16(k16, k)
 	toF16(v16, v)
 	sets = append(slices.Clone(sets), otherTiles()...)
-	for _, half := range []bool{false, true} {
-		if half {
+	k8, v8 := cachedQ8(k, a.Dim), cachedQ8(v, a.Dim)
+	for _, form := range []string{"f32", "f16", "q8"} {
+		switch form {
+		case "f16":
 			k, v = slices.Clone(k), slices.Clone(v)
 			fromF16(k, k16)
 			fromF16(v, v16)
+		case "q8":
+			for pos := range context {
+				fromQ8(k[pos*a.Dim:(pos+1)*a.Dim], k8[pos*(a.Dim+cachedScale):])
+				fromQ8(v[pos*a.Dim:(pos+1)*a.Dim], v8[pos*(a.Dim+cachedScale):])
+			}
 		}
 		call := func(set *Set) []float32 {
 			m := &memory{t: t, before: before}
@@ -873,13 +891,16 @@ func twinAttention(t testing.TB, sets []*Set, a Attention, gapX, gapY int, x *va
 				scratch[i] = float32(math.NaN())
 			}
 			scratch = fenced(m, scratch)
-			if half {
+			switch form {
+			case "f16":
 				set.AttentionF16(y, ldy, q, ldq, input(m, k16), input(m, v16), scratch, a)
-			} else {
+			case "q8":
+				set.AttentionQ8(y, ldy, q, ldq, input(m, k8), input(m, v8), scratch, a)
+			default:
 				set.AttentionF32(y, ldy, q, ldq, input(m, k), input(m, v), scratch, a)
 			}
 			got := slices.Clone(y)
-			m.done(fmt.Sprintf("%s attention %+v f16=%v", set.Name, a, half))
+			m.done(fmt.Sprintf("%s attention %+v %s", set.Name, a, form))
 			return got
 		}
 		want := call(Portable())
@@ -904,7 +925,7 @@ func twinAttention(t testing.TB, sets []*Set, a Attention, gapX, gapY int, x *va
 						i := r*ldy + h*a.Dim + d
 						mag := top[d] * (1 + worst*float64(4+2*a.Dim)/16)
 						if differs(got[i], want[i], tolerance["Attention"](a.Pos+r+1-a.first(r)), mag) {
-							t.Fatalf("%s attention %+v f16=%v of kind %d: y[%d,%d] = %v, want %v (magnitude %v)", set.Name, a, half, x.kind, r, h*a.Dim+d, got[i], want[i], mag)
+							t.Fatalf("%s attention %+v %s of kind %d: y[%d,%d] = %v, want %v (magnitude %v)", set.Name, a, form, x.kind, r, h*a.Dim+d, got[i], want[i], mag)
 						}
 					}
 				}

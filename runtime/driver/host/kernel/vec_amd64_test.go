@@ -157,6 +157,7 @@ func TestVecAllocates(t *testing.T) {
 		const heads, dim, pos = 4, 64, 130
 		att := make([]float32, 5*heads*dim)
 		kv, kv16 := make([]float32, (pos+5)*dim), make([]uint16, (pos+5)*dim)
+		kv8 := cachedQ8(kv, dim)
 		scratch := make([]float32, AttentionScratch(heads, dim))
 		p := newMatmul(t, packFrom, 167, 70, 4)
 		yp := make([]float32, p.m*p.ldy)
@@ -188,6 +189,8 @@ func TestVecAllocates(t *testing.T) {
 			a := Attention{M: 5, Heads: heads, Dim: dim, Pos: pos, Window: 40, Scale: 0.1, Cap: 20}
 			s.AttentionF32(att, heads*dim, att, heads*dim, kv, kv, scratch, a)
 			s.AttentionF16(att, heads*dim, att, heads*dim, kv16, kv16, scratch, a)
+			s.StoreQ8(kv8[:dim+cachedScale], kv[:dim], scratch)
+			s.AttentionQ8(att, heads*dim, att, heads*dim, kv8, kv8, scratch, a)
 			s.QuantRows(c.u8, c.ldx, c.xscale, c.f32, c.ldx, c.m, c.k)
 			s.Norm(att, 64, att, 64, kv, 1e-5, 5, 64)
 			s.LayerNorm(att, 64, att, 64, kv, kv, 1e-5, 5, 64)

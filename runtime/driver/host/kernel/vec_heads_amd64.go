@@ -56,6 +56,11 @@ func keysF32x16(dst *float32, src *float32, ld int, n int)
 //go:noescape
 func keysF16x16(dst *float32, src *uint16, ld int, n int)
 
+// fromQ8x256 widens rows of n codes (a multiple of 8, at least 8), each followed by its scale, to dense rows of n numbers.
+//
+//go:noescape
+func fromQ8x256(dst *float32, src *uint8, n int, rows int)
+
 // softmaxLines256 replaces n scores s of each line by 2^(s*scale-top) where top, state[line][0], becomes at least their maximum,
 // scales the sum state[line][1] to the new top, adds them to it, and stores that factor in state[line][2]; state is
 // [lines][4]. n is a multiple of 16, at least 16; lds is in bytes.

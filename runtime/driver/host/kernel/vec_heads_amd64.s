@@ -3566,6 +3566,41 @@ halves_done:
 	VZEROUPPER
 	RET
 
+// func fromQ8x256(dst *float32, src *uint8, n int, rows int)
+// Requires: AVX, AVX2
+TEXT ·fromQ8x256(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         rows+24(FP), DX
+	MOVL         $0x00000080, BX
+	VMOVD        BX, X15
+	VPBROADCASTD X15, Y15
+	TESTQ        DX, DX
+	JZ           codes_done
+
+codes_row:
+	MOVQ         n+16(FP), BX
+	VBROADCASTSS (CX)(BX*1), Y14
+	SHRQ         $0x03, BX
+
+codes_loop:
+	VPMOVZXBD (CX), Y0
+	VPSUBD    Y15, Y0, Y0
+	VCVTDQ2PS Y0, Y0
+	VMULPS    Y14, Y0, Y0
+	VMOVUPS   Y0, (AX)
+	ADDQ      $+8, CX
+	ADDQ      $+32, AX
+	DECQ      BX
+	JNZ       codes_loop
+	ADDQ      $+4, CX
+	DECQ      DX
+	JNZ       codes_row
+
+codes_done:
+	VZEROUPPER
+	RET
+
 // func softmaxLines256(lines int, s *float32, lds int, n int, scale float32, state *float32)
 // Requires: AVX, AVX2, FMA3
 TEXT ·softmaxLines256(SB), NOSPLIT, $0-48

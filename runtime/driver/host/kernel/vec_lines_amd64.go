@@ -35,6 +35,7 @@ func tilePitch(dim, width int) int { return (dim + 1) * width }
 type source struct {
 	k32, v32 []float32
 	k16, v16 []uint16
+	k8, v8   []uint8 // of Dim+cachedScale bytes, see StoreQ8
 }
 
 // lineTask is a call of attention256: what does not change from block to block.
@@ -42,7 +43,7 @@ type lineTask struct {
 	Attention
 	lines, ld                    int       // ld is the pitch of a line of sums
 	queries, scores, sums, state []float32 // of lines: [dim], [keyBlock], [ld], [4] as of softmaxLines256
-	keys, wide                   []float32 // of a piece
+	keys, wide, plain            []float32 // of a piece; plain are 8-bit keys widened
 	scale, capScale, limit       float32
 	from                         source
 	tier                         tier
@@ -79,6 +80,9 @@ func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows
 		return part
 	}
 	task.keys, task.wide = take(pieceKeys/width*tilePitch(all.Dim, width)), take(pieceKeys*task.ld)
+	if from.k8 != nil {
+		task.plain = take(pieceKeys * task.ld)
+	}
 	task.scores, task.state = take(task.lines*keyBlock), take(task.lines*4)
 	task.queries, task.sums = take(task.lines*all.Dim), take(task.lines*task.ld)
 	task.scale = float32(all.Scale * math.Log2E)
@@ -102,7 +106,12 @@ func (t *lineTask) span(row, pos, count int) (from, to int) {
 func (t *lineTask) block(pos, count int) {
 	for at := 0; at < count; at += pieceKeys {
 		end := min(at+pieceKeys, count)
-		t.from.tiles(t.keys, t.width, pos+at, pos+end, t.Dim)
+		keys, first := &t.from, pos+at
+		if t.from.k8 != nil {
+			widenQ8(t.plain, t.Dim, t.from.k8, pos+at, pos+end, t.Dim)
+			keys, first = &source{k32: t.plain}, 0
+		}
+		keys.tiles(t.keys, t.width, first, first+end-at, t.Dim)
 		next, _ := t.stored(pos+end, pos+min(end+pieceKeys, count))
 		switch {
 		case t.width == TileN: // whose kernels prefetch beside scores only
@@ -356,6 +365,10 @@ func (s *source) tiles(dst []float32, width, from, to, dim int) {
 // It may write them to wide.
 func (s *source) values(wide []float32, from, to, dim int) (rows []float32, ld int) {
 	ld = (dim + 7) &^ 7
+	if s.k8 != nil {
+		widenQ8(wide, ld, s.v8, from, to, dim)
+		return wide, ld
+	}
 	if ld == dim && s.k16 == nil {
 		return s.v32[from*dim : to*dim], dim
 	}
@@ -375,8 +388,26 @@ func (s *source) values(wide []float32, from, to, dim int) (rows []float32, ld i
 	return wide, ld
 }
 
+// widenQ8 widens rows from..to of an 8-bit cache to rows of ld numbers, those beyond dim zero.
+func widenQ8(dst []float32, ld int, rows []uint8, from, to, dim int) {
+	pitch := dim + cachedScale
+	if rows = rows[from*pitch : to*pitch]; dim%8 == 0 && ld == dim {
+		fromQ8x256(&dst[:(to-from)*dim][0], &rows[0], dim, to-from)
+		return
+	}
+	for i := range to - from {
+		row := dst[i*ld : (i+1)*ld]
+		fromQ8(row[:dim], rows[i*pitch:])
+		clear(row[dim:])
+	}
+}
+
 // bytes returns keys and values from..to as they are stored.
 func (s *source) bytes(from, to, dim int) (k, v []byte) {
+	if s.k8 != nil {
+		pitch := dim + cachedScale
+		return s.k8[from*pitch : to*pitch], s.v8[from*pitch : to*pitch]
+	}
 	if s.k16 != nil {
 		return mem.Bytes(s.k16[from*dim : to*dim]), mem.Bytes(s.v16[from*dim : to*dim])
 	}
@@ -408,6 +439,11 @@ func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []fl
 // attentionF16 is Set.AttentionF16.
 func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention) {
 	t.attention(t.keysWidth(), y, ldy, q, ldq, scratch, a, source{k16: k, v16: v})
+}
+
+// attentionQ8 is Set.AttentionQ8.
+func (t tier) attentionQ8(y []float32, ldy int, q []float32, ldq int, k, v []uint8, scratch []float32, a Attention) {
+	t.attention(t.keysWidth(), y, ldy, q, ldq, scratch, a, source{k8: k, v8: v})
 }
 
 // keysWidth is the number of positions of a tile of keys.

@@ -51,6 +51,9 @@ func otherTiles() (sets []*Set) {
 			AttentionF32: func(y []float32, ldy int, q []float32, ldq int, k, v, scratch []float32, a Attention) {
 				tier.attention(width, y, ldy, q, ldq, scratch, a, source{k32: k, v32: v})
 			},
+			AttentionQ8: func(y []float32, ldy int, q []float32, ldq int, k, v []uint8, scratch []float32, a Attention) {
+				tier.attention(width, y, ldy, q, ldq, scratch, a, source{k8: k, v8: v})
+			},
 			AttentionF16: func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention) {
 				tier.attention(width, y, ldy, q, ldq, scratch, a, source{k16: k, v16: v})
 			},

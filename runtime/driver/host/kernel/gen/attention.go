@@ -28,6 +28,7 @@ func attentionTiles256() {
 	}
 	keysF32x16()
 	keysF16x16()
+	fromQ8x256()
 	softmaxLines256()
 }
 
@@ -316,6 +317,39 @@ func keysF16x16() {
 	DECQ(count)
 	JNZ(LabelRef("halves_loop"))
 	Label("halves_done")
+	VZEROUPPER()
+	RET()
+}
+
+// fromQ8x256 widens rows of an 8-bit cache, whose codes stand for u-128 and are followed by their scale.
+func fromQ8x256() {
+	function("fromQ8x256", "(dst *float32, src *uint8, n int, rows int)",
+		"widens rows of n codes (a multiple of 8, at least 8), each followed by its scale, to dense rows of n numbers.")
+	dst, row, rows := param("dst"), param("src"), param("rows")
+	offset, left := GP32(), GP64()
+	MOVL(U32(128), offset)
+	VMOVD(offset, y[15].AsX())
+	VPBROADCASTD(y[15].AsX(), y[15])
+	TESTQ(rows, rows)
+	JZ(LabelRef("codes_done"))
+	Label("codes_row")
+	Load(Param("n"), left)
+	VBROADCASTSS(Mem{Base: row, Index: left, Scale: 1}, y[14])
+	SHRQ(U8(3), left)
+	Label("codes_loop")
+	VPMOVZXBD(Mem{Base: row}, y[0])
+	VPSUBD(y[15], y[0], y[0])
+	VCVTDQ2PS(y[0], y[0])
+	VMULPS(y[14], y[0], y[0])
+	VMOVUPS(y[0], Mem{Base: dst})
+	ADDQ(I8(8), row)
+	ADDQ(I8(32), dst)
+	DECQ(left)
+	JNZ(LabelRef("codes_loop"))
+	ADDQ(I8(4), row)
+	DECQ(rows)
+	JNZ(LabelRef("codes_row"))
+	Label("codes_done")
 	VZEROUPPER()
 	RET()
 }
