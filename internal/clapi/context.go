@@ -95,16 +95,18 @@ func (c *Context) Build(source, options string) (*Program, error) {
 	}
 	text := []byte(source)
 	// C gets a pointer to a pointer, so the inner one must not be on a stack that moves.
-	lines, close, err := outside(16)
+	pointers, err := outside(16)
 	if err != nil {
 		return nil, err
 	}
-	defer close()
-	holder, free, err := outside(len(text))
+	defer pointers.Close()
+	lines := pointers.Bytes()
+	copied, err := outside(len(text))
 	if err != nil {
 		return nil, err
 	}
-	defer free()
+	defer copied.Close()
+	holder := copied.Bytes()
 	copy(holder, text)
 	words := unsafe.Slice((*uintptr)(unsafe.Pointer(&lines[0])), 2) // SAFETY: 16 aligned bytes are two words
 	words[0], words[1] = mem.Address(holder), uintptr(len(text))
@@ -122,17 +124,19 @@ func (c *Context) BuildBinary(binary []byte, options string) (*Program, error) {
 	if len(binary) == 0 {
 		return nil, diag.New(diag.ClassInput, "opencl: the binary of a program is empty")
 	}
-	holder, free, err := outside(len(binary))
+	copied, err := outside(len(binary))
 	if err != nil {
 		return nil, err
 	}
-	defer free()
+	defer copied.Close()
+	holder := copied.Bytes()
 	copy(holder, binary)
-	lines, close, err := outside(16)
+	pointers, err := outside(16)
 	if err != nil {
 		return nil, err
 	}
-	defer close()
+	defer pointers.Close()
+	lines := pointers.Bytes()
 	words := unsafe.Slice((*uintptr)(unsafe.Pointer(&lines[0])), 2) // SAFETY: 16 aligned bytes are two words
 	words[0], words[1] = mem.Address(holder), uintptr(len(binary))
 	var code, status int32
@@ -200,11 +204,12 @@ func (p *Program) Binary() ([]byte, error) {
 	if size == 0 || size > 1<<30 {
 		return nil, diag.New(diag.ClassRun, "opencl: the binary of a program has %d bytes, want 1..%d", size, 1<<30)
 	}
-	holder, free, err := outside(int(size))
+	copied, err := outside(int(size))
 	if err != nil {
 		return nil, err
 	}
-	defer free()
+	defer copied.Close()
+	holder := copied.Bytes()
 	pointer := [1]uintptr{mem.Address(holder)}
 	code = native.Call(get, p.id, programBinaries, wordBytes, uintptr(unsafe.Pointer(&pointer[0])), 0)
 	if err := check("read program's binary", code); err != nil {
@@ -260,12 +265,6 @@ func (k *Kernel) WorkGroup() (largest, multiple int, err error) {
 }
 
 // outside is zeroed memory outside the Go heap, which C may be given pointers into.
-func outside(bytes int) ([]byte, func() error, error) {
-	region, err := mem.Alloc(bytes, 64)
-	if err != nil {
-		return nil, nil, err
-	}
-	return region.Bytes(), region.Close, nil
-}
+func outside(bytes int) (*mem.Region, error) { return mem.Alloc(bytes, 64) }
 
 const wordBytes = unsafe.Sizeof(uintptr(0))

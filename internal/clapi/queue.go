@@ -36,7 +36,7 @@ const (
 // Event is a command that was enqueued; 0 is none.
 type Event uintptr
 
-// Status of commands; negative ones are error codes.
+// Complete is the status of a command that is done. Those before it are positive, error codes negative.
 const Complete = 0
 
 // NewQueue makes a queue; with profiling the times of its events can be read.

@@ -186,10 +186,12 @@ func (d *device) probe() error {
 		if trial.bytes[i], err = queue.Map(trial.buffers[i], probeBytes); err != nil {
 			return err
 		}
-		defer queue.Unmap(trial.buffers[i], trial.bytes[i])
 	}
 	d.allocates, err = trial.run()
-	return err
+	for i := range 2 {
+		err = errors.Join(err, queue.Unmap(trial.buffers[i], trial.bytes[i]))
+	}
+	return errors.Join(err, queue.Finish())
 }
 
 const probeBytes = 4096
