@@ -141,7 +141,7 @@ func byExecutor(cores [2]int, expect time.Duration, busy []time.Duration) meetin
 		})},
 	})
 	defer m.Close()
-	if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}) }); err != nil {
+	if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}, false) }); err != nil {
 		panic(err)
 	}
 	return x
@@ -360,7 +360,7 @@ func BenchmarkDispatch(b *testing.B) {
 							}
 						}
 						middle := clock()
-						if err := m.section(s, driver.Scalars{Rows: 1}); err != nil {
+						if err := m.section(s, driver.Scalars{Rows: 1}, false); err != nil {
 							return err
 						}
 						d, e := float64(middle-began)/(steps*iters), float64(clock()-middle)/(steps*iters)
@@ -430,7 +430,7 @@ func BenchmarkTwoCores(b *testing.B) {
 				for _, f := range forms {
 					err := f.m.Do(context.Background(), func(*Control) error {
 						began := clock()
-						err := f.m.section(f.s, driver.Scalars{Rows: 1})
+						err := f.m.section(f.s, driver.Scalars{Rows: 1}, false)
 						if round >= 0 {
 							f.times = append(f.times, float64(clock()-began)/steps)
 						}

@@ -64,7 +64,7 @@ func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, e
 			continue
 		}
 		part := section.crews[0]
-		part.reset(section.iters, call)
+		part.reset(section.iters, call, false)
 		started.parts = append(started.parts, part)
 		started.crew = part.crew
 	}

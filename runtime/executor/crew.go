@@ -46,6 +46,8 @@ type crewSection struct {
 	feeds int            // how many those are
 	iters int
 	call  driver.Scalars // of all rows of the call
+	// what is in flight at the end stays there: the next section is the same processor's
+	runsOn bool
 }
 
 // laneSection is a lane's part of a section, and its progress in the current call.
@@ -265,8 +267,8 @@ func (c *crew) stand() {
 }
 
 // reset prepares for the first step of a call.
-func (cs *crewSection) reset(iters int, call driver.Scalars) {
-	cs.iters, cs.call = iters, call
+func (cs *crewSection) reset(iters int, call driver.Scalars, runsOn bool) {
+	cs.iters, cs.call, cs.runsOn = iters, call, runsOn
 	for _, ls := range cs.lanes {
 		ls.iter, ls.next, ls.retired = 0, 0, 0
 		ls.at.Store(0)
@@ -281,14 +283,14 @@ func (cs *crewSection) finished() bool {
 // walk executes the steps of a crew's lanes in one section. It runs each lane as far as its flags
 // are set, at most to the end of an iteration, and waits when no lane can go on. Lanes never wait
 // in a cycle (rule P008), so a thread only waits for threads and processors that work. When it returns, nothing is in
-// flight, unless a processor hangs.
+// flight, unless the section runs on into the next or a processor hangs.
 func (m *Machine) walk(cs *crewSection) error {
 	err := m.walkSteps(cs)
 	if err != nil {
 		m.fail(err) // so that the other lanes stop meanwhile
 	}
 	if err != nil || cs.feeds > 0 && !cs.finished() {
-		m.drain(cs)
+		m.drain(cs.lanes)
 	}
 	return err
 }
@@ -549,7 +551,7 @@ func (cs *crewSection) missing(now int64) int64 {
 	for _, ls := range cs.lanes {
 		if ls.lane.queue != nil {
 			if target := ls.lane.queue.target(); target > 0 {
-				if need := ls.left(ls.retired+target, now); least < 0 || need < least {
+				if need := ls.lane.queue.left(target, now); least < 0 || need < least {
 					least = need
 				}
 			}
@@ -583,6 +585,9 @@ func (cs *crewSection) missing(now int64) int64 {
 // left is a lower bound, in ns, of the time that the crew's part of a section still takes.
 func (cs *crewSection) left(now int64) int64 {
 	longest := int64(0)
+	if cs.runsOn {
+		return 0 // it ends when all is submitted
+	}
 	for _, ls := range cs.lanes {
 		longest = max(longest, ls.left(cs.iters*len(ls.steps), now))
 	}

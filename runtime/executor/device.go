@@ -25,6 +25,7 @@ const lookout = foresight
 // pending is a step of an asynchronous lane that was submitted and is not yet retired.
 type pending struct {
 	step   *step
+	part   *laneSection  // that it belongs to: of this section, or of the one before
 	ticket driver.Ticket // of the call, or of the one before where the call has no rows for the step; 0: there is none
 	iter   int
 	rows   int // 0: it was skipped
@@ -86,9 +87,10 @@ func (q *queue) aim() {
 	}
 }
 
-// over reports whether the lane has finished its part of the section.
+// over reports whether the lane has finished its part of the section, or has submitted it where the next section is the
+// same processor's alone.
 func (ls *laneSection) over(cs *crewSection) bool {
-	return ls.iter == cs.iters && (ls.lane.queue == nil || ls.lane.queue.count == 0)
+	return ls.iter == cs.iters && (ls.lane.queue == nil || ls.lane.queue.count == 0 || cs.runsOn)
 }
 
 // submits reports whether the lane's next step can be submitted.
@@ -122,7 +124,7 @@ func (m *Machine) feed(cs *crewSection, ls *laneSection) (bool, error) {
 // submit gives a lane's next step to its processor, on the rows that the call has for it.
 func (m *Machine) submit(cs *crewSection, ls *laneSection) error {
 	queue, st := ls.lane.queue, ls.steps[ls.next]
-	entry := pending{step: st, iter: ls.iter, rows: st.prepare(ls.lane, &cs.call)}
+	entry := pending{step: st, part: ls, iter: ls.iter, rows: st.prepare(ls.lane, &cs.call)}
 	if queue.count > 0 {
 		entry.ticket = queue.at(queue.count - 1).ticket
 	} else {
@@ -149,8 +151,7 @@ func (m *Machine) resumes(ls *laneSection, st *step) {
 		}
 	}
 	ls.missed = nil
-	ls.began.Store(now)
-	ls.at.Store(2*int64(ls.retired) + 1)
+	ls.begins(now)
 }
 
 // submit enqueues a call. Weights whose mapped file has vanished are an error, as in execute.
@@ -171,48 +172,59 @@ func (m *Machine) retire(ls *laneSection) (bool, error) {
 	if target == 0 || !queue.isDone(queue.at(target-1).ticket) {
 		return false, nil
 	}
-	return true, m.retireFirst(ls, target)
+	return true, m.retireFirst(queue, target)
 }
 
 // retireFirst retires the oldest steps, whose calls are done or have failed.
-func (m *Machine) retireFirst(ls *laneSection, count int) error {
-	queue := ls.lane.queue
+func (m *Machine) retireFirst(queue *queue, count int) error {
 	for range count {
 		entry := queue.at(0)
 		if queue.failed != nil {
-			return m.callFailed(ls)
+			return m.callFailed(queue)
 		}
-		if err := m.accountCall(ls, entry); err != nil {
+		if err := m.accountCall(queue, entry); err != nil {
 			return err
 		}
-		if entry.step.Set != nil {
+		if entry.step.awaited {
 			m.flags[*entry.step.Set].epoch.Store(int64(entry.iter) + 1)
 		}
 		m.steps.Add(1)
+		entry.part.retired++
 		queue.first, queue.count = (queue.first+1)%len(queue.calls), queue.count-1
-		ls.retired++
+		now := m.now()
+		queue.ended = now
+		entry.part.at.Store(2 * int64(entry.part.retired))
+		if queue.count > 0 {
+			queue.at(0).part.begins(now)
+		}
 	}
-	now := m.now()
-	queue.ended = now
-	ls.began.Store(now)
-	state := 2 * int64(ls.retired)
-	if queue.count > 0 {
-		state++
-	}
-	ls.at.Store(state)
 	return nil
 }
 
+// begins notes that the processor has begun the step behind those that are finished.
+func (ls *laneSection) begins(now int64) {
+	ls.began.Store(now)
+	ls.at.Store(2*int64(ls.retired) + 1)
+}
+
+// left is a lower bound, in ns, of the time until the first calls in flight are done.
+func (q *queue) left(calls int, now int64) (ns int64) {
+	for i := range calls {
+		ns += q.at(i).step.lately.Load()
+	}
+	return max(0, ns-(now-q.at(0).part.began.Load()))
+}
+
 // accountCall adds the time of a finished call to the step's statistics, to what is expected of it, and to the trace.
-func (m *Machine) accountCall(ls *laneSection, entry *pending) error {
-	queue, st := ls.lane.queue, entry.step
+func (m *Machine) accountCall(queue *queue, entry *pending) error {
+	st := entry.step
 	if entry.rows == 0 {
 		return nil
 	}
 	span, err := queue.Wait(entry.ticket)
 	if err != nil {
 		queue.failed = err
-		return m.callFailed(ls)
+		return m.callFailed(queue)
 	}
 	took := int64(span.End - span.Start)
 	st.runNS += took
@@ -221,26 +233,25 @@ func (m *Machine) accountCall(ls *laneSection, entry *pending) error {
 		st.learn(took)
 	}
 	if m.trace != nil {
-		m.trace.add(ls.lane, st, nil, entry.iter, entry.rows, int64(span.Start)+queue.offset,
+		m.trace.add(entry.part.lane, st, nil, entry.iter, entry.rows, int64(span.Start)+queue.offset,
 			int64(span.End)+queue.offset)
 	}
 	return nil
 }
 
 // callFailed is the error of a call in flight, which names its step.
-func (m *Machine) callFailed(ls *laneSection) error {
-	queue := ls.lane.queue
+func (m *Machine) callFailed(queue *queue) error {
 	failed := queue.failed
 	queue.failed = nil
 	var failure *driver.Failure
 	if errors.As(failed, &failure) {
 		for i := range queue.count {
 			if entry := queue.at(i); entry.ticket == failure.Ticket && entry.rows > 0 {
-				return m.failure(ls, entry.step, entry.iter, failure.Err)
+				return m.failure(entry.part, entry.step, entry.iter, failure.Err)
 			}
 		}
 	}
-	return m.failure(ls, queue.at(0).step, queue.at(0).iter, failed)
+	return m.failure(queue.at(0).part, queue.at(0).step, queue.at(0).iter, failed)
 }
 
 // failure is an error of a step in an iteration.
@@ -253,10 +264,10 @@ func (m *Machine) failure(ls *laneSection, st *step, iter int, err error) error 
 		ls.lane.name, err)
 }
 
-// drain waits, after a failure, until nothing is in flight on the crew's lanes: until then the processors may use the
-// memory. A processor that hangs is found by the watchdog in Do, and Close leaves it behind.
-func (m *Machine) drain(cs *crewSection) {
-	for _, ls := range cs.lanes {
+// drain waits, after a failure, until nothing is in flight on lanes: until then the processors may use the memory. A
+// processor that hangs is found by the watchdog in Do, and Close leaves it behind.
+func (m *Machine) drain(lanes []*laneSection) {
+	for _, ls := range lanes {
 		queue := ls.lane.queue
 		if queue == nil || queue.count == 0 {
 			continue
@@ -267,10 +278,17 @@ func (m *Machine) drain(cs *crewSection) {
 			return done
 		}
 		left := func(int64) int64 { return 0 }
-		if last == 0 || m.await(cs.crew, ended, left, func(int64) bool { return m.broken.Load() != nil }) {
+		if last == 0 || m.await(ls.lane.crew, ended, left, func(int64) bool { return m.broken.Load() != nil }) {
 			queue.first, queue.count, queue.done, queue.failed = 0, 0, last, nil
 		}
 	}
+}
+
+// leadsOn reports whether a section and the one behind it are of one asynchronous processor alone. Then the processor
+// need not be done with the first before it gets the second: the order of its queue is all that there is to keep.
+func (s *section) leadsOn(next *section) bool {
+	return len(s.lanes) == 1 && len(next.lanes) == 1 && s.lanes[0].lane == next.lanes[0].lane &&
+		s.lanes[0].lane.queue != nil
 }
 
 // block waits for a call in the processor's own way, where the plan says that this is best, and returns whether it has.
@@ -297,10 +315,10 @@ func (m *Machine) overdueCall(ls *laneSection) error {
 	}
 	entry := queue.at(0)
 	if queue.isDone(entry.ticket) {
-		return m.retireFirst(ls, 1)
+		return m.retireFirst(queue, 1)
 	}
 	return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q is not done after %v: the processor hangs",
-		entry.step.Node, entry.step.Run, ls.first+entry.iter, ls.lane.name, m.deadline)
+		entry.step.Node, entry.step.Run, entry.part.first+entry.iter, ls.lane.name, m.deadline)
 }
 
 // joinsControl reports whether an asynchronous lane is served by the control thread. That thread must be free to feed it

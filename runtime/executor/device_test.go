@@ -65,9 +65,12 @@ func TestDevicesComputeTheSameBits(t *testing.T) {
 	ids, _ := ref[int32](t, "ids_3")
 	ids = ids[:50]
 	two := []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}
-	layouts := map[string]layoutOf{"columns": byColumns, "rows": byRows, "pairs": byPairs, "swapped": swapped}
+	// Sections of one processor alone run on into each other.
+	second := func(d *planir.Decision, _ *lower.Node) { d.Shares[0].Proc = "b" }
+	layouts := map[string]layoutOf{"columns": byColumns, "rows": byRows, "pairs": byPairs, "swapped": swapped,
+		"first": bySingle, "second": second}
 	if testing.Short() {
-		layouts = map[string]layoutOf{"rows": byRows, "swapped": swapped}
+		layouts = map[string]layoutOf{"rows": byRows, "swapped": swapped, "second": second}
 	}
 	for name, layout := range layouts {
 		p := makePlan(t, m, two, []int{1, 16}, 64, op.A8TQ8C, layout)
@@ -323,9 +326,15 @@ func TestDeviceDecodeAllocatesNothing(t *testing.T) {
 func TestDeviceFaults(t *testing.T) {
 	m := open(t)
 	s0, s1 := cores(t)
-	p := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, []int{1, 16}, 64, op.A32W32, byPairs)
+	two := []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}
+	divided := makePlan(t, m, two, []int{1, 16}, 64, op.A32W32, byPairs)
+	alone := makePlan(t, m, two, []int{1, 16}, 64, op.A32W32, bySingle)
 	prompt := []int32{1, 30, 40, 50, 60, 70, 80}
 	for _, which := range [][]string{{s0}, {s1}, {s0, s1}} {
+		p := divided
+		if len(which) == 1 && which[0] == s0 {
+			p = alone // its sections run on into each other
+		}
 		for _, wait := range []capability.Waiting{capability.WaitSleep, capability.WaitEvent} {
 			for _, hang := range []bool{false, true} {
 				for _, k := range []int{1, 7, 30, 61} {
@@ -382,8 +391,13 @@ func TestDeviceFaults(t *testing.T) {
 func TestDeviceCancel(t *testing.T) {
 	m := open(t)
 	s0, s1 := cores(t)
-	p := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, []int{1, 8}, 512, op.A8TQ8C, byPairs)
-	for _, d := range devices(s1) {
+	two := []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}
+	for i, d := range append(devices(s1), devices(s0)...) {
+		layout := byPairs
+		if i >= len(devices(s1)) {
+			layout = bySingle // its sections run on into each other
+		}
+		p := makePlan(t, m, two, []int{1, 8}, 512, op.A8TQ8C, layout)
 		x := machine(t, m, p, d.options(p))
 		ctx, cancel := context.WithCancel(context.Background())
 		n := 0

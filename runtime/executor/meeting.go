@@ -53,7 +53,7 @@ func (m *Meeting) Once(ctx context.Context, rows int) (met Met, err error) {
 			st.lately.Store(st.runNS / st.runCount)
 		}
 		began, core := time.Now(), threadTime()
-		err := m.m.section(m.s, driver.Scalars{Rows: rows, KVLen: rows, Seq: rows})
+		err := m.m.section(m.s, driver.Scalars{Rows: rows, KVLen: rows, Seq: rows}, false)
 		met = Met{Took: int64(time.Since(began)), Core: threadTime() - core}
 		return err
 	})

@@ -179,8 +179,9 @@ func (c *Control) call(pr *program, sequence int, tokens []int32, done int, want
 		return 0, err
 	}
 	machine.trace.begin(pr, *pos, count, machine.tick())
-	for _, section := range pr.sections {
+	for i, section := range pr.sections {
 		if err := c.ctx.Err(); err != nil {
+			machine.drainAll(pr)
 			return 0, err
 		}
 		first, last := 0, 1
@@ -196,7 +197,8 @@ func (c *Control) call(pr *program, sequence int, tokens []int32, done int, want
 		}
 		for row := first; row < last; row++ {
 			call.Row = row
-			if err := machine.section(section, call); err != nil {
+			runsOn := machine.runsOn(pr.sections, i, want != WantNone && done+count == len(tokens))
+			if err := machine.section(section, call, runsOn); err != nil {
 				return 0, err
 			}
 			if section.Logits && sink != nil {
@@ -297,11 +299,13 @@ func (c *Control) batch(pr *program, tokens []Token, sink func(i int, logits []f
 		machine.places = append(machine.places, driver.Place{Sequence: token.Sequence,
 			Pos: machine.pos[token.Sequence]})
 	}
-	for _, section := range pr.sections {
+	for i, section := range pr.sections {
 		if err := c.ctx.Err(); err != nil {
+			machine.drainAll(pr)
 			return Timing{}, err
 		}
-		if err := machine.section(section, driver.Scalars{Rows: len(tokens), Batch: machine.places}); err != nil {
+		call := driver.Scalars{Rows: len(tokens), Batch: machine.places}
+		if err := machine.section(section, call, machine.runsOn(pr.sections, i, true)); err != nil {
 			return Timing{}, err
 		}
 	}
@@ -391,9 +395,27 @@ func (m *Machine) meet() driver.Tick {
 	return m.control.proc.Now()
 }
 
+// runsOn reports whether what section number i of a program has in flight may stay there at its end: the next section,
+// which runs if it computes no logits or these are wanted, is the same processor's alone. A trace shows each section by
+// itself.
+func (m *Machine) runsOn(sections []*section, i int, logits bool) bool {
+	if m.trace != nil || sections[i].Logits || i+1 == len(sections) {
+		return false
+	}
+	next := sections[i+1]
+	return (logits || !next.Logits) && sections[i].leadsOn(next)
+}
+
+// drainAll waits until nothing of a program is in flight.
+func (m *Machine) drainAll(pr *program) {
+	for _, section := range pr.sections {
+		m.drain(section.lanes)
+	}
+}
+
 // section runs one section on all its crews and waits for them. The control thread walks its own
-// part meanwhile.
-func (m *Machine) section(sec *section, call driver.Scalars) error {
+// part meanwhile. runsOn leaves in flight what is there at the end.
+func (m *Machine) section(sec *section, call driver.Scalars, runsOn bool) error {
 	for i := range m.flags[:sec.Flags] {
 		m.flags[i].epoch.Store(0)
 	}
@@ -405,7 +427,7 @@ func (m *Machine) section(sec *section, call driver.Scalars) error {
 	began := m.control.proc.Now() // of virtual clocks: all have met
 	own := -1
 	for i, cs := range sec.crews {
-		cs.reset(sec.iters, call)
+		cs.reset(sec.iters, call, runsOn)
 		if cs.crew == m.control.crew {
 			own = i
 			continue
@@ -434,6 +456,7 @@ func (m *Machine) section(sec *section, call driver.Scalars) error {
 	var err error
 	if failure := m.poison.Load(); failure != nil {
 		err = *failure
+		m.drain(sec.lanes) // it may have ended before the failure
 	}
 	err = m.settle(sec, began, err)
 	m.meet()

@@ -234,7 +234,7 @@ func (r *random) clear() {
 // once runs the section.
 func (r *random) once() error {
 	r.clear()
-	return r.m.Do(context.Background(), func(c *Control) error { return r.m.section(r.s, driver.Scalars{Rows: 1}) })
+	return r.m.Do(context.Background(), func(c *Control) error { return r.m.section(r.s, driver.Scalars{Rows: 1}, false) })
 }
 
 // Whatever lanes there are, on whatever threads, and whoever waits for whom: every step runs once in every iteration, after
@@ -302,7 +302,7 @@ func TestRandomDeadlines(t *testing.T) {
 		for range 3 {
 			r.clear()
 			j := job{done: make(chan error, 1)} // without a watchdog, whose deadline is the same
-			j.run = func() error { return r.m.section(r.s, driver.Scalars{Rows: 1}) }
+			j.run = func() error { return r.m.section(r.s, driver.Scalars{Rows: 1}, false) }
 			r.m.jobs <- j
 			if err := <-j.done; err != nil && !strings.Contains(err.Error(), "waited 1ns for flag") && !strings.Contains(err.Error(), "not done after 1ns") {
 				t.Fatal(err)
@@ -409,7 +409,7 @@ func TestCrewsRest(t *testing.T) {
 	defer m.Close()
 	for range 20 {
 		for _, s := range []*section{alone, both, other} {
-			if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}) }); err != nil {
+			if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}, false) }); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -424,7 +424,7 @@ func TestControlRests(t *testing.T) {
 		t.Fatalf("%d threads rest, want the control thread", len(s.rest))
 	}
 	for range 3 {
-		if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}) }); err != nil {
+		if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}, false) }); err != nil {
 			t.Fatal(err)
 		}
 	}
