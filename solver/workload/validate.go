@@ -62,6 +62,8 @@ func (w *Workload) Validate() error {
 	w.Schemes.validate(check, w.Outliers)
 	check.want(slices.Contains([]Outliers{"", OutliersClip, OutliersShadow, OutliersBest}, w.Outliers), "outliers",
 		"is %q, want %q, %q or %q", w.Outliers, OutliersClip, OutliersShadow, OutliersBest)
+	check.want(w.Cache == "" || slices.Contains(op.CacheTypes, w.Cache), "cache", "is %q, want one of %q", w.Cache,
+		op.CacheTypes)
 	for _, limit := range []struct {
 		path string
 		nats float64
