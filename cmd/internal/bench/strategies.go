@@ -14,7 +14,9 @@ import (
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver/opencl"
 	"github.com/hetc/hetc/runtime/serving"
 	"github.com/hetc/hetc/socs"
 )
@@ -84,6 +86,10 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 	if err != nil {
 		return err
 	}
+	// HeteroInfer's fast synchronisation (4.3), left out: the same program, whose lanes wait in the driver's own way.
+	if slow := eventWaits(plans[0]); slow != nil {
+		labels, plans = append(labels, labels[0]+", waits for events"), append(plans, slow)
+	}
 	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
 		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
 	}
@@ -107,6 +113,22 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 	showStrategies(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "gen": options.Gen,
 		"rounds": options.Rounds, "results": results})
+}
+
+// eventWaits is the plan with lanes that are woken by drivers, nil where no processor executes calls by itself.
+func eventWaits(plan *planir.Plan) *planir.Plan {
+	slow := *plan
+	slow.Procs = slices.Clone(plan.Procs)
+	found := false
+	for i := range slow.Procs {
+		if proc := &slow.Procs[i]; proc.Driver == opencl.Name {
+			proc.Wait, found = capability.WaitEvent, true
+		}
+	}
+	if !found {
+		return nil
+	}
+	return &slow
 }
 
 // measureTasks measures every plan in every task once a round, in random order, after a round that is not counted.
