@@ -178,3 +178,46 @@ func TestChunkSizeFollowsTheSize(t *testing.T) {
 		}
 	}
 }
+
+// What is changed anywhere is refused before its first use, whether it is asked for with others or alone, looked at ahead
+// or not; what is whole is released all the same, because it is checked by itself.
+func TestEveryChunkIsCheckedBeforeItsFirstUse(t *testing.T) {
+	path, place := aheadBundle(t)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const blob = 0
+	whole := Part{Blob: "weights/0", Bytes: aheadSizes[blob]}
+	count := chunks(aheadSizes[blob], aheadChunk)
+	for changed := range count {
+		damaged := bytes.Clone(data)
+		damaged[place(blob)+changed*aheadChunk+changed] ^= 1
+		file := path + ".damaged"
+		if err := os.WriteFile(file, damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b := openAhead(t, file)
+		if changed%2 == 0 {
+			b.Ahead(ctx, []Part{whole})
+		}
+		// chunk after chunk, as a program that loads on demand asks for them
+		for c := range count {
+			from := c * aheadChunk
+			got, err := b.Range(whole.Blob, from, min(aheadChunk, aheadSizes[blob]-from))
+			switch {
+			case c == changed && (err == nil || StepOf(err) != stepWeights ||
+				!strings.Contains(err.Error(), fmt.Sprintf("chunk %d ", c))):
+				t.Fatalf("chunk %d was changed: got %d bytes, %v", c, len(got), err)
+			case c != changed && err != nil:
+				t.Fatalf("chunk %d is whole, chunk %d was changed: %v", c, changed, err)
+			}
+		}
+		if _, err := b.Range(whole.Blob, 0, whole.Bytes); err == nil {
+			t.Fatalf("all was released, and chunk %d was changed", changed)
+		}
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
