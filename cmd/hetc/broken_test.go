@@ -322,7 +322,7 @@ var brokenInputs = []broken{
 	{name: "signed by another", args: "hetc run $A/app.hetb --trust $A/other.pub --tokens 1", code: 5, want: `bundle.signature`, hint: `.`},
 	{name: "of a simulation", args: "hetrun $A/app.hetb --trust $A/k.pub --tokens 1", code: 5, want: `a simulation of simulated:\S+, which runs on no device`, hint: `hetc run`},
 	{name: "driver that is not linked", args: "hetrun $A/app.hetb --trust $A/k.pub --tokens 1 --any-machine", code: 4, want: `driver "sim" is not part of this program`, hint: `.`},
-	{name: "driver that does not exist", make: func(d *dir) { d.write("s.yaml", boardSoC("opencl")) }, args: "hetc profile --soc s.yaml --model $M -o x.jsonl", code: 4, want: `driver "opencl" is not available`, hint: `hetc drivers`},
+	{name: "driver that does not exist", make: func(d *dir) { d.write("s.yaml", boardSoC("vulkan")) }, args: "hetc profile --soc s.yaml --model $M -o x.jsonl", code: 4, want: `driver "vulkan" is not available`, hint: `hetc drivers`},
 	{name: "secret key as trust", args: "hetc run $A/app.hetb --trust $A/k.key --tokens 1", code: 3, want: `it is a private key, which only signs: want the PEM block "PUBLIC KEY"`, hint: `hetc keygen`},
 	{name: "public key that signs", args: "hetc emit --plan $A/plan.yaml --model $M --key $A/k.pub -o x.hetb", code: 3, want: `is a public key`, hint: `.key file`},
 	{name: "key that others read", make: func(d *dir) { d.write("k.key", d.read(d.artifacts+"/k.key")) }, args: "hetc emit --plan $A/plan.yaml --model $M --key k.key -o x.hetb", code: 3, want: `has permissions 0644: others may read it`, hint: `chmod 600`},
