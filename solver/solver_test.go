@@ -339,45 +339,6 @@ func TestEqualCoresHalve(t *testing.T) {
 	}
 }
 
-// Like cores get no shares where a processor of all of them was measured, also if shares were predicted to take less:
-// it divides the work as it goes. Asked for, they are there, and unlike cores have them.
-func TestLikeCoresAreGroups(t *testing.T) {
-	m := demo(t)
-	for _, c := range []struct {
-		ratio  float64
-		only   []string
-		shares bool
-	}{{1, nil, false}, {1, []string{"c0", "c1"}, true}, {0.5, nil, true}} {
-		s := twoCores(t, c.ratio)
-		s.Joint[0].BandwidthGBps = 18 // the group of both reads 14
-		for i := range s.Processors {
-			s.Processors[i].PeakGops = map[string]float64{"f32": []float64{100, 100 * c.ratio, 90 * (1 + c.ratio)}[i]}
-		}
-		p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: quick(), Only: c.only}).Plan
-		divided := 0
-		for _, d := range p.Decisions {
-			if len(d.Shares) > 1 {
-				divided++
-			}
-		}
-		if divided > 0 != c.shares {
-			t.Errorf("ratio %v, only %v: %d decisions have shares, want some = %v", c.ratio, c.only, divided, c.shares)
-		}
-		group := 0
-		for _, d := range p.Decisions {
-			if len(d.Shares) == 1 && d.Shares[0].Proc == "c01" {
-				group++
-			}
-		}
-		if !c.shares && group < len(p.Decisions)/2 {
-			t.Errorf("the group has %d of %d decisions", group, len(p.Decisions))
-		}
-		if found := check.Plan(p, m, s); len(found) > 0 {
-			t.Error(found)
-		}
-	}
-}
-
 // A section's decisions add up to its part of the objective, alternatives never beat what was chosen
 // (unless they are excluded by a core), and explain tells the same stored and recomputed.
 func TestPricesAddUp(t *testing.T) {

@@ -92,20 +92,31 @@ func (l *lister) undivided(node int) {
 	}
 }
 
+// shortStep is how long a group takes, in ns, for what its cores may still have shares of. A group opens a step and waits
+// for its end, shares only wait for each other: that is some tenths of a microsecond less a step.
+const shortStep = 20_000
+
 // grouped reports whether a group of cores that is a candidate for each node of a run does the work of several
-// processors of a tuple: it divides the work as it goes, and they get no shares.
+// processors of a tuple: it divides the work as it goes, and they get no shares, unless the work is short.
+// RATIONALE: Why do like cores get no shares?
 func (l *lister) grouped(run []link, tuple []string) bool {
 	if strategies := l.Policy.Strategies; len(strategies) > 0 && !slices.Contains(strategies, planir.Single) {
 		return false
 	}
-	executes := func(group string) bool {
-		return !slices.ContainsFunc(run, func(part link) bool {
-			return !slices.ContainsFunc(l.lists[part.node], func(c Candidate) bool {
+	return slices.ContainsFunc(l.groups[strings.Join(tuple, "\n")], func(group string) bool {
+		total := int64(0)
+		for _, part := range run {
+			list := l.lists[part.node]
+			at := slices.IndexFunc(list, func(c Candidate) bool {
 				return c.Strategy == planir.Single && c.Shares[0].Proc == group
 			})
-		})
-	}
-	return slices.ContainsFunc(l.groups[strings.Join(tuple, "\n")], executes)
+			if at < 0 {
+				return false
+			}
+			total += list[at].PredictNS
+		}
+		return total >= shortStep
+	})
 }
 
 // divided lists the candidates of a run's nodes over a tuple.

@@ -176,7 +176,6 @@ func (m *Machine) combine(note func(format string, args ...any)) {
 
 // group finds the tuples with parts of a group of cores that could work in their place: of the processors that may be
 // used, and beside the rest of the tuple.
-// RATIONALE: Why do like cores get no shares?
 func (m *Machine) group(only []string) {
 	index := func(name string) int {
 		return slices.IndexFunc(m.Procs, func(proc planir.Proc) bool { return proc.Name == name })

@@ -4,6 +4,7 @@ import (
 	"hash/fnv"
 	"io"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/models"
@@ -64,10 +65,21 @@ func (d drawn) Forms(Task) []op.Form { return nil }
 // sectionOf is the layer of a small model on the phone, priced by a cost model.
 func sectionOf(t *testing.T, costs Costs) *Section {
 	t.Helper()
+	return sectionOn(t, phone(t), nil, costs)
+}
+
+func phone(t *testing.T) *socs.SoC {
+	t.Helper()
 	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		t.Fatal(err)
 	}
+	return soc
+}
+
+// sectionOn is the layer on any SoC.
+func sectionOn(t *testing.T, soc *socs.SoC, only []string, costs Costs) *Section {
+	t.Helper()
 	model, err := models.Open("../../testdata/models/tiny-llama-kjv")
 	if err != nil {
 		t.Fatal(err)
@@ -78,13 +90,13 @@ func sectionOf(t *testing.T, costs Costs) *Section {
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine, err := NewMachine(soc, nil, costs, op.F32, func(string, ...any) {})
+	machine, err := NewMachine(soc, only, costs, op.F32, func(string, ...any) {})
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := slices.IndexFunc(sections, func(s lower.Section) bool { return s.Name == "layers" })
 	section := NewSection(&sections[at], machine, costs)
-	section.Rows, section.Context, section.Buckets = 64, 256, []int{64}
+	section.Rows, section.Context, section.Buckets, section.Policy.Only = 64, 256, []int{64}, only
 	return section
 }
 
@@ -167,5 +179,63 @@ func TestSourceOfHandover(t *testing.T) {
 	}
 	if waited == 0 {
 		t.Error("nobody waits")
+	}
+}
+
+// flat takes the same time for everything.
+type flat struct {
+	drawn
+	ns int64
+}
+
+func (f flat) Together(tasks []Task) ([]Estimate, error) {
+	return slices.Repeat([]Estimate{{NS: f.ns, Low: f.ns, High: f.ns, Source: source.Measured}}, len(tasks)), nil
+}
+
+// Like cores get no shares where a processor of all of them could work in their place, which divides the work as it
+// goes. Of what is short they do, and where the group may not be used, and unlike processors always do.
+func TestLikeCoresAreGroups(t *testing.T) {
+	soc := phone(t)
+	cpu := *soc.Processor("cpu")
+	core := func(name string, peak float64, cores ...int) socs.Processor {
+		out := cpu
+		out.Name, out.Cores, out.PeakGops = name, cores, map[string]float64{"i8": peak}
+		return out
+	}
+	soc.Processors = []socs.Processor{
+		core("a", 100, 0), core("b", 95, 1), core("ab", 190, 0, 1), core("little", 30, 2), *soc.Processor("gpu"),
+	}
+	soc.Control, soc.Memory, soc.Links, soc.Joint = "a", nil, nil, nil
+	for _, c := range []struct {
+		ns           int64
+		only         []string
+		like, unlike bool
+	}{
+		{shortStep, nil, false, true}, {shortStep - 1, nil, true, true}, {shortStep, []string{"a", "b"}, true, false},
+		{shortStep, []string{"a", "b", "ab"}, false, false},
+	} {
+		var given []source.Source
+		section := sectionOn(t, soc, c.only, flat{drawn{1, &given}, c.ns})
+		lists, errs := section.Candidates()
+		seen := map[string]int{}
+		for node, list := range lists {
+			if errs[node] != nil {
+				t.Fatal(errs[node])
+			}
+			for i := range list {
+				if names := list[i].procs(); len(names) > 1 {
+					slices.Sort(names)
+					seen[strings.Join(slices.Compact(names), "+")]++
+				}
+			}
+		}
+		if seen["a+b"] > 0 != c.like || seen["a+b+gpu"] > 0 != c.like && c.unlike {
+			t.Errorf("%d ns, only %v: candidates %v, want shares of a and b = %v", c.ns, c.only, seen, c.like)
+		}
+		for _, pair := range []string{"ab+gpu", "a+gpu", "a+little", "ab+little"} {
+			if seen[pair] > 0 != c.unlike {
+				t.Errorf("%d ns, only %v: candidates %v, want some of %s = %v", c.ns, c.only, seen, pair, c.unlike)
+			}
+		}
 	}
 }
