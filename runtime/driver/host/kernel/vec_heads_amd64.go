@@ -56,6 +56,12 @@ func keysF32x16(dst *float32, src *float32, ld int, n int)
 //go:noescape
 func keysF16x16(dst *float32, src *uint16, ld int, n int)
 
+// keysQ8x16 stores 8 rows of n codes (a multiple of 8), each followed by its scale and ld bytes from the next, as 8 columns of
+// numbers of dst [n][16].
+//
+//go:noescape
+func keysQ8x16(dst *float32, src *uint8, ld int, n int)
+
 // fromQ8x256 widens rows of n codes (a multiple of 8, at least 8), each followed by its scale, to dense rows of n numbers.
 //
 //go:noescape

@@ -3566,6 +3566,102 @@ halves_done:
 	VZEROUPPER
 	RET
 
+// func keysQ8x16(dst *float32, src *uint8, ld int, n int)
+// Requires: AVX, AVX2
+TEXT ·keysQ8x16(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         n+24(FP), CX
+	MOVQ         src+8(FP), DX
+	MOVQ         ld+16(FP), BX
+	LEAQ         (BX)(BX*2), SI
+	LEAQ         (BX)(BX*4), DI
+	LEAQ         (SI)(BX*4), R8
+	LEAQ         (DX)(CX*1), R9
+	VMOVSS       (R9), X0
+	VINSERTPS    $0x10, (R9)(BX*1), X0, X0
+	VINSERTPS    $0x20, (R9)(BX*2), X0, X0
+	VINSERTPS    $0x30, (R9)(SI*1), X0, X0
+	VMOVSS       (R9)(BX*4), X1
+	VINSERTPS    $0x10, (R9)(DI*1), X1, X1
+	VINSERTPS    $0x20, (R9)(SI*2), X1, X1
+	VINSERTPS    $0x30, (R9)(R8*1), X1, X1
+	VINSERTF128  $0x01, X1, Y0, Y15
+	MOVL         $0x80808080, R9
+	VMOVD        R9, X14
+	VPBROADCASTD X14, X14
+	SHRQ         $0x03, CX
+	JZ           q8_done
+
+q8_loop:
+	VMOVQ      (DX), X0
+	VMOVQ      (DX)(BX*1), X1
+	VMOVQ      (DX)(BX*2), X2
+	VMOVQ      (DX)(SI*1), X3
+	VMOVQ      (DX)(BX*4), X4
+	VMOVQ      (DX)(DI*1), X5
+	VMOVQ      (DX)(SI*2), X6
+	VMOVQ      (DX)(R8*1), X7
+	VPUNPCKLBW X1, X0, X8
+	VPUNPCKLBW X3, X2, X9
+	VPUNPCKLBW X5, X4, X10
+	VPUNPCKLBW X7, X6, X11
+	VPUNPCKLWD X9, X8, X0
+	VPUNPCKHWD X9, X8, X1
+	VPUNPCKLWD X11, X10, X2
+	VPUNPCKHWD X11, X10, X3
+	VPUNPCKLDQ X2, X0, X4
+	VPUNPCKHDQ X2, X0, X5
+	VPUNPCKLDQ X3, X1, X6
+	VPUNPCKHDQ X3, X1, X7
+	VPXOR      X14, X4, X4
+	VPMOVSXBD  X4, Y0
+	VPSRLDQ    $0x08, X4, X4
+	VPMOVSXBD  X4, Y1
+	VCVTDQ2PS  Y0, Y0
+	VMULPS     Y15, Y0, Y0
+	VMOVUPS    Y0, (AX)
+	VCVTDQ2PS  Y1, Y1
+	VMULPS     Y15, Y1, Y1
+	VMOVUPS    Y1, 64(AX)
+	VPXOR      X14, X5, X5
+	VPMOVSXBD  X5, Y0
+	VPSRLDQ    $0x08, X5, X5
+	VPMOVSXBD  X5, Y1
+	VCVTDQ2PS  Y0, Y0
+	VMULPS     Y15, Y0, Y0
+	VMOVUPS    Y0, 128(AX)
+	VCVTDQ2PS  Y1, Y1
+	VMULPS     Y15, Y1, Y1
+	VMOVUPS    Y1, 192(AX)
+	VPXOR      X14, X6, X6
+	VPMOVSXBD  X6, Y0
+	VPSRLDQ    $0x08, X6, X6
+	VPMOVSXBD  X6, Y1
+	VCVTDQ2PS  Y0, Y0
+	VMULPS     Y15, Y0, Y0
+	VMOVUPS    Y0, 256(AX)
+	VCVTDQ2PS  Y1, Y1
+	VMULPS     Y15, Y1, Y1
+	VMOVUPS    Y1, 320(AX)
+	VPXOR      X14, X7, X7
+	VPMOVSXBD  X7, Y0
+	VPSRLDQ    $0x08, X7, X7
+	VPMOVSXBD  X7, Y1
+	VCVTDQ2PS  Y0, Y0
+	VMULPS     Y15, Y0, Y0
+	VMOVUPS    Y0, 384(AX)
+	VCVTDQ2PS  Y1, Y1
+	VMULPS     Y15, Y1, Y1
+	VMOVUPS    Y1, 448(AX)
+	ADDQ       $+8, DX
+	ADDQ       $+512, AX
+	DECQ       CX
+	JNZ        q8_loop
+
+q8_done:
+	VZEROUPPER
+	RET
+
 // func fromQ8x256(dst *float32, src *uint8, n int, rows int)
 // Requires: AVX, AVX2
 TEXT ·fromQ8x256(SB), NOSPLIT, $0-32

@@ -107,7 +107,7 @@ func (t *lineTask) block(pos, count int) {
 	for at := 0; at < count; at += pieceKeys {
 		end := min(at+pieceKeys, count)
 		keys, first := &t.from, pos+at
-		if t.from.k8 != nil {
+		if t.from.k8 != nil && (t.width == TileN || t.Dim%8 != 0) {
 			widenQ8(t.plain, t.Dim, t.from.k8, pos+at, pos+end, t.Dim)
 			keys, first = &source{k32: t.plain}, 0
 		}
@@ -340,8 +340,18 @@ func (t *lineTask) finish(y []float32, ldy int) {
 	}
 }
 
-// tiles writes keys from..to as tiles [dim][width]; columns beyond to keep what they had. width is tileKeys or TileN.
+// tiles writes keys from..to as tiles [dim][width]; columns beyond to keep what they had. width is tileKeys or TileN, but
+// of 8-bit keys tileKeys, with dim a multiple of 8.
 func (s *source) tiles(dst []float32, width, from, to, dim int) {
+	if s.k8 != nil {
+		pitch := dim + cachedScale
+		eachTile(dst, width, from, to, dim, func(dst []float32, pos int) {
+			keysQ8x16(&dst[0], &s.k8[pos*pitch], pitch, dim)
+		}, func(pos, place int) float32 {
+			return scaleQ8(s.k8[pos*pitch:], dim) * float32(int32(s.k8[pos*pitch+place])-128)
+		})
+		return
+	}
 	if s.k16 != nil {
 		eachTile(dst, width, from, to, dim, func(dst []float32, pos int) {
 			if width == TileN {

@@ -28,6 +28,7 @@ func attentionTiles256() {
 	}
 	keysF32x16()
 	keysF16x16()
+	keysQ8x16()
 	fromQ8x256()
 	softmaxLines256()
 }
@@ -317,6 +318,67 @@ func keysF16x16() {
 	DECQ(count)
 	JNZ(LabelRef("halves_loop"))
 	Label("halves_done")
+	VZEROUPPER()
+	RET()
+}
+
+// keysQ8x16 transposes bytes, eight keys of eight numbers a turn, before it widens them and multiplies by the scales of
+// the keys.
+func keysQ8x16() {
+	function("keysQ8x16", "(dst *float32, src *uint8, ld int, n int)",
+		"stores 8 rows of n codes (a multiple of 8), each followed by its scale and ld bytes from the next, as 8 columns of",
+		"numbers of dst [n][16].")
+	dst, count := param("dst"), param("n")
+	input := newEightRows(param("src"), param("ld"))
+	ends := input // where the scales are
+	ends.base = GP64()
+	LEAQ(Mem{Base: input.base, Index: count, Scale: 1}, ends.base)
+	for half, to := range []reg.VecPhysical{y[0], y[1]} {
+		VMOVSS(ends.at(4*half), to.AsX())
+		for i := 1; i < 4; i++ {
+			VINSERTPS(U8(i<<4), ends.at(4*half+i), to.AsX(), to.AsX())
+		}
+	}
+	scales := y[15]
+	VINSERTF128(U8(1), reg.X1, y[0], scales)
+	offset := GP32()
+	MOVL(U32(0x80808080), offset)
+	VMOVD(offset, reg.X14)
+	VPBROADCASTD(reg.X14, reg.X14)
+	SHRQ(U8(3), count)
+	JZ(LabelRef("q8_done"))
+	Label("q8_loop")
+	x := func(i int) reg.Register { return y[i].AsX() }
+	for i := range 8 {
+		VMOVQ(input.at(i), x(i))
+	}
+	for i := 0; i < 8; i += 2 { // pairs of keys, in registers 8 to 11
+		VPUNPCKLBW(x(i+1), x(i), x(8+i/2))
+	}
+	for i := range 2 { // four keys: numbers 0 to 3, and 4 to 7
+		VPUNPCKLWD(x(9+2*i), x(8+2*i), x(2*i))
+		VPUNPCKHWD(x(9+2*i), x(8+2*i), x(2*i+1))
+	}
+	for i := range 2 { // all eight keys of two numbers each
+		VPUNPCKLDQ(x(2+i), x(i), x(4+2*i))
+		VPUNPCKHDQ(x(2+i), x(i), x(5+2*i))
+	}
+	for i := range 4 {
+		VPXOR(reg.X14, x(4+i), x(4+i)) // u-128, signed
+		VPMOVSXBD(x(4+i), y[0])
+		VPSRLDQ(U8(8), x(4+i), x(4+i))
+		VPMOVSXBD(x(4+i), y[1])
+		for half := range 2 {
+			VCVTDQ2PS(y[half], y[half])
+			VMULPS(scales, y[half], y[half])
+			VMOVUPS(y[half], Mem{Base: dst, Disp: 128*i + 64*half})
+		}
+	}
+	ADDQ(I8(8), input.base)
+	ADDQ(I32(8*64), dst)
+	DECQ(count)
+	JNZ(LabelRef("q8_loop"))
+	Label("q8_done")
 	VZEROUPPER()
 	RET()
 }
