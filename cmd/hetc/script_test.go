@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -26,6 +27,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/all"
+	"github.com/hetc/hetc/runtime/driver/opencl"
 	"github.com/hetc/hetc/solver/highs"
 )
 
@@ -107,11 +109,16 @@ func TestScripts(t *testing.T) {
 			"traced":  traced,
 		},
 		Condition: func(name string) (bool, error) {
-			if name != "qnn" {
+			require.Deps()
+			var err error
+			switch name {
+			case "qnn":
+				_, err = ortapi.FindQNN("")
+			case "opencl":
+				_, err = opencl.New().Devices(context.Background())
+			default:
 				return false, fmt.Errorf("unknown condition %q", name)
 			}
-			require.Deps()
-			_, err := ortapi.FindQNN("")
 			if err != nil && require.Listed(name) {
 				return false, fmt.Errorf("%s lists %q: %w", require.Env, name, err)
 			}

@@ -191,8 +191,13 @@ func targetProc(described *socs.Processor, known []driver.Compiler, here *driver
 	proc := &out
 	proc.Driver, proc.Select, proc.Options, proc.Cores = target.Driver, target.Select, nil, nil
 	at := slices.IndexFunc(known, func(c driver.Compiler) bool { return c.Name() == target.Compiler })
-	// no compiler: the CPU, whose kernels hetc has
 	switch {
+	// a device whose driver builds the kernels that an artifact carries; the first one here stands for the target's
+	case target.Compiler == "" && target.Driver != host.Name:
+		if here != nil {
+			proc.Select = ""
+		}
+	// no compiler: the CPU, whose kernels hetc has
 	case target.Compiler == "" && here != nil:
 		proc.Select, proc.Cores = here.Select, slices.Clone(here.Cores)
 	case target.Compiler == "":
