@@ -243,8 +243,7 @@ func (m *Machine) accountCall(queue *queue, entry *pending) error {
 func (m *Machine) callFailed(queue *queue) error {
 	failed := queue.failed
 	queue.failed = nil
-	var failure *driver.Failure
-	if errors.As(failed, &failure) {
+	if failure, ok := errors.AsType[*driver.Failure](failed); ok {
 		for i := range queue.count {
 			if entry := queue.at(i); entry.ticket == failure.Ticket && entry.rows > 0 {
 				return m.failure(entry.part, entry.step, entry.iter, failure.Err)

@@ -343,17 +343,16 @@ func (q *Queued) Submit(exe driver.Executable, b *driver.Bindings) (driver.Ticke
 	q.submitted++
 	q.most = max(q.most, int(q.submitted-q.finished))
 	s := &q.slots[int(q.submitted)%len(q.slots)]
-	in, out, batch, moves := s.bind.In[:0], s.bind.Out[:0], s.scalars.Batch[:0], s.moves
+	// The slot keeps the memory of its slices from call to call.
+	in, out, batch := again(s.bind.In, b.In), again(s.bind.Out, b.Out), again(s.scalars.Batch, b.Scalars.Batch)
 	s.exe, s.bind, s.scalars, s.all = loaded, *b, *b.Scalars, b.Moves == nil
-	s.bind.In, s.bind.Out = append(in, b.In...), append(out, b.Out...)
+	s.bind.In, s.bind.Out, s.bind.Scalars, s.bind.Moves = in, out, &s.scalars, nil
 	if b.Scalars.Batch != nil {
-		s.scalars.Batch = append(batch, b.Scalars.Batch...)
+		s.scalars.Batch = batch
 	}
-	if s.moves = moves; b.Moves != nil {
-		s.moves.Fetch = append(moves.Fetch[:0], b.Moves.Fetch...)
-		s.moves.Hand = append(moves.Hand[:0], b.Moves.Hand...)
+	if b.Moves != nil {
+		s.moves.Fetch, s.moves.Hand = again(s.moves.Fetch, b.Moves.Fetch), again(s.moves.Hand, b.Moves.Hand)
 	}
-	s.bind.Scalars, s.bind.Moves = &s.scalars, nil
 	q.changed.Broadcast()
 	return q.submitted, nil
 }
@@ -516,3 +515,6 @@ func (q *Queued) Close() error {
 	}
 	return err
 }
+
+// again is a copy of values in the memory of an earlier one.
+func again[T any](earlier, values []T) []T { return append(earlier[:0], values...) }

@@ -9,11 +9,6 @@ func scaleRow(x []float32, f float32) { scale256(&x[0], len(x), f) }
 // widen converts cached keys and values to float32.
 func widen(dst []float32, src []uint16) { vecFromF16(dst, src) }
 
-// dots computes n lines of y [n][32] = x w for a tile w [k][32]; strides are in elements.
-func (t tier) dots(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32) {
-	t.rowsF32(n, y, ldy, x, ldx, k, w, 0, 0, 0)
-}
-
 // rowsF32 computes n lines of y [n][32] = x w for a tile w [k][32], or adds to y unless more is 0.
 // Strides are in elements, but ahead and stride in bytes.
 func (t tier) rowsF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32, ahead, stride, more int) {
