@@ -41,7 +41,7 @@ func (f *Family) operator(rows, along, across int) op.Op {
 }
 
 // matrix reports whether the family multiplies by weights in a scheme.
-func (f *Family) matrix() bool { return op.Op{Kind: f.Kind}.HasMatrix() }
+func (f *Family) matrix() bool { return op.Op{Kind: f.Kind}.HasScheme() }
 
 // work is arithmetic and traffic of the operator at (rows, along, across) with its dimensions rounded up to step.
 func (f *Family) work(rows, along, across int, step [3]int) (ops, bytes float64) {

@@ -31,6 +31,7 @@ func everyKind() []op.Op {
 		{Kind: op.MatMul, M: 24, K: 256, N: 512, Scheme: op.A8TQ4B32, Bias: true},
 		{Kind: op.ExpertMatMul, M: 24, K: 256, N: 128, Scheme: op.A8TQ8C, Experts: 16, Fan: 2, Spread: true},
 		{Kind: op.ExpertMatMul, M: 24, K: 64, N: 256, Scheme: op.A8TQ8C, Experts: 16, Fan: 2},
+		{Kind: op.OutlierMatMul, M: 24, K: 256, N: 512, Scheme: op.A32W16},
 		{Kind: op.Route, M: 24, Experts: 16, Fan: 2, Router: op.RouteSoftmax},
 		{Kind: op.Route, M: 24, Experts: 16, Fan: 2, Router: op.RouteSparseMixer, Jitter: 0.01},
 		{Kind: op.Combine, M: 24, N: 256, Fan: 2},
