@@ -46,6 +46,37 @@ func ParseGraph(code []byte) (op.Graph, error) {
 	return graph, nil
 }
 
+// PackedBytes is how many bytes the packed weights of a graph have, of all experts; size is that of one spec. Weights
+// that are given (nil: none are) must have them; the experts of one may lie further apart, as parts of their columns do.
+func (w Weights) PackedBytes(specs []op.WeightSpec, size func(op.WeightSpec) (int64, error)) (total int64, err error) {
+	if w != nil && len(w) != len(specs) {
+		return 0, fmt.Errorf("got %d weights, want %d", len(w), len(specs))
+	}
+	for i, spec := range specs {
+		whole, err := size(spec)
+		if err != nil {
+			return 0, err
+		}
+		total += whole
+		if w == nil {
+			continue
+		}
+		want, have := whole, int64(len(w[i].Bytes))
+		if spec.Experts > 1 {
+			one, stride := whole/int64(spec.Experts), w[i].Stride
+			if stride < one || stride > have {
+				return 0, fmt.Errorf("weight %q: got a stride of %d bytes from expert to expert, want %d..%d", spec.Name,
+					stride, one, have)
+			}
+			want = int64(spec.Experts-1)*stride + one
+		}
+		if have != want {
+			return 0, fmt.Errorf("weight %q: got %d bytes, want %d", spec.Name, have, want)
+		}
+	}
+	return total, nil
+}
+
 // Check compares weights with those of a graph, by position: names may differ, because one artifact
 // serves every layer. layout is the layout that the processor reads for a weight scheme, and size
 // the packed size in bytes of one expert's matrix. The result has the graph's names.

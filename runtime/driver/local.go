@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -185,4 +186,42 @@ func (v *View) dense(want op.Value, role string) ([]byte, error) {
 		return nil, fmt.Errorf("%s %q: %w", role, want.Name, err)
 	}
 	return raw, nil
+}
+
+// CheckPlaces checks the places of a batch's first rows: each of another sequence and inside its cache. Where nothing is
+// cached, only positions mean something.
+func (b *Bindings) CheckPlaces(rows int, cached bool) error {
+	places := b.Scalars.Batch
+	if len(places) < rows {
+		return fmt.Errorf("got places of %d rows, want those of %d sequences", len(places), rows)
+	}
+	for i, at := range places[:rows] {
+		if at.Pos < 0 || at.Pos > math.MaxInt32 || cached && at.Pos >= b.MaxContext {
+			return fmt.Errorf("row %d lies at position %d, want one in a cache of %d", i, at.Pos, b.MaxContext)
+		}
+		if !cached {
+			continue
+		}
+		if at.Sequence < 0 || at.Sequence >= max(1, b.Sequences) {
+			return fmt.Errorf("row %d is of sequence %d, want 0..%d", i, at.Sequence, max(1, b.Sequences)-1)
+		}
+		for j, other := range places[:i] {
+			if at.Sequence == other.Sequence {
+				return fmt.Errorf("rows %d and %d are both of sequence %d", j, i, at.Sequence)
+			}
+		}
+	}
+	return nil
+}
+
+// CheckSpan checks that so many rows of one sequence lie inside its cache.
+func (b *Bindings) CheckSpan(rows int) error {
+	pos, sequence := b.Scalars.Pos, b.Scalars.Sequence
+	if b.MaxContext < 1 || pos+rows > b.MaxContext {
+		return fmt.Errorf("positions %d..%d do not fit a cache of %d", pos, pos+rows-1, b.MaxContext)
+	}
+	if count := max(1, b.Sequences); sequence < 0 || sequence >= count {
+		return fmt.Errorf("sequence %d, want 0..%d", sequence, count-1)
+	}
+	return nil
 }

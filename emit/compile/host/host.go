@@ -34,30 +34,9 @@ func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weig
 	if err := graph.Validate(); err != nil {
 		return fail(err)
 	}
-	if weights != nil && len(weights) != len(graph.Weights) {
-		return fail(diag.New(diag.ClassInput, "got %d weights, want %d", len(weights), len(graph.Weights)))
-	}
-	total := int64(0)
-	for i, spec := range graph.Weights {
-		size, err := pack.Bytes(spec)
-		if err != nil {
-			return fail(err)
-		}
-		if weights != nil {
-			want, have := size, int64(len(weights[i].Bytes))
-			if spec.Experts > 1 { // a part of the columns of each lies wider apart
-				one, stride := size/int64(spec.Experts), weights[i].Stride
-				if stride < one || stride > have {
-					return fail(diag.New(diag.ClassInput,
-						"weight %q: got a stride of %d bytes from expert to expert, want %d..%d", spec.Name, stride, one, have))
-				}
-				want = int64(spec.Experts-1)*stride + one
-			}
-			if have != want {
-				return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name, have, want))
-			}
-		}
-		total += size
+	total, err := weights.PackedBytes(graph.Weights, pack.Bytes)
+	if err != nil {
+		return fail(err)
 	}
 	code, err := json.Marshal(&graph)
 	if err != nil { // a NaN

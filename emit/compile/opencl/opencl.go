@@ -50,20 +50,9 @@ func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weig
 	if err != nil {
 		return fail(err)
 	}
-	if weights != nil && len(weights) != len(graph.Weights) {
-		return fail(diag.New(diag.ClassInput, "got %d weights, want %d", len(weights), len(graph.Weights)))
-	}
-	total := int64(0)
-	for i, spec := range graph.Weights {
-		size, err := pack.Bytes(spec)
-		if err != nil {
-			return fail(err)
-		}
-		if weights != nil && int64(len(weights[i].Bytes)) != size {
-			return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name,
-				len(weights[i].Bytes), size))
-		}
-		total += size
+	total, err := weights.PackedBytes(graph.Weights, pack.Bytes)
+	if err != nil {
+		return fail(err)
 	}
 	data, err := code.Encode()
 	if err != nil { // a NaN

@@ -281,7 +281,7 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 		return nil
 	}
 	if e.batch {
-		if err := e.checkBatch(bindings); err != nil {
+		if err := bindings.CheckPlaces(min(e.graph.Rows(), scalars.Rows), e.kv != ""); err != nil {
 			return err
 		}
 	} else if e.needsSeq && scalars.Seq <= scalars.Pos {
@@ -357,32 +357,6 @@ func (e *executable) place(v *driver.View, rows int, to **buffer) error {
 	return nil
 }
 
-// checkBatch checks the places of the rows in use: inside the cache, and each of another sequence.
-func (e *executable) checkBatch(bindings *driver.Bindings) error {
-	places := e.scalars.Batch
-	rows := min(e.graph.Rows(), e.scalars.Rows)
-	if len(places) < rows {
-		return fmt.Errorf("got places of %d rows, want those of %d sequences", len(places), rows)
-	}
-	for i, at := range places[:rows] {
-		if at.Pos < 0 || at.Pos > math.MaxInt32 || e.kv != "" && at.Pos >= bindings.MaxContext {
-			return fmt.Errorf("row %d lies at position %d, want one in a cache of %d", i, at.Pos, bindings.MaxContext)
-		}
-		if e.kv == "" {
-			continue
-		}
-		if at.Sequence < 0 || at.Sequence >= max(1, bindings.Sequences) {
-			return fmt.Errorf("row %d is of sequence %d, want 0..%d", i, at.Sequence, max(1, bindings.Sequences)-1)
-		}
-		for j, other := range places[:i] {
-			if at.Sequence == other.Sequence {
-				return fmt.Errorf("rows %d and %d are both of sequence %d", j, i, at.Sequence)
-			}
-		}
-	}
-	return nil
-}
-
 // at is the sequence and position of a row in use.
 func (e *executable) at(row int) driver.Place {
 	if e.batch {
@@ -393,13 +367,13 @@ func (e *executable) at(row int) driver.Place {
 
 // bindCache checks that the caches hold all sequences at their distance, and makes them current.
 func (e *executable) bindCache(bindings *driver.Bindings) error {
-	rows := min(e.graph.Rows(), e.scalars.Rows)
-	if bindings.MaxContext < 1 || !e.batch && e.scalars.Pos+rows > bindings.MaxContext {
-		return fmt.Errorf("positions %d..%d do not fit a cache of %d", e.scalars.Pos, e.scalars.Pos+rows-1,
-			bindings.MaxContext)
+	if e.batch && bindings.MaxContext < 1 {
+		return fmt.Errorf("a cache of %d positions, want at least 1", bindings.MaxContext)
 	}
-	if count := max(1, bindings.Sequences); !e.batch && (e.scalars.Sequence < 0 || e.scalars.Sequence >= count) {
-		return fmt.Errorf("sequence %d, want 0..%d", e.scalars.Sequence, count-1)
+	if !e.batch {
+		if err := bindings.CheckSpan(min(e.graph.Rows(), e.scalars.Rows)); err != nil {
+			return err
+		}
 	}
 	e.maxContext, e.perSeq = bindings.MaxContext, 0
 	if err := e.cache(&e.sides[0], &bindings.K, bindings, "k"); err != nil {
