@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/drivertest"
 	"github.com/hetc/hetc/runtime/driver/opencl/kernel"
 )
 
@@ -268,7 +269,7 @@ func TestSubmitAhead(t *testing.T) {
 			} else if _, err := p.Wait(ticket); err != nil {
 				t.Fatal(err)
 			}
-		}); allocations > 0 {
+		}); allocations > 0 && !drivertest.Race { // which makes calls by cgo
 			t.Errorf("options %v: a call allocates %v times", options, allocations)
 		}
 	}
