@@ -245,19 +245,24 @@ func (a *Activation) StaticScale(factors []float32, share float32) float32 {
 }
 
 // InnerScale is the scale of 8-bit rows of the activation that holds all but so many of its channels, the largest ones,
-// whose values beyond 127 times it are computed beside (op.Scheme.Shadow). Channels are divided by factors (nil: 1). It
-// is positive.
+// for innerShare of their range. Values beyond 127 times it are computed beside (op.Scheme.Shadow). Channels are divided
+// by factors (nil: 1). It is positive.
 func (a *Activation) InnerScale(factors []float32, outliers int) float32 {
 	magnitudes := a.magnitudes(factors)
 	slices.Sort(magnitudes)
 	// Where nothing is left below the largest, or only zeros, the scale holds everything.
 	for _, top := range slices.Backward(magnitudes[:max(1, len(magnitudes)-outliers)]) {
 		if top > 0 {
-			return scaleOf(top, 1)
+			return scaleOf(top, innerShare)
 		}
 	}
 	return scaleOf(magnitudes[len(magnitudes)-1], 1)
 }
+
+// innerShare is how much of the range of what it holds an inner scale covers. What is beyond it is rare and not lost, and
+// finer steps for everything else lose less: on tiny-llama-kjv a mean KL of 0.0009 at 0.7 against 0.0016 at 1, while
+// hetc quality took 1.4 times as long on the host.
+const innerShare = 0.7
 
 // magnitudes are the largest magnitudes of the channels, divided by factors (nil: 1).
 func (a *Activation) magnitudes(factors []float32) []float64 {

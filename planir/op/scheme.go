@@ -192,10 +192,9 @@ func (s Scheme) Scales() int { return s.activations().scales }
 // OutlierMatMul.
 func (s Scheme) Shadow() bool { return s.activations().shadow }
 
-// OutlierChannels is how many of the k channels that enter a product may exceed the static scale of a scheme with shadow
-// outliers: the scale holds all others that the calibration has seen. llm.npu (3.3) found 5 to 15 channels in an
-// inference, fewer than 0.3 % of them; the inputs of a small model need more to lose as little as with a scale for each
-// row.
+// OutlierChannels is how many of the k channels that enter a product are expected to exceed the static scale of a scheme
+// with shadow outliers in some row of a call. llm.npu (3.3) found 5 to 15 channels in an inference, fewer than 0.3 % of
+// them; small models have more.
 func OutlierChannels(k int) int { return min(k, max(32, (k+63)/64)) }
 
 // Grid reports whether activations enter and leave as f32 values that are rounded to multiples of a static step each,
