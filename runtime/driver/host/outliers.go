@@ -20,6 +20,8 @@ const outlierCols = 8 * pack.TileN
 // for every row, each times what the row has beyond the range. Channels are taken in ascending order, and those that a
 // row does not exceed add nothing, so the bits of a row depend on no other row and on no division into tasks.
 //
+// NaN and infinities are refused by the step that quantises the same rows for the product.
+//
 // Scratch holds OutlierChannels rows of the weight at a time. Where more channels are marked, they are taken in several
 // passes, each of which begins with the sum so far.
 func (b *builder) outliers() (step, error) {
@@ -101,12 +103,12 @@ func (b *builder) outliers() (step, error) {
 }
 
 // beyond sets out to what a row has beyond the limit in each of some channels, and reports whether that is anything.
-func beyond(out, row []float32, channels []int, limit float32) (any bool) {
+func beyond(out, row []float32, channels []int, limit float32) (exceeds bool) {
 	for i, channel := range channels {
 		value := row[channel]
 		rest := value - float32(math.Max(math.Min(float64(value), float64(limit)), float64(-limit)))
 		out[i] = rest
-		any = any || rest != 0
+		exceeds = exceeds || rest != 0
 	}
-	return any
+	return exceeds
 }
