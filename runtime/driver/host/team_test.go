@@ -77,6 +77,18 @@ func TestTeamRunsEveryTaskOnce(t *testing.T) {
 // A worker that is held up keeps what it has begun; another one does the rest, from its end.
 func TestTeamSteals(t *testing.T) {
 	tm := startTeam(t)
+	for range 1000 {
+		if stealsFromHeldUp(t, tm) || t.Failed() {
+			return
+		}
+		// The others were so early that they took all tasks before the lane began with one.
+	}
+	t.Error("the lane never began with a task of its own")
+}
+
+// stealsFromHeldUp runs a job whose lane does not end its first task before all others have begun, and says whether the
+// lane had one.
+func stealsFromHeldUp(t *testing.T, tm *team) bool {
 	const tasks = 64
 	var by [tasks]atomic.Int32 // worker + 1
 	begun := -1                // the first task of the lane, which it ends last
@@ -105,10 +117,14 @@ func TestTeamSteals(t *testing.T) {
 		}
 	})
 	tm.end()
+	if begun < 0 {
+		return false
+	}
 	if begun != 0 || by[tasks-1].Load() < 2 || by[1].Load() < 2 {
 		t.Errorf("the lane began with task %d, and tasks 1 and %d are of workers %d and %d, want 0, and others'", begun,
 			tasks-1, by[1].Load()-1, by[tasks-1].Load()-1)
 	}
+	return true
 }
 
 // Roused helpers are awake.
