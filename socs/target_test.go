@@ -21,7 +21,8 @@ func TestTargets(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string][2]int{
-		"snapdragon-8gen1": {36, 69}, "snapdragon-8gen2": {43, 73}, "redmi-k60-pro": {43, 73}, "redmi-k60-champion": {43, 73},
+		"snapdragon-8gen1": {36, 69}, "snapdragon-8gen2": {43, 73}, "adreno-740-opencl": {43, 73},
+		"redmi-k60-pro": {43, 73}, "redmi-k60-champion": {43, 73},
 		"snapdragon-8gen3": {57, 75}, "redmi-k70-pro": {57, 75}, "xiaomi-14": {57, 75}, "snapdragon-x-elite": {60, 73},
 		"snapdragon-8-elite": {69, 79}, "snapdragon-8-elite-gen5": {87, 81},
 	}
