@@ -50,7 +50,7 @@ func (r *Region) Close() error {
 
 // Alloc returns zeroed memory of exactly bytes bytes whose first byte lies on a multiple of
 // align, a power of two up to 1 GiB. Pages are committed by the operating system when first
-// touched, where it does so.
+// touched, where it does so; those of large allocations are large ones, where it has them.
 func Alloc(bytes, align int) (*Region, error) {
 	if err := checkSize("allocate", int64(bytes)); err != nil {
 		return nil, err

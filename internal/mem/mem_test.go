@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -317,4 +319,50 @@ func TestViews(t *testing.T) {
 		checkView[float32](t, 4)
 		checkView[float64](t, 8)
 	})
+}
+
+// Large allocations have large pages, where the system gives them to who asks, and none beyond their own bytes.
+func TestLargePages(t *testing.T) {
+	mode, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/enabled")
+	if err != nil || bytes.Contains(mode, []byte("[never]")) {
+		t.Skip("this system has no large pages for who asks")
+	}
+	const size = 32<<20 + 12345
+	r, err := Alloc(size, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if !Aligned(r.Bytes(), 2<<20) || len(r.Bytes()) != size {
+		t.Errorf("%d bytes at %#x, want %d on a multiple of 2 MiB", len(r.Bytes()), Address(r.Bytes()), size)
+	}
+	for i := range r.Bytes() {
+		r.Bytes()[i] = 1
+	}
+	maps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Skip(err)
+	}
+	large, resident := 0, 0
+	inside := false
+	for _, line := range strings.Split(string(maps), "\n") {
+		var from, to uintptr
+		if n, _ := fmt.Sscanf(line, "%x-%x ", &from, &to); n == 2 {
+			at := Address(r.whole)
+			inside = from < at+uintptr(len(r.whole)) && to > at
+		}
+		var kib int
+		if n, _ := fmt.Sscanf(line, "AnonHugePages: %d kB", &kib); n == 1 && inside {
+			large += kib << 10
+		}
+		if n, _ := fmt.Sscanf(line, "Rss: %d kB", &kib); n == 1 && inside {
+			resident += kib << 10
+		}
+	}
+	if large < size/2 { // memory may be too scattered for some of them
+		t.Errorf("%d of %d bytes lie in large pages", large, size)
+	}
+	if resident > size+1<<20 { // neighbours may be part of the same line
+		t.Errorf("%d bytes take %d", size, resident)
+	}
 }
