@@ -39,6 +39,8 @@ type Plan struct {
 	// ascending by processor and operator, when solved with compiler facts
 	Compiled []Compiled `json:"compiled,omitempty" yaml:"compiled,omitempty"`
 	Tiers    *Tiers     `json:"tiers,omitempty" yaml:"tiers,omitempty"` // of experts, when solved with loads
+	// capacity tiers of experts, ascending by the rows of their programs
+	Experts []ExpertTiers `json:"experts,omitempty" yaml:"experts,omitempty"`
 	// which processor processes prompts while another one decodes; nil: every call has all processors
 	Beside *Beside `json:"beside,omitempty" yaml:"beside,omitempty"`
 	// what emit made it a plan for; nil: it is as solve wrote it

@@ -590,6 +590,48 @@ func TestRules(t *testing.T) {
 			mutate            func(t *testing.T, p *planir.Plan)
 		}{"P016", c.name, "baked", c.mutate})
 	}
+	for _, c := range []struct {
+		name   string
+		mutate func(t *planir.ExpertTiers)
+	}{
+		{"expert twice", func(t *planir.ExpertTiers) { t.Layers[1].Slots[0] = 2 }},
+		{"expert beyond the last", func(t *planir.ExpertTiers) { t.Layers[0].Slots[2] = 4 }},
+		{"expert below the first", func(t *planir.ExpertTiers) { t.Layers[0].Slots[2] = -1 }},
+		{"slot without an expert", func(t *planir.ExpertTiers) { t.Layers[1].Slots = t.Layers[1].Slots[:2] }},
+		{"more experts than slots", func(t *planir.ExpertTiers) { t.Layers[1].Slots = []int{0, 1, 2, 3} }},
+		{"no experts", func(t *planir.ExpertTiers) { t.Experts = 0 }},
+		{"empty group", func(t *planir.ExpertTiers) { t.Groups[0].Slots = 0 }},
+		{"group without rows", func(t *planir.ExpertTiers) { t.Groups[1].Rows = 0 }},
+		{"no groups", func(t *planir.ExpertTiers) { t.Groups = nil }},
+		{"more rows than fit", func(t *planir.ExpertTiers) { t.Groups[0].Rows = 1 << 24 }},
+		{"layers out of order", func(t *planir.ExpertTiers) { slices.Reverse(t.Layers) }},
+		{"layer below the first", func(t *planir.ExpertTiers) { t.Layers[0].Layer = -1 }},
+		{"no layers", func(t *planir.ExpertTiers) { t.Layers = nil }},
+		{"policy", func(t *planir.ExpertTiers) { t.Overflow = "hope" }},
+		{"overflow for nobody", func(t *planir.ExpertTiers) { t.Sent = 0 }},
+		{"experts for nobody", func(t *planir.ExpertTiers) { t.Overflow, t.Sent = planir.OverflowDrop, 0 }},
+		{"decode", func(t *planir.ExpertTiers) { t.Rows = 1 }},
+		{"share of nothing", func(t *planir.ExpertTiers) { t.Layers[0].Moved = math.NaN() }},
+		{"share above all", func(t *planir.ExpertTiers) { t.Layers[0].Overflow = 1.5 }},
+		{"bound above the time", func(t *planir.ExpertTiers) { t.BoundNS = 71 }},
+		{"status", func(t *planir.ExpertTiers) { t.Status = "guess" }},
+	} {
+		cases = append(cases, struct {
+			rule, name, shape string
+			mutate            func(t *testing.T, p *planir.Plan)
+		}{"P018", c.name, "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Experts = []planir.ExpertTiers{{
+				Rows: 64, Loads: "synthetic uniform", Experts: 4, Overflow: planir.OverflowExact, Sent: 5,
+				Groups:   []planir.ExpertGroup{{Slots: 1, Rows: 32}, {Slots: 2, Rows: 16}},
+				Layers:   []planir.ExpertLayer{{Layer: 0, Slots: []int{3, 0, 1}, Moved: 0.8}, {Layer: 2, Slots: []int{0, 1, 2}}},
+				ExpectNS: 70, BoundNS: 60, Status: "feasible",
+			}}
+			if err := planir.Check(p).Err(); err != nil {
+				t.Fatalf("before the change: %v", err)
+			}
+			c.mutate(&p.Experts[0])
+		}})
+	}
 	broken := map[string]bool{}
 	for _, c := range cases {
 		t.Run(c.rule+" "+c.name, func(t *testing.T) {

@@ -45,6 +45,8 @@ var Rules = []Rule{
 		"P016", "a processor that bakes weights into its artifacts reads baked packs only, whole, which nobody else reads; every step of such a graph reads the same ones, and so do the graphs of one context", (*checker).baking},
 	{
 		"P017", "two processors that work for different requests at the same time share no core, neither the one that processes prompts with the control processor; a program of one processor has steps and buffers of that processor only", (*checker).beside},
+	{
+		"P018", "capacity tiers are for prompts of some number of rows; in each layer they name as many experts as their groups have slots, each once; where experts have no slot, or overflow is exact, dynamic products compute rows", (*checker).experts},
 }
 
 // Check applies every rule and returns all findings of the first rule that is broken.
