@@ -1,7 +1,6 @@
 package profiler
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -39,7 +38,7 @@ type Want struct {
 	Batches    []int       // sequences that are decoded together; default one
 	Schemes    []op.Scheme // of matrix multiplications; default the stored precision, a32/w32
 	MaxContext int         // positions; default what the largest bucket leaves room for, at least 512
-	Cache      op.Type     // in which keys and values are cached; default f32
+	Caches     []op.Type   // in which keys and values may be cached; default f32
 	// Besides are operators beside those that every plan may need, such as odd shares of a matrix.
 	Besides []Placed
 	// Together are sets of processors whose joint bandwidth is measured, beside all pairs.
@@ -105,9 +104,9 @@ type builder struct {
 	buckets []int
 	schemes []op.Scheme
 	shadow  bool // some scheme has shadow outliers: what is multiplied beside its products is measured
-	// positions that attention is measured up to, and the type they are cached in
+	// positions that attention is measured up to, and the types they may be cached in
 	context int
-	cache   op.Type
+	caches  []op.Type
 	out     []Request
 	// keys of out
 	seen map[string]bool
@@ -123,7 +122,7 @@ func (b *builder) want(model *models.Model, want Want) error {
 		err = b.wantSchemes(want.Schemes)
 	}
 	if err == nil {
-		err = b.wantContext(model, want.MaxContext, want.Cache)
+		err = b.wantContext(model, want.MaxContext, want.Caches)
 	}
 	if err == nil {
 		return nil
@@ -205,10 +204,14 @@ func (b *builder) wantSchemes(schemes []op.Scheme) error {
 }
 
 // wantContext decides up to how many positions attention is measured, at least the largest bucket, and over what cache.
-func (b *builder) wantContext(model *models.Model, most int, cached op.Type) error {
-	b.cache = cmp.Or(cached, op.F32)
-	if !slices.Contains(op.CacheTypes, b.cache) {
-		return fmt.Errorf("cache type is %q, want one of %q", b.cache, op.CacheTypes)
+func (b *builder) wantContext(model *models.Model, most int, caches []op.Type) error {
+	if b.caches = caches; len(caches) == 0 {
+		b.caches = []op.Type{op.F32}
+	}
+	for _, cached := range b.caches {
+		if !slices.Contains(op.CacheTypes, cached) {
+			return fmt.Errorf("cache type is %q, want one of %q", cached, op.CacheTypes)
+		}
 	}
 	b.context = most
 	if b.context == 0 {
@@ -361,10 +364,13 @@ func (b *builder) schemesOf(node *models.Node) []op.Scheme {
 	return b.schemes
 }
 
-// template adds an operator at every row count, a matrix in all schemes.
+// template adds an operator at every row count, a matrix in all schemes, and what works on a cache with every type of it.
 func (b *builder) template(operator op.Op, schemes []op.Scheme, rows, between []int) {
-	if operator.Kind.Has("kv") {
-		operator.KV = b.cache
+	if operator.Kind.Has("kv") && operator.KV == "" {
+		for _, operator.KV = range b.caches {
+			b.template(operator, schemes, rows, between)
+		}
+		return
 	}
 	for _, proc := range b.procs {
 		for _, count := range rows {
@@ -685,7 +691,8 @@ func (b *builder) passed(graph *models.Graph) passed {
 						out.held[scheme] += bytes * int64(max(1, operator.Experts))
 					}
 				case op.Attention:
-					bytes := int64(b.context) * int64(operator.KVHeads) * b.cache.CacheRowBytes(operator.HeadDim)
+					// The most exact type is the largest one.
+					bytes := int64(b.context) * int64(operator.KVHeads) * b.caches[0].CacheRowBytes(operator.HeadDim)
 					out.cache += times * 2 * bytes
 				}
 			}

@@ -643,13 +643,18 @@ func (s *schemeChoice) quality() []planir.Quality {
 		return nil
 	}
 	var out []planir.Quality
+	limits := s.in.Workload.Quality.MaxKL
+	cacheKL, measured := s.in.Calibration.CacheLoss(s.want.Cache)
 	for i, schemes := range []assignment{s.prefill, s.decode} {
-		ph := s.phases[i]
+		ph, limit := s.phases[i], []float64{limits.Prefill, limits.Decode}[i]
 		if len(ph.rows) == 0 {
 			continue
 		}
-		quality := planir.Quality{Phase: ph.name, MaxKL: ph.max}
+		quality := planir.Quality{Phase: ph.name, MaxKL: limit, KL: cacheKL}
 		var missing []string
+		if !measured {
+			missing = append(missing, fmt.Sprintf("a cache in %s", s.want.Cache))
+		}
 		for i := range s.classes {
 			kl, ok := s.loss(&s.classes[i], schemes[i])
 			if packed := s.packed; !ok && packed.under(schemes) && packed.head == i && s.tableLoss(packed.node) == nil {

@@ -4,6 +4,7 @@
 package solver
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
@@ -66,6 +68,7 @@ type Input struct {
 	// nothing.
 	Prices *price.Fitted
 
+	cache  op.Type // that is tried of those the workload leaves open; empty: the workload's
 	ledger *ledger // nil: of one session alone
 }
 
@@ -110,6 +113,9 @@ func (in *Input) policy() *price.Policy {
 // Errors are of class ClassInfeasible when no plan can satisfy the limits, of class ClassInput when
 // the costs lack something, each naming it.
 func Solve(ctx context.Context, in Input) (*Result, error) {
+	if in.cache == "" && in.Workload != nil && len(in.Workload.Caches()) > 1 {
+		return solveCaches(ctx, in)
+	}
 	in.ledger = newLedger(&in)
 	fresh, err := newSession(in)
 	if err != nil {
@@ -269,6 +275,10 @@ func newSession(in Input) (*session, error) {
 	}
 	want, err := in.Workload.Apply(in.Model.MaxContext)
 	if err != nil {
+		return nil, err
+	}
+	want.Cache = cmp.Or(in.cache, want.Cache)
+	if err := in.payForCache(want); err != nil {
 		return nil, err
 	}
 	if err := in.checkTarget(want); err != nil {

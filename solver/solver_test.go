@@ -148,6 +148,11 @@ func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schem
 									o.Context = max(c, rows)
 								}
 								add(p, o)
+								if cached := o; o.Kind.Has("kv") {
+									for _, cached.KV = range p.KV {
+										add(p, cached)
+									}
+								}
 							}
 							if o.Kind == op.MatMul && o.N > 1 {
 								half := o

@@ -41,6 +41,8 @@ type Calibration struct {
 	Activations []Activation `json:"activations,omitempty" yaml:"activations" decode:"required"`
 	// one per class, scheme and folding
 	Losses []Loss `json:"losses,omitempty" yaml:"losses" decode:"required"`
+	// one per type of cache but float32
+	Caches []CacheLoss `json:"caches,omitempty" yaml:"caches,omitempty"`
 	// only where they help; at most one per group and layer
 	Folds []Fold `json:"folds,omitempty" yaml:"folds" decode:"required"`
 	// only where they help; at most one per class
@@ -105,6 +107,15 @@ type Loss struct {
 	Low          float64   `json:"low" yaml:"low"`
 	High         float64   `json:"high" yaml:"high" decode:"required"`
 	TopAgreement float64   `json:"top_agreement" yaml:"top_agreement" decode:"required"`
+}
+
+// CacheLoss is what it costs to keep keys and values in a type, everything else in float32: see Loss.
+type CacheLoss struct {
+	Type         op.Type `json:"type" yaml:"type" decode:"required"`
+	KL           float64 `json:"mean_kl" yaml:"mean_kl" decode:"required"`
+	Low          float64 `json:"low" yaml:"low"`
+	High         float64 `json:"high" yaml:"high" decode:"required"`
+	TopAgreement float64 `json:"top_agreement" yaml:"top_agreement" decode:"required"`
 }
 
 // Fold divides the inputs of a group of matrix products by factors [K] per channel and multiplies the rows of their
@@ -348,6 +359,20 @@ func (c *Calibration) Loss(class string, scheme op.Scheme, folded bool) *Loss {
 		}
 	}
 	return nil
+}
+
+// CacheLoss returns the mean KL divergence that a type of cache costs, in nats a token; false where it was not measured.
+// Float32 costs nothing.
+func (c *Calibration) CacheLoss(kind op.Type) (kl float64, measured bool) {
+	if kind == op.F32 {
+		return 0, true
+	}
+	for i := range c.Caches {
+		if c.Caches[i].Type == kind {
+			return c.Caches[i].KL, true
+		}
+	}
+	return 0, false
 }
 
 // Fold returns the factors of a group in a layer, nil where there is nothing to fold.

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -53,6 +54,7 @@ func (c *Calibration) validate(at func(path ...any) string) error {
 	if check.sizes(c) {
 		check.activations(c.Activations)
 		check.losses(c.Losses, len(c.Folds) > 0)
+		check.caches(c.Caches)
 		check.folds(c.Folds)
 		check.clips(c.Clips)
 		check.scales(c.Scales)
@@ -74,7 +76,7 @@ func (v *validator) sizes(c *Calibration) bool {
 		}
 	}
 	for _, list := range []sized{
-		{"activations", len(c.Activations)}, {"losses", len(c.Losses)}, {"folds", len(c.Folds)},
+		{"activations", len(c.Activations)}, {"losses", len(c.Losses)}, {"caches", len(c.Caches)}, {"folds", len(c.Folds)},
 		{"clips", len(c.Clips)}, {"scales", len(c.Scales)},
 	} {
 		if list.count > maxEntries {
@@ -327,11 +329,33 @@ func (v *validator) loss(i int, loss *Loss, folds bool) {
 	if loss.Folded && !folds {
 		v.fail(path("folded"), "folded is true, and there are no folds")
 	}
-	if !(loss.Low >= 0 && loss.KL >= loss.Low && loss.High >= loss.KL && loss.High <= math.MaxFloat32) {
-		v.fail(path("mean_kl"), "mean_kl is %v in %v..%v, want 0 <= low <= mean_kl <= high", loss.KL, loss.Low,
-			loss.High)
+	v.divergence(path, loss.KL, loss.Low, loss.High, loss.TopAgreement)
+}
+
+// divergence checks what was measured of a loss.
+func (v *validator) divergence(path func(key string) []any, kl, low, high, agreement float64) {
+	if !(low >= 0 && kl >= low && high >= kl && high <= math.MaxFloat32) {
+		v.fail(path("mean_kl"), "mean_kl is %v in %v..%v, want 0 <= low <= mean_kl <= high", kl, low, high)
 	}
-	if !(loss.TopAgreement >= 0 && loss.TopAgreement <= 1) {
-		v.fail(path("top_agreement"), "top_agreement is %v, want 0..1", loss.TopAgreement)
+	if !(agreement >= 0 && agreement <= 1) {
+		v.fail(path("top_agreement"), "top_agreement is %v, want 0..1", agreement)
+	}
+}
+
+// caches checks each loss of a type of cache; a type has one.
+func (v *validator) caches(list []CacheLoss) {
+	seen := map[op.Type]bool{}
+	for i := range list {
+		loss := &list[i]
+		path := func(key string) []any { return []any{"caches", i, key} }
+		switch {
+		case !slices.Contains(op.CacheTypes, loss.Type):
+			v.fail(path("type"), "type is %q, want one of %q", loss.Type, op.CacheTypes)
+		case loss.Type == op.F32:
+			v.fail(path("type"), "type %q loses nothing", loss.Type)
+		case again(seen, loss.Type):
+			v.fail(path("type"), "type %q is there twice", loss.Type)
+		}
+		v.divergence(path, loss.KL, loss.Low, loss.High, loss.TopAgreement)
 	}
 }

@@ -1,7 +1,6 @@
 package workload
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -15,7 +14,7 @@ import (
 // Demand is a workload applied to a model: everything has a value.
 type Demand struct {
 	Context int     // positions that the cache holds
-	Cache   op.Type // in which they are cached
+	Cache   op.Type // in which they are cached: the most exact type of those permitted
 	Buckets []int   // rows of prefill's programs, ascending
 	Batches []int   // rows of decode's programs but one, ascending
 	// Share is the expected number of calls of each bucket's program per prompt. It includes the calls in which a
@@ -40,7 +39,7 @@ type Demand struct {
 func (w *Workload) Apply(maxContext int) (*Demand, error) {
 	demand := &Demand{
 		Context: w.Context, OutputTokens: w.OutputTokens, Weights: w.Weights, Prompts: w.Prompts,
-		Cache:   cmp.Or(w.Cache, op.F32),
+		Cache:   w.Caches()[0],
 		MaxKL:   w.Quality.MaxKL,
 		Prefill: w.permitted(w.Schemes.Prefill, w.Quality.MaxKL.Prefill),
 		Decode:  w.permitted(w.Schemes.Decode, w.Quality.MaxKL.Decode),

@@ -15,9 +15,9 @@ type Needs struct {
 	// Optional are those of Schemes that only a limit of quality permits: nothing is lost where no processor executes
 	// them.
 	Optional []op.Scheme
-	Context  int     // cached positions
-	Cache    op.Type // in which they are cached
-	Lengths  []int   // of prompts that a bucket may be made for
+	Context  int       // cached positions
+	Caches   []op.Type // in which they may be cached
+	Lengths  []int     // of prompts that a bucket may be made for
 }
 
 // Needs applies the workload to a model of that many positions; nil stands for Default.
@@ -32,7 +32,7 @@ func (w *Workload) Needs(maxContext int) (Needs, error) {
 	schemes := slices.Concat(demand.Prefill, demand.Decode, demand.Head)
 	slices.Sort(schemes)
 	out := Needs{Buckets: demand.Buckets, Batches: demand.Batches, Schemes: slices.Compact(schemes),
-		Context: demand.Context, Cache: demand.Cache,
+		Context: demand.Context, Caches: w.Caches(),
 		Lengths: demand.Prompts.marks()}
 	if w.Quality.MaxKL == (KLLimit{}) {
 		return out, nil

@@ -57,13 +57,11 @@ func (w *Workload) Validate() error {
 	w.Prompts.validate(check)
 	check.want(within(w.OutputTokens, 0, maxLength), "output_tokens", "is %d, want 0..%d", w.OutputTokens, maxLength)
 	check.want(within(w.Context, 0, maxLength), "context", "is %d positions, want 0..%d", w.Context, maxLength)
-	check.want(w.Cache == "" || slices.Contains(op.CacheTypes, w.Cache), "cache", "is %q, want one of %q", w.Cache,
-		op.CacheTypes)
 	w.Schemes.validate(check, w.Outliers)
 	check.want(slices.Contains([]Outliers{"", OutliersClip, OutliersShadow, OutliersBest}, w.Outliers), "outliers",
 		"is %q, want %q, %q or %q", w.Outliers, OutliersClip, OutliersShadow, OutliersBest)
-	check.want(w.Cache == "" || slices.Contains(op.CacheTypes, w.Cache), "cache", "is %q, want one of %q", w.Cache,
-		op.CacheTypes)
+	caches := append(slices.Clone(op.CacheTypes), CacheBest)
+	check.want(w.Cache == "" || slices.Contains(caches, w.Cache), "cache", "is %q, want one of %q", w.Cache, caches)
 	for _, limit := range []struct {
 		path string
 		nats float64

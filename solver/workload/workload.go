@@ -3,6 +3,7 @@
 package workload
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -29,7 +30,7 @@ type Workload struct {
 	OutputTokens int `json:"output_tokens,omitempty" yaml:"output_tokens,omitempty"`
 	// Context is the number of positions the cache holds; 0: the model's, at most 2048.
 	Context int `json:"context,omitempty" yaml:"context,omitempty"`
-	// Cache is the type that keys and values are cached in, one of op.CacheTypes; empty: f32.
+	// Cache is the type that keys and values are cached in, one of op.CacheTypes, or CacheBest; empty: f32.
 	Cache op.Type `json:"cache,omitempty" yaml:"cache,omitempty"`
 	// Quality permits every precision whose measured loss stays within a limit; it needs a calibration.
 	Quality Quality `json:"quality,omitzero" yaml:"quality,omitempty"`
@@ -128,6 +129,17 @@ type Quality struct {
 type KLLimit struct {
 	Prefill float64 `json:"prefill,omitempty" yaml:"prefill,omitempty"`
 	Decode  float64 `json:"decode,omitempty" yaml:"decode,omitempty"`
+}
+
+// CacheBest has solve choose the type of the cache.
+const CacheBest op.Type = "best"
+
+// Caches are the types that keys and values may be cached in, the most exact one first.
+func (w *Workload) Caches() []op.Type {
+	if w.Cache == CacheBest {
+		return op.CacheTypes
+	}
+	return []op.Type{cmp.Or(w.Cache, op.F32)}
 }
 
 // Limits of quality with a meaning of their own: Lossless is what a file writes as 0, LargestKL one that nothing

@@ -93,7 +93,7 @@ func (t *partitionTable) compare(ctx context.Context, pair [2]string) error {
 		return err
 	}
 	costs, err := simulatedCosts(ctx, soc, model,
-		profiler.Want{Schemes: schemes, Buckets: needs.Buckets, MaxContext: needs.Context, Cache: needs.Cache})
+		profiler.Want{Schemes: schemes, Buckets: needs.Buckets, MaxContext: needs.Context, Caches: needs.Caches})
 	if err != nil {
 		return err
 	}

@@ -139,7 +139,7 @@ func regretOf(
 		return nil, err
 	}
 	costs, err := simulatedCosts(ctx, soc, model,
-		profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context, Cache: needs.Cache})
+		profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context, Caches: needs.Caches})
 	if err != nil {
 		return nil, err
 	}

@@ -109,7 +109,7 @@ func (o *ProfileOptions) factRequests(part *socs.SoC) ([]profiler.FactRequest, e
 		})
 	})
 	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: schemes, MaxContext: needs.Context,
-		Cache: needs.Cache}
+		Caches: needs.Caches}
 	return profiler.FactRequests(part, model, want, needs.Lengths)
 }
 

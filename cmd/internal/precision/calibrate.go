@@ -87,7 +87,7 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	cli.Wrote(ui, o.Out, "calibration %.12s of %s, %d windows of %d tokens", digest, weights.Name, cal.Text.Windows,
 		cal.Text.WindowTokens)
 	showCalibration(ui, cal)
-	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "windows": cal.Text.Windows, "losses": cal.Losses,
+	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "windows": cal.Text.Windows, "losses": cal.Losses, "caches": cal.Caches,
 		"folds": len(cal.Folds)})
 }
 
@@ -169,6 +169,9 @@ func showCalibration(ui *cli.Streams, cal *calibration.Calibration) {
 		rows = append(rows, row)
 	}
 	ui.Table(header, rows)
+	for _, loss := range cal.Caches {
+		ui.Printf("cache in %s: KL %.6f\n", loss.Type, loss.KL)
+	}
 	if groups := cal.Groups(); len(groups) > 0 {
 		ui.Printf("folded: %s\n", strings.Join(groups, ", "))
 	}

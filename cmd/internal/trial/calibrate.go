@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/quality"
@@ -91,6 +92,9 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 			return nil, err
 		}
 	}
+	if err := run.caches(ctx); err != nil {
+		return nil, err
+	}
 	tallies, err := run.losses(ctx)
 	if err != nil {
 		return nil, err
@@ -152,7 +156,7 @@ func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, erro
 		})
 	})
 	// the largest number of executions that there can be
-	runs := 1 + 2*len(run.candidates) + run.clipRuns()
+	runs := 1 + len(lossyCaches) + 2*len(run.candidates) + run.clipRuns()
 	for i := range run.groups {
 		runs += run.groupRuns(i, len(run.rounded))
 	}
@@ -300,7 +304,6 @@ func (c *calibrating) clipped(
 	what string,
 ) (_ *quality.Tally, err error) {
 	what = fmt.Sprintf("%s with %s", what, scheme)
-	fail := func(err error) (*quality.Tally, error) { return nil, fmt.Errorf("%s: %w", what, err) }
 	// the calibration as it would be with these folds and clips
 	cal := c.out
 	cal.Losses, cal.Folds, cal.Clips = nil, folds, clips
@@ -315,9 +318,17 @@ func (c *calibrating) clipped(
 		return op.A32W32
 	}, &cal)
 	if err != nil {
-		return fail(err)
+		return nil, fmt.Errorf("%s: %w", what, err)
 	}
-	machine, err := c.Open(ctx, plan, &cal, nil)
+	return c.compare(ctx, plan, &cal, what)
+}
+
+// compare executes all compared windows and compares the logits with the reference's.
+func (c *calibrating) compare(
+	ctx context.Context, plan *planir.Plan, cal *calibration.Calibration, what string,
+) (_ *quality.Tally, err error) {
+	fail := func(err error) (*quality.Tally, error) { return nil, fmt.Errorf("%s: %w", what, err) }
+	machine, err := c.Open(ctx, plan, cal, nil)
 	if err != nil {
 		return fail(err)
 	}
@@ -331,6 +342,31 @@ func (c *calibrating) clipped(
 	}
 	return tally, nil
 }
+
+// caches measures what each type of cache costs, everything else in float32.
+func (c *calibrating) caches(ctx context.Context) error {
+	for _, cache := range lossyCaches {
+		what := "cache with " + string(cache)
+		plan, err := c.planCached(c.size, cache, Float32, nil)
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		tally, err := c.compare(ctx, plan, nil, what)
+		if err != nil {
+			return err
+		}
+		result, err := tally.Result()
+		if err != nil {
+			return err
+		}
+		c.out.Caches = append(c.out.Caches, calibration.CacheLoss{Type: cache, KL: result.KL.Mean, Low: result.KL.Low,
+			High: result.KL.High, TopAgreement: result.TopAgreement.Mean})
+	}
+	return nil
+}
+
+// lossyCaches are the types of cache that lose something.
+var lossyCaches = slices.DeleteFunc(slices.Clone(op.CacheTypes), func(cache op.Type) bool { return cache == op.F32 })
 
 // lose notes what a candidate costs, instead of what was noted before.
 func (c *calibrating) lose(x candidate, t *quality.Tally, folded bool) error {

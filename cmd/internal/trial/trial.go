@@ -77,10 +77,17 @@ func Open(ctx context.Context, model *models.Model) (*Model, error) {
 func (m *Model) Plan(
 	window int, schemeOf func(node string) op.Scheme, cal *calibration.Calibration,
 ) (*planir.Plan, error) {
+	return m.planCached(window, op.F32, schemeOf, cal)
+}
+
+// planCached is Plan with a type of cache.
+func (m *Model) planCached(
+	window int, cache op.Type, schemeOf func(node string) op.Scheme, cal *calibration.Calibration,
+) (*planir.Plan, error) {
 	graph := m.Graph()
 	plan := &planir.Plan{
 		Schema: planir.Schema, Model: planir.ModelRef{Name: m.Name, Digest: m.Digest, EOS: m.EOS, BOS: m.BOS},
-		SoC: planir.SoCRef{Name: "trial", Control: m.proc.Name}, MaxContext: window, KV: op.F32,
+		SoC: planir.SoCRef{Name: "trial", Control: m.proc.Name}, MaxContext: window, KV: cache,
 		Procs: []planir.Proc{m.proc},
 	}
 	var err error

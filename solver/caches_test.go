@@ -1,0 +1,98 @@
+package solver
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// Of the types of cache that are left open the plan has the one that is best by solves with each of them named, within
+// the limit of quality, of which the cache takes its part.
+func TestCacheChosen(t *testing.T) {
+	model, soc := demo(t), twoCores(t, 1)
+	for i := range soc.Processors {
+		soc.Processors[i].KV = op.CacheTypes
+	}
+	cal := invented(t, model, rand.New(rand.NewPCG(7, 7)), op.A8TQ8C)
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Engine: exact.Engine{}}
+	open := func(cache op.Type, limit float64, losses ...calibration.CacheLoss) Input {
+		one, known := in, *cal
+		one.Workload = quick()
+		one.Workload.Cache = cache
+		if limit > 0 {
+			one.Workload.Quality.MaxKL = workload.KLLimit{Prefill: limit, Decode: limit}
+			one.Workload.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A32W32}, Decode: []op.Scheme{op.A32W32}}
+			known.Caches = losses
+			one.Calibration = &known
+		}
+		return one
+	}
+	named := map[op.Type]float64{}
+	for _, cache := range op.CacheTypes {
+		named[cache] = solve(t, open(cache, 0)).ExpectedNS
+	}
+	if !(named[op.Q8] < named[op.F16] && named[op.F16] < named[op.F32]) {
+		t.Fatalf("expected times %v, want less with fewer bits", named)
+	}
+	half, byte8 := calibration.CacheLoss{Type: op.F16, KL: 1e-6}, calibration.CacheLoss{Type: op.Q8, KL: 2e-3}
+	for _, c := range []struct {
+		limit  float64
+		losses []calibration.CacheLoss
+		want   op.Type
+		left   int
+		kl     float64
+	}{
+		{0, nil, op.Q8, 0, math.NaN()},
+		{0.01, []calibration.CacheLoss{half, byte8}, op.Q8, 0, 2e-3},
+		{1e-3, []calibration.CacheLoss{half, byte8}, op.F16, 1, 1e-6},
+		{1e-7, []calibration.CacheLoss{half, byte8}, op.F32, 2, 0},
+		{0.01, nil, op.F32, 2, 0},
+		{0.01, []calibration.CacheLoss{byte8}, op.Q8, 1, 2e-3},
+	} {
+		result := solve(t, open(workload.CacheBest, c.limit, c.losses...))
+		left := 0
+		for _, warning := range result.Warnings {
+			if strings.Contains(warning.Error(), "no plan caches keys and values in") {
+				left++
+			}
+		}
+		if result.Plan.KV != c.want || result.ExpectedNS != named[c.want] || left != c.left {
+			t.Errorf("limit %v, losses %v: cache %s in %v ns, %d left out, want %s in %v, %d", c.limit, c.losses,
+				result.Plan.KV, result.ExpectedNS, left, c.want, named[c.want], c.left)
+		}
+		for _, quality := range result.Plan.Quality {
+			if quality.KL != c.kl || quality.MaxKL != c.limit {
+				t.Errorf("limit %v, cache %s: quality %+v, want KL %v", c.limit, c.want, quality, c.kl)
+			}
+		}
+	}
+
+	// A cache that was named is refused where it loses too much, or nobody knows what it loses.
+	for _, losses := range [][]calibration.CacheLoss{nil, {byte8}} {
+		_, err := Solve(t.Context(), open(op.Q8, 1e-3, losses...))
+		want := []diag.Class{diag.ClassInput, diag.ClassInfeasible}[len(losses)]
+		if diag.ClassOf(err) != want || !strings.Contains(err.Error(), "cache in q8") {
+			t.Errorf("losses %v: got %v", losses, err)
+		}
+	}
+
+	// No processor has a cache of fewer bits.
+	for i := range soc.Processors {
+		soc.Processors[i].KV = []op.Type{op.F32}
+	}
+	in.Costs = costs(t, soc, model, op.A32W32)
+	if result := solve(t, open(workload.CacheBest, 0)); result.Plan.KV != op.F32 || len(result.Warnings) < 2 {
+		t.Errorf("cache %s, warnings %v", result.Plan.KV, result.Warnings)
+	}
+	if !slices.Equal(op.CacheTypes, (&workload.Workload{Cache: workload.CacheBest}).Caches()) {
+		t.Error("another order of types")
+	}
+}
