@@ -426,8 +426,9 @@ func (v *validator) forms(path string, set *capability.Set, schemes map[op.Schem
 		}
 		distinct(v, path+"."+string(scheme), "form", set.Forms[scheme], func(form op.Form) error {
 			switch {
-			case !slices.Contains(op.FormClasses, form):
-				return fmt.Errorf("form %q, want %q", clip(string(form)), op.FormClasses)
+			case !form.IsClass():
+				return fmt.Errorf("form %q, want one of %q, or a variant of kernels as %q", clip(string(form)), op.FormClasses,
+					op.KernelForm("tiles"))
 			case form == op.Conv && set.DynamicRows:
 				return fmt.Errorf("form %q is compiled for a number of rows, and dynamic_rows says that calls may have fewer", form)
 			}
@@ -585,8 +586,9 @@ func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]S
 	}
 	for _, form := range slices.Sorted(maps.Keys(prices)) {
 		price, at := prices[form], path+"."+clip(string(form))
-		if !slices.Contains(op.FormClasses, form) {
-			v.add(path, "form %q, want %q", clip(string(form)), op.FormClasses)
+		if !form.IsClass() {
+			v.add(path, "form %q, want one of %q, or a variant of kernels as %q", clip(string(form)), op.FormClasses,
+				op.KernelForm("tiles"))
 			continue
 		}
 		v.simForm(at, form, price)

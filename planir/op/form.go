@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Form is how a matrix product is put to a processor: the order of its operands, and which operator of a vendor's
-// library computes it. Arithmetic is the same in every form; what it costs, and what a compiler makes of it, differ
+// Form is how a matrix product is put to a processor: the order of its operands, which operator of a vendor's library
+// computes it, or which variant of the driver's kernels. Arithmetic is the same in every form; what it costs, and what a compiler makes of it, differ
 // (HeteroInfer sec. 3.2, llm.npu sec. 4). The default "" is a fully connected layer, activations first: [M,K]x[K,N].
 // A product of one row has no other forms than its order.
 type Form string
@@ -25,8 +25,43 @@ const (
 	Conv Form = "conv"
 )
 
-// FormClasses lists the classes in a fixed order.
+// FormClasses lists the classes that every driver may have, in a fixed order. The variants of a driver's kernels are
+// further classes, one each (KernelForm).
 var FormClasses = []Form{Swapped, BatchMatMul, Conv}
+
+// kernelPrefix begins the forms that name a variant of a driver's kernels.
+const kernelPrefix = "kernel "
+
+// maxKernel bounds the name of a variant.
+const maxKernel = 48
+
+// KernelForm is a product by the variant of that name of the driver's kernels: "kernel tiles". Which variants there are
+// is the driver's business, and what each needs of a device.
+func KernelForm(variant string) Form { return Form(kernelPrefix + variant) }
+
+// Kernel is the variant that the form names, "" for other forms and for what is no name: words of small letters and
+// digits with hyphens in between.
+func (f Form) Kernel() string {
+	variant, named := strings.CutPrefix(string(f), kernelPrefix)
+	if !named || variant == "" || len(variant) > maxKernel {
+		return ""
+	}
+	between := true // words: no name begins or ends with a hyphen, or has two of them in a row
+	for _, letter := range []byte(variant) {
+		hyphen := letter == '-'
+		if hyphen && between || !hyphen && !('a' <= letter && letter <= 'z' || '0' <= letter && letter <= '9') {
+			return ""
+		}
+		between = hyphen
+	}
+	if between {
+		return ""
+	}
+	return variant
+}
+
+// IsClass reports whether the form is a class: one of FormClasses, or a variant of kernels.
+func (f Form) IsClass() bool { return slices.Contains(FormClasses, f) || f.Kernel() != "" }
 
 // ConvForm is the convolution over an image of w*h pixels: "conv 32x8" for w = 32 and h = 8. The rows of the
 // product are its pixels, w after w.
@@ -34,7 +69,7 @@ func ConvForm(w, h int) Form { return Form(fmt.Sprintf("%s %dx%d", Conv, w, h)) 
 
 // Class is the form without the layout of its rows, "" for the default.
 func (f Form) Class() Form {
-	if class, _, ok := strings.Cut(string(f), " "); ok {
+	if class, _, ok := strings.Cut(string(f), " "); ok && f.Kernel() == "" {
 		return Form(class)
 	}
 	return f
@@ -69,7 +104,8 @@ func side(text string) int {
 }
 
 // FormsOf lists the forms of a product of so many rows in the given classes: of Conv every factorisation of these into
-// width and height (llm.npu sec. 4), none of a single row. The order is that of FormClasses, widths ascending.
+// width and height (llm.npu sec. 4), none of a single row. The order is that of FormClasses, widths ascending; variants
+// of kernels follow as they are listed.
 func FormsOf(rows int, classes []Form) []Form {
 	var out []Form
 	for _, class := range FormClasses {
@@ -91,6 +127,11 @@ func FormsOf(rows int, classes []Form) []Form {
 			out = append(out, wide...)
 		}
 	}
+	for _, class := range classes {
+		if class.Kernel() != "" {
+			out = append(out, class)
+		}
+	}
 	return out
 }
 
@@ -108,7 +149,7 @@ func Squarest(rows int) Form {
 // check reports a form that is none, or whose image has another number of pixels than the product rows.
 func (f Form) check(rows int) error {
 	switch {
-	case f == "" || f == Swapped || f == BatchMatMul:
+	case f == "" || f == Swapped || f == BatchMatMul || f.Kernel() != "":
 		return nil
 	case f.Class() == Conv:
 		width, height, ok := f.Image()
@@ -121,5 +162,6 @@ func (f Form) check(rows int) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("form %q, want %q, %q or a convolution as %q", string(f), Swapped, BatchMatMul, ConvForm(16, 8))
+	return fmt.Errorf("form %q, want %q, %q, a convolution as %q or a variant of kernels as %q", string(f), Swapped,
+		BatchMatMul, ConvForm(16, 8), KernelForm("tiles"))
 }

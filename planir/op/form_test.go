@@ -86,3 +86,32 @@ func TestDefaultFormIsSilent(t *testing.T) {
 		t.Errorf("class of %q is %q", f, f.Class())
 	}
 }
+
+// A variant of kernels is a class of its own. Names are words of small letters and digits with hyphens in between.
+func TestKernelForms(t *testing.T) {
+	product := Op{Kind: MatMul, M: 1, K: 8, N: 8, Scheme: A32W32}
+	for _, name := range []string{"tiles", "columns-dot", "2", "a-1-b"} {
+		form := KernelForm(name)
+		product.Form = form
+		if err := product.Validate(); err != nil || form.Kernel() != name || form.Class() != form || !form.IsClass() {
+			t.Errorf("form %q: variant %q, class %q, %v", form, form.Kernel(), form.Class(), err)
+		}
+	}
+	for _, form := range []Form{"kernel", "kernel ", "kernel -a", "kernel a-", "kernel a--b", "kernel A", "kernel a b",
+		"kernel \u00e4", KernelForm(strings.Repeat("a", 49)), "kernels a"} {
+		product.Form = form
+		if err := product.Validate(); err == nil || form.Kernel() != "" || form.IsClass() {
+			t.Errorf("form %q is accepted", form)
+		}
+	}
+	got := FormsOf(2, []Form{KernelForm("b"), Swapped, KernelForm("a")})
+	if want := []Form{Swapped, "kernel b", "kernel a"}; !slices.Equal(got, want) {
+		t.Errorf("forms: got %q, want %q", got, want)
+	}
+	for _, o := range []Op{{Kind: Add, M: 8, N: 8}, {Kind: ExpertMatMul, M: 8, K: 8, N: 8, Experts: 4, Fan: 2, Scheme: A32W32}} {
+		o.Form = KernelForm("tiles")
+		if err := o.Validate(); err == nil {
+			t.Errorf("%s by named kernels is accepted", o.Kind)
+		}
+	}
+}

@@ -78,6 +78,9 @@ type Capabilities struct {
 	// Imitates are the schemes of Schemes that it computes as other processors would, to show their numbers: without
 	// kernels of its own, and never worth planning for. Probing leaves them out.
 	Imitates []op.Scheme
+	// Usual is the form that products of a scheme have where they name none, if that is one of Forms. Probing leaves it
+	// out, so that it is not measured twice.
+	Usual map[op.Scheme]op.Form
 
 	Virtual  bool // times are simulated, not measured
 	Emulated bool // results are a device's that a program here imitates: times are real, and none of the device's
@@ -85,12 +88,18 @@ type Capabilities struct {
 	Cores []int // CPU cores it occupies while running
 }
 
-// Offered is what plans may use the processor for, as SoC files state it: no schemes that it imitates, no layouts but
-// those of its schemes, and no list of kinds where it executes all.
+// Offered is what plans may use the processor for, as SoC files state it: no schemes that it imitates, no forms that
+// products have without one, no layouts but those of its schemes, and no list of kinds where it executes all of them.
 func (c *Capabilities) Offered() capability.Set {
 	out := c.Set.Clone()
 	out.Tile.M = max(1, out.Tile.M)
 	out.Schemes = slices.DeleteFunc(out.Schemes, func(s op.Scheme) bool { return slices.Contains(c.Imitates, s) })
+	for scheme, usual := range c.Usual {
+		out.Forms[scheme] = slices.DeleteFunc(out.Forms[scheme], func(f op.Form) bool { return f == usual })
+		if len(out.Forms[scheme]) == 0 {
+			delete(out.Forms, scheme)
+		}
+	}
 	out.Layouts = map[string]string{}
 	for _, scheme := range c.Schemes {
 		out.Layouts[scheme.Weight()] = c.Layouts[scheme.Weight()]

@@ -81,6 +81,10 @@ func Inspect(ui *cli.Streams, path string) error {
 		ui.Printf("\n")
 		planview.ShowEvidence(ui, plan)
 		planview.ShowLimits(ui, plan)
+		planview.ShowKernels(ui, plan)
+		if named := planview.NamedKernels(plan); named != nil {
+			doc["kernels"] = named
+		}
 		doc["evidence"], doc["quality"], doc["memory"] = plan.Evidence(), plan.Quality, plan.Memory
 	}
 	return ui.Result(doc)

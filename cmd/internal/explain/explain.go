@@ -431,7 +431,7 @@ func provenance(soc *planir.SoCRef) string {
 		"itself."
 }
 
-// forms tells which processors are given matrix products in another form than the default.
+// forms tells which processors are given matrix products in another form than the default, or by named kernels.
 func (x *answer) forms() (out []string) {
 	// The default form is not told: it is what everybody expects.
 	words := map[op.Form]string{op.Swapped: "weight first", op.BatchMatMul: "as a batch matmul",
@@ -450,6 +450,11 @@ func (x *answer) forms() (out []string) {
 		for _, form := range op.FormClasses {
 			if count[form] > 0 {
 				parts = append(parts, fmt.Sprintf("%d of %d matrix products %s", count[form], products, words[form]))
+			}
+		}
+		for _, form := range slices.Sorted(maps.Keys(count)) {
+			if variant := form.Kernel(); variant != "" {
+				parts = append(parts, fmt.Sprintf("%d of %d matrix products by its kernels %q", count[form], products, variant))
 			}
 		}
 		if parts != nil {

@@ -3,6 +3,7 @@
 package planview
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -246,4 +247,47 @@ func ShowTarget(ui *cli.Streams, plan *planir.Plan) {
 	}
 	ui.Printf("target %s: only processors with target data, with what they execute there (%s)%s\n", plan.SoC.Name,
 		strings.Join(procs, ", "), times)
+}
+
+// Kernels is a variant of a processor's kernels that a plan names, and the graphs whose products are by it.
+type Kernels struct {
+	Proc    string   `json:"processor"`
+	Variant string   `json:"variant"`
+	Graphs  []string `json:"graphs"`
+}
+
+// NamedKernels lists the variants of kernels that a plan names, by processor and name.
+func NamedKernels(plan *planir.Plan) (list []Kernels) {
+	for i := range plan.Program.Graphs {
+		graph := &plan.Program.Graphs[i]
+		for j := range graph.Graph.Nodes {
+			variant := graph.Graph.Nodes[j].Op.Form.Kernel()
+			if variant == "" {
+				continue
+			}
+			at := slices.IndexFunc(list, func(k Kernels) bool { return k.Proc == graph.Proc && k.Variant == variant })
+			if at < 0 {
+				at, list = len(list), append(list, Kernels{Proc: graph.Proc, Variant: variant})
+			}
+			if !slices.Contains(list[at].Graphs, graph.Name) {
+				list[at].Graphs = append(list[at].Graphs, graph.Name)
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b Kernels) int {
+		return cmp.Or(strings.Compare(a.Proc, b.Proc), strings.Compare(a.Variant, b.Variant))
+	})
+	return list
+}
+
+// ShowKernels tells which variants of kernels a plan names, a line each.
+func ShowKernels(ui *cli.Streams, plan *planir.Plan) {
+	const few = 4
+	for _, named := range NamedKernels(plan) {
+		graphs, more := named.Graphs, ""
+		if len(graphs) > few {
+			graphs, more = graphs[:few], fmt.Sprintf(" and %d more", len(graphs)-few)
+		}
+		ui.Printf("kernels %q of %s: %s%s\n", named.Variant, named.Proc, strings.Join(graphs, ", "), more)
+	}
 }

@@ -135,8 +135,9 @@ func testCapabilities(t *testing.T, f *Factory) {
 	for scheme, forms := range caps.Forms {
 		for _, form := range forms {
 			once("form " + string(form) + " of " + string(scheme))
-			if !slices.Contains(op.FormClasses, form) || !slices.Contains(caps.Schemes, scheme) {
-				t.Errorf("form %q of scheme %q: want one of %q, of a supported scheme", form, scheme, op.FormClasses)
+			if !form.IsClass() || !slices.Contains(caps.Schemes, scheme) {
+				t.Errorf("form %q of scheme %q: want one of %q or a variant of kernels, of a supported scheme", form, scheme,
+					op.FormClasses)
 			}
 			if form == op.Conv && caps.DynamicRows {
 				t.Errorf("form %q is compiled for a number of rows, and calls may use fewer", form)
@@ -244,7 +245,7 @@ func (s *session) variants(tr *trial, rows, maxContext int, seed uint64) {
 func testOperators(t *testing.T, f *Factory) {
 	session := open(t, f, f.Config)
 	tried, alike := map[op.Kind]int{}, map[op.Op]int{}
-	for i, operator := range operators() {
+	for i, operator := range slices.Concat(operators(), kernelForms(session.caps)) {
 		graph := single(session.caps, operator)
 		name := strings.ReplaceAll(operator.Key(), "/", ":")
 		if operator.Kind == op.GLU {
@@ -257,9 +258,12 @@ func testOperators(t *testing.T, f *Factory) {
 			continue // refused: RefusedAtLoad
 		}
 		tried[operator.Kind]++
-		// Short runs try six variants of each kind and scheme.
-		of := op.Op{Kind: operator.Kind, Scheme: operator.Scheme}
-		if alike[of]++; (f.Sampled || sampled()) && alike[of] > 6 {
+		// Short runs try six variants of each kind and scheme, and one of each variant of kernels.
+		of, few := op.Op{Kind: operator.Kind, Scheme: operator.Scheme}, 6
+		if operator.Form.Kernel() != "" {
+			of.Form, few = operator.Form, 1
+		}
+		if alike[of]++; (f.Sampled || sampled()) && alike[of] > few {
 			continue
 		}
 		// A copy moves values of any type; its type is that of its operands.

@@ -107,6 +107,23 @@ func products(add func(ops ...op.Op)) {
 	}
 }
 
+// kernelForms are products by each variant of kernels that a processor claims: decoding, and blocks of rows and columns
+// with a remainder.
+func kernelForms(caps *driver.Capabilities) (list []op.Op) {
+	for _, scheme := range caps.Schemes {
+		for _, form := range caps.Forms[scheme] {
+			if form.Kernel() == "" {
+				continue
+			}
+			for i, shape := range [][3]int{{21, 96, 160}, {1, 97, 131}, {6, 64, 32}} {
+				list = append(list, op.Op{Kind: op.MatMul, M: shape[0], K: shape[1], N: shape[2], Scheme: scheme, Form: form,
+					Bias: i == 0})
+			}
+		}
+	}
+	return list
+}
+
 // expertProducts multiply each row by the matrices of the experts chosen for it.
 func expertProducts(add func(ops ...op.Op), scheme op.Scheme) {
 	for _, sh := range []struct {

@@ -237,12 +237,26 @@ var layouts = map[string]string{
 	"f32": op.RowsLayout, "f16": op.RowsLayout, "bf16": op.RowsLayout,
 }
 
-// capabilities say what the kernels compute, on a device with or without memory of its own.
-func capabilities(own bool) *driver.Capabilities {
-	return &driver.Capabilities{Set: capability.Set{
+// capabilities say what the kernels compute, on a device with or without memory of its own. The forms of a product are
+// the variants of its kernels that the device can execute.
+func capabilities(own bool, settings settings, features *kernel.Features) *driver.Capabilities {
+	forms, usual := map[op.Scheme][]op.Form{}, map[op.Scheme]op.Form{}
+	for _, scheme := range op.SchemesOf(Name) {
+		family := kernel.Product(scheme)
+		first, can := kernel.First(family, features)
+		if named := settings.variants[family]; named != "" {
+			first = named
+		}
+		usual[scheme] = op.KernelForm(first)
+		for _, variant := range can {
+			forms[scheme] = append(forms[scheme], op.KernelForm(variant))
+		}
+	}
+	return &driver.Capabilities{Usual: usual, Set: capability.Set{
 		Tile:    capability.Tile{K: pack.BlockK, N: pack.TileN},
 		Kinds:   kernel.Kinds(),
 		Schemes: op.SchemesOf(Name),
+		Forms:   forms,
 		Layouts: maps.Clone(layouts),
 		KV:      []op.Type{op.F32, op.F16},
 

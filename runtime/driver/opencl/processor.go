@@ -61,7 +61,7 @@ type call struct {
 func newProcessor(selector string, from *device, settings settings) (*processor, error) {
 	p := &processor{Local: driver.Local{Name: Name + ":" + selector}, device: from, settings: settings,
 		shares: from.imports && !settings.own, codes: map[string]*kernel.Code{}}
-	p.caps = capabilities(!p.shares)
+	p.caps = capabilities(!p.shares, settings, &from.features)
 	var err error
 	if p.queue, err = from.context.NewQueue(false); err != nil {
 		return nil, err

@@ -39,7 +39,7 @@ func identityOf(from *clapi.Device) (driver.Identity, error) {
 		Driver: strings.Join([]string{from.Platform.Name, version, from.Platform.Version}, ", ")}, nil
 }
 
-// Prebuild builds the programs of an artifact for the variants that the device would choose.
+// Prebuild builds the programs of an artifact for the variants that forms name or the device would choose.
 func (opencl) Prebuild(ctx context.Context, config driver.Config, data []byte) ([]driver.Prebuilt, error) {
 	from, settings, err := find(ctx, config)
 	if err != nil {
@@ -57,22 +57,25 @@ func (opencl) Prebuild(ctx context.Context, config driver.Config, data []byte) (
 		return nil, err
 	}
 	var out []driver.Prebuilt
-	for _, family := range kernel.Families(&code.Graph) {
-		variant, err := choose(code, family, settings, &device.features)
+	seen := map[[sha256.Size]byte]bool{} // a variant may be named and taken without a name
+	for _, use := range kernel.Uses(&code.Graph) {
+		variant, err := choose(code, use, settings, &device.features)
 		if err != nil {
 			return nil, err
 		}
 		for _, program := range code.Programs {
-			if program.Family != family || program.Variant != variant.Name {
+			digest := sha256.Sum256([]byte(program.Source))
+			if program.Family != use.Family || program.Variant != variant.Name || seen[digest] {
 				continue
 			}
+			seen[digest] = true
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
 			made, err := device.prebuild(program.Source)
 			if err != nil {
 				return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "build kernels %q, variant %q, for device %q: %w",
-					family, variant.Name, from.Name, err)
+					use.Family, variant.Name, from.Name, err)
 			}
 			out = append(out, *made)
 		}

@@ -187,3 +187,71 @@ func TestProgramsOfABundle(t *testing.T) {
 		t.Errorf("a source that does not compile: %v", err)
 	}
 }
+
+// The forms of a product are the variants that the device can execute; probing leaves out the one that it takes by
+// itself. One that the device lacks, and one that there is not, are refused by name with what it has.
+func TestNamedVariants(t *testing.T) {
+	for _, selected := range []string{"", "tiles"} {
+		options := map[string]string{}
+		usual := op.KernelForm("tiles") // of a device without local memory of its own
+		if selected == "" {
+			if first := openHere(t, nil); first.device.features.Dedicated {
+				usual = op.KernelForm("columns")
+			}
+		} else {
+			options[kernel.Option+"matmul a32/w32"] = selected
+		}
+		p := openHere(t, options)
+		caps := p.Capabilities()
+		_, can := kernel.First("matmul a32/w32", &p.device.features)
+		if len(caps.Forms[op.A32W32]) != len(can) {
+			t.Errorf("forms %q, want the variants %q", caps.Forms[op.A32W32], can)
+		}
+		offered := caps.Offered()
+		if !caps.HasForm(op.A32W32, usual) || offered.HasForm(op.A32W32, usual) {
+			t.Errorf("usual form %q: claimed are %q, offered %q", usual, caps.Forms[op.A32W32], offered.Forms[op.A32W32])
+		}
+	}
+
+	graph := op.Single(op.Op{Kind: op.MatMul, M: 2, K: 32, N: 32, Scheme: op.A8TQ8C}, op.TilesLayout)
+	graph.Nodes[0].Op.Form = op.KernelForm("columns-dot")
+	code, err := kernel.Compile(graph, func(string) string { return "" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	few := kernel.Features{MaxGroup: 1}
+	use := kernel.Uses(&code.Graph)[0]
+	_, err = choose(code, use, settings{}, &few)
+	if err == nil || !strings.Contains(err.Error(), `variant "columns-dot" of kernels "matmul a8t/q8c"`) ||
+		!slices.Contains(diag.HintsOf(err), "solve again with a record of this device; it executes tiles") {
+		t.Errorf("a device that lacks the variant: got %v, hints %q", err, diag.HintsOf(err))
+	}
+	use.Variant = "fast"
+	if _, err = choose(code, use, settings{}, &few); err == nil ||
+		!slices.Contains(diag.HintsOf(err), "variants: columns-dot, columns, columns-image, tiles") {
+		t.Errorf("an unknown variant: got %v, hints %q", err, diag.HintsOf(err))
+	}
+	use.Variant = "tiles"
+	if _, err = choose(code, use, settings{}, &few); err == nil || !strings.Contains(err.Error(), "does not carry") {
+		t.Errorf("a variant that the artifact lacks: got %v", err)
+	}
+}
+
+// openHere opens the first device, or skips the test.
+func openHere(t *testing.T, options map[string]string) *processor {
+	t.Helper()
+	require.Deps()
+	opened, err := New().Open(t.Context(), driver.Config{Options: options})
+	if errors.Is(err, driver.ErrUnavailable) {
+		require.Skip(t, Name, err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := opened.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return opened.(*processor)
+}

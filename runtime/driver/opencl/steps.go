@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/hetc/hetc/internal/clapi"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -222,20 +224,24 @@ func (b *builder) add(s *step) { b.e.steps = append(b.e.steps, *s) }
 
 // launch builds the function of a family's program and appends its launch to a step.
 func (b *builder) launch(s *step, family, function string, columns int, args ...argument) error {
-	variant, err := b.e.choose(family)
+	variant, err := b.e.choose(family, "")
 	if err != nil {
 		return err
 	}
 	return b.launchVariant(s, family, variant, variant.Rows, function, columns, args)
 }
 
-// choose is the variant of a family that the options name, or that suits the device.
-func (e *executable) choose(family string) (kernel.Variant, error) {
-	return choose(e.code, family, e.p.settings, &e.p.device.features)
+// choose is the variant of a family that the form of a node names, that the options name, or that suits the device.
+func (e *executable) choose(family, named string) (kernel.Variant, error) {
+	return choose(e.code, kernel.Use{Family: family, Variant: named}, e.p.settings, &e.p.device.features)
 }
 
-// choose is the variant of a family that an artifact has for a device with these options.
-func choose(code *kernel.Code, family string, settings settings, features *kernel.Features) (kernel.Variant, error) {
+// choose is the variant that an artifact has for a use, on a device with these options.
+func choose(code *kernel.Code, use kernel.Use, settings settings, features *kernel.Features) (kernel.Variant, error) {
+	family := use.Family
+	if use.Variant != "" {
+		return named(code, use, features)
+	}
 	variant, err := code.Choose(family, features)
 	if err != nil {
 		return variant, err
@@ -247,6 +253,26 @@ func choose(code *kernel.Code, family string, settings settings, features *kerne
 				family, want)
 		}
 		return wanted, nil
+	}
+	return variant, nil
+}
+
+// named is the variant that the form of a node names, which the artifact must carry and the device be able to execute.
+func named(code *kernel.Code, use kernel.Use, features *kernel.Features) (kernel.Variant, error) {
+	variant, known := kernel.Find(use.Family, use.Variant)
+	if !known {
+		return variant, diag.New(diag.ClassInput, "kernels %q have no variant %q, which the product's form names",
+			use.Family, use.Variant).WithHint("variants: %s", kernel.VariantNames(use.Family))
+	}
+	if lacks := variant.Lacks(features); lacks != "" {
+		_, can := kernel.First(use.Family, features)
+		return variant, diag.New(diag.ClassUnavailable, "variant %q of kernels %q, which the product's form names, needs %s, "+
+			"which the device lacks", use.Variant, use.Family, lacks).
+			WithHint("solve again with a record of this device; it executes %s", strings.Join(can, ", "))
+	}
+	if code.Find(use.Family, use.Variant, variant.Rows) == "" {
+		return variant, diag.New(diag.ClassInput, "kernels %q: the artifact does not carry variant %q, which the product's "+
+			"form names", use.Family, use.Variant).WithHint("emit the bundle again")
 	}
 	return variant, nil
 }
@@ -426,7 +452,7 @@ const maxDotK = math.MaxInt32 / (127 * 128)
 // matMul is a product. Activations that are rounded to f16 are so in a step before it.
 func (b *builder) matMul() error {
 	operator := &b.op
-	family := "matmul " + string(operator.Scheme)
+	family := kernel.Product(operator.Scheme)
 	if operator.Scheme.QuantisedRows() && operator.K > maxDotK {
 		return fmt.Errorf("k = %d of scheme %q, want at most %d", operator.K, operator.Scheme, maxDotK)
 	}
@@ -450,7 +476,7 @@ func (b *builder) matMul() error {
 	if operator.Bias {
 		bias, biased = b.w[1], 1
 	}
-	variant, err := b.e.choose(family)
+	variant, err := b.e.choose(family, operator.Form.Kernel())
 	if err != nil {
 		return err
 	}
@@ -627,7 +653,7 @@ func (b *builder) attention() error {
 	s, operator := b.step(), &b.op
 	families := kernel.FamiliesOf(operator)
 	family := families[len(families)-1]
-	variant, err := b.e.choose(family)
+	variant, err := b.e.choose(family, "")
 	if err != nil {
 		return err
 	}

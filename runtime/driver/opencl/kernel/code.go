@@ -3,6 +3,7 @@ package kernel
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
@@ -27,8 +28,30 @@ type Program struct {
 // maxCode bounds an artifact in bytes.
 const maxCode = 4 << 20
 
-// Compile makes the artifact of a graph. choose returns the variant that a family is to have; "" takes all of them, of
-// which the driver chooses.
+// Use is a family of kernels that a node needs, and the variant that the node's form names; "" where it names none.
+type Use struct{ Family, Variant string }
+
+// Uses are the distinct uses of a graph's nodes, in the order of the first. A form names the variant of the product, not
+// of the kernels that prepare it.
+func Uses(graph *op.Graph) (list []Use) {
+	for i := range graph.Nodes {
+		operator := &graph.Nodes[i].Op
+		families := FamiliesOf(operator)
+		for j, family := range families {
+			use := Use{Family: family}
+			if j == len(families)-1 {
+				use.Variant = operator.Form.Kernel()
+			}
+			if !slices.Contains(list, use) {
+				list = append(list, use)
+			}
+		}
+	}
+	return list
+}
+
+// Compile makes the artifact of a graph. Products whose form names a variant have that one. For the others choose
+// returns the variant that a family is to have; "" takes all of them, of which the driver chooses.
 func Compile(graph op.Graph, choose func(family string) string) (*Code, error) {
 	out := &Code{Version: Version, Graph: graph, Programs: []Program{}}
 	for i := range graph.Nodes {
@@ -37,20 +60,27 @@ func Compile(graph op.Graph, choose func(family string) string) (*Code, error) {
 				operator.Scheme, operator.KV)
 		}
 	}
-	for _, name := range Families(&graph) {
-		wanted, found := choose(name), false
-		for _, variant := range Variants(name) {
-			if wanted != "" && wanted != variant.Name {
+	wanted := map[string][]string{} // variants by family; "" asks for all
+	for _, use := range Uses(&graph) {
+		variant := use.Variant
+		if variant == "" {
+			variant = choose(use.Family)
+		}
+		if _, known := Find(use.Family, variant); variant != "" && !known {
+			return nil, diag.New(diag.ClassInput, "kernels %q have no variant %q", use.Family, variant).
+				WithHint("variants: %s", VariantNames(use.Family))
+		}
+		wanted[use.Family] = append(wanted[use.Family], variant)
+	}
+	for _, family := range Families(&graph) {
+		names := wanted[family]
+		for _, variant := range Variants(family) {
+			if !slices.Contains(names, variant.Name) && !slices.Contains(names, "") {
 				continue
 			}
-			found = true
-			if err := out.add(name, &variant); err != nil {
+			if err := out.add(family, &variant); err != nil {
 				return nil, err
 			}
-		}
-		if !found {
-			return nil, diag.New(diag.ClassInput, "kernels %q have no variant %q", name, wanted).
-				WithHint("variants: %s", VariantNames(name))
 		}
 	}
 	return out, nil

@@ -156,12 +156,15 @@ func products() (list []family) {
 			variants = append([]Variant{dot}, variants...)
 		}
 		for _, scheme := range product.schemes {
-			list = append(list, family{name: "matmul " + string(scheme), file: "matmul.cl", defines: product.defines,
+			list = append(list, family{name: Product(scheme), file: "matmul.cl", defines: product.defines,
 				variants: variants})
 		}
 	}
 	return list
 }
+
+// Product is the family of products of a scheme.
+func Product(scheme op.Scheme) string { return "matmul " + string(scheme) }
 
 // find is the row of a family, nil for an unknown one. A family of heads of one width is named with it behind a colon.
 func find(name string) *family {
@@ -213,6 +216,22 @@ func (v *Variant) Lacks(f *Features) string {
 // Suits reports whether the variant is one to prefer on the device.
 func (v *Variant) Suits(f *Features) bool { return v.Lacks(f) == "" && (f.Dedicated || !v.dedicated) }
 
+// First is the first variant of a family that suits the device, and the name of every one that the device can execute;
+// without one that suits, the first of those. It is what Code.Choose takes of an artifact that carries all variants.
+func First(name string, f *Features) (first string, can []string) {
+	suits := false
+	for _, variant := range Variants(name) {
+		if variant.Lacks(f) != "" {
+			continue
+		}
+		can = append(can, variant.Name)
+		if first == "" || !suits && variant.Suits(f) {
+			first, suits = variant.Name, variant.Suits(f)
+		}
+	}
+	return first, can
+}
+
 // Source is the program of a variant of a family, with ROWS as the number of rows that an item computes.
 func Source(name string, v *Variant, rows int) (string, error) {
 	row := find(name)
@@ -247,15 +266,10 @@ func Probe() (string, error) {
 
 // Families are those that the nodes of a graph need, in the order of first use.
 func Families(graph *op.Graph) (list []string) {
-	add := func(names ...string) {
-		for _, name := range names {
-			if !slices.Contains(list, name) {
-				list = append(list, name)
-			}
+	for _, use := range Uses(graph) {
+		if !slices.Contains(list, use.Family) {
+			list = append(list, use.Family)
 		}
-	}
-	for i := range graph.Nodes {
-		add(FamiliesOf(&graph.Nodes[i].Op)...)
 	}
 	return list
 }
@@ -265,7 +279,7 @@ func FamiliesOf(operator *op.Op) []string {
 	kv := string(operator.KV)
 	switch operator.Kind {
 	case op.MatMul:
-		name := "matmul " + string(operator.Scheme)
+		name := Product(operator.Scheme)
 		if find(name) == nil {
 			return nil
 		}

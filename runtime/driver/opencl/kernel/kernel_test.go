@@ -2,8 +2,10 @@ package kernel
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -68,6 +70,47 @@ func TestChoose(t *testing.T) {
 	}
 	if _, err := Compile(graph, func(string) string { return "fast" }); err == nil {
 		t.Error("an unknown variant was compiled")
+	}
+}
+
+// A product's form names its variant: the artifact carries that one alone, and what others need beside it.
+func TestNamed(t *testing.T) {
+	product := op.Op{Kind: op.MatMul, M: 4, K: 64, N: 64, Scheme: op.A16FW16, Form: op.KernelForm("tiles")}
+	graph := op.Single(product, op.TilesLayout)
+	carried := func(choose string) (list []string) {
+		t.Helper()
+		code, err := Compile(graph, func(string) string { return choose })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, program := range code.Programs {
+			if program.Family == "matmul a16f/w16" {
+				list = append(list, program.Variant)
+			}
+		}
+		return slices.Compact(list)
+	}
+	// The kernels that round activations before it have variants of other names, and are chosen as without the form.
+	for _, name := range []string{"tiles", "columns"} {
+		graph.Nodes[0].Op.Form = op.KernelForm(name)
+		if got := carried(""); !slices.Equal(got, []string{name}) {
+			t.Errorf("got the variants %q, want %q, which the form names", got, name)
+		}
+	}
+
+	// Beside a product without a form the artifact carries all variants, once.
+	plain := graph.Nodes[0]
+	plain.Op.Form, plain.Out = "", []string{"second"}
+	graph.Nodes = append(graph.Nodes, plain)
+	if got := carried(""); !slices.Equal(got, []string{"columns", "columns-image", "tiles"}) {
+		t.Errorf("got the variants %q, want all", got)
+	}
+
+	graph.Nodes[0].Op.Form = op.KernelForm("fast")
+	_, err := Compile(graph, func(string) string { return "" })
+	if err == nil || !strings.Contains(err.Error(), `no variant "fast"`) ||
+		!slices.Contains(diag.HintsOf(err), "variants: columns, columns-image, tiles") {
+		t.Errorf("an unknown variant: got %v, hints %q", err, diag.HintsOf(err))
 	}
 }
 
