@@ -89,9 +89,8 @@ func (p Proof) String() string {
 		parts = append(parts, "No plan made of these candidates is predicted to hold less: that is proved. "+
 			"Of those that hold as little another one may be faster.")
 	case p.Open == 0:
-		parts = append(parts, "It is proved for every program that no other choice among the candidates has a smaller "+
-			"sum of the times of operators and of hand-overs within sections. "+
-			"Waits between sections are predicted, and are not part of the proof.")
+		parts = append(parts, "Counting operators and hand-overs within sections, these decisions are proved to be the "+
+			"best of the candidates in every program. Waits between sections are only predicted.")
 	case p.Proved == 0:
 		parts = append(parts, fmt.Sprintf(
 			"The search ended at its limit: a plan that is up to %.2g %% better under these predictions is not ruled out.", 100*p.Gap))
@@ -111,8 +110,8 @@ func (p Proof) String() string {
 	}
 	if p.Faster > 0 {
 		parts = append(parts, fmt.Sprintf(
-			"%s other decisions than the proved ones. With waits between sections counted, those are predicted to be faster.",
-			several(p.Faster, "program has", "programs have")))
+			"Counting them too, %s predicted to be faster with other decisions, and %s those.",
+			several(p.Faster, "program is", "programs are"), []string{"has", "have"}[min(p.Faster-1, 1)]))
 	}
 	return strings.Join(parts, " ")
 }

@@ -20,13 +20,13 @@ func TestProofOf(t *testing.T) {
 		not  string
 	}{
 		{"nothing", nil, Proof{}, "", "x"},
-		{"all", []planir.Solve{solve("optimal", 5, 5), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 2}, "proved for every program", "as good"},
+		{"all", []planir.Solve{solve("optimal", 5, 5), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 2}, "best of the candidates in every program", "as good"},
 		{"tied", []planir.Solve{solve("optimal", 5, 5), solve(StatusTied, 7, 7)}, Proof{Problems: 2, Proved: 2, Tied: 1}, "may be as good", "ruled out"},
 		{"an older plan", []planir.Solve{solve("feasible", 7, 7)}, Proof{Problems: 1, Proved: 1, Tied: 1}, "may be as good", "ended at its limit"},
 		{"replaced", []planir.Solve{solve(StatusReplaced, 110, 100), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 2, Replaced: 1}, "1 program is executed by its best single processor", "ruled out"},
-		{"faster", []planir.Solve{solve(StatusFaster, 110, 100), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 2, Faster: 1}, "1 program has other decisions", "ruled out"},
-		{"memory", []planir.Solve{{Problem: "joint memory", Status: "optimal", ObjectiveNS: 7, BoundNS: 7}}, Proof{Problems: 1, Proved: 1, holds: true}, "predicted to hold less: that is proved", "smaller sum"},
-		{"open", []planir.Solve{solve("feasible", 1000, 975), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 1, Open: 1, Gap: 0.025}, "up to 2.5 % better", "every program"},
+		{"faster", []planir.Solve{solve(StatusFaster, 110, 100), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 2, Faster: 1}, "1 program is predicted to be faster with other decisions, and has those", "ruled out"},
+		{"memory", []planir.Solve{{Problem: "joint memory", Status: "optimal", ObjectiveNS: 7, BoundNS: 7}}, Proof{Problems: 1, Proved: 1, holds: true}, "predicted to hold less: that is proved", "in every program"},
+		{"open", []planir.Solve{solve("feasible", 1000, 975), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 1, Open: 1, Gap: 0.025}, "up to 2.5 % better", "in every program"},
 	} {
 		got := ProofOf(c.list)
 		if text := got.String(); got != c.want || !strings.Contains(text, c.says) || strings.Contains(text, c.not) {

@@ -616,8 +616,10 @@ const (
 	idleSpin  = 500 * time.Microsecond // between sections: sampling takes less
 	foresight = 16                     // steps of another lane
 	spinLast  = 10 * time.Microsecond  // before a wait is expected to end
-	spinAfter = 100 * time.Microsecond // and after that, or half of what was expected: on a core that others use
-	shortNap  = 10 * time.Microsecond  // too, a lane that spins is one the scheduler punishes when it has work
+	// After it was expected to end, or half of what was expected: then a lane that spins naps. On a core that others use
+	// too, the scheduler punishes who has spun when work comes.
+	spinAfter = 100 * time.Microsecond
+	shortNap  = 10 * time.Microsecond
 	longNap   = time.Millisecond
 	lastNap   = 100 * time.Microsecond // long naps end later: the last one is short
 	lateFirst = 40 * time.Microsecond  // how late naps are thought to end before there was one
