@@ -96,7 +96,7 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 		}
 	}
 	onCores := len(soc.Processors)
-	prober := &prober{soc, &options}
+	prober := &prober{soc: soc, o: &options, completions: map[string]map[string]map[string]string{}}
 	for _, surveyor := range devicesOf {
 		if err := prober.addDevices(ctx, surveyor); err != nil {
 			return nil, err

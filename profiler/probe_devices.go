@@ -41,6 +41,8 @@ func (p *prober) addDevices(ctx context.Context, from driver.Surveyor) error {
 type prober struct {
 	soc *socs.SoC
 	o   *ProbeOptions
+	// of each device, ways in which its driver tells that a call has ended
+	completions map[string]map[string]map[string]string
 }
 
 // device asks a device and its driver.
@@ -74,11 +76,16 @@ func (p *prober) device(ctx context.Context, from driver.Surveyor, device driver
 			p.soc.Sources[at+"."+limit.name] = source
 		}
 	}
-	prefix := strings.NewReplacer(":", "_", ".", "_", "-", "_").Replace(name) + "_"
 	for _, fact := range slices.Sorted(maps.Keys(told.Told)) {
-		p.soc.AddFact(prefix+fact, told.Told[fact], source)
+		p.soc.AddFact(factPrefix(name)+fact, told.Told[fact], source)
 	}
+	p.completions[name] = told.Completions
 	return out, nil
+}
+
+// factPrefix begins the names of facts about a processor.
+func factPrefix(proc string) string {
+	return strings.NewReplacer(":", "_", ".", "_", "-", "_").Replace(proc) + "_"
 }
 
 // measureDevices measures the processors from first on.
@@ -108,7 +115,7 @@ func (p *prober) measureDevices(ctx context.Context, first int, drivers []driver
 // deviceTimes are what a small and a large addition take in ns.
 type deviceTimes struct{ small, large float64 }
 
-// measureDevice measures launch, bandwidth and copies of one device, and links it with every other processor. On a device
+// measureDevice measures launch, bandwidth, copies and meetings of one device, and links it with every other processor. On a device
 // with memory of its own the same additions are measured with operands that stay there and with operands that travel:
 // the difference is copying.
 func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Processor) error {
@@ -123,12 +130,15 @@ func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Proc
 	}
 	at := "processors." + proc.Name
 	proc.LaunchUS = round(staying.small/1e3, 4)
-	p.soc.Sources[at+".launch_us"] = "measured: by hetc probe, an addition of two numbers, from submission to its result"
+	p.soc.Sources[at+".launch_us"] = "measured: by hetc probe, one more addition of two numbers while others are in flight"
 	proc.BandwidthGBps = rate(large.Bytes(), staying.large-staying.small)
 	p.soc.Sources[at+".bandwidth_gbps"] = "measured: by hetc probe, adding large matrices"
 
-	var link socs.Link
-	source := "measured: by hetc probe, within launch_us"
+	link, copied := socs.Link{}, ""
+	met, err := p.measureMeetings(ctx, run, proc, staying.small)
+	if err != nil {
+		return err
+	}
 	if proc.OwnMemory {
 		p.o.note("copies of %s", proc.Name)
 		run.moves = true
@@ -140,20 +150,25 @@ func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Proc
 		first := max(0, travelling.small-staying.small) // of two operands there and one back
 		link.CopyLaunchUS = round(first/3e3, 4)
 		link.CopyGBps = rate(large.Bytes(), travelling.large-staying.large-first)
-		source += "; additions with and without copying their operands"
+		copied = "; additions with and without copying their operands"
 	}
 	for i := range p.soc.Processors {
 		other := &p.soc.Processors[i]
 		if other.Name == proc.Name || p.soc.Concurrent(proc.Name, other.Name) != nil {
 			continue
 		}
-		for _, ends := range [][2]string{{other.Name, proc.Name}, {proc.Name, other.Name}} {
-			link.From, link.To = ends[0], ends[1]
-			p.soc.Links = append(p.soc.Links, link)
-			p.soc.Sources[fmt.Sprintf("links.%s>%s", link.From, link.To)] = source
-		}
+		link.From, link.To, link.HandoverUS = other.Name, proc.Name, round(met.submitNS/1e3, 4)
+		p.link(link, "measured: by hetc probe, submitting a call"+copied)
+		link.From, link.To, link.HandoverUS = proc.Name, other.Name, round(met.endNS/1e3, 4)
+		p.link(link, fmt.Sprintf("measured: by hetc probe, from the end of a call until its lane knows, %s%s", met.way(), copied))
 	}
 	return nil
+}
+
+// link adds a link with its source.
+func (p *prober) link(link socs.Link, source string) {
+	p.soc.Links = append(p.soc.Links, link)
+	p.soc.Sources[fmt.Sprintf("links.%s>%s", link.From, link.To)] = source
 }
 
 // rate is bytes in ns as GB/s.

@@ -3,6 +3,7 @@ package profiler
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	compilehost "github.com/hetc/hetc/emit/compile/host"
 	compileopencl "github.com/hetc/hetc/emit/compile/opencl"
 	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/profiler/stat"
@@ -79,9 +81,31 @@ func TestProbeDescribesDevices(t *testing.T) {
 	host0 := soc.Processors[0].Name
 	for _, ends := range [][2]string{{host0, gpu.Name}, {gpu.Name, host0}} {
 		link, ok := soc.Link(ends[0], ends[1])
-		if !ok || link.CopyGBps <= 0 {
-			t.Errorf("link of %v: %+v, want the price of a copy", ends, link)
+		if !ok || link.CopyGBps <= 0 || link.HandoverUS <= 0 {
+			t.Errorf("link of %v: %+v, want the prices of a copy and of submitting or noticing", ends, link)
 		}
+	}
+	// Each way to wait was measured, and the plan of such a SoC has the one that is written here.
+	facts := map[string]float64{}
+	for _, fact := range soc.Facts {
+		facts[fact.Name] = fact.Value
+	}
+	prefix := factPrefix(gpu.Name)
+	least := math.Inf(1)
+	for _, wait := range []string{"sleep", "poll", "event"} {
+		if facts[prefix+"meeting_1_us_"+wait] <= 0 || facts[prefix+"meeting_1048576_us_"+wait] <= 0 {
+			t.Errorf("meetings by %q are not among the facts %v", wait, facts)
+		}
+		least = min(least, facts[prefix+"meeting_1_us_"+wait])
+	}
+	if plan := check.Proc(gpu); plan.Wait != gpu.Wait || facts[prefix+"submit_us"] <= 0 {
+		t.Errorf("the plan waits by %q, the SoC says %q; facts %v", plan.Wait, gpu.Wait, facts)
+	}
+	out, _ := soc.Link(host0, gpu.Name)
+	back, _ := soc.Link(gpu.Name, host0)
+	if sum := out.HandoverUS + gpu.LaunchUS + back.HandoverUS; sum < 0.99*least {
+		t.Errorf("there %v us, launch %v, back %v: less than the fastest meeting, %v", out.HandoverUS, gpu.LaunchUS,
+			back.HandoverUS, least)
 	}
 	found := false
 	for _, number := range soc.Numbers() {

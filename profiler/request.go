@@ -312,7 +312,10 @@ func (b *builder) base() {
 			if proc == other || b.soc.Concurrent(proc.Name, other.Name) != nil {
 				continue
 			}
-			b.add(priorityBase, record.Measurement{Kind: record.Sync, Proc: proc.Name, To: other.Name})
+			// What handing over to and from a device with a queue takes is measured by probe (measureMeetings).
+			if b.soc.Simulated() || !proc.SingleQueue && !other.SingleQueue {
+				b.add(priorityBase, record.Measurement{Kind: record.Sync, Proc: proc.Name, To: other.Name})
+			}
 			b.add(priorityShards, record.Measurement{Kind: record.Bandwidth, Proc: proc.Name, Bytes: bandwidthBytes,
 				Concurrent: []record.Partner{{Proc: other.Name}}})
 			if link, ok := b.soc.Link(proc.Name, other.Name); ok && link.CopyGBps > 0 {

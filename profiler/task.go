@@ -32,6 +32,8 @@ type load struct {
 	// evict is read before every pass over the copies, outside the measured time. Operands are then
 	// cold although the copies are few.
 	evict []byte // read before every pass over the copies, untimed: operands are cold though the copies are few
+
+	eachNS float64 // of an asynchronous processor: what a call took in the latest sample
 }
 
 // Numbers of copies of the weights for processors that store their own: loading takes long, and
@@ -348,6 +350,9 @@ func (ld *load) run(times int) (float64, error) {
 		begun := proc.Now()
 		for i := 0; i < wakeSpins && proc.Now()-begun < wakeTime; i++ {
 		}
+	}
+	if queue, ok := proc.(driver.Asynchronous); ok && !ld.lane.caps.Virtual {
+		return ld.queued(queue, times)
 	}
 	start, evicting := proc.Now(), driver.Tick(0)
 	for range times {
@@ -847,6 +852,7 @@ func (s *scaled) sample(ctx context.Context, times int) (float64, error) {
 }
 
 // openSync prepares handing a flag from one processor's first core to the other's; a simulated SoC states the time.
+// What the hand-over to a device with a queue takes, probe measures.
 func (r *runner) openSync(what *record.Measurement) (source, error) {
 	from, to := r.soc.Processor(what.Proc), r.soc.Processor(what.To)
 	if from == nil {
@@ -858,7 +864,8 @@ func (r *runner) openSync(what *record.Measurement) (source, error) {
 	if err := r.soc.Concurrent(what.Proc, what.To); err != nil {
 		return nil, err
 	}
-	if r.virtual(what.Proc) || r.virtual(what.To) || len(from.Cores) == 0 || len(to.Cores) == 0 {
+	queues := from.SingleQueue || to.SingleQueue // a device that is made of cores sets no flag on them
+	if queues || r.virtual(what.Proc) || r.virtual(what.To) || len(from.Cores) == 0 || len(to.Cores) == 0 {
 		link, ok := r.soc.Link(what.Proc, what.To)
 		if !ok || !r.virtual(what.Proc) {
 			return nil, diag.New(diag.ClassInput,

@@ -84,7 +84,7 @@ var table = []room{
 	{path: "runtime/quality", may: []string{"runtime/executor", "planir/op", "planir/calibration"}},
 
 	// pack and mem: weights of a measurement are made here, in the layout the processor reads.
-	{path: "profiler", may: []string{"profiler/record", "profiler/stat", "planir/op", "socs", "models", "runtime/driver", "planir/pack", "internal/mem", "internal/affinity"}, third: []string{sysUnix}},
+	{path: "profiler", may: []string{"profiler/record", "profiler/stat", "planir/op", "socs", "models", "runtime/driver", "runtime/executor", "planir/capability", "planir/pack", "internal/mem", "internal/affinity"}, third: []string{sysUnix}},
 
 	{path: "solver/milp"},
 	{path: "solver/problem", may: []string{"solver/milp"}},

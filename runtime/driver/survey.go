@@ -19,4 +19,7 @@ type Survey struct {
 	MemoryBytes int64  // all that it addresses; 0: it does not tell
 	// Told are further numbers by name: "compute_units".
 	Told map[string]float64
+	// Completions are sets of options that differ in how the host notices the end of a call, and in nothing else.
+	// Probing measures which of them, or none, is met best. They are called by their names in facts.
+	Completions map[string]map[string]string
 }

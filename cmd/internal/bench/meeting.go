@@ -11,7 +11,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/capability"
-	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/executor"
 )
@@ -131,7 +131,7 @@ func meetings(ctx context.Context, options *MeetingOptions) (list []*meeting, re
 				return nil, release, err
 			}
 			for _, wait := range capability.Waitings {
-				lane, closeAll, err := meetingLane(ctx, from, compiler, config, wait, columns)
+				lane, closeAll, err := profiler.OpenMeeting(ctx, from, compiler, config, wait, columns)
 				closers = append(closers, closeAll...)
 				if err != nil {
 					return nil, release, fmt.Errorf("options %q: %w", text, err)
@@ -157,47 +157,4 @@ func meetingConfig(selector, text string) (driver.Config, error) {
 		config.Options[key] = value
 	}
 	return config, nil
-}
-
-// meetingLane opens a processor, loads an addition of vectors and starts a lane for it. What it returns is to be closed
-// last first, also after an error.
-func meetingLane(ctx context.Context, from driver.Driver, compiler driver.Compiler, config driver.Config,
-	wait capability.Waiting, columns int) (lane *executor.Meeting, closers []func() error, err error) {
-	proc, err := from.Open(ctx, config)
-	if err != nil {
-		return nil, nil, err
-	}
-	closers = append(closers, proc.Close)
-	async, ok := proc.(driver.Asynchronous)
-	if !ok || compiler == nil {
-		return nil, closers, diag.New(diag.ClassUsage, "processor %q of driver %q executes calls synchronously: there is "+
-			"nothing to wait for", config.Select, from.Name())
-	}
-	graph := op.Single(op.Op{Kind: op.Add, M: 1, N: columns}, "")
-	artifact, err := compiler.Compile(ctx, graph, nil, driver.Target{Options: config.Options})
-	if err != nil {
-		return nil, closers, err
-	}
-	exe, err := proc.Load(ctx, artifact, nil)
-	if err != nil {
-		return nil, closers, err
-	}
-	closers = append(closers, exe.Close)
-	views := make([]driver.View, 3)
-	for i := range views {
-		buffer, err := proc.Alloc(int64(4 * columns))
-		if err != nil {
-			return nil, closers, err
-		}
-		closers = append(closers, buffer.Close)
-		views[i] = driver.View{Buffer: buffer, Type: op.F32, Rows: 1, Cols: columns, Stride: columns}
-	}
-	// Nothing travels: what is measured is the meeting.
-	bind := driver.Bindings{In: views[:2], Out: views[2:], Scalars: &driver.Scalars{Rows: 1},
-		Moves: &driver.Moves{Fetch: make([]bool, 2), Hand: make([]bool, 1)}}
-	lane, err = executor.NewMeeting(async, wait, exe, bind)
-	if err != nil {
-		return nil, closers, err
-	}
-	return lane, append(closers, lane.Close), nil
 }

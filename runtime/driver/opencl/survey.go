@@ -56,6 +56,9 @@ func (opencl) Survey(ctx context.Context, config driver.Config) (*driver.Survey,
 	if err != nil {
 		return nil, err
 	}
+	if device.imports { // the host sees what a kernel writes
+		out.Completions = map[string]map[string]string{"flag": {optCompletion: "flag"}}
+	}
 	for name, is := range map[string]bool{"zero_copy_import": device.imports, "zero_copy_own": device.allocates} {
 		out.Told[name] = 0
 		if is {

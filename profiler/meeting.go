@@ -1,0 +1,268 @@
+package profiler
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/capability"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/socs"
+)
+
+// Numbers of the measurement of meetings.
+const (
+	meetingRounds = 41
+	meetingWarm   = 4
+	// Medians that differ by less are alike, and what takes less of a core is then better.
+	meetingAlike = 1.03
+)
+
+// meetingColumns are the lengths of the vectors that a call adds: one that ends at once, and one that a lane sleeps for.
+var meetingColumns = []int{1, 1 << 20}
+
+// meeting is a way in which a lane meets the calls of a device: how it waits, with options of the driver.
+type meeting struct {
+	wait       capability.Waiting
+	completion string            // the options' name, "" for none
+	options    map[string]string // beside the processor's
+
+	lanes []*executor.Meeting // one for each length
+	took  [][]float64         // by length
+	core  [][]float64
+
+	submitNS, endNS float64 // of a call that ends at once
+}
+
+// way names the meeting in sources: "asking again and again, completion=flag".
+func (m *meeting) way() string {
+	text := map[capability.Waiting]string{capability.WaitSleep: "asleep as long as it is expected to take",
+		capability.WaitPoll: "asking again and again", capability.WaitEvent: "woken by the driver"}[m.wait]
+	if m.completion != "" {
+		text += ", completion by " + m.completion
+	}
+	return text
+}
+
+// word names the meeting in facts: "poll", "event_flag".
+func (m *meeting) word() string {
+	text := string(m.wait)
+	if m.wait == capability.WaitSleep {
+		text = "sleep"
+	}
+	if m.completion != "" {
+		text += "_" + m.completion
+	}
+	return text
+}
+
+// measureMeetings measures every way of meeting a device's calls, by the executor's own code and side by side, and writes
+// the best one into the processor: with the least time over all lengths, and of those that are alike the one that takes
+// least of a core. What a call takes beyond launchNS, which it takes among others in flight, is the way there and back:
+// submitting it, and noticing its end.
+func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Processor, launchNS float64) (best *meeting,
+	err error) {
+	p.o.note("ways of waiting for %s", proc.Name)
+	names := append([]string{""}, slices.Sorted(maps.Keys(p.completions[proc.Name]))...)
+	var list []*meeting
+	var closers []func() error
+	defer func() {
+		for _, closer := range slices.Backward(closers) {
+			if failed := closer(); err == nil {
+				err = failed
+			}
+		}
+	}()
+	for _, name := range names {
+		for _, wait := range capability.Waitings {
+			one := &meeting{wait: wait, completion: name, options: p.completions[proc.Name][name]}
+			for _, columns := range meetingColumns {
+				lane, opened, err := p.meet(ctx, run, proc, one, columns)
+				closers = append(closers, opened...)
+				if err != nil {
+					return nil, fmt.Errorf("measure meetings of %s: %w", proc.Name, err)
+				}
+				one.lanes = append(one.lanes, lane)
+			}
+			one.took, one.core = make([][]float64, len(one.lanes)), make([][]float64, len(one.lanes))
+			list = append(list, one)
+		}
+	}
+	for round := -meetingWarm; round < meetingRounds; round++ {
+		for _, at := range run.rng.Perm(len(list)) {
+			for i, lane := range list[at].lanes {
+				met, err := lane.Once(ctx, 1)
+				if err != nil {
+					return nil, err
+				}
+				if round >= 0 {
+					list[at].took[i] = append(list[at].took[i], float64(met.Took))
+					list[at].core[i] = append(list[at].core[i], float64(met.Core))
+				}
+			}
+		}
+	}
+	best = bestMeeting(list)
+	if best.submitNS, err = run.submission(ctx, proc.Name); err != nil {
+		return nil, err
+	}
+	p.chooseMeeting(proc, list, best, launchNS)
+	return best, nil
+}
+
+// bestMeeting is the way with the least relative time over all lengths; of those alike, that with the least time of a core.
+func bestMeeting(list []*meeting) *meeting {
+	score := func(m *meeting) (ratio, core float64) {
+		for i := range m.lanes {
+			least := stat.Median(m.took[i])
+			for _, other := range list {
+				least = min(least, stat.Median(other.took[i]))
+			}
+			ratio += stat.Median(m.took[i]) / max(least, 1) / float64(len(m.lanes))
+			core += stat.Median(m.core[i])
+		}
+		return ratio, core
+	}
+	best := list[0]
+	for _, m := range list[1:] {
+		if ratio, _ := score(m); ratio < first(score(best)) {
+			best = m
+		}
+	}
+	least, core := score(best)
+	for _, m := range list {
+		if ratio, uses := score(m); ratio <= least*meetingAlike && uses < core {
+			best, core = m, uses
+		}
+	}
+	return best
+}
+
+// first is the first of two results.
+func first(value, _ float64) float64 { return value }
+
+// chooseMeeting writes the best way and the times of all into the SoC.
+func (p *prober) chooseMeeting(proc *socs.Processor, list []*meeting, best *meeting, launchNS float64) {
+	const source = "measured: by hetc probe, by the executor's own lanes"
+	at, prefix := "processors."+proc.Name, factPrefix(proc.Name)
+	proc.Wait = best.wait
+	if len(best.options) > 0 {
+		merged := maps.Clone(best.options)
+		maps.Copy(merged, proc.Options)
+		proc.Options = merged
+	}
+	if proc.Wait != capability.WaitSleep {
+		p.soc.Sources[at+".wait"] = source
+	}
+	for _, m := range list {
+		for i, columns := range meetingColumns {
+			p.soc.AddFact(fmt.Sprintf("%smeeting_%d_us_%s", prefix, columns, m.word()),
+				round(stat.Median(m.took[i])/1e3, 4), source)
+		}
+		p.soc.AddFact(prefix+"meeting_core_us_"+m.word(), round(stat.Median(m.core[len(m.core)-1])/1e3, 4), source)
+	}
+	p.soc.AddFact(prefix+"submit_us", round(best.submitNS/1e3, 4), "measured: by hetc probe, submitting an addition of two numbers")
+	// What is neither launch nor submission is the way back.
+	beyond := max(0, stat.Median(best.took[0])-launchNS)
+	best.submitNS = min(best.submitNS, beyond)
+	best.endNS = beyond - best.submitNS
+}
+
+// meet opens the processor and starts a lane for it. What it returns is to be closed last first, also after an error.
+func (p *prober) meet(ctx context.Context, run *runner, proc *socs.Processor, how *meeting, columns int) (
+	lane *executor.Meeting, closers []func() error, err error) {
+	options := maps.Clone(how.options)
+	if options == nil {
+		options = map[string]string{}
+	}
+	maps.Copy(options, proc.Options)
+	return OpenMeeting(ctx, run.o.Drivers[proc.Driver], run.o.Compilers[proc.Driver],
+		driver.Config{Select: proc.Select, Options: options}, how.wait, columns)
+}
+
+// OpenMeeting opens an asynchronous processor, loads an addition of two vectors of that many columns, and starts a lane
+// that meets its calls in the given way. What it returns is to be closed last first, also after an error. A processor
+// that executes calls synchronously is an error of class ClassInput.
+func OpenMeeting(ctx context.Context, from driver.Driver, compiler driver.Compiler, config driver.Config,
+	wait capability.Waiting, columns int) (lane *executor.Meeting, closers []func() error, err error) {
+	proc, err := from.Open(ctx, config)
+	if err != nil {
+		return nil, nil, err
+	}
+	closers = append(closers, proc.Close)
+	queue, ok := proc.(driver.Asynchronous)
+	if !ok || compiler == nil {
+		return nil, closers, diag.New(diag.ClassInput, "processor %q of driver %q executes calls synchronously: there is "+
+			"nothing to wait for", config.Select, from.Name())
+	}
+	graph := op.Single(op.Op{Kind: op.Add, M: 1, N: columns}, "")
+	artifact, err := compiler.Compile(ctx, graph, nil, driver.Target{Options: config.Options})
+	if err != nil {
+		return nil, closers, err
+	}
+	exe, err := proc.Load(ctx, artifact, nil)
+	if err != nil {
+		return nil, closers, err
+	}
+	closers = append(closers, exe.Close)
+	views := make([]driver.View, 3)
+	for i := range views {
+		buffer, err := proc.Alloc(int64(4 * columns))
+		if err != nil {
+			return nil, closers, err
+		}
+		closers = append(closers, buffer.Close)
+		views[i] = driver.View{Buffer: buffer, Type: op.F32, Rows: 1, Cols: columns, Stride: columns}
+	}
+	// Nothing travels: what is measured is the meeting.
+	bind := driver.Bindings{In: views[:2], Out: views[2:], Scalars: &driver.Scalars{Rows: 1},
+		Moves: &driver.Moves{Fetch: make([]bool, 2), Hand: make([]bool, 1)}}
+	if lane, err = executor.NewMeeting(queue, wait, exe, bind); err != nil {
+		return nil, closers, err
+	}
+	return lane, append(closers, lane.Close), nil
+}
+
+// submission is how long the submission of a call takes to a processor that has nothing to do, in ns.
+func (r *runner) submission(ctx context.Context, name string) (float64, error) {
+	lane, err := r.lane(ctx, name, nil)
+	if err != nil {
+		return 0, err
+	}
+	ld, err := r.newLoad(ctx, lane, op.Op{Kind: op.Add, M: 1, N: 1}, "", 0)
+	if err != nil {
+		return 0, err
+	}
+	defer ld.close(ctx)
+	queue, ok := lane.proc.(driver.Asynchronous)
+	if !ok {
+		return 0, nil
+	}
+	var samples []float64
+	err = lane.do(ctx, func() error {
+		for i := range meetingWarm + meetingRounds {
+			began := queue.Now()
+			ticket, err := queue.Submit(ld.exes[0], &ld.binds[0])
+			if err != nil {
+				return err
+			}
+			took := float64(queue.Now() - began)
+			if _, err := queue.Wait(ticket); err != nil {
+				return plain(err)
+			}
+			if i >= meetingWarm {
+				samples = append(samples, took)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	return stat.Median(samples), nil
+}

@@ -1,0 +1,75 @@
+package profiler
+
+import (
+	"errors"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// What an operator takes on a processor that executes calls by itself is what one more call of it takes while others
+// are in flight, as the executor submits them ahead. What comes once, however many calls there are, is no part of it: the
+// way of the first one to the processor, and the way of the last one's end back. These are the prices of hand-overs
+// (see measureMeetings).
+//
+// A sample is the difference of two runs, each timed from before its first submission until its last call is known to
+// be done: of one call, and of one more than what is asked for. Where submitting takes longer than executing, the
+// difference is what submitting takes.
+// RATIONALE: What does an operator take on a device that executes calls by itself?
+
+// longCall is how long a call takes at least, in ns, whose way there and back is so small a part that it is not
+// measured by itself.
+const longCall = 10e6
+
+// queued executes the operator on an asynchronous processor and returns nanoseconds per execution.
+func (ld *load) queued(queue driver.Asynchronous, times int) (float64, error) {
+	if ld.eachNS >= longCall {
+		took, err := ld.flight(queue, times)
+		ld.eachNS = took / float64(times)
+		return ld.eachNS, err
+	}
+	single, err := ld.flight(queue, 1)
+	if err != nil {
+		return 0, err
+	}
+	several, err := ld.flight(queue, times+1)
+	if err != nil {
+		return 0, err
+	}
+	// Two runs of a disturbed machine may differ by less than nothing.
+	ld.eachNS = max(several-single, 1) / float64(times)
+	return ld.eachNS, nil
+}
+
+// flight submits calls, never more than half of what may be in flight, and returns the ns until the last one is done.
+func (ld *load) flight(queue driver.Asynchronous, calls int) (float64, error) {
+	const ahead = driver.MaxInFlight / 2
+	start := queue.Now()
+	var last driver.Ticket
+	for i := range calls {
+		if i >= ahead {
+			if _, err := queue.Wait(last - ahead + 1); err != nil {
+				return 0, plain(err)
+			}
+		}
+		var err error
+		if last, err = queue.Submit(ld.exes[ld.next], &ld.binds[ld.next]); err != nil {
+			return 0, err
+		}
+		if ld.next++; ld.next == len(ld.exes) {
+			ld.next = 0
+		}
+	}
+	if _, err := queue.Wait(last); err != nil {
+		return 0, plain(err)
+	}
+	return float64(queue.Now() - start), nil
+}
+
+// plain is the error of a call without its number.
+func plain(err error) error {
+	if failure, ok := errors.AsType[*driver.Failure](err); ok {
+		return diag.New(diag.ClassOr(failure.Err, diag.ClassRun), "%w", failure.Err)
+	}
+	return err
+}
