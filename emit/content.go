@@ -311,6 +311,13 @@ func (c *Content) source(pl planir.Placement, expert int, front bool) (matrix pa
 		}
 		matrix, err = part(matrix, 0, 2, pl.Pack.N0, pl.Pack.N1)
 		return matrix, nil, err
+	case op.SlotsWeight:
+		var slots []float32
+		for _, expert := range c.plan.TiersOf(weight.SlotsOf).Layer(pl.Layer).Slots {
+			slots = append(slots, float32(expert))
+		}
+		matrix, err = pack.Floats(slots, 1, len(slots))
+		return matrix, nil, err
 	case op.ConstantWeight:
 		matrix, err = pack.Floats(weight.Const, weight.K, weight.N)
 	default:

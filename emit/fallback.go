@@ -194,7 +194,7 @@ func kindsOf(g *models.Graph) map[string][]op.Kind {
 			for _, operator := range node.Ops {
 				out[name] = append(out[name], operator.Kind)
 			}
-			for added, kind := range lower.Added(name) {
+			for added, kind := range lower.Added(name, node.Ops[len(node.Ops)-1].Kind) {
 				out[added] = []op.Kind{kind}
 			}
 		}

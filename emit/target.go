@@ -163,7 +163,7 @@ func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
 				}
 			}
 			return op.A32W32 // reported by lower
-		})
+		}, plan.TiersOf(rows))
 		if err != nil {
 			return nil, err
 		}

@@ -119,6 +119,9 @@ func (st *Step) dump() string {
 	list("in", len(st.In), func(i int) string { return st.In[i].String() })
 	list("w", len(st.W), func(i int) string { return st.W[i].String() })
 	list("out", len(st.Out), func(i int) string { return st.Out[i].String() })
+	if st.Full {
+		out.WriteString(" full")
+	}
 	if st.Heads != nil {
 		fmt.Fprintf(&out, " heads %d:%d", st.Heads[0], st.Heads[1])
 	}

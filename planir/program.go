@@ -146,6 +146,8 @@ type Step struct {
 	In   []View      `json:"in,omitempty" yaml:"in,omitempty,flow"`
 	W    []WeightRef `json:"w,omitempty" yaml:"w,omitempty,flow"`
 	Out  []View      `json:"out,omitempty" yaml:"out,omitempty,flow"`
+	// Full: its rows are no tokens, and every call executes all of them
+	Full bool `json:"full,omitempty" yaml:"full,omitempty"`
 	// cache heads [from,to) of a graph with state
 	Heads    *[2]int `json:"heads,omitempty" yaml:"heads,omitempty,flow"`
 	Set      *int    `json:"set,omitempty" yaml:"set,omitempty"`
@@ -241,16 +243,23 @@ func (w *Wait) UnmarshalText(data []byte) error {
 	return nil
 }
 
-// WeightRef is a column range of a pack, relative to the pack, written "pack[c0:c1]".
+// WeightRef is a column range of a pack, relative to the pack, written "pack[c0:c1]". With Tiers it is the expert of the
+// pack that is in a slot of the layer, by the tiers of the program of so many rows, written "pack[c0:c1,tiers:slot]".
 type WeightRef struct {
 	Pack   string
 	C0, C1 int
+	Tiers  int
+	Slot   int
 }
 
 // String is the written form.
 func (w WeightRef) String() string {
 	text := append(make([]byte, 0, len(w.Pack)+16), w.Pack...)
-	return string(append(appendRange(append(text, '['), w.C0, w.C1), ']'))
+	text = appendRange(append(text, '['), w.C0, w.C1)
+	if w.Tiers > 0 {
+		text = appendRange(append(text, ','), w.Tiers, w.Slot)
+	}
+	return string(append(text, ']'))
 }
 
 // appendRange writes "from:to".
@@ -264,10 +273,16 @@ func (w WeightRef) MarshalText() ([]byte, error) { return []byte(w.String()), ni
 // UnmarshalText accepts the written form only.
 func (w *WeightRef) UnmarshalText(data []byte) error {
 	name, numbers, err := parseIndexed(string(data), 2)
-	if err != nil {
-		return fmt.Errorf("weight reference %q: %w, want pack[c0:c1]", data, err)
+	if strings.Contains(string(data[max(0, strings.LastIndexByte(string(data), '[')):]), ",") {
+		name, numbers, err = parseIndexed(string(data), 4)
 	}
-	*w = WeightRef{name, numbers[0], numbers[1]}
+	if err != nil {
+		return fmt.Errorf("weight reference %q: %w, want pack[c0:c1] or pack[c0:c1,tiers:slot]", data, err)
+	}
+	*w = WeightRef{Pack: name, C0: numbers[0], C1: numbers[1]}
+	if len(numbers) == 4 {
+		w.Tiers, w.Slot = numbers[2], numbers[3]
+	}
 	if w.String() != string(data) {
 		return fmt.Errorf("weight reference %q is not in canonical form %q", data, w)
 	}

@@ -214,7 +214,9 @@ func (c *checker) written() {
 				rows = 1 // whatever the bucket is
 			}
 			for _, view := range reader.step.In {
-				view.R1 = min(view.R1, max(view.R0+1, rows)) // padding rows need not be written
+				if !reader.step.Full {
+					view.R1 = min(view.R1, max(view.R0+1, rows)) // padding rows need not be written
+				}
 				if miss, ok := uncovered(view, have); ok {
 					c.fail(section.path(), "%q on %q reads %s, which nothing wrote before",
 						reader.step.Node, section.Lanes[reader.lane].Proc, miss)

@@ -79,6 +79,9 @@ func (c *checker) weight(path string, weight *op.Weight) {
 	if weight.ScaleOf != "" {
 		c.staticScale(path, weight)
 	}
+	if weight.SlotsOf != 0 {
+		c.slots(path, weight)
+	}
 	for _, group := range []string{weight.FoldRows, weight.FoldCols} {
 		if group != "" && !slices.Contains(c.plan.Folds, group) {
 			c.fail(path, "weight %q is folded with group %q, and the plan folds %q", weight.Name, group, c.plan.Folds)
@@ -117,6 +120,43 @@ func (c *checker) staticScale(path string, weight *op.Weight) {
 	}
 }
 
+// slots checks that a weight of slots is of tiers that the plan has, in the layers that these have, and stored nowhere.
+func (c *checker) slots(path string, weight *op.Weight) {
+	tiers := c.plan.TiersOf(weight.SlotsOf)
+	stored := len(weight.From) > 0 || len(weight.Const) > 0 || len(weight.Interleave) > 0 || weight.ScaleOf != "" ||
+		weight.Experts != 0 || weight.Plus != 0 || weight.Transposed || weight.FoldRows+weight.FoldCols != ""
+	if tiers == nil || stored || weight.K != 1 || weight.N != tiers.Slots() {
+		c.fail(path, "weight %q is [%d,%d] and says what is in the slots of the program of %d rows, want computed "+
+			"numbers, one for each slot of tiers that the plan has", weight.Name, weight.K, weight.N, weight.SlotsOf)
+		return
+	}
+	for _, layers := range weight.Layers {
+		c.tieredLayers(path, tiers, layers.From, layers.To)
+	}
+}
+
+// tieredLayers checks that tiers say of every layer of a range what is in its slots.
+func (c *checker) tieredLayers(path string, tiers *ExpertTiers, from, to int) {
+	for layer := from; layer < to; layer++ {
+		if known := tiers.Layer(layer); known == nil || len(known.Slots) != tiers.Slots() {
+			c.fail(path, "the capacity tiers of %d rows do not say what is in the %d slots of layer %d", tiers.Rows,
+				tiers.Slots(), layer)
+			return
+		}
+	}
+}
+
+// slotRef checks that a reference to what is in a slot is of experts, and of tiers that know the layers of its section.
+func (c *checker) slotRef(step stepAt, ref WeightRef, pack *Pack) {
+	tiers := c.plan.TiersOf(ref.Tiers)
+	if tiers == nil || ref.Slot >= tiers.Slots() || pack.Experts != tiers.Experts {
+		c.fail(step.path(".w"), "%s is one of %d experts in a slot that the plan's capacity tiers do not have", ref,
+			pack.Experts)
+		return
+	}
+	c.tieredLayers(step.path(".w"), tiers, step.section.First, step.section.First+step.section.Layers)
+}
+
 // stepReferences checks everything that a step names: graph, buffers, packs and flags.
 func (c *checker) stepReferences(step stepAt) {
 	graph := c.graphOf[step.Run]
@@ -141,6 +181,9 @@ func (c *checker) stepReferences(step stepAt) {
 		}
 		if weight := c.weightOf[pack.Weight]; weight != nil && len(weight.Layers) > 0 { // an unknown one is found above
 			c.layersOf(step, ref, weight)
+		}
+		if ref.Tiers > 0 {
+			c.slotRef(step, ref, pack)
 		}
 	}
 	for _, wait := range step.Wait {

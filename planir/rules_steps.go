@@ -91,9 +91,13 @@ func (c *checker) views() {
 		} else if step.Heads != nil && !c.heads(step, graph) {
 			continue
 		}
-		if step.R0 < 0 || step.R0 >= step.program.Rows || step.ExpectNS < 0 {
+		rows := step.program.Rows
+		if step.Full {
+			rows = graph.Graph.Rows()
+		}
+		if step.R0 < 0 || step.R0 >= rows || step.ExpectNS < 0 {
 			c.fail(step.path(""), "first row %d of %d, expected time %d ns: out of range",
-				step.R0, step.program.Rows, step.ExpectNS)
+				step.R0, rows, step.ExpectNS)
 		}
 	}
 }
@@ -170,11 +174,14 @@ func (c *checker) weights() {
 // weightRef compares a step's reference with the pack it refers to and with what the graph takes.
 func (c *checker) weightRef(step stepAt, ref WeightRef, spec *op.WeightSpec) {
 	pack, proc := c.packs[ref.Pack], c.plan.Proc(step.lane.Proc)
-	rows, cols := pack.K1-pack.K0, pack.N1-pack.N0
+	rows, cols, experts := pack.K1-pack.K0, pack.N1-pack.N0, pack.Experts
+	if ref.Tiers > 0 {
+		experts = 0 // one of them
+	}
 	switch {
 	case ref.C0 < 0 || ref.C1 <= ref.C0 || ref.C1 > cols:
 		c.fail(step.path(".w"), "%s is outside its pack of %d columns", ref, cols)
-	case rows != spec.K || pack.Experts != spec.Experts || ref.C1-ref.C0 != spec.N || pack.Scheme != spec.Scheme ||
+	case rows != spec.K || experts != spec.Experts || ref.C1-ref.C0 != spec.N || pack.Scheme != spec.Scheme ||
 		pack.Layout != spec.Layout:
 		c.fail(step.path(".w"), "%s is %s %s [%d,%d], and weight %q of the graph is %s %s [%d,%d]", ref, pack.Scheme,
 			pack.Layout, rows, ref.C1-ref.C0, spec.Name, spec.Scheme, spec.Layout, spec.K, spec.N)
@@ -203,8 +210,11 @@ func (s span) length() int { return s.to - s.from }
 // common is what two ranges share; its length is not positive where that is nothing.
 func (s span) common(other span) span { return span{max(s.from, other.from), min(s.to, other.to)} }
 
-// nodeWeight is a weight as a node uses it.
-type nodeWeight struct{ node, weight string }
+// nodeWeight is a weight as a node uses it, of one in a slot with that.
+type nodeWeight struct {
+	node, weight string
+	slot         int
+}
 
 // tiling is P006. It adds up the areas a node's steps use and compares with the weight: with disjointness, each
 // element is then used exactly once per row of activations. It compares all pairs of a node's uses.
@@ -250,7 +260,7 @@ func (c *checker) usesOf(section sectionAt) (uses map[nodeWeight][]use, order []
 				continue
 			}
 			pack := c.packs[ref.Pack]
-			key := nodeWeight{step.nodeOf(graph, reader), pack.Weight}
+			key := nodeWeight{step.nodeOf(graph, reader), pack.Weight, ref.Slot}
 			if uses[key] == nil {
 				order = append(order, key)
 			}

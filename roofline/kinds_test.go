@@ -31,6 +31,10 @@ func everyKind() []op.Op {
 		{Kind: op.MatMul, M: 24, K: 256, N: 512, Scheme: op.A8TQ4B32, Bias: true},
 		{Kind: op.ExpertMatMul, M: 24, K: 256, N: 128, Scheme: op.A8TQ8C, Experts: 16, Fan: 2, Spread: true},
 		{Kind: op.ExpertMatMul, M: 24, K: 64, N: 256, Scheme: op.A8TQ8C, Experts: 16, Fan: 2},
+		{Kind: op.MatMul, M: 24, K: 256, N: 512, Scheme: op.A8TQ8C},
+		{Kind: op.GroupMatMul, M: 24, K: 256, N: 512, Scheme: op.A8TQ8C, Experts: 1},
+		{Kind: op.Dispatch, M: 24, N: 256, Experts: 16, Fan: 2, Groups: "2x24", Sent: 1},
+		{Kind: op.Collect, M: 24, N: 256, Fan: 2, Groups: "2x24", Sent: 1},
 		{Kind: op.OutlierMatMul, M: 24, K: 256, N: 512, Scheme: op.A32W16},
 		{Kind: op.Route, M: 24, Experts: 16, Fan: 2, Router: op.RouteSoftmax},
 		{Kind: op.Route, M: 24, Experts: 16, Fan: 2, Router: op.RouteSparseMixer, Jitter: 0.01},
@@ -80,6 +84,66 @@ func TestFamilyKeepsOperators(t *testing.T) {
 	for _, k := range op.Kinds {
 		if !seen[k] {
 			t.Errorf("kind %q is not tested", k)
+		}
+	}
+}
+
+// Products of a group take what each takes, and one launch. Products of experts beside groups take what those of fewer
+// tokens take, and moving rows what summing them takes.
+func TestGroups(t *testing.T) {
+	s := openSoC(t, "core-ultra-5-125h")
+	set := record.NewSet(header(t, s))
+	for _, o := range everyKind() {
+		for _, m := range []int{1, 8, 64, 256} {
+			o.M = m
+			x, err := sim.NS(s, "cpu", o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			one := o
+			if r := (record.Measurement{Kind: record.Op, Proc: "cpu", Op: &one, Samples: []float64{float64(x)}, Unit: "ns", Loops: 1, Simulated: true}); o.Kind != op.Attention && !set.Has(r.Key()) {
+				add(t, set, r)
+			}
+		}
+	}
+	c, err := Fit(s, set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	predict := func(o op.Op) int64 {
+		t.Helper()
+		p, err := c.Op("cpu", o, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.LowNS > p.NS || p.HighNS < p.NS {
+			t.Errorf("%s: predicted %+v", o.Key(), p)
+		}
+		phase, err := c.Phase(Load{Proc: "cpu", Op: o})
+		if err != nil || math.Abs(phase.NS()/float64(p.NS)-1) > 1e-3 {
+			t.Errorf("%s: its parts take %v ns (%v), all of it %d", o.Key(), phase.NS(), err, p.NS)
+		}
+		return p.NS
+	}
+	one := predict(op.Op{Kind: op.MatMul, M: 64, K: 256, N: 512, Scheme: op.A8TQ8C})
+	group := predict(op.Op{Kind: op.GroupMatMul, M: 8 * 64, K: 256, N: 512, Scheme: op.A8TQ8C, Experts: 8})
+	if group > 8*one || group < 4*one {
+		t.Errorf("a product takes %d ns, and a group of eight %d", one, group)
+	}
+	experts := op.Op{Kind: op.ExpertMatMul, M: 64, K: 64, N: 256, Scheme: op.A8TQ8C, Experts: 16, Fan: 2}
+	beside, few := experts, experts
+	beside.Sent, few.M = 16, 8
+	if got, want := predict(beside), predict(few); got != want {
+		t.Errorf("16 rows beside groups take %d ns, and 8 tokens with 2 rows each %d", got, want)
+	}
+	sum := predict(op.Op{Kind: op.Combine, M: 64, N: 256, Fan: 2})
+	for _, kind := range []op.Kind{op.Dispatch, op.Collect} {
+		o := op.Op{Kind: kind, M: 64, N: 256, Fan: 2, Groups: "4x32", Sent: 1}
+		if kind == op.Dispatch {
+			o.Experts = 4
+		}
+		if got := predict(o); got != sum {
+			t.Errorf("%s takes %d ns, want %d as a sum", o.Key(), got, sum)
 		}
 	}
 }

@@ -22,6 +22,9 @@ func (c *Costs) Op(proc string, operator op.Op, cold bool) (Prediction, error) {
 	if err := operator.Validate(); err != nil {
 		return Prediction{}, diag.New(diag.ClassInput, "predict on %q: %w", proc, err)
 	}
+	if operator.Kind == op.GroupMatMul {
+		return c.group(proc, operator, cold)
+	}
 	index := c.look()
 	asked := operator
 	operator = c.priced(proc, operator)
@@ -58,11 +61,44 @@ func (c *Costs) Op(proc string, operator op.Op, cold bool) (Prediction, error) {
 	return best, nil
 }
 
+// group predicts several products in one graph: each takes what it takes alone, but the launch is one.
+func (c *Costs) group(proc string, operator op.Op, cold bool) (Prediction, error) {
+	one, count := operator.Products()
+	predicted, err := c.Op(proc, one, cold)
+	if err != nil {
+		return Prediction{}, diag.New(diag.ClassOf(err), "predict %s: %w", operator.Key(), err)
+	}
+	family, _, _, _ := familyOf(proc, c.priced(proc, one), cold)
+	index := c.look()
+	for _, temperature := range []bool{cold, !cold} {
+		family.Cold = temperature
+		if known := index.families[family.key()]; known != nil {
+			launch := min(int64(known.SetupNS), predicted.LowNS, predicted.NS)
+			more := int64(count - 1)
+			predicted.NS += more * (predicted.NS - launch)
+			predicted.LowNS += more * (predicted.LowNS - launch)
+			predicted.HighNS += more * (predicted.HighNS - launch)
+			break
+		}
+	}
+	return predicted, nil
+}
+
 // priced is the operator whose measurements answer for this one. A product that was not measured in its own scheme is
 // priced in the twin of that (see op.Scheme.Twin). Rows with static scales are priced as rows with a scale each, which
 // need the largest magnitude of a row as well and take at least as long.
+// What moves rows to and from the slots of experts is priced as what sums them, which moves each of them once as well.
 func (c *Costs) priced(proc string, operator op.Op) op.Op {
 	operator.Static, operator.Scales = false, 0
+	switch operator.Kind {
+	case op.GroupMatMul:
+		operator, _ = operator.Products()
+	case op.Dispatch: // of which it writes every row, those without a token as zeros
+		rows := (operator.Groups.Rows() + operator.Fan - 1) / operator.Fan
+		return op.Op{Kind: op.Combine, M: rows, N: operator.N, Fan: operator.Fan}
+	case op.Collect:
+		return op.Op{Kind: op.Combine, M: operator.M, N: operator.N, Fan: operator.Fan}
+	}
 	if operator.Scheme.Twin() == "" || c.measured(proc, operator) {
 		return operator
 	}

@@ -113,8 +113,18 @@ func (c *Costs) Memory() *timeline.Memory {
 // Phase is a load taken apart as its family's roofline says, scaled to its predicted time. It reads as fast as its
 // processor does alone while its memory part lasts.
 func (c *Costs) Phase(load Load) (timeline.Phase, error) {
+	group := load.Op
 	load.Op = c.priced(load.Proc, load.Op)
-	return c.phase(load)
+	phase, err := c.phase(load)
+	if err != nil || group.Kind != op.GroupMatMul {
+		return phase, err
+	}
+	// The parts of its products one after another, behind one launch.
+	whole, err := c.Op(load.Proc, group, load.Cold)
+	if alone := phase.NS(); err == nil && alone > 0 {
+		phase = phase.Times(float64(whole.NS) / alone)
+	}
+	return phase, err
 }
 
 // loadKey names an operator as pairs of a costs file do.

@@ -26,7 +26,7 @@ import (
 func forksOf(t *testing.T, m *models.Model, scheme op.Scheme) (out []string) {
 	t.Helper()
 	g := m.Graph()
-	sections, err := lower.Expand(&g, 1, 64, op.F32, func(string) op.Scheme { return scheme })
+	sections, err := lower.Expand(&g, 1, 64, op.F32, func(string) op.Scheme { return scheme }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

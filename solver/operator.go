@@ -109,7 +109,7 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 				return x.Scheme
 			}
 			return op.A32W32 // reported below
-		})
+		}, plan.TiersOf(about.Rows))
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "explain %q: %w", about.Node, err)
 	}

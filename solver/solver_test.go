@@ -131,7 +131,7 @@ func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schem
 				if i >= 5 {
 					of = &batch
 				}
-				sections, err := lower.Expand(of, rows, 1024, op.F32, func(string) op.Scheme { return scheme })
+				sections, err := lower.Expand(of, rows, 1024, op.F32, func(string) op.Scheme { return scheme }, nil)
 				if err != nil {
 					t.Fatal(err)
 				}

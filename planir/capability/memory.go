@@ -128,6 +128,10 @@ func (s *Scratch) of(operator *op.Op, cores int64) regions {
 		return s.product(operator, rows, cores)
 	case op.ExpertMatMul:
 		return s.experts(operator, rows)
+	case op.GroupMatMul:
+		return s.inputs(operator, rows)
+	case op.Collect: // the rows of a token
+		return regions{own: int64(operator.Fan) * int64(operator.N)}
 	case op.OutlierMatMul: // a row of the weight for each channel, one for the sum so far, and a factor for each
 		return regions{own: int64(op.OutlierChannels(operator.K)+1) * (s.OutlierCols + 1)}
 	case op.QKNorm:

@@ -251,7 +251,7 @@ func (c *checker) decisions() {
 			graph = &batch
 		}
 		sections, err := lower.Expand(graph, r, c.plan.MaxContext, c.plan.KV,
-			func(node string) op.Scheme { return c.scheme(node, r) })
+			func(node string) op.Scheme { return c.scheme(node, r) }, c.plan.TiersOf(r))
 		if err != nil {
 			c.fail("decisions", "rows %d: %v", r, err)
 			return
@@ -307,6 +307,11 @@ func (c *checker) weights() {
 			}
 			if weight.Name != name || want != nil {
 				c.fail(path, "weight %q is the static scale of %q, want the name %q", weight.Name, weight.ScaleOf, name)
+			}
+		case weight.SlotsOf > 0: // P002 says what it is
+			if weight.Name != lower.SlotsWeight(weight.SlotsOf) || want != nil {
+				c.fail(path, "weight %q says what is in slots, want the name %q", weight.Name,
+					lower.SlotsWeight(weight.SlotsOf))
 			}
 		case want == nil:
 			c.fail(path, "model %q has no weight %q", c.ofModel.Name, weight.Name)

@@ -352,6 +352,8 @@ func (c *shareCut) narrow() {
 func (c *shareCut) pad() error {
 	rows := c.share.PadRows
 	switch {
+	case c.node.Slots != nil:
+		return fmt.Errorf("rows padded to %d, and those of a group of experts are as many as are reserved", rows)
 	case rows < c.main().M:
 		return fmt.Errorf("rows padded to %d, want at least %d", rows, c.main().M)
 	case c.axis == planir.AxisRows && c.share.To != c.node.Op().M:

@@ -6,10 +6,12 @@ package lower
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 
 	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -21,6 +23,8 @@ type Node struct {
 	In   []string // values read, in the operands' order
 	W    []string // weights read
 	Out  []string // values written; one that is also read is changed in place
+	// Slots is where the rows of a node of a group of experts are reserved, nil for rows that are tokens.
+	Slots *Slots
 }
 
 // Op is the node's main operator: the last of its chain.
@@ -49,13 +53,14 @@ type Value struct {
 // precedes the first matmul that reads the value. Such a node is decided about like any other. Its scale may be static:
 // it is then the weight ScaleWeight of that matmul, and no weight of the model. A matmul on a grid takes its steps as
 // the weight StepsWeight behind its own. Behind a matmul with shadow outliers stand two nodes more: NAME_outliers
-// multiplies what its static scale cuts off, and NAME_merge adds that to the result.
+// multiplies what its static scale cuts off, and NAME_merge adds that to the result. With tiers (nil: none) experts are
+// executed by groups as well (see groups.go).
 func Expand(
-	graph *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme,
+	graph *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme, tiers *planir.ExpertTiers,
 ) (out []Section, err error) {
 	for i := range graph.Sections {
 		model := &graph.Sections[i]
-		state := expansion{kv: kv, schemeOf: schemeOf, quantised: map[string]string{}}
+		state := expansion{kv: kv, schemeOf: schemeOf, quantised: map[string]string{}, tiers: tiers}
 		state.section = Section{Name: model.Name, First: model.First, Layers: model.Layers, Values: map[string]Value{}}
 		for _, described := range model.Values {
 			value := Value{op.F32, rows * max(1, described.Fan), described.Cols, max(1, described.Fan)}
@@ -65,7 +70,14 @@ func Expand(
 			value.Type = cmp.Or(described.Type, value.Type)
 			state.section.Values[described.Name] = value
 		}
-		for j := range model.Nodes {
+		for j := 0; j < len(model.Nodes); j++ {
+			if tiers != nil && model.Nodes[j].Ops[0].Kind == op.ExpertMatMul {
+				if err := state.groups(model.Nodes[j:], rows, context); err != nil {
+					return nil, err
+				}
+				j += expertNodes - 1
+				continue
+			}
 			if err := state.node(&model.Nodes[j], rows, context); err != nil {
 				return nil, err
 			}
@@ -83,12 +95,22 @@ type expansion struct {
 	// values that hold the quantised form of another one, which nothing changed since, and the weight that is their
 	// static scale, "" for a scale of each row
 	quantised map[string]string
+	tiers     *planir.ExpertTiers // nil: none
+	slots     *Slots              // of the group whose nodes are being expanded, nil: of none
+}
+
+// class is the class of a node's products, which names its calibration.
+func (e *expansion) class(node string) string {
+	if e.slots != nil {
+		return e.slots.Class
+	}
+	return node
 }
 
 // node expands a node of the model, with the node that quantises what it reads where there is none yet.
 func (e *expansion) node(model *models.Node, rows, context int) error {
 	name := e.section.Name + "." + model.Name
-	node := Node{Name: name, In: slices.Clone(model.In), W: model.W, Out: model.Out}
+	node := Node{Name: name, In: slices.Clone(model.In), W: model.W, Out: model.Out, Slots: e.slots}
 	if len(model.Out) > 0 && model.Ops[0].Kind != op.SelectRow {
 		result := e.section.Values[model.Out[0]]
 		rows = result.Rows / result.Fan
@@ -103,7 +125,7 @@ func (e *expansion) node(model *models.Node, rows, context int) error {
 		switch operator.Kind {
 		case op.Embed:
 			err = e.embedding(model, &node, operator)
-		case op.MatMul, op.ExpertMatMul:
+		case op.MatMul, op.ExpertMatMul, op.GroupMatMul:
 			err = e.product(model, &node, operator)
 		}
 		if err == nil {
@@ -164,7 +186,7 @@ func (e *expansion) product(model *models.Node, node *Node, operator *op.Op) err
 		return err
 	}
 	if operator.Scheme.Grid() {
-		node.W = append(slices.Clone(node.W), StepsWeight(node.Name))
+		node.W = append(slices.Clone(node.W), StepsWeight(e.class(node.Name)))
 	}
 	if operator.Scheme.QuantisedRows() {
 		codes, scales := e.quantise(node, operator.Scheme)
@@ -187,9 +209,10 @@ func (e *expansion) quantise(product *Node, scheme op.Scheme) (codes, scales str
 	quant := scheme.QuantRows(value.Rows/value.Fan, value.Cols, value.Fan)
 	node := Node{
 		Name: product.Name + form.node, Ops: []op.Op{quant}, In: []string{input}, Out: []string{codes, scales},
+		Slots: e.slots,
 	}
 	if form.weight != nil {
-		node.W = []string{form.weight(product.Name)}
+		node.W = []string{form.weight(e.class(product.Name))}
 		e.quantised[codes] = node.W[0]
 	} else {
 		e.quantised[codes] = ""
@@ -265,11 +288,14 @@ func Computed(class string) []string {
 	return append(out, InnerScaleWeight(class), StepsWeight(class))
 }
 
-// Added are the nodes that Expand may add for a product, by name, with the kind of operator that each is.
-func Added(node string) map[string]op.Kind {
+// Added are the nodes that Expand may add for a node of a kind, by name, with the kind of operator that each is.
+func Added(node string, kind op.Kind) map[string]op.Kind {
 	out := map[string]op.Kind{node + outliersSuffix: op.OutlierMatMul, node + mergeSuffix: op.Add}
-	for i := range quantForms {
-		out[node+quantForms[i].node] = op.QuantRows
+	addGroups(out, node, kind)
+	for _, product := range append(slices.Collect(maps.Keys(out)), node) {
+		for i := range quantForms {
+			out[product+quantForms[i].node] = op.QuantRows
+		}
 	}
 	return out
 }

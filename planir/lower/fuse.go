@@ -73,7 +73,9 @@ func Joins(ops []op.Op, proc *planir.Proc) (joins, inside bool) {
 }
 
 // fusibleKind reports whether a processor that fuses takes the operator together with others.
-func fusibleKind(kind op.Kind) bool { return kind == op.MatMul || kind.Rowwise() }
+func fusibleKind(kind op.Kind) bool {
+	return kind == op.MatMul || kind == op.GroupMatMul || kind.Rowwise()
+}
 
 // readers are the tasks that read what is written to v by task i, or one before it. They are looked for in the order of
 // the list, which starts again with the next layer, up to where all of v is written anew.
@@ -204,7 +206,7 @@ const maxLabel = 120
 // join is the step of two tasks, one after the other; nil when they are not of the same rows or see a buffer through
 // different views.
 func join(before, after *task) *task {
-	if before.step.R0 != after.step.R0 || before.graph.Rows() != after.graph.Rows() {
+	if before.step.R0 != after.step.R0 || before.step.Full != after.step.Full || before.graph.Rows() != after.graph.Rows() {
 		return nil
 	}
 	all := slices.Concat(before.reads, before.writes, after.reads, after.writes)
@@ -219,7 +221,7 @@ func join(before, after *task) *task {
 	joined := &joining.task
 	joined.proc, joined.weights = before.proc, slices.Concat(before.weights, after.weights)
 	joined.step = planir.Step{
-		Node: before.step.Node + planir.NodeSeparator + after.step.Node, R0: before.step.R0,
+		Node: before.step.Node + planir.NodeSeparator + after.step.Node, R0: before.step.R0, Full: before.step.Full,
 		ExpectNS: before.step.ExpectNS + after.step.ExpectNS,
 	}
 	from, rows, _ := strings.Cut(before.label, "@")

@@ -91,7 +91,7 @@ func (b *builder) program(count int, on string) (ph planir.Phase, err error) {
 			return decision.Scheme
 		}
 		return op.A32W32 // section reports the missing decision
-	})
+	}, b.tiers(count, on))
 	if err != nil {
 		return ph, diag.New(diag.ClassIllegal, "lower plan: rows %d: %w", count, err)
 	}
@@ -108,6 +108,15 @@ func (b *builder) program(count int, on string) (ph planir.Phase, err error) {
 		ph.Sections = append(ph.Sections, section)
 	}
 	return ph, nil
+}
+
+// tiers are the capacity tiers of the program of so many rows. A processor that executes it alone takes all experts
+// dynamically.
+func (b *builder) tiers(rows int, on string) *planir.ExpertTiers {
+	if on != "" {
+		return nil
+	}
+	return b.plan.TiersOf(rows)
 }
 
 // own gives the values of a program's sections the names of its own buffers.
@@ -179,6 +188,8 @@ type task struct {
 type packRange struct {
 	key    packKey
 	n0, n1 int
+	tiers  int // of a slot: see planir.WeightRef
+	slot   int
 }
 
 // builder is the state of lowering one plan.
@@ -223,7 +234,7 @@ func (b *builder) decided(node string, rows int) *planir.Decision {
 		if headOnly(&section) {
 			for _, candidate := range section.Nodes {
 				full := section.Name + "." + candidate.Name
-				if _, added := Added(full)[node]; added || node == full {
+				if _, added := Added(full, candidate.Ops[len(candidate.Ops)-1].Kind)[node]; added || node == full {
 					return b.plan.DecisionFor(node, 1)
 				}
 			}
@@ -354,7 +365,8 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 		b.buffers[view.Buffer].Rows = max(b.buffers[view.Buffer].Rows, view.R1)
 	}
 	made := &task{proc: piece.Proc, reads: slices.Clone(piece.In), writes: slices.Clone(piece.Out)}
-	made.step = planir.Step{Node: node.Name, R0: piece.R0, In: piece.In, Out: piece.Out, Heads: piece.Heads}
+	made.step = planir.Step{Node: node.Name, R0: piece.R0, In: piece.In, Out: piece.Out, Heads: piece.Heads,
+		Full: node.Slots != nil}
 	if piece.Heads != nil { // ordered like any other buffer: by the heads that are read or written
 		cache := planir.View{Buffer: "\x00cache", R1: 1, C0: piece.Heads[0], C1: piece.Heads[1]}
 		made.reads = append(made.reads, cache)
@@ -414,7 +426,7 @@ func uses(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []pac
 		key := packKey{weight: node.W[i], scheme: spec.Scheme, layout: spec.Layout, k1: spec.K}
 		c0, c1 := 0, spec.N
 		if operator.HasMatrix() && wo.role != "scale" { // which all columns share
-			if wo.role == "weight" {
+			if wo.role == "weight" || operator.Kind == op.GroupMatMul {
 				key.k0, key.k1 = piece.K0, piece.K1
 			}
 			c0, c1 = piece.N0, piece.N1
@@ -425,7 +437,11 @@ func uses(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []pac
 		if proc.Bakes || ranges || steps {
 			key.owner, key.n0, key.n1 = piece.Proc, c0, c1
 		}
-		out = append(out, packRange{key, c0, c1})
+		used := packRange{key: key, n0: c0, n1: c1}
+		if operator.Kind == op.GroupMatMul {
+			used.tiers, used.slot = node.Slots.Tiers, node.Slots.First+i
+		}
+		out = append(out, used)
 	}
 	return out
 }
@@ -582,7 +598,8 @@ func (b *builder) finish(rows []int) error {
 	}
 	for _, fixup := range b.fixups {
 		use := b.packs[fixup.from.key]
-		*fixup.ref = planir.WeightRef{Pack: use.name, C0: fixup.from.n0 - use.lo, C1: fixup.from.n1 - use.lo}
+		*fixup.ref = planir.WeightRef{Pack: use.name, C0: fixup.from.n0 - use.lo, C1: fixup.from.n1 - use.lo,
+			Tiers: fixup.from.tiers, Slot: fixup.from.slot}
 	}
 	// The decider takes the smallest program that holds all tokens, and the largest one for more.
 	rows = slices.DeleteFunc(slices.Clone(rows), func(count int) bool { return slices.Contains(b.plan.Batches, count) })
@@ -679,7 +696,7 @@ func (b *builder) finishWeights() (rank map[string]int) {
 	for i := range b.model.Sections {
 		section := &b.model.Sections[i]
 		for _, node := range section.Nodes {
-			for _, added := range computedOf(section.Name+"."+node.Name, node.Ops[len(node.Ops)-1]) {
+			for _, added := range b.computedOf(section.Name+"."+node.Name, node.Ops[len(node.Ops)-1]) {
 				if !used[added.Name] {
 					continue
 				}
@@ -697,8 +714,15 @@ func (b *builder) finishWeights() (rank map[string]int) {
 	return rank
 }
 
-// computedOf are the computed weights that a class of products may have: scales, then steps.
-func computedOf(class string, product op.Op) (out []op.Weight) {
+// computedOf are the computed weights that a class of products may have: scales, then steps; of experts also what is
+// in the slots of each program with tiers.
+func (b *builder) computedOf(class string, product op.Op) (out []op.Weight) {
+	if product.Kind == op.ExpertMatMul {
+		for i := range b.plan.Experts {
+			tiers := &b.plan.Experts[i]
+			out = append(out, op.Weight{Name: SlotsWeight(tiers.Rows), SlotsOf: tiers.Rows, K: 1, N: tiers.Slots()})
+		}
+	}
 	for _, scales := range scaleCounts {
 		out = append(out, op.Weight{Name: ScaleWeight(class, scales), ScaleOf: class, K: 1, N: scales})
 	}

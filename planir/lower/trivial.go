@@ -7,9 +7,11 @@ import (
 )
 
 // Trivial decides every node of the graph, at every number of rows, for one processor: the plan that
-// needs no splitting and no flags. On the host's reference kernels it is the numeric reference.
+// needs no splitting and no flags. On the host's reference kernels it is the numeric reference. Experts are dynamic, but
+// where tiers has capacity tiers for a number of rows.
 func Trivial(graph *models.Graph, proc string, rows []int, context int, kv op.Type,
-	schemeOf func(node string, rows int) op.Scheme) ([]planir.Decision, error) {
+	schemeOf func(node string, rows int) op.Scheme, tiers ...planir.ExpertTiers) ([]planir.Decision, error) {
+	with := planir.Plan{Experts: tiers}
 	var out []planir.Decision
 	type place struct {
 		node string
@@ -17,7 +19,8 @@ func Trivial(graph *models.Graph, proc string, rows []int, context int, kv op.Ty
 	}
 	seen := map[place]bool{}
 	for _, count := range rows {
-		sections, err := Expand(graph, count, context, kv, func(node string) op.Scheme { return schemeOf(node, count) })
+		sections, err := Expand(graph, count, context, kv, func(node string) op.Scheme { return schemeOf(node, count) },
+			with.TiersOf(count))
 		if err != nil {
 			return nil, err
 		}

@@ -47,6 +47,7 @@ var fields = map[string]field{
 	"interleave": fieldOf(func(o *Op) *int { return &o.Interleave }, upTo[int](0, maxDim)),
 	"experts":    fieldOf(func(o *Op) *int { return &o.Experts }, upTo[int](0, maxExperts)),
 	"fan":        fieldOf(func(o *Op) *int { return &o.Fan }, upTo[int](0, maxFan)),
+	"sent":       fieldOf(func(o *Op) *int { return &o.Sent }, upTo[int](0, maxDim)),
 	"window":     fieldOf(func(o *Op) *int { return &o.Window }, upTo[int](0, maxDim)),
 	"rotary_dim": fieldOf(func(o *Op) *int { return &o.RotaryDim }, upTo[int](0, maxDim)),
 	"long_from":  fieldOf(func(o *Op) *int { return &o.LongFrom }, upTo[int](0, maxDim)),
@@ -69,6 +70,12 @@ var fields = map[string]field{
 	"form":   fieldOf(func(o *Op) *Form { return &o.Form }, nil),
 	"table":  fieldOf(func(o *Op) *Type { return &o.Table }, nil),
 	"kv":     fieldOf(func(o *Op) *Type { return &o.KV }, oneOf(CacheTypes...)),
+	"groups": fieldOf(func(o *Op) *Groups { return &o.Groups }, func(groups Groups) string {
+		if groups.Validate() != nil {
+			return fmt.Sprintf("1..%d groups of the form SLOTSxROWS, separated by commas", MaxGroups)
+		}
+		return ""
+	}),
 	"act":    fieldOf(func(o *Op) *string { return &o.Act }, oneOf(Acts...)),
 	"router": fieldOf(func(o *Op) *string { return &o.Router }, oneOf(Routers...)),
 
@@ -204,6 +211,32 @@ func checkExpertMatMul(operator Op) error {
 	if !operator.Scheme.Experts() {
 		return fmt.Errorf("operator %q: scheme %q is one of products by a single matrix, experts take one of %s",
 			operator.Kind, operator.Scheme, expertSchemes())
+	}
+	return nil
+}
+
+// checkGroupMatMul: every matrix has equally many rows, and results are left unrounded as those of ExpertMatMul, which
+// computes the rows beyond.
+func checkGroupMatMul(operator Op) error {
+	if operator.M%operator.Experts != 0 {
+		return operator.bad("m", operator.M, fmt.Sprintf("a multiple of experts %d", operator.Experts))
+	}
+	return checkExpertMatMul(operator)
+}
+
+// checkGroups: experts are in at most one slot each; rows that no group holds are computed elsewhere unless they are
+// dropped.
+func checkGroups(operator Op) error {
+	if operator.Kind == Dispatch {
+		slots := operator.Groups.Slots()
+		switch {
+		case slots > operator.Experts:
+			return operator.bad("groups", operator.Groups, fmt.Sprintf("at most %d slots", operator.Experts))
+		case operator.Fan > operator.Experts:
+			return operator.bad("fan", operator.Fan, fmt.Sprintf("at most experts %d", operator.Experts))
+		case operator.Sent == 0 && (operator.K == 0 || slots < operator.Experts):
+			return operator.bad("sent", operator.Sent, "at least 1 where overflow is not dropped or experts have no slot")
+		}
 	}
 	return nil
 }

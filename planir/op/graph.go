@@ -100,6 +100,17 @@ func activations(operator Op, rows int) []Value {
 	return []Value{floats("x", rows, operator.K)}
 }
 
+// groupRole begins the role of an operand that holds the rows of a group, and no other role of the same kinds.
+const groupRole = "g"
+
+// groupRows are the operands that hold the rows of groups.
+func groupRows(operator Op) (out []Value) {
+	for i, group := range operator.Groups.List() {
+		out = append(out, floats(fmt.Sprintf(groupRole+"%d", i), group.Slots*group.Rows, operator.N))
+	}
+	return out
+}
+
 // matMulOperands has the operands that scheme and bias call for: scales behind quantised rows, steps behind the
 // weight of a grid.
 func matMulOperands(operator Op) Signature {
@@ -272,6 +283,8 @@ func Single(operator Op, layout string) Graph {
 // matrix of an operator with a Scheme, the others are plain rows.
 func (o Op) WeightSpec(role, layout string) WeightSpec {
 	switch {
+	case o.Kind == GroupMatMul:
+		return WeightSpec{Name: role, K: o.K, N: o.N, Scheme: o.Scheme.Weight(), Layout: layout}
 	case role == "weight":
 		return WeightSpec{Name: role, Experts: o.Experts, K: o.K, N: o.N, Scheme: o.Scheme.Weight(), Layout: layout}
 	case role == "table" && o.Scheme != "": // the packed weight of a tied head, whose columns are the rows

@@ -17,6 +17,9 @@ const (
 	MatMul        Kind = "matmul"
 	ExpertMatMul  Kind = "expert_matmul"
 	OutlierMatMul Kind = "outlier_matmul"
+	GroupMatMul   Kind = "group_matmul"
+	Dispatch      Kind = "dispatch"
+	Collect       Kind = "collect"
 	Route         Kind = "route"
 	Combine       Kind = "combine"
 	QKNorm        Kind = "qk_norm"
@@ -151,23 +154,86 @@ var table = []row{
 	},
 	{
 		kind: ExpertMatMul, does: "Multiplies each token by the weights of the experts chosen for it: activations (f32, or u8 with scales), [M,K] with spread, else [M*Fan,K], " +
-			"and ids i32 [M,Fan] x weight [Experts,K,N] -> f32 [M*Fan,N]. Row r*Fan+j of the result belongs to token r and expert ids[r,j].",
-		needs: []string{"k", "n", "experts", "fan"}, takes: []string{"scheme", "spread"}, check: checkExpertMatMul,
+			"and ids i32 [M,Fan] x weight [Experts,K,N] -> f32 [M*Fan,N]. Row r*Fan+j of the result belongs to token r and expert ids[r,j]. With sent, ids may be -1: such a row of the result is 0.",
+		needs: []string{"k", "n", "experts", "fan"}, takes: []string{"scheme", "spread", "sent"}, check: checkExpertMatMul,
 		sig: func(o Op) Signature {
 			in := append(activations(o, o.inputRows()), Value{"ids", I32, o.M, o.Fan})
 			return Signature{In: in, W: []string{"weight"}, Out: []Value{floats("y", o.Rows(), o.N)}}
 		},
-		flops: productFlops,
+		flops: func(o Op) int64 { return productFlops(o.priced()) },
 		// of at most M*Fan experts
-		bytes: func(o Op) int64 { return productBytes(o, o.inputRows(), min(o.Rows(), o.Experts)) },
+		bytes: func(o Op) int64 {
+			o = o.priced()
+			return productBytes(o, o.inputRows(), min(o.Rows(), o.Experts))
+		},
 		key: func(o Op) string {
 			return fmt.Sprintf("expert_matmul[%d,%d]x[%d,%d,%d] %s fan=%d", o.M, o.K, o.Experts, o.K, o.N, o.Scheme,
-				o.Fan) + when(o.Spread, " spread")
+				o.Fan) + when(o.Spread, " spread") + when(o.Sent > 0, fmt.Sprintf(" sent=%d", o.Sent))
 		},
-		scaling: byProduct(func(o Op) Op {
-			return Op{Scheme: o.Scheme, Experts: o.Experts, Fan: o.Fan, Spread: o.Spread}
-		}),
+		scaling: byExpertProduct,
 		columns: []int{0},
+	},
+	{
+		kind: GroupMatMul, does: "Multiplies rows by several matrices: activations [M,K] (f32, or u8 with scales), whose first M/Experts rows belong to the first of Experts weights [K,N], " +
+			"the next to the second, and so on -> f32 [M,N]. Its rows are those that a group of experts has reserved (NPUMoE 4.2).",
+		needs: []string{"k", "n", "experts", "scheme"}, check: checkGroupMatMul,
+		sig: func(o Op) Signature {
+			s := Signature{In: activations(o, o.M), Out: []Value{floats("y", o.M, o.N)}}
+			for i := range o.Experts {
+				s.W = append(s.W, fmt.Sprintf("weight%d", i))
+			}
+			return s
+		},
+		flops: productFlops, bytes: func(o Op) int64 { return productBytes(o, o.M, o.Experts) },
+		key: func(o Op) string {
+			return fmt.Sprintf("group_matmul[%d,%d]x%d[%d,%d] %s", o.M, o.K, o.Experts, o.K, o.N, o.Scheme)
+		},
+		scaling: byProduct(func(o Op) Op { return Op{Scheme: o.Scheme, Experts: o.Experts} }),
+		noRows:  "its rows are those of several matrices",
+	},
+	{
+		kind: Dispatch, does: "Moves rows to the slots of their experts (NPUMoE 4): x f32 [M,N], ids i32 [M,Fan], with k the salience f32 [M,K], weight slots f32 [1,slots], the expert in each slot -> " +
+			"for each of groups f32 [slots*rows,N], the rows of its slots in the order of tokens and zeros behind them; places i32 [M,Fan], the row of all groups together that holds a row, -1 for none; " +
+			"with sent also rest i32 [M,Fan], the expert of a row that no group holds, else -1. Where an expert is sent more rows than its slot has, the first are moved; " +
+			"with k those of the largest norm of salience, and the others are dropped: they are in no group and not in rest.",
+		needs: []string{"n", "experts", "fan", "groups"}, takes: []string{"k", "sent"}, check: checkGroups,
+		sig: func(o Op) Signature {
+			s := Signature{In: []Value{floats("x", o.M, o.N), {"ids", I32, o.M, o.Fan}}, W: []string{"slots"}}
+			if o.K > 0 {
+				s.In = append(s.In, floats("salience", o.M, o.K))
+			}
+			s.Out = append(groupRows(o), Value{"places", I32, o.M, o.Fan})
+			if o.Sent > 0 {
+				s.Out = append(s.Out, Value{"rest", I32, o.M, o.Fan})
+			}
+			return s
+		},
+		shape: func(o Op, _ string) (int, int) { return 1, o.Groups.Slots() },
+		flops: func(o Op) int64 { return cells(o.M, o.Fan) + 2*cells(o.M, o.K) },
+		bytes: func(o Op) int64 {
+			return 4*cells(o.M+o.Groups.Rows(), o.N) + 4*cells(o.M, o.K) + 12*cells(o.M, o.Fan)
+		},
+		key: func(o Op) string {
+			return fmt.Sprintf("dispatch[%d,%d] fan=%d groups=%s", o.M, o.N, o.Fan, o.Groups) +
+				when(o.K > 0, fmt.Sprintf(" salience=%d", o.K))
+		},
+		scaling: byGroups, noRows: anywhere,
+	},
+	{
+		kind: Collect, does: "Sums what a token's experts computed, wherever it is, in the order of combine: for each of groups f32 [slots*rows,N], with sent rest f32 [M*Fan,N], places i32 [M,Fan] as " +
+			"dispatch made them, weights f32 [M,Fan] -> f32 [M,N]. A row without a place is that of rest, without rest 0.",
+		needs: []string{"n", "fan", "groups"}, takes: []string{"sent"}, check: checkGroups,
+		sig: func(o Op) Signature {
+			s := Signature{In: groupRows(o), Out: []Value{floats("y", o.M, o.N)}}
+			if o.Sent > 0 {
+				s.In = append(s.In, floats("rest", o.Rows(), o.N))
+			}
+			s.In = append(s.In, Value{"places", I32, o.M, o.Fan}, floats("weights", o.M, o.Fan))
+			return s
+		},
+		flops: perElement(2), bytes: func(o Op) int64 { return 4*cells(o.Rows(), o.N) + 4*cells(o.M, o.N) },
+		key:     func(o Op) string { return fmt.Sprintf("collect[%d,%d] fan=%d groups=%s", o.M, o.N, o.Fan, o.Groups) },
+		scaling: byGroups, noRows: anywhere,
 	},
 	{
 		kind: OutlierMatMul, does: "Multiplies what a static scale cuts off (llm.npu 3.3): x f32 [M,K], weight [K,N], scale f32 [1,1] -> f32 [M,N], the product of " +
@@ -329,6 +395,9 @@ var table = []row{
 		sig: elementwise(), bytes: perElement(8), scaling: byRows,
 	},
 }
+
+// anywhere is why an operator on rows that are sorted by their experts cannot be divided by rows.
+const anywhere = "a row may lie anywhere in the groups"
 
 // cacheFirst is why an operator that looks back cannot be divided by rows.
 const cacheFirst = "the cache of earlier rows must be complete first"

@@ -3,6 +3,8 @@
 // models, records, cost models, plans and drivers share.
 package op
 
+import "strings"
+
 // Type is an element type of a buffer or weight.
 type Type string
 
@@ -101,11 +103,17 @@ type Op struct {
 	// MatMul: how it is put to the processor
 	Form Form `json:"form,omitempty" yaml:"form,omitempty"`
 
-	Experts int `json:"experts,omitempty" yaml:"experts,omitempty"` // Route, ExpertMatMul
+	// Route, ExpertMatMul, Dispatch: of a layer; GroupMatMul: of the group
+	Experts int `json:"experts,omitempty" yaml:"experts,omitempty"`
 	// rows of operands per token: experts chosen for it; 0 is 1
 	Fan int `json:"fan,omitempty" yaml:"fan,omitempty"`
 	// ExpertMatMul: activations have one row per token
-	Spread bool    `json:"spread,omitempty" yaml:"spread,omitempty"`
+	Spread bool `json:"spread,omitempty" yaml:"spread,omitempty"`
+	// ExpertMatMul, Dispatch, Collect: of the M*Fan rows so many are expected to be computed apart from groups, 0: there
+	// are no groups, or no such rows. Costs are those of so many rows.
+	Sent int `json:"sent,omitempty" yaml:"sent,omitempty"`
+	// Dispatch, Collect: slots of experts and the rows that they have reserved
+	Groups Groups  `json:"groups,omitempty" yaml:"groups,omitempty"`
 	Router string  `json:"router,omitempty" yaml:"router,omitempty"` // Route
 	Jitter float64 `json:"jitter,omitempty" yaml:"jitter,omitempty"` // Route by sparsemixer
 
@@ -132,13 +140,38 @@ type Op struct {
 }
 
 // HasScheme reports whether o multiplies by a quantised weight.
-func (o Op) HasScheme() bool { return o.Kind == MatMul || o.Kind == ExpertMatMul }
+func (o Op) HasScheme() bool {
+	return o.Kind == MatMul || o.Kind == ExpertMatMul || o.Kind == GroupMatMul
+}
 
 // HasMatrix reports whether o multiplies by a matrix [K,N] of the model.
 func (o Op) HasMatrix() bool { return o.HasScheme() || o.Kind == OutlierMatMul }
 
 // Rows is the number of rows of the operands that have Fan rows per token.
 func (o Op) Rows() int { return o.M * max(1, o.Fan) }
+
+// Products are the products of one matrix each that a GroupMatMul consists of: what one of them is, and how many there
+// are.
+func (o Op) Products() (one Op, count int) {
+	return Op{Kind: MatMul, M: o.M / max(1, o.Experts), K: o.K, N: o.N, Scheme: o.Scheme}, o.Experts
+}
+
+// priced is an ExpertMatMul of as many tokens as have the rows that are expected to be sent.
+func (o Op) priced() Op {
+	if o.Sent > 0 && o.Fan > 0 {
+		o.M, o.Sent = min(o.M, (o.Sent+o.Fan-1)/o.Fan), 0
+	}
+	return o
+}
+
+// InUse is how many rows of an operand a call of some tokens uses: as many as it has for each token. Groups of experts
+// are used whole, however many rows are sent to them.
+func (o Op) InUse(operand Value, tokens int) int {
+	if o.Groups != "" && strings.HasPrefix(operand.Name, groupRole) {
+		return operand.Rows
+	}
+	return min(tokens, o.M, operand.Rows) * max(1, operand.Rows/o.M)
+}
 
 // Rotary is the number of elements of a head that Rope rotates.
 func (o Op) Rotary() int {

@@ -24,6 +24,9 @@ var examples = map[Kind]Op{
 
 	LayerNorm:    {Kind: LayerNorm, M: 3, N: 8, Eps: 1e-5},
 	ExpertMatMul: {Kind: ExpertMatMul, M: 3, K: 8, N: 16, Experts: 4, Fan: 2, Scheme: A8TQ8C},
+	GroupMatMul:  {Kind: GroupMatMul, M: 3, K: 8, N: 16, Experts: 3, Scheme: A8TQ8C},
+	Dispatch:     {Kind: Dispatch, M: 3, N: 8, Experts: 4, Fan: 2, Groups: "2x3", Sent: 1},
+	Collect:      {Kind: Collect, M: 3, N: 8, Fan: 2, Groups: "2x3", Sent: 1},
 	Route:        {Kind: Route, M: 3, Experts: 4, Fan: 2, Router: RouteSoftmax},
 	Combine:      {Kind: Combine, M: 3, N: 8, Fan: 2},
 	QKNorm:       {Kind: QKNorm, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, Eps: 1e-5},

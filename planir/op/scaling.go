@@ -22,6 +22,27 @@ func byProduct(pattern func(o Op) Op) scaling {
 	}
 }
 
+// byExpertProduct is byProduct for the rows that are expected to be sent to an expert.
+var byExpertProduct = scaling{
+	pattern: func(o Op) Op { return Op{Scheme: o.Scheme, Experts: o.Experts, Fan: o.Fan, Spread: o.Spread} },
+	extent:  func(o Op) (rows, along, across int) { return o.priced().M, o.K, o.N },
+	at: func(o Op, along, across int) Op {
+		o.K, o.N = along, across
+		return o
+	},
+}
+
+// byGroups is for rows that move to and from the slots of experts: each of the M*Fan rows moves once, whatever the
+// groups are.
+var byGroups = scaling{
+	pattern: func(o Op) Op { return Op{Fan: o.Fan, Experts: o.Experts} },
+	extent:  func(o Op) (rows, along, across int) { return o.M, 0, o.N },
+	at: func(o Op, _, across int) Op { // one slot for each expert of a token, with room for all rows
+		o.N, o.Groups, o.Sent = across, GroupsOf([]Group{{o.Fan, o.M}}), 1
+		return o
+	},
+}
+
 // byRows is for [M*Fan,N]: rows of a token's experts are rows like others, and nothing else tells curves apart.
 var byRows = scaling{pattern: func(Op) Op { return Op{} }, extent: rowsOfN, at: withN}
 

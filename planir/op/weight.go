@@ -36,6 +36,9 @@ type Weight struct {
 	// Outliers is how many of the largest channels a static scale leaves out (see Scheme.Shadow), 0: it holds all.
 	Outliers int `json:"outliers,omitempty" yaml:"outliers,omitempty"`
 
+	// SlotsOf is the number of rows of the program whose slots of experts these are: the expert in each, in every layer.
+	SlotsOf int `json:"slots_of,omitempty" yaml:"slots_of,omitempty"`
+
 	// Groups of the calibration whose factors multiply its rows and divide the columns of one of its sources.
 	FoldRows   string `json:"fold_rows,omitempty" yaml:"fold_rows,omitempty"`
 	FoldCols   string `json:"fold_cols,omitempty" yaml:"fold_cols,omitempty"`
@@ -50,11 +53,14 @@ const (
 	ConstantWeight                   // the plan itself: rotary frequencies
 	ScalesWeight                     // the calibration: static scales of what enters a class of products
 	StepsWeight                      // the calibration: steps of the grids of a class of products
+	SlotsWeight                      // the plan's capacity tiers: experts in slots
 )
 
 // Kind is where the numbers of w come from.
 func (w *Weight) Kind() WeightKind {
 	switch {
+	case w.SlotsOf > 0:
+		return SlotsWeight
 	case w.ScaleOf != "" && w.K == 2:
 		return StepsWeight
 	case w.ScaleOf != "":

@@ -116,7 +116,7 @@ func (c *Capabilities) Supports(operator op.Op) error {
 		return fmt.Errorf("operator %q is not supported", operator.Kind)
 	}
 	if operator.HasScheme() {
-		if operator.Kind == op.ExpertMatMul && !operator.Scheme.Experts() {
+		if operator.Kind != op.MatMul && !operator.Scheme.Experts() {
 			return fmt.Errorf("scheme %q is one of products by a single matrix", operator.Scheme)
 		}
 		if !slices.Contains(c.Schemes, operator.Scheme) {

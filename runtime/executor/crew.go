@@ -403,10 +403,10 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 // fewer.
 func (st *step) prepare(lane *lane, call *driver.Scalars) int {
 	rows := min(call.Rows-st.R0, st.rows)
-	if rows <= 0 {
+	if rows <= 0 && !st.Full {
 		return 0
 	}
-	if !lane.dynamic {
+	if st.Full || !lane.dynamic {
 		rows = st.rows // rows beyond the call's hold what earlier calls left, and are not read
 	}
 	st.scalars = *call

@@ -134,7 +134,7 @@ func swapped(d *planir.Decision, n *lower.Node) {
 	}
 }
 
-func makePlan(t testing.TB, m *models.Model, procs []planir.Proc, rows []int, context int, scheme op.Scheme, f layoutOf) *planir.Plan {
+func makePlan(t testing.TB, m *models.Model, procs []planir.Proc, rows []int, context int, scheme op.Scheme, f layoutOf, tiers ...planir.ExpertTiers) *planir.Plan {
 	t.Helper()
 	digest, err := m.Digest()
 	if err != nil {
@@ -152,11 +152,12 @@ func makePlan(t testing.TB, m *models.Model, procs []planir.Proc, rows []int, co
 		}
 		return scheme
 	}
-	if p.Decisions, err = lower.Trivial(&g, procs[0].Name, rows, context, op.F32, func(node string, _ int) op.Scheme { return schemeOf(node) }); err != nil {
+	p.Experts = tiers
+	if p.Decisions, err = lower.Trivial(&g, procs[0].Name, rows, context, op.F32, func(node string, _ int) op.Scheme { return schemeOf(node) }, tiers...); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range rows {
-		sections, err := lower.Expand(&g, r, context, op.F32, schemeOf)
+		sections, err := lower.Expand(&g, r, context, op.F32, schemeOf, p.TiersOf(r))
 		if err != nil {
 			t.Fatal(err)
 		}

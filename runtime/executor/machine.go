@@ -754,6 +754,7 @@ func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindi
 
 // weights finds the packed bytes of weight references. A pack is asked of the source when it is first needed.
 type weights struct {
+	plan   *planir.Plan
 	src    Source
 	places map[placeKey]place
 	bytes  map[placeKey][]byte
@@ -772,7 +773,7 @@ type place struct {
 
 // newWeights indexes the packs of all weights blobs.
 func newWeights(p *planir.Plan, src Source) *weights {
-	out := &weights{src: src, places: map[placeKey]place{}, bytes: map[placeKey][]byte{}}
+	out := &weights{plan: p, src: src, places: map[placeKey]place{}, bytes: map[placeKey][]byte{}}
 	for _, blob := range p.Program.WeightBlobs() {
 		for _, pl := range blob.Packs {
 			out.places[placeKey{pl.Pack.Name, pl.Layer}] = place{pl, blob.Name}
@@ -819,6 +820,10 @@ func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, s
 		var stride int64
 		if spec.Experts > 0 {
 			stride = int64(len(data)) / int64(spec.Experts)
+		}
+		if ref.Tiers > 0 { // the expert that is in the slot
+			expert := int64(w.plan.TiersOf(ref.Tiers).Layer(layer).Slots[ref.Slot])
+			spec, data, stride = pack.Expert(spec), data[expert*stride:(expert+1)*stride], 0
 		}
 		if ref.C0 != 0 || ref.C1 != spec.N {
 			sub, off, bytes, err := pack.Columns(spec, ref.C0, ref.C1)

@@ -15,6 +15,7 @@ func operators() []op.Op {
 	rowOperators(add)
 	products(add)
 	routers(add)
+	groups(add)
 	for _, heads := range [][3]int{{1, 1, 2}, {4, 2, 16}, {6, 2, 10}, {3, 3, 64}, {8, 1, 80}} {
 		for _, rows := range []int{1, 5, 19} {
 			headOperators(add, op.Op{M: rows, Heads: heads[0], KVHeads: heads[1], HeadDim: heads[2]})
@@ -137,6 +138,37 @@ func expertProducts(add func(ops ...op.Op), scheme op.Scheme) {
 		add(operator)
 		// Spread: all experts of a token read its one row, as the first product of an MLP does.
 		operator.Spread = true
+		add(operator)
+		// beside groups, some rows are sent to no expert
+		operator.Sent = max(1, sh.m*sh.fan/2)
+		add(operator)
+	}
+	for _, sh := range [][4]int{{1, 1, 1, 1}, {2, 1, 33, 131}, {4, 3, 64, 96}, {3, 16, 100, 31}, {1, 40, 96, 300}} {
+		add(op.Op{Kind: op.GroupMatMul, M: sh[0] * sh[1], Experts: sh[0], K: sh[2], N: sh[3], Scheme: scheme})
+	}
+}
+
+// groups move rows to the slots of experts and sum what was computed of them: one row and many, slots with less and
+// more room than rows, all experts and some of them, dropped rows and exact ones.
+func groups(add func(ops ...op.Op)) {
+	for _, sh := range []struct {
+		m, fan, experts int
+		groups          op.Groups
+	}{
+		{1, 1, 1, "1x1"}, {3, 2, 4, "1x2,2x1"}, {17, 2, 3, "2x4"}, {50, 8, 16, "4x32,8x16"}, {9, 3, 16, "16x1"},
+		{33, 4, 8, "1x100"},
+	} {
+		operator := op.Op{Kind: op.Dispatch, M: sh.m, N: 40, Experts: sh.experts, Fan: sh.fan, Groups: sh.groups, Sent: 1}
+		add(operator)
+		operator.K = 24 // salience
+		add(operator)
+		if sh.groups.Slots() == sh.experts {
+			operator.Sent = 0
+			add(operator)
+		}
+		operator = op.Op{Kind: op.Collect, M: sh.m, N: 40, Fan: sh.fan, Groups: sh.groups, Sent: 1}
+		add(operator)
+		operator.Sent = 0
 		add(operator)
 	}
 }

@@ -54,18 +54,18 @@ type stored struct {
 // has one row or several rows for each token.
 func rowsInUse(g *op.Graph, name string, tokens int) int {
 	rows := 0
-	note := func(names []string, values []op.Value, m int) {
+	note := func(names []string, values []op.Value, by op.Op) {
 		for i, value := range values {
 			if names[i] == name {
 				// Several rows for each token are those of its experts.
-				rows = max(rows, min(m, value.Rows, tokens)*max(1, value.Rows/m))
+				rows = max(rows, by.InUse(value, tokens))
 			}
 		}
 	}
 	for _, node := range g.Nodes {
 		sig := node.Op.Sig()
-		note(node.In, sig.In, node.Op.M)
-		note(node.Out, sig.Out, node.Op.M)
+		note(node.In, sig.In, node.Op)
+		note(node.Out, sig.Out, node.Op)
 	}
 	return rows
 }
@@ -226,6 +226,18 @@ var definitions = map[op.Kind]func(*evaluation){
 	op.QuantRows:    quantRows,
 	op.MatMul:       matMul,
 	op.ExpertMatMul: expertMatMul,
+	op.GroupMatMul: func(e *evaluation) {
+		e.each(func(row, j int) (sum, size float64) {
+			weight := e.w[row/(e.M/e.Experts)].v
+			for p, value := range e.activations(row) {
+				term := value * float64(weight[p*e.N+j])
+				sum, size = sum+term, size+math.Abs(term)
+			}
+			return sum, size
+		})
+	},
+	op.Dispatch: dispatch,
+	op.Collect:  collect,
 	op.OutlierMatMul: func(e *evaluation) {
 		limit := float64(127 * e.w[1].v[0])
 		e.each(func(row, j int) (sum, size float64) {
@@ -507,8 +519,14 @@ func expertMatMul(e *evaluation) {
 		if e.Spread {
 			from = row / e.Fan
 		}
-		values := e.activations(from)
-		expert := e.w[0].v[int(ids.at(row/e.Fan, row%e.Fan))*e.K*e.N:]
+		id := int(ids.at(row/e.Fan, row%e.Fan))
+		if id < 0 { // sent to no expert
+			for j := range e.N {
+				e.out[0].set(row, j, 0, 0)
+			}
+			continue
+		}
+		values, expert := e.activations(from), e.w[0].v[id*e.K*e.N:]
 		for j := range e.N {
 			sum, size := 0.0, 0.0
 			for p, value := range values {
@@ -516,6 +534,102 @@ func expertMatMul(e *evaluation) {
 				sum, size = sum+term, size+math.Abs(term)
 			}
 			e.out[0].set(row, j, sum, size)
+		}
+	}
+}
+
+// dispatch gives each slot the rows that are sent to its expert, as many as it has room for: the first, or those of the
+// largest salience, and of equal salience the first.
+func dispatch(e *evaluation) {
+	groups := e.Groups.List()
+	places, first, slot := e.out[len(groups)], 0, 0
+	for i := range e.rows {
+		places.v[i] = -1
+		if e.Sent > 0 {
+			e.out[len(groups)+1].v[i] = e.in[1].v[i]
+		}
+	}
+	norm := func(row int) (sum float64) {
+		for j := range e.K {
+			value := e.in[2].at(row/e.Fan, j)
+			sum += value * value
+		}
+		return sum
+	}
+	for g, group := range groups {
+		out := e.out[g]
+		clear(out.v)
+		for range group.Slots {
+			var rows []int
+			for row := range e.rows {
+				if e.in[1].v[row] == float64(e.w[0].v[slot]) {
+					rows = append(rows, row)
+				}
+			}
+			slot++
+			for len(rows) > group.Rows { // one after the other the last, or the least salient and of these the last
+				worst := len(rows) - 1
+				for i := range rows {
+					if e.K > 0 && (norm(rows[i]) < norm(rows[worst]) || norm(rows[i]) == norm(rows[worst]) && i > worst) {
+						worst = i
+					}
+				}
+				if e.K > 0 && e.Sent > 0 {
+					e.out[len(groups)+1].v[rows[worst]] = -1
+				}
+				rows = slices.Delete(rows, worst, worst+1)
+			}
+			for i, row := range rows {
+				places.v[row] = float64(first + i)
+				if e.Sent > 0 {
+					e.out[len(groups)+1].v[row] = -1
+				}
+				at := (slot - 1 - slotsBefore(groups, g)) * group.Rows
+				for j := range e.N {
+					out.set(at+i, j, e.in[0].at(row/e.Fan, j), 0)
+				}
+			}
+			first += group.Rows
+		}
+	}
+}
+
+// slotsBefore is the number of slots of the groups before one.
+func slotsBefore(groups []op.Group, group int) (count int) {
+	for _, before := range groups[:group] {
+		count += before.Slots
+	}
+	return count
+}
+
+// collect sums the rows of a token, of which each is that of its place, else that of the rest, else 0.
+func collect(e *evaluation) {
+	groups := e.Groups.List()
+	places, weights := e.in[len(e.in)-2], e.in[len(e.in)-1]
+	row := func(row, j int) float64 {
+		at := int(places.v[row])
+		if at < 0 {
+			if e.Sent == 0 {
+				return 0
+			}
+			return e.in[len(groups)].at(row, j)
+		}
+		for g, group := range groups {
+			if at < group.Slots*group.Rows {
+				return e.in[g].at(at, j)
+			}
+			at -= group.Slots * group.Rows
+		}
+		panic("BUG: a place beyond the groups")
+	}
+	for token := range e.tokens {
+		for j := range e.N {
+			sum, size := 0.0, 0.0
+			for i := range e.Fan {
+				term := row(token*e.Fan+i, j) * weights.at(token, i)
+				sum, size = sum+term, size+math.Abs(term)
+			}
+			e.out[0].set(token, j, sum, size)
 		}
 	}
 }

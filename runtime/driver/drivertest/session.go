@@ -138,10 +138,8 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 	if len(graph.Nodes) > 1 {
 		tr.loose = 1e-4
 	}
-	// what weights need to be, by name
-	invfreq := map[string]int{} // of a rotation: angles in a row of the table
-	static := map[string]bool{} // scales of rows
-	steps := map[string]int{}   // of a grid: how many products a result sums
+	// what the numbers of some weights mean, by name: element j of a random number
+	meaning := map[string]func(j int, drawn float32) float32{}
 	for _, node := range graph.Nodes {
 		if node.Op.HasScheme() && slices.Contains(s.caps.Rerounds, node.Op.Scheme) {
 			tr.rerounds = true
@@ -151,16 +149,19 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 		switch node.Op.Kind {
 		case op.MatMul:
 			if node.Op.Scheme.Grid() {
-				steps[node.W[len(node.W)-1]] = node.Op.K
+				meaning[node.W[len(node.W)-1]] = gridSteps(node.Op)
 			}
 			if len(graph.Nodes) > 1 && node.Op.Scheme.RoundsResults() {
 				tr.loose = max(tr.loose, 3e-3)
 			}
 		case op.OutlierMatMul:
-			static[node.W[1]] = true
+			meaning[node.W[1]] = rowScale
+		case op.Dispatch:
+			slots := node.Op.Groups.Slots()
+			meaning[node.W[0]] = func(j int, _ float32) float32 { return float32(slots - 1 - j) }
 		case op.QuantRows:
 			if node.Op.Static {
-				static[node.W[0]] = true
+				meaning[node.W[0]] = rowScale
 			}
 			if len(graph.Nodes) > 1 {
 				tr.loose = 1e-2 // a value between two codes may take either
@@ -169,7 +170,7 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 				}
 			}
 		case op.Rope:
-			invfreq[node.W[0]] = node.Op.Rotary() / 2
+			meaning[node.W[0]] = frequencies(node.Op.Rotary() / 2)
 		case op.KVAppend, op.Attention:
 			// A call uses one of three sequences, so that writing into a neighbour shows.
 			sequences := 3
@@ -199,7 +200,7 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 	}
 	tr.fill(rng)
 	for i, spec := range graph.Weights {
-		packed, weight := s.randomWeight(rng, spec, invfreq[spec.Name], static[spec.Name], steps[spec.Name])
+		packed, weight := s.randomWeight(rng, spec, meaning[spec.Name])
 		tr.weights[spec.Name] = weight
 		packed.Spec.Name = fmt.Sprintf("pack.%d", i) // an artifact serves many weights, whose names differ
 		tr.packed = append(tr.packed, packed)
@@ -219,11 +220,31 @@ func Pack(dst []byte, spec op.WeightSpec, values []float32) error {
 	return pack.Pack(dst, spec, src)
 }
 
-// randomWeight packs random numbers into a weight, and returns what the packed bytes stand for. Some
-// weights have a meaning: angles > 0 makes a table of frequencies with that many in a row; static
-// makes scales with which some rows saturate; sums > 0 makes steps of a grid with which a few
-// activations and sums of that many products saturate.
-func (s *session) randomWeight(rng *rand.Rand, spec op.WeightSpec, angles int, static bool, sums int) (driver.Packed, stored) {
+// rowScale is a static scale with which some rows saturate.
+func rowScale(_ int, drawn float32) float32 { return 0.002 + float32(math.Abs(float64(drawn)))/50 }
+
+// gridSteps are steps with which a few activations and results of a product saturate.
+func gridSteps(product op.Op) func(j int, drawn float32) float32 {
+	return func(j int, _ float32) float32 {
+		step := float32(8e-5)
+		if j >= product.N {
+			step *= float32(math.Sqrt(float64(product.K)))
+		}
+		return step
+	}
+}
+
+// frequencies are those of rotations, with so many angles in a row of the table.
+func frequencies(angles int) func(j int, drawn float32) float32 {
+	return func(j int, _ float32) float32 {
+		return float32(math.Pow(10000, -float64(j%angles)/float64(angles))) / float32(1+3*(j/angles))
+	}
+}
+
+// randomWeight packs random numbers into a weight, and returns what the packed bytes stand for. meaning, nil for none,
+// makes of element j the number that it needs to be.
+func (s *session) randomWeight(rng *rand.Rand, spec op.WeightSpec, meaning func(j int, drawn float32) float32,
+) (driver.Packed, stored) {
 	s.t.Helper()
 	// Experts are packed one by one, and lie one stride apart.
 	one := spec
@@ -242,17 +263,8 @@ func (s *session) randomWeight(rng *rand.Rand, spec op.WeightSpec, angles int, s
 		values, packed := make([]float32, size), p.Bytes[int64(expert)*bytes:][:bytes]
 		for j := range values {
 			values[j] = float32(rng.NormFloat64())
-			if static {
-				values[j] = 0.002 + float32(math.Abs(float64(values[j])))/50
-			}
-			if sums > 0 {
-				values[j] = 8e-5
-				if j >= spec.N {
-					values[j] *= float32(math.Sqrt(float64(sums)))
-				}
-			}
-			if angles > 0 {
-				values[j] = float32(math.Pow(10000, -float64(j%angles)/float64(angles))) / float32(1+3*(j/angles))
+			if meaning != nil {
+				values[j] = meaning(j, values[j])
 			}
 		}
 		if err := Pack(packed, one, values); err != nil {
@@ -270,14 +282,18 @@ func (s *session) randomWeight(rng *rand.Rand, spec op.WeightSpec, angles int, s
 func (tr *trial) fill(rng *rand.Rand) {
 	role := map[string]string{}
 	indices := map[string]int{} // number of rows or experts that ids choose from
+	apart := false              // a row may be sent to no expert
 	for _, node := range tr.graph.Nodes {
 		for i, value := range node.Op.Sig().In {
 			role[node.In[i]] = value.Name
 			if value.Name == "ids" {
 				indices[node.In[i]] = node.Op.K
-				if node.Op.Kind == op.ExpertMatMul {
-					indices[node.In[i]] = node.Op.Experts
+				if node.Op.Experts > 0 {
+					indices[node.In[i]], apart = node.Op.Experts, node.Op.Kind == op.ExpertMatMul && node.Op.Sent > 0
 				}
+			}
+			if value.Name == "places" {
+				indices[node.In[i]] = node.Op.Groups.Rows()
 			}
 		}
 	}
@@ -295,7 +311,9 @@ func (tr *trial) fill(rng *rand.Rand) {
 		role := role[value.Name]
 		for i := range array.v {
 			switch {
-			case role == "ids":
+			case role == "places" && rng.IntN(3) == 0, role == "ids" && apart && rng.IntN(3) == 0:
+				array.v[i] = -1
+			case role == "ids" || role == "places":
 				array.v[i] = float64(offset + step*rng.IntN(choices))
 			case role == "scale":
 				array.v[i] = float64(rng.Float32()) / 64

@@ -48,7 +48,7 @@ type group struct {
 // rows of an expert keep their order, and every row's result has the same bits as alone.
 //
 // The order is a counting sort: rank[place] is the row at a place, and the places of expert i end
-// at ends[i+1].
+// at ends[i+1]. Behind them are the rows that are sent to no expert, whose results are 0.
 type experts struct {
 	b                  *builder
 	exe                *executable
@@ -121,6 +121,10 @@ func (x *experts) gather(p0, p1 int) {
 	have, size := &x.exe.have, x.size()
 	for place := p0; place < p1; place++ {
 		row := int(have.rank[place])
+		if place >= x.ends[x.op.Experts] { // sent to no expert
+			clear(x.output.f32[row*x.output.ld:][:x.op.N])
+			continue
+		}
 		from := row / x.perToken
 		if x.op.Scheme.QuantisedRows() {
 			scale := x.b.in[1]
@@ -143,6 +147,9 @@ func (x *experts) order(rows int) bool {
 	clear(ends)
 	for row := range rows {
 		i := x.expert(row)
+		if i == -1 && x.op.Sent > 0 {
+			continue
+		}
 		if i < 0 || i >= x.op.Experts {
 			x.exe.refuse(row / x.op.Fan)
 			return false
@@ -157,8 +164,14 @@ func (x *experts) order(rows int) bool {
 			x.group(i, count, rows)
 		}
 	}
+	alone := ends[x.op.Experts]
 	for row := range rows { // ends[i] moves from the begin of expert i to its end
 		i := x.expert(row)
+		if i < 0 { // behind all others
+			x.exe.have.rank[alone] = int32(row)
+			alone++
+			continue
+		}
 		x.exe.have.rank[ends[i]] = int32(row)
 		ends[i]++
 	}
@@ -190,6 +203,9 @@ func (x *experts) group(expert, count, rows int) {
 // refused is the error about a row that names no expert.
 func (x *experts) refused(row int) error {
 	for _, id := range x.ids.i32[row*x.ids.ld : row*x.ids.ld+x.op.Fan] {
+		if id == -1 && x.op.Sent > 0 {
+			continue
+		}
 		if id < 0 || int(id) >= x.op.Experts {
 			return fmt.Errorf("expert id %d, want 0..%d", id, x.op.Experts-1)
 		}

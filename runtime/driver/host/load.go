@@ -42,9 +42,12 @@ func (o *operand) rows(tokens int) int {
 	return rows
 }
 
-// usedBy records the use by a node of m tokens, to which the operand has the given rows.
-func (o *operand) usedBy(m, rows int) {
-	found := use{tokens: min(m, rows), perToken: max(1, rows/m)}
+// usedBy records the use by a node, to which the operand is the value of its signature.
+func (o *operand) usedBy(by op.Op, value op.Value) {
+	found := use{tokens: min(by.M, value.Rows), perToken: max(1, value.Rows/by.M)}
+	if by.InUse(value, 1) == value.Rows { // all of it in every call
+		found = use{tokens: 1, perToken: value.Rows}
+	}
 	if !slices.Contains(o.uses, found) {
 		o.uses = append(o.uses, found)
 	}
@@ -154,12 +157,12 @@ func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*exec
 		sig := node.Op.Sig()
 		for j, name := range node.In {
 			operand := &exe.operands[index[name]]
-			operand.usedBy(node.Op.M, sig.In[j].Rows)
+			operand.usedBy(node.Op, sig.In[j])
 			build.in = append(build.in, operand)
 		}
 		for j, name := range node.Out {
 			operand := &exe.operands[index[name]]
-			operand.usedBy(node.Op.M, sig.Out[j].Rows)
+			operand.usedBy(node.Op, sig.Out[j])
 			build.out = append(build.out, operand)
 		}
 		for _, name := range node.W {

@@ -130,8 +130,16 @@ func company(soc *socs.SoC, p *socs.Processor, beside string) ([]timeline.Activi
 // products are the matmuls that an operator stands for. The rows of an ExpertMatMul are taken to be
 // divided evenly among as many experts as possible, so that some have one row more than the others.
 func products(o op.Op) []product {
-	if o.Kind != op.ExpertMatMul {
+	switch o.Kind {
+	case op.GroupMatMul:
+		one, count := o.Products()
+		return []product{{count, one}}
+	case op.ExpertMatMul:
+	default:
 		return []product{{1, o}}
+	}
+	if o.Sent > 0 {
+		o.M = min(o.M, (o.Sent+o.Fan-1)/o.Fan)
 	}
 	count := min(o.Rows(), o.Experts)
 	each, more := o.Rows()/count, o.Rows()%count

@@ -1,0 +1,173 @@
+package lower
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Capacity tiers (NPUMoE sec. 4) turn the experts of a layer, which are a product, an activation, a product and a sum,
+// into these nodes:
+//
+//	dispatch       rows to the slots of their experts, as far as these have room
+//	NAME_g0, ...   of each group the same three operators on the rows of its slots, static shapes all of them
+//	NAME           the model's own nodes, on the rows that no group holds
+//	the sum        of what was computed of a token, wherever it is
+//
+// Groups read nothing that the rest computes, nor the other way round, so that processors may execute both at the same
+// time. The nodes of a group follow one another: a processor that fuses makes one graph of them.
+
+// dispatchSuffix is that of the node that moves rows to the slots, behind the name of the first product.
+const dispatchSuffix = "_dispatch"
+
+// groupSuffix is that of the nodes and values of a group.
+func groupSuffix(group int) string { return fmt.Sprintf("_g%d", group) }
+
+// SlotsWeight is the name of the weight f32 [1,slots] that says which expert is in which slot of a layer, in the
+// program of that many rows.
+func SlotsWeight(rows int) string { return fmt.Sprintf("expert_slots@%d", rows) }
+
+// expertNodes are the nodes of a layer's experts from the first product on: product, activation, product, sum.
+const expertNodes = 4
+
+// groups expands the experts of a layer, whose nodes of the model these are, for the tiers of its program.
+func (e *expansion) groups(nodes []models.Node, rows, context int) error {
+	first := &nodes[0]
+	name := e.section.Name + "." + first.Name
+	for i, kind := range []op.Kind{op.ExpertMatMul, op.GLU, op.ExpertMatMul, op.Combine} {
+		if i >= len(nodes) || len(nodes[i].Ops) != 1 || nodes[i].Ops[0].Kind != kind {
+			return fmt.Errorf("node %q: capacity tiers are for experts of a product, a gated activation, a product and a "+
+				"sum in this order", name)
+		}
+	}
+	if experts := first.Ops[0].Experts; experts != e.tiers.Experts {
+		return fmt.Errorf("node %q: capacity tiers are for %d experts, and a layer has %d", name, e.tiers.Experts, experts)
+	}
+	for layer := e.section.First; layer < e.section.First+e.section.Layers; layer++ {
+		if e.tiers.Layer(layer) == nil {
+			return fmt.Errorf("node %q: capacity tiers say nothing of layer %d", name, layer)
+		}
+	}
+	// The values of the groups, after those of the model's nodes.
+	ids := first.In[1]
+	places, rest := ids+".places", ids+".rest"
+	e.section.Values[places] = e.section.Values[ids]
+	e.section.Values[rest] = e.section.Values[ids]
+	sum := &nodes[expertNodes-1]
+	collected := []string{}
+	dispatched := []string{}
+	for group, shape := range e.tiers.Groups {
+		for _, value := range []string{first.In[0], first.Out[0], nodes[1].Out[0], nodes[2].Out[0]} {
+			e.section.Values[value+groupSuffix(group)] = Value{op.F32, shape.Slots * shape.Rows,
+				e.section.Values[value].Cols, 1}
+		}
+		dispatched = append(dispatched, first.In[0]+groupSuffix(group))
+		collected = append(collected, nodes[2].Out[0]+groupSuffix(group))
+	}
+	if err := e.dispatch(name+dispatchSuffix, first, ids, append(dispatched, places), rest, rows); err != nil {
+		return err
+	}
+	slot := 0
+	for group, shape := range e.tiers.Groups {
+		for i := range nodes[:expertNodes-1] {
+			if err := e.groupNode(&nodes[i], group, shape, slot, context); err != nil {
+				return err
+			}
+		}
+		slot += shape.Slots
+	}
+	collect := op.Op{Kind: op.Collect, Groups: e.tiers.Shape(), Sent: e.sent(rows, first.Ops[0].Fan)}
+	if e.tiers.Sent > 0 {
+		for i := range nodes[:expertNodes-1] {
+			own := nodes[i]
+			if own.Ops[0].Kind == op.ExpertMatMul {
+				own.In, own.Ops = []string{own.In[0], rest}, slices.Clone(own.Ops)
+				own.Ops[0].Sent = collect.Sent
+			}
+			if err := e.node(&own, rows, context); err != nil {
+				return err
+			}
+		}
+		collected = append(collected, sum.In[0])
+	}
+	own := *sum
+	collect.N, collect.Fan = sum.Ops[0].N, sum.Ops[0].Fan
+	own.Ops, own.In = []op.Op{collect}, append(append(collected, places), sum.In[1])
+	return e.node(&own, rows, context)
+}
+
+// sent is how many rows the dynamic products of a layer are expected to compute, of those that there are.
+func (e *expansion) sent(rows, fan int) int { return min(e.tiers.Sent, rows*max(1, fan)) }
+
+// dispatch adds the node that moves rows to the slots. What is dropped is decided by the norm of the attention's
+// result, as NPUMoE sec. 3.2 has it.
+func (e *expansion) dispatch(name string, first *models.Node, ids string, out []string, rest string, rows int) error {
+	product := first.Ops[0]
+	operator := op.Op{Kind: op.Dispatch, M: rows, N: product.K, Experts: product.Experts, Fan: product.Fan,
+		Groups: e.tiers.Shape(), Sent: e.sent(rows, product.Fan)}
+	node := Node{Name: name, In: []string{first.In[0], ids}, W: []string{SlotsWeight(e.tiers.Rows)}, Out: out}
+	if e.tiers.Overflow == planir.OverflowDrop {
+		salience := ""
+		for i := range e.section.Nodes {
+			if before := &e.section.Nodes[i]; before.Op().Kind == op.Attention {
+				salience = before.Out[len(before.Out)-1]
+			}
+		}
+		if salience == "" {
+			return fmt.Errorf("node %q: rows are dropped by the norm of what attention computes, and section %q has none",
+				name, e.section.Name)
+		}
+		operator.K = e.section.Values[salience].Cols
+		node.In = append(node.In, salience)
+	}
+	if operator.Sent > 0 {
+		node.Out = append(node.Out, rest)
+	}
+	node.Ops = []op.Op{operator}
+	e.section.Nodes = append(e.section.Nodes, node)
+	return operator.Validate()
+}
+
+// groupNode adds a node of the model for the rows of a group, whose first slot is given.
+func (e *expansion) groupNode(model *models.Node, group int, shape planir.ExpertGroup, slot, context int) error {
+	suffix := groupSuffix(group)
+	own := *model
+	own.Name += suffix
+	own.In, own.Out = []string{model.In[0] + suffix}, []string{model.Out[0] + suffix}
+	operator := model.Ops[0]
+	operator.Fan = 0
+	if operator.Kind == op.ExpertMatMul {
+		operator = op.Op{Kind: op.GroupMatMul, K: operator.K, N: operator.N, Experts: shape.Slots}
+		own.W = slices.Repeat(model.W, shape.Slots)
+	}
+	own.Ops = []op.Op{operator}
+	e.slots = &Slots{Class: e.section.Name + "." + model.Name, Tiers: e.tiers.Rows, First: slot}
+	err := e.node(&own, shape.Slots*shape.Rows, context)
+	e.slots = nil
+	return err
+}
+
+// Slots says of a node of a group where the rows that it works on are reserved. Every call executes all of them: they
+// are no tokens.
+type Slots struct {
+	Class string // the model's node, whose calibration counts
+	Tiers int    // rows of the program
+	First int    // slot
+}
+
+// addGroups adds the nodes that tiers may add for a node of the model, by name.
+func addGroups(out map[string]op.Kind, node string, kind op.Kind) {
+	switch kind {
+	case op.ExpertMatMul:
+		kind, out[node+dispatchSuffix] = op.GroupMatMul, op.Dispatch
+	case op.GLU:
+	default:
+		return
+	}
+	for group := range op.MaxGroups {
+		out[node+groupSuffix(group)] = kind
+	}
+}

@@ -1,0 +1,298 @@
+package host
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+)
+
+// groupMatMul multiplies the rows of each slot by the weight of its expert. A row's result has the same bits as that of
+// an ExpertMatMul: both use the same product.
+func (b *builder) groupMatMul() (step, error) {
+	exe, operator, input, output := b.e, b.op, b.in[0], b.out[0]
+	multiply := make([]product, operator.Experts) // of each slot
+	var tileBytes, sums int
+	for slot := range multiply {
+		one, err := *b, error(nil)
+		one.w = b.w[slot : slot+1]
+		if multiply[slot], tileBytes, sums, err = one.product(); err != nil {
+			return step{}, err
+		}
+	}
+	exe.need.sums = max(exe.need.sums, operator.M*sums)
+	if operator.Scheme.QuantisedRows() {
+		exe.need.scales = max(exe.need.scales, operator.M)
+	}
+	each, tiles := operator.M/operator.Experts, (operator.N+pack.TileN-1)/pack.TileN
+	var rows, tileBlock, perSlot int // of the current call
+	return step{
+		m: operator.M,
+		plan: func(count int) int {
+			rows = count
+			if operator.Scheme.QuantisedRows() { // kernels want scales without gaps
+				scale := b.in[1]
+				for row := range count {
+					exe.have.scale[row] = scale.f32[row*scale.ld]
+				}
+			}
+			if sums > 0 {
+				exe.p.set.BlockSums(exe.have.sum, sums, input.raw, input.ld, count, operator.K)
+			}
+			slots := (count + each - 1) / each
+			tileBlock = tiles
+			if workers := len(exe.p.cores); workers > 1 {
+				tileBlock = min(tiles, max(1, slots*tiles/(workers*tasksPerWorker),
+					minTask/(each*operator.K*pack.TileN)))
+			}
+			perSlot = (tiles + tileBlock - 1) / tileBlock
+			return slots * perSlot
+		},
+		task: func(_, task int) {
+			slot, tile := task/perSlot, task%perSlot*tileBlock
+			r0, column := slot*each, tile*pack.TileN
+			multiply[slot](output.f32[r0*output.ld+column:], output.ld, b.rows(input, r0, r0, sums), tile*tileBytes,
+				min(rows-r0, each), min(operator.N-column, tileBlock*pack.TileN))
+		},
+	}, nil
+}
+
+// dispatcher is a Dispatch. It sorts the rows of a call by slot (a counting sort, as experts does), decides which of
+// them their slot has room for, and then copies those to the groups. A row is one of the Fan of a token.
+type dispatcher struct {
+	b               *builder
+	exe             *executable
+	op              op.Op
+	x, ids          *operand
+	groups          []*operand
+	places, rest    *operand // rest is nil where nothing is computed apart from groups
+	slotOf          []int    // by expert, -1: none
+	capacity, first []int    // by slot: rows reserved, and the first of them, in the rows of all groups
+	groupOf         []int    // by slot
+
+	// of the current call
+	norms  []float64 // squared, of the tokens' salience
+	ends   []int     // the rows of a slot are order[ends[slot]:ends[slot+1]]
+	order  []int32
+	source []int32 // the token of each row of all groups, -1: none
+}
+
+// dispatch adds the steps that measure salience, where rows are dropped by it, and returns the one that copies.
+func (b *builder) dispatch() (step, error) {
+	operator := b.op
+	table, err := mem.View[float32](b.w[0].Bytes)
+	if err != nil {
+		return step{}, err
+	}
+	d := &dispatcher{b: b, exe: b.e, op: operator, x: b.in[0], ids: b.in[1], slotOf: make([]int, operator.Experts),
+		norms: make([]float64, operator.M), order: make([]int32, operator.Rows()),
+		source: make([]int32, operator.Groups.Rows())}
+	groups := operator.Groups.List()
+	d.groups, d.places = b.out[:len(groups)], b.out[len(groups)]
+	if operator.Sent > 0 {
+		d.rest = b.out[len(groups)+1]
+	}
+	for i, group := range groups {
+		for range group.Slots {
+			next := 0
+			if count := len(d.first); count > 0 {
+				next = d.first[count-1] + d.capacity[count-1]
+			}
+			d.first, d.capacity, d.groupOf = append(d.first, next), append(d.capacity, group.Rows), append(d.groupOf, i)
+		}
+	}
+	d.ends = make([]int, len(d.first)+1)
+	for expert := range d.slotOf {
+		d.slotOf[expert] = -1
+	}
+	for slot, expert := range table[:len(d.first)] {
+		at := int(expert)
+		if float32(at) != expert || at < 0 || at >= operator.Experts || d.slotOf[at] >= 0 {
+			return step{}, fmt.Errorf("slot %d has expert %v, want each of 0..%d at most once", slot, expert,
+				operator.Experts-1)
+		}
+		d.slotOf[at] = slot
+	}
+	if operator.K > 0 {
+		salience := b.in[2]
+		b.before = append(b.before, b.e.chain([]step{b.byRows(2*operator.K, func(_, r0, r1 int) {
+			for row := r0; row < r1; row++ {
+				sum := 0.0
+				for _, value := range salience.f32[row*salience.ld:][:operator.K] {
+					sum += float64(value) * float64(value)
+				}
+				d.norms[row] = sum
+			}
+		})}))
+		b.before[0].rows = nil // what follows reads the rows of all tokens
+	}
+	var block int // rows of a task
+	return step{
+		m: operator.M,
+		plan: func(tokens int) int {
+			if !d.place(tokens) {
+				return 0
+			}
+			block = max(1, minTask/operator.N)
+			return (len(d.source) + block - 1) / block
+		},
+		task:    func(_, task int) { d.copy(task*block, min(len(d.source), (task+1)*block)) },
+		refused: d.refused,
+	}, nil
+}
+
+// place sorts the rows of the call by slot and finds the place of each. It returns false where an id names no expert.
+func (d *dispatcher) place(tokens int) bool {
+	clear(d.ends)
+	for row := range tokens * d.op.Fan {
+		expert := d.expert(row)
+		if expert < 0 || expert >= d.op.Experts {
+			d.exe.refuse(row / d.op.Fan)
+			return false
+		}
+		d.set(d.places, row, -1)
+		slot := d.slotOf[expert]
+		d.set(d.rest, row, expert)
+		if slot >= 0 {
+			d.ends[slot+1]++
+		}
+	}
+	for slot := range d.first {
+		d.ends[slot+1] += d.ends[slot]
+	}
+	for row := range tokens * d.op.Fan { // ends[slot] moves from the begin of the slot to its end
+		if slot := d.slotOf[d.expert(row)]; slot >= 0 {
+			d.order[d.ends[slot]] = int32(row)
+			d.ends[slot]++
+		}
+	}
+	copy(d.ends[1:], d.ends)
+	d.ends[0] = 0
+	for i := range d.source {
+		d.source[i] = -1
+	}
+	for slot, capacity := range d.capacity {
+		d.fill(slot, d.order[d.ends[slot]:d.ends[slot+1]], capacity)
+	}
+	return true
+}
+
+// fill gives rows their places in a slot: the first ones, or those of the most salient tokens. Those that are left over
+// stay among the rest, or are dropped.
+func (d *dispatcher) fill(slot int, rows []int32, capacity int) {
+	if len(rows) > capacity && d.op.K > 0 {
+		slices.SortFunc(rows, func(a, b int32) int {
+			return cmp.Or(cmp.Compare(d.norms[int(b)/d.op.Fan], d.norms[int(a)/d.op.Fan]), cmp.Compare(a, b))
+		})
+		for _, row := range rows[capacity:] {
+			d.set(d.rest, int(row), -1)
+		}
+		slices.Sort(rows[:capacity])
+	}
+	for i, row := range rows[:min(len(rows), capacity)] {
+		at := d.first[slot] + i
+		d.set(d.places, int(row), at)
+		d.set(d.rest, int(row), -1)
+		d.source[at] = row / int32(d.op.Fan)
+	}
+}
+
+// expert is the expert that a row is sent to.
+func (d *dispatcher) expert(row int) int { return int(d.ids.i32[row/d.op.Fan*d.ids.ld+row%d.op.Fan]) }
+
+// set writes the number of a row, nothing where the operand does not exist.
+func (d *dispatcher) set(to *operand, row, value int) {
+	if to != nil {
+		to.i32[row/d.op.Fan*to.ld+row%d.op.Fan] = int32(value)
+	}
+}
+
+// copy fills rows [from,to) of all groups.
+func (d *dispatcher) copy(from, to int) {
+	for slot, first := range d.first {
+		group := d.groups[d.groupOf[slot]]
+		// the group's rows begin with those of its first slot
+		base := 0
+		for _, before := range d.groups[:d.groupOf[slot]] {
+			base += before.value.Rows
+		}
+		for at := max(from, first); at < min(to, first+d.capacity[slot]); at++ {
+			row := group.f32[(at-base)*group.ld:][:d.op.N]
+			if token := int(d.source[at]); token >= 0 {
+				copy(row, d.x.f32[token*d.x.ld:][:d.op.N])
+			} else {
+				clear(row)
+			}
+		}
+	}
+}
+
+// refused is the error about a token that names no expert.
+func (d *dispatcher) refused(token int) error {
+	for _, id := range d.ids.i32[token*d.ids.ld:][:d.op.Fan] {
+		if id < 0 || int(id) >= d.op.Experts {
+			return fmt.Errorf("expert id %d, want 0..%d", id, d.op.Experts-1)
+		}
+	}
+	panic("BUG: row refused without a bad expert id")
+}
+
+// collect gathers the rows of a token's experts, wherever they are, and sums them with the kernel of Combine, so that
+// the result has the same bits as if no group had computed any.
+func (b *builder) collect() step {
+	exe, operator, set, output := b.e, b.op, b.e.p.set, b.out[0]
+	count := len(operator.Groups.List())
+	groups, others := b.in[:count], b.in[count:]
+	var rest *operand
+	if operator.Sent > 0 {
+		rest, others = others[0], others[1:]
+	}
+	places, weights := others[0], others[1]
+	most := operator.Groups.Rows()
+	exe.need.local = max(exe.need.local, operator.Fan*operator.N)
+	// computed is what was computed of a row of a token, nil: nothing
+	computed := func(token, i int) []float32 {
+		at := int(places.i32[token*places.ld+i])
+		if at < 0 {
+			if rest == nil {
+				return nil
+			}
+			return rest.f32[(token*operator.Fan+i)*rest.ld:][:operator.N]
+		}
+		for _, group := range groups {
+			if at < group.value.Rows {
+				return group.f32[at*group.ld:][:operator.N]
+			}
+			at -= group.value.Rows
+		}
+		return nil
+	}
+	step := b.byRows(3*operator.Fan*operator.N, func(worker, r0, r1 int) {
+		gathered := exe.have.mine(worker)[:operator.Fan*operator.N]
+		for token := r0; token < r1; token++ {
+			for _, at := range places.i32[token*places.ld:][:operator.Fan] {
+				if int(at) >= most {
+					exe.refuse(token)
+					return
+				}
+			}
+			for i := range operator.Fan {
+				to := gathered[i*operator.N:][:operator.N]
+				if from := computed(token, i); from != nil {
+					copy(to, from)
+				} else {
+					clear(to)
+				}
+			}
+			set.Combine(output.f32[token*output.ld:], output.ld, gathered, operator.N, weights.f32[token*weights.ld:],
+				weights.ld, 1, operator.Fan, operator.N)
+		}
+	})
+	step.refused = func(int) error {
+		return fmt.Errorf("a row has a place beyond the %d rows of the groups", most)
+	}
+	return step
+}
