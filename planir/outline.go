@@ -31,6 +31,11 @@ func Outline(plan *Plan) (string, error) {
 	for i := range plan.Predictions {
 		line("%s", plan.Predictions[i].outline())
 	}
+	if drafts := plan.Drafts; drafts != nil {
+		_, ns := drafts.Best(drafts.Acceptance, drafts.Tokens)
+		line("drafts of %d tokens, acceptance %.3f: %s ms a token, plain %s", drafts.Tokens, drafts.Acceptance,
+			thousandths(int64(ns)/1e3), thousandths(drafts.PlainNS/1e3))
+	}
 	heading("problems")
 	for _, solve := range plan.Solver {
 		line("%s: %s, objective %d, bound %d, %d choices", solve.Problem, solve.Status, solve.ObjectiveNS,

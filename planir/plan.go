@@ -43,6 +43,8 @@ type Plan struct {
 	Experts []ExpertTiers `json:"experts,omitempty" yaml:"experts,omitempty"`
 	// which processor processes prompts while another one decodes; nil: every call has all processors
 	Beside *Beside `json:"beside,omitempty" yaml:"beside,omitempty"`
+	// how requests guess tokens; nil: the workload said nothing of it
+	Drafts *Drafts `json:"drafts,omitempty" yaml:"drafts,omitempty"`
 	// what emit made it a plan for; nil: it is as solve wrote it
 	Target  *Target `json:"target,omitempty" yaml:"target,omitempty"`
 	Program Program `json:"program" yaml:"program"`
@@ -304,4 +306,17 @@ func (p *Plan) Proc(name string) *Proc {
 		}
 	}
 	return nil
+}
+
+// LongFrom is the smallest length of a prompt that the plan rotates otherwise than shorter ones (LongRoPE, dynamic NTK);
+// 0: none.
+func (p *Plan) LongFrom() (least int) {
+	for i := range p.Program.Graphs {
+		for _, node := range p.Program.Graphs[i].Graph.Nodes {
+			if from := node.Op.LongFrom; from > 0 && (least == 0 || from < least) {
+				least = from
+			}
+		}
+	}
+	return least
 }

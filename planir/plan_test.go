@@ -632,6 +632,18 @@ func TestRules(t *testing.T) {
 			c.mutate(&p.Experts[0])
 		}})
 	}
+	for name, mutate := range draftFaults {
+		cases = append(cases, struct {
+			rule, name, shape string
+			mutate            func(t *testing.T, p *planir.Plan)
+		}{"P019", name, "batch", func(t *testing.T, p *planir.Plan) {
+			p.Drafts = draftsOf(15)
+			if err := planir.Check(p).Err(); err != nil {
+				t.Fatalf("before the change: %v", err)
+			}
+			mutate(p)
+		}})
+	}
 	broken := map[string]bool{}
 	for _, c := range cases {
 		t.Run(c.rule+" "+c.name, func(t *testing.T) {

@@ -136,6 +136,21 @@ type Lane struct {
 	Steps []Step `json:"steps,omitempty" yaml:"steps,omitempty"`
 }
 
+// For returns the program that takes the next of n tokens of one sequence, nil when the decider names none.
+func (p *Program) For(n int) *Phase {
+	for _, choice := range p.Decider {
+		if n < choice.Min || n > choice.Max {
+			continue
+		}
+		for i := range p.Programs {
+			if p.Programs[i].Name == choice.Program {
+				return &p.Programs[i]
+			}
+		}
+	}
+	return nil
+}
+
 // Step waits for flags, runs a graph, and sets a flag. R0 is the first row of the call it covers: a
 // call with fewer rows runs it with the rest, or skips it.
 type Step struct {

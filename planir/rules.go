@@ -47,6 +47,8 @@ var Rules = []Rule{
 		"P017", "two processors that work for different requests at the same time share no core, neither the one that processes prompts with the control processor; a program of one processor has steps and buffers of that processor only", (*checker).beside},
 	{
 		"P018", "capacity tiers are for prompts of some number of rows; in each layer they name as many experts as their groups have slots, each once; where experts have no slot, or overflow is exact, dynamic products compute rows", (*checker).experts},
+	{
+		"P019", "drafts are verified by one call of a program that computes the bits of plain decoding, and are as long as lets a token take the least predicted time at their acceptance", (*checker).drafts},
 }
 
 // Check applies every rule and returns all findings of the first rule that is broken.

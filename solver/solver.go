@@ -170,6 +170,9 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	if err := s.beside(plan); err != nil {
 		return nil, err
 	}
+	if err := s.drafts(plan); err != nil {
+		return nil, err
+	}
 	found := check.Plan(plan, in.Model, in.WholeSoC())
 	if err := found.Err(); err != nil {
 		// The checker is independent of the solver: what it finds is a defect of the solver, but for P027.

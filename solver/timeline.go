@@ -117,8 +117,22 @@ func (s *request) walk(ph *planir.Phase, of map[stepKey]effort,
 // stepKey names a step: what is told apart by it takes the same time.
 type stepKey struct{ lane, node, graph string }
 
+// call is how a program is called.
+type call struct {
+	rows    int // of the call, at most the program's
+	context int // positions that attention works on
+}
+
+// whole is a call of all rows of a program.
+func (s *request) whole(ph *planir.Phase) call { return call{ph.Rows, s.want.ContextAt(ph.Rows)} }
+
 // efforts are what the steps of a program do: the operators of their graphs, which are launched once.
 func (s *request) efforts(plan *planir.Plan, ph *planir.Phase) (map[stepKey]effort, error) {
+	return s.effortsOf(plan, ph, s.whole(ph))
+}
+
+// effortsOf is efforts of a call with fewer rows: a processor that takes any number of rows computes just those.
+func (s *request) effortsOf(plan *planir.Plan, ph *planir.Phase, called call) (map[stepKey]effort, error) {
 	graphs := map[string]*planir.Graph{}
 	for i := range plan.Program.Graphs {
 		graphs[plan.Program.Graphs[i].Name] = &plan.Program.Graphs[i]
@@ -132,7 +146,8 @@ func (s *request) efforts(plan *planir.Plan, ph *planir.Phase) (map[stepKey]effo
 				if _, ok := out[key]; ok {
 					continue
 				}
-				effort, err := s.effort(ph, lane.Proc, graphs[st.Run])
+				left := call{max(0, called.rows-st.R0), called.context}
+				effort, err := s.effort(plan.Proc(lane.Proc), graphs[st.Run], left)
 				if err != nil {
 					return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "predict step %q of %s: %w",
 						st.Node, ph.Name, err)
@@ -144,17 +159,25 @@ func (s *request) efforts(plan *planir.Plan, ph *planir.Phase) (map[stepKey]effo
 	return out, nil
 }
 
-// effort is what a graph does on a processor: what its operators do, less the launches that one graph saves.
-func (s *request) effort(ph *planir.Phase, proc string, graph *planir.Graph) (effort, error) {
+// effort is what a graph does on a processor: what its operators do, less the launches that one graph saves. It does
+// nothing where no row of the call is left for it.
+func (s *request) effort(on *planir.Proc, graph *planir.Graph, called call) (effort, error) {
 	var out effort
+	if called.rows == 0 {
+		return out, nil
+	}
+	proc := on.Name
 	launch, err := s.prices.Launch(proc)
 	if err != nil && len(graph.Graph.Nodes) > 1 {
 		return out, err
 	}
 	for i, n := range graph.Graph.Nodes {
 		task := price.Task{Proc: proc, Op: n.Op}
+		if on.DynamicRows {
+			task.Op.M = min(task.Op.M, called.rows)
+		}
 		if task.Op.Kind == op.Attention {
-			task.Op.Context = s.want.ContextAt(ph.Rows)
+			task.Op.Context = called.context
 		}
 		est, err := s.prices.Together([]price.Task{task})
 		if err != nil {

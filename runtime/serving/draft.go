@@ -2,8 +2,9 @@ package serving
 
 import (
 	"context"
-	"slices"
+	"time"
 
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/scheduler"
 )
@@ -12,72 +13,141 @@ import (
 // now. One program call processes the next token and the draft; the sampler then draws from each row's logits as it
 // would have, one token after the other, and stops where it draws something else than the draft. So the answer is that
 // of plain decoding, greedy or sampled, and a right draft saves calls.
+//
+// How many tokens a draft has follows from the plan, which predicts what verifying them takes, and from how often
+// guesses have been right: at first as often as the plan says, then as often as in this answer. Plainly decoded tokens
+// count too, since what the draft would have been is known without trying it.
 
 const (
 	// longestMatch and shortestMatch are how many of the latest tokens have to have come before.
 	longestMatch, shortestMatch = 4, 2
-	// hopeful is the share of draft tokens that are expected to be right before any has been tried.
-	hopeful = 0.7
-	// memory is the weight of what was known before in the share that is expected after a draft.
-	memory = 0.5
-	// rarely is how many tokens a request decodes without a draft, once drafts do not pay, before it tries another.
-	rarely = 32
+	// prior is how many guesses the plan's acceptance counts for, and keeps how much older guesses count less with every
+	// new one.
+	prior, keeps = 4, 0.95
+	// stake is the share of the time of plain decoding that drafts may lose, whatever the text: RATIONALE.md: "How can
+	// drafts never lose more than 2 %?"
+	stake = 0.02
+	// unplanned is the acceptance of drafts that a plan says nothing of.
+	unplanned = 0.7
 )
 
 // draft returns what followed the latest tokens of a sequence, next among them, when they came before: at most n tokens,
 // or nil if they never did. The longest match counts, and of those the latest.
 func draft(tokens []int32, next int32, n int) []int32 {
-	all := append(slices.Clip(tokens), next)
-	for length := min(longestMatch, len(all)-1); length >= shortestMatch; length-- {
-		pattern := all[len(all)-length:]
-		for at := len(all) - length - 1; at >= 0; at-- {
-			if slices.Equal(all[at:at+length], pattern) {
-				from := at + length
-				return all[from:min(from+n, len(all))]
-			}
+	last := len(tokens) // the position of next
+	at := func(i int) int32 {
+		if i == last {
+			return next
+		}
+		return tokens[i]
+	}
+	longest, from := shortestMatch-1, -1
+	for end := last - 1; end >= 0 && longest < longestMatch; end-- {
+		if tokens[end] != next {
+			continue
+		}
+		length := 1
+		for length < longestMatch && length <= end && tokens[end-length] == tokens[last-length] {
+			length++
+		}
+		if length > longest {
+			longest, from = length, end+1
 		}
 	}
-	return nil
+	if from < 0 {
+		return nil
+	}
+	out := make([]int32, 0, n)
+	for i := from; i <= last && len(out) < n; i++ {
+		out = append(out, at(i))
+	}
+	return out
 }
 
-// pays is how many draft tokens, at most n, let a token cost the least time, when this share of them is expected to be
-// right: 0 if plain decoding is faster. With k of them, (1-share^(k+1))/(1-share) tokens come of a call on average.
-func (t *Times) pays(n int, share float64) int {
-	best, least := 0, float64(t.Decode(1))
-	tokens, right := 1.0, 1.0
-	for k := 1; k <= n; k++ {
-		right *= share
-		tokens += right
+// guesses are what one request's guesses have been worth so far.
+type guesses struct {
+	right, wrong float64 // lately
+	// credit is the time in ns that drafts have saved, with the stake on what was decoded plainly. A draft that could
+	// cost more is not tried.
+	credit  float64
+	plainNS float64 // of a call that decodes one token, lately; 0: none has run
+}
+
+// length is how many tokens to guess now, at most room.
+func (g *guesses) length(drafts *planir.Drafts, room int) int {
+	if g.plainNS == 0 || drafts.PlainNS <= 0 {
+		return 0
+	}
+	acceptance := (prior*drafts.Acceptance + g.right) / (prior + g.right + g.wrong)
+	k, _ := drafts.Best(acceptance, room)
+	// All of the draft may be wrong: the call then gives one token, as plain decoding would have.
+	for ; k > 0; k-- {
+		lost := g.plainNS * (float64(drafts.VerifyNS[k-1])/float64(drafts.PlainNS) - 1)
+		if lost <= g.credit {
+			break
+		}
+	}
+	return k
+}
+
+// count takes notice of guesses: of right ones, and of whether one after them was wrong.
+func (g *guesses) count(right int, wrong bool) {
+	for range right {
+		g.right, g.wrong = g.right*keeps+1, g.wrong*keeps
+	}
+	if wrong {
+		g.right, g.wrong = g.right*keeps, g.wrong*keeps+1
+	}
+}
+
+// decoded takes notice of a call of ns that decoded a token plainly.
+func (g *guesses) decoded(ns int64) {
+	g.plainNS = float64(ns)
+	g.credit += stake * float64(ns)
+}
+
+// verified takes notice of a call of ns that verified a draft and gave this many tokens.
+func (g *guesses) verified(ns int64, tokens int) {
+	g.credit += (1+stake)*g.plainNS*float64(tokens) - float64(ns)
+}
+
+// draftsOf is what a server guesses by: the plan's drafts, with at most most tokens; below 0: as the plan says. A plan
+// that says nothing of drafts has them where a number of tokens is asked for, with times between those of its programs.
+// nil: nothing is guessed.
+func (t *Times) draftsOf(most int) *planir.Drafts {
+	planned := t.plan.Drafts
+	switch {
+	case most == 0 || most < 0 && (planned == nil || planned.Tokens == 0):
+		return nil
+	case most < 0:
+		return planned
+	case planned != nil:
+		out := *planned
+		out.VerifyNS = out.VerifyNS[:min(most, len(out.VerifyNS))]
+		return &out
+	}
+	out := &planir.Drafts{Acceptance: unplanned, PlainNS: t.Decode(1)}
+	for k := 1; k <= min(most, planir.MaxDraft); k++ {
 		processed, ns := t.Chunk(k + 1)
 		if processed < k+1 {
 			break
 		}
-		if cost := (float64(ns) + float64(k)*float64(t.head)) / tokens; cost < least {
-			best, least = k, cost
-		}
+		out.VerifyNS = append(out.VerifyNS, ns+int64(k)*t.head)
 	}
-	return best
+	return out
 }
 
-// drafted is the draft that a request is to try now; nil: none.
-func (s *Server) drafted(answer *Answer) []int32 {
-	if s.mostDraft == 0 || s.long > 0 {
+// guess is what may come next of a request, at most as many tokens as its text has room for; nil: nothing.
+func (s *Server) guess(answer *Answer) []int32 {
+	if !s.guessing {
 		return nil
 	}
 	at := &s.slots[answer.slot]
-	room := min(s.mostDraft, answer.request.MaxTokens-answer.usage.GeneratedTokens-1, s.context-len(at.tokens)-1)
+	room := min(answer.request.MaxTokens-answer.usage.GeneratedTokens-1, s.context-len(at.tokens)-1)
 	if room < 1 {
 		return nil
 	}
-	share := answer.right
-	if answer.plain++; answer.plain >= rarely {
-		share = max(share, hopeful)
-	}
-	most := s.times.pays(room, share)
-	if most == 0 {
-		return nil
-	}
-	return draft(at.tokens, answer.next, most)
+	return draft(at.tokens, answer.next, min(room, planir.MaxDraft))
 }
 
 // speculate processes the next token of a request with a draft, and takes the tokens that come of it.
@@ -87,6 +157,7 @@ func (s *Server) speculate(ctx context.Context, answer *Answer, draft []int32) e
 	var drawn []Token
 	var wrong error
 	going := true // everything drawn so far is what the draft says
+	began := time.Now()
 	err := s.machine.Do(ctx, func(control *executor.Control) error {
 		_, err := control.Extend(answer.slot, tokens, executor.WantAll, func(row int, logits []float32) error {
 			if !going {
@@ -104,12 +175,15 @@ func (s *Server) speculate(ctx context.Context, answer *Answer, draft []int32) e
 	if err != nil {
 		return err
 	}
-	right := float64(len(drawn)-1) / float64(len(draft))
-	answer.right, answer.plain = memory*answer.right+(1-memory)*right, 0
+	answer.guesses.verified(int64(time.Since(began)), len(drawn))
+	right := min(len(drawn)-1, len(draft))
+	answer.guesses.count(right, right < len(draft))
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+	answer.usage.Guessed += min(len(drawn), len(draft))
+	answer.usage.Right += right
 	s.metrics.DraftTokens += int64(len(draft))
-	s.metrics.RightTokens += int64(len(drawn) - 1)
+	s.metrics.RightTokens += int64(right)
 	s.state.Decoded(s.now(), []scheduler.ID{answer.id})
 	for i, token := range drawn {
 		at.tokens = append(at.tokens, tokens[i])

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 
-	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/executor"
 )
 
@@ -87,16 +86,4 @@ func (s *Server) endsInDecode(n int) bool {
 			return tokens == 1
 		}
 	}
-}
-
-// longFrom is the smallest length of a prompt that a plan rotates otherwise than shorter ones; 0: none.
-func longFrom(plan *planir.Plan) (least int) {
-	for i := range plan.Program.Graphs {
-		for _, node := range plan.Program.Graphs[i].Graph.Nodes {
-			if from := node.Op.LongFrom; from > 0 && (least == 0 || from < least) {
-				least = from
-			}
-		}
-	}
-	return least
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/scheduler"
 )
@@ -23,8 +24,8 @@ type Options struct {
 	// predict times are the plan's.
 	Scheduler scheduler.Config
 	// Draft is how many tokens are guessed at most from what has come before, and verified together, when one request
-	// decodes alone and the plan's times promise a gain; 0: none. A plan whose programs differ in schemes, or compute in
-	// floating point, would not verify drafts to the bit, and gets none.
+	// decodes alone and the plan's times promise a gain; 0: none; below 0: as the plan says. A plan whose programs differ
+	// in schemes, or compute in floating point, would not verify drafts to the bit, and gets none.
 	Draft int
 	// Prefix are tokens whose cache was computed ahead of time by this plan, and PrefixCache is that
 	// (executor.Control.Cached); nil: there are none. Prompts that begin with them, or with some of them, do not process
@@ -81,6 +82,9 @@ type Usage struct {
 	PromptTokens    int
 	ReusedTokens    int // of the prompt, from the cache
 	GeneratedTokens int
+	// Guessed is how many of the generated tokens the text so far had a guess for, where somebody wants to know it
+	// (Options.Ended) or drafts are tried, and Right how many of those guesses were right.
+	Guessed, Right int
 }
 
 // ErrFull refuses a request because as many wait as may; ErrDraining because the server accepts none any more.
@@ -97,10 +101,9 @@ type Answer struct {
 	tokens  chan Token // with room for all of them: a slow reader holds up nobody
 
 	// What follows is the loop's until tokens is closed.
-	right     float64 // share of draft tokens that are expected to be right
-	plain     int     // tokens decoded since the latest draft
-	slot      int     // -1: none yet
-	done      int     // tokens of the prompt in the cache
+	guesses   guesses
+	slot      int // -1: none yet
+	done      int // tokens of the prompt in the cache
 	next      int32
 	reason    Reason
 	err       error
@@ -146,9 +149,10 @@ type Server struct {
 	began   time.Time
 	wake    chan struct{}
 
-	ended     func(Ended) // nil: nobody is told
-	mostDraft int         // tokens
-	alike     bool        // programs compute in the same schemes
+	ended    func(Ended)    // nil: nobody is told
+	drafts   *planir.Drafts // nil: none are tried
+	guessing bool           // what a draft would be is looked up
+	alike    bool           // programs compute in the same schemes
 
 	mutex    sync.Mutex // guards what follows
 	state    *scheduler.State
@@ -198,9 +202,6 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 			WithHint("solve with larger batches in the workload (batches: [2, 4, 8]), or ask for fewer slots")
 	}
 	config.Reserved = min(config.Reserved, config.Slots-1)
-	if options.Draft < 0 {
-		return nil, diag.New(diag.ClassUsage, "serve: drafts of %d tokens, want at least 0", options.Draft)
-	}
 	times := TimesOf(plan)
 	config.ChunkNS, config.DecodeNS = times.Chunk, times.Decode
 	alike, exact := plan.Precision()
@@ -211,11 +212,14 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !exact {
-		options.Draft = 0
+	long := plan.LongFrom()
+	var drafts *planir.Drafts
+	if exact && long == 0 {
+		drafts = times.draftsOf(options.Draft)
 	}
 	return &Server{
-		alike: alike, ended: options.Ended, machine: machine, times: times, mostDraft: options.Draft, context: plan.MaxContext, end: plan.Model.EOS, long: longFrom(plan),
+		alike: alike, ended: options.Ended, machine: machine, times: times, drafts: drafts,
+		guessing: drafts != nil || options.Ended != nil, context: plan.MaxContext, end: plan.Model.EOS, long: long,
 		began: time.Now(), wake: make(chan struct{}, 1), state: state, answers: map[scheduler.ID]*Answer{},
 		slots: make([]slot, config.Slots), prefixCache: options.PrefixCache,
 		prefix: slot{tokens: options.Prefix, prefilled: len(options.Prefix), prompt: len(options.Prefix)},
@@ -240,7 +244,7 @@ func (s *Server) Submit(request Request) (*Answer, error) {
 	}
 	request.Prompt = slices.Clone(request.Prompt)
 	room := min(request.MaxTokens, s.context-len(request.Prompt)+1)
-	answer := &Answer{server: s, request: request, right: hopeful, slot: -1, tokens: make(chan Token, room)}
+	answer := &Answer{server: s, request: request, slot: -1, tokens: make(chan Token, room)}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if s.draining {

@@ -27,6 +27,7 @@ type Demand struct {
 	Weights         Weights
 	Lengths         map[int][]Prompt // by bucket: the tokens of its calls, shares adding up to 1
 	Beside          bool             // programs for work side by side are wanted
+	Drafts          *Drafts          // nil: tokens are not to be guessed
 	Prompts         Prompts          // empty: none are given, and every bucket counts the same
 
 	contexts map[int]int // by rows: positions that attention works on, on average
@@ -43,7 +44,7 @@ func (w *Workload) Apply(maxContext int) (*Demand, error) {
 		MaxKL:   w.Quality.MaxKL,
 		Prefill: w.permitted(w.Schemes.Prefill, w.Quality.MaxKL.Prefill),
 		Decode:  w.permitted(w.Schemes.Decode, w.Quality.MaxKL.Decode),
-		Head:    w.Schemes.Head, Beside: w.Beside, contexts: map[int]int{}, Lengths: map[int][]Prompt{},
+		Head:    w.Schemes.Head, Beside: w.Beside, Drafts: w.Drafts, contexts: map[int]int{}, Lengths: map[int][]Prompt{},
 	}
 	if demand.Context == 0 {
 		demand.Context = min(maxContext, defaultContext)

@@ -76,6 +76,7 @@ func (w *Workload) Validate() error {
 	check.want(within(w.Memory, 0, maxMemory), KeyMemory, "bound is %v, want 0..%v", w.Memory, unit.Bytes(maxMemory))
 	w.validateRows(check)
 	w.validateParallel(check)
+	w.Drafts.validate(check)
 	for _, weight := range []struct {
 		path  string
 		value float64

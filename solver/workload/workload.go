@@ -53,6 +53,8 @@ type Workload struct {
 	// Beside has a plan get programs with which one processor processes a prompt while another one decodes, where two of
 	// them get more done so than all of them by turns.
 	Beside bool `json:"beside,omitempty" yaml:"beside,omitempty"`
+	// Drafts has requests that decode alone guess their next tokens, as many as pay; nil: none are guessed.
+	Drafts *Drafts `json:"drafts,omitempty" yaml:"drafts,omitempty"`
 	// Weights are the importance of a second of prefill and of a second of decode.
 	Weights Weights `json:"weights,omitzero" yaml:"weights,omitempty"`
 	// Experts say how capacity tiers are chosen, where solve is given the loads of experts.

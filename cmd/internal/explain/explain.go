@@ -310,7 +310,7 @@ func (x *answer) plan() error {
 	doc := map[string]any{"summary": summary, "programs": stories, "predictions": plan.Predictions,
 		"decisions": plan.Decisions, "solver": plan.Solver, "proof": solver.ProofOf(plan.Solver),
 		"grounds": solver.GroundsOf(plan),
-		"quality": plan.Quality, "memory": plan.Memory, "simulated": plan.SoC.Simulated, "stored_only": x.input == nil}
+		"quality": plan.Quality, "memory": plan.Memory, "drafts": plan.Drafts, "simulated": plan.SoC.Simulated, "stored_only": x.input == nil}
 	if x.input != nil {
 		// A solve for each processor that the plan uses, and one for the plan itself.
 		list, err := explain.Without(x.ctx, plan, *x.input)

@@ -162,6 +162,7 @@ func ShowPredictions(ui *cli.Streams, plan *planir.Plan) {
 	ui.Printf("%s:\n", what)
 	ui.Table(header, rows)
 	showBeside(ui, plan)
+	showDrafts(ui, plan)
 }
 
 // predictionRow is a program's line: its time and interval, those of processors alone, gain, rate, and energy where

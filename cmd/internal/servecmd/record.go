@@ -25,6 +25,9 @@ type recorded struct {
 	Prompt int     `json:"prompt_tokens"`
 	Cached int     `json:"cached_tokens,omitempty"` // of the prompt
 	Output int     `json:"output_tokens"`
+	// of the output tokens that were decoded alone, those that the text so far had a guess for, and rightly
+	Guessed int `json:"guessed_tokens,omitempty"`
+	Right   int `json:"right_tokens,omitempty"`
 }
 
 // firstKey is what every line begins with.
@@ -73,7 +76,8 @@ func (r *recording) ended(request serving.Ended) {
 		return
 	}
 	line, err := json.Marshal(recorded{AtMS: r.origin + float64(request.ArrivedNS/1e3)/1e3, Class: request.Class.String(),
-		Prompt: request.PromptTokens, Cached: request.ReusedTokens, Output: request.GeneratedTokens})
+		Prompt: request.PromptTokens, Cached: request.ReusedTokens, Output: request.GeneratedTokens,
+		Guessed: request.Guessed, Right: request.Right})
 	if err == nil {
 		_, err = r.file.Write(append(line, '\n'))
 	}

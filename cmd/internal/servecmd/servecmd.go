@@ -75,9 +75,9 @@ func New(ui *cli.Streams, drivers []driver.Driver) *cobra.Command {
 	flags.StringVar(&given.policy, "policy", string(scheduler.Full),
 		"how requests share the machine: full (classes and preemption), batching (in the order of arrival) or fcfs (one "+
 			"at a time)")
-	flags.IntVar(&given.draft, "draft", 0,
+	flags.IntVar(&given.draft, "draft", -1,
 		"most tokens to guess from the text so far, and to verify together, for a request that decodes alone; answers stay "+
-			"the same; 0: none")
+			"the same; 0: none; -1: as the plan says")
 	flags.StringVar(&given.record, "record", "",
 		"file to which every request that ends is appended: when it came, its class and its lengths, no text; hetc solve and "+
 			"hetc simulate read it")
@@ -106,7 +106,7 @@ func (o *options) validate() error {
 		value, want int
 	}{
 		{"slots", o.slots, 0}, {"max-queue", o.maxQueue, 1}, {"max-tokens", o.maxTokens, 0},
-		{"max-connections", o.maxConnections, 1}, {"draft", o.draft, 0},
+		{"max-connections", o.maxConnections, 1}, {"draft", o.draft, -1},
 	} {
 		if least.value < least.want {
 			return diag.New(diag.ClassUsage, "--%s must be %d or more, got %d", least.flag, least.want, least.value)

@@ -32,6 +32,7 @@ type Options struct {
 
 	Model, SoC, Calibration string // of bench serving
 	Rounds                  int
+	Tokens                  int // of bench drafts
 }
 
 // Register adds the flags of both commands.
@@ -127,54 +128,85 @@ func simulateAll(plan *planir.Plan, trace []Request, options *Options) (reports 
 	return reports, nil
 }
 
+// opened is a plan on the machine that it is for.
+type opened struct {
+	plan    *planir.Plan
+	model   *models.Model
+	content *emit.Content
+	machine *executor.Machine
+}
+
+// open opens the plan of the options, which must be one that takes real time.
+func (o *Options) open(ctx context.Context) (_ *opened, err error) {
+	out := &opened{}
+	defer func() {
+		if err != nil {
+			out.Close()
+		}
+	}()
+	if out.plan, err = plantext.Read(o.Plan); err != nil {
+		return nil, err
+	}
+	if out.model, err = models.Open(o.Model); err != nil {
+		return nil, err
+	}
+	soc, err := bindings.SoCOf(out.plan, o.SoC)
+	if err != nil {
+		return nil, err
+	}
+	if err := check.Plan(out.plan, out.model, soc).Err(); err != nil {
+		return nil, err
+	}
+	if out.plan.SoC.Simulated {
+		return nil, diag.New(diag.ClassInput, "bench: the plan is for the simulated SoC %q, on which no time passes",
+			out.plan.SoC.Name).WithHint("hetc simulate --plan %s plays a trace on a virtual clock", o.Plan)
+	}
+	cal, err := bindings.ReadCalibration(o.Calibration)
+	if err != nil {
+		return nil, err
+	}
+	if out.content, err = emit.NewCalibrated(ctx, out.plan, out.model, cal, bindings.Compilers(soc)); err != nil {
+		return nil, err
+	}
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), executor.Threads(out.plan)+2))
+	out.machine, err = executor.Open(ctx, out.plan, runcmd.UntilDone(ctx, out.content),
+		executor.Options{Drivers: bindings.Drivers(soc)})
+	if err != nil {
+		return nil, fmt.Errorf("open the plan: %w", err)
+	}
+	return out, nil
+}
+
+// Close closes what was opened.
+func (o *opened) Close() {
+	if o.machine != nil {
+		o.machine.Close()
+	}
+	if o.content != nil {
+		o.content.Close()
+	}
+	if o.model != nil {
+		o.model.Close()
+	}
+}
+
 // RunMeasure plays a trace in real time under every policy, one after the other in every round, beside what the
 // simulation says. Of several rounds, each policy shows the one with its median rate.
 func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
-	plan, err := plantext.Read(options.Plan)
-	if err != nil {
-		return err
-	}
-	model, err := models.Open(options.Model)
-	if err != nil {
-		return err
-	}
-	defer model.Close()
-	soc, err := bindings.SoCOf(plan, options.SoC)
-	if err != nil {
-		return err
-	}
-	if err := check.Plan(plan, model, soc).Err(); err != nil {
-		return err
-	}
-	if plan.SoC.Simulated {
-		return diag.New(diag.ClassInput, "bench serving: the plan is for the simulated SoC %q, on which no time passes",
-			plan.SoC.Name).WithHint("hetc simulate --plan %s plays the trace on a virtual clock", options.Plan)
-	}
-	cal, err := bindings.ReadCalibration(options.Calibration)
-	if err != nil {
-		return err
-	}
 	trace, err := options.requests(ui)
 	if err != nil {
 		return err
 	}
-	reports, err := simulateAll(plan, trace, options)
+	on, err := options.open(ctx)
 	if err != nil {
 		return err
 	}
-	content, err := emit.NewCalibrated(ctx, plan, model, cal, bindings.Compilers(soc))
+	defer on.Close()
+	reports, err := simulateAll(on.plan, trace, options)
 	if err != nil {
 		return err
 	}
-	defer content.Close()
-	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), executor.Threads(plan)+2))
-	machine, err := executor.Open(ctx, plan, runcmd.UntilDone(ctx, content),
-		executor.Options{Drivers: bindings.Drivers(soc)})
-	if err != nil {
-		return fmt.Errorf("open the plan: %w", err)
-	}
-	defer machine.Close()
-	measured, err := measureAll(ctx, machine, trace, options)
+	measured, err := measureAll(ctx, on.machine, trace, options)
 	if err != nil {
 		return err
 	}

@@ -180,7 +180,7 @@ func Measure(ctx context.Context, machine *executor.Machine, trace []Request, co
 		return nil, err
 	}
 	config.Queue = 0
-	server, err := serving.New(machine, serving.Options{Scheduler: config})
+	server, err := serving.New(machine, serving.Options{Scheduler: config, Draft: -1})
 	if err != nil {
 		return nil, err
 	}

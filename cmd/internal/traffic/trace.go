@@ -27,6 +27,9 @@ type Request struct {
 	Prompt int     `json:"prompt_tokens"`
 	Cached int     `json:"cached_tokens,omitempty"` // of the prompt, from an earlier turn
 	Output int     `json:"output_tokens"`
+	// what hetserve --record counts for solve, and nobody plays: tokens that the text so far had a guess for, and rightly
+	Guessed int `json:"guessed_tokens,omitempty"`
+	Right   int `json:"right_tokens,omitempty"`
 }
 
 // fresh is how many tokens of the prompt are to be processed.

@@ -1,0 +1,72 @@
+package planir_test
+
+import (
+	"math"
+	"testing"
+
+	"github.com/hetc/hetc/planir"
+)
+
+// draftsOf are drafts of up to so many tokens on a machine that reads weights: rows cost little.
+func draftsOf(most int) *planir.Drafts {
+	out := &planir.Drafts{Acceptance: 0.5, PlainNS: 100}
+	for k := range most {
+		out.VerifyNS = append(out.VerifyNS, int64(110+10*k))
+	}
+	out.Tokens, _ = out.Best(out.Acceptance, most)
+	return out
+}
+
+// draftFaults break P019, each by one change of a plan with draftsOf(15) and a program of 16 rows.
+var draftFaults = map[string]func(p *planir.Plan){
+	"acceptance of all":         func(p *planir.Plan) { p.Drafts.Acceptance = 1 },
+	"acceptance below none":     func(p *planir.Plan) { p.Drafts.Acceptance = -0.1 },
+	"acceptance of nothing":     func(p *planir.Plan) { p.Drafts.Acceptance = math.NaN() },
+	"no lengths":                func(p *planir.Plan) { p.Drafts.VerifyNS = nil },
+	"too many lengths":          func(p *planir.Plan) { p.Drafts.VerifyNS = make([]int64, planir.MaxDraft+1) },
+	"plain decoding in no time": func(p *planir.Plan) { p.Drafts.PlainNS = 0 },
+	"a draft in no time":        func(p *planir.Plan) { p.Drafts.VerifyNS[3] = 0 },
+	"more than one call":        func(p *planir.Plan) { p.Drafts.VerifyNS = append(p.Drafts.VerifyNS, 300) },
+	"a worse length":            func(p *planir.Plan) { p.Drafts.Tokens++ },
+	"a length that pays, and 0": func(p *planir.Plan) { p.Drafts.Tokens = 0 },
+}
+
+// A plan in floating point would not verify drafts to the bit.
+func TestDraftsOfFloatingPoint(t *testing.T) {
+	p := build(t, shapes["trivial"].scheme, shapes["trivial"].rows, nil)
+	p.Drafts = draftsOf(15)
+	if found := planir.Check(p); len(found) != 1 || found[0].Code != "P019" || found[0].Path != "drafts" {
+		t.Errorf("found %v, want P019", found)
+	}
+}
+
+// The best length is the one that enumeration finds, and none where none takes less time.
+func TestBestDraft(t *testing.T) {
+	for _, c := range []struct {
+		plain      int64
+		verify     []int64
+		acceptance float64
+		most, want int
+	}{
+		{100, []int64{100, 100, 100}, 0.9, 8, 3},  // rows cost nothing
+		{100, []int64{200, 300, 400}, 0.99, 8, 0}, // each costs as much as the first
+		{100, []int64{100, 100}, 0, 8, 0},         // nothing is ever right
+		{100, []int64{110, 120, 130, 140}, 0.5, 8, 2},
+		{100, []int64{110, 120, 130, 140}, 0.5, 1, 1},
+		{0, []int64{1}, 0.9, 8, 0}, // nothing is predicted
+		{100, nil, 0.9, 8, 0},
+	} {
+		drafts := planir.Drafts{PlainNS: c.plain, VerifyNS: c.verify}
+		got, ns := drafts.Best(c.acceptance, c.most)
+		want, least := 0, float64(c.plain)
+		for k := 1; k <= min(c.most, len(c.verify)); k++ {
+			tokens := (1 - math.Pow(c.acceptance, float64(k+1))) / (1 - c.acceptance)
+			if each := float64(c.verify[k-1]) / tokens; each < least-1e-9 {
+				want, least = k, each
+			}
+		}
+		if got != want || got != c.want || math.Abs(ns-least) > 1e-9 {
+			t.Errorf("%+v: drafts of %d tokens, %v ns a token, enumerated %d and %v", c, got, ns, want, least)
+		}
+	}
+}

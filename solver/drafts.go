@@ -1,0 +1,82 @@
+package solver
+
+import (
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/solver/price"
+)
+
+// drafts decides how many tokens a request that decodes alone guesses at a time, where the workload asks for it. A
+// draft of k tokens is verified by a call of k+1 rows, whose time is that of its operators with so many rows, and of the
+// head for each of them. The length with which a token takes the least time at the workload's acceptance is taken;
+// that may be 0.
+func (s *session) drafts(plan *planir.Plan) error {
+	if s.want.Drafts == nil {
+		return nil
+	}
+	if why := s.draftsNot(plan); why != "" {
+		s.note("no tokens are guessed: %s", why)
+		return nil
+	}
+	drafts := &planir.Drafts{Acceptance: s.want.Drafts.Acceptance}
+	for i := range plan.Predictions {
+		if plan.Predictions[i].Program == lower.ProgramName(1, true) {
+			drafts.PlainNS = plan.Predictions[i].PlanNS
+		}
+	}
+	for tokens := 1; tokens <= s.want.Drafts.Max; tokens++ {
+		program := plan.Program.For(tokens + 1)
+		if program == nil || program.Rows < tokens+1 {
+			break
+		}
+		ns, err := s.verifyNS(plan, program, call{tokens + 1, s.want.ContextAt(1)})
+		if err != nil {
+			return err
+		}
+		drafts.VerifyNS = append(drafts.VerifyNS, ns)
+	}
+	if drafts.PlainNS <= 0 || len(drafts.VerifyNS) == 0 {
+		return diag.New(diag.ClassInternal, "BUG: drafts of %d lengths beside plain decoding of %d ns",
+			len(drafts.VerifyNS), drafts.PlainNS)
+	}
+	drafts.Tokens, _ = drafts.Best(drafts.Acceptance, len(drafts.VerifyNS))
+	plan.Drafts = drafts
+	return nil
+}
+
+// draftsNot is why drafts cannot be verified by a plan, "" where they can: requests are to get the bits of plain
+// decoding.
+func (s *session) draftsNot(plan *planir.Plan) string {
+	alike, exact := plan.Precision()
+	switch {
+	case len(s.want.Buckets) == 0:
+		return "the plan has no program of several rows"
+	case !alike:
+		return "prefill and decode have products in unlike schemes, so that drafts would not be verified to the bit"
+	case !exact:
+		return "the plan computes in floating point, so that drafts would not be verified to the bit"
+	case plan.LongFrom() > 0:
+		return "the model rotates long prompts by their length"
+	}
+	return ""
+}
+
+// verifyNS predicts a call of a program with the logits of every row: the head runs once for each.
+func (s *session) verifyNS(plan *planir.Plan, program *planir.Phase, called call) (total int64, err error) {
+	of, err := s.effortsOf(plan, program, called)
+	if err != nil {
+		return 0, err
+	}
+	_, each, err := s.walk(program, of, func(e price.Estimate) int64 { return e.NS })
+	if err != nil {
+		return 0, err
+	}
+	for i, ns := range each {
+		if program.Sections[i].Logits {
+			ns *= int64(called.rows)
+		}
+		total += ns
+	}
+	return total, nil
+}
