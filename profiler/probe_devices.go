@@ -18,6 +18,7 @@ import (
 // Sizes of the measurements of devices.
 const (
 	deviceSamples = 15
+	shortTimes    = 16 // executions of a sample of what takes less than shortCall
 )
 
 // addDevices describes the devices of a driver that can be asked: what they tell.
@@ -28,13 +29,28 @@ func (p *prober) addDevices(ctx context.Context, from driver.Surveyor) error {
 	}
 	for _, device := range devices {
 		p.o.note("%s: %s", from.Name(), device.Description)
-		proc, err := p.device(ctx, from, device)
+		parts, err := p.add(ctx, from, device, driver.Part{})
 		if err != nil {
 			return err
 		}
-		p.soc.Processors = append(p.soc.Processors, proc)
+		for _, part := range parts {
+			if _, err := p.add(ctx, from, device, part); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+// add describes a device, or a part of one, and returns the parts that can be made of it.
+func (p *prober) add(ctx context.Context, from driver.Surveyor, device driver.Device, part driver.Part) ([]driver.Part,
+	error) {
+	proc, parts, err := p.device(ctx, from, device, part)
+	if err != nil {
+		return nil, err
+	}
+	p.soc.Processors = append(p.soc.Processors, proc)
+	return parts, nil
 }
 
 // prober adds devices to a SoC whose cores are described.
@@ -45,25 +61,30 @@ type prober struct {
 	completions map[string]map[string]map[string]string
 }
 
-// device asks a device and its driver.
-func (p *prober) device(ctx context.Context, from driver.Surveyor, device driver.Device) (socs.Processor, error) {
-	config := driver.Config{Select: device.Select}
+// device asks a device and its driver, and returns the parts that can be made of it.
+func (p *prober) device(ctx context.Context, from driver.Surveyor, device driver.Device, part driver.Part) (
+	proc socs.Processor, parts []driver.Part, err error) {
+	config := driver.Config{Select: device.Select, Options: part.Options}
 	told, err := from.Survey(ctx, config)
 	if err != nil {
-		return socs.Processor{}, err
+		return proc, nil, err
 	}
 	opened, err := from.Open(ctx, config)
 	if err != nil {
-		return socs.Processor{}, err
+		return proc, nil, err
 	}
 	can := opened.Capabilities().Offered()
 	if err := opened.Close(); err != nil {
-		return socs.Processor{}, err
+		return proc, nil, err
 	}
 	name := from.Name() + ":" + strings.ReplaceAll(device.Select, ".", "_") // a name has no dots
-	out := socs.Processor{
+	if part.Name != "" {
+		name += "-" + part.Name
+	}
+	proc = socs.Processor{
 		Name: name, Kind: told.Kind, Description: strings.TrimSpace(told.Name), Driver: from.Name(), Select: device.Select,
-		Cores: slices.Clone(told.Cores), Set: can, WeightBytes: socs.WeightsShared, GraphBytes: told.MaxBytes,
+		Options: part.Options,
+		Cores:   slices.Clone(told.Cores), Set: can, WeightBytes: socs.WeightsShared, GraphBytes: told.MaxBytes,
 		AddressBytes: told.MemoryBytes, SingleQueue: true,
 	}
 	source := "measured: told by driver " + from.Name()
@@ -71,7 +92,7 @@ func (p *prober) device(ctx context.Context, from driver.Surveyor, device driver
 	for _, limit := range []struct {
 		name  string
 		value int64
-	}{{"graph_bytes", out.GraphBytes}, {"address_bytes", out.AddressBytes}} {
+	}{{"graph_bytes", proc.GraphBytes}, {"address_bytes", proc.AddressBytes}} {
 		if limit.value > 0 {
 			p.soc.Sources[at+"."+limit.name] = source
 		}
@@ -80,7 +101,7 @@ func (p *prober) device(ctx context.Context, from driver.Surveyor, device driver
 		p.soc.AddFact(factPrefix(name)+fact, told.Told[fact], source)
 	}
 	p.completions[name] = told.Completions
-	return out, nil
+	return proc, told.Parts, nil
 }
 
 // factPrefix begins the names of facts about a processor.
@@ -190,13 +211,16 @@ func (r *runner) median(ctx context.Context, what *record.Measurement) (float64,
 	}
 	defer from.close(ctx)
 	var samples []float64
+	times := 1
 	for i := range deviceSamples + 2 {
-		ns, err := from.sample(ctx, 1)
+		ns, err := from.sample(ctx, times)
 		if err != nil {
 			return 0, err
 		}
 		if i >= 2 { // the first ones build programs
 			samples = append(samples, ns)
+		} else if ns < shortCall {
+			times = shortTimes
 		}
 	}
 	return stat.Median(samples), nil

@@ -21,6 +21,9 @@ import (
 // measured by itself.
 const longCall = 10e6
 
+// shortCall is how long one takes at most, in ns, of which several are a sample.
+const shortCall = 1e6
+
 // queued executes the operator on an asynchronous processor and returns nanoseconds per execution.
 func (ld *load) queued(queue driver.Asynchronous, times int) (float64, error) {
 	if ld.eachNS >= longCall {
@@ -32,12 +35,19 @@ func (ld *load) queued(queue driver.Asynchronous, times int) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
+	if single < shortCall { // of two the one that was disturbed less: the difference is not to be less than nothing
+		again, err := ld.flight(queue, 1)
+		if err != nil {
+			return 0, err
+		}
+		single = min(single, again)
+	}
 	several, err := ld.flight(queue, times+1)
 	if err != nil {
 		return 0, err
 	}
-	// Two runs of a disturbed machine may differ by less than nothing.
-	ld.eachNS = max(several-single, 1) / float64(times)
+	// Of the calls together each takes at most its share.
+	ld.eachNS = min(max(several-single, 1)/float64(times), several/float64(times+1))
 	return ld.eachNS, nil
 }
 

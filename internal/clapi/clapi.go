@@ -315,5 +315,32 @@ func (d *Device) Number(param Param) (uint64, error) {
 	return value, check("describe device", code)
 }
 
+// Part is a device of the last compute units of this one, which the other ones of it do not use. It stays until the
+// process ends. Devices that cannot be divided are an *Error.
+func (d *Device) Part(units int) (*Device, error) {
+	total, err := d.Number(DeviceComputeUnits)
+	if err != nil {
+		return nil, err
+	}
+	if units < 1 || uint64(units) >= total {
+		return nil, diag.New(diag.ClassInput, "opencl: %d of a device's %d compute units, want 1..%d", units, total, total-1)
+	}
+	properties := [...]uintptr{partitionByCounts, uintptr(total) - uintptr(units), uintptr(units), 0, 0}
+	var ids [2]uintptr
+	var count uint32
+	code := native.Call(d.lib.fn[fnCreateSubDevices], d.id, uintptr(unsafe.Pointer(&properties[0])), uintptr(len(ids)),
+		uintptr(unsafe.Pointer(&ids[0])), uintptr(unsafe.Pointer(&count)))
+	if err := check("divide device", code); err != nil {
+		return nil, err
+	}
+	if count != uint32(len(ids)) {
+		return nil, diag.New(diag.ClassRun, "opencl: divide device: got %d parts, want %d", count, len(ids))
+	}
+	if err := release(d.lib, fnReleaseDevice, "release device", &ids[0]); err != nil {
+		return nil, err
+	}
+	return &Device{Platform: d.Platform, Name: d.Name, lib: d.lib, id: ids[1]}, nil
+}
+
 // ID names the device among all devices of the process.
 func (d *Device) ID() string { return fmt.Sprintf("%s#%x", d.lib.Path, d.id) }

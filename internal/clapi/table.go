@@ -10,6 +10,8 @@ const (
 	fnGetPlatformInfo
 	fnGetDeviceIDs
 	fnGetDeviceInfo
+	fnCreateSubDevices
+	fnReleaseDevice
 	fnCreateContext
 	fnReleaseContext
 	fnCreateCommandQueue
@@ -47,7 +49,8 @@ const (
 // symbols are the exported names, by function.
 var symbols = [functions]string{
 	fnGetPlatformIDs: "clGetPlatformIDs", fnGetPlatformInfo: "clGetPlatformInfo", fnGetDeviceIDs: "clGetDeviceIDs",
-	fnGetDeviceInfo: "clGetDeviceInfo", fnCreateContext: "clCreateContext", fnReleaseContext: "clReleaseContext",
+	fnGetDeviceInfo: "clGetDeviceInfo", fnCreateSubDevices: "clCreateSubDevices", fnReleaseDevice: "clReleaseDevice",
+	fnCreateContext: "clCreateContext", fnReleaseContext: "clReleaseContext",
 	fnCreateCommandQueue: "clCreateCommandQueue", fnReleaseCommandQueue: "clReleaseCommandQueue",
 	fnCreateBuffer: "clCreateBuffer", fnCreateImage: "clCreateImage", fnReleaseMemObject: "clReleaseMemObject",
 	fnCreateProgramWithSource: "clCreateProgramWithSource", fnCreateProgramWithBinary: "clCreateProgramWithBinary",
@@ -92,6 +95,7 @@ const (
 	DeviceOpenCLC           Param = 0x103D
 	DeviceMaxSubGroups      Param = 0x105C
 	DeviceIntegerDot        Param = 0x1073 // of cl_khr_integer_dot_product
+	DeviceMaxSubDevices     Param = 0x1043
 	platformName            Param = 0x0902
 	platformVendor          Param = 0x0903
 	platformVersion         Param = 0x0901
@@ -109,6 +113,7 @@ const (
 	mapRead                       = 1
 	mapWrite                      = 2
 	imageOverBuffer               = 0x10F6
+	partitionByCounts             = 0x1087
 	channelR                      = 0x10B0
 	channelUint32                 = 0x10DC
 )
@@ -134,13 +139,13 @@ var codes = map[int32]string{
 	-1: "DEVICE_NOT_FOUND", -2: "DEVICE_NOT_AVAILABLE", -3: "COMPILER_NOT_AVAILABLE",
 	-4: "MEM_OBJECT_ALLOCATION_FAILURE", -5: "OUT_OF_RESOURCES", -6: "OUT_OF_HOST_MEMORY",
 	-7: "PROFILING_INFO_NOT_AVAILABLE", -11: "BUILD_PROGRAM_FAILURE", -13: "MISALIGNED_SUB_BUFFER_OFFSET",
-	-14: "EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST", -15: "COMPILE_PROGRAM_FAILURE", -30: "INVALID_VALUE",
+	-14: "EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST", -18: "DEVICE_PARTITION_FAILED", -15: "COMPILE_PROGRAM_FAILURE", -30: "INVALID_VALUE",
 	-31: "INVALID_DEVICE_TYPE", -32: "INVALID_PLATFORM", -33: "INVALID_DEVICE", -34: "INVALID_CONTEXT",
 	-36: "INVALID_COMMAND_QUEUE", -37: "INVALID_HOST_PTR", -38: "INVALID_MEM_OBJECT", -42: "INVALID_BINARY",
 	-43: "INVALID_BUILD_OPTIONS", -44: "INVALID_PROGRAM", -45: "INVALID_PROGRAM_EXECUTABLE",
 	-46: "INVALID_KERNEL_NAME", -48: "INVALID_KERNEL", -49: "INVALID_ARG_INDEX", -50: "INVALID_ARG_VALUE",
 	-51: "INVALID_ARG_SIZE", -52: "INVALID_KERNEL_ARGS", -53: "INVALID_WORK_DIMENSION",
 	-54: "INVALID_WORK_GROUP_SIZE", -55: "INVALID_WORK_ITEM_SIZE", -56: "INVALID_GLOBAL_OFFSET",
-	-58: "INVALID_EVENT", -59: "INVALID_OPERATION", -61: "INVALID_BUFFER_SIZE", -63: "INVALID_GLOBAL_WORK_SIZE",
+	-68: "INVALID_DEVICE_PARTITION_COUNT", -58: "INVALID_EVENT", -59: "INVALID_OPERATION", -61: "INVALID_BUFFER_SIZE", -63: "INVALID_GLOBAL_WORK_SIZE",
 	-1001: "PLATFORM_NOT_FOUND",
 }

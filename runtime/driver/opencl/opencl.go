@@ -13,7 +13,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/hetc/hetc/internal/clapi"
 	"github.com/hetc/hetc/internal/diag"
@@ -33,6 +35,7 @@ const (
 	optLibrary    = "library"    // path of the OpenCL library
 	optCompletion = "completion" // how the host notices that a call is done: "event", or "flag" in shared memory
 	optMemory     = "memory"     // "own": copy operands although the device may share memory; default: what is probed
+	optUnits      = "units"      // how many of the device's compute units, the last ones; default: all
 	VariantOption = kernel.Option
 )
 
@@ -160,7 +163,7 @@ func find(ctx context.Context, config driver.Config) (*found, settings, error) {
 	}
 	options, err := parseOptions(config.Options)
 	if err != nil {
-		return nil, options, fail(err, "options: %s, %s, %s, %sFAMILY", optLibrary, optCompletion, optMemory,
+		return nil, options, fail(err, "options: %s, %s, %s, %s, %sFAMILY", optLibrary, optCompletion, optMemory, optUnits,
 			VariantOption)
 	}
 	list, err := devices(options.library)
@@ -177,7 +180,48 @@ func find(ctx context.Context, config driver.Config) (*found, settings, error) {
 		}
 		return nil, options, fail(errors.New("there is no such device"), "devices: %s", strings.Join(valid, ", "))
 	}
-	return &list[at], options, nil
+	from := &list[at]
+	if options.units > 0 {
+		if from.Device, err = part(from.Device, options.units); err != nil {
+			return nil, options, fail(err, "leave out option %q to use all compute units", optUnits)
+		}
+	}
+	return from, options, nil
+}
+
+// parts are the devices that were divided off, by the device and their number of compute units.
+var parts struct {
+	sync.Mutex
+	of map[string]*clapi.Device
+}
+
+// part is a device of so many compute units of another one, the same one each time; all of them are the device itself.
+func part(of *clapi.Device, units int) (*clapi.Device, error) {
+	total, err := of.Number(clapi.DeviceComputeUnits)
+	if err != nil {
+		return nil, err
+	}
+	if uint64(units) == total {
+		return of, nil
+	}
+	if uint64(units) > total {
+		return nil, fmt.Errorf("option %q is %d, want 1..%d: the device has no more", optUnits, units, total)
+	}
+	parts.Lock()
+	defer parts.Unlock()
+	name := fmt.Sprintf("%s/%d", of.ID(), units)
+	if known := parts.of[name]; known != nil {
+		return known, nil
+	}
+	made, err := of.Part(units)
+	if err != nil {
+		return nil, fmt.Errorf("use %d of %d compute units: %w", units, total, err)
+	}
+	if parts.of == nil {
+		parts.of = map[string]*clapi.Device{}
+	}
+	parts.of[name] = made
+	return made, nil
 }
 
 // settings are a processor's options.
@@ -185,6 +229,7 @@ type settings struct {
 	library  string
 	flag     bool // completion by flag
 	own      bool // copy operands
+	units    int  // compute units, 0: all
 	variants map[string]string
 	programs driver.Programs // nil: programs are built from source
 }
@@ -206,6 +251,12 @@ func parseOptions(options map[string]string) (settings, error) {
 		switch {
 		case key == optLibrary:
 			out.library = value
+		case key == optUnits:
+			units, err := strconv.Atoi(value)
+			if err != nil || units < 1 || strconv.Itoa(units) != value {
+				return out, fmt.Errorf("option %q is %q, want a number of compute units, at least 1", key, value)
+			}
+			out.units = units
 		case choices == nil:
 			return out, fmt.Errorf("unknown option %q", key)
 		case !slices.Contains(choices, value):

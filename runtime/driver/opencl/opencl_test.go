@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 
 	compile "github.com/hetc/hetc/emit/compile/opencl"
@@ -105,14 +107,48 @@ func TestVariants(t *testing.T) {
 	}
 }
 
-// A device with memory of its own copies operands, and one that shares memory may tell by a flag what is done.
+// A device with memory of its own copies operands, one that shares memory may tell by a flag what is done, and one with
+// several compute units may leave some to others.
 func TestOptions(t *testing.T) {
 	require.Slow(t)
 	for _, device := range devices(t) {
-		for _, option := range [][2]string{{"memory", "own"}, {"completion", "flag"}} {
+		for _, option := range [][2]string{{"memory", "own"}, {"completion", "flag"}, {"units", "1"}} {
 			t.Run(device.Description+"/"+option[0], func(t *testing.T) {
 				suite(t, device, map[string]string{option[0]: option[1]}, true)
 			})
 		}
+	}
+}
+
+// A part of a device has so many compute units and cores; the whole tells which part leaves a core to the host.
+func TestUnits(t *testing.T) {
+	for _, device := range devices(t) {
+		t.Run(device.Description, func(t *testing.T) {
+			survey := func(options map[string]string) (*driver.Survey, error) {
+				config := driver.Config{Select: device.Select, Options: device.with(options)}
+				return opencl.New().(driver.Surveyor).Survey(t.Context(), config)
+			}
+			whole, err := survey(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			units := int(whole.Told["compute_units"])
+			for _, wrong := range []string{"0", "-1", "01", "two", fmt.Sprint(units + 1)} {
+				if _, err := survey(map[string]string{"units": wrong}); err == nil || !strings.Contains(err.Error(), `"units"`) {
+					t.Errorf("units %q: got %v", wrong, err)
+				}
+			}
+			if len(whole.Parts) == 0 {
+				t.Skipf("%d compute units for the cores %v, or it cannot be divided", units, whole.Cores)
+			}
+			part, err := survey(whole.Parts[0].Options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := int(part.Told["compute_units"]); got != units-1 || len(part.Cores) != units-1 ||
+				slices.Contains(part.Cores, whole.Cores[0]) || len(part.Parts) > 0 {
+				t.Errorf("%d units on cores %v of %d on %v, parts %v", got, part.Cores, units, whole.Cores, part.Parts)
+			}
+		})
 	}
 }

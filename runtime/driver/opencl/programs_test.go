@@ -195,13 +195,13 @@ func TestNamedVariants(t *testing.T) {
 		options := map[string]string{}
 		usual := op.KernelForm("tiles") // of a device without local memory of its own
 		if selected == "" {
-			if first := openHere(t, nil); first.device.features.Dedicated {
+			if first := openFirst(t, nil); first.device.features.Dedicated {
 				usual = op.KernelForm("columns")
 			}
 		} else {
 			options[kernel.Option+"matmul a32/w32"] = selected
 		}
-		p := openHere(t, options)
+		p := openFirst(t, options)
 		caps := p.Capabilities()
 		_, can := kernel.First("matmul a32/w32", &p.device.features)
 		if len(caps.Forms[op.A32W32]) != len(can) {
@@ -235,23 +235,4 @@ func TestNamedVariants(t *testing.T) {
 	if _, err = choose(code, use, settings{}, &few); err == nil || !strings.Contains(err.Error(), "does not carry") {
 		t.Errorf("a variant that the artifact lacks: got %v", err)
 	}
-}
-
-// openHere opens the first device, or skips the test.
-func openHere(t *testing.T, options map[string]string) *processor {
-	t.Helper()
-	require.Deps()
-	opened, err := New().Open(t.Context(), driver.Config{Options: options})
-	if errors.Is(err, driver.ErrUnavailable) {
-		require.Skip(t, Name, err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := opened.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return opened.(*processor)
 }

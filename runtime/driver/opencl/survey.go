@@ -2,6 +2,7 @@ package opencl
 
 import (
 	"context"
+	"strconv"
 
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/clapi"
@@ -10,7 +11,7 @@ import (
 
 // Survey asks the device, and opens it to find out what memory it shares.
 func (opencl) Survey(ctx context.Context, config driver.Config) (*driver.Survey, error) {
-	from, _, err := find(ctx, config)
+	from, settings, err := find(ctx, config)
 	if err != nil {
 		return nil, err
 	}
@@ -21,8 +22,10 @@ func (opencl) Survey(ctx context.Context, config driver.Config) (*driver.Survey,
 	out := &driver.Survey{Kind: "gpu", Name: from.Name, Told: map[string]float64{}}
 	switch {
 	case kind&clapi.TypeCPU != 0:
-		// Such a device runs threads of its own, which the system places on any core of the process.
-		out.Kind, out.Cores = "cpu", affinity.Cores()
+		out.Kind = "cpu"
+		if err := cores(from, settings.units, out); err != nil {
+			return nil, err
+		}
 	case kind&clapi.TypeAccelerator != 0:
 		out.Kind = "npu"
 	}
@@ -66,4 +69,27 @@ func (opencl) Survey(ctx context.Context, config driver.Config) (*driver.Survey,
 		}
 	}
 	return out, nil
+}
+
+// cores says which cores a device made of them occupies. It runs threads of its own, which the system places on any core
+// of the process: of all compute units on all of them. Those of a part go where nobody else computes, as long as there
+// is a core for each; so they are said to have the last ones, and plans give others the first. A device that can be
+// divided leaves a core to the host.
+func cores(from *found, units int, out *driver.Survey) error {
+	all := affinity.Cores()
+	total, err := from.Number(clapi.DeviceComputeUnits)
+	if err != nil {
+		return err
+	}
+	out.Cores = all
+	if units > 0 {
+		out.Cores = all[max(0, len(all)-int(total)):]
+		return nil
+	}
+	// Devices before OpenCL 1.2 do not know the number.
+	if most, err := from.Number(clapi.DeviceMaxSubDevices); err == nil && most > 1 && total > 1 && int(total) <= len(all) {
+		left := strconv.FormatUint(total-1, 10)
+		out.Parts = []driver.Part{{Name: optUnits + "-" + left, Options: map[string]string{optUnits: left}}}
+	}
+	return nil
 }
