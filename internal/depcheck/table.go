@@ -80,7 +80,7 @@ var table = []room{
 	{path: "runtime/tokenizer/jinja"},
 	{path: "runtime/tokenizer", may: []string{"runtime/tokenizer/jinja"}},
 	{path: "runtime/scheduler"},
-	{path: "runtime/serving", may: []string{"runtime/executor", "runtime/scheduler", "planir"}},
+	{path: "runtime/serving", may: []string{"runtime/executor", "runtime/scheduler", "planir", "planir/prefix"}},
 	{path: "runtime/quality", may: []string{"runtime/executor", "planir/op", "planir/calibration"}},
 
 	// pack and mem: weights of a measurement are made here, in the layout the processor reads.

@@ -12,13 +12,17 @@ type Request struct {
 	MaxTokens int // at least 1
 	Sampler   Sampler
 	OnToken   func(id int32) bool // sees every token of the result, and ends it by false; may be nil
+	// Restore puts what is known of the prompt into the sequence (Control.Restore), and returns how many tokens that is,
+	// fewer than all; nil: nothing is known.
+	Restore func(control *Control, sequence int) (tokens int, err error)
 }
 
 // Outcome is the result of a request. Err says why nothing was generated, or why generation broke
 // off.
 type Outcome struct {
 	Generation
-	Err error
+	Cached int // tokens of the prompt that Restore has put in place
+	Err    error
 }
 
 // running is a request that is being decoded.
@@ -105,7 +109,13 @@ func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *O
 				free = free[:len(free)-1]
 				active = append(active, running{request: queued, sampler: request.Sampler,
 					next: Token{Sequence: sequence}})
-				timing, err := c.Extend(sequence, request.Prompt, WantLast, first)
+				if request.Restore != nil {
+					var err error
+					if outcome.Cached, err = request.Restore(c, sequence); err != nil {
+						return err
+					}
+				}
+				timing, err := c.Extend(sequence, request.Prompt[outcome.Cached:], WantLast, first)
 				if err != nil {
 					return err
 				}

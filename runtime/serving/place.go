@@ -57,33 +57,7 @@ func (s *Server) place(ctx context.Context, answer *Answer) error {
 	return nil
 }
 
-// reusable is how many tokens of a prompt the cache of a slot begins with, less the last one of the prompt. Where long
-// prompts are rotated by their length (LongRoPE, dynamic NTK), a long prompt's keys are its own. Where decoding has other schemes
-// than prefill, what was decoded is not what prefill would have computed.
+// reusable is how many tokens of a prompt the cache of a slot saves.
 func (s *Server) reusable(at *slot, prompt []int32) int {
-	if s.long > 0 && max(at.prompt, len(prompt)) > s.long {
-		return 0
-	}
-	most := min(len(at.tokens), len(prompt)-1)
-	if !s.alike {
-		most = min(most, at.prefilled)
-	}
-	same := 0
-	for same < most && at.tokens[same] == prompt[same] {
-		same++
-	}
-	for !s.alike && same > 0 && s.endsInDecode(len(prompt)-same) != s.endsInDecode(len(prompt)) {
-		same--
-	}
-	return same
-}
-
-// endsInDecode reports whether the last of n tokens of a prompt is processed alone, by the program that decodes.
-func (s *Server) endsInDecode(n int) bool {
-	for {
-		tokens, _ := s.times.Chunk(n)
-		if n -= tokens; n <= 0 {
-			return tokens == 1
-		}
-	}
+	return s.reuse.Tokens(at.tokens, at.prefilled, at.prompt, prompt)
 }

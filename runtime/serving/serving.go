@@ -14,6 +14,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/prefix"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/scheduler"
 )
@@ -145,14 +146,13 @@ type Server struct {
 	times   *Times
 	context int
 	end     []int // ids of end tokens
-	long    int   // prompts above this length are rotated by their length; 0: none is
+	reuse   prefix.Reuse
 	began   time.Time
 	wake    chan struct{}
 
 	ended    func(Ended)    // nil: nobody is told
 	drafts   *planir.Drafts // nil: none are tried
 	guessing bool           // what a draft would be is looked up
-	alike    bool           // programs compute in the same schemes
 
 	mutex    sync.Mutex // guards what follows
 	state    *scheduler.State
@@ -204,7 +204,7 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 	config.Reserved = min(config.Reserved, config.Slots-1)
 	times := TimesOf(plan)
 	config.ChunkNS, config.DecodeNS = times.Chunk, times.Decode
-	alike, exact := plan.Precision()
+	_, exact := plan.Precision()
 	if exact && machine.Beside() {
 		config.Beside = times.Beside
 	}
@@ -212,14 +212,14 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	long := plan.LongFrom()
+	reuse := prefix.ReuseOf(plan)
 	var drafts *planir.Drafts
-	if exact && long == 0 {
+	if exact && reuse.Long == 0 {
 		drafts = times.draftsOf(options.Draft)
 	}
 	return &Server{
-		alike: alike, ended: options.Ended, machine: machine, times: times, drafts: drafts,
-		guessing: drafts != nil || options.Ended != nil, context: plan.MaxContext, end: plan.Model.EOS, long: long,
+		ended: options.Ended, machine: machine, times: times, drafts: drafts,
+		guessing: drafts != nil || options.Ended != nil, context: plan.MaxContext, end: plan.Model.EOS, reuse: reuse,
 		began: time.Now(), wake: make(chan struct{}, 1), state: state, answers: map[scheduler.ID]*Answer{},
 		slots: make([]slot, config.Slots), prefixCache: options.PrefixCache,
 		prefix: slot{tokens: options.Prefix, prefilled: len(options.Prefix), prompt: len(options.Prefix)},

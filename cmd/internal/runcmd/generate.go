@@ -20,6 +20,7 @@ type generated struct {
 	Text      string  `json:"text,omitempty"`
 	Tokens    []int32 `json:"tokens"`
 	Prompt    []int32 `json:"prompt_tokens"`
+	Cached    int     `json:"cached_tokens,omitempty"` // of the prompt: the bundle brought their cache
 	PrefillUS float64 `json:"prefill_us"`
 	DecodeUS  float64 `json:"decode_us"` // median of one token
 	Simulated bool    `json:"simulated,omitempty"`
@@ -89,9 +90,9 @@ func (p *printer) end() {
 	}
 }
 
-// generate streams an answer to standard output.
+// generate streams an answer to standard output. The first known tokens of the prompt are in the cache.
 func (o *options) generate(
-	ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, prompt []int32,
+	ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, prompt []int32, known int,
 	watch *stopwatch, copied int64,
 ) error {
 	answer := &printer{out: bufio.NewWriter(ui.Out), quiet: ui.JSON, first: true}
@@ -102,7 +103,7 @@ func (o *options) generate(
 		}
 	}
 	// The stopwatch is split at the first token: what came before is prefill.
-	generation, err := machine.Generate(ctx, prompt, o.maxTokens, &o.sampler, func(id int32) bool {
+	generation, err := machine.Generate(ctx, prompt[known:], o.maxTokens, &o.sampler, func(id int32) bool {
 		if answer.first {
 			watch.split("load and verify weights", machine.LoadTime(), "prefill and first token")
 			answer.begin()
@@ -121,7 +122,7 @@ func (o *options) generate(
 		return err
 	}
 	result := generated{
-		Text: answer.text.String(), Tokens: generation.Tokens, Prompt: prompt,
+		Text: answer.text.String(), Tokens: generation.Tokens, Prompt: prompt, Cached: known,
 		PrefillUS: float64(generation.PrefillNS) / 1e3, DecodeUS: median(generation.DecodeNS) / 1e3,
 		Simulated: generation.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(),
 		Stopped: generation.Stopped, Full: generation.Full,
@@ -131,7 +132,7 @@ func (o *options) generate(
 		printSteps(ui, result.Steps)
 	}
 	if o.stats {
-		result.Stats = watch.stats(machine, len(prompt), tok != nil, copied)
+		result.Stats = watch.stats(machine, len(prompt)-known, tok != nil, copied)
 		result.Stats.print(ui)
 	}
 	return ui.Result(result)

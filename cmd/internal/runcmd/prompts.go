@@ -167,6 +167,7 @@ type batch struct {
 // of the prompts, each once those before it are there.
 func (o *options) generateAll(
 	ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, jobs []job,
+	prefix beginning,
 ) error {
 	if machine.Sequences() == 1 {
 		ui.Notef("the plan decodes one sequence at a time: prompts are answered one after the other (a workload " +
@@ -174,7 +175,10 @@ func (o *options) generateAll(
 	}
 	requests := make([]executor.Request, len(jobs))
 	for i, j := range jobs {
-		requests[i] = executor.Request{Prompt: j.ids, MaxTokens: o.maxTokens, Sampler: o.sampler}
+		requests[i] = executor.Request{Prompt: j.ids, MaxTokens: o.maxTokens, Sampler: o.sampler,
+			Restore: func(control *executor.Control, sequence int) (int, error) {
+				return prefix.restore(control, sequence, j.ids)
+			}}
 	}
 	out := bufio.NewWriter(ui.Out)
 	result := batch{Sequences: machine.Sequences(), Answers: make([]generated, len(jobs))}
@@ -202,7 +206,7 @@ func (o *options) generateAll(
 	}
 	began := time.Now()
 	_, err := machine.GenerateBatch(ctx, requests, func(i int, outcome *executor.Outcome) {
-		answer := generated{ID: jobs[i].id, Tokens: outcome.Tokens, Prompt: jobs[i].ids,
+		answer := generated{ID: jobs[i].id, Tokens: outcome.Tokens, Prompt: jobs[i].ids, Cached: outcome.Cached,
 			PrefillUS: float64(outcome.PrefillNS) / 1e3, DecodeUS: median(outcome.DecodeNS) / 1e3,
 			Simulated: outcome.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(),
 			Stopped: outcome.Stopped, Full: outcome.Full}

@@ -170,8 +170,13 @@ func (x *execution) execute(ctx context.Context) error {
 		return x.runBench(ctx, x.ui, x.machine)
 	case x.dumpLogits != "":
 		return x.runDump(ctx, x.ui, x.machine, x.prompt)
-	case x.prompts != "":
-		return x.generateAll(ctx, x.ui, x.machine, x.tok, x.jobs)
+	}
+	prefix, err := x.beginning()
+	if err != nil {
+		return err
+	}
+	if x.prompts != "" {
+		return x.generateAll(ctx, x.ui, x.machine, x.tok, x.jobs, prefix)
 	}
 	if x.check {
 		if err := x.runCheck(ctx, x.ui, x.bundle, x.machine, x.prompt, x.drivers); err != nil {
@@ -179,7 +184,18 @@ func (x *execution) execute(ctx context.Context) error {
 		}
 		x.machine.Reset()
 	}
-	return x.generate(ctx, x.ui, x.machine, x.tok, x.prompt, x.watch, x.bundle.CopiedBytes())
+	var known int
+	err = x.machine.Do(ctx, func(control *executor.Control) (err error) {
+		known, err = prefix.restore(control, 0, x.prompt)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if known > 0 {
+		x.watch.mark("cache of the prompt's beginning")
+	}
+	return x.generate(ctx, x.ui, x.machine, x.tok, x.prompt, known, x.watch, x.bundle.CopiedBytes())
 }
 
 // emulatedNote says whose times these are.

@@ -49,6 +49,7 @@ type options struct {
 	trace      string
 	anyMachine bool
 	selfTest   bool // test the devices again
+	noPrefix   bool // the computed prefix of the bundle is left alone
 	strict     bool // programs come from the bundle as binaries, or not at all
 	simulates  bool // hetc run: also what was made for a simulated SoC
 	// A lane that finishes no step for this long is given up.
@@ -109,6 +110,8 @@ func New(
 		"test every kernel of the plan on its device, also where it has passed before")
 	flags.BoolVar(&given.strict, "strict", false,
 		"refuse programs for GPUs that the bundle does not hold as binaries for exactly this device and driver")
+	flags.BoolVar(&given.noPrefix, "no-prefix", false,
+		"process the whole prompt, also where the bundle brings the cache of its beginning")
 	flags.BoolVar(&given.bench, "bench", false, "measure prefill and decode")
 	flags.IntVar(&given.promptLen, "prompt-len", 256, "tokens of the prompt under --bench")
 	flags.IntVar(&given.gen, "gen", 32, "tokens to generate under --bench")
