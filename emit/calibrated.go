@@ -84,7 +84,7 @@ func (c *Content) staticScales(weight *op.Weight, layer int) ([]float32, error) 
 	if err != nil {
 		return nil, err
 	}
-	if weight.Outliers > 0 {
+	if weight.Outliers > 0 && !c.plan.Pruned(weight.ScaleOf, max(0, layer)) {
 		return []float32{activation.InnerScale(factors, weight.Outliers)}, nil
 	}
 	return []float32{activation.StaticScale(factors, c.cal.Share(weight.ScaleOf))}, nil

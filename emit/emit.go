@@ -252,7 +252,8 @@ func roleOf(p *planir.Proc) bundle.Role {
 func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error) {
 	const name = "reference"
 	ref := &planir.Plan{
-		Schema: planir.Schema, Model: plan.Model, Folds: plan.Folds, MaxContext: plan.MaxContext, KV: op.F32,
+		Schema: planir.Schema, Model: plan.Model, Folds: plan.Folds, Shadows: plan.Shadows,
+		MaxContext: plan.MaxContext, KV: op.F32,
 		SoC: planir.SoCRef{Name: plan.SoC.Name, Digest: plan.SoC.Digest, Fingerprint: plan.SoC.Fingerprint,
 			Control: name},
 	}

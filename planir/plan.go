@@ -23,6 +23,8 @@ type Plan struct {
 
 	// ascending: groups (models.FoldGroup) whose weights are folded by the factors of the calibration
 	Folds []string `json:"folds,omitempty" yaml:"folds,omitempty"`
+	// ascending by node: products whose shadow outliers are pruned in some layers
+	Shadows []Shadow `json:"shadows,omitempty" yaml:"shadows,omitempty"`
 
 	MaxContext int     `json:"max_context" yaml:"max_context"` // cached positions
 	KV         op.Type `json:"kv" yaml:"kv"`                   // cache element type

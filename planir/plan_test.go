@@ -308,6 +308,15 @@ func TestRules(t *testing.T) {
 		{"P001", "folds out of order", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Folds, p.Inputs = []string{"b", "a"}, []planir.Input{{Kind: planir.CalibrationInput, Digest: "x"}}
 		}},
+		{"P001", "shadows out of order", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Shadows = []planir.Shadow{{Node: "layers.qkv"}, {Node: "layers.attn_out"}}
+		}},
+		{"P001", "shadows in layers out of order", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Shadows = []planir.Shadow{{Node: "layers.qkv", Layers: []op.LayerRange{{From: 1, To: 2}, {From: 0, To: 1}}}}
+		}},
+		{"P002", "shadows of products without any", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Shadows = []planir.Shadow{{Node: "layers.qkv", Layers: []op.LayerRange{{From: 0, To: 1}}}}
+		}},
 		{"P002", "folds without a calibration", "trivial", func(t *testing.T, p *planir.Plan) { p.Folds = []string{"layers.attn_norm"} }},
 		{"P002", "weight folded by an unknown group", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Weights[1].FoldRows = "none" }},
 		{"P002", "fold of a source that is not there", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Weights[1].FoldSource = 7 }},

@@ -16,6 +16,12 @@ func (c *checker) references() {
 	if len(plan.Folds) > 0 && plan.Calibration() == "" {
 		c.fail("folds", "groups %q are folded, and no calibration is among the inputs", plan.Folds)
 	}
+	for i := range plan.Shadows { // a node that no decision gives such a scheme has nothing to prune
+		node := plan.Shadows[i].Node
+		if !slices.ContainsFunc(plan.Decisions, func(d Decision) bool { return d.Node == node && d.Scheme.Shadow() }) {
+			c.fail(fmt.Sprintf("shadows[%d]", i), "shadow outliers of %q are pruned, and no decision gives it any", node)
+		}
+	}
 	for i := range program.Buffers {
 		c.buffers[program.Buffers[i].Name] = &program.Buffers[i]
 	}

@@ -40,5 +40,6 @@ func newCalibrate(ui *cli.Streams) *cobra.Command {
 		"windows of 256 tokens to read from the text's beginning (default by the model's size)")
 	flags.StringSliceVar(&opts.Schemes, "schemes", nil,
 		"precisions to measure, the one that folds are for first (default all)")
+	flags.BoolVar(&opts.NoFolds, "no-folds", false, "look for no folds: weights stay as they are")
 	return cmd
 }

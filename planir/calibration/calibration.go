@@ -49,6 +49,8 @@ type Calibration struct {
 	Clips []Clip `json:"clips,omitempty" yaml:"clips"`
 	// of schemes with several static scales, per class, layer and number of them
 	Scales []Scales `json:"scales,omitempty" yaml:"scales,omitempty"`
+	// what shadow outliers are worth, per class and layer; of classes that quantise their input by themselves
+	Shadows []Shadow `json:"shadows,omitempty" yaml:"shadows,omitempty"`
 }
 
 // Model is the model that was observed; Digest is models.Model.Digest.
@@ -141,6 +143,20 @@ type Scales struct {
 	Class  string    `json:"class" yaml:"class" decode:"required"`
 	Layer  int       `json:"layer" yaml:"layer"` // 0 for a class that belongs to no layer
 	Values []float32 `json:"values" yaml:"values" decode:"required"`
+}
+
+// Shadow is what the shadow outliers (op.A8OQ8C) of the products of a class in one layer are worth: the mean divergence
+// in nats a token that clipping them there adds to that of the class with all its shadows, everything else a32/w32, with
+// the folds and clips of the calibration. It may be negative, within its 95 % interval, which is that of the differences
+// within windows.
+type Shadow struct {
+	Class string  `json:"class" yaml:"class" decode:"required"`
+	Layer int     `json:"layer" yaml:"layer"` // 0 for a class that belongs to no layer
+	KL    float64 `json:"mean_kl" yaml:"mean_kl" decode:"required"`
+	Low   float64 `json:"low" yaml:"low" decode:"required"`
+	High  float64 `json:"high" yaml:"high" decode:"required"`
+	// Ratio is llm.npu's importance (3.3): the largest magnitude that entered over the largest that the scale holds.
+	Ratio float64 `json:"ratio" yaml:"ratio" decode:"required"`
 }
 
 // Read reads a calibration from a YAML or JSON file. Mistakes are of class ClassInput, with their line.
@@ -373,6 +389,23 @@ func (c *Calibration) CacheLoss(kind op.Type) (kl float64, measured bool) {
 		}
 	}
 	return 0, false
+}
+
+// Shadow returns what the shadow outliers of a class are worth in a layer, nil when that was not measured.
+func (c *Calibration) Shadow(class string, layer int) *Shadow {
+	for i := range c.Shadows {
+		if shadow := &c.Shadows[i]; shadow.Class == class && shadow.Layer == layer {
+			return shadow
+		}
+	}
+	return nil
+}
+
+// Importance is the largest magnitude that entered over the largest that the scale of a class with shadow outliers
+// holds (InnerScale): llm.npu's measure of what shadow outliers are worth. At most 1 where nothing exceeds the scale.
+func (a *Activation) Importance(factors []float32, outliers int) float64 {
+	most := slices.Max(a.magnitudes(factors))
+	return float64(most) / (127 * float64(a.InnerScale(factors, outliers)))
 }
 
 // Fold returns the factors of a group in a layer, nil where there is nothing to fold.

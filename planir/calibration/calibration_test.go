@@ -37,7 +37,8 @@ func sample() *Calibration {
 			{Class: All, Scheme: op.A8TQ4B32, KL: 0.02, Low: 0.01, High: 0.03, TopAgreement: 0.9},
 		},
 		Folds: []Fold{{Group: "layers.attn_norm", Layer: 1, Factors: Vector{1, 3, 0.5, 1}}},
-		Clips: []Clip{{Class: "layers.qkv", Share: 0.85}},
+		Clips:   []Clip{{Class: "layers.qkv", Share: 0.85}},
+		Shadows: []Shadow{{Class: "layers.qkv", Layer: 1, KL: -0.00001, Low: -0.0002, High: 0.0001, Ratio: 1.5}},
 	}
 }
 
@@ -130,6 +131,17 @@ func TestStaticScale(t *testing.T) {
 	}
 }
 
+// What llm.npu calls importance: the largest outlier over what the scale holds, after folding.
+func TestImportance(t *testing.T) {
+	a := &Activation{AbsMax: Vector{1, 9, 0.5, 1.25}}
+	if got := a.Importance(nil, 1); math.Abs(got-9/(1.25*innerShare)) > 1e-5 {
+		t.Errorf("importance %v, want %v", got, 9/(1.25*innerShare))
+	}
+	if got := a.Importance([]float32{1, 9, 1, 1}, 1); math.Abs(got-1.25/innerShare) > 1e-5 {
+		t.Errorf("folded: importance %v, want %v", got, 1.25/innerShare)
+	}
+}
+
 func TestValidate(t *testing.T) {
 	nan := float32(math.NaN())
 	for _, c := range []struct {
@@ -176,6 +188,10 @@ func TestValidate(t *testing.T) {
 		{"clip of everything", func(c *Calibration) { c.Clips[0].Share = 1 }, "clips[0].share"},
 		{"clip NaN", func(c *Calibration) { c.Clips[0].Share = nan }, "clips[0].share"},
 		{"clip twice", func(c *Calibration) { c.Clips = append(c.Clips, c.Clips[0]) }, "twice"},
+		{"worth", func(c *Calibration) { c.Shadows[0].KL = math.NaN() }, "shadows[0].mean_kl"},
+		{"worth outside", func(c *Calibration) { c.Shadows[0].Low = 0 }, "shadows[0].mean_kl"},
+		{"ratio", func(c *Calibration) { c.Shadows[0].Ratio = -1 }, "shadows[0].ratio"},
+		{"worth twice", func(c *Calibration) { c.Shadows = append(c.Shadows, c.Shadows[0]) }, "twice"},
 		{"fold twice", func(c *Calibration) { c.Folds = append(c.Folds, c.Folds[0]) }, "twice"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

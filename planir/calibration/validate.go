@@ -58,6 +58,7 @@ func (c *Calibration) validate(at func(path ...any) string) error {
 		check.folds(c.Folds)
 		check.clips(c.Clips)
 		check.scales(c.Scales)
+		check.shadows(c.Shadows)
 	}
 	return check.list.Err()
 }
@@ -78,6 +79,7 @@ func (v *validator) sizes(c *Calibration) bool {
 	for _, list := range []sized{
 		{"activations", len(c.Activations)}, {"losses", len(c.Losses)}, {"caches", len(c.Caches)}, {"folds", len(c.Folds)},
 		{"clips", len(c.Clips)}, {"scales", len(c.Scales)},
+		{"shadows", len(c.Shadows)},
 	} {
 		if list.count > maxEntries {
 			v.fail([]any{list.key}, "%d %s, want at most %d", list.count, list.key, maxEntries)
@@ -180,6 +182,27 @@ func (v *validator) scales(list []Scales) {
 		if again(seen, choice{place{scales.Class, scales.Layer}, count}) {
 			v.fail([]any{"scales", i}, "%d scales of class %q in layer %d are there twice", count, scales.Class,
 				scales.Layer)
+		}
+	}
+}
+
+// shadows checks that each worth lies in its interval and each ratio is one of magnitudes; a class and layer has one.
+func (v *validator) shadows(list []Shadow) {
+	seen := map[place]bool{}
+	for i := range list {
+		shadow := &list[i]
+		v.name([]any{"shadows", i, "class"}, shadow.Class)
+		v.layer([]any{"shadows", i, "layer"}, shadow.Layer)
+		if !(shadow.Low >= -math.MaxFloat32 && shadow.KL >= shadow.Low && shadow.High >= shadow.KL &&
+			shadow.High <= math.MaxFloat32) {
+			v.fail([]any{"shadows", i, "mean_kl"}, "mean_kl is %v in %v..%v, want low <= mean_kl <= high", shadow.KL,
+				shadow.Low, shadow.High)
+		}
+		if !(shadow.Ratio >= 0 && shadow.Ratio <= math.MaxFloat32) {
+			v.fail([]any{"shadows", i, "ratio"}, "ratio is %v, want 0 or more", shadow.Ratio)
+		}
+		if again(seen, place{shadow.Class, shadow.Layer}) {
+			v.fail([]any{"shadows", i}, "class %q in layer %d is there twice", shadow.Class, shadow.Layer)
 		}
 	}
 }

@@ -164,6 +164,44 @@ func (e *expansion) outliers(product *Node, input string) error {
 	return remainder.Validate()
 }
 
+// Prune leaves out of sections the nodes that compute shadow outliers in the layers where the plan prunes them. A section
+// becomes one for each run of layers with the same nodes; they keep its name and its decisions.
+func Prune(sections []Section, plan *planir.Plan) (out []Section) {
+	if len(plan.Shadows) == 0 {
+		return sections
+	}
+	for i := range sections {
+		section := &sections[i]
+		for layer := range max(1, section.Layers) {
+			part := *section
+			part.First, part.Layers = section.First+layer, min(section.Layers, 1)
+			part.Nodes = prunedNodes(section.Nodes, plan, part.First)
+			last := len(out) - 1
+			if layer > 0 && len(out[last].Nodes) == len(part.Nodes) &&
+				slices.EqualFunc(out[last].Nodes, part.Nodes, func(x, y Node) bool { return x.Name == y.Name }) {
+				out[last].Layers++
+				continue
+			}
+			out = append(out, part)
+		}
+	}
+	return out
+}
+
+// prunedNodes are the nodes of a section without those that the plan prunes in a layer.
+func prunedNodes(nodes []Node, plan *planir.Plan, layer int) (out []Node) {
+	pruned := map[string]bool{}
+	for i := range nodes {
+		if operator := nodes[i].Op(); operator.Scheme.Shadow() && plan.Pruned(nodes[i].Name, layer) {
+			pruned[nodes[i].Name+outliersSuffix], pruned[nodes[i].Name+mergeSuffix] = true, true
+		}
+		if !pruned[nodes[i].Name] {
+			out = append(out, nodes[i])
+		}
+	}
+	return out
+}
+
 // embedding looks rows up in the packed weight of a product, if that is the scheme.
 func (e *expansion) embedding(model *models.Node, node *Node, operator *op.Op) error {
 	if e.schemeOf(node.Name) != op.I32Q8C {

@@ -95,6 +95,7 @@ func (b *builder) program(count int, on string) (ph planir.Phase, err error) {
 	if err != nil {
 		return ph, diag.New(diag.ClassIllegal, "lower plan: rows %d: %w", count, err)
 	}
+	sections = Prune(sections, plan)
 	if b.on = on; on != "" {
 		own(sections, &ph)
 	}

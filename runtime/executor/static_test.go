@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
@@ -196,5 +197,70 @@ func TestShadowOutliers(t *testing.T) {
 				t.Errorf("with scales of a hundredth logits change by %.3g of their size, want less than %.3g", shadow, clip)
 			}
 		})
+	}
+}
+
+// Shadow outliers that a plan prunes: in all layers the bits of clipping, in some the same bits however the work is
+// divided, and no step for outliers in the layers that have none.
+func TestPrunedShadows(t *testing.T) {
+	a, b := cores(t)
+	m, err := models.Open("../../testdata/models/tiny-llama-kjv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	ids := prompts(m.Vocab, 1, 33, 5)[0]
+	cal := ranged(t, m, a, ids)
+	one, two := []planir.Proc{proc("a", a, "")}, []planir.Proc{proc("a", a, ""), proc("b", b, "")}
+	plan := func(scheme op.Scheme, procs []planir.Proc, f layoutOf, kept ...op.LayerRange) *planir.Plan {
+		p := makePlan(t, m, procs, []int{1, 16}, 64, scheme, f)
+		if scheme.Shadow() {
+			for _, node := range []string{"head.lm_head", "layers.attn_out", "layers.ffn_down", "layers.ffn_gate_up", "layers.qkv"} {
+				p.Shadows = append(p.Shadows, planir.Shadow{Node: node, Layers: kept})
+			}
+		}
+		return folded(t, p, m, cal)
+	}
+	run := func(p *planir.Plan) []float32 {
+		x := calibrated(t, m, p, cal)
+		defer x.Close()
+		return allLogits(t, x, ids)
+	}
+	none := plan(op.A8OQ8C, one, bySingle)
+	clipped := run(plan(op.A8SQ8C, one, bySingle))
+	if d := maxDiff(run(none), clipped); d != 0 {
+		t.Errorf("pruned in all layers: differs from clipping by %g, want equal bits", d)
+	}
+	steps := func(p *planir.Plan) (count int) {
+		for _, section := range p.Program.Programs[0].Sections {
+			for _, lane := range section.Lanes {
+				for _, step := range lane.Steps {
+					if strings.Contains(step.Node, "_outliers") {
+						count += max(1, section.Layers)
+					}
+				}
+			}
+		}
+		return count
+	}
+	if count := steps(none); count != 0 {
+		t.Errorf("pruned in all layers: %d steps for outliers", count)
+	}
+	kept := []op.LayerRange{{From: 0, To: 1}, {From: 3, To: 5}}
+	some := plan(op.A8OQ8C, one, bySingle, kept...)
+	if count := steps(some); count != 3*4+1 { // the head counts as layer 0
+		t.Errorf("pruned in three of six layers: %d steps for outliers, want 13", count)
+	}
+	base := run(some)
+	for name, f := range map[string]layoutOf{"columns": byColumns, "rows": byRows} {
+		if d := maxDiff(run(plan(op.A8OQ8C, two, f, kept...)), base); d != 0 {
+			t.Errorf("by %s: differs from the undivided plan by %g, want equal bits", name, d)
+		}
+	}
+	exact := allLogits(t, machine(t, m, makePlan(t, m, one, []int{1, 16}, 64, op.A32W32, bySingle), executor.Options{}), ids)
+	all := run(folded(t, makePlan(t, m, one, []int{1, 16}, 64, op.A8OQ8C, bySingle), m, cal))
+	if most, least := changed(clipped, exact), changed(all, exact); !(changed(base, exact) < most && changed(base, exact) > least) {
+		t.Errorf("pruned in some layers logits change by %.3g of their size, in all by %.3g, in none by %.3g",
+			changed(base, exact), most, least)
 	}
 }

@@ -128,6 +128,16 @@ func Ratio(other, base *Tally) Estimate {
 	return exp(estimate(logs))
 }
 
+// Difference is the divergence of other less that of base: the mean of the differences within the same windows, of which
+// there are two at least.
+func Difference(other, base *Tally) Estimate {
+	differences := make([]float64, len(other.kl))
+	for i := range differences {
+		differences[i] = other.kl[i] - base.kl[i]
+	}
+	return estimate(differences)
+}
+
 // exp takes an estimate of a logarithm back.
 func exp(logs Estimate) Estimate {
 	return Estimate{math.Exp(logs.Mean), math.Exp(logs.Low), math.Exp(logs.High)}

@@ -61,6 +61,14 @@ func (a Auto) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution,
 	return closeGap(ctx, first, err, func() (TierSolution, error) { return a.General.Tiers(ctx, p, general(limits)) })
 }
 
+// Shadows implements Engine.
+func (a Auto) Shadows(ctx context.Context, s *Shadows, limits Limits) (ShadowSolution, error) {
+	first, err := a.Exact.Shadows(ctx, s, limits)
+	return closeGap(ctx, first, err, func() (ShadowSolution, error) {
+		return a.General.Shadows(ctx, s, general(limits))
+	})
+}
+
 // general are the limits for General: nodes of one engine are not those of the other.
 func general(limits Limits) Limits {
 	limits.Nodes = GeneralNodes
@@ -84,6 +92,7 @@ func (s Solution) answer() answer       { return answer{s.ObjectiveNS, s.BoundNS
 func (s JointSolution) answer() answer  { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
 func (s BucketSolution) answer() answer { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
 func (s TierSolution) answer() answer   { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
+func (s ShadowSolution) answer() answer { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
 
 // within is the solution as one that is not proved, with another bound; likewise below.
 func (s Solution) within(bound int64) Solution {
@@ -103,6 +112,11 @@ func (s BucketSolution) within(bound int64) BucketSolution {
 }
 
 func (s TierSolution) within(bound int64) TierSolution {
+	s.Bound, s.Status = bound, Feasible
+	return s
+}
+
+func (s ShadowSolution) within(bound int64) ShadowSolution {
 	s.Bound, s.Status = bound, Feasible
 	return s
 }

@@ -97,6 +97,7 @@ type Engine interface {
 	// Of equally good choices of buckets the first by Buckets.Precedes is returned.
 	Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSolution, error)
 	Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution, error)
+	Shadows(ctx context.Context, s *Shadows, limits Limits) (ShadowSolution, error)
 }
 
 // Size is the number of choices of all items.

@@ -156,6 +156,22 @@ func (x watched) Buckets(ctx context.Context, b *Buckets, limits Limits) (Bucket
 	})
 }
 
+// Shadows implements Engine.
+func (x watched) Shadows(ctx context.Context, s *Shadows, limits Limits) (ShadowSolution, error) {
+	var models []string
+	if x.w.Posed != nil && s.Validate() == nil {
+		m, _, _ := s.MILP()
+		models = append(models, x.w.Posed(m))
+	}
+	choices := 0
+	for i := range s.Groups {
+		choices += len(s.Groups[i].Options)
+	}
+	return follow(x, "shadows "+s.Name, choices, models, func(e Engine) (ShadowSolution, error) {
+		return e.Shadows(ctx, s, limits)
+	})
+}
+
 // Tiers implements Engine.
 func (x watched) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution, error) {
 	var models []string

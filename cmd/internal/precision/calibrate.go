@@ -21,6 +21,7 @@ type CalibrateOptions struct {
 	Model, Text, Out string
 	Windows          int
 	Schemes          []string
+	NoFolds          bool
 }
 
 // defaultWindows is the number of windows for a model of that many parameters: fewer for larger
@@ -68,7 +69,8 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 			"will use takes less time", len(schemes), o.Windows/2)
 	}
 	step := cli.Progress(ui, "calibrate")
-	cal, err := trial.Calibrate(ctx, model, trial.CalibrateOptions{Text: text, Schemes: schemes, Progress: step})
+	cal, err := trial.Calibrate(ctx, model, trial.CalibrateOptions{Text: text, Schemes: schemes,
+		NoFolds: o.NoFolds, Progress: step})
 	if err != nil {
 		return fmt.Errorf("calibrate: %w", err)
 	}
@@ -88,7 +90,7 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 		cal.Text.WindowTokens)
 	showCalibration(ui, cal)
 	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "windows": cal.Text.Windows, "losses": cal.Losses, "caches": cal.Caches,
-		"folds": len(cal.Folds)})
+		"folds": len(cal.Folds), "shadows": cal.Shadows})
 }
 
 // quantised parses the named schemes, or returns all that lose precision.
@@ -182,4 +184,19 @@ func showCalibration(ui *cli.Streams, cal *calibration.Calibration) {
 	if clips != nil {
 		ui.Printf("static scales clip: %s of the range\n", strings.Join(clips, ", "))
 	}
+	showShadows(ui, cal)
+}
+
+// showShadows prints what the shadow outliers of each class are worth in each layer.
+func showShadows(ui *cli.Streams, cal *calibration.Calibration) {
+	if len(cal.Shadows) == 0 {
+		return
+	}
+	var rows [][]string
+	for _, shadow := range cal.Shadows {
+		rows = append(rows, []string{shadow.Class, fmt.Sprint(shadow.Layer), fmt.Sprintf("%.6f", shadow.KL),
+			fmt.Sprintf("%.6f..%.6f", shadow.Low, shadow.High), fmt.Sprintf("%.1f", shadow.Ratio)})
+	}
+	ui.Printf("shadow outliers (%s): what clipping them in a layer loses\n", op.A8OQ8C)
+	ui.Table([]string{"class", ">layer", ">KL", ">interval", ">largest / scale"}, rows)
 }

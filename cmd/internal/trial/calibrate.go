@@ -21,6 +21,7 @@ const LeastWindows = 4
 type CalibrateOptions struct {
 	Text    *Text
 	Schemes []op.Scheme // whose losses are measured; a32/w32 has none
+	NoFolds bool        // no folds are looked for: the model is packed as it is
 	// Progress is called after every window that was executed: done of all, and what the next ones are for.
 	Progress func(done, all int, what string)
 }
@@ -60,7 +61,8 @@ type calibrating struct {
 }
 
 // Calibrate measures what enters the matrix products of the model in float32, on every other window, and on the
-// others what each scheme costs in each class of weights, and which folds make that less. The same model and text
+// others what each scheme costs in each class of weights, which folds make that less, and what shadow outliers are worth
+// in each layer. The same model and text
 // give the same result on the same kind of machine.
 //
 // It is a coordinate search with the divergence of predictions as its measure. Losses without folds come first.
@@ -118,6 +120,9 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 	if err := run.clip(ctx, tallies); err != nil {
 		return nil, err
 	}
+	if err := run.shadows(ctx, tallies); err != nil {
+		return nil, err
+	}
 	return &run.out, run.out.Validate()
 }
 
@@ -151,12 +156,16 @@ func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, erro
 	}
 	run.list()
 	run.groups = slices.DeleteFunc(run.groups, func(group models.FoldGroup) bool {
-		return len(run.rounded) == 0 || !slices.ContainsFunc(group.Readers, func(class string) bool {
+		return options.NoFolds || len(run.rounded) == 0 || !slices.ContainsFunc(group.Readers, func(class string) bool {
 			return slices.Contains(model.Classes(), class)
 		})
 	})
 	// the largest number of executions that there can be
-	runs := 1 + len(lossyCaches) + 2*len(run.candidates) + run.clipRuns()
+	shadowed, err := run.shadowed()
+	if err != nil {
+		return nil, err
+	}
+	runs := 1 + len(lossyCaches) + 2*len(run.candidates) + run.clipRuns() + len(shadowed)
 	for i := range run.groups {
 		runs += run.groupRuns(i, len(run.rounded))
 	}
@@ -302,6 +311,14 @@ func (c *calibrating) measure(
 func (c *calibrating) clipped(
 	ctx context.Context, folds []calibration.Fold, clips []calibration.Clip, scheme op.Scheme, classes []string,
 	what string,
+) (*quality.Tally, error) {
+	return c.pruned(ctx, folds, clips, nil, scheme, classes, what)
+}
+
+// pruned is clipped with shadow outliers in some layers only.
+func (c *calibrating) pruned(
+	ctx context.Context, folds []calibration.Fold, clips []calibration.Clip, shadows []planir.Shadow, scheme op.Scheme,
+	classes []string, what string,
 ) (_ *quality.Tally, err error) {
 	what = fmt.Sprintf("%s with %s", what, scheme)
 	// the calibration as it would be with these folds and clips
@@ -311,12 +328,12 @@ func (c *calibrating) clipped(
 		cal.Scales = c.unfolded
 	}
 	// the scheme in the tried classes, float32 elsewhere
-	plan, err := c.Plan(c.size, func(node string) op.Scheme {
+	plan, err := c.PrunedPlan(c.size, func(node string) op.Scheme {
 		if len(classes) == 0 || slices.Contains(classes, node) {
 			return scheme
 		}
 		return op.A32W32
-	}, &cal)
+	}, &cal, shadows)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
@@ -347,7 +364,7 @@ func (c *calibrating) compare(
 func (c *calibrating) caches(ctx context.Context) error {
 	for _, cache := range lossyCaches {
 		what := "cache with " + string(cache)
-		plan, err := c.planCached(c.size, cache, Float32, nil)
+		plan, err := c.planned(c.size, cache, Float32, nil, nil)
 		if err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}

@@ -77,18 +77,26 @@ func Open(ctx context.Context, model *models.Model) (*Model, error) {
 func (m *Model) Plan(
 	window int, schemeOf func(node string) op.Scheme, cal *calibration.Calibration,
 ) (*planir.Plan, error) {
-	return m.planCached(window, op.F32, schemeOf, cal)
+	return m.planned(window, op.F32, schemeOf, cal, nil)
 }
 
-// planCached is Plan with a type of cache.
-func (m *Model) planCached(
+// PrunedPlan is Plan with shadow outliers in some layers only.
+func (m *Model) PrunedPlan(
+	window int, schemeOf func(node string) op.Scheme, cal *calibration.Calibration, shadows []planir.Shadow,
+) (*planir.Plan, error) {
+	return m.planned(window, op.F32, schemeOf, cal, shadows)
+}
+
+// planned is PrunedPlan with a type of cache.
+func (m *Model) planned(
 	window int, cache op.Type, schemeOf func(node string) op.Scheme, cal *calibration.Calibration,
+	shadows []planir.Shadow,
 ) (*planir.Plan, error) {
 	graph := m.Graph()
 	plan := &planir.Plan{
 		Schema: planir.Schema, Model: planir.ModelRef{Name: m.Name, Digest: m.Digest, EOS: m.EOS, BOS: m.BOS},
 		SoC: planir.SoCRef{Name: "trial", Control: m.proc.Name}, MaxContext: window, KV: cache,
-		Procs: []planir.Proc{m.proc},
+		Procs: []planir.Proc{m.proc}, Shadows: shadows,
 	}
 	var err error
 	if cal != nil {

@@ -435,3 +435,64 @@ func TestShadowOutliers(t *testing.T) {
 			"for each row", planted.KL, shadow.KL, clip.KL, rows.KL)
 	}
 }
+
+// Pruning shadow outliers on text that calibration has not seen, plain and with planted outliers: without pruning within
+// 0.0012 nats of float32, all pruned what clipping loses, and in between the order of measured worth is no worse than
+// that of the paper's importance, nor than chance.
+func TestPruneCurve(t *testing.T) {
+	require.Slow(t)
+	for name, dir := range map[string]string{"plain": demo, "planted": withOutliers(t)} {
+		t.Run(name, func(t *testing.T) {
+			m := open(t, dir)
+			all := text(t, m, 20)
+			seen, unseen := *all, *all
+			seen.Windows, unseen.Windows = all.Windows[:12], all.Windows[12:]
+			cal, err := Calibrate(context.Background(), m,
+				CalibrateOptions{Text: &seen, Schemes: []op.Scheme{op.A8OQ8C}, NoFolds: name == "planted"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			kl := map[string][]float64{} // by order: of each share, the mean of the seeds
+			const seeds = 3
+			for seed := range uint64(seeds) {
+				points, err := PruneCurve(context.Background(), m, cal, &unseen, seed)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i, p := range points {
+					if p.Order != "random" && seed > 0 {
+						continue
+					}
+					t.Logf("%-10s %3.0f %% (%2d): mean KL %.5f (%.5f..%.5f), %.5f by calibration, perplexity %.4f (ratio %.4f)",
+						p.Order, 100*p.Share, p.Pruned, p.KL.Mean, p.KL.Low, p.KL.High, points[0].KL.Mean+p.Sum, p.Perplexity.Mean,
+						p.PerplexityRatio.Mean)
+					if kl[p.Order] == nil {
+						kl[p.Order] = make([]float64, len(PruneShares))
+					}
+					if p.Order == "random" {
+						p.KL.Mean /= seeds
+					}
+					kl[p.Order][i%len(PruneShares)] += p.KL.Mean
+				}
+			}
+			worth, importance, random := kl["worth"], kl["importance"], kl["random"]
+			if worth[0] > 0.0012 {
+				t.Errorf("with all shadows the mean KL is %v, want at most 0.0012", worth[0])
+			}
+			last := len(PruneShares) - 1
+			if worth[last] < 3*worth[0] || worth[last] != importance[last] || math.Abs(random[last]/worth[last]-1) > 1e-9 {
+				t.Errorf("without shadows the mean KL is %v, %v and %v, with all %v", worth[last], importance[last], random[last], worth[0])
+			}
+			const noise = 1.05
+			for i, share := range PruneShares[1:last] {
+				if i++; worth[i] > noise*importance[i] || worth[i] > noise*random[i] {
+					t.Errorf("%v pruned: mean KL %v by worth, %v by importance, %v by chance", share, worth[i], importance[i], random[i])
+				}
+			}
+			// Half of them cost a small part of what all do when chosen by worth.
+			if worth[2]-worth[0] > (worth[last]-worth[0])/4 {
+				t.Errorf("half pruned: mean KL %v, none %v, all %v", worth[2], worth[0], worth[last])
+			}
+		})
+	}
+}

@@ -1,0 +1,117 @@
+package trial
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/quality"
+)
+
+// shadow is a class of products in a layer, whose outliers may be computed beside it or clipped.
+type shadow struct {
+	class    string
+	layer    int
+	channels int // that enter
+}
+
+// shadows measures for every class and layer what its shadow outliers are worth: all compared windows are executed with
+// the class in the scheme of shadow outliers, those of that layer clipped. before are the losses with all shadows.
+func (c *calibrating) shadows(ctx context.Context, before map[candidate]*quality.Tally) error {
+	list, err := c.shadowed()
+	if err != nil {
+		return err
+	}
+	graph := c.Graph()
+	for _, x := range list {
+		pruned := c.Model.pruned(map[shadow]bool{x: true}, []shadow{x})
+		tally, err := c.pruned(ctx, c.out.Folds, c.out.Clips, pruned, op.A8OQ8C, []string{x.class},
+			fmt.Sprintf("%s in layer %d clipped", x.class, x.layer))
+		if err != nil {
+			return err
+		}
+		worth := quality.Difference(tally, before[candidate{x.class, op.A8OQ8C}])
+		activation := c.out.Activation(x.class, x.layer)
+		c.out.Shadows = append(c.out.Shadows, calibration.Shadow{
+			Class: x.class, Layer: x.layer, KL: worth.Mean, Low: worth.Low, High: worth.High,
+			Ratio: activation.Importance(c.dividedBy(&graph, x.class, x.layer), op.OutlierChannels(x.channels)),
+		})
+	}
+	return nil
+}
+
+// shadowed are the classes and layers whose shadow outliers are measured: those with a static scale of their own, as
+// pruning changes it.
+func (c *calibrating) shadowed() ([]shadow, error) {
+	if !slices.Contains(c.o.Schemes, op.A8OQ8C) {
+		return nil, nil
+	}
+	classes, err := c.exclusive()
+	if err != nil {
+		return nil, err
+	}
+	var out []shadow
+	for _, x := range c.products() {
+		if slices.Contains(classes, x.class) {
+			out = append(out, x)
+		}
+	}
+	return out, nil
+}
+
+// products are all classes of matrix products that may have shadow outliers, in each of their layers, in the order of
+// classes.
+func (m *Model) products() (out []shadow) {
+	graph := m.Graph()
+	for _, class := range m.Classes() {
+		if !m.takes(class, op.A8OQ8C) {
+			continue
+		}
+		for i := range graph.Sections {
+			section := &graph.Sections[i]
+			for _, node := range section.Nodes {
+				if section.Name+"."+node.Name != class {
+					continue
+				}
+				for layer := range max(1, section.Layers) {
+					out = append(out, shadow{class, section.First + layer, node.Ops[len(node.Ops)-1].K})
+				}
+			}
+		}
+	}
+	return out
+}
+
+// dividedBy are the factors that a calibration's folds divide by what enters a class in a layer, nil where nothing is folded.
+func (c *calibrating) dividedBy(graph *models.Graph, class string, layer int) []float32 {
+	for _, group := range graph.Folds() {
+		if slices.Contains(group.Readers, class) {
+			if fold := c.out.Fold(group.Name, layer); fold != nil {
+				return fold.Factors
+			}
+		}
+	}
+	return nil
+}
+
+// pruned says how a plan prunes some shadows: of all classes among them. all are those that there are of these classes.
+func (m *Model) pruned(away map[shadow]bool, all []shadow) (out []planir.Shadow) {
+	for _, class := range m.Classes() {
+		some := slices.ContainsFunc(all, func(x shadow) bool { return x.class == class && away[x] })
+		if !some {
+			continue
+		}
+		out = append(out, planir.ShadowIn(class, m.Layers, func(layer int) bool {
+			return slices.ContainsFunc(m.products(), func(x shadow) bool {
+				return x.class == class && x.layer == layer && !away[x]
+			})
+		}))
+	}
+	slices.SortFunc(out, func(a, b planir.Shadow) int { return cmp.Compare(a.Node, b.Node) })
+	return out
+}

@@ -1,0 +1,65 @@
+package planir
+
+import (
+	"fmt"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Shadow says in which layers products keep their shadow outliers (op.Scheme.Shadow), where they do not in all. In the
+// others what exceeds the static scale is clipped, and the scale is that of clipping: no node computes the outliers.
+type Shadow struct {
+	Node   string          `json:"node" yaml:"node"`                              // "layers.ffn_down"
+	Layers []op.LayerRange `json:"layers,omitempty" yaml:"layers,omitempty,flow"` // ascending; empty: in none
+}
+
+// Pruned reports whether the products of a node have no shadow outliers in a layer, though their scheme has.
+func (p *Plan) Pruned(node string, layer int) bool {
+	for i := range p.Shadows {
+		if p.Shadows[i].Node == node {
+			return !p.Shadows[i].In(layer)
+		}
+	}
+	return false
+}
+
+// In reports whether the products keep their shadow outliers in a layer.
+func (s *Shadow) In(layer int) bool {
+	for _, kept := range s.Layers {
+		if layer >= kept.From && layer < kept.To {
+			return true
+		}
+	}
+	return false
+}
+
+// ShadowIn is the form of a set of layers, of which kept says who is in, from 0 to the last one.
+func ShadowIn(node string, layers int, kept func(layer int) bool) Shadow {
+	shadow := Shadow{Node: node}
+	for layer := range layers {
+		if !kept(layer) {
+			continue
+		}
+		if last := len(shadow.Layers) - 1; last >= 0 && shadow.Layers[last].To == layer {
+			shadow.Layers[last].To++
+		} else {
+			shadow.Layers = append(shadow.Layers, op.LayerRange{From: layer, To: layer + 1})
+		}
+	}
+	return shadow
+}
+
+// shadowSizes checks the layers of each entry of Shadows.
+func (c *checker) shadowSizes() {
+	for i := range c.plan.Shadows {
+		after := 0
+		for _, kept := range c.plan.Shadows[i].Layers {
+			if kept.From < after || kept.To <= kept.From || kept.To > maxLayers {
+				c.fail(fmt.Sprintf("shadows[%d].layers", i), "layers %v, want ascending ranges up to %d",
+					c.plan.Shadows[i].Layers, maxLayers)
+				break
+			}
+			after = kept.To + 1
+		}
+	}
+}

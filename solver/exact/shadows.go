@@ -1,0 +1,118 @@
+package exact
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// maxShadowStates bounds the states that are kept for the groups behind one.
+const maxShadowStates = 1 << 15
+
+// shadowState is what options of some groups cost and use together.
+type shadowState struct{ cost, use int64 }
+
+// Shadows implements problem.Engine: dynamic programming over the groups, from the last to the first, whose states are
+// what the groups behind may cost and use together (Nemhauser and Ullmann 1969). A state that another one is no dearer
+// and no greedier than leads to nothing better and is dropped; so is one with which no options of the groups in front
+// stay within the limit. The optimum is the cheapest state of all groups. Which options it is made of is found walking
+// forward: each group takes the first option that some state behind completes to the optimum, so that of equally good
+// choices the first is returned.
+//
+// Layers of one class cost alike, so that states are few; where they are more than maxShadowStates they are thinned out,
+// evenly, and the answer is Feasible with the sum of the cheapest options as its bound.
+func (Engine) Shadows(ctx context.Context, s *problem.Shadows, _ problem.Limits) (problem.ShadowSolution, error) {
+	if err := s.Validate(); err != nil {
+		return problem.ShadowSolution{}, err
+	}
+	count := len(s.Groups)
+	spare := make([]int64, count+1) // of the limit, once the groups in front have used least
+	spare[0] = s.Max
+	bound := int64(0)
+	for i := range s.Groups {
+		least, cheapest := int64(math.MaxInt64), int64(math.MaxInt64)
+		for _, option := range s.Groups[i].Options {
+			least, cheapest = min(least, option.Use), min(cheapest, option.Cost)
+		}
+		spare[i+1] = spare[i] - least
+		bound += cheapest
+	}
+	behind := make([][]shadowState, count+1)
+	behind[count] = []shadowState{{}}
+	proved := true
+	var nodes int64
+	for i := count - 1; i >= 0; i-- {
+		if ctx.Err() != nil {
+			return problem.ShadowSolution{}, diag.New(diag.ClassInterrupted, "solve shadows %q: interrupted: %w", s.Name,
+				context.Cause(ctx))
+		}
+		all := make([]shadowState, 0, len(behind[i+1])*len(s.Groups[i].Options))
+		for _, option := range s.Groups[i].Options {
+			for _, rest := range behind[i+1] {
+				state := shadowState{rest.cost + option.Cost, rest.use + option.Use}
+				if state.use <= spare[i] {
+					all = append(all, state)
+				}
+			}
+		}
+		nodes += int64(len(all))
+		behind[i] = undominated(all)
+		if len(behind[i]) > maxShadowStates {
+			behind[i], proved = thinned(behind[i]), false
+		}
+	}
+	if len(behind[0]) == 0 {
+		return problem.ShadowSolution{}, s.Infeasible()
+	}
+	target := behind[0][0] // the cheapest
+	out := problem.ShadowSolution{Objective: target.cost, Bound: target.cost, Status: problem.Optimal, Nodes: nodes}
+	if !proved {
+		out.Bound, out.Status = bound, problem.Feasible
+	}
+	room := shadowState{target.cost, s.Max}
+	for i := range s.Groups {
+		at := slices.IndexFunc(s.Groups[i].Options, func(option problem.ShadowOption) bool {
+			return completes(behind[i+1], room.cost-option.Cost, room.use-option.Use)
+		})
+		out.Options = append(out.Options, at)
+		room.cost -= s.Groups[i].Options[at].Cost
+		room.use -= s.Groups[i].Options[at].Use
+	}
+	return out, nil
+}
+
+// undominated sorts states by cost, and keeps those that use less than all cheaper ones.
+func undominated(states []shadowState) (out []shadowState) {
+	slices.SortFunc(states, func(a, b shadowState) int { return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(a.use, b.use)) })
+	for _, state := range states {
+		if len(out) == 0 || state.use < out[len(out)-1].use {
+			out = append(out, state)
+		}
+	}
+	return out
+}
+
+// thinned keeps half of maxShadowStates, evenly, the greediest and the dearest among them.
+func thinned(states []shadowState) (out []shadowState) {
+	const keep = maxShadowStates / 2
+	for i := range keep {
+		out = append(out, states[i*(len(states)-1)/(keep-1)])
+	}
+	return out
+}
+
+// completes reports whether a state costs no more than so much, and uses no more.
+func completes(states []shadowState, cost, use int64) bool {
+	// Of the states that cost no more the dearest uses least.
+	after, _ := slices.BinarySearchFunc(states, cost, func(state shadowState, cost int64) int {
+		if state.cost <= cost {
+			return -1
+		}
+		return 1
+	})
+	return after > 0 && states[after-1].use <= use
+}
