@@ -2,6 +2,7 @@ package planir
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/hetc/hetc/planir/op"
 )
@@ -31,6 +32,18 @@ func (s *Shadow) In(layer int) bool {
 		}
 	}
 	return false
+}
+
+// LayersText says where the products keep their shadow outliers: "in layers 0:2, 5:6", "in no layer".
+func (s *Shadow) LayersText() string {
+	if len(s.Layers) == 0 {
+		return "in no layer"
+	}
+	var ranges []string
+	for _, kept := range s.Layers {
+		ranges = append(ranges, kept.String())
+	}
+	return "in layers " + strings.Join(ranges, ", ")
 }
 
 // ShadowIn is the form of a set of layers, of which kept says who is in, from 0 to the last one.

@@ -73,7 +73,8 @@ func (s *planner) energy(plan *planir.Plan, ph *planir.Phase) (nj int64, ok bool
 					return 0, false, nil
 				}
 			}
-			total += float64(float64(in.stage.Repeat) * float64(in.candidates[i][choice].EnergyNJ))
+			repeat := float64(in.stage.Repeat) * s.keptShare(plan, in.stage.Nodes[i].Name)
+			total += float64(repeat * float64(in.candidates[i][choice].EnergyNJ))
 		}
 	}
 	return price.Whole(math.Round(total)), true, nil

@@ -160,7 +160,12 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 		free.close()
 	}
 	defer s.close()
-	plan.Memory.Max, plan.Quality, plan.Compiled = bound, s.quality(), s.compiled(plan)
+	plan.Memory.Max = bound
+	if err := s.shadows(ctx, plan); err != nil {
+		return nil, err
+	}
+	plan.Quality, plan.Compiled = s.quality(), s.compiled(plan)
+	s.prunedQuality(plan)
 	if packed := s.packed; packed != nil && packed.not != nil && eightBit(s.decode[packed.head]) {
 		s.note("the embedding is not looked up in the 8-bit head, and takes memory beside it: %v", packed.not)
 	}

@@ -36,7 +36,7 @@ func sample() *Calibration {
 			{Class: "layers.qkv", Scheme: op.A8TQ8C, Folded: true, KL: 0.0002, Low: 0.0001, High: 0.0003, TopAgreement: 0.995},
 			{Class: All, Scheme: op.A8TQ4B32, KL: 0.02, Low: 0.01, High: 0.03, TopAgreement: 0.9},
 		},
-		Folds: []Fold{{Group: "layers.attn_norm", Layer: 1, Factors: Vector{1, 3, 0.5, 1}}},
+		Folds:   []Fold{{Group: "layers.attn_norm", Layer: 1, Factors: Vector{1, 3, 0.5, 1}}},
 		Clips:   []Clip{{Class: "layers.qkv", Share: 0.85}},
 		Shadows: []Shadow{{Class: "layers.qkv", Layer: 1, KL: -0.00001, Low: -0.0002, High: 0.0001, Ratio: 1.5}},
 	}

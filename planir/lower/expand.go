@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -297,6 +298,16 @@ const (
 	outliersSuffix = "_outliers"
 	mergeSuffix    = "_merge"
 )
+
+// ShadowOf is the product whose shadow outliers a node computes or adds, by name; false for other nodes.
+func ShadowOf(node string) (product string, ok bool) {
+	for _, suffix := range []string{outliersSuffix, mergeSuffix} {
+		if product, ok = strings.CutSuffix(node, suffix); ok {
+			return product, true
+		}
+	}
+	return "", false
+}
 
 // scaleCounts are the numbers of static scales that schemes have.
 var scaleCounts = []int{1, 2, 4}

@@ -62,6 +62,7 @@ func (w *Workload) Validate() error {
 		"is %q, want %q, %q or %q", w.Outliers, OutliersClip, OutliersShadow, OutliersBest)
 	caches := append(slices.Clone(op.CacheTypes), CacheBest)
 	check.want(w.Cache == "" || slices.Contains(caches, w.Cache), "cache", "is %q, want one of %q", w.Cache, caches)
+	w.Shadows.validate(check, w.Outliers)
 	for _, limit := range []struct {
 		path string
 		nats float64
@@ -100,6 +101,16 @@ func (p Prompts) validate(check *checker) {
 		total += prompt.Share
 	}
 	check.want(len(p) == 0 || total > 0, "prompts", "no length has a share above 0")
+}
+
+// validate checks shares, of which there is one at most, and that shadows are permitted.
+func (s *Shadows) validate(check *checker, outliers Outliers) {
+	check.want(within(s.Prune, 0, 1), "shadows.prune", "is %v, want a share of the products, 0..1", s.Prune)
+	check.want(within(s.Slower, 0, 1000), "shadows.slower", "is %v, want a share of the time, 0..1000", s.Slower)
+	check.want(s.Prune == 0 || s.Slower == 0, "shadows", "prune is %v and slower %v: leave one of them out", s.Prune,
+		s.Slower)
+	check.want(*s == Shadows{} || outliers != OutliersClip, "shadows", "shares of shadow outliers, and outliers are %q",
+		outliers)
 }
 
 // validate checks that schemes exist, each once in a phase.

@@ -36,6 +36,8 @@ type Workload struct {
 	Quality Quality `json:"quality,omitzero" yaml:"quality,omitempty"`
 	// Outliers are what happens to activations that exceed a static scale; empty: OutliersBest.
 	Outliers Outliers `json:"outliers,omitempty" yaml:"outliers,omitempty"`
+	// Shadows says which products keep shadow outliers; empty: those that a limit of quality needs.
+	Shadows Shadows `json:"shadows,omitzero" yaml:"shadows,omitempty"`
 	// Memory bounds what a process that executes the plan holds; 0: no bound.
 	Memory unit.Bytes `json:"memory,omitempty" yaml:"memory,omitempty"`
 	// Minimise is what the plan is to take least of: the expected time (also where empty), energy or memory.
@@ -69,6 +71,16 @@ const (
 	OutliersShadow Outliers = "shadow" // what they exceed it by is multiplied beside the product (llm.npu 3.3)
 	OutliersBest   Outliers = "best"   // in each class of products what a limit of quality takes least time with
 )
+
+// Shadows says which of the products with shadow outliers keep them, instead of those with which a limit of quality is
+// kept in the least time. At most one is given.
+type Shadows struct {
+	// Prune is the share of products, in all layers, that lose them: those with the least ratio of the largest outlier to
+	// what the scale holds (llm.npu 3.3, which prunes 0.85).
+	Prune float64 `json:"prune,omitempty" yaml:"prune,omitempty"`
+	// Slower is the share of the expected time without any that the kept ones may add: those are kept that are worth most.
+	Slower float64 `json:"slower,omitempty" yaml:"slower,omitempty"`
+}
 
 // Permits reports whether products may have the scheme. Schemes without one static scale for all rows have no outliers.
 func (o Outliers) Permits(scheme op.Scheme) bool {

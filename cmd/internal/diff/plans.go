@@ -33,6 +33,15 @@ func (f *findings) byName(section string, a, b map[string]string) {
 	}
 }
 
+// shadows says in which layers products keep shadow outliers, of those that do not in all.
+func shadows(p *planir.Plan) string {
+	var kept []string
+	for i := range p.Shadows {
+		kept = append(kept, p.Shadows[i].Node+" "+p.Shadows[i].LayersText())
+	}
+	return strings.Join(kept, "; ")
+}
+
 // plans compares two plans by what they were made from, what they decide and what they predict. Two plans without such
 // differences are unlike in something else if their digests are.
 func plans(a, b *planir.Plan) []difference {
@@ -47,6 +56,7 @@ func plans(a, b *planir.Plan) []difference {
 	found.add("plan", "cache", string(a.KV), string(b.KV))
 	found.add("plan", "batches", numbers(a.Batches), numbers(b.Batches))
 	found.add("plan", "folds", strings.Join(a.Folds, ", "), strings.Join(b.Folds, ", "))
+	found.add("plan", "shadow outliers", shadows(a), shadows(b))
 	found.add("plan", "buckets", numbers(buckets(a)), numbers(buckets(b)))
 	found.processors(a, b)
 	var decided findings

@@ -121,12 +121,25 @@ func ShowStatic(ui *cli.Streams, p *planir.Plan) {
 			choice = fmt.Sprintf("every row has the smallest of %d that holds it, and ", n)
 		}
 		if scheme[what].Shadow() {
-			ui.Printf("static scales: %s in %d decisions: what exceeds them is multiplied beside\n", what, count[what])
+			ui.Printf("static scales: %s in %d decisions: what exceeds them is multiplied beside%s\n", what, count[what],
+				shadowText(p))
 			continue
 		}
 		ui.Printf("static scales: %s in %d decisions: %sactivations that exceed %s the calibration saw are clipped\n",
 			what, count[what], choice, beyond)
 	}
+}
+
+// shadowText says of which products outliers are pruned in some layers, "" where of none.
+func shadowText(p *planir.Plan) string {
+	var kept []string
+	for i := range p.Shadows {
+		kept = append(kept, p.Shadows[i].Node+" "+p.Shadows[i].LayersText())
+	}
+	if kept == nil {
+		return ""
+	}
+	return "; pruned but for " + strings.Join(kept, "; ")
 }
 
 // ShowPredictions prints the predicted time of every program beside that of each processor alone.

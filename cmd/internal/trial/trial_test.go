@@ -444,16 +444,19 @@ func TestPruneCurve(t *testing.T) {
 	for name, dir := range map[string]string{"plain": demo, "planted": withOutliers(t)} {
 		t.Run(name, func(t *testing.T) {
 			m := open(t, dir)
-			all := text(t, m, 20)
+			calibrate, seeds := 8, 2 // docs/calibration.md has more of both
+			if os.Getenv("HETC_LONG") != "" {
+				calibrate, seeds = 12, 3
+			}
+			all := text(t, m, calibrate+8)
 			seen, unseen := *all, *all
-			seen.Windows, unseen.Windows = all.Windows[:12], all.Windows[12:]
+			seen.Windows, unseen.Windows = all.Windows[:calibrate], all.Windows[calibrate:]
 			cal, err := Calibrate(context.Background(), m,
 				CalibrateOptions{Text: &seen, Schemes: []op.Scheme{op.A8OQ8C}, NoFolds: name == "planted"})
 			if err != nil {
 				t.Fatal(err)
 			}
 			kl := map[string][]float64{} // by order: of each share, the mean of the seeds
-			const seeds = 3
 			for seed := range uint64(seeds) {
 				points, err := PruneCurve(context.Background(), m, cal, &unseen, seed)
 				if err != nil {
@@ -470,7 +473,7 @@ func TestPruneCurve(t *testing.T) {
 						kl[p.Order] = make([]float64, len(PruneShares))
 					}
 					if p.Order == "random" {
-						p.KL.Mean /= seeds
+						p.KL.Mean /= float64(seeds)
 					}
 					kl[p.Order][i%len(PruneShares)] += p.KL.Mean
 				}

@@ -1,0 +1,418 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/solver/price"
+	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// RATIONALE: How are shadow outliers pruned layer by layer?
+//
+// Which layers keep shadow outliers (llm.npu sec. 3.3) is decided once a plan has schemes and placements. The losses of
+// pruned ones add up, by what calibrate measured in each layer. What a layer takes with some of its products' shadows is
+// what the timeline says of a program that is lowered so: shadows beside the product on another processor may take no
+// time at all, and two of them less than each by itself, so that times do not add up. The problem is a multiple-choice
+// knapsack (problem.Shadows): a group for each layer, an option for each set of its products. The plan is then lowered
+// and predicted as decided, and what it loses as a whole is for hetc quality to measure.
+
+// maxShadowProducts bounds the products of a section, all of whose sets are lowered.
+const maxShadowProducts = 6
+
+// Units of the problem: losses are in 1e-12 nats; times are weighted, the largest sum taking so many units.
+const (
+	lossUnit  = 1e-12
+	timeUnits = 1 << 44
+)
+
+// shadowSection is the layers of one section and its products that have shadow outliers.
+type shadowSection struct {
+	name     string
+	products []string
+	layers   []int
+	ns       []float64 // by set of products that keep shadows: weighted time of a layer
+}
+
+// shadows prunes shadow outliers of a plan: by the share that the workload names, within the time that it names, or,
+// under a limit of quality, wherever that saves time and the limit is kept.
+func (s *session) shadows(ctx context.Context, plan *planir.Plan) error {
+	sections := s.shadowSections(plan)
+	want := s.in.Workload.Shadows
+	if len(sections) == 0 || s.in.Calibration == nil {
+		return nil
+	}
+	if missing := s.unmeasuredShadow(sections); missing != "" {
+		s.note("shadow outliers are kept in all layers: the calibration does not say what those of %s are worth", missing)
+		return nil
+	}
+	if want.Prune > 0 {
+		plan.Shadows = s.prunedByRatio(sections, want.Prune)
+		return s.lowerPruned(plan)
+	}
+	slack := s.shadowSlack(plan)
+	if want.Slower == 0 && !(slack > 0) {
+		return nil // nobody permits to lose more
+	}
+	total, err := s.timeShadows(plan, sections)
+	if err != nil {
+		return err
+	}
+	posed := poseShadows(s, sections, total, slack, want)
+	solution, err := s.in.Engine.Shadows(ctx, &posed.Shadows, problem.Limits{})
+	if err != nil {
+		return err
+	}
+	if solution.Options == nil {
+		return nil // stopped at a limit: all are kept
+	}
+	before := *plan
+	plan.Shadows = posed.shadows(solution.Options, s.in.Model.Layers)
+	if len(plan.Shadows) == 0 {
+		return nil
+	}
+	report := planir.Solve{Problem: "shadows", Status: string(solution.Status), Choices: posed.choices(),
+		ObjectiveNS: posed.ns(solution.Objective), BoundNS: posed.ns(solution.Bound)}
+	if want.Slower > 0 { // the objective is a loss
+		report.ObjectiveNS, report.BoundNS = solution.Objective, solution.Bound
+		report.Problem = "shadows (loss, 1e-12 nats)"
+	}
+	plan.Solver = append(slices.Clone(plan.Solver), report)
+	if err := s.lowerPruned(plan); err != nil {
+		return err
+	}
+	// The problem does not see what changes where layers of different sets meet.
+	old, err := s.expectedNS(&before)
+	if err != nil {
+		return err
+	}
+	pruned, err := s.expectedNS(plan)
+	if err != nil {
+		return err
+	}
+	if want.Slower == 0 && pruned >= old {
+		*plan = before
+	}
+	return nil
+}
+
+// shadowSections are the products of a plan with shadow outliers, by section, in any of its programs.
+func (s *session) shadowSections(plan *planir.Plan) (out []shadowSection) {
+	shadow := map[string]bool{}
+	for i := range plan.Decisions {
+		if plan.Decisions[i].Scheme.Shadow() {
+			shadow[plan.Decisions[i].Node] = true
+		}
+	}
+	for i := range s.graph.Sections {
+		section := &s.graph.Sections[i]
+		at := slices.IndexFunc(out, func(x shadowSection) bool { return x.name == section.Name })
+		if at < 0 {
+			at = len(out)
+			out = append(out, shadowSection{name: section.Name})
+		}
+		for _, node := range section.Nodes {
+			if name := section.Name + "." + node.Name; shadow[name] && !slices.Contains(out[at].products, name) {
+				out[at].products = append(out[at].products, name)
+			}
+		}
+		for layer := range max(1, section.Layers) {
+			out[at].layers = append(out[at].layers, section.First+layer)
+		}
+	}
+	return slices.DeleteFunc(out, func(x shadowSection) bool {
+		return len(x.products) == 0 || len(x.products) > maxShadowProducts
+	})
+}
+
+// unmeasuredShadow is a product and layer of which the calibration does not say what its shadow is worth, "" where it
+// says so of all.
+func (s *session) unmeasuredShadow(sections []shadowSection) string {
+	for i := range sections {
+		for _, product := range sections[i].products {
+			for _, layer := range sections[i].layers {
+				if s.in.Calibration.Shadow(product, layer) == nil {
+					return fmt.Sprintf("%s in layer %d", product, layer)
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// prunedByRatio is llm.npu's rule: the share of all products that are pruned, those with the least ratio of the largest
+// outlier to what the scale holds.
+func (s *session) prunedByRatio(sections []shadowSection, share float64) []planir.Shadow {
+	type at struct {
+		product string
+		layer   int
+	}
+	var all []at
+	var importance []float64
+	for i := range sections {
+		for _, layer := range sections[i].layers {
+			for _, product := range sections[i].products {
+				all = append(all, at{product, layer})
+				importance = append(importance, s.in.Calibration.Shadow(product, layer).Ratio)
+			}
+		}
+	}
+	away := map[at]bool{}
+	for _, i := range problem.PaperPrune(importance, share) {
+		away[all[i]] = true
+	}
+	return keptShadows(sections, s.in.Model.Layers, func(_ *shadowSection, product, layer int, name string) bool {
+		return !away[at{name, layer}]
+	})
+}
+
+// keptShadows are the entries of a plan for what is kept: of the products that are pruned somewhere. kept gets the
+// section, the index of the product in it, the layer, and the product's name.
+func keptShadows(sections []shadowSection, layers int,
+	kept func(section *shadowSection, product, layer int, name string) bool) (out []planir.Shadow) {
+	for i := range sections {
+		section := &sections[i]
+		for product, name := range section.products {
+			in := func(layer int) bool {
+				return slices.Contains(section.layers, layer) && kept(section, product, layer, name)
+			}
+			if slices.ContainsFunc(section.layers, func(layer int) bool { return !in(layer) }) {
+				out = append(out, planir.ShadowIn(name, layers, in))
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b planir.Shadow) int {
+		if a.Node < b.Node {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// shadowSlack is what the phases in which products have shadow outliers may lose beyond what their schemes do, in nats:
+// the least of all; 0 where one has no limit, as then nobody permits to lose more.
+func (s *session) shadowSlack(plan *planir.Plan) float64 {
+	slack := math.Inf(1)
+	for _, quality := range s.quality() {
+		if !s.shadowsIn(plan, quality.Phase) {
+			continue
+		}
+		if quality.MaxKL == 0 {
+			return 0
+		}
+		slack = min(slack, quality.MaxKL-quality.KL)
+	}
+	if math.IsInf(slack, 1) {
+		return 0
+	}
+	return slack
+}
+
+// shadowsIn reports whether a phase has products with shadow outliers.
+func (s *session) shadowsIn(plan *planir.Plan, phase string) bool {
+	return slices.ContainsFunc(plan.Decisions, func(d planir.Decision) bool {
+		return d.Scheme.Shadow() && s.decodes(d.Rows) == (phase == "decode")
+	})
+}
+
+// timeShadows finds out what a layer of each section takes with each set of its products' shadows, weighted over all
+// programs, and what all programs take without any.
+func (s *session) timeShadows(plan *planir.Plan, sections []shadowSection) (total float64, err error) {
+	none := keptShadows(sections, s.in.Model.Layers, func(*shadowSection, int, int, string) bool { return false })
+	if total, err = s.weighted(plan, none, ""); err != nil {
+		return 0, err
+	}
+	for i := range sections {
+		section := &sections[i]
+		for kept := range 1 << len(section.products) {
+			trial := keptShadows(sections, s.in.Model.Layers, func(of *shadowSection, product, _ int, _ string) bool {
+				return of == section && kept>>product&1 == 1
+			})
+			ns, err := s.weighted(plan, trial, section.name)
+			if err != nil {
+				return 0, err
+			}
+			section.ns = append(section.ns, ns/float64(len(section.layers)))
+		}
+	}
+	return total, nil
+}
+
+// weighted is what a plan's programs take with some shadows, each times its weight in the objective: a section of them,
+// or all ("").
+func (s *session) weighted(plan *planir.Plan, shadows []planir.Shadow, section string) (total float64, err error) {
+	trial := *plan
+	trial.Shadows, trial.Beside = shadows, nil
+	if err := s.lower(&trial); err != nil {
+		return 0, err
+	}
+	for i := range trial.Program.Programs {
+		program := &trial.Program.Programs[i]
+		weight := s.weightOf(program.Rows)
+		if weight == 0 {
+			continue
+		}
+		of, err := s.efforts(&trial, program)
+		if err != nil {
+			return 0, err
+		}
+		_, sections, err := s.walk(program, of, func(e price.Estimate) int64 { return e.NS })
+		if err != nil {
+			return 0, err
+		}
+		for at, ns := range sections {
+			if section == "" || program.Sections[at].Name == section {
+				total += float64(weight * float64(ns))
+			}
+		}
+	}
+	return total, nil
+}
+
+// weightOf is the weight of a program of so many rows in the objective.
+func (s *session) weightOf(rows int) float64 {
+	for _, phase := range s.phases {
+		if at := slices.Index(phase.rows, rows); at >= 0 {
+			return phase.weights[at]
+		}
+	}
+	return 0
+}
+
+// posedShadows is the problem with what its groups and units mean.
+type posedShadows struct {
+	problem.Shadows
+	sections []shadowSection
+	of       [][2]int // by group: section, and index of the layer in it
+	unitNS   float64  // of a unit of time
+}
+
+// poseShadows poses the problem: least time within a loss, or least loss within a time. Keeping all comes first among
+// the options of a layer, so that of equally good ones it is taken.
+func poseShadows(s *session, sections []shadowSection, total, slack float64, want workload.Shadows) *posedShadows {
+	posed := &posedShadows{sections: sections, unitNS: max(1, total) / timeUnits}
+	posed.Name = "layers"
+	posed.Max = int64(math.Floor(slack / lossUnit))
+	if want.Slower > 0 {
+		posed.Max = int64(math.Floor(want.Slower * timeUnits))
+	}
+	for i := range sections {
+		section := &sections[i]
+		last := 1<<len(section.products) - 1
+		for at, layer := range section.layers {
+			group := problem.ShadowGroup{Name: fmt.Sprintf("%s %d", section.name, layer)}
+			for option := range last + 1 {
+				kept := last - option
+				loss := 0.0
+				for product, name := range section.products {
+					if kept>>product&1 == 0 {
+						loss += s.in.Calibration.Shadow(name, layer).KL
+					}
+				}
+				time := int64(math.Round((section.ns[kept] - section.ns[0]) / posed.unitNS))
+				lost := int64(math.Round(loss / lossUnit))
+				if want.Slower > 0 {
+					group.Options = append(group.Options, problem.ShadowOption{Cost: lost, Use: time})
+				} else {
+					group.Options = append(group.Options, problem.ShadowOption{Cost: time, Use: lost})
+				}
+			}
+			posed.Groups, posed.of = append(posed.Groups, group), append(posed.of, [2]int{i, at})
+		}
+	}
+	return posed
+}
+
+// shadows are what options mean for a plan.
+func (p *posedShadows) shadows(options []int, layers int) []planir.Shadow {
+	return keptShadows(p.sections, layers, func(section *shadowSection, product, layer int, _ string) bool {
+		for group, of := range p.of {
+			if &p.sections[of[0]] == section && section.layers[of[1]] == layer {
+				kept := len(p.Groups[group].Options) - 1 - options[group]
+				return kept>>product&1 == 1
+			}
+		}
+		return true
+	})
+}
+
+// choices is the number of options.
+func (p *posedShadows) choices() (count int) {
+	for i := range p.Groups {
+		count += len(p.Groups[i].Options)
+	}
+	return count
+}
+
+// ns is a sum of times of the problem.
+func (p *posedShadows) ns(units int64) int64 { return int64(math.Round(float64(units) * p.unitNS)) }
+
+// lowerPruned lowers and predicts a plan whose shadows have changed.
+func (s *session) lowerPruned(plan *planir.Plan) error {
+	if err := s.lower(plan); err != nil {
+		return err
+	}
+	if err := s.predict(plan); err != nil {
+		return err
+	}
+	bound := plan.Memory.Max
+	memory := planir.MemoryOf(plan)
+	memory.Max = bound
+	plan.Memory = &memory
+	return nil
+}
+
+// prunedQuality adds what pruned shadow outliers lose to the quality of each phase, and notes where that exceeds the
+// limit, which a share of the workload's may.
+func (s *session) prunedQuality(plan *planir.Plan) {
+	for i := range plan.Quality {
+		quality := &plan.Quality[i]
+		for _, shadow := range plan.Shadows {
+			in := slices.ContainsFunc(plan.Decisions, func(d planir.Decision) bool {
+				return d.Node == shadow.Node && d.Scheme.Shadow() && s.decodes(d.Rows) == (quality.Phase == "decode")
+			})
+			for j := range s.in.Calibration.Shadows {
+				worth := &s.in.Calibration.Shadows[j]
+				if in && worth.Class == shadow.Node && !shadow.In(worth.Layer) {
+					quality.KL += worth.KL
+				}
+			}
+		}
+		quality.KL = max(0, quality.KL)
+		if quality.MaxKL > 0 && quality.KL > quality.MaxKL {
+			s.note("%s is predicted to lose %.3g nats a token with the shadow outliers that the workload has pruned, more "+
+				"than %s: without \"shadows\" solve keeps the limit", quality.Phase, quality.KL,
+				workload.KLText(quality.MaxKL))
+		}
+	}
+}
+
+// keptShare is the share of its layers in which a node is executed: less than 1 where it computes shadow outliers that are
+// pruned in some.
+func (s *request) keptShare(plan *planir.Plan, node string) float64 {
+	product, ok := lower.ShadowOf(node)
+	if !ok || len(plan.Shadows) == 0 {
+		return 1
+	}
+	kept, layers := 0, 0
+	for i := range s.graph.Sections {
+		section := &s.graph.Sections[i]
+		if !slices.ContainsFunc(section.Nodes, func(x models.Node) bool { return section.Name+"."+x.Name == product }) {
+			continue
+		}
+		for layer := range max(1, section.Layers) {
+			layers++
+			if !plan.Pruned(product, section.First+layer) {
+				kept++
+			}
+		}
+	}
+	return float64(kept) / float64(max(1, layers))
+}

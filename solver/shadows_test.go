@@ -1,0 +1,152 @@
+package solver
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// worths adds to a calibration what the shadows of every product are worth in each layer, and their ratios, at random.
+func worths(m *models.Model, cal *calibration.Calibration, r *rand.Rand) *calibration.Calibration {
+	for _, a := range cal.Activations {
+		kl := r.Float64()*1e-4 - 1e-5
+		cal.Shadows = append(cal.Shadows, calibration.Shadow{Class: a.Class, Layer: a.Layer, KL: kl, Low: kl, High: kl,
+			Ratio: 1 + 9*r.Float64()})
+	}
+	return cal
+}
+
+// shadowInput is a problem with shadow outliers on processors with prices of their own.
+func shadowInput(t *testing.T, prefillKL float64) Input {
+	t.Helper()
+	m, s := demo(t), twoCores(t, 0.6)
+	for i := range s.Processors {
+		proc := &s.Processors[i]
+		proc.Schemes, proc.Layouts["w16"] = append(proc.Schemes, op.A8OQ8C), op.TilesLayout
+		proc.Sim.Schemes[op.A8OQ8C] = proc.Sim.Schemes[op.A8TQ8C]
+	}
+	w := workload.Default()
+	w.Prompts, w.OutputTokens, w.Buckets, w.Context = []workload.Prompt{{Tokens: 64, Share: 1}}, 8, []int{64}, 128
+	w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A8OQ8C}, Decode: []op.Scheme{op.A32W32}}
+	if prefillKL > 0 {
+		w.Quality.MaxKL = workload.KLLimit{Prefill: prefillKL, Decode: 1}
+	}
+	cal := worths(m, observed(m, invented(t, m, rand.New(rand.NewPCG(7, 8)), op.A8OQ8C)), rand.New(rand.NewPCG(7, 9)))
+	for i := range cal.Losses {
+		cal.Losses[i].KL = 0.0001
+	}
+	return Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32, op.A8OQ8C), Workload: w, Calibration: cal}
+}
+
+// lost is what the pruned shadows of a plan lose by a calibration, and how many there are.
+func lost(p *planir.Plan, cal *calibration.Calibration) (sum float64, count int) {
+	for _, x := range cal.Shadows {
+		if p.Pruned(x.Class, x.Layer) {
+			sum, count = sum+x.KL, count+1
+		}
+	}
+	return sum, count
+}
+
+// Under a limit of quality shadows are pruned where that saves time: the looser the limit, the faster, always within it,
+// and no other choice of as many layers of a class loses less.
+func TestShadowsUnderALimit(t *testing.T) {
+	last, fastest := -1, int64(math.MaxInt64)
+	for _, kl := range []float64{0.00041, 0.0006, 0.0009, 0.002, 0.01} {
+		in := shadowInput(t, kl)
+		p := solve(t, in).Plan
+		sum, count := lost(p, in.Calibration)
+		got := p.Quality[slices.IndexFunc(p.Quality, func(q planir.Quality) bool { return q.Phase == "prefill" })]
+		if math.Abs(got.KL-(0.0004+sum)) > 1e-12 || got.KL > kl {
+			t.Errorf("limit %v: quality %+v, and pruned shadows lose %v", kl, got, sum)
+		}
+		took := prediction(t, p, "prefill@64").PlanNS
+		t.Logf("limit %v: %d pruned, %v lost, %d ns", kl, count, sum, took)
+		if count < last || took > fastest {
+			t.Errorf("limit %v: %d pruned in %d ns, and %d in %d with less", kl, count, took, last, fastest)
+		}
+		last, fastest = count, took
+		for _, shadow := range p.Shadows {
+			for _, x := range in.Calibration.Shadows {
+				for _, y := range in.Calibration.Shadows {
+					if x.Class == shadow.Node && y.Class == shadow.Node && shadow.In(x.Layer) && !shadow.In(y.Layer) && x.KL < y.KL {
+						t.Errorf("limit %v: %s keeps layer %d worth %v, and not %d worth %v", kl, x.Class, x.Layer, x.KL, y.Layer, y.KL)
+					}
+				}
+			}
+		}
+		if i := slices.IndexFunc(p.Solver, func(x planir.Solve) bool { return x.Problem == "shadows" }); (i < 0) != (count == 0) {
+			t.Errorf("limit %v: %d pruned, and the problem is not among %+v", kl, count, p.Solver)
+		}
+	}
+	if last < 20 {
+		t.Errorf("with room for all %d shadows are pruned", last)
+	}
+}
+
+// Without a limit nobody permits to lose more, and nothing is pruned; a share of the workload's is pruned by the paper's
+// rule, whatever the limit, which then is noted.
+func TestShadowsByShare(t *testing.T) {
+	in := shadowInput(t, 0)
+	if p := solve(t, in).Plan; len(p.Shadows) > 0 {
+		t.Errorf("pruned without permission: %+v", p.Shadows)
+	}
+	in = shadowInput(t, 0.00041)
+	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Shadows.Prune = 0.85 })
+	result := solve(t, in)
+	sum, count := lost(result.Plan, in.Calibration)
+	prefill := 0 // the head is decode's, and has none
+	for _, x := range in.Calibration.Shadows {
+		if strings.HasPrefix(x.Class, "layers.") {
+			prefill++
+		}
+	}
+	if want := int(0.85*float64(prefill) + 0.5); count != want || sum < 0.0001 {
+		t.Errorf("%d of %d pruned, want %d; they lose %v", count, prefill, want, sum)
+	}
+	least := math.Inf(1) // ratio of what is kept
+	for _, x := range in.Calibration.Shadows {
+		if strings.HasPrefix(x.Class, "layers.") && !result.Plan.Pruned(x.Class, x.Layer) {
+			least = min(least, x.Ratio)
+		}
+	}
+	for _, x := range in.Calibration.Shadows {
+		if result.Plan.Pruned(x.Class, x.Layer) && x.Ratio > least {
+			t.Errorf("%s in layer %d is pruned, more important than what is kept", x.Class, x.Layer)
+		}
+	}
+	if !strings.Contains(fmt.Sprint(result.Warnings), "more than 0.00041 nats a token: without") {
+		t.Errorf("warnings %v", result.Warnings)
+	}
+}
+
+// Within a limit of time those are kept that are worth most.
+func TestShadowsWithinATime(t *testing.T) {
+	none := shadowInput(t, 0)
+	none.Workload = workload.Edited(none.Workload, func(w *workload.Workload) { w.Shadows.Prune = 1 })
+	base := solve(t, none).ExpectedNS
+	lastLoss := math.Inf(1)
+	for _, slower := range []float64{0.005, 0.02, 0.05, 10} {
+		in := shadowInput(t, 0)
+		in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Shadows.Slower = slower })
+		r := solve(t, in)
+		sum, count := lost(r.Plan, in.Calibration)
+		t.Logf("%v slower: %d pruned lose %v, %.4f of the time", slower, count, sum, r.ExpectedNS/base)
+		if r.ExpectedNS > base*(1+slower)*1.002 || sum > lastLoss {
+			t.Errorf("%v slower: takes %v of the time without, and loses %v, %v with less time", slower, r.ExpectedNS/base, sum, lastLoss)
+		}
+		lastLoss = sum
+	}
+	if lastLoss > 0 {
+		t.Errorf("with time for all shadows %v is lost", lastLoss)
+	}
+}
