@@ -125,6 +125,9 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 		return nil, err
 	}
 	soc.Processors = all
+	if prober.read = bounds[0].Stream; prober.read == nil {
+		prober.read = sum
+	}
 	if err := prober.measureDevices(ctx, onCores, options.Others); err != nil {
 		return nil, err
 	}

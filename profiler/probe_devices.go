@@ -55,8 +55,9 @@ func (p *prober) add(ctx context.Context, from driver.Surveyor, device driver.De
 
 // prober adds devices to a SoC whose cores are described.
 type prober struct {
-	soc *socs.SoC
-	o   *ProbeOptions
+	soc  *socs.SoC
+	o    *ProbeOptions
+	read func([]byte) uint64 // how cores read memory
 	// of each device, ways in which its driver tells that a call has ended
 	completions map[string]map[string]map[string]string
 }
@@ -136,11 +137,12 @@ func (p *prober) measureDevices(ctx context.Context, first int, drivers []driver
 // deviceTimes are what a small and a large addition take in ns.
 type deviceTimes struct{ small, large float64 }
 
-// measureDevice measures launch, bandwidth, copies and meetings of one device, and links it with every other processor. On a device
+// measureDevice measures launch, bandwidth alone and beside cores, copies and meetings of one device, and links it with every
+// other processor. On a device
 // with memory of its own the same additions are measured with operands that stay there and with operands that travel:
 // the difference is copying.
 func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Processor) error {
-	small, large := op.Op{Kind: op.Add, M: 1, N: 1}, op.Op{Kind: op.Add, M: 1024, N: 4096}
+	small, large := op.Op{Kind: op.Add, M: 1, N: 1}, streamOp(false)
 	if p.o.memory > 0 {
 		large.M = 16
 	}
@@ -183,7 +185,7 @@ func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Proc
 		link.From, link.To, link.HandoverUS = proc.Name, other.Name, round(met.endNS/1e3, 4)
 		p.link(link, fmt.Sprintf("measured: by hetc probe, from the end of a call until its lane knows, %s%s", met.way(), copied))
 	}
-	return nil
+	return p.measureJoint(ctx, run, proc, large)
 }
 
 // link adds a link with its source.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -107,6 +108,19 @@ func TestProbeDescribesDevices(t *testing.T) {
 		t.Errorf("there %v us, launch %v, back %v: less than the fastest meeting, %v", out.HandoverUS, gpu.LaunchUS,
 			back.HandoverUS, least)
 	}
+	// What the card and each group of cores reach together.
+	for i := range soc.Processors {
+		other := &soc.Processors[i]
+		if other == gpu {
+			continue
+		}
+		at := slices.IndexFunc(soc.Joint, func(j socs.Joint) bool {
+			return len(j.Processors) == 2 && slices.Contains(j.Processors, gpu.Name) && slices.Contains(j.Processors, other.Name)
+		})
+		if at < 0 || soc.Joint[at].BandwidthGBps <= 0 {
+			t.Errorf("no joint bandwidth of %s and %s: %v", other.Name, gpu.Name, soc.Joint)
+		}
+	}
 	found := false
 	for _, number := range soc.Numbers() {
 		found = found || strings.HasSuffix(number.Path, "compute_units") && number.Value == "4"
@@ -170,8 +184,11 @@ func TestProbeOpenCL(t *testing.T) {
 		if proc.Options["units"] != "" { // it leaves the first core to the host, with which it has prices
 			parts++
 			link, ok := soc.Link(first, proc.Name)
-			if err := soc.Concurrent(proc.Name, first); err != nil || !ok || link.HandoverUS <= 0 {
-				t.Errorf("%s on cores %v beside %s: %v, link %+v", proc.Name, proc.Cores, first, err, link)
+			joint := slices.ContainsFunc(soc.Joint, func(j socs.Joint) bool {
+				return slices.Contains(j.Processors, proc.Name) && slices.Contains(j.Processors, first) && j.BandwidthGBps > 0
+			})
+			if err := soc.Concurrent(proc.Name, first); err != nil || !ok || link.HandoverUS <= 0 || !joint {
+				t.Errorf("%s on cores %v beside %s: %v, link %+v, joint %v", proc.Name, proc.Cores, first, err, link, soc.Joint)
 			}
 			continue
 		}

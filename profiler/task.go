@@ -661,8 +661,8 @@ func (r *runner) openOp(ctx context.Context, what *record.Measurement) (source, 
 			out.close(ctx)
 			return nil, err
 		}
-		// A device without cores reads memory by adding large matrices.
-		if partner.Op == nil && len(r.soc.Processor(partner.Proc).Cores) == 0 {
+		// A device reads memory by adding large matrices.
+		if partner.Op == nil && !readsOnCores(r.soc.Processor(partner.Proc)) {
 			operator := streamOp(false)
 			partner.Op, partner.Layout = &operator, ""
 		}
@@ -805,7 +805,7 @@ func (r *runner) openBandwidth(ctx context.Context, what *record.Measurement) (s
 	if proc == nil {
 		return nil, r.unknown(what.Proc)
 	}
-	if r.virtual(what.Proc) || len(proc.Cores) == 0 {
+	if r.virtual(what.Proc) || !readsOnCores(proc) {
 		operator := streamOp(r.virtual(what.Proc))
 		own := *what
 		own.Op, own.Layout = &operator, ""
@@ -828,13 +828,13 @@ func (r *runner) openBandwidth(ctx context.Context, what *record.Measurement) (s
 			return nil, diag.New(diag.ClassInput,
 				"measure bandwidth of %q beside an operator: want beside reading memory", what.Proc)
 		}
-		cores := r.soc.Processor(partner.Proc).Cores
-		if len(cores) == 0 {
+		other := r.soc.Processor(partner.Proc)
+		if !readsOnCores(other) {
 			return nil, diag.New(diag.ClassInfeasible,
-				"measure bandwidth of %q beside %q, which has no cores: that device is measured beside the cores instead",
+				"measure bandwidth of %q beside %q, which is a device: that device is measured beside the cores instead",
 				what.Proc, partner.Proc)
 		}
-		out.beside = append(out.beside, cores...)
+		out.beside = append(out.beside, other.Cores...)
 	}
 	return out, nil
 }

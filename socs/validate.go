@@ -250,7 +250,7 @@ func (v *validator) joint(soc *SoC, known func(path, name string) bool) {
 		if !ok {
 			continue
 		}
-		path := jointPath(j)
+		path := j.Path()
 		if sets[path] {
 			v.add(path, "joint bandwidth is described twice")
 		}
@@ -715,8 +715,8 @@ func names(s *SoC) []string {
 // linkPath is the place of a link in messages.
 func linkPath(l Link) string { return fmt.Sprintf("links.%s>%s", l.From, l.To) }
 
-// jointPath names a set of processors, whatever their order.
-func jointPath(j Joint) string {
+// Path names the set in sources, whatever the order of its processors: "joint.cpu+gpu".
+func (j Joint) Path() string {
 	set := append([]string(nil), j.Processors...)
 	slices.Sort(set)
 	return "joint." + strings.Join(set, "+")
