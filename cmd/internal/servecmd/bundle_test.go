@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -66,17 +66,32 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// demo is a bundle of the demo model on one core, with a cache for four sequences, and the key to trust.
+// Names of the bundles of the demo model, each with a cache for four sequences.
+const (
+	oneCore  = "app.hetb"    // everything on core 0
+	besideIt = "beside.hetb" // core 1 processes prompts while core 0 decodes
+)
+
+// demo is the bundle on one core, and the key to trust.
 func demo(t *testing.T) (app, key string) {
 	t.Helper()
+	return demoOf(t, oneCore)
+}
+
+// demoOf is one of the bundles, and the key to trust.
+func demoOf(t *testing.T, name string) (app, key string) {
+	t.Helper()
+	if name == besideIt && runtime.NumCPU() < 2 {
+		t.Skip("one core")
+	}
 	made.Do(func() { made.dir, made.err = makeDemo() })
 	if made.err != nil {
 		t.Fatal(made.err)
 	}
-	return filepath.Join(made.dir, "app.hetb"), filepath.Join(made.dir, "k.pub")
+	return filepath.Join(made.dir, name), filepath.Join(made.dir, "k.pub")
 }
 
-// makeDemo writes the bundle and its key into a new directory.
+// makeDemo writes the bundles and their key into a new directory.
 func makeDemo() (string, error) {
 	dir, err := os.MkdirTemp("", "hetserve-test")
 	if err != nil {
@@ -87,10 +102,6 @@ func makeDemo() (string, error) {
 		return dir, err
 	}
 	defer model.Close()
-	plan, err := demoPlan(model)
-	if err != nil {
-		return dir, err
-	}
 	vocabulary, err := os.ReadFile(filepath.Join(modelDir, "tokenizer.json"))
 	if err != nil {
 		return dir, err
@@ -99,16 +110,40 @@ func makeDemo() (string, error) {
 	if err != nil {
 		return dir, err
 	}
-	_, err = emit.Emit(context.Background(), filepath.Join(dir, "app.hetb"), emit.Options{
-		Plan: plan, Model: model, Compilers: []driver.Compiler{hostcompiler.New()}, Signers: []bundle.Signer{key.Signer()},
-		Files:   map[string][]byte{"tokenizer": vocabulary, "config": []byte(template)},
-		Product: "demo", OS: runtime.GOOS, Arch: runtime.GOARCH, Generation: 1, Toolchain: cli.Version,
-	})
-	return dir, errors.Join(err, key.Save(filepath.Join(dir, "k")))
+	for _, name := range []string{oneCore, besideIt} {
+		plan, err := demoPlan(model, name == besideIt)
+		if err != nil {
+			return dir, err
+		}
+		_, err = emit.Emit(context.Background(), filepath.Join(dir, name), emit.Options{
+			Plan: plan, Model: model, Compilers: []driver.Compiler{hostcompiler.New()}, Signers: []bundle.Signer{key.Signer()},
+			Files:   map[string][]byte{"tokenizer": vocabulary, "config": []byte(template)},
+			Product: "demo", OS: runtime.GOOS, Arch: runtime.GOARCH, Generation: 1, Toolchain: cli.Version,
+		})
+		if err != nil {
+			return dir, err
+		}
+	}
+	return dir, key.Save(filepath.Join(dir, "k"))
 }
 
-// demoPlan is everything on core 0, in 8 bit.
-func demoPlan(model *models.Model) (*planir.Plan, error) {
+// predictBeside gives a plan times by which processing a prompt on the second core pays while the first one decodes.
+func predictBeside(plan *planir.Plan) {
+	for _, rows := range []int{16, 64} {
+		for _, batch := range []int{1, 2, 4} {
+			plan.Beside.Pairs = append(plan.Beside.Pairs, planir.BesidePair{PrefillRows: rows, DecodeRows: batch,
+				PrefillNS: int64(rows) * 5e3, DecodeNS: int64(110+10*batch) * 1e3})
+		}
+	}
+	for program, ns := range map[string]int64{"decode": 100, "decode@2": 110, "decode@4": 130, "prefill@16": 150,
+		"prefill@64": 300} {
+		plan.Predictions = append(plan.Predictions, planir.Prediction{Program: program, PlanNS: ns * 1e3})
+	}
+	slices.SortFunc(plan.Predictions, func(a, b planir.Prediction) int { return strings.Compare(a.Program, b.Program) })
+}
+
+// demoPlan is everything on core 0, in 8 bit, with another core beside it or without.
+func demoPlan(model *models.Model, beside bool) (*planir.Plan, error) {
 	digest, err := model.Digest()
 	if err != nil {
 		return nil, err
@@ -137,16 +172,31 @@ func demoPlan(model *models.Model) (*planir.Plan, error) {
 		return nil, err
 	}
 	plan.Decisions = append(plan.Decisions, together...)
-	return plan, lower.Lower(plan, &graph)
+	if !beside {
+		return plan, lower.Lower(plan, &graph)
+	}
+	second := plan.Procs[0]
+	second.Name, second.Select, second.Cores = "b", "1", []int{1}
+	plan.Procs = append(plan.Procs, second)
+	plan.Beside = &planir.Beside{Prefill: "b", Decode: "a"}
+	err = lower.Lower(plan, &graph)
+	predictBeside(plan)
+	return plan, err
 }
 
 // reference answers requests of the same bundle one after the other, as hetrun does.
 type reference struct{ *runcmd.Loaded }
 
-// alone opens the bundle for a test.
+// alone opens the bundle on one core for a test.
 func alone(t *testing.T) reference {
 	t.Helper()
-	app, key := demo(t)
+	return aloneIn(t, oneCore)
+}
+
+// aloneIn opens one of the bundles.
+func aloneIn(t *testing.T, name string) reference {
+	t.Helper()
+	app, key := demoOf(t, name)
 	var terms accept.Terms
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	terms.Register(flags)
@@ -220,10 +270,16 @@ func command(ui *cli.Streams, args ...string) *cobra.Command {
 	return cli.Prepare(ui, func(ui *cli.Streams) *cobra.Command { return New(ui, all.Drivers()) }, args...)
 }
 
-// launch runs the command line until stop is called, or the test ends.
+// launch runs the command line for the bundle on one core until stop is called, or the test ends.
 func launch(t *testing.T, flags ...string) *instance {
 	t.Helper()
-	app, key := demo(t)
+	return launchOf(t, oneCore, flags...)
+}
+
+// launchOf is launch for one of the bundles.
+func launchOf(t *testing.T, name string, flags ...string) *instance {
+	t.Helper()
+	app, key := demoOf(t, name)
 	ctx, stop := context.WithCancel(context.Background())
 	out, results := io.Pipe()
 	s := &instance{t: t, stop: stop, ended: make(chan error, 1), errs: &lockedBuffer{}, client: &http.Client{}}
@@ -261,6 +317,12 @@ func (s *instance) end() {
 
 // post sends a request, and returns its status and what it is answered with.
 func (s *instance) post(ctx context.Context, path string, body map[string]any) (int, string, error) {
+	return s.postBy(ctx, path, body, io.ReadAll)
+}
+
+// postBy is post with a reader of the answer.
+func (s *instance) postBy(ctx context.Context, path string, body map[string]any,
+	read func(io.Reader) ([]byte, error)) (int, string, error) {
 	data, err := json.Marshal(body)
 	if err != nil {
 		return 0, "", err
@@ -275,7 +337,7 @@ func (s *instance) post(ctx context.Context, path string, body map[string]any) (
 		return 0, "", err
 	}
 	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
+	text, err := read(response.Body)
 	return response.StatusCode, string(text), err
 }
 
@@ -286,9 +348,15 @@ type answer struct {
 }
 
 // complete asks for the continuation of a text.
-func (s *instance) complete(ctx context.Context, body map[string]any) (out answer, err error) {
+func (s *instance) complete(ctx context.Context, body map[string]any) (answer, error) {
+	return s.completeBy(ctx, body, io.ReadAll)
+}
+
+// completeBy is complete with a reader of the answer.
+func (s *instance) completeBy(ctx context.Context, body map[string]any, read func(io.Reader) ([]byte, error)) (out answer,
+	err error) {
 	body["stream_options"] = map[string]any{"include_usage": true}
-	status, text, err := s.post(ctx, "/completions", body)
+	status, text, err := s.postBy(ctx, "/completions", body, read)
 	if err != nil {
 		return out, err
 	}

@@ -51,41 +51,127 @@ func load(t *testing.T, r reference) (out []expected) {
 	return out
 }
 
-// Whatever else runs at the time, and whoever leaves, each request gets the answer that it gets alone; nothing is left of
-// any of them.
+// Whatever else runs at the time, and whoever leaves, reads slowly or sends nonsense, each request gets the answer that it
+// gets alone; nothing is left of any of them.
 func TestLoad(t *testing.T) {
+	for _, name := range []string{oneCore, besideIt} {
+		t.Run(name, func(t *testing.T) { testLoad(t, name) })
+	}
+}
+
+func testLoad(t *testing.T, name string) {
 	count := 60
 	if !testing.Short() {
-		count = 400
+		count = 1000
 	}
-	r := alone(t)
+	r := aloneIn(t, name)
 	cases := load(t, r)
 	before := runtime.NumGoroutine()
-	s := launch(t)
-	var next, left, answered atomic.Int64
+	s := launchOf(t, name, "--max-body", "8KiB")
+	var next, left, answered, refused atomic.Int64
 	var clients sync.WaitGroup
+	heap := heapBytes()
 	for client := range 8 {
 		clients.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(client), 1))
 			for next.Add(1) <= int64(count) {
 				one := &cases[random.IntN(len(cases))]
-				if random.IntN(5) > 0 {
+				switch lot := random.IntN(20); {
+				case lot < 3:
+					if leave(s, one, random) {
+						left.Add(1)
+					}
+				case lot < 5:
+					askWrongly(t, s, random)
+					refused.Add(1)
+				case lot < 7:
+					askSlowly(t, s, r, one, random)
+					answered.Add(1)
+				default:
 					askOne(t, s, r, one, random)
 					answered.Add(1)
-				} else if leave(s, one, random) {
-					left.Add(1)
 				}
 			}
 		})
 	}
 	clients.Wait()
-	t.Logf("%d answered, %d left before their answer was complete", answered.Load(), left.Load())
-	if left.Load() == 0 {
-		t.Error("no client left before its answer was complete, so that the test shows less than it means to")
+	t.Logf("%d answered, %d left before their answer was complete, %d refused", answered.Load(), left.Load(), refused.Load())
+	if left.Load() == 0 || refused.Load() == 0 {
+		t.Error("no client left before its answer was complete, or none was refused, so that the test shows less than it " +
+			"means to")
 	}
 	s.idle()
+	beside := !strings.Contains(s.metrics(), "hetserve_chunks_beside_total 0\n")
+	if beside != (name == besideIt) {
+		t.Errorf("chunks were processed beside decoding: %v\n%s", beside, s.metrics())
+	}
+	if grown := heapBytes() - heap; grown > 32<<20 {
+		t.Errorf("%d requests have left %d MiB on the heap", count, grown>>20)
+	}
 	s.end()
 	settled(t, before)
+}
+
+// heapBytes is what is alive on the heap.
+func heapBytes() int64 {
+	var stats runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&stats)
+	return int64(stats.HeapAlloc)
+}
+
+// askWrongly sends a body that no request is, and wants it refused.
+func askWrongly(t *testing.T, s *instance, random *rand.Rand) {
+	bodies := []struct {
+		text string
+		want int
+	}{
+		{`{"prompt": "Woe", "max_tokens"`, http.StatusBadRequest}, {`{"prompt": 5}`, http.StatusBadRequest},
+		{`{"prompt": "Woe", "max_tokens": -1}`, http.StatusBadRequest}, {"\x00\xff", http.StatusBadRequest}, {"", http.StatusBadRequest},
+		{`{"prompt": [99999999]}`, http.StatusBadRequest},
+		{`{"prompt": "` + strings.Repeat("Woe ", 4000) + `"}`, http.StatusRequestEntityTooLarge},
+	}
+	body := bodies[random.IntN(len(bodies))]
+	response, err := s.client.Post(s.started.URL+"/completions", "application/json", strings.NewReader(body.text))
+	if err != nil {
+		if body.want != http.StatusRequestEntityTooLarge { // which may close the connection while the rest is sent
+			t.Errorf("%.40q: %v", body.text, err)
+		}
+		return
+	}
+	defer response.Body.Close()
+	_, _ = io.Copy(io.Discard, response.Body)
+	if response.StatusCode != body.want {
+		t.Errorf("%.40q: status %d, want %d", body.text, response.StatusCode, body.want)
+	}
+}
+
+// askSlowly reads a stream a few bytes at a time, and compares the text.
+func askSlowly(t *testing.T, s *instance, r reference, one *expected, random *rand.Rand) {
+	size := 1 + random.IntN(longest)
+	body := map[string]any{"prompt": one.prompt, "max_tokens": size, "temperature": 0, "stream": true}
+	if one.seed != 0 {
+		body["temperature"], body["top_k"], body["seed"] = 0.9, 40, one.seed
+	}
+	want := one.tokens[:min(size, len(one.tokens))]
+	got, err := s.completeBy(t.Context(), body, func(from io.Reader) ([]byte, error) {
+		var text []byte
+		piece := make([]byte, 256)
+		for {
+			n, err := from.Read(piece)
+			text = append(text, piece[:n]...)
+			if err == io.EOF {
+				return text, nil
+			}
+			if err != nil {
+				return text, err
+			}
+			time.Sleep(time.Duration(random.IntN(1500)) * time.Microsecond)
+		}
+	})
+	if err != nil || got.text != r.text(want) {
+		t.Errorf("%q, seed %d, read slowly: got %q (%v), want %q", one.prompt, one.seed, got.text, err, r.text(want))
+	}
 }
 
 // askOne sends a request of random length and form, and compares its answer.
