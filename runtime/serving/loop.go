@@ -266,6 +266,7 @@ func (s *Server) take(answer *Answer, drawn Token, wrong error) {
 	case !answer.request.IgnoreEnd && slices.Contains(s.end, int(drawn.ID)):
 		answer.reason = Stop
 	default:
+		drawn.AfterNS = s.now() - answer.arrived
 		answer.tokens <- drawn
 		answer.next = drawn.ID
 		answer.usage.GeneratedTokens++

@@ -58,6 +58,7 @@ type Request struct {
 // Token is a generated token. LogProb is the natural logarithm of its probability before temperature and truncation.
 type Token struct {
 	ID      int32
+	AfterNS int64 // from Submit until it was there
 	LogProb float64
 	Likely  []Likely // in descending order; ties by id
 }

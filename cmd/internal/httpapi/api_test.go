@@ -283,8 +283,9 @@ func TestHosts(t *testing.T) {
 }
 
 func TestModelsHealthMetrics(t *testing.T) {
-	f := serve(t, &fakeEngine{text: "x", reason: serving.Stop}, nil)
-	f.post("/v1/completions", `{"prompt":"x"}`)
+	f := serve(t, &fakeEngine{text: "In the beginning", reason: serving.Stop}, nil)
+	f.post("/v1/completions", `{"prompt":"x","max_tokens":3}`)
+	f.post("/v1/completions", `{"prompt":"x","max_tokens":2,"service_tier":"flex"}`)
 	for path, part := range map[string]string{
 		"/v1/models": `"data":[{"id":"demo","object":"model"`, "/v1/models/demo": `"max_model_len":64`,
 		"/healthz": `{"status":"ok"}`, "/metrics": `hetserve_requests_waiting{class="reactive"} 2`,
@@ -294,8 +295,12 @@ func TestModelsHealthMetrics(t *testing.T) {
 		}
 	}
 	_, text := f.get("/metrics")
-	for _, part := range []string{`hetserve_http_responses_total{path="POST /v1/completions",status="200"} 1`,
-		"hetserve_busy_seconds_total 1.5", "hetserve_prompt_tokens_total 42", "hetserve_first_token_seconds_count 1"} {
+	for _, part := range []string{`hetserve_http_responses_total{path="POST /v1/completions",status="200"} 2`,
+		"hetserve_busy_seconds_total 1.5", "hetserve_prompt_tokens_total 42",
+		`hetserve_first_token_seconds_count{class="reactive"} 1`, `hetserve_first_token_seconds_sum{class="proactive"} 0.2`,
+		`hetserve_token_seconds_count{class="reactive"} 2`, `hetserve_token_seconds_sum{class="reactive"} 0.4`,
+		`hetserve_token_seconds_bucket{class="reactive",le="0.1024"} 0`,
+		`hetserve_token_seconds_bucket{class="proactive",le="0.2048"} 1`} {
 		if !strings.Contains(text, part) {
 			t.Errorf("metrics without %s:\n%s", part, text)
 		}

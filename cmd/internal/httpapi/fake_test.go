@@ -85,7 +85,7 @@ func (f *fakeEngine) Submit(request serving.Request) (Answer, error) {
 	answer := &fakeAnswer{tokens: make(chan serving.Token, len(ids)), cancelled: make(chan struct{}), reason: reason,
 		err: f.err, usage: serving.Usage{PromptTokens: len(request.Prompt), ReusedTokens: 1, GeneratedTokens: len(ids)}}
 	for i, id := range ids {
-		token := serving.Token{ID: id, LogProb: -float64(i) / 4}
+		token := serving.Token{ID: id, AfterNS: int64(i+1) * 2e8, LogProb: -float64(i) / 4} // 0.2 s a token
 		for n := range max(0, request.LogProbs) {
 			token.Likely = append(token.Likely, serving.Likely{ID: id + int32(n), LogProb: -float64(n)})
 		}

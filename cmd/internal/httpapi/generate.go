@@ -242,8 +242,8 @@ type generation struct {
 	head     head
 	answer   Answer
 	composed composer
-	began    time.Time
-	tokens   int // of the answer so far
+	tokens   int   // of the answer so far
+	latest   int64 // when the latest one was there, in ns from the submission; -1: none is
 }
 
 // generation begins an answer.
@@ -254,7 +254,7 @@ func (a *API) generation(e *endpoint, asked *request, answer Answer) *generation
 	}
 	now := time.Now()
 	return &generation{
-		api: a, asked: asked, format: e.format, answer: answer, began: now,
+		api: a, asked: asked, format: e.format, answer: answer, latest: -1,
 		head: head{ID: fmt.Sprintf("%s%016x", e.prefix, a.draw()), Created: now.Unix(), Model: a.Model,
 			Fingerprint: a.Fingerprint, Tier: tier},
 		composed: composer{decode: a.Tokenizer.Stream(), stops: newStopper(asked.stop)},
@@ -280,9 +280,9 @@ func (g *generation) follow(ctx context.Context, show func(part) error) (finish 
 		if !more {
 			return g.finish(show)
 		}
-		if g.tokens++; g.tokens == 1 {
-			g.api.metrics.firstToken(time.Since(g.began))
-		}
+		g.tokens++
+		g.api.metrics.generated(g.asked.class, token.AfterNS, g.latest)
+		g.latest = token.AfterNS
 		piece, scores, stopped := g.composed.push(token.ID, g.score(&token))
 		if piece != "" || len(scores) > 0 {
 			if err := show(part{text: piece, scores: scores}); err != nil {

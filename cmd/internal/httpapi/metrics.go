@@ -16,7 +16,8 @@ import (
 type metrics struct {
 	responses *prometheus.CounterVec
 	duration  *prometheus.HistogramVec
-	first     prometheus.Histogram
+	first     *prometheus.HistogramVec
+	token     *prometheus.HistogramVec
 	handler   http.Handler
 }
 
@@ -28,12 +29,15 @@ func newMetrics(engine Engine) *metrics {
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "hetserve_http_request_seconds",
 			Help:    "Time from a request's head to the end of its response.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 10)}, []string{"path"}),
-		first: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "hetserve_first_token_seconds",
-			Help:    "Time from a request's submission to its first token.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 16)}),
+		first: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "hetserve_first_token_seconds",
+			Help:    "Time from a request's submission until its first token was there, whenever its client reads it.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18)}, []string{"class"}),
+		token: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "hetserve_token_seconds",
+			Help:    "Time from a token of an answer to the next one; next to 0 for tokens of one draft.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 18)}, []string{"class"}),
 	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(m.responses, m.duration, m.first, engineCollector{engine})
+	registry.MustRegister(m.responses, m.duration, m.first, m.token, engineCollector{engine})
 	m.handler = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	return m
 }
@@ -47,8 +51,15 @@ func (m *metrics) answered(pattern string, status int, took time.Duration) {
 	m.duration.WithLabelValues(pattern).Observe(took.Seconds())
 }
 
-// firstToken notes how long a first token took.
-func (m *metrics) firstToken(took time.Duration) { m.first.Observe(took.Seconds()) }
+// generated notes when a token was there, in ns from the request's submission, and when the one before it was; before of
+// -1: it is the first.
+func (m *metrics) generated(class scheduler.Class, after, before int64) {
+	if before < 0 {
+		m.first.WithLabelValues(classes[class]).Observe(float64(after) / 1e9)
+	} else {
+		m.token.WithLabelValues(classes[class]).Observe(float64(after-before) / 1e9)
+	}
+}
 
 // engineCollector shows an engine's counts as they are when they are asked for.
 type engineCollector struct{ engine Engine }
