@@ -87,6 +87,61 @@ func (g *Graph) Batch() Graph {
 	return out
 }
 
+// Sparse is the graph with sparse attention: instead of each node of attention there are four, of which the last has its
+// name and result. What comes before attention in the node appends to the cache; scores are estimated for blocks of block
+// queries; positions are selected; and these are attended to. density is the mean share of them.
+func (g *Graph) Sparse(density float64, block int) Graph {
+	out := Graph{Weights: g.Weights}
+	for _, section := range g.Sections {
+		nodes := section.Nodes
+		section.Nodes = nil
+		for _, node := range nodes {
+			last := len(node.Ops) - 1
+			if node.Ops[last].Kind != op.Attention {
+				section.Nodes = append(section.Nodes, node)
+				continue
+			}
+			dense := node.Ops[last]
+			heads := []string{HeadsWeight(section.Name + "." + node.Name)}
+			scores, positions := node.Out[0]+ScoresSuffix, node.Out[0]+PositionsSuffix
+			estimate := op.Op{Kind: op.Estimate, Heads: dense.Heads, KVHeads: dense.KVHeads, HeadDim: dense.HeadDim,
+				KV: dense.KV, Window: dense.Window, Block: block}
+			choose := op.Op{Kind: op.Select, Heads: dense.Heads, KVHeads: dense.KVHeads, Window: dense.Window,
+				Block: block}
+			attend := dense
+			attend.Kind, attend.Block, attend.Density = op.SparseAttend, block, density
+			section.Nodes = append(section.Nodes,
+				Node{Name: node.Name + appendSuffix, Ops: node.Ops[:last:last], In: node.In, W: node.W, Out: node.In},
+				Node{Name: node.Name + estimateSuffix, Ops: []op.Op{estimate}, In: node.In, W: heads,
+					Out: []string{scores}},
+				Node{Name: node.Name + selectSuffix, Ops: []op.Op{choose}, In: []string{scores}, W: heads,
+					Out: []string{positions}},
+				Node{Name: node.Name, Ops: []op.Op{attend}, In: []string{node.In[0], positions}, Out: node.Out})
+		}
+		out.Sections = append(out.Sections, section)
+	}
+	return out
+}
+
+// Suffixes of what Sparse adds: nodes, and values. Values have the shapes that their operators say.
+const (
+	appendSuffix    = "_append"
+	estimateSuffix  = "_estimate"
+	selectSuffix    = "_select"
+	ScoresSuffix    = ".scores"
+	PositionsSuffix = ".positions"
+)
+
+// SparseNodes are the names of the nodes that Sparse puts in front of a node of attention, with their kinds.
+func SparseNodes(node string) map[string]op.Kind {
+	return map[string]op.Kind{node + appendSuffix: op.KVAppend, node + estimateSuffix: op.Estimate,
+		node + selectSuffix: op.Select}
+}
+
+// HeadsWeight is the name of the weight f32 [1,3*heads] that says for a node of attention how its heads are rounded and
+// how many positions they keep (op.Estimate).
+func HeadsWeight(class string) string { return class + ".heads" }
+
 // At returns the node's operators for m rows and a context of ctx cached positions.
 func (n *Node) At(m, ctx int) []op.Op {
 	out := make([]op.Op, len(n.Ops))

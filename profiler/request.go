@@ -39,6 +39,8 @@ type Want struct {
 	Schemes    []op.Scheme // of matrix multiplications; default the stored precision, a32/w32
 	MaxContext int         // positions; default what the largest bucket leaves room for, at least 512
 	Caches     []op.Type   // in which keys and values may be cached; default f32
+	// Densities are mean shares of the positions that sparse attention is measured with; default none, and no part of it.
+	Densities []float64
 	// Besides are operators beside those that every plan may need, such as odd shares of a matrix.
 	Besides []Placed
 	// Together are sets of processors whose joint bandwidth is measured, beside all pairs.
@@ -85,6 +87,9 @@ func Requests(soc *socs.SoC, model *models.Model, want Want) ([]Request, error) 
 	list.model(&graph, list.rows(), list.between())
 	if batch := graph.Batch(); len(want.Batches) > 0 {
 		list.model(&batch, want.Batches, nil)
+	}
+	for _, density := range want.Densities {
+		list.sparse(&graph, density)
 	}
 	list.experts(model)
 	if err := list.besides(want); err != nil {
@@ -279,11 +284,11 @@ func (b *builder) measurement(proc *socs.Processor, operator op.Op) (record.Meas
 			return what, false
 		}
 		what.Layout, what.Cold = proc.Layouts[operator.Scheme.Weight()], true
-	case op.Attention, op.KVAppend:
+	case op.Attention, op.KVAppend, op.Estimate, op.SparseAttend:
 		if !slices.Contains(proc.KV, operator.KV) {
 			return what, false
 		}
-		what.Cold = operator.Kind == op.Attention
+		what.Cold = operator.Kind.ReadsCache()
 	case op.Embed, op.OutlierMatMul:
 		what.Cold = true
 		if weight := operator.Scheme.Weight(); weight != "" {
@@ -359,6 +364,20 @@ func (b *builder) model(graph *models.Graph, rows, between []int) {
 	}
 }
 
+// sparse adds the parts of a sparse attention, in the shapes of the dense one.
+func (b *builder) sparse(graph *models.Graph, density float64) {
+	graph = new(graph.Sparse(density, op.SparseBlock))
+	for i := range graph.Sections {
+		for j := range graph.Sections[i].Nodes {
+			for _, operator := range graph.Sections[i].Nodes[j].Ops {
+				if operator.Block > 0 {
+					b.template(operator, nil, b.rows(), b.between())
+				}
+			}
+		}
+	}
+}
+
 // schemesOf returns the schemes in which a node's matrix is measured.
 func (b *builder) schemesOf(node *models.Node) []op.Scheme {
 	if node.Exact {
@@ -382,7 +401,7 @@ func (b *builder) template(operator op.Op, schemes []op.Scheme, rows, between []
 			case operator.HasScheme():
 				b.matrix(proc, operator, schemes)
 				b.outliers(proc, operator)
-			case operator.Kind == op.Attention:
+			case operator.Kind.Has("context"):
 				b.attention(proc, operator)
 			default:
 				b.glue(proc, operator)
@@ -400,7 +419,7 @@ func (b *builder) template(operator op.Op, schemes []op.Scheme, rows, between []
 				// Linear in M, or nearly: two points between say where the line bends.
 				if count == 16 || count == 96 {
 					operator.Context = 0
-					if operator.Kind == op.Attention {
+					if operator.Kind.Has("context") {
 						operator.Context = count
 					}
 					b.op(priorityBetween, proc, operator)
@@ -734,7 +753,7 @@ func (b *builder) footprints(graph *models.Graph) {
 			what.Footprint = bound(all.read[scheme] + all.cache)
 		case op.ExpertMatMul:
 			what.Footprint = bound(all.held[scheme] + all.cache)
-		case op.Attention:
+		case op.Attention, op.Estimate, op.SparseAttend:
 			what.Footprint = bound(all.read[scheme] + all.cache)
 		case op.Embed:
 			bytes := int64(what.Op.K) * int64(what.Op.N) * int64(max(1, what.Op.Table.Bytes()))

@@ -148,7 +148,7 @@ func TestRequestsEveryArchitecture(t *testing.T) {
 			}
 			defer m.Close()
 			s := fakeSoC()
-			want := Want{Buckets: []int{16, 64}, Batches: []int{4}, Schemes: []op.Scheme{op.A8TQ8C, op.A8OQ8C}}
+			want := Want{Buckets: []int{16, 64}, Batches: []int{4}, Schemes: []op.Scheme{op.A8TQ8C, op.A8OQ8C}, Densities: []float64{0.2}}
 			requests, err := Requests(s, m, want)
 			if err != nil {
 				t.Fatal(err)
@@ -174,12 +174,13 @@ func TestRequestsEveryArchitecture(t *testing.T) {
 					}
 				}
 			}
-			batch := g.Batch()
-			for _, rows := range []int{1, 4, 16, 64} {
-				of := &g
-				if rows == 4 {
-					of = &batch
-				}
+			batch, sparse := g.Batch(), g.Sparse(0.2, op.SparseBlock)
+			type program struct {
+				rows int
+				of   *models.Graph
+			}
+			for _, x := range []program{{1, &g}, {4, &batch}, {16, &g}, {64, &g}, {16, &sparse}, {64, &sparse}} {
+				rows, of := x.rows, x.of
 				sections, err := lower.Expand(of, rows, 512, op.F32, func(string) op.Scheme { return op.A8TQ8C }, nil)
 				if err != nil {
 					t.Fatal(err)
@@ -187,7 +188,7 @@ func TestRequestsEveryArchitecture(t *testing.T) {
 				for _, sec := range sections {
 					for _, n := range sec.Nodes {
 						for _, o := range n.Ops {
-							if o.Kind == op.Attention {
+							if o.Kind.Has("context") {
 								o.Context = max(rows, 64) // one of several
 								if o.Window > 0 && o.Window < 64 {
 									o.Context = max(rows, o.Window)

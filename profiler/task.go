@@ -222,7 +222,7 @@ func (r *runner) weights(ld *load, graph *op.Graph, footprint int64) (driver.Wei
 func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bindings, [][2]driver.View, error) {
 	operator, ops := ld.op, ld.lane.ops
 	pos := 0
-	if operator.Kind == op.Attention {
+	if operator.Kind.Has("context") {
 		pos = max(operator.Context-operator.M, 0)
 	}
 	rows := operator.M

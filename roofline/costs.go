@@ -99,6 +99,8 @@ type Family struct {
 	Spread  bool    `json:"spread,omitempty" yaml:"spread,omitempty"`
 	Router  string  `json:"router,omitempty" yaml:"router,omitempty"`
 	Window  int     `json:"window,omitempty" yaml:"window,omitempty"`
+	Block   int     `json:"block,omitempty" yaml:"block,omitempty"` // of sparse attention
+	Density float64 `json:"density,omitempty" yaml:"density,omitempty"`
 	Capped  bool    `json:"capped,omitempty" yaml:"capped,omitempty"` // Attention: scores are bounded
 	Batch   bool    `json:"batch,omitempty" yaml:"batch,omitempty"`   // Attention: rows are of a sequence each
 	Joint   bool    `json:"joint,omitempty" yaml:"joint,omitempty"`
@@ -197,6 +199,12 @@ func (f *Family) key() string {
 		if number.value > 0 {
 			fmt.Fprintf(&out, " %s=%d", number.name, number.value)
 		}
+	}
+	if f.Block > 0 {
+		fmt.Fprintf(&out, " block=%d", f.Block)
+	}
+	if f.Density > 0 {
+		fmt.Fprintf(&out, " density=%v", f.Density)
 	}
 	for _, word := range []struct {
 		name string

@@ -21,6 +21,7 @@ func familyOf(proc string, operator op.Op, cold bool) (family Family, rows, alon
 		Experts: pattern.Experts, Fan: pattern.Fan, Spread: pattern.Spread, Router: pattern.Router,
 		Group: pattern.Heads, HeadDim: pattern.HeadDim, Joint: pattern.Joint, Rotary: pattern.RotaryDim,
 		KV: pattern.KV, Window: pattern.Window, Capped: pattern.Cap > 0, Batch: pattern.Batch,
+		Block: pattern.Block, Density: pattern.Density,
 	}
 	rows, along, across = operator.Extent()
 	return family, rows, along, across
@@ -32,7 +33,7 @@ func (f *Family) operator(rows, along, across int) op.Op {
 		Kind: f.Kind, Scheme: f.Scheme, Bias: f.Bias, Form: f.Form, Table: f.Table, Act: f.Act,
 		Experts: f.Experts, Fan: f.Fan, Spread: f.Spread, Router: f.Router,
 		Heads: f.Group, HeadDim: f.HeadDim, Joint: f.Joint, RotaryDim: f.Rotary,
-		KV: f.KV, Window: f.Window, Batch: f.Batch,
+		KV: f.KV, Window: f.Window, Batch: f.Batch, Block: f.Block, Density: f.Density,
 	}
 	if f.Capped {
 		pattern.Cap = 1

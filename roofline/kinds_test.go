@@ -46,6 +46,9 @@ func everyKind() []op.Op {
 		heads(op.Op{Kind: op.KVAppend, KV: op.F16}),
 		heads(op.Op{Kind: op.Attention, KV: op.F32, Context: 300}),
 		heads(op.Op{Kind: op.Attention, KV: op.F32, Context: 300, Window: 128, Cap: 50, Scale: 0.1}),
+		heads(op.Op{Kind: op.Estimate, KV: op.F16, Context: 300, Block: 16}),
+		{Kind: op.Select, M: 24, Heads: 8, KVHeads: 4, Context: 300, Block: 16},
+		heads(op.Op{Kind: op.SparseAttend, KV: op.F16, Context: 300, Block: 16, Density: 0.2, Window: 200, Cap: 50}),
 		{Kind: op.GLU, M: 24, N: 256, Interleave: 16, Act: op.SiLU},
 		{Kind: op.GLU, M: 24, N: 256, Interleave: 16, Act: op.GELUTanh, Fan: 3},
 		{Kind: op.Activate, M: 24, N: 256, Act: op.GELU},
@@ -160,7 +163,7 @@ func TestEveryKind(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if o.Kind == op.Attention {
+			if o.Kind.Has("context") {
 				o.Context = max(o.Context, m)
 			}
 			one := o

@@ -41,7 +41,7 @@ func RoofOf(soc *socs.SoC, procs []string, ops []op.Op, ns int64) (Roof, bool) {
 				experts = min(operator.Rows(), operator.Experts)
 			}
 			bytes += int64(experts) * op.WeightBytes(operator.Scheme.Weight(), operator.K, operator.N)
-		case operator.Kind == op.Attention:
+		case operator.Kind.ReadsCache():
 			bytes += operator.Bytes()
 		default:
 			continue

@@ -144,6 +144,15 @@ func (s *Scratch) of(operator *op.Op, cores int64) regions {
 		}
 	case op.Attention:
 		return regions{own: s.attention(operator)}
+	case op.Estimate:
+		return s.estimate(operator)
+	case op.Select:
+		return regions{own: int64(operator.Context)} // scores in another order
+	case op.SparseAttend: // dense attention of one head, and the keys and values that are gathered for it
+		single := *operator
+		single.Heads, single.KVHeads = 1, 1
+		gathered := op.RoundUp(operator.KV.CacheRowBytes(operator.HeadDim)*int64(operator.Context), 16) / 4
+		return regions{own: s.attention(&single) + 2*gathered}
 	}
 	return regions{}
 }
@@ -155,6 +164,15 @@ func (s *Scratch) attention(operator *op.Op) int64 {
 	dim := op.RoundUp(int64(operator.HeadDim), s.Block)
 	lines := max(s.AttentionRows, s.AttentionLines/group) * group
 	return lines*(2*dim+s.AttentionKeys+4) + 2*s.AttentionKeys*dim
+}
+
+// estimate is what the estimate of scores holds: the keys as tiles of 8-bit weights, each with a scale and a sum for
+// every column; and for each core the queries of a block with their scales and scores, or a key before it is packed.
+func (s *Scratch) estimate(operator *op.Op) regions {
+	rows, dim := int64(min(operator.Block, operator.M)), int64(operator.HeadDim)
+	columns := op.RoundUp(int64(operator.Context), s.Block)
+	return regions{packed: int64(operator.KVHeads) * columns * (op.RoundUp(dim, 4) + 8) / 4,
+		own: max(rows+(rows*dim+3)/4+rows*columns, 2*dim+1)}
 }
 
 // inputs is what a product holds of its rows: scales and sums where they are quantised.

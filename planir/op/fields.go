@@ -12,6 +12,7 @@ const (
 	maxDim     = 1 << 24
 	maxExperts = 4096
 	maxFan     = 256
+	maxBlock   = 256     // of queries that share a selection
 	maxFactor  = 1 << 20 // of scales, caps and amplitudes
 )
 
@@ -50,6 +51,7 @@ var fields = map[string]field{
 	"sent":       fieldOf(func(o *Op) *int { return &o.Sent }, upTo[int](0, maxDim)),
 	"window":     fieldOf(func(o *Op) *int { return &o.Window }, upTo[int](0, maxDim)),
 	"rotary_dim": fieldOf(func(o *Op) *int { return &o.RotaryDim }, upTo[int](0, maxDim)),
+	"block":      fieldOf(func(o *Op) *int { return &o.Block }, upTo[int](0, maxBlock)),
 	"long_from":  fieldOf(func(o *Op) *int { return &o.LongFrom }, upTo[int](0, maxDim)),
 	"scales": fieldOf(func(o *Op) *int { return &o.Scales }, func(scales int) string {
 		if scales < 0 || scales == 1 || scales > MaxScales {
@@ -58,6 +60,7 @@ var fields = map[string]field{
 		return ""
 	}),
 
+	"density":        fieldOf(func(o *Op) *float64 { return &o.Density }, upTo(0, 1.)),
 	"eps":            fieldOf(func(o *Op) *float64 { return &o.Eps }, upTo(0, 1.)),
 	"jitter":         fieldOf(func(o *Op) *float64 { return &o.Jitter }, upTo(0, 1.)),
 	"cap":            fieldOf(func(o *Op) *float64 { return &o.Cap }, upTo(0, float64(maxFactor))),

@@ -26,6 +26,9 @@ const (
 	Rope          Kind = "rope"
 	KVAppend      Kind = "kv_append"
 	Attention     Kind = "attention"
+	Estimate      Kind = "estimate"
+	Select        Kind = "select"
+	SparseAttend  Kind = "sparse_attention"
 	GLU           Kind = "glu"
 	Activate      Kind = "activate"
 	Gate          Kind = "gate"
@@ -60,6 +63,9 @@ type row struct {
 	columns []int
 	unit    columnUnit
 	along   Axis // what it can be divided along besides, "": nothing
+	// heads is how many columns of each input, weight and output belong to one key head, of a kind that is divided
+	// along key heads.
+	heads func(o Op) (in, w, out []int)
 }
 
 // Axis is a dimension that only few kinds can be divided along.
@@ -323,7 +329,9 @@ var table = []row{
 		key: func(o Op) string {
 			return fmt.Sprintf("kv_append[%d] heads=%d dim=%d kv=%s", o.M, o.KVHeads, o.HeadDim, o.KV)
 		},
-		scaling: byKeyHeads,
+		scaling: byKeyHeads, along: AlongHeads,
+		// Nothing is written but the cache, and what operators before it change in place.
+		heads: func(o Op) (in, w, out []int) { return []int{o.groupColumns()}, nil, []int{o.groupColumns()} },
 	},
 	{
 		kind: Attention, does: "Is causal attention over the cache: fused QKV [M,(Heads+2*KVHeads)*HeadDim] -> f32 [M,Heads*HeadDim]. Context is the number of cached positions a cost is asked for.",
@@ -341,6 +349,66 @@ var table = []row{
 				when(o.Batch, " batch")
 		},
 		scaling: byContext, noRows: cacheFirst, along: AlongHeads,
+		heads: func(o Op) (in, w, out []int) { return []int{o.groupColumns()}, nil, []int{o.group() * o.HeadDim} },
+	},
+	{
+		kind: Estimate, does: "Estimates in 8 bits how much blocks of Block queries attend to each cached position (shadowAttn 3.2): fused QKV [M,(Heads+2*KVHeads)*HeadDim], " +
+			"heads f32 [1,3*Heads] -> f32 [ceil(M/Block),Heads*Context]. heads holds for each query head the static scale of its queries, that of its keys (that of the first head that shares them counts), and the share of " +
+			"positions that Select keeps. A score is the product of query and key, each rounded to a multiple of its scale (a key of a q8 cache as it is stored), times both scales. " +
+			"A position is worth the largest of its scores over the queries of the block, each less the query's largest score. Only positions that all queries of the block see and that " +
+			"lie before the block are compared and written.",
+		needs: []string{"heads", "kv_heads", "head_dim", "context", "block"}, takes: []string{"kv", "window"},
+		check: checkSparse,
+		sig: func(o Op) Signature {
+			return Signature{In: []Value{fusedQKV(o)}, W: []string{"heads"},
+				Out: []Value{floats("scores", o.Blocks(), o.Heads*o.Context)}, State: true}
+		},
+		shape: sparseHeads,
+		flops: func(o Op) int64 { return 2 * o.attended() * int64(o.Heads) * int64(o.HeadDim) },
+		bytes: func(o Op) int64 {
+			return int64(max(o.Context, o.M))*int64(o.KVHeads)*o.KV.CacheRowBytes(o.HeadDim) +
+				4*cells(o.M, o.Heads)*int64(o.HeadDim) + 4*cells(o.Blocks(), o.Heads)*int64(max(o.Context, o.M))
+		},
+		key: sparseKey, scaling: byContext, noRows: cacheFirst, along: AlongHeads,
+		heads: func(o Op) (in, w, out []int) {
+			return []int{o.groupColumns()}, []int{sparseParts * o.group()}, []int{o.group() * o.Context}
+		},
+	},
+	{
+		kind: Select, does: "Selects what blocks of queries attend to: scores f32 [ceil(M/Block),Heads*Context], heads as of Estimate -> i32 [ceil(M/Block),Heads*(1+Context)], for each head the number of " +
+			"positions and then these, ascending. Of V positions that a query of the block sees, ceil(share*V) are kept: the block's own, those that only some of its queries see (of a window), " +
+			"and of the others the first SparseFirst and those with the largest scores, of equal ones the lower. Of the others alone the result speaks.",
+		needs: []string{"heads", "kv_heads", "context", "block"}, takes: []string{"window"}, check: checkSparse,
+		sig: func(o Op) Signature {
+			return Signature{In: []Value{floats("scores", o.Blocks(), o.Heads*o.Context)}, W: []string{"heads"},
+				Out: []Value{{"positions", I32, o.Blocks(), o.Heads * (1 + o.Context)}}}
+		},
+		shape: sparseHeads,
+		flops: func(o Op) int64 { return 2 * cells(o.Blocks(), o.Heads) * int64(max(o.Context, o.M)) },
+		bytes: func(o Op) int64 { return 6 * cells(o.Blocks(), o.Heads) * int64(max(o.Context, o.M)) },
+		key:   sparseKey, scaling: byContext, noRows: cacheFirst, along: AlongHeads,
+		heads: func(o Op) (in, w, out []int) {
+			return []int{o.group() * o.Context}, []int{sparseParts * o.group()}, []int{o.group() * (1 + o.Context)}
+		},
+	},
+	{
+		kind: SparseAttend, does: "Is Attention over selected positions: fused QKV [M,(Heads+2*KVHeads)*HeadDim], positions as of Select -> f32 [M,Heads*HeadDim]. A query attends to the positions selected for its block, " +
+			"to those of the block up to its own, and to those of its window that only some queries of the block see. Density is the mean share of positions that a cost is asked for.",
+		needs: []string{"heads", "kv_heads", "head_dim", "context", "block", "density"},
+		takes: []string{"kv", "window", "cap", "scale"}, check: checkSparse,
+		sig: func(o Op) Signature {
+			return Signature{In: []Value{fusedQKV(o), {"positions", I32, o.Blocks(), o.Heads * (1 + o.Context)}},
+				Out: []Value{floats("y", o.M, o.Heads*o.HeadDim)}, State: true}
+		},
+		flops: func(o Op) int64 { return 4 * o.kept() * int64(o.Heads) * int64(o.HeadDim) },
+		bytes: func(o Op) int64 {
+			gathered := 2 * o.kept() / int64(max(1, min(o.Block, o.M))) * int64(o.Heads) * o.KV.CacheRowBytes(o.HeadDim)
+			return gathered + 8*cells(o.M, o.Heads)*int64(o.HeadDim)
+		},
+		key: sparseKey, scaling: byContext, noRows: cacheFirst, along: AlongHeads,
+		heads: func(o Op) (in, w, out []int) {
+			return []int{o.groupColumns(), o.group() * (1 + o.Context)}, nil, []int{o.group() * o.HeadDim}
+		},
 	},
 	{
 		kind: GLU, does: "Is a gated linear unit, act(gate)*up: f32 [M,2N], gate and up interleaved by Interleave columns -> f32 [M,N].",
@@ -448,6 +516,18 @@ func (k Kind) Along() Axis {
 		return kind.along
 	}
 	return ""
+}
+
+// ReadsCache reports whether the kind reads what is cached of earlier positions.
+func (k Kind) ReadsCache() bool { return k.Has("kv") && k.Has("context") }
+
+// HeadColumns is how many columns of each input, weight and output of the operator belong to one key head, for a kind
+// that is divided along them.
+func (o Op) HeadColumns() (in, w, out []int) {
+	if kind := rowOf[o.Kind]; kind != nil && kind.heads != nil {
+		return kind.heads(o)
+	}
+	return nil, nil, nil
 }
 
 // ByColumns reports whether the result of the kind can be divided by columns.

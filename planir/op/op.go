@@ -119,6 +119,10 @@ type Op struct {
 
 	// Attention: a row attends to this many positions, its own included; 0: all
 	Window int `json:"window,omitempty" yaml:"window,omitempty"`
+	// Estimate, Select, SparseAttend: queries of a block share a selection; the last block may have fewer
+	Block int `json:"block,omitempty" yaml:"block,omitempty"`
+	// SparseAttend: mean share of the positions that is attended to, of which a cost is asked for
+	Density float64 `json:"density,omitempty" yaml:"density,omitempty"`
 	// Softcap, Clip, Attention: scores are Cap*tanh(score/Cap); 0: not
 	Cap float64 `json:"cap,omitempty" yaml:"cap,omitempty"`
 	// Attention: of scores, 0: 1/sqrt(HeadDim); Embed: of rows, 0: 1

@@ -20,6 +20,9 @@ var examples = map[Kind]Op{
 	Rope:          {Kind: Rope, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8},
 	KVAppend:      {Kind: KVAppend, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F32},
 	Attention:     {Kind: Attention, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F16, Context: 5},
+	Estimate:      {Kind: Estimate, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F16, Context: 5, Block: 2},
+	Select:        {Kind: Select, M: 3, Heads: 4, KVHeads: 2, Context: 5, Block: 2},
+	SparseAttend:  {Kind: SparseAttend, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F16, Context: 5, Block: 2, Density: 0.2},
 	GLU:           {Kind: GLU, M: 3, N: 32, Interleave: 16, Act: SiLU},
 
 	LayerNorm:    {Kind: LayerNorm, M: 3, N: 8, Eps: 1e-5},
@@ -60,7 +63,8 @@ func TestEveryKindIsComplete(t *testing.T) {
 		if err := g.Validate(); err != nil {
 			t.Errorf("graph of %q: %v", k, err)
 		}
-		if g.State() != (k == KVAppend || k == Attention) || g.Rows() != 3 {
+		state := k == KVAppend || k == Attention || k == Estimate || k == SparseAttend
+		if g.State() != state || g.Rows() != 3 {
 			t.Errorf("graph of %q: state %v, rows %d", k, g.State(), g.Rows())
 		}
 	}

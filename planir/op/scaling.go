@@ -104,7 +104,8 @@ var byKeyHeads = scaling{
 // byContext is that by heads, along the cached positions. How large a bound of scores is does not change the time.
 var byContext = scaling{
 	pattern: func(o Op) Op {
-		made := Op{HeadDim: o.HeadDim, Heads: o.Heads / max(1, o.KVHeads), KV: o.KV, Window: o.Window, Batch: o.Batch}
+		made := Op{HeadDim: o.HeadDim, Heads: o.Heads / max(1, o.KVHeads), KV: o.KV, Window: o.Window, Batch: o.Batch,
+			Block: o.Block, Density: o.Density}
 		if o.Cap > 0 {
 			made.Cap = 1
 		}

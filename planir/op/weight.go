@@ -39,6 +39,11 @@ type Weight struct {
 	// SlotsOf is the number of rows of the program whose slots of experts these are: the expert in each, in every layer.
 	SlotsOf int `json:"slots_of,omitempty" yaml:"slots_of,omitempty"`
 
+	// HeadsOf is the node of attention whose heads' scales and shares of positions these are: [1,3*heads], of each query
+	// head as SparseHeads has them. Density is the mean share.
+	HeadsOf string  `json:"heads_of,omitempty" yaml:"heads_of,omitempty"`
+	Density float64 `json:"density,omitempty" yaml:"density,omitempty"`
+
 	// Groups of the calibration whose factors multiply its rows and divide the columns of one of its sources.
 	FoldRows   string `json:"fold_rows,omitempty" yaml:"fold_rows,omitempty"`
 	FoldCols   string `json:"fold_cols,omitempty" yaml:"fold_cols,omitempty"`
@@ -54,6 +59,7 @@ const (
 	ScalesWeight                     // the calibration: static scales of what enters a class of products
 	StepsWeight                      // the calibration: steps of the grids of a class of products
 	SlotsWeight                      // the plan's capacity tiers: experts in slots
+	HeadsWeight                      // the calibration: scales and shares of the heads of an attention
 )
 
 // Kind is where the numbers of w come from.
@@ -65,6 +71,8 @@ func (w *Weight) Kind() WeightKind {
 		return StepsWeight
 	case w.ScaleOf != "":
 		return ScalesWeight
+	case w.HeadsOf != "":
+		return HeadsWeight
 	case len(w.Const) > 0:
 		return ConstantWeight
 	}

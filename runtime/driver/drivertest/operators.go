@@ -22,6 +22,7 @@ func operators() []op.Op {
 		}
 	}
 	longContexts(add)
+	sparseOperators(add)
 	add(op.Op{Kind: op.KVAppend, M: 3, KVHeads: 2, HeadDim: 8, KV: op.F32})
 	return out
 }

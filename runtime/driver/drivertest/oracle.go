@@ -306,6 +306,10 @@ var definitions = map[op.Kind]func(*evaluation){
 	op.Rope:      rope,
 	op.KVAppend:  kvAppend,
 	op.Attention: attention,
+
+	op.Estimate:     estimate,
+	op.Select:       selectPositions,
+	op.SparseAttend: sparseAttention,
 }
 
 // each sets the first output of every row in use to the values, with the magnitudes of their terms.
@@ -690,7 +694,7 @@ func attention(e *evaluation) {
 					term := share * e.cache.v[(begin+pos)*e.HeadDim+i]
 					sum, size = sum+term, size+math.Abs(term)
 				}
-				e.out[0].set(row, head*e.HeadDim+i, sum, size*steep)
+				e.out[0].set(row, head*e.HeadDim+i, sum, e.cached(size)*steep)
 			}
 		}
 	}
@@ -699,6 +703,11 @@ func attention(e *evaluation) {
 // shares is the softmax of a query's scores with count positions, whose keys begin at a row of the
 // cache. steep is the largest magnitude of a score, by which the error of a share grows.
 func (e *evaluation) shares(row, query, begin, count int) (shares []float64, steep float64) {
+	return e.sharesOf(row, query, begin, count, func(int) bool { return true })
+}
+
+// sharesOf is shares among those positions that are seen.
+func (e *evaluation) sharesOf(row, query, begin, count int, seen func(pos int) bool) (shares []float64, steep float64) {
 	scale, first := e.Scale, 0
 	if scale == 0 {
 		scale = 1 / math.Sqrt(float64(e.HeadDim))
@@ -709,6 +718,9 @@ func (e *evaluation) shares(row, query, begin, count int) (shares []float64, ste
 	shares = make([]float64, count)
 	top, sum, steep := math.Inf(-1), 0.0, 1.0
 	for pos := first; pos < count; pos++ {
+		if !seen(pos) {
+			continue
+		}
 		score := 0.0
 		for i := range e.HeadDim {
 			score += e.in[0].at(row, query+i) * e.cache.k[(begin+pos)*e.HeadDim+i]
@@ -720,6 +732,9 @@ func (e *evaluation) shares(row, query, begin, count int) (shares []float64, ste
 		shares[pos], top, steep = score, math.Max(top, score), math.Max(steep, math.Abs(score))
 	}
 	for pos := first; pos < count; pos++ {
+		if !seen(pos) {
+			continue
+		}
 		// Less the largest score, no exponential overflows.
 		shares[pos] = math.Exp(shares[pos] - top)
 		sum += shares[pos]

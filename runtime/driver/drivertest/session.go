@@ -146,6 +146,11 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 		}
 	}
 	for _, node := range graph.Nodes {
+		for i, role := range node.Op.Sig().W {
+			if role == "heads" {
+				meaning[node.W[i]] = headNumbers
+			}
+		}
 		switch node.Op.Kind {
 		case op.MatMul:
 			if node.Op.Scheme.Grid() {
@@ -171,7 +176,7 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 			}
 		case op.Rope:
 			meaning[node.W[0]] = frequencies(node.Op.Rotary() / 2)
-		case op.KVAppend, op.Attention:
+		case op.KVAppend, op.Attention, op.Estimate, op.SparseAttend:
 			// A call uses one of three sequences, so that writing into a neighbour shows.
 			sequences := 3
 			if node.Op.Batch {
@@ -317,6 +322,8 @@ func (tr *trial) fill(rng *rand.Rand) {
 				array.v[i] = float64(offset + step*rng.IntN(choices))
 			case role == "scale":
 				array.v[i] = float64(rng.Float32()) / 64
+			case role == "scores": // with ties
+				array.v[i] = float64(rng.IntN(41)-20) / 8
 			case role == "logits" && i/value.Cols%2 == 1: // ties, and logits near to each other
 				array.v[i] = 1 + float64(rng.IntN(5))/16
 			case value.Type == op.F32:
@@ -472,6 +479,7 @@ func (s *session) run(exe driver.Executable, b *driver.Bindings) (span driver.Sp
 func (tr *trial) check(p place, sc driver.Scalars) {
 	t := tr.s.t
 	t.Helper()
+	tr.choose(sc)
 	bound := tr.bind(p, sc)
 	before := map[string][]byte{}
 	for name, view := range bound.views {

@@ -169,7 +169,8 @@ func (b *builder) build() (step, error) {
 // agree, because a call has one cache and one kind of rows.
 func (b *builder) state() error {
 	exe, operator := b.e, b.op
-	if operator.Kind == op.Rope || operator.Kind == op.KVAppend || operator.Kind == op.Attention {
+	switch operator.Kind {
+	case op.Rope, op.KVAppend, op.Attention, op.Estimate, op.Select, op.SparseAttend:
 		if exe.placed && exe.batch != operator.Batch {
 			return errors.New("rows are of one sequence for some nodes, and of one each for others")
 		}
@@ -209,6 +210,9 @@ var builders = map[op.Kind]func(*builder) (step, error){
 	op.Rope:          (*builder).rope,
 	op.KVAppend:      func(b *builder) (step, error) { return b.kvAppend(), nil },
 	op.Attention:     (*builder).attention,
+	op.Estimate:      (*builder).estimate,
+	op.Select:        (*builder).selectPositions,
+	op.SparseAttend:  (*builder).sparseAttention,
 	op.Combine: func(b *builder) (step, error) {
 		x, weights, y, fan, cols, set := b.in[0], b.in[1], b.out[0], max(1, b.op.Fan), b.op.N, b.e.p.set
 		return b.byRows(2*fan*cols, func(_, r0, r1 int) {

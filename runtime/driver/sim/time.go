@@ -256,7 +256,7 @@ func (m *model) graph(g *op.Graph, scalars *driver.Scalars) []timeline.Phase {
 				}
 				continue
 			}
-			if operator.Kind == op.Attention {
+			if operator.Kind.Has("context") {
 				operator.Context = max(scalars.KVLen, operator.M)
 			}
 		}

@@ -23,14 +23,14 @@ func (s *Set) StoreQ8(row []uint8, x, own []float32) bool {
 // fromQ8 widens a row of an 8-bit cache.
 func fromQ8(dst []float32, row []uint8) {
 	codes := row[:len(dst)]
-	scale := scaleQ8(row, len(dst))
+	scale := ScaleQ8(row, len(dst))
 	for i, code := range codes {
 		dst[i] = scale * float32(int32(code)-128)
 	}
 }
 
-// scaleQ8 is the scale of a row of dim numbers.
-func scaleQ8(row []uint8, dim int) float32 {
+// ScaleQ8 is the scale of a row of dim numbers.
+func ScaleQ8(row []uint8, dim int) float32 {
 	return math.Float32frombits(binary.LittleEndian.Uint32(row[dim : dim+cachedScale]))
 }
 
@@ -51,5 +51,54 @@ func attentionQ8(y []float32, ldy int, q []float32, ldq int, k, v []uint8, scrat
 			state.block(keys, values, pos, end)
 		}
 		state.finish()
+	}
+}
+
+// PackColumnQ8C writes the codes of QuantRows, one for each k, as a column of a tile of MatMulQ8C.
+func PackColumnQ8C(tile []byte, codes []uint8, column int) {
+	k := 0
+	for ; k+4 <= len(codes); k += 4 {
+		four := binary.LittleEndian.Uint32(codes[k:]) ^ 0x80808080 // less 128
+		binary.LittleEndian.PutUint32(tile[(k/4*TileN+column)*4:], four)
+	}
+	if k < len(codes) {
+		at := (k/4*TileN + column) * 4
+		clear(tile[at : at+4])
+		for i, code := range codes[k:] {
+			tile[at+i] = code ^ 0x80
+		}
+	}
+}
+
+// SetColumnQ8C writes the scale of such a column and the sum of its numbers, each behind those of all columns before it.
+func SetColumnQ8C(scales, sums []byte, codes []uint8, column int, scale float32) {
+	sum := int32(0)
+	for _, code := range codes {
+		sum += int32(code) - 128
+	}
+	binary.LittleEndian.PutUint32(scales[4*column:], math.Float32bits(scale))
+	binary.LittleEndian.PutUint32(sums[4*column:], uint32(sum))
+}
+
+// peak is Set.Peak.
+func peak(x []float32) float32 {
+	top := x[0]
+	for _, value := range x[1:] {
+		top = max(top, value)
+	}
+	return top
+}
+
+// below is Set.Below.
+func below(y, x []float32, top float32) {
+	for i, value := range x {
+		y[i] = value - top
+	}
+}
+
+// poolBelow is Set.PoolBelow.
+func poolBelow(y, x []float32, top float32) {
+	for i, value := range x {
+		y[i] = max(y[i], value-top)
 	}
 }

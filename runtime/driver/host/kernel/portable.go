@@ -28,6 +28,7 @@ func Portable() *Set {
 		Add: add, Combine: combine, Rope: rope,
 		AttentionF32: attentionF32, AttentionF16: attentionF16, AttentionQ8: attentionQ8,
 		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
+		Peak: peak, Below: below, PoolBelow: poolBelow,
 		PeakI8: peakI8, PeakF32: peakF32, Stream: stream,
 	}
 }

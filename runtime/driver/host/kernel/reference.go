@@ -40,6 +40,7 @@ func Reference() *Set {
 				func(i int) float64 { return refQ8(v, a.Dim, i) }, a)
 		},
 		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
+		Peak: peak, Below: below, PoolBelow: poolBelow,
 		PeakI8: peakI8, PeakF32: peakF32, Stream: stream,
 	}
 }
@@ -47,7 +48,7 @@ func Reference() *Set {
 // refQ8 is number i of rows of an 8-bit cache of dim numbers each.
 func refQ8(rows []uint8, dim, i int) float64 {
 	row := rows[i/dim*(dim+cachedScale):]
-	return float64(scaleQ8(row, dim)) * float64(int(row[i%dim])-128)
+	return float64(ScaleQ8(row, dim)) * float64(int(row[i%dim])-128)
 }
 
 // The reference functions implement the fields of Set of the same name by their formulas.

@@ -35,7 +35,7 @@ const EnvVar = "HETC_HOST_KERNELS"
 // Set is one implementation of every function.
 //
 // The portable set is the twin that vector sets are compared with. These give the same bits: MatMulQ8C, BlockSums,
-// QuantRows, QuantStatic, Add, Scale, Gate, Rope and the conversions. The others differ by rounding: in units of
+// QuantRows, QuantStatic, Add, Scale, Gate, Rope, Peak, Below, PoolBelow and the conversions. The others differ by rounding: in units of
 // 2^-24 of the sum of the magnitudes of the terms of a result, where nothing overflows, by at most 2+2k in MatMulF32
 // and MatMulBF16, 4+2*ceil(k/32) in the 4-bit products, 3 in Norm, 4 in LayerNorm, 2+2*fan in Combine, 12 in GLU,
 // Activate and Softcap, and 32+2n in attention over n positions, whose terms count their scores' rounding too. Within
@@ -153,6 +153,12 @@ type Set struct {
 	// AttentionQ8 is AttentionF32 over an 8-bit cache, whose keys and values are rows of Dim+4 bytes as StoreQ8 makes
 	// them. arm64 has the portable form only.
 	AttentionQ8 func(y []float32, ldy int, q []float32, ldq int, k, v []uint8, scratch []float32, a Attention)
+
+	// Peak is the largest of at least one finite number.
+	Peak func(x []float32) float32
+
+	// Below computes y = x - top, PoolBelow y = max(y, x - top), for as many numbers as x has, all finite.
+	Below, PoolBelow func(y, x []float32, top float32)
 
 	// FromF16 and FromBF16 widen src to dst, of equal length.
 	FromF16, FromBF16 func(dst []float32, src []uint16)

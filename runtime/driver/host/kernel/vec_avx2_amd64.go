@@ -70,6 +70,21 @@ func add256(y *float32, a *float32, b *float32, n int)
 //go:noescape
 func scale256(y *float32, n int, s float32)
 
+// peak256 returns the largest of x, finite numbers. n is a multiple of 16.
+//
+//go:noescape
+func peak256(x *float32, n int) float32
+
+// below256 computes x-top. n is a multiple of 16.
+//
+//go:noescape
+func below256(y *float32, x *float32, n int, top float32)
+
+// poolBelow256 computes max(y,x-top). n is a multiple of 16.
+//
+//go:noescape
+func poolBelow256(y *float32, x *float32, n int, top float32)
+
 // silu256 applies op.SiLU. n is a multiple of 16.
 //
 //go:noescape

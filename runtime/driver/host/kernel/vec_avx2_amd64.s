@@ -3302,6 +3302,89 @@ scale_done:
 	VZEROUPPER
 	RET
 
+// func peak256(x *float32, n int) float32
+// Requires: AVX, SSE
+TEXT ·peak256(SB), NOSPLIT, $0-20
+	MOVQ    x+0(FP), AX
+	MOVQ    n+8(FP), CX
+	VMOVUPS (AX), Y0
+	VMOVUPS 32(AX), Y1
+	SHRQ    $0x04, CX
+	JZ      peak_done
+
+peak_loop:
+	VMAXPS (AX), Y0, Y0
+	VMAXPS 32(AX), Y1, Y1
+	ADDQ   $+64, AX
+	DECQ   CX
+	JNZ    peak_loop
+
+peak_done:
+	VMAXPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VMAXPS       X1, X0, X0
+	VPSHUFD      $0x4e, X0, X1
+	VMAXPS       X1, X0, X0
+	VPSHUFD      $0xb1, X0, X1
+	VMAXPS       X1, X0, X0
+	VZEROUPPER
+	MOVSS        X0, ret+16(FP)
+	RET
+
+// func below256(y *float32, x *float32, n int, top float32)
+// Requires: AVX
+TEXT ·below256(SB), NOSPLIT, $0-28
+	MOVQ         y+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSS top+24(FP), Y2
+	SHRQ         $0x04, DX
+	JZ           below256_done
+
+below256_loop:
+	VMOVUPS (CX), Y0
+	VSUBPS  Y2, Y0, Y0
+	VMOVUPS Y0, (AX)
+	VMOVUPS 32(CX), Y1
+	VSUBPS  Y2, Y1, Y1
+	VMOVUPS Y1, 32(AX)
+	ADDQ    $+64, AX
+	ADDQ    $+64, CX
+	DECQ    DX
+	JNZ     below256_loop
+
+below256_done:
+	VZEROUPPER
+	RET
+
+// func poolBelow256(y *float32, x *float32, n int, top float32)
+// Requires: AVX
+TEXT ·poolBelow256(SB), NOSPLIT, $0-28
+	MOVQ         y+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSS top+24(FP), Y2
+	SHRQ         $0x04, DX
+	JZ           poolBelow256_done
+
+poolBelow256_loop:
+	VMOVUPS (CX), Y0
+	VSUBPS  Y2, Y0, Y0
+	VMAXPS  (AX), Y0, Y0
+	VMOVUPS Y0, (AX)
+	VMOVUPS 32(CX), Y1
+	VSUBPS  Y2, Y1, Y1
+	VMAXPS  32(AX), Y1, Y1
+	VMOVUPS Y1, 32(AX)
+	ADDQ    $+64, AX
+	ADDQ    $+64, CX
+	DECQ    DX
+	JNZ     poolBelow256_loop
+
+poolBelow256_done:
+	VZEROUPPER
+	RET
+
 DATA geluLinear256<>+0(SB)/4, $0xbfcc422a
 DATA geluLinear256<>+4(SB)/4, $0xbfcc422a
 DATA geluLinear256<>+8(SB)/4, $0xbfcc422a

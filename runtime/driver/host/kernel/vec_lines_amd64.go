@@ -348,7 +348,7 @@ func (s *source) tiles(dst []float32, width, from, to, dim int) {
 		eachTile(dst, width, from, to, dim, func(dst []float32, pos int) {
 			keysQ8x16(&dst[0], &s.k8[pos*pitch], pitch, dim)
 		}, func(pos, place int) float32 {
-			return scaleQ8(s.k8[pos*pitch:], dim) * float32(int32(s.k8[pos*pitch+place])-128)
+			return ScaleQ8(s.k8[pos*pitch:], dim) * float32(int32(s.k8[pos*pitch+place])-128)
 		})
 		return
 	}

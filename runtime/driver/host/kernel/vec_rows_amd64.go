@@ -293,3 +293,34 @@ func vecToF16(dst []uint16, src []float32) bool {
 	}
 	return toF16(dst[whole:], src[whole:]) && finite
 }
+
+// vecPeak is peak in vectors.
+func vecPeak(x []float32) float32 {
+	whole := len(x) &^ (vecN - 1)
+	if whole == 0 {
+		return peak(x)
+	}
+	top := peak256(&x[0], whole)
+	for _, value := range x[whole:] {
+		top = max(top, value)
+	}
+	return top
+}
+
+// vecBelow is below in vectors.
+func vecBelow(y, x []float32, top float32) {
+	whole := len(x) &^ (vecN - 1)
+	if whole > 0 {
+		below256(&y[0], &x[0], whole, top)
+	}
+	below(y[whole:], x[whole:], top)
+}
+
+// vecPoolBelow is poolBelow in vectors.
+func vecPoolBelow(y, x []float32, top float32) {
+	whole := len(x) &^ (vecN - 1)
+	if whole > 0 {
+		poolBelow256(&y[0], &x[0], whole, top)
+	}
+	poolBelow(y[whole:], x[whole:], top)
+}

@@ -38,6 +38,7 @@ func vectors256() {
 	norm256()
 	add256()
 	scale256()
+	pooling256()
 	activations256()
 	softcap256()
 	rope256()
@@ -230,6 +231,51 @@ func scale256() {
 	})
 	VZEROUPPER()
 	RET()
+}
+
+// pooling256 generates what reduces scores: the largest of a row, and rows less their largest number.
+func pooling256() {
+	function("peak256", "(x *float32, n int) float32", "returns the largest of x, finite numbers. n is a multiple of 16.")
+	input, count := param("x"), param("n")
+	VMOVUPS(Mem{Base: input}, y[0])
+	VMOVUPS(Mem{Base: input, Disp: 32}, y[1])
+	along("peak", count, 64, []reg.GPVirtual{input}, func() {
+		for i := range 2 {
+			VMAXPS(Mem{Base: input, Disp: 32 * i}, y[i], y[i])
+		}
+	})
+	// fold the register in halves
+	VMAXPS(y[1], y[0], y[0])
+	VEXTRACTF128(U8(1), y[0], reg.X1)
+	VMAXPS(reg.X1, reg.X0, reg.X0)
+	VPSHUFD(U8(0x4e), reg.X0, reg.X1)
+	VMAXPS(reg.X1, reg.X0, reg.X0)
+	VPSHUFD(U8(0xb1), reg.X0, reg.X1)
+	VMAXPS(reg.X1, reg.X0, reg.X0)
+	VZEROUPPER()
+	Store(reg.X0, ReturnIndex(0))
+	RET()
+
+	for _, pool := range []bool{false, true} {
+		name := map[bool]string{false: "below256", true: "poolBelow256"}[pool]
+		does := map[bool]string{false: "computes x-top", true: "computes max(y,x-top)"}[pool]
+		function(name, "(y *float32, x *float32, n int, top float32)", does+". n is a multiple of 16.")
+		out, input, count := param("y"), param("x"), param("n")
+		top, _ := Param("top").Resolve()
+		VBROADCASTSS(top.Addr, y[2])
+		along(name, count, 64, []reg.GPVirtual{out, input}, func() {
+			for i := range 2 {
+				VMOVUPS(Mem{Base: input, Disp: 32 * i}, y[i])
+				VSUBPS(y[2], y[i], y[i])
+				if pool {
+					VMAXPS(Mem{Base: out, Disp: 32 * i}, y[i], y[i])
+				}
+				VMOVUPS(y[i], Mem{Base: out, Disp: 32 * i})
+			}
+		})
+		VZEROUPPER()
+		RET()
+	}
 }
 
 // exponent replaces x by e^x with the method of expf: x = i*ln2 + rest, a polynomial of degree 6 in

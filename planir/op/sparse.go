@@ -1,0 +1,121 @@
+package op
+
+import "fmt"
+
+// SparseFirst is how many of the first positions of a context a selection always has: attention rests on them where
+// nothing else matters.
+const SparseFirst = 4
+
+// SparseBlock is how many queries share a selection where nothing else is said: of more a selection serves each worse, of
+// fewer gathering takes longer.
+const SparseBlock = 16
+
+// sparseParts is how many numbers the weight "heads" of Estimate and Select has for each query head.
+const sparseParts = 3
+
+// SparseHead is what the weight "heads" of Estimate and Select says about one query head.
+type SparseHead struct {
+	QueryScale, KeyScale float32 // positive: an 8-bit code times it is the number
+	Share                float32 // of the positions that are attended to; above 1: all
+}
+
+// SparseHeadOf reads the numbers of a query head in the weight "heads" of Estimate and Select. An error says which of
+// them makes no sense.
+func SparseHeadOf(values []float32, head int) (SparseHead, error) {
+	part := values[sparseParts*head:][:sparseParts]
+	out := SparseHead{part[0], part[1], part[2]}
+	const most = 1 << 60 // far above any activation, and finite
+	for i, name := range []string{"scale of queries", "scale of keys"} {
+		if !(part[i] > 0 && part[i] < most) {
+			return out, fmt.Errorf("head %d: %s is %v, want a positive number", head, name, part[i])
+		}
+	}
+	if !(out.Share >= 0 && out.Share < most) {
+		return out, fmt.Errorf("head %d: share of positions is %v, want a number of at least 0", head, out.Share)
+	}
+	return out, nil
+}
+
+// SparseHeads makes the weight "heads" of Estimate and Select, [1, 3*len(heads)].
+func SparseHeads(heads []SparseHead) []float32 {
+	out := make([]float32, 0, sparseParts*len(heads))
+	for _, head := range heads {
+		out = append(out, head.QueryScale, head.KeyScale, head.Share)
+	}
+	return out
+}
+
+// SparseSpan is what a block of queries sees of a context. Positions [First,Inner) are seen by some of its queries,
+// [Inner,Block) by all, and [Block,End) are the block's own. Without a window First and Inner are 0.
+type SparseSpan struct{ First, Inner, Block, End int }
+
+// SpanOf is the span of a block of rows queries, the first of which is at position pos.
+func (o Op) SpanOf(pos, rows int) SparseSpan {
+	span := SparseSpan{Block: pos, End: pos + rows}
+	if o.Window > 0 {
+		span.First = max(0, pos+1-o.Window)
+		span.Inner = min(pos, max(0, pos+rows-o.Window)) // a short window may end within the block
+	}
+	return span
+}
+
+// Keep is how many of the positions [Inner,Block) a share of all that is seen leaves to be selected, the block's own
+// and those that only some queries see being kept in any case.
+func (s SparseSpan) Keep(share float32) int {
+	inner := s.Block - s.Inner
+	if share >= 1 {
+		return inner
+	}
+	seen := float64(s.End - s.First)
+	kept := int(float64(share) * seen)
+	if float64(kept) < float64(share)*seen {
+		kept++
+	}
+	least := min(inner, max(0, SparseFirst-s.Inner))
+	return max(least, min(inner, kept-(s.End-s.Block)-(s.Inner-s.First)))
+}
+
+// Blocks is the number of blocks of queries that share a selection.
+func (o Op) Blocks() int {
+	if o.Block < 1 {
+		return o.M
+	}
+	return (o.M + o.Block - 1) / o.Block
+}
+
+// group is the number of query heads that share a key.
+func (o Op) group() int { return o.Heads / max(1, o.KVHeads) }
+
+// groupColumns is the number of columns of a fused QKV row for one key head: its queries, the key and the value.
+func (o Op) groupColumns() int { return (o.group() + 2) * o.HeadDim }
+
+// kept is the number of (query row, selected position) pairs of a sparse attention with the mean share Density.
+func (o Op) kept() int64 {
+	own := int64(o.M) * int64(min(o.Block, o.M))
+	return min(o.attended(), max(own, int64(float64(o.attended())*o.Density)))
+}
+
+// sparseHeads is the shape of the weight "heads".
+func sparseHeads(operator Op, _ string) (k, n int) { return 1, sparseParts * operator.Heads }
+
+// sparseKey is the key of the parts of a sparse attention.
+func sparseKey(o Op) string {
+	return fmt.Sprintf("%s[%d] heads=%d/%d", o.Kind, o.M, o.Heads, o.KVHeads) +
+		when(o.HeadDim > 0, fmt.Sprintf(" dim=%d", o.HeadDim)) + fmt.Sprintf(" context=%d", o.Context) +
+		when(o.KV != "", fmt.Sprintf(" kv=%s", o.KV)) + fmt.Sprintf(" block=%d", o.Block) +
+		when(o.Density > 0, fmt.Sprintf(" density=%v", o.Density)) +
+		when(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + when(o.Cap > 0, " cap")
+}
+
+// checkSparse: key heads serve equally many query heads, and the values that hold a number for each head and position
+// are no wider than others.
+func checkSparse(operator Op) error {
+	if err := checkHeads(operator); err != nil {
+		return err
+	}
+	if wide := cells(operator.Heads, operator.Context+1); wide > maxDim {
+		return operator.bad("context", operator.Context,
+			fmt.Sprintf("at most %d for %d heads", maxDim/operator.Heads-1, operator.Heads))
+	}
+	return nil
+}

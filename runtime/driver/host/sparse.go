@@ -1,0 +1,502 @@
+package host
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver/host/kernel"
+)
+
+// Sparse attention in three steps (shadowAttn). Blocks of queries share a selection for each query head, so that keys
+// and values are gathered once for many rows, and the kernels of dense attention then work on what was gathered.
+//
+//   - estimate packs the keys of 8 bits as a weight, whose columns are positions, and multiplies the queries of a block
+//     by it. It keeps of each position the largest score among the block's queries, each less its query's top: the
+//     logarithm of the largest weight that any of them gives to the position, but for the sum that divides it.
+//   - selectPositions finds the threshold that a budget of positions reaches.
+//   - sparseAttention gathers. Positions keep their order, so the block's own come last, where the causal mask of the
+//     dense kernel is right for them; those at the beginning of a window come first, where its window is.
+
+// sparseBlock is a block of queries of a call.
+type sparseBlock struct {
+	op.SparseSpan
+	index, r0, rows int
+}
+
+// sparse is what the three steps have in common.
+type sparse struct {
+	*builder
+	heads []op.SparseHead
+	// of heads, as the kernel that quantises wants them
+	queryScales, keyScales []float32
+	group                  int
+
+	blocks []sparseBlock // of the call
+}
+
+// newSparse reads the weight of a part of a sparse attention, if it has one.
+func (b *builder) newSparse() (*sparse, error) {
+	out := &sparse{builder: b, group: b.op.Heads / b.op.KVHeads}
+	if len(b.w) == 0 {
+		return out, nil
+	}
+	values, err := mem.View[float32](b.w[0].Bytes)
+	if err != nil {
+		return nil, err
+	}
+	for head := range b.op.Heads {
+		numbers, err := op.SparseHeadOf(values, head)
+		if err != nil {
+			return nil, err
+		}
+		out.heads = append(out.heads, numbers)
+		out.queryScales = append(out.queryScales, numbers.QueryScale)
+		out.keyScales = append(out.keyScales, numbers.KeyScale)
+	}
+	return out, nil
+}
+
+// begin finds the blocks of a call, and refuses one whose context is longer than the values that hold a number for each
+// position.
+func (s *sparse) begin(rows int) bool {
+	pos := s.e.scalars.Pos
+	if pos+rows > s.op.Context {
+		s.e.refuse(0)
+		return false
+	}
+	s.blocks = s.blocks[:0]
+	for r0 := 0; r0 < rows; r0 += s.op.Block {
+		count := min(s.op.Block, rows-r0)
+		s.blocks = append(s.blocks, sparseBlock{s.op.SpanOf(pos+r0, count), r0 / s.op.Block, r0, count})
+	}
+	return true
+}
+
+// tooLong is the error of begin.
+func (s *sparse) tooLong() error {
+	return fmt.Errorf("the context reaches beyond %d positions, for which the operator was made", s.op.Context)
+}
+
+// of is the key head and the block of a task: longest blocks first, as dense attention has them.
+func (s *sparse) of(task int) (kvHead int, block *sparseBlock) {
+	count := len(s.blocks)
+	return task / count, &s.blocks[count-1-task%count]
+}
+
+// keyTiles is how many tiles of keys one task of estimate packs.
+const keyTiles = 8
+
+// estimate makes the step of op.Estimate, and one before it that packs the keys. See the top of the file.
+func (b *builder) estimate() (step, error) {
+	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
+	s, err := b.newSparse()
+	if err != nil {
+		return step{}, err
+	}
+	dim := operator.HeadDim
+	tileBytes, err := pack.TileBytes(op.A8TQ8C.Weight(), dim)
+	if err != nil {
+		return step{}, err
+	}
+	if dim > maxDotK {
+		return step{}, fmt.Errorf("head_dim = %d, want at most %d", dim, maxDotK)
+	}
+	tiles := (operator.Context + pack.TileN - 1) / pack.TileN
+	rows := min(operator.Block, operator.M)
+	packs, local := sparseWords(operator, int(tileBytes))
+	if int64(packs)*4 > maxWork || int64(local)*4 > maxWork {
+		return step{}, fmt.Errorf("context %d needs more than %d bytes of scratch", operator.Context, int64(maxWork))
+	}
+	exe.need.packs, exe.need.local = max(exe.need.packs, packs), max(exe.need.local, local)
+	refused := func(int) error {
+		if exe.scalars.Pos+min(operator.M, exe.scalars.Rows) > operator.Context {
+			return s.tooLong()
+		}
+		return errors.New("a query or a cached key is NaN or infinite, which 8 bits cannot represent")
+	}
+	tile := func(kvHead, number int) []byte {
+		at := (kvHead*tiles + number) * int(tileBytes)
+		return mem.Bytes(exe.have.pack)[at : at+int(tileBytes)]
+	}
+	// Keys from the first position that any block looks at to the last one.
+	var from, to int // tiles
+	var chunks int
+	b.before = append(b.before, step{
+		m: operator.M,
+		plan: func(count int) int {
+			from, to, chunks = 0, 0, 0
+			if !s.begin(count) {
+				return 0
+			}
+			first, last := s.blocks[0], s.blocks[len(s.blocks)-1]
+			from, to = first.Inner/pack.TileN, (last.Block+pack.TileN-1)/pack.TileN
+			chunks = max(0, to-from+keyTiles-1) / keyTiles
+			return chunks * operator.KVHeads
+		},
+		task: func(worker, t int) {
+			kvHead, number := t/chunks, from+t%chunks*keyTiles
+			end := s.blocks[len(s.blocks)-1].Block
+			for ; number < min(to, from+(t%chunks+1)*keyTiles); number++ {
+				if !s.packKeys(tile(kvHead, number), kvHead, number*pack.TileN, end, exe.have.mine(worker)) {
+					exe.refuse(0)
+					return
+				}
+			}
+		},
+		refused: refused,
+	})
+	return step{
+		m:    operator.M,
+		plan: func(int) int { return len(s.blocks) * operator.KVHeads },
+		task: func(worker, t int) {
+			kvHead, block := s.of(t)
+			if block.Inner == block.Block {
+				return
+			}
+			own := exe.have.mine(worker)
+			scales, codes := own[:rows], mem.Bytes(own[rows : rows+(rows*dim+3)/4])
+			scores := own[rows+(rows*dim+3)/4:]
+			start := block.Inner / pack.TileN
+			columns := block.Block - start*pack.TileN
+			for i := range s.group {
+				head := kvHead*s.group + i
+				query := input.f32[block.r0*input.ld+(kvHead*(s.group+2)+i)*dim:]
+				if bad := set.QuantStatic(codes, dim, scales, s.queryScales[head:head+1], query, input.ld,
+					block.rows, dim); bad >= 0 {
+					exe.refuse(block.r0 + bad)
+					return
+				}
+				ld := op.RoundUp(columns, pack.TileN)
+				first := (kvHead*tiles + start) * int(tileBytes)
+				set.MatMulQ8C(scores, ld, codes, dim, scales, mem.Bytes(exe.have.pack)[first:], block.rows, dim, columns)
+				skip := block.Inner - start*pack.TileN
+				at := block.index*output.ld + head*operator.Context + block.Inner
+				out := output.f32[at : at+columns-skip]
+				for row := range block.rows {
+					line := scores[row*ld+skip : row*ld+columns]
+					top := set.Peak(line)
+					if row == 0 {
+						set.Below(out, line, top)
+					} else {
+						set.PoolBelow(out, line, top)
+					}
+				}
+			}
+		},
+		refused: refused,
+	}, nil
+}
+
+// sparseWords is the scratch of estimate in units of 4 bytes: of all workers, the packed keys; of each, the queries of a
+// block, their scales and scores, or a key on its way to a tile.
+func sparseWords(operator op.Op, tileBytes int) (packs, local int) {
+	rows, dim := min(operator.Block, operator.M), operator.HeadDim
+	tiles := (operator.Context + pack.TileN - 1) / pack.TileN
+	packs = (operator.KVHeads*tiles*tileBytes + 3) / 4
+	return packs, max(rows+(rows*dim+3)/4+rows*tiles*pack.TileN, 2*dim+1)
+}
+
+// packKeys writes keys pos..pos+TileN-1 of a head, those below end, as a tile of a weight with 8 bits. It reports whether
+// all numbers are finite.
+func (s *sparse) packKeys(tile []byte, kvHead, pos, end int, own []float32) bool {
+	exe, dim, set := s.e, s.op.HeadDim, s.e.p.set
+	scale := s.keyScales[kvHead*s.group:][:1]
+	_, cols := s.op.KV.CacheRow(dim)
+	words := (dim + 3) / 4 * 4
+	scales := tile[words*pack.TileN:]
+	sums := scales[4*pack.TileN:]
+	wide, codes := own[1:1+dim], mem.Bytes(own[1+dim : 1+dim+(dim+3)/4])[:dim]
+	if end < pos+pack.TileN {
+		clear(tile)
+	}
+	for column := range min(pack.TileN, end-pos) {
+		from := exe.scalars.Sequence*exe.perSeq + (kvHead*exe.maxContext+pos+column)*cols
+		own[0] = scale[0]
+		key := codes
+		switch s.op.KV {
+		case op.Q8:
+			key = exe.k.raw[from : from+dim]
+			own[0] = kernel.ScaleQ8(exe.k.raw[from:], dim)
+		case op.F16:
+			set.FromF16(wide, exe.k.u16[from:from+dim])
+			if set.QuantStatic(codes, dim, own[:1], scale, wide, dim, 1, dim) >= 0 {
+				return false
+			}
+		default:
+			if set.QuantStatic(codes, dim, own[:1], scale, exe.k.f32[from:from+dim], dim, 1, dim) >= 0 {
+				return false
+			}
+		}
+		kernel.PackColumnQ8C(tile, key, column)
+		kernel.SetColumnQ8C(scales, sums, key, column, own[0])
+	}
+	return true
+}
+
+// selectPositions makes the step of op.Select: for each block and head the positions whose scores reach the budget.
+func (b *builder) selectPositions() (step, error) {
+	exe, operator, input, output := b.e, b.op, b.in[0], b.out[0]
+	s, err := b.newSparse()
+	if err != nil {
+		return step{}, err
+	}
+	exe.need.local = max(exe.need.local, operator.Context)
+	return step{
+		m: operator.M,
+		plan: func(count int) int {
+			if !s.begin(count) {
+				return 0
+			}
+			return len(s.blocks) * operator.KVHeads
+		},
+		task: func(worker, t int) {
+			kvHead, block := s.of(t)
+			for i := range s.group {
+				head := kvHead*s.group + i
+				scores := input.f32[block.index*input.ld+head*operator.Context:][:operator.Context]
+				out := output.i32[block.index*output.ld+head*(1+operator.Context):][:1+operator.Context]
+				keep := block.Keep(s.heads[head].Share)
+				out[0] = int32(keep)
+				choose(out[1:], scores, block.Inner, block.Block, keep, exe.have.mine(worker))
+			}
+		},
+		refused: func(int) error { return s.tooLong() },
+	}, nil
+}
+
+// choose writes count of the positions from..to-1, ascending: the first op.SparseFirst of a context, then those with the
+// largest scores, of equal ones the lower. NaN is larger than every number.
+//
+// It finds the smallest score that is still chosen by quickselect on keys that order like scores, in linear time, and
+// takes all that are larger and as many of the equal ones as are left.
+func choose(out []int32, scores []float32, from, to, count int, own []float32) {
+	next := 0
+	take := func(pos int) {
+		out[next] = int32(pos)
+		next++
+	}
+	for ; from < min(to, op.SparseFirst) && count > 0; from++ {
+		take(from)
+		count--
+	}
+	if count <= 0 {
+		return
+	}
+	if count >= to-from {
+		for pos := from; pos < to; pos++ {
+			take(pos)
+		}
+		return
+	}
+	keys, err := mem.View[uint32](mem.Bytes(own))
+	if err != nil {
+		panic("BUG: scratch is not aligned: " + err.Error())
+	}
+	keys = keys[:to-from]
+	for i, score := range scores[from:to] {
+		keys[i] = order(score)
+	}
+	least := nthLargest(keys, count)
+	equal := count
+	for _, score := range scores[from:to] {
+		if order(score) > least {
+			equal--
+		}
+	}
+	for pos := from; pos < to; pos++ {
+		switch key := order(scores[pos]); {
+		case key > least:
+			take(pos)
+		case key == least && equal > 0:
+			take(pos)
+			equal--
+		}
+	}
+}
+
+// order maps float32 to integers that order alike, every NaN above infinity and both zeros equal.
+func order(x float32) uint32 {
+	if x != x {
+		return math.MaxUint32
+	}
+	bits := math.Float32bits(x + 0) // -0 becomes 0
+	if bits>>31 != 0 {
+		return ^bits
+	}
+	return bits | 1<<31
+}
+
+// nthLargest is the number that n-1 of keys exceed or equal, n at least 1. It changes their order.
+func nthLargest(keys []uint32, n int) uint32 {
+	lo, hi := 0, len(keys) // the number is among these
+	for hi-lo > 1 {
+		// the median of three bounds the effect of an unlucky order
+		a, b, c := keys[lo], keys[(lo+hi)/2], keys[hi-1]
+		pivot := max(min(a, b), min(max(a, b), c))
+		// larger ones [lo,i), equal ones [i,k), smaller ones [j,hi)
+		i, k, j := lo, lo, hi
+		for k < j {
+			switch key := keys[k]; {
+			case key > pivot:
+				keys[i], keys[k] = key, keys[i]
+				i++
+				k++
+			case key == pivot:
+				k++
+			default:
+				j--
+				keys[k], keys[j] = keys[j], key
+			}
+		}
+		switch {
+		case n <= i-lo:
+			hi = i
+		case n <= k-lo:
+			return pivot
+		default:
+			n -= k - lo
+			lo = k
+		}
+	}
+	return keys[lo]
+}
+
+// sparseAttention makes the step of op.SparseAttend. See the top of the file.
+func (b *builder) sparseAttention() (step, error) {
+	exe, operator, input, positions, output := b.e, b.op, b.in[0], b.in[1], b.out[0]
+	s, err := b.newSparse()
+	if err != nil {
+		return step{}, err
+	}
+	dim := operator.HeadDim
+	element, cols := operator.KV.CacheRow(dim)
+	size, err := attentionScratch(1, dim)
+	if err != nil {
+		return step{}, err
+	}
+	side := gatherWords(operator) // of keys, and as many of values
+	if int64(side)*8 > maxWork {
+		return step{}, fmt.Errorf("context %d needs more than %d bytes of scratch", operator.Context, int64(maxWork))
+	}
+	exe.need.local = max(exe.need.local, size+2*side)
+	call := kernel.Attention{Heads: 1, Dim: dim, Scale: operator.Scale, Cap: operator.Cap}
+	if call.Scale == 0 {
+		call.Scale = 1 / math.Sqrt(float64(dim))
+	}
+	rowBytes := cols * element.Bytes()
+	attend := func(kvHead, i int, block *sparseBlock, own []float32) bool {
+		head, call := kvHead*s.group+i, call
+		list := positions.i32[block.index*positions.ld+head*(1+operator.Context):][:1+operator.Context]
+		kept := int(list[0])
+		if kept < 0 || kept > block.Block-block.Inner || !within(list[1:1+kept], block.Inner, block.Block) {
+			return false
+		}
+		queries := input.f32[block.r0*input.ld+(kvHead*(s.group+2)+i)*dim:]
+		out := output.f32[block.r0*output.ld+head*dim:]
+		begin := exe.scalars.Sequence*exe.perSeq + kvHead*exe.maxContext*cols // elements
+		call.M, call.Pos, call.Window = block.rows, block.Block, operator.Window
+		keys, values := exe.k.raw[begin*element.Bytes():], exe.v.raw[begin*element.Bytes():]
+		if kept < block.Block-block.Inner {
+			call.Pos = block.Inner - block.First + kept
+			if operator.Window > 0 {
+				call.Window = call.Pos - block.Block + operator.Window + block.First
+			}
+			first := mem.Bytes(own[size : size+side])
+			second := mem.Bytes(own[size+side : size+2*side])
+			gather(first, keys, rowBytes, list[1:1+kept], block)
+			gather(second, values, rowBytes, list[1:1+kept], block)
+			keys, values = first, second
+		}
+		total := (call.Pos + call.M) * rowBytes
+		return s.dense(out, queries, keys[:total], values[:total], own[:size], call) == nil
+	}
+	return step{
+		m: operator.M,
+		plan: func(count int) int {
+			if !s.begin(count) {
+				return 0
+			}
+			return len(s.blocks) * operator.KVHeads
+		},
+		task: func(worker, t int) {
+			kvHead, block := s.of(t)
+			for i := range s.group {
+				if !attend(kvHead, i, block, exe.have.mine(worker)) {
+					exe.refuse(block.r0)
+					return
+				}
+			}
+		},
+		refused: func(int) error {
+			if exe.scalars.Pos+min(operator.M, exe.scalars.Rows) > operator.Context {
+				return s.tooLong()
+			}
+			return errors.New("selected positions are not ascending ones before the block")
+		},
+	}, nil
+}
+
+// gatherWords is room for the keys or the values of one head that a block attends to, in units of 4 bytes.
+func gatherWords(operator op.Op) int {
+	return (int(operator.KV.CacheRowBytes(operator.HeadDim))*operator.Context + 15) / 16 * 4
+}
+
+// dense computes attention on keys and values that lie one behind the other.
+func (s *sparse) dense(out, queries []float32, keys, values []byte, scratch []float32, call kernel.Attention) error {
+	set, ldy, ldq := s.e.p.set, s.out[0].ld, s.in[0].ld
+	switch s.op.KV {
+	case op.F32:
+		k, err := mem.View[float32](keys)
+		v, other := mem.View[float32](values)
+		if err := cmp.Or(err, other); err != nil {
+			return err
+		}
+		set.AttentionF32(out, ldy, queries, ldq, k, v, scratch, call)
+	case op.Q8:
+		set.AttentionQ8(out, ldy, queries, ldq, keys, values, scratch, call)
+	default:
+		k, err := mem.View[uint16](keys)
+		v, other := mem.View[uint16](values)
+		if err := cmp.Or(err, other); err != nil {
+			return err
+		}
+		set.AttentionF16(out, ldy, queries, ldq, k, v, scratch, call)
+	}
+	return nil
+}
+
+// within reports whether positions are ascending ones of from..to-1.
+func within(list []int32, from, to int) bool {
+	before := int32(from) - 1
+	for _, pos := range list {
+		if pos <= before || int(pos) >= to {
+			return false
+		}
+		before = pos
+	}
+	return true
+}
+
+// gather copies rows of a cache: those that only some queries of the block see, the selected ones, and the block's own.
+// Neighbours are copied at once.
+func gather(dst, rows []byte, rowBytes int, list []int32, block *sparseBlock) {
+	to := 0
+	run := func(from, end int) {
+		to += copy(dst[to:], rows[from*rowBytes:end*rowBytes])
+	}
+	run(block.First, block.Inner)
+	for i := 0; i < len(list); {
+		end := i + 1
+		for end < len(list) && list[end] == list[end-1]+1 {
+			end++
+		}
+		run(int(list[i]), int(list[end-1])+1)
+		i = end
+	}
+	run(block.Block, block.End)
+}
