@@ -149,14 +149,9 @@ func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
 		lengths = append(lengths, decision.Rows)
 	}
 	slices.Sort(lengths)
-	batch := graph.Batch()
 	seen := map[*planir.Decision]bool{}
 	for _, rows := range slices.Compact(lengths) {
-		of := graph
-		if rows > 1 && plan.Decodes(rows) {
-			of = &batch
-		}
-		sections, err := lower.Expand(of, rows, plan.MaxContext, plan.KV, func(node string) op.Scheme {
+		sections, err := lower.Expand(lower.GraphOf(plan, graph, rows), rows, plan.MaxContext, plan.KV, func(node string) op.Scheme {
 			for _, at := range []int{rows, 1} {
 				if decision := plan.DecisionFor(node, at); decision != nil {
 					return decision.Scheme

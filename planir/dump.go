@@ -49,6 +49,9 @@ func Dump(plan *Plan) string {
 		if weight.ScaleOf != "" {
 			from = "the range of " + weight.ScaleOf
 		}
+		if weight.HeadsOf != "" {
+			from = fmt.Sprintf("the heads of %s, density %v", weight.HeadsOf, weight.Density)
+		}
 		line("weight %s [%d,%d] layers %v from %s%s", weight.Name, weight.K, weight.N, weight.Layers, from, folds)
 	}
 	for _, k := range pr.Packs {

@@ -47,6 +47,8 @@ type Plan struct {
 	Beside *Beside `json:"beside,omitempty" yaml:"beside,omitempty"`
 	// how requests guess tokens; nil: the workload said nothing of it
 	Drafts *Drafts `json:"drafts,omitempty" yaml:"drafts,omitempty"`
+	// which programs attend to selected positions only; nil: none
+	Attention *Attention `json:"attention,omitempty" yaml:"attention,omitempty"`
 	// what emit made it a plan for; nil: it is as solve wrote it
 	Target  *Target `json:"target,omitempty" yaml:"target,omitempty"`
 	Program Program `json:"program" yaml:"program"`

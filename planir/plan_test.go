@@ -677,6 +677,31 @@ func TestRules(t *testing.T) {
 		})
 		broken[c.rule] = true
 	}
+	for name, at := range map[string]*planir.Attention{
+		"rows that no program has":    {Density: 0.2, Block: 16, Rows: []int{3}},
+		"a dense program":             {Density: 0.2, Block: 16, Rows: []int{16}},
+		"no rows":                     {Density: 0.2, Block: 16},
+		"rows that do not ascend":     {Density: 0.2, Block: 16, Rows: []int{16, 16}},
+		"more than all positions":     {Density: 1.5, Block: 16, Rows: []int{16}},
+		"blocks of nothing":           {Density: 0.2, Rows: []int{16}},
+		"a density that is no number": {Density: math.NaN(), Block: 16, Rows: []int{16}},
+	} {
+		t.Run("P030 "+name, func(t *testing.T) {
+			s := shapes["trivial"]
+			p := build(t, s.scheme, s.rows, s.change)
+			p.Attention = at
+			found := planir.Check(p)
+			if len(found) == 0 {
+				t.Fatal("no rule is broken")
+			}
+			for _, d := range found {
+				if d.Code != "P030" || d.Hint == "" || d.Path == "" {
+					t.Errorf("breaks %s: %v", d.Code, d)
+				}
+			}
+		})
+		broken["P030"] = true
+	}
 	for name, mutate := range besideFaults {
 		t.Run("P017 "+name, func(t *testing.T) {
 			p := besidePlan(t)

@@ -49,6 +49,8 @@ var Rules = []Rule{
 		"P018", "capacity tiers are for prompts of some number of rows; in each layer they name as many experts as their groups have slots, each once; where experts have no slot, or overflow is exact, dynamic products compute rows", (*checker).experts},
 	{
 		"P019", "drafts are verified by one call of a program that computes the bits of plain decoding, and are as long as lets a token take the least predicted time at their acceptance", (*checker).drafts},
+	{
+		"P030", "programs with sparse attention are programs of the plan that process rows of one sequence, and keep a share of the positions in blocks of queries; no other program has such operators", (*checker).attention},
 }
 
 // Check applies every rule and returns all findings of the first rule that is broken.

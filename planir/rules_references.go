@@ -2,6 +2,7 @@ package planir
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 
 	"github.com/hetc/hetc/planir/op"
@@ -88,6 +89,9 @@ func (c *checker) weight(path string, weight *op.Weight) {
 	if weight.SlotsOf != 0 {
 		c.slots(path, weight)
 	}
+	if weight.HeadsOf != "" {
+		c.headsWeight(path, weight)
+	}
 	for _, group := range []string{weight.FoldRows, weight.FoldCols} {
 		if group != "" && !slices.Contains(c.plan.Folds, group) {
 			c.fail(path, "weight %q is folded with group %q, and the plan folds %q", weight.Name, group, c.plan.Folds)
@@ -161,6 +165,23 @@ func (c *checker) slotRef(step stepAt, ref WeightRef, pack *Pack) {
 		return
 	}
 	c.tieredLayers(step.path(".w"), tiers, step.section.First, step.section.First+step.section.Layers)
+}
+
+// headsWeight checks that the numbers of an attention's heads are computed from the calibration and from nothing else, for
+// the share of positions that the plan keeps.
+func (c *checker) headsWeight(path string, weight *op.Weight) {
+	other := *weight
+	other.Name, other.HeadsOf, other.Density, other.Layers = "", "", 0, nil
+	if want := (op.Weight{K: 1, N: weight.N}); !reflect.DeepEqual(other, want) || weight.N%3 != 0 || weight.N < 3 {
+		c.fail(path, "weight %q says how the heads of %q are rounded, and has other fields than three numbers a head",
+			weight.Name, weight.HeadsOf)
+	}
+	if at := c.plan.Attention; at == nil || at.Density != weight.Density {
+		c.fail(path, "weight %q keeps a share %v of the positions, and the plan keeps another", weight.Name, weight.Density)
+	}
+	if c.plan.Calibration() == "" {
+		c.fail(path, "weight %q is from a calibration, and none is among the inputs", weight.Name)
+	}
 }
 
 // stepReferences checks everything that a step names: graph, buffers, packs and flags.

@@ -185,7 +185,8 @@ func (s *request) layers() map[string]int {
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
 		for _, node := range sec.Nodes {
-			names := slices.Concat(node.W, lower.Computed(sec.Name+"."+node.Name))
+			class := sec.Name + "." + node.Name
+			names := slices.Concat(node.W, lower.Computed(class), []string{models.HeadsWeight(class)})
 			for _, weight := range names {
 				if x := s.graph.Weight(weight); sec.Layers > 0 && (x == nil || len(x.Const) == 0) {
 					if at := [2]int{sec.First, sec.First + sec.Layers}; !slices.Contains(spans[weight], at) {

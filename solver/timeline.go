@@ -3,7 +3,6 @@ package solver
 import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/price"
 )
@@ -176,7 +175,7 @@ func (s *request) effort(on *planir.Proc, graph *planir.Graph, called call) (eff
 		if on.DynamicRows {
 			task.Op.M = min(task.Op.M, called.rows)
 		}
-		if task.Op.Kind == op.Attention {
+		if task.Op.Kind.Has("context") {
 			task.Op.Context = called.context
 		}
 		est, err := s.prices.Together([]price.Task{task})

@@ -58,7 +58,7 @@ func Unmeasured(plan *planir.Plan, model *models.Model, soc *socs.SoC, want *wor
 				return nil, nil, err
 			}
 			for _, task := range list {
-				if task.Op.Kind == op.Attention {
+				if task.Op.Kind.Has("context") {
 					task.Op.Context = demand.ContextAt(decision.Rows)
 				}
 				if key := task.Key(); !seen[key] {
@@ -103,10 +103,7 @@ func withSet(sets [][]string, decision *planir.Decision) [][]string {
 func tasksOf(plan *planir.Plan, decision *planir.Decision, model *models.Model, soc *socs.SoC) (out []price.Task,
 	err error) {
 	graph := model.Graph()
-	if decision.Rows > 1 && plan.Decodes(decision.Rows) {
-		graph = graph.Batch()
-	}
-	sections, err := lower.Expand(&graph, decision.Rows, plan.MaxContext, plan.KV, func(node string) op.Scheme {
+	sections, err := lower.Expand(lower.GraphOf(plan, &graph, decision.Rows), decision.Rows, plan.MaxContext, plan.KV, func(node string) op.Scheme {
 		if other := DecisionAt(plan, node, decision.Rows); other != nil {
 			return other.Scheme
 		}

@@ -211,7 +211,7 @@ func (c *checker) proc(path string, have *planir.Proc, sp *socs.Processor) {
 		if !sp.Executes(k) {
 			differs("kinds", k, can.Kinds)
 		}
-		if (k == op.Attention || k == op.KVAppend) && len(sp.KV) > 0 && !slices.Contains(sp.KV, c.plan.KV) {
+		if k.Has("kv") && len(sp.KV) > 0 && !slices.Contains(sp.KV, c.plan.KV) {
 			differs("kv", c.plan.KV, sp.KV)
 		}
 	}
@@ -243,14 +243,8 @@ func (c *checker) decisions() {
 		rows[c.plan.Program.Programs[i].Rows] = true
 	}
 	known := map[string]bool{} // node@rows
-	batch := c.graph.Batch()
 	for _, r := range slices.Sorted(maps.Keys(rows)) {
-		// A batch program computes a different graph, with one row for each sequence.
-		graph := c.graph
-		if slices.Contains(c.plan.Batches, r) {
-			graph = &batch
-		}
-		sections, err := lower.Expand(graph, r, c.plan.MaxContext, c.plan.KV,
+		sections, err := lower.Expand(lower.GraphOf(c.plan, c.graph, r), r, c.plan.MaxContext, c.plan.KV,
 			func(node string) op.Scheme { return c.scheme(node, r) }, c.plan.TiersOf(r))
 		if err != nil {
 			c.fail("decisions", "rows %d: %v", r, err)
@@ -312,6 +306,10 @@ func (c *checker) weights() {
 			if weight.Name != lower.SlotsWeight(weight.SlotsOf) || want != nil {
 				c.fail(path, "weight %q says what is in slots, want the name %q", weight.Name,
 					lower.SlotsWeight(weight.SlotsOf))
+			}
+		case weight.HeadsOf != "":
+			if name := models.HeadsWeight(weight.HeadsOf); weight.Name != name || want != nil {
+				c.fail(path, "weight %q is of the heads of %q, want the name %q", weight.Name, weight.HeadsOf, name)
 			}
 		case want == nil:
 			c.fail(path, "model %q has no weight %q", c.ofModel.Name, weight.Name)

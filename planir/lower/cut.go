@@ -25,6 +25,7 @@ type Piece struct {
 	Ops   []op.Op // the node's chain, with the shapes of this piece
 	R0    int     // first row it covers
 	Heads *[2]int // cache heads [from,to), nil without state
+	H0    int     // first key head of a share along heads
 
 	// In and Out are the views it reads and writes, Out beginning with what it changes in place.
 	In, Out []planir.View
@@ -336,11 +337,16 @@ func (c *shareCut) narrow() {
 			operator.Bias = false // the first share adds it
 		}
 	case planir.AxisHeads:
-		// Columns are grouped by key/value head: its queries, its key, its value.
+		// Columns are grouped by key/value head, e.g. its queries, its key, its value.
 		group := operator.Heads / operator.KVHeads
-		width := (group + 2) * operator.HeadDim
-		c.In[0].C0, c.In[0].C1 = from*width, to*width
-		c.Out[0].C0, c.Out[0].C1 = from*group*operator.HeadDim, to*group*operator.HeadDim
+		in, _, out := operator.HeadColumns()
+		for i, width := range in {
+			c.In[i].C0, c.In[i].C1 = from*width, to*width
+		}
+		for i, width := range out {
+			c.Out[i].C0, c.Out[i].C1 = from*width, to*width
+		}
+		c.H0 = from
 		for i := range c.Ops {
 			c.Ops[i].KVHeads = to - from
 			c.Ops[i].Heads = group * (to - from)
@@ -354,6 +360,8 @@ func (c *shareCut) pad() error {
 	switch {
 	case c.node.Slots != nil:
 		return fmt.Errorf("rows padded to %d, and those of a group of experts are as many as are reserved", rows)
+	case c.main().Block > 0:
+		return fmt.Errorf("rows padded to %d, and %s works on blocks of rows, which are not padded", rows, c.main().Kind)
 	case rows < c.main().M:
 		return fmt.Errorf("rows padded to %d, want at least %d", rows, c.main().M)
 	case c.axis == planir.AxisRows && c.share.To != c.node.Op().M:

@@ -113,8 +113,10 @@ func (e *expansion) node(model *models.Node, rows, context int) error {
 	name := e.section.Name + "." + model.Name
 	node := Node{Name: name, In: slices.Clone(model.In), W: model.W, Out: model.Out, Slots: e.slots}
 	if len(model.Out) > 0 && model.Ops[0].Kind != op.SelectRow {
-		result := e.section.Values[model.Out[0]]
-		rows = result.Rows / result.Fan
+		// Scores and positions, which no model lists, are of the rows that there are.
+		if result, listed := e.section.Values[model.Out[0]]; listed {
+			rows = result.Rows / result.Fan
+		}
 	}
 	node.Ops = model.At(rows, context)
 	for i := range node.Ops {
@@ -134,6 +136,11 @@ func (e *expansion) node(model *models.Node, rows, context int) error {
 		}
 		if err != nil {
 			return fmt.Errorf("node %q: %w", name, err)
+		}
+	}
+	for i, value := range node.Op().Sig().Out {
+		if _, listed := e.section.Values[node.Out[i]]; !listed {
+			e.section.Values[node.Out[i]] = Value{value.Type, value.Rows, value.Cols, 1}
 		}
 	}
 	// The quantised form of a value that is written anew is stale.
@@ -346,6 +353,7 @@ func Added(node string, kind op.Kind) map[string]op.Kind {
 			out[product+quantForms[i].node] = op.QuantRows
 		}
 	}
+	maps.Copy(out, models.SparseNodes(node))
 	return out
 }
 

@@ -78,13 +78,9 @@ func (b *builder) program(count int, on string) (ph planir.Phase, err error) {
 	if on != "" {
 		ph.Name += "/" + on
 	}
-	of := b.model
+	of := GraphOf(plan, b.model, count)
 	if plan.Decodes(count) {
 		ph.Phase = "decode"
-	}
-	if ph.Batch() {
-		batch := of.Batch()
-		of = &batch
 	}
 	sections, err := Expand(of, count, plan.MaxContext, plan.KV, func(node string) op.Scheme {
 		if decision := b.decision(node, count); decision != nil {
@@ -140,6 +136,19 @@ func own(sections []Section, ph *planir.Phase) {
 	}
 }
 
+// GraphOf is the graph of a plan's program of that many rows: of rows of a sequence each, or with sparse attention, where
+// the plan says so.
+func GraphOf(plan *planir.Plan, graph *models.Graph, rows int) *models.Graph {
+	of := *graph
+	switch {
+	case rows > 1 && plan.Decodes(rows):
+		of = graph.Batch()
+	case plan.Sparse(rows):
+		of = graph.Sparse(plan.Attention.Density, plan.Attention.Block)
+	}
+	return &of
+}
+
 // ProgramName is the name of the program of that many rows: "decode", "decode@4", "prefill@256".
 func ProgramName(rows int, decodes bool) string {
 	switch {
@@ -154,6 +163,7 @@ func ProgramName(rows int, decodes bool) string {
 // decidesLayers reports whether a bucket of that many rows has decisions for a repeated section.
 func (b *builder) decidesLayers(rows int) bool {
 	for _, section := range b.model.Sections {
+		// The first node is one that dense and sparse attention have in common.
 		if section.Layers > 0 && len(section.Nodes) > 0 &&
 			b.plan.DecisionFor(section.Name+"."+section.Nodes[0].Name, rows) != nil {
 			return true
@@ -432,10 +442,15 @@ func uses(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []pac
 			}
 			c0, c1 = piece.N0, piece.N1
 		}
+		if _, weights, _ := operator.HeadColumns(); wo.op.Kind == operator.Kind && len(weights) > 0 {
+			c0 = weights[0] * piece.H0 // those of its heads
+			c1 += c0
+		}
 		// Uses of a pack by several pieces are united, unless the processor must have a pack of just its own range.
 		steps := wo.role == "steps" && c1-c0 != node.Op().N // two rows have no column ranges: a share has its own
 		ranges := operator.Scheme != "" && wo.role != "scale" && !proc.WeightRanges
-		if proc.Bakes || ranges || steps {
+		heads := wo.role == "heads" && operator.KVHeads != node.Op().KVHeads // too few for a range to be aligned
+		if proc.Bakes || ranges || steps || heads {
 			key.owner, key.n0, key.n1 = piece.Proc, c0, c1
 		}
 		used := packRange{key: key, n0: c0, n1: c1}
@@ -723,6 +738,10 @@ func (b *builder) computedOf(class string, product op.Op) (out []op.Weight) {
 			tiers := &b.plan.Experts[i]
 			out = append(out, op.Weight{Name: SlotsWeight(tiers.Rows), SlotsOf: tiers.Rows, K: 1, N: tiers.Slots()})
 		}
+	}
+	if product.Kind == op.Attention && b.plan.Attention != nil {
+		return []op.Weight{{Name: models.HeadsWeight(class), HeadsOf: class, Density: b.plan.Attention.Density, K: 1,
+			N: len(op.SparseHeads(make([]op.SparseHead, product.Heads)))}}
 	}
 	for _, scales := range scaleCounts {
 		out = append(out, op.Weight{Name: ScaleWeight(class, scales), ScaleOf: class, K: 1, N: scales})

@@ -696,8 +696,8 @@ func mainKind(g *op.Graph) op.Kind {
 		if node.Op.HasScheme() {
 			return node.Op.Kind
 		}
-		if node.Op.Kind == op.Attention {
-			kind = op.Attention
+		if node.Op.Kind.ReadsCache() {
+			kind = node.Op.Kind
 		}
 	}
 	return kind

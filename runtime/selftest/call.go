@@ -66,7 +66,7 @@ func NewCall(plan *planir.Plan, target *Target) *Call {
 		switch node.Kind {
 		case op.Rope, op.SelectRow:
 			call.places = true
-		case op.KVAppend, op.Attention:
+		case op.KVAppend, op.Attention, op.Estimate, op.SparseAttend:
 			call.places, call.state = true, node
 			call.appends = call.appends || node.Kind == op.KVAppend
 		}

@@ -72,7 +72,7 @@ func (s *Section) columnRun(node int) []link {
 	switch operator := s.Nodes[node].Op(); {
 	case operator.HasScheme():
 		run = []link{{node, planir.AxisCols}}
-	case operator.Kind == op.Attention:
+	case operator.Kind.Along() == op.AlongHeads:
 		run = []link{{node, planir.AxisHeads}}
 	default:
 		return nil
@@ -86,7 +86,7 @@ func (s *Section) columnRun(node int) []link {
 		switch operator := node.Op(); {
 		case operator.Kind.ColumnsRead(operand) > 0:
 			run = append(run, link{next, planir.AxisCols})
-		case operator.Kind == op.Attention:
+		case operator.Kind.Along() == op.AlongHeads:
 			run = append(run, link{next, planir.AxisHeads})
 		case operator.Kind == op.MatMul && !operator.Scheme.QuantisedRows() && !operator.Scheme.RoundsResults():
 			return append(run, link{next, planir.AxisK})
@@ -99,17 +99,16 @@ func (s *Section) columnRun(node int) []link {
 
 // inColumns is where a boundary of a node along its axis lies in the columns of its input.
 func inColumns(operator op.Op, at int) int {
-	if operator.Kind == op.Attention {
-		return at * (operator.Heads/operator.KVHeads + 2) * operator.HeadDim
+	if in, _, _ := operator.HeadColumns(); in != nil {
+		return at * in[0]
 	}
 	return at * max(1, operator.Kind.ColumnsRead(0))
 }
 
 // atColumn is the boundary of a node that lies at a column of its output; false between two.
 func atColumn(operator op.Op, column int) (int, bool) {
-	if operator.Kind == op.Attention {
-		width := operator.Heads / operator.KVHeads * operator.HeadDim
-		return column / width, column%width == 0
+	if _, _, out := operator.HeadColumns(); out != nil {
+		return column / out[0], column%out[0] == 0
 	}
 	return column, true
 }

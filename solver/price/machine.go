@@ -102,7 +102,7 @@ func executes(proc *socs.Processor, cache op.Type) []op.Kind {
 	}
 	var out []op.Kind
 	for _, kind := range kinds {
-		if kind != op.Attention && kind != op.KVAppend {
+		if !kind.Has("kv") {
 			out = append(out, kind)
 		}
 	}

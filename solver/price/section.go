@@ -53,9 +53,9 @@ func (s *Section) Proc(name string) *planir.Proc {
 	return nil
 }
 
-// InContext is an operator as it is priced: attention reads as many positions as are cached.
+// InContext is an operator as it is priced: attention and its parts read as many positions as are cached.
 func (s *Section) InContext(operator op.Op) op.Op {
-	if operator.Kind == op.Attention {
+	if operator.Kind.Has("context") {
 		operator.Context = s.Context
 	}
 	return operator

@@ -28,7 +28,7 @@ type Task struct {
 // Cold reports whether a task reads what is not in a cache (weights, cached positions) rather than what the step
 // before has just written.
 func (t *Task) Cold() bool {
-	return t.Op.HasScheme() || t.Op.Kind == op.Embed || t.Op.Kind == op.Attention
+	return t.Op.HasScheme() || t.Op.Kind == op.Embed || t.Op.Kind.ReadsCache()
 }
 
 // Key names a task: those with equal keys cost the same.

@@ -1,0 +1,58 @@
+package planir
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Attention says which programs have sparse attention (shadowAttn), the others being dense. All share the weights and the
+// cache. The share of positions of each head follows from the calibration, and their mean is Density.
+type Attention struct {
+	Density float64 `json:"density" yaml:"density"`
+	Block   int     `json:"block" yaml:"block"` // queries that share a selection
+	// ascending: numbers of rows of the programs; those of several sequences are none of them
+	Rows []int `json:"rows" yaml:"rows,flow"`
+}
+
+// Sparse reports whether the program of that many rows has sparse attention.
+func (p *Plan) Sparse(rows int) bool {
+	return p.Attention != nil && slices.Contains(p.Attention.Rows, rows)
+}
+
+// attention is P030. Rows of a batch have no positions in common that they could select, so that a batch is dense.
+func (c *checker) attention() {
+	at := c.plan.Attention
+	if at != nil {
+		const most = 256 // of queries in a block, as op.Op has them
+		if !(at.Density > 0 && at.Density <= 1) || at.Block < 1 || at.Block > most {
+			c.fail("attention", "density %v in blocks of %d queries, want more than 0 and at most 1, and 1..%d", at.Density,
+				at.Block, most)
+		}
+		if len(at.Rows) == 0 || !slices.IsSorted(at.Rows) || len(slices.Compact(slices.Clone(at.Rows))) < len(at.Rows) {
+			c.fail("attention.rows", "rows are %v, want ascending numbers", at.Rows)
+		}
+	}
+	sparse := map[int]bool{} // numbers of rows of programs that select positions
+	for step := range c.plan.Program.steps() {
+		for _, node := range c.graphOf[step.Run].Graph.Nodes {
+			if node.Op.Kind != op.SparseAttend {
+				continue
+			}
+			sparse[step.program.Rows] = true
+			if !c.plan.Sparse(step.program.Rows) || step.program.Batch() {
+				c.fail(step.path(".run"), "program %q selects positions, and the plan does not say so, or it is of several sequences",
+					step.program.Name)
+			}
+		}
+	}
+	if at == nil {
+		return
+	}
+	for i, rows := range at.Rows {
+		if !sparse[rows] {
+			c.fail(fmt.Sprintf("attention.rows[%d]", i), "no program of %d rows selects positions", rows)
+		}
+	}
+}
