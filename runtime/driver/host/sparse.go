@@ -159,7 +159,7 @@ func (b *builder) estimate() (step, error) {
 				return
 			}
 			own := exe.have.mine(worker)
-			scales, codes := own[:rows], mem.Bytes(own[rows : rows+(rows*dim+3)/4])
+			scales, codes := own[:rows], mem.Bytes(own[rows:rows+(rows*dim+3)/4])
 			scores := own[rows+(rows*dim+3)/4:]
 			start := block.Inner / pack.TileN
 			columns := block.Block - start*pack.TileN
