@@ -278,15 +278,52 @@ func (c *Content) pack(dst []byte, pl planir.Placement) error {
 		return err
 	}
 	for expert := range count {
-		src, names, err := c.source(pl, expert, imp != nil)
-		if err != nil {
+		if err := c.packExpert(dst[expert*size:(expert+1)*size], pl, expert, imp); err != nil {
 			return err
-		}
-		if err := pack.PackFor(dst[expert*size:(expert+1)*size], pack.Expert(pl.Pack.Spec()), src, imp); err != nil {
-			return fmt.Errorf("pack %s: %w", strings.Join(names, ", "), err)
 		}
 	}
 	return nil
+}
+
+// packExpert writes the matrix of one expert, or the only one.
+func (c *Content) packExpert(dst []byte, pl planir.Placement, expert int, imp *pack.Importance) error {
+	src, names, err := c.source(pl, expert, imp != nil)
+	if err != nil {
+		return err
+	}
+	if err := pack.PackFor(dst, pack.Expert(pl.Pack.Spec()), src, imp); err != nil {
+		return fmt.Errorf("pack %s: %w", strings.Join(names, ", "), err)
+	}
+	return nil
+}
+
+// slotExpert is the expert that a reference to a slot means in a layer; false for a reference to a whole pack.
+func (c *Content) slotExpert(ref planir.WeightRef, layer int) (expert int, slotted bool) {
+	if ref.Tiers == 0 {
+		return 0, false
+	}
+	return c.plan.TiersOf(ref.Tiers).Layer(layer).Slots[ref.Slot], true
+}
+
+// packRef writes what a reference to columns of a pack, or to what is in a slot of it, means in a layer (-1: none).
+func (c *Content) packRef(dst []byte, ref planir.WeightRef, pl planir.Placement) error {
+	expert, slotted := c.slotExpert(ref, pl.Layer)
+	if !slotted {
+		return c.pack(dst, pl)
+	}
+	imp, err := c.importance(pl)
+	if err != nil {
+		return err
+	}
+	return c.packExpert(dst, pl, expert, imp)
+}
+
+// specOf is the weight that a reference means, with its size in bytes: of a slot one expert.
+func specOf(ref planir.WeightRef, packed *planir.Pack) (op.WeightSpec, int64) {
+	if ref.Tiers == 0 {
+		return packed.Spec(), packed.Bytes
+	}
+	return pack.Expert(packed.Spec()), packed.Bytes / int64(packed.Experts)
 }
 
 // source is the matrix that a placement packs of an expert, and the names of the tensors it is made of. With front it

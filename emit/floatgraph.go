@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
@@ -144,7 +145,7 @@ func (b *floatBuilder) node(node *op.Node) error {
 			out.In = append(out.In, b.source(name))
 		}
 	}
-	if node.Op.Kind == op.MatMul {
+	if node.Op.HasScheme() {
 		out.Op.Scheme, out.Op.Form = op.A32W32, ""
 	}
 	roles := node.Op.Sig().W
@@ -155,7 +156,7 @@ func (b *floatBuilder) node(node *op.Node) error {
 			}
 			continue
 		}
-		if err := b.weight(name, node.Op.Kind == op.MatMul && roles[i] == "weight"); err != nil {
+		if err := b.weight(name, node.Op.HasScheme() && strings.HasPrefix(roles[i], "weight")); err != nil {
 			return err
 		}
 		out.W = append(out.W, name)

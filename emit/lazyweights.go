@@ -129,6 +129,9 @@ func (r *groupCompiler) memoKey(group *planir.Baking) (string, error) {
 	for _, ref := range group.W {
 		pack := r.content.packOf(ref)
 		list = append(list, pack, r.content.weight(planir.Placement{Pack: pack}), ref)
+		if expert, slotted := r.content.slotExpert(ref, group.Layer); slotted {
+			list = append(list, expert)
+		}
 	}
 	for _, graph := range group.Graphs {
 		name := planir.LayerBlob(graph.Artifact, group.Layer)
@@ -148,7 +151,8 @@ func aligned(n int64) int64 { return (n + driver.Align - 1) / driver.Align * dri
 func (r *groupCompiler) pack(ctx context.Context, group *planir.Baking) (_ *packedGroup, err error) {
 	var size int64
 	for _, ref := range group.W {
-		size += aligned(r.content.packOf(ref).Bytes)
+		_, bytes := specOf(ref, r.content.packOf(ref))
+		size += aligned(bytes)
 	}
 	packed := &packedGroup{}
 	if packed.region, err = mem.Alloc(int(max(size, 1)), driver.Align); err != nil {
@@ -171,18 +175,18 @@ func (r *groupCompiler) pack(ctx context.Context, group *planir.Baking) (_ *pack
 		if len(r.content.weight(place).Layers) == 0 {
 			place.Layer = -1
 		}
-		bytes := packed.region.Bytes()[at : at+pack.Bytes]
-		if err := r.content.pack(bytes, place); err != nil {
+		spec, count := specOf(ref, pack)
+		bytes := packed.region.Bytes()[at : at+count]
+		if err := r.content.packRef(bytes, ref, place); err != nil {
 			return nil, err
 		}
-		spec := pack.Spec()
 		spec.Name = group.Graphs[0].Graph.Weights[i].Name
 		weight := driver.Packed{Spec: spec, Bytes: bytes}
-		if pack.Experts > 0 {
-			weight.Stride = pack.Bytes / int64(pack.Experts)
+		if spec.Experts > 0 {
+			weight.Stride = count / int64(spec.Experts)
 		}
 		packed.weights = append(packed.weights, weight)
-		at += aligned(pack.Bytes)
+		at += aligned(count)
 	}
 	for _, graph := range group.Graphs {
 		var made *sample

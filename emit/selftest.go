@@ -127,26 +127,27 @@ func (c *Content) hostWeights(graph *op.Graph, target *selftest.Target) (weights
 	for i, ref := range target.Step.W {
 		packed := *c.packOf(ref)
 		packed.Layout = graph.Weights[i].Layout
-		spec := packed.Spec()
-		if packed.Bytes, err = pack.Bytes(pack.Expert(spec)); err != nil {
+		one, err := pack.Bytes(pack.Expert(packed.Spec()))
+		if err != nil {
 			return nil, regions, err
 		}
-		packed.Bytes *= int64(max(1, packed.Experts))
+		packed.Bytes = one * int64(max(1, packed.Experts))
+		spec, count := specOf(ref, &packed)
 		place := planir.Placement{Pack: &packed, Layer: target.Layer}
 		if len(c.weight(place).Layers) == 0 {
 			place.Layer = -1
 		}
-		region, err := mem.Alloc(int(packed.Bytes), driver.Align)
+		region, err := mem.Alloc(int(count), driver.Align)
 		if err != nil {
 			return nil, regions, diag.New(diag.ClassRun, "memory for weight %q: %w", ref.Pack, err)
 		}
 		regions = append(regions, region)
-		if err := c.pack(region.Bytes(), place); err != nil {
+		if err := c.packRef(region.Bytes(), ref, place); err != nil {
 			return nil, regions, err
 		}
 		weight := driver.Packed{Spec: spec, Bytes: region.Bytes()}
-		if packed.Experts > 0 {
-			weight.Stride = packed.Bytes / int64(packed.Experts)
+		if spec.Experts > 0 {
+			weight.Stride = one
 		}
 		if ref.C0 != 0 || ref.C1 != spec.N {
 			part, offset, bytes, err := pack.Columns(spec, ref.C0, ref.C1)

@@ -103,6 +103,7 @@ type usage struct {
 	phases         map[string]int            // of packs
 	prepacked      map[string]bool           // packs that a library copies
 	bakedBy        map[string]map[string]int // of baked packs, the graphs with their phases
+	slots          map[string]map[string]int // of baked packs of experts, how many each graph has in slots
 	steps, library int64                     // bytes of loaded steps, one for each layer, and of the largest library
 }
 
@@ -110,7 +111,8 @@ const prefillPhase, decodePhase = 1, 2
 
 // usageOf goes through the programs of the names given.
 func usageOf(p *Plan, programs []string) *usage {
-	used := &usage{phases: map[string]int{}, prepacked: map[string]bool{}, bakedBy: map[string]map[string]int{}}
+	used := &usage{phases: map[string]int{}, prepacked: map[string]bool{}, bakedBy: map[string]map[string]int{},
+		slots: map[string]map[string]int{}}
 	for _, program := range p.Program.All() {
 		if !slices.Contains(programs, program.Name) {
 			continue
@@ -148,6 +150,25 @@ func (u *usage) lane(proc *Proc, lane *Lane, phase int, layers int64) {
 			}
 			u.bakedBy[weight.Pack][step.Run] |= phase
 		}
+		if bakes {
+			u.inSlots(step)
+		}
+	}
+}
+
+// inSlots counts the experts that a step of a baking processor has in slots.
+func (u *usage) inSlots(step *Step) {
+	counts := map[string]int{}
+	for _, weight := range step.W {
+		if weight.Tiers > 0 {
+			counts[weight.Pack]++
+		}
+	}
+	for name, count := range counts {
+		if u.slots[name] == nil {
+			u.slots[name] = map[string]int{}
+		}
+		u.slots[name][step.Run] = count
 	}
 }
 
@@ -168,6 +189,10 @@ func (m *Memory) countWeights(p *Plan, used *usage) {
 			m.Prepacked += bytes
 		}
 		switch phases, graphs := used.phases[packed.Name], used.bakedBy[packed.Name]; {
+		case len(used.slots[packed.Name]) > 0:
+			for graph, count := range used.slots[packed.Name] {
+				m.hold(graphs[graph], bytes/int64(packed.Experts)*int64(count))
+			}
 		case len(graphs) > 0:
 			m.countBaked(graphs, shared, phases, bytes)
 		case rows[packed.Name] > 0:

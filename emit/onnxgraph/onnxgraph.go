@@ -169,6 +169,38 @@ func (w *Writer) GLU(o op.Op, in string, halves bool, activate func(suffix, act,
 	}
 }
 
+// Group writes a product of several matrices: its rows are split, each part is a product of its own, and the results are
+// joined. in are the tensors of the activations, of quantised rows with their scales. product writes that of one matrix.
+func (w *Writer) Group(o op.Op, in []string, product func(slot int, one op.Op, in []string) error) error {
+	one, count := o.Products()
+	if count == 1 {
+		return product(0, one, in)
+	}
+	out := w.Out
+	parts := make([][]string, count) // the operands of each product
+	for i, tensor := range in {
+		var pieces []string
+		for slot := range count {
+			pieces = append(pieces, w.Name(fmt.Sprintf("in%d.%d:", i, slot)))
+			parts[slot] = append(parts[slot], pieces[slot])
+		}
+		w.Add(fmt.Sprintf("in%d", i), "", "Split", List(tensor), pieces, onnx.Int("axis", 0),
+			onnx.Int("num_outputs", int64(count)))
+	}
+	var results []string
+	for slot := range count {
+		w.Part = fmt.Sprintf("slot%d", slot)
+		w.Out = List(w.Name("result:"))
+		if err := product(slot, one, parts[slot]); err != nil {
+			return err
+		}
+		results = append(results, w.Out[0])
+	}
+	w.Part, w.Out = "", out
+	w.Add("", "", "Concat", results, w.Out, onnx.Int("axis", 0))
+	return nil
+}
+
 // Reshape gives a tensor another shape, which costs nothing.
 func (w *Writer) Reshape(suffix, in string, dims ...int64) string {
 	return w.Do(suffix, "", "Reshape", List(in, w.Ints(dims...)))

@@ -6,7 +6,8 @@ import "fmt"
 // or "n<i>.<suffix>", and equal constants are one initializer "k<j>".
 type Builder struct {
 	Model  *Model
-	Node   int // the other graph's node that is being written
+	Node   int    // the other graph's node that is being written
+	Part   string // of the node, where it consists of several that are alike; "": the whole
 	consts map[string]string
 }
 
@@ -18,10 +19,13 @@ func (b *Builder) Add(suffix, domain, kind string, in, out []string, attrs ...At
 
 // Name is what something of the current node is called.
 func (b *Builder) Name(suffix string) string {
-	if suffix == "" {
-		return fmt.Sprintf("n%d", b.Node)
+	name := fmt.Sprintf("n%d", b.Node)
+	for _, part := range []string{b.Part, suffix} {
+		if part != "" {
+			name += "." + part
+		}
 	}
-	return fmt.Sprintf("n%d.%s", b.Node, suffix)
+	return name
 }
 
 // Do is Add for one result, which is a tensor of that name within the graph.

@@ -2,8 +2,10 @@ package executor_test
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 
+	ortcompiler "github.com/hetc/hetc/emit/compile/ort"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -88,5 +90,50 @@ func TestTiersGiveTheSameBits(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Groups of experts are one graph of ONNX Runtime each, beside a host that moves rows and computes what is left.
+func TestTiersBesideORT(t *testing.T) {
+	require.Slow(t)
+	needORT(t)
+	a, b := cores(t)
+	for _, name := range []string{"olmoe-plain", "phimoe-default", "qwen2-moe-shared"} {
+		m, err := models.Open(filepath.Join("../../testdata/arch", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		logits := readLogits(t, filepath.Join("../../testdata/arch", name, "logits.safetensors"))[130]
+		procs := []planir.Proc{proc("a", a, ""), ortProc(t, "b", b)}
+		half := m.Experts / 2
+		groups := []planir.ExpertGroup{{Slots: half, Rows: 24}, {Slots: 1, Rows: 4}}
+		p := makePlan(t, m, procs, []int{1, 64}, 160, op.A32W32, groupsOn("b"), tiersOf(m, 64, planir.OverflowExact, groups...))
+		steps := 0
+		for _, program := range p.Program.Programs {
+			for _, section := range program.Sections {
+				for _, lane := range section.Lanes {
+					for _, step := range lane.Steps {
+						if lane.Proc == "b" {
+							steps++
+							if !step.Full || strings.Count(step.Node, planir.NodeSeparator) != 2 {
+								t.Errorf("%s: a step of the groups' processor is %q, want a product, an activation and a product",
+									name, step.Node)
+							}
+						}
+					}
+				}
+			}
+		}
+		if steps == 0 || steps%len(groups) != 0 {
+			t.Errorf("%s: %d steps execute groups, want %d in each section", name, steps, len(groups))
+		}
+		x := machine(t, m, p, withORT(), ortcompiler.New())
+		got := allLogits(t, x, logits.ids)
+		for i, row := range logits.rows {
+			if d := maxDiff(got[int(row)*m.Vocab:][:m.Vocab], logits.logits[i*m.Vocab:][:m.Vocab]); d > 1e-3 {
+				t.Errorf("%s: logits of token %d differ by %g from the stored ones, want at most 0.001", name, row, d)
+			}
+		}
 	}
 }

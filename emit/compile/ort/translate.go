@@ -24,8 +24,8 @@ var elements = map[op.Type]onnx.Type{
 // kinds are the operators that are translated, schemes those of products.
 var (
 	kinds = []op.Kind{
-		op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip,
-		op.Add, op.Copy,
+		op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GroupMatMul, op.GLU, op.Activate, op.Gate,
+		op.Softcap, op.Clip, op.Add, op.Copy,
 	}
 	// forms are those of products besides the default. The library multiplies activations of 8 bits by weights,
 	// and 4-bit weights, in one order and by one operator, and takes no weight as the second of a batch matmul's
@@ -183,6 +183,18 @@ func (t *translator) translate(node *op.Node, in []string, numbers []int) error 
 		t.quantRows(operator, in[0], weights)
 	case op.MatMul:
 		t.matMul(operator, in, weights)
+	case op.GroupMatMul:
+		one := ""
+		if len(in) > 1 {
+			one = t.static[in[1]]
+		}
+		return t.Group(operator, in, func(slot int, product op.Op, in []string) error {
+			if one != "" { // the scale of all rows is that of each part
+				t.static[in[1]] = one
+			}
+			t.matMul(product, in, weights[slot:slot+1])
+			return nil
+		})
 	case op.GLU:
 		t.GLU(operator, in[0], false, func(suffix, act, in, out string) { t.activate(suffix, act, in, out, false) })
 	case op.Activate:

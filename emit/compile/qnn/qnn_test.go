@@ -208,6 +208,19 @@ func build(t testing.TB, g op.Graph, seed uint64) piece {
 				}
 				put(n.W[len(n.W)-1], steps)
 			}
+		case op.GroupMatMul:
+			for slot, name := range n.W {
+				put(name, normal(o.K*o.N, 0, 1/math.Sqrt(float64(o.K))))
+				w, each := get(name), o.M/o.Experts
+				for i := slot * each; i < (slot+1)*each; i++ {
+					for c := range o.N {
+						for k := range o.K {
+							y[i*o.N+c] += float64(x[i*o.K+k] * float64(w[k*o.N+c]))
+						}
+						y[i*o.N+c] *= p.want[n.In[1]][i]
+					}
+				}
+			}
 		case op.GLU:
 			for i := range o.Rows() {
 				for c := range o.N {
@@ -318,6 +331,33 @@ func block(m int, scheme op.Scheme, bias bool) op.Graph {
 	return g
 }
 
+// expertGroup is a group of experts: two products of a matrix for each slot, with the gated unit between them.
+func expertGroup(slots, each int) op.Graph {
+	const hidden, ffn = 64, 96
+	rows := slots * each
+	v := func(name string, t op.Type, cols int) op.Value {
+		return op.Value{Name: name, Type: t, Rows: rows, Cols: cols}
+	}
+	g := op.Graph{Inputs: []op.Value{v("x", op.F32, hidden)}, Outputs: []op.Value{v("y", op.F32, hidden)}, Temps: []op.Value{
+		v("x8", op.U8, hidden), v("xs", op.F32, 1), v("h", op.F32, 2*ffn), v("a", op.F32, ffn), v("a8", op.U8, ffn), v("as", op.F32, 1),
+	}}
+	node := func(o op.Op, in, out []string) {
+		n := op.Node{Op: o, In: in, Out: out}
+		for _, role := range o.Sig().W {
+			spec := o.WeightSpec(role, op.OnnxLayout)
+			spec.Name = fmt.Sprintf("w%d", len(g.Weights))
+			g.Weights, n.W = append(g.Weights, spec), append(n.W, spec.Name)
+		}
+		g.Nodes = append(g.Nodes, n)
+	}
+	node(op.Op{Kind: op.QuantRows, M: rows, N: hidden, Static: true}, []string{"x"}, []string{"x8", "xs"})
+	node(op.Op{Kind: op.GroupMatMul, M: rows, K: hidden, N: 2 * ffn, Experts: slots, Scheme: op.A8SQ8C}, []string{"x8", "xs"}, []string{"h"})
+	node(op.Op{Kind: op.GLU, M: rows, N: ffn, Interleave: 16, Act: op.SiLU}, []string{"h"}, []string{"a"})
+	node(op.Op{Kind: op.QuantRows, M: rows, N: ffn, Static: true}, []string{"a"}, []string{"a8", "as"})
+	node(op.Op{Kind: op.GroupMatMul, M: rows, K: ffn, N: hidden, Experts: slots, Scheme: op.A8SQ8C}, []string{"a8", "as"}, []string{"y"})
+	return g
+}
+
 // chain is a graph of operators on rows, one after the other.
 func chain() op.Graph {
 	x := op.Value{Name: "x", Type: op.F32, Rows: 5, Cols: 96}
@@ -362,6 +402,7 @@ func graphs() map[string]op.Graph {
 		{Kind: op.Clip, M: 5, N: 96, Cap: 2},
 		{Kind: op.Add, M: 5, N: 96},
 		{Kind: op.Copy, M: 5, N: 96},
+		{Kind: op.GroupMatMul, M: 6, K: 64, N: 96, Experts: 2, Scheme: op.A8SQ8C},
 	} {
 		out[strings.ReplaceAll(o.Key(), "/", "-")] = single(o)
 	}
@@ -371,6 +412,7 @@ func graphs() map[string]op.Graph {
 			out[strings.ReplaceAll(o.Key(), "/", "-")] = single(o)
 		}
 		out["chain"] = chain()
+		out["group of experts"], out["group of one expert"] = expertGroup(3, 4), expertGroup(1, 8)
 		out["block "+strings.ReplaceAll(string(s), "/", "-")] = block(9, s, true)
 	}
 	return out

@@ -32,8 +32,8 @@ const maxRows = 1 << 16
 // kinds are the operators that are translated, schemes those of products. What reads the cache or depends on the
 // position of a call has no place in a compiled graph, whose inputs are its activations alone.
 var (
-	kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap,
-		op.Clip, op.Add, op.Copy}
+	kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GroupMatMul, op.GLU, op.Activate, op.Gate,
+		op.Softcap, op.Clip, op.Add, op.Copy}
 	schemes = op.SchemesOf("qnn")
 )
 
@@ -202,6 +202,8 @@ func (t *translator) translate(node *op.Node, in []string, weights []int) error 
 		return t.quantRows(node, in[0], weights[0])
 	case op.MatMul:
 		return t.matMul(node, in, weights)
+	case op.GroupMatMul:
+		return t.group(node, in, weights)
 	case op.GLU:
 		t.GLU(operator, in[0], t.turns[node.In[0]] != 0, t.activate)
 	case op.Activate:
@@ -374,7 +376,7 @@ func (t *translator) alternates(node *op.Node) int {
 	turn := 0
 	for i := range t.Graph.Nodes {
 		reader := &t.Graph.Nodes[i]
-		if reader != node && slices.Contains(reader.Out, name) {
+		if i != t.Node && slices.Contains(reader.Out, name) {
 			return 0
 		}
 		if slices.Contains(reader.In, name) {
@@ -431,6 +433,24 @@ func (t *translator) matMul(node *op.Node, in []string, weights []int) error {
 		return nil
 	}
 	panic("BUG: no translation of " + string(p.Scheme))
+}
+
+// group writes a product of several matrices. Rows that were quantised in the graph are split as the numbers that their
+// codes stand for.
+func (t *translator) group(node *op.Node, in []string, weights []int) error {
+	made, inside := t.codes[node.In[0]]
+	if inside {
+		in = list(made.rows)
+	}
+	return t.Group(node.Op, in, func(slot int, one op.Op, in []string) error {
+		part := *node
+		part.Op, part.W = one, node.W[slot:slot+1]
+		if inside {
+			part.In = []string{fmt.Sprintf("%s of slot %d", node.In[0], slot), node.In[1]}
+			t.codes[part.In[0]] = coded{in[0], made.scale}
+		}
+		return t.matMul(&part, in, weights[slot:slot+1])
+	})
 }
 
 // onGrid writes a product of 16-bit codes. steps are the weight [2,N]: of what enters, and of the results.

@@ -214,8 +214,8 @@ func capabilities(cores []int) *driver.Capabilities {
 		Set: capability.Set{
 			Tile: capability.Tile{K: 128, N: tileN},
 			Kinds: []op.Kind{
-				op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap,
-				op.Clip, op.Add, op.Copy,
+				op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GroupMatMul, op.GLU, op.Activate, op.Gate,
+				op.Softcap, op.Clip, op.Add, op.Copy,
 			},
 			Schemes: op.SchemesOf("ort"),
 			Forms:   map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}},

@@ -209,6 +209,8 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 		}
 	case op.MatMul:
 		want.matMul(node.Op, in, weights, out[0])
+	case op.GroupMatMul:
+		want.group(node.Op, in, weights, out[0])
 	default:
 		return v.allowed(node.Op, nodes)
 	}
@@ -260,18 +262,27 @@ var functions = map[string][]string{
 type expected struct {
 	v    *verifier
 	i    int
+	part string // of the node, where it consists of several that are alike; "": the whole
 	want []onnx.Node
+}
+
+// name is that of something of the node, or of its part.
+func (e *expected) name(suffix string) string {
+	if e.part != "" && suffix != "" {
+		suffix = "." + suffix
+	}
+	return nodeName(e.i, e.part+suffix)
 }
 
 // add expects a node with these operands, results and attributes.
 func (e *expected) add(suffix, domain, kind string, in, out []string, attrs ...onnx.Attr) {
-	e.want = append(e.want, onnx.Node{Name: nodeName(e.i, suffix), Op: kind, Domain: domain, In: in, Out: out,
+	e.want = append(e.want, onnx.Node{Name: e.name(suffix), Op: kind, Domain: domain, In: in, Out: out,
 		Attrs: attrs})
 }
 
 // do is add for an intermediate result, whose name it returns.
 func (e *expected) do(suffix, domain, kind string, in []string, attrs ...onnx.Attr) string {
-	out := fmt.Sprintf("n%d.%s:", e.i, suffix)
+	out := e.name(suffix + ":")
 	e.add(suffix, domain, kind, in, list(out), attrs...)
 	return out
 }
@@ -333,9 +344,39 @@ func (e *expected) quantRows(operator op.Op, input string, weights, out []string
 	e.add("", "", "QuantizeLinear", list(input, by, codes(rows, 128)), out[:1], onnx.Int("axis", 0))
 }
 
+// group expects a product for each matrix, of the rows that belong to it.
+func (e *expected) group(operator op.Op, in, weights []string, output string) {
+	one, count := operator.Products()
+	if count == 1 {
+		e.matMul(one, in, weights, output)
+		return
+	}
+	parts := make([][]string, count)
+	for i, tensor := range in {
+		var pieces []string
+		for slot := range count {
+			pieces = append(pieces, e.name(fmt.Sprintf("in%d.%d:", i, slot)))
+			parts[slot] = append(parts[slot], pieces[slot])
+			if scale := e.v.static[tensor]; scale != "" {
+				e.v.static[pieces[slot]] = scale
+			}
+		}
+		e.add(fmt.Sprintf("in%d", i), "", "Split", list(tensor), pieces, onnx.Int("axis", 0),
+			onnx.Int("num_outputs", int64(count)))
+	}
+	var results []string
+	for slot := range count {
+		e.part = fmt.Sprintf("slot%d", slot)
+		results = append(results, e.name("result:"))
+		e.matMul(one, parts[slot], weights[slot:slot+1], results[slot])
+	}
+	e.part = ""
+	e.add("", "", "Concat", results, list(output), onnx.Int("axis", 0))
+}
+
 // matMul expects the one operator that multiplies in a scheme, with scaling and bias around it.
 func (e *expected) matMul(operator op.Op, in, weights []string, output string) {
-	product := nodeName(e.i, "product:")
+	product := e.name("product:")
 	bias := func() {
 		if !operator.Bias {
 			return
@@ -371,7 +412,7 @@ func (e *expected) matMul(operator op.Op, in, weights []string, output string) {
 		e.add("", onnx.Contrib, "MatMulIntegerToFloat", operands, list(product))
 		scaled := output
 		if operator.Bias {
-			scaled = nodeName(e.i, "scaled:")
+			scaled = e.name("scaled:")
 		}
 		e.add("scale", "", "Mul", list(product, in[1]), list(scaled))
 		product = scaled
@@ -397,7 +438,7 @@ func (e *expected) product(o op.Op, input, weight, output string) {
 	wide, k, cols := int64(o.M), int64(o.K), int64(o.N)
 	switch width, height, conv := o.Form.Image(); {
 	case o.Form == op.Swapped:
-		columns := nodeName(e.i, "pixels:")
+		columns := e.name("pixels:")
 		e.add("", "", "Gemm", list(weight, input), list(columns), onnx.Int("transA", 1), onnx.Int("transB", 1))
 		image := e.do("image", "", "Reshape", list(columns, ints(cols, wide, 1)))
 		rows := e.do("rows", "", "Transpose", list(image), onnx.Ints("perm", 1, 0, 2))
@@ -405,7 +446,7 @@ func (e *expected) product(o op.Op, input, weight, output string) {
 	case conv:
 		columns := e.do("columns", "", "Transpose", list(input), onnx.Ints("perm", 1, 0))
 		image := e.do("image", "", "Reshape", list(columns, ints(1, k, int64(height), int64(width))))
-		pixels := nodeName(e.i, "pixels:")
+		pixels := e.name("pixels:")
 		e.add("", "", "ConvTranspose", list(image, weight), list(pixels), onnx.Ints("kernel_shape", 1, 1))
 		flat := e.do("shape", "", "Reshape", list(pixels, ints(cols, wide)))
 		e.add("rows", "", "Transpose", list(flat), list(output), onnx.Ints("perm", 1, 0))

@@ -229,8 +229,8 @@ const (
 
 // kinds are the operators that a compiled graph may have. Operators that work on the cache, or
 // depend on the position of a call, cannot be compiled ahead.
-var kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap,
-	op.Clip, op.Add, op.Copy}
+var kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GroupMatMul, op.GLU, op.Activate,
+	op.Gate, op.Softcap, op.Clip, op.Add, op.Copy}
 
 // schemes are those whose row in package op names this driver.
 var schemes = op.SchemesOf("qnn")
