@@ -21,6 +21,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
@@ -136,7 +137,7 @@ func logits(t *testing.T, p *planir.Plan, src executor.Source, drivers ...driver
 	defer x.Close()
 	var got []float32
 	if err := x.Do(context.Background(), func(c *executor.Control) error {
-		_, err := c.Forward([]int32{1, 5, 7, 900, 33, 2000, 11}, executor.WantAll, func(_ int, l []float32) error {
+		_, err := c.Forward([]int32{1, 5, 7, 90, 33, 20, 11}, executor.WantAll, func(_ int, l []float32) error {
 			got = append(got, l...)
 			return nil
 		})
@@ -606,4 +607,62 @@ func quantised(o op.Op) op.Graph {
 	}
 	g.Nodes = append([]op.Node{n}, g.Nodes...)
 	return g
+}
+
+// A group of experts is compiled with those that a layer has in its slots, and computes with them what the dynamic
+// products compute.
+func TestBakedExpertGroups(t *testing.T) {
+	require.Slow(t)
+	k := newKit(t)
+	k.m = openModel(t, "../testdata/arch/olmoe-plain")
+	dynamic := planOf(t, k.m, nil, op.A32W32, false)
+	want := logits(t, dynamic, contentOf(t, dynamic, k.m, nil), host.New())
+	tiers := planir.ExpertTiers{Rows: 16, Loads: "by hand", Experts: k.m.Experts, Overflow: planir.OverflowExact, Sent: 3,
+		Groups: []planir.ExpertGroup{{Slots: k.m.Experts / 2, Rows: 3}, {Slots: 1, Rows: 8}}, Status: "feasible"}
+	for _, layer := range k.m.ExpertLayers() {
+		here := planir.ExpertLayer{Layer: layer}
+		for slot := range tiers.Slots() {
+			here.Slots = append(here.Slots, (3*layer+k.m.Experts-1-slot)%k.m.Experts)
+		}
+		tiers.Layers = append(tiers.Layers, here)
+	}
+	g := k.m.Graph()
+	var err error
+	k.p = bakedPlan(t, k.m)
+	k.p.Experts = []planir.ExpertTiers{tiers}
+	if k.p.Decisions, err = lower.Trivial(&g, "a", []int{1, 16}, 32, op.F32, func(string, int) op.Scheme { return op.A32W32 }, tiers); err != nil {
+		t.Fatal(err)
+	}
+	groups := 0
+	for i := range k.p.Decisions {
+		if d := &k.p.Decisions[i]; strings.HasSuffix(d.Node, "_g0") || strings.HasSuffix(d.Node, "_g1") {
+			d.Shares[0].Proc = "b"
+			groups++
+		}
+	}
+	if groups != 6 {
+		t.Fatalf("%d decisions are about groups, want 6", groups)
+	}
+	if err := lower.Lower(k.p, &g); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "x.hetb")
+	for _, emulator := range []bool{true, false} {
+		if _, err := Emit(context.Background(), path, k.options(emulator)); err != nil {
+			t.Fatal(err)
+		}
+		b, p, r := k.open(t, path)
+		if got := logits(t, p, blobs{b}, host.New(), k.baker.Driver()); !slices.Equal(got, want) {
+			t.Errorf("emulator %v: other logits than those of dynamic experts", emulator)
+		}
+		// One graph and one artifact for a group in a layer, whatever is in its slots.
+		if want := len(tiers.Groups) * len(tiers.Layers); len(r.Graphs) != want {
+			t.Errorf("emulator %v: %d artifacts, want %d", emulator, len(r.Graphs), want)
+		}
+		for _, graph := range r.Graphs {
+			if e := graph.Errors; e != nil && e.Float32 > 1e-5 {
+				t.Errorf("graph %q: errors %+v of the same kernels", graph.Blob, *e)
+			}
+		}
+	}
 }
