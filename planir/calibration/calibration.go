@@ -51,6 +51,8 @@ type Calibration struct {
 	Scales []Scales `json:"scales,omitempty" yaml:"scales,omitempty"`
 	// what shadow outliers are worth, per class and layer; of classes that quantise their input by themselves
 	Shadows []Shadow `json:"shadows,omitempty" yaml:"shadows,omitempty"`
+	// nil: attention was not measured
+	Attention *Attention `json:"attention,omitempty" yaml:"attention,omitempty"`
 }
 
 // Model is the model that was observed; Digest is models.Model.Digest.

@@ -59,6 +59,9 @@ func (c *Calibration) validate(at func(path ...any) string) error {
 		check.clips(c.Clips)
 		check.scales(c.Scales)
 		check.shadows(c.Shadows)
+		if c.Attention != nil {
+			check.attention(c.Attention)
+		}
 	}
 	return check.list.Err()
 }
