@@ -90,6 +90,28 @@ func (c *Content) staticScales(weight *op.Weight, layer int) ([]float32, error) 
 	return []float32{activation.StaticScale(factors, c.cal.Share(weight.ScaleOf))}, nil
 }
 
+// heads are the scales and the shares of positions of the query heads of a layer, for a sparse attention.
+func (c *Content) heads(weight *op.Weight, layer int) ([]float32, error) {
+	if c.cal == nil || c.cal.Attention == nil || layer < 0 || layer >= len(c.cal.Attention.Layers) {
+		return nil, diag.New(diag.ClassInput, "calibration: nothing is said about the heads of %q in layer %d, and the plan "+
+			"has sparse attention", weight.HeadsOf, layer).
+			WithHint("measure them: hetc calibrate --attention --model DIR --text FILE -o cal.yaml")
+	}
+	measured := c.cal.Attention
+	shares := measured.Ratios(weight.Density)[layer]
+	heads := make([]op.SparseHead, len(shares))
+	for i, share := range shares {
+		scales := measured.Scales(layer, i)
+		heads[i] = op.SparseHead{QueryScale: scales.Query, KeyScale: scales.Key, Share: float32(share)}
+	}
+	values := op.SparseHeads(heads)
+	if len(values) != weight.N {
+		return nil, diag.New(diag.ClassInput, "calibration: layer %d has %d heads, and %q has %d numbers, want 3 a head", layer,
+			len(heads), weight.Name, weight.N)
+	}
+	return values, nil
+}
+
 // severalScales is the scheme whose rows choose from n static scales.
 func severalScales(n int) op.Scheme {
 	for _, scheme := range op.Schemes {

@@ -197,7 +197,7 @@ type packKey struct {
 // calibration.
 func (c *Content) equal(pl planir.Placement, o *Content) (planir.Placement, bool) {
 	weight := o.weight(pl)
-	calibrated := weight.FoldRows != "" || weight.FoldCols != "" || weight.ScaleOf != "" || inBlocks(pl.Pack.Scheme)
+	calibrated := weight.FoldRows != "" || weight.FoldCols != "" || weight.ScaleOf != "" || weight.HeadsOf != "" || inBlocks(pl.Pack.Scheme)
 	if calibrated && c.plan.Calibration() != o.plan.Calibration() {
 		return planir.Placement{}, false
 	}
@@ -337,6 +337,16 @@ func (c *Content) source(pl planir.Placement, expert int, front bool) (matrix pa
 			return nil, nil, err
 		}
 		matrix, err = pack.Floats(scales, 1, len(scales))
+		return matrix, nil, err
+	case op.HeadsWeight:
+		heads, err := c.heads(weight, pl.Layer)
+		if err != nil {
+			return nil, nil, err
+		}
+		if matrix, err = pack.Floats(heads, 1, weight.N); err != nil {
+			return nil, nil, err
+		}
+		matrix, err = part(matrix, 0, 1, pl.Pack.N0, pl.Pack.N1)
 		return matrix, nil, err
 	case op.StepsWeight: // both rows are packed, and their folds are in them
 		steps, err := c.steps(weight, pl.Layer)

@@ -94,6 +94,10 @@ func unknown(plan *planir.Plan, node string, rows int) error {
 // poses the section's problem, finds the plan's choices in it, and changes one choice at a time.
 func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error) {
 	// A session of its own: prices are computed as solve computes them, for the given inputs.
+	in.attention = &attention{}
+	if plan.Attention != nil {
+		in.attention.Attention = *plan.Attention
+	}
 	fresh, err := newSession(in)
 	if err != nil {
 		return nil, err

@@ -99,6 +99,7 @@ func (s *planner) build(made solved) (*planir.Plan, error) {
 			Target: s.in.Targeted(),
 		},
 	}
+	plan.Attention = s.attentionOf()
 	var err error
 	if plan.Model.Digest, err = s.in.Model.Digest(); err != nil {
 		return nil, err

@@ -18,11 +18,12 @@ import (
 // request is what is to be solved, and on what: the input, and what follows from it alone. No decision of a plan is
 // in it.
 type request struct {
-	in    Input
-	graph models.Graph
-	batch models.Graph // graph of rows of a sequence each
-	want  *workload.Demand
-	goal  problem.Measure // what is minimised
+	in        Input
+	graph     models.Graph
+	batch     models.Graph // graph of rows of a sequence each
+	selecting models.Graph // with sparse attention
+	want      *workload.Demand
+	goal      problem.Measure // what is minimised
 	*price.Machine
 	prices price.Costs
 	facts  *price.Facts      // nil: none are known
@@ -142,6 +143,9 @@ func (s *request) decodes(rows int) bool { return slices.Contains(s.want.DecodeR
 func (s *request) of(rows int) *models.Graph {
 	if slices.Contains(s.want.Batches, rows) {
 		return &s.batch
+	}
+	if s.sparse(rows) {
+		return &s.selecting
 	}
 	return &s.graph
 }

@@ -651,6 +651,9 @@ func (s *schemeChoice) quality() []planir.Quality {
 			continue
 		}
 		quality := planir.Quality{Phase: ph.name, MaxKL: limit, KL: cacheKL}
+		if at := s.in.attention; at != nil && ph.name == "prefill" {
+			quality.KL += at.kl
+		}
 		var missing []string
 		if !measured {
 			missing = append(missing, fmt.Sprintf("a cache in %s", s.want.Cache))

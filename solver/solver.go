@@ -68,8 +68,9 @@ type Input struct {
 	// nothing.
 	Prices *price.Fitted
 
-	cache  op.Type // that is tried of those the workload leaves open; empty: the workload's
-	ledger *ledger // nil: of one session alone
+	attention *attention // that is tried; nil: the workload's
+	cache     op.Type    // that is tried of those the workload leaves open; empty: the workload's
+	ledger    *ledger    // nil: of one session alone
 }
 
 // WhatIf is what a solve supposes that tells what a limit costs or prevents. Its plan is no plan of the machine.
@@ -115,6 +116,9 @@ func (in *Input) policy() *price.Policy {
 func Solve(ctx context.Context, in Input) (*Result, error) {
 	if in.cache == "" && in.Workload != nil && len(in.Workload.Caches()) > 1 {
 		return solveCaches(ctx, in)
+	}
+	if in.attention == nil && in.Workload != nil && in.Workload.Attention.Sparse() {
+		return solveAttention(ctx, in)
 	}
 	in.ledger = newLedger(&in)
 	fresh, err := newSession(in)
@@ -289,6 +293,7 @@ func newSession(in Input) (*session, error) {
 	if err := in.payForCache(want); err != nil {
 		return nil, err
 	}
+	in.payForAttention(want)
 	if err := in.checkTarget(want); err != nil {
 		return nil, err
 	}
@@ -325,6 +330,9 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 		}
 	}
 	fresh.batch = fresh.graph.Batch()
+	if at := in.attention; at != nil && at.Density > 0 {
+		fresh.selecting = fresh.graph.Sparse(at.Density, at.Block)
+	}
 	fresh.findClasses()
 	var err error
 	if fresh.Machine, err = price.NewMachine(in.SoC, in.Only, fresh.prices, fresh.want.Cache, fresh.note); err != nil {

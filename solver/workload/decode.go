@@ -56,6 +56,7 @@ type number struct {
 func (w *Workload) numbers() []number {
 	limits, experts := &w.Limits, &w.Experts
 	return []number{
+		{"density", &w.Density},
 		{KeyEnergy, &limits.EnergyMJ}, {KeyPrefill, &limits.PrefillMS}, {KeyDecode, &limits.DecodeMS},
 		{KeyOpen, &limits.OpenMS}, {KeyExperts, &experts.MaxUSToken},
 		{"experts.max_drop", &experts.MaxDrop}, {"experts.max_layer_drop", &experts.MaxLayerDrop},

@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -26,6 +27,8 @@ type Demand struct {
 	OutputTokens    int
 	Weights         Weights
 	Lengths         map[int][]Prompt // by bucket: the tokens of its calls, shares adding up to 1
+	Attention       Attention        // never empty
+	Density         float64          // 0: not said
 	Beside          bool             // programs for work side by side are wanted
 	Drafts          *Drafts          // nil: tokens are not to be guessed
 	Prompts         Prompts          // empty: none are given, and every bucket counts the same
@@ -40,11 +43,12 @@ type Demand struct {
 func (w *Workload) Apply(maxContext int) (*Demand, error) {
 	demand := &Demand{
 		Context: w.Context, OutputTokens: w.OutputTokens, Weights: w.Weights, Prompts: w.Prompts,
-		Cache:   w.Caches()[0],
-		MaxKL:   w.Quality.MaxKL,
-		Prefill: w.permitted(w.Schemes.Prefill, w.Quality.MaxKL.Prefill),
-		Decode:  w.permitted(w.Schemes.Decode, w.Quality.MaxKL.Decode),
-		Head:    w.Schemes.Head, Beside: w.Beside, Drafts: w.Drafts, contexts: map[int]int{}, Lengths: map[int][]Prompt{},
+		Cache:     w.Caches()[0],
+		MaxKL:     w.Quality.MaxKL,
+		Prefill:   w.permitted(w.Schemes.Prefill, w.Quality.MaxKL.Prefill),
+		Decode:    w.permitted(w.Schemes.Decode, w.Quality.MaxKL.Decode),
+		Attention: cmp.Or(w.Attention, AttentionDense), Density: w.Density,
+		Head: w.Schemes.Head, Beside: w.Beside, Drafts: w.Drafts, contexts: map[int]int{}, Lengths: map[int][]Prompt{},
 	}
 	if demand.Context == 0 {
 		demand.Context = min(maxContext, defaultContext)

@@ -18,6 +18,8 @@ type Needs struct {
 	Context  int       // cached positions
 	Caches   []op.Type // in which they may be cached
 	Lengths  []int     // of prompts that a bucket may be made for
+	// Densities are mean shares of positions that sparse attention may keep.
+	Densities []float64
 }
 
 // Needs applies the workload to a model of that many positions; nil stands for Default.
@@ -34,6 +36,12 @@ func (w *Workload) Needs(maxContext int) (Needs, error) {
 	out := Needs{Buckets: demand.Buckets, Batches: demand.Batches, Schemes: slices.Compact(schemes),
 		Context: demand.Context, Caches: w.Caches(),
 		Lengths: demand.Prompts.marks()}
+	switch {
+	case w.Density > 0:
+		out.Densities = []float64{w.Density}
+	case w.Attention.Sparse():
+		out.Densities = Densities
+	}
 	if w.Quality.MaxKL == (KLLimit{}) {
 		return out, nil
 	}

@@ -63,6 +63,11 @@ func (w *Workload) Validate() error {
 	caches := append(slices.Clone(op.CacheTypes), CacheBest)
 	check.want(w.Cache == "" || slices.Contains(caches, w.Cache), "cache", "is %q, want one of %q", w.Cache, caches)
 	w.Shadows.validate(check, w.Outliers)
+	check.want(slices.Contains([]Attention{"", AttentionDense, AttentionSparse, AttentionBest}, w.Attention), "attention",
+		"is %q, want %q, %q or %q", w.Attention, AttentionDense, AttentionSparse, AttentionBest)
+	check.want(w.Density == 0 || within(w.Density, 1e-3, 1), "density", "is %v of the positions, want 0.001..1", w.Density)
+	check.want(w.Density == 0 || w.Attention.Sparse(), "density", "is given, and attention is %q: say %q or %q",
+		cmp.Or(w.Attention, AttentionDense), AttentionSparse, AttentionBest)
 	for _, limit := range []struct {
 		path string
 		nats float64

@@ -38,6 +38,11 @@ type Workload struct {
 	Outliers Outliers `json:"outliers,omitempty" yaml:"outliers,omitempty"`
 	// Shadows says which products keep shadow outliers; empty: those that a limit of quality needs.
 	Shadows Shadows `json:"shadows,omitzero" yaml:"shadows,omitempty"`
+	// Attention is which positions a query attends to; empty: AttentionDense.
+	Attention Attention `json:"attention,omitempty" yaml:"attention,omitempty"`
+	// Density is the mean share of the positions that sparse attention keeps; 0: the smallest that a limit of quality
+	// permits.
+	Density float64 `json:"density,omitempty" yaml:"density,omitempty"`
 	// Memory bounds what a process that executes the plan holds; 0: no bound.
 	Memory unit.Bytes `json:"memory,omitempty" yaml:"memory,omitempty"`
 	// Minimise is what the plan is to take least of: the expected time (also where empty), energy or memory.
@@ -95,6 +100,22 @@ func (o Outliers) Permits(scheme op.Scheme) bool {
 	}
 	return true
 }
+
+// Attention says which cached positions a query attends to.
+type Attention string
+
+const (
+	AttentionDense  Attention = "dense"  // to all
+	AttentionSparse Attention = "sparse" // in prompts to those with the largest estimated scores (shadowAttn)
+	AttentionBest   Attention = "best"   // so in programs where that takes less time, else to all
+)
+
+// Sparse reports whether some program may have sparse attention.
+func (a Attention) Sparse() bool { return a == AttentionSparse || a == AttentionBest }
+
+// Densities are the shares that sparse attention is measured with where a workload does not say one, as calibrations
+// list them.
+var Densities = []float64{0.05, 0.1, 0.2, 0.4}
 
 // Rows are ascending numbers of rows that programs are for, or AtMost some of them, which solve then chooses.
 type Rows []int

@@ -239,7 +239,7 @@ func (b *build) costs(cell *Cell) (cas.Key, func(context.Context) (*roofline.Cos
 			return key, nil, err
 		}
 		want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(input.part),
-			MaxContext: needs.Context, Caches: needs.Caches}
+			MaxContext: needs.Context, Caches: needs.Caches, Densities: needs.Densities}
 		requests, err := profiler.Requests(input.part, cell.model.model, want)
 		if err != nil {
 			return key, nil, err

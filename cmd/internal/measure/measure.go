@@ -158,7 +158,7 @@ func (o *ProfileOptions) requests(soc *socs.SoC) ([]profiler.Request, error) {
 		}
 	}
 	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(part),
-		MaxContext: needs.Context, Caches: needs.Caches}
+		MaxContext: needs.Context, Caches: needs.Caches, Densities: needs.Densities}
 	if o.Plan != "" {
 		if want.Besides, want.Together, err = lackedBy(o.Plan, o.Workload, model, part); err != nil {
 			return nil, err

@@ -12,6 +12,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
+// RATIONALE: Why do blocks of queries share a selection of positions?
+//
 // Sparse attention in three steps (shadowAttn). Blocks of queries share a selection for each query head, so that keys
 // and values are gathered once for many rows, and the kernels of dense attention then work on what was gathered.
 //

@@ -1,0 +1,165 @@
+package solver
+
+import (
+	"context"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// attention is what a solve is to do about attention: nil where the workload has not been looked at.
+type attention struct {
+	planir.Attention         // of no density: every program is dense
+	every            bool    // program of a prompt is sparse, else those of Rows
+	kl               float64 // what it loses, in nats a token
+}
+
+// sparse reports whether the program of a prompt of that many rows has sparse attention.
+func (a *attention) sparse(rows int) bool {
+	return a != nil && a.Density > 0 && (a.every || slices.Contains(a.Rows, rows))
+}
+
+// solveAttention decides which programs have sparse attention (shadowAttn). Prompts of few tokens are faster without:
+// every query's scores are estimated before those that count are computed. So it solves with dense attention in all
+// programs and with sparse attention in those of all prompts, compares each program's predicted time, and solves again
+// with either where it is faster. Of these plans it takes the one that takes least, of equal ones the densest.
+func solveAttention(ctx context.Context, in Input) (*Result, error) {
+	mode := in.Workload.Attention
+	chosen, err := in.density()
+	if err != nil && mode == workload.AttentionSparse {
+		return nil, err
+	}
+	if mode == workload.AttentionSparse {
+		in.attention = chosen
+		return Solve(ctx, in)
+	}
+	in.attention = &attention{}
+	dense, failed := Solve(ctx, in)
+	if failed != nil {
+		return nil, failed
+	}
+	if err != nil {
+		dense.Warnings = append(dense.Warnings, warning("attention is dense: %v", err))
+		return dense, nil
+	}
+	in.attention = chosen
+	sparse, err := Solve(ctx, in)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		dense.Warnings = append(dense.Warnings, warning("attention is dense: no plan selects positions: %v", err))
+		return dense, nil
+	}
+	plans := []*Result{dense, sparse}
+	if rows := faster(sparse.Plan, dense.Plan); len(rows) > 0 && len(rows) < len(sparse.Plan.Attention.Rows) {
+		mixed := *chosen
+		mixed.every, mixed.Rows = false, rows
+		in.attention = &mixed
+		if result, err := Solve(ctx, in); err == nil {
+			plans = append(plans, result)
+		} else if ctx.Err() != nil {
+			return nil, err
+		}
+	}
+	best := dense
+	for _, result := range plans {
+		if result.takes(in.Workload.Minimise) < best.takes(in.Workload.Minimise) {
+			best = result
+		}
+	}
+	return best, nil
+}
+
+// warning is one of a result.
+func warning(format string, args ...any) *diag.Diagnostic {
+	out := diag.New(diag.ClassInput, format, args...)
+	out.Severity = diag.Warning
+	return out
+}
+
+// faster are the rows of the programs with sparse attention that are predicted to take less time than those of the same
+// name of another plan, or that it does not have.
+func faster(sparse, dense *planir.Plan) (rows []int) {
+	times := map[string]int64{}
+	for _, prediction := range dense.Predictions {
+		times[prediction.Program] = prediction.PlanNS
+	}
+	for _, program := range sparse.Program.Programs {
+		for _, prediction := range sparse.Predictions {
+			before, both := times[program.Name]
+			if prediction.Program == program.Name && sparse.Sparse(program.Rows) && (!both || prediction.PlanNS < before) {
+				rows = append(rows, program.Rows)
+			}
+		}
+	}
+	slices.Sort(rows)
+	return rows
+}
+
+// density is the share of positions that sparse attention keeps: the workload's, else the smallest one that the
+// calibration knows to stay within the limit of quality.
+func (in *Input) density() (*attention, error) {
+	want := in.Workload
+	if in.Calibration == nil || in.Calibration.Attention == nil {
+		return nil, diag.New(diag.ClassInput, "solve: %s has attention %q, and no calibration says how heads are rounded and "+
+			"what they need", want.Title(), want.Attention).
+			WithHint("measure it: hetc calibrate --attention --model DIR --text FILE -o cal.yaml")
+	}
+	measured, limit := in.Calibration.Attention, want.Quality.MaxKL.Prefill
+	out := &attention{Attention: planir.Attention{Density: want.Density, Block: measured.Block}, every: true}
+	for _, density := range measured.Densities {
+		loss := measured.DensityLoss(calibration.RuleHeads, density)
+		switch {
+		case loss == nil, want.Density > 0 && density != want.Density, want.Density == 0 && limit == 0:
+			continue
+		case limit > 0 && loss.KL >= limit:
+			continue
+		}
+		out.Density, out.kl = density, loss.KL
+		return out, nil
+	}
+	if want.Density > 0 && limit == 0 {
+		return out, nil
+	}
+	if want.Density == 0 && limit == 0 {
+		return nil, diag.New(diag.ClassInput, "solve: %s has attention %q, and neither a density nor a limit of quality",
+			want.Title(), want.Attention).
+			WithHint("add density: 0.2 or quality: {max_kl: {prefill: ...}} to the workload")
+	}
+	return nil, diag.New(diag.ClassInfeasible, "solve: %s has attention %q, and no density that the calibration measured (%v) "+
+		"loses less than the %v nats a token that prefill may", want.Title(), want.Attention, measured.Densities, limit).
+		WithHint("raise quality.max_kl.prefill, or leave density and attention out")
+}
+
+// payForAttention takes what sparse attention loses off the limit of quality of prompts.
+func (in *Input) payForAttention(want *workload.Demand) {
+	if in.attention != nil && want.MaxKL.Prefill > 0 {
+		want.MaxKL.Prefill = max(workload.Lossless, want.MaxKL.Prefill-in.attention.kl)
+	}
+}
+
+// attentionOf is what a plan with programs of these buckets says about attention, nil where all of it is dense.
+func (s *request) attentionOf() *planir.Attention {
+	at := s.in.attention
+	if at == nil || at.Density == 0 {
+		return nil
+	}
+	out := &planir.Attention{Density: at.Density, Block: at.Block}
+	for _, rows := range s.want.Rows() {
+		if s.sparse(rows) {
+			out.Rows = append(out.Rows, rows)
+		}
+	}
+	if len(out.Rows) == 0 {
+		return nil
+	}
+	slices.Sort(out.Rows)
+	return out
+}
+
+// sparse reports whether the program of that many rows has sparse attention.
+func (s *request) sparse(rows int) bool { return !s.decodes(rows) && s.in.attention.sparse(rows) }

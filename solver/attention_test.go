@@ -1,0 +1,172 @@
+package solver
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/sim"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// attentive adds to a calibration what heads need, all of them the same, and what shares of positions lose.
+func attentive(m *models.Model, cal *calibration.Calibration, losses map[float64]float64) *calibration.Calibration {
+	out := *cal
+	at := &calibration.Attention{Text: cal.Text, Heads: m.Heads, KVHeads: m.KVHeads, Block: op.SparseBlock, Clamp: 1e-3}
+	for density, kl := range losses {
+		at.Densities = append(at.Densities, density)
+		at.Losses = append(at.Losses, calibration.DensityLoss{Rule: calibration.RuleHeads, Density: density, KL: kl, High: kl,
+			TopAgreement: 1, PerplexityRatio: 1})
+	}
+	slices.Sort(at.Densities)
+	for layer := range m.Layers {
+		made := calibration.AttentionLayer{Layer: layer, KeyScales: slices.Repeat([]float32{0.05}, m.KVHeads)}
+		for range m.Heads {
+			made.Heads = append(made.Heads, calibration.AttentionHead{QueryScale: 0.05,
+				Mass: slices.Repeat([]float64{1}, len(at.Densities))})
+		}
+		at.Layers = append(at.Layers, made)
+	}
+	at.Buckets = at.MeanBuckets()
+	out.Attention = at
+	return &out
+}
+
+// Programs of long prompts select positions and those of short ones attend to all, each where it is faster, and the
+// solved programs take on the simulated machine's clock what was predicted.
+func TestAttentionChosen(t *testing.T) {
+	m, soc := demo(t), twoCores(t, 0.7)
+	for i := range soc.Processors { // attention takes its time here
+		soc.Processors[i].Sim.OtherGops /= 8
+	}
+	cal := attentive(m, invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A32W32), map[float64]float64{0.1: 2e-3, 0.4: 1e-4})
+	want := workload.Default()
+	want.Buckets, want.Context = []int{16, 512}, 1024
+	want.Prompts = []workload.Prompt{{Tokens: 16, Share: 1}, {Tokens: 512, Share: 1}}
+	want.Attention, want.Density = workload.AttentionSparse, 0.1
+	costs := profiled(t, soc, m, want)
+	with := func(mode workload.Attention) *Result {
+		one := *want
+		if one.Attention = mode; mode == workload.AttentionDense {
+			one.Density = 0
+		}
+		return solve(t, Input{Model: m, SoC: soc, Costs: costs, Workload: &one, Calibration: cal, Engine: exact.Engine{}})
+	}
+	dense, sparse, best := with(workload.AttentionDense), with(workload.AttentionSparse), with(workload.AttentionBest)
+	if dense.Plan.Attention != nil || !slices.Equal(sparse.Plan.Attention.Rows, []int{16, 512}) {
+		t.Fatalf("attention is %+v where it is to be dense, and %+v where sparse", dense.Plan.Attention, sparse.Plan.Attention)
+	}
+	for _, program := range []string{"prefill@16", "prefill@512", "decode"} {
+		least := min(prediction(t, dense.Plan, program).PlanNS, prediction(t, sparse.Plan, program).PlanNS)
+		if got := prediction(t, best.Plan, program).PlanNS; got > least {
+			t.Errorf("%s takes %d ns, and %d with the attention that is best for it", program, got, least)
+		}
+	}
+	if at := best.Plan.Attention; at == nil || !slices.Equal(at.Rows, []int{512}) {
+		t.Errorf("attention is %+v, want dense at 16 rows and sparse at 512", at)
+	}
+	if found := check.Plan(best.Plan, m, soc); len(found) > 0 {
+		t.Fatal(found)
+	}
+	for _, result := range []*Result{sparse, best} {
+		for _, tokens := range []int{16, 512} {
+			name := map[int]string{16: "prefill@16", 512: "prefill@512"}[tokens]
+			predicted, took := prediction(t, result.Plan, name).PlanNS, virtual(t, result.Plan, m, cal, sim.New(soc), sim.NewCompiler(soc), tokens)
+			if off := math.Abs(float64(took)/float64(predicted) - 1); off > 0.01 {
+				t.Errorf("%s takes %d ns on the virtual clock, predicted %d: off by %.2g, want at most 0.01", name, took, predicted, off)
+			}
+		}
+	}
+}
+
+// virtual is what a prompt takes on the clock of simulated processors.
+func virtual(t *testing.T, plan *planir.Plan, m *models.Model, cal *calibration.Calibration, from driver.Driver, compiler driver.Compiler,
+	tokens int) (ns int64) {
+	t.Helper()
+	content, err := emit.NewCalibrated(context.Background(), plan, m, cal, []driver.Compiler{compiler})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	machine, err := executor.Open(context.Background(), plan, content, executor.Options{Drivers: []driver.Driver{from}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer machine.Close()
+	err = machine.Do(context.Background(), func(c *executor.Control) error {
+		got, err := c.Forward(make([]int32, tokens), executor.WantLast, func(int, []float32) error { return nil })
+		ns = got.NS
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}
+
+// A limit of quality chooses the share of positions, and what it loses is part of what prompts may lose. Without a
+// calibration of heads sparse attention is refused, and the best attention is dense.
+func TestAttentionWithinQuality(t *testing.T) {
+	m, soc := demo(t), twoCores(t, 1)
+	plain := invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A32W32)
+	cal := attentive(m, plain, map[float64]float64{0.1: 2e-3, 0.4: 1e-4})
+	want := quick()
+	want.Attention = workload.AttentionSparse
+	want.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A32W32}, Decode: []op.Scheme{op.A32W32}}
+	costs := profiled(t, soc, m, want)
+	in := func(limit float64, mode workload.Attention, cal *calibration.Calibration) Input {
+		one := *want
+		one.Attention, one.Quality.MaxKL = mode, workload.KLLimit{Prefill: limit, Decode: limit}
+		return Input{Model: m, SoC: soc, Costs: costs, Workload: &one, Calibration: cal, Engine: exact.Engine{}}
+	}
+	for limit, density := range map[float64]float64{0.01: 0.1, 1e-3: 0.4} {
+		plan := solve(t, in(limit, workload.AttentionSparse, cal)).Plan
+		if plan.Attention == nil || plan.Attention.Density != density {
+			t.Errorf("at most %v nats: attention is %+v, want density %v", limit, plan.Attention, density)
+		}
+		lost := cal.Attention.DensityLoss(calibration.RuleHeads, density).KL
+		for _, quality := range plan.Quality {
+			if quality.Phase == "prefill" && math.Abs(quality.KL-lost) > 1e-9 {
+				t.Errorf("prefill is said to lose %v nats, want %v", quality.KL, lost)
+			}
+		}
+	}
+	for _, c := range []struct {
+		in   Input
+		want string
+	}{
+		{in(0.01, workload.AttentionSparse, plain), "no calibration says"},
+		{in(1e-5, workload.AttentionSparse, cal), "no density"},
+		{in(0, workload.AttentionSparse, cal), "neither a density nor a limit"},
+	} {
+		if _, err := Solve(context.Background(), c.in); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want an error with %q", err, c.want)
+		}
+	}
+	result := solve(t, in(0.01, workload.AttentionBest, plain))
+	if result.Plan.Attention != nil || !slices.ContainsFunc(messages(result), func(text string) bool {
+		return strings.Contains(text, "attention is dense")
+	}) {
+		t.Errorf("attention is %+v with warnings %q, want a dense one that is mentioned", result.Plan.Attention, messages(result))
+	}
+}
+
+// messages are the warnings of a result.
+func messages(result *Result) (out []string) {
+	for _, warning := range result.Warnings {
+		out = append(out, warning.Error())
+	}
+	return out
+}
