@@ -232,3 +232,41 @@ func onDevice(device planir.Proc, form int) layoutOf {
 		d.Shares = []planir.Share{{Proc: device.Name}}
 	}
 }
+
+// A mixture of experts on a device of OpenCL alone has another implementation's logits: router, experts and all between.
+func TestOpenCLExpertsAlone(t *testing.T) {
+	devices := openclProcs(t, "a", nil)
+	tried := 0
+	for _, config := range archDirs(t) {
+		dir := filepath.Dir(config)
+		m, err := models.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Experts == 0 || testing.Short() && tried > 1 {
+			m.Close()
+			continue
+		}
+		tried++
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			r := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33]
+			for _, device := range devices {
+				procs := []planir.Proc{device}
+				x := machine(t, m, makePlan(t, m, procs, []int{1, 16, 48}, max(130, min(m.MaxContext, 160)), op.A32W32,
+					bySingle), withOpenCL(), bothCompilers()...)
+				got, worst := allLogits(t, x, r.ids), 0.0
+				for k, row := range r.rows {
+					worst = max(worst, maxDiff(got[int(row)*m.Vocab:][:m.Vocab], r.logits[k*m.Vocab:][:m.Vocab]))
+				}
+				if !(worst <= 1e-3) {
+					t.Errorf("%s: logits differ by %.2g, want at most 0.001", device.Select, worst)
+				}
+				x.Close()
+			}
+		})
+		m.Close()
+	}
+	if tried == 0 {
+		t.Fatal("no model has experts")
+	}
+}

@@ -308,12 +308,14 @@ var builders = map[op.Kind]func(*builder) error{
 	op.LayerNorm: func(b *builder) error {
 		return b.plain("norms", "layer_norm", matrix(b.w[0]), matrix(b.w[1]), number(b.op.N), real(b.op.Eps))
 	},
-	op.QuantRows: (*builder).quantRows,
-	op.MatMul:    (*builder).matMul,
-	op.QKNorm:    (*builder).qkNorm,
-	op.Rope:      (*builder).rope,
-	op.KVAppend:  (*builder).kvAppend,
-	op.Attention: (*builder).attention,
+	op.QuantRows:    (*builder).quantRows,
+	op.MatMul:       (*builder).matMul,
+	op.Route:        (*builder).route,
+	op.ExpertMatMul: (*builder).expertMatMul,
+	op.QKNorm:       (*builder).qkNorm,
+	op.Rope:         (*builder).rope,
+	op.KVAppend:     (*builder).kvAppend,
+	op.Attention:    (*builder).attention,
 	op.GLU: func(b *builder) error {
 		return b.plain("rows", "glu", number(b.op.N), number(slices.Index(op.Acts, b.op.Act)), number(b.op.Interleave))
 	},
@@ -400,6 +402,29 @@ func (e *executable) id(operand, row int) string {
 	return fmt.Sprintf(" %d", values[0])
 }
 
+// ids is the first id of a token that names no expert, for a message, where the host still has it.
+func (e *executable) ids(operand, row, fan, experts int) string {
+	o := &e.operands[operand]
+	if o.buffer == nil || o.buffer.host == nil {
+		return ""
+	}
+	at := o.at + 4*int64(row)*int64(o.ld)
+	end := at + 4*int64(fan)
+	if end > int64(len(o.buffer.host)) {
+		return ""
+	}
+	values, err := mem.View[int32](o.buffer.host[at:end])
+	if err != nil {
+		return ""
+	}
+	for _, id := range values {
+		if id < 0 || int(id) >= experts {
+			return fmt.Sprintf(" %d", id)
+		}
+	}
+	return ""
+}
+
 // selectRow copies the row that the call's scalars name; which one is checked before the call is enqueued.
 func (b *builder) selectRow() error {
 	s := b.step()
@@ -449,20 +474,85 @@ func (b *builder) quantRows() error {
 // maxDotK bounds K of 8-bit products, so that their sums are exact in int32.
 const maxDotK = math.MaxInt32 / (127 * 128)
 
+// tileBytes are the bytes of a tile of the product's weight, after checking that the kernels can count in it.
+func (b *builder) tileBytes() (int64, error) {
+	operator := &b.op
+	if operator.Scheme.QuantisedRows() && operator.K > maxDotK {
+		return 0, fmt.Errorf("k = %d of scheme %q, want at most %d", operator.K, operator.Scheme, maxDotK)
+	}
+	bytes, err := pack.TileBytes(operator.Scheme.Weight(), operator.K)
+	if err != nil {
+		return 0, err
+	}
+	if bytes > math.MaxInt32 {
+		return 0, fmt.Errorf("k = %d of scheme %q: a tile has %d bytes, want at most %d", operator.K, operator.Scheme,
+			bytes, math.MaxInt32)
+	}
+	return int64(bytes), nil
+}
+
+// expertMatMul multiplies each row by the weight of the expert that it is sent to.
+func (b *builder) expertMatMul() error {
+	operator, family := &b.op, kernel.Experts(b.op.Scheme)
+	tileBytes, err := b.tileBytes()
+	if err != nil {
+		return err
+	}
+	stride := b.w[0].Stride
+	if stride > math.MaxInt32 || stride%4 != 0 {
+		return fmt.Errorf("experts lie %d bytes apart, want whole words and at most %d", stride, math.MaxInt32)
+	}
+	variant, err := b.e.choose(family, "")
+	if err != nil {
+		return err
+	}
+	s := b.step()
+	ids, experts, sent := b.in[len(b.in)-1], operator.Experts, 0
+	s.refused = func(e *executable, row int) error {
+		return fmt.Errorf("expert id%s is none, want 0..%d", e.ids(ids, row, max(1, operator.Fan), experts), experts-1)
+	}
+	perToken := 1
+	if operator.Spread {
+		perToken = max(1, operator.Fan)
+	}
+	if operator.Sent > 0 {
+		sent = 1
+	}
+	args := append(b.values(), matrix(b.w[0]), matrix(b.w[0]), number(0))
+	args = append(append(args, b.note(s)...), number(operator.K), number(operator.N), number(int(tileBytes)),
+		dynamic(argFirst), dynamic(argRows), number(experts), number(max(1, operator.Fan)), number(perToken), number(sent),
+		number(int(stride)))
+	if err := b.launchVariant(s, family, variant, variant.Rows, "matmul", operator.N, args); err != nil {
+		return err
+	}
+	b.add(s)
+	return nil
+}
+
+// route chooses the experts of each row by its logits.
+func (b *builder) route() error {
+	s := b.step()
+	s.fan = 1 // a row for each token
+	s.refused = func(*executable, int) error {
+		return errors.New("a router logit is NaN or an infinity, which leaves no order of the experts")
+	}
+	args := append(b.values(), b.note(s)...)
+	args = append(args, number(b.op.Experts), number(b.op.Fan), number(slices.Index(op.Routers, b.op.Router)),
+		real(float64(float32(2*b.op.Jitter))))
+	if err := b.launch(s, "rows", "route", 1, args...); err != nil {
+		return err
+	}
+	b.add(s)
+	return nil
+}
+
 // matMul is a product. Activations that are rounded to f16 are so in a step before it.
 func (b *builder) matMul() error {
 	operator := &b.op
 	family := kernel.Product(operator.Scheme)
-	if operator.Scheme.QuantisedRows() && operator.K > maxDotK {
-		return fmt.Errorf("k = %d of scheme %q, want at most %d", operator.K, operator.Scheme, maxDotK)
-	}
-	tileBytes, err := pack.TileBytes(operator.Scheme.Weight(), operator.K)
+	tileBytes, err := b.tileBytes()
 	if err != nil {
 		return err
-	}
-	if tileBytes > math.MaxInt32 {
-		return fmt.Errorf("k = %d of scheme %q: a tile has %d bytes, want at most %d", operator.K, operator.Scheme,
-			tileBytes, math.MaxInt32)
 	}
 	half := operator.Scheme.Half()
 	if half {

@@ -158,10 +158,30 @@ func products() (list []family) {
 		for _, scheme := range product.schemes {
 			list = append(list, family{name: Product(scheme), file: "matmul.cl", defines: product.defines,
 				variants: variants})
+			if scheme.Experts() {
+				list = append(list, family{name: Experts(scheme), file: "matmul.cl",
+					defines: append(slices.Clone(product.defines), "EXPERTS"), variants: single(variants)})
+			}
 		}
 	}
 	return list
 }
+
+// single are variants that compute one row at a time, as products of experts do: neighbouring rows have different weights.
+// An image has no place to begin at, so that none is read through one.
+func single(variants []Variant) (list []Variant) {
+	for _, variant := range variants {
+		if variant.Image {
+			continue
+		}
+		variant.Rows, variant.Few = 1, 0
+		list = append(list, variant)
+	}
+	return list
+}
+
+// Experts is the family of products by the experts of a scheme.
+func Experts(scheme op.Scheme) string { return "experts " + string(scheme) }
 
 // Product is the family of products of a scheme.
 func Product(scheme op.Scheme) string { return "matmul " + string(scheme) }
@@ -287,6 +307,12 @@ func FamiliesOf(operator *op.Op) []string {
 			return []string{"norms", name}
 		}
 		return []string{name}
+	case op.ExpertMatMul:
+		name := Experts(operator.Scheme)
+		if find(name) == nil {
+			return nil
+		}
+		return []string{name}
 	case op.Attention:
 		if find("attention "+kv) == nil {
 			return nil
@@ -306,15 +332,18 @@ func FamiliesOf(operator *op.Op) []string {
 // kinds are the families of the kinds that have one each.
 var kinds = map[op.Kind]string{
 	op.Embed: "rows", op.SelectRow: "rows", op.GLU: "rows", op.Activate: "rows", op.Softcap: "rows", op.Clip: "rows",
-	op.Gate: "rows", op.Add: "rows", op.Copy: "rows", op.Combine: "rows",
+	op.Gate: "rows", op.Add: "rows", op.Copy: "rows", op.Combine: "rows", op.Route: "rows",
 	op.Norm: "norms", op.LayerNorm: "norms", op.QuantRows: "norms",
 	op.QKNorm: "heads f32", op.Rope: "heads f32",
 }
 
+// ofFamilies are the kinds with several families each, see FamiliesOf.
+var ofFamilies = []op.Kind{op.MatMul, op.ExpertMatMul, op.KVAppend, op.Attention}
+
 // Kinds are the operators that have kernels, in the order of op.Kinds.
 func Kinds() (list []op.Kind) {
 	for _, kind := range op.Kinds {
-		if kinds[kind] != "" || kind == op.MatMul || kind == op.KVAppend || kind == op.Attention {
+		if kinds[kind] != "" || slices.Contains(ofFamilies, kind) {
 			list = append(list, kind)
 		}
 	}

@@ -20,6 +20,32 @@
 #define BLOCK (16 * Q4 + 64)
 #endif
 
+// EXPERTS: each row is multiplied by the weight of the expert that it is sent to, so that ROWS is 1. Weights lie stride
+// bytes apart. A row r is the choice r % fan of token r / fan, whose activations are row r / per_token. Where some rows
+// are sent to nobody here (sent), their expert is -1 and their result 0.
+#ifdef EXPERTS
+#define IDS IN(ids),
+#define EXPERT_ARGUMENTS , int experts, int fan, int per_token, int sent, int stride
+#define INPUT_ROW(i) (r0 / per_token)
+#define CHOOSE(type, zero) \
+	CONST_ROWS(int, ids); \
+	int expert = ids[(long)(r0 / fan) * ids_ld + r0 % fan]; \
+	if (expert < 0 || expert >= experts) { \
+		if (expert != -1 || !sent) \
+			REFUSE(r0 / fan); \
+		zero; \
+		return; \
+	} \
+	weight += (long)expert * (stride / (int)sizeof(type));
+#define ZERO16 for (int j = 0; j < 16 && column + j < n; j++) y[(long)r0 * y_ld + column + j] = 0
+#define ZERO1 if (slice == 0 && column < n) y[(long)r0 * y_ld + column] = 0
+#else
+#define IDS
+#define EXPERT_ARGUMENTS
+#define INPUT_ROW(i) min(r0 + i, rows - 1)
+#define CHOOSE(type, zero)
+#endif
+
 // narrow16 rounds to f16.
 float16 narrow16(float16 v) {
 	ushort half_[16];
@@ -75,13 +101,14 @@ float16 weights16(__global const uchar *tile, int p, int side) {
 #endif
 }
 
-__kernel void matmul(IN(x), OUT(y), __global const uchar *weight, __global const float *bias, int biased,
-	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows) {
+__kernel void matmul(IN(x), IDS OUT(y), __global const uchar *weight, __global const float *bias, int biased,
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS) {
 	CONST_ROWS(float, x); ROWS_OF(float, y);
 	int r0 = first + (int)get_global_id(0) * ROWS, column = (int)get_global_id(1) * 16, side = column / 16 % 2;
+	CHOOSE(uchar, ZERO16)
 	__global const uchar *tile = weight + (long)(column / 32) * tile_bytes;
 #define BEGIN(i) \
-	__global const float *x##i = x + (long)min(r0 + i, rows - 1) * x_ld; \
+	__global const float *x##i = x + (long)INPUT_ROW(i) * x_ld; \
 	float16 sum##i = 0;
 	ALL(BEGIN)
 	// One row of the weight at a time: its 16 weights and ROWS sums fit the registers of a CPU.
@@ -145,13 +172,14 @@ short16 nibbles(uint4 words, int side) {
 
 int4 pairs(int8 v) { return v.even + v.odd; }
 
-__kernel void matmul(IN(x), IN(scale), OUT(y), __global const uchar *weight, __global const float *bias, int biased,
-	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows) {
+__kernel void matmul(IN(x), IN(scale), IDS OUT(y), __global const uchar *weight, __global const float *bias, int biased,
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS) {
 	CONST_ROWS(uchar, x); CONST_ROWS(float, scale); ROWS_OF(float, y);
 	int r0 = first + (int)get_global_id(0) * ROWS, column = (int)get_global_id(1) * 16, side = column / 16 % 2;
+	CHOOSE(uchar, ZERO16)
 	__global const uchar *tile = weight + (long)(column / 32) * tile_bytes;
 #define BEGIN(i) \
-	__global const uchar *x##i = x + (long)min(r0 + i, rows - 1) * x_ld; \
+	__global const uchar *x##i = x + (long)INPUT_ROW(i) * x_ld; \
 	float16 sum##i = 0; \
 	int8 a##i = 0, b##i = 0, c##i = 0, d##i = 0;
 	ALL(BEGIN)
@@ -192,7 +220,7 @@ __kernel void matmul(IN(x), IN(scale), OUT(y), __global const uchar *weight, __g
 #endif
 #define END(i) \
 	if (r0 + i < rows) \
-		store16(y + (long)(r0 + i) * y_ld, sum##i * scale[(long)(r0 + i) * scale_ld], bias, biased, column, n, notes, \
+		store16(y + (long)(r0 + i) * y_ld, sum##i * scale[(long)INPUT_ROW(i) * scale_ld], bias, biased, column, n, notes, \
 			refusals, r0 + i);
 	ALL(END)
 }
@@ -266,26 +294,27 @@ int dot4(uint codes, uint weights) {
 }
 
 #ifdef U8
-__kernel void matmul(IN(x), IN(scale), OUT(y), WEIGHT, __global const float *bias, int biased,
-	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows) {
+__kernel void matmul(IN(x), IN(scale), IDS OUT(y), WEIGHT, __global const float *bias, int biased,
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS) {
 	CONST_ROWS(uchar, x); CONST_ROWS(float, scale); ROWS_OF(float, y);
 #else
-__kernel void matmul(IN(x), OUT(y), WEIGHT, __global const float *bias, int biased,
-	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows) {
+__kernel void matmul(IN(x), IDS OUT(y), WEIGHT, __global const float *bias, int biased,
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS) {
 	CONST_ROWS(float, x); ROWS_OF(float, y);
 #endif
 	__local float shared[SLICES * 32];
 	int c = get_local_id(0), slice = get_local_id(2), r0 = first + (int)get_global_id(1) * ROWS;
 	int column = get_global_id(0);
+	CHOOSE(uint, ZERO1) // the same for all items of the group
 #ifdef IMAGE
 	int tile = TILE_WORDS(tile_bytes);
 #else
 	long tile = TILE_WORDS(tile_bytes);
 #endif
 #ifdef U8
-#define BEGIN(i) __global const uchar *x##i = x + (long)min(r0 + i, rows - 1) * x_ld; float sum##i = 0;
+#define BEGIN(i) __global const uchar *x##i = x + (long)INPUT_ROW(i) * x_ld; float sum##i = 0;
 #else
-#define BEGIN(i) __global const float *x##i = x + (long)min(r0 + i, rows - 1) * x_ld; float sum##i = 0;
+#define BEGIN(i) __global const float *x##i = x + (long)INPUT_ROW(i) * x_ld; float sum##i = 0;
 #endif
 	ALL(BEGIN)
 #ifndef U8
@@ -328,7 +357,7 @@ __kernel void matmul(IN(x), OUT(y), WEIGHT, __global const float *bias, int bias
 	float added = biased && column < n ? bias[column] : 0;
 	// Slices are added in their order.
 #ifdef U8
-#define RESULT(i) (total * factor * scale[(long)(r0 + i) * scale_ld] + added)
+#define RESULT(i) (total * factor * scale[(long)INPUT_ROW(i) * scale_ld] + added)
 #else
 #define RESULT(i) (total * factor + added)
 #endif

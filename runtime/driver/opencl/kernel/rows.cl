@@ -68,6 +68,62 @@ __kernel void combine(IN(x), IN(weights), OUT(y), int n, int fan) {
 	}
 }
 
+// near_share is SparseMixer's weight of an expert: its probability among the experts that are not yet chosen and whose
+// logits are within twice the jitter of its own, relative to the larger magnitude.
+float near_share(__global const float *logits, int experts, __global const int *chosen, int count, int expert,
+	float jitter2) {
+	float top = logits[expert], sum = 0;
+	for (int i = 0; i < experts; i++) {
+		bool far_ = (top - logits[i]) / fmax(fabs(logits[i]), top) > jitter2;
+		for (int j = 0; j < count; j++)
+			far_ = far_ || chosen[j] == i;
+		if (!far_)
+			sum += exp(logits[i] - top);
+	}
+	return 1.0f / sum;
+}
+
+// route chooses the experts of a row, the first of equals first, and computes their weights. Router is the index of
+// op.Routers. A logit without an order is refused.
+__kernel void route(IN(logits), OUT(ids), OUT(weights), __global int *notes, int refusals, int experts, int fan, int router,
+	float jitter2) {
+	CONST_ROWS(float, logits); ROWS_OF(int, ids); ROWS_OF(float, weights);
+	long row = ROW;
+	EACH(only, 1) {
+		logits += row * logits_ld;
+		ids += row * ids_ld;
+		weights += row * weights_ld;
+		for (int i = 0; i < experts; i++)
+			if (!isfinite(logits[i])) {
+				REFUSE(row);
+				return;
+			}
+		int last = -1;
+		for (int j = 0; j < fan; j++) {
+			int best = -1;
+			for (int i = 0; i < experts; i++) {
+				bool after = last < 0 || logits[i] < logits[last] || logits[i] == logits[last] && i > last;
+				if (after && (best < 0 || logits[i] > logits[best]))
+					best = i;
+			}
+			if (router == 2)
+				weights[j] = near_share(logits, experts, ids, j, best, jitter2);
+			ids[j] = last = best;
+		}
+		if (router == 2)
+			return;
+		float top = logits[ids[0]], sum = 0;
+		if (router == 1)
+			for (int j = 0; j < fan; j++)
+				sum += exp(logits[ids[j]] - top);
+		else
+			for (int i = 0; i < experts; i++)
+				sum += exp(logits[i] - top);
+		for (int j = 0; j < fan; j++)
+			weights[j] = exp(logits[ids[j]] - top) / sum;
+	}
+}
+
 // copy moves rows of n elements of 1, 2 or 4 bytes, beginning with row first of x.
 #define COPY(name, type) \
 __kernel void name(IN(x), OUT(y), int n, int first) { \
