@@ -47,8 +47,8 @@ var schemeTable = []schemeRow{
 	{scheme: A8OQ8C, drivers: []string{"host", "ort", "qnn"}, twin: A8TQ8C}, // llm.npu's shadow outliers
 	{scheme: A8TQ4B32, drivers: []string{"host", "ort", "opencl"}},
 	{scheme: A8TQ4B128, drivers: []string{"host", "ort", "opencl"}},
-	{scheme: A16SQ8C, drivers: []string{"host", "qnn"}},
-	{scheme: A16SQ4C, drivers: []string{"host", "qnn"}},
+	{scheme: A16SQ8C, drivers: []string{"host", "qnn", "opencl"}},
+	{scheme: A16SQ4C, drivers: []string{"host", "qnn", "opencl"}},
 	{scheme: A16FW16, drivers: []string{"host", "qnn", "opencl"}},
 	{scheme: A16FQ8C, drivers: []string{"host", "qnn", "opencl"}}, // the W8A16 of Agent.xpu
 	{scheme: A16FQ4B32, drivers: []string{"host", "qnn", "opencl"}},

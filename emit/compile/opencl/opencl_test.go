@@ -52,16 +52,17 @@ func TestCompile(t *testing.T) {
 // What has no kernels, and options that mean nothing, are refused by name.
 func TestRefused(t *testing.T) {
 	product := op.Op{Kind: op.MatMul, M: 4, K: 64, N: 96, Scheme: op.A32W32}
-	grid := product
-	grid.Scheme = op.A16SQ8C
+	shadow := product
+	shadow.Scheme = op.A8OQ8C
 	for _, c := range []struct {
 		graph   op.Graph
 		weights driver.Weights
 		options map[string]string
 		word    string
 	}{
-		{op.Single(grid, op.TilesLayout), nil, nil, "a16s/q8c"},
-		{op.Single(op.Op{Kind: op.Route, M: 2, Experts: 4, Fan: 2, Router: op.RouteSoftmax}, ""), nil, nil, "route"},
+		{op.Single(shadow, op.TilesLayout), nil, nil, "a8o/q8c"},
+		{op.Single(op.Op{Kind: op.OutlierMatMul, M: 2, K: 32, N: 32, Scheme: op.A32W16}, op.TilesLayout), nil, nil,
+			"outlier_matmul"},
 		{op.Single(product, "swirl"), nil, nil, "swirl"},
 		{op.Single(product, op.TilesLayout), driver.Weights{{Bytes: make([]byte, 3)}}, nil, "3 bytes"},
 		{op.Single(product, op.TilesLayout), nil, map[string]string{kernel.Option + "matmul": "tiles"}, `"matmul"`},

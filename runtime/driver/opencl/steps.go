@@ -439,6 +439,7 @@ func (b *builder) selectRow() error {
 
 var (
 	errNotFinite = errors.New("holds NaN or an infinity, which 8-bit rows cannot represent")
+	errNotOnGrid = errors.New("holds NaN or an infinity, which no step represents")
 	errNotHalf   = errors.New("an activation, a weight or a result is NaN or too large for f16")
 )
 
@@ -546,7 +547,7 @@ func (b *builder) route() error {
 	return nil
 }
 
-// matMul is a product. Activations that are rounded to f16 are so in a step before it.
+// matMul is a product. Activations that are rounded to 16 bits are so in a step before it.
 func (b *builder) matMul() error {
 	operator := &b.op
 	family := kernel.Product(operator.Scheme)
@@ -554,14 +555,20 @@ func (b *builder) matMul() error {
 	if err != nil {
 		return err
 	}
-	half := operator.Scheme.Half()
-	if half {
-		if err := b.halved(); err != nil {
+	rounds, bad, steps := operator.Scheme.RoundsResults(), errNotHalf, weight{}
+	if operator.Scheme.Grid() {
+		bad, steps = errNotOnGrid, b.w[len(b.w)-1]
+		if err := checkSteps(steps.Bytes, operator.N); err != nil {
+			return err
+		}
+	}
+	if rounds {
+		if err := b.rounded(bad, steps); err != nil {
 			return err
 		}
 	}
 	s := b.step()
-	s.refused = func(*executable, int) error { return errNotHalf }
+	s.refused = func(*executable, int) error { return bad }
 	bias, biased := b.w[0], 0
 	if operator.Bias {
 		bias, biased = b.w[1], 1
@@ -577,8 +584,11 @@ func (b *builder) matMul() error {
 		}
 	}
 	args := append(b.values(), values, matrix(bias), number(biased))
-	args = append(append(args, b.notes(s, half)...), number(operator.K), number(operator.N), number(int(tileBytes)),
+	args = append(append(args, b.notes(s, rounds)...), number(operator.K), number(operator.N), number(int(tileBytes)),
 		dynamic(argFirst), dynamic(argRows))
+	if operator.Scheme.Grid() {
+		args = append(args, matrix(steps))
+	}
 	if err := b.launchVariant(s, family, variant, variant.Rows, "matmul", operator.N, args); err != nil {
 		return err
 	}
@@ -604,8 +614,24 @@ func (b *builder) image(w weight) (*clapi.Buffer, error) {
 	return made, err
 }
 
-// halved makes the step that rounds the activations of the node to f16, and puts its results in their place.
-func (b *builder) halved() error {
+// checkSteps wants one positive step for all activations, and one for all results, each in all columns.
+func checkSteps(data []byte, columns int) error {
+	steps, err := mem.View[float32](data)
+	if err != nil {
+		return err
+	}
+	for i, width := range steps {
+		if !(width > 0 && width <= math.MaxFloat32) || width != steps[i/columns*columns] {
+			return fmt.Errorf("step %d of column %d is %v, want one positive number for all columns", i/columns, i%columns,
+				width)
+		}
+	}
+	return nil
+}
+
+// rounded makes the step that rounds the activations of the node, to f16 or to the first of steps, and puts its results
+// in their place. bad is the error about a row that has no such numbers.
+func (b *builder) rounded(bad error, steps weight) error {
 	e := b.e
 	at, err := e.scratch(4 * int64(b.op.M) * int64(b.op.K))
 	if err != nil {
@@ -615,10 +641,14 @@ func (b *builder) halved() error {
 		temp: at, ld: b.op.K}
 	e.operands = append(e.operands, rounded)
 	s := b.step()
-	s.refused = func(*executable, int) error { return errNotHalf }
+	s.refused = func(*executable, int) error { return bad }
 	args := []argument{b.value(b.in[0]), b.value(len(e.operands) - 1)}
 	args = append(append(args, b.note(s)...), number(b.op.K))
-	if err := b.launch(s, "norms", "halve", b.op.K, args...); err != nil {
+	function := "halve"
+	if b.op.Scheme.Grid() {
+		function, args = "on_grid", append(args, matrix(steps))
+	}
+	if err := b.launch(s, "norms", function, b.op.K, args...); err != nil {
 		return err
 	}
 	b.add(s)

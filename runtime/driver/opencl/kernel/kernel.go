@@ -139,6 +139,8 @@ func products() (list []family) {
 		{[]op.Scheme{op.A16FW16}, []string{"HALF", "W16"}, 6},
 		{[]op.Scheme{op.A16FQ8C}, []string{"HALF", "Q8C"}, 6},
 		{[]op.Scheme{op.A16FQ4B32}, []string{"HALF", "Q4 32"}, 6},
+		{[]op.Scheme{op.A16SQ8C}, []string{"GRID", "Q8C"}, 6},
+		{[]op.Scheme{op.A16SQ4C}, []string{"GRID", "Q4C"}, 6},
 	} {
 		column := Variant{Name: "columns", Grid: ByColumn, Rows: 4, Slices: slices8, dedicated: true,
 			needs: []need{needSlices}, defines: []string{"COLUMN", fmt.Sprintf("SLICES %d", slices8)}}
@@ -303,7 +305,7 @@ func FamiliesOf(operator *op.Op) []string {
 		if find(name) == nil {
 			return nil
 		}
-		if operator.Scheme.Half() {
+		if operator.Scheme.RoundsResults() {
 			return []string{"norms", name}
 		}
 		return []string{name}

@@ -1,5 +1,5 @@
-// Matrix products with weights in tiles of 32 columns (planir/pack). One of W32, W16, Q8C and Q4 says how a tile is
-// made; Q4 is the number of rows that share a scale. ROWS rows are multiplied at a time, so that a weight that was
+// Matrix products with weights in tiles of 32 columns (planir/pack). One of W32, W16, Q8C, Q4 and Q4C says how a tile is
+// made; Q4 is the number of rows that share a scale. HALF and GRID round results, to f16 or to multiples of a step. ROWS rows are multiplied at a time, so that a weight that was
 // unpacked serves all of them.
 
 #if ROWS == 1
@@ -46,6 +46,16 @@
 #define CHOOSE(type, zero)
 #endif
 
+// GRID: results are rounded to multiples of a step, of which the second of two rows of steps holds it.
+#ifdef GRID
+#define GRID_ARGUMENT , __global const float *steps
+#define RESULT_STEP steps[n]
+#else
+#define GRID_ARGUMENT
+#define RESULT_STEP 0
+#endif
+float to_grid(float v, float step) { return rint(clamp(v / step, -32767.0f, 32767.0f)) * step; }
+
 // narrow16 rounds to f16.
 float16 narrow16(float16 v) {
 	ushort half_[16];
@@ -55,7 +65,7 @@ float16 narrow16(float16 v) {
 
 // store16 writes 16 results of a row, or those that the matrix has.
 void store16(__global float *y, float16 v, __global const float *bias, int biased, int column, int n,
-	__global int *notes, int refusals, int row) {
+	__global int *notes, int refusals, int row, float step) {
 	int whole = column + 16 <= n;
 	float kept[16];
 	vstore16(v, 0, kept);
@@ -67,6 +77,13 @@ void store16(__global float *y, float16 v, __global const float *bias, int biase
 	for (int j = 0; j < 16 && column + j < n; j++)
 		if (!isfinite(kept[j]))
 			REFUSE(row);
+#endif
+#ifdef GRID
+	for (int j = 0; j < 16 && column + j < n; j++) {
+		if (!isfinite(kept[j]))
+			REFUSE(row);
+		kept[j] = to_grid(kept[j], step);
+	}
 #endif
 	if (whole) {
 		vstore16(vload16(0, kept), 0, y + column);
@@ -93,6 +110,9 @@ float16 weights16(__global const uchar *tile, int p, int side) {
 #elif defined Q8C
 	uint16 words = vload16(p / 4 * 2 + side, (__global const uint *)tile);
 	return convert_float16(as_int16(words << (uint16)(24 - 8 * (p % 4))) >> 24);
+#elif defined Q4C
+	uint16 words = vload16(p / 4, (__global const uint *)tile);
+	return convert_float16(as_int16((words >> (uint16)(8 * (p % 4) + 4 * side)) & 15u)) - 8.0f;
 #else
 	__global const uchar *block = tile + (long)(p / Q4) * BLOCK;
 	uint16 words = vload16(p % Q4 / 4, (__global const uint *)block);
@@ -102,7 +122,7 @@ float16 weights16(__global const uchar *tile, int p, int side) {
 }
 
 __kernel void matmul(IN(x), IDS OUT(y), __global const uchar *weight, __global const float *bias, int biased,
-	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS) {
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS GRID_ARGUMENT) {
 	CONST_ROWS(float, x); ROWS_OF(float, y);
 	int r0 = first + (int)get_global_id(0) * ROWS, column = (int)get_global_id(1) * 16, side = column / 16 % 2;
 	CHOOSE(uchar, ZERO16)
@@ -121,10 +141,15 @@ __kernel void matmul(IN(x), IDS OUT(y), __global const uchar *weight, __global c
 	float16 scale = vload16(side, (__global const float *)(tile + (k + 3) / 4 * 128));
 #define SCALED(i) sum##i *= scale;
 	ALL(SCALED)
+#elif defined Q4C
+	float16 scale = vload16(side, (__global const float *)(tile + (k + 31) / 32 * 512));
+#define SCALED(i) sum##i *= scale;
+	ALL(SCALED)
 #endif
 #define END(i) \
 	if (r0 + i < rows) \
-		store16(y + (long)(r0 + i) * y_ld, sum##i, bias, biased, column, n, notes, refusals, r0 + i);
+		store16(y + (long)(r0 + i) * y_ld, sum##i, bias, biased, column, n, notes, refusals, r0 + i, \
+			RESULT_STEP);
 	ALL(END)
 }
 #endif
@@ -173,7 +198,7 @@ short16 nibbles(uint4 words, int side) {
 int4 pairs(int8 v) { return v.even + v.odd; }
 
 __kernel void matmul(IN(x), IN(scale), IDS OUT(y), __global const uchar *weight, __global const float *bias, int biased,
-	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS) {
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS GRID_ARGUMENT) {
 	CONST_ROWS(uchar, x); CONST_ROWS(float, scale); ROWS_OF(float, y);
 	int r0 = first + (int)get_global_id(0) * ROWS, column = (int)get_global_id(1) * 16, side = column / 16 % 2;
 	CHOOSE(uchar, ZERO16)
@@ -221,7 +246,7 @@ __kernel void matmul(IN(x), IN(scale), IDS OUT(y), __global const uchar *weight,
 #define END(i) \
 	if (r0 + i < rows) \
 		store16(y + (long)(r0 + i) * y_ld, sum##i * scale[(long)INPUT_ROW(i) * scale_ld], bias, biased, column, n, notes, \
-			refusals, r0 + i);
+			refusals, r0 + i, RESULT_STEP);
 	ALL(END)
 }
 #endif
@@ -266,6 +291,8 @@ float4 brains(uint4 words) {
 }
 #elif defined Q8C
 #define WEIGHTS4 convert_float4(as_char4(WORD(p / 4 * 32 + c)))
+#elif defined Q4C
+#define WEIGHTS4 (convert_float4(as_char4(WORD(p / 4 * 16 + c % 16) >> (4 * (c / 16)) & 0x0f0f0f0fu)) - 8.0f)
 #else
 #define WORDS (BLOCK / 4)
 #define NIBBLES(row) (WORD((row) / Q4 * WORDS + (row) % Q4 / 4 * 16 + c % 16) >> (4 * (c / 16)) & 0x0f0f0f0fu)
@@ -295,11 +322,11 @@ int dot4(uint codes, uint weights) {
 
 #ifdef U8
 __kernel void matmul(IN(x), IN(scale), IDS OUT(y), WEIGHT, __global const float *bias, int biased,
-	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS) {
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS GRID_ARGUMENT) {
 	CONST_ROWS(uchar, x); CONST_ROWS(float, scale); ROWS_OF(float, y);
 #else
 __kernel void matmul(IN(x), IDS OUT(y), WEIGHT, __global const float *bias, int biased,
-	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS) {
+	__global int *notes, int refusals, int k, int n, int tile_bytes, int first, int rows EXPERT_ARGUMENTS GRID_ARGUMENT) {
 	CONST_ROWS(float, x); ROWS_OF(float, y);
 #endif
 	__local float shared[SLICES * 32];
@@ -353,6 +380,8 @@ __kernel void matmul(IN(x), IDS OUT(y), WEIGHT, __global const float *bias, int 
 	float factor = 1;
 #ifdef Q8C
 	factor = as_float(WORD((k + 3) / 4 * 32 + c));
+#elif defined Q4C
+	factor = as_float(WORD((k + 31) / 32 * 128 + c));
 #endif
 	float added = biased && column < n ? bias[column] : 0;
 	// Slices are added in their order.
@@ -368,6 +397,11 @@ __kernel void matmul(IN(x), IDS OUT(y), WEIGHT, __global const float *bias, int 
 			total = vload_half(0, (const half *)&half_); \
 			if (!isfinite(total)) \
 				REFUSE(r0 + i);
+#elif defined GRID
+#define ROUND(i) \
+			if (!isfinite(total)) \
+				REFUSE(r0 + i); \
+			total = to_grid(total, RESULT_STEP);
 #else
 #define ROUND(i)
 #endif

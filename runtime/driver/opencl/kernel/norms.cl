@@ -121,3 +121,20 @@ __kernel void halve(IN(x), OUT(y), __global int *notes, int refusals, int n) {
 	if (top > 0 && LANE == 0)
 		REFUSE(row);
 }
+
+// on_grid rounds a row to multiples of the first of the steps, halves to even, at most 32767 of them, for products whose
+// activations are.
+__kernel void on_grid(IN(x), OUT(y), __global int *notes, int refusals, int n, __global const float *steps) {
+	CONST_ROWS(float, x); ROWS_OF(float, y);
+	SHARED
+	long row = ROW;
+	float top = 0;
+	for (int j = LANE; j < n; j += LANES) {
+		float value = x[row * x_ld + j];
+		top = fabs(value) <= FLT_MAX ? top : 1;
+		y[row * y_ld + j] = rint(clamp(value / steps[0], -32767.0f, 32767.0f)) * steps[0];
+	}
+	top = TOP(top);
+	if (top > 0 && LANE == 0)
+		REFUSE(row);
+}
