@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/sim"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -43,8 +44,9 @@ func TestExecutionTakesAsLongAsPredicted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w.Schemes = workload.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}
 			w.Batches = []int{3, 8}
-			p := solve(t, Input{Model: m, SoC: s, Costs: batchCosts(t, s, m, w.Batches, scheme), Workload: w,
-				Calibration: cal}).Plan
+			in := Input{Model: m, SoC: s, Costs: batchCosts(t, s, m, w.Batches, scheme), Workload: w, Calibration: cal,
+				Engine: exact.Engine{}}
+			p := solve(t, in).Plan
 			split := 0
 			for _, d := range p.Decisions {
 				if len(d.Shares) > 1 {
@@ -87,6 +89,22 @@ func TestExecutionTakesAsLongAsPredicted(t *testing.T) {
 			compare("prefill@256", forward(256))
 			forward(63) // decode is predicted for the middle of the answer
 			compare("decode", forward(1))
+			// Calls behind others attend to what these have left: a whole chunk, and a part of one.
+			caller, err := NewCaller(in, p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			position := 320
+			for _, rows := range []int{256, 44, 1} {
+				position += rows
+				want, err := caller.NS(rows, position)
+				if got := forward(rows); err != nil || math.Abs(float64(got)/float64(want)-1) > 0.03 {
+					t.Errorf("%d rows at %d: %d ns on the simulated machine, predicted %d (%v)", rows, position, got, want, err)
+				}
+			}
+			if _, err := caller.NS(0, 5); err == nil {
+				t.Error("a call of no rows is predicted")
+			}
 			for _, n := range w.Batches {
 				tokens := make([]executor.Token, n)
 				x.Reset()

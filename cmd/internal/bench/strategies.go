@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/opencl"
 	"github.com/hetc/hetc/runtime/serving"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
 )
 
 // ablation is HeteroInfer's experiment (5.2 to 5.4): each row permits one more way of dividing an operator.
@@ -65,7 +66,7 @@ type strategyResult struct {
 	TPS         float64 `json:"tokens_per_s"` // median of rounds
 	Low         float64 `json:"low"`          // 95 % interval
 	High        float64 `json:"high"`
-	PredictedPS float64 `json:"predicted_tokens_per_s,omitempty"`
+	PredictedPS float64 `json:"predicted_tokens_per_s"`
 	// time of the solved plan over this one's, median of the rounds' ratios
 	Solved float64 `json:"solved_takes"`
 
@@ -86,9 +87,9 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 	if err != nil {
 		return err
 	}
-	// HeteroInfer's fast synchronisation (4.3), left out: the same program, whose lanes wait in the driver's own way.
-	if slow := eventWaits(plans[0]); slow != nil {
-		labels, plans = append(labels, labels[0]+", waits for events"), append(plans, slow)
+	// HeteroInfer's fast synchronisation (4.3) against none: the same program, whose lanes wait in the other way.
+	if other, how := otherWaits(plans[0]); other != nil {
+		labels, plans = append(labels, labels[0]+how), append(plans, other)
 	}
 	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
 		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
@@ -100,7 +101,7 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 			return err
 		}
 	}
-	results, virtual, err := measureTasks(ctx, opened.list, prompts, options)
+	results, virtual, err := measureTasks(ctx, opened.list, prompts, options, from.Input)
 	if err != nil {
 		return err
 	}
@@ -115,36 +116,48 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 		"rounds": options.Rounds, "results": results})
 }
 
-// eventWaits is the plan with lanes that are woken by drivers, nil where no processor executes calls by itself.
-func eventWaits(plan *planir.Plan) *planir.Plan {
-	slow := *plan
-	slow.Procs = slices.Clone(plan.Procs)
-	found := false
-	for i := range slow.Procs {
-		if proc := &slow.Procs[i]; proc.Driver == opencl.Name {
-			proc.Wait, found = capability.WaitEvent, true
+// otherWaits is the plan with lanes that are woken by drivers, or, where they all are, with lanes that sleep for as long as
+// calls are expected to take and then ask, and what its label says of that. It is nil where no processor executes calls by
+// itself.
+func otherWaits(plan *planir.Plan) (*planir.Plan, string) {
+	other := *plan
+	other.Procs = slices.Clone(plan.Procs)
+	var devices []*planir.Proc
+	for i := range other.Procs {
+		if proc := &other.Procs[i]; proc.Driver == opencl.Name {
+			devices = append(devices, proc)
 		}
 	}
-	if !found {
-		return nil
+	if len(devices) == 0 {
+		return nil, ""
 	}
-	return &slow
+	wait, how := capability.WaitEvent, ", waits for events"
+	if !slices.ContainsFunc(devices, func(proc *planir.Proc) bool { return proc.Wait != capability.WaitEvent }) {
+		wait, how = capability.WaitSleep, ", predicted sleep"
+	}
+	for _, proc := range devices {
+		proc.Wait = wait
+	}
+	return &other, how
 }
 
 // measureTasks measures every plan in every task once a round, in random order, after a round that is not counted.
 // Results are grouped by task, the solved plan first.
 func measureTasks(
-	ctx context.Context, list []*candidate, prompts []int, options *Options,
+	ctx context.Context, list []*candidate, prompts []int, options *Options, in solver.Input,
 ) (results []*strategyResult, virtual bool, err error) {
 	shortest := slices.Min(prompts)
 	byName := map[string]*strategyResult{}
-	add := func(task strategyTask, plan *candidate) {
+	add := func(task strategyTask, plan *candidate) error {
 		result := &strategyResult{Task: task.String(), Plan: plan.Name, tokens: float64(max(1, task.Prompt))}
-		if ns := predictTask(plan.machine.Plan(), task); ns > 0 {
-			result.PredictedPS = result.tokens * 1e9 / float64(ns)
+		ns, err := predictTask(in, plan.machine.Plan(), task, shortest+(options.Gen+1)/2)
+		if err != nil {
+			return fmt.Errorf("predict %q, %v: %w", plan.Name, task, err)
 		}
+		result.PredictedPS = result.tokens * 1e9 / float64(ns)
 		results = append(results, result)
 		byName[result.Task+plan.Name] = result
+		return nil
 	}
 	for _, prompt := range append(slices.Clone(prompts), 0) {
 		for _, plan := range list {
@@ -152,7 +165,9 @@ func measureTasks(
 				return nil, false, diag.New(diag.ClassInput, "measure %q: %s is an emulator, whose times are none of a "+
 					"device's", plan.Name, strings.Join(e, ", "))
 			}
-			add(strategyTask{prompt}, plan)
+			if err := add(strategyTask{prompt}, plan); err != nil {
+				return nil, false, err
+			}
 		}
 	}
 	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
@@ -205,22 +220,27 @@ func summarise(results []*strategyResult) error {
 	return nil
 }
 
-// predictTask is what a plan predicts for a task in ns, 0 where it predicts nothing: a prompt is processed in the
-// chunks that the plan's decider chooses.
-func predictTask(plan *planir.Plan, task strategyTask) (ns int64) {
-	times := serving.TimesOf(plan)
-	if task.Prompt == 0 {
-		return times.Decode(1)
+// predictTask is what a task takes in ns by the prices of a plan: of a prompt the chunks that the plan's decider chooses,
+// each with attention over what was processed before it, of decoding a token at the given position.
+func predictTask(in solver.Input, plan *planir.Plan, task strategyTask, position int) (ns int64, err error) {
+	caller, err := solver.NewCaller(in, plan)
+	if err != nil {
+		return 0, err
 	}
-	for left := task.Prompt; left > 0; {
-		tokens, chunk := times.Chunk(left)
-		if chunk == 0 {
-			return 0
+	if task.Prompt == 0 {
+		return caller.NS(1, position)
+	}
+	times := serving.TimesOf(plan)
+	for done := 0; done < task.Prompt; {
+		tokens, _ := times.Chunk(task.Prompt - done)
+		done += tokens
+		chunk, err := caller.NS(tokens, done)
+		if err != nil {
+			return 0, err
 		}
 		ns += chunk
-		left -= tokens
 	}
-	return ns
+	return ns, nil
 }
 
 // mean is the arithmetic mean.
@@ -236,13 +256,10 @@ func mean(ns []int64) float64 {
 func showStrategies(ui *cli.Streams, results []*strategyResult) {
 	var rows [][]string
 	for _, result := range results {
-		row := []string{result.Task, result.Plan, fmt.Sprintf("%.1f", result.TPS),
-			fmt.Sprintf("%.1f..%.1f", result.Low, result.High), "-", "-", fmt.Sprintf("%.2f", result.Solved)}
-		if result.PredictedPS > 0 {
-			row[4] = fmt.Sprintf("%.1f", result.PredictedPS)
-			row[5] = fmt.Sprintf("%+.0f %%", 100*(result.TPS/result.PredictedPS-1)) // of the time
-		}
-		rows = append(rows, row)
+		off := 100 * (result.TPS/result.PredictedPS - 1) // of the time
+		rows = append(rows, []string{result.Task, result.Plan, fmt.Sprintf("%.1f", result.TPS),
+			fmt.Sprintf("%.1f..%.1f", result.Low, result.High), fmt.Sprintf("%.1f", result.PredictedPS),
+			fmt.Sprintf("%+.0f %%", off), fmt.Sprintf("%.2f", result.Solved)})
 	}
 	ui.Table([]string{"task", "plan", ">tokens/s", ">95 % interval", ">predicted", ">error of time",
 		">solved / this, time"}, rows)

@@ -3,7 +3,28 @@ package bench
 import (
 	"math"
 	"testing"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
 )
+
+// The program of the solved plan is measured with the other way of waiting, whichever the plan has.
+func TestOtherWaits(t *testing.T) {
+	plan := &planir.Plan{Procs: []planir.Proc{{Name: "host:0", Driver: "host"}, {Name: "gpu", Driver: "opencl"}}}
+	for _, c := range []struct{ have, want capability.Waiting }{
+		{capability.WaitSleep, capability.WaitEvent}, {capability.WaitPoll, capability.WaitEvent},
+		{capability.WaitEvent, capability.WaitSleep},
+	} {
+		plan.Procs[1].Wait = c.have
+		other, how := otherWaits(plan)
+		if other == nil || how == "" || other.Procs[1].Wait != c.want || plan.Procs[1].Wait != c.have {
+			t.Errorf("of a plan that waits by %q: %q %+v", c.have, how, other)
+		}
+	}
+	if other, _ := otherWaits(&planir.Plan{Procs: plan.Procs[:1]}); other != nil {
+		t.Error("cores of the host have no way of waiting")
+	}
+}
 
 // Ratios are taken round by round against the first plan of the same task.
 func TestSummariseStrategies(t *testing.T) {

@@ -1,0 +1,39 @@
+package solver
+
+import (
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/price"
+)
+
+// Caller predicts single calls of a plan, of any number of rows and at any position. A plan's own predictions are of
+// whole programs, with attention over as many positions as its workload expects: a prompt of several chunks takes longer
+// for each than for the one before, and its last chunk may be a part of one.
+type Caller struct {
+	session *session
+	plan    *planir.Plan
+}
+
+// NewCaller prepares predictions for a plan from the inputs that it was solved from.
+func NewCaller(in Input, plan *planir.Plan) (*Caller, error) {
+	session, err := newSession(in)
+	if err != nil {
+		return nil, err
+	}
+	return &Caller{session, plan}, nil
+}
+
+// NS is what a call of so many rows takes in ns, with attention over context positions, its own included.
+func (c *Caller) NS(rows, context int) (int64, error) {
+	program := c.plan.Program.For(rows)
+	if program == nil || rows < 1 || context < rows {
+		return 0, diag.New(diag.ClassInput, "predict a call of %d rows at position %d: the plan has no program for it", rows,
+			context)
+	}
+	of, err := c.session.effortsOf(c.plan, program, call{rows, context})
+	if err != nil {
+		return 0, err
+	}
+	total, _, err := c.session.walk(program, of, func(e price.Estimate) int64 { return e.NS })
+	return total, err
+}
