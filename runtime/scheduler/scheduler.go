@@ -297,8 +297,8 @@ func (s *State) together() Action {
 	return s.decode(s.decoding(s.tasks))
 }
 
-// byClass is the policy Full. While a reactive prompt is processed, reactive decoding takes turns with its chunks; while
-// reactive requests decode, proactive prompts are processed beside them, or get the time that Gap allows.
+// byClass is the policy Full. While a reactive prompt is processed, reactive decoding takes turns with its chunks, or goes
+// on beside them; while reactive requests decode, proactive prompts are processed beside them, or get the time that Gap allows.
 func (s *State) byClass(now int64) Action {
 	var reactive, proactive []*task
 	for _, t := range s.tasks {
@@ -313,6 +313,9 @@ func (s *State) byClass(now int64) Action {
 		return s.meanwhile(reactive, proactive)
 	}
 	if next := s.prompt(reactive, s.config.Slots); next != nil {
+		if s.paysPrompt(next, len(urgent), len(s.decoding(proactive))) {
+			return s.begin(next)
+		}
 		if s.turn && len(urgent) > 0 {
 			return s.decode(s.piggyback(urgent, proactive))
 		}
@@ -379,6 +382,23 @@ func (s *State) paysUrgent(next *task, batch int) bool {
 	}
 	side, _ := s.config.Beside(next.left, batch)
 	return float64(side.DecodeNS) <= float64(alone)*(1+s.config.Slack)
+}
+
+// paysPrompt is Algorithm 1 of Agent.xpu for a reactive prompt, with the variants of a chunk that a plan has: while nothing
+// decodes all processors share the chunk; while requests decode, one processor has it by itself, where that gets more
+// done and the chunk ends, at the latest, only a slack later than all processors by turns with decoding would end it.
+func (s *State) paysPrompt(next *task, urgent, background int) bool {
+	batch, iteration := background, int64(0) // background requests do not decode between the chunks of a reactive prompt
+	if urgent > 0 {
+		batch, iteration = urgent, s.config.DecodeNS(urgent)
+	}
+	if batch == 0 || !s.pays(next, batch, s.config.DecodeNS(batch)) {
+		return false
+	}
+	side, _ := s.config.Beside(next.left, batch)
+	tokens, ns := s.config.ChunkNS(next.left)
+	turns := float64(ns+iteration) * float64(side.Tokens) / float64(tokens)
+	return float64(side.ChunkNS) <= turns*(1+s.config.Slack)
 }
 
 // begin is the action that begins with the next chunk of a request's prompt.

@@ -290,7 +290,8 @@ func TestPiggyback(t *testing.T) {
 }
 
 // Background prompts are processed beside decoding where that takes less time than turns, and beside reactive decoding
-// where it stays within the slack; a reactive prompt gets all processors, and waits for the chunk that was begun.
+// where it stays within the slack. A reactive prompt gets all processors, unless one of them is about as soon while others
+// decode, and waits for the chunk that was begun.
 func TestBeside(t *testing.T) {
 	want := func(what string, c scheduler.Config, classes []scheduler.Class, kinds ...string) {
 		t.Helper()
@@ -318,6 +319,21 @@ func TestBeside(t *testing.T) {
 	c.Slack = 0.1
 	want("beyond the slack", c, urgent, "prefill", "decode", "decode", "decode")
 	want("a reactive prompt", c, []scheduler.Class{1, 1}, "prefill", "decode", "prefill")
+	// Algorithm 1: beside requests that decode one processor has the chunk, where that ends it little later than turns of
+	// 1 ms and a step; beside nobody all of them have it
+	quick := c
+	quick.Slack = 0.25
+	side(&quick)
+	besides := quick.Beside
+	quick.Beside = func(n, batch int) (scheduler.Side, bool) {
+		s, ok := besides(n, batch)
+		s.ChunkNS = int64(s.Tokens) * 14_000
+		return s, ok
+	}
+	want("a reactive prompt, soon enough by itself", quick, []scheduler.Class{1, 1}, "prefill", "decode", "begin", "decode",
+		"decode")
+	want("a reactive prompt, background that can wait", quick, []scheduler.Class{0, 1}, "prefill", "decode", "prefill")
+	want("a reactive prompt alone", quick, []scheduler.Class{1}, "prefill", "decode", "decode")
 	want("interrupted", each, []scheduler.Class{0, 0, 1}, "prefill", "decode", "begin", "decode", "decode", "decode", "decode", "await", "prefill")
 	slow := c.Beside
 	c.Beside = func(n, batch int) (scheduler.Side, bool) {

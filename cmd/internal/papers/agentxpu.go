@@ -31,7 +31,7 @@ var agentxpu = []Item{
 		"dc_op_mapping", "dc_power_order"),
 	sheetItem("agentxpu", "reductions", "ranges of the abstract against sec. 6.2", "abstract, sec. 1, 6.2",
 		agentReductions, "dc_mixed_reduction_range"),
-	sheetItem("agentxpu", "replay", "both event loops on a synthetic trace", "sec. 6.1, 6.2", agentReplay,
+	sheetItem("agentxpu", "serving", "hetserve's scheduler and the baselines on synthetic traces", "sec. 6.1, 6.2", agentServing,
 		"dc_scheduler_replay"),
 }
 

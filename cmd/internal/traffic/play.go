@@ -151,7 +151,7 @@ func (s *simulation) arrivals() error {
 	for ; s.arrived < len(s.trace) && s.at(s.arrived) <= s.now; s.arrived++ {
 		request := &s.trace[s.arrived]
 		s.left[s.arrived] = request.fresh()
-		s.courses[s.arrived] = course{class: request.class(), arrived: s.at(s.arrived)}
+		s.courses[s.arrived] = course{class: request.class(), prompt: request.Prompt, arrived: s.at(s.arrived)}
 		err := s.state.Submit(s.at(s.arrived), scheduler.Request{ID: scheduler.ID(s.arrived + 1), Class: request.class(),
 			Prompt: request.fresh()})
 		if err != nil {
@@ -230,7 +230,7 @@ func Measure(ctx context.Context, machine *executor.Machine, trace []Request, co
 
 // use sends a request and notes when its tokens come.
 func use(server *serving.Server, began time.Time, request *Request, prompt []int32) (course, error) {
-	out := course{class: request.class(), arrived: int64(time.Since(began))}
+	out := course{class: request.class(), prompt: request.Prompt, arrived: int64(time.Since(began))}
 	answer, err := server.Submit(serving.Request{Class: request.class(), Prompt: prompt, MaxTokens: request.Output,
 		IgnoreEnd: true, LogProbs: -1})
 	if err != nil {
