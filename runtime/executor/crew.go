@@ -382,6 +382,9 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: rows,
 				In: bound.bind.In, Out: bound.bind.Out})
 		}
+		if bound.dispatched != nil && !lane.virt {
+			bound.dispatched.count(rows)
+		}
 		took := int64(span.End - span.Start)
 		if ls.virt != nil {
 			ls.ran(number, rows)

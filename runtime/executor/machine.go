@@ -174,8 +174,9 @@ type wait struct {
 
 // call is a step in one layer: what to run, and its operands.
 type call struct {
-	exe  driver.Executable
-	bind driver.Bindings
+	exe        driver.Executable
+	bind       driver.Bindings
+	dispatched *dispatched // nil: nothing is counted
 }
 
 // lane is one processor with its steps.
@@ -509,7 +510,7 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 		for lane := range loaded.Lanes {
 			ls := &laneSection{lane: m.loader.lanes[loaded.Lanes[lane].Proc], first: loaded.First}
 			for step := range loaded.Lanes[lane].Steps {
-				st, err := m.loadStep(ctx, ls, &loaded.Lanes[lane].Steps[step], loaded.iters)
+				st, err := m.loadStep(ctx, pr.Phase, ls, &loaded.Lanes[lane].Steps[step], loaded.iters)
 				if err != nil {
 					return err
 				}
@@ -610,7 +611,8 @@ func (m *Machine) Foresee(ctx context.Context) {
 
 // loadStep loads the graph of a step with the weights of each of iters layers, and binds its
 // operands.
-func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.Step, iters int) (*step, error) {
+func (m *Machine) loadStep(ctx context.Context, program *planir.Phase, ls *laneSection, from *planir.Step, iters int,
+) (*step, error) {
 	loader, lane := &m.loader, ls.lane
 	graph := loader.graphs[from.Run]
 	st := &step{Step: from, graph: &graph.Graph, rows: graph.Graph.Rows(), kind: mainKind(&graph.Graph)}
@@ -622,7 +624,11 @@ func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.St
 		if err != nil {
 			return nil, err
 		}
-		st.calls = append(st.calls, call{exe, m.bindings(st, ls.first+it, loader.pool[lane])})
+		made := call{exe: exe, bind: m.bindings(st, ls.first+it, loader.pool[lane])}
+		if made.dispatched, err = m.countsDispatch(program, st, ls.first+it, &made.bind); err != nil {
+			return nil, err
+		}
+		st.calls = append(st.calls, made)
 	}
 	return st, nil
 }

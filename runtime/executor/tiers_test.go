@@ -1,16 +1,22 @@
 package executor_test
 
 import (
+	"context"
+	"math"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
 	ortcompiler "github.com/hetc/hetc/emit/compile/ort"
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/executor"
 )
 
@@ -134,6 +140,259 @@ func TestTiersBesideORT(t *testing.T) {
 			if d := maxDiff(got[int(row)*m.Vocab:][:m.Vocab], logits.logits[i*m.Vocab:][:m.Vocab]); d > 1e-3 {
 				t.Errorf("%s: logits of token %d differ by %g from the stored ones, want at most 0.001", name, row, d)
 			}
+		}
+	}
+}
+
+// moeModel opens a model with experts, and makes ids of as many tokens as are wanted.
+func moeModel(t *testing.T, name string, count int) (*models.Model, []int32) {
+	t.Helper()
+	m, err := models.Open(filepath.Join("../../testdata/arch", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	ids := make([]int32, count)
+	for i := range ids {
+		ids[i] = int32((7*i + i*i/3) % m.Vocab)
+	}
+	return m, ids
+}
+
+// int32s and float32s are the numbers of a dense view.
+func int32s(t *testing.T, view driver.View) []int32 {
+	numbers, err := mem.View[int32](view.Bytes())
+	if err != nil {
+		t.Error(err)
+	}
+	return numbers
+}
+
+func float32s(t *testing.T, view driver.View) []float32 {
+	numbers, err := mem.View[float32](view.Bytes())
+	if err != nil {
+		t.Error(err)
+	}
+	return numbers
+}
+
+// routings change where rows are sent, behind the step that decides it: whatever a router does, tiers change no bit.
+var routings = map[string]func(t *testing.T, of executor.Observed, experts int){
+	"all to the same": func(t *testing.T, of executor.Observed, experts int) {
+		if strings.HasSuffix(of.Node, ".route") {
+			ids := int32s(t, of.Out[0])
+			for i := range ids {
+				ids[i] = int32(i % of.Out[0].Cols)
+			}
+		}
+	},
+	"none to most": func(t *testing.T, of executor.Observed, experts int) {
+		if strings.HasSuffix(of.Node, ".route") {
+			ids := int32s(t, of.Out[0])
+			for i := range ids {
+				ids[i] = int32(experts - 1 - i%of.Out[0].Cols)
+			}
+		}
+	},
+	"an expert twice": func(t *testing.T, of executor.Observed, experts int) {
+		if strings.HasSuffix(of.Node, ".route") {
+			ids := int32s(t, of.Out[0])
+			for i := range ids {
+				ids[i] = int32(i / of.Out[0].Cols % experts)
+			}
+		}
+	},
+	"ties": func(t *testing.T, of executor.Observed, experts int) {
+		if strings.HasSuffix(of.Node, ".router") {
+			clear(float32s(t, of.Out[0]))
+		}
+	},
+}
+
+func TestTiersWithAnyRouting(t *testing.T) {
+	require.Slow(t)
+	a, b := cores(t)
+	for _, name := range []string{"olmoe-plain", "qwen2-moe-shared", "phimoe-default", "mixtral-full"} {
+		for routing, change := range routings {
+			for _, rows := range []int{2, 33, 512} {
+				m, ids := moeModel(t, name, rows)
+				run := func(procs []planir.Proc, tiers ...planir.ExpertTiers) []float32 {
+					observe := func(of executor.Observed) { change(t, of, m.Experts) }
+					x := machine(t, m, makePlan(t, m, procs, []int{1, rows}, rows, op.A32W32, groupsOn("b"), tiers...),
+						executor.Options{Observe: observe})
+					defer x.Close()
+					return allLogits(t, x, ids)
+				}
+				want := run([]planir.Proc{proc("a", a, "")})
+				for _, groups := range someGroups(m.Experts, rows) {
+					procs := []planir.Proc{proc("a", a, ""), proc("b", b, "")}
+					if d := maxDiff(run(procs, tiersOf(m, rows, planir.OverflowExact, groups...)), want); d != 0 {
+						t.Errorf("%s, %s, %d rows, groups %v: logits differ by %g, want equal bits", name, routing, rows, groups, d)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Rows beyond a slot are dropped, those with the smallest norm of what attention computed; so many are counted, and
+// nothing else changes: where there is room for all, the logits are those of dynamic experts.
+func TestTiersDropRows(t *testing.T) {
+	a, _ := cores(t)
+	const rows = 64
+	m, ids := moeModel(t, "olmoe-plain", rows)
+	procs := []planir.Proc{proc("a", a, "")}
+	want := func() []float32 {
+		x := machine(t, m, makePlan(t, m, procs, []int{1, rows}, rows, op.A32W32, bySingle), executor.Options{})
+		defer x.Close()
+		return allLogits(t, x, ids)
+	}()
+	for _, test := range []struct{ slots, each int }{{m.Experts, rows}, {m.Experts, 3}, {m.Experts / 2, 2}} {
+		tiers := tiersOf(m, rows, planir.OverflowDrop, planir.ExpertGroup{Slots: test.slots, Rows: test.each})
+		overflow := map[int]int64{} // by layer
+		observe := func(of executor.Observed) {
+			if of.Graph.Nodes[0].Op.Kind != op.Dispatch {
+				return
+			}
+			fan, width := of.In[1].Cols, of.In[2].Cols
+			routed, places, salience := int32s(t, of.In[1]), int32s(t, of.Out[1]), float32s(t, of.In[2])
+			norm := func(row int) (sum float64) {
+				for _, value := range salience[row/fan*width:][:width] {
+					sum += float64(value) * float64(value)
+				}
+				return sum
+			}
+			for _, expert := range tiers.Layer(of.Layer).Slots {
+				var kept, lost []float64
+				for row, id := range routed {
+					if int(id) == expert && places[row] >= 0 {
+						kept = append(kept, norm(row))
+					} else if int(id) == expert {
+						lost = append(lost, norm(row))
+					}
+				}
+				if count := len(kept) + len(lost); len(kept) != min(count, test.each) {
+					t.Errorf("layer %d, expert %d: %d of %d rows are kept, want at most %d", of.Layer, expert, len(kept), count, test.each)
+				}
+				if len(lost) > 0 && slices.Max(lost) > slices.Min(kept) {
+					t.Errorf("layer %d, expert %d: a row of norm %v is dropped, and one of %v kept", of.Layer, expert, slices.Max(lost), slices.Min(kept))
+				}
+				overflow[of.Layer] += int64(len(lost))
+			}
+		}
+		x := machine(t, m, makePlan(t, m, procs, []int{1, rows}, rows, op.A32W32, bySingle, tiers), executor.Options{Observe: observe})
+		got := allLogits(t, x, ids)
+		if d := maxDiff(got, want); (d == 0) != (test.each == rows) || d-d != 0 {
+			t.Errorf("%d slots of %d rows: logits differ by %g from those of all rows", test.slots, test.each, d)
+		}
+		stats := x.Experts()
+		if len(stats) != len(tiers.Layers) {
+			t.Fatalf("%d layers are counted, want %d", len(stats), len(tiers.Layers))
+		}
+		for _, stat := range stats {
+			routed := int64(rows * m.ExpertsPerToken)
+			reserved := int64(test.slots * test.each)
+			if stat.Calls != 1 || stat.Routed != routed || stat.FullRouted != routed || stat.Overflow != overflow[stat.Layer] ||
+				stat.Dropped != stat.Overflow || stat.Reserved != reserved || stat.Moved > reserved ||
+				test.slots == m.Experts && stat.Moved != routed-stat.Dropped {
+				t.Errorf("%d slots of %d rows: counted %+v, want %d rows of which %d are dropped", test.slots, test.each, stat, routed, overflow[stat.Layer])
+			}
+			// The plan by hand expects that nothing moves and nothing overflows.
+			if share := float64(stat.Moved) / float64(routed); stat.Drift() < share || stat.Stale() != (stat.Drift() > 0.05+1.5/math.Sqrt(float64(routed))) {
+				t.Errorf("%+v: drift %v, stale %v, and a share of %v moved", stat, stat.Drift(), stat.Stale(), share)
+			}
+		}
+		x.Close()
+	}
+}
+
+// A call with capacity tiers allocates nothing, counting included.
+func TestTiersAllocateNothing(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	a, b := cores(t)
+	const rows = 8
+	m, ids := moeModel(t, "olmoe-plain", rows)
+	tiers := tiersOf(m, rows, planir.OverflowDrop, planir.ExpertGroup{Slots: m.Experts / 2, Rows: 2})
+	x := machine(t, m, makePlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, rows}, 4*rows, op.A8TQ8C, groupsOn("b"), tiers), executor.Options{})
+	err := x.Do(context.Background(), func(c *executor.Control) error {
+		const runs = 100
+		var before, after runtime.MemStats
+		sink := func(int, []float32) error { return nil }
+		for i := -5; i < runs; i++ {
+			if i == 0 {
+				runtime.ReadMemStats(&before)
+			}
+			c.Truncate(0, 0)
+			if _, err := c.Forward(ids, executor.WantLast, sink); err != nil {
+				return err
+			}
+		}
+		runtime.ReadMemStats(&after)
+		if n := after.Mallocs - before.Mallocs; n > runs/2 {
+			t.Errorf("%d allocations for %d prompts, want none each", n, runs)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Plans whose steps or weights refer to slots that the tiers do not have are refused, and so are tiers that do not fit
+// the model.
+func TestHostileTiers(t *testing.T) {
+	a, _ := cores(t)
+	m, _ := moeModel(t, "olmoe-plain", 1)
+	made := func() *planir.Plan {
+		return makePlan(t, m, []planir.Proc{proc("a", a, "")}, []int{1, 16}, 32, op.A32W32, bySingle,
+			tiersOf(m, 16, planir.OverflowExact, planir.ExpertGroup{Slots: 2, Rows: 4}))
+	}
+	slotted := func(p *planir.Plan) *planir.WeightRef {
+		for _, program := range p.Program.Programs {
+			for _, section := range program.Sections {
+				for _, step := range section.Lanes[0].Steps {
+					if len(step.W) > 0 && step.W[0].Tiers > 0 {
+						return &step.W[0]
+					}
+				}
+			}
+		}
+		t.Fatal("no step refers to a slot")
+		return nil
+	}
+	table := func(p *planir.Plan) *op.Weight {
+		return &p.Program.Weights[slices.IndexFunc(p.Program.Weights, func(w op.Weight) bool { return w.SlotsOf > 0 })]
+	}
+	for name, change := range map[string]func(p *planir.Plan){
+		"slot beyond the last":         func(p *planir.Plan) { slotted(p).Slot = 2 },
+		"slots of another program":     func(p *planir.Plan) { slotted(p).Tiers = 7 },
+		"layer without slots":          func(p *planir.Plan) { p.Experts[0].Layers = p.Experts[0].Layers[1:] },
+		"no tiers":                     func(p *planir.Plan) { p.Experts = nil },
+		"expert twice":                 func(p *planir.Plan) { p.Experts[0].Layers[0].Slots[0] = p.Experts[0].Layers[0].Slots[1] },
+		"expert beyond the last":       func(p *planir.Plan) { p.Experts[0].Layers[0].Slots[0] = m.Experts },
+		"slots that are not there":     func(p *planir.Plan) { p.Experts[0].Layers[0].Slots = nil },
+		"table of another program":     func(p *planir.Plan) { table(p).SlotsOf = 7 },
+		"table of another length":      func(p *planir.Plan) { table(p).N++ },
+		"table that is stored as well": func(p *planir.Plan) { table(p).From = []string{"x"} },
+	} {
+		p := made()
+		change(p)
+		if planir.Check(p).Err() == nil {
+			t.Errorf("%s: no rule is broken", name)
+		}
+	}
+	g := m.Graph()
+	for want, change := range map[string]func(tiers *planir.ExpertTiers){
+		"say nothing of layer 0": func(tiers *planir.ExpertTiers) { tiers.Layers = tiers.Layers[1:] },
+		"are for 3 experts":      func(tiers *planir.ExpertTiers) { tiers.Experts = 3 },
+	} {
+		tiers := made().Experts[0]
+		change(&tiers)
+		_, err := lower.Expand(&g, 16, 32, op.F32, func(string) op.Scheme { return op.A32W32 }, &tiers)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
 		}
 	}
 }

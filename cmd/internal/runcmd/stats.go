@@ -65,6 +65,24 @@ type stats struct {
 	Positions int   `json:"positions"`          // in the cache at the end
 	Context   int   `json:"context"`            // positions that the cache has
 	Emulated  bool  `json:"emulated,omitempty"` // times are those of an emulator, not of a device
+	// what became of the rows that routers sent to experts, where the plan has capacity tiers
+	Experts []expertStats `json:"experts,omitempty"`
+}
+
+// expertStats are those of a layer in a program. Rates are shares of the routed rows; the expected ones are of calls
+// with as many tokens as the program has rows.
+type expertStats struct {
+	Program        string  `json:"program"`
+	Layer          int     `json:"layer"`
+	Routed         int64   `json:"rows_routed"`
+	Moved          int64   `json:"rows_moved"` // to the groups of their experts
+	Dropped        int64   `json:"rows_dropped"`
+	Padded         int64   `json:"rows_padded"` // reserved for nobody
+	OverflowRate   float64 `json:"overflow_rate"`
+	ExpectOverflow float64 `json:"expected_overflow_rate"`
+	ExpectMoved    float64 `json:"expected_moved_rate"`
+	Drift          float64 `json:"drift"` // of full calls
+	Stale          bool    `json:"stale,omitempty"`
 }
 
 // stats are the times up to the first token, and what memory was used.
@@ -91,7 +109,38 @@ func (t *stopwatch) stats(running *executor.Machine, prompt int, tokenizer bool,
 	for _, part := range t.parts {
 		out.FirstTokenMS += part.MS
 	}
+	for _, stat := range running.Experts() {
+		out.Experts = append(out.Experts, expertStats{
+			Program: stat.Program, Layer: stat.Layer, Routed: stat.Routed, Moved: stat.Moved, Dropped: stat.Dropped,
+			Padded: stat.Reserved - stat.Moved, OverflowRate: float64(stat.Overflow) / float64(max(1, stat.Routed)),
+			ExpectOverflow: stat.ExpectOverflow, ExpectMoved: stat.ExpectMoved, Drift: stat.Drift(), Stale: stat.Stale(),
+		})
+	}
 	return out
+}
+
+// printExperts shows what became of routed rows, by layer, and whether the plan was made for other ones.
+func (x *stats) printExperts(ui *cli.Streams) {
+	if len(x.Experts) == 0 {
+		return
+	}
+	percent := func(share float64) string { return fmt.Sprintf("%.1f", 100*share) }
+	var rows [][]string
+	stale := 0
+	for _, layer := range x.Experts {
+		rows = append(rows, []string{layer.Program, fmt.Sprint(layer.Layer), fmt.Sprint(layer.Routed),
+			fmt.Sprint(layer.Moved), percent(layer.OverflowRate), percent(layer.ExpectOverflow), fmt.Sprint(layer.Dropped),
+			fmt.Sprint(layer.Padded), percent(layer.Drift)})
+		if layer.Stale {
+			stale++
+		}
+	}
+	ui.Table([]string{"experts", ">layer", ">rows routed", ">moved", ">overflow %", ">expected %", ">dropped", ">padded",
+		">drift %"}, rows)
+	if stale > 0 {
+		ui.Printf("in %d of %d layers routing is not what the plan was made for: trace it again with hetc loads --text, "+
+			"and solve with it\n", stale, len(x.Experts))
+	}
 }
 
 // print shows them in the order in which they passed.
@@ -116,4 +165,5 @@ func (x *stats) print(ui *cli.Streams) {
 			ui.Printf("of it %v: all weights of the bundle, in private memory (--copy)\n", unit.Bytes(x.CopiedBytes))
 		}
 	}
+	x.printExperts(ui)
 }

@@ -1,0 +1,126 @@
+package executor
+
+import (
+	"math"
+
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// ExpertStat is what became of the rows that a layer's router sent to experts, in a program with capacity tiers: counts
+// of all calls so far. A row is one of those that a token has, one for each of its experts.
+type ExpertStat struct {
+	Program  string
+	Layer    int
+	Calls    int64
+	Routed   int64 // rows
+	Moved    int64 // to the slots of their experts
+	Overflow int64 // beyond the rows of their slots
+	Dropped  int64 // of these, computed by nobody
+	Reserved int64 // rows of all slots: those that nobody moved to are padding
+
+	// The same of full calls alone, and what the plan expects of one: shares of the rows.
+	FullRouted, FullMoved, FullOverflow int64
+	ExpectMoved, ExpectOverflow         float64
+}
+
+// Drift is how far the shares of moved rows and of overflow in full calls are from what the plan expects, whichever is
+// farther; 0 without a full call.
+func (s *ExpertStat) Drift() float64 {
+	if s.FullRouted == 0 {
+		return 0
+	}
+	off := func(count int64, expected float64) float64 {
+		return math.Abs(float64(count)/float64(s.FullRouted) - expected)
+	}
+	return max(off(s.FullMoved, s.ExpectMoved), off(s.FullOverflow, s.ExpectOverflow))
+}
+
+// Stale reports whether routing drifts farther than chance explains: by five points and three standard errors, which of
+// a share of independent rows are at most half a row each. The loads that the plan was made for are then not those that
+// it meets.
+func (s *ExpertStat) Stale() bool {
+	const tolerated, errors = 0.05, 3
+	return s.FullRouted > 0 && s.Drift() > tolerated+errors*0.5/math.Sqrt(float64(s.FullRouted))
+}
+
+// dispatched counts what the step that moves rows to slots does, in one layer. The slices are the step's operands.
+type dispatched struct {
+	stat              ExpertStat
+	fan, tokens       int // experts of a token, tokens of a full call
+	reserved          int64
+	slotted           []bool // by expert
+	ids, places, rest []int32
+}
+
+// countsDispatch prepares counting for a step that moves rows to slots, nil for every other step. Counting reads the
+// operands in main memory, which a device with memory of its own may not have filled.
+func (m *Machine) countsDispatch(program *planir.Phase, st *step, layer int, bind *driver.Bindings) (*dispatched, error) {
+	node := &st.graph.Nodes[0]
+	tiers := m.plan.TiersOf(program.Rows)
+	if node.Op.Kind != op.Dispatch || len(st.graph.Nodes) != 1 || tiers == nil || tiers.Layer(layer) == nil {
+		return nil, nil
+	}
+	expected := tiers.Layer(layer)
+	d := &dispatched{fan: node.Op.Fan, tokens: node.Op.M, reserved: int64(node.Op.Groups.Rows()), slotted: make([]bool, tiers.Experts)}
+	d.stat = ExpertStat{Program: program.Name, Layer: layer, ExpectMoved: expected.Moved,
+		ExpectOverflow: expected.Overflow}
+	for _, expert := range expected.Slots {
+		d.slotted[expert] = true
+	}
+	groups := len(node.Op.Groups.List())
+	var err error
+	dense := func(view driver.View) (rows []int32) {
+		if err == nil && view.Stride == view.Cols {
+			rows, err = mem.View[int32](view.Bytes())
+		}
+		return rows
+	}
+	d.ids, d.places = dense(bind.In[1]), dense(bind.Out[groups])
+	if node.Op.Sent > 0 {
+		d.rest = dense(bind.Out[groups+1])
+	}
+	if err != nil || d.ids == nil || d.places == nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// count adds a call of some tokens.
+func (d *dispatched) count(tokens int) {
+	stat := &d.stat
+	stat.Calls++
+	stat.Reserved += d.reserved
+	moved, overflow := stat.Moved, stat.Overflow
+	for row, place := range d.places[:tokens*d.fan] {
+		stat.Routed++
+		switch {
+		case place >= 0:
+			stat.Moved++
+		case d.slotted[d.ids[row]]:
+			stat.Overflow++
+			if d.rest == nil || d.rest[row] < 0 {
+				stat.Dropped++
+			}
+		}
+	}
+	if tokens == d.tokens {
+		stat.FullRouted += int64(tokens * d.fan)
+		stat.FullMoved, stat.FullOverflow = stat.FullMoved+stat.Moved-moved, stat.FullOverflow+stat.Overflow-overflow
+	}
+}
+
+// Experts lists what became of the rows that routers sent to experts, by program and layer, of programs with capacity
+// tiers that were called. The machine is idle meanwhile.
+func (m *Machine) Experts() (out []ExpertStat) {
+	m.eachStep(func(_ *program, _ *section, _ *laneSection, st *step) {
+		for i := range st.calls {
+			if counted := st.calls[i].dispatched; counted != nil && counted.stat.Calls > 0 {
+				out = append(out, counted.stat)
+			}
+		}
+	})
+	return out
+}
