@@ -1,4 +1,4 @@
-# Verbs: build, test, test-long, check, checks, lint, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, deps-opencl, clean. Only Go and make are needed.
+# Verbs: build, long-model, test, test-long, check, checks, lint, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, deps-opencl, clean. Only Go and make are needed.
 # cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
 export CGO_ENABLED = 0
 GO      ?= go
@@ -15,7 +15,7 @@ PKGS    := ./...
 # Tests that take longest begin first, so that no core waits for one of them at the end.
 LONGEST := ./solver ./cmd/hetc ./runtime/executor ./runtime/driver/host
 
-.PHONY: build test test-long test-elsewhere check checks lint papers plans platforms systems tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn deps-opencl clean
+.PHONY: long-model long-quality build test test-long test-elsewhere check checks lint papers plans platforms systems tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn deps-opencl clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
@@ -122,6 +122,20 @@ no-race:
 # machine; git diff plans shows every line. The full plans stay in .plans/.
 plans: build
 	$(BIN)/hetc build -f plans/hetc.yaml
+
+# A small model that uses 8192 tokens of context, and a text it has not seen, in bin/long: seconds, the same bytes
+# everywhere. docs/calibration.md measures sparse attention with it.
+long-model: build
+	rm -rf $(BIN)/long
+	$(BIN)/hetc models construct --tokenizer testdata/models/tiny-llama-kjv --text testdata/models/tiny-llama-kjv/valid.txt -o $(BIN)/long
+
+# What rules of sparse attention cost in bin/long, in windows of 1,024 to 8,192 tokens of the unseen text.
+long-quality: long-model
+	$(BIN)/hetc calibrate --attention --model $(BIN)/long --text $(BIN)/long/unseen.txt -o $(BIN)/long.cal.yaml
+	for size in 1024 2048 4096 8192; do \
+		$(BIN)/hetc quality --attention --model $(BIN)/long --text $(BIN)/long/unseen.txt --calibration $(BIN)/long.cal.yaml \
+			--window-tokens $$size --windows 4 || exit 1; \
+	done
 
 # Profiles this machine's processors for the small model in testdata, plans, signs, runs, and compares
 # the plan with every single processor. Files stay in .demo/; a step whose inputs are unchanged says so.

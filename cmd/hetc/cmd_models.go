@@ -23,7 +23,7 @@ func newModels(ui *cli.Streams) *cobra.Command {
 		Use: "show MODEL", Short: "show a model's dimensions and weights", Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error { return catalog.ShowModel(ui, args[0]) },
 	}
-	cmd.AddCommand(list, show, newSynth(ui), newExport(ui))
+	cmd.AddCommand(list, show, newSynth(ui), newConstruct(ui), newExport(ui))
 	return cmd
 }
 
@@ -45,6 +45,27 @@ func newSynth(ui *cli.Streams) *cobra.Command {
 	cmd.Flags().StringVarP(&out, "output", "o", "", "directory or .gguf file to write")
 	cmd.Flags().StringVar(&element, "type", "bf16", "element type of matrices in a .gguf file: "+types)
 	cmd.Flags().Uint64Var(&seed, "seed", 7, "seed of the weights")
+	return cmd
+}
+
+// newConstruct writes a small model that uses a long context, for measuring what sparse attention loses.
+func newConstruct(ui *cli.Streams) *cobra.Command {
+	var from, text, out string
+	var seed uint64
+	cmd := &cobra.Command{
+		Use: "construct --tokenizer MODEL --text FILE -o DIR", Short: "write a small model that uses 8192 tokens of context",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cli.Required(cmd, "tokenizer", "text", "output"); err != nil {
+				return err
+			}
+			return catalog.Construct(ui, from, text, out, seed)
+		},
+	}
+	cmd.Flags().StringVar(&from, "tokenizer", "", "model directory whose tokenizer the model has")
+	cmd.Flags().StringVar(&text, "text", "", "text whose first half is counted")
+	cmd.Flags().StringVarP(&out, "output", "o", "", "directory to write")
+	cmd.Flags().Uint64Var(&seed, "seed", 7, "seed of codes and noise")
 	return cmd
 }
 

@@ -51,6 +51,7 @@ var table = []room{
 	{path: "socs/timeline"},
 	{path: "models/safetensors", may: []string{"planir/op", "internal/mem", "internal/number"}}, // the file format alone, so that hetrun can write logits without linking models
 	{path: "models/gguf", may: []string{"planir/op", "internal/mem", "internal/number"}},
+	{path: "models/induction", may: []string{"models/safetensors", "planir/op", "internal/number"}},
 	{path: "models", may: []string{"models/safetensors", "models/gguf", "planir/op", "internal/decode", "internal/mem"}},
 	{path: "planir/pack", may: []string{"planir/op", "internal/number"}},
 	{path: "planir/lower", may: []string{"planir", "planir/op", "models", "planir/pack"}},                         // pack: the sizes of packs
