@@ -97,13 +97,6 @@ func TestScalesProperties(t *testing.T) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
-	pairs := [][2]float64{{1, 1}, {1, 2}, {2, 1}}
-	if got := problem.NearestPair(pairs, 1.1, 1.9); got != 1 {
-		t.Errorf("nearest pair is %d, want 1", got)
-	}
-	if got := problem.NearestPair(pairs, 1.5, 1.5); got != 0 {
-		t.Errorf("nearest of equal pairs is %d, want the first", got)
-	}
 }
 
 // More scales never have a larger error, and with Cover every sample is held.

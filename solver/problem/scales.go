@@ -99,16 +99,3 @@ func NearestScale(scales []float64, sample float64) int {
 	}
 	return best
 }
-
-// NearestPair is the index of the bucket of two operands' scales with the least mean squared error (shadowAttn sec.
-// 3.3: argmin over buckets b of MSE((Lq, Lk), (Lq_b, Lk_b))); the first of equally near ones.
-func NearestPair(buckets [][2]float64, query, key float64) int {
-	best, least := 0, math.Inf(1)
-	for i, bucket := range buckets {
-		dq, dk := bucket[0]-query, bucket[1]-key
-		if mse := (float64(dq*dq) + float64(dk*dk)) / 2; mse < least {
-			best, least = i, mse
-		}
-	}
-	return best
-}
