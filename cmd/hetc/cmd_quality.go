@@ -6,13 +6,17 @@ import (
 	"github.com/hetc/hetc/cmd/internal/accept"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/precision"
+	"github.com/hetc/hetc/cmd/internal/trial"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/calibration"
 )
 
 // newQuality answers how far a bundle or plan is from float32 on a text; precision.QualityOptions.Run compares both
 // executions.
 func newQuality(ui *cli.Streams) *cobra.Command {
 	var opts precision.QualityOptions
+	var rules precision.RuleOptions
+	var attention bool
 	cmd := &cobra.Command{
 		Use:   "quality (--bundle app.hetb --trust NAME.pub | --plan plan.yaml) --model DIR --text FILE",
 		Short: "measure what a bundle's precision costs, against float32",
@@ -20,6 +24,18 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cli.Required(cmd, "model", "text"); err != nil {
 				return err
+			}
+			if attention {
+				if opts.Bundle != "" || opts.Plan != "" {
+					return diag.New(diag.ClassUsage, "--attention compares rules of the model itself").
+						WithHint("leave --bundle and --plan out")
+				}
+				if err := cli.Required(cmd, "calibration"); err != nil {
+					return err
+				}
+				rules.Model, rules.Text, rules.Calibration = opts.Model, opts.Text, opts.Calibration
+				rules.Windows, rules.WindowTokens = opts.Windows, opts.WindowTokens
+				return rules.Run(cmd.Context(), ui)
 			}
 			if (opts.Bundle == "") == (opts.Plan == "") {
 				return diag.New(diag.ClassUsage, "%s: want one of --bundle and --plan", cmd.CommandPath()).
@@ -64,5 +80,10 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 	flags.BoolVar(&opts.Decode, "decode", false, "measure decode even where its precision is prefill's")
 	flags.Float64Var(&opts.MaxKL, "max-kl", 0, "fail when the mean divergence of a phase is larger")
 	flags.BoolVar(&opts.AnyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
+	flags.IntVar(&opts.WindowTokens, "window-tokens", 0, "tokens of a window (default 256, with --attention 2048)")
+	flags.BoolVar(&attention, "attention", false, "compare rules by which attention is sparse, of the model in float32")
+	flags.StringSliceVar(&rules.Rules, "rules", calibration.Rules, "rules that --attention compares")
+	flags.Float64SliceVar(&rules.Densities, "densities", trial.AttentionDensities,
+		"shares of positions that queries keep, for --attention")
 	return cmd
 }

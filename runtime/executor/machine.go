@@ -61,7 +61,8 @@ type Options struct {
 	// first token then waits for nothing that only later ones need.
 	OnDemand bool
 	// Observe is called after every step, on the thread of the step's lane, with what it has read (and perhaps
-	// changed in place) and written. It slows execution down and is for measuring, not for serving.
+	// changed in place) and written. On a single lane it may change what was written: that is how a head is removed. It
+	// slows execution down and is for measuring, not for serving.
 	Observe func(Observed)
 	// Trace is how many events of each lane are kept for WriteTrace, the first ones; 0: none.
 	Trace int

@@ -7,6 +7,7 @@
 package quality
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 
@@ -210,4 +211,33 @@ func divergence(reference, candidate *row) float64 {
 		kl += math.Exp(lp) * (lp - candidate.logp(i))
 	}
 	return max(0, kl)
+}
+
+// samples is how a tally is stored.
+type samples struct {
+	Positions int       `json:"positions"`
+	KL        []float64 `json:"kl"`
+	Top       []float64 `json:"top"`
+	NLL       []float64 `json:"nll"`
+	Ref       []float64 `json:"ref"`
+}
+
+// MarshalJSON stores what was collected, so that a measurement that was interrupted can go on.
+func (t *Tally) MarshalJSON() ([]byte, error) {
+	return json.Marshal(samples{t.positions, t.kl, t.top, t.nll, t.ref})
+}
+
+// UnmarshalJSON reads what MarshalJSON has stored.
+func (t *Tally) UnmarshalJSON(data []byte) error {
+	var stored samples
+	if err := json.Unmarshal(data, &stored); err != nil {
+		return err
+	}
+	count := len(stored.KL)
+	if len(stored.Top) != count || len(stored.NLL) != count || len(stored.Ref) != count {
+		return fmt.Errorf("%d divergences with %d, %d and %d other means of windows", count, len(stored.Top),
+			len(stored.NLL), len(stored.Ref))
+	}
+	*t = Tally{stored.Positions, stored.KL, stored.Top, stored.NLL, stored.Ref}
+	return nil
 }

@@ -29,6 +29,8 @@ type window struct {
 	lse []float64
 	// likeliest token, by row
 	top []int32
+	// -log p of the next token, by row
+	losses []float64
 }
 
 // NewReference makes an empty one; Close removes its temporary file.
@@ -72,6 +74,9 @@ func (r *Reference) Add(ctx context.Context, machine *executor.Machine, text Win
 	out := bufio.NewWriterSize(r.file, 1<<20)
 	err := forward(ctx, machine, text.Tokens, count, func(i int, logits row) error {
 		kept.lse[i], kept.top[i] = logits.lse, int32(logits.top)
+		if next, ok := text.next(i); ok {
+			kept.losses = append(kept.losses, -logits.logp(next))
+		}
 		_, err := out.Write(mem.Bytes(logits.logits))
 		return err
 	})
@@ -164,3 +169,7 @@ func forward(
 		return nil
 	})
 }
+
+// Losses are -log p of the token that follows each position of window i, in nats, as the text has it; those of positions
+// that nothing follows are missing.
+func (r *Reference) Losses(i int) []float64 { return r.windows[i].losses }

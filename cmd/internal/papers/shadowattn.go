@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
 )
@@ -36,48 +37,6 @@ var shadowattn = []Item{
 // shadow is an entry of the paper's data.
 func shadow(id string) value { return fact("shadowattn", id) }
 
-// headRatios is Eq. 3: ratio_i = r N clamp(importance_i) / sum of clamp(importance), where importance is a head's times
-// its layer's. The ratios' mean is r, whatever the importances; one may be above 1.
-func headRatios(r float64, importance []float64, most float64) []float64 {
-	ratios, sum := make([]float64, len(importance)), 0.0
-	for i, v := range importance {
-		ratios[i] = min(v, most)
-		sum += ratios[i]
-	}
-	for i := range ratios {
-		ratios[i] *= r * float64(len(ratios)) / sum
-	}
-	return ratios
-}
-
-// cutRatios keeps every token of a head whose ratio is above 1 and shares what is left over among the other heads
-// in proportion, until none is above 1: the mean stays what it was.
-func cutRatios(ratios []float64) []float64 {
-	cut := slices.Clone(ratios)
-	full := make([]bool, len(cut))
-	for {
-		over, rest := 0.0, 0.0
-		for i, value := range cut {
-			switch {
-			case full[i]:
-			case value > 1:
-				over += value - 1
-				cut[i], full[i] = 1, true
-			default:
-				rest += value
-			}
-		}
-		if over == 0 || rest == 0 {
-			return cut
-		}
-		for i := range cut {
-			if !full[i] {
-				cut[i] *= 1 + over/rest
-			}
-		}
-	}
-}
-
 // shadowHeadRatios distributes the global ratio over heads by their importance, clamped (Eq. 3).
 func shadowHeadRatios(rows *sheet) error {
 	global, most := shadow("m_global_ratio").at("values", "default").num()/100, shadow("m_fig6_clamp").at("values",
@@ -99,7 +58,7 @@ func shadowHeadRatios(rows *sheet) error {
 			}
 		}
 		// ratios beyond 1 mean nothing: cut off, or given to the other heads
-		ratios := headRatios(global, importance, most)
+		ratios := calibration.HeadRatios(global, importance, most)
 		above := 0
 		for _, v := range ratios {
 			if v > 1 {
@@ -113,7 +72,7 @@ func shadowHeadRatios(rows *sheet) error {
 		rows.noted(Exact, name+"/mean_ratio", global, mean(ratios), "mean_ratio")
 		rows.noted(Modelled, name+"/heads_above_1", nil, above, "heads_above_1", most)
 		rows.noted(Modelled, name+"/mean_ratio_cut", global, mean(plain), "mean_ratio_cut")
-		rows.noted(Modelled, name+"/mean_ratio_shared", global, mean(cutRatios(ratios)), "mean_ratio_shared")
+		rows.noted(Modelled, name+"/mean_ratio_shared", global, mean(calibration.ShareRatios(ratios)), "mean_ratio_shared")
 		rows.noted(Exact, name+"/heads_of_another_layer", nil, layers, "heads_of_another_layer")
 	}
 	return nil
@@ -380,17 +339,6 @@ func ratioOf(key string) float64 {
 	return percent / 100
 }
 
-// scaleGrid are the 3 x 3 pairs of Q's and K's scales around a mean that sec. 3.3 lists the first, second and last of.
-func scaleGrid(q, k, step float64) [][2]float64 {
-	var grid [][2]float64
-	for _, x := range []float64{1, step, 1 / step} {
-		for _, y := range []float64{1, step, 1 / step} {
-			grid = append(grid, [2]float64{q * x, k * y})
-		}
-	}
-	return grid
-}
-
 // quantised is the mean squared error of 8-bit values with scale used, of a normal distribution whose least and largest
 // value scale 1 just holds at four standard deviations: rounding within, cutting beyond. In units of scale 1.
 func quantised(used float64) float64 {
@@ -408,7 +356,7 @@ func shadowBuckets(rows *sheet) error {
 	step, tiny := shadow("m_bucket_step").at("values", "sigma").num(), shadow("m_bucket_step").at("values",
 		"tested_small").num()
 	// the grid of the printed step, beside the printed number of buckets
-	grid := scaleGrid(1, 1, step)
+	grid := calibration.BucketGrid(calibration.ScalePair{Query: 1, Key: 1}, 9, float32(step))
 	rows.noted(Exact, "count", shadow("m_bucket_step").at("values", "buckets_default").num(), len(grid), "count")
 	rows.noted(NotReproducible, "count_5", shadow("m_bucket_step").at("values", "buckets_tested_lower").num(), nil,
 		"count_5")
@@ -417,10 +365,13 @@ func shadowBuckets(rows *sheet) error {
 		name  string
 		sigma float64
 	}{{"step_0.5", step}, {"step_0.005", tiny}} {
-		scales := scaleGrid(1, 1, grid.sigma)
+		scales := calibration.BucketGrid(calibration.ScalePair{Query: 1, Key: 1}, 9, float32(grid.sigma))
 		least, most := (1+grid.sigma)/2, (1+1/grid.sigma)/2
 		for _, x := range []float64{least, most} {
-			if problem.NearestPair(scales, x*(1-1e-9), 1) == problem.NearestPair(scales, x*(1+1e-9), 1) {
+			nearest := func(query float64) int {
+				return calibration.Nearest(calibration.ScalePair{Query: float32(query), Key: 1}, scales)
+			}
+			if nearest(x*(1-1e-5)) == nearest(x*(1+1e-5)) {
 				return fmt.Errorf("scale buckets: no boundary at %v of the mean", x)
 			}
 		}

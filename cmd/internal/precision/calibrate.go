@@ -22,6 +22,9 @@ type CalibrateOptions struct {
 	Windows          int
 	Schemes          []string
 	NoFolds          bool
+	// Attention measures attention instead of schemes, in windows of WindowTokens (0: 2048, or what the model can take).
+	Attention    bool
+	WindowTokens int
 }
 
 // defaultWindows is the number of windows for a model of that many parameters: fewer for larger
@@ -34,6 +37,9 @@ func defaultWindows(parameters int64) int {
 // Run measures the loss of each scheme in each class of weights, and writes it unless the file
 // holds the same.
 func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
+	if o.Attention {
+		return o.runAttention(ctx, ui)
+	}
 	if err := wholefile.Writable(o.Out); err != nil {
 		return err
 	}
@@ -74,11 +80,15 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err != nil {
 		return fmt.Errorf("calibrate: %w", err)
 	}
+	old, readErr := calibration.Read(o.Out)
+	if readErr == nil && old.Model.Digest == cal.Model.Digest {
+		cal.Attention = old.Attention // it was measured by a run of its own
+	}
 	digest, err := cal.Digest()
 	if err != nil {
 		return err
 	}
-	if old, err := calibration.Read(o.Out); err == nil {
+	if readErr == nil {
 		if d, err := old.Digest(); err == nil && d == digest {
 			return cli.Kept(ui, o.Out, "same model and text")
 		}

@@ -3,6 +3,7 @@
 package precision
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,8 +29,10 @@ type QualityOptions struct {
 	Bundle, Plan, Model, Text, SoC, Calibration string
 
 	Terms accept.Terms
-	// of 256 tokens from the text's beginning; 0 for all
+	// of WindowTokens from the text's beginning; 0 for all
 	Windows int
+	// of a window; 0: 256
+	WindowTokens int
 	// also where its precision is that of prefill
 	Decode bool
 	// greatest mean divergence of a phase that is no error; 0 for any
@@ -69,7 +72,7 @@ func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool)
 			measured.Model.Name, measured.Model.Digest, o.Model, ref.Digest).
 			WithHint("give the directory of the model it was made from")
 	}
-	text, err := ref.ReadText(o.Text, o.Windows, min(quality.WindowTokens, measured.MaxContext))
+	text, err := ref.ReadText(o.Text, o.Windows, min(cmp.Or(o.WindowTokens, quality.WindowTokens), measured.MaxContext))
 	if err != nil {
 		return err
 	}

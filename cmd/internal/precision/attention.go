@@ -1,0 +1,195 @@
+package precision
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/trial"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/calibration"
+)
+
+// Windows of attention: long ones, since a short context has nothing to leave out.
+const (
+	attentionTokens  = 2048
+	attentionWindows = 8
+)
+
+// runAttention measures attention, and writes it into the file beside what is there.
+func (o *CalibrateOptions) runAttention(ctx context.Context, ui *cli.Streams) error {
+	if err := wholefile.Writable(o.Out); err != nil {
+		return err
+	}
+	weights, err := models.Open(o.Model)
+	if err != nil {
+		return err
+	}
+	defer weights.Close()
+	model, err := trial.Open(ctx, weights)
+	if err != nil {
+		return err
+	}
+	size := min(cmp.Or(o.WindowTokens, attentionTokens), weights.MaxContext)
+	text, err := model.ReadText(o.Text, cmp.Or(o.Windows, attentionWindows), size)
+	if err != nil {
+		return err
+	}
+	cal, err := o.existing(model)
+	if err != nil {
+		return err
+	}
+	journal := o.Out + ".part"
+	attention, err := trial.CalibrateAttention(ctx, model, trial.AttentionOptions{
+		Text: text, Densities: trial.AttentionDensities, Journal: journal, Progress: cli.Progress(ui, "calibrate"),
+	})
+	if err != nil {
+		if _, missing := os.Stat(journal); missing == nil {
+			ui.Notef("%s keeps what was measured: the same command goes on from there", journal)
+		}
+		return fmt.Errorf("calibrate: %w", err)
+	}
+	if cal == nil {
+		cal = &calibration.Calibration{
+			Schema: calibration.Schema, Model: calibration.Model{Name: model.Name, Digest: model.Digest},
+			Text: attention.Text,
+		}
+	}
+	cal.Attention = attention
+	if err := calibration.Write(o.Out, cal); err != nil {
+		return err
+	}
+	if err := os.Remove(journal); err != nil {
+		return diag.New(diag.ClassIO, "remove %q: %w", journal, err)
+	}
+	digest, err := cal.Digest()
+	if err != nil {
+		return err
+	}
+	cli.Wrote(ui, o.Out, "calibration %.12s of %s, attention in %d windows of %d tokens", digest, weights.Name,
+		attention.Text.Windows, attention.Text.WindowTokens)
+	showAttention(ui, attention)
+	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "attention": attention})
+}
+
+// existing reads the calibration that is there, nil for none. One of another model is refused.
+func (o *CalibrateOptions) existing(model *trial.Model) (*calibration.Calibration, error) {
+	cal, err := calibration.Read(o.Out)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := cal.CheckModel(model.Name, model.Digest); err != nil {
+		return nil, diag.New(diag.ClassInput, "add to %q: %w", o.Out, err).WithHint("give another name with -o")
+	}
+	return cal, nil
+}
+
+// showAttention prints heads, and what rules lose.
+func showAttention(ui *cli.Streams, attention *calibration.Attention) {
+	header := []string{">layer", ">head", ">without it", ">without layer"}
+	usual := slices.Index(attention.Densities, 0.2)
+	if usual >= 0 {
+		header = append(header, ">mass of 20 %", ">recall: rows", ">head", ">1", ">3", ">9", ">its density")
+	}
+	ratios := attention.Ratios(0.2)
+	var rows [][]string
+	for i := range attention.Layers {
+		layer := &attention.Layers[i]
+		for number, head := range layer.Heads {
+			row := []string{fmt.Sprint(i), fmt.Sprint(number), fmt.Sprintf("%+.4f", head.Importance),
+				fmt.Sprintf("%+.4f", layer.Importance)}
+			if usual >= 0 {
+				row = append(row, fmt.Sprintf("%.4f", head.Mass[usual]))
+				for _, recall := range head.Recall {
+					row = append(row, fmt.Sprintf("%.4f", recall.At[usual]))
+				}
+				row = append(row, fmt.Sprintf("%.1f %%", 100*ratios[i][number]))
+			}
+			rows = append(rows, row)
+		}
+	}
+	ui.Table(header, rows)
+	rows = nil
+	for _, loss := range attention.Losses {
+		rows = append(rows, []string{loss.Rule, fmt.Sprintf("%.3g %%", 100*loss.Density), fmt.Sprintf("%.6f", loss.KL),
+			fmt.Sprintf("%.2f %%", 100*loss.TopAgreement), fmt.Sprintf("%.4f", loss.PerplexityRatio)})
+	}
+	ui.Table([]string{"rule", ">density", ">mean KL", ">same top token", ">perplexity ratio"}, rows)
+}
+
+// RuleOptions are the flags of hetc quality --attention.
+type RuleOptions struct {
+	Model, Text, Calibration string
+	Windows, WindowTokens    int
+	Rules                    []string
+	Densities                []float64
+}
+
+// Run compares rules of selection with dense attention.
+func (o *RuleOptions) Run(ctx context.Context, ui *cli.Streams) error {
+	for _, rule := range o.Rules {
+		if !slices.Contains(calibration.Rules, rule) {
+			return diag.New(diag.ClassUsage, "--rules %q: no rule of selection", rule).
+				WithHint("%s", diag.DidYouMean(rule, calibration.Rules))
+		}
+	}
+	for _, density := range o.Densities {
+		if !(density > 0 && density <= 1) {
+			return diag.New(diag.ClassUsage, "--densities %v: want shares above 0, up to 1", density)
+		}
+	}
+	cal, err := bindings.ReadCalibration(o.Calibration)
+	if err != nil {
+		return err
+	}
+	if cal.Attention == nil {
+		return diag.New(diag.ClassInput, "%q says nothing about attention", o.Calibration).
+			WithHint("measure it: hetc calibrate --attention --model DIR --text FILE -o %s", o.Calibration)
+	}
+	weights, err := models.Open(o.Model)
+	if err != nil {
+		return err
+	}
+	defer weights.Close()
+	model, err := trial.Open(ctx, weights)
+	if err != nil {
+		return err
+	}
+	if err := cal.CheckModel(model.Name, model.Digest); err != nil {
+		return err
+	}
+	size := min(cmp.Or(o.WindowTokens, attentionTokens), weights.MaxContext)
+	text, err := model.ReadText(o.Text, o.Windows, size)
+	if err != nil {
+		return err
+	}
+	results, err := trial.CompareRules(ctx, model, trial.RuleOptions{Text: text, Attention: cal.Attention,
+		Rules: o.Rules, Densities: o.Densities, Progress: cli.Progress(ui, "quality")})
+	if err != nil {
+		return err
+	}
+	ui.Printf("attention of %s: %d windows of %d tokens, selections of %d queries\n", weights.Name, len(text.Windows),
+		size, cal.Attention.Block)
+	var rows [][]string
+	for i := range results {
+		result := &results[i]
+		rows = append(rows, []string{result.Rule, fmt.Sprintf("%.3g %%", 100*result.Density),
+			spread(result.KL, 1, "%.6f"), fmt.Sprintf("%.2f %%", 100*result.TopAgreement.Mean),
+			fmt.Sprintf("%.3f", result.Perplexity.Mean), spread(result.PerplexityRatio, 1, "%.4f"),
+			fmt.Sprintf("%.1f %%", 100*result.Recalled)})
+	}
+	ui.Table([]string{"rule", ">density", ">mean KL", ">same top token", ">perplexity", ">ratio", ">recalled"}, rows)
+	return ui.Result(map[string]any{"model": model.Digest, "text_sha256": text.SHA256, "window_tokens": size,
+		"rules": results})
+}

@@ -1,0 +1,472 @@
+package trial
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/runtime/quality"
+)
+
+// AttentionBlock is how many queries share a selection of positions where nothing else is said.
+const AttentionBlock = 16
+
+// AttentionDensities are the shares of positions for which losses are measured where nothing else is said.
+var AttentionDensities = []float64{0.05, 0.1, 0.2, 0.4}
+
+// AttentionOptions say what CalibrateAttention measures.
+type AttentionOptions struct {
+	Text      *Text
+	Densities []float64
+	// Journal is a file that keeps what was measured until all is done: another run goes on from there.
+	Journal string
+	// Progress is called after every window that was executed: done of all, and what the next ones are for.
+	Progress func(done, all int, what string)
+}
+
+// clamps bound the products of importances (Eq. 3): shadowAttn's, and shares of the largest product. Calibration takes
+// the one with which plans lose least.
+func clamps(importance []float64) []float64 {
+	most := slices.Max(importance)
+	out := []float64{1e-3}
+	for _, share := range []float64{0.01, 0.1, 1} {
+		if most*share > 0 {
+			out = append(out, most*share)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// attending is one run of CalibrateAttention, or of CompareRules.
+type attending struct {
+	*Model
+	text     *Text
+	journal  *journal
+	progress func(done, all int, what string)
+	// observed and compared take turns in the text, as in Calibrate.
+	observed, compared []quality.Window
+
+	change    quality.Interventions
+	machine   *Machine
+	ref       *quality.Reference
+	done, all int // windows executed
+}
+
+// openAttending opens the float32 machine and keeps what it computes for the compared windows.
+func openAttending(ctx context.Context, model *Model, text *Text, compared []quality.Window) (_ *attending, err error) {
+	run := &attending{Model: model, text: text, compared: compared}
+	plan, err := model.Plan(len(text.Windows[0].Tokens), Float32, nil)
+	if err != nil {
+		return nil, err
+	}
+	if run.machine, err = model.Open(ctx, plan, nil, run.change.Observe); err != nil {
+		return nil, err
+	}
+	if run.ref, err = quality.NewReference(); err != nil {
+		return nil, errors.Join(err, run.machine.Close())
+	}
+	return run, nil
+}
+
+// close releases what was opened.
+func (a *attending) close() error { return errors.Join(a.ref.Close(), a.machine.Close()) }
+
+// step tells that a window was executed.
+func (a *attending) step(what string) {
+	a.done++
+	if a.progress != nil {
+		a.progress(a.done, a.all, what)
+	}
+}
+
+// reference executes the compared windows as the model has them.
+func (a *attending) reference(ctx context.Context) error {
+	a.change.Change = nil
+	for i, window := range a.compared {
+		if err := a.ref.Add(ctx, a.machine.Machine, window); err != nil {
+			return fmt.Errorf("window %d: %w", i, err)
+		}
+		a.step("reference")
+	}
+	return nil
+}
+
+// measure executes the compared windows with a change of attention, unless the journal has that already.
+func (a *attending) measure(ctx context.Context, what string, change func(*quality.Heads)) (*quality.Result, error) {
+	tally := a.journal.find(what)
+	if tally == nil {
+		tally = new(quality.Tally)
+		a.change.Change = change
+		defer func() { a.change.Change = nil }()
+		for i := range a.ref.Windows() {
+			size := len(a.compared[i].Tokens)
+			if err := a.ref.Compare(ctx, a.machine.Machine, i, size, tally); err != nil {
+				return nil, fmt.Errorf("%s: window %d: %w", what, i, err)
+			}
+			if err := a.change.Err(); err != nil {
+				return nil, fmt.Errorf("%s: %w", what, err)
+			}
+			a.step(what)
+		}
+		if err := a.journal.add(what, tally); err != nil {
+			return nil, err
+		}
+	} else {
+		a.done += a.ref.Windows()
+	}
+	result, err := tally.Result()
+	return &result, err
+}
+
+// CalibrateAttention measures what plans with sparse attention need to know of a model: how important heads and layers
+// are, how large queries and keys, how well 8-bit estimates find the positions that matter, and what is lost when queries
+// keep few of them. Scales and recall come from every other window, losses from those between.
+//
+// Importances are by how much the loss rises when the head's or layer's result is zero (shadowAttn Eq. 1 and 2), so every
+// head costs an execution of the compared windows, and so does every rule at every density.
+func CalibrateAttention(
+	ctx context.Context, model *Model, options AttentionOptions,
+) (_ *calibration.Attention, err error) {
+	var observed, compared []quality.Window
+	for i, window := range options.Text.Windows {
+		if i%2 == 0 {
+			compared = append(compared, window)
+		} else {
+			observed = append(observed, window)
+		}
+	}
+	if len(observed) < 2 {
+		return nil, diag.New(diag.ClassInput, "calibrate attention: %d windows, want at least %d",
+			len(options.Text.Windows), LeastWindows).
+			WithHint("give a longer text, or shorter windows with --window-tokens")
+	}
+	size := len(options.Text.Windows[0].Tokens)
+	run, err := openAttending(ctx, model, options.Text, compared)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, run.close()) }()
+	run.observed, run.progress = observed, options.Progress
+	key := fmt.Sprintf("%s %s %d windows of %d", model.Digest, options.Text.SHA256, len(options.Text.Windows), size)
+	if run.journal, err = openJournal(options.Journal, key); err != nil {
+		return nil, err
+	}
+	const clampsTried = 4
+	run.all = 2*len(observed) + len(compared)*(1+model.Layers*(1+model.Heads)+clampsTried+
+		len(calibration.Rules)*len(options.Densities))
+	if err := run.reference(ctx); err != nil {
+		return nil, err
+	}
+	out := &calibration.Attention{
+		Text: calibration.Text{SHA256: options.Text.SHA256, Tokens: len(options.Text.Windows) * size,
+			Windows: len(options.Text.Windows), WindowTokens: size},
+		Heads: model.Heads, KVHeads: model.KVHeads, Densities: options.Densities, Block: AttentionBlock,
+	}
+	for _, part := range []func(context.Context, *calibration.Attention) error{
+		run.estimates, run.importances, run.clamp, run.losses,
+	} {
+		if err := part(ctx, out); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// estimates executes the observed windows twice: for scales, then for recall.
+func (a *attending) estimates(ctx context.Context, out *calibration.Attention) (err error) {
+	const rows = 64 // of a window that recall looks at
+	estimates := quality.Estimates{Densities: out.Densities, Rows: rows}
+	for pass := range 2 {
+		a.change.Change = estimates.Sizes
+		if pass == 1 {
+			a.change.Change = estimates.Recall(out)
+		}
+		for i, window := range a.observed {
+			if err := quality.Execute(ctx, a.machine.Machine, window); err != nil {
+				return fmt.Errorf("window %d: %w", 2*i+1, err)
+			}
+			if err := a.change.Err(); err != nil {
+				return fmt.Errorf("window %d: %w", 2*i+1, err)
+			}
+			a.step("scales and recall")
+		}
+		if out.Layers, err = estimates.Layers(); err != nil {
+			return err
+		}
+		if len(out.Layers) != a.Layers {
+			return diag.New(diag.ClassRun, "attention was observed in %d layers, want %d", len(out.Layers), a.Layers)
+		}
+		out.Buckets = out.MeanBuckets()
+	}
+	a.change.Change = nil
+	return nil
+}
+
+// importances measures the loss without each layer's attention, and without each head.
+func (a *attending) importances(ctx context.Context, out *calibration.Attention) error {
+	for i := range out.Layers {
+		layer := &out.Layers[i]
+		for head := -1; head < a.Heads; head++ {
+			what := fmt.Sprintf("without layer %d", i)
+			if head >= 0 {
+				what = fmt.Sprintf("without head %d of layer %d", head, i)
+			}
+			result, err := a.measure(ctx, what, quality.WithoutHead(i, head))
+			if err != nil {
+				return err
+			}
+			rise := math.Log(result.PerplexityRatio.Mean)
+			if head < 0 {
+				layer.Importance = rise
+				out.Loss = math.Log(result.ReferencePerplexity.Mean)
+			} else {
+				layer.Heads[head].Importance = rise
+			}
+		}
+	}
+	return nil
+}
+
+// sparse is attention by a rule at a density, with the static scales of each head.
+func sparse(attention *calibration.Attention, rule string, density float64) *quality.Sparse {
+	out := &quality.Sparse{Rule: rule, Block: attention.Block, Scales: attention.Scales,
+		Density: func(int, int) float64 { return density }}
+	if rule == calibration.RuleHeads {
+		ratios := attention.Ratios(density)
+		out.Density = func(layer, head int) float64 { return ratios[layer][head] }
+	}
+	return out
+}
+
+// clamp chooses the bound of importances with the least loss at the density that is nearest to shadowAttn's.
+func (a *attending) clamp(ctx context.Context, out *calibration.Attention) error {
+	const usual = 0.2
+	density := slices.MinFunc(out.Densities, func(x, y float64) int {
+		return int(math.Copysign(1, math.Abs(x-usual)-math.Abs(y-usual)))
+	})
+	least := math.Inf(1)
+	best := 0.0
+	for _, clamp := range clamps(out.Importances()) {
+		out.Clamp = clamp
+		result, err := a.measure(ctx, fmt.Sprintf("importances up to %.3g", clamp),
+			sparse(out, calibration.RuleHeads, density).Attend)
+		if err != nil {
+			return err
+		}
+		if result.KL.Mean < least {
+			least, best = result.KL.Mean, clamp
+		}
+	}
+	out.Clamp = best
+	return nil
+}
+
+// losses measures every rule at every density.
+func (a *attending) losses(ctx context.Context, out *calibration.Attention) error {
+	for _, rule := range calibration.Rules {
+		for _, density := range out.Densities {
+			loss, err := a.loss(ctx, out, rule, density)
+			if err != nil {
+				return err
+			}
+			out.Losses = append(out.Losses, *loss)
+		}
+	}
+	return nil
+}
+
+// loss measures a rule at a density.
+func (a *attending) loss(
+	ctx context.Context, out *calibration.Attention, rule string, density float64,
+) (*calibration.DensityLoss, error) {
+	what := fmt.Sprintf("rule %s at %.3g %%", rule, 100*density)
+	result, err := a.measure(ctx, what, sparse(out, rule, density).Attend)
+	if err != nil {
+		return nil, err
+	}
+	return &calibration.DensityLoss{Rule: rule, Density: density, KL: result.KL.Mean, Low: result.KL.Low,
+		High: result.KL.High, TopAgreement: result.TopAgreement.Mean, PerplexityRatio: result.PerplexityRatio.Mean}, nil
+}
+
+// journal keeps tallies by what was measured, in a file of one JSON document a line. Its first line says for which model
+// and text.
+type journal struct {
+	path  string
+	known map[string]*quality.Tally
+}
+
+// entry is a line of a journal.
+type entry struct {
+	For   string         `json:"for,omitempty"`
+	What  string         `json:"what,omitempty"`
+	Tally *quality.Tally `json:"tally,omitempty"`
+}
+
+// openJournal reads what a run with the same key has measured; a journal of another key is begun anew, and so is one whose
+// end is missing, up to there. No path: nothing is kept.
+func openJournal(path, key string) (*journal, error) {
+	out := &journal{path: path, known: map[string]*quality.Tally{}}
+	if path == "" {
+		return out, nil
+	}
+	data, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, diag.New(diag.ClassIO, "read %q: %w", path, err)
+	}
+	for i, line := range strings.SplitAfter(string(data), "\n") {
+		var read entry
+		if !strings.HasSuffix(line, "\n") || json.Unmarshal([]byte(line), &read) != nil || i == 0 && read.For != key {
+			break
+		}
+		if read.Tally != nil {
+			out.known[read.What] = read.Tally
+		}
+	}
+	// Written anew: what was cut off in the middle of a line must not stay.
+	var text []byte
+	for _, kept := range append([]entry{{For: key}}, out.entries()...) {
+		line, err := json.Marshal(kept)
+		if err != nil {
+			return nil, err
+		}
+		text = append(append(text, line...), '\n')
+	}
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		return nil, diag.New(diag.ClassIO, "write %q: %w", path, err)
+	}
+	return out, nil
+}
+
+// entries are the lines behind the first, in order.
+func (j *journal) entries() []entry {
+	var out []entry
+	for _, what := range slices.Sorted(maps.Keys(j.known)) {
+		out = append(out, entry{What: what, Tally: j.known[what]})
+	}
+	return out
+}
+
+// find returns what was measured, nil where nothing was.
+func (j *journal) find(what string) *quality.Tally {
+	if j == nil {
+		return nil
+	}
+	return j.known[what]
+}
+
+// add appends a measurement.
+func (j *journal) add(what string, tally *quality.Tally) error {
+	if j == nil || j.path == "" {
+		return nil
+	}
+	line, err := json.Marshal(entry{What: what, Tally: tally})
+	if err != nil {
+		return err
+	}
+	file, err := os.OpenFile(j.path, os.O_APPEND|os.O_WRONLY, 0)
+	if err == nil {
+		_, err = file.Write(append(line, '\n'))
+		err = errors.Join(err, file.Close())
+	}
+	if err != nil {
+		return diag.New(diag.ClassIO, "write %q: %w", j.path, err)
+	}
+	return nil
+}
+
+// RuleOptions say what CompareRules measures.
+type RuleOptions struct {
+	Text      *Text
+	Attention *calibration.Attention
+	Rules     []string
+	Densities []float64
+	Progress  func(done, all int, what string)
+}
+
+// RuleResult is what a rule of selection costs at a density, against dense attention.
+type RuleResult struct {
+	Rule    string  `json:"rule"`
+	Density float64 `json:"density"`
+	quality.Result
+	// Recalled is the share of the tokens of planted passages that were found, half a window after they were read.
+	Recalled float64 `json:"recalled"`
+}
+
+// RuleDense is the name of dense attention among results.
+const RuleDense = "dense"
+
+// passageTokens is the length of planted passages, and passages how many windows have one.
+const (
+	passageTokens = 64
+	passages      = 2
+)
+
+// CompareRules measures what rules of selection cost on every window of a text: divergence and perplexity, and how much of
+// a passage is recalled half a window later. The first result is dense attention, computed by the same definition as the
+// rules, so that its divergence is that of rounding.
+func CompareRules(ctx context.Context, model *Model, options RuleOptions) (_ []RuleResult, err error) {
+	run, err := openAttending(ctx, model, options.Text, options.Text.Windows)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, run.close()) }()
+	run.progress = options.Progress
+	planted := min(passages, len(run.compared))
+	run.all = len(run.compared) + (len(run.compared)+planted)*(1+len(options.Rules)*len(options.Densities))
+	if err := run.reference(ctx); err != nil {
+		return nil, err
+	}
+	results := []RuleResult{{Rule: RuleDense, Density: 1}}
+	for _, rule := range options.Rules {
+		for _, density := range options.Densities {
+			results = append(results, RuleResult{Rule: rule, Density: density})
+		}
+	}
+	for i := range results {
+		result := &results[i]
+		rule := result.Rule
+		if rule == RuleDense {
+			rule = calibration.RuleUniform // at a density of 1
+		}
+		attend := sparse(options.Attention, rule, result.Density).Attend
+		what := fmt.Sprintf("%s at %.3g %%", result.Rule, 100*result.Density)
+		measured, err := run.measure(ctx, what, attend)
+		if err != nil {
+			return nil, err
+		}
+		result.Result = *measured
+		if result.Recalled, err = run.recalled(ctx, what, planted, attend); err != nil {
+			return nil, err
+		}
+	}
+	return results, nil
+}
+
+// recalled is the share of planted passages that is recalled.
+func (a *attending) recalled(ctx context.Context, what string, count int, change func(*quality.Heads)) (float64, error) {
+	right, all := 0, 0
+	for i := range count {
+		prompt, from, err := quality.Passage(a.compared[i].Tokens, passageTokens, uint64(i))
+		if err != nil {
+			return 0, err
+		}
+		a.change.Change = change
+		hits, tried, err := quality.Recall(ctx, a.machine.Machine, prompt, from)
+		a.change.Change = nil
+		if err = errors.Join(err, a.change.Err()); err != nil {
+			return 0, fmt.Errorf("%s: passage %d: %w", what, i, err)
+		}
+		right, all = right+hits, all+tried
+		a.step(what)
+	}
+	return float64(right) / float64(all), nil
+}
