@@ -22,6 +22,9 @@ type slowQueue struct {
 	ends  []driver.Tick // by ticket - 1
 	known driver.Ticket // calls that are known to be done
 	most  int           // calls in flight
+
+	slow, by int // the wait of that number takes so many ns more
+	waits    int
 }
 
 func (q *slowQueue) Now() driver.Tick { return q.now }
@@ -41,6 +44,10 @@ func (q *slowQueue) Done(t driver.Ticket) (bool, error) { return q.now >= q.ends
 
 func (q *slowQueue) Wait(t driver.Ticket) (driver.Span, error) {
 	q.now = max(q.now, q.ends[t-1]+q.notice)
+	if q.waits == q.slow {
+		q.now += driver.Tick(q.by)
+	}
+	q.waits++
 	q.known = max(q.known, t)
 	return driver.Span{}, nil
 }
@@ -68,6 +75,21 @@ func TestQueuedOperators(t *testing.T) {
 			}
 			if queue.most > driver.MaxInFlight {
 				t.Errorf("%d calls in flight, want at most %d", queue.most, driver.MaxInFlight)
+			}
+		}
+	}
+}
+
+// A single call that was disturbed is no reason for times near nothing, from which the number of executions of a sample
+// follows.
+func TestDisturbedQueue(t *testing.T) {
+	for disturbed := range 8 {
+		queue := slowQueue{submit: 2_000, execute: 10_000, notice: 50_000, slow: disturbed, by: 5_000_000}
+		load := &load{exes: make([]driver.Executable, 1), binds: make([]driver.Bindings, 1)}
+		for range 4 {
+			got, err := load.queued(&queue, 1)
+			if err != nil || got < 9_900 || got > 400_000 {
+				t.Errorf("flight %d takes long: %.0f ns each (%v), want about 10000, and never next to nothing", disturbed, got, err)
 			}
 		}
 	}

@@ -18,7 +18,6 @@ import (
 // Sizes of the measurements of devices.
 const (
 	deviceSamples = 15
-	shortTimes    = 16 // executions of a sample of what takes less than shortCall
 )
 
 // addDevices describes the devices of a driver that can be asked: what they tell.
@@ -213,16 +212,13 @@ func (r *runner) median(ctx context.Context, what *record.Measurement) (float64,
 	}
 	defer from.close(ctx)
 	var samples []float64
-	times := 1
 	for i := range deviceSamples + 2 {
-		ns, err := from.sample(ctx, times)
+		ns, err := from.sample(ctx, 1)
 		if err != nil {
 			return 0, err
 		}
 		if i >= 2 { // the first ones build programs
 			samples = append(samples, ns)
-		} else if ns < shortCall {
-			times = shortTimes
 		}
 	}
 	return stat.Median(samples), nil

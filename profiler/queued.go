@@ -14,15 +14,20 @@ import (
 //
 // A sample is the difference of two runs, each timed from before its first submission until its last call is known to
 // be done: of one call, and of one more than what is asked for. Where submitting takes longer than executing, the
-// difference is what submitting takes.
+// difference is what submitting takes. Of calls that end soon several are taken, whatever is asked for: the way there and
+// back takes many times as long as one of them, and what disturbs it would be taken for theirs.
 // RATIONALE: What does an operator take on a device that executes calls by itself?
 
-// longCall is how long a call takes at least, in ns, whose way there and back is so small a part that it is not
-// measured by itself.
-const longCall = 10e6
+// How long a call takes, in ns: of a short one at least shortTimes are a sample, and of a long one the way there and back
+// is so small a part that it is not measured by itself.
+const (
+	shortCall  = 2e6
+	shortTimes = 16
+	longCall   = 10e6
+)
 
-// shortCall is how long one takes at most, in ns, of which several are a sample.
-const shortCall = 1e6
+// tries is how often a sample is repeated whose two runs differ by less than nothing: the single call was disturbed.
+const tries = 3
 
 // queued executes the operator on an asynchronous processor and returns nanoseconds per execution.
 func (ld *load) queued(queue driver.Asynchronous, times int) (float64, error) {
@@ -31,23 +36,26 @@ func (ld *load) queued(queue driver.Asynchronous, times int) (float64, error) {
 		ld.eachNS = took / float64(times)
 		return ld.eachNS, err
 	}
-	single, err := ld.flight(queue, 1)
-	if err != nil {
-		return 0, err
-	}
-	if single < shortCall { // of two the one that was disturbed less: the difference is not to be less than nothing
-		again, err := ld.flight(queue, 1)
+	for range tries {
+		single, err := ld.flight(queue, 1)
 		if err != nil {
 			return 0, err
 		}
-		single = min(single, again)
+		calls := times
+		if single < shortCall {
+			calls = max(times, shortTimes)
+		}
+		several, err := ld.flight(queue, calls+1)
+		if err != nil {
+			return 0, err
+		}
+		// At most its share of all calls together, which is what remains where no try has a difference.
+		ld.eachNS = several / float64(calls+1)
+		if each := (several - single) / float64(calls); each > 0 {
+			ld.eachNS = min(ld.eachNS, each)
+			break
+		}
 	}
-	several, err := ld.flight(queue, times+1)
-	if err != nil {
-		return 0, err
-	}
-	// Of the calls together each takes at most its share.
-	ld.eachNS = min(max(several-single, 1)/float64(times), several/float64(times+1))
 	return ld.eachNS, nil
 }
 
