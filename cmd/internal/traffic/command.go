@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
+	"strconv"
 
 	"github.com/spf13/pflag"
 
@@ -32,6 +34,7 @@ type Options struct {
 
 	Model, SoC, Calibration string // of bench serving
 	Rounds                  int
+	Loads                   []float64
 	Tokens                  int // of bench drafts
 }
 
@@ -190,10 +193,45 @@ func (o *opened) Close() {
 	}
 }
 
-// RunMeasure plays a trace in real time under every policy, one after the other in every round, beside what the
-// simulation says. Of several rounds, each policy shows the one with its median rate.
+// load is a trace, and what it is called beside others.
+type load struct {
+	name  string
+	trace []Request
+}
+
+// loads are the traces to measure: the one that is named, or one drawn for each factor of the arrival rates.
+func (o *Options) loads(ui *cli.Streams) (out []load, err error) {
+	if o.Trace != "" || len(o.Loads) == 0 {
+		trace, err := o.requests(ui)
+		return []load{{"", trace}}, err
+	}
+	if o.WriteTrace != "" {
+		return nil, diag.New(diag.ClassUsage, "--write-trace is for one trace, and --loads draws several")
+	}
+	reactive, proactive := o.pattern.Reactive, o.pattern.Proactive
+	defer func() { o.pattern.Reactive, o.pattern.Proactive = reactive, proactive }()
+	for _, factor := range o.Loads {
+		if !(factor > 0 && factor <= mostLoad) {
+			return nil, diag.New(diag.ClassUsage, "--loads %v: want factors above 0 and at most %v", factor, float64(mostLoad))
+		}
+		o.pattern.Reactive, o.pattern.Proactive = reactive*factor, proactive*factor
+		trace, err := o.requests(ui)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, load{strconv.FormatFloat(factor, 'g', -1, 64), trace})
+	}
+	return out, nil
+}
+
+// mostLoad is the largest factor of --loads.
+const mostLoad = 1000
+
+// RunMeasure plays each load in real time under every policy, one after the other in every round, beside what the
+// simulation says, and the load's reactive requests on a machine that has nothing else to do. Of several rounds, each
+// policy shows the one with its median rate.
 func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
-	trace, err := options.requests(ui)
+	loads, err := options.loads(ui)
 	if err != nil {
 		return err
 	}
@@ -202,38 +240,73 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	defer on.Close()
-	reports, err := simulateAll(on.plan, trace, options)
-	if err != nil {
-		return err
+	seconds := 0.0
+	for _, load := range loads {
+		seconds += load.trace[len(load.trace)-1].AtMS / 1e3 * float64(len(scheduler.Policies)+1) * float64(options.Rounds)
 	}
-	measured, err := measureAll(ctx, on.machine, trace, options)
-	if err != nil {
-		return err
+	ui.Notef("this takes at least %.0f min: %d loads, %d rounds, each under %d policies and without background work",
+		math.Ceil(seconds/60), len(loads), options.Rounds, len(scheduler.Policies))
+	var reports []*Report
+	for _, load := range loads {
+		simulated, err := simulateAll(on.plan, load.trace, options)
+		if err != nil {
+			return err
+		}
+		measured, err := measureAll(ctx, on.machine, load.trace, options)
+		if err != nil {
+			return err
+		}
+		for _, report := range slices.Concat(simulated, measured) {
+			report.Load = load.name
+			reports = append(reports, report)
+		}
 	}
-	reports = append(reports, measured...)
 	Show(ui, reports)
 	return ui.Result(reports)
 }
 
-// measureAll measures every policy in every round and returns the round with the median rate of each.
+// urgent are the reactive requests of a trace.
+func urgent(trace []Request) (out []Request) {
+	for _, request := range trace {
+		if request.class() == scheduler.Reactive {
+			out = append(out, request)
+		}
+	}
+	return out
+}
+
+// measureAll measures every policy in every round, and the reactive requests by themselves under the policy Full, and
+// returns the round with the median rate of each.
 func measureAll(ctx context.Context, machine *executor.Machine, trace []Request, options *Options) ([]*Report, error) {
-	rounds := map[scheduler.Policy][]*Report{}
+	type play struct {
+		policy scheduler.Policy
+		trace  []Request
+		idle   bool
+	}
+	var plays []play
+	for _, policy := range scheduler.Policies {
+		plays = append(plays, play{policy, trace, false})
+	}
+	if alone := urgent(trace); len(alone) > 0 && len(alone) < len(trace) {
+		plays = append(plays, play{scheduler.Full, alone, true})
+	}
+	rounds := make([][]*Report, len(plays))
 	for range options.Rounds {
-		for _, policy := range scheduler.Policies {
-			config, err := options.config(machine.Plan(), policy)
+		for i, play := range plays {
+			config, err := options.config(machine.Plan(), play.policy)
 			if err != nil {
 				return nil, err
 			}
-			report, err := Measure(ctx, machine, trace, config)
+			report, err := Measure(ctx, machine, play.trace, config)
 			if err != nil {
 				return nil, err
 			}
-			rounds[policy] = append(rounds[policy], report)
+			report.Idle = play.idle
+			rounds[i] = append(rounds[i], report)
 		}
 	}
 	var out []*Report
-	for _, policy := range scheduler.Policies {
-		list := rounds[policy]
+	for _, list := range rounds {
 		slices.SortFunc(list, func(a, b *Report) int { return cmp.Compare(a.Rate, b.Rate) })
 		out = append(out, list[len(list)/2])
 	}

@@ -12,7 +12,9 @@ import (
 // Report is how a trace went under a policy.
 type Report struct {
 	Policy    scheduler.Policy `json:"policy"`
-	Simulated bool             `json:"simulated"` // by predicted times, on a virtual clock
+	Load      string           `json:"load,omitempty"` // factor of the arrival rates, where several are measured
+	Idle      bool             `json:"idle,omitempty"` // only the reactive requests of the trace, for comparison
+	Simulated bool             `json:"simulated"`      // by predicted times, on a virtual clock
 	Classes   []ClassReport    `json:"classes"`
 	Seconds   float64          `json:"seconds"`      // until the last request ended
 	Rate      float64          `json:"tokens_per_s"` // generated, of all requests
@@ -101,13 +103,24 @@ func Show(ui *cli.Streams, reports []*Report) {
 		if report.Simulated {
 			how = "simulated"
 		}
+		policy := string(report.Policy)
+		if report.Idle {
+			policy = "reactive alone"
+		}
 		for _, class := range report.Classes {
-			rows = append(rows, []string{string(report.Policy), how, class.Class, fmt.Sprint(class.Requests),
+			rows = append(rows, []string{report.Load, policy, how, class.Class, fmt.Sprint(class.Requests),
 				fmt.Sprintf("%.1f", class.TTFT), fmt.Sprintf("%.1f", class.TTFT95), fmt.Sprintf("%.2f", class.PerToken),
 				fmt.Sprintf("%.2f", class.Latency), fmt.Sprintf("%.1f", class.Rate),
 				fmt.Sprintf("%.0f %%", 100*report.Busy), fmt.Sprint(report.Preempted), fmt.Sprint(report.Beside)})
 		}
 	}
-	ui.Table([]string{"policy", "times", "class", ">requests", ">first token ms", ">p95 ms", ">ms a token",
-		">latency ms a token", ">tokens/s", ">busy", ">preemptions", ">chunks beside"}, rows)
+	header := []string{"load", "policy", "times", "class", ">requests", ">first token ms", ">p95 ms", ">ms a token",
+		">latency ms a token", ">tokens/s", ">busy", ">preemptions", ">chunks beside"}
+	if !slices.ContainsFunc(reports, func(report *Report) bool { return report.Load != "" }) {
+		header = header[1:]
+		for i := range rows {
+			rows[i] = rows[i][1:]
+		}
+	}
+	ui.Table(header, rows)
 }
