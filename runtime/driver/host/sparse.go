@@ -274,16 +274,13 @@ func (b *builder) selectPositions() (step, error) {
 // choose writes count of the positions from..to-1, ascending: the first op.SparseFirst of a context, then those with the
 // largest scores, of equal ones the lower. NaN is larger than every number.
 //
-// It finds the smallest score that is still chosen by quickselect on keys that order like scores, in linear time, and
-// takes all that are larger and as many of the equal ones as are left.
+// It counts scores by their leading bits, which tells the interval of the smallest chosen one, and finds that by quickselect
+// among the few of the interval. Then it takes all that are larger and as many of the equal ones as are left: linear time.
 func choose(out []int32, scores []float32, from, to, count int, own []float32) {
 	next := 0
-	take := func(pos int) {
-		out[next] = int32(pos)
-		next++
-	}
 	for ; from < min(to, op.SparseFirst) && count > 0; from++ {
-		take(from)
+		out[next] = int32(from)
+		next++
 		count--
 	}
 	if count <= 0 {
@@ -291,7 +288,8 @@ func choose(out []int32, scores []float32, from, to, count int, own []float32) {
 	}
 	if count >= to-from {
 		for pos := from; pos < to; pos++ {
-			take(pos)
+			out[next] = int32(pos)
+			next++
 		}
 		return
 	}
@@ -300,23 +298,37 @@ func choose(out []int32, scores []float32, from, to, count int, own []float32) {
 		panic("BUG: scratch is not aligned: " + err.Error())
 	}
 	keys = keys[:to-from]
+	const rest = 21 // bits that are not counted by
+	var counts [1 << (32 - rest)]int32
 	for i, score := range scores[from:to] {
-		keys[i] = order(score)
+		key := order(score)
+		keys[i] = key
+		counts[key>>rest]++
 	}
-	least := nthLargest(keys, count)
-	equal := count
-	for _, score := range scores[from:to] {
-		if order(score) > least {
-			equal--
+	left, interval := count, uint32(len(counts)-1)
+	for int(counts[interval]) < left {
+		left -= int(counts[interval])
+		interval--
+	}
+	few := keys[:0]
+	for _, key := range keys {
+		if key>>rest == interval {
+			few = append(few, key)
 		}
 	}
-	for pos := from; pos < to; pos++ {
-		switch key := order(scores[pos]); {
-		case key > least:
-			take(pos)
-		case key == least && equal > 0:
-			take(pos)
-			equal--
+	least := nthLargest(few, left)
+	for _, key := range few {
+		if key > least {
+			left--
+		}
+	}
+	for i, score := range scores[from:to] {
+		key := order(score)
+		out[next] = int32(from + i) // stays if the score is chosen
+		next += int((uint64(least) - uint64(key)) >> 63)
+		if key == least && left > 0 {
+			next++
+			left--
 		}
 	}
 }
