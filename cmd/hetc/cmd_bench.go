@@ -15,7 +15,7 @@ func newBench(ui *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench",
 		Short: "measure plans and kernels against alternatives and bounds in the same run", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	cmd.AddCommand(newBenchProcessors(ui), newBenchStrategies(ui), newBenchKernels(ui), newBenchEngines(ui), newBenchPlans(ui),
+	cmd.AddCommand(newBenchProcessors(ui), newBenchStrategies(ui), newBenchKernels(ui), newBenchAttention(ui), newBenchEngines(ui), newBenchPlans(ui),
 		newBenchSolver(ui), newBenchServing(ui), newBenchDrafts(ui), newBenchMeeting(ui))
 	return cmd
 }
