@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sort"
 
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
@@ -71,7 +72,7 @@ type dispatcher struct {
 	places, rest    *operand // rest is nil where nothing is computed apart from groups
 	slotOf          []int    // by expert, -1: none
 	capacity, first []int    // by slot: rows reserved, and the first of them, in the rows of all groups
-	groupOf         []int    // by slot
+	groupOf, base   []int    // by slot: its group, and the first row of that in the rows of all groups
 
 	// of the current call
 	norms  []float64 // squared, of the tokens' salience
@@ -95,13 +96,13 @@ func (b *builder) dispatch() (step, error) {
 	if operator.Sent > 0 {
 		d.rest = b.out[len(groups)+1]
 	}
+	next := 0
 	for i, group := range groups {
+		base := next
 		for range group.Slots {
-			next := 0
-			if count := len(d.first); count > 0 {
-				next = d.first[count-1] + d.capacity[count-1]
-			}
-			d.first, d.capacity, d.groupOf = append(d.first, next), append(d.capacity, group.Rows), append(d.groupOf, i)
+			d.first, d.capacity = append(d.first, next), append(d.capacity, group.Rows)
+			d.groupOf, d.base = append(d.groupOf, i), append(d.base, base)
+			next += group.Rows
 		}
 	}
 	d.ends = make([]int, len(d.first)+1)
@@ -212,20 +213,17 @@ func (d *dispatcher) set(to *operand, row, value int) {
 
 // copy fills rows [from,to) of all groups.
 func (d *dispatcher) copy(from, to int) {
-	for slot, first := range d.first {
-		group := d.groups[d.groupOf[slot]]
-		// the group's rows begin with those of its first slot
-		base := 0
-		for _, before := range d.groups[:d.groupOf[slot]] {
-			base += before.value.Rows
+	slot := sort.SearchInts(d.first, from+1) - 1 // the one that row from belongs to
+	for at := from; at < to; at++ {
+		if at == d.first[slot]+d.capacity[slot] {
+			slot++
 		}
-		for at := max(from, first); at < min(to, first+d.capacity[slot]); at++ {
-			row := group.f32[(at-base)*group.ld:][:d.op.N]
-			if token := int(d.source[at]); token >= 0 {
-				copy(row, d.x.f32[token*d.x.ld:][:d.op.N])
-			} else {
-				clear(row)
-			}
+		group := d.groups[d.groupOf[slot]]
+		row := group.f32[(at-d.base[slot])*group.ld:][:d.op.N]
+		if token := int(d.source[at]); token >= 0 {
+			copy(row, d.x.f32[token*d.x.ld:][:d.op.N])
+		} else {
+			clear(row)
 		}
 	}
 }
