@@ -248,6 +248,26 @@ type Bounds struct {
 // Executable is a loaded artifact.
 type Executable interface{ Close() error }
 
+// Outlying is implemented by executables that can say how many channels exceeded static scales (op.OutlierMatMul).
+type Outlying interface {
+	// Outliers is what was counted since the executable was loaded. Any goroutine may ask while nothing runs.
+	Outliers() OutlierCount
+}
+
+// OutlierCount is how many channels exceeded the static scale of a product with shadow outliers.
+type OutlierCount struct {
+	Calls    int64 `json:"calls"`    // of the operator
+	Channels int64 `json:"channels"` // that some row exceeded the scale in, of all calls together
+	Most     int64 `json:"most"`     // of one call
+	Beyond   int64 `json:"beyond"`   // calls with more than op.OutlierChannels, which were computed in several passes
+}
+
+// Add counts what another executable has.
+func (c *OutlierCount) Add(other OutlierCount) {
+	c.Calls, c.Channels, c.Beyond = c.Calls+other.Calls, c.Channels+other.Channels, c.Beyond+other.Beyond
+	c.Most = max(c.Most, other.Most)
+}
+
 // Buffer is memory shared with a processor.
 type Buffer interface {
 	Bytes() []byte

@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -484,6 +485,49 @@ func (m *Machine) Stats() []StepStat {
 		if st.runCount > 0 {
 			out = append(out, StepStat{pr.Name, s.Name, ls.lane.name, st.Node, st.kind, st.runCount, st.runNS,
 				st.waitNS, st.ExpectNS})
+		}
+	})
+	return out
+}
+
+// OutlierStat is how many channels exceeded the static scale of a product with shadow outliers, in all its layers.
+type OutlierStat struct {
+	Program string `json:"program"`
+	Node    string `json:"node"`  // "layers.ffn_down_outliers"
+	Bound   int    `json:"bound"` // channels that one pass multiplies; more are computed in several
+	driver.OutlierCount
+}
+
+// Outliers lists the products with shadow outliers that have run, in program order, where drivers count them.
+func (m *Machine) Outliers() (out []OutlierStat) {
+	seen := map[driver.Executable]bool{}
+	m.eachStep(func(pr *program, _ *section, _ *laneSection, st *step) {
+		at := slices.IndexFunc(st.graph.Nodes, func(node op.Node) bool { return node.Op.Kind == op.OutlierMatMul })
+		if at < 0 {
+			return
+		}
+		name := st.Node
+		if names := st.Nodes(); len(names) == len(st.graph.Nodes) {
+			name = names[at]
+		}
+		stat := OutlierStat{Program: pr.Name, Node: name, Bound: op.OutlierChannels(st.graph.Nodes[at].Op.K)}
+		for i := range st.calls {
+			counter, counts := st.calls[i].exe.(driver.Outlying)
+			if !counts || seen[st.calls[i].exe] {
+				continue
+			}
+			seen[st.calls[i].exe] = true
+			stat.Add(counter.Outliers())
+		}
+		if stat.Calls == 0 {
+			return
+		}
+		// Sections of one name, and shares of one node, are one entry.
+		same := slices.IndexFunc(out, func(x OutlierStat) bool { return x.Program == stat.Program && x.Node == stat.Node })
+		if same < 0 {
+			out = append(out, stat)
+		} else {
+			out[same].Add(stat.OutlierCount)
 		}
 	})
 	return out

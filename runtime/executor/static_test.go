@@ -200,6 +200,52 @@ func TestShadowOutliers(t *testing.T) {
 	}
 }
 
+// The machine says how many channels exceeded their scale in every product, and counts the calls in which they were more
+// than one pass multiplies.
+func TestOutliersAreCounted(t *testing.T) {
+	a, b := cores(t)
+	m, err := models.Open("../../testdata/models/tiny-llama-kjv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	ids := prompts(m.Vocab, 33)[0] // of two calls with 16 rows, and one with one
+	cal := ranged(t, m, a, ids)
+	count := func() map[string]executor.OutlierStat {
+		p := folded(t, makePlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 16}, 64, op.A8OQ8C, byColumns), m, cal)
+		x := calibrated(t, m, p, cal)
+		defer x.Close()
+		allLogits(t, x, ids)
+		out := map[string]executor.OutlierStat{}
+		for _, stat := range x.Outliers() {
+			out[stat.Program+" "+stat.Node] = stat
+		}
+		return out
+	}
+	usual := count()
+	for i := range cal.Activations {
+		for j := range cal.Activations[i].AbsMax {
+			cal.Activations[i].AbsMax[j] /= 100
+			cal.Activations[i].MeanSquare[j] /= 1e4
+		}
+		cal.Activations[i].Summarise()
+	}
+	tight := count()
+	if len(usual) != 9 || len(tight) != 9 { // the head has one row in both programs
+		t.Fatalf("%d and %d products: %v", len(usual), len(tight), usual)
+	}
+	for name, stat := range usual {
+		all := tight[name]
+		t.Logf("%s: %+v, with scales of a hundredth %+v", name, stat, all)
+		if stat.Calls == 0 || stat.Calls != all.Calls || stat.Most < stat.Channels/stat.Calls || stat.Channels >= all.Channels {
+			t.Errorf("%s: %+v, with scales of a hundredth %+v", name, stat, all)
+		}
+		if all.Beyond != all.Calls || all.Most <= int64(all.Bound) || stat.Program == "decode" && stat.Beyond > 0 {
+			t.Errorf("%s: %d and %d of %d calls beyond %d channels", name, stat.Beyond, all.Beyond, all.Calls, all.Bound)
+		}
+	}
+}
+
 // Shadow outliers that a plan prunes: in all layers the bits of clipping, in some the same bits however the work is
 // divided, and no step for outliers in the layers that have none.
 func TestPrunedShadows(t *testing.T) {
@@ -209,7 +255,7 @@ func TestPrunedShadows(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	ids := prompts(m.Vocab, 1, 33, 5)[0]
+	ids := prompts(m.Vocab, 33)[0]
 	cal := ranged(t, m, a, ids)
 	one, two := []planir.Proc{proc("a", a, "")}, []planir.Proc{proc("a", a, ""), proc("b", b, "")}
 	plan := func(scheme op.Scheme, procs []planir.Proc, f layoutOf, kept ...op.LayerRange) *planir.Plan {

@@ -65,6 +65,8 @@ type stats struct {
 	Positions int   `json:"positions"`          // in the cache at the end
 	Context   int   `json:"context"`            // positions that the cache has
 	Emulated  bool  `json:"emulated,omitempty"` // times are those of an emulator, not of a device
+	// of products with shadow outliers: how many channels exceeded their scale
+	Outliers []executor.OutlierStat `json:"outliers,omitempty"`
 	// what became of the rows that routers sent to experts, where the plan has capacity tiers
 	Experts []expertStats `json:"experts,omitempty"`
 }
@@ -106,6 +108,7 @@ func (t *stopwatch) stats(running *executor.Machine, prompt int, tokenizer bool,
 	}
 	out.Loaded, out.Programs = len(loaded), len(plan.Program.Programs)
 	out.Positions, out.Context = running.Pos(), plan.MaxContext
+	out.Outliers = running.Outliers()
 	for _, part := range t.parts {
 		out.FirstTokenMS += part.MS
 	}
@@ -166,4 +169,25 @@ func (x *stats) print(ui *cli.Streams) {
 		}
 	}
 	x.printExperts(ui)
+	printOutliers(ui, x.Outliers)
+}
+
+// printOutliers shows how many channels exceeded static scales, and how many calls had more than one pass multiplies.
+func printOutliers(ui *cli.Streams, list []executor.OutlierStat) {
+	if len(list) == 0 {
+		return
+	}
+	var rows [][]string
+	beyond := int64(0)
+	for _, x := range list {
+		rows = append(rows, []string{x.Program, x.Node, fmt.Sprint(x.Calls),
+			fmt.Sprintf("%.1f", float64(x.Channels)/float64(x.Calls)), fmt.Sprint(x.Most), fmt.Sprint(x.Bound),
+			fmt.Sprint(x.Beyond)})
+		beyond += x.Beyond
+	}
+	ui.Table([]string{"program", "outliers", ">calls", ">mean channels", ">most", ">bound", ">beyond it"}, rows)
+	if beyond > 0 {
+		ui.Printf("%d calls had more channels with outliers than their bound: computed all the same, in several passes\n",
+			beyond)
+	}
 }

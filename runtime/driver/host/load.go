@@ -91,6 +91,8 @@ type executable struct {
 	batch      bool // and find it in scalars.Batch
 	perSeq     int  // elements of the caches from one sequence to the next
 
+	beyondScale [4]atomic.Int64 // what OutlierCount has, in its order
+
 	bad   atomic.Int64 // lowest row a kernel refused
 	blame atomic.Int64 // of a chain of n steps: that row times n, plus the number of the step
 }

@@ -3,10 +3,12 @@ package host
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
@@ -20,7 +22,8 @@ const outlierCols = 8 * pack.TileN
 // for every row, each times what the row has beyond the range. Channels are taken in ascending order, and those that a
 // row does not exceed add nothing, so the bits of a row depend on no other row and on no division into tasks.
 //
-// NaN and infinities are refused by the step that quantises the same rows for the product.
+// NaN and infinities are refused, as by the step that quantises the same rows for the product, which may be another
+// processor's.
 //
 // Scratch holds OutlierChannels rows of the weight at a time. Where more channels are marked, they are taken in several
 // passes, each of which begins with the sum so far.
@@ -46,13 +49,22 @@ func (b *builder) outliers() (step, error) {
 		mine := marks[worker*operator.K:][:operator.K]
 		for row := r0; row < r1; row++ {
 			for channel, value := range input.f32[row*input.ld:][:operator.K] {
-				if value > limit || value < -limit {
-					mine[channel] = true
+				if value >= -limit && value <= limit {
+					continue
+				}
+				mine[channel] = true
+				if value-value != 0 { // NaN, infinite
+					exe.refuse(row)
 				}
 			}
 		}
 	})
 	mark.prepare = func(int) { clear(marks) }
+	mark.refused = func(row int) error {
+		values := input.f32[row*input.ld:][:operator.K]
+		at := slices.IndexFunc(values, func(value float32) bool { return value-value != 0 })
+		return fmt.Errorf("value %d is %v, and no finite scale holds it", at, values[at])
+	}
 	b.before = append(b.before, mark)
 
 	var rows, rowBlock, ranges int
@@ -68,6 +80,7 @@ func (b *builder) outliers() (step, error) {
 					}
 				}
 			}
+			exe.count(len(marked), most)
 			rows, rowBlock = count, count
 			ranges = (operator.N + outlierCols - 1) / outlierCols
 			if workers > 1 && count*operator.N*(1+len(marked)) >= 2*minTask {
@@ -111,4 +124,22 @@ func beyond(out, row []float32, channels []int, limit float32) (exceeds bool) {
 		exceeds = exceeds || rest != 0
 	}
 	return exceeds
+}
+
+// count notes how many channels a call of an operator had beyond the scale. One call runs at a time.
+func (e *executable) count(channels, most int) {
+	counts := &e.beyondScale
+	counts[0].Add(1)
+	counts[1].Add(int64(channels))
+	counts[2].Store(max(counts[2].Load(), int64(channels)))
+	if channels > most {
+		counts[3].Add(1)
+	}
+}
+
+// Outliers implements driver.Outlying.
+func (e *executable) Outliers() driver.OutlierCount {
+	counts := &e.beyondScale
+	return driver.OutlierCount{Calls: counts[0].Load(), Channels: counts[1].Load(), Most: counts[2].Load(),
+		Beyond: counts[3].Load()}
 }
