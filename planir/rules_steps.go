@@ -256,7 +256,11 @@ func (c *checker) usesOf(section sectionAt) (uses map[nodeWeight][]use, order []
 			spec := &graph.Weights[i]
 			reader := slices.IndexFunc(graph.Nodes,
 				func(node op.Node) bool { return slices.Contains(node.W, spec.Name) })
-			if spec.Layout == op.RowsLayout || reader < 0 {
+			if reader < 0 {
+				continue
+			}
+			outliers := graph.Nodes[reader].Op.Kind == op.OutlierMatMul && graph.Nodes[reader].W[0] == spec.Name
+			if spec.Layout == op.RowsLayout && !outliers {
 				continue
 			}
 			pack := c.packs[ref.Pack]

@@ -450,7 +450,9 @@ func uses(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []pac
 		steps := wo.role == "steps" && c1-c0 != node.Op().N // two rows have no column ranges: a share has its own
 		ranges := operator.Scheme != "" && wo.role != "scale" && !proc.WeightRanges
 		heads := wo.role == "heads" && operator.KVHeads != node.Op().KVHeads // too few for a range to be aligned
-		if proc.Bakes || ranges || steps || heads {
+		// Nor have the rows of a matrix: a part of its columns is one of each row.
+		rows := spec.Layout == op.RowsLayout && wo.role == "weight" && c1-c0 != node.Op().N
+		if proc.Bakes || ranges || steps || heads || rows {
 			key.owner, key.n0, key.n1 = piece.Proc, c0, c1
 		}
 		used := packRange{key: key, n0: c0, n1: c1}

@@ -285,6 +285,8 @@ func (o Op) WeightSpec(role, layout string) WeightSpec {
 	switch {
 	case o.Kind == GroupMatMul:
 		return WeightSpec{Name: role, K: o.K, N: o.N, Scheme: o.Scheme.Weight(), Layout: layout}
+	case o.Kind == OutlierMatMul && role == "weight": // rows of which few are read, each in one piece
+		return WeightSpec{Name: role, K: o.K, N: o.N, Scheme: string(BF16), Layout: RowsLayout}
 	case role == "weight":
 		return WeightSpec{Name: role, Experts: o.Experts, K: o.K, N: o.N, Scheme: o.Scheme.Weight(), Layout: layout}
 	case role == "table" && o.Scheme != "": // the packed weight of a tied head, whose columns are the rows

@@ -243,7 +243,7 @@ var table = []row{
 	},
 	{
 		kind: OutlierMatMul, does: "Multiplies what a static scale cuts off (llm.npu 3.3): x f32 [M,K], weight [K,N], scale f32 [1,1] -> f32 [M,N], the product of " +
-			"x - min(max(x,-127*scale),127*scale) and the weight. Columns of x in which no row exceeds 127*scale are left out. Where more than OutlierChannels(K) columns exceed it, " +
+			"x - min(max(x,-127*scale),127*scale) and the weight, bfloat16 in plain rows. Columns of x in which no row exceeds 127*scale are left out. Where more than OutlierChannels(K) columns exceed it, " +
 			"the product is as right, and slower.",
 		needs: []string{"k", "n", "scheme"}, check: checkOutlierMatMul,
 		sig: func(o Op) Signature {

@@ -9,7 +9,6 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
-	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
 // outlierCols is how many columns of a result one task computes; the driver states it (memory).
@@ -18,7 +17,7 @@ const outlierCols = 8 * pack.TileN
 // outliers multiplies what a static scale cuts off by the weight (op.OutlierMatMul).
 //
 // A first step marks the channels in which any row exceeds the range of the scale. Tasks of the second step then take a
-// range of columns and some rows: they unpack the marked channels' rows of the weight, for that range, and add them up
+// range of columns and some rows: they widen the marked channels' rows of the weight, for that range, and add them up
 // for every row, each times what the row has beyond the range. Channels are taken in ascending order, and those that a
 // row does not exceed add nothing, so the bits of a row depend on no other row and on no division into tasks.
 //
@@ -99,7 +98,7 @@ func (b *builder) outliers() (step, error) {
 			for from := 0; from < len(marked); from += most {
 				channels := marked[from:min(len(marked), from+most)]
 				for i, channel := range channels {
-					kernel.RowBF16(weight[(1+i)*outlierCols:][:cols], rowsOf, operator.K, channel, column)
+					widen(weight[(1+i)*outlierCols:][:cols], rowsOf[channel*operator.N+column:])
 				}
 				for row := r0; row < r1; row++ {
 					if !beyond(factors[1:], input.f32[row*input.ld:], channels, limit) {
@@ -113,6 +112,13 @@ func (b *builder) outliers() (step, error) {
 			}
 		},
 	}, nil
+}
+
+// widen converts bfloat16 values, as many as out holds.
+func widen(out []float32, values []uint16) {
+	for i, value := range values[:len(out)] {
+		out[i] = math.Float32frombits(uint32(value) << 16)
+	}
 }
 
 // beyond sets out to what a row has beyond the limit in each of some channels, and reports whether that is anything.

@@ -399,17 +399,6 @@ func rope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary in
 	}
 }
 
-// RowBF16 widens columns column..column+len(out) of row depth of a w16 weight of k rows. Column is the first of a tile.
-func RowBF16(out []float32, w []uint16, k, depth, column int) {
-	for from := 0; from < len(out); from += TileN {
-		row := w[(column+from)*k+depth*TileN:][:TileN]
-		for col := range out[from:min(len(out), from+TileN)] {
-			value := row[2*(col%(TileN/2))+col/(TileN/2)] // columns col and col+16 lie side by side
-			out[from+col] = math.Float32frombits(uint32(value) << 16)
-		}
-	}
-}
-
 // ColumnQ8C dequantises column j of a q8c weight of len(out) rows. In a head tied to the embedding
 // this column is row j of the embedding table.
 func ColumnQ8C(out []float32, w []byte, j int) {
