@@ -313,17 +313,41 @@ func TestDraftsChangeNothing(t *testing.T) {
 	for i, request := range requests {
 		want[i] = alone(t, x, request)
 	}
-	server := runningWith(t, x, serving.Options{Scheduler: scheduler.Default(4), Draft: 7})
-	for i, request := range requests {
-		answer, err := server.Submit(request)
+	var metrics serving.Metrics
+	for _, most := range []int{0, 7} {
+		var counted serving.Usage
+		server, err := serving.New(x, serving.Options{Scheduler: scheduler.Default(4), Draft: most,
+			Ended: func(ended serving.Ended) {
+				counted.Guessed, counted.Right = counted.Guessed+ended.Guessed, counted.Right+ended.Right
+			}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, reason, err := collect(answer); err != nil || !slices.Equal(got, want[i]) {
-			t.Errorf("request %d: got %v (%s, %v), alone %v", i, got, reason, err, want[i])
+		done := make(chan error, 1)
+		go func() { done <- server.Run(t.Context()) }()
+		for i, request := range requests {
+			answer, err := server.Submit(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, reason, err := collect(answer); err != nil || !slices.Equal(got, want[i]) {
+				t.Errorf("drafts of %d, request %d: got %v (%s, %v), alone %v", most, i, got, reason, err, want[i])
+			}
+		}
+		server.Drain()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		// What a draft would have been is known, and counted, also where none is tried.
+		if counted.Right == 0 || counted.Right >= counted.Guessed || counted.Guessed > 60*len(requests) {
+			t.Errorf("drafts of %d: %d of %d guesses were right", most, counted.Right, counted.Guessed)
+		}
+		t.Logf("drafts of %d: %d of %d guesses were right", most, counted.Right, counted.Guessed)
+		metrics = server.Metrics()
+		if most == 0 && metrics.DraftTokens != 0 {
+			t.Errorf("%d tokens were drafted without drafts", metrics.DraftTokens)
 		}
 	}
-	metrics := server.Metrics()
 	if metrics.RightTokens == 0 || metrics.RightTokens == metrics.DraftTokens {
 		t.Errorf("%d of %d tokens of drafts were right: this shows nothing", metrics.RightTokens, metrics.DraftTokens)
 	}
