@@ -22,8 +22,8 @@ const (
 	jointFlight  = 4 // calls of the device that are submitted together
 )
 
-// readsOnCores reports whether a processor's bandwidth is what readers on its cores reach. A device made of cores reads by
-// its own threads.
+// readsOnCores reports whether a processor's bandwidth is what readers on its cores reach. A device made of cores reads
+// by its own threads.
 func readsOnCores(proc *socs.Processor) bool { return len(proc.Cores) > 0 && !proc.SingleQueue }
 
 // measureJoint measures what a device and the cores of every other processor reach together, and writes it as the joint
@@ -58,7 +58,8 @@ func (p *prober) measureJoint(ctx context.Context, run *runner, proc *socs.Proce
 		set := socs.Joint{Processors: []string{other.Name, proc.Name}, BandwidthGBps: round(known[cores], 3)}
 		slices.Sort(set.Processors)
 		p.soc.Joint = append(p.soc.Joint, set)
-		p.soc.Sources[set.Path()] = "measured: by hetc probe, adding large matrices beside reading memory beyond the last cache"
+		p.soc.Sources[set.Path()] = "measured: by hetc probe, adding large matrices beside reading memory beyond the last " +
+			"cache"
 	}
 	return nil
 }

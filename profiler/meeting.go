@@ -119,7 +119,8 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 	return best, nil
 }
 
-// bestMeeting is the way with the least relative time over all lengths; of those alike, that with the least time of a core.
+// bestMeeting is the way with the least relative time over all lengths; of those that are alike the one that takes least
+// of a core.
 func bestMeeting(list []*meeting) *meeting {
 	score := func(m *meeting) (ratio, core float64) {
 		for i := range m.lanes {
@@ -170,7 +171,8 @@ func (p *prober) chooseMeeting(proc *socs.Processor, list []*meeting, best *meet
 		}
 		p.soc.AddFact(prefix+"meeting_core_us_"+m.word(), round(stat.Median(m.core[len(m.core)-1])/1e3, 4), source)
 	}
-	p.soc.AddFact(prefix+"submit_us", round(best.submitNS/1e3, 4), "measured: by hetc probe, submitting an addition of two numbers")
+	p.soc.AddFact(prefix+"submit_us", round(best.submitNS/1e3, 4),
+		"measured: by hetc probe, submitting an addition of two numbers")
 	// What is neither launch nor submission is the way back.
 	best.endNS = max(0, stat.Median(best.took[0])-launchNS-best.submitNS)
 }

@@ -89,13 +89,15 @@ func TestDisturbedQueue(t *testing.T) {
 		for range 4 {
 			got, err := load.queued(&queue, 1)
 			if err != nil || got < 9_900 || got > 400_000 {
-				t.Errorf("flight %d takes long: %.0f ns each (%v), want about 10000, and never next to nothing", disturbed, got, err)
+				t.Errorf("flight %d takes long: %.0f ns each (%v), want about 10000, and never next to nothing",
+					disturbed, got, err)
 			}
 		}
 	}
 }
 
-// The best way to wait takes least over all lengths of calls; of ways that are alike, the one that leaves the core to others.
+// The best way to wait takes least over all lengths of calls; of ways that are alike, the one that leaves the core to
+// others.
 func TestBestMeeting(t *testing.T) {
 	way := func(wait capability.Waiting, short, long, core float64) *meeting {
 		return &meeting{wait: wait, lanes: make([]*executor.Meeting, 2), took: [][]float64{{short}, {long}},
@@ -127,7 +129,8 @@ func TestOpenMeeting(t *testing.T) {
 	const long = 20 * time.Millisecond
 	for _, wait := range capability.Waitings {
 		slow := drivertest.Queue(host.New(), drivertest.Queueing{Delay: func(driver.Ticket) time.Duration { return long }})
-		lane, closers, err := OpenMeeting(t.Context(), slow, compilehost.New(), driver.Config{Select: devices[0].Select}, wait, 64)
+		lane, closers, err := OpenMeeting(t.Context(), slow, compilehost.New(), driver.Config{Select: devices[0].Select},
+			wait, 64)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -136,8 +136,8 @@ func (p *prober) measureDevices(ctx context.Context, first int, drivers []driver
 // deviceTimes are what a small and a large addition take in ns.
 type deviceTimes struct{ small, large float64 }
 
-// measureDevice measures launch, bandwidth alone and beside cores, copies and meetings of one device, and links it with every
-// other processor. On a device
+// measureDevice measures launch, bandwidth alone and beside cores, copies and meetings of one device, and links it with
+// every other processor. On a device
 // with memory of its own the same additions are measured with operands that stay there and with operands that travel:
 // the difference is copying.
 func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Processor) error {
@@ -182,7 +182,8 @@ func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Proc
 		link.From, link.To, link.HandoverUS = other.Name, proc.Name, round(met.submitNS/1e3, 4)
 		p.link(link, "measured: by hetc probe, submitting a call"+copied)
 		link.From, link.To, link.HandoverUS = proc.Name, other.Name, round(met.endNS/1e3, 4)
-		p.link(link, fmt.Sprintf("measured: by hetc probe, from the end of a call until its lane knows, %s%s", met.way(), copied))
+		p.link(link, fmt.Sprintf("measured: by hetc probe, from the end of a call until its lane knows, %s%s", met.way(),
+			copied))
 	}
 	return p.measureJoint(ctx, run, proc, large)
 }

@@ -115,7 +115,8 @@ func TestProbeDescribesDevices(t *testing.T) {
 			continue
 		}
 		at := slices.IndexFunc(soc.Joint, func(j socs.Joint) bool {
-			return len(j.Processors) == 2 && slices.Contains(j.Processors, gpu.Name) && slices.Contains(j.Processors, other.Name)
+			return len(j.Processors) == 2 && slices.Contains(j.Processors, gpu.Name) &&
+				slices.Contains(j.Processors, other.Name)
 		})
 		if at < 0 || soc.Joint[at].BandwidthGBps <= 0 {
 			t.Errorf("no joint bandwidth of %s and %s: %v", other.Name, gpu.Name, soc.Joint)
@@ -185,10 +186,12 @@ func TestProbeOpenCL(t *testing.T) {
 			parts++
 			link, ok := soc.Link(first, proc.Name)
 			joint := slices.ContainsFunc(soc.Joint, func(j socs.Joint) bool {
-				return slices.Contains(j.Processors, proc.Name) && slices.Contains(j.Processors, first) && j.BandwidthGBps > 0
+				return slices.Contains(j.Processors, proc.Name) && slices.Contains(j.Processors, first) &&
+					j.BandwidthGBps > 0
 			})
 			if err := soc.Concurrent(proc.Name, first); err != nil || !ok || link.HandoverUS <= 0 || !joint {
-				t.Errorf("%s on cores %v beside %s: %v, link %+v, joint %v", proc.Name, proc.Cores, first, err, link, soc.Joint)
+				t.Errorf("%s on cores %v beside %s: %v, link %+v, joint %v", proc.Name, proc.Cores, first, err, link,
+					soc.Joint)
 			}
 			continue
 		}

@@ -61,7 +61,9 @@ func TestVariantsFollowTheProfile(t *testing.T) {
 	if products[true] == 0 || products[false] == 0 {
 		t.Fatalf("products of the plan by whether they have one row: %v", products)
 	}
-	at := slices.IndexFunc(plan.Decisions, func(d planir.Decision) bool { return d.Rows == 1 && d.Shares[0].Form == columns })
+	at := slices.IndexFunc(plan.Decisions, func(d planir.Decision) bool {
+		return d.Rows == 1 && d.Shares[0].Form == columns
+	})
 	if at < 0 || plan.Decisions[at].ShareText() != "c1 as kernel columns" {
 		t.Fatalf("no decision names the kernels")
 	}

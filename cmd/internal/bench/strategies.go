@@ -116,9 +116,9 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 		"rounds": options.Rounds, "results": results})
 }
 
-// otherWaits is the plan with lanes that are woken by drivers, or, where they all are, with lanes that sleep for as long as
-// calls are expected to take and then ask, and what its label says of that. It is nil where no processor executes calls by
-// itself.
+// otherWaits is the plan with lanes that are woken by drivers, or, where they all are, with lanes that sleep for as long
+// as calls are expected to take and then ask, and what its label says of that. It is nil where no processor executes
+// calls by itself.
 func otherWaits(plan *planir.Plan) (*planir.Plan, string) {
 	other := *plan
 	other.Procs = slices.Clone(plan.Procs)
