@@ -135,9 +135,9 @@ func (c *checker) slots(path string, weight *op.Weight) {
 	tiers := c.plan.TiersOf(weight.SlotsOf)
 	stored := len(weight.From) > 0 || len(weight.Const) > 0 || len(weight.Interleave) > 0 || weight.ScaleOf != "" ||
 		weight.Experts != 0 || weight.Plus != 0 || weight.Transposed || weight.FoldRows+weight.FoldCols != ""
-	if tiers == nil || stored || weight.K != 1 || weight.N != tiers.Slots() {
+	if tiers == nil || stored || len(weight.Layers) == 0 || weight.K != 1 || weight.N != tiers.Slots() {
 		c.fail(path, "weight %q is [%d,%d] and says what is in the slots of the program of %d rows, want computed "+
-			"numbers, one for each slot of tiers that the plan has", weight.Name, weight.K, weight.N, weight.SlotsOf)
+			"numbers, in layers, one for each slot of tiers that the plan has", weight.Name, weight.K, weight.N, weight.SlotsOf)
 		return
 	}
 	for _, layers := range weight.Layers {
@@ -159,7 +159,8 @@ func (c *checker) tieredLayers(path string, tiers *ExpertTiers, from, to int) {
 // slotRef checks that a reference to what is in a slot is of experts, and of tiers that know the layers of its section.
 func (c *checker) slotRef(step stepAt, ref WeightRef, pack *Pack) {
 	tiers := c.plan.TiersOf(ref.Tiers)
-	if tiers == nil || ref.Slot >= tiers.Slots() || pack.Experts != tiers.Experts {
+	if tiers == nil || ref.Slot < 0 || ref.Slot >= tiers.Slots() || pack.Experts != tiers.Experts ||
+		step.section.Layers == 0 {
 		c.fail(step.path(".w"), "%s is one of %d experts in a slot that the plan's capacity tiers do not have", ref,
 			pack.Experts)
 		return

@@ -366,13 +366,21 @@ func TestHostileTiers(t *testing.T) {
 		return &p.Program.Weights[slices.IndexFunc(p.Program.Weights, func(w op.Weight) bool { return w.SlotsOf > 0 })]
 	}
 	for name, change := range map[string]func(p *planir.Plan){
-		"slot beyond the last":         func(p *planir.Plan) { slotted(p).Slot = 2 },
-		"slots of another program":     func(p *planir.Plan) { slotted(p).Tiers = 7 },
-		"layer without slots":          func(p *planir.Plan) { p.Experts[0].Layers = p.Experts[0].Layers[1:] },
-		"no tiers":                     func(p *planir.Plan) { p.Experts = nil },
-		"expert twice":                 func(p *planir.Plan) { p.Experts[0].Layers[0].Slots[0] = p.Experts[0].Layers[0].Slots[1] },
-		"expert beyond the last":       func(p *planir.Plan) { p.Experts[0].Layers[0].Slots[0] = m.Experts },
-		"slots that are not there":     func(p *planir.Plan) { p.Experts[0].Layers[0].Slots = nil },
+		"slot beyond the last":     func(p *planir.Plan) { slotted(p).Slot = 2 },
+		"slots of another program": func(p *planir.Plan) { slotted(p).Tiers = 7 },
+		"layer without slots":      func(p *planir.Plan) { p.Experts[0].Layers = p.Experts[0].Layers[1:] },
+		"no tiers":                 func(p *planir.Plan) { p.Experts = nil },
+		"expert twice":             func(p *planir.Plan) { p.Experts[0].Layers[0].Slots[0] = p.Experts[0].Layers[0].Slots[1] },
+		"expert beyond the last":   func(p *planir.Plan) { p.Experts[0].Layers[0].Slots[0] = m.Experts },
+		"slots that are not there": func(p *planir.Plan) { p.Experts[0].Layers[0].Slots = nil },
+		"slots without layers": func(p *planir.Plan) {
+			section := &p.Program.Programs[1].Sections[1]
+			for i := range p.Program.Weights {
+				p.Program.Weights[i].Layers = nil
+			}
+			section.First, section.Layers = 0, 0
+		},
+		"table of no layers":           func(p *planir.Plan) { table(p).Layers = nil },
 		"table of another program":     func(p *planir.Plan) { table(p).SlotsOf = 7 },
 		"table of another length":      func(p *planir.Plan) { table(p).N++ },
 		"table that is stored as well": func(p *planir.Plan) { table(p).From = []string{"x"} },
