@@ -44,7 +44,7 @@ var schemeTable = []schemeRow{
 	{scheme: A8SQ8C, drivers: []string{"host", "ort", "qnn", "opencl"}, twin: A8TQ8C},
 	{scheme: A8S2Q8C, drivers: []string{"host", "ort", "opencl"}, twin: A8TQ8C},
 	{scheme: A8S4Q8C, drivers: []string{"host", "ort", "opencl"}, twin: A8TQ8C},
-	{scheme: A8OQ8C, drivers: []string{"host", "ort", "qnn"}, twin: A8TQ8C}, // llm.npu's shadow outliers
+	{scheme: A8OQ8C, drivers: []string{"host", "ort", "qnn", "opencl"}, twin: A8TQ8C}, // llm.npu's shadow outliers
 	{scheme: A8TQ4B32, drivers: []string{"host", "ort", "opencl"}},
 	{scheme: A8TQ4B128, drivers: []string{"host", "ort", "opencl"}},
 	{scheme: A16SQ8C, drivers: []string{"host", "qnn", "opencl"}},

@@ -52,15 +52,15 @@ func TestCompile(t *testing.T) {
 // What has no kernels, and options that mean nothing, are refused by name.
 func TestRefused(t *testing.T) {
 	product := op.Op{Kind: op.MatMul, M: 4, K: 64, N: 96, Scheme: op.A32W32}
-	shadow := product
-	shadow.Scheme = op.A8OQ8C
+	unknown := product
+	unknown.Scheme = "a8x/q8c"
 	for _, c := range []struct {
 		graph   op.Graph
 		weights driver.Weights
 		options map[string]string
 		word    string
 	}{
-		{op.Single(shadow, op.TilesLayout), nil, nil, "a8o/q8c"},
+		{op.Single(unknown, op.TilesLayout), nil, nil, "a8x/q8c"},
 		{op.Single(op.Op{Kind: op.OutlierMatMul, M: 2, K: 32, N: 32, Scheme: op.A32W16}, op.TilesLayout), nil, nil,
 			"outlier_matmul"},
 		{op.Single(product, "swirl"), nil, nil, "swirl"},

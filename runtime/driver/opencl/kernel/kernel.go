@@ -133,7 +133,7 @@ func products() (list []family) {
 	}{
 		{[]op.Scheme{op.A32W32}, []string{"W32"}, 6},
 		{[]op.Scheme{op.A32W16}, []string{"W16"}, 6},
-		{[]op.Scheme{op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C}, []string{"U8", "Q8C"}, 2},
+		{[]op.Scheme{op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C, op.A8OQ8C}, []string{"U8", "Q8C"}, 2},
 		{[]op.Scheme{op.A8TQ4B32}, []string{"U8", "Q4 32"}, 2},
 		{[]op.Scheme{op.A8TQ4B128}, []string{"U8", "Q4 128"}, 2},
 		{[]op.Scheme{op.A16FW16}, []string{"HALF", "W16"}, 6},
