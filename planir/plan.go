@@ -40,7 +40,6 @@ type Plan struct {
 	Memory  *Memory   `json:"memory,omitempty" yaml:"memory,omitempty"`
 	// ascending by processor and operator, when solved with compiler facts
 	Compiled []Compiled `json:"compiled,omitempty" yaml:"compiled,omitempty"`
-	Tiers    *Tiers     `json:"tiers,omitempty" yaml:"tiers,omitempty"` // of experts, when solved with loads
 	// capacity tiers of experts, ascending by the rows of their programs
 	Experts []ExpertTiers `json:"experts,omitempty" yaml:"experts,omitempty"`
 	// which processor processes prompts while another one decodes; nil: every call has all processors

@@ -506,64 +506,6 @@ func TestRules(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name   string
-		mutate func(t *planir.Tiers)
-	}{
-		{"expert twice", func(t *planir.Tiers) { t.Layers[1].Resident[0] = 2 }},
-		{"expert without a tier", func(t *planir.Tiers) { t.Layers[1].Resident = nil }},
-		{"expert beyond the last", func(t *planir.Tiers) { t.Layers[0].Groups[0].Experts[0] = 4 }},
-		{"group beyond the graph", func(t *planir.Tiers) { t.GraphBytes = 199 }},
-		{"region too small", func(t *planir.Tiers) { t.RegionBytes = 699 }},
-		{"more tiers than may be", func(t *planir.Tiers) { t.MaxTiers = 1 }},
-		{"no multiple of the tile", func(t *planir.Tiers) { t.Capacities[1], t.Layers[0].Groups[0].Rows = 33, 33 }},
-		{"rows of no tier", func(t *planir.Tiers) { t.Layers[0].Groups[0].Rows = 48 }},
-		{"tier that nobody has", func(t *planir.Tiers) { t.Capacities = []int{16, 32, 48}; t.MaxTiers = 3 }},
-		{"small tiers first", func(t *planir.Tiers) { slices.Reverse(t.Layers[0].Groups) }},
-		{"layers out of order", func(t *planir.Tiers) { slices.Reverse(t.Layers) }},
-		{"other sum", func(t *planir.Tiers) { t.ExpectNS++ }},
-		{"empty group", func(t *planir.Tiers) { t.Layers[0].Groups[1].Experts = nil; t.Layers[0].Resident = []int{0, 3} }},
-		{"policy", func(t *planir.Tiers) { t.Overflow = "hope" }},
-		{"drops although exact", func(t *planir.Tiers) { t.Drop = 0.1 }},
-		{"drops too much", func(t *planir.Tiers) { t.Overflow, t.MaxDrop, t.Drop = "prune", 0.1, 0.2 }},
-		{"layer drops too much", func(t *planir.Tiers) { t.Overflow, t.MaxLayerDrop, t.Layers[0].Drop = "prune", 0.1, 0.2 }},
-		{"loses although exact", func(t *planir.Tiers) { t.Lost = 0.1 }},
-		{"loses too much", func(t *planir.Tiers) { t.Overflow, t.MaxLost, t.Lost = "prune", 0.1, 0.2 }},
-		{"layer loses too much", func(t *planir.Tiers) { t.Overflow, t.MaxLayerLost, t.Layers[0].Lost = "prune", 0.1, 0.2 }},
-		{"more groups than there is room for", func(t *planir.Tiers) { t.MaxGraphs = 3 }},
-		{"other queue", func(t *planir.Tiers) { t.Layers[0].NPUNS++ }},
-		{"other CPU time", func(t *planir.Tiers) { t.Layers[0].CPUNS++ }},
-		{"in turns", func(t *planir.Tiers) { t.Serial = true }},
-		{"share of nothing", func(t *planir.Tiers) { t.Layers[0].Padding = math.NaN() }},
-		{"proof without one", func(t *planir.Tiers) { t.Bound-- }},
-		{"stage of nothing", func(t *planir.Tiers) { t.Stages = []planir.TierStage{{Measure: "luck", Objective: 70, Bound: 70}} }},
-		{"first stage of another objective", func(t *planir.Tiers) { t.Stages = []planir.TierStage{{Measure: "off", Objective: 71, Bound: 70}} }},
-		{"proof with an open stage", func(t *planir.Tiers) {
-			t.Stages = []planir.TierStage{{Measure: "off", Objective: 70, Bound: 70}, {Measure: "launches", Objective: 3, Bound: 2}}
-		}},
-		{"one processor", func(t *planir.Tiers) { t.NPU = t.CPU }},
-		{"no layers", func(t *planir.Tiers) { t.Layers = nil }},
-		{"preference", func(t *planir.Tiers) { t.Prefer = "luck" }},
-		{"negative bytes", func(t *planir.Tiers) { t.ExpertBytes = -100 }},
-	} {
-		cases = append(cases, struct {
-			rule, name, shape string
-			mutate            func(t *testing.T, p *planir.Plan)
-		}{"P015", c.name, "trivial", func(t *testing.T, p *planir.Plan) {
-			p.Tiers = &planir.Tiers{SyncNS: 2,
-				Loads: "synthetic uniform", NPU: "npu", CPU: "cpu", Experts: 4, Schemes: []op.Scheme{op.A32W32, op.A32W32}, ExpertBytes: 100, GraphBytes: 200, RegionBytes: 700,
-				Tile: 16, MaxTiers: 2, Capacities: []int{16, 32}, Overflow: "exact", ChunkTokens: 64, ExpectNS: 70, Prefer: "time", Objective: 70, Bound: 70, Status: "optimal",
-				Layers: []planir.TierLayer{
-					{Layer: 0, ExpectNS: 30, NPUNS: 15, CPUNS: 28, Imbalance: 1, Resident: nil, Groups: []planir.TierGroup{{Rows: 32, Experts: []int{2, 1}, ExpectNS: 10}, {Rows: 16, Experts: []int{0, 3}, ExpectNS: 5}}},
-					{Layer: 2, ExpectNS: 40, NPUNS: 15, CPUNS: 38, Imbalance: 1, Resident: []int{0}, Groups: []planir.TierGroup{{Rows: 32, Experts: []int{2, 1}, ExpectNS: 10}, {Rows: 16, Experts: []int{3}, ExpectNS: 5}}},
-				},
-			}
-			if err := planir.Check(p).Err(); err != nil {
-				t.Fatalf("before the change: %v", err)
-			}
-			c.mutate(p.Tiers)
-		}})
-	}
-	for _, c := range []struct {
-		name   string
 		mutate func(t *testing.T, p *planir.Plan)
 	}{
 		{"a pack that is not baked", func(t *testing.T, p *planir.Plan) { pack(t, p, "layers.ffn_down").Baked = false }},

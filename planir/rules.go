@@ -40,8 +40,6 @@ var Rules = []Rule{
 	{
 		"P014", "every batch has one program, whose rows are of a sequence each, and the cache and the logits have a place for every sequence; in all other programs rows are of one sequence", (*checker).batches},
 	{
-		"P015", "with capacity tiers every expert of a layer is in one group or on the CPU; a group has one of the tiers, and its experts fit a graph; tiers are multiples of the tile, no more than may be, and all in use; there are no more groups, and no more rows are dropped and of their norm lost, than may be; a layer takes the time of the longer processor, or of both", (*checker).tiers},
-	{
 		"P016", "a processor that bakes weights into its artifacts reads baked packs only, whole, which nobody else reads; every step of such a graph reads the same ones, and so do the graphs of one context", (*checker).baking},
 	{
 		"P017", "two processors that work for different requests at the same time share no core, neither the one that processes prompts with the control processor; a program of one processor has steps and buffers of that processor only", (*checker).beside},

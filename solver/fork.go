@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -63,8 +64,9 @@ func follows(later, earlier *lower.Node) bool {
 	return common(later.In, earlier.Out) || common(later.Out, earlier.Out) || common(later.Out, earlier.In)
 }
 
-// findForks lists the forks of a section that have products in both branches, none of which touches another: those
-// with most products in the smaller branch first.
+// findForks lists the forks of a section that have products in both branches, none of which touches another: the
+// one with the slots of experts in one branch and dynamic products in the other first, then those with most products in
+// the smaller branch.
 func findForks(sec *lower.Section) (out []forkJoin) {
 	nodes := sec.Nodes
 	products := func(from, to int) (count int) {
@@ -96,7 +98,25 @@ func findForks(sec *lower.Section) (out []forkJoin) {
 		}
 	}
 	smaller := func(f forkJoin) int { return min(products(f.split+1, f.second), products(f.second, f.join)) }
-	slices.SortStableFunc(found, func(a, b forkJoin) int { return cmp.Compare(smaller(b), smaller(a)) })
+	// The slots of experts, of whatever groups, are executed beside the dynamic products.
+	slots := func(from, to int) (count int) {
+		for i := from; i < to; i++ {
+			if nodes[i].Op().Kind == op.GroupMatMul {
+				count++
+			}
+		}
+		return count
+	}
+	all := slots(0, len(nodes))
+	apart := func(f forkJoin) int {
+		if all > 0 && slots(f.split+1, f.second) == all && slots(f.second, f.join) == 0 {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(found, func(a, b forkJoin) int {
+		return cmp.Or(cmp.Compare(apart(b), apart(a)), cmp.Compare(smaller(b), smaller(a)))
+	})
 	for _, fork := range found {
 		if !slices.ContainsFunc(out, func(x forkJoin) bool { return fork.split <= x.join && x.split <= fork.join }) {
 			out = append(out, fork)

@@ -161,6 +161,12 @@ func (s *request) lower(plan *planir.Plan) error {
 	if beside := plan.Beside; beside != nil {
 		used[beside.Prefill], used[beside.Decode] = true, true
 	}
+	plan.Experts = nil
+	for _, tiers := range s.in.tiers {
+		if slices.Contains(s.want.Buckets, tiers.Rows) {
+			plan.Experts = append(plan.Experts, tiers)
+		}
+	}
 	plan.Procs = nil
 	for i := range s.Procs {
 		if used[s.Procs[i].Name] {

@@ -68,9 +68,10 @@ type Input struct {
 	// nothing.
 	Prices *price.Fitted
 
-	attention *attention // that is tried; nil: the workload's
-	cache     op.Type    // that is tried of those the workload leaves open; empty: the workload's
-	ledger    *ledger    // nil: of one session alone
+	attention *attention           // that is tried; nil: the workload's
+	cache     op.Type              // that is tried of those the workload leaves open; empty: the workload's
+	ledger    *ledger              // nil: of one session alone
+	tiers     []planir.ExpertTiers // decided, by bucket
 }
 
 // WhatIf is what a solve supposes that tells what a limit costs or prevents. Its plan is no plan of the machine.
@@ -98,6 +99,8 @@ type Result struct {
 	ExpectedNJ float64
 	// WorkingBytes is the most that was kept at a time, as Input.WorkingMemory counts it.
 	WorkingBytes int64
+	// TiersLeft says why capacity tiers were not taken, by bucket.
+	TiersLeft []string
 	// JointObjective is that of the plan's joint problem, in the unit in which an engine got it; 0: there is none.
 	JointObjective int64
 
@@ -130,6 +133,9 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 		result, err = fresh.sized(ctx)
 	} else {
 		result, err = fresh.solve(ctx)
+	}
+	if err == nil {
+		result, err = fresh.withTiers(ctx, result)
 	}
 	if err != nil {
 		return nil, err
@@ -172,9 +178,6 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	s.prunedQuality(plan)
 	if packed := s.packed; packed != nil && packed.not != nil && eightBit(s.decode[packed.head]) {
 		s.note("the embedding is not looked up in the 8-bit head, and takes memory beside it: %v", packed.not)
-	}
-	if err := s.tiers(ctx, plan); err != nil {
-		return nil, err
 	}
 	if err := s.beside(plan); err != nil {
 		return nil, err

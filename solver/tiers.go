@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -18,109 +19,77 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// Capacity tiers. An NPU of static shapes executes an expert in a graph of fixed rows, so that how many rows an expert
-// gets has to be guessed. A tier is such a capacity. Experts of one tier form groups, each a graph; rows beyond the
-// capacity overflow to the CPU, or are dropped. Experts without a tier stay on the CPU.
+// Capacity tiers. An NPU of static shapes executes experts in graphs of fixed rows, so that how many rows an expert
+// gets has to be guessed. A tier is such a capacity. Slots of one tier form groups, each a graph; rows beyond a slot go
+// to the control processor, or are dropped. Experts without a slot stay there.
 //
-// The loads say how many rows each expert got in chunks of text. PoseTiers prices all choices by them, an engine
-// chooses a tier for every expert, and Plan writes that down.
+// The loads say how many rows each expert got in chunks of text. For every bucket PoseTiers prices all choices by
+// them, an engine chooses slots and the expert in each, and Plan writes that down. The problem knows two processors and
+// how long experts keep each. So its answer is tried: the whole plan is solved again with it, and it is kept for the
+// buckets whose programs are predicted to take less time.
 
-// TierInstance is a tiers problem with what its indices mean.
+// TierInstance is the tiers problem of one bucket with what its indices mean.
 type TierInstance struct {
 	Problem  *problem.Tiers
 	NPU, CPU string
 	Schemes  []op.Scheme // of an expert's products, in order
 	Loads    *workload.Loads
 	Layers   []int // numbers in the model
-
-	want workload.Experts
+	Rows     int   // of the bucket
 }
 
-// TierRoom is what the processor of groups has left for them; 0: what the SoC says.
+// TierRoom is what the processor of groups has left for them; 0: any number.
 type TierRoom struct {
 	Bytes  int64 // of experts
-	Graphs int64 // groups, -1: not one
+	Graphs int64 // different ones, -1: not one
 }
 
-// PoseTiers prices the experts of a model by the costs: groups on the SoC's processor of static shapes, rows on its
-// control processor. schemes are the products' (see models.Model.ExpertOps). What all choices have in common is left
-// out: routing, gathering and summing up. The two processors work at the same time unless they share a core or the
-// workload says otherwise.
-func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, error) {
+// PoseTiers prices the experts of a model in a program of that many rows: groups on the SoC's processor of static
+// shapes, rows on its control processor. schemes are the products' (see models.Model.ExpertOps). What all choices have
+// in common is left out: routing and summing up. The two processors work at the same time unless they share a core.
+func PoseTiers(in Input, rows int, schemes []op.Scheme, room TierRoom) (*TierInstance, error) {
 	if err := in.Loads.Validate(); err != nil {
 		return nil, err
 	}
 	if err := in.Loads.Fits(in.Model); err != nil {
 		return nil, err
 	}
-	work := in.Workload
-	if work == nil {
-		work = workload.Default()
-	}
-	x := &TierInstance{Schemes: schemes, Loads: in.Loads, want: work.Experts, CPU: in.SoC.Control,
-		Layers: in.Model.ExpertLayers()}
 	npu, err := staticProcessor(in.SoC)
 	if err != nil {
 		return nil, err
 	}
-	x.NPU = npu.Name
-	// What exceeds a tier goes to the control processor, which must be another one.
+	x := &TierInstance{Schemes: schemes, Loads: in.Loads, CPU: in.SoC.Control, NPU: npu.Name, Rows: rows,
+		Layers: in.Model.ExpertLayers()}
 	if x.CPU == x.NPU {
 		return nil, diag.New(diag.ClassInfeasible,
 			"capacity tiers: the control processor %q is the one with static shapes, and overflow needs another", x.CPU)
 	}
-	// Limits: of the input, else of the SoC.
+	want := workload.Experts{}
+	if in.Workload != nil {
+		want = in.Workload.Experts
+	}
 	pr := price.NewFitted(in.Costs, in.SoC)
 	p := &problem.Tiers{
-		Name: in.Model.Name + " on " + in.SoC.Name, Tile: max(1, npu.Tile.M), MaxTiers: x.want.Tiers,
-		ExpertBytes: in.Model.ExpertBytes(schemes), GraphBytes: npu.GraphBytes, RegionBytes: room.Bytes,
-		MaxGraphs:     room.Graphs,
-		NPUMilliwatts: milliwatts(npu), CPUMilliwatts: milliwatts(in.SoC.Processor(x.CPU)),
-	}
-	if p.MaxTiers == 0 {
-		p.MaxTiers = workload.DefaultTiers
-	}
-	if room.Bytes == 0 {
-		p.RegionBytes = npu.AddressBytes
-	}
-	if room.Graphs == 0 {
-		p.MaxGraphs = int64(npu.MaxGraphs)
+		Name: fmt.Sprintf("%s on %s, %d rows", in.Model.Name, in.SoC.Name, rows), Tile: max(1, npu.Tile.M),
+		MaxTiers: cmp.Or(want.Tiers, workload.DefaultTiers), ExpertBytes: in.Model.ExpertBytes(schemes),
+		GraphBytes: npu.GraphBytes, RegionBytes: room.Bytes, MaxGraphs: room.Graphs,
+		Drop: want.Overflow == planir.OverflowDrop, MaxDropPPM: ppm(want.MaxDrop),
 	}
 	// Processors that share a core cannot work at the same time.
-	p.Serial = x.want.Serial || slices.ContainsFunc(npu.Cores,
+	p.Serial = slices.ContainsFunc(npu.Cores,
 		func(core int) bool { return slices.Contains(in.SoC.Processor(x.CPU).Cores, core) })
-	if err := x.prune(p); err != nil {
-		return nil, err
-	}
-	lengths, err := x.lengths(in.Model)
+	loads, err := in.Loads.Scaled(rows)
 	if err != nil {
 		return nil, err
 	}
-	// Loads of every chunk length, from the same observed tokens.
 	most := 0 // rows of an expert in any chunk
-	var loads [][][][]int32
-	// Every length observes the same tokens, so that what they send to the CPU can be compared.
-	all := multiple(lengths)
-	same := in.Loads.Chunks - in.Loads.Chunks%(all/in.Loads.ChunkTokens)
-	if same == 0 {
-		if same = in.Loads.Chunks; x.want.Prefer == workload.PreferOffload || x.want.Prefer == workload.PreferSaliency {
-			return nil, diag.New(diag.ClassInput,
-				"experts.chunks: lengths of %v are compared by the rows of the same tokens, %d at least, "+
-					"and the loads are of %d", lengths, all, same*in.Loads.ChunkTokens).
-				WithHint("want lengths that are multiples of one another, or loads of more chunks")
+	for l, layer := range loads {
+		p.Layers = append(p.Layers, problem.TierLayer{Name: fmt.Sprintf("layers.%d", x.Layers[l]), Rows: layer})
+		for _, list := range layer {
+			most = max(most, int(slices.Max(list)))
 		}
 	}
-	for _, n := range lengths {
-		m := in.Loads.Merged(n/in.Loads.ChunkTokens, same)
-		for l := range m {
-			for entry := range m[l] {
-				most = max(most, int(slices.Max(m[l][entry])))
-			}
-		}
-		loads = append(loads, m)
-	}
-	// Capacities to choose from: multiples of the NPU's tile.
-	if p.Capacities = x.want.Capacities; len(p.Capacities) == 0 {
+	if p.Capacities = want.Capacities; len(p.Capacities) == 0 {
 		p.Capacities = capacities(p.Tile, most)
 	}
 	for _, c := range p.Capacities {
@@ -129,87 +98,29 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 				"experts.capacities: %d rows are no multiple of %d, the tile of processor %q", c, p.Tile, x.NPU)
 		}
 	}
-	// Prices: groups on the NPU, rows on the CPU, and starting one processor from the other.
-	groups, err := groupPrices(pr, x, in.Model, p)
-	if err != nil {
+	if p.GroupNS, err = groupPrices(pr, x, in.Model, p, npu.Fuses); err != nil {
 		return nil, err
 	}
-	cpu := make([]int64, most+1)
-	// Times of the CPU by number of rows, so that any overflow is a look-up.
+	// Times of the control processor by number of rows, so that any overflow is a look-up.
+	p.CPUNS = make([]int64, most+1)
 	for n := 1; n <= most; n++ {
 		for _, operator := range expertOps(in.Model, schemes, n) {
 			estimate, err := pr.One(price.Task{Proc: x.CPU, Op: operator})
 			if err != nil {
 				return nil, fmt.Errorf("price an expert: %w", err)
 			}
-			cpu[n] += estimate.NS
+			p.CPUNS[n] += estimate.NS
 		}
 	}
-	var sync int64
 	for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
 		estimate, err := pr.Handover(link[0], link[1])
 		if err != nil {
 			return nil, err
 		}
-		sync += estimate.NS
-	}
-	for i, n := range lengths {
-		c := problem.TierChunk{Tokens: n, Weight: int64(all / n), GroupNS: groups, CPUNS: cpu, SyncNS: sync}
-		for l, layer := range x.Layers {
-			c.Layers = append(c.Layers, problem.TierLayer{Name: fmt.Sprintf("layers.%d", layer), Rows: loads[i][l],
-				Saliency: in.Loads.Layers[l].Curves()})
-		}
-		p.Chunks = append(p.Chunks, c)
-	}
-	// What is preferred to time is minimised under a limit of time, per token; all is the tokens that are compared.
-	measures := map[string]problem.TierMeasure{
-		workload.PreferOffload: problem.TierOff, workload.PreferSaliency: problem.TierLost,
-	}
-	if measure, ok := measures[x.want.Prefer]; ok {
-		p.Minimise = measure
-		p.Bounds = map[problem.TierMeasure]int64{problem.TierTime: int64(x.want.MaxUSToken * 1e3 * float64(all))}
+		p.LayerNS += estimate.NS
 	}
 	x.Problem = p
 	return x, p.Validate()
-}
-
-// prune sets the limits of what may be dropped, in parts per million. A limit of the squared norm alone leaves the
-// number of rows open, and one of rows alone the norm. A limit of each layer defaults to that of all.
-func (x *TierInstance) prune(p *problem.Tiers) error {
-	w := &x.want
-	if w.Overflow != workload.OverflowPrune {
-		return nil
-	}
-	p.Prune = true
-	norm := w.MaxLost > 0 || w.MaxLayerLost > 0 || w.Prefer == workload.PreferSaliency
-	if norm && !x.Loads.Salient() {
-		return diag.New(diag.ClassInput,
-			"experts.max_lost: %s loads of format %s say how many rows experts get, and not what dropping them costs",
-			x.Loads.Source, x.Loads.Schema).
-			WithHint("trace the model itself with hetc loads --text, or limit rows: max_drop")
-	}
-	either := func(all, each float64) (int64, int64) {
-		switch {
-		case each == 0:
-			each = all
-		case all == 0:
-			all = 1
-		}
-		return ppm(all), ppm(each)
-	}
-	p.MaxDropPPM, p.MaxLayerDropPPM, p.MaxLostPPM, p.MaxLayerLostPPM = 0, 0, 1e6, 1e6
-	if w.MaxLost > 0 || w.MaxLayerLost > 0 {
-		p.MaxLostPPM, p.MaxLayerLostPPM = either(w.MaxLost, w.MaxLayerLost)
-	}
-	if rows := w.MaxDrop > 0 || w.MaxLayerDrop > 0; rows {
-		p.MaxDropPPM, p.MaxLayerDropPPM = ppm(w.MaxDrop), ppm(w.MaxDrop)
-		if w.MaxLayerDrop > 0 {
-			p.MaxLayerDropPPM = ppm(w.MaxLayerDrop)
-		}
-	} else if norm {
-		p.MaxDropPPM, p.MaxLayerDropPPM = 1e6, 1e6
-	}
-	return nil
 }
 
 // staticProcessor is the processor that groups of experts run on: the first NPU of static shapes, else any such.
@@ -228,49 +139,8 @@ func staticProcessor(soc *socs.SoC) (*socs.Processor, error) {
 	return out, nil
 }
 
-// milliwatts is a processor's power in whole milliwatts.
-func milliwatts(p *socs.Processor) int64 { return int64(math.Round(p.PowerW * 1000)) }
-
 // ppm is a share in parts per million.
 func ppm(share float64) int64 { return int64(math.Round(share * 1e6)) }
-
-// lengths are the chunk lengths to choose from: those of which at least two were observed.
-func (x *TierInstance) lengths(model *models.Model) (out []int, err error) {
-	list, base := x.want.Chunks, x.Loads.ChunkTokens
-	if len(list) == 0 {
-		for _, n := range []int{256, 512, 1024} {
-			if n%base == 0 && n <= model.MaxContext && x.Loads.Chunks*base >= 2*n {
-				list = append(list, n)
-			}
-		}
-		if len(list) == 0 {
-			list = []int{base}
-		}
-	}
-	for _, n := range list {
-		if n%base != 0 || x.Loads.Chunks*base < n {
-			return nil, diag.New(diag.ClassInput,
-				"experts.chunks: %d tokens, and the loads are of %d chunks of %d tokens", n, x.Loads.Chunks, base).
-				WithHint("want multiples of %d up to %d", base, x.Loads.Chunks*base)
-		}
-	}
-	if all := multiple(list); all/list[0] > 1<<16 {
-		return nil, diag.New(diag.ClassInput, "experts.chunks: %v have no common multiple of a sensible size", list).
-			WithHint("want powers of two, or multiples of one another")
-	}
-	return list, nil
-}
-
-// multiple is the least common multiple of all, or something larger than any sensible one.
-func multiple(list []int) int {
-	all := 1
-	for _, n := range list {
-		if all = leastMultiple(all, n); all > 1<<40 {
-			break
-		}
-	}
-	return all
-}
 
 // tileSteps are the capacities to choose from, in tiles.
 var tileSteps = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
@@ -304,9 +174,12 @@ func expertOps(model *models.Model, schemes []op.Scheme, rows int) (out []op.Op)
 // maxGroup is the most experts of a group where no limit says.
 const maxGroup = 64
 
-// groupPrices are the times of groups in ns, by tier and number of experts: one launch, the operators of every expert
-// less their own launches, and what links copy in and out. A group has at most as many experts as a graph's bytes hold.
-func groupPrices(pr *price.Fitted, x *TierInstance, model *models.Model, p *problem.Tiers) (out [][]int64, err error) {
+// groupPrices are the times of groups in ns, by tier and number of experts: the operators of every expert less their
+// own launches, a launch for each operator of the group, or for all of them where the processor joins them, and what
+// links copy in and out. A group has at most as many experts as a graph's bytes hold.
+func groupPrices(
+	pr *price.Fitted, x *TierInstance, model *models.Model, p *problem.Tiers, fuses bool,
+) (out [][]int64, err error) {
 	size := min(maxGroup, model.Experts)
 	if p.GraphBytes > 0 {
 		size = min(size, problem.MostExperts(p.GraphBytes, p.ExpertBytes))
@@ -317,7 +190,12 @@ func groupPrices(pr *price.Fitted, x *TierInstance, model *models.Model, p *prob
 	}
 	for _, rows := range p.Capacities {
 		var each int64
-		for _, operator := range expertOps(model, x.Schemes, rows) {
+		operators := expertOps(model, x.Schemes, rows)
+		launches := int64(len(operators))
+		if fuses {
+			launches = 1
+		}
+		for _, operator := range operators {
 			estimate, err := pr.Cheapest(price.Task{Proc: x.NPU, Op: operator})
 			if err != nil {
 				return nil, fmt.Errorf("price an expert of %d rows: %w", rows, err)
@@ -326,7 +204,7 @@ func groupPrices(pr *price.Fitted, x *TierInstance, model *models.Model, p *prob
 		}
 		var list []int64
 		for g := 1; g <= size; g++ {
-			ns := launch.NS + int64(g)*each
+			ns := launches*launch.NS + int64(g)*each
 			for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
 				moved, err := pr.Copy(link[0], link[1], int64(g)*int64(rows)*int64(model.Hidden)*4)
 				if err != nil {
@@ -341,216 +219,247 @@ func groupPrices(pr *price.Fitted, x *TierInstance, model *models.Model, p *prob
 	return out, nil
 }
 
-// ExpertsError is about what a token's experts take at least, where that is above the limit: a little more, because
-// of the least itself few choices of tiers are left, which take long to find.
-type ExpertsError struct {
-	LeastUS float64
-	text    string
-}
-
-// Error is the sentence.
-func (e *ExpertsError) Error() string { return e.text }
-
-// Solve has an engine decide the tiers. Where something is preferred to time, the fastest choice comes first: it
-// proves that the limit of time can be kept, and is where the search starts.
-func (x *TierInstance) Solve(ctx context.Context, engine problem.Engine) (problem.TierSolution, error) {
-	var s problem.TierSolution
-	var err error
-	switch x.want.Prefer {
-	case workload.PreferOffload, workload.PreferSaliency:
-		fastest := *x.Problem
-		fastest.Minimise, fastest.Bounds = problem.TierTime, nil
-		if s, err = engine.Tiers(ctx, &fastest, problem.Limits{}); err != nil {
-			return s, err
-		}
-		if limit := x.Problem.Bounds[problem.TierTime]; s.Bound > limit {
-			tokens := float64(fastest.Chunks[0].Tokens) * float64(fastest.Chunks[0].Weight) * 1e3
-			text := fmt.Sprintf("%s: the experts of a token may take %.4g us, and they take at least %.4g us",
-				workload.KeyExperts, float64(limit)/tokens, float64(s.Bound)/tokens)
-			return s, diag.New(diag.ClassInfeasible, "%w", &ExpertsError{1.005 * float64(s.Bound) / tokens, text}).
-				WithHint("raise the latency target, or prefer time")
-		} else if s.Choices != nil && s.Objective <= limit {
-			x.Problem.Start = &s
-		}
+// Plan is a solution in the words of a plan, nil for the one without slots: experts are dynamic then. Large slots come
+// first, and in them the busiest experts.
+func (x *TierInstance) Plan(s problem.TierSolution) *planir.ExpertTiers {
+	p, groups := x.Problem, x.Problem.Groups()
+	chunks := int64(p.Chunks())
+	out := &planir.ExpertTiers{
+		Rows: x.Rows, Loads: x.Loads.Source, Experts: p.Experts(), Overflow: planir.OverflowExact,
+		ExpectNS: s.Objective / chunks, BoundNS: s.Bound / chunks, Status: string(s.Status),
 	}
-	s, err = x.inOrder(ctx, engine)
-	if err == nil && s.Choices == nil {
-		return s, diag.New(diag.ClassInfeasible,
-			"tiers %q: no choice of tiers was found that keeps every limit, in %d nodes, "+
-				"and none was proved impossible", x.Problem.Name, s.Nodes).
-			WithHint("raise a limit of workload experts, or let engine auto or highs look for one: --engine")
-	}
-	return s, err
-}
-
-// order is what is minimised, one after the other.
-func (x *TierInstance) order() []problem.TierMeasure {
-	switch x.want.Prefer {
-	case workload.PreferOffload:
-		return problem.PaperOrder
-	case workload.PreferSaliency:
-		return []problem.TierMeasure{problem.TierLost, problem.TierTime}
-	}
-	return []problem.TierMeasure{problem.TierTime}
-}
-
-// inOrder minimises the measures of order, each within what the ones before it leave.
-func (x *TierInstance) inOrder(ctx context.Context, engine problem.Engine) (problem.TierSolution, error) {
-	if order := x.order(); len(order) > 1 {
-		return x.Problem.InOrder(ctx, engine, order, problem.Limits{})
-	}
-	return engine.Tiers(ctx, x.Problem, problem.Limits{})
-}
-
-// Plan is a solution in the words of a plan: what was posed and decided, what it is expected to take in all layers
-// and in each, and for every group the next best place of its experts.
-func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
-	p, t := x.Problem, x.Problem.Table(s.Chunk)
-	source := x.Loads.Source
 	if x.Loads.Generator != "" {
-		source += " " + x.Loads.Generator
+		out.Loads += " " + x.Loads.Generator
 	}
-	out := &planir.Tiers{
-		Loads: source, NPU: x.NPU, CPU: x.CPU, Experts: x.Loads.Experts, Schemes: x.Schemes,
-		ExpertBytes: p.ExpertBytes, GraphBytes: p.GraphBytes, RegionBytes: p.RegionBytes,
-		Tile: p.Tile, MaxTiers: p.MaxTiers, Overflow: workload.OverflowExact, Prefer: workload.PreferTime,
-		ChunkTokens: p.Chunks[s.Chunk].Tokens, Objective: s.Objective, Bound: s.Bound, Status: string(s.Status),
+	if p.Drop {
+		out.Overflow = planir.OverflowDrop
 	}
-	for _, y := range s.Stages {
-		out.Stages = append(out.Stages, planir.TierStage{Measure: string(y.Measure), Objective: y.Objective,
-			Bound: y.Bound})
-	}
-	out.Serial, out.SyncNS, out.MaxGraphs = p.Serial, t.SyncNS, max(0, p.MaxGraphs)
-	if p.Prune {
-		out.Overflow = workload.OverflowPrune
-		out.MaxDrop, out.MaxLayerDrop = float64(p.MaxDropPPM)/1e6, float64(p.MaxLayerDropPPM)/1e6
-		if _, ok := t.TotalLost(); ok {
-			out.MaxLost, out.MaxLayerLost = float64(p.MaxLostPPM)/1e6, float64(p.MaxLayerLostPPM)/1e6
+	var npu int64
+	for tier := len(s.Slots) - 1; tier >= 0; tier-- {
+		for _, size := range groups[tier].Sizes(s.Slots[tier]) {
+			ns := p.GroupNS[tier][size-1]
+			out.Groups = append(out.Groups, planir.ExpertGroup{Slots: size, Rows: p.Capacities[tier], ExpectNS: ns})
+			npu += ns
 		}
 	}
-	if x.want.Prefer != "" {
-		out.Prefer = x.want.Prefer
+	if len(out.Groups) == 0 {
+		return nil
 	}
-	// Capacities in use, ascending.
-	used := map[int]bool{}
-	for _, list := range s.Choices {
-		for _, k := range list {
-			if k > 0 && !used[k] {
-				used[k] = true
-				out.Capacities = append(out.Capacities, p.Capacities[k-1])
-			}
-		}
-	}
-	slices.Sort(out.Capacities)
-	total := t.Total(s.Choices)
-	out.ExpectNS, out.Drop = total.NS, share(float64(total.Drop), float64(total.Rows))
-	out.Lost = share(float64(total.Lost), problem.SaliencyOne*float64(len(s.Choices)))
-	// Layer by layer. Shares are rounded, so that equal solutions read alike on every machine.
-	mostLost, salient := t.LayerLost()
+	left := int64(0) // rows for the dynamic products, in all layers and chunks
 	for l, choices := range s.Choices {
-		loads := p.Chunks[s.Chunk].Layers[l].MeanLoads()
-		c := t.Layer(l, choices)
-		unused, reserved := p.Padding(s.Chunk, l, choices)
-		y := planir.TierLayer{
-			Layer: x.Layers[l], ExpectNS: c.NS, NPUNS: c.NPUNS, CPUNS: c.CPUNS, Lost: share(float64(c.Lost),
-				problem.SaliencyOne), Imbalance: round6(problem.ImbalanceRatio(loads)),
-			Overflow: share(float64(c.Overflow), float64(c.Rows)), Drop: share(float64(c.Drop), float64(c.Rows)),
-			Padding: share(unused, reserved),
-		}
-		for entry, k := range choices {
-			if k == 0 {
-				y.Resident = append(y.Resident, entry)
-			}
-		}
-		// Experts of a tier are divided into groups by their load, as the cost table has counted them.
-		for _, g := range t.GroupsOf(loads, choices) {
-			z := planir.TierGroup{Rows: p.Capacities[g.Tier], Experts: g.Experts,
-				ExpectNS: p.Chunks[s.Chunk].GroupNS[g.Tier][len(g.Experts)-1], NextNS: math.MaxInt64}
-			// The next best: all experts of the group in another tier that is in use, or on the CPU, within the
-			// limits of a layer.
-			other := slices.Clone(choices)
-			for k := range len(p.Capacities) + 1 {
-				if k == g.Tier+1 || k > 0 && !used[k] {
-					continue
-				}
-				for _, entry := range g.Experts {
-					other[entry] = k
-				}
-				d := t.Layer(l, other)
-				if ns := d.NS; ns < z.NextNS && (d.Drop == 0 || d.Drop <= t.LayerDrop(l)) && (!salient || d.Lost <= mostLost) {
-					z.NextNS, z.NextRows = ns, 0
-					if k > 0 {
-						z.NextRows = p.Capacities[k-1]
-					}
-				}
-			}
-			y.Groups = append(y.Groups, z)
-		}
-		out.Layers = append(out.Layers, y)
+		layer, dynamic := x.layer(l, choices, npu)
+		out.Layers = append(out.Layers, layer)
+		left += dynamic
+	}
+	if !p.Drop || out.Slots() < out.Experts {
+		all := chunks * int64(len(out.Layers))
+		out.Sent = int(max(1, (left+all-1)/all))
 	}
 	return out
 }
 
-// share is part of all, rounded; 0 of nothing.
+// layer is what is decided and expected of one layer, and how many rows it leaves for the dynamic products in all
+// chunks.
+func (x *TierInstance) layer(l int, choices []int, npu int64) (out planir.ExpertLayer, dynamic int64) {
+	p := x.Problem
+	out.Layer = x.Layers[l]
+	loads := p.Layers[l].MeanLoads()
+	order := make([]int, len(choices))
+	for expert := range order {
+		order[expert] = expert
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Or(cmp.Compare(choices[b], choices[a]), cmp.Compare(loads[b], loads[a]))
+	})
+	var all, moved, over, ns int64
+	for _, expert := range order {
+		if choices[expert] > 0 {
+			out.Slots = append(out.Slots, expert)
+		}
+		for _, rows := range p.Layers[l].Rows[expert] {
+			left := int64(p.Left(rows, choices[expert]))
+			all += int64(rows)
+			if choices[expert] > 0 {
+				moved, over = moved+int64(rows)-left, over+left
+			}
+			if choices[expert] == 0 || !p.Drop {
+				dynamic += left
+			}
+		}
+	}
+	for chunk := range p.Chunks() {
+		cpu := p.CallNS
+		for expert, choice := range choices {
+			cpu += p.LeftNS(p.Layers[l].Rows[expert][chunk], choice)
+		}
+		if p.Serial {
+			ns += npu + cpu
+		} else {
+			ns += max(npu, cpu)
+		}
+	}
+	out.Moved, out.Overflow = share(float64(moved), float64(all)), share(float64(over), float64(all))
+	out.ExpectNS = ns/int64(p.Chunks()) + p.LayerNS
+	return out, dynamic
+}
+
+// share is part of all, rounded to six digits behind the point, so that equal solutions read alike on every machine; 0
+// of nothing.
 func share(part, all float64) float64 {
 	if all == 0 {
 		return 0
 	}
-	return round6(part / all)
+	return math.Round(part/all*1e6) / 1e6
 }
 
-// round6 rounds to six digits behind the point.
-func round6(v float64) float64 { return math.Round(v*1e6) / 1e6 }
-
-// tiers adds capacity tiers to a plan, for the schemes that its largest program gives the experts. Without loads
-// there are none, which is mentioned where the workload asks for some.
-func (s *request) tiers(ctx context.Context, plan *planir.Plan) error {
-	if s.in.Loads == nil {
-		if x, empty := s.in.Workload.Experts, (workload.Experts{}); !reflect.DeepEqual(x, empty) {
-			s.note("%s says how capacity tiers of experts are chosen, and without --loads none are",
-				s.in.Workload.Title())
+// withTiers solves a plan again with capacity tiers of experts, where its input has loads, and keeps those that make
+// a program faster.
+func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, error) {
+	in := s.in
+	if in.Loads == nil {
+		if x, empty := in.Workload.Experts, (workload.Experts{}); !reflect.DeepEqual(x, empty) {
+			note := diag.New(diag.ClassInput, "%s says how capacity tiers of experts are chosen, and without --loads none are",
+				in.Workload.Title())
+			note.Severity = diag.Warning
+			dynamic.Warnings = append(dynamic.Warnings, note)
 		}
-		return nil
+		return dynamic, nil
 	}
-	digest, err := s.in.Loads.Digest()
+	if err := in.Loads.Fits(in.Model); err != nil {
+		return nil, err
+	}
+	digest, err := in.Loads.Digest()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var schemes []op.Scheme
-	rows := s.want.Rows()
-	for i := range s.graph.Sections {
-		sec := &s.graph.Sections[i]
-		if len(schemes) > 0 {
+	loads := planir.Input{Kind: "loads", Digest: digest}
+	tiers, reports, err := s.decideTiers(ctx, dynamic.Plan)
+	if err != nil {
+		return nil, err
+	}
+	best, dropped := dynamic, []string(nil)
+	for len(tiers) > 0 {
+		in.tiers = tiers
+		other, err := s.again(ctx, in, dynamic.Plan)
+		if err != nil {
+			if diag.ClassOf(err) != diag.ClassInfeasible {
+				return nil, err
+			}
+			dropped = append(dropped, fmt.Sprintf("no plan has room for them: %v", err))
 			break
 		}
+		// Buckets that are no faster with tiers are solved without.
+		var kept []planir.ExpertTiers
+		for _, bucket := range tiers {
+			with, without := predicted(other.Plan, bucket.Rows), predicted(dynamic.Plan, bucket.Rows)
+			if with < without {
+				kept = append(kept, bucket)
+				continue
+			}
+			dropped = append(dropped, fmt.Sprintf("at %d rows %s would take %.3f ms, and dynamic experts take %.3f ms",
+				bucket.Rows, bucket.Shape(), float64(with)/1e6, float64(without)/1e6))
+		}
+		if len(kept) == len(tiers) {
+			best = other
+			break
+		}
+		tiers = kept
+	}
+	best.Plan.Inputs = append(best.Plan.Inputs, loads)
+	best.Plan.Solver = append(best.Plan.Solver, reports...)
+	best.TiersLeft = dropped
+	return best, nil
+}
+
+// tiersOf are the capacity tiers of the program of that many rows, nil where experts are dynamic.
+func (in *Input) tiersOf(rows int) *planir.ExpertTiers {
+	plan := planir.Plan{Experts: in.tiers}
+	return plan.TiersOf(rows)
+}
+
+// predicted is the expected time of a prompt's program of that many rows.
+func predicted(plan *planir.Plan, rows int) int64 {
+	for i := range plan.Predictions {
+		if plan.Predictions[i].Program == fmt.Sprintf("prefill@%d", rows) {
+			return plan.Predictions[i].PlanNS
+		}
+	}
+	return 0
+}
+
+// again solves for the buckets and batches of a plan with another input.
+func (s *session) again(ctx context.Context, in Input, plan *planir.Plan) (*Result, error) {
+	fresh, err := sessionFor(in, s.want)
+	if err != nil {
+		return nil, err
+	}
+	fresh.prices = s.prices
+	buckets, batches := programSizes(plan)
+	sized, err := fresh.resized(buckets, batches)
+	if err != nil {
+		return nil, err
+	}
+	defer sized.close()
+	return sized.solve(ctx)
+}
+
+// programSizes are the buckets and batches of a plan.
+func programSizes(plan *planir.Plan) (buckets, batches []int) {
+	for i := range plan.Program.Programs {
+		switch rows := plan.Program.Programs[i].Rows; {
+		case !plan.Decodes(rows):
+			buckets = append(buckets, rows)
+		case rows > 1:
+			batches = append(batches, rows)
+		}
+	}
+	return buckets, batches
+}
+
+// decideTiers decides the capacity tiers of every bucket of a plan with the schemes that it gives experts.
+func (s *session) decideTiers(ctx context.Context, plan *planir.Plan) (out []planir.ExpertTiers,
+	reports []planir.Solve, err error) {
+	npu, err := staticProcessor(s.in.SoC)
+	if err != nil {
+		return nil, nil, err
+	}
+	buckets, _ := programSizes(plan)
+	for _, rows := range buckets {
+		if rows < 2 {
+			continue
+		}
+		x, err := PoseTiers(s.in, rows, s.expertSchemes(plan, rows), s.tierRoom(plan, npu))
+		if err != nil {
+			return nil, nil, err
+		}
+		solution, err := s.in.Engine.Tiers(ctx, x.Problem, problem.Limits{})
+		if err != nil {
+			return nil, nil, err
+		}
+		chunks := int64(x.Problem.Chunks())
+		reports = append(reports, planir.Solve{Problem: "tiers " + x.Problem.Name, Status: string(solution.Status), ObjectiveNS: solution.Objective / chunks, BoundNS: solution.Bound / chunks,
+			Choices: len(x.Problem.Capacities)})
+		if tiers := x.Plan(solution); tiers != nil {
+			out = append(out, *tiers)
+		}
+	}
+	return out, reports, nil
+}
+
+// expertSchemes are the schemes of the products of a plan's experts, in order.
+func (s *session) expertSchemes(plan *planir.Plan, rows int) (schemes []op.Scheme) {
+	for i := range s.graph.Sections {
+		sec := &s.graph.Sections[i]
 		for _, node := range sec.Nodes {
-			if slices.Contains(models.ExpertNodes, node.Name) {
-				// Tiers serve prompts, so the largest program's schemes count.
-				decision := plan.DecisionFor(sec.Name+"."+node.Name, rows[len(rows)-1])
-				if decision != nil && decision.Scheme != "" {
-					schemes = append(schemes, decision.Scheme)
-				}
+			if len(schemes) == 2 || !slices.Contains(models.ExpertNodes, node.Name) {
+				continue
+			}
+			if decision := plan.DecisionFor(sec.Name+"."+node.Name, rows); decision != nil && decision.Scheme != "" {
+				schemes = append(schemes, decision.Scheme)
 			}
 		}
 	}
-	if err := s.in.Loads.Fits(s.in.Model); err != nil {
-		return err
-	}
-	npu, err := staticProcessor(s.in.SoC)
-	if err != nil {
-		return err
-	}
-	x, err := PoseTiers(s.in, schemes, s.tierRoom(plan, npu))
-	if err != nil {
-		return err
-	}
-	sol, err := x.Solve(ctx, s.in.Engine)
-	if err != nil {
-		return err
-	}
-	plan.Inputs = append(plan.Inputs, planir.Input{Kind: "loads", Digest: digest})
-	plan.Tiers = x.Plan(sol)
-	return nil
+	return schemes
 }
 
 // tierRoom is what a plan leaves for groups of experts on a processor: bytes of its address space, and the fewest
@@ -585,13 +494,4 @@ func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom
 		least(left / each)
 	}
 	return out
-}
-
-// leastMultiple is the least common multiple of two numbers, by Euclid's algorithm.
-func leastMultiple(a, b int) int {
-	x, y := a, b
-	for y != 0 {
-		x, y = y, x%y
-	}
-	return a / x * b
 }

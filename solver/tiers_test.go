@@ -4,59 +4,64 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// The plan says what the problem decided: choices, groups and times.
+// The plan says what the problem decided: groups, the expert in each slot, shares of rows and times.
 func TestTiersInThePlan(t *testing.T) {
 	p := problem.GenerateTiers(5, 3, 12, 4)
 	p.MaxTiers = 2
-	x := &TierInstance{Problem: p, NPU: "npu", CPU: "cpu", Schemes: nil, Loads: &workload.Loads{Source: "synthetic", Generator: "zipf:1", Experts: 12}, Layers: []int{0, 1, 2}}
-	var choices [][]int
-	for range 3 {
-		choices = append(choices, []int{0, 1, 3, 0, 1, 1, 3, 0, 0, 1, 1, 1})
-	}
-	tab := p.Table(0)
-	s := problem.TierSolution{Choices: choices, Objective: tab.Of(problem.TierTime, tab.Total(choices)), Status: problem.Feasible}
-	if err := p.Verify(s); err != nil {
+	x := &TierInstance{Problem: p, NPU: "npu", CPU: "cpu", Schemes: []op.Scheme{op.A32W32, op.A32W32}, Rows: 1024,
+		Loads: &workload.Loads{Source: "synthetic", Generator: "zipf:1", Experts: 12}, Layers: []int{0, 1, 5}}
+	solution, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{})
+	if err != nil {
 		t.Fatal(err)
 	}
-	out := x.Plan(s)
-	if !slices.Equal(out.Capacities, []int{16, 48}) || out.ExpectNS != s.Objective {
-		t.Errorf("capacities %v, %d ns, want %d", out.Capacities, out.ExpectNS, s.Objective)
+	out := x.Plan(solution)
+	slots := 0
+	for _, count := range solution.Slots {
+		slots += count
 	}
-	for i, y := range out.Layers {
-		var groups int64
-		tier := map[int]int{}
-		for _, e := range y.Resident {
-			tier[e] = 0
+	if out == nil || out.Slots() != slots || slots == 0 {
+		t.Fatalf("%+v, want %d slots", out, slots)
+	}
+	for i, layer := range out.Layers {
+		at := 0
+		for _, group := range out.Groups {
+			if group.Slots > 8 {
+				t.Errorf("a group of %d experts", group.Slots)
+			}
+			for _, expert := range layer.Slots[at : at+group.Slots] {
+				if choice := solution.Choices[i][expert]; choice == 0 || p.Capacities[choice-1] != group.Rows {
+					t.Errorf("layer %d: expert %d has choice %d, and a slot of %d rows", i, expert, choice, group.Rows)
+				}
+			}
+			at += group.Slots
 		}
-		for _, g := range y.Groups {
-			groups += g.ExpectNS
-			if len(g.Experts) > 8 {
-				t.Errorf("a group of %d experts", len(g.Experts))
-			}
-			for _, e := range g.Experts {
-				tier[e] = slices.Index(p.Capacities, g.Rows) + 1
-			}
-			if g.NextNS <= 0 {
-				t.Errorf("layer %d: the next best choice takes %d ns", i, g.NextNS)
-			}
-		}
-		for e, k := range choices[i] {
-			if tier[e] != k {
-				t.Errorf("layer %d, expert %d: %d, want %d", i, e, tier[e], k)
-			}
-		}
-		if c := tab.Layer(i, choices[i]); groups != c.NPUNS || y.ExpectNS != c.NS {
-			t.Errorf("layer %d: groups take %d ns, layer %d, want %d and %d", i, groups, y.ExpectNS, c.NPUNS, c.NS)
+		if !(layer.Moved > 0 && layer.Moved+layer.Overflow <= 1) {
+			t.Errorf("layer %d: %v moved, %v beyond", i, layer.Moved, layer.Overflow)
 		}
 	}
-	out.Schemes = append(out.Schemes, "a32/w32")
-	if found := planir.Check(&planir.Plan{Tiers: out}); slices.ContainsFunc(found, func(d *diag.Diagnostic) bool { return d.Code == "P015" }) {
-		t.Errorf("%v", found)
+	var sum int64
+	for _, layer := range out.Layers {
+		sum += layer.ExpectNS
+	}
+	graphs := int64(len(slices.Compact(slices.Clone(out.Groups)))) * p.ShapeNS
+	if off := out.ExpectNS - sum - graphs; off < -2*int64(len(out.Layers)) || off > 2*int64(len(out.Layers))+graphs {
+		t.Errorf("%d ns, and the layers take %d with %d for graphs", out.ExpectNS, sum, graphs)
+	}
+	found := planir.Check(&planir.Plan{Experts: []planir.ExpertTiers{*out}})
+	for _, wrong := range found {
+		if wrong.Code == "P018" {
+			t.Error(wrong)
+		}
+	}
+	none := problem.TierSolution{Slots: make([]int, 4), Choices: p.InOrder(make([]int, 4)), Objective: 1, Bound: 1}
+	if x.Plan(none) != nil {
+		t.Error("tiers without slots")
 	}
 }

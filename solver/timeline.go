@@ -146,6 +146,9 @@ func (s *request) effortsOf(plan *planir.Plan, ph *planir.Phase, called call) (m
 					continue
 				}
 				left := call{max(0, called.rows-st.R0), called.context}
+				if st.Full { // its rows are no tokens: every call executes all of them
+					left.rows = graphs[st.Run].Graph.Rows()
+				}
 				effort, err := s.effort(plan.Proc(lane.Proc), graphs[st.Run], left)
 				if err != nil {
 					return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "predict step %q of %s: %w",

@@ -67,8 +67,14 @@ func (s *Set) Clone() Set {
 	return out
 }
 
-// Executes reports whether the processor's kinds include k.
-func (s *Set) Executes(kind op.Kind) bool { return len(s.Kinds) == 0 || slices.Contains(s.Kinds, kind) }
+// Executes reports whether the processor's kinds include one. A processor of static shapes that executes products
+// executes groups of them: its graph for a group is made of them.
+func (s *Set) Executes(kind op.Kind) bool {
+	if kind == op.GroupMatMul && s.StaticShapes && slices.Contains(s.Kinds, op.MatMul) {
+		return true
+	}
+	return len(s.Kinds) == 0 || slices.Contains(s.Kinds, kind)
+}
 
 // HasForm reports whether matmuls of the scheme can be put to the processor in that form.
 func (s *Set) HasForm(scheme op.Scheme, form op.Form) bool {

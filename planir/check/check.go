@@ -41,9 +41,7 @@ var Rules = []Rule{
 	{"P027", "what a processor loads fits its address space and number of graphs", (*checker).capacity},
 	{"P028", "the memory that the plan says it takes is what its program holds, and within its bound",
 		(*checker).memory},
-	{
-		"P029", "capacity tiers are for the experts that the model has, of the bytes that their schemes give them, " +
-			"on a processor of static shapes with its tile and its limit of a graph", (*checker).tiers},
+	{"P029", "capacity tiers are for the experts that the model has, in all of their layers", (*checker).tiers},
 }
 
 // Plan applies planir's rules and then this package's. Without a SoC (nil) the rules about it are left
@@ -428,42 +426,16 @@ func (c *checker) memory() {
 	}
 }
 
-// tiers is P029. It compares the capacity tiers with the model's experts and with the processors' shapes and limits.
+// tiers is P029. It compares the capacity tiers with the model's experts.
 func (c *checker) tiers() {
-	tiers := c.plan.Tiers
-	if tiers == nil {
-		return
-	}
 	layers := c.ofModel.ExpertLayers()
-	if tiers.Experts != c.ofModel.Experts || !slices.EqualFunc(tiers.Layers, layers,
-		func(y planir.TierLayer, n int) bool { return y.Layer == n }) {
-		c.fail("tiers.layers", "tiers for %d experts in %d layers, and model %q has %d in layers %v", tiers.Experts,
-			len(tiers.Layers), c.ofModel.Name, c.ofModel.Experts, layers)
-		return
-	}
-	for _, scheme := range tiers.Schemes {
-		if _, err := op.ParseScheme(string(scheme)); err != nil {
-			c.fail("tiers.schemes", "%v", err)
-			return
+	for i := range c.plan.Experts {
+		tiers := &c.plan.Experts[i]
+		if tiers.Experts != c.ofModel.Experts || !slices.EqualFunc(tiers.Layers, layers,
+			func(y planir.ExpertLayer, n int) bool { return y.Layer == n }) {
+			c.fail(fmt.Sprintf("experts[%d].layers", i), "tiers for %d experts in %d layers, and model %q has %d in layers %v",
+				tiers.Experts, len(tiers.Layers), c.ofModel.Name, c.ofModel.Experts, layers)
 		}
-	}
-	// Sizes follow from the schemes and the model alone; the rest needs the SoC.
-	if want := c.ofModel.ExpertBytes(tiers.Schemes); tiers.ExpertBytes != want {
-		c.fail("tiers.expert_bytes", "an expert has %d bytes, and in schemes %v %d", tiers.ExpertBytes, tiers.Schemes,
-			want)
-	}
-	if c.onSoC == nil {
-		return
-	}
-	npu, cpu := c.onSoC.Processor(tiers.NPU), c.onSoC.Processor(tiers.CPU)
-	if npu == nil || cpu == nil {
-		c.fail("tiers", "processors %q and %q, want two of the SoC", tiers.NPU, tiers.CPU)
-		return
-	}
-	if !npu.StaticShapes || tiers.Tile != max(1, npu.Tile.M) || tiers.GraphBytes != npu.GraphBytes {
-		c.fail(
-			"tiers.npu", "groups on %q with a tile of %d rows and graphs of %d bytes, and it has static shapes: %v, %d rows, %d bytes",
-			tiers.NPU, tiers.Tile, tiers.GraphBytes, npu.StaticShapes, max(1, npu.Tile.M), npu.GraphBytes)
 	}
 }
 

@@ -212,10 +212,10 @@ func TestRules(t *testing.T) {
 	cases = append(cases, cases[0])
 	cases[len(cases)-1].rule, cases[len(cases)-1].name, cases[len(cases)-1].want = "P029", "tiers of a model without experts", "has 0 in layers"
 	cases[len(cases)-1].mutate = func(p *planir.Plan, s *socs.SoC) {
-		p.Tiers = &planir.Tiers{
-			Loads: "synthetic uniform", NPU: "npu", CPU: "cpu", Experts: 1, Schemes: []op.Scheme{op.A32W32}, ExpertBytes: 100, Tile: 16, MaxTiers: 1, Overflow: "exact",
-			ChunkTokens: 64, Prefer: "time", Status: "optimal", Layers: []planir.TierLayer{{Resident: []int{0}}},
-		}
+		p.Experts = []planir.ExpertTiers{{
+			Rows: 64, Loads: "synthetic uniform", Experts: 1, Overflow: planir.OverflowExact, Sent: 1, Status: "optimal",
+			Groups: []planir.ExpertGroup{{Slots: 1, Rows: 16}}, Layers: []planir.ExpertLayer{{Slots: []int{0}}},
+		}}
 	}
 	broken := map[string]bool{}
 	for _, c := range cases {

@@ -117,9 +117,7 @@ func TestOtherProgramsAgree(t *testing.T) {
 	}
 	tiers := problem.GenerateTiers(2, 2, 6, 3)
 	prune := problem.GenerateTiers(3, 2, 6, 3)
-	prune.Prune, prune.MaxDropPPM, prune.MaxLayerDropPPM, prune.MaxLostPPM, prune.MaxLayerLostPPM = true, 1e6, 1e6, 20_000, 40_000
-	prune.MaxGraphs = 3
-	prune.GiveSaliency(1)
+	prune.Drop, prune.MaxDropPPM = true, 60_000
 	buckets := problem.BucketExample(16, 3)
 	scales := mediumScales(2)
 	for _, program := range []struct{ name, file string }{{"glpk", "glpsol"}, {"cbc", "cbc"}} {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/solver"
-	"github.com/hetc/hetc/solver/workload"
 )
 
 // Conflict is a smallest set of limits for which no plan was found: without any one of them there is a plan, and
@@ -336,10 +335,6 @@ func leastOf(limit *Limit, err error) (least float64, ok bool) {
 	var small *solver.SmallestError
 	if limit.holdsMemory && errors.As(err, &small) {
 		return float64(small.Total), true
-	}
-	var slow *solver.ExpertsError
-	if limit.Key == workload.KeyExperts && errors.As(err, &slow) {
-		return slow.LeastUS, true
 	}
 	return 0, false
 }

@@ -53,16 +53,6 @@ func extraLimits(work *workload.Workload, of string, machine *socs.SoC) []Limit 
 		limit.least = x.least
 		out = append(out, limit)
 	}
-	if most := work.Experts.MaxUSToken; most > 0 {
-		text := func(v float64) string { return fmt.Sprintf("%.6g us", v) }
-		set := func(in *solver.Input, v float64) {
-			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Experts.MaxUSToken = v })
-		}
-		limit := numeric(workload.KeyExperts, of, most, text, set, nil)
-		// The preferences that have this target do not permit 0, so the largest value stands for none.
-		limit.without = func(in *solver.Input) { set(in, workload.MaxLimit) }
-		out = append(out, limit)
-	}
 	out = append(out, perProcessor(work, of, workload.KeyAddress, bytesText, machine,
 		func(l *workload.Limits) *map[string]unit.Bytes { return &l.AddressBytes },
 		func(l check.Loaded) float64 { return float64(l.Bytes) })...)

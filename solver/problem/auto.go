@@ -55,10 +55,9 @@ func (a Auto) Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSol
 	})
 }
 
-// Tiers implements Engine.
+// Tiers implements Engine. Where Exact leaves a gap the linear program is too large for General to close it.
 func (a Auto) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution, error) {
-	first, err := a.Exact.Tiers(ctx, p, limits)
-	return closeGap(ctx, first, err, func() (TierSolution, error) { return a.General.Tiers(ctx, p, general(limits)) })
+	return a.Exact.Tiers(ctx, p, limits)
 }
 
 // Shadows implements Engine.

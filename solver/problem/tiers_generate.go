@@ -9,75 +9,39 @@ import (
 
 // GenerateTiers is a deterministic instance for tests and benchmarks: chunks of 1024 tokens, 8 experts a token, whose
 // popularity follows Zipf's law with another exponent and order in every layer, 16 observed chunks; groups of up to 8
-// experts on a processor with a launch of 120 us, and a CPU that takes more than three times as long for a row. At most
-// 3 tiers are in use.
+// experts on a processor with a launch of 120 us, and another that takes more than three times as long for a row. At
+// most 3 tiers are in use.
 func GenerateTiers(seed uint64, layers, experts, tiers int) *Tiers {
 	random := rand.New(rand.NewPCG(seed, 0x71e5))
 	out := &Tiers{
 		Name: fmt.Sprintf("%d layers of %d experts, %d tiers", layers, experts, tiers), Tile: 16, MaxTiers: 3,
-		ExpertBytes: 9 << 20, GraphBytes: 8 * 9 << 20, NPUMilliwatts: 4000, CPUMilliwatts: 30000,
+		ExpertBytes: 9 << 20, GraphBytes: 8 * 9 << 20, CallNS: 20_000, LayerNS: 200_000, ShapeNS: 50_000,
 	}
 	for tier := range tiers {
 		out.Capacities = append(out.Capacities, []int{16, 32, 48, 64, 96, 128, 192, 256, 384, 512}[tier%10]+tier/10*512)
 	}
-	chunk := TierChunk{Tokens: 1024, Weight: 1, SyncNS: 200_000}
 	for _, rows := range out.Capacities {
 		var list []int64
 		for size := range int64(8) {
 			list = append(list, 120_000+(size+1)*(60_000+3_500*int64(rows)+random.Int64N(500)))
 		}
-		chunk.GroupNS = append(chunk.GroupNS, list)
+		out.GroupNS = append(out.GroupNS, list)
 	}
 	for rows := range int64(1024 + 1) {
 		ns := int64(0)
 		if rows > 0 {
 			ns = 60_000 + 12_000*rows + random.Int64N(500)
 		}
-		chunk.CPUNS = append(chunk.CPUNS, ns)
+		out.CPUNS = append(out.CPUNS, ns)
 	}
 	fan := min(8, max(1, experts/2))
 	for layer := range layers {
 		share := Zipf(experts, 0.4+0.8*random.Float64())
 		random.Shuffle(experts, func(i, j int) { share[i], share[j] = share[j], share[i] })
 		rows := Route(random, share, 1024, fan, 16)
-		chunk.Layers = append(chunk.Layers, TierLayer{Name: fmt.Sprintf("layers.%d", layer), Rows: rows})
+		out.Layers = append(out.Layers, TierLayer{Name: fmt.Sprintf("layers.%d", layer), Rows: rows})
 	}
-	out.Chunks = []TierChunk{chunk}
 	return out
-}
-
-// GiveSaliency gives every layer of an instance a saliency: norms spread more widely in some experts than in others.
-func (p *Tiers) GiveSaliency(seed uint64) {
-	random := rand.New(rand.NewPCG(seed, 0x5a11))
-	for layer := range p.Chunks[0].Layers {
-		experts := len(p.Chunks[0].Layers[layer].Rows)
-		weight, spread := make([]float64, experts), make([]int, experts)
-		all := 0.0
-		for expert := range weight {
-			rows := 0
-			for _, routed := range p.Chunks[0].Layers[layer].Rows[expert] {
-				rows += int(routed)
-			}
-			weight[expert], spread[expert] = float64(rows)*(0.5+random.Float64()), random.IntN(4)
-			all += weight[expert]
-		}
-		curves := make([]Curve, experts)
-		for expert := range curves {
-			if all == 0 {
-				continue
-			}
-			for i := range curves[expert] {
-				part := 1.0
-				for range spread[expert] + 1 {
-					part *= float64(i+1) / SaliencySteps
-				}
-				curves[expert][i] = int64(math.Floor(weight[expert] / all * part * SaliencyOne))
-			}
-		}
-		for c := range p.Chunks {
-			p.Chunks[c].Layers[layer].Saliency = curves
-		}
-	}
 }
 
 // Zipf is so many shares in proportion to 1/i^exponent, i = 1, 2, ..., which add up to 1.

@@ -1,7 +1,7 @@
 package problem
 
 import (
-	"math"
+	"cmp"
 	"slices"
 )
 
@@ -88,29 +88,6 @@ func byLoad(loads []float64, tiers []int) (out []TierGroup) {
 	return out
 }
 
-// PruneOverflow is which rows an expert drops that got more than its capacity: those of the lowest saliency, the L2
-// norms of the attention's output, and of equal ones the later (NPUMoE sec. 3.2). Both lists ascend.
-func PruneOverflow(saliency []float64, capacity int) (kept, dropped []int) {
-	order := make([]int, len(saliency))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		switch {
-		case saliency[a] > saliency[b]:
-			return -1
-		case saliency[a] < saliency[b]:
-			return 1
-		}
-		return 0
-	})
-	fits := min(max(0, capacity), len(order))
-	kept, dropped = slices.Clone(order[:fits]), slices.Clone(order[fits:])
-	slices.Sort(kept)
-	slices.Sort(dropped)
-	return kept, dropped
-}
-
 // MeanLoads are an instance's expected rows of one layer, by expert.
 func (y *TierLayer) MeanLoads() []float64 {
 	out := make([]float64, len(y.Rows))
@@ -124,56 +101,62 @@ func (y *TierLayer) MeanLoads() []float64 {
 	return out
 }
 
-// LadderChoices are the paper's choices: every expert on the NPU, in the smallest tier of the ladder at or above its
-// expected load. The ladder ascends and is part of the instance's capacities.
-func (p *Tiers) LadderChoices(chunk int, ladder []int) [][]int {
-	return p.choices(chunk, func(load float64) int { return ladder[SmallestTier(load, ladder)] })
-}
-
-// UniformChoices put every expert on the NPU in the same tier.
-func (p *Tiers) UniformChoices(chunk, capacity int) [][]int {
-	return p.choices(chunk, func(float64) int { return capacity })
-}
-
-// choices gives every expert the capacity that rows says for its load; 0: the CPU.
-func (p *Tiers) choices(chunk int, rows func(load float64) int) (out [][]int) {
-	for l := range p.Chunks[chunk].Layers {
-		var list []int
-		for _, load := range p.Chunks[chunk].Layers[l].MeanLoads() {
-			list = append(list, slices.Index(p.Capacities, rows(load))+1)
+// LadderSlots are slots for the paper's choices: every expert of every layer in the smallest capacity of the ladder at
+// or above its expected load. Layers differ in how many experts that gives a tier, and have the same slots: the
+// capacity of a rank is the largest that any layer's expert of that rank needs. The ladder is part of the capacities.
+func (p *Tiers) LadderSlots(ladder []int) []int {
+	ranks := make([]int, p.Experts()) // by descending load: index into ladder
+	for l := range p.Layers {
+		loads := p.Layers[l].MeanLoads()
+		slices.Sort(loads)
+		slices.Reverse(loads)
+		for rank, load := range loads {
+			ranks[rank] = max(ranks[rank], SmallestTier(load, ladder))
 		}
-		out = append(out, list)
+	}
+	out := make([]int, len(p.Capacities))
+	for _, at := range ranks[:p.MostSlots()] {
+		out[slices.Index(p.Capacities, ladder[at])]++
 	}
 	return out
 }
 
-// GroupsOf are the groups of one layer's choices: those of TierGroups, the busiest experts first.
-func (t *TierTable) GroupsOf(loads []float64, choices []int) (out []TierGroup) {
-	tiers := make([]int, len(choices))
-	for expert, choice := range choices {
-		tiers[expert] = choice - 1
-	}
-	for _, group := range byLoad(loads, tiers) {
-		at := 0
-		for _, size := range t.Groups[group.Tier].sizes(len(group.Experts)) {
-			out = append(out, TierGroup{group.Tier, group.Experts[at : at+size : at+size]})
-			at += size
+// InOrder are the choices that put the busiest experts of every layer into the largest slots (NPUMoE sec. 4.1, 4.3).
+func (p *Tiers) InOrder(slots []int) (choices [][]int) {
+	for l := range p.Layers {
+		loads := p.Layers[l].MeanLoads()
+		order := make([]int, len(loads))
+		for expert := range order {
+			order[expert] = expert
 		}
+		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(loads[b], loads[a]) })
+		list, next := make([]int, len(loads)), 0
+		for tier := len(slots) - 1; tier >= 0; tier-- {
+			for range slots[tier] {
+				list[order[next]] = tier + 1
+				next++
+			}
+		}
+		choices = append(choices, list)
 	}
-	return out
+	return choices
 }
 
-// Padding counts the rows that one layer reserves on the NPU over all observed chunks, and those of them that nobody
-// uses.
-func (p *Tiers) Padding(chunk, layer int, choices []int) (unused, reserved float64) {
-	for expert, choice := range choices {
-		if choice == 0 {
-			continue
-		}
-		for _, routed := range p.Chunks[chunk].Layers[layer].Rows[expert] {
-			unused += math.Max(0, float64(p.Capacities[choice-1])-float64(routed))
-			reserved += float64(p.Capacities[choice-1])
+// Shares are, over all layers and observed chunks, the part of the routed rows that is beyond their experts' slots, and
+// the part of the rows that slots reserve that nobody uses.
+func (p *Tiers) Shares(choices [][]int) (overflow, padding float64) {
+	var routed, over, reserved, unused float64
+	for l, list := range choices {
+		for expert, choice := range list {
+			for _, rows := range p.Layers[l].Rows[expert] {
+				routed += float64(rows)
+				if choice > 0 {
+					capacity := float64(p.Capacities[choice-1])
+					over += float64(p.Left(rows, choice))
+					reserved, unused = reserved+capacity, unused+max(0, capacity-float64(rows))
+				}
+			}
 		}
 	}
-	return unused, reserved
+	return over / max(1, routed), unused / max(1, reserved)
 }

@@ -18,7 +18,7 @@ type Report struct {
 	Vars      int      // of the linear program, 0 where none was posed
 	Rows      int      // likewise
 	Nodes     int64    // of the search tree
-	Models    []string // what Watch.Posed returned for its linear programs; of tiers there is one per length of chunk
+	Models    []string // what Watch.Posed returned for its linear programs
 	Err       error    // nil when there is an answer
 }
 
@@ -176,8 +176,7 @@ func (x watched) Shadows(ctx context.Context, s *Shadows, limits Limits) (Shadow
 func (x watched) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution, error) {
 	var models []string
 	if x.w.Posed != nil && p.Validate() == nil {
-		for c := range p.Chunks {
-			m, _ := p.MILP(c)
+		if m, _, err := p.MILP(); err == nil { // some are too large for a linear program
 			models = append(models, x.w.Posed(m))
 		}
 	}

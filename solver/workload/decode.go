@@ -58,9 +58,7 @@ func (w *Workload) numbers() []number {
 	return []number{
 		{"density", &w.Density},
 		{KeyEnergy, &limits.EnergyMJ}, {KeyPrefill, &limits.PrefillMS}, {KeyDecode, &limits.DecodeMS},
-		{KeyOpen, &limits.OpenMS}, {KeyExperts, &experts.MaxUSToken},
-		{"experts.max_drop", &experts.MaxDrop}, {"experts.max_layer_drop", &experts.MaxLayerDrop},
-		{"experts.max_lost", &experts.MaxLost}, {"experts.max_layer_lost", &experts.MaxLayerLost},
+		{KeyOpen, &limits.OpenMS}, {"experts.max_drop", &experts.MaxDrop},
 	}
 }
 

@@ -71,7 +71,6 @@ const (
 	keyDecodeKL  = "quality.max_kl.decode"
 	KeyAddress   = "limits.address_bytes."
 	KeyGraphs    = "limits.max_graphs."
-	KeyExperts   = "experts.max_us_per_token"
 )
 
 // KLText writes a limit of quality; Lossless, which is as good as 0, is written so.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,11 +18,12 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// LoadsSchema identifies the format of expert loads. The first format has no saliency, and is read, too.
-const (
-	LoadsSchema      = "hetc.loads/2"
-	loadsSchemaFirst = "hetc.loads/1"
-)
+// LoadsSchema identifies the format of expert loads. Those before it are read, too: the first is the same, and the
+// second also had the saliency of rows, which is left out.
+const LoadsSchema = "hetc.loads/3"
+
+// earlierLoads are the formats before LoadsSchema.
+var earlierLoads = []string{"hetc.loads/1", "hetc.loads/2"}
 
 // Limits of a loads file.
 const (
@@ -34,7 +36,7 @@ const (
 )
 
 // Loads is how many rows a router sent to every expert: of consecutive chunks of a text, as a traced model
-// really did, or drawn from a distribution (synthetic). What it costs to drop rows is known of traced ones.
+// really did, or drawn from a distribution (synthetic).
 type Loads struct {
 	Schema string `json:"schema" yaml:"schema"`
 	Source string `json:"source" yaml:"source" decode:"required"` // traced, synthetic
@@ -56,42 +58,8 @@ type Loads struct {
 type LoadLayer struct {
 	Layer int      `json:"layer" yaml:"layer"`                 // its number in the model
 	Rows  []Counts `json:"rows" yaml:"rows" decode:"required"` // by expert: of every chunk
-	// Saliency is by expert what its rows add to the layer's output, those of the lowest norms first (see
-	// problem.Curve).
-	Saliency []Saliency `json:"saliency,omitempty" yaml:"saliency,omitempty"`
-}
-
-// Saliency is a problem.Curve, as text "0 12 60".
-type Saliency problem.Curve
-
-// MarshalText implements encoding.TextMarshaler.
-func (c Saliency) MarshalText() ([]byte, error) {
-	var text []byte
-	for i, n := range c {
-		if i > 0 {
-			text = append(text, ' ')
-		}
-		text = strconv.AppendInt(text, n, 10)
-	}
-	return text, nil
-}
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (c *Saliency) UnmarshalText(text []byte) error {
-	list := strings.SplitN(string(text), " ", len(c)+1)
-	if len(list) != len(c) {
-		return diag.New(diag.ClassInput, "saliency %q, want %d whole numbers with single spaces between",
-			clip(string(text)), len(c))
-	}
-	for i, s := range list {
-		number, err := strconv.ParseUint(s, 10, 31)
-		if err != nil || number > problem.SaliencyOne || strconv.FormatUint(number, 10) != s {
-			return diag.New(diag.ClassInput, "saliency %q, want whole numbers of 0..%d with single spaces between",
-				clip(s), problem.SaliencyOne)
-		}
-		c[i] = int64(number)
-	}
-	return nil
+	// Saliency is what the second format had, by expert.
+	Saliency []string `json:"saliency,omitempty" yaml:"saliency,omitempty"`
 }
 
 // Counts is a list of small numbers, as text "3 0 12".
@@ -168,17 +136,22 @@ func parseLoads(name string, data []byte) (*Loads, error) {
 	return decodeLoads(doc)
 }
 
-// decodeLoads decodes a document of either format and checks it.
+// decodeLoads decodes a document of this format or one before, and checks it.
 func decodeLoads(doc *decode.Document) (*Loads, error) {
 	var loads Loads
 	schema := LoadsSchema
-	if doc.Schema() == loadsSchemaFirst {
-		schema = loadsSchemaFirst
+	if slices.Contains(earlierLoads, doc.Schema()) {
+		schema = doc.Schema()
 	}
 	if err := doc.Into(schema, &loads); err != nil {
 		return nil, err
 	}
-	loads.Schema = schema
+	if schema != LoadsSchema {
+		for i := range loads.Layers {
+			loads.Layers[i].Saliency = nil
+		}
+	}
+	loads.Schema = LoadsSchema
 	if err := loads.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", doc.Name(), err)
 	}
@@ -205,7 +178,7 @@ func (l *Loads) Validate() error {
 			check.want(len(rows) == l.Chunks, fmt.Sprintf("%s.rows[%d]", path, expert), "loads of %d chunks, want %d",
 				len(rows), l.Chunks)
 		}
-		l.validateSaliency(check, layer, path+".saliency")
+		check.want(layer.Saliency == nil, path+".saliency", "format %s has no saliency", LoadsSchema)
 		if len(check.list) == 0 {
 			l.validateRows(check, layer, path)
 		}
@@ -215,7 +188,7 @@ func (l *Loads) Validate() error {
 
 // validateHead checks what the loads say of themselves. Sizes are bounded together before any list is walked.
 func (l *Loads) validateHead(check *checker) {
-	check.want(l.Schema == LoadsSchema || l.Schema == loadsSchemaFirst, "schema", "schema is %q, want %q",
+	check.want(l.Schema == LoadsSchema, "schema", "schema is %q, want %q",
 		l.Schema, LoadsSchema)
 	switch l.Source {
 	case "traced":
@@ -240,18 +213,6 @@ func (l *Loads) validateHead(check *checker) {
 		len(l.Layers), l.Experts, l.Chunks, maxLoadCells)
 }
 
-// validateSaliency checks a layer's curves; either all layers have them or none.
-func (l *Loads) validateSaliency(check *checker, layer *LoadLayer, path string) {
-	if layer.Saliency != nil {
-		check.want(l.Schema != loadsSchemaFirst, path, "format %s has no saliency, want %s",
-			loadsSchemaFirst, LoadsSchema)
-		if err := problem.ValidateCurves(layer.Curves(), l.Experts); err != nil {
-			check.fail(path, "%v", err)
-		}
-	}
-	check.want((layer.Saliency == nil) == (l.Layers[0].Saliency == nil), path, "saliency is there for some layers only")
-}
-
 // validateRows checks that each chunk's rows are what its tokens send to experts.
 func (l *Loads) validateRows(check *checker, layer *LoadLayer, path string) {
 	for chunk := range l.Chunks {
@@ -269,21 +230,6 @@ func (l *Loads) validateRows(check *checker, layer *LoadLayer, path string) {
 		}
 	}
 }
-
-// Curves are the saliency as a problem takes it, nil where it is not known.
-func (y *LoadLayer) Curves() []problem.Curve {
-	if y.Saliency == nil {
-		return nil
-	}
-	out := make([]problem.Curve, len(y.Saliency))
-	for expert := range out {
-		out[expert] = problem.Curve(y.Saliency[expert])
-	}
-	return out
-}
-
-// Salient reports whether it is known what dropping rows costs.
-func (l *Loads) Salient() bool { return len(l.Layers) > 0 && l.Layers[0].Saliency != nil }
 
 // Encode is the file: JSON, a line for each expert.
 func (l *Loads) Encode() ([]byte, error) {
@@ -348,8 +294,7 @@ func (l *Loads) As(model *models.Model) (*Loads, error) {
 	out.Generator = fmt.Sprintf("%s of %s, layers repeated", l.Source, l.Model)
 	out.Layers = nil
 	for i, layer := range model.ExpertLayers() {
-		out.Layers = append(out.Layers, LoadLayer{layer, l.Layers[i%len(l.Layers)].Rows,
-			l.Layers[i%len(l.Layers)].Saliency})
+		out.Layers = append(out.Layers, LoadLayer{Layer: layer, Rows: l.Layers[i%len(l.Layers)].Rows})
 	}
 	return &out, out.Fits(model)
 }
@@ -444,6 +389,25 @@ func (l *Loads) Merged(n, chunks int) [][][]int32 {
 		}
 	}
 	return out
+}
+
+// Scaled are the loads of chunks of so many tokens, by layer and expert. Observed chunks are merged until they are as
+// long, and the rows of longer ones are reduced in proportion, rounded up.
+func (l *Loads) Scaled(tokens int) ([][][]int32, error) {
+	n := (tokens + l.ChunkTokens - 1) / l.ChunkTokens
+	if l.Chunks < n {
+		return nil, diag.New(diag.ClassInput, "loads are of %d chunks of %d tokens, and a program has %d rows",
+			l.Chunks, l.ChunkTokens, tokens).WithHint("make them from more text: hetc loads --windows, or --chunks")
+	}
+	out := l.Merged(n, l.Chunks)
+	for _, experts := range out {
+		for _, rows := range experts {
+			for i, routed := range rows {
+				rows[i] = int32((int64(routed)*int64(tokens) + int64(n*l.ChunkTokens) - 1) / int64(n*l.ChunkTokens))
+			}
+		}
+	}
+	return out, nil
 }
 
 // Imbalance is how skewed a layer's routing is (NPUMoE sec. 4.1): the most that an expert gets on average over the

@@ -3,6 +3,7 @@ package workload
 import (
 	"errors"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -128,12 +129,8 @@ func TestHostileLoads(t *testing.T) {
 		{`"0 0 1 2 3`, `"-1 0 1 2 3`, "whole numbers"},
 		{`"0 0 1 2 3`, `"99999999 0 1 2 3`, "whole numbers"},
 		{`"model_digest": "5`, `"model_digest": "`, "64 hexadecimal"},
-		{`hetc.loads/2`, `hetc.loads/9`, "hetc.loads"},
-		{`hetc.loads/2`, `hetc.loads/1`, "has no saliency"},
-		{`"4435 38484 `, `"38484 4435 `, "ascending"},
-		{`"4435 38484 `, `"44350000 38484000 `, "saliency"},
-		{`"4435 38484 `, `"4435 `, "want 16"},
-		{`"4435 38484 `, `"-1 38484 `, "whole numbers"},
+		{`hetc.loads/3`, `hetc.loads/9`, "hetc.loads"},
+		{`"layer": 1,`, `"layer": 1, "saliency": ["1 2"],`, "has no saliency"},
 		{`"experts"`, `"expert"`, "expert"},
 	} {
 		text := strings.Replace(string(good), x.old, x.new, 1)
@@ -144,6 +141,34 @@ func TestHostileLoads(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), x.want) {
 			t.Errorf("%s for %s: %v, want %q", x.new, x.old, err, x.want)
 		}
+	}
+}
+
+// What earlier versions wrote is read, without what it said of saliency.
+func TestEarlierLoads(t *testing.T) {
+	for _, text := range []string{
+		`{"schema":"hetc.loads/1","source":"synthetic","model":"m","generator":"uniform","experts":2,"experts_per_token":1,"chunk_tokens":2,"chunks":2,"layers":[{"layer":0,"rows":["1 2","1 0"]}]}`,
+		`{"schema":"hetc.loads/2","source":"synthetic","model":"m","generator":"uniform","experts":2,"experts_per_token":1,"chunk_tokens":2,"chunks":2,"layers":[{"layer":0,"rows":["1 2","1 0"],"saliency":["0 1","2 3"]}]}`,
+	} {
+		loads, err := parseLoads("loads.json", []byte(text))
+		if err != nil || loads.Schema != LoadsSchema || loads.Layers[0].Saliency != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// Loads of a program's rows keep the shares: merged where chunks are shorter, reduced where they are longer.
+func TestScaledLoads(t *testing.T) {
+	loads := &Loads{Experts: 2, ExpertsPerToken: 1, ChunkTokens: 4, Chunks: 4,
+		Layers: []LoadLayer{{Rows: []Counts{{1, 3, 4, 0}, {3, 1, 0, 4}}}}}
+	for rows, want := range map[int][][]int32{8: {{4, 4}, {4, 4}}, 4: {{1, 3, 4, 0}, {3, 1, 0, 4}}, 2: {{1, 2, 2, 0}, {2, 1, 0, 2}}, 6: {{3, 3}, {3, 3}}} {
+		got, err := loads.Scaled(rows)
+		if err != nil || !reflect.DeepEqual(got[0], want) {
+			t.Errorf("%d rows: %v, %v, want %v", rows, got, err, want)
+		}
+	}
+	if _, err := loads.Scaled(17); err == nil || !strings.Contains(err.Error(), "a program has 17 rows") {
+		t.Errorf("17 rows of 16 tokens: %v", err)
 	}
 }
 

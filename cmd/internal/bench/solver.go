@@ -77,7 +77,7 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 		engine = problem.Auto{Exact: engine, General: bindings.GeneralEngine(wasm, watch)}
 	}
 	// Synthetic problems of the largest sizes that published models and workloads pose.
-	tiers, buckets := problem.GenerateTiers(1, 48, 512, 8), problem.BucketExample(2048, 8)
+	tiers, buckets := problem.GenerateTiers(1, 48, 128, 8), problem.BucketExample(2048, 8)
 	list := []func(context.Context) error{
 		func(ctx context.Context) error { _, err := engine.Tiers(ctx, tiers, problem.Limits{}); return err },
 		func(ctx context.Context) error { _, err := engine.Buckets(ctx, buckets, problem.Limits{}); return err },
@@ -169,7 +169,10 @@ func (o *SolverOptions) compare(
 	}
 	for _, experts := range []int{16, 32} {
 		tiers := problem.GenerateTiers(1, 1, experts, 8)
-		problem, _ := tiers.MILP(0)
+		problem, _, err := tiers.MILP()
+		if err != nil {
+			return nil, err
+		}
 		problem.Name = fmt.Sprintf("tiers of %d experts", experts)
 		models = append(models, problem)
 	}

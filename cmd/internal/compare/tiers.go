@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // comparedTier is one row of the comparison of tiers.
@@ -125,7 +126,7 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 	// A capacity that is no multiple of the tile would compute padding for nothing.
 	tile := max(1, soc.Processors[npu].Tile.M)
 	in.Workload = workload.Default()
-	in.Workload.Experts = workload.Experts{Tiers: len(paperLadder), Chunks: []int{tierChunk}}
+	in.Workload.Experts = workload.Experts{Tiers: len(paperLadder)}
 	var ladder []int
 	for _, n := range paperLadder {
 		if n%tile == 0 {
@@ -138,32 +139,31 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 		}
 	}
 	// Rules ignore how many experts the NPU's region holds; to be compared with them solve does, too.
-	instance, err := solver.PoseTiers(in, []op.Scheme{scheme, scheme},
-		solver.TierRoom{Bytes: math.MaxInt64, Graphs: math.MaxInt64})
+	instance, err := solver.PoseTiers(in, tierChunk, []op.Scheme{scheme, scheme}, solver.TierRoom{})
 	if err != nil {
 		return nil, err
 	}
 	tiers := instance.Problem
-	solution, err := instance.Solve(ctx, exact.Engine{})
+	solution, err := exact.Engine{}.Tiers(ctx, tiers, problem.Limits{})
 	if err != nil {
 		return nil, err
 	}
-	// All rules are priced by this table, so that only their choices differ.
-	table := tiers.Table(0)
 	imbalance := 0.0
 	for i := range in.Loads.Layers {
 		imbalance += in.Loads.Imbalance(i) / float64(len(in.Loads.Layers))
 	}
 	// the best of the uniform capacities
 	best := int64(math.MaxInt64)
-	var uniform [][]int
-	for _, c := range tiers.Capacities {
-		u := tiers.UniformChoices(0, c)
-		if cost := table.Total(u); cost.NS < best {
-			best, uniform = cost.NS, u
+	var uniform []int
+	for tier := range tiers.Capacities {
+		slots := make([]int, len(tiers.Capacities))
+		slots[tier] = tiers.MostSlots()
+		if ns := tiers.Time(slots, tiers.InOrder(slots)); ns < best {
+			best, uniform = ns, slots
 		}
 	}
-	cpu := tiers.UniformChoices(0, 0)
+	dynamic := make([]int, len(tiers.Capacities))
+	paper := tiers.LadderSlots(ladder)
 	label := in.Loads.Generator
 	if strings.HasPrefix(label, "traced") {
 		label = "traced"
@@ -171,36 +171,28 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 	var out []comparedTier
 	for _, rule := range []struct {
 		name    string
+		slots   []int
 		choices [][]int
 		status  string
-	}{{"solve", solution.Choices, string(solution.Status)}, {"ladder", tiers.LadderChoices(0, ladder), ""},
-		{"best uniform", uniform, ""}, {"all on the CPU", cpu, ""}} {
-		cost := table.Total(rule.choices)
+	}{{"solve", solution.Slots, solution.Choices, string(solution.Status)}, {"ladder", paper, tiers.InOrder(paper), ""},
+		{"best uniform", uniform, tiers.InOrder(uniform), ""}, {"all dynamic", dynamic, tiers.InOrder(dynamic), ""}} {
+		ns := tiers.Time(rule.slots, rule.choices)
 		tier := comparedTier{
-			SoC: soc.Name, Model: in.Model.Name, Loads: label, Imbalance: imbalance, Rule: rule.name, NS: cost.NS,
-			Ratio: float64(cost.NS) / float64(solution.Objective), Experts: cost.Experts, Launches: cost.Launches,
-			Status: rule.status,
+			SoC: soc.Name, Model: in.Model.Name, Loads: label, Imbalance: imbalance, Rule: rule.name,
+			NS: ns / int64(tiers.Chunks()), Ratio: float64(ns) / float64(solution.Objective), Status: rule.status,
 		}
 		if rule.status != "" {
 			tier.Gap = float64(solution.Objective-solution.Bound) / float64(solution.Objective)
 		}
-		var unused, reserved float64
-		for l, list := range rule.choices {
-			a, b := tiers.Padding(0, l, list)
-			unused, reserved = unused+a, reserved+b
-			for _, k := range list {
-				if k > 0 && !slices.Contains(tier.Tiers, tiers.Capacities[k-1]) {
-					tier.Tiers = append(tier.Tiers, tiers.Capacities[k-1])
-				}
+		groups := tiers.Groups()
+		for t, count := range rule.slots {
+			if count > 0 {
+				tier.Tiers = append(tier.Tiers, tiers.Capacities[t])
 			}
+			tier.Experts += int64(count * len(tiers.Layers))
+			tier.Launches += int64(len(groups[t].Sizes(count)) * len(tiers.Layers))
 		}
-		slices.Sort(tier.Tiers)
-		if cost.Rows > 0 {
-			tier.Overflow = float64(cost.Overflow) / float64(cost.Rows)
-		}
-		if reserved > 0 {
-			tier.Padding = unused / reserved
-		}
+		tier.Overflow, tier.Padding = tiers.Shares(rule.choices)
 		out = append(out, tier)
 	}
 	return out, nil

@@ -65,7 +65,7 @@ func plans(a, b *planir.Plan) []difference {
 	found.predictions(a, b)
 	found.byName("quality", quality(a), quality(b))
 	found.byName("memory", memory(a), memory(b))
-	if !reflect.DeepEqual(a.Tiers, b.Tiers) {
+	if !reflect.DeepEqual(a.Experts, b.Experts) {
 		found = append(found, difference{"experts", "tiers", tiers(a), tiers(b)})
 	}
 	// What is not told above, such as the lowered program, shows in the digest at least.
@@ -185,11 +185,13 @@ func memory(p *planir.Plan) map[string]string {
 
 // tiers describes capacity tiers, "" for a plan without.
 func tiers(p *planir.Plan) string {
-	if p.Tiers == nil {
-		return ""
+	var list []string
+	for i := range p.Experts {
+		tiers := &p.Experts[i]
+		list = append(list, fmt.Sprintf("%d rows: groups %s, %.3f ms", tiers.Rows, tiers.Shape(),
+			float64(tiers.ExpectNS)/1e6))
 	}
-	return fmt.Sprintf("tiers of %v rows, %.3f ms for %d tokens",
-		p.Tiers.Capacities, float64(p.Tiers.ExpectNS)/1e6, p.Tiers.ChunkTokens)
+	return strings.Join(list, "; ")
 }
 
 // numbers writes a list without brackets.

@@ -25,7 +25,6 @@ import (
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
-	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/explain"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -73,13 +72,9 @@ func (o *Options) Run(cmd *cobra.Command, ui *cli.Streams, args []string) error 
 		}
 		defer end()
 	}
-	switch {
-	case o.Loads == "":
-	case answer.input == nil:
+	if o.Loads != "" && answer.input == nil {
 		return diag.New(diag.ClassUsage, "explain: --loads is one of the inputs of solve, and the others are missing").
 			WithHint("give --soc, --costs (or --record), --model and --workload too, as for hetc solve")
-	default: // only tiers are solved again with loads
-		answer.loads, answer.input.Loads = answer.input.Loads, nil
 	}
 	return answer.to(ask)
 }
@@ -208,7 +203,7 @@ func complete(ui *cli.Streams, plan *planir.Plan, input *solver.Input, options *
 	return nil
 }
 
-// answer is one run of explain. soc, input and loads may be nil.
+// answer is one run of explain. soc and input may be nil.
 type answer struct {
 	// p is the plan, file its path; soc is nil where no SoC was named, and input where nothing is solved again.
 	s     *cli.Streams
@@ -216,7 +211,6 @@ type answer struct {
 	p     *planir.Plan
 	soc   *socs.SoC
 	input *solver.Input
-	loads *workload.Loads // nil: tiers are not solved again
 	file  string
 }
 
@@ -745,119 +739,26 @@ func (x *answer) limits() error {
 // tiers tells of the capacity tiers of a mixture of experts.
 func (x *answer) tiers() error {
 	x.title("capacity tiers")
-	if x.p.Tiers == nil {
-		x.s.Printf("the plan has none: hetc solve --loads chooses them for a model with experts\n")
+	if len(x.p.Experts) == 0 {
+		x.s.Printf("the plan has none: every expert is computed with the rows it gets. hetc solve --loads chooses tiers " +
+			"for a model with experts, where they are faster\n")
 	}
 	planview.ShowTiers(x.s, x.p)
-	if tiers := x.p.Tiers; tiers != nil {
-		over := "overflows to " + tiers.CPU
-		// Rows beyond a tier either go to the CPU or are dropped, as the workload says.
-		if tiers.Overflow == "prune" {
-			over = fmt.Sprintf("is dropped, what adds least first: %.2f %% of the rows, of which %.2f %% may be "+
-				"dropped", 100*tiers.Drop, 100*tiers.MaxDrop)
-			if tiers.MaxLost > 0 {
-				over += fmt.Sprintf(", and with them %.3f %% of the squared norm of what experts add, of which %.3f "+
-					"%% may be lost", 100*tiers.Lost, 100*tiers.MaxLost)
-			}
+	for i := range x.p.Experts {
+		tiers := &x.p.Experts[i]
+		var groups, layers [][]string
+		for _, group := range tiers.Groups {
+			groups = append(groups, []string{strconv.Itoa(tiers.Rows), strconv.Itoa(group.Slots),
+				strconv.Itoa(group.Rows), fmt.Sprintf("%.1f", float64(group.ExpectNS)/1e3)})
 		}
-		x.s.Printf("A tier is a number of rows that is reserved for each expert of a group; what an expert gets "+
-			"beyond that %s.\n", over)
-		if tiers.Serial {
-			x.s.Printf("%s and %s take turns: a layer takes the time of both.\n", tiers.NPU, tiers.CPU)
-		} else {
-			x.s.Printf("%s and %s work at the same time: a layer takes the longer one's time.\n", tiers.NPU, tiers.CPU)
+		for _, layer := range tiers.Layers {
+			layers = append(layers, []string{strconv.Itoa(tiers.Rows), strconv.Itoa(layer.Layer),
+				fmt.Sprintf("%.1f", 100*layer.Moved), fmt.Sprintf("%.1f", 100*layer.Overflow),
+				fmt.Sprintf("%.1f", 100*(1-layer.Moved-layer.Overflow)), fmt.Sprintf("%.1f", float64(layer.ExpectNS)/1e3)})
 		}
-		var layers [][]string
-		for i := range tiers.Layers {
-			layer := &tiers.Layers[i]
-			// The processor with the longer part is the one to relieve.
-			longer := tiers.NPU
-			if layer.CPUNS > layer.NPUNS {
-				longer = tiers.CPU
-			}
-			layers = append(layers, []string{strconv.Itoa(layer.Layer), fmt.Sprintf("%.1f", float64(layer.NPUNS)/1e3),
-				fmt.Sprintf("%.1f", float64(layer.CPUNS)/1e3), longer,
-				fmt.Sprintf("%.1f", float64(layer.ExpectNS)/1e3)})
-		}
-		x.s.Table([]string{">layer", ">" + tiers.NPU + " us", ">" + tiers.CPU + " us", "longer", ">layer us"}, layers)
-		var rows [][]string
-		for i := range tiers.Layers {
-			layer := &tiers.Layers[i]
-			for _, group := range layer.Groups {
-				next := tiers.CPU
-				if group.NextRows > 0 {
-					// The next best place of a group is another tier, or the CPU.
-					next = fmt.Sprintf("%d rows", group.NextRows)
-				}
-				rows = append(rows, []string{strconv.Itoa(layer.Layer), strconv.Itoa(group.Rows),
-					strconv.Itoa(len(group.Experts)), tiers.NPU, fmt.Sprintf("%.1f", float64(group.ExpectNS)/1e3), next,
-					fmt.Sprintf("%+.1f", float64(group.NextNS-layer.ExpectNS)/1e3)})
-			}
-			if len(layer.Resident) > 0 {
-				rows = append(rows, []string{strconv.Itoa(layer.Layer), "-", strconv.Itoa(len(layer.Resident)),
-					tiers.CPU, "", "", ""})
-			}
-		}
-		x.s.Table([]string{">layer", ">rows reserved", ">experts", "on", ">launch us", "next best", ">layer us more"},
-			rows)
+		x.s.Table([]string{">prompt rows", ">slots", ">rows of a slot", ">launch us"}, groups)
+		x.s.Table([]string{">prompt rows", ">layer", ">in slots %", ">overflow %", ">without a slot %", ">expected us"},
+			layers)
 	}
-	result := map[string]any{"tiers": x.p.Tiers, "simulated": x.p.SoC.Simulated}
-	if x.p.Tiers != nil {
-		// How near to the optimum the choice is proved to be stands in the plan; which limit to relax does not.
-		proof := planview.TierProof(x.p.Tiers)
-		x.s.Printf("%s\n", proof)
-		result["proof"] = proof
-		if x.loads == nil {
-			x.s.Printf("which of their limits bind, and what relaxing them would gain, is found by solving again: " +
-				"give --loads, --soc, --costs (or --record), --model and --workload, as for hetc solve\n")
-		} else if err := x.tierLimits(result); err != nil {
-			return err
-		}
-		result["stored_only"] = x.loads == nil
-	}
-	return x.s.Result(result)
-}
-
-// tierLimits tells which limits of capacity tiers bind, and what relaxing each would buy.
-func (x *answer) tierLimits(result map[string]any) error {
-	in := *x.input
-	// Tiers are solved by hetc's own engine, whatever engine the flags choose.
-	in.Loads, in.Engine = x.loads, exact.Engine{}
-	story, err := solver.TierLimitsOf(x.ctx, in, x.p)
-	if err != nil {
-		return err
-	}
-	tiers := x.p.Tiers
-	now := &story.Now
-	var rows [][]string
-	var binding []string
-	for _, limit := range story.Limits {
-		row := []string{limit.Key, limit.Value, limit.Used, "no", "", "", limit.Note}
-		if limit.Binds {
-			row[3] = "yes"
-			binding = append(binding, limit.Key)
-			if limit.Next != nil {
-				row[4] = limit.To + ": " + gained(tiers, now, limit.Next)
-			}
-			if limit.Free != nil {
-				row[5] = gained(tiers, now, limit.Free)
-			}
-		}
-		rows = append(rows, row)
-	}
-	of := "as the plan has them"
-	// With other loads or costs the stored tiers are not comparable: they were solved again first.
-	if story.Anew {
-		of = "with these inputs, which are not the plan's"
-	}
-	x.s.Printf("\nsolved again by exact, each limit relaxed by itself; tiers %s: %s\n", of, outcomeOf(tiers, now))
-	x.s.Table([]string{"limit", "value", "the tiers take", "binds", "the next step buys", "without it", ""}, rows)
-	if len(binding) == 0 {
-		x.s.Printf("no limit keeps the tiers from being better\n")
-	} else {
-		x.s.Printf("%s %s the tiers from being better\n", cli.Enumerate(binding),
-			map[bool]string{true: "keeps", false: "keep"}[len(binding) == 1])
-	}
-	result["now"], result["solved_anew"], result["limits"] = story.Now, story.Anew, story.Limits
-	return nil
+	return x.s.Result(map[string]any{"tiers": x.p.Experts, "simulated": x.p.SoC.Simulated})
 }

@@ -2,12 +2,9 @@ package explain
 
 import (
 	"fmt"
-	"math"
 	"strings"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
-	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/explain"
 )
 
@@ -70,38 +67,6 @@ func change(ratio float64) string {
 		return ""
 	}
 	return fmt.Sprintf("%+.1f %%", 100*(ratio-1))
-}
-
-// outcomeOf is a choice of tiers in words.
-func outcomeOf(t *planir.Tiers, o *solver.TierOutcome) string {
-	text := fmt.Sprintf("%.1f us for a token's experts in chunks of %d, %.2f %% of the rows not on %s, %d groups",
-		o.TokenNS/1e3, o.ChunkTokens, 100*o.Off, t.NPU, o.Groups)
-	if t.Overflow == "prune" {
-		text += fmt.Sprintf(", %.2f %% of the rows dropped", 100*o.Drop)
-		if t.MaxLost > 0 {
-			text += fmt.Sprintf(" with %.3f %% of the squared norm", 100*o.Lost)
-		}
-	}
-	return text
-}
-
-// gained tells in what a choice of tiers is better: the first of what is preferred that differs.
-func gained(tiers *planir.Tiers, now, outcome *solver.TierOutcome) string {
-	// Objectives are sums of floats, whose order may differ between two solves.
-	same := func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Abs(b) }
-	time := fmt.Sprintf("%s (%.1f us a token)", change(outcome.TokenNS/now.TokenNS), outcome.TokenNS/1e3)
-	switch {
-	case tiers.Prefer == "offload" && !same(outcome.Off, now.Off):
-		return fmt.Sprintf("%.2f %% of the rows not on %s, not %.2f %%", 100*outcome.Off, tiers.NPU, 100*now.Off)
-	case tiers.Prefer == "offload" && !same(outcome.EnergyNJ, now.EnergyNJ):
-		return change(outcome.EnergyNJ/now.EnergyNJ) + " of energy, modelled"
-	case tiers.Prefer == "offload":
-		return fmt.Sprintf("%d groups in chunks of %d, not %d in chunks of %d", outcome.Groups, outcome.ChunkTokens,
-			now.Groups, now.ChunkTokens)
-	case tiers.Prefer == "saliency" && !same(outcome.Lost, now.Lost):
-		return fmt.Sprintf("%.3g %% of the squared norm lost, not %.3g %%", 100*outcome.Lost, 100*now.Lost)
-	}
-	return time
 }
 
 // besideProbe puts the rate at which weights are read beside the probed one, both in GB/s. A rate above the probed one

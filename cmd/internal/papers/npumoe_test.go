@@ -23,22 +23,6 @@ func TestPaperRulesAgainstAll(t *testing.T) {
 				rt.Fatalf("load %v got tier %d of %v", load, got, capacities)
 			}
 		}
-		norms := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) float64 {
-			return float64(rapid.IntRange(0, 5).Draw(t,
-				"norm"))
-		}), 1, 9).Draw(rt, "norms")
-		capacity := rapid.IntRange(0, 10).Draw(rt, "capacity")
-		kept, dropped := problem.PruneOverflow(norms, capacity)
-		if len(kept) != min(capacity, len(norms)) || len(kept)+len(dropped) != len(norms) {
-			rt.Fatalf("kept %v, dropped %v of %d, capacity %d", kept, dropped, len(norms), capacity)
-		}
-		for _, d := range dropped {
-			for _, k := range kept {
-				if norms[k] < norms[d] || norms[k] == norms[d] && k > d {
-					rt.Fatalf("row %d of norm %v is dropped, row %d of %v is not", d, norms[d], k, norms[k])
-				}
-			}
-		}
 	})
 }
 
@@ -93,44 +77,6 @@ func TestGroupsAreHomogeneous(t *testing.T) {
 		}
 		if len(groups) != least {
 			rt.Fatalf("%d groups, %d are enough", len(groups), least)
-		}
-	})
-}
-
-// Packing changes nothing where all rows fit, whatever the groups.
-func TestPackedExpertsAreExperts(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 0))
-		experts, tokens := rapid.IntRange(2, 6).Draw(rt, "experts"), rapid.IntRange(1, 40).Draw(rt, "tokens")
-		b := expertBlock{hidden: 4, inner: 5}
-		values := func(n int) []float32 {
-			out := make([]float32, n)
-			for i := range out {
-				out[i] = float32(random.NormFloat64())
-			}
-			return out
-		}
-		for range experts {
-			b.up, b.down = append(b.up, values(20)), append(b.down, values(20))
-		}
-		routed := newRouting(random, experts, 2, 1, 2).chunk(tokens)
-		var x, weights [][]float32
-		saliency := make([]float64, tokens)
-		for i := range tokens {
-			x, weights = append(x, values(4)), append(weights, values(2))
-			saliency[i] = random.Float64()
-		}
-		loads := loadsOf(experts, routed)
-		capacities := []int{16, 32, 96}
-		tiers, hot := make([]int, experts), make([]bool, experts)
-		for e := range tiers {
-			tiers[e], hot[e] = problem.SmallestTier(loads[e], capacities), random.IntN(2) == 0
-		}
-		got := b.packed(groupExperts(loads, tiers, hot, 3), capacities, x, routed, weights, saliency)
-		for i, row := range b.plain(x, routed, weights) {
-			if !slices.Equal(got[i], row) {
-				rt.Fatalf("token %d: %v packed, %v plain", i, got[i], row)
-			}
 		}
 	})
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/runtime/quality"
-	"github.com/hetc/hetc/solver/problem"
 )
 
 // LoadTokens is the chunk length, in tokens, for which loads are recorded. Longer chunks are
@@ -127,7 +126,7 @@ func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *wor
 		Experts: weights.Experts, ExpertsPerToken: weights.ExpertsPerToken, ChunkTokens: LoadTokens,
 		Chunks: len(text.Windows) * size / LoadTokens,
 	}
-	// rows per expert and chunk, and how much each expert matters
+	// rows per expert and chunk
 	for _, layer := range routes.Layers() {
 		rows, err := routes.Rows(layer)
 		if err != nil {
@@ -136,13 +135,6 @@ func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *wor
 		counted := workload.LoadLayer{Layer: layer}
 		for _, r := range rows {
 			counted.Rows = append(counted.Rows, r)
-		}
-		norms, err := routes.Norms(layer)
-		if err != nil {
-			return nil, err
-		}
-		for _, curve := range problem.Curves(norms) {
-			counted.Saliency = append(counted.Saliency, workload.Saliency(curve))
 		}
 		loads.Layers = append(loads.Layers, counted)
 	}

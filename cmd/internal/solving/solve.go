@@ -167,6 +167,9 @@ func (o *Options) tell(ui *cli.Streams, input *solver.Input, result *solver.Resu
 	}
 	planview.ShowLimits(ui, plan)
 	planview.ShowTiers(ui, plan)
+	for _, reason := range result.TiersLeft {
+		ui.Printf("capacity tiers not taken: %s\n", reason)
+	}
 	planview.ShowCompiled(ui, plan)
 	log.Show()
 	log.ShowModels()
