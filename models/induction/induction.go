@@ -1,12 +1,12 @@
 // Package induction knows how to construct a small llama that uses all of its context: with constructed weights instead
 // of trained ones, so that it exists within seconds and everybody has the same bytes.
 //
-// Heads of the first layer copy the codes of the last three tokens to every position. Heads of the layers above look for
-// earlier positions that follow the same tokens and predict what came then (induction heads, Olsson and others 2022), with
-// one, two or three tokens to agree and different sharpness; others take the mean of what was read recently, or of
-// everything. Beside them goes a path of word pairs: the counts of a text, as a product of two matrices of low rank. What a
-// word of the text is followed by is thus known roughly without context, and names, phrases and copied passages are known
-// from context alone.
+// Heads of the first layer copy the codes of the last three tokens to every position. Heads of the layers above look
+// for earlier positions that follow the same tokens and predict what came then (induction heads, Olsson and others
+// 2022), with one, two or three tokens to agree and different sharpness; others take the mean of what was read
+// recently, or of everything. Beside them goes a path of word pairs: the counts of a text, as a product of two matrices
+// of low rank. What a word of the text is followed by is thus known roughly without context, and names, phrases and
+// copied passages are known from context alone.
 package induction
 
 import (
@@ -48,8 +48,8 @@ const (
 	pairDim  = oneAt - pairAt
 )
 
-// The part that is the same everywhere is larger than all others together, so that norms divide by nearly the same at every
-// position. Behind a norm it is oneNormed, like the other values there.
+// The part that is the same everywhere is larger than all others together, so that norms divide by nearly the same at
+// every position. Behind a norm it is oneNormed, like the other values there.
 const (
 	one       = 8.0
 	oneNormed = 0.1
@@ -62,8 +62,8 @@ const firstStill = 11
 // freeDim is how many elements of a head codes have.
 const freeDim = 2 * (headDim/2 - firstStill)
 
-// A matching head attends to positions behind the same tokens as its own: score is what a token adds that agrees, for each
-// of them from the last one. weight is what it adds to the prediction.
+// A matching head attends to positions behind the same tokens as its own: score is what a token adds that agrees, for
+// each of them from the last one. weight is what it adds to the prediction.
 type matching struct {
 	score  [3]float64
 	weight float64
@@ -111,8 +111,8 @@ type Tensor struct {
 	Values []float64
 }
 
-// Build constructs a model of vocab tokens. Word pairs are counted in ids; codes and what noise there is follow from seed.
-// Ids outside the vocabulary and fewer than two of them are errors of class ClassInput.
+// Build constructs a model of vocab tokens. Word pairs are counted in ids; codes and what noise there is follow from
+// seed. Ids outside the vocabulary and fewer than two of them are errors of class ClassInput.
 func Build(ids []int32, vocab int, seed uint64) (Tensors, error) {
 	if vocab < 2 || vocab > MaxVocab {
 		return nil, diag.New(diag.ClassInput, "construct a model: vocabulary of %d tokens, want 2..%d", vocab, MaxVocab)
@@ -168,8 +168,8 @@ type builder struct {
 	out    Tensors
 }
 
-// codes are random signs over the root of their number: two tokens have little in common, and so have the first parts of
-// their codes.
+// codes are random signs over the root of their number: two tokens have little in common, and so have the first parts
+// of their codes.
 func codes(random *rand.Rand, vocab int) *matrix {
 	out := newMatrix(vocab, codeDim)
 	sign := 1 / math.Sqrt(codeDim)
@@ -200,13 +200,13 @@ func (b *builder) norm(name string, square float64) {
 }
 
 // words notes the embedding, which holds each token's code and left factor of the pairs, and the head, which compares
-// predictions with codes, and adds the right factor and the token's own frequency. A prediction counts as much as the token
-// is rare: a whole one makes every token equally likely, before which frequent ones are likelier.
+// predictions with codes, and adds the right factor and the token's own frequency. A prediction counts as much as the
+// token is rare: a whole one makes every token equally likely, before which frequent ones are likelier.
 func (b *builder) words(counts *pairs) {
 	vocab := b.codes.rows
 	left, right := counts.factors(pairDim, b.random)
-	// Both factors have the same share of each singular value. Rows of the left one are made so long that they are small
-	// beside the constant, like the other parts.
+	// Both factors have the same share of each singular value. Rows of the left one are made so long that they are
+	// small beside the constant, like the other parts.
 	longest := 0.0
 	for token := range vocab {
 		longest = max(longest, dot(left.row(token), left.row(token)))

@@ -61,11 +61,12 @@ func countPairs(ids []int32, vocab int) *pairs {
 // logShare is the logarithm of a token's share of the text.
 func (p *pairs) logShare(token int) float64 { return math.Log(p.single[token] / p.total) }
 
-// weight is how much the gains of a token count: pairs of frequent tokens are to be near, since they are asked for most.
+// weight is how much the gains of a token count: pairs of frequent tokens are to be near, since they are asked for
+// most.
 func (p *pairs) weight(token int) float64 { return math.Sqrt(p.single[token] + 2) }
 
-// gain is by how much a token is likelier behind another one than anywhere, as a logarithm; 0 for pairs that the text does
-// not have. It is weighted by both tokens.
+// gain is by how much a token is likelier behind another one than anywhere, as a logarithm; 0 for pairs that the text
+// does not have. It is weighted by both tokens.
 func (p *pairs) gain(token, next int) float64 {
 	return math.Log1p(p.next[token][next]/(smoothPair*p.single[next]/p.total)) * p.weight(token) * p.weight(next)
 }
@@ -73,9 +74,9 @@ func (p *pairs) gain(token, next int) float64 {
 // factors are two matrices [vocab,rank] whose product left*right' comes near the gains. They are the largest singular
 // vectors of the weighted gains, each scaled with the root of its singular value, without the weights.
 //
-// Subspace iteration (orthogonal iteration): an orthonormal basis is multiplied by the sparse matrix and its transpose, and
-// made orthonormal again by Gram and Schmidt's method. It converges to the space of the largest singular vectors; a product
-// takes rank times the number of pairs.
+// Subspace iteration (orthogonal iteration): an orthonormal basis is multiplied by the sparse matrix and its transpose,
+// and made orthonormal again by Gram and Schmidt's method. It converges to the space of the largest singular vectors; a
+// product takes rank times the number of pairs.
 func (p *pairs) factors(rank int, random *rand.Rand) (left, right *matrix) {
 	const rounds = 12
 	vocab := len(p.single)
@@ -133,8 +134,8 @@ func (p *pairs) transposed(out, image *matrix) {
 	}
 }
 
-// orthonormal makes the rows orthogonal and of length 1, in their order. A row that is a sum of those before it, but for
-// rounding, becomes zero.
+// orthonormal makes the rows orthogonal and of length 1, in their order. A row that is a sum of those before it, but
+// for rounding, becomes zero.
 func orthonormal(m *matrix) {
 	for i := range m.rows {
 		row := m.row(i)

@@ -1,6 +1,7 @@
 package calibration
 
 import (
+	"cmp"
 	"math"
 	"slices"
 )
@@ -19,6 +20,9 @@ type Attention struct {
 	Loss float64 `json:"loss" yaml:"loss"`
 	// Clamp bounds the products of importances in Ratios; it is the one with which plans lost least.
 	Clamp float64 `json:"clamp" yaml:"clamp" decode:"required"`
+	// SharesBy is how Ratios divides positions among heads, one of Sharings; empty: by importance. It is the way with
+	// which plans lost least.
+	SharesBy string `json:"shares_by,omitempty" yaml:"shares_by,omitempty"`
 	// Densities are shares of positions that queries keep, ascending. Lists by density have their order.
 	Densities []float64 `json:"densities" yaml:"densities" decode:"required"`
 
@@ -41,14 +45,18 @@ type AttentionLayer struct {
 type AttentionHead struct {
 	// Importance is by how much the loss rises without the head (Eq. 1); it may be negative.
 	Importance float64 `json:"importance" yaml:"importance"`
+	// Divergence is how far predictions are from the model's without the head, as a mean Kullback-Leibler divergence in
+	// nats a token. Heads that do each other's work have none or negative importance and yet much divergence.
+	Divergence float64 `json:"divergence,omitempty" yaml:"divergence,omitempty"`
 	// QueryScale is the static int8 scale of queries, like KeyScales.
 	QueryScale float32 `json:"query_scale" yaml:"query_scale" decode:"required"`
-	// Mass is, by density, the mean share of the softmax that the positions with the largest scores have.
+	// Mass is, by density, the mean share of their softmax that queries have on what their blocks keep by estimates.
 	Mass   []float64        `json:"mass" yaml:"mass" decode:"required"`
 	Recall []EstimateRecall `json:"recall" yaml:"recall" decode:"required"`
 }
 
-// EstimateRecall is which share of the positions with the largest scores an int8 estimate of the scores finds, by density.
+// EstimateRecall is which share of the positions with the largest scores an int8 estimate of the scores finds, by
+// density.
 type EstimateRecall struct {
 	Scales string    `json:"scales" yaml:"scales" decode:"required"` // one of ScaleKinds
 	At     []float64 `json:"at" yaml:"at" decode:"required"`
@@ -81,9 +89,9 @@ const (
 // Rules lists them.
 var Rules = []string{RuleHeads, RuleUniform, RuleWindow, RuleBlocks}
 
-// DensityLoss is what a rule costs when queries keep a share of their positions: against dense attention, in nats a token,
-// with the 95 % interval of KL; the share of positions with the same most likely token; and the perplexity of the text over
-// that of dense attention.
+// DensityLoss is what a rule costs when queries keep a share of their positions: against dense attention, in nats a
+// token, with the 95 % interval of KL; the share of positions with the same most likely token; and the perplexity of
+// the text over that of dense attention.
 type DensityLoss struct {
 	Rule            string  `json:"rule" yaml:"rule" decode:"required"`
 	Density         float64 `json:"density" yaml:"density" decode:"required"`
@@ -123,15 +131,68 @@ func (a *Attention) MeanBuckets() []ScaleBuckets {
 	return out
 }
 
-// Ratios are the densities of all heads by layer whose mean is density, in proportion to their importance (Eq. 3), none
-// above 1.
+// Ways to divide positions among heads.
+const (
+	ByImportance = "importance" // in proportion to importances (Eq. 3)
+	ByMass       = "mass"       // so that least of the softmax is left out, weighted by divergences
+)
+
+// Sharings lists them.
+var Sharings = []string{ByImportance, ByMass}
+
+// Ratios are the densities of all heads by layer whose mean is density, none above 1: as SharesBy says.
 func (a *Attention) Ratios(density float64) [][]float64 {
-	flat := ShareRatios(HeadRatios(density, a.Importances(), a.Clamp))
+	var flat []float64
+	if a.SharesBy == ByMass {
+		flat = a.massRatios(density)
+	} else {
+		flat = ShareRatios(HeadRatios(density, a.Importances(), a.Clamp))
+	}
 	out := make([][]float64, len(a.Layers))
 	for i := range out {
 		out[i] = flat[i*a.Heads : (i+1)*a.Heads]
 	}
 	return out
+}
+
+// massRatios are the densities with the least sum of divergence times the share of the softmax that is left out, whose
+// mean is density.
+//
+// The share that is kept grows with the density of a head along a line through the measured points, ever more slowly,
+// since the largest scores are kept first. For such curves it is optimal to spend each position where the curve is
+// steepest (a continuous knapsack), piece by piece of the lines.
+func (a *Attention) massRatios(density float64) []float64 {
+	type piece struct {
+		head         int
+		width, slope float64
+	}
+	var pieces []piece
+	for i := range a.Layers {
+		for number := range a.Layers[i].Heads {
+			head := &a.Layers[i].Heads[number]
+			from, mass := 0.0, 0.0
+			for j := range len(a.Densities) + 1 {
+				to, reached := 1.0, 1.0
+				if j < len(a.Densities) {
+					to, reached = a.Densities[j], head.Mass[j]
+				}
+				if width := to - from; width > 0 {
+					pieces = append(pieces, piece{i*a.Heads + number, width, head.Divergence * (reached - mass) / width})
+				}
+				from, mass = to, reached
+			}
+		}
+	}
+	// Pieces of a head keep their order, even where rounding has made a later one steeper.
+	slices.SortStableFunc(pieces, func(x, y piece) int { return cmp.Compare(y.slope, x.slope) })
+	ratios := make([]float64, len(a.Layers)*a.Heads)
+	left := density * float64(len(ratios))
+	for _, piece := range pieces {
+		spent := min(piece.width, left)
+		ratios[piece.head] = min(1, ratios[piece.head]+spent)
+		left -= spent
+	}
+	return ratios
 }
 
 // HeadRatios is Eq. 3: ratio_i = r N clamp(importance_i) / sum of clamp(importance), where importance is a head's times
@@ -152,8 +213,8 @@ func HeadRatios(r float64, importance []float64, clamp float64) []float64 {
 	return ratios
 }
 
-// ShareRatios keeps every position of a head whose ratio is above 1 and shares what is left over among the other heads in
-// proportion, until none is above 1: the mean stays what it was.
+// ShareRatios keeps every position of a head whose ratio is above 1 and shares what is left over among the other heads
+// in proportion, until none is above 1: the mean stays what it was.
 func ShareRatios(ratios []float64) []float64 {
 	shared := slices.Clone(ratios)
 	full := make([]bool, len(shared))
@@ -212,8 +273,8 @@ func Nearest(pair ScalePair, buckets []ScalePair) int {
 // bucketStep is shadowAttn's step from a bucket to the next.
 const bucketStep = 0.5
 
-// BucketGrid are 1, 3 or 9 buckets around a pair of scales: the pair itself, with both scales times and over a step, and
-// with either of them so (sec. 3.3; of three it says nothing).
+// BucketGrid are 1, 3 or 9 buckets around a pair of scales: the pair itself, with both scales times and over a step,
+// and with either of them so (sec. 3.3; of three it says nothing).
 func BucketGrid(centre ScalePair, count int, step float32) []ScalePair {
 	factors := []float32{step, 1, 1 / step}
 	var out []ScalePair

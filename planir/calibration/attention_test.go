@@ -1,8 +1,10 @@
 package calibration
 
 import (
+	"cmp"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -84,6 +86,8 @@ func TestAttentionIsChecked(t *testing.T) {
 		{"layer is 1, want 0", func(a *Attention) { a.Layers[0].Layer = 1 }},
 		{"importance is NaN", func(a *Attention) { a.Layers[0].Importance = nan }},
 		{"importance is +Inf", func(a *Attention) { a.Layers[0].Heads[1].Importance = math.Inf(1) }},
+		{"divergence is -1 nats", func(a *Attention) { a.Layers[0].Heads[0].Divergence = -1 }},
+		{`shares_by is "luck", want one of`, func(a *Attention) { a.SharesBy = "luck" }},
 		{"2 scales, want 1", func(a *Attention) { a.Layers[0].KeyScales = []float32{1, 1} }},
 		{"scale is 0, want", func(a *Attention) { a.Layers[0].KeyScales[0] = 0 }},
 		{"scale is NaN, want", func(a *Attention) { a.Layers[0].Heads[0].QueryScale = float32(nan) }},
@@ -121,6 +125,58 @@ func TestRatiosOfHeads(t *testing.T) {
 	if got := attention.Ratios(0.2); !reflect.DeepEqual(got, [][]float64{{0.2, 0.2}}) {
 		t.Errorf("ratios %v, want 0.2 for heads of which none is important", got)
 	}
+}
+
+// Shares by mass against every division of ten steps among three heads.
+func TestMassRatios(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		const heads, steps = 3, 10
+		attention := &Attention{Heads: heads, KVHeads: 1, SharesBy: ByMass, Layers: []AttentionLayer{{}}}
+		for step := 1; step < steps; step++ {
+			attention.Densities = append(attention.Densities, float64(step)/steps)
+		}
+		masses := make([][]float64, heads) // by steps kept
+		var divergences []float64
+		for head := range masses {
+			gains := rapid.SliceOfN(rapid.Float64Range(0.01, 1), steps, steps).Draw(rt, "gains")
+			slices.SortFunc(gains, func(x, y float64) int { return cmp.Compare(y, x) })
+			sum := 0.0
+			for _, gain := range gains {
+				sum += gain
+			}
+			masses[head] = []float64{0}
+			for i, gain := range gains {
+				masses[head] = append(masses[head], masses[head][i]+gain/sum)
+			}
+			divergences = append(divergences, rapid.Float64Range(0, 2).Draw(rt, "divergence"))
+			attention.Layers[0].Heads = append(attention.Layers[0].Heads,
+				AttentionHead{Divergence: divergences[head], Mass: masses[head][1:steps]})
+		}
+		kept := rapid.IntRange(1, heads*steps).Draw(rt, "kept")
+		value := func(steps ...int) (sum float64) {
+			for head, step := range steps {
+				sum += divergences[head] * masses[head][step]
+			}
+			return sum
+		}
+		best := 0.0
+		for a := range steps + 1 {
+			for b := range steps + 1 {
+				if c := kept - a - b; c >= 0 && c <= steps {
+					best = max(best, value(a, b, c))
+				}
+			}
+		}
+		ratios := attention.Ratios(float64(kept) / (heads * steps))[0]
+		var got []int
+		sum := 0.0
+		for _, ratio := range ratios {
+			got, sum = append(got, int(math.Round(steps*ratio))), sum+steps*ratio
+		}
+		if math.Abs(sum-float64(kept)) > 1e-9 || value(got...) < best-1e-9 {
+			rt.Fatalf("ratios %v keep %v of %d steps and are worth %v, want %v", ratios, sum, kept, value(got...), best)
+		}
+	})
 }
 
 // Eq. 3: the mean is the ratio that was asked for, and more important heads have no less.

@@ -42,6 +42,9 @@ func (v *validator) attention(a *Attention) {
 	if !(a.Clamp > 0 && a.Clamp <= math.MaxFloat32) {
 		v.fail(path("clamp"), "clamp is %v, want a finite number above 0", a.Clamp)
 	}
+	if a.SharesBy != "" && !slices.Contains(Sharings, a.SharesBy) {
+		v.fail(path("shares_by"), "shares_by is %.40q, want one of %q", a.SharesBy, Sharings)
+	}
 	for i, density := range a.Densities {
 		if !(density > 0 && density <= 1) || i > 0 && density <= a.Densities[i-1] {
 			v.fail(path("densities", i), "density is %v, want numbers above 0, up to 1, ascending", density)
@@ -83,6 +86,9 @@ func (v *validator) attentionLayer(a *Attention, i int) {
 		head := &layer.Heads[j]
 		if !finite(head.Importance) {
 			v.fail(path("heads", j, "importance"), "importance is %v, want a finite number", head.Importance)
+		}
+		if !(head.Divergence >= 0 && head.Divergence <= math.MaxFloat32) {
+			v.fail(path("heads", j, "divergence"), "divergence is %v nats, want a finite number, 0 or more", head.Divergence)
 		}
 		v.scale(path("heads", j, "query_scale"), head.QueryScale)
 		v.shares(path("heads", j, "mass"), head.Mass, len(a.Densities))

@@ -16,7 +16,8 @@ import (
 )
 
 // Heads is what a step of attention in float32 has computed: queries, keys and values behind rotation, and the result,
-// which an observer may change. All rows begin at the first position, so that keys and values of every position are there.
+// which an observer may change. All rows begin at the first position, so that keys and values of every position are
+// there.
 type Heads struct {
 	op.Op
 	Layer int
@@ -118,8 +119,8 @@ func (h *Heads) each(rows int, f func(head, from, to int)) {
 	done.Wait()
 }
 
-// Interventions change what attention computes while a machine executes windows, each in one call from an empty cache: pass
-// Observe to the executor. Nothing is changed while Change is nil. Execution is in float32 on one lane.
+// Interventions change what attention computes while a machine executes windows, each in one call from an empty cache:
+// pass Observe to the executor. Nothing is changed while Change is nil. Execution is in float32 on one lane.
 type Interventions struct {
 	// Change is called for every step of attention.
 	Change func(heads *Heads)
@@ -226,8 +227,8 @@ func rowScale(static float32, row []float32) float32 {
 	return 1
 }
 
-// Sparse says which positions queries attend to. What it computes is the definition of the operators estimate, select and
-// sparse_attention, with other rules to compare them with.
+// Sparse says which positions queries attend to. What it computes is the definition of the operators estimate, select
+// and sparse_attention, with other rules to compare them with.
 type Sparse struct {
 	Rule string // of calibration.Rules
 	// Density is the share of the positions it sees that a query of a head keeps.
@@ -244,8 +245,8 @@ const blockSide = 64
 // Attend computes the result of every head anew, attending to the selected positions alone.
 //
 // A block of queries keeps of the positions that all of its queries see and that lie before it those with the largest
-// scores of any of its queries, each less the query's largest; its own positions and the first ones count, and are always
-// kept. The scores are estimated from queries and keys of 8 bits; what is attended to has exact scores.
+// scores of any of its queries, each less the query's largest; its own positions and the first ones count, and are
+// always kept. The scores are estimated from queries and keys of 8 bits; what is attended to has exact scores.
 func (s *Sparse) Attend(heads *Heads) {
 	block := max(1, s.Block)
 	var keys []*keyCodes
@@ -370,8 +371,8 @@ func (h *Heads) means() []float32 {
 	return out
 }
 
-// blocks keeps whole blocks of positions: the first one, and those whose mean key has the largest products with the mean
-// query, until there are count positions.
+// blocks keeps whole blocks of positions: the first one, and those whose mean key has the largest products with the
+// mean query, until there are count positions.
 func (s *span) blocks(heads *Heads, means []float32, head, count int) []int32 {
 	query := make([]float32, heads.HeadDim)
 	for row := s.from; row < s.to; row++ {

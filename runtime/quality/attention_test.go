@@ -230,7 +230,7 @@ func TestEstimates(t *testing.T) {
 	for i, value := range heads.qkv { // whole numbers up to 3, which 8 bits hold exactly
 		heads.qkv[i] = min(3, max(-3, float32(math.Round(float64(value)))))
 	}
-	estimates := Estimates{Densities: []float64{0.1, 0.5, 1}, Rows: 8}
+	estimates := Estimates{Densities: []float64{0.1, 0.5, 1}, Rows: 8, Block: 4}
 	estimates.Sizes(heads)
 	layers, err := estimates.Layers()
 	if err != nil {

@@ -8,13 +8,14 @@ import (
 	"github.com/hetc/hetc/planir/calibration"
 )
 
-// Estimates measures how large queries and keys are, how much of the softmax few positions have, and which of them an
-// estimate from 8-bit queries and keys finds. Windows are executed twice: with Sizes as the change of Interventions, then
-// with Recall.
+// Estimates measures how large queries and keys are, how much of the softmax the positions have that blocks of queries
+// keep, and which of the largest scores an estimate from 8-bit queries and keys finds. Windows are executed twice: with
+// Sizes as the change of Interventions, then with Recall.
 type Estimates struct {
 	Densities []float64
-	// Rows is how many rows of a window Recall looks at, evenly spread.
-	Rows int
+	// Rows is how many rows of a window Recall looks at, evenly spread, once one by one and once in blocks of Block
+	// queries that share a selection.
+	Rows, Block int
 
 	layers []layerSizes
 	err    error
@@ -25,6 +26,7 @@ type layerSizes struct {
 	windows       float64
 	queries, keys []float64     // sum of the largest magnitudes of windows over 127, by head
 	rows          []float64     // that Recall has looked at, by query head
+	queriesSeen   []float64     // in blocks
 	mass          [][]float64   // sums, by query head and density
 	recall        [][][]float64 // sums, by query head, kind of scales and density
 }
@@ -40,7 +42,7 @@ func (e *Estimates) at(heads *Heads) *layerSizes {
 	layer := &e.layers[heads.Layer]
 	if layer.queries == nil {
 		layer.queries, layer.keys = make([]float64, heads.Heads), make([]float64, heads.KVHeads)
-		layer.rows = make([]float64, heads.Heads)
+		layer.rows, layer.queriesSeen = make([]float64, heads.Heads), make([]float64, heads.Heads)
 		for range heads.Heads {
 			layer.mass = append(layer.mass, make([]float64, len(e.Densities)))
 			kinds := make([][]float64, len(calibration.ScaleKinds))
@@ -106,7 +108,7 @@ func (e *Estimates) Layers() ([]calibration.AttentionLayer, error) {
 		for number, sum := range layer.queries {
 			head := calibration.AttentionHead{QueryScale: layer.mean(sum), Mass: make([]float64, len(e.Densities))}
 			if count := layer.rows[number]; count > 0 {
-				head.Mass = means(layer.mass[number], count)
+				head.Mass = means(layer.mass[number], max(1, layer.queriesSeen[number]))
 				for kind, name := range calibration.ScaleKinds {
 					at := means(layer.recall[number][kind], count)
 					head.Recall = append(head.Recall, calibration.EstimateRecall{Scales: name, At: at})
@@ -137,6 +139,7 @@ func (e *Estimates) Recall(attention *calibration.Attention) func(*Heads) {
 				scales = append(scales, *attention.Bucket(heads.Layer, head, count))
 			}
 			e.recall(heads, layer, head, scales)
+			e.blockMass(heads, layer, head, attention)
 		})
 	}
 }
@@ -163,7 +166,7 @@ func (e *Estimates) recall(heads *Heads, layer *layerSizes, head int, scales []c
 			values[i] = dot(heads.Query(row, head), heads.Key(first+i, kvHead)) * scale
 		}
 		layer.rows[head]++
-		bounds := e.masses(layer.mass[head], values)
+		bounds := e.bounds(values)
 		for kind, pair := range scales {
 			queryScale := rowScale(pair.Query, heads.Query(row, head))
 			codes(query, heads.Query(row, head), queryScale)
@@ -188,31 +191,59 @@ func (h *Heads) roundHead(kvHead int, scale float32) *keyCodes {
 	return out
 }
 
-// masses adds, for each density, the share of the softmax that the largest scores have. It returns the smallest of these
-// scores.
-func (e *Estimates) masses(sums []float64, scores []float32) (bounds []float32) {
-	sorted := slices.Clone(scores)
-	slices.SortFunc(sorted, func(a, b float32) int {
-		switch {
-		case a > b:
-			return -1
-		case a < b:
-			return 1
+// bounds are, for each density, the smallest of the scores that are among the largest.
+func (e *Estimates) bounds(scores []float32) (out []float32) {
+	values := slices.Clone(scores)
+	for _, density := range e.Densities {
+		out = append(out, nthLargest(values, kept(density, len(values))))
+	}
+	return out
+}
+
+// blockMass adds, for each density, which share of their softmax the queries of blocks have on what their blocks keep.
+func (e *Estimates) blockMass(heads *Heads, layer *layerSizes, head int, attention *calibration.Attention) {
+	kvHead, scale := head/heads.group(), heads.scale()
+	sparse := Sparse{Rule: calibration.RuleUniform, Scales: attention.Scales}
+	keys := heads.roundHead(kvHead, attention.Scales(heads.Layer, head).Key)
+	blocks := max(1, e.Rows/e.Block)
+	weights := make([]float64, heads.Rows)
+	for number := range blocks {
+		to := (number + 1) * heads.Rows / blocks
+		from := to - e.Block
+		if from < leastPositions {
+			continue
 		}
-		return 0
-	})
-	total := 0.0
-	running := make([]float64, len(sorted))
-	for i, score := range sorted {
-		total += math.Exp(float64(score - sorted[0]))
-		running[i] = total
+		span := spanOf(heads, from, to)
+		worth := sparse.estimate(heads, keys, head, &span)
+		var kept [][]int32
+		for _, density := range e.Densities {
+			kept = append(kept, largestPositions(slices.Clone(worth), span.inner, span.keep(density)))
+		}
+		for row := from; row < to; row++ {
+			first, top := heads.first(row), float32(math.Inf(-1))
+			scores := make([]float32, row+1-first)
+			for i := range scores {
+				scores[i] = dot(heads.Query(row, head), heads.Key(first+i, kvHead)) * scale
+				top = max(top, scores[i])
+			}
+			total, own := 0.0, 0.0
+			for i, score := range scores {
+				weights[first+i] = math.Exp(float64(score - top))
+				total += weights[first+i]
+				if pos := first + i; pos >= span.from || pos < span.inner {
+					own += weights[pos]
+				}
+			}
+			layer.queriesSeen[head]++
+			for i := range e.Densities {
+				mass := own
+				for _, pos := range kept[i] {
+					mass += weights[pos]
+				}
+				layer.mass[head][i] += min(1, mass/total)
+			}
+		}
 	}
-	for i, density := range e.Densities {
-		count := kept(density, len(sorted))
-		sums[i] += running[count-1] / total
-		bounds = append(bounds, sorted[count-1])
-	}
-	return bounds
 }
 
 // kept is how many of so many positions a density keeps.

@@ -9,9 +9,9 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// Passage plants a passage into a window: length tokens, drawn from those that the window has so that they are of its kind
-// in no order that could be guessed, end half a window before its end, and are repeated at its end. What follows the first three
-// of the repeated ones, from position from on, can be known from the context alone.
+// Passage plants a passage into a window: length tokens, drawn from those that the window has so that they are of its
+// kind in no order that could be guessed, end half a window before its end, and are repeated at its end. What follows
+// the first three of the repeated ones, from position from on, can be known from the context alone.
 func Passage(window []int32, length int, seed uint64) (prompt []int32, from int, err error) {
 	if length < 8 || 4*length > len(window) {
 		return nil, 0, diag.New(diag.ClassInput, "plant a passage of %d tokens into a window of %d, want 8..%d", length,

@@ -97,7 +97,7 @@ func (o *CalibrateOptions) existing(model *trial.Model) (*calibration.Calibratio
 
 // showAttention prints heads, and what rules lose.
 func showAttention(ui *cli.Streams, attention *calibration.Attention) {
-	header := []string{">layer", ">head", ">without it", ">without layer"}
+	header := []string{">layer", ">head", ">without it", ">without layer", ">its KL"}
 	usual := slices.Index(attention.Densities, 0.2)
 	if usual >= 0 {
 		header = append(header, ">mass of 20 %", ">recall: rows", ">head", ">1", ">3", ">9", ">its density")
@@ -108,7 +108,7 @@ func showAttention(ui *cli.Streams, attention *calibration.Attention) {
 		layer := &attention.Layers[i]
 		for number, head := range layer.Heads {
 			row := []string{fmt.Sprint(i), fmt.Sprint(number), fmt.Sprintf("%+.4f", head.Importance),
-				fmt.Sprintf("%+.4f", layer.Importance)}
+				fmt.Sprintf("%+.4f", layer.Importance), fmt.Sprintf("%.4f", head.Divergence)}
 			if usual >= 0 {
 				row = append(row, fmt.Sprintf("%.4f", head.Mass[usual]))
 				for _, recall := range head.Recall {
@@ -120,6 +120,7 @@ func showAttention(ui *cli.Streams, attention *calibration.Attention) {
 		}
 	}
 	ui.Table(header, rows)
+	ui.Printf("positions are divided among heads by %s, with which plans lost least\n", attention.SharesBy)
 	rows = nil
 	for _, loss := range attention.Losses {
 		rows = append(rows, []string{loss.Rule, fmt.Sprintf("%.3g %%", 100*loss.Density), fmt.Sprintf("%.6f", loss.KL),

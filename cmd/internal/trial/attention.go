@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -128,11 +129,11 @@ func (a *attending) measure(ctx context.Context, what string, change func(*quali
 }
 
 // CalibrateAttention measures what plans with sparse attention need to know of a model: how important heads and layers
-// are, how large queries and keys, how well 8-bit estimates find the positions that matter, and what is lost when queries
-// keep few of them. Scales and recall come from every other window, losses from those between.
+// are, how large queries and keys, how well 8-bit estimates find the positions that matter, and what is lost when
+// queries keep few of them. Scales and recall come from every other window, losses from those between.
 //
-// Importances are by how much the loss rises when the head's or layer's result is zero (shadowAttn Eq. 1 and 2), so every
-// head costs an execution of the compared windows, and so does every rule at every density.
+// Importances are by how much the loss rises when the head's or layer's result is zero (shadowAttn Eq. 1 and 2), so
+// every head costs an execution of the compared windows, and so does every rule at every density.
 func CalibrateAttention(
 	ctx context.Context, model *Model, options AttentionOptions,
 ) (_ *calibration.Attention, err error) {
@@ -160,8 +161,8 @@ func CalibrateAttention(
 	if run.journal, err = openJournal(options.Journal, key); err != nil {
 		return nil, err
 	}
-	const clampsTried = 4
-	run.all = 2*len(observed) + len(compared)*(1+model.Layers*(1+model.Heads)+clampsTried+
+	const sharings = 5 // that are tried at most
+	run.all = 2*len(observed) + len(compared)*(1+model.Layers*(1+model.Heads)+sharings+
 		len(calibration.Rules)*len(options.Densities))
 	if err := run.reference(ctx); err != nil {
 		return nil, err
@@ -172,7 +173,7 @@ func CalibrateAttention(
 		Heads: model.Heads, KVHeads: model.KVHeads, Densities: options.Densities, Block: AttentionBlock,
 	}
 	for _, part := range []func(context.Context, *calibration.Attention) error{
-		run.estimates, run.importances, run.clamp, run.losses,
+		run.estimates, run.importances, run.sharing, run.losses,
 	} {
 		if err := part(ctx, out); err != nil {
 			return nil, err
@@ -183,8 +184,8 @@ func CalibrateAttention(
 
 // estimates executes the observed windows twice: for scales, then for recall.
 func (a *attending) estimates(ctx context.Context, out *calibration.Attention) (err error) {
-	const rows = 64 // of a window that recall looks at
-	estimates := quality.Estimates{Densities: out.Densities, Rows: rows}
+	const rows = 128 // of a window that recall looks at
+	estimates := quality.Estimates{Densities: out.Densities, Rows: rows, Block: out.Block}
 	for pass := range 2 {
 		a.change.Change = estimates.Sizes
 		if pass == 1 {
@@ -229,7 +230,7 @@ func (a *attending) importances(ctx context.Context, out *calibration.Attention)
 				layer.Importance = rise
 				out.Loss = math.Log(result.ReferencePerplexity.Mean)
 			} else {
-				layer.Heads[head].Importance = rise
+				layer.Heads[head].Importance, layer.Heads[head].Divergence = rise, result.KL.Mean
 			}
 		}
 	}
@@ -247,26 +248,33 @@ func sparse(attention *calibration.Attention, rule string, density float64) *qua
 	return out
 }
 
-// clamp chooses the bound of importances with the least loss at the density that is nearest to shadowAttn's.
-func (a *attending) clamp(ctx context.Context, out *calibration.Attention) error {
+// sharing chooses how positions are divided among heads: by mass, or by importances with one of several bounds,
+// whichever loses least at the density that is nearest to shadowAttn's.
+func (a *attending) sharing(ctx context.Context, out *calibration.Attention) error {
 	const usual = 0.2
 	density := slices.MinFunc(out.Densities, func(x, y float64) int {
-		return int(math.Copysign(1, math.Abs(x-usual)-math.Abs(y-usual)))
+		return cmp.Compare(math.Abs(x-usual), math.Abs(y-usual))
 	})
-	least := math.Inf(1)
-	best := 0.0
-	for _, clamp := range clamps(out.Importances()) {
-		out.Clamp = clamp
-		result, err := a.measure(ctx, fmt.Sprintf("importances up to %.3g", clamp),
-			sparse(out, calibration.RuleHeads, density).Attend)
-		if err != nil {
+	bounds := clamps(out.Importances())
+	least, best, by := math.Inf(1), bounds[0], calibration.ByMass
+	try := func(what string) error {
+		result, err := a.measure(ctx, what, sparse(out, calibration.RuleHeads, density).Attend)
+		if err == nil && result.KL.Mean < least {
+			least, best, by = result.KL.Mean, out.Clamp, out.SharesBy
+		}
+		return err
+	}
+	out.Clamp, out.SharesBy = bounds[0], calibration.ByMass
+	if err := try("shares by mass"); err != nil {
+		return err
+	}
+	out.SharesBy = calibration.ByImportance
+	for _, out.Clamp = range bounds {
+		if err := try(fmt.Sprintf("importances up to %.3g", out.Clamp)); err != nil {
 			return err
 		}
-		if result.KL.Mean < least {
-			least, best = result.KL.Mean, clamp
-		}
 	}
-	out.Clamp = best
+	out.Clamp, out.SharesBy = best, by
 	return nil
 }
 
@@ -297,8 +305,8 @@ func (a *attending) loss(
 		High: result.KL.High, TopAgreement: result.TopAgreement.Mean, PerplexityRatio: result.PerplexityRatio.Mean}, nil
 }
 
-// journal keeps tallies by what was measured, in a file of one JSON document a line. Its first line says for which model
-// and text.
+// journal keeps tallies by what was measured, in a file of one JSON document a line. Its first line says for which
+// model and text.
 type journal struct {
 	path  string
 	known map[string]*quality.Tally
@@ -311,8 +319,8 @@ type entry struct {
 	Tally *quality.Tally `json:"tally,omitempty"`
 }
 
-// openJournal reads what a run with the same key has measured; a journal of another key is begun anew, and so is one whose
-// end is missing, up to there. No path: nothing is kept.
+// openJournal reads what a run with the same key has measured; a journal of another key is begun anew, and so is one
+// whose end is missing, up to there. No path: nothing is kept.
 func openJournal(path, key string) (*journal, error) {
 	out := &journal{path: path, known: map[string]*quality.Tally{}}
 	if path == "" {
@@ -410,9 +418,9 @@ const (
 	passages      = 2
 )
 
-// CompareRules measures what rules of selection cost on every window of a text: divergence and perplexity, and how much of
-// a passage is recalled half a window later. The first result is dense attention, computed by the same definition as the
-// rules, so that its divergence is that of rounding.
+// CompareRules measures what rules of selection cost on every window of a text: divergence and perplexity, and how much
+// of a passage is recalled half a window later. The first result is dense attention, computed by the same definition as
+// the rules, so that its divergence is that of rounding.
 func CompareRules(ctx context.Context, model *Model, options RuleOptions) (_ []RuleResult, err error) {
 	run, err := openAttending(ctx, model, options.Text, options.Text.Windows)
 	if err != nil {
