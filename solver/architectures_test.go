@@ -65,6 +65,8 @@ func architectures(t *testing.T) []*models.Model {
 	kinds[op.OutlierMatMul] = true // stands behind products whose scheme needs a calibration: TestExecutionTakesAsLongAsPredicted
 	// Plans with capacity tiers have these.
 	kinds[op.GroupMatMul], kinds[op.Dispatch], kinds[op.Collect] = true, true, true
+	// Plans with sparse attention have these: TestAttentionChosen.
+	kinds[op.Estimate], kinds[op.Select], kinds[op.SparseAttend] = true, true, true
 	for _, k := range op.Kinds {
 		if !kinds[k] {
 			t.Errorf("no model has %q", k)
