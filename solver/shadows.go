@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -187,12 +188,7 @@ func keptShadows(sections []shadowSection, layers int,
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b planir.Shadow) int {
-		if a.Node < b.Node {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(out, func(a, b planir.Shadow) int { return strings.Compare(a.Node, b.Node) })
 	return out
 }
 
