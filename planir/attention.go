@@ -21,6 +21,12 @@ func (p *Plan) Sparse(rows int) bool {
 	return p.Attention != nil && slices.Contains(p.Attention.Rows, rows)
 }
 
+// Text says in which programs attention is sparse, and how much of the context it keeps.
+func (a *Attention) Text() string {
+	return fmt.Sprintf("sparse attention at %v rows: %.4g %% of the positions on average, selected for %d queries at a time",
+		a.Rows, 100*a.Density, a.Block)
+}
+
 // attention is P030. Rows of a batch have no positions in common that they could select, so that a batch is dense.
 func (c *checker) attention() {
 	at := c.plan.Attention

@@ -23,6 +23,9 @@ func Outline(plan *Plan) (string, error) {
 
 	line("%s on %s%s", plan.Model.Name, plan.SoC.Name, prefixed(", from ", plan.SoC.Times()))
 	line("context %d, cache %s%s", plan.MaxContext, plan.KV, prefixed(", folds ", strings.Join(plan.Folds, " ")))
+	if plan.Attention != nil {
+		line("%s", plan.Attention.Text())
+	}
 	for i := range plan.Shadows {
 		line("shadow outliers of %s: %s", plan.Shadows[i].Node, plan.Shadows[i].LayersText())
 	}

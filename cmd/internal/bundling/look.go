@@ -50,6 +50,7 @@ func Verify(ctx context.Context, ui *cli.Streams, path string, terms *accept.Ter
 		ui.Warnf("this hetc cannot read the plan in it: %v", unread)
 	} else {
 		planview.ShowEvidence(ui, plan)
+		planview.ShowAttention(ui, plan)
 	}
 	comparisons := accepted.Comparisons(false)
 	accept.ShowComparisons(ui, comparisons)
@@ -80,6 +81,7 @@ func Inspect(ui *cli.Streams, path string) error {
 	if plan := ClaimedPlan(path); plan != nil {
 		ui.Printf("\n")
 		planview.ShowEvidence(ui, plan)
+		planview.ShowAttention(ui, plan)
 		planview.ShowLimits(ui, plan)
 		planview.ShowKernels(ui, plan)
 		if named := planview.NamedKernels(plan); named != nil {

@@ -39,6 +39,13 @@ func LeftOut(listed workload.Rows, p *planir.Plan) []int {
 	return out
 }
 
+// ShowAttention says in which programs attention is sparse.
+func ShowAttention(s *cli.Streams, p *planir.Plan) {
+	if p.Attention != nil {
+		s.Printf("%s\n", p.Attention.Text())
+	}
+}
+
 // ShowSizes tells which buckets and batches were chosen, among how many.
 func ShowSizes(ui *cli.Streams, p *planir.Plan) {
 	unit := "ms"
