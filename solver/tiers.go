@@ -333,11 +333,11 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 		return nil, err
 	}
 	loads := planir.Input{Kind: "loads", Digest: digest}
-	tiers, reports, err := s.decideTiers(ctx, dynamic.Plan)
+	tiers, reports, dropped, err := s.decideTiers(ctx, dynamic.Plan)
 	if err != nil {
 		return nil, err
 	}
-	best, dropped := dynamic, []string(nil)
+	best := dynamic
 	for len(tiers) > 0 {
 		in.tiers = tiers
 		other, err := s.again(ctx, in, dynamic.Plan)
@@ -416,12 +416,13 @@ func programSizes(plan *planir.Plan) (buckets, batches []int) {
 	return buckets, batches
 }
 
-// decideTiers decides the capacity tiers of every bucket of a plan with the schemes that it gives experts.
+// decideTiers decides the capacity tiers of every bucket of a plan with the schemes that it gives experts; none says why
+// others have no tiers.
 func (s *session) decideTiers(ctx context.Context, plan *planir.Plan) (out []planir.ExpertTiers,
-	reports []planir.Solve, err error) {
+	reports []planir.Solve, none []string, err error) {
 	npu, err := staticProcessor(s.in.SoC)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	buckets, _ := programSizes(plan)
 	for _, rows := range buckets {
@@ -430,20 +431,23 @@ func (s *session) decideTiers(ctx context.Context, plan *planir.Plan) (out []pla
 		}
 		x, err := PoseTiers(s.in, rows, s.expertSchemes(plan, rows), s.tierRoom(plan, npu))
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		solution, err := s.in.Engine.Tiers(ctx, x.Problem, problem.Limits{})
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		chunks := int64(x.Problem.Chunks())
 		reports = append(reports, planir.Solve{Problem: "tiers " + x.Problem.Name, Status: string(solution.Status), ObjectiveNS: solution.Objective / chunks, BoundNS: solution.Bound / chunks,
 			Choices: len(x.Problem.Capacities)})
 		if tiers := x.Plan(solution); tiers != nil {
 			out = append(out, *tiers)
+			continue
 		}
+		none = append(none, fmt.Sprintf("at %d rows no expert gains by a slot on %s: dynamic experts take %.3f ms on %s",
+			rows, x.NPU, float64(solution.Objective)/float64(chunks)/1e6, x.CPU))
 	}
-	return out, reports, nil
+	return out, reports, none, nil
 }
 
 // expertSchemes are the schemes of the products of a plan's experts, in order.
