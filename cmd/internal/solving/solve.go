@@ -158,6 +158,7 @@ func (o *Options) tell(ui *cli.Streams, input *solver.Input, result *solver.Resu
 	plan := result.Plan
 	planview.ShowTarget(ui, plan)
 	planview.ShowPredictions(ui, plan)
+	planview.ShowAttention(ui, plan)
 	planview.ShowSizes(ui, plan)
 	// A bucket that is worth nothing may be left out, which a user who listed it must learn.
 	dropped := planview.LeftOut(input.Workload.Buckets, plan)
