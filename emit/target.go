@@ -64,6 +64,9 @@ func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
 	if target.Emulator { // what the device was expected to take says nothing about the emulator
 		out.Predictions, out.Solver, out.Beside = nil, nil, nil
 	}
+	if len(fallen) > 0 { // its orders are of the tasks that were decided
+		out.InFlight = nil
+	}
 	if beside := out.Beside; beside != nil && (out.Proc(beside.Prefill) == nil || out.Proc(beside.Decode) == nil) {
 		out.Beside = nil
 	}

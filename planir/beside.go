@@ -163,8 +163,8 @@ func (c *checker) ownPrograms() {
 		}
 	}
 	for i, program := range c.plan.Program.All() {
-		path, beside := programPath(i, len(c.plan.Program.Programs)), c.plan.Beside
-		if i < len(c.plan.Program.Programs) {
+		path, beside := c.plan.Program.path(i), c.plan.Beside
+		if number := i - len(c.plan.Program.Programs); number < 0 || number >= len(c.plan.Program.Beside) {
 			if program.On != "" {
 				c.fail(path+".on", "program %q is of processor %q, and is executed by all", program.Name, program.On)
 			}

@@ -113,6 +113,9 @@ func (st *Step) dump() string {
 	if st.R0 > 0 {
 		fmt.Fprintf(&out, " from row %d", st.R0)
 	}
+	if st.Behind > 0 {
+		fmt.Fprintf(&out, " %d layers behind", st.Behind)
+	}
 	// A list is its word, then the elements with commas between; an empty list is left out.
 	list := func(word string, count int, text func(int) string) {
 		for i := range count {

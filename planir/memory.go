@@ -267,8 +267,8 @@ func MemoryAt(p *Plan, e Extent) Memory {
 		return int64(float64(bytes) * float64(max(0, part)) / float64(all))
 	}
 	most := 1
-	for i := range p.Program.Programs {
-		most = max(most, p.Program.Programs[i].Rows)
+	for _, program := range p.Program.All() {
+		most = max(most, program.Rows)
 	}
 	if positions < p.MaxContext*p.Sequences() {
 		m.Tables = 0

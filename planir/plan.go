@@ -48,6 +48,8 @@ type Plan struct {
 	Drafts *Drafts `json:"drafts,omitempty" yaml:"drafts,omitempty"`
 	// which programs attend to selected positions only; nil: none
 	Attention *Attention `json:"attention,omitempty" yaml:"attention,omitempty"`
+	// how many chunks of a prompt are processed together; nil: one
+	InFlight *InFlight `json:"in_flight,omitempty" yaml:"in_flight,omitempty"`
 	// what emit made it a plan for; nil: it is as solve wrote it
 	Target  *Target `json:"target,omitempty" yaml:"target,omitempty"`
 	Program Program `json:"program" yaml:"program"`

@@ -660,6 +660,22 @@ func TestRules(t *testing.T) {
 		})
 		broken["P017"] = true
 	}
+	for name, fault := range inFlightFaults {
+		t.Run("P031 "+name, func(t *testing.T) {
+			p := inFlightPlan(t)
+			fault.mutate(p)
+			found := planir.Check(p)
+			if len(found) == 0 {
+				t.Fatal("no rule is broken")
+			}
+			for _, d := range found {
+				if d.Code != fault.rule || d.Hint == "" || d.Path == "" {
+					t.Errorf("breaks %s: %v", d.Code, d)
+				}
+			}
+		})
+		broken["P031"] = true
+	}
 	for _, r := range planir.Rules {
 		if !broken[r.ID] {
 			t.Errorf("rule %s has no plan that breaks it", r.ID)

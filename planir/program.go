@@ -27,8 +27,10 @@ type Program struct {
 	// each is for one number of rows; the decider says which one takes a call
 	Programs []Phase `json:"programs,omitempty" yaml:"programs,omitempty"`
 	// each is executed by one processor alone, while others execute something else (see Beside)
-	Beside  []Phase  `json:"beside,omitempty" yaml:"beside,omitempty"`
-	Decider []Decide `json:"decider,omitempty" yaml:"decider,omitempty"`
+	Beside []Phase `json:"beside,omitempty" yaml:"beside,omitempty"`
+	// each processes several whole chunks of a prompt together (see InFlight)
+	InFlight []Phase  `json:"in_flight,omitempty" yaml:"in_flight,omitempty"`
+	Decider  []Decide `json:"decider,omitempty" yaml:"decider,omitempty"`
 }
 
 // Buffer is a slot of the pool: [Rows,Cols] of Type. Buffers never overlap.
@@ -154,13 +156,16 @@ func (p *Program) For(n int) *Phase {
 // Step waits for flags, runs a graph, and sets a flag. R0 is the first row of the call it covers: a
 // call with fewer rows runs it with the rest, or skips it.
 type Step struct {
-	Node string      `json:"node" yaml:"node"` // see Nodes
-	Wait []Wait      `json:"wait,omitempty" yaml:"wait,omitempty,flow"`
-	Run  string      `json:"run" yaml:"run"` // graph
-	R0   int         `json:"r0,omitempty" yaml:"r0,omitempty"`
-	In   []View      `json:"in,omitempty" yaml:"in,omitempty,flow"`
-	W    []WeightRef `json:"w,omitempty" yaml:"w,omitempty,flow"`
-	Out  []View      `json:"out,omitempty" yaml:"out,omitempty,flow"`
+	Node string `json:"node" yaml:"node"` // see Nodes
+	Wait []Wait `json:"wait,omitempty" yaml:"wait,omitempty,flow"`
+	Run  string `json:"run" yaml:"run"` // graph
+	R0   int    `json:"r0,omitempty" yaml:"r0,omitempty"`
+	// Behind is how many layers the step is behind the section's first: in iteration i it works on layer i-Behind, if
+	// the section has it.
+	Behind int         `json:"behind,omitempty" yaml:"behind,omitempty"`
+	In     []View      `json:"in,omitempty" yaml:"in,omitempty,flow"`
+	W      []WeightRef `json:"w,omitempty" yaml:"w,omitempty,flow"`
+	Out    []View      `json:"out,omitempty" yaml:"out,omitempty,flow"`
 	// Full: its rows are no tokens, and every call executes all of them
 	Full bool `json:"full,omitempty" yaml:"full,omitempty"`
 	// cache heads [from,to) of a graph with state

@@ -176,7 +176,7 @@ func (c *checker) qualitySizes() {
 // programSizes checks the programs, and the sections, lanes and flags of each.
 func (c *checker) programSizes() {
 	for i, program := range c.plan.Program.All() {
-		path := programPath(i, len(c.plan.Program.Programs))
+		path := c.plan.Program.path(i)
 		if program.Rows < 1 || program.Phase != "prefill" && program.Phase != "decode" {
 			c.fail(path,
 				"phase %q with %d rows, want prefill or decode with at least 1",
@@ -191,6 +191,11 @@ func (c *checker) programSizes() {
 		steps := 0
 		for i := range section.Lanes {
 			steps += len(section.Lanes[i].Steps)
+			for j := range section.Lanes[i].Steps {
+				if behind := section.Lanes[i].Steps[j].Behind; behind < 0 || behind > maxBehind {
+					c.fail(section.path(), "a step is %d layers behind, want 0..%d", behind, maxBehind)
+				}
+			}
 		}
 		// A section of no layers runs once, and states no first layer.
 		layers := section.Layers >= 0 && section.Layers <= maxLayers &&

@@ -13,7 +13,8 @@ import (
 // iterations show everything. The cost is one pass over the events, times the number of lanes; races compares all pairs
 // of them.
 
-// iterations is how often unroll repeats the section of several layers.
+// iterations is how often unroll repeats the section of several layers, and as often more as steps are layers behind
+// others.
 const iterations = 3
 
 // flags is P007.
@@ -74,7 +75,7 @@ func unroll(section *Section) *run {
 	for lane := range state.clock {
 		state.clock[lane] = make([]int, len(section.Lanes))
 	}
-	most := min(max(section.Layers, 1), iterations)
+	most := min(section.Iterations(), iterations+section.behind())
 	for progress := true; progress; {
 		progress = false
 		for lane := range section.Lanes {
@@ -200,12 +201,12 @@ func (c *checker) written() {
 		unrolled := c.runs[section.Section]
 		var have []View
 		for b, reader := range unrolled.events {
-			if reader.iter > 0 {
-				continue // has at least what iteration 0 had
+			if reader.iter != reader.step.Behind {
+				continue // has at least what the first layer had
 			}
 			have = append(have[:0], earlier...)
 			for a, writer := range unrolled.events {
-				if unrolled.precedes(a, b) {
+				if writer.iter >= writer.step.Behind && unrolled.precedes(a, b) {
 					have = append(have, writer.step.Out...)
 				}
 			}
@@ -225,7 +226,7 @@ func (c *checker) written() {
 			}
 		}
 		for _, writer := range unrolled.events {
-			if writer.iter == 0 {
+			if writer.iter == writer.step.Behind {
 				earlier = append(earlier, writer.step.Out...)
 			}
 		}

@@ -82,7 +82,7 @@ func (c *checker) batches() {
 				programs[program.Rows]++
 			}
 			batched[program.Name] = true
-			c.batch(programPath(i, len(c.plan.Program.Programs)), program)
+			c.batch(c.plan.Program.path(i), program)
 		}
 	}
 	for i, size := range c.plan.Batches {

@@ -61,7 +61,8 @@ func (c *checker) references() {
 		}
 	}
 	for i, entry := range program.Decider {
-		if !slices.ContainsFunc(program.Programs, func(named Phase) bool { return named.Name == entry.Program }) {
+		named := func(phase Phase) bool { return phase.Name == entry.Program }
+		if !slices.ContainsFunc(program.Programs, named) && !slices.ContainsFunc(program.InFlight, named) {
 			c.fail(fmt.Sprintf("program.decider[%d]", i), "unknown program %q", entry.Program)
 		}
 	}

@@ -8,25 +8,29 @@ import (
 // sectionAt is a section with the program it belongs to.
 type sectionAt struct {
 	*Section
-	program *Phase
-	index   [2]int // of the program among All, of the section in it
-	own     int    // number of programs that come before those in Beside
+	program  *Phase
+	index    [2]int // of the program among All, of the section in it
+	programs *Program
 }
 
 // path is the data path of the section.
 func (s sectionAt) path() string {
-	return fmt.Sprintf("%s.sections[%d]", programPath(s.index[0], s.own), s.index[1])
+	return fmt.Sprintf("%s.sections[%d]", s.programs.path(s.index[0]), s.index[1])
 }
 
-// programPath is the data path of program number i of All, of which the first ones are Programs.
-func programPath(i, programs int) string {
-	if i < programs {
+// path is the data path of program number i of All.
+func (p *Program) path(i int) string {
+	switch beside := i - len(p.Programs); {
+	case beside < 0:
 		return fmt.Sprintf("program.programs[%d]", i)
+	case beside < len(p.Beside):
+		return fmt.Sprintf("program.beside[%d]", beside)
+	default:
+		return fmt.Sprintf("program.in_flight[%d]", beside-len(p.Beside))
 	}
-	return fmt.Sprintf("program.beside[%d]", i-programs)
 }
 
-// All walks all programs with their numbers: Programs, then Beside.
+// All walks all programs with their numbers: Programs, then Beside, then InFlight.
 func (p *Program) All() iter.Seq2[int, *Phase] {
 	return func(yield func(int, *Phase) bool) {
 		for i := range p.Programs {
@@ -36,6 +40,11 @@ func (p *Program) All() iter.Seq2[int, *Phase] {
 		}
 		for i := range p.Beside {
 			if !yield(len(p.Programs)+i, &p.Beside[i]) {
+				return
+			}
+		}
+		for i := range p.InFlight {
+			if !yield(len(p.Programs)+len(p.Beside)+i, &p.InFlight[i]) {
 				return
 			}
 		}
@@ -61,7 +70,7 @@ func (p *Program) sections() iter.Seq[sectionAt] {
 	return func(yield func(sectionAt) bool) {
 		for i, program := range p.All() {
 			for j := range program.Sections {
-				if !yield(sectionAt{&program.Sections[j], program, [2]int{i, j}, len(p.Programs)}) {
+				if !yield(sectionAt{&program.Sections[j], program, [2]int{i, j}, p}) {
 					return
 				}
 			}

@@ -166,7 +166,7 @@ func inOrder(program *planir.Phase, of map[stepKey]effort) (out []timeline.Phase
 		for range max(1, section.Layers) {
 			for _, lane := range section.Lanes {
 				for j := range lane.Steps {
-					out = append(out, of[stepKey{lane.Proc, lane.Steps[j].Node, lane.Steps[j].Run}].phases...)
+					out = append(out, of[keyOf(&lane, &lane.Steps[j])].phases...)
 				}
 			}
 		}

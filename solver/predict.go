@@ -13,9 +13,26 @@ import (
 // exactly what was measured, are within it.
 const modelError = 0.01
 
-// prediction goes through a lowered program three times: with the expected, the low and the high time of every step
-// and hand-over. It adds the modelled energy, and the times on single processors.
+// prediction is predictTimes with the modelled energy, and the times on single processors.
 func (s *planner) prediction(plan *planir.Plan, ph *planir.Phase) (planir.Prediction, error) {
+	pred, err := s.predictTimes(plan, ph)
+	if err != nil {
+		return pred, err
+	}
+	nj, ok, err := s.energy(plan, ph)
+	if err != nil {
+		return pred, err
+	}
+	if ok {
+		pred.EnergyUJ = microjoules(nj)
+	}
+	pred.Singles, err = s.singles(ph.Rows)
+	return pred, err
+}
+
+// predictTimes goes through a lowered program three times: with the expected, the low and the high time of every step
+// and hand-over.
+func (s *planner) predictTimes(plan *planir.Plan, ph *planir.Phase) (planir.Prediction, error) {
 	pred := planir.Prediction{Program: ph.Name}
 	of, err := s.efforts(plan, ph)
 	if err != nil {
@@ -35,19 +52,11 @@ func (s *planner) prediction(plan *planir.Plan, ph *planir.Phase) (planir.Predic
 	// is not.
 	pred.LowNS = min(pred.LowNS, price.Whole(float64(pred.PlanNS)*(1-modelError)))
 	pred.HighNS = max(pred.HighNS, price.Whole(math.Ceil(float64(pred.PlanNS)*(1+modelError))))
-	nj, ok, err := s.energy(plan, ph)
-	if err != nil {
-		return pred, err
-	}
-	if ok {
-		pred.EnergyUJ = microjoules(nj)
-	}
 	for i, ns := range sections {
 		pred.Sections = append(pred.Sections,
 			planir.SectionTime{Section: ph.Sections[i].Name, NS: ns / int64(max(1, ph.Sections[i].Layers))})
 	}
-	pred.Singles, err = s.singles(ph.Rows)
-	return pred, err
+	return pred, nil
 }
 
 // microjoules is an energy as predictions say it.

@@ -185,6 +185,9 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	if err := s.drafts(plan); err != nil {
 		return nil, err
 	}
+	if err := s.inFlight(ctx, plan); err != nil {
+		return nil, err
+	}
 	found := check.Plan(plan, in.Model, in.WholeSoC())
 	if err := found.Err(); err != nil {
 		// The checker is independent of the solver: what it finds is a defect of the solver, but for P027.

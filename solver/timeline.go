@@ -3,6 +3,7 @@ package solver
 import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/price"
 )
@@ -29,7 +30,7 @@ func sections(ph *planir.Phase, control string, thread func(lane string) string)
 				}
 			}
 		}
-		out[i] = timeline.Section{Iterations: sec.Layers, Control: control}
+		out[i] = timeline.Section{Iterations: sec.Iterations(), Control: control}
 		for j := range sec.Lanes {
 			from := &sec.Lanes[j]
 			on := thread(from.Proc)
@@ -52,24 +53,30 @@ func sections(ph *planir.Phase, control string, thread func(lane string) string)
 
 // efforts are those of a section's steps, under one assumption about their times.
 type efforts struct {
-	phases [][][]timeline.Phase // by lane and step
+	section *planir.Section
+	phases  [][][]timeline.Phase // by lane and step
 }
 
-// Phases are the same in every iteration.
-func (e *efforts) Phases(lane, step, _ int) []timeline.Phase { return e.phases[lane][step] }
+// Phases are the same in every iteration in which the step has a layer.
+func (e *efforts) Phases(lane, step, iteration int) []timeline.Phase {
+	if _, works := e.section.Lanes[lane].Steps[step].Layer(e.section, iteration); !works {
+		return nil
+	}
+	return e.phases[lane][step]
+}
 
 // Ran notes nothing.
 func (e *efforts) Ran(_, _, _ int, _, _, _ int64) {}
 
 // assume is the efforts of a section with their expected times, or those that pick selects.
 func assume(sec *planir.Section, of map[stepKey]effort, pick func(price.Estimate) int64) *efforts {
-	out := &efforts{phases: make([][][]timeline.Phase, len(sec.Lanes))}
+	out := &efforts{section: sec, phases: make([][][]timeline.Phase, len(sec.Lanes))}
 	for l := range sec.Lanes {
 		lane := &sec.Lanes[l]
 		out.phases[l] = make([][]timeline.Phase, len(lane.Steps))
 		for k := range lane.Steps {
 			st := &lane.Steps[k]
-			effort := of[stepKey{lane.Proc, st.Node, st.Run}]
+			effort := of[keyOf(lane, st)]
 			out.phases[l][k] = effort.phases
 			if ns := pick(effort.Estimate); ns != effort.NS && effort.NS > 0 {
 				out.phases[l][k] = stretched(effort.phases, float64(ns)/float64(effort.NS))
@@ -114,7 +121,15 @@ func (s *request) walk(ph *planir.Phase, of map[stepKey]effort,
 }
 
 // stepKey names a step: what is told apart by it takes the same time.
-type stepKey struct{ lane, node, graph string }
+type stepKey struct {
+	lane, node, graph string
+	from              int // first row, of which chunk it is
+}
+
+// keyOf is the key of a lane's step.
+func keyOf(lane *planir.Lane, st *planir.Step) stepKey {
+	return stepKey{lane.Proc, st.Node, st.Run, st.R0}
+}
 
 // call is how a program is called.
 type call struct {
@@ -127,11 +142,17 @@ func (s *request) whole(ph *planir.Phase) call { return call{ph.Rows, s.want.Con
 
 // efforts are what the steps of a program do: the operators of their graphs, which are launched once.
 func (s *request) efforts(plan *planir.Plan, ph *planir.Phase) (map[stepKey]effort, error) {
-	return s.effortsOf(plan, ph, s.whole(ph))
+	return s.effortsAt(plan, ph, ph.Rows, func(from int) int { return s.contextOf(plan, ph, from) })
 }
 
 // effortsOf is efforts of a call with fewer rows: a processor that takes any number of rows computes just those.
 func (s *request) effortsOf(plan *planir.Plan, ph *planir.Phase, called call) (map[stepKey]effort, error) {
+	return s.effortsAt(plan, ph, called.rows, func(int) int { return called.context })
+}
+
+// effortsAt is efforts of a call of so many rows, with the positions that attention of a step works on by its first row.
+func (s *request) effortsAt(plan *planir.Plan, ph *planir.Phase, rows int, context func(from int) int) (map[stepKey]effort,
+	error) {
 	graphs := map[string]*planir.Graph{}
 	for i := range plan.Program.Graphs {
 		graphs[plan.Program.Graphs[i].Name] = &plan.Program.Graphs[i]
@@ -141,15 +162,15 @@ func (s *request) effortsOf(plan *planir.Plan, ph *planir.Phase, called call) (m
 		for _, lane := range ph.Sections[i].Lanes {
 			for i := range lane.Steps {
 				st := &lane.Steps[i]
-				key := stepKey{lane.Proc, st.Node, st.Run}
+				key := keyOf(&lane, st)
 				if _, ok := out[key]; ok {
 					continue
 				}
-				left := call{max(0, called.rows-st.R0), called.context}
+				left := call{max(0, rows-st.R0), context(st.R0)}
 				if st.Full { // its rows are no tokens: every call executes all of them
 					left.rows = graphs[st.Run].Graph.Rows()
 				}
-				effort, err := s.effort(plan.Proc(lane.Proc), graphs[st.Run], left)
+				effort, err := s.effort(plan.Proc(lane.Proc), &graphs[st.Run].Graph, left)
 				if err != nil {
 					return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "predict step %q of %s: %w",
 						st.Node, ph.Name, err)
@@ -163,17 +184,17 @@ func (s *request) effortsOf(plan *planir.Plan, ph *planir.Phase, called call) (m
 
 // effort is what a graph does on a processor: what its operators do, less the launches that one graph saves. It does
 // nothing where no row of the call is left for it.
-func (s *request) effort(on *planir.Proc, graph *planir.Graph, called call) (effort, error) {
+func (s *request) effort(on *planir.Proc, graph *op.Graph, called call) (effort, error) {
 	var out effort
 	if called.rows == 0 {
 		return out, nil
 	}
 	proc := on.Name
 	launch, err := s.prices.Launch(proc)
-	if err != nil && len(graph.Graph.Nodes) > 1 {
+	if err != nil && len(graph.Nodes) > 1 {
 		return out, err
 	}
-	for i, n := range graph.Graph.Nodes {
+	for i, n := range graph.Nodes {
 		task := price.Task{Proc: proc, Op: n.Op}
 		if on.DynamicRows {
 			task.Op.M = min(task.Op.M, called.rows)

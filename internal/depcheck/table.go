@@ -93,7 +93,8 @@ var table = []room{
 	{path: "solver/highs", may: []string{"solver/milp", "internal/native", "internal/child"}, third: []string{"github.com/tetratelabs/wazero"}},
 	{path: "solver/workload", may: []string{"solver/problem", "planir/op", "models", "socs", "internal/decode"}},
 	{path: "solver/price", may: []string{"solver/problem", "solver/workload", "planir", "planir/source", "planir/check", "planir/lower", "planir/op", "socs", "socs/timeline", "roofline", "profiler/record"}},
-	{path: "solver", may: []string{"solver/problem", "solver/workload", "solver/price", "planir", "planir/source", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record"}},
+	{path: "solver/order"},
+	{path: "solver", may: []string{"solver/order", "solver/problem", "solver/workload", "solver/price", "planir", "planir/source", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record"}},
 	{path: "solver/explain", may: []string{"solver", "solver/problem", "solver/workload", "solver/price", "planir", "planir/check", "planir/op", "socs"}},
 
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "runtime/selftest", "runtime/programs", "internal/child"}}, // selftest, programs: what a bundle carries for them

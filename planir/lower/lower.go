@@ -19,8 +19,7 @@ import (
 // graph g. The result depends on nothing else, so a plan's program can be recomputed to check it.
 func Lower(plan *planir.Plan, graph *models.Graph) error {
 	// Lowering has two halves: programs section by section, then what all programs share (finish).
-	build := &builder{plan: plan, model: graph, buffers: map[string]*planir.Buffer{}, graphs: map[string]string{},
-		contexts: map[string]string{}, packs: map[packKey]*packUse{}}
+	build := newBuilder(plan, graph)
 	// The decisions say which numbers of rows there are.
 	buckets := map[int]bool{}
 	for _, decision := range plan.Decisions {
@@ -64,11 +63,24 @@ func Lower(plan *planir.Plan, graph *models.Graph) error {
 			build.out.Beside = append(build.out.Beside, ph)
 		}
 	}
+	if plan.InFlight != nil {
+		ph, err := build.inFlight()
+		if err != nil {
+			return err
+		}
+		build.out.InFlight = append(build.out.InFlight, ph)
+	}
 	if err := build.finish(rows); err != nil {
 		return err
 	}
 	plan.Program = build.out
 	return nil
+}
+
+// newBuilder is a builder that has lowered nothing.
+func newBuilder(plan *planir.Plan, graph *models.Graph) *builder {
+	return &builder{plan: plan, model: graph, buffers: map[string]*planir.Buffer{}, graphs: map[string]string{},
+		contexts: map[string]string{}, packs: map[packKey]*packUse{}}
 }
 
 // program lowers the program of so many rows: that of the plan's decisions, or one that a processor executes alone.
@@ -82,16 +94,10 @@ func (b *builder) program(count int, on string) (ph planir.Phase, err error) {
 	if plan.Decodes(count) {
 		ph.Phase = "decode"
 	}
-	sections, err := Expand(of, count, plan.MaxContext, plan.KV, func(node string) op.Scheme {
-		if decision := b.decision(node, count); decision != nil {
-			return decision.Scheme
-		}
-		return op.A32W32 // section reports the missing decision
-	}, b.tiers(count, on))
+	sections, err := b.expand(of, count, count, b.tiers(count, on))
 	if err != nil {
 		return ph, diag.New(diag.ClassIllegal, "lower plan: rows %d: %w", count, err)
 	}
-	sections = Prune(sections, plan)
 	if b.on = on; on != "" {
 		own(sections, &ph)
 	}
@@ -114,6 +120,20 @@ func (b *builder) tiers(rows int, on string) *planir.ExpertTiers {
 		return nil
 	}
 	return b.plan.TiersOf(rows)
+}
+
+// expand is a model at a number of rows, with the schemes decided for a number of rows.
+func (b *builder) expand(of *models.Graph, rows, decided int, tiers *planir.ExpertTiers) ([]Section, error) {
+	sections, err := Expand(of, rows, b.plan.MaxContext, b.plan.KV, func(node string) op.Scheme {
+		if decision := b.decision(node, decided); decision != nil {
+			return decision.Scheme
+		}
+		return op.A32W32 // tasks reports the missing decision
+	}, tiers)
+	if err != nil {
+		return nil, err
+	}
+	return Prune(sections, b.plan), nil
 }
 
 // own gives the values of a program's sections the names of its own buffers.
@@ -217,6 +237,9 @@ type builder struct {
 	packs    map[packKey]*packUse
 	fixups   []fixup // in all steps made so far
 	on       string  // processor that executes the program alone; "": its decisions say who does
+	// The tasks being made are of one of several chunks, which begins at row from.
+	flight bool
+	from   int
 }
 
 // fixup is a weight reference to be completed once every pack is named.
@@ -291,27 +314,36 @@ func readOutside(sections []Section, i int) map[string]bool {
 // section lowers a section in four phases: it cuts nodes into tasks, joins tasks, orders them by flags, and deals them
 // out to lanes. outside are the buffers that other sections read.
 func (b *builder) section(section *Section, rows int, outside map[string]bool) (planir.Section, error) {
+	tasks, err := b.tasks(section, rows, outside)
+	if err != nil {
+		return planir.Section{}, err
+	}
+	return b.deal(section, tasks, section.Layers > 1), nil
+}
+
+// tasks cuts the nodes of a section into tasks and joins those that one step can execute.
+func (b *builder) tasks(section *Section, rows int, outside map[string]bool) ([]*task, error) {
 	var tasks []*task
 	for i := range section.Nodes {
 		node := &section.Nodes[i]
 		decision := b.decision(node.Name, rows)
 		if decision == nil {
-			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: no decision for %q at %d rows",
+			return nil, diag.New(diag.ClassIllegal, "lower plan: no decision for %q at %d rows",
 				node.Name, rows).WithCode("P010")
 		}
 		// The scheme must be the operator's: Expand has written it there unless the operator takes none or a fixed
 		// one.
 		if operator := node.Op(); !operator.HasScheme() && decision.Scheme != operator.Scheme {
-			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: scheme %q, and %q takes none",
+			return nil, diag.New(diag.ClassIllegal, "lower plan: %s@%d: scheme %q, and %q takes none",
 				node.Name, rows, decision.Scheme, operator.Kind).WithCode("P010")
 		} else if decision.Scheme != operator.Scheme {
-			return planir.Section{}, diag.New(diag.ClassIllegal,
+			return nil, diag.New(diag.ClassIllegal,
 				"lower plan: %s@%d: scheme %q, want %q: its result selects experts, and is computed in float32",
 				node.Name, rows, decision.Scheme, operator.Scheme).WithCode("P010")
 		}
 		task, err := b.node(section, node, decision)
 		if err != nil {
-			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: %w", node.Name, rows, err).
+			return nil, diag.New(diag.ClassIllegal, "lower plan: %s@%d: %w", node.Name, rows, err).
 				WithCode("P010")
 		}
 		tasks = append(tasks, task...)
@@ -321,8 +353,14 @@ func (b *builder) section(section *Section, rows int, outside map[string]bool) (
 	for _, task := range tasks {
 		task.step.Run = b.graph(task)
 	}
+	return tasks, nil
+}
+
+// deal orders tasks, which are listed in an order that one processor alone could execute, by flags, and deals them out
+// to lanes.
+func (b *builder) deal(section *Section, tasks []*task, repeated bool) planir.Section {
 	out := planir.Section{Name: section.Name, First: section.First, Layers: section.Layers, Logits: section.Logits}
-	out.Flags = synchronise(tasks, section.Layers > 1)
+	out.Flags = synchronise(tasks, repeated)
 	// Each processor executes its tasks in this order; flags order tasks of different processors.
 	lanes := map[string][]planir.Step{}
 	for _, task := range tasks {
@@ -344,7 +382,7 @@ func (b *builder) section(section *Section, rows int, outside map[string]bool) (
 			i++
 		}
 	}
-	return out, nil
+	return out
 }
 
 // node makes the tasks of one node.
@@ -354,6 +392,9 @@ func (b *builder) node(section *Section, node *Node, decision *planir.Decision) 
 	}
 	pieces, err := Cut(section, node, decision, b.plan.Proc)
 	if err != nil {
+		return nil, err
+	}
+	if err := b.moveTo(section, node, pieces); err != nil {
 		return nil, err
 	}
 	var tasks []*task
@@ -621,6 +662,10 @@ func (b *builder) finish(rows []int) error {
 	}
 	// The decider takes the smallest program that holds all tokens, and the largest one for more.
 	rows = slices.DeleteFunc(slices.Clone(rows), func(count int) bool { return slices.Contains(b.plan.Batches, count) })
+	whole := b.plan.MaxContext + 1 // tokens from which on there are several whole chunks
+	if len(b.out.InFlight) > 0 {
+		whole = b.out.InFlight[0].Rows
+	}
 	for i, count := range rows {
 		lo, hi := 1, count
 		if i > 0 {
@@ -629,10 +674,15 @@ func (b *builder) finish(rows []int) error {
 		if i == len(rows)-1 {
 			hi = b.plan.MaxContext
 		}
+		hi = min(hi, whole-1)
 		if lo <= hi {
 			entry := planir.Decide{Min: lo, Max: hi, Program: ProgramName(count, count == 1)}
 			b.out.Decider = append(b.out.Decider, entry)
 		}
+	}
+	if whole <= b.plan.MaxContext {
+		entry := planir.Decide{Min: whole, Max: b.plan.MaxContext, Program: b.out.InFlight[0].Name}
+		b.out.Decider = append(b.out.Decider, entry)
 	}
 	return nil
 }

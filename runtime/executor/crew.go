@@ -360,7 +360,7 @@ func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 	lane, call := ls.lane, &cs.call
 	number := int64(ls.iter*len(ls.steps) + ls.next)
-	if rows := st.prepare(lane, call); rows > 0 {
+	if rows := st.prepare(lane, call, ls.iter); rows > 0 {
 		bound := &st.calls[ls.iter]
 		// tell the lanes that wait when the step began, so that they can sleep
 		if ls.watched && st.lately.Load() > int64(shortNap) { // no lane sleeps through a shorter one
@@ -379,7 +379,7 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 			return m.failure(ls, st, ls.iter, err)
 		}
 		if m.observe != nil {
-			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: rows,
+			m.observe(Observed{Node: st.Node, Layer: st.layer(ls.iter), Graph: st.graph, Rows: rows,
 				In: bound.bind.In, Out: bound.bind.Out})
 		}
 		if bound.dispatched != nil && !lane.virt {
@@ -403,10 +403,10 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 }
 
 // prepare sets the scalars of a step to the rows that a call has for it, and returns how many: none, if the call has
-// fewer.
-func (st *step) prepare(lane *lane, call *driver.Scalars) int {
+// fewer, or if the step has no layer in this iteration.
+func (st *step) prepare(lane *lane, call *driver.Scalars, iter int) int {
 	rows := min(call.Rows-st.R0, st.rows)
-	if rows <= 0 && !st.Full {
+	if rows <= 0 && !st.Full || !st.works(iter) {
 		return 0
 	}
 	if st.Full || !lane.dynamic {
@@ -602,7 +602,11 @@ func (ls *laneSection) left(steps int, now int64) int64 {
 	at := ls.at.Load()
 	done, ns := int(at/2), int64(0)
 	for i := done; i < min(steps, done+foresight); i++ {
-		lately := ls.steps[i%len(ls.steps)].lately.Load()
+		st := ls.steps[i%len(ls.steps)]
+		if !st.works(i / len(ls.steps)) {
+			continue
+		}
+		lately := st.lately.Load()
 		if i == done && at%2 == 1 && ls.lane.queue == nil {
 			lately = max(0, lately-(now-ls.began.Load()))
 		}

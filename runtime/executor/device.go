@@ -124,7 +124,7 @@ func (m *Machine) feed(cs *crewSection, ls *laneSection) (bool, error) {
 // submit gives a lane's next step to its processor, on the rows that the call has for it.
 func (m *Machine) submit(cs *crewSection, ls *laneSection) error {
 	queue, st := ls.lane.queue, ls.steps[ls.next]
-	entry := pending{step: st, part: ls, iter: ls.iter, rows: st.prepare(ls.lane, &cs.call)}
+	entry := pending{step: st, part: ls, iter: ls.iter, rows: st.prepare(ls.lane, &cs.call, ls.iter)}
 	if queue.count > 0 {
 		entry.ticket = queue.at(queue.count - 1).ticket
 	} else {
@@ -259,7 +259,7 @@ func (m *Machine) failure(ls *laneSection, st *step, iter int, err error) error 
 	if mem.IsFault(err) {
 		class = diag.ClassIO
 	}
-	return diag.New(class, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, ls.first+iter,
+	return diag.New(class, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, st.layer(iter),
 		ls.lane.name, err)
 }
 
@@ -317,7 +317,7 @@ func (m *Machine) overdueCall(ls *laneSection) error {
 		return m.retireFirst(queue, 1)
 	}
 	return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q is not done after %v: the processor hangs",
-		entry.step.Node, entry.step.Run, entry.part.first+entry.iter, ls.lane.name, m.deadline)
+		entry.step.Node, entry.step.Run, entry.step.layer(entry.iter), ls.lane.name, m.deadline)
 }
 
 // joinsControl reports whether an asynchronous lane is served by the control thread. That thread must be free to feed it

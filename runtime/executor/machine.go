@@ -138,7 +138,8 @@ type program struct {
 	uses     []use      // of the caches, where there are several memories
 }
 
-// section is a loaded section: iters times the same steps, one iteration for each layer.
+// section is a loaded section: iters times the same steps, one iteration for each layer, and more where steps are
+// layers behind others.
 type section struct {
 	*planir.Section
 	iters int
@@ -152,13 +153,14 @@ type section struct {
 // step is one step with everything resolved: one executable and one set of bindings per iteration.
 type step struct {
 	*planir.Step
+	section  *planir.Section
 	graph    *op.Graph
 	rows     int // of the graph's operands along the call's rows
 	kind     op.Kind
 	waits    []wait
 	awaited  bool // another lane waits for its flag
 	scalars  driver.Scalars
-	calls    []call
+	calls    []call       // of each iteration
 	lately   atomic.Int64 // what a run takes at least, in nanoseconds: at first what the plan expects; 0 for unknown
 	runNS    int64
 	waitNS   int64
@@ -172,6 +174,15 @@ type wait struct {
 	setter *laneSection
 	after  int // steps of an iteration of the setter's, up to the one that sets it
 }
+
+// layer is the layer that a step computes in an iteration.
+func (st *step) layer(iter int) int {
+	layer, _ := st.Layer(st.section, iter)
+	return layer
+}
+
+// works reports whether a step has anything to do in an iteration: it may be layers behind others.
+func (st *step) works(iter int) bool { return st.calls[iter].exe != nil }
 
 // call is a step in one layer: what to run, and its operands.
 type call struct {
@@ -507,11 +518,11 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 	}
 	var sections []*section
 	for j := range pr.Phase.Sections {
-		loaded := &section{Section: &pr.Phase.Sections[j], iters: max(1, pr.Phase.Sections[j].Layers)}
+		loaded := &section{Section: &pr.Phase.Sections[j], iters: pr.Phase.Sections[j].Iterations()}
 		for lane := range loaded.Lanes {
 			ls := &laneSection{lane: m.loader.lanes[loaded.Lanes[lane].Proc], first: loaded.First}
 			for step := range loaded.Lanes[lane].Steps {
-				st, err := m.loadStep(ctx, pr.Phase, ls, &loaded.Lanes[lane].Steps[step], loaded.iters)
+				st, err := m.loadStep(ctx, pr.Phase, ls, &loaded.Lanes[lane].Steps[step], loaded)
 				if err != nil {
 					return err
 				}
@@ -610,26 +621,32 @@ func (m *Machine) Foresee(ctx context.Context) {
 	}()
 }
 
-// loadStep loads the graph of a step with the weights of each of iters layers, and binds its
+// loadStep loads the graph of a step with the weights of each of its section's layers, and binds its
 // operands.
-func (m *Machine) loadStep(ctx context.Context, program *planir.Phase, ls *laneSection, from *planir.Step, iters int,
-) (*step, error) {
+func (m *Machine) loadStep(ctx context.Context, program *planir.Phase, ls *laneSection, from *planir.Step,
+	section *section) (*step, error) {
 	loader, lane := &m.loader, ls.lane
 	graph := loader.graphs[from.Run]
-	st := &step{Step: from, graph: &graph.Graph, rows: graph.Graph.Rows(), kind: mainKind(&graph.Graph)}
+	st := &step{Step: from, section: section.Section, graph: &graph.Graph, rows: graph.Graph.Rows(),
+		kind: mainKind(&graph.Graph)}
 	if !lane.virt {
 		st.lately.Store(from.ExpectNS)
 	}
-	for it := range iters {
-		exe, err := m.executable(ctx, lane, st, graph, ls.first+it)
+	st.calls = make([]call, section.iters)
+	for iter := range st.calls {
+		layer, works := st.Layer(st.section, iter)
+		if !works {
+			continue
+		}
+		exe, err := m.executable(ctx, lane, st, graph, layer)
 		if err != nil {
 			return nil, err
 		}
-		made := call{exe: exe, bind: m.bindings(st, ls.first+it, loader.pool[lane])}
-		if made.dispatched, err = m.countsDispatch(program, st, ls.first+it, &made.bind); err != nil {
+		made := call{exe: exe, bind: m.bindings(st, layer, loader.pool[lane])}
+		if made.dispatched, err = m.countsDispatch(program, st, layer, &made.bind); err != nil {
 			return nil, err
 		}
-		st.calls = append(st.calls, made)
+		st.calls[iter] = made
 	}
 	return st, nil
 }

@@ -35,6 +35,9 @@ func (m *Machine) moves(pr *program) {
 	state.write(planir.View{Buffer: pr.Own(planir.IDs), R1: pr.Rows, C1: 1}, 0, nil, 0)
 	for _, section := range pr.sections {
 		section.inOrder(func(ls *laneSection, st *step, iter int) {
+			if !st.works(iter) {
+				return
+			}
 			bind := &st.calls[iter].bind
 			if ls.lane.space > 0 {
 				bind.Moves = &driver.Moves{Fetch: make([]bool, len(st.In)), Hand: make([]bool, len(st.Out))}
@@ -186,8 +189,8 @@ func (m *Machine) uses(pr *program) (list []use) {
 					continue
 				}
 				for iter := range section.iters {
-					for head := st.Heads[0]; head < st.Heads[1]; head++ {
-						list = append(list, use{(ls.first+iter)*heads + head, ls.lane.space})
+					for head := st.Heads[0]; head < st.Heads[1] && st.works(iter); head++ {
+						list = append(list, use{st.layer(iter)*heads + head, ls.lane.space})
 					}
 				}
 			}

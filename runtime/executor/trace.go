@@ -127,6 +127,7 @@ type stepArgs struct {
 	Run    int     `json:"run"`
 	Layer  int     `json:"layer"`
 	Graph  string  `json:"graph"`
+	From   int     `json:"first_row,omitempty"` // of the call
 	Rows   int     `json:"rows"`
 	Expect float64 `json:"expect_us,omitempty"`
 }
@@ -181,7 +182,7 @@ func (m *Machine) WriteTrace(w io.Writer) (lost int64, err error) {
 	}
 	for i, lane := range m.lanes {
 		for _, event := range lane.events {
-			out.event(i+1, event, tracer.sections[event.section].section.First)
+			out.event(i+1, event)
 		}
 	}
 	if out.err != nil {
@@ -227,15 +228,15 @@ func (t *traceWriter) span(row int, category, name string, start, end int64, arg
 	t.put(traceEvent{Name: name, Cat: category, Ph: "X", TID: row, TS: &ts, Dur: &duration, Args: args})
 }
 
-// event is a step or a wait in a section whose first layer is given.
-func (t *traceWriter) event(row int, e event, first int) {
-	run, layer := int(e.section), first+int(e.iter)
+// event is a step or a wait.
+func (t *traceWriter) event(row int, e event) {
+	run, layer := int(e.section), e.step.layer(int(e.iter))
 	if e.wait == nil {
 		t.span(row, "step", e.step.Node, e.start, e.end,
-			stepArgs{run, layer, e.step.Run, int(e.rows), float64(e.step.ExpectNS) / 1e3})
+			stepArgs{run, layer, e.step.Run, e.step.R0, int(e.rows), float64(e.step.ExpectNS) / 1e3})
 		return
 	}
 	by := e.wait.setter.steps[e.wait.after-1]
 	t.span(row, "wait", "wait for "+by.Node, e.start, e.end,
-		waitArgs{run, layer, *by.Set, by.Node, e.wait.setter.lane.name, layer - int(e.wait.back)})
+		waitArgs{run, layer, *by.Set, by.Node, e.wait.setter.lane.name, by.layer(int(e.iter) - int(e.wait.back))})
 }

@@ -59,8 +59,8 @@ func (t *Times) Chunk(n int) (tokens int, ns int64) {
 		if n < choice.Min || n > choice.Max {
 			continue
 		}
-		for i := range t.plan.Program.Programs {
-			if program := &t.plan.Program.Programs[i]; program.Name == choice.Program {
+		for _, program := range t.plan.Program.All() {
+			if program.Name == choice.Program {
 				whole := t.byName[program.Name]
 				if n < program.Rows && t.dynamic() {
 					one := min(t.Decode(1), whole)

@@ -31,6 +31,7 @@ type Demand struct {
 	Density         float64          // 0: not said
 	Beside          bool             // programs for work side by side are wanted
 	Drafts          *Drafts          // nil: tokens are not to be guessed
+	InFlight        int              // chunks of a prompt that may be processed together
 	Prompts         Prompts          // empty: none are given, and every bucket counts the same
 
 	contexts map[int]int // by rows: positions that attention works on, on average
@@ -48,7 +49,8 @@ func (w *Workload) Apply(maxContext int) (*Demand, error) {
 		Prefill:   w.permitted(w.Schemes.Prefill, w.Quality.MaxKL.Prefill),
 		Decode:    w.permitted(w.Schemes.Decode, w.Quality.MaxKL.Decode),
 		Attention: cmp.Or(w.Attention, AttentionDense), Density: w.Density,
-		Head: w.Schemes.Head, Beside: w.Beside, Drafts: w.Drafts, contexts: map[int]int{}, Lengths: map[int][]Prompt{},
+		Head: w.Schemes.Head, Beside: w.Beside, Drafts: w.Drafts, InFlight: max(1, w.ChunksInFlight),
+		contexts: map[int]int{}, Lengths: map[int][]Prompt{},
 	}
 	if demand.Context == 0 {
 		demand.Context = min(maxContext, defaultContext)

@@ -80,6 +80,7 @@ func (w *Workload) Validate() error {
 		w.Minimise, problem.Time, problem.Energy, problem.Memory)
 	w.Limits.validate(check)
 	check.want(within(w.Memory, 0, maxMemory), KeyMemory, "bound is %v, want 0..%v", w.Memory, unit.Bytes(maxMemory))
+	check.want(within(w.ChunksInFlight, 0, 2), "chunks_in_flight", "is %d, want 1 or 2", w.ChunksInFlight)
 	w.validateRows(check)
 	w.validateParallel(check)
 	w.Drafts.validate(check)

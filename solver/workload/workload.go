@@ -62,6 +62,8 @@ type Workload struct {
 	Beside bool `json:"beside,omitempty" yaml:"beside,omitempty"`
 	// Drafts has requests that decode alone guess their next tokens, as many as pay; nil: none are guessed.
 	Drafts *Drafts `json:"drafts,omitempty" yaml:"drafts,omitempty"`
+	// ChunksInFlight is how many chunks of a prompt may be processed together, where that is faster; 0: one.
+	ChunksInFlight int `json:"chunks_in_flight,omitempty" yaml:"chunks_in_flight,omitempty"`
 	// Weights are the importance of a second of prefill and of a second of decode.
 	Weights Weights `json:"weights,omitzero" yaml:"weights,omitempty"`
 	// Experts say how capacity tiers are chosen, where solve is given the loads of experts.

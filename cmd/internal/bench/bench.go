@@ -223,7 +223,7 @@ func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error 
 // an operator or a scheme.
 func singlePlan(base *planir.Plan, model *models.Model, proc *planir.Proc) (*planir.Plan, error) {
 	single := *base
-	single.Beside, single.Drafts = nil, nil
+	single.Beside, single.Drafts, single.InFlight = nil, nil, nil
 	single.Procs = []planir.Proc{*proc}
 	single.SoC.Control = proc.Name
 	var rows []int

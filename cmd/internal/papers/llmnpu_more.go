@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/order"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -117,23 +118,23 @@ func npuTable3(ctx context.Context, rows *sheet) error {
 
 // qwen is the prefill of one chunk of Qwen1.5-1.8B as six subgraphs per layer: the paper prints 144 in all, 24 of
 // them attention.
-func qwen(model *models.Model, chunks int, npuNS, cpuNS int64, attentionShare, growth float64) chunkGraph {
+func qwen(model *models.Model, chunks int, npuNS, cpuNS int64, attentionShare, growth float64) order.Graph {
 	linear := []float64{float64(model.Hidden * (model.Heads + 2*model.KVHeads) * model.HeadDim),
 		float64(model.Hidden * model.Heads * model.HeadDim), float64(3 * model.Hidden * model.FFN)}
 	sum := linear[0] + linear[1] + linear[2]
-	graph := make(chunkGraph, chunks)
+	graph := make(order.Graph, chunks)
 	for i := range graph {
-		npu := func(k int) subgraph {
-			return subgraph{proc: onNPU,
-				ns: int64(math.Round(float64(npuNS) * linear[k] / sum / float64(model.Layers)))}
+		npu := func(k int) order.Subgraph {
+			return order.Subgraph{Lane: order.NPU,
+				NS: int64(math.Round(float64(npuNS) * linear[k] / sum / float64(model.Layers)))}
 		}
-		norm := subgraph{proc: onCPU,
-			ns: int64(math.Round(float64(cpuNS) * (1 - attentionShare) / 2 / float64(model.Layers)))}
+		norm := order.Subgraph{Lane: order.CPU,
+			NS: int64(math.Round(float64(cpuNS) * (1 - attentionShare) / 2 / float64(model.Layers)))}
 		// growth is how much longer attention takes with each earlier chunk; its mean over the chunks stays.
 		weight := (1 + growth*float64(i)) / (1 + growth*float64(chunks-1)/2)
-		attention := subgraph{
-			proc: onCPU, attention: true,
-			ns: int64(math.Round(float64(cpuNS) * attentionShare * weight / float64(model.Layers))),
+		attention := order.Subgraph{
+			Lane: order.CPU, Attention: true,
+			NS: int64(math.Round(float64(cpuNS) * attentionShare * weight / float64(model.Layers))),
 		}
 		for range model.Layers {
 			graph[i] = append(graph[i], norm, npu(0), attention, npu(1), norm, npu(2))
@@ -178,11 +179,11 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 	} {
 		// in order, by Eq. 5 and the best that was found, of the same graph
 		graph := qwen(model, variant.chunks, npuNS, cpuNS, variant.attention, variant.growth)
-		in, out := graph.inOrder(), graph.eq5()
-		if err := graph.check(out); err != nil {
+		in, out := graph.InOrder(), graph.Greedy()
+		if err := graph.Check(out); err != nil {
 			return err
 		}
-		best, bound, err := graph.least(ctx, leastNodes)
+		best, bound, err := graph.Least(ctx, leastNodes)
 		if err != nil {
 			return err
 		}
@@ -190,13 +191,13 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 			"time by parameters of catalog model %s, %s; subgraph times are not printed; Fig. 19 has 512 tokens and "+
 			"other models as well", variant.chunks, model.Name, variant.note)
 		add := func(name string, paper, ours any) { rows.add(Modelled, variant.name+"/"+name, paper, ours, "%s", note) }
-		add("in-order-bubble-percent", bubble, 100*graph.bubble(in))
-		add("eq5-bubble-percent", nil, 100*graph.bubble(out))
+		add("in-order-bubble-percent", bubble, 100*graph.Idle(in))
+		add("eq5-bubble-percent", nil, 100*graph.Idle(out))
 		add("eq5-saving-percent", fmt.Sprintf("%v to %v", printed[0], printed[1]),
-			100*(1-float64(out.end)/float64(in.end)))
-		add("in-order-ms", nil, float64(in.end)/1e6)
-		add("eq5-ms", nil, float64(out.end)/1e6)
-		add("best-found-ms", nil, float64(best.end)/1e6)
+			100*(1-float64(out.End)/float64(in.End)))
+		add("in-order-ms", nil, float64(in.End)/1e6)
+		add("eq5-ms", nil, float64(out.End)/1e6)
+		add("best-found-ms", nil, float64(best.End)/1e6)
 		add("least-possible-ms", nil, float64(bound)/1e6)
 	}
 	// Small instances, where the best order is proved.
@@ -205,34 +206,34 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 	random := rand.New(rand.NewPCG(5, 0))
 	for range instances {
 		// durations of 1 to 9 ns, subgraphs that alternate between the processors
-		made := make(chunkGraph, 2+random.IntN(2))
-		shape := make([]subgraph, 3+random.IntN(2))
+		made := make(order.Graph, 2+random.IntN(2))
+		shape := make([]order.Subgraph, 3+random.IntN(2))
 		for j := range shape {
-			shape[j] = subgraph{proc: j % 2, attention: random.IntN(3) == 0}
+			shape[j] = order.Subgraph{Lane: j % 2, Attention: random.IntN(3) == 0}
 		}
 		for i := range made {
 			for j := range shape {
 				part := shape[j]
-				part.ns = 1 + random.Int64N(9)
+				part.NS = 1 + random.Int64N(9)
 				made[i] = append(made[i], part)
 			}
 		}
-		in, out := made.inOrder(), made.eq5()
-		best, bound, err := made.least(ctx, 1<<20)
+		in, out := made.InOrder(), made.Greedy()
+		best, bound, err := made.Least(ctx, 1<<20)
 		if err != nil {
 			return err
 		}
-		if bound != best.end {
+		if bound != best.End {
 			return fmt.Errorf("order of a small chunk graph: not proved within the node limit")
 		}
-		if out.end > in.end {
+		if out.End > in.End {
 			worse++
-			worst = max(worst, float64(out.end)/float64(in.end)-1)
+			worst = max(worst, float64(out.End)/float64(in.End)-1)
 		}
-		if out.end == best.end {
+		if out.End == best.End {
 			optimal++
 		}
-		worstGap = max(worstGap, float64(out.end)/float64(best.end)-1)
+		worstGap = max(worstGap, float64(out.End)/float64(best.End)-1)
 	}
 	note := fmt.Sprintf("of %d seeded random graphs of 2 or 3 chunks and 3 or 4 subgraphs that alternate between "+
 		"the processors", instances)

@@ -181,8 +181,20 @@ func ShowPredictions(ui *cli.Streams, plan *planir.Plan) {
 	}
 	ui.Printf("%s:\n", what)
 	ui.Table(header, rows)
+	showInFlight(ui, plan)
 	showBeside(ui, plan)
 	showDrafts(ui, plan)
+}
+
+// orderedBy are the words for what ordered the steps of chunks in flight.
+var orderedBy = map[string]string{"": "one chunk after the other", planir.ByGreedy: "by the rule of llm.npu",
+	planir.ByExact: "by an exact search"}
+
+// showInFlight tells which chunks of prompts are processed together, and in which order.
+func showInFlight(ui *cli.Streams, plan *planir.Plan) {
+	if flight := plan.InFlight; flight != nil {
+		ui.Printf("%d chunks of %d tokens in flight, steps ordered %s\n", flight.Chunks, flight.Rows, orderedBy[flight.By])
+	}
 }
 
 // predictionRow is a program's line: its time and interval, those of processors alone, gain, rate, and energy where
@@ -209,10 +221,10 @@ func predictionRow(plan *planir.Plan, pr *planir.Prediction, procs []string, ene
 		gain = fmt.Sprintf("%.2f", float64(best)/float64(pr.PlanNS))
 	}
 	row = append(row, gain)
-	if i := slices.IndexFunc(plan.Program.Programs,
-		func(ph planir.Phase) bool { return ph.Name == pr.Program }); i >= 0 {
-		row = append(row, fmt.Sprintf("%.1f",
-			float64(plan.Program.Programs[i].Rows)*1e9/float64(max(1, pr.PlanNS))))
+	for _, program := range plan.Program.All() {
+		if program.Name == pr.Program {
+			row = append(row, fmt.Sprintf("%.1f", float64(program.Rows)*1e9/float64(max(1, pr.PlanNS))))
+		}
 	}
 	if energy {
 		mj := "-"

@@ -1,4 +1,7 @@
-package papers
+// Package order knows in which order the steps of several chunks of a prompt are executed that are in flight together:
+// chunk after chunk, by the rule of llm.npu (sec. 3.4), or in the best order that a search finds. Graph is a whole prompt,
+// in the terms of the paper; Problem is one layer, which repeats.
+package order
 
 import (
 	"cmp"
@@ -8,67 +11,73 @@ import (
 	"slices"
 )
 
-// Processors of a chunk graph.
+// Lanes of a graph. All others are CPUs or GPUs too.
 const (
-	onNPU = iota
-	onCPU // or the GPU
+	NPU = iota // the processor on the critical path
+	CPU
 )
 
-// subgraph is a piece of a model's prefill graph (llm.npu sec. 3.2).
-type subgraph struct {
-	proc int
-	ns   int64
-	// reads what the same piece before it left for all earlier chunks (Eq. 2), not for its own alone (Eq. 3)
-	attention bool
+// MaxLanes is how many lanes a graph has at most.
+const MaxLanes = 8
+
+// perLane is a time for each lane.
+type perLane [MaxLanes]int64
+
+// Subgraph is a piece of a model's prefill graph (llm.npu sec. 3.2).
+type Subgraph struct {
+	Lane int
+	NS   int64
+	// Attention reads what the same piece before it left for all earlier chunks (Eq. 2), not for its own alone (Eq. 3).
+	Attention bool
 }
 
-// chunkGraph is the subgraphs of each chunk of a prompt, in the order of their indices.
-type chunkGraph [][]subgraph
+// Graph is the subgraphs of each chunk of a prompt, in the order of their indices.
+type Graph [][]Subgraph
 
-// chunkOrder is when each subgraph of a chunk graph starts.
-type chunkOrder struct {
-	start [][]int64
-	end   int64 // of the last one
+// Schedule is when each subgraph of a graph starts, in ns.
+type Schedule struct {
+	Start [][]int64 // by chunk and index
+	End   int64     // of the last one
 }
 
 // ready is when the inputs of subgraph j of chunk i are there; false before all of them have been started.
-func (g chunkGraph) ready(order *chunkOrder, i, j int) (at int64, ok bool) {
+func (g Graph) ready(order *Schedule, i, j int) (at int64, ok bool) {
 	if j == 0 {
 		return 0, true
 	}
 	first := i
-	if g[i][j].attention {
+	if g[i][j].Attention {
 		first = 0
 	}
 	for chunk := first; chunk <= i; chunk++ {
-		if order.start[chunk][j-1] < 0 {
+		if order.Start[chunk][j-1] < 0 {
 			return 0, false
 		}
-		at = max(at, order.start[chunk][j-1]+g[chunk][j-1].ns)
+		at = max(at, order.Start[chunk][j-1]+g[chunk][j-1].NS)
 	}
 	return at, true
 }
 
 // empty is an order in which nothing has started.
-func (g chunkGraph) empty() chunkOrder {
-	order := chunkOrder{start: make([][]int64, len(g))}
+func (g Graph) empty() Schedule {
+	order := Schedule{Start: make([][]int64, len(g))}
 	for i := range g {
-		order.start[i] = slices.Repeat([]int64{-1}, len(g[i]))
+		order.Start[i] = slices.Repeat([]int64{-1}, len(g[i]))
 	}
 	return order
 }
 
-// inOrder executes chunk after chunk: each processor takes its subgraphs in the order of chunks and indices and waits
+// InOrder executes chunk after chunk: each processor takes its subgraphs in the order of chunks and indices and waits
 // for their inputs.
-func (g chunkGraph) inOrder() chunkOrder {
+func (g Graph) InOrder() Schedule {
 	order := g.empty()
-	var free [2]int64
+	var free perLane
 	for i := range g {
 		for j, graph := range g[i] {
 			at, _ := g.ready(&order, i, j)
-			order.start[i][j] = max(at, free[graph.proc])
-			free[graph.proc] = order.start[i][j] + graph.ns
-			order.end = max(order.end, free[graph.proc])
+			order.Start[i][j] = max(at, free[graph.Lane])
+			free[graph.Lane] = order.Start[i][j] + graph.NS
+			order.End = max(order.End, free[graph.Lane])
 		}
 	}
 	return order
@@ -76,16 +85,16 @@ func (g chunkGraph) inOrder() chunkOrder {
 
 // contribution is C of Eq. 5: the time of the subgraphs that can be executed once subgraph j of chunk i has been,
 // and could not before, negative where it is itself on the NPU. done tells which have been executed.
-func (g chunkGraph) contribution(done [][]bool, i, j int) int64 {
+func (g Graph) contribution(done [][]bool, i, j int) int64 {
 	var sum int64
 	if j+1 < len(g[i]) {
 		for at := i; at < len(g); at++ {
 			graph := g[at][j+1]
-			if at > i && !graph.attention || done[at][j+1] {
+			if at > i && !graph.Attention || done[at][j+1] {
 				continue
 			}
 			first := at
-			if graph.attention {
+			if graph.Attention {
 				first = 0
 			}
 			opens := true
@@ -93,23 +102,23 @@ func (g chunkGraph) contribution(done [][]bool, i, j int) int64 {
 				opens = opens && (m == i || done[m][j])
 			}
 			if opens {
-				sum += graph.ns
+				sum += graph.NS
 			}
 		}
 	}
-	if g[i][j].proc == onNPU {
+	if g[i][j].Lane == NPU {
 		return -sum
 	}
 	return sum
 }
 
-// eq5 is the paper's online order (sec. 3.4): whenever a processor is free, of its subgraphs whose inputs are there
+// Greedy is the paper's online order (sec. 3.4): whenever a processor is free, of its subgraphs whose inputs are there
 // the one with the largest C starts; of several the one of the earliest chunk, which the paper leaves open.
 //
 // It is list scheduling by events: time moves to the next end of a subgraph, and at each moment both processors
 // are offered what can start. The state is what has started, and when each processor is free again. Each event
 // looks at every chunk once per processor.
-func (g chunkGraph) eq5() chunkOrder {
+func (g Graph) Greedy() Schedule {
 	order := g.empty()
 	// done: ended by now; left: not yet started
 	done := make([][]bool, len(g))
@@ -119,11 +128,11 @@ func (g chunkGraph) eq5() chunkOrder {
 		left += len(g[i])
 	}
 	next := make([]int, len(g)) // of each chunk, the first subgraph that has not started
-	var free [2]int64
+	var free perLane
 	for now := int64(0); left > 0; {
 		for i := range g {
 			for j := range next[i] {
-				done[i][j] = order.start[i][j]+g[i][j].ns <= now
+				done[i][j] = order.Start[i][j]+g[i][j].NS <= now
 			}
 		}
 		for proc := range free {
@@ -134,7 +143,7 @@ func (g chunkGraph) eq5() chunkOrder {
 			best, bestC := -1, int64(0)
 			for i := range g {
 				j := next[i]
-				if j == len(g[i]) || g[i][j].proc != proc {
+				if j == len(g[i]) || g[i][j].Lane != proc {
 					continue
 				}
 				if at, ok := g.ready(&order, i, j); !ok || at > now {
@@ -145,9 +154,9 @@ func (g chunkGraph) eq5() chunkOrder {
 				}
 			}
 			if best >= 0 {
-				order.start[best][next[best]] = now
-				free[proc] = now + g[best][next[best]].ns
-				order.end = max(order.end, free[proc])
+				order.Start[best][next[best]] = now
+				free[proc] = now + g[best][next[best]].NS
+				order.End = max(order.End, free[proc])
 				next[best]++
 				left--
 			}
@@ -156,7 +165,7 @@ func (g chunkGraph) eq5() chunkOrder {
 		later := int64(math.MaxInt64)
 		for i := range g {
 			for j := range next[i] {
-				if end := order.start[i][j] + g[i][j].ns; end > now {
+				if end := order.Start[i][j] + g[i][j].NS; end > now {
 					later = min(later, end)
 				}
 			}
@@ -173,7 +182,7 @@ func (g chunkGraph) eq5() chunkOrder {
 }
 
 // startable reports whether the next subgraph of any chunk can start by a time.
-func (g chunkGraph) startable(o *chunkOrder, next []int, now int64) bool {
+func (g Graph) startable(o *Schedule, next []int, now int64) bool {
 	for i := range g {
 		if next[i] < len(g[i]) {
 			if at, ok := g.ready(o, i, next[i]); ok && at <= now {
@@ -186,19 +195,19 @@ func (g chunkGraph) startable(o *chunkOrder, next []int, now int64) bool {
 
 // partial is a beginning of an order.
 type partial struct {
-	chunkOrder
-	next  []int    // of each chunk, the first subgraph that has not started
-	free  [2]int64 // when each processor has executed what was started on it
-	load  [2]int64 // what is left for it
-	below int64    // no order that begins like this ends before
+	Schedule
+	next  []int   // of each chunk, the first subgraph that has not started
+	free  perLane // when each processor has executed what was started on it
+	load  perLane // what is left for it
+	below int64   // no order that begins like this ends before
 }
 
 // begin is the root of the search: nothing has started, and all of the load is left.
-func (g chunkGraph) begin() *partial {
-	start := &partial{chunkOrder: g.empty(), next: make([]int, len(g))}
+func (g Graph) begin() *partial {
+	start := &partial{Schedule: g.empty(), next: make([]int, len(g))}
 	for i := range g {
 		for _, graph := range g[i] {
-			start.load[graph.proc] += graph.ns
+			start.load[graph.Lane] += graph.NS
 		}
 	}
 	start.below = g.bound(start)
@@ -210,17 +219,20 @@ func (g chunkGraph) begin() *partial {
 // It relaxes the problem twice. The subgraphs of a chunk follow each other, so a chunk ends at the earliest after
 // the sum of what is left of it. A processor computes one subgraph at a time, so it ends at the earliest after its
 // load, from the first moment at which it can go on. The larger of both is a bound.
-func (g chunkGraph) bound(state *partial) int64 {
-	low := state.end
-	first := [2]int64{math.MaxInt64, math.MaxInt64} // no subgraph that is left for the processor starts before
+func (g Graph) bound(state *partial) int64 {
+	low := state.End
+	var first perLane // no subgraph that is left for the processor starts before
+	for lane := range first {
+		first[lane] = math.MaxInt64
+	}
 	for i := range g {
 		at := int64(0)
 		if state.next[i] > 0 {
-			at = state.start[i][state.next[i]-1] + g[i][state.next[i]-1].ns
+			at = state.Start[i][state.next[i]-1] + g[i][state.next[i]-1].NS
 		}
 		for _, graph := range g[i][state.next[i]:] {
-			first[graph.proc] = min(first[graph.proc], at)
-			at += graph.ns
+			first[graph.Lane] = min(first[graph.Lane], at)
+			at += graph.NS
 		}
 		low = max(low, at)
 	}
@@ -233,23 +245,23 @@ func (g chunkGraph) bound(state *partial) int64 {
 }
 
 // begun starts the next subgraph of chunk i after p, false when its inputs are not among what p has started.
-func (g chunkGraph) begun(state *partial, i int) (*partial, bool) {
+func (g Graph) begun(state *partial, i int) (*partial, bool) {
 	j := state.next[i]
 	if j == len(g[i]) {
 		return nil, false
 	}
-	at, ok := g.ready(&state.chunkOrder, i, j)
+	at, ok := g.ready(&state.Schedule, i, j)
 	if !ok {
 		return nil, false
 	}
 	graph := g[i][j]
 	next := *state
-	next.next, next.start = slices.Clone(state.next), slices.Clone(state.start)
-	next.start[i] = slices.Clone(state.start[i])
-	next.start[i][j] = max(at, state.free[graph.proc])
+	next.next, next.Start = slices.Clone(state.next), slices.Clone(state.Start)
+	next.Start[i] = slices.Clone(state.Start[i])
+	next.Start[i][j] = max(at, state.free[graph.Lane])
 	next.next[i]++
-	next.free[graph.proc], next.load[graph.proc] = next.start[i][j]+graph.ns, state.load[graph.proc]-graph.ns
-	next.end = max(state.end, next.free[graph.proc])
+	next.free[graph.Lane], next.load[graph.Lane] = next.Start[i][j]+graph.NS, state.load[graph.Lane]-graph.NS
+	next.End = max(state.End, next.free[graph.Lane])
 	next.below = g.bound(&next)
 	return &next, true
 }
@@ -258,7 +270,7 @@ func (g chunkGraph) begun(state *partial, i int) (*partial, bool) {
 //
 // This is beam search: of all beginnings that are one subgraph longer, those with the lowest bounds survive. It
 // may lose the best order. It costs width times chunks for each subgraph.
-func (g chunkGraph) beam(width int) chunkOrder {
+func (g Graph) beam(width int) Schedule {
 	list := []*partial{g.begin()}
 	for {
 		var longer []*partial
@@ -270,11 +282,11 @@ func (g chunkGraph) beam(width int) chunkOrder {
 			}
 		}
 		if len(longer) == 0 {
-			return list[0].chunkOrder
+			return list[0].Schedule
 		}
 		slices.SortStableFunc(longer, func(a, b *partial) int {
-			return cmp.Or(cmp.Compare(a.below, b.below), cmp.Compare(a.free[onNPU], b.free[onNPU]),
-				cmp.Compare(a.free[onCPU], b.free[onCPU]), slices.Compare(a.next, b.next))
+			return cmp.Or(cmp.Compare(a.below, b.below), cmp.Compare(a.free[NPU], b.free[NPU]),
+				cmp.Compare(a.free[CPU], b.free[CPU]), slices.Compare(a.next, b.next))
 		})
 		longer = slices.CompactFunc(longer, func(a, b *partial) bool {
 			return a.free == b.free && a.below == b.below && slices.Equal(a.next, b.next)
@@ -286,20 +298,20 @@ func (g chunkGraph) beam(width int) chunkOrder {
 // beamWidths are how many beginnings searches keep; the wider one is not always the better one.
 var beamWidths = []int{8, 48}
 
-// least finds an order with the least end by branch and bound over which subgraph is started next (every order
+// Least finds an order with the least end by branch and bound over which subgraph is started next (every order
 // without needless waits is tried), starting from the best of in-order, Eq. 5 and beam searches. bound is below
 // every end, equal to the order's when that is proved to be the least; nodes bounds the search.
 //
 // It is correct because of two facts. An order with needless waits can be shifted so that it has none and ends no
 // later. And a beginning whose bound reaches the end of the best order leads to no better one. The cost is
 // exponential at worst, which is why nodes bounds it.
-func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, bound int64, err error) {
-	best = g.inOrder()
-	if order := g.eq5(); order.end < best.end {
+func (g Graph) Least(ctx context.Context, nodes int) (best Schedule, bound int64, err error) {
+	best = g.InOrder()
+	if order := g.Greedy(); order.End < best.End {
 		best = order
 	}
 	for _, width := range beamWidths {
-		if order := g.beam(width); order.end < best.end {
+		if order := g.beam(width); order.End < best.End {
 			best = order
 		}
 	}
@@ -308,7 +320,7 @@ func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, boun
 	spent := 0
 	var walk func(state *partial) error
 	walk = func(state *partial) error {
-		if spent++; spent > nodes || state.below >= best.end {
+		if spent++; spent > nodes || state.below >= best.End {
 			return nil
 		}
 		if spent%1024 == 0 && ctx.Err() != nil {
@@ -321,7 +333,7 @@ func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, boun
 			}
 		}
 		if len(longer) == 0 {
-			best = state.chunkOrder
+			best = state.Schedule
 			return nil
 		}
 		slices.SortStableFunc(longer, func(a, b *partial) int { return cmp.Compare(a.below, b.below) })
@@ -336,26 +348,26 @@ func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, boun
 		return best, 0, err
 	}
 	if spent > nodes {
-		return best, min(root.below, best.end), nil
+		return best, min(root.below, best.End), nil
 	}
-	return best, best.end, nil
+	return best, best.End, nil
 }
 
-// check reports the first thing that an order breaks of Eq. 2, 3 and 4.
-func (g chunkGraph) check(order chunkOrder) error {
+// Check reports the first thing that an order breaks of Eq. 2, 3 and 4.
+func (g Graph) Check(order Schedule) error {
 	var end int64
 	// inputs before outputs, and no two subgraphs at a time on one processor
 	type slot struct{ from, to int64 }
-	var lanes [2][]slot
+	var lanes [MaxLanes][]slot
 	for i := range g {
 		for j, graph := range g[i] {
 			at, ok := g.ready(&order, i, j)
-			if !ok || order.start[i][j] < at {
+			if !ok || order.Start[i][j] < at {
 				return fmt.Errorf("subgraph %d of chunk %d starts at %d ns, its inputs are there at %d ns", j, i,
-					order.start[i][j], at)
+					order.Start[i][j], at)
 			}
-			end = max(end, order.start[i][j]+graph.ns)
-			lanes[graph.proc] = append(lanes[graph.proc], slot{order.start[i][j], order.start[i][j] + graph.ns})
+			end = max(end, order.Start[i][j]+graph.NS)
+			lanes[graph.Lane] = append(lanes[graph.Lane], slot{order.Start[i][j], order.Start[i][j] + graph.NS})
 		}
 	}
 	for proc, lane := range lanes {
@@ -369,21 +381,21 @@ func (g chunkGraph) check(order chunkOrder) error {
 			}
 		}
 	}
-	if end != order.end {
-		return fmt.Errorf("ends at %d ns, its last subgraph at %d ns", order.end, end)
+	if end != order.End {
+		return fmt.Errorf("ends at %d ns, its last subgraph at %d ns", order.End, end)
 	}
 	return nil
 }
 
-// bubble is the part of an order's time in which the NPU waits.
-func (g chunkGraph) bubble(o chunkOrder) float64 {
+// Idle is the part of an order's time in which the NPU waits.
+func (g Graph) Idle(o Schedule) float64 {
 	var busy int64
 	for i := range g {
 		for _, graph := range g[i] {
-			if graph.proc == onNPU {
-				busy += graph.ns
+			if graph.Lane == NPU {
+				busy += graph.NS
 			}
 		}
 	}
-	return 1 - float64(busy)/float64(o.end)
+	return 1 - float64(busy)/float64(o.End)
 }

@@ -1,0 +1,251 @@
+package solver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/solver/order"
+	"github.com/hetc/hetc/solver/price"
+)
+
+// orderNodes bounds the search for the order of a layer.
+const orderNodes = 20000
+
+// inFlight decides whether chunks of prompts are processed together, two at a time, where the workload permits it
+// (llm.npu sec. 3.4). Only prompts with that many whole chunks of the largest program profit. The steps of each layer are
+// ordered chunk after chunk, by the paper's rule, and by an exact search, with the times of the plan; each order is
+// lowered and predicted like any program, and the one with the least time is taken if it takes less than the same chunks
+// one after the other, by more than predictions are off, and if the plan still keeps its bounds: the rows of a second chunk take memory.
+func (s *session) inFlight(ctx context.Context, plan *planir.Plan) error {
+	chunks := s.want.InFlight
+	if chunks < 2 {
+		return nil
+	}
+	none := func(format string, args ...any) error {
+		s.note("one chunk of a prompt is processed at a time: "+format, args...)
+		return nil
+	}
+	if len(s.want.Buckets) == 0 {
+		return none("the plan has no program for prompts")
+	}
+	rows := s.want.Buckets[len(s.want.Buckets)-1]
+	if chunks*rows > plan.MaxContext {
+		return none("%d of %d tokens exceed the context of %d", chunks, rows, plan.MaxContext)
+	}
+	alone := slices.IndexFunc(plan.Predictions, func(pred planir.Prediction) bool {
+		return pred.Program == lower.ProgramName(rows, false)
+	})
+	if alone < 0 {
+		return diag.New(diag.ClassInternal, "BUG: the plan predicts nothing of prompts of %d tokens", rows)
+	}
+	orders, err := s.chunkOrders(ctx, plan, rows, chunks)
+	if err != nil {
+		if diag.ClassOf(err) == diag.ClassIllegal {
+			return none("%v", err)
+		}
+		return err
+	}
+	turns, err := s.oneByOne(plan, rows, chunks)
+	if err != nil {
+		return err
+	}
+	best, least := plan, int64(float64(turns)*(1-modelError))
+	for i := range orders {
+		candidate := *plan
+		candidate.InFlight = &orders[i].InFlight
+		candidate.Predictions = slices.Clone(plan.Predictions)
+		candidate.Solver = append(slices.Clone(plan.Solver), orders[i].reports...)
+		if err := lower.Lower(&candidate, &s.graph); err != nil {
+			if diag.ClassOf(err) == diag.ClassIllegal {
+				return none("%v", err)
+			}
+			return err
+		}
+		predicted, err := s.predictInFlight(&candidate, plan.Predictions[alone].EnergyUJ)
+		if err != nil {
+			return err
+		}
+		if predicted.PlanNS >= least {
+			continue
+		}
+		memory := planir.MemoryOf(&candidate)
+		memory.Max = plan.Memory.Max
+		candidate.Memory = &memory
+		taken, err := s.taken(&candidate)
+		if err != nil {
+			return err
+		}
+		if memory.Max > 0 && memory.Total > memory.Max || len(s.broken(&candidate, taken)) > 0 {
+			return none("the buffers of %d chunks of %d tokens break a bound", chunks, rows)
+		}
+		candidate.Predictions = append(candidate.Predictions, predicted)
+		best, least = &candidate, predicted.PlanNS
+	}
+	if best == plan {
+		return none("no order of the steps of %d chunks of %d tokens is faster than one chunk after the other", chunks, rows)
+	}
+	*plan = *best
+	return nil
+}
+
+// chunksOrdered is a way to execute chunks in flight, with what was proved of it.
+type chunksOrdered struct {
+	planir.InFlight
+	reports []planir.Solve
+}
+
+// chunkOrders are the orders that chunks in flight may have: the chunks one after the other, without a meeting of all
+// lanes in between, the paper's, and the exact one.
+func (s *session) chunkOrders(ctx context.Context, plan *planir.Plan, rows, chunks int) ([]chunksOrdered, error) {
+	tasks, err := lower.Tasks(plan, &s.graph, rows)
+	if err != nil {
+		return nil, err
+	}
+	inFlight := func(by string) chunksOrdered {
+		return chunksOrdered{InFlight: planir.InFlight{Rows: rows, Chunks: chunks, By: by}}
+	}
+	plain, greedy, exact := inFlight(""), inFlight(planir.ByGreedy), inFlight(planir.ByExact)
+	for i := range s.graph.Sections {
+		section := &s.graph.Sections[i]
+		if greedy.Order(section.Name) != nil || len(tasks[section.Name]) == 0 {
+			continue
+		}
+		posed, err := s.orderProblem(plan, tasks[section.Name], section.Layers, rows, chunks)
+		if err != nil {
+			return nil, err
+		}
+		rule := posed.Greedy()
+		best, err := posed.Exact(ctx, orderNodes)
+		if err != nil {
+			return nil, err
+		}
+		add := func(to *chunksOrdered, result order.Result) {
+			to.Orders = append(to.Orders, planir.ChunkOrder{Section: section.Name, Starts: result.Starts, Turns: result.Turns})
+		}
+		add(&greedy, rule)
+		add(&exact, best)
+		report := planir.Solve{Problem: fmt.Sprintf("order %s@%dx%d", section.Name, rows, chunks), ObjectiveNS: best.NS,
+			BoundNS: best.BoundNS, Choices: chunks * len(tasks[section.Name]), Status: "optimal"}
+		if best.BoundNS < best.NS {
+			report.Status = "feasible"
+		}
+		exact.reports = append(exact.reports, report)
+	}
+	return []chunksOrdered{plain, greedy, exact}, nil
+}
+
+// orderProblem poses the order of the tasks of a layer: their times by what the plan's programs are predicted with, and
+// what must follow what, by the views that they touch.
+func (s *session) orderProblem(plan *planir.Plan, tasks []lower.Task, layers, rows, chunks int) (*order.Problem, error) {
+	posed := &order.Problem{Chunks: chunks, Layers: layers}
+	load := map[string]int64{} // of processors
+	for i := range tasks {
+		task := &tasks[i]
+		made := order.Task{}
+		for chunk := range chunks {
+			called := call{rows, s.chunkContext(rows, chunks, chunk)}
+			if task.Step.Full {
+				called.rows = task.Graph.Rows()
+			}
+			effort, err := s.effort(plan.Proc(task.Proc), &task.Graph, called)
+			if err != nil {
+				return nil, err
+			}
+			made.NS = append(made.NS, effort.NS)
+			load[task.Proc] += effort.NS
+		}
+		for j := range tasks {
+			other := &tasks[j]
+			cache := task.Step.Heads != nil && other.Step.Heads != nil && task.Step.Heads[0] < other.Step.Heads[1] &&
+				other.Step.Heads[0] < task.Step.Heads[1]
+			if cache {
+				made.Cache = append(made.Cache, j)
+			}
+			if i != j && (cache || task.Step.Touch(&other.Step)) {
+				if j < i {
+					made.After = append(made.After, j)
+				} else {
+					made.Back = append(made.Back, j)
+				}
+			}
+		}
+		posed.Tasks = append(posed.Tasks, made)
+	}
+	// The processor with the most to do is what the paper calls the NPU.
+	names := slices.SortedFunc(maps.Keys(load), func(a, b string) int {
+		return cmp.Or(cmp.Compare(load[b], load[a]), cmp.Compare(a, b))
+	})
+	if len(names) > order.MaxLanes {
+		return nil, diag.New(diag.ClassIllegal, "%d processors, and at most %d are ordered", len(names), order.MaxLanes)
+	}
+	for i := range tasks {
+		posed.Tasks[i].Lane = slices.Index(names, tasks[i].Proc)
+	}
+	var failed error
+	handovers := map[[2]int]int64{}
+	for from := range names {
+		for to := range names {
+			if from == to || s.Thread(names[from]) == s.Thread(names[to]) || s.Apart[[2]string{names[from], names[to]}] {
+				continue
+			}
+			estimate, err := s.prices.Handover(names[from], names[to])
+			failed = errors.Join(failed, err)
+			handovers[[2]int{from, to}] = estimate.NS
+		}
+	}
+	posed.Handover = func(from, to int) int64 { return handovers[[2]int{from, to}] }
+	return posed, failed
+}
+
+// predictInFlight predicts the program of chunks in flight. energy is a chunk's, in microjoules.
+func (s *session) predictInFlight(plan *planir.Plan, energy int64) (planir.Prediction, error) {
+	program := &plan.Program.InFlight[0]
+	out, err := s.predictTimes(plan, program)
+	out.EnergyUJ = energy * int64(plan.InFlight.Chunks)
+	return out, err
+}
+
+// oneByOne is what chunks take that are processed one after the other by the plan's own program, in ns.
+func (s *session) oneByOne(plan *planir.Plan, rows, chunks int) (total int64, err error) {
+	name := lower.ProgramName(rows, false)
+	at := slices.IndexFunc(plan.Program.Programs, func(program planir.Phase) bool { return program.Name == name })
+	program := &plan.Program.Programs[at]
+	for chunk := range chunks {
+		of, err := s.effortsOf(plan, program, call{rows, s.chunkContext(rows, chunks, chunk)})
+		if err != nil {
+			return 0, err
+		}
+		_, sections, err := s.walk(program, of, func(e price.Estimate) int64 { return e.NS })
+		if err != nil {
+			return 0, err
+		}
+		for i, ns := range sections {
+			if !program.Sections[i].Logits || chunk == chunks-1 { // those of one row are wanted
+				total += ns
+			}
+		}
+	}
+	return total, nil
+}
+
+// chunkContext is how many cached positions, its own included, attention of one of several chunks in flight is priced
+// for: on average what the chunk's program has, and at least the chunks before it.
+func (s *request) chunkContext(rows, chunks, chunk int) int {
+	mean := s.want.ContextAt(rows) + (2*chunk-(chunks-1))*rows/2
+	return min(s.want.Context, max((chunk+1)*rows, mean))
+}
+
+// contextOf is how many cached positions attention of a program's step is priced for, which begins at a row.
+func (s *request) contextOf(plan *planir.Plan, ph *planir.Phase, from int) int {
+	if flight := plan.InFlight; flight != nil && ph.Rows == flight.Rows*flight.Chunks && ph.Phase == "prefill" {
+		return s.chunkContext(flight.Rows, flight.Chunks, from/flight.Rows)
+	}
+	return s.want.ContextAt(ph.Rows)
+}

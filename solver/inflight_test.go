@@ -1,0 +1,117 @@
+package solver
+
+import (
+	"context"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/sim"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// inFlightInput is a prompt of two chunks for a phone whose NPU does not compute attention, with operators placed whole.
+func inFlightInput(t testing.TB, m *models.Model, scheme op.Scheme, chunks int) Input {
+	t.Helper()
+	s, err := socs.Open("snapdragon-8gen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := permit(scheme)
+	w.Buckets, w.Prompts, w.Context, w.ChunksInFlight = []int{256}, []workload.Prompt{{Tokens: 512, Share: 1}}, 1024, chunks
+	return Input{Model: m, SoC: s, Costs: costs(t, s, m, scheme), Workload: w, Engine: exact.Engine{},
+		Strategies: []planir.Strategy{planir.Single, planir.Padding}}
+}
+
+// Chunks of a prompt are in flight together where that is faster: what is predicted is what execution takes on the
+// virtual clock, no slower than one chunk after the other, and the logits are the same.
+func TestInFlightTakesAsLongAsPredicted(t *testing.T) {
+	m := demo(t)
+	in := inFlightInput(t, m, op.A8TQ8C, 2)
+	two := solve(t, in).Plan
+	if two.InFlight == nil {
+		t.Fatal("one chunk is processed at a time")
+	}
+	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.ChunksInFlight = 0 })
+	one := solve(t, in).Plan
+	if one.InFlight != nil || one.Memory.Weights != two.Memory.Weights || one.Memory.Pool >= two.Memory.Pool {
+		t.Errorf("without: %+v, %v; with: %v", one.InFlight, one.Memory, two.Memory)
+	}
+	tokens := make([]int32, 512)
+	for i := range tokens {
+		tokens[i] = int32(i * 7 % 2048)
+	}
+	var took [2]int64
+	for i, p := range []*planir.Plan{one, two} {
+		c, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{sim.NewCompiler(in.SoC)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		x, err := executor.Open(context.Background(), p, c, executor.Options{Drivers: []driver.Driver{sim.New(in.SoC)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		err = x.Do(context.Background(), func(c *executor.Control) error {
+			timing, err := c.Forward(tokens, executor.WantNone, nil)
+			took[i] = timing.NS
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	predicted := prediction(t, two, "prefill@256x2")
+	head := int64(0) // which is not executed
+	for _, section := range predicted.Sections {
+		if section.Section == "head" {
+			head = section.NS
+		}
+	}
+	if off := float64(took[1])/float64(predicted.PlanNS-head) - 1; math.Abs(off) > 0.01 {
+		t.Errorf("512 tokens take %d ns on the virtual clock, predicted %d", took[1], predicted.PlanNS-head)
+	}
+	if took[1] >= took[0] {
+		t.Errorf("two chunks in flight take %d ns, one after the other %d ns", took[1], took[0])
+	}
+	t.Logf("512 tokens: in flight %d ns, one after the other %d ns, by %q, %+v", took[1], took[0], two.InFlight.By,
+		two.Solver[len(two.Solver)-1])
+}
+
+// Where nothing is gained, or the buffers have no room, one chunk is processed at a time, and solve says why.
+func TestInFlightIsNotDecided(t *testing.T) {
+	m := demo(t)
+	for why, change := range map[string]func(in *Input){
+		"exceed the context": func(in *Input) {
+			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
+				w.Buckets, w.Prompts = []int{1024}, nil
+			})
+		},
+		"no order of the steps": func(in *Input) { in.Only = []string{"cpu"} },
+		"break a bound": func(in *Input) {
+			alone := *in
+			alone.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.ChunksInFlight = 1 })
+			in.MaxMemory = solve(t, alone).Plan.Memory.Total
+		},
+	} {
+		in := inFlightInput(t, m, op.A8TQ8C, 2)
+		change(&in)
+		r := solve(t, in)
+		found := false
+		for _, note := range r.Warnings {
+			found = found || strings.Contains(note.Summary, why)
+		}
+		if !found || r.Plan.InFlight != nil {
+			t.Errorf("%s: %+v, notes %v", why, r.Plan.InFlight, r.Warnings)
+		}
+	}
+}
