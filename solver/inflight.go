@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -57,6 +58,10 @@ func (s *session) inFlight(ctx context.Context, plan *planir.Plan) error {
 		return err
 	}
 	best, least := plan, int64(float64(turns)*(1-modelError))
+	if forced := s.in.ChunkOrder; forced != "" {
+		orders = slices.DeleteFunc(orders, func(one chunksOrdered) bool { return one.By != forced })
+		least = math.MaxInt64
+	}
 	for i := range orders {
 		candidate := *plan
 		candidate.InFlight = &orders[i].InFlight

@@ -56,6 +56,10 @@ type Input struct {
 	// as their granularity allows, to compare with; empty: what is best. Everything else goes to one of them.
 	Ratio map[string]float64
 
+	// ChunkOrder has chunks in flight ordered by that rule (planir.ByExact, planir.ByGreedy), whatever it gains, to compare
+	// with; "": by the fastest, where one chunk after the other is slower.
+	ChunkOrder string
+
 	// AllBuckets has every listed bucket get its program, to compare with; else those that only slow prompts down, or
 	// that a limit has no room for, are left out, the largest first.
 	AllBuckets bool

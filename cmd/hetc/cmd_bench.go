@@ -15,8 +15,9 @@ func newBench(ui *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench",
 		Short: "measure plans and kernels against alternatives and bounds in the same run", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	cmd.AddCommand(newBenchProcessors(ui), newBenchStrategies(ui), newBenchKernels(ui), newBenchAttention(ui), newBenchEngines(ui), newBenchPlans(ui),
-		newBenchSolver(ui), newBenchServing(ui), newBenchDrafts(ui), newBenchMeeting(ui))
+	cmd.AddCommand(newBenchProcessors(ui), newBenchStrategies(ui), newBenchChunks(ui), newBenchKernels(ui),
+		newBenchAttention(ui), newBenchEngines(ui), newBenchPlans(ui), newBenchSolver(ui), newBenchServing(ui),
+		newBenchDrafts(ui), newBenchMeeting(ui))
 	return cmd
 }
 
@@ -90,6 +91,37 @@ func newBenchStrategies(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&options.Calibration, "calibration", "", "calibration that plans are made with")
 	flags.IntSliceVar(&prompts, "prompt-len", []int{64, 256, 300, 1024}, "tokens of the prompts")
 	flags.IntVar(&options.Gen, "gen", 32, "tokens to decode after the shortest prompt")
+	flags.IntVar(&options.Rounds, "rounds", 7, "measured rounds, after one that is not counted")
+	return cmd
+}
+
+// newBenchChunks answers what chunks in flight are worth: llm.npu's own experiment.
+func newBenchChunks(ui *cli.Streams) *cobra.Command {
+	var options bench.Options
+	var products string
+	cmd := &cobra.Command{
+		Use:   "chunks --model DIR --soc soc.yaml --record rec.jsonl",
+		Short: "measure two chunks of a prompt in flight, in several orders, beside one after the other",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cli.Required(cmd, "model", "soc", "record"); err != nil {
+				return err
+			}
+			if options.PromptLen < 1 || options.Rounds < 1 {
+				return diag.New(diag.ClassUsage, "--prompt-len %d, --rounds %d: want at least 1", options.PromptLen,
+					options.Rounds)
+			}
+			return bench.Chunks(cmd, ui, &options, products)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&options.Model, "model", "", "model directory with weights")
+	flags.StringVar(&options.SoC, "soc", "", "SoC file")
+	flags.StringVar(&options.Record, "record", "", "record of hetc profile, from which every plan is solved")
+	flags.StringVar(&options.Workload, "workload", "", "workload file")
+	flags.StringVar(&options.Calibration, "calibration", "", "calibration that plans are made with")
+	flags.StringVar(&products, "products", "", "processor that computes all products, and nothing else")
+	flags.IntVar(&options.PromptLen, "prompt-len", 1024, "tokens of the prompt")
 	flags.IntVar(&options.Rounds, "rounds", 7, "measured rounds, after one that is not counted")
 	return cmd
 }

@@ -1,0 +1,220 @@
+package bench
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/machine"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// chunkRules are llm.npu's experiment (Fig. 19): the same plan with its chunks one after the other, or two in flight.
+var chunkRules = []struct{ label, by string }{
+	{"one after the other", ""},
+	{"two in flight, paper's rule", planir.ByGreedy},
+	{"two in flight, exact", planir.ByExact},
+}
+
+// chunkResult is what a plan reached.
+type chunkResult struct {
+	Plan      string  `json:"plan"`
+	MS        float64 `json:"ms"` // median of rounds
+	Low       float64 `json:"low_ms"`
+	High      float64 `json:"high_ms"`
+	Predicted float64 `json:"predicted_ms"`
+	// time over that of one chunk after the other, median of the rounds' ratios
+	Ratio float64    `json:"over_one_after_the_other"`
+	Idle  []laneIdle `json:"idle"`
+
+	samples []float64 // ns
+}
+
+// laneIdle is how long a lane had nothing to do, on average in a prompt, and before which step most of it.
+type laneIdle struct {
+	Proc   string  `json:"proc"`
+	BusyMS float64 `json:"busy_ms"`
+	IdleMS float64 `json:"idle_ms"`
+	Before string  `json:"before,omitempty"`
+	MostMS float64 `json:"before_ms,omitempty"`
+}
+
+// Chunks measures a prompt of several chunks, one after the other and two in flight, in orders by the paper's rule and by
+// an exact search, in the same rounds. Operators are placed whole; products names a processor that computes all products
+// and nothing else but what quantises for them, as the NPU of the paper does, "" to leave that to solve.
+func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string) error {
+	ctx := c.Context()
+	from, err := options.open()
+	if err != nil {
+		return err
+	}
+	defer from.Model.Close()
+	in := from.Input
+	in.Strategies = []planir.Strategy{planir.Single, planir.Padding}
+	if products != "" {
+		if in.SoC, err = byRole(in.SoC, products); err != nil {
+			return err
+		}
+		in.WhatIf.OtherSoC = true // the costs are of the same processors, which now have fewer operators
+	}
+	opened := &fleet{model: from.Model, cal: from.Calibration, soc: from.SoC}
+	defer opened.close()
+	var labels []string
+	var plans []*planir.Plan
+	for _, rule := range chunkRules {
+		in.ChunkOrder = rule.by
+		in.Workload = workload.Edited(from.Workload, func(w *workload.Workload) {
+			w.ChunksInFlight = 1
+			if rule.by != "" {
+				w.ChunksInFlight = 2
+			}
+		})
+		result, err := solver.Solve(ctx, in)
+		if err != nil {
+			return err
+		}
+		if rule.by != "" && result.Plan.InFlight == nil {
+			return diag.New(diag.ClassInput, "bench chunks: no two chunks are in flight: %v", result.Warnings)
+		}
+		plans, labels = append(plans, result.Plan), append(labels, rule.label)
+	}
+	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
+		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
+	}
+	for i, plan := range plans {
+		if err := opened.open(ctx, labels[i], plan); err != nil {
+			return err
+		}
+	}
+	results := make([]*chunkResult, len(plans))
+	for i := range results {
+		results[i] = &chunkResult{Plan: labels[i], Predicted: float64(predictTask(plans[i],
+			strategyTask{options.PromptLen})) / 1e6}
+	}
+	virtual := false
+	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
+	for round := -1; round < options.Rounds; round++ {
+		for _, i := range rng.Perm(len(plans)) {
+			if round == 0 {
+				opened.list[i].machine.ResetStats()
+			}
+			times, err := runcmd.Round(ctx, opened.list[i].machine, options.PromptLen, 0)
+			if err != nil {
+				return fmt.Errorf("measure %q: %w", labels[i], err)
+			}
+			virtual = times.Virtual
+			if round >= 0 {
+				results[i].samples = append(results[i].samples, float64(times.PrefillNS[0]))
+			}
+		}
+	}
+	for i, result := range results {
+		if err := result.summarise(results[0].samples); err != nil {
+			return err
+		}
+		result.Idle = idleLanes(opened.list[i], result, options.Rounds)
+	}
+	measured := "measured"
+	if virtual {
+		measured = "simulated"
+	}
+	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", measured, options.Rounds, options.PromptLen)
+	showChunks(ui, results)
+	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "prompt": options.PromptLen,
+		"rounds": options.Rounds, "results": results})
+}
+
+// byRole is a SoC on which one processor computes products and what quantises for them, and nobody else does products.
+func byRole(soc *socs.SoC, products string) (*socs.SoC, error) {
+	out := *soc
+	out.Processors = slices.Clone(soc.Processors)
+	if out.Processor(products) == nil {
+		return nil, diag.New(diag.ClassUsage, "--products: unknown processor %q of SoC %q", products, soc.Name)
+	}
+	matrix := []op.Kind{op.MatMul, op.ExpertMatMul}
+	for i := range out.Processors {
+		proc := &out.Processors[i]
+		kinds := proc.Kinds
+		if len(kinds) == 0 {
+			kinds = op.Kinds
+		}
+		mine := proc.Name == products
+		proc.Kinds = slices.DeleteFunc(slices.Clone(kinds), func(kind op.Kind) bool {
+			return slices.Contains(matrix, kind) != mine && !(mine && kind == op.QuantRows)
+		})
+	}
+	return &out, nil
+}
+
+// summarise computes median and interval from the samples, and the ratio to those of one chunk after the other.
+func (r *chunkResult) summarise(first []float64) error {
+	times, err := stat.Summarise(r.samples)
+	if err != nil {
+		return err
+	}
+	r.MS, r.Low, r.High = times.Median/1e6, times.Low/1e6, times.High/1e6
+	ratios := make([]float64, len(first))
+	for i := range ratios {
+		ratios[i] = r.samples[i] / first[i]
+	}
+	r.Ratio = stat.Median(ratios)
+	return nil
+}
+
+// idleLanes tells of each processor how long it worked and waited in a prompt, on average.
+func idleLanes(plan *candidate, result *chunkResult, rounds int) (out []laneIdle) {
+	total := 0.0
+	for _, sample := range result.samples {
+		total += sample / float64(rounds) / 1e6
+	}
+	waits := map[[2]string]float64{}
+	for _, step := range plan.machine.Stats() {
+		i := slices.IndexFunc(out, func(lane laneIdle) bool { return lane.Proc == step.Proc })
+		if i < 0 {
+			i = len(out)
+			out = append(out, laneIdle{Proc: step.Proc, IdleMS: total})
+		}
+		lane, calls := &out[i], float64(rounds)*1e6
+		lane.BusyMS += float64(step.RunNS) / calls
+		lane.IdleMS -= float64(step.RunNS) / calls
+		key := [2]string{step.Proc, step.Node}
+		waits[key] += float64(step.WaitNS) / calls
+		if waits[key] > lane.MostMS {
+			lane.Before, lane.MostMS = step.Node, waits[key]
+		}
+	}
+	slices.SortFunc(out, func(a, b laneIdle) int { return cmp.Compare(a.Proc, b.Proc) })
+	return out
+}
+
+// showChunks prints a line for every plan, and one for every lane.
+func showChunks(ui *cli.Streams, results []*chunkResult) {
+	var rows, lanes [][]string
+	for _, result := range results {
+		row := []string{result.Plan, fmt.Sprintf("%.2f", result.MS), fmt.Sprintf("%.2f..%.2f", result.Low, result.High), "-",
+			"-", fmt.Sprintf("%.3f", result.Ratio)}
+		if result.Predicted > 0 {
+			row[3] = fmt.Sprintf("%.2f", result.Predicted)
+			row[4] = fmt.Sprintf("%+.1f %%", 100*(result.Predicted/result.MS-1))
+		}
+		rows = append(rows, row)
+		for _, lane := range result.Idle {
+			lanes = append(lanes, []string{result.Plan, lane.Proc, fmt.Sprintf("%.2f", lane.BusyMS),
+				fmt.Sprintf("%.2f", lane.IdleMS), lane.Before, fmt.Sprintf("%.2f", lane.MostMS)})
+		}
+	}
+	ui.Table([]string{"chunks", ">ms", ">95 % interval", ">predicted", ">error", ">/ one after the other"}, rows)
+	ui.Printf("\n")
+	ui.Table([]string{"chunks", "processor", ">busy ms", ">idle ms", "most of it before", ">ms"}, lanes)
+}
