@@ -42,6 +42,11 @@ func (f *InFlight) Order(section string) *ChunkOrder {
 	return nil
 }
 
+// InFlightOf reports whether a program is one of several chunks in flight.
+func (p *Plan) InFlightOf(program *Phase) bool {
+	return p.InFlight != nil && slices.ContainsFunc(p.Program.InFlight, func(own Phase) bool { return own.Name == program.Name })
+}
+
 // Most of what may be in flight: more only takes memory.
 const (
 	maxChunks = 8

@@ -144,9 +144,9 @@ func (p *Program) For(n int) *Phase {
 		if n < choice.Min || n > choice.Max {
 			continue
 		}
-		for i := range p.Programs {
-			if p.Programs[i].Name == choice.Program {
-				return &p.Programs[i]
+		for _, program := range p.All() {
+			if program.Name == choice.Program {
+				return program
 			}
 		}
 	}

@@ -30,7 +30,11 @@ func (c *Caller) NS(rows, context int) (int64, error) {
 		return 0, diag.New(diag.ClassInput, "predict a call of %d rows at position %d: the plan has no program for it", rows,
 			context)
 	}
-	of, err := c.session.effortsOf(c.plan, program, call{rows, context})
+	at := func(int) int { return context }
+	if flight := c.plan.InFlight; c.plan.InFlightOf(program) {
+		at = func(from int) int { return context - rows + (from/flight.Rows+1)*flight.Rows }
+	}
+	of, err := c.session.effortsAt(c.plan, program, rows, at)
 	if err != nil {
 		return 0, err
 	}

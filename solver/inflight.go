@@ -249,7 +249,7 @@ func (s *request) chunkContext(rows, chunks, chunk int) int {
 
 // contextOf is how many cached positions attention of a program's step is priced for, which begins at a row.
 func (s *request) contextOf(plan *planir.Plan, ph *planir.Phase, from int) int {
-	if flight := plan.InFlight; flight != nil && ph.Rows == flight.Rows*flight.Chunks && ph.Phase == "prefill" {
+	if flight := plan.InFlight; plan.InFlightOf(ph) {
 		return s.chunkContext(flight.Rows, flight.Chunks, from/flight.Rows)
 	}
 	return s.want.ContextAt(ph.Rows)

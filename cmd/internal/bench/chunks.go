@@ -72,6 +72,7 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 	defer opened.close()
 	var labels []string
 	var plans []*planir.Plan
+	var predicted []int64
 	for _, rule := range chunkRules {
 		in.ChunkOrder = rule.by
 		in.Workload = workload.Edited(from.Workload, func(w *workload.Workload) {
@@ -87,7 +88,11 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 		if rule.by != "" && result.Plan.InFlight == nil {
 			return diag.New(diag.ClassInput, "bench chunks: no two chunks are in flight: %v", result.Warnings)
 		}
-		plans, labels = append(plans, result.Plan), append(labels, rule.label)
+		ns, err := predictTask(in, result.Plan, strategyTask{options.PromptLen}, 0)
+		if err != nil {
+			return err
+		}
+		plans, labels, predicted = append(plans, result.Plan), append(labels, rule.label), append(predicted, ns)
 	}
 	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
 		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
@@ -99,8 +104,7 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 	}
 	results := make([]*chunkResult, len(plans))
 	for i := range results {
-		results[i] = &chunkResult{Plan: labels[i], Predicted: float64(predictTask(plans[i],
-			strategyTask{options.PromptLen})) / 1e6}
+		results[i] = &chunkResult{Plan: labels[i], Predicted: float64(predicted[i]) / 1e6}
 	}
 	virtual := false
 	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
