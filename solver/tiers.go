@@ -318,8 +318,8 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 	in := s.in
 	if in.Loads == nil {
 		if x, empty := in.Workload.Experts, (workload.Experts{}); !reflect.DeepEqual(x, empty) {
-			note := diag.New(diag.ClassInput, "%s says how capacity tiers of experts are chosen, and without --loads none are",
-				in.Workload.Title())
+			note := diag.New(diag.ClassInput,
+				"%s says how capacity tiers of experts are chosen, and without --loads none are", in.Workload.Title())
 			note.Severity = diag.Warning
 			dynamic.Warnings = append(dynamic.Warnings, note)
 		}
@@ -416,8 +416,8 @@ func programSizes(plan *planir.Plan) (buckets, batches []int) {
 	return buckets, batches
 }
 
-// decideTiers decides the capacity tiers of every bucket of a plan with the schemes that it gives experts; none says why
-// others have no tiers.
+// decideTiers decides the capacity tiers of every bucket of a plan with the schemes that it gives experts; none says
+// why others have no tiers.
 func (s *session) decideTiers(ctx context.Context, plan *planir.Plan) (out []planir.ExpertTiers,
 	reports []planir.Solve, none []string, err error) {
 	npu, err := staticProcessor(s.in.SoC)
@@ -438,8 +438,10 @@ func (s *session) decideTiers(ctx context.Context, plan *planir.Plan) (out []pla
 			return nil, nil, nil, err
 		}
 		chunks := int64(x.Problem.Chunks())
-		reports = append(reports, planir.Solve{Problem: "tiers " + x.Problem.Name, Status: string(solution.Status), ObjectiveNS: solution.Objective / chunks, BoundNS: solution.Bound / chunks,
-			Choices: len(x.Problem.Capacities)})
+		reports = append(reports, planir.Solve{
+			Problem: "tiers " + x.Problem.Name, Status: string(solution.Status), Choices: len(x.Problem.Capacities),
+			ObjectiveNS: solution.Objective / chunks, BoundNS: solution.Bound / chunks,
+		})
 		if tiers := x.Plan(solution); tiers != nil {
 			out = append(out, *tiers)
 			continue

@@ -48,8 +48,9 @@ func (s *tierSearch) suggest(relaxed *tierRelaxation) {
 	s.try(mean)
 }
 
-// strides are how many slots a move adds, takes away, or gives to another tier.
-var strides = []int{1, 2, 4, 8, 16, 32}
+// strides are how many slots a move adds, takes away, or gives to another tier; long ones come first, for a start that
+// is far off.
+var strides = []int{32, 16, 8, 4, 2, 1}
 
 // descend moves slots, as long as that improves the best solution. Moves whose bound by the box's multipliers is too
 // high are left out.

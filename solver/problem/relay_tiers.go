@@ -9,8 +9,8 @@ import (
 	"github.com/hetc/hetc/solver/milp"
 )
 
-// maxTierTerms bounds the linear program of a tiers instance: every observed chunk of a layer has a row with all choices
-// of all its experts.
+// maxTierTerms bounds the linear program of a tiers instance: every observed chunk of a layer has a row with all
+// choices of all its experts.
 const maxTierTerms = 1 << 21
 
 // tierScale is ns to us.
