@@ -1,9 +1,12 @@
 package executor_test
 
 import (
+	"context"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -93,8 +96,11 @@ func TestInFlightComputesTheSameBits(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	layouts := map[string]layoutOf{"role": byRole, "one": bySingle, "columns": byColumns, "rows": byRows, "pairs": swapped}
 	schemes := []op.Scheme{op.A32W32, op.A32W16, op.A8TQ8C, op.A8TQ4B32}
-	for _, scheme := range schemes {
+	for i, scheme := range schemes {
 		for name, layout := range layouts {
+			if testing.Short() && (i%2 == 0 || name == "one") { // half of the schemes, to be quick
+				continue
+			}
 			p := makePlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 16, 32}, 200, scheme, layout)
 			one := machine(t, m, p, executor.Options{})
 			for _, behind := range []bool{false, true} {
@@ -118,5 +124,63 @@ func TestInFlightComputesTheSameBits(t *testing.T) {
 			}
 			one.Close()
 		}
+	}
+}
+
+// Experts, windows and layers of several kinds: the architectures of testdata/arch that have them.
+func TestInFlightArchitectures(t *testing.T) {
+	a, b := cores(t)
+	rng := rand.New(rand.NewPCG(5, 6))
+	for _, name := range []string{"mixtral-full", "olmoe-plain", "qwen2-moe-shared", "qwen3-moe-dense-layers", "gemma2-caps",
+		"mistral-window", "phi-partial"} {
+		m, err := models.Open(filepath.Join("../../testdata/arch", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		for _, layout := range []layoutOf{byRole, swapped} {
+			p := makePlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 16}, min(m.MaxContext, 120), op.A32W32,
+				layout)
+			one := machine(t, m, p, executor.Options{})
+			for _, behind := range []bool{false, true} {
+				two := machine(t, m, inFlight(t, m, p, 16, behind, shuffled(rng)), executor.Options{})
+				ids := tokens(rng, m.Vocab, 32+rng.IntN(60))
+				if want, got := allLogits(t, one, ids), allLogits(t, two, ids); maxDiff(want, got) != 0 {
+					t.Errorf("%s, behind %v: logits of %d tokens differ by %g, want equal bits", name, behind, len(ids),
+						maxDiff(want, got))
+				}
+				two.Close()
+			}
+			one.Close()
+		}
+	}
+}
+
+// A call that is cancelled while chunks are in flight leaves nothing behind: the next one has the right bits.
+func TestInFlightIsCancelled(t *testing.T) {
+	m := open(t)
+	a, b := cores(t)
+	p := makePlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 32}, 200, op.A8TQ8C, byRole)
+	x := machine(t, m, inFlight(t, m, p, 32, true, alternating), executor.Options{})
+	ids := tokens(rand.New(rand.NewPCG(7, 8)), m.Vocab, 150)
+	want := allLogits(t, machine(t, m, p, executor.Options{}), ids)
+	cancelled := 0
+	for i := range 30 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i*i)*20*time.Microsecond)
+		x.Reset()
+		err := x.Do(ctx, func(c *executor.Control) error {
+			_, err := c.Forward(ids, executor.WantNone, nil)
+			return err
+		})
+		cancel()
+		if err != nil {
+			cancelled++
+		}
+		if got := allLogits(t, x, ids); maxDiff(want, got) != 0 {
+			t.Fatalf("after a call that ended with %v, logits differ by %g, want equal bits", err, maxDiff(want, got))
+		}
+	}
+	if cancelled == 0 {
+		t.Error("no call was cancelled")
 	}
 }
