@@ -184,3 +184,35 @@ func TestInFlightIsCancelled(t *testing.T) {
 		t.Error("no call was cancelled")
 	}
 }
+
+// Prompts of any length, several of them answered together: each gets the tokens that it gets without chunks in flight.
+func TestInFlightBatches(t *testing.T) {
+	m := open(t)
+	a, b := cores(t)
+	rng := rand.New(rand.NewPCG(9, 10))
+	positions, most, count := min(m.MaxContext, 1510), min(m.MaxContext-10, 1500), 40
+	if testing.Short() {
+		most, count = 300, 6
+	}
+	p := batchPlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 16, 64}, []int{2, 3}, positions, op.A8TQ8C,
+		byRole)
+	one := machine(t, m, p, executor.Options{})
+	two := machine(t, m, inFlight(t, m, p, 64, true, alternating), executor.Options{})
+	var requests []executor.Request
+	for range count {
+		requests = append(requests, executor.Request{Prompt: tokens(rng, m.Vocab, 1+rng.IntN(most)), MaxTokens: 4})
+	}
+	want, err := one.GenerateBatch(context.Background(), requests, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := two.GenerateBatch(context.Background(), requests, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range want {
+		if !slices.Equal(want[i].Tokens, got[i].Tokens) || len(got[i].Tokens) == 0 {
+			t.Errorf("a prompt of %d tokens is continued by %v, want %v", len(requests[i].Prompt), got[i].Tokens, want[i].Tokens)
+		}
+	}
+}
