@@ -1,0 +1,63 @@
+package exact_test
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/highs"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// TestTiersHiGHS compares instances of up to two layers of eight experts and four observed chunks with the linear
+// program's optimum. No solution may be better than the other engine's bound, and proved ones are equal.
+func TestTiersHiGHS(t *testing.T) {
+	require.Slow(t)
+	require.Deps()
+	general, err := highs.Open()
+	if err != nil {
+		require.Skip(t, "highs", err)
+	}
+	random := rand.New(rand.NewPCG(8, 3))
+	proved := 0
+	for seed := range uint64(12) {
+		p := problem.GenerateTiers(seed, 1+random.IntN(2), 4+random.IntN(5), 2+random.IntN(2))
+		p.MaxTiers = 1 + random.IntN(2)
+		for i := range p.Layers {
+			for expert := range p.Layers[i].Rows {
+				p.Layers[i].Rows[expert] = p.Layers[i].Rows[expert][:4]
+			}
+		}
+		switch random.IntN(3) {
+		case 0:
+			p.RegionBytes = p.ExpertBytes * int64(len(p.Layers)*(1+random.IntN(4)))
+		case 1:
+			p.Drop, p.MaxDropPPM = true, random.Int64N(100_000)
+		}
+		got, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := problem.Relay{General: general}.Tiers(t.Context(), p, problem.Limits{Nodes: 2000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want.Choices == nil {
+			continue
+		}
+		slack := want.Objective/1e6 + 1
+		if got.Objective < want.Bound-slack || want.Objective < got.Bound-slack {
+			t.Errorf("seed %d: exact %d..%d, HiGHS %d..%d", seed, got.Bound, got.Objective, want.Bound, want.Objective)
+		}
+		if got.Status == problem.Optimal && want.Status == problem.Optimal {
+			proved++
+			if got.Objective > want.Objective+slack || want.Objective > got.Objective+slack {
+				t.Errorf("seed %d: exact proves %d, HiGHS %d", seed, got.Objective, want.Objective)
+			}
+		}
+	}
+	if proved < 6 {
+		t.Errorf("%d of 12 instances were proved by both", proved)
+	}
+}
