@@ -53,7 +53,6 @@ type crewSection struct {
 // laneSection is a lane's part of a section, and its progress in the current call.
 type laneSection struct {
 	lane   *lane
-	first  int // layer
 	steps  []*step
 	iter   int
 	next   int   // step of the iteration

@@ -520,7 +520,7 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 	for j := range pr.Phase.Sections {
 		loaded := &section{Section: &pr.Phase.Sections[j], iters: pr.Phase.Sections[j].Iterations()}
 		for lane := range loaded.Lanes {
-			ls := &laneSection{lane: m.loader.lanes[loaded.Lanes[lane].Proc], first: loaded.First}
+			ls := &laneSection{lane: m.loader.lanes[loaded.Lanes[lane].Proc]}
 			for step := range loaded.Lanes[lane].Steps {
 				st, err := m.loadStep(ctx, pr.Phase, ls, &loaded.Lanes[lane].Steps[step], loaded)
 				if err != nil {
