@@ -216,3 +216,28 @@ func TestInFlightBatches(t *testing.T) {
 		}
 	}
 }
+
+// The same on processors that execute calls by themselves, some on memory of their own: what travels between memories is
+// computed with iterations that begin within a layer.
+func TestInFlightOnDevices(t *testing.T) {
+	m := open(t)
+	a, b := cores(t)
+	ids := tokens(rand.New(rand.NewPCG(11, 12)), m.Vocab, 60)
+	for name, layout := range map[string]layoutOf{"role": byRole, "pairs": swapped} {
+		p := makePlan(t, m, []planir.Proc{proc("a", a, ""), proc("b", b, "")}, []int{1, 16}, 64, op.A8TQ8C, layout)
+		want := allLogits(t, machine(t, m, p, executor.Options{}), ids)
+		for _, which := range [][]string{{b}, {a, b}} {
+			for _, d := range devices(which...) {
+				for _, behind := range []bool{false, true} {
+					plan := inFlight(t, m, p, 16, behind, alternating)
+					x := machine(t, m, plan, d.options(plan))
+					if got := allLogits(t, x, ids); maxDiff(want, got) != 0 {
+						t.Errorf("%s, %s, processors %v, behind %v: logits differ by %g, want equal bits", name, d.name, which, behind,
+							maxDiff(want, got))
+					}
+					x.Close()
+				}
+			}
+		}
+	}
+}
