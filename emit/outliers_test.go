@@ -112,8 +112,7 @@ func TestOutlierRowsAreVerified(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), weights.Name) {
 			t.Errorf("a changed row: %v, want an error about %s", err, weights.Name)
 		}
-		var refused *bundle.Error
-		if !errors.As(err, &refused) {
+		if _, refused := errors.AsType[*bundle.Error](err); !refused {
 			t.Errorf("a changed row: %v is no error of verification", err)
 		}
 		return

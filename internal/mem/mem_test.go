@@ -345,7 +345,7 @@ func TestLargePages(t *testing.T) {
 	}
 	large, resident := 0, 0
 	inside := false
-	for _, line := range strings.Split(string(maps), "\n") {
+	for line := range strings.SplitSeq(string(maps), "\n") {
 		var from, to uintptr
 		if n, _ := fmt.Sscanf(line, "%x-%x ", &from, &to); n == 2 {
 			at := Address(r.whole)

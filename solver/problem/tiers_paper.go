@@ -131,8 +131,8 @@ func (p *Tiers) InOrder(slots []int) (choices [][]int) {
 		}
 		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(loads[b], loads[a]) })
 		list, next := make([]int, len(loads)), 0
-		for tier := len(slots) - 1; tier >= 0; tier-- {
-			for range slots[tier] {
+		for tier, count := range slices.Backward(slots) {
+			for range count {
 				list[order[next]] = tier + 1
 				next++
 			}

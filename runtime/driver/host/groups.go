@@ -18,8 +18,9 @@ func (b *builder) groupMatMul() (step, error) {
 	multiply := make([]product, operator.Experts) // of each slot
 	var tileBytes, sums int
 	for slot := range multiply {
-		one, err := *b, error(nil)
+		one := *b
 		one.w = b.w[slot : slot+1]
+		var err error
 		if multiply[slot], tileBytes, sums, err = one.product(); err != nil {
 			return step{}, err
 		}

@@ -489,7 +489,7 @@ func (b *builder) tileBytes() (int64, error) {
 		return 0, fmt.Errorf("k = %d of scheme %q: a tile has %d bytes, want at most %d", operator.K, operator.Scheme,
 			bytes, math.MaxInt32)
 	}
-	return int64(bytes), nil
+	return bytes, nil
 }
 
 // expertMatMul multiplies each row by the weight of the expert that it is sent to.
