@@ -172,9 +172,9 @@ func (e *expansion) outliers(product *Node, input string) error {
 	return remainder.Validate()
 }
 
-// Prune leaves out of sections the nodes that compute shadow outliers in the layers where the plan prunes them. A section
+// prune leaves out of sections the nodes that compute shadow outliers in the layers where the plan prunes them. A section
 // becomes one for each run of layers with the same nodes; they keep its name and its decisions.
-func Prune(sections []Section, plan *planir.Plan) (out []Section) {
+func prune(sections []Section, plan *planir.Plan) (out []Section) {
 	if len(plan.Shadows) == 0 {
 		return sections
 	}

@@ -14,8 +14,8 @@ import (
 // the rows from c times the chunk's on, of all values: nothing but the caches is shared. The list of tasks, from which
 // flags follow, is an interleaving of the chunks' lists, in the order that the plan gives (planir.ChunkOrder).
 
-// InFlightName is the name of the program of so many chunks of that many rows: "prefill@256x2".
-func InFlightName(rows, chunks int) string {
+// inFlightName is the name of the program of so many chunks of that many rows: "prefill@256x2".
+func inFlightName(rows, chunks int) string {
 	return fmt.Sprintf("%sx%d", ProgramName(rows, false), chunks)
 }
 
@@ -30,7 +30,7 @@ func (b *builder) inFlight() (ph planir.Phase, err error) {
 	if chunks < 2 || rows < 2 || b.plan.Decodes(rows) || rows > b.plan.MaxContext/chunks || !b.decidesLayers(rows) {
 		return ph, illegal(fmt.Errorf("want at least 2 chunks of a program of prefill, within %d positions", b.plan.MaxContext))
 	}
-	ph = planir.Phase{Name: InFlightName(rows, chunks), Phase: "prefill", Rows: chunks * rows}
+	ph = planir.Phase{Name: inFlightName(rows, chunks), Phase: "prefill", Rows: chunks * rows}
 	// Sections for logits select a row of all chunks; the others are a chunk's.
 	of := GraphOf(b.plan, b.model, rows)
 	one, err := b.expand(of, rows, rows, b.tiers(rows, ""))

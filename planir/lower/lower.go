@@ -133,7 +133,7 @@ func (b *builder) expand(of *models.Graph, rows, decided int, tiers *planir.Expe
 	if err != nil {
 		return nil, err
 	}
-	return Prune(sections, b.plan), nil
+	return prune(sections, b.plan), nil
 }
 
 // own gives the values of a program's sections the names of its own buffers.

@@ -72,7 +72,7 @@ func Compile(graph op.Graph, choose func(family string) string) (*Code, error) {
 		}
 		wanted[use.Family] = append(wanted[use.Family], variant)
 	}
-	for _, family := range Families(&graph) {
+	for _, family := range needed(&graph) {
 		names := wanted[family]
 		for _, variant := range Variants(family) {
 			if !slices.Contains(names, variant.Name) && !slices.Contains(names, "") {

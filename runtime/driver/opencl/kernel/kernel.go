@@ -286,8 +286,8 @@ func Probe() (string, error) {
 	return string(data), err
 }
 
-// Families are those that the nodes of a graph need, in the order of first use.
-func Families(graph *op.Graph) (list []string) {
+// needed are those that the nodes of a graph need, in the order of first use.
+func needed(graph *op.Graph) (list []string) {
 	for _, use := range Uses(graph) {
 		if !slices.Contains(list, use.Family) {
 			list = append(list, use.Family)
