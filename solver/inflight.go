@@ -14,16 +14,21 @@ import (
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/solver/order"
 	"github.com/hetc/hetc/solver/price"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // orderNodes bounds the search for the order of a layer.
 const orderNodes = 20000
 
 // inFlight decides whether chunks of prompts are processed together, two at a time, where the workload permits it
-// (llm.npu sec. 3.4). Only prompts with that many whole chunks of the largest program profit. The steps of each layer are
-// ordered chunk after chunk, by the paper's rule, and by an exact search, with the times of the plan; each order is
-// lowered and predicted like any program, and the one with the least time is taken if it takes less than the same chunks
-// one after the other, by more than predictions are off, and if the plan still keeps its bounds: the rows of a second chunk take memory.
+// (llm.npu sec. 3.4). Only prompts with that many whole chunks of the largest program profit.
+//
+// A program that divides operators leaves other chunks nothing to fill, so the largest program is tried as decided, and
+// with every operator whole on one processor. For both, the steps of each layer are ordered chunk after chunk, by the
+// paper's rule, and by an exact search, with the times of the plan. Each order is lowered and predicted like any
+// program. The one with which prompts take least is taken if that is less than one chunk after the other by the program
+// as decided, by more than predictions are off, and if the plan still keeps its bounds: the rows of a second chunk take
+// memory.
 func (s *session) inFlight(ctx context.Context, plan *planir.Plan) error {
 	chunks := s.want.InFlight
 	if chunks < 2 {
@@ -40,42 +45,156 @@ func (s *session) inFlight(ctx context.Context, plan *planir.Plan) error {
 	if chunks*rows > plan.MaxContext {
 		return none("%d of %d tokens exceed the context of %d", chunks, rows, plan.MaxContext)
 	}
-	alone := slices.IndexFunc(plan.Predictions, func(pred planir.Prediction) bool {
-		return pred.Program == lower.ProgramName(rows, false)
-	})
-	if alone < 0 {
-		return diag.New(diag.ClassInternal, "BUG: the plan predicts nothing of prompts of %d tokens", rows)
-	}
-	orders, err := s.chunkOrders(ctx, plan, rows, chunks)
-	if err != nil {
-		if diag.ClassOf(err) == diag.ClassIllegal {
-			return none("%v", err)
-		}
-		return err
-	}
 	turns, err := s.oneByOne(plan, rows, chunks)
 	if err != nil {
 		return err
 	}
-	best, least := plan, int64(float64(turns)*(1-modelError))
+	best, least := plan, s.promptNS(rows, chunks, turns, promptPrediction(plan, rows).PlanNS)*(1-modelError)
+	if s.in.ChunkOrder != "" {
+		least = math.Inf(1)
+	}
+	bases := []*planir.Plan{plan}
+	if whole, err := s.undivided(ctx, plan, rows); err != nil {
+		return err
+	} else if whole != nil {
+		bases = append(bases, whole)
+	}
+	why := ""
+	for _, base := range bases {
+		one, reason, err := s.orderChunks(ctx, base, rows, chunks)
+		if err != nil {
+			return err
+		}
+		if why == "" {
+			why = reason
+		}
+		if one == nil {
+			continue
+		}
+		pair := one.Predictions[len(one.Predictions)-1].PlanNS
+		if takes := s.promptNS(rows, chunks, pair, promptPrediction(one, rows).PlanNS); takes < least {
+			best, least = one, takes
+		}
+	}
+	if best == plan {
+		return none("%s", cmp.Or(why, fmt.Sprintf(
+			"no order of the steps of %d chunks of %d tokens is faster than one chunk after the other", chunks, rows)))
+	}
+	*plan = *best
+	return nil
+}
+
+// promptPrediction is what the plan predicts of its program for so many tokens of a prompt.
+func promptPrediction(plan *planir.Plan, rows int) *planir.Prediction {
+	name := lower.ProgramName(rows, false)
+	return &plan.Predictions[slices.IndexFunc(plan.Predictions, func(pred planir.Prediction) bool {
+		return pred.Program == name
+	})]
+}
+
+// promptNS is what the calls of the largest program take in the mean prompt, when so many chunks together take one time
+// and a chunk by itself another. Without prompts it is the time of the chunks together.
+func (s *session) promptNS(rows, chunks int, together, alone int64) float64 {
+	total, shares := 0.0, 0.0
+	for _, prompt := range s.want.Prompts {
+		calls := prompt.Tokens / rows
+		total += prompt.Share * (float64(calls/chunks)*float64(together) + float64(calls%chunks)*float64(alone))
+		shares += prompt.Share
+	}
+	if shares == 0 {
+		return float64(together)
+	}
+	return total / shares
+}
+
+// inFlightGain is what chunks in flight take off the expected time, in ns.
+func (s *session) inFlightGain(plan *planir.Plan) float64 {
+	flight := plan.InFlight
+	if flight == nil || len(s.want.Prompts) == 0 {
+		return 0
+	}
+	alone, together := promptPrediction(plan, flight.Rows).PlanNS, plan.Predictions[len(plan.Predictions)-1].PlanNS
+	turns := s.promptNS(flight.Rows, flight.Chunks, int64(flight.Chunks)*alone, alone)
+	return s.want.Weights.Prefill * (turns - s.promptNS(flight.Rows, flight.Chunks, together, alone))
+}
+
+// undivided is the plan with every operator of a program whole on one processor; nil where it is so already, or where
+// programs were decided together and none can change by itself.
+func (s *session) undivided(ctx context.Context, plan *planir.Plan, rows int) (*planir.Plan, error) {
+	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) ||
+		len(plan.Shadows) > 0 {
+		return nil, nil
+	}
+	out := *plan
+	out.Solver = slices.Clone(plan.Solver)
+	var decisions [][]planir.Decision
+	for i, size := range s.want.Rows() {
+		pr, err := s.program(size, s.assigned(size))
+		if err != nil {
+			return nil, err
+		}
+		list := pr.decided(plan)
+		if size == rows {
+			divided := slices.ContainsFunc(list, func(d planir.Decision) bool { return len(d.Shares) > 1 })
+			kept := pr.kept(&s.request, []restraint{{[]planir.Strategy{planir.Single, planir.Padding}, s.rivalSets()[0]}})
+			if !divided || kept == nil {
+				return nil, nil
+			}
+			fewer := pr.among(kept)
+			found, err := solvePartition(ctx, problem.Direct(s.in.Engine), fewer.partition(&s.request, problem.Time))
+			if diag.ClassOf(err) == diag.ClassInfeasible {
+				return nil, nil
+			}
+			if err != nil {
+				return nil, err
+			}
+			list = pr.decisions(original(fewer.nodes(found.Choices), kept))
+			out.Solver[i].ObjectiveNS, out.Solver[i].Status = found.ObjectiveNS, StatusFaster
+		}
+		decisions = append(decisions, list)
+	}
+	if err := s.decide(&out, decisions); err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(out.Program.Programs, func(program planir.Phase) bool { return program.Rows == rows })
+	predicted, err := s.prediction(&out, &out.Program.Programs[at])
+	if err != nil {
+		return nil, err
+	}
+	out.Predictions = slices.Clone(plan.Predictions)
+	*promptPrediction(&out, rows) = predicted
+	return &out, nil
+}
+
+// orderChunks is the plan with the chunks of prompts in flight in the order with the least time; nil with the reason
+// where there is none.
+func (s *session) orderChunks(
+	ctx context.Context, plan *planir.Plan, rows, chunks int,
+) (best *planir.Plan, why string, err error) {
+	orders, err := s.chunkOrders(ctx, plan, rows, chunks)
+	if diag.ClassOf(err) == diag.ClassIllegal {
+		return nil, err.Error(), nil
+	}
+	if err != nil {
+		return nil, "", err
+	}
 	if forced := s.in.ChunkOrder; forced != "" {
 		orders = slices.DeleteFunc(orders, func(one chunksOrdered) bool { return one.By != forced })
-		least = math.MaxInt64
 	}
+	least := int64(math.MaxInt64)
 	for i := range orders {
 		candidate := *plan
 		candidate.InFlight = &orders[i].InFlight
 		candidate.Predictions = slices.Clone(plan.Predictions)
 		candidate.Solver = append(slices.Clone(plan.Solver), orders[i].reports...)
-		if err := lower.Lower(&candidate, &s.graph); err != nil {
-			if diag.ClassOf(err) == diag.ClassIllegal {
-				return none("%v", err)
-			}
-			return err
+		if err := lower.Lower(&candidate, &s.graph); diag.ClassOf(err) == diag.ClassIllegal {
+			return nil, err.Error(), nil
+		} else if err != nil {
+			return nil, "", err
 		}
-		predicted, err := s.predictInFlight(&candidate, plan.Predictions[alone].EnergyUJ)
+		predicted, err := s.predictInFlight(&candidate, promptPrediction(plan, rows).EnergyUJ)
 		if err != nil {
-			return err
+			return nil, "", err
 		}
 		if predicted.PlanNS >= least {
 			continue
@@ -85,19 +204,15 @@ func (s *session) inFlight(ctx context.Context, plan *planir.Plan) error {
 		candidate.Memory = &memory
 		taken, err := s.taken(&candidate)
 		if err != nil {
-			return err
+			return nil, "", err
 		}
 		if memory.Max > 0 && memory.Total > memory.Max || len(s.broken(&candidate, taken)) > 0 {
-			return none("the buffers of %d chunks of %d tokens break a bound", chunks, rows)
+			return nil, fmt.Sprintf("the buffers of %d chunks of %d tokens break a bound", chunks, rows), nil
 		}
 		candidate.Predictions = append(candidate.Predictions, predicted)
 		best, least = &candidate, predicted.PlanNS
 	}
-	if best == plan {
-		return none("no order of the steps of %d chunks of %d tokens is faster than one chunk after the other", chunks, rows)
-	}
-	*plan = *best
-	return nil
+	return best, "", nil
 }
 
 // chunksOrdered is a way to execute chunks in flight, with what was proved of it.

@@ -3,6 +3,7 @@ package solver
 import (
 	"context"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -113,5 +115,40 @@ func TestInFlightIsNotDecided(t *testing.T) {
 		if !found || r.Plan.InFlight != nil {
 			t.Errorf("%s: %+v, notes %v", why, r.Plan.InFlight, r.Warnings)
 		}
+	}
+}
+
+// A plan whose operators are divided for one chunk at a time has them whole where two chunks in flight are faster so,
+// and only in the program of the chunks; a prompt of a single chunk keeps it from that.
+func TestInFlightWithOperatorsWhole(t *testing.T) {
+	in := inFlightInput(t, demo(t), op.A8TQ8C, 2)
+	in.Strategies = nil
+	best := solve(t, in)
+	restricted := in
+	restricted.Strategies = []planir.Strategy{planir.Single, planir.Padding}
+	whole := solve(t, restricted)
+	turns := in
+	turns.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.ChunksInFlight = 1 })
+	one := solve(t, turns)
+	if best.Plan.InFlight == nil || best.ExpectedNS > whole.ExpectedNS || best.ExpectedNS >= one.ExpectedNS {
+		t.Errorf("in flight %+v: expected %v ns, with whole operators everywhere %v, with one chunk at a time %v",
+			best.Plan.InFlight, best.ExpectedNS, whole.ExpectedNS, one.ExpectedNS)
+	}
+	for i := range best.Plan.Decisions {
+		decision := &best.Plan.Decisions[i]
+		if decision.Rows == 256 && len(decision.Shares) > 1 {
+			t.Errorf("%s has %d shares", decision.Node, len(decision.Shares))
+		}
+		if decision.Rows == 1 && !price.SameShares(decision, DecisionAt(one.Plan, decision.Node, 1)) {
+			t.Errorf("decode of %s differs from that of one chunk at a time", decision.Node)
+		}
+	}
+	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
+		w.Prompts = []workload.Prompt{{Tokens: 256, Share: 99}, {Tokens: 512, Share: 1}}
+	})
+	if rare := solve(t, in).Plan; rare.InFlight != nil && slices.ContainsFunc(rare.Decisions,
+		func(d planir.Decision) bool { return d.Rows == 256 && len(d.Shares) > 1 }) !=
+		slices.ContainsFunc(one.Plan.Decisions, func(d planir.Decision) bool { return d.Rows == 256 && len(d.Shares) > 1 }) {
+		t.Errorf("for one prompt in a hundred the program of all others is another one: %+v", rare.InFlight)
 	}
 }

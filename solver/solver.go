@@ -207,7 +207,7 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: expected, ExpectedNJ: s.expectedNJ(plan), by: s}, nil
+	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: expected - s.inFlightGain(plan), ExpectedNJ: s.expectedNJ(plan), by: s}, nil
 }
 
 // A solve is made of layers, each of which knows those it embeds and nothing of those above: what is asked, what
