@@ -58,6 +58,33 @@ func TestForksOfArchitectures(t *testing.T) {
 	}
 }
 
+// With capacity tiers the slots are a branch beside the dynamic products, whatever the scheme.
+func TestForksOfTiers(t *testing.T) {
+	m := open(t, "phi-3.5-moe")
+	graph := m.Graph()
+	tiers := &planir.ExpertTiers{Rows: 64, Experts: m.Experts, Sent: 8, Overflow: planir.OverflowExact,
+		Groups: []planir.ExpertGroup{{Slots: 2, Rows: 16}}}
+	for layer := range m.Layers {
+		tiers.Layers = append(tiers.Layers, planir.ExpertLayer{Layer: layer, Slots: []int{0, 1}})
+	}
+	for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C} {
+		sections, err := lower.Expand(&graph, 64, 64, op.F32, func(string) op.Scheme { return scheme }, tiers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for i := range sections {
+			nodes := sections[i].Nodes
+			for _, fork := range findForks(&sections[i]) {
+				found = found || nodes[fork.split].Op().Kind == op.Dispatch && nodes[fork.join].Op().Kind == op.Collect
+			}
+		}
+		if !found {
+			t.Errorf("%s: no fork from dispatch to collect", scheme)
+		}
+	}
+}
+
 // drawnFork is an instance with a fork between random nodes: two processors or three, some of which may not work at
 // the same time.
 func drawnFork(t *rapid.T) *instance {

@@ -67,6 +67,11 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 		dispatched = append(dispatched, first.In[0]+groupSuffix(group))
 		collected = append(collected, nodes[2].Out[0]+groupSuffix(group))
 	}
+	// What the model's own products read is quantised before the rows are divided: groups and the rest are then branches
+	// of one fork.
+	if scheme := e.schemeOf(name); e.tiers.Sent > 0 && !first.Exact && scheme.QuantisedRows() {
+		e.quantise(&Node{Name: name, In: first.In}, scheme)
+	}
 	if err := e.dispatch(name+dispatchSuffix, first, ids, append(dispatched, places), rest, rows); err != nil {
 		return err
 	}
