@@ -165,7 +165,7 @@ func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schem
 								add(p, op.Op{Kind: op.Copy, M: o.M, N: o.N})
 							}
 							if o.Kind == op.GLU || o.Kind == op.Add {
-								o.N /= 2
+								o.N = op.RoundUp(o.N/2, max(1, o.Interleave))
 								add(p, o)
 							}
 						}

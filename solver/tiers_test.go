@@ -1,11 +1,17 @@
 package solver
 
 import (
+	"math"
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/sim"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
@@ -63,5 +69,75 @@ func TestTiersInThePlan(t *testing.T) {
 	none := problem.TierSolution{Slots: make([]int, 4), Choices: p.InOrder(make([]int, 4)), Objective: 1, Bound: 1}
 	if x.Plan(none) != nil {
 		t.Error("tiers without slots")
+	}
+}
+
+// A plan with tiers that solve has chosen takes what was predicted on the virtual clock, less than the dynamic plan, and
+// gives the same logits.
+func TestTiersTakeAsLongAsPredicted(t *testing.T) {
+	model, soc := open(t, "../testdata/arch/mixtral-full"), twoCores(t, 8)
+	soc.Processors = soc.Processors[:2]
+	npu := soc.Processor("c1")
+	npu.Kind, npu.Cores, npu.StaticShapes, npu.DynamicRows = socs.KindNPU, nil, true, false
+	npu.StridedInput, npu.StridedOutput, npu.WeightRanges, npu.Tile.M = false, false, false, 4
+	npu.Kinds, npu.KV = []op.Kind{op.MatMul, op.GLU, op.Add, op.Copy}, nil
+	npu.LaunchUS, npu.Fuses = 0.01, true
+	for i := range soc.Links {
+		soc.Links[i].HandoverUS = 0.01
+	}
+	const rows = 64
+	loads, err := workload.Synthetic(model, "zipf:1", rows, 16, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	work := permit(op.A32W32)
+	work.Buckets, work.Context = []int{rows}, 2*rows
+	work.Prompts = []workload.Prompt{{Tokens: rows, Share: 1}}
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work, Engine: exact.Engine{}}
+	dynamic := solve(t, in)
+	in.Loads = loads
+	tiered := solve(t, in)
+	if tiered.Plan.TiersOf(rows) == nil {
+		t.Fatalf("no tiers: %v", tiered.Warnings)
+	}
+	if tiered.ExpectedNS >= dynamic.ExpectedNS {
+		t.Errorf("expected %v ns with tiers, %v without", tiered.ExpectedNS, dynamic.ExpectedNS)
+	}
+	tokens := make([]int32, rows)
+	for i := range tokens {
+		tokens[i] = int32(i * 7 % model.Vocab)
+	}
+	var logits [2][]float32
+	for i, plan := range []*planir.Plan{dynamic.Plan, tiered.Plan} {
+		content, err := emit.NewContent(t.Context(), plan, model, []driver.Compiler{sim.NewCompiler(soc)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer content.Close()
+		machine, err := executor.Open(t.Context(), plan, content, executor.Options{Drivers: []driver.Driver{sim.New(soc)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer machine.Close()
+		err = machine.Do(t.Context(), func(c *executor.Control) error {
+			timing, err := c.Forward(tokens, executor.WantLast, func(_ int, row []float32) error {
+				logits[i] = slices.Clone(row)
+				return nil
+			})
+			want := prediction(t, plan, "prefill@64").PlanNS
+			// Moving rows to slots is priced like summing them up, which in a model this small is seen.
+			if off := float64(timing.NS)/float64(want) - 1; math.Abs(off) > []float64{0.01, 0.02}[i] {
+				t.Errorf("plan %d: %d ns on the virtual clock, predicted %d", i, timing.NS, want)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range logits[0] {
+		if math.Abs(float64(logits[0][i]-logits[1][i])) > 1e-4 {
+			t.Fatalf("logit %d is %v with tiers, %v without", i, logits[1][i], logits[0][i])
+		}
 	}
 }

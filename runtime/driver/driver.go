@@ -112,7 +112,7 @@ func (c *Capabilities) Offered() capability.Set {
 
 // Supports reports whether the processor executes an operator, with the reason if not.
 func (c *Capabilities) Supports(operator op.Op) error {
-	if !slices.Contains(c.Kinds, operator.Kind) {
+	if len(c.Kinds) == 0 || !c.Executes(operator.Kind) {
 		return fmt.Errorf("operator %q is not supported", operator.Kind)
 	}
 	if operator.HasScheme() {

@@ -618,7 +618,7 @@ func (r *refusals) operators() {
 			_, err = r.session.load(artifact, nil)
 		}
 		word := string(operator.Kind)
-		if slices.Contains(r.caps.Kinds, operator.Kind) {
+		if r.caps.Executes(operator.Kind) {
 			word = string(operator.Scheme) + string(operator.KV)
 		}
 		mentions(r.t, operator.Key(), err, word)
