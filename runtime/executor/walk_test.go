@@ -167,7 +167,7 @@ func newRandom(t *rapid.T) *random {
 	for n := range r.steps { // in this order everything could run
 		r.ran[n] = make([]atomic.Int64, iters)
 		l := m.lanes[rapid.IntRange(0, len(m.lanes)-1).Draw(t, "lane")]
-		st := &step{Step: &planir.Step{Node: fmt.Sprint(n), Set: &n, ExpectNS: int64(busy)}, graph: &op.Graph{}, rows: 1}
+		st := &step{section: r.s.Section, Step: &planir.Step{Node: fmt.Sprint(n), Set: &n, ExpectNS: int64(busy)}, graph: &op.Graph{}, rows: 1}
 		if rapid.Bool().Draw(t, "expected") {
 			st.lately.Store(rapid.SampledFrom([]int64{1, 2000, 200_000, 3_000_000}).Draw(t, "lately"))
 		}
@@ -386,8 +386,8 @@ func TestCrewsRest(t *testing.T) {
 	m.control = m.lanes[0]
 	m.formCrews()
 	part := func(l *lane, run func() error) *section {
-		st := &step{Step: &planir.Step{Node: l.name}, graph: &op.Graph{}, rows: 1, calls: []call{{exe: &notedStep{run}}}}
-		s := &section{Section: &planir.Section{}, iters: 1, lanes: []*laneSection{{lane: l, steps: []*step{st}}}}
+		st := &step{section: &planir.Section{}, Step: &planir.Step{Node: l.name}, graph: &op.Graph{}, rows: 1, calls: []call{{exe: &notedStep{run}}}}
+		s := &section{Section: st.section, iters: 1, lanes: []*laneSection{{lane: l, steps: []*step{st}}}}
 		m.connect(s)
 		return s
 	}
@@ -439,8 +439,8 @@ func lanesOn(cores [][]int, number int) (*Machine, *section) {
 	}
 	m.control = m.lanes[0]
 	m.formCrews()
-	st := &step{Step: &planir.Step{}, graph: &op.Graph{}, rows: 1, calls: []call{{exe: &notedStep{func() error { return nil }}}}}
-	s := &section{Section: &planir.Section{}, iters: 1, lanes: []*laneSection{{lane: m.lanes[number], steps: []*step{st}}}}
+	st := &step{section: &planir.Section{}, Step: &planir.Step{}, graph: &op.Graph{}, rows: 1, calls: []call{{exe: &notedStep{func() error { return nil }}}}}
+	s := &section{Section: st.section, iters: 1, lanes: []*laneSection{{lane: m.lanes[number], steps: []*step{st}}}}
 	m.connect(s)
 	if err := m.startCrews(); err != nil {
 		panic(err)
