@@ -129,21 +129,26 @@ func (c *checker) expertTiers(at string, tiers *ExpertTiers) {
 		if layer.Layer < 0 || layer.Layer >= maxLayers || i > 0 && tiers.Layers[i-1].Layer >= layer.Layer {
 			c.fail(path+".layer", "layer %d, want ascending numbers", layer.Layer)
 		}
-		for _, share := range []float64{layer.Moved, layer.Overflow} {
-			if !(share >= 0 && share <= 1) {
-				c.fail(path, "a share is %v, want 0..1", share)
-			}
+		c.expertLayer(path, layer, slots, tiers.Experts)
+	}
+}
+
+// expertLayer checks that a layer has an expert in each slot, none of them twice, and shares that are such.
+func (c *checker) expertLayer(path string, layer *ExpertLayer, slots, experts int) {
+	for _, share := range []float64{layer.Moved, layer.Overflow} {
+		if !(share >= 0 && share <= 1) {
+			c.fail(path, "a share is %v, want 0..1", share)
 		}
-		if len(layer.Slots) != slots {
-			c.fail(path+".slots", "%d slots, and the groups have %d", len(layer.Slots), slots)
+	}
+	if len(layer.Slots) != slots {
+		c.fail(path+".slots", "%d slots, and the groups have %d", len(layer.Slots), slots)
+	}
+	seen := make([]bool, experts)
+	for _, expert := range layer.Slots {
+		if expert < 0 || expert >= experts || seen[expert] {
+			c.fail(path+".slots", "expert %d of %d does not exist or has a slot already", expert, experts)
+			continue
 		}
-		seen := make([]bool, tiers.Experts)
-		for _, expert := range layer.Slots {
-			if expert < 0 || expert >= tiers.Experts || seen[expert] {
-				c.fail(path+".slots", "expert %d of %d does not exist or has a slot already", expert, tiers.Experts)
-				continue
-			}
-			seen[expert] = true
-		}
+		seen[expert] = true
 	}
 }

@@ -121,6 +121,26 @@ type trial struct {
 // rows.
 type place struct{ gap, below int }
 
+// filledCache is a cache for an operator. A call uses one of three sequences, so that writing into a neighbour shows.
+// Positions before those of the first call are filled too: attention reads them.
+func filledCache(rng *rand.Rand, operator *op.Op, maxContext int) *cache {
+	sequences := 3
+	if operator.Batch {
+		sequences = operator.M
+	}
+	size := sequences * operator.KVHeads * maxContext * operator.HeadDim
+	out := &cache{typ: operator.KV, heads: operator.KVHeads, dim: operator.HeadDim, maxContext: maxContext,
+		sequences: sequences, k: make([]float64, size), v: make([]float64, size)}
+	for i := range size {
+		out.k[i], out.v[i] = rng.NormFloat64(), rng.NormFloat64()
+	}
+	for i := 0; i < size; i += operator.HeadDim {
+		out.round(out.k[i : i+operator.HeadDim])
+		out.round(out.v[i : i+operator.HeadDim])
+	}
+	return out
+}
+
 // newTrial fills inputs and weights with data that follow from the seed, then packs, compiles and
 // loads.
 func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
@@ -177,23 +197,8 @@ func (s *session) newTrial(graph op.Graph, maxContext int, seed uint64) *trial {
 		case op.Rope:
 			meaning[node.W[0]] = frequencies(node.Op.Rotary() / 2)
 		case op.KVAppend, op.Attention, op.Estimate, op.SparseAttend:
-			// A call uses one of three sequences, so that writing into a neighbour shows.
-			sequences := 3
-			if node.Op.Batch {
-				sequences = node.Op.M
-			}
-			size := sequences * node.Op.KVHeads * maxContext * node.Op.HeadDim
 			if tr.cache == nil {
-				tr.cache = &cache{typ: node.Op.KV, heads: node.Op.KVHeads, dim: node.Op.HeadDim,
-					maxContext: maxContext, sequences: sequences, k: make([]float64, size), v: make([]float64, size)}
-				// Positions before those of the first call are filled too: attention reads them.
-				for i := range size {
-					tr.cache.k[i], tr.cache.v[i] = rng.NormFloat64(), rng.NormFloat64()
-				}
-				for i := 0; i < size; i += node.Op.HeadDim {
-					tr.cache.round(tr.cache.k[i : i+node.Op.HeadDim])
-					tr.cache.round(tr.cache.v[i : i+node.Op.HeadDim])
-				}
+				tr.cache = filledCache(rng, &node.Op, maxContext)
 			}
 		}
 	}
