@@ -26,6 +26,8 @@ func solveCaches(ctx context.Context, in Input) (*Result, error) {
 		switch {
 		case ctx.Err() != nil:
 			return nil, errors.Join(err, ctx.Err())
+		case err != nil && diag.ClassOf(err) != diag.ClassInfeasible && diag.ClassOf(err) != diag.ClassInput:
+			return nil, err // nothing that another type of cache would mend
 		case err != nil:
 			if refused == nil {
 				refused = err
