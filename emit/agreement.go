@@ -15,7 +15,7 @@ import (
 // bound is how far the results of a compiled graph may lie from two references, as relative errors in the Euclidean
 // norm for one product; a graph may have as many times that as it has products.
 //
-// A graph is tried on values that nobody chose: pseudo-random numbers from its own shape, as large as the
+// A graph is tried on values that its author did not choose: pseudo-random numbers from its own shape, as large as the
 // calibration says that its inputs are. What the vendor's emulator computes with the compiled binary is compared with
 // the same operators in float32 on the values that the packed weights stand for (float), and with the uncompiled
 // model in another engine (portable).

@@ -394,7 +394,7 @@ func concernsAll(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// tell reports progress to whoever asked for it.
+// tell reports progress to the caller's Watch.
 func (r *groupCompiler) tell(e Event) {
 	if r.watch != nil {
 		r.watch(e)

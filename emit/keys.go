@@ -148,7 +148,7 @@ func errPublicKey(name string) error {
 		WithHint("give the .key file that was made with it")
 }
 
-// loadKey reads a key that nobody but its owner may read; Windows has other permissions, which are not
+// loadKey reads a key file that only its owner may read; Windows has other permissions, which are not
 // looked at.
 func loadKey(path string) (*PrivateKey, error) {
 	file, err := wholefile.Open(path)

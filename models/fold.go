@@ -58,7 +58,7 @@ func (f *folds) group(divide []FoldPart, channels int) *FoldGroup {
 
 // section collects what a section divides and multiplies.
 func (f *folds) section(g *Graph, section *Section) {
-	// First pass: writers whose results can be divided, and who reads these.
+	// First pass: writers whose results can be divided, and the readers of these.
 	front := make([]string, len(section.Nodes)) // the group in front of each node
 	for at := range section.Nodes {
 		writer := &section.Nodes[at]

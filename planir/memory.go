@@ -131,7 +131,7 @@ func usageOf(p *Plan, programs []string) *usage {
 	return used
 }
 
-// lane adds the steps of a lane in so many layers; its processor is nil where nobody knows it.
+// lane adds the steps of a lane in so many layers; its processor is nil where it is unknown.
 func (u *usage) lane(proc *Proc, lane *Lane, phase int, layers int64) {
 	prepacks, bakes := proc != nil && proc.Prepacks, proc != nil && proc.Bakes
 	told := proc.memory()
@@ -255,7 +255,7 @@ type Extent struct {
 	Tokenizer bool     // it has one
 }
 
-// MemoryAt is the memory of an execution that does not go as far as it could. What nobody has touched of weights,
+// MemoryAt is the memory of an execution that does not go as far as it could. What was not touched of weights,
 // cache, tables and buffers is not resident.
 func MemoryAt(p *Plan, e Extent) Memory {
 	m, positions, rows := memoryOf(p, e.Programs, e.Tokenizer), e.Positions, e.Rows

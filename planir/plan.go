@@ -1,5 +1,5 @@
 // Package planir knows what a deployment plan is: its types, its one canonical encoding,
-// its digest, and the numbered rules (P001...) that every plan obeys whatever anybody
+// its digest, and the numbered rules (P001...) that every plan obeys whatever a caller
 // believes about time. SPEC.md describes the same for readers without Go.
 package planir
 

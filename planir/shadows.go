@@ -46,7 +46,7 @@ func (s *Shadow) LayersText() string {
 	return "in layers " + strings.Join(ranges, ", ")
 }
 
-// ShadowIn is the form of a set of layers, of which kept says who is in, from 0 to the last one.
+// ShadowIn is the form of a set of layers, of which kept tells the members, from 0 to the last one.
 func ShadowIn(node string, layers int, kept func(layer int) bool) Shadow {
 	shadow := Shadow{Node: node}
 	for layer := range layers {

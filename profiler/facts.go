@@ -252,7 +252,7 @@ func askCompiler(ctx context.Context, baker driver.Baker, target *socs.Target, s
 	// A refusal is an answer: planning must know that this graph does not exist.
 	case errors.As(err, &refused):
 		said.Refused = oneLine(err.Error())
-		said.Compiler = baker.Name() // who refuses does not say its version
+		said.Compiler = baker.Name() // a compiler that refuses does not say its version
 		return nil
 	case err != nil:
 		return fmt.Errorf("ask compiler %q about %q: %w", baker.Name(), said.Op.Key(), err)

@@ -49,7 +49,7 @@ type Kernel struct {
 	Mark  float64 `json:"mark,omitempty"`       // share to reach
 
 	// Rounds is how many rounds count: those in which no other hardware thread of the cores was busy, else, where
-	// they are too few or nobody can tell, all. AllRate and AllShare are the medians over all.
+	// they are too few or that is unknown, all. AllRate and AllShare are the medians over all.
 	Rounds   int     `json:"rounds"`
 	AllRate  float64 `json:"all_rate"`
 	AllShare float64 `json:"all_share,omitempty"`

@@ -140,7 +140,7 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 	return soc, nil
 }
 
-// note tells progress, if anybody listens.
+// note reports progress, if the caller wants it.
 func (o *ProbeOptions) note(format string, a ...any) {
 	if o.Note != nil {
 		o.Note(format, a...)

@@ -171,7 +171,7 @@ type Pair struct {
 	Key    string  `json:"key" yaml:"key"`
 	Beside string  `json:"beside" yaml:"beside"`
 	Factor float64 `json:"factor" yaml:"factor"`
-	// Overlap is the part of it that counts while both work: set-ups, in which nobody touches memory, are taken out.
+	// Overlap is the part of it that counts while both work: set-ups, in which neither touches memory, are taken out.
 	Overlap float64 `json:"overlap,omitempty" yaml:"overlap,omitempty"`
 }
 

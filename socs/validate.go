@@ -165,7 +165,7 @@ func (v *validator) soc(soc *SoC) {
 		v.processor(path, proc)
 	}
 	all := strings.Join(names(soc), ", ")
-	// Names of processors are compared with the list wherever they occur, and whoever misspelled one sees all of them.
+	// Names of processors are compared with the list wherever they occur, and the error for a misspelled one lists all of them.
 	known := func(path, name string) bool {
 		if !seen[name] {
 			v.add(path, "processor %q does not exist, want one of %s", clip(name), all)
@@ -334,7 +334,7 @@ func (v *validator) processor(path string, proc *Processor) {
 	}
 }
 
-// identity checks which processor it is, and who drives it.
+// identity checks which processor it is, and by which driver.
 func (v *validator) identity(path string, proc *Processor) {
 	if !slices.Contains([]string{KindCPU, KindGPU, KindNPU}, proc.Kind) {
 		v.add(path+".kind", "kind %q, want cpu, gpu or npu", clip(proc.Kind))
@@ -627,7 +627,7 @@ func (v *validator) sources(soc *SoC) {
 		}
 		v.source(at, soc.Sources[path])
 	}
-	// A point is a time somebody else has published: an operator, a processor and where it was read.
+	// A point is a published time: an operator, a processor and where it was read.
 	for i, point := range soc.Points {
 		path := fmt.Sprintf("points.%d", i)
 		if soc.Processor(point.Processor) == nil {

@@ -14,7 +14,7 @@ import (
 // The posed problem simplifies: an operator begins when the slowest share of the one before has ended, which is too late
 // for some, and meetings of lanes between sections cost nothing. The timeline knows better. The optimum is therefore
 // compared by the timeline with its rivals: the optima of problems that have fewer choices, some processors only or some
-// strategies only. Whoever restricts solve to one of them then never gets a faster plan. In the fastest of all, single
+// strategies only. A user who restricts solve to one of them then never gets a faster plan. In the fastest of all, single
 // operators are then moved for as long as the timeline gets shorter (polish).
 
 // families are sets of strategies that rivals are made of; nil is all. As for Input.Strategies, nodes that have no

@@ -102,7 +102,7 @@ func (s *schemeChoice) permit(ctx context.Context, ph *phase) error {
 	return nil
 }
 
-// leftOut is what a scheme falls out of: nodes of which nobody knows what it loses, and those where it cannot be, for
+// leftOut is what a scheme falls out of: nodes of which it is not known what it loses, and those where it cannot be, for
 // the reason of the first.
 type leftOut struct {
 	unmeasured, failing []string

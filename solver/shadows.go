@@ -59,7 +59,7 @@ func (s *session) shadows(ctx context.Context, plan *planir.Plan) error {
 	}
 	slack := s.shadowSlack(plan)
 	if want.Slower == 0 && !(slack > 0) {
-		return nil // nobody permits to lose more
+		return nil // the workload does not permit to lose more
 	}
 	total, err := s.timeShadows(plan, sections)
 	if err != nil {
@@ -193,7 +193,7 @@ func keptShadows(sections []shadowSection, layers int,
 }
 
 // shadowSlack is what the phases in which products have shadow outliers may lose beyond what their schemes do, in nats:
-// the least of all; 0 where one has no limit, as then nobody permits to lose more.
+// the least of all; 0 where one has no limit, as the workload then does not permit to lose more.
 func (s *session) shadowSlack(plan *planir.Plan) float64 {
 	slack := math.Inf(1)
 	for _, quality := range s.quality() {

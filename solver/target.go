@@ -35,7 +35,7 @@ func (in *Input) WholeSoC() *socs.SoC {
 }
 
 // checkTarget reports that an NPU of the device executes nothing the workload permits. A plan would leave the NPU out
-// although nobody asked for that.
+// although the user did not ask for that.
 func (in *Input) checkTarget(want *workload.Demand) error {
 	if !in.Targeted() {
 		return nil

@@ -108,7 +108,7 @@ func Open(dir string, options Options) (*Cache, error) {
 		}
 		if !private(dir, cache.root) {
 			return nil, diag.New(diag.ClassIO, "open cache %q: everybody may write to it", dir).
-				WithHint("whoever writes to the cache decides what is built: chmod o-w, or name another directory")
+				WithHint("a user who can write to the cache decides what is built: chmod o-w, or name another directory")
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, fail(err)

@@ -24,7 +24,7 @@ const staleAfter = 24 * time.Hour
 
 // begin removes dead sessions below tmp and begins one.
 func (s *session) begin(tmp string, now func() time.Time) (err error) {
-	// Nobody may look at a session that has no lock yet.
+	// No other process may look at a session that has no lock yet.
 	gate, err := filelock.Open(filepath.Join(tmp, lockName), 0o600)
 	if err != nil {
 		return err

@@ -30,7 +30,7 @@ func TakeSigningKey() {
 	wipe(EnvSigningKey)
 }
 
-// HasSigningKey reports whether the environment had a signing key that nobody has asked for yet, and whether there is a
+// HasSigningKey reports whether the environment had a signing key that was not asked for yet, and whether there is a
 // text in it: some CI systems set a secret that a job may not see to nothing.
 func HasSigningKey() (set, filled bool) {
 	TakeSigningKey()

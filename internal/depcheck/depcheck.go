@@ -237,7 +237,7 @@ func (m *module) check(rows []room) []string {
 			}
 		}
 	}
-	// The table must not grow stale either: a row without a package, and a permission that nobody uses, are findings.
+	// The table must not grow stale either: a row without a package, and an unused permission, are findings.
 	for i := range rows {
 		if !m.exists(rows[i].path) {
 			m.find("%s: row without a package", rows[i].path)
@@ -249,8 +249,8 @@ func (m *module) check(rows []room) []string {
 	return slices.Compact(m.finds)
 }
 
-// unused finds what a row permits and none of its packages imports: a permission that nobody needs hides the next edge
-// that nobody thought about.
+// unused finds what a row permits and none of its packages imports: an unused permission hides the next edge
+// that was not thought about.
 func (m *module) unused(r *room) {
 	imported := func(fits func(target string) bool) bool {
 		for dir, p := range m.pkgs {

@@ -123,7 +123,7 @@ var hetrunNever = map[string]string{
 	"go.yaml.in/yaml/v3": "a device executes canonical JSON only",
 	"gopkg.in/yaml.v2":   "a device executes canonical JSON only",
 	"gopkg.in/yaml.v3":   "a device executes canonical JSON only",
-	"net/http":           "the program that opens a bundle and ends listens to nobody; hetserve does",
+	"net/http":           "the program that opens a bundle and ends has no network code; hetserve has",
 	"testing":            "test code does not belong in a product",
 
 	"internal/decode":    "a device executes canonical JSON only",

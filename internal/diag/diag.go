@@ -18,7 +18,7 @@ import (
 type Class int
 
 const (
-	ClassInternal    Class = 1 // a defect of hetc, or an error nobody classified
+	ClassInternal    Class = 1 // a defect of hetc, or an error without a class
 	ClassUsage       Class = 2 // wrong command line
 	ClassInput       Class = 3 // a file that is missing, malformed or inconsistent
 	ClassUnavailable Class = 4 // a library, device or feature this machine or build lacks

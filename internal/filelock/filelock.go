@@ -19,7 +19,7 @@ func Open(path string, perm fs.FileMode) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|os.O_CREATE|openFlags, perm)
 }
 
-// Try locks an open file or directory until it is closed or this process dies. The error is ErrBusy while somebody else
+// Try locks an open file or directory until it is closed or this process dies. The error is ErrBusy while another process
 // holds the lock. It wraps errors.ErrUnsupported where this system or file system has no locks: callers then go on
 // without.
 func Try(file *os.File) error { return lock(file, false) }

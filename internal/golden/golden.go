@@ -3,7 +3,7 @@
 // that no test uses any more is an error.
 //
 // A package that uses it calls Main from TestMain. HETC_UPDATE=1 rewrites the files and removes
-// those nobody used.
+// those that no test used.
 package golden
 
 import (

@@ -9,7 +9,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// Pages of a mapped file go away when somebody truncates the file, and an access to them is then a signal. Where
+// Pages of a mapped file go away when another process truncates the file, and an access to them is then a signal. Where
 // debug.SetPanicOnFault is on, which counts for one goroutine, the Go runtime turns the signal into a panic that holds
 // the address, in assembly as well; not in a native library. Such a panic says something about the file only when the
 // address lies in a mapping of one: everywhere else it is a defect, which must end the program with its trace.

@@ -2,7 +2,7 @@
 // mappings, and checked typed views of bytes.
 //
 // Memory of a Region is not managed by the garbage collector: it is valid until Close, and
-// every slice taken from it (Bytes, View) is dead afterwards. Whoever made the Region closes
+// every slice taken from it (Bytes, View) is dead afterwards. The code that made the Region closes
 // it, after the last user of those slices is done.
 package mem
 
@@ -70,7 +70,7 @@ func Alloc(bytes, align int) (*Region, error) {
 }
 
 // Map returns the whole of file as read-only memory, shared with the page cache: a write to
-// the file by anybody shows in it, and a truncation makes later accesses fault (see
+// the file by any process shows in it, and a truncation makes later accesses fault (see
 // CatchFault). file may be closed afterwards. Where mapping is not built in, the file is read
 // into memory instead.
 func Map(file *os.File) (*Region, error) {

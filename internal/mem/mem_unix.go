@@ -36,7 +36,7 @@ func alloc(bytes, align int) (*Region, error) {
 	release := func() error { return unix.Munmap(whole) }
 	region := &Region{data: alignUp(whole, bytes, align), whole: whole, release: release}
 	if bytes >= largeAlloc {
-		// not the rest, whose page would hold memory that nobody asked for
+		// not the rest, whose page would hold memory that was not asked for
 		if err := region.advise(0, bytes/largePage*largePage, HugePages); err != nil {
 			return nil, errors.Join(err, region.Close())
 		}

@@ -16,7 +16,7 @@ import (
 )
 
 // Initializer replaces a weight that the model declares as external data. The library does not compare its shape with
-// the declared one, and kernels trust the latter: whoever makes the value does it by the declaration.
+// the declared one, and kernels trust the latter: the caller makes the value by the declaration.
 type Initializer struct {
 	Name  string
 	Value *Value

@@ -46,7 +46,7 @@ func Available() bool { return lanes > 0 }
 var lanes = append(kinds(), 0)[0]
 
 // Write appends a part to each piece. The parts are of one length, a multiple of Block; nil parts belong to pieces that
-// nobody asks for, except the first. It may be called where Available says so.
+// are not asked for, except the first. It may be called where Available says so.
 func (h *Hash) Write(parts *[Width][]byte) {
 	count := len(parts[0])
 	for _, data := range parts {

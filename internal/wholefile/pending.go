@@ -58,7 +58,7 @@ func Create(path string) (*Pending, error) {
 			if err = claim(file); err == nil || errors.Is(err, errors.ErrUnsupported) {
 				return &Pending{file: file, target: target}, nil
 			}
-			err = errors.Join(fs.ErrExist, err, file.Close()) // somebody took it for left behind before it was locked
+			err = errors.Join(fs.ErrExist, err, file.Close()) // another process took it for left behind before it was locked
 		}
 		if !errors.Is(err, fs.ErrExist) || try == most {
 			return nil, diag.New(diag.ClassIO, "write %q: %w", path, bare(err))
@@ -145,7 +145,7 @@ func isTemporary(target, name string) bool {
 	return begins && ends && two && digits(process) && digits(number)
 }
 
-// RemoveLeftBehind removes what killed processes left beside the file at path. A file whose lock somebody holds has a
+// RemoveLeftBehind removes what killed processes left beside the file at path. A file whose lock is held has a
 // writer and stays, as does everything where locks do not work. Nothing of it is an error: such a file only takes
 // space. Create does the same.
 func RemoveLeftBehind(path string) {

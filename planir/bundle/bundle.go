@@ -40,7 +40,7 @@ type Options struct {
 
 // Bundle is an open bundle that passed every check. Its methods except Close may be called
 // concurrently; slices it returns must not be written to and die with Close. With Lazy and
-// Eager whoever may write to the file can still change weights after they were checked; all
+// Eager a process that may write to the file can still change weights after they were checked; all
 // other roles live in private memory.
 type Bundle struct {
 	path     string // for errors
@@ -395,7 +395,7 @@ func (b *Bundle) Ratchet() Ratchet {
 		SecurityVersion: manifest.SecurityVersion}
 }
 
-// Expect refuses a blob whose signed role is none of roles. Whoever is about to parse or execute a blob asks first: a
+// Expect refuses a blob whose signed role is none of roles. Code that is about to parse or execute a blob asks first: a
 // name alone does not say that the signer meant it for this, nor that its bytes cannot change any more.
 func (b *Bundle) Expect(name string, roles ...Role) error {
 	blob, err := b.find(name)

@@ -85,7 +85,7 @@ func (e *envelope) verify(trust *Keyring, allowDev bool, payload []byte) ([]stri
 	for _, signature := range e.signatures {
 		key := trust.key(signature.keyID.String())
 		if key == nil {
-			continue // somebody else's; it counts for nothing
+			continue // a signature by another key does not count
 		}
 		raw, err := base64.StdEncoding.Strict().DecodeString(signature.sig)
 		if err != nil || !key.verifies(message, raw) {

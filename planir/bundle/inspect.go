@@ -2,7 +2,7 @@ package bundle
 
 import "crypto/sha256"
 
-// Unverified is what a bundle says about itself. Nobody has checked it: neither a signature nor
+// Unverified is what a bundle says about itself. It is not checked: neither a signature nor
 // the contents. It is for people to look at, and nothing in it may decide what is executed.
 type Unverified struct {
 	Manifest *Manifest

@@ -37,7 +37,7 @@ type Key struct {
 	DER       []byte // SubjectPublicKeyInfo, in its one canonical form
 }
 
-// Keyring is who is trusted: bundles need valid signatures by Threshold distinct keys.
+// Keyring is whom a device trusts: bundles need valid signatures by Threshold distinct keys.
 type Keyring struct {
 	Generation int64 // counts key rotations from 1; a bundle states the one it was signed for
 	Threshold  int64
@@ -186,7 +186,7 @@ func ParseTrust(data []byte, name string) (*Keyring, error) {
 }
 
 // parseTrust tells a PEM block from a keyring by its first bytes, and accepts each in one form only: text around a
-// key would be shown to people and checked by nobody.
+// key would be shown to people and never checked.
 func parseTrust(data []byte, name string) (*Keyring, error) {
 	if len(data) > maxKeyringFile {
 		return nil, fmt.Errorf("more than %d bytes", maxKeyringFile)

@@ -11,7 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/mem"
 )
 
-// store is one physical form of a bundle. Every file of it is opened once and never reopened by its path: whoever
+// store is one physical form of a bundle. Every file of it is opened once and never reopened by its path: an attacker who
 // replaces the path afterwards does not change what was verified.
 type store interface {
 	// envelope returns the envelope's bytes in private memory.

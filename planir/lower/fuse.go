@@ -16,7 +16,7 @@ import (
 // joined. Tasks that follow each other in the list have nothing between them, whatever the lanes; so what waits for one
 // of them waits for their step.
 //
-// For a processor that fuses, products are joined too, and what nobody else reads stays inside the graph; see waits for
+// For a processor that fuses, products are joined too, and what no other step reads stays inside the graph; see waits for
 // what is not joined. For others a graph is what their compiler was asked about. outside are the buffers that other
 // sections read.
 func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string]bool) (out []*task) {
@@ -140,7 +140,7 @@ func fits(proc *planir.Proc, a, b *task) bool {
 }
 
 // overwrites names a value that is input and output where a node that reads the input is not needed for what is
-// written last: such nodes may be executed in another order by who looks at results alone. "" if there is none.
+// written last: such nodes may be executed in another order without a change of results. "" if there is none.
 func overwrites(graph *op.Graph) string {
 	for _, value := range graph.Inputs {
 		last := -1
@@ -181,7 +181,7 @@ func overwrites(graph *op.Graph) string {
 	return ""
 }
 
-// localise keeps inside the graph what its step writes to views that nobody reads.
+// localise keeps inside the graph what its step writes to views that no other step reads.
 func localise(shrunk *task, inside []planir.View) {
 	if len(inside) == 0 {
 		return

@@ -236,7 +236,7 @@ type builder struct {
 	contexts map[string]string
 	packs    map[packKey]*packUse
 	fixups   []fixup // in all steps made so far
-	on       string  // processor that executes the program alone; "": its decisions say who does
+	on       string  // processor that executes the program alone; "": its decisions name the processors
 	// The tasks being made are of one of several chunks, which begins at row from.
 	flight bool
 	from   int

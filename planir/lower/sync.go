@@ -91,7 +91,7 @@ func (o *ordering) wait(index int, latest []int) {
 		}
 		o.waits[index] = append(o.waits[index], planir.Wait{Flag: flag, Back: task < 0})
 	}
-	// Whoever waits for a task knows afterwards what the task's lane knew; across iterations only the task itself.
+	// A lane that has waited for a task knows what the task's lane knew; across iterations only the task itself.
 	for _, wait := range o.waits[index] {
 		lane := o.lane[o.tasks[wait.Flag].proc]
 		if wait.Back {

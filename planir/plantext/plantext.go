@@ -33,7 +33,7 @@ func Encode(plan *planir.Plan) ([]byte, error) {
 }
 
 // lay puts lists of plain values, and list elements that hold no further list of elements, on one
-// line; graphs too, which nobody edits.
+// line; graphs too, which are not edited by hand.
 func lay(node *yaml.Node, key string) {
 	switch node.Kind {
 	case yaml.MappingNode:

@@ -49,7 +49,7 @@ type Mapping struct {
 	ClockMHz  float64 `json:"clock_mhz,omitempty" yaml:"clock_mhz,omitempty"` // of cycles
 	Separator string  `json:"separator,omitempty" yaml:"separator,omitempty"` // between cells; "": a comma
 	Repeats   string  `json:"repeats,omitempty" yaml:"repeats,omitempty"`     // refuse ("") or samples
-	Source    string  `json:"source,omitempty" yaml:"source,omitempty"`       // who measured what with which tool
+	Source    string  `json:"source,omitempty" yaml:"source,omitempty"`       // what was measured, by whom, with which tool
 }
 
 // Open reads a mapping file.

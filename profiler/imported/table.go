@@ -227,7 +227,7 @@ func (p *parser) header() error {
 		}
 		p.mapped[field], p.t.Columns[field] = i, p.columns[i]
 	}
-	for _, field := range []string{"m", "k", "n"} { // sizes that nobody mapped are found by their names
+	for _, field := range []string{"m", "k", "n"} { // sizes without a mapping are found by their names
 		_, mapped := p.mapped[field]
 		_, set := p.m.Set[field]
 		i := slices.IndexFunc(p.columns, func(c string) bool { return strings.EqualFold(c, field) })

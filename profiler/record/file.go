@@ -333,7 +333,7 @@ func begin(file *os.File, header Header) (*Writer, error) {
 	if err := writer.write(line); err != nil {
 		return nil, err
 	}
-	// The file's name must be on disk too, or a lost machine would leave a record that nobody finds.
+	// The file's name must be on disk too, or a loss of power would leave a record without a name.
 	wholefile.SyncDir(filepath.Dir(file.Name()))
 	return writer, nil
 }

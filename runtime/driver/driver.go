@@ -183,7 +183,7 @@ type Processor interface {
 // Rouser is implemented by processors with threads of their own that sleep after a while without a call.
 type Rouser interface {
 	// Rouse returns when all of them are awake, as they are between two steps of a lane, or after a few milliseconds,
-	// when their cores are somebody else's. It is called on the thread that calls Run.
+	// when another process has their cores. It is called on the thread that calls Run.
 	Rouse()
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // flight is a chunk of a prompt that one processor works on while the control thread does something else. Its crew
-// walks all sections of its program by itself: they have one lane each, and so nobody to meet.
+// walks all sections of its program by itself: they have one lane each, and so no other lane to meet.
 type flight struct {
 	program  *program
 	sequence int

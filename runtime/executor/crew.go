@@ -174,7 +174,7 @@ func (m *Machine) startCrews() error {
 	for _, crew := range m.crews {
 		go func() {
 			runtime.LockOSThread()      // never unlocked: the thread keeps its pinning and ends with the crew
-			debug.SetPanicOnFault(true) // weights may lie in a file that somebody truncates
+			debug.SetPanicOnFault(true) // weights may lie in a file that another process truncates
 			sharpen()
 			defer close(crew.exited)
 			var err error
@@ -623,7 +623,7 @@ const (
 	foresight = 16                     // steps of another lane
 	spinLast  = 10 * time.Microsecond  // before a wait is expected to end
 	// After it was expected to end, or half of what was expected: then a lane that spins naps. On a core that others use
-	// too, the scheduler punishes who has spun when work comes.
+	// too, the scheduler takes the core from threads that have spun when work comes.
 	spinAfter = 100 * time.Microsecond
 	shortNap  = 10 * time.Microsecond
 	longNap   = time.Millisecond

@@ -18,8 +18,8 @@ type ExpertStat struct {
 	Routed   int64 // rows
 	Moved    int64 // to the slots of their experts
 	Overflow int64 // beyond the rows of their slots
-	Dropped  int64 // of these, computed by nobody
-	Reserved int64 // rows of all slots: those that nobody moved to are padding
+	Dropped  int64 // of these, computed by no processor
+	Reserved int64 // rows of all slots: those to which no row was moved are padding
 
 	// The same of full calls alone, and what the plan expects of one: shares of the rows.
 	FullRouted, FullMoved, FullOverflow int64

@@ -209,7 +209,7 @@ type lane struct {
 }
 
 // Open loads a plan: it opens the processors its programs use, allocates the pool and the cache, and loads every
-// artifact with its weights. The plan must satisfy planir.Check, and is checked unless somebody has done so.
+// artifact with its weights. The plan must satisfy planir.Check, and is checked unless that was done before.
 func Open(ctx context.Context, p *planir.Plan, src Source, options Options) (machine *Machine, err error) {
 	if !options.Checked {
 		if found := planir.Check(p); found.Err() != nil {
@@ -271,7 +271,7 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 		}
 		opened := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual,
 			dynamic: proc.Capabilities().DynamicRows}
-		// Who observes steps wants one after another, with all operands in the host's memory.
+		// An observer of steps wants one after another, with all operands in the host's memory.
 		if async, ok := proc.(driver.Asynchronous); ok && m.observe == nil {
 			opened.queue = &queue{Asynchronous: async, offset: m.now() - int64(proc.Now())}
 		}
@@ -340,7 +340,7 @@ func (m *Machine) allocate() error {
 func (m *Machine) allocatePool(size int64) error {
 	for _, lane := range m.lanes {
 		if !lane.proc.Capabilities().OwnMemory || m.observe != nil {
-			continue // who observes has each call move all its operands
+			continue // for an observer each call moves all its operands
 		}
 		if m.home == nil {
 			shared, err := m.shareWith(lane, size)

@@ -206,7 +206,7 @@ func (m *Machine) gather(pr *program, sequence, pos int) error {
 		if err := m.provide(use.cell, use.space, sequence, pos); err != nil {
 			return err
 		}
-		// whoever else held more has what is overwritten now
+		// other processors that held more have what is overwritten now
 		for space := range m.holds.held {
 			count := &m.holds.held[space][sequence*m.holds.cells+use.cell]
 			*count = min(*count, int32(pos))

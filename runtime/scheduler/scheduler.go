@@ -257,7 +257,7 @@ func (s *State) Decoded(now int64, ids []ID) {
 	}
 }
 
-// End forgets a request: it has all its tokens, or nobody wants them any more. One whose chunk was begun ends only after
+// End forgets a request: it has all its tokens, or its client went away. One whose chunk was begun ends only after
 // that.
 func (s *State) End(id ID) {
 	s.tasks = slices.DeleteFunc(s.tasks, func(t *task) bool { return t.ID == id })
@@ -343,7 +343,7 @@ func (s *State) byClass(now int64) Action {
 		}
 	}
 	batch := s.piggyback(urgent, proactive)
-	// Of a time t, decoding takes (1-Gap)*t and proactive prompts Gap*t. Credit does not grow while nobody needs it.
+	// Of a time t, decoding takes (1-Gap)*t and proactive prompts Gap*t. Credit does not grow while no request needs it.
 	if next != nil {
 		s.credit += int64(float64(s.config.DecodeNS(len(batch))) * s.config.Gap / (1 - s.config.Gap))
 	}

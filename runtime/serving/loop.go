@@ -86,7 +86,7 @@ func (s *Server) decide(batch *[]*Answer) (action scheduler.Kind, over bool) {
 	return next.Kind, next.Kind == scheduler.Idle && s.draining && len(s.answers) == 0
 }
 
-// finish ends a request. Its slot keeps what it holds until somebody else needs it. The mutex is held.
+// finish ends a request. Its slot keeps what it holds until another request needs it. The mutex is held.
 func (s *Server) finish(answer *Answer) {
 	if answer.slot >= 0 {
 		s.slots[answer.slot].user = nil

@@ -7,7 +7,7 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// place gives a request a slot that nobody uses: the one whose cache begins with the most tokens of the prompt, if that
+// place gives a request a free slot: the one whose cache begins with the most tokens of the prompt, if that
 // keeps at least half of the cache, or else the one that was left alone for the longest time. Where the prefix that was
 // computed ahead of time has more of them, it is copied there. The last token of the prompt is processed in any case,
 // because its logits are wanted.

@@ -33,7 +33,7 @@ type Options struct {
 	// these again.
 	Prefix      []int32
 	PrefixCache []byte
-	// Ended is told of every request that got a token, when it ends; nil: nobody is. It must not call the Server.
+	// Ended is told of every request that got a token, when it ends; nil: nothing is. It must not call the Server.
 	Ended func(Ended)
 }
 
@@ -100,7 +100,7 @@ type Answer struct {
 	server  *Server
 	id      scheduler.ID
 	request Request
-	tokens  chan Token // with room for all of them: a slow reader holds up nobody
+	tokens  chan Token // with room for all of them: a slow reader holds up no other request
 
 	// What follows is the loop's until tokens is closed.
 	guesses   guesses
@@ -138,7 +138,7 @@ type slot struct {
 	prefilled int
 	prompt    int // length of the longest prompt that its tokens were processed as a part of
 	user      *Answer
-	used      int64 // when it was last given to somebody, in the order of that
+	used      int64 // when it was last given to a request, in the order of that
 }
 
 // Server is a machine that requests share.
@@ -151,7 +151,7 @@ type Server struct {
 	began   time.Time
 	wake    chan struct{}
 
-	ended    func(Ended)    // nil: nobody is told
+	ended    func(Ended)    // nil: none is told
 	drafts   *planir.Drafts // nil: none are tried
 	guessing bool           // what a draft would be is looked up
 
@@ -167,7 +167,7 @@ type Server struct {
 
 	slots []slot // of the loop
 	uses  int64
-	// whose chunk is processed beside decoding, and how many tokens that is; nil: nobody's
+	// whose chunk is processed beside decoding, and how many tokens that is; nil: of none
 	beside      *Answer
 	besideCount int
 }

@@ -30,7 +30,7 @@ type Tokenizer interface {
 	// the context's.
 	Chat(ctx context.Context, messages []Message, o ChatOptions) (string, error)
 	// TryChat writes sample conversations by the model's chat templates. The error, of class ClassInput, says that a
-	// template goes beyond the limits of time, memory or recursion: nobody should sign it. Templates that fail
+	// template goes beyond the limits of time, memory or recursion: such a template must not be signed. Templates that fail
 	// otherwise do no harm: unusable says why none of the samples could be written, nil when one could.
 	TryChat(ctx context.Context) (unusable, err error)
 	// Decode returns the text of ids without special tokens. Incomplete characters become U+FFFD, ids

@@ -9,7 +9,7 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// defaultBucketNodes is how many steps bucket selection with limits may take where nobody says.
+// defaultBucketNodes is how many steps bucket selection with limits may take by default.
 const defaultBucketNodes = 1 << 25
 
 // Buckets implements problem.Engine. The largest bucket, at which prompts are cut, is enumerated; for each the others

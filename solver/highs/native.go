@@ -27,7 +27,7 @@ type Native struct {
 	program string
 }
 
-// workerArg is the first argument of the process that Native starts; the library's path follows. Whoever offers
+// workerArg is the first argument of the process that Native starts; the library's path follows. A program that offers
 // this engine calls Work when its process was started so.
 const workerArg = "__highs"
 
@@ -131,7 +131,7 @@ func (n *Native) ask(ctx context.Context, model *milp.Model, options *milp.Optio
 		stdin.Close()
 	}()
 	last, err := follow(stdout, options)
-	if last == nil && !errors.Is(err, io.EOF) { // it goes on talking, and nobody understands it
+	if last == nil && !errors.Is(err, io.EOF) { // it goes on writing, in no form that is known
 		_ = cmd.Process.Kill()
 	}
 	err = cmd.Wait()

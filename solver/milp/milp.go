@@ -1,6 +1,6 @@
 // Package milp knows what a mixed-integer linear program is: variables, rows, an objective, and what
 // may be said of an answer. Engines take models of it; whatever one returns is verified here, by code that
-// shares nothing with whoever built the model.
+// shares nothing with the code that built the model.
 package milp
 
 import (
@@ -69,7 +69,7 @@ type Options struct {
 	Time  time.Duration // 0: no limit. Answers that a time limit cut short differ between runs
 	// Start is a solution to begin with, nil: none. One that breaks a row is ignored.
 	Start []float64
-	// Progress is called now and then while solving, with the best objective and the bound; nil: nobody listens.
+	// Progress is called now and then while solving, with the best objective and the bound; nil: it is not.
 	Progress func(objective, bound float64, nodes int64)
 	// Log gets the engine's own messages, line by line; nil: they are dropped.
 	Log func(line string)

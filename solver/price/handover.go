@@ -77,7 +77,7 @@ func (s *Section) Regions(list []Access, buffers []string) []Region {
 
 // Handover is the time in ns from the end of a node, whose outputs lie as writes say, to the start of the next: of
 // the slowest reader, one flag and all copies. A processor that reads only what it wrote itself does not wait. The
-// source is the weakest of all flags and copies; it is empty where nobody waits.
+// source is the weakest of all flags and copies; it is empty where no lane waits.
 func (s *Section) Handover(writes, reads []Region) (slowest int64, from source.Source, err error) {
 	for len(reads) > 0 {
 		same := 1 // accesses are sorted by reader

@@ -52,7 +52,7 @@ type Part struct {
 
 // Asset is something that has to be opened before choices that name it can be executed: a graph, or packed
 // weights that several graphs share. Which bytes belong to which (weights once per weight, or in every
-// graph) is the target's byte model, and is settled by whoever poses the problem. What only one choice needs
+// graph) is the target's byte model, and is settled by the code that poses the problem. What only one choice needs
 // (a graph for each of 32 layers) may be one asset with the sum of the bytes and graphs.
 type Asset struct {
 	Name   string // "npu layers.qkv 256x2048x3072", unique
@@ -77,7 +77,7 @@ type JointSolution struct {
 	Status    Status
 	Nodes     int64 // of the search tree
 	// Open are, per part, chain and item, the choices, ascending, that the first of the best solutions is made of if it
-	// is better than this one, with others; nil: nobody knows.
+	// is better than this one, with others; nil: it is not known.
 	Open [][][][]int
 }
 

@@ -197,7 +197,7 @@ func (v *bucketVars) Sizes(b *Buckets, values []float64) []int {
 			return nil
 		}
 	}
-	// One whose lengths nobody has is left out too.
+	// One whose lengths no bucket has is left out too.
 	for k := 0; k < len(out) && len(out) > 1; {
 		fewer := slices.Delete(slices.Clone(out), k, k+1)
 		with, _ := b.Objective(out)

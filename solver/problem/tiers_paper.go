@@ -143,7 +143,7 @@ func (p *Tiers) InOrder(slots []int) (choices [][]int) {
 }
 
 // Shares are, over all layers and observed chunks, the part of the routed rows that is beyond their experts' slots, and
-// the part of the rows that slots reserve that nobody uses.
+// the part of the reserved rows that no token uses.
 func (p *Tiers) Shares(choices [][]int) (overflow, padding float64) {
 	var routed, over, reserved, unused float64
 	for l, list := range choices {

@@ -42,14 +42,14 @@ type Watch struct {
 // Engine is the engine, watched. Of a Relay it also tells the size of the linear programs, and their progress.
 func (w *Watch) Engine(e Engine) Engine { return watched{w, e} }
 
-// watched is an engine that somebody watches; it implements Engine.
+// watched is an engine whose progress is reported; it implements Engine.
 type watched struct {
 	w *Watch
 	e Engine
 }
 
 // Direct is the engine behind another one that solves partition problems without a general one, unwatched: for problems
-// that are solved to compare with, which nobody asked for. They have one answer whatever engine solves them.
+// that are solved only to compare with. They have one answer whatever engine solves them.
 func Direct(engine Engine) Engine {
 	switch x := engine.(type) {
 	case watched:

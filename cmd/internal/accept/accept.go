@@ -130,7 +130,7 @@ func (t *Terms) clock() (int64, error) {
 	case t.ignoreExpiry:
 		return 0, nil
 	case t.now == "":
-		return max(1, time.Now().Unix()), nil // a clock that nobody has set is one, too
+		return max(1, time.Now().Unix()), nil // a clock that was never set is one, too
 	}
 	seconds, err := strconv.ParseInt(t.now, 10, 64)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // state is a file of ratchets. It is read when a bundle is opened, and replaced as a whole when one has run, under
-// a lock of its own that ends with the process: the file itself is renamed over. Whoever reads it meanwhile sees
+// a lock of its own that ends with the process: the file itself is renamed over. A process that reads it meanwhile sees
 // the old or the new one.
 type state struct {
 	path   string

@@ -139,7 +139,7 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 		"rounds": options.Rounds, "results": results})
 }
 
-// byRole is a SoC on which one processor computes products and what quantises for them, and nobody else does products.
+// byRole is a SoC on which one processor computes products and what quantises for them, and no other does products.
 func byRole(soc *socs.SoC, products string) (*socs.SoC, error) {
 	out := *soc
 	out.Processors = slices.Clone(soc.Processors)

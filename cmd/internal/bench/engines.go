@@ -48,7 +48,7 @@ type EnginesOptions struct {
 	Text, QualityModel           string
 	Out, Markdown                string
 	Budget, ProfileBudget, Limit string
-	// cores that other processes may keep busy meanwhile; 0: nobody looks
+	// cores that other processes may keep busy meanwhile; 0: that is not checked
 	MaxOthers float64
 	Seed      uint64
 }

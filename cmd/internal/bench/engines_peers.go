@@ -65,7 +65,7 @@ func peerKeys() []string {
 	return keys
 }
 
-// checkPeers refuses engines that nobody knows.
+// checkPeers refuses unknown engines.
 func (o *EnginesOptions) checkPeers() error {
 	for _, key := range o.Peers {
 		if !slices.Contains(peerKeys(), key) {

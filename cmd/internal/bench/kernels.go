@@ -58,7 +58,7 @@ func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) erro
 		return err
 	}
 	for i := range list {
-		// Arithmetic on registers alone takes the same time whenever nobody else is there.
+		// Arithmetic on registers alone takes the same time whenever the core is idle.
 		if bound := &list[i]; bound.Of == "" && bound.Unit == "Gop/s" && bound.Spread > restless {
 			ui.Warnf("the %s of kernels %s on %d cores moved by %.0f %% between rounds: other programs were running, "+
 				"and the shares are not to be relied on", bound.What, bound.Set, bound.Cores, 100*bound.Spread)

@@ -185,7 +185,7 @@ models:
 		var answers [2]milp.Result
 		for round := -1; round < o.Rounds; round++ { // the first is not counted
 			for i := range 2 {
-				build := (i + round + 2) % 2 // who begins changes
+				build := (i + round + 2) % 2 // they take turns to begin
 				engine := [2]milp.Engine{wasm, native}[build]
 				begun := time.Now()
 				result, err := engine.Solve(ctx, problem, milp.Options{Time: o.Limit})

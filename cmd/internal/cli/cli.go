@@ -412,7 +412,7 @@ func wantsJSON(args []string) bool {
 	return false
 }
 
-// stickyWriter remembers the first failure, so that a result nobody received is not a success.
+// stickyWriter remembers the first failure, so that a result that could not be written is not a success.
 type stickyWriter struct {
 	w   io.Writer
 	err error

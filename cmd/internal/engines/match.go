@@ -20,7 +20,7 @@ type Match struct {
 	Seed     uint64
 	Timeout  time.Duration // of one process
 	Budget   time.Duration // no round begins that would end after it; 0: none
-	Quiet    float64       // cores that others may use meanwhile, or the process is repeated; 0: nobody looks
+	Quiet    float64       // cores that others may use meanwhile, or the process is repeated; 0: that is not checked
 	Patience time.Duration // for which all processes together wait for a quiet machine
 
 	Note func(format string, args ...any) // progress; not nil

@@ -159,7 +159,7 @@ func parse(plan *planir.Plan, what string) (question, error) {
 		WithHint("%s", nearest(what, node, programs, slices.Sorted(maps.Keys(nodes))))
 }
 
-// nearest is what somebody may have meant by a word, or by its part before the @; else it lists what there is.
+// nearest is what a user may have meant by a word, or by its part before the @; else it lists what there is.
 func nearest(word, node string, programs, nodes []string) string {
 	known := slices.Concat(programs, []string{"limits", "tiers"}, nodes)
 	return cmp.Or(diag.DidYouMean(word, known), diag.DidYouMean(node, known),
@@ -604,7 +604,7 @@ func (x *answer) program(name string) error {
 	return diag.New(diag.ClassUsage, "explain %q: the plan has no such program", name)
 }
 
-// parts are tables of who works how long, and of the slowest operators.
+// parts are tables of how long each lane works, and of the slowest operators.
 func (x *answer) parts(st *explain.ProgramStory) {
 	var rows [][]string
 	for _, busy := range st.Busy {

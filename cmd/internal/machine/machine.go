@@ -96,7 +96,7 @@ func Load() (load float64, ok bool) {
 	return load, err == nil
 }
 
-// Busy is the share of all cores' time, 0 to 1, that went to anybody while this process slept for the
+// Busy is the share of all cores' time, 0 to 1, that any process used while this one slept for the
 // given time, and the share that the host of a virtual machine took away.
 func Busy(during time.Duration) (busy, stolen float64, ok bool) {
 	before, ok := cpuTimes()

@@ -162,7 +162,7 @@ func parseConfig(document *decode.Document, dir string) (*Config, error) {
 	if err := document.Into(Schema, config); err != nil {
 		return nil, err
 	}
-	// who asks for bundle options or a key wants signed bundles
+	// a user who gives bundle options or a key wants signed bundles
 	if config.Sign == "" {
 		config.Sign = signOptional
 		if config.Bundle != nil || config.Key != "" {

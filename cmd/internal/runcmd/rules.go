@@ -110,7 +110,7 @@ var limits = []rule{
 	atLeast("rounds", 1, func(l *commandLine) int { return l.rounds }),
 }
 
-// uses are flags that would change nothing: somebody misunderstood them.
+// uses are flags that would change nothing, so that the user must have misunderstood them.
 var uses = slices.Concat(
 	forBench("prompt-len", "gen", "rounds"),
 	[]rule{{

@@ -79,7 +79,7 @@ type expertStats struct {
 	Routed         int64   `json:"rows_routed"`
 	Moved          int64   `json:"rows_moved"` // to the groups of their experts
 	Dropped        int64   `json:"rows_dropped"`
-	Padded         int64   `json:"rows_padded"` // reserved for nobody
+	Padded         int64   `json:"rows_padded"` // reserved and not used
 	OverflowRate   float64 `json:"overflow_rate"`
 	ExpectOverflow float64 `json:"expected_overflow_rate"`
 	ExpectMoved    float64 `json:"expected_moved_rate"`

@@ -22,7 +22,7 @@ import (
 // path that it is given, it prints, it may crash, and it may not come back. The process starts in a folder made for it
 // and reads and writes files of fixed names there. What its parent says to it is that it still lives.
 
-// workerArg is the first argument of that process. Whoever offers this compiler calls Work when its process was
+// workerArg is the first argument of that process. A program that offers this compiler calls Work when its process was
 // started so.
 const workerArg = "__qnn"
 
@@ -100,7 +100,7 @@ type facts struct {
 // maxTensor bounds a tensor of a sample, in bytes.
 const maxTensor = 1 << 34
 
-// readRequest reads what the process is asked. Whoever asks may have been cut off.
+// readRequest reads what the process is asked. The process that asks may have been cut off.
 func readRequest(b []byte) (*request, error) {
 	asked := &request{}
 	if err := json.Unmarshal(b, asked); err != nil {

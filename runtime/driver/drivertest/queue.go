@@ -18,7 +18,7 @@ import (
 // Queueing says how Queue makes processors asynchronous.
 type Queueing struct {
 	// OwnMemory gives them memory of their own, which holds NaN until something is copied there. What a call does not
-	// hand to the host becomes NaN there, so that whoever reads it computes something else.
+	// hand to the host becomes NaN there, so that a step which reads it computes something else.
 	OwnMemory bool
 	// Maps: the host shares what they allocate nevertheless, and only what they import is copied.
 	Maps bool
@@ -237,7 +237,7 @@ func (q *Queued) execute(s *slot) (driver.Span, error) {
 			if s.all || s.moves.Hand[i] {
 				q.copy(host, device)
 			} else if &host[0] != &device[0] {
-				poison(host) // nobody may read it
+				poison(host) // no step may read it
 			}
 		})
 	}

@@ -63,7 +63,7 @@ func (s *ropeTables) get(angles rotation, rows int) *ropeTable {
 
 // fill computes the sines and cosines of rows positions from params.pos on, times the amplitude.
 func (t *ropeTable) fill(params rotation, rows int) {
-	own := t.freq[:len(params.freq)] // for which grow has made room; those of params are somebody else's
+	own := t.freq[:len(params.freq)] // for which grow has made room; those of params belong to its caller
 	copy(own, params.freq)
 	t.rotation, t.rows = params, rows
 	t.freq = own

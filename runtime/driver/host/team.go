@@ -61,7 +61,7 @@ type board struct {
 }
 
 // taskRun is the tasks [from,to) that a worker has not begun, with the number of the job. One of another job stands for
-// the run that the worker begins with (see left): nobody has touched it yet. Every job empties all runs, so that
+// the run that the worker begins with (see left), which no other worker has touched yet. Every job empties all runs, so that
 // some bits of its number tell it from the one before. The bits are all there is to know of a run: they may come back.
 type taskRun struct {
 	bits atomic.Uint64
@@ -81,7 +81,7 @@ const (
 	woken // and has a token
 )
 
-// helper sleeps on wake; whoever turns asleep into woken sends the token.
+// helper sleeps on wake; the thread that turns asleep into woken sends the token.
 type helper struct {
 	sleep  atomic.Int32
 	wake   chan struct{} // one token
@@ -138,7 +138,7 @@ func (t *team) wakeAll() {
 func (t *team) begin() { t.called.Store(true) }
 func (t *team) end()   { t.called.Store(false) }
 
-// rouse returns when every helper is awake, or after rousePatience: its core may be somebody else's now.
+// rouse returns when every helper is awake, or after rousePatience: another thread may have its core now.
 func (t *team) rouse() {
 	if len(t.helpers) == 0 {
 		return
@@ -219,7 +219,7 @@ func (b *board) left(worker int) (from, to, bits uint64) {
 	workers := uint64(len(b.runs))
 	from, to = uint64(worker)*b.tasks/workers, uint64(worker+1)*b.tasks/workers
 	if from == to {
-		b.leave(worker, from, to, bits) // nobody else will, and the bits must not grow old
+		b.leave(worker, from, to, bits) // no other worker will, and the bits must not grow old
 	}
 	return from, to, bits
 }

@@ -287,7 +287,7 @@ func (p *processor) check(err error) {
 	}
 }
 
-// idle waits until no call is in flight and nobody waits inside the library, and reports whether that came true.
+// idle waits until no call is in flight and no thread waits inside the library, and reports whether that came true.
 func (p *processor) idle(patience time.Duration) bool {
 	if p.gone {
 		return true

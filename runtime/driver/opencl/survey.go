@@ -72,7 +72,7 @@ func (opencl) Survey(ctx context.Context, config driver.Config) (*driver.Survey,
 }
 
 // cores says which cores a device made of them occupies. It runs threads of its own, which the system places on any core
-// of the process: of all compute units on all of them. Those of a part go where nobody else computes, as long as there
+// of the process: of all compute units on all of them. Those of a part go to cores that no other part has, as long as there
 // is a core for each; so they are said to have the last ones, and plans give others the first. A device that can be
 // divided leaves a core to the host.
 func cores(from *found, units int, out *driver.Survey) error {

@@ -315,7 +315,7 @@ func Worker(args []string) bool {
 func Work() error {
 	in, out := os.NewFile(3, "requests"), os.NewFile(4, "replies")
 	if in == nil || out == nil {
-		return errors.New("the process has no pipes to whoever started it")
+		return errors.New("the process has no pipes to the program that started it")
 	}
 	requests := make(chan request)
 	go func() {

@@ -4,7 +4,7 @@
 // A Set holds one implementation of every function. Functions are pure: they allocate nothing, start
 // nothing, keep nothing, and may run at the same time on disjoint outputs. Callers guarantee the
 // lengths; a function reads and writes nothing outside the documented elements (not even the
-// padding between rows), because the memory beyond may belong to somebody else.
+// padding between rows), because the memory beyond may belong to another lane's output.
 //
 // Matrices are row-major with a leading dimension in elements: x[r*ldx+c]. Packed weights are
 // sequences of n32 tiles (see planir/pack): 32 columns each, the last one padded with zeros.

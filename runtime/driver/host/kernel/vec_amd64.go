@@ -37,7 +37,7 @@ func measuredSets() []*Set {
 	return sets
 }
 
-// namedSets returns the sets that this machine has and nobody has timed.
+// namedSets returns the sets that this machine has and that the timing of kernels does not choose.
 func namedSets() []*Set {
 	if tilesLack() != "" {
 		return nil
