@@ -295,8 +295,9 @@ func TestSelfTestORT(t *testing.T) {
 			t.Fatalf("%s: %v", scheme, err)
 		}
 		t.Logf("%s: %+v", scheme, tried[0])
-		if tried[0].Kernels == 0 || tried[0].Worst > 0.5 {
-			t.Errorf("%s: %+v, want some kernels within half of what is permitted", scheme, tried[0])
+		// Rows of 4-bit products are rounded twice, which takes half of what is permitted.
+		if tried[0].Kernels == 0 || tried[0].Worst > 0.6 {
+			t.Errorf("%s: %+v, want some kernels within 0.6 of what is permitted", scheme, tried[0])
 		}
 	}
 }

@@ -226,18 +226,9 @@ var definitions = map[op.Kind]func(*evaluation){
 	op.QuantRows:    quantRows,
 	op.MatMul:       matMul,
 	op.ExpertMatMul: expertMatMul,
-	op.GroupMatMul: func(e *evaluation) {
-		e.each(func(row, j int) (sum, size float64) {
-			weight := e.w[row/(e.M/e.Experts)].v
-			for p, value := range e.activations(row) {
-				term := value * float64(weight[p*e.N+j])
-				sum, size = sum+term, size+math.Abs(term)
-			}
-			return sum, size
-		})
-	},
-	op.Dispatch: dispatch,
-	op.Collect:  collect,
+	op.GroupMatMul:  groupMatMul,
+	op.Dispatch:     dispatch,
+	op.Collect:      collect,
 	op.OutlierMatMul: func(e *evaluation) {
 		limit := float64(127 * e.w[1].v[0])
 		e.each(func(row, j int) (sum, size float64) {
@@ -510,6 +501,22 @@ func matMul(e *evaluation) {
 			e.out[0].doubt[row*e.N+j] = doubt
 			e.out[0].set(row, j, sum, size)
 			e.out[0].slack[row*e.N+j] = reroundSlack(e.Op, j, weight, exact)
+		}
+	}
+}
+
+// groupMatMul is the product of each row with the matrix of its slot.
+func groupMatMul(e *evaluation) {
+	for row := range e.rows {
+		values, weight := e.activations(row), e.w[row/(e.M/e.Experts)].v
+		for j := range e.N {
+			sum, size := 0.0, 0.0
+			for p, value := range values {
+				term := value * float64(weight[p*e.N+j])
+				sum, size = sum+term, size+math.Abs(term)
+			}
+			e.out[0].set(row, j, sum, size)
+			e.out[0].slack[row*e.N+j] = reroundSlack(e.Op, j, weight, values)
 		}
 	}
 }

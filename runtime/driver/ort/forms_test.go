@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -12,50 +11,29 @@ import (
 	compile "github.com/hetc/hetc/emit/compile/ort"
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/mem"
-	"github.com/hetc/hetc/internal/ortapi"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// floats is a processor for products in float32, on which it does not matter whether the library multiplies 8-bit
-// numbers exactly: forms are executed on every CPU.
-func floats(t *testing.T) *processor {
+// opened is a processor of the first core, of the type that the tests of this package look into.
+func opened(t *testing.T) *processor {
 	t.Helper()
-	lib, err := find("")
-	if err != nil {
+	p, err := New().Open(t.Context(), driver.Config{Select: affinity.Selections()[0].Select})
+	if errors.Is(err, driver.ErrUnavailable) {
 		require.Skip(t, Name, err)
 	}
-	cores := affinity.Cores()[:1]
-	p := &processor{cores: cores, caps: capabilities(cores), models: map[string]*model{}, loaded: map[*executable]bool{}}
-	p.env, err = environment(lib)
-	if errors.Is(err, driver.ErrIncapable) {
-		inner, err := lib.NewEnv(ortapi.EnvOptions{Threads: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.env = &env{Env: inner, lib: lib, used: 1}
-		if p.env.prepacked, err = inner.NewPrepackedWeights(); err != nil {
-			t.Fatal(err)
-		}
-	} else if err != nil {
+	if err != nil {
 		t.Fatal(err)
 	}
-	return p
+	return p.(*processor)
 }
 
 // Products in every form give what the default gives, up to the order of additions.
 func TestFormsExecute(t *testing.T) {
-	p, done := floats(t), make(chan struct{})
-	go func() { // the thread stays pinned
-		defer close(done)
-		runtime.LockOSThread()
-		defer p.Close()
-		if err := p.Attach(); err != nil {
-			t.Error(err)
-			return
-		}
+	p := opened(t)
+	onItsThread(t, p, func() {
 		rng := rand.New(rand.NewPCG(7, 1))
 		for _, sh := range [][3]int{{1, 64, 96}, {8, 128, 64}, {12, 97, 131}, {64, 256, 320}} {
 			for _, bias := range []bool{false, true} {
@@ -141,14 +119,13 @@ func TestFormsExecute(t *testing.T) {
 				}
 			}
 		}
-	}()
-	<-done
+	})
 }
 
 // Every form is verified to the letter: the model of one does not pass for another.
 func TestVerifyForms(t *testing.T) {
 	o := op.Op{Kind: op.MatMul, M: 12, K: 64, N: 32, Scheme: op.A32W32, Bias: true}
-	forms := append(op.FormsOf(o.M, capabilities(nil).Forms[o.Scheme]), "")
+	forms := append(op.FormsOf(o.M, capabilities(nil, signed).Forms[o.Scheme]), "")
 	for _, f := range forms {
 		o.Form = f
 		g := op.Single(o, op.OnnxLayout)

@@ -18,9 +18,9 @@ import (
 
 // model is a parsed artifact that was verified to compute its graph.
 type model struct {
-	code  []byte
 	graph op.Graph
-	onnx  *onnx.Model
+	onnx  *onnx.Model // with 8-bit weights in the processor's storage
+	code  []byte      // what the library gets
 	// outputs that show activations that are not finite
 	checks []check
 	// inputs whose values are looked up in tables, so must lie in them
@@ -50,7 +50,7 @@ func parse(code []byte) (*model, error) {
 		return nil, diag.New(diag.ClassInput,
 			"the model does not say what graph it was made of").WithHint("compile the bundle again")
 	}
-	out := &model{code: code, onnx: parsed}
+	out := &model{onnx: parsed}
 	if out.graph, err = driver.ParseGraph([]byte(text)); err != nil {
 		return nil, err
 	}
@@ -163,11 +163,15 @@ func parts(i int, weight driver.Packed) ([]part, error) {
 
 // initializers returns the weights as tensors over their packed bytes, in the model's shapes. Every
 // external initializer must belong to a weight.
-func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi.Initializer, err error) {
+//
+// 8-bit codes that the library gets as uint8 are copied into memory that the caller closes.
+func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi.Initializer, copies []*mem.Region,
+	err error) {
 	defer func() {
 		if err != nil {
+			err = errors.Join(err, closeCopies(copies))
 			closeValues(out)
-			out = nil
+			out, copies = nil, nil
 		}
 	}()
 	declared := map[string]*onnx.Tensor{}
@@ -179,13 +183,22 @@ func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi
 	for i, one := range weights {
 		list, err := parts(i, one)
 		if err != nil {
-			return out, err
+			return out, copies, err
 		}
 		for _, initializer := range list {
 			tensor := declared[initializer.name]
 			delete(declared, initializer.name)
+			if initializer.typ == onnx.Int8 && p.storage == shifted {
+				region, err := mem.Alloc(len(initializer.bytes), driver.Align)
+				if err != nil {
+					return out, copies, err
+				}
+				copies = append(copies, region)
+				shiftCodes(region.Bytes(), initializer.bytes)
+				initializer.typ, initializer.bytes = onnx.Uint8, region.Bytes()
+			}
 			if tensor == nil {
-				return out, fmt.Errorf("weight %q: the model has no initializer %q for it", one.Spec.Name,
+				return out, copies, fmt.Errorf("weight %q: the model has no initializer %q for it", one.Spec.Name,
 					initializer.name)
 			}
 			elems := int64(1)
@@ -195,19 +208,19 @@ func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi
 			elems = initializer.typ.Bytes(elems)
 			if tensor.Type != initializer.typ || elems != int64(len(initializer.bytes)) ||
 				tensor.External.Location != ortapi.Weights {
-				return out, fmt.Errorf("weight %q: initializer %q of the model is %v %v in %q, want %v of %d bytes in %q", one.Spec.Name, initializer.name, tensor.Type, tensor.Dims, tensor.External.Location, initializer.typ, len(initializer.bytes), ortapi.Weights)
+				return out, copies, fmt.Errorf("weight %q: initializer %q of the model is %v %v in %q, want %v of %d bytes in %q", one.Spec.Name, initializer.name, tensor.Type, tensor.Dims, tensor.External.Location, initializer.typ, len(initializer.bytes), ortapi.Weights)
 			}
 			value, err := p.env.NewTensor(initializer.bytes, ortapi.ElementType(initializer.typ), tensor.Dims)
 			if err != nil {
-				return out, err
+				return out, copies, err
 			}
 			out = append(out, ortapi.Initializer{Name: initializer.name, Value: value})
 		}
 	}
 	for name := range declared {
-		return out, fmt.Errorf("initializer %q of the model belongs to no weight of the graph", name)
+		return out, copies, fmt.Errorf("initializer %q of the model belongs to no weight of the graph", name)
 	}
-	return out, nil
+	return out, copies, nil
 }
 
 // closeValues releases tensors over weights; the weights' bytes are the caller's.
@@ -215,6 +228,14 @@ func closeValues(list []ortapi.Initializer) {
 	for _, i := range list {
 		i.Value.Close()
 	}
+}
+
+// closeCopies releases copies of weights.
+func closeCopies(copies []*mem.Region) (err error) {
+	for _, region := range copies {
+		err = errors.Join(err, region.Close())
+	}
+	return err
 }
 
 // optimization is the library's level "extended": constants are folded and operators fused. Nothing
@@ -236,10 +257,17 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 		if model, err = parse(artifact.Code); err != nil {
 			return nil, err
 		}
+		if err := p.refuseInexact(&model.graph); err != nil {
+			return nil, err
+		}
 		for i, node := range model.graph.Nodes {
 			if err := p.caps.Supports(node.Op); err != nil {
 				return nil, fmt.Errorf("node %d (%s): %w", i, node.Op.Kind, err)
 			}
+		}
+		if model.code = artifact.Code; p.storage == shifted {
+			shiftModel(model.onnx)
+			model.code = model.onnx.Marshal()
 		}
 		p.models[string(artifact.Code)] = model
 	}
@@ -247,16 +275,33 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 	if err != nil {
 		return nil, err
 	}
-	values, err := p.initializers(model, weights)
+	values, copies, err := p.initializers(model, weights)
 	if err != nil {
 		return nil, err
 	}
+	options := p.options(len(p.cores))
+	options.Initializers, options.Prepacked = values, p.env.prepacked
+	exe := &executable{p: p, m: model, initializers: values, memory: &mem.Region{}}
+	exe.session, err = p.env.NewSession(model.code, options)
+	released := closeCopies(copies) // the library has its own now: multiply tries that it computes with those
+	if err != nil {
+		closeValues(values)
+		return nil, errors.Join(err, released)
+	}
+	if err := errors.Join(exe.prepare(), released); err != nil {
+		return nil, errors.Join(err, exe.release())
+	}
+	p.loaded[exe] = true
+	return exe, nil
+}
+
+// options are those of a session on that many of the processor's cores.
+func (p *processor) options(threads int) *ortapi.SessionOptions {
 	options := &ortapi.SessionOptions{
 		Threads: 1, Optimization: optimization, Config: append(slices.Clone(p.config), [2]string{asWritten, "1"}),
 		Provider: p.provider, ProviderOptions: p.providerOptions,
-		Initializers: values, Prepacked: p.env.prepacked,
 	}
-	if threads := len(p.cores); threads > 1 {
+	if threads > 1 {
 		// 0 threads means the environment's pool, which has one on every core.
 		if threads == len(affinity.Cores()) {
 			options.Threads = 0
@@ -266,14 +311,5 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 			options.Config = append(options.Config, [2]string{"session.force_spinning_stop", "1"})
 		}
 	}
-	exe := &executable{p: p, m: model, initializers: values, memory: &mem.Region{}}
-	if exe.session, err = p.env.NewSession(model.code, options); err != nil {
-		closeValues(values)
-		return nil, err
-	}
-	if err := exe.prepare(); err != nil {
-		return nil, errors.Join(err, exe.release())
-	}
-	p.loaded[exe] = true
-	return exe, nil
+	return options
 }

@@ -180,7 +180,11 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	if err != nil {
 		return nil, fail(err, "")
 	}
-	proc.caps, proc.Name = capabilities(cores), name(cores, proc.provider)
+	proc.storage, err = proc.env.exactStorage(proc.options(1))
+	if err != nil {
+		return nil, fail(errors.Join(err, proc.env.release()), "")
+	}
+	proc.caps, proc.Name = capabilities(cores, proc.storage), name(cores, proc.provider)
 	return proc, nil
 }
 
@@ -208,8 +212,12 @@ const (
 )
 
 // capabilities are what the library computes in the graph's precision; shapes are static, and it makes its own copy of
-// weights.
-func capabilities(cores []int) *driver.Capabilities {
+// weights. Where it multiplies no type of 8-bit weights exactly, schemes with them are left out.
+func capabilities(cores []int, weights storage) *driver.Capabilities {
+	schemes := op.SchemesOf(Name)
+	if weights == inexact {
+		schemes = slices.DeleteFunc(slices.Clone(schemes), isInteger)
+	}
 	return &driver.Capabilities{
 		Set: capability.Set{
 			Tile: capability.Tile{K: 128, N: tileN},
@@ -217,7 +225,7 @@ func capabilities(cores []int) *driver.Capabilities {
 				op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GroupMatMul, op.GLU, op.Activate, op.Gate,
 				op.Softcap, op.Clip, op.Add, op.Copy,
 			},
-			Schemes: op.SchemesOf("ort"),
+			Schemes: schemes,
 			Forms:   map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}},
 			Layouts: maps.Clone(layouts),
 

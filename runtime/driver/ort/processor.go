@@ -20,6 +20,8 @@ type processor struct {
 	providerOptions [][2]string
 	// of sessions, as keys and values
 	config [][2]string
+	// in which the library gets 8-bit weights
+	storage storage
 
 	models map[string]*model // parsed and checked, by their code
 

@@ -1,0 +1,245 @@
+package ort
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/onnx"
+	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// storage is the type in which the library gets the codes of 8-bit weights. The products are the same integers either
+// way; the library has another kernel for each type, and not all of them are exact on every CPU. Artifacts and packed
+// weights do not know of it: this driver translates them when it loads.
+// RATIONALE: Why does the driver multiply 255 by 127 when it starts?
+type storage int
+
+const (
+	signed  storage = iota // int8, as they are packed
+	shifted                // uint8, 128 more, with a zero point of 128, in memory that is freed once the library has its copy
+	inexact                // neither is multiplied exactly: 8-bit products are not executed
+)
+
+// shift is what is added to a code, modulo 256: its highest bit changes.
+const shift = 0x80
+
+// exactStorage is the first type of weights that the library multiplies exactly on this CPU with these options of a
+// session. The environment remembers the answer, since every processor asks.
+func (e *env) exactStorage(options *ortapi.SessionOptions) (storage, error) {
+	key := fmt.Sprintf("%q %q %q", options.Provider, options.ProviderOptions, options.Config)
+	envs.Lock()
+	defer envs.Unlock()
+	if known, ok := e.storages[key]; ok {
+		return known, nil
+	}
+	found := inexact
+	for _, candidate := range []storage{signed, shifted} {
+		exact, err := e.multiplies(candidate, options)
+		if err != nil {
+			return 0, err
+		}
+		if exact {
+			found = candidate
+			break
+		}
+	}
+	if e.storages == nil {
+		e.storages = map[string]storage{}
+	}
+	e.storages[key] = found
+	return found, nil
+}
+
+// multiplies reports whether products of the largest codes come out exactly: one row and several, because the library
+// has kernels for single rows, and depths and widths that leave a remainder in every tile.
+func (e *env) multiplies(weights storage, options *ortapi.SessionOptions) (bool, error) {
+	for _, rows := range []int{1, 6} {
+		got, want, err := e.largestProducts(weights, rows, options)
+		if err != nil || !slices.Equal(got, want) {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// extremes are the signs of neighbouring codes of +-127: sums of two products of them exceed 16 bits unless they
+// cancel, and which ones cancel differs from pattern to pattern.
+var extremes = [][]int8{{1}, {-1}, {1, -1}, {1, 1, -1}, {-1, 1, 1, 1}}
+
+// largestProducts multiplies rows of the largest activations by columns of the largest weights. It returns what the
+// library computes and what is right, both [rows,cols].
+func (e *env) largestProducts(weights storage, rows int, options *ortapi.SessionOptions) (got, want []float32, err error) {
+	const depth, cols = 131, 37
+	code := func(line, at int) int {
+		signs := extremes[line%len(extremes)]
+		return 127 * int(signs[at%len(signs)])
+	}
+	memory, err := mem.Alloc(roundUp(rows*depth)+roundUp(depth*cols)+4*rows*cols, driver.Align)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer memory.Close()
+	left := memory.Bytes()[:rows*depth]
+	right := memory.Bytes()[roundUp(rows*depth):][:depth*cols]
+	result := memory.Bytes()[roundUp(rows*depth)+roundUp(depth*cols):]
+	for i := range left {
+		left[i] = byte(128 + code(i/depth, i%depth))
+	}
+	for i := range right {
+		right[i] = byte(code(i%cols, i/cols))
+	}
+	for row := range rows {
+		for col := range cols {
+			sum := 0
+			for at := range depth {
+				sum += code(row, at) * code(col, at)
+			}
+			want = append(want, float32(sum)) // below 2^24: no rounding
+		}
+	}
+	err = e.multiply(left, right, result, [3]int64{int64(rows), depth, cols}, weights, options)
+	if err != nil {
+		return nil, nil, err
+	}
+	got, err = mem.View[float32](result)
+	return slices.Clone(got), want, err
+}
+
+// multiply computes one product of 8-bit codes by the operator that products have: left [rows,depth] with a zero point
+// of 128, right [depth,cols], which it overwrites, result f32 [rows,cols].
+func (e *env) multiply(left, right, result []byte, shape [3]int64, weights storage,
+	options *ortapi.SessionOptions) error {
+	rows, depth, cols := shape[0], shape[1], shape[2]
+	code := func(name string) onnx.Tensor { return onnx.Tensor{Name: name, Type: onnx.Uint8, Raw: []byte{128}} }
+	model := onnx.Model{
+		IR: onnx.IR, Producer: "hetc",
+		Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}},
+		Graph: onnx.Graph{
+			Name:    "exact",
+			Inputs:  []onnx.Value{{Name: "a", Type: onnx.Uint8, Dims: []int64{rows, depth}}},
+			Outputs: []onnx.Value{{Name: "y", Type: onnx.Float32, Dims: []int64{rows, cols}}},
+			Initializers: []onnx.Tensor{
+				{Name: "w", Type: onnx.Int8, Dims: []int64{depth, cols},
+					External: &onnx.External{Location: ortapi.Weights, Length: depth * cols}},
+				onnx.Float32s("one", nil, 1), code("zero"),
+			},
+			Nodes: []onnx.Node{{Name: "n0", Domain: onnx.Contrib, Op: "MatMulIntegerToFloat",
+				In: list("a", "w", "one", "one", "zero"), Out: list("y")}},
+		}}
+	typ := onnx.Int8
+	if weights == shifted {
+		shiftModel(&model)
+		shiftCodes(right, right)
+		typ = onnx.Uint8
+	}
+	weight, err := e.NewTensor(right, ortapi.ElementType(typ), []int64{depth, cols})
+	if err != nil {
+		return err
+	}
+	defer weight.Close()
+	given := *options
+	given.Initializers = []ortapi.Initializer{{Name: "w", Value: weight}}
+	session, err := e.NewSession(model.Marshal(), &given)
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	if weights == shifted {
+		clear(right) // the library has to compute with its own copy, because the shifted one is freed
+	}
+	binding, err := session.NewBinding()
+	if err != nil {
+		return err
+	}
+	in, err := e.NewTensor(left, ortapi.ElementType(onnx.Uint8), []int64{rows, depth})
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := e.NewTensor(result, ortapi.ElementType(onnx.Float32), []int64{rows, cols})
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	if err := errors.Join(binding.BindInput("a", in), binding.BindOutput("y", out)); err != nil {
+		return err
+	}
+	return session.Run(binding)
+}
+
+// shiftModel has the products of a model take 8-bit weights as uint8 with a zero point of 128, an operand that follows
+// the zero point of the activations.
+func shiftModel(model *onnx.Model) {
+	const weight, zeroPoint = 1, 5 // places of operands
+	types := map[string]*onnx.Type{}
+	for i := range model.Graph.Initializers {
+		tensor := &model.Graph.Initializers[i]
+		types[tensor.Name] = &tensor.Type
+	}
+	name := ""
+	for i := range model.Graph.Nodes {
+		node := &model.Graph.Nodes[i]
+		if node.Op != "MatMulIntegerToFloat" {
+			continue
+		}
+		name = "shift"
+		*types[node.In[weight]] = onnx.Uint8
+		for len(node.In) <= zeroPoint {
+			node.In = append(slices.Clip(node.In), "")
+		}
+		node.In[zeroPoint] = name
+	}
+	if name != "" {
+		model.Graph.Initializers = append(model.Graph.Initializers,
+			onnx.Tensor{Name: name, Type: onnx.Uint8, Raw: []byte{shift}})
+	}
+}
+
+// shiftCodes writes every code of from, 128 more, to the same place of to, which may be from.
+func shiftCodes(to, from []byte) {
+	const eight = shift * 0x0101010101010101 // codes at once
+	at := 0
+	for ; at+8 <= len(from); at += 8 {
+		binary.LittleEndian.PutUint64(to[at:], binary.LittleEndian.Uint64(from[at:])^eight)
+	}
+	for ; at < len(from); at++ {
+		to[at] = from[at] ^ shift
+	}
+}
+
+// isInteger reports whether a scheme's products are those of 8-bit codes by 8-bit codes.
+func isInteger(scheme op.Scheme) bool { return scheme.Weight() == "q8c" }
+
+// refuseInexact says why a graph has products that a processor with these weights does not execute.
+func (p *processor) refuseInexact(graph *op.Graph) error {
+	if p.storage != inexact {
+		return nil
+	}
+	for i, node := range graph.Nodes {
+		if !isInteger(node.Op.Scheme) {
+			continue
+		}
+		return diag.New(diag.ClassUnavailable, "node %d (%s %s): library %q (version %s) multiplies 8-bit numbers inexactly on this CPU, "+
+			"with weights of int8 and of uint8: %w", i, node.Op.Kind, node.Op.Scheme, p.env.lib.Path, p.env.lib.Version,
+			driver.ErrIncapable).
+			WithHint("plan with scheme %s here, or with the driver host", strings.Join(floatSchemes(), " or "))
+	}
+	return nil
+}
+
+// floatSchemes are the schemes that need no exact products of 8-bit codes.
+func floatSchemes() (out []string) {
+	for _, scheme := range op.SchemesOf(Name) {
+		if !isInteger(scheme) {
+			out = append(out, string(scheme))
+		}
+	}
+	return out
+}
