@@ -89,8 +89,9 @@ func (g *Graph) Batch() Graph {
 
 // Sparse is the graph with sparse attention: instead of each node of attention there are four, of which the last has its
 // name and result. What comes before attention in the node appends to the cache; scores are estimated for blocks of block
-// queries; positions are selected; and these are attended to. density is the mean share of them.
-func (g *Graph) Sparse(density float64, block int) Graph {
+// queries, with the nearest of that many pairs of scales where there are several buckets; positions are selected; and
+// these are attended to. density is the mean share of them.
+func (g *Graph) Sparse(density float64, block, buckets int) Graph {
 	out := Graph{Weights: g.Weights}
 	for _, section := range g.Sections {
 		nodes := section.Nodes
@@ -105,7 +106,7 @@ func (g *Graph) Sparse(density float64, block int) Graph {
 			heads := []string{HeadsWeight(section.Name + "." + node.Name)}
 			scores, positions := node.Out[0]+ScoresSuffix, node.Out[0]+PositionsSuffix
 			estimate := op.Op{Kind: op.Estimate, Heads: dense.Heads, KVHeads: dense.KVHeads, HeadDim: dense.HeadDim,
-				KV: dense.KV, Window: dense.Window, Block: block}
+				KV: dense.KV, Window: dense.Window, Block: block, Buckets: buckets}
 			choose := op.Op{Kind: op.Select, Heads: dense.Heads, KVHeads: dense.KVHeads, Window: dense.Window,
 				Block: block}
 			attend := dense

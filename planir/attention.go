@@ -12,6 +12,8 @@ import (
 type Attention struct {
 	Density float64 `json:"density" yaml:"density"`
 	Block   int     `json:"block" yaml:"block"` // queries that share a selection
+	// Buckets is how many pairs of scales an estimate chooses from (op.BucketCounts); 0: one.
+	Buckets int `json:"buckets,omitempty" yaml:"buckets,omitempty"`
 	// ascending: numbers of rows of the programs; those of several sequences are none of them
 	Rows []int `json:"rows" yaml:"rows,flow"`
 }
@@ -23,8 +25,12 @@ func (p *Plan) Sparse(rows int) bool {
 
 // Text says in which programs attention is sparse, and how much of the context it keeps.
 func (a *Attention) Text() string {
-	return fmt.Sprintf("sparse attention at %v rows: %.4g %% of the positions on average, selected for %d queries at a time",
+	text := fmt.Sprintf("sparse attention at %v rows: %.4g %% of the positions on average, selected for %d queries at a time",
 		a.Rows, 100*a.Density, a.Block)
+	if a.Buckets > 0 {
+		text += fmt.Sprintf(" by estimates with the nearest of %d pairs of scales", a.Buckets)
+	}
+	return text
 }
 
 // attention is P030. Rows of a batch have no positions in common that they could select, so that a batch is dense.
@@ -36,6 +42,9 @@ func (c *checker) attention() {
 			c.fail("attention", "density %v in blocks of %d queries, want more than 0 and at most 1, and 1..%d", at.Density,
 				at.Block, most)
 		}
+		if at.Buckets != 0 && (at.Buckets == 1 || !slices.Contains(op.BucketCounts, at.Buckets)) {
+			c.fail("attention.buckets", "%d pairs of scales, want one of %v, 1 left out", at.Buckets, op.BucketCounts)
+		}
 		if len(at.Rows) == 0 || !slices.IsSorted(at.Rows) || len(slices.Compact(slices.Clone(at.Rows))) < len(at.Rows) {
 			c.fail("attention.rows", "rows are %v, want ascending numbers", at.Rows)
 		}
@@ -43,6 +52,10 @@ func (c *checker) attention() {
 	sparse := map[int]bool{} // numbers of rows of programs that select positions
 	for step := range c.plan.Program.steps() {
 		for _, node := range c.graphOf[step.Run].Graph.Nodes {
+			if node.Op.Kind == op.Estimate && at != nil && node.Op.Buckets != at.Buckets {
+				c.fail(step.path(".run"), "program %q estimates with %d pairs of scales, and the plan has %d",
+					step.program.Name, node.Op.Buckets, at.Buckets)
+			}
 			if node.Op.Kind != op.SparseAttend {
 				continue
 			}

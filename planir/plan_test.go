@@ -626,6 +626,7 @@ func TestRules(t *testing.T) {
 		"rows that do not ascend":     {Density: 0.2, Block: 16, Rows: []int{16, 16}},
 		"more than all positions":     {Density: 1.5, Block: 16, Rows: []int{16}},
 		"blocks of nothing":           {Density: 0.2, Rows: []int{16}},
+		"two pairs of scales":         {Density: 0.2, Block: 16, Rows: []int{16}, Buckets: 2},
 		"a density that is no number": {Density: math.NaN(), Block: 16, Rows: []int{16}},
 	} {
 		t.Run("P030 "+name, func(t *testing.T) {

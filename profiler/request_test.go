@@ -174,7 +174,7 @@ func TestRequestsEveryArchitecture(t *testing.T) {
 					}
 				}
 			}
-			batch, sparse := g.Batch(), g.Sparse(0.2, op.SparseBlock)
+			batch, sparse := g.Batch(), g.Sparse(0.2, op.SparseBlock, 0)
 			type program struct {
 				rows int
 				of   *models.Graph

@@ -110,7 +110,11 @@ func (in *Input) density() (*attention, error) {
 			WithHint("measure it: hetc calibrate --attention --model DIR --text FILE -o cal.yaml")
 	}
 	measured, limit := in.Calibration.Attention, want.Quality.MaxKL.Prefill
-	out := &attention{Attention: planir.Attention{Density: want.Density, Block: measured.Block}, every: true}
+	buckets := want.ScaleBuckets
+	if buckets == 1 {
+		buckets = 0
+	}
+	out := &attention{Attention: planir.Attention{Density: want.Density, Block: measured.Block, Buckets: buckets}, every: true}
 	for _, density := range measured.Densities {
 		loss := measured.DensityLoss(calibration.RuleHeads, density)
 		switch {
@@ -148,7 +152,7 @@ func (s *request) attentionOf() *planir.Attention {
 	if at == nil || at.Density == 0 {
 		return nil
 	}
-	out := &planir.Attention{Density: at.Density, Block: at.Block}
+	out := &planir.Attention{Density: at.Density, Block: at.Block, Buckets: at.Buckets}
 	for _, rows := range s.want.Rows() {
 		if s.sparse(rows) {
 			out.Rows = append(out.Rows, rows)

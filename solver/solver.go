@@ -341,7 +341,7 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	}
 	fresh.batch = fresh.graph.Batch()
 	if at := in.attention; at != nil && at.Density > 0 {
-		fresh.selecting = fresh.graph.Sparse(at.Density, at.Block)
+		fresh.selecting = fresh.graph.Sparse(at.Density, at.Block, at.Buckets)
 	}
 	fresh.findClasses()
 	var err error

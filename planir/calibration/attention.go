@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"github.com/hetc/hetc/planir/op"
 )
 
 // Attention is what was measured about the attention of a model, for plans in which queries attend to some positions
@@ -125,8 +127,8 @@ func (a *Attention) MeanBuckets() []ScaleBuckets {
 	}
 	centre := ScalePair{float32(query / count), float32(key / count)}
 	var out []ScaleBuckets
-	for _, count := range []int{1, 3, 9} {
-		out = append(out, ScaleBuckets{count, BucketGrid(centre, count, bucketStep)})
+	for _, count := range op.BucketCounts {
+		out = append(out, ScaleBuckets{count, BucketGrid(centre, count, op.BucketStep)})
 	}
 	return out
 }
@@ -270,27 +272,11 @@ func Nearest(pair ScalePair, buckets []ScalePair) int {
 	return best
 }
 
-// bucketStep is shadowAttn's step from a bucket to the next.
-const bucketStep = 0.5
-
-// BucketGrid are 1, 3 or 9 buckets around a pair of scales: the pair itself, with both scales times and over a step,
-// and with either of them so (sec. 3.3; of three it says nothing).
+// BucketGrid are 1, 3 or 9 buckets around a pair of scales (op.ScaleFactors).
 func BucketGrid(centre ScalePair, count int, step float32) []ScalePair {
-	factors := []float32{step, 1, 1 / step}
 	var out []ScalePair
-	switch count {
-	case 3:
-		for _, factor := range factors {
-			out = append(out, ScalePair{centre.Query * factor, centre.Key * factor})
-		}
-	case 9:
-		for _, query := range factors {
-			for _, key := range factors {
-				out = append(out, ScalePair{centre.Query * query, centre.Key * key})
-			}
-		}
-	default:
-		out = append(out, centre)
+	for _, factors := range op.ScaleFactors(count, step) {
+		out = append(out, ScalePair{centre.Query * factors[0], centre.Key * factors[1]})
 	}
 	return out
 }

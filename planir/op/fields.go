@@ -52,7 +52,13 @@ var fields = map[string]field{
 	"window":     fieldOf(func(o *Op) *int { return &o.Window }, upTo[int](0, maxDim)),
 	"rotary_dim": fieldOf(func(o *Op) *int { return &o.RotaryDim }, upTo[int](0, maxDim)),
 	"block":      fieldOf(func(o *Op) *int { return &o.Block }, upTo[int](0, maxBlock)),
-	"long_from":  fieldOf(func(o *Op) *int { return &o.LongFrom }, upTo[int](0, maxDim)),
+	"buckets": fieldOf(func(o *Op) *int { return &o.Buckets }, func(buckets int) string {
+		if buckets == 0 || buckets > 1 && slices.Contains(BucketCounts, buckets) {
+			return ""
+		}
+		return fmt.Sprintf("one of %v, 1 written as 0", BucketCounts)
+	}),
+	"long_from": fieldOf(func(o *Op) *int { return &o.LongFrom }, upTo[int](0, maxDim)),
 	"scales": fieldOf(func(o *Op) *int { return &o.Scales }, func(scales int) string {
 		if scales < 0 || scales == 1 || scales > MaxScales {
 			return fmt.Sprintf("2..%d, or 0 for one", MaxScales)

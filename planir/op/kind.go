@@ -354,10 +354,11 @@ var table = []row{
 	{
 		kind: Estimate, does: "Estimates in 8 bits how much blocks of Block queries attend to each cached position (shadowAttn 3.2): fused QKV [M,(Heads+2*KVHeads)*HeadDim], " +
 			"heads f32 [1,3*Heads] -> f32 [ceil(M/Block),Heads*Context]. heads holds for each query head the static scale of its queries, that of its keys (that of the first head that shares them counts), and the share of " +
-			"positions that Select keeps. A score is the product of query and key, each rounded to a multiple of its scale (a key of a q8 cache as it is stored), times both scales. " +
+			"positions that Select keeps. With buckets the scales of all heads that share a key are those times a pair of factors (op.ScaleFactors, shadowAttn 3.3): the pair with which the largest of their scales of queries, and the scale of the " +
+			"keys, are nearest to what holds the largest query among the rows and the largest key that any of them sees before its block. A score is the product of query and key, each rounded to a multiple of its scale (a key of a q8 cache as it is stored), times both scales. " +
 			"A position is worth the largest of its scores over the queries of the block, each less the query's largest score. Only positions that all queries of the block see and that " +
 			"lie before the block are compared and written.",
-		needs: []string{"heads", "kv_heads", "head_dim", "context", "block"}, takes: []string{"kv", "window"},
+		needs: []string{"heads", "kv_heads", "head_dim", "context", "block"}, takes: []string{"kv", "window", "buckets"},
 		check: checkSparse,
 		sig: func(o Op) Signature {
 			return Signature{In: []Value{fusedQKV(o)}, W: []string{"heads"},

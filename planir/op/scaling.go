@@ -101,7 +101,8 @@ var byKeyHeads = scaling{
 	},
 }
 
-// byContext is that by heads, along the cached positions. How large a bound of scores is does not change the time.
+// byContext is that by heads, along the cached positions. How large a bound of scores is does not change the time, and
+// to choose among buckets takes little of it.
 var byContext = scaling{
 	pattern: func(o Op) Op {
 		made := Op{HeadDim: o.HeadDim, Heads: o.Heads / max(1, o.KVHeads), KV: o.KV, Window: o.Window, Batch: o.Batch,

@@ -1,6 +1,9 @@
 package op
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // SparseFirst is how many of the first positions of a context a selection always has: attention rests on them where
 // nothing else matters.
@@ -43,6 +46,50 @@ func SparseHeads(heads []SparseHead) []float32 {
 		out = append(out, head.QueryScale, head.KeyScale, head.Share)
 	}
 	return out
+}
+
+// BucketCounts are how many pairs of static scales an Estimate may choose from.
+var BucketCounts = []int{1, 3, 9}
+
+// BucketStep is shadowAttn's step from a static scale to the next.
+const BucketStep = 0.5
+
+// ScaleFactors are what the scales of queries and of keys are multiplied by in each of 1, 3 or 9 buckets: both by the
+// step, by 1 and by one over the step, and with 9 every combination (shadowAttn 3.3; of three it says nothing). Other
+// counts have the pair 1, 1 alone.
+func ScaleFactors(buckets int, step float32) (pairs [][2]float32) {
+	factors := []float32{step, 1, 1 / step}
+	switch buckets {
+	case 3:
+		for _, factor := range factors {
+			pairs = append(pairs, [2]float32{factor, factor})
+		}
+	case 9:
+		for _, query := range factors {
+			for _, key := range factors {
+				pairs = append(pairs, [2]float32{query, key})
+			}
+		}
+	default:
+		pairs = [][2]float32{{1, 1}}
+	}
+	return pairs
+}
+
+// NearestFactors is the pair of ScaleFactors with which a pair of scales has the least squared distance from the scales
+// that hold the largest query and key: these magnitudes over 127. Of equal ones it is the first. Where keys are stored in
+// 8 bits, largestKey and keyScale are 0, and queries decide.
+func NearestFactors(buckets int, queryScale, keyScale, largestQuery, largestKey float32) [2]float32 {
+	pairs := ScaleFactors(buckets, BucketStep)
+	best, least := pairs[len(pairs)/2], math.Inf(1)
+	for _, pair := range pairs {
+		query := float64(largestQuery)/127 - float64(queryScale*pair[0])
+		key := float64(largestKey)/127 - float64(keyScale*pair[1])
+		if square := query*query + key*key; square < least {
+			best, least = pair, square
+		}
+	}
+	return best
 }
 
 // SparseSpan is what a block of queries sees of a context. Positions [First,Inner) are seen by some of its queries,
@@ -103,6 +150,7 @@ func sparseKey(o Op) string {
 	return fmt.Sprintf("%s[%d] heads=%d/%d", o.Kind, o.M, o.Heads, o.KVHeads) +
 		when(o.HeadDim > 0, fmt.Sprintf(" dim=%d", o.HeadDim)) + fmt.Sprintf(" context=%d", o.Context) +
 		when(o.KV != "", fmt.Sprintf(" kv=%s", o.KV)) + fmt.Sprintf(" block=%d", o.Block) +
+		when(o.Buckets > 0, fmt.Sprintf(" buckets=%d", o.Buckets)) +
 		when(o.Density > 0, fmt.Sprintf(" density=%v", o.Density)) +
 		when(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + when(o.Cap > 0, " cap")
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
 )
 
 // Estimates measures how large queries and keys are, how much of the softmax the positions have that blocks of queries
@@ -135,7 +136,7 @@ func (e *Estimates) Recall(attention *calibration.Attention) func(*Heads) {
 		layer := e.at(heads)
 		heads.each(heads.Rows, func(head, _, _ int) {
 			scales := []calibration.ScalePair{{}, attention.Scales(heads.Layer, head)}
-			for _, count := range []int{1, 3, 9} {
+			for _, count := range op.BucketCounts {
 				scales = append(scales, *attention.Bucket(heads.Layer, head, count))
 			}
 			e.recall(heads, layer, head, scales)

@@ -29,6 +29,7 @@ type Demand struct {
 	Lengths         map[int][]Prompt // by bucket: the tokens of its calls, shares adding up to 1
 	Attention       Attention        // never empty
 	Density         float64          // 0: not said
+	ScaleBuckets    int              // pairs of scales of an estimate, 0: one
 	Beside          bool             // programs for work side by side are wanted
 	Drafts          *Drafts          // nil: tokens are not to be guessed
 	InFlight        int              // chunks of a prompt that may be processed together
@@ -49,7 +50,8 @@ func (w *Workload) Apply(maxContext int) (*Demand, error) {
 		Prefill:   w.permitted(w.Schemes.Prefill, w.Quality.MaxKL.Prefill),
 		Decode:    w.permitted(w.Schemes.Decode, w.Quality.MaxKL.Decode),
 		Attention: cmp.Or(w.Attention, AttentionDense), Density: w.Density,
-		Head: w.Schemes.Head, Beside: w.Beside, Drafts: w.Drafts, InFlight: max(1, w.ChunksInFlight),
+		ScaleBuckets: w.ScaleBuckets,
+		Head:         w.Schemes.Head, Beside: w.Beside, Drafts: w.Drafts, InFlight: max(1, w.ChunksInFlight),
 		contexts: map[int]int{}, Lengths: map[int][]Prompt{},
 	}
 	if demand.Context == 0 {

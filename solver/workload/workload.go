@@ -43,6 +43,8 @@ type Workload struct {
 	// Density is the mean share of the positions that sparse attention keeps; 0: the smallest that a limit of quality
 	// permits.
 	Density float64 `json:"density,omitempty" yaml:"density,omitempty"`
+	// ScaleBuckets is how many pairs of static scales an estimate of scores chooses from, one of op.BucketCounts; 0: 1.
+	ScaleBuckets int `json:"scale_buckets,omitempty" yaml:"scale_buckets,omitempty"`
 	// Memory bounds what a process that executes the plan holds; 0: no bound.
 	Memory unit.Bytes `json:"memory,omitempty" yaml:"memory,omitempty"`
 	// Minimise is what the plan is to take least of: the expected time (also where empty), energy or memory.

@@ -44,18 +44,12 @@ func code(value, scale float64) float64 {
 func estimate(e *evaluation) {
 	unsaid(e.out[0])
 	group := e.group()
+	heads := e.sparseHeads()
 	e.blocksOf(func(index, r0, rows int, span op.SparseSpan) {
 		count := span.Block - span.Inner
-		for head := range e.Heads {
-			numbers, err := op.SparseHeadOf(e.w[0].v, head)
-			if err != nil {
-				panic("BUG: " + err.Error())
-			}
+		for head, numbers := range heads {
 			kvHead := head / group
-			shared, err := op.SparseHeadOf(e.w[0].v, kvHead*group)
-			if err != nil {
-				panic("BUG: " + err.Error())
-			}
+			shared := heads[kvHead*group]
 			keys := e.cache.row(driver.Place{Sequence: e.scalars.Sequence}, kvHead)
 			best, size := make([]float64, count), 0.0
 			for row := r0; row < r0+rows; row++ {
@@ -84,6 +78,53 @@ func estimate(e *evaluation) {
 			}
 		}
 	})
+}
+
+// sparseHeads are the numbers of the heads of an estimate, with the scales of the buckets that the call has.
+func (e *evaluation) sparseHeads() []op.SparseHead {
+	group := e.group()
+	var heads []op.SparseHead
+	for head := range e.Heads {
+		numbers, err := op.SparseHeadOf(e.w[0].v, head)
+		if err != nil {
+			panic("BUG: " + err.Error())
+		}
+		heads = append(heads, numbers)
+	}
+	from, to := 0, 0 // positions that some query sees before its block
+	e.blocksOf(func(index, _, _ int, span op.SparseSpan) {
+		if index == 0 {
+			from = span.Inner
+		}
+		to = span.Block
+	})
+	for kvHead := range e.KVHeads {
+		shared := heads[kvHead*group : (kvHead+1)*group]
+		var largestQuery, largestKey, queryScale, keyScale float64
+		for i := range group {
+			queryScale = max(queryScale, float64(shared[i].QueryScale))
+			for row := range e.rows {
+				for column := range e.HeadDim {
+					query := e.in[0].at(row, (kvHead*(group+2)+i)*e.HeadDim+column)
+					largestQuery = max(largestQuery, math.Abs(query))
+				}
+			}
+		}
+		if e.KV != op.Q8 {
+			keyScale = float64(shared[0].KeyScale)
+			keys := e.cache.row(driver.Place{Sequence: e.scalars.Sequence}, kvHead)
+			for _, key := range e.cache.k[(keys+from)*e.HeadDim : (keys+max(from, to))*e.HeadDim] {
+				largestKey = max(largestKey, math.Abs(key))
+			}
+		}
+		factors := op.NearestFactors(e.Buckets, float32(queryScale), float32(keyScale), float32(largestQuery),
+			float32(largestKey))
+		for i := range shared {
+			shared[i].QueryScale *= factors[0]
+			shared[i].KeyScale *= factors[1]
+		}
+	}
+	return heads
 }
 
 // selectPositions sorts positions by their scores.
@@ -199,6 +240,9 @@ func sparseOperators(add func(ops ...op.Op)) {
 			operator.KV = kv
 			operator.Kind = op.Estimate
 			add(operator)
+			operator.Buckets = 3 + i%2*6
+			add(operator)
+			operator.Buckets = 0
 			part := operator
 			part.Kind, part.Density = op.SparseAttend, 0.3
 			if i%2 == 1 {

@@ -34,7 +34,7 @@ type sparseBlock struct {
 type sparse struct {
 	*builder
 	heads []op.SparseHead
-	// of heads, as the kernel that quantises wants them
+	// of heads, as the kernel that quantises wants them; with buckets those that the call has
 	queryScales, keyScales []float32
 	group                  int
 
@@ -125,6 +125,9 @@ func (b *builder) estimate() (step, error) {
 		at := (kvHead*tiles + number) * int(tileBytes)
 		return mem.Bytes(exe.have.pack)[at : at+int(tileBytes)]
 	}
+	if operator.Buckets > 0 {
+		b.before = append(b.before, s.nearest())
+	}
 	// Keys from the first position that any block looks at to the last one.
 	var from, to int // tiles
 	var chunks int
@@ -192,6 +195,67 @@ func (b *builder) estimate() (step, error) {
 		},
 		refused: refused,
 	}, nil
+}
+
+// nearest makes the step that takes the scales of the nearest of several buckets, for each key head and the query heads
+// that share its keys.
+func (s *sparse) nearest() step {
+	return step{
+		m: s.op.M,
+		plan: func(count int) int {
+			if !s.begin(count) {
+				return 0
+			}
+			return s.op.KVHeads
+		},
+		task: func(worker, kvHead int) {
+			first, last := s.blocks[0], s.blocks[len(s.blocks)-1]
+			heads := s.heads[kvHead*s.group : (kvHead+1)*s.group]
+			var queryScale, largestQuery float32
+			for i, head := range heads {
+				queryScale = max(queryScale, head.QueryScale)
+				for row := range last.r0 + last.rows {
+					query := s.in[0].f32[row*s.in[0].ld+(kvHead*(s.group+2)+i)*s.op.HeadDim:][:s.op.HeadDim]
+					largestQuery = largestOf(query, largestQuery)
+				}
+			}
+			var keyScale, largestKey float32
+			if s.op.KV != op.Q8 {
+				keyScale = heads[0].KeyScale
+				largestKey = s.largestKey(kvHead, first.Inner, last.Block, s.e.have.mine(worker))
+			}
+			factors := op.NearestFactors(s.op.Buckets, queryScale, keyScale, largestQuery, largestKey)
+			for i, head := range heads {
+				s.queryScales[kvHead*s.group+i] = head.QueryScale * factors[0]
+				s.keyScales[kvHead*s.group+i] = head.KeyScale * factors[1]
+			}
+		},
+		refused: func(int) error { return s.tooLong() },
+	}
+}
+
+// largestOf is the largest of a magnitude and those of numbers.
+func largestOf(values []float32, largest float32) float32 {
+	for _, value := range values {
+		largest = max(largest, value, -value)
+	}
+	return largest
+}
+
+// largestKey is the largest magnitude of the keys from..to-1 of a head.
+func (s *sparse) largestKey(kvHead, from, to int, own []float32) (largest float32) {
+	exe, dim := s.e, s.op.HeadDim
+	begin := exe.scalars.Sequence*exe.perSeq + kvHead*exe.maxContext*dim
+	for pos := from; pos < to; pos++ {
+		if at := begin + pos*dim; s.op.KV == op.F16 {
+			wide := own[:dim]
+			exe.p.set.FromF16(wide, exe.k.u16[at:at+dim])
+			largest = largestOf(wide, largest)
+		} else {
+			largest = largestOf(exe.k.f32[at:at+dim], largest)
+		}
+	}
+	return largest
 }
 
 // sparseWords is the scratch of estimate in units of 4 bytes: of all workers, the packed keys; of each, the queries of a
