@@ -158,8 +158,9 @@ func (s *Server) speculate(ctx context.Context, answer *Answer, draft []int32) e
 	var wrong error
 	going := true // everything drawn so far is what the draft says
 	began := time.Now()
-	err := s.machine.Do(ctx, func(control *executor.Control) error {
-		_, err := control.Extend(answer.slot, tokens, executor.WantAll, func(row int, logits []float32) error {
+	var took executor.Timing
+	err := s.machine.Do(ctx, func(control *executor.Control) (err error) {
+		took, err = control.Extend(answer.slot, tokens, executor.WantAll, func(row int, logits []float32) error {
 			if !going {
 				return nil
 			}
@@ -175,6 +176,7 @@ func (s *Server) speculate(ctx context.Context, answer *Answer, draft []int32) e
 	if err != nil {
 		return err
 	}
+	s.called(Call{Sequences: 1, Draft: len(draft), NS: took.NS})
 	answer.guesses.verified(int64(time.Since(began)), len(drawn))
 	right := min(len(drawn)-1, len(draft))
 	answer.guesses.count(right, right < len(draft))

@@ -33,18 +33,16 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) loop(ctx context.Context) error {
 	batch := make([]*Answer, 0, len(s.slots))
 	for ctx.Err() == nil {
+		s.clock.Boundary()
 		action, over := s.decide(&batch)
 		switch {
 		case over:
 			return nil
 		case action == scheduler.Idle:
-			select {
-			case <-s.wake:
-			case <-ctx.Done():
-			}
+			s.clock.Idle(ctx)
 			continue
 		}
-		began := time.Now()
+		began := s.now()
 		var err error
 		switch action {
 		case scheduler.Prefill:
@@ -60,7 +58,7 @@ func (s *Server) loop(ctx context.Context) error {
 			return err
 		}
 		s.mutex.Lock()
-		s.metrics.BusyNS += int64(time.Since(began))
+		s.metrics.BusyNS += s.now() - began
 		s.mutex.Unlock()
 	}
 	return ctx.Err()
@@ -109,10 +107,11 @@ func (s *Server) prefill(ctx context.Context, answer *Answer) error {
 	}
 	var drawn Token
 	var wrong error
+	var took executor.Timing
 	count := 0
 	err := s.machine.Do(ctx, func(control *executor.Control) (err error) {
 		control.Truncate(answer.slot, answer.done)
-		count, _, err = control.Chunk(answer.slot, prompt[answer.done:], executor.WantLast,
+		count, took, err = control.Chunk(answer.slot, prompt[answer.done:], executor.WantLast,
 			func(_ int, logits []float32) error {
 				drawn, wrong = answer.draw(logits)
 				return nil
@@ -122,6 +121,7 @@ func (s *Server) prefill(ctx context.Context, answer *Answer) error {
 	if err != nil {
 		return err
 	}
+	s.called(Call{Tokens: count, Rest: len(prompt) - answer.done, NS: took.NS})
 	s.prefilled(answer, count, drawn, wrong)
 	return nil
 }
@@ -202,24 +202,26 @@ func (s *Server) decode(ctx context.Context, batch []*Answer) error {
 		tokens[i], ids[i] = executor.Token{Sequence: answer.slot, ID: answer.next}, answer.id
 	}
 	drawn, wrong := make([]Token, len(batch)), make([]error, len(batch))
-	ended := false // the chunk beside it
+	var took executor.Timing
+	beside, ended := s.beside != nil, false // the chunk beside it
 	err := s.machine.Do(ctx, func(control *executor.Control) (err error) {
 		draw := func(i int, logits []float32) error {
 			drawn[i], wrong[i] = batch[i].draw(logits)
 			return nil
 		}
-		if s.beside == nil {
-			_, err = control.Step(tokens, draw)
+		if !beside {
+			took, err = control.Step(tokens, draw)
 			return err
 		}
-		_, err = control.StepBeside(tokens, draw)
+		took, err = control.StepBeside(tokens, draw)
 		ended = control.Ended()
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	if len(batch) == 1 && s.beside == nil {
+	s.called(Call{Sequences: len(batch), Beside: beside, NS: took.NS})
+	if len(batch) == 1 && !beside {
 		s.compare(batch[0], guess, drawn[0], int64(time.Since(began)))
 	}
 	s.decoded(batch, tokens, ids, drawn, wrong)

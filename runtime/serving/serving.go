@@ -35,6 +35,11 @@ type Options struct {
 	PrefixCache []byte
 	// Ended is told of every request that got a token, when it ends; nil: nothing is. It must not call the Server.
 	Ended func(Ended)
+	// Clock is the time of a simulated machine; nil: it is real. On a simulated clock nothing is processed beside decoding
+	// and nothing is drafted: what these gain is measured in real time.
+	Clock Clock
+	// Called is told of every program call that has ended; nil: nothing is. It must not call the Server.
+	Called func(Call)
 }
 
 // Ended is what a request was and took.
@@ -148,9 +153,10 @@ type Server struct {
 	context int
 	end     []int // ids of end tokens
 	reuse   prefix.Reuse
-	began   time.Time
+	clock   Clock
 	wake    chan struct{}
 
+	calls    func(Call)     // nil: none is told
 	ended    func(Ended)    // nil: none is told
 	drafts   *planir.Drafts // nil: none are tried
 	guessing bool           // what a draft would be is looked up
@@ -206,7 +212,7 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 	times := TimesOf(plan)
 	config.ChunkNS, config.DecodeNS = times.Chunk, times.Decode
 	_, exact := plan.Precision()
-	if exact && machine.Beside() {
+	if exact && machine.Beside() && options.Clock == nil {
 		config.Beside = times.Beside
 	}
 	state, err := scheduler.New(config)
@@ -215,20 +221,24 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 	}
 	reuse := prefix.ReuseOf(plan)
 	var drafts *planir.Drafts
-	if exact && reuse.Long == 0 {
+	if exact && reuse.Long == 0 && options.Clock == nil {
 		drafts = times.draftsOf(options.Draft)
 	}
+	wake, clock := make(chan struct{}, 1), options.Clock
+	if clock == nil {
+		clock = &wallClock{time.Now(), wake}
+	}
 	return &Server{
-		ended: options.Ended, machine: machine, times: times, drafts: drafts,
+		calls: options.Called, ended: options.Ended, machine: machine, times: times, drafts: drafts,
 		guessing: drafts != nil || options.Ended != nil, context: plan.MaxContext, end: plan.Model.EOS, reuse: reuse,
-		began: time.Now(), wake: make(chan struct{}, 1), state: state, answers: map[scheduler.ID]*Answer{},
+		clock: clock, wake: wake, state: state, answers: map[scheduler.ID]*Answer{},
 		slots: make([]slot, config.Slots), prefixCache: options.PrefixCache,
 		prefix: slot{tokens: options.Prefix, prefilled: len(options.Prefix), prompt: len(options.Prefix)},
 	}, nil
 }
 
 // now is the scheduler's clock.
-func (s *Server) now() int64 { return int64(time.Since(s.began)) }
+func (s *Server) now() int64 { return s.clock.Now() }
 
 // notify lets the loop look again.
 func (s *Server) notify() {

@@ -20,6 +20,7 @@ type Times struct {
 type batchTime struct {
 	sequences int
 	ns        int64
+	dynamic   bool // fewer sequences take less
 }
 
 // TimesOf reads a plan's predictions.
@@ -31,7 +32,7 @@ func TimesOf(plan *planir.Plan) *Times {
 	for i := range plan.Program.Programs {
 		phase := &plan.Program.Programs[i]
 		if phase.Rows == 1 || phase.Batch() {
-			out.decode = append(out.decode, batchTime{phase.Rows, out.byName[phase.Name]})
+			out.decode = append(out.decode, batchTime{phase.Rows, out.byName[phase.Name], out.dynamic(phase)})
 		}
 		if phase.Rows == 1 {
 			out.head = headNS(plan, phase)
@@ -41,19 +42,27 @@ func TimesOf(plan *planir.Plan) *Times {
 	return out
 }
 
-// Decode is the time of an iteration that decodes one token of each of n sequences, in ns.
+// Decode is the time of an iteration that decodes one token of each of n sequences, in ns. Where no processor pads,
+// fewer sequences than a program has take less: the time is taken to be linear from the next smaller program's.
 func (t *Times) Decode(n int) int64 {
-	for _, program := range t.decode {
-		if program.sequences >= n {
+	for i, program := range t.decode {
+		if program.sequences < n {
+			continue
+		}
+		if i == 0 || program.sequences == n || !program.dynamic {
 			return program.ns
 		}
+		smaller := t.decode[i-1]
+		part := float64(n-smaller.sequences) / float64(program.sequences-smaller.sequences)
+		return smaller.ns + int64(float64(program.ns-smaller.ns)*part)
 	}
 	return 0
 }
 
 // Chunk is how many of n tokens of a prompt one program call processes, and how long that takes, in ns. Processors that
 // do not pad take less for fewer rows than the program has: between one row and all of them, the time is taken to be
-// linear.
+// linear. What computes logits runs for the last of the n tokens only, and is left out of a call that does not process
+// it.
 func (t *Times) Chunk(n int) (tokens int, ns int64) {
 	for _, choice := range t.plan.Program.Decider {
 		if n < choice.Min || n > choice.Max {
@@ -62,11 +71,14 @@ func (t *Times) Chunk(n int) (tokens int, ns int64) {
 		for _, program := range t.plan.Program.All() {
 			if program.Name == choice.Program {
 				whole := t.byName[program.Name]
-				if n < program.Rows && t.dynamic() {
+				if n < program.Rows && t.dynamic(program) {
 					one := min(t.Decode(1), whole)
 					return n, one + int64(float64(whole-one)*float64(n-1)/float64(program.Rows-1))
 				}
-				return min(n, program.Rows), whole
+				if n > program.Rows {
+					return program.Rows, whole - headNS(t.plan, program)
+				}
+				return n, whole
 			}
 		}
 	}
@@ -124,9 +136,19 @@ func (t *Times) alone(rows int) int64 {
 	return 0
 }
 
-// dynamic reports whether every processor computes just the rows of a call.
-func (t *Times) dynamic() bool {
-	return !slices.ContainsFunc(t.plan.Procs, func(proc planir.Proc) bool { return !proc.DynamicRows })
+// dynamic reports whether every processor that works in a program computes just the rows of a call.
+func (t *Times) dynamic(program *planir.Phase) bool {
+	for i := range program.Sections {
+		for _, lane := range program.Sections[i].Lanes {
+			pads := slices.ContainsFunc(t.plan.Procs, func(proc planir.Proc) bool {
+				return proc.Name == lane.Proc && !proc.DynamicRows
+			})
+			if pads && len(lane.Steps) > 0 {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // headNS is the predicted time of a program's sections that compute logits.

@@ -23,6 +23,7 @@ import (
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/scheduler"
+	"github.com/hetc/hetc/runtime/serving"
 )
 
 // Options are the flags of hetc simulate and hetc bench serving.
@@ -139,7 +140,7 @@ type opened struct {
 	machine *executor.Machine
 }
 
-// open opens the plan of the options, which must be one that takes real time.
+// open opens the plan of the options.
 func (o *Options) open(ctx context.Context) (_ *opened, err error) {
 	out := &opened{}
 	defer func() {
@@ -159,10 +160,6 @@ func (o *Options) open(ctx context.Context) (_ *opened, err error) {
 	}
 	if err := check.Plan(out.plan, out.model, soc).Err(); err != nil {
 		return nil, err
-	}
-	if out.plan.SoC.Simulated {
-		return nil, diag.New(diag.ClassInput, "bench: the plan is for the simulated SoC %q, on which no time passes",
-			out.plan.SoC.Name).WithHint("hetc simulate --plan %s plays a trace on a virtual clock", o.Plan)
 	}
 	cal, err := bindings.ReadCalibration(o.Calibration)
 	if err != nil {
@@ -240,12 +237,20 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	defer on.Close()
+	if err := serving.Warm(ctx, on.machine); err != nil {
+		return err
+	}
 	seconds := 0.0
 	for _, load := range loads {
 		seconds += load.trace[len(load.trace)-1].AtMS / 1e3 * float64(len(scheduler.Policies)+1) * float64(options.Rounds)
 	}
-	ui.Notef("this takes at least %.0f min: %d loads, %d rounds, each under %d policies and without background work",
-		math.Ceil(seconds/60), len(loads), options.Rounds, len(scheduler.Policies))
+	if on.plan.SoC.Simulated {
+		ui.Notef("executed on the virtual clock of %s: this computes every token, and says how well simulate predicts the plan's"+
+			" execution, not how fast this machine is", on.plan.SoC.Name)
+	} else {
+		ui.Notef("this takes at least %.0f min: %d loads, %d rounds, each under %d policies and without background work",
+			math.Ceil(seconds/60), len(loads), options.Rounds, len(scheduler.Policies))
+	}
 	var reports []*Report
 	for _, load := range loads {
 		simulated, err := simulateAll(on.plan, load.trace, options)
@@ -262,6 +267,7 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		}
 	}
 	Show(ui, reports)
+	ShowCalls(ui, reports)
 	return ui.Result(reports)
 }
 

@@ -48,6 +48,9 @@ func RunDrafts(ctx context.Context, ui *cli.Streams, options *Options) error {
 	}
 	defer on.Close()
 	switch drafts := on.plan.Drafts; {
+	case on.plan.SoC.Simulated:
+		return diag.New(diag.ClassInput, "bench drafts: the plan is for the simulated SoC %q, on which no time passes",
+			on.plan.SoC.Name).WithHint("take a plan for this machine")
 	case drafts == nil:
 		return diag.New(diag.ClassInput, "bench drafts: the plan says nothing of drafts").
 			WithHint("solve with drafts in the workload, such as drafts: {acceptance: 0.7}")

@@ -2,6 +2,7 @@ package traffic
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -173,31 +174,69 @@ func (s *simulation) token(id scheduler.ID) {
 	}
 }
 
-// Measure plays a trace on a machine in real time. Prompts are random tokens, none of which was there before; every
-// request gets all its tokens, whatever the model says.
+// Measure plays a trace on a machine, in real time or, where that is simulated, on its virtual clock. Prompts are random
+// tokens, none of which was there before; every request gets all its tokens, whatever the model says. The machine is warm
+// (serving.Warm): otherwise the first requests wait until programs are loaded.
 func Measure(ctx context.Context, machine *executor.Machine, trace []Request, config scheduler.Config) (*Report, error) {
 	if err := fits(machine.Plan(), trace); err != nil {
 		return nil, err
 	}
 	config.Queue = 0
-	server, err := serving.New(machine, serving.Options{Scheduler: config, Draft: -1})
+	calls := newTally(machine.Plan())
+	options := serving.Options{Scheduler: config, Draft: -1, Called: calls.add}
+	var courses []course
+	var metrics serving.Metrics
+	var err error
+	if machine.Plan().SoC.Simulated {
+		clock := &virtualClock{took: func(call serving.Call) int64 { return call.NS }}
+		courses, metrics, err = clock.play(ctx, machine, trace, options)
+	} else {
+		courses, metrics, err = playNow(ctx, machine, trace, options)
+	}
 	if err != nil {
 		return nil, err
+	}
+	report := summarise(config.Policy, courses, metrics.BusyNS, scheduler.Counts{Chunks: metrics.Chunks,
+		Iterations: metrics.Iterations, Preemptions: metrics.Preemptions, Beside: metrics.Beside})
+	report.Virtual = machine.Plan().SoC.Simulated
+	report.Calls = calls.report(metrics.BusyNS)
+	return report, nil
+}
+
+// prompts are random tokens for every request of a trace: those that no cache holds.
+func prompts(machine *executor.Machine, trace []Request) [][]int32 {
+	random := rand.New(rand.NewPCG(1, 22))
+	out := make([][]int32, len(trace))
+	for i := range trace {
+		out[i] = make([]int32, trace[i].fresh())
+		for j := range out[i] {
+			out[i][j] = random.Int32N(int32(machine.Vocabulary()))
+		}
+	}
+	return out
+}
+
+// asks is a request of a trace as the server takes it.
+func asks(request *Request, prompt []int32) serving.Request {
+	return serving.Request{Class: request.class(), Prompt: prompt, MaxTokens: request.Output, IgnoreEnd: true, LogProbs: -1}
+}
+
+// playNow plays a trace in real time.
+func playNow(ctx context.Context, machine *executor.Machine, trace []Request, options serving.Options) ([]course,
+	serving.Metrics, error) {
+	server, err := serving.New(machine, options)
+	if err != nil {
+		return nil, serving.Metrics{}, err
 	}
 	done := make(chan error, 1)
 	go func() { done <- server.Run(ctx) }()
 	courses := make([]course, len(trace))
 	failed := make([]error, len(trace))
-	random := rand.New(rand.NewPCG(1, 22))
+	texts := prompts(machine, trace)
 	began := time.Now()
 	var users sync.WaitGroup
 	for i := range trace {
-		request := &trace[i]
-		prompt := make([]int32, request.fresh())
-		for j := range prompt {
-			prompt[j] = random.Int32N(int32(machine.Vocabulary()))
-		}
-		if wait := time.Until(began.Add(time.Duration(request.AtMS * 1e6))); wait > 0 {
+		if wait := time.Until(began.Add(time.Duration(trace[i].AtMS * 1e6))); wait > 0 {
 			select {
 			case <-time.After(wait):
 			case <-ctx.Done():
@@ -207,32 +246,24 @@ func Measure(ctx context.Context, machine *executor.Machine, trace []Request, co
 			break
 		}
 		users.Go(func() {
-			courses[i], failed[i] = use(server, began, request, prompt)
+			courses[i], failed[i] = use(server, began, &trace[i], texts[i])
 		})
 	}
 	users.Wait()
 	server.Drain()
 	if err := <-done; err != nil {
-		return nil, err
+		return nil, serving.Metrics{}, err
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("measure a trace: %w", err)
+		return nil, serving.Metrics{}, fmt.Errorf("measure a trace: %w", err)
 	}
-	for _, err := range failed {
-		if err != nil {
-			return nil, err
-		}
-	}
-	metrics := server.Metrics()
-	return summarise(config.Policy, courses, metrics.BusyNS, scheduler.Counts{Chunks: metrics.Chunks,
-		Iterations: metrics.Iterations, Preemptions: metrics.Preemptions, Beside: metrics.Beside}), nil
+	return courses, server.Metrics(), errors.Join(failed...)
 }
 
 // use sends a request and notes when its tokens come.
 func use(server *serving.Server, began time.Time, request *Request, prompt []int32) (course, error) {
 	out := course{class: request.class(), prompt: request.Prompt, arrived: int64(time.Since(began))}
-	answer, err := server.Submit(serving.Request{Class: request.class(), Prompt: prompt, MaxTokens: request.Output,
-		IgnoreEnd: true, LogProbs: -1})
+	answer, err := server.Submit(asks(request, prompt))
 	if err != nil {
 		return out, err
 	}
@@ -242,11 +273,16 @@ func use(server *serving.Server, began time.Time, request *Request, prompt []int
 			out.first = out.last
 		}
 	}
+	return out, whole(answer)
+}
+
+// whole reports an answer that lacks tokens.
+func whole(answer *serving.Answer) error {
 	switch reason, err := answer.End(); {
 	case err != nil:
-		return out, err
+		return err
 	case reason != serving.Length: // which the context of the plan allows, so somebody ended it
-		return out, fmt.Errorf("a request of the trace ended with %q", reason)
+		return fmt.Errorf("a request of the trace ended with %q", reason)
 	}
-	return out, nil
+	return nil
 }

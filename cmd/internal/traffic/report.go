@@ -12,9 +12,10 @@ import (
 // Report is how a trace went under a policy.
 type Report struct {
 	Policy    scheduler.Policy `json:"policy"`
-	Load      string           `json:"load,omitempty"` // factor of the arrival rates, where several are measured
-	Idle      bool             `json:"idle,omitempty"` // only the reactive requests of the trace, for comparison
-	Simulated bool             `json:"simulated"`      // by predicted times, on a virtual clock
+	Load      string           `json:"load,omitempty"`    // factor of the arrival rates, where several are measured
+	Idle      bool             `json:"idle,omitempty"`    // only the reactive requests of the trace, for comparison
+	Simulated bool             `json:"simulated"`         // by predicted times, on a virtual clock
+	Virtual   bool             `json:"virtual,omitempty"` // executed on the virtual clock of a simulated SoC
 	Classes   []ClassReport    `json:"classes"`
 	Seconds   float64          `json:"seconds"`      // until the last request ended
 	Rate      float64          `json:"tokens_per_s"` // generated, of all requests
@@ -22,6 +23,7 @@ type Report struct {
 	Counts    scheduler.Counts `json:"-"`
 	Preempted int64            `json:"preemptions"`
 	Beside    int64            `json:"chunks_beside"` // processed beside decoding
+	Calls     []CallReport     `json:"program_calls,omitempty"`
 }
 
 // ClassReport is what the requests of a class got. Times are in milliseconds; the 95th percentile is of the requests.
@@ -100,8 +102,11 @@ func Show(ui *cli.Streams, reports []*Report) {
 	var rows [][]string
 	for _, report := range reports {
 		how := "measured"
-		if report.Simulated {
+		switch {
+		case report.Simulated:
 			how = "simulated"
+		case report.Virtual:
+			how = "virtual clock"
 		}
 		policy := string(report.Policy)
 		if report.Idle {

@@ -17,6 +17,10 @@ func planOf() *planir.Plan {
 		{Name: "decode", Phase: "decode", Rows: 1}, {Name: "decode@4", Phase: "decode", Rows: 4},
 		{Name: "prefill@100", Phase: "prefill", Rows: 100},
 	}
+	pads := []planir.Section{{Lanes: []planir.Lane{{Steps: make([]planir.Step, 1)}}}}
+	for i := range plan.Program.Programs {
+		plan.Program.Programs[i].Sections = pads
+	}
 	plan.Program.Decider = []planir.Decide{{Min: 1, Max: 1, Program: "decode"}, {Min: 2, Max: 1024, Program: "prefill@100"}}
 	plan.Predictions = []planir.Prediction{{Program: "decode", PlanNS: 10e6}, {Program: "decode@4", PlanNS: 12e6},
 		{Program: "prefill@100", PlanNS: 50e6}}
