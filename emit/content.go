@@ -90,7 +90,7 @@ func (c *Content) compile(ctx context.Context, compilers []driver.Compiler) erro
 	for i := range c.plan.Program.Graphs {
 		graph := &c.plan.Program.Graphs[i]
 		proc := c.plan.Proc(graph.Proc)
-		if proc.Bakes {
+		if proc.WeightsInArtifacts {
 			continue
 		}
 		compiler, err := compilerFor(proc, graph.Name, compilers)

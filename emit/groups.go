@@ -21,7 +21,7 @@ import (
 // Some processors need graphs that hold their weights. The vendor's compiler then gets graph and weights together, and
 // makes an artifact for one layer.
 //
-// The plan gives such graphs in groups that share weights, one group for every layer (planir.Baking). A few goroutines
+// The plan gives such graphs in groups that share weights, one group for every layer (planir.GraphGroup). A few goroutines
 // compile groups. Weights are packed for one group at a time, because packing uses all cores.
 //
 // A compiler may refuse a graph, and a compiled graph may compute something else than its reference. Both are noted as
@@ -67,8 +67,8 @@ func workers() int { return min(runtime.GOMAXPROCS(0), 8) }
 type groupCompiler struct {
 	content *Content
 	*compileOptions
-	byProcessor map[string]driver.Baker // its compiler
-	tried       map[string]string       // by the blobs of graphs, the one of the same class that is tried
+	byProcessor map[string]driver.GroupCompiler // its compiler
+	tried       map[string]string               // by the blobs of graphs, the one of the same class that is tried
 	oracle      *oracle
 
 	// Locks are never held together: packing protects cores and memory, mu the notes.
@@ -81,7 +81,7 @@ type groupCompiler struct {
 
 // groupFacts is what is known of a group that was made.
 type groupFacts struct {
-	group    planir.Baking
+	group    planir.GraphGroup
 	compiler string     // and its version
 	token    string     // the vendor's compatibility string
 	cached   bool       // no compiler ran
@@ -109,7 +109,7 @@ type graphFacts struct {
 // compileGroups makes the artifacts that hold weights. Graphs that are not made are returned in the plan's order, all
 // of them; any other failure ends it.
 func (c *Content) compileGroups(ctx context.Context, options *compileOptions) ([]refusal, error) {
-	groups := c.plan.Bakings()
+	groups := c.plan.GraphGroups()
 	if len(groups) == 0 {
 		return nil, nil
 	}
@@ -139,16 +139,16 @@ func (c *Content) compileGroups(ctx context.Context, options *compileOptions) ([
 }
 
 // groupCompilers finds the compiler of each processor that has groups.
-func groupCompilers(plan *planir.Plan, groups []planir.Baking,
-	compilers []driver.Compiler) (map[string]driver.Baker, error) {
-	out := map[string]driver.Baker{}
+func groupCompilers(plan *planir.Plan, groups []planir.GraphGroup,
+	compilers []driver.Compiler) (map[string]driver.GroupCompiler, error) {
+	out := map[string]driver.GroupCompiler{}
 	for i := range groups {
 		proc := plan.Proc(groups[i].Proc)
 		compiler, err := compilerFor(proc, groups[i].Graphs[0].Name, compilers)
 		if err != nil {
 			return nil, err
 		}
-		ofGroups, ok := compiler.(driver.Baker)
+		ofGroups, ok := compiler.(driver.GroupCompiler)
 		if !ok {
 			return nil, diag.New(diag.ClassIllegal,
 				"compile for processor %q: its artifacts hold their weights, and those of compiler %q do not",
@@ -160,7 +160,7 @@ func groupCompilers(plan *planir.Plan, groups []planir.Baking,
 }
 
 // all compiles the groups. The first error stops what has not begun.
-func (r *groupCompiler) all(ctx context.Context, groups []planir.Baking) error {
+func (r *groupCompiler) all(ctx context.Context, groups []planir.GraphGroup) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// Workers take indices from orders; the sender stops at the first error, and workers finish what they took.
@@ -187,7 +187,7 @@ func (r *groupCompiler) all(ctx context.Context, groups []planir.Baking) error {
 }
 
 // representatives chooses which graph of every class is tried: the first one. It is given for the blobs of all.
-func representatives(groups []planir.Baking) map[string]string {
+func representatives(groups []planir.GraphGroup) map[string]string {
 	out, first := map[string]string{}, map[string]string{}
 	for i := range groups {
 		for _, graph := range groups[i].Graphs {
@@ -218,7 +218,7 @@ func (r *groupCompiler) isTried(graph *planir.Graph, layer int) bool {
 }
 
 // label names a group for people.
-func label(g *planir.Baking) string {
+func label(g *planir.GraphGroup) string {
 	name, _, _ := strings.Cut(g.Graphs[0].Name, "@")
 	if g.Layer < 0 {
 		return name
@@ -230,7 +230,7 @@ func label(g *planir.Baking) string {
 //
 // The memo says which weights a group has without packing them. Where it turns out to be wrong, it is corrected from
 // the packed weights and the group compiled again, once.
-func (r *groupCompiler) compileGroup(ctx context.Context, i int, group *planir.Baking) (err error) {
+func (r *groupCompiler) compileGroup(ctx context.Context, i int, group *planir.GraphGroup) (err error) {
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -255,7 +255,7 @@ func (r *groupCompiler) compileGroup(ctx context.Context, i int, group *planir.B
 type attempt struct {
 	*groupCompiler
 	number  int
-	group   *planir.Baking
+	group   *planir.GraphGroup
 	weights *lazyWeights
 	event   Event
 
@@ -275,7 +275,7 @@ func (a *attempt) compile(ctx context.Context) error {
 	a.tell(a.event)
 	a.event.Done = true
 	target := targetOf(a.content.plan.Proc(a.group.Proc))
-	compiled, err := a.byProcessor[a.group.Proc].Bake(ctx, a.pieces, target)
+	compiled, err := a.byProcessor[a.group.Proc].CompileGroup(ctx, a.pieces, target)
 	switch {
 	case ctx.Err() != nil:
 		return nil // all returns the cause
@@ -348,7 +348,7 @@ func (a *attempt) failed(err error) error {
 
 // keepAll keeps what was compiled, and compares the samples with their references. A graph that computes something else
 // is refused.
-func (a *attempt) keepAll(ctx context.Context, compiled *driver.Baked) error {
+func (a *attempt) keepAll(ctx context.Context, compiled *driver.CompiledGroup) error {
 	facts := &groupFacts{group: *a.group, compiler: compiled.Compiler, token: compiled.Token, cached: compiled.Cached}
 	facts.group.Graphs = a.graphs
 	if a.group.Context != "" {

@@ -30,9 +30,9 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// bakedPlan is a plan for a simulated SoC of a CPU and an NPU, which has the products of layers, a part of the query's
+// artifactPlan is a plan for a simulated SoC of a CPU and an NPU, which has the products of layers, a part of the query's
 // columns only, and the addition behind them.
-func bakedPlan(t *testing.T, m *models.Model) *planir.Plan {
+func artifactPlan(t *testing.T, m *models.Model) *planir.Plan {
 	t.Helper()
 	p := planOf(t, m, nil, op.A32W32, false)
 	p.SoC.Simulated = true
@@ -57,8 +57,8 @@ func bakedPlan(t *testing.T, m *models.Model) *planir.Plan {
 	return p
 }
 
-// bakingTarget executes it: the CPU as host, the NPU by a driver whose artifacts hold their weights.
-func bakingTarget(p *planir.Plan, emulator bool) *Target {
+// groupTarget executes it: the CPU as host, the NPU by a driver whose artifacts hold their weights.
+func groupTarget(p *planir.Plan, emulator bool) *Target {
 	t := &Target{SoC: p.SoC.Name, Emulator: emulator}
 	if emulator {
 		t.Fingerprint = host.Fingerprint()
@@ -66,7 +66,7 @@ func bakingTarget(p *planir.Plan, emulator bool) *Target {
 	for _, q := range p.Procs {
 		q.Driver, q.Select, q.Cores = "host", "0", []int{0}
 		if q.Kind == "npu" {
-			q.Driver, q.Bakes, q.Shares, q.Fuses = "baking", true, !emulator, true
+			q.Driver, q.WeightsInArtifacts, q.Shares, q.Fuses = "grouping", true, !emulator, true
 		}
 		t.Procs = append(t.Procs, q)
 	}
@@ -74,10 +74,10 @@ func bakingTarget(p *planir.Plan, emulator bool) *Target {
 }
 
 type kit struct {
-	m     *models.Model
-	p     *planir.Plan
-	key   *PrivateKey
-	baker *drivertest.Baker
+	m        *models.Model
+	p        *planir.Plan
+	key      *PrivateKey
+	compiler *drivertest.GroupCompiler
 }
 
 func newKit(t *testing.T) *kit {
@@ -87,13 +87,13 @@ func newKit(t *testing.T) *kit {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &kit{m: m, p: bakedPlan(t, m), key: key, baker: drivertest.NewBaker("baking", host.New(), hostcompiler.New())}
+	return &kit{m: m, p: artifactPlan(t, m), key: key, compiler: drivertest.NewGroupCompiler("grouping", host.New(), hostcompiler.New())}
 }
 
 func (k *kit) options(emulator bool) Options {
 	return Options{
-		Plan: k.p, Model: k.m, Compilers: []driver.Compiler{hostcompiler.New(), k.baker}, Signers: []bundle.Signer{k.key.Signer()},
-		Target: bakingTarget(k.p, emulator), Oracle: host.New(), Product: "test", Generation: 1,
+		Plan: k.p, Model: k.m, Compilers: []driver.Compiler{hostcompiler.New(), k.compiler}, Signers: []bundle.Signer{k.key.Signer()},
+		Target: groupTarget(k.p, emulator), Oracle: host.New(), Product: "test", Generation: 1,
 	}
 }
 
@@ -154,8 +154,8 @@ func logits(t *testing.T, p *planir.Plan, src executor.Source, drivers ...driver
 	return got
 }
 
-// What is baked for a device or its emulator computes what the plan computes with the same kernels.
-func TestBakedBundlesCompute(t *testing.T) {
+// What is compiled for a device or its emulator computes what the plan computes with the same kernels.
+func TestCompiledBundlesCompute(t *testing.T) {
 	require.Slow(t)
 	k := newKit(t)
 	plain := *k.p
@@ -186,7 +186,7 @@ func TestBakedBundlesCompute(t *testing.T) {
 			t.Fatal(err)
 		}
 		b, p, r := k.open(t, path)
-		if got := logits(t, p, blobs{b}, host.New(), k.baker.Driver()); !slices.Equal(got, want) {
+		if got := logits(t, p, blobs{b}, host.New(), k.compiler.Driver()); !slices.Equal(got, want) {
 			t.Errorf("emulator %v: other logits than the plan's with the same kernels", emulator)
 		}
 		if p.Target == nil || p.Target.Emulator != emulator || !p.Target.Simulated || p.SoC.Simulated || len(p.Target.Fallbacks) != 0 {
@@ -206,16 +206,16 @@ func TestBakedBundlesCompute(t *testing.T) {
 				}
 			}
 		}
-		baked := p.Bakings()
+		groups := p.GraphGroups()
 		graphs := 0
-		for _, x := range baked {
+		for _, x := range groups {
 			graphs += len(x.Graphs)
 			if (x.Context == "") != emulator {
 				t.Errorf("emulator %v: context %q", emulator, x.Context)
 			}
 		}
 		if graphs == 0 || graphs != len(r.Graphs) || (len(r.Binaries) == 0) != emulator {
-			t.Errorf("emulator %v: report of %d graphs and %d binaries, and %d are baked", emulator, len(r.Graphs), len(r.Binaries), graphs)
+			t.Errorf("emulator %v: report of %d graphs and %d binaries, and %d are compiled", emulator, len(r.Graphs), len(r.Binaries), graphs)
 		}
 		tried := map[string]bool{}
 		for _, g := range r.Graphs {
@@ -239,7 +239,7 @@ func TestBakedBundlesCompute(t *testing.T) {
 			}
 		}
 		m := b.Manifest()
-		if want := []bundle.Component{{Name: "driver/baking", Token: drivertest.Token}}; !slices.Equal(m.Target.Components, want) {
+		if want := []bundle.Component{{Name: "driver/grouping", Token: drivertest.Token}}; !slices.Equal(m.Target.Components, want) {
 			t.Errorf("the bundle needs %+v, want %+v", m.Target.Components, want)
 		}
 		for _, x := range m.Blobs {
@@ -249,8 +249,8 @@ func TestBakedBundlesCompute(t *testing.T) {
 		}
 		n := 0
 		events.Range(func(_, done any) bool { n++; return done.(bool) })
-		if n != len(baked) {
-			t.Errorf("%d groups were begun and ended, want %d", n, len(baked))
+		if n != len(groups) {
+			t.Errorf("%d groups were begun and ended, want %d", n, len(groups))
 		}
 		if emulator {
 			device = r
@@ -294,7 +294,7 @@ func (n *notes) Keep(key string, b []byte) error {
 func TestMemo(t *testing.T) {
 	require.Slow(t)
 	k := newKit(t)
-	k.baker.Keep = map[string]*driver.Baked{}
+	k.compiler.Keep = map[string]*driver.CompiledGroup{}
 	path := filepath.Join(t.TempDir(), "x.hetb")
 	n := &notes{all: map[string][]byte{}}
 	var mu sync.Mutex
@@ -344,12 +344,12 @@ func TestMemo(t *testing.T) {
 	}
 	check("wrong memo", n, groups, groups)
 	check("mended memo", n, 0, groups)
-	clear(k.baker.Keep)
+	clear(k.compiler.Keep)
 	check("nothing kept", n, groups, 0)
 }
 
 // The same inputs give the same bytes, whatever compiles first.
-func TestBakedBundlesAreDeterministic(t *testing.T) {
+func TestCompiledBundlesAreDeterministic(t *testing.T) {
 	k := newKit(t)
 	dir := t.TempDir()
 	var all [][]byte
@@ -392,9 +392,9 @@ func TestRefusedGraphs(t *testing.T) {
 		nodes  []string
 		reason string
 	}{
-		"refused": {func(k *kit) { k.baker.Refuse = down }, []string{"layers.attn_out@1", "layers.ffn_down@1", "layers.ffn_down@16"}, "operator not supported"},
+		"refused": {func(k *kit) { k.compiler.Refuse = down }, []string{"layers.attn_out@1", "layers.ffn_down@1", "layers.ffn_down@16"}, "operator not supported"},
 		"wrong numbers": {func(k *kit) {
-			k.baker.Disturb = func(p driver.Piece, out [][]byte) {
+			k.compiler.Disturb = func(p driver.Piece, out [][]byte) {
 				if down(p) != nil && p.Graph.Rows() == 16 {
 					x := math.Float32frombits(binary.LittleEndian.Uint32(out[0]))
 					binary.LittleEndian.PutUint32(out[0], math.Float32bits(x+1e3))
@@ -456,7 +456,7 @@ func TestRefusedGraphs(t *testing.T) {
 			if r.Target == nil || len(r.Target.Fallbacks) != len(p.Target.Fallbacks) {
 				t.Errorf("the report says %+v", r.Target)
 			}
-			logits(t, p, blobs{b}, host.New(), k.baker.Driver())
+			logits(t, p, blobs{b}, host.New(), k.compiler.Driver())
 		})
 	}
 }
@@ -468,15 +468,15 @@ func TestTargetsRefused(t *testing.T) {
 		change func(o *Options)
 		want   string
 	}{
-		"another SoC":          {func(o *Options) { o.Target.SoC = "other" }, `emit for target "other": the plan is for SoC "test"`},
-		"no target data":       {func(o *Options) { o.Target.Procs = o.Target.Procs[:1] }, `processor "b" executes layers.qkv, layers.attn_out, layers.ffn_gate_up and 3 more, and the SoC has no target data for it`},
-		"library missing":      {func(o *Options) { k.baker.Fail = &driver.Unavailable{Driver: "baking", Get: "make it"} }, `driver "baking" is not available`},
-		"no compiler":          {func(o *Options) { o.Compilers = o.Compilers[:1] }, `no compiler for driver "baking"`},
-		"compiler of no baker": {func(o *Options) { o.Target.Procs[1].Driver = "host" }, `artifacts hold their weights, and those of compiler "host" do not`},
-		"no twin":              {func(o *Options) { o.TwinReport = &Report{} }, "it was not made with --for-emulator"},
+		"another SoC":               {func(o *Options) { o.Target.SoC = "other" }, `emit for target "other": the plan is for SoC "test"`},
+		"no target data":            {func(o *Options) { o.Target.Procs = o.Target.Procs[:1] }, `processor "b" executes layers.qkv, layers.attn_out, layers.ffn_gate_up and 3 more, and the SoC has no target data for it`},
+		"library missing":           {func(o *Options) { k.compiler.Fail = &driver.Unavailable{Driver: "grouping", Get: "make it"} }, `driver "grouping" is not available`},
+		"no compiler":               {func(o *Options) { o.Compilers = o.Compilers[:1] }, `no compiler for driver "grouping"`},
+		"compiler of single graphs": {func(o *Options) { o.Target.Procs[1].Driver = "host" }, `artifacts hold their weights, and those of compiler "host" do not`},
+		"no twin":                   {func(o *Options) { o.TwinReport = &Report{} }, "it was not made with --for-emulator"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			k.baker.Fail = nil
+			k.compiler.Fail = nil
 			o := k.options(false)
 			o.AllowFallback = true
 			c.change(&o)
@@ -491,7 +491,7 @@ func TestTargetsRefused(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	k.baker.Fail = nil
+	k.compiler.Fail = nil
 	if _, err := Emit(ctx, path, k.options(false)); !errors.Is(err, context.Canceled) {
 		t.Errorf("interrupted: %v", err)
 	}
@@ -553,7 +553,7 @@ func TestFloatGraph(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", s, err)
 			}
-			b, err := k.baker.Bake(context.Background(), []driver.Piece{{Name: "x", Graph: g, Weights: w, Sample: x.in}}, driver.Target{Emulator: true})
+			b, err := k.compiler.CompileGroup(context.Background(), []driver.Piece{{Name: "x", Graph: g, Weights: w, Sample: x.in}}, driver.Target{Emulator: true})
 			if err != nil {
 				t.Fatalf("%s: %v", s, err)
 			}
@@ -586,7 +586,7 @@ func TestWorstOutputCounts(t *testing.T) {
 		small []byte
 		ok    bool
 	}{{bytesOf(1, 2), true}, {bytesOf(2, 1), false}, {bytesOf(1, float32(math.NaN())), false}} {
-		a := &driver.BakedArtifact{Emulated: [][]byte{bytesOf(1e4, -1e4), x.small}, Portable: [][]byte{bytesOf(1e4, -1e4), bytesOf(1, 2)}}
+		a := &driver.CompiledArtifact{Emulated: [][]byte{bytesOf(1e4, -1e4), x.small}, Portable: [][]byte{bytesOf(1e4, -1e4), bytesOf(1, 2)}}
 		g.Nodes = []op.Node{{Op: op.Op{Kind: op.Norm, M: 1, N: 2}}}
 		if _, err := s.judge(g, a); (err == nil) != x.ok {
 			t.Errorf("small output %v: %v", x.small, err)
@@ -611,7 +611,7 @@ func quantised(o op.Op) op.Graph {
 
 // A group of experts is compiled with those that a layer has in its slots, and computes with them what the dynamic
 // products compute.
-func TestBakedExpertGroups(t *testing.T) {
+func TestCompiledExpertGroups(t *testing.T) {
 	require.Slow(t)
 	k := newKit(t)
 	k.m = openModel(t, "../testdata/arch/olmoe-plain")
@@ -628,7 +628,7 @@ func TestBakedExpertGroups(t *testing.T) {
 	}
 	g := k.m.Graph()
 	var err error
-	k.p = bakedPlan(t, k.m)
+	k.p = artifactPlan(t, k.m)
 	k.p.Experts = []planir.ExpertTiers{tiers}
 	if k.p.Decisions, err = lower.Trivial(&g, "a", []int{1, 16}, 32, op.F32, func(string, int) op.Scheme { return op.A32W32 }, tiers); err != nil {
 		t.Fatal(err)
@@ -652,7 +652,7 @@ func TestBakedExpertGroups(t *testing.T) {
 			t.Fatal(err)
 		}
 		b, p, r := k.open(t, path)
-		if got := logits(t, p, blobs{b}, host.New(), k.baker.Driver()); !slices.Equal(got, want) {
+		if got := logits(t, p, blobs{b}, host.New(), k.compiler.Driver()); !slices.Equal(got, want) {
 			t.Errorf("emulator %v: other logits than those of dynamic experts", emulator)
 		}
 		// One graph and one artifact for a group in a layer, whatever is in its slots.

@@ -53,7 +53,7 @@ func (w *packedGroup) digests() digests {
 // judgement of a sample, needs it.
 type lazyWeights struct {
 	compiler *groupCompiler
-	group    *planir.Baking
+	group    *planir.GraphGroup
 	key      string  // of the memo
 	known    digests // from the memo, or of what was packed
 	once     sync.Once
@@ -65,7 +65,7 @@ type lazyWeights struct {
 var errStaleMemo = errors.New("the memo is of other weights")
 
 // weightsOf returns what a group reads, with its digests: from the memo, or packed now.
-func (r *groupCompiler) weightsOf(ctx context.Context, g *planir.Baking) (*lazyWeights, error) {
+func (r *groupCompiler) weightsOf(ctx context.Context, g *planir.GraphGroup) (*lazyWeights, error) {
 	weights := &lazyWeights{compiler: r, group: g}
 	var err error
 	if weights.key, err = r.memoKey(g); err != nil {
@@ -120,7 +120,7 @@ func (s *lazyWeights) packed(ctx context.Context) (*packedGroup, error) {
 
 // memoKey names everything that decides what a group reads: the model with the calibration, and what of them is packed
 // how. What packs them is the program, which the memo stands for.
-func (r *groupCompiler) memoKey(group *planir.Baking) (string, error) {
+func (r *groupCompiler) memoKey(group *planir.GraphGroup) (string, error) {
 	digest, err := r.content.model.Digest()
 	if err != nil {
 		return "", err
@@ -148,7 +148,7 @@ func (r *groupCompiler) memoKey(group *planir.Baking) (string, error) {
 func aligned(n int64) int64 { return (n + driver.Align - 1) / driver.Align * driver.Align }
 
 // pack packs what a group reads into one region, and makes the samples of the graphs that are tried.
-func (r *groupCompiler) pack(ctx context.Context, group *planir.Baking) (_ *packedGroup, err error) {
+func (r *groupCompiler) pack(ctx context.Context, group *planir.GraphGroup) (_ *packedGroup, err error) {
 	var size int64
 	for _, ref := range group.W {
 		_, bytes := specOf(ref, r.content.packOf(ref))
@@ -202,7 +202,7 @@ func (r *groupCompiler) pack(ctx context.Context, group *planir.Baking) (_ *pack
 
 // judge compares what was computed of the sample of one of the group's graphs. The errors of a graph within its bound
 // are remembered, so that the reference is not computed again. An error of the memo is left in s.err.
-func (s *lazyWeights) judge(ctx context.Context, at int, artifact *driver.BakedArtifact) (*trial, error) {
+func (s *lazyWeights) judge(ctx context.Context, at int, artifact *driver.CompiledArtifact) (*trial, error) {
 	graph := &s.group.Graphs[at].Graph
 	emulated, portable := driver.SampleDigest(artifact.Emulated), driver.SampleDigest(artifact.Portable)
 	key := fmt.Sprintf("trial %d of %s on %s and %s", at, s.key, emulated, portable)

@@ -88,7 +88,7 @@ func (c *Content) selfTestCase(ctx context.Context, computer *oracle,
 	}
 	call := selftest.NewCall(c.plan, target)
 	made = &selftest.Case{Graph: target.Graph.Name, Amplitudes: amplitudes,
-		Tolerance: selftest.ToleranceOf(&target.Graph.Graph, c.plan.Proc(target.Graph.Proc).Bakes)}
+		Tolerance: selftest.ToleranceOf(&target.Graph.Graph, c.plan.Proc(target.Graph.Proc).WeightsInArtifacts)}
 	err = computer.do(ctx, func(proc driver.Processor) error {
 		exe, err := proc.Load(ctx, driver.Artifact{Driver: computer.driver.Name(), Code: code}, weights)
 		if err != nil {

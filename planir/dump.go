@@ -15,7 +15,7 @@ func Dump(plan *Plan) string {
 	for i := range plan.Procs {
 		proc := &plan.Procs[i]
 		line("proc %s %s %s/%s cores %v tile k%d n%d%s%s", proc.Name, proc.Kind, proc.Driver, proc.Select, proc.Cores,
-			proc.Tile.K, proc.Tile.N, when(proc.Bakes, " bakes"), when(proc.Shares, " shares"))
+			proc.Tile.K, proc.Tile.N, when(proc.WeightsInArtifacts, " weights in artifacts"), when(proc.Shares, " shares"))
 	}
 	if target := plan.Target; target != nil {
 		line("target %s%s%s", target.SoC, when(target.Emulator, " emulator"),
@@ -56,7 +56,7 @@ func Dump(plan *Plan) string {
 	}
 	for _, k := range pr.Packs {
 		line("pack %s of %s [%d:%d,%d:%d] %s %s %d bytes%s", k.Name, k.Weight, k.K0, k.K1, k.N0, k.N1, k.Scheme,
-			k.Layout, k.Bytes, when(k.Baked, " baked"))
+			k.Layout, k.Bytes, when(k.InArtifact, " in artifact"))
 	}
 	for _, graph := range pr.Graphs {
 		ops := make([]string, len(graph.Graph.Nodes))

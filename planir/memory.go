@@ -102,8 +102,8 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 type usage struct {
 	phases         map[string]int            // of packs
 	prepacked      map[string]bool           // packs that a library copies
-	bakedBy        map[string]map[string]int // of baked packs, the graphs with their phases
-	slots          map[string]map[string]int // of baked packs of experts, how many each graph has in slots
+	embeddedIn     map[string]map[string]int // of packs in artifacts, the graphs with their phases
+	slots          map[string]map[string]int // of packs of experts in artifacts, how many each graph has in slots
 	steps, library int64                     // bytes of loaded steps, one for each layer, and of the largest library
 }
 
@@ -111,7 +111,7 @@ const prefillPhase, decodePhase = 1, 2
 
 // usageOf goes through the programs of the names given.
 func usageOf(p *Plan, programs []string) *usage {
-	used := &usage{phases: map[string]int{}, prepacked: map[string]bool{}, bakedBy: map[string]map[string]int{},
+	used := &usage{phases: map[string]int{}, prepacked: map[string]bool{}, embeddedIn: map[string]map[string]int{},
 		slots: map[string]map[string]int{}}
 	for _, program := range p.Program.All() {
 		if !slices.Contains(programs, program.Name) {
@@ -133,7 +133,7 @@ func usageOf(p *Plan, programs []string) *usage {
 
 // lane adds the steps of a lane in so many layers; its processor is nil where it is unknown.
 func (u *usage) lane(proc *Proc, lane *Lane, phase int, layers int64) {
-	prepacks, bakes := proc != nil && proc.Prepacks, proc != nil && proc.Bakes
+	prepacks, inArtifact := proc != nil && proc.Prepacks, proc != nil && proc.WeightsInArtifacts
 	told := proc.memory()
 	u.library = max(u.library, told.LibraryBytes)
 	for i := range lane.Steps {
@@ -142,21 +142,21 @@ func (u *usage) lane(proc *Proc, lane *Lane, phase int, layers int64) {
 		for _, weight := range step.W {
 			u.phases[weight.Pack] |= phase
 			u.prepacked[weight.Pack] = u.prepacked[weight.Pack] || prepacks
-			if !bakes {
+			if !inArtifact {
 				continue
 			}
-			if u.bakedBy[weight.Pack] == nil {
-				u.bakedBy[weight.Pack] = map[string]int{}
+			if u.embeddedIn[weight.Pack] == nil {
+				u.embeddedIn[weight.Pack] = map[string]int{}
 			}
-			u.bakedBy[weight.Pack][step.Run] |= phase
+			u.embeddedIn[weight.Pack][step.Run] |= phase
 		}
-		if bakes {
+		if inArtifact {
 			u.inSlots(step)
 		}
 	}
 }
 
-// inSlots counts the experts that a step of a baking processor has in slots.
+// inSlots counts the experts that a step of a processor with weights in artifacts has in slots.
 func (u *usage) inSlots(step *Step) {
 	counts := map[string]int{}
 	for _, weight := range step.W {
@@ -188,13 +188,13 @@ func (m *Memory) countWeights(p *Plan, used *usage) {
 		if used.prepacked[packed.Name] && rows[packed.Name] == 0 && packed.Layout != op.RowsLayout {
 			m.Prepacked += bytes
 		}
-		switch phases, graphs := used.phases[packed.Name], used.bakedBy[packed.Name]; {
+		switch phases, graphs := used.phases[packed.Name], used.embeddedIn[packed.Name]; {
 		case len(used.slots[packed.Name]) > 0:
 			for graph, count := range used.slots[packed.Name] {
 				m.hold(graphs[graph], bytes/int64(packed.Experts)*int64(count))
 			}
 		case len(graphs) > 0:
-			m.countBaked(graphs, shared, phases, bytes)
+			m.countInArtifacts(graphs, shared, phases, bytes)
 		case rows[packed.Name] > 0:
 			m.Tables += touched(bytes, p.MaxContext*p.Sequences())
 		case phases != 0:
@@ -214,8 +214,9 @@ func (m *Memory) hold(phases int, bytes int64) {
 	m.Weights += bytes
 }
 
-// countBaked adds a pack for each graph that bakes it. Of those that share a binary each beyond the first adds little.
-func (m *Memory) countBaked(graphs map[string]int, shared map[string]bool, phases int, bytes int64) {
+// countInArtifacts adds a pack for each graph whose artifact holds it. Of those that share a binary, each beyond the
+// first adds little.
+func (m *Memory) countInArtifacts(graphs map[string]int, shared map[string]bool, phases int, bytes int64) {
 	first := true
 	for name, own := range graphs {
 		switch {

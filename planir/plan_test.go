@@ -40,10 +40,10 @@ func testProcs() []planir.Proc {
 	return []planir.Proc{host("a", "0", 0), host("ab", "0-1", 0, 1), host("b", "1", 1), npu}
 }
 
-// htp is the NPU, baking its weights.
+// htp is the NPU, whose artifacts hold their weights.
 func htp() planir.Proc {
 	p := testProcs()[3]
-	p.Name, p.Bakes, p.Shares = "htp", true, true
+	p.Name, p.WeightsInArtifacts, p.Shares = "htp", true, true
 	return p
 }
 
@@ -189,7 +189,7 @@ var shapes = map[string]struct {
 			d.Shares[1].PadRows = 32
 		}
 	}},
-	"baked": {op.A8TQ8C, []int{1, 16, 32}, func(d *planir.Decision) {
+	"artifacts": {op.A8TQ8C, []int{1, 16, 32}, func(d *planir.Decision) {
 		switch d.Node {
 		case "layers.qkv": // columns of one weight, an owner each
 			split(d, planir.WeightCentric, planir.AxisCols, "htp", 256, "a", 512)
@@ -508,8 +508,8 @@ func TestRules(t *testing.T) {
 		name   string
 		mutate func(t *testing.T, p *planir.Plan)
 	}{
-		{"a pack that is not baked", func(t *testing.T, p *planir.Plan) { pack(t, p, "layers.ffn_down").Baked = false }},
-		{"a baked pack on a processor that bakes nothing", func(t *testing.T, p *planir.Plan) { pack(t, p, "layers.attn_out").Baked = true }},
+		{"a pack that is in no artifact", func(t *testing.T, p *planir.Plan) { pack(t, p, "layers.ffn_down").InArtifact = false }},
+		{"a pack in an artifact of a processor whose artifacts hold none", func(t *testing.T, p *planir.Plan) { pack(t, p, "layers.attn_out").InArtifact = true }},
 		{"other weights at another length", func(t *testing.T, p *planir.Plan) {
 			k := *pack(t, p, "layers.ffn_down")
 			k.Name = "another"
@@ -517,10 +517,10 @@ func TestRules(t *testing.T) {
 			step(t, p, 32, "layers.ffn_down", "htp").W[0].Pack = k.Name
 		}},
 		{"shares nothing and has a context", func(t *testing.T, p *planir.Plan) { p.Proc("htp").Shares = false }},
-		{"shares and has no context", func(t *testing.T, p *planir.Plan) { bakedGraph(t, p).Context = "" }},
-		{"artifact of two graphs", func(t *testing.T, p *planir.Plan) { bakedGraph(t, p).Artifact = p.Program.Graphs[0].Artifact }},
+		{"shares and has no context", func(t *testing.T, p *planir.Plan) { compiledGraph(t, p).Context = "" }},
+		{"artifact of two graphs", func(t *testing.T, p *planir.Plan) { compiledGraph(t, p).Artifact = p.Program.Graphs[0].Artifact }},
 		{"context of the name of an artifact", func(t *testing.T, p *planir.Plan) {
-			g := bakedGraph(t, p)
+			g := compiledGraph(t, p)
 			old := g.Context
 			for i := range p.Program.Graphs {
 				if p.Program.Graphs[i].Context == old {
@@ -539,7 +539,7 @@ func TestRules(t *testing.T) {
 		cases = append(cases, struct {
 			rule, name, shape string
 			mutate            func(t *testing.T, p *planir.Plan)
-		}{"P016", c.name, "baked", c.mutate})
+		}{"P016", c.name, "artifacts", c.mutate})
 	}
 	for _, c := range []struct {
 		name   string
@@ -689,8 +689,8 @@ func pack(t *testing.T, p *planir.Plan, weight string) *planir.Pack {
 	t.Helper()
 	var found *planir.Pack
 	for i := range p.Program.Packs {
-		if k := &p.Program.Packs[i]; k.Weight == weight && (k.Baked || found == nil || !found.Baked) {
-			if found != nil && found.Baked {
+		if k := &p.Program.Packs[i]; k.Weight == weight && (k.InArtifact || found == nil || !found.InArtifact) {
+			if found != nil && found.InArtifact {
 				t.Fatalf("packs %q and %q of weight %q", found.Name, k.Name, weight)
 			}
 			found = k
@@ -702,27 +702,27 @@ func pack(t *testing.T, p *planir.Plan, weight string) *planir.Pack {
 	return found
 }
 
-// bakedGraph is the last graph that refers to a binary.
-func bakedGraph(t *testing.T, p *planir.Plan) *planir.Graph {
+// compiledGraph is the last graph that refers to a binary.
+func compiledGraph(t *testing.T, p *planir.Plan) *planir.Graph {
 	t.Helper()
 	for i := len(p.Program.Graphs) - 1; i > 0; i-- {
 		if p.Program.Graphs[i].Context != "" {
 			return &p.Program.Graphs[i]
 		}
 	}
-	t.Fatal("nothing is baked")
+	t.Fatal("no artifact holds weights")
 	return nil
 }
 
-// What is baked is in no weights blob, and every graph of a processor that bakes is in one group for each of its layers,
+// What artifacts hold is in no weights blob, and every graph of such a processor is in one group for each of its layers,
 // with the graphs of other lengths that hold the same weights.
-func TestBakings(t *testing.T) {
-	s := shapes["baked"]
+func TestGraphGroups(t *testing.T) {
+	s := shapes["artifacts"]
 	p := build(t, s.scheme, s.rows, s.change)
 	for _, b := range p.Program.WeightBlobs() {
 		for _, k := range b.Packs {
-			if k.Pack.Baked {
-				t.Errorf("baked pack %q lies in blob %q", k.Pack.Name, b.Name)
+			if k.Pack.InArtifact {
+				t.Errorf("pack %q of an artifact lies in blob %q", k.Pack.Name, b.Name)
 			}
 		}
 	}
@@ -733,7 +733,7 @@ func TestBakings(t *testing.T) {
 	}
 	var got []string
 	blobs := map[string]bool{}
-	for _, b := range p.Bakings() {
+	for _, b := range p.GraphGroups() {
 		x := group{layer: b.Layer}
 		for _, r := range b.W {
 			x.weight += r.String() + " "
@@ -778,7 +778,7 @@ func TestBakings(t *testing.T) {
 		t.Fatal(err)
 	}
 	var once, more int64
-	for _, b := range p.Bakings() {
+	for _, b := range p.GraphGroups() {
 		for _, r := range b.W {
 			bytes := pack(t, p, strings.SplitN(r.Pack, "/", 2)[0]).Bytes
 			bytes = (bytes + 4095) / 4096 * 4096

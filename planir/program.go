@@ -74,9 +74,9 @@ type Pack struct {
 	Scheme  string `json:"scheme" yaml:"scheme"` // weight scheme: "q8c", or an element type for rows
 	Layout  string `json:"layout" yaml:"layout"`
 	Bytes   int64  `json:"bytes" yaml:"bytes"` // of one packing
-	// Baked: it is in no weights blob, because the artifacts of the processor that reads it hold it. It is laid out as
+	// InArtifact: it is in no weights blob, because the artifacts of the processor that reads it hold it. It is laid out as
 	// that processor's compiler takes it.
-	Baked bool `json:"baked,omitempty" yaml:"baked,omitempty"`
+	InArtifact bool `json:"in_artifact,omitempty" yaml:"in_artifact,omitempty"`
 }
 
 // Spec describes the packing to drivers.
@@ -90,9 +90,9 @@ type Graph struct {
 	Name  string   `json:"name" yaml:"name"`
 	Proc  string   `json:"proc" yaml:"proc"`
 	Graph op.Graph `json:"graph" yaml:"graph"`
-	// blob that holds what the compiler made of it; of a graph with baked weights see Baking
+	// blob that holds what the compiler made of it; of a graph whose artifact holds its weights see GraphGroup
 	Artifact string `json:"artifact" yaml:"artifact"`
-	// Context names the binary to which its artifact refers, with those of all graphs that bake the same weights; "":
+	// Context names the binary to which its artifact refers, with those of all graphs that hold the same weights; "":
 	// the artifact holds what it needs.
 	Context string `json:"context,omitempty" yaml:"context,omitempty"`
 }
@@ -348,7 +348,7 @@ type WeightBlob struct {
 }
 
 // WeightBlobs computes the weights blobs: "weights/shared" for packs without layers, then one "weights/layer.NNN" per
-// layer. Baked packs are in none. No offset is stored anywhere: it follows from the packs' sizes.
+// layer. InArtifact packs are in none. No offset is stored anywhere: it follows from the packs' sizes.
 func (p *Program) WeightBlobs() []WeightBlob {
 	weights := map[string]*op.Weight{}
 	layers := 0
@@ -364,7 +364,7 @@ func (p *Program) WeightBlobs() []WeightBlob {
 		for i := range p.Packs {
 			pack := &p.Packs[i]
 			weight := weights[pack.Weight]
-			if weight == nil || pack.Baked || (layer < 0) != (len(weight.Layers) == 0) ||
+			if weight == nil || pack.InArtifact || (layer < 0) != (len(weight.Layers) == 0) ||
 				layer >= 0 && !weight.InLayer(layer) {
 				continue
 			}

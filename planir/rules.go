@@ -40,7 +40,7 @@ var Rules = []Rule{
 	{
 		"P014", "every batch has one program, whose rows are of a sequence each, and the cache and the logits have a place for every sequence; in all other programs rows are of one sequence", (*checker).batches},
 	{
-		"P016", "a processor that bakes weights into its artifacts reads baked packs only, whole, which no other processor reads; every step of such a graph reads the same ones, and so do the graphs of one context", (*checker).baking},
+		"P016", "a processor whose artifacts hold their weights reads packs in artifacts only, whole, which no other processor reads; every step of such a graph reads the same ones, and so do the graphs of one context", (*checker).weightsInArtifacts},
 	{
 		"P017", "two processors that work for different requests at the same time share no core, neither the one that processes prompts with the control processor; a program of one processor has steps and buffers of that processor only", (*checker).beside},
 	{

@@ -142,17 +142,17 @@ func (c *checker) batchStep(step stepAt) {
 	}
 }
 
-// baking is P016. A compiler that bakes weights produces artifacts per set of weights: every step that runs a graph,
-// and every graph of a context, must mean the same set.
-func (c *checker) baking() {
+// weightsInArtifacts is P016. A compiler that embeds weights produces artifacts per set of weights: every step that runs
+// a graph, and every graph of a context, must mean the same set.
+func (c *checker) weightsInArtifacts() {
 	reader := map[string]string{} // of packs, the processor
-	reads := map[string]string{}  // of graphs and contexts of baking processors, the packs
+	reads := map[string]string{}  // of graphs and contexts with weights in artifacts, the packs
 	for step := range c.plan.Program.steps() {
 		proc := c.plan.Proc(step.lane.Proc)
 		for _, ref := range step.W {
-			c.bakedPack(step, proc, ref, reader)
+			c.artifactPack(step, proc, ref, reader)
 		}
-		if !proc.Bakes {
+		if !proc.WeightsInArtifacts {
 			continue
 		}
 		graph := c.graphOf[step.Run]
@@ -170,18 +170,19 @@ func (c *checker) baking() {
 	c.artifacts()
 }
 
-// bakedPack checks that a baking processor reads baked packs only, whole, which no other processor reads.
-func (c *checker) bakedPack(step stepAt, proc *Proc, ref WeightRef, reader map[string]string) {
+// artifactPack checks that a processor whose artifacts hold their weights reads packs in artifacts only, whole, which no
+// other processor reads.
+func (c *checker) artifactPack(step stepAt, proc *Proc, ref WeightRef, reader map[string]string) {
 	pack := c.packs[ref.Pack]
 	other, again := reader[ref.Pack]
 	switch {
-	case pack.Baked != proc.Bakes:
-		c.fail(step.path(".w"), "pack %q is baked: %v, and processor %q bakes weights: %v",
-			pack.Name, pack.Baked, proc.Name, proc.Bakes)
-	case pack.Baked && again && other != proc.Name:
-		c.fail(step.path(".w"), "baked pack %q is read by %q and by %q", pack.Name, other, proc.Name)
-	case pack.Baked && (ref.C0 != 0 || ref.C1 != pack.N1-pack.N0):
-		c.fail(step.path(".w"), "%s is part of a baked pack", ref)
+	case pack.InArtifact != proc.WeightsInArtifacts:
+		c.fail(step.path(".w"), "pack %q is in an artifact: %v, and artifacts of processor %q hold their weights: %v",
+			pack.Name, pack.InArtifact, proc.Name, proc.WeightsInArtifacts)
+	case pack.InArtifact && again && other != proc.Name:
+		c.fail(step.path(".w"), "pack %q of an artifact is read by %q and by %q", pack.Name, other, proc.Name)
+	case pack.InArtifact && (ref.C0 != 0 || ref.C1 != pack.N1-pack.N0):
+		c.fail(step.path(".w"), "%s is part of a pack in an artifact", ref)
 	}
 	reader[ref.Pack] = proc.Name
 }
@@ -193,12 +194,12 @@ func (c *checker) artifacts() {
 	blobs := map[string]bool{}
 	for i := range graphs {
 		graph, proc := &graphs[i], c.plan.Proc(graphs[i].Proc)
-		if (graph.Context != "") != (proc.Bakes && proc.Shares) {
+		if (graph.Context != "") != (proc.WeightsInArtifacts && proc.Shares) {
 			c.fail(fmt.Sprintf("program.graphs[%d].context", i),
-				"graph %q refers to the binary %q, and processor %q bakes weights: %v, shares binaries: %v",
-				graph.Name, graph.Context, proc.Name, proc.Bakes, proc.Shares)
+				"graph %q refers to the binary %q, and artifacts of processor %q hold their weights: %v, it shares binaries: %v",
+				graph.Name, graph.Context, proc.Name, proc.WeightsInArtifacts, proc.Shares)
 		}
-		if proc.Bakes && blobs[graph.Artifact] {
+		if proc.WeightsInArtifacts && blobs[graph.Artifact] {
 			c.fail(fmt.Sprintf("program.graphs[%d].artifact", i),
 				"artifact %q is that of two graphs, and holds weights", graph.Artifact)
 		}

@@ -143,8 +143,8 @@ func spread(list []int, count int) []int {
 
 // FactOptions controls CompilerFacts.
 type FactOptions struct {
-	Bakers map[string]driver.Baker // by name: those that the targets ask for
-	Seed   uint64                  // of weights: their values do not matter, but that they do not repeat does
+	Compilers map[string]driver.GroupCompiler // by name: those that the targets ask for
+	Seed      uint64                          // of weights: their values do not matter, but that they do not repeat does
 	// called before each question with the number asked, of all, and the key; may be nil
 	Progress func(done, all int, key string)
 }
@@ -173,12 +173,12 @@ func CompilerFacts(
 	for i := range requests {
 		request := &requests[i]
 		target := soc.Processor(request.Proc).Target
-		baker := options.Bakers[target.Compiler]
-		if baker == nil {
+		compiler := options.Compilers[target.Compiler]
+		if compiler == nil {
 			return rep, diag.New(diag.ClassUnavailable,
 				"ask compiler %q about processor %q: this build has none of that name that compiles weights in",
 				target.Compiler, request.Proc).
-				WithHint("it has %s", strings.Join(slices.Sorted(maps.Keys(options.Bakers)), ", "))
+				WithHint("it has %s", strings.Join(slices.Sorted(maps.Keys(options.Compilers)), ", "))
 		}
 		err := request.each(func(known record.Facts) error {
 			if err := ctx.Err(); err != nil {
@@ -192,7 +192,7 @@ func CompilerFacts(
 				rep.Present++
 				return nil
 			}
-			if err := askCompiler(ctx, baker, target, &known, options.Seed); err != nil {
+			if err := askCompiler(ctx, compiler, target, &known, options.Seed); err != nil {
 				return err
 			}
 			rep.Added++
@@ -211,7 +211,7 @@ func CompilerFacts(
 
 // askCompiler compiles the graphs of said, with pseudo-random weights that they share, and fills in
 // the compiler's answer.
-func askCompiler(ctx context.Context, baker driver.Baker, target *socs.Target, said *record.Facts, seed uint64) error {
+func askCompiler(ctx context.Context, compiler driver.GroupCompiler, target *socs.Target, said *record.Facts, seed uint64) error {
 	rows := said.Rows
 	if rows == nil {
 		rows = []int{said.Op.M}
@@ -244,7 +244,7 @@ func askCompiler(ctx context.Context, baker driver.Baker, target *socs.Target, s
 		pieces = append(pieces, piece)
 	}
 	began := time.Now()
-	got, err := baker.Bake(ctx, pieces, driver.Target{Proc: said.Proc, Options: target.Options()})
+	got, err := compiler.CompileGroup(ctx, pieces, driver.Target{Proc: said.Proc, Options: target.Options()})
 	took := time.Since(began)
 	said.Options = target.Options()
 	var refused *driver.Refused
@@ -252,10 +252,10 @@ func askCompiler(ctx context.Context, baker driver.Baker, target *socs.Target, s
 	// A refusal is an answer: planning must know that this graph does not exist.
 	case errors.As(err, &refused):
 		said.Refused = oneLine(err.Error())
-		said.Compiler = baker.Name() // a compiler that refuses does not say its version
+		said.Compiler = compiler.Name() // a compiler that refuses does not say its version
 		return nil
 	case err != nil:
-		return fmt.Errorf("ask compiler %q about %q: %w", baker.Name(), said.Op.Key(), err)
+		return fmt.Errorf("ask compiler %q about %q: %w", compiler.Name(), said.Op.Key(), err)
 	}
 	said.Compiler = got.Compiler
 	if !got.Cached {

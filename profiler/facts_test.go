@@ -17,23 +17,23 @@ import (
 	"github.com/hetc/hetc/socs"
 )
 
-// baker makes binaries of the size of their weights and 100 bytes for each graph, and refuses 264 rows.
-type baker struct {
+// grouper makes binaries of the size of their weights and 100 bytes for each graph, and refuses 264 rows.
+type grouper struct {
 	calls int
 	stop  int // the call that is interrupted
 }
 
-func (*baker) Name() string { return "qnn" }
+func (*grouper) Name() string { return "qnn" }
 
-func (*baker) Compile(context.Context, op.Graph, driver.Weights, driver.Target) (driver.Artifact, error) {
+func (*grouper) Compile(context.Context, op.Graph, driver.Weights, driver.Target) (driver.Artifact, error) {
 	return driver.Artifact{}, errors.New("not asked for")
 }
 
-func (b *baker) Bake(_ context.Context, group []driver.Piece, t driver.Target) (*driver.Baked, error) {
+func (b *grouper) CompileGroup(_ context.Context, group []driver.Piece, t driver.Target) (*driver.CompiledGroup, error) {
 	if b.calls++; b.calls == b.stop {
 		return nil, context.Canceled
 	}
-	out := &driver.Baked{Compiler: "QNN test", Shared: make([]byte, len(group[0].Weights[0].Bytes))}
+	out := &driver.CompiledGroup{Compiler: "QNN test", Shared: make([]byte, len(group[0].Weights[0].Bytes))}
 	for i, p := range group {
 		if p.Graph.Rows() == 264 {
 			return nil, &driver.Refused{Pieces: []int{i}, Reasons: []error{errors.New("264 rows:\nno")}}
@@ -41,7 +41,7 @@ func (b *baker) Bake(_ context.Context, group []driver.Piece, t driver.Target) (
 		if !bytes.Equal(p.Weights[0].Bytes, group[0].Weights[0].Bytes) || bytes.Equal(p.Weights[0].Bytes[:1024], p.Weights[0].Bytes[1024:2048]) {
 			return nil, errors.New("weights of a group differ, or repeat")
 		}
-		out.Artifacts = append(out.Artifacts, driver.BakedArtifact{Artifact: driver.Artifact{Facts: map[string]int64{"bytes": 100, "spill_bytes": int64(p.Graph.Rows()), "vtcm_bytes": 8 << 20, "arch": 75}}})
+		out.Artifacts = append(out.Artifacts, driver.CompiledArtifact{Artifact: driver.Artifact{Facts: map[string]int64{"bytes": 100, "spill_bytes": int64(p.Graph.Rows()), "vtcm_bytes": 8 << 20, "arch": 75}}})
 	}
 	return out, nil
 }
@@ -84,19 +84,19 @@ func TestCompilerFacts(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "rec.jsonl")
-	run := func(b *baker) (FactReport, *record.Set, error) {
+	run := func(b *grouper) (FactReport, *record.Set, error) {
 		w, err := record.Resume(path, header)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer w.Close()
-		rep, err := CompilerFacts(t.Context(), s, requests, w, FactOptions{Bakers: map[string]driver.Baker{"qnn": b}, Seed: 1})
+		rep, err := CompilerFacts(t.Context(), s, requests, w, FactOptions{Compilers: map[string]driver.GroupCompiler{"qnn": b}, Seed: 1})
 		return rep, w.Set(), err
 	}
-	if _, set, err := run(&baker{stop: 8}); err == nil || len(set.Facts()) != 7 {
+	if _, set, err := run(&grouper{stop: 8}); err == nil || len(set.Facts()) != 7 {
 		t.Fatalf("interrupted in the eighth call: %d facts, %v", len(set.Facts()), err)
 	}
-	rep, set, err := run(&baker{})
+	rep, set, err := run(&grouper{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestCompilerFacts(t *testing.T) {
 			t.Errorf("%s: spill %d, want the largest", f.Key(), f.SpillBytes)
 		}
 	}
-	if rep, _, err := run(&baker{stop: 1}); err != nil || rep.Added != 0 {
+	if rep, _, err := run(&grouper{stop: 1}); err != nil || rep.Added != 0 {
 		t.Errorf("everything is there: %+v, %v", rep, err)
 	}
 	if _, err := FactRequests(s, m, Want{Schemes: []op.Scheme{op.A32W32}}, nil); diag.ClassOf(err) != diag.ClassInput {

@@ -33,7 +33,7 @@ func DefaultMemory(library bool) *capability.Memory {
 // KernelMemory is what the processor's driver told of its memory. What it did not tell is the default: with a library's
 // share where the processor's weights go to one.
 func (p *Processor) KernelMemory() *capability.Memory {
-	out := DefaultMemory(p.Prepacks || p.Bakes)
+	out := DefaultMemory(p.Prepacks || p.WeightsInArtifacts)
 	if told := p.Memory.Clone(); told != nil {
 		out.StepBytes, out.LibraryBytes = told.StepBytes, told.LibraryBytes
 		if told.Scratch != nil {

@@ -95,7 +95,7 @@ func (s *session) mayWorkBeside(prefill, decode *planir.Proc) bool {
 		return false
 	}
 	for _, proc := range []*planir.Proc{prefill, decode} {
-		if !proc.DynamicRows || proc.Bakes || !proc.WeightRanges {
+		if !proc.DynamicRows || proc.WeightsInArtifacts || !proc.WeightRanges {
 			return false
 		}
 	}

@@ -50,7 +50,7 @@ func askSpill(t *testing.T, path string, rows, shared []int) *record.Set {
 	}
 	defer w.Close()
 	requests := []profiler.FactRequest{{Proc: "npu", Op: op.Op{Kind: op.MatMul, M: rows[0], K: 2048, N: 2048, Scheme: op.A16SQ8C}, Rows: rows, Shared: shared}}
-	o := profiler.FactOptions{Bakers: map[string]driver.Baker{"qnn": qnn.New(qnn.Options{})}, Seed: 1}
+	o := profiler.FactOptions{Compilers: map[string]driver.GroupCompiler{"qnn": qnn.New(qnn.Options{})}, Seed: 1}
 	if _, err := profiler.CompilerFacts(t.Context(), soc, requests, w, o); err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ type Set struct {
 	// a graph may be several operators, products too, and neighbours are made one
 	Fuses bool `json:"fuses,omitempty" yaml:"fuses,omitempty"`
 	// its artifacts hold their weights: loading them takes none
-	Bakes bool `json:"bakes,omitempty" yaml:"bakes,omitempty"`
+	WeightsInArtifacts bool `json:"weights_in_artifacts,omitempty" yaml:"weights_in_artifacts,omitempty"`
 
 	// OwnMemory: it computes on memory of its own, so that operands of which other processors read or write a part are
 	// copied. It is probed: the same kind of device has it in one machine and shares the host's in another.
@@ -88,8 +88,9 @@ type Difference struct {
 }
 
 // Beyond lists what the set claims and the other does not allow. Tiles may be multiples. What decides where weights lie
-// and which graphs exist (static_shapes, prepacks, bakes) must agree; kinds and cache types are compared where they are
-// used, and memory not at all: its sizes may be measured again, and whose it is (own_memory) changes times, not results.
+// and which graphs exist (static_shapes, prepacks, weights_in_artifacts) must agree; kinds and cache types are compared
+// where they are used, and memory not at all: its sizes may be measured again, and whose it is (own_memory) changes
+// times, not results.
 func (s *Set) Beyond(can *Set) (out []Difference) {
 	differs := func(key string, have, can any) { out = append(out, Difference{key, have, can}) }
 	for _, scheme := range slices.Sorted(maps.Keys(s.Layouts)) {
@@ -125,7 +126,7 @@ func (s *Set) Beyond(can *Set) (out []Difference) {
 		{"strided_output", s.StridedOutput, can.StridedOutput, false},
 		{"strided_input", s.StridedInput, can.StridedInput, false},
 		{"weight_ranges", s.WeightRanges, can.WeightRanges, false}, {"prepacks", s.Prepacks, can.Prepacks, true},
-		{"fuses", s.Fuses, can.Fuses, false}, {"bakes", s.Bakes, can.Bakes, true},
+		{"fuses", s.Fuses, can.Fuses, false}, {"weights_in_artifacts", s.WeightsInArtifacts, can.WeightsInArtifacts, true},
 	} {
 		if feature.have != feature.can && (feature.have || feature.equal) {
 			differs(feature.key, feature.have, feature.can)

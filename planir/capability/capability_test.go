@@ -56,8 +56,8 @@ func TestBeyond(t *testing.T) {
 		{"strided_output", func(claim, can *Set) { can.StridedOutput = false }},
 		{"", func(claim, can *Set) { claim.StridedOutput = false }},
 		{"static_shapes prepacks", func(claim, can *Set) { claim.StaticShapes, claim.Prepacks = false, false }},
-		{"dynamic_rows strided_input weight_ranges fuses bakes", func(claim, can *Set) {
-			claim.DynamicRows, claim.StridedInput, claim.WeightRanges, claim.Fuses, claim.Bakes = true, true, true, true, true
+		{"dynamic_rows strided_input weight_ranges fuses weights_in_artifacts", func(claim, can *Set) {
+			claim.DynamicRows, claim.StridedInput, claim.WeightRanges, claim.Fuses, claim.WeightsInArtifacts = true, true, true, true, true
 		}},
 	} {
 		claim, can := able(), able()

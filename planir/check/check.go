@@ -139,7 +139,7 @@ func Proc(proc *socs.Processor) planir.Proc {
 	out := planir.Proc{
 		Name: proc.Name, Kind: proc.Kind, Driver: proc.Driver, Select: proc.Select, Options: maps.Clone(proc.Options),
 		Cores: slices.Clone(proc.Cores), Wait: proc.Wait,
-		Set: proc.Set.Clone(), Shares: proc.Bakes && proc.WeightBytes != socs.WeightsPerGraph,
+		Set: proc.Set.Clone(), Shares: proc.WeightsInArtifacts && proc.WeightBytes != socs.WeightsPerGraph,
 		GraphBytes: proc.GraphBytes,
 	}
 	out.Tile.N, out.Tile.K = max(1, proc.Tile.N), max(1, proc.Tile.K)

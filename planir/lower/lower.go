@@ -232,7 +232,7 @@ type builder struct {
 	buffers map[string]*planir.Buffer // by name, as wide and long as any program needs
 	order   []string                  // buffers in order of first use
 	graphs  map[string]string         // names by graphKey, so that equal graphs are one
-	// contexts are the binaries that graphs with the same baked weights refer to, by these.
+	// contexts are the binaries that graphs with the same weights in their artifacts refer to, by these.
 	contexts map[string]string
 	packs    map[packKey]*packUse
 	fixups   []fixup // in all steps made so far
@@ -493,7 +493,7 @@ func uses(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []pac
 		heads := wo.role == "heads" && operator.KVHeads != node.Op().KVHeads // too few for a range to be aligned
 		// Nor have the rows of a matrix: a part of its columns is one of each row.
 		rows := spec.Layout == op.RowsLayout && wo.role == "weight" && c1-c0 != node.Op().N
-		if proc.Bakes || ranges || steps || heads || rows {
+		if proc.WeightsInArtifacts || ranges || steps || heads || rows {
 			key.owner, key.n0, key.n1 = piece.Proc, c0, c1
 		}
 		used := packRange{key: key, n0: c0, n1: c1}
@@ -530,7 +530,7 @@ func Needs(node *Node, piece *Piece, proc *planir.Proc) (weights []Use, graph st
 		cut = chain(piece.Ops, layout)
 	}
 	key := graphKey(piece.Proc, cut)
-	if proc.Bakes { // a graph of its own for each set of weights
+	if proc.WeightsInArtifacts { // a graph of its own for each set of weights
 		key += fmt.Sprintf("\x00%+v", weights)
 	}
 	return weights, key
@@ -591,12 +591,12 @@ func chain(ops []op.Op, layout string) (graph op.Graph) {
 	return graph
 }
 
-// graph registers the graph of a task and returns its name; equal graphs of a processor share one, where it bakes
+// graph registers the graph of a task and returns its name; equal graphs of a processor share one, where it embeds
 // weights those that read the same ones.
 func (b *builder) graph(t *task) string {
 	proc := b.plan.Proc(t.proc)
 	key, weights := graphKey(t.proc, t.graph), ""
-	if proc.Bakes {
+	if proc.WeightsInArtifacts {
 		weights = t.proc + weightsKey(t.weights)
 		key += weights
 	}
@@ -611,7 +611,7 @@ func (b *builder) graph(t *task) string {
 	b.graphs[key] = name
 	graph := planir.Graph{Name: name, Proc: t.proc, Graph: t.graph,
 		Artifact: fmt.Sprintf("graph/%04d", len(b.out.Graphs))}
-	if proc.Bakes && proc.Shares {
+	if proc.WeightsInArtifacts && proc.Shares {
 		if len(t.weights) == 0 {
 			weights += "\x00" + name // nothing to share
 		}
@@ -823,7 +823,7 @@ func (b *builder) finishPacks(rank map[string]int) error {
 		}
 		if key.owner != "" {
 			made.Name += fmt.Sprintf(".%s.n%d-%d", key.owner, key.n0, key.n1)
-			made.Baked = b.plan.Proc(key.owner).Bakes
+			made.InArtifact = b.plan.Proc(key.owner).WeightsInArtifacts
 		}
 		use.name = made.Name
 		var err error

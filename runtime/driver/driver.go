@@ -41,7 +41,7 @@ type Described interface {
 
 // Matcher is implemented by drivers whose artifacts have a vendor's compatibility string.
 type Matcher interface {
-	// Accepts compares the string of a bundle's artifacts (Baked.Token) with the libraries here; an error says what
+	// Accepts compares the string of a bundle's artifacts (CompiledGroup.Token) with the libraries here; an error says what
 	// does not fit. A driver without its library returns an *Unavailable.
 	Accepts(token string) error
 }
@@ -348,7 +348,7 @@ type Weights []Packed
 type Artifact struct {
 	Driver string           // driver that loads it
 	Code   []byte           // driver-specific; canonical JSON of the graph for host and sim
-	Shared []byte           // Baked.Shared of the artifact's group, which Code refers to; nil when Code holds all
+	Shared []byte           // CompiledGroup.Shared of the artifact's group, which Code refers to; nil when Code holds all
 	Facts  map[string]int64 // what the compiler reported, e.g. "bytes"; never a time
 }
 
@@ -368,15 +368,15 @@ type Compiler interface {
 	Compile(ctx context.Context, g op.Graph, w Weights, t Target) (Artifact, error)
 }
 
-// Baker is a Compiler whose artifacts hold the weights they were compiled with: what Load gets with them is no weight
-// at all. Its processors have Bakes among their Capabilities.
-type Baker interface {
+// GroupCompiler is a Compiler whose artifacts hold the weights they were compiled with: what Load gets with them is no weight
+// at all. Its processors have WeightsInArtifacts among their Capabilities.
+type GroupCompiler interface {
 	Compiler
-	// Bake compiles graphs that read the same weights at several numbers of rows. Where the target shares them
-	// (Target.Emulator is false) the artifacts refer to one binary, Baked.Shared, also when there is only one. Pieces
+	// CompileGroup compiles graphs that read the same weights at several numbers of rows. Where the target shares them
+	// (Target.Emulator is false) the artifacts refer to one binary, CompiledGroup.Shared, also when there is only one. Pieces
 	// that cannot be compiled are Refused by name, all of them; any other error concerns none in particular. One
-	// Baker may be asked by several goroutines at a time.
-	Bake(ctx context.Context, group []Piece, t Target) (*Baked, error)
+	// GroupCompiler may be asked by several goroutines at a time.
+	CompileGroup(ctx context.Context, group []Piece, t Target) (*CompiledGroup, error)
 }
 
 // Piece is one graph with the weights that are compiled into it.
@@ -431,17 +431,17 @@ func digest(parts [][]byte) string {
 	return hex.EncodeToString(hash.Sum(nil))
 }
 
-// Baked is what a Baker made of a group.
-type Baked struct {
-	Artifacts []BakedArtifact // in the order of the pieces
-	Shared    []byte          // the binary that all artifacts refer to, nil when each holds its own
+// CompiledGroup is what a GroupCompiler made of a group.
+type CompiledGroup struct {
+	Artifacts []CompiledArtifact // in the order of the pieces
+	Shared    []byte             // the binary that all artifacts refer to, nil when each holds its own
 	// name and versions of what compiled: "QNN 2.51.0 (onnxruntime-qnn 2.7.0, ONNX Runtime 1.31.1)"
 	Compiler string
 	Token    string // the vendor's compatibility string, matched before anything is loaded
 	Cached   bool   // no compiler ran: all of it was there already
 }
 
-// Refused says which pieces of a group a Baker does not compile. The others of the group may be tried without them.
+// Refused says which pieces of a group a GroupCompiler does not compile. The others of the group may be tried without them.
 type Refused struct {
 	Pieces  []int   // indices, ascending
 	Reasons []error // of each
@@ -453,8 +453,8 @@ func (r *Refused) Error() string { return errors.Join(r.Reasons...).Error() }
 // Unwrap returns the reasons.
 func (r *Refused) Unwrap() []error { return r.Reasons }
 
-// BakedArtifact is one graph of a group.
-type BakedArtifact struct {
+// CompiledArtifact is one graph of a group.
+type CompiledArtifact struct {
 	Artifact
 	// Emulated and Portable are the values of the graph's outputs for the piece's Sample, dense: of what was compiled,
 	// executed by the vendor's emulator, and of the source it was compiled from, executed by another engine. nil

@@ -402,29 +402,29 @@ func (m *Machine) ends(phase *planir.Phase) (ids []int32, logits []float32, err 
 
 const cacheName = "\x00cache"
 
-// bakedKey names a graph with compiled-in weights, in a layer; layer -1 means that its weights
+// compiledKey names a graph with compiled-in weights, in a layer; layer -1 means that its weights
 // belong to no layer.
-type bakedKey struct {
+type compiledKey struct {
 	graph string
 	layer int
 }
 
-// bakedBlobs are the blobs of such a graph: its artifact, and the binary that the artifact refers
+// compiledBlobs are the blobs of such a graph: its artifact, and the binary that the artifact refers
 // to, "" for none.
-type bakedBlobs struct{ artifact, shared string }
+type compiledBlobs struct{ artifact, shared string }
 
 // loader is what loading a program needs, and what the programs share.
 type loader struct {
-	src     Source
-	steady  Steady // nil: src is none
-	weights *weights
-	pool    map[*lane]driver.Buffer // imported once per processor: views of the pool share the handle
-	lanes   map[string]*lane
-	graphs  map[string]*planir.Graph
-	codes   map[string][]byte
-	baked   map[bakedKey]bakedBlobs
-	loaded  map[string]driver.Executable // by graph and weights
-	took    time.Duration
+	src      Source
+	steady   Steady // nil: src is none
+	weights  *weights
+	pool     map[*lane]driver.Buffer // imported once per processor: views of the pool share the handle
+	lanes    map[string]*lane
+	graphs   map[string]*planir.Graph
+	codes    map[string][]byte
+	compiled map[compiledKey]compiledBlobs
+	loaded   map[string]driver.Executable // by graph and weights
+	took     time.Duration
 
 	foreseen chan struct{} // closed when what Foresee began has ended
 	enough   func()        // makes it end
@@ -435,17 +435,17 @@ func newLoader(plan *planir.Plan, src Source) loader {
 	load := loader{
 		src: src, weights: newWeights(plan, src), pool: map[*lane]driver.Buffer{}, lanes: map[string]*lane{},
 		graphs: map[string]*planir.Graph{}, codes: map[string][]byte{}, loaded: map[string]driver.Executable{},
-		baked: map[bakedKey]bakedBlobs{},
+		compiled: map[compiledKey]compiledBlobs{},
 	}
 	load.steady, _ = src.(Steady)
-	for _, baking := range plan.Bakings() {
+	for _, group := range plan.GraphGroups() {
 		var shared string
-		if baking.Context != "" {
-			shared = planir.LayerBlob(baking.Context, baking.Layer)
+		if group.Context != "" {
+			shared = planir.LayerBlob(group.Context, group.Layer)
 		}
-		for _, graph := range baking.Graphs {
-			load.baked[bakedKey{graph.Name, baking.Layer}] = bakedBlobs{planir.LayerBlob(graph.Artifact,
-				baking.Layer), shared}
+		for _, graph := range group.Graphs {
+			load.compiled[compiledKey{graph.Name, group.Layer}] = compiledBlobs{planir.LayerBlob(graph.Artifact,
+				group.Layer), shared}
 		}
 	}
 	for i := range plan.Program.Graphs {
@@ -551,7 +551,7 @@ func (m *Machine) wants(pr *program, visit func(placeKey, Part)) {
 		section := &pr.Phase.Sections[i]
 		for it := range max(1, section.Layers) {
 			for j := range section.Lanes {
-				if m.plan.Proc(section.Lanes[j].Proc).Bakes {
+				if m.plan.Proc(section.Lanes[j].Proc).WeightsInArtifacts {
 					continue // its weights are in no weights blob
 				}
 				for step := range section.Lanes[j].Steps {
@@ -663,10 +663,10 @@ func (m *Machine) executable(ctx context.Context, on *lane, st *step, graph *pla
 	var weights driver.Weights
 	var key string
 	// weights compiled in: the artifact is the layer's own
-	if proc.Bakes {
-		blobs, ok := loader.baked[bakedKey{graph.Name, layer}]
+	if proc.WeightsInArtifacts {
+		blobs, ok := loader.compiled[compiledKey{graph.Name, layer}]
 		if !ok {
-			blobs = loader.baked[bakedKey{graph.Name, -1}]
+			blobs = loader.compiled[compiledKey{graph.Name, -1}]
 		}
 		key = "\x00" + blobs.artifact
 		if exe := loader.loaded[key]; exe != nil {

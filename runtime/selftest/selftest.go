@@ -110,14 +110,14 @@ const (
 	// rows rounded to 8 bits once more per block of the weight, as some libraries do, see driver.Capabilities.Rerounds
 	blockTolerance = 4e-2
 	// 8-bit rows in a vendor's integer arithmetic (emit/agreement.go measured 1.1e-2 in the Euclidean norm)
-	bakedTolerance = 5e-2
+	compiledTolerance = 5e-2
 )
 
-// ToleranceOf is that of a graph: that of each of its products, and of everything else where there are none. bakes says
-// that a vendor's compiler made its artifact with the weights, in arithmetic of the vendor's own.
-func ToleranceOf(graph *op.Graph, bakes bool) float64 {
+// ToleranceOf is that of a graph: that of each of its products, and of everything else where there are none. inArtifact
+// says that a vendor's compiler made its artifact with the weights, in arithmetic of the vendor's own.
+func ToleranceOf(graph *op.Graph, inArtifact bool) float64 {
 	total, other := 0.0, floatTolerance
-	if bakes {
+	if inArtifact {
 		other = halfTolerance
 	}
 	for _, node := range graph.Nodes {
@@ -128,8 +128,8 @@ func ToleranceOf(graph *op.Graph, bakes bool) float64 {
 		case node.Op.Kind.Has("kv") && node.Op.KV != op.F32:
 			other = max(other, cacheTolerance)
 		case !node.Op.HasScheme():
-		case scheme.QuantisedRows() && bakes:
-			total += bakedTolerance
+		case scheme.QuantisedRows() && inArtifact:
+			total += compiledTolerance
 		case scheme.QuantisedRows() && scheme.BlockK() > 1:
 			total += blockTolerance
 		case scheme.QuantisedRows():

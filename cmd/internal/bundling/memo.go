@@ -23,12 +23,12 @@ type memo struct {
 
 // openMemo opens the memo, nil where no graph holds its weights or there is no cache.
 func openMemo(o *emit.Options) (*memo, error) {
-	bakes := o.Target != nil
+	embeds := o.Target != nil
 	for _, proc := range o.Plan.Procs {
-		bakes = bakes || proc.Bakes
+		embeds = embeds || proc.WeightsInArtifacts
 	}
 	dir := bindings.CompiledCache()
-	if !bakes || dir == "" {
+	if !embeds || dir == "" {
 		return nil, nil
 	}
 	cache, err := cas.Open(dir, cas.Options{MaxBytes: qnn.CacheBytes, Now: time.Now})

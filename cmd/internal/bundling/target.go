@@ -218,10 +218,10 @@ func targetProc(described *socs.Processor, known []driver.Compiler, here *driver
 			proc.Select = "emulator"
 		}
 		proc.Options = target.Options() // of the compiler, and what the driver compares artifacts with
-		if _, bakes := known[at].(driver.Baker); !bakes {
+		if _, embeds := known[at].(driver.GroupCompiler); !embeds {
 			return out, nil
 		}
-		proc.Bakes, proc.Shares = true, here == nil && described.WeightBytes != socs.WeightsPerGraph
+		proc.WeightsInArtifacts, proc.Shares = true, here == nil && described.WeightBytes != socs.WeightsPerGraph
 		// What a graph with static shapes and its own weights cannot do, whatever the description claims.
 		proc.WeightRanges, proc.DynamicRows, proc.StridedInput, proc.StridedOutput, proc.Prepacks = false, false, false,
 			false, false

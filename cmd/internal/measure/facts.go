@@ -63,10 +63,10 @@ func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions)
 	defer rec.Close()
 	// Every compiler of this build that compiles weights into its artifacts: one that takes them at run time has
 	// nothing to say about sizes.
-	asking := profiler.FactOptions{Bakers: map[string]driver.Baker{}, Seed: options.Seed}
+	asking := profiler.FactOptions{Compilers: map[string]driver.GroupCompiler{}, Seed: options.Seed}
 	for _, compiler := range bindings.Compilers(nil) {
-		if baker, ok := compiler.(driver.Baker); ok {
-			asking.Bakers[baker.Name()] = baker
+		if ofGroups, ok := compiler.(driver.GroupCompiler); ok {
+			asking.Compilers[ofGroups.Name()] = ofGroups
 		}
 	}
 	line := ui.Line(false)

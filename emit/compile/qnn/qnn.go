@@ -61,7 +61,7 @@ type Options struct {
 }
 
 // New returns the compiler of the driver "qnn". No library is opened before there is something to compile.
-func New(options Options) driver.Baker {
+func New(options Options) driver.GroupCompiler {
 	if options.Time == 0 {
 		options.Time = defaultTime
 	}
@@ -90,7 +90,7 @@ func (*compiler) Name() string { return name }
 // Compile compiles one graph with its weights; without weights it refuses, since there is no artifact without.
 func (c *compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights,
 	t driver.Target) (driver.Artifact, error) {
-	compiled, err := c.Bake(ctx, []driver.Piece{{Name: "graph", Graph: g, Weights: w}}, t)
+	compiled, err := c.CompileGroup(ctx, []driver.Piece{{Name: "graph", Graph: g, Weights: w}}, t)
 	if err != nil {
 		return driver.Artifact{}, err
 	}
@@ -99,15 +99,15 @@ func (c *compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights,
 	return artifact, nil
 }
 
-// Bake compiles a group, for the emulator each of its graphs in a process of its own. The bytes of what it makes
+// CompileGroup compiles a group, for the emulator each of its graphs in a process of its own. The bytes of what it makes
 // depend on the graphs, their weights, the target and the libraries, not on names, folders, or the order of the
 // pieces.
 //
 // Facts: "bytes" of the artifact, "context_bytes" of the binary that holds the graph (with others of the group, or
 // alone), "spill_bytes" and "vtcm_bytes" of memory, "nodes" of the artifact's model, "edge_nodes" of them that
 // convert on the CPU, "cpu_nodes" (always 0), "arch" and "soc_model" that the binary is for.
-func (c *compiler) Bake(ctx context.Context, group []driver.Piece, asked driver.Target) (*driver.Baked, error) {
-	fail := func(err error) (*driver.Baked, error) {
+func (c *compiler) CompileGroup(ctx context.Context, group []driver.Piece, asked driver.Target) (*driver.CompiledGroup, error) {
+	fail := func(err error) (*driver.CompiledGroup, error) {
 		return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "compile for processor %q: %w", asked.Proc, err)
 	}
 	if len(group) == 0 {
@@ -129,7 +129,7 @@ func (c *compiler) Bake(ctx context.Context, group []driver.Piece, asked driver.
 		return fail(err)
 	}
 	job := &groupJob{compiler: c, cache: cache, tools: tools, to: to, group: group, refused: map[int]error{},
-		baked: driver.Baked{Artifacts: make([]driver.BakedArtifact, len(group)), Cached: true}}
+		result: driver.CompiledGroup{Artifacts: make([]driver.CompiledArtifact, len(group)), Cached: true}}
 	for i := range group {
 		one, err := prepare(&group[i])
 		if err != nil {
@@ -152,7 +152,7 @@ func (c *compiler) Bake(ctx context.Context, group []driver.Piece, asked driver.
 	if err != nil {
 		return fail(err)
 	}
-	return &job.baked, nil
+	return &job.result, nil
 }
 
 // groupJob is a group in the making.
@@ -162,9 +162,9 @@ type groupJob struct {
 	tools   *toolchain
 	to      target
 	group   []driver.Piece
-	jobs    []*job        // one for each piece
-	refused map[int]error // by piece, why it is not compiled
-	baked   driver.Baked  // what was made so far
+	jobs    []*job               // one for each piece
+	refused map[int]error        // by piece, why it is not compiled
+	result  driver.CompiledGroup // what was made so far
 }
 
 // refuse notes a graph that is not compiled.
@@ -178,7 +178,7 @@ func (b *groupJob) compileEach(ctx context.Context) error {
 		if made, err := b.compileAlone(ctx, i); err != nil {
 			return err
 		} else if made != nil {
-			b.baked.Artifacts[i].Artifact = artifact(made, 0, nil)
+			b.result.Artifacts[i].Artifact = artifact(made, 0, nil)
 		}
 	}
 	return nil
@@ -192,7 +192,7 @@ func (b *groupJob) compileAlone(ctx context.Context, i int) (*result, error) {
 	}
 	made, err := b.run(ctx, []*job{b.jobs[i]}, []int{i}, false)
 	if made != nil && b.jobs[i].sampleDigest != "" {
-		b.baked.Artifacts[i].Emulated, b.baked.Artifacts[i].Portable = made.Emulated, made.Portable
+		b.result.Artifacts[i].Emulated, b.result.Artifacts[i].Portable = made.Emulated, made.Portable
 	}
 	return made, err
 }
@@ -229,9 +229,9 @@ func (b *groupJob) compileShared(ctx context.Context) error {
 			order = slices.DeleteFunc(order, func(i int) bool { return b.refused[i] != nil })
 			continue
 		}
-		b.baked.Shared = made.Shared
+		b.result.Shared = made.Shared
 		for at, i := range order {
-			b.baked.Artifacts[i].Artifact = artifact(made, at, made.Shared)
+			b.result.Artifacts[i].Artifact = artifact(made, at, made.Shared)
 		}
 		break
 	}
@@ -239,15 +239,15 @@ func (b *groupJob) compileShared(ctx context.Context) error {
 		if b.jobs[i].sampleDigest == "" {
 			continue
 		}
-		token := b.baked.Token
+		token := b.result.Token
 		twin, err := b.compileAlone(ctx, i)
 		if err != nil {
 			return err
 		}
 		if twin != nil {
-			b.baked.Artifacts[i].Twin = fmt.Sprintf("%x", sha256.Sum256(twin.Models[0]))
+			b.result.Artifacts[i].Twin = fmt.Sprintf("%x", sha256.Sum256(twin.Models[0]))
 		}
-		b.baked.Token = token
+		b.result.Token = token
 	}
 	return nil
 }
@@ -269,10 +269,10 @@ func (b *groupJob) run(ctx context.Context, jobs []*job, order []int, shared boo
 		if err := b.to.matches(&made.Answer, graph.Token); err != nil {
 			return nil, err
 		}
-		b.baked.Token = graph.Token
+		b.result.Token = graph.Token
 	}
-	b.baked.Cached = b.baked.Cached && made.cached
-	b.baked.Compiler = fmt.Sprintf("QNN %s (plugin %s, ONNX Runtime %s)",
+	b.result.Cached = b.result.Cached && made.cached
+	b.result.Compiler = fmt.Sprintf("QNN %s (plugin %s, ONNX Runtime %s)",
 		short(made.Answer.SDK), made.Answer.Provider, made.Answer.ORT)
 	return made, nil
 }

@@ -439,7 +439,7 @@ func TestEmulated(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := build(t, g, 1)
-			b, err := New(Options{}).Bake(t.Context(), []driver.Piece{p.Piece}, gen3(true))
+			b, err := New(Options{}).CompileGroup(t.Context(), []driver.Piece{p.Piece}, gen3(true))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -487,10 +487,10 @@ func TestShared(t *testing.T) {
 	}
 	back = append(back, group...)
 	slices.Reverse(back)
-	bake := func(group []driver.Piece, emulator bool) *driver.Baked {
+	compileGroup := func(group []driver.Piece, emulator bool) *driver.CompiledGroup {
 		t.Helper()
 		t.Setenv("TMPDIR", t.TempDir())
-		b, err := New(Options{}).Bake(t.Context(), group, gen3(emulator))
+		b, err := New(Options{}).CompileGroup(t.Context(), group, gen3(emulator))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -499,12 +499,12 @@ func TestShared(t *testing.T) {
 		}
 		return b
 	}
-	a, again := bake(group, false), bake(back, false)
+	a, again := compileGroup(group, false), compileGroup(back, false)
 	slices.Reverse(again.Artifacts)
 	if !reflect.DeepEqual(a, again) {
 		t.Error("in another folder and order they have other bytes")
 	}
-	unshared := bake(group, true)
+	unshared := compileGroup(group, true)
 	all := int64(0)
 	for _, x := range unshared.Artifacts {
 		all += x.Facts["context_bytes"]
@@ -558,7 +558,7 @@ func TestSpill(t *testing.T) {
 	for _, m := range rows {
 		group = append(group, driver.Piece{Name: fmt.Sprint(m), Graph: g(m), Weights: w})
 	}
-	b, err := New(Options{}).Bake(t.Context(), group, gen3(false))
+	b, err := New(Options{}).CompileGroup(t.Context(), group, gen3(false))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -158,7 +158,7 @@ func TestBadProcess(t *testing.T) {
 				o.Time = 500 * time.Millisecond
 			}
 			b, _ := fake(t, what, o)
-			_, err := b.Bake(t.Context(), pieces(t, 1, 4), gen3(false))
+			_, err := b.CompileGroup(t.Context(), pieces(t, 1, 4), gen3(false))
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), `"npu"`) || diag.ClassOf(err) != c.class {
 				t.Fatalf("got %v (class %v), want %q", err, diag.ClassOf(err), c.want)
 			}
@@ -184,10 +184,10 @@ func TestCancelled(t *testing.T) {
 		}
 		cancel()
 	}()
-	if _, err := b.Bake(ctx, pieces(t, 4), gen3(true)); !errors.Is(err, context.Canceled) {
+	if _, err := b.CompileGroup(ctx, pieces(t, 4), gen3(true)); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := b.Bake(ctx, pieces(t, 4), gen3(true)); !errors.Is(err, context.Canceled) || starts() != 1 {
+	if _, err := b.CompileGroup(ctx, pieces(t, 4), gen3(true)); !errors.Is(err, context.Canceled) || starts() != 1 {
 		t.Errorf("after that: %v, %d processes", err, starts())
 	}
 }
@@ -196,10 +196,10 @@ func TestCancelled(t *testing.T) {
 func TestCache(t *testing.T) {
 	dir := t.TempDir()
 	b, starts := fake(t, "good", Options{Cache: dir})
-	bake := func(group []driver.Piece, target driver.Target, want int) *driver.Baked {
+	compileGroup := func(group []driver.Piece, target driver.Target, want int) *driver.CompiledGroup {
 		t.Helper()
 		before := starts()
-		x, err := b.Bake(t.Context(), group, target)
+		x, err := b.CompileGroup(t.Context(), group, target)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -210,13 +210,13 @@ func TestCache(t *testing.T) {
 		return x
 	}
 	group := pieces(t, 4, 1)
-	first := bake(group, gen3(false), 1)
+	first := compileGroup(group, gen3(false), 1)
 	if first.Compiler != "QNN 6.7.8 (plugin 4.5, ONNX Runtime 1.2.3)" || string(first.Shared) != "shared" {
 		t.Errorf("got %+v", first)
 	}
 	renamed := pieces(t, 4, 1)
 	renamed[0].Name = "another"
-	if again := bake(renamed, gen3(false), 0); !reflect.DeepEqual(again, first) {
+	if again := compileGroup(renamed, gen3(false), 0); !reflect.DeepEqual(again, first) {
 		t.Errorf("got %+v, want %+v", again, first)
 	}
 	// Weights that are known by their digest are not made, as long as nothing is to be compiled.
@@ -232,22 +232,22 @@ func TestCache(t *testing.T) {
 		}
 		return out
 	}
-	if again := bake(later(""), gen3(false), 0); made != 0 || !reflect.DeepEqual(again, first) {
+	if again := compileGroup(later(""), gen3(false), 0); made != 0 || !reflect.DeepEqual(again, first) {
 		t.Errorf("weights were made %d times for %+v", made, again)
 	}
-	if bake(later("0"), gen3(false), 1); made != 2 {
+	if compileGroup(later("0"), gen3(false), 1); made != 2 {
 		t.Errorf("weights were made %d times for two graphs", made)
 	}
-	bake(group, gen3(true), 2)
-	bake(group[1:], gen3(true), 0)
+	compileGroup(group, gen3(true), 2)
+	compileGroup(group[1:], gen3(true), 0)
 	other := gen3(true)
 	other.Options["vtcm_mb"] = "4"
-	bake(group[1:], other, 1)
+	compileGroup(group[1:], other, 1)
 	changed := pieces(t, 1)
 	changed[0].Weights[0].Bytes[3]++
-	bake(changed, gen3(true), 1)
+	compileGroup(changed, gen3(true), 1)
 	b.toolchains[[2]string{}].key = "newer"
-	bake(group, gen3(false), 1)
+	compileGroup(group, gen3(false), 1)
 	// Damage.
 	n := 0
 	err := filepath.Walk(dir, func(path string, st os.FileInfo, err error) error {
@@ -268,14 +268,14 @@ func TestCache(t *testing.T) {
 	if err != nil || n == 0 {
 		t.Fatalf("%d files damaged (%v)", n, err)
 	}
-	if again := bake(group, gen3(false), 1); !reflect.DeepEqual(again, first) {
+	if again := compileGroup(group, gen3(false), 1); !reflect.DeepEqual(again, first) {
 		t.Errorf("after damage: %+v", again)
 	}
-	bake(group, gen3(false), 0)
+	compileGroup(group, gen3(false), 0)
 	// Nothing that failed is kept.
 	failing, starts := fake(t, "silence", Options{Cache: dir})
 	for range 2 {
-		if _, err := failing.Bake(t.Context(), pieces(t, 16), gen3(true)); err == nil {
+		if _, err := failing.CompileGroup(t.Context(), pieces(t, 16), gen3(true)); err == nil {
 			t.Error("no error")
 		}
 	}
@@ -298,17 +298,17 @@ func TestRefusedTargets(t *testing.T) {
 		b, starts := fake(t, "good", Options{})
 		target := gen3(true)
 		c.change(target.Options)
-		if _, err := b.Bake(t.Context(), group, target); err == nil || !strings.Contains(err.Error(), c.want) || starts() != 0 {
+		if _, err := b.CompileGroup(t.Context(), group, target); err == nil || !strings.Contains(err.Error(), c.want) || starts() != 0 {
 			t.Errorf("%s: got %v, want %q", what, err, c.want)
 		}
 	}
 	b, _ := fake(t, "good", Options{})
-	if _, err := b.Bake(t.Context(), nil, gen3(true)); err == nil {
-		t.Error("a group of nothing is baked")
+	if _, err := b.CompileGroup(t.Context(), nil, gen3(true)); err == nil {
+		t.Error("a group of nothing is compiled")
 	}
 	bad := pieces(t, 1, 2)
 	bad[1].Sample = [][]byte{{1}}
-	_, err := b.Bake(t.Context(), bad, gen3(true))
+	_, err := b.CompileGroup(t.Context(), bad, gen3(true))
 	var r *driver.Refused
 	if !errors.As(err, &r) || !reflect.DeepEqual(r.Pieces, []int{1}) || !strings.Contains(err.Error(), "input 0 of the sample has 1 bytes, want 64") {
 		t.Errorf("a short sample: %v", err)
@@ -318,7 +318,7 @@ func TestRefusedTargets(t *testing.T) {
 // Without the libraries the error says what was tried and how to get them.
 func TestWithout(t *testing.T) {
 	t.Setenv(ortapi.EnvQNN, filepath.Join(t.TempDir(), "libnone.so"))
-	_, err := New(Options{}).Bake(t.Context(), pieces(t, 1), gen3(true))
+	_, err := New(Options{}).CompileGroup(t.Context(), pieces(t, 1), gen3(true))
 	if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "libnone.so") || diag.ClassOf(err) != diag.ClassUnavailable || !strings.Contains(strings.Join(diag.HintsOf(err), " "), "make deps-qnn") {
 		t.Errorf("got %v, hints %q", err, diag.HintsOf(err))
 	}
@@ -357,7 +357,7 @@ func TestCrashingLibrary(t *testing.T) {
 		}
 		t.Setenv(ortapi.EnvQNN, path)
 		t.Setenv("TMPDIR", t.TempDir())
-		_, err := New(Options{Time: 3 * time.Second}).Bake(t.Context(), pieces(t, 1), gen3(true))
+		_, err := New(Options{Time: 3 * time.Second}).CompileGroup(t.Context(), pieces(t, 1), gen3(true))
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
@@ -383,7 +383,7 @@ func TestRealRefusals(t *testing.T) {
 		"an unknown architecture": {target("57", "99"), 0, "htp_arch 75, want soc_model 57, htp_arch 99"},
 		"little memory":           {gen3(true), 200 << 20, ""},
 	} {
-		_, err := New(Options{Memory: c.memory}).Bake(t.Context(), pieces(t, 4), c.target)
+		_, err := New(Options{Memory: c.memory}).CompileGroup(t.Context(), pieces(t, 4), c.target)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %q", what, err, c.want)
 		}

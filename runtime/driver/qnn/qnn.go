@@ -247,7 +247,7 @@ func capabilities(emulated bool) *driver.Capabilities {
 		Set: capability.Set{
 			Tile:  capability.Tile{K: tileK, N: tileN},
 			Kinds: slices.Clone(kinds), Schemes: slices.Clone(schemes), Layouts: map[string]string{},
-			StaticShapes: true, Fuses: true, Bakes: true,
+			StaticShapes: true, Fuses: true, WeightsInArtifacts: true,
 			Memory: &capability.Memory{StepBytes: stepBytes, LibraryBytes: libraryBytes},
 		},
 		Emulated: emulated,

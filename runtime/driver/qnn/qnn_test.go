@@ -226,7 +226,7 @@ func TestRun(t *testing.T) {
 		t.Run(strings.ReplaceAll(string(s), "/", "-"), func(t *testing.T) {
 			code, _ := build(t, s, embedded)
 			p, other := open(t, map[string]string{"soc_model": "57", "htp_arch": "75", "vtcm_mb": "8", "opt": "3"}), open(t, nil)
-			if c := p.Capabilities(); !c.Bakes || !c.Emulated || c.Virtual || c.DynamicRows {
+			if c := p.Capabilities(); !c.WeightsInArtifacts || !c.Emulated || c.Virtual || c.DynamicRows {
 				t.Errorf("capabilities %+v", c)
 			}
 			var results [2][]float32

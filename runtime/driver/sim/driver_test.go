@@ -42,7 +42,7 @@ func (c compilerFor) Compile(ctx context.Context, g op.Graph, w driver.Weights, 
 func TestCapabilitiesAreTheSoCs(t *testing.T) {
 	s := phone(t)
 	p := s.Processor("npu")
-	p.Prepacks, p.Fuses, p.WeightRanges, p.Bakes = true, true, true, true
+	p.Prepacks, p.Fuses, p.WeightRanges, p.WeightsInArtifacts = true, true, true, true
 	opened, err := sim.New(s).Open(t.Context(), driver.Config{Select: "npu", Options: map[string]string{"compute": "false"}})
 	if err != nil {
 		t.Fatal(err)
@@ -55,8 +55,8 @@ func TestCapabilitiesAreTheSoCs(t *testing.T) {
 		}
 	}
 	want := p.Set.Clone()
-	want.Bakes, want.Memory = false, p.KernelMemory() // it holds weights, and a default
-	want.Layouts, got.Layouts = nil, nil              // tables of rows besides
+	want.WeightsInArtifacts, want.Memory = false, p.KernelMemory() // it holds weights, and a default
+	want.Layouts, got.Layouts = nil, nil                           // tables of rows besides
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}

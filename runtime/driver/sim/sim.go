@@ -128,7 +128,7 @@ func (p *processor) openHost(ctx context.Context, index int) error {
 // artifacts hold no weights.
 func capabilities(p *socs.Processor) *driver.Capabilities {
 	caps := &driver.Capabilities{Set: p.Set.Clone(), Virtual: true, Cores: slices.Clone(p.Cores)}
-	caps.Bakes, caps.Memory = false, p.KernelMemory()
+	caps.WeightsInArtifacts, caps.Memory = false, p.KernelMemory()
 	caps.Tile.N, caps.Tile.K = op.RoundUp(max(p.Tile.N, 1), pack.TileN), op.RoundUp(max(p.Tile.K, 1), pack.BlockK)
 	if len(caps.Kinds) == 0 {
 		caps.Kinds = slices.Clone(op.Kinds)

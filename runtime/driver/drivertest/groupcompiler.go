@@ -16,10 +16,10 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// Baker makes artifacts that hold their weights out of those of another compiler, and loads them
+// GroupCompiler makes artifacts that hold their weights out of those of another compiler, and loads them
 // with its driver. It stands for a vendor's compiler and driver in tests. The weights are in the
 // layouts of the other driver.
-type Baker struct {
+type GroupCompiler struct {
 	name     string
 	driver   driver.Driver
 	compiler driver.Compiler
@@ -32,51 +32,51 @@ type Baker struct {
 	Fail error
 	// Keep, if set, caches what was made of weights given by digest (driver.Later), so that they
 	// are not asked for again.
-	Keep map[string]*driver.Baked
+	Keep map[string]*driver.CompiledGroup
 
-	mu    sync.Mutex
-	Baked []string // names of the pieces that were compiled, in the order of the calls
+	mu       sync.Mutex
+	Compiled []string // names of the pieces that were compiled, in the order of the calls
 }
 
-// NewBaker wraps a driver and its compiler as a pair called name.
-func NewBaker(name string, d driver.Driver, c driver.Compiler) *Baker {
-	return &Baker{name: name, driver: d, compiler: c}
+// NewGroupCompiler wraps a driver and its compiler as a pair called name.
+func NewGroupCompiler(name string, d driver.Driver, c driver.Compiler) *GroupCompiler {
+	return &GroupCompiler{name: name, driver: d, compiler: c}
 }
 
 // Driver returns the driver that loads the artifacts.
-func (b *Baker) Driver() driver.Driver { return &bakingDriver{b.driver, b} }
+func (b *GroupCompiler) Driver() driver.Driver { return &groupDriver{b.driver, b} }
 
 // Name is that of the pair.
-func (b *Baker) Name() string { return b.name }
+func (b *GroupCompiler) Name() string { return b.name }
 
 // Token is the compatibility string of the artifacts.
-const Token = "baked:1"
+const Token = "compiled:1"
 
-// Compile always fails: artifacts need their weights at compile time, in Bake.
-func (b *Baker) Compile(context.Context, op.Graph, driver.Weights, driver.Target) (driver.Artifact, error) {
+// Compile always fails: artifacts need their weights at compile time, in CompileGroup.
+func (b *GroupCompiler) Compile(context.Context, op.Graph, driver.Weights, driver.Target) (driver.Artifact, error) {
 	return driver.Artifact{}, diag.New(diag.ClassInput, "compile without weights: artifacts of %q hold theirs", b.name)
 }
 
-// bakedCode is the JSON of an artifact: the other compiler's code, and the weights or the digest of
+// compiledCode is the JSON of an artifact: the other compiler's code, and the weights or the digest of
 // the shared binary that holds them.
-type bakedCode struct {
-	Token   string        `json:"token"`
-	Code    []byte        `json:"code"`
-	Specs   []bakedWeight `json:"weights"`
-	Shared  string        `json:"shared,omitempty"` // SHA-256 of the binary that holds the weights' bytes
-	Weights []byte        `json:"bytes,omitempty"`
+type compiledCode struct {
+	Token   string           `json:"token"`
+	Code    []byte           `json:"code"`
+	Specs   []artifactWeight `json:"weights"`
+	Shared  string           `json:"shared,omitempty"` // SHA-256 of the binary that holds the weights' bytes
+	Weights []byte           `json:"bytes,omitempty"`
 }
 
-// bakedWeight describes one weight; their bytes follow each other.
-type bakedWeight struct {
+// artifactWeight describes one weight; their bytes follow each other.
+type artifactWeight struct {
 	// Stride is in bytes between experts, 0 without them; Bytes is the size of all.
 	Spec   op.WeightSpec `json:"spec"`
 	Stride int64         `json:"stride"`
 	Bytes  int           `json:"bytes"`
 }
 
-// Bake implements driver.Baker.
-func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Target) (*driver.Baked, error) {
+// CompileGroup implements driver.GroupCompiler.
+func (b *GroupCompiler) CompileGroup(ctx context.Context, group []driver.Piece, target driver.Target) (*driver.CompiledGroup, error) {
 	if b.Fail != nil {
 		return nil, b.Fail
 	}
@@ -92,7 +92,7 @@ func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Ta
 	if len(refused.Pieces) > 0 {
 		return nil, refused
 	}
-	out := &driver.Baked{Compiler: "test compiler 1", Token: Token}
+	out := &driver.CompiledGroup{Compiler: "test compiler 1", Token: Token}
 	if kept := b.kept(group, target); kept != nil {
 		return kept, nil
 	}
@@ -116,9 +116,9 @@ func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Ta
 			if err != nil {
 				return nil, err
 			}
-			code := bakedCode{Token: Token, Code: artifact.Code}
+			code := compiledCode{Token: Token, Code: artifact.Code}
 			for _, weight := range piece.Weights {
-				code.Specs = append(code.Specs, bakedWeight{weight.Spec, weight.Stride, len(weight.Bytes)})
+				code.Specs = append(code.Specs, artifactWeight{weight.Spec, weight.Stride, len(weight.Bytes)})
 			}
 			if alone {
 				code.Weights = all
@@ -132,37 +132,37 @@ func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Ta
 		if err != nil {
 			return nil, err
 		}
-		baked := driver.BakedArtifact{Artifact: driver.Artifact{Driver: b.name, Code: code,
+		compiled := driver.CompiledArtifact{Artifact: driver.Artifact{Driver: b.name, Code: code,
 			Facts: map[string]int64{"bytes": int64(len(code)), "spill_bytes": 0}}}
 		if !target.Emulator {
 			out.Shared = all
 			if out.Shared == nil {
 				out.Shared = []byte{}
 			}
-			baked.Shared = out.Shared
+			compiled.Shared = out.Shared
 		}
 		// a sample is executed here, as a vendor's emulator would; its twin is the artifact that
 		// such an emulator loads
 		if piece.Sample != nil {
-			if baked.Emulated, err = b.execute(ctx, piece); err != nil {
+			if compiled.Emulated, err = b.execute(ctx, piece); err != nil {
 				return nil, err
 			}
-			for _, part := range baked.Emulated {
-				baked.Portable = append(baked.Portable, slices.Clone(part))
+			for _, part := range compiled.Emulated {
+				compiled.Portable = append(compiled.Portable, slices.Clone(part))
 			}
 			if b.Disturb != nil {
-				b.Disturb(piece, baked.Emulated)
+				b.Disturb(piece, compiled.Emulated)
 			}
 			twin, err := make(true)
 			if err != nil {
 				return nil, err
 			}
 			sum := sha256.Sum256(twin)
-			baked.Twin = hex.EncodeToString(sum[:])
+			compiled.Twin = hex.EncodeToString(sum[:])
 		}
-		out.Artifacts = append(out.Artifacts, baked)
+		out.Artifacts = append(out.Artifacts, compiled)
 		b.mu.Lock()
-		b.Baked = append(b.Baked, piece.Name)
+		b.Compiled = append(b.Compiled, piece.Name)
 		b.mu.Unlock()
 	}
 	// Only groups whose weights have digests can be recognised again without reading the weights.
@@ -177,7 +177,7 @@ func (b *Baker) Bake(ctx context.Context, group []driver.Piece, target driver.Ta
 }
 
 // kept returns what was made of equal pieces before, nil for nothing.
-func (b *Baker) kept(group []driver.Piece, t driver.Target) *driver.Baked {
+func (b *GroupCompiler) kept(group []driver.Piece, t driver.Target) *driver.CompiledGroup {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.Keep[keyOf(group, t)]
@@ -200,7 +200,7 @@ func keyOf(group []driver.Piece, t driver.Target) string {
 }
 
 // execute runs a sample on the wrapped driver, on a thread of its own as the driver wants it.
-func (b *Baker) execute(ctx context.Context, p driver.Piece) ([][]byte, error) {
+func (b *GroupCompiler) execute(ctx context.Context, p driver.Piece) ([][]byte, error) {
 	type result struct {
 		out [][]byte
 		err error
@@ -216,7 +216,7 @@ func (b *Baker) execute(ctx context.Context, p driver.Piece) ([][]byte, error) {
 }
 
 // run executes a piece on the wrapped driver and returns its outputs.
-func (b *Baker) run(ctx context.Context, piece driver.Piece) (out [][]byte, err error) {
+func (b *GroupCompiler) run(ctx context.Context, piece driver.Piece) (out [][]byte, err error) {
 	devices, err := b.driver.Devices(ctx)
 	if err != nil {
 		return nil, err
@@ -278,18 +278,18 @@ func (b *Baker) run(ctx context.Context, piece driver.Piece) (out [][]byte, err 
 	return out, err
 }
 
-// bakingDriver loads the artifacts of a Baker. Its processors take neither ranges of weights nor
+// groupDriver loads the artifacts of a GroupCompiler. Its processors take neither ranges of weights nor
 // strides, as NPUs do.
-type bakingDriver struct {
+type groupDriver struct {
 	driver.Driver
-	b *Baker
+	b *GroupCompiler
 }
 
 // Name is that of the pair, so that bundles and plans do not name the wrapped driver.
-func (d *bakingDriver) Name() string { return d.b.name }
+func (d *groupDriver) Name() string { return d.b.name }
 
 // Accepts checks the compatibility string of an artifact.
-func (d *bakingDriver) Accepts(token string) error {
+func (d *groupDriver) Accepts(token string) error {
 	if token != Token {
 		return fmt.Errorf("token %q, want %q", token, Token)
 	}
@@ -297,37 +297,37 @@ func (d *bakingDriver) Accepts(token string) error {
 }
 
 // Open opens a processor of the wrapped driver, and claims less for it than that could do.
-func (d *bakingDriver) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
+func (d *groupDriver) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
 	proc, err := d.Driver.Open(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	caps := *proc.Capabilities()
 	caps.Set = caps.Set.Clone()
-	caps.Bakes, caps.WeightRanges, caps.DynamicRows, caps.StridedInput, caps.StridedOutput = true, false, false,
+	caps.WeightsInArtifacts, caps.WeightRanges, caps.DynamicRows, caps.StridedInput, caps.StridedOutput = true, false, false,
 		false, false
-	return &bakingProcessor{proc, &caps, d}, nil
+	return &groupProcessor{proc, &caps, d}, nil
 }
 
-// bakingProcessor runs what the wrapped one does, with the capabilities of an NPU.
-type bakingProcessor struct {
+// groupProcessor runs what the wrapped one does, with the capabilities of an NPU.
+type groupProcessor struct {
 	driver.Processor
 	caps *driver.Capabilities
-	d    *bakingDriver
+	d    *groupDriver
 }
 
 // Capabilities are those that Open has reduced.
-func (p *bakingProcessor) Capabilities() *driver.Capabilities { return p.caps }
+func (p *groupProcessor) Capabilities() *driver.Capabilities { return p.caps }
 
 // Load copies the weights out of the artifact, or out of the shared binary, and has the wrapped
 // driver load them.
-func (p *bakingProcessor) Load(ctx context.Context, artifact driver.Artifact,
+func (p *groupProcessor) Load(ctx context.Context, artifact driver.Artifact,
 	weights driver.Weights) (driver.Executable, error) {
 	if len(weights) > 0 {
 		return nil, diag.New(diag.ClassInput, "load artifact on %q: %d weights, and it holds its own", p.d.b.name,
 			len(weights))
 	}
-	var code bakedCode
+	var code compiledCode
 	if err := json.Unmarshal(artifact.Code, &code); err != nil {
 		return nil, diag.New(diag.ClassInput, "load artifact on %q: %w", p.d.b.name, err)
 	}
@@ -343,7 +343,7 @@ func (p *bakingProcessor) Load(ctx context.Context, artifact driver.Artifact,
 				p.d.b.name, sum, code.Shared)
 		}
 	}
-	loaded := &bakedExecutable{}
+	loaded := &compiledExecutable{}
 	for _, spec := range code.Specs {
 		if spec.Bytes < 0 || spec.Bytes > len(from) {
 			return nil, errors.Join(diag.New(diag.ClassInput,
@@ -368,18 +368,18 @@ func (p *bakingProcessor) Load(ctx context.Context, artifact driver.Artifact,
 }
 
 // Run hands the wrapped processor its own executable; the weights stay where Load has put them.
-func (p *bakingProcessor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span, error) {
-	return p.Processor.Run(exe.(*bakedExecutable).Executable, b)
+func (p *groupProcessor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span, error) {
+	return p.Processor.Run(exe.(*compiledExecutable).Executable, b)
 }
 
-// bakedExecutable owns its weights.
-type bakedExecutable struct {
+// compiledExecutable owns its weights.
+type compiledExecutable struct {
 	driver.Executable
 	memory []driver.Buffer
 }
 
 // Close closes the executable before the memory that it reads, and is called for half-loaded ones too.
-func (e *bakedExecutable) Close() error {
+func (e *compiledExecutable) Close() error {
 	var err error
 	if e.Executable != nil {
 		err = e.Executable.Close()

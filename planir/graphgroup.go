@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Baking is a set of weights in one layer and the graphs that are compiled with them, at several numbers of rows: what
-// a compiler is given at once. Its artifacts are blobs named LayerBlob(graph's Artifact, Layer), and where Context is
+// GraphGroup is a set of weights in one layer and the graphs that are compiled with them, at several numbers of rows:
+// what a compiler is given at once. Its artifacts are blobs named LayerBlob(graph's Artifact, Layer), and where Context is
 // not empty there is the binary they refer to, LayerBlob(Context, Layer).
-type Baking struct {
+type GraphGroup struct {
 	Proc    string
 	Context string
 	Layer   int         // -1: its weights belong to no layer
@@ -26,19 +26,19 @@ func LayerBlob(name string, layer int) string {
 	return fmt.Sprintf("%s.%03d", name, layer)
 }
 
-// Bakings lists what is baked: sets of weights in the order in which graphs first name them, and of each its layers,
-// ascending. Graphs without weights are baked one by one. The program must satisfy the rules.
-func (p *Plan) Bakings() []Baking {
+// GraphGroups lists what is compiled together: sets of weights in the order in which graphs first name them, and the
+// layers of each, ascending. Graphs without weights are compiled one by one. The program must satisfy the rules.
+func (p *Plan) GraphGroups() []GraphGroup {
 	type set struct {
-		Baking
+		GraphGroup
 		layers []int
 	}
 	var order []*set
 	sets := map[string]*set{}
-	refs := p.bakedRefs()
+	refs := p.artifactRefs()
 	for i := range p.Program.Graphs {
 		graph := &p.Program.Graphs[i]
-		if proc := p.Proc(graph.Proc); proc == nil || !proc.Bakes {
+		if proc := p.Proc(graph.Proc); proc == nil || !proc.WeightsInArtifacts {
 			continue
 		}
 		read, used := refs[graph.Name]
@@ -53,7 +53,7 @@ func (p *Plan) Bakings() []Baking {
 		}
 		s := sets[key]
 		if s == nil {
-			s = &set{Baking: Baking{Proc: graph.Proc, Context: graph.Context, W: read.refs}}
+			s = &set{GraphGroup: GraphGroup{Proc: graph.Proc, Context: graph.Context, W: read.refs}}
 			sets[key], order = s, append(order, s)
 		}
 		s.Graphs = append(s.Graphs, graph)
@@ -63,27 +63,27 @@ func (p *Plan) Bakings() []Baking {
 			}
 		}
 	}
-	var out []Baking
+	var out []GraphGroup
 	for _, set := range order {
 		slices.Sort(set.layers)
 		for _, layer := range set.layers {
-			baking := set.Baking
-			baking.Layer = layer
-			out = append(out, baking)
+			group := set.GraphGroup
+			group.Layer = layer
+			out = append(out, group)
 		}
 	}
 	return out
 }
 
-// baked is what the steps of a graph read, and in which layers (-1 alone: its weights belong to none).
-type baked struct {
+// graphReads is what the steps of a graph read, and in which layers (-1 alone: its weights belong to none).
+type graphReads struct {
 	refs   []WeightRef
 	layers []int
 }
 
-// bakedRefs finds for every graph of a baking processor what its steps read. By rule P016 all steps of a graph read the
-// same packs, so that the first one tells which; the layers are those of all sections that run it.
-func (p *Plan) bakedRefs() map[string]baked {
+// artifactRefs finds for every graph with its weights in its artifact what its steps read. By rule P016 all steps of
+// a graph read the same packs, so that the first one tells which; the layers are those of all sections that run it.
+func (p *Plan) artifactRefs() map[string]graphReads {
 	layered := map[string]bool{}
 	weights := map[string]bool{}
 	for i := range p.Program.Weights {
@@ -92,11 +92,11 @@ func (p *Plan) bakedRefs() map[string]baked {
 	for i := range p.Program.Packs {
 		layered[p.Program.Packs[i].Name] = weights[p.Program.Packs[i].Weight]
 	}
-	out := map[string]baked{}
+	out := map[string]graphReads{}
 	for _, program := range p.Program.All() {
 		for _, section := range program.Sections {
 			for _, lane := range section.Lanes {
-				if proc := p.Proc(lane.Proc); proc == nil || !proc.Bakes {
+				if proc := p.Proc(lane.Proc); proc == nil || !proc.WeightsInArtifacts {
 					continue
 				}
 				for k := range lane.Steps {

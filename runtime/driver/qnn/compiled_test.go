@@ -52,7 +52,7 @@ func piece(t testing.TB, s op.Scheme, m int) driver.Piece {
 }
 
 // What hetc's compiler makes is what this driver loads, and the results are the bits that the compiler saw.
-func TestBaked(t *testing.T) {
+func TestCompiledGraphs(t *testing.T) {
 	if _, err := ortapi.FindQNN(""); err != nil {
 		require.Skip(t, "qnn", err)
 	}
@@ -62,7 +62,7 @@ func TestBaked(t *testing.T) {
 			continue // its rows arrive quantised
 		}
 		one := piece(t, s, rows)
-		baked, err := c.Bake(t.Context(), []driver.Piece{one}, driver.Target{Proc: "npu", Options: target, Emulator: true})
+		compiled, err := c.CompileGroup(t.Context(), []driver.Piece{one}, driver.Target{Proc: "npu", Options: target, Emulator: true})
 		if err != nil {
 			t.Fatalf("%s: %v", s, err)
 		}
@@ -70,7 +70,7 @@ func TestBaked(t *testing.T) {
 		if err := p.Attach(); err != nil {
 			t.Fatal(err)
 		}
-		e, err := p.Load(t.Context(), baked.Artifacts[0].Artifact, nil)
+		e, err := p.Load(t.Context(), compiled.Artifacts[0].Artifact, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", s, err)
 		}
@@ -79,7 +79,7 @@ func TestBaked(t *testing.T) {
 		if _, err := p.Run(e, b); err != nil {
 			t.Fatalf("%s: %v", s, err)
 		}
-		if !bytes.Equal(mem.Bytes(y), baked.Artifacts[0].Emulated[0]) {
+		if !bytes.Equal(mem.Bytes(y), compiled.Artifacts[0].Emulated[0]) {
 			t.Errorf("%s: the results differ from those of the compiler's emulator", s)
 		}
 		if err := errors.Join(e.Close(), p.Close()); err != nil {
@@ -98,15 +98,15 @@ func TestShared(t *testing.T) {
 	for i := range group {
 		group[i].Sample = nil
 	}
-	baked, err := compile.New(compile.Options{}).Bake(t.Context(), group, driver.Target{Proc: "npu", Options: target})
+	compiled, err := compile.New(compile.Options{}).CompileGroup(t.Context(), group, driver.Target{Proc: "npu", Options: target})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(baked.Shared) == 0 {
+	if len(compiled.Shared) == 0 {
 		t.Fatal("no shared binary")
 	}
-	a, b := baked.Artifacts[0].Artifact, baked.Artifacts[1].Artifact
-	a.Shared, b.Shared = baked.Shared, baked.Shared
+	a, b := compiled.Artifacts[0].Artifact, compiled.Artifacts[1].Artifact
+	a.Shared, b.Shared = compiled.Shared, compiled.Shared
 	loadsAsDevice(t, a, b)
 
 	// The same binary in the disguise of a graph's own: the emulator's libraries refuse it or crash on it.
@@ -120,7 +120,7 @@ func TestShared(t *testing.T) {
 			case "embed_mode":
 				x.I = 1
 			case "ep_cache_context":
-				x.S = string(baked.Shared)
+				x.S = string(compiled.Shared)
 			}
 		}
 	}
