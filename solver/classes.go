@@ -6,6 +6,7 @@ import (
 
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/workload"
@@ -129,13 +130,14 @@ func (s *request) tableLoss(node string) *calibration.Loss {
 	return s.in.Calibration.Loss(node, op.I32Q8C, false)
 }
 
-// schemeOf is the scheme of a node under an assignment; exact nodes ignore it.
+// schemeOf is the scheme of a node under an assignment; exact nodes ignore it. Groups of experts have that of the
+// products whose rows they compute.
 func (s *schemeChoice) schemeOf(schemes assignment) func(node string) op.Scheme {
 	return func(node string) op.Scheme {
 		if p := s.packed; p.under(schemes) && node == p.node {
 			return op.I32Q8C
 		}
-		if k, ok := s.classOf[node]; ok {
+		if k, ok := s.classOf[lower.ClassOf(node)]; ok {
 			return schemes[k]
 		}
 		return op.A32W32

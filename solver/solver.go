@@ -56,6 +56,8 @@ type Input struct {
 	// as their granularity allows, to compare with; empty: what is best. Everything else goes to one of them.
 	Ratio map[string]float64
 
+	// TierRule chooses capacity tiers of experts in another way than for the least time, to compare with. It needs Loads.
+	TierRule TierRule
 	// ChunkOrder has chunks in flight ordered by that rule (planir.ByExact, planir.ByGreedy), whatever it gains, to compare
 	// with; "": by the fastest, where one chunk after the other is slower.
 	ChunkOrder string
@@ -113,7 +115,13 @@ type Result struct {
 
 // policy is what restricts the ways to execute operators.
 func (in *Input) policy() *price.Policy {
-	return &price.Policy{Only: in.Only, Strategies: in.Strategies, Ratio: in.Ratio}
+	policy := &price.Policy{Only: in.Only, Strategies: in.Strategies, Ratio: in.Ratio}
+	if in.TierRule.find() != nil {
+		if npu, err := staticProcessor(in.SoC); err == nil { // without one there are no groups
+			policy.Groups = npu.Name
+		}
+	}
+	return policy
 }
 
 // Solve makes a plan. It depends on nothing but its input: equal inputs give equal plans.
@@ -291,6 +299,10 @@ func newSession(in Input) (*session, error) {
 	}
 	if err := in.Workload.Validate(); err != nil {
 		return nil, err
+	}
+	if in.TierRule.find() != nil && in.Loads == nil {
+		return nil, diag.New(diag.ClassUsage, "solve: capacity tiers by rule %q need the loads of experts",
+			in.TierRule.Slots).WithHint("hetc loads counts them; give the file with --loads")
 	}
 	if err := in.policy().Check(in.SoC); err != nil {
 		return nil, err

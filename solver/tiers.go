@@ -174,9 +174,9 @@ func expertOps(model *models.Model, schemes []op.Scheme, rows int) (out []op.Op)
 // maxGroup is the most experts of a group where no limit says.
 const maxGroup = 64
 
-// groupPrices are the times of groups in ns, by tier and number of experts: the operators of every expert less their
-// own launches, a launch for each operator of the group, or for all of them where the processor joins them, and what
-// links copy in and out. A group has at most as many experts as a graph's bytes hold.
+// groupPrices are the times of groups in ns, by tier and number of experts: those of their operators as the plan's
+// program prices them, less all launches but one where the processor joins them, and what links copy in and out. A group
+// has at most as many experts as a graph's bytes hold.
 func groupPrices(
 	pr *price.Fitted, x *TierInstance, model *models.Model, p *problem.Tiers, fuses bool,
 ) (out [][]int64, err error) {
@@ -189,24 +189,22 @@ func groupPrices(
 		return nil, err
 	}
 	for _, rows := range p.Capacities {
-		var each int64
-		operators := expertOps(model, x.Schemes, rows)
-		launches := int64(len(operators))
-		if fuses {
-			launches = 1
-		}
-		for _, operator := range operators {
-			estimate, err := pr.Cheapest(price.Task{Proc: x.NPU, Op: operator})
-			if err != nil {
-				return nil, fmt.Errorf("price an expert of %d rows: %w", rows, err)
-			}
-			each += max(0, estimate.NS-launch.NS)
-		}
 		var list []int64
-		for g := 1; g <= size; g++ {
-			ns := launches*launch.NS + int64(g)*each
+		for experts := 1; experts <= size; experts++ {
+			operators := groupOps(model, x.Schemes, experts, rows)
+			var ns int64
+			for _, operator := range operators {
+				estimate, err := pr.One(price.Task{Proc: x.NPU, Op: operator})
+				if err != nil {
+					return nil, fmt.Errorf("price a group of %d experts of %d rows: %w", experts, rows, err)
+				}
+				ns += estimate.NS
+			}
+			if fuses {
+				ns = max(launch.NS, ns-int64(len(operators)-1)*launch.NS)
+			}
 			for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
-				moved, err := pr.Copy(link[0], link[1], int64(g)*int64(rows)*int64(model.Hidden)*4)
+				moved, err := pr.Copy(link[0], link[1], int64(experts)*int64(rows)*int64(model.Hidden)*4)
 				if err != nil {
 					return nil, err
 				}
@@ -217,6 +215,17 @@ func groupPrices(
 		out = append(out, list)
 	}
 	return out, nil
+}
+
+// groupOps are the operators of a group of so many experts with so many rows each.
+func groupOps(model *models.Model, schemes []op.Scheme, experts, rows int) []op.Op {
+	out := expertOps(model, schemes, experts*rows)
+	for i := range out {
+		if out[i].Kind == op.MatMul {
+			out[i].Kind, out[i].Experts = op.GroupMatMul, experts
+		}
+	}
+	return out
 }
 
 // Plan is a solution in the words of a plan, nil for the one without slots: experts are dynamic then. Large slots come
@@ -342,7 +351,7 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 		in.tiers = tiers
 		other, err := s.again(ctx, in, dynamic.Plan)
 		if err != nil {
-			if diag.ClassOf(err) != diag.ClassInfeasible {
+			if diag.ClassOf(err) != diag.ClassInfeasible || in.TierRule.find() != nil {
 				return nil, err
 			}
 			dropped = append(dropped, fmt.Sprintf("no plan has room for them: %v", err))
@@ -352,7 +361,7 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 		var kept []planir.ExpertTiers
 		for _, bucket := range tiers {
 			with, without := predicted(other.Plan, bucket.Rows), predicted(dynamic.Plan, bucket.Rows)
-			if with < without {
+			if with < without || in.TierRule.find() != nil {
 				kept = append(kept, bucket)
 				continue
 			}
@@ -429,11 +438,9 @@ func (s *session) decideTiers(ctx context.Context, plan *planir.Plan) (out []pla
 		if rows < 2 {
 			continue
 		}
-		x, err := PoseTiers(s.in, rows, s.expertSchemes(plan, rows), s.tierRoom(plan, npu))
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		solution, err := s.in.Engine.Tiers(ctx, x.Problem, problem.Limits{})
+		x, solution, err := s.in.TierRule.Choose(ctx, s.in, func(in Input) (*TierInstance, error) {
+			return PoseTiers(in, rows, s.expertSchemes(plan, rows), s.tierRoom(plan, npu))
+		})
 		if err != nil {
 			return nil, nil, nil, err
 		}

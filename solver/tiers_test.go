@@ -72,6 +72,75 @@ func TestTiersInThePlan(t *testing.T) {
 	}
 }
 
+// Rules choose tiers whatever they gain, with groups on the processor of static shapes and in the scheme of the products
+// whose rows they compute.
+func TestTierRules(t *testing.T) {
+	model, soc := open(t, "../testdata/arch/mixtral-full"), twoCores(t, 8)
+	soc.Processors = soc.Processors[:2]
+	npu := soc.Processor("c1")
+	npu.Kind, npu.Cores, npu.StaticShapes, npu.DynamicRows = socs.KindNPU, nil, true, false
+	npu.StridedInput, npu.StridedOutput, npu.WeightRanges, npu.Tile.M = false, false, false, 4
+	npu.LaunchUS, npu.KV = 1e5, nil // slots never pay
+	const rows = 64
+	loads, err := workload.Synthetic(model, "zipf:1", rows, 16, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	work := permit(op.A8TQ8C)
+	work.Buckets, work.Context = []int{rows}, 2*rows
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C), Workload: work, Engine: exact.Engine{},
+		Loads: loads}
+	if left := solve(t, in); left.Plan.TiersOf(rows) != nil || len(left.TiersLeft) == 0 {
+		t.Fatalf("solve takes tiers that do not pay: %v", left.Plan.Experts)
+	}
+	for _, test := range []struct {
+		rule  []string
+		check func(tiers *planir.ExpertTiers) bool
+	}{
+		{[]string{"paper"}, func(tiers *planir.ExpertTiers) bool {
+			return tiers.Slots() == model.Experts && !slices.ContainsFunc(tiers.Groups,
+				func(group planir.ExpertGroup) bool { return !slices.Contains(PaperLadder, group.Rows) })
+		}},
+		{[]string{"all"}, func(tiers *planir.ExpertTiers) bool { return tiers.Slots() == model.Experts }},
+		{[]string{"paper", "ungrouped"}, func(tiers *planir.ExpertTiers) bool {
+			return len(tiers.Groups) == model.Experts
+		}},
+	} {
+		if in.TierRule, err = ParseTierRule(test.rule); err != nil {
+			t.Fatal(err)
+		}
+		plan := solve(t, in).Plan
+		tiers := plan.TiersOf(rows)
+		if tiers == nil || !test.check(tiers) || tiers.BoundNS != 0 {
+			t.Errorf("rule %v: %+v", test.rule, tiers)
+			continue
+		}
+		groups := 0
+		for _, graph := range plan.Program.Graphs {
+			for _, node := range graph.Graph.Nodes {
+				if node.Op.Kind == op.GroupMatMul {
+					groups++
+					if graph.Proc != "c1" || node.Op.Scheme != op.A8TQ8C {
+						t.Errorf("rule %v: a group of %s on %q, want %s on c1", test.rule, node.Op.Key(), graph.Proc, op.A8TQ8C)
+					}
+				}
+			}
+		}
+		if groups == 0 {
+			t.Errorf("rule %v: no graph is one of a group", test.rule)
+		}
+	}
+	for _, wrong := range [][]string{{"best"}, {"one", "paper"}} {
+		if _, err := ParseTierRule(wrong); err == nil {
+			t.Errorf("rule %v is taken", wrong)
+		}
+	}
+	in.Loads = nil
+	if _, err := Solve(t.Context(), in); err == nil {
+		t.Error("a rule without loads is taken")
+	}
+}
+
 // A plan with tiers that solve has chosen takes what was predicted on the virtual clock, less than the dynamic plan, and
 // gives the same logits.
 func TestTiersTakeAsLongAsPredicted(t *testing.T) {

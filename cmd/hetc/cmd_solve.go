@@ -34,6 +34,9 @@ func newSolve(ui *cli.Streams) *cobra.Command {
 		"to compare with: only these, such as single,padding for whole operators on one processor")
 	cmd.Flags().StringToStringVar(&opts.Ratio, "ratio", nil,
 		"to compare with: these parts of the columns of every matrix, such as npu=0.75,gpu=0.25")
+	cmd.Flags().StringSliceVar(&opts.Tiers, "tiers", nil,
+		"to compare with, beside --loads: capacity tiers by a rule, whatever they gain: optimal, one, paper (NPUMoE's ladder), "+
+			"all (slots for all experts); and ungrouped for a graph of every slot")
 	cmd.Flags().StringVar(&opts.MaxMemory, "max-memory", "",
 		"most memory of a process that executes the plan, such as 1.5GiB; default: the workload's bound")
 	return cmd

@@ -3,6 +3,8 @@ package lower
 import (
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -24,7 +26,20 @@ import (
 const dispatchSuffix = "_dispatch"
 
 // groupSuffix is that of the nodes and values of a group.
-func groupSuffix(group int) string { return fmt.Sprintf("_g%d", group) }
+func groupSuffix(group int) string { return groupMark + strconv.Itoa(group) }
+
+// groupMark is what the number of a group follows.
+const groupMark = "_g"
+
+// ClassOf is the model's node that a node of a group computes rows of; any other node is its own.
+func ClassOf(node string) string {
+	if at := strings.LastIndex(node, groupMark); at >= 0 {
+		if _, err := strconv.Atoi(node[at+len(groupMark):]); err == nil {
+			return node[:at]
+		}
+	}
+	return node
+}
 
 // SlotsWeight is the name of the weight f32 [1,slots] that says which expert is in which slot of a layer, in the
 // program of that many rows.

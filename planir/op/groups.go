@@ -14,7 +14,7 @@ type Group struct{ Slots, Rows int }
 type Groups string
 
 // MaxGroups is how many groups an operator has at most.
-const MaxGroups = 32
+const MaxGroups = 64
 
 // GroupsOf is the written form of groups.
 func GroupsOf(groups []Group) Groups {

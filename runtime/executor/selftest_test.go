@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
@@ -170,6 +171,36 @@ func TestSelfTestPasses(t *testing.T) {
 		if tried[0].Worst > 0.3 {
 			t.Errorf("%s: a right processor uses %.2g of what is permitted, want at most 0.3", scheme, tried[0].Worst)
 		}
+	}
+}
+
+// Every slot of a group of experts has a weight of its own, which the test of its graph knows.
+func TestSelfTestOfGroups(t *testing.T) {
+	model, err := models.Open("../../testdata/arch/olmoe-plain")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer model.Close()
+	other := proc("b", host0(t), "")
+	other.Driver = foreignName
+	const rows = 64
+	groups := []planir.ExpertGroup{{Slots: model.Experts - 1, Rows: 24}, {Slots: 1, Rows: 4}}
+	plan := makePlan(t, model, []planir.Proc{proc("a", host0(t), ""), other}, []int{1, rows}, 2*rows, op.A8TQ8C,
+		groupsOn("b"), tiersOf(model, rows, planir.OverflowExact, groups...))
+	compilers := []driver.Compiler{foreignCompiler{hostcompiler.New()}, hostcompiler.New()}
+	content, err := emit.NewContent(t.Context(), plan, model, compilers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	test := selfTestOf(t, plan, content)
+	if _, err := selfTest(plan, content, test, foreign{Driver: host.New()}, 0); err != nil {
+		t.Errorf("a right processor: %v", err)
+	}
+	all := groups[0].Slots * groups[0].Rows
+	wrong := mistake{graph: has(op.GroupMatMul, all), run: spoil(all-1, 5, 4)}
+	if _, err := selfTest(plan, content, test, foreign{host.New(), &wrong}, 0); err == nil {
+		t.Error("a number of the last slot is wrong, and the test passes")
 	}
 }
 

@@ -31,6 +31,7 @@ type Call struct {
 	rows    int               // tokens of a whole call
 	period  int               // tokens that differ
 	places  bool              // results depend on where a row is: in the context, or among the rows
+	slots   bool              // rows are multiplied by the weight of their slot
 	state   *op.Op            // the node that uses the cache, nil: none
 	appends bool              // the cache is written
 	context int               // positions of the cache
@@ -66,13 +67,15 @@ func NewCall(plan *planir.Plan, target *Target) *Call {
 		switch node.Kind {
 		case op.Rope, op.SelectRow:
 			call.places = true
+		case op.GroupMatMul:
+			call.slots = node.Experts > 1
 		case op.KVAppend, op.Attention, op.Estimate, op.SparseAttend:
 			call.places, call.state = true, node
 			call.appends = call.appends || node.Kind == op.KVAppend
 		}
 	}
 	call.period = min(call.rows, Period)
-	if call.places {
+	if call.places || call.slots {
 		call.period = call.rows
 	}
 	call.pos = max(0, min(plan.MaxContext-call.rows, position))

@@ -27,6 +27,8 @@ type Policy struct {
 	// Ratio divides the columns of every matrix among the processors it names, in these parts of the whole as nearly
 	// as their granularity allows. Everything else goes to one of them. Empty: what is best.
 	Ratio map[string]float64
+	// Groups is the processor that executes the groups of experts (capacity tiers); "": whichever is best.
+	Groups string
 }
 
 // Check reports what a policy names that there is not.
@@ -74,6 +76,15 @@ func (s *Section) may(procs, lacking []string) bool {
 // Restrict leaves of a node's candidates those that the policy permits.
 func (s *Section) Restrict(node int, list []Candidate) []Candidate {
 	policy := &s.Policy
+	if s.Nodes[node].Slots != nil && policy.Groups != "" {
+		there := slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool {
+			return slices.ContainsFunc(c.Shares, func(share planir.Share) bool { return share.Proc != policy.Groups })
+		})
+		if len(there) == 0 {
+			return list // the processor cannot
+		}
+		return there
+	}
 	if len(policy.Strategies) == 0 && len(policy.Ratio) == 0 {
 		return list
 	}

@@ -37,9 +37,6 @@ type comparedTier struct {
 	Gap       float64 `json:"gap,omitempty"` // how much less another choice may take, relative
 }
 
-// paperLadder are the capacities of NPUMoE.
-var paperLadder = []int{16, 32, 64, 128, 256}
-
 // tierChunk is the chunk length in tokens: the middle one of the paper.
 const tierChunk = 512
 
@@ -99,7 +96,7 @@ are those of tiny-moe-kjv (16 experts, 2 a token), its four layers repeated; its
 
 | SoC | model | loads | imbalance | rule | tiers | simulated ms | ratio | experts on the NPU | launches | overflow %% | padding %% |
 | --- | --- | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
-`, tierChunk, paperLadder)
+`, tierChunk, solver.PaperLadder)
 	for _, tier := range rows {
 		tiers := "-"
 		if len(tier.Tiers) > 0 {
@@ -126,9 +123,9 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 	// A capacity that is no multiple of the tile would compute padding for nothing.
 	tile := max(1, soc.Processors[npu].Tile.M)
 	in.Workload = workload.Default()
-	in.Workload.Experts = workload.Experts{Tiers: len(paperLadder)}
+	in.Workload.Experts = workload.Experts{Tiers: len(solver.PaperLadder)}
 	var ladder []int
-	for _, n := range paperLadder {
+	for _, n := range solver.PaperLadder {
 		if n%tile == 0 {
 			ladder = append(ladder, n)
 		}

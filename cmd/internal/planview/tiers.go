@@ -22,7 +22,9 @@ func ShowTiers(ui *cli.Streams, plan *planir.Plan) {
 			overflow += layer.Overflow / float64(len(tiers.Layers))
 		}
 		proof := tiers.Status
-		if gap := tiers.ExpectNS - tiers.BoundNS; gap > 0 {
+		if tiers.BoundNS == 0 {
+			proof = "by a rule"
+		} else if gap := tiers.ExpectNS - tiers.BoundNS; gap > 0 {
 			proof = fmt.Sprintf("up to %.2g %% less are not ruled out", 100*float64(gap)/float64(tiers.ExpectNS))
 		}
 		ui.Printf("experts at %d rows (%s loads): groups %s, %d of %d experts of a layer in slots; %.1f %% of the rows in "+

@@ -32,6 +32,7 @@ type Options struct {
 	MaxMemory        string            // bound of a process that executes the plan
 	Pareto           string            // list plans instead of writing one
 	Only, Strategies []string          // restrictions to compare with
+	Tiers            []string          // rule for capacity tiers, to compare with
 	Ratio            map[string]string // likewise, share of columns by processor
 }
 
@@ -123,6 +124,9 @@ func (o *Options) decide(ctx context.Context, s *cli.Streams, input *solver.Inpu
 		input.Strategies = append(input.Strategies, planir.Strategy(name))
 	}
 	if input.Ratio, err = parts(o.Ratio); err != nil {
+		return nil, nil, err
+	}
+	if input.TierRule, err = solver.ParseTierRule(o.Tiers); err != nil {
 		return nil, nil, err
 	}
 	result, err := solver.Solve(ctx, *input)
