@@ -171,8 +171,8 @@ func (p *prober) chooseMeeting(proc *socs.Processor, list []*meeting, best *meet
 		}
 		p.soc.AddFact(prefix+"meeting_core_us_"+m.word(), round(stat.Median(m.core[len(m.core)-1])/1e3, 4), source)
 	}
-	p.soc.AddFact(prefix+"submit_us", round(best.submitNS/1e3, 4),
-		"measured: by hetc probe, submitting an addition of two numbers")
+	proc.SubmitUS = round(best.submitNS/1e3, 4)
+	p.soc.Sources[at+".submit_us"] = "measured: by hetc probe, submitting an addition of two numbers"
 	// What is neither launch nor submission is the way back.
 	best.endNS = max(0, stat.Median(best.took[0])-launchNS-best.submitNS)
 }

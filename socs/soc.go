@@ -107,6 +107,8 @@ type Processor struct {
 	BandwidthGBps float64 `json:"bandwidth_gbps,omitempty" yaml:"bandwidth_gbps,omitempty"`
 	// of one graph, before any work
 	LaunchUS float64 `json:"launch_us,omitempty" yaml:"launch_us,omitempty"`
+	// SubmitUS is how long the thread that gives it its calls takes for each, of one that executes them by itself
+	SubmitUS float64 `json:"submit_us,omitempty" yaml:"submit_us,omitempty"`
 	// to build or open one graph on the device
 	CompileMS float64 `json:"compile_ms,omitempty" yaml:"compile_ms,omitempty"`
 	PowerW    float64 `json:"power_w,omitempty" yaml:"power_w,omitempty"` // while busy

@@ -317,6 +317,7 @@ func (v *validator) processor(path string, proc *Processor) {
 	}
 	v.number(path+".bandwidth_gbps", proc.BandwidthGBps)
 	v.number(path+".launch_us", proc.LaunchUS)
+	v.number(path+".submit_us", proc.SubmitUS)
 	v.number(path+".compile_ms", proc.CompileMS)
 	v.number(path+".power_w", proc.PowerW)
 	v.capabilities(path, &proc.Set)

@@ -160,13 +160,15 @@ func (s *session) timeBeside(plan *planir.Plan) (float64, error) {
 }
 
 // inOrder is what a program of one processor does, from the first section to the last, layer by layer.
-func inOrder(program *planir.Phase, of map[stepKey]effort) (out []timeline.Phase) {
+func inOrder(program *planir.Phase, done work) (out []timeline.Phase) {
 	for i := range program.Sections {
 		section := &program.Sections[i]
-		for range max(1, section.Layers) {
-			for _, lane := range section.Lanes {
-				for j := range lane.Steps {
-					out = append(out, of[keyOf(&lane, &lane.Steps[j])].phases...)
+		does := assume(section, done.of, func(e price.Estimate) int64 { return e.NS })
+		does.number, does.copied = i, done.copied
+		for iteration := range max(1, section.Layers) {
+			for lane := range section.Lanes {
+				for step := range section.Lanes[lane].Steps {
+					out = append(out, does.Phases(lane, step, iteration)...)
 				}
 			}
 		}

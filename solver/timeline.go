@@ -1,8 +1,12 @@
 package solver
 
 import (
+	"slices"
+
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
+	"github.com/hetc/hetc/planir/moves"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/price"
@@ -16,9 +20,11 @@ type effort struct {
 }
 
 // sections lays a lowered program out for walks, one for each of its sections. Lanes have their steps, and instead of
-// flags the steps that set them. Lanes with equal thread(lane) share a thread. It knows nothing of how the decisions
-// came about.
-func sections(ph *planir.Phase, control string, thread func(lane string) string) []timeline.Section {
+// flags the steps that set them. Lanes with equal thread(lane) share a thread. submit is what a step of a lane takes the
+// control processor's thread that gives it to the lane's processor, in ns. It knows nothing of how the decisions came
+// about.
+func sections(ph *planir.Phase, control string, thread func(lane string) string,
+	submit func(lane string) float64) []timeline.Section {
 	out := make([]timeline.Section, len(ph.Sections))
 	for i := range ph.Sections {
 		sec := &ph.Sections[i]
@@ -30,14 +36,20 @@ func sections(ph *planir.Phase, control string, thread func(lane string) string)
 				}
 			}
 		}
+		number := func(thread string) int {
+			if _, ok := threads[thread]; !ok {
+				threads[thread] = len(threads)
+			}
+			return threads[thread]
+		}
 		out[i] = timeline.Section{Iterations: sec.Iterations(), Control: control}
 		for j := range sec.Lanes {
 			from := &sec.Lanes[j]
-			on := thread(from.Proc)
-			if _, ok := threads[on]; !ok {
-				threads[on] = len(threads)
+			lane := timeline.Lane{Proc: from.Proc, Thread: number(thread(from.Proc)),
+				Steps: make([]timeline.Step, len(from.Steps))}
+			if lane.SubmitNS = submit(from.Proc); lane.SubmitNS > 0 {
+				lane.Feeder = number(thread(control))
 			}
-			lane := timeline.Lane{Proc: from.Proc, Thread: threads[on], Steps: make([]timeline.Step, len(from.Steps))}
 			for i := range from.Steps {
 				for _, w := range from.Steps[i].Wait {
 					after := setters[w.Flag]
@@ -55,14 +67,42 @@ func sections(ph *planir.Phase, control string, thread func(lane string) string)
 type efforts struct {
 	section *planir.Section
 	phases  [][][]timeline.Phase // by lane and step
+	copied  transfers
+	number  int // of the section
+	with    map[copyKey][]timeline.Phase
 }
 
-// Phases are the same in every iteration in which the step has a layer.
+// transfers is what moving the operands of calls takes.
+type transfers map[moves.Place]copyNS
+
+// copyNS is what moving the operands of a call takes in ns, to its processor before it and to the host behind it.
+type copyNS struct{ fetch, hand float64 }
+
+// copyKey is a step with copies, which differ from iteration to iteration.
+type copyKey struct {
+	lane, step int
+	copyNS
+}
+
+// Phases are those of the step, the same in every iteration in which it has a layer, between its copies.
 func (e *efforts) Phases(lane, step, iteration int) []timeline.Phase {
 	if _, works := e.section.Lanes[lane].Steps[step].Layer(e.section, iteration); !works {
 		return nil
 	}
-	return e.phases[lane][step]
+	phases := e.phases[lane][step]
+	took := e.copied[moves.Place{Section: e.number, Lane: lane, Step: step, Iteration: iteration}]
+	if took == (copyNS{}) || len(phases) == 0 {
+		return phases
+	}
+	key := copyKey{lane, step, took}
+	if e.with[key] == nil {
+		if e.with == nil {
+			e.with = map[copyKey][]timeline.Phase{}
+		}
+		e.with[key] = slices.Concat([]timeline.Phase{{SetupNS: took.fetch}}, phases,
+			[]timeline.Phase{{SetupNS: took.hand}})
+	}
+	return e.with[key]
 }
 
 // Ran notes nothing.
@@ -95,10 +135,16 @@ func stretched(phases []timeline.Phase, factor float64) []timeline.Phase {
 	return out
 }
 
+// work is what the steps of a program do in a call, and what its processors cost the control thread.
+type work struct {
+	of     map[stepKey]effort
+	copied transfers
+	submit map[string]float64 // ns of the control thread for each step, by processor
+}
+
 // walk predicts a program and each of its sections, in ns. pick selects the expected, the low or the high time of
 // every step and hand-over.
-func (s *request) walk(ph *planir.Phase, of map[stepKey]effort,
-	pick func(price.Estimate) int64) (total int64, each []int64, err error) {
+func (s *request) walk(ph *planir.Phase, done work, pick func(price.Estimate) int64) (total int64, each []int64, err error) {
 	on := timeline.Machine{Memory: *s.prices.Memory(), Handover: func(from, to string) float64 {
 		if s.Thread(from) == s.Thread(to) || s.Apart[[2]string{from, to}] {
 			return 0 // one of two that are never combined may still start the other: its price is not known
@@ -109,8 +155,10 @@ func (s *request) walk(ph *planir.Phase, of map[stepKey]effort,
 		}
 		return float64(pick(h))
 	}}
-	for i, sec := range sections(ph, s.in.SoC.Control, s.Thread) {
-		ns, ok := timeline.Walk(&on, &sec, assume(&ph.Sections[i], of, pick))
+	for i, sec := range sections(ph, s.in.SoC.Control, s.Thread, func(lane string) float64 { return done.submit[lane] }) {
+		does := assume(&ph.Sections[i], done.of, pick)
+		does.number, does.copied = i, done.copied
+		ns, ok := timeline.Walk(&on, &sec, does)
 		if !ok {
 			panic("BUG: lanes of " + ph.Sections[i].Name + " wait in a circle, which rule P008 excludes")
 		}
@@ -141,18 +189,17 @@ type call struct {
 func (s *request) whole(ph *planir.Phase) call { return call{ph.Rows, s.want.ContextAt(ph.Rows)} }
 
 // efforts are what the steps of a program do: the operators of their graphs, which are launched once.
-func (s *request) efforts(plan *planir.Plan, ph *planir.Phase) (map[stepKey]effort, error) {
+func (s *request) efforts(plan *planir.Plan, ph *planir.Phase) (work, error) {
 	return s.effortsAt(plan, ph, ph.Rows, func(from int) int { return s.contextOf(plan, ph, from) })
 }
 
 // effortsOf is efforts of a call with fewer rows: a processor that takes any number of rows computes just those.
-func (s *request) effortsOf(plan *planir.Plan, ph *planir.Phase, called call) (map[stepKey]effort, error) {
+func (s *request) effortsOf(plan *planir.Plan, ph *planir.Phase, called call) (work, error) {
 	return s.effortsAt(plan, ph, called.rows, func(int) int { return called.context })
 }
 
 // effortsAt is efforts of a call of so many rows, with the positions that attention of a step works on by its first row.
-func (s *request) effortsAt(plan *planir.Plan, ph *planir.Phase, rows int, context func(from int) int) (map[stepKey]effort,
-	error) {
+func (s *request) effortsAt(plan *planir.Plan, ph *planir.Phase, rows int, context func(from int) int) (work, error) {
 	graphs := map[string]*planir.Graph{}
 	for i := range plan.Program.Graphs {
 		graphs[plan.Program.Graphs[i].Name] = &plan.Program.Graphs[i]
@@ -172,12 +219,86 @@ func (s *request) effortsAt(plan *planir.Plan, ph *planir.Phase, rows int, conte
 				}
 				effort, err := s.effort(plan.Proc(lane.Proc), &graphs[st.Run].Graph, left)
 				if err != nil {
-					return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "predict step %q of %s: %w",
+					return work{}, diag.New(diag.ClassOr(err, diag.ClassInput), "predict step %q of %s: %w",
 						st.Node, ph.Name, err)
 				}
 				out[key] = effort
 			}
 		}
+	}
+	copied, err := s.copies(plan, ph, rows)
+	return work{out, copied, s.submissions(plan)}, err
+}
+
+// submissions are what a step of each processor takes the control thread, in ns, of those that it feeds.
+func (s *request) submissions(plan *planir.Plan) map[string]float64 {
+	var out map[string]float64
+	computes := func(proc string) bool {
+		return s.Thread(proc) == s.Thread(s.in.SoC.Control) && s.in.SoC.Processor(proc).SubmitUS == 0
+	}
+	for i := range plan.Procs {
+		name := plan.Procs[i].Name
+		described := s.in.SoC.Processor(name)
+		if described != nil && described.SubmitUS > 0 && plan.FedByControl(name, computes) {
+			if out == nil {
+				out = map[string]float64{}
+			}
+			out[name] = 1e3 * described.SubmitUS
+		}
+	}
+	return out
+}
+
+// copies prices what travels in a call between the host's memory and the processors that have their own.
+func (s *request) copies(plan *planir.Plan, ph *planir.Phase, rows int) (transfers, error) {
+	sets := make([]*capability.Set, len(plan.Procs))
+	for i := range plan.Procs {
+		sets[i] = &plan.Procs[i].Set
+	}
+	spaces := map[string]int{}
+	for i, copies := range capability.Copying(sets) {
+		if copies {
+			spaces[plan.Procs[i].Name] = len(spaces) + 1
+		}
+	}
+	if len(spaces) == 0 {
+		return nil, nil
+	}
+	types := map[string]op.Type{}
+	for _, buffer := range plan.Program.Buffers {
+		types[buffer.Name] = buffer.Type
+	}
+	out := transfers{}
+	for place, call := range moves.Of(plan, ph, func(proc string) int { return spaces[proc] }) {
+		lane := &ph.Sections[place.Section].Lanes[place.Lane]
+		step, proc := &lane.Steps[place.Step], plan.Proc(lane.Proc)
+		price := func(views []planir.View, travels []bool, from, to string) (sum float64, err error) {
+			for i, view := range views {
+				if !travels[i] {
+					continue
+				}
+				used := view.R1 - view.R0
+				if proc.DynamicRows && !step.Full {
+					used = min(used, rows-step.R0)
+				}
+				bytes := int64(used) * int64(view.C1-view.C0) * int64(types[view.Buffer].Bytes())
+				estimate, err := s.prices.Copy(from, to, bytes)
+				if err != nil {
+					return 0, err
+				}
+				sum += float64(estimate.NS)
+			}
+			return sum, nil
+		}
+		var took copyNS
+		var err error
+		if took.fetch, err = price(step.In, call.Fetch, s.in.SoC.Control, lane.Proc); err != nil {
+			return nil, err
+		}
+		if took.hand, err = price(step.Out, call.Hand, lane.Proc, s.in.SoC.Control); err != nil {
+			return nil, err
+		}
+		out[place] = took
 	}
 	return out, nil
 }

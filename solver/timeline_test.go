@@ -39,7 +39,7 @@ func TestTimeline(t *testing.T) {
 	}
 	walks := func(thread func(string) string, handover float64, pick func(price.Estimate) int64) (out []int64) {
 		m := timeline.Machine{Handover: func(string, string) float64 { return handover }}
-		for i, sec := range sections(ph, "a", thread) {
+		for i, sec := range sections(ph, "a", thread, func(string) float64 { return 0 }) {
 			ns, ok := timeline.Walk(&m, &sec, assume(&ph.Sections[i], of, pick))
 			if !ok {
 				t.Fatal("a circle")

@@ -56,6 +56,7 @@ var table = []room{
 	{path: "planir/pack", may: []string{"planir/op", "internal/number"}},
 	{path: "planir/lower", may: []string{"planir", "planir/op", "models", "planir/pack"}},                         // pack: the sizes of packs
 	{path: "planir/check", may: []string{"planir", "planir/op", "socs", "models", "planir/lower", "planir/pack"}}, // lower, pack: it lowers the decisions again and compares program and sizes
+	{path: "planir/moves", may: []string{"planir"}},
 	{path: "planir/prefix", may: []string{"planir"}},
 	{path: "planir/bundle", may: []string{"internal/mem", "internal/shalanes"}},
 
@@ -76,7 +77,7 @@ var table = []room{
 	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs", "socs/timeline"}},
 	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/opencl", "runtime/driver/qnn"}},
 	{path: "runtime/selftest", may: []string{"planir", "planir/op", "runtime/driver", "internal/number"}},
-	{path: "runtime/executor", may: []string{"planir", "planir/op", "planir/capability", "runtime/driver", "runtime/selftest", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
+	{path: "runtime/executor", may: []string{"planir", "planir/moves", "planir/op", "planir/capability", "runtime/driver", "runtime/selftest", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
 	{path: "runtime/programs", may: []string{"runtime/driver", "internal/cas"}},
 	{path: "runtime/tokenizer/jinja"},
 	{path: "runtime/tokenizer", may: []string{"runtime/tokenizer/jinja"}},
@@ -92,9 +93,9 @@ var table = []room{
 	{path: "solver/exact", may: []string{"solver/problem"}},
 	{path: "solver/highs", may: []string{"solver/milp", "internal/native", "internal/child"}, third: []string{"github.com/tetratelabs/wazero"}},
 	{path: "solver/workload", may: []string{"solver/problem", "planir/op", "models", "socs", "internal/decode"}},
-	{path: "solver/price", may: []string{"solver/problem", "solver/workload", "planir", "planir/source", "planir/check", "planir/lower", "planir/op", "socs", "socs/timeline", "roofline", "profiler/record"}},
+	{path: "solver/price", may: []string{"solver/problem", "solver/workload", "planir", "planir/capability", "planir/source", "planir/check", "planir/lower", "planir/op", "socs", "socs/timeline", "roofline", "profiler/record"}},
 	{path: "solver/order"},
-	{path: "solver", may: []string{"solver/order", "solver/problem", "solver/workload", "solver/price", "planir", "planir/source", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record"}},
+	{path: "solver", may: []string{"solver/order", "solver/problem", "solver/workload", "solver/price", "planir", "planir/capability", "planir/moves", "planir/source", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record"}},
 	{path: "solver/explain", may: []string{"solver", "solver/problem", "solver/workload", "solver/price", "planir", "planir/check", "planir/op", "socs"}},
 
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "runtime/selftest", "runtime/programs", "internal/child"}}, // selftest, programs: what a bundle carries for them

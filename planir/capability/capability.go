@@ -41,6 +41,9 @@ type Set struct {
 	// OwnMemory: it computes on memory of its own, so that operands of which other processors read or write a part are
 	// copied. It is probed: the same kind of device has it in one machine and shares the host's in another.
 	OwnMemory bool `json:"own_memory,omitempty" yaml:"own_memory,omitempty"`
+	// SharesOwn: memory that it allocates itself is shared with the host, though it copies what it is given (OwnMemory).
+	// It then allocates the buffers, and nothing is copied.
+	SharesOwn bool `json:"shares_own,omitempty" yaml:"shares_own,omitempty"`
 
 	// Memory is what its kernels and library hold; nil: its driver does not tell.
 	Memory *Memory `json:"memory,omitempty" yaml:"memory,omitempty"`
@@ -64,6 +67,18 @@ func (s *Set) Clone() Set {
 		out.Forms[scheme] = slices.Clone(forms)
 	}
 	out.Memory = s.Memory.Clone()
+	return out
+}
+
+// Copying reports which processors of a machine copy operands: those with memory of their own. The first of these that
+// shares what it allocates does not, because it gets to allocate the buffers.
+func Copying(sets []*Set) []bool {
+	out, home := make([]bool, len(sets)), false
+	for i, set := range sets {
+		allocates := set.OwnMemory && set.SharesOwn && !home
+		home = home || allocates
+		out[i] = set.OwnMemory && !allocates
+	}
 	return out
 }
 

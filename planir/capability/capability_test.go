@@ -2,6 +2,7 @@ package capability
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -105,5 +106,14 @@ func TestScratch(t *testing.T) {
 		if got := s.Bytes(&g, 2); got != c.want {
 			t.Errorf("%s: got %d, want %d", c.o.Key(), got, c.want)
 		}
+	}
+}
+
+// Of the processors that share what they allocate only one can allocate the buffers.
+func TestCopying(t *testing.T) {
+	none, own, shares := &Set{}, &Set{OwnMemory: true}, &Set{OwnMemory: true, SharesOwn: true}
+	got := Copying([]*Set{none, shares, own, shares, {SharesOwn: true}})
+	if want := []bool{false, false, true, true, false}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

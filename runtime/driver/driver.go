@@ -210,11 +210,13 @@ type Schedule struct {
 	End     Tick // from Settle
 }
 
-// ScheduleLane is the calls of one processor. Endless ones are repeated until all others are done.
+// ScheduleLane is the calls of one processor. Endless ones are repeated until all others are done. Fed: the thread of
+// the control processor gives the processor its calls, one by one, if it executes them by itself.
 type ScheduleLane struct {
 	Proc    Processor
 	Calls   []ScheduleCall
 	Endless bool
+	Fed     bool
 }
 
 // ScheduleCall is one call. Idle is since when its processor had had nothing to do; it and Span are from Settle.

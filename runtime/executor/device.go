@@ -7,7 +7,6 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
-	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -320,60 +319,14 @@ func (m *Machine) overdueCall(ls *laneSection) error {
 		entry.step.Node, entry.step.Run, entry.step.layer(entry.iter), ls.lane.name, m.deadline)
 }
 
-// joinsControl reports whether an asynchronous lane is served by the control thread. That thread must be free to feed it
-// whenever a flag is set or the processor is done, so it does not compute while lanes of other threads and this one wait
-// for each other: in every section that the lane has steps in, either no lane of the control thread computes, or only
-// these meet it. Otherwise the lane has a thread of its own, which sleeps nearly always.
-// RATIONALE: Which thread feeds a GPU?
+// joinsControl reports whether an asynchronous lane is served by the control thread.
 func (m *Machine) joinsControl(l *lane) bool {
-	plan := m.plan
-	if plan == nil || plan.Beside != nil && plan.Beside.Prefill == l.name {
-		return false // what runs beside the control thread's calls
-	}
-	for _, program := range plan.Program.All() {
-		for i := range program.Sections {
-			section := &program.Sections[i]
-			computes := slices.ContainsFunc(section.Lanes, func(other planir.Lane) bool {
-				return m.onControl(other.Proc)
-			})
-			if computes && m.meetsOthers(section, l.name) {
-				return false
-			}
-		}
-	}
-	return true
+	return m.plan == nil || m.plan.FedByControl(l.name, m.onControl)
 }
 
 // onControl reports whether the control thread computes what a processor is given.
 func (m *Machine) onControl(name string) bool {
 	return slices.ContainsFunc(m.control.crew.lanes, func(l *lane) bool { return l.name == name && l.queue == nil })
-}
-
-// meetsOthers reports whether a processor waits in a section for one that the control thread does not serve, or such a
-// one for it.
-func (m *Machine) meetsOthers(section *planir.Section, name string) bool {
-	setter := map[int]string{}
-	for _, lane := range section.Lanes {
-		for _, step := range lane.Steps {
-			if step.Set != nil {
-				setter[*step.Set] = lane.Proc
-			}
-		}
-	}
-	for _, lane := range section.Lanes {
-		for _, step := range lane.Steps {
-			for _, wait := range step.Wait {
-				one, other := lane.Proc, setter[wait.Flag]
-				if other == name {
-					one, other = other, one
-				}
-				if one == name && other != name && !m.onControl(other) {
-					return true
-				}
-			}
-		}
-	}
-	return false
 }
 
 // crowded reports whether the plan's processors have every core of the machine, so that a thread that spins takes one

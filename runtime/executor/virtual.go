@@ -30,8 +30,10 @@ func (m *Machine) arrange(sec *section) {
 		calls := sec.iters * len(ls.steps)
 		ls.virt = &virtualLane{proc: proc, schedule: sec.schedule, lane: len(sec.schedule.Lanes),
 			rows: make([]int, calls)}
+		fed := ls.lane != m.control && m.plan.FedByControl(ls.lane.name,
+			func(name string) bool { return name == m.control.name })
 		sec.schedule.Lanes = append(sec.schedule.Lanes,
-			driver.ScheduleLane{Proc: proc, Calls: make([]driver.ScheduleCall, calls)})
+			driver.ScheduleLane{Proc: proc, Calls: make([]driver.ScheduleCall, calls), Fed: fed})
 	}
 	for _, ls := range sec.lanes {
 		if ls.virt == nil {

@@ -176,3 +176,53 @@ func TestWalkOrder(t *testing.T) {
 		}
 	})
 }
+
+// A thread that computes besides gives a processor its steps: before its own, and each once what it waits for is there.
+func TestSubmissions(t *testing.T) {
+	m := Machine{Handover: func(from, to string) float64 {
+		return map[[2]string]float64{{"cpu", "gpu"}: 3, {"gpu", "cpu"}: 4}[[2]string{from, to}]
+	}}
+	section := func(submit float64) *Section {
+		return &Section{Iterations: 2, Control: "cpu", Lanes: []Lane{
+			{Proc: "cpu", Thread: 0, Steps: []Step{{After: []After{{Lane: 1, Step: 1, Back: true}}}}},
+			{Proc: "gpu", Thread: 1, SubmitNS: submit, Steps: []Step{
+				{After: []After{{Lane: 1, Step: 1, Back: true}}}, {After: []After{{Lane: 0, Step: 0}}},
+			}},
+		}}
+	}
+	phases := [][][]Phase{{reading(10, 0)}, {reading(20, 0), reading(5, 0)}}
+	for _, c := range []struct {
+		submit float64
+		ns     int64
+		cpu    [2]int64 // when its steps start
+		gpu    [4]int64
+	}{
+		// cpu 0-10; gpu gets its first step at 3: 3-23, the second 23-28; noticed at 32: cpu 32-42; gpu 28-48 and 48-53.
+		{0, 57, [2]int64{0, 32}, [4]int64{3, 23, 28, 48}},
+		// Both first steps of a processor that is fed cost 2 of the thread: cpu starts at 2, gpu at 3. The second is
+		// given at 12 to 14, when the cpu is done; the third at 14 to 16, and the fourth after the cpu's second step.
+		{2, 57, [2]int64{2, 32}, [4]int64{3, 23, 28, 48}},
+		// Giving takes 6: cpu 6-16, gpu 6-26, second given 16-22, third 22-28; gpu 26-31, 31-51; noticed at 35: cpu 35-45,
+		// given 45-51; 51-56.
+		{6, 60, [2]int64{6, 35}, [4]int64{6, 26, 31, 51}},
+		// Giving takes longer than executing: given 0-30, cpu 30-40, given 40-70 and 70-100, gpu 70-75 and noticed at 79:
+		// the thread is free at 100: cpu 100-110, given 110-140, gpu 140-145.
+		{30, 149, [2]int64{30, 100}, [4]int64{30, 70, 100, 140}},
+	} {
+		x := steps{phases: phases}
+		ns, ok := Walk(&m, section(c.submit), &x)
+		cpu := [2]int64{x.spans[[3]int{0, 0, 0}][1], x.spans[[3]int{0, 0, 1}][1]}
+		gpu := [4]int64{x.spans[[3]int{1, 0, 0}][1], x.spans[[3]int{1, 1, 0}][1], x.spans[[3]int{1, 0, 1}][1],
+			x.spans[[3]int{1, 1, 1}][1]}
+		if !ok || ns != c.ns || cpu != c.cpu || gpu != c.gpu || len(x.spans) != 6 {
+			t.Errorf("submitting takes %v: %d ns, cpu at %v, gpu at %v, want %d, %v, %v", c.submit, ns, cpu, gpu, c.ns,
+				c.cpu, c.gpu)
+		}
+	}
+	// Steps that a call leaves out are not given: no thread takes time for them. cpu 0-10, noticed by way of the flags of
+	// the gpu at 14, cpu 14-24, 28.
+	x := steps{phases: [][][]Phase{{reading(10, 0)}, {nil, nil}}}
+	if ns, ok := Walk(&m, section(30), &x); !ok || ns != 28 {
+		t.Errorf("without work for the processor: %d ns, %v, want 28", ns, ok)
+	}
+}

@@ -20,6 +20,10 @@ type Lane struct {
 	Steps  []Step // of one iteration
 	// Endless lanes repeat their steps until all others are done; no step waits for them.
 	Endless bool
+	// SubmitNS is how long a thread that computes besides, Feeder, takes to give the processor one step; 0: nobody's
+	// time is spent. Steps are given in order, as soon as what they wait for is there and before the thread computes on.
+	SubmitNS float64
+	Feeder   int
 }
 
 // Step is one step of a lane.
@@ -54,7 +58,8 @@ type Work interface {
 // it has noticed all flags that it waits for; a flag that was set long ago costs nothing. ok is false when lanes wait
 // in a circle.
 func Walk(m *Machine, section *Section, work Work) (ns int64, ok bool) {
-	state := walk{machine: m, section: section, work: work, slow: map[[4]*Phase][4]float64{}}
+	state := walk{machine: m, work: work, given: len(section.Lanes), slow: map[[4]*Phase][4]float64{}}
+	state.section, state.feeds = submitted(section)
 	state.prepare()
 	for state.left > 0 {
 		if !state.event() {
@@ -63,17 +68,49 @@ func Walk(m *Machine, section *Section, work Work) (ns int64, ok bool) {
 	}
 	end := 0.0
 	for i := range state.lanes {
-		if lane := &section.Lanes[i]; len(lane.Steps) > 0 && !lane.Endless {
+		if lane := &state.section.Lanes[i]; len(lane.Steps) > 0 && !lane.Endless {
 			end = max(end, state.lanes[i].end+state.handover(lane.Proc, section.Control))
 		}
 	}
 	return whole(end), true
 }
 
+// submitted is a section with a lane more for each processor that a computing thread feeds: the submissions, which that
+// thread makes, and which the processor's steps wait for. What these waited for is waited for by the submissions. feeds
+// is whose they are.
+func submitted(section *Section) (with *Section, feeds []int) {
+	out := *section
+	out.Lanes = slices.Clone(section.Lanes)
+	for i := range section.Lanes {
+		fed := &section.Lanes[i]
+		if !fed.fed() {
+			continue
+		}
+		submissions := Lane{Proc: section.Control, Thread: fed.Feeder, Steps: make([]Step, len(fed.Steps))}
+		steps := make([]Step, len(fed.Steps))
+		for k := range fed.Steps {
+			for _, after := range fed.Steps[k].After {
+				if after.Lane != i { // the processor keeps the order of its own
+					submissions.Steps[k].After = append(submissions.Steps[k].After, after)
+				}
+			}
+			steps[k].After = []After{{Lane: len(out.Lanes), Step: k}}
+		}
+		out.Lanes[i].Steps = steps
+		out.Lanes, feeds = append(out.Lanes, submissions), append(feeds, i)
+	}
+	return &out, feeds
+}
+
+// fed reports whether a thread that computes besides gives the lane its steps.
+func (l *Lane) fed() bool { return l.SubmitNS > 0 && !l.Endless && len(l.Steps) > 0 }
+
 // walk is the state of a simulation, which moves from event to event in virtual ns.
 type walk struct {
 	machine    *Machine
 	section    *Section
+	given      int   // lanes of the caller's; behind them are submissions
+	feeds      []int // lanes that each of these feeds
 	work       Work
 	iterations int
 	left       int // lanes that are not done
@@ -92,13 +129,15 @@ type laneState struct {
 	done            bool
 	end             float64   // of its latest step
 	ends            []float64 // of all its steps so far
+	submission      []Phase   // what each takes, in a lane of submissions
 }
 
 // threadState is what a thread does.
 type threadState struct {
 	lanes  []int
-	first  int // index in lanes: the one that is asked first
-	lane   int // -1: none, it waits
+	feeds  []int // lanes of submissions, which come before all others
+	first  int   // index in lanes: the one that is asked first
+	lane   int   // -1: none, it waits
 	idle   float64
 	start  float64
 	phases []Phase
@@ -116,6 +155,29 @@ func (w *walk) handover(from, to string) float64 {
 	return w.machine.Handover(from, to)
 }
 
+// reaches is the time in ns from the end of a step of one lane until a step of another knows. Of a processor that a
+// computing thread feeds, submitting is a step by itself.
+func (w *walk) reaches(from, to int) float64 {
+	lanes := w.section.Lanes
+	way := w.handover(lanes[from].Proc, lanes[to].Proc)
+	if from >= w.given {
+		return max(0, way-lanes[to].SubmitNS)
+	}
+	return way
+}
+
+// phases are those of a lane's next step. A step without any is not submitted.
+func (w *walk) phases(lane int) []Phase {
+	state := &w.lanes[lane]
+	if lane < w.given {
+		return w.work.Phases(lane, state.step, state.iteration)
+	}
+	if len(w.work.Phases(w.feeds[lane-w.given], state.step, state.iteration)) == 0 {
+		return nil
+	}
+	return state.submission
+}
+
 // prepare gives lanes their threads, and every thread its lanes in turn.
 func (w *walk) prepare() {
 	section := w.section
@@ -130,8 +192,15 @@ func (w *walk) prepare() {
 			threads[lane.Thread] = thread
 			w.threads = append(w.threads, threadState{lane: -1})
 		}
-		w.threads[thread].lanes = append(w.threads[thread].lanes, i)
-		w.lanes[i].end = w.handover(section.Control, lane.Proc)
+		if i >= w.given {
+			w.lanes[i].submission = []Phase{{SetupNS: section.Lanes[w.feeds[i-w.given]].SubmitNS}}
+			w.threads[thread].feeds = append(w.threads[thread].feeds, i)
+		} else {
+			w.threads[thread].lanes = append(w.threads[thread].lanes, i)
+		}
+		if !lane.fed() { // others get their first step from the thread that feeds them
+			w.lanes[i].end = w.handover(section.Control, lane.Proc)
+		}
 		w.lanes[i].done = len(lane.Steps) == 0
 		if !w.lanes[i].done && !lane.Endless {
 			w.left++
@@ -175,24 +244,34 @@ func (w *walk) event() bool {
 // known.
 func (w *walk) begin(thread *threadState) float64 {
 	soonest := math.Inf(1)
-	for i := range thread.lanes {
-		number := (thread.first + i) % len(thread.lanes)
-		lane := thread.lanes[number]
+	starts := func(lane int) bool {
 		state := &w.lanes[lane]
 		if state.done {
-			continue
+			return false
 		}
 		at, known := w.ready(lane)
 		if !known || at > w.now {
 			if known {
 				soonest = min(soonest, at)
 			}
-			continue
+			return false
 		}
-		thread.first, thread.lane, thread.start, thread.phase = number, lane, w.now, -1
-		thread.phases = w.work.Phases(lane, state.step, state.iteration)
+		thread.lane, thread.start, thread.phase = lane, w.now, -1
+		thread.phases = w.phases(lane)
 		thread.enter()
-		return math.Inf(1)
+		return true
+	}
+	for _, lane := range thread.feeds {
+		if starts(lane) {
+			return math.Inf(1)
+		}
+	}
+	for i := range thread.lanes {
+		number := (thread.first + i) % len(thread.lanes)
+		if starts(thread.lanes[number]) {
+			thread.first = number
+			return math.Inf(1)
+		}
 	}
 	return soonest
 }
@@ -209,13 +288,12 @@ func (w *walk) ready(lane int) (at float64, known bool) {
 		if iteration < 0 {
 			continue
 		}
-		from := &w.section.Lanes[after.Lane]
-		number := iteration*len(from.Steps) + after.Step
+		number := iteration*len(w.section.Lanes[after.Lane].Steps) + after.Step
 		ends := w.lanes[after.Lane].ends
 		if number >= len(ends) {
 			return 0, false
 		}
-		at = max(at, ends[number]+w.handover(from.Proc, w.section.Lanes[lane].Proc))
+		at = max(at, ends[number]+w.reaches(after.Lane, lane))
 	}
 	return at, true
 }
@@ -296,7 +374,9 @@ func (w *walk) proceed(thread *threadState, passed float64) {
 // finish ends the step of a thread.
 func (w *walk) finish(thread *threadState) {
 	lane, from := &w.lanes[thread.lane], &w.section.Lanes[thread.lane]
-	w.work.Ran(thread.lane, lane.step, lane.iteration, whole(thread.idle), whole(thread.start), whole(w.now))
+	if thread.lane < w.given {
+		w.work.Ran(thread.lane, lane.step, lane.iteration, whole(thread.idle), whole(thread.start), whole(w.now))
+	}
 	lane.end, thread.idle = w.now, w.now
 	if !from.Endless {
 		lane.ends = append(lane.ends, w.now)
@@ -304,7 +384,9 @@ func (w *walk) finish(thread *threadState) {
 	if lane.step++; lane.step == len(from.Steps) {
 		lane.step = 0
 		lane.iteration++
-		thread.first++ // another lane of the thread has its turn
+		if thread.lane < w.given {
+			thread.first++ // another lane of the thread has its turn
+		}
 		if lane.iteration == w.iterations && !from.Endless {
 			lane.done = true
 			w.left--

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/source"
 	"github.com/hetc/hetc/roofline"
@@ -16,7 +17,7 @@ import (
 type Fitted struct {
 	costs     *roofline.Costs
 	soc       *socs.SoC
-	copies    bool // some link of the SoC moves data
+	copying   map[string]bool // processors that copy operands
 	alone     map[string]answer
 	beside    map[string]answers
 	handovers map[[2]string]answer
@@ -39,9 +40,14 @@ func NewFitted(costs *roofline.Costs, soc *socs.SoC) *Fitted {
 	fitted := &Fitted{
 		costs: costs, soc: soc,
 		alone: map[string]answer{}, beside: map[string]answers{}, handovers: map[[2]string]answer{},
+		copying: map[string]bool{},
 	}
-	for _, link := range soc.Links {
-		fitted.copies = fitted.copies || link.CopyGBps > 0
+	sets := make([]*capability.Set, len(soc.Processors))
+	for i := range soc.Processors {
+		sets[i] = &soc.Processors[i].Set
+	}
+	for i, copies := range capability.Copying(sets) {
+		fitted.copying[soc.Processors[i].Name] = copies
 	}
 	return fitted
 }
@@ -173,10 +179,10 @@ func (f *Fitted) Handover(from, to string) (Estimate, error) {
 	return a.Estimate, a.err
 }
 
-// Copy is the time to move bytes between processors; the zero Estimate unless the SoC says that data must move between
-// the two.
+// Copy is the time to move bytes between processors; the zero Estimate where neither has memory of its own, or the SoC
+// states no speed.
 func (f *Fitted) Copy(from, to string, bytes int64) (Estimate, error) {
-	if !f.copies {
+	if !f.copying[from] && !f.copying[to] {
 		return Estimate{}, nil
 	}
 	if link, ok := f.soc.Link(from, to); !ok || link.CopyGBps == 0 {

@@ -186,7 +186,7 @@ func TestHangingKernel(t *testing.T) {
 	p := openFirst(t, nil)
 	exe, b := addition(t, p, func(source string) string {
 		return strings.Replace(source, "	long row = ROW;",
-			"	long row = ROW; for (volatile int i = 0; i < 2000000000; i++);", 1)
+			"	long row = ROW; for (volatile long i = 0; i < 10000000000; i++);", 1)
 	})
 	ticket, err := p.Submit(exe, b)
 	if err != nil {

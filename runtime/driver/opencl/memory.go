@@ -77,7 +77,7 @@ func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
 	if p.gone {
 		return nil, diag.New(diag.ClassRun, "allocate on %s: the processor is closed", p)
 	}
-	if !p.shares && p.device.allocates && !p.settings.own {
+	if p.sharesOwn() {
 		return p.allocMapped(bytes)
 	}
 	region, err := mem.Alloc(int(bytes), 4096)

@@ -62,6 +62,7 @@ func newProcessor(selector string, from *device, settings settings) (*processor,
 	p := &processor{Local: driver.Local{Name: Name + ":" + selector}, device: from, settings: settings,
 		shares: from.imports && !settings.own, codes: map[string]*kernel.Code{}}
 	p.caps = capabilities(!p.shares, settings, &from.features)
+	p.caps.SharesOwn = p.sharesOwn()
 	var err error
 	if p.queue, err = from.context.NewQueue(false); err != nil {
 		return nil, err
@@ -73,6 +74,9 @@ func newProcessor(selector string, from *device, settings settings) (*processor,
 	}
 	return p, nil
 }
+
+// sharesOwn reports whether the device copies what it is given, and the host shares what it allocates.
+func (p *processor) sharesOwn() bool { return !p.shares && p.device.allocates && !p.settings.own }
 
 // prepareFlag makes the word that a kernel behind each call writes the ticket to.
 func (p *processor) prepareFlag() error {

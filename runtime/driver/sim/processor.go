@@ -3,6 +3,8 @@ package sim
 import (
 	"context"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -61,13 +63,42 @@ func (p *processor) Attach() error {
 	return p.host.Attach()
 }
 
-// Alloc is memory of this machine: the simulated one has none of its own.
+// Alloc is memory of this machine. Of a processor with memory of its own that does not share what it allocates, both
+// memories are the same bytes: copies take time, and change nothing.
 func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
-	return driver.AllocHost(p.String(), bytes)
+	made, err := driver.AllocHost(p.String(), bytes)
+	if err != nil || !p.desc.OwnMemory || p.desc.SharesOwn {
+		return made, err
+	}
+	return mirror{made}, nil
 }
 
 // Import takes over memory of this machine without a copy.
-func (p *processor) Import(b []byte) (driver.Buffer, error) { return driver.ImportHost(p.String(), b) }
+func (p *processor) Import(b []byte) (driver.Buffer, error) {
+	made, err := driver.ImportHost(p.String(), b)
+	if err != nil || !p.desc.OwnMemory {
+		return made, err
+	}
+	return mirror{made}, nil
+}
+
+// mirror is a buffer of a processor with memory of its own.
+type mirror struct{ driver.Buffer }
+
+// Push copies nothing: both memories are the same bytes.
+func (m mirror) Push(offset, count int64) error { return m.within("copy to", offset, count) }
+
+// Pull copies nothing: both memories are the same bytes.
+func (m mirror) Pull(offset, count int64) error { return m.within("copy from", offset, count) }
+
+// within refuses bytes that the buffer does not have.
+func (m mirror) within(what string, offset, count int64) error {
+	if size := int64(len(m.Bytes())); offset < 0 || count < 0 || offset > size || count > size-offset {
+		return diag.New(diag.ClassInput, "%s simulated memory: bytes %d..%d of a buffer of %d", what, offset,
+			offset+count, size)
+	}
+	return nil
+}
 
 // Load checks the graph against the description. Where results are computed, the host loads it too.
 func (p *processor) Load(ctx context.Context, artifact driver.Artifact, weights driver.Weights) (driver.Executable,
@@ -180,9 +211,41 @@ func (p *processor) Run(exe driver.Executable, bindings *driver.Bindings) (drive
 	for last := range p.last {
 		p.last[last] = p.last[last].Times(float64(took) / max(time, 1e-9))
 	}
+	if p.desc.OwnMemory && bindings != nil {
+		fetch, hand := p.travels(bindings)
+		p.last = slices.Concat([]timeline.Phase{{SetupNS: fetch}}, p.last, []timeline.Phase{{SetupNS: hand}})
+		took += int64(math.Round(fetch + hand))
+	}
 	end := start + driver.Tick(took)
 	p.now.Store(int64(end))
 	return driver.Span{Start: start, End: end}, nil
+}
+
+// travels is what copying the operands of a call takes in ns, before it and behind it, by the links of the control
+// processor, whose memory is the host's.
+func (p *processor) travels(bindings *driver.Bindings) (fetch, hand float64) {
+	all := func(views []driver.View, travel func(i int) bool, from, to string) (ns float64) {
+		link, ok := p.soc.Link(from, to)
+		if !ok || link.CopyGBps == 0 {
+			return 0
+		}
+		for i, view := range views {
+			if _, mirrors := view.Buffer.(driver.Mirror); !mirrors || !travel(i) {
+				continue
+			}
+			rows := view.Rows
+			if p.caps.DynamicRows && bindings.Scalars != nil {
+				rows = min(rows, bindings.Scalars.Rows)
+			}
+			bytes := int64(rows) * int64(view.Cols) * int64(view.Type.Bytes())
+			ns += float64(1e3*link.CopyLaunchUS) + float64(bytes)/link.CopyGBps
+		}
+		return ns
+	}
+	moves := bindings.Moves
+	fetch = all(bindings.In, func(i int) bool { return moves == nil || moves.Fetch[i] }, p.soc.Control, p.name)
+	hand = all(bindings.Out, func(i int) bool { return moves == nil || moves.Hand[i] }, p.name, p.soc.Control)
+	return fetch, hand
 }
 
 // fits refuses calls that the host could serve but the described processor could not.
@@ -196,6 +259,11 @@ func (p *processor) fits(exe *executable, bindings *driver.Bindings) error {
 	if !p.caps.DynamicRows && bindings.Scalars != nil && bindings.Scalars.Rows != exe.graph.Rows() {
 		return fmt.Errorf("got rows %d, the graph is compiled for exactly %d rows", bindings.Scalars.Rows,
 			exe.graph.Rows())
+	}
+	if moves := bindings.Moves; moves != nil && (len(moves.Fetch) != len(bindings.In) ||
+		len(moves.Hand) != len(bindings.Out)) {
+		return fmt.Errorf("moves of %d inputs and %d outputs, want %d and %d", len(moves.Fetch), len(moves.Hand),
+			len(bindings.In), len(bindings.Out))
 	}
 	dense := func(what string, values []op.Value, views []driver.View) error {
 		for i, view := range views {

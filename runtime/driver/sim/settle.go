@@ -15,10 +15,16 @@ var _ driver.Virtual = (*processor)(nil)
 func (p *processor) Last() driver.Work { return p.last }
 
 // Settle computes when the calls of a schedule ran on processors of this SoC. Processors that work
-// at the same time share the bandwidth of memory, and passing a flag takes as long as the SoC's
-// links say.
+// at the same time share the bandwidth of memory, passing a flag takes as long as the SoC's
+// links say, and giving a call to a processor as long as its submit_us says.
 func (p *processor) Settle(schedule *driver.Schedule) error {
 	all := settling{schedule: schedule}
+	control := len(schedule.Lanes) // thread of the control processor, if that has no calls
+	for i := range schedule.Lanes {
+		if schedule.Lanes[i].Proc == schedule.Control {
+			control = i
+		}
+	}
 	for i := range schedule.Lanes {
 		calls := &schedule.Lanes[i]
 		proc, ok := calls.Proc.(*processor)
@@ -28,6 +34,9 @@ func (p *processor) Settle(schedule *driver.Schedule) error {
 		}
 		lane := timeline.Lane{Proc: proc.name, Thread: i, Endless: calls.Endless,
 			Steps: make([]timeline.Step, len(calls.Calls))}
+		if calls.Fed {
+			lane.SubmitNS, lane.Feeder = float64(1e3*proc.desc.SubmitUS), control
+		}
 		for call := range calls.Calls {
 			for _, after := range calls.Calls[call].After {
 				lane.Steps[call].After = append(lane.Steps[call].After,
@@ -36,8 +45,8 @@ func (p *processor) Settle(schedule *driver.Schedule) error {
 		}
 		all.section.Lanes = append(all.section.Lanes, lane)
 	}
-	if control, ok := schedule.Control.(*processor); ok {
-		all.section.Control = control.name
+	if proc, ok := schedule.Control.(*processor); ok {
+		all.section.Control = proc.name
 	}
 	took, ok := timeline.Walk(&timeline.Machine{Memory: p.model.memory, Handover: handover(p.soc)}, &all.section, &all)
 	if !ok {

@@ -1,0 +1,169 @@
+// Package moves knows which operands of a program's calls travel between the host's memory and processors with memory of
+// their own.
+package moves
+
+import (
+	"slices"
+
+	"github.com/hetc/hetc/planir"
+)
+
+// Processors with memory of their own hold a second copy of each buffer. What of it travels follows from the program, by
+// a data-flow analysis over its calls in one order that the flags allow: of each buffer the state is a set of disjoint
+// rectangles, each with the memories that hold its value and the call that wrote it. A call that reads a rectangle which
+// its memory lacks fetches the view, and the call that wrote it hands it to the host. Any other order has the same
+// answer, because no two steps touch a view without an order (rule P009). The caches are no part of it: what they hold
+// outlives programs.
+
+// Place names a call of a program: a step in one iteration of its section, by their numbers.
+type Place struct{ Section, Lane, Step, Iteration int }
+
+// Call says which operands of a call travel, by position: to the processor before it, those of Step.In; to the host
+// after it, those of Step.Out.
+type Call struct{ Fetch, Hand []bool }
+
+// Of is what travels in a program of a plan: the calls of processors that have memory of their own. space numbers the
+// memory that a processor computes on; 0 is the host's.
+func Of(plan *planir.Plan, phase *planir.Phase, space func(proc string) int) map[Place]*Call {
+	out, state := map[Place]*Call{}, flow{}
+	state.write(planir.View{Buffer: phase.Own(planir.IDs), R1: phase.Rows, C1: 1}, 0, nil, 0)
+	for number := range phase.Sections {
+		section := &phase.Sections[number]
+		inOrder(section, func(lane, step, iteration int) {
+			st := &section.Lanes[lane].Steps[step]
+			if _, works := st.Layer(section, iteration); !works {
+				return
+			}
+			memory := space(section.Lanes[lane].Proc)
+			call := &Call{Fetch: make([]bool, len(st.In)), Hand: make([]bool, len(st.Out))}
+			if memory > 0 {
+				out[Place{number, lane, step, iteration}] = call
+			}
+			for i, view := range st.In {
+				// A call with few rows skips a step of later rows, and what that fetches is not there.
+				call.Fetch[i] = state.read(view, memory, st.R0 == 0)
+			}
+			for i, view := range st.Out {
+				state.write(view, memory, call, i)
+			}
+		})
+	}
+	logits := phase.Own(planir.Logits)
+	for _, buffer := range plan.Program.Buffers {
+		if buffer.Name == logits {
+			state.read(planir.View{Buffer: logits, R1: buffer.Rows, C1: buffer.Cols}, 0, true)
+		}
+	}
+	return out
+}
+
+// inOrder visits all steps of a section in an order in which they may execute.
+func inOrder(section *planir.Section, visit func(lane, step, iteration int)) {
+	at := make([]int, len(section.Lanes)) // steps visited
+	set := make([]int, section.Flags)     // times
+	for moved := true; moved; {
+		moved = false
+		for lane := range section.Lanes {
+			steps := section.Lanes[lane].Steps
+			for at[lane] < section.Iterations()*len(steps) {
+				iteration, number := at[lane]/len(steps), at[lane]%len(steps)
+				if slices.ContainsFunc(steps[number].Wait, func(wait planir.Wait) bool {
+					need := iteration + 1
+					if wait.Back {
+						need--
+					}
+					return set[wait.Flag] < need
+				}) {
+					break
+				}
+				visit(lane, number, iteration)
+				if flag := steps[number].Set; flag != nil {
+					set[*flag]++
+				}
+				at[lane]++
+				moved = true
+			}
+		}
+	}
+}
+
+// region is a rectangle of a buffer as it was written last.
+type region struct {
+	view planir.View
+	held uint64 // bit s: memory s holds it; 0 is the host's
+	by   *Call  // that wrote it into a memory of its own
+	out  int    // number of the output
+}
+
+// flow is the state of the analysis: the regions of each buffer.
+type flow map[string][]region
+
+// write replaces what a view holds: only one memory has it now.
+func (f flow) write(view planir.View, space int, by *Call, out int) {
+	var rest []region
+	for _, old := range f[view.Buffer] {
+		for _, piece := range minus(old.view, view) {
+			kept := old
+			kept.view = piece
+			rest = append(rest, kept)
+		}
+	}
+	f[view.Buffer] = append(rest, region{view: view, held: 1 << space, by: by, out: out})
+}
+
+// read notes that something on a memory reads a view, and returns whether the view must be fetched. kept says that the
+// memory holds it from then on.
+func (f flow) read(view planir.View, space int, kept bool) (fetch bool) {
+	list := f[view.Buffer]
+	for _, old := range list {
+		fetch = fetch || old.view.Overlaps(view) && old.held&(1<<space) == 0
+	}
+	if !fetch {
+		return false
+	}
+	var out []region
+	for _, old := range list {
+		if !old.view.Overlaps(view) {
+			out = append(out, old)
+			continue
+		}
+		if old.held&1 == 0 { // also where the reader holds it: the whole view is fetched
+			old.by.Hand[old.out] = true
+			old.held |= 1
+		}
+		if space == 0 || !kept {
+			out = append(out, old)
+			continue
+		}
+		outside := minus(old.view, view)
+		for _, piece := range outside {
+			other := old
+			other.view = piece
+			out = append(out, other)
+		}
+		old.view = planir.View{Buffer: view.Buffer, R0: max(old.view.R0, view.R0), R1: min(old.view.R1, view.R1),
+			C0: max(old.view.C0, view.C0), C1: min(old.view.C1, view.C1)}
+		old.held |= 1 << space
+		out = append(out, old)
+	}
+	f[view.Buffer] = out
+	return space > 0
+}
+
+// minus is what remains of a view without another: at most four rectangles.
+func minus(view, without planir.View) (rest []planir.View) {
+	if !view.Overlaps(without) {
+		return []planir.View{view}
+	}
+	add := func(r0, r1, c0, c1 int) {
+		if r0 < r1 && c0 < c1 {
+			rest = append(rest, planir.View{Buffer: view.Buffer, R0: r0, R1: r1, C0: c0, C1: c1})
+		}
+	}
+	top, bottom := max(view.R0, without.R0), min(view.R1, without.R1)
+	add(view.R0, top, view.C0, view.C1)
+	add(bottom, view.R1, view.C0, view.C1)
+	add(top, bottom, view.C0, max(view.C0, without.C0))
+	add(top, bottom, min(view.C1, without.C1), view.C1)
+	return rest
+}
