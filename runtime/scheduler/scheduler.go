@@ -302,7 +302,7 @@ func (s *State) together() Action {
 func (s *State) byClass(now int64) Action {
 	var reactive, proactive []*task
 	for _, t := range s.tasks {
-		if t.Class == Reactive || s.config.AgeNS > 0 && now-t.progress >= s.config.AgeNS {
+		if t.Class == Reactive || s.aged(now, t) {
 			reactive = append(reactive, t)
 		} else {
 			proactive = append(proactive, t)
@@ -349,6 +349,19 @@ func (s *State) byClass(now int64) Action {
 	}
 	return s.decode(batch)
 }
+
+// aged reports whether a proactive request has waited so long that it counts as reactive until it moves on. One without
+// a slot does not get those that proactive requests leave free, unless none of them is under way: under overload every
+// request in the queue grows old, and reactive ones would wait for slots as if there were no classes.
+func (s *State) aged(now int64, t *task) bool {
+	if s.config.AgeNS == 0 || now-t.progress < s.config.AgeNS {
+		return false
+	}
+	return t.slot || s.Running(Proactive) == 0 || s.used() < s.config.Slots-s.config.Reserved
+}
+
+// used is how many slots requests have.
+func (s *State) used() int { return s.Running(Proactive) + s.Running(Reactive) }
 
 // pays reports whether the next chunk of a prompt is to be processed beside the decoding of so many requests: that is
 // possible, and takes less time than a call of all processors for the chunk and, iteration by iteration, what the tokens
@@ -429,12 +442,7 @@ func (s *State) meanwhile(reactive, proactive []*task) Action {
 // prompt is the request among these whose prompt is to be processed next: the one that came first, if there is a slot
 // for it. slots is how many may be in use with it.
 func (s *State) prompt(among []*task, slots int) *task {
-	used := 0
-	for _, t := range s.tasks {
-		if t.slot {
-			used++
-		}
-	}
+	used := s.used()
 	for _, t := range among { // in the order of arrival
 		if t.left > 0 && t.ID != s.beside && (t.slot || used < slots) {
 			return t

@@ -239,6 +239,33 @@ func TestNothingStarves(t *testing.T) {
 	})
 }
 
+// Under overload every background request that waits grows old. Reactive requests then still find a slot, and wait for the
+// chunks of no more old requests than have one. When all of them took turns by arrival, reactive ones waited for the whole
+// queue.
+func TestOldRequestsLeaveASlot(t *testing.T) {
+	c := config(scheduler.Full, 4)
+	c.AgeNS, c.Queue = 5e6, 0
+	var jobs, urgent []*job
+	for i := range 100 {
+		jobs = append(jobs, &job{Request: scheduler.Request{ID: scheduler.ID(i + 1), Prompt: 400}, tokens: 20})
+	}
+	for i := range 30 {
+		urgent = append(urgent, &job{Request: scheduler.Request{ID: scheduler.ID(1000 + i), Prompt: 150, Class: scheduler.Reactive},
+			at: 50e6 + int64(i)*10e6, tokens: 4})
+	}
+	end, _ := play(t, c, append(jobs, urgent...))
+	if end < 500e6 { // well behind the last reactive request
+		t.Fatalf("all ended after %d ns: no overload", end)
+	}
+	const idle, chunk = 150 * 10_000, 100 * 10_000
+	most := idle + int64(c.Slots)*(chunk+c.DecodeNS(c.Slots))
+	for _, j := range urgent {
+		if took := j.first - j.at; took > most {
+			t.Errorf("request %d got its first token after %d ns, want at most %d", j.ID, took, most)
+		}
+	}
+}
+
 // Without reactive requests the classes cost nothing: background work takes as long as with continuous batching.
 func TestProactiveAloneIsBatching(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
