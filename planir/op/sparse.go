@@ -3,6 +3,7 @@ package op
 import (
 	"fmt"
 	"math"
+	"slices"
 )
 
 // SparseFirst is how many of the first positions of a context a selection always has: attention rests on them where
@@ -90,6 +91,56 @@ func NearestFactors(buckets int, queryScale, keyScale, largestQuery, largestKey 
 		}
 	}
 	return best
+}
+
+// Launch is how an Estimate is put to a processor of static shapes: of each key head the products of so many queries, all
+// that share it, with so many keys.
+type Launch struct{ Rows, Keys int }
+
+// Bounds of a launch: the keys, and the products with all keys of a context that are held until they are pooled.
+const (
+	launchKeys     = 256
+	launchProducts = 4 << 20
+)
+
+// Launch divides the queries of an Estimate into equally many whole blocks, so that what is held stays small, and its
+// keys into as many as the operator takes at most times a fixed number: what a call takes grows with what it sees.
+func (o Op) Launch() Launch {
+	keys := min(launchKeys, RoundUp(o.Context, 32))
+	row := o.Heads * RoundUp(o.Context, keys) // products
+	most := max(1, launchProducts/row/o.Block)
+	launches := (o.Blocks() + most - 1) / most
+	rows := o.M
+	if launches > 1 {
+		rows = (o.Blocks() + launches - 1) / launches * o.Block
+	}
+	return Launch{Rows: o.group() * rows, Keys: keys}
+}
+
+// CountsRows reports whether operators of the kind stop at a call's last row on processors of static shapes too: what
+// depends on rows and positions their drivers compute, and rows beyond enter neither the result nor the cache.
+func (k Kind) CountsRows() bool { return k == Estimate }
+
+// CountsRows reports whether all operators of the graph do.
+func (g *Graph) CountsRows() bool {
+	return !slices.ContainsFunc(g.Nodes, func(node Node) bool { return !node.Op.Kind.CountsRows() })
+}
+
+// Estimate is the operator of a graph that is an Estimate and nothing else, nil for any other graph.
+func (g *Graph) Estimate() *Op {
+	if len(g.Nodes) != 1 || g.Nodes[0].Op.Kind != Estimate {
+		return nil
+	}
+	return &g.Nodes[0].Op
+}
+
+// Operands are those of a launch of an Estimate: codes around 128 of queries and keys, and products of the given type.
+func (o Op) Operands(products Type) [3]Value {
+	launch := o.Launch()
+	return [3]Value{
+		{"queries", U8, o.KVHeads * launch.Rows, o.HeadDim}, {"keys", U8, o.KVHeads * launch.Keys, o.HeadDim},
+		{"products", products, o.KVHeads * launch.Rows, launch.Keys},
+	}
 }
 
 // SparseSpan is what a block of queries sees of a context. Positions [First,Inner) are seen by some of its queries,

@@ -225,3 +225,27 @@ func (b *Bindings) CheckSpan(rows int) error {
 	}
 	return nil
 }
+
+// Cached is one side of the cache, of the call's sequence from position 0 of the first key head on, after checking that
+// the view holds all sequences as the operator's fields and Bindings say. CheckSpan comes first.
+func (b *Bindings) Cached(view *View, name string, operator *op.Op) ([]byte, error) {
+	element, cols := operator.KV.CacheRow(operator.HeadDim)
+	if view.Type != element || view.Cols != cols || view.Stride != cols ||
+		int64(view.Rows) != int64(operator.KVHeads)*int64(b.MaxContext) {
+		return nil, fmt.Errorf("cache %q: got view %s [%d,%d] of stride %d, want dense %s [%d*%d,%d]", name, view.Type,
+			view.Rows, view.Cols, view.Stride, element, operator.KVHeads, b.MaxContext, cols)
+	}
+	first, err := view.Window(view.Rows)
+	if err != nil || b.Sequences < 2 {
+		return first, err
+	}
+	need, others := int64(len(first)), int64(b.Sequences-1)
+	have := int64(len(view.Buffer.Bytes())) - view.Offset // holds the first one
+	// The division bounds the product that would overflow.
+	if b.SequenceBytes < need || b.SequenceBytes%int64(view.Type.Bytes()) != 0 || b.SequenceBytes > (have-need)/others {
+		return nil, fmt.Errorf("cache %q: %d sequences of %d bytes, %d bytes apart, do not fit the %d bytes from its offset",
+			name, b.Sequences, need, b.SequenceBytes, have)
+	}
+	at := view.Offset + int64(b.Scalars.Sequence)*b.SequenceBytes
+	return view.Buffer.Bytes()[at : at+need], nil
+}

@@ -408,7 +408,7 @@ func (st *step) prepare(lane *lane, call *driver.Scalars, iter int) int {
 	if rows <= 0 && !st.Full || !st.works(iter) {
 		return 0
 	}
-	if st.Full || !lane.dynamic {
+	if st.Full || !lane.dynamic && !st.counts {
 		rows = st.rows // rows beyond the call's hold what earlier calls left, and are not read
 	}
 	st.scalars = *call

@@ -157,6 +157,7 @@ type step struct {
 	graph    *op.Graph
 	rows     int // of the graph's operands along the call's rows
 	kind     op.Kind
+	counts   bool // its graph stops at a call's last row, whatever the processor does
 	waits    []wait
 	awaited  bool // another lane waits for its flag
 	scalars  driver.Scalars
@@ -628,7 +629,7 @@ func (m *Machine) loadStep(ctx context.Context, program *planir.Phase, ls *laneS
 	loader, lane := &m.loader, ls.lane
 	graph := loader.graphs[from.Run]
 	st := &step{Step: from, section: section.Section, graph: &graph.Graph, rows: graph.Graph.Rows(),
-		kind: mainKind(&graph.Graph)}
+		kind: mainKind(&graph.Graph), counts: graph.Graph.CountsRows()}
 	if !lane.virt {
 		st.lately.Store(from.ExpectNS)
 	}

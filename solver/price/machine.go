@@ -91,7 +91,8 @@ func (m *Machine) add(p *socs.Processor, only []string, cache op.Type) {
 }
 
 // executes lists the operators a processor is given; empty: all. Attention needs a cache type it knows, and dynamic
-// rows: the cache must not see rows beyond a call's (rule P003).
+// rows: the cache must not see rows beyond a call's (rule P003). Operators that count rows themselves need the former
+// alone, of a processor that lists them.
 func executes(proc *socs.Processor, cache op.Type) []op.Kind {
 	if proc.DynamicRows && (len(proc.KV) == 0 || slices.Contains(proc.KV, cache)) {
 		return proc.Kinds
@@ -102,7 +103,8 @@ func executes(proc *socs.Processor, cache op.Type) []op.Kind {
 	}
 	var out []op.Kind
 	for _, kind := range kinds {
-		if !kind.Has("kv") {
+		counts := kind.CountsRows() && len(proc.Kinds) > 0 && slices.Contains(proc.KV, cache)
+		if !kind.Has("kv") || counts {
 			out = append(out, kind)
 		}
 	}

@@ -25,7 +25,7 @@ var elements = map[op.Type]onnx.Type{
 var (
 	kinds = []op.Kind{
 		op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GroupMatMul, op.GLU, op.Activate, op.Gate,
-		op.Softcap, op.Clip, op.Add, op.Copy,
+		op.Softcap, op.Clip, op.Add, op.Copy, op.Estimate,
 	}
 	// forms are those of products besides the default. The library multiplies activations of 8 bits by weights,
 	// and 4-bit weights, in one order and by one operator, and takes no weight as the second of a batch matmul's
@@ -69,6 +69,16 @@ type check struct {
 
 // translate writes a valid graph. Its weights are declared, not held.
 func translate(graph *op.Graph) (*onnx.Model, error) {
+	if slices.ContainsFunc(graph.Nodes, func(node op.Node) bool { return node.Op.Kind == op.Estimate }) {
+		writer, err := onnxgraph.Products(graph, op.I32, onnx.Int32, func(w *onnxgraph.Writer, queries, keys string) string {
+			zero := w.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{128}})
+			return w.Do("", "", "MatMulInteger", list(queries, keys, zero, zero))
+		})
+		if err != nil {
+			return nil, err
+		}
+		return writer.Model, nil
+	}
 	writer, err := onnxgraph.New(graph, func(v op.Value, _ bool) (onnx.Type, error) { return elements[v.Type], nil })
 	if err != nil {
 		return nil, err

@@ -225,7 +225,7 @@ func (s *session) variants(tr *trial, rows, maxContext int, seed uint64) {
 			break
 		}
 	}
-	if s.caps.DynamicRows && rows > 1 {
+	if (s.caps.DynamicRows || tr.graph.CountsRows()) && rows > 1 {
 		calls = append(calls, call{place{below: 1}, scalars(3, rows-1)}, call{place{}, scalars(1, 1)})
 	}
 	for _, call := range calls {

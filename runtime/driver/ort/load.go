@@ -25,6 +25,8 @@ type model struct {
 	checks []check
 	// inputs whose values are looked up in tables, so must lie in them
 	ids []lookup
+	// of the library's session: those of the graph, or of launches of an estimate
+	inputs, outputs []op.Value
 }
 
 // check is an output of the model with the row scales of a quant_rows node. A NaN or an infinity
@@ -70,6 +72,11 @@ func parse(code []byte) (*model, error) {
 // among the inputs.
 func (m *model) operands() error {
 	graph := &m.graph
+	m.inputs, m.outputs = graph.Inputs, graph.Outputs
+	if estimate := graph.Estimate(); estimate != nil {
+		operands := estimate.Operands(op.I32)
+		m.inputs, m.outputs = operands[:2], operands[2:]
+	}
 	for i := range m.checks {
 		checked := &m.checks[i]
 		if checked.graph = -1; checked.Node < 0 || checked.Node >= len(graph.Nodes) ||
@@ -121,8 +128,8 @@ func (m *model) operands() error {
 				value.Type, value.Dims, checker.Output, rows)
 		}
 	}
-	return errors.Join(compare("input", m.onnx.Graph.Inputs, input, graph.Inputs),
-		compare("output", outs[:len(outs)-extra], output, graph.Outputs))
+	return errors.Join(compare("input", m.onnx.Graph.Inputs, input, m.inputs),
+		compare("output", outs[:len(outs)-extra], output, m.outputs))
 }
 
 // Names of the model's operands, by their place in the graph.
@@ -275,7 +282,11 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 	if err != nil {
 		return nil, err
 	}
-	values, copies, err := p.initializers(model, weights)
+	var given driver.Weights
+	if model.graph.Estimate() == nil { // whose scales do not enter the library's graph
+		given = weights
+	}
+	values, copies, err := p.initializers(model, given)
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +299,11 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 		closeValues(values)
 		return nil, errors.Join(err, released)
 	}
-	if err := errors.Join(exe.prepare(), released); err != nil {
+	prepared := exe.prepare()
+	if prepared == nil && model.graph.Estimate() != nil {
+		prepared = exe.prepareEstimate(weights)
+	}
+	if err := errors.Join(prepared, released); err != nil {
 		return nil, errors.Join(err, exe.release())
 	}
 	p.loaded[exe] = true

@@ -223,9 +223,10 @@ func capabilities(cores []int, weights storage) *driver.Capabilities {
 			Tile: capability.Tile{K: 128, N: tileN},
 			Kinds: []op.Kind{
 				op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GroupMatMul, op.GLU, op.Activate, op.Gate,
-				op.Softcap, op.Clip, op.Add, op.Copy,
+				op.Softcap, op.Clip, op.Add, op.Copy, op.Estimate,
 			},
 			Schemes: schemes,
+			KV:      op.CacheTypes,
 			Forms:   map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}},
 			Layouts: maps.Clone(layouts),
 

@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/ortapi"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/scores"
 )
 
 // executable is a session, with the operands of its last call: binding memory costs, and most calls
@@ -29,6 +30,8 @@ type executable struct {
 	detours []detour
 	scales  [][]float32 // of the model's checks
 	ids     [][]int32   // of its lookups
+
+	estimate *scores.Estimate[int32] // of a graph that is one
 }
 
 // detour is an output that is computed apart and copied, because it lies where an input does.
@@ -58,11 +61,11 @@ func (e *executable) release() error {
 
 // prepare compares the operands that the session reports with the graph's.
 func (e *executable) prepare() (err error) {
-	graph, values := &e.m.graph, map[string]op.Value{}
-	for i, value := range graph.Inputs {
+	values := map[string]op.Value{}
+	for i, value := range e.m.inputs {
 		values[input(i)] = value
 	}
-	for i, value := range graph.Outputs {
+	for i, value := range e.m.outputs {
 		values[output(i)] = value
 	}
 	for _, io := range slices.Concat(e.session.Inputs, e.session.Outputs) {
@@ -82,6 +85,9 @@ func (e *executable) prepare() (err error) {
 // copies outputs that took a detour.
 func (e *executable) run(bindings *driver.Bindings) error {
 	graph := &e.m.graph
+	if e.estimate != nil {
+		return e.estimate.Run(graph, bindings, e.launch)
+	}
 	if err := bindings.MatchesAll(graph); err != nil || bindings.Scalars.Rows == 0 {
 		return err
 	}
@@ -116,6 +122,45 @@ func (e *executable) run(bindings *driver.Bindings) error {
 	}
 	return nil
 }
+
+// prepareEstimate binds memory for the launches of an estimate, whose scales are a weight that the library does not get.
+func (e *executable) prepareEstimate(weights driver.Weights) error {
+	numbers, err := mem.View[float32](weights[0].Bytes)
+	if err != nil {
+		return err
+	}
+	operator := e.m.graph.Estimate()
+	operands := operator.Operands(op.I32)
+	sizes, bytes := [3]int{}, 0
+	for i, value := range operands {
+		sizes[i] = value.Rows * value.Cols * value.Type.Bytes()
+		bytes += roundUp(sizes[i])
+	}
+	if e.memory, err = mem.Alloc(bytes, driver.Align); err != nil {
+		return err
+	}
+	var parts [3][]byte
+	free := e.memory.Bytes()
+	for i, value := range operands {
+		parts[i], free = free[:sizes[i]:sizes[i]], free[roundUp(sizes[i]):]
+		name, bind := input(i), e.binding.BindInput
+		if i == 2 {
+			name, bind = output(0), e.binding.BindOutput
+		}
+		if err := e.give(name, parts[i], value, bind); err != nil {
+			return err
+		}
+	}
+	products, err := mem.View[int32](parts[2])
+	if err != nil {
+		return err
+	}
+	e.estimate, err = scores.New(*operator, numbers, parts[0], parts[1], products)
+	return err
+}
+
+// launch multiplies the codes of an estimate.
+func (e *executable) launch() error { return e.session.Run(e.binding) }
 
 // bound reports whether the operands lie where those of the last call lay.
 func (e *executable) bound(bindings *driver.Bindings) bool {

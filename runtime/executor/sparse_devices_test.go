@@ -1,0 +1,78 @@
+package executor_test
+
+import (
+	"testing"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+// withBuckets has the estimates of a calibration's plan choose among pairs of scales.
+func withBuckets(p *planir.Plan, buckets int) {
+	p.Attention.Buckets = buckets
+	for i := range p.Program.Graphs {
+		for j := range p.Program.Graphs[i].Graph.Nodes {
+			if node := &p.Program.Graphs[i].Graph.Nodes[j]; node.Op.Kind == op.Estimate {
+				node.Op.Buckets = buckets
+			}
+		}
+	}
+}
+
+// testEstimatesOn compares sparse attention whose scores a device estimates, beside the host, with what the host
+// computes alone: prompts in one call, in calls that do not fill their program, and in chunks, with caches of every type
+// that the device reads.
+func testEstimatesOn(t *testing.T, device planir.Proc, options executor.Options) {
+	first, _ := cores(t)
+	m, err := models.Open("../../testdata/arch/llama-plain")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	ids := readLogits(t, "../../testdata/arch/llama-plain/logits.safetensors")[130].ids
+	cal := attentive(t, m, 0.3)
+	rows, host := []int{1, 16, 64}, proc("a", first, "")
+	for _, kv := range device.KV {
+		for _, buckets := range []int{0, 9} {
+			plan := func(procs []planir.Proc, f layoutOf) *planir.Plan {
+				p := sparsePlan(t, m, cal, procs, rows, rows[1:], 130, 8, kv, f)
+				withBuckets(p, buckets)
+				return p
+			}
+			alone := machineWith(t, m, plan([]planir.Proc{host}, nil), cal, executor.Options{})
+			beside := plan([]planir.Proc{host, device}, byStages)
+			estimates := 0
+			for i := range beside.Program.Graphs {
+				if graph := &beside.Program.Graphs[i]; graph.Proc == device.Name && graph.Graph.Estimate() != nil {
+					estimates++
+				}
+			}
+			if estimates == 0 {
+				t.Fatalf("no graph of %q estimates", device.Name)
+			}
+			shared := machineWith(t, m, beside, cal, options, bothCompilers()...)
+			for _, chunks := range [][]int{nil, {5, 1, 20}, {64, 40, 26}} {
+				want := allLogits(t, alone, ids, chunks...)
+				got := allLogits(t, shared, ids, chunks...)
+				size := maxDiff(want, make([]float32, len(want)))
+				// Kernels round scores in different orders, and so may select either of two nearly equal positions.
+				if difference := maxDiff(got, want); difference > 0.02*size {
+					t.Errorf("cache %s, %d buckets, chunks %v: logits differ by %g, of %g at most", kv, buckets, chunks, difference, size)
+				}
+			}
+			shared.Close()
+			alone.Close()
+		}
+	}
+}
+
+// Where ONNX Runtime estimates the scores, logits are the host's.
+func TestSparseAttentionEstimatedByORT(t *testing.T) {
+	needORT(t)
+	first, second := cores(t)
+	for name, sel := range map[string]string{"the host's core": first, "another core": second, "both cores": first + "-" + second} {
+		t.Run(name, func(t *testing.T) { testEstimatesOn(t, ortProc(t, "b", sel), withORT()) })
+	}
+}
