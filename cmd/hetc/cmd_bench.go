@@ -15,7 +15,7 @@ func newBench(ui *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench",
 		Short: "measure plans and kernels against alternatives and bounds in the same run", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	cmd.AddCommand(newBenchProcessors(ui), newBenchStrategies(ui), newBenchChunks(ui), newBenchKernels(ui),
+	cmd.AddCommand(newBenchProcessors(ui), newBenchStrategies(ui), newBenchChunks(ui), newBenchOutliers(ui), newBenchKernels(ui),
 		newBenchAttention(ui), newBenchEngines(ui), newBenchPlans(ui), newBenchSolver(ui), newBenchServing(ui),
 		newBenchDrafts(ui), newBenchMeeting(ui))
 	return cmd
@@ -122,6 +122,47 @@ func newBenchChunks(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&options.Calibration, "calibration", "", "calibration that plans are made with")
 	flags.StringVar(&products, "products", "", "processor that computes all products, and nothing else")
 	flags.IntVar(&options.PromptLen, "prompt-len", 1024, "tokens of the prompt")
+	flags.IntVar(&options.Rounds, "rounds", 7, "measured rounds, after one that is not counted")
+	return cmd
+}
+
+// newBenchOutliers answers what shadow outliers cost: llm.npu's own experiment.
+func newBenchOutliers(ui *cli.Streams) *cobra.Command {
+	var options bench.Options
+	var roles bench.OutlierOptions
+	cmd := &cobra.Command{
+		Use:   "outliers --model DIR --soc soc.yaml --record rec.jsonl --products PROC --beside PROC",
+		Short: "measure shadow outliers on another processor beside none, and beside all on one core",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cli.Required(cmd, "model", "soc", "record", "products", "beside"); err != nil {
+				return err
+			}
+			if options.PromptLen < 1 || options.Rounds < 1 {
+				return diag.New(diag.ClassUsage, "--prompt-len %d, --rounds %d: want at least 1", options.PromptLen,
+					options.Rounds)
+			}
+			if !(roles.Share > 0 && roles.Share < 1) {
+				return diag.New(diag.ClassUsage, "--share %v: want more than 0 and less than 1", roles.Share)
+			}
+			if options.Calibration != "" && cmd.Flags().Changed("share") {
+				return diag.New(diag.ClassUsage, "--share and --calibration are both given: a calibration has the scales")
+			}
+			return bench.Outliers(cmd, ui, &options, &roles)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&options.Model, "model", "", "model directory with weights")
+	flags.StringVar(&options.SoC, "soc", "", "SoC file")
+	flags.StringVar(&options.Record, "record", "", "record of hetc profile, from which every plan is solved")
+	flags.StringVar(&options.Workload, "workload", "", "workload file")
+	flags.StringVar(&options.Calibration, "calibration", "", "calibration with the static scales (default: of the prompt)")
+	flags.StringVar(&roles.Products, "products", "", "processor that computes products with static scales")
+	flags.StringVar(&roles.Beside, "beside", "", "processor that computes outliers and the rest")
+	flags.StringVar(&roles.Behind, "behind", "",
+		"processor that takes turns with --products (default: the one with the same cores)")
+	flags.Float64Var(&roles.Share, "share", 0.003, "of the channels exceed their scale, without --calibration")
+	flags.IntVar(&options.PromptLen, "prompt-len", 256, "tokens of the prompt")
 	flags.IntVar(&options.Rounds, "rounds", 7, "measured rounds, after one that is not counted")
 	return cmd
 }

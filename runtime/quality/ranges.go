@@ -176,8 +176,11 @@ func (c *channels) exceed(row []float32) {
 	}
 }
 
-// Again ends the first pass: the same windows are to be executed once more.
+// Again ends the first pass: the same windows are to be executed once more. Later calls change nothing.
 func (r *Ranges) Again() {
+	if r.again {
+		return
+	}
 	r.again = true
 	for _, found := range r.places {
 		activation := calibration.Activation{AbsMax: found.absmax}
@@ -210,8 +213,10 @@ func (r *Ranges) Activations(rank int) ([]calibration.Activation, error) {
 			Class: found.node, Layer: found.layer, K: len(found.absmax), Rows: found.rows,
 			AbsMax: found.absmax, MeanSquare: found.meanSquare(), OutMax: found.out,
 		}
-		activation.Directions = found.sketch.directions(min(rank, MaxRank))
-		activation.Directions.Round()
+		if rank > 0 {
+			activation.Directions = found.sketch.directions(min(rank, MaxRank))
+			activation.Directions.Round()
+		}
 		activation.Summarise()
 		for j := range activation.Outliers {
 			activation.Outliers[j].Share = float64(found.count[j]) / float64(found.rows)

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -102,32 +103,9 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 			return err
 		}
 	}
-	results := make([]*chunkResult, len(plans))
-	for i := range results {
-		results[i] = &chunkResult{Plan: labels[i], Predicted: float64(predicted[i]) / 1e6}
-	}
-	virtual := false
-	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
-	for round := -1; round < options.Rounds; round++ {
-		for _, i := range rng.Perm(len(plans)) {
-			if round == 0 {
-				opened.list[i].machine.ResetStats()
-			}
-			times, err := runcmd.Round(ctx, opened.list[i].machine, options.PromptLen, 0)
-			if err != nil {
-				return fmt.Errorf("measure %q: %w", labels[i], err)
-			}
-			virtual = times.Virtual
-			if round >= 0 {
-				results[i].samples = append(results[i].samples, float64(times.PrefillNS[0]))
-			}
-		}
-	}
-	for i, result := range results {
-		if err := result.summarise(results[0].samples); err != nil {
-			return err
-		}
-		result.Idle = idleLanes(opened.list[i], result, options.Rounds)
+	results, virtual, err := opened.prompts(ctx, predicted, options)
+	if err != nil {
+		return err
 	}
 	measured := "measured"
 	if virtual {
@@ -137,6 +115,39 @@ func Chunks(c *cobra.Command, ui *cli.Streams, options *Options, products string
 	showChunks(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "prompt": options.PromptLen,
 		"rounds": options.Rounds, "results": results})
+}
+
+// prompts measures a prompt on every open plan once a round, in random order, after a round that is not counted.
+// predicted are the times of the plans in ns.
+func (f *fleet) prompts(ctx context.Context, predicted []int64, options *Options) (
+	results []*chunkResult, virtual bool, err error) {
+	for i, plan := range f.list {
+		results = append(results, &chunkResult{Plan: plan.Name, Predicted: float64(predicted[i]) / 1e6})
+	}
+	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
+	for round := -1; round < options.Rounds; round++ {
+		for _, i := range rng.Perm(len(f.list)) {
+			plan := f.list[i]
+			if round == 0 {
+				plan.machine.ResetStats()
+			}
+			times, err := runcmd.Round(ctx, plan.machine, options.PromptLen, 0)
+			if err != nil {
+				return nil, false, fmt.Errorf("measure %q: %w", plan.Name, err)
+			}
+			virtual = times.Virtual
+			if round >= 0 {
+				results[i].samples = append(results[i].samples, float64(times.PrefillNS[0]))
+			}
+		}
+	}
+	for i, result := range results {
+		if err := result.summarise(results[0].samples); err != nil {
+			return nil, false, err
+		}
+		result.Idle = idleLanes(f.list[i], result, options.Rounds)
+	}
+	return results, virtual, nil
 }
 
 // byRole is a SoC on which one processor computes products and what quantises for them, and no other does products.

@@ -246,7 +246,7 @@ func Round(ctx context.Context, machine *executor.Machine, promptLen, gen int) (
 			WithHint("measure fewer tokens, or, where the model has more positions, solve with a larger context in " +
 				"the workload")
 	}
-	prompt := benchPrompt(promptLen, machine.Vocabulary(), 0)
+	prompt := BenchPrompt(promptLen, machine.Vocabulary(), 0)
 	// The first forward pass fills the cache with the prompt; then gen tokens, one at a time.
 	machine.Reset()
 	err := machine.Do(ctx, func(control *executor.Control) error {
@@ -311,7 +311,7 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 		begin := make([]int32, len(tokens))
 		for i := range tokens {
 			tokens[i].Sequence = i
-			if _, err := control.Extend(i, benchPrompt(promptLen, machine.Vocabulary(), i), executor.WantLast,
+			if _, err := control.Extend(i, BenchPrompt(promptLen, machine.Vocabulary(), i), executor.WantLast,
 				func(_ int, logits []float32) error { return next(i, logits) }); err != nil {
 				return err
 			}
@@ -349,8 +349,8 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 	return out, err
 }
 
-// benchPrompt is fixed: times do not depend on the text, only on its length.
-func benchPrompt(n, vocab, number int) []int32 {
+// BenchPrompt is fixed: times do not depend on the text, only on its length.
+func BenchPrompt(n, vocab, number int) []int32 {
 	prompt := make([]int32, n)
 	for i := range prompt {
 		// A prime stride, so that neighbouring tokens differ as those of a text do.

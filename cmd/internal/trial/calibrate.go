@@ -2,6 +2,8 @@ package trial
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -124,6 +126,40 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 		return nil, err
 	}
 	return &run.out, run.out.Validate()
+}
+
+// Observe executes the model in float32 on one window and returns a calibration of nothing but the ranges of activations.
+// It says nothing about what schemes lose.
+func Observe(ctx context.Context, model *Model, tokens []int32) (_ *calibration.Calibration, err error) {
+	plan, err := model.Plan(len(tokens), Float32, nil)
+	if err != nil {
+		return nil, err
+	}
+	var ranges quality.Ranges
+	machine, err := model.Open(ctx, plan, nil, ranges.Observe)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, machine.Close()) }()
+	for range 2 { // ranges first, then how often outlier channels exceed
+		if err := quality.Execute(ctx, machine.Machine, quality.Window{Tokens: tokens}); err != nil {
+			return nil, err
+		}
+		ranges.Again()
+	}
+	digest := sha256.New()
+	for _, token := range tokens {
+		fmt.Fprintln(digest, token)
+	}
+	out := &calibration.Calibration{
+		Schema: calibration.Schema, Model: calibration.Model{Name: model.Name, Digest: model.Digest},
+		Text: calibration.Text{SHA256: hex.EncodeToString(digest.Sum(nil)), Tokens: len(tokens), Windows: 1,
+			WindowTokens: len(tokens)},
+	}
+	if out.Activations, err = ranges.Activations(0); err != nil {
+		return nil, err
+	}
+	return out, out.Validate()
 }
 
 // newCalibrating divides the windows, lists the losses to measure, and counts how often windows will be executed:

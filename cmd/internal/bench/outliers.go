@@ -1,0 +1,232 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/machine"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/cmd/internal/trial"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// OutlierOptions say who computes what in Outliers.
+type OutlierOptions struct {
+	Products string  // processor that computes products, with static scales
+	Beside   string  // processor that computes the rest, and what the scales cut off
+	Behind   string  // processor that takes turns with Products; "": the first that has its first core
+	Share    float64 // of the channels that exceed their scale, where no calibration says the scales
+}
+
+// outlierRow is one way to execute what static scales cut off.
+type outlierRow struct {
+	label  string
+	scheme op.Scheme
+	soc    *socs.SoC
+}
+
+// outlierResult is a row of the table, with how many channels exceeded their scales.
+type outlierResult struct {
+	*chunkResult
+	// of all calls of products with shadow outliers in the measured prompts
+	Channels float64 `json:"channels_per_call"`
+	Most     int64   `json:"most_channels"`
+	Beyond   int64   `json:"calls_beyond_bound"`
+}
+
+// Outliers measures what shadow outliers cost (llm.npu 3.3 and 4.4) in a prompt: none, whose activations are clipped, beside
+// those that another processor computes at the same time, those that the same core computes before or after the product,
+// and everything on that core, in the same rounds. Operators are placed whole.
+func Outliers(c *cobra.Command, ui *cli.Streams, options *Options, roles *OutlierOptions) error {
+	ctx := c.Context()
+	from, err := options.open()
+	if err != nil {
+		return err
+	}
+	defer from.Model.Close()
+	rows, err := outlierRows(from.SoC, roles)
+	if err != nil {
+		return err
+	}
+	if from.Calibration == nil {
+		tokens := runcmd.BenchPrompt(options.PromptLen, from.Model.Vocab, 0)
+		if from.Calibration, err = observed(ctx, from.Model, tokens, roles.Share); err != nil {
+			return err
+		}
+		ui.Printf("static scales from the prompt itself: %.2g %% of the channels exceed them\n", 100*roles.Share)
+	}
+	plans, predicted, err := outlierPlans(ctx, from.Input, rows, options)
+	if err != nil {
+		return err
+	}
+	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
+		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
+	}
+	opened := &fleet{model: from.Model, cal: from.Calibration, soc: from.SoC}
+	defer opened.close()
+	for i, plan := range plans {
+		if err := opened.open(ctx, rows[i].label, plan); err != nil {
+			return err
+		}
+	}
+	times, virtual, err := opened.prompts(ctx, predicted, options)
+	if err != nil {
+		return err
+	}
+	var results []outlierResult
+	for i, row := range times {
+		result := outlierResult{chunkResult: row}
+		calls := int64(0)
+		var channels int64
+		for _, product := range opened.list[i].machine.Outliers() {
+			calls, channels = calls+product.Calls, channels+product.Channels
+			result.Most, result.Beyond = max(result.Most, product.Most), result.Beyond+product.Beyond
+		}
+		result.Channels = float64(channels) / float64(max(1, calls))
+		results = append(results, result)
+	}
+	measured := "measured"
+	if virtual {
+		measured = "simulated"
+	}
+	ui.Printf("%s, %d interleaved rounds, prompt of %d tokens\n", measured, options.Rounds, options.PromptLen)
+	showOutliers(ui, results)
+	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "prompt": options.PromptLen,
+		"rounds": options.Rounds, "results": results})
+}
+
+// outlierPlans solves for every row, operators placed whole, and predicts the prompt.
+func outlierPlans(ctx context.Context, in solver.Input, rows []outlierRow, options *Options) (plans []*planir.Plan,
+	predicted []int64, err error) {
+	in.Strategies = []planir.Strategy{planir.Single, planir.Padding}
+	in.WhatIf.OtherSoC = true // the costs are of the same processors, which now have fewer operators
+	work := in.Workload
+	for _, row := range rows {
+		in.SoC = row.soc
+		in.Workload = workload.Edited(work, func(w *workload.Workload) {
+			w.ChunksInFlight, w.Outliers, w.Shadows, w.Quality = 0, "", workload.Shadows{}, workload.Quality{}
+			only := []op.Scheme{row.scheme}
+			w.Schemes = workload.Schemes{Prefill: only, Decode: only, Head: only}
+		})
+		result, err := solver.Solve(ctx, in)
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", row.label, err)
+		}
+		ns, err := predictTask(in, result.Plan, strategyTask{options.PromptLen}, 0)
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", row.label, err)
+		}
+		plans, predicted = append(plans, result.Plan), append(predicted, ns)
+	}
+	return plans, predicted, nil
+}
+
+// outlierRows are the ways to compare. Without a processor that takes turns with that of the products there are two.
+func outlierRows(soc *socs.SoC, roles *OutlierOptions) ([]outlierRow, error) {
+	for _, given := range []struct{ flag, name string }{
+		{"products", roles.Products}, {"beside", roles.Beside}, {"behind", roles.Behind},
+	} {
+		if soc.Processor(given.name) == nil && (given.name != "" || given.flag != "behind") {
+			return nil, diag.New(diag.ClassUsage, "--%s: unknown processor %q of SoC %q", given.flag, given.name, soc.Name)
+		}
+	}
+	behind := roles.Behind
+	mine := soc.Processor(roles.Products).Cores
+	for i := range soc.Processors {
+		other := &soc.Processors[i]
+		executes := len(other.Kinds) == 0 || slices.Contains(other.Kinds, op.OutlierMatMul)
+		if behind == "" && executes && other.Name != roles.Products && len(mine) > 0 && slices.Equal(mine, other.Cores) {
+			behind = other.Name
+		}
+	}
+	matrix := []op.Kind{op.MatMul, op.ExpertMatMul, op.GroupMatMul}
+	products := func(kind op.Kind) bool { return slices.Contains(matrix, kind) || kind == op.QuantRows }
+	rest := func(kind op.Kind) bool { return !slices.Contains(matrix, kind) }
+	outliers := func(kind op.Kind) bool { return kind == op.OutlierMatMul }
+	two := withRoles(soc, roles.Beside, map[string]func(op.Kind) bool{roles.Products: products, roles.Beside: rest})
+	out := []outlierRow{{"none: clipped", op.A8SQ8C, two}, {"on " + roles.Beside, op.A8OQ8C, two}}
+	if behind == "" {
+		return out, nil
+	}
+	return append(out,
+		outlierRow{"on " + behind + ", in turns with products", op.A8OQ8C, withRoles(soc, roles.Beside,
+			map[string]func(op.Kind) bool{roles.Products: products, behind: outliers,
+				roles.Beside: func(kind op.Kind) bool { return rest(kind) && !outliers(kind) }})},
+		outlierRow{"everything on that core", op.A8OQ8C, withRoles(soc, behind,
+			map[string]func(op.Kind) bool{roles.Products: products, behind: rest})}), nil
+}
+
+// withRoles is a SoC of some processors alone, each with those of its kinds of operators that its role permits.
+func withRoles(soc *socs.SoC, control string, roles map[string]func(op.Kind) bool) *socs.SoC {
+	out := *soc
+	out.Control, out.Processors = control, nil
+	for _, proc := range soc.Processors {
+		permits := roles[proc.Name]
+		if permits == nil {
+			continue
+		}
+		if len(proc.Kinds) == 0 {
+			proc.Kinds = op.Kinds
+		}
+		proc.Kinds = slices.DeleteFunc(slices.Clone(proc.Kinds), func(kind op.Kind) bool { return !permits(kind) })
+		out.Processors = append(out.Processors, proc)
+	}
+	return &out
+}
+
+// observed is a calibration of the ranges of a prompt with which that share of the channels, one at least, exceeds the
+// scale of each product.
+func observed(ctx context.Context, model *models.Model, tokens []int32, share float64) (*calibration.Calibration, error) {
+	tried, err := trial.Open(ctx, model)
+	if err != nil {
+		return nil, err
+	}
+	cal, err := trial.Observe(ctx, tried, tokens)
+	if err != nil {
+		return nil, err
+	}
+	for i := range cal.Activations {
+		activation := &cal.Activations[i]
+		exceeding := max(1, int(share*float64(activation.K)+0.5))
+		activation.LeaveOut(exceeding, op.OutlierChannels(activation.K))
+	}
+	return cal, cal.Validate()
+}
+
+// showOutliers prints a line for every plan, and one for every lane.
+func showOutliers(ui *cli.Streams, results []outlierResult) {
+	var rows, lanes [][]string
+	none := results[0]
+	for _, result := range results {
+		row := []string{result.Plan, fmt.Sprintf("%.2f", result.MS), fmt.Sprintf("%.2f..%.2f", result.Low, result.High), "-",
+			"-", fmt.Sprintf("%+.1f %%", 100*(result.Ratio-1)), "-", fmt.Sprintf("%.1f", result.Channels),
+			fmt.Sprint(result.Most), fmt.Sprint(result.Beyond)}
+		if result.Predicted > 0 {
+			row[3] = fmt.Sprintf("%.2f", result.Predicted)
+			row[4] = fmt.Sprintf("%+.1f %%", 100*(result.Predicted/result.MS-1))
+		}
+		if none.Predicted > 0 {
+			row[6] = fmt.Sprintf("%+.1f %%", 100*(result.Predicted/none.Predicted-1))
+		}
+		rows = append(rows, row)
+		for _, lane := range result.Idle {
+			lanes = append(lanes, []string{result.Plan, lane.Proc, fmt.Sprintf("%.2f", lane.BusyMS),
+				fmt.Sprintf("%.2f", lane.IdleMS), lane.Before, fmt.Sprintf("%.2f", lane.MostMS)})
+		}
+	}
+	ui.Table([]string{"outliers", ">ms", ">95 % interval", ">predicted", ">error", ">over none", ">predicted over none",
+		">channels", ">most", ">beyond"}, rows)
+	ui.Printf("\n")
+	ui.Table([]string{"outliers", "processor", ">busy ms", ">idle ms", "most of it before", ">ms"}, lanes)
+}
