@@ -23,6 +23,7 @@ func newSimulate(ui *cli.Streams) *cobra.Command {
 		},
 	}
 	options.Register(cmd.Flags())
+	cmd.Flags().StringVar(&options.SoC, "soc", "", "SoC file of a plan for a real machine: its power_w give the energy")
 	return cmd
 }
 

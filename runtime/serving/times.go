@@ -21,6 +21,7 @@ type batchTime struct {
 	sequences int
 	ns        int64
 	dynamic   bool // fewer sequences take less
+	phase     *planir.Phase
 }
 
 // TimesOf reads a plan's predictions.
@@ -32,7 +33,7 @@ func TimesOf(plan *planir.Plan) *Times {
 	for i := range plan.Program.Programs {
 		phase := &plan.Program.Programs[i]
 		if phase.Rows == 1 || phase.Batch() {
-			out.decode = append(out.decode, batchTime{phase.Rows, out.byName[phase.Name], out.dynamic(phase)})
+			out.decode = append(out.decode, batchTime{phase.Rows, out.byName[phase.Name], out.dynamic(phase), phase})
 		}
 		if phase.Rows == 1 {
 			out.head = headNS(plan, phase)
@@ -64,26 +65,48 @@ func (t *Times) Decode(n int) int64 {
 // linear. What computes logits runs for the last of the n tokens only, and is left out of a call that does not process
 // it.
 func (t *Times) Chunk(n int) (tokens int, ns int64) {
+	program := t.ChunkProgram(n)
+	if program == nil {
+		return n, 0
+	}
+	whole := t.byName[program.Name]
+	switch {
+	case n > program.Rows:
+		return program.Rows, whole - headNS(t.plan, program)
+	case n < program.Rows && t.dynamic(program):
+		one := min(t.Decode(1), whole)
+		return n, one + int64(float64(whole-one)*float64(n-1)/float64(program.Rows-1))
+	}
+	return n, whole
+}
+
+// ChunkProgram is the program that processes the first of n tokens of a prompt, nil if there is none.
+func (t *Times) ChunkProgram(n int) *planir.Phase {
 	for _, choice := range t.plan.Program.Decider {
 		if n < choice.Min || n > choice.Max {
 			continue
 		}
 		for _, program := range t.plan.Program.All() {
 			if program.Name == choice.Program {
-				whole := t.byName[program.Name]
-				if n < program.Rows && t.dynamic(program) {
-					one := min(t.Decode(1), whole)
-					return n, one + int64(float64(whole-one)*float64(n-1)/float64(program.Rows-1))
-				}
-				if n > program.Rows {
-					return program.Rows, whole - headNS(t.plan, program)
-				}
-				return n, whole
+				return program
 			}
 		}
 	}
-	return n, 0
+	return nil
 }
+
+// DecodeProgram is the program that decodes a token of each of n sequences, nil if there is none.
+func (t *Times) DecodeProgram(n int) *planir.Phase {
+	for _, program := range t.decode {
+		if program.sequences >= n {
+			return program.phase
+		}
+	}
+	return nil
+}
+
+// Of is the time of a program, in ns.
+func (t *Times) Of(program *planir.Phase) int64 { return t.byName[program.Name] }
 
 // Beside is what the plan predicts of the next chunk of n tokens of a prompt beside the decoding of batch sequences;
 // false where the plan has nothing for that. A single token has no program of its own there.
@@ -113,6 +136,14 @@ func (t *Times) Beside(n, batch int) (scheduler.Side, bool) {
 	side.ChunkNS = one + int64(float64(side.ChunkNS-one)*part)
 	side.AloneNS = one + int64(float64(side.AloneNS-one)*part)
 	return side, true
+}
+
+// Pair names the processors that process prompts and decode beside each other, "" where none do.
+func (t *Times) Pair() (prefill, decode string) {
+	if t.plan.Beside == nil {
+		return "", ""
+	}
+	return t.plan.Beside.Prefill, t.plan.Beside.Decode
 }
 
 // alone is the time of a program of prefill on the processor that processes prompts beside decoding, with nothing beside.

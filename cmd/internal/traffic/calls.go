@@ -78,15 +78,8 @@ func (t *tally) add(call serving.Call) {
 
 // rows is the size of the program for the next chunk of so many tokens.
 func (t *tally) rows(rest int) int {
-	for _, choice := range t.plan.Program.Decider {
-		if rest < choice.Min || rest > choice.Max {
-			continue
-		}
-		for _, program := range t.plan.Program.All() {
-			if program.Name == choice.Program {
-				return program.Rows
-			}
-		}
+	if program := t.times.ChunkProgram(rest); program != nil {
+		return program.Rows
 	}
 	return 0
 }

@@ -107,12 +107,21 @@ func RunSimulate(ui *cli.Streams, options *Options) error {
 	if err != nil {
 		return err
 	}
+	soc, err := bindings.SoCOf(plan, options.SoC)
+	if err != nil {
+		return err
+	}
 	reports, err := simulateAll(plan, trace, options)
 	if err != nil {
 		return err
 	}
-	ui.Notef("simulated: program calls take what the plan predicts, and nothing else takes time")
+	for _, report := range reports {
+		report.Energy(soc)
+	}
+	ui.Notef("simulated: program calls take what the plan predicts, and nothing else takes time; energy is modelled from the" +
+		" SoC's power_w, never measured")
 	Show(ui, reports)
+	showProcessors(ui, reports)
 	return ui.Result(reports)
 }
 

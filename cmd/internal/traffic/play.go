@@ -47,19 +47,25 @@ func Simulate(plan *planir.Plan, trace []Request, config scheduler.Config) (*Rep
 	if err != nil {
 		return nil, err
 	}
-	play := simulation{state: state, config: &config, trace: trace, courses: make([]course, len(trace)),
+	play := simulation{state: state, times: times, used: newUsage(plan, times), config: &config, trace: trace, courses: make([]course, len(trace)),
 		left: make([]int, len(trace))}
 	if err := play.run(); err != nil {
 		return nil, err
 	}
 	report := summarise(config.Policy, play.courses, play.busy, state.Counts())
 	report.Simulated = true
+	report.Processors = play.used.report(report.Seconds, play.busy)
+	for i := range trace {
+		report.Processed += int64(trace[i].fresh() + trace[i].Output)
+	}
 	return report, nil
 }
 
 // simulation is a trace under way on a virtual clock. A request's ID is its number in the trace and one.
 type simulation struct {
 	state   *scheduler.State
+	times   *serving.Times
+	used    *usage
 	config  *scheduler.Config
 	trace   []Request
 	courses []course
@@ -87,6 +93,7 @@ func (s *simulation) run() error {
 		case scheduler.Prefill:
 			id := action.Requests[0]
 			tokens, ns := s.config.ChunkNS(s.left[id-1])
+			s.used.called(s.times.ChunkProgram(s.left[id-1]), ns)
 			s.spend(ns)
 			s.left[id-1] -= tokens
 			s.state.Prefilled(s.now, id, tokens)
@@ -105,7 +112,10 @@ func (s *simulation) run() error {
 			s.beside, s.part = action.Requests[0], 0
 		case scheduler.Await:
 			side, _ := s.config.Beside(s.left[s.beside-1], 1)
-			s.spend(int64((1 - s.part) * float64(side.AloneNS)))
+			rest := int64((1 - s.part) * float64(side.AloneNS))
+			prefill, _ := s.times.Pair()
+			s.used.alone(prefill, rest)
+			s.spend(rest)
 			s.part = 1
 			s.arrive()
 		}
@@ -118,10 +128,15 @@ func (s *simulation) at(i int) int64 { return int64(s.trace[i].AtMS * 1e6) }
 // decode lets an iteration pass, and what of the chunk beside it is processed meanwhile.
 func (s *simulation) decode(requests int) {
 	if s.beside == 0 {
-		s.spend(s.config.DecodeNS(requests))
+		ns := s.config.DecodeNS(requests)
+		s.used.called(s.times.DecodeProgram(requests), ns)
+		s.spend(ns)
 		return
 	}
 	side, _ := s.config.Beside(s.left[s.beside-1], requests)
+	prefill, decode := s.times.Pair()
+	s.used.alone(prefill, side.DecodeNS)
+	s.used.alone(decode, side.DecodeNS)
 	s.spend(side.DecodeNS)
 	s.part += float64(side.DecodeNS) / float64(max(1, side.ChunkNS))
 }

@@ -24,6 +24,10 @@ type Report struct {
 	Preempted int64            `json:"preemptions"`
 	Beside    int64            `json:"chunks_beside"` // processed beside decoding
 	Calls     []CallReport     `json:"program_calls,omitempty"`
+	// of a simulation: how long processors work, and the energy of a token that was processed or generated, modelled
+	Processors []ProcessorReport `json:"processors,omitempty"`
+	Processed  int64             `json:"processed_tokens"` // prompts but for what was cached, and generated
+	TokenJ     float64           `json:"modelled_j_a_token,omitempty"`
 }
 
 // ClassReport is what the requests of a class got. Times are in milliseconds; the 95th percentile is of the requests.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/scheduler"
+	"github.com/hetc/hetc/socs"
 )
 
 // planOf has programs of 1 and 100 rows and batches of 4, on a processor that pads.
@@ -145,4 +146,40 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("read back as %v (%v), want %v", back, err, trace)
 		}
 	})
+}
+
+// Energy is the power of each processor for as long as it is busy, and utilisation its share of the time: by hand, a chunk
+// of which two processors work half and all of the time, and two iterations of one of them.
+func TestEnergy(t *testing.T) {
+	plan := planOf()
+	plan.Procs = []planir.Proc{{Name: "gpu"}, {Name: "npu"}}
+	lane := func(proc string, ns int64) planir.Lane {
+		return planir.Lane{Proc: proc, Steps: []planir.Step{{ExpectNS: ns}}}
+	}
+	plan.Program.Programs[0].Sections = []planir.Section{{Layers: 2, Lanes: []planir.Lane{lane("gpu", 4e6)}}} // 8 of 10 ms
+	plan.Program.Programs[2].Sections = []planir.Section{{Layers: 2, Lanes: []planir.Lane{lane("gpu", 12_500_000)}},
+		{Lanes: []planir.Lane{lane("npu", 50e6)}}}
+	report, err := Simulate(plan, []Request{{Class: "reactive", Prompt: 100, Output: 3}}, scheduler.Default(4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	soc := &socs.SoC{Processors: []socs.Processor{{Name: "gpu", PowerW: 30}, {Name: "npu", PowerW: 10}}}
+	report.Energy(soc)
+	want := []ProcessorReport{{"gpu", 41.0 / 70, 41.0 / 70, 0.041 * 30}, {"npu", 50.0 / 70, 50.0 / 70, 0.050 * 10}}
+	if len(report.Processors) != 2 {
+		t.Fatalf("%+v", report.Processors)
+	}
+	for i, got := range report.Processors {
+		if got.Proc != want[i].Proc || math.Abs(got.Busy-want[i].Busy) > 1e-9 ||
+			math.Abs(got.WhileActive-want[i].WhileActive) > 1e-9 || math.Abs(got.EnergyJ-want[i].EnergyJ) > 1e-9 {
+			t.Errorf("got %+v, want %+v", got, want[i])
+		}
+	}
+	if want := (0.041*30 + 0.050*10) / 103; math.Abs(report.TokenJ-want) > 1e-9 {
+		t.Errorf("%v J a token, want %v", report.TokenJ, want)
+	}
+	soc.Processors[1].PowerW = 0
+	if report.Energy(soc); report.TokenJ != 0 || report.Processors[0].EnergyJ == 0 {
+		t.Errorf("with a processor of unknown power: %+v", report)
+	}
 }
