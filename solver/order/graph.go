@@ -1,6 +1,7 @@
 // Package order knows in which order the steps of several chunks of a prompt are executed that are in flight together:
 // chunk after chunk, by the rule of llm.npu (sec. 3.4), or in the best order that a search finds. Graph is a whole prompt,
-// in the terms of the paper; Problem is one layer, which repeats.
+// in the terms of the paper; Problem is one layer, which repeats. Heads is the same question about the heads of a sparse
+// attention (shadowAttn sec. 3.4).
 package order
 
 import (
