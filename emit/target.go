@@ -66,6 +66,10 @@ func retarget(plan *planir.Plan, graph *models.Graph, target *Target,
 	}
 	if len(fallen) > 0 { // its orders are of the tasks that were decided
 		out.InFlight = nil
+		if out.Attention != nil {
+			out.Attention = new(*out.Attention)
+			out.Attention.Pipelines = slices.DeleteFunc(slices.Clone(out.Attention.Pipelines), fellApart(fallen))
+		}
 	}
 	if beside := out.Beside; beside != nil && (out.Proc(beside.Prefill) == nil || out.Proc(beside.Decode) == nil) {
 		out.Beside = nil
@@ -114,6 +118,15 @@ func (t *Target) decision(plan *planir.Plan, of *planir.Decision, fallen []plani
 // fellBack reports whether a decision was given to the control processor.
 func fellBack(d *planir.Decision, fallen []planir.Fallback) bool {
 	return slices.ContainsFunc(fallen, func(f planir.Fallback) bool { return f.Node == d.Node && f.Rows == d.Rows })
+}
+
+// fellApart tells of a pipeline of heads whether a stage of it was given to the control processor.
+func fellApart(fallen []planir.Fallback) func(planir.HeadPipeline) bool {
+	return func(pipeline planir.HeadPipeline) bool {
+		return slices.ContainsFunc(fallen, func(f planir.Fallback) bool {
+			return f.Rows == pipeline.Rows && (f.Node == pipeline.Node || models.SparseNodes(pipeline.Node)[f.Node] != "")
+		})
+	}
 }
 
 // missing refuses a plan that uses processors the target has no data for, all of them at once.

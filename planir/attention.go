@@ -16,6 +16,8 @@ type Attention struct {
 	Buckets int `json:"buckets,omitempty" yaml:"buckets,omitempty"`
 	// ascending: numbers of rows of the programs; those of several sequences are none of them
 	Rows []int `json:"rows" yaml:"rows,flow"`
+	// ascending by rows, then by nodes: attentions whose heads pass through a pipeline
+	Pipelines []HeadPipeline `json:"pipelines,omitempty" yaml:"pipelines,omitempty"`
 }
 
 // Sparse reports whether the program of that many rows has sparse attention.

@@ -25,6 +25,9 @@ func Outline(plan *Plan) (string, error) {
 	line("context %d, cache %s%s", plan.MaxContext, plan.KV, prefixed(", folds ", strings.Join(plan.Folds, " ")))
 	if plan.Attention != nil {
 		line("%s", plan.Attention.Text())
+		for i := range plan.Attention.Pipelines {
+			line("%s", plan.Attention.Pipelines[i].Text())
+		}
 	}
 	for i := range plan.Shadows {
 		line("shadow outliers of %s: %s", plan.Shadows[i].Node, plan.Shadows[i].LayersText())

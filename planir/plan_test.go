@@ -677,6 +677,22 @@ func TestRules(t *testing.T) {
 		})
 		broken["P031"] = true
 	}
+	for name, fault := range pipelineFaults {
+		t.Run("P032 "+name, func(t *testing.T) {
+			p := pipelinePlan(t)
+			fault.mutate(p)
+			found := planir.Check(p)
+			if len(found) == 0 {
+				t.Fatal("no rule is broken")
+			}
+			for _, d := range found {
+				if d.Code != fault.rule || d.Hint == "" || d.Path == "" {
+					t.Errorf("breaks %s: %v", d.Code, d)
+				}
+			}
+		})
+		broken["P032"] = true
+	}
 	for _, r := range planir.Rules {
 		if !broken[r.ID] {
 			t.Errorf("rule %s has no plan that breaks it", r.ID)
@@ -884,6 +900,10 @@ func FuzzDecode(f *testing.F) {
 	p := build(f, op.A8TQ8C, []int{1, 16}, shapes["columns"].change)
 	b, err := planir.Encode(p)
 	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	if b, err = planir.Encode(pipelinePlan(f)); err != nil {
 		f.Fatal(err)
 	}
 	f.Add(b)

@@ -51,6 +51,8 @@ var Rules = []Rule{
 		"P030", "programs with sparse attention are programs of the plan that process rows of one sequence, and keep a share of the positions in blocks of queries; no other program has such operators", (*checker).attention},
 	{
 		"P031", "chunks in flight are whole chunks of one prompt, in a program of as many rows; in every layer, steps on the same heads of the cache work on rows in ascending order, and of two steps that touch the same values that of the earlier layer comes first", (*checker).inFlight},
+	{
+		"P032", "the heads of an attention pass through a pipeline in a program with sparse attention only; each share by heads is executed once, on each processor in the pipeline's order", (*checker).headPipelines},
 }
 
 // Check applies every rule and returns all findings of the first rule that is broken.

@@ -207,6 +207,7 @@ type packUse struct {
 // task is a step in the making, with what it reads and writes, cache included.
 type task struct {
 	proc    string
+	share   int         // of its node's decision
 	step    planir.Step // without flags and weight references, which need all tasks
 	graph   op.Graph
 	label   string      // of the graph
@@ -324,6 +325,7 @@ func (b *builder) section(section *Section, rows int, outside map[string]bool) (
 // tasks cuts the nodes of a section into tasks and joins those that one step can execute.
 func (b *builder) tasks(section *Section, rows int, outside map[string]bool) ([]*task, error) {
 	var tasks []*task
+	pipelines := map[*planir.HeadPipeline]*stages{}
 	for i := range section.Nodes {
 		node := &section.Nodes[i]
 		decision := b.decision(node.Name, rows)
@@ -341,10 +343,26 @@ func (b *builder) tasks(section *Section, rows int, outside map[string]bool) ([]
 				"lower plan: %s@%d: scheme %q, want %q: its result selects experts, and is computed in float32",
 				node.Name, rows, decision.Scheme, operator.Scheme).WithCode("P010")
 		}
-		task, err := b.node(section, node, decision)
+		pipeline, stage := PipelineOf(b.plan, node.Name, rows)
+		if b.on != "" { // one processor executes all of it
+			pipeline = nil
+		}
+		task, err := b.node(section, node, decision, pipeline)
 		if err != nil {
 			return nil, diag.New(diag.ClassIllegal, "lower plan: %s@%d: %w", node.Name, rows, err).
 				WithCode("P010")
+		}
+		if pipeline != nil {
+			if pipelines[pipeline] == nil {
+				pipelines[pipeline] = newStages(pipeline)
+			}
+			pipelines[pipeline].add(stage, decision, task)
+			if stage != op.SparseAttend { // the last one has all of them
+				continue
+			}
+			if task, err = pipelines[pipeline].woven(); err != nil {
+				return nil, err
+			}
 		}
 		tasks = append(tasks, task...)
 	}
@@ -385,8 +403,8 @@ func (b *builder) deal(section *Section, tasks []*task, repeated bool) planir.Se
 	return out
 }
 
-// node makes the tasks of one node.
-func (b *builder) node(section *Section, node *Node, decision *planir.Decision) ([]*task, error) {
+// node makes the tasks of one node, which may be a stage of a pipeline of heads.
+func (b *builder) node(section *Section, node *Node, decision *planir.Decision, pipeline *planir.HeadPipeline) ([]*task, error) {
 	for _, name := range slices.Concat(node.In, node.Out) {
 		b.buffer(name, section.Values[name])
 	}
@@ -399,6 +417,9 @@ func (b *builder) node(section *Section, node *Node, decision *planir.Decision) 
 	}
 	var tasks []*task
 	for i := range pieces {
+		if own := &pieces[i].Ops[len(pieces[i].Ops)-1]; own.Density > 0 && pipeline != nil && pieces[i].Share < len(pipeline.Densities) {
+			own.Density = pipeline.Densities[pieces[i].Share]
+		}
 		task, err := b.task(section, node, decision, &pieces[i])
 		if err != nil {
 			return nil, err
@@ -416,7 +437,7 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 		}
 		b.buffers[view.Buffer].Rows = max(b.buffers[view.Buffer].Rows, view.R1)
 	}
-	made := &task{proc: piece.Proc, reads: slices.Clone(piece.In), writes: slices.Clone(piece.Out)}
+	made := &task{proc: piece.Proc, share: piece.Share, reads: slices.Clone(piece.In), writes: slices.Clone(piece.Out)}
 	made.step = planir.Step{Node: node.Name, R0: piece.R0, In: piece.In, Out: piece.Out, Heads: piece.Heads,
 		Full: node.Slots != nil}
 	if piece.Heads != nil { // ordered like any other buffer: by the heads that are read or written
