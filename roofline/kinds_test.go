@@ -283,3 +283,42 @@ func TestExpertsTruth(t *testing.T) {
 		}
 	}
 }
+
+// A sparse attention of a density that was not measured is priced on the line between the two next to it, in proportion
+// to what it computes; of one measured density there is no line.
+func TestDensitiesBetween(t *testing.T) {
+	costs := &Costs{Processors: []Processor{{Name: "cpu", BytesPerNS: 10}}}
+	asked := op.Op{Kind: op.SparseAttend, M: 64, Heads: 8, KVHeads: 4, HeadDim: 32, KV: op.F32, Context: 512, Block: 16}
+	at := func(density float64) op.Op {
+		asked.Density = density
+		return asked
+	}
+	add := func(density float64) {
+		family, rows, along, across := familyOf("cpu", at(density), true)
+		took := 1000 + at(density).Flops()/8
+		family.OpsPerNS, family.BytesPerNS, family.Sharpness, family.Step = 8, 1000, maxSharpness, [3]int{1, 1, 1}
+		family.Curves = []Curve{{A: along, B: across, OpsPerNS: 8, BytesPerNS: 1000,
+			Points: [][4]int64{{int64(rows), took, took, took}}}}
+		costs.Families = append(costs.Families, family)
+	}
+	add(0.2)
+	if _, err := costs.Op("cpu", at(0.5), true); err == nil {
+		t.Error("a density beyond the only one that was measured has a price")
+	}
+	add(1)
+	costs = &Costs{Processors: costs.Processors, Families: costs.Families}
+	for _, density := range []float64{0.1, 0.2, 0.5, 0.9, 1} {
+		got, err := costs.Op("cpu", at(density), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := 1000 + at(density).Flops()/8
+		if off := math.Abs(float64(got.NS)/float64(want) - 1); off > 1e-3 {
+			t.Errorf("density %v: %d ns, want %d", density, got.NS, want)
+		}
+		phase, err := costs.Phase(Load{Proc: "cpu", Op: at(density), Cold: true})
+		if err != nil || math.Abs(phase.NS()/float64(want)-1) > 1e-3 {
+			t.Errorf("density %v: a phase of %v ns, want %d (%v)", density, phase.NS(), want, err)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package roofline
 import (
 	"cmp"
 	"math"
+	"slices"
 	"sort"
 	"strings"
 
@@ -24,6 +25,9 @@ func (c *Costs) Op(proc string, operator op.Op, cold bool) (Prediction, error) {
 	}
 	if operator.Kind == op.GroupMatMul {
 		return c.group(proc, operator, cold)
+	}
+	if below, above, between := c.densities(proc, operator); between {
+		return c.betweenDensities(proc, operator, cold, below, above)
 	}
 	index := c.look()
 	asked := operator
@@ -84,12 +88,71 @@ func (c *Costs) group(proc string, operator op.Op, cold bool) (Prediction, error
 	return predicted, nil
 }
 
+// densities are the measured densities of a sparse attention nearest to one that was not measured; false where it was, or
+// where fewer than two were.
+func (c *Costs) densities(proc string, operator op.Op) (below, above float64, between bool) {
+	if operator.Kind != op.SparseAttend || c.measured(proc, operator) {
+		return 0, 0, false
+	}
+	list := c.measuredDensities(proc, operator)
+	if len(list) < 2 {
+		return 0, 0, false
+	}
+	at := min(max(1, sort.SearchFloat64s(list, operator.Density)), len(list)-1)
+	return list[at-1], list[at], true
+}
+
+// measuredDensities are the densities at which such an attention was measured on a processor, ascending.
+func (c *Costs) measuredDensities(proc string, operator op.Op) (list []float64) {
+	for _, cold := range []bool{false, true} {
+		want, _, _, _ := familyOf(proc, operator, cold)
+		for i := range c.Families {
+			family := &c.Families[i]
+			if want.Density = family.Density; family.Kind == op.SparseAttend && family.key() == want.key() {
+				list = append(list, family.Density)
+			}
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// betweenDensities predicts a sparse attention on the line through two densities, in proportion to what it computes:
+// blocks keep their own positions however small the density is.
+func (c *Costs) betweenDensities(proc string, operator op.Op, cold bool, below, above float64) (Prediction, error) {
+	asked := float64(operator.Flops())
+	operator.Density = below
+	least := float64(operator.Flops())
+	first, err := c.Op(proc, operator, cold)
+	if err != nil {
+		return first, err
+	}
+	operator.Density = above
+	most := float64(operator.Flops())
+	second, err := c.Op(proc, operator, cold)
+	if err != nil {
+		return second, err
+	}
+	share := 0.0
+	if most > least {
+		share = (asked - least) / (most - least)
+	}
+	line := func(x, y int64) int64 { return ns(max(0, float64(x)+float64(share*float64(y-x)))) }
+	out := Prediction{NS: max(1, line(first.NS, second.NS)), LowNS: line(first.LowNS, second.LowNS),
+		HighNS: line(first.HighNS, second.HighNS), Source: source.Weakest(first.Source, second.Source, source.Interpolated)}
+	out.LowNS, out.HighNS = min(out.LowNS, out.NS), max(out.HighNS, out.NS)
+	return out, nil
+}
+
 // priced is the operator whose measurements answer for this one. A product that was not measured in its own scheme is
 // priced in the twin of that (see op.Scheme.Twin). Rows with static scales are priced as rows with a scale each, which
 // need the largest magnitude of a row as well and take at least as long.
 // What moves rows to and from the slots of experts is priced as what sums them, which moves each of them once as well.
 func (c *Costs) priced(proc string, operator op.Op) op.Op {
 	operator.Static, operator.Scales = false, 0
+	if below, _, between := c.densities(proc, operator); between {
+		operator.Density = below
+	}
 	switch operator.Kind {
 	case op.GroupMatMul:
 		operator, _ = operator.Products()

@@ -116,10 +116,11 @@ func (c *Costs) Phase(load Load) (timeline.Phase, error) {
 	group := load.Op
 	load.Op = c.priced(load.Proc, load.Op)
 	phase, err := c.phase(load)
-	if err != nil || group.Kind != op.GroupMatMul {
+	_, _, between := c.densities(load.Proc, group)
+	if err != nil || group.Kind != op.GroupMatMul && !between {
 		return phase, err
 	}
-	// The parts of its products one after another, behind one launch.
+	// The parts of its products one after another, behind one launch; or those of a density that was measured.
 	whole, err := c.Op(load.Proc, group, load.Cold)
 	if alone := phase.NS(); err == nil && alone > 0 {
 		phase = phase.Times(float64(whole.NS) / alone)

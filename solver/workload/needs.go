@@ -18,7 +18,7 @@ type Needs struct {
 	Context  int       // cached positions
 	Caches   []op.Type // in which they may be cached
 	Lengths  []int     // of prompts that a bucket may be made for
-	// Densities are mean shares of positions that sparse attention may keep.
+	// Densities are shares of positions that sparse attention may keep: on average, and all of them, since heads differ.
 	Densities []float64
 }
 
@@ -40,7 +40,10 @@ func (w *Workload) Needs(maxContext int) (Needs, error) {
 	case w.Density > 0:
 		out.Densities = []float64{w.Density}
 	case w.Attention.Sparse():
-		out.Densities = Densities
+		out.Densities = slices.Clone(Densities)
+	}
+	if count := len(out.Densities); count > 0 && out.Densities[count-1] < 1 {
+		out.Densities = append(out.Densities, 1)
 	}
 	if w.Quality.MaxKL == (KLLimit{}) {
 		return out, nil
