@@ -153,6 +153,12 @@ func (s *session) undivided(ctx context.Context, plan *planir.Plan, rows int) (*
 		}
 		decisions = append(decisions, list)
 	}
+	if attention := out.Attention; attention != nil { // its orders are of the shares that were decided
+		alone := *attention
+		alone.Pipelines = slices.DeleteFunc(slices.Clone(alone.Pipelines),
+			func(pipeline planir.HeadPipeline) bool { return pipeline.Rows == rows })
+		out.Attention = &alone
+	}
 	if err := s.decide(&out, decisions); err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/solver/price"
 )
 
@@ -73,17 +74,22 @@ func (s *planner) energy(plan *planir.Plan, ph *planir.Phase) (nj int64, ok bool
 	for _, in := range pr.instances {
 		for i := range in.candidates {
 			decision := DecisionAt(plan, in.stage.Nodes[i].Name, ph.Rows)
-			choice := in.find(i, decision)
-			if choice < 0 {
-				panic("BUG: decision on " + decision.Node + " is none of its candidates")
-			}
+			busy := 0.0
 			for _, sh := range decision.Shares {
 				if s.Power[sh.Proc] == 0 {
 					return 0, false, nil
 				}
+				busy += float64(s.Power[sh.Proc] * float64(sh.PredictNS))
+			}
+			if pipeline, _ := lower.PipelineOf(plan, decision.Node, decision.Rows); pipeline == nil {
+				choice := in.find(i, decision)
+				if choice < 0 {
+					panic("BUG: decision on " + decision.Node + " is none of its candidates")
+				}
+				busy = float64(in.candidates[i][choice].EnergyNJ)
 			}
 			repeat := float64(in.stage.Repeat) * s.keptShare(plan, in.stage.Nodes[i].Name)
-			total += float64(repeat * float64(in.candidates[i][choice].EnergyNJ))
+			total += float64(repeat * busy)
 		}
 	}
 	return price.Whole(math.Round(total)), true, nil

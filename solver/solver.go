@@ -61,6 +61,9 @@ type Input struct {
 	// ChunkOrder has chunks in flight ordered by that rule (planir.ByExact, planir.ByGreedy), whatever it gains, to compare
 	// with; "": by the fastest, where one chunk after the other is slower.
 	ChunkOrder string
+	// HeadOrder has the heads of sparse attention in a pipeline ordered by that rule (planir.ByExact, planir.ByGreedy),
+	// whatever it gains, or in none (NoPipeline), to compare with; "": in the fastest, where that is faster than none.
+	HeadOrder string
 
 	// AllBuckets has every listed bucket get its program, to compare with; else those that only slow prompts down, or
 	// that a limit has no room for, are left out, the largest first.
@@ -190,6 +193,9 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	s.prunedQuality(plan)
 	if packed := s.packed; packed != nil && packed.not != nil && eightBit(s.decode[packed.head]) {
 		s.note("the embedding is not looked up in the 8-bit head, and takes memory beside it: %v", packed.not)
+	}
+	if err := s.headPipelines(ctx, plan); err != nil {
+		return nil, err
 	}
 	if err := s.beside(plan); err != nil {
 		return nil, err

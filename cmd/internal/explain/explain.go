@@ -252,6 +252,9 @@ func (x *answer) operator(node string, rows int) error {
 	for _, line := range said {
 		ui.Printf("- %s\n", line)
 	}
+	if pipeline := plan.Attention.Pipeline(node, rows); pipeline != nil {
+		ui.Printf("- %s; launches %v, turns %v (numbers of shares)\n", pipeline.Text(), pipeline.Launches, pipeline.Turns)
+	}
 	var table [][]string
 	choices := make([]choice, len(list))
 	for i, row := range list {

@@ -181,9 +181,20 @@ func ShowPredictions(ui *cli.Streams, plan *planir.Plan) {
 	}
 	ui.Printf("%s:\n", what)
 	ui.Table(header, rows)
+	showPipelines(ui, plan)
 	showInFlight(ui, plan)
 	showBeside(ui, plan)
 	showDrafts(ui, plan)
+}
+
+// showPipelines tells where the heads of sparse attention pass through a pipeline.
+func showPipelines(ui *cli.Streams, plan *planir.Plan) {
+	if plan.Attention == nil {
+		return
+	}
+	for i := range plan.Attention.Pipelines {
+		ui.Printf("%s\n", plan.Attention.Pipelines[i].Text())
+	}
 }
 
 // orderedBy are the words for what ordered the steps of chunks in flight.

@@ -1,0 +1,413 @@
+package solver
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/source"
+	"github.com/hetc/hetc/solver/order"
+	"github.com/hetc/hetc/solver/price"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// NoPipeline is the rule by which no heads pass through a pipeline (Input.HeadOrder).
+const NoPipeline = "none"
+
+// triedPipelines is how many pipelines of each rule are lowered and predicted: the best ones by their own problem, which
+// knows nothing of the rest of the layer and of shared memory.
+const triedPipelines = 4
+
+// mostLaunches bounds the launches of an attention with many key heads.
+const mostLaunches = 16
+
+// headPipelines decides in which programs the heads of sparse attention pass through a pipeline (shadowAttn sec. 3.4):
+// one processor estimates scores, others select positions and attend, at the same time, for other heads.
+//
+// For every choice of processors it divides the key heads into launches in many ways, a launch into turns, and has the
+// turns ordered by Algorithm 1 and by an exact search, with the predicted times of each launch and turn. The best few of
+// these are lowered and predicted like any program. One is taken where the program takes less than as decided, by more
+// than predictions are off, and where the plan still keeps its bounds.
+func (s *session) headPipelines(ctx context.Context, plan *planir.Plan) error {
+	if plan.Attention == nil || s.measure() != problem.Time || s.in.HeadOrder == NoPipeline {
+		return nil
+	}
+	for _, rows := range plan.Attention.Rows {
+		posed, err := s.program(rows, s.assigned(rows))
+		if err != nil {
+			return err
+		}
+		for _, in := range posed.instances {
+			for at := range in.stage.Nodes {
+				if in.stage.Nodes[at].Op().Kind != op.SparseAttend || at < 2 {
+					continue
+				}
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				if err := s.headPipeline(plan, in.stage, at); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// headStages is the sparse attention of a section: its three nodes, in the order of the section, and what they take.
+type headStages struct {
+	rows      int
+	nodes     [3]*lower.Node
+	context   int
+	densities []float64 // of each key head
+}
+
+// Stages of a head.
+const (
+	stageEstimate = iota
+	stageSelect
+	stageAttend
+)
+
+// headPipeline decides about the attention at index at of a section, and changes the plan.
+func (s *session) headPipeline(plan *planir.Plan, section *price.Section, at int) error {
+	stages := &headStages{rows: section.Rows, context: section.Context}
+	for i := range stages.nodes {
+		stages.nodes[i] = &section.Nodes[at-2+i]
+	}
+	if stages.nodes[0].Op().Kind != op.Estimate || stages.nodes[0].Op().KVHeads < 2 {
+		return nil
+	}
+	stages.densities = s.headDensities(section.Name, stages.nodes[stageAttend].Op().KVHeads)
+	tried, err := s.orderHeads(stages)
+	if err != nil {
+		return err
+	}
+	name := lower.ProgramName(stages.rows, s.decodes(stages.rows))
+	least := float64(s.predicted(plan, name).PlanNS) * (1 - modelError)
+	if s.in.HeadOrder != "" {
+		least = math.Inf(1)
+	}
+	best := plan
+	for i := range tried {
+		candidate, err := s.withPipeline(plan, stages, &tried[i])
+		if err != nil {
+			return err
+		}
+		if candidate == nil {
+			continue
+		}
+		if ns := float64(s.predicted(candidate, name).PlanNS); ns < least {
+			best, least = candidate, ns
+		}
+	}
+	*plan = *best
+	return nil
+}
+
+// predicted is what a plan predicts of a program.
+func (s *session) predicted(plan *planir.Plan, program string) *planir.Prediction {
+	return &plan.Predictions[slices.IndexFunc(plan.Predictions, func(pred planir.Prediction) bool {
+		return pred.Program == program
+	})]
+}
+
+// headDensities are the mean shares of the positions that the query heads of each key head keep, over the layers of a
+// section; without a calibration the plan's density.
+func (s *session) headDensities(section string, count int) []float64 {
+	out := slices.Repeat([]float64{s.in.attention.Density}, count)
+	if s.in.Calibration == nil || s.in.Calibration.Attention == nil {
+		return out
+	}
+	ratios := s.in.Calibration.Attention.Ratios(s.in.attention.Density)
+	clear(out)
+	layers := 0
+	for i := range s.graph.Sections {
+		of := &s.graph.Sections[i]
+		if of.Name != section {
+			continue
+		}
+		for layer := of.First; layer < of.First+of.Layers && layer < len(ratios); layer++ {
+			layers++
+			group := len(ratios[layer]) / count
+			for head, ratio := range ratios[layer] {
+				out[head/group] += min(1, ratio) / float64(group)
+			}
+		}
+	}
+	for i := range out {
+		out[i] = rounded(out[i] / float64(max(1, layers)))
+	}
+	return out
+}
+
+// rounded is a density as plans write it: four decimals, more than 0 and at most 1.
+func rounded(density float64) float64 {
+	const unit = 1e4
+	return min(1, max(1, math.Round(density*unit))/unit)
+}
+
+// orderedHeads is a pipeline with its decisions, and what was proved of it.
+type orderedHeads struct {
+	planir.HeadPipeline
+	procs     [3]string // of the stages
+	shares    [3][]planir.Share
+	sources   [3]source.Source
+	ns, bound int64
+	choices   int
+}
+
+// orderHeads are the pipelines to try: of each rule the best few over all processors and divisions, the exact ones first.
+func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error) {
+	byRule := map[string][]orderedHeads{}
+	for _, procs := range s.pipelineProcs(stages) {
+		for _, division := range divisions(stages.nodes[stageAttend].Op().KVHeads) {
+			posed, err := s.poseHeads(stages, procs, division)
+			if diag.ClassOf(err) == diag.ClassInfeasible || diag.ClassOf(err) == diag.ClassInput {
+				continue // a share that was never measured, or that a processor does not execute
+			}
+			if err != nil {
+				return nil, err
+			}
+			exact, bound := posed.problem.Exact()
+			for by, found := range map[string]order.HeadOrder{planir.ByExact: exact, planir.ByGreedy: posed.problem.Greedy()} {
+				made := posed.ordered(by, found)
+				made.bound = min(bound, found.NS)
+				byRule[by] = append(byRule[by], made)
+			}
+		}
+	}
+	for _, by := range []string{planir.ByExact, planir.ByGreedy} {
+		if s.in.HeadOrder != "" && s.in.HeadOrder != by {
+			continue
+		}
+		list := byRule[by]
+		slices.SortStableFunc(list, func(x, y orderedHeads) int {
+			return cmp.Or(cmp.Compare(x.ns, y.ns), cmp.Compare(len(x.Launches)+len(x.Turns), len(y.Launches)+len(y.Turns)))
+		})
+		for i := range list {
+			list[i].choices = len(list)
+		}
+		out = append(out, list[:min(len(list), triedPipelines)]...)
+	}
+	return out, nil
+}
+
+// pipelineProcs are the processors that may have the three stages: another one estimates than attends, on another thread.
+func (s *session) pipelineProcs(stages *headStages) (out [][3]string) {
+	executes := func(stage int) (names []string) {
+		for i := range s.Procs {
+			proc, operator := &s.Procs[i], stages.nodes[stage].Op()
+			if proc.Executes(operator.Kind) && (len(proc.KV) == 0 || !operator.Kind.Has("kv") || slices.Contains(proc.KV, operator.KV)) {
+				names = append(names, proc.Name)
+			}
+		}
+		return names
+	}
+	beside := func(a, b string) bool { return s.Thread(a) != s.Thread(b) && !s.Apart[[2]string{a, b}] }
+	for _, estimates := range executes(stageEstimate) {
+		for _, attends := range executes(stageAttend) {
+			for _, selects := range executes(stageSelect) {
+				if beside(estimates, attends) && beside(estimates, selects) && (selects == attends || beside(selects, attends)) {
+					out = append(out, [3]string{estimates, selects, attends})
+				}
+			}
+		}
+	}
+	return out
+}
+
+// divisions are ways to divide key heads into launches and these into turns: the sizes of turns in each launch. Of few
+// heads they are all divisions into launches, of many those into nearly equal ones; turns of a launch are nearly equal.
+func divisions(heads int) (out [][][]int) {
+	const few = 6
+	var launches [][]int
+	if heads <= few {
+		for cuts := range 1 << (heads - 1) { // bit i: a launch ends behind head i
+			var sizes []int
+			size := 0
+			for head := range heads {
+				if size++; head == heads-1 || cuts>>head&1 == 1 {
+					sizes, size = append(sizes, size), 0
+				}
+			}
+			launches = append(launches, sizes)
+		}
+	} else {
+		for count := 1; count <= min(heads, mostLaunches); count++ {
+			launches = append(launches, parts(heads, count))
+		}
+	}
+	for _, sizes := range launches {
+		for turns := 1; turns <= slices.Max(sizes); turns *= 2 {
+			var division [][]int
+			for _, size := range sizes {
+				division = append(division, parts(size, min(size, turns)))
+			}
+			out = append(out, division)
+		}
+	}
+	return out
+}
+
+// parts divides a number into nearly equal ones, the larger ones last: the first is what others wait for.
+func parts(whole, count int) []int {
+	out := slices.Repeat([]int{whole / count}, count)
+	for i := range whole % count {
+		out[count-1-i]++
+	}
+	return out
+}
+
+// posedHeads is the problem of a division, with the shares that its launches and turns are.
+type posedHeads struct {
+	*headStages
+	problem   order.Heads
+	procs     [3]string
+	shares    [3][]planir.Share
+	sources   [3]source.Source
+	densities []float64 // of turns
+}
+
+// poseHeads prices the launches and turns of a division.
+func (s *session) poseHeads(stages *headStages, procs [3]string, division [][]int) (*posedHeads, error) {
+	posed := &posedHeads{headStages: stages, procs: procs}
+	posed.problem.OneLane = procs[stageSelect] == procs[stageAttend]
+	for stage, name := range procs {
+		proc := &s.Procs[slices.IndexFunc(s.Procs, func(proc planir.Proc) bool { return proc.Name == name })]
+		divided := len(division) > 1 || stage != stageEstimate && len(division[0]) > 1
+		if divided && stages.rows > 1 && !(proc.StridedInput && proc.StridedOutput) {
+			return nil, diag.New(diag.ClassInfeasible, "processor %q reads and writes whole buffers only", name)
+		}
+	}
+	share := func(stage, from, to int, density float64) (int64, error) {
+		estimate, err := s.headTime(stages, stage, procs[stage], to-from, density)
+		posed.shares[stage] = append(posed.shares[stage], planir.Share{Proc: procs[stage], From: from, To: to, PredictNS: estimate.NS})
+		posed.sources[stage] = source.Weakest(posed.sources[stage], estimate.Source)
+		return estimate.NS, err
+	}
+	at := 0
+	for _, turns := range division {
+		launch, first := order.Launch{}, at
+		for _, size := range turns {
+			density := 0.0
+			for head := at; head < at+size; head++ {
+				density += stages.densities[head] / float64(size)
+			}
+			density = rounded(density)
+			selects, err := share(stageSelect, at, at+size, 0)
+			if err != nil {
+				return nil, err
+			}
+			attends, err := share(stageAttend, at, at+size, density)
+			if err != nil {
+				return nil, err
+			}
+			launch.Turns = append(launch.Turns, len(posed.problem.Turns))
+			posed.problem.Turns = append(posed.problem.Turns, order.Turn{SelectNS: selects, AttendNS: attends})
+			posed.densities = append(posed.densities, density)
+			at += size
+		}
+		var err error
+		if launch.NS, err = share(stageEstimate, first, at, 0); err != nil {
+			return nil, err
+		}
+		posed.problem.Launches = append(posed.problem.Launches, launch)
+	}
+	scores, err := s.prices.Handover(procs[stageEstimate], procs[stageSelect])
+	if err != nil {
+		return nil, err
+	}
+	posed.problem.ScoresNS = scores.NS
+	if !posed.problem.OneLane {
+		positions, err := s.prices.Handover(procs[stageSelect], procs[stageAttend])
+		if err != nil {
+			return nil, err
+		}
+		posed.problem.PositionsNS = positions.NS
+	}
+	return posed, nil
+}
+
+// headTime is what a stage takes for some key heads on a processor.
+func (s *session) headTime(stages *headStages, stage int, proc string, heads int, density float64) (price.Estimate, error) {
+	operator := stages.nodes[stage].Op()
+	operator.Heads, operator.KVHeads = operator.Heads/operator.KVHeads*heads, heads
+	if operator.Density > 0 {
+		operator.Density = density
+	}
+	operator.Context = stages.context
+	estimates, err := s.prices.Together([]price.Task{{Proc: proc, Op: operator}})
+	if err != nil {
+		return price.Estimate{}, err
+	}
+	return estimates[0], nil
+}
+
+// ordered is the pipeline of an order.
+func (p *posedHeads) ordered(by string, found order.HeadOrder) orderedHeads {
+	return orderedHeads{
+		HeadPipeline: planir.HeadPipeline{Node: p.nodes[stageAttend].Name, Rows: p.rows, By: by, Launches: found.Launches,
+			Turns: found.Turns, Densities: p.densities},
+		procs: p.procs, shares: p.shares, sources: p.sources, ns: found.NS,
+	}
+}
+
+// withPipeline is the plan with a pipeline, predicted; nil where that does not lower or breaks a bound.
+func (s *session) withPipeline(plan *planir.Plan, stages *headStages, with *orderedHeads) (*planir.Plan, error) {
+	out := *plan
+	out.Decisions, out.Predictions = slices.Clone(plan.Decisions), slices.Clone(plan.Predictions)
+	out.Attention = new(*plan.Attention)
+	out.Attention.Pipelines = append(slices.Clone(plan.Attention.Pipelines), with.HeadPipeline)
+	slices.SortFunc(out.Attention.Pipelines, func(a, b planir.HeadPipeline) int {
+		return cmp.Or(cmp.Compare(a.Rows, b.Rows), cmp.Compare(a.Node, b.Node))
+	})
+	for stage, node := range stages.nodes {
+		decision := out.DecisionFor(node.Name, stages.rows)
+		before := planir.Alternative{Strategy: decision.Strategy, Shares: decision.ShareText(), PredictNS: decision.PredictNS,
+			Source: decision.Source}
+		decision.Strategy, decision.Axis, decision.Shares = planir.WeightCentric, planir.AxisHeads, with.shares[stage]
+		decision.Source = with.sources[stage]
+		decision.Alternatives = append([]planir.Alternative{before}, decision.Alternatives...)
+		decision.PredictNS = 0
+		for _, share := range decision.Shares {
+			decision.PredictNS += share.PredictNS
+		}
+	}
+	out.Solver = append(slices.Clone(plan.Solver), planir.Solve{Problem: fmt.Sprintf("heads %s@%d", with.Node, with.Rows),
+		Status: with.status(), ObjectiveNS: with.ns, BoundNS: with.bound, Choices: with.choices})
+	if err := s.lower(&out); err != nil {
+		return nil, err
+	}
+	program := &out.Program.Programs[slices.IndexFunc(out.Program.Programs, func(ph planir.Phase) bool { return ph.Rows == stages.rows })]
+	predicted, err := s.prediction(&out, program)
+	if err != nil {
+		return nil, err
+	}
+	*s.predicted(&out, program.Name) = predicted
+	memory := planir.MemoryOf(&out)
+	memory.Max = plan.Memory.Max
+	out.Memory = &memory
+	taken, err := s.taken(&out)
+	if err != nil {
+		return nil, err
+	}
+	if memory.Max > 0 && memory.Total > memory.Max || len(s.broken(&out, taken)) > 0 {
+		return nil, nil
+	}
+	return &out, nil
+}
+
+// status says whether an order is proved to be the best of its division.
+func (o *orderedHeads) status() string {
+	if o.bound < o.ns {
+		return string(problem.Feasible)
+	}
+	return string(problem.Optimal)
+}

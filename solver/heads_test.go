@@ -1,0 +1,114 @@
+package solver
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver/sim"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// estimator is a machine of two cores of which the second one, like an NPU, multiplies and estimates, and does not
+// attend: attention takes its time on the first one.
+func estimator(t testing.TB) *socs.SoC {
+	t.Helper()
+	soc := twoCores(t, 1)
+	soc.Processors = soc.Processors[:2]
+	soc.Processors[0].Sim.OtherGops /= 8
+	soc.Processors[1].Kinds = []op.Kind{op.MatMul, op.Estimate, op.GLU, op.Add}
+	return soc
+}
+
+// uneven is a calibration in which heads are of unlike importance, so that they keep unlike shares of the positions.
+func uneven(m *models.Model, cal *calibration.Calibration) *calibration.Calibration {
+	for layer := range cal.Attention.Layers {
+		heads := cal.Attention.Layers[layer].Heads
+		cal.Attention.Layers[layer].Importance = 1
+		for head := range heads {
+			heads[head].Importance = 1e-4 * float64(1+head)
+		}
+	}
+	return cal
+}
+
+// pipelineInput is a long prompt with sparse attention on an estimator.
+func pipelineInput(t *testing.T, m *models.Model, soc *socs.SoC, tokens int) Input {
+	t.Helper()
+	cal := uneven(m, attentive(m, invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A32W32), map[float64]float64{0.1: 2e-3, 0.4: 1e-4}))
+	want := workload.Default()
+	want.Buckets, want.Context, want.Prompts = []int{tokens}, 2*tokens, []workload.Prompt{{Tokens: tokens, Share: 1}}
+	want.Attention, want.Density = workload.AttentionSparse, 0.1
+	return Input{Model: m, SoC: soc, Costs: profiled(t, soc, m, want), Workload: want, Calibration: cal, Engine: exact.Engine{}}
+}
+
+// Heads pass through a pipeline where that is faster. The program takes on the simulated machine's clock what was
+// predicted, whichever rule has ordered the heads, and the exact order is no slower than Algorithm 1 or than none.
+func TestHeadPipelinesTakeAsLongAsPredicted(t *testing.T) {
+	for _, name := range []string{"models/tiny-llama-kjv", "arch/llama-mha"} {
+		t.Run(name, func(t *testing.T) {
+			m, tokens := open(t, "../testdata/"+name), 512
+			if name == "arch/llama-mha" {
+				tokens = 128
+			}
+			in := pipelineInput(t, m, estimator(t), tokens)
+			took := map[string]int64{}
+			for _, by := range []string{"", NoPipeline, planir.ByGreedy, planir.ByExact} {
+				in.HeadOrder = by
+				plan := solve(t, in).Plan
+				if found := check.Plan(plan, m, in.SoC); len(found) > 0 {
+					t.Fatal(found)
+				}
+				if piped := len(plan.Attention.Pipelines) > 0; piped != (by != NoPipeline) {
+					t.Fatalf("by %q: pipelines %+v", by, plan.Attention.Pipelines)
+				}
+				program := prediction(t, plan, "prefill@"+map[int]string{512: "512", 128: "128"}[tokens])
+				took[by] = virtual(t, plan, m, in.Calibration, sim.New(in.SoC), sim.NewCompiler(in.SoC), tokens)
+				if off := math.Abs(float64(took[by])/float64(program.PlanNS) - 1); off > 0.01 {
+					t.Errorf("by %q: %d ns on the virtual clock, predicted %d: off by %.2g, want at most 0.01", by, took[by],
+						program.PlanNS, off)
+				}
+				for _, node := range []string{"layers.attention", "layers.attention_estimate", "layers.qkv"} {
+					if rows, err := Explain(plan, node, tokens, &in); err != nil || len(rows) < 2 {
+						t.Errorf("by %q: %s is explained by %d rows: %v", by, node, len(rows), err)
+					}
+				}
+			}
+			if took[planir.ByExact] > took[planir.ByGreedy] || took[""] > took[NoPipeline] || took[""] >= took[NoPipeline] {
+				t.Errorf("times are %v", took)
+			}
+		})
+	}
+}
+
+// Divisions are whole: launches and turns cover all heads, and none is empty.
+func TestDivisions(t *testing.T) {
+	for _, heads := range []int{1, 2, 5, 6, 7, 32} {
+		list := divisions(heads)
+		for _, division := range list {
+			if total := 0; true {
+				for _, turns := range division {
+					for _, size := range turns {
+						if total += size; size < 1 {
+							t.Errorf("%d heads: %v has an empty turn", heads, division)
+						}
+					}
+				}
+				if total != heads {
+					t.Errorf("%d heads: %v covers %d", heads, division, total)
+				}
+			}
+		}
+		if !slices.ContainsFunc(list, func(d [][]int) bool { return len(d) == 1 }) {
+			t.Errorf("%d heads: no division has one launch", heads)
+		}
+	}
+}
