@@ -10,7 +10,7 @@ import (
 // What happens to rows that are sent to an expert beyond the rows that are reserved for it.
 const (
 	OverflowExact = "exact" // the dynamic products compute them, with the experts that have no slot
-	OverflowDrop  = "drop"  // the least salient are dropped: they add nothing to their token
+	OverflowDrop  = "drop"  // the least salient by a rule are dropped: they add nothing to their token
 )
 
 // ExpertTiers are capacity tiers of experts (NPUMoE sec. 4) in the program of one number of rows. An expert in a slot
@@ -22,6 +22,8 @@ type ExpertTiers struct {
 	Loads    string `json:"loads" yaml:"loads"`       // what was expected: "traced", "synthetic zipf:1.2"
 	Experts  int    `json:"experts" yaml:"experts"`   // of a layer
 	Overflow string `json:"overflow" yaml:"overflow"` // exact, drop
+	// Salience is the rule by which rows are dropped, of op.Saliences; empty: none are.
+	Salience string `json:"salience,omitempty" yaml:"salience,omitempty"`
 	// Sent is how many rows of a layer the dynamic products are expected to compute, at least 1; 0: there are none,
 	// because every expert has a slot and overflow is dropped.
 	Sent   int           `json:"sent" yaml:"sent"`
@@ -110,6 +112,10 @@ func (c *checker) expertTiers(at string, tiers *ExpertTiers) {
 	drop := tiers.Overflow == OverflowDrop
 	if !drop && tiers.Overflow != OverflowExact {
 		c.fail(at+".overflow", "overflow is %q, want exact or drop", tiers.Overflow)
+	}
+	if drop != slices.Contains(op.Saliences, tiers.Salience) || !drop && tiers.Salience != "" {
+		c.fail(at+".salience", "salience is %q and overflow %q, want one of %v with drop, else none", tiers.Salience,
+			tiers.Overflow, op.Saliences)
 	}
 	slots := tiers.Slots()
 	if tiers.Sent < 0 || tiers.Sent == 0 && (!drop || slots < tiers.Experts) {

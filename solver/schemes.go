@@ -656,6 +656,12 @@ func (s *schemeChoice) quality() []planir.Quality {
 			quality.KL += at.kl
 		}
 		var missing []string
+		if ph.name == "prefill" {
+			lost, known := s.in.dropLoss()
+			if quality.KL += lost; !known {
+				missing = append(missing, "so many dropped rows of experts")
+			}
+		}
 		if !measured {
 			missing = append(missing, fmt.Sprintf("a cache in %s", s.want.Cache))
 		}

@@ -81,6 +81,7 @@ type Input struct {
 	cache     op.Type              // that is tried of those the workload leaves open; empty: the workload's
 	ledger    *ledger              // nil: of one session alone
 	tiers     []planir.ExpertTiers // decided, by bucket
+	drops     *drops               // that are tried; nil: the workload's
 }
 
 // WhatIf is what a solve supposes that tells what a limit costs or prevents. Its plan is no plan of the machine.
@@ -137,6 +138,9 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 	}
 	if in.attention == nil && in.Workload != nil && in.Workload.Attention.Sparse() {
 		return solveAttention(ctx, in)
+	}
+	if in.drops == nil && in.mayDrop() {
+		return solveDrops(ctx, in)
 	}
 	in.ledger = newLedger(&in)
 	fresh, err := newSession(in)
@@ -322,6 +326,7 @@ func newSession(in Input) (*session, error) {
 		return nil, err
 	}
 	in.payForAttention(want)
+	in.payForDrops(want)
 	if err := in.checkTarget(want); err != nil {
 		return nil, err
 	}

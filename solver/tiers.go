@@ -34,8 +34,9 @@ type TierInstance struct {
 	NPU, CPU string
 	Schemes  []op.Scheme // of an expert's products, in order
 	Loads    *workload.Loads
-	Layers   []int // numbers in the model
-	Rows     int   // of the bucket
+	Layers   []int  // numbers in the model
+	Rows     int    // of the bucket
+	Salience string // by which rows are dropped, empty: none are
 }
 
 // TierRoom is what the processor of groups has left for them; 0: any number.
@@ -73,7 +74,9 @@ func PoseTiers(in Input, rows int, schemes []op.Scheme, room TierRoom) (*TierIns
 		Name: fmt.Sprintf("%s on %s, %d rows", in.Model.Name, in.SoC.Name, rows), Tile: max(1, npu.Tile.M),
 		MaxTiers: cmp.Or(want.Tiers, workload.DefaultTiers), ExpertBytes: in.Model.ExpertBytes(schemes),
 		GraphBytes: npu.GraphBytes, RegionBytes: room.Bytes, MaxGraphs: room.Graphs,
-		Drop: want.Overflow == planir.OverflowDrop, MaxDropPPM: ppm(want.MaxDrop),
+	}
+	if in.drops != nil && in.drops.salience != "" {
+		p.Drop, p.MaxDropPPM, x.Salience = true, ppm(in.drops.share), in.drops.salience
 	}
 	// Processors that share a core cannot work at the same time.
 	p.Serial = slices.ContainsFunc(npu.Cores,
@@ -241,7 +244,7 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.ExpertTiers {
 		out.Loads += " " + x.Loads.Generator
 	}
 	if p.Drop {
-		out.Overflow = planir.OverflowDrop
+		out.Overflow, out.Salience = planir.OverflowDrop, x.Salience
 	}
 	var npu int64
 	for tier := len(s.Slots) - 1; tier >= 0; tier-- {

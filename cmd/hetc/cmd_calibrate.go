@@ -33,8 +33,12 @@ func newCalibrate(ui *cli.Streams) *cobra.Command {
 				return diag.New(diag.ClassUsage, "--schemes and --attention are both given").
 					WithHint("measure one, then the other into the same file")
 			}
-			if cmd.Flags().Changed("window-tokens") && !opts.Attention {
-				return diag.New(diag.ClassUsage, "--window-tokens needs --attention")
+			if opts.Drop && (opts.Attention || cmd.Flags().Changed("schemes")) {
+				return diag.New(diag.ClassUsage, "--drop is given with --attention or --schemes").
+					WithHint("measure one, then the other into the same file")
+			}
+			if cmd.Flags().Changed("window-tokens") && !opts.Attention && !opts.Drop {
+				return diag.New(diag.ClassUsage, "--window-tokens needs --attention or --drop")
 			}
 			if opts.WindowTokens < 0 {
 				return diag.New(diag.ClassUsage, "--window-tokens %d: want a positive number", opts.WindowTokens)
@@ -47,11 +51,13 @@ func newCalibrate(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&opts.Text, "text", "", "text to read, of the kind the model will see")
 	flags.StringVarP(&opts.Out, "output", "o", "", "calibration to write")
 	flags.IntVar(&opts.Windows, "windows", 0,
-		"windows of 256 tokens to read from the text's beginning (default by the model's size), of attention 8 of 2048")
+		"windows of 256 tokens to read from the text's beginning (default by the model's size; of attention 8 of 2048, of --drop 60)")
 	flags.BoolVar(&opts.Attention, "attention", false,
 		"measure what sparse attention needs to know instead, and add it to the file")
+	flags.BoolVar(&opts.Drop, "drop", false,
+		"measure what dropped rows of experts cost instead, and add it to the file")
 	flags.IntVar(&opts.WindowTokens, "window-tokens", 0,
-		"tokens of a window of --attention (default 2048, or what the model can take)")
+		"tokens of a window of --attention (default 2048, or what the model can take) or --drop (default 256)")
 	flags.StringSliceVar(&opts.Schemes, "schemes", nil,
 		"precisions to measure, the one that folds are for first (default all)")
 	flags.BoolVar(&opts.NoFolds, "no-folds", false, "look for no folds: weights stay as they are")

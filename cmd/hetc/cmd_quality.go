@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/trial"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
 )
 
 // newQuality answers how far a bundle or plan is from float32 on a text; precision.QualityOptions.Run compares both
@@ -16,6 +17,7 @@ import (
 func newQuality(ui *cli.Streams) *cobra.Command {
 	var opts precision.QualityOptions
 	var rules precision.RuleOptions
+	var drops precision.DropOptions
 	var attention bool
 	cmd := &cobra.Command{
 		Use:   "quality (--bundle app.hetb --trust NAME.pub | --plan plan.yaml) --model DIR --text FILE",
@@ -36,6 +38,15 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 				rules.Model, rules.Text, rules.Calibration = opts.Model, opts.Text, opts.Calibration
 				rules.Windows, rules.WindowTokens = opts.Windows, opts.WindowTokens
 				return rules.Run(cmd.Context(), ui)
+			}
+			if cmd.Flags().Changed("drop") {
+				if opts.Bundle != "" || opts.Plan != "" {
+					return diag.New(diag.ClassUsage, "--drop measures rules of the model itself").
+						WithHint("leave --bundle and --plan out")
+				}
+				drops.Model, drops.Text = opts.Model, opts.Text
+				drops.Windows, drops.WindowTokens = opts.Windows, opts.WindowTokens
+				return drops.Run(cmd.Context(), ui)
 			}
 			if (opts.Bundle == "") == (opts.Plan == "") {
 				return diag.New(diag.ClassUsage, "%s: want one of --bundle and --plan", cmd.CommandPath()).
@@ -82,6 +93,9 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 	flags.BoolVar(&opts.AnyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
 	flags.IntVar(&opts.WindowTokens, "window-tokens", 0, "tokens of a window (default 256, with --attention 2048)")
 	flags.BoolVar(&attention, "attention", false, "compare rules by which attention is sparse, of the model in float32")
+	flags.Float64SliceVar(&drops.Shares, "drop", trial.DropShares,
+		"shares of the rows of experts to drop, of the model in float32: what each costs by each rule")
+	flags.StringSliceVar(&drops.Rules, "salience", op.Saliences, "rules by which --drop chooses rows")
 	flags.StringSliceVar(&rules.Rules, "rules", calibration.Rules, "rules that --attention compares")
 	flags.Float64SliceVar(&rules.Densities, "densities", trial.AttentionDensities,
 		"shares of positions that queries keep, for --attention")

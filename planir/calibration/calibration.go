@@ -51,6 +51,8 @@ type Calibration struct {
 	Scales []Scales `json:"scales,omitempty" yaml:"scales,omitempty"`
 	// what shadow outliers are worth, per class and layer; of classes that quantise their input by themselves
 	Shadows []Shadow `json:"shadows,omitempty" yaml:"shadows,omitempty"`
+	// of rows of experts beyond their slots, by rule and share ascending; empty: not measured
+	Drops []DropLoss `json:"drops,omitempty" yaml:"drops,omitempty"`
 	// nil: attention was not measured
 	Attention *Attention `json:"attention,omitempty" yaml:"attention,omitempty"`
 }

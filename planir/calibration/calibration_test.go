@@ -39,6 +39,9 @@ func sample() *Calibration {
 		Folds:   []Fold{{Group: "layers.attn_norm", Layer: 1, Factors: Vector{1, 3, 0.5, 1}}},
 		Clips:   []Clip{{Class: "layers.qkv", Share: 0.85}},
 		Shadows: []Shadow{{Class: "layers.qkv", Layer: 1, KL: -0.00001, Low: -0.0002, High: 0.0001, Ratio: 1.5}},
+		Drops: []DropLoss{{Salience: op.SalienceNorm, Share: 0.1, KL: 0.02, Low: 0.01, High: 0.03, TopAgreement: 0.9, PerplexityRatio: 1.02},
+			{Salience: op.SalienceNorm, Share: 0.2, KL: 0.06, Low: 0.05, High: 0.07, TopAgreement: 0.85, PerplexityRatio: 1.05},
+			{Salience: op.SalienceWeight, Share: 0.1, KL: 0.01, Low: 0.01, High: 0.01, TopAgreement: 0.95, PerplexityRatio: 1.01}},
 	}
 }
 
@@ -80,6 +83,44 @@ func TestRoundTrip(t *testing.T) {
 	}
 	if err := c.CheckModel("other", strings.Repeat("1", 64)); diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
 		t.Errorf("another model: %v", err)
+	}
+}
+
+// What dropping loses is linear between upper ends of intervals, and never less for more; a limit permits as much.
+func TestDropLoss(t *testing.T) {
+	cal := &Calibration{Drops: []DropLoss{
+		{Salience: op.SalienceNorm, Share: 0.1, KL: 0.01, High: 0.02}, {Salience: op.SalienceNorm, Share: 0.2, KL: 0.05, High: 0.06},
+		{Salience: op.SalienceNorm, Share: 0.3, KL: 0.04, High: 0.05},
+		{Salience: op.SalienceWeight, Share: 0.1, KL: 0.004, High: 0.005}, {Salience: op.SalienceRandom, Share: 0.9, High: 1e-9},
+	}}
+	for _, test := range []struct {
+		salience  string
+		share, kl float64
+		measured  bool
+	}{
+		{op.SalienceNorm, 0, 0, true}, {op.SalienceNorm, 0.05, 0.01, true}, {op.SalienceNorm, 0.1, 0.02, true},
+		{op.SalienceNorm, 0.15, 0.04, true}, {op.SalienceNorm, 0.3, 0.06, true}, {op.SalienceNorm, 0.31, 0, false},
+		{op.SalienceWeight, 0.2, 0, false}, {"luck", 0.1, 0, false}, {"luck", 0, 0, true},
+	} {
+		kl, measured := cal.DropLoss(test.salience, test.share)
+		if math.Abs(kl-test.kl) > 1e-12 || measured != test.measured {
+			t.Errorf("%s, %v: %v, %v, want %v, %v", test.salience, test.share, kl, measured, test.kl, test.measured)
+		}
+	}
+	for _, test := range []struct {
+		kl, most float64
+		only     string
+		salience string
+		share    float64
+	}{
+		{0.0025, 1, "", op.SalienceWeight, 0.05}, {0.01, 1, "", op.SalienceWeight, 0.1}, {0.04, 1, "", op.SalienceNorm, 0.15},
+		{0.04, 0.12, "", op.SalienceNorm, 0.12}, {1, 1, "", op.SalienceNorm, 0.3}, {1, 1, op.SalienceWeight, op.SalienceWeight, 0.1},
+		{0, 1, "", "", 0}, {1, 0, "", "", 0},
+	} {
+		salience, share := cal.MostDropped(test.kl, test.most, test.only)
+		if salience != test.salience || math.Abs(share-test.share) > 1e-12 {
+			t.Errorf("%+v: %q, %v", test, salience, share)
+		}
 	}
 }
 
@@ -154,6 +195,9 @@ func TestValidate(t *testing.T) {
 		{"model digest", func(c *Calibration) { c.Model.Digest = "abc" }, "model.digest"},
 		{"upper case digest", func(c *Calibration) { c.Text.SHA256 = strings.ToUpper(digest) }, "text.sha256"},
 		{"windows", func(c *Calibration) { c.Text.Windows = 0 }, "text.windows"},
+		{"rule of drops", func(c *Calibration) { c.Drops[0].Salience = "luck" }, "drops[0].salience"},
+		{"shares of drops", func(c *Calibration) { c.Drops[1].Share = 0.1 }, "drops[1].share"},
+		{"perplexity of drops", func(c *Calibration) { c.Drops[2].PerplexityRatio = 0 }, "drops[2].perplexity_ratio"},
 		{"layer", func(c *Calibration) { c.Activations[0].Layer = -1 }, "activations[0].layer"},
 		{"rows", func(c *Calibration) { c.Activations[0].Rows = 0 }, "activations[0].rows"},
 		{"k", func(c *Calibration) { c.Activations[0].K = 5 }, "activations[0].k"},

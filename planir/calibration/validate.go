@@ -59,6 +59,7 @@ func (c *Calibration) validate(at func(path ...any) string) error {
 		check.clips(c.Clips)
 		check.scales(c.Scales)
 		check.shadows(c.Shadows)
+		check.drops(c.Drops)
 		if c.Attention != nil {
 			check.attention(c.Attention)
 		}
@@ -82,7 +83,7 @@ func (v *validator) sizes(c *Calibration) bool {
 	for _, list := range []sized{
 		{"activations", len(c.Activations)}, {"losses", len(c.Losses)}, {"caches", len(c.Caches)}, {"folds", len(c.Folds)},
 		{"clips", len(c.Clips)}, {"scales", len(c.Scales)},
-		{"shadows", len(c.Shadows)},
+		{"shadows", len(c.Shadows)}, {"drops", len(c.Drops)},
 	} {
 		if list.count > maxEntries {
 			v.fail([]any{list.key}, "%d %s, want at most %d", list.count, list.key, maxEntries)

@@ -87,7 +87,7 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 	if scheme := e.schemeOf(name); e.tiers.Sent > 0 && !first.Exact && scheme.QuantisedRows() {
 		e.quantise(&Node{Name: name, In: first.In}, scheme)
 	}
-	if err := e.dispatch(name+dispatchSuffix, first, ids, append(dispatched, places), rest, rows); err != nil {
+	if err := e.dispatch(name+dispatchSuffix, first, sum, append(dispatched, places), rest, rows); err != nil {
 		return err
 	}
 	slot := 0
@@ -122,17 +122,19 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 // sent is how many rows the dynamic products of a layer are expected to compute, of those that there are.
 func (e *expansion) sent(rows, fan int) int { return min(e.tiers.Sent, rows*max(1, fan)) }
 
-// dispatch adds the node that moves rows to the slots. What is dropped is decided by the norm of the attention's
-// result, as NPUMoE sec. 3.2 has it.
-func (e *expansion) dispatch(name string, first *models.Node, ids string, out []string, rest string, rows int) error {
+// dispatch adds the node that moves rows to the slots of the first product's experts, whose results sum adds up. Salience
+// is read from the attention's result or from the router's weights.
+func (e *expansion) dispatch(name string, first, sum *models.Node, out []string, rest string, rows int) error {
 	product := first.Ops[0]
 	operator := op.Op{Kind: op.Dispatch, M: rows, N: product.K, Experts: product.Experts, Fan: product.Fan,
-		Groups: e.tiers.Shape(), Sent: e.sent(rows, product.Fan)}
-	node := Node{Name: name, In: []string{first.In[0], ids}, W: []string{SlotsWeight(e.tiers.Rows)}, Out: out}
-	if e.tiers.Overflow == planir.OverflowDrop {
-		salience := ""
+		Groups: e.tiers.Shape(), Sent: e.sent(rows, product.Fan), Salience: e.tiers.Salience}
+	node := Node{Name: name, In: first.In[:2:2], W: []string{SlotsWeight(e.tiers.Rows)}, Out: out}
+	salience := ""
+	switch e.tiers.Salience {
+	case op.SalienceNorm:
 		for i := range e.section.Nodes {
-			if before := &e.section.Nodes[i]; before.Op().Kind == op.Attention {
+			if before := &e.section.Nodes[i]; before.Op().Kind == op.Attention ||
+				before.Op().Kind == op.SparseAttend {
 				salience = before.Out[len(before.Out)-1]
 			}
 		}
@@ -140,6 +142,10 @@ func (e *expansion) dispatch(name string, first *models.Node, ids string, out []
 			return fmt.Errorf("node %q: rows are dropped by the norm of what attention computes, and section %q has none",
 				name, e.section.Name)
 		}
+	case op.SalienceWeight:
+		salience = sum.In[1]
+	}
+	if salience != "" {
 		operator.K = e.section.Values[salience].Cols
 		node.In = append(node.In, salience)
 	}

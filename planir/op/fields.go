@@ -85,6 +85,12 @@ var fields = map[string]field{
 		}
 		return ""
 	}),
+	"salience": fieldOf(func(o *Op) *string { return &o.Salience }, func(rule string) string {
+		if rule == "" {
+			return "" // nothing is dropped
+		}
+		return oneOf(Saliences...)(rule)
+	}),
 	"act":    fieldOf(func(o *Op) *string { return &o.Act }, oneOf(Acts...)),
 	"router": fieldOf(func(o *Op) *string { return &o.Router }, oneOf(Routers...)),
 
@@ -243,7 +249,11 @@ func checkGroups(operator Op) error {
 			return operator.bad("groups", operator.Groups, fmt.Sprintf("at most %d slots", operator.Experts))
 		case operator.Fan > operator.Experts:
 			return operator.bad("fan", operator.Fan, fmt.Sprintf("at most experts %d", operator.Experts))
-		case operator.Sent == 0 && (operator.K == 0 || slots < operator.Experts):
+		case (operator.K > 0) != (operator.Salience == SalienceNorm || operator.Salience == SalienceWeight):
+			return operator.bad("k", operator.K, "the columns of salience by norm or weight, else 0")
+		case operator.Salience == SalienceWeight && operator.K != operator.Fan:
+			return operator.bad("k", operator.K, fmt.Sprintf("fan %d, a weight for each expert", operator.Fan))
+		case operator.Sent == 0 && (operator.Salience == "" || slots < operator.Experts):
 			return operator.bad("sent", operator.Sent, "at least 1 where overflow is not dropped or experts have no slot")
 		}
 	}

@@ -60,6 +60,10 @@ func (g Groups) Rows() (count int) {
 	return count
 }
 
+// RandomSalience is the salience of a row by SalienceRandom: the high bits of the row's number times an odd constant
+// (Fibonacci hashing), so that neighbouring rows are far apart and equal everywhere.
+func RandomSalience(row int) uint32 { return uint32(uint64(row+1) * 0x9e3779b97f4a7c15 >> 32) }
+
 // Validate says what is wrong with groups, nil for none: sizes are positive, and all slots and rows within the bounds of
 // dimensions.
 func (g Groups) Validate() error {

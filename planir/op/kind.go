@@ -198,11 +198,11 @@ var table = []row{
 		noRows:  "its rows are those of several matrices",
 	},
 	{
-		kind: Dispatch, does: "Moves rows to the slots of their experts (NPUMoE 4): x f32 [M,N], ids i32 [M,Fan], with k the salience f32 [M,K], weight slots f32 [1,slots], the expert in each slot -> " +
+		kind: Dispatch, does: "Moves rows to the slots of their experts (NPUMoE 4): x f32 [M,N], ids i32 [M,Fan], with k what the rule salience reads, f32 [M,K], weight slots f32 [1,slots], the expert in each slot -> " +
 			"for each of groups f32 [slots*rows,N], the rows of its slots in the order of tokens and zeros behind them; places i32 [M,Fan], the row of all groups together that holds a row, -1 for none; " +
 			"with sent also rest i32 [M,Fan], the expert of a row that no group holds, else -1. Where an expert is sent more rows than its slot has, the first are moved; " +
-			"with k those of the largest norm of salience, and the others are dropped: they are in no group and not in rest.",
-		needs: []string{"n", "experts", "fan", "groups"}, takes: []string{"k", "sent"}, check: checkGroups,
+			"with salience the most salient, and the others are dropped: they are in no group and not in rest.",
+		needs: []string{"n", "experts", "fan", "groups"}, takes: []string{"k", "sent", "salience"}, check: checkGroups,
 		sig: func(o Op) Signature {
 			s := Signature{In: []Value{floats("x", o.M, o.N), {"ids", I32, o.M, o.Fan}}, W: []string{"slots"}}
 			if o.K > 0 {
@@ -221,7 +221,7 @@ var table = []row{
 		},
 		key: func(o Op) string {
 			return fmt.Sprintf("dispatch[%d,%d] fan=%d groups=%s", o.M, o.N, o.Fan, o.Groups) +
-				when(o.K > 0, fmt.Sprintf(" salience=%d", o.K))
+				when(o.Salience != "", " "+o.Salience) + when(o.K > 0, fmt.Sprintf("=%d", o.K))
 		},
 		scaling: byGroups, noRows: anywhere,
 	},

@@ -73,6 +73,18 @@ const (
 // Routers lists them.
 var Routers = []string{RouteSoftmax, RouteSoftmaxNorm, RouteSparseMixer}
 
+// Rules of Dispatch: which of the rows beyond a slot are the least salient, and dropped.
+const (
+	SalienceNorm   = "norm"   // of tokens with the smallest norm of what attention computed (NPUMoE 3.2)
+	SalienceWeight = "weight" // with the smallest router weight
+	// in a fixed order that has nothing to do with what rows hold: a baseline to measure rules against, which solve
+	// never chooses
+	SalienceRandom = "random"
+)
+
+// Saliences lists them.
+var Saliences = []string{SalienceNorm, SalienceWeight, SalienceRandom}
+
 // Op is one operator with its shape. Fields a kind does not use are zero.
 type Op struct {
 	Kind Kind `json:"kind" yaml:"kind"`
@@ -113,9 +125,11 @@ type Op struct {
 	// are no groups, or no such rows. Costs are those of so many rows.
 	Sent int `json:"sent,omitempty" yaml:"sent,omitempty"`
 	// Dispatch, Collect: slots of experts and the rows that they have reserved
-	Groups Groups  `json:"groups,omitempty" yaml:"groups,omitempty"`
-	Router string  `json:"router,omitempty" yaml:"router,omitempty"` // Route
-	Jitter float64 `json:"jitter,omitempty" yaml:"jitter,omitempty"` // Route by sparsemixer
+	Groups Groups `json:"groups,omitempty" yaml:"groups,omitempty"`
+	// Dispatch: rows beyond a slot are dropped by this rule; empty: none is
+	Salience string  `json:"salience,omitempty" yaml:"salience,omitempty"`
+	Router   string  `json:"router,omitempty" yaml:"router,omitempty"` // Route
+	Jitter   float64 `json:"jitter,omitempty" yaml:"jitter,omitempty"` // Route by sparsemixer
 
 	// Attention: a row attends to this many positions, its own included; 0: all
 	Window int `json:"window,omitempty" yaml:"window,omitempty"`

@@ -25,8 +25,11 @@ import (
 func tiersOf(m *models.Model, rows int, overflow string, groups ...planir.ExpertGroup) planir.ExpertTiers {
 	tiers := planir.ExpertTiers{Rows: rows, Loads: "by hand", Experts: m.Experts, Overflow: overflow, Sent: 1,
 		Groups: groups, Status: "feasible"}
-	if overflow == planir.OverflowDrop && tiers.Slots() == m.Experts {
-		tiers.Sent = 0
+	if overflow == planir.OverflowDrop {
+		tiers.Salience = op.SalienceNorm
+		if tiers.Slots() == m.Experts {
+			tiers.Sent = 0
+		}
 	}
 	for _, layer := range m.ExpertLayers() {
 		here := planir.ExpertLayer{Layer: layer}

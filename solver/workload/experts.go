@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -15,6 +16,9 @@ type Experts struct {
 	Capacities []int `json:"capacities,omitempty" yaml:"capacities,omitempty,flow"`
 	// Overflow is what happens to rows beyond a slot: exact (default) or drop.
 	Overflow string `json:"overflow,omitempty" yaml:"overflow,omitempty"`
+	// Salience is, with drop, the rule by which rows are dropped, of op.Saliences but random; empty: the one that the
+	// calibration knows to lose least, else by the router's weight.
+	Salience string `json:"salience,omitempty" yaml:"salience,omitempty"`
 	// MaxDrop is, with drop, the share of the rows routed in a layer that may be dropped, in each layer.
 	MaxDrop float64 `json:"max_drop,omitempty" yaml:"max_drop,omitempty"`
 
@@ -37,6 +41,9 @@ const (
 	OverflowDrop  = "drop"
 )
 
+// saliences are the rules that a workload may ask for.
+var saliences = []string{op.SalienceNorm, op.SalienceWeight}
+
 // validate checks ranges, and that a share is dropped only where rows may be.
 func (e *Experts) validate(check *checker) {
 	check.want(within(e.Tiers, 0, problem.MaxTierChoices-1), "experts.tiers", "%d tiers, want 1..%d",
@@ -53,6 +60,8 @@ func (e *Experts) validate(check *checker) {
 		"overflow is %q, want %s or %s", e.Overflow, OverflowExact, OverflowDrop)
 	check.want(e.MaxDrop == 0 || e.Overflow == OverflowDrop && within(e.MaxDrop, 0, 1), "experts.max_drop",
 		"share is %v, want 0..1, and 0 unless overflow is drop", e.MaxDrop)
+	check.want(e.Salience == "" || e.Overflow == OverflowDrop && slices.Contains(saliences, e.Salience),
+		"experts.salience", "salience is %q, want one of %q, and none unless overflow is drop", e.Salience, saliences)
 	for _, gone := range []struct {
 		key, instead string
 		given        bool

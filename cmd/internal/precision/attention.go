@@ -58,10 +58,7 @@ func (o *CalibrateOptions) runAttention(ctx context.Context, ui *cli.Streams) er
 		return fmt.Errorf("calibrate: %w", err)
 	}
 	if cal == nil {
-		cal = &calibration.Calibration{
-			Schema: calibration.Schema, Model: calibration.Model{Name: model.Name, Digest: model.Digest},
-			Text: attention.Text,
-		}
+		cal = empty(model, attention.Text)
 	}
 	cal.Attention = attention
 	if err := calibration.Write(o.Out, cal); err != nil {
@@ -93,6 +90,12 @@ func (o *CalibrateOptions) existing(model *trial.Model) (*calibration.Calibratio
 		return nil, diag.New(diag.ClassInput, "add to %q: %w", o.Out, err).WithHint("give another name with -o")
 	}
 	return cal, nil
+}
+
+// empty is a calibration that says nothing yet of a model, from a text.
+func empty(model *trial.Model, text calibration.Text) *calibration.Calibration {
+	return &calibration.Calibration{Schema: calibration.Schema,
+		Model: calibration.Model{Name: model.Name, Digest: model.Digest}, Text: text}
 }
 
 // showAttention prints heads, and what rules lose.

@@ -22,6 +22,8 @@ type CalibrateOptions struct {
 	Windows          int
 	Schemes          []string
 	NoFolds          bool
+	// Drop measures what dropped rows of experts cost instead of schemes.
+	Drop bool
 	// Attention measures attention instead of schemes, in windows of WindowTokens (0: 2048, or what the model can take).
 	Attention    bool
 	WindowTokens int
@@ -39,6 +41,9 @@ func defaultWindows(parameters int64) int {
 func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if o.Attention {
 		return o.runAttention(ctx, ui)
+	}
+	if o.Drop {
+		return o.runDrop(ctx, ui)
 	}
 	if err := wholefile.Writable(o.Out); err != nil {
 		return err
@@ -82,7 +87,7 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	}
 	old, readErr := calibration.Read(o.Out)
 	if readErr == nil && old.Model.Digest == cal.Model.Digest {
-		cal.Attention = old.Attention // it was measured by a run of its own
+		cal.Attention, cal.Drops = old.Attention, old.Drops // which were measured by runs of their own
 	}
 	digest, err := cal.Digest()
 	if err != nil {

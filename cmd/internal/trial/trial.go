@@ -87,16 +87,16 @@ func (m *Model) PrunedPlan(
 	return m.planned(window, op.F32, schemeOf, cal, shadows)
 }
 
-// planned is PrunedPlan with a type of cache.
+// planned is PrunedPlan with a type of cache, and with capacity tiers of experts for windows.
 func (m *Model) planned(
 	window int, cache op.Type, schemeOf func(node string) op.Scheme, cal *calibration.Calibration,
-	shadows []planir.Shadow,
+	shadows []planir.Shadow, tiers ...planir.ExpertTiers,
 ) (*planir.Plan, error) {
 	graph := m.Graph()
 	plan := &planir.Plan{
 		Schema: planir.Schema, Model: planir.ModelRef{Name: m.Name, Digest: m.Digest, EOS: m.EOS, BOS: m.BOS},
 		SoC: planir.SoCRef{Name: "trial", Control: m.proc.Name}, MaxContext: window, KV: cache,
-		Procs: []planir.Proc{m.proc}, Shadows: shadows,
+		Procs: []planir.Proc{m.proc}, Shadows: shadows, Experts: tiers,
 	}
 	var err error
 	if cal != nil {
@@ -110,7 +110,7 @@ func (m *Model) planned(
 	}
 	// Both numbers of rows have one scheme: a loss belongs to the scheme, not to the phase.
 	plan.Decisions, err = lower.Trivial(&graph, m.proc.Name, []int{1, window}, window, plan.KV,
-		func(node string, _ int) op.Scheme { return schemeOf(node) })
+		func(node string, _ int) op.Scheme { return schemeOf(node) }, tiers...)
 	if err != nil {
 		return nil, err
 	}

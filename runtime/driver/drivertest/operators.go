@@ -161,11 +161,14 @@ func groups(add func(ops ...op.Op)) {
 	} {
 		operator := op.Op{Kind: op.Dispatch, M: sh.m, N: 40, Experts: sh.experts, Fan: sh.fan, Groups: sh.groups, Sent: 1}
 		add(operator)
-		operator.K = 24 // salience
-		add(operator)
-		if sh.groups.Slots() == sh.experts {
-			operator.Sent = 0
+		for _, operator.Salience = range op.Saliences {
+			operator.K = map[string]int{op.SalienceNorm: 24, op.SalienceWeight: sh.fan}[operator.Salience]
+			operator.Sent = 1
 			add(operator)
+			if sh.groups.Slots() == sh.experts {
+				operator.Sent = 0
+				add(operator)
+			}
 		}
 		operator = op.Op{Kind: op.Collect, M: sh.m, N: 40, Fan: sh.fan, Groups: sh.groups, Sent: 1}
 		add(operator)

@@ -560,10 +560,17 @@ func dispatch(e *evaluation) {
 			e.out[len(groups)+1].v[i] = e.in[1].v[i]
 		}
 	}
-	norm := func(row int) (sum float64) {
-		for j := range e.K {
-			value := e.in[2].at(row/e.Fan, j)
-			sum += value * value
+	salience := func(row int) (sum float64) {
+		switch e.Salience {
+		case op.SalienceNorm:
+			for j := range e.K {
+				value := e.in[2].at(row/e.Fan, j)
+				sum += value * value
+			}
+		case op.SalienceWeight:
+			sum = e.in[2].at(row/e.Fan, row%e.Fan)
+		case op.SalienceRandom:
+			sum = float64(op.RandomSalience(row))
 		}
 		return sum
 	}
@@ -580,12 +587,12 @@ func dispatch(e *evaluation) {
 			slot++
 			for len(rows) > group.Rows { // one after the other the last, or the least salient and of these the last
 				worst := len(rows) - 1
-				for i := range rows {
-					if e.K > 0 && (norm(rows[i]) < norm(rows[worst]) || norm(rows[i]) == norm(rows[worst]) && i > worst) {
+				for i := len(rows) - 1; i >= 0; i-- {
+					if salience(rows[i]) < salience(rows[worst]) {
 						worst = i
 					}
 				}
-				if e.K > 0 && e.Sent > 0 {
+				if e.Salience != "" && e.Sent > 0 {
 					e.out[len(groups)+1].v[rows[worst]] = -1
 				}
 				rows = slices.Delete(rows, worst, worst+1)

@@ -76,10 +76,10 @@ type dispatcher struct {
 	groupOf, base   []int    // by slot: its group, and the first row of that in the rows of all groups
 
 	// of the current call
-	norms  []float64 // squared, of the tokens' salience
-	ends   []int     // the rows of a slot are order[ends[slot]:ends[slot+1]]
-	order  []int32
-	source []int32 // the token of each row of all groups, -1: none
+	salience []float64 // by row
+	ends     []int     // the rows of a slot are order[ends[slot]:ends[slot+1]]
+	order    []int32
+	source   []int32 // the token of each row of all groups, -1: none
 }
 
 // dispatch adds the steps that measure salience, where rows are dropped by it, and returns the one that copies.
@@ -90,7 +90,7 @@ func (b *builder) dispatch() (step, error) {
 		return step{}, err
 	}
 	d := &dispatcher{b: b, exe: b.e, op: operator, x: b.in[0], ids: b.in[1], slotOf: make([]int, operator.Experts),
-		norms: make([]float64, operator.M), order: make([]int32, operator.Rows()),
+		salience: make([]float64, operator.Rows()), order: make([]int32, operator.Rows()),
 		source: make([]int32, operator.Groups.Rows())}
 	groups := operator.Groups.List()
 	d.groups, d.places = b.out[:len(groups)], b.out[len(groups)]
@@ -118,17 +118,8 @@ func (b *builder) dispatch() (step, error) {
 		}
 		d.slotOf[at] = slot
 	}
-	if operator.K > 0 {
-		salience := b.in[2]
-		b.before = append(b.before, b.e.chain([]step{b.byRows(2*operator.K, func(_, r0, r1 int) {
-			for row := r0; row < r1; row++ {
-				sum := 0.0
-				for _, value := range salience.f32[row*salience.ld:][:operator.K] {
-					sum += float64(value) * float64(value)
-				}
-				d.norms[row] = sum
-			}
-		})}))
+	if operator.Salience != "" {
+		b.before = append(b.before, b.e.chain([]step{b.byRows(2*max(operator.K, operator.Fan), d.measure)}))
 		b.before[0].rows = nil // what follows reads the rows of all tokens
 	}
 	var block int // rows of a task
@@ -144,6 +135,33 @@ func (b *builder) dispatch() (step, error) {
 		task:    func(_, task int) { d.copy(task*block, min(len(d.source), (task+1)*block)) },
 		refused: d.refused,
 	}, nil
+}
+
+// measure computes the salience of the rows of tokens [from,to).
+func (d *dispatcher) measure(_, from, to int) {
+	for token := from; token < to; token++ {
+		rows := d.salience[token*d.op.Fan:][:d.op.Fan]
+		if d.op.Salience == op.SalienceRandom {
+			for i := range rows {
+				rows[i] = float64(op.RandomSalience(token*d.op.Fan + i))
+			}
+			continue
+		}
+		values := d.b.in[2].f32[token*d.b.in[2].ld:][:d.op.K]
+		if d.op.Salience == op.SalienceWeight {
+			for i, weight := range values {
+				rows[i] = float64(weight)
+			}
+			continue
+		}
+		sum := 0.0 // the squared norm, which all rows of a token have
+		for _, value := range values {
+			sum += float64(value) * float64(value)
+		}
+		for i := range rows {
+			rows[i] = sum
+		}
+	}
 }
 
 // place sorts the rows of the call by slot and finds the place of each. It returns false where an id names no expert.
@@ -182,12 +200,12 @@ func (d *dispatcher) place(tokens int) bool {
 	return true
 }
 
-// fill gives rows their places in a slot: the first ones, or those of the most salient tokens. Those that are left over
+// fill gives rows their places in a slot: the first ones, or the most salient. Those that are left over
 // stay among the rest, or are dropped.
 func (d *dispatcher) fill(slot int, rows []int32, capacity int) {
-	if len(rows) > capacity && d.op.K > 0 {
+	if len(rows) > capacity && d.op.Salience != "" {
 		slices.SortFunc(rows, func(a, b int32) int {
-			return cmp.Or(cmp.Compare(d.norms[int(b)/d.op.Fan], d.norms[int(a)/d.op.Fan]), cmp.Compare(a, b))
+			return cmp.Or(cmp.Compare(d.salience[b], d.salience[a]), cmp.Compare(a, b))
 		})
 		for _, row := range rows[capacity:] {
 			d.set(d.rest, int(row), -1)

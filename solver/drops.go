@@ -1,0 +1,101 @@
+package solver
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// drops is what a solve may drop of the rows beyond the slots of experts.
+type drops struct {
+	salience string  // rule
+	share    float64 // of a layer's rows, in every layer; 0: nothing is dropped
+	kl       float64 // what that loses at most, in nats a token, where quality is limited
+}
+
+// mayDrop reports whether the workload has rows beyond slots dropped.
+func (in *Input) mayDrop() bool {
+	return in.Loads != nil && in.Workload != nil && in.Workload.Experts.Overflow == planir.OverflowDrop
+}
+
+// solveDrops decides how much of a limit of quality is spent on dropped rows. What is left of the limit is for schemes.
+// So it solves without dropping, then with shares that cost what that plan leaves of the limit, half of the limit, and
+// what the workload permits at most. Of these plans it takes the one that takes least.
+func solveDrops(ctx context.Context, in Input) (*Result, error) {
+	want, cal := &in.Workload.Experts, in.Calibration
+	limit := in.Workload.Quality.MaxKL.Prefill
+	if limit == 0 {
+		in.drops = &drops{salience: want.Salience, share: want.MaxDrop}
+		if cal != nil && in.drops.salience == "" {
+			in.drops.salience, _ = cal.MostDropped(workload.LargestKL, want.MaxDrop, "")
+		}
+		in.drops.salience = cmp.Or(in.drops.salience, op.SalienceWeight)
+		return Solve(ctx, in)
+	}
+	if cal == nil || len(cal.Drops) == 0 {
+		return nil, diag.New(diag.ClassInput, "solve: %s bounds quality and has rows of experts dropped, and no calibration "+
+			"says what that costs", in.Workload.Title()).
+			WithHint("measure it: hetc calibrate --drop --model DIR --text FILE -o cal.yaml, or leave overflow: drop out")
+	}
+	in.drops = &drops{}
+	best, err := Solve(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	spent := 0.0
+	for _, quality := range best.Plan.Quality {
+		if quality.Phase == "prefill" {
+			spent = quality.KL
+		}
+	}
+	tried := map[drops]bool{{}: true}
+	for _, kl := range []float64{limit - spent, limit / 2, limit} {
+		choice := drops{}
+		choice.salience, choice.share = cal.MostDropped(kl, want.MaxDrop, want.Salience)
+		if choice.share == 0 {
+			continue
+		}
+		choice.kl, _ = cal.DropLoss(choice.salience, choice.share)
+		if tried[choice] || choice.kl > limit {
+			continue
+		}
+		tried[choice] = true
+		in.drops = &choice
+		result, err := Solve(ctx, in)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err == nil && result.takes(in.Workload.Minimise) < best.takes(in.Workload.Minimise) {
+			best = result
+		}
+	}
+	return best, nil
+}
+
+// payForDrops takes what dropped rows lose off the limit of quality of prompts.
+func (in *Input) payForDrops(want *workload.Demand) {
+	if in.drops != nil && want.MaxKL.Prefill > 0 {
+		want.MaxKL.Prefill = max(workload.Lossless, want.MaxKL.Prefill-in.drops.kl)
+	}
+}
+
+// dropLoss is what the dropped rows of the decided tiers lose by the calibration: of the program and layer with the
+// largest share of them. It is unknown beyond what was measured.
+func (in *Input) dropLoss() (kl float64, measured bool) {
+	measured = true
+	for i := range in.tiers {
+		tiers := &in.tiers[i]
+		if tiers.Overflow != planir.OverflowDrop {
+			continue
+		}
+		for _, layer := range tiers.Layers {
+			loss, known := in.Calibration.DropLoss(tiers.Salience, layer.Overflow)
+			kl, measured = max(kl, loss), measured && known
+		}
+	}
+	return kl, measured
+}
