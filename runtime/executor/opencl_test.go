@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/driver/opencl"
@@ -183,11 +184,11 @@ func judge(t *testing.T, scheme op.Scheme, got, want []float32, vocab int, loss 
 	}
 }
 
-// Architectures on a device of OpenCL have another implementation's logits; what the device does not execute, the host
-// does.
+// Architectures on a device of OpenCL have another implementation's logits, also where products are divided between it
+// and the host, or between it and ONNX Runtime; what the device does not execute, the host does.
 func TestOpenCLArchitectures(t *testing.T) {
 	devices := openclProcs(t, "b", nil)
-	s0, _ := cores(t)
+	s0, s1 := cores(t)
 	for i, config := range archDirs(t) {
 		if testing.Short() && i%4 > 0 {
 			continue
@@ -200,10 +201,11 @@ func TestOpenCLArchitectures(t *testing.T) {
 			}
 			defer m.Close()
 			r := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33]
-			for _, device := range devices {
-				procs := []planir.Proc{proc("a", s0, ""), device}
+			compare := func(t *testing.T, device planir.Proc, partner string, procs ...planir.Proc) {
+				procs = append([]planir.Proc{proc("a", s0, ""), device}, procs...)
 				x := machine(t, m, makePlan(t, m, procs, []int{1, 16, 48}, max(130, min(m.MaxContext, 160)), op.A32W32,
-					onDevice(device, i%2)), withOpenCL(), bothCompilers()...)
+					onDevice(device, partner)), withOpenCL(), bothCompilers()...)
+				defer x.Close()
 				got, worst := allLogits(t, x, r.ids), 0.0
 				for k, row := range r.rows {
 					worst = max(worst, maxDiff(got[int(row)*m.Vocab:][:m.Vocab], r.logits[k*m.Vocab:][:m.Vocab]))
@@ -211,25 +213,35 @@ func TestOpenCLArchitectures(t *testing.T) {
 				if !(worst <= 1e-3) {
 					t.Errorf("%s: logits differ by %.2g, want at most 0.001", device.Select, worst)
 				}
-				x.Close()
+			}
+			for _, device := range devices {
+				compare(t, device, []string{"", "a"}[i%2])
+				if i%4 == 0 {
+					t.Run("with ort"+optionText(device.Options), func(t *testing.T) {
+						needORT(t)
+						compare(t, device, "c", ortProc(t, "c", s1))
+					})
+				}
 			}
 		})
 	}
 }
 
-// onDevice gives a node to the device where that executes it; form 1 divides products between it and the host.
-func onDevice(device planir.Proc, form int) layoutOf {
+// onDevice gives a node to the device where that executes it, and products to it and a partner; "" is none.
+func onDevice(device planir.Proc, partner string) layoutOf {
 	return func(d *planir.Decision, n *lower.Node) {
 		for _, o := range n.Ops {
 			if !slices.Contains(device.Kinds, o.Kind) {
 				return
 			}
 		}
-		if form == 1 && n.Op().Kind == op.MatMul {
-			byColumns(d, n)
-			return
-		}
 		d.Shares = []planir.Share{{Proc: device.Name}}
+		if o := n.Op(); partner != "" && o.Kind == op.MatMul {
+			divide(d, planir.AxisCols, o.N, pack.TileN)
+			for i := range d.Shares {
+				d.Shares[i].Proc = []string{partner, device.Name}[i]
+			}
+		}
 	}
 }
 

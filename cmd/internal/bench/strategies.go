@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -87,6 +88,7 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 	if err != nil {
 		return err
 	}
+	labels, plans = distinct(labels, plans)
 	// HeteroInfer's fast synchronisation (4.3) against none: the same program, whose lanes wait in the other way.
 	if other, how := otherWaits(plans[0]); other != nil {
 		labels, plans = append(labels, labels[0]+how), append(plans, other)
@@ -114,6 +116,22 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 	showStrategies(ui, results)
 	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": virtual, "gen": options.Gen,
 		"rounds": options.Rounds, "results": results})
+}
+
+// distinct are the plans whose programs differ, each with the labels of all that have the same one: measured beside each
+// other they would differ by noise alone, and take the memory and the time of all.
+func distinct(labels []string, plans []*planir.Plan) (names []string, different []*planir.Plan) {
+	for i, plan := range plans {
+		at := slices.IndexFunc(different, func(other *planir.Plan) bool {
+			return reflect.DeepEqual(plan.Program, other.Program) && reflect.DeepEqual(plan.Procs, other.Procs)
+		})
+		if at < 0 {
+			names, different = append(names, labels[i]), append(different, plan)
+			continue
+		}
+		names[at] += " = " + labels[i]
+	}
+	return names, different
 }
 
 // otherWaits is the plan with lanes that are woken by drivers, or, where they all are, with lanes that sleep for as long

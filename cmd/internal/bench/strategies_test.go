@@ -2,6 +2,7 @@ package bench
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/hetc/hetc/planir"
@@ -23,6 +24,19 @@ func TestOtherWaits(t *testing.T) {
 	}
 	if other, _ := otherWaits(&planir.Plan{Procs: plan.Procs[:1]}); other != nil {
 		t.Error("cores of the host have no way of waiting")
+	}
+}
+
+// Plans of one program are measured once, under the labels of all.
+func TestDistinct(t *testing.T) {
+	of := func(run string, wait capability.Waiting) *planir.Plan {
+		return &planir.Plan{Procs: []planir.Proc{{Name: "gpu", Wait: wait}}, Program: planir.Program{Programs: []planir.Phase{
+			{Name: "decode", Sections: []planir.Section{{Lanes: []planir.Lane{{Steps: []planir.Step{{Run: run}}}}}}}}}}
+	}
+	a, other, waits := of("x", ""), of("y", ""), of("x", capability.WaitPoll)
+	names, plans := distinct([]string{"a", "other", "again", "waits"}, []*planir.Plan{a, other, of("x", ""), waits})
+	if !slices.Equal(names, []string{"a = again", "other", "waits"}) || !slices.Equal(plans, []*planir.Plan{a, other, waits}) {
+		t.Errorf("got %q", names)
 	}
 }
 

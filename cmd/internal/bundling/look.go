@@ -1,8 +1,11 @@
 package bundling
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/hetc/hetc/cmd/internal/accept"
 	"github.com/hetc/hetc/cmd/internal/cli"
@@ -14,6 +17,7 @@ import (
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/runtime/programs"
 	"github.com/hetc/hetc/socs"
 )
 
@@ -73,6 +77,18 @@ func Inspect(ui *cli.Streams, path string) error {
 		"verified": false, "identity": unverified.Digest.String(), "claimed_signers": unverified.Signers,
 		"manifest": unverified.Manifest,
 	}
+	built, err := claimedPrograms(path, unverified)
+	if err != nil {
+		return err
+	}
+	if len(built) > 0 {
+		ui.Printf("\n")
+		doc["programs"] = built
+	}
+	for _, of := range built {
+		ui.Printf("GPU programs: %d binaries of %s for exactly device %q with driver %q; others build the signed sources\n",
+			of.Programs, unit.Bytes(of.Bytes), of.Device, of.Driver)
+	}
 	if report != nil {
 		ui.Printf("\n")
 		showReport(ui, report)
@@ -90,6 +106,46 @@ func Inspect(ui *cli.Streams, path string) error {
 		doc["evidence"], doc["quality"], doc["memory"] = plan.Evidence(), plan.Quality, plan.Memory
 	}
 	return ui.Result(doc)
+}
+
+// builtPrograms are the binaries of a bundle for one device and driver.
+type builtPrograms struct {
+	Device   string `json:"device"`
+	Driver   string `json:"driver"`
+	Programs int    `json:"programs"`
+	Bytes    int64  `json:"bytes"`
+}
+
+// claimedPrograms are the binaries of GPU programs in a bundle, in the order of their devices' names. Nothing is verified.
+func claimedPrograms(path string, unverified *bundle.Unverified) ([]builtPrograms, error) {
+	var out []builtPrograms
+	for _, blob := range unverified.Manifest.Blobs {
+		if blob.Role != bundle.RoleGPUKernel || !strings.HasPrefix(blob.Name, programs.Folder) {
+			continue
+		}
+		data, err := bundle.Claimed(path, blob.Name, blob.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		made, ok := programs.Described(data)
+		if !ok {
+			return nil, diag.New(diag.ClassVerify, "%s: blob %q is no program of a device", path, blob.Name).
+				WithHint("hetc verify says whether the file is what was signed")
+		}
+		at := slices.IndexFunc(out, func(of builtPrograms) bool {
+			return of.Device == made.Device && of.Driver == made.Driver
+		})
+		if at < 0 {
+			at = len(out)
+			out = append(out, builtPrograms{Device: made.Device, Driver: made.Driver})
+		}
+		out[at].Programs++
+		out[at].Bytes += blob.Bytes
+	}
+	slices.SortFunc(out, func(a, b builtPrograms) int {
+		return cmp.Or(strings.Compare(a.Device, b.Device), strings.Compare(a.Driver, b.Driver))
+	})
+	return out, nil
 }
 
 // showManifest prints the claims of a bundle and the table of its blobs.
