@@ -130,7 +130,7 @@ func TestOpenCLLogits(t *testing.T) {
 				t.Run(device.Select+" among host and ort"+optionText(device.Options), func(t *testing.T) {
 					needORT(t)
 					procs := []planir.Proc{proc("a", s0, ""), device, ortProc(t, "c", s1)}
-					for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C} {
+					for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C, op.A8TQ4B32} {
 						x := machine(t, m, makePlan(t, m, procs, []int{1, 16}, 64, scheme,
 							amongDevices(rand.New(rand.NewPCG(2, 4)), procs)), withOpenCL(), bothCompilers()...)
 						judge(t, scheme, allLogits(t, x, ids), want, m.Vocab, losses[scheme])

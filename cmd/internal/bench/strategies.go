@@ -159,8 +159,8 @@ func otherWaits(plan *planir.Plan) (*planir.Plan, string) {
 	return &other, how
 }
 
-// measureTasks measures every plan in every task once a round, in random order, after a round that is not counted.
-// Results are grouped by task, the solved plan first.
+// measureTasks measures every plan in every task once a round, in random order, after a round that is not counted and
+// leaves out prompts of several chunks. Results are grouped by task, the solved plan first.
 func measureTasks(
 	ctx context.Context, list []*candidate, prompts []int, options *Options, in solver.Input,
 ) (results []*strategyResult, virtual bool, err error) {
@@ -193,6 +193,9 @@ func measureTasks(
 		for _, prompt := range prompts {
 			for _, i := range rng.Perm(len(list)) {
 				plan, gen := list[i], 0
+				if round < 0 && prompt > largestProgram(plan.machine.Plan()) {
+					continue // its programs are those of shorter prompts
+				}
 				if prompt == shortest {
 					gen = options.Gen
 				}
@@ -214,6 +217,14 @@ func measureTasks(
 		}
 	}
 	return results, virtual, summarise(results)
+}
+
+// largestProgram is the most tokens that a program of the plan takes.
+func largestProgram(plan *planir.Plan) (rows int) {
+	for i := range plan.Program.Programs {
+		rows = max(rows, plan.Program.Programs[i].Rows)
+	}
+	return rows
 }
 
 // summarise computes rates and ratios from the samples of the rounds.
