@@ -76,5 +76,6 @@ func newBenchDrafts(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&options.Calibration, "calibration", "", "calibration that the plan was made with")
 	flags.IntVar(&options.Rounds, "rounds", 7, "measured rounds, of which the median is shown")
 	flags.IntVar(&options.Tokens, "tokens", 150, "tokens of an answer")
+	flags.StringVar(&options.Text, "text", "", "a text file to decode, too, such as a program")
 	return cmd
 }

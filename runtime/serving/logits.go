@@ -8,6 +8,10 @@ import (
 // draw samples the next token of a request from logits [vocabulary], with the log probabilities it wants.
 func (a *Answer) draw(logits []float32) (Token, error) {
 	id, err := a.request.Sampler.Next(logits)
+	if a.request.Given != nil && err == nil {
+		id = a.request.Given[a.given]
+		a.given++
+	}
 	if err != nil || a.request.LogProbs < 0 {
 		return Token{ID: id}, err
 	}

@@ -57,7 +57,10 @@ type Request struct {
 	Sampler   executor.Sampler
 	// IgnoreEnd generates MaxTokens whatever the model says: for measurements.
 	IgnoreEnd bool
-	LogProbs  int // how many of the likeliest tokens come with every token, beside its own log probability; -1: neither
+	// Given are the tokens of the answer, at least MaxTokens, whatever the logits say: for measurements of a text of the
+	// caller's choice. nil: the sampler draws them.
+	Given    []int32
+	LogProbs int // how many of the likeliest tokens come with every token, beside its own log probability; -1: neither
 }
 
 // Token is a generated token. LogProb is the natural logarithm of its probability before temperature and truncation.
@@ -112,6 +115,7 @@ type Answer struct {
 	slot      int // -1: none yet
 	done      int // tokens of the prompt in the cache
 	next      int32
+	given     int // tokens of request.Given that were taken
 	reason    Reason
 	err       error
 	usage     Usage
@@ -284,6 +288,15 @@ func (s *Server) admits(request *Request) error {
 	}
 	if request.MaxTokens < 1 {
 		return diag.New(diag.ClassUsage, "serve: %d tokens to generate, want at least 1", request.MaxTokens)
+	}
+	if request.Given != nil && len(request.Given) < request.MaxTokens {
+		return diag.New(diag.ClassUsage, "serve: %d tokens of the answer are given, want at least %d", len(request.Given),
+			request.MaxTokens)
+	}
+	for i, id := range request.Given {
+		if id < 0 || int(id) >= s.machine.Vocabulary() {
+			return diag.New(diag.ClassInput, "serve: given token %d is id %d, want 0..%d", i, id, s.machine.Vocabulary()-1)
+		}
 	}
 	if request.LogProbs < -1 || request.LogProbs > s.machine.Vocabulary() {
 		return diag.New(diag.ClassUsage, "serve: log probabilities of %d tokens, want 0..%d, or -1 for none",

@@ -354,6 +354,38 @@ func TestDraftsChangeNothing(t *testing.T) {
 	t.Logf("%d of %d tokens of drafts were right", metrics.RightTokens, metrics.DraftTokens)
 }
 
+// An answer that is given comes as it is, with drafts and without: one that copies its prompt is drafted rightly.
+func TestGivenAnswers(t *testing.T) {
+	x := machine(t, demo)
+	passage := drawRequests(1, vocabulary)[0].Prompt
+	for len(passage) < 60 {
+		passage = append(passage, passage...)
+	}
+	passage = passage[:60]
+	request := serving.Request{Prompt: passage, MaxTokens: 50, Given: passage, IgnoreEnd: true, LogProbs: -1}
+	var right int64
+	for _, most := range []int{0, 7} {
+		server := runningWith(t, x, serving.Options{Scheduler: scheduler.Default(1), Draft: most})
+		answer, err := server.Submit(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, reason, err := collect(answer); err != nil || reason != serving.Length || !slices.Equal(got, passage[:50]) {
+			t.Errorf("drafts of %d: got %v (%s, %v), want %v", most, got, reason, err, passage[:50])
+		}
+		right = server.Metrics().RightTokens
+		server.Drain()
+	}
+	if right < 10 {
+		t.Errorf("%d tokens of drafts were right in a copy of 50", right)
+	}
+	request.MaxTokens = 61
+	server := runningWith(t, x, serving.Options{Scheduler: scheduler.Default(1)})
+	if _, err := server.Submit(request); err == nil {
+		t.Error("60 tokens were accepted as an answer of 61")
+	}
+}
+
 // Where decoding has other schemes than prefill, only what was a prompt serves another prompt, and drafts are not tried:
 // a conversation gets the answers that it gets alone.
 func TestOtherSchemesInDecode(t *testing.T) {

@@ -36,7 +36,8 @@ type Options struct {
 	Model, SoC, Calibration string // of bench serving
 	Rounds                  int
 	Loads                   []float64
-	Tokens                  int // of bench drafts
+	Tokens                  int    // of bench drafts
+	Text                    string // file, of bench drafts
 }
 
 // Register adds the flags of both commands.

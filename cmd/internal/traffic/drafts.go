@@ -5,14 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/scheduler"
 	"github.com/hetc/hetc/runtime/serving"
+	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
 // DraftReport is how one kind of text was decoded plainly and with drafts.
@@ -26,14 +30,12 @@ type DraftReport struct {
 	Right   int64   `json:"right_tokens"`
 }
 
-// draftTexts are the kinds of text that drafts are measured with: how the model's answer is drawn.
-var draftTexts = []struct {
+// draftText is a kind of text that drafts are measured with: a prompt, and an answer that is drawn or given.
+type draftText struct {
 	name    string
 	sampler executor.Sampler
-}{
-	{"greedy", executor.Sampler{}},
-	{"sampled", executor.Sampler{Temperature: 1, Seed: 7}},
-	{"random", executor.Sampler{Temperature: 1e4, Seed: 7}}, // every token is about as likely
+	prompt  []int32
+	answer  []int32 // nil: what the model says
 }
 
 // RunDrafts decodes the same answers plainly and with the drafts of the plan, in turns, and compares times and tokens.
@@ -58,16 +60,26 @@ func RunDrafts(ctx context.Context, ui *cli.Streams, options *Options) error {
 		ui.Notef("the plan says that drafts do not pay at an acceptance of %.2f: both columns are plain decoding",
 			drafts.Acceptance)
 	}
-	prompt := draftPrompt(on.machine.Vocabulary(), on.plan.MaxContext-options.Tokens)
-	if len(prompt) == 0 {
+	texts := draftTexts(on.machine.Vocabulary(), on.plan.MaxContext-options.Tokens, options.Tokens)
+	if len(texts) == 0 {
 		return diag.New(diag.ClassUsage, "bench drafts: --tokens %d, and the plan has a context of %d", options.Tokens,
 			on.plan.MaxContext)
 	}
 	var reports []*DraftReport
 	var rows [][]string
-	for _, text := range draftTexts {
-		request := serving.Request{Class: scheduler.Reactive, Prompt: prompt, MaxTokens: options.Tokens,
-			Sampler: text.sampler, IgnoreEnd: true, LogProbs: -1}
+	if options.Text != "" {
+		own, err := ownText(on.model, options.Text, on.plan.MaxContext-options.Tokens, options.Tokens)
+		if err != nil {
+			return err
+		}
+		texts = append(texts, own)
+	}
+	if err := serving.Warm(ctx, on.machine); err != nil {
+		return err
+	}
+	for _, text := range texts {
+		request := serving.Request{Class: scheduler.Reactive, Prompt: text.prompt, MaxTokens: options.Tokens,
+			Sampler: text.sampler, Given: text.answer, IgnoreEnd: true, LogProbs: -1}
 		report, err := compareDrafts(ctx, on.machine, request, options.Rounds)
 		if err != nil {
 			return err
@@ -82,14 +94,104 @@ func RunDrafts(ctx context.Context, ui *cli.Streams, options *Options) error {
 	return ui.Result(reports)
 }
 
-// draftPrompt is a passage of random tokens, three times over, of at most so many tokens: something to copy.
-func draftPrompt(vocabulary, most int) []int32 {
-	random := rand.New(rand.NewPCG(3, 22))
-	passage := make([]int32, max(0, min(64, most/3)))
-	for i := range passage {
-		passage[i] = random.Int32N(int32(vocabulary))
+const longestText = 1 << 24 // bytes
+
+// longestPrompt is how many tokens the prompts have at most: all kinds of text are decoded at about the same positions.
+const longestPrompt = 192
+
+// draftTexts are the kinds of text, with prompts of at most room tokens; none where that is too little. The first two are
+// what the model says, which depends on the model; the others are given, so that they are what their names say.
+func draftTexts(vocabulary, room, tokens int) []draftText {
+	room = min(room, longestPrompt)
+	if room < 3 {
+		return nil
 	}
-	return slices.Repeat(passage, 3)
+	random := func(n int, seed uint64) []int32 {
+		source := rand.New(rand.NewPCG(seed, 22))
+		out := make([]int32, n)
+		for i := range out {
+			out[i] = source.Int32N(int32(vocabulary))
+		}
+		return out
+	}
+	thrice := slices.Repeat(random(room/3, 3), 3)
+	passage := random(room, 4)
+	code := codeLike(vocabulary, room+tokens)
+	return []draftText{
+		{name: "model's own, greedy", prompt: thrice},
+		{name: "model's own, sampled", prompt: thrice, sampler: executor.Sampler{Temperature: 1, Seed: 7}},
+		{name: "copying", prompt: passage, answer: slices.Repeat(passage, tokens/room+1)[:tokens]},
+		{name: "code-like", prompt: code[:room], answer: code[room:]},
+		{name: "random", prompt: random(room, 5), answer: random(tokens, 6)},
+	}
+}
+
+// codeLike is a text of n tokens that repeats as programs do: lines of twenty kinds, the frequent ones much more often
+// than the rare ones, with names in them that come from a few that are in use.
+func codeLike(vocabulary, n int) []int32 {
+	random := rand.New(rand.NewPCG(8, 22))
+	const kinds, names, place = 20, 12, -1
+	words := func(n int) []int32 {
+		out := make([]int32, n)
+		for i := range out {
+			out[i] = random.Int32N(int32(vocabulary))
+		}
+		return out
+	}
+	var lines, used [][]int32
+	for range kinds {
+		line := words(4 + random.IntN(9))
+		for range 1 + random.IntN(2) {
+			line[random.IntN(len(line))] = place
+		}
+		lines = append(lines, line)
+	}
+	for range names {
+		used = append(used, words(1+random.IntN(3)))
+	}
+	var out []int32
+	for len(out) < n {
+		// the square makes the first kinds frequent
+		at := random.Float64()
+		for _, token := range lines[int(at*at*kinds)] {
+			if token == place {
+				out = append(out, used[random.IntN(names)]...)
+			} else {
+				out = append(out, token)
+			}
+		}
+	}
+	return out[:n]
+}
+
+// ownText is a file in the tokens of the model: the first ones are the prompt, those behind them the answer.
+func ownText(model *models.Model, path string, room, tokens int) (text draftText, err error) {
+	data, err := wholefile.Read(path, longestText)
+	if err != nil {
+		return text, err
+	}
+	files, err := model.TokenizerFiles()
+	if err != nil {
+		return text, err
+	}
+	if len(files["tokenizer"]) == 0 {
+		return text, diag.New(diag.ClassInput, "bench drafts: --text %q, and model %q has no tokenizer", path, model.Name).
+			WithHint("leave --text out: the other texts need no tokenizer")
+	}
+	encoder, err := tokenizer.New(files["tokenizer"], files["config"], model.BOS)
+	if err != nil {
+		return text, err
+	}
+	ids, err := encoder.Encode(string(data))
+	if err != nil {
+		return text, err
+	}
+	room = min(room, longestPrompt)
+	if len(ids) < room+tokens {
+		return text, diag.New(diag.ClassInput, "%q has %d tokens, want at least %d: %d of the prompt, %d of the answer", path,
+			len(ids), room+tokens, room, tokens)
+	}
+	return draftText{name: filepath.Base(path), prompt: ids[:room], answer: ids[room:][:tokens]}, nil
 }
 
 // compareDrafts has a request answered plainly and with drafts, in turns. Times are medians over the rounds; answers that
