@@ -51,6 +51,10 @@ func (c *checker) attention() {
 			c.fail("attention.rows", "rows are %v, want ascending numbers", at.Rows)
 		}
 	}
+	if c.plan.Sparse(1) && len(c.plan.Batches) > 0 {
+		c.fail("attention.rows", "one sequence selects positions, and %v sequences together do not: a sequence would get other "+
+			"logits in company", c.plan.Batches)
+	}
 	sparse := map[int]bool{} // numbers of rows of programs that select positions
 	for step := range c.plan.Program.steps() {
 		for _, node := range c.graphOf[step.Run].Graph.Nodes {

@@ -67,6 +67,13 @@ func (c *checker) drafts() {
 			break
 		}
 	}
+	for n := 1; n <= rows; n++ {
+		if program := c.plan.Program.For(n); program != nil && c.plan.Sparse(program.Rows) {
+			c.fail("drafts", "program %q selects positions for rows together, and would not compute the bits of plain decoding, "+
+				"want no drafts of %d tokens", program.Name, max(1, n-1))
+			break
+		}
+	}
 	if _, exact := c.plan.Precision(); !exact {
 		c.fail("drafts", "programs that decode and that verify would not compute the same bits, want no drafts")
 	}

@@ -29,6 +29,7 @@ var draftFaults = map[string]func(p *planir.Plan){
 	"more than one call":        func(p *planir.Plan) { p.Drafts.VerifyNS = append(p.Drafts.VerifyNS, 300) },
 	"a worse length":            func(p *planir.Plan) { p.Drafts.Tokens++ },
 	"a length that pays, and 0": func(p *planir.Plan) { p.Drafts.Tokens = 0 },
+	"verified by a selection":   func(p *planir.Plan) { p.Attention = &planir.Attention{Density: 0.2, Block: 16, Rows: []int{16}} },
 }
 
 // A plan in floating point would not verify drafts to the bit.

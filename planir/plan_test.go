@@ -631,9 +631,13 @@ func TestRules(t *testing.T) {
 		"blocks of nothing":           {Density: 0.2, Rows: []int{16}},
 		"two pairs of scales":         {Density: 0.2, Block: 16, Rows: []int{16}, Buckets: 2},
 		"a density that is no number": {Density: math.NaN(), Block: 16, Rows: []int{16}},
+		"one sequence beside batches": {Density: 0.2, Block: 16, Rows: []int{1}},
 	} {
 		t.Run("P030 "+name, func(t *testing.T) {
 			s := shapes["trivial"]
+			if slices.Equal(at.Rows, []int{1}) {
+				s = shapes["batch"]
+			}
 			p := build(t, s.scheme, s.rows, s.change)
 			p.Attention = at
 			found := planir.Check(p)

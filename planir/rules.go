@@ -48,7 +48,7 @@ var Rules = []Rule{
 	{
 		"P019", "drafts are verified by one call of a program that computes the bits of plain decoding, and are as long as lets a token take the least predicted time at their acceptance", (*checker).drafts},
 	{
-		"P030", "programs with sparse attention are programs of the plan that process rows of one sequence, and keep a share of the positions in blocks of queries; no other program has such operators", (*checker).attention},
+		"P030", "programs with sparse attention are programs of the plan that process rows of one sequence, and keep a share of the positions in blocks of queries; no other program has such operators, and decode has them only where it has no batches", (*checker).attention},
 	{
 		"P031", "chunks in flight are whole chunks of one prompt, in a program of as many rows; in every layer, steps on the same heads of the cache work on rows in ascending order, and of two steps that touch the same values that of the earlier layer comes first", (*checker).inFlight},
 	{

@@ -584,10 +584,13 @@ func (b *builder) attention(proc *socs.Processor, operator op.Op) {
 		}
 		operator.Context = context
 		b.op(priorityGlue, proc, operator)
-		if half := operator; operator.KVHeads > 1 {
-			half.KVHeads = operator.KVHeads / 2
-			half.Heads = operator.Heads / operator.KVHeads * half.KVHeads
-			b.op(priorityShards, proc, half)
+		for part := operator; part.KVHeads > 1; {
+			part.KVHeads /= 2
+			part.Heads = operator.Heads / operator.KVHeads * part.KVHeads
+			b.op(priorityShards, proc, part)
+			if operator.Block == 0 { // only sparse attention has launches of a few heads
+				break
+			}
 		}
 	}
 }

@@ -14,18 +14,26 @@ import (
 type attention struct {
 	planir.Attention         // of no density: every program is dense
 	every            bool    // program of a prompt is sparse, else those of Rows
+	decode           bool    // the program that decodes one sequence is sparse
 	kl               float64 // what it loses, in nats a token
 }
 
-// sparse reports whether the program of a prompt of that many rows has sparse attention.
-func (a *attention) sparse(rows int) bool {
-	return a != nil && a.Density > 0 && (a.every || slices.Contains(a.Rows, rows))
+// sparse reports whether the program of that many rows has sparse attention. Batches have none.
+func (a *attention) sparse(rows int, decodes bool) bool {
+	switch {
+	case a == nil || a.Density == 0:
+		return false
+	case decodes:
+		return rows == 1 && a.decode
+	}
+	return a.every || slices.Contains(a.Rows, rows)
 }
 
-// solveAttention decides which programs have sparse attention (shadowAttn). Prompts of few tokens are faster without:
-// every query's scores are estimated before those that count are computed. So it solves with dense attention in all
-// programs and with sparse attention in those of all prompts, compares each program's predicted time, and solves again
-// with either where it is faster. Of these plans it takes the one that takes least, of equal ones the densest.
+// solveAttention decides which programs have sparse attention (shadowAttn). Prompts of few tokens are faster without, and
+// so is decoding over few positions: all scores are estimated before those that count are computed. So it solves with
+// dense attention in all programs and with sparse attention in all that may have it, compares each program's predicted
+// time, and solves again with either where it is faster. Of these plans it takes the one that takes least, of equal ones
+// the densest. With attention "sparse" it is prompts that are sparse, as in the paper.
 func solveAttention(ctx context.Context, in Input) (*Result, error) {
 	mode := in.Workload.Attention
 	chosen, err := in.density()
@@ -45,8 +53,8 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 		dense.Warnings = append(dense.Warnings, warning("attention is dense: %v", err))
 		return dense, nil
 	}
-	in.attention = chosen
-	sparse, err := Solve(ctx, in)
+	chosen.decode = in.mayDecodeSparsely(chosen)
+	sparse, err := in.solveSparse(ctx, chosen)
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -57,7 +65,7 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 	plans := []*Result{dense, sparse}
 	if rows := faster(sparse.Plan, dense.Plan); len(rows) > 0 && len(rows) < len(sparse.Plan.Attention.Rows) {
 		mixed := *chosen
-		mixed.every, mixed.Rows = false, rows
+		mixed.every, mixed.Rows, mixed.decode = false, rows, rows[0] == 1
 		in.attention = &mixed
 		if result, err := Solve(ctx, in); err == nil {
 			plans = append(plans, result)
@@ -72,6 +80,26 @@ func solveAttention(ctx context.Context, in Input) (*Result, error) {
 		}
 	}
 	return best, nil
+}
+
+// solveSparse solves with sparse attention in every program that may have it. Where decode has no price, as its
+// measurement is missing, or where no plan has it so, decode is dense.
+func (in Input) solveSparse(ctx context.Context, at *attention) (*Result, error) {
+	in.attention = at
+	result, err := Solve(ctx, in)
+	if err == nil || !at.decode || ctx.Err() != nil {
+		return result, err
+	}
+	at.decode = false
+	return Solve(ctx, in)
+}
+
+// mayDecodeSparsely reports whether the program that decodes one sequence may select positions: what that loses is known
+// and within the limit of quality, and no other program decodes. A sequence would get other logits in a batch, which is
+// dense, than alone.
+func (in *Input) mayDecodeSparsely(at *attention) bool {
+	limit := in.Workload.Quality.MaxKL.Decode
+	return len(in.Workload.Batches) == 0 && (limit == 0 || at.kl > 0 && at.kl < limit)
 }
 
 // warning is one of a result.
@@ -139,10 +167,19 @@ func (in *Input) density() (*attention, error) {
 		WithHint("raise quality.max_kl.prefill, or leave density and attention out")
 }
 
-// payForAttention takes what sparse attention loses off the limit of quality of prompts.
+// payForAttention takes what sparse attention loses off the limits of quality of the phases that have it.
 func (in *Input) payForAttention(want *workload.Demand) {
-	if in.attention != nil && want.MaxKL.Prefill > 0 {
-		want.MaxKL.Prefill = max(workload.Lossless, want.MaxKL.Prefill-in.attention.kl)
+	if in.attention == nil {
+		return
+	}
+	pay := func(limit *float64) {
+		if *limit > 0 {
+			*limit = max(workload.Lossless, *limit-in.attention.kl)
+		}
+	}
+	pay(&want.MaxKL.Prefill)
+	if in.attention.decode {
+		pay(&want.MaxKL.Decode)
 	}
 }
 
@@ -166,4 +203,4 @@ func (s *request) attentionOf() *planir.Attention {
 }
 
 // sparse reports whether the program of that many rows has sparse attention.
-func (s *request) sparse(rows int) bool { return !s.decodes(rows) && s.in.attention.sparse(rows) }
+func (s *request) sparse(rows int) bool { return s.in.attention.sparse(rows, s.decodes(rows)) }

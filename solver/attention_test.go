@@ -74,7 +74,7 @@ func TestAttentionChosen(t *testing.T) {
 			t.Errorf("%s takes %d ns, and %d with the attention that is best for it", program, got, least)
 		}
 	}
-	if at := best.Plan.Attention; at == nil || !slices.Equal(at.Rows, []int{512}) {
+	if at := best.Plan.Attention; at == nil || slices.Contains(at.Rows, 16) || !slices.Contains(at.Rows, 512) {
 		t.Errorf("attention is %+v, want dense at 16 rows and sparse at 512", at)
 	}
 	if found := check.Plan(best.Plan, m, soc); len(found) > 0 {

@@ -1,17 +1,21 @@
 package solver
 
 import (
+	"context"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/sim"
+	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/workload"
@@ -87,6 +91,75 @@ func TestHeadPipelinesTakeAsLongAsPredicted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Decoding over a long cache selects positions where that is faster, and over a short one attends to all of them; with
+// batches it does neither alone. A call takes on the virtual clock what was predicted.
+func TestSparseDecodeChosen(t *testing.T) {
+	m, soc := demo(t), estimator(t)
+	soc.Processors[0].LaunchUS, soc.Processors[1].LaunchUS = 3, 15 // what a short cache does not repay
+	cal := uneven(m, attentive(m, invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A32W32), map[float64]float64{0.05: 2e-3}))
+	want := workload.Default()
+	want.Buckets, want.Context, want.OutputTokens = []int{64}, 1024, 16
+	want.Attention, want.Density = workload.AttentionBest, 0.05
+	costs := profiled(t, soc, m, want)
+	for _, c := range []struct {
+		tokens  int
+		sparse  bool
+		batches []int
+	}{{24, false, nil}, {960, true, nil}, {960, false, []int{4}}} {
+		one := *want
+		one.Prompts, one.Batches = []workload.Prompt{{Tokens: c.tokens, Share: 1}}, c.batches
+		in := Input{Model: m, SoC: soc, Costs: costs, Workload: &one, Calibration: cal, Engine: exact.Engine{}}
+		if c.batches != nil {
+			in.Costs = batchCosts(t, soc, m, c.batches, op.A32W32)
+		}
+		plan := solve(t, in).Plan
+		if plan.Sparse(1) != c.sparse {
+			t.Errorf("%d tokens, batches %v: decode is sparse: %v, want %v (%+v)", c.tokens, c.batches, plan.Sparse(1), c.sparse,
+				plan.Attention)
+		}
+		if c.batches != nil {
+			continue
+		}
+		in.Workload = workload.Edited(&one, func(w *workload.Workload) { w.Attention, w.Density = workload.AttentionDense, 0 })
+		predicted, dense := prediction(t, plan, "decode").PlanNS, prediction(t, solve(t, in).Plan, "decode").PlanNS
+		if predicted > dense || c.sparse && predicted > dense*9/10 {
+			t.Errorf("%d tokens: decode is predicted to take %d ns, dense %d", c.tokens, predicted, dense)
+		}
+		took := decoded(t, plan, m, cal, soc, c.tokens+one.OutputTokens/2-1)
+		if off := math.Abs(float64(took)/float64(predicted) - 1); off > 0.01 {
+			t.Errorf("%d tokens: decode takes %d ns on the virtual clock, predicted %d: off by %.2g, want at most 0.01", c.tokens, took,
+				predicted, off)
+		}
+	}
+}
+
+// decoded is what decoding a token behind so many cached positions takes on the clock of simulated processors.
+func decoded(t *testing.T, plan *planir.Plan, m *models.Model, cal *calibration.Calibration, soc *socs.SoC, cached int) (ns int64) {
+	t.Helper()
+	content, err := emit.NewCalibrated(context.Background(), plan, m, cal, []driver.Compiler{sim.NewCompiler(soc)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	machine, err := executor.Open(context.Background(), plan, content, executor.Options{Drivers: []driver.Driver{sim.New(soc)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer machine.Close()
+	err = machine.Do(context.Background(), func(control *executor.Control) error {
+		if _, err := control.Forward(make([]int32, cached), executor.WantNone, nil); err != nil {
+			return err
+		}
+		got, err := control.Forward(make([]int32, 1), executor.WantLast, func(int, []float32) error { return nil })
+		ns = got.NS
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ns
 }
 
 // Divisions are whole: launches and turns cover all heads, and none is empty.

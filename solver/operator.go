@@ -96,7 +96,7 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 	// A session of its own: prices are computed as solve computes them, for the given inputs.
 	in.attention = &attention{}
 	if plan.Attention != nil {
-		in.attention.Attention = *plan.Attention
+		in.attention.Attention, in.attention.decode = *plan.Attention, plan.Sparse(1)
 	}
 	fresh, err := newSession(in)
 	if err != nil {

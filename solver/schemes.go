@@ -652,7 +652,7 @@ func (s *schemeChoice) quality() []planir.Quality {
 			continue
 		}
 		quality := planir.Quality{Phase: ph.name, MaxKL: limit, KL: cacheKL}
-		if at := s.in.attention; at != nil && ph.name == "prefill" {
+		if at := s.in.attention; at != nil && (ph.name == "prefill" || at.decode) {
 			quality.KL += at.kl
 		}
 		var missing []string
