@@ -133,3 +133,24 @@ func onClock(t *testing.T, in Input, p *planir.Plan) (prefill, decode, part int6
 	}
 	return prefill, decode, part
 }
+
+// A device that shares what it allocates gets to allocate the buffers: nothing is copied, and nothing priced.
+func TestSharedBuffersAreNotCopied(t *testing.T) {
+	m := demo(t)
+	w := workload.Default()
+	w.Prompts, w.OutputTokens, w.Buckets = []workload.Prompt{{Tokens: 64, Share: 1}}, 32, []int{64}
+	w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A32W32}, Decode: []op.Scheme{op.A32W32}}
+	var took [2][2]int64
+	for i, own := range []bool{false, true} {
+		s := card(t, own, 3, 1.2)
+		s.Processor("c1").SharesOwn = own
+		in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w, Engine: exact.Engine{},
+			Ratio: map[string]float64{"c0": 0.5, "c1": 0.5}}
+		p := solve(t, in).Plan
+		took[i][0], _, _ = onClock(t, in, p)
+		took[i][1] = prediction(t, p, "prefill@64").PlanNS
+	}
+	if took[0] != took[1] {
+		t.Errorf("executed and predicted in %v ns, and %v without memory of its own", took[1], took[0])
+	}
+}

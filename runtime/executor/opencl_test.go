@@ -217,6 +217,7 @@ func TestOpenCLArchitectures(t *testing.T) {
 			for _, device := range devices {
 				compare(t, device, []string{"", "a"}[i%2])
 				if i%4 == 0 {
+					compareQuantised(t, m, r, proc("a", s0, ""), device)
 					t.Run("with ort"+optionText(device.Options), func(t *testing.T) {
 						needORT(t)
 						compare(t, device, "c", ortProc(t, "c", s1))
@@ -224,6 +225,39 @@ func TestOpenCLArchitectures(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// compareQuantised compares the divergence of a quantised model on a device, with products divided between it and the
+// host, from float32 with that on the host alone.
+func compareQuantised(t *testing.T, m *models.Model, r reference, host, device planir.Proc) {
+	t.Helper()
+	want := make([]float32, 0, len(r.logits))
+	for k := range r.rows {
+		want = append(want, r.logits[k*m.Vocab:][:m.Vocab]...)
+	}
+	for _, scheme := range []op.Scheme{op.A8TQ8C, op.A8TQ4B32} {
+		loss := func(layout layoutOf, procs ...planir.Proc) float64 {
+			x := machine(t, m, makePlan(t, m, procs, []int{1, 16}, max(130, min(m.MaxContext, 160)), scheme, layout),
+				withOpenCL(), bothCompilers()...)
+			defer x.Close()
+			all := allLogits(t, x, r.ids)
+			var got []float32
+			for _, row := range r.rows {
+				got = append(got, all[int(row)*m.Vocab:][:m.Vocab]...)
+			}
+			return meanKL(got, want, m.Vocab)
+		}
+		allowed := 1.1 // times the host's
+		if m.Experts > 0 {
+			allowed = 1.3 // another expert may be chosen for a token
+		}
+		alone, divided := loss(bySingle, host), loss(onDevice(device, "a"), host, device)
+		t.Logf("%s %s: mean KL %.3g, host %.3g", device.Select, scheme, divided, alone)
+		if !(divided <= allowed*alone+1e-4) {
+			t.Errorf("%s %s: mean KL %.3g, want at most %v times the host's %.3g", device.Select, scheme, divided, allowed,
+				alone)
+		}
 	}
 }
 
