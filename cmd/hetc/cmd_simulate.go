@@ -51,6 +51,8 @@ func newBenchServing(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&options.Calibration, "calibration", "", "calibration that the plan was made with")
 	flags.Float64SliceVar(&options.Loads, "loads", nil,
 		"factors of --reactive and --proactive, such as 0.5,1,2: a trace is drawn and measured for each")
+	flags.StringVar(&options.LlamaGGUF, "llama-gguf", "",
+		"GGUF file of the same model, with a tokenizer: llama.cpp's server plays the traces too")
 	flags.IntVar(&options.Rounds, "rounds", 1, "measured rounds; the one with the median rate is shown")
 	return cmd
 }

@@ -1,6 +1,7 @@
 // Command deps fetches what hetc can use but does without: what is named of onnxruntime (the library behind the
 // driver ort), highs and highs-native (a solver, as WebAssembly and as a library), llama.cpp and python-peers (what
-// `hetc bench engines` compares with: OpenVINO, ONNX Runtime and CTranslate2), onnxruntime-qnn (Qualcomm's compiler and
+// `hetc bench engines` compares with: OpenVINO, ONNX Runtime and CTranslate2), llama-server (llama.cpp's server, for
+// `hetc bench serving`), onnxruntime-qnn (Qualcomm's compiler and
 // emulator of its NPU) and opencl-intel (OpenCL on CPUs). It is what `make deps`, `make deps-bench`, `make deps-qnn` and
 // `make deps-opencl` run; nothing of it is linked into hetc.
 //
@@ -48,7 +49,7 @@ func main() {
 }
 
 // recipes are all there are; those of one name follow each other.
-var recipes = slices.Concat(onnxRuntime, []recipe{highs}, highsNative, []recipe{llamaCpp, pythonPeers, qnn, intelOpenCL})
+var recipes = slices.Concat(onnxRuntime, []recipe{highs}, highsNative, []recipe{llamaCpp, llamaServer, pythonPeers, qnn, intelOpenCL})
 
 // names are what can be fetched.
 var names = func() string {

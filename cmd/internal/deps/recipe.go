@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -55,7 +56,12 @@ type file struct {
 type program struct {
 	Name  string   `json:"name"`
 	Dir   string   `json:"dir"`
-	Files []string `json:"files"`
+	Files []string `json:"files"` // by their paths in Dir; a name may be a pattern
+	// Include are more folders of the source, Without the files that a pattern matches and the program does not need, and
+	// Texts files that the source's build would have made, by name: headers, and C++ that is compiled too.
+	Include []string          `json:"include,omitempty"`
+	Without []string          `json:"without,omitempty"`
+	Texts   map[string]string `json:"texts,omitempty"`
 }
 
 const recipeFile = "recipe.json"
@@ -185,23 +191,8 @@ func (r *recipe) build(ctx context.Context, temp, out string) error {
 		filepath.Join(tree, filepath.FromSlash(r.Source)), source); err != nil {
 		return err
 	}
-	for _, program := range r.Programs {
-		args := []string{"-O2", "-DNDEBUG", "-std=c++17", "-w", "-o", filepath.Join(out, program.Name)}
-		for _, d := range append([]string{program.Dir}, r.Include...) {
-			args = append(args, "-I"+filepath.Join(source, d))
-		}
-		for _, f := range program.Files {
-			args = append(args, filepath.Join(source, program.Dir, f))
-		}
-		args = append(args, "-L"+out)
-		for _, lib := range r.Link {
-			args = append(args, "-l:"+lib)
-		}
-		if err := command(ctx, temp, "g++", append(args, "-lpthread", "-Wl,-rpath,$ORIGIN")...); err != nil {
-			return err
-		}
-		if err := command(ctx, temp, filepath.Join(out, program.Name), "--help"); err != nil &&
-			errors.Is(err, errCannotStart) {
+	for i := range r.Programs {
+		if err := r.compile(ctx, &r.Programs[i], source, temp, out); err != nil {
 			return err
 		}
 	}
@@ -210,6 +201,90 @@ func (r *recipe) build(ctx context.Context, temp, out string) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(out, "LICENSE"), licence, 0o644)
+}
+
+// compile builds a program from the source into out: object by object, as many at a time as there are processors.
+func (r *recipe) compile(ctx context.Context, program *program, source, temp, out string) error {
+	files, err := program.files(source)
+	if err != nil {
+		return err
+	}
+	made := filepath.Join(temp, program.Name) // objects, and what the source's build would have made
+	if err := os.Mkdir(made, 0o755); err != nil {
+		return err
+	}
+	for name, text := range program.Texts {
+		if err := os.WriteFile(filepath.Join(made, name), []byte(text), 0o644); err != nil {
+			return err
+		}
+		if filepath.Ext(name) == ".cpp" {
+			files = append(files, filepath.Join(made, name))
+		}
+	}
+	slices.Sort(files)
+	flags := []string{"-O2", "-DNDEBUG", "-std=c++17", "-w", "-I" + made}
+	for _, dir := range slices.Concat([]string{program.Dir}, program.Include, r.Include) {
+		flags = append(flags, "-I"+filepath.Join(source, dir))
+	}
+	objects := make([]string, len(files))
+	failed := make([]error, len(files))
+	compiling, stop := context.WithCancel(ctx) // the first error ends the rest
+	defer stop()
+	var compilers sync.WaitGroup
+	free := make(chan struct{}, runtime.NumCPU())
+	for i, file := range files {
+		objects[i] = filepath.Join(made, fmt.Sprintf("%d.o", i))
+		free <- struct{}{}
+		compilers.Go(func() {
+			defer func() { <-free }()
+			if compiling.Err() != nil {
+				return
+			}
+			args := append(slices.Clone(flags), "-c", "-o", objects[i])
+			if filepath.Ext(file) == ".c" {
+				args = append(args, "-x", "c")
+			}
+			failed[i] = command(compiling, temp, "g++", append(args, file)...)
+			if failed[i] != nil {
+				stop()
+			}
+		})
+	}
+	compilers.Wait()
+	if err := errors.Join(failed...); err != nil {
+		return err
+	}
+	args := append([]string{"-o", filepath.Join(out, program.Name)}, objects...)
+	args = append(args, "-L"+out)
+	for _, lib := range r.Link {
+		args = append(args, "-l:"+lib)
+	}
+	if err := command(ctx, temp, "g++", append(args, "-lpthread", "-Wl,-rpath,$ORIGIN")...); err != nil {
+		return err
+	}
+	if err := command(ctx, temp, filepath.Join(out, program.Name), "--help"); errors.Is(err, errCannotStart) {
+		return err
+	}
+	return nil
+}
+
+// files are the paths of what a program is compiled from, patterns resolved.
+func (p *program) files(source string) (paths []string, err error) {
+	for _, pattern := range p.Files {
+		found, err := filepath.Glob(filepath.Join(source, filepath.FromSlash(p.Dir), filepath.FromSlash(pattern)))
+		if err != nil {
+			return nil, err
+		}
+		if len(found) == 0 {
+			return nil, fmt.Errorf("the source has no file %q in %q", pattern, p.Dir)
+		}
+		for _, path := range found {
+			if !slices.Contains(p.Without, filepath.Base(path)) {
+				paths = append(paths, path)
+			}
+		}
+	}
+	return paths, nil
 }
 
 // pythonIn is the interpreter of a Python environment.

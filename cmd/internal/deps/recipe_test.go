@@ -65,7 +65,7 @@ g++ -shared -fPIC -o libanswer.so answer.cpp`)
 	return recipe{Name: "small", OS: runtime.GOOS, Arch: runtime.GOARCH,
 		Packages: []pkg{{"small", "1.2.3", fmt.Sprintf("%x", sha256.Sum256(archive)), ""}},
 		Source:   "llama/source.bundle", Libs: "bins/x", Licence: "LICENSE", Include: []string{"include"}, Link: []string{"libanswer.so"},
-		Programs: []program{{"ask", "tools/ask", []string{"ask.cpp"}}}}, bin
+		Programs: []program{{Name: "ask", Dir: "tools/ask", Files: []string{"a*.cpp"}, Texts: map[string]string{"made.h": ""}}}}, bin
 }
 
 func tgz(t *testing.T, files map[string]string) []byte {

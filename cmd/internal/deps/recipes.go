@@ -20,11 +20,45 @@ var llamaCpp = recipe{
 	Include: []string{"include", "ggml/include", "common", "vendor"},
 	Link:    []string{"libllama-common.so", "libllama.v0.5.0.so", "libggml.v0.5.0.so", "libggml-base.so"},
 	Programs: []program{
-		{"llama-bench", "tools/llama-bench", []string{"llama-bench.cpp", "main.cpp"}},
-		{"llama-quantize", "tools/quantize", []string{"quantize.cpp", "main.cpp"}},
-		{"llama-perplexity", "tools/perplexity", []string{"perplexity.cpp", "main.cpp"}},
+		{Name: "llama-bench", Dir: "tools/llama-bench", Files: []string{"llama-bench.cpp", "main.cpp"}},
+		{Name: "llama-quantize", Dir: "tools/quantize", Files: []string{"quantize.cpp", "main.cpp"}},
+		{Name: "llama-perplexity", Dir: "tools/perplexity", Files: []string{"perplexity.cpp", "main.cpp"}},
 	},
 }
+
+// llamaServer is llama.cpp's server, from the same packages and on the same libraries. What it needs beside them is
+// compiled with it: the multimodal parts that its objects refer to, the HTTP library, a hash. Its pages for browsers come
+// from elsewhere and are left out.
+var llamaServer = recipe{
+	Name: "llama-server", OS: llamaCpp.OS, Arch: llamaCpp.Arch, Packages: llamaCpp.Packages, Source: llamaCpp.Source,
+	Libs: llamaCpp.Libs, Licence: llamaCpp.Licence, Include: llamaCpp.Include, Link: llamaCpp.Link,
+	Programs: []program{{Name: "llama-server", Dir: "tools/server",
+		Files: []string{"*.cpp", "../mtmd/*.cpp", "../mtmd/models/*.cpp", "../../vendor/cpp-httplib/httplib.cpp",
+			"../../vendor/hash/hash.cpp", "../../vendor/hash/sha256/sha256.c"},
+		Without: []string{"mtmd-cli.cpp", "deprecation-warning.cpp"},
+		Include: []string{"tools/mtmd", "vendor/cpp-httplib", "vendor/hash", "."},
+		Texts:   map[string]string{"ui.h": noPagesHeader, "ui.cpp": noPages},
+	}},
+}
+
+// noPagesHeader and noPages are what the build makes of the server's pages for browsers, without any.
+const (
+	noPagesHeader = `#pragma once
+#include <array>
+#include <string>
+struct llama_ui_asset {
+    std::string name; const unsigned char * data; std::size_t size; std::string etag; std::string type;
+};
+const llama_ui_asset * llama_ui_find_asset(const std::string & name);
+bool llama_ui_use_gzip();
+const std::array<llama_ui_asset, 0> & llama_ui_get_assets();
+`
+	noPages = `#include "ui.h"
+const llama_ui_asset * llama_ui_find_asset(const std::string &) { return nullptr; }
+bool llama_ui_use_gzip() { return false; }
+const std::array<llama_ui_asset, 0> & llama_ui_get_assets() { static const std::array<llama_ui_asset, 0> none{}; return none; }
+`
+)
 
 // pythonPeers are the engines that are measured through their Python packages, all in one environment. ONNX Runtime is
 // there once more: its wheel for Python, of another version than the library of the driver.

@@ -245,7 +245,7 @@ func TestRecipes(t *testing.T) {
 			t.Errorf("%+v: got %+v, %v", c, r, err)
 		}
 	}
-	if _, err := choose("nothing", "linux", "amd64"); err == nil || !strings.Contains(err.Error(), "onnxruntime, highs, highs-native, llama.cpp, python-peers, onnxruntime-qnn") {
+	if _, err := choose("nothing", "linux", "amd64"); err == nil || !strings.Contains(err.Error(), "onnxruntime, highs, highs-native, llama.cpp, llama-server, python-peers, onnxruntime-qnn") {
 		t.Errorf("unknown name: %v", err)
 	}
 }

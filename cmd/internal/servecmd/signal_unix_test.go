@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -62,6 +63,51 @@ func TestFirstSignal(t *testing.T) {
 	}
 	if err := p.command.Wait(); err != nil {
 		t.Errorf("%v\n%s", err, p.errs)
+	}
+}
+
+// kill -9 in the middle of an answer: its client sees that the answer was cut off, and the next server of the same bundle,
+// which goes on with the same recording, gives right answers.
+func TestKilled(t *testing.T) {
+	record := filepath.Join(t.TempDir(), "trace.jsonl")
+	r := alone(t)
+	want := r.text(r.tokens(t, prompts[0], greedy, 12))
+	answered := func(p *process) {
+		t.Helper()
+		got, err := p.complete(t.Context(), map[string]any{"prompt": prompts[0], "max_tokens": 12, "temperature": 0})
+		if err != nil || got.text != want {
+			t.Fatalf("got %q (%v), want %q", got.text, err, want)
+		}
+	}
+	cut := 0
+	for range 3 { // one that had ended already shows nothing
+		p := spawn(t, "--record", record)
+		answered(p)
+		rest := p.begun()
+		p.signalled(syscall.SIGKILL)
+		text, err := rest()
+		if whole := strings.HasSuffix(text, "data: [DONE]\n\n"); !whole && err != nil {
+			cut++
+		} else if !whole {
+			t.Errorf("the answer ended as if it were whole: ...%s", text[max(0, len(text)-300):])
+		}
+		if err := p.command.Wait(); err == nil {
+			t.Error("a killed process ended well")
+		}
+	}
+	if cut == 0 {
+		t.Error("no answer was cut off: this shows nothing")
+	}
+	last := spawn(t, "--record", record)
+	answered(last)
+	last.signalled(syscall.SIGTERM)
+	if err := last.command.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, last.errs)
+	}
+	trace, err := os.ReadFile(record)
+	if err != nil || strings.Count(string(trace), "\n") < 4 {
+		t.Errorf("%d whole lines were recorded, want one of each server at least (%v)\n%s", strings.Count(string(trace), "\n"),
+			err, trace)
 	}
 }
 

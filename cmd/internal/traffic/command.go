@@ -36,6 +36,7 @@ type Options struct {
 	Model, SoC, Calibration string // of bench serving
 	Rounds                  int
 	Loads                   []float64
+	LlamaGGUF               string // file of the same model for llama.cpp's server
 	Tokens                  int    // of bench drafts
 	Text                    string // file, of bench drafts
 }
@@ -261,13 +262,20 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		ui.Notef("this takes at least %.0f min: %d loads, %d rounds, each under %d policies and without background work",
 			math.Ceil(seconds/60), len(loads), options.Rounds, len(scheduler.Policies))
 	}
+	peer, err := options.peer(ctx, on.plan)
+	if err != nil {
+		return err
+	}
+	if peer != nil {
+		defer peer.Close()
+	}
 	var reports []*Report
 	for _, load := range loads {
 		simulated, err := simulateAll(on.plan, load.trace, options)
 		if err != nil {
 			return err
 		}
-		measured, err := measureAll(ctx, on.machine, load.trace, options)
+		measured, err := measureAll(ctx, on.machine, peer, load.trace, options)
 		if err != nil {
 			return err
 		}
@@ -291,9 +299,26 @@ func urgent(trace []Request) (out []Request) {
 	return out
 }
 
-// measureAll measures every policy in every round, and the reactive requests by themselves under the policy Full, and
-// returns the round with the median rate of each.
-func measureAll(ctx context.Context, machine *executor.Machine, trace []Request, options *Options) ([]*Report, error) {
+// peer starts llama.cpp's server where a file for it is named; nil where none is.
+func (o *Options) peer(ctx context.Context, plan *planir.Plan) (*llamaServer, error) {
+	if o.LlamaGGUF == "" {
+		return nil, nil
+	}
+	if plan.SoC.Simulated {
+		return nil, diag.New(diag.ClassUsage, "--llama-gguf: the plan is for the simulated SoC %q, and llama.cpp takes real time",
+			plan.SoC.Name).WithHint("take a plan for this machine")
+	}
+	config, err := o.config(plan, scheduler.Batching)
+	if err != nil {
+		return nil, err
+	}
+	return startLlamaServer(ctx, plan, o.LlamaGGUF, config.Slots)
+}
+
+// measureAll measures every policy in every round, llama.cpp's server if it is there, and the reactive requests by
+// themselves under the policy Full, and returns the round with the median rate of each.
+func measureAll(ctx context.Context, machine *executor.Machine, peer *llamaServer, trace []Request, options *Options) (
+	[]*Report, error) {
 	type play struct {
 		policy scheduler.Policy
 		trace  []Request
@@ -306,14 +331,22 @@ func measureAll(ctx context.Context, machine *executor.Machine, trace []Request,
 	if alone := urgent(trace); len(alone) > 0 && len(alone) < len(trace) {
 		plays = append(plays, play{scheduler.Full, alone, true})
 	}
+	if peer != nil {
+		plays = append(plays, play{llamaPolicy, trace, false})
+	}
 	rounds := make([][]*Report, len(plays))
 	for range options.Rounds {
 		for i, play := range plays {
-			config, err := options.config(machine.Plan(), play.policy)
-			if err != nil {
-				return nil, err
+			var report *Report
+			var err error
+			if play.policy == llamaPolicy {
+				report, err = peer.measure(ctx, play.trace, prompts(machine, play.trace))
+			} else {
+				var config scheduler.Config
+				if config, err = options.config(machine.Plan(), play.policy); err == nil {
+					report, err = Measure(ctx, machine, play.trace, config)
+				}
 			}
-			report, err := Measure(ctx, machine, play.trace, config)
 			if err != nil {
 				return nil, err
 			}
