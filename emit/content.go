@@ -198,7 +198,7 @@ type packKey struct {
 func (c *Content) equal(pl planir.Placement, o *Content) (planir.Placement, bool) {
 	weight := o.weight(pl)
 	calibrated := weight.FoldRows != "" || weight.FoldCols != "" || weight.ScaleOf != "" || weight.HeadsOf != "" || inBlocks(pl.Pack.Scheme)
-	if calibrated && c.plan.Calibration() != o.plan.Calibration() {
+	if calibrated && c.plan.Calibration() != o.plan.Calibration() || pl.Pack.Slotted { // which experts it has is the plan's
 		return planir.Placement{}, false
 	}
 	for _, blob := range c.blobs {
@@ -271,14 +271,18 @@ func (c *Content) write(out io.Writer, b planir.WeightBlob) error {
 
 // pack writes what a placement holds: a matrix, or those of all experts, one behind the other.
 func (c *Content) pack(dst []byte, pl planir.Placement) error {
-	count := max(1, pl.Pack.Experts)
-	size := len(dst) / count
+	experts := []int{0}
+	if pl.Pack.Experts > 0 {
+		experts = c.plan.Holds(pl.Pack, pl.Layer)
+	}
+	size := len(dst) / max(1, pl.Pack.Experts)
+	clear(dst[size*len(experts):]) // of a layer with fewer slotted experts than another
 	imp, err := c.importance(pl)
 	if err != nil {
 		return err
 	}
-	for expert := range count {
-		if err := c.packExpert(dst[expert*size:(expert+1)*size], pl, expert, imp); err != nil {
+	for i, expert := range experts {
+		if err := c.packExpert(dst[i*size:(i+1)*size], pl, expert, imp); err != nil {
 			return err
 		}
 	}
@@ -302,7 +306,7 @@ func (c *Content) slotExpert(ref planir.WeightRef, layer int) (expert int, slott
 	if ref.Tiers == 0 {
 		return 0, false
 	}
-	return c.plan.TiersOf(ref.Tiers).Layer(layer).Slots[ref.Slot], true
+	return c.plan.InSlot(ref, layer), true
 }
 
 // packRef writes what a reference to columns of a pack, or to what is in a slot of it, means in a layer (-1: none).

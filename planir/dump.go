@@ -56,7 +56,8 @@ func Dump(plan *Plan) string {
 	}
 	for _, k := range pr.Packs {
 		line("pack %s of %s [%d:%d,%d:%d] %s %s %d bytes%s", k.Name, k.Weight, k.K0, k.K1, k.N0, k.N1, k.Scheme,
-			k.Layout, k.Bytes, when(k.InArtifact, " in artifact"))
+			k.Layout, k.Bytes, when(k.InArtifact, " in artifact")+
+				when(k.Slotted, fmt.Sprintf(" of %d experts with slots", k.Experts)))
 	}
 	for _, graph := range pr.Graphs {
 		ops := make([]string, len(graph.Graph.Nodes))

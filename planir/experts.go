@@ -88,6 +88,47 @@ func (p *Plan) TiersOf(rows int) *ExpertTiers {
 	return nil
 }
 
+// Slotted are the experts of a layer that have a slot in some program, ascending.
+func (p *Plan) Slotted(layer int) []int { return slotted(p.Experts, layer) }
+
+// slotted is Slotted of tiers.
+func slotted(list []ExpertTiers, layer int) (out []int) {
+	for i := range list {
+		if known := list[i].Layer(layer); known != nil {
+			out = append(out, known.Slots...)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// MostSlotted is how many experts a layer has at most that have a slot in some program with tiers.
+func MostSlotted(list []ExpertTiers) (most int) {
+	for i := range list {
+		for _, layer := range list[i].Layers {
+			most = max(most, len(slotted(list, layer.Layer)))
+		}
+	}
+	return most
+}
+
+// Holds are the experts that a pack holds in a layer, in order: those that have a slot, or all.
+func (p *Plan) Holds(packed *Pack, layer int) []int {
+	if packed.Slotted {
+		return p.Slotted(layer)
+	}
+	all := make([]int, packed.Experts)
+	for expert := range all {
+		all[expert] = expert
+	}
+	return all
+}
+
+// InSlot is the expert that a reference to a slot means in a layer.
+func (p *Plan) InSlot(ref WeightRef, layer int) int {
+	return p.TiersOf(ref.Tiers).Layer(layer).Slots[ref.Slot]
+}
+
 // experts is P018. Whether the layers and experts are the model's is planir/check's question.
 func (c *checker) experts() {
 	for i := range c.plan.Experts {

@@ -67,6 +67,9 @@ type Pack struct {
 	Name    string `json:"name" yaml:"name"`
 	Weight  string `json:"weight" yaml:"weight"`
 	Experts int    `json:"experts,omitempty" yaml:"experts,omitempty"`
+	// Slotted: it holds of each layer only the experts that have a slot in some program (Plan.Slotted), since its processor
+	// computes no others. Experts is then how many a layer has at most.
+	Slotted bool   `json:"slotted,omitempty" yaml:"slotted,omitempty"`
 	K0      int    `json:"k0" yaml:"k0"`
 	K1      int    `json:"k1" yaml:"k1"`
 	N0      int    `json:"n0" yaml:"n0"`

@@ -160,7 +160,14 @@ func (c *checker) tieredLayers(path string, tiers *ExpertTiers, from, to int) {
 // slotRef checks that a reference to what is in a slot is of experts, and of tiers that know the layers of its section.
 func (c *checker) slotRef(step stepAt, ref WeightRef, pack *Pack) {
 	tiers := c.plan.TiersOf(ref.Tiers)
-	if tiers == nil || ref.Slot < 0 || ref.Slot >= tiers.Slots() || pack.Experts != tiers.Experts ||
+	experts := 0
+	if tiers != nil {
+		experts = tiers.Experts
+	}
+	if pack.Slotted {
+		experts = MostSlotted(c.plan.Experts)
+	}
+	if tiers == nil || ref.Slot < 0 || ref.Slot >= tiers.Slots() || pack.Experts != experts ||
 		step.section.Layers == 0 {
 		c.fail(step.path(".w"), "%s is one of %d experts in a slot that the plan's capacity tiers do not have", ref,
 			pack.Experts)

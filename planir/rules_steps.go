@@ -179,6 +179,8 @@ func (c *checker) weightRef(step stepAt, ref WeightRef, spec *op.WeightSpec) {
 		experts = 0 // one of them
 	}
 	switch {
+	case pack.Slotted && ref.Tiers == 0:
+		c.fail(step.path(".w"), "%s is of all experts, and its pack holds those that have a slot", ref)
 	case ref.C0 < 0 || ref.C1 <= ref.C0 || ref.C1 > cols:
 		c.fail(step.path(".w"), "%s is outside its pack of %d columns", ref, cols)
 	case rows != spec.K || experts != spec.Experts || ref.C1-ref.C0 != spec.N || pack.Scheme != spec.Scheme ||

@@ -155,11 +155,22 @@ func (s *request) newAssets() *assets {
 	return shared
 }
 
+// expertsOf is how many experts of a weight its pack holds, 0 for a weight without.
+func (a *assets) expertsOf(use *lower.Use) int {
+	if use.Slotted {
+		return planir.MostSlotted(a.s.in.tiers)
+	}
+	return a.experts[use.Weight]
+}
+
 // packKey names the pack that a range of a weight belongs to, on a processor: for its region that owner reads it.
 func packKey(use *lower.Use) string {
 	key := fmt.Sprintf("%s/%s.%s k%d-%d", use.Weight, use.Scheme, use.Layout, use.K0, use.K1)
 	if use.Owner != "" {
 		key += fmt.Sprintf(" %s n%d-%d", use.Owner, use.N0, use.N1)
+	}
+	if use.Slotted {
+		key += " slots"
 	}
 	return key
 }
@@ -170,7 +181,7 @@ func (a *assets) scan(step *need) {
 		use := &step.weights[i]
 		key := packKey(use)
 		if _, ok := a.whole[key]; !ok {
-			a.whole[key] = planir.Pack{Weight: use.Weight, Experts: a.experts[use.Weight], K0: use.K0, K1: use.K1,
+			a.whole[key] = planir.Pack{Weight: use.Weight, Experts: a.expertsOf(use), K0: use.K0, K1: use.K1,
 				Scheme: use.Scheme, Layout: use.Layout}
 		}
 		for _, cut := range []int{use.N0, use.N1} {

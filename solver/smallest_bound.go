@@ -92,6 +92,7 @@ type packsOnce struct {
 // onePack is the region that all uses of a weight cover, and the layouts they have.
 type onePack struct {
 	k, n    int
+	experts int
 	layouts []string
 }
 
@@ -118,6 +119,7 @@ func (p *packsOnce) scan(uses []lower.Use) {
 			pack = &onePack{}
 			p.all[key] = pack
 		}
+		pack.experts = max(pack.experts, p.of.expertsOf(use))
 		pack.k, pack.n = max(pack.k, use.K1), max(pack.n, use.N1)
 		if !slices.Contains(pack.layouts, use.Layout) {
 			pack.layouts = append(pack.layouts, use.Layout)
@@ -130,7 +132,7 @@ func (p *packsOnce) bytes() (total int64, err error) {
 	for key, once := range p.all {
 		least := int64(math.MaxInt64)
 		for _, layout := range once.layouts {
-			x := planir.Pack{Weight: key[0], Experts: p.of.experts[key[0]], K1: once.k, N1: once.n, Scheme: key[1],
+			x := planir.Pack{Weight: key[0], Experts: once.experts, K1: once.k, N1: once.n, Scheme: key[1],
 				Layout: layout}
 			bytes, err := pack.Bytes(x.Spec())
 			if err != nil {

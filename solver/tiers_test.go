@@ -141,6 +141,50 @@ func TestTierRules(t *testing.T) {
 	}
 }
 
+// oneOfEach checks that a processor of groups has the experts in slots and no others, each once.
+func oneOfEach(t *testing.T, plan *planir.Plan, proc string, rows int) {
+	t.Helper()
+	tiers := plan.TiersOf(rows)
+	read := map[string]bool{} // by the processor's steps
+	for _, program := range plan.Program.All() {
+		for _, section := range program.Sections {
+			for _, lane := range section.Lanes {
+				for _, step := range lane.Steps {
+					for _, ref := range step.W {
+						read[ref.Pack] = read[ref.Pack] || lane.Proc == proc
+					}
+				}
+			}
+		}
+	}
+	own := 0
+	for i := range plan.Program.Packs {
+		packed := &plan.Program.Packs[i]
+		if packed.Experts == 0 || !read[packed.Name] {
+			continue
+		}
+		own++
+		if !packed.Slotted || packed.Experts != tiers.Slots() {
+			t.Errorf("pack %q has %d experts, slotted %v, want those of the %d slots", packed.Name, packed.Experts, packed.Slotted,
+				tiers.Slots())
+		}
+	}
+	if own != 2 {
+		t.Errorf("%d packs of experts on %q, want one for each of the two products", own, proc)
+	}
+}
+
+// countedSource is content of which is known how much was read.
+type countedSource struct {
+	*emit.Content
+	bytes int64 // in whole pages
+}
+
+func (c *countedSource) Range(blob string, offset, bytes int64) ([]byte, error) {
+	c.bytes += op.RoundUp(bytes, planir.PageBytes)
+	return c.Content.Range(blob, offset, bytes)
+}
+
 // A plan with tiers that solve has chosen takes what was predicted on the virtual clock, less than the dynamic plan, and
 // gives the same logits.
 func TestTiersTakeAsLongAsPredicted(t *testing.T) {
@@ -169,6 +213,7 @@ func TestTiersTakeAsLongAsPredicted(t *testing.T) {
 	if tiered.Plan.TiersOf(rows) == nil {
 		t.Fatalf("no tiers: %v", tiered.Warnings)
 	}
+	oneOfEach(t, tiered.Plan, "c1", rows)
 	if tiered.ExpectedNS >= dynamic.ExpectedNS {
 		t.Errorf("expected %v ns with tiers, %v without", tiered.ExpectedNS, dynamic.ExpectedNS)
 	}
@@ -183,11 +228,15 @@ func TestTiersTakeAsLongAsPredicted(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer content.Close()
-		machine, err := executor.Open(t.Context(), plan, content, executor.Options{Drivers: []driver.Driver{sim.New(soc)}})
+		source := &countedSource{Content: content}
+		machine, err := executor.Open(t.Context(), plan, source, executor.Options{Drivers: []driver.Driver{sim.New(soc)}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer machine.Close()
+		if want := plan.Memory.Weights + plan.Memory.Tables; source.bytes != want {
+			t.Errorf("plan %d: %d bytes of weights were read, predicted %d", i, source.bytes, want)
+		}
 		err = machine.Do(t.Context(), func(c *executor.Control) error {
 			timing, err := c.Forward(tokens, executor.WantLast, func(_ int, row []float32) error {
 				logits[i] = slices.Clone(row)

@@ -195,6 +195,7 @@ func (b *builder) decidesLayers(rows int) bool {
 // packKey tells packs apart: what region of a weight, in which format, and for whom.
 type packKey struct {
 	weight, scheme, layout, owner string // owner "": shared by every processor that reads tile ranges
+	slotted                       bool   // an owner's pack of the experts that have a slot
 	k0, k1, n0, n1                int    // n0, n1 are 0 while shared: the union of uses is taken
 }
 
@@ -516,6 +517,7 @@ func uses(node *Node, piece *Piece, proc *planir.Proc, layout string) (out []pac
 		rows := spec.Layout == op.RowsLayout && wo.role == "weight" && c1-c0 != node.Op().N
 		if proc.WeightsInArtifacts || ranges || steps || heads || rows {
 			key.owner, key.n0, key.n1 = piece.Proc, c0, c1
+			key.slotted = operator.Kind == op.GroupMatMul
 		}
 		used := packRange{key: key, n0: c0, n1: c1}
 		if operator.Kind == op.GroupMatMul {
@@ -531,7 +533,8 @@ type Use struct {
 	Weight, Scheme, Layout string
 	K0, K1, N0, N1         int
 	// Owner is the processor that has a pack of just this region; "": processors read ranges of one.
-	Owner string
+	Owner   string
+	Slotted bool // its pack holds only experts that have a slot
 }
 
 // Needs is what a piece needs to be there before its step can run, unless the step is joined to its neighbours: the
@@ -546,7 +549,7 @@ func Needs(node *Node, piece *Piece, proc *planir.Proc) (weights []Use, graph st
 		for _, used := range uses(node, piece, proc, layout) {
 			key := used.key
 			weights = append(weights, Use{key.weight, key.scheme, key.layout, key.k0, key.k1, used.n0, used.n1,
-				key.owner})
+				key.owner, key.slotted})
 		}
 		cut = chain(piece.Ops, layout)
 	}
@@ -673,11 +676,15 @@ func (b *builder) finish(rows []int) error {
 	if err := b.fold(rank); err != nil {
 		return err
 	}
+	b.wholePacks()
 	if err := b.finishPacks(rank); err != nil {
 		return err
 	}
 	for _, fixup := range b.fixups {
-		use := b.packs[fixup.from.key]
+		use, own := b.packs[fixup.from.key]
+		if !own {
+			use = b.packs[fixup.from.key.whole()]
+		}
 		*fixup.ref = planir.WeightRef{Pack: use.name, C0: fixup.from.n0 - use.lo, C1: fixup.from.n1 - use.lo,
 			Tiers: fixup.from.tiers, Slot: fixup.from.slot}
 	}
@@ -824,6 +831,22 @@ func (b *builder) computedOf(class string, product op.Op) (out []op.Weight) {
 		op.Weight{Name: StepsWeight(class), ScaleOf: class, K: 2, N: product.N})
 }
 
+// whole is the key of the pack of all experts.
+func (k packKey) whole() packKey {
+	k.slotted = false
+	return k
+}
+
+// wholePacks leaves out packs of the experts that have a slot where the same processor has one of all experts anyway: it
+// holds no expert twice.
+func (b *builder) wholePacks() {
+	for key := range b.packs {
+		if key.slotted && b.packs[key.whole()] != nil {
+			delete(b.packs, key)
+		}
+	}
+}
+
 // finishPacks lists and names the packs, in the order of their weights (rank) and then of their keys. The order is
 // total, so equal plans have equal programs. A name states only what distinguishes the pack from others of its
 // weight.
@@ -845,6 +868,10 @@ func (b *builder) finishPacks(rank map[string]int) error {
 		if key.owner != "" {
 			made.Name += fmt.Sprintf(".%s.n%d-%d", key.owner, key.n0, key.n1)
 			made.InArtifact = b.plan.Proc(key.owner).WeightsInArtifacts
+		}
+		if key.slotted {
+			made.Name += ".slots"
+			made.Slotted, made.Experts = true, planir.MostSlotted(b.plan.Experts)
 		}
 		use.name = made.Name
 		var err error

@@ -847,8 +847,8 @@ func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, s
 			stride = int64(len(data)) / int64(spec.Experts)
 		}
 		if ref.Tiers > 0 { // the expert that is in the slot
-			expert := int64(w.plan.TiersOf(ref.Tiers).Layer(layer).Slots[ref.Slot])
-			spec, data, stride = pack.Expert(spec), data[expert*stride:(expert+1)*stride], 0
+			held := int64(slices.Index(w.plan.Holds(packed, layer), w.plan.InSlot(ref, layer)))
+			spec, data, stride = pack.Expert(spec), data[held*stride:(held+1)*stride], 0
 		}
 		if ref.C0 != 0 || ref.C1 != spec.N {
 			sub, off, bytes, err := pack.Columns(spec, ref.C0, ref.C1)

@@ -102,6 +102,68 @@ func TestTiersGiveTheSameBits(t *testing.T) {
 	}
 }
 
+// A processor that reads no ranges of packs has its own, of the experts that have a slot in some program and of no
+// others. Programs and layers differ in these. References to experts that a pack does not have are refused.
+func TestPacksOfSlots(t *testing.T) {
+	a, b := cores(t)
+	m, ids := moeModel(t, "olmoe-plain", 24)
+	pair := []planir.Proc{proc("a", a, ""), proc("b", b, "")}
+	pair[1].WeightRanges = false
+	tiers := []planir.ExpertTiers{tiersOf(m, 8, planir.OverflowExact, planir.ExpertGroup{Slots: 2, Rows: 3}),
+		tiersOf(m, 16, planir.OverflowExact, planir.ExpertGroup{Slots: 1, Rows: 5})}
+	for i := range tiers[1].Layers { // in the last layer the same expert as in the other program
+		tiers[1].Layers[i].Slots = []int{(tiers[0].Layers[i].Slots[0] + 5*(1-i)) % m.Experts}
+	}
+	made := func() *planir.Plan {
+		return makePlan(t, m, pair, []int{1, 8, 16}, 32, op.A32W32, groupsOn("b"), tiers...)
+	}
+	slotted := func(p *planir.Plan) (out []*planir.Pack) {
+		for i := range p.Program.Packs {
+			if packed := &p.Program.Packs[i]; packed.Slotted {
+				out = append(out, packed)
+			}
+		}
+		return out
+	}
+	plan := made()
+	for _, packed := range slotted(plan) {
+		if packed.Experts != 3 || len(plan.Holds(packed, 0)) != 3 || len(plan.Holds(packed, 1)) != 2 {
+			t.Errorf("pack %q has %d experts, %v in layer 0 and %v in layer 1, want 3 and 2", packed.Name, packed.Experts,
+				plan.Holds(packed, 0), plan.Holds(packed, 1))
+		}
+	}
+	if len(slotted(plan)) != 2 {
+		t.Fatalf("%d packs of slots, want 2", len(slotted(plan)))
+	}
+	x := machine(t, m, plan, executor.Options{})
+	defer x.Close()
+	y := machine(t, m, makePlan(t, m, pair[:1], []int{1, 8, 16}, 32, op.A32W32, bySingle), executor.Options{})
+	defer y.Close()
+	if d := maxDiff(allLogits(t, x, ids, 16, 8), allLogits(t, y, ids, 16, 8)); d != 0 {
+		t.Errorf("logits differ by %g from those of dynamic experts", d)
+	}
+	for name, change := range map[string]func(p *planir.Plan){
+		"fewer experts than slots": func(p *planir.Plan) { slotted(p)[0].Experts-- },
+		"all experts":              func(p *planir.Plan) { slotted(p)[0].Slotted = false },
+		"other experts":            func(p *planir.Plan) { p.Experts = p.Experts[:1] },
+		"read whole": func(p *planir.Plan) {
+			for _, packed := range p.Program.Packs {
+				for i := range p.Program.Packs {
+					if other := &p.Program.Packs[i]; packed.Slotted && other.Weight == packed.Weight {
+						other.Slotted = true
+					}
+				}
+			}
+		},
+	} {
+		p := made()
+		change(p)
+		if planir.Check(p).Err() == nil {
+			t.Errorf("%s: no rule is broken", name)
+		}
+	}
+}
+
 // Groups of experts are one graph of ONNX Runtime each, beside a host that moves rows and computes what is left.
 func TestTiersBesideORT(t *testing.T) {
 	require.Slow(t)
