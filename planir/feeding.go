@@ -1,10 +1,10 @@
 package planir
 
-// FedByControl reports whether the control thread gives an asynchronous processor its calls. That thread must be free to
-// feed it whenever a flag is set or the processor is done, so it does not compute while lanes of other threads and this
-// one wait for each other: in every section in which it computes, only its own lanes meet the processor's. Otherwise the
-// processor has a thread of its own, which sleeps nearly always. onControl reports whether the control thread computes
-// what a processor is given.
+// FedByControl reports whether the control thread gives an asynchronous processor its calls. That thread must be free
+// to feed it whenever a flag is set or the processor is done, so it does not compute while lanes of other threads and
+// this one wait for each other: in every section in which it computes, only its own lanes meet the processor's.
+// Otherwise the processor has a thread of its own, which sleeps nearly always. onControl reports whether the control
+// thread computes what a processor is given.
 // RATIONALE: Which thread feeds a GPU?
 func (p *Plan) FedByControl(proc string, onControl func(proc string) bool) bool {
 	if p.Beside != nil && p.Beside.Prefill == proc {

@@ -85,8 +85,8 @@ func TestDeviceTakesAsLongAsPredicted(t *testing.T) {
 				return // another plan
 			}
 			free, freeDecode, freePart := times(false, 0)
-			t.Logf("prefill %d ns and %d without, decode %d and %d, 20 rows %d and %d", prefill, free, decode, freeDecode,
-				part, freePart)
+			t.Logf("prefill %d ns and %d without, decode %d and %d, 20 rows %d and %d", prefill, free, decode,
+				freeDecode, part, freePart)
 			if c.only == nil && (prefill <= free || decode < freeDecode+1000 || part < freePart+1000) {
 				t.Error("copies and submissions take no time")
 			}

@@ -144,7 +144,9 @@ type work struct {
 
 // walk predicts a program and each of its sections, in ns. pick selects the expected, the low or the high time of
 // every step and hand-over.
-func (s *request) walk(ph *planir.Phase, done work, pick func(price.Estimate) int64) (total int64, each []int64, err error) {
+func (s *request) walk(ph *planir.Phase, done work,
+	pick func(price.Estimate) int64) (total int64, each []int64, err error) {
+	submit := func(lane string) float64 { return done.submit[lane] }
 	on := timeline.Machine{Memory: *s.prices.Memory(), Handover: func(from, to string) float64 {
 		if s.Thread(from) == s.Thread(to) || s.Apart[[2]string{from, to}] {
 			return 0 // one of two that are never combined may still start the other: its price is not known
@@ -155,7 +157,7 @@ func (s *request) walk(ph *planir.Phase, done work, pick func(price.Estimate) in
 		}
 		return float64(pick(h))
 	}}
-	for i, sec := range sections(ph, s.in.SoC.Control, s.Thread, func(lane string) float64 { return done.submit[lane] }) {
+	for i, sec := range sections(ph, s.in.SoC.Control, s.Thread, submit) {
 		does := assume(&ph.Sections[i], done.of, pick)
 		does.number, does.copied = i, done.copied
 		ns, ok := timeline.Walk(&on, &sec, does)
@@ -199,7 +201,8 @@ func (s *request) effortsOf(plan *planir.Plan, ph *planir.Phase, called call) (w
 }
 
 // effortsAt is efforts of a call of so many rows, with the positions that attention of a step works on by its first row.
-func (s *request) effortsAt(plan *planir.Plan, ph *planir.Phase, rows int, context func(from int) int) (work, error) {
+func (s *request) effortsAt(plan *planir.Plan, ph *planir.Phase, rows int,
+	context func(from int) int) (work, error) {
 	graphs := map[string]*planir.Graph{}
 	for i := range plan.Program.Graphs {
 		graphs[plan.Program.Graphs[i].Name] = &plan.Program.Graphs[i]
@@ -230,20 +233,22 @@ func (s *request) effortsAt(plan *planir.Plan, ph *planir.Phase, rows int, conte
 	return work{out, copied, s.submissions(plan)}, err
 }
 
-// submissions are what a step of each processor takes the control thread, in ns, of those that it feeds.
+// submissions are what a step of each processor takes the control thread, in ns, of those that it feeds. A device that
+// works on the control processor's own cores takes turns with it anyway.
 func (s *request) submissions(plan *planir.Plan) map[string]float64 {
-	var out map[string]float64
-	computes := func(proc string) bool {
-		return s.Thread(proc) == s.Thread(s.in.SoC.Control) && s.in.SoC.Processor(proc).SubmitUS == 0
+	out := map[string]float64{}
+	control := s.Thread(s.in.SoC.Control)
+	submitNS := func(proc string) float64 {
+		if described := s.in.SoC.Processor(proc); described != nil {
+			return 1e3 * described.SubmitUS
+		}
+		return 0
 	}
+	computes := func(proc string) bool { return s.Thread(proc) == control && submitNS(proc) == 0 }
 	for i := range plan.Procs {
 		name := plan.Procs[i].Name
-		described := s.in.SoC.Processor(name)
-		if described != nil && described.SubmitUS > 0 && plan.FedByControl(name, computes) {
-			if out == nil {
-				out = map[string]float64{}
-			}
-			out[name] = 1e3 * described.SubmitUS
+		if took := submitNS(name); took > 0 && s.Thread(name) != control && plan.FedByControl(name, computes) {
+			out[name] = took
 		}
 	}
 	return out

@@ -1,5 +1,5 @@
-// Package moves knows which operands of a program's calls travel between the host's memory and processors with memory of
-// their own.
+// Package moves knows which operands of a program's calls travel between the host's memory and processors with memory
+// of their own.
 package moves
 
 import (
@@ -8,12 +8,12 @@ import (
 	"github.com/hetc/hetc/planir"
 )
 
-// Processors with memory of their own hold a second copy of each buffer. What of it travels follows from the program, by
-// a data-flow analysis over its calls in one order that the flags allow: of each buffer the state is a set of disjoint
-// rectangles, each with the memories that hold its value and the call that wrote it. A call that reads a rectangle which
-// its memory lacks fetches the view, and the call that wrote it hands it to the host. Any other order has the same
-// answer, because no two steps touch a view without an order (rule P009). The caches are no part of it: what they hold
-// outlives programs.
+// Processors with memory of their own hold a second copy of each buffer. What of it travels follows from the program,
+// by a data-flow analysis over its calls in one order that the flags allow: of each buffer the state is a set of
+// disjoint rectangles, each with the memories that hold its value and the call that wrote it. A call that reads a
+// rectangle which its memory lacks fetches the view, and the call that wrote it hands it to the host. Any other order
+// has the same answer, because no two steps touch a view without an order (rule P009). The caches are no part of it:
+// what they hold outlives programs.
 
 // Place names a call of a program: a step in one iteration of its section, by their numbers.
 type Place struct{ Section, Lane, Step, Iteration int }

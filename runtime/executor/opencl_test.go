@@ -255,8 +255,8 @@ func compareQuantised(t *testing.T, m *models.Model, r reference, host, device p
 		alone, divided := loss(bySingle, host), loss(onDevice(device, "a"), host, device)
 		t.Logf("%s %s: mean KL %.3g, host %.3g", device.Select, scheme, divided, alone)
 		if !(divided <= allowed*alone+1e-4) {
-			t.Errorf("%s %s: mean KL %.3g, want at most %v times the host's %.3g", device.Select, scheme, divided, allowed,
-				alone)
+			t.Errorf("%s %s: mean KL %.3g, want at most %v times the host's %.3g", device.Select, scheme, divided,
+				allowed, alone)
 		}
 	}
 }

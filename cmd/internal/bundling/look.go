@@ -86,8 +86,9 @@ func Inspect(ui *cli.Streams, path string) error {
 		doc["programs"] = built
 	}
 	for _, of := range built {
-		ui.Printf("GPU programs: %d binaries of %s for exactly device %q with driver %q; others build the signed sources\n",
-			of.Programs, unit.Bytes(of.Bytes), of.Device, of.Driver)
+		ui.Printf("GPU programs: %d binaries of %s for exactly device %q with driver %q; ", of.Programs,
+			unit.Bytes(of.Bytes), of.Device, of.Driver)
+		ui.Printf("others build the signed sources\n")
 	}
 	if report != nil {
 		ui.Printf("\n")
@@ -116,7 +117,7 @@ type builtPrograms struct {
 	Bytes    int64  `json:"bytes"`
 }
 
-// claimedPrograms are the binaries of GPU programs in a bundle, in the order of their devices' names. Nothing is verified.
+// claimedPrograms are the binaries of GPU programs in a bundle, by the names of their devices. Nothing is verified.
 func claimedPrograms(path string, unverified *bundle.Unverified) ([]builtPrograms, error) {
 	var out []builtPrograms
 	for _, blob := range unverified.Manifest.Blobs {
