@@ -65,8 +65,12 @@ func (c *checker) attention() {
 			if node.Op.Kind != op.SparseAttend {
 				continue
 			}
-			sparse[step.program.Rows] = true
-			if !c.plan.Sparse(step.program.Rows) || step.program.Batch() {
+			rows := step.program.Rows
+			if c.plan.InFlightOf(step.program) { // whose chunks are each like the program of one
+				rows = c.plan.InFlight.Rows
+			}
+			sparse[rows] = true
+			if !c.plan.Sparse(rows) || step.program.Batch() {
 				c.fail(step.path(".run"), "program %q selects positions, and the plan does not say so, or it is of several sequences",
 					step.program.Name)
 			}

@@ -282,7 +282,8 @@ func (s *session) poseHeads(stages *headStages, procs [3]string, division [][]in
 	for stage, name := range procs {
 		proc := &s.Procs[slices.IndexFunc(s.Procs, func(proc planir.Proc) bool { return proc.Name == name })]
 		divided := len(division) > 1 || stage != stageEstimate && len(division[0]) > 1
-		if divided && stages.rows > 1 && !(proc.StridedInput && proc.StridedOutput) {
+		ranges := proc.StridedInput && proc.StridedOutput || stages.nodes[stage].Op().Kind.AnyStride()
+		if divided && stages.rows > 1 && !ranges {
 			return nil, diag.New(diag.ClassInfeasible, "processor %q reads and writes whole buffers only", name)
 		}
 	}

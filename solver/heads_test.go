@@ -21,14 +21,15 @@ import (
 	"github.com/hetc/hetc/solver/workload"
 )
 
-// estimator is a machine of two cores of which the second one, like an NPU, multiplies and estimates, and does not
-// attend: attention takes its time on the first one.
+// estimator is a machine of two cores of which the second one, like an NPU, multiplies and estimates, does not attend, and
+// takes whole buffers only but for estimates. Attention takes its time on the first one.
 func estimator(t testing.TB) *socs.SoC {
 	t.Helper()
 	soc := twoCores(t, 1)
 	soc.Processors = soc.Processors[:2]
 	soc.Processors[0].Sim.OtherGops /= 8
 	soc.Processors[1].Kinds = []op.Kind{op.MatMul, op.Estimate, op.GLU, op.Add}
+	soc.Processors[1].StridedInput, soc.Processors[1].StridedOutput = false, false
 	return soc
 }
 
@@ -93,6 +94,41 @@ func TestHeadPipelinesTakeAsLongAsPredicted(t *testing.T) {
 	}
 }
 
+// Chunks in flight keep the pipelines of their program where they are the fastest, and take what was predicted.
+func TestHeadPipelinesInFlight(t *testing.T) {
+	m, soc := demo(t), estimator(t)
+	in := pipelineInput(t, m, soc, 256)
+	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
+		w.Prompts, w.ChunksInFlight = []workload.Prompt{{Tokens: 512, Share: 1}}, 2
+	})
+	alone := in
+	alone.HeadOrder = NoPipeline
+	alone.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.ChunksInFlight = 1 })
+	want := lastLogits(t, solve(t, alone).Plan, m, in.Calibration, soc, 512)
+	for _, by := range []string{"", planir.ByExact} {
+		in.ChunkOrder = by
+		plan := solve(t, in).Plan
+		if by != "" && plan.InFlight == nil {
+			t.Fatal("no chunks are in flight")
+		}
+		if plan.InFlight == nil {
+			continue
+		}
+		for i, got := range lastLogits(t, plan, m, in.Calibration, soc, 512) {
+			if math.Abs(float64(got-want[i])) > 1e-4*float64(max(1, want[i], -want[i])) {
+				t.Fatalf("by %q: logit %d is %v, and %v without", by, i, got, want[i])
+			}
+		}
+		predicted := plan.Predictions[len(plan.Predictions)-1]
+		took := virtual(t, plan, m, in.Calibration, sim.New(soc), sim.NewCompiler(soc), 512)
+		if off := math.Abs(float64(took)/float64(predicted.PlanNS) - 1); off > 0.01 {
+			t.Errorf("by %q: %s takes %d ns on the virtual clock, predicted %d: off by %.2g, want at most 0.01", by, predicted.Program, took,
+				predicted.PlanNS, off)
+		}
+		t.Logf("by %q: %d pipelines, %d ns", by, len(plan.Attention.Pipelines), took)
+	}
+}
+
 // Decoding over a long cache selects positions where that is faster, and over a short one attends to all of them; with
 // batches it does neither alone. A call takes on the virtual clock what was predicted.
 func TestSparseDecodeChosen(t *testing.T) {
@@ -138,6 +174,38 @@ func TestSparseDecodeChosen(t *testing.T) {
 // decoded is what decoding a token behind so many cached positions takes on the clock of simulated processors.
 func decoded(t *testing.T, plan *planir.Plan, m *models.Model, cal *calibration.Calibration, soc *socs.SoC, cached int) (ns int64) {
 	t.Helper()
+	simulate(t, plan, m, cal, soc, func(control *executor.Control) error {
+		if _, err := control.Forward(make([]int32, cached), executor.WantNone, nil); err != nil {
+			return err
+		}
+		got, err := control.Forward(make([]int32, 1), executor.WantLast, func(int, []float32) error { return nil })
+		ns = got.NS
+		return err
+	})
+	return ns
+}
+
+// lastLogits are those of a prompt's last token.
+func lastLogits(t *testing.T, plan *planir.Plan, m *models.Model, cal *calibration.Calibration, soc *socs.SoC, tokens int) (logits []float32) {
+	t.Helper()
+	ids := make([]int32, tokens)
+	for i := range ids {
+		ids[i] = int32(i * 7 % 2048)
+	}
+	simulate(t, plan, m, cal, soc, func(control *executor.Control) error {
+		_, err := control.Forward(ids, executor.WantLast, func(_ int, row []float32) error {
+			logits = slices.Clone(row)
+			return nil
+		})
+		return err
+	})
+	return logits
+}
+
+// simulate executes something on a plan's simulated processors.
+func simulate(t *testing.T, plan *planir.Plan, m *models.Model, cal *calibration.Calibration, soc *socs.SoC,
+	do func(*executor.Control) error) {
+	t.Helper()
 	content, err := emit.NewCalibrated(context.Background(), plan, m, cal, []driver.Compiler{sim.NewCompiler(soc)})
 	if err != nil {
 		t.Fatal(err)
@@ -148,18 +216,9 @@ func decoded(t *testing.T, plan *planir.Plan, m *models.Model, cal *calibration.
 		t.Fatal(err)
 	}
 	defer machine.Close()
-	err = machine.Do(context.Background(), func(control *executor.Control) error {
-		if _, err := control.Forward(make([]int32, cached), executor.WantNone, nil); err != nil {
-			return err
-		}
-		got, err := control.Forward(make([]int32, 1), executor.WantLast, func(int, []float32) error { return nil })
-		ns = got.NS
-		return err
-	})
-	if err != nil {
+	if err := machine.Do(context.Background(), do); err != nil {
 		t.Fatal(err)
 	}
-	return ns
 }
 
 // Divisions are whole: launches and turns cover all heads, and none is empty.

@@ -61,7 +61,7 @@ func Cut(
 			return nil, fmt.Errorf("share of %q: %w", share.Proc, err)
 		}
 		view := piece.Out[len(piece.Out)-1]
-		if strided(section, view, node.Out[len(node.Out)-1]) && !owner.StridedOutput {
+		if strided(section, view, node.Out[len(node.Out)-1]) && !owner.StridedOutput && !node.Op().Kind.AnyStride() {
 			if gatherer == "" || len(node.Out) != 1 {
 				return nil, fmt.Errorf(
 					"share of %q: output %s is a column range of a wider buffer, %q writes whole buffers "+
@@ -278,7 +278,7 @@ func cutShare(
 	cut.main().Form = share.Form
 	// Inputs only: a range of an output that its processor cannot write is gathered by another one, see the caller.
 	for i, view := range cut.In {
-		if strided(section, view, node.In[i]) && !proc.StridedInput {
+		if strided(section, view, node.In[i]) && !proc.StridedInput && !node.Op().Kind.AnyStride() {
 			return Piece{}, fmt.Errorf("input %s is a column range of a wider buffer, and %q reads whole buffers only",
 				view, share.Proc)
 		}

@@ -63,6 +63,8 @@ type row struct {
 	columns []int
 	unit    columnUnit
 	along   Axis // what it can be divided along besides, "": nothing
+	// anyStride: every driver reads and writes ranges of columns of it, whatever else it takes of wider buffers.
+	anyStride bool
 	// heads is how many columns of each input, weight and output belong to one key head, of a kind that is divided
 	// along key heads.
 	heads func(o Op) (in, w, out []int)
@@ -371,6 +373,7 @@ var table = []row{
 				4*cells(o.M, o.Heads)*int64(o.HeadDim) + 4*cells(o.Blocks(), o.Heads)*int64(max(o.Context, o.M))
 		},
 		key: sparseKey, scaling: byContext, noRows: cacheFirst, along: AlongHeads,
+		anyStride: true, // the driver itself rounds what it reads, and pools what it writes
 		heads: func(o Op) (in, w, out []int) {
 			return []int{o.groupColumns()}, []int{sparseParts * o.group()}, []int{o.group() * o.Context}
 		},
@@ -517,6 +520,13 @@ func (k Kind) Along() Axis {
 		return kind.along
 	}
 	return ""
+}
+
+// AnyStride reports whether every driver reads and writes ranges of columns of an operator of the kind, also one that
+// else takes whole buffers only: a processor's strided_input and strided_output say nothing about it.
+func (k Kind) AnyStride() bool {
+	kind := rowOf[k]
+	return kind != nil && kind.anyStride
 }
 
 // ReadsCache reports whether the kind reads what is cached of earlier positions.

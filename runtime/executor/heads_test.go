@@ -115,3 +115,37 @@ func TestHeadPipelines(t *testing.T) {
 		})
 	}
 }
+
+// A library that takes whole buffers only estimates launches of some heads all the same: the driver rounds and pools. The
+// bits are those of one launch.
+func TestHeadPipelineBesideORT(t *testing.T) {
+	needORT(t)
+	first, second := cores(t)
+	m, err := models.Open("../../testdata/arch/llama-plain")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	ids := readLogits(t, "../../testdata/arch/llama-plain/logits.safetensors")[130].ids
+	cal, rows := attentive(t, m, 0.3), []int{1, 16, 64}
+	pair := []planir.Proc{proc("a", first, ""), ortProc(t, "b", second)}
+	plain := sparsePlan(t, m, cal, pair, rows, rows[1:], 130, 8, op.F32, byStages)
+	piped := inPipelines(t, m, plain, 1, rand.New(rand.NewPCG(5, 6)))
+	launches := 0
+	for i := range piped.Program.Graphs {
+		if graph := &piped.Program.Graphs[i]; graph.Proc == "b" && graph.Graph.Estimate() != nil {
+			launches++
+		}
+	}
+	if launches == 0 {
+		t.Fatal("no graph of ONNX Runtime estimates")
+	}
+	alone, beside := machineWith(t, m, plain, cal, withORT(), bothCompilers()...), machineWith(t, m, piped, cal, withORT(), bothCompilers()...)
+	defer alone.Close()
+	defer beside.Close()
+	for _, chunks := range [][]int{nil, {5, 1, 20}, {64, 40, 26}} {
+		if got := maxDiff(allLogits(t, beside, ids, chunks...), allLogits(t, alone, ids, chunks...)); got != 0 {
+			t.Errorf("chunks %v: differs from one launch by %g, want equal bits", chunks, got)
+		}
+	}
+}

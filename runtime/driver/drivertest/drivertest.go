@@ -211,7 +211,8 @@ func (s *session) variants(tr *trial, rows, maxContext int, seed uint64) {
 	}
 	calls := []call{{place{}, scalars(0, rows)}}
 	end := scalars(maxContext-rows, rows)
-	if s.caps.StridedInput && s.caps.StridedOutput {
+	anyStride := !slices.ContainsFunc(tr.graph.Nodes, func(node op.Node) bool { return !node.Op.Kind.AnyStride() })
+	if anyStride || s.caps.StridedInput && s.caps.StridedOutput {
 		calls = append(calls, call{place{gap: s.caps.Tile.N, below: 2}, scalars(21, rows)}, call{place{gap: 3}, end})
 	} else {
 		calls = append(calls, call{place{}, end})

@@ -273,12 +273,13 @@ func (p *processor) fits(exe *executable, bindings *driver.Bindings) error {
 		}
 		return nil
 	}
-	if !p.caps.StridedInput {
+	anyStride := !slices.ContainsFunc(exe.graph.Nodes, func(node op.Node) bool { return !node.Op.Kind.AnyStride() })
+	if !p.caps.StridedInput && !anyStride {
 		if err := dense("input", exe.graph.Inputs, bindings.In); err != nil {
 			return err
 		}
 	}
-	if !p.caps.StridedOutput {
+	if !p.caps.StridedOutput && !anyStride {
 		return dense("output", exe.graph.Outputs, bindings.Out)
 	}
 	return nil
