@@ -73,7 +73,7 @@ func PoseTiers(in Input, rows int, schemes []op.Scheme, room TierRoom) (*TierIns
 	p := &problem.Tiers{
 		Name: fmt.Sprintf("%s on %s, %d rows", in.Model.Name, in.SoC.Name, rows), Tile: max(1, npu.Tile.M),
 		MaxTiers: cmp.Or(want.Tiers, workload.DefaultTiers), ExpertBytes: in.Model.ExpertBytes(schemes),
-		GraphBytes: npu.GraphBytes, RegionBytes: room.Bytes, MaxGraphs: room.Graphs,
+		OwnGraphs: npu.WeightsInArtifacts, ShapeNS: openingNS(npu, want.CallsPerOpen), GraphBytes: npu.GraphBytes, RegionBytes: room.Bytes, MaxGraphs: room.Graphs,
 	}
 	if in.drops != nil && in.drops.salience != "" {
 		p.Drop, p.MaxDropPPM, x.Salience = true, ppm(in.drops.share), in.drops.salience
@@ -124,6 +124,36 @@ func PoseTiers(in Input, rows int, schemes []op.Scheme, room TierRoom) (*TierIns
 	}
 	x.Problem = p
 	return x, p.Validate()
+}
+
+// openingNS is the part of opening a graph that each of so many calls pays, 0 of any number.
+func openingNS(proc *socs.Processor, calls int) int64 {
+	if calls == 0 {
+		return 0
+	}
+	return openNS(proc) / int64(calls)
+}
+
+// opening is the part of opening its graphs that a call of a prompt's program of that many rows pays.
+func (in *Input) opening(plan *planir.Plan, rows int) (ns int64) {
+	opened := map[string]bool{}
+	for i := range plan.Program.Programs {
+		program := &plan.Program.Programs[i]
+		if program.Name != fmt.Sprintf("prefill@%d", rows) {
+			continue
+		}
+		for _, section := range program.Sections {
+			for _, lane := range section.Lanes {
+				for _, step := range lane.Steps {
+					if !opened[step.Run] {
+						opened[step.Run] = true
+						ns += openingNS(in.SoC.Processor(lane.Proc), in.Workload.Experts.CallsPerOpen)
+					}
+				}
+			}
+		}
+	}
+	return ns
 }
 
 // staticProcessor is the processor that groups of experts run on: the first NPU of static shapes, else any such.
@@ -363,7 +393,8 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 		// Buckets that are no faster with tiers are solved without.
 		var kept []planir.ExpertTiers
 		for _, bucket := range tiers {
-			with, without := predicted(other.Plan, bucket.Rows), predicted(dynamic.Plan, bucket.Rows)
+			with := predicted(other.Plan, bucket.Rows) + in.opening(other.Plan, bucket.Rows)
+			without := predicted(dynamic.Plan, bucket.Rows) + in.opening(dynamic.Plan, bucket.Rows)
 			if with < without || in.TierRule.find() != nil {
 				kept = append(kept, bucket)
 				continue

@@ -141,6 +141,29 @@ func TestTierRules(t *testing.T) {
 	}
 }
 
+// withSmallNPU is a solve of prompts of so many rows for a model of experts, on a core and an NPU that starts at once.
+func withSmallNPU(t *testing.T, rows int) Input {
+	t.Helper()
+	model, soc := open(t, "../testdata/arch/mixtral-full"), twoCores(t, 8)
+	soc.Processors = soc.Processors[:2]
+	npu := soc.Processor("c1")
+	npu.Kind, npu.Cores, npu.StaticShapes, npu.DynamicRows = socs.KindNPU, nil, true, false
+	npu.StridedInput, npu.StridedOutput, npu.WeightRanges, npu.Tile.M = false, false, false, 4
+	npu.Kinds, npu.KV = []op.Kind{op.MatMul, op.GLU, op.Add, op.Copy}, nil
+	npu.LaunchUS, npu.Fuses = 0.01, true
+	for i := range soc.Links {
+		soc.Links[i].HandoverUS = 0.01
+	}
+	loads, err := workload.Synthetic(model, "zipf:1", rows, 16, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	work := permit(op.A32W32)
+	work.Buckets, work.Context = []int{rows}, 2*rows
+	work.Prompts = []workload.Prompt{{Tokens: rows, Share: 1}}
+	return Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work, Engine: exact.Engine{}, Loads: loads}
+}
+
 // oneOfEach checks that a processor of groups has the experts in slots and no others, each once.
 func oneOfEach(t *testing.T, plan *planir.Plan, proc string, rows int) {
 	t.Helper()
@@ -188,25 +211,10 @@ func (c *countedSource) Range(blob string, offset, bytes int64) ([]byte, error) 
 // A plan with tiers that solve has chosen takes what was predicted on the virtual clock, less than the dynamic plan, and
 // gives the same logits.
 func TestTiersTakeAsLongAsPredicted(t *testing.T) {
-	model, soc := open(t, "../testdata/arch/mixtral-full"), twoCores(t, 8)
-	soc.Processors = soc.Processors[:2]
-	npu := soc.Processor("c1")
-	npu.Kind, npu.Cores, npu.StaticShapes, npu.DynamicRows = socs.KindNPU, nil, true, false
-	npu.StridedInput, npu.StridedOutput, npu.WeightRanges, npu.Tile.M = false, false, false, 4
-	npu.Kinds, npu.KV = []op.Kind{op.MatMul, op.GLU, op.Add, op.Copy}, nil
-	npu.LaunchUS, npu.Fuses = 0.01, true
-	for i := range soc.Links {
-		soc.Links[i].HandoverUS = 0.01
-	}
 	const rows = 64
-	loads, err := workload.Synthetic(model, "zipf:1", rows, 16, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	work := permit(op.A32W32)
-	work.Buckets, work.Context = []int{rows}, 2*rows
-	work.Prompts = []workload.Prompt{{Tokens: rows, Share: 1}}
-	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A32W32), Workload: work, Engine: exact.Engine{}}
+	in := withSmallNPU(t, rows)
+	model, soc, loads := in.Model, in.SoC, in.Loads
+	in.Loads = nil
 	dynamic := solve(t, in)
 	in.Loads = loads
 	tiered := solve(t, in)
@@ -256,6 +264,54 @@ func TestTiersTakeAsLongAsPredicted(t *testing.T) {
 	for i := range logits[0] {
 		if math.Abs(float64(logits[0][i]-logits[1][i])) > 1e-4 {
 			t.Fatalf("logit %d is %v with tiers, %v without", i, logits[1][i], logits[0][i])
+		}
+	}
+}
+
+// What its graphs take to open has a price by the calls that opening serves: a plan for few calls has no tiers, one for
+// more has as few different groups as pay.
+func TestOpeningIsPriced(t *testing.T) {
+	const rows = 64
+	in := withSmallNPU(t, rows)
+	in.SoC.Processor("c1").CompileMS = 1
+	in.Costs = costs(t, in.SoC, in.Model, op.A32W32)
+	shapes := func(calls int) int {
+		in.Workload.Experts.CallsPerOpen = calls
+		tiers := solve(t, in).Plan.TiersOf(rows)
+		if tiers == nil {
+			return 0
+		}
+		return len(slices.Compact(slices.Clone(tiers.Groups)))
+	}
+	few, many, free := shapes(1), shapes(1<<20), shapes(0)
+	if few != 0 || many < 1 || free < many {
+		t.Errorf("%d different groups for one call, %d for a million, %d without a price, want 0 and more", few, many, free)
+	}
+	p := problem.GenerateTiers(7, 2, 12, 4)
+	for _, p.ShapeNS = range []int64{0, 1e6, 1e9} {
+		before := few
+		solution, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		few = 0
+		for tier, count := range solution.Slots {
+			few += int(p.Groups()[tier].Shapes[count])
+		}
+		if p.ShapeNS > 0 && few > before {
+			t.Errorf("%d graphs at %d ns each, %d at less", few, p.ShapeNS, before)
+		}
+	}
+	if few != 0 {
+		t.Errorf("%d graphs at a second each, want none", few)
+	}
+	p.ShapeNS = 0
+	p.OwnGraphs = true
+	for tier, groups := range p.Groups() {
+		for slots, count := range groups.Shapes {
+			if want := len(groups.Sizes(slots)); int(count) != want {
+				t.Errorf("tier %d, %d slots: %d graphs of their own weights, want %d", tier, slots, count, want)
+			}
 		}
 	}
 }

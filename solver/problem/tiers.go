@@ -42,6 +42,7 @@ type Tiers struct {
 	GraphBytes  int64 // limit of a group, 0: none
 	RegionBytes int64 // limit of all slots in all layers, 0: none
 	MaxGraphs   int64 // limit of different graphs, each a number of experts and of rows; 0: none, -1: no room for one
+	OwnGraphs   bool  // every group is another graph, since weights are part of it
 
 	Drop       bool  // rows beyond a slot are left out
 	MaxDropPPM int64 // of the rows routed in a layer over all observed chunks, in parts per million
@@ -217,7 +218,7 @@ func (p *Tiers) MostDropped(layer int) int64 {
 // TierGroups are the cheapest divisions of slots of one tier into groups, by their number.
 type TierGroups struct {
 	NS     []int64 // in one layer
-	Shapes []int64 // different sizes
+	Shapes []int64 // different graphs: of sizes, with OwnGraphs all
 	Size   []int   // of all groups but the last, which may be smaller
 }
 
@@ -244,6 +245,9 @@ func (p *Tiers) Groups() []TierGroups {
 				ns, shapes := int64(slots/size)*list[size-1], int64(1)
 				if rest := slots % size; rest > 0 {
 					ns, shapes = ns+list[rest-1], 2
+				}
+				if p.OwnGraphs {
+					shapes = int64((slots + size - 1) / size)
 				}
 				if cost := int64(len(p.Layers))*ns + shapes*p.ShapeNS; cost < best {
 					best, groups.NS[slots], groups.Shapes[slots], groups.Size[slots] = cost, ns, shapes, size

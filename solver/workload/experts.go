@@ -22,6 +22,10 @@ type Experts struct {
 	// MaxDrop is, with drop, the share of the rows routed in a layer that may be dropped, in each layer.
 	MaxDrop float64 `json:"max_drop,omitempty" yaml:"max_drop,omitempty"`
 
+	// CallsPerOpen is how many calls of a program opening the bundle serves, of which each pays its part of what its graphs
+	// take to open; 0: opening is not priced, and only limits.open_ms bounds it.
+	CallsPerOpen int `json:"calls_per_open,omitempty" yaml:"calls_per_open,omitempty"`
+
 	// What earlier versions knew, to say what became of it.
 	Chunks       []int   `json:"chunks,omitempty" yaml:"chunks,omitempty,flow"`
 	MaxLayerDrop float64 `json:"max_layer_drop,omitempty" yaml:"max_layer_drop,omitempty"`
@@ -62,6 +66,7 @@ func (e *Experts) validate(check *checker) {
 		"share is %v, want 0..1, and 0 unless overflow is drop", e.MaxDrop)
 	check.want(e.Salience == "" || e.Overflow == OverflowDrop && slices.Contains(saliences, e.Salience),
 		"experts.salience", "salience is %q, want one of %q, and none unless overflow is drop", e.Salience, saliences)
+	check.want(within(e.CallsPerOpen, 0, 1<<30), "experts.calls_per_open", "%d calls, want 0..%d", e.CallsPerOpen, 1<<30)
 	for _, gone := range []struct {
 		key, instead string
 		given        bool
