@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -248,9 +249,11 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		return err
 	}
 	defer on.Close()
+	began := time.Now()
 	if err := serving.Warm(ctx, on.machine); err != nil {
 		return err
 	}
+	ui.Notef("every program was loaded and executed once, in %.1f s", time.Since(began).Seconds())
 	seconds := 0.0
 	for _, load := range loads {
 		seconds += load.trace[len(load.trace)-1].AtMS / 1e3 * float64(len(scheduler.Policies)+1) * float64(options.Rounds)
