@@ -544,6 +544,10 @@ func TestTwinMatMul(t *testing.T) {
 				one(shape{m: m, k: k, n: []int{1, 32, 67}[(m+i)%3]}, uint8(m+i)%kinds, uint8(m/2+i)%kinds)
 			}
 		}
+		// more rows, activations and tiles than wordsQ8C takes at a time
+		one(shape{m: 67, k: 513, n: 165}, plain, plain)
+		one(shape{m: 66, k: 256, n: 128}, lowest, highest)
+		one(shape{m: 133, k: 766, n: 33}, highest, plain)
 		for _, k := range []int{1021, 1152, 2048} {
 			one(shape{m: 14, k: k, n: 45}, plain, plain)
 			one(shape{m: 1, k: k, n: 64}, highest, highest)

@@ -272,6 +272,10 @@ func (t tier) matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float
 	}
 	bytes, _ := q8cTileBytes(k)
 	_, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], w[(n+TileN-1)/TileN*bytes-1]
+	if m >= wordsFrom && (t == avx2 || t == avx512) {
+		wordsQ8C(y, ldy, x, ldx, xscale, w, m, k, n)
+		return
+	}
 	for row := 0; row < m; {
 		rows := passOf(m - row)
 		t.passQ8C(y[row*ldy:], ldy, x[row*ldx:], ldx, xscale[row:], w, rows, k, n)

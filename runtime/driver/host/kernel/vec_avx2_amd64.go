@@ -40,6 +40,24 @@ func bf16Rows256(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *u
 //go:noescape
 func f32Add256(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ldw int)
 
+// widenRows256 writes x-128 of rows rows of 16*vectors activations to dst, rows of which are
+// 256 apart. ldx is in bytes.
+//
+//go:noescape
+func widenRows256(dst *int16, x *uint8, ldx int, rows int, vectors int)
+
+// widenTile256 writes 4*quads rows of a q8c tile to panel [2*quads][32][2].
+//
+//go:noescape
+func widenTile256(panel *int16, w *byte, quads int)
+
+// q8cWords256 multiplies rows (4..6) rows of 2*pairs words, 256 apart, with a widened tile. Sums start at zero,
+// or at sums [rows][32] unless more is 0, and are left there; or where xscale is not nil, their products with the
+// scales of columns and rows go to y [rows][32]. ldy is in bytes.
+//
+//go:noescape
+func q8cWords256(rows int, y *float32, ldy int, sums *int32, x *int16, pairs int, panel *int16, more int, scales *byte, xscale *float32)
+
 // maxAbs256 returns the largest magnitude of x as bits, by which NaN is larger than infinity. n is a multiple of 16.
 //
 //go:noescape

@@ -31,6 +31,7 @@ func avx2() {
 	f32Rows256()
 	bf16Rows256()
 	f32Add256()
+	words256()
 	vectors256()
 	attention256()
 }

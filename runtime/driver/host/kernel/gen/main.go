@@ -230,13 +230,16 @@ func (r rows) down(count int) {
 }
 
 // dispatch jumps to one body per row count 1..most; each body ends with a return.
-func dispatch(most int, body func(m int)) {
+func dispatch(most int, body func(m int)) { dispatchFrom(1, most, body) }
+
+// dispatchFrom is dispatch for kernels that take at least a number of rows.
+func dispatchFrom(least, most int, body func(m int)) {
 	count := Load(Param("rows"), GP64())
-	for rows := 1; rows < most; rows++ {
+	for rows := least; rows < most; rows++ {
 		CMPQ(count, I8(rows))
 		JEQ(LabelRef(label("rows", rows)))
 	}
-	for rows := most; rows >= 1; rows-- {
+	for rows := most; rows >= least; rows-- {
 		Label(label("rows", rows))
 		body(rows)
 	}

@@ -33,19 +33,6 @@ func packed512() {
 	q4Packed512("q4x128Packed512", 128)
 }
 
-// dispatchPacked jumps to one body per row count of a group, as dispatch does.
-func dispatchPacked(body func(m int)) {
-	count := Load(Param("rows"), GP64())
-	for rows := leastPacked; rows < mostPacked; rows++ {
-		CMPQ(count, I8(rows))
-		JEQ(LabelRef(label("rows", rows)))
-	}
-	for rows := mostPacked; rows >= leastPacked; rows-- {
-		Label(label("rows", rows))
-		body(rows)
-	}
-}
-
 // packedRows emits one step: every row's activation times w0 and w1. Most rows take it from memory
 // as an operand; two of the rows, evenly spread, load it to one of the registers b, because a core
 // also has a limit on loads.
@@ -217,7 +204,7 @@ func q8cPacked512(name string, first bool) {
 	}
 	Doc(doc...)
 	Pragma("noescape")
-	dispatchPacked(func(m int) {
+	dispatchFrom(leastPacked, mostPacked, func(m int) {
 		id := label(name, m)
 		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
 		w0, w1, c80, bcasts := z[30], z[31], z[29], z[2*m:30]
@@ -328,7 +315,7 @@ func q4Packed512(name string, block int) {
 	Doc(fmt.Sprintf("%s adds the product of a group of rows (%d..%d) of packed activations with unpacked blocks to sums", name, leastPacked, mostPacked),
 		"[rows][32], and writes their product with xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.")
 	Pragma("noescape")
-	dispatchPacked(func(m int) {
+	dispatchFrom(leastPacked, mostPacked, func(m int) {
 		id := label(name, m)
 		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
 		w0, w1, bcasts := z[30], z[31], z[2*m:30]
@@ -389,7 +376,7 @@ func f32Packed512(name string, bf16 bool) {
 	Doc(fmt.Sprintf("%s computes rows (%d..%d) rows of k rows of a %s tile into y [rows][32], or adds them to y unless more is 0, from", name, leastPacked, mostPacked, scheme),
 		"a group of packed activations. ldy is in bytes.")
 	Pragma("noescape")
-	dispatchPacked(func(m int) {
+	dispatchFrom(leastPacked, mostPacked, func(m int) {
 		id := label(name, m)
 		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
 		w0, w1, bcasts := z[30], z[31], z[2*m:30]
