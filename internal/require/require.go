@@ -104,13 +104,3 @@ func inPart(part, name string) bool {
 	hash.Write([]byte(name))
 	return hash.Sum32()%count == number-1
 }
-
-// Model is the directory of a trained model that is too large for the tree: .deps/models has it, or the test is skipped.
-func Model(tb testing.TB, name string) string {
-	tb.Helper()
-	dir := filepath.Join(find(), "models", name)
-	if _, err := os.Stat(filepath.Join(dir, "config.json")); err != nil {
-		Skip(tb, name, fmt.Errorf("model %q is not in %s", name, filepath.Join(native.Deps, "models")))
-	}
-	return dir
-}

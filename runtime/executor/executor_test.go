@@ -26,11 +26,16 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-const demo = "../../testdata/models/tiny-llama-kjv"
+const (
+	demo    = "../../testdata/models/tiny-llama-kjv"
+	experts = "../../testdata/models/tiny-moe-kjv"
+)
 
-func open(t *testing.T) *models.Model {
+func open(t *testing.T) *models.Model { return openDir(t, demo) }
+
+func openDir(t *testing.T, dir string) *models.Model {
 	t.Helper()
-	m, err := models.Open(demo)
+	m, err := models.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,9 +209,12 @@ func machineWith(t testing.TB, m *models.Model, p *planir.Plan, cal *calibration
 	return x
 }
 
-func ref[T mem.Scalar](t *testing.T, name string) ([]T, []int) {
+func ref[T mem.Scalar](t *testing.T, name string) ([]T, []int) { return refOf[T](t, demo, name) }
+
+// refOf is a stored reference of a model.
+func refOf[T mem.Scalar](t *testing.T, dir, name string) ([]T, []int) {
 	t.Helper()
-	f, err := safetensors.Open(filepath.Join(demo, "reference.safetensors"))
+	f, err := safetensors.Open(filepath.Join(dir, "reference.safetensors"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,6 +267,28 @@ func maxDiff(a, b []float32) float64 {
 		}
 	}
 	return d
+}
+
+// A trained mixture of experts gives the logits of another implementation, too.
+func TestReferenceLogitsOfExperts(t *testing.T) {
+	model := openDir(t, experts)
+	first, second := cores(t)
+	for name, layout := range map[string]layoutOf{"one core": bySingle, "columns of two": byColumns} {
+		procs := []planir.Proc{proc("a", first, ""), proc("b", second, "")}
+		if name == "one core" {
+			procs = procs[:1]
+		}
+		x := machine(t, model, makePlan(t, model, procs, []int{1, 64, 256}, 256, op.A32W32, layout), executor.Options{})
+		for i := range 4 {
+			ids, _ := refOf[int32](t, experts, fmt.Sprintf("ids_%d", i))
+			want, _ := refOf[float32](t, experts, fmt.Sprintf("logits_%d", i))
+			for _, pieces := range [][]int{nil, {3, 1, 1, 40}} {
+				if d := maxDiff(allLogits(t, x, ids, pieces...), want); d > 1e-3 {
+					t.Errorf("%s: logits_%d in pieces of %v: differ by %.3g, want at most 1e-3", name, i, pieces, d)
+				}
+			}
+		}
+	}
 }
 
 // The stored references were computed by another implementation; every plan must reproduce them.

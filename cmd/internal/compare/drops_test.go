@@ -1,7 +1,6 @@
 package compare
 
 import (
-	"path/filepath"
 	"testing"
 
 	"github.com/hetc/hetc/cmd/internal/trial"
@@ -65,9 +64,9 @@ func TestDropsKeepTheLimit(t *testing.T) {
 	})
 	t.Run("trained", func(t *testing.T) {
 		require.Slow(t)
-		dir := require.Model(t, "tiny-moe-kjv")
+		dir := "../../../testdata/models/tiny-moe-kjv"
 		weights, model := openModel(t, dir)
-		text, err := model.ReadText(filepath.Join(dir, "valid.txt"), 40, quality.WindowTokens)
+		text, err := model.ReadText("../../../testdata/models/tiny-llama-kjv/valid.txt", 40, quality.WindowTokens)
 		if err != nil {
 			t.Fatal(err)
 		}

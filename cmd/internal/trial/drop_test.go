@@ -70,9 +70,9 @@ func TestDroppedRows(t *testing.T) {
 // In a trained model the router's weight is the best rule, and the norm of attention (NPUMoE 3.2) better than none.
 func TestDroppedRowsOfATrainedModel(t *testing.T) {
 	require.Slow(t)
-	dir := require.Model(t, "tiny-moe-kjv")
+	dir := "../../../testdata/models/tiny-moe-kjv"
 	model := open(t, dir)
-	text, err := model.ReadText(filepath.Join(dir, "valid.txt"), 32, quality.WindowTokens)
+	text, err := model.ReadText("../../../testdata/models/tiny-llama-kjv/valid.txt", 32, quality.WindowTokens)
 	if err != nil {
 		t.Fatal(err)
 	}
