@@ -69,6 +69,7 @@ type trial struct {
 // judge compares what was computed with what should have been, output by output. An error refuses the
 // graph.
 func (s *sample) judge(graph *op.Graph, a *driver.CompiledArtifact) (*trial, error) {
+	graph = graph.Launches(op.F32)
 	result := &trial{bound: boundOf(graph)}
 	if len(a.Emulated) != len(graph.Outputs) || len(a.Portable) != len(graph.Outputs) {
 		return nil, diag.New(diag.ClassRun, "its sample was not executed: %d and %d outputs, want %d",

@@ -88,6 +88,9 @@ const fullScale = 0.75
 // same ones. Inputs are made smaller until nothing leaves the range that the calibration gave it: results on a grid
 // would saturate there, which says nothing about the compiler.
 func (p *oracle) sample(ctx context.Context, graph *op.Graph, weights driver.Weights) (*sample, error) {
+	if graph.Estimate() != nil {
+		return codesOf(graph)
+	}
 	if graph.State() {
 		return nil, diag.New(diag.ClassInfeasible, "it uses the cache, and nothing says what that held")
 	}
@@ -128,6 +131,40 @@ func (p *oracle) sample(ctx context.Context, graph *op.Graph, weights driver.Wei
 		return made, nil
 	}
 	return nil, diag.New(diag.ClassRun, "no inputs were found whose results stay within the ranges of the calibration")
+}
+
+// codesOf is a sample of the launches of an estimate of scores: codes of queries and keys, half as large as the largest
+// are, and their products.
+func codesOf(graph *op.Graph) (*sample, error) {
+	launches := graph.Launches(op.F32)
+	values, err := pseudoRandom(graph, launches.Inputs)
+	if err != nil {
+		return nil, err
+	}
+	made := &sample{}
+	for _, numbers := range values {
+		codes := make([]byte, len(numbers))
+		for i := range codes {
+			numbers[i] = float32(math.RoundToEven(float64(63 * numbers[i])))
+			codes[i] = byte(128 + int(numbers[i]))
+		}
+		made.in = append(made.in, codes)
+	}
+	estimate := graph.Estimate()
+	launch, dim := estimate.Launch(), estimate.HeadDim
+	products := make([]float32, 0, estimate.KVHeads*launch.Rows*launch.Keys)
+	for line := range estimate.KVHeads * launch.Rows {
+		query, keys := values[0][line*dim:][:dim], values[1][line/launch.Rows*launch.Keys*dim:]
+		for key := range launch.Keys {
+			sum := float32(0) // of integers below 2^24 each: as exact as the bound asks
+			for i, code := range query {
+				sum += code * keys[key*dim+i]
+			}
+			products = append(products, sum)
+		}
+	}
+	made.want = [][]float32{products}
+	return made, nil
 }
 
 // pseudoRandom draws numbers between -1 and 1 for values, seeded by the graph.

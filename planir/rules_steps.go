@@ -24,6 +24,10 @@ func (c *checker) graphs() {
 			c.fail(path, "graph %q: processor %q computes all %d rows whatever a call has, and the cache must not see rows beyond it",
 				graph.Name, proc.Name, rows)
 		}
+		if graph.Graph.Estimate() != nil && proc.OwnMemory {
+			c.fail(path, "graph %q: processor %q estimates scores in memory of its own, and another one caches the keys",
+				graph.Name, proc.Name)
+		}
 		for j := range graph.Graph.Nodes {
 			c.executable(path, graph, proc, &graph.Graph.Nodes[j].Op)
 		}

@@ -78,20 +78,14 @@ func New(graph *op.Graph, types func(v op.Value, output bool) (onnx.Type, error)
 	return w, nil
 }
 
-// Products writes the model that a processor of static shapes executes for a graph that is one estimate of scores: of each
-// key head the products of codes of queries, input "i0", with those of keys, input "i1", as output "o0". The driver
-// makes the codes and pools the products. multiply writes the products [heads, queries, keys] of queries [heads, queries,
-// columns] with keys [heads, columns, keys].
-func Products(graph *op.Graph, products op.Type, typ onnx.Type, multiply func(w *Writer, queries, keys string) string,
-) (*Writer, error) {
-	operator := graph.Estimate()
-	if operator == nil {
+// Products begins the model that a processor of static shapes executes for a graph that is one estimate of scores: of each
+// key head the products of codes of queries, input "i0" [heads*queries, columns], with those of keys, input "i1"
+// [heads*keys, columns], as output "o0" [heads*queries, keys] of a type. The driver makes the codes and pools the products.
+func Products(graph *op.Graph, products op.Type, typ onnx.Type) (*Writer, error) {
+	if graph.Estimate() == nil {
 		return nil, diag.New(diag.ClassInput, "%q is executed in a graph of its own alone", op.Estimate)
 	}
-	operands := operator.Operands(products)
-	launches := &op.Graph{Inputs: operands[:2], Outputs: operands[2:], Nodes: []op.Node{{Op: *operator,
-		In: []string{operands[0].Name, operands[1].Name}, Out: []string{operands[2].Name}}}}
-	w, err := New(launches, func(v op.Value, output bool) (onnx.Type, error) {
+	w, err := New(graph.Launches(products), func(v op.Value, output bool) (onnx.Type, error) {
 		if output {
 			return typ, nil
 		}
@@ -105,12 +99,6 @@ func Products(graph *op.Graph, products op.Type, typ onnx.Type, multiply func(w 
 		return nil, err
 	}
 	w.Model.Props[0].Value = string(text)
-	launch, heads, dim := operator.Launch(), int64(operator.KVHeads), int64(operator.HeadDim)
-	queries := w.Reshape("queries", "i0", heads, int64(launch.Rows), dim)
-	keys := w.Reshape("keys", "i1", heads, int64(launch.Keys), dim)
-	columns := w.Do("columns", "", "Transpose", List(keys), onnx.Ints("perm", 0, 2, 1))
-	out := multiply(w, queries, columns)
-	w.Add("shape", "", "Reshape", List(out, w.Ints(int64(operands[2].Rows), int64(launch.Keys))), List("o0"))
 	return w, nil
 }
 

@@ -143,6 +143,18 @@ func (o Op) Operands(products Type) [3]Value {
 	}
 }
 
+// Launches is what a processor of static shapes executes for a graph: of an Estimate, launches with these operands; of
+// any other, the graph.
+func (g *Graph) Launches(products Type) *Graph {
+	estimate := g.Estimate()
+	if estimate == nil {
+		return g
+	}
+	operands := estimate.Operands(products)
+	return &Graph{Inputs: operands[:2], Outputs: operands[2:], Nodes: []Node{{Op: *estimate,
+		In: []string{operands[0].Name, operands[1].Name}, Out: []string{operands[2].Name}}}}
+}
+
 // SparseSpan is what a block of queries sees of a context. Positions [First,Inner) are seen by some of its queries,
 // [Inner,Block) by all, and [Block,End) are the block's own. Without a window First and Inner are 0.
 type SparseSpan struct{ First, Inner, Block, End int }

@@ -1,13 +1,36 @@
 package executor_test
 
 import (
+	"fmt"
+	"os"
+	"slices"
 	"testing"
 
+	qnncompiler "github.com/hetc/hetc/emit/compile/qnn"
+	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/qnn"
 	"github.com/hetc/hetc/runtime/executor"
 )
+
+// TestMain also is the processes of Qualcomm's compiler and emulator, which run in one of their own.
+func TestMain(m *testing.M) {
+	work := map[bool]func() error{}
+	work[qnn.Worker(os.Args[1:])] = qnn.Work
+	work[qnncompiler.Worker(os.Args[1:])] = func() error { return qnncompiler.Work(".", os.Stdin) }
+	if work := work[true]; work != nil {
+		if err := work(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	m.Run()
+}
 
 // withBuckets has the estimates of a calibration's plan choose among pairs of scales.
 func withBuckets(p *planir.Plan, buckets int) {
@@ -52,7 +75,8 @@ func testEstimatesOn(t *testing.T, device planir.Proc, options executor.Options)
 			if estimates == 0 {
 				t.Fatalf("no graph of %q estimates", device.Name)
 			}
-			shared := machineWith(t, m, beside, cal, options, bothCompilers()...)
+			shared := machineWith(t, m, beside, cal, options,
+				append(bothCompilers(), qnncompiler.New(qnncompiler.Options{}))...)
 			for _, chunks := range [][]int{nil, {5, 1, 20}, {64, 40, 26}} {
 				want := allLogits(t, alone, ids, chunks...)
 				got := allLogits(t, shared, ids, chunks...)
@@ -75,4 +99,35 @@ func TestSparseAttentionEstimatedByORT(t *testing.T) {
 	for name, sel := range map[string]string{"the host's core": first, "another core": second, "both cores": first + "-" + second} {
 		t.Run(name, func(t *testing.T) { testEstimatesOn(t, ortProc(t, "b", sel), withORT()) })
 	}
+}
+
+// Where devices of OpenCL estimate the scores in the host's memory, logits are the host's.
+func TestSparseAttentionEstimatedByOpenCL(t *testing.T) {
+	for _, device := range openclProcs(t, "b", nil) {
+		if device.OwnMemory { // rule P003
+			continue
+		}
+		t.Run(device.Select, func(t *testing.T) { testEstimatesOn(t, device, withOpenCL()) })
+	}
+}
+
+// qnnProc is what a plan says of the emulator of Qualcomm's NPU; without it the test is skipped.
+func qnnProc(t testing.TB, name string) planir.Proc {
+	t.Helper()
+	require.Deps()
+	if _, err := ortapi.FindQNN(""); err != nil {
+		require.Skip(t, qnn.Name, err)
+	}
+	options := map[string]string{"soc_model": "57", "htp_arch": "75", "vtcm_mb": "8"}
+	p, err := qnn.New().Open(t.Context(), driver.Config{Select: "emulator", Options: options})
+	if err != nil {
+		require.Skip(t, qnn.Name, err)
+	}
+	proc := planir.Proc{Name: name, Kind: "npu", Driver: qnn.Name, Select: "emulator", Options: options,
+		Set: p.Capabilities().Offered()}
+	slices.Sort(proc.Kinds)
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return proc
 }

@@ -91,10 +91,12 @@ func (m *Machine) add(p *socs.Processor, only []string, cache op.Type) {
 }
 
 // executes lists the operators a processor is given; empty: all. Attention needs a cache type it knows, and dynamic
-// rows: the cache must not see rows beyond a call's (rule P003). Operators that count rows themselves need the former
-// alone, of a processor that lists them.
+// rows: the cache must not see rows beyond a call's (rule P003). An estimate of scores counts rows itself and needs the
+// former alone, of a processor that lists it; it reads keys that another processor caches, so not in memory of its own.
 func executes(proc *socs.Processor, cache op.Type) []op.Kind {
-	if proc.DynamicRows && (len(proc.KV) == 0 || slices.Contains(proc.KV, cache)) {
+	cached := len(proc.KV) == 0 || slices.Contains(proc.KV, cache)
+	away := proc.OwnMemory && (len(proc.Kinds) == 0 || slices.Contains(proc.Kinds, op.Estimate))
+	if proc.DynamicRows && cached && !away {
 		return proc.Kinds
 	}
 	kinds := proc.Kinds
@@ -103,8 +105,12 @@ func executes(proc *socs.Processor, cache op.Type) []op.Kind {
 	}
 	var out []op.Kind
 	for _, kind := range kinds {
-		counts := kind.CountsRows() && len(proc.Kinds) > 0 && slices.Contains(proc.KV, cache)
-		if !kind.Has("kv") || counts {
+		switch {
+		case kind == op.Estimate:
+			if cached && !away && len(proc.Kinds) > 0 && len(proc.KV) > 0 {
+				out = append(out, kind)
+			}
+		case !kind.Has("kv") || proc.DynamicRows && cached:
 			out = append(out, kind)
 		}
 	}

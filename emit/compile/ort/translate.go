@@ -70,14 +70,7 @@ type check struct {
 // translate writes a valid graph. Its weights are declared, not held.
 func translate(graph *op.Graph) (*onnx.Model, error) {
 	if slices.ContainsFunc(graph.Nodes, func(node op.Node) bool { return node.Op.Kind == op.Estimate }) {
-		writer, err := onnxgraph.Products(graph, op.I32, onnx.Int32, func(w *onnxgraph.Writer, queries, keys string) string {
-			zero := w.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{128}})
-			return w.Do("", "", "MatMulInteger", list(queries, keys, zero, zero))
-		})
-		if err != nil {
-			return nil, err
-		}
-		return writer.Model, nil
+		return estimate(graph)
 	}
 	writer, err := onnxgraph.New(graph, func(v op.Value, _ bool) (onnx.Type, error) { return elements[v.Type], nil })
 	if err != nil {
@@ -103,6 +96,24 @@ func translate(graph *op.Graph) (*onnx.Model, error) {
 		t.Model.Props = append(t.Model.Props, onnx.Prop{Key: "hetc.checks", Value: string(text)})
 	}
 	return t.Model, nil
+}
+
+// estimate writes the products of an estimate of scores, of codes around 128 on both sides: the library multiplies those
+// of one type exactly on every CPU.
+func estimate(graph *op.Graph) (*onnx.Model, error) {
+	w, err := onnxgraph.Products(graph, op.I32, onnx.Int32)
+	if err != nil {
+		return nil, err
+	}
+	operator := graph.Estimate()
+	launch, heads, dim := operator.Launch(), int64(operator.KVHeads), int64(operator.HeadDim)
+	queries := w.Reshape("queries", "i0", heads, int64(launch.Rows), dim)
+	keys := w.Reshape("keys", "i1", heads, int64(launch.Keys), dim)
+	columns := w.Do("columns", "", "Transpose", list(keys), onnx.Ints("perm", 0, 2, 1))
+	zero := w.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{128}})
+	products := w.Do("", "", "MatMulInteger", list(queries, columns, zero, zero))
+	w.Add("shape", "", "Reshape", list(products, w.Ints(heads*int64(launch.Rows), int64(launch.Keys))), list("o0"))
+	return w.Model, nil
 }
 
 // weight declares the initializers of weight j: vectors [N], tables and matrices [K,N], blocks [N,K/block,block/2].

@@ -435,7 +435,7 @@ func (j *job) translate(i int) error {
 	if j.sampleDigest == "" {
 		return nil
 	}
-	inputs := j.piece.Graph.Inputs
+	inputs := j.piece.Graph.Launches(op.F32).Inputs
 	if len(sample) != len(inputs) {
 		return &graphError{i, diag.New(diag.ClassInput, "the sample has %d inputs, want %d", len(sample), len(inputs))}
 	}

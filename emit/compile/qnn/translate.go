@@ -33,7 +33,7 @@ const maxRows = 1 << 16
 // position of a call has no place in a compiled graph, whose inputs are its activations alone.
 var (
 	kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GroupMatMul, op.GLU, op.Activate, op.Gate,
-		op.Softcap, op.Clip, op.Add, op.Copy}
+		op.Softcap, op.Clip, op.Add, op.Copy, op.Estimate}
 	schemes = op.SchemesOf("qnn")
 )
 
@@ -105,6 +105,9 @@ func translate(graph *op.Graph, weights driver.Weights) (*compilerInput, error) 
 		if err := refuse(node.Op); err != nil {
 			return nil, diag.New(diag.ClassInput, "node %d (%s): %w", i, node.Op.Kind, err)
 		}
+	}
+	if slices.ContainsFunc(graph.Nodes, func(node op.Node) bool { return node.Op.Kind == op.Estimate }) {
+		return estimate(graph, weights)
 	}
 	writer, err := onnxgraph.New(graph, typeOf)
 	if err != nil {

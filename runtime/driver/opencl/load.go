@@ -75,6 +75,7 @@ type executable struct {
 	appends    bool // it stores keys and values
 	placed     bool // nodes ask for the place of rows
 	batch      bool // and find it in Scalars.Batch
+	longest    int  // context that the estimates of scores were made for, 0: there are none
 	longFrom   int  // sequences beyond it are rotated differently, 0: none are
 	needsSeq   bool
 	sides      [2]cacheSide
@@ -287,6 +288,9 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 	} else if e.needsSeq && scalars.Seq <= scalars.Pos {
 		return fmt.Errorf("a sequence of %d positions does not reach position %d, and the rotation depends on its length",
 			scalars.Seq, scalars.Pos)
+	}
+	if rows := min(e.graph.Rows(), scalars.Rows); e.longest > 0 && scalars.Pos+rows > e.longest {
+		return fmt.Errorf("the context reaches beyond %d positions, for which the graph was made", e.longest)
 	}
 	if moves := bindings.Moves; moves != nil && (len(moves.Fetch) != len(bindings.In) ||
 		len(moves.Hand) != len(bindings.Out)) {

@@ -173,7 +173,8 @@ func (b *builder) build() error {
 // call has one cache and one kind of rows.
 func (b *builder) state() error {
 	e, operator := b.e, &b.op
-	if operator.Kind == op.Rope || operator.Kind == op.KVAppend || operator.Kind == op.Attention {
+	if operator.Kind == op.Rope || operator.Kind == op.KVAppend || operator.Kind == op.Attention ||
+		operator.Kind == op.Estimate {
 		if e.placed && e.batch != operator.Batch {
 			return errors.New("rows are of one sequence for some nodes, and of one each for others")
 		}
@@ -316,6 +317,7 @@ var builders = map[op.Kind]func(*builder) error{
 	op.Rope:         (*builder).rope,
 	op.KVAppend:     (*builder).kvAppend,
 	op.Attention:    (*builder).attention,
+	op.Estimate:     (*builder).estimate,
 	op.GLU: func(b *builder) error {
 		return b.plain("rows", "glu", number(b.op.N), number(slices.Index(op.Acts, b.op.Act)), number(b.op.Interleave))
 	},
@@ -799,6 +801,66 @@ func (b *builder) attention() error {
 		return err
 	}
 	s.launches[len(s.launches)-1].join = true
+	b.add(s)
+	return nil
+}
+
+// estimate rounds queries and keys with the scales of the call's buckets, and pools their products. Everything but the
+// result is in the arena.
+func (b *builder) estimate() error {
+	e, operator, s := b.e, &b.op, b.step()
+	weight, err := mem.View[float32](b.w[0].Bytes)
+	if err != nil {
+		return err
+	}
+	for head := range operator.Heads {
+		if _, err := op.SparseHeadOf(weight, head); err != nil {
+			return err
+		}
+	}
+	if e.longest == 0 || operator.Context < e.longest {
+		e.longest = operator.Context
+	}
+	s.refused = func(*executable, int) error {
+		return errors.New("a query or a cached key is NaN or infinite, which 8 bits cannot represent")
+	}
+	families := kernel.FamiliesOf(operator)
+	family := families[len(families)-1]
+	columns := op.RoundUp(operator.HeadDim, 4)
+	var parts []argument // scales, codes of queries and of keys, tops
+	for _, bytes := range []int64{4 * int64(operator.Heads+operator.KVHeads),
+		int64(operator.M) * int64(operator.Heads) * int64(columns),
+		int64(operator.KVHeads) * int64(operator.Context) * int64(columns), 4 * int64(operator.M) * int64(operator.Heads)} {
+		at, err := e.scratch(bytes)
+		if err != nil {
+			return err
+		}
+		parts = append(parts, argument{kind: argScratch, offset: at})
+	}
+	scales, queries, keys, tops := parts[0], parts[1], parts[2], parts[3]
+	group, input := number(operator.Heads/operator.KVHeads), b.value(b.in[0])
+	width, block, window := number(operator.Context), number(operator.Block), number(operator.Window)
+	notes, refuses := dynamic(argNotes), b.note(s)
+	places, rows, context, sequence := dynamic(argPlaces), dynamic(argRows), dynamic(argContext), dynamic(argSequence)
+	for _, launch := range []struct {
+		function string
+		columns  int
+		args     []argument
+	}{
+		{"estimate_scales", operator.KVHeads, []argument{input, matrix(b.w[0]), side(0), notes, places, rows,
+			number(operator.KVHeads), group, context, sequence, block, window, number(operator.Buckets), scales}},
+		{"estimate_queries", operator.Heads, slices.Concat([]argument{input}, refuses,
+			[]argument{group, scales, queries})},
+		{"estimate_keys", operator.KVHeads, slices.Concat([]argument{side(0)}, refuses, []argument{places, rows,
+			number(operator.Heads), context, sequence, width, block, window, scales, keys})},
+		{"estimate_tops", operator.Heads, []argument{notes, places, rows, group, width, block, window, queries, keys, tops}},
+		{"estimate", operator.Heads, []argument{b.value(b.out[0]), notes, places, rows, group, width, block, window, scales,
+			queries, keys, tops}},
+	} {
+		if err := b.launch(s, family, launch.function, launch.columns, launch.args...); err != nil {
+			return err
+		}
+	}
 	b.add(s)
 	return nil
 }

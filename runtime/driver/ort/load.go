@@ -72,11 +72,8 @@ func parse(code []byte) (*model, error) {
 // among the inputs.
 func (m *model) operands() error {
 	graph := &m.graph
-	m.inputs, m.outputs = graph.Inputs, graph.Outputs
-	if estimate := graph.Estimate(); estimate != nil {
-		operands := estimate.Operands(op.I32)
-		m.inputs, m.outputs = operands[:2], operands[2:]
-	}
+	launches := graph.Launches(op.I32)
+	m.inputs, m.outputs = launches.Inputs, launches.Outputs
 	for i := range m.checks {
 		checked := &m.checks[i]
 		if checked.graph = -1; checked.Node < 0 || checked.Node >= len(graph.Nodes) ||

@@ -1,6 +1,7 @@
 package qnn
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 // Metadata of an artifact.
 const (
 	keyGraph = "hetc.graph"
+	keyHeads = "hetc.heads"                                  // the weight of an estimate of scores, which the driver rounds by
 	keyToken = "ep_compatibility_info." + ortapi.QNNProvider // as the library writes it
 )
 
@@ -30,6 +32,7 @@ type model struct {
 	shared  bool
 	token   token
 	in, out []onnx.Value // of the model, in the order of the graph's
+	heads   []float32    // of an estimate of scores
 }
 
 // parse checks that an artifact is whole and that only the NPU can compute it.
@@ -51,6 +54,12 @@ func parse(code []byte) (*model, error) {
 	}
 	if out.graph, err = driver.ParseGraph([]byte(text)); err != nil {
 		return nil, err
+	}
+	if out.graph.Estimate() != nil {
+		text, _ := parsed.Prop(keyHeads)
+		if err := json.Unmarshal([]byte(text), &out.heads); err != nil {
+			return nil, again("the scales of the estimate's heads, metadata %q, cannot be read: %w", keyHeads, err)
+		}
 	}
 	text, ok = parsed.Prop(keyToken)
 	if !ok {
@@ -96,13 +105,14 @@ func (m *model) operands() error {
 		}
 		return nil
 	}
-	if m.graph.State() {
+	if m.graph.State() && m.graph.Estimate() == nil {
 		return diag.New(diag.ClassInput, "the graph uses the cache, which a compiled graph does not see")
 	}
-	if err := compare("input", m.in, m.graph.Inputs); err != nil {
+	launches := m.graph.Launches(op.F32) // of an estimate a compiled graph sees codes and products alone
+	if err := compare("input", m.in, launches.Inputs); err != nil {
 		return err
 	}
-	return compare("output", m.out, m.graph.Outputs)
+	return compare("output", m.out, launches.Outputs)
 }
 
 // edges are the conversions at the graph's inputs and outputs, which the library executes on the

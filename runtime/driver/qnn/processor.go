@@ -14,6 +14,7 @@ import (
 	"github.com/hetc/hetc/internal/ortapi"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/scores"
 )
 
 // processor runs compiled graphs.
@@ -36,6 +37,10 @@ type executable struct {
 	closed bool
 	// nil where the binary is the graph's own
 	staged *staged
+
+	estimate *scores.Estimate[float32] // of a graph that is one
+	codes    [2][]byte                 // of queries and of keys, for a launch
+	products [1][]byte
 }
 
 // staged is a shared binary in a folder of its own, which exists while graphs refer to it.
@@ -111,6 +116,9 @@ func (p *processor) load(ctx context.Context, artifact driver.Artifact, w driver
 		return nil, errors.Join(err, p.unstage(exe))
 	}
 	model.code = nil // the library has its own copy
+	if err := exe.prepareEstimate(); err != nil {
+		return nil, errors.Join(err, p.engine.unload(exe.id), p.unstage(exe))
+	}
 	p.loaded[exe] = true
 	return exe, nil
 }
@@ -192,6 +200,11 @@ func (p *processor) Owns(exe driver.Executable) (here, open bool) {
 func (p *processor) Execute(exe driver.Executable, bindings *driver.Bindings) error {
 	loaded := exe.(*executable)
 	graph := &loaded.m.graph
+	if loaded.estimate != nil {
+		return loaded.estimate.Run(graph, bindings, func() error {
+			return p.engine.run(loaded.id, loaded.codes[:], loaded.products[:])
+		})
+	}
 	if err := bindings.MatchesAll(graph); err != nil || bindings.Scalars.Rows == 0 {
 		return err
 	}
@@ -205,6 +218,23 @@ func (p *processor) Execute(exe driver.Executable, bindings *driver.Bindings) er
 		}
 	}
 	return p.engine.run(loaded.id, in, out)
+}
+
+// prepareEstimate gives an estimate of scores memory for its launches.
+func (e *executable) prepareEstimate() error {
+	operator := e.m.graph.Estimate()
+	if operator == nil {
+		return nil
+	}
+	operands := operator.Operands(op.F32)
+	products := make([]float32, operands[2].Rows*operands[2].Cols)
+	for i := range e.codes {
+		e.codes[i] = make([]byte, operands[i].Rows*operands[i].Cols)
+	}
+	e.products[0] = mem.Bytes(products)
+	var err error
+	e.estimate, err = scores.New(*operator, e.m.heads, e.codes[0], e.codes[1], products)
+	return err
 }
 
 // numbers refuses NaN and infinities, which the NPU's grids would turn into other numbers.

@@ -228,9 +228,9 @@ const (
 )
 
 // kinds are the operators that a compiled graph may have. Operators that work on the cache, or
-// depend on the position of a call, cannot be compiled ahead.
+// depend on the position of a call, cannot be compiled ahead; of an estimate of scores the products of codes are.
 var kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GroupMatMul, op.GLU, op.Activate,
-	op.Gate, op.Softcap, op.Clip, op.Add, op.Copy}
+	op.Gate, op.Softcap, op.Clip, op.Add, op.Copy, op.Estimate}
 
 // schemes are those whose row in package op names this driver.
 var schemes = op.SchemesOf("qnn")
@@ -247,6 +247,7 @@ func capabilities(emulated bool) *driver.Capabilities {
 		Set: capability.Set{
 			Tile:  capability.Tile{K: tileK, N: tileN},
 			Kinds: slices.Clone(kinds), Schemes: slices.Clone(schemes), Layouts: map[string]string{},
+			KV:           op.CacheTypes,
 			StaticShapes: true, Fuses: true, WeightsInArtifacts: true,
 			Memory: &capability.Memory{StepBytes: stepBytes, LibraryBytes: libraryBytes},
 		},

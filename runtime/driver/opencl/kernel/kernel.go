@@ -117,10 +117,13 @@ var families = slices.Concat([]family{
 	{name: "heads f16", file: "heads.cl", defines: []string{"KV_F16"}, variants: heads},
 	{name: "attention f32", file: "attention.cl", variants: attentions},
 	{name: "attention f16", file: "attention.cl", defines: []string{"KV_F16"}, variants: attentions},
+	{name: "estimate f32", file: "estimate.cl", variants: estimates},
+	{name: "estimate f16", file: "estimate.cl", defines: []string{"KV_F16"}, variants: estimates},
 }, products())
 
 var (
 	heads      = []Variant{{Name: "heads", Grid: ByHeads}}
+	estimates  = []Variant{{Name: "dot", Grid: ByHeads, needs: []need{needDot}, defines: []string{"DOT"}}, heads[0]}
 	attentions = []Variant{{Name: "split", Grid: ByHeads, Items: 1024, dedicated: true}, heads[0]}
 )
 
@@ -315,11 +318,12 @@ func FamiliesOf(operator *op.Op) []string {
 			return nil
 		}
 		return []string{name}
-	case op.Attention:
-		if find("attention "+kv) == nil {
+	case op.Attention, op.Estimate:
+		name := fmt.Sprintf("%s %s", operator.Kind, kv)
+		if find(name) == nil {
 			return nil
 		}
-		return []string{fmt.Sprintf("attention %s:%d", kv, operator.HeadDim)}
+		return []string{fmt.Sprintf("%s:%d", name, operator.HeadDim)}
 	}
 	name := kinds[operator.Kind]
 	if operator.Kind == op.KVAppend {
@@ -340,7 +344,7 @@ var kinds = map[op.Kind]string{
 }
 
 // ofFamilies are the kinds with several families each, see FamiliesOf.
-var ofFamilies = []op.Kind{op.MatMul, op.ExpertMatMul, op.KVAppend, op.Attention}
+var ofFamilies = []op.Kind{op.MatMul, op.ExpertMatMul, op.KVAppend, op.Attention, op.Estimate}
 
 // Kinds are the operators that have kernels, in the order of op.Kinds.
 func Kinds() (list []op.Kind) {

@@ -21,7 +21,7 @@ func TestTable(t *testing.T) {
 		seen := map[string]string{}
 		for _, variant := range Variants(family) {
 			name := family
-			if variant.Items > 0 || slices.Contains([]string{"attention f32", "attention f16"}, family) {
+			if file := find(family).file; file == "attention.cl" || file == "estimate.cl" {
 				name += ":64"
 			}
 			source, err := Source(name, &variant, variant.Rows)
