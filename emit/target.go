@@ -174,7 +174,7 @@ func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
 				}
 			}
 			return op.A32W32 // reported by lower
-		}, plan.TiersOf(rows))
+		}, plan.TiersOf(rows), plan.Channels)
 		if err != nil {
 			return nil, err
 		}

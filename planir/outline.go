@@ -32,6 +32,9 @@ func Outline(plan *Plan) (string, error) {
 	for i := range plan.Shadows {
 		line("shadow outliers of %s: %s", plan.Shadows[i].Node, plan.Shadows[i].LayersText())
 	}
+	for _, entry := range plan.Outliers {
+		line("outliers of %s@%d: %d channels at once", entry.Node, entry.Rows, entry.Channels)
+	}
 	if sources := outlineSources(plan); sources != "" {
 		line("decisions by source: %s", sources)
 	}

@@ -25,6 +25,8 @@ type Plan struct {
 	Folds []string `json:"folds,omitempty" yaml:"folds,omitempty"`
 	// ascending by node: products whose shadow outliers are pruned in some layers
 	Shadows []Shadow `json:"shadows,omitempty" yaml:"shadows,omitempty"`
+	// ascending by node and rows: how many channels are multiplied at once beside products with shadow outliers
+	Outliers []Outliers `json:"outliers,omitempty" yaml:"outliers,omitempty"`
 
 	MaxContext int     `json:"max_context" yaml:"max_context"` // cached positions
 	KV         op.Type `json:"kv" yaml:"kv"`                   // cache element type

@@ -38,6 +38,10 @@ func (c *checker) names() {
 	c.unique("folds", len(plan.Folds), true, func(i int) string { return plan.Folds[i] })
 	c.unique("shadows", len(plan.Shadows), true, func(i int) string { return plan.Shadows[i].Node })
 	c.shadowSizes()
+	c.unique("outliers", len(plan.Outliers), true, func(i int) string {
+		return fmt.Sprintf("%s@%08d", plan.Outliers[i].Node, plan.Outliers[i].Rows)
+	})
+	c.outlierSizes()
 	c.unique("program.buffers", len(program.Buffers), false, func(i int) string { return program.Buffers[i].Name })
 	c.unique("program.weights", len(program.Weights), false, func(i int) string { return program.Weights[i].Name })
 	c.unique("program.packs", len(program.Packs), false, func(i int) string { return program.Packs[i].Name })

@@ -23,6 +23,13 @@ func (c *checker) references() {
 			c.fail(fmt.Sprintf("shadows[%d]", i), "shadow outliers of %q are pruned, and no decision gives it any", node)
 		}
 	}
+	for i, entry := range plan.Outliers {
+		decision := plan.DecisionFor(entry.Node, entry.Rows)
+		if decision == nil || !decision.Scheme.Shadow() {
+			c.fail(fmt.Sprintf("outliers[%d]", i), "%d channels of %q at %d rows, and no decision gives it shadow outliers",
+				entry.Channels, entry.Node, entry.Rows)
+		}
+	}
 	for i := range program.Buffers {
 		c.buffers[program.Buffers[i].Name] = &program.Buffers[i]
 	}

@@ -46,6 +46,38 @@ func (s *Shadow) LayersText() string {
 	return "in layers " + strings.Join(ranges, ", ")
 }
 
+// Outliers is how many channels of what enters the products of a node a step multiplies at once beyond the static scale,
+// in a program of that many rows. The calibration counted them. Without an entry it is op.OutlierChannels.
+type Outliers struct {
+	Node     string `json:"node" yaml:"node"`
+	Rows     int    `json:"rows" yaml:"rows"`
+	Channels int    `json:"channels" yaml:"channels"`
+}
+
+// Channels is how many channels are multiplied at once beside the products of a node with that many rows, 0 where the
+// plan says nothing.
+func (p *Plan) Channels(node string, rows int) int {
+	for _, entry := range p.Outliers {
+		if entry.Node == node && entry.Rows == rows {
+			return entry.Channels
+		}
+	}
+	return 0
+}
+
+// maxTokensOfCall bounds the rows of an entry of Outliers, far above any program.
+const maxTokensOfCall = 1 << 24
+
+// outlierSizes checks the numbers of each entry of Outliers.
+func (c *checker) outlierSizes() {
+	for i, entry := range c.plan.Outliers {
+		if entry.Rows < 1 || entry.Rows > maxTokensOfCall || entry.Channels < 1 {
+			c.fail(fmt.Sprintf("outliers[%d]", i), "%d channels at %d rows, want 1 and more at 1..%d", entry.Channels,
+				entry.Rows, maxTokensOfCall)
+		}
+	}
+}
+
 // ShadowIn is the form of a set of layers, of which kept tells the members, from 0 to the last one.
 func ShadowIn(node string, layers int, kept func(layer int) bool) Shadow {
 	shadow := Shadow{Node: node}

@@ -98,7 +98,7 @@ func (o *operands) experts(operator op.Op) ([]driver.View, error) {
 
 // outliers returns a view [M,K] of rows of which as many channels exceed the static scale as a model is expected to have.
 func (o *operands) outliers(operator op.Op) (driver.View, error) {
-	name := fmt.Sprintf("outliers of %d channels", operator.K)
+	name := fmt.Sprintf("%d outliers of %d channels", operator.Gathered(), operator.K)
 	before := o.bufs[name]
 	buffer, err := o.buffer(name, op.F32, 4*int64(operator.M)*int64(operator.K))
 	if err != nil {
@@ -107,7 +107,7 @@ func (o *operands) outliers(operator op.Op) (driver.View, error) {
 	if buffer != before {
 		row := 4 * operator.K
 		for at := 0; at+row <= len(buffer.Bytes()); at += row {
-			for channel := range op.OutlierChannels(operator.K) {
+			for channel := range operator.Gathered() {
 				const beyond = 200 * staticScale // of which 127 are within the range
 				binary.LittleEndian.PutUint32(buffer.Bytes()[at+4*channel:], math.Float32bits(beyond))
 			}

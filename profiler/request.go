@@ -488,7 +488,7 @@ func (b *builder) matrix(proc *socs.Processor, operator op.Op, schemes []op.Sche
 }
 
 // outliers adds what stands behind a product with shadow outliers: the product of what its scale cuts off, whole and in
-// halves, and the addition.
+// halves, also with few channels beyond the scale, and the addition.
 func (b *builder) outliers(proc *socs.Processor, operator op.Op) {
 	if !b.shadow || operator.Kind != op.MatMul {
 		return
@@ -496,6 +496,10 @@ func (b *builder) outliers(proc *socs.Processor, operator op.Op) {
 	for _, cols := range []int{operator.N, part(operator.N, 1, 2, proc.Tile.N)} {
 		b.op(priorityGlue, proc, op.Op{Kind: op.OutlierMatMul, M: operator.M, K: operator.K, N: cols, Scheme: op.A32W16})
 		b.op(priorityGlue, proc, op.Op{Kind: op.Add, M: operator.M, N: cols})
+	}
+	if operator.K > op.FewChannels {
+		b.op(priorityGlue, proc, op.Op{Kind: op.OutlierMatMul, M: operator.M, K: operator.K, N: operator.N,
+			Scheme: op.A32W16, Channels: op.FewChannels})
 	}
 }
 

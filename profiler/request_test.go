@@ -181,7 +181,7 @@ func TestRequestsEveryArchitecture(t *testing.T) {
 			}
 			for _, x := range []program{{1, &g}, {4, &batch}, {16, &g}, {64, &g}, {16, &sparse}, {64, &sparse}} {
 				rows, of := x.rows, x.of
-				sections, err := lower.Expand(of, rows, 512, op.F32, func(string) op.Scheme { return op.A8TQ8C }, nil)
+				sections, err := lower.Expand(of, rows, 512, op.F32, func(string) op.Scheme { return op.A8TQ8C }, nil, nil)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -97,15 +97,17 @@ type Family struct {
 	Experts int     `json:"experts,omitempty" yaml:"experts,omitempty"`
 	Fan     int     `json:"fan,omitempty" yaml:"fan,omitempty"`
 	Spread  bool    `json:"spread,omitempty" yaml:"spread,omitempty"`
-	Router  string  `json:"router,omitempty" yaml:"router,omitempty"`
-	Window  int     `json:"window,omitempty" yaml:"window,omitempty"`
-	Block   int     `json:"block,omitempty" yaml:"block,omitempty"` // of sparse attention
-	Density float64 `json:"density,omitempty" yaml:"density,omitempty"`
-	Capped  bool    `json:"capped,omitempty" yaml:"capped,omitempty"` // Attention: scores are bounded
-	Batch   bool    `json:"batch,omitempty" yaml:"batch,omitempty"`   // Attention: rows are of a sequence each
-	Joint   bool    `json:"joint,omitempty" yaml:"joint,omitempty"`
-	Rotary  int     `json:"rotary,omitempty" yaml:"rotary,omitempty"` // Rope: elements of a head, 0: all
-	Cold    bool    `json:"cold,omitempty" yaml:"cold,omitempty"`
+	// OutlierMatMul: channels beyond the scale, 0: as many as are usual
+	Channels int     `json:"channels,omitempty" yaml:"channels,omitempty"`
+	Router   string  `json:"router,omitempty" yaml:"router,omitempty"`
+	Window   int     `json:"window,omitempty" yaml:"window,omitempty"`
+	Block    int     `json:"block,omitempty" yaml:"block,omitempty"` // of sparse attention
+	Density  float64 `json:"density,omitempty" yaml:"density,omitempty"`
+	Capped   bool    `json:"capped,omitempty" yaml:"capped,omitempty"` // Attention: scores are bounded
+	Batch    bool    `json:"batch,omitempty" yaml:"batch,omitempty"`   // Attention: rows are of a sequence each
+	Joint    bool    `json:"joint,omitempty" yaml:"joint,omitempty"`
+	Rotary   int     `json:"rotary,omitempty" yaml:"rotary,omitempty"` // Rope: elements of a head, 0: all
+	Cold     bool    `json:"cold,omitempty" yaml:"cold,omitempty"`
 
 	// T = SetupNS + ((W/OpsPerNS)^p + (Q/BytesPerNS)^p)^(1/p) for W operations and Q bytes of the operator with its
 	// dimensions rounded up to Step (of several experts each one's rows). p = 1 adds compute and memory time, a large p
@@ -195,7 +197,7 @@ func (f *Family) key() string {
 		name  string
 		value int
 	}{{"dim", f.HeadDim}, {"group", f.Group}, {"rotary", f.Rotary}, {"window", f.Window}, {"experts", f.Experts},
-		{"fan", f.Fan}} {
+		{"fan", f.Fan}, {"channels", f.Channels}} {
 		if number.value > 0 {
 			fmt.Fprintf(&out, " %s=%d", number.name, number.value)
 		}

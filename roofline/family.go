@@ -21,7 +21,7 @@ func familyOf(proc string, operator op.Op, cold bool) (family Family, rows, alon
 		Experts: pattern.Experts, Fan: pattern.Fan, Spread: pattern.Spread, Router: pattern.Router,
 		Group: pattern.Heads, HeadDim: pattern.HeadDim, Joint: pattern.Joint, Rotary: pattern.RotaryDim,
 		KV: pattern.KV, Window: pattern.Window, Capped: pattern.Cap > 0, Batch: pattern.Batch,
-		Block: pattern.Block, Density: pattern.Density,
+		Block: pattern.Block, Density: pattern.Density, Channels: pattern.Channels,
 	}
 	rows, along, across = operator.Extent()
 	return family, rows, along, across
@@ -34,6 +34,7 @@ func (f *Family) operator(rows, along, across int) op.Op {
 		Experts: f.Experts, Fan: f.Fan, Spread: f.Spread, Router: f.Router,
 		Heads: f.Group, HeadDim: f.HeadDim, Joint: f.Joint, RotaryDim: f.Rotary,
 		KV: f.KV, Window: f.Window, Batch: f.Batch, Block: f.Block, Density: f.Density,
+		Channels: f.Channels,
 	}
 	if f.Capped {
 		pattern.Cap = 1

@@ -36,6 +36,7 @@ func everyKind() []op.Op {
 		{Kind: op.Dispatch, M: 24, N: 256, Experts: 16, Fan: 2, Groups: "2x24", Sent: 1},
 		{Kind: op.Collect, M: 24, N: 256, Fan: 2, Groups: "2x24", Sent: 1},
 		{Kind: op.OutlierMatMul, M: 24, K: 256, N: 512, Scheme: op.A32W16},
+		{Kind: op.OutlierMatMul, M: 24, K: 256, N: 512, Scheme: op.A32W16, Channels: 4},
 		{Kind: op.Route, M: 24, Experts: 16, Fan: 2, Router: op.RouteSoftmax},
 		{Kind: op.Route, M: 24, Experts: 16, Fan: 2, Router: op.RouteSparseMixer, Jitter: 0.01},
 		{Kind: op.Combine, M: 24, N: 256, Fan: 2},
@@ -319,6 +320,60 @@ func TestDensitiesBetween(t *testing.T) {
 		phase, err := costs.Phase(Load{Proc: "cpu", Op: at(density), Cold: true})
 		if err != nil || math.Abs(phase.NS()/float64(want)-1) > 1e-3 {
 			t.Errorf("density %v: a phase of %v ns, want %d (%v)", density, phase.NS(), want, err)
+		}
+	}
+}
+
+// The product of some channels beyond a scale takes what lies between few and the usual number, and more beyond it; from a
+// record without few, as older ones are, no less than the usual number.
+func TestOutlierChannels(t *testing.T) {
+	s := openSoC(t, "core-ultra-5-125h")
+	usual := op.Op{Kind: op.OutlierMatMul, M: 64, K: 2048, N: 512, Scheme: op.A32W16}
+	few := usual
+	few.Channels = op.FewChannels
+	for _, measured := range [][]op.Op{{usual}, {usual, few}} {
+		set := record.NewSet(header(t, s))
+		for _, o := range measured {
+			for _, m := range []int{1, 8, 64, 256} {
+				one := o
+				one.M = m
+				ns, err := sim.NS(s, "cpu", one)
+				if err != nil {
+					t.Fatal(err)
+				}
+				add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &one, Samples: []float64{float64(ns)}, Unit: "ns",
+					Loops: 1, Simulated: true})
+			}
+		}
+		costs, err := Fit(s, set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := int64(0)
+		for _, channels := range []int{1, 4, 12, 20, 0, 64, 256} {
+			asked := usual
+			asked.Channels = channels
+			got, err := costs.Op("cpu", asked, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := sim.NS(s, "cpu", asked)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.NS < last || got.LowNS > got.NS || got.HighNS < got.NS {
+				t.Errorf("%d channels: %+v, %d with fewer", channels, got, last)
+			}
+			last = got.NS
+			// Between the two the simulated time is not quite linear: it is that of computing or that of reading.
+			permitted := 0.3
+			if channels == op.FewChannels || channels == 0 {
+				permitted = 0.01
+			}
+			off := math.Abs(float64(got.NS)/float64(want) - 1)
+			if len(measured) == 2 && channels >= op.FewChannels && channels <= usual.Gathered() && off > permitted {
+				t.Errorf("%d channels: predicted %d ns, want %d", channels, got.NS, want)
+			}
 		}
 	}
 }

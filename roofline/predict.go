@@ -23,8 +23,11 @@ func (c *Costs) Op(proc string, operator op.Op, cold bool) (Prediction, error) {
 	if err := operator.Validate(); err != nil {
 		return Prediction{}, diag.New(diag.ClassInput, "predict on %q: %w", proc, err)
 	}
-	if operator.Kind == op.GroupMatMul {
+	switch {
+	case operator.Kind == op.GroupMatMul:
 		return c.group(proc, operator, cold)
+	case operator.Channels > 0 && !(operator.Channels == op.FewChannels && c.measured(proc, operator)):
+		return c.outliers(proc, operator, cold)
 	}
 	if below, above, between := c.densities(proc, operator); between {
 		return c.betweenDensities(proc, operator, cold, below, above)
@@ -63,6 +66,35 @@ func (c *Costs) Op(proc string, operator op.Op, cold bool) (Prediction, error) {
 		return Prediction{}, c.missing(proc, asked)
 	}
 	return best, nil
+}
+
+// outliers predicts the product of some channels beyond a scale from what few and what the usual number of them take: the
+// time is linear in their number, and never less than that of few. In a record of nothing but the usual number that one
+// answers for all below it.
+func (c *Costs) outliers(proc string, operator op.Op, cold bool) (Prediction, error) {
+	channels, usual, few := operator.Channels, operator, operator
+	usual.Channels, few.Channels = 0, op.FewChannels
+	predicted, err := c.Op(proc, usual, cold)
+	if err != nil || channels == usual.Gathered() {
+		return predicted, err
+	}
+	if few.K <= op.FewChannels || !c.measured(proc, few) {
+		more := max(1, float64(channels)/float64(usual.Gathered()))
+		predicted.NS, predicted.LowNS, predicted.HighNS = int64(float64(predicted.NS)*more),
+			int64(float64(predicted.LowNS)*more), int64(float64(predicted.HighNS)*more)
+		return predicted, nil
+	}
+	least, err := c.Op(proc, few, cold)
+	if err != nil {
+		return Prediction{}, err
+	}
+	share := float64(channels-op.FewChannels) / float64(usual.Gathered()-op.FewChannels)
+	between := func(low, high int64) int64 {
+		return max(min(low, high), low+int64(max(0, share)*float64(high-low)))
+	}
+	return Prediction{NS: between(least.NS, predicted.NS), LowNS: between(least.LowNS, predicted.LowNS),
+		HighNS: between(least.HighNS, predicted.HighNS), Source: source.Weakest(least.Source, predicted.Source,
+			source.Interpolated)}, nil
 }
 
 // group predicts several products in one graph: each takes what it takes alone, but the launch is one.
@@ -148,6 +180,7 @@ func (c *Costs) betweenDensities(proc string, operator op.Op, cold bool, below, 
 // priced in the twin of that (see op.Scheme.Twin). Rows with static scales are priced as rows with a scale each, which
 // need the largest magnitude of a row as well and take at least as long.
 // What moves rows to and from the slots of experts is priced as what sums them, which moves each of them once as well.
+// Products of channels beyond a scale share the bandwidth of memory as those of the usual number of channels.
 func (c *Costs) priced(proc string, operator op.Op) op.Op {
 	operator.Static, operator.Scales = false, 0
 	if below, _, between := c.densities(proc, operator); between {
@@ -161,6 +194,10 @@ func (c *Costs) priced(proc string, operator op.Op) op.Op {
 		return op.Op{Kind: op.Combine, M: rows, N: operator.N, Fan: operator.Fan}
 	case op.Collect:
 		return op.Op{Kind: op.Combine, M: operator.M, N: operator.N, Fan: operator.Fan}
+	case op.OutlierMatMul: // see outliers
+		if !c.measured(proc, operator) {
+			operator.Channels = 0
+		}
 	}
 	if operator.Scheme.Twin() == "" || c.measured(proc, operator) {
 		return operator

@@ -26,7 +26,7 @@ import (
 func forksOf(t *testing.T, m *models.Model, scheme op.Scheme) (out []string) {
 	t.Helper()
 	g := m.Graph()
-	sections, err := lower.Expand(&g, 1, 64, op.F32, func(string) op.Scheme { return scheme }, nil)
+	sections, err := lower.Expand(&g, 1, 64, op.F32, func(string) op.Scheme { return scheme }, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func TestForksOfTiers(t *testing.T) {
 		tiers.Layers = append(tiers.Layers, planir.ExpertLayer{Layer: layer, Slots: []int{0, 1}})
 	}
 	for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C} {
-		sections, err := lower.Expand(&graph, 64, 64, op.F32, func(string) op.Scheme { return scheme }, tiers)
+		sections, err := lower.Expand(&graph, 64, 64, op.F32, func(string) op.Scheme { return scheme }, tiers, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -73,7 +73,7 @@ func TestFormsAgainstAll(t *testing.T) {
 	w := permit(op.A32W32)
 	w.Buckets = []int{30}
 	session := prepared(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w})
-	sections, err := lower.Expand(session.of(30), 30, session.want.Context, op.F32, func(string) op.Scheme { return op.A32W32 }, nil)
+	sections, err := lower.Expand(session.of(30), 30, session.want.Context, op.F32, func(string) op.Scheme { return op.A32W32 }, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

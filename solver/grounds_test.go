@@ -97,7 +97,7 @@ func beyond(t *testing.T, model *models.Model, plan *planir.Plan, costs *rooflin
 	graph := model.Graph()
 	sections, err := lower.Expand(&graph, decision.Rows, plan.MaxContext, plan.KV, func(node string) op.Scheme {
 		return DecisionAt(plan, node, decision.Rows).Scheme
-	}, plan.TiersOf(decision.Rows))
+	}, plan.TiersOf(decision.Rows), plan.Channels)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -113,7 +113,7 @@ func reprice(plan *planir.Plan, about *planir.Decision, in Input) ([]Row, error)
 				return x.Scheme
 			}
 			return op.A32W32 // reported below
-		}, plan.TiersOf(about.Rows))
+		}, plan.TiersOf(about.Rows), plan.Channels)
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "explain %q: %w", about.Node, err)
 	}

@@ -167,6 +167,7 @@ func (s *request) lower(plan *planir.Plan) error {
 			plan.Experts = append(plan.Experts, tiers)
 		}
 	}
+	plan.Outliers = s.outliersOf(plan)
 	plan.Procs = nil
 	for i := range s.Procs {
 		if used[s.Procs[i].Name] {

@@ -335,7 +335,7 @@ func (s *schemeChoice) usable(ph *phase, k int, scheme op.Scheme) error {
 // expand is the graph at a number of rows under an assignment.
 func (s *schemeChoice) expand(rows int, schemes assignment) ([]lower.Section, error) {
 	out, err := lower.Expand(s.of(rows), rows, s.want.Context, s.want.Cache, s.schemeOf(schemes),
-		s.in.tiersOf(rows))
+		s.in.tiersOf(rows), s.channels)
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "solve: rows %d: %w", rows, err)
 	}

@@ -150,3 +150,46 @@ func TestShadowsWithinATime(t *testing.T) {
 		t.Errorf("with time for all shadows %v is lost", lastLoss)
 	}
 }
+
+// How many channels a step multiplies at once follows from what the calibration counted, and so does its price; where
+// more were counted than a step may multiply the plan's warnings say so. Without counts it is the usual number.
+func TestOutlierChannelsFromCounts(t *testing.T) {
+	const node, rows = "layers.ffn_down", 64
+	depth := demo(t).FFN
+	took := func(most int) (ns int64, channels int, warnings string) {
+		in := shadowInput(t, 0)
+		for _, activation := range in.Calibration.Activations {
+			if most > 0 {
+				in.Calibration.Exceeding = append(in.Calibration.Exceeding, calibration.Exceeding{
+					Class: activation.Class, Layer: activation.Layer,
+					Counts: []calibration.Count{{Rows: 16, Most: 1}, {Rows: 64, Mean: float64(most), Most: most}}})
+			}
+		}
+		result := solve(t, in)
+		for i := range result.Plan.Program.Graphs {
+			for _, x := range result.Plan.Program.Graphs[i].Graph.Nodes {
+				if x.Op.Kind == op.OutlierMatMul && x.Op.K == depth {
+					channels = x.Op.Gathered()
+				}
+			}
+		}
+		if said := result.Plan.Channels(node, rows); most > 0 && said != channels || most == 0 && said != 0 {
+			t.Errorf("%d counted: the plan says %d, its graph %d", most, said, channels)
+		}
+		decision := result.Plan.DecisionFor(node+"_outliers", rows)
+		return decision.PredictNS, channels, fmt.Sprint(result.Warnings)
+	}
+	usual, channels, _ := took(0)
+	if channels != op.OutlierChannels(depth) {
+		t.Errorf("without counts: %d channels, want %d", channels, op.OutlierChannels(depth))
+	}
+	few, channels, warnings := took(5)
+	if channels != 8 || few >= usual || strings.Contains(warnings, "several passes") {
+		t.Errorf("5 counted: %d channels in %d ns, %d with the usual number; %s", channels, few, usual, warnings)
+	}
+	bound := op.MostChannels(depth)
+	many, channels, warnings := took(bound + 1)
+	if channels != bound || many <= usual || !strings.Contains(warnings, "several passes") {
+		t.Errorf("%d counted: %d channels in %d ns, %d with the usual number; %s", bound+1, channels, many, usual, warnings)
+	}
+}

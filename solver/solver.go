@@ -193,6 +193,7 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	if err := s.shadows(ctx, plan); err != nil {
 		return nil, err
 	}
+	s.noteOutliers(plan)
 	plan.Quality, plan.Compiled = s.quality(), s.compiled(plan)
 	s.prunedQuality(plan)
 	if packed := s.packed; packed != nil && packed.not != nil && eightBit(s.decode[packed.head]) {

@@ -131,7 +131,7 @@ func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schem
 				if i >= 5 {
 					of = &batch
 				}
-				sections, err := lower.Expand(of, rows, 1024, op.F32, func(string) op.Scheme { return scheme }, nil)
+				sections, err := lower.Expand(of, rows, 1024, op.F32, func(string) op.Scheme { return scheme }, nil, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -163,6 +163,11 @@ func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schem
 								add(p, half)
 								add(p, op.Op{Kind: op.Add, M: o.M, N: o.N})
 								add(p, op.Op{Kind: op.Copy, M: o.M, N: o.N})
+							}
+							if o.Kind == op.OutlierMatMul {
+								few := o
+								few.Channels = op.FewChannels
+								add(p, few)
 							}
 							if o.Kind == op.GLU || o.Kind == op.Add {
 								o.N = op.RoundUp(o.N/2, max(1, o.Interleave))

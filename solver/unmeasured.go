@@ -108,7 +108,7 @@ func tasksOf(plan *planir.Plan, decision *planir.Decision, model *models.Model, 
 			return other.Scheme
 		}
 		return op.A32W32 // of a node that the plan does not decide: Cut of others does not depend on it
-	}, plan.TiersOf(decision.Rows))
+	}, plan.TiersOf(decision.Rows), plan.Channels)
 	if err != nil {
 		return nil, err
 	}

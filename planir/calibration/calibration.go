@@ -53,6 +53,8 @@ type Calibration struct {
 	Shadows []Shadow `json:"shadows,omitempty" yaml:"shadows,omitempty"`
 	// of rows of experts beyond their slots, by rule and share ascending; empty: not measured
 	Drops []DropLoss `json:"drops,omitempty" yaml:"drops,omitempty"`
+	// how many channels exceed the scale of shadow outliers, per class and layer
+	Exceeding []Exceeding `json:"exceeding,omitempty" yaml:"exceeding,omitempty"`
 	// nil: attention was not measured
 	Attention *Attention `json:"attention,omitempty" yaml:"attention,omitempty"`
 }
@@ -161,6 +163,51 @@ type Shadow struct {
 	High  float64 `json:"high" yaml:"high" decode:"required"`
 	// Ratio is llm.npu's importance (3.3): the largest magnitude that entered over the largest that the scale holds.
 	Ratio float64 `json:"ratio" yaml:"ratio" decode:"required"`
+}
+
+// Exceeding is how many channels of what enters the products of a class in one layer exceed the scale of shadow outliers
+// (Activation.InnerScale), with the folds of the calibration, in calls of some numbers of rows.
+type Exceeding struct {
+	Class string `json:"class" yaml:"class" decode:"required"`
+	Layer int    `json:"layer" yaml:"layer"` // 0 for a class that belongs to no layer
+	// ascending by rows
+	Counts []Count `json:"counts" yaml:"counts" decode:"required"`
+	// Hot are the channels that exceed it in most calls of the largest number of rows, at most MaxHot of them: descending by
+	// share, ascending by channel.
+	Hot []Hot `json:"hot,omitempty" yaml:"hot,omitempty"`
+}
+
+// Count is how many channels exceed a scale in some row of a call: on average, and in the call with most.
+type Count struct {
+	Rows int     `json:"rows" yaml:"rows" decode:"required"`
+	Mean float64 `json:"mean" yaml:"mean"`
+	Most int     `json:"most" yaml:"most"`
+}
+
+// Hot is a channel and the share of calls in which it exceeds the scale.
+type Hot struct {
+	Channel int     `json:"channel" yaml:"channel"`
+	Share   float64 `json:"share" yaml:"share" decode:"required"`
+}
+
+// MaxHot is how many channels Exceeding lists.
+const MaxHot = 64
+
+// MostExceeding is the most channels of a class, in any layer, that exceeded the scale of shadow outliers in a call of so
+// many rows: counted at the next larger number of rows, else at the largest. ok is false where nothing was counted.
+func (c *Calibration) MostExceeding(class string, rows int) (most int, ok bool) {
+	for i := range c.Exceeding {
+		exceeding := &c.Exceeding[i]
+		if exceeding.Class != class || len(exceeding.Counts) == 0 {
+			continue
+		}
+		at := slices.IndexFunc(exceeding.Counts, func(count Count) bool { return count.Rows >= rows })
+		if at < 0 {
+			at = len(exceeding.Counts) - 1
+		}
+		most, ok = max(most, exceeding.Counts[at].Most), true
+	}
+	return most, ok
 }
 
 // Read reads a calibration from a YAML or JSON file. Mistakes are of class ClassInput, with their line.
@@ -288,6 +335,20 @@ func (a *Activation) InnerScale(factors []float32, outliers int) float32 {
 		}
 	}
 	return scaleOf(magnitudes[len(magnitudes)-1], 1)
+}
+
+// InnerLimits are the largest magnitudes [K] of the channels, as they are before factors divide them, that an inner scale
+// holds.
+func (a *Activation) InnerLimits(factors []float32, outliers int) []float32 {
+	limit := 127 * a.InnerScale(factors, outliers)
+	out := make([]float32, len(a.AbsMax))
+	for i := range out {
+		out[i] = limit
+		if factors != nil {
+			out[i] *= factors[i]
+		}
+	}
+	return out
 }
 
 // LeaveOut changes what was observed so that InnerScale for that many outliers holds all channels but a smaller number of

@@ -60,6 +60,7 @@ func (c *Calibration) validate(at func(path ...any) string) error {
 		check.scales(c.Scales)
 		check.shadows(c.Shadows)
 		check.drops(c.Drops)
+		check.exceeding(c.Exceeding)
 		if c.Attention != nil {
 			check.attention(c.Attention)
 		}
@@ -84,6 +85,7 @@ func (v *validator) sizes(c *Calibration) bool {
 		{"activations", len(c.Activations)}, {"losses", len(c.Losses)}, {"caches", len(c.Caches)}, {"folds", len(c.Folds)},
 		{"clips", len(c.Clips)}, {"scales", len(c.Scales)},
 		{"shadows", len(c.Shadows)}, {"drops", len(c.Drops)},
+		{"exceeding", len(c.Exceeding)},
 	} {
 		if list.count > maxEntries {
 			v.fail([]any{list.key}, "%d %s, want at most %d", list.count, list.key, maxEntries)
@@ -207,6 +209,40 @@ func (v *validator) shadows(list []Shadow) {
 		}
 		if again(seen, place{shadow.Class, shadow.Layer}) {
 			v.fail([]any{"shadows", i}, "class %q in layer %d is there twice", shadow.Class, shadow.Layer)
+		}
+	}
+}
+
+// exceeding checks each entry; a class and layer has one.
+func (v *validator) exceeding(list []Exceeding) {
+	seen := map[place]bool{}
+	for i := range list {
+		entry := &list[i]
+		v.name([]any{"exceeding", i, "class"}, entry.Class)
+		v.layer([]any{"exceeding", i, "layer"}, entry.Layer)
+		if again(seen, place{entry.Class, entry.Layer}) {
+			v.fail([]any{"exceeding", i}, "class %q in layer %d is there twice", entry.Class, entry.Layer)
+		}
+		rows := 0
+		for j, count := range entry.Counts {
+			if count.Rows <= rows || count.Rows > maxTokens || count.Most < 0 || count.Most > maxK ||
+				!(count.Mean >= 0 && count.Mean <= float64(count.Most)) {
+				v.fail([]any{"exceeding", i, "counts", j}, "%d rows, mean %v, most %d: want ascending rows and mean 0..most",
+					count.Rows, count.Mean, count.Most)
+			}
+			rows = count.Rows
+		}
+		if len(entry.Counts) == 0 || len(entry.Hot) > MaxHot {
+			v.fail([]any{"exceeding", i}, "%d counts and %d hot channels, want counts, and at most %d channels",
+				len(entry.Counts), len(entry.Hot), MaxHot)
+		}
+		channels := map[int]bool{}
+		for j, hot := range entry.Hot {
+			if hot.Channel < 0 || hot.Channel >= maxK || !(hot.Share > 0 && hot.Share <= 1) || again(channels, hot.Channel) ||
+				j > 0 && hot.Share > entry.Hot[j-1].Share {
+				v.fail([]any{"exceeding", i, "hot", j}, "channel %d with share %v: want channels once, descending shares in 0..1",
+					hot.Channel, hot.Share)
+			}
 		}
 	}
 }

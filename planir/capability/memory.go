@@ -133,7 +133,7 @@ func (s *Scratch) of(operator *op.Op, cores int64) regions {
 	case op.Collect: // the rows of a token
 		return regions{own: int64(operator.Fan) * int64(operator.N)}
 	case op.OutlierMatMul: // a row of the weight for each channel, one for the sum so far, and a factor for each
-		return regions{own: int64(op.OutlierChannels(operator.K)+1) * (s.OutlierCols + 1)}
+		return regions{own: int64(operator.Gathered()+1) * (s.OutlierCols + 1)}
 	case op.QKNorm:
 		if operator.Joint {
 			return regions{own: int64(operator.Heads) * int64(operator.HeadDim)}

@@ -243,7 +243,7 @@ func (c *checker) decisions() {
 	known := map[string]bool{} // node@rows
 	for _, r := range slices.Sorted(maps.Keys(rows)) {
 		sections, err := lower.Expand(lower.GraphOf(c.plan, c.graph, r), r, c.plan.MaxContext, c.plan.KV,
-			func(node string) op.Scheme { return c.scheme(node, r) }, c.plan.TiersOf(r))
+			func(node string) op.Scheme { return c.scheme(node, r) }, c.plan.TiersOf(r), c.plan.Channels)
 		if err != nil {
 			c.fail("decisions", "rows %d: %v", r, err)
 			return

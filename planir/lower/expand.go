@@ -54,14 +54,17 @@ type Value struct {
 // precedes the first matmul that reads the value. Such a node is decided about like any other. Its scale may be static:
 // it is then the weight ScaleWeight of that matmul, and no weight of the model. A matmul on a grid takes its steps as
 // the weight StepsWeight behind its own. Behind a matmul with shadow outliers stand two nodes more: NAME_outliers
-// multiplies what its static scale cuts off, and NAME_merge adds that to the result. With tiers (nil: none) experts are
+// multiplies what its static scale cuts off, of as many channels at once as channels returns for its name and its rows
+// (0, nil: the usual number), and NAME_merge adds that to the result. With tiers (nil: none) experts are
 // executed by groups as well (see groups.go).
 func Expand(
 	graph *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme, tiers *planir.ExpertTiers,
+	channels func(node string, rows int) int,
 ) (out []Section, err error) {
 	for i := range graph.Sections {
 		model := &graph.Sections[i]
-		state := expansion{kv: kv, schemeOf: schemeOf, quantised: map[string]string{}, tiers: tiers}
+		state := expansion{kv: kv, schemeOf: schemeOf, quantised: map[string]string{}, tiers: tiers,
+			channels: channels}
 		state.section = Section{Name: model.Name, First: model.First, Layers: model.Layers, Values: map[string]Value{}}
 		for _, described := range model.Values {
 			value := Value{op.F32, rows * max(1, described.Fan), described.Cols, max(1, described.Fan)}
@@ -96,8 +99,9 @@ type expansion struct {
 	// values that hold the quantised form of another one, which nothing changed since, and the weight that is their
 	// static scale, "" for a scale of each row
 	quantised map[string]string
-	tiers     *planir.ExpertTiers // nil: none
-	slots     *Slots              // of the group whose nodes are being expanded, nil: of none
+	tiers     *planir.ExpertTiers             // nil: none
+	channels  func(node string, rows int) int // nil: the usual number
+	slots     *Slots                          // of the group whose nodes are being expanded, nil: of none
 }
 
 // class is the class of a node's products, which names its calibration.
@@ -160,6 +164,9 @@ func (e *expansion) node(model *models.Node, rows, context int) error {
 func (e *expansion) outliers(product *Node, input string) error {
 	operator := product.Op()
 	remainder := op.Op{Kind: op.OutlierMatMul, M: operator.M, K: operator.K, N: operator.N, Scheme: op.A32W16}
+	if e.channels != nil {
+		remainder.Channels = min(remainder.K, e.channels(product.Name, product.Op().M))
+	}
 	result := product.Out[0]
 	part := result + ".o"
 	e.section.Values[part] = e.section.Values[result]

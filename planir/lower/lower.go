@@ -129,7 +129,7 @@ func (b *builder) expand(of *models.Graph, rows, decided int, tiers *planir.Expe
 			return decision.Scheme
 		}
 		return op.A32W32 // tasks reports the missing decision
-	}, tiers)
+	}, tiers, b.plan.Channels)
 	if err != nil {
 		return nil, err
 	}

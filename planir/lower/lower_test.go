@@ -177,7 +177,7 @@ func TestAnyDecisionsLowerLegally(t *testing.T) {
 			if i == 2 {
 				of = &batch
 			}
-			sections, err := lower.Expand(of, r, p.MaxContext, p.KV, schemeOf, nil)
+			sections, err := lower.Expand(of, r, p.MaxContext, p.KV, schemeOf, nil, nil)
 			if err != nil {
 				rt.Fatal(err)
 			}
@@ -308,7 +308,7 @@ func TestStepsArePieces(t *testing.T) {
 	if err := lower.Lower(p, g); err != nil {
 		t.Fatal(err)
 	}
-	sections, err := lower.Expand(g, 16, p.MaxContext, p.KV, func(string) op.Scheme { return op.A32W32 }, nil)
+	sections, err := lower.Expand(g, 16, p.MaxContext, p.KV, func(string) op.Scheme { return op.A32W32 }, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -461,7 +461,7 @@ func TestFuse(t *testing.T) {
 					}
 				}
 			}
-			sections, err := lower.Expand(g, 1, p.MaxContext, p.KV, func(string) op.Scheme { return op.A8TQ8C }, nil)
+			sections, err := lower.Expand(g, 1, p.MaxContext, p.KV, func(string) op.Scheme { return op.A8TQ8C }, nil, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -20,7 +20,7 @@ func Trivial(graph *models.Graph, proc string, rows []int, context int, kv op.Ty
 	seen := map[place]bool{}
 	for _, count := range rows {
 		sections, err := Expand(graph, count, context, kv, func(node string) op.Scheme { return schemeOf(node, count) },
-			with.TiersOf(count))
+			with.TiersOf(count), nil)
 		if err != nil {
 			return nil, err
 		}

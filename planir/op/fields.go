@@ -49,6 +49,7 @@ var fields = map[string]field{
 	"experts":    fieldOf(func(o *Op) *int { return &o.Experts }, upTo[int](0, maxExperts)),
 	"fan":        fieldOf(func(o *Op) *int { return &o.Fan }, upTo[int](0, maxFan)),
 	"sent":       fieldOf(func(o *Op) *int { return &o.Sent }, upTo[int](0, maxDim)),
+	"channels":   fieldOf(func(o *Op) *int { return &o.Channels }, upTo[int](0, maxDim)),
 	"window":     fieldOf(func(o *Op) *int { return &o.Window }, upTo[int](0, maxDim)),
 	"rotary_dim": fieldOf(func(o *Op) *int { return &o.RotaryDim }, upTo[int](0, maxDim)),
 	"block":      fieldOf(func(o *Op) *int { return &o.Block }, upTo[int](0, maxBlock)),
@@ -265,6 +266,9 @@ func checkGroups(operator Op) error {
 func checkOutlierMatMul(operator Op) error {
 	if operator.Scheme != A32W16 {
 		return operator.bad("scheme", operator.Scheme, string(A32W16))
+	}
+	if operator.Channels > operator.K {
+		return operator.bad("channels", operator.Channels, fmt.Sprintf("at most k %d", operator.K))
 	}
 	return nil
 }

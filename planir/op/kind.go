@@ -245,23 +245,24 @@ var table = []row{
 	},
 	{
 		kind: OutlierMatMul, does: "Multiplies what a static scale cuts off (llm.npu 3.3): x f32 [M,K], weight [K,N], scale f32 [1,1] -> f32 [M,N], the product of " +
-			"x - min(max(x,-127*scale),127*scale) and the weight, bfloat16 in plain rows. Columns of x in which no row exceeds 127*scale are left out. Where more than OutlierChannels(K) columns exceed it, " +
+			"x - min(max(x,-127*scale),127*scale) and the weight, bfloat16 in plain rows. Columns of x in which no row exceeds 127*scale are left out. Where more than Channels columns (0: OutlierChannels(K)) exceed it, " +
 			"the product is as right, and slower.",
-		needs: []string{"k", "n", "scheme"}, check: checkOutlierMatMul,
+		needs: []string{"k", "n", "scheme"}, takes: []string{"channels"}, check: checkOutlierMatMul,
 		sig: func(o Op) Signature {
 			return Signature{In: []Value{floats("x", o.M, o.K)}, W: []string{"weight", "scale"},
 				Out: []Value{floats("y", o.M, o.N)}}
 		},
 		shape: func(o Op, _ string) (int, int) { return 1, 1 },
-		// all of x is looked at, and OutlierChannels of its columns are multiplied
-		flops: func(o Op) int64 { return cells(o.M, o.K) + 2*cells(o.M, OutlierChannels(o.K))*int64(o.N) },
+		// all of x is looked at, and some of its columns are multiplied
+		flops: func(o Op) int64 { return cells(o.M, o.K) + 2*cells(o.M, o.Gathered())*int64(o.N) },
 		bytes: func(o Op) int64 {
-			return 4*cells(o.M, o.K) + WeightBytes(o.Scheme.Weight(), OutlierChannels(o.K), o.N) + 4*cells(o.M, o.N)
+			return 4*cells(o.M, o.K) + WeightBytes(o.Scheme.Weight(), o.Gathered(), o.N) + 4*cells(o.M, o.N)
 		},
 		key: func(o Op) string {
-			return fmt.Sprintf("outlier_matmul[%d,%d]x[%d,%d] %s", o.M, o.K, o.K, o.N, o.Scheme)
+			return fmt.Sprintf("outlier_matmul[%d,%d]x[%d,%d] %s", o.M, o.K, o.K, o.N, o.Scheme) +
+				when(o.Channels > 0, fmt.Sprintf(" channels=%d", o.Channels))
 		},
-		scaling: byProduct(func(o Op) Op { return Op{Scheme: o.Scheme} }),
+		scaling: byProduct(func(o Op) Op { return Op{Scheme: o.Scheme, Channels: o.Channels} }),
 		columns: []int{0},
 	},
 	{

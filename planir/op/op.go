@@ -119,6 +119,9 @@ type Op struct {
 	Experts int `json:"experts,omitempty" yaml:"experts,omitempty"`
 	// rows of operands per token: experts chosen for it; 0 is 1
 	Fan int `json:"fan,omitempty" yaml:"fan,omitempty"`
+	// OutlierMatMul: of the K channels so many are multiplied at once, and are expected to exceed the scale in some row; 0:
+	// OutlierChannels(K)
+	Channels int `json:"channels,omitempty" yaml:"channels,omitempty"`
 	// ExpertMatMul: activations have one row per token
 	Spread bool `json:"spread,omitempty" yaml:"spread,omitempty"`
 	// ExpertMatMul, Dispatch, Collect: of the M*Fan rows so many are expected to be computed apart from groups, 0: there

@@ -197,6 +197,22 @@ func (s Scheme) Shadow() bool { return s.activations().shadow }
 // them; small models have more.
 func OutlierChannels(k int) int { return min(k, max(32, (k+63)/64)) }
 
+// FewChannels is the number of channels with which an OutlierMatMul is measured beside the usual one, so that prices of
+// other numbers follow.
+const FewChannels = 4
+
+// MostChannels is the most channels that an OutlierMatMul of k channels may multiply at once, whatever a calibration
+// counted: their rows of the weight are held in the scratch memory of every core.
+func MostChannels(k int) int { return min(k, max(128, (k+15)/16)) }
+
+// Gathered is how many channels an OutlierMatMul multiplies at once.
+func (o Op) Gathered() int {
+	if o.Channels > 0 {
+		return o.Channels
+	}
+	return OutlierChannels(o.K)
+}
+
 // Grid reports whether activations enter and leave as f32 values that are rounded to multiples of a static step each,
 // inside the product: the weight steps.
 func (s Scheme) Grid() bool { return s.activations().grid }

@@ -261,7 +261,7 @@ type OutlierCount struct {
 	Calls    int64 `json:"calls"`    // of the operator
 	Channels int64 `json:"channels"` // that some row exceeded the scale in, of all calls together
 	Most     int64 `json:"most"`     // of one call
-	Beyond   int64 `json:"beyond"`   // calls with more than op.OutlierChannels, which were computed in several passes
+	Beyond   int64 `json:"beyond"`   // calls with more than op.Op.Gathered, which were computed in several passes
 }
 
 // Add counts what another executable has.

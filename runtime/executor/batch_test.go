@@ -35,7 +35,7 @@ func batchPlan(t testing.TB, m *models.Model, procs []planir.Proc, rows, batches
 		if err != nil {
 			t.Fatal(err)
 		}
-		sections, err := lower.Expand(&batch, b, context, op.F32, schemeOf, nil)
+		sections, err := lower.Expand(&batch, b, context, op.F32, schemeOf, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

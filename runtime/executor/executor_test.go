@@ -162,7 +162,7 @@ func makePlan(t testing.TB, m *models.Model, procs []planir.Proc, rows []int, co
 		t.Fatal(err)
 	}
 	for _, r := range rows {
-		sections, err := lower.Expand(&g, r, context, op.F32, schemeOf, p.TiersOf(r))
+		sections, err := lower.Expand(&g, r, context, op.F32, schemeOf, p.TiersOf(r), p.Channels)
 		if err != nil {
 			t.Fatal(err)
 		}

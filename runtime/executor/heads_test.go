@@ -29,7 +29,7 @@ func inPipelines(t testing.TB, m *models.Model, plan *planir.Plan, launch int, r
 	out.Attention = new(*plan.Attention)
 	for _, rows := range plan.Attention.Rows {
 		sections, err := lower.Expand(lower.GraphOf(plan, &graph, rows), rows, plan.MaxContext, plan.KV,
-			func(string) op.Scheme { return op.A32W32 }, nil)
+			func(string) op.Scheme { return op.A32W32 }, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -510,7 +510,7 @@ func (m *Machine) Outliers() (out []OutlierStat) {
 		if names := st.Nodes(); len(names) == len(st.graph.Nodes) {
 			name = names[at]
 		}
-		stat := OutlierStat{Program: pr.Name, Node: name, Bound: op.OutlierChannels(st.graph.Nodes[at].Op.K)}
+		stat := OutlierStat{Program: pr.Name, Node: name, Bound: st.graph.Nodes[at].Op.Gathered()}
 		for i := range st.calls {
 			counter, counts := st.calls[i].exe.(driver.Outlying)
 			if !counts || seen[st.calls[i].exe] {

@@ -83,7 +83,7 @@ func sparsePlan(t testing.TB, m *models.Model, cal *calibration.Calibration, pro
 				plan.Decisions = append(plan.Decisions, d)
 			}
 		}
-		sections, err := lower.Expand(lower.GraphOf(plan, &g, r), r, context, kv, func(string) op.Scheme { return op.A32W32 }, nil)
+		sections, err := lower.Expand(lower.GraphOf(plan, &g, r), r, context, kv, func(string) op.Scheme { return op.A32W32 }, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

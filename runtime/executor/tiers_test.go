@@ -463,7 +463,7 @@ func TestHostileTiers(t *testing.T) {
 	} {
 		tiers := made().Experts[0]
 		change(&tiers)
-		_, err := lower.Expand(&g, 16, 32, op.F32, func(string) op.Scheme { return op.A32W32 }, &tiers)
+		_, err := lower.Expand(&g, 16, 32, op.F32, func(string) op.Scheme { return op.A32W32 }, &tiers, nil)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}

@@ -86,7 +86,7 @@ func sectionOn(t *testing.T, soc *socs.SoC, only []string, costs Costs) *Section
 	}
 	t.Cleanup(func() { model.Close() })
 	graph := model.Graph()
-	sections, err := lower.Expand(&graph, 64, 256, op.F32, func(string) op.Scheme { return op.A8TQ8C }, nil)
+	sections, err := lower.Expand(&graph, 64, 256, op.F32, func(string) op.Scheme { return op.A8TQ8C }, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

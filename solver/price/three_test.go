@@ -70,7 +70,7 @@ func TestThreeProcessorsAgainstAllCuts(t *testing.T) {
 			step: map[string]int{"gpu": 96, "npu": 256}, company: 1.3},
 	} {
 		costs.given = &[]source.Source{}
-		sections, err := lower.Expand(&graph, 64, 256, op.F32, func(string) op.Scheme { return op.A8TQ8C }, nil)
+		sections, err := lower.Expand(&graph, 64, 256, op.F32, func(string) op.Scheme { return op.A8TQ8C }, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -200,6 +200,8 @@ func observed(ctx context.Context, model *models.Model, tokens []int32, share fl
 		activation := &cal.Activations[i]
 		exceeding := max(1, int(share*float64(activation.K)+0.5))
 		activation.LeaveOut(exceeding, op.OutlierChannels(activation.K))
+		cal.Exceeding = append(cal.Exceeding, calibration.Exceeding{Class: activation.Class, Layer: activation.Layer,
+			Counts: []calibration.Count{{Rows: len(tokens), Mean: float64(exceeding), Most: exceeding}}})
 	}
 	return cal, cal.Validate()
 }

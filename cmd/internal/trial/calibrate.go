@@ -125,6 +125,9 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 	if err := run.shadows(ctx, tallies); err != nil {
 		return nil, err
 	}
+	if err := run.exceeding(ctx); err != nil {
+		return nil, err
+	}
 	return &run.out, run.out.Validate()
 }
 
@@ -208,6 +211,9 @@ func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, erro
 	run.all = 2*len(run.observed) + len(run.compared)*runs
 	if run.choosing {
 		run.all += 2 * len(run.observed)
+	}
+	if slices.Contains(options.Schemes, op.A8OQ8C) {
+		run.all += len(run.compared)
 	}
 	return run, nil
 }

@@ -78,7 +78,7 @@ func (c *calibrating) clipRuns() int {
 func (c *calibrating) exclusive() ([]string, error) {
 	graph := c.Graph()
 	// Lowering decides which products share quantised rows, so it is asked instead of guessed.
-	sections, err := lower.Expand(&graph, c.size, c.size, op.F32, func(string) op.Scheme { return op.A8SQ8C }, nil)
+	sections, err := lower.Expand(&graph, c.size, c.size, op.F32, func(string) op.Scheme { return op.A8SQ8C }, nil, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -127,7 +127,7 @@ func (x *mixedMachine) plan(t *testing.T, m *Model, schemeOf func(string) op.Sch
 	}
 	used := map[string]bool{}
 	for _, r := range rows {
-		sections, err := lower.Expand(&g, r, p.MaxContext, p.KV, schemeOf, nil)
+		sections, err := lower.Expand(&g, r, p.MaxContext, p.KV, schemeOf, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

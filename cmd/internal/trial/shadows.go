@@ -3,6 +3,7 @@ package trial
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -43,6 +44,39 @@ func (c *calibrating) shadows(ctx context.Context, before map[candidate]*quality
 		})
 	}
 	return nil
+}
+
+// exceeding counts on the compared windows, which the scales do not follow from, how many channels exceed the scale of
+// shadow outliers of each class and layer that may have them.
+func (c *calibrating) exceeding(ctx context.Context) (err error) {
+	if !slices.Contains(c.o.Schemes, op.A8OQ8C) {
+		return nil
+	}
+	plan, err := c.Plan(c.size, Float32, nil)
+	if err != nil {
+		return err
+	}
+	graph, products := c.Graph(), c.products()
+	counts := quality.Exceeding{Limits: func(class string, layer int) []float32 {
+		activation := c.out.Activation(class, layer)
+		if activation == nil || !slices.ContainsFunc(products, func(x shadow) bool { return x.class == class }) {
+			return nil
+		}
+		return activation.InnerLimits(c.dividedBy(&graph, class, layer), op.OutlierChannels(activation.K))
+	}}
+	machine, err := c.Open(ctx, plan, nil, counts.Observe)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, machine.Close()) }()
+	for i, window := range c.compared {
+		if err := quality.Execute(ctx, machine.Machine, window); err != nil {
+			return fmt.Errorf("window %d: %w", 2*i, err)
+		}
+		c.step("channels beyond scales")
+	}
+	c.out.Exceeding, err = counts.Counts()
+	return err
 }
 
 // shadowed are the classes and layers whose shadow outliers are measured: those with a static scale of their own, as

@@ -106,6 +106,7 @@ func products(add func(ops ...op.Op)) {
 	// Decoding and prefill; fewer columns than a task computes, a remainder, and several tasks.
 	for _, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {7, 97, 131}, {2, 300, 33}, {33, 96, 672}, {64, 2048, 96}} {
 		add(op.Op{Kind: op.OutlierMatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: op.A32W16})
+		add(op.Op{Kind: op.OutlierMatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: op.A32W16, Channels: min(sh[1], 3)})
 	}
 }
 

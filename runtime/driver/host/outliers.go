@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/internal/mem"
-	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -24,7 +23,7 @@ const outlierCols = 8 * pack.TileN
 // NaN and infinities are refused, as by the step that quantises the same rows for the product, which may be another
 // processor's.
 //
-// Scratch holds OutlierChannels rows of the weight at a time. Where more channels are marked, they are taken in several
+// Scratch holds Gathered rows of the weight at a time. Where more channels are marked, they are taken in several
 // passes, each of which begins with the sum so far.
 func (b *builder) outliers() (step, error) {
 	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
@@ -40,7 +39,7 @@ func (b *builder) outliers() (step, error) {
 		return step{}, fmt.Errorf("the static scale is %v, want a positive number", scale[0])
 	}
 	limit, workers := 127*scale[0], len(exe.p.cores)
-	most := op.OutlierChannels(operator.K)
+	most := operator.Gathered()
 	exe.need.local = max(exe.need.local, (most+1)*(outlierCols+1))
 	marks := make([]bool, workers*operator.K) // of each worker
 	marked := make([]int, 0, operator.K)
