@@ -12,6 +12,7 @@ import (
 // newReproduce recomputes figures of papers beside the printed ones; package papers holds the items.
 func newReproduce(ui *cli.Streams) *cobra.Command {
 	var list bool
+	var models string
 	cmd := &cobra.Command{
 		Use:   "reproduce [PAPER [ITEM]]",
 		Short: "recompute what the papers behind hetc print, beside the printed values",
@@ -26,7 +27,7 @@ func newReproduce(ui *cli.Streams) *cobra.Command {
 			}
 			rows := []papers.Row{}
 			for _, it := range items {
-				more, err := it.Run(cmd.Context())
+				more, err := it.Run(cmd.Context(), models)
 				if err != nil {
 					return fmt.Errorf("reproduce %s %s: %w", it.Paper, it.Name, err)
 				}
@@ -37,5 +38,6 @@ func newReproduce(ui *cli.Streams) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&list, "list", false, "list the items instead of recomputing them")
+	cmd.Flags().StringVar(&models, "models", "", "folder with tiny-llama-kjv and tiny-moe-kjv, which some rows are executed with")
 	return cmd
 }

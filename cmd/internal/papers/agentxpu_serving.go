@@ -36,7 +36,7 @@ func agentTrace(seed uint64, minutes, reactive, proactive float64) []traffic.Req
 }
 
 // agentWorkload is what the plans are for: the lengths of the traces, and batches up to the paper's largest.
-func agentWorkload(scheme op.Scheme) *workload.Workload {
+func agentWorkload(scheme op.Scheme, batches []int, buckets ...int) *workload.Workload {
 	prompts := workload.LogNormal{Median: 500, Sigma: 0.8, Max: 3500}
 	lengths, err := prompts.Prompts()
 	if err != nil {
@@ -44,7 +44,7 @@ func agentWorkload(scheme op.Scheme) *workload.Workload {
 	}
 	return &workload.Workload{Schema: workload.Schema, Name: "agent", Prompts: lengths, OutputTokens: 80, Context: 4096,
 		Schemes: workload.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}},
-		Buckets: workload.Rows{64, 256}, Batches: workload.Rows{2, 4, 8, 32}}
+		Buckets: buckets, Batches: batches}
 }
 
 // server is a way to serve the traces: a plan and a policy.
@@ -58,17 +58,17 @@ type server struct {
 // agentServers are hetc's scheduler and the paper's three baselines (sec. 6.1), by what they are: continuous batching on
 // the CPU (llama.cpp) and on the GPU (OpenVINO), and one request at a time on all processors.
 func agentServers(ctx context.Context) ([]server, error) {
-	from, err := newChain(ctx, "core-ultra-5-125h", "llama-3-8b", agentWorkload(op.A16FQ8C))
+	from, err := newChain(ctx, agentSoC, "llama-3-8b", agentWorkload(op.A16FQ8C, []int{2, 4, 8, 32}, 64, 256), nil)
 	if err != nil {
 		return nil, err
 	}
 	var plans []*planir.Plan
-	for _, only := range [][]string{nil, {"gpu"}, {"cpu"}} {
-		plan, err := from.plan(ctx, only...)
+	for _, within := range []restriction{nil, only("gpu"), only("cpu")} {
+		plan, err := from.solve(ctx, within)
 		if err != nil {
 			return nil, err
 		}
-		plans = append(plans, plan)
+		plans = append(plans, plan.Plan)
 	}
 	return []server{
 		{"hetc", "serving/hetc", plans[0], scheduler.Full},
@@ -101,8 +101,8 @@ func (s *server) latency(minutes, reactive, proactive float64) (byClass [2]float
 
 // agentServing plays synthetic traces at the printed rates with the scheduler of hetserve on a virtual clock, and with the
 // paper's baselines. Times are those that hetc predicts of plans for the catalog SoC.
-func agentServing(rows *sheet) error {
-	servers, err := agentServers(context.Background())
+func agentServing(ctx context.Context, rows *sheet) error {
+	servers, err := agentServers(ctx)
 	if err != nil {
 		return err
 	}
@@ -119,18 +119,18 @@ func agentServing(rows *sheet) error {
 			}
 			took[server.name] = byClass
 			for _, class := range []scheduler.Class{scheduler.Reactive, scheduler.Proactive} {
-				rows.noted(Modelled, fmt.Sprintf("reactive_%v/%s/%s_ms_a_token", rate, server.name, class), nil, byClass[class],
+				rows.noted(Executed, fmt.Sprintf("reactive_%v/%s/%s_ms_a_token", rate, server.name, class), nil, byClass[class],
 					server.note)
 			}
 		}
 		less := func(class scheduler.Class, than string) float64 {
 			return 100 * (1 - took["hetc"][class]/took[than][class])
 		}
-		rows.noted(Modelled, fmt.Sprintf("reactive_%v/reduction_percent", rate), printed[i],
+		rows.noted(Executed, fmt.Sprintf("reactive_%v/reduction_percent", rate), printed[i],
 			less(scheduler.Reactive, "gpu_batching"), "serving/reduction")
-		rows.noted(Modelled, fmt.Sprintf("reactive_%v/proactive_reduction_percent", rate), nil,
+		rows.noted(Executed, fmt.Sprintf("reactive_%v/proactive_reduction_percent", rate), nil,
 			less(scheduler.Proactive, "gpu_batching"), "serving/proactive_reduction")
-		rows.noted(Modelled, fmt.Sprintf("reactive_%v/reduction_of_serial_percent", rate), nil,
+		rows.noted(Executed, fmt.Sprintf("reactive_%v/reduction_of_serial_percent", rate), nil,
 			less(scheduler.Reactive, "serial"), "serving/reduction_of_serial")
 	}
 	sweep, others := points.at("proactive_sweep").nums(), points.at("breakdown", "reactive").num()
@@ -142,7 +142,7 @@ func agentServing(rows *sheet) error {
 	if err != nil {
 		return err
 	}
-	rows.noted(Modelled, "reactive_growth_percent", agent("r_reactive_growth").at("values", "Llama-8B").num(),
+	rows.noted(Executed, "reactive_growth_percent", agent("r_reactive_growth").at("values", "Llama-8B").num(),
 		100*(high[scheduler.Reactive]/low[scheduler.Reactive]-1), "reactive_growth_percent", sweep[0], sweep[1], others)
 	return nil
 }

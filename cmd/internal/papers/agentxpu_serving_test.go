@@ -7,7 +7,6 @@ import (
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/scheduler"
-	"github.com/hetc/hetc/solver/workload"
 )
 
 // Algorithm 1 on the virtual clock of core-ultra-5-125h: while somebody's answer is decoded, the next reactive prompt is
@@ -15,13 +14,13 @@ import (
 // requests end sooner, and first tokens come later by no more than the slack. Alone, a prompt has all processors.
 func TestElasticChunksOnTheSoC(t *testing.T) {
 	require.Slow(t)
-	work := agentWorkload(op.A8TQ8C)
-	work.Beside, work.Buckets = true, workload.Rows{64}
-	from, err := newChain(t.Context(), "core-ultra-5-125h", "llama-3-8b", work)
+	work := agentWorkload(op.A8TQ8C, []int{2, 4, 8, 32}, 64)
+	work.Beside = true
+	from, err := newChain(t.Context(), agentSoC, "llama-3-8b", work, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan, err := from.plan(t.Context(), "cpu", "gpu")
+	plan, err := from.solve(t.Context(), only("cpu", "gpu"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +31,7 @@ func TestElasticChunksOnTheSoC(t *testing.T) {
 		t.Helper()
 		config := scheduler.Default(8)
 		config.Slack = slack
-		report, err := traffic.Simulate(plan, trace, config)
+		report, err := traffic.Simulate(plan.Plan, trace, config)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -170,34 +170,22 @@ func (x value) any() any {
 // source is where the paper prints an entry.
 func (x value) source() string { return x.at("source").text() }
 
-// missing lists what a paper shows and nobody can recompute: plots whose numbers are not printed, and derived
-// checks that lack an input.
+// missing lists what a paper shows in plots and pictures and prints no numbers of.
 func missing(paper string) Item {
-	it := Item{Paper: paper, Name: "missing", Title: "what is shown and cannot be recomputed", Source: "figures"}
-	for _, id := range documents()[paper].ids {
-		if f := fact(paper, id); notPrinted(f) {
-			if strings.HasPrefix(id, "dc_") {
-				it.Checks = append(it.Checks, id)
-			}
-		}
-	}
-	it.Run = func(context.Context) ([]Row, error) {
+	it := Item{Paper: paper, Name: "missing", Title: "what is shown without numbers", Source: "figures"}
+	it.Run = func(context.Context, string) ([]Row, error) {
 		var rows []Row
 		for _, id := range documents()[paper].ids {
 			entry := fact(paper, id)
 			if !notPrinted(entry) {
 				continue
 			}
-			row := Row{
-				ID: paper + "/missing/" + id, Paper: "a plot, " + entry.source(), Class: NotReproducible,
-				Note: "its numbers are not printed",
-			}
+			row := Row{ID: paper + "/missing/" + id, Paper: "a plot, " + entry.source(), Class: PrintedOnly,
+				Note: "its numbers are not printed"}
 			if strings.HasPrefix(id, "table") {
 				row.Paper = "a picture, " + entry.source()
 			}
-			if strings.HasPrefix(id, "dc_") {
-				row.Paper, row.Note = entry.at("check").text(), entry.at("why").text()
-			} else if entry.has("note") {
+			if entry.has("note") {
 				note, _, _ := strings.Cut(entry.at("note").text(), "; facts in ") // a reference within the data
 				row.Note += ": " + note
 			}
@@ -208,11 +196,8 @@ func missing(paper string) Item {
 	return it
 }
 
-// notPrinted reports whether an entry's numbers are in no text, or cannot be recomputed.
-func notPrinted(f value) bool {
-	if v, ok := f.find("recomputable"); ok && v.v == "no" {
-		return true
-	}
-	v, ok := f.find("values")
-	return ok && v.v == "not_in_text"
+// notPrinted reports whether an entry's numbers are in no text.
+func notPrinted(entry value) bool {
+	values, ok := entry.find("values")
+	return ok && values.v == "not_in_text"
 }

@@ -1,6 +1,6 @@
-// Package papers knows what five papers print, and recomputes of it what can be recomputed: each item gives the
-// paper's value beside ours. What of the papers executes is in docs/papers.md. A disagreement is shown, never tuned
-// away.
+// Package papers knows what five papers print, and puts beside it what comes out here: plans that hetc solves for catalog
+// SoCs, what its runtime computes with small models, and arithmetic on the printed numbers themselves. What of the papers
+// executes is in docs/papers.md. A disagreement is shown, never tuned away.
 package papers
 
 import (
@@ -18,11 +18,14 @@ var data embed.FS
 type Class string
 
 const (
-	Exact Class = "exact" // a formula and its inputs are printed
-	// through a catalog SoC or a model fitted to some printed points and compared on others
-	Modelled        Class = "modelled"
-	Measured        Class = "measured here"    // the same experiment on this machine's processors
-	NotReproducible Class = "not reproducible" // the note says what is missing
+	// Arithmetic on what the paper prints, and on shapes of catalog models.
+	Arithmetic Class = "arithmetic"
+	// Solved: a plan that hetc decided for a catalog SoC, and what its prices predict of it.
+	Solved Class = "solved"
+	// Executed: hetc's runtime, scheduler or calibration computed it, with a small model or on a virtual clock.
+	Executed Class = "executed"
+	// PrintedOnly: hetc has nothing to put beside it; the note says why.
+	PrintedOnly Class = "printed only"
 )
 
 // Row is one recomputed value. Paper and Ours are numbers (float64) with the unit in ID or Note, or text; Paper is nil
@@ -37,12 +40,13 @@ type Row struct {
 
 // Item is one thing a paper says about deciding.
 type Item struct {
-	Paper  string   // "heteroinfer", "llmnpu", "shadowattn", "agentxpu", "npumoe"
-	Name   string   // "table3"; with Paper unique
-	Title  string   // one line
-	Source string   // "Table 3, sec. 5.2"
-	Checks []string // the derived_checks of the paper's data that the rows answer
-	Run    func(ctx context.Context) ([]Row, error)
+	Paper  string // "heteroinfer", "llmnpu", "shadowattn", "agentxpu", "npumoe"
+	Name   string // "table3"; with Paper unique
+	Title  string // one line
+	Source string // "Table 3, sec. 5.2"
+	// Run recomputes the rows. models is a folder of trained models, tiny-llama-kjv and tiny-moe-kjv, or empty: then nothing
+	// is executed with them.
+	Run func(ctx context.Context, models string) ([]Row, error)
 }
 
 // Papers are the names of the papers, in the order they are shown.

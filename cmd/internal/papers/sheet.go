@@ -1,29 +1,32 @@
 package papers
 
 import (
+	"context"
 	"embed"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
 	"github.com/hetc/hetc/internal/decode"
-
-	"context"
-	"fmt"
-	"math"
 )
 
 // sheet collects the rows of one item.
 type sheet struct {
-	id   string // "npumoe/tiers/"
-	rows []Row
+	id     string // "npumoe/tiers/"
+	models string // folder of trained models; empty: none
+	rows   []Row
 }
 
-// sheetItem is an item whose rows fill writes, in their order. checks are the derived checks that they answer.
-func sheetItem(paper, name, title, source string, fill func(*sheet) error, checks ...string) Item {
-	return Item{Paper: paper, Name: name, Title: title, Source: source, Checks: checks,
-		Run: func(context.Context) ([]Row, error) {
-			rows := sheet{id: paper + "/" + name + "/"}
-			if err := fill(&rows); err != nil {
+// sheetItem is an item whose rows fill writes, in their order.
+func sheetItem(paper, name, title, source string, fill func(context.Context, *sheet) error) Item {
+	return Item{Paper: paper, Name: name, Title: title, Source: source,
+		Run: func(ctx context.Context, models string) ([]Row, error) {
+			rows := sheet{id: paper + "/" + name + "/", models: models}
+			if err := fill(ctx, &rows); err != nil {
 				return nil, fmt.Errorf("recompute %q: %w", paper+"/"+name, err)
 			}
 			return rows.rows, nil
@@ -34,6 +37,21 @@ func sheetItem(paper, name, title, source string, fill func(*sheet) error, check
 func (s *sheet) add(class Class, name string, paper, ours any, note string, args ...any) {
 	s.rows = append(s.rows, Row{ID: s.id + name, Paper: shown(paper), Ours: shown(ours), Class: class,
 		Note: fmt.Sprintf(note, args...)})
+}
+
+// model is the folder of a trained model that rows are executed with. Without one a row says so.
+func (s *sheet) model(name string) (dir string, ok bool) {
+	dir = filepath.Join(s.models, name)
+	if _, err := os.Stat(dir); s.models == "" || err != nil {
+		s.add(PrintedOnly, name, nil, nil, "executed with %s, where --models names a folder that has it", name)
+		return "", false
+	}
+	return dir, true
+}
+
+// sort puts the rows so far in the order of their names.
+func (s *sheet) sort() {
+	slices.SortFunc(s.rows, func(a, b Row) int { return strings.Compare(a.ID, b.ID) })
 }
 
 // noted is add with a longer note, which stands in notes/PAPER.yaml under a key.
@@ -74,17 +92,17 @@ func shown(v any) any {
 	case int:
 		return float64(x)
 	case float64:
-		return significant(x)
+		return rounded(x, 6) // the last bits of a sum differ between machines
 	}
 	return v
 }
 
-// significant rounds to six digits, so that the last bits of a sum, which differ between machines, are not shown.
-func significant(x float64) float64 {
+// rounded keeps some significant digits.
+func rounded(x float64, digits int) float64 {
 	if x == 0 || math.IsNaN(x) || math.IsInf(x, 0) {
 		return x
 	}
-	scale := math.Pow(10, 5-math.Floor(math.Log10(math.Abs(x))))
+	scale := math.Pow(10, float64(digits-1)-math.Floor(math.Log10(math.Abs(x))))
 	return math.Round(x*scale) / scale
 }
 
