@@ -5,28 +5,7 @@ import (
 	"slices"
 )
 
-// This file is NPUMoE's own rules, for its reproduction and as the baseline of Tiers.
-
-// ImbalanceRatio is the load of a layer's busiest expert over the mean of all (NPUMoE sec. 4.1): 1 is balanced, 0 means
-// that there are no loads.
-func ImbalanceRatio(loads []float64) float64 {
-	most, sum := 0.0, 0.0
-	for _, load := range loads {
-		most, sum = max(most, load), sum+load
-	}
-	if sum == 0 {
-		return 0
-	}
-	return most * float64(len(loads)) / sum
-}
-
-// BaseCapacity is the mean load of an expert in rows under balanced routing (NPUMoE sec. 4.1).
-func BaseCapacity(chunkTokens, expertsPerToken, experts int) float64 {
-	return float64(chunkTokens) * float64(expertsPerToken) / float64(experts)
-}
-
-// MaxCapacity is the estimated load of a layer's busiest expert in rows (NPUMoE sec. 4.1).
-func MaxCapacity(imbalance, base float64) float64 { return imbalance * base }
+// This file is NPUMoE's own rules, the baseline of Tiers.
 
 // SmallestTier is the index of the smallest capacity at or above the expected load in rows, the last one where none is
 // (NPUMoE sec. 4.1). Capacities ascend.
@@ -41,52 +20,6 @@ func SmallestTier(load float64, capacities []int) int {
 
 // MostExperts is how many experts fit one graph (NPUMoE sec. 4.2): exactly full fits.
 func MostExperts(graphBytes, expertBytes int64) int { return int(graphBytes / expertBytes) }
-
-// TierGroup is experts of one tier, by index, that one launch computes.
-type TierGroup struct {
-	Tier    int
-	Experts []int
-}
-
-// GroupExperts makes groups of at most size experts of one tier, the busiest together (NPUMoE sec. 4.2, 4.3): large
-// tiers first, and of equally busy experts the first first. Experts whose tier is negative are left out.
-func GroupExperts(loads []float64, tiers []int, size int) (out []TierGroup) {
-	for _, group := range byLoad(loads, tiers) {
-		for list := group.Experts; len(list) > 0; list = list[min(size, len(list)):] {
-			out = append(out, TierGroup{group.Tier, list[:min(size, len(list)):min(size, len(list))]})
-		}
-	}
-	return out
-}
-
-// byLoad is one group for every tier, largest first, its experts by descending load.
-func byLoad(loads []float64, tiers []int) (out []TierGroup) {
-	most := -1
-	for _, tier := range tiers {
-		most = max(most, tier)
-	}
-	for tier := most; tier >= 0; tier-- {
-		group := TierGroup{Tier: tier}
-		for expert := range tiers {
-			if tiers[expert] == tier {
-				group.Experts = append(group.Experts, expert)
-			}
-		}
-		slices.SortStableFunc(group.Experts, func(a, b int) int {
-			switch {
-			case loads[a] > loads[b]:
-				return -1
-			case loads[a] < loads[b]:
-				return 1
-			}
-			return 0
-		})
-		if len(group.Experts) > 0 {
-			out = append(out, group)
-		}
-	}
-	return out
-}
 
 // MeanLoads are an instance's expected rows of one layer, by expert.
 func (y *TierLayer) MeanLoads() []float64 {
