@@ -256,7 +256,8 @@ func (p *processor) fits(exe *executable, bindings *driver.Bindings) error {
 		}
 		return nil
 	}
-	if !p.caps.DynamicRows && bindings.Scalars != nil && bindings.Scalars.Rows != exe.graph.Rows() {
+	static := !p.caps.DynamicRows && !exe.graph.CountsRows()
+	if static && bindings.Scalars != nil && bindings.Scalars.Rows != exe.graph.Rows() {
 		return fmt.Errorf("got rows %d, the graph is compiled for exactly %d rows", bindings.Scalars.Rows,
 			exe.graph.Rows())
 	}
