@@ -69,8 +69,8 @@ type Options struct {
 	IssuedAt        int64  // Unix seconds, 0: not stated
 }
 
-// Memo remembers short results under keys of everything that they depend on but the program itself and the
-// machine, of which it must tell different ones apart. Emit asks it from several goroutines.
+// Memo remembers short results. A key covers everything that a result depends on but the build of hetc and the machine,
+// which a Memo must keep apart itself. Emit asks it from several goroutines.
 type Memo interface {
 	// Recall returns a result that was kept; what is lost or damaged was not.
 	Recall(key string) ([]byte, bool)

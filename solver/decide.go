@@ -24,7 +24,7 @@ import (
 //     the error says what it takes. Else it is where the search for a faster plan starts, and what is returned if there
 //     is none.
 //
-// So a limit that is not below what "minimise" reaches always has a plan. An error says whether it was proved that
+// If minimising a quantity reaches a value within its limit, there is always a plan. An error says whether it was proved that
 // there is none (step 2, or a joint problem to which nothing was an alternative), or that none was found.
 
 // planWithin is the best plan found within all limits, bound bytes among them (0: no limit), with the session that

@@ -15,8 +15,8 @@ import (
 
 // A listed bucket need not get a program. Prompts are cut into pieces of the largest bucket, and what is left goes to
 // the smallest that holds it: a prompt of 400 tokens fills a call of 512 rows, or calls of 384 and 16 where 512 is
-// left out. With prompts, every solve may therefore leave out the largest buckets, with a limit in the way and
-// without one, so that a limit never gives a faster plan than none. Without prompts the list says what is to be
+// left out. If the workload lists prompts, every solve may leave out the largest buckets. If only limited solves did, a
+// limit could give a faster plan than none. Without prompts the list says what is to be
 // executed, and only memory leaves buckets out.
 
 // fewest is the least number of buckets that a plan may have.

@@ -11,8 +11,8 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// The posed problem simplifies: an operator begins when the slowest share of the one before has ended, which is too late
-// for some, and meetings of lanes between sections cost nothing. The timeline knows better. The optimum is therefore
+// The posed problem simplifies: an operator begins when the slowest share of the one before has ended, and meetings of
+// lanes between sections cost nothing. The timeline starts some shares earlier and charges for meetings. The optimum is therefore
 // compared by the timeline with its rivals: the optima of problems that have fewer choices, some processors only or some
 // strategies only. A user who restricts solve to one of them then never gets a faster plan. In the fastest of all, single
 // operators are then moved for as long as the timeline gets shorter (polish).
@@ -140,9 +140,8 @@ type restraint struct {
 	procs      uint64
 }
 
-// restraints are what rivals are made under: strategies of some processors. Solve with some processors only
-// (Input.Only) is compared with rivals of its own; so these are rivals, too: strategies of some processors among the
-// choices that are left then.
+// restraints are what rivals are made under: a set of strategies on a set of processors. Where Input.Only restricts
+// the solve, some rivals are restricted twice: by Input.Only first, then by such a set.
 func (s *request) restraints() (out [][]restraint) {
 	sets := s.rivalSets()
 	for _, set := range sets {

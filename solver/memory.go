@@ -68,7 +68,7 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 			last = plan
 			return other.objective(plan), plan.Memory.Total <= bound, nil
 		}
-		// What every plan holds beside weights: more of it is known where there is a plan.
+		// A lower bound on all bytes but weights; a known plan (free) gives a tighter one.
 		rest := other.leastPool() + planir.FixedBytes
 		if free != nil {
 			rest = other.leastPool() + other.fixedPart(free)

@@ -1,6 +1,7 @@
 package clapi
 
 import (
+	"fmt"
 	"strings"
 	"unsafe"
 
@@ -56,7 +57,7 @@ func (c *Context) NewBuffer(flags uintptr, bytes int64, host []byte) (*Buffer, e
 	var code int32
 	id := native.Call(c.lib.fn[fnCreateBuffer], c.id, flags, uintptr(bytes), mem.Address(host),
 		uintptr(unsafe.Pointer(&code)))
-	if err := check("create buffer", uintptr(code)); err != nil {
+	if err := check(fmt.Sprintf("create buffer of %d bytes", bytes), uintptr(code)); err != nil {
 		return nil, err
 	}
 	return &Buffer{c.lib, id}, nil

@@ -56,7 +56,7 @@ func Summarise(samples []float64) (Summary, error) {
 }
 
 // Relative is the interval's larger side over the median: 0.02 means "within 2 %".
-// It is +Inf when the interval does not reach Confidence or the median is not positive.
+// It is +Inf when the interval does not reach confidence or the median is not positive.
 func (s Summary) Relative() float64 {
 	if s.Coverage < confidence || s.Median <= 0 {
 		return math.Inf(1)
@@ -109,7 +109,7 @@ func mad(xs []float64, median float64) float64 {
 }
 
 // interval returns the largest i such that [x_i, x_(n-1-i)] of n sorted samples covers the median
-// with at least Confidence, and that coverage: 1 - 2 P(B < i+1) for B ~ Binomial(n, 1/2). With
+// with at least confidence, and that coverage: 1 - 2 P(B < i+1) for B ~ Binomial(n, 1/2). With
 // fewer than six samples no interval does; i is then 0.
 func interval(samples int) (i int, coverage float64) {
 	count := float64(samples)
@@ -287,7 +287,7 @@ func exactU(first, second, rank int) float64 {
 	return min(1, 2*below/all)
 }
 
-// Ratio returns median(above)/median(below) with a percentile bootstrap interval of coverage Confidence from
+// Ratio returns median(above)/median(below) with a percentile bootstrap interval of coverage confidence from
 // the given number of resamples. The same seed gives the same interval. Samples must be positive.
 func Ratio(above, below []float64, resamples int, seed uint64) (ratio, low, high float64, err error) {
 	if len(above) == 0 || len(below) == 0 || resamples < 1 {

@@ -29,8 +29,8 @@ func (m *Machine) Beside() bool {
 	return m.plan.Beside != nil && m.trace == nil && m.observe == nil && !m.control.virt
 }
 
-// Begin has the processor that works beside decoding start on the next chunk of a sequence, and returns how many of the
-// tokens that is; logits says whether those of its last token are wanted. One chunk is processed at a time, and a call
+// Begin starts the next chunk of a sequence on the processor that works beside decoding, and returns how many of the
+// tokens the chunk has; logits says whether those of its last token are wanted. One chunk is processed at a time, and a call
 // of Extend, Chunk or Step waits for its end. Meanwhile StepBeside decodes other sequences. Await ends it, in this job
 // or a later one. A single token is not processed so.
 func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, err error) {

@@ -230,8 +230,8 @@ func (c *prepared) root() *treeNode {
 	return n
 }
 
-// defaultNodes is a second or two's work: fewer nodes of large instances, and where limits on times or energy
-// are part of every evaluation.
+// defaultNodes limits a search to about two seconds. Large instances, and those whose every evaluation includes limits
+// on times or energy, get fewer nodes.
 func (c *prepared) defaultNodes() int64 {
 	work := int64(2000000)
 	if c.pathRows() {

@@ -93,7 +93,7 @@ const tableWidth = 120
 
 // Table writes rows under a header, silent under --json. Columns whose header starts with ">" are
 // aligned right. When the last one's starts with "<", its texts go on in further lines where the table would be wider
-// than TableWidth.
+// than tableWidth.
 func (s *Streams) Table(header []string, rows [][]string) {
 	if s.JSON {
 		return

@@ -131,7 +131,7 @@ func TestOutOfMemory(t *testing.T) {
 	if _, err := p.device.context.NewBuffer(clapi.ReadWrite, 1<<50, nil); err == nil {
 		t.Error("a petabyte was allocated")
 	} else {
-		says(t, err, "create buffer", "memory")
+		says(t, err, "create buffer of 1125899906842624 bytes", "memory")
 	}
 	graph := op.Single(op.Op{Kind: op.Softcap, M: 1 << 15, N: 1 << 17, Cap: 1}, "")
 	graph.Temps = []op.Value{{Name: "between", Type: op.F32, Rows: 1 << 15, Cols: 1 << 17}}
