@@ -258,7 +258,9 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	for _, load := range loads {
 		seconds += load.trace[len(load.trace)-1].AtMS / 1e3 * float64(len(scheduler.Policies)+1) * float64(options.Rounds)
 	}
+	predicted := *on.plan
 	if on.plan.SoC.Simulated {
+		predicted.Beside = nil // as on the virtual clock
 		ui.Notef("executed on the virtual clock of %s: this computes every token, and says how well simulate predicts the plan's"+
 			" execution, not how fast this machine is", on.plan.SoC.Name)
 	} else {
@@ -274,7 +276,7 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 	}
 	var reports []*Report
 	for _, load := range loads {
-		simulated, err := simulateAll(on.plan, load.trace, options)
+		simulated, err := simulateAll(&predicted, load.trace, options)
 		if err != nil {
 			return err
 		}
