@@ -36,6 +36,10 @@ func solveDrops(ctx context.Context, in Input) (*Result, error) {
 		in.drops.salience = cmp.Or(in.drops.salience, op.SalienceWeight)
 		return Solve(ctx, in)
 	}
+	if limit <= workload.Lossless { // nothing may be lost
+		in.drops = &drops{}
+		return Solve(ctx, in)
+	}
 	if cal == nil || len(cal.Drops) == 0 {
 		return nil, diag.New(diag.ClassInput, "solve: %s bounds quality and has rows of experts dropped, and no calibration "+
 			"says what that costs", in.Workload.Title()).
@@ -56,7 +60,7 @@ func solveDrops(ctx context.Context, in Input) (*Result, error) {
 	for _, kl := range []float64{limit - spent, limit / 2, limit} {
 		choice := drops{}
 		choice.salience, choice.share = cal.MostDropped(kl, want.MaxDrop, want.Salience)
-		if choice.share == 0 {
+		if ppm(choice.share) == 0 {
 			continue
 		}
 		choice.kl, _ = cal.DropLoss(choice.salience, choice.share)

@@ -61,3 +61,34 @@ func TestTiersHiGHS(t *testing.T) {
 		t.Errorf("%d of 12 instances were proved by both", proved)
 	}
 }
+
+// Where exact leaves a gap on a middle size, HiGHS proves its solution: the bound is what is loose.
+func TestTiersGapIsTheBound(t *testing.T) {
+	require.Slow(t)
+	require.Deps()
+	general, err := highs.Open()
+	if err != nil {
+		require.Skip(t, "highs", err)
+	}
+	p := problem.GenerateTiers(3, 2, 32, 8)
+	for rows := 1; rows < len(p.CPUNS); rows++ { // so cheap that the two queues compete
+		p.CPUNS[rows] = 60_000 + 4_000*int64(rows)
+	}
+	for i := range p.Layers {
+		for expert := range p.Layers[i].Rows {
+			p.Layers[i].Rows[expert] = p.Layers[i].Rows[expert][:8]
+		}
+	}
+	got, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := problem.Relay{General: general}.Tiers(t.Context(), p, problem.Limits{Nodes: 1500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want.Status != problem.Optimal || got.Objective > want.Objective+want.Objective/1e6+1 || got.Bound > want.Objective+1 {
+		t.Errorf("exact %d..%d, HiGHS %s %d..%d, want its optimum", got.Bound, got.Objective, want.Status, want.Bound,
+			want.Objective)
+	}
+}

@@ -147,6 +147,13 @@ func keepsLimit(t *testing.T, soc *socs.SoC, weights *models.Model, model *trial
 	if _, err := solver.Solve(t.Context(), in); err == nil {
 		t.Error("rows are dropped under a limit of quality without a calibration of what that costs")
 	}
+	work.Quality.MaxKL.Prefill = workload.Lossless
+	if result, err := solver.Solve(t.Context(), in); err != nil {
+		t.Error(err)
+	} else if tiers := result.Plan.TiersOf(size); tiers != nil && tiers.Overflow != planir.OverflowExact {
+		t.Errorf("nothing may be lost, and overflow is %q", tiers.Overflow)
+	}
+	work.Quality.MaxKL.Prefill = limit
 	in.Calibration = cal
 	result, err := solver.Solve(t.Context(), in)
 	if err != nil {
