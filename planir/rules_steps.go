@@ -96,8 +96,8 @@ func (c *checker) views() {
 			continue
 		}
 		rows := step.program.Rows
-		if step.Full {
-			rows = graph.Graph.Rows()
+		if step.Full && len(step.Out) > 0 { // of slots: as many as the buffer of what it computes
+			rows = c.buffers[step.Out[0].Buffer].Rows
 		}
 		if step.R0 < 0 || step.R0 >= rows || step.ExpectNS < 0 {
 			c.fail(step.path(""), "first row %d of %d, expected time %d ns: out of range",

@@ -178,8 +178,12 @@ func ppm(share float64) int64 { return int64(math.Round(share * 1e6)) }
 // tileSteps are the capacities to choose from, in tiles.
 var tileSteps = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
 
-// capacities are tileSteps up to what holds the most rows.
+// leastCapacity is the fewest rows that are worth a capacity of their own.
+const leastCapacity = 8
+
+// capacities are tileSteps up to what holds the most rows. Tiles that are smaller than leastCapacity count several times.
 func capacities(tile, most int) (out []int) {
+	tile *= max(1, (leastCapacity+tile-1)/tile)
 	for _, n := range tileSteps {
 		out = append(out, n*tile)
 		if n*tile >= most {
@@ -479,10 +483,12 @@ func (s *session) decideTiers(ctx context.Context, plan *planir.Plan) (out []pla
 			return nil, nil, nil, err
 		}
 		chunks := int64(x.Problem.Chunks())
-		reports = append(reports, planir.Solve{
-			Problem: "tiers " + x.Problem.Name, Status: string(solution.Status), Choices: len(x.Problem.Capacities),
-			ObjectiveNS: solution.Objective / chunks, BoundNS: solution.Bound / chunks,
-		})
+		if s.in.TierRule.find() == nil { // a rule proves nothing
+			reports = append(reports, planir.Solve{
+				Problem: "tiers " + x.Problem.Name, Status: string(solution.Status), Choices: len(x.Problem.Capacities),
+				ObjectiveNS: solution.Objective / chunks, BoundNS: solution.Bound / chunks,
+			})
+		}
 		if tiers := x.Plan(solution); tiers != nil {
 			out = append(out, *tiers)
 			continue

@@ -143,6 +143,10 @@ func ladderTiers(_ context.Context, _ problem.Engine, tiers *problem.Tiers) (pro
 // slotsForAll are the engine's, with one capacity for all experts that these leave without a slot: that with which the
 // experts take the least time.
 func slotsForAll(ctx context.Context, engine problem.Engine, tiers *problem.Tiers) (problem.TierSolution, error) {
+	if most := tiers.MostSlots(); most < tiers.Experts() {
+		return problem.TierSolution{}, diag.New(diag.ClassInfeasible, "capacity tiers: there is room for %d slots in a layer, "+
+			"and it has %d experts", most, tiers.Experts())
+	}
 	solved, err := solvedTiers(ctx, engine, tiers)
 	if err != nil {
 		return solved, err
@@ -164,8 +168,8 @@ func slotsForAll(ctx context.Context, engine problem.Engine, tiers *problem.Tier
 		}
 	}
 	if best.Slots == nil {
-		return best, diag.New(diag.ClassInfeasible, "capacity tiers: there is room for %d slots in a layer, and it has "+
-			"%d experts", tiers.MostSlots(), tiers.Experts())
+		return best, diag.New(diag.ClassInfeasible, "capacity tiers: no slots for all %d experts keep the limits of graphs "+
+			"and tiers", tiers.Experts())
 	}
 	return best, nil
 }

@@ -164,6 +164,36 @@ func TestPacksOfSlots(t *testing.T) {
 	}
 }
 
+// What works on the rows of slots one by one may be divided by rows, beyond those that a call has tokens.
+func TestTiersDividedByRows(t *testing.T) {
+	a, b := cores(t)
+	dir := filepath.Join("../../testdata/arch", "olmoe-plain")
+	m, err := models.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	ids := readLogits(t, filepath.Join(dir, "logits.safetensors"))[130].ids
+	pair := []planir.Proc{proc("a", a, ""), proc("b", b, "")}
+	run := func(f layoutOf, tiers ...planir.ExpertTiers) []float32 {
+		x := machine(t, m, makePlan(t, m, pair, []int{1, 16}, 160, op.A32W32, f, tiers...), executor.Options{})
+		defer x.Close()
+		return allLogits(t, x, ids, 16, 5)
+	}
+	divided := 0
+	byRows := func(d *planir.Decision, n *lower.Node) {
+		if rows := n.Op().M; n.Slots != nil && n.Op().Kind == op.GLU {
+			divided++
+			d.Strategy, d.Axis = planir.ActivationDivide, planir.AxisRows
+			d.Shares = []planir.Share{{Proc: "a", From: 0, To: 3 * rows / 4}, {Proc: "b", From: 3 * rows / 4, To: rows}}
+		}
+	}
+	tiers := tiersOf(m, 16, planir.OverflowExact, planir.ExpertGroup{Slots: m.Experts, Rows: 12})
+	if d := maxDiff(run(byRows, tiers), run(bySingle)); d != 0 || divided == 0 {
+		t.Errorf("%d nodes are divided, and logits differ by %g, want equal bits", divided, d)
+	}
+}
+
 // Groups of experts are one graph of ONNX Runtime each, beside a host that moves rows and computes what is left.
 func TestTiersBesideORT(t *testing.T) {
 	require.Slow(t)

@@ -34,6 +34,7 @@ type Options struct {
 	Plan, Model, SoC string
 	Record, Workload string
 	Calibration      string
+	Loads            string // of experts
 	// tokens of the prompt, tokens decoded after it, and rounds of measuring
 	PromptLen, Gen, Rounds int
 	// All measures sets of processors too that equal another one in driver, kind and number of cores.

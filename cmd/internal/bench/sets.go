@@ -116,8 +116,12 @@ func solveSets(
 	ctx context.Context, ui *cli.Streams, in solver.Input, sets []planSet, tokens int,
 ) (labels []string, plans []*planir.Plan, err error) {
 	for _, set := range sets {
-		in.Only, in.Strategies, in.Ratio = set.only, set.strategies, set.ratio
-		result, err := solver.Solve(ctx, in)
+		in.Only, in.Strategies, in.Ratio, in.TierRule = set.only, set.strategies, set.ratio, set.tiers
+		given := in
+		if set.dynamic {
+			given.Loads = nil
+		}
+		result, err := solver.Solve(ctx, given)
 		if err != nil {
 			// Without the plan of all processors there is nothing to compare with.
 			if set.label == solvedName || diag.ClassOf(err) == diag.ClassUsage || ctx.Err() != nil {
@@ -144,6 +148,10 @@ type planSet struct {
 	strategies []planir.Strategy
 	// parts of every matrix by processor; nil where solve decides
 	ratio map[string]float64
+	// rule for capacity tiers of experts; the zero value where solve decides
+	tiers solver.TierRule
+	// experts have no capacity tiers
+	dynamic bool
 }
 
 // planSets lists: the plan that solve chooses; plans of processors alone and in pairs; and the

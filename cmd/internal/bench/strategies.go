@@ -118,12 +118,13 @@ func Strategies(c *cobra.Command, ui *cli.Streams, options *Options, prompts []i
 		"rounds": options.Rounds, "results": results})
 }
 
-// distinct are the plans whose programs differ, each with the labels of all that have the same one: measured beside each
+// distinct are the plans whose programs, or the experts in their slots, differ, each with the labels of all that have the same one: measured beside each
 // other they would differ by noise alone, and take the memory and the time of all.
 func distinct(labels []string, plans []*planir.Plan) (names []string, different []*planir.Plan) {
 	for i, plan := range plans {
 		at := slices.IndexFunc(different, func(other *planir.Plan) bool {
-			return reflect.DeepEqual(plan.Program, other.Program) && reflect.DeepEqual(plan.Procs, other.Procs)
+			return reflect.DeepEqual(plan.Program, other.Program) && reflect.DeepEqual(plan.Procs, other.Procs) &&
+				reflect.DeepEqual(slotsOf(plan), slotsOf(other))
 		})
 		if at < 0 {
 			names, different = append(names, labels[i]), append(different, plan)
@@ -132,6 +133,16 @@ func distinct(labels []string, plans []*planir.Plan) (names []string, different 
 		names[at] += " = " + labels[i]
 	}
 	return names, different
+}
+
+// slotsOf are the experts in the slots of every program and layer.
+func slotsOf(plan *planir.Plan) (out [][]int) {
+	for i := range plan.Experts {
+		for _, layer := range plan.Experts[i].Layers {
+			out = append(out, layer.Slots)
+		}
+	}
+	return out
 }
 
 // otherWaits is the plan with lanes that are woken by drivers, or, where they all are, with lanes that sleep for as long
@@ -160,7 +171,8 @@ func otherWaits(plan *planir.Plan) (*planir.Plan, string) {
 }
 
 // measureTasks measures every plan in every task once a round, in random order, after a round that is not counted and
-// leaves out prompts of several chunks. Results are grouped by task, the solved plan first.
+// leaves out prompts of several chunks. Results are grouped by task, the solved plan first. Without
+// tokens to decode prompts are all.
 func measureTasks(
 	ctx context.Context, list []*candidate, prompts []int, options *Options, in solver.Input,
 ) (results []*strategyResult, virtual bool, err error) {
@@ -177,7 +189,11 @@ func measureTasks(
 		byName[result.Task+plan.Name] = result
 		return nil
 	}
-	for _, prompt := range append(slices.Clone(prompts), 0) {
+	tasks := slices.Clone(prompts)
+	if options.Gen > 0 {
+		tasks = append(tasks, 0)
+	}
+	for _, prompt := range tasks {
 		for _, plan := range list {
 			if e := plan.machine.Emulated(); len(e) > 0 {
 				return nil, false, diag.New(diag.ClassInput, "measure %q: %s is an emulator, whose times are none of a "+

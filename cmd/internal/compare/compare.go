@@ -40,6 +40,7 @@ var Tables = []planTable{
 		comparedBuckets},
 	{"partition", "tensor partition against processors alone, whole operators and fixed parts", comparedPartitions},
 	{"regret", "the plan executed beside forced alternatives, on every catalog SoC", comparedRegret},
+	{"experts", "NPUMoE's ablation: groups, tiers and residency of experts, executed on the virtual clock", comparedAblation},
 	{"tiers", "capacity tiers of experts against NPUMoE's ladder and uniform capacity, on skewed routing",
 		comparedTiers},
 }

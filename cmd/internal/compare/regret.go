@@ -40,6 +40,8 @@ type forced struct {
 	Name    string    `json:"name"`
 	Prefill timedPlan `json:"prefill"`
 	Decode  timedPlan `json:"decode"`
+
+	plan *planir.Plan
 }
 
 // timedPlan is the time of a program: predicted with its interval, and executed on the virtual
@@ -60,6 +62,8 @@ type alternative struct {
 	strategies []planir.Strategy
 	only       []string
 	ratio      map[string]float64
+	loads      *workload.Loads
+	tiers      solver.TierRule
 }
 
 // alternatives are solve itself and the forced ways: sets of strategies, single processors, and
@@ -166,13 +170,13 @@ func executed(
 ) (*forced, error) {
 	solved, err := solver.Solve(ctx, solver.Input{
 		Model: model, SoC: soc, Costs: costs, Workload: permits, Engine: exact.Engine{}, Strategies: a.strategies,
-		Only: a.only, Ratio: a.ratio,
+		Only: a.only, Ratio: a.ratio, Loads: a.loads, TierRule: a.tiers,
 	})
 	if err != nil {
 		return nil, err
 	}
 	plan := solved.Plan
-	made := &forced{Name: a.name}
+	made := &forced{Name: a.name, plan: plan}
 	for _, pred := range plan.Predictions {
 		plan := timedPlan{PredictedNS: pred.PlanNS, LowNS: pred.LowNS, HighNS: pred.HighNS}
 		if strings.HasPrefix(pred.Program, "prefill") {

@@ -3,8 +3,12 @@ package precision
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 
 	"github.com/hetc/hetc/solver/workload"
@@ -24,6 +28,7 @@ const LoadTokens = 64
 // LoadsOptions are the flags of hetc loads.
 type LoadsOptions struct {
 	Model, Text, Synthetic, Out string
+	Random                      bool // ids instead of a text
 	Windows, Chunks             int
 	Seed                        uint64
 }
@@ -100,9 +105,11 @@ func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *wor
 		return nil, diag.New(diag.ClassInput, "model %q has %d positions, and chunks %d tokens", o.Model,
 			weights.MaxContext, LoadTokens)
 	}
-	text, err := model.ReadText(o.Text, o.Windows, size)
-	if err != nil {
-		return nil, err
+	text := o.random(weights.Vocab, size)
+	if !o.Random {
+		if text, err = model.ReadText(o.Text, o.Windows, size); err != nil {
+			return nil, err
+		}
 	}
 	plan, err := model.Plan(size, trial.Float32, nil)
 	if err != nil {
@@ -139,4 +146,21 @@ func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *wor
 		loads.Layers = append(loads.Layers, counted)
 	}
 	return loads, loads.Validate()
+}
+
+// random is what stands for a text where a model has no tokenizer: windows of ids that the seed draws.
+func (o *LoadsOptions) random(vocab, size int) *trial.Text {
+	rng := rand.New(rand.NewPCG(o.Seed, 0))
+	text := &trial.Text{}
+	hash := sha256.New()
+	for range o.Windows {
+		window := make([]int32, size)
+		for i := range window {
+			window[i] = rng.Int32N(int32(vocab))
+			_ = binary.Write(hash, binary.LittleEndian, window[i]) // a hash takes everything
+		}
+		text.Windows = append(text.Windows, quality.Window{Tokens: window, Next: -1})
+	}
+	text.SHA256 = hex.EncodeToString(hash.Sum(nil))
+	return text
 }
