@@ -35,7 +35,9 @@ const mostLaunches = 16
 // these are lowered and predicted like any program. One is taken where the program takes less than as decided, by more
 // than predictions are off, and where the plan still keeps its bounds.
 func (s *session) headPipelines(ctx context.Context, plan *planir.Plan) error {
-	if plan.Attention == nil || s.measure() != problem.Time || s.in.HeadOrder == NoPipeline {
+	// Baselines to compare with, and divisions that were asked for, stay as they are.
+	restricted := len(s.in.Ratio) > 0 || len(s.in.Strategies) > 0 && !slices.Contains(s.in.Strategies, planir.WeightCentric)
+	if plan.Attention == nil || s.measure() != problem.Time || s.in.HeadOrder == NoPipeline || restricted {
 		return nil
 	}
 	for _, rows := range plan.Attention.Rows {

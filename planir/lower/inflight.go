@@ -122,11 +122,12 @@ func (b *builder) moveTo(section *Section, node *Node, pieces []Piece) error {
 				if !ok { // a share's own output
 					value = section.Values[node.Out[0]]
 				}
-				if views[j].R1 > rows*value.Fan {
+				if views[j].R1 > value.Rows {
 					return fmt.Errorf("rows %d..%d of %q belong to the next chunk in flight: shares that are padded beyond their bucket keep chunks apart",
 						views[j].R0, views[j].R1, views[j].Buffer)
 				}
-				views[j].R0, views[j].R1 = views[j].R0+b.from*value.Fan, views[j].R1+b.from*value.Fan
+				before := b.from / rows * value.Rows // of the chunks before: scores have a row for several tokens
+				views[j].R0, views[j].R1 = views[j].R0+before, views[j].R1+before
 			}
 		}
 	}

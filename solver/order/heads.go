@@ -140,8 +140,8 @@ func (h *Heads) greedyTurns(now clock, ready int64, turns []int) (order []int, e
 
 // Bounds of the exact searches: they take 2^n steps of launches or turns.
 const (
-	mostTurns    = 10
-	mostLaunches = 14
+	mostTurns    = 8
+	mostLaunches = 10
 )
 
 // Exact is an order with the least end, and a time that no order falls short of: equal to it where that is proved.

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -191,101 +192,97 @@ func attentionWays(ctx context.Context, lanes [2]*attentionLane, options *Attent
 	if err != nil {
 		return nil, err
 	}
-	load := func(operator op.Op, parts int) (out []call, err error) {
-		each := options.KVHeads / parts
-		for part := range parts {
-			made, err := layer.load(ctx, lanes, operator, part*each, (part+1)*each)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, made)
-		}
-		return out, nil
-	}
-	kinds := []op.Kind{op.Attention, op.Estimate, op.Select, op.SparseAttend}
-	calls := map[op.Kind]map[int][]call{}
-	for _, kind := range kinds {
-		calls[kind] = map[int][]call{}
+	loaded := attentionCalls{lanes: lanes, groups: options.Groups, calls: map[op.Kind]map[int][]call{}}
+	for _, kind := range []op.Kind{op.Attention, op.Estimate, op.Select, op.SparseAttend} {
+		loaded.calls[kind] = map[int][]call{}
 		for _, parts := range []int{1, 2, options.Groups} {
-			if calls[kind][parts], err = load(layer.operator(kind), parts); err != nil {
+			if loaded.calls[kind][parts], err = layer.parts(ctx, lanes, kind, parts); err != nil {
 				return nil, err
 			}
 		}
-	}
-	on := func(lane int, list ...call) error {
-		for i := range list {
-			if _, err := lanes[lane].proc.Run(list[i].exe[lane], &list[i].bound); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	both := func(first, second func() error) error {
-		done := make(chan error, 2)
-		lanes[0].jobs <- func() { done <- first() }
-		lanes[1].jobs <- func() { done <- second() }
-		err := <-done
-		if other := <-done; err == nil {
-			err = other
-		}
-		return err
-	}
-	one := func(list ...call) func() error {
-		return func() error {
-			done := make(chan error, 1)
-			lanes[0].jobs <- func() { done <- on(0, list...) }
-			return <-done
-		}
-	}
-	whole := func(kind op.Kind) call { return calls[kind][1][0] }
-	half := func(kind op.Kind, lane int) call { return calls[kind][2][lane] }
-	stages := func() error {
-		ready := make(chan bool, options.Groups) // a group's scores are there
-		return both(func() error {
-			for group := range options.Groups {
-				if !<-ready {
-					return nil // the other lane says why
-				}
-				if err := on(0, calls[op.Select][options.Groups][group], calls[op.SparseAttend][options.Groups][group]); err != nil {
-					return err
-				}
-			}
-			return nil
-		}, func() error {
-			defer close(ready)
-			for group := range options.Groups {
-				if err := on(1, calls[op.Estimate][options.Groups][group]); err != nil {
-					return err
-				}
-				ready <- true
-			}
-			return nil
-		})
 	}
 	ways := []*attentionWay{
-		{Way: wayDense, run: one(whole(op.Attention))},
-		{Way: wayDenseTwo, run: func() error {
-			return both(func() error { return on(0, half(op.Attention, 0)) }, func() error { return on(1, half(op.Attention, 1)) })
-		}},
-		{Way: waySparse, run: one(whole(op.Estimate), whole(op.Select), whole(op.SparseAttend))},
-		{Way: waySparseTwo, run: func() error {
-			of := func(lane int) func() error {
-				return func() error {
-					return on(lane, half(op.Estimate, lane), half(op.Select, lane), half(op.SparseAttend, lane))
-				}
-			}
-			return both(of(0), of(1))
-		}},
-		{Way: wayStages, run: stages},
-		{Way: stageEstimate, run: one(whole(op.Estimate))},
-		{Way: stageSelect, run: one(whole(op.Select))},
-		{Way: stageAttend, run: one(whole(op.SparseAttend))},
+		{Way: wayDense, run: loaded.alone(op.Attention)},
+		{Way: wayDenseTwo, run: loaded.halves(op.Attention)},
+		{Way: waySparse, run: loaded.alone(op.Estimate, op.Select, op.SparseAttend)},
+		{Way: waySparseTwo, run: loaded.halves(op.Estimate, op.Select, op.SparseAttend)},
+		{Way: wayStages, run: loaded.stages},
+		{Way: stageEstimate, run: loaded.alone(op.Estimate)},
+		{Way: stageSelect, run: loaded.alone(op.Select)},
+		{Way: stageAttend, run: loaded.alone(op.SparseAttend)},
 	}
 	for _, way := range ways {
 		way.Context = positions
 	}
 	// Scores and positions are there before any stage is measured alone.
-	return ways, one(whole(op.Estimate), whole(op.Select))()
+	return ways, loaded.alone(op.Estimate, op.Select)()
+}
+
+// attentionCalls are the parts of a layer's attention as both lanes have loaded them, by kind and number of parts.
+type attentionCalls struct {
+	lanes  [2]*attentionLane
+	groups int
+	calls  map[op.Kind]map[int][]call
+}
+
+// on executes part number at of so many parts of operators on a lane, one after the other. It is called on its thread.
+func (c *attentionCalls) on(lane, parts, at int, kinds ...op.Kind) error {
+	for _, kind := range kinds {
+		part := &c.calls[kind][parts][at]
+		if _, err := c.lanes[lane].proc.Run(part.exe[lane], &part.bound); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// both executes something on each lane at the same time.
+func (c *attentionCalls) both(first, second func() error) error {
+	done := make(chan error, 2)
+	c.lanes[0].jobs <- func() { done <- first() }
+	c.lanes[1].jobs <- func() { done <- second() }
+	return errors.Join(<-done, <-done)
+}
+
+// alone executes whole operators on the first lane.
+func (c *attentionCalls) alone(kinds ...op.Kind) func() error {
+	return func() error {
+		done := make(chan error, 1)
+		c.lanes[0].jobs <- func() { done <- c.on(0, 1, 0, kinds...) }
+		return <-done
+	}
+}
+
+// halves executes half of the heads on each lane.
+func (c *attentionCalls) halves(kinds ...op.Kind) func() error {
+	return func() error {
+		return c.both(func() error { return c.on(0, 2, 0, kinds...) }, func() error { return c.on(1, 2, 1, kinds...) })
+	}
+}
+
+// stages has the second lane estimate for each group of heads what the first one then selects and attends to.
+func (c *attentionCalls) stages() error {
+	ready := make(chan bool, c.groups) // a group's scores are there
+	return c.both(func() error {
+		for group := range c.groups {
+			if !<-ready {
+				return nil // the other lane says why
+			}
+			if err := c.on(0, c.groups, group, op.Select, op.SparseAttend); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, func() error {
+		defer close(ready)
+		for group := range c.groups {
+			if err := c.on(1, c.groups, group, op.Estimate); err != nil {
+				return err
+			}
+			ready <- true
+		}
+		return nil
+	})
 }
 
 // attentionLayer is the values of one layer: queries, cache, and what passes between the parts.
@@ -391,6 +388,19 @@ func (l *attentionLayer) operator(kind op.Kind) op.Op {
 		operator.Density = o.Density
 	}
 	return operator
+}
+
+// parts loads an operator in so many parts by heads on both lanes.
+func (l *attentionLayer) parts(ctx context.Context, lanes [2]*attentionLane, kind op.Kind, count int) (out []call, err error) {
+	each := l.options.KVHeads / count
+	for part := range count {
+		made, err := l.load(ctx, lanes, l.operator(kind), part*each, (part+1)*each)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, made)
+	}
+	return out, nil
 }
 
 // load loads a part of the operator for key heads from..to-1 on both lanes.
