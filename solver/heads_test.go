@@ -85,6 +85,9 @@ func TestHeadPipelinesTakeAsLongAsPredicted(t *testing.T) {
 					if rows, err := Explain(plan, node, tokens, &in); err != nil || len(rows) < 2 {
 						t.Errorf("by %q: %s is explained by %d rows: %v", by, node, len(rows), err)
 					}
+					if _, err := Explain(plan, node, tokens, nil); err != nil {
+						t.Errorf("by %q: %s is not explained by the plan: %v", by, node, err)
+					}
 				}
 			}
 			if took[planir.ByExact] > took[planir.ByGreedy] || took[""] > took[NoPipeline] || took[""] >= took[NoPipeline] {
