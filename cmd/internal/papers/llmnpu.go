@@ -205,15 +205,16 @@ func npuOutliers(ctx context.Context, rows *sheet) error {
 	}
 	for _, point := range points {
 		if point.Order == "importance" && slices.Contains([]float64{0, 0.5, 0.85, 1}, point.Share) {
-			rows.add(Executed, fmt.Sprintf("pruned_%v_percent/perplexity_ratio", 100*point.Share), nil, point.PerplexityRatio.Mean,
-				"over float32, unseen text, pruned by the paper's importance. The paper prints LAMBADA accuracies, which need its "+
+			rows.add(Executed, fmt.Sprintf("pruned_%v_percent/perplexity_percent", 100*point.Share), nil, 100*(point.PerplexityRatio.Mean-1),
+				"more than in float32, unseen text, pruned by the paper's importance. The paper prints LAMBADA accuracies, which need its "+
 					"models")
 		}
 	}
 	return nil
 }
 
-// openTrial opens a trained model and its text; the model is the caller's to close.
+// openTrial opens a trained model and the text that none of them was trained on, which lies with the small one; the model
+// is the caller's to close.
 func openTrial(ctx context.Context, dir string, windows, size int) (*trial.Model, *trial.Text, error) {
 	opened, err := models.Open(dir)
 	if err != nil {
@@ -223,7 +224,7 @@ func openTrial(ctx context.Context, dir string, windows, size int) (*trial.Model
 	if err != nil {
 		return nil, nil, err
 	}
-	text, err := model.ReadText(filepath.Join(dir, "valid.txt"), windows, size)
+	text, err := model.ReadText(filepath.Join(filepath.Dir(dir), smallModel, "valid.txt"), windows, size)
 	return model, text, err
 }
 
@@ -244,7 +245,7 @@ func npuMemory(ctx context.Context, rows *sheet) error {
 		}
 		var paper any
 		if strings.HasPrefix(class, "ffn") {
-			paper = 100
+			paper = "first"
 		}
 		rows.add(Solved, class+"/npu_percent", paper, 100*shareOn(decision, "npu"),
 			"of the class's columns. Sec. 4 has the FFN's weights first; one decision holds for all layers here, so each class is "+

@@ -180,7 +180,7 @@ func moeExecuted(ctx context.Context, rows *sheet) error {
 	for i, logit := range logits[0] {
 		most = max(most, math.Abs(float64(logit-logits[1][i])))
 	}
-	rows.add(Executed, "logits_differ_by", 0, most, "at most, tiers beside dynamic experts: a row computes the same in a slot")
+	rows.add(Executed, "logits_differ_by", nil, most, "at most, tiers beside dynamic experts: a row computes the same in a slot")
 	return nil
 }
 
