@@ -251,8 +251,8 @@ func (l *rankedLoads) dropped(capacities []int) float64 {
 	return float64(beyond) / float64(max(1, routed))
 }
 
-// CalibrateDrops are the losses of MeasureDrops as a calibration keeps them, by what was really dropped; those of no
-// dropped row are left out.
+// CalibrateDrops are the losses of MeasureDrops as a calibration keeps them, by what was really dropped: for each rule
+// ascending, without those of no dropped row. In a short text several shares may be dropped alike: the first counts.
 func CalibrateDrops(results []DropResult) (out []calibration.DropLoss) {
 	for i := range results {
 		if result := &results[i]; result.Dropped > 0 {
@@ -261,5 +261,10 @@ func CalibrateDrops(results []DropResult) (out []calibration.DropLoss) {
 				TopAgreement: result.TopAgreement.Mean, PerplexityRatio: result.PerplexityRatio.Mean})
 		}
 	}
-	return out
+	slices.SortStableFunc(out, func(a, b calibration.DropLoss) int {
+		return cmp.Or(cmp.Compare(a.Salience, b.Salience), cmp.Compare(a.Share, b.Share))
+	})
+	return slices.CompactFunc(out, func(a, b calibration.DropLoss) bool {
+		return a.Salience == b.Salience && a.Share == b.Share
+	})
 }

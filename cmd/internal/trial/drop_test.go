@@ -3,9 +3,11 @@ package trial
 import (
 	"math"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/quality"
 )
@@ -83,6 +85,22 @@ func TestDroppedRowsOfATrainedModel(t *testing.T) {
 			t.Errorf("at %.2f: mean KL by weight %v, by norm %v, at random %v, want ascending", random.Share, weight.KL,
 				norm.KL, random.KL)
 		}
+	}
+}
+
+// However shares came out, a calibration accepts them.
+func TestCalibrateDrops(t *testing.T) {
+	var results []DropResult
+	for _, rule := range []string{op.SalienceWeight, op.SalienceNorm} {
+		for _, dropped := range []float64{0, 0.02, 0.02, 0.01, 0.3} {
+			result := DropResult{Salience: rule, Dropped: dropped}
+			result.PerplexityRatio.Mean = 1
+			results = append(results, result)
+		}
+	}
+	cal := &calibration.Calibration{Schema: calibration.Schema, Drops: CalibrateDrops(results)}
+	if err := cal.Validate(); err != nil && strings.Contains(err.Error(), "drops") || len(cal.Drops) != 6 {
+		t.Errorf("%+v: %v", cal.Drops, err)
 	}
 }
 
