@@ -123,3 +123,38 @@ func TestSim(t *testing.T) {
 		t.Error("the same seed simulates another record")
 	}
 }
+
+// The host measures every part of a sparse attention: scales are positive, and positions are ones that may be selected.
+func TestSparsePartsAreMeasured(t *testing.T) {
+	s := probeHost(t)
+	var requests []Request
+	for _, operator := range []op.Op{
+		{Kind: op.Estimate, M: 40, Heads: 4, KVHeads: 2, HeadDim: 8, KV: op.F16, Context: 100, Block: 16},
+		{Kind: op.Select, M: 40, Heads: 4, KVHeads: 2, Context: 100, Block: 16},
+		{Kind: op.SparseAttend, M: 40, Heads: 4, KVHeads: 2, HeadDim: 8, KV: op.F16, Context: 100, Block: 16, Density: 0.3},
+		{Kind: op.SparseAttend, M: 1, Heads: 4, KVHeads: 2, HeadDim: 8, KV: op.F16, Context: 100, Block: 16, Density: 0.3},
+		{Kind: op.SparseAttend, M: 40, Heads: 4, KVHeads: 2, HeadDim: 8, KV: op.Q8, Context: 100, Block: 16, Density: 1, Window: 30},
+	} {
+		requests = append(requests, Request{What: record.Measurement{Kind: record.Op, Proc: s.Processors[0].Name, Op: &operator,
+			Cold: operator.Kind.ReadsCache(), Unit: "ns"}})
+	}
+	header, err := Header(s, s.Fingerprint, "best", "test", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := record.Create(t.TempDir()+"/r.jsonl", header)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	report, err := Run(context.Background(), s, requests, w, Options{
+		Drivers: map[string]driver.Driver{"host": host.New()}, Compilers: map[string]driver.Compiler{"host": compilehost.New()},
+		Rule: stat.Rule{Min: 5, Max: 6, Within: 0.02}, window: time.Millisecond, memory: 8 << 20, Seed: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.Measured != len(requests) {
+		t.Errorf("measured %d of %d, refused %v", report.Measured, len(requests), report.Refused)
+	}
+}

@@ -119,8 +119,33 @@ func (o *operands) outliers(operator op.Op) (driver.View, error) {
 // staticScale is the scale that holds all values of fill.
 const staticScale = 1.0 / 127
 
-// constants are the weights, by role, that are one positive number: steps of a grid, and a static scale.
-var constants = map[string]float32{"steps": 1.0 / op.GridMax, "scale": staticScale}
+// positions returns a view [blocks,heads*(1+context)] of what a sparse attention whose call begins at pos may select: of
+// each head as many positions as its density keeps, spread evenly over those that are seen.
+func (o *operands) positions(operator op.Op, pos int) (driver.View, error) {
+	name, line, cols := "positions of "+operator.Key(), 1+operator.Context, operator.Heads*(1+operator.Context)
+	before := o.bufs[name]
+	buffer, err := o.buffer(name, op.I32, 4*int64(operator.Blocks())*int64(cols))
+	if err != nil {
+		return driver.View{}, err
+	}
+	for block := 0; block < operator.Blocks() && buffer != before; block++ {
+		from := block * operator.Block
+		span := operator.SpanOf(pos+from, min(operator.Block, operator.M-from))
+		kept, seen := span.Keep(float32(operator.Density)), span.Block-span.Inner
+		for head := range operator.Heads {
+			at := buffer.Bytes()[4*(block*cols+head*line):]
+			binary.LittleEndian.PutUint32(at, uint32(kept))
+			for i := range kept {
+				binary.LittleEndian.PutUint32(at[4*(1+i):], uint32(span.Inner+i*seen/kept))
+			}
+		}
+	}
+	return driver.View{Buffer: buffer, Type: op.I32, Rows: operator.Blocks(), Cols: cols, Stride: cols}, nil
+}
+
+// constants are the weights, by role, that are one positive number: steps of a grid, a static scale, and of heads the
+// scales of an estimate and the share of positions to select.
+var constants = map[string]float32{"steps": 1.0 / op.GridMax, "scale": staticScale, "heads": 0.2}
 
 // fill writes pseudo-random values that are valid in the type: numbers of magnitude below 1,
 // row-quantised bytes, ids below o.ids.

@@ -255,6 +255,9 @@ func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bi
 	if err == nil && operator.Kind == op.OutlierMatMul {
 		out.In[0], err = ops.outliers(operator)
 	}
+	if err == nil && operator.Kind == op.SparseAttend {
+		out.In[len(out.In)-1], err = ops.positions(operator, pos)
+	}
 	if ld.lane.caps.OwnMemory && !r.moves {
 		// Operands stay on the processor: what copying them takes is the price of a link, for those that travel.
 		out.Moves = &driver.Moves{Fetch: make([]bool, len(out.In)), Hand: make([]bool, len(out.Out))}
