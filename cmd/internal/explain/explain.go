@@ -320,6 +320,7 @@ func (x *answer) plan() error {
 	}
 	ui.Printf("\n")
 	planview.ShowPredictions(ui, plan)
+	planview.ShowAttention(ui, plan)
 	planview.ShowLimits(ui, plan)
 	ui.Printf("\n")
 	shown := planview.ShowDecisions(ui, plan, x.soc)
