@@ -117,7 +117,7 @@ func decisionsOf(plan *planir.Plan, refused *refusal) (out []misfit) {
 }
 
 // nodesOf lists the nodes that a program computes with a graph.
-func nodesOf(program *planir.Phase, graph string) (out []string) {
+func nodesOf(program *planir.PhaseProgram, graph string) (out []string) {
 	for _, section := range program.Sections {
 		for _, lane := range section.Lanes {
 			for _, step := range lane.Steps {

@@ -45,7 +45,7 @@ func (p *Plan) Precision() (alike, exact bool) {
 }
 
 // ProgramOn returns the program of that many rows that a processor executes alone, nil when there is none.
-func (p *Program) ProgramOn(proc string, rows int) *Phase {
+func (p *Program) ProgramOn(proc string, rows int) *PhaseProgram {
 	for i := range p.Beside {
 		if p.Beside[i].On == proc && p.Beside[i].Rows == rows {
 			return &p.Beside[i]

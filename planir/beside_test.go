@@ -61,15 +61,15 @@ var besideFaults = map[string]func(p *planir.Plan){
 	},
 	"nothing for prompts": func(p *planir.Plan) {
 		p.Beside.Pairs = nil
-		p.Program.Beside = slices.DeleteFunc(p.Program.Beside, func(ph planir.Phase) bool { return ph.Phase == "prefill" })
+		p.Program.Beside = slices.DeleteFunc(p.Program.Beside, func(ph planir.PhaseProgram) bool { return ph.Phase == "prefill" })
 	},
 	"nothing for one sequence": func(p *planir.Plan) {
 		p.Beside.Pairs = nil
-		p.Program.Beside = slices.DeleteFunc(p.Program.Beside, func(ph planir.Phase) bool { return ph.Rows == 1 })
+		p.Program.Beside = slices.DeleteFunc(p.Program.Beside, func(ph planir.PhaseProgram) bool { return ph.Rows == 1 })
 	},
 	"nothing for a batch": func(p *planir.Plan) {
 		p.Beside.Pairs = nil
-		p.Program.Beside = slices.DeleteFunc(p.Program.Beside, func(ph planir.Phase) bool { return ph.Rows == 4 })
+		p.Program.Beside = slices.DeleteFunc(p.Program.Beside, func(ph planir.PhaseProgram) bool { return ph.Rows == 4 })
 	},
 	"no logits": func(p *planir.Plan) {
 		for i := range p.Program.Beside {

@@ -43,8 +43,8 @@ func (f *InFlight) Order(section string) *ChunkOrder {
 }
 
 // InFlightOf reports whether a program is one of several chunks in flight.
-func (p *Plan) InFlightOf(program *Phase) bool {
-	return p.InFlight != nil && slices.ContainsFunc(p.Program.InFlight, func(own Phase) bool { return own.Name == program.Name })
+func (p *Plan) InFlightOf(program *PhaseProgram) bool {
+	return p.InFlight != nil && slices.ContainsFunc(p.Program.InFlight, func(own PhaseProgram) bool { return own.Name == program.Name })
 }
 
 // Most of what may be in flight: more only takes memory.
@@ -107,7 +107,7 @@ func (c *checker) inFlightPrograms() {
 		}
 		return
 	}
-	chunk := func(named Phase) bool { return named.Phase == "prefill" && named.Rows == decided.Rows }
+	chunk := func(named PhaseProgram) bool { return named.Phase == "prefill" && named.Rows == decided.Rows }
 	if !slices.Contains([]string{"", ByGreedy, ByExact}, decided.By) {
 		c.fail("in_flight.by", "rule %q, want %q or %q", decided.By, ByGreedy, ByExact)
 	}

@@ -22,14 +22,14 @@ func TestMemoryOf(t *testing.T) {
 		},
 		Graphs: []Graph{{Name: "e", Graph: op.Graph{Nodes: []op.Node{{Op: op.Op{Kind: op.Embed}}}}}, {Name: "m", Graph: op.Graph{Nodes: []op.Node{{Op: op.Op{Kind: op.MatMul}}}}}},
 	}}
-	phase := func(name string, packs ...string) Phase {
+	phase := func(name string, packs ...string) PhaseProgram {
 		steps := []Step{{Run: "e", W: []WeightRef{{Pack: "t/f32"}}}}
 		for _, k := range packs {
 			steps = append(steps, Step{Run: "m", W: []WeightRef{{Pack: k}}})
 		}
-		return Phase{Name: name, Phase: name, Sections: []Section{{Layers: 2, Lanes: []Lane{{Steps: steps}}}}}
+		return PhaseProgram{Name: name, Phase: name, Sections: []Section{{Layers: 2, Lanes: []Lane{{Steps: steps}}}}}
 	}
-	p.Program.Programs = []Phase{phase("decode", "w/a", "w/b"), phase("prefill", "w/b", "w/c", "w/c")}
+	p.Program.Programs = []PhaseProgram{phase("decode", "w/a", "w/b"), phase("prefill", "w/b", "w/c", "w/c")}
 	m := MemoryOf(p)
 	want := Memory{
 		Weights: 2*8192 + 2*4096 + 2*4096, DecodeWeights: 2 * 8192, PrefillWeights: 2 * 4096, Tables: touched(100<<20, 100),

@@ -472,8 +472,8 @@ func TestRules(t *testing.T) {
 		t.Fatalf("no %s of a batch", kind)
 		return nil
 	}
-	program := func(p *planir.Plan, name string) *planir.Phase {
-		i := slices.IndexFunc(p.Program.Programs, func(ph planir.Phase) bool { return ph.Name == name })
+	program := func(p *planir.Plan, name string) *planir.PhaseProgram {
+		i := slices.IndexFunc(p.Program.Programs, func(ph planir.PhaseProgram) bool { return ph.Name == name })
 		return &p.Program.Programs[i]
 	}
 	for _, c := range []struct {
@@ -875,7 +875,7 @@ func TestEmptyListsHaveOneEncoding(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := planir.Encode(&planir.Plan{Schema: planir.Schema, Procs: []planir.Proc{}, Decisions: []planir.Decision{}, Program: planir.Program{Programs: []planir.Phase{}}})
+	b, err := planir.Encode(&planir.Plan{Schema: planir.Schema, Procs: []planir.Proc{}, Decisions: []planir.Decision{}, Program: planir.Program{Programs: []planir.PhaseProgram{}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,12 +25,12 @@ type Program struct {
 	// each for one processor, executed by steps under its name
 	Graphs []Graph `json:"graphs,omitempty" yaml:"graphs,omitempty"`
 	// each is for one number of rows; the decider says which one takes a call
-	Programs []Phase `json:"programs,omitempty" yaml:"programs,omitempty"`
+	Programs []PhaseProgram `json:"programs,omitempty" yaml:"programs,omitempty"`
 	// each is executed by one processor alone, while others execute something else (see Beside)
-	Beside []Phase `json:"beside,omitempty" yaml:"beside,omitempty"`
+	Beside []PhaseProgram `json:"beside,omitempty" yaml:"beside,omitempty"`
 	// each processes several whole chunks of a prompt together (see InFlight)
-	InFlight []Phase  `json:"in_flight,omitempty" yaml:"in_flight,omitempty"`
-	Decider  []Decide `json:"decider,omitempty" yaml:"decider,omitempty"`
+	InFlight []PhaseProgram `json:"in_flight,omitempty" yaml:"in_flight,omitempty"`
+	Decider  []Decide       `json:"decider,omitempty" yaml:"decider,omitempty"`
 }
 
 // Buffer is a slot of the pool: [Rows,Cols] of Type. Buffers never overlap.
@@ -100,9 +100,9 @@ type Graph struct {
 	Context string `json:"context,omitempty" yaml:"context,omitempty"`
 }
 
-// Phase is the program of one phase and bucket. Sections run one after another; all lanes meet
+// PhaseProgram is the program of one phase and bucket. Sections run one after another; all lanes meet
 // between them. The rows of a call are tokens of one sequence, or, where decode has several, of a sequence each.
-type Phase struct {
+type PhaseProgram struct {
 	Name  string `json:"name" yaml:"name"`   // "prefill@256", "decode", "decode@4", "decode@4/cpu"
 	Phase string `json:"phase" yaml:"phase"` // prefill, decode
 	Rows  int    `json:"rows" yaml:"rows"`   // most rows of one call
@@ -112,7 +112,7 @@ type Phase struct {
 }
 
 // Own is the name of a program's buffer: those of a program of one processor begin with its name.
-func (p *Phase) Own(buffer string) string {
+func (p *PhaseProgram) Own(buffer string) string {
 	if p.On == "" {
 		return buffer
 	}
@@ -120,7 +120,7 @@ func (p *Phase) Own(buffer string) string {
 }
 
 // Batch reports whether the rows are of a sequence each.
-func (p *Phase) Batch() bool { return p.Phase == "decode" && p.Rows > 1 }
+func (p *PhaseProgram) Batch() bool { return p.Phase == "decode" && p.Rows > 1 }
 
 // Section is a sequence of steps per lane, repeated once per layer when Layers > 0, for the layers from
 // First. Flags are numbered from 0 within the section; each is set by one step, once per iteration.
@@ -142,7 +142,7 @@ type Lane struct {
 }
 
 // For returns the program that takes the next of n tokens of one sequence, nil when the decider names none.
-func (p *Program) For(n int) *Phase {
+func (p *Program) For(n int) *PhaseProgram {
 	for _, choice := range p.Decider {
 		if n < choice.Min || n > choice.Max {
 			continue

@@ -191,7 +191,7 @@ func (c *checker) races() {
 // written is P010. Written before an event are the ids, the earlier sections of its program, and the events of its
 // section that precede it. It reports the first missing element only.
 func (c *checker) written() {
-	var program *Phase
+	var program *PhaseProgram
 	var earlier []View // what is written before the section
 	for section := range c.plan.Program.sections() {
 		if section.program != program {

@@ -103,7 +103,7 @@ func (c *checker) batches() {
 }
 
 // batch checks the program that decodes several sequences: every row has logits, and none is selected.
-func (c *checker) batch(path string, program *Phase) {
+func (c *checker) batch(path string, program *PhaseProgram) {
 	if !slices.Contains(c.plan.Batches, program.Rows) {
 		c.fail(path, "program %q decodes %d sequences, and the plan has batches of %v", program.Name, program.Rows,
 			c.plan.Batches)

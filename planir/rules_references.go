@@ -68,7 +68,7 @@ func (c *checker) references() {
 		}
 	}
 	for i, entry := range program.Decider {
-		named := func(phase Phase) bool { return phase.Name == entry.Program }
+		named := func(phase PhaseProgram) bool { return phase.Name == entry.Program }
 		if !slices.ContainsFunc(program.Programs, named) && !slices.ContainsFunc(program.InFlight, named) {
 			c.fail(fmt.Sprintf("program.decider[%d]", i), "unknown program %q", entry.Program)
 		}

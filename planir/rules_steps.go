@@ -298,7 +298,7 @@ func (c *checker) selects(section sectionAt) bool {
 // schemes is P013. Shares of one product in different schemes would make its accuracy depend on the column.
 func (c *checker) schemes() {
 	type node struct {
-		program *Phase
+		program *PhaseProgram
 		name    string
 	}
 	seen := map[node]op.Scheme{}

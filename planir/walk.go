@@ -8,7 +8,7 @@ import (
 // sectionAt is a section with the program it belongs to.
 type sectionAt struct {
 	*Section
-	program  *Phase
+	program  *PhaseProgram
 	index    [2]int // of the program among All, of the section in it
 	programs *Program
 }
@@ -31,8 +31,8 @@ func (p *Program) path(i int) string {
 }
 
 // All walks all programs with their numbers: Programs, then Beside, then InFlight.
-func (p *Program) All() iter.Seq2[int, *Phase] {
-	return func(yield func(int, *Phase) bool) {
+func (p *Program) All() iter.Seq2[int, *PhaseProgram] {
+	return func(yield func(int, *PhaseProgram) bool) {
 		for i := range p.Programs {
 			if !yield(i, &p.Programs[i]) {
 				return
@@ -54,7 +54,7 @@ func (p *Program) All() iter.Seq2[int, *Phase] {
 // stepAt is a step with what it belongs to.
 type stepAt struct {
 	*Step
-	program *Phase
+	program *PhaseProgram
 	section sectionAt
 	lane    *Lane
 	index   [2]int // of the lane in the section, of the step in the lane

@@ -160,7 +160,7 @@ func (s *session) timeBeside(plan *planir.Plan) (float64, error) {
 }
 
 // inOrder is what a program of one processor does, from the first section to the last, layer by layer.
-func inOrder(program *planir.Phase, done work) (out []timeline.Phase) {
+func inOrder(program *planir.PhaseProgram, done work) (out []timeline.Phase) {
 	for i := range program.Sections {
 		section := &program.Sections[i]
 		does := assume(section, done.of, func(e price.Estimate) int64 { return e.NS })

@@ -65,7 +65,7 @@ func (s *session) draftsNot(plan *planir.Plan) string {
 }
 
 // verifyNS predicts a call of a program with the logits of every row: the head runs once for each.
-func (s *session) verifyNS(plan *planir.Plan, program *planir.Phase, called call) (total int64, err error) {
+func (s *session) verifyNS(plan *planir.Plan, program *planir.PhaseProgram, called call) (total int64, err error) {
 	of, err := s.effortsOf(plan, program, called)
 	if err != nil {
 		return 0, err

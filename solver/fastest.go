@@ -101,7 +101,7 @@ func (pr *program) decided(plan *planir.Plan) (out []planir.Decision) {
 
 // timed is what the timeline says a program takes.
 func (s *request) timed(plan *planir.Plan, rows int) (int64, error) {
-	at := slices.IndexFunc(plan.Program.Programs, func(ph planir.Phase) bool { return ph.Rows == rows })
+	at := slices.IndexFunc(plan.Program.Programs, func(ph planir.PhaseProgram) bool { return ph.Rows == rows })
 	ph := &plan.Program.Programs[at]
 	of, err := s.efforts(plan, ph)
 	if err != nil {

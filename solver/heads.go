@@ -388,7 +388,7 @@ func (s *session) withPipeline(plan *planir.Plan, stages *headStages, with *orde
 	if err := s.lower(&out); err != nil {
 		return nil, err
 	}
-	program := &out.Program.Programs[slices.IndexFunc(out.Program.Programs, func(ph planir.Phase) bool { return ph.Rows == stages.rows })]
+	program := &out.Program.Programs[slices.IndexFunc(out.Program.Programs, func(ph planir.PhaseProgram) bool { return ph.Rows == stages.rows })]
 	predicted, err := s.prediction(&out, program)
 	if err != nil {
 		return nil, err

@@ -162,7 +162,7 @@ func (s *session) undivided(ctx context.Context, plan *planir.Plan, rows int) (*
 	if err := s.decide(&out, decisions); err != nil {
 		return nil, err
 	}
-	at := slices.IndexFunc(out.Program.Programs, func(program planir.Phase) bool { return program.Rows == rows })
+	at := slices.IndexFunc(out.Program.Programs, func(program planir.PhaseProgram) bool { return program.Rows == rows })
 	predicted, err := s.prediction(&out, &out.Program.Programs[at])
 	if err != nil {
 		return nil, err
@@ -341,7 +341,7 @@ func (s *session) predictInFlight(plan *planir.Plan, energy int64) (planir.Predi
 // oneByOne is what chunks take that are processed one after the other by the plan's own program, in ns.
 func (s *session) oneByOne(plan *planir.Plan, rows, chunks int) (total int64, err error) {
 	name := lower.ProgramName(rows, false)
-	at := slices.IndexFunc(plan.Program.Programs, func(program planir.Phase) bool { return program.Name == name })
+	at := slices.IndexFunc(plan.Program.Programs, func(program planir.PhaseProgram) bool { return program.Name == name })
 	program := &plan.Program.Programs[at]
 	for chunk := range chunks {
 		of, err := s.effortsOf(plan, program, call{rows, s.chunkContext(rows, chunks, chunk)})
@@ -369,7 +369,7 @@ func (s *request) chunkContext(rows, chunks, chunk int) int {
 }
 
 // contextOf is how many cached positions attention of a program's step is priced for, which begins at a row.
-func (s *request) contextOf(plan *planir.Plan, ph *planir.Phase, from int) int {
+func (s *request) contextOf(plan *planir.Plan, ph *planir.PhaseProgram, from int) int {
 	if flight := plan.InFlight; plan.InFlightOf(ph) {
 		return s.chunkContext(flight.Rows, flight.Chunks, from/flight.Rows)
 	}

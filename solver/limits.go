@@ -141,7 +141,7 @@ func (s *session) taken(plan *planir.Plan) (map[quantity]int64, error) {
 				if bound.kind == problem.LimitPartNS && name != bound.name {
 					continue
 				}
-				ph := slices.IndexFunc(plan.Program.Programs, func(ph planir.Phase) bool { return ph.Name == name })
+				ph := slices.IndexFunc(plan.Program.Programs, func(ph planir.PhaseProgram) bool { return ph.Name == name })
 				pred, err := s.prediction(plan, &plan.Program.Programs[ph])
 				if err != nil {
 					return nil, err

@@ -15,7 +15,7 @@ import (
 const modelError = 0.01
 
 // prediction is predictTimes with the modelled energy, and the times on single processors.
-func (s *planner) prediction(plan *planir.Plan, ph *planir.Phase) (planir.Prediction, error) {
+func (s *planner) prediction(plan *planir.Plan, ph *planir.PhaseProgram) (planir.Prediction, error) {
 	pred, err := s.predictTimes(plan, ph)
 	if err != nil {
 		return pred, err
@@ -33,7 +33,7 @@ func (s *planner) prediction(plan *planir.Plan, ph *planir.Phase) (planir.Predic
 
 // predictTimes goes through a lowered program three times: with the expected, the low and the high time of every step
 // and hand-over.
-func (s *planner) predictTimes(plan *planir.Plan, ph *planir.Phase) (planir.Prediction, error) {
+func (s *planner) predictTimes(plan *planir.Plan, ph *planir.PhaseProgram) (planir.Prediction, error) {
 	pred := planir.Prediction{Program: ph.Name}
 	of, err := s.efforts(plan, ph)
 	if err != nil {
@@ -65,7 +65,7 @@ func microjoules(nj int64) int64 { return (nj + 500) / 1000 }
 
 // energy is what one execution of a program is modelled to take in nanojoules: what its decisions were priced with.
 // ok is false where the SoC does not say the power of a processor that takes part.
-func (s *planner) energy(plan *planir.Plan, ph *planir.Phase) (nj int64, ok bool, err error) {
+func (s *planner) energy(plan *planir.Plan, ph *planir.PhaseProgram) (nj int64, ok bool, err error) {
 	pr, err := s.program(ph.Rows, s.assigned(ph.Rows))
 	if err != nil {
 		return 0, false, err

@@ -23,7 +23,7 @@ type effort struct {
 // flags the steps that set them. Lanes with equal thread(lane) share a thread. submit is what a step of a lane takes the
 // control processor's thread that gives it to the lane's processor, in ns. It knows nothing of how the decisions came
 // about.
-func sections(ph *planir.Phase, control string, thread func(lane string) string,
+func sections(ph *planir.PhaseProgram, control string, thread func(lane string) string,
 	submit func(lane string) float64) []timeline.Section {
 	out := make([]timeline.Section, len(ph.Sections))
 	for i := range ph.Sections {
@@ -144,7 +144,7 @@ type work struct {
 
 // walk predicts a program and each of its sections, in ns. pick selects the expected, the low or the high time of
 // every step and hand-over.
-func (s *request) walk(ph *planir.Phase, done work,
+func (s *request) walk(ph *planir.PhaseProgram, done work,
 	pick func(price.Estimate) int64) (total int64, each []int64, err error) {
 	submit := func(lane string) float64 { return done.submit[lane] }
 	on := timeline.Machine{Memory: *s.prices.Memory(), Handover: func(from, to string) float64 {
@@ -188,20 +188,22 @@ type call struct {
 }
 
 // whole is a call of all rows of a program.
-func (s *request) whole(ph *planir.Phase) call { return call{ph.Rows, s.want.ContextAt(ph.Rows)} }
+func (s *request) whole(ph *planir.PhaseProgram) call {
+	return call{ph.Rows, s.want.ContextAt(ph.Rows)}
+}
 
 // efforts are what the steps of a program do: the operators of their graphs, which are launched once.
-func (s *request) efforts(plan *planir.Plan, ph *planir.Phase) (work, error) {
+func (s *request) efforts(plan *planir.Plan, ph *planir.PhaseProgram) (work, error) {
 	return s.effortsAt(plan, ph, ph.Rows, func(from int) int { return s.contextOf(plan, ph, from) })
 }
 
 // effortsOf is efforts of a call with fewer rows: a processor that takes any number of rows computes just those.
-func (s *request) effortsOf(plan *planir.Plan, ph *planir.Phase, called call) (work, error) {
+func (s *request) effortsOf(plan *planir.Plan, ph *planir.PhaseProgram, called call) (work, error) {
 	return s.effortsAt(plan, ph, called.rows, func(int) int { return called.context })
 }
 
 // effortsAt is efforts of a call of so many rows, with the positions that attention of a step works on by its first row.
-func (s *request) effortsAt(plan *planir.Plan, ph *planir.Phase, rows int,
+func (s *request) effortsAt(plan *planir.Plan, ph *planir.PhaseProgram, rows int,
 	context func(from int) int) (work, error) {
 	graphs := map[string]*planir.Graph{}
 	for i := range plan.Program.Graphs {
@@ -255,7 +257,7 @@ func (s *request) submissions(plan *planir.Plan) map[string]float64 {
 }
 
 // copies prices what travels in a call between the host's memory and the processors that have their own.
-func (s *request) copies(plan *planir.Plan, ph *planir.Phase, rows int) (transfers, error) {
+func (s *request) copies(plan *planir.Plan, ph *planir.PhaseProgram, rows int) (transfers, error) {
 	sets := make([]*capability.Set, len(plan.Procs))
 	for i := range plan.Procs {
 		sets[i] = &plan.Procs[i].Set

@@ -14,7 +14,7 @@ import (
 func TestTimeline(t *testing.T) {
 	flag := func(n int) *int { return &n }
 	steps := map[string]int64{"first": 10, "other": 5, "beside": 3, "last": 1, "alone": 4}
-	ph := &planir.Phase{Sections: []planir.Section{
+	ph := &planir.PhaseProgram{Sections: []planir.Section{
 		{Name: "layers", Layers: 2, Flags: 3, Lanes: []planir.Lane{
 			{Proc: "a", Steps: []planir.Step{
 				{Node: "first", Wait: []planir.Wait{{Flag: 2, Back: true}}, Set: flag(0)},

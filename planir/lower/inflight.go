@@ -20,7 +20,7 @@ func inFlightName(rows, chunks int) string {
 }
 
 // inFlight lowers the program of several chunks.
-func (b *builder) inFlight() (ph planir.Phase, err error) {
+func (b *builder) inFlight() (ph planir.PhaseProgram, err error) {
 	decided := b.plan.InFlight
 	rows, chunks := decided.Rows, decided.Chunks
 	illegal := func(err error) error {
@@ -30,7 +30,7 @@ func (b *builder) inFlight() (ph planir.Phase, err error) {
 	if chunks < 2 || rows < 2 || b.plan.Decodes(rows) || rows > b.plan.MaxContext/chunks || !b.decidesLayers(rows) {
 		return ph, illegal(fmt.Errorf("want at least 2 chunks of a program of prefill, within %d positions", b.plan.MaxContext))
 	}
-	ph = planir.Phase{Name: inFlightName(rows, chunks), Phase: "prefill", Rows: chunks * rows}
+	ph = planir.PhaseProgram{Name: inFlightName(rows, chunks), Phase: "prefill", Rows: chunks * rows}
 	// Sections for logits select a row of all chunks; the others are a chunk's.
 	of := GraphOf(b.plan, b.model, rows)
 	one, err := b.expand(of, rows, rows, b.tiers(rows, ""))

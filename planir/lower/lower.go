@@ -84,9 +84,9 @@ func newBuilder(plan *planir.Plan, graph *models.Graph) *builder {
 }
 
 // program lowers the program of so many rows: that of the plan's decisions, or one that a processor executes alone.
-func (b *builder) program(count int, on string) (ph planir.Phase, err error) {
+func (b *builder) program(count int, on string) (ph planir.PhaseProgram, err error) {
 	plan := b.plan
-	ph = planir.Phase{Name: ProgramName(count, plan.Decodes(count)), Phase: "prefill", Rows: count, On: on}
+	ph = planir.PhaseProgram{Name: ProgramName(count, plan.Decodes(count)), Phase: "prefill", Rows: count, On: on}
 	if on != "" {
 		ph.Name += "/" + on
 	}
@@ -137,7 +137,7 @@ func (b *builder) expand(of *models.Graph, rows, decided int, tiers *planir.Expe
 }
 
 // own gives the values of a program's sections the names of its own buffers.
-func own(sections []Section, ph *planir.Phase) {
+func own(sections []Section, ph *planir.PhaseProgram) {
 	for i := range sections {
 		section := &sections[i]
 		values := make(map[string]Value, len(section.Values))

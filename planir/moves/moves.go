@@ -24,7 +24,7 @@ type Call struct{ Fetch, Hand []bool }
 
 // Of is what travels in a program of a plan: the calls of processors that have memory of their own. space numbers the
 // memory that a processor computes on; 0 is the host's.
-func Of(plan *planir.Plan, phase *planir.Phase, space func(proc string) int) map[Place]*Call {
+func Of(plan *planir.Plan, phase *planir.PhaseProgram, space func(proc string) int) map[Place]*Call {
 	out, state := map[Place]*Call{}, flow{}
 	state.write(planir.View{Buffer: phase.Own(planir.IDs), R1: phase.Rows, C1: 1}, 0, nil, 0)
 	for number := range phase.Sections {

@@ -15,7 +15,7 @@ func TestOf(t *testing.T) {
 	}
 	flag := func(n int) *int { return &n }
 	plan := &planir.Plan{Program: planir.Program{Buffers: []planir.Buffer{{Name: planir.Logits, Rows: 1, Cols: 8}}}}
-	phase := &planir.Phase{Rows: 4, Sections: []planir.Section{
+	phase := &planir.PhaseProgram{Rows: 4, Sections: []planir.Section{
 		{Name: "embed", Lanes: []planir.Lane{{Proc: "cpu", Steps: []planir.Step{
 			{In: []planir.View{view(planir.IDs, 0, 1)}, Out: []planir.View{view("x", 0, 8)}}}}}},
 		{Name: "layers", Layers: 2, Flags: 2, Lanes: []planir.Lane{

@@ -79,7 +79,7 @@ func (c *Control) Begin(sequence int, tokens []int32, logits bool) (count int, e
 // the largest.
 func (m *Machine) besidePrompt(n int) (best *program) {
 	for _, pr := range m.order {
-		if pr.On != m.plan.Beside.Prefill || pr.Phase.Phase != "prefill" {
+		if pr.On != m.plan.Beside.Prefill || pr.PhaseProgram.Phase != "prefill" {
 			continue
 		}
 		switch {

@@ -57,7 +57,7 @@ type dispatched struct {
 
 // countsDispatch prepares counting for a step that moves rows to slots, nil for every other step. Counting reads the
 // operands in main memory, which a device with memory of its own may not have filled.
-func (m *Machine) countsDispatch(program *planir.Phase, st *step, layer int, bind *driver.Bindings) (*dispatched, error) {
+func (m *Machine) countsDispatch(program *planir.PhaseProgram, st *step, layer int, bind *driver.Bindings) (*dispatched, error) {
 	node := &st.graph.Nodes[0]
 	tiers := m.plan.TiersOf(program.Rows)
 	if node.Op.Kind != op.Dispatch || len(st.graph.Nodes) != 1 || tiers == nil || tiers.Layer(layer) == nil {

@@ -131,7 +131,7 @@ type flag struct {
 
 // program is a program of the plan, with its sections once these are loaded.
 type program struct {
-	*planir.Phase
+	*planir.PhaseProgram
 	ids      []int32    // of the call: [rows]
 	logits   []float32  // [1 or rows,vocabulary]
 	sections []*section // once loaded
@@ -388,7 +388,7 @@ func (m *Machine) shareWith(lane *lane, size int64) (bool, error) {
 }
 
 // ends are the buffers that a program begins and ends with: token ids [rows] and logits [rows,vocabulary].
-func (m *Machine) ends(phase *planir.Phase) (ids []int32, logits []float32, err error) {
+func (m *Machine) ends(phase *planir.PhaseProgram) (ids []int32, logits []float32, err error) {
 	data := m.pool
 	view := func(name string) []byte {
 		buffer := m.buffers[phase.Own(name)]
@@ -482,7 +482,7 @@ func (m *Machine) prepare(src Source) error {
 	}
 	flags := 0
 	for _, phase := range m.plan.Program.All() {
-		pr := &program{Phase: phase}
+		pr := &program{PhaseProgram: phase}
 		var err error
 		if pr.ids, pr.logits, err = m.ends(phase); err != nil {
 			return err
@@ -518,12 +518,12 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 		m.ahead(ctx, ahead, parts)
 	}
 	var sections []*section
-	for j := range pr.Phase.Sections {
-		loaded := &section{Section: &pr.Phase.Sections[j], iters: pr.Phase.Sections[j].Iterations()}
+	for j := range pr.PhaseProgram.Sections {
+		loaded := &section{Section: &pr.PhaseProgram.Sections[j], iters: pr.PhaseProgram.Sections[j].Iterations()}
 		for lane := range loaded.Lanes {
 			ls := &laneSection{lane: m.loader.lanes[loaded.Lanes[lane].Proc]}
 			for step := range loaded.Lanes[lane].Steps {
-				st, err := m.loadStep(ctx, pr.Phase, ls, &loaded.Lanes[lane].Steps[step], loaded)
+				st, err := m.loadStep(ctx, pr.PhaseProgram, ls, &loaded.Lanes[lane].Steps[step], loaded)
 				if err != nil {
 					return err
 				}
@@ -548,8 +548,8 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 func (m *Machine) wants(pr *program, visit func(placeKey, Part)) {
 	weights := m.loader.weights
 	seen := map[placeKey]bool{}
-	for i := range pr.Phase.Sections {
-		section := &pr.Phase.Sections[i]
+	for i := range pr.PhaseProgram.Sections {
+		section := &pr.PhaseProgram.Sections[i]
 		for it := range max(1, section.Layers) {
 			for j := range section.Lanes {
 				if m.plan.Proc(section.Lanes[j].Proc).WeightsInArtifacts {
@@ -597,7 +597,7 @@ func (m *Machine) Foresee(ctx context.Context) {
 	var keys []placeKey
 	users, prefills := map[placeKey]int{}, 0
 	for _, pr := range m.order {
-		if pr.Phase.Phase != "prefill" || pr.On != "" {
+		if pr.PhaseProgram.Phase != "prefill" || pr.On != "" {
 			continue
 		}
 		prefills++
@@ -624,7 +624,7 @@ func (m *Machine) Foresee(ctx context.Context) {
 
 // loadStep loads the graph of a step with the weights of each of its section's layers, and binds its
 // operands.
-func (m *Machine) loadStep(ctx context.Context, program *planir.Phase, ls *laneSection, from *planir.Step,
+func (m *Machine) loadStep(ctx context.Context, program *planir.PhaseProgram, ls *laneSection, from *planir.Step,
 	section *section) (*step, error) {
 	loader, lane := &m.loader, ls.lane
 	graph := loader.graphs[from.Run]

@@ -14,7 +14,7 @@ func (m *Machine) moves(pr *program) {
 	if m.spaces == 0 {
 		return
 	}
-	travel := moves.Of(m.plan, pr.Phase, func(proc string) int { return m.loader.lanes[proc].space })
+	travel := moves.Of(m.plan, pr.PhaseProgram, func(proc string) int { return m.loader.lanes[proc].space })
 	for place, call := range travel {
 		st := pr.sections[place.Section].lanes[place.Lane].steps[place.Step]
 		st.calls[place.Iteration].bind.Moves = &driver.Moves{Fetch: call.Fetch, Hand: call.Hand}

@@ -171,7 +171,7 @@ func (m *Machine) WriteTrace(w io.Writer) (lost int64, err error) {
 	}
 	for _, call := range tracer.calls {
 		name := fmt.Sprintf("%s: token %d", call.program.Name, call.pos)
-		if call.program.Phase.Phase != "decode" || call.rows > 1 {
+		if call.program.PhaseProgram.Phase != "decode" || call.rows > 1 {
 			name = fmt.Sprintf("%s: %d tokens from %d", call.program.Name, call.rows, call.pos)
 		}
 		out.span(0, "program", name, call.start, call.end, callArgs{call.program.Name, call.pos, call.rows})

@@ -211,7 +211,7 @@ func newRandom(t *rapid.T) *random {
 		planned.Lanes = append(planned.Lanes, lane)
 	}
 	m.plan = &planir.Plan{}
-	m.plan.Program.Programs = []planir.Phase{{Sections: []planir.Section{planned}}}
+	m.plan.Program.Programs = []planir.PhaseProgram{{Sections: []planir.Section{planned}}}
 	m.formCrews()
 	m.connect(r.s)
 	return r
@@ -357,7 +357,7 @@ func TestCrewsOfDevices(t *testing.T) {
 		{"with both, apart", []planir.Lane{on("cpu", planir.Step{}), on("npu", planir.Step{}), on("gpu", planir.Step{Set: flag(0)})}, "cpu+gpu npu"},
 	} {
 		m := &Machine{plan: &planir.Plan{}}
-		m.plan.Program.Programs = []planir.Phase{{Sections: []planir.Section{{Lanes: c.lanes}}}}
+		m.plan.Program.Programs = []planir.PhaseProgram{{Sections: []planir.Section{{Lanes: c.lanes}}}}
 		gpu := newNotedQueue(&noted{})
 		m.lanes = []*lane{{name: "cpu", proc: &noted{caps: driver.Capabilities{Cores: []int{0}}}}, {name: "npu", proc: &noted{}},
 			{name: "gpu", proc: gpu, queue: &queue{Asynchronous: gpu}}}

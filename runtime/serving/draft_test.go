@@ -132,7 +132,7 @@ func TestDraftsOfAPlan(t *testing.T) {
 		{Program: "decode", PlanNS: 100, Sections: []planir.SectionTime{{Section: "head", NS: 10}}},
 		{Program: "prefill@16", PlanNS: 250}}}
 	plan.Procs[0].DynamicRows = true
-	plan.Program.Programs = []planir.Phase{
+	plan.Program.Programs = []planir.PhaseProgram{
 		{Name: "decode", Rows: 1, Sections: []planir.Section{{Name: "head", Logits: true}}}, {Name: "prefill@16", Rows: 16}}
 	plan.Program.Decider = []planir.Decide{{Min: 1, Max: 1, Program: "decode"}, {Min: 2, Max: 99, Program: "prefill@16"}}
 	times := TimesOf(plan)

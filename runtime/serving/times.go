@@ -21,7 +21,7 @@ type batchTime struct {
 	sequences int
 	ns        int64
 	dynamic   bool // fewer sequences take less
-	phase     *planir.Phase
+	phase     *planir.PhaseProgram
 }
 
 // TimesOf reads a plan's predictions.
@@ -81,7 +81,7 @@ func (t *Times) Chunk(n int) (tokens int, ns int64) {
 }
 
 // ChunkProgram is the program that processes the first of n tokens of a prompt, nil if there is none.
-func (t *Times) ChunkProgram(n int) *planir.Phase {
+func (t *Times) ChunkProgram(n int) *planir.PhaseProgram {
 	for _, choice := range t.plan.Program.Decider {
 		if n < choice.Min || n > choice.Max {
 			continue
@@ -96,7 +96,7 @@ func (t *Times) ChunkProgram(n int) *planir.Phase {
 }
 
 // DecodeProgram is the program that decodes a token of each of n sequences, nil if there is none.
-func (t *Times) DecodeProgram(n int) *planir.Phase {
+func (t *Times) DecodeProgram(n int) *planir.PhaseProgram {
 	for _, program := range t.decode {
 		if program.sequences >= n {
 			return program.phase
@@ -106,7 +106,7 @@ func (t *Times) DecodeProgram(n int) *planir.Phase {
 }
 
 // Of is the time of a program, in ns.
-func (t *Times) Of(program *planir.Phase) int64 { return t.byName[program.Name] }
+func (t *Times) Of(program *planir.PhaseProgram) int64 { return t.byName[program.Name] }
 
 // Beside is what the plan predicts of the next chunk of n tokens of a prompt beside the decoding of batch sequences;
 // false where the plan has nothing for that. A single token has no program of its own there.
@@ -168,7 +168,7 @@ func (t *Times) alone(rows int) int64 {
 }
 
 // dynamic reports whether every processor that works in a program computes just the rows of a call.
-func (t *Times) dynamic(program *planir.Phase) bool {
+func (t *Times) dynamic(program *planir.PhaseProgram) bool {
 	for i := range program.Sections {
 		for _, lane := range program.Sections[i].Lanes {
 			pads := slices.ContainsFunc(t.plan.Procs, func(proc planir.Proc) bool {
@@ -183,7 +183,7 @@ func (t *Times) dynamic(program *planir.Phase) bool {
 }
 
 // headNS is the predicted time of a program's sections that compute logits.
-func headNS(plan *planir.Plan, phase *planir.Phase) (total int64) {
+func headNS(plan *planir.Plan, phase *planir.PhaseProgram) (total int64) {
 	for i := range plan.Predictions {
 		if plan.Predictions[i].Program != phase.Name {
 			continue

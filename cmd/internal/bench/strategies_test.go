@@ -30,7 +30,7 @@ func TestOtherWaits(t *testing.T) {
 // Plans of one program are measured once, under the labels of all.
 func TestDistinct(t *testing.T) {
 	of := func(run string, wait capability.Waiting) *planir.Plan {
-		return &planir.Plan{Procs: []planir.Proc{{Name: "gpu", Wait: wait}}, Program: planir.Program{Programs: []planir.Phase{
+		return &planir.Plan{Procs: []planir.Proc{{Name: "gpu", Wait: wait}}, Program: planir.Program{Programs: []planir.PhaseProgram{
 			{Name: "decode", Sections: []planir.Section{{Lanes: []planir.Lane{{Steps: []planir.Step{{Run: run}}}}}}}}}}
 	}
 	a, other, waits := of("x", ""), of("y", ""), of("x", capability.WaitPoll)

@@ -31,7 +31,7 @@ func ShowEvidence(s *cli.Streams, p *planir.Plan) {
 func LeftOut(listed workload.Rows, p *planir.Plan) []int {
 	out := []int{}
 	for _, rows := range listed {
-		has := func(ph planir.Phase) bool { return ph.Phase == "prefill" && ph.Rows == rows }
+		has := func(ph planir.PhaseProgram) bool { return ph.Phase == "prefill" && ph.Rows == rows }
 		if rows > 0 && !slices.ContainsFunc(p.Program.Programs, has) {
 			out = append(out, rows)
 		}

@@ -11,7 +11,7 @@ import (
 // A bucket that a workload lists and the plan lacks is told; a number to choose is no list.
 func TestLeftOut(t *testing.T) {
 	p := &planir.Plan{}
-	p.Program.Programs = []planir.Phase{{Phase: "decode", Rows: 1}, {Phase: "prefill", Rows: 16},
+	p.Program.Programs = []planir.PhaseProgram{{Phase: "decode", Rows: 1}, {Phase: "prefill", Rows: 16},
 		{Phase: "decode", Rows: 32}}
 	for _, x := range []struct {
 		listed workload.Rows

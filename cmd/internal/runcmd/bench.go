@@ -290,7 +290,7 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 		timing := batchTime{Sequences: n}
 		for _, pr := range plan.Predictions {
 			if i := slices.IndexFunc(plan.Program.Programs,
-				func(ph planir.Phase) bool {
+				func(ph planir.PhaseProgram) bool {
 					return ph.Name == pr.Program && ph.Phase == "decode" &&
 						ph.Rows == n
 				}); i >= 0 {

@@ -34,7 +34,7 @@ func newUsage(plan *planir.Plan, times *serving.Times) *usage {
 
 // called adds a call of a program of all processors that takes ns: with fewer rows than the program has, all of its steps
 // take less.
-func (u *usage) called(program *planir.Phase, ns int64) {
+func (u *usage) called(program *planir.PhaseProgram, ns int64) {
 	whole := int64(0)
 	if program != nil {
 		whole = u.times.Of(program)

@@ -14,7 +14,7 @@ import (
 // planOf has programs of 1 and 100 rows and batches of 4, on a processor that pads.
 func planOf() *planir.Plan {
 	plan := &planir.Plan{MaxContext: 1024, Batches: []int{4}, Procs: make([]planir.Proc, 1)}
-	plan.Program.Programs = []planir.Phase{
+	plan.Program.Programs = []planir.PhaseProgram{
 		{Name: "decode", Phase: "decode", Rows: 1}, {Name: "decode@4", Phase: "decode", Rows: 4},
 		{Name: "prefill@100", Phase: "prefill", Rows: 100},
 	}
