@@ -3,6 +3,8 @@ package planir
 import (
 	"fmt"
 	"slices"
+
+	"github.com/hetc/hetc/planir/op"
 )
 
 // InFlight says that whole chunks of a prompt are processed together, several at a time, and in which order their steps
@@ -44,7 +46,8 @@ func (f *InFlight) Order(section string) *ChunkOrder {
 
 // InFlightOf reports whether a program is one of several chunks in flight.
 func (p *Plan) InFlightOf(program *PhaseProgram) bool {
-	return p.InFlight != nil && slices.ContainsFunc(p.Program.InFlight, func(own PhaseProgram) bool { return own.Name == program.Name })
+	return p.InFlight != nil && slices.ContainsFunc(p.Program.InFlight,
+		func(own PhaseProgram) bool { return own.Name == program.Name })
 }
 
 // Most of what may be in flight: more only takes memory.
@@ -103,7 +106,8 @@ func (c *checker) inFlightPrograms() {
 	decided, programs := c.plan.InFlight, c.plan.Program.InFlight
 	if decided == nil {
 		if len(programs) > 0 {
-			c.fail("program.in_flight", "program %q is of several chunks, and the plan has one at a time", programs[0].Name)
+			c.fail("program.in_flight", "program %q is of several chunks, and the plan has one at a time",
+				programs[0].Name)
 		}
 		return
 	}
@@ -112,7 +116,8 @@ func (c *checker) inFlightPrograms() {
 		c.fail("in_flight.by", "rule %q, want %q or %q", decided.By, ByGreedy, ByExact)
 	}
 	if decided.Chunks < 2 || decided.Chunks > maxChunks || !slices.ContainsFunc(c.plan.Program.Programs, chunk) {
-		c.fail("in_flight", "%d chunks of %d rows, want 2..%d chunks of a program of prefill", decided.Chunks, decided.Rows,
+		c.fail("in_flight", "%d chunks of %d rows, want 2..%d chunks of a program of prefill", decided.Chunks,
+			decided.Rows,
 			maxChunks)
 	}
 	if len(programs) != 1 {
@@ -131,14 +136,36 @@ func (c *checker) inFlightPrograms() {
 	}
 	for i, entry := range c.plan.Program.Decider {
 		if entry.Program == program.Name && entry.Min < program.Rows {
-			c.fail(fmt.Sprintf("program.decider[%d]", i), "program %q of whole chunks takes %d tokens, want at least %d",
+			c.fail(fmt.Sprintf("program.decider[%d]", i),
+				"program %q of whole chunks takes %d tokens, want at least %d",
 				program.Name, entry.Min, program.Rows)
 		}
 	}
 }
 
+// cacheUse reports whether a step writes keys and values to the cache, and whether it reads them.
+func (c *checker) cacheUse(step *Step) (writes, reads bool) {
+	for _, node := range c.graphOf[step.Run].Graph.Nodes {
+		switch node.Op.Kind {
+		case op.KVAppend:
+			writes = true
+		case op.Attention, op.Estimate, op.SparseAttend:
+			reads = true
+		}
+	}
+	return writes, reads
+}
+
+// independent reports whether the first step only reads the cache, and the second only writes later rows.
+func (c *checker) independent(first, second *Step) bool {
+	writesFirst, _ := c.cacheUse(first)
+	_, readsSecond := c.cacheUse(second)
+	return !writesFirst && !readsSecond
+}
+
 // cacheOrder checks the order of the steps of a section that share heads of the cache, or other values, by what is known
-// to have happened before what.
+// to have happened before what. A step that only reads the cache may be behind one that only writes later rows, because
+// no row attends to later ones.
 func (c *checker) cacheOrder(section sectionAt) {
 	unrolled := c.runs[section.Section]
 	heads := func(one, other *Step) bool {
@@ -155,13 +182,15 @@ func (c *checker) cacheOrder(section sectionAt) {
 			if layer < 0 || other < 0 || unrolled.precedes(a, b) {
 				continue
 			}
-			if layer == other && earlier.R0 < later.R0 && heads(earlier, later) {
-				c.fail(section.path(), "%q of rows from %d on %q may run before %q of rows from %d has written the cache of layer %d",
+			if layer == other && earlier.R0 < later.R0 && heads(earlier, later) && !c.independent(earlier, later) {
+				c.fail(section.path(),
+					"%q of rows from %d on %q may run before %q of rows from %d has written the cache of layer %d",
 					later.Node, later.R0, lane, earlier.Node, earlier.R0, section.First+layer)
 				return
 			}
 			if layer < other && earlier.Behind != later.Behind && earlier.Touch(later) {
-				c.fail(section.path(), "%q on %q of layer %d may run before %q of layer %d, which touches the same values",
+				c.fail(section.path(),
+					"%q on %q of layer %d may run before %q of layer %d, which touches the same values",
 					later.Node, lane, section.First+other, earlier.Node, section.First+layer)
 				return
 			}

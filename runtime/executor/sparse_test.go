@@ -118,6 +118,14 @@ func byKeyHeads(d *planir.Decision, n *lower.Node) {
 	}
 }
 
+// byAppendedRows divides what writes keys and values by rows. The second processor may then write later rows before the
+// first has read the cache for earlier ones, which attend to none of them.
+func byAppendedRows(d *planir.Decision, n *lower.Node) {
+	if o := n.Op(); strings.HasSuffix(n.Name, "attention_append") {
+		divide(d, planir.AxisRows, o.M, 1)
+	}
+}
+
 // TestSparseAttention compares sparse attention of everything with dense attention, for every architecture: in prompts
 // of one token, in one call, in chunks and token by token. Of a share of the positions the bits do not depend on
 // who computes what.
@@ -147,7 +155,7 @@ func TestSparseAttention(t *testing.T) {
 			every := machineWith(t, m, sparsePlan(t, m, all, pair[:1], rows, rows, context, 8, op.F32, nil), all, executor.Options{})
 			some := attentive(t, m, 0.3)
 			machines := []*executor.Machine{}
-			for _, f := range []layoutOf{nil, byStages, byKeyHeads} {
+			for _, f := range []layoutOf{nil, byStages, byKeyHeads, byAppendedRows} {
 				machines = append(machines, machineWith(t, m, sparsePlan(t, m, some, pair, rows, rows, context, 8, op.F32, f), some,
 					executor.Options{}))
 			}
