@@ -378,17 +378,67 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 	if err != nil {
 		return nil, err
 	}
-	loads := planir.Input{Kind: "loads", Digest: digest}
-	tiers, reports, dropped, err := s.decideTiers(ctx, dynamic.Plan)
+	best, err := s.tiersBy(ctx, dynamic, in.TierRule, in.TierRule.find() != nil)
 	if err != nil {
 		return nil, err
 	}
-	best := dynamic
+	rivals, err := s.tierRivals()
+	if err != nil {
+		return nil, err
+	}
+	for _, rule := range rivals {
+		other, err := s.tiersBy(ctx, dynamic, rule, false)
+		if diag.ClassOf(err) == diag.ClassInfeasible {
+			continue // its tiers keep no limit
+		}
+		if err != nil {
+			return nil, err
+		}
+		if predictedInAll(other.Plan) < predictedInAll(best.Plan) {
+			other.TiersLeft, best = best.TiersLeft, other
+		}
+	}
+	best.Plan.Inputs = append(best.Plan.Inputs, planir.Input{Kind: "loads", Digest: digest})
+	return best, nil
+}
+
+// tierRivals are the rules whose tiers are tried beside solve's own. The problem of tiers knows the experts alone. Where
+// the processor of groups has a region of limited size, buffers of large slots leave less of it for the other products,
+// so that tiers which the problem prices alike, or worse, may give a faster plan.
+func (s *session) tierRivals() ([]TierRule, error) {
+	npu, err := staticProcessor(s.in.SoC)
+	if err != nil || s.in.TierRule.find() != nil {
+		return nil, err
+	}
+	if npu.AddressBytes == 0 && s.in.Workload.Limits.AddressBytes[npu.Name] == 0 {
+		return nil, nil
+	}
+	return []TierRule{{Slots: "paper"}, {Slots: "optimal", Ungrouped: true}}, nil
+}
+
+// predictedInAll is what all programs of a plan are predicted to take.
+func predictedInAll(plan *planir.Plan) (ns int64) {
+	for i := range plan.Predictions {
+		ns += plan.Predictions[i].PlanNS
+	}
+	return ns
+}
+
+// tiersBy solves a plan again with the tiers of a rule, and keeps those that make a program faster, or all of them.
+func (s *session) tiersBy(ctx context.Context, dynamic *Result, rule TierRule, all bool) (*Result, error) {
+	in := s.in
+	tiers, reports, dropped, err := s.decideTiers(ctx, dynamic.Plan, rule)
+	if err != nil {
+		return nil, err
+	}
+	best := *dynamic
+	plan := *dynamic.Plan
+	best.Plan = &plan
 	for len(tiers) > 0 {
 		in.tiers = tiers
 		other, err := s.again(ctx, in, dynamic.Plan)
 		if err != nil {
-			if diag.ClassOf(err) != diag.ClassInfeasible || in.TierRule.find() != nil {
+			if diag.ClassOf(err) != diag.ClassInfeasible || all {
 				return nil, err
 			}
 			dropped = append(dropped, fmt.Sprintf("no plan has room for them: %v", err))
@@ -399,7 +449,7 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 		for _, bucket := range tiers {
 			with := predicted(other.Plan, bucket.Rows) + in.opening(other.Plan, bucket.Rows)
 			without := predicted(dynamic.Plan, bucket.Rows) + in.opening(dynamic.Plan, bucket.Rows)
-			if with < without || in.TierRule.find() != nil {
+			if with < without || all {
 				kept = append(kept, bucket)
 				continue
 			}
@@ -407,15 +457,14 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 				bucket.Rows, bucket.Shape(), float64(with)/1e6, float64(without)/1e6))
 		}
 		if len(kept) == len(tiers) {
-			best = other
+			best = *other
 			break
 		}
 		tiers = kept
 	}
-	best.Plan.Inputs = append(best.Plan.Inputs, loads)
-	best.Plan.Solver = append(best.Plan.Solver, reports...)
+	best.Plan.Solver = append(slices.Clip(best.Plan.Solver), reports...)
 	best.TiersLeft = dropped
-	return best, nil
+	return &best, nil
 }
 
 // tiersOf are the capacity tiers of the program of that many rows, nil where experts are dynamic.
@@ -465,7 +514,7 @@ func programSizes(plan *planir.Plan) (buckets, batches []int) {
 
 // decideTiers decides the capacity tiers of every bucket of a plan with the schemes that it gives experts; none says
 // why others have no tiers.
-func (s *session) decideTiers(ctx context.Context, plan *planir.Plan) (out []planir.ExpertTiers,
+func (s *session) decideTiers(ctx context.Context, plan *planir.Plan, rule TierRule) (out []planir.ExpertTiers,
 	reports []planir.Solve, none []string, err error) {
 	npu, err := staticProcessor(s.in.SoC)
 	if err != nil {
@@ -476,14 +525,14 @@ func (s *session) decideTiers(ctx context.Context, plan *planir.Plan) (out []pla
 		if rows < 2 {
 			continue
 		}
-		x, solution, err := s.in.TierRule.Choose(ctx, s.in, func(in Input) (*TierInstance, error) {
+		x, solution, err := rule.Choose(ctx, s.in, func(in Input) (*TierInstance, error) {
 			return PoseTiers(in, rows, s.expertSchemes(plan, rows), s.tierRoom(plan, npu))
 		})
 		if err != nil {
 			return nil, nil, nil, err
 		}
 		chunks := int64(x.Problem.Chunks())
-		if s.in.TierRule.find() == nil { // a rule proves nothing
+		if rule.find() == nil { // a rule proves nothing
 			reports = append(reports, planir.Solve{
 				Problem: "tiers " + x.Problem.Name, Status: string(solution.Status), Choices: len(x.Problem.Capacities),
 				ObjectiveNS: solution.Objective / chunks, BoundNS: solution.Bound / chunks,
