@@ -79,7 +79,7 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 		}
 	}()
 	for _, name := range names {
-		for _, wait := range capability.Waitings {
+		for _, wait := range waysToWait(proc) {
 			one := &meeting{wait: wait, completion: name, options: p.completions[proc.Name][name]}
 			for _, columns := range meetingColumns {
 				lane, opened, err := p.meet(ctx, run, proc, one, columns)
@@ -117,6 +117,15 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 	}
 	p.chooseMeeting(proc, list, best, launchNS)
 	return best, nil
+}
+
+// waysToWait are those that may be best for a device. One that is made of cores of the CPU computes on them, and a lane
+// that asks it again and again takes a core away from it, which calls that are met one by one do not show.
+func waysToWait(proc *socs.Processor) []capability.Waiting {
+	if len(proc.Cores) > 0 {
+		return []capability.Waiting{capability.WaitEvent}
+	}
+	return capability.Waitings
 }
 
 // bestMeeting is the way with the least relative time over all lengths; of those that are alike the one that takes least
