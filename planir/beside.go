@@ -110,7 +110,8 @@ func (c *checker) besidePrograms(beside *Beside) {
 		path := fmt.Sprintf("program.beside[%d]", i)
 		for j := range program.Sections {
 			if len(program.Sections[j].Lanes) != 1 {
-				c.fail(fmt.Sprintf("%s.sections[%d]", path, j), "%d lanes, want that of %q", len(program.Sections[j].Lanes),
+				c.fail(fmt.Sprintf("%s.sections[%d]", path, j), "%d lanes, want that of %q",
+					len(program.Sections[j].Lanes),
 					program.On)
 			}
 		}
@@ -159,7 +160,8 @@ func (c *checker) ownPrograms() {
 	}
 	for section := range c.plan.Program.sections() {
 		if section.program.On != "" && section.Flags != 0 {
-			c.fail(section.path()+".flags", "%d flags, and processor %q waits for no other", section.Flags, section.program.On)
+			c.fail(section.path()+".flags", "%d flags, and processor %q waits for no other", section.Flags,
+				section.program.On)
 		}
 	}
 	for i, program := range c.plan.Program.All() {

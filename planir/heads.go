@@ -41,7 +41,8 @@ func (a *Attention) Pipeline(node string, rows int) *HeadPipeline {
 
 // Text says how many launches and steps there are, and what ordered them.
 func (p *HeadPipeline) Text() string {
-	by := map[string]string{"": "in the order of the heads", ByGreedy: "by the rule of shadowAttn", ByExact: "by an exact search"}
+	by := map[string]string{"": "in the order of the heads", ByGreedy: "by the rule of shadowAttn",
+		ByExact: "by an exact search"}
 	return fmt.Sprintf("%s at %d rows: heads in a pipeline, %d launches of the estimate, %d steps of the rest, ordered %s",
 		p.Node, p.Rows, len(p.Launches), len(p.Turns), by[p.By])
 }
@@ -55,8 +56,10 @@ func (c *checker) headPipelines() {
 	list := c.plan.Attention.Pipelines
 	for i := range list {
 		pipeline, path := &list[i], fmt.Sprintf("attention.pipelines[%d]", i)
-		if i > 0 && cmp.Or(cmp.Compare(list[i-1].Rows, pipeline.Rows), cmp.Compare(list[i-1].Node, pipeline.Node)) >= 0 {
-			c.fail(path, "%q at %d rows does not come after %q at %d, want them ascending by rows, then by nodes", pipeline.Node,
+		if i > 0 && cmp.Or(cmp.Compare(list[i-1].Rows, pipeline.Rows),
+			cmp.Compare(list[i-1].Node, pipeline.Node)) >= 0 {
+			c.fail(path, "%q at %d rows does not come after %q at %d, want them ascending by rows, then by nodes",
+				pipeline.Node,
 				pipeline.Rows, list[i-1].Node, list[i-1].Rows)
 		}
 		if !slices.Contains([]string{"", ByGreedy, ByExact}, pipeline.By) {
@@ -74,7 +77,8 @@ func (c *checker) headPipelines() {
 			}
 		}
 		if steps == 0 {
-			c.fail(path+".node", "no step of the program of %d rows estimates or attends for %q", pipeline.Rows, pipeline.Node)
+			c.fail(path+".node", "no step of the program of %d rows estimates or attends for %q", pipeline.Rows,
+				pipeline.Node)
 		}
 	}
 }
@@ -104,7 +108,8 @@ func (c *checker) pipelineOrders(path string, pipeline *HeadPipeline) bool {
 	for i, order := range [][]int{pipeline.Launches, pipeline.Turns} {
 		for at, share := range slices.Sorted(slices.Values(order)) {
 			if share != at {
-				c.fail(path+[]string{".launches", ".turns"}[i], "shares %v, want each of 0..%d once", order, len(order)-1)
+				c.fail(path+[]string{".launches", ".turns"}[i], "shares %v, want each of 0..%d once", order,
+					len(order)-1)
 				return false
 			}
 		}
@@ -114,7 +119,8 @@ func (c *checker) pipelineOrders(path string, pipeline *HeadPipeline) bool {
 
 // stageSteps checks the steps of a section that estimate scores or attend, and returns how many there are: one for each
 // share, and each lane executes its own in the pipeline's order.
-func (c *checker) stageSteps(path string, pipeline *HeadPipeline, section sectionAt, kind op.Kind, order []int) (count int) {
+func (c *checker) stageSteps(path string, pipeline *HeadPipeline, section sectionAt, kind op.Kind,
+	order []int) (count int) {
 	for _, lane := range section.Lanes {
 		at := 0 // in order: what is before it belongs to earlier steps or to other lanes
 		for _, step := range lane.Steps {
@@ -133,7 +139,8 @@ func (c *checker) stageSteps(path string, pipeline *HeadPipeline, section sectio
 				at++
 			}
 			if decision == nil || at == len(order) {
-				c.fail(path, "%q of heads from %d on is not the next one on %q in section %q", step.Node, step.Heads[0], lane.Proc,
+				c.fail(path, "%q of heads from %d on is not the next one on %q in section %q", step.Node,
+					step.Heads[0], lane.Proc,
 					section.Name)
 				return count
 			}

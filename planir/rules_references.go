@@ -20,13 +20,15 @@ func (c *checker) references() {
 	for i := range plan.Shadows { // a node that no decision gives such a scheme has nothing to prune
 		node := plan.Shadows[i].Node
 		if !slices.ContainsFunc(plan.Decisions, func(d Decision) bool { return d.Node == node && d.Scheme.Shadow() }) {
-			c.fail(fmt.Sprintf("shadows[%d]", i), "shadow outliers of %q are pruned, and no decision gives it any", node)
+			c.fail(fmt.Sprintf("shadows[%d]", i), "shadow outliers of %q are pruned, and no decision gives it any",
+				node)
 		}
 	}
 	for i, entry := range plan.Outliers {
 		decision := plan.DecisionFor(entry.Node, entry.Rows)
 		if decision == nil || !decision.Scheme.Shadow() {
-			c.fail(fmt.Sprintf("outliers[%d]", i), "%d channels of %q at %d rows, and no decision gives it shadow outliers",
+			c.fail(fmt.Sprintf("outliers[%d]", i),
+				"%d channels of %q at %d rows, and no decision gives it shadow outliers",
 				entry.Channels, entry.Node, entry.Rows)
 		}
 	}
@@ -145,7 +147,8 @@ func (c *checker) slots(path string, weight *op.Weight) {
 		weight.Experts != 0 || weight.Plus != 0 || weight.Transposed || weight.FoldRows+weight.FoldCols != ""
 	if tiers == nil || stored || len(weight.Layers) == 0 || weight.K != 1 || weight.N != tiers.Slots() {
 		c.fail(path, "weight %q is [%d,%d] and says what is in the slots of the program of %d rows, want computed "+
-			"numbers, in layers, one for each slot of tiers that the plan has", weight.Name, weight.K, weight.N, weight.SlotsOf)
+			"numbers, in layers, one for each slot of tiers that the plan has", weight.Name, weight.K, weight.N,
+			weight.SlotsOf)
 		return
 	}
 	for _, layers := range weight.Layers {
@@ -193,7 +196,8 @@ func (c *checker) headsWeight(path string, weight *op.Weight) {
 			weight.Name, weight.HeadsOf)
 	}
 	if at := c.plan.Attention; at == nil || at.Density != weight.Density {
-		c.fail(path, "weight %q keeps a share %v of the positions, and the plan keeps another", weight.Name, weight.Density)
+		c.fail(path, "weight %q keeps a share %v of the positions, and the plan keeps another", weight.Name,
+			weight.Density)
 	}
 	if c.plan.Calibration() == "" {
 		c.fail(path, "weight %q is from a calibration, and none is among the inputs", weight.Name)

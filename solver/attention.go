@@ -119,7 +119,8 @@ func faster(sparse, dense *planir.Plan) (rows []int) {
 	for _, program := range sparse.Program.Programs {
 		for _, prediction := range sparse.Predictions {
 			before, both := times[program.Name]
-			if prediction.Program == program.Name && sparse.Sparse(program.Rows) && (!both || prediction.PlanNS < before) {
+			if prediction.Program == program.Name && sparse.Sparse(program.Rows) &&
+				(!both || prediction.PlanNS < before) {
 				rows = append(rows, program.Rows)
 			}
 		}
@@ -133,8 +134,9 @@ func faster(sparse, dense *planir.Plan) (rows []int) {
 func (in *Input) density() (*attention, error) {
 	want := in.Workload
 	if in.Calibration == nil || in.Calibration.Attention == nil {
-		return nil, diag.New(diag.ClassInput, "solve: %s has attention %q, and no calibration says how heads are rounded and "+
-			"what they need", want.Title(), want.Attention).
+		return nil, diag.New(diag.ClassInput,
+			"solve: %s has attention %q, and no calibration says how heads are rounded and "+
+				"what they need", want.Title(), want.Attention).
 			WithHint("measure it: hetc calibrate --attention --model DIR --text FILE -o cal.yaml")
 	}
 	measured, limit := in.Calibration.Attention, want.Quality.MaxKL.Prefill
@@ -142,7 +144,8 @@ func (in *Input) density() (*attention, error) {
 	if buckets == 1 {
 		buckets = 0
 	}
-	out := &attention{Attention: planir.Attention{Density: want.Density, Block: measured.Block, Buckets: buckets}, every: true}
+	out := &attention{Attention: planir.Attention{Density: want.Density, Block: measured.Block, Buckets: buckets},
+		every: true}
 	for _, density := range measured.Densities {
 		loss := measured.DensityLoss(calibration.RuleHeads, density)
 		switch {
@@ -158,12 +161,15 @@ func (in *Input) density() (*attention, error) {
 		return out, nil
 	}
 	if want.Density == 0 && limit == 0 {
-		return nil, diag.New(diag.ClassInput, "solve: %s has attention %q, and neither a density nor a limit of quality",
+		return nil, diag.New(diag.ClassInput,
+			"solve: %s has attention %q, and neither a density nor a limit of quality",
 			want.Title(), want.Attention).
 			WithHint("add density: 0.2 or quality: {max_kl: {prefill: ...}} to the workload")
 	}
-	return nil, diag.New(diag.ClassInfeasible, "solve: %s has attention %q, and no density that the calibration measured (%v) "+
-		"loses less than the %v nats a token that prefill may", want.Title(), want.Attention, measured.Densities, limit).
+	return nil, diag.New(diag.ClassInfeasible,
+		"solve: %s has attention %q, and no density that the calibration measured (%v) "+
+			"loses less than the %v nats a token that prefill may", want.Title(), want.Attention, measured.Densities,
+		limit).
 		WithHint("raise quality.max_kl.prefill, or leave density and attention out")
 }
 

@@ -36,7 +36,8 @@ const mostLaunches = 16
 // than predictions are off, and where the plan still keeps its bounds.
 func (s *session) headPipelines(ctx context.Context, plan *planir.Plan) error {
 	// Baselines to compare with, and divisions that were asked for, stay as they are.
-	restricted := len(s.in.Ratio) > 0 || len(s.in.Strategies) > 0 && !slices.Contains(s.in.Strategies, planir.WeightCentric)
+	restricted := len(s.in.Ratio) > 0 || len(s.in.Strategies) > 0 &&
+		!slices.Contains(s.in.Strategies, planir.WeightCentric)
 	if plan.Attention == nil || s.measure() != problem.Time || s.in.HeadOrder == NoPipeline || restricted {
 		return nil
 	}
@@ -178,7 +179,8 @@ func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error)
 				return nil, err
 			}
 			exact, bound := posed.problem.Exact()
-			for by, found := range map[string]order.HeadOrder{planir.ByExact: exact, planir.ByGreedy: posed.problem.Greedy()} {
+			for by, found := range map[string]order.HeadOrder{planir.ByExact: exact,
+				planir.ByGreedy: posed.problem.Greedy()} {
 				made := posed.ordered(by, found)
 				made.bound = min(bound, found.NS)
 				byRule[by] = append(byRule[by], made)
@@ -191,7 +193,8 @@ func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error)
 		}
 		list := byRule[by]
 		slices.SortStableFunc(list, func(x, y orderedHeads) int {
-			return cmp.Or(cmp.Compare(x.ns, y.ns), cmp.Compare(len(x.Launches)+len(x.Turns), len(y.Launches)+len(y.Turns)))
+			return cmp.Or(cmp.Compare(x.ns, y.ns),
+				cmp.Compare(len(x.Launches)+len(x.Turns), len(y.Launches)+len(y.Turns)))
 		})
 		for i := range list {
 			list[i].choices = len(list)
@@ -206,7 +209,8 @@ func (s *session) pipelineProcs(stages *headStages) (out [][3]string) {
 	executes := func(stage int) (names []string) {
 		for i := range s.Procs {
 			proc, operator := &s.Procs[i], stages.nodes[stage].Op()
-			if proc.Executes(operator.Kind) && (len(proc.KV) == 0 || !operator.Kind.Has("kv") || slices.Contains(proc.KV, operator.KV)) {
+			if proc.Executes(operator.Kind) &&
+				(len(proc.KV) == 0 || !operator.Kind.Has("kv") || slices.Contains(proc.KV, operator.KV)) {
 				names = append(names, proc.Name)
 			}
 		}
@@ -216,7 +220,8 @@ func (s *session) pipelineProcs(stages *headStages) (out [][3]string) {
 	for _, estimates := range executes(stageEstimate) {
 		for _, attends := range executes(stageAttend) {
 			for _, selects := range executes(stageSelect) {
-				if beside(estimates, attends) && beside(estimates, selects) && (selects == attends || beside(selects, attends)) {
+				if beside(estimates, attends) && beside(estimates, selects) &&
+					(selects == attends || beside(selects, attends)) {
 					out = append(out, [3]string{estimates, selects, attends})
 				}
 			}
@@ -291,7 +296,8 @@ func (s *session) poseHeads(stages *headStages, procs [3]string, division [][]in
 	}
 	share := func(stage, from, to int, density float64) (int64, error) {
 		estimate, err := s.headTime(stages, stage, procs[stage], to-from, density)
-		posed.shares[stage] = append(posed.shares[stage], planir.Share{Proc: procs[stage], From: from, To: to, PredictNS: estimate.NS})
+		posed.shares[stage] = append(posed.shares[stage],
+			planir.Share{Proc: procs[stage], From: from, To: to, PredictNS: estimate.NS})
 		posed.sources[stage] = source.Weakest(posed.sources[stage], estimate.Source)
 		return estimate.NS, err
 	}
@@ -339,7 +345,8 @@ func (s *session) poseHeads(stages *headStages, procs [3]string, division [][]in
 }
 
 // headTime is what a stage takes for some key heads on a processor.
-func (s *session) headTime(stages *headStages, stage int, proc string, heads int, density float64) (price.Estimate, error) {
+func (s *session) headTime(stages *headStages, stage int, proc string, heads int, density float64) (price.Estimate,
+	error) {
 	operator := stages.nodes[stage].Op()
 	operator.Heads, operator.KVHeads = operator.Heads/operator.KVHeads*heads, heads
 	if operator.Density > 0 {
@@ -356,8 +363,9 @@ func (s *session) headTime(stages *headStages, stage int, proc string, heads int
 // ordered is the pipeline of an order.
 func (p *posedHeads) ordered(by string, found order.HeadOrder) orderedHeads {
 	return orderedHeads{
-		HeadPipeline: planir.HeadPipeline{Node: p.nodes[stageAttend].Name, Rows: p.rows, By: by, Launches: found.Launches,
-			Turns: found.Turns, Densities: p.densities},
+		HeadPipeline: planir.HeadPipeline{Node: p.nodes[stageAttend].Name, Rows: p.rows, By: by,
+			Launches: found.Launches,
+			Turns:    found.Turns, Densities: p.densities},
 		procs: p.procs, shares: p.shares, sources: p.sources, ns: found.NS,
 	}
 }
@@ -373,8 +381,9 @@ func (s *session) withPipeline(plan *planir.Plan, stages *headStages, with *orde
 	})
 	for stage, node := range stages.nodes {
 		decision := out.DecisionFor(node.Name, stages.rows)
-		before := planir.Alternative{Strategy: decision.Strategy, Shares: decision.ShareText(), PredictNS: decision.PredictNS,
-			Source: decision.Source}
+		before := planir.Alternative{Strategy: decision.Strategy, Shares: decision.ShareText(),
+			PredictNS: decision.PredictNS,
+			Source:    decision.Source}
 		decision.Strategy, decision.Axis, decision.Shares = planir.WeightCentric, planir.AxisHeads, with.shares[stage]
 		decision.Source = with.sources[stage]
 		decision.Alternatives = append([]planir.Alternative{before}, decision.Alternatives...)
@@ -383,12 +392,14 @@ func (s *session) withPipeline(plan *planir.Plan, stages *headStages, with *orde
 			decision.PredictNS += share.PredictNS
 		}
 	}
-	out.Solver = append(slices.Clone(plan.Solver), planir.Solve{Problem: fmt.Sprintf("heads %s@%d", with.Node, with.Rows),
-		Status: with.status(), ObjectiveNS: with.ns, BoundNS: with.bound, Choices: with.choices})
+	out.Solver = append(slices.Clone(plan.Solver),
+		planir.Solve{Problem: fmt.Sprintf("heads %s@%d", with.Node, with.Rows),
+			Status: with.status(), ObjectiveNS: with.ns, BoundNS: with.bound, Choices: with.choices})
 	if err := s.lower(&out); err != nil {
 		return nil, err
 	}
-	program := &out.Program.Programs[slices.IndexFunc(out.Program.Programs, func(ph planir.PhaseProgram) bool { return ph.Rows == stages.rows })]
+	program := &out.Program.Programs[slices.IndexFunc(out.Program.Programs,
+		func(ph planir.PhaseProgram) bool { return ph.Rows == stages.rows })]
 	predicted, err := s.prediction(&out, program)
 	if err != nil {
 		return nil, err

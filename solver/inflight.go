@@ -136,7 +136,8 @@ func (s *session) undivided(ctx context.Context, plan *planir.Plan, rows int) (*
 		list := pr.decided(plan)
 		if size == rows {
 			divided := slices.ContainsFunc(list, func(d planir.Decision) bool { return len(d.Shares) > 1 })
-			kept := pr.kept(&s.request, []restraint{{[]planir.Strategy{planir.Single, planir.Padding}, s.rivalSets()[0]}})
+			kept := pr.kept(&s.request, []restraint{{[]planir.Strategy{planir.Single, planir.Padding},
+				s.rivalSets()[0]}})
 			if !divided || kept == nil {
 				return nil, nil
 			}
@@ -253,7 +254,8 @@ func (s *session) chunkOrders(ctx context.Context, plan *planir.Plan, rows, chun
 			return nil, err
 		}
 		add := func(to *chunksOrdered, result order.Result) {
-			to.Orders = append(to.Orders, planir.ChunkOrder{Section: section.Name, Starts: result.Starts, Turns: result.Turns})
+			to.Orders = append(to.Orders, planir.ChunkOrder{Section: section.Name, Starts: result.Starts,
+				Turns: result.Turns})
 		}
 		add(&greedy, rule)
 		add(&exact, best)
@@ -269,7 +271,8 @@ func (s *session) chunkOrders(ctx context.Context, plan *planir.Plan, rows, chun
 
 // orderProblem poses the order of the tasks of a layer: their times by what the plan's programs are predicted with, and
 // what must follow what, by the views that they touch.
-func (s *session) orderProblem(plan *planir.Plan, tasks []lower.Task, layers, rows, chunks int) (*order.Problem, error) {
+func (s *session) orderProblem(plan *planir.Plan, tasks []lower.Task, layers, rows, chunks int) (*order.Problem,
+	error) {
 	posed := &order.Problem{Chunks: chunks, Layers: layers}
 	load := map[string]int64{} // of processors
 	for i := range tasks {
@@ -318,7 +321,8 @@ func (s *session) orderProblem(plan *planir.Plan, tasks []lower.Task, layers, ro
 	handovers := map[[2]int]int64{}
 	for from := range names {
 		for to := range names {
-			if from == to || s.Thread(names[from]) == s.Thread(names[to]) || s.Apart[[2]string{names[from], names[to]}] {
+			if from == to || s.Thread(names[from]) == s.Thread(names[to]) ||
+				s.Apart[[2]string{names[from], names[to]}] {
 				continue
 			}
 			estimate, err := s.prices.Handover(names[from], names[to])
@@ -341,7 +345,8 @@ func (s *session) predictInFlight(plan *planir.Plan, energy int64) (planir.Predi
 // oneByOne is what chunks take that are processed one after the other by the plan's own program, in ns.
 func (s *session) oneByOne(plan *planir.Plan, rows, chunks int) (total int64, err error) {
 	name := lower.ProgramName(rows, false)
-	at := slices.IndexFunc(plan.Program.Programs, func(program planir.PhaseProgram) bool { return program.Name == name })
+	at := slices.IndexFunc(plan.Program.Programs,
+		func(program planir.PhaseProgram) bool { return program.Name == name })
 	program := &plan.Program.Programs[at]
 	for chunk := range chunks {
 		of, err := s.effortsOf(plan, program, call{rows, s.chunkContext(rows, chunks, chunk)})

@@ -54,16 +54,20 @@ type PlacedNode struct{ Name, Domain, Op string }
 
 // pluginFunctions are those that plugin execution providers need: sessions on the CPU do without them.
 var pluginFunctions = []int{
-	fnGetCompileAPI, fnGetKeyValue, fnRegisterExecutionProviderLibrary, fnGetEpDevices, fnSessionOptionsAppendExecutionProviderV2,
-	fnEpDeviceEpName, fnEpDeviceEpVendor, fnEpDeviceEpMetadata, fnGetModelCompatibilityForEpDevices, fnSessionGetEpGraphAssignmentInfo,
-	fnEpAssignedSubgraphGetEpName, fnEpAssignedSubgraphGetNodes, fnEpAssignedNodeGetName, fnEpAssignedNodeGetDomain, fnEpAssignedNodeGetOperatorType,
+	fnGetCompileAPI, fnGetKeyValue, fnRegisterExecutionProviderLibrary, fnGetEpDevices,
+	fnSessionOptionsAppendExecutionProviderV2,
+	fnEpDeviceEpName, fnEpDeviceEpVendor, fnEpDeviceEpMetadata, fnGetModelCompatibilityForEpDevices,
+	fnSessionGetEpGraphAssignmentInfo,
+	fnEpAssignedSubgraphGetEpName, fnEpAssignedSubgraphGetNodes, fnEpAssignedNodeGetName, fnEpAssignedNodeGetDomain,
+	fnEpAssignedNodeGetOperatorType,
 }
 
 // plugins looks the functions of plugin execution providers up; none is called that is not there.
 func (l *Library) plugins() error {
 	for _, i := range pluginFunctions {
 		if l.fn[i] == 0 {
-			return &LoadError{Path: l.Path, Problem: NotORT, Detail: fmt.Sprintf("version %s: function %d of its interface, for plugin execution providers, is missing", l.Version, i)}
+			return &LoadError{Path: l.Path, Problem: NotORT,
+				Detail: fmt.Sprintf("version %s: function %d of its interface, for plugin execution providers, is missing", l.Version, i)}
 		}
 	}
 	return nil
@@ -89,8 +93,9 @@ func (e *Env) RegisterProvider(name, path string) error {
 		return err
 	}
 	defer e.release()
-	return e.lib.check("register execution provider "+strconv.Quote(name), native.Call(e.lib.fn[fnRegisterExecutionProviderLibrary], e.p,
-		uintptr(unsafe.Pointer(&n[0])), uintptr(unsafe.Pointer(&p[0]))))
+	return e.lib.check("register execution provider "+strconv.Quote(name),
+		native.Call(e.lib.fn[fnRegisterExecutionProviderLibrary], e.p,
+			uintptr(unsafe.Pointer(&n[0])), uintptr(unsafe.Pointer(&p[0]))))
 }
 
 // Devices lists the devices of all providers, in the library's order: the CPU's own among them.
@@ -104,7 +109,9 @@ func (e *Env) Devices() ([]Device, error) {
 	}
 	defer e.release()
 	var list, n out
-	if err := l.check("list devices", native.Call(l.fn[fnGetEpDevices], e.p, uintptr(unsafe.Pointer(&list.p)), uintptr(unsafe.Pointer(&n.p)))); err != nil {
+	if err := l.check("list devices",
+		native.Call(l.fn[fnGetEpDevices], e.p, uintptr(unsafe.Pointer(&list.p)),
+			uintptr(unsafe.Pointer(&n.p)))); err != nil {
 		return nil, err
 	}
 	if n.p > mostDevices {
@@ -114,7 +121,8 @@ func (e *Env) Devices() ([]Device, error) {
 	var devices []Device
 	for i := range int(n.p) {
 		p := native.Word(list.p, i)
-		d := Device{Provider: text(native.Call(l.fn[fnEpDeviceEpName], p)), Vendor: text(native.Call(l.fn[fnEpDeviceEpVendor], p)), env: e, p: p}
+		d := Device{Provider: text(native.Call(l.fn[fnEpDeviceEpName], p)),
+			Vendor: text(native.Call(l.fn[fnEpDeviceEpVendor], p)), env: e, p: p}
 		if pairs := native.Call(l.fn[fnEpDeviceEpMetadata], p); pairs != 0 {
 			d.Version = text(native.Call(l.fn[fnGetKeyValue], pairs, uintptr(unsafe.Pointer(&version[0]))))
 		}
@@ -138,7 +146,8 @@ func (d Device) Compatibility(info string) (Compatibility, error) {
 	}
 	defer d.env.release()
 	device, got := out{d.p}, out{}
-	status := native.Call(d.env.lib.fn[fnGetModelCompatibilityForEpDevices], uintptr(unsafe.Pointer(&device.p)), 1, uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&got.p)))
+	status := native.Call(d.env.lib.fn[fnGetModelCompatibilityForEpDevices], uintptr(unsafe.Pointer(&device.p)), 1,
+		uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&got.p)))
 	return Compatibility(int32(got.p)), d.env.lib.check("match compatibility string "+strconv.Quote(info), status)
 }
 
@@ -163,7 +172,8 @@ func (e *Env) appendDevices(opts uintptr, o *SessionOptions) error {
 	}
 	defer free()
 	return e.lib.check("append devices of execution provider "+strconv.Quote(o.Devices[0].Provider),
-		native.Call(e.lib.fn[fnSessionOptionsAppendExecutionProviderV2], opts, e.p, uintptr(unsafe.Pointer(&devices[0])), uintptr(len(devices)),
+		native.Call(e.lib.fn[fnSessionOptionsAppendExecutionProviderV2], opts, e.p,
+			uintptr(unsafe.Pointer(&devices[0])), uintptr(len(devices)),
 			keys, values, uintptr(len(o.ProviderOptions))))
 }
 
@@ -185,7 +195,8 @@ func (s *Session) Placement() ([]Placement, error) {
 	// many.
 	list := func(fn int, of uintptr) (uintptr, int, error) {
 		var array, n out
-		err := l.check(what, native.Call(l.fn[fn], of, uintptr(unsafe.Pointer(&array.p)), uintptr(unsafe.Pointer(&n.p))))
+		err := l.check(what, native.Call(l.fn[fn], of, uintptr(unsafe.Pointer(&array.p)),
+			uintptr(unsafe.Pointer(&n.p))))
 		if err == nil && n.p > 1<<20 {
 			err = usage("%s: the library says there are %d", what, n.p)
 		}
@@ -217,7 +228,8 @@ func (s *Session) Placement() ([]Placement, error) {
 			for _, f := range []struct {
 				fn int
 				to *string
-			}{{fnEpAssignedNodeGetName, &node.Name}, {fnEpAssignedNodeGetDomain, &node.Domain}, {fnEpAssignedNodeGetOperatorType, &node.Op}} {
+			}{{fnEpAssignedNodeGetName, &node.Name}, {fnEpAssignedNodeGetDomain, &node.Domain},
+				{fnEpAssignedNodeGetOperatorType, &node.Op}} {
 				if *f.to, err = name(f.fn, at); err != nil {
 					return nil, err
 				}
@@ -246,13 +258,15 @@ func (e *Env) Compile(c Compilation, o *SessionOptions) error {
 	}
 	table := native.Call(l.fn[fnGetCompileAPI])
 	if table == 0 {
-		return &LoadError{Path: l.Path, Problem: NotORT, Detail: fmt.Sprintf("version %s does not compile models", l.Version)}
+		return &LoadError{Path: l.Path, Problem: NotORT,
+			Detail: fmt.Sprintf("version %s does not compile models", l.Version)}
 	}
 	// The interface for compiling is a table of its own, of which every function that is used must be there.
 	var fn [compileLength]uintptr
 	for _, i := range compileFunctions {
 		if fn[i] = native.Word(table, i); fn[i] == 0 {
-			return &LoadError{Path: l.Path, Problem: NotORT, Detail: fmt.Sprintf("version %s: function %d of its interface for compiling is missing", l.Version, i)}
+			return &LoadError{Path: l.Path, Problem: NotORT,
+				Detail: fmt.Sprintf("version %s: function %d of its interface for compiling is missing", l.Version, i)}
 		}
 	}
 	in, ok := native.Path(c.Model)
@@ -271,7 +285,8 @@ func (e *Env) Compile(c Compilation, o *SessionOptions) error {
 	}
 	defer free()
 	var task out
-	if err := l.check("make compilation options", native.Call(fn[compileFromSessionOptions], e.p, opts, uintptr(unsafe.Pointer(&task.p)))); err != nil {
+	if err := l.check("make compilation options",
+		native.Call(fn[compileFromSessionOptions], e.p, opts, uintptr(unsafe.Pointer(&task.p)))); err != nil {
 		return err
 	}
 	defer native.Call(fn[compileRelease], task.p)
@@ -280,10 +295,12 @@ func (e *Env) Compile(c Compilation, o *SessionOptions) error {
 		embed = 1
 	}
 	what := "compile " + strconv.Quote(c.Model)
-	if err := l.check(what+": set input", native.Call(fn[compileSetInputPath], task.p, uintptr(unsafe.Pointer(&in[0])))); err != nil {
+	if err := l.check(what+": set input",
+		native.Call(fn[compileSetInputPath], task.p, uintptr(unsafe.Pointer(&in[0])))); err != nil {
 		return err
 	}
-	if err := l.check(what+": set output", native.Call(fn[compileSetOutputPath], task.p, uintptr(unsafe.Pointer(&to[0])))); err != nil {
+	if err := l.check(what+": set output",
+		native.Call(fn[compileSetOutputPath], task.p, uintptr(unsafe.Pointer(&to[0])))); err != nil {
 		return err
 	}
 	if err := l.check(what+": set embedding", native.Call(fn[compileSetEmbed], task.p, embed)); err != nil {

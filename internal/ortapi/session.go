@@ -135,7 +135,8 @@ func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 		if i.Value == nil || i.Value.p == 0 {
 			return usage("initializer %q has no value", i.Name)
 		}
-		if err := l.check("add initializer "+strconv.Quote(i.Name), native.Call(l.fn[fnAddInitializer], opts, uintptr(unsafe.Pointer(&name[0])), i.Value.p)); err != nil {
+		if err := l.check("add initializer "+strconv.Quote(i.Name),
+			native.Call(l.fn[fnAddInitializer], opts, uintptr(unsafe.Pointer(&name[0])), i.Value.p)); err != nil {
 			return err
 		}
 		s.values = append(s.values, i.Value)
@@ -144,9 +145,12 @@ func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 	var status uintptr
 	if model != nil {
 		if s.prepacked != nil {
-			status = native.Call(l.fn[fnCreateSessionFromArrayWithPrepacked], s.env.p, uintptr(unsafe.Pointer(&model[0])), uintptr(len(model)), opts, s.prepacked.p, uintptr(unsafe.Pointer(&session.p)))
+			status = native.Call(l.fn[fnCreateSessionFromArrayWithPrepacked], s.env.p,
+				uintptr(unsafe.Pointer(&model[0])), uintptr(len(model)), opts, s.prepacked.p,
+				uintptr(unsafe.Pointer(&session.p)))
 		} else {
-			status = native.Call(l.fn[fnCreateSessionFromArray], s.env.p, uintptr(unsafe.Pointer(&model[0])), uintptr(len(model)), opts, uintptr(unsafe.Pointer(&session.p)))
+			status = native.Call(l.fn[fnCreateSessionFromArray], s.env.p, uintptr(unsafe.Pointer(&model[0])),
+				uintptr(len(model)), opts, uintptr(unsafe.Pointer(&session.p)))
 		}
 	} else {
 		name, ok := native.Path(path)
@@ -154,9 +158,11 @@ func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 			return usage("%s: path %q has a NUL byte", what, path)
 		}
 		if s.prepacked != nil {
-			status = native.Call(l.fn[fnCreateSessionWithPrepacked], s.env.p, uintptr(unsafe.Pointer(&name[0])), opts, s.prepacked.p, uintptr(unsafe.Pointer(&session.p)))
+			status = native.Call(l.fn[fnCreateSessionWithPrepacked], s.env.p, uintptr(unsafe.Pointer(&name[0])), opts,
+				s.prepacked.p, uintptr(unsafe.Pointer(&session.p)))
 		} else {
-			status = native.Call(l.fn[fnCreateSession], s.env.p, uintptr(unsafe.Pointer(&name[0])), opts, uintptr(unsafe.Pointer(&session.p)))
+			status = native.Call(l.fn[fnCreateSession], s.env.p, uintptr(unsafe.Pointer(&name[0])), opts,
+				uintptr(unsafe.Pointer(&session.p)))
 		}
 	}
 	if err := l.check(what, status); err != nil {
@@ -196,7 +202,8 @@ var mallocTrim = sync.OnceValue(func() uintptr {
 // model without a path.
 func (e *Env) options(folder string, o *SessionOptions) (opts uintptr, free func(), err error) {
 	var p out
-	if err := e.lib.check("make session options", native.Call(e.lib.fn[fnCreateSessionOptions], uintptr(unsafe.Pointer(&p.p)))); err != nil {
+	if err := e.lib.check("make session options",
+		native.Call(e.lib.fn[fnCreateSessionOptions], uintptr(unsafe.Pointer(&p.p)))); err != nil {
 		return 0, nil, err
 	}
 	free = func() { native.Call(e.lib.fn[fnReleaseSessionOptions], p.p) }
@@ -239,7 +246,8 @@ func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
 	config := slices.Clone(o.Config)
 	if len(o.Cores) > 0 {
 		if len(o.Cores) != o.Threads-1 {
-			return usage("%d cores for the session's own threads, want %d for %d threads", len(o.Cores), o.Threads-1, o.Threads)
+			return usage("%d cores for the session's own threads, want %d for %d threads", len(o.Cores), o.Threads-1,
+				o.Threads)
 		}
 		b, err := affinity(o.Cores)
 		if err != nil {
@@ -268,7 +276,9 @@ func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
 		if err != nil {
 			return err
 		}
-		if err := l.check("set "+strconv.Quote(c[0]), native.Call(l.fn[fnAddSessionConfigEntry], opts, uintptr(unsafe.Pointer(&key[0])), uintptr(unsafe.Pointer(&value[0])))); err != nil {
+		if err := l.check("set "+strconv.Quote(c[0]),
+			native.Call(l.fn[fnAddSessionConfigEntry], opts, uintptr(unsafe.Pointer(&key[0])),
+				uintptr(unsafe.Pointer(&value[0])))); err != nil {
 			return err
 		}
 	}
@@ -277,7 +287,8 @@ func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
 		if !ok {
 			return usage("path %q has a NUL byte", o.OptimizedModelPath)
 		}
-		if err := l.check("set path of the optimised model", native.Call(l.fn[fnSetOptimizedModelFilePath], opts, uintptr(unsafe.Pointer(&name[0])))); err != nil {
+		if err := l.check("set path of the optimised model",
+			native.Call(l.fn[fnSetOptimizedModelFilePath], opts, uintptr(unsafe.Pointer(&name[0])))); err != nil {
 			return err
 		}
 	}
@@ -337,7 +348,8 @@ func (l *Library) appendProvider(opts uintptr, o *SessionOptions) error {
 	what := "append execution provider " + strconv.Quote(o.Provider)
 	own, ok := ownProviders[o.Provider]
 	if !ok {
-		return l.check(what, native.Call(l.fn[fnSessionOptionsAppendExecutionProvider], opts, uintptr(unsafe.Pointer(&name[0])), keys, values, count))
+		return l.check(what, native.Call(l.fn[fnSessionOptionsAppendExecutionProvider], opts,
+			uintptr(unsafe.Pointer(&name[0])), keys, values, count))
 	}
 	var p out
 	if err := l.check(what, native.Call(l.fn[own.create], uintptr(unsafe.Pointer(&p.p)))); err != nil {
@@ -391,13 +403,15 @@ func (s *Session) list(count, name, info int) ([]IO, error) {
 	if err := l.check(what, native.Call(l.fn[count], s.p, uintptr(unsafe.Pointer(&n.p)))); err != nil {
 		return nil, err
 	}
-	if err := l.check(what, native.Call(l.fn[fnGetAllocatorWithDefaultOptions], uintptr(unsafe.Pointer(&allocator.p)))); err != nil {
+	if err := l.check(what, native.Call(l.fn[fnGetAllocatorWithDefaultOptions],
+		uintptr(unsafe.Pointer(&allocator.p)))); err != nil {
 		return nil, err
 	}
 	var ios []IO
 	for i := range n.p {
 		var str, typ out
-		if err := l.check(what, native.Call(l.fn[name], s.p, i, allocator.p, uintptr(unsafe.Pointer(&str.p)))); err != nil {
+		if err := l.check(what, native.Call(l.fn[name], s.p, i, allocator.p,
+			uintptr(unsafe.Pointer(&str.p)))); err != nil {
 			return nil, err
 		}
 		io := IO{Name: native.String(str.p, longestText)}
@@ -421,17 +435,20 @@ func (s *Session) list(count, name, info int) ([]IO, error) {
 func (l *Library) shape(info uintptr, io *IO) error {
 	const what = "describe session"
 	var tensor, typ, dims out
-	if err := l.check(what, native.Call(l.fn[fnCastTypeInfoToTensorInfo], info, uintptr(unsafe.Pointer(&tensor.p)))); err != nil {
+	if err := l.check(what, native.Call(l.fn[fnCastTypeInfoToTensorInfo], info,
+		uintptr(unsafe.Pointer(&tensor.p)))); err != nil {
 		return err
 	}
 	if tensor.p == 0 {
 		return nil
 	}
-	if err := l.check(what, native.Call(l.fn[fnGetTensorElementType], tensor.p, uintptr(unsafe.Pointer(&typ.p)))); err != nil {
+	if err := l.check(what, native.Call(l.fn[fnGetTensorElementType], tensor.p,
+		uintptr(unsafe.Pointer(&typ.p)))); err != nil {
 		return err
 	}
 	io.Type = ElementType(int32(typ.p))
-	if err := l.check(what, native.Call(l.fn[fnGetDimensionsCount], tensor.p, uintptr(unsafe.Pointer(&dims.p)))); err != nil {
+	if err := l.check(what, native.Call(l.fn[fnGetDimensionsCount], tensor.p,
+		uintptr(unsafe.Pointer(&dims.p)))); err != nil {
 		return err
 	}
 	if dims.p == 0 {
@@ -480,7 +497,8 @@ func (s *Session) NewBinding() (*Binding, error) {
 	}
 	l := s.env.lib
 	var p out
-	if err := l.check("make binding", native.Call(l.fn[fnCreateIoBinding], s.p, uintptr(unsafe.Pointer(&p.p)))); err != nil {
+	if err := l.check("make binding",
+		native.Call(l.fn[fnCreateIoBinding], s.p, uintptr(unsafe.Pointer(&p.p)))); err != nil {
 		return nil, err
 	}
 	b := &Binding{session: s, p: p.p, lib: l, run: []uintptr{s.p, 0, p.p}, values: map[string]*Value{}}
@@ -510,7 +528,8 @@ func (b *Binding) bind(fn int, what, name string, v *Value) error {
 	if err != nil {
 		return err
 	}
-	if err := b.lib.check("bind "+what+" "+strconv.Quote(name), native.Call(b.lib.fn[fn], b.p, uintptr(unsafe.Pointer(&str[0])), v.p)); err != nil {
+	if err := b.lib.check("bind "+what+" "+strconv.Quote(name),
+		native.Call(b.lib.fn[fn], b.p, uintptr(unsafe.Pointer(&str[0])), v.p)); err != nil {
 		return err
 	}
 	b.values[what+name] = v

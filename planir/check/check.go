@@ -113,7 +113,8 @@ func (c *checker) soc() {
 	}
 	ref := c.plan.SoC
 	if ref.Name != c.onSoC.Name || ref.Fingerprint != c.onSoC.Fingerprint {
-		c.fail("soc", "plan is for SoC %q (fingerprint %q), and this is %q (%q)", ref.Name, ref.Fingerprint, c.onSoC.Name,
+		c.fail("soc", "plan is for SoC %q (fingerprint %q), and this is %q (%q)", ref.Name, ref.Fingerprint,
+			c.onSoC.Name,
 			c.onSoC.Fingerprint).
 			WithHint("solve again for this SoC")
 	}
@@ -121,7 +122,8 @@ func (c *checker) soc() {
 		c.fail("soc.control", "control processor is %q, and the SoC's is %q", ref.Control, c.onSoC.Control)
 	}
 	if ref.Simulated != c.onSoC.Simulated() {
-		c.fail("soc.simulated", "plan says simulated %v, and the SoC is simulated: %v", ref.Simulated, c.onSoC.Simulated())
+		c.fail("soc.simulated", "plan says simulated %v, and the SoC is simulated: %v", ref.Simulated,
+			c.onSoC.Simulated())
 	}
 	digest, err := c.onSoC.Digest()
 	if err != nil {
@@ -166,7 +168,8 @@ func (c *checker) procs() {
 		path := fmt.Sprintf("procs[%d]", i)
 		sp := soc.Processor(have.Name)
 		if sp == nil && c.onSoC.Processor(have.Name) != nil {
-			c.fail(path, "SoC %q does not say how its device executes what processor %q is given", c.onSoC.Name, have.Name)
+			c.fail(path, "SoC %q does not say how its device executes what processor %q is given", c.onSoC.Name,
+				have.Name)
 			continue
 		}
 		if sp == nil {
@@ -254,7 +257,8 @@ func (c *checker) decisions() {
 				if section.Logits {
 					known[key(node.Name, 1)] = true
 				}
-				if c.plan.DecisionFor(node.Name, r) == nil && !(section.Logits && c.plan.DecisionFor(node.Name, 1) != nil) {
+				if c.plan.DecisionFor(node.Name, r) == nil &&
+					!(section.Logits && c.plan.DecisionFor(node.Name, 1) != nil) {
 					c.fail("decisions", "%q is not decided at %d rows", node.Name, r)
 				}
 			}
@@ -433,7 +437,8 @@ func (c *checker) tiers() {
 		tiers := &c.plan.Experts[i]
 		if tiers.Experts != c.ofModel.Experts || !slices.EqualFunc(tiers.Layers, layers,
 			func(y planir.ExpertLayer, n int) bool { return y.Layer == n }) {
-			c.fail(fmt.Sprintf("experts[%d].layers", i), "tiers for %d experts in %d layers, and model %q has %d in layers %v",
+			c.fail(fmt.Sprintf("experts[%d].layers", i),
+				"tiers for %d experts in %d layers, and model %q has %d in layers %v",
 				tiers.Experts, len(tiers.Layers), c.ofModel.Name, c.ofModel.Experts, layers)
 		}
 	}

@@ -8,11 +8,11 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Role is what a piece does for its node.
-type Role int
+// role is what a piece does for its node.
+type role int
 
 const (
-	Compute Role = iota // a share's part of the node
+	Compute role = iota // a share's part of the node
 	Gather              // moves the dense output of a share to its columns of the output
 	Sum                 // adds the partial sum of a share to the output
 )
@@ -21,7 +21,7 @@ const (
 type Piece struct {
 	Proc  string
 	Share int // index into the decision's shares
-	Role  Role
+	Role  role
 	Ops   []op.Op // the node's chain, with the shapes of this piece
 	R0    int     // first row it covers
 	Heads *[2]int // cache heads [from,to), nil without state

@@ -59,7 +59,8 @@ func (e *expansion) groups(nodes []models.Node, rows, context int) error {
 		}
 	}
 	if experts := first.Ops[0].Experts; experts != e.tiers.Experts {
-		return fmt.Errorf("node %q: capacity tiers are for %d experts, and a layer has %d", name, e.tiers.Experts, experts)
+		return fmt.Errorf("node %q: capacity tiers are for %d experts, and a layer has %d", name, e.tiers.Experts,
+			experts)
 	}
 	for layer := e.section.First; layer < e.section.First+e.section.Layers; layer++ {
 		if e.tiers.Layer(layer) == nil {

@@ -48,7 +48,8 @@ func Lower(plan *planir.Plan, graph *models.Graph) error {
 	// Programs of one processor: prompts on the one, decoding on the other.
 	if beside := plan.Beside; beside != nil {
 		if plan.Proc(beside.Prefill) == nil || plan.Proc(beside.Decode) == nil {
-			return diag.New(diag.ClassIllegal, "lower plan: processors %q and %q work side by side, and are not the plan's",
+			return diag.New(diag.ClassIllegal,
+				"lower plan: processors %q and %q work side by side, and are not the plan's",
 				beside.Prefill, beside.Decode).WithCode("P017")
 		}
 		for _, count := range rows {
@@ -405,7 +406,8 @@ func (b *builder) deal(section *Section, tasks []*task, repeated bool) planir.Se
 }
 
 // node makes the tasks of one node, which may be a stage of a pipeline of heads.
-func (b *builder) node(section *Section, node *Node, decision *planir.Decision, pipeline *planir.HeadPipeline) ([]*task, error) {
+func (b *builder) node(section *Section, node *Node, decision *planir.Decision,
+	pipeline *planir.HeadPipeline) ([]*task, error) {
 	for _, name := range slices.Concat(node.In, node.Out) {
 		b.buffer(name, section.Values[name])
 	}
@@ -418,7 +420,8 @@ func (b *builder) node(section *Section, node *Node, decision *planir.Decision, 
 	}
 	var tasks []*task
 	for i := range pieces {
-		if own := &pieces[i].Ops[len(pieces[i].Ops)-1]; own.Density > 0 && pipeline != nil && pieces[i].Share < len(pipeline.Densities) {
+		if own := &pieces[i].Ops[len(pieces[i].Ops)-1]; own.Density > 0 && pipeline != nil &&
+			pieces[i].Share < len(pipeline.Densities) {
 			own.Density = pipeline.Densities[pieces[i].Share]
 		}
 		task, err := b.task(section, node, decision, &pieces[i])
@@ -450,7 +453,7 @@ func (b *builder) task(section *Section, node *Node, decision *planir.Decision, 
 	// Copies and sums of shares are operators of their own; they read no weights and have no layout.
 	if piece.Role != Compute {
 		made.graph, made.label = op.Single(operator, ""),
-			fmt.Sprintf("%s%s%d@%d", node.Name, map[Role]string{Gather: "<", Sum: "+"}[piece.Role], piece.Share,
+			fmt.Sprintf("%s%s%d@%d", node.Name, map[role]string{Gather: "<", Sum: "+"}[piece.Role], piece.Share,
 				operator.M)
 		return made, nil
 	}

@@ -89,9 +89,11 @@ func (c *Config) validate() error {
 	case c.Slots < 1:
 		return diag.New(diag.ClassUsage, "scheduler: %d slots, want at least 1", c.Slots)
 	case c.Reserved < 0 || c.Reserved >= c.Slots:
-		return diag.New(diag.ClassUsage, "scheduler: %d of %d slots reserved, want 0..%d", c.Reserved, c.Slots, c.Slots-1)
+		return diag.New(diag.ClassUsage, "scheduler: %d of %d slots reserved, want 0..%d", c.Reserved, c.Slots,
+			c.Slots-1)
 	case c.Queue < 0 || c.AgeNS < 0:
-		return diag.New(diag.ClassUsage, "scheduler: a queue of %d and an age of %d ns, want neither below 0", c.Queue, c.AgeNS)
+		return diag.New(diag.ClassUsage, "scheduler: a queue of %d and an age of %d ns, want neither below 0",
+			c.Queue, c.AgeNS)
 	case !(c.Slack >= 0 && c.Slack <= 100):
 		return diag.New(diag.ClassUsage, "scheduler: slack of %v, want 0 to 100", c.Slack)
 	case !(c.Gap >= 0 && c.Gap < 1):
@@ -401,7 +403,8 @@ func (s *State) paysUrgent(next *task, batch int) bool {
 // decodes all processors share the chunk; while requests decode, one processor has it by itself, where that gets more
 // done and the chunk ends, at the latest, only a slack later than all processors by turns with decoding would end it.
 func (s *State) paysPrompt(next *task, urgent, background int) bool {
-	batch, iteration := background, int64(0) // background requests do not decode between the chunks of a reactive prompt
+	batch, iteration := background,
+		int64(0) // background requests do not decode between the chunks of a reactive prompt
 	if urgent > 0 {
 		batch, iteration = urgent, s.config.DecodeNS(urgent)
 	}

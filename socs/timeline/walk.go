@@ -261,10 +261,8 @@ func (w *walk) begin(thread *threadState) float64 {
 		thread.enter()
 		return true
 	}
-	for _, lane := range thread.feeds {
-		if starts(lane) {
-			return math.Inf(1)
-		}
+	if slices.ContainsFunc(thread.feeds, starts) {
+		return math.Inf(1)
 	}
 	for i := range thread.lanes {
 		number := (thread.first + i) % len(thread.lanes)

@@ -66,7 +66,8 @@ func (p *Problem) Greedy() Result {
 		for range p.Layers {
 			for k := range p.Tasks {
 				task := &p.Tasks[k]
-				graph[chunk] = append(graph[chunk], Subgraph{Lane: task.Lane, NS: task.NS[chunk], Attention: len(task.Cache) > 0})
+				graph[chunk] = append(graph[chunk],
+					Subgraph{Lane: task.Lane, NS: task.NS[chunk], Attention: len(task.Cache) > 0})
 			}
 		}
 	}

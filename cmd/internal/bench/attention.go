@@ -48,7 +48,8 @@ func Attention(ctx context.Context, ui *cli.Streams, options *AttentionOptions) 
 		return diag.New(diag.ClassUsage, "--rounds %d: want 1 to %d", options.Rounds, mostRounds)
 	}
 	if options.Groups < 1 || options.KVHeads < 2 || options.KVHeads%options.Groups != 0 || options.KVHeads%2 != 0 {
-		return diag.New(diag.ClassUsage, "--groups %d, --kv-heads %d: want an even number of key heads, a multiple of the groups",
+		return diag.New(diag.ClassUsage,
+			"--groups %d, --kv-heads %d: want an even number of key heads, a multiple of the groups",
 			options.Groups, options.KVHeads)
 	}
 	drv := host.New()
@@ -139,8 +140,9 @@ func judgeAttention(ways []*attentionWay, groups int) {
 		estimated += least[stageEstimate] / int64(groups)
 		done = max(done, estimated) + rest/int64(groups)
 	}
-	predicted := map[string]int64{waySparse: least[stageEstimate] + rest, waySparseTwo: (least[stageEstimate] + rest) / 2,
-		wayDenseTwo: least[wayDense] / 2, wayStages: done}
+	predicted := map[string]int64{waySparse: least[stageEstimate] + rest,
+		waySparseTwo: (least[stageEstimate] + rest) / 2,
+		wayDenseTwo:  least[wayDense] / 2, wayStages: done}
 	for _, way := range ways {
 		way.PredictedNS = predicted[way.Way]
 	}
@@ -298,7 +300,8 @@ type attentionLayer struct {
 }
 
 // newAttentionLayer fills queries, keys and values with random numbers.
-func newAttentionLayer(proc driver.Processor, options *AttentionOptions, positions int, rng *rand.Rand) (*attentionLayer, error) {
+func newAttentionLayer(proc driver.Processor, options *AttentionOptions, positions int,
+	rng *rand.Rand) (*attentionLayer, error) {
 	layer := &attentionLayer{options: options, positions: positions, rows: min(options.Rows, positions),
 		cache: op.Type(options.Cache), views: map[string]driver.View{}}
 	memory := func(bytes int64) (driver.Buffer, error) {
@@ -322,7 +325,8 @@ func newAttentionLayer(proc driver.Processor, options *AttentionOptions, positio
 			if err != nil {
 				return nil, err
 			}
-			layer.views[value.Name] = driver.View{Buffer: buffer, Type: value.Type, Rows: value.Rows, Cols: value.Cols, Stride: value.Cols}
+			layer.views[value.Name] = driver.View{Buffer: buffer, Type: value.Type, Rows: value.Rows,
+				Cols: value.Cols, Stride: value.Cols}
 		}
 	}
 	qkv, err := mem.View[float32](layer.views["qkv"].Buffer.Bytes())
@@ -369,7 +373,8 @@ func fillCache(bytes []byte, cache op.Type, dim int, rng *rand.Rand) {
 		}
 	default:
 		for i := 0; i+3 < len(bytes); i += 4 {
-			copy(bytes[i:], []byte{byte(rng.Uint32()), byte(rng.Uint32()), byte(rng.Uint32()) & 0x7f, 0x3f | byte(rng.Uint32()&0x80)})
+			copy(bytes[i:], []byte{byte(rng.Uint32()), byte(rng.Uint32()), byte(rng.Uint32()) & 0x7f,
+				0x3f | byte(rng.Uint32()&0x80)})
 		}
 	}
 }
@@ -391,7 +396,8 @@ func (l *attentionLayer) operator(kind op.Kind) op.Op {
 }
 
 // parts loads an operator in so many parts by heads on both lanes.
-func (l *attentionLayer) parts(ctx context.Context, lanes [2]*attentionLane, kind op.Kind, count int) (out []call, err error) {
+func (l *attentionLayer) parts(ctx context.Context, lanes [2]*attentionLane, kind op.Kind, count int) (out []call,
+	err error) {
 	each := l.options.KVHeads / count
 	for part := range count {
 		made, err := l.load(ctx, lanes, l.operator(kind), part*each, (part+1)*each)
@@ -404,7 +410,8 @@ func (l *attentionLayer) parts(ctx context.Context, lanes [2]*attentionLane, kin
 }
 
 // load loads a part of the operator for key heads from..to-1 on both lanes.
-func (l *attentionLayer) load(ctx context.Context, lanes [2]*attentionLane, operator op.Op, from, to int) (made call, err error) {
+func (l *attentionLayer) load(ctx context.Context, lanes [2]*attentionLane, operator op.Op, from, to int) (made call,
+	err error) {
 	in, weights, out := operator.HeadColumns()
 	operator.Heads, operator.KVHeads = operator.Heads/operator.KVHeads*(to-from), to-from
 	graph := op.Single(operator, "")

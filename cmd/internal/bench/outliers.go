@@ -138,7 +138,8 @@ func outlierRows(soc *socs.SoC, roles *OutlierOptions) ([]outlierRow, error) {
 		{"products", roles.Products}, {"beside", roles.Beside}, {"behind", roles.Behind},
 	} {
 		if soc.Processor(given.name) == nil && (given.name != "" || given.flag != "behind") {
-			return nil, diag.New(diag.ClassUsage, "--%s: unknown processor %q of SoC %q", given.flag, given.name, soc.Name)
+			return nil, diag.New(diag.ClassUsage, "--%s: unknown processor %q of SoC %q", given.flag, given.name,
+				soc.Name)
 		}
 	}
 	behind := roles.Behind
@@ -146,7 +147,8 @@ func outlierRows(soc *socs.SoC, roles *OutlierOptions) ([]outlierRow, error) {
 	for i := range soc.Processors {
 		other := &soc.Processors[i]
 		executes := len(other.Kinds) == 0 || slices.Contains(other.Kinds, op.OutlierMatMul)
-		if behind == "" && executes && other.Name != roles.Products && len(mine) > 0 && slices.Equal(mine, other.Cores) {
+		if behind == "" && executes && other.Name != roles.Products && len(mine) > 0 &&
+			slices.Equal(mine, other.Cores) {
 			behind = other.Name
 		}
 	}
@@ -187,7 +189,8 @@ func withRoles(soc *socs.SoC, control string, roles map[string]func(op.Kind) boo
 
 // observed is a calibration of the ranges of a prompt with which that share of the channels, one at least, exceeds the
 // scale of each product.
-func observed(ctx context.Context, model *models.Model, tokens []int32, share float64) (*calibration.Calibration, error) {
+func observed(ctx context.Context, model *models.Model, tokens []int32, share float64) (*calibration.Calibration,
+	error) {
 	tried, err := trial.Open(ctx, model)
 	if err != nil {
 		return nil, err
@@ -211,7 +214,8 @@ func showOutliers(ui *cli.Streams, results []outlierResult) {
 	var rows, lanes [][]string
 	none := results[0]
 	for _, result := range results {
-		row := []string{result.Plan, fmt.Sprintf("%.2f", result.MS), fmt.Sprintf("%.2f..%.2f", result.Low, result.High), "-",
+		row := []string{result.Plan, fmt.Sprintf("%.2f", result.MS),
+			fmt.Sprintf("%.2f..%.2f", result.Low, result.High), "-",
 			"-", fmt.Sprintf("%+.1f %%", 100*(result.Ratio-1)), "-", fmt.Sprintf("%.1f", result.Channels),
 			fmt.Sprint(result.Most), fmt.Sprint(result.Beyond)}
 		if result.Predicted > 0 {

@@ -253,7 +253,8 @@ func (x *answer) operator(node string, rows int) error {
 		ui.Printf("- %s\n", line)
 	}
 	if pipeline := plan.Attention.Pipeline(node, rows); pipeline != nil {
-		ui.Printf("- %s; launches %v, turns %v (numbers of shares)\n", pipeline.Text(), pipeline.Launches, pipeline.Turns)
+		ui.Printf("- %s; launches %v, turns %v (numbers of shares)\n", pipeline.Text(), pipeline.Launches,
+			pipeline.Turns)
 	}
 	var table [][]string
 	choices := make([]choice, len(list))
@@ -307,7 +308,8 @@ func (x *answer) plan() error {
 	doc := map[string]any{"summary": summary, "programs": stories, "predictions": plan.Predictions,
 		"decisions": plan.Decisions, "solver": plan.Solver, "proof": solver.ProofOf(plan.Solver),
 		"grounds": solver.GroundsOf(plan),
-		"quality": plan.Quality, "memory": plan.Memory, "drafts": plan.Drafts, "simulated": plan.SoC.Simulated, "stored_only": x.input == nil}
+		"quality": plan.Quality, "memory": plan.Memory, "drafts": plan.Drafts, "simulated": plan.SoC.Simulated,
+		"stored_only": x.input == nil}
 	if x.input != nil {
 		// A solve for each processor that the plan uses, and one for the plan itself.
 		list, err := explain.Without(x.ctx, plan, *x.input)
@@ -452,7 +454,8 @@ func (x *answer) forms() (out []string) {
 		}
 		for _, form := range slices.Sorted(maps.Keys(count)) {
 			if variant := form.Kernel(); variant != "" {
-				parts = append(parts, fmt.Sprintf("%d of %d matrix products by its kernels %q", count[form], products, variant))
+				parts = append(parts, fmt.Sprintf("%d of %d matrix products by its kernels %q", count[form], products,
+					variant))
 			}
 		}
 		if parts != nil {
@@ -758,7 +761,8 @@ func (x *answer) tiers() error {
 		for _, layer := range tiers.Layers {
 			layers = append(layers, []string{strconv.Itoa(tiers.Rows), strconv.Itoa(layer.Layer),
 				fmt.Sprintf("%.1f", 100*layer.Moved), fmt.Sprintf("%.1f", 100*layer.Overflow),
-				fmt.Sprintf("%.1f", 100*(1-layer.Moved-layer.Overflow)), fmt.Sprintf("%.1f", float64(layer.ExpectNS)/1e3)})
+				fmt.Sprintf("%.1f", 100*(1-layer.Moved-layer.Overflow)),
+				fmt.Sprintf("%.1f", float64(layer.ExpectNS)/1e3)})
 		}
 		x.s.Table([]string{">prompt rows", ">slots", ">rows of a slot", ">launch us"}, groups)
 		x.s.Table([]string{">prompt rows", ">layer", ">in slots %", ">overflow %", ">without a slot %", ">expected us"},

@@ -12,7 +12,8 @@ import (
 
 // agentxpu are the items of that paper.
 var agentxpu = []Item{
-	sheetItem("agentxpu", "serving", "hetserve's scheduler and the baselines on synthetic traces", "sec. 6.1, 6.2", agentServing),
+	sheetItem("agentxpu", "serving", "hetserve's scheduler and the baselines on synthetic traces", "sec. 6.1, 6.2",
+		agentServing),
 	sheetItem("agentxpu", "mapping", "which processor an operator is for", "sec. 4.2, 6.4", agentMapping),
 	sheetItem("agentxpu", "batching", "what batches gain in decode", "sec. 3.2, 4.5, Fig. 5", agentBatching),
 	sheetItem("agentxpu", "preemption", "how long a call holds the processors", "sec. 4.4", agentPreemption),
@@ -55,7 +56,8 @@ func agentMapping(ctx context.Context, rows *sheet) error {
 				if operator == "attention" {
 					paper = "gpu"
 				}
-				rows.add(Solved, fmt.Sprintf("%s/%s/least_%s", stage.name, operator, goal.name), paper, decision.Shares[0].Proc,
+				rows.add(Solved, fmt.Sprintf("%s/%s/least_%s", stage.name, operator, goal.name), paper,
+					decision.Shares[0].Proc,
 					"whole operators, Llama-3-8B in W8A16 on a SoC most of whose rates are assumptions. The paper decides by affinity: "+
 						"it keeps the GPU free for decode")
 			}
@@ -79,7 +81,8 @@ func agentBatching(ctx context.Context, rows *sheet) error {
 		slower := float64(plan.times.Decode(sequences)) / alone
 		rows.add(Solved, fmt.Sprintf("decode_%d/latency_x", sequences), "gradual rise", slower,
 			"of a step of so many sequences over that of one, GPU: weights are read once for all (Fig. 5 is a plot)")
-		rows.add(Solved, fmt.Sprintf("decode_%d/throughput_x", sequences), nil, float64(sequences)/slower, "tokens a second")
+		rows.add(Solved, fmt.Sprintf("decode_%d/throughput_x", sequences), nil, float64(sequences)/slower,
+			"tokens a second")
 	}
 	return nil
 }
@@ -135,7 +138,8 @@ func agentPrinted(_ context.Context, rows *sheet) error {
 	claimed := headline.at("reactive_latency_reduction").nums()
 	rows.add(Arithmetic, "reactive/least", claimed[0], slices.Min(all), "percent, of six printed in sec. 6.2")
 	rows.add(Arithmetic, "reactive/most", claimed[1], slices.Max(all), "percent, of six; 96.70 rounds to 97")
-	rows.add(Arithmetic, "reactive/abstract", agent("r_abstract").at("values", "reactive_latency_reduction_at_least").num(),
+	rows.add(Arithmetic, "reactive/abstract",
+		agent("r_abstract").at("values", "reactive_latency_reduction_at_least").num(),
 		slices.Min(all), "percent, at least")
 	// throughput of proactive requests
 	proactive := agent("r_mixed_proactive_mean").at("values")

@@ -65,7 +65,8 @@ func heteroPhone(soc *socs.SoC) { soc.Processor("npu").AddressBytes = 0 }
 func slowSync(soc *socs.SoC) {
 	heteroPhone(soc)
 	for i := range soc.Links {
-		soc.Links[i].HandoverUS = max(soc.Links[i].HandoverUS, hetero("hw_sync_clfinish").at("values", "clFinish_fixed").num())
+		soc.Links[i].HandoverUS = max(soc.Links[i].HandoverUS,
+			hetero("hw_sync_clfinish").at("values", "clFinish_fixed").num())
 	}
 }
 
@@ -80,7 +81,8 @@ func heteroTable3(ctx context.Context, rows *sheet) error {
 		return err
 	}
 	names := []string{"no partition", "weight-centric", "activation-centric", "hybrid", "padding"}
-	operators := map[[2]float64]string{{4096, 4096}: "attn_out", {28672, 4096}: "ffn_gate_up", {4096, 14336}: "ffn_down"}
+	operators := map[[2]float64]string{{4096, 4096}: "attn_out", {28672, 4096}: "ffn_gate_up",
+		{4096, 14336}: "ffn_down"}
 	for _, printed := range hetero("table3").at("values").list() {
 		operator := operators[[2]float64(printed.at("weight").nums())]
 		if printed.has("estimated") {
@@ -173,12 +175,14 @@ func heteroPrefill(ctx context.Context, rows *sheet) error {
 			gains = append(gains, 100*(rates["tensor"][i]/rates["layer"][i]-1))
 			if printed := hetero("r_prefill_tensor_over_layer").at("values"); run.model == "llama-3-8b" &&
 				length == int(printed.at("max_at_tokens").num()) {
-				rows.add(Solved, id+"/tensor_over_layer_percent", printed.at("max").num(), gains[i], "sec. 5.3.1, the most")
+				rows.add(Solved, id+"/tensor_over_layer_percent", printed.at("max").num(), gains[i],
+					"sec. 5.3.1, the most")
 			}
 		}
 		if len(gains) > 1 {
 			rows.add(Solved, run.model+"/tensor_over_layer_percent",
-				hetero("r_prefill_tensor_over_layer").at("values", "average").num(), mean(gains), "mean of these lengths")
+				hetero("r_prefill_tensor_over_layer").at("values", "average").num(), mean(gains),
+				"mean of these lengths")
 		}
 	}
 	return nil
@@ -303,7 +307,8 @@ func heteroSync(ctx context.Context, rows *sheet) error {
 	}
 	const solvedAnew = "the plan is solved for each of both, so where meeting is slow it meets less often"
 	rates := hetero("r_fast_sync_prefill_256").at("values")
-	rows.add(Solved, "prefill_256/without_tps", rates.at("without").num(), prefill[0][0], "every hand-over takes 400 us (sec. 3.1)")
+	rows.add(Solved, "prefill_256/without_tps", rates.at("without").num(), prefill[0][0],
+		"every hand-over takes 400 us (sec. 3.1)")
 	rows.add(Solved, "prefill_256/with_tps", rates.at("with").num(), prefill[1][0], "hand-overs of a few us (sec. 4.3)")
 	gains := hetero("r_fast_sync_prefill").at("values")
 	for j, level := range []string{"Hetero-tensor", "Hetero-layer"} {
@@ -447,7 +452,8 @@ func heteroSplits(_ context.Context, rows *sheet) error {
 	for _, row := range measuredRows() {
 		share := row.npu / (row.gpuUS + row.npu)
 		rows.noted(Arithmetic, row.name+"/gpu-share", nil, share, "gpu_share")
-		rows.add(Arithmetic, row.name+"/balanced-us", nil, share*row.gpuUS, "time of that division without synchronisation")
+		rows.add(Arithmetic, row.name+"/balanced-us", nil, share*row.gpuUS,
+			"time of that division without synchronisation")
 		if g, n, ok := cutRatio(row.ratio); ok {
 			rows.noted(Arithmetic, row.name+"/ratio", g/n, share/(1-share), "ratio")
 			rows.noted(Arithmetic, row.name+"/printed-ratio-us", nil, math.Max(row.gpuUS*g/(g+n), row.npu*n/(g+n)),
@@ -474,7 +480,8 @@ func heteroAchieved(_ context.Context, rows *sheet) error {
 		}
 	}
 	table := hetero("table2").at("values", 0)
-	rows.noted(Arithmetic, "npu-fp16-is-half-of-int8", table.at(6).num(), table.at(5).num()/2, "npu_fp16_is_half_of_int8",
+	rows.noted(Arithmetic, "npu-fp16-is-half-of-int8", table.at(6).num(), table.at(5).num()/2,
+		"npu_fp16_is_half_of_int8",
 		npuMost)
 	return nil
 }
@@ -531,7 +538,8 @@ func heteroGains(_ context.Context, rows *sheet) error {
 	rows.noted(Arithmetic, "online-prepare-135/total-ms", nil, o.at("prepare").num()/(o.at("share_percent").num()/100),
 		"online_prepare_135/total_ms", o.at("prepare").num(), o.at("share_percent").num())
 	f := hetero("r_fast_sync_prefill_256").at("values")
-	rows.noted(Arithmetic, "fast-sync-256/gain", 1+hetero("r_fast_sync_prefill").at("values", "Hetero-tensor").num()/100,
+	rows.noted(Arithmetic, "fast-sync-256/gain",
+		1+hetero("r_fast_sync_prefill").at("values", "Hetero-tensor").num()/100,
 		f.at("with").num()/f.at("without").num(), "fast_sync_256/gain")
 	// steps of the ablation multiply to the whole gain
 	a := hetero("r_ablation").at("values")

@@ -44,7 +44,8 @@ var npuModels = []struct{ printed, catalog string }{{"Qwen1.5-1.8B", "qwen1.5-1.
 // catalog is the same: which scale it is takes a calibration of the model.
 func npuWorkload(prompt, chunk, inFlight int) *workload.Workload {
 	schemes := []op.Scheme{op.A8TQ8C}
-	return &workload.Workload{Schema: workload.Schema, Name: "llmnpu", OutputTokens: 1, Context: max(2*chunk, prompt+chunk),
+	return &workload.Workload{Schema: workload.Schema, Name: "llmnpu", OutputTokens: 1,
+		Context: max(2*chunk, prompt+chunk),
 		Prompts: []workload.Prompt{{Tokens: prompt, Share: 1}}, Buckets: workload.Rows{chunk}, ChunksInFlight: inFlight,
 		Schemes: workload.Schemes{Prefill: schemes, Decode: schemes}}
 }
@@ -97,7 +98,8 @@ func npuPrefill(ctx context.Context, rows *sheet) error {
 					return err
 				}
 				id := fmt.Sprintf("%s/%d/", model.catalog, prompt)
-				rows.add(Solved, id+system.name, cellOf(dataset, model.printed, system.column), ns/1e9, "%s", system.note)
+				rows.add(Solved, id+system.name, cellOf(dataset, model.printed, system.column), ns/1e9, "%s",
+					system.note)
 			}
 		}
 	}
@@ -126,7 +128,8 @@ func npuChunks(ctx context.Context, rows *sheet) error {
 		if ns < least {
 			best, least = chunk, ns
 		}
-		rows.add(Solved, fmt.Sprintf("%d/us_a_token", chunk), nil, ns/1e3/prompt, "a prompt of %d tokens of Qwen1.5-1.8B", prompt)
+		rows.add(Solved, fmt.Sprintf("%d/us_a_token", chunk), nil, ns/1e3/prompt,
+			"a prompt of %d tokens of Qwen1.5-1.8B", prompt)
 	}
 	rows.add(Solved, "best", npuFact("m_chunk_length").at("values", "default").num(), best,
 		"of these, for a prompt that pads nothing. The paper chose by QKV and FFN alone (Fig. 8, not printed) and counts what "+
@@ -159,7 +162,8 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 		for i, order := range []string{"in_order", "eq5", "exact"} {
 			rows.add(Solved, fmt.Sprintf("%s/%s_ms", name, order), nil, times[i]/1e6, "%d tokens, two chunks", length)
 			if i > 0 {
-				rows.add(Solved, fmt.Sprintf("%s/%s_saves_percent", name, order), fmt.Sprintf("%v to %v", printed[0], printed[1]),
+				rows.add(Solved, fmt.Sprintf("%s/%s_saves_percent", name, order),
+					fmt.Sprintf("%v to %v", printed[0], printed[1]),
 					100*(1-times[i]/times[0]), "ours divides operators between CPU and NPU where that is faster, also in order: "+
 						"less is left to fill. The order is one for all layers; the paper decides online, over the whole prompt")
 			}
@@ -168,7 +172,8 @@ func npuOrder(ctx context.Context, rows *sheet) error {
 	t := npuFact("m_npu_time_256").at("values")
 	share := 1 / t.at("relative_to_cpu").num()
 	rows.add(Arithmetic, "saves_at_most_percent", printed[1], 100*share/(1+share),
-		"a chunk takes %v ms on the NPU and 1/%v of that on the CPU (sec. 3.4): with the NPU never idle", t.at("npu").num(),
+		"a chunk takes %v ms on the NPU and 1/%v of that on the CPU (sec. 3.4): with the NPU never idle",
+		t.at("npu").num(),
 		t.at("relative_to_cpu").num())
 	return nil
 }
@@ -197,7 +202,8 @@ func npuOutliers(ctx context.Context, rows *sheet) error {
 	}
 	for i, name := range []string{"shadow", "clipped", "scale_for_each_row"} {
 		rows.add(Executed, name+"/kl", nil, cal.Loss(calibration.All, schemes[i], false).KL,
-			"mean divergence from float32 in nats a token, %s, text of the calibration, all products in 8 bits", smallModel)
+			"mean divergence from float32 in nats a token, %s, text of the calibration, all products in 8 bits",
+			smallModel)
 	}
 	points, err := trial.PruneCurve(ctx, model, cal, &unseen, 0)
 	if err != nil {
@@ -205,7 +211,8 @@ func npuOutliers(ctx context.Context, rows *sheet) error {
 	}
 	for _, point := range points {
 		if point.Order == "importance" && slices.Contains([]float64{0, 0.5, 0.85, 1}, point.Share) {
-			rows.add(Executed, fmt.Sprintf("pruned_%v_percent/perplexity_percent", 100*point.Share), nil, 100*(point.PerplexityRatio.Mean-1),
+			rows.add(Executed, fmt.Sprintf("pruned_%v_percent/perplexity_percent", 100*point.Share), nil,
+				100*(point.PerplexityRatio.Mean-1),
 				"more than in float32, unseen text, pruned by the paper's importance. The paper prints LAMBADA accuracies, which need its "+
 					"models")
 		}
@@ -265,7 +272,8 @@ func npuTable3(_ context.Context, rows *sheet) error {
 		name := fmt.Sprintf("%vx%vx%v", left[0], left[1], right[1])
 		for _, column := range []struct{ time, ratio string }{{"cpu_int8", "cpu_ratio"}, {"gpu_fp16", "gpu_ratio"},
 			{"npu_fp16", "npu_fp16_ratio"}} {
-			ours, printed, note := row.at(column.time).num()/npu, row.at(column.ratio).num(), "latency over that of NPU INT8"
+			ours, printed, note := row.at(column.time).num()/npu, row.at(column.ratio).num(),
+				"latency over that of NPU INT8"
 			if math.Abs(ours-printed) > 0.11*printed {
 				note += "; the two printed cells and the printed ratio exclude each other, one of them is wrong"
 			}
@@ -280,11 +288,14 @@ func npuTable3(_ context.Context, rows *sheet) error {
 	}
 	rows.add(Arithmetic, "npu-int8-is-fastest", len(table), fastest, "rows, of the four columns (sec. 2.2, 3.4)")
 	ranges := npuFact("r_matmul_ranges").at("values")
-	rows.add(Arithmetic, "npu-fp16-over-cpu-int8-most", ranges.at("npu_fp16_slower_than_cpu_int8_up_to").num(), slower, "sec. 2.2")
+	rows.add(Arithmetic, "npu-fp16-over-cpu-int8-most", ranges.at("npu_fp16_slower_than_cpu_int8_up_to").num(),
+		slower, "sec. 2.2")
 	for name, list := range map[string][]float64{"npu_over_cpu_int8": cpu, "npu_over_gpu_fp16": gpu} {
 		printed := ranges.at(name).nums()
-		rows.add(Arithmetic, name+"-least", printed[0], slices.Min(list), "range in sec. 2.2 against the cells of Table 3")
-		rows.add(Arithmetic, name+"-most", printed[1], slices.Max(list), "range in sec. 2.2 against the cells of Table 3")
+		rows.add(Arithmetic, name+"-least", printed[0], slices.Min(list),
+			"range in sec. 2.2 against the cells of Table 3")
+		rows.add(Arithmetic, name+"-most", printed[1], slices.Max(list),
+			"range in sec. 2.2 against the cells of Table 3")
 	}
 	rows.sort()
 	return nil
@@ -310,7 +321,8 @@ func npuPrinted(_ context.Context, rows *sheet) error {
 	rows.noted(Arithmetic, "sharing/shareable", counts.at("shareable").num(),
 		counts.at("total").num()-float64(model.Layers), "shareable")
 	// whole chunks of the printed prompts, and how long each takes
-	chunk, npu := npuFact("m_chunk_length").at("values", "default").num(), npuFact("m_npu_time_256").at("values", "npu").num()
+	chunk, npu := npuFact("m_chunk_length").at("values", "default").num(),
+		npuFact("m_npu_time_256").at("values", "npu").num()
 	for _, dataset := range npuFact("table5").at("values").list() {
 		prompts := dataset.at("prompt_tokens").nums()
 		ours := cellOf(dataset, "Qwen1.5-1.8B", "ours").(float64)
@@ -323,18 +335,21 @@ func npuPrinted(_ context.Context, rows *sheet) error {
 	density := npuFact("m_outlier_density").at("values")
 	for k, end := range []string{"least", "most"} {
 		count, percent := density.at("count").nums()[k], density.at("percent_of_channels").nums()[k]
-		rows.add(Arithmetic, "density/channels-"+end, nil, count/(percent/100), "channels that %v outlier channels at %v percent imply",
+		rows.add(Arithmetic, "density/channels-"+end, nil, count/(percent/100),
+			"channels that %v outlier channels at %v percent imply",
 			count, percent)
 	}
 	tradeoff := npuFact("r_prune_tradeoff").at("values")
 	for _, name := range tradeoff.keys() {
 		text, points := "faster and less accurate", tradeoff.at(name).list()
 		for i := 1; i < len(points); i++ {
-			if points[i].at("speed").num() <= points[i-1].at("speed").num() || points[i].at("acc").num() >= points[i-1].at("acc").num() {
+			if points[i].at("speed").num() <= points[i-1].at("speed").num() ||
+				points[i].at("acc").num() >= points[i-1].at("acc").num() {
 				text = "not so"
 			}
 		}
-		rows.add(Arithmetic, "pruning/"+name, "faster and less accurate", text, "with every printed step of the prune rate (sec. 4.4)")
+		rows.add(Arithmetic, "pruning/"+name, "faster and less accurate", text,
+			"with every printed step of the prune rate (sec. 4.4)")
 	}
 	return nil
 }
@@ -406,7 +421,8 @@ func npuTable5(_ context.Context, rows *sheet) error {
 			if math.Abs(ours-printed) > 0.1*printed {
 				note = "; differs from its own cells, sec. 4.3 repeats the printed one"
 			}
-			rows.add(Arithmetic, name+"/geomean-"+engine, printed, ours, "geometric mean of the totals over llm.npu's%s",
+			rows.add(Arithmetic, name+"/geomean-"+engine, printed, ours,
+				"geometric mean of the totals over llm.npu's%s",
 				note)
 		}
 	}

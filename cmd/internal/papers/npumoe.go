@@ -20,7 +20,8 @@ import (
 
 // npumoe are the items of that paper. Its text has lost the formulas, and its tables are pictures.
 var npumoe = []Item{
-	sheetItem("npumoe", "tiers", "capacity tiers: the paper's, one, and the least time", "sec. 4, 5.6, 5.8, Fig. 17", moeTiers),
+	sheetItem("npumoe", "tiers", "capacity tiers: the paper's, one, and the least time", "sec. 4, 5.6, 5.8, Fig. 17",
+		moeTiers),
 	sheetItem("npumoe", "executed", "tiers of a small model on a simulated Neural Engine", "sec. 3.2, 4", moeExecuted),
 	sheetItem("npumoe", "calibration", "overlap of profiled and routed experts", "sec. 5.8, Fig. 18", moeCalibration),
 	sheetItem("npumoe", "groups", "capacities, and experts of one graph", "sec. 4.1, 4.2, 5.1, Table 5", moeGroups),
@@ -96,22 +97,26 @@ func moeTiers(ctx context.Context, rows *sheet) error {
 			return err
 		}
 		times[way.name] = ns
-		rows.add(Solved, way.name+"/ms", nil, ns/1e6, "a chunk of %d tokens of PhiMoE on apple-m2-ultra, most of whose rates are "+
-			"assumptions; %s", chunk, way.note)
+		rows.add(Solved, way.name+"/ms", nil, ns/1e6,
+			"a chunk of %d tokens of PhiMoE on apple-m2-ultra, most of whose rates are "+
+				"assumptions; %s", chunk, way.note)
 		if tiers := plan.TiersOf(chunk); tiers != nil {
 			slots, padding, overflow := tierShares(tiers, from.input.Model.ExpertsPerToken)
 			rows.add(Solved, way.name+"/experts_on_npu", nil, slots, "of %d in a layer", tiers.Experts)
-			rows.add(Solved, way.name+"/padding_percent", "31.7 to 37.5", padding, "of the rows that slots reserve; printed is the "+
-				"paper's rule on its own routing")
-			rows.add(Solved, way.name+"/overflow_percent", "10 to 20", overflow, "of the routed rows, which the CPU computes here and "+
-				"the paper drops")
+			rows.add(Solved, way.name+"/padding_percent", "31.7 to 37.5", padding,
+				"of the rows that slots reserve; printed is the "+
+					"paper's rule on its own routing")
+			rows.add(Solved, way.name+"/overflow_percent", "10 to 20", overflow,
+				"of the routed rows, which the CPU computes here and "+
+					"the paper drops")
 		}
 	}
 	printed := moe("r_ablation").at("values")
 	rows.add(Solved, "solved_over_dynamic", printed.at("all_vs_base_latency").num(), times["dynamic"]/times["solved"],
 		"x; the paper's base has one graph for each expert on the NPU, ours the CPU's dynamic products")
-	rows.add(Solved, "grouping", nil, times["paper_ungrouped"]/times["paper"], "x: what groups gain over a graph for each expert, "+
-		"paper's rule")
+	rows.add(Solved, "grouping", nil, times["paper_ungrouped"]/times["paper"],
+		"x: what groups gain over a graph for each expert, "+
+			"paper's rule")
 	rows.add(Solved, "residency", printed.at("all_vs_TG_latency").num(), times["solved_for_all"]/times["solved"],
 		"x: what leaving cold experts to the CPU gains over slots for all")
 	return nil
@@ -167,32 +172,38 @@ func moeExecuted(ctx context.Context, rows *sheet) error {
 			return err
 		}
 		logits[i] = last
-		rows.add(Executed, way.name+"/predicted_us", nil, predicted/1e3, "a chunk of %d tokens of tiny-moe-kjv on apple-m2-max", chunk)
-		rows.add(Executed, way.name+"/virtual_us", nil, took/1e3, "the same on the virtual clock, windows of its validation text")
+		rows.add(Executed, way.name+"/predicted_us", nil, predicted/1e3,
+			"a chunk of %d tokens of tiny-moe-kjv on apple-m2-max", chunk)
+		rows.add(Executed, way.name+"/virtual_us", nil, took/1e3,
+			"the same on the virtual clock, windows of its validation text")
 		if tiers := plan.TiersOf(chunk); tiers != nil {
 			slots, padding, overflow := tierShares(tiers, from.input.Model.ExpertsPerToken)
 			rows.add(Solved, way.name+"/experts_on_npu", nil, slots, "of %d in a layer", tiers.Experts)
 			rows.add(Solved, way.name+"/padding_percent", "31.7 to 37.5", padding, "of the rows that slots reserve")
-			rows.add(Solved, way.name+"/overflow_percent", "10 to 20", overflow, "of the routed rows, which the CPU computes")
+			rows.add(Solved, way.name+"/overflow_percent", "10 to 20", overflow,
+				"of the routed rows, which the CPU computes")
 		}
 	}
 	most := 0.0
 	for i, logit := range logits[0] {
 		most = max(most, math.Abs(float64(logit-logits[1][i])))
 	}
-	rows.add(Executed, "logits_differ_by", nil, most, "at most, tiers beside dynamic experts: a row computes the same in a slot")
+	rows.add(Executed, "logits_differ_by", nil, most,
+		"at most, tiers beside dynamic experts: a row computes the same in a slot")
 	return nil
 }
 
 // execute runs a plan on windows of text with the SoC's simulated processors, and returns the mean time of one on the
 // virtual clock in ns, and the logits behind the last one.
-func (c *chain) execute(ctx context.Context, plan *solvedPlan, windows []quality.Window) (ns float64, last []float32, err error) {
+func (c *chain) execute(ctx context.Context, plan *solvedPlan, windows []quality.Window) (ns float64, last []float32,
+	err error) {
 	content, err := emit.NewContent(ctx, plan.Plan, c.input.Model, []driver.Compiler{sim.NewCompiler(c.input.SoC)})
 	if err != nil {
 		return 0, nil, err
 	}
 	defer content.Close()
-	machine, err := executor.Open(ctx, plan.Plan, content, executor.Options{Drivers: []driver.Driver{sim.New(c.input.SoC)}})
+	machine, err := executor.Open(ctx, plan.Plan, content,
+		executor.Options{Drivers: []driver.Driver{sim.New(c.input.SoC)}})
 	if err != nil {
 		return 0, nil, err
 	}
@@ -234,11 +245,13 @@ func moeCalibration(_ context.Context, rows *sheet) error {
 			}
 			overlap = append(overlap, 100*float64(found)/float64(count))
 		}
-		rows.add(Executed, fmt.Sprintf("top_%d_percent", count), paper[count], mean(overlap), "median over layers in the paper, mean "+
-			"here: routing of tiny-moe-kjv (16 experts, 2 a token) on one half of a text and the other; one book, where the paper "+
-			"has data sets")
+		rows.add(Executed, fmt.Sprintf("top_%d_percent", count), paper[count], mean(overlap),
+			"median over layers in the paper, mean "+
+				"here: routing of tiny-moe-kjv (16 experts, 2 a token) on one half of a text and the other; one book, where the paper "+
+				"has data sets")
 	}
-	rows.noted(PrintedOnly, "cross_dataset_percent", printed.at("cross_dataset_prefill").num(), nil, "cross_dataset_percent")
+	rows.noted(PrintedOnly, "cross_dataset_percent", printed.at("cross_dataset_prefill").num(), nil,
+		"cross_dataset_percent")
 	return nil
 }
 
@@ -271,17 +284,20 @@ func moeGroups(_ context.Context, rows *sheet) error {
 	}
 	limit := moe("hw_graph_size_limit").at("values", "fallback_above").num()
 	expert := expertBytes(list[0])
-	rows.noted(Arithmetic, "expert_mb", moe("models_table1").at("values", 0, "expert_mb").num(), expert/(1<<20), "expert_mb",
+	rows.noted(Arithmetic, "expert_mb", moe("models_table1").at("values", 0, "expert_mb").num(), expert/(1<<20),
+		"expert_mb",
 		list[0].Hidden, list[0].ExpertFFN, expert)
 	for _, size := range moe("m_group_sizes").at("values").nums() {
 		fits := func(bytes float64) string {
 			return map[bool]string{true: "fits", false: "too large"}[size*expert <= bytes]
 		}
 		paper := map[bool]string{true: "too large", false: "fits"}[size == 16]
-		rows.add(Arithmetic, fmt.Sprintf("%v_experts/gb", size), paper, fits(limit*1e9), "%.4g GB, limit of %v x 1e9 bytes",
+		rows.add(Arithmetic, fmt.Sprintf("%v_experts/gb", size), paper, fits(limit*1e9),
+			"%.4g GB, limit of %v x 1e9 bytes",
 			size*expert/1e9, limit)
-		rows.add(Arithmetic, fmt.Sprintf("%v_experts/gib", size), paper, fits(limit*(1<<30)), "%.4g GiB, limit of %v x 2^30 bytes: "+
-			"so the paper's own groups of eight fit", size*expert/(1<<30), limit)
+		rows.add(Arithmetic, fmt.Sprintf("%v_experts/gib", size), paper, fits(limit*(1<<30)),
+			"%.4g GiB, limit of %v x 2^30 bytes: "+
+				"so the paper's own groups of eight fit", size*expert/(1<<30), limit)
 	}
 	points := moePoints()
 	// ms a token with groups of experts of a capacity
@@ -383,7 +399,8 @@ func moeAppendix(_ context.Context, rows *sheet) error {
 	energy := moe("table_a2_energy").at("values").list()
 	for _, row := range energy {
 		sum := row.at(2).num() + row.at(3).num() + row.at(4).num()
-		rows.add(Arithmetic, "a2/"+row.at(0).text()+"/energy_parts_j", row.at(1).num(), sum, "CPU, ANE and communication")
+		rows.add(Arithmetic, "a2/"+row.at(0).text()+"/energy_parts_j", row.at(1).num(), sum,
+			"CPU, ANE and communication")
 		if row.at(0).text() != "Ours" {
 			rows.add(Arithmetic, "a2/"+row.at(0).text()+"/efficiency", row.at(5).num(),
 				row.at(1).num()/energy[0].at(1).num(), "%v over %v J", row.at(1).num(), energy[0].at(1).num())
@@ -461,7 +478,8 @@ func moeRanges(_ context.Context, rows *sheet) error {
 	rows.noted(Arithmetic, "ablation/tg_over_base_latency", nil,
 		a.at("all_vs_base_latency").num()/a.at("all_vs_TG_latency").num(), "ablation/tg_over_base_latency",
 		a.at("all_vs_base_latency").num(), a.at("all_vs_TG_latency").num())
-	rows.add(Arithmetic, "ablation/t_over_base_energy", nil, a.at("TG_vs_base_energy").num()/a.at("TG_vs_T_energy").num(),
+	rows.add(Arithmetic, "ablation/t_over_base_energy", nil,
+		a.at("TG_vs_base_energy").num()/a.at("TG_vs_T_energy").num(),
 		"x: tiers alone, from sec. 5.8's %v and %v", a.at("TG_vs_base_energy").num(), a.at("TG_vs_T_energy").num())
 	rows.add(PrintedOnly, "ablation/energy", moe("r_ablation_energy_absolute").at("values", "Ours-TG").num(), nil,
 		"its unit is not in the text")

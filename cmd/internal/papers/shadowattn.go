@@ -17,8 +17,10 @@ import (
 
 // shadowattn are the items of that paper.
 var shadowattn = []Item{
-	sheetItem("shadowattn", "kernel", "attention of a layer, dense and sparse", "sec. 2.2, 5.1, Fig. 4, 10", shadowKernel),
-	sheetItem("shadowattn", "prefill", "whole prompts with dense and with sparse attention", "sec. 5.1, Fig. 11, Table 7",
+	sheetItem("shadowattn", "kernel", "attention of a layer, dense and sparse", "sec. 2.2, 5.1, Fig. 4, 10",
+		shadowKernel),
+	sheetItem("shadowattn", "prefill", "whole prompts with dense and with sparse attention",
+		"sec. 5.1, Fig. 11, Table 7",
 		shadowPrefill),
 	sheetItem("shadowattn", "order", "launches and heads in order", "Algorithm 1, sec. 3.4", shadowOrder),
 	sheetItem("shadowattn", "heads", "shares of heads, recall of estimates and what sparse attention loses",
@@ -53,7 +55,8 @@ func evenHeads(model *models.Model, density float64) (*calibration.Calibration, 
 		at.Layers = append(at.Layers, made)
 	}
 	at.Buckets = at.MeanBuckets()
-	return &calibration.Calibration{Schema: calibration.Schema, Attention: at, Model: calibration.Model{Name: model.Name, Digest: digest}}, nil
+	return &calibration.Calibration{Schema: calibration.Schema, Attention: at,
+		Model: calibration.Model{Name: model.Name, Digest: digest}}, nil
 }
 
 // shadowWorkload is prompts of these lengths in one chunk each, with products in 8 bits and sparse attention permitted.
@@ -109,7 +112,8 @@ func shadowKernel(ctx context.Context, rows *sheet) error {
 		}
 		whole, _ := plan.attentionNS(length)
 		id := fmt.Sprintf("%d/", length)
-		rows.add(Solved, id+"dense_ms", nil, whole/1e6, "attention of a layer of Qwen2-0.5B over so many positions, CPU")
+		rows.add(Solved, id+"dense_ms", nil, whole/1e6,
+			"attention of a layer of Qwen2-0.5B over so many positions, CPU")
 		for _, percent := range []int{40, 20} {
 			density := float64(percent) / 100
 			heads, err := evenHeads(from.input.Model, density)
@@ -120,17 +124,20 @@ func shadowKernel(ctx context.Context, rows *sheet) error {
 				return err
 			}
 			all, estimate := plan.attentionNS(length)
-			rows.add(Solved, fmt.Sprintf("%sratio_%d/gain_percent", id, percent), gains.at(fmt.Sprintf("ratio_%d", percent)).num(),
+			rows.add(Solved, fmt.Sprintf("%sratio_%d/gain_percent", id, percent),
+				gains.at(fmt.Sprintf("ratio_%d", percent)).num(),
 				100*(1-all/whole), "less time than dense; its length is not printed. The paper's kernel of sec. 2.2 estimates in float "+
 					"and for each query, ours in 8 bits and for a block of queries, which takes a quarter")
 			if percent == 20 {
-				rows.add(Solved, id+"ratio_20/estimate_percent", share, 100*estimate/all, "the estimate's part of that time")
+				rows.add(Solved, id+"ratio_20/estimate_percent", share, 100*estimate/all,
+					"the estimate's part of that time")
 			}
 		}
 	}
 	printed := shadow("r_kernel").at("values", "vs_cg_full")
-	rows.add(PrintedOnly, "with_npu/most", printed.at("max").num(), nil, "no SoC of the catalog prices an estimate of scores on an "+
-		"NPU: the paper prints three points of one shape (2, 3 and 4 ms for 1, 2 and 4 heads)")
+	rows.add(PrintedOnly, "with_npu/most", printed.at("max").num(), nil,
+		"no SoC of the catalog prices an estimate of scores on an "+
+			"NPU: the paper prints three points of one shape (2, 3 and 4 ms for 1, 2 and 4 heads)")
 	return nil
 }
 
@@ -225,7 +232,8 @@ func shadowHeads(ctx context.Context, rows *sheet) error {
 		return err
 	}
 	defer model.Close()
-	at, err := trial.CalibrateAttention(ctx, model, trial.AttentionOptions{Text: text, Densities: []float64{0.2, 0.3, 0.5}})
+	at, err := trial.CalibrateAttention(ctx, model,
+		trial.AttentionOptions{Text: text, Densities: []float64{0.2, 0.3, 0.5}})
 	if err != nil {
 		return err
 	}
@@ -242,7 +250,8 @@ func shadowHeads(ctx context.Context, rows *sheet) error {
 			}
 			rows.add(Executed, fmt.Sprintf("recall_%v/%s", 100*density, kind), paper, 100*meanRecall(at, kind, i),
 				"percent of the positions with the largest exact scores that the 8-bit estimate finds: scales of each head, or the "+
-					"nearest of 9 pairs or of one; %s at 256 tokens beside the least of the paper's four models", smallModel)
+					"nearest of 9 pairs or of one; %s at 256 tokens beside the least of the paper's four models",
+				smallModel)
 		}
 	}
 	ratios := at.Ratios(0.2)
@@ -252,8 +261,9 @@ func shadowHeads(ctx context.Context, rows *sheet) error {
 	rows.add(Executed, "ratio_20/mean", 0.2, mean(all), "Eq. 3 divides the global ratio")
 	for _, rule := range []string{calibration.RuleHeads, calibration.RuleUniform} {
 		if loss := at.DensityLoss(rule, 0.2); loss != nil {
-			rows.add(Executed, "kl_20/"+rule, nil, loss.KL, "mean divergence from dense attention in nats a token: shares of each "+
-				"head, or equal ones. The paper prints accuracies of its models (Table 6)")
+			rows.add(Executed, "kl_20/"+rule, nil, loss.KL,
+				"mean divergence from dense attention in nats a token: shares of each "+
+					"head, or equal ones. The paper prints accuracies of its models (Table 6)")
 		}
 	}
 	return nil
@@ -282,11 +292,13 @@ func shadowPrinted(_ context.Context, rows *sheet) error {
 	points := launch.at("latency_by_heads_fused").list()
 	for _, point := range points {
 		heads, ms := point.at("heads").num(), point.at("ms").num()
-		rows.add(Arithmetic, fmt.Sprintf("launch/%v/per_head_ms", heads), nil, ms/heads, "%v ms for %v heads", ms, heads)
+		rows.add(Arithmetic, fmt.Sprintf("launch/%v/per_head_ms", heads), nil, ms/heads, "%v ms for %v heads", ms,
+			heads)
 		rows.add(Arithmetic, fmt.Sprintf("launch/%v/gops", heads), nil, heads*2*query[2]*keys[2]*query[3]/ms/1e6,
 			"2 x %v x %v x %v operations a head", query[2], keys[2], query[3])
 	}
-	rows.add(Arithmetic, "launch/four/apart_ms", nil, 4*points[0].at("ms").num(), "four launches of a head, %v ms together",
+	rows.add(Arithmetic, "launch/four/apart_ms", nil, 4*points[0].at("ms").num(),
+		"four launches of a head, %v ms together",
 		points[2].at("ms").num())
 	sizes := shadow("hw_graph_memory").at("values").nums()
 	buckets := shadow("m_bucket_step").at("values", "buckets_default").num()
@@ -297,16 +309,19 @@ func shadowPrinted(_ context.Context, rows *sheet) error {
 		heads, width := model.at(1).num(), model.at(3).num()
 		rows.add(Arithmetic, model.at(0).text()+"/qk_gops", nil, 2*heads*length*length*width/1e9,
 			"Q.K of a layer over %v tokens", length)
-		rows.add(Arithmetic, model.at(0).text()+"/heads", nil, heads*model.at(4).num(), "N of Eq. 3: query heads times layers")
+		rows.add(Arithmetic, model.at(0).text()+"/heads", nil, heads*model.at(4).num(),
+			"N of Eq. 3: query heads times layers")
 	}
 	headline, kernel, whole := shadow("r_headline").at("values"), shadow("r_kernel").at("values", "vs_cg_full"),
 		shadow("r_e2e").at("values", "vs_cg_full")
-	rows.noted(Arithmetic, "kernel_up_to", headline.at("kernel_speedup_up_to").num(), kernel.at("max").num(), "kernel_up_to")
+	rows.noted(Arithmetic, "kernel_up_to", headline.at("kernel_speedup_up_to").num(), kernel.at("max").num(),
+		"kernel_up_to")
 	rows.noted(Arithmetic, "e2e_up_to", headline.at("e2e_speedup_up_to").num(), whole.at("max").num(), "e2e_up_to")
 	uniform := shadow("r_ablation").at("values")
 	rows.noted(Arithmetic, "uniform_ratio_drop", nil,
 		uniform.at("before_uniform_ratio").num()-uniform.at("after_uniform_ratio").num(), "uniform_ratio_drop")
-	rows.noted(Arithmetic, "intro_percent", shadow("r_estimation_share").at("values", "intro_resource_reduction_about").any(),
+	rows.noted(Arithmetic, "intro_percent",
+		shadow("r_estimation_share").at("values", "intro_resource_reduction_about").any(),
 		shadow("r_sparse_kernel_gain").at("values", "ratio_20").any(), "intro_percent")
 	return nil
 }
@@ -329,7 +344,8 @@ func shadowAccuracy(_ context.Context, rows *sheet) error {
 	}
 	losses := shadow("r_accuracy_loss").at("values")
 	for c, col := range columns[1:] {
-		rows.noted(Arithmetic, "table6/"+col.text()+"/loss", losses.at(col.text()).num(), means[0]-means[c+1], "table6/loss")
+		rows.noted(Arithmetic, "table6/"+col.text()+"/loss", losses.at(col.text()).num(), means[0]-means[c+1],
+			"table6/loss")
 	}
 	equal, t3 := 0, shadow("table3").at("values").list()
 	for _, a := range t3 {
@@ -357,7 +373,8 @@ func shadowAccuracy(_ context.Context, rows *sheet) error {
 		"percentage points below token-level sparsity")
 	for _, row := range t6 {
 		if key := row.at(0).text() + "_" + row.at(1).text(); block.has(key) {
-			rows.add(Arithmetic, "table6/"+key+"/block_sparse_drop", block.at(key).num(), row.at(3).num()-row.at(4).num(),
+			rows.add(Arithmetic, "table6/"+key+"/block_sparse_drop", block.at(key).num(),
+				row.at(3).num()-row.at(4).num(),
 				"percentage points")
 		}
 	}
@@ -382,7 +399,8 @@ func shadowAccuracy(_ context.Context, rows *sheet) error {
 			rows.noted(Arithmetic, "ablation/without_buckets", ablation.at("before_uniform_ratio").num(),
 				row.at(6).num()-ablation.at("no_buckets_accuracy_drop").num(), "ablation/without_buckets",
 				row.at(6).num(), ablation.at("no_buckets_accuracy_drop").num())
-			rows.add(Arithmetic, "ablation/npu_full", ablation.at("npu_full_accuracy").num(), row.at(5).num(), "Table 6")
+			rows.add(Arithmetic, "ablation/npu_full", ablation.at("npu_full_accuracy").num(), row.at(5).num(),
+				"Table 6")
 		}
 	}
 	return nil
@@ -392,7 +410,8 @@ func shadowAccuracy(_ context.Context, rows *sheet) error {
 func shadowTime(_ context.Context, rows *sheet) error {
 	k60 := shadow("r_k60").at("values")
 	for _, row := range shadow("table7").at("values").list() {
-		rows.add(Arithmetic, "table7/"+row.at(0).text(), k60.at(row.at(0).text()).num(), row.at(1).num()/row.at(2).num(),
+		rows.add(Arithmetic, "table7/"+row.at(0).text(), k60.at(row.at(0).text()).num(),
+			row.at(1).num()/row.at(2).num(),
 			"%v over %v minutes", row.at(1).num(), row.at(2).num())
 	}
 	columns := shadow("table8").at("columns").list()
@@ -411,7 +430,8 @@ func shadowTime(_ context.Context, rows *sheet) error {
 	rows.add(Arithmetic, "table8/most", shadow("r_energy").at("values").num(), most,
 		"%s; cells rounded to 0.01 J allow 7.63 to 7.71", where)
 	apps := shadow("table9").at("values").nums()
-	rows.add(Arithmetic, "table9/worst_slowdown", nil, slices.Max(apps)/apps[0], "%v over %v s without other applications",
+	rows.add(Arithmetic, "table9/worst_slowdown", nil, slices.Max(apps)/apps[0],
+		"%v over %v s without other applications",
 		slices.Max(apps), apps[0])
 	rows.noted(Arithmetic, "table9/least_slowdown", nil, slices.Min(apps)/apps[0], "table9/least_slowdown")
 	return nil

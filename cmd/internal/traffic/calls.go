@@ -52,7 +52,8 @@ func newTally(plan *planir.Plan) *tally {
 
 // add takes notice of a call.
 func (t *tally) add(call serving.Call) {
-	key, predicted := callKey{}, int64(0)
+	var key callKey
+	var predicted int64
 	switch {
 	case call.Tokens > 0:
 		key = callKey{chunkCall, t.rows(call.Rest)}

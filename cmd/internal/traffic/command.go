@@ -221,7 +221,8 @@ func (o *Options) loads(ui *cli.Streams) (out []load, err error) {
 	defer func() { o.pattern.Reactive, o.pattern.Proactive = reactive, proactive }()
 	for _, factor := range o.Loads {
 		if !(factor > 0 && factor <= mostLoad) {
-			return nil, diag.New(diag.ClassUsage, "--loads %v: want factors above 0 and at most %v", factor, float64(mostLoad))
+			return nil, diag.New(diag.ClassUsage, "--loads %v: want factors above 0 and at most %v", factor,
+				float64(mostLoad))
 		}
 		o.pattern.Reactive, o.pattern.Proactive = reactive*factor, proactive*factor
 		trace, err := o.requests(ui)
@@ -310,7 +311,8 @@ func (o *Options) peer(ctx context.Context, plan *planir.Plan) (*llamaServer, er
 		return nil, nil
 	}
 	if plan.SoC.Simulated {
-		return nil, diag.New(diag.ClassUsage, "--llama-gguf: the plan is for the simulated SoC %q, and llama.cpp takes real time",
+		return nil, diag.New(diag.ClassUsage,
+			"--llama-gguf: the plan is for the simulated SoC %q, and llama.cpp takes real time",
 			plan.SoC.Name).WithHint("take a plan for this machine")
 	}
 	config, err := o.config(plan, scheduler.Batching)

@@ -86,10 +86,12 @@ func RunDrafts(ctx context.Context, ui *cli.Streams, options *Options) error {
 		}
 		report.Text = text.name
 		reports = append(reports, report)
-		rows = append(rows, []string{report.Text, fmt.Sprintf("%.3f", report.PlainMS), fmt.Sprintf("%.3f", report.DraftMS),
+		rows = append(rows, []string{report.Text, fmt.Sprintf("%.3f", report.PlainMS),
+			fmt.Sprintf("%.3f", report.DraftMS),
 			fmt.Sprintf("%.3f", report.Speedup), fmt.Sprint(report.Drafted), fmt.Sprint(report.Right)})
 	}
-	ui.Table([]string{"text", ">plain ms a token", ">with drafts ms a token", ">times as fast", ">draft tokens", ">right"},
+	ui.Table([]string{"text", ">plain ms a token", ">with drafts ms a token", ">times as fast", ">draft tokens",
+		">right"},
 		rows)
 	return ui.Result(reports)
 }
@@ -175,7 +177,8 @@ func ownText(model *models.Model, path string, room, tokens int) (text draftText
 		return text, err
 	}
 	if len(files["tokenizer"]) == 0 {
-		return text, diag.New(diag.ClassInput, "bench drafts: --text %q, and model %q has no tokenizer", path, model.Name).
+		return text, diag.New(diag.ClassInput, "bench drafts: --text %q, and model %q has no tokenizer", path,
+			model.Name).
 			WithHint("leave --text out: the other texts need no tokenizer")
 	}
 	encoder, err := tokenizer.New(files["tokenizer"], files["config"], model.BOS)
@@ -188,7 +191,8 @@ func ownText(model *models.Model, path string, room, tokens int) (text draftText
 	}
 	room = min(room, longestPrompt)
 	if len(ids) < room+tokens {
-		return text, diag.New(diag.ClassInput, "%q has %d tokens, want at least %d: %d of the prompt, %d of the answer", path,
+		return text, diag.New(diag.ClassInput,
+			"%q has %d tokens, want at least %d: %d of the prompt, %d of the answer", path,
 			len(ids), room+tokens, room, tokens)
 	}
 	return draftText{name: filepath.Base(path), prompt: ids[:room], answer: ids[room:][:tokens]}, nil
@@ -213,7 +217,8 @@ func compareDrafts(ctx context.Context, machine *executor.Machine, request servi
 				first = ids
 			}
 			if !slices.Equal(ids, first) {
-				return nil, diag.New(diag.ClassInternal, "BUG: an answer with drafts differs from plain decoding: %v, want %v", ids,
+				return nil, diag.New(diag.ClassInternal,
+					"BUG: an answer with drafts differs from plain decoding: %v, want %v", ids,
 					first)
 			}
 			took[way] = ms
@@ -231,7 +236,8 @@ func compareDrafts(ctx context.Context, machine *executor.Machine, request servi
 
 // answerAlone has one request answered by a server with drafts of so many tokens (serving.Options.Draft), and returns the
 // tokens and the ms that each of them took behind the first.
-func answerAlone(ctx context.Context, machine *executor.Machine, request serving.Request, most int) (ids []int32, ms float64,
+func answerAlone(ctx context.Context, machine *executor.Machine, request serving.Request, most int) (ids []int32,
+	ms float64,
 	metrics serving.Metrics, err error) {
 	server, err := serving.New(machine, serving.Options{Scheduler: scheduler.Default(1), Draft: most})
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 func fits(plan *planir.Plan, trace []Request) error {
 	for i := range trace {
 		if need := trace[i].Prompt + trace[i].Output; need > plan.MaxContext {
-			return diag.New(diag.ClassInput, "request %d of the trace needs %d positions, and the plan has a context of %d",
+			return diag.New(diag.ClassInput,
+				"request %d of the trace needs %d positions, and the plan has a context of %d",
 				i+1, need, plan.MaxContext).WithHint("solve with a larger context in the workload, or draw shorter requests")
 		}
 	}
@@ -47,8 +48,9 @@ func Simulate(plan *planir.Plan, trace []Request, config scheduler.Config) (*Rep
 	if err != nil {
 		return nil, err
 	}
-	play := simulation{state: state, times: times, used: newUsage(plan, times), config: &config, trace: trace, courses: make([]course, len(trace)),
-		left: make([]int, len(trace))}
+	play := simulation{state: state, times: times, used: newUsage(plan, times), config: &config, trace: trace,
+		courses: make([]course, len(trace)),
+		left:    make([]int, len(trace))}
 	if err := play.run(); err != nil {
 		return nil, err
 	}
@@ -168,8 +170,9 @@ func (s *simulation) arrivals() error {
 		request := &s.trace[s.arrived]
 		s.left[s.arrived] = request.fresh()
 		s.courses[s.arrived] = course{class: request.class(), prompt: request.Prompt, arrived: s.at(s.arrived)}
-		err := s.state.Submit(s.at(s.arrived), scheduler.Request{ID: scheduler.ID(s.arrived + 1), Class: request.class(),
-			Prompt: request.fresh()})
+		err := s.state.Submit(s.at(s.arrived),
+			scheduler.Request{ID: scheduler.ID(s.arrived + 1), Class: request.class(),
+				Prompt: request.fresh()})
 		if err != nil {
 			return err
 		}
@@ -192,7 +195,8 @@ func (s *simulation) token(id scheduler.ID) {
 // Measure plays a trace on a machine, in real time or, where that is simulated, on its virtual clock. Prompts are random
 // tokens, none of which was there before; every request gets all its tokens, whatever the model says. The machine is warm
 // (serving.Warm): otherwise the first requests wait until programs are loaded.
-func Measure(ctx context.Context, machine *executor.Machine, trace []Request, config scheduler.Config) (*Report, error) {
+func Measure(ctx context.Context, machine *executor.Machine, trace []Request, config scheduler.Config) (*Report,
+	error) {
 	if err := fits(machine.Plan(), trace); err != nil {
 		return nil, err
 	}
@@ -233,7 +237,8 @@ func prompts(machine *executor.Machine, trace []Request) [][]int32 {
 
 // asks is a request of a trace as the server takes it.
 func asks(request *Request, prompt []int32) serving.Request {
-	return serving.Request{Class: request.class(), Prompt: prompt, MaxTokens: request.Output, IgnoreEnd: true, LogProbs: -1}
+	return serving.Request{Class: request.class(), Prompt: prompt, MaxTokens: request.Output, IgnoreEnd: true,
+		LogProbs: -1}
 }
 
 // playNow plays a trace in real time.

@@ -419,14 +419,18 @@ func graphs() map[string]op.Graph {
 }
 
 // bound is the relative error that the emulator may have: some units of half precision; the NPU's kernel of 4-bit columns
-// drops the low byte of its sums.
-func bound(g op.Graph) float64 {
+// drops the low byte of its sums. A group of experts rounds to 8 bit between its products, where the half precision of
+// the gated unit moves single codes; the source on the CPU has some of that too.
+func bound(g op.Graph) (emulated, portable float64) {
 	for _, n := range g.Nodes {
-		if n.Op.Scheme == op.A16SQ4C {
-			return 1.5e-2
+		switch {
+		case n.Op.Scheme == op.A16SQ4C:
+			return 1.5e-2, 2e-3
+		case n.Op.Kind == op.GroupMatMul && len(g.Nodes) > 1:
+			return 6e-2, 1e-2
 		}
 	}
-	return 2e-3
+	return 2e-3, 2e-3
 }
 
 // Every operator and scheme is compiled wholly for the NPU, and its emulator computes what the graph says.
@@ -446,7 +450,8 @@ func TestEmulated(t *testing.T) {
 			a := b.Artifacts[0]
 			want := p.want[g.Outputs[0].Name]
 			emulated, portable := differ(a.Emulated[0], want), differ(a.Portable[0], want)
-			if emulated > bound(g) || portable > 2e-3 || emulated == 0 {
+			most, source := bound(g)
+			if emulated > most || portable > source || emulated == 0 {
 				t.Errorf("relative error %.2g on the emulator, %.2g of the source on the CPU", emulated, portable)
 			}
 			f := a.Facts

@@ -587,8 +587,8 @@ func dispatch(e *evaluation) {
 			slot++
 			for len(rows) > group.Rows { // one after the other the last, or the least salient and of these the last
 				worst := len(rows) - 1
-				for i := len(rows) - 1; i >= 0; i-- {
-					if salience(rows[i]) < salience(rows[worst]) {
+				for i, row := range slices.Backward(rows) {
+					if salience(row) < salience(rows[worst]) {
 						worst = i
 					}
 				}

@@ -178,7 +178,8 @@ func (b *builder) estimate() (step, error) {
 				}
 				ld := op.RoundUp(columns, pack.TileN)
 				first := (kvHead*tiles + start) * int(tileBytes)
-				set.MatMulQ8C(scores, ld, codes, dim, scales, mem.Bytes(exe.have.pack)[first:], block.rows, dim, columns)
+				set.MatMulQ8C(scores, ld, codes, dim, scales, mem.Bytes(exe.have.pack)[first:], block.rows, dim,
+					columns)
 				skip := block.Inner - start*pack.TileN
 				at := block.index*output.ld + head*operator.Context + block.Inner
 				out := output.f32[at : at+columns-skip]

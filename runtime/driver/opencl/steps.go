@@ -267,13 +267,15 @@ func named(code *kernel.Code, use kernel.Use, features *kernel.Features) (kernel
 	}
 	if lacks := variant.Lacks(features); lacks != "" {
 		_, can := kernel.First(use.Family, features)
-		return variant, diag.New(diag.ClassUnavailable, "variant %q of kernels %q, which the product's form names, needs %s, "+
-			"which the device lacks", use.Variant, use.Family, lacks).
+		return variant, diag.New(diag.ClassUnavailable,
+			"variant %q of kernels %q, which the product's form names, needs %s, "+
+				"which the device lacks", use.Variant, use.Family, lacks).
 			WithHint("solve again with a record of this device; it executes %s", strings.Join(can, ", "))
 	}
 	if code.Find(use.Family, use.Variant, variant.Rows) == "" {
-		return variant, diag.New(diag.ClassInput, "kernels %q: the artifact does not carry variant %q, which the product's "+
-			"form names", use.Family, use.Variant).WithHint("emit the bundle again")
+		return variant, diag.New(diag.ClassInput,
+			"kernels %q: the artifact does not carry variant %q, which the product's "+
+				"form names", use.Family, use.Variant).WithHint("emit the bundle again")
 	}
 	return variant, nil
 }
@@ -283,7 +285,8 @@ func (b *builder) launchVariant(s *step, family string, variant kernel.Variant, 
 	args []argument) error {
 	source := b.e.code.Find(family, variant.Name, rows)
 	if source == "" {
-		return fmt.Errorf("kernels %q: the artifact has no source of variant %q for %d rows", family, variant.Name, rows)
+		return fmt.Errorf("kernels %q: the artifact has no source of variant %q for %d rows", family, variant.Name,
+			rows)
 	}
 	program, err := b.e.p.device.program(source, b.e.p.settings.programs)
 	if err != nil {
@@ -523,7 +526,8 @@ func (b *builder) expertMatMul() error {
 	}
 	args := append(b.values(), matrix(b.w[0]), matrix(b.w[0]), number(0))
 	args = append(append(args, b.note(s)...), number(operator.K), number(operator.N), number(int(tileBytes)),
-		dynamic(argFirst), dynamic(argRows), number(experts), number(max(1, operator.Fan)), number(perToken), number(sent),
+		dynamic(argFirst), dynamic(argRows), number(experts), number(max(1, operator.Fan)), number(perToken),
+		number(sent),
 		number(int(stride)))
 	if err := b.launchVariant(s, family, variant, variant.Rows, "matmul", operator.N, args); err != nil {
 		return err
@@ -624,7 +628,8 @@ func checkSteps(data []byte, columns int) error {
 	}
 	for i, width := range steps {
 		if !(width > 0 && width <= math.MaxFloat32) || width != steps[i/columns*columns] {
-			return fmt.Errorf("step %d of column %d is %v, want one positive number for all columns", i/columns, i%columns,
+			return fmt.Errorf("step %d of column %d is %v, want one positive number for all columns", i/columns,
+				i%columns,
 				width)
 		}
 	}
@@ -830,7 +835,8 @@ func (b *builder) estimate() error {
 	var parts []argument // scales, codes of queries and of keys, tops
 	for _, bytes := range []int64{4 * int64(operator.Heads+operator.KVHeads),
 		int64(operator.M) * int64(operator.Heads) * int64(columns),
-		int64(operator.KVHeads) * int64(operator.Context) * int64(columns), 4 * int64(operator.M) * int64(operator.Heads)} {
+		int64(operator.KVHeads) * int64(operator.Context) * int64(columns),
+		4 * int64(operator.M) * int64(operator.Heads)} {
 		at, err := e.scratch(bytes)
 		if err != nil {
 			return err
@@ -853,8 +859,10 @@ func (b *builder) estimate() error {
 			[]argument{group, scales, queries})},
 		{"estimate_keys", operator.KVHeads, slices.Concat([]argument{side(0)}, refuses, []argument{places, rows,
 			number(operator.Heads), context, sequence, width, block, window, scales, keys})},
-		{"estimate_tops", operator.Heads, []argument{notes, places, rows, group, width, block, window, queries, keys, tops}},
-		{"estimate", operator.Heads, []argument{b.value(b.out[0]), notes, places, rows, group, width, block, window, scales,
+		{"estimate_tops", operator.Heads,
+			[]argument{notes, places, rows, group, width, block, window, queries, keys, tops}},
+		{"estimate", operator.Heads, []argument{b.value(b.out[0]), notes, places, rows, group, width, block, window,
+			scales,
 			queries, keys, tops}},
 	} {
 		if err := b.launch(s, family, launch.function, launch.columns, launch.args...); err != nil {
