@@ -394,17 +394,18 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 		if err != nil {
 			return nil, err
 		}
-		if predictedInAll(other.Plan) < predictedInAll(best.Plan) {
-			other.TiersLeft, best = best.TiersLeft, other
+		if in.timeInAll(other.Plan) < in.timeInAll(best.Plan) {
+			best = other
 		}
 	}
 	best.Plan.Inputs = append(best.Plan.Inputs, planir.Input{Kind: "loads", Digest: digest})
 	return best, nil
 }
 
-// tierRivals are the rules whose tiers are tried beside solve's own. The problem of tiers knows the experts alone. Where
-// the processor of groups has a region of limited size, buffers of large slots leave less of it for the other products,
-// so that tiers which the problem prices alike, or worse, may give a faster plan.
+// tierRivals are the rules whose tiers are tried beside solve's own, with groups that no other processor takes part in.
+// The problem of tiers knows the experts alone, and the problem of a program counts no meetings between its sections.
+// Where the processor of groups has a region of limited size, buffers of large slots leave less of it for the other
+// products. So a rule may give a faster plan.
 func (s *session) tierRivals() ([]TierRule, error) {
 	npu, err := staticProcessor(s.in.SoC)
 	if err != nil || s.in.TierRule.find() != nil {
@@ -413,13 +414,17 @@ func (s *session) tierRivals() ([]TierRule, error) {
 	if npu.AddressBytes == 0 && s.in.Workload.Limits.AddressBytes[npu.Name] == 0 {
 		return nil, nil
 	}
-	return []TierRule{{Slots: "paper"}, {Slots: "optimal", Ungrouped: true}}, nil
+	return []TierRule{{Slots: "paper"}, {Slots: "optimal"}, {Slots: "optimal", Ungrouped: true}}, nil
 }
 
-// predictedInAll is what all programs of a plan are predicted to take.
-func predictedInAll(plan *planir.Plan) (ns int64) {
+// timeInAll is what all programs of a plan are predicted to take, with what each pays for opening its graphs.
+func (in *Input) timeInAll(plan *planir.Plan) (ns int64) {
 	for i := range plan.Predictions {
 		ns += plan.Predictions[i].PlanNS
+	}
+	buckets, _ := programSizes(plan)
+	for _, rows := range buckets {
+		ns += in.opening(plan, rows)
 	}
 	return ns
 }
@@ -427,6 +432,7 @@ func predictedInAll(plan *planir.Plan) (ns int64) {
 // tiersBy solves a plan again with the tiers of a rule, and keeps those that make a program faster, or all of them.
 func (s *session) tiersBy(ctx context.Context, dynamic *Result, rule TierRule, all bool) (*Result, error) {
 	in := s.in
+	in.TierRule = rule
 	tiers, reports, dropped, err := s.decideTiers(ctx, dynamic.Plan, rule)
 	if err != nil {
 		return nil, err

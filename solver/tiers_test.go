@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
@@ -69,6 +70,34 @@ func TestTiersInThePlan(t *testing.T) {
 	none := problem.TierSolution{Slots: make([]int, 4), Choices: p.InOrder(make([]int, 4)), Objective: 1, Bound: 1}
 	if x.Plan(none) != nil {
 		t.Error("tiers without slots")
+	}
+}
+
+// Where the region of an NPU is limited, no rule that is tried gives a faster plan than solve's own choice.
+func TestTierRivals(t *testing.T) {
+	require.Slow(t)
+	soc, err := socs.Open("snapdragon-8gen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	model := open(t, "qwen1.5-moe-a2.7b")
+	const rows = 256
+	loads, err := workload.Synthetic(model, "zipf:1", rows, 64, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	work := permit(op.A8TQ8C)
+	work.Buckets, work.Context = []int{rows}, 2*rows
+	in := Input{Model: model, SoC: soc, Costs: costs(t, soc, model, op.A8TQ8C), Workload: work, Engine: exact.Engine{},
+		Loads: loads, Only: []string{"cpu", "npu"}}
+	own := solve(t, in)
+	for _, rule := range [][]string{{"paper"}, {"optimal"}, {"optimal", "ungrouped"}} {
+		if in.TierRule, err = ParseTierRule(rule); err != nil {
+			t.Fatal(err)
+		}
+		if by, chosen := in.timeInAll(solve(t, in).Plan), in.timeInAll(own.Plan); by < chosen {
+			t.Errorf("rule %v takes %d ns, and solve's own choice %d", rule, by, chosen)
+		}
 	}
 }
 
