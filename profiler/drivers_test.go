@@ -126,6 +126,7 @@ func TestSim(t *testing.T) {
 
 // The host measures every part of a sparse attention: scales are positive, and positions are ones that may be selected.
 func TestSparsePartsAreMeasured(t *testing.T) {
+	require.Slow(t)
 	s := probeHost(t)
 	var requests []Request
 	for _, operator := range []op.Op{

@@ -61,6 +61,7 @@ func (c cardCompiler) Compile(ctx context.Context, g op.Graph, w driver.Weights,
 // A device is described by what it tells and by what was measured; what copies cost is a price of its own, which the
 // times of operators do not hold.
 func TestProbeDescribesDevices(t *testing.T) {
+	require.Slow(t)
 	compilers := map[string]driver.Compiler{"host": compilehost.New(), "card": cardCompiler{compilehost.New()}}
 	drv := newCard(t)
 	soc, err := Probe(t.Context(), host.New(), ProbeOptions{Fingerprint: host.Fingerprint(), memory: 16 << 20,
@@ -158,6 +159,7 @@ func TestProbeDescribesDevices(t *testing.T) {
 
 // An implementation of OpenCL for CPUs says which cores it occupies, so that no plan uses them twice.
 func TestProbeOpenCL(t *testing.T) {
+	require.Slow(t)
 	drv := opencl.New()
 	devices, err := drv.Devices(t.Context())
 	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrIncapable) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
@@ -47,6 +48,7 @@ func attentive(m *models.Model, cal *calibration.Calibration, losses map[float64
 // Programs of long prompts select positions and those of short ones attend to all, each where it is faster, and the
 // solved programs take on the simulated machine's clock what was predicted.
 func TestAttentionChosen(t *testing.T) {
+	require.Slow(t)
 	m, soc := demo(t), twoCores(t, 0.7)
 	for i := range soc.Processors { // attention takes its time here
 		soc.Processors[i].Sim.OtherGops /= 8

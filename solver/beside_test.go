@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/workload"
@@ -20,6 +21,7 @@ func besideWorkload(schemes ...op.Scheme) *workload.Workload {
 // it: side by side they do more than by turns. The plan then has programs for it, with predicted times that follow from
 // the cost model, and the weights, decisions and predictions of the plan without.
 func TestBesideIsDecided(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), twoCores(t, 1)
 	work := besideWorkload(op.A8TQ8C)
 	in := Input{Model: m, SoC: s, Costs: batchCosts(t, s, m, work.Batches, op.A8TQ8C), Workload: work}
@@ -79,6 +81,7 @@ func TestBesideIsDecided(t *testing.T) {
 
 // Where memory is bounded, the buffers for it must be within the bound.
 func TestBesideWithinMemory(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), twoCores(t, 1)
 	work := besideWorkload(op.A8TQ8C)
 	work.Beside = false

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/exact"
@@ -17,6 +18,7 @@ import (
 // Of the types of cache that are left open the plan has the one that is best by solves with each of them named, within
 // the limit of quality, of which the cache takes its part.
 func TestCacheChosen(t *testing.T) {
+	require.Slow(t)
 	model, soc := demo(t), twoCores(t, 1)
 	for i := range soc.Processors {
 		soc.Processors[i].KV = op.CacheTypes

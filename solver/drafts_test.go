@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/workload"
@@ -19,6 +20,7 @@ func draftWorkload(acceptance float64, schemes ...op.Scheme) *workload.Workload 
 // Decoding reads every weight for one token, so that verifying a few more costs little: drafts pay where enough of them
 // are right, and not where none is. The times of rows follow from the cost model.
 func TestDraftsAreDecided(t *testing.T) {
+	require.Slow(t)
 	m, s := demo(t), twoCores(t, 1)
 	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C)}
 	lengths := map[float64]int{}

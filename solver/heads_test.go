@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
@@ -58,6 +59,7 @@ func pipelineInput(t *testing.T, m *models.Model, soc *socs.SoC, tokens int) Inp
 // Heads pass through a pipeline where that is faster. The program takes on the simulated machine's clock what was
 // predicted, whichever rule has ordered the heads, and the exact order is no slower than Algorithm 1 or than none.
 func TestHeadPipelinesTakeAsLongAsPredicted(t *testing.T) {
+	require.Slow(t)
 	for _, name := range []string{"models/tiny-llama-kjv", "arch/llama-mha"} {
 		t.Run(name, func(t *testing.T) {
 			m, tokens := open(t, "../testdata/"+name), 512
@@ -99,6 +101,7 @@ func TestHeadPipelinesTakeAsLongAsPredicted(t *testing.T) {
 
 // Chunks in flight keep the pipelines of their program where they are the fastest, and take what was predicted.
 func TestHeadPipelinesInFlight(t *testing.T) {
+	require.Slow(t)
 	m, soc := demo(t), estimator(t)
 	in := pipelineInput(t, m, soc, 256)
 	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
@@ -135,6 +138,7 @@ func TestHeadPipelinesInFlight(t *testing.T) {
 // Decoding over a long cache selects positions where that is faster, and over a short one attends to all of them; with
 // batches it does neither alone. A call takes on the virtual clock what was predicted.
 func TestSparseDecodeChosen(t *testing.T) {
+	require.Slow(t)
 	m, soc := demo(t), estimator(t)
 	soc.Processors[0].LaunchUS, soc.Processors[1].LaunchUS = 3, 15 // what a short cache does not repay
 	cal := uneven(m, attentive(m, invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A32W32), map[float64]float64{0.05: 2e-3}))

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
@@ -121,6 +122,7 @@ func TestInFlightIsNotDecided(t *testing.T) {
 // A plan whose operators are divided for one chunk at a time has them whole where two chunks in flight are faster so,
 // and only in the program of the chunks; a prompt of a single chunk keeps it from that.
 func TestInFlightWithOperatorsWhole(t *testing.T) {
+	require.Slow(t)
 	in := inFlightInput(t, demo(t), op.A8TQ8C, 2)
 	in.Strategies = nil
 	best := solve(t, in)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
@@ -60,6 +61,7 @@ func lost(p *planir.Plan, cal *calibration.Calibration) (sum float64, count int)
 // Under a limit of quality shadows are pruned where that saves time: the looser the limit, the faster, always within it,
 // and no other choice of as many layers of a class loses less.
 func TestShadowsUnderALimit(t *testing.T) {
+	require.Slow(t)
 	last, fastest := -1, int64(math.MaxInt64)
 	for _, kl := range []float64{0.00041, 0.0006, 0.0009, 0.002, 0.01} {
 		in := shadowInput(t, kl)
@@ -131,6 +133,7 @@ func TestShadowsByShare(t *testing.T) {
 
 // Within a limit of time those are kept that are worth most.
 func TestShadowsWithinATime(t *testing.T) {
+	require.Slow(t)
 	none := shadowInput(t, 0)
 	none.Workload = workload.Edited(none.Workload, func(w *workload.Workload) { w.Shadows.Prune = 1 })
 	base := solve(t, none).ExpectedNS
@@ -154,6 +157,7 @@ func TestShadowsWithinATime(t *testing.T) {
 // How many channels a step multiplies at once follows from what the calibration counted, and so does its price; where
 // more were counted than a step may multiply the plan's warnings say so. Without counts it is the usual number.
 func TestOutlierChannelsFromCounts(t *testing.T) {
+	require.Slow(t)
 	const node, rows = "layers.ffn_down", 64
 	depth := demo(t).FFN
 	took := func(most int) (ns int64, channels int, warnings string) {

@@ -60,6 +60,7 @@ func (d *device) options(p *planir.Plan) executor.Options {
 // What asynchronous processors compute, alone, as the control processor, beside and divided with one that is called
 // synchronously, has the very bits that synchronous execution has.
 func TestDevicesComputeTheSameBits(t *testing.T) {
+	require.Slow(t)
 	m := open(t)
 	s0, s1 := cores(t)
 	ids, _ := ref[int32](t, "ids_3")
@@ -324,6 +325,7 @@ func TestDeviceDecodeAllocatesNothing(t *testing.T) {
 // A call that fails or hangs in flight, at any step, ends every lane with an error that names the step or the deadline;
 // the next call returns too, and so does Close.
 func TestDeviceFaults(t *testing.T) {
+	require.Slow(t)
 	m := open(t)
 	s0, s1 := cores(t)
 	two := []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
@@ -91,6 +92,7 @@ func tokens(rng *rand.Rand, vocab, n int) []int32 {
 // Two chunks in flight have the very logits of one after the other: in all schemes, for plans that place operators by
 // their role, on one processor, or divided in every way, in random orders, and with the second chunk a part of a layer behind.
 func TestInFlightComputesTheSameBits(t *testing.T) {
+	require.Slow(t)
 	m := open(t)
 	a, b := cores(t)
 	rng := rand.New(rand.NewPCG(3, 4))
@@ -220,6 +222,7 @@ func TestInFlightBatches(t *testing.T) {
 // The same on processors that execute calls by themselves, some on memory of their own: what travels between memories is
 // computed with iterations that begin within a layer.
 func TestInFlightOnDevices(t *testing.T) {
+	require.Slow(t)
 	m := open(t)
 	a, b := cores(t)
 	ids := tokens(rand.New(rand.NewPCG(11, 12)), m.Vocab, 60)

@@ -77,6 +77,7 @@ func bothCompilers() []driver.Compiler {
 // A model on a device of OpenCL alone, and divided between it, the host and ONNX Runtime, has the logits of another
 // implementation: in float32 up to rounding, quantised with the loss that the host has.
 func TestOpenCLLogits(t *testing.T) {
+	require.Slow(t)
 	m := open(t)
 	s0, s1 := cores(t)
 	ids, _ := ref[int32](t, "ids_3")
@@ -187,6 +188,7 @@ func judge(t *testing.T, scheme op.Scheme, got, want []float32, vocab int, loss 
 // Architectures on a device of OpenCL have another implementation's logits, also where products are divided between it
 // and the host, or between it and ONNX Runtime; what the device does not execute, the host does.
 func TestOpenCLArchitectures(t *testing.T) {
+	require.Slow(t)
 	devices := openclProcs(t, "b", nil)
 	s0, s1 := cores(t)
 	for i, config := range archDirs(t) {

@@ -430,6 +430,7 @@ func byRow(values []float32) []float32 {
 // around them. ONNX Runtime, devices of OpenCL and what Qualcomm's compiler makes find what the host finds. With -v the
 // table in docs/results.md.
 func TestEstimateFindsTheLargestScores(t *testing.T) {
+	require.Slow(t)
 	first, second := cores(t)
 	r := newRecall(t)
 	host1 := proc("a", first, "")
