@@ -4,20 +4,53 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"math"
+	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hetc/hetc/internal/clapi"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/native"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/drivertest"
 	"github.com/hetc/hetc/runtime/driver/opencl/kernel"
 )
+
+// implementations calls a test for the first device of each implementation of OpenCL that is there, with the options that
+// name it: the system's, and Intel's for CPUs where make deps-opencl fetched it.
+func implementations(t *testing.T, test func(t *testing.T, library map[string]string)) {
+	t.Helper()
+	require.Deps()
+	ran := false
+	if _, err := New().Devices(t.Context()); err == nil {
+		ran = true
+		t.Run("system", func(t *testing.T) { test(t, nil) })
+	}
+	file := filepath.Join(os.Getenv(native.EnvDir), clapi.IntelFolder, clapi.IntelLibrary)
+	if _, missing := os.Stat(file); missing == nil && runtime.GOOS == "linux" {
+		ran = true
+		t.Run("intel", func(t *testing.T) { test(t, map[string]string{optLibrary: file}) })
+	} else if require.Listed("opencl-intel") {
+		t.Errorf("%s lists opencl-intel, and %q is not there: make deps-opencl fetches it", require.Env, file)
+	}
+	if !ran {
+		require.Skip(t, Name, driver.ErrUnavailable)
+	}
+}
+
+// with are options and others.
+func with(library map[string]string, option, value string) map[string]string {
+	out := map[string]string{option: value}
+	maps.Copy(out, library)
+	return out
+}
 
 // openFirst opens the first device and attaches the test's goroutine.
 func openFirst(t testing.TB, options map[string]string) *processor {
@@ -109,7 +142,11 @@ func says(t *testing.T, err error, words ...string) {
 
 // A kernel that does not compile is an error with the compiler's words, and the processor stays usable.
 func TestBuildFailure(t *testing.T) {
-	p := openFirst(t, nil)
+	implementations(t, buildFailureOf)
+}
+
+func buildFailureOf(t *testing.T, library map[string]string) {
+	p := openFirst(t, library)
 	broken := artifact(t, op.Single(op.Op{Kind: op.Add, M: 2, N: 32}, ""),
 		func(source string) string { return source + "\nthis is no kernel;\n" })
 	_, err := p.Load(context.Background(), broken, nil)
@@ -127,7 +164,11 @@ func TestBuildFailure(t *testing.T) {
 
 // What the device cannot hold is refused with sizes, and the processor stays usable.
 func TestOutOfMemory(t *testing.T) {
-	p := openFirst(t, map[string]string{optMemory: "own"})
+	implementations(t, outOfMemoryOf)
+}
+
+func outOfMemoryOf(t *testing.T, library map[string]string) {
+	p := openFirst(t, with(library, optMemory, "own"))
 	if _, err := p.device.context.NewBuffer(clapi.ReadWrite, 1<<50, nil); err == nil {
 		t.Error("a petabyte was allocated")
 	} else {
@@ -149,7 +190,11 @@ func TestOutOfMemory(t *testing.T) {
 
 // Once the device is lost, everything in flight has failed, later calls are refused by name, and opening it anew works.
 func TestLostDevice(t *testing.T) {
-	p := openFirst(t, nil)
+	implementations(t, lostDeviceOf)
+}
+
+func lostDeviceOf(t *testing.T, library map[string]string) {
+	p := openFirst(t, library)
 	exe, b := addition(t, p, nil)
 	ticket, err := p.Submit(exe, b)
 	if err != nil {
@@ -169,7 +214,7 @@ func TestLostDevice(t *testing.T) {
 	if err := errors.Join(exe.Close(), p.Close()); err != nil {
 		t.Error(err)
 	}
-	again := openFirst(t, nil)
+	again := openFirst(t, library)
 	if again.device == p.device {
 		t.Error("the lost device was opened again as it was")
 	}
@@ -183,7 +228,11 @@ func TestLostDevice(t *testing.T) {
 // A kernel that does not end keeps neither Done nor Close, and what it may still write to is not freed.
 func TestHangingKernel(t *testing.T) {
 	require.Slow(t)
-	p := openFirst(t, nil)
+	implementations(t, hangingKernelOf)
+}
+
+func hangingKernelOf(t *testing.T, library map[string]string) {
+	p := openFirst(t, library)
 	exe, b := addition(t, p, func(source string) string {
 		return strings.Replace(source, "	long row = ROW;",
 			"	long row = ROW; for (volatile long i = 0; i < 10000000000; i++);", 1)
@@ -205,7 +254,7 @@ func TestHangingKernel(t *testing.T) {
 	}
 	_, err = p.Submit(exe, b)
 	says(t, err, "closed")
-	again := openFirst(t, nil)
+	again := openFirst(t, library)
 	exe, b = addition(t, again, nil)
 	if _, err := again.Run(exe, b); err != nil {
 		t.Fatal(err)
@@ -216,7 +265,12 @@ func TestHangingKernel(t *testing.T) {
 // Calls are submitted ahead up to the limit, errors are told once and of the call that failed, and calls behind it are
 // done as well.
 func TestSubmitAhead(t *testing.T) {
-	for _, options := range []map[string]string{nil, {optMemory: "own"}, {optCompletion: "flag"}} {
+	implementations(t, submitAheadOf)
+}
+
+func submitAheadOf(t *testing.T, library map[string]string) {
+	for _, options := range []map[string]string{library, with(library, optMemory, "own"),
+		with(library, optCompletion, "flag")} {
 		p := openFirst(t, options)
 		quant, err := p.Load(context.Background(),
 			artifact(t, op.Single(op.Op{Kind: op.QuantRows, M: 1, N: 64}, ""), nil), nil)

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/clapi"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/capability"
@@ -90,7 +91,16 @@ type found struct {
 }
 
 // devices lists the devices of a library, "" for the one that is there. Without any the driver is unavailable.
-func devices(path string) ([]found, error) {
+func devices(path string) (list []found, err error) {
+	err = affinity.Named(threadName, func() error {
+		list, err = listDevices(path)
+		return err
+	})
+	return list, err
+}
+
+// listDevices is devices on a thread whose name those that the library starts inherit.
+func listDevices(path string) ([]found, error) {
 	lib, err := clapi.Find(path)
 	if err != nil {
 		missing := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: clapi.EnvLibrary,
@@ -138,16 +148,23 @@ func (o opencl) Open(ctx context.Context, config driver.Config) (driver.Processo
 		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", config.Select, Name,
 			err)
 	}
-	shared, err := share(from.Device)
+	var proc *processor
+	err = affinity.Named(threadName, func() error {
+		shared, err := share(from.Device)
+		if err != nil {
+			return err
+		}
+		if err := settings.fit(&shared.features); err != nil {
+			return err
+		}
+		proc, err = newProcessor(from.selector, shared, settings)
+		return err
+	})
 	if err != nil {
 		return fail(err)
 	}
-	if err := settings.fit(&shared.features); err != nil {
-		return fail(err)
-	}
-	proc, err := newProcessor(from.selector, shared, settings)
-	if err != nil {
-		return fail(err)
+	if proc.cores, err = coresOf(from, settings.units); err != nil {
+		return fail(errors.Join(err, proc.Close()))
 	}
 	return proc, nil
 }
@@ -182,7 +199,10 @@ func find(ctx context.Context, config driver.Config) (*found, settings, error) {
 	}
 	from := &list[at]
 	if options.units > 0 {
-		if from.Device, err = part(from.Device, options.units); err != nil {
+		if err := affinity.Named(threadName, func() error {
+			from.Device, err = part(from.Device, options.units)
+			return err
+		}); err != nil {
 			return nil, options, fail(err, "leave out option %q to use all compute units", optUnits)
 		}
 	}

@@ -25,9 +25,10 @@ type processor struct {
 	settings settings
 	caps     *driver.Capabilities
 	queue    *clapi.Queue
-	shares   bool // the device computes on memory of the host
-	gone     bool // closed
-	hangs    bool // closed while a kernel did not end, which may still write to memory
+	cores    []int // of a device made of the CPU's
+	shares   bool  // the device computes on memory of the host
+	gone     bool  // closed
+	hangs    bool  // closed while a kernel did not end, which may still write to memory
 	lost     error
 
 	codes map[string]*kernel.Code // parsed, by their bytes

@@ -25,6 +25,7 @@ func (p *processor) enqueue(e *executable, b *driver.Bindings) error {
 	if err := e.checkSelected(); err != nil {
 		return err
 	}
+	p.place()
 	ticket := p.last + 1
 	place := &p.calls[ticket%driver.MaxInFlight]
 	if before := ticket - driver.MaxInFlight; ticket > driver.MaxInFlight && place.err != nil && p.told < before &&

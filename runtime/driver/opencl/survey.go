@@ -23,7 +23,7 @@ func (opencl) Survey(ctx context.Context, config driver.Config) (*driver.Survey,
 	switch {
 	case kind&clapi.TypeCPU != 0:
 		out.Kind = "cpu"
-		if err := cores(from, settings.units, out); err != nil {
+		if err := describeCores(from, settings.units, out); err != nil {
 			return nil, err
 		}
 	case kind&clapi.TypeAccelerator != 0:
@@ -55,8 +55,11 @@ func (opencl) Survey(ctx context.Context, config driver.Config) (*driver.Survey,
 	if groups, err := from.Number(clapi.DeviceMaxSubGroups); err == nil && groups > 0 {
 		out.Told["sub_groups"] = float64(groups)
 	}
-	device, err := share(from.Device)
-	if err != nil {
+	var device *device
+	if err := affinity.Named(threadName, func() error {
+		device, err = share(from.Device)
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	if device.imports { // the host sees what a kernel writes
@@ -71,23 +74,19 @@ func (opencl) Survey(ctx context.Context, config driver.Config) (*driver.Survey,
 	return out, nil
 }
 
-// cores says which cores a device made of them occupies. It runs threads of its own, which the system places on any core
-// of the process: of all compute units on all of them. Those of a part go to cores that no other part has, as long as there
-// is a core for each; so they are said to have the last ones, and plans give others the first. A device that can be
-// divided leaves a core to the host.
-func cores(from *found, units int, out *driver.Survey) error {
-	all := affinity.Cores()
+// describeCores says which cores a device made of them occupies. One that can be divided leaves a core to the host.
+func describeCores(from *found, units int, out *driver.Survey) error {
+	var err error
+	if out.Cores, err = coresOf(from, units); err != nil || units > 0 {
+		return err
+	}
 	total, err := from.Number(clapi.DeviceComputeUnits)
 	if err != nil {
 		return err
 	}
-	out.Cores = all
-	if units > 0 {
-		out.Cores = all[max(0, len(all)-int(total)):]
-		return nil
-	}
 	// Devices before OpenCL 1.2 do not know the number.
-	if most, err := from.Number(clapi.DeviceMaxSubDevices); err == nil && most > 1 && total > 1 && int(total) <= len(all) {
+	most, err := from.Number(clapi.DeviceMaxSubDevices)
+	if err == nil && most > 1 && total > 1 && int(total) <= len(out.Cores) {
 		left := strconv.FormatUint(total-1, 10)
 		out.Parts = []driver.Part{{Name: optUnits + "-" + left, Options: map[string]string{optUnits: left}}}
 	}
