@@ -548,6 +548,9 @@ func TestTwinMatMul(t *testing.T) {
 		one(shape{m: 67, k: 513, n: 165}, plain, plain)
 		one(shape{m: 66, k: 256, n: 128}, lowest, highest)
 		one(shape{m: 133, k: 766, n: 33}, highest, plain)
+		// and than the kernels of nibbles
+		one(shape{m: 5, k: 1030, n: 300}, plain, plain)
+		one(shape{m: 14, k: 1030, n: 293}, lowest, highest)
 		for _, k := range []int{1021, 1152, 2048} {
 			one(shape{m: 14, k: k, n: 45}, plain, plain)
 			one(shape{m: 1, k: k, n: 64}, highest, highest)

@@ -336,6 +336,10 @@ func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xsca
 	bytes := blocks * q4BlockBytes(block)
 	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+(k+BlockK-1)/BlockK-1],
 		w[(n+TileN-1)/TileN*bytes-1]
+	if m >= nibblesFrom && (t == avx2 || t == avx512) {
+		nibblesQ4(block, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+		return
+	}
 	// Many rows: unpack whole tiles first, and do the rest below.
 	if whole := n &^ (TileN - 1); t == avx512vnni && m >= panelRows && whole > 0 {
 		matMulQ4Panels(block, y, ldy, x, ldx, xscale, w[:whole/TileN*bytes], m, k, whole)

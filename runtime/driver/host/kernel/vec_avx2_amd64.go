@@ -58,6 +58,31 @@ func widenTile256(panel *int16, w *byte, quads int)
 //go:noescape
 func q8cWords256(rows int, y *float32, ldy int, sums *int32, x *int16, pairs int, panel *int16, more int, scales *byte, xscale *float32)
 
+// signRows256 writes x-128 of rows rows of 32*vectors activations to dst, rows of which are
+// 512 apart. ldx is in bytes.
+//
+//go:noescape
+func signRows256(dst *int8, x *uint8, ldx int, rows int, vectors int)
+
+// q4Signed256 adds the products of rows (3..6) rows of 32*blocks signed activations, 512 apart, with a part of a q4b32 tile
+// to sums [rows][32]. eights are 8 times the sums of activations over each 32, in rows of 16. It prefetches
+// from ahead bytes behind w on, stride bytes for each 4 activations.
+//
+//go:noescape
+func q4Signed256(rows int, sums *float32, x *int8, eights *int32, blocks int, w *byte, ahead int, stride int)
+
+// q4x128Signed256 adds the products of rows (3..6) rows of 128*blocks signed activations, 512 apart, with a part of a q4b128 tile
+// to sums [rows][32]. eights are 8 times the sums of activations over each 32, in rows of 16. It prefetches
+// from ahead bytes behind w on, stride bytes for each 4 activations.
+//
+//go:noescape
+func q4x128Signed256(rows int, sums *float32, x *int8, eights *int32, blocks int, w *byte, ahead int, stride int)
+
+// scaleSums256 writes sums [rows][32], each row times its scale, to y. ldy is in bytes.
+//
+//go:noescape
+func scaleSums256(rows int, y *float32, ldy int, sums *float32, xscale *float32)
+
 // maxAbs256 returns the largest magnitude of x as bits, by which NaN is larger than infinity. n is a multiple of 16.
 //
 //go:noescape

@@ -32,6 +32,7 @@ func avx2() {
 	bf16Rows256()
 	f32Add256()
 	words256()
+	nibbles256()
 	vectors256()
 	attention256()
 }
@@ -158,6 +159,10 @@ func q4Rows256(name string, block int, vnni bool) {
 	Pragma("noescape")
 	dispatch(most, func(m int) {
 		id := label(name, m)
+		if m == 1 && !vnni {
+			q4Single256(id, block, pitch, f0, c80, one)
+			return
+		}
 		// float32 sums of the whole product, and integer sums of one step and half
 		facc := func(r, q int) reg.VecPhysical { return y[4*r+q] } // 8 columns each
 		iacc := func(r, h int) reg.VecPhysical { return y[8+2*r+h] }
@@ -261,6 +266,75 @@ func q4Rows256(name string, block int, vnni bool) {
 		VZEROUPPER()
 		RET()
 	})
+}
+
+// q4Single256 is the body of q4Rows256 for one row, whose integer sums of all columns fit in registers: it goes over the
+// weight once, with the constants in registers, and prefetches line by line what it reads. A single row reads memory, so
+// that each instruction counts which its core spends on a line.
+func q4Single256(id string, block, pitch int, f0, c80, one Mem) {
+	facc := func(high, half int) reg.VecPhysical { return y[2*high+half] }
+	iacc := func(high, half int) reg.VecPhysical { return y[4+2*high+half] }
+	low, sign, ones, weight, nib, act, tmp := y[8], y[9], y[10], y[11], y[12], y[13], y[14]
+	input := newRows(1)
+	row, count, tail, wp, sums, ahead := param("x"), param("blocks"), param("tail"), param("w"), param("sums"), param("ahead")
+	ADDQ(wp, ahead)
+	VMOVDQU(f0, low)
+	VMOVDQU(c80, sign)
+	VMOVDQU(one, ones)
+	zero256(y[:4]...)
+	Label(id + "_start")
+	MOVQ(row, input.base[0])
+	step := func(scales Mem) {
+		for k4 := range 8 {
+			VPBROADCASTD(input.at(0, 4*k4), act)
+			VPXOR(sign, act, act)
+			PREFETCHT0(Mem{Base: ahead, Disp: 64 * k4})
+			for half := range 2 {
+				VMOVDQU(Mem{Base: wp, Disp: 64*k4 + 32*half}, weight)
+				VPAND(low, weight, nib)
+				VPSRLW(I8(4), weight, weight)
+				VPAND(low, weight, weight)
+				for high, vec := range []reg.VecPhysical{nib, weight} {
+					if k4 == 0 {
+						VPMADDUBSW(act, vec, iacc(high, half))
+						continue
+					}
+					VPMADDUBSW(act, vec, tmp)
+					VPADDW(tmp, iacc(high, half), iacc(high, half))
+				}
+			}
+		}
+		VPBROADCASTD(Mem{Base: sums}, act)
+		VPSLLD(I8(3), act, act)
+		for high := range 2 {
+			for half := range 2 {
+				dot, scale := iacc(high, half), scales
+				scale.Disp += 32*high + 16*half
+				VCVTPH2PS(scale, tmp)
+				VPMADDWD(ones, dot, dot)
+				VPSUBD(act, dot, dot)
+				VCVTDQ2PS(dot, dot)
+				VFMADD231PS(tmp, dot, facc(high, half))
+			}
+		}
+	}
+	line := func() { // of scales
+		PREFETCHT0(Mem{Base: ahead})
+		ADDQ(I8(64), ahead)
+	}
+	blocksOfQuarters(id, block, count, wp, step, func() {
+		input.advance(32)
+		ADDQ(I8(4), sums)
+		ADDQ(I32(512), ahead)
+	}, line)
+	if block == 32 {
+		again(id, tail, row, count, input, pitch)
+	} else {
+		again(id, tail, row, count, input, pitch, func() { LEAQ(Mem{Base: row, Disp: 128}, sums) })
+	}
+	scaledRows256(1, act, func(_, part int) reg.VecPhysical { return y[part] })
+	VZEROUPPER()
+	RET()
 }
 
 // q4Doc returns the doc comment of a 4-bit kernel, and the bytes of a row of its tail. With blocks
