@@ -148,17 +148,23 @@ func (c *Content) Blob(name string) ([]byte, error) {
 	return made.read()
 }
 
-// Range returns the packed weight that lies there in a weights blob, in memory and 64-byte aligned. It
-// implements executor.Source.
+// Range returns the packed weight that lies there in a weights blob, or a part of one, in memory; a weight begins 64-byte
+// aligned. It implements executor.Source.
 func (c *Content) Range(name string, offset, bytes int64) ([]byte, error) {
 	blob := c.blobs[name]
-	i := slices.IndexFunc(blob.Packs,
-		func(pl planir.Placement) bool { return pl.Offset == offset && pl.Pack.Bytes == bytes })
+	i := slices.IndexFunc(blob.Packs, func(pl planir.Placement) bool {
+		return offset >= pl.Offset && bytes >= 0 && offset-pl.Offset <= pl.Pack.Bytes-bytes
+	})
 	if i < 0 {
 		return nil, diag.New(diag.ClassInput, "plan content: blob %q has no packed weight of %d bytes at %d",
 			name, bytes, offset)
 	}
-	return c.packed(blob.Packs[i])
+	packed, err := c.packed(blob.Packs[i])
+	if err != nil {
+		return nil, err
+	}
+	from := offset - blob.Packs[i].Offset
+	return packed[from : from+bytes : from+bytes], nil
 }
 
 // packed returns a packed weight from memory: its own, or that of the content it shares with. It packs a weight that

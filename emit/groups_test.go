@@ -135,23 +135,32 @@ func logits(t *testing.T, p *planir.Plan, src executor.Source, drivers ...driver
 		t.Fatal(err)
 	}
 	defer x.Close()
-	var got []float32
-	if err := x.Do(context.Background(), func(c *executor.Control) error {
-		_, err := c.Forward([]int32{1, 5, 7, 90, 33, 20, 11}, executor.WantAll, func(_ int, l []float32) error {
-			got = append(got, l...)
-			return nil
-		})
-		if err == nil {
-			_, err = c.Forward([]int32{17}, executor.WantAll, func(_ int, l []float32) error {
-				got = append(got, l...)
-				return nil
-			})
-		}
-		return err
-	}); err != nil {
+	return forward(t, x)
+}
+
+// forward executes a prompt and a token, and returns their logits.
+func forward(t *testing.T, machine *executor.Machine) (out []float32) {
+	t.Helper()
+	if err := forwardOn(machine, func(logits []float32) { out = append(out, logits...) }); err != nil {
 		t.Fatal(err)
 	}
-	return got
+	return out
+}
+
+// forwardOn executes a prompt and a token, and calls take with the logits of each position.
+func forwardOn(machine *executor.Machine, take func(logits []float32)) error {
+	return machine.Do(context.Background(), func(c *executor.Control) error {
+		for _, tokens := range [][]int32{{1, 5, 7, 90, 33, 20, 11}, {17}} {
+			_, err := c.Forward(tokens, executor.WantAll, func(_ int, logits []float32) error {
+				take(logits)
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // What is compiled for a device or its emulator computes what the plan computes with the same kernels.

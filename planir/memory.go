@@ -2,6 +2,7 @@ package planir
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/hetc/hetc/internal/unit"
@@ -20,6 +21,9 @@ type Memory struct {
 	// Tables are the rows of embedding tables that a full context reads, each with the TableStep bytes around
 	// it. Other rows stay in the file. A table that is a product's weight too is one of Weights.
 	Tables int64 `json:"tables_bytes" yaml:"tables_bytes"`
+	// Hot are the copies of rows that shadow outliers are multiplied by most often. Of the other rows Weights counts as
+	// many as are expected to be read, each with the TableStep bytes around it (Plan.Hot).
+	Hot int64 `json:"hot_bytes,omitempty" yaml:"hot_bytes,omitempty"`
 	// Prepacked are the copies of weights that libraries hold in a layout of their own, beside the packed ones.
 	Prepacked int64 `json:"prepacked_bytes,omitempty" yaml:"prepacked_bytes,omitempty"`
 	Cache     int64 `json:"cache_bytes" yaml:"cache_bytes"`
@@ -94,7 +98,7 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 		m.Fixed = LeastFixed(p)
 	}
 	m.Fixed += used.steps + used.library
-	m.Total = m.Weights + m.Prepacked + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
+	m.Total = m.Sum()
 	return m
 }
 
@@ -104,6 +108,7 @@ type usage struct {
 	prepacked      map[string]bool           // packs that a library copies
 	embeddedIn     map[string]map[string]int // of packs in artifacts, the graphs with their phases
 	slots          map[string]map[string]int // of packs of experts in artifacts, how many each graph has in slots
+	layers         map[string]map[int]bool   // of packs, where steps read them
 	steps, library int64                     // bytes of loaded steps, one for each layer, and of the largest library
 }
 
@@ -112,7 +117,7 @@ const prefillPhase, decodePhase = 1, 2
 // usageOf goes through the programs of the names given.
 func usageOf(p *Plan, programs []string) *usage {
 	used := &usage{phases: map[string]int{}, prepacked: map[string]bool{}, embeddedIn: map[string]map[string]int{},
-		slots: map[string]map[string]int{}}
+		slots: map[string]map[string]int{}, layers: map[string]map[int]bool{}}
 	for _, program := range p.Program.All() {
 		if !slices.Contains(programs, program.Name) {
 			continue
@@ -125,6 +130,9 @@ func usageOf(p *Plan, programs []string) *usage {
 			section := &program.Sections[j]
 			for k := range section.Lanes {
 				used.lane(p.Proc(section.Lanes[k].Proc), &section.Lanes[k], phase, int64(max(1, section.Layers)))
+			}
+			if len(p.Hot) > 0 {
+				used.inLayers(section)
 			}
 		}
 	}
@@ -156,6 +164,22 @@ func (u *usage) lane(proc *Proc, lane *Lane, phase int, layers int64) {
 	}
 }
 
+// inLayers notes in which layers the steps of a section read packs.
+func (u *usage) inLayers(section *Section) {
+	for i := range section.Lanes {
+		for j := range section.Lanes[i].Steps {
+			for _, weight := range section.Lanes[i].Steps[j].W {
+				if u.layers[weight.Pack] == nil {
+					u.layers[weight.Pack] = map[int]bool{}
+				}
+				for layer := range max(1, section.Layers) {
+					u.layers[weight.Pack][section.First+layer] = true
+				}
+			}
+		}
+	}
+}
+
 // inSlots counts the experts that a step of a processor with weights in artifacts has in slots.
 func (u *usage) inSlots(step *Step) {
 	counts := map[string]int{}
@@ -175,8 +199,14 @@ func (u *usage) inSlots(step *Step) {
 // countWeights adds up packs, the tables among them, and their copies in libraries and artifacts.
 func (m *Memory) countWeights(p *Plan, used *usage) {
 	layers, shared := map[string]int64{}, map[string]bool{} // shared: graphs that refer to a binary of several
+	weights := map[string]*op.Weight{}
 	for i := range p.Program.Weights {
-		layers[p.Program.Weights[i].Name] = int64(max(1, p.Program.Weights[i].LayerCount()))
+		weight := &p.Program.Weights[i]
+		weights[weight.Name], layers[weight.Name] = weight, int64(max(1, weight.LayerCount()))
+	}
+	var byRow map[string]bool
+	if len(p.Hot) > 0 {
+		byRow = p.Program.ReadByRow()
 	}
 	for i := range p.Program.Graphs {
 		shared[p.Program.Graphs[i].Name] = p.Program.Graphs[i].Context != ""
@@ -197,6 +227,8 @@ func (m *Memory) countWeights(p *Plan, used *usage) {
 			m.countInArtifacts(graphs, shared, phases, bytes)
 		case rows[packed.Name] > 0:
 			m.Tables += touched(bytes, p.MaxContext*p.Sequences())
+		case phases != 0 && byRow[packed.Name] && weights[packed.Weight] != nil:
+			m.holdRows(p, packed, used.layersOf(packed, weights[packed.Weight]), phases)
 		case phases != 0:
 			m.hold(phases, bytes)
 		}
@@ -231,9 +263,39 @@ func (m *Memory) countInArtifacts(graphs map[string]int, shared map[string]bool,
 	}
 }
 
+// layersOf are the layers in which steps read a pack of a weight, -1 alone for one that belongs to none.
+func (u *usage) layersOf(packed *Pack, weight *op.Weight) []int {
+	if len(weight.Layers) == 0 {
+		return []int{-1}
+	}
+	return slices.Sorted(maps.Keys(u.layers[packed.Name]))
+}
+
+// holdRows adds a pack of which single rows are read, in some layers. Those of which the plan names no hot rows are
+// counted whole.
+func (m *Memory) holdRows(p *Plan, packed *Pack, layers []int, phases int) {
+	bytes, row := op.RoundUp(packed.Bytes, PageBytes), packed.Bytes/int64(max(1, packed.K1-packed.K0))
+	for _, layer := range layers {
+		hot := p.HotRows(packed.Weight, layer)
+		if hot == nil {
+			m.hold(phases, bytes)
+			continue
+		}
+		m.Hot += op.RoundUp(int64(len(hot.Within(packed)))*row, PageBytes)
+		if hot.Others > 0 {
+			m.hold(phases, touched(bytes, hot.Others))
+		}
+	}
+}
+
+// Sum adds up what a process holds.
+func (m *Memory) Sum() int64 {
+	return m.Weights + m.Hot + m.Prepacked + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
+}
+
 // sizes are all numbers of the memory, to be checked alike.
 func (m *Memory) sizes() []int64 {
-	return []int64{m.Weights, m.PrefillWeights, m.DecodeWeights, m.Prepacked, m.Tables, m.Cache, m.Pool, m.Work,
+	return []int64{m.Weights, m.PrefillWeights, m.DecodeWeights, m.Hot, m.Prepacked, m.Tables, m.Cache, m.Pool, m.Work,
 		m.Fixed, m.Total, m.Max}
 }
 
@@ -242,6 +304,9 @@ func (m Memory) String() string {
 	copies := ""
 	if m.Prepacked > 0 {
 		copies = fmt.Sprintf("%v of a library's copies, ", unit.Bytes(m.Prepacked))
+	}
+	if m.Hot > 0 {
+		copies += fmt.Sprintf("%v of copied hot rows, ", unit.Bytes(m.Hot))
 	}
 	return fmt.Sprintf("%v of weights, %s%v of embeddings, %v of cache, %v of buffers, %v of scratch, %v of program",
 		unit.Bytes(m.Weights), copies, unit.Bytes(m.Tables), unit.Bytes(m.Cache), unit.Bytes(m.Pool),
@@ -279,7 +344,7 @@ func MemoryAt(p *Plan, e Extent) Memory {
 	}
 	m.Cache = share(m.Cache, positions, p.MaxContext*p.Sequences())
 	m.Pool = share(m.Pool, rows, most)
-	m.Total = m.Weights + m.Prepacked + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
+	m.Total = m.Sum()
 	return m
 }
 

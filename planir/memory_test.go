@@ -72,6 +72,35 @@ func TestMemoryOf(t *testing.T) {
 	}
 }
 
+// Where the plan names hot rows, a process holds a copy of these, and of the file's rows as many as the calibration saw
+// beside them; in layers that keep no shadow outliers it holds neither.
+func TestHotRowsInMemory(t *testing.T) {
+	const channels, row = 1 << 14, 2 * 512
+	node := op.Node{Op: op.Op{Kind: op.OutlierMatMul, M: 1, K: channels, N: 512, Scheme: op.A32W16}, W: []string{"weight", "scale"}}
+	spec := op.WeightSpec{Name: "weight", K: channels, N: 512, Scheme: string(op.BF16), Layout: op.RowsLayout}
+	p := &Plan{MaxContext: 100, Program: Program{
+		Cache: Cache{Type: op.F32, Layers: 4, KVHeads: 1, MaxContext: 100, HeadDim: 8},
+		Weights: []op.Weight{{Name: "w", K: channels, N: 512, Layers: []op.LayerRange{{From: 0, To: 4}}},
+			{Name: "s", K: 1, N: 1, Layers: []op.LayerRange{{From: 0, To: 4}}}},
+		Packs: []Pack{{Name: "w/rows", Weight: "w", K1: channels, N1: 512, Layout: op.RowsLayout, Bytes: channels * row},
+			{Name: "s/f32", Weight: "s", K1: 1, N1: 1, Layout: op.RowsLayout, Bytes: 4}},
+		Graphs: []Graph{{Name: "o", Graph: op.Graph{Weights: []op.WeightSpec{spec, {Name: "scale", K: 1, N: 1}}, Nodes: []op.Node{node}}}},
+		Programs: []PhaseProgram{{Name: "decode", Phase: "decode", Sections: []Section{{Name: "layers", First: 1, Layers: 3,
+			Lanes: []Lane{{Steps: []Step{{Run: "o", W: []WeightRef{{Pack: "w/rows"}, {Pack: "s/f32"}}}}}}}}}},
+	}}
+	whole := MemoryOf(p)
+	if whole.Weights != 4*(channels*row+PageBytes) || whole.Hot != 0 {
+		t.Errorf("without hot rows %+v", whole)
+	}
+	p.Hot = []Hot{{Weight: "w", Layer: 1, Channels: []int{3, 5, 70}, Others: 2}, {Weight: "w", Layer: 2, Channels: []int{9}}}
+	with := MemoryOf(p)
+	// Layer 0 is not executed; of layer 3 nothing is said.
+	want := touched(channels*row, 2) + channels*row + 4*PageBytes
+	if with.Weights != want || with.DecodeWeights != want || with.Hot != 2*PageBytes || with.Total != whole.Total-whole.Weights+want+2*PageBytes {
+		t.Errorf("with hot rows %+v, want %d bytes of weights", with, want)
+	}
+}
+
 // Rows of a table share the pages around them: few rows touch one each, many touch everything, and never more.
 func TestTouched(t *testing.T) {
 	const table = 100 * TableStep

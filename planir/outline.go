@@ -35,6 +35,9 @@ func Outline(plan *Plan) (string, error) {
 	for _, entry := range plan.Outliers {
 		line("outliers of %s@%d: %d channels at once", entry.Node, entry.Rows, entry.Channels)
 	}
+	for _, sum := range plan.hotByWeight() {
+		line("hot rows of %s: %d in %d layers", sum.weight, sum.rows, sum.layers)
+	}
 	if sources := outlineSources(plan); sources != "" {
 		line("decisions by source: %s", sources)
 	}
@@ -129,7 +132,7 @@ func (m *Memory) outline() []string {
 	}{
 		{"weights", m.Weights}, {"weights of prefill only", m.PrefillWeights},
 		{"weights of decode only", m.DecodeWeights},
-		{"embedding rows", m.Tables}, {"prepacked copies", m.Prepacked}, {"cache", m.Cache}, {"buffers", m.Pool},
+		{"embedding rows", m.Tables}, {"copied hot rows", m.Hot}, {"prepacked copies", m.Prepacked}, {"cache", m.Cache}, {"buffers", m.Pool},
 		{"scratch", m.Work}, {"program", m.Fixed}, {"limit", m.Max}, {"total", m.Total},
 	} {
 		if part.bytes > 0 {

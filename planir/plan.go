@@ -27,6 +27,8 @@ type Plan struct {
 	Shadows []Shadow `json:"shadows,omitempty" yaml:"shadows,omitempty"`
 	// ascending by node and rows: how many channels are multiplied at once beside products with shadow outliers
 	Outliers []Outliers `json:"outliers,omitempty" yaml:"outliers,omitempty"`
+	// ascending by weight and layer: rows that shadow outliers are multiplied by most often, which a process copies
+	Hot []Hot `json:"hot,omitempty" yaml:"hot,omitempty"`
 
 	MaxContext int     `json:"max_context" yaml:"max_context"` // cached positions
 	KV         op.Type `json:"kv" yaml:"kv"`                   // cache element type

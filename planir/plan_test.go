@@ -317,6 +317,25 @@ func TestRules(t *testing.T) {
 		{"P002", "shadows of products without any", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Shadows = []planir.Shadow{{Node: "layers.qkv", Layers: []op.LayerRange{{From: 0, To: 1}}}}
 		}},
+		{"P001", "hot rows out of order", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Hot = []planir.Hot{{Weight: "layers.qkv", Layer: 1, Channels: []int{1}}, {Weight: "layers.qkv", Channels: []int{1}}}
+		}},
+		{"P001", "hot row twice", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Hot = []planir.Hot{{Weight: "layers.qkv", Channels: []int{1, 1}}}
+		}},
+		{"P001", "no hot rows", "trivial", func(t *testing.T, p *planir.Plan) { p.Hot = []planir.Hot{{Weight: "layers.qkv"}} }},
+		{"P001", "hot rows in no layer", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Hot = []planir.Hot{{Weight: "layers.qkv", Layer: -1, Channels: []int{1}}}
+		}},
+		{"P002", "hot rows of an unknown weight", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Hot = []planir.Hot{{Weight: "layers.none", Channels: []int{1}}}
+		}},
+		{"P002", "hot rows in a layer that is not there", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Hot = []planir.Hot{{Weight: p.Program.Weights[1].Name, Layer: 4000, Channels: []int{1}}}
+		}},
+		{"P002", "hot rows of a weight in tiles", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Hot = []planir.Hot{{Weight: p.Program.Weights[1].Name, Channels: []int{1}}}
+		}},
 		{"P002", "folds without a calibration", "trivial", func(t *testing.T, p *planir.Plan) { p.Folds = []string{"layers.attn_norm"} }},
 		{"P002", "weight folded by an unknown group", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Weights[1].FoldRows = "none" }},
 		{"P002", "fold of a source that is not there", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Weights[1].FoldSource = 7 }},

@@ -42,6 +42,10 @@ func (c *checker) names() {
 		return fmt.Sprintf("%s@%08d", plan.Outliers[i].Node, plan.Outliers[i].Rows)
 	})
 	c.outlierSizes()
+	c.unique("hot", len(plan.Hot), true, func(i int) string {
+		return fmt.Sprintf("%s@%08d", plan.Hot[i].Weight, plan.Hot[i].Layer)
+	})
+	c.hotSizes()
 	c.unique("program.buffers", len(program.Buffers), false, func(i int) string { return program.Buffers[i].Name })
 	c.unique("program.weights", len(program.Weights), false, func(i int) string { return program.Weights[i].Name })
 	c.unique("program.packs", len(program.Packs), false, func(i int) string { return program.Packs[i].Name })

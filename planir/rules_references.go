@@ -44,6 +44,7 @@ func (c *checker) references() {
 		c.weight(fmt.Sprintf("program.weights[%d]", i), &program.Weights[i])
 		c.weightOf[program.Weights[i].Name] = &program.Weights[i]
 	}
+	c.hotReferences()
 	for i := range program.Packs {
 		pack := &program.Packs[i]
 		c.packs[pack.Name] = pack

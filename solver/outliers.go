@@ -54,6 +54,46 @@ func (s *request) outliersOf(plan *planir.Plan) (out []planir.Outliers) {
 	return out
 }
 
+// hotOf lists the rows of weights that shadow outliers are expected to be multiplied by most often, for the layers of a plan
+// that keep them, as far as the calibration counted them.
+func (s *request) hotOf(plan *planir.Plan) (out []planir.Hot) {
+	if s.in.Calibration == nil {
+		return nil
+	}
+	for i := range s.graph.Sections {
+		section := &s.graph.Sections[i]
+		for _, node := range section.Nodes {
+			name := section.Name + "." + node.Name
+			if !slices.ContainsFunc(plan.Decisions, func(d planir.Decision) bool { return d.Node == name && d.Scheme.Shadow() }) {
+				continue
+			}
+			for layer := section.First; layer < section.First+max(1, section.Layers); layer++ {
+				channels, others, counted := s.in.Calibration.HotChannels(name, layer)
+				if counted && !plan.Pruned(name, layer) {
+					out = append(out, planir.Hot{Weight: node.W[0], Layer: layer, Channels: channels, Others: others})
+				}
+			}
+		}
+	}
+	slices.SortFunc(out, func(x, y planir.Hot) int {
+		return cmp.Or(cmp.Compare(x.Weight, y.Weight), cmp.Compare(x.Layer, y.Layer))
+	})
+	return out
+}
+
+// boundHot leaves hot rows out of a lowered plan whose memory is limited, unless it is predicted to hold less with them:
+// problems under a limit count whole weights, and a plan that they found to fit has to fit.
+func (s *request) boundHot(plan *planir.Plan) {
+	if len(plan.Hot) == 0 || s.in.MaxMemory == 0 && s.in.Workload.Memory == 0 {
+		return
+	}
+	without := *plan
+	without.Hot = nil
+	if planir.MemoryOf(plan).Total > planir.MemoryOf(&without).Total {
+		plan.Hot = nil
+	}
+}
+
 // noteOutliers says of which products the calibration counted more channels than a step multiplies at once.
 func (s *request) noteOutliers(plan *planir.Plan) {
 	for _, entry := range plan.Outliers {

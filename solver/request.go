@@ -167,7 +167,7 @@ func (s *request) lower(plan *planir.Plan) error {
 			plan.Experts = append(plan.Experts, tiers)
 		}
 	}
-	plan.Outliers = s.outliersOf(plan)
+	plan.Outliers, plan.Hot = s.outliersOf(plan), s.hotOf(plan)
 	plan.Procs = nil
 	for i := range s.Procs {
 		if used[s.Procs[i].Name] {
@@ -177,6 +177,7 @@ func (s *request) lower(plan *planir.Plan) error {
 	if err := lower.Lower(plan, &s.graph); err != nil {
 		return diag.New(diag.ClassInternal, "BUG: the solved decisions do not lower: %w", err)
 	}
+	s.boundHot(plan)
 	return nil
 }
 

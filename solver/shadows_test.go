@@ -197,3 +197,63 @@ func TestOutlierChannelsFromCounts(t *testing.T) {
 		t.Errorf("%d counted: %d channels in %d ns, %d with the usual number; %s", bound+1, channels, many, usual, warnings)
 	}
 }
+
+// Hot rows are those of the calibration, for the layers that keep shadow outliers; a limit of memory permits them only where
+// the plan then holds no more.
+func TestHotRowsFollowTheCalibration(t *testing.T) {
+	in := shadowInput(t, 0)
+	for i, activation := range in.Calibration.Activations {
+		in.Calibration.Exceeding = append(in.Calibration.Exceeding, calibration.Exceeding{
+			Class: activation.Class, Layer: activation.Layer, Counts: []calibration.Count{{Rows: 64, Mean: 2, Most: 5}}, Distinct: 5,
+			Hot: []calibration.Hot{{Channel: 7, Share: 1}, {Channel: i % 7, Share: 0.7}, {Channel: 9, Share: 0.2}}})
+	}
+	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Shadows.Prune = 0.5 })
+	result := solve(t, in)
+	if len(result.Plan.Hot) == 0 || len(result.Plan.Shadows) == 0 || result.Plan.Memory.Hot == 0 {
+		t.Fatalf("%d entries of hot rows, %d pruned nodes, %d bytes", len(result.Plan.Hot), len(result.Plan.Shadows), result.Plan.Memory.Hot)
+	}
+	found := 0
+	for i, activation := range in.Calibration.Activations {
+		weight := weightOf(t, in, activation.Class)
+		hot := result.Plan.HotRows(weight, activation.Layer)
+		kept := slices.ContainsFunc(result.Plan.Decisions, func(d planir.Decision) bool {
+			return d.Node == activation.Class && d.Scheme.Shadow()
+		}) && !result.Plan.Pruned(activation.Class, activation.Layer)
+		if kept != (hot != nil) {
+			t.Errorf("%s in layer %d: hot rows %v, shadows kept: %v", activation.Class, activation.Layer, hot, kept)
+			continue
+		}
+		if hot == nil {
+			continue
+		}
+		found++
+		if !slices.Equal(hot.Channels, []int{i % 7, 7}) || hot.Others != 3 {
+			t.Errorf("%s in layer %d: %+v, want channels %d and 7 and 3 others", activation.Class, activation.Layer, hot, i%7)
+		}
+	}
+	if found != len(result.Plan.Hot) {
+		t.Errorf("%d entries, of which %d are of products", len(result.Plan.Hot), found)
+	}
+	in.MaxMemory = 2 * result.Plan.Memory.Total
+	limited := solve(t, in).Plan
+	bare := *limited
+	bare.Hot = nil
+	if with, without := planir.MemoryOf(limited).Total, planir.MemoryOf(&bare).Total; with > without {
+		t.Errorf("under a limit hot rows make %d bytes of %d", with, without)
+	}
+}
+
+// weightOf is the weight of a node's product.
+func weightOf(t *testing.T, in Input, name string) string {
+	t.Helper()
+	graph := in.Model.Graph()
+	for i := range graph.Sections {
+		for _, node := range graph.Sections[i].Nodes {
+			if graph.Sections[i].Name+"."+node.Name == name {
+				return node.W[0]
+			}
+		}
+	}
+	t.Fatalf("no node %q", name)
+	return ""
+}

@@ -175,6 +175,8 @@ type Exceeding struct {
 	// Hot are the channels that exceed it in most calls of the largest number of rows, at most MaxHot of them: descending by
 	// share, ascending by channel.
 	Hot []Hot `json:"hot,omitempty" yaml:"hot,omitempty"`
+	// Distinct is how many channels exceeded it in some call, 0: it was not counted, as by hetc before it read single rows.
+	Distinct int `json:"distinct,omitempty" yaml:"distinct,omitempty"`
 }
 
 // Count is how many channels exceed a scale in some row of a call: on average, and in the call with most.
@@ -192,6 +194,31 @@ type Hot struct {
 
 // MaxHot is how many channels Exceeding lists.
 const MaxHot = 64
+
+// hotShare is the share of all channels beyond the scale, counted in every call, that hot channels are to have together.
+// llm.npu (3.3) found that fewer than 3 % of the channels have more than 80 % of the outliers.
+const hotShare = 0.8
+
+// HotChannels are the channels, ascending, that have hotShare of what exceeded the scale of a class in a layer, by the
+// fewest of them: those that exceed it in most calls. others is how many more there were. ok is false where the others
+// were not counted.
+func (c *Calibration) HotChannels(class string, layer int) (hot []int, others int, ok bool) {
+	at := slices.IndexFunc(c.Exceeding, func(x Exceeding) bool { return x.Class == class && x.Layer == layer })
+	if at < 0 || len(c.Exceeding[at].Counts) == 0 || c.Exceeding[at].Distinct == 0 {
+		return nil, 0, false
+	}
+	exceeding := &c.Exceeding[at]
+	all, sum := exceeding.Counts[len(exceeding.Counts)-1].Mean, 0.0
+	for _, channel := range exceeding.Hot {
+		if sum >= hotShare*all {
+			break
+		}
+		sum += channel.Share
+		hot = append(hot, channel.Channel)
+	}
+	slices.Sort(hot)
+	return hot, exceeding.Distinct - len(hot), len(hot) > 0
+}
 
 // MostExceeding is the most channels of a class, in any layer, that exceeded the scale of shadow outliers in a call of so
 // many rows: counted at the next larger number of rows, else at the largest. ok is false where nothing was counted.

@@ -236,6 +236,10 @@ func TestValidate(t *testing.T) {
 		{"worth outside", func(c *Calibration) { c.Shadows[0].Low = 0 }, "shadows[0].mean_kl"},
 		{"ratio", func(c *Calibration) { c.Shadows[0].Ratio = -1 }, "shadows[0].ratio"},
 		{"worth twice", func(c *Calibration) { c.Shadows = append(c.Shadows, c.Shadows[0]) }, "twice"},
+		{"fewer distinct channels than hot ones", func(c *Calibration) {
+			c.Exceeding = []Exceeding{{Class: "layers.qkv", Counts: []Count{{Rows: 1, Mean: 1, Most: 2}},
+				Hot: []Hot{{Channel: 1, Share: 1}, {Channel: 2, Share: 0.5}}, Distinct: 1}}
+		}, "exceeding[0].distinct"},
 		{"fold twice", func(c *Calibration) { c.Folds = append(c.Folds, c.Folds[0]) }, "twice"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -236,6 +236,10 @@ func (v *validator) exceeding(list []Exceeding) {
 			v.fail([]any{"exceeding", i}, "%d counts and %d hot channels, want counts, and at most %d channels",
 				len(entry.Counts), len(entry.Hot), MaxHot)
 		}
+		if entry.Distinct != 0 && (entry.Distinct < len(entry.Hot) || entry.Distinct > maxK) {
+			v.fail([]any{"exceeding", i, "distinct"}, "%d channels, of which %d are hot: want 0, or as many and at most %d",
+				entry.Distinct, len(entry.Hot), maxK)
+		}
 		channels := map[int]bool{}
 		for j, hot := range entry.Hot {
 			if hot.Channel < 0 || hot.Channel >= maxK || !(hot.Share > 0 && hot.Share <= 1) || again(channels, hot.Channel) ||

@@ -415,14 +415,13 @@ func (c *checker) memory() {
 		{"weights_bytes", have.Weights, want.Weights},
 		{"prefill_weights_bytes", have.PrefillWeights, want.PrefillWeights},
 		{"decode_weights_bytes", have.DecodeWeights, want.DecodeWeights}, {"cache_bytes", have.Cache, want.Cache},
-		{"pool_bytes", have.Pool, want.Pool},
+		{"pool_bytes", have.Pool, want.Pool}, {"hot_bytes", have.Hot, want.Hot},
 	} {
 		if part.have != part.want {
 			c.fail("memory."+part.name, "plan says %d, and its program gives %d", part.have, part.want)
 		}
 	}
-	if sum := have.Weights + have.Prepacked + have.Tables + have.Cache + have.Pool + have.Work +
-		have.Fixed; sum != have.Total {
+	if sum := have.Sum(); sum != have.Total {
 		c.fail("memory.total_bytes", "plan says %d, and the parts add up to %d", have.Total, sum)
 	}
 	if have.Max > 0 && have.Total > have.Max {

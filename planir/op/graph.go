@@ -279,6 +279,28 @@ func Single(operator Op, layout string) Graph {
 	return graph
 }
 
+// ReadsRows reports whether single rows of weight number i are all that the graph reads of it, and which ones is known when
+// it is executed (OutlierMatMul). A graph that is not there reads nothing.
+func (g *Graph) ReadsRows(i int) bool {
+	if g == nil || i < 0 || i >= len(g.Weights) {
+		return false
+	}
+	name, rows := g.Weights[i].Name, false
+	for j := range g.Nodes {
+		node := &g.Nodes[j]
+		for k, weight := range node.W {
+			if weight != name {
+				continue
+			}
+			if node.Op.Kind != OutlierMatMul || k != 0 {
+				return false
+			}
+			rows = true
+		}
+	}
+	return rows
+}
+
 // WeightSpec describes the weight operand of o in a role ("weight", "gain", see Sig); layout applies to the
 // matrix of an operator with a Scheme, the others are plain rows.
 func (o Op) WeightSpec(role, layout string) WeightSpec {

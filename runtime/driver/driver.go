@@ -261,12 +261,16 @@ type OutlierCount struct {
 	Calls    int64 `json:"calls"`    // of the operator
 	Channels int64 `json:"channels"` // that some row exceeded the scale in, of all calls together
 	Most     int64 `json:"most"`     // of one call
-	Beyond   int64 `json:"beyond"`   // calls with more than op.Op.Gathered, which were computed in several passes
+	// Cold are the channels of Channels whose row of the weight was read from the bundle, because it is none of those that
+	// are held in memory.
+	Cold   int64 `json:"cold"`
+	Beyond int64 `json:"beyond"` // calls with more than op.Op.Gathered, which were computed in several passes
 }
 
 // Add counts what another executable has.
 func (c *OutlierCount) Add(other OutlierCount) {
 	c.Calls, c.Channels, c.Beyond = c.Calls+other.Calls, c.Channels+other.Channels, c.Beyond+other.Beyond
+	c.Cold += other.Cold
 	c.Most = max(c.Most, other.Most)
 }
 
@@ -341,6 +345,17 @@ type Packed struct {
 	Spec   op.WeightSpec
 	Bytes  []byte
 	Stride int64
+	// Rows, if set, yields single rows of the weight instead of Bytes, which are nil: of weights that a graph reads so
+	// (op.Graph.ReadsRows).
+	Rows Rows
+}
+
+// Rows yields rows of a packed weight when they are needed. Any goroutine may ask.
+type Rows interface {
+	// Row is the bytes of row k, from 0, verified: they stay valid and unchanged until the executable is closed, and are
+	// aligned to their elements. copied: they lie in memory that was filled when the weight was loaded, and not in a file.
+	// A row that cannot be verified is an error, and is not given out.
+	Row(k int) (row []byte, copied bool, err error)
 }
 
 // Weights are the packed weights of a graph in the order of Graph.Weights.

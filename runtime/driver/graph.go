@@ -58,7 +58,7 @@ func (w Weights) PackedBytes(specs []op.WeightSpec, size func(op.WeightSpec) (in
 			return 0, err
 		}
 		total += whole
-		if w == nil {
+		if w == nil || w[i].Rows != nil {
 			continue
 		}
 		want, have := whole, int64(len(w[i].Bytes))
@@ -79,9 +79,11 @@ func (w Weights) PackedBytes(specs []op.WeightSpec, size func(op.WeightSpec) (in
 
 // Check compares weights with those of a graph, by position: names may differ, because one artifact
 // serves every layer. layout is the layout that the processor reads for a weight scheme, and size
-// the packed size in bytes of one expert's matrix. The result has the graph's names.
-func (w Weights) Check(specs []op.WeightSpec, layout func(scheme string) string,
+// the packed size in bytes of one expert's matrix. The result has the graph's names. Rows may be given of those weights
+// alone that the graph reads by row.
+func (w Weights) Check(graph *op.Graph, layout func(scheme string) string,
 	size func(op.WeightSpec) (int64, error)) (Weights, error) {
+	specs := graph.Weights
 	if len(w) != len(specs) {
 		return nil, fmt.Errorf("got %d weights, want %d", len(w), len(specs))
 	}
@@ -95,6 +97,13 @@ func (w Weights) Check(specs []op.WeightSpec, layout func(scheme string) string,
 		if want := layout(spec.Scheme); spec.Layout != want {
 			return nil, fmt.Errorf("weight %q: layout %q of scheme %q is not supported, want %q", spec.Name,
 				spec.Layout, spec.Scheme, want)
+		}
+		if w[i].Rows != nil {
+			if !graph.ReadsRows(i) || w[i].Bytes != nil {
+				return nil, fmt.Errorf("weight %q: got single rows of it, want all %d", spec.Name, spec.K)
+			}
+			out[i] = Packed{Spec: spec, Rows: w[i].Rows}
+			continue
 		}
 		one := spec
 		one.Experts = 0

@@ -255,8 +255,11 @@ func (m *Machine) callFailed(queue *queue) error {
 // failure is an error of a step in an iteration.
 func (m *Machine) failure(ls *laneSection, st *step, iter int, err error) error {
 	class := diag.ClassRun
-	if mem.IsFault(err) {
+	switch {
+	case mem.IsFault(err):
 		class = diag.ClassIO
+	case diag.ClassOf(err) == diag.ClassVerify: // a row of a weight that was first needed now
+		class = diag.ClassVerify
 	}
 	return diag.New(class, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, st.layer(iter),
 		ls.lane.name, err)

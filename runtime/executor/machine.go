@@ -459,6 +459,7 @@ func newLoader(plan *planir.Plan, src Source) loader {
 func (m *Machine) prepare(src Source) error {
 	load := &m.loader
 	*load = newLoader(m.plan, src)
+	m.closers = append(m.closers, load.weights.close)
 	for _, lane := range m.lanes {
 		load.lanes[lane.name] = lane
 		if lane == m.home {
@@ -558,7 +559,7 @@ func (m *Machine) wants(pr *program, visit func(placeKey, Part)) {
 				for step := range section.Lanes[j].Steps {
 					for _, ref := range section.Lanes[j].Steps[step].W {
 						at, key := weights.place(ref.Pack, section.First+it)
-						if !seen[key] && weights.bytes[key] == nil {
+						if !seen[key] && weights.bytes[key] == nil && !weights.byRow[ref.Pack] {
 							seen[key] = true
 							few := at.Pack.Layout == op.RowsLayout && at.Pack.Bytes > planir.TableStep
 							visit(key, Part{at.blob, at.Offset, at.Pack.Bytes, few})
@@ -783,6 +784,9 @@ type weights struct {
 	src    Source
 	places map[placeKey]place
 	bytes  map[placeKey][]byte
+	byRow  map[string]bool        // packs of which single rows are read
+	rows   map[placeKey]*packRows // those of them that are loaded
+	copies []*mem.Region          // of their hot rows
 }
 
 // placeKey names a pack in a layer, and place is where it lies in which blob.
@@ -798,7 +802,8 @@ type place struct {
 
 // newWeights indexes the packs of all weights blobs.
 func newWeights(p *planir.Plan, src Source) *weights {
-	out := &weights{plan: p, src: src, places: map[placeKey]place{}, bytes: map[placeKey][]byte{}}
+	out := &weights{plan: p, src: src, places: map[placeKey]place{}, bytes: map[placeKey][]byte{},
+		byRow: p.Program.ReadByRow(), rows: map[placeKey]*packRows{}}
 	for _, blob := range p.Program.WeightBlobs() {
 		for _, pl := range blob.Packs {
 			out.places[placeKey{pl.Pack.Name, pl.Layer}] = place{pl, blob.Name}
@@ -832,11 +837,46 @@ func (w *weights) pack(name string, layer int) (*planir.Pack, []byte, placeKey, 
 	return at.Pack, data, key, nil
 }
 
+// packRows are the rows of a layer's pack of which few are read, or of the one that all layers share.
+func (w *weights) packRows(name string, layer int) (*packRows, placeKey, error) {
+	at, key := w.place(name, layer)
+	if rows := w.rows[key]; rows != nil {
+		return rows, key, nil
+	}
+	rows, err := newPackRows(w.src, at, w.plan.HotRows(at.Pack.Weight, key.layer))
+	if err != nil {
+		return nil, key, err
+	}
+	w.rows[key] = rows
+	if rows.copies != nil {
+		w.copies = append(w.copies, rows.copies)
+	}
+	return rows, key, nil
+}
+
+// close releases the copies of hot rows.
+func (w *weights) close() (err error) {
+	for _, region := range w.copies {
+		err = errors.Join(err, region.Close())
+	}
+	w.copies = nil
+	return err
+}
+
 // resolve returns the weights of a step in one layer, and a key that equal weights share.
 func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, string, error) {
 	var out driver.Weights
 	key := ""
 	for _, ref := range refs {
+		if w.byRow[ref.Pack] && ref.C0 == 0 && ref.Tiers == 0 { // such packs are never divided by steps
+			rows, at, err := w.packRows(ref.Pack, layer)
+			if err != nil {
+				return nil, "", err
+			}
+			out = append(out, driver.Packed{Spec: rows.at.Pack.Spec(), Rows: rows})
+			key += fmt.Sprintf("%s@%d\x00", ref, at.layer)
+			continue
+		}
 		packed, data, at, err := w.pack(ref.Pack, layer)
 		if err != nil {
 			return nil, "", err

@@ -495,6 +495,7 @@ type OutlierStat struct {
 	Program string `json:"program"`
 	Node    string `json:"node"`  // "layers.ffn_down_outliers"
 	Bound   int    `json:"bound"` // channels that one pass multiplies; more are computed in several
+	Hot     int    `json:"hot"`   // rows of the weight that are held in memory, of all layers
 	driver.OutlierCount
 }
 
@@ -518,6 +519,7 @@ func (m *Machine) Outliers() (out []OutlierStat) {
 			}
 			seen[st.calls[i].exe] = true
 			stat.Add(counter.Outliers())
+			stat.Hot += m.loader.weights.hotRows(st, at, i)
 		}
 		if stat.Calls == 0 {
 			return
@@ -528,9 +530,21 @@ func (m *Machine) Outliers() (out []OutlierStat) {
 			out = append(out, stat)
 		} else {
 			out[same].Add(stat.OutlierCount)
+			out[same].Hot += stat.Hot
 		}
 	})
 	return out
+}
+
+// hotRows is how many rows of the weight of a node that reads few of them are held in memory, for an iteration of a step.
+func (w *weights) hotRows(st *step, node, iter int) int {
+	name := st.graph.Nodes[node].W[0]
+	number := slices.IndexFunc(st.graph.Weights, func(spec op.WeightSpec) bool { return spec.Name == name })
+	_, key := w.place(st.W[number].Pack, st.layer(iter))
+	if rows := w.rows[key]; rows != nil {
+		return len(rows.hot)
+	}
+	return 0
 }
 
 // ResetStats forgets all step times.

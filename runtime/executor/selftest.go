@@ -100,6 +100,7 @@ func (t *selfTest) all(ctx context.Context) (err error) {
 	}
 	// A machine without buffers and crews, which loads graphs as every other one does.
 	machine := &Machine{plan: t.plan, loader: newLoader(t.plan, t.src)}
+	machine.closers = append(machine.closers, machine.loader.weights.close)
 	defer func() {
 		for _, closer := range slices.Backward(machine.closers) {
 			err = errors.Join(err, closer())

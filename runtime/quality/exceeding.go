@@ -143,6 +143,7 @@ func (x *Exceeding) Counts() ([]calibration.Exceeding, error) {
 			}
 		}
 		slices.SortStableFunc(entry.Hot, func(a, b calibration.Hot) int { return cmp.Compare(b.Share, a.Share) })
+		entry.Distinct = len(entry.Hot)
 		entry.Hot = entry.Hot[:min(len(entry.Hot), calibration.MaxHot)]
 		out = append(out, entry)
 	}

@@ -79,7 +79,25 @@ func TestExceeding(t *testing.T) {
 			t.Errorf("hot %d: %+v, want the share %v and descending shares", i, hot, want)
 		}
 	}
+	if distinct := len(slices.DeleteFunc(slices.Clone(often), func(calls int) bool { return calls == 0 })); got[0].Distinct != distinct {
+		t.Errorf("%d channels exceeded the scale in some call, want %d", got[0].Distinct, distinct)
+	}
 	cal := calibration.Calibration{Exceeding: got}
+	// Hot channels are the fewest that have four fifths of what was counted.
+	hot, others, ok := cal.HotChannels("layers.up", 1)
+	total, sum, least := 0, 0, windows
+	for _, calls := range often {
+		total += calls
+	}
+	for _, channel := range hot {
+		sum, least = sum+often[channel], min(least, often[channel])
+	}
+	if !ok || len(hot)+others != got[0].Distinct || 5*sum < 4*total || 5*(sum-least) >= 4*total || !slices.IsSorted(hot) {
+		t.Errorf("hot channels %v with %d of %d, %d others, of %v", hot, sum, total, others, often)
+	}
+	if _, _, ok := cal.HotChannels("layers.up", 0); ok {
+		t.Error("hot channels of a layer that was not counted")
+	}
 	for want, at := range map[int]int{got[0].Counts[0].Most: 1, got[0].Counts[1].Most: 2, got[0].Counts[3].Most: 1000} {
 		if most, ok := cal.MostExceeding("layers.up", at); !ok || most != want {
 			t.Errorf("at %d rows: %d, %v, want %d", at, most, ok, want)

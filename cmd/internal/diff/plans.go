@@ -173,7 +173,7 @@ func memory(p *planir.Plan) map[string]string {
 	}
 	out := map[string]string{}
 	for name, bytes := range map[string]int64{
-		"total": memory.Total, "weights": memory.Weights, "tables": memory.Tables, "cache": memory.Cache,
+		"total": memory.Total, "weights": memory.Weights, "tables": memory.Tables, "hot rows": memory.Hot, "cache": memory.Cache,
 		"buffers": memory.Pool, "bound": memory.Max,
 	} {
 		if bytes > 0 {

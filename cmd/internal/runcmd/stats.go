@@ -178,14 +178,17 @@ func printOutliers(ui *cli.Streams, list []executor.OutlierStat) {
 		return
 	}
 	var rows [][]string
-	beyond := int64(0)
+	var beyond, channels, cold int64
 	for _, x := range list {
 		rows = append(rows, []string{x.Program, x.Node, fmt.Sprint(x.Calls),
 			fmt.Sprintf("%.1f", float64(x.Channels)/float64(x.Calls)), fmt.Sprint(x.Most), fmt.Sprint(x.Bound),
-			fmt.Sprint(x.Beyond)})
-		beyond += x.Beyond
+			fmt.Sprint(x.Beyond), fmt.Sprint(x.Hot), fmt.Sprintf("%.1f", 100*float64(x.Cold)/float64(max(1, x.Channels)))})
+		beyond, channels, cold = beyond+x.Beyond, channels+x.Channels, cold+x.Cold
 	}
-	ui.Table([]string{"program", "outliers", ">calls", ">mean channels", ">most", ">bound", ">beyond it"}, rows)
+	ui.Table([]string{"program", "outliers", ">calls", ">mean channels", ">most", ">bound", ">beyond it", ">hot rows",
+		">cold %"}, rows)
+	ui.Printf("of %d channels with outliers %d were cold: their rows were read from the bundle, verified before the first time\n",
+		channels, cold)
 	if beyond > 0 {
 		ui.Printf("%d calls had more channels with outliers than their bound: computed all the same, in several passes\n",
 			beyond)

@@ -91,7 +91,7 @@ type executable struct {
 	batch      bool // and find it in scalars.Batch
 	perSeq     int  // elements of the caches from one sequence to the next
 
-	beyondScale [4]atomic.Int64 // what OutlierCount has, in its order
+	beyondScale [5]atomic.Int64 // what OutlierCount has, in its order
 
 	bad   atomic.Int64 // lowest row a kernel refused
 	blame atomic.Int64 // of a chain of n steps: that row times n, plus the number of the step
@@ -141,7 +141,7 @@ func (p *processor) load(artifact driver.Artifact, weight driver.Weights) (*exec
 		p.graphs[string(artifact.Code)] = graph
 	}
 	exe := &executable{p: p, graph: graph, arena: -1}
-	checked, err := weight.Check(graph.Weights, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
+	checked, err := weight.Check(&graph, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
 	if err != nil {
 		return nil, err
 	}
@@ -443,6 +443,11 @@ func (e *executable) run() error {
 		e.bad.Store(math.MaxInt64)
 		if step.prepare != nil {
 			step.prepare(rows)
+		}
+		if step.fetch != nil {
+			if err := step.fetch(); err != nil {
+				return fmt.Errorf("node %d (%s): %w", step.node, e.graph.Nodes[step.node].Op.Kind, err)
+			}
 		}
 		e.p.team.run(step.plan(rows), step.span == nil, step.work)
 		if row := e.bad.Load(); row != math.MaxInt64 {

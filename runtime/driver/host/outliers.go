@@ -25,13 +25,16 @@ const outlierCols = 8 * pack.TileN
 //
 // Scratch holds Gathered rows of the weight at a time. Where more channels are marked, they are taken in several
 // passes, each of which begins with the sum so far.
+//
+// Where single rows of the weight are given (driver.Rows), those of the marked channels are got between the two steps, by
+// one thread: a row that cannot be verified fails the call before anything is computed with it.
 func (b *builder) outliers() (step, error) {
 	exe, operator, input, output, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
 	scale, err := mem.View[float32](b.w[1].Bytes)
 	if err != nil {
 		return step{}, err
 	}
-	rowsOf, err := mem.View[uint16](b.w[0].Bytes)
+	matrix, err := newMatrixRows(&b.w[0])
 	if err != nil {
 		return step{}, err
 	}
@@ -68,7 +71,7 @@ func (b *builder) outliers() (step, error) {
 	var rows, rowBlock, ranges int
 	return step{
 		m: operator.M,
-		plan: func(count int) int {
+		fetch: func() error {
 			marked = marked[:0]
 			for channel := range operator.K {
 				for worker := range workers {
@@ -78,7 +81,11 @@ func (b *builder) outliers() (step, error) {
 					}
 				}
 			}
-			exe.count(len(marked), most)
+			cold, err := matrix.fetch(marked)
+			exe.count(len(marked), most, cold)
+			return err
+		},
+		plan: func(count int) int {
 			rows, rowBlock = count, count
 			ranges = (operator.N + outlierCols - 1) / outlierCols
 			if workers > 1 && count*operator.N*(1+len(marked)) >= 2*minTask {
@@ -96,8 +103,8 @@ func (b *builder) outliers() (step, error) {
 			factors, weight := own[:most+1], own[most+1:]
 			for from := 0; from < len(marked); from += most {
 				channels := marked[from:min(len(marked), from+most)]
-				for i, channel := range channels {
-					widen(weight[(1+i)*outlierCols:][:cols], rowsOf[channel*operator.N+column:])
+				for i := range channels {
+					widen(weight[(1+i)*outlierCols:][:cols], matrix.fetched[from+i][column:])
 				}
 				for row := r0; row < r1; row++ {
 					if !beyond(factors[1:], input.f32[row*input.ld:], channels, limit) {
@@ -131,8 +138,55 @@ func beyond(out, row []float32, channels []int, limit float32) (exceeds bool) {
 	return exceeds
 }
 
-// count notes how many channels a call of an operator had beyond the scale. One call runs at a time.
-func (e *executable) count(channels, most int) {
+// matrixRows are rows [N] of a matrix of bfloat16 numbers: of all of it, or of rows that come one by one.
+type matrixRows struct {
+	all     []uint16    // nil: source has them
+	source  driver.Rows // nil: all are there
+	cols    int
+	fetched [][]uint16 // those asked for last
+}
+
+// newMatrixRows is the rows of a weight.
+func newMatrixRows(weight *driver.Packed) (*matrixRows, error) {
+	out := &matrixRows{source: weight.Rows, cols: weight.Spec.N, fetched: make([][]uint16, 0, weight.Spec.K)}
+	if out.source != nil {
+		return out, nil
+	}
+	var err error
+	out.all, err = mem.View[uint16](weight.Bytes)
+	return out, err
+}
+
+// fetch gets some rows, and returns how many of them were read from a file.
+func (m *matrixRows) fetch(wanted []int) (cold int, err error) {
+	m.fetched = m.fetched[:0]
+	for _, row := range wanted {
+		if m.source == nil {
+			m.fetched = append(m.fetched, m.all[row*m.cols:][:m.cols])
+			continue
+		}
+		data, copied, err := m.source.Row(row)
+		if err != nil {
+			return cold, fmt.Errorf("channel %d: %w", row, err)
+		}
+		values, err := mem.View[uint16](data)
+		if err != nil {
+			return cold, fmt.Errorf("channel %d: %w", row, err)
+		}
+		if len(values) != m.cols {
+			return cold, fmt.Errorf("channel %d: got a row of %d numbers, want %d", row, len(values), m.cols)
+		}
+		m.fetched = append(m.fetched, values)
+		if !copied {
+			cold++
+		}
+	}
+	return cold, nil
+}
+
+// count notes how many channels a call of an operator had beyond the scale, and of how many the row was read from a file.
+// One call runs at a time.
+func (e *executable) count(channels, most, cold int) {
 	counts := &e.beyondScale
 	counts[0].Add(1)
 	counts[1].Add(int64(channels))
@@ -140,11 +194,12 @@ func (e *executable) count(channels, most int) {
 	if channels > most {
 		counts[3].Add(1)
 	}
+	counts[4].Add(int64(cold))
 }
 
 // Outliers implements driver.Outlying.
 func (e *executable) Outliers() driver.OutlierCount {
 	counts := &e.beyondScale
 	return driver.OutlierCount{Calls: counts[0].Load(), Channels: counts[1].Load(), Most: counts[2].Load(),
-		Beyond: counts[3].Load()}
+		Beyond: counts[3].Load(), Cold: counts[4].Load()}
 }

@@ -20,6 +20,8 @@ type step struct {
 	m    int // most tokens
 	// called before plan, may be nil
 	prepare func(tokens int)
+	// called after it, may be nil: gets what the step reads and may not be there
+	fetch   func() error
 	rows    *rowwise // instead of plan and task, which load then makes
 	plan    func(tokens int) (tasks int)
 	task    func(worker, task int)

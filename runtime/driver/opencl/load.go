@@ -140,7 +140,7 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 		p.codes[string(artifact.Code)] = code
 	}
 	exe := &executable{p: p, graph: code.Graph, code: code}
-	checked, err := weights.Check(code.Graph.Weights, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
+	checked, err := weights.Check(&code.Graph, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
 	if err != nil {
 		return nil, err
 	}

@@ -275,7 +275,7 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 		}
 		p.models[string(artifact.Code)] = model
 	}
-	weights, err := weights.Check(model.graph.Weights, layout, pack.Bytes)
+	weights, err := weights.Check(&model.graph, layout, pack.Bytes)
 	if err != nil {
 		return nil, err
 	}
