@@ -281,7 +281,7 @@ func RunMeasure(ctx context.Context, ui *cli.Streams, options *Options) error {
 		if err != nil {
 			return err
 		}
-		measured, err := measureAll(ctx, on.machine, peer, load.trace, options)
+		measured, err := measureAll(ctx, ui, on.machine, peer, load.trace, options)
 		if err != nil {
 			return err
 		}
@@ -323,9 +323,10 @@ func (o *Options) peer(ctx context.Context, plan *planir.Plan) (*llamaServer, er
 }
 
 // measureAll measures every policy in every round, llama.cpp's server if it is there, and the reactive requests by
-// themselves under the policy Full, and returns the round with the median rate of each.
-func measureAll(ctx context.Context, machine *executor.Machine, peer *llamaServer, trace []Request, options *Options) (
-	[]*Report, error) {
+// themselves under the policy Full, and returns the round with the median rate of each. What llama.cpp's server does not
+// answer costs its own row and no other.
+func measureAll(ctx context.Context, ui *cli.Streams, machine *executor.Machine, peer *llamaServer, trace []Request,
+	options *Options) ([]*Report, error) {
 	type play struct {
 		policy scheduler.Policy
 		trace  []Request
@@ -347,7 +348,10 @@ func measureAll(ctx context.Context, machine *executor.Machine, peer *llamaServe
 			var report *Report
 			var err error
 			if play.policy == llamaPolicy {
-				report, err = peer.measure(ctx, play.trace, prompts(machine, play.trace))
+				if report, err = peer.measure(ctx, play.trace, prompts(machine, play.trace)); err != nil && ctx.Err() == nil {
+					ui.Warnf("no row of %s in this round: %v", llamaServerName, err)
+					continue
+				}
 			} else {
 				var config scheduler.Config
 				if config, err = options.config(machine.Plan(), play.policy); err == nil {
@@ -363,6 +367,9 @@ func measureAll(ctx context.Context, machine *executor.Machine, peer *llamaServe
 	}
 	var out []*Report
 	for _, list := range rounds {
+		if len(list) == 0 {
+			continue
+		}
 		slices.SortFunc(list, func(a, b *Report) int { return cmp.Compare(a.Rate, b.Rate) })
 		out = append(out, list[len(list)/2])
 	}

@@ -34,6 +34,10 @@ type llamaServer struct {
 	ended chan error // of the process
 }
 
+// onceEach asks over a connection of its own each time: the server closes those that idled for some seconds, and a POST
+// that meets such an end cannot be sent again.
+var onceEach = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
 // llamaPolicy is what its reports are called.
 const llamaPolicy scheduler.Policy = "llama.cpp"
 
@@ -95,7 +99,7 @@ func startLlamaServer(ctx context.Context, plan *planir.Plan, file string, slots
 	loading := time.NewTimer(mostLoading)
 	defer loading.Stop()
 	for {
-		if response, err := http.Get(server.url + "/health"); err == nil {
+		if response, err := onceEach.Get(server.url + "/health"); err == nil {
 			response.Body.Close()
 			if response.StatusCode == http.StatusOK {
 				return server, nil
@@ -134,8 +138,9 @@ func (l *llamaServer) measure(ctx context.Context, trace []Request, texts [][]in
 		users.Go(func() { courses[i], failed[i] = l.use(ctx, began, &trace[i], texts[i]) })
 	}
 	users.Wait()
-	if err := errors.Join(failed...); err != nil {
-		return nil, err
+	failed = slices.DeleteFunc(failed, func(err error) bool { return err == nil })
+	if len(failed) > 0 {
+		return nil, fmt.Errorf("%d of %d requests failed, the first: %w", len(failed), len(trace), failed[0])
 	}
 	return summarise(llamaPolicy, courses, 0, scheduler.Counts{}), nil
 }
@@ -153,7 +158,7 @@ func (l *llamaServer) use(ctx context.Context, began time.Time, request *Request
 		return out, err
 	}
 	post.Header.Set("Content-Type", "application/json")
-	response, err := http.DefaultClient.Do(post)
+	response, err := onceEach.Do(post)
 	if err != nil {
 		return out, diag.New(diag.ClassRun, "%s: %w", llamaServerName, err)
 	}

@@ -3,6 +3,7 @@ package traffic
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -10,10 +11,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/scheduler"
 )
 
 // What llama.cpp's server streamed for 3 tokens (release of node-llama-cpp 3.22.1), shortened.
@@ -78,6 +81,31 @@ func TestLlamaServerIsAsked(t *testing.T) {
 		if _, err := peer.measure(t.Context(), trace, [][]int32{make([]int32, 4), make([]int32, 8)}); err == nil {
 			t.Errorf("answers with %d tokens more were accepted", left)
 		}
+	}
+}
+
+// What the other server fails to answer costs the row of its own policy, and no measurement of hetc's.
+func TestFailingPeerCostsItsRow(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "busy", http.StatusServiceUnavailable)
+	}))
+	defer server.Close()
+	var warnings strings.Builder
+	ui := &cli.Streams{Tool: "hetc", Out: io.Discard, Err: &warnings}
+	trace := []Request{{AtMS: 0, Class: "proactive", Prompt: 4, Output: 3}, {AtMS: 1, Class: "proactive", Prompt: 8, Output: 2}}
+	reports, err := measureAll(t.Context(), ui, onOneCore(t), &llamaServer{url: server.URL}, trace, &Options{Rounds: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var policies []scheduler.Policy
+	for _, report := range reports {
+		policies = append(policies, report.Policy)
+	}
+	if !slices.Equal(policies, scheduler.Policies) {
+		t.Errorf("rows %q, want %q", policies, scheduler.Policies)
+	}
+	if !strings.Contains(warnings.String(), "2 of 2 requests failed") {
+		t.Errorf("warnings: %q", warnings.String())
 	}
 }
 
