@@ -1,7 +1,6 @@
 package serving
 
 import (
-	"context"
 	"time"
 
 	"github.com/hetc/hetc/planir"
@@ -151,28 +150,24 @@ func (s *Server) guess(answer *Answer) []int32 {
 }
 
 // speculate processes the next token of a request with a draft, and takes the tokens that come of it.
-func (s *Server) speculate(ctx context.Context, answer *Answer, draft []int32) error {
+func (s *Server) speculate(control *executor.Control, answer *Answer, draft []int32) error {
 	at := &s.slots[answer.slot]
 	tokens := append([]int32{answer.next}, draft...)
 	var drawn []Token
 	var wrong error
 	going := true // everything drawn so far is what the draft says
 	began := time.Now()
-	var took executor.Timing
-	err := s.machine.Do(ctx, func(control *executor.Control) (err error) {
-		took, err = control.Extend(answer.slot, tokens, executor.WantAll, func(row int, logits []float32) error {
-			if !going {
-				return nil
-			}
-			var token Token
-			token, wrong = answer.draw(logits)
-			drawn = append(drawn, token)
-			going = wrong == nil && row < len(draft) && token.ID == draft[row]
+	took, err := control.Extend(answer.slot, tokens, executor.WantAll, func(row int, logits []float32) error {
+		if !going {
 			return nil
-		})
-		control.Truncate(answer.slot, len(at.tokens)+len(drawn))
-		return err
+		}
+		var token Token
+		token, wrong = answer.draw(logits)
+		drawn = append(drawn, token)
+		going = wrong == nil && row < len(draft) && token.ID == draft[row]
+		return nil
 	})
+	control.Truncate(answer.slot, len(at.tokens)+len(drawn))
 	if err != nil {
 		return err
 	}

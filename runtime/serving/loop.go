@@ -29,39 +29,54 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// loop does what the scheduler decides, program call by program call.
+// loop does what the scheduler decides, program call by program call. As long as there is something to do it stays on the
+// machine's control thread: to hand over each call would cost as much as a small model's step.
 func (s *Server) loop(ctx context.Context) error {
 	batch := make([]*Answer, 0, len(s.slots))
 	for ctx.Err() == nil {
 		s.clock.Boundary()
 		action, over := s.decide(&batch)
-		switch {
-		case over:
+		if over {
 			return nil
-		case action == scheduler.Idle:
+		}
+		if action == scheduler.Idle {
 			s.clock.Idle(ctx)
 			continue
 		}
-		began := s.now()
-		var err error
-		switch action {
-		case scheduler.Prefill:
-			err = s.prefill(ctx, batch[0])
-		case scheduler.Begin:
-			err = s.begin(ctx, batch[0])
-		case scheduler.Await:
-			err = s.await(ctx)
-		default:
-			err = s.decode(ctx, batch)
-		}
-		if err != nil {
+		err := s.machine.Do(ctx, func(control *executor.Control) error {
+			for !over && action != scheduler.Idle && ctx.Err() == nil {
+				if err := s.act(control, action, batch); err != nil {
+					return err
+				}
+				s.clock.Boundary()
+				action, over = s.decide(&batch)
+			}
+			return nil
+		})
+		if err != nil || over {
 			return err
 		}
-		s.mutex.Lock()
-		s.metrics.BusyNS += s.now() - began
-		s.mutex.Unlock()
 	}
 	return ctx.Err()
+}
+
+// act does what the scheduler decided, for the answers of batch.
+func (s *Server) act(control *executor.Control, action scheduler.Kind, batch []*Answer) (err error) {
+	began := s.now()
+	switch action {
+	case scheduler.Prefill:
+		err = s.prefill(control, batch[0])
+	case scheduler.Begin:
+		err = s.begin(control, batch[0])
+	case scheduler.Await:
+		err = s.await(control)
+	default:
+		err = s.decode(control, batch)
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.metrics.BusyNS += s.now() - began
+	return err
 }
 
 // decide forgets requests that were cancelled and asks the scheduler what to do next, for which answers. It is over when
@@ -98,26 +113,21 @@ func (s *Server) finish(answer *Answer) {
 }
 
 // prefill processes the next chunk of a prompt, and samples the first token when that was the last one.
-func (s *Server) prefill(ctx context.Context, answer *Answer) error {
+func (s *Server) prefill(control *executor.Control, answer *Answer) error {
 	prompt := answer.request.Prompt
 	if answer.slot < 0 {
-		if err := s.place(ctx, answer); err != nil {
+		if err := s.place(control, answer); err != nil {
 			return err
 		}
 	}
 	var drawn Token
 	var wrong error
-	var took executor.Timing
-	count := 0
-	err := s.machine.Do(ctx, func(control *executor.Control) (err error) {
-		control.Truncate(answer.slot, answer.done)
-		count, took, err = control.Chunk(answer.slot, prompt[answer.done:], executor.WantLast,
-			func(_ int, logits []float32) error {
-				drawn, wrong = answer.draw(logits)
-				return nil
-			})
-		return err
-	})
+	control.Truncate(answer.slot, answer.done)
+	count, took, err := control.Chunk(answer.slot, prompt[answer.done:], executor.WantLast,
+		func(_ int, logits []float32) error {
+			drawn, wrong = answer.draw(logits)
+			return nil
+		})
 	if err != nil {
 		return err
 	}
@@ -144,38 +154,33 @@ func (s *Server) prefilled(answer *Answer, count int, drawn Token, wrong error) 
 }
 
 // begin has a processor begin with the next chunk of a prompt.
-func (s *Server) begin(ctx context.Context, answer *Answer) error {
+func (s *Server) begin(control *executor.Control, answer *Answer) error {
 	if answer.slot < 0 {
-		if err := s.place(ctx, answer); err != nil {
+		if err := s.place(control, answer); err != nil {
 			return err
 		}
 	}
 	rest := answer.request.Prompt[answer.done:]
 	if len(rest) < 2 { // what was in the cache left too little for a chunk
-		return s.prefill(ctx, answer)
+		return s.prefill(control, answer)
 	}
-	err := s.machine.Do(ctx, func(control *executor.Control) (err error) {
-		control.Truncate(answer.slot, answer.done)
-		s.besideCount, err = control.Begin(answer.slot, rest, true)
+	control.Truncate(answer.slot, answer.done)
+	count, err := control.Begin(answer.slot, rest, true)
+	if err != nil {
 		return err
-	})
-	if err == nil {
-		s.beside = answer
 	}
-	return err
+	s.beside, s.besideCount = answer, count
+	return nil
 }
 
 // await waits for the end of the chunk that was begun, and samples the first token when it was the prompt's last one.
-func (s *Server) await(ctx context.Context) error {
+func (s *Server) await(control *executor.Control) error {
 	answer := s.beside
 	var drawn Token
 	var wrong error
-	err := s.machine.Do(ctx, func(control *executor.Control) error {
-		_, err := control.Await(func(logits []float32) error {
-			drawn, wrong = answer.draw(logits)
-			return nil
-		})
-		return err
+	_, err := control.Await(func(logits []float32) error {
+		drawn, wrong = answer.draw(logits)
+		return nil
 	})
 	if err != nil {
 		return err
@@ -186,12 +191,12 @@ func (s *Server) await(ctx context.Context) error {
 }
 
 // decode decodes a token of each of the requests together, or several of one that has a draft.
-func (s *Server) decode(ctx context.Context, batch []*Answer) error {
+func (s *Server) decode(control *executor.Control, batch []*Answer) error {
 	var guess []int32 // of one that decodes alone
 	if len(batch) == 1 && s.beside == nil {
 		if guess = s.guess(batch[0]); s.drafts != nil && guess != nil {
 			if length := batch[0].guesses.length(s.drafts, len(guess)); length > 0 {
-				return s.speculate(ctx, batch[0], guess[:length])
+				return s.speculate(control, batch[0], guess[:length])
 			}
 		}
 	}
@@ -202,20 +207,13 @@ func (s *Server) decode(ctx context.Context, batch []*Answer) error {
 		tokens[i], ids[i] = executor.Token{Sequence: answer.slot, ID: answer.next}, answer.id
 	}
 	drawn, wrong := make([]Token, len(batch)), make([]error, len(batch))
-	var took executor.Timing
-	beside, ended := s.beside != nil, false // the chunk beside it
-	err := s.machine.Do(ctx, func(control *executor.Control) (err error) {
-		draw := func(i int, logits []float32) error {
-			drawn[i], wrong[i] = batch[i].draw(logits)
-			return nil
-		}
-		if !beside {
-			took, err = control.Step(tokens, draw)
-			return err
-		}
-		took, err = control.StepBeside(tokens, draw)
-		ended = control.Ended()
-		return err
+	step, beside := control.Step, s.beside != nil // a chunk beside it
+	if beside {
+		step = control.StepBeside
+	}
+	took, err := step(tokens, func(i int, logits []float32) error {
+		drawn[i], wrong[i] = batch[i].draw(logits)
+		return nil
 	})
 	if err != nil {
 		return err
@@ -225,8 +223,8 @@ func (s *Server) decode(ctx context.Context, batch []*Answer) error {
 		s.compare(batch[0], guess, drawn[0], int64(time.Since(began)))
 	}
 	s.decoded(batch, tokens, ids, drawn, wrong)
-	if ended {
-		return s.await(ctx)
+	if beside && control.Ended() {
+		return s.await(control)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package serving
 
 import (
 	"cmp"
-	"context"
 
 	"github.com/hetc/hetc/runtime/executor"
 )
@@ -11,7 +10,7 @@ import (
 // keeps at least half of the cache, or else the one that was left alone for the longest time. Where the prefix that was
 // computed ahead of time has more of them, it is copied there. The last token of the prompt is processed in any case,
 // because its logits are wanted.
-func (s *Server) place(ctx context.Context, answer *Answer) error {
+func (s *Server) place(control *executor.Control, answer *Answer) error {
 	prompt := answer.request.Prompt
 	best, bestReused := -1, 0
 	for i := range s.slots {
@@ -33,10 +32,7 @@ func (s *Server) place(ctx context.Context, answer *Answer) error {
 	at.user, at.used = answer, s.uses
 	answer.slot = best
 	if known := s.reusable(&s.prefix, prompt); known > bestReused {
-		err := s.machine.Do(ctx, func(control *executor.Control) error {
-			return control.Restore(best, known, len(s.prefix.tokens), s.prefixCache)
-		})
-		if err != nil {
+		if err := control.Restore(best, known, len(s.prefix.tokens), s.prefixCache); err != nil {
 			return err
 		}
 		at.tokens, at.prefilled, at.prompt = append(at.tokens[:0], s.prefix.tokens[:known]...), known, s.prefix.prompt
