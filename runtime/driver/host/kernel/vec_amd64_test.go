@@ -357,9 +357,12 @@ func TestVecGenerated(t *testing.T) {
 		}
 		t.Fatalf("build the generator: %v\n%s", err, out)
 	}
-	for _, tier := range []string{"avx2", "avxvnni", "avx512", "peak", "neon"} {
+	for _, tier := range []string{"avx2", "avxvnni", "avx512", "attention", "peak", "neon"} {
 		name := "vec_" + tier + "_amd64"
-		if tier == "neon" {
+		switch tier {
+		case "attention":
+			name = "vec_heads_amd64"
+		case "neon":
 			name = "vec_neon_arm64"
 		}
 		asm, stubs := filepath.Join(dir, name+".s"), filepath.Join(dir, name+".go")

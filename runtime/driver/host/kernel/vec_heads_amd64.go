@@ -28,11 +28,35 @@ func scores256x64(n int, s *float32, lds int, q *float32, ldq int, k int, w *flo
 //go:noescape
 func values256x8(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, stride int)
 
+// valuesFewF32x8 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
+// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+//
+//go:noescape
+func valuesFewF32x8(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
+
+// valuesFewF16x8 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
+// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+//
+//go:noescape
+func valuesFewF16x8(n int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+
 // values256 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
 // It prefetches from next on, stride bytes each step. Strides are in bytes.
 //
 //go:noescape
 func values256(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, stride int)
+
+// valuesFewF32 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
+// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+//
+//go:noescape
+func valuesFewF32(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
+
+// valuesFewF16 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
+// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+//
+//go:noescape
+func valuesFewF16(n int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
 
 // values256x32 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
 // It prefetches from next on, stride bytes each step. Strides are in bytes.
@@ -40,11 +64,35 @@ func values256(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float3
 //go:noescape
 func values256x32(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, stride int)
 
+// valuesFewF32x32 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
+// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+//
+//go:noescape
+func valuesFewF32x32(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
+
+// valuesFewF16x32 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
+// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+//
+//go:noescape
+func valuesFewF16x32(n int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+
 // values256x64 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
 // It prefetches from next on, stride bytes each step. Strides are in bytes.
 //
 //go:noescape
 func values256x64(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, stride int)
+
+// valuesFewF32x64 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
+// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+//
+//go:noescape
+func valuesFewF32x64(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
+
+// valuesFewF16x64 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
+// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+//
+//go:noescape
+func valuesFewF16x64(n int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
 
 // keysF32x16 stores 8 rows of n numbers (a multiple of 4), ld bytes apart, as 8 columns of dst [n][16].
 //
@@ -73,3 +121,24 @@ func fromQ8x256(dst *float32, src *uint8, n int, rows int)
 //
 //go:noescape
 func softmaxLines256(lines int, s *float32, lds int, n int, scale float32, state *float32)
+
+// scoresFewF32 computes s = q k for rows lines (1..8) and 8*groups rows k of dim numbers (a multiple of 8) as they are cached. It
+// prefetches from next on, and once more near bytes behind that, stride bytes for each turn over 8 keys. Strides are in
+// bytes.
+//
+//go:noescape
+func scoresFewF32(rows int, s *float32, lds int, q *float32, ldq int, k *float32, ld int, dim int, groups int, next *byte, near int, stride int)
+
+// scoresFewF16 computes s = q k for rows lines (1..8) and 8*groups rows k of dim numbers (a multiple of 8) as they are cached. It
+// prefetches from next on, and once more near bytes behind that, stride bytes for each turn over 8 keys. Strides are in
+// bytes.
+//
+//go:noescape
+func scoresFewF16(rows int, s *float32, lds int, q *float32, ldq int, k *uint16, ld int, dim int, groups int, next *byte, near int, stride int)
+
+// scoresFewQ8 computes s = q k for rows lines (1..8) and 8*groups rows k of dim numbers (a multiple of 8) as they are cached. It
+// prefetches from next on, and once more near bytes behind that, stride bytes for each turn over 8 keys. Strides are in
+// bytes.
+//
+//go:noescape
+func scoresFewQ8(rows int, s *float32, lds int, q *float32, ldq int, k *uint8, ld int, dim int, groups int, next *byte, near int, stride int)

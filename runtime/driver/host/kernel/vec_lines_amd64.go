@@ -16,6 +16,9 @@ import (
 // row attends to are left out, and so are the lines of rows that attend to none of a tile. The cost is that of the
 // multiply-adds, 2*dim for each line and position, and about 8 instructions of softmax for each 8 scores.
 //
+// A decode step has few lines, which share no tile often enough to pay for making it: keys are transposed in registers
+// and multiplied at once, and values of float16 are widened as they are used.
+//
 // Sums run in the order of positions and blocks start at multiples of keyBlock. What is left out for one row and not
 // for another is a weight of zero. So a row's bits depend neither on the rows computed with it nor on how a prompt was
 // cut into chunks.
@@ -47,7 +50,8 @@ type lineTask struct {
 	scale, capScale, limit       float32
 	from                         source
 	tier                         tier
-	width                        int // positions of a tile: TileN for the kernels of matrix products, else tileKeys
+	width                        int  // positions of a tile: TileN for the kernels of matrix products, else tileKeys
+	few                          bool // keys are read as they are cached, without tiles
 }
 
 // attention computes groups of rows, each over all blocks, with tiles of width keys.
@@ -75,6 +79,7 @@ func (t tier) attention(width int, y []float32, ldy int, q []float32, ldq int, s
 func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows int, from source) lineTask {
 	task := lineTask{tier: t, width: width, Attention: all, lines: rows * all.Heads, ld: (all.Dim + vecN - 1) &^ (vecN - 1), from: from}
 	task.M, task.Pos = rows, all.Pos+row
+	task.few = task.isFew()
 	take := func(size int) (part []float32) {
 		part, scratch = scratch[:size], scratch[size:]
 		return part
@@ -104,6 +109,11 @@ func (t *lineTask) span(row, pos, count int) (from, to int) {
 // block takes the positions pos..pos+count-1 into account. Keys and values pass in pieces that stay in the first-level
 // cache; each piece is prefetched while the one before it is computed with.
 func (t *lineTask) block(pos, count int) {
+	if t.few {
+		t.scoreFew(pos, count)
+		t.weighBlock(pos, count, t.soften(pos, count))
+		return
+	}
 	for at := 0; at < count; at += pieceKeys {
 		end := min(at+pieceKeys, count)
 		keys, first := &t.from, pos+at
@@ -121,16 +131,24 @@ func (t *lineTask) block(pos, count int) {
 		}
 		t.score(pos, at, end, next)
 	}
-	partial := t.soften(pos, count)
+	t.weighBlock(pos, count, t.soften(pos, count))
+}
+
+// weighBlock adds the values of a block, whose scores have become weights. Where it is partial a row does not attend to
+// all of the block.
+func (t *lineTask) weighBlock(pos, count int, partial bool) {
 	for at := 0; at < count; at += pieceKeys {
 		end := min(at+pieceKeys, count)
-		values, ld := t.from.values(t.wide, pos+at, pos+end, t.Dim)
+		values := t.values(pos+at, pos+end)
 		_, next := t.stored(pos+end, pos+min(end+pieceKeys, count))
-		if end == count {
+		switch {
+		case t.few:
+			_, next = t.far(pos+at, pos+end)
+		case end == count:
 			next, _ = t.stored(pos+end, min(pos+end+pieceKeys, t.context()))
 		}
 		if !partial {
-			t.weigh(0, t.M, at, end, values, ld, next)
+			t.weigh(0, t.M, at, end, values, next)
 			continue
 		}
 		// Neighbouring rows attend to nearly the same positions. Their lines shall fill whole groups.
@@ -140,7 +158,7 @@ func (t *lineTask) block(pos, count int) {
 			from, _ := t.span(row, pos, count)
 			_, to := t.span(row+rows-1, pos, count)
 			if from, to = max(from, at), min(to, end); from < to {
-				t.weigh(row, rows, from, to, values[(from-at)*ld:], ld, nil)
+				t.weigh(row, rows, from, to, values.from(from-at), nil)
 			}
 		}
 	}
@@ -291,7 +309,7 @@ func (t *lineTask) softenRows(row, end, low, high, pos, count int) {
 }
 
 // weigh adds values, the rows of positions from..to-1 of a block, weighted to the sums of rows from row on.
-func (t *lineTask) weigh(row, rows, from, to int, values []float32, ld int, next []byte) {
+func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte) {
 	line, n, k := row*t.Heads, rows*t.Heads, to-from
 	x, columns := &t.scores[line*keyBlock+from], (t.Dim+7)&^7
 	for column := 0; column < columns; {
@@ -301,7 +319,7 @@ func (t *lineTask) weigh(row, rows, from, to int, values []float32, ld int, next
 			for done := 0; done < n; {
 				count := share(n-done, t.tier.mostF32())
 				t.tier.addF32(count, &t.sums[(line+done)*t.ld+column], t.ld, &t.scores[(line+done)*keyBlock+from], keyBlock, k,
-					&values[column], ld)
+					&values.wide[column], values.ld)
 				done += count
 			}
 			column += TileN
@@ -313,7 +331,13 @@ func (t *lineTask) weigh(row, rows, from, to int, values []float32, ld int, next
 		}
 		first, stride := t.ahead(next, column/8, columns/8, n, k)
 		stride *= width / 8
-		y, v := &t.sums[line*t.ld+column], &values[column]
+		y := &t.sums[line*t.ld+column]
+		if t.few {
+			weighFew(width, n, y, 4*t.ld, x, k, values, column, &first[0], toNear(next), stride)
+			column += width
+			continue
+		}
+		v, ld := &values.wide[column], values.ld
 		switch width {
 		case 64:
 			values256x64(n, y, 4*t.ld, x, 4*keyBlock, k, v, 4*ld, &first[0], stride)
@@ -369,6 +393,32 @@ func (s *source) tiles(dst []float32, width, from, to, dim int) {
 			keysF32x16(&dst[0], &s.k32[pos*dim], 4*dim, dim)
 		}
 	}, func(pos, place int) float32 { return s.k32[pos*dim+place] })
+}
+
+// valueRows are rows of values, ld numbers apart: float32, or where half is not nil float16.
+type valueRows struct {
+	wide []float32
+	half []uint16
+	ld   int
+}
+
+// from leaves rows out.
+func (v valueRows) from(row int) valueRows {
+	if v.half != nil {
+		v.half = v.half[row*v.ld:]
+	} else {
+		v.wide = v.wide[row*v.ld:]
+	}
+	return v
+}
+
+// values returns the values from..to in the form that weigh takes: few lines take float16 as it is cached.
+func (t *lineTask) values(from, to int) valueRows {
+	if t.few && t.from.k16 != nil {
+		return valueRows{half: t.from.v16[from*t.Dim : to*t.Dim], ld: t.Dim}
+	}
+	wide, ld := t.from.values(t.wide, from, to, t.Dim)
+	return valueRows{wide: wide, ld: ld}
 }
 
 // values returns the values from..to as rows of ld numbers, of which those beyond dim are zero up to a multiple of 8.

@@ -5,9 +5,28 @@ import (
 	"testing"
 )
 
-// Attention gives the same bits with tiles of either width.
+// Attention gives the same bits with tiles of either width, and for few lines without tiles.
 func TestVecAttentionTiles(t *testing.T) {
-	rng := rand.New(rand.NewPCG(5, 6))
+	shapes := []Attention{
+		{M: 11, Heads: 3, Dim: 64, Pos: 250}, {M: 70, Heads: 1, Dim: 40, Window: 50}, {M: 1, Heads: 1, Dim: 96, Pos: 400, Cap: 4},
+		{M: 1, Heads: 2, Dim: 96, Pos: 300}, {M: 9, Heads: 8, Dim: 56, Pos: 100, Window: 130},
+	}
+	// of few lines: every number of them, contexts around a group of keys and around a block, windows that end within one
+	for lines := 1; lines <= mostFewLines; lines++ {
+		for i, pos := range []int{0, 6, 7, 15, 127, 130, 390} {
+			shapes = append(shapes, Attention{M: 1, Heads: lines, Dim: 8 + 8*((lines+5*i)%16), Pos: pos})
+			shapes = append(shapes, Attention{M: lines, Heads: 1, Dim: 24, Pos: pos, Window: 1 + 29*i})
+		}
+	}
+	for number, shape := range shapes {
+		sameAttention(t, shape, uint64(number))
+	}
+}
+
+// sameAttention compares attention of each set over all caches with that of the set with other tiles.
+func sameAttention(t *testing.T, a Attention, seed uint64) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(5, seed))
 	fill := func(n int) []float32 {
 		v := make([]float32, n)
 		for i := range v {
@@ -15,22 +34,32 @@ func TestVecAttentionTiles(t *testing.T) {
 		}
 		return v
 	}
-	own := vectorSets()
-	for i, other := range otherTiles() {
-		for _, a := range []Attention{
-			{M: 11, Heads: 3, Dim: 64, Pos: 250}, {M: 70, Heads: 1, Dim: 40, Window: 50}, {M: 1, Heads: 1, Dim: 96, Pos: 400, Cap: 4},
-			{M: 1, Heads: 2, Dim: 96, Pos: 300}, {M: 9, Heads: 8, Dim: 56, Pos: 100, Window: 130},
-		} {
-			a.Scale = 0.125
-			ld, context := a.Heads*a.Dim, a.Pos+a.M
-			q, k, v := fill(a.M*ld), fill(context*a.Dim), fill(context*a.Dim)
-			got, want := make([]float32, a.M*ld), make([]float32, a.M*ld)
-			scratch := make([]float32, AttentionScratch(a.Heads, a.Dim))
-			own[i].AttentionF32(want, ld, q, ld, k, v, scratch, a)
-			other.AttentionF32(got, ld, q, ld, k, v, scratch, a)
+	a.Scale = 0.125
+	ld, context := a.Heads*a.Dim, a.Pos+a.M
+	q, k, v := fill(a.M*ld), fill(context*a.Dim), fill(context*a.Dim)
+	k16, v16 := make([]uint16, len(k)), make([]uint16, len(v))
+	toF16(k16, k)
+	toF16(v16, v)
+	k8, v8 := cachedQ8(k, a.Dim), cachedQ8(v, a.Dim)
+	others := otherTiles()
+	for i, own := range vectorSets() {
+		for _, form := range []string{"f32", "f16", "q8"} {
+			call := func(set *Set) []float32 {
+				y, scratch := make([]float32, a.M*ld), make([]float32, AttentionScratch(a.Heads, a.Dim))
+				switch form {
+				case "f32":
+					set.AttentionF32(y, ld, q, ld, k, v, scratch, a)
+				case "f16":
+					set.AttentionF16(y, ld, q, ld, k16, v16, scratch, a)
+				default:
+					set.AttentionQ8(y, ld, q, ld, k8, v8, scratch, a)
+				}
+				return y
+			}
+			got, want := call(others[i]), call(own)
 			for j := range got {
 				if got[j] != want[j] {
-					t.Fatalf("%s attention %+v: element %d is %v, want %v", other.Name, a, j, got[j], want[j])
+					t.Fatalf("%s attention %+v over %s: element %d is %v, want %v", others[i].Name, a, form, j, got[j], want[j])
 				}
 			}
 		}

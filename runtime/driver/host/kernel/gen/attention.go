@@ -23,14 +23,17 @@ func attentionTiles256() {
 	for _, width := range []struct {
 		name        string
 		vecs, lines int
-	}{{"values256x8", 1, 6}, {"values256", 2, 6}, {"values256x32", 4, 3}, {"values256x64", 8, 1}} {
-		values256(width.name, width.vecs, width.lines)
+	}{{"x8", 1, 6}, {"", 2, 6}, {"x32", 4, 3}, {"x64", 8, 1}} {
+		values256("values256"+width.name, width.vecs, width.lines, false, false)
+		values256("valuesFewF32"+width.name, width.vecs, width.lines, true, false)
+		values256("valuesFewF16"+width.name, width.vecs, width.lines, true, true)
 	}
 	keysF32x16()
 	keysF16x16()
 	keysQ8x16()
 	fromQ8x256()
 	softmaxLines256()
+	fewLines256()
 }
 
 // lineGroups runs body for groups of n lines: of most, but for the last few, which are divided evenly so that none of
@@ -58,8 +61,12 @@ func lineGroups(id string, most int, n reg.GPVirtual, body func(m int)) {
 	}
 }
 
-// prefetcher asks in each step for a part of what comes next.
-type prefetcher struct{ at, stride reg.GPVirtual }
+// prefetcher asks in each step for a part of what comes next. With near it asks again for what it asked for some steps
+// before: a core drops requests that come faster than memory answers.
+type prefetcher struct {
+	at, stride, near reg.GPVirtual
+	again            bool
+}
 
 // newPrefetcher reads the parameters next and stride, in bytes.
 func newPrefetcher() prefetcher {
@@ -69,11 +76,25 @@ func newPrefetcher() prefetcher {
 	return out
 }
 
-// step asks for the lines that a step of so many vectors can be too short for: one by one line of attention reads
-// memory, and more compute. They go to the second-level cache, because they would drive out of the first what is in use.
-func (p prefetcher) step(columns int) {
-	for i := range max(1, columns/16) {
+// newNearPrefetcher reads the parameter near, too, the bytes from what is asked for to what is asked for again.
+func newNearPrefetcher() prefetcher {
+	out := newPrefetcher()
+	out.near, out.again = param("near"), true
+	return out
+}
+
+// step asks for the lines that a step of so many columns can be too short for: one by one line of attention reads
+// memory, and more compute.
+func (p prefetcher) step(columns int) { p.lines(max(1, columns/16)) }
+
+// lines asks for some cache lines. They go to the second-level cache, because they would drive out of the first what is
+// in use.
+func (p prefetcher) lines(count int) {
+	for i := range count {
 		PREFETCHT1(Mem{Base: p.at, Disp: 64 * i})
+		if p.again {
+			PREFETCHT0(Mem{Base: p.at, Index: p.near, Scale: 1, Disp: 64 * i})
+		}
 	}
 	ADDQ(p.stride, p.at)
 }
@@ -158,11 +179,18 @@ func scores256(name string, tiles, most int) {
 	})
 }
 
-// values256 adds weighted rows of values: 8*vecs of their columns.
-func values256(name string, vecs, most int) {
-	function(name, "(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, stride int)",
+// values256 adds weighted rows of values, float32 or float16: 8*vecs of their columns. For few lines it prefetches twice.
+func values256(name string, vecs, most int, few, half bool) {
+	typ, bytes, near, again := "float32", 32, "", ""
+	if half {
+		typ, bytes = "uint16", 16
+	}
+	if few {
+		near, again = "near int, ", ", and once more near bytes behind that"
+	}
+	function(name, "(n int, y *float32, ldy int, x *float32, ldx int, k int, v *"+typ+", ldv int, next *byte, "+near+"stride int)",
 		"adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.",
-		"It prefetches from next on, stride bytes each step. Strides are in bytes.")
+		"It prefetches from next on"+again+", stride bytes each step. Strides are in bytes.")
 	count := param("n")
 	out, row := param("y"), param("x")
 	input := rows{ld: GP64(), ld3: GP64()}
@@ -170,7 +198,11 @@ func values256(name string, vecs, most int) {
 		input.base = append(input.base, GP64())
 	}
 	Load(Param("ldx"), input.ld)
-	fetch := newPrefetcher()
+	fetch := newPrefetcher
+	if few {
+		fetch = newNearPrefetcher
+	}
+	next := fetch()
 	lineGroups(name, most, count, func(m int) {
 		acc := func(line, part int) reg.VecPhysical { return y[vecs*line+part] }
 		used := rows{base: input.base[:(m+3)/4], ld: input.ld, ld3: input.ld3}
@@ -184,26 +216,33 @@ func values256(name string, vecs, most int) {
 			ADDQ(ldy, sum)
 		}
 		at, ldv, left := param("v"), param("ldv"), param("k")
+		load := func(part int, to reg.VecPhysical) {
+			if half {
+				VCVTPH2PS(Mem{Base: at, Disp: bytes * part}, to)
+			} else {
+				VMOVUPS(Mem{Base: at, Disp: bytes * part}, to)
+			}
+		}
 		steps(label(name, m), left, 4, func(i int) {
-			fetch.step(8 * vecs)
+			next.step(8 * vecs)
 			switch {
 			case vecs > 2:
 				for line := range m {
 					VBROADCASTSS(used.at(line, 4*i), y[12+line])
 				}
 				for part := range vecs {
-					if m == 1 {
-						VFMADD231PS(Mem{Base: at, Disp: 32 * part}, y[12], acc(0, part))
+					if m == 1 && !half {
+						VFMADD231PS(Mem{Base: at, Disp: bytes * part}, y[12], acc(0, part))
 						continue
 					}
-					VMOVUPS(Mem{Base: at, Disp: 32 * part}, y[15])
+					load(part, y[15])
 					for line := range m {
 						VFMADD231PS(y[15], y[12+line], acc(line, part))
 					}
 				}
 			default:
 				for part := range vecs {
-					VMOVUPS(Mem{Base: at, Disp: 32 * part}, y[12+part])
+					load(part, y[12+part])
 				}
 				for line := range m {
 					scalar := y[14+line%2]
@@ -260,18 +299,7 @@ func keysF32x16() {
 	SHRQ(U8(2), count)
 	JZ(LabelRef("keys_done"))
 	Label("keys_loop")
-	for i := range 4 {
-		VMOVUPS(input.at(i), y[i].AsX())
-		VINSERTF128(U8(1), input.at(i+4), y[i], y[i])
-	}
-	VUNPCKLPS(y[1], y[0], y[4])
-	VUNPCKHPS(y[1], y[0], y[5])
-	VUNPCKLPS(y[3], y[2], y[6])
-	VUNPCKHPS(y[3], y[2], y[7])
-	VUNPCKLPD(y[6], y[4], y[0])
-	VUNPCKHPD(y[6], y[4], y[1])
-	VUNPCKLPD(y[7], y[5], y[2])
-	VUNPCKHPD(y[7], y[5], y[3])
+	transposeRows256(input)
 	for i := range 4 {
 		VMOVUPS(y[i], Mem{Base: dst, Disp: 64 * i})
 	}
@@ -293,18 +321,7 @@ func keysF16x16() {
 	SHRQ(U8(3), count)
 	JZ(LabelRef("halves_done"))
 	Label("halves_loop")
-	for i := range 4 {
-		VMOVDQU(input.at(i), y[i].AsX())
-		VINSERTI128(U8(1), input.at(i+4), y[i], y[i])
-	}
-	VPUNPCKLWD(y[1], y[0], y[4])
-	VPUNPCKHWD(y[1], y[0], y[5])
-	VPUNPCKLWD(y[3], y[2], y[6])
-	VPUNPCKHWD(y[3], y[2], y[7])
-	VPUNPCKLDQ(y[6], y[4], y[0])
-	VPUNPCKHDQ(y[6], y[4], y[1])
-	VPUNPCKLDQ(y[7], y[5], y[2])
-	VPUNPCKHDQ(y[7], y[5], y[3])
+	transposeHalves256(input)
 	for i := range 4 {
 		VPERMQ(U8(0xd8), y[i], y[i])
 		VCVTPH2PS(y[i].AsX(), y[4])

@@ -1,0 +1,116 @@
+package kernel
+
+// The kernels of few lines take keys in groups of keyGroup, and at most mostFewLines lines.
+const (
+	keyGroup     = 8
+	mostFewLines = 8
+)
+
+// Few lines read a part of the cache, keys or values, in order. What is farAhead bytes ahead in the same part is
+// prefetched into the second-level cache, and what is nearAhead bytes ahead into the first.
+const (
+	farAhead  = 16 << 10
+	nearAhead = 4 << 10
+)
+
+// isFew reports whether a task takes keys as they are cached. 8-bit keys take so many instructions that tiles of them are
+// as fast for fewer than four lines; seven lines of float32 compute longer than they read.
+func (t *lineTask) isFew() bool {
+	least, most := 1, mostFewLines
+	switch {
+	case t.from.k8 != nil:
+		least = 4
+	case t.from.k32 != nil:
+		most = 6
+	}
+	return t.width == tileKeys && least <= t.lines && t.lines <= most && t.Dim%keyGroup == 0 && t.context() >= keyGroup
+}
+
+// far is what is farAhead bytes ahead of the keys and values from..to.
+func (t *lineTask) far(from, to int) (k, v []byte) {
+	row, _ := t.from.bytes(0, 1, t.Dim)
+	rows := farAhead / len(row)
+	return t.stored(min(from+rows, t.context()), min(to+rows, t.context()))
+}
+
+// toNear is the distance from what is prefetched far ahead to what is near, 0 where nothing is to be prefetched.
+func toNear(far []byte) int {
+	if len(far) == 0 {
+		return 0
+	}
+	return nearAhead - farAhead
+}
+
+// scoreFew computes the scores of all lines for the positions of a block that one of them attends to.
+func (t *lineTask) scoreFew(pos, count int) {
+	from, _ := t.span(0, pos, count)
+	_, to := t.span(t.M-1, pos, count)
+	from &^= keyGroup - 1
+	if from >= to {
+		return
+	}
+	if groups := (to - from) / keyGroup; groups > 0 {
+		far, _ := t.far(pos+from, pos+to)
+		t.scoreGroups(&t.scores[from], keyBlock, pos+from, groups, far)
+	}
+	// What is left is less than a group. The group that ends with it is computed whole, and its last scores are taken.
+	if rest := (to - from) % keyGroup; rest > 0 {
+		own := t.keys[:mostFewLines*keyGroup]
+		t.scoreGroups(&own[0], keyGroup, pos+to-keyGroup, 1, nil)
+		for line := range t.lines {
+			copy(t.scores[line*keyBlock+to-rest:line*keyBlock+to], own[(line+1)*keyGroup-rest:])
+		}
+	}
+}
+
+// scoreGroups computes the scores of all lines for groups of keys from pos on, ld elements apart for each line.
+func (t *lineTask) scoreGroups(s *float32, ld, pos, groups int, far []byte) {
+	turn := 8 // numbers of a key that the kernel takes at a time
+	if t.from.k32 != nil {
+		turn = 4
+	}
+	first, stride := t.ahead(far, 0, 1, 1, groups*t.Dim/turn)
+	q, ldq, next := &t.queries[0], 4*t.Dim, &first[0]
+	switch {
+	case t.from.k8 != nil:
+		pitch := t.Dim + cachedScale
+		keys := t.from.k8[pos*pitch : (pos+groups*keyGroup)*pitch]
+		scoresFewQ8(t.lines, s, 4*ld, q, ldq, &keys[0], pitch, t.Dim, groups, next, toNear(far), stride)
+	case t.from.k16 != nil:
+		keys := t.from.k16[pos*t.Dim : (pos+groups*keyGroup)*t.Dim]
+		scoresFewF16(t.lines, s, 4*ld, q, ldq, &keys[0], 2*t.Dim, t.Dim, groups, next, toNear(far), stride)
+	default:
+		keys := t.from.k32[pos*t.Dim : (pos+groups*keyGroup)*t.Dim]
+		scoresFewF32(t.lines, s, 4*ld, q, ldq, &keys[0], 4*t.Dim, t.Dim, groups, next, toNear(far), stride)
+	}
+}
+
+// weighFew calls the kernel of few lines for width columns of values, float32 or float16, from column on.
+func weighFew(width, n int, y *float32, ldy int, x *float32, k int, values valueRows, column int, far *byte, near, stride int) {
+	const ldx = 4 * keyBlock
+	if values.half != nil {
+		v, ldv := &values.half[column], 2*values.ld
+		switch width {
+		case 64:
+			valuesFewF16x64(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		case 32:
+			valuesFewF16x32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		case 16:
+			valuesFewF16(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		default:
+			valuesFewF16x8(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		}
+		return
+	}
+	v, ldv := &values.wide[column], 4*values.ld
+	switch width {
+	case 64:
+		valuesFewF32x64(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+	case 32:
+		valuesFewF32x32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+	case 16:
+		valuesFewF32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+	default:
+		valuesFewF32x8(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+	}
+}
