@@ -79,7 +79,7 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 		}
 	}()
 	for _, name := range names {
-		for _, wait := range waysToWait(proc) {
+		for _, wait := range capability.Waitings {
 			one := &meeting{wait: wait, completion: name, options: p.completions[proc.Name][name]}
 			for _, columns := range meetingColumns {
 				lane, opened, err := p.meet(ctx, run, proc, one, columns)
@@ -112,6 +112,12 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 		}
 	}
 	best = bestMeeting(list)
+	// A device of the CPU's cores shares them with the thread that waits, which a call that is met alone does not show.
+	if partner := p.partner(run, proc); partner != nil && len(proc.Cores) > 0 {
+		if best, err = p.bestRelay(ctx, run, partner, proc, list); err != nil {
+			return nil, err
+		}
+	}
 	if best.submitNS, err = run.submission(ctx, proc.Name); err != nil {
 		return nil, err
 	}
@@ -119,46 +125,22 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 	return best, nil
 }
 
-// waysToWait are those that may be best for a device. One that is made of cores of the CPU computes on them, and a lane
-// that asks it again and again takes a core away from it, which calls that are met one by one do not show.
-func waysToWait(proc *socs.Processor) []capability.Waiting {
-	if len(proc.Cores) > 0 {
-		return []capability.Waiting{capability.WaitEvent}
-	}
-	return capability.Waitings
-}
-
 // bestMeeting is the way with the least relative time over all lengths; of those that are alike the one that takes least
 // of a core.
 func bestMeeting(list []*meeting) *meeting {
-	score := func(m *meeting) (ratio, core float64) {
-		for i := range m.lanes {
-			least := stat.Median(m.took[i])
-			for _, other := range list {
-				least = min(least, stat.Median(other.took[i]))
-			}
-			ratio += stat.Median(m.took[i]) / max(least, 1) / float64(len(m.lanes))
-			core += stat.Median(m.core[i])
+	ratio, core := make([]float64, len(list)), make([]float64, len(list))
+	for i := range list[0].lanes {
+		least := stat.Median(list[0].took[i])
+		for _, other := range list {
+			least = min(least, stat.Median(other.took[i]))
 		}
-		return ratio, core
-	}
-	best := list[0]
-	for _, m := range list[1:] {
-		if ratio, _ := score(m); ratio < first(score(best)) {
-			best = m
+		for number, m := range list {
+			ratio[number] += stat.Median(m.took[i]) / max(least, 1) / float64(len(m.lanes))
+			core[number] += stat.Median(m.core[i])
 		}
 	}
-	least, core := score(best)
-	for _, m := range list {
-		if ratio, uses := score(m); ratio <= least*meetingAlike && uses < core {
-			best, core = m, uses
-		}
-	}
-	return best
+	return list[leastOf(ratio, core)]
 }
-
-// first is the first of two results.
-func first(value, _ float64) float64 { return value }
 
 // chooseMeeting writes the best way and the times of all into the SoC.
 func (p *prober) chooseMeeting(proc *socs.Processor, list []*meeting, best *meeting, launchNS float64) {
@@ -203,39 +185,16 @@ func (p *prober) meet(ctx context.Context, run *runner, proc *socs.Processor, ho
 // that executes calls synchronously is an error of class ClassInput.
 func OpenMeeting(ctx context.Context, from driver.Driver, compiler driver.Compiler, config driver.Config,
 	wait capability.Waiting, columns int) (lane *executor.Meeting, closers []func() error, err error) {
-	proc, err := from.Open(ctx, config)
+	added, closers, err := openAddition(ctx, from, compiler, config, columns, 1)
 	if err != nil {
-		return nil, nil, err
+		return nil, closers, err
 	}
-	closers = append(closers, proc.Close)
-	queue, ok := proc.(driver.Asynchronous)
-	if !ok || compiler == nil {
+	queue, ok := added.proc.(driver.Asynchronous)
+	if !ok {
 		return nil, closers, diag.New(diag.ClassInput, "processor %q of driver %q executes calls synchronously: there is "+
 			"nothing to wait for", config.Select, from.Name())
 	}
-	graph := op.Single(op.Op{Kind: op.Add, M: 1, N: columns}, "")
-	artifact, err := compiler.Compile(ctx, graph, nil, driver.Target{Options: config.Options})
-	if err != nil {
-		return nil, closers, err
-	}
-	exe, err := proc.Load(ctx, artifact, nil)
-	if err != nil {
-		return nil, closers, err
-	}
-	closers = append(closers, exe.Close)
-	views := make([]driver.View, 3)
-	for i := range views {
-		buffer, err := proc.Alloc(int64(4 * columns))
-		if err != nil {
-			return nil, closers, err
-		}
-		closers = append(closers, buffer.Close)
-		views[i] = driver.View{Buffer: buffer, Type: op.F32, Rows: 1, Cols: columns, Stride: columns}
-	}
-	// Nothing travels: what is measured is the meeting.
-	bind := driver.Bindings{In: views[:2], Out: views[2:], Scalars: &driver.Scalars{Rows: 1},
-		Moves: &driver.Moves{Fetch: make([]bool, 2), Hand: make([]bool, 1)}}
-	if lane, err = executor.NewMeeting(queue, wait, exe, bind); err != nil {
+	if lane, err = executor.NewMeeting(queue, wait, added.calls[0].Exe, added.calls[0].Bind); err != nil {
 		return nil, closers, err
 	}
 	return lane, append(closers, lane.Close), nil

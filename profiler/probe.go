@@ -128,7 +128,7 @@ func Probe(ctx context.Context, from driver.Driver, options ProbeOptions) (*socs
 	if prober.read = bounds[0].Stream; prober.read == nil {
 		prober.read = sum
 	}
-	if err := prober.measureDevices(ctx, onCores, options.Others); err != nil {
+	if err := prober.measureDevices(ctx, onCores, append([]driver.Driver{from}, options.Others...)); err != nil {
 		return nil, err
 	}
 	if soc.Fingerprint != "" && len(machine.caches) > 0 {

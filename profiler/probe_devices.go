@@ -174,18 +174,70 @@ func (p *prober) measureDevice(ctx context.Context, run *runner, proc *socs.Proc
 		link.CopyGBps = rate(large.Bytes(), travelling.large-staying.large-first)
 		copied = "; additions with and without copying their operands"
 	}
+	if err := p.linkDevice(ctx, run, proc, met, link, copied); err != nil {
+		return err
+	}
+	return p.measureJoint(ctx, run, proc, large)
+}
+
+// linkDevice links a device with every processor that can work beside it. copies is a link with the prices of copies,
+// and copied says how these were measured. Hand-overs are those of a relay with the other processor's first core; between two
+// devices, and where a processor adds no vectors, they are those of a single call.
+func (p *prober) linkDevice(ctx context.Context, run *runner, proc *socs.Processor, met *meeting, copies socs.Link,
+	copied string) error {
+	measured := map[int]handovers{} // by core
 	for i := range p.soc.Processors {
 		other := &p.soc.Processors[i]
 		if other.Name == proc.Name || p.soc.Concurrent(proc.Name, other.Name) != nil {
 			continue
 		}
-		link.From, link.To, link.HandoverUS = other.Name, proc.Name, round(met.submitNS/1e3, 4)
-		p.link(link, "measured: by hetc probe, submitting a call"+copied)
-		link.From, link.To, link.HandoverUS = proc.Name, other.Name, round(met.endNS/1e3, 4)
-		p.link(link, fmt.Sprintf("measured: by hetc probe, from the end of a call until its lane knows, %s%s", met.way(),
-			copied))
+		took := handovers{there: met.submitNS, back: met.endNS}
+		there, back := "submitting a call", "from the end of a call until its lane knows, "+met.way()
+		if p.relays(run, other) {
+			core := other.Cores[0]
+			if _, known := measured[core]; !known {
+				var err error
+				p.o.note("hand-over between %s and %s", other.Name, proc.Name)
+				if measured[core], err = p.relay(ctx, run, other, proc, met, p.relayRounds()); err != nil {
+					return err
+				}
+			}
+			took = measured[core]
+			there, back = "submitting a call after work on the other's core", "in turns with work on the other's core, "+
+				met.way()
+			if p.besideControl(other) {
+				proc.SubmitUS = round(took.there/1e3, 4)
+				p.soc.Sources["processors."+proc.Name+".submit_us"] = "measured: by hetc probe, " + there
+			}
+		}
+		link := copies
+		link.From, link.To, link.HandoverUS = other.Name, proc.Name, round(took.there/1e3, 4)
+		p.link(link, "measured: by hetc probe, "+there+copied)
+		link.From, link.To, link.HandoverUS = proc.Name, other.Name, round(took.back/1e3, 4)
+		p.link(link, "measured: by hetc probe, "+back+copied)
 	}
-	return p.measureJoint(ctx, run, proc, large)
+	return nil
+}
+
+// partner is the processor that a device is measured in turns with: the control processor, or else the first one that
+// can; nil where there is none.
+func (p *prober) partner(run *runner, proc *socs.Processor) (found *socs.Processor) {
+	for i := range p.soc.Processors {
+		other := &p.soc.Processors[i]
+		if other.Name == proc.Name || p.soc.Concurrent(proc.Name, other.Name) != nil || !p.relays(run, other) {
+			continue
+		}
+		if found == nil || p.besideControl(other) && !p.besideControl(found) {
+			found = other
+		}
+	}
+	return found
+}
+
+// relays reports whether a processor can take turns with a device: it computes on the thread of its lane, and adds.
+func (p *prober) relays(run *runner, other *socs.Processor) bool {
+	return len(other.Cores) > 0 && !other.SingleQueue && other.Executes(op.Add) && run.o.Compilers[other.Driver] != nil &&
+		run.o.Drivers[other.Driver] != nil
 }
 
 // link adds a link with its source.

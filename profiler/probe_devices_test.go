@@ -170,7 +170,7 @@ func TestProbeOpenCL(t *testing.T) {
 	}
 	soc, err := Probe(t.Context(), host.New(), ProbeOptions{Fingerprint: host.Fingerprint(), memory: 16 << 20,
 		window: 2 * time.Millisecond, Others: []driver.Driver{drv},
-		Compilers: map[string]driver.Compiler{opencl.Name: compileopencl.New()}})
+		Compilers: map[string]driver.Compiler{"host": compilehost.New(), opencl.Name: compileopencl.New()}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,6 +194,15 @@ func TestProbeOpenCL(t *testing.T) {
 			if err := soc.Concurrent(proc.Name, first); err != nil || !ok || link.HandoverUS <= 0 || !joint {
 				t.Errorf("%s on cores %v beside %s: %v, link %+v, joint %v", proc.Name, proc.Cores, first, err, link,
 					soc.Joint)
+			}
+			// Hand-overs in both directions are those of a program, whose submissions cost the control thread the same.
+			for _, ends := range []string{first + ">" + proc.Name, proc.Name + ">" + first} {
+				if source := soc.Sources["links."+ends]; !strings.Contains(source, "work on the other's core") {
+					t.Errorf("hand-over %s: source %q, want one of turns with work", ends, source)
+				}
+			}
+			if proc.SubmitUS != link.HandoverUS {
+				t.Errorf("%s: submitting takes %v us, and the way there %v", proc.Name, proc.SubmitUS, link.HandoverUS)
 			}
 			continue
 		}

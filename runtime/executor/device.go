@@ -324,7 +324,7 @@ func (m *Machine) overdueCall(ls *laneSection) error {
 
 // joinsControl reports whether an asynchronous lane is served by the control thread.
 func (m *Machine) joinsControl(l *lane) bool {
-	return m.plan != nil && m.plan.FedByControl(l.name, m.onControl)
+	return m.feedsAll || m.plan != nil && m.plan.FedByControl(l.name, m.onControl)
 }
 
 // onControl reports whether the control thread computes what a processor is given.

@@ -88,6 +88,8 @@ type Machine struct {
 	lanes    []*lane
 	control  *lane
 	crews    []*crew // that of the control lane first
+	// the control thread gives all asynchronous processors their calls, whatever the plan says
+	feedsAll bool
 	origin   time.Time
 	programs map[string]*program
 	order    []*program

@@ -33,11 +33,13 @@ func NewMeeting(proc driver.Asynchronous, wait capability.Waiting, exe driver.Ex
 	m.lanes = []*lane{m.control}
 	m.formCrews()
 	set := 0
-	st := &step{Step: &planir.Step{Node: "call", Set: &set}, graph: &op.Graph{}, rows: bind.Scalars.Rows, awaited: true}
+	one := &planir.Section{Flags: 1}
+	st := &step{Step: &planir.Step{Node: "call", Set: &set}, section: one, graph: &op.Graph{}, rows: bind.Scalars.Rows,
+		awaited: true}
 	bind.Scalars = &st.scalars
 	st.calls = []call{{exe: exe, bind: bind}}
 	ls := &laneSection{lane: m.control, steps: []*step{st}}
-	out := &Meeting{m, &section{Section: &planir.Section{Flags: 1}, iters: 1, lanes: []*laneSection{ls}}}
+	out := &Meeting{m, &section{Section: one, iters: 1, lanes: []*laneSection{ls}}}
 	m.connect(out.s)
 	if err := m.startCrews(); err != nil {
 		return nil, err

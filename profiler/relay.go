@@ -1,0 +1,195 @@
+package profiler
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/socs"
+)
+
+// What handing over to a device and back takes is measured as a program pays it: by the executor's own lanes, with work
+// in between. A thread of one processor adds two vectors, the device adds two vectors that wait for it, and the thread
+// goes on once it knows that the device is done. What a turn takes beyond both additions is the way there and back;
+// what the submission takes of it is the way there. Each turn has vectors of its own, more than the caches hold, as the
+// weights of a model are. A call that is met alone, right after the one before it, costs less: the device's threads
+// have not gone to sleep then, nor the caches forgotten what enqueuing needs.
+const (
+	relayTurns  = 32
+	relayRounds = 15
+	relayWarm   = 2
+	// Vectors of the additions: both processors are busy for a while, as in a step of one row.
+	relayColumns = 1 << 18
+)
+
+// handovers are the prices of a pair in ns: from the processor with a thread to the device, and back. core is what the
+// thread uses its core for in a turn.
+type handovers struct{ there, back, core float64 }
+
+// relay measures the hand-overs between a processor that computes on a thread and a device whose calls are met in a
+// way.
+func (p *prober) relay(ctx context.Context, run *runner, own, device *socs.Processor, how *meeting, rounds int) (
+	out handovers, err error) {
+	var closers []func() error
+	defer func() {
+		for _, closer := range slices.Backward(closers) {
+			if failed := closer(); err == nil {
+				err = failed
+			}
+		}
+	}()
+	open := func(proc *socs.Processor, more map[string]string) (*opened, error) {
+		options := map[string]string{}
+		maps.Copy(options, more)
+		maps.Copy(options, proc.Options)
+		made, closing, err := openAddition(ctx, run.o.Drivers[proc.Driver], run.o.Compilers[proc.Driver],
+			driver.Config{Select: proc.Select, Options: options}, relayColumns, relayTurns)
+		closers = append(closers, closing...)
+		return made, err
+	}
+	thread, err := open(own, nil)
+	if err != nil {
+		return out, err
+	}
+	queued, err := open(device, how.options)
+	if err != nil {
+		return out, err
+	}
+	queue, ok := queued.proc.(driver.Asynchronous)
+	if !ok {
+		return out, diag.New(diag.ClassInput, "processor %q executes calls synchronously: nothing is handed over",
+			device.Name)
+	}
+	lanes, err := executor.NewRelay(thread.proc, queue, how.wait, p.besideControl(own), executor.RelayWork{
+		Before: thread.calls, Call: queued.calls})
+	if err != nil {
+		return out, err
+	}
+	closers = append(closers, lanes.Close)
+	var submit, beyond, core []float64
+	for round := -relayWarm; round < rounds; round++ {
+		got, err := lanes.Run(ctx)
+		if err != nil {
+			return out, fmt.Errorf("measure hand-overs between %s and %s: %w", own.Name, device.Name, err)
+		}
+		if round >= 0 {
+			submit = append(submit, float64(got.Submit))
+			beyond = append(beyond, float64(got.Turn-got.Before-got.Call))
+			core = append(core, float64(got.Core))
+		}
+	}
+	out = handovers{there: stat.Median(submit), core: stat.Median(core)}
+	out.back = max(0, stat.Median(beyond)-out.there)
+	return out, nil
+}
+
+// relayRounds is how often a relay is run.
+func (p *prober) relayRounds() int {
+	if p.o.memory > 0 { // tests
+		return 3
+	}
+	return relayRounds
+}
+
+// besideControl reports whether a processor computes on the control processor's thread, which then feeds devices.
+func (p *prober) besideControl(own *socs.Processor) bool {
+	control := p.soc.Processor(p.soc.Control)
+	return len(own.Cores) > 0 && len(control.Cores) > 0 && own.Cores[0] == control.Cores[0]
+}
+
+// bestRelay is the way of meeting a device's calls with the cheapest hand-overs to and from another processor; of those
+// that are alike, as for bestMeeting, the one that takes least of a core. Every way has its turn twice.
+func (p *prober) bestRelay(ctx context.Context, run *runner, own, device *socs.Processor, list []*meeting) (*meeting,
+	error) {
+	rounds := p.relayRounds() / 2
+	took, core := make([]float64, len(list)), make([]float64, len(list))
+	for range 2 {
+		for i, how := range list {
+			p.o.note("hand-over between %s and %s, %s", own.Name, device.Name, how.way())
+			one, err := p.relay(ctx, run, own, device, how, rounds)
+			if err != nil {
+				return nil, err
+			}
+			took[i], core[i] = took[i]+one.there+one.back, core[i]+one.core
+		}
+	}
+	return list[leastOf(took, core)], nil
+}
+
+// leastOf is the number of the least time; of times that are alike, the one with the least use of a core.
+func leastOf(took, core []float64) int {
+	best := 0
+	for i := range took {
+		if took[i] < took[best] {
+			best = i
+		}
+	}
+	least := took[best]
+	for i := range took {
+		if took[i] <= least*meetingAlike && core[i] < core[best] {
+			best = i
+		}
+	}
+	return best
+}
+
+// opened is a processor with calls of an addition of two vectors that it has loaded.
+type opened struct {
+	proc  driver.Processor
+	calls []executor.RelayCall
+}
+
+// openAddition opens a processor and loads an addition of two vectors of that many columns, and makes that many calls
+// of it, each with operands of its own in memory of the processor, of which nothing travels. What it returns is to be
+// closed last first, also after an error.
+func openAddition(ctx context.Context, from driver.Driver, compiler driver.Compiler, config driver.Config, columns,
+	count int) (out *opened, closers []func() error, err error) {
+	proc, err := from.Open(ctx, config)
+	if err != nil {
+		return nil, nil, err
+	}
+	closers = append(closers, proc.Close)
+	if compiler == nil {
+		return nil, closers, diag.New(diag.ClassUnavailable,
+			"measure on processor %q: no compiler for driver %q in this build", config.Select, from.Name())
+	}
+	graph := op.Single(op.Op{Kind: op.Add, M: 1, N: columns}, "")
+	artifact, err := compiler.Compile(ctx, graph, nil, driver.Target{Options: config.Options})
+	if err != nil {
+		return nil, closers, err
+	}
+	exe, err := proc.Load(ctx, artifact, nil)
+	if err != nil {
+		return nil, closers, err
+	}
+	closers = append(closers, exe.Close)
+	out = &opened{proc: proc}
+	buffers := make([]driver.Buffer, 3)
+	for i := range buffers {
+		if buffers[i], err = proc.Alloc(int64(4 * columns * count)); err != nil {
+			return nil, closers, err
+		}
+		closers = append(closers, buffers[i].Close)
+	}
+	for number := range count {
+		bind := driver.Bindings{Scalars: &driver.Scalars{Rows: 1},
+			Moves: &driver.Moves{Fetch: make([]bool, 2), Hand: make([]bool, 1)}}
+		for i, buffer := range buffers {
+			view := driver.View{Buffer: buffer, Type: op.F32, Offset: int64(4 * columns * number), Rows: 1, Cols: columns,
+				Stride: columns}
+			if i < 2 {
+				bind.In = append(bind.In, view)
+			} else {
+				bind.Out = append(bind.Out, view)
+			}
+		}
+		out.calls = append(out.calls, executor.RelayCall{Exe: exe, Bind: bind})
+	}
+	return out, closers, nil
+}
