@@ -388,12 +388,17 @@ func (b *builder) schemesOf(node *models.Node) []op.Scheme {
 
 // template adds an operator at every row count, a matrix in all schemes, and what works on a cache with every type of it.
 func (b *builder) template(operator op.Op, schemes []op.Scheme, rows, between []int) {
-	if operator.Kind.Has("kv") && operator.KV == "" {
-		for _, operator.KV = range b.caches {
-			b.template(operator, schemes, rows, between)
-		}
+	if !operator.Kind.Has("kv") {
+		b.atRows(operator, schemes, rows, between)
 		return
 	}
+	for _, operator.KV = range b.caches { // whichever the model's graph has
+		b.atRows(operator, schemes, rows, between)
+	}
+}
+
+// atRows is template of an operator whose cache has a type.
+func (b *builder) atRows(operator op.Op, schemes []op.Scheme, rows, between []int) {
 	for _, proc := range b.procs {
 		for _, count := range rows {
 			operator.M = count

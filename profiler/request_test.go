@@ -96,6 +96,36 @@ func TestRequests(t *testing.T) {
 	}
 }
 
+// What works on the cache is measured with every type that the workload leaves open, and with no other.
+func TestRequestsOfCaches(t *testing.T) {
+	m, s := openModel(t, "tinyllama-1.1b"), fakeSoC()
+	for i := range s.Processors {
+		s.Processors[i].KV = op.CacheTypes
+	}
+	for _, caches := range [][]op.Type{nil, {op.F16}, op.CacheTypes} {
+		requests, err := Requests(s, m, Want{Buckets: []int{64}, Schemes: []op.Scheme{op.A32W32}, Caches: caches,
+			Densities: []float64{0.2, 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := map[op.Kind][]op.Type{}
+		for i := range requests {
+			if o := requests[i].What.Op; o != nil && o.KV != "" && !slices.Contains(found[o.Kind], o.KV) {
+				found[o.Kind] = append(found[o.Kind], o.KV)
+			}
+		}
+		if caches == nil {
+			caches = []op.Type{op.F32}
+		}
+		for _, kind := range []op.Kind{op.KVAppend, op.Attention, op.Estimate, op.SparseAttend} {
+			got, want := slices.Sorted(slices.Values(found[kind])), slices.Sorted(slices.Values(caches))
+			if !slices.Equal(got, want) {
+				t.Errorf("%s is measured over caches of %v, want %v", kind, got, want)
+			}
+		}
+	}
+}
+
 // TestFootprints checks that a model smaller than the caches is measured where it would lie in them.
 func TestFootprints(t *testing.T) {
 	m := openModel(t, "../testdata/models/tiny-llama-kjv")
