@@ -44,6 +44,16 @@ func (p *Plan) Precision() (alike, exact bool) {
 	return alike, alike && exact
 }
 
+// ByCall reports whether what a row of a prompt gets depends on the other rows of its call: blocks of queries, counted from
+// a call's first row, share a selection of positions, and of the rows that are sent to an expert those beyond its slot are
+// dropped. The same tokens have other logits in calls that divide them otherwise.
+func (p *Plan) ByCall() bool {
+	return p.Attention != nil || slices.ContainsFunc(p.Experts, ExpertTiers.drops)
+}
+
+// drops reports whether rows may be dropped.
+func (t ExpertTiers) drops() bool { return t.Overflow == OverflowDrop }
+
 // ProgramOn returns the program of that many rows that a processor executes alone, nil when there is none.
 func (p *Program) ProgramOn(proc string, rows int) *PhaseProgram {
 	for i := range p.Beside {

@@ -36,6 +36,23 @@ func (d *Drafts) Best(acceptance float64, most int) (tokens int, ns float64) {
 	return tokens, ns
 }
 
+// Verifies reports whether the program of a call of so many tokens computes what decoding them one by one would: it is
+// there, holds all of them, and no row in it depends on the others.
+func (p *Plan) Verifies(tokens int) bool {
+	program := p.Program.For(tokens)
+	return program != nil && program.Rows >= tokens && !p.together(program.Rows)
+}
+
+// together reports whether rows of the program of so many rows depend on each other: it selects positions for blocks of
+// them, or drops rows of experts that others leave no room for.
+func (p *Plan) together(rows int) bool {
+	if p.InFlight != nil && rows == p.InFlight.Chunks*p.InFlight.Rows {
+		rows = p.InFlight.Rows
+	}
+	tiers := p.TiersOf(rows)
+	return p.Sparse(rows) || tiers != nil && tiers.drops()
+}
+
 // drafts is P019.
 func (c *checker) drafts() {
 	drafts := c.plan.Drafts
@@ -68,9 +85,9 @@ func (c *checker) drafts() {
 		}
 	}
 	for n := 1; n <= rows; n++ {
-		if program := c.plan.Program.For(n); program != nil && c.plan.Sparse(program.Rows) {
-			c.fail("drafts", "program %q selects positions for rows together, and would not compute the bits of plain decoding, "+
-				"want no drafts of %d tokens", program.Name, max(1, n-1))
+		if program := c.plan.Program.For(n); program != nil && c.plan.together(program.Rows) {
+			c.fail("drafts", "program %q selects positions for rows together, or drops some of them, and would not compute "+
+				"the bits of plain decoding, want no drafts of %d tokens", program.Name, max(1, n-1))
 			break
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
 )
 
 // draftsOf are drafts of up to so many tokens on a machine that reads weights: rows cost little.
@@ -29,7 +30,12 @@ var draftFaults = map[string]func(p *planir.Plan){
 	"more than one call":        func(p *planir.Plan) { p.Drafts.VerifyNS = append(p.Drafts.VerifyNS, 300) },
 	"a worse length":            func(p *planir.Plan) { p.Drafts.Tokens++ },
 	"a length that pays, and 0": func(p *planir.Plan) { p.Drafts.Tokens = 0 },
-	"verified by a selection":   func(p *planir.Plan) { p.Attention = &planir.Attention{Density: 0.2, Block: 16, Rows: []int{16}} },
+	"verified by a call that drops rows": func(p *planir.Plan) {
+		p.Experts = []planir.ExpertTiers{{Rows: 16, Loads: "by hand", Experts: 4, Overflow: planir.OverflowDrop,
+			Salience: op.SalienceWeight, Sent: 1, Groups: []planir.ExpertGroup{{Slots: 1, Rows: 2}},
+			Layers: []planir.ExpertLayer{{Slots: []int{1}}}, Status: "feasible"}}
+	},
+	"verified by a selection": func(p *planir.Plan) { p.Attention = &planir.Attention{Density: 0.2, Block: 16, Rows: []int{16}} },
 }
 
 // A plan in floating point would not verify drafts to the bit.

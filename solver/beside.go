@@ -79,6 +79,9 @@ func (s *session) besideNot(plan *planir.Plan) string {
 		return "prefill and decode have products in unlike schemes, so that results depend on what processes a token"
 	case !exact:
 		return "the plan computes in floating point, so that results depend on what processes a token"
+	case plan.ByCall():
+		return "attention selects positions for rows together, or rows of experts are dropped, so that results depend on what " +
+			"processes a token"
 	}
 	return ""
 }

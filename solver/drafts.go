@@ -27,7 +27,7 @@ func (s *session) drafts(plan *planir.Plan) error {
 	}
 	for tokens := 1; tokens <= s.want.Drafts.Max; tokens++ {
 		program := plan.Program.For(tokens + 1)
-		if program == nil || program.Rows < tokens+1 || plan.Sparse(program.Rows) {
+		if !plan.Verifies(tokens + 1) {
 			break
 		}
 		ns, err := s.verifyNS(plan, program, call{tokens + 1, s.want.ContextAt(1)})
@@ -56,8 +56,9 @@ func (s *session) draftsNot(plan *planir.Plan) string {
 		return "prefill and decode have products in unlike schemes, so that drafts would not be verified to the bit"
 	case !exact:
 		return "the plan computes in floating point, so that drafts would not be verified to the bit"
-	case plan.Sparse(1), plan.Sparse(plan.Program.For(2).Rows):
-		return "attention selects positions for rows together, so that drafts would not be verified to the bit"
+	case !plan.Verifies(1), !plan.Verifies(2):
+		return "attention selects positions for rows together, or rows of experts are dropped, so that drafts would not be " +
+			"verified to the bit"
 	case plan.LongFrom() > 0:
 		return "the model rotates long prompts by their length"
 	}

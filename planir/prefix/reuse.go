@@ -6,34 +6,85 @@ import "github.com/hetc/hetc/planir"
 type Reuse struct {
 	program *planir.Program
 	alike   bool // prefill and decode compute in the same schemes
+	byCall  bool // what a token gets depends on the others of its call
 	// Long is the smallest length of a prompt whose positions are rotated by its length; 0: none is.
 	Long int
+}
+
+// Cached is what a sequence of the cache holds. The first Prefilled of its tokens were parts of prompts, the longest of
+// which had Longest tokens; the others were decoded. Calls are those that processed the first tokens, in order, of
+// prompts: there may be fewer of them than tokens.
+type Cached struct {
+	Tokens             []int32
+	Prefilled, Longest int
+	Calls              []Call
+}
+
+// Call is a call of a program with so many tokens.
+type Call struct {
+	Program string
+	Tokens  int
+}
+
+// Extend notes that a call of a program has processed tokens of a prompt behind those that the sequence holds.
+func (c *Cached) Extend(program string, tokens []int32) {
+	if c.Prefilled == len(c.Tokens) {
+		c.Prefilled += len(tokens)
+		c.Calls = append(c.Calls, Call{program, len(tokens)})
+	}
+	c.Tokens = append(c.Tokens, tokens...)
+}
+
+// Keep drops what the sequence holds beyond its first tokens.
+func (c *Cached) Keep(tokens int) {
+	c.Tokens, c.Prefilled = c.Tokens[:tokens], min(c.Prefilled, tokens)
+	if tokens == 0 {
+		c.Longest = 0
+	}
+	for i, call := range c.Calls {
+		if tokens -= call.Tokens; tokens < 0 {
+			c.Calls = c.Calls[:i]
+			break
+		}
+	}
 }
 
 // ReuseOf reads the rules of a plan.
 func ReuseOf(plan *planir.Plan) Reuse {
 	alike, _ := plan.Precision()
-	return Reuse{program: &plan.Program, alike: alike, Long: plan.LongFrom()}
+	return Reuse{program: &plan.Program, alike: alike, byCall: plan.ByCall(), Long: plan.LongFrom()}
+}
+
+// Call is the next call for a prompt of which so many tokens are left.
+func (r *Reuse) Call(left int) Call {
+	program := r.program.For(left)
+	if program == nil {
+		return Call{}
+	}
+	return Call{program.Name, min(left, program.Rows)}
 }
 
 // Tokens is how many tokens of a prompt a sequence begins with that was processed before, less the last one of the
-// prompt, whose logits are wanted. The first prefilled of them were parts of prompts, the longest of which had longest
-// tokens; the others were decoded.
+// prompt, whose logits are wanted.
 //
 // Long prompts that are rotated by their length have keys of their own. Where decoding has other schemes than prefill,
 // what was decoded is not what prefill would have computed, and the last token must be processed by the same program as
-// without the cache.
-func (r *Reuse) Tokens(cached []int32, prefilled, longest int, prompt []int32) int {
-	if r.Long > 0 && max(longest, len(prompt)) > r.Long {
+// without the cache. Where the tokens of a call depend on each other, those of a call are reused that the prompt would
+// begin with, and no others.
+func (r *Reuse) Tokens(cached Cached, prompt []int32) int {
+	if r.Long > 0 && max(cached.Longest, len(prompt)) > r.Long {
 		return 0
 	}
-	most := min(len(cached), len(prompt)-1)
+	most := min(len(cached.Tokens), len(prompt)-1)
 	if !r.alike {
-		most = min(most, prefilled)
+		most = min(most, cached.Prefilled)
 	}
 	same := 0
-	for same < most && cached[same] == prompt[same] {
+	for same < most && cached.Tokens[same] == prompt[same] {
 		same++
+	}
+	if r.byCall {
+		return r.wholeCalls(cached.Calls, same, len(prompt))
 	}
 	for !r.alike && same > 0 && r.endsInDecode(len(prompt)-same) != r.endsInDecode(len(prompt)) {
 		same--
@@ -41,12 +92,38 @@ func (r *Reuse) Tokens(cached []int32, prefilled, longest int, prompt []int32) i
 	return same
 }
 
+// wholeCalls is how many of the first tokens of a prompt, at most same, were processed by the calls that would process
+// them without the cache.
+func (r *Reuse) wholeCalls(calls []Call, same, prompt int) (known int) {
+	for _, call := range calls {
+		if call.Tokens > same-known || call != r.Call(prompt-known) {
+			break
+		}
+		known += call.Tokens
+	}
+	return known
+}
+
+// Computed is what the cache holds of a computed prefix: its tokens were processed as a prompt of their own.
+func (r *Reuse) Computed(tokens []int32) Cached {
+	out := Cached{Tokens: tokens, Prefilled: len(tokens), Longest: len(tokens)}
+	for left := len(tokens); r.byCall && left > 0; {
+		call := r.Call(left)
+		if call.Tokens == 0 {
+			break
+		}
+		out.Calls = append(out.Calls, call)
+		left -= call.Tokens
+	}
+	return out
+}
+
 // Of is how many tokens of a prompt a computed prefix saves.
 func (r *Reuse) Of(computed *Prefix, prompt []int32) int {
 	if computed == nil || len(prompt) == 0 {
 		return 0
 	}
-	return r.Tokens(computed.Tokens, len(computed.Tokens), len(computed.Tokens), prompt)
+	return r.Tokens(r.Computed(computed.Tokens), prompt)
 }
 
 // endsInDecode reports whether the last of n tokens of a prompt is processed alone, by the program that decodes.

@@ -120,6 +120,8 @@ func (t *Times) draftsOf(most int) *planir.Drafts {
 		return nil
 	case most < 0:
 		return planned
+	case !t.plan.Verifies(1):
+		return nil
 	case planned != nil:
 		out := *planned
 		out.VerifyNS = out.VerifyNS[:min(most, len(out.VerifyNS))]
@@ -127,10 +129,10 @@ func (t *Times) draftsOf(most int) *planir.Drafts {
 	}
 	out := &planir.Drafts{Acceptance: unplanned, PlainNS: t.Decode(1)}
 	for k := 1; k <= min(most, planir.MaxDraft); k++ {
-		processed, ns := t.Chunk(k + 1)
-		if processed < k+1 {
+		if !t.plan.Verifies(k + 1) {
 			break
 		}
+		_, ns := t.Chunk(k + 1)
 		out.VerifyNS = append(out.VerifyNS, ns+int64(k)*t.head)
 	}
 	return out
@@ -142,11 +144,11 @@ func (s *Server) guess(answer *Answer) []int32 {
 		return nil
 	}
 	at := &s.slots[answer.slot]
-	room := min(answer.request.MaxTokens-answer.usage.GeneratedTokens-1, s.context-len(at.tokens)-1)
+	room := min(answer.request.MaxTokens-answer.usage.GeneratedTokens-1, s.context-len(at.cached.Tokens)-1)
 	if room < 1 {
 		return nil
 	}
-	return draft(at.tokens, answer.next, min(room, planir.MaxDraft))
+	return draft(at.cached.Tokens, answer.next, min(room, planir.MaxDraft))
 }
 
 // speculate processes the next token of a request with a draft, and takes the tokens that come of it.
@@ -167,7 +169,7 @@ func (s *Server) speculate(control *executor.Control, answer *Answer, draft []in
 		going = wrong == nil && row < len(draft) && token.ID == draft[row]
 		return nil
 	})
-	control.Truncate(answer.slot, len(at.tokens)+len(drawn))
+	control.Truncate(answer.slot, len(at.cached.Tokens)+len(drawn))
 	if err != nil {
 		return err
 	}
@@ -183,7 +185,7 @@ func (s *Server) speculate(control *executor.Control, answer *Answer, draft []in
 	s.metrics.RightTokens += int64(right)
 	s.state.Decoded(s.now(), []scheduler.ID{answer.id})
 	for i, token := range drawn {
-		at.tokens = append(at.tokens, tokens[i])
+		at.cached.Tokens = append(at.cached.Tokens, tokens[i])
 		var refused error // of the last one
 		if i == len(drawn)-1 {
 			refused = wrong

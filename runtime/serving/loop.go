@@ -140,10 +140,7 @@ func (s *Server) prefill(control *executor.Control, answer *Answer) error {
 // were the last ones.
 func (s *Server) prefilled(answer *Answer, count int, drawn Token, wrong error) {
 	prompt, at := answer.request.Prompt, &s.slots[answer.slot]
-	at.tokens = append(at.tokens, prompt[answer.done:answer.done+count]...)
-	if at.prefilled == answer.done {
-		at.prefilled += count
-	}
+	at.cached.Extend(s.reuse.Call(len(prompt)-answer.done).Program, prompt[answer.done:answer.done+count])
 	answer.done += count
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -248,7 +245,7 @@ func (s *Server) compare(answer *Answer, guess []int32, drawn Token, ns int64) {
 func (s *Server) decoded(batch []*Answer, tokens []executor.Token, ids []scheduler.ID, drawn []Token, wrong []error) {
 	for _, token := range tokens {
 		at := &s.slots[token.Sequence]
-		at.tokens = append(at.tokens, token.ID)
+		at.cached.Tokens = append(at.cached.Tokens, token.ID)
 	}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -274,7 +271,7 @@ func (s *Server) take(answer *Answer, drawn Token, wrong error) {
 		switch {
 		case answer.usage.GeneratedTokens == answer.request.MaxTokens:
 			answer.reason = Length
-		case len(s.slots[answer.slot].tokens) >= s.context:
+		case len(s.slots[answer.slot].cached.Tokens) >= s.context:
 			answer.reason = Full
 		default:
 			return

@@ -2,7 +2,9 @@ package serving
 
 import (
 	"cmp"
+	"slices"
 
+	"github.com/hetc/hetc/planir/prefix"
 	"github.com/hetc/hetc/runtime/executor"
 )
 
@@ -18,8 +20,8 @@ func (s *Server) place(control *executor.Control, answer *Answer) error {
 		if at.user != nil {
 			continue
 		}
-		reused := s.reusable(at, prompt)
-		if 2*reused < len(at.tokens) {
+		reused := s.reuse.Tokens(at.cached, prompt)
+		if 2*reused < len(at.cached.Tokens) {
 			reused = 0
 		}
 		order := cmp.Compare(reused, bestReused)
@@ -31,18 +33,16 @@ func (s *Server) place(control *executor.Control, answer *Answer) error {
 	at := &s.slots[best] // the scheduler gives out no more slots than there are
 	at.user, at.used = answer, s.uses
 	answer.slot = best
-	if known := s.reusable(&s.prefix, prompt); known > bestReused {
-		if err := control.Restore(best, known, len(s.prefix.tokens), s.prefixCache); err != nil {
+	if known := s.reuse.Tokens(s.prefix, prompt); known > bestReused {
+		if err := control.Restore(best, known, len(s.prefix.Tokens), s.prefixCache); err != nil {
 			return err
 		}
-		at.tokens, at.prefilled, at.prompt = append(at.tokens[:0], s.prefix.tokens[:known]...), known, s.prefix.prompt
+		at.cached = prefix.Cached{Tokens: append(at.cached.Tokens[:0], s.prefix.Tokens...), Prefilled: s.prefix.Prefilled,
+			Longest: s.prefix.Longest, Calls: slices.Clone(s.prefix.Calls)}
 		bestReused = known
 	}
-	at.tokens, at.prefilled = at.tokens[:bestReused], min(at.prefilled, bestReused)
-	if bestReused == 0 {
-		at.prompt = 0
-	}
-	at.prompt = max(at.prompt, len(prompt))
+	at.cached.Keep(bestReused)
+	at.cached.Longest = max(at.cached.Longest, len(prompt))
 	answer.done = bestReused
 	answer.usage.PromptTokens, answer.usage.ReusedTokens = len(prompt), bestReused
 	s.mutex.Lock()
@@ -51,9 +51,4 @@ func (s *Server) place(control *executor.Control, answer *Answer) error {
 	s.metrics.PromptTokens += int64(len(prompt))
 	s.metrics.ReusedTokens += int64(bestReused)
 	return nil
-}
-
-// reusable is how many tokens of a prompt the cache of a slot saves.
-func (s *Server) reusable(at *slot, prompt []int32) int {
-	return s.reuse.Tokens(at.tokens, at.prefilled, at.prompt, prompt)
 }

@@ -140,14 +140,11 @@ func (a *Answer) Cancel() {
 	a.server.notify()
 }
 
-// slot is a sequence of the cache: the tokens that it holds, and who uses it.
+// slot is a sequence of the cache: what it holds, and who uses it.
 type slot struct {
-	tokens []int32
-	// how many of them were processed as parts of prompts: those in front of the first decoded one
-	prefilled int
-	prompt    int // length of the longest prompt that its tokens were processed as a part of
-	user      *Answer
-	used      int64 // when it was last given to a request, in the order of that
+	cached prefix.Cached
+	user   *Answer
+	used   int64 // when it was last given to a request, in the order of that
 }
 
 // Server is a machine that requests share.
@@ -172,7 +169,7 @@ type Server struct {
 	draining bool
 	metrics  Metrics
 
-	prefix      slot // what was computed ahead of time, as if a request had left it
+	prefix      prefix.Cached // what was computed ahead of time
 	prefixCache []byte
 
 	slots []slot // of the loop
@@ -216,7 +213,7 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 	times := TimesOf(plan)
 	config.ChunkNS, config.DecodeNS = times.Chunk, times.Decode
 	_, exact := plan.Precision()
-	if exact && machine.Beside() && options.Clock == nil {
+	if exact && !plan.ByCall() && machine.Beside() && options.Clock == nil {
 		config.Beside = times.Beside
 	}
 	state, err := scheduler.New(config)
@@ -237,7 +234,7 @@ func New(machine *executor.Machine, options Options) (*Server, error) {
 		guessing: drafts != nil || options.Ended != nil, context: plan.MaxContext, end: plan.Model.EOS, reuse: reuse,
 		clock: clock, wake: wake, state: state, answers: map[scheduler.ID]*Answer{},
 		slots: make([]slot, config.Slots), prefixCache: options.PrefixCache,
-		prefix: slot{tokens: options.Prefix, prefilled: len(options.Prefix), prompt: len(options.Prefix)},
+		prefix: reuse.Computed(options.Prefix),
 	}, nil
 }
 

@@ -29,7 +29,10 @@ import (
 
 const vocabulary, contextLength = 2048, 256
 
-const demo = "../../testdata/models/tiny-llama-kjv"
+const (
+	demo    = "../../testdata/models/tiny-llama-kjv"
+	experts = "../../testdata/models/tiny-moe-kjv"
+)
 
 // machine is a model in 8 bit on one core, with a cache for four sequences.
 func machine(t testing.TB, dir string) *executor.Machine {
@@ -52,7 +55,8 @@ func machineBeside(t testing.TB, dir string) *executor.Machine {
 	return machineOf(t, dir, func(string, int) op.Scheme { return op.A8TQ8C }, true)
 }
 
-func machineOf(t testing.TB, dir string, scheme func(node string, rows int) op.Scheme, beside bool) *executor.Machine {
+func machineOf(t testing.TB, dir string, scheme func(node string, rows int) op.Scheme, beside bool,
+	tiers ...planir.ExpertTiers) *executor.Machine {
 	t.Helper()
 	model, err := models.Open(dir)
 	if err != nil {
@@ -77,7 +81,8 @@ func machineOf(t testing.TB, dir string, scheme func(node string, rows int) op.S
 	}
 	graph := model.Graph()
 	batch := graph.Batch()
-	if plan.Decisions, err = lower.Trivial(&graph, "a", []int{1, 16, 64}, contextLength, op.F32, scheme); err != nil {
+	plan.Experts = tiers
+	if plan.Decisions, err = lower.Trivial(&graph, "a", []int{1, 16, 64}, contextLength, op.F32, scheme, tiers...); err != nil {
 		t.Fatal(err)
 	}
 	together, err := lower.Trivial(&batch, "a", plan.Batches, contextLength, op.F32, scheme)
@@ -197,6 +202,59 @@ func TestAnswersAreThoseAlone(t *testing.T) {
 // The same where prompts are processed beside decoding.
 func TestAnswersBesideOthersAreThoseAlone(t *testing.T) {
 	answersAreThoseAlone(t, machineBeside(t, demo))
+}
+
+// dropping are capacity tiers of tiny-moe-kjv with slots of so few rows that most are dropped.
+func dropping(t testing.TB, rows int) planir.ExpertTiers {
+	t.Helper()
+	model, err := models.Open(experts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer model.Close()
+	tiers := planir.ExpertTiers{Rows: rows, Loads: "by hand", Experts: model.Experts, Overflow: planir.OverflowDrop,
+		Salience: op.SalienceWeight, Groups: []planir.ExpertGroup{{Slots: model.Experts, Rows: 2}}, Status: "feasible"}
+	for _, layer := range model.ExpertLayers() {
+		here := planir.ExpertLayer{Layer: layer}
+		for expert := range model.Experts {
+			here.Slots = append(here.Slots, expert)
+		}
+		tiers.Layers = append(tiers.Layers, here)
+	}
+	return tiers
+}
+
+// Which rows of experts are dropped depends on the rows that a call has. Answers are those alone all the same: of an
+// earlier prompt only whole calls are reused, and no draft is verified, also where the command line asks for drafts.
+func TestDroppedRowsAreThoseAlone(t *testing.T) {
+	x := machineOf(t, experts, func(string, int) op.Scheme { return op.A8TQ8C }, false, dropping(t, 16), dropping(t, 64))
+	random := rand.New(rand.NewPCG(9, 22))
+	var requests []serving.Request
+	text := make([]int32, 150)
+	for i := range text {
+		text[i] = int32(random.IntN(vocabulary))
+	}
+	for _, n := range []int{70, 100, 70, 64, 65, 150, 30, 31, 20} {
+		requests = append(requests, serving.Request{Prompt: slices.Concat(text[:n], text[:n/4]), MaxTokens: 5, LogProbs: -1})
+	}
+	want := make([][]int32, len(requests))
+	for i, request := range requests {
+		want[i] = alone(t, x, request)
+	}
+	server := runningWith(t, x, serving.Options{Scheduler: scheduler.Default(4), Draft: 7})
+	for i, request := range requests {
+		answer, err := server.Submit(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, _, err := collect(answer); err != nil || !slices.Equal(got, want[i]) {
+			t.Errorf("request %d of %d tokens: got %v (%v), alone %v", i, len(request.Prompt), got, err, want[i])
+		}
+	}
+	if metrics := server.Metrics(); metrics.ReusedTokens < 64 || metrics.DraftTokens > 0 {
+		t.Errorf("%d tokens were reused, want a call's at least; %d were drafted, want none", metrics.ReusedTokens,
+			metrics.DraftTokens)
+	}
 }
 
 func answersAreThoseAlone(t *testing.T, x *executor.Machine) {

@@ -1,0 +1,56 @@
+package prefix_test
+
+import (
+	"testing"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/prefix"
+)
+
+// Of a plan whose tokens depend on their calls, tokens are reused by whole calls that the prompt would begin with. Of any
+// other plan all that are the same are.
+func TestReuseByCalls(t *testing.T) {
+	plan := &planir.Plan{Program: planir.Program{
+		Programs: []planir.PhaseProgram{{Name: "decode", Rows: 1}, {Name: "prefill@4", Rows: 4}, {Name: "prefill@8", Rows: 8}},
+		Decider: []planir.Decide{{Min: 1, Max: 1, Program: "decode"}, {Min: 2, Max: 4, Program: "prefill@4"},
+			{Min: 5, Max: 99, Program: "prefill@8"}},
+	}}
+	free := prefix.ReuseOf(plan)
+	plan.Attention = &planir.Attention{Density: 0.5, Block: 2, Rows: []int{8}}
+	bound := prefix.ReuseOf(plan)
+	text := make([]int32, 40)
+	for i := range text {
+		text[i] = int32(i)
+	}
+	for _, c := range []struct{ cached, prompt, free, bound int }{
+		{20, 40, 20, 16}, // 8 and 8 and 4 tokens, of which the prompt begins with 8 and 8
+		{20, 20, 19, 16},
+		{24, 25, 24, 24},
+		{10, 11, 10, 8},
+		{4, 12, 4, 0}, // by another program
+		{8, 9, 8, 8},
+		{9, 8, 7, 0}, // the last token is processed, with its call
+		{12, 11, 10, 8},
+		{1, 5, 1, 0},
+	} {
+		of := &prefix.Prefix{Tokens: text[:c.cached]}
+		if got := free.Of(of, text[:c.prompt]); got != c.free {
+			t.Errorf("%d tokens cached, prompt of %d: %d are reused, want %d", c.cached, c.prompt, got, c.free)
+		}
+		if got := bound.Of(of, text[:c.prompt]); got != c.bound {
+			t.Errorf("%d tokens cached, prompt of %d, by calls: %d are reused, want %d", c.cached, c.prompt, got, c.bound)
+		}
+	}
+	// What was decoded belongs to no call of a prompt, and neither does what follows it.
+	held := prefix.Cached{}
+	held.Extend("prefill@8", text[:8])
+	held.Tokens = append(held.Tokens, text[8])
+	held.Extend("prefill@8", text[9:17])
+	if got := bound.Tokens(held, text); got != 8 || held.Prefilled != 8 {
+		t.Errorf("%d tokens are reused, %d were parts of prompts, want 8", got, held.Prefilled)
+	}
+	held.Keep(7)
+	if got := bound.Tokens(held, text); got != 0 || len(held.Tokens) != 7 {
+		t.Errorf("%d tokens of half a call are reused, want none", got)
+	}
+}
