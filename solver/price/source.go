@@ -95,19 +95,28 @@ func (a AnyScheme) Together(tasks []Task) ([]Estimate, error) {
 	}
 	out = nil
 	for _, task := range tasks {
-		estimate, err := alone(a.Costs, task)
-		for _, scheme := range op.Schemes {
-			if err == nil || task.Op.Scheme == "" {
-				break
-			}
-			other := task
-			other.Op.Scheme = scheme
-			estimate, err = alone(a.Costs, other)
-		}
+		estimate, err := inAnyScheme(task, func(task Task) (Estimate, error) { return alone(a.Costs, task) })
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, estimate)
 	}
 	return out, nil
+}
+
+// Phase takes a task apart, in the first scheme that has a price, where it has none as it is.
+func (a AnyScheme) Phase(task Task) (timeline.Phase, error) { return inAnyScheme(task, a.Costs.Phase) }
+
+// inAnyScheme is what a cost model says of a task, or else of the task in the first scheme of which it says something.
+func inAnyScheme[T any](task Task, of func(Task) (T, error)) (T, error) {
+	known, err := of(task)
+	for _, scheme := range op.Schemes {
+		if err == nil || task.Op.Scheme == "" {
+			break
+		}
+		other := task
+		other.Op.Scheme = scheme
+		known, err = of(other)
+	}
+	return known, err
 }
