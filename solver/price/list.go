@@ -148,7 +148,11 @@ func (s *Section) impossible(node int) error {
 	case scheme != "":
 		return problem.WithHint("permit another scheme than %q (with fewer bits, if it is too large) in the workload, or add processors to the SoC", scheme)
 	}
-	return problem
+	if cache := s.Nodes[node].Op().KV; cache != "" {
+		return problem.WithHint("a processor has to list the operators in its kinds and cache %q in its kv (hetc socs show): "+
+			"name another cache in the workload, or cache: best, or add processors to the SoC", cache)
+	}
+	return problem.WithHint("add the operators to the kinds of a processor of the SoC, if it executes them")
 }
 
 // maxPieces is how many standard pieces an operator is executed in.
