@@ -44,7 +44,7 @@ func openDir(t *testing.T, dir string) *models.Model {
 }
 
 // cores returns the selectors of two single-core host processors, or skips.
-func cores(t *testing.T) (string, string) {
+func cores(t testing.TB) (string, string) {
 	t.Helper()
 	devices, err := host.New().Devices(context.Background())
 	if err != nil {

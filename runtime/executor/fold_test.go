@@ -19,7 +19,7 @@ import (
 )
 
 // folds is a calibration whose factors come from draw: of every group and layer of the model.
-func folds(t *testing.T, m *models.Model, draw func() float32) *calibration.Calibration {
+func folds(t testing.TB, m *models.Model, draw func() float32) *calibration.Calibration {
 	t.Helper()
 	digest, err := m.Digest()
 	if err != nil {
@@ -49,7 +49,7 @@ func folds(t *testing.T, m *models.Model, draw func() float32) *calibration.Cali
 }
 
 // folded is p with the calibration's folds.
-func folded(t *testing.T, p *planir.Plan, m *models.Model, cal *calibration.Calibration) *planir.Plan {
+func folded(t testing.TB, p *planir.Plan, m *models.Model, cal *calibration.Calibration) *planir.Plan {
 	t.Helper()
 	q := *p
 	digest, err := cal.Digest()

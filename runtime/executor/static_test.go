@@ -19,7 +19,7 @@ import (
 )
 
 // ranged is a calibration with what enters the products when ids are executed in float32, and with random folds.
-func ranged(t *testing.T, m *models.Model, sel string, ids []int32) *calibration.Calibration {
+func ranged(t testing.TB, m *models.Model, sel string, ids []int32) *calibration.Calibration {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(3, 4))
 	cal := folds(t, m, func() float32 { return float32(math.Exp(rng.NormFloat64() / 4)) })

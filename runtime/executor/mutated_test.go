@@ -1,0 +1,352 @@
+package executor_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/hetc/hetc/emit"
+	hostcompiler "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+// mutable is a plan to change, with what executing it takes.
+type mutable struct {
+	name  string
+	model *models.Model
+	plan  *planir.Plan
+	cal   *calibration.Calibration
+}
+
+// mutablePlans have every kind of program there is: batches and programs beside others, capacity tiers, chunks in
+// flight, heads in a pipeline, and shadow outliers.
+func mutablePlans(t testing.TB) []mutable {
+	t.Helper()
+	first, second := cores(t)
+	pair := []planir.Proc{proc("a", first, ""), proc("b", second, "")}
+	model := func(name string) *models.Model {
+		opened, err := models.Open(filepath.Join("../../testdata/arch", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { opened.Close() })
+		return opened
+	}
+	llama, moe := model("llama-plain"), model("qwen2-moe-shared")
+	random := rand.New(rand.NewPCG(1, 2))
+
+	beside := batchPlan(t, llama, pair, []int{1, 16}, []int{2, 3}, 64, op.A8TQ8C, byColumns)
+	beside.Beside = &planir.Beside{Prefill: "b", Decode: "a"}
+	graph := llama.Graph()
+	if err := lower.Lower(beside, &graph); err != nil {
+		t.Fatal(err)
+	}
+
+	exact := tiersOf(moe, 16, planir.OverflowExact, planir.ExpertGroup{Slots: 2, Rows: 3}, planir.ExpertGroup{Slots: 1, Rows: 9})
+	dropping := tiersOf(moe, 16, planir.OverflowDrop, planir.ExpertGroup{Slots: 2, Rows: 4})
+	tiers := makePlan(t, moe, pair, []int{1, 16}, 64, op.A8TQ8C, groupsOn("b"), exact)
+	dropped := makePlan(t, moe, pair, []int{1, 16}, 64, op.A32W32, groupsOn("b"), dropping)
+
+	chunks := inFlight(t, moe, makePlan(t, moe, pair, []int{1, 16}, 64, op.A32W32, byRole), 16, true, alternating)
+
+	observed := ranged(t, llama, first, tokens(random, llama.Vocab, 30))
+	shadows := folded(t, makePlan(t, llama, pair, []int{1, 16}, 64, op.A8OQ8C, byColumns), llama, observed)
+
+	sparse := attentive(t, llama, 0.3)
+	heads := inPipelines(t, llama, sparsePlan(t, llama, sparse, pair, []int{1, 16}, []int{1, 16}, 64, 8, op.F32, nil), 1, random)
+	return []mutable{
+		{"beside", llama, beside, nil}, {"tiers", moe, tiers, nil}, {"dropped rows", moe, dropped, nil},
+		{"chunks in flight", moe, chunks, nil}, {"heads in a pipeline", llama, heads, sparse},
+		{"shadow outliers", llama, shadows, observed},
+	}
+}
+
+// interesting are numbers to put in the place of another one.
+func interesting(random *rand.Rand, old int64) int64 {
+	list := []int64{0, 1, 2, -1, old + 1, old - 1, 2 * old, old / 2, old + 8, 16, 64, 1 << 16, 1 << 31, 1 << 40, math.MaxInt64, math.MinInt64}
+	return list[random.IntN(len(list))]
+}
+
+// mutate changes one value of a plan and returns where: at every level it goes on in a random field or element.
+func mutate(random *rand.Rand, value reflect.Value, texts map[string][]string) string {
+	switch value.Kind() {
+	case reflect.Pointer:
+		if value.IsNil() {
+			if random.IntN(4) > 0 {
+				return ""
+			}
+			value.Set(reflect.New(value.Type().Elem()))
+			return " made"
+		}
+		if random.IntN(12) == 0 {
+			value.SetZero()
+			return " removed"
+		}
+		return mutate(random, value.Elem(), texts)
+	case reflect.Struct:
+		at := random.IntN(value.NumField())
+		if executed, ok := value.Type().FieldByName("Program"); ok && random.IntN(2) == 0 { // half of the changes of a plan
+			at = executed.Index[0]
+		}
+		if where := mutate(random, value.Field(at), texts); where != "" {
+			return "." + value.Type().Field(at).Name + where
+		}
+		return ""
+	case reflect.Slice:
+		return mutateList(random, value, texts)
+	case reflect.Array:
+		at := random.IntN(value.Len())
+		return fmt.Sprintf("[%d]", at) + mutate(random, value.Index(at), texts)
+	case reflect.Int, reflect.Int64, reflect.Int32:
+		old := value.Int()
+		value.SetInt(interesting(random, old))
+		if value.Int() == old {
+			return ""
+		}
+		return fmt.Sprintf(" %d -> %d", old, value.Int())
+	case reflect.Uint8:
+		old := value.Uint()
+		value.SetUint(uint64(interesting(random, int64(old))) & 255)
+		return fmt.Sprintf(" %d -> %d", old, value.Uint())
+	case reflect.Float32, reflect.Float64:
+		old := value.Float()
+		value.SetFloat([]float64{0, 1, -1, 1e-30, 1e30, old * 2, old / 2}[random.IntN(7)])
+		return fmt.Sprintf(" %v -> %v", old, value.Float())
+	case reflect.Bool:
+		value.SetBool(!value.Bool())
+		return fmt.Sprintf(" -> %v", value.Bool())
+	case reflect.String:
+		list := texts[value.Type().String()]
+		old := value.String()
+		switch {
+		case random.IntN(8) == 0:
+			value.SetString("")
+		case len(list) > 0:
+			value.SetString(list[random.IntN(len(list))])
+		}
+		if value.String() == old {
+			return ""
+		}
+		return fmt.Sprintf(" %q -> %q", old, value.String())
+	}
+	return ""
+}
+
+// mutateList changes an element of a list, or which elements there are.
+func mutateList(random *rand.Rand, value reflect.Value, texts map[string][]string) string {
+	n := value.Len()
+	if n == 0 {
+		if random.IntN(4) == 0 && value.CanSet() {
+			value.Set(reflect.Append(value, reflect.Zero(value.Type().Elem())))
+			return " has a first element"
+		}
+		return ""
+	}
+	at, other := random.IntN(n), random.IntN(n)
+	switch random.IntN(16) {
+	case 0: // remove
+		value.Set(reflect.AppendSlice(value.Slice3(0, at, at), value.Slice(at+1, n)))
+		return fmt.Sprintf("[%d] removed", at)
+	case 1: // twice
+		value.Set(reflect.Append(value, value.Index(at)))
+		return fmt.Sprintf("[%d] again at the end", at)
+	case 2: // swap
+		if at == other {
+			return ""
+		}
+		reflect.Swapper(value.Interface())(at, other)
+		return fmt.Sprintf("[%d] and [%d] swapped", at, other)
+	}
+	if where := mutate(random, value.Index(at), texts); where != "" {
+		return fmt.Sprintf("[%d]", at) + where
+	}
+	return ""
+}
+
+// textsOf collects the texts of a plan by their type: what one of them may be replaced by.
+func textsOf(value reflect.Value, texts map[string][]string) {
+	switch value.Kind() {
+	case reflect.Pointer:
+		if !value.IsNil() {
+			textsOf(value.Elem(), texts)
+		}
+	case reflect.Struct:
+		for i := range value.NumField() {
+			textsOf(value.Field(i), texts)
+		}
+	case reflect.Slice:
+		for i := range value.Len() {
+			textsOf(value.Index(i), texts)
+		}
+	case reflect.String:
+		texts[value.Type().String()] = append(texts[value.Type().String()], value.String())
+	}
+}
+
+// executeMutated executes what the rules accept: prompts in one call and in chunks, decoding, batches, and a prompt beside decoding. It
+// may fail with an error. It may not panic, hang, or touch what is not the plan's.
+func executeMutated(t *testing.T, base *mutable, plan *planir.Plan) (logits []float32, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if bytes := poolBytes(plan); bytes > 1<<28 {
+		return nil, fmt.Errorf("%v bytes of buffers are too many for a test", bytes)
+	}
+	compilers := []driver.Compiler{hostcompiler.New()}
+	var content *emit.Content
+	if err = check.Plan(plan, base.model, nil).Err(); err == nil {
+		content, err = emit.NewCalibrated(ctx, plan, base.model, base.cal, compilers)
+	}
+	if err != nil { // emit would not write it: the blobs are those of the plan before
+		if content, err = emit.NewCalibrated(ctx, base.plan, base.model, base.cal, compilers); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer content.Close()
+	machine, err := executor.Open(ctx, plan, content, executor.Options{Drivers: []driver.Driver{host.New()}, Deadline: 3 * time.Second})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if closed := machine.Close(); closed != nil {
+			t.Log(closed)
+		}
+	}()
+	ids := make([]int32, 41)
+	for i := range ids {
+		ids[i] = int32(7 * i % 50)
+	}
+	keep := func(_ int, row []float32) error {
+		logits = append(logits, row...)
+		return nil
+	}
+	err = machine.Do(ctx, func(c *executor.Control) error {
+		for _, n := range []int{1, 5, 33, 1, 1} {
+			if _, err := c.Forward(ids[:n], executor.WantAll, keep); err != nil {
+				return err
+			}
+		}
+		tokens := []executor.Token{}
+		for sequence := 1; sequence < min(4, machine.Sequences()); sequence++ {
+			if _, err := c.Extend(sequence, ids[:3*sequence], executor.WantLast, keep); err != nil {
+				return err
+			}
+			tokens = append(tokens, executor.Token{Sequence: sequence, ID: ids[sequence]})
+		}
+		if len(tokens) < 2 {
+			return nil
+		}
+		if _, err := c.Step(tokens, keep); err != nil {
+			return err
+		}
+		if !machine.Beside() {
+			return nil
+		}
+		c.Truncate(0, 0)
+		if _, err := c.Begin(0, ids[:10], true); err != nil {
+			return err
+		}
+		if _, err := c.StepBeside(tokens, keep); err != nil {
+			return err
+		}
+		_, err := c.Await(func(row []float32) error { return keep(0, row) })
+		return err
+	})
+	if broken := ctx.Err(); broken != nil {
+		t.Fatalf("executing it takes more than 20 s: %v, %v", broken, err)
+	}
+	return logits, err
+}
+
+// poolBytes is what the buffers and caches of a plan take, in floating point, because sizes may be anything.
+func poolBytes(plan *planir.Plan) float64 {
+	total := float64(plan.Program.Cache.Bytes())
+	for _, buffer := range plan.Program.Buffers {
+		total += 8 * float64(buffer.Rows) * float64(buffer.Cols)
+	}
+	return total
+}
+
+// FuzzMutatedPlans changes plans of every kind of program, as a signer could, at random places. The rules refuse the result, or it is
+// executed, with an error or without.
+func FuzzMutatedPlans(f *testing.F) {
+	plans := mutablePlans(f)
+	var encoded [][]byte
+	var texts []map[string][]string
+	for i := range plans {
+		bytes, err := planir.Encode(plans[i].plan)
+		if err != nil {
+			f.Fatal(err)
+		}
+		encoded = append(encoded, bytes)
+		found := map[string][]string{}
+		textsOf(reflect.ValueOf(plans[i].plan).Elem(), found)
+		texts = append(texts, found)
+	}
+	seeds := uint64(40)
+	if os.Getenv("HETC_LONG") != "" {
+		seeds = 20_000
+	}
+	for seed := range seeds {
+		f.Add(seed)
+	}
+	known := map[string][]float32{}
+	computed := func(t *testing.T, of *mutable) []float32 {
+		if known[of.name] == nil {
+			logits, err := executeMutated(t, of, of.plan)
+			if err != nil {
+				t.Fatal(err)
+			}
+			known[of.name] = logits
+		}
+		return known[of.name]
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		random := rand.New(rand.NewPCG(seed, 5))
+		at := random.IntN(len(plans))
+		plan, err := planir.Decode(encoded[at])
+		if err != nil {
+			t.Fatal(err)
+		}
+		where := ""
+		for tries := 0; tries < 200 && where == ""; tries++ {
+			where = mutate(random, reflect.ValueOf(plan).Elem(), texts[at])
+		}
+		if random.IntN(4) == 0 {
+			where += "; " + mutate(random, reflect.ValueOf(plan).Elem(), texts[at])
+		}
+		again, err := planir.Encode(plan)
+		if err != nil {
+			return
+		}
+		if plan, err = planir.Decode(again); err != nil {
+			return
+		}
+		if path := os.Getenv("HETC_MUTATED"); path != "" { // says what was executed when the process ends
+			os.WriteFile(path, fmt.Appendf(nil, "%d %s: %s", seed, plans[at].name, where), 0o600)
+		}
+		if found := planir.Check(plan); found.Err() != nil {
+			return
+		}
+		logits, err := executeMutated(t, &plans[at], plan)
+		other := ""
+		if want := computed(t, &plans[at]); err == nil && maxDiff(logits, want) != 0 {
+			other = "other numbers: "
+		}
+		t.Logf("%s: %s%s: %v", plans[at].name, other, where, err)
+	})
+}
