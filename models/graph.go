@@ -88,10 +88,9 @@ func (g *Graph) Batch() Graph {
 }
 
 // Sparse is the graph with sparse attention: instead of each node of attention there are four, of which the last has its
-// name and result. What comes before attention in the node appends to the cache; scores are estimated for blocks of block
-// queries, with the nearest of that many pairs of scales where there are several buckets; positions are selected; and
-// these are attended to. density is the mean share of them.
-func (g *Graph) Sparse(density float64, block, buckets int) Graph {
+// name and result. What comes before attention in the node appends to the cache; scores are estimated, positions are
+// selected, and these are attended to.
+func (g *Graph) Sparse(sparsity op.Sparsity) Graph {
 	out := Graph{Weights: g.Weights}
 	for _, section := range g.Sections {
 		nodes := section.Nodes
@@ -106,11 +105,13 @@ func (g *Graph) Sparse(density float64, block, buckets int) Graph {
 			heads := []string{HeadsWeight(section.Name + "." + node.Name)}
 			scores, positions := node.Out[0]+ScoresSuffix, node.Out[0]+PositionsSuffix
 			estimate := op.Op{Kind: op.Estimate, Heads: dense.Heads, KVHeads: dense.KVHeads, HeadDim: dense.HeadDim,
-				KV: dense.KV, Window: dense.Window, Block: block, Buckets: buckets}
+				KV: dense.KV, Window: dense.Window, Block: sparsity.Block,
+				Buckets: sparsity.Buckets}
 			choose := op.Op{Kind: op.Select, Heads: dense.Heads, KVHeads: dense.KVHeads, Window: dense.Window,
-				Block: block}
+				Block: sparsity.Block}
 			attend := dense
-			attend.Kind, attend.Block, attend.Density = op.SparseAttend, block, density
+			attend.Kind, attend.Block, attend.Density = op.SparseAttend, sparsity.Block, sparsity.Density
+			attend.Rest = sparsity.Rest
 			section.Nodes = append(section.Nodes,
 				Node{Name: node.Name + appendSuffix, Ops: node.Ops[:last:last], In: node.In, W: node.W, Out: node.In},
 				Node{Name: node.Name + estimateSuffix, Ops: []op.Op{estimate}, In: node.In, W: heads,

@@ -14,6 +14,8 @@ type Attention struct {
 	Block   int     `json:"block" yaml:"block"` // queries that share a selection
 	// Buckets is how many pairs of scales an estimate chooses from (op.BucketCounts); 0: one.
 	Buckets int `json:"buckets,omitempty" yaml:"buckets,omitempty"`
+	// Rest has what is not selected for queries of a prompt count as one position, the mean of all (op.SparseAttend).
+	Rest bool `json:"rest,omitempty" yaml:"rest,omitempty"`
 	// ascending: numbers of rows of the programs; those of several sequences are none of them
 	Rows []int `json:"rows" yaml:"rows,flow"`
 	// ascending by rows, then by nodes: attentions whose heads pass through a pipeline
@@ -25,10 +27,19 @@ func (p *Plan) Sparse(rows int) bool {
 	return p.Attention != nil && slices.Contains(p.Attention.Rows, rows)
 }
 
+// Sparsity is how the program of that many rows selects positions. One that decodes would have to read all values for
+// what the rest counts.
+func (a *Attention) Sparsity(rows int) op.Sparsity {
+	return op.Sparsity{Density: a.Density, Block: a.Block, Buckets: a.Buckets, Rest: a.Rest && rows > 1}
+}
+
 // Text says in which programs attention is sparse, and how much of the context it keeps.
 func (a *Attention) Text() string {
 	text := fmt.Sprintf("sparse attention at %v rows: %.4g %% of the positions on average, selected for %d queries at a time",
 		a.Rows, 100*a.Density, a.Block)
+	if a.Rest {
+		text += ", the others counting by their mean,"
+	}
 	if a.Buckets > 0 {
 		text += fmt.Sprintf(" by estimates with the nearest of %d pairs of scales", a.Buckets)
 	}
@@ -69,7 +80,10 @@ func (c *checker) attention() {
 			if c.plan.InFlightOf(step.program) { // whose chunks are each like the program of one
 				rows = c.plan.InFlight.Rows
 			}
-			sparse[rows] = true
+			if sparse[rows] = true; at != nil && node.Op.Rest != (at.Rest && rows > 1) {
+				c.fail(step.path(".run"), "program %q has the rest of the positions count: %v, and the plan has it: %v, except "+
+					"for decoding", step.program.Name, node.Op.Rest, at.Rest)
+			}
 			if !c.plan.Sparse(rows) || step.program.Batch() {
 				c.fail(step.path(".run"), "program %q selects positions, and the plan does not say so, or it is of several sequences",
 					step.program.Name)

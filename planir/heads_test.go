@@ -70,6 +70,7 @@ var pipelineFaults = map[string]struct {
 	"a dense program":              {"P032", func(p *planir.Plan) { p.Attention.Pipelines[0].Rows = 1 }},
 	"an unknown rule":              {"P032", func(p *planir.Plan) { p.Attention.Pipelines[0].By = "dice" }},
 	"no such node":                 {"P032", func(p *planir.Plan) { p.Attention.Pipelines[0].Node = "layers.other" }},
+	"a rest that nothing counts":   {"P030", func(p *planir.Plan) { p.Attention.Rest = true }},
 	"an undivided node":            {"P032", func(p *planir.Plan) { p.Attention.Pipelines[0].Node = "layers.qkv" }},
 	"a launch twice":               {"P032", func(p *planir.Plan) { p.Attention.Pipelines[0].Launches = []int{0, 0} }},
 	"a launch of nobody":           {"P032", func(p *planir.Plan) { p.Attention.Pipelines[0].Launches = []int{0, 2} }},

@@ -366,7 +366,7 @@ func (b *builder) model(graph *models.Graph, rows, between []int) {
 
 // sparse adds the parts of a sparse attention, in the shapes of the dense one.
 func (b *builder) sparse(graph *models.Graph, density float64) {
-	graph = new(graph.Sparse(density, op.SparseBlock, 0))
+	graph = new(graph.Sparse(op.Sparsity{Density: density, Block: op.SparseBlock}))
 	for i := range graph.Sections {
 		for j := range graph.Sections[i].Nodes {
 			for _, operator := range graph.Sections[i].Nodes[j].Ops {

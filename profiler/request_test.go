@@ -204,7 +204,7 @@ func TestRequestsEveryArchitecture(t *testing.T) {
 					}
 				}
 			}
-			batch, sparse := g.Batch(), g.Sparse(0.2, op.SparseBlock, 0)
+			batch, sparse := g.Batch(), g.Sparse(op.Sparsity{Density: 0.2, Block: op.SparseBlock})
 			type program struct {
 				rows int
 				of   *models.Graph

@@ -15,7 +15,8 @@ type attention struct {
 	planir.Attention         // of no density: every program is dense
 	every            bool    // program of a prompt is sparse, else those of Rows
 	decode           bool    // the program that decodes one sequence is sparse
-	kl               float64 // what it loses, in nats a token
+	kl               float64 // what it loses in prompts, in nats a token
+	decodeKL         float64 // what it loses where the rest does not count, as when decoding
 }
 
 // sparse reports whether the program of that many rows has sparse attention. Batches have none.
@@ -99,7 +100,7 @@ func (in Input) solveSparse(ctx context.Context, at *attention) (*Result, error)
 // dense, than alone.
 func (in *Input) mayDecodeSparsely(at *attention) bool {
 	limit := in.Workload.Quality.MaxKL.Decode
-	return len(in.Workload.Batches) == 0 && (limit == 0 || at.kl > 0 && at.kl < limit)
+	return len(in.Workload.Batches) == 0 && (limit == 0 || at.decodeKL > 0 && at.decodeKL < limit)
 }
 
 // warning is one of a result.
@@ -147,14 +148,21 @@ func (in *Input) density() (*attention, error) {
 	out := &attention{Attention: planir.Attention{Density: want.Density, Block: measured.Block, Buckets: buckets},
 		every: true}
 	for _, density := range measured.Densities {
-		loss := measured.DensityLoss(calibration.RuleHeads, density)
+		loss, rest := measured.DensityLoss(calibration.RuleHeads, density), measured.DensityLoss(calibration.RuleRest, density)
+		alone := loss
+		if rest != nil && (loss == nil || rest.KL < loss.KL) {
+			loss = rest
+		}
 		switch {
 		case loss == nil, want.Density > 0 && density != want.Density, want.Density == 0 && limit == 0:
 			continue
 		case limit > 0 && loss.KL >= limit:
 			continue
 		}
-		out.Density, out.kl = density, loss.KL
+		out.Density, out.kl, out.Rest = density, loss.KL, loss == rest
+		if alone != nil {
+			out.decodeKL = alone.KL
+		}
 		return out, nil
 	}
 	if want.Density > 0 && limit == 0 {
@@ -178,14 +186,14 @@ func (in *Input) payForAttention(want *workload.Demand) {
 	if in.attention == nil {
 		return
 	}
-	pay := func(limit *float64) {
+	pay := func(limit *float64, loss float64) {
 		if *limit > 0 {
-			*limit = max(workload.Lossless, *limit-in.attention.kl)
+			*limit = max(workload.Lossless, *limit-loss)
 		}
 	}
-	pay(&want.MaxKL.Prefill)
+	pay(&want.MaxKL.Prefill, in.attention.kl)
 	if in.attention.decode {
-		pay(&want.MaxKL.Decode)
+		pay(&want.MaxKL.Decode, in.attention.decodeKL)
 	}
 }
 
@@ -195,7 +203,8 @@ func (s *request) attentionOf() *planir.Attention {
 	if at == nil || at.Density == 0 {
 		return nil
 	}
-	out := &planir.Attention{Density: at.Density, Block: at.Block, Buckets: at.Buckets}
+	out := &planir.Attention{Density: at.Density, Block: at.Block, Buckets: at.Buckets,
+		Rest: at.Rest}
 	for _, rows := range s.want.Rows() {
 		if s.sparse(rows) {
 			out.Rows = append(out.Rows, rows)

@@ -145,6 +145,13 @@ func TestAttentionWithinQuality(t *testing.T) {
 			}
 		}
 	}
+	// Where the rest loses less if it counts, plans have it count in prompts, and may be the sparser.
+	rest := attentive(m, plain, map[float64]float64{0.1: 2e-3, 0.4: 1e-4})
+	rest.Attention.Losses = append(rest.Attention.Losses, calibration.DensityLoss{Rule: calibration.RuleRest, Density: 0.1,
+		KL: 5e-4, High: 5e-4, TopAgreement: 1, PerplexityRatio: 1})
+	if at := solve(t, in(1e-3, workload.AttentionSparse, rest)).Plan.Attention; at == nil || at.Density != 0.1 || !at.Rest {
+		t.Errorf("attention is %+v, want a density of 0.1 and the rest", at)
+	}
 	for _, c := range []struct {
 		in   Input
 		want string

@@ -22,8 +22,10 @@ type request struct {
 	graph     models.Graph
 	batch     models.Graph // graph of rows of a sequence each
 	selecting models.Graph // with sparse attention
-	want      *workload.Demand
-	goal      problem.Measure // what is minimised
+	// the same for the program that decodes a sequence
+	selectingOne models.Graph
+	want         *workload.Demand
+	goal         problem.Measure // what is minimised
 	*price.Machine
 	prices price.Costs
 	facts  *price.Facts      // nil: none are known
@@ -145,6 +147,9 @@ func (s *request) of(rows int) *models.Graph {
 		return &s.batch
 	}
 	if s.sparse(rows) {
+		if rows == 1 {
+			return &s.selectingOne
+		}
 		return &s.selecting
 	}
 	return &s.graph

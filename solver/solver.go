@@ -365,7 +365,8 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	}
 	fresh.batch = fresh.graph.Batch()
 	if at := in.attention; at != nil && at.Density > 0 {
-		fresh.selecting = fresh.graph.Sparse(at.Density, at.Block, at.Buckets)
+		fresh.selecting = fresh.graph.Sparse(at.Sparsity(2))
+		fresh.selectingOne = fresh.graph.Sparse(at.Sparsity(1))
 	}
 	fresh.findClasses()
 	var err error

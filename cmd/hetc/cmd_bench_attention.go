@@ -27,6 +27,9 @@ func newBenchAttention(ui *cli.Streams) *cobra.Command {
 	flags.StringVar(&options.Cache, "cache", string(op.F16), "type of the cache: f32, f16 or q8")
 	flags.Float64Var(&options.Density, "density", 0.2, "share of the positions that are attended to")
 	flags.IntVar(&options.Block, "block", op.SparseBlock, "queries that share a selection")
+	flags.StringVar(&options.Calibration, "calibration", "",
+		"a calibration whose heads say which share each head keeps, so that their mean is the density; the rest of the "+
+			"positions then count by their mean; default all heads keep the density")
 	flags.IntVar(&options.Groups, "groups", 4, "groups of heads, the estimate of one beside the rest of another")
 	flags.IntVar(&options.Rounds, "rounds", 9, "measured rounds, after one that is not counted")
 	return cmd

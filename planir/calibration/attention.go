@@ -52,7 +52,9 @@ type AttentionHead struct {
 	Divergence float64 `json:"divergence,omitempty" yaml:"divergence,omitempty"`
 	// QueryScale is the static int8 scale of queries, like KeyScales.
 	QueryScale float32 `json:"query_scale" yaml:"query_scale" decode:"required"`
-	// Mass is, by density, the mean share of their softmax that queries have on what their blocks keep by estimates.
+	// Mass is, by density, what queries have of their softmax on what their blocks keep by estimates: 1 less the mean of
+	// the square of the share that they miss. What they compute is off in proportion to that share, and the divergence of
+	// predictions grows with the square.
 	Mass   []float64        `json:"mass" yaml:"mass" decode:"required"`
 	Recall []EstimateRecall `json:"recall" yaml:"recall" decode:"required"`
 }
@@ -83,13 +85,14 @@ type ScalePair struct {
 // Rules say which positions a query keeps.
 const (
 	RuleHeads   = "heads"   // the largest estimates, each head with a density of its own (Ratios)
+	RuleRest    = "rest"    // those of heads, and what they leave out counts as one position, the mean of all
 	RuleUniform = "uniform" // the largest estimates, every head with the same density
 	RuleWindow  = "window"  // the last positions, and the first ones
 	RuleBlocks  = "blocks"  // blocks of 64 positions for blocks of 64 queries, by the products of their means
 )
 
 // Rules lists them.
-var Rules = []string{RuleHeads, RuleUniform, RuleWindow, RuleBlocks}
+var Rules = []string{RuleHeads, RuleRest, RuleUniform, RuleWindow, RuleBlocks}
 
 // DensityLoss is what a rule costs when queries keep a share of their positions: against dense attention, in nats a
 // token, with the 95 % interval of KL; the share of positions with the same most likely token; and the perplexity of
@@ -157,12 +160,11 @@ func (a *Attention) Ratios(density float64) [][]float64 {
 	return out
 }
 
-// massRatios are the densities with the least sum of divergence times the share of the softmax that is left out, whose
-// mean is density.
+// massRatios are the densities with the least sum of divergence times what is missed of the softmax (Mass), whose mean is
+// density.
 //
-// The share that is kept grows with the density of a head along a line through the measured points, ever more slowly,
-// since the largest scores are kept first. For such curves it is optimal to spend each position where the curve is
-// steepest (a continuous knapsack), piece by piece of the lines.
+// The gain of a head is the least concave curve above the measured points. For such curves it is optimal to spend each
+// position where the curve is steepest (a continuous knapsack), piece by piece of the lines.
 func (a *Attention) massRatios(density float64) []float64 {
 	type piece struct {
 		head         int
@@ -173,15 +175,16 @@ func (a *Attention) massRatios(density float64) []float64 {
 		for number := range a.Layers[i].Heads {
 			head := &a.Layers[i].Heads[number]
 			from, mass := 0.0, 0.0
-			for j := range len(a.Densities) + 1 {
-				to, reached := 1.0, 1.0
-				if j < len(a.Densities) {
-					to, reached = a.Densities[j], head.Mass[j]
+			for at := 0; from < 1; {
+				to, reached, next := 1.0, 1.0, len(a.Densities) // the end of the steepest line that begins here
+				for j := at; j < len(a.Densities); j++ {
+					if width := a.Densities[j] - from; width > 0 && (head.Mass[j]-mass)/width > (reached-mass)/(to-from) {
+						to, reached, next = a.Densities[j], head.Mass[j], j+1
+					}
 				}
-				if width := to - from; width > 0 {
-					pieces = append(pieces, piece{i*a.Heads + number, width, head.Divergence * (reached - mass) / width})
-				}
-				from, mass = to, reached
+				width := to - from
+				pieces = append(pieces, piece{i*a.Heads + number, width, head.Divergence * (reached - mass) / width})
+				from, mass, at = to, reached, next
 			}
 		}
 	}

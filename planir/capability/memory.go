@@ -152,7 +152,11 @@ func (s *Scratch) of(operator *op.Op, cores int64) regions {
 		single := *operator
 		single.Heads, single.KVHeads = 1, 1
 		gathered := op.RoundUp(operator.KV.CacheRowBytes(operator.HeadDim)*int64(operator.Context), 16) / 4
-		return regions{own: s.attention(&single) + 2*gathered}
+		means := int64(0)
+		if operator.Rest {
+			means = int64(operator.KVHeads) * int64(operator.Blocks()) * 2 * int64(operator.HeadDim)
+		}
+		return regions{packed: means, own: s.attention(&single) + 2*gathered}
 	}
 	return regions{}
 }

@@ -165,7 +165,7 @@ func GraphOf(plan *planir.Plan, graph *models.Graph, rows int) *models.Graph {
 	case rows > 1 && plan.Decodes(rows):
 		of = graph.Batch()
 	case plan.Sparse(rows):
-		of = graph.Sparse(plan.Attention.Density, plan.Attention.Block, plan.Attention.Buckets)
+		of = graph.Sparse(plan.Attention.Sparsity(rows))
 	}
 	return &of
 }

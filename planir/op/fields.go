@@ -98,6 +98,7 @@ var fields = map[string]field{
 	"bias":   fieldOf(func(o *Op) *bool { return &o.Bias }, nil),
 	"static": fieldOf(func(o *Op) *bool { return &o.Static }, nil),
 	"spread": fieldOf(func(o *Op) *bool { return &o.Spread }, nil),
+	"rest":   fieldOf(func(o *Op) *bool { return &o.Rest }, nil),
 	"joint":  fieldOf(func(o *Op) *bool { return &o.Joint }, nil),
 	"batch":  fieldOf(func(o *Op) *bool { return &o.Batch }, nil),
 }

@@ -360,9 +360,9 @@ var table = []row{
 			"positions that Select keeps. With buckets the scales of all heads that share a key are those times a pair of factors (op.ScaleFactors, shadowAttn 3.3): the pair with which the largest of their scales of queries, and the scale of the " +
 			"keys, are nearest to what holds the largest query among the rows and the largest key that any of them sees before its block. A score is the product of query and key, each rounded to a multiple of its scale (a key of a q8 cache as it is stored), times both scales. " +
 			"A position is worth the largest of its scores over the queries of the block, each less the query's largest score. Only positions that all queries of the block see and that " +
-			"lie before the block are compared and written.",
-		needs: []string{"heads", "kv_heads", "head_dim", "context", "block"}, takes: []string{"kv", "window", "buckets"},
-		check: checkSparse,
+			"lie before the block are compared and written, and only for heads whose share leaves a choice: not where all are kept, or the first SparseFirst alone.",
+		needs: []string{"heads", "kv_heads", "head_dim", "context", "block"},
+		takes: []string{"kv", "window", "buckets"}, check: checkSparse,
 		sig: func(o Op) Signature {
 			return Signature{In: []Value{fusedQKV(o)}, W: []string{"heads"},
 				Out: []Value{floats("scores", o.Blocks(), o.Heads*o.Context)}, State: true}
@@ -398,9 +398,10 @@ var table = []row{
 	},
 	{
 		kind: SparseAttend, does: "Is Attention over selected positions: fused QKV [M,(Heads+2*KVHeads)*HeadDim], positions as of Select -> f32 [M,Heads*HeadDim]. A query attends to the positions selected for its block, " +
-			"to those of the block up to its own, and to those of its window that only some queries of the block see. Density is the mean share of positions that a cost is asked for.",
+			"to those of the block up to its own, and to those of its window that only some queries of the block see. With rest the others that all queries of the block see and that lie before it count as one more position, " +
+			"whose key and value are the means of those of all that lie there, selected or not, and whose weight in the softmax is that of as many as are not selected. Density is the mean share of positions that a cost is asked for.",
 		needs: []string{"heads", "kv_heads", "head_dim", "context", "block", "density"},
-		takes: []string{"kv", "window", "cap", "scale"}, check: checkSparse,
+		takes: []string{"kv", "window", "cap", "scale", "rest"}, check: checkSparse,
 		sig: func(o Op) Signature {
 			return Signature{In: []Value{fusedQKV(o), {"positions", I32, o.Blocks(), o.Heads * (1 + o.Context)}},
 				Out: []Value{floats("y", o.M, o.Heads*o.HeadDim)}, State: true}

@@ -140,6 +140,8 @@ type Op struct {
 	Block int `json:"block,omitempty" yaml:"block,omitempty"`
 	// Estimate: pairs of scales to choose from, see ScaleFactors; 0 is 1
 	Buckets int `json:"buckets,omitempty" yaml:"buckets,omitempty"`
+	// SparseAttend: what is not selected counts as one position, the mean of all
+	Rest bool `json:"rest,omitempty" yaml:"rest,omitempty"`
 	// SparseAttend: mean share of the positions that is attended to, of which a cost is asked for
 	Density float64 `json:"density,omitempty" yaml:"density,omitempty"`
 	// Softcap, Clip, Attention: scores are Cap*tanh(score/Cap); 0: not

@@ -102,7 +102,7 @@ var byKeyHeads = scaling{
 }
 
 // byContext is that by heads, along the cached positions. How large a bound of scores is does not change the time, and
-// to choose among buckets takes little of it.
+// to choose among buckets, or to have the rest of the positions count, takes little of it.
 var byContext = scaling{
 	pattern: func(o Op) Op {
 		made := Op{HeadDim: o.HeadDim, Heads: o.Heads / max(1, o.KVHeads), KV: o.KV, Window: o.Window, Batch: o.Batch,

@@ -10,9 +10,17 @@ import (
 // nothing else matters.
 const SparseFirst = 4
 
+// Sparsity says how the parts of a sparse attention select positions: for blocks of Block queries, by estimates with the
+// nearest of Buckets pairs of scales (0: one), of which a share is kept whose mean is Density.
+type Sparsity struct {
+	Density        float64
+	Block, Buckets int
+	Rest           bool // what is not selected counts as one position, the mean of all
+}
+
 // SparseBlock is how many queries share a selection where nothing else is said: of more a selection serves each worse, of
-// fewer gathering takes longer.
-const SparseBlock = 16
+// fewer gathering and selecting take longer.
+const SparseBlock = 32
 
 // sparseParts is how many numbers the weight "heads" of Estimate and Select has for each query head.
 const sparseParts = 3
@@ -185,6 +193,13 @@ func (s SparseSpan) Keep(share float32) int {
 	return max(least, min(inner, kept-(s.End-s.Block)-(s.Inner-s.First)))
 }
 
+// Decided reports whether scores have no say in what a share keeps: all positions, or none but the first ones.
+func (s SparseSpan) Decided(share float32) bool {
+	inner := s.Block - s.Inner
+	keep := s.Keep(share)
+	return keep == inner || keep == min(inner, max(0, SparseFirst-s.Inner))
+}
+
 // Blocks is the number of blocks of queries that share a selection.
 func (o Op) Blocks() int {
 	if o.Block < 1 {
@@ -215,7 +230,7 @@ func sparseKey(o Op) string {
 		when(o.KV != "", fmt.Sprintf(" kv=%s", o.KV)) + fmt.Sprintf(" block=%d", o.Block) +
 		when(o.Buckets > 0, fmt.Sprintf(" buckets=%d", o.Buckets)) +
 		when(o.Density > 0, fmt.Sprintf(" density=%v", o.Density)) +
-		when(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + when(o.Cap > 0, " cap")
+		when(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + when(o.Cap > 0, " cap") + when(o.Rest, " rest")
 }
 
 // checkSparse: key heads serve equally many query heads, and the values that hold a number for each head and position

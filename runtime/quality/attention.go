@@ -250,8 +250,12 @@ const blockSide = 64
 func (s *Sparse) Attend(heads *Heads) {
 	block := max(1, s.Block)
 	var keys []*keyCodes
-	if s.Rule == calibration.RuleHeads || s.Rule == calibration.RuleUniform {
+	if s.Rule == calibration.RuleHeads || s.Rule == calibration.RuleRest || s.Rule == calibration.RuleUniform {
 		keys = s.keys(heads)
+	}
+	var sums *prefixSums
+	if s.Rule == calibration.RuleRest {
+		sums = heads.prefixSums()
 	}
 	var means []float32
 	if s.Rule == calibration.RuleBlocks {
@@ -270,8 +274,66 @@ func (s *Sparse) Attend(heads *Heads) {
 		default:
 			kept = largestPositions(s.estimate(heads, keys[head/heads.group()], head, &span), span.inner, count)
 		}
-		heads.attend(head, &span, kept)
+		var left *rest
+		if unseen := span.from - span.inner - len(kept); sums != nil && unseen > 0 {
+			left = sums.rest(heads, head/heads.group(), &span, unseen)
+		}
+		heads.attend(head, &span, kept, left)
 	})
+}
+
+// rest is what a span's queries attend to beside single positions: the mean of all that all of them see before the span,
+// which counts as many times as positions were left out.
+type rest struct {
+	key, value []float32
+	count      int
+}
+
+// prefixSums are sums of keys and of values of the positions before every blockSide-th one: [kvHeads][blocks][2*dim], keys
+// first.
+type prefixSums struct{ sums []float64 }
+
+// prefixSums adds up all keys and values.
+func (h *Heads) prefixSums() *prefixSums {
+	blocks, width := h.Rows/blockSide+1, 2*h.HeadDim
+	out := &prefixSums{make([]float64, h.KVHeads*blocks*width)}
+	for kvHead := range h.KVHeads {
+		for block := 1; block < blocks; block++ {
+			at := (kvHead*blocks + block) * width
+			copy(out.sums[at:at+width], out.sums[at-width:at])
+			h.addTo(out.sums[at:at+width], kvHead, (block-1)*blockSide, block*blockSide)
+		}
+	}
+	return out
+}
+
+// addTo adds keys and values of positions from..to-1.
+func (h *Heads) addTo(sums []float64, kvHead, from, to int) {
+	for pos := from; pos < to; pos++ {
+		for i, value := range h.Key(pos, kvHead) {
+			sums[i] += float64(value)
+		}
+		for i, value := range h.value(pos, kvHead) {
+			sums[h.HeadDim+i] += float64(value)
+		}
+	}
+}
+
+// rest is the mean of what all queries of a span see before it.
+func (p *prefixSums) rest(heads *Heads, kvHead int, span *span, count int) *rest {
+	blocks, width := heads.Rows/blockSide+1, 2*heads.HeadDim
+	before := func(pos int) []float64 {
+		at := (kvHead*blocks + pos/blockSide) * width
+		sums := slices.Clone(p.sums[at : at+width])
+		heads.addTo(sums, kvHead, pos/blockSide*blockSide, pos)
+		return sums
+	}
+	low, high := before(span.inner), before(span.from)
+	means := make([]float32, width)
+	for i := range means {
+		means[i] = float32((high[i] - low[i]) / float64(span.from-span.inner))
+	}
+	return &rest{means[:heads.HeadDim], means[heads.HeadDim:], count}
 }
 
 // keys are the rounded keys for every key head: with the scale that its first query head has.
@@ -459,8 +521,18 @@ func nthLargest(values []float32, n int) float32 {
 	return values[n-1]
 }
 
-// attend computes a head's results of a span from the kept positions and those that are always kept.
-func (h *Heads) attend(head int, span *span, kept []int32) {
+// score is that of a query and a key.
+func (h *Heads) score(query, key []float32, scale float32) float32 {
+	score := dot(query, key) * scale
+	if h.Cap > 0 {
+		score = float32(h.Cap * math.Tanh(float64(score)/h.Cap))
+	}
+	return score
+}
+
+// attend computes a head's results of a span from the kept positions, those that are always kept, and the rest, if it
+// counts.
+func (h *Heads) attend(head int, span *span, kept []int32, rest *rest) {
 	kvHead, scale := head/h.group(), h.scale()
 	positions := make([]int32, 0, len(kept)+span.to-span.from+span.inner-span.first)
 	scores := make([]float32, cap(positions))
@@ -475,14 +547,19 @@ func (h *Heads) attend(head int, span *span, kept []int32) {
 		}
 		query, top := h.Query(row, head), float32(math.Inf(-1))
 		for i, pos := range positions {
-			score := dot(query, h.Key(int(pos), kvHead)) * scale
-			if h.Cap > 0 {
-				score = float32(h.Cap * math.Tanh(float64(score)/h.Cap))
-			}
-			scores[i], top = score, max(top, score)
+			scores[i] = h.score(query, h.Key(int(pos), kvHead), scale)
+			top = max(top, scores[i])
 		}
 		result, total := h.Result(row, head), float32(0)
 		clear(result)
+		if rest != nil {
+			score := h.score(query, rest.key, scale) + float32(math.Log(float64(rest.count)))
+			top = max(top, score)
+			total = float32(math.Exp(float64(score - top)))
+			for j, value := range rest.value {
+				result[j] = total * value
+			}
+		}
 		for i, pos := range positions {
 			weight := float32(math.Exp(float64(scores[i] - top)))
 			total += weight

@@ -201,7 +201,8 @@ func (e *Estimates) bounds(scores []float32) (out []float32) {
 	return out
 }
 
-// blockMass adds, for each density, which share of their softmax the queries of blocks have on what their blocks keep.
+// blockMass adds, for each density, what the queries of blocks have of their softmax on what their blocks keep
+// (calibration.AttentionHead).
 func (e *Estimates) blockMass(heads *Heads, layer *layerSizes, head int, attention *calibration.Attention) {
 	kvHead, scale := head/heads.group(), heads.scale()
 	sparse := Sparse{Rule: calibration.RuleUniform, Scales: attention.Scales}
@@ -241,7 +242,8 @@ func (e *Estimates) blockMass(heads *Heads, layer *layerSizes, head int, attenti
 				for _, pos := range kept[i] {
 					mass += weights[pos]
 				}
-				layer.mass[head][i] += min(1, mass/total)
+				missed := 1 - min(1, mass/total)
+				layer.mass[head][i] += 1 - missed*missed
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	compiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host"
@@ -26,6 +27,8 @@ type AttentionOptions struct {
 	Cache                         string
 	Density                       float64
 	Block, Groups, Rounds         int
+	// Calibration is a file whose heads say which share each head keeps; empty: all keep the density.
+	Calibration string
 }
 
 // attentionWay is a way to compute attention of one layer with two cores or one, and what it takes.
@@ -346,12 +349,42 @@ func newAttentionLayer(proc driver.Processor, options *AttentionOptions, positio
 		*side = driver.View{Buffer: buffer, Type: element, Rows: rows, Cols: cols, Stride: cols}
 		fillCache(buffer.Bytes(), layer.cache, options.HeadDim, rng)
 	}
+	shares, err := options.shares()
+	if err != nil {
+		return nil, err
+	}
 	numbers := make([]op.SparseHead, options.Heads)
 	for i := range numbers {
-		numbers[i] = op.SparseHead{QueryScale: 0.03, KeyScale: 0.03, Share: float32(options.Density)}
+		numbers[i] = op.SparseHead{QueryScale: 0.03, KeyScale: 0.03, Share: shares[i]}
 	}
 	layer.heads = mem.Bytes(op.SparseHeads(numbers))
 	return layer, nil
+}
+
+// shares are what heads keep: the density, or what the calibration's heads keep at it. Of more heads than those of all its
+// layers some are there several times, of fewer every so many; each group of heads that share a key has small and large
+// ones among them.
+func (o *AttentionOptions) shares() ([]float32, error) {
+	out := slices.Repeat([]float32{float32(o.Density)}, o.Heads)
+	if o.Calibration == "" {
+		return out, nil
+	}
+	cal, err := calibration.Read(o.Calibration)
+	if err != nil {
+		return nil, err
+	}
+	if cal.Attention == nil {
+		return nil, diag.New(diag.ClassInput, "read %q: it says nothing of attention", o.Calibration).
+			WithHint("measure it: hetc calibrate --attention")
+	}
+	kept := slices.Concat(cal.Attention.Ratios(o.Density)...)
+	slices.Sort(kept)
+	group := o.Heads / o.KVHeads
+	for i := range out {
+		at := i%group*o.KVHeads + i/group // neighbours in size belong to different keys
+		out[i] = float32(kept[at*len(kept)/o.Heads])
+	}
+	return out, nil
 }
 
 // fillCache writes numbers of the size of normal ones, whatever the type.
@@ -390,7 +423,7 @@ func (l *attentionLayer) operator(kind op.Kind) op.Op {
 		operator.Block = o.Block
 	}
 	if kind == op.SparseAttend {
-		operator.Density = o.Density
+		operator.Density, operator.Rest = o.Density, o.Calibration != ""
 	}
 	return operator
 }

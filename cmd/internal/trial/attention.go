@@ -14,14 +14,12 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/quality"
 )
 
-// AttentionBlock is how many queries share a selection of positions where nothing else is said.
-const AttentionBlock = 16
-
 // AttentionDensities are the shares of positions for which losses are measured where nothing else is said.
-var AttentionDensities = []float64{0.05, 0.1, 0.2, 0.4}
+var AttentionDensities = []float64{0.02, 0.05, 0.1, 0.2, 0.4}
 
 // AttentionOptions say what CalibrateAttention measures.
 type AttentionOptions struct {
@@ -170,7 +168,7 @@ func CalibrateAttention(
 	out := &calibration.Attention{
 		Text: calibration.Text{SHA256: options.Text.SHA256, Tokens: len(options.Text.Windows) * size,
 			Windows: len(options.Text.Windows), WindowTokens: size},
-		Heads: model.Heads, KVHeads: model.KVHeads, Densities: options.Densities, Block: AttentionBlock,
+		Heads: model.Heads, KVHeads: model.KVHeads, Densities: options.Densities, Block: op.SparseBlock,
 	}
 	for _, part := range []func(context.Context, *calibration.Attention) error{
 		run.estimates, run.importances, run.sharing, run.losses,
@@ -241,7 +239,7 @@ func (a *attending) importances(ctx context.Context, out *calibration.Attention)
 func sparse(attention *calibration.Attention, rule string, density float64) *quality.Sparse {
 	out := &quality.Sparse{Rule: rule, Block: attention.Block, Scales: attention.Scales,
 		Density: func(int, int) float64 { return density }}
-	if rule == calibration.RuleHeads {
+	if rule == calibration.RuleHeads || rule == calibration.RuleRest {
 		ratios := attention.Ratios(density)
 		out.Density = func(layer, head int) float64 { return ratios[layer][head] }
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
 )
 
 // windows are some of the demonstration text.
@@ -95,7 +96,7 @@ func TestCalibrateAttention(t *testing.T) {
 // Everything kept, the definition of sparse attention computes what the kernels of dense attention do.
 func TestRulesBesideKernels(t *testing.T) {
 	model := open(t, demo)
-	attention := &calibration.Attention{Heads: model.Heads, KVHeads: model.KVHeads, Block: AttentionBlock}
+	attention := &calibration.Attention{Heads: model.Heads, KVHeads: model.KVHeads, Block: op.SparseBlock}
 	for i := range model.Layers { // no static scales: those of the rows
 		attention.Layers = append(attention.Layers, calibration.AttentionLayer{Layer: i,
 			Heads: make([]calibration.AttentionHead, model.Heads), KeyScales: make([]float32, model.KVHeads)})

@@ -48,6 +48,9 @@ func estimate(e *evaluation) {
 	e.blocksOf(func(index, r0, rows int, span op.SparseSpan) {
 		count := span.Block - span.Inner
 		for head, numbers := range heads {
+			if span.Decided(numbers.Share) {
+				continue
+			}
 			kvHead := head / group
 			shared := heads[kvHead*group]
 			keys := e.cache.row(driver.Place{Sequence: e.scalars.Sequence}, kvHead)
@@ -175,17 +178,56 @@ func sparseAttention(e *evaluation) {
 				shares, steep := e.sharesOf(row, query, begin, count, func(pos int) bool {
 					return pos < span.Inner || pos >= span.Block || seen[pos]
 				})
+				own, means := 1.0, []float64(nil)
+				if unseen := span.Block - span.Inner - len(seen); e.Rest && unseen > 0 {
+					own, means = e.withRest(row, query, begin, unseen, &span, shares)
+				}
 				for i := range e.HeadDim {
 					sum, size := 0.0, 0.0
 					for pos, share := range shares {
-						term := share * e.cache.v[(begin+pos)*e.HeadDim+i]
+						term := own * share * e.cache.v[(begin+pos)*e.HeadDim+i]
 						sum, size = sum+term, size+math.Abs(term)
+					}
+					if means != nil {
+						sum, size = sum+(1-own)*means[i], size+math.Abs((1-own)*means[i])
 					}
 					e.out[0].set(row, head*e.HeadDim+i, sum, e.cached(size)*steep)
 				}
 			}
 		}
 	})
+}
+
+// withRest is how much of a query's attention is left to the positions that have these shares of it when the others
+// before its block count as one, and the mean value of all before the block.
+func (e *evaluation) withRest(row, query, begin, unseen int, span *op.SparseSpan, shares []float64) (own float64,
+	means []float64) {
+	count := float64(span.Block - span.Inner)
+	key := make([]float64, e.HeadDim)
+	means = make([]float64, e.HeadDim)
+	for pos := span.Inner; pos < span.Block; pos++ {
+		for i := range e.HeadDim {
+			key[i] += e.cache.k[(begin+pos)*e.HeadDim+i] / count
+			means[i] += e.cache.v[(begin+pos)*e.HeadDim+i] / count
+		}
+	}
+	score := func(key []float64) float64 {
+		scale, sum := e.Scale, 0.0
+		if scale == 0 {
+			scale = 1 / math.Sqrt(float64(e.HeadDim))
+		}
+		for i, value := range key {
+			sum += e.in[0].at(row, query+i) * value
+		}
+		if sum *= scale; e.Cap > 0 {
+			sum = e.Cap * math.Tanh(sum/e.Cap)
+		}
+		return sum
+	}
+	// The row's own position has a share, so that the sum of all weights follows from its score.
+	last := len(shares) - 1
+	total := score(e.cache.k[(begin+last)*e.HeadDim:][:e.HeadDim]) - math.Log(shares[last])
+	return 1 / (1 + float64(unseen)*math.Exp(score(key)-total)), means
 }
 
 // headNumbers are two scales with which a few numbers saturate, and the share of positions that a head keeps.
@@ -248,6 +290,8 @@ func sparseOperators(add func(ops ...op.Op)) {
 			if i%2 == 1 {
 				part.Cap, part.Scale = 5, 0.11
 			}
+			add(part)
+			part.Rest = true
 			add(part)
 		}
 	}

@@ -22,7 +22,8 @@ import (
 //     logarithm of the largest weight that any of them gives to the position, but for the sum that divides it.
 //   - selectPositions finds the threshold that a budget of positions reaches.
 //   - sparseAttention gathers. Positions keep their order, so the block's own come last, where the causal mask of the
-//     dense kernel is right for them; those at the beginning of a window come first, where its window is.
+//     dense kernel is right for them; those at the beginning of a window come first, where its window is. What is not
+//     gathered is a position of its own to the kernel, if the operator has it count.
 
 // sparseBlock is a block of queries of a call.
 type sparseBlock struct {
@@ -160,9 +161,6 @@ func (b *builder) estimate() (step, error) {
 		plan: func(int) int { return len(s.blocks) * operator.KVHeads },
 		task: func(worker, t int) {
 			kvHead, block := s.of(t)
-			if block.Inner == block.Block {
-				return
-			}
 			own := exe.have.mine(worker)
 			scales, codes := own[:rows], mem.Bytes(own[rows:rows+(rows*dim+3)/4])
 			scores := own[rows+(rows*dim+3)/4:]
@@ -170,6 +168,9 @@ func (b *builder) estimate() (step, error) {
 			columns := block.Block - start*pack.TileN
 			for i := range s.group {
 				head := kvHead*s.group + i
+				if block.Decided(s.heads[head].Share) {
+					continue
+				}
 				query := input.f32[block.r0*input.ld+(kvHead*(s.group+2)+i)*dim:]
 				if bad := set.QuantStatic(codes, dim, scales, s.queryScales[head:head+1], query, input.ld,
 					block.rows, dim); bad >= 0 {
@@ -468,6 +469,10 @@ func (b *builder) sparseAttention() (step, error) {
 		call.Scale = 1 / math.Sqrt(float64(dim))
 	}
 	rowBytes := cols * element.Bytes()
+	if operator.Rest {
+		exe.need.packs = max(exe.need.packs, operator.KVHeads*operator.Blocks()*2*dim)
+		b.before = append(b.before, s.rests())
+	}
 	attend := func(kvHead, i int, block *sparseBlock, own []float32) bool {
 		head, call := kvHead*s.group+i, call
 		list := positions.i32[block.index*positions.ld+head*(1+operator.Context):][:1+operator.Context]
@@ -490,6 +495,10 @@ func (b *builder) sparseAttention() (step, error) {
 			gather(first, keys, rowBytes, list[1:1+kept], block)
 			gather(second, values, rowBytes, list[1:1+kept], block)
 			keys, values = first, second
+			if operator.Rest {
+				means := s.rest(kvHead, block)
+				call.Rest = kernel.Rest{Key: means[:dim], Value: means[dim:], Count: block.Block - block.Inner - kept}
+			}
 		}
 		total := (call.Pos + call.M) * rowBytes
 		return s.dense(out, queries, keys[:total], values[:total], own[:size], call) == nil
@@ -519,6 +528,82 @@ func (b *builder) sparseAttention() (step, error) {
 		},
 	}, nil
 }
+
+// rest is where the means of the keys and of the values that all queries of a block see before it lie.
+func (s *sparse) rest(kvHead int, block *sparseBlock) []float32 {
+	words := 2 * s.op.HeadDim
+	return s.e.have.pack[(kvHead*s.op.Blocks()+block.index)*words:][:words]
+}
+
+// rests makes the step that computes these means. Blocks of a key head follow one another, so that without a window each
+// adds to the sums of the one before it.
+func (s *sparse) rests() step {
+	dim := s.op.HeadDim
+	return step{
+		m: s.op.M,
+		plan: func(count int) int {
+			if !s.begin(count) {
+				return 0
+			}
+			return s.op.KVHeads
+		},
+		task: func(worker, kvHead int) {
+			own := s.e.have.mine(worker)
+			sums, wide := own[:2*dim], own[2*dim:]
+			from, to := 0, 0
+			clear(sums)
+			for i := range s.blocks {
+				block := &s.blocks[i]
+				if block.Inner != from {
+					clear(sums)
+					from, to = block.Inner, block.Inner
+				}
+				s.addRows(sums[:dim], wide, &s.e.k, kvHead, to, block.Block)
+				s.addRows(sums[dim:], wide, &s.e.v, kvHead, to, block.Block)
+				to = block.Block
+				if from == to {
+					continue
+				}
+				means := s.rest(kvHead, block)
+				copy(means, sums)
+				s.e.p.set.Scale(means, 1/float64(to-from))
+			}
+		},
+		refused: func(int) error { return s.tooLong() },
+	}
+}
+
+// addRows adds rows from..to-1 of a head of one side of the cache to sums, [HeadDim].
+func (s *sparse) addRows(sums, wide []float32, side *operand, kvHead, from, to int) {
+	exe, dim, set := s.e, s.op.HeadDim, s.e.p.set
+	_, cols := s.op.KV.CacheRow(dim)
+	begin := exe.scalars.Sequence*exe.perSeq + kvHead*exe.maxContext*cols
+	for pos := from; pos < to; pos += restRows {
+		rows := min(restRows, to-pos)
+		at := begin + pos*cols
+		values := wide[:rows*dim]
+		switch s.op.KV {
+		case op.F32:
+			values = side.f32[at : at+rows*dim]
+		case op.F16:
+			set.FromF16(values, side.u16[at:at+rows*dim])
+		default:
+			for row := range rows {
+				codes := side.raw[at+row*cols:][:cols]
+				scale := kernel.ScaleQ8(codes, dim)
+				for i, code := range codes[:dim] {
+					values[row*dim+i] = scale * float32(int32(code)-128)
+				}
+			}
+		}
+		for row := range rows {
+			set.Add(sums, dim, sums, dim, values[row*dim:], dim, 1, dim)
+		}
+	}
+}
+
+// restRows is how many cached rows rests widens at a time, in less scratch than attention takes.
+const restRows = 32
 
 // gatherWords is room for the keys or the values of one head that a block attends to, in units of 4 bytes.
 func gatherWords(operator op.Op) int {

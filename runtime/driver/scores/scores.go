@@ -140,7 +140,7 @@ func (e *Estimate[T]) multiply(from, to int, launch func() error) error {
 // the query's largest.
 func (e *Estimate[T]) pool(span *op.SparseSpan, block, head, line, rows int) {
 	width, begin, end := e.width(), span.Inner-e.from, span.Block-e.from
-	if begin >= end {
+	if span.Decided(e.heads[head].Share) {
 		return
 	}
 	at := block*e.outLine + head*e.op.Context

@@ -58,6 +58,15 @@ func newAttention(y []float32, ldy int, q []float32, ldq int, scratch []float32,
 	for i := range state.top {
 		state.top[i] = float32(math.Inf(-1))
 	}
+	if s.Rest.Count == 0 {
+		return state
+	}
+	for i := range count {
+		row, head := i/s.Heads, i%s.Heads
+		state.top[i] = s.restScore(q[row*ldq+head*s.Dim:][:s.Dim])
+		state.total[i] = 1
+		copy(state.acc[i*s.Dim:], s.Rest.Value)
+	}
 	return state
 }
 

@@ -881,6 +881,32 @@ func TestAttention(t *testing.T) {
 	})
 }
 
+// A position outside the cache that counts 700 times is as good as 700 equal ones in front of it.
+func TestAttentionRest(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(18, 19))
+		for _, a := range []Attention{
+			{M: 11, Heads: 2, Dim: 64, Pos: 250}, {M: 70, Heads: 1, Dim: 40, Cap: 4}, {M: 1, Heads: 3, Dim: 5, Pos: 130},
+		} {
+			const count = 700
+			a.Scale = 0.2
+			width, context := a.Heads*a.Dim, a.Pos+a.M
+			fill := func(rows, cols int) []float32 { return newStrided(t, rows, cols, 0, normal(rng)).v }
+			q, k, v, got := fill(a.M, width), fill(context, a.Dim), fill(context, a.Dim), make([]float32, a.M*width)
+			a.Rest = Rest{Key: fill(1, a.Dim), Value: fill(1, a.Dim), Count: count}
+			s.AttentionF32(got, width, q, width, k, v, make([]float32, AttentionScratch(a.Heads, a.Dim)), a)
+			long := a
+			long.Pos, long.Rest = a.Pos+count, Rest{}
+			keys, values := slices.Repeat(a.Rest.Key, count), slices.Repeat(a.Rest.Value, count)
+			want := make([]float32, a.M*width)
+			Reference().AttentionF32(want, width, q, width, append(keys, k...), append(values, v...), nil, long)
+			for i := range got {
+				near(t, fmt.Sprintf("%+v element %d", [4]int{a.M, a.Heads, a.Dim, a.Pos}, i), float64(got[i]), float64(want[i]), 1)
+			}
+		}
+	})
+}
+
 func TestConversions(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		src, dst := guardedSlice[uint16](t, 1<<16), guardedSlice[float32](t, 1<<16)

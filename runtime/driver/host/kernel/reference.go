@@ -331,13 +331,31 @@ func refAttention(y []float32, ldy int, q []float32, ldq int, k, v func(i int) f
 				}
 				return dot
 			}
-			top := math.Inf(-1)
+			top, rest := math.Inf(-1), math.Inf(-1)
+			if a.Rest.Count > 0 {
+				dot := 0.0
+				for dim, value := range query {
+					dot += float64(value) * float64(a.Rest.Key[dim])
+				}
+				rest = dot * a.Scale
+				if a.Cap > 0 {
+					rest = a.Cap * math.Tanh(rest/a.Cap)
+				}
+				rest += math.Log(float64(a.Rest.Count))
+				top = rest
+			}
 			for pos := from; pos < to; pos++ {
 				top = math.Max(top, score(pos))
 			}
 			for d0 := 0; d0 < headDim; d0 += 64 {
 				var acc [64]float64
 				width, sum := min(64, headDim-d0), 0.0
+				if a.Rest.Count > 0 {
+					sum = math.Exp(rest - top)
+					for dim := range width {
+						acc[dim] = sum * float64(a.Rest.Value[d0+dim])
+					}
+				}
 				for pos := from; pos < to; pos++ {
 					weight := math.Exp(score(pos) - top)
 					sum += weight

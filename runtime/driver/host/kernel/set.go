@@ -12,6 +12,7 @@ package kernel
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"strings"
 
@@ -186,6 +187,25 @@ type Attention struct {
 	Window        int     // row r attends to positions Pos+r-Window+1..Pos+r, 0: to all up to Pos+r
 	Scale         float64 // of scores; positive
 	Cap           float64 // a score s becomes Cap*tanh(s/Cap), 0: stays
+	Rest          Rest
+}
+
+// Rest is a position outside the cache that every row attends to, and whose weight in the softmax counts Count times. All
+// heads of a call share it. Without a count there is none.
+type Rest struct {
+	Key, Value []float32 // [Dim]
+	Count      int
+}
+
+// restScore is the score of Rest for a query, with the logarithm of its count.
+func (a *Attention) restScore(query []float32) float32 {
+	score := float32(a.Scale) * dot(query, a.Rest.Key)
+	if a.Cap > 0 {
+		line := [1]float32{score}
+		softcapRow(line[:], line[:], float32(a.Cap))
+		score = line[0]
+	}
+	return score + float32(math.Log(float64(a.Rest.Count)))
 }
 
 // first is the first position that row r attends to.

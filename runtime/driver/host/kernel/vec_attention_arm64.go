@@ -77,6 +77,10 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 		}
 		for i := range rows.M * heads {
 			state[2*i], state[2*i+1] = minusInf, 0 // maximum and sum
+			if row, head := i/heads, i%heads; all.Rest.Count > 0 {
+				state[2*i], state[2*i+1] = all.restScore(queries[row*ldq+head*dim:][:dim]), 1
+				copy(acc[row*ld+head*padded:], all.Rest.Value)
+			}
 		}
 		for pos := rows.start(); pos < rows.context(); pos += keyBlock {
 			count := min(keyBlock, rows.context()-pos)

@@ -68,6 +68,9 @@ func (t tier) attention(width int, y []float32, ldy int, q []float32, ldq int, s
 		for i := range task.M {
 			copy(task.queries[i*columns:(i+1)*columns], q[(row+i)*ldq:])
 		}
+		if all.Rest.Count > 0 {
+			task.beginWithRest()
+		}
 		for pos := task.start(); pos < task.context(); pos += keyBlock {
 			task.block(pos, min(keyBlock, task.context()-pos))
 		}
@@ -99,6 +102,15 @@ func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows
 		task.state[4*line], task.state[4*line+1] = float32(math.Inf(-1)), 0
 	}
 	return task
+}
+
+// beginWithRest has every line begin with the rest instead of nothing.
+func (t *lineTask) beginWithRest() {
+	for line := range t.lines {
+		score := t.restScore(t.queries[line*t.Dim : (line+1)*t.Dim])
+		t.state[4*line], t.state[4*line+1] = score*math.Log2E, 1
+		copy(t.sums[line*t.ld:], t.Rest.Value)
+	}
 }
 
 // span is the part of the positions pos..pos+count-1 that a row attends to, relative to pos.
@@ -298,7 +310,7 @@ func (t *lineTask) softenRows(row, end, low, high, pos, count int) {
 		return
 	}
 	softmaxLines256(last-first, &t.scores[first*keyBlock+low], 4*keyBlock, high-low, t.scale, &t.state[4*first])
-	if pos == t.start() {
+	if pos == t.start() && t.Rest.Count == 0 {
 		return // nothing is summed up yet
 	}
 	for line := first; line < last; line++ {
