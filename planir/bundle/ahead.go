@@ -19,35 +19,52 @@ type Part struct {
 	Few bool
 }
 
-// Ahead checks parts that Range will be asked for, in about this order, on all cores until ctx ends. It reports
-// nothing: Range refuses what is wrong or not in the bundle.
-func (b *Bundle) Ahead(ctx context.Context, parts []Part) {
+// Ahead checks parts that Range will be asked for, in about this order, on all cores until ctx ends. through, which may
+// be nil, learns meanwhile of how many of the parts, from the first on, all chunks have been looked at; its calls come
+// one at a time, with ever larger numbers. Ahead reports nothing: Range refuses what is wrong or not in the bundle.
+func (b *Bundle) Ahead(ctx context.Context, parts []Part, through func(parts int)) {
 	var wanted []piece
-	taken := map[*blob][]uint64{} // one bit per chunk
-	for _, part := range parts {
-		blob, err := b.find(part.Blob)
-		if err != nil || blob.leaves == nil || part.Offset < 0 || part.Bytes < 1 || part.Offset > blob.Bytes ||
-			part.Bytes > blob.Bytes-part.Offset {
+	taken := map[*blob][]uint64{}   // one bit per chunk
+	ends := make([]int, len(parts)) // how many of wanted must have been looked at for a part
+	for i, part := range parts {
+		wanted = b.missing(wanted, taken, part)
+		ends[i] = len(wanted)
+	}
+	passed := 0
+	verifyPieces(ctx, wanted, func(pieces int) {
+		before := passed
+		for passed < len(parts) && ends[passed] <= pieces {
+			passed++
+		}
+		if through != nil && passed > before {
+			through(passed)
+		}
+	})
+}
+
+// missing appends the chunks of a part that were neither taken nor found good before.
+func (b *Bundle) missing(wanted []piece, taken map[*blob][]uint64, part Part) []piece {
+	blob, err := b.find(part.Blob)
+	if err != nil || blob.leaves == nil || part.Offset < 0 || part.Bytes < 1 || part.Offset > blob.Bytes ||
+		part.Bytes > blob.Bytes-part.Offset {
+		return wanted
+	}
+	if taken[blob] == nil {
+		taken[blob] = make([]uint64, len(blob.good))
+	}
+	for index := part.Offset / blob.chunk; index < chunks(part.Offset+part.Bytes, blob.chunk); index++ {
+		bit := uint64(1) << (index % 64)
+		if (taken[blob][index/64]|blob.good[index/64].Load())&bit != 0 {
 			continue
 		}
-		if taken[blob] == nil {
-			taken[blob] = make([]uint64, len(blob.good))
-		}
-		// Each chunk once, and none that was found good before.
-		for index := part.Offset / blob.chunk; index < chunks(part.Offset+part.Bytes, blob.chunk); index++ {
-			bit := uint64(1) << (index % 64)
-			if (taken[blob][index/64]|blob.good[index/64].Load())&bit != 0 {
-				continue
-			}
-			taken[blob][index/64] |= bit
-			next := piece{blob: blob, chunk: index}
-			// Reading through the mapping makes pages resident, which pays only where the whole chunk will be read.
-			from, to := next.bounds()
-			next.mapped = blob.file == nil || !part.Few && from >= part.Offset && to <= part.Offset+part.Bytes
-			wanted = append(wanted, next)
-		}
+		taken[blob][index/64] |= bit
+		next := piece{blob: blob, chunk: index}
+		// Reading through the mapping makes pages resident, which pays only where the whole chunk will be read.
+		from, to := next.bounds()
+		next.mapped = blob.file == nil || !part.Few && from >= part.Offset && to <= part.Offset+part.Bytes
+		wanted = append(wanted, next)
 	}
-	verifyPieces(ctx, wanted)
+	return wanted
 }
 
 // piece is a chunk to be checked. mapped: through its mapping, which makes its pages resident; else through a small
@@ -63,6 +80,12 @@ func (p *piece) bounds() (from, to int64) {
 	return p.chunk * p.blob.chunk, min((p.chunk+1)*p.blob.chunk, p.Bytes)
 }
 
+// bytes is the length of the chunk.
+func (p *piece) bytes() int64 {
+	from, to := p.bounds()
+	return to - from
+}
+
 // leastLanes is from how many chunks on it takes less time to hash them side by side, as many as shalanes.Lanes, than
 // one after another.
 func leastLanes() int {
@@ -70,9 +93,12 @@ func leastLanes() int {
 	return min(ofWide, shalanes.Lanes())
 }
 
-// verifyPieces checks the chunks on all cores and marks the good ones. The result does not depend on their order.
-func verifyPieces(ctx context.Context, wanted []piece) {
-	work, few := split(wanted), leastLanes()
+// verifyPieces checks the chunks on all cores and marks the good ones. The result does not depend on their order. passed
+// learns how many of them, from the first on, have been looked at.
+func verifyPieces(ctx context.Context, wanted []piece, passed func(pieces int)) {
+	work := divide(wanted)
+	progress := progress{ended: make([]bool, len(work)), work: work, passed: passed}
+	passed(0) // of parts whose chunks are all known
 	var next atomic.Int64
 	one := func() {
 		for ctx.Err() == nil {
@@ -80,54 +106,98 @@ func verifyPieces(ctx context.Context, wanted []piece) {
 			if i >= len(work) {
 				return
 			}
-			if group := work[i]; len(group) < max(few, 2) {
-				for k := range group {
-					_ = group[k].verifyChunk(group[k].chunk) // the caller that needs the chunk reports it
-				}
-			} else {
-				verifyLanes(group)
-			}
+			work[i].verify()
+			progress.end(i)
 		}
 	}
+	// More threads than cores would take turns, and the last piece of work would wait for its thread's turn.
+	workers := min(runtime.GOMAXPROCS(0), runtime.NumCPU(), len(work))
 	var wg sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(work)) - 1 {
+	for range workers - 1 {
 		wg.Go(one)
 	}
 	one()
 	wg.Wait()
 }
 
-// split makes groups of chunks that are hashed together, up to shalanes.Lanes chunks of one size. Chunks of which there
-// are too few stay alone.
-func split(wanted []piece) (work [][]piece) {
-	if !shalanes.Available() {
-		for i := range wanted {
-			work = append(work, wanted[i:i+1])
-		}
-		return work
+// progress counts the work that has ended, from the first on.
+type progress struct {
+	mu     sync.Mutex
+	work   []portion
+	ended  []bool
+	first  int // work that has not ended
+	pieces int // of the work before it
+	passed func(pieces int)
+}
+
+// end notes that a piece of work has ended.
+func (p *progress) end(i int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended[i] = true
+	if p.first != i {
+		return
 	}
-	few, most := leastLanes(), shalanes.Lanes()
-	sizes := map[int64][]piece{}
-	var order []int64
-	for _, piece := range wanted {
-		from, to := piece.bounds()
-		if sizes[to-from] == nil {
-			order = append(order, to-from)
-		}
-		sizes[to-from] = append(sizes[to-from], piece)
+	for p.first < len(p.work) && p.ended[p.first] {
+		p.pieces += len(p.work[p.first])
+		p.first++
 	}
-	for _, size := range order {
-		rest := sizes[size]
-		for len(rest) >= few && size%shalanes.Block == 0 {
-			width := min(len(rest), most)
-			work = append(work, rest[:width])
-			rest = rest[width:]
+	p.passed(p.pieces)
+}
+
+// portion is chunks of one size of a blob, in their order: what a core takes at a time.
+type portion []piece
+
+// portionBytes is what a portion has, where that is enough chunks to hash side by side: a large page, so that few calls
+// map them, and little enough that cores end together.
+const portionBytes = 2 << 20
+
+// divide makes portions.
+func divide(wanted []piece) (work []portion) {
+	for from := 0; from < len(wanted); {
+		first := &wanted[from]
+		most := max(int(portionBytes/first.blob.chunk), shalanes.Lanes(), 1)
+		to := from + 1
+		for to < len(wanted) && to-from < most && wanted[to].blob == first.blob && wanted[to].bytes() == first.bytes() {
+			to++
 		}
-		for i := range rest {
-			work = append(work, rest[i:i+1])
-		}
+		work = append(work, wanted[from:to])
+		from = to
 	}
 	return work
+}
+
+// verify checks the chunks of a portion, side by side where there are enough.
+func (p portion) verify() {
+	p.populate()
+	least, most := max(leastLanes(), 2), shalanes.Lanes()
+	for len(p) > 0 {
+		group := p[:min(len(p), max(most, 1))]
+		p = p[len(group):]
+		if len(group) >= least && group[0].bytes()%shalanes.Block == 0 && shalanes.Available() {
+			verifyLanes(group)
+			continue
+		}
+		for k := range group {
+			_ = group[k].verifyChunk(group[k].chunk) // the caller that needs the chunk reports it
+		}
+	}
+}
+
+// populate maps the pages of neighbouring chunks at once, and has them read from the disk in order.
+func (p portion) populate() {
+	for from := 0; from < len(p); {
+		to := from + 1
+		for to < len(p) && p[to].mapped == p[from].mapped && p[to].chunk == p[to-1].chunk+1 {
+			to++
+		}
+		if first := &p[from]; first.mapped && first.region != nil {
+			begin, _ := first.bounds()
+			_, end := p[to-1].bounds()
+			_ = first.region.Advise(int(first.at+begin), int(end-begin), mem.Populate) // advice
+		}
+		from = to
+	}
 }
 
 // verifyLanes checks chunks of one size at once, side by side. It goes slice by slice, so that the slices of all stay
@@ -141,12 +211,8 @@ func verifyLanes(group []piece) {
 	}
 	var hash shalanes.Hash
 	hash.Reset()
-	first, end := group[0].bounds()
-	for i := range group {
-		group[i].populate()
-	}
-	for offset := int64(0); offset < end-first; offset += slice {
-		width := min(slice, end-first-offset)
+	for offset := int64(0); offset < group[0].bytes(); offset += slice {
+		width := min(slice, group[0].bytes()-offset)
 		var parts [shalanes.Width][]byte
 		for i := range group {
 			piece := &group[i]
@@ -169,13 +235,5 @@ func verifyLanes(group []piece) {
 		if piece := &group[i]; Digest(sums[i]) == piece.leaves[piece.chunk] {
 			piece.good[piece.chunk/64].Or(1 << (piece.chunk % 64))
 		}
-	}
-}
-
-// populate maps the pages of a chunk at once, and has them read from the disk in order.
-func (p *piece) populate() {
-	if p.mapped && p.region != nil {
-		from, to := p.bounds()
-		_ = p.region.Advise(int(p.at+from), int(to-from), mem.Populate) // advice
 	}
 }

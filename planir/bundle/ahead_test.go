@@ -81,7 +81,16 @@ func TestAheadMarksWhatIsGood(t *testing.T) {
 				want[[2]int64{int64(i), c}] = true
 			}
 		}
-		b.Ahead(ctx, parts)
+		through := 0
+		b.Ahead(ctx, parts, func(parts int) {
+			if parts <= through {
+				t.Fatalf("through %d parts after %d", parts, through)
+			}
+			through = parts
+		})
+		if through != len(parts) {
+			t.Fatalf("through %d of %d parts at the end", through, len(parts))
+		}
 		for i := range aheadSizes {
 			x, err := b.find(fmt.Sprintf("weights/%d", i))
 			if err != nil {
@@ -130,11 +139,13 @@ func TestAheadOfNonsense(t *testing.T) {
 	b := openAhead(t, path)
 	stopped, stop := context.WithCancel(ctx)
 	stop()
-	b.Ahead(stopped, []Part{{Blob: "weights/0", Bytes: aheadSizes[0]}})
+	b.Ahead(stopped, []Part{{Blob: "weights/0", Bytes: aheadSizes[0]}}, func(parts int) {
+		t.Errorf("stopped, and through %d parts", parts)
+	})
 	b.Ahead(ctx, []Part{
 		{Blob: "nothing", Bytes: 1}, {Blob: "weights/0", Offset: -1, Bytes: 5}, {Blob: "weights/0", Offset: 0, Bytes: -1},
 		{Blob: "weights/0", Offset: 1, Bytes: aheadSizes[0]}, {Blob: "weights/0", Offset: 1 << 62, Bytes: 1 << 62}, {Blob: "weights/0", Offset: 5},
-	})
+	}, nil)
 	for _, x := range b.blobs {
 		if x.Role == RoleWeights {
 			for c := range chunks(x.Bytes, x.chunk) {
@@ -147,7 +158,7 @@ func TestAheadOfNonsense(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	b.Ahead(ctx, []Part{{Blob: "weights/0", Bytes: 1}})
+	b.Ahead(ctx, []Part{{Blob: "weights/0", Bytes: 1}}, nil)
 }
 
 // A file that ends while it is read is refused, and does not end the process.
@@ -158,7 +169,7 @@ func TestAheadOfATruncatedFile(t *testing.T) {
 		t.Skip("this system keeps mapped files from being truncated:", err)
 	}
 	for _, few := range []bool{false, true} {
-		b.Ahead(ctx, []Part{{Blob: "weights/0", Bytes: aheadSizes[0], Few: few}, {Blob: "weights/1", Bytes: aheadSizes[1], Few: few}})
+		b.Ahead(ctx, []Part{{Blob: "weights/0", Bytes: aheadSizes[0], Few: few}, {Blob: "weights/1", Bytes: aheadSizes[1], Few: few}}, nil)
 	}
 	_, err := b.Bytes("weights/1")
 	if StepOf(err) != stepWeights || diag.ClassOf(err) != diag.ClassIO {
@@ -199,7 +210,7 @@ func TestEveryChunkIsCheckedBeforeItsFirstUse(t *testing.T) {
 		}
 		b := openAhead(t, file)
 		if changed%2 == 0 {
-			b.Ahead(ctx, []Part{whole})
+			b.Ahead(ctx, []Part{whole}, nil)
 		}
 		// chunk after chunk, as a program that loads on demand asks for them
 		for c := range count {

@@ -260,7 +260,7 @@ func (x *blob) verify(from, to int64) error {
 				unknown = append(unknown, piece{blob: x, chunk: index, mapped: x.file == nil})
 			}
 		}
-		verifyPieces(context.Background(), unknown)
+		verifyPieces(context.Background(), unknown, func(int) {})
 	}
 	// Chunks that are good by now cost one load each; a wrong one is found again here and named.
 	for index := first; index < end; index++ {

@@ -2,6 +2,7 @@ package executor_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -16,43 +17,58 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// slowly is a source that takes its time to make parts ready and notes what it was asked for, in order.
+// slowly is a source that takes its time to make each part ready and notes what it was asked for, in order.
 type slowly struct {
 	*emit.Content
 	mu     sync.Mutex
+	parts  []executor.Part // of the latest call of Ahead
 	ready  []executor.Part
 	asked  []executor.Part
 	before int // parts asked for that had not been made ready
+	during int // parts asked for while others were made ready
+	begun  bool
 	busy   bool
 	took   time.Duration
 }
 
-func (s *slowly) Ahead(ctx context.Context, parts []executor.Part) {
-	s.mu.Lock()
-	s.busy = true
-	s.mu.Unlock()
-	select {
-	case <-ctx.Done():
-	case <-time.After(s.took):
+func (s *slowly) Ahead(ctx context.Context, parts []executor.Part, through func(parts int)) {
+	set := func(busy bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.begun, s.busy, s.parts = true, busy, parts
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ready = append(s.ready, parts...)
-	s.busy = false
+	set(true)
+	defer set(false)
+	for i, part := range parts {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.took):
+		}
+		s.mu.Lock()
+		part.Few = false
+		s.ready = append(s.ready, part)
+		s.mu.Unlock()
+		through(i + 1)
+	}
 }
 
 func (s *slowly) Range(name string, offset, bytes int64) ([]byte, error) {
 	s.mu.Lock()
-	p := executor.Part{Blob: name, Offset: offset, Bytes: bytes}
-	if s.asked = append(s.asked, p); s.busy || !slices.ContainsFunc(s.ready, func(r executor.Part) bool { r.Few = false; return r == p }) {
+	part := executor.Part{Blob: name, Offset: offset, Bytes: bytes}
+	s.asked = append(s.asked, part)
+	if !slices.Contains(s.ready, part) {
 		s.before++
+	}
+	if s.busy {
+		s.during++
 	}
 	s.mu.Unlock()
 	return s.Content.Range(name, offset, bytes)
 }
 
-// Everything a program reads is made ready before it is asked for; what all prefills read while the prompt is still
-// looked for; nothing twice.
+// Everything a program reads is made ready before it is asked for, and asked for while the rest is made ready; what all
+// prefills read already while the prompt is still looked for; nothing twice.
 func TestPartsAreMadeReadyAhead(t *testing.T) {
 	m := open(t)
 	a, _ := cores(t)
@@ -62,7 +78,7 @@ func TestPartsAreMadeReadyAhead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		src := &slowly{Content: c, took: 10 * time.Millisecond}
+		src := &slowly{Content: c, took: time.Millisecond}
 		x, err := executor.Open(context.Background(), p, src, executor.Options{Drivers: []driver.Driver{host.New()}, OnDemand: true})
 		if err != nil {
 			t.Fatal(err)
@@ -82,10 +98,13 @@ func TestPartsAreMadeReadyAhead(t *testing.T) {
 		if len(src.asked) == 0 || src.before > 0 {
 			t.Errorf("foresee %v: %d of %d parts were not ready when asked for", foresee, src.before, len(src.asked))
 		}
+		if src.during == 0 {
+			t.Errorf("foresee %v: none of %d parts was asked for before the last one was ready", foresee, len(src.asked))
+		}
 		places := map[executor.Part]bool{}
 		for _, r := range src.ready {
-			if r.Few = false; !foresee && places[r] {
-				t.Errorf("part %+v is made ready twice", r)
+			if places[r] {
+				t.Errorf("foresee %v: part %+v is made ready twice", foresee, r)
 			}
 			places[r] = true
 		}
@@ -114,7 +133,56 @@ func TestCloseEndsForesight(t *testing.T) {
 	}
 	x.Foresee(context.Background())
 	x.Close()
-	if src.busy || len(src.ready) == 0 {
-		t.Errorf("closed while parts are made ready: busy %v, %d parts", src.busy, len(src.ready))
+	if src.busy || !src.begun {
+		t.Errorf("closed while parts are made ready: busy %v, begun %v", src.busy, src.begun)
+	}
+}
+
+// refusing is a source that refuses the last part that is made ready, as a bundle does where that is damaged.
+type refusing struct{ *slowly }
+
+var errDamaged = errors.New("damaged")
+
+func (r *refusing) Range(name string, offset, bytes int64) ([]byte, error) {
+	data, err := r.slowly.Range(name, offset, bytes)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if last := r.parts[len(r.parts)-1]; last.Blob == name && last.Offset == offset {
+		return nil, errDamaged
+	}
+	return data, err
+}
+
+// Where the last weights of a program are refused, no step of it has run, no token comes out, and nothing is made ready
+// any more.
+func TestNothingRunsBeforeAllWeightsAreReleased(t *testing.T) {
+	m := open(t)
+	a, _ := cores(t)
+	p := batchPlan(t, m, []planir.Proc{proc("a", a, "")}, []int{1, 16}, nil, 40, op.A8TQ8C, bySingle)
+	c, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{hostcompiler.New()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	src := &refusing{&slowly{Content: c, took: time.Millisecond}}
+	steps := 0
+	x, err := executor.Open(context.Background(), p, src, executor.Options{Drivers: []driver.Driver{host.New()},
+		OnDemand: true, Observe: func(executor.Observed) { steps++ }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	for range 2 { // also when it is tried again
+		tokens := 0
+		_, err = x.Generate(context.Background(), []int32{1, 2, 3}, 1, &executor.Sampler{}, func(int32) bool {
+			tokens++
+			return true
+		})
+		if !errors.Is(err, errDamaged) || steps > 0 || tokens > 0 || len(x.Loaded()) > 0 {
+			t.Errorf("got %v after %d steps and %d tokens, with %q loaded", err, steps, tokens, x.Loaded())
+		}
+		if src.busy {
+			t.Error("parts are still made ready")
+		}
 	}
 }

@@ -40,9 +40,11 @@ type Part struct {
 }
 
 // Ahead is an optional interface of a Source. It prepares many parts at a time before Range is
-// called for them. It returns no error: what cannot be prepared is refused by Range.
+// called for them, in about their order, until ctx ends. through learns of how many of them, from the first on, Range
+// will find prepared what can be; its calls come one at a time, with ever larger numbers. Ahead returns no error: what
+// cannot be prepared is refused by Range.
 type Ahead interface {
-	Ahead(ctx context.Context, parts []Part)
+	Ahead(ctx context.Context, parts []Part, through func(parts int))
 }
 
 // Steady is an optional interface of a Source. Unchanged returns an error if the bytes that it gave
@@ -428,9 +430,7 @@ type loader struct {
 	compiled map[compiledKey]compiledBlobs
 	loaded   map[string]driver.Executable // by graph and weights
 	took     time.Duration
-
-	foreseen chan struct{} // closed when what Foresee began has ended
-	enough   func()        // makes it end
+	foreseen *upcoming // what Foresee began; nil: nothing
 }
 
 // newLoader finds out where the artifacts and weights of a plan are, and loads none.
@@ -508,34 +508,23 @@ func (m *Machine) load(ctx context.Context, pr *program) (err error) {
 	return err
 }
 
-// loadSections loads the steps of all lanes in all layers, after preparing their weights, several
-// at a time.
+// loadSections loads the steps of all lanes in all layers. Their weights are prepared meanwhile, in the same order, so
+// that little is left to load when the last of them are ready.
 func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 	defer func(began time.Time) { m.loader.took += time.Since(began) }(time.Now())
-	if m.loader.foreseen != nil {
-		<-m.loader.foreseen
-	}
-	if ahead, ok := m.loader.src.(Ahead); ok {
-		var parts []Part
-		m.wants(pr, func(_ placeKey, p Part) { parts = append(parts, p) })
-		m.ahead(ctx, ahead, parts)
+	if coming := m.comingOf(ctx, pr); coming != nil {
+		m.loader.weights.await = coming.await
+		defer func() {
+			coming.end()
+			m.loader.weights.await = nil
+		}()
 	}
 	var sections []*section
-	for j := range pr.PhaseProgram.Sections {
-		loaded := &section{Section: &pr.PhaseProgram.Sections[j], iters: pr.PhaseProgram.Sections[j].Iterations()}
-		for lane := range loaded.Lanes {
-			ls := &laneSection{lane: m.loader.lanes[loaded.Lanes[lane].Proc]}
-			for step := range loaded.Lanes[lane].Steps {
-				st, err := m.loadStep(ctx, pr.PhaseProgram, ls, &loaded.Lanes[lane].Steps[step], loaded)
-				if err != nil {
-					return err
-				}
-				ls.steps = append(ls.steps, st)
-			}
-			loaded.lanes = append(loaded.lanes, ls)
+	for i := range pr.PhaseProgram.Sections {
+		loaded, err := m.loadSection(ctx, pr.PhaseProgram, &pr.PhaseProgram.Sections[i])
+		if err != nil {
+			return err
 		}
-		m.connect(loaded)
-		m.arrange(loaded)
 		sections = append(sections, loaded)
 	}
 	pr.sections = sections
@@ -544,6 +533,31 @@ func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 		pr.uses = m.uses(pr)
 	}
 	return nil
+}
+
+// loadSection loads the steps of a section, layer after layer.
+func (m *Machine) loadSection(ctx context.Context, program *planir.PhaseProgram, from *planir.Section) (*section,
+	error) {
+	loaded := &section{Section: from, iters: from.Iterations()}
+	for i := range loaded.Lanes {
+		ls := &laneSection{lane: m.loader.lanes[loaded.Lanes[i].Proc]}
+		for j := range loaded.Lanes[i].Steps {
+			ls.steps = append(ls.steps, m.newStep(ls.lane, &loaded.Lanes[i].Steps[j], loaded))
+		}
+		loaded.lanes = append(loaded.lanes, ls)
+	}
+	for iter := range loaded.iters {
+		for _, ls := range loaded.lanes {
+			for _, st := range ls.steps {
+				if err := m.loadCall(ctx, program, ls.lane, st, iter); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	m.connect(loaded)
+	m.arrange(loaded)
+	return loaded, nil
 }
 
 // wants calls visit for each part that a program reads and that has not been asked for yet, in the
@@ -573,86 +587,34 @@ func (m *Machine) wants(pr *program, visit func(placeKey, Part)) {
 	}
 }
 
-// ahead prepares parts in portions, so that the watchdog sees progress.
-func (m *Machine) ahead(ctx context.Context, a Ahead, parts []Part) {
-	const batch = 128 << 20 // enough for all cores
-	for from := 0; from < len(parts); {
-		to, bytes := from, int64(0)
-		for to < len(parts) && bytes < batch {
-			bytes += parts[to].Bytes
-			to++
-		}
-		a.Ahead(ctx, parts[from:to])
-		m.steps.Add(1)
-		from = to
-	}
-}
-
-// Foresee begins to prepare what the prefill of every prompt reads, while the caller still
-// determines the prompt. It is for machines that load on demand, and may be called once, before
-// anything is loaded. Loading waits for it.
-func (m *Machine) Foresee(ctx context.Context) {
-	ahead, ok := m.loader.src.(Ahead)
-	if !ok {
-		return
-	}
-	var parts []Part
-	var keys []placeKey
-	users, prefills := map[placeKey]int{}, 0
-	for _, pr := range m.order {
-		if pr.PhaseProgram.Phase != "prefill" || pr.On != "" {
-			continue
-		}
-		prefills++
-		m.wants(pr, func(key placeKey, p Part) {
-			if users[key]++; users[key] == 1 {
-				parts, keys = append(parts, p), append(keys, key)
-			}
-		})
-	}
-	common := parts[:0]
-	for i, part := range parts {
-		if users[keys[i]] == prefills {
-			common = append(common, part)
-		}
-	}
-	ctx, stop := context.WithCancel(ctx)
-	done := make(chan struct{})
-	m.loader.foreseen, m.loader.enough = done, stop
-	go func() {
-		defer close(done)
-		m.ahead(ctx, ahead, common)
-	}()
-}
-
-// loadStep loads the graph of a step with the weights of each of its section's layers, and binds its
-// operands.
-func (m *Machine) loadStep(ctx context.Context, program *planir.PhaseProgram, ls *laneSection, from *planir.Step,
-	section *section) (*step, error) {
-	loader, lane := &m.loader, ls.lane
-	graph := loader.graphs[from.Run]
+// newStep is a step of a lane's, whose calls are not loaded yet.
+func (m *Machine) newStep(on *lane, from *planir.Step, section *section) *step {
+	graph := m.loader.graphs[from.Run]
 	st := &step{Step: from, section: section.Section, graph: &graph.Graph, rows: graph.Graph.Rows(),
 		kind: mainKind(&graph.Graph), counts: graph.Graph.CountsRows()}
-	if !lane.virt {
+	if !on.virt {
 		st.lately.Store(from.ExpectNS)
 	}
 	st.calls = make([]call, section.iters)
-	for iter := range st.calls {
-		layer, works := st.Layer(st.section, iter)
-		if !works {
-			continue
-		}
-		exe, err := m.executable(ctx, lane, st, graph, layer)
-		if err != nil {
-			return nil, err
-		}
-		made := call{exe: exe, bind: m.bindings(st, layer, loader.pool[lane])}
-		if made.dispatched, err = m.countsDispatch(program, st, layer, &made.bind); err != nil {
-			return nil, err
-		}
-		st.calls[iter] = made
+	return st
+}
+
+// loadCall loads the graph of a step with the weights of an iteration's layer, and binds its operands.
+func (m *Machine) loadCall(ctx context.Context, program *planir.PhaseProgram, on *lane, st *step, iter int) error {
+	layer, works := st.Layer(st.section, iter)
+	if !works {
+		return nil
 	}
-	return st, nil
+	exe, err := m.executable(ctx, on, st, m.loader.graphs[st.Run], layer)
+	if err != nil {
+		return err
+	}
+	made := call{exe: exe, bind: m.bindings(st, layer, m.loader.pool[on])}
+	if made.dispatched, err = m.countsDispatch(program, st, layer, &made.bind); err != nil {
+		return err
+	}
+	st.calls[iter] = made
+	return nil
 }
 
 // executable loads a graph with the weights of a step in a layer. Steps that read the same weights
@@ -789,6 +751,7 @@ type weights struct {
 	byRow  map[string]bool        // packs of which single rows are read
 	rows   map[placeKey]*packRows // those of them that are loaded
 	copies []*mem.Region          // of their hot rows
+	await  func(placeKey)         // returns when what is being prepared of a pack is; nil: nothing is
 }
 
 // placeKey names a pack in a layer, and place is where it lies in which blob.
@@ -830,6 +793,9 @@ func (w *weights) pack(name string, layer int) (*planir.Pack, []byte, placeKey, 
 	at, key := w.place(name, layer)
 	data, ok := w.bytes[key]
 	if !ok {
+		if w.await != nil {
+			w.await(key)
+		}
 		var err error
 		if data, err = w.src.Range(at.blob, at.Offset, at.Pack.Bytes); err != nil {
 			return nil, nil, key, err
@@ -910,11 +876,8 @@ func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, s
 func (m *Machine) Close() error {
 	var err error
 	m.close.Do(func() {
-		if m.loader.foreseen != nil {
-			m.loader.enough()
-			<-m.loader.foreseen // it reads the source
-		}
-		m.fail(errClosed) // what is under way beside other calls ends at its next step
+		m.loader.foreseen.end() // it reads the source
+		m.fail(errClosed)       // what is under way beside other calls ends at its next step
 		for _, crew := range m.crews {
 			crew.stop.Store(true)
 			crew.begin()

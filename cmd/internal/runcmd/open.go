@@ -105,12 +105,12 @@ func (b *opened) Range(name string, offset, bytes int64) ([]byte, error) {
 }
 
 // Ahead verifies parts of blobs that Range is going to be asked for; it implements executor.Ahead.
-func (b *opened) Ahead(ctx context.Context, parts []executor.Part) {
+func (b *opened) Ahead(ctx context.Context, parts []executor.Part, through func(parts int)) {
 	of := make([]bundle.Part, len(parts))
 	for i, part := range parts {
 		of[i] = bundle.Part{Blob: b.prefix + part.Blob, Offset: part.Offset, Bytes: part.Bytes, Few: part.Few}
 	}
-	b.Bundle.Ahead(ctx, of)
+	b.Bundle.Ahead(ctx, of, through)
 }
 
 // Execute opens a plan on this machine, of whose weights held bytes are to be allocated, and refuses one that needs
@@ -153,9 +153,9 @@ func (u *untilDone) Range(name string, offset, bytes int64) ([]byte, error) {
 }
 
 // Ahead implements executor.Ahead.
-func (u *untilDone) Ahead(ctx context.Context, parts []executor.Part) {
+func (u *untilDone) Ahead(ctx context.Context, parts []executor.Part, through func(parts int)) {
 	if ahead, ok := u.src.(executor.Ahead); ok {
-		ahead.Ahead(ctx, parts)
+		ahead.Ahead(ctx, parts, through)
 	}
 }
 

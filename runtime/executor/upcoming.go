@@ -1,0 +1,127 @@
+package executor
+
+import (
+	"context"
+	"sync"
+)
+
+// upcoming are weights that the source prepares while other work goes on: packs that are about to be loaded, in order.
+// Whoever loads one waits for that one alone.
+type upcoming struct {
+	after  *upcoming // what is prepared before; nil: nothing
+	number map[placeKey]int
+	stop   func()
+	done   chan struct{} // closed when nothing is prepared any more
+
+	mu      sync.Mutex
+	moved   sync.Cond
+	through int // packs that are prepared, from the first on
+	over    bool
+}
+
+// anticipate begins to prepare parts, after those of another upcoming have ended, which may be nil.
+func (m *Machine) anticipate(ctx context.Context, source Ahead, keys []placeKey, parts []Part, after *upcoming) *upcoming {
+	ctx, stop := context.WithCancel(ctx)
+	coming := &upcoming{after: after, number: map[placeKey]int{}, stop: stop, done: make(chan struct{})}
+	coming.moved.L = &coming.mu
+	for i, key := range keys {
+		coming.number[key] = i
+	}
+	go func() {
+		defer close(coming.done)
+		defer coming.advance(0, true)
+		if after != nil {
+			<-after.done
+		}
+		source.Ahead(ctx, parts, func(parts int) {
+			m.steps.Add(1) // the watchdog sees progress
+			coming.advance(parts, false)
+		})
+	}()
+	return coming
+}
+
+// advance tells those who wait how many packs are prepared, and with over that no more will be.
+func (u *upcoming) advance(through int, over bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.through, u.over = max(u.through, through), u.over || over
+	u.moved.Broadcast()
+}
+
+// await returns when a pack is prepared, or is not going to be.
+func (u *upcoming) await(key placeKey) {
+	if u == nil {
+		return
+	}
+	number, mine := u.number[key]
+	if !mine {
+		u.after.await(key)
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for !u.over && u.through <= number {
+		u.moved.Wait()
+	}
+}
+
+// end stops the preparation and returns when it no longer reads the source.
+func (u *upcoming) end() {
+	if u != nil {
+		u.stop()
+		<-u.done
+	}
+}
+
+// comingOf begins to prepare what a program reads, less what Foresee has begun with. It returns nil where the source
+// prepares nothing.
+func (m *Machine) comingOf(ctx context.Context, pr *program) *upcoming {
+	source, ok := m.loader.src.(Ahead)
+	if !ok {
+		return nil
+	}
+	var keys []placeKey
+	var parts []Part
+	m.wants(pr, func(key placeKey, part Part) {
+		if foreseen := m.loader.foreseen; foreseen != nil {
+			if _, begun := foreseen.number[key]; begun {
+				return
+			}
+		}
+		keys, parts = append(keys, key), append(parts, part)
+	})
+	return m.anticipate(ctx, source, keys, parts, m.loader.foreseen)
+}
+
+// Foresee begins to prepare what the prefill of every prompt reads, while the caller still
+// determines the prompt. It is for machines that load on demand, and may be called once, before
+// anything is loaded. Loading waits for what it needs of it.
+func (m *Machine) Foresee(ctx context.Context) {
+	source, ok := m.loader.src.(Ahead)
+	if !ok {
+		return
+	}
+	var keys []placeKey
+	var parts []Part
+	users, prefills := map[placeKey]int{}, 0
+	for _, pr := range m.order {
+		if pr.PhaseProgram.Phase != "prefill" || pr.On != "" {
+			continue
+		}
+		prefills++
+		m.wants(pr, func(key placeKey, part Part) {
+			if users[key]++; users[key] == 1 {
+				keys, parts = append(keys, key), append(parts, part)
+			}
+		})
+	}
+	common := 0
+	for i, key := range keys {
+		if users[key] == prefills {
+			keys[common], parts[common] = key, parts[i]
+			common++
+		}
+	}
+	m.loader.foreseen = m.anticipate(ctx, source, keys[:common], parts[:common], nil)
+}
