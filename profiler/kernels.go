@@ -65,6 +65,9 @@ var (
 	gemvMarks = map[op.Scheme]float64{op.A8TQ8C: 0.90, op.A8TQ4B32: 0.75}
 )
 
+// attentionMark is the share of the float32 peak that attention of a prompt has to reach.
+const attentionMark = 0.7
+
 // manyMark is the share that the speed-up of several cores has to reach of the speed-up of the
 // register-only loop.
 const manyMark = 0.95
@@ -474,23 +477,42 @@ func (s *kernelSet) gemv(ctx context.Context, operator op.Op, bytes int64, what 
 	return nil
 }
 
-// attention adds attention of a prefill and of a decode step, in the shape of a small model.
+// headShapes are heads of attention: of small models, with eight, seven, four and one query heads for a key, of sizes
+// that are multiples of 32 and that are not. The first are measured over every type of cache, the others over one.
+var headShapes = []struct{ heads, kvHeads, dim int }{{32, 4, 64}, {14, 2, 64}, {16, 16, 80}, {24, 6, 96}, {32, 8, 128}}
+
+// longPrompt is how many times the rows of a call the positions are in a call at the end of a long prompt, and in a step.
+const longPrompt = 4
+
+// attention adds attention of a prompt, of the end of a longer one, and of a decode step.
 func (s *kernelSet) attention(ctx context.Context) error {
-	cached := s.one.caps.KV[0]
+	usual := s.one.caps.KV[0]
 	if slices.Contains(s.one.caps.KV, op.F16) {
-		cached = op.F16
+		usual = op.F16
 	}
-	operator := op.Op{
-		Kind: op.Attention, M: s.size.rows[len(s.size.rows)/2],
-		Heads: 32, KVHeads: 4, HeadDim: 64, KV: cached,
+	rows := s.size.rows[len(s.size.rows)/2]
+	for number, shape := range headShapes {
+		for _, cached := range s.one.caps.KV {
+			if number > 0 && cached != usual {
+				continue
+			}
+			operator := op.Op{
+				Kind: op.Attention, M: rows, Heads: shape.heads, KVHeads: shape.kvHeads, HeadDim: shape.dim, KV: cached,
+			}
+			for _, positions := range []int{rows, longPrompt * rows} {
+				operator.Context = positions
+				if err := s.gemm(ctx, operator, op.F32, "attention", s.mark(attentionMark)); err != nil {
+					return err
+				}
+			}
+			operator.M = 1
+			bytes := 2 * int64(operator.Context*operator.KVHeads) * operator.KV.CacheRowBytes(operator.HeadDim)
+			if err := s.gemv(ctx, operator, bytes, "attention", 0); err != nil {
+				return err
+			}
+		}
 	}
-	operator.Context = operator.M
-	if err := s.gemm(ctx, operator, op.F32, "attention", 0); err != nil {
-		return err
-	}
-	operator.Context, operator.M = 4*operator.M, 1
-	bytes := 2 * int64(operator.Context*operator.KVHeads) * operator.KV.CacheRowBytes(operator.HeadDim)
-	return s.gemv(ctx, operator, bytes, "attention", 0)
+	return nil
 }
 
 // together adds the lines of all cores.
@@ -633,7 +655,8 @@ func (c *comparison) hasShape(set string, operator op.Op) bool {
 // shapeOf is the shape of an operator as lines show it.
 func shapeOf(operator op.Op) string {
 	if operator.Kind == op.Attention {
-		return fmt.Sprintf("%d of %d", operator.M, operator.Context)
+		return fmt.Sprintf("%d of %d, %dx%d %s", operator.M, operator.Context, operator.Heads/operator.KVHeads,
+			operator.HeadDim, operator.KV)
 	}
 	return fmt.Sprintf("%dx%dx%d", operator.M, operator.K, operator.N)
 }

@@ -50,7 +50,8 @@ func TestKernels(t *testing.T) {
 	for _, set := range sets {
 		for _, want := range []string{
 			"1 int8 peak  Gop/s", "1 f32 peak  Gop/s", "1 stream  GB/s", "1 a8t/q8c matmul 5x64x96 Gop/s", "1 a32/w32 matmul 5x64x96 Gop/s",
-			"1 a8t/q8c matmul 1x64x96 GB/s", "1 a8t/q4b32 matmul 1x64x96 GB/s", "1 attention 5 of 5 Gop/s", "1 attention 1 of 20 GB/s",
+			"1 a8t/q8c matmul 1x64x96 GB/s", "1 a8t/q4b32 matmul 1x64x96 GB/s", "1 attention 5 of 5, 8x64 f16 Gop/s", "1 attention 5 of 20, 8x64 f32 Gop/s",
+			"1 attention 1 of 20, 8x64 f16 GB/s", "1 attention 1 of 20, 1x80 f16 GB/s",
 		} {
 			if !seen[set+" "+want] {
 				t.Errorf("no line %q", set+" "+want)
