@@ -51,7 +51,10 @@ func (r *Region) Close() error {
 // Alloc returns zeroed memory of exactly bytes bytes whose first byte lies on a multiple of
 // align, a power of two up to 1 GiB. Pages are committed by the operating system when first
 // touched, where it does so; those of large allocations are large ones, where it has them.
-func Alloc(bytes, align int) (*Region, error) {
+func Alloc(bytes, align int) (*Region, error) { return allocBy(alloc, bytes, align) }
+
+// allocBy checks what is asked of an allocator.
+func allocBy(allocator func(bytes, align int) (*Region, error), bytes, align int) (*Region, error) {
 	if err := checkSize("allocate", int64(bytes)); err != nil {
 		return nil, err
 	}
@@ -62,11 +65,20 @@ func Alloc(bytes, align int) (*Region, error) {
 	if bytes == 0 {
 		return &Region{data: []byte{}}, nil
 	}
-	region, err := alloc(bytes, align)
+	region, err := allocator(bytes, align)
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "allocate %d bytes: %w", bytes, err)
 	}
 	return region, nil
+}
+
+// AllocSmall is Alloc with ordinary pages: memory of which little is touched at first costs little then. Enlarge
+// moves it to large pages.
+func AllocSmall(bytes, align int) (*Region, error) {
+	if bytes >= largeAlloc {
+		align = max(align, largePage)
+	}
+	return allocBy(allocSmall, bytes, align)
 }
 
 // Map returns the whole of file as read-only memory, shared with the page cache: a write to
@@ -130,6 +142,14 @@ type Advice int
 const (
 	HugePages Advice = iota // back an allocation with large pages
 	Populate                // map all pages now, readable; of a file those that are not in memory are read in order
+	collapse                // move what is touched to large pages now
+)
+
+// largePage is the size of the pages that large allocations ask for, and largeAlloc from where on they do: what the
+// alignment wastes is address space alone.
+const (
+	largePage  = 2 << 20
+	largeAlloc = 2 * largePage
 )
 
 // Advise gives a hint about bytes [offset, offset+bytes) of the region. Its absence changes
@@ -139,13 +159,26 @@ func (r *Region) Advise(offset, bytes int, advice Advice) error {
 		return diag.New(diag.ClassInput,
 			"advise on memory: range [%d, %d+%d) outside the region's %d bytes", offset, offset, bytes, len(r.data))
 	}
-	if advice < HugePages || advice > Populate {
+	if advice < HugePages || advice > collapse {
 		return diag.New(diag.ClassInput, "advise on memory: unknown advice %d", int(advice))
 	}
 	if bytes == 0 || r.whole == nil {
 		return nil
 	}
 	return r.advise(offset, bytes, advice)
+}
+
+// Enlarge makes memory of AllocSmall what Alloc gives: what was touched moves to large pages, what is touched from now on
+// begins in them. Its contents and addresses stay. Where the system does not do so it remains as it is.
+func (r *Region) Enlarge() error {
+	whole := len(r.data) / largePage * largePage // not the rest, whose page would hold memory that was not asked for
+	if len(r.data) < largeAlloc {
+		return nil
+	}
+	if err := r.Advise(0, whole, HugePages); err != nil {
+		return err
+	}
+	return r.Advise(0, whole, collapse)
 }
 
 // Scalar is an element type of a typed view.

@@ -14,6 +14,8 @@ func alloc(bytes, align int) (*Region, error) {
 	return &Region{data: alignUp(make([]byte, bytes+align-1), bytes, align)}, nil
 }
 
+func allocSmall(bytes, align int) (*Region, error) { return alloc(bytes, align) }
+
 // Alignment as of a mapping, because callers view the contents as wider types.
 func mapFile(file *os.File, bytes int) (*Region, error) {
 	region, err := alloc(bytes, 1<<16)

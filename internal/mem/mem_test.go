@@ -339,11 +339,22 @@ func TestLargePages(t *testing.T) {
 	for i := range r.Bytes() {
 		r.Bytes()[i] = 1
 	}
+	large, resident := residency(t, r)
+	if large < size/2 { // memory may be too scattered for some of them
+		t.Errorf("%d of %d bytes lie in large pages", large, size)
+	}
+	if resident > size+1<<20 { // neighbours may be part of the same line
+		t.Errorf("%d bytes take %d", size, resident)
+	}
+}
+
+// residency is how many bytes of a region lie in large pages, and how many are in memory.
+func residency(t *testing.T, r *Region) (large, resident int) {
+	t.Helper()
 	maps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
 		t.Skip(err)
 	}
-	large, resident := 0, 0
 	inside := false
 	for line := range strings.SplitSeq(string(maps), "\n") {
 		var from, to uintptr
@@ -359,10 +370,52 @@ func TestLargePages(t *testing.T) {
 			resident += kib << 10
 		}
 	}
-	if large < size/2 { // memory may be too scattered for some of them
-		t.Errorf("%d of %d bytes lie in large pages", large, size)
+	return large, resident
+}
+
+// What was allocated with ordinary pages takes what was touched of it alone. Enlarged, it has the same contents at the same
+// place, in large pages where the system moves it to them.
+func TestEnlarge(t *testing.T) {
+	const size, apart = 32<<20 + 12345, 256 << 10
+	r, err := AllocSmall(size, 64)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if resident > size+1<<20 { // neighbours may be part of the same line
-		t.Errorf("%d bytes take %d", size, resident)
+	defer r.Close()
+	data, place := r.Bytes(), Address(r.Bytes())
+	for i := 0; i < size; i += apart {
+		data[i] = byte(i/apart + 1)
+	}
+	if _, err := os.Stat("/proc/self/smaps"); err == nil {
+		if large, resident := residency(t, r); large > 0 || resident > size/2 {
+			t.Errorf("%d bytes of which few are touched take %d, %d of them in large pages", size, resident, large)
+		}
+	}
+	if err := r.Enlarge(); err != nil {
+		t.Logf("the system did not enlarge all: %v", err)
+	}
+	if Address(r.Bytes()) != place || len(r.Bytes()) != size {
+		t.Errorf("%d bytes at %#x, were %d at %#x", len(r.Bytes()), Address(r.Bytes()), size, place)
+	}
+	for i, got := range data {
+		want := byte(0)
+		if i%apart == 0 {
+			want = byte(i/apart + 1)
+		}
+		if got != want {
+			t.Fatalf("byte %d is %d, was %d", i, got, want)
+		}
+	}
+	if _, err := os.Stat("/proc/self/smaps"); err == nil {
+		large, resident := residency(t, r)
+		t.Logf("%d of %d bytes lie in large pages", large, resident)
+	}
+	small, err := AllocSmall(100, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer small.Close()
+	if err := small.Enlarge(); err != nil || !Aligned(small.Bytes(), 64) {
+		t.Errorf("a small allocation at %#x: %v", Address(small.Bytes()), err)
 	}
 }

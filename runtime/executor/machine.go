@@ -98,7 +98,9 @@ type Machine struct {
 
 	loader     loader
 	pool       []byte
-	home       *lane // whose processor allocated the pool, as homeBuffer; nil: it is the host's memory
+	small      *mem.Region // the pool while it lies in ordinary pages; nil: it does not
+	called     bool        // a call has ended
+	home       *lane       // whose processor allocated the pool, as homeBuffer; nil: it is the host's memory
 	homeBuffer driver.Buffer
 	spaces     int             // memories besides the host's
 	mirrors    []driver.Mirror // the pool in each memory; [0] is nil
@@ -238,7 +240,7 @@ func Open(ctx context.Context, p *planir.Plan, src Source, options Options) (mac
 	if options.Trace > 0 {
 		machine.trace = newTracer(options.Trace, machine.lanes)
 	}
-	if err := machine.allocate(); err != nil {
+	if err := machine.allocate(options.OnDemand); err != nil {
 		return machine, err
 	}
 	if err := machine.prepare(src); err != nil {
@@ -317,8 +319,9 @@ func openProcessor(ctx context.Context, drivers []driver.Driver, pr *planir.Proc
 	return proc, nil
 }
 
-// allocate lays out the buffers and the caches in one pool, each on its own cache lines.
-func (m *Machine) allocate() error {
+// allocate lays out the buffers and the caches in one pool, each on its own cache lines. sparing says that the first call
+// shall not wait for what later ones gain from.
+func (m *Machine) allocate(sparing bool) error {
 	m.buffers, m.offset = map[string]*planir.Buffer{}, map[string]int64{}
 	var size int64
 	for i := range m.plan.Program.Buffers {
@@ -328,7 +331,7 @@ func (m *Machine) allocate() error {
 	}
 	m.offset[cacheName] = size
 	size += m.plan.Program.Cache.Bytes()
-	if err := m.allocatePool(size); err != nil {
+	if err := m.allocatePool(size, sparing); err != nil {
 		return diag.New(diag.ClassRun, "allocate pool of %d bytes: %w", size, err).
 			WithHint("a smaller context (max_context) needs less memory")
 	}
@@ -342,7 +345,7 @@ func (m *Machine) allocate() error {
 
 // allocatePool gives the pool its memory, and numbers the memories of the processors that mirror it. Some devices copy
 // memory that they are given and share what they allocate themselves: such a one allocates the pool.
-func (m *Machine) allocatePool(size int64) error {
+func (m *Machine) allocatePool(size int64, sparing bool) error {
 	for _, lane := range m.lanes {
 		if !lane.proc.Capabilities().OwnMemory || m.observe != nil {
 			continue // for an observer each call moves all its operands
@@ -362,13 +365,30 @@ func (m *Machine) allocatePool(size int64) error {
 	if m.home != nil {
 		return nil
 	}
-	pool, err := mem.Alloc(int(size), 4096)
+	allocate := mem.Alloc
+	if sparing {
+		allocate = mem.AllocSmall
+	}
+	pool, err := allocate(int(size), 4096)
 	if err != nil {
 		return err
 	}
-	m.pool = pool.Bytes()
+	if m.pool = pool.Bytes(); sparing {
+		m.small = pool
+	}
 	m.closers = append(m.closers, pool.Close)
 	return nil
+}
+
+// enlarge moves the pool to large pages before the second call. The first token does not wait until they are all zero:
+// a short prompt touches a little of each head's cache, and so every large page of it.
+// RATIONALE: When does the cache lie in large pages?
+func (m *Machine) enlarge() {
+	if m.small != nil && m.called {
+		_ = m.small.Enlarge() // what is not enlarged is as right
+		m.small = nil
+	}
+	m.called = true
 }
 
 // shareWith has a lane's processor allocate the pool if it shares what it allocates, and returns whether it does.

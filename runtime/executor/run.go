@@ -127,6 +127,7 @@ func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row 
 	if err := machine.ready(c.ctx, len(tokens)); err != nil {
 		return Timing{}, err
 	}
+	machine.enlarge()
 	start := machine.meet()
 	// one program at a time, as the decider chooses by the number of tokens left
 	for done := 0; done < len(tokens); {
