@@ -27,10 +27,10 @@ var (
 		op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GroupMatMul, op.GLU, op.Activate, op.Gate,
 		op.Softcap, op.Clip, op.Add, op.Copy, op.Estimate,
 	}
-	// forms are those of products besides the default. The library multiplies activations of 8 bits by weights,
-	// and 4-bit weights, in one order and by one operator, and takes no weight as the second of a batch matmul's
-	// activations.
-	forms   = map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}}
+	// forms are those of products besides the default. The library multiplies activations of 8 bits by weights in one
+	// order, by a product or by a convolution of integers; 4-bit weights by one operator. It takes no weight as the second
+	// of a batch matmul's activations.
+	forms   = map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}, op.A8SQ8C: {op.Conv}, op.A8OQ8C: {op.Conv}}
 	schemes = op.SchemesOf("ort")
 )
 
@@ -146,18 +146,22 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 	if err != nil {
 		return err
 	}
+	isKernel := slices.ContainsFunc(t.Graph.Nodes, func(n op.Node) bool {
+		return n.Op.Form.Class() == op.Conv && n.W[0] == spec.Name
+	})
 	switch spec.Scheme {
 	case "w32":
-		isKernel := slices.ContainsFunc(t.Graph.Nodes, func(n op.Node) bool {
-			return n.Op.Form.Class() == op.Conv && n.W[0] == spec.Name
-		})
 		if isKernel {
 			declare("", onnx.Float32, rows, cols, 1, 1) // the same bytes as kernels
 			break
 		}
 		declare("", onnx.Float32, rows, cols)
 	case "q8c":
-		declare("", onnx.Int8, rows, cols)
+		if isKernel { // the driver transposes the codes, and adds 128
+			declare("", onnx.Uint8, cols, rows, 1, 1)
+		} else {
+			declare("", onnx.Int8, rows, cols)
+		}
 		declare(".scale", onnx.Float32, cols)
 	case "q4b32", "q4b128":
 		blocks := scales / cols
@@ -334,6 +338,10 @@ func (t *translator) matMul(operator op.Op, in, weights []string) {
 		}
 		t.product(operator, in[0], weights[0], product)
 	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C, op.A8OQ8C:
+		if operator.Form.Class() == op.Conv {
+			product = t.convolution(operator, in, weights[0])
+			break
+		}
 		operands := list(in[0], weights[0], t.Float(1), weights[0]+".scale", t.zeroPoint(0))
 		if one := t.static[in[1]]; one != "" || operator.M == 1 { // one scale for all rows is the operator's own
 			if one == "" {
@@ -370,6 +378,26 @@ func (t *translator) matMul(operator op.Op, in, weights []string) {
 	if operator.Bias {
 		t.bias(operator, product, weights[1], result)
 	}
+}
+
+// convolution is a product of 8-bit codes as a convolution of integers: rows are the pixels of an image, whose channels
+// are what the product adds up, and columns of the weight are kernels of 1x1. Scales are multiplied on behind it. It
+// returns the tensor before the bias, which is the result where there is none.
+func (t *translator) convolution(o op.Op, in []string, weight string) string {
+	width, height, _ := o.Form.Image()
+	rows, depth, cols := int64(o.M), int64(o.K), int64(o.N)
+	image := t.Reshape("image", t.Do("columns", "", "Transpose", list(in[0]), onnx.Ints("perm", 1, 0)), 1, depth,
+		int64(height), int64(width))
+	sums := t.Do("", "", "ConvInteger", list(image, weight, t.zeroPoint(0), t.zeroPoint(0)), onnx.Ints("kernel_shape", 1, 1))
+	exact := t.Do("rows", "", "Transpose", list(t.Reshape("shape", sums, cols, rows)), onnx.Ints("perm", 1, 0))
+	floats := t.Do("float", "", "Cast", list(exact), onnx.Int("to", int64(onnx.Float32)))
+	unscaled := t.Do("product", "", "Mul", list(floats, weight+".scale"))
+	scaled := t.Out[0]
+	if o.Bias {
+		scaled = t.Name("scaled:")
+	}
+	t.Add("scale", "", "Mul", list(unscaled, in[1]), list(scaled))
+	return scaled
 }
 
 // product is y = x times w in float32, in the operator's form.

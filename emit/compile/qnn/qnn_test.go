@@ -411,6 +411,17 @@ func graphs() map[string]op.Graph {
 			o.Kind, o.K, o.N, o.Scheme = op.MatMul, 64, 96, s
 			out[strings.ReplaceAll(o.Key(), "/", "-")] = single(o)
 		}
+		if len(forms[s]) > 0 {
+			o := op.Op{Kind: op.MatMul, M: 12, K: 64, N: 96, Scheme: s, Form: op.ConvForm(4, 3), Bias: true}
+			out[strings.ReplaceAll(o.Key(), "/", "-")] = single(o)
+			images := block(9, s, true)
+			for i := range images.Nodes {
+				if operator := &images.Nodes[i].Op; operator.Kind == op.MatMul {
+					operator.Form = op.ConvForm(3, 3)
+				}
+			}
+			out["block of convolutions "+strings.ReplaceAll(string(s), "/", "-")] = images
+		}
 		out["chain"] = chain()
 		out["group of experts"], out["group of one expert"] = expertGroup(3, 4), expertGroup(1, 8)
 		out["block "+strings.ReplaceAll(string(s), "/", "-")] = block(9, s, true)

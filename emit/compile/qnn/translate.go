@@ -35,6 +35,8 @@ var (
 	kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GroupMatMul, op.GLU, op.Activate, op.Gate,
 		op.Softcap, op.Clip, op.Add, op.Copy, op.Estimate}
 	schemes = op.SchemesOf("qnn")
+	// forms are those of products besides the default: convolutions of integers
+	forms = map[op.Scheme][]op.Form{op.A8SQ8C: {op.Conv}, op.A8OQ8C: {op.Conv}}
 )
 
 // refuse names what is not translated.
@@ -50,7 +52,7 @@ func refuse(operator op.Op) error {
 		return diag.New(diag.ClassInput, "operator %q is not compiled", operator.Kind)
 	case operator.Scheme != "" && !slices.Contains(schemes, operator.Scheme):
 		return diag.New(diag.ClassInput, "scheme %q is not compiled, want one of %v", operator.Scheme, schemes)
-	case operator.Form != "":
+	case operator.Form != "" && !slices.Contains(forms[operator.Scheme], operator.Form.Class()):
 		return diag.New(diag.ClassInput, "products in the form %q are not compiled", operator.Form)
 	case operator.Kind == op.QuantRows && !operator.Static:
 		return diag.New(diag.ClassInput, "operator %q with a scale for each row is not compiled: "+
@@ -644,6 +646,10 @@ func (m *matrix) coarsen(col int, by float64, fourBit bool) {
 func (t *translator) integers(p *product, in string, inStep, outStep float32, out string) {
 	// Codes and scales of the weight, the bias if there is one, and the grid of the result.
 	p.fitBias(inStep)
+	if p.Form.Class() == op.Conv {
+		t.convolution(p, in, inStep, outStep, out)
+		return
+	}
 	cols := int64(p.matrix.n)
 	typ, zero := onnx.Int8, make([]byte, cols)
 	if p.isFourBit() {
@@ -659,6 +665,37 @@ func (t *translator) integers(p *product, in string, inStep, outStep float32, ou
 	}
 	step, middle := t.Float(outStep), t.zero16()
 	codes := t.Do("codes", "", "QuantizeLinear", list(t.Do("", "", kind, operands), step, middle))
+	t.Add("float", "", "DequantizeLinear", list(codes, step, middle), list(out))
+}
+
+// convolution writes a product of codes, as integers does, as a convolution with kernels of 1x1: rows are the pixels of an
+// image. The compiler wants each operator between conversions of its own; on one grid they change no code.
+func (t *translator) convolution(p *product, in string, inStep, outStep float32, out string) {
+	width, height, _ := p.Form.Image()
+	rows, depth, cols := int64(p.M), int64(p.matrix.k), int64(p.matrix.n)
+	kernels := make([]byte, len(p.matrix.values)) // [N,K]
+	for i, code := range p.matrix.values {
+		kernels[i%p.matrix.n*p.matrix.k+i/p.matrix.n] = code
+	}
+	values := t.weight(p.name, onnx.Int8, kernels, cols, depth, 1, 1)
+	scales := t.weight(p.name+".scale", onnx.Float32, bytesOf(p.matrix.scales), cols)
+	zeros := t.Constant(onnx.Tensor{Type: onnx.Int8, Dims: []int64{cols}, Raw: make([]byte, cols)})
+	weight := t.Do("weight", "", "DequantizeLinear", list(values, scales, zeros), onnx.Int("axis", 0))
+	onGrid := func(suffix, x string, step float32) string {
+		scale, middle := t.Float(step), t.zero16()
+		return t.Do(suffix+".float", "", "DequantizeLinear",
+			list(t.Do(suffix+".codes", "", "QuantizeLinear", list(x, scale, middle)), scale, middle))
+	}
+	image := onGrid("image", t.Reshape("image", in, 1, int64(height), int64(width), depth), inStep)
+	image = onGrid("channels", t.Do("channels", "", "Transpose", list(image), onnx.Ints("perm", 0, 3, 1, 2)), inStep)
+	operands := list(image, weight)
+	if p.bias != nil {
+		operands = append(operands, t.integerBias(p, inStep))
+	}
+	pixels := onGrid("pixels", t.Do("", "", "Conv", operands, onnx.Ints("kernel_shape", 1, 1)), outStep)
+	pixels = onGrid("last", t.Do("last", "", "Transpose", list(pixels), onnx.Ints("perm", 0, 2, 3, 1)), outStep)
+	step, middle := t.Float(outStep), t.zero16()
+	codes := t.Do("codes", "", "QuantizeLinear", list(t.Reshape("shape", pixels, rows, cols), step, middle))
 	t.Add("float", "", "DequantizeLinear", list(codes, step, middle), list(out))
 }
 

@@ -15,6 +15,7 @@ type env struct {
 	lib       *ortapi.Library
 	prepacked *ortapi.PrepackedWeights // equal weights of several graphs are kept once, in the library's layout
 	storages  map[string]storage       // by options of sessions: the weights that are multiplied exactly
+	convolves map[string]bool          // by the same: whether 8-bit codes are convolved exactly
 	used      int
 }
 

@@ -122,22 +122,57 @@ func TestFormsExecute(t *testing.T) {
 	})
 }
 
-// Every form is verified to the letter: the model of one does not pass for another.
-func TestVerifyForms(t *testing.T) {
-	o := op.Op{Kind: op.MatMul, M: 12, K: 64, N: 32, Scheme: op.A32W32, Bias: true}
-	forms := append(op.FormsOf(o.M, capabilities(nil, signed).Forms[o.Scheme]), "")
-	for _, f := range forms {
-		o.Form = f
-		g := op.Single(o, op.OnnxLayout)
-		m := modelOf(t, &g)
-		for _, other := range forms {
-			o.Form = other
-			h := op.Single(o, op.OnnxLayout)
-			if err := verify(m, &h); (err == nil) != (f == other) {
-				t.Errorf("the model of form %q for a graph of form %q: %v", f, other, err)
+// Codes are convolved exactly on this CPU, so that products of them have that form where one scale serves all rows; and
+// matrices are transposed whatever their sides are.
+func TestConvolutionsAreExact(t *testing.T) {
+	p := opened(t)
+	got, want, err := p.env.largestConvolution(35, p.options(1))
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("largest codes: %v, %v, want %v", got, err, want)
+	}
+	for _, scheme := range []op.Scheme{op.A8SQ8C, op.A8OQ8C} {
+		if !p.caps.HasForm(scheme, "conv 4x3") && p.storage != inexact {
+			t.Errorf("%q has no convolutions, and they are exact", scheme)
+		}
+	}
+	for _, shape := range [][2]int{{1, 1}, {1, 70}, {129, 3}, {64, 64}, {100, 131}} {
+		rows, cols := shape[0], shape[1]
+		from, to := make([]byte, rows*cols), make([]byte, rows*cols)
+		for i := range from {
+			from[i] = byte(i * 7)
+		}
+		transposeCodes(to, from, rows, cols)
+		for i := range from {
+			if to[i%cols*rows+i/cols] != from[i] {
+				t.Fatalf("[%d,%d]: element %d is elsewhere", rows, cols, i)
 			}
 		}
 	}
+}
+
+// Every form is verified to the letter: the model of one does not pass for another.
+func TestVerifyForms(t *testing.T) {
+	o := op.Op{Kind: op.MatMul, M: 12, K: 64, N: 32, Bias: true}
+	for _, scheme := range []op.Scheme{op.A32W32, op.A8SQ8C, op.A8OQ8C} {
+		o.Scheme = scheme
+		forms := append(op.FormsOf(o.M, capabilities(nil, signed, true).Forms[scheme]), "")
+		if len(forms) < 7 {
+			t.Errorf("scheme %q has the forms %q, want every image of 12 rows", scheme, forms)
+		}
+		for _, f := range forms {
+			o.Form = f
+			g := op.Single(o, op.OnnxLayout)
+			m := modelOf(t, &g)
+			for _, other := range forms {
+				o.Form = other
+				h := op.Single(o, op.OnnxLayout)
+				if err := verify(m, &h); (err == nil) != (f == other) {
+					t.Errorf("the model of form %q for a graph of form %q in %q: %v", f, other, scheme, err)
+				}
+			}
+		}
+	}
+	o.Scheme = op.A32W32
 	for _, f := range []op.Form{op.BatchMatMul, op.Swapped, "conv 4x3"} {
 		o.Form = f
 		if f != op.BatchMatMul {

@@ -168,14 +168,15 @@ func parts(i int, weight driver.Packed) ([]part, error) {
 // initializers returns the weights as tensors over their packed bytes, in the model's shapes. Every
 // external initializer must belong to a weight.
 //
-// 8-bit codes that the library gets as uint8 are copied into memory that the caller closes.
-func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi.Initializer, copies []*mem.Region,
+// 8-bit codes that the library gets as uint8 are copied into memory that the caller closes: copies once there is a
+// session, kernels of convolutions with it.
+func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi.Initializer, copies, kernels []*mem.Region,
 	err error) {
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, closeCopies(copies))
+			err = errors.Join(err, closeCopies(copies), closeCopies(kernels))
 			closeValues(out)
-			out, copies = nil, nil
+			out, copies, kernels = nil, nil, nil
 		}
 	}()
 	declared := map[string]*onnx.Tensor{}
@@ -187,22 +188,29 @@ func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi
 	for i, one := range weights {
 		list, err := parts(i, one)
 		if err != nil {
-			return out, copies, err
+			return out, copies, kernels, err
 		}
 		for _, initializer := range list {
 			tensor := declared[initializer.name]
 			delete(declared, initializer.name)
-			if initializer.typ == onnx.Int8 && p.storage == shifted {
+			kernel := initializer.typ == onnx.Int8 && tensor != nil && len(tensor.Dims) == 4
+			if initializer.typ == onnx.Int8 && (kernel || p.storage == shifted) {
 				region, err := mem.Alloc(len(initializer.bytes), driver.Align)
 				if err != nil {
-					return out, copies, err
+					return out, copies, kernels, err
 				}
-				copies = append(copies, region)
-				shiftCodes(region.Bytes(), initializer.bytes)
+				if kernel {
+					kernels = append(kernels, region)
+					transposeCodes(region.Bytes(), initializer.bytes, one.Spec.K, one.Spec.N)
+					shiftCodes(region.Bytes(), region.Bytes())
+				} else {
+					copies = append(copies, region)
+					shiftCodes(region.Bytes(), initializer.bytes)
+				}
 				initializer.typ, initializer.bytes = onnx.Uint8, region.Bytes()
 			}
 			if tensor == nil {
-				return out, copies, fmt.Errorf("weight %q: the model has no initializer %q for it", one.Spec.Name,
+				return out, copies, kernels, fmt.Errorf("weight %q: the model has no initializer %q for it", one.Spec.Name,
 					initializer.name)
 			}
 			elems := int64(1)
@@ -212,19 +220,19 @@ func (p *processor) initializers(m *model, weights driver.Weights) (out []ortapi
 			elems = initializer.typ.Bytes(elems)
 			if tensor.Type != initializer.typ || elems != int64(len(initializer.bytes)) ||
 				tensor.External.Location != ortapi.Weights {
-				return out, copies, fmt.Errorf("weight %q: initializer %q of the model is %v %v in %q, want %v of %d bytes in %q", one.Spec.Name, initializer.name, tensor.Type, tensor.Dims, tensor.External.Location, initializer.typ, len(initializer.bytes), ortapi.Weights)
+				return out, copies, kernels, fmt.Errorf("weight %q: initializer %q of the model is %v %v in %q, want %v of %d bytes in %q", one.Spec.Name, initializer.name, tensor.Type, tensor.Dims, tensor.External.Location, initializer.typ, len(initializer.bytes), ortapi.Weights)
 			}
 			value, err := p.env.NewTensor(initializer.bytes, ortapi.ElementType(initializer.typ), tensor.Dims)
 			if err != nil {
-				return out, copies, err
+				return out, copies, kernels, err
 			}
 			out = append(out, ortapi.Initializer{Name: initializer.name, Value: value})
 		}
 	}
 	for name := range declared {
-		return out, copies, fmt.Errorf("initializer %q of the model belongs to no weight of the graph", name)
+		return out, copies, kernels, fmt.Errorf("initializer %q of the model belongs to no weight of the graph", name)
 	}
-	return out, copies, nil
+	return out, copies, kernels, nil
 }
 
 // closeValues releases tensors over weights; the weights' bytes are the caller's.
@@ -283,18 +291,18 @@ func (p *processor) load(artifact driver.Artifact, weights driver.Weights) (*exe
 	if model.graph.Estimate() == nil { // whose scales do not enter the library's graph
 		given = weights
 	}
-	values, copies, err := p.initializers(model, given)
+	values, copies, kernels, err := p.initializers(model, given)
 	if err != nil {
 		return nil, err
 	}
 	options := p.options(len(p.cores))
 	options.Initializers, options.Prepacked = values, p.env.prepacked
-	exe := &executable{p: p, m: model, initializers: values, memory: &mem.Region{}}
+	exe := &executable{p: p, m: model, initializers: values, memory: &mem.Region{}, kernels: kernels}
 	exe.session, err = p.env.NewSession(model.code, options)
 	released := closeCopies(copies) // the library has its own now: multiply tries that it computes with those
 	if err != nil {
 		closeValues(values)
-		return nil, errors.Join(err, released)
+		return nil, errors.Join(err, released, closeCopies(kernels))
 	}
 	prepared := exe.prepare()
 	if prepared == nil && model.graph.Estimate() != nil {

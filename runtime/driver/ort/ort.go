@@ -184,7 +184,11 @@ func (ort) Open(ctx context.Context, config driver.Config) (driver.Processor, er
 	if err != nil {
 		return nil, fail(errors.Join(err, proc.env.release()), "")
 	}
-	proc.caps, proc.Name = capabilities(cores, proc.storage), name(cores, proc.provider)
+	convolves, err := proc.env.exactConvolution(proc.options(1))
+	if err != nil {
+		return nil, fail(errors.Join(err, proc.env.release()), "")
+	}
+	proc.caps, proc.Name = capabilities(cores, proc.storage, convolves), name(cores, proc.provider)
 	return proc, nil
 }
 
@@ -212,11 +216,16 @@ const (
 )
 
 // capabilities are what the library computes in the graph's precision; shapes are static, and it makes its own copy of
-// weights. Where it multiplies no type of 8-bit weights exactly, schemes with them are left out.
-func capabilities(cores []int, weights storage) *driver.Capabilities {
+// weights. Where it multiplies no type of 8-bit weights exactly, schemes with them are left out, and convolutions of 8-bit
+// codes where it does not compute these exactly.
+func capabilities(cores []int, weights storage, convolves bool) *driver.Capabilities {
 	schemes := op.SchemesOf(Name)
 	if weights == inexact {
 		schemes = slices.DeleteFunc(slices.Clone(schemes), isInteger)
+	}
+	forms := map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}}
+	if convolves && weights != inexact {
+		forms[op.A8SQ8C], forms[op.A8OQ8C] = []op.Form{op.Conv}, []op.Form{op.Conv}
 	}
 	return &driver.Capabilities{
 		Set: capability.Set{
@@ -227,7 +236,7 @@ func capabilities(cores []int, weights storage) *driver.Capabilities {
 			},
 			Schemes: schemes,
 			KV:      op.CacheTypes,
-			Forms:   map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}},
+			Forms:   forms,
 			Layouts: maps.Clone(layouts),
 
 			StaticShapes: true, Prepacks: true, Fuses: true,

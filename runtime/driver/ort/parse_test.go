@@ -14,7 +14,7 @@ import (
 func FuzzParse(f *testing.F) {
 	embed := op.Single(op.Op{Kind: op.Embed, M: 3, K: 7, N: 8, Table: op.BF16, Scale: 2}, "")
 	graphs := []*op.Graph{&embed}
-	for _, s := range capabilities(nil, signed).Schemes {
+	for _, s := range capabilities(nil, signed, true).Schemes {
 		graphs = append(graphs, chained(2, s, true))
 	}
 	for _, g := range graphs {

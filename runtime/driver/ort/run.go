@@ -27,6 +27,7 @@ type executable struct {
 	in, out []driver.View // of the last call
 	at      []uintptr     // addresses of their buffers
 	memory  *mem.Region   // of outputs that only the checks see, or that are copied
+	kernels []*mem.Region // weights of convolutions of 8-bit codes, of which the library makes no copy
 	detours []detour
 	scales  [][]float32 // of the model's checks
 	ids     [][]int32   // of its lookups
@@ -55,8 +56,9 @@ func (e *executable) release() error {
 	}
 	closeValues(e.initializers)
 	delete(e.p.loaded, e)
-	e.session, e.values = nil, nil
-	return errors.Join(err, e.memory.Close())
+	err = errors.Join(err, e.memory.Close(), closeCopies(e.kernels))
+	e.session, e.values, e.kernels = nil, nil, nil
+	return err
 }
 
 // prepare compares the operands that the session reports with the graph's.

@@ -174,6 +174,124 @@ func (e *env) multiply(left, right, result []byte, shape [3]int64, weights stora
 	return session.Run(binding)
 }
 
+// exactConvolution reports whether the library convolves the largest codes exactly on this CPU with these options of a
+// session: as products, with a few pixels and with many. The environment remembers the answer.
+func (e *env) exactConvolution(options *ortapi.SessionOptions) (bool, error) {
+	key := fmt.Sprintf("%q %q %q", options.Provider, options.ProviderOptions, options.Config)
+	envs.Lock()
+	defer envs.Unlock()
+	if known, ok := e.convolves[key]; ok {
+		return known, nil
+	}
+	exact := true
+	for _, pixels := range []int{2, 6, 35} {
+		got, want, err := e.largestConvolution(pixels, options)
+		if err != nil {
+			return false, err
+		}
+		exact = exact && slices.Equal(got, want)
+	}
+	if e.convolves == nil {
+		e.convolves = map[string]bool{}
+	}
+	e.convolves[key] = exact
+	return exact, nil
+}
+
+// largestConvolution convolves an image of the largest codes with kernels of the largest weights. It returns what the
+// library computes and what is right, both [cols,pixels].
+func (e *env) largestConvolution(pixels int, options *ortapi.SessionOptions) (got, want []int32, err error) {
+	const depth, cols = 131, 37
+	code := func(line, at int) int {
+		signs := extremes[line%len(extremes)]
+		return 127 * int(signs[at%len(signs)])
+	}
+	memory, err := mem.Alloc(roundUp(depth*pixels)+roundUp(cols*depth)+4*cols*pixels, driver.Align)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer memory.Close()
+	image, kernels := memory.Bytes()[:depth*pixels], memory.Bytes()[roundUp(depth*pixels):][:cols*depth]
+	result := memory.Bytes()[roundUp(depth*pixels)+roundUp(cols*depth):]
+	for i := range image {
+		image[i] = byte(shift + code(i%pixels, i/pixels))
+	}
+	for i := range kernels {
+		kernels[i] = byte(shift + code(i/depth, i%depth))
+	}
+	for col := range cols {
+		for pixel := range pixels {
+			sum := 0
+			for at := range depth {
+				sum += code(pixel, at) * code(col, at)
+			}
+			want = append(want, int32(sum))
+		}
+	}
+	if err := e.convolve(image, kernels, result, [3]int64{int64(pixels), depth, cols}, options); err != nil {
+		return nil, nil, err
+	}
+	got, err = mem.View[int32](result)
+	return slices.Clone(got), want, err
+}
+
+// convolve computes one convolution of 8-bit codes around 128 by the operator that products have: an image
+// [depth,pixels], kernels [cols,depth], result i32 [cols,pixels].
+func (e *env) convolve(image, kernels, result []byte, shape [3]int64, options *ortapi.SessionOptions) error {
+	pixels, depth, cols := shape[0], shape[1], shape[2]
+	model := onnx.Model{
+		IR: onnx.IR, Producer: "hetc",
+		Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}},
+		Graph: onnx.Graph{
+			Name:    "exact",
+			Inputs:  []onnx.Value{{Name: "a", Type: onnx.Uint8, Dims: []int64{1, depth, 1, pixels}}},
+			Outputs: []onnx.Value{{Name: "y", Type: onnx.Int32, Dims: []int64{1, cols, 1, pixels}}},
+			Initializers: []onnx.Tensor{
+				{Name: "w", Type: onnx.Uint8, Dims: []int64{cols, depth, 1, 1},
+					External: &onnx.External{Location: ortapi.Weights, Length: depth * cols}},
+				{Name: "zero", Type: onnx.Uint8, Raw: []byte{shift}},
+			},
+			Nodes: []onnx.Node{{Name: "n0", Op: "ConvInteger", In: list("a", "w", "zero", "zero"), Out: list("y"),
+				Attrs: []onnx.Attr{onnx.Ints("kernel_shape", 1, 1)}}},
+		}}
+	weight, err := e.NewTensor(kernels, ortapi.ElementType(onnx.Uint8), []int64{cols, depth, 1, 1})
+	if err != nil {
+		return err
+	}
+	defer weight.Close()
+	given := *options
+	given.Initializers = []ortapi.Initializer{{Name: "w", Value: weight}}
+	return e.runOnce(&model, &given, []int64{1, depth, 1, pixels}, image, []int64{1, cols, 1, pixels}, onnx.Int32, result)
+}
+
+// runOnce executes a model with one input "a" of 8-bit codes and one output "y" of a type.
+func (e *env) runOnce(model *onnx.Model, options *ortapi.SessionOptions, inDims []int64, input []byte, outDims []int64,
+	typ onnx.Type, output []byte) error {
+	session, err := e.NewSession(model.Marshal(), options)
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	binding, err := session.NewBinding()
+	if err != nil {
+		return err
+	}
+	in, err := e.NewTensor(input, ortapi.ElementType(onnx.Uint8), inDims)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := e.NewTensor(output, ortapi.ElementType(typ), outDims)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	if err := errors.Join(binding.BindInput("a", in), binding.BindOutput("y", out)); err != nil {
+		return err
+	}
+	return session.Run(binding)
+}
+
 // shiftModel has the products of a model take 8-bit weights as uint8 with a zero point of 128, an operand that follows
 // the zero point of the activations.
 func shiftModel(model *onnx.Model) {
@@ -211,6 +329,20 @@ func shiftCodes(to, from []byte) {
 	}
 	for ; at < len(from); at++ {
 		to[at] = from[at] ^ shift
+	}
+}
+
+// transposeCodes writes a matrix [rows,cols] of codes as [cols,rows], in squares that stay in a core's cache.
+func transposeCodes(to, from []byte, rows, cols int) {
+	const side = 64
+	for top := 0; top < rows; top += side {
+		for left := 0; left < cols; left += side {
+			for row := top; row < min(rows, top+side); row++ {
+				for col, code := range from[row*cols+left : row*cols+min(cols, left+side)] {
+					to[(left+col)*rows+row] = code
+				}
+			}
+		}
 	}
 }
 

@@ -202,7 +202,7 @@ func TestInexactLibrariesComputeFloats(t *testing.T) {
 	p := opened(t)
 	defer p.Close()
 	p.storage = inexact
-	p.caps = capabilities(p.cores, p.storage)
+	p.caps = capabilities(p.cores, p.storage, true)
 	for _, scheme := range op.SchemesOf(Name) {
 		if has := slices.Contains(p.caps.Schemes, scheme); has == isInteger(scheme) {
 			t.Errorf("scheme %q: offered %v", scheme, has)

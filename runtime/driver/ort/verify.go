@@ -85,6 +85,10 @@ func (v *verifier) initializers() error {
 		case spec.Scheme == "w32" && slices.ContainsFunc(v.g.Nodes,
 			func(n op.Node) bool { return n.Op.Form.Class() == op.Conv && n.W[0] == spec.Name }):
 			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, cols, 1, 1}}
+		case spec.Scheme == "q8c" && slices.ContainsFunc(v.g.Nodes,
+			func(n op.Node) bool { return n.Op.Form.Class() == op.Conv && n.W[0] == spec.Name }):
+			want[name] = onnx.Tensor{Type: onnx.Uint8, Dims: []int64{cols, k, 1, 1}}
+			want[name+".scale"] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{cols}}
 		case spec.Scheme == "w32":
 			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, cols}}
 		case spec.Scheme == "q8c":
@@ -413,6 +417,11 @@ func (e *expected) matMul(operator op.Op, in, weights []string, output string) {
 		e.product(operator, in[0], weights[0], product)
 		bias()
 	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C, op.A8OQ8C:
+		if operator.Form.Class() == op.Conv {
+			product = e.convolution(operator, in, weights[0], output)
+			bias()
+			return
+		}
 		// One scale for all rows goes into the operator, which takes a scalar; a scale for each row has to be
 		// multiplied on behind it, before the bias is added.
 		operands := list(in[0], weights[0], float(1), weights[0]+".scale", codes(0, 128))
@@ -448,6 +457,26 @@ func (e *expected) matMul(operator op.Op, in, weights []string, output string) {
 			onnx.Int("N", int64(operator.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4),
 			onnx.Int("block_size", int64(operator.Scheme.BlockK())))
 	}
+}
+
+// convolution expects a product of 8-bit codes as a convolution of integers with kernels of 1x1, and scales behind it. It
+// returns what a bias is added to.
+func (e *expected) convolution(o op.Op, in []string, weight, output string) string {
+	width, height, _ := o.Form.Image()
+	wide, k, cols := int64(o.M), int64(o.K), int64(o.N)
+	columns := e.do("columns", "", "Transpose", list(in[0]), onnx.Ints("perm", 1, 0))
+	image := e.do("image", "", "Reshape", list(columns, ints(1, k, int64(height), int64(width))))
+	sums := e.do("", "", "ConvInteger", list(image, weight, codes(0, 128), codes(0, 128)), onnx.Ints("kernel_shape", 1, 1))
+	flat := e.do("shape", "", "Reshape", list(sums, ints(cols, wide)))
+	exact := e.do("rows", "", "Transpose", list(flat), onnx.Ints("perm", 1, 0))
+	floats := e.do("float", "", "Cast", list(exact), onnx.Int("to", int64(onnx.Float32)))
+	unscaled := e.do("product", "", "Mul", list(floats, weight+".scale"))
+	scaled := output
+	if o.Bias {
+		scaled = e.name("scaled:")
+	}
+	e.add("scale", "", "Mul", list(unscaled, in[1]), list(scaled))
+	return scaled
 }
 
 // product expects a product in float32 in the operator's form. A convolution is a transposed one,

@@ -76,7 +76,7 @@ func TestVerifyAccepts(t *testing.T) {
 			for _, act := range op.Acts {
 				ops = append(ops, op.Op{Kind: op.Activate, M: m, N: n, Act: act}, op.Op{Kind: op.GLU, M: m, N: n, Interleave: n, Act: act}, op.Op{Kind: op.GLU, M: m, N: n, Interleave: 1, Act: act, Fan: 2})
 			}
-			for _, s := range capabilities(nil, signed).Schemes {
+			for _, s := range capabilities(nil, signed, true).Schemes {
 				for _, bias := range []bool{false, true} {
 					ops = append(ops, op.Op{Kind: op.MatMul, M: m, K: 130, N: n, Scheme: s, Bias: bias})
 				}
@@ -95,7 +95,7 @@ func TestVerifyAccepts(t *testing.T) {
 			}
 		}
 	}
-	for _, s := range capabilities(nil, signed).Schemes {
+	for _, s := range capabilities(nil, signed, true).Schemes {
 		for _, bias := range []bool{false, true} {
 			for _, m := range []int{1, 5} {
 				g := chained(m, s, bias)

@@ -248,6 +248,7 @@ func capabilities(emulated bool) *driver.Capabilities {
 			Tile:  capability.Tile{K: tileK, N: tileN},
 			Kinds: slices.Clone(kinds), Schemes: slices.Clone(schemes), Layouts: map[string]string{},
 			KV:           op.CacheTypes,
+			Forms:        map[op.Scheme][]op.Form{op.A8SQ8C: {op.Conv}, op.A8OQ8C: {op.Conv}},
 			StaticShapes: true, Fuses: true, WeightsInArtifacts: true,
 			Memory: &capability.Memory{StepBytes: stepBytes, LibraryBytes: libraryBytes},
 		},
