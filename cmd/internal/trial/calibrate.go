@@ -106,10 +106,10 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 	for i := range run.groups {
 		// what the fold did not need is taken off the number of runs to come
 		before := run.done
-		if err := run.fold(ctx, &run.groups[i], run.rounded, tallies); err != nil {
+		if err := run.fold(ctx, &run.groups[i], run.roundedFor(&run.groups[i]), tallies); err != nil {
 			return nil, err
 		}
-		run.all -= len(run.compared)*run.groupRuns(i, len(run.rounded)) - (run.done - before)
+		run.all -= len(run.compared)*run.groupRuns(i) - (run.done - before)
 	}
 	if len(run.out.Folds) == 0 {
 		run.out.Scales = run.unfolded
@@ -195,9 +195,10 @@ func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, erro
 	}
 	run.list()
 	run.groups = slices.DeleteFunc(run.groups, func(group models.FoldGroup) bool {
-		return options.NoFolds || len(run.rounded) == 0 || !slices.ContainsFunc(group.Readers, func(class string) bool {
+		known := slices.ContainsFunc(group.Readers, func(class string) bool {
 			return slices.Contains(model.Classes(), class)
 		})
+		return options.NoFolds || !known || len(run.roundedFor(&group)) == 0
 	})
 	// the largest number of executions that there can be
 	shadowed, err := run.shadowed()
@@ -206,7 +207,7 @@ func newCalibrating(model *Model, options *CalibrateOptions) (*calibrating, erro
 	}
 	runs := 1 + len(lossyCaches) + 2*len(run.candidates) + run.clipRuns() + len(shadowed)
 	for i := range run.groups {
-		runs += run.groupRuns(i, len(run.rounded))
+		runs += run.groupRuns(i)
 	}
 	run.all = 2*len(run.observed) + len(run.compared)*runs
 	if run.choosing {
@@ -287,8 +288,19 @@ func (c *calibrating) foldedLosses(
 	return tallies, nil
 }
 
+// roundedFor are the schemes that a group's folds are for: those that all of its readers can have. Experts lack some.
+func (c *calibrating) roundedFor(group *models.FoldGroup) (out []op.Scheme) {
+	for _, scheme := range c.rounded {
+		if !slices.ContainsFunc(group.Readers, func(class string) bool { return !c.takes(class, scheme) }) {
+			out = append(out, scheme)
+		}
+	}
+	return out
+}
+
 // groupRuns is how often all windows are executed for a group at most.
-func (c *calibrating) groupRuns(group, schemes int) int {
+func (c *calibrating) groupRuns(group int) int {
+	schemes := len(c.roundedFor(&c.groups[group]))
 	count := len(strengths) * schemes
 	if len(c.groups[group].Readers) > 1 {
 		count += schemes

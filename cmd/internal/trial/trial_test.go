@@ -273,6 +273,16 @@ func TestCalibrateArchitectures(t *testing.T) {
 					}
 				}
 			}
+			// Experts have no shadow outliers: neither their losses nor folds for them are measured.
+			shadows, err := Calibrate(context.Background(), m, CalibrateOptions{Text: x, Schemes: []op.Scheme{op.A8TQ8C, op.A8OQ8C}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, class := range m.Classes() {
+				if l := shadows.Loss(class, op.A8OQ8C, false); (l == nil) != strings.Contains(class, "expert_") {
+					t.Errorf("loss of %q with shadow outliers is %+v", class, l)
+				}
+			}
 			_, channels, _ := m.channels()
 			if b, err := calibration.Encode(c); err != nil || int64(len(b)) > m.CalibrationBytes()+channels*quality.MaxRank*8/3+12000 {
 				t.Errorf("%d bytes, %v", len(b), err)
