@@ -56,7 +56,8 @@ func mutablePlans(t testing.TB) []mutable {
 		t.Fatal(err)
 	}
 
-	exact := tiersOf(moe, 16, planir.OverflowExact, planir.ExpertGroup{Slots: 2, Rows: 3}, planir.ExpertGroup{Slots: 1, Rows: 9})
+	exact := tiersOf(moe, 16, planir.OverflowExact, planir.ExpertGroup{Slots: 2, Rows: 3},
+		planir.ExpertGroup{Slots: 1, Rows: 9})
 	dropping := tiersOf(moe, 16, planir.OverflowDrop, planir.ExpertGroup{Slots: 2, Rows: 4})
 	tiers := makePlan(t, moe, pair, []int{1, 16}, 64, op.A8TQ8C, groupsOn("b"), exact)
 	dropped := makePlan(t, moe, pair, []int{1, 16}, 64, op.A32W32, groupsOn("b"), dropping)
@@ -67,7 +68,8 @@ func mutablePlans(t testing.TB) []mutable {
 	shadows := folded(t, makePlan(t, llama, pair, []int{1, 16}, 64, op.A8OQ8C, byColumns), llama, observed)
 
 	sparse := attentive(t, llama, 0.3)
-	heads := inPipelines(t, llama, sparsePlan(t, llama, sparse, pair, []int{1, 16}, []int{1, 16}, 64, 8, op.F32, nil), 1, random)
+	selecting := sparsePlan(t, llama, sparse, pair, []int{1, 16}, []int{1, 16}, 64, 8, op.F32, nil)
+	heads := inPipelines(t, llama, selecting, 1, random)
 	return []mutable{
 		{"beside", llama, beside, nil}, {"tiers", moe, tiers, nil}, {"dropped rows", moe, dropped, nil},
 		{"chunks in flight", moe, chunks, nil}, {"heads in a pipeline", llama, heads, sparse},
@@ -77,7 +79,8 @@ func mutablePlans(t testing.TB) []mutable {
 
 // interesting are numbers to put in the place of another one.
 func interesting(random *rand.Rand, old int64) int64 {
-	list := []int64{0, 1, 2, -1, old + 1, old - 1, 2 * old, old / 2, old + 8, 16, 64, 1 << 16, 1 << 31, 1 << 40, math.MaxInt64, math.MinInt64}
+	list := []int64{0, 1, 2, -1, old + 1, old - 1, 2 * old, old / 2, old + 8, 16, 64, 1 << 16,
+		1 << 31, 1 << 40, math.MaxInt64, math.MinInt64}
 	return list[random.IntN(len(list))]
 }
 
@@ -197,8 +200,8 @@ func textsOf(value reflect.Value, texts map[string][]string) {
 	}
 }
 
-// executeMutated executes what the rules accept: prompts in one call and in chunks, decoding, batches, and a prompt beside decoding. It
-// may fail with an error. It may not panic, hang, or touch what is not the plan's.
+// executeMutated executes what the rules accept: prompts in one call and in chunks, decoding, batches, and a prompt
+// beside decoding. It may fail with an error. It may not panic, hang, or touch what is not the plan's.
 func executeMutated(t *testing.T, base *mutable, plan *planir.Plan) (logits []float32, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -217,7 +220,8 @@ func executeMutated(t *testing.T, base *mutable, plan *planir.Plan) (logits []fl
 		}
 	}
 	defer content.Close()
-	machine, err := executor.Open(ctx, plan, content, executor.Options{Drivers: []driver.Driver{host.New()}, Deadline: 3 * time.Second})
+	machine, err := executor.Open(ctx, plan, content,
+		executor.Options{Drivers: []driver.Driver{host.New()}, Deadline: 3 * time.Second})
 	if err != nil {
 		return nil, err
 	}
@@ -281,8 +285,8 @@ func poolBytes(plan *planir.Plan) float64 {
 	return total
 }
 
-// FuzzMutatedPlans changes plans of every kind of program, as a signer could, at random places. The rules refuse the result, or it is
-// executed, with an error or without.
+// FuzzMutatedPlans changes plans of every kind of program, as a signer could, at random places. The rules refuse the
+// result, or it is executed, with an error or without.
 func FuzzMutatedPlans(f *testing.F) {
 	plans := mutablePlans(f)
 	var encoded [][]byte

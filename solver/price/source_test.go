@@ -29,8 +29,8 @@ func (inOneScheme) Phase(task Task) (timeline.Phase, error) {
 	return timeline.Phase{SetupNS: 100}, nil
 }
 
-// What a plan in any scheme would take has a price alone, beside others, and taken apart; what has no scheme has only its
-// own.
+// What a plan in any scheme would take has a price alone, beside others, and taken apart; what has no scheme has
+// only its own.
 func TestAnySchemeHasEveryPrice(t *testing.T) {
 	costs := AnyScheme{Costs: inOneScheme{}}
 	product := Task{Proc: "a", Op: op.Op{Kind: op.MatMul, Scheme: op.A32W16}}
