@@ -11,7 +11,6 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/price"
@@ -37,12 +36,6 @@ type TierInstance struct {
 	Layers   []int  // numbers in the model
 	Rows     int    // of the bucket
 	Salience string // by which rows are dropped, empty: none are
-}
-
-// TierRoom is what the processor of groups has left for them; 0: any number.
-type TierRoom struct {
-	Bytes  int64 // of experts
-	Graphs int64 // different ones, -1: not one
 }
 
 // PoseTiers prices the experts of a model in a program of that many rows: groups on the SoC's processor of static
@@ -73,7 +66,8 @@ func PoseTiers(in Input, rows int, schemes []op.Scheme, room TierRoom) (*TierIns
 	p := &problem.Tiers{
 		Name: fmt.Sprintf("%s on %s, %d rows", in.Model.Name, in.SoC.Name, rows), Tile: max(1, npu.Tile.M),
 		MaxTiers: cmp.Or(want.Tiers, workload.DefaultTiers), ExpertBytes: in.Model.ExpertBytes(schemes),
-		OwnGraphs: npu.WeightsInArtifacts, ShapeNS: openingNS(npu, want.CallsPerOpen), GraphBytes: npu.GraphBytes, RegionBytes: room.Bytes, MaxGraphs: room.Graphs,
+		OwnGraphs: npu.WeightsInArtifacts, ShapeNS: openingNS(npu, want.CallsPerOpen), GraphBytes: npu.GraphBytes,
+		MaxGraphs: room.Graphs, Limits: room.limits(in.Model, schemes, npu),
 	}
 	if in.drops != nil && in.drops.salience != "" {
 		p.Drop, p.MaxDropPPM, x.Salience = true, ppm(in.drops.share), in.drops.salience
@@ -382,11 +376,7 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 	if err != nil {
 		return nil, err
 	}
-	rivals, err := s.tierRivals()
-	if err != nil {
-		return nil, err
-	}
-	for _, rule := range rivals {
+	for _, rule := range s.tierRivals() {
 		other, err := s.tiersBy(ctx, dynamic, rule, false)
 		if diag.ClassOf(err) == diag.ClassInfeasible {
 			continue // its tiers keep no limit
@@ -402,19 +392,18 @@ func (s *session) withTiers(ctx context.Context, dynamic *Result) (*Result, erro
 	return best, nil
 }
 
-// tierRivals are the rules whose tiers are tried beside solve's own, with groups that no other processor takes part in.
-// The problem of tiers knows the experts alone, and the problem of a program counts no meetings between its sections.
-// Where the processor of groups has a region of limited size, buffers of large slots leave less of it for the other
-// products. So a rule may give a faster plan.
-func (s *session) tierRivals() ([]TierRule, error) {
+// tierRivals are the rules whose tiers are tried beside solve's own where the region of the processor of groups is limited,
+// with groups that no other processor takes part in: solve's tiers, because the problem of a program counts no meetings
+// between its sections, and so divides groups where that is slower; and the paper's ladder, because the problem of tiers
+// does not price moving rows to slots, which tells tiers apart where the control processor is the longer queue
+// (TestRulesInARegion says how much it gains).
+func (s *session) tierRivals() []TierRule {
 	npu, err := staticProcessor(s.in.SoC)
-	if err != nil || s.in.TierRule.find() != nil {
-		return nil, err
+	if err != nil || s.in.TierRule.find() != nil ||
+		npu.AddressBytes == 0 && s.in.Workload.Limits.AddressBytes[npu.Name] == 0 {
+		return nil
 	}
-	if npu.AddressBytes == 0 && s.in.Workload.Limits.AddressBytes[npu.Name] == 0 {
-		return nil, nil
-	}
-	return []TierRule{{Slots: "paper"}, {Slots: "optimal"}, {Slots: "optimal", Ungrouped: true}}, nil
+	return []TierRule{{Slots: "optimal"}, {Slots: "paper"}}
 }
 
 // timeInAll is what all programs of a plan are predicted to take, with what each pays for opening its graphs.
@@ -429,28 +418,56 @@ func (in *Input) timeInAll(plan *planir.Plan) (ns int64) {
 	return ns
 }
 
-// tiersBy solves a plan again with the tiers of a rule, and keeps those that make a program faster, or all of them.
+// tiersBy solves a plan again with the tiers of a rule, and keeps those that make a program faster, or all of them. Where
+// no plan with them keeps all limits, since it holds more than its slots, they are decided again for less room.
 func (s *session) tiersBy(ctx context.Context, dynamic *Result, rule TierRule, all bool) (*Result, error) {
-	in := s.in
-	in.TierRule = rule
-	tiers, reports, dropped, err := s.decideTiers(ctx, dynamic.Plan, rule)
+	npu, err := staticProcessor(s.in.SoC)
 	if err != nil {
 		return nil, err
 	}
-	best := *dynamic
-	plan := *dynamic.Plan
-	best.Plan = &plan
+	room := s.tierRoom(dynamic.Plan, npu)
+	for try := 1; ; try++ {
+		decided, err := s.decideTiers(ctx, dynamic.Plan, rule, room, npu)
+		if err != nil {
+			return nil, err
+		}
+		best, err := s.withDecided(ctx, dynamic, decided, rule, all)
+		if diag.ClassOf(err) != diag.ClassInfeasible {
+			return best, err
+		}
+		if try < roomTries && room.limited() {
+			room = room.less()
+			continue
+		}
+		if all {
+			return nil, err
+		}
+		left := append(decided.left, fmt.Sprintf("no plan has room for them: %v", err))
+		return dynamic.without(left, decided.reports), nil
+	}
+}
+
+// without is the plan without tiers, and why others were left.
+func (r *Result) without(left []string, reports []planir.Solve) *Result {
+	out, plan := *r, *r.Plan
+	out.Plan, out.TiersLeft = &plan, left
+	plan.Solver = append(slices.Clip(plan.Solver), reports...)
+	return &out
+}
+
+// withDecided solves a plan again with decided tiers. Buckets that are no faster with theirs are solved without, unless all
+// are to be kept. It fails with class ClassInfeasible where no plan has room for the tiers.
+func (s *session) withDecided(ctx context.Context, dynamic *Result, decided *decidedTiers, rule TierRule,
+	all bool) (*Result, error) {
+	in := s.in
+	in.TierRule = rule
+	tiers, left := decided.tiers, decided.left
 	for len(tiers) > 0 {
 		in.tiers = tiers
 		other, err := s.again(ctx, in, dynamic.Plan)
 		if err != nil {
-			if diag.ClassOf(err) != diag.ClassInfeasible || all {
-				return nil, err
-			}
-			dropped = append(dropped, fmt.Sprintf("no plan has room for them: %v", err))
-			break
+			return nil, err
 		}
-		// Buckets that are no faster with tiers are solved without.
 		var kept []planir.ExpertTiers
 		for _, bucket := range tiers {
 			with := predicted(other.Plan, bucket.Rows) + in.opening(other.Plan, bucket.Rows)
@@ -459,18 +476,15 @@ func (s *session) tiersBy(ctx context.Context, dynamic *Result, rule TierRule, a
 				kept = append(kept, bucket)
 				continue
 			}
-			dropped = append(dropped, fmt.Sprintf("at %d rows %s would take %.3f ms, and dynamic experts take %.3f ms",
+			left = append(left, fmt.Sprintf("at %d rows %s would take %.3f ms, and dynamic experts take %.3f ms",
 				bucket.Rows, bucket.Shape(), float64(with)/1e6, float64(without)/1e6))
 		}
 		if len(kept) == len(tiers) {
-			best = *other
-			break
+			return other.without(left, decided.reports), nil
 		}
 		tiers = kept
 	}
-	best.Plan.Solver = append(slices.Clip(best.Plan.Solver), reports...)
-	best.TiersLeft = dropped
-	return &best, nil
+	return dynamic.without(left, decided.reports), nil
 }
 
 // tiersOf are the capacity tiers of the program of that many rows, nil where experts are dynamic.
@@ -518,40 +532,51 @@ func programSizes(plan *planir.Plan) (buckets, batches []int) {
 	return buckets, batches
 }
 
-// decideTiers decides the capacity tiers of every bucket of a plan with the schemes that it gives experts; none says
-// why others have no tiers.
-func (s *session) decideTiers(ctx context.Context, plan *planir.Plan, rule TierRule) (out []planir.ExpertTiers,
-	reports []planir.Solve, none []string, err error) {
-	npu, err := staticProcessor(s.in.SoC)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	buckets, _ := programSizes(plan)
-	for _, rows := range buckets {
-		if rows < 2 {
-			continue
-		}
-		x, solution, err := rule.Choose(ctx, s.in, func(in Input) (*TierInstance, error) {
-			return PoseTiers(in, rows, s.expertSchemes(plan, rows), s.tierRoom(plan, npu))
-		})
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		chunks := int64(x.Problem.Chunks())
-		if rule.find() == nil { // a rule proves nothing
-			reports = append(reports, planir.Solve{
-				Problem: "tiers " + x.Problem.Name, Status: string(solution.Status), Choices: len(x.Problem.Capacities),
-				ObjectiveNS: solution.Objective / chunks, BoundNS: solution.Bound / chunks,
+// decidedTiers are the capacity tiers of buckets, with what the engine says of them, and why other buckets have none.
+type decidedTiers struct {
+	tiers   []planir.ExpertTiers
+	reports []planir.Solve
+	left    []string
+}
+
+// decideTiers decides the capacity tiers of every bucket of a plan with the schemes that it gives experts, within a room
+// that the buckets share.
+func (s *session) decideTiers(ctx context.Context, plan *planir.Plan, rule TierRule, all TierRoom,
+	npu *socs.Processor) (out *decidedTiers, err error) {
+	room := all
+	for range sharedRounds {
+		out = &decidedTiers{}
+		buckets, _ := programSizes(plan)
+		for _, rows := range buckets {
+			if rows < 2 {
+				continue
+			}
+			x, solution, err := rule.Choose(ctx, s.in, func(in Input) (*TierInstance, error) {
+				return PoseTiers(in, rows, s.expertSchemes(plan, rows), room)
 			})
+			if err != nil {
+				return nil, err
+			}
+			chunks := int64(x.Problem.Chunks())
+			if rule.find() == nil { // a rule proves nothing
+				out.reports = append(out.reports, planir.Solve{
+					Problem: "tiers " + x.Problem.Name, Status: string(solution.Status), Choices: len(x.Problem.Capacities),
+					ObjectiveNS: solution.Objective / chunks, BoundNS: solution.Bound / chunks,
+				})
+			}
+			if tiers := x.Plan(solution); tiers != nil {
+				out.tiers = append(out.tiers, *tiers)
+				continue
+			}
+			out.left = append(out.left, fmt.Sprintf("at %d rows no expert gains by a slot on %s: dynamic experts take %.3f ms on %s",
+				rows, x.NPU, float64(solution.Objective)/float64(chunks)/1e6, x.CPU))
 		}
-		if tiers := x.Plan(solution); tiers != nil {
-			out = append(out, *tiers)
-			continue
+		if len(out.tiers) < 2 ||
+			!room.share(all, out.tiers, s.in.Model, s.expertSchemes(plan, out.tiers[0].Rows), npu) {
+			break
 		}
-		none = append(none, fmt.Sprintf("at %d rows no expert gains by a slot on %s: dynamic experts take %.3f ms on %s",
-			rows, x.NPU, float64(solution.Objective)/float64(chunks)/1e6, x.CPU))
 	}
-	return out, reports, none, nil
+	return out, nil
 }
 
 // expertSchemes are the schemes of the products of a plan's experts, in order.
@@ -568,38 +593,4 @@ func (s *session) expertSchemes(plan *planir.Plan, rows int) (schemes []op.Schem
 		}
 	}
 	return schemes
-}
-
-// tierRoom is what a plan leaves for groups of experts on a processor: bytes of its address space, and the fewest
-// graphs that its limits and the time to open graphs allow.
-func (s *request) tierRoom(plan *planir.Plan, npu *socs.Processor) (out TierRoom) {
-	used := check.Load(plan, npu)
-	least := func(graphs int64) {
-		if graphs = max(graphs, -1); graphs == 0 {
-			graphs = -1
-		}
-		if out.Graphs == 0 || graphs < out.Graphs {
-			out.Graphs = graphs
-		}
-	}
-	limits := &s.in.Workload.Limits
-	if most := npu.AddressBytes; most > 0 || limits.AddressBytes[npu.Name] > 0 {
-		if own := int64(limits.AddressBytes[npu.Name]); own > 0 && (most == 0 || own < most) {
-			most = own
-		}
-		out.Bytes = max(1, most-used.Bytes)
-	}
-	for _, most := range []int{npu.MaxGraphs, limits.MaxGraphs[npu.Name]} {
-		if most > 0 {
-			least(int64(most - used.Graphs))
-		}
-	}
-	if each := openNS(npu); limits.OpenMS > 0 && each > 0 {
-		left := price.Whole(limits.OpenMS * 1e6)
-		for i := range plan.Program.Graphs {
-			left -= openNS(s.in.SoC.Processor(plan.Program.Graphs[i].Proc))
-		}
-		least(left / each)
-	}
-	return out
 }

@@ -31,7 +31,9 @@ func TestTiersHiGHS(t *testing.T) {
 		}
 		switch random.IntN(3) {
 		case 0:
-			p.RegionBytes = p.ExpertBytes * int64(len(p.Layers)*(1+random.IntN(4)))
+			expert := p.ExpertBytes * int64(len(p.Layers))
+			p.Limits = []problem.TierLimit{{Name: "region", Bytes: expert*int64(1+random.IntN(4)) + random.Int64N(expert),
+				Expert: expert, Row: expert / 64}}
 		case 1:
 			p.Drop, p.MaxDropPPM = true, random.Int64N(100_000)
 		}

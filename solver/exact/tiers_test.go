@@ -13,17 +13,48 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// smallTiers draws an instance that can be enumerated: groups of up to three experts, loads with hot experts, and now
-// and then a limit.
+// extremeLoads are ways to route that distributions hardly ever draw: what an expert of a layer gets in a chunk, of at
+// most so many rows.
+var extremeLoads = []func(random *rand.Rand, expert, chunk int, most int32) int32{
+	func(*rand.Rand, int, int, int32) int32 { return 0 }, // nothing is routed
+	func(_ *rand.Rand, expert, _ int, most int32) int32 { // all to one expert
+		if expert == 0 {
+			return most
+		}
+		return 0
+	},
+	func(_ *rand.Rand, expert, chunk int, most int32) int32 { // all to another one in every chunk
+		if expert == chunk%3 {
+			return most
+		}
+		return 0
+	},
+	func(_ *rand.Rand, _, _ int, most int32) int32 { return most / 2 }, // ties everywhere
+	func(random *rand.Rand, expert, chunk int, most int32) int32 { // together beyond slots, apart never
+		if (expert+chunk)%2 == 0 {
+			return most - random.Int32N(2)
+		}
+		return 1
+	},
+}
+
+// smallTiers draws an instance that can be enumerated: groups of up to three experts, loads with hot experts or extreme
+// ones, and now and then limits, tight ones too.
 func smallTiers(random *rand.Rand) *problem.Tiers {
-	layers, experts, chunks := 1+random.IntN(2), 3+random.IntN(3), 1+random.IntN(4)
+	layers, experts, chunks := 1+random.IntN(2), 1+random.IntN(5), 1+random.IntN(4)
 	p := &problem.Tiers{
 		Name: "small", Tile: 4, Capacities: []int{4, 8, 16}[:1+random.IntN(3)], MaxTiers: 1 + random.IntN(2),
 		ExpertBytes: 10, CallNS: random.Int64N(50), LayerNS: random.Int64N(100), ShapeNS: random.Int64N(60),
 		Serial: random.IntN(5) == 0,
 	}
-	if random.IntN(3) == 0 {
-		p.RegionBytes = int64(10 * layers * (1 + random.IntN(experts)))
+	if random.IntN(2) == 0 { // weights and buffers
+		expert := int64(10 * layers)
+		p.Limits = append(p.Limits, problem.TierLimit{Name: "region", Expert: expert, Row: random.Int64N(4),
+			Bytes: expert + random.Int64N(int64(experts)*(expert+30))})
+	}
+	if random.IntN(3) == 0 { // mostly buffers
+		p.Limits = append(p.Limits, problem.TierLimit{Name: "memory", Expert: 1, Row: 2,
+			Bytes: 1 + random.Int64N(int64(experts)*40)})
 	}
 	if random.IntN(4) == 0 {
 		p.MaxGraphs = 1 + random.Int64N(2)
@@ -41,13 +72,18 @@ func smallTiers(random *rand.Rand) *problem.Tiers {
 	for rows := range int64(33) {
 		p.CPUNS = append(p.CPUNS, min(rows, 1)*20+rows*(10+random.Int64N(3)))
 	}
+	extreme := random.IntN(2 * len(extremeLoads))
 	for range layers {
 		var y problem.TierLayer
-		for range experts {
+		for expert := range experts {
 			var rows []int32
 			hot := int32(1 + random.IntN(24))
-			for range chunks {
-				rows = append(rows, random.Int32N(hot+8))
+			for chunk := range chunks {
+				if extreme < len(extremeLoads) {
+					rows = append(rows, extremeLoads[extreme](random, expert, chunk, 32))
+				} else {
+					rows = append(rows, random.Int32N(hot+8))
+				}
 			}
 			y.Rows = append(y.Rows, rows)
 		}
@@ -81,6 +117,10 @@ func bestTiers(p *problem.Tiers) int64 {
 	var counts func(slots []int)
 	counts = func(slots []int) {
 		if len(slots) < tiers {
+			if p.MostSlots() == 0 { // no graph may be opened, or no slot has room
+				best = p.Time(make([]int, tiers), zeros(len(p.Layers), experts))
+				return
+			}
 			for n := range p.MostSlots() + 1 {
 				counts(append(slices.Clone(slots), n))
 			}
@@ -90,7 +130,7 @@ func bestTiers(p *problem.Tiers) int64 {
 		for _, n := range slots {
 			sum += n
 		}
-		if sum > p.MostSlots() {
+		if sum > experts {
 			return
 		}
 		// Layers are independent once the slots are given.
@@ -121,23 +161,39 @@ func bestTiers(p *problem.Tiers) int64 {
 }
 
 func TestTiersAgainstBruteForce(t *testing.T) {
-	static := 0
-	for seed := range uint64(150) {
+	static, full := 0, 0
+	for seed := range uint64(250) {
 		p := smallTiers(rand.New(rand.NewPCG(seed, 1)))
 		got, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{})
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
-		if want := bestTiers(p); got.Objective != want || got.Status != problem.Optimal {
+		want := bestTiers(p)
+		if got.Objective != want || got.Status != problem.Optimal {
 			t.Errorf("seed %d: %d, bound %d, %s, slots %v; want %d", seed, got.Objective, got.Bound, got.Status,
 				got.Slots, want)
+		}
+		// What is stated before the search has ended is a proof, too.
+		for _, nodes := range []int64{1, 4} {
+			early, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{Nodes: nodes})
+			if err != nil || early.Bound > want || early.Objective < want {
+				t.Errorf("seed %d, %d boxes: %d..%d, %v; the optimum is %d", seed, nodes, early.Bound, early.Objective, err, want)
+			}
 		}
 		if slices.Max(got.Slots) > 0 {
 			static++
 		}
+		unlimited := *p
+		unlimited.Limits = nil
+		if len(p.Limits) > 0 && bestTiers(&unlimited) < want {
+			full++
+		}
 	}
-	if static < 30 || static > 145 {
-		t.Errorf("%d of 150 instances have slots: they do not test both", static)
+	if static < 60 || static > 240 {
+		t.Errorf("%d of 250 instances have slots: they do not test both", static)
+	}
+	if full < 25 {
+		t.Errorf("a limit costs time in %d of 250 instances: they do not test limits", full)
 	}
 }
 
@@ -169,7 +225,13 @@ func TestTiersProperties(t *testing.T) {
 			}
 		}, equal)
 		same("more tiers", func(q *problem.Tiers) { q.MaxTiers++ }, better)
-		same("no region", func(q *problem.Tiers) { q.RegionBytes = 0 }, better)
+		same("no limits", func(q *problem.Tiers) { q.Limits = nil }, better)
+		same("smaller buffers", func(q *problem.Tiers) {
+			q.Limits = slices.Clone(p.Limits)
+			for i := range q.Limits {
+				q.Limits[i].Row, q.Limits[i].Expert = q.Limits[i].Row/2, max(1, q.Limits[i].Expert)
+			}
+		}, better)
 		same("any number of graphs", func(q *problem.Tiers) { q.MaxGraphs = 0 }, better)
 		if p.Drop {
 			same("more dropped", func(q *problem.Tiers) { q.MaxDropPPM *= 2 }, better)
@@ -188,7 +250,7 @@ func TestTiersOfPublishedSizes(t *testing.T) {
 	for _, size := range []struct {
 		layers, experts int
 		gap             float64
-	}{{32, 16, 0.02}, {48, 128, 0.2}, {61, 256, 0.3}} {
+	}{{32, 16, 0.001}, {48, 128, 0.001}, {61, 256, 0.001}} {
 		p := problem.GenerateTiers(1, size.layers, size.experts, 10)
 		start := time.Now()
 		got, err := exact.Engine{}.Tiers(t.Context(), p, problem.Limits{})
@@ -201,7 +263,7 @@ func TestTiersOfPublishedSizes(t *testing.T) {
 			got.Slots, float64(got.Objective)/1e6/float64(p.Chunks()), 100*float64(got.Objective)/float64(dynamic),
 			100*gap, got.Nodes, time.Since(start))
 		if gap > size.gap {
-			t.Errorf("%d layers of %d experts: gap %.2f %%, want at most %.2f %%", size.layers, size.experts, 100*gap,
+			t.Errorf("%d layers of %d experts: gap %.3f %%, want at most %.3f %%", size.layers, size.experts, 100*gap,
 				100*size.gap)
 		}
 	}

@@ -112,6 +112,9 @@ func (p *Tiers) MILP() (*milp.Model, *tierVars, error) {
 	if most > 0 {
 		b.atMost("tiers", float64(p.MaxTiers), used)
 		b.atMost("slots", float64(most), all)
+		for i := range p.Limits {
+			p.poseLimit(&b, vars, i)
+		}
 		if p.MaxGraphs > 0 {
 			b.atMost("graphs", float64(p.MaxGraphs), shapes)
 		}
@@ -120,6 +123,21 @@ func (p *Tiers) MILP() (*milp.Model, *tierVars, error) {
 		vars.choices = append(vars.choices, p.poseLayer(&b, vars, layer, npu))
 	}
 	return b.Model, vars, nil
+}
+
+// poseLimit adds a limit of bytes, in units of the smallest slot. A number of slots is one variable, so that a solution
+// exceeds the limit by no part of a slot.
+func (p *Tiers) poseLimit(b *builder, vars *tierVars, index int) {
+	limit := &p.Limits[index]
+	unit := float64(limit.Slot(p.Capacities[0]))
+	var taken []milp.Term
+	for tier, counts := range vars.slots {
+		for slots, variable := range counts[1:] {
+			bytes := float64(slots+1) * float64(limit.Slot(p.Capacities[tier]))
+			taken = append(taken, milp.Term{Var: variable, Coef: bytes / unit})
+		}
+	}
+	b.atMost(fmt.Sprintf("limit_%d", index+1), float64(limit.Bytes)/unit, taken)
 }
 
 // poseLayer adds a layer: its experts' slots and the time of every observed chunk.

@@ -16,6 +16,7 @@ const (
 	// TierOne is the whole of a multiplier. Sums of so many ns, multiplied by it, stay below maxTierTotal.
 	TierOne      = 1 << 10
 	maxTierTotal = 1 << 60
+	maxTierBytes = 1 << 50 // of a limit, and of what a slot takes of it
 )
 
 // Tiers is the capacity-tier problem of a mixture of experts (NPUMoE sec. 4.1 to 4.3). A processor of static shapes
@@ -30,7 +31,7 @@ const (
 //
 // and the sum of both with Serial. What is minimised is the sum over layers and observed chunks, so that the joint
 // distribution of loads counts, plus PlanNS. Without any slot neither LayerNS nor PlanNS count: that is the dynamic
-// plan, which is one of the choices.
+// plan, which is one of the choices. Limits say what slots may hold: large ones have large buffers, too.
 type Tiers struct {
 	Name       string
 	Tile       int   // capacities are multiples of it
@@ -40,9 +41,10 @@ type Tiers struct {
 
 	ExpertBytes int64 // of one expert's weights
 	GraphBytes  int64 // limit of a group, 0: none
-	RegionBytes int64 // limit of all slots in all layers, 0: none
 	MaxGraphs   int64 // limit of different graphs, each a number of experts and of rows; 0: none, -1: no room for one
 	OwnGraphs   bool  // every group is another graph, since weights are part of it
+
+	Limits []TierLimit // that all slots keep together
 
 	Drop       bool  // rows beyond a slot are left out
 	MaxDropPPM int64 // of the rows routed in a layer over all observed chunks, in parts per million
@@ -54,6 +56,36 @@ type Tiers struct {
 	ShapeNS int64     // of every different graph: its part of opening the bundle, by chunk
 
 	Layers []TierLayer
+}
+
+// TierLimit bounds what all slots hold of something together: the region of their processor, or the memory of the
+// process. Weights are resident in every layer; buffers of packed rows and of results are shared by the layers.
+type TierLimit struct {
+	Name   string
+	Bytes  int64 // at most
+	Expert int64 // bytes of an expert in a slot, in all layers together
+	Row    int64 // bytes of a row of a slot
+}
+
+// Slot is what a slot of so many rows holds.
+func (l *TierLimit) Slot(rows int) int64 { return l.Expert + l.Row*int64(rows) }
+
+// Taken is what slots, by tier, hold.
+func (l *TierLimit) Taken(p *Tiers, slots []int) (bytes int64) {
+	for tier, count := range slots {
+		bytes += int64(count) * l.Slot(p.Capacities[tier])
+	}
+	return bytes
+}
+
+// Overfull is the first limit that slots, by tier, exceed, nil where they keep all.
+func (p *Tiers) Overfull(slots []int) *TierLimit {
+	for i := range p.Limits {
+		if p.Limits[i].Taken(p, slots) > p.Limits[i].Bytes {
+			return &p.Limits[i]
+		}
+	}
+	return nil
 }
 
 // TierLayer is what was routed in one layer.
@@ -93,15 +125,22 @@ func (p *Tiers) Validate() error {
 		}
 	}
 	switch {
-	case p.ExpertBytes < 1 || p.GraphBytes < 0 || p.RegionBytes < 0 || p.MaxGraphs < -1:
-		return fail("experts of %d bytes, graphs of at most %d, a region of %d, at most %d graphs",
-			p.ExpertBytes, p.GraphBytes, p.RegionBytes, p.MaxGraphs)
+	case p.ExpertBytes < 1 || p.GraphBytes < 0 || p.MaxGraphs < -1:
+		return fail("experts of %d bytes, graphs of at most %d, at most %d graphs", p.ExpertBytes, p.GraphBytes, p.MaxGraphs)
 	case !within(p.MaxDropPPM, 0, 1e6) || !p.Drop && p.MaxDropPPM != 0:
 		return fail("at most %d parts per million are dropped, want 0..1000000, and 0 without dropping", p.MaxDropPPM)
 	case len(p.Layers) == 0 || len(p.Layers[0].Rows) == 0 || len(p.Layers[0].Rows[0]) == 0:
 		return fail("no layers, experts or observed chunks")
 	case len(p.Layers)*p.Experts()*p.Chunks() > MaxTierLoads:
 		return fail("more than %d observed loads", MaxTierLoads)
+	}
+	for i := range p.Limits {
+		limit := &p.Limits[i]
+		if !within(limit.Bytes, 1, maxTierBytes) || !within(limit.Expert, 0, maxTierBytes) ||
+			!within(limit.Row, 0, maxTierBytes/MaxTierRows) || limit.Expert+limit.Row < 1 {
+			return fail("limit %q: at most %d bytes, %d for an expert and %d for a row", limit.Name, limit.Bytes, limit.Expert,
+				limit.Row)
+		}
 	}
 	if err := p.validateTimes(); err != nil {
 		return fail("%v", err)
@@ -165,11 +204,15 @@ func (p *Tiers) validateLayer(layer *TierLayer) error {
 	return nil
 }
 
-// MostSlots is how many slots a layer may have: one for each expert, and what the region holds in all layers.
-func (p *Tiers) MostSlots() int {
+// MostSlots is how many slots a layer may have at most: one for each expert, and of the smallest tier as many as keep
+// the limits.
+func (p *Tiers) MostSlots() int { return p.MostOf(0) }
+
+// MostOf is MostSlots of one tier.
+func (p *Tiers) MostOf(tier int) int {
 	most := int64(p.Experts())
-	if p.RegionBytes > 0 {
-		most = min(most, p.RegionBytes/p.ExpertBytes/int64(len(p.Layers)))
+	for i := range p.Limits {
+		most = min(most, p.Limits[i].Bytes/p.Limits[i].Slot(p.Capacities[tier]))
 	}
 	if len(p.GroupNS[0]) == 0 || p.MaxGraphs < 0 {
 		return 0
@@ -298,6 +341,9 @@ func (p *Tiers) Broken(slots []int, choices [][]int) string {
 	}
 	if most := p.MostSlots(); all > most {
 		return fmt.Sprintf("the number of slots: %d, and there is room for %d", all, most)
+	}
+	if limit := p.Overfull(slots); limit != nil {
+		return fmt.Sprintf("%s: %d bytes, and at most %d", limit.Name, limit.Taken(p, slots), limit.Bytes)
 	}
 	groups := p.Groups()
 	for tier, count := range slots {

@@ -36,7 +36,8 @@ func (y *TierLayer) MeanLoads() []float64 {
 
 // LadderSlots are slots for the paper's choices: every expert of every layer in the smallest capacity of the ladder at
 // or above its expected load. Layers differ in how many experts that gives a tier, and have the same slots: the
-// capacity of a rank is the largest that any layer's expert of that rank needs. The ladder is part of the capacities.
+// capacity of a rank is the largest that any layer's expert of that rank needs. Where a limit has no room for the next
+// one, those after it have no slot. The ladder is part of the capacities.
 func (p *Tiers) LadderSlots(ladder []int) []int {
 	ranks := make([]int, p.Experts()) // by descending load: index into ladder
 	for l := range p.Layers {
@@ -49,7 +50,11 @@ func (p *Tiers) LadderSlots(ladder []int) []int {
 	}
 	out := make([]int, len(p.Capacities))
 	for _, at := range ranks[:p.MostSlots()] {
-		out[slices.Index(p.Capacities, ladder[at])]++
+		tier := slices.Index(p.Capacities, ladder[at])
+		if out[tier]++; p.Overfull(out) != nil {
+			out[tier]--
+			break
+		}
 	}
 	return out
 }

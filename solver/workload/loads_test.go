@@ -128,6 +128,8 @@ func TestHostileLoads(t *testing.T) {
 		{`"0 0 1 2 3`, `"00 0 1 2 3`, "whole numbers"},
 		{`"0 0 1 2 3`, `"-1 0 1 2 3`, "whole numbers"},
 		{`"0 0 1 2 3`, `"99999999 0 1 2 3`, "whole numbers"},
+		{`"0 0 1 2 3`, `"NaN 0 1 2 3`, "whole numbers"},
+		{`"0 0 1 2 3`, `"0.5 0 1 2 3`, "whole numbers"},
 		{`"model_digest": "5`, `"model_digest": "`, "64 hexadecimal"},
 		{`hetc.loads/3`, `hetc.loads/9`, "hetc.loads"},
 		{`"layer": 1,`, `"layer": 1, "saliency": ["1 2"],`, "has no saliency"},
@@ -141,6 +143,45 @@ func TestHostileLoads(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), x.want) {
 			t.Errorf("%s for %s: %v, want %q", x.new, x.old, err, x.want)
 		}
+	}
+}
+
+// A file that ends anywhere is refused, with its name.
+func TestCutLoads(t *testing.T) {
+	good, err := os.ReadFile("loads/tiny-moe-kjv.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []int{0, 1, 10, 100, len(good) / 3, len(good) / 2, len(good) - 3} {
+		if _, err := parseLoads("cut.json", good[:part]); diag.ClassOf(err) != diag.ClassInput ||
+			!strings.Contains(err.Error(), "cut.json") {
+			t.Errorf("the first %d of %d bytes: %v", part, len(good), err)
+		}
+	}
+}
+
+// Traced loads are those of one model: of another one's weights, layers or experts they are refused.
+func TestLoadsOfAnotherModel(t *testing.T) {
+	model := catalog(t, "../../testdata/models/tiny-moe-kjv")
+	defer model.Close()
+	if err := traced(t).Fits(model); err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(l *Loads){
+		"were traced with model": func(l *Loads) { l.ModelDigest = strings.Repeat("0", 64) },
+		"of 3 layers":            func(l *Loads) { l.Layers = l.Layers[:3] },
+		"with 15 experts":        func(l *Loads) { l.Experts = 15 },
+		"3 a token":              func(l *Loads) { l.ExpertsPerToken = 3 },
+		"loads are of layer 7":   func(l *Loads) { l.Layers[3].Layer = 7 },
+	} {
+		loads := traced(t)
+		change(loads)
+		if err := loads.Fits(model); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if err := traced(t).Fits(catalog(t, "qwen3-4b")); err == nil || !strings.Contains(err.Error(), "has no experts") {
+		t.Errorf("loads of experts fit qwen3-4b: %v", err)
 	}
 }
 
