@@ -381,7 +381,7 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 			m.observe(Observed{Node: st.Node, Layer: st.layer(ls.iter), Graph: st.graph, Rows: rows,
 				In: bound.bind.In, Out: bound.bind.Out})
 		}
-		if bound.dispatched != nil && !lane.virt {
+		if bound.dispatched != nil {
 			bound.dispatched.count(rows)
 		}
 		took := int64(span.End - span.Start)

@@ -307,7 +307,8 @@ var routings = map[string]func(t *testing.T, of executor.Observed, experts int){
 func TestTiersWithAnyRouting(t *testing.T) {
 	require.Slow(t)
 	a, b := cores(t)
-	for _, name := range []string{"olmoe-plain", "qwen2-moe-shared", "phimoe-default", "mixtral-full"} {
+	families := []string{"olmoe-plain", "qwen2-moe-shared", "qwen3-moe-dense-layers", "phimoe-default", "mixtral-full"}
+	for _, name := range families {
 		for routing, change := range routings {
 			for _, rows := range []int{2, 33, 512} {
 				m, ids := moeModel(t, name, rows)
