@@ -68,7 +68,8 @@ type headStages struct {
 	rows      int
 	nodes     [3]*lower.Node
 	context   int
-	densities []float64 // of each key head
+	densities []float64   // of each key head
+	decided   [3][]string // who has them without a pipeline
 }
 
 // Stages of a head.
@@ -83,6 +84,9 @@ func (s *session) headPipeline(plan *planir.Plan, section *price.Section, at int
 	stages := &headStages{rows: section.Rows, context: section.Context}
 	for i := range stages.nodes {
 		stages.nodes[i] = &section.Nodes[at-2+i]
+		for _, share := range plan.DecisionFor(stages.nodes[i].Name, stages.rows).Shares {
+			stages.decided[i] = append(stages.decided[i], share.Proc)
+		}
 	}
 	if stages.nodes[0].Op().Kind != op.Estimate || stages.nodes[0].Op().KVHeads < 2 {
 		return nil
@@ -205,10 +209,15 @@ func (s *session) orderHeads(stages *headStages) (out []orderedHeads, err error)
 }
 
 // pipelineProcs are the processors that may have the three stages: another one estimates than attends, on another thread.
+// Of a plan for some processors alone they are these, and those that have a stage because none of these executes it.
 func (s *session) pipelineProcs(stages *headStages) (out [][3]string) {
 	executes := func(stage int) (names []string) {
 		for i := range s.Procs {
 			proc, operator := &s.Procs[i], stages.nodes[stage].Op()
+			asked := len(s.in.Only) == 0 || slices.Contains(s.in.Only, proc.Name)
+			if !asked && !slices.Contains(stages.decided[stage], proc.Name) {
+				continue
+			}
 			if proc.Executes(operator.Kind) &&
 				(len(proc.KV) == 0 || !operator.Kind.Has("kv") || slices.Contains(proc.KV, operator.KV)) {
 				names = append(names, proc.Name)

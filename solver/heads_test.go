@@ -99,6 +99,30 @@ func TestHeadPipelinesTakeAsLongAsPredicted(t *testing.T) {
 	}
 }
 
+// A pipeline of a plan for some processors alone has no stage on another one, however fast that is.
+func TestHeadPipelinesOfSomeProcessors(t *testing.T) {
+	m, soc := open(t, "../testdata/arch/llama-mha"), estimator(t)
+	fast := soc.Processors[0]
+	sim := *fast.Sim
+	sim.OtherGops *= 1e3
+	fast.Name, fast.Select, fast.Cores, fast.Sim = "c9", "c9", []int{9}, &sim
+	soc.Processors = append(soc.Processors, fast)
+	for _, name := range []string{soc.Processors[0].Name, soc.Processors[1].Name} {
+		soc.Links = append(soc.Links, socs.Link{From: name, To: "c9"}, socs.Link{From: "c9", To: name})
+	}
+	in := pipelineInput(t, m, soc, 128)
+	for _, by := range []string{"", planir.ByExact} {
+		in.HeadOrder, in.Only = by, nil
+		if plan := solve(t, in).Plan; by == "" && plan.Proc("c9") == nil {
+			t.Fatal("the fastest processor has no part in the plan of all")
+		}
+		in.Only = []string{soc.Processors[0].Name, soc.Processors[1].Name}
+		if plan := solve(t, in).Plan; plan.Proc("c9") != nil {
+			t.Errorf("by %q: processor %q has a part in a plan for %q: %+v", by, "c9", in.Only, plan.Attention.Pipelines)
+		}
+	}
+}
+
 // Chunks in flight keep the pipelines of their program where they are the fastest, and take what was predicted.
 func TestHeadPipelinesInFlight(t *testing.T) {
 	require.Slow(t)
