@@ -170,10 +170,19 @@ type simulation struct {
 	Schemes map[op.Scheme]SimScheme `json:"schemes" yaml:"schemes"`
 	// 1e9 op/s of everything but matmuls, which takes max(work/rate, bytes/bandwidth)
 	OtherGops float64 `json:"other_gops" yaml:"other_gops"`
+	// Estimate is how fast scores of sparse attention are estimated; nil: as everything but matmuls.
+	Estimate *SimEstimate `json:"estimate,omitempty" yaml:"estimate,omitempty"`
 	// NoiseCV is the coefficient of variation of samples, e.g. 0.02.
 	NoiseCV float64 `json:"noise_cv,omitempty" yaml:"noise_cv,omitempty"`
 	// Infeasible lists matmul shapes the simulated compiler refuses.
 	Infeasible []ShapeRange `json:"infeasible,omitempty" yaml:"infeasible,omitempty"`
+}
+
+// SimEstimate is how fast a processor estimates the scores of sparse attention in 8 bits (op.Estimate): a launch of some
+// heads takes setup_us + max(work/peak, bytes/bandwidth), with work as op.Op.EstimateWork counts it.
+type SimEstimate struct {
+	PeakGops float64 `json:"peak_gops" yaml:"peak_gops"`                   // 1e9 op/s
+	SetupUS  float64 `json:"setup_us,omitempty" yaml:"setup_us,omitempty"` // per launch
 }
 
 // SimScheme is how fast matmuls of one scheme run: M, K and N are rounded up to Step, then the time is

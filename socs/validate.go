@@ -545,6 +545,10 @@ func (v *validator) sim(path string, proc *Processor) {
 		}
 	}
 	v.rate(path+".other_gops", sim.OtherGops)
+	if sim.Estimate != nil {
+		v.rate(path+".estimate.peak_gops", sim.Estimate.PeakGops)
+		v.number(path+".estimate.setup_us", sim.Estimate.SetupUS)
+	}
 	v.rate(strings.TrimSuffix(path, ".sim")+".bandwidth_gbps", proc.BandwidthGBps)
 	if !(sim.NoiseCV >= 0 && sim.NoiseCV <= 0.5) {
 		v.add(path+".noise_cv", "%v, want 0..0.5", sim.NoiseCV)

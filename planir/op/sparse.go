@@ -125,6 +125,16 @@ func (o Op) Launch() Launch {
 	return Launch{Rows: o.group() * rows, Keys: keys}
 }
 
+// EstimateWork is the arithmetic of an Estimate on a processor of static shapes: all its queries with all keys that any of
+// them sees, the ones that a query does not see included.
+func (o Op) EstimateWork() int64 {
+	keys := int64(max(o.Context, o.M))
+	if o.Window > 0 {
+		keys = min(keys, int64(o.Window)+int64(o.M))
+	}
+	return 2 * cells(o.M, o.Heads) * int64(o.HeadDim) * keys
+}
+
 // CountsRows reports whether operators of the kind stop at a call's last row on processors of static shapes too: what
 // depends on rows and positions their drivers compute, and rows beyond enter neither the result nor the cache.
 func (k Kind) CountsRows() bool { return k == Estimate }

@@ -197,7 +197,8 @@ func moeExecuted(ctx context.Context, rows *sheet) error {
 // virtual clock in ns, and the logits behind the last one.
 func (c *chain) execute(ctx context.Context, plan *solvedPlan, windows []quality.Window) (ns float64, last []float32,
 	err error) {
-	content, err := emit.NewContent(ctx, plan.Plan, c.input.Model, []driver.Compiler{sim.NewCompiler(c.input.SoC)})
+	content, err := emit.NewCalibrated(ctx, plan.Plan, c.input.Model, c.input.Calibration,
+		[]driver.Compiler{sim.NewCompiler(c.input.SoC)})
 	if err != nil {
 		return 0, nil, err
 	}

@@ -65,6 +65,32 @@ func TestPublishedPoints(t *testing.T) {
 	t.Log("\n" + table.String())
 }
 
+// Estimates of scores on the NPU against the three latencies that shadowAttn prints (3.4): queries [1,H,128,64] and 2048
+// keys, within 8 %. Heads in one launch share its fixed part.
+func TestPublishedEstimates(t *testing.T) {
+	s := phone(t)
+	for _, printed := range []struct {
+		heads int
+		ms    float64
+	}{{1, 2}, {2, 3}, {4, 4}} {
+		o := op.Op{Kind: op.Estimate, M: 128, Heads: printed.heads, KVHeads: printed.heads, HeadDim: 64, Context: 2048, KV: op.F16,
+			Block: op.SparseBlock}
+		got := float64(ns(t, s, "npu", o)) / 1e6
+		if off := got/printed.ms - 1; math.Abs(off) > 0.08 {
+			t.Errorf("%d heads: %.3f ms, printed %v: off by %.2g", printed.heads, got, printed.ms, off)
+		}
+		if apart := float64(printed.heads) * float64(ns(t, s, "npu", with(o, 1))) / 1e6; printed.heads > 1 && got >= apart {
+			t.Errorf("%d heads take %.3f ms in one launch, %.3f in a launch each", printed.heads, got, apart)
+		}
+	}
+}
+
+// with is the operator for so many heads.
+func with(o op.Op, heads int) op.Op {
+	o.Heads, o.KVHeads = heads, heads
+	return o
+}
+
 func TestStaircase(t *testing.T) {
 	s := phone(t)
 	for base := 32; base <= 256; base += 32 {

@@ -187,6 +187,12 @@ func (m *model) feasible(operator op.Op) error {
 func (m *model) op(o op.Op) timeline.Phase {
 	sim := m.desc.Sim
 	work := timeline.Phase{Rate: m.desc.BandwidthGBps}
+	if launch := sim.Estimate; launch != nil && o.Kind == op.Estimate {
+		work.SetupNS = 1e3 * launch.SetupUS
+		work.ComputeNS = float64(o.EstimateWork()) / launch.PeakGops
+		work.MemoryNS = float64(o.Bytes()) / work.Rate
+		return m.beside(work)
+	}
 	if !o.HasScheme() {
 		work.ComputeNS, work.MemoryNS = float64(o.Flops())/sim.OtherGops, float64(o.Bytes())/work.Rate
 		return m.beside(work)
