@@ -1,0 +1,233 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/machine"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/cmd/internal/trial"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// HeadOptions say who computes what in Heads.
+type HeadOptions struct {
+	Estimate string  // processor that estimates scores, and nothing else
+	Beside   string  // processor that computes the rest
+	Density  float64 // share of the positions that queries attend to; 0: the workload's
+}
+
+// headRow is one way to execute attention.
+type headRow struct {
+	label     string
+	soc       *socs.SoC
+	attention workload.Attention
+	order     string // of the heads, see solver.Input.HeadOrder
+	pipeline  bool   // a plan without one is refused
+}
+
+// headResult is what a plan reached with a prompt.
+type headResult struct {
+	*chunkResult
+	Prompt int `json:"prompt"`
+	// launches of estimates and turns of heads in the plan's first pipeline; 0: it has none
+	Launches int `json:"launches"`
+	Turns    int `json:"turns"`
+	// programs of prompts that attend sparsely, of all
+	Sparse   int `json:"sparse_programs"`
+	Programs int `json:"programs"`
+}
+
+// Heads measures sparse attention whose scores another processor estimates (shadowAttn 3.4): prompts with dense and with
+// sparse attention on one processor, with the estimates on another one before the rest, and with heads in a pipeline, in
+// the orders of Algorithm 1 and of an exact search, beside the plan that solve makes of all processors, in the same rounds.
+// In all but the last, operators are placed whole.
+func Heads(c *cobra.Command, ui *cli.Streams, options *Options, roles *HeadOptions, prompts []int) error {
+	ctx := c.Context()
+	from, err := options.open()
+	if err != nil {
+		return err
+	}
+	defer from.Model.Close()
+	density := roles.Density
+	if density == 0 {
+		density = from.Workload.Density
+	}
+	if density == 0 {
+		return diag.New(diag.ClassUsage, "hetc bench heads: no density is given").
+			WithHint("name it with --density, or in the workload")
+	}
+	if from.Calibration == nil {
+		if from.Calibration, err = trial.EvenHeads(from.Model, density); err != nil {
+			return err
+		}
+	}
+	rows, err := headRows(from.SoC, roles)
+	if err != nil {
+		return err
+	}
+	plans, err := headPlans(ctx, from.Input, rows, density)
+	if err != nil {
+		return err
+	}
+	for _, plan := range plans {
+		if longest := slices.Max(prompts); longest > plan.MaxContext {
+			return diag.New(diag.ClassUsage, "--prompt-len %d needs a context of as many tokens, the plan has %d", longest,
+				plan.MaxContext).WithHint("measure shorter prompts, or name a larger context in the workload")
+		}
+	}
+	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
+		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
+	}
+	opened := &fleet{model: from.Model, cal: from.Calibration, soc: from.SoC}
+	defer opened.close()
+	for i, plan := range plans {
+		if err := opened.open(ctx, rows[i].label, plan); err != nil {
+			return err
+		}
+	}
+	var results []headResult
+	simulated := false
+	for _, prompt := range prompts {
+		predicted := make([]int64, len(plans))
+		for i, plan := range plans {
+			in := from.Input
+			rows[i].edit(&in, density)
+			if predicted[i], err = predictTask(in, plan, strategyTask{prompt}, 0); err != nil {
+				return fmt.Errorf("predict %q: %w", rows[i].label, err)
+			}
+		}
+		task := *options
+		task.PromptLen = prompt
+		times, virtual, err := opened.prompts(ctx, predicted, &task)
+		if err != nil {
+			return err
+		}
+		simulated = virtual
+		for i, row := range times {
+			results = append(results, headResultOf(row, plans[i], prompt))
+		}
+	}
+	measured := "measured"
+	if simulated {
+		measured = "simulated"
+	}
+	ui.Printf("%s, %d interleaved rounds, sparse attention to %.3g %% of the positions\n", measured, options.Rounds,
+		100*density)
+	showHeads(ui, results, rows[0].label)
+	return ui.Result(map[string]any{"soc": from.SoC.Name, "simulated": simulated, "density": density,
+		"rounds": options.Rounds, "results": results})
+}
+
+// headRows are the plans to compare. The first one is what times are compared with.
+func headRows(soc *socs.SoC, roles *HeadOptions) ([]headRow, error) {
+	for _, given := range []struct{ flag, name string }{{"estimate", roles.Estimate}, {"beside", roles.Beside}} {
+		if soc.Processor(given.name) == nil {
+			return nil, diag.New(diag.ClassUsage, "--%s: unknown processor %q of SoC %q", given.flag, given.name, soc.Name)
+		}
+	}
+	if err := soc.Concurrent(roles.Estimate, roles.Beside); err != nil {
+		return nil, diag.New(diag.ClassUsage, "--estimate %s and --beside %s: %w", roles.Estimate, roles.Beside, err)
+	}
+	estimator := soc.Processor(roles.Estimate)
+	if !slices.Contains(estimator.Kinds, op.Estimate) && len(estimator.Kinds) > 0 {
+		return nil, diag.New(diag.ClassUsage, "--estimate: processor %q does not execute operator %q", roles.Estimate,
+			op.Estimate)
+	}
+	all := func(op.Kind) bool { return true }
+	estimates := func(kind op.Kind) bool { return kind == op.Estimate }
+	rest := func(kind op.Kind) bool { return kind != op.Estimate }
+	alone := withRoles(soc, roles.Beside, map[string]func(op.Kind) bool{roles.Beside: all})
+	two := withRoles(soc, roles.Beside, map[string]func(op.Kind) bool{roles.Estimate: estimates, roles.Beside: rest})
+	on := "estimates on " + roles.Estimate + ", "
+	return []headRow{
+		{label: "dense, " + roles.Beside, soc: alone, attention: workload.AttentionDense},
+		{label: "sparse, " + roles.Beside, soc: alone, attention: workload.AttentionSparse, order: solver.NoPipeline},
+		{label: on + "in order", soc: two, attention: workload.AttentionSparse, order: solver.NoPipeline},
+		{label: on + "Algorithm 1", soc: two, attention: workload.AttentionSparse, order: planir.ByGreedy, pipeline: true},
+		{label: on + "exact order", soc: two, attention: workload.AttentionSparse, order: planir.ByExact, pipeline: true},
+		{label: solvedName, attention: workload.AttentionBest},
+	}, nil
+}
+
+// edit makes of the common inputs those of a row.
+func (r *headRow) edit(in *solver.Input, density float64) {
+	in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) {
+		w.Attention, w.Density = r.attention, density
+		if r.attention == workload.AttentionDense {
+			w.Density = 0
+		}
+		w.ChunksInFlight = 0
+	})
+	in.HeadOrder = r.order
+	if r.soc != nil {
+		in.SoC = r.soc
+		in.WhatIf.OtherSoC = true // the costs are of the same processors, which now have fewer operators
+	}
+}
+
+// headPlans solves for every row.
+func headPlans(ctx context.Context, from solver.Input, rows []headRow, density float64) (plans []*planir.Plan, err error) {
+	for i := range rows {
+		row, in := &rows[i], from
+		row.edit(&in, density)
+		result, err := solver.Solve(ctx, in)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", row.label, err)
+		}
+		if row.pipeline && (result.Plan.Attention == nil || len(result.Plan.Attention.Pipelines) == 0) {
+			return nil, diag.New(diag.ClassInput, "bench heads, %q: no heads pass through a pipeline: %v", row.label,
+				result.Warnings)
+		}
+		plans = append(plans, result.Plan)
+	}
+	return plans, nil
+}
+
+// headResultOf adds what the plan decided about attention to what it reached.
+func headResultOf(row *chunkResult, plan *planir.Plan, prompt int) headResult {
+	out := headResult{chunkResult: row, Prompt: prompt}
+	for _, program := range plan.Program.Programs {
+		if program.Phase == "prefill" && !program.Batch() {
+			out.Programs++
+			if plan.Sparse(program.Rows) {
+				out.Sparse++
+			}
+		}
+	}
+	if plan.Attention != nil && len(plan.Attention.Pipelines) > 0 {
+		pipeline := &plan.Attention.Pipelines[0]
+		out.Launches, out.Turns = len(pipeline.Launches), len(pipeline.Turns)
+	}
+	return out
+}
+
+// showHeads prints a line for every plan and prompt. first is the plan that times are compared with.
+func showHeads(ui *cli.Streams, results []headResult, first string) {
+	var rows [][]string
+	for _, result := range results {
+		heads := "-"
+		if result.Launches > 0 {
+			heads = fmt.Sprintf("%d launches, %d turns", result.Launches, result.Turns)
+		}
+		row := []string{fmt.Sprint(result.Prompt), result.Plan, fmt.Sprintf("%d of %d", result.Sparse, result.Programs), heads,
+			fmt.Sprintf("%.2f", result.MS), fmt.Sprintf("%.2f..%.2f", result.Low, result.High), "-", "-",
+			fmt.Sprintf("%.3f", 1/result.Ratio)}
+		if result.Predicted > 0 {
+			row[6] = fmt.Sprintf("%.2f", result.Predicted)
+			row[7] = fmt.Sprintf("%+.1f %%", 100*(result.Predicted/result.MS-1))
+		}
+		rows = append(rows, row)
+	}
+	ui.Table([]string{">prompt", "attention", "sparse programs", "pipeline", ">ms", ">95 % interval", ">predicted",
+		">error", ">" + first + " / this"}, rows)
+}
