@@ -85,6 +85,7 @@ var pipelineFaults = map[string]struct {
 	"attention before its cache":   {"P009", func(p *planir.Plan) { pipelineSteps(p, "b")[0].Wait = nil }},
 	"heads of another launch":      {"P032", func(p *planir.Plan) { pipelineSteps(p, "b")[0].Heads = &[2]int{0, 1} }},
 	"scores of another head":       {"P010", func(p *planir.Plan) { steps := pipelineSteps(p, "b"); steps[0].Out = steps[1].Out }},
+	"keys that another one caches": {"P003", func(p *planir.Plan) { p.Proc("b").OwnMemory = true }},
 	"no positions for one of them": {"P010", func(p *planir.Plan) { steps := pipelineSteps(p, "a"); steps[0].Out = steps[2].Out }},
 }
 

@@ -91,7 +91,8 @@ func profiled(t *testing.T, s *socs.SoC, m *models.Model, w *workload.Workload) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	requests, err := profiler.Requests(s, m, profiler.Want{Buckets: needs.Buckets, Schemes: needs.Schemes, MaxContext: needs.Context, Densities: needs.Densities})
+	requests, err := profiler.Requests(s, m, profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.Schemes, MaxContext: needs.Context,
+		Caches: needs.Caches, Densities: needs.Densities})
 	if err != nil {
 		t.Fatal(err)
 	}

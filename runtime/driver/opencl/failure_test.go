@@ -9,11 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hetc/hetc/internal/clapi"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/native"
 	"github.com/hetc/hetc/internal/require"
@@ -379,4 +381,73 @@ func FuzzRun(f *testing.F) {
 		}
 		_, _ = p.Run(exe, b)
 	})
+}
+
+// An artifact of an estimate without its kernels, of another operator than its sources, or with scales that make no sense
+// is refused with the reason, and the processor stays usable.
+func TestEstimateArtifactsRefused(t *testing.T) {
+	p := openFirst(t, nil)
+	operator := op.Op{Kind: op.Estimate, M: 40, Heads: 4, KVHeads: 2, HeadDim: 16, Context: 96, KV: op.F32, Block: op.SparseBlock}
+	graph := op.Single(operator, "")
+	heads := func(change func(numbers []float32)) driver.Weights {
+		numbers := op.SparseHeads(slices.Repeat([]op.SparseHead{{QueryScale: 0.1, KeyScale: 0.2, Share: 0.3}}, operator.Heads))
+		if change != nil {
+			change(numbers)
+		}
+		region, err := mem.Alloc(4*len(numbers), driver.Align)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(region.Bytes(), mem.Bytes(numbers))
+		return driver.Weights{{Spec: graph.Weights[0], Bytes: region.Bytes()}}
+	}
+	changed := func(change func(code *kernel.Code)) driver.Artifact {
+		code, err := kernel.Compile(op.Single(operator, ""), func(string) string { return "" })
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(code)
+		data, err := code.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return driver.Artifact{Driver: Name, Code: data}
+	}
+	good := artifact(t, graph, nil)
+	exe, err := p.Load(t.Context(), good, heads(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer exe.Close()
+	for what, c := range map[string]struct {
+		artifact driver.Artifact
+		weights  driver.Weights
+		want     string
+	}{
+		"no kernels": {changed(func(code *kernel.Code) { code.Programs = nil }), heads(nil), "kernel"},
+		"kernels of nothing": {artifact(t, graph, func(string) string { return "__kernel void other(__global int *x) { x[0] = 1; }" }),
+			heads(nil), "estimate"},
+		"another version": {changed(func(code *kernel.Code) { code.Version++ }), heads(nil), "version"},
+		"no block":        {changed(func(code *kernel.Code) { code.Graph.Nodes[0].Op.Block = 0 }), heads(nil), "block"},
+		"more heads":      {changed(func(code *kernel.Code) { code.Graph.Nodes[0].Op.Heads = 8 }), heads(nil), "parse artifact"},
+		"a giant context": {changed(func(code *kernel.Code) { code.Graph.Nodes[0].Op.Context = 1 << 40 }), heads(nil), "context"},
+		"half of it":      {driver.Artifact{Driver: Name, Code: good.Code[:len(good.Code)/2]}, heads(nil), "parse artifact"},
+		"no weights":      {good, nil, "weights"},
+		"a scale of zero": {good, heads(func(n []float32) { n[0] = 0 }), "scale of queries is 0"},
+		"a NaN":           {good, heads(func(n []float32) { n[4] = float32(math.NaN()) }), "scale of keys is NaN"},
+		"an infinity":     {good, heads(func(n []float32) { n[1] = float32(math.Inf(1)) }), "scale of keys is +Inf"},
+		"a share below 0": {good, heads(func(n []float32) { n[2] = -1 }), "share of positions is -1"},
+	} {
+		if exe, err := p.Load(t.Context(), c.artifact, c.weights); err == nil {
+			exe.Close()
+			t.Errorf("%s: it is loaded", what)
+		} else if !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) == diag.ClassInternal {
+			t.Errorf("%s: got %v, want %q", what, err, c.want)
+		}
+	}
+	sum, b := addition(t, p, nil)
+	if _, err := p.Run(sum, b); err != nil {
+		t.Fatal(err)
+	}
+	sums(t, b)
 }

@@ -13,7 +13,9 @@ import (
 // Whatever the bytes of an artifact are, they are refused, or a model that is written as the same bytes.
 func FuzzParse(f *testing.F) {
 	embed := op.Single(op.Op{Kind: op.Embed, M: 3, K: 7, N: 8, Table: op.BF16, Scale: 2}, "")
-	graphs := []*op.Graph{&embed}
+	estimate := op.Single(op.Op{Kind: op.Estimate, M: 40, Heads: 4, KVHeads: 2, HeadDim: 16, Context: 96, KV: op.F32,
+		Block: op.SparseBlock}, op.OnnxLayout)
+	graphs := []*op.Graph{&embed, &estimate}
 	for _, s := range capabilities(nil, signed, true).Schemes {
 		graphs = append(graphs, chained(2, s, true))
 	}

@@ -1,6 +1,7 @@
 package ort
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -201,5 +202,101 @@ func TestVerifyRefuses(t *testing.T) {
 	attr(at(m, "n0.cast"), "to", 16)
 	if err := verify(m, &table); err == nil || !strings.Contains(err.Error(), "another type than float32") {
 		t.Errorf("a table in bfloat16: %v", err)
+	}
+}
+
+// An artifact of an estimate that multiplies something else, or more than codes, is refused before the library sees it, and
+// so is one whose operands are not those of its launches.
+func TestEstimateArtifactsRefused(t *testing.T) {
+	operator := op.Op{Kind: op.Estimate, M: 40, Heads: 4, KVHeads: 2, HeadDim: 16, Context: 96, KV: op.F32, Block: op.SparseBlock}
+	graph := op.Single(operator, op.OnnxLayout)
+	good := modelOf(t, &graph).Marshal()
+	if _, err := parse(good); err != nil {
+		t.Fatal(err)
+	}
+	at := func(m *onnx.Model, name string) *onnx.Node {
+		i := slices.IndexFunc(m.Graph.Nodes, func(n onnx.Node) bool { return n.Name == name })
+		if i < 0 {
+			t.Fatalf("no node %q", name)
+		}
+		return &m.Graph.Nodes[i]
+	}
+	of := func(m *onnx.Model, change func(o *op.Op, g *op.Graph)) {
+		other := operator
+		g := op.Single(other, op.OnnxLayout)
+		change(&g.Nodes[0].Op, &g)
+		text, err := json.Marshal(&g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(m.Props, func(p onnx.Prop) bool { return p.Key == "hetc.graph" })
+		m.Props[i].Value = string(text)
+	}
+	for what, c := range map[string]struct {
+		change func(m *onnx.Model)
+		want   string
+	}{
+		"another zero point": {func(m *onnx.Model) {
+			name := at(m, "n0").In[2]
+			for i := range m.Graph.Initializers {
+				if m.Graph.Initializers[i].Name == name {
+					m.Graph.Initializers[i].Raw = []byte{0}
+				}
+			}
+		}, "MatMulInteger"},
+		"keys that are not transposed": {func(m *onnx.Model) { at(m, "n0.columns").Attrs = nil }, "perm"},
+		"queries of the keys":          {func(m *onnx.Model) { at(m, "n0.queries").In[0] = "i1" }, "n0.queries"},
+		"no zero points":               {func(m *onnx.Model) { at(m, "n0").In = at(m, "n0").In[:2] }, "MatMulInteger"},
+		"products in float": {func(m *onnx.Model) {
+			n := at(m, "n0")
+			n.Op, n.In = "MatMul", n.In[:2]
+		}, "want MatMulInteger"},
+		"a product of another node": {func(m *onnx.Model) {
+			m.Graph.Nodes = append(m.Graph.Nodes, onnx.Node{Name: "n1", Op: "Identity", In: []string{"i0"}, Out: []string{"x"}})
+		}, `"n1"`},
+		"one node too many": {func(m *onnx.Model) {
+			m.Graph.Nodes = append(m.Graph.Nodes, onnx.Node{Name: "n0.more", Op: "Identity", In: []string{"i0"}, Out: []string{"x"}})
+		}, `"n0.more"`},
+		"no products": {func(m *onnx.Model) {
+			m.Graph.Nodes = slices.DeleteFunc(m.Graph.Nodes, func(n onnx.Node) bool { return n.Name == "n0" })
+		}, `no node "n0"`},
+		"constant products": {func(m *onnx.Model) { at(m, "n0.shape").In[0] = at(m, "n0.shape").In[1] }, "n0.shape"},
+		"a weight outside": {func(m *onnx.Model) {
+			m.Graph.Initializers = append(m.Graph.Initializers, onnx.Tensor{Name: "w0", Type: onnx.Float32, Dims: []int64{1, 12},
+				External: &onnx.External{Location: "weights", Length: 48}})
+		}, `initializer "w0"`},
+		"another input":    {func(m *onnx.Model) { m.Graph.Inputs = append(m.Graph.Inputs, m.Graph.Inputs[0]) }, "3 inputs"},
+		"fewer keys":       {func(m *onnx.Model) { m.Graph.Inputs[1].Dims[0]-- }, `input "i1"`},
+		"products of i64":  {func(m *onnx.Model) { m.Graph.Outputs[0].Type = onnx.Int64 }, `output "o0"`},
+		"other heads":      {func(m *onnx.Model) { of(m, func(o *op.Op, _ *op.Graph) { o.KVHeads = 4 }) }, "parse graph"},
+		"no block":         {func(m *onnx.Model) { of(m, func(o *op.Op, _ *op.Graph) { o.Block = 0 }) }, "block"},
+		"a giant context":  {func(m *onnx.Model) { of(m, func(o *op.Op, _ *op.Graph) { o.Context = 1 << 40 }) }, "context"},
+		"a context of its": {func(m *onnx.Model) { of(m, func(o *op.Op, _ *op.Graph) { o.Context = 97 }) }, "parse graph"},
+		"a smaller launch": {func(m *onnx.Model) {
+			other := operator
+			other.Context = 32
+			g := op.Single(other, op.OnnxLayout)
+			text, err := json.Marshal(&g)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.Props[slices.IndexFunc(m.Props, func(p onnx.Prop) bool { return p.Key == "hetc.graph" })].Value = string(text)
+		}, "i1"},
+		"an estimate beside another operator": {func(m *onnx.Model) {
+			of(m, func(_ *op.Op, g *op.Graph) {
+				value := op.Value{Name: "z", Type: op.F32, Rows: 1, Cols: 1}
+				g.Inputs, g.Outputs = append(g.Inputs, value), append(g.Outputs, op.Value{Name: "y", Type: op.F32, Rows: 1, Cols: 1})
+				g.Nodes = append(g.Nodes, op.Node{Op: op.Op{Kind: op.Copy, M: 1, N: 1}, In: []string{"z"}, Out: []string{"y"}})
+			})
+		}, ""},
+	} {
+		m, err := onnx.Parse(good)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.change(m)
+		if _, err = parse(m.Marshal()); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", what, err, c.want)
+		}
 	}
 }

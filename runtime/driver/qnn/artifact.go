@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/internal/ortapi"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/scores"
 )
 
 // Metadata of an artifact.
@@ -55,10 +56,13 @@ func parse(code []byte) (*model, error) {
 	if out.graph, err = driver.ParseGraph([]byte(text)); err != nil {
 		return nil, err
 	}
-	if out.graph.Estimate() != nil {
+	if operator := out.graph.Estimate(); operator != nil {
 		text, _ := parsed.Prop(keyHeads)
 		if err := json.Unmarshal([]byte(text), &out.heads); err != nil {
 			return nil, again("the scales of the estimate's heads, metadata %q, cannot be read: %w", keyHeads, err)
+		}
+		if _, err := scores.Heads(*operator, out.heads); err != nil {
+			return nil, again("metadata %q: %w", keyHeads, err)
 		}
 	}
 	text, ok = parsed.Prop(keyToken)

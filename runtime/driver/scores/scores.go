@@ -51,11 +51,8 @@ type cacheView struct {
 	context int    // positions of a head
 }
 
-// New prepares an estimate with the values of its weight "heads". The operands of launches are memory of the caller's,
-// of the shapes that op.Op.Operands says: queries and keys are written before a launch, products are read after it.
-func New[T int32 | float32](operator op.Op, weight []float32, queries, keys []byte, products []T) (*Estimate[T], error) {
-	e := &Estimate[T]{op: operator, launch: operator.Launch(), group: operator.Heads / operator.KVHeads,
-		queries: queries, keys: keys, products: products, key: make([]float32, operator.HeadDim)}
+// Heads reads the weight "heads" of an estimate, and refuses numbers that make no sense.
+func Heads(operator op.Op, weight []float32) (heads []op.SparseHead, err error) {
 	if want := 3 * operator.Heads; len(weight) != want {
 		return nil, fmt.Errorf("the scales of heads are %d numbers, want %d", len(weight), want)
 	}
@@ -64,7 +61,19 @@ func New[T int32 | float32](operator op.Op, weight []float32, queries, keys []by
 		if err != nil {
 			return nil, err
 		}
-		e.heads = append(e.heads, numbers)
+		heads = append(heads, numbers)
+	}
+	return heads, nil
+}
+
+// New prepares an estimate with the values of its weight "heads". The operands of launches are memory of the caller's,
+// of the shapes that op.Op.Operands says: queries and keys are written before a launch, products are read after it.
+func New[T int32 | float32](operator op.Op, weight []float32, queries, keys []byte, products []T) (*Estimate[T], error) {
+	e := &Estimate[T]{op: operator, launch: operator.Launch(), group: operator.Heads / operator.KVHeads,
+		queries: queries, keys: keys, products: products, key: make([]float32, operator.HeadDim)}
+	var err error
+	if e.heads, err = Heads(operator, weight); err != nil {
+		return nil, err
 	}
 	for i, value := range operator.Operands(op.F32) {
 		have := []int{len(queries), len(keys), len(products)}[i]
