@@ -442,7 +442,7 @@ func (s *session) tiersBy(ctx context.Context, dynamic *Result, rule TierRule, a
 		if all {
 			return nil, err
 		}
-		left := append(decided.left, fmt.Sprintf("no plan has room for them: %v", err))
+		left := append(slices.Clone(decided.left), fmt.Sprintf("no plan has room for them: %v", err))
 		return dynamic.without(left, decided.reports), nil
 	}
 }

@@ -188,8 +188,8 @@ func textsOf(value reflect.Value, texts map[string][]string) {
 			textsOf(value.Elem(), texts)
 		}
 	case reflect.Struct:
-		for i := range value.NumField() {
-			textsOf(value.Field(i), texts)
+		for _, field := range value.Fields() {
+			textsOf(field, texts)
 		}
 	case reflect.Slice:
 		for i := range value.Len() {
