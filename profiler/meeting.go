@@ -79,7 +79,7 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 		}
 	}()
 	for _, name := range names {
-		for _, wait := range capability.Waitings {
+		for _, wait := range waysToWait(proc) {
 			one := &meeting{wait: wait, completion: name, options: p.completions[proc.Name][name]}
 			for _, columns := range meetingColumns {
 				lane, opened, err := p.meet(ctx, run, proc, one, columns)
@@ -112,7 +112,8 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 		}
 	}
 	best = bestMeeting(list)
-	// A device of the CPU's cores shares them with the thread that waits, which a call that is met alone does not show.
+	// A device of the CPU's cores shares caches and memory with the thread that waits, which a call that is met alone does
+	// not show.
 	if partner := p.partner(run, proc); partner != nil && len(proc.Cores) > 0 {
 		if best, err = p.bestRelay(ctx, run, partner, proc, list); err != nil {
 			return nil, err
@@ -123,6 +124,15 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 	}
 	p.chooseMeeting(proc, list, best, launchNS)
 	return best, nil
+}
+
+// waysToWait are those that may be best for a device. One that is made of cores of the CPU is waited for by its event: a
+// lane that asks again and again slows its threads down in a whole program, which single turns do not show.
+func waysToWait(proc *socs.Processor) []capability.Waiting {
+	if len(proc.Cores) > 0 {
+		return []capability.Waiting{capability.WaitEvent}
+	}
+	return capability.Waitings
 }
 
 // bestMeeting is the way with the least relative time over all lengths; of those that are alike the one that takes least

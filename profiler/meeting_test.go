@@ -2,6 +2,7 @@ package profiler
 
 import (
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/drivertest"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/socs"
 )
 
 // slowQueue is an asynchronous processor on a clock of its own: what submitting, executing and noticing an end take in ns.
@@ -117,6 +119,16 @@ func TestBestMeeting(t *testing.T) {
 		if got := bestMeeting(c.list); got.wait != c.want {
 			t.Errorf("got %q, want %q", got.wait, c.want)
 		}
+	}
+}
+
+// A device of the CPU's cores loses speed to a lane that asks.
+func TestWaysToWait(t *testing.T) {
+	if got := waysToWait(&socs.Processor{Cores: []int{1}}); !slices.Equal(got, []capability.Waiting{capability.WaitEvent}) {
+		t.Errorf("a device of a core: %q", got)
+	}
+	if got := waysToWait(&socs.Processor{}); len(got) != len(capability.Waitings) {
+		t.Errorf("a device of its own: %q", got)
 	}
 }
 
