@@ -85,10 +85,7 @@ func newBenchStrategies(ui *cli.Streams) *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&options.Model, "model", "", "model directory with weights")
-	flags.StringVar(&options.SoC, "soc", "", "SoC file")
-	flags.StringVar(&options.Record, "record", "", "record of hetc profile, from which every plan is solved")
-	flags.StringVar(&options.Workload, "workload", "", "workload file")
+	solvedFlags(cmd, &options)
 	flags.StringVar(&options.Calibration, "calibration", "", "calibration that plans are made with")
 	flags.IntSliceVar(&prompts, "prompt-len", []int{64, 256, 300, 1024}, "tokens of the prompts")
 	flags.IntVar(&options.Gen, "gen", 32, "tokens to decode after the shortest prompt")
@@ -116,16 +113,22 @@ func newBenchExperts(ui *cli.Streams) *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&options.Model, "model", "", "model directory with weights")
-	flags.StringVar(&options.SoC, "soc", "", "SoC file with a processor of static shapes")
-	flags.StringVar(&options.Record, "record", "", "record of hetc profile, from which every plan is solved")
-	flags.StringVar(&options.Workload, "workload", "", "workload file")
+	solvedFlags(cmd, &options)
 	flags.StringVar(&options.Loads, "loads", "", "loads of experts, of hetc loads")
 	flags.StringVar(&options.Calibration, "calibration", "", "calibration that plans are made with")
 	flags.IntSliceVar(&prompts, "prompt-len", []int{256}, "tokens of the prompts")
 	flags.IntVar(&options.Gen, "gen", 0, "tokens to decode after the shortest prompt; 0: prompts alone")
 	flags.IntVar(&options.Rounds, "rounds", 7, "measured rounds, after one that is not counted")
 	return cmd
+}
+
+// solvedFlags are those of the benches that solve every plan they measure from one record.
+func solvedFlags(cmd *cobra.Command, options *bench.Options) {
+	flags := cmd.Flags()
+	flags.StringVar(&options.Model, "model", "", "model directory with weights")
+	flags.StringVar(&options.SoC, "soc", "", "SoC file")
+	flags.StringVar(&options.Record, "record", "", "record of hetc profile, from which every plan is solved")
+	flags.StringVar(&options.Workload, "workload", "", "workload file")
 }
 
 // newBenchChunks answers what chunks in flight are worth: llm.npu's own experiment.
@@ -148,10 +151,7 @@ func newBenchChunks(ui *cli.Streams) *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&options.Model, "model", "", "model directory with weights")
-	flags.StringVar(&options.SoC, "soc", "", "SoC file")
-	flags.StringVar(&options.Record, "record", "", "record of hetc profile, from which every plan is solved")
-	flags.StringVar(&options.Workload, "workload", "", "workload file")
+	solvedFlags(cmd, &options)
 	flags.StringVar(&options.Calibration, "calibration", "", "calibration that plans are made with")
 	flags.StringVar(&products, "products", "", "processor that computes all products, and nothing else")
 	flags.IntVar(&options.PromptLen, "prompt-len", 1024, "tokens of the prompt")
@@ -185,10 +185,7 @@ func newBenchOutliers(ui *cli.Streams) *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&options.Model, "model", "", "model directory with weights")
-	flags.StringVar(&options.SoC, "soc", "", "SoC file")
-	flags.StringVar(&options.Record, "record", "", "record of hetc profile, from which every plan is solved")
-	flags.StringVar(&options.Workload, "workload", "", "workload file")
+	solvedFlags(cmd, &options)
 	flags.StringVar(&options.Calibration, "calibration", "", "calibration with the static scales (default: of the prompt)")
 	flags.StringVar(&roles.Products, "products", "", "processor that computes products with static scales")
 	flags.StringVar(&roles.Beside, "beside", "", "processor that computes outliers and the rest")
@@ -224,10 +221,7 @@ func newBenchHeads(ui *cli.Streams) *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&options.Model, "model", "", "model directory with weights")
-	flags.StringVar(&options.SoC, "soc", "", "SoC file")
-	flags.StringVar(&options.Record, "record", "", "record of hetc profile, from which every plan is solved")
-	flags.StringVar(&options.Workload, "workload", "", "workload file")
+	solvedFlags(cmd, &options)
 	flags.StringVar(&options.Calibration, "calibration", "", "calibration of attention (default: all heads alike)")
 	flags.StringVar(&roles.Estimate, "estimate", "", "processor that estimates scores, and nothing else")
 	flags.StringVar(&roles.Beside, "beside", "", "processor that computes the rest")
