@@ -180,6 +180,9 @@ func q4Rows256(name string, block int, vnni bool) {
 		zero256(y[:4*m]...)
 		Label(id + "_start")
 		input.set(row)
+		scale := func(half int, scales Mem) {
+			q4Scale256(m, half, vnni, scales, one, q4Sums{sums, ldsums}, iacc, facc)
+		}
 		step := func(scales Mem) {
 			for half := range 2 {
 				for row := range m {
@@ -207,29 +210,7 @@ func q4Rows256(name string, block int, vnni bool) {
 						}
 					}
 				}
-				// dot = sum - 8*sums[b]; scales of columns 8*half and 16+8*half
-				low, high := scales, scales
-				low.Disp, high.Disp = scales.Disp+16*half, scales.Disp+32+16*half
-				VCVTPH2PS(low, weight)
-				VCVTPH2PS(high, nib)
-				for row := range m {
-					if row == 0 {
-						VPBROADCASTD(Mem{Base: sums}, act)
-					} else {
-						VPBROADCASTD(Mem{Base: sums, Index: ldsums, Scale: 1}, act)
-					}
-					VPSLLD(I8(3), act, act)
-					for number, src := range []reg.VecPhysical{weight, nib} {
-						if vnni {
-							VPSUBD(act, iacc(row, number), tmp)
-						} else {
-							VPMADDWD(one, iacc(row, number), tmp)
-							VPSUBD(act, tmp, tmp)
-						}
-						VCVTDQ2PS(tmp, tmp)
-						VFMADD231PS(src, tmp, facc(row, 2*number+half))
-					}
-				}
+				scale(half, scales)
 			}
 		}
 		// A block of 32 is one step, followed by its 64 bytes of scales; a block of 128 is four
@@ -266,6 +247,37 @@ func q4Rows256(name string, block int, vnni bool) {
 		VZEROUPPER()
 		RET()
 	})
+}
+
+// q4Sums are where the sums of a block of activations lie: of the first row, and how far on that of the next one is.
+type q4Sums struct{ first, pitch reg.GPVirtual }
+
+// q4Scale256 adds half of a step's integer sums to the float32 sums of q4Rows256, with the scales of columns 8*half to
+// 8*half+7 and 16+8*half on: product = sum - 8 * sum of the activations.
+func q4Scale256(m, half int, vnni bool, scales, one Mem, sums q4Sums, iacc, facc func(row, number int) reg.VecPhysical) {
+	weight, nib, act, tmp := y[12], y[13], y[14], y[15]
+	low, high := scales, scales
+	low.Disp, high.Disp = scales.Disp+16*half, scales.Disp+32+16*half
+	VCVTPH2PS(low, weight)
+	VCVTPH2PS(high, nib)
+	for row := range m {
+		if row == 0 {
+			VPBROADCASTD(Mem{Base: sums.first}, act)
+		} else {
+			VPBROADCASTD(Mem{Base: sums.first, Index: sums.pitch, Scale: 1}, act)
+		}
+		VPSLLD(I8(3), act, act)
+		for number, src := range []reg.VecPhysical{weight, nib} {
+			if vnni {
+				VPSUBD(act, iacc(row, number), tmp)
+			} else {
+				VPMADDWD(one, iacc(row, number), tmp)
+				VPSUBD(act, tmp, tmp)
+			}
+			VCVTDQ2PS(tmp, tmp)
+			VFMADD231PS(src, tmp, facc(row, 2*number+half))
+		}
+	}
 }
 
 // q4Single256 is the body of q4Rows256 for one row, whose integer sums of all columns fit in registers: it goes over the
