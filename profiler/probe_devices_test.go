@@ -3,7 +3,6 @@ package profiler
 import (
 	"context"
 	"errors"
-	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -93,21 +92,13 @@ func TestProbeDescribesDevices(t *testing.T) {
 		facts[fact.Name] = fact.Value
 	}
 	prefix := factPrefix(gpu.Name)
-	least := math.Inf(1)
 	for _, wait := range []string{"sleep", "poll", "event"} {
 		if facts[prefix+"meeting_1_us_"+wait] <= 0 || facts[prefix+"meeting_1048576_us_"+wait] <= 0 {
 			t.Errorf("meetings by %q are not among the facts %v", wait, facts)
 		}
-		least = min(least, facts[prefix+"meeting_1_us_"+wait])
 	}
 	if plan := check.Proc(gpu); plan.Wait != gpu.Wait || gpu.SubmitUS <= 0 {
 		t.Errorf("the plan waits by %q, the SoC says %q; submitting takes %v us", plan.Wait, gpu.Wait, gpu.SubmitUS)
-	}
-	out, _ := soc.Link(host0, gpu.Name)
-	back, _ := soc.Link(gpu.Name, host0)
-	if sum := out.HandoverUS + gpu.LaunchUS + back.HandoverUS; sum < 0.99*least {
-		t.Errorf("there %v us, launch %v, back %v: less than the fastest meeting, %v", out.HandoverUS, gpu.LaunchUS,
-			back.HandoverUS, least)
 	}
 	// What the card and each group of cores reach together.
 	for i := range soc.Processors {
