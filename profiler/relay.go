@@ -15,14 +15,18 @@ import (
 )
 
 // What handing over to a device and back takes is measured as a program pays it: by the executor's own lanes, with work
-// in between. A thread of one processor adds two vectors, the device adds two vectors that wait for it, and the thread
-// goes on once it knows that the device is done. What a turn takes beyond both additions is the way there and back;
-// what the submission takes of it is the way there. Each turn has vectors of its own, more than the caches hold, as the
-// weights of a model are. A call that is met alone, right after the one before it, costs less: the device's threads
-// have not gone to sleep then, nor the caches forgotten what enqueuing needs.
+// in between. A thread of one processor adds two vectors, the device adds two vectors that wait for it, the thread adds
+// others beside it, and goes on once it knows that the device is done. What a turn takes beyond the first addition and
+// the longer one of the others is the way there and back; what the submission takes of it is the way there. Each turn has
+// vectors of its own, more than the caches hold, as the weights of a model are; those that are added beside the device
+// stay in the cache, and leave it the memory. A call that is met alone, right after the one before it, costs less: the
+// device's threads have not gone to sleep then, nor the caches forgotten what enqueuing needs.
+//
+// Prices are means over all turns, because what a program pays is a sum of hand-overs, of which a few may take many
+// times as long as most.
 const (
 	relayTurns  = 32
-	relayRounds = 15
+	relayRounds = 41
 	relayWarm   = 2
 	// Vectors of the additions: both processors are busy for a while, as in a step of one row.
 	relayColumns = 1 << 18
@@ -67,7 +71,7 @@ func (p *prober) relay(ctx context.Context, run *runner, own, device *socs.Proce
 			device.Name)
 	}
 	lanes, err := executor.NewRelay(thread.proc, queue, how.wait, p.besideControl(own), executor.RelayWork{
-		Before: thread.calls, Call: queued.calls})
+		Before: thread.calls, Meanwhile: slices.Repeat(thread.calls[:1], len(queued.calls)), Call: queued.calls})
 	if err != nil {
 		return out, err
 	}
@@ -80,12 +84,12 @@ func (p *prober) relay(ctx context.Context, run *runner, own, device *socs.Proce
 		}
 		if round >= 0 {
 			submit = append(submit, float64(got.Submit))
-			beyond = append(beyond, float64(got.Turn-got.Before-got.Call))
+			beyond = append(beyond, float64(got.Turn-got.Before-max(got.Meanwhile, got.Call)))
 			core = append(core, float64(got.Core))
 		}
 	}
-	out = handovers{there: stat.Median(submit), core: stat.Median(core)}
-	out.back = max(0, stat.Median(beyond)-out.there)
+	out = handovers{there: stat.Mean(submit), core: stat.Mean(core)}
+	out.back = max(0, stat.Mean(beyond)-out.there)
 	return out, nil
 }
 

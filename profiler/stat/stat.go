@@ -43,12 +43,12 @@ func Summarise(samples []float64) (Summary, error) {
 	sorted := slices.Clone(samples)
 	slices.Sort(sorted)
 	out := Summary{
-		N: len(sorted), Min: sorted[0], Median: middle(sorted), Mean: mean(sorted),
+		N: len(sorted), Min: sorted[0], Median: middle(sorted), Mean: Mean(sorted),
 		P90: quantile(sorted, 0.9),
 	}
 	out.MAD = mad(sorted, out.Median)
 	quarter := len(sorted) / 4
-	out.Midmean = mean(sorted[quarter : len(sorted)-quarter])
+	out.Midmean = Mean(sorted[quarter : len(sorted)-quarter])
 	var i int
 	i, out.Coverage = interval(len(sorted))
 	out.Low, out.High = sorted[i], sorted[len(sorted)-1-i]
@@ -84,8 +84,8 @@ func middle(sorted []float64) float64 {
 	return a + (b-a)/2
 }
 
-// mean is the arithmetic mean of at least one value.
-func mean(xs []float64) float64 {
+// Mean is the arithmetic mean of at least one value.
+func Mean(xs []float64) float64 {
 	sum := 0.0
 	for _, value := range xs {
 		sum += value

@@ -13,10 +13,10 @@ import (
 
 // Relay is two lanes whose steps depend on each other in turn, to measure what handing over takes in a program: a
 // processor that computes on its lane's thread, and an asynchronous one. In every turn the first one computes, the
-// asynchronous one gets a call that waits for it, and the first one goes on once that call is known to be done. Between
-// two calls the asynchronous processor has nothing to do, and between two steps the thread has nothing to do, as in a
-// program of one-row steps: what either does when it is idle (threads go to sleep, clocks and caches change) is part of
-// what a hand-over takes, and is not seen where calls follow each other at once.
+// asynchronous one gets a call that waits for it, the first one computes beside that call, and goes on once the call is
+// known to be done. Between two calls the asynchronous processor has nothing to do, as in a program of one-row steps:
+// what it does when it is idle (threads go to sleep, clocks and caches change) is part of what a hand-over takes, and is
+// not seen where calls follow each other at once. Nor would a call be seen that begins only when the thread stops.
 type Relay struct {
 	m      *Machine
 	s      *section
@@ -33,7 +33,7 @@ type RelayCall struct {
 // each turn, so that operands can be in no cache. Each list has as many as there are turns.
 type RelayWork struct {
 	Before    []RelayCall // of the processor with a thread, which the call waits for
-	Meanwhile []RelayCall // of the same processor, beside the call; nil: nothing
+	Meanwhile []RelayCall // of the same processor, beside the call
 	Call      []RelayCall // of the asynchronous processor
 }
 
@@ -68,7 +68,7 @@ func (q *timedQueue) Submit(exe driver.Executable, bind *driver.Bindings) (drive
 func NewRelay(own driver.Processor, device driver.Asynchronous, wait capability.Waiting, fed bool,
 	work RelayWork) (*Relay, error) {
 	turns := len(work.Call)
-	if turns == 0 || len(work.Before) != turns || work.Meanwhile != nil && len(work.Meanwhile) != turns {
+	if turns == 0 || len(work.Before) != turns || len(work.Meanwhile) != turns {
 		return nil, diag.New(diag.ClassInternal, "relay of %d steps, %d beside and %d calls, want as many of each",
 			len(work.Before), len(work.Meanwhile), turns)
 	}
@@ -94,11 +94,8 @@ func NewRelay(own driver.Processor, device driver.Asynchronous, wait capability.
 		}
 		return st
 	}
-	thread := &laneSection{lane: m.control, steps: []*step{made("before", work.Before, &started,
-		planir.Wait{Flag: ended, Back: true})}}
-	if work.Meanwhile != nil {
-		thread.steps = append(thread.steps, made("meanwhile", work.Meanwhile, nil))
-	}
+	thread := &laneSection{lane: m.control, steps: []*step{
+		made("before", work.Before, &started, planir.Wait{Flag: ended, Back: true}), made("meanwhile", work.Meanwhile, nil)}}
 	calls := &laneSection{lane: queued, steps: []*step{made("call", work.Call, &ended, planir.Wait{Flag: started})}}
 	sec.lanes = []*laneSection{thread, calls}
 	m.connect(sec)
@@ -125,10 +122,7 @@ func (r *Relay) Run(ctx context.Context) (out Relayed, err error) {
 		out = Relayed{Turn: int64(time.Since(began)) / turns, Submit: int64(r.device.spent) / max(1, r.device.calls),
 			Call: each, Core: (threadTime() - core) / turns}
 		own := r.s.lanes[0].steps
-		out.Before = own[0].runNS / turns
-		if len(own) > 1 {
-			out.Meanwhile = own[1].runNS / turns
-		}
+		out.Before, out.Meanwhile = own[0].runNS/turns, own[1].runNS/turns
 		return nil
 	})
 	return out, err
