@@ -105,13 +105,13 @@ func (g *Graph) Sparse(sparsity op.Sparsity) Graph {
 			heads := []string{HeadsWeight(section.Name + "." + node.Name)}
 			scores, positions := node.Out[0]+ScoresSuffix, node.Out[0]+PositionsSuffix
 			estimate := op.Op{Kind: op.Estimate, Heads: dense.Heads, KVHeads: dense.KVHeads, HeadDim: dense.HeadDim,
-				KV: dense.KV, Window: dense.Window, Block: sparsity.Block,
-				Buckets: sparsity.Buckets}
+				KV: dense.KV, Window: dense.Window, Block: sparsity.Block, Least: sparsity.Least,
+				Buckets: sparsity.Buckets, Density: sparsity.Estimated}
 			choose := op.Op{Kind: op.Select, Heads: dense.Heads, KVHeads: dense.KVHeads, Window: dense.Window,
-				Block: sparsity.Block}
+				Block: sparsity.Block, Least: sparsity.Least}
 			attend := dense
 			attend.Kind, attend.Block, attend.Density = op.SparseAttend, sparsity.Block, sparsity.Density
-			attend.Rest = sparsity.Rest
+			attend.Rest, attend.Least = sparsity.Rest, sparsity.Least
 			section.Nodes = append(section.Nodes,
 				Node{Name: node.Name + appendSuffix, Ops: node.Ops[:last:last], In: node.In, W: node.W, Out: node.In},
 				Node{Name: node.Name + estimateSuffix, Ops: []op.Op{estimate}, In: node.In, W: heads,

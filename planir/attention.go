@@ -12,6 +12,11 @@ import (
 type Attention struct {
 	Density float64 `json:"density" yaml:"density"`
 	Block   int     `json:"block" yaml:"block"` // queries that share a selection
+	// Least is how many positions rows attend to at least, whole contexts where they are no longer, of op.SparseLeasts.
+	Least int `json:"least,omitempty" yaml:"least,omitempty"`
+	// Estimated is the share of query heads whose scores are estimated where contexts are longer, since theirs leave a
+	// choice; 0: all. Prices follow from it, and nothing that is computed.
+	Estimated float64 `json:"estimated,omitempty" yaml:"estimated,omitempty"`
 	// Buckets is how many pairs of scales an estimate chooses from (op.BucketCounts); 0: one.
 	Buckets int `json:"buckets,omitempty" yaml:"buckets,omitempty"`
 	// Rest has what is not selected for queries of a prompt count as one position, the mean of all (op.SparseAttend).
@@ -30,13 +35,17 @@ func (p *Plan) Sparse(rows int) bool {
 // Sparsity is how the program of that many rows selects positions. One that decodes would have to read all values for
 // what the rest counts.
 func (a *Attention) Sparsity(rows int) op.Sparsity {
-	return op.Sparsity{Density: a.Density, Block: a.Block, Buckets: a.Buckets, Rest: a.Rest && rows > 1}
+	return op.Sparsity{Density: a.Density, Block: a.Block, Buckets: a.Buckets, Least: a.Least, Estimated: a.Estimated,
+		Rest: a.Rest && rows > 1}
 }
 
 // Text says in which programs attention is sparse, and how much of the context it keeps.
 func (a *Attention) Text() string {
 	text := fmt.Sprintf("sparse attention at %v rows: %.4g %% of the positions on average, selected for %d queries at a time",
 		a.Rows, 100*a.Density, a.Block)
+	if a.Least > 0 {
+		text += fmt.Sprintf(", and at least %d of them", a.Least)
+	}
 	if a.Rest {
 		text += ", the others counting by their mean,"
 	}
@@ -58,6 +67,13 @@ func (c *checker) attention() {
 		if at.Buckets != 0 && (at.Buckets == 1 || !slices.Contains(op.BucketCounts, at.Buckets)) {
 			c.fail("attention.buckets", "%d pairs of scales, want one of %v, 1 left out", at.Buckets, op.BucketCounts)
 		}
+		if !slices.Contains(op.SparseLeasts, at.Least) {
+			c.fail("attention.least", "at least %d positions are kept, want one of %v", at.Least, op.SparseLeasts)
+		}
+		if !(at.Estimated >= 0 && at.Estimated < 1) {
+			c.fail("attention.estimated", "scores of a share %v of the heads are estimated, want 0 (all) to below 1",
+				at.Estimated)
+		}
 		if len(at.Rows) == 0 || !slices.IsSorted(at.Rows) || len(slices.Compact(slices.Clone(at.Rows))) < len(at.Rows) {
 			c.fail("attention.rows", "rows are %v, want ascending numbers", at.Rows)
 		}
@@ -72,6 +88,11 @@ func (c *checker) attention() {
 			if node.Op.Kind == op.Estimate && at != nil && node.Op.Buckets != at.Buckets {
 				c.fail(step.path(".run"), "program %q estimates with %d pairs of scales, and the plan has %d",
 					step.program.Name, node.Op.Buckets, at.Buckets)
+			}
+			if selects := node.Op.Kind == op.Estimate || node.Op.Kind == op.Select || node.Op.Kind == op.SparseAttend; selects &&
+				at != nil && node.Op.Least != at.Least {
+				c.fail(step.path(".run"), "program %q keeps at least %d positions in %q, and the plan %d", step.program.Name,
+					node.Op.Least, node.Op.Kind, at.Least)
 			}
 			if node.Op.Kind != op.SparseAttend {
 				continue

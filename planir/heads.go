@@ -22,6 +22,8 @@ type HeadPipeline struct {
 	// are of the same heads. Both are numbers of shares.
 	Launches []int `json:"launches" yaml:"launches,flow"`
 	Turns    []int `json:"turns" yaml:"turns,flow"`
+	// Estimated are the shares of the query heads of each launch whose scores are estimated.
+	Estimated []float64 `json:"estimated,omitempty" yaml:"estimated,omitempty,flow"`
 	// Densities are the mean shares of the positions that the heads of each share of the attention keep.
 	Densities []float64 `json:"densities,omitempty" yaml:"densities,omitempty,flow"`
 }
@@ -99,6 +101,16 @@ func (c *checker) pipelineOrders(path string, pipeline *HeadPipeline) bool {
 		c.fail(path+".densities", "%d densities, want none or one for each of %d shares", len(pipeline.Densities),
 			len(attend.Shares))
 		return false
+	}
+	if len(pipeline.Estimated) != 0 && len(pipeline.Estimated) != len(pipeline.Launches) {
+		c.fail(path+".estimated", "%d shares of estimated heads, want none or one for each of %d launches",
+			len(pipeline.Estimated), len(pipeline.Launches))
+		return false
+	}
+	for _, share := range pipeline.Estimated {
+		if !(share > 0 && share <= 1) {
+			c.fail(path+".estimated", "scores of a share %v of the heads are estimated, want more than 0 and at most 1", share)
+		}
 	}
 	for _, density := range pipeline.Densities {
 		if !(density > 0 && density <= 1) {

@@ -98,6 +98,11 @@ func TestOutlineOfAttention(t *testing.T) {
 	if text != want {
 		t.Errorf("got %q, want %q", text, want)
 	}
+	text = (&planir.Attention{Density: 0.2, Block: 16, Rows: []int{256}, Least: 512}).Text()
+	if want := "sparse attention at [256] rows: 20 % of the positions on average, selected for 16 queries at a time, and at " +
+		"least 512 of them"; text != want {
+		t.Errorf("got %q, want %q", text, want)
+	}
 	text = (&planir.Attention{Density: 0.2, Block: 16, Rows: []int{256, 512}, Buckets: 9}).Text()
 	if want += " by estimates with the nearest of 9 pairs of scales"; text != want {
 		t.Errorf("got %q, want %q", text, want)

@@ -642,15 +642,18 @@ func TestRules(t *testing.T) {
 		broken[c.rule] = true
 	}
 	for name, at := range map[string]*planir.Attention{
-		"rows that no program has":    {Density: 0.2, Block: 16, Rows: []int{3}},
-		"a dense program":             {Density: 0.2, Block: 16, Rows: []int{16}},
-		"no rows":                     {Density: 0.2, Block: 16},
-		"rows that do not ascend":     {Density: 0.2, Block: 16, Rows: []int{16, 16}},
-		"more than all positions":     {Density: 1.5, Block: 16, Rows: []int{16}},
-		"blocks of nothing":           {Density: 0.2, Rows: []int{16}},
-		"two pairs of scales":         {Density: 0.2, Block: 16, Rows: []int{16}, Buckets: 2},
-		"a density that is no number": {Density: math.NaN(), Block: 16, Rows: []int{16}},
-		"one sequence beside batches": {Density: 0.2, Block: 16, Rows: []int{1}},
+		"rows that no program has":         {Density: 0.2, Block: 16, Rows: []int{3}},
+		"a dense program":                  {Density: 0.2, Block: 16, Rows: []int{16}},
+		"no rows":                          {Density: 0.2, Block: 16},
+		"rows that do not ascend":          {Density: 0.2, Block: 16, Rows: []int{16, 16}},
+		"more than all positions":          {Density: 1.5, Block: 16, Rows: []int{16}},
+		"blocks of nothing":                {Density: 0.2, Rows: []int{16}},
+		"a least of any number":            {Density: 0.2, Block: 16, Rows: []int{16}, Least: 300},
+		"estimates of all as a share":      {Density: 0.2, Block: 16, Rows: []int{16}, Estimated: 1},
+		"estimates of fewer than no heads": {Density: 0.2, Block: 16, Rows: []int{16}, Estimated: -0.5},
+		"two pairs of scales":              {Density: 0.2, Block: 16, Rows: []int{16}, Buckets: 2},
+		"a density that is no number":      {Density: math.NaN(), Block: 16, Rows: []int{16}},
+		"one sequence beside batches":      {Density: 0.2, Block: 16, Rows: []int{1}},
 	} {
 		t.Run("P030 "+name, func(t *testing.T) {
 			s := shapes["trivial"]

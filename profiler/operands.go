@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
@@ -131,7 +132,7 @@ func (o *operands) positions(operator op.Op, pos int) (driver.View, error) {
 	for block := 0; block < operator.Blocks() && buffer != before; block++ {
 		from := block * operator.Block
 		span := operator.SpanOf(pos+from, min(operator.Block, operator.M-from))
-		kept, seen := span.Keep(float32(operator.Density)), span.Block-span.Inner
+		kept, seen := span.Keep(float32(operator.Density), operator.Least), span.Block-span.Inner
 		for head := range operator.Heads {
 			at := buffer.Bytes()[4*(block*cols+head*line):]
 			binary.LittleEndian.PutUint32(at, uint32(kept))
@@ -143,9 +144,21 @@ func (o *operands) positions(operator op.Op, pos int) (driver.View, error) {
 	return driver.View{Buffer: buffer, Type: op.I32, Rows: operator.Blocks(), Cols: cols, Stride: cols}, nil
 }
 
-// constants are the weights, by role, that are one positive number: steps of a grid, a static scale, and of heads the
-// scales of an estimate and the share of positions to select.
-var constants = map[string]float32{"steps": 1.0 / op.GridMax, "scale": staticScale, "heads": 0.2}
+// constants are the weights, by role, that are one positive number: steps of a grid, and a static scale.
+var constants = map[string]float32{"steps": 1.0 / op.GridMax, "scale": staticScale}
+
+// headNumbers are the weight of an estimate or a selection: scales, and shares of positions. A part of the heads, spread
+// evenly, keeps some, and the others keep all; 0 stands for no others.
+func headNumbers(heads int, estimated float64) []float32 {
+	const some, all = 0.2, 2
+	numbers := slices.Repeat([]op.SparseHead{{QueryScale: some, KeyScale: some, Share: some}}, heads)
+	for i := range numbers {
+		if estimated > 0 && int(float64(i+1)*estimated) == int(float64(i)*estimated) {
+			numbers[i].Share = all
+		}
+	}
+	return op.SparseHeads(numbers)
+}
 
 // fill writes pseudo-random values that are valid in the type: numbers of magnitude below 1,
 // row-quantised bytes, ids below o.ids.
@@ -340,6 +353,15 @@ func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, er
 		return out, pack.Pack(out, one, &repeated{src, one.N})
 	})
 	return st, bytes, err
+}
+
+// heads returns a store of the numbers of heads that an estimate or a selection has, and their size in bytes.
+func (s *stores) heads(operator op.Op) (*store, int64, error) {
+	numbers := mem.Bytes(headNumbers(operator.Heads, operator.Density))
+	size := int64(len(numbers))
+	st, err := s.get(fmt.Sprintf("%d heads, %v estimated", operator.Heads, operator.Density), size, size,
+		func() ([]byte, error) { return numbers, nil })
+	return st, size, err
 }
 
 // repeated is a matrix of n columns that repeats the columns of another.

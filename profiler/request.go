@@ -89,7 +89,10 @@ func Requests(soc *socs.SoC, model *models.Model, want Want) ([]Request, error) 
 		list.model(&batch, want.Batches, nil)
 	}
 	for _, density := range want.Densities {
-		list.sparse(&graph, density)
+		list.sparse(&graph, op.Sparsity{Density: density, Block: op.SparseBlock})
+	}
+	if len(want.Densities) > 0 { // what estimates take by how many heads they have follows from two points
+		list.sparse(&graph, op.Sparsity{Density: want.Densities[0], Block: op.SparseBlock, Estimated: halfEstimated})
 	}
 	list.experts(model)
 	if err := list.besides(want); err != nil {
@@ -364,9 +367,12 @@ func (b *builder) model(graph *models.Graph, rows, between []int) {
 	}
 }
 
+// halfEstimated is a share of query heads whose scores are estimated, the others' being decided without.
+const halfEstimated = 0.5
+
 // sparse adds the parts of a sparse attention, in the shapes of the dense one.
-func (b *builder) sparse(graph *models.Graph, density float64) {
-	graph = new(graph.Sparse(op.Sparsity{Density: density, Block: op.SparseBlock}))
+func (b *builder) sparse(graph *models.Graph, sparsity op.Sparsity) {
+	graph = new(graph.Sparse(sparsity))
 	for i := range graph.Sections {
 		for j := range graph.Sections[i].Nodes {
 			for _, operator := range graph.Sections[i].Nodes[j].Ops {

@@ -199,7 +199,14 @@ func (r *runner) weights(ld *load, graph *op.Graph, footprint int64) (driver.Wei
 		if ld.op.HasMatrix() && i == 0 {
 			cold = footprint
 		}
-		st, bytes, err := r.stores.weights(spec, cold)
+		var st *store
+		var bytes int64
+		var err error
+		if ld.op.Kind == op.Estimate || ld.op.Kind == op.Select {
+			st, bytes, err = r.stores.heads(ld.op)
+		} else {
+			st, bytes, err = r.stores.weights(spec, cold)
+		}
 		if err != nil {
 			return nil, nil, err
 		}

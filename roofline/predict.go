@@ -23,6 +23,7 @@ func (c *Costs) Op(proc string, operator op.Op, cold bool) (Prediction, error) {
 	if err := operator.Validate(); err != nil {
 		return Prediction{}, diag.New(diag.ClassInput, "predict on %q: %w", proc, err)
 	}
+	operator = operator.OfDensity()
 	switch {
 	case operator.Kind == op.GroupMatMul:
 		return c.group(proc, operator, cold)
@@ -121,27 +122,30 @@ func (c *Costs) group(proc string, operator op.Op, cold bool) (Prediction, error
 }
 
 // densities are the measured densities of a sparse attention nearest to one that was not measured; false where it was, or
-// where fewer than two were.
+// where too few were for a line.
 func (c *Costs) densities(proc string, operator op.Op) (below, above float64, between bool) {
-	if operator.Kind != op.SparseAttend || c.measured(proc, operator) {
+	if operator.Kind != op.SparseAttend && operator.Kind != op.Estimate || c.measured(proc, operator) {
 		return 0, 0, false
 	}
 	list := c.measuredDensities(proc, operator)
-	if len(list) < 2 {
+	switch {
+	case len(list) == 1 && operator.Kind == op.Estimate && list[0] == 1:
+		return 1, 1, true // of older records: an estimate of all heads takes no less
+	case len(list) < 2:
 		return 0, 0, false
 	}
-	at := min(max(1, sort.SearchFloat64s(list, operator.Density)), len(list)-1)
+	at := min(max(1, sort.SearchFloat64s(list, cmp.Or(operator.Density, 1))), len(list)-1)
 	return list[at-1], list[at], true
 }
 
-// measuredDensities are the densities at which such an attention was measured on a processor, ascending.
+// measuredDensities are the densities at which such an attention, or an estimate, was measured on a processor, ascending.
 func (c *Costs) measuredDensities(proc string, operator op.Op) (list []float64) {
 	for _, cold := range []bool{false, true} {
 		want, _, _, _ := familyOf(proc, operator, cold)
 		for i := range c.Families {
 			family := &c.Families[i]
-			if want.Density = family.Density; family.Kind == op.SparseAttend && family.key() == want.key() {
-				list = append(list, family.Density)
+			if want.Density = family.Density; family.Kind == want.Kind && family.key() == want.key() {
+				list = append(list, cmp.Or(family.Density, 1)) // an estimate of all heads has none
 			}
 		}
 	}
@@ -149,17 +153,17 @@ func (c *Costs) measuredDensities(proc string, operator op.Op) (list []float64) 
 	return slices.Compact(list)
 }
 
-// betweenDensities predicts a sparse attention on the line through two densities, in proportion to what it computes:
-// blocks keep their own positions however small the density is.
+// betweenDensities predicts a sparse attention, or an estimate of some heads, on the line through two densities, in
+// proportion to what it computes: blocks keep their own positions however small the density is.
 func (c *Costs) betweenDensities(proc string, operator op.Op, cold bool, below, above float64) (Prediction, error) {
 	asked := float64(operator.Flops())
-	operator.Density = below
+	operator.Density = densityOf(operator.Kind, below)
 	least := float64(operator.Flops())
 	first, err := c.Op(proc, operator, cold)
 	if err != nil {
 		return first, err
 	}
-	operator.Density = above
+	operator.Density = densityOf(operator.Kind, above)
 	most := float64(operator.Flops())
 	second, err := c.Op(proc, operator, cold)
 	if err != nil {
@@ -176,6 +180,14 @@ func (c *Costs) betweenDensities(proc string, operator op.Op, cold bool, below, 
 	return out, nil
 }
 
+// densityOf is a measured density as operators of the kind have it.
+func densityOf(kind op.Kind, density float64) float64 {
+	if kind == op.Estimate {
+		return op.HeadShare(density)
+	}
+	return density
+}
+
 // priced is the operator whose measurements answer for this one. A product that was not measured in its own scheme is
 // priced in the twin of that (see op.Scheme.Twin). Rows with static scales are priced as rows with a scale each, which
 // need the largest magnitude of a row as well and take at least as long.
@@ -184,7 +196,7 @@ func (c *Costs) betweenDensities(proc string, operator op.Op, cold bool, below, 
 func (c *Costs) priced(proc string, operator op.Op) op.Op {
 	operator.Static, operator.Scales = false, 0
 	if below, _, between := c.densities(proc, operator); between {
-		operator.Density = below
+		operator.Density = densityOf(operator.Kind, below)
 	}
 	switch operator.Kind {
 	case op.GroupMatMul:

@@ -113,6 +113,7 @@ func (c *Costs) Memory() *timeline.Memory {
 // Phase is a load taken apart as its family's roofline says, scaled to its predicted time. It reads as fast as its
 // processor does alone while its memory part lasts.
 func (c *Costs) Phase(load Load) (timeline.Phase, error) {
+	load.Op = load.Op.OfDensity()
 	group := load.Op
 	load.Op = c.priced(load.Proc, load.Op)
 	phase, err := c.phase(load)

@@ -2,11 +2,13 @@ package solver
 
 import (
 	"context"
+	"math"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -130,8 +132,9 @@ func faster(sparse, dense *planir.Plan) (rows []int) {
 	return rows
 }
 
-// density is the share of positions that sparse attention keeps: the workload's, else the smallest one that the
-// calibration knows to stay within the limit of quality.
+// density is the share of positions that sparse attention keeps, and the least number of them: of those within the limit
+// of quality by the calibration the ones with which prompts attend to fewest positions, of the workload's density if it
+// says one.
 func (in *Input) density() (*attention, error) {
 	want := in.Workload
 	if in.Calibration == nil || in.Calibration.Attention == nil {
@@ -147,25 +150,34 @@ func (in *Input) density() (*attention, error) {
 	}
 	out := &attention{Attention: planir.Attention{Density: want.Density, Block: measured.Block, Buckets: buckets},
 		every: true}
-	for _, density := range measured.Densities {
-		loss, rest := measured.DensityLoss(calibration.RuleHeads, density), measured.DensityLoss(calibration.RuleRest, density)
-		alone := loss
-		if rest != nil && (loss == nil || rest.KL < loss.KL) {
-			loss = rest
-		}
+	demand, err := want.Apply(in.Model.MaxContext)
+	if err != nil {
+		return nil, err
+	}
+	fewest := int64(math.MaxInt64)
+	for i := range measured.Losses {
+		loss := &measured.Losses[i]
+		alone := measured.DensityLoss(calibration.RuleHeads, loss.Density, loss.Least)
+		rest := measured.DensityLoss(calibration.RuleRest, loss.Density, loss.Least)
+		better := loss == alone && (rest == nil || alone.KL <= rest.KL) || loss == rest && (alone == nil || rest.KL < alone.KL)
 		switch {
-		case loss == nil, want.Density > 0 && density != want.Density, want.Density == 0 && limit == 0:
+		case !better, want.Density > 0 && loss.Density != want.Density, want.Density == 0 && limit == 0:
 			continue
-		case limit > 0 && loss.KL >= limit:
+		case limit > 0 && loss.KL >= limit, limit == 0 && loss.Least > 0: // without a limit nothing asks for more positions
 			continue
 		}
-		out.Density, out.kl, out.Rest = density, loss.KL, loss == rest
+		attended := attendedTo(demand, loss, measured.Block)
+		if attended > fewest || attended == fewest && loss.KL >= out.kl {
+			continue
+		}
+		fewest = attended
+		out.Density, out.Least, out.kl, out.Rest, out.decodeKL = loss.Density, loss.Least, loss.KL, loss == rest, 0
 		if alone != nil {
 			out.decodeKL = alone.KL
 		}
-		return out, nil
 	}
-	if want.Density > 0 && limit == 0 {
+	if fewest < math.MaxInt64 || want.Density > 0 && limit == 0 {
+		out.Estimated = measured.Estimated(out.Density)
 		return out, nil
 	}
 	if want.Density == 0 && limit == 0 {
@@ -179,6 +191,22 @@ func (in *Input) density() (*attention, error) {
 			"loses less than the %v nats a token that prefill may", want.Title(), want.Attention, measured.Densities,
 		limit).
 		WithHint("raise quality.max_kl.prefill, or leave density and attention out")
+}
+
+// attendedTo is how many pairs of a query and a position sparse attention computes in prompts of a workload, in no unit but
+// its own: of a context's worth of tokens where no prompts are said.
+func attendedTo(demand *workload.Demand, loss *calibration.DensityLoss, block int) (sum int64) {
+	pairs := func(tokens int) int64 {
+		return op.Op{Kind: op.SparseAttend, M: tokens, Heads: 1, KVHeads: 1, HeadDim: 1, Context: tokens, Block: block,
+			Density: loss.Density, Least: loss.Least}.Flops()
+	}
+	if len(demand.Prompts) == 0 {
+		return pairs(demand.Context)
+	}
+	for _, prompt := range demand.Prompts {
+		sum += int64(prompt.Share * float64(pairs(prompt.Tokens)))
+	}
+	return sum
 }
 
 // payForAttention takes what sparse attention loses off the limits of quality of the phases that have it.
@@ -203,8 +231,8 @@ func (s *request) attentionOf() *planir.Attention {
 	if at == nil || at.Density == 0 {
 		return nil
 	}
-	out := &planir.Attention{Density: at.Density, Block: at.Block, Buckets: at.Buckets,
-		Rest: at.Rest}
+	out := new(at.Attention)
+	out.Rows = nil
 	for _, rows := range s.want.Rows() {
 		if s.sparse(rows) {
 			out.Rows = append(out.Rows, rows)

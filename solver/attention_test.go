@@ -2,8 +2,10 @@ package solver
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -138,7 +140,7 @@ func TestAttentionWithinQuality(t *testing.T) {
 		if plan.Attention == nil || plan.Attention.Density != density {
 			t.Errorf("at most %v nats: attention is %+v, want density %v", limit, plan.Attention, density)
 		}
-		lost := cal.Attention.DensityLoss(calibration.RuleHeads, density).KL
+		lost := cal.Attention.DensityLoss(calibration.RuleHeads, density, 0).KL
 		for _, quality := range plan.Quality {
 			if quality.Phase == "prefill" && math.Abs(quality.KL-lost) > 1e-9 {
 				t.Errorf("prefill is said to lose %v nats, want %v", quality.KL, lost)
@@ -178,4 +180,85 @@ func messages(result *Result) (out []string) {
 		out = append(out, warning.Error())
 	}
 	return out
+}
+
+// Under a limit of quality prompts attend to as few positions as the calibration permits: a small share with a least number
+// in long prompts, a larger share without one in short prompts.
+func TestLeastPositionsChosen(t *testing.T) {
+	m := demo(t)
+	cal := attentive(m, invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A32W32), map[float64]float64{0.1: 2e-2, 0.4: 1e-4})
+	loss := func(rule string, least int, kl float64) {
+		cal.Attention.Losses = append(cal.Attention.Losses, calibration.DensityLoss{Rule: rule, Density: 0.1, Least: least,
+			KL: kl, High: kl, TopAgreement: 1, PerplexityRatio: 1})
+	}
+	loss(calibration.RuleHeads, 256, 5e-3)
+	loss(calibration.RuleRest, 256, 9e-4)
+	loss(calibration.RuleHeads, 512, 8e-4)
+	want := workload.Default()
+	want.Attention, want.Quality.MaxKL = workload.AttentionSparse, workload.KLLimit{Prefill: 1e-3}
+	for _, c := range []struct {
+		tokens  int
+		density float64
+		want    planir.Attention
+	}{
+		{512, 0, planir.Attention{Density: 0.4, Block: op.SparseBlock}},
+		{2048, 0, planir.Attention{Density: 0.1, Least: 256, Rest: true, Block: op.SparseBlock}},
+		{2048, 0.4, planir.Attention{Density: 0.4, Block: op.SparseBlock}},
+		{512, 0.1, planir.Attention{Density: 0.1, Least: 256, Rest: true, Block: op.SparseBlock}},
+	} {
+		one := *want
+		one.Density, one.Context, one.Prompts = c.density, 2048, []workload.Prompt{{Tokens: c.tokens, Share: 1}}
+		one.Buckets = []int{256}
+		model := *m
+		model.MaxContext = 2048
+		got, err := (&Input{Model: &model, Workload: &one, Calibration: cal}).density()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(got.Attention, c.want) {
+			t.Errorf("prompts of %d tokens, density %v: %+v, want %+v", c.tokens, c.density, got.Attention, c.want)
+		}
+		if lost := cal.Attention.DensityLoss(calibration.RuleRest, 0.1, 256).KL; got.Rest && got.kl != lost {
+			t.Errorf("prompts of %d tokens are said to lose %v, want %v", c.tokens, got.kl, lost)
+		}
+	}
+}
+
+// Estimates are priced by the heads whose scores they compute: heads that keep all positions or none by them take no time,
+// neither predicted nor on the clock of the simulated machine.
+func TestEstimatesOfSomeHeadsArePriced(t *testing.T) {
+	m, soc := open(t, "../testdata/models/tiny-llama-kjv"), twoCores(t, 1)
+	const tokens = 256
+	cal := attentive(m, invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A32W32), map[float64]float64{0.1: 1e-3})
+	cal.Attention.SharesBy = calibration.ByMass
+	took := map[bool]float64{}
+	for _, some := range []bool{false, true} {
+		for layer := range cal.Attention.Layers {
+			for head := range cal.Attention.Layers[layer].Heads {
+				one := &cal.Attention.Layers[layer].Heads[head]
+				one.Divergence, one.Mass = 0.1, []float64{0.9}
+				if some && head%2 == 1 {
+					one.Divergence = 0
+				}
+			}
+		}
+		want := workload.Default()
+		want.Buckets, want.Context, want.Prompts = []int{tokens}, 2*tokens, []workload.Prompt{{Tokens: tokens, Share: 1}}
+		want.Attention, want.Density = workload.AttentionSparse, 0.1
+		plan := solvedWith(t, m, soc, cal, want)
+		if estimated := cal.Attention.Estimated(0.1); plan.Attention.Estimated != estimated || (estimated == 0) == some {
+			t.Fatalf("scores of a share %v of the heads are estimated, want %v", plan.Attention.Estimated, estimated)
+		}
+		decision := plan.DecisionFor("layers.attention_estimate", tokens)
+		took[some] = float64(decision.PredictNS)
+		clock := virtual(t, plan, m, cal, sim.New(soc), sim.NewCompiler(soc), tokens)
+		predicted := prediction(t, plan, fmt.Sprintf("prefill@%d", tokens)).PlanNS
+		if off := math.Abs(float64(clock)/float64(predicted) - 1); off > 0.01 {
+			t.Errorf("some heads: %v: %d ns on the virtual clock, predicted %d", some, clock, predicted)
+		}
+	}
+	t.Logf("estimates take %v ns, of half of the heads %v", took[false], took[true])
+	if share := took[true] / took[false]; share < 0.35 || share > 0.7 {
+		t.Errorf("an estimate of half of the heads is priced %.2f of one of all", share)
+	}
 }

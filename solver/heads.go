@@ -65,11 +65,11 @@ func (s *session) headPipelines(ctx context.Context, plan *planir.Plan) error {
 
 // headStages is the sparse attention of a section: its three nodes, in the order of the section, and what they take.
 type headStages struct {
-	rows      int
-	nodes     [3]*lower.Node
-	context   int
-	densities []float64   // of each key head
-	decided   [3][]string // who has them without a pipeline
+	rows    int
+	nodes   [3]*lower.Node
+	context int
+	heads   []keptHeads // of each key head
+	decided [3][]string // who has them without a pipeline
 }
 
 // Stages of a head.
@@ -91,7 +91,7 @@ func (s *session) headPipeline(plan *planir.Plan, section *price.Section, at int
 	if stages.nodes[0].Op().Kind != op.Estimate || stages.nodes[0].Op().KVHeads < 2 {
 		return nil
 	}
-	stages.densities = s.headDensities(section.Name, stages.nodes[stageAttend].Op().KVHeads)
+	stages.heads = s.keptHeads(section.Name, stages.nodes[stageAttend].Op().KVHeads)
 	tried, err := s.orderHeads(stages)
 	if err != nil {
 		return err
@@ -125,10 +125,23 @@ func (s *session) predicted(plan *planir.Plan, program string) *planir.Predictio
 	})]
 }
 
-// headDensities are the mean shares of the positions that the query heads of each key head keep, over the layers of a
-// section; without a calibration the plan's density.
-func (s *session) headDensities(section string, count int) []float64 {
-	out := slices.Repeat([]float64{s.in.attention.Density}, count)
+// keptHeads is what the query heads of key heads keep on the mean: a share of the positions, and by scores that are
+// estimated a share of the heads.
+type keptHeads struct{ density, estimated float64 }
+
+// meanOf is what heads with equal numbers of query heads keep.
+func meanOf(heads []keptHeads) (mean keptHeads) {
+	for _, head := range heads {
+		mean.density += head.density / float64(len(heads))
+		mean.estimated += head.estimated / float64(len(heads))
+	}
+	return keptHeads{rounded(mean.density), rounded(mean.estimated)}
+}
+
+// keptHeads is what the query heads of each key head keep, over the layers of a section; without a calibration the plan's
+// density.
+func (s *session) keptHeads(section string, count int) []keptHeads {
+	out := slices.Repeat([]keptHeads{{s.in.attention.Density, 1}}, count)
 	if s.in.Calibration == nil || s.in.Calibration.Attention == nil {
 		return out
 	}
@@ -144,12 +157,17 @@ func (s *session) headDensities(section string, count int) []float64 {
 			layers++
 			group := len(ratios[layer]) / count
 			for head, ratio := range ratios[layer] {
-				out[head/group] += min(1, ratio) / float64(group)
+				kept := &out[head/group]
+				kept.density += min(1, ratio) / float64(group)
+				if ratio > 0 && ratio < 1 {
+					kept.estimated += 1 / float64(group)
+				}
 			}
 		}
 	}
 	for i := range out {
-		out[i] = rounded(out[i] / float64(max(1, layers)))
+		out[i].density = rounded(out[i].density / float64(max(1, layers)))
+		out[i].estimated = rounded(out[i].estimated / float64(max(1, layers)))
 	}
 	return out
 }
@@ -289,6 +307,7 @@ type posedHeads struct {
 	shares    [3][]planir.Share
 	sources   [3]source.Source
 	densities []float64 // of turns
+	estimated []float64 // of launches
 }
 
 // poseHeads prices the launches and turns of a division.
@@ -314,11 +333,7 @@ func (s *session) poseHeads(stages *headStages, procs [3]string, division [][]in
 	for _, turns := range division {
 		launch, first := order.Launch{}, at
 		for _, size := range turns {
-			density := 0.0
-			for head := at; head < at+size; head++ {
-				density += stages.densities[head] / float64(size)
-			}
-			density = rounded(density)
+			density := meanOf(stages.heads[at : at+size]).density
 			selects, err := share(stageSelect, at, at+size, 0)
 			if err != nil {
 				return nil, err
@@ -333,9 +348,11 @@ func (s *session) poseHeads(stages *headStages, procs [3]string, division [][]in
 			at += size
 		}
 		var err error
-		if launch.NS, err = share(stageEstimate, first, at, 0); err != nil {
+		estimated := meanOf(stages.heads[first:at]).estimated
+		if launch.NS, err = share(stageEstimate, first, at, estimated); err != nil {
 			return nil, err
 		}
+		posed.estimated = append(posed.estimated, estimated)
 		posed.problem.Launches = append(posed.problem.Launches, launch)
 	}
 	scores, err := s.prices.Handover(procs[stageEstimate], procs[stageSelect])
@@ -358,8 +375,11 @@ func (s *session) headTime(stages *headStages, stage int, proc string, heads int
 	error) {
 	operator := stages.nodes[stage].Op()
 	operator.Heads, operator.KVHeads = operator.Heads/operator.KVHeads*heads, heads
-	if operator.Density > 0 {
+	switch operator.Kind {
+	case op.SparseAttend:
 		operator.Density = density
+	case op.Estimate:
+		operator.Density = op.HeadShare(density)
 	}
 	operator.Context = stages.context
 	estimates, err := s.prices.Together([]price.Task{{Proc: proc, Op: operator}})
@@ -374,7 +394,7 @@ func (p *posedHeads) ordered(by string, found order.HeadOrder) orderedHeads {
 	return orderedHeads{
 		HeadPipeline: planir.HeadPipeline{Node: p.nodes[stageAttend].Name, Rows: p.rows, By: by,
 			Launches: found.Launches,
-			Turns:    found.Turns, Densities: p.densities},
+			Turns:    found.Turns, Densities: p.densities, Estimated: p.estimated},
 		procs: p.procs, shares: p.shares, sources: p.sources, ns: found.NS,
 	}
 }

@@ -99,5 +99,8 @@ func newQuality(ui *cli.Streams) *cobra.Command {
 	flags.StringSliceVar(&rules.Rules, "rules", calibration.Rules, "rules that --attention compares")
 	flags.Float64SliceVar(&rules.Densities, "densities", trial.AttentionDensities,
 		"shares of positions that queries keep, for --attention")
+	flags.IntVar(&rules.Least, "least", 0, "number of positions that queries keep at least, for --attention")
+	flags.StringVar(&rules.Journal, "journal", "",
+		"file that keeps what --attention has measured: the same command goes on from there")
 	return cmd
 }

@@ -98,8 +98,10 @@ var Rules = []string{RuleHeads, RuleRest, RuleUniform, RuleWindow, RuleBlocks}
 // token, with the 95 % interval of KL; the share of positions with the same most likely token; and the perplexity of
 // the text over that of dense attention.
 type DensityLoss struct {
-	Rule            string  `json:"rule" yaml:"rule" decode:"required"`
-	Density         float64 `json:"density" yaml:"density" decode:"required"`
+	Rule    string  `json:"rule" yaml:"rule" decode:"required"`
+	Density float64 `json:"density" yaml:"density" decode:"required"`
+	// Least is how many positions queries keep at least (op.Op), of op.SparseLeasts.
+	Least           int     `json:"least,omitempty" yaml:"least,omitempty"`
 	KL              float64 `json:"mean_kl" yaml:"mean_kl"`
 	Low             float64 `json:"low" yaml:"low"`
 	High            float64 `json:"high" yaml:"high"`
@@ -158,6 +160,25 @@ func (a *Attention) Ratios(density float64) [][]float64 {
 		out[i] = flat[i*a.Heads : (i+1)*a.Heads]
 	}
 	return out
+}
+
+// Estimated is the share of query heads whose scores are estimated where the mean share of positions is density: the others
+// keep all positions or none by their scores. 0 stands for all.
+func (a *Attention) Estimated(density float64) float64 {
+	scored, all := 0.0, 0.0
+	for _, layer := range a.Ratios(density) {
+		for _, ratio := range layer {
+			all++
+			if ratio > 0 && ratio < 1 {
+				scored++
+			}
+		}
+	}
+	const none = 1e-3 // in place of 0
+	if scored == all {
+		return 0
+	}
+	return max(none, scored/all)
 }
 
 // massRatios are the densities with the least sum of divergence times what is missed of the softmax (Mass), whose mean is
@@ -284,10 +305,10 @@ func BucketGrid(centre ScalePair, count int, step float32) []ScalePair {
 	return out
 }
 
-// DensityLoss is what a rule costs at a density, nil when it was not measured.
-func (a *Attention) DensityLoss(rule string, density float64) *DensityLoss {
+// DensityLoss is what a rule costs at a density with at least so many positions, nil when it was not measured.
+func (a *Attention) DensityLoss(rule string, density float64, least int) *DensityLoss {
 	for i := range a.Losses {
-		if loss := &a.Losses[i]; loss.Rule == rule && loss.Density == density {
+		if loss := &a.Losses[i]; loss.Rule == rule && loss.Density == density && loss.Least == least {
 			return loss
 		}
 	}

@@ -24,7 +24,7 @@ func attended() *Attention {
 			{Importance: -0.01, QueryScale: 0.03, Mass: []float64{0.5, 0.6}, Recall: recall},
 		}}},
 		Buckets: []ScaleBuckets{{1, []ScalePair{{0.02, 0.02}}}},
-		Losses:  []DensityLoss{{RuleHeads, 0.2, 0.004, 0.003, 0.005, 0.99, 1.001}},
+		Losses:  []DensityLoss{{RuleHeads, 0.2, 0, 0.004, 0.003, 0.005, 0.99, 1.001}},
 	}
 }
 
@@ -46,10 +46,11 @@ func TestAttentionRoundTrip(t *testing.T) {
 	if with, _ := got.Digest(); with == without {
 		t.Error("attention does not change the digest")
 	}
-	if loss := got.Attention.DensityLoss(RuleHeads, 0.2); loss == nil || loss.KL != 0.004 {
+	if loss := got.Attention.DensityLoss(RuleHeads, 0.2, 0); loss == nil || loss.KL != 0.004 {
 		t.Errorf("loss %+v", loss)
 	}
-	if got.Attention.DensityLoss(RuleUniform, 0.2) != nil || got.Attention.Bucket(0, 1, 9) != nil {
+	if got.Attention.DensityLoss(RuleUniform, 0.2, 0) != nil ||
+		got.Attention.DensityLoss(RuleHeads, 0.2, 256) != nil || got.Attention.Bucket(0, 1, 9) != nil {
 		t.Error("something was found that is not there")
 	}
 }
@@ -99,11 +100,12 @@ func TestAttentionIsChecked(t *testing.T) {
 		{"count is 3, and there are 1 pairs", func(a *Attention) { a.Buckets[0].Count = 3 }},
 		{"1 buckets are there twice", func(a *Attention) { a.Buckets = append(a.Buckets, a.Buckets[0]) }},
 		{`rule is "best", want one of`, func(a *Attention) { a.Losses[0].Rule = "best" }},
+		{"least is 100, want one of", func(a *Attention) { a.Losses[0].Least = 100 }},
 		{"density is 0.3, want one of", func(a *Attention) { a.Losses[0].Density = 0.3 }},
 		{"mean_kl is NaN", func(a *Attention) { a.Losses[0].KL = nan }},
 		{"top_agreement is 2", func(a *Attention) { a.Losses[0].TopAgreement = 2 }},
 		{"perplexity_ratio is 0", func(a *Attention) { a.Losses[0].PerplexityRatio = 0 }},
-		{`rule "heads" with density 0.2 is there twice`, func(a *Attention) { a.Losses = append(a.Losses, a.Losses[0]) }},
+		{`rule "heads" with density 0.2 and at least 0 positions is there twice`, func(a *Attention) { a.Losses = append(a.Losses, a.Losses[0]) }},
 	} {
 		cal := sample()
 		cal.Attention = attended()

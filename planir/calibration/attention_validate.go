@@ -3,6 +3,8 @@ package calibration
 import (
 	"math"
 	"slices"
+
+	"github.com/hetc/hetc/planir/op"
 )
 
 // maxHeads bounds the heads of a layer.
@@ -139,11 +141,12 @@ func (v *validator) buckets(i int, buckets *ScaleBuckets) {
 	}
 }
 
-// densityLosses checks each loss; a rule and density has one.
+// densityLosses checks each loss; a rule, a density and a least number of positions have one.
 func (v *validator) densityLosses(a *Attention) {
 	type choice struct {
 		rule    string
 		density float64
+		least   int
 	}
 	seen := map[choice]bool{}
 	for i := range a.Losses {
@@ -155,6 +158,9 @@ func (v *validator) densityLosses(a *Attention) {
 		if !slices.Contains(a.Densities, loss.Density) {
 			v.fail(path("density"), "density is %v, want one of %v", loss.Density, a.Densities)
 		}
+		if !slices.Contains(op.SparseLeasts, loss.Least) {
+			v.fail(path("least"), "least is %d, want one of %v", loss.Least, op.SparseLeasts)
+		}
 		if !(loss.Low >= 0 && loss.KL >= loss.Low && loss.High >= loss.KL && loss.High <= math.MaxFloat32) {
 			v.fail(path("mean_kl"), "mean_kl is %v in %v..%v, want 0 <= low <= mean_kl <= high", loss.KL, loss.Low,
 				loss.High)
@@ -165,8 +171,9 @@ func (v *validator) densityLosses(a *Attention) {
 		if !(loss.PerplexityRatio > 0 && loss.PerplexityRatio <= math.MaxFloat32) {
 			v.fail(path("perplexity_ratio"), "perplexity_ratio is %v, want a finite number above 0", loss.PerplexityRatio)
 		}
-		if again(seen, choice{loss.Rule, loss.Density}) {
-			v.fail([]any{"attention", "losses", i}, "rule %q with density %v is there twice", loss.Rule, loss.Density)
+		if again(seen, choice{loss.Rule, loss.Density, loss.Least}) {
+			v.fail([]any{"attention", "losses", i}, "rule %q with density %v and at least %d positions is there twice",
+				loss.Rule, loss.Density, loss.Least)
 		}
 	}
 }

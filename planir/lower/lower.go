@@ -420,9 +420,8 @@ func (b *builder) node(section *Section, node *Node, decision *planir.Decision,
 	}
 	var tasks []*task
 	for i := range pieces {
-		if own := &pieces[i].Ops[len(pieces[i].Ops)-1]; own.Density > 0 && pipeline != nil &&
-			pieces[i].Share < len(pipeline.Densities) {
-			own.Density = pipeline.Densities[pieces[i].Share]
+		if pipeline != nil {
+			densityOf(pipeline, &pieces[i])
 		}
 		task, err := b.task(section, node, decision, &pieces[i])
 		if err != nil {
@@ -431,6 +430,17 @@ func (b *builder) node(section *Section, node *Node, decision *planir.Decision,
 		tasks = append(tasks, task)
 	}
 	return tasks, nil
+}
+
+// densityOf gives a stage of a pipeline of heads the densities of its own heads.
+func densityOf(pipeline *planir.HeadPipeline, piece *Piece) {
+	own := &piece.Ops[len(piece.Ops)-1]
+	switch {
+	case own.Kind == op.SparseAttend && piece.Share < len(pipeline.Densities):
+		own.Density = pipeline.Densities[piece.Share]
+	case own.Kind == op.Estimate && piece.Share < len(pipeline.Estimated):
+		own.Density = op.HeadShare(pipeline.Estimated[piece.Share])
+	}
 }
 
 // task makes the step of one piece, with its graph and packed weights.

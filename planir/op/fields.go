@@ -53,6 +53,7 @@ var fields = map[string]field{
 	"window":     fieldOf(func(o *Op) *int { return &o.Window }, upTo[int](0, maxDim)),
 	"rotary_dim": fieldOf(func(o *Op) *int { return &o.RotaryDim }, upTo[int](0, maxDim)),
 	"block":      fieldOf(func(o *Op) *int { return &o.Block }, upTo[int](0, maxBlock)),
+	"least":      fieldOf(func(o *Op) *int { return &o.Least }, upTo[int](0, maxDim)),
 	"buckets": fieldOf(func(o *Op) *int { return &o.Buckets }, func(buckets int) string {
 		if buckets == 0 || buckets > 1 && slices.Contains(BucketCounts, buckets) {
 			return ""

@@ -360,15 +360,16 @@ var table = []row{
 			"positions that Select keeps. With buckets the scales of all heads that share a key are those times a pair of factors (op.ScaleFactors, shadowAttn 3.3): the pair with which the largest of their scales of queries, and the scale of the " +
 			"keys, are nearest to what holds the largest query among the rows and the largest key that any of them sees before its block. A score is the product of query and key, each rounded to a multiple of its scale (a key of a q8 cache as it is stored), times both scales. " +
 			"A position is worth the largest of its scores over the queries of the block, each less the query's largest score. Only positions that all queries of the block see and that " +
-			"lie before the block are compared and written, and only for heads whose share leaves a choice: not where all are kept, or the first SparseFirst alone.",
+			"lie before the block are compared and written, and only for heads whose share leaves a choice: not where all are kept, or the first SparseFirst alone. " +
+			"Density is the share of such heads that a cost is asked for, 0 all.",
 		needs: []string{"heads", "kv_heads", "head_dim", "context", "block"},
-		takes: []string{"kv", "window", "buckets"}, check: checkSparse,
+		takes: []string{"kv", "window", "buckets", "least", "density"}, check: checkSparse,
 		sig: func(o Op) Signature {
 			return Signature{In: []Value{fusedQKV(o)}, W: []string{"heads"},
 				Out: []Value{floats("scores", o.Blocks(), o.Heads*o.Context)}, State: true}
 		},
 		shape: sparseHeads,
-		flops: func(o Op) int64 { return 2 * o.attended() * int64(o.Heads) * int64(o.HeadDim) },
+		flops: func(o Op) int64 { return int64(2 * o.estimated() * float64(o.Heads) * float64(o.HeadDim)) },
 		bytes: func(o Op) int64 {
 			return int64(max(o.Context, o.M))*int64(o.KVHeads)*o.KV.CacheRowBytes(o.HeadDim) +
 				4*cells(o.M, o.Heads)*int64(o.HeadDim) + 4*cells(o.Blocks(), o.Heads)*int64(max(o.Context, o.M))
@@ -382,8 +383,9 @@ var table = []row{
 	{
 		kind: Select, does: "Selects what blocks of queries attend to: scores f32 [ceil(M/Block),Heads*Context], heads as of Estimate -> i32 [ceil(M/Block),Heads*(1+Context)], for each head the number of " +
 			"positions and then these, ascending. Of V positions that a query of the block sees, ceil(share*V) are kept: the block's own, those that only some of its queries see (of a window), " +
-			"and of the others the first SparseFirst and those with the largest scores, of equal ones the lower. Of the others alone the result speaks.",
-		needs: []string{"heads", "kv_heads", "context", "block"}, takes: []string{"window"}, check: checkSparse,
+			"and of the others the first SparseFirst and those with the largest scores, of equal ones the lower. Of the others alone the result speaks. " +
+			"All are kept where V is at most Least, and at least Least where V is more and the share is above 0.",
+		needs: []string{"heads", "kv_heads", "context", "block"}, takes: []string{"window", "least"}, check: checkSparse,
 		sig: func(o Op) Signature {
 			return Signature{In: []Value{floats("scores", o.Blocks(), o.Heads*o.Context)}, W: []string{"heads"},
 				Out: []Value{{"positions", I32, o.Blocks(), o.Heads * (1 + o.Context)}}}
@@ -401,7 +403,7 @@ var table = []row{
 			"to those of the block up to its own, and to those of its window that only some queries of the block see. With rest the others that all queries of the block see and that lie before it count as one more position, " +
 			"whose key and value are the means of those of all that lie there, selected or not, and whose weight in the softmax is that of as many as are not selected. Density is the mean share of positions that a cost is asked for.",
 		needs: []string{"heads", "kv_heads", "head_dim", "context", "block", "density"},
-		takes: []string{"kv", "window", "cap", "scale", "rest"}, check: checkSparse,
+		takes: []string{"kv", "window", "cap", "scale", "rest", "least"}, check: checkSparse,
 		sig: func(o Op) Signature {
 			return Signature{In: []Value{fusedQKV(o), {"positions", I32, o.Blocks(), o.Heads * (1 + o.Context)}},
 				Out: []Value{floats("y", o.M, o.Heads*o.HeadDim)}, State: true}

@@ -142,7 +142,11 @@ type Op struct {
 	Buckets int `json:"buckets,omitempty" yaml:"buckets,omitempty"`
 	// SparseAttend: what is not selected counts as one position, the mean of all
 	Rest bool `json:"rest,omitempty" yaml:"rest,omitempty"`
-	// SparseAttend: mean share of the positions that is attended to, of which a cost is asked for
+	// Estimate, Select, SparseAttend: rows that see no more positions attend to all of them, and others keep at least so
+	// many for each head that keeps any by its share
+	Least int `json:"least,omitempty" yaml:"least,omitempty"`
+	// SparseAttend: mean share of the positions that is attended to, of which a cost is asked for; Estimate: share of the
+	// query heads whose scores are estimated, 0 is all
 	Density float64 `json:"density,omitempty" yaml:"density,omitempty"`
 	// Softcap, Clip, Attention: scores are Cap*tanh(score/Cap); 0: not
 	Cap float64 `json:"cap,omitempty" yaml:"cap,omitempty"`

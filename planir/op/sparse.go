@@ -1,6 +1,7 @@
 package op
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -11,12 +12,17 @@ import (
 const SparseFirst = 4
 
 // Sparsity says how the parts of a sparse attention select positions: for blocks of Block queries, by estimates with the
-// nearest of Buckets pairs of scales (0: one), of which a share is kept whose mean is Density.
+// nearest of Buckets pairs of scales (0: one), of which a share is kept whose mean is Density, and at least Least of them.
 type Sparsity struct {
 	Density        float64
 	Block, Buckets int
-	Rest           bool // what is not selected counts as one position, the mean of all
+	Least          int     // see Op
+	Rest           bool    // what is not selected counts as one position, the mean of all
+	Estimated      float64 // share of the query heads whose scores are estimated; 0: all
 }
+
+// SparseLeasts are the numbers of positions of which calibration chooses the least that a sparse attention keeps.
+var SparseLeasts = []int{0, 256, 512, 1024}
 
 // SparseBlock is how many queries share a selection where nothing else is said: of more a selection serves each worse, of
 // fewer gathering and selecting take longer.
@@ -188,25 +194,28 @@ func (o Op) SpanOf(pos, rows int) SparseSpan {
 }
 
 // Keep is how many of the positions [Inner,Block) a share of all that is seen leaves to be selected, the block's own
-// and those that only some queries see being kept in any case.
-func (s SparseSpan) Keep(share float32) int {
-	inner := s.Block - s.Inner
-	if share >= 1 {
+// and those that only some queries see being kept in any case. Where no more than least positions are seen all are kept,
+// and where more are a share above 0 leaves at least so many.
+func (s SparseSpan) Keep(share float32, least int) int {
+	inner, seen := s.Block-s.Inner, s.End-s.First
+	if share >= 1 || seen <= least {
 		return inner
 	}
-	seen := float64(s.End - s.First)
-	kept := int(float64(share) * seen)
-	if float64(kept) < float64(share)*seen {
+	kept := int(float64(share) * float64(seen))
+	if float64(kept) < float64(share)*float64(seen) {
 		kept++
 	}
-	least := min(inner, max(0, SparseFirst-s.Inner))
-	return max(least, min(inner, kept-(s.End-s.Block)-(s.Inner-s.First)))
+	if share > 0 {
+		kept = max(kept, least)
+	}
+	first := min(inner, max(0, SparseFirst-s.Inner))
+	return max(first, min(inner, kept-(s.End-s.Block)-(s.Inner-s.First)))
 }
 
 // Decided reports whether scores have no say in what a share keeps: all positions, or none but the first ones.
-func (s SparseSpan) Decided(share float32) bool {
+func (s SparseSpan) Decided(share float32, least int) bool {
 	inner := s.Block - s.Inner
-	keep := s.Keep(share)
+	keep := s.Keep(share, least)
 	return keep == inner || keep == min(inner, max(0, SparseFirst-s.Inner))
 }
 
@@ -224,10 +233,65 @@ func (o Op) group() int { return o.Heads / max(1, o.KVHeads) }
 // groupColumns is the number of columns of a fused QKV row for one key head: its queries, the key and the value.
 func (o Op) groupColumns() int { return (o.group() + 2) * o.HeadDim }
 
-// kept is the number of (query row, selected position) pairs of a sparse attention with the mean share Density.
+// kept is the number of (query row, selected position) pairs of a sparse attention with the mean share Density, and at
+// least Least positions a row.
 func (o Op) kept() int64 {
 	own := int64(o.M) * int64(min(o.Block, o.M))
-	return min(o.attended(), max(own, int64(float64(o.attended())*o.Density)))
+	some := int64(float64(o.beyond()) * o.Density)
+	if o.Least > 0 { // rows that see few positions keep all, and others at least as many
+		whole, long := o.short()
+		some = whole + max(some, long*int64(o.Least))
+	}
+	return min(o.attended(), max(own, some))
+}
+
+// short is the number of (query row, position) pairs of rows that see at most Least positions, and the number of the other
+// rows.
+func (o Op) short() (pairs, others int64) {
+	rows := int64(o.M)
+	before := int64(max(o.Context, o.M)) - rows // positions that every row sees, without a window
+	if o.Least == 0 {
+		return 0, rows
+	}
+	if o.Window > 0 && o.Window <= o.Least {
+		return o.attended(), 0
+	}
+	few := max(0, min(rows, int64(o.Least)-before))
+	return few*before + few*(few+1)/2, rows - few
+}
+
+// beyond is the number of (query row, position) pairs of rows that see more than Least positions.
+func (o Op) beyond() int64 {
+	pairs, _ := o.short()
+	return o.attended() - pairs
+}
+
+// estimated is the number of (query row, position) pairs, on the mean over query heads, whose scores an Estimate computes.
+func (o Op) estimated() float64 { return float64(o.beyond()) * cmp.Or(o.Density, 1) }
+
+// HeadShare is a share of query heads as the field Density of an Estimate has it: 0 is all.
+func HeadShare(share float64) float64 {
+	if share >= 1 {
+		return 0
+	}
+	return share
+}
+
+// OfDensity is the part of a sparse attention that measurements answer for in place of this one: Least is part of its
+// Density.
+func (o Op) OfDensity() Op {
+	const none = 1e-6 // in place of 0, which means all
+	all := float64(max(1, o.attended()))
+	switch {
+	case o.Least == 0:
+		return o
+	case o.Kind == SparseAttend:
+		o.Density = min(1, max(none, float64(o.kept())/all))
+	case o.Kind == Estimate:
+		o.Density = HeadShare(max(none, o.estimated()/all))
+	}
+	o.Least = 0
+	return o
 }
 
 // sparseHeads is the shape of the weight "heads".
@@ -239,7 +303,7 @@ func sparseKey(o Op) string {
 		when(o.HeadDim > 0, fmt.Sprintf(" dim=%d", o.HeadDim)) + fmt.Sprintf(" context=%d", o.Context) +
 		when(o.KV != "", fmt.Sprintf(" kv=%s", o.KV)) + fmt.Sprintf(" block=%d", o.Block) +
 		when(o.Buckets > 0, fmt.Sprintf(" buckets=%d", o.Buckets)) +
-		when(o.Density > 0, fmt.Sprintf(" density=%v", o.Density)) +
+		when(o.Density > 0, fmt.Sprintf(" density=%v", o.Density)) + when(o.Least > 0, fmt.Sprintf(" least=%d", o.Least)) +
 		when(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + when(o.Cap > 0, " cap") + when(o.Rest, " rest")
 }
 

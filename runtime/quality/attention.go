@@ -233,6 +233,8 @@ type Sparse struct {
 	Rule string // of calibration.Rules
 	// Density is the share of the positions it sees that a query of a head keeps.
 	Density func(layer, head int) float64
+	// Least is how many positions queries attend to at least (op.Op).
+	Least int
 	// Scales are the static scales of the estimate; nil, or scales of 0: those of the rows.
 	Scales func(layer, head int) calibration.ScalePair
 	// Block is how many queries share a selection. All of a block's own positions are kept.
@@ -264,7 +266,7 @@ func (s *Sparse) Attend(heads *Heads) {
 	heads.each(block, func(head, from, to int) {
 		span := spanOf(heads, from, to)
 		density := s.Density(heads.Layer, head)
-		count := span.keep(density)
+		count := span.keep(density, s.Least)
 		var kept []int32
 		switch s.Rule {
 		case calibration.RuleWindow:
@@ -394,13 +396,16 @@ func spanOf(heads *Heads, from, to int) span {
 	return span{heads.first(from), min(from, heads.first(to-1)), from, to}
 }
 
-// keep is how many positions of [inner,from) a density leaves.
-func (s *span) keep(density float64) int {
-	inner := s.from - s.inner
-	if density >= 1 {
+// keep is how many positions of [inner,from) a density leaves, and at least so many.
+func (s *span) keep(density float64, atLeast int) int {
+	inner, seen := s.from-s.inner, s.to-s.first
+	if density >= 1 || seen <= atLeast {
 		return inner
 	}
-	kept := int(math.Ceil(density * float64(s.to-s.first)))
+	kept := int(math.Ceil(density * float64(seen)))
+	if density > 0 {
+		kept = max(kept, atLeast)
+	}
 	least := min(inner, max(0, keptFirst-s.inner))
 	return max(least, min(inner, kept-(s.to-s.from)-(s.inner-s.first)))
 }

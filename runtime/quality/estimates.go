@@ -219,7 +219,7 @@ func (e *Estimates) blockMass(heads *Heads, layer *layerSizes, head int, attenti
 		worth := sparse.estimate(heads, keys, head, &span)
 		var kept [][]int32
 		for _, density := range e.Densities {
-			kept = append(kept, largestPositions(slices.Clone(worth), span.inner, span.keep(density)))
+			kept = append(kept, largestPositions(slices.Clone(worth), span.inner, span.keep(density, 0)))
 		}
 		for row := from; row < to; row++ {
 			first, top := heads.first(row), float32(math.Inf(-1))

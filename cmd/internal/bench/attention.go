@@ -26,6 +26,7 @@ type AttentionOptions struct {
 	Contexts                      []int
 	Cache                         string
 	Density                       float64
+	Least                         int // positions that are kept at least
 	Block, Groups, Rounds         int
 	// Calibration is a file whose heads say which share each head keeps; empty: all keep the density.
 	Calibration string
@@ -111,7 +112,7 @@ func Attention(ctx context.Context, ui *cli.Streams, options *AttentionOptions) 
 	}
 	ui.Table([]string{">positions", "attention", ">least us", ">median us", ">predicted us"}, rows)
 	return ui.Result(map[string]any{"rows": options.Rows, "heads": options.Heads, "kv_heads": options.KVHeads,
-		"head_dim": options.HeadDim, "cache": options.Cache, "density": options.Density, "block": options.Block,
+		"head_dim": options.HeadDim, "cache": options.Cache, "density": options.Density, "least": options.Least, "block": options.Block,
 		"groups": options.Groups, "rounds": options.Rounds, "ways": list})
 }
 
@@ -420,7 +421,7 @@ func (l *attentionLayer) operator(kind op.Kind) op.Op {
 		operator.HeadDim, operator.KV = o.HeadDim, l.cache
 	}
 	if kind != op.Attention {
-		operator.Block = o.Block
+		operator.Block, operator.Least = o.Block, o.Least
 	}
 	if kind == op.SparseAttend {
 		operator.Density, operator.Rest = o.Density, o.Calibration != ""

@@ -446,7 +446,7 @@ func shadowHeads(ctx context.Context, rows *sheet) error {
 	rows.add(Executed, "ratio_20/most", nil, slices.Max(all), "share of a head")
 	rows.add(Executed, "ratio_20/mean", 0.2, mean(all), "Eq. 3 divides the global ratio")
 	for _, rule := range []string{calibration.RuleHeads, calibration.RuleUniform} {
-		if loss := at.DensityLoss(rule, 0.2); loss != nil {
+		if loss := at.DensityLoss(rule, 0.2, 0); loss != nil {
 			rows.add(Executed, "kl_20/"+rule, nil, loss.KL,
 				"mean divergence from dense attention in nats a token: shares of each "+
 					"head, or equal ones. The paper prints accuracies of its models (Table 6)")

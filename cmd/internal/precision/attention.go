@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
 )
 
 // Windows of attention: long ones, since a short context has nothing to leave out.
@@ -36,6 +37,9 @@ func (o *CalibrateOptions) runAttention(ctx context.Context, ui *cli.Streams) er
 	defer weights.Close()
 	model, err := trial.Open(ctx, weights)
 	if err != nil {
+		return err
+	}
+	if err := model.AllCores(ctx); err != nil {
 		return err
 	}
 	size := min(cmp.Or(o.WindowTokens, attentionTokens), weights.MaxContext)
@@ -126,10 +130,11 @@ func showAttention(ui *cli.Streams, attention *calibration.Attention) {
 	ui.Printf("positions are divided among heads by %s, with which plans lost least\n", attention.SharesBy)
 	rows = nil
 	for _, loss := range attention.Losses {
-		rows = append(rows, []string{loss.Rule, fmt.Sprintf("%.3g %%", 100*loss.Density), fmt.Sprintf("%.6f", loss.KL),
+		rows = append(rows, []string{loss.Rule, fmt.Sprintf("%.3g %%", 100*loss.Density), fmt.Sprint(loss.Least),
+			fmt.Sprintf("%.6f", loss.KL),
 			fmt.Sprintf("%.2f %%", 100*loss.TopAgreement), fmt.Sprintf("%.4f", loss.PerplexityRatio)})
 	}
-	ui.Table([]string{"rule", ">density", ">mean KL", ">same top token", ">perplexity ratio"}, rows)
+	ui.Table([]string{"rule", ">density", ">at least", ">mean KL", ">same top token", ">perplexity ratio"}, rows)
 }
 
 // RuleOptions are the flags of hetc quality --attention.
@@ -138,6 +143,8 @@ type RuleOptions struct {
 	Windows, WindowTokens    int
 	Rules                    []string
 	Densities                []float64
+	Least                    int
+	Journal                  string
 }
 
 // Run compares rules of selection with dense attention.
@@ -147,6 +154,9 @@ func (o *RuleOptions) Run(ctx context.Context, ui *cli.Streams) error {
 			return diag.New(diag.ClassUsage, "--rules %q: no rule of selection", rule).
 				WithHint("%s", diag.DidYouMean(rule, calibration.Rules))
 		}
+	}
+	if o.Least < 0 || !slices.Contains(op.SparseLeasts, o.Least) {
+		return diag.New(diag.ClassUsage, "--least %d: want one of %v positions", o.Least, op.SparseLeasts)
 	}
 	for _, density := range o.Densities {
 		if !(density > 0 && density <= 1) {
@@ -173,18 +183,21 @@ func (o *RuleOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err := cal.CheckModel(model.Name, model.Digest); err != nil {
 		return err
 	}
+	if err := model.AllCores(ctx); err != nil {
+		return err
+	}
 	size := min(cmp.Or(o.WindowTokens, attentionTokens), weights.MaxContext)
 	text, err := model.ReadText(o.Text, o.Windows, size)
 	if err != nil {
 		return err
 	}
 	results, err := trial.CompareRules(ctx, model, trial.RuleOptions{Text: text, Attention: cal.Attention,
-		Rules: o.Rules, Densities: o.Densities, Progress: cli.Progress(ui, "quality")})
+		Rules: o.Rules, Densities: o.Densities, Least: o.Least, Journal: o.Journal, Progress: cli.Progress(ui, "quality")})
 	if err != nil {
 		return err
 	}
-	ui.Printf("attention of %s: %d windows of %d tokens, selections of %d queries\n", weights.Name, len(text.Windows),
-		size, cal.Attention.Block)
+	ui.Printf("attention of %s: %d windows of %d tokens, selections of %d queries, at least %d positions\n", weights.Name,
+		len(text.Windows), size, cal.Attention.Block, o.Least)
 	var rows [][]string
 	for i := range results {
 		result := &results[i]
@@ -195,5 +208,5 @@ func (o *RuleOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	}
 	ui.Table([]string{"rule", ">density", ">mean KL", ">same top token", ">perplexity", ">ratio", ">recalled"}, rows)
 	return ui.Result(map[string]any{"model": model.Digest, "text_sha256": text.SHA256, "window_tokens": size,
-		"rules": results})
+		"least": o.Least, "rules": results})
 }

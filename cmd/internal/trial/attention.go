@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/quality"
@@ -99,22 +100,13 @@ func (a *attending) reference(ctx context.Context) error {
 	return nil
 }
 
-// measure executes the compared windows with a change of attention, unless the journal has that already.
-func (a *attending) measure(ctx context.Context, what string, change func(*quality.Heads)) (*quality.Result, error) {
+// remembered is the result of comparing all windows, of the journal if that has it already.
+func (a *attending) remembered(what string, compare func(*quality.Tally) error) (*quality.Result, error) {
 	tally := a.journal.find(what)
 	if tally == nil {
 		tally = new(quality.Tally)
-		a.change.Change = change
-		defer func() { a.change.Change = nil }()
-		for i := range a.ref.Windows() {
-			size := len(a.compared[i].Tokens)
-			if err := a.ref.Compare(ctx, a.machine.Machine, i, size, tally); err != nil {
-				return nil, fmt.Errorf("%s: window %d: %w", what, i, err)
-			}
-			if err := a.change.Err(); err != nil {
-				return nil, fmt.Errorf("%s: %w", what, err)
-			}
-			a.step(what)
+		if err := compare(tally); err != nil {
+			return nil, fmt.Errorf("%s: %w", what, err)
 		}
 		if err := a.journal.add(what, tally); err != nil {
 			return nil, err
@@ -124,6 +116,100 @@ func (a *attending) measure(ctx context.Context, what string, change func(*quali
 	}
 	result, err := tally.Result()
 	return &result, err
+}
+
+// compare executes the compared windows on a machine.
+func (a *attending) compare(ctx context.Context, what string, machine *Machine, tally *quality.Tally) error {
+	for i := range a.ref.Windows() {
+		if err := a.ref.Compare(ctx, machine.Machine, i, len(a.compared[i].Tokens), tally); err != nil {
+			return fmt.Errorf("window %d: %w", i, err)
+		}
+		if err := a.change.Err(); err != nil {
+			return err
+		}
+		a.step(what)
+	}
+	return nil
+}
+
+// measure compares the windows with a change of attention.
+func (a *attending) measure(ctx context.Context, what string, change func(*quality.Heads)) (*quality.Result, error) {
+	return a.remembered(what, func(tally *quality.Tally) error {
+		a.change.Change = change
+		defer func() { a.change.Change = nil }()
+		return a.compare(ctx, what, a.machine, tally)
+	})
+}
+
+// selection is a rule by which positions are selected, with the mean share of them and the least number that it keeps.
+type selection struct {
+	rule    string
+	density float64
+	least   int
+}
+
+// String names a selection in journals and messages.
+func (s selection) String() string {
+	text := fmt.Sprintf("rule %s at %.3g %%", s.rule, 100*s.density)
+	if s.least > 0 {
+		text += fmt.Sprintf(", at least %d", s.least)
+	}
+	return text
+}
+
+// measureRule compares the windows with attention to selected positions.
+func (a *attending) measureRule(ctx context.Context, attention *calibration.Attention, by selection) (*quality.Result,
+	error) {
+	return a.remembered(by.String(), func(tally *quality.Tally) error {
+		return a.withRule(ctx, attention, by, func(machine *Machine) error {
+			return a.compare(ctx, by.String(), machine, tally)
+		})
+	})
+}
+
+// withRule opens a machine that attends to selected positions: by the operators of plans where a rule has some, which is
+// fast, and else by the definition in package quality.
+func (a *attending) withRule(ctx context.Context, attention *calibration.Attention, by selection,
+	do func(*Machine) error) error {
+	switch by.rule {
+	case RuleDense:
+		return do(a.machine)
+	case calibration.RuleWindow, calibration.RuleBlocks:
+		a.change.Change = definition(attention, by).Attend
+		defer func() { a.change.Change = nil }()
+		return cmp.Or(do(a.machine), a.change.Err())
+	}
+	shares := *attention
+	if by.rule == calibration.RuleUniform {
+		shares = even(attention)
+	}
+	cal := &calibration.Calibration{Schema: calibration.Schema, Text: attention.Text, Attention: &shares,
+		Model: calibration.Model{Name: a.Name, Digest: a.Digest}}
+	window := len(a.text.Windows[0].Tokens)
+	plan, err := a.SparsePlan(window, &planir.Attention{Density: by.density, Least: by.least, Block: attention.Block,
+		Rest: by.rule == calibration.RuleRest, Rows: []int{window}}, cal)
+	if err != nil {
+		return err
+	}
+	machine, err := a.Open(ctx, plan, cal, nil)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(machine), machine.Close())
+}
+
+// even is a calibration whose heads are all of the same importance.
+func even(attention *calibration.Attention) calibration.Attention {
+	out := *attention
+	out.SharesBy, out.Clamp = calibration.ByImportance, 1
+	out.Layers = slices.Clone(attention.Layers)
+	for i := range out.Layers {
+		out.Layers[i].Importance, out.Layers[i].Heads = 1, slices.Clone(out.Layers[i].Heads)
+		for head := range out.Layers[i].Heads {
+			out.Layers[i].Heads[head].Importance = 1
+		}
+	}
+	return out
 }
 
 // CalibrateAttention measures what plans with sparse attention need to know of a model: how important heads and layers
@@ -161,7 +247,7 @@ func CalibrateAttention(
 	}
 	const sharings = 5 // that are tried at most
 	run.all = 2*len(observed) + len(compared)*(1+model.Layers*(1+model.Heads)+sharings+
-		len(calibration.Rules)*len(options.Densities))
+		len(selections(options.Densities, size)))
 	if err := run.reference(ctx); err != nil {
 		return nil, err
 	}
@@ -235,12 +321,12 @@ func (a *attending) importances(ctx context.Context, out *calibration.Attention)
 	return nil
 }
 
-// sparse is attention by a rule at a density, with the static scales of each head.
-func sparse(attention *calibration.Attention, rule string, density float64) *quality.Sparse {
-	out := &quality.Sparse{Rule: rule, Block: attention.Block, Scales: attention.Scales,
-		Density: func(int, int) float64 { return density }}
-	if rule == calibration.RuleHeads || rule == calibration.RuleRest {
-		ratios := attention.Ratios(density)
+// definition is attention by a rule as package quality defines it, with the static scales of each head.
+func definition(attention *calibration.Attention, by selection) *quality.Sparse {
+	out := &quality.Sparse{Rule: by.rule, Block: attention.Block, Scales: attention.Scales, Least: by.least,
+		Density: func(int, int) float64 { return by.density }}
+	if by.rule == calibration.RuleHeads || by.rule == calibration.RuleRest {
+		ratios := attention.Ratios(by.density)
 		out.Density = func(layer, head int) float64 { return ratios[layer][head] }
 	}
 	return out
@@ -256,7 +342,10 @@ func (a *attending) sharing(ctx context.Context, out *calibration.Attention) err
 	bounds := clamps(out.Importances())
 	least, best, by := math.Inf(1), bounds[0], calibration.ByMass
 	try := func(what string) error {
-		result, err := a.measure(ctx, what, sparse(out, calibration.RuleHeads, density).Attend)
+		heads := selection{rule: calibration.RuleHeads, density: density}
+		result, err := a.remembered(what, func(tally *quality.Tally) error {
+			return a.withRule(ctx, out, heads, func(machine *Machine) error { return a.compare(ctx, what, machine, tally) })
+		})
 		if err == nil && result.KL.Mean < least {
 			least, best, by = result.KL.Mean, out.Clamp, out.SharesBy
 		}
@@ -276,38 +365,44 @@ func (a *attending) sharing(ctx context.Context, out *calibration.Attention) err
 	return nil
 }
 
-// losses measures every rule at every density.
-func (a *attending) losses(ctx context.Context, out *calibration.Attention) error {
+// selections are those whose losses are measured: every rule at every density, and of rules that plans may have also with
+// numbers of positions that are kept at least, below those of a window.
+func selections(densities []float64, window int) (out []selection) {
 	for _, rule := range calibration.Rules {
-		for _, density := range out.Densities {
-			loss, err := a.loss(ctx, out, rule, density)
-			if err != nil {
-				return err
+		for _, density := range densities {
+			for _, least := range op.SparseLeasts {
+				planned := rule == calibration.RuleHeads || rule == calibration.RuleRest
+				if least == 0 || planned && least < window {
+					out = append(out, selection{rule, density, least})
+				}
 			}
-			out.Losses = append(out.Losses, *loss)
 		}
 	}
+	return out
+}
+
+// losses measures every selection.
+func (a *attending) losses(ctx context.Context, out *calibration.Attention) error {
+	var losses []calibration.DensityLoss
+	for _, by := range selections(out.Densities, len(a.text.Windows[0].Tokens)) {
+		result, err := a.measureRule(ctx, out, by)
+		if err != nil {
+			return err
+		}
+		losses = append(losses, calibration.DensityLoss{Rule: by.rule, Density: by.density, Least: by.least,
+			KL: result.KL.Mean, Low: result.KL.Low, High: result.KL.High, TopAgreement: result.TopAgreement.Mean,
+			PerplexityRatio: result.PerplexityRatio.Mean})
+	}
+	out.Losses = losses
 	return nil
 }
 
-// loss measures a rule at a density.
-func (a *attending) loss(
-	ctx context.Context, out *calibration.Attention, rule string, density float64,
-) (*calibration.DensityLoss, error) {
-	what := fmt.Sprintf("rule %s at %.3g %%", rule, 100*density)
-	result, err := a.measure(ctx, what, sparse(out, rule, density).Attend)
-	if err != nil {
-		return nil, err
-	}
-	return &calibration.DensityLoss{Rule: rule, Density: density, KL: result.KL.Mean, Low: result.KL.Low,
-		High: result.KL.High, TopAgreement: result.TopAgreement.Mean, PerplexityRatio: result.PerplexityRatio.Mean}, nil
-}
-
-// journal keeps tallies by what was measured, in a file of one JSON document a line. Its first line says for which
+// journal keeps tallies and shares by what was measured, in a file of one JSON document a line. Its first line says for which
 // model and text.
 type journal struct {
-	path  string
-	known map[string]*quality.Tally
+	path   string
+	known  map[string]*quality.Tally
+	shares map[string]*float64
 }
 
 // entry is a line of a journal.
@@ -315,12 +410,13 @@ type entry struct {
 	For   string         `json:"for,omitempty"`
 	What  string         `json:"what,omitempty"`
 	Tally *quality.Tally `json:"tally,omitempty"`
+	Share *float64       `json:"share,omitempty"`
 }
 
 // openJournal reads what a run with the same key has measured; a journal of another key is begun anew, and so is one
 // whose end is missing, up to there. No path: nothing is kept.
 func openJournal(path, key string) (*journal, error) {
-	out := &journal{path: path, known: map[string]*quality.Tally{}}
+	out := &journal{path: path, known: map[string]*quality.Tally{}, shares: map[string]*float64{}}
 	if path == "" {
 		return out, nil
 	}
@@ -335,6 +431,9 @@ func openJournal(path, key string) (*journal, error) {
 		}
 		if read.Tally != nil {
 			out.known[read.What] = read.Tally
+		}
+		if read.Share != nil {
+			out.shares[read.What] = read.Share
 		}
 	}
 	// Written anew: what was cut off in the middle of a line must not stay.
@@ -358,6 +457,9 @@ func (j *journal) entries() []entry {
 	for _, what := range slices.Sorted(maps.Keys(j.known)) {
 		out = append(out, entry{What: what, Tally: j.known[what]})
 	}
+	for _, what := range slices.Sorted(maps.Keys(j.shares)) {
+		out = append(out, entry{What: what, Share: j.shares[what]})
+	}
 	return out
 }
 
@@ -369,12 +471,25 @@ func (j *journal) find(what string) *quality.Tally {
 	return j.known[what]
 }
 
-// add appends a measurement.
+// share returns a share that was measured, nil where none was.
+func (j *journal) share(what string) *float64 {
+	if j == nil {
+		return nil
+	}
+	return j.shares[what]
+}
+
+// add appends a comparison.
 func (j *journal) add(what string, tally *quality.Tally) error {
+	return j.append(entry{What: what, Tally: tally})
+}
+
+// append appends a line.
+func (j *journal) append(measured entry) error {
 	if j == nil || j.path == "" {
 		return nil
 	}
-	line, err := json.Marshal(entry{What: what, Tally: tally})
+	line, err := json.Marshal(measured)
 	if err != nil {
 		return err
 	}
@@ -387,92 +502,4 @@ func (j *journal) add(what string, tally *quality.Tally) error {
 		return diag.New(diag.ClassIO, "write %q: %w", j.path, err)
 	}
 	return nil
-}
-
-// RuleOptions say what CompareRules measures.
-type RuleOptions struct {
-	Text      *Text
-	Attention *calibration.Attention
-	Rules     []string
-	Densities []float64
-	Progress  func(done, all int, what string)
-}
-
-// RuleResult is what a rule of selection costs at a density, against dense attention.
-type RuleResult struct {
-	Rule    string  `json:"rule"`
-	Density float64 `json:"density"`
-	quality.Result
-	// Recalled is the share of the tokens of planted passages that were found, half a window after they were read.
-	Recalled float64 `json:"recalled"`
-}
-
-// RuleDense is the name of dense attention among results.
-const RuleDense = "dense"
-
-// passageTokens is the length of planted passages, and passages how many windows have one.
-const (
-	passageTokens = 64
-	passages      = 2
-)
-
-// CompareRules measures what rules of selection cost on every window of a text: divergence and perplexity, and how much
-// of a passage is recalled half a window later. The first result is dense attention, computed by the same definition as
-// the rules, so that its divergence is that of rounding.
-func CompareRules(ctx context.Context, model *Model, options RuleOptions) (_ []RuleResult, err error) {
-	run, err := openAttending(ctx, model, options.Text, options.Text.Windows)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, run.close()) }()
-	run.progress = options.Progress
-	planted := min(passages, len(run.compared))
-	run.all = len(run.compared) + (len(run.compared)+planted)*(1+len(options.Rules)*len(options.Densities))
-	if err := run.reference(ctx); err != nil {
-		return nil, err
-	}
-	results := []RuleResult{{Rule: RuleDense, Density: 1}}
-	for _, rule := range options.Rules {
-		for _, density := range options.Densities {
-			results = append(results, RuleResult{Rule: rule, Density: density})
-		}
-	}
-	for i := range results {
-		result := &results[i]
-		rule := result.Rule
-		if rule == RuleDense {
-			rule = calibration.RuleUniform // at a density of 1
-		}
-		attend := sparse(options.Attention, rule, result.Density).Attend
-		what := fmt.Sprintf("%s at %.3g %%", result.Rule, 100*result.Density)
-		measured, err := run.measure(ctx, what, attend)
-		if err != nil {
-			return nil, err
-		}
-		result.Result = *measured
-		if result.Recalled, err = run.recalled(ctx, what, planted, attend); err != nil {
-			return nil, err
-		}
-	}
-	return results, nil
-}
-
-// recalled is the share of planted passages that is recalled.
-func (a *attending) recalled(ctx context.Context, what string, count int, change func(*quality.Heads)) (float64, error) {
-	right, all := 0, 0
-	for i := range count {
-		prompt, from, err := quality.Passage(a.compared[i].Tokens, passageTokens, uint64(i))
-		if err != nil {
-			return 0, err
-		}
-		a.change.Change = change
-		hits, tried, err := quality.Recall(ctx, a.machine.Machine, prompt, from)
-		a.change.Change = nil
-		if err = errors.Join(err, a.change.Err()); err != nil {
-			return 0, fmt.Errorf("%s: passage %d: %w", what, i, err)
-		}
-		right, all = right+hits, all+tried
-		a.step(what)
-	}
-	return float64(right) / float64(all), nil
 }

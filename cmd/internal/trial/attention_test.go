@@ -2,6 +2,7 @@ package trial
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -80,7 +81,7 @@ func TestCalibrateAttention(t *testing.T) {
 	}
 	// (A window of 96 tokens has but one whole block to leave out.)
 	for _, rule := range []string{calibration.RuleHeads, calibration.RuleUniform, calibration.RuleWindow} {
-		few, many := want.DensityLoss(rule, 0.2), want.DensityLoss(rule, 0.5)
+		few, many := want.DensityLoss(rule, 0.2, 0), want.DensityLoss(rule, 0.5, 0)
 		if few == nil || many == nil || !(few.KL > many.KL) {
 			t.Errorf("%s: losses %+v at 20 %%, %+v at 50 %%, want less with more", rule, few, many)
 		}
@@ -93,25 +94,64 @@ func TestCalibrateAttention(t *testing.T) {
 	}
 }
 
-// Everything kept, the definition of sparse attention computes what the kernels of dense attention do.
+// Everything kept, the definition of sparse attention computes what the kernels of dense attention do, and less loses
+// something. What was measured is kept for another run.
 func TestRulesBesideKernels(t *testing.T) {
 	model := open(t, demo)
-	attention := &calibration.Attention{Heads: model.Heads, KVHeads: model.KVHeads, Block: op.SparseBlock}
-	for i := range model.Layers { // no static scales: those of the rows
-		attention.Layers = append(attention.Layers, calibration.AttentionLayer{Layer: i,
-			Heads: make([]calibration.AttentionHead, model.Heads), KeyScales: make([]float32, model.KVHeads)})
+	attention := &calibration.Attention{Heads: model.Heads, KVHeads: model.KVHeads, Block: op.SparseBlock,
+		Densities: []float64{0.3}}
+	for i := range model.Layers {
+		layer := calibration.AttentionLayer{Layer: i}
+		for range model.Heads {
+			layer.Heads = append(layer.Heads, calibration.AttentionHead{QueryScale: 0.05, Mass: []float64{0.5}})
+		}
+		for range model.KVHeads {
+			layer.KeyScales = append(layer.KeyScales, 0.05)
+		}
+		attention.Layers = append(attention.Layers, layer)
 	}
-	results, err := CompareRules(t.Context(), model, RuleOptions{Text: windows(t, model, 2, 256), Attention: attention,
-		Rules: []string{calibration.RuleUniform}, Densities: []float64{0.3}})
+	text := windows(t, model, 2, 256)
+	attending, err := openAttending(t.Context(), model, text, text.Windows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := attending.reference(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	everything := definition(attention, selection{calibration.RuleUniform, 1, 0})
+	defined, err := attending.measure(t.Context(), "everything", everything.Attend)
+	if err := errors.Join(err, attending.close()); err != nil {
+		t.Fatal(err)
+	}
+	if !(defined.KL.Mean < 1e-9) || defined.TopAgreement.Mean != 1 {
+		t.Errorf("dense attention by the definition: %+v, want that of the kernels but for rounding", defined)
+	}
+
+	options := RuleOptions{Text: text, Attention: attention, Rules: []string{calibration.RuleUniform, calibration.RuleWindow},
+		Densities: []float64{0.3}, Journal: filepath.Join(t.TempDir(), "rules.part")}
+	results, err := CompareRules(t.Context(), model, options)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dense, sparse := &results[0], &results[1]
-	if dense.Rule != RuleDense || !(dense.KL.Mean < 1e-9) || dense.TopAgreement.Mean != 1 {
-		t.Errorf("dense attention by the definition: %+v, want that of the kernels but for rounding", dense)
+	if dense.Rule != RuleDense || dense.KL.Mean != 0 || dense.TopAgreement.Mean != 1 {
+		t.Errorf("dense attention: %+v, want no loss", dense)
 	}
 	if !(sparse.KL.Mean > 1e-5) || sparse.Positions != 512 {
 		t.Errorf("30 %% of the positions: %+v, want a loss", sparse)
+	}
+	executed := 0
+	options.Progress = func(int, int, string) { executed++ }
+	again, err := CompareRules(t.Context(), model, options)
+	if err != nil || !reflect.DeepEqual(again, results) {
+		t.Errorf("got %+v, %v, want %+v as before", again, err, results)
+	}
+	if executed != len(text.Windows) {
+		t.Errorf("%d windows were executed with everything measured, want the reference's %d", executed, len(text.Windows))
+	}
+	options.Least = 256
+	if whole, err := CompareRules(t.Context(), model, options); err != nil || whole[1].KL.Mean > 1e-9 || whole[2].KL.Mean > 1e-9 {
+		t.Errorf("all of a window kept: %+v, %v, want no loss", whole, err)
 	}
 }
 

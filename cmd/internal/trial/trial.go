@@ -59,18 +59,24 @@ func Open(ctx context.Context, model *models.Model) (*Model, error) {
 	if model.Parameters() < oneCore {
 		device = devices[0]
 	}
-	opened, err := drv.Open(ctx, driver.Config{Select: device.Select})
+	out := &Model{Model: model, Digest: digest}
+	return out, out.use(ctx, drv, device.Select)
+}
+
+// use has the model executed by a selection of cores.
+func (m *Model) use(ctx context.Context, drv driver.Driver, selection string) error {
+	opened, err := drv.Open(ctx, driver.Config{Select: selection})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer opened.Close()
 	capabilities := opened.Capabilities()
-	proc := planir.Proc{
-		Name: "host", Kind: "cpu", Driver: drv.Name(), Select: device.Select, Cores: capabilities.Cores,
+	m.proc = planir.Proc{
+		Name: "host", Kind: "cpu", Driver: drv.Name(), Select: selection, Cores: capabilities.Cores,
 		Set: capabilities.Offered(),
 	}
-	proc.Schemes = capabilities.Schemes // imitations too: what they cost in accuracy is the question
-	return &Model{Model: model, Digest: digest, proc: proc}, nil
+	m.proc.Schemes = capabilities.Schemes // imitations too: what they cost in accuracy is the question
+	return nil
 }
 
 // Plan is the trivial plan for windows of tokens at once and one by one, with the folds of a calibration (nil: none).
@@ -118,6 +124,45 @@ func (m *Model) planned(
 		return nil, err
 	}
 	return plan, planir.Check(plan).Err()
+}
+
+// SparsePlan is the trivial plan in float32 for windows of tokens, in which prompts attend to positions that are selected
+// with the numbers of a calibration.
+func (m *Model) SparsePlan(window int, at *planir.Attention, cal *calibration.Calibration) (*planir.Plan, error) {
+	plan, err := m.Plan(window, Float32, cal)
+	if err != nil {
+		return nil, err
+	}
+	plan.Attention = at
+	graph := m.Graph()
+	plan.Decisions = nil
+	for _, rows := range []int{1, window} {
+		decisions, err := lower.Trivial(lower.GraphOf(plan, &graph, rows), m.proc.Name, []int{rows}, window, plan.KV,
+			func(string, int) op.Scheme { return op.A32W32 })
+		if err != nil {
+			return nil, err
+		}
+		for _, decision := range decisions { // the head has one row in both
+			if plan.DecisionFor(decision.Node, decision.Rows) == nil || decision.Rows != 1 {
+				plan.Decisions = append(plan.Decisions, decision)
+			}
+		}
+	}
+	if err := lower.Lower(plan, &graph); err != nil {
+		return nil, err
+	}
+	return plan, planir.Check(plan).Err()
+}
+
+// AllCores has the model executed by all cores of this machine, however small its matrices are: attention to a long context
+// gains from them.
+func (m *Model) AllCores(ctx context.Context) error {
+	drv := host.New()
+	devices, err := drv.Devices(ctx)
+	if err != nil {
+		return err
+	}
+	return m.use(ctx, drv, devices[len(devices)-1].Select)
 }
 
 // Float32 is the scheme of every node in a reference.

@@ -48,7 +48,7 @@ func estimate(e *evaluation) {
 	e.blocksOf(func(index, r0, rows int, span op.SparseSpan) {
 		count := span.Block - span.Inner
 		for head, numbers := range heads {
-			if span.Decided(numbers.Share) {
+			if span.Decided(numbers.Share, e.Least) {
 				continue
 			}
 			kvHead := head / group
@@ -149,7 +149,7 @@ func selectPositions(e *evaluation) {
 				}
 				return -cmp.Compare(e.in[0].at(index, head*e.Context+a), e.in[0].at(index, head*e.Context+b))
 			})
-			positions = positions[:span.Keep(numbers.Share)]
+			positions = positions[:span.Keep(numbers.Share, e.Least)]
 			slices.Sort(positions)
 			for i, value := range append([]int{len(positions)}, positions...) {
 				at := head*(1+e.Context) + i
@@ -277,6 +277,9 @@ func sparseOperators(add func(ops ...op.Op)) {
 		operator := op.Op{Kind: op.Select, M: s.rows, Heads: s.heads, KVHeads: s.kvHeads, Context: s.context, Block: s.block,
 			Window: s.window}
 		add(operator)
+		operator.Least = s.context / 4 // below and above what rows see
+		add(operator)
+		operator.Least = i % 2 * operator.Least
 		operator.HeadDim = s.dim
 		for _, kv := range op.CacheTypes {
 			operator.KV = kv

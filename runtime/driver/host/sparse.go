@@ -168,7 +168,7 @@ func (b *builder) estimate() (step, error) {
 			columns := block.Block - start*pack.TileN
 			for i := range s.group {
 				head := kvHead*s.group + i
-				if block.Decided(s.heads[head].Share) {
+				if block.Decided(s.heads[head].Share, s.op.Least) {
 					continue
 				}
 				query := input.f32[block.r0*input.ld+(kvHead*(s.group+2)+i)*dim:]
@@ -328,7 +328,7 @@ func (b *builder) selectPositions() (step, error) {
 				head := kvHead*s.group + i
 				scores := input.f32[block.index*input.ld+head*operator.Context:][:operator.Context]
 				out := output.i32[block.index*output.ld+head*(1+operator.Context):][:1+operator.Context]
-				keep := block.Keep(s.heads[head].Share)
+				keep := block.Keep(s.heads[head].Share, operator.Least)
 				out[0] = int32(keep)
 				choose(out[1:], scores, block.Inner, block.Block, keep, exe.have.mine(worker))
 			}

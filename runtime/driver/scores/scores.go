@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/number"
@@ -96,7 +97,7 @@ func (e *Estimate[T]) Run(graph *op.Graph, bindings *driver.Bindings, launch fun
 		spans = append(spans, e.op.SpanOf(bindings.Scalars.Pos+r0, min(e.op.Block, e.rows-r0)))
 	}
 	e.from, e.to = spans[0].Inner, spans[len(spans)-1].Block
-	if e.from >= e.to {
+	if e.from >= e.to || !slices.ContainsFunc(spans, e.choice) {
 		return nil
 	}
 	e.choose()
@@ -110,6 +111,9 @@ func (e *Estimate[T]) Run(graph *op.Graph, bindings *driver.Bindings, launch fun
 			return e.refused(bad)
 		}
 		first, last := r0/e.op.Block, (r0+rows-1)/e.op.Block
+		if !slices.ContainsFunc(spans[first:last+1], e.choice) {
+			continue
+		}
 		if err := e.multiply(spans[first].Inner, spans[last].Block, launch); err != nil {
 			return err
 		}
@@ -121,6 +125,11 @@ func (e *Estimate[T]) Run(graph *op.Graph, bindings *driver.Bindings, launch fun
 		}
 	}
 	return nil
+}
+
+// choice reports whether the scores of some head have a say in what a block of queries keeps.
+func (e *Estimate[T]) choice(span op.SparseSpan) bool {
+	return slices.ContainsFunc(e.heads, func(head op.SparseHead) bool { return !span.Decided(head.Share, e.op.Least) })
 }
 
 // width is the number of keys that the launches of a call take, those of the last one whole.
@@ -149,7 +158,7 @@ func (e *Estimate[T]) multiply(from, to int, launch func() error) error {
 // the query's largest.
 func (e *Estimate[T]) pool(span *op.SparseSpan, block, head, line, rows int) {
 	width, begin, end := e.width(), span.Inner-e.from, span.Block-e.from
-	if span.Decided(e.heads[head].Share) {
+	if span.Decided(e.heads[head].Share, e.op.Least) {
 		return
 	}
 	at := block*e.outLine + head*e.op.Context
