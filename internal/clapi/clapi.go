@@ -217,7 +217,13 @@ type Device struct {
 
 // Devices lists the devices of all platforms, in the order in which the library lists them. Without a platform or
 // a device the list is empty.
-func (l *Library) Devices() ([]*Device, error) {
+func (l *Library) Devices() (list []*Device, err error) {
+	native.KeepSignals(func() { list, err = l.devices() }) // a loader opens the vendors' libraries now
+	return list, err
+}
+
+// devices is Devices.
+func (l *Library) devices() ([]*Device, error) {
 	platforms, err := l.platforms()
 	if err != nil {
 		return nil, err

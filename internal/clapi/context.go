@@ -20,8 +20,11 @@ type Context struct {
 // Open makes a context of the device alone.
 func (d *Device) Open() (*Context, error) {
 	var code int32
-	id := native.Call(d.lib.fn[fnCreateContext], 0, 1, uintptr(unsafe.Pointer(&d.id)), 0, 0,
-		uintptr(unsafe.Pointer(&code)))
+	var id uintptr
+	native.KeepSignals(func() { // an implementation may load its compiler now
+		id = native.Call(d.lib.fn[fnCreateContext], 0, 1, uintptr(unsafe.Pointer(&d.id)), 0, 0,
+			uintptr(unsafe.Pointer(&code)))
+	})
 	if err := check("create context", uintptr(code)); err != nil {
 		return nil, err
 	}
@@ -157,8 +160,11 @@ func (c *Context) build(id uintptr, options string) (*Program, error) {
 	if !ok {
 		return nil, diag.New(diag.ClassInput, "opencl: build options %q have a NUL byte", options)
 	}
-	code := native.Call(c.lib.fn[fnBuildProgram], id, 1, uintptr(unsafe.Pointer(&c.device.id)),
-		uintptr(unsafe.Pointer(&text[0])), 0, 0)
+	var code uintptr
+	native.KeepSignals(func() {
+		code = native.Call(c.lib.fn[fnBuildProgram], id, 1, uintptr(unsafe.Pointer(&c.device.id)),
+			uintptr(unsafe.Pointer(&text[0])), 0, 0)
+	})
 	if int32(code) == 0 {
 		return program, nil
 	}

@@ -109,7 +109,9 @@ func Open(path string) (*Library, error) {
 	} else if err := checkFile(path); err != nil {
 		return nil, err
 	}
-	handle, err := open(path)
+	var handle uintptr
+	var err error
+	KeepSignals(func() { handle, err = open(path) })
 	if err != nil {
 		failure := &Error{Path: path, Problem: Broken, Detail: oneLine(err.Error())}
 		if named(path) {

@@ -16,11 +16,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hetc/hetc/internal/require"
-
 	"golang.org/x/sys/unix"
 
 	ortcompiler "github.com/hetc/hetc/emit/compile/ort"
+	"github.com/hetc/hetc/internal/native"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/executor"
@@ -39,6 +39,9 @@ var catch = sync.OnceValue(func() <-chan os.Signal {
 // signals in turn, those of Go's own preemption and of its profiler among them. It returns how many of each there were.
 func press(t *testing.T) (collections, signals func() int64) {
 	t.Helper()
+	if taken := native.Taken(); len(taken) > 0 {
+		t.Fatalf("a library handles signals %v, of which two at a time would end the process", taken)
+	}
 	var before debug.GCStats
 	debug.ReadGCStats(&before)
 	caught := catch()
