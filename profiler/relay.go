@@ -183,7 +183,7 @@ func openAddition(ctx context.Context, from driver.Driver, compiler driver.Compi
 	}
 	for number := range count {
 		bind := driver.Bindings{Scalars: &driver.Scalars{Rows: 1},
-			Moves: &driver.Moves{Fetch: make([]bool, 2), Hand: make([]bool, 1)}}
+			Moves: &driver.Moves{Fetch: make([][]driver.Rect, 2), Hand: make([][]driver.Rect, 1)}}
 		for i, buffer := range buffers {
 			view := driver.View{Buffer: buffer, Type: op.F32, Offset: int64(4 * columns * number), Rows: 1, Cols: columns,
 				Stride: columns}

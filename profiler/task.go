@@ -267,7 +267,7 @@ func (r *runner) bindings(ld *load, graph *op.Graph, footprint int64) (driver.Bi
 	}
 	if ld.lane.caps.OwnMemory && !r.moves {
 		// Operands stay on the processor: what copying them takes is the price of a link, for those that travel.
-		out.Moves = &driver.Moves{Fetch: make([]bool, len(out.In)), Hand: make([]bool, len(out.Out))}
+		out.Moves = &driver.Moves{Fetch: make([][]driver.Rect, len(out.In)), Hand: make([][]driver.Rect, len(out.Out))}
 	}
 	if err != nil || !graph.State() {
 		return out, nil, err

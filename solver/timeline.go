@@ -279,21 +279,24 @@ func (s *request) copies(plan *planir.Plan, ph *planir.PhaseProgram, rows int) (
 	for place, call := range moves.Of(plan, ph, func(proc string) int { return spaces[proc] }) {
 		lane := &ph.Sections[place.Section].Lanes[place.Lane]
 		step, proc := &lane.Steps[place.Step], plan.Proc(lane.Proc)
-		price := func(views []planir.View, travels []bool, from, to string) (sum float64, err error) {
+		price := func(views []planir.View, travels [][]planir.View, from, to string) (sum float64, err error) {
 			for i, view := range views {
-				if !travels[i] {
-					continue
-				}
-				used := view.R1 - view.R0
+				end := view.R1
 				if proc.DynamicRows && !step.Full {
-					used = min(used, rows-step.R0)
+					end = min(end, view.R0+rows-step.R0)
 				}
-				bytes := int64(used) * int64(view.C1-view.C0) * int64(types[view.Buffer].Bytes())
-				estimate, err := s.prices.Copy(from, to, bytes)
-				if err != nil {
-					return 0, err
+				for _, part := range travels[i] {
+					used := min(part.R1, end) - part.R0
+					if used <= 0 {
+						continue
+					}
+					bytes := int64(used) * int64(part.C1-part.C0) * int64(types[view.Buffer].Bytes())
+					estimate, err := s.prices.Copy(from, to, bytes)
+					if err != nil {
+						return 0, err
+					}
+					sum += float64(estimate.NS)
 				}
-				sum += float64(estimate.NS)
 			}
 			return sum, nil
 		}

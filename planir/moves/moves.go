@@ -8,19 +8,19 @@ import (
 	"github.com/hetc/hetc/planir"
 )
 
-// Processors with memory of their own hold a second copy of each buffer. What of it travels follows from the program,
-// by a data-flow analysis over its calls in one order that the flags allow: of each buffer the state is a set of
-// disjoint rectangles, each with the memories that hold its value and the call that wrote it. A call that reads a
-// rectangle which its memory lacks fetches the view, and the call that wrote it hands it to the host. Any other order
+// Processors with memory of their own hold a second copy of each buffer. What of it travels follows from the program, by
+// a data-flow analysis over its calls in one order that the flags allow: of each buffer the state is a set of
+// disjoint rectangles, each with the memories that hold its value and the call that wrote it. A call fetches those parts
+// of what it reads which its memory lacks, and the calls that wrote them hand just these to the host. Any other order
 // has the same answer, because no two steps touch a view without an order (rule P009). The caches are no part of it:
 // what they hold outlives programs.
 
 // Place names a call of a program: a step in one iteration of its section, by their numbers.
 type Place struct{ Section, Lane, Step, Iteration int }
 
-// Call says which operands of a call travel, by position: to the processor before it, those of Step.In; to the host
-// after it, those of Step.Out.
-type Call struct{ Fetch, Hand []bool }
+// Call says what travels of the operands of a call, by position: to the processor before it, of Step.In; to the host
+// after it, of Step.Out. Each list are disjoint parts of the operand's view, which lie in the buffer as that does.
+type Call struct{ Fetch, Hand [][]planir.View }
 
 // Of is what travels in a program of a plan: the calls of processors that have memory of their own. space numbers the
 // memory that a processor computes on; 0 is the host's.
@@ -35,7 +35,7 @@ func Of(plan *planir.Plan, phase *planir.PhaseProgram, space func(proc string) i
 				return
 			}
 			memory := space(section.Lanes[lane].Proc)
-			call := &Call{Fetch: make([]bool, len(st.In)), Hand: make([]bool, len(st.Out))}
+			call := &Call{Fetch: make([][]planir.View, len(st.In)), Hand: make([][]planir.View, len(st.Out))}
 			if memory > 0 {
 				out[Place{number, lane, step, iteration}] = call
 			}
@@ -52,6 +52,13 @@ func Of(plan *planir.Plan, phase *planir.PhaseProgram, space func(proc string) i
 	for _, buffer := range plan.Program.Buffers {
 		if buffer.Name == logits {
 			state.read(planir.View{Buffer: logits, R1: buffer.Rows, C1: buffer.Cols}, 0, true)
+		}
+	}
+	for _, call := range out {
+		for _, lists := range [2][][]planir.View{call.Fetch, call.Hand} {
+			for i := range lists {
+				lists[i] = joined(lists[i])
+			}
 		}
 	}
 	return out
@@ -111,43 +118,75 @@ func (f flow) write(view planir.View, space int, by *Call, out int) {
 	f[view.Buffer] = append(rest, region{view: view, held: 1 << space, by: by, out: out})
 }
 
-// read notes that something on a memory reads a view, and returns whether the view must be fetched. kept says that the
-// memory holds it from then on.
-func (f flow) read(view planir.View, space int, kept bool) (fetch bool) {
+// read notes that something on a memory reads a view, and returns what of it must be fetched. kept says that the memory
+// holds that from then on.
+func (f flow) read(view planir.View, space int, kept bool) (fetch []planir.View) {
 	list := f[view.Buffer]
-	for _, old := range list {
-		fetch = fetch || old.view.Overlaps(view) && old.held&(1<<space) == 0
-	}
-	if !fetch {
-		return false
+	lacks := func(old *region) bool { return old.view.Overlaps(view) && old.held&(1<<space) == 0 }
+	if !slices.ContainsFunc(list, func(old region) bool { return lacks(&old) }) {
+		return nil
 	}
 	var out []region
 	for _, old := range list {
-		if !old.view.Overlaps(view) {
+		if !lacks(&old) {
 			out = append(out, old)
 			continue
 		}
-		if old.held&1 == 0 { // also where the reader holds it: the whole view is fetched
-			old.by.Hand[old.out] = true
-			old.held |= 1
-		}
-		if space == 0 || !kept {
-			out = append(out, old)
-			continue
-		}
-		outside := minus(old.view, view)
-		for _, piece := range outside {
+		for _, outside := range minus(old.view, view) {
 			other := old
-			other.view = piece
+			other.view = outside
 			out = append(out, other)
 		}
-		old.view = planir.View{Buffer: view.Buffer, R0: max(old.view.R0, view.R0), R1: min(old.view.R1, view.R1),
-			C0: max(old.view.C0, view.C0), C1: min(old.view.C1, view.C1)}
-		old.held |= 1 << space
-		out = append(out, old)
+		part := old
+		part.view = common(old.view, view)
+		if part.held&1 == 0 {
+			part.by.Hand[part.out] = append(part.by.Hand[part.out], part.view)
+			part.held |= 1
+		}
+		if space > 0 {
+			fetch = append(fetch, part.view)
+			if kept {
+				part.held |= 1 << space
+			}
+		}
+		out = append(out, part)
 	}
 	f[view.Buffer] = out
-	return space > 0
+	return fetch
+}
+
+// common is what two views of a buffer that overlap have in common.
+func common(a, b planir.View) planir.View {
+	return planir.View{Buffer: a.Buffer, R0: max(a.R0, b.R0), R1: min(a.R1, b.R1),
+		C0: max(a.C0, b.C0), C1: min(a.C1, b.C1)}
+}
+
+// joined is disjoint rectangles as fewer ones, because each copy takes time of its own: two that are neighbours along a
+// whole side become one, as long as there are any.
+func joined(list []planir.View) []planir.View {
+	for {
+		one, other, ok := neighbours(list)
+		if !ok {
+			return list
+		}
+		a, b := list[one], list[other]
+		list[one] = planir.View{Buffer: a.Buffer, R0: min(a.R0, b.R0), R1: max(a.R1, b.R1),
+			C0: min(a.C0, b.C0), C1: max(a.C1, b.C1)}
+		list = slices.Delete(list, other, other+1)
+	}
+}
+
+// neighbours are the numbers of the first two rectangles whose union is one, the lower number first.
+func neighbours(list []planir.View) (one, other int, ok bool) {
+	for i, a := range list {
+		for j, b := range list[:i] {
+			sameColumns, sameRows := a.C0 == b.C0 && a.C1 == b.C1, a.R0 == b.R0 && a.R1 == b.R1
+			if sameColumns && (a.R1 == b.R0 || b.R1 == a.R0) || sameRows && (a.C1 == b.C0 || b.C1 == a.C0) {
+				return j, i, true
+			}
+		}
+	}
+	return 0, 0, false
 }
 
 // minus is what remains of a view without another: at most four rectangles.

@@ -1,6 +1,9 @@
 package driver
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // Asynchronous is implemented by processors that execute calls by themselves while the caller goes on: GPUs, NPUs with
 // a queue. Run of such a processor is Submit and Wait in one. The methods are called from one goroutine at a time, like
@@ -49,17 +52,51 @@ func (f *Failure) Error() string { return fmt.Sprintf("call %d: %v", f.Ticket, f
 // Unwrap returns the call's error.
 func (f *Failure) Unwrap() error { return f.Err }
 
-// Moves says which operands of a call on a processor with memory of its own (capability.Set.OwnMemory) travel between
-// it and the host. Views that do not travel are read from and written to the processor's copy alone. The cache then
-// stays where it is; see Mirror.
+// Moves says what of the operands of a call on a processor with memory of its own (capability.Set.OwnMemory) travels
+// between it and the host: parts of their views, none where nothing does. What does not travel is read from and written to
+// the processor's copy alone. The cache then stays where it is; see Mirror.
 type Moves struct {
-	// Fetch, for each of Bindings.In: something else has written the value since the processor held it, so that it is
-	// copied to the processor before the call.
-	Fetch []bool
-	// Hand, for each of Bindings.Out: something else reads the value, so that it is copied to the host after the call,
-	// and nothing outside the view: others may write there at the same time.
-	Hand []bool
+	// Fetch, for each of Bindings.In: what something else has written since the processor held it, so that it is copied
+	// to the processor before the call, and nothing beside it: the processor's copy may be newer there.
+	Fetch [][]Rect
+	// Hand, for each of Bindings.Out: what something else reads, so that it is copied to the host after the call, and
+	// nothing beside it: others may write there at the same time.
+	Hand [][]Rect
 }
+
+// Rect is rows [R0,R1) and columns [C0,C1) of a view. Rows beyond those that a call uses do not travel.
+type Rect struct{ R0, R1, C0, C1 int }
+
+// Everything is all of a view, whatever its size.
+var Everything = []Rect{{R1: math.MaxInt, C1: math.MaxInt}}
+
+// Fits is an error unless the moves are of as many operands as bindings have, and every part has an order of rows and
+// columns.
+func (m *Moves) Fits(b *Bindings) error {
+	if len(m.Fetch) != len(b.In) || len(m.Hand) != len(b.Out) {
+		return fmt.Errorf("moves of %d inputs and %d outputs, want %d and %d", len(m.Fetch), len(m.Hand), len(b.In),
+			len(b.Out))
+	}
+	for _, lists := range [2][][]Rect{m.Fetch, m.Hand} {
+		for _, parts := range lists {
+			for _, part := range parts {
+				if part.R0 < 0 || part.C0 < 0 || part.R1 < part.R0 || part.C1 < part.C0 {
+					return fmt.Errorf("moves of rows %d..%d and columns %d..%d, want both in order", part.R0, part.R1, part.C0,
+						part.C1)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Within is the part that lies in a view of so many rows and columns; it may be empty.
+func (p Rect) Within(rows, cols int) Rect {
+	return Rect{min(p.R0, rows), min(p.R1, rows), min(p.C0, cols), min(p.C1, cols)}
+}
+
+// Empty reports whether the part has no elements.
+func (p Rect) Empty() bool { return p.R0 >= p.R1 || p.C0 >= p.C1 }
 
 // Mirror is implemented by buffers of processors with memory of their own, which hold a second copy of each byte there.
 // The copy begins with zeros. Neither copies anything by itself: calls move their operands, as Moves says, and these methods everything else. They

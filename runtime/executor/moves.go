@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/moves"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -17,8 +18,21 @@ func (m *Machine) moves(pr *program) {
 	travel := moves.Of(m.plan, pr.PhaseProgram, func(proc string) int { return m.loader.lanes[proc].space })
 	for place, call := range travel {
 		st := pr.sections[place.Section].lanes[place.Lane].steps[place.Step]
-		st.calls[place.Iteration].bind.Moves = &driver.Moves{Fetch: call.Fetch, Hand: call.Hand}
+		st.calls[place.Iteration].bind.Moves = &driver.Moves{Fetch: partsOf(st.In, call.Fetch),
+			Hand: partsOf(st.Out, call.Hand)}
 	}
+}
+
+// partsOf is what travels of views as parts of them.
+func partsOf(views []planir.View, travels [][]planir.View) [][]driver.Rect {
+	out := make([][]driver.Rect, len(views))
+	for i, view := range views {
+		for _, part := range travels[i] {
+			out[i] = append(out[i], driver.Rect{R0: part.R0 - view.R0, R1: part.R1 - view.R0,
+				C0: part.C0 - view.C0, C1: part.C1 - view.C0})
+		}
+	}
+	return out
 }
 
 // holdings are how many positions of each sequence the memories hold of the cache: a count for each head of each layer.

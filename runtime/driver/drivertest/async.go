@@ -20,6 +20,7 @@ var asynchronous = []struct {
 }{
 	{"Order", testOrder},
 	{"Moves", testMoves},
+	{"Parts", testParts},
 	{"Blocks", testBlocks},
 	{"Failures", testFailures},
 	{"Flight", testFlight},
@@ -109,10 +110,14 @@ func (c *chain) calls(first, n int, moves func(i int) *driver.Moves) (last drive
 		last, scalars = ticket, driver.Scalars{Rows: -7, Pos: -1}
 		bind.In[0], bind.In[1], bind.Out[0] = driver.View{}, driver.View{}, driver.View{}
 		if bind.Moves != nil { // the caller's too
-			for k := range bind.Moves.Fetch {
-				bind.Moves.Fetch[k] = !bind.Moves.Fetch[k]
+			for _, lists := range [][][]driver.Rect{bind.Moves.Fetch, bind.Moves.Hand} {
+				for k := range lists {
+					for p := range lists[k] {
+						lists[k][p] = driver.Rect{}
+					}
+					lists[k] = nil
+				}
 			}
-			bind.Moves.Hand[0] = !bind.Moves.Hand[0]
 		}
 	}
 	return last, nil
@@ -183,6 +188,21 @@ func testOrder(t *testing.T, factory *Factory) {
 	}
 }
 
+// movesOf are moves of whole operands.
+func movesOf(fetch, hand []bool) *driver.Moves {
+	all := func(travel []bool) (lists [][]driver.Rect) {
+		for _, whole := range travel {
+			var list []driver.Rect
+			if whole {
+				list = slices.Clone(driver.Everything)
+			}
+			lists = append(lists, list)
+		}
+		return lists
+	}
+	return &driver.Moves{Fetch: all(fetch), Hand: all(hand)}
+}
+
 // What stays on the processor is neither read from the host's memory nor needed there.
 func testMoves(t *testing.T, factory *Factory) {
 	c := newChain(t, factory, 257)
@@ -190,7 +210,7 @@ func testMoves(t *testing.T, factory *Factory) {
 		c.start()
 		if err := c.lane.do(func() error {
 			last, err := c.calls(0, n, func(i int) *driver.Moves {
-				return &driver.Moves{Fetch: []bool{i == 0, i == 0}, Hand: []bool{i == n-1}}
+				return movesOf([]bool{i == 0, i == 0}, []bool{i == n-1})
 			})
 			if err != nil {
 				return err
@@ -207,7 +227,7 @@ func testMoves(t *testing.T, factory *Factory) {
 		return
 	}
 	c.start()
-	stays := func(int) *driver.Moves { return &driver.Moves{Fetch: []bool{true, true}, Hand: []bool{false}} }
+	stays := func(int) *driver.Moves { return movesOf([]bool{true, true}, []bool{false}) }
 	if err := c.lane.do(func() error {
 		last, err := c.calls(0, 1, stays)
 		if err != nil {
@@ -423,7 +443,7 @@ func testAllocations(t *testing.T, factory *Factory) {
 	const calls = 2000
 	scalars := driver.Scalars{Rows: 1, KVLen: 1, Seq: 1}
 	bind := driver.Bindings{In: []driver.View{c.sums[0], c.ones}, Out: []driver.View{c.sums[1]}, Scalars: &scalars,
-		Moves: &driver.Moves{Fetch: []bool{true, false}, Hand: []bool{true}}}
+		Moves: movesOf([]bool{true, false}, []bool{true})}
 	var before, after runtime.MemStats
 	if err := c.lane.do(func() error {
 		for i := -4 * driver.MaxInFlight; i < calls; i++ {

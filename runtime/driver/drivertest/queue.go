@@ -70,7 +70,7 @@ func (d *queueing) Open(ctx context.Context, config driver.Config) (driver.Proce
 		slot := &queue.slots[i]
 		slot.bind.In, slot.bind.Out = make([]driver.View, 0, most), make([]driver.View, 0, most)
 		slot.in, slot.out = make([]driver.View, 0, most), make([]driver.View, 0, most)
-		slot.moves = driver.Moves{Fetch: make([]bool, 0, most), Hand: make([]bool, 0, most)}
+		slot.moves = driver.Moves{Fetch: listsFor(most), Hand: listsFor(most)}
 	}
 	return queue, nil
 }
@@ -217,9 +217,9 @@ func (q *Queued) execute(s *slot) (driver.Span, error) {
 	bind.K, bind.V = onDevice(bind.K), onDevice(bind.V)
 	for i := range bind.In {
 		bind.In[i] = onDevice(bind.In[i])
-		if s.all || s.moves.Fetch[i] {
-			eachRow(s.bind.In[i], bind.In[i], counts.in, i, func(host, device []byte) { q.copy(device, host) })
-		}
+		eachRow(s.bind.In[i], bind.In[i], counts.in, i, func(row int, host, device []byte) {
+			s.parts(s.moves.Fetch, i, row, &s.bind.In[i], func(from, to int) { q.copy(device[from:to], host[from:to]) })
+		})
 	}
 	for i := range bind.Out {
 		bind.Out[i] = onDevice(bind.Out[i])
@@ -233,12 +233,11 @@ func (q *Queued) execute(s *slot) (driver.Span, error) {
 		return span, err
 	}
 	for i := range bind.Out {
-		eachRow(s.bind.Out[i], bind.Out[i], counts.out, i, func(host, device []byte) {
-			if s.all || s.moves.Hand[i] {
-				q.copy(host, device)
-			} else if &host[0] != &device[0] {
-				poison(host) // no step may read it
+		eachRow(s.bind.Out[i], bind.Out[i], counts.out, i, func(row int, host, device []byte) {
+			if len(host) > 0 && &host[0] != &device[0] {
+				poison(host) // no step may read what is not handed over
 			}
+			s.parts(s.moves.Hand, i, row, &s.bind.Out[i], func(from, to int) { q.copy(host[from:to], device[from:to]) })
 		})
 	}
 	if s.all {
@@ -248,9 +247,23 @@ func (q *Queued) execute(s *slot) (driver.Span, error) {
 	return span, nil
 }
 
+// parts visits the bytes of a row of operand i that travel.
+func (s *slot) parts(moves [][]driver.Rect, i, row int, view *driver.View, visit func(from, to int)) {
+	list := driver.Everything
+	if !s.all {
+		list = moves[i]
+	}
+	size := view.Type.Bytes()
+	for _, part := range list {
+		if part = part.Within(row+1, view.Cols); part.R0 <= row && row < part.R1 {
+			visit(part.C0*size, part.C1*size)
+		}
+	}
+}
+
 // eachRow visits the rows of operand i that a call uses, in the host's memory and in the processor's. Run refuses views
 // that do not lie in their buffers, and more operands than the graph has.
-func eachRow(host, device driver.View, counts []int, i int, visit func(host, device []byte)) {
+func eachRow(host, device driver.View, counts []int, i int, visit func(row int, host, device []byte)) {
 	if i >= len(counts) || counts[i] < 1 || host.Cols < 0 {
 		return
 	}
@@ -262,7 +275,7 @@ func eachRow(host, device driver.View, counts []int, i int, visit func(host, dev
 	size := host.Type.Bytes()
 	for row := range min(counts[i], host.Rows) {
 		at := row * host.Stride * size
-		visit(from[at:][:host.Cols*size], to[at:][:host.Cols*size])
+		visit(row, from[at:][:host.Cols*size], to[at:][:host.Cols*size])
 	}
 }
 
@@ -336,9 +349,10 @@ func (q *Queued) Submit(exe driver.Executable, b *driver.Bindings) (driver.Ticke
 	if why != "" {
 		return 0, diag.New(diag.ClassRun, "run on %s: %s", q, why)
 	}
-	if b.Moves != nil && (len(b.Moves.Fetch) != len(b.In) || len(b.Moves.Hand) != len(b.Out)) {
-		return 0, diag.New(diag.ClassRun, "run on %s: %d and %d operands may move, and there are %d and %d", q,
-			len(b.Moves.Fetch), len(b.Moves.Hand), len(b.In), len(b.Out))
+	if b.Moves != nil {
+		if err := b.Moves.Fits(b); err != nil {
+			return 0, diag.New(diag.ClassRun, "run on %s: %w", q, err)
+		}
 	}
 	q.submitted++
 	q.most = max(q.most, int(q.submitted-q.finished))
@@ -351,7 +365,7 @@ func (q *Queued) Submit(exe driver.Executable, b *driver.Bindings) (driver.Ticke
 		s.scalars.Batch = batch
 	}
 	if b.Moves != nil {
-		s.moves.Fetch, s.moves.Hand = again(s.moves.Fetch, b.Moves.Fetch), again(s.moves.Hand, b.Moves.Hand)
+		s.moves.Fetch, s.moves.Hand = againEach(s.moves.Fetch, b.Moves.Fetch), againEach(s.moves.Hand, b.Moves.Hand)
 	}
 	q.changed.Broadcast()
 	return q.submitted, nil
@@ -518,3 +532,21 @@ func (q *Queued) Close() error {
 
 // again is a copy of values in the memory of an earlier one.
 func again[T any](earlier, values []T) []T { return append(earlier[:0], values...) }
+
+// againEach is a copy of lists in the memory of earlier ones, those beyond their length included.
+func againEach[T any](earlier, lists [][]T) [][]T {
+	earlier = slices.Grow(earlier, max(0, len(lists)-len(earlier)))[:len(lists)]
+	for i, list := range lists {
+		earlier[i] = again(earlier[i], list)
+	}
+	return earlier
+}
+
+// listsFor is room for what travels of so many operands, in general.
+func listsFor(operands int) [][]driver.Rect {
+	out := make([][]driver.Rect, operands)
+	for i := range out {
+		out[i] = make([]driver.Rect, 0, 4)
+	}
+	return out
+}

@@ -383,6 +383,40 @@ func FuzzRun(f *testing.F) {
 	})
 }
 
+// FuzzMoves has parts of operands of any numbers travel to memory of the device's own and back: a call fails or copies
+// inside its views, beside memory that cannot be touched.
+func FuzzMoves(f *testing.F) {
+	f.Add(int64(0), 32, 3, 3, 0, 3, 0, 32)
+	f.Add(int64(128), 40, 2, 1, 1, 2, 5, 9)
+	f.Add(int64(4), 32, 3, 2, -1, math.MaxInt, 31, math.MaxInt)
+	f.Add(int64(math.MaxInt64-3), math.MaxInt, 3, 3, 2, 1, math.MinInt, 0)
+	p := openFirst(f, map[string]string{optMemory: "own"})
+	exe, err := p.Load(context.Background(), artifact(f, op.Single(op.Op{Kind: op.Add, M: 3, N: 32}, ""), nil), nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	var buffers [3]driver.Buffer
+	for i := range buffers {
+		region, err := mem.Guarded(4 * 3 * 48)
+		if err != nil {
+			f.Skip(err)
+		}
+		if buffers[i], err = p.Import(region.Bytes()); err != nil {
+			f.Fatal(err)
+		}
+	}
+	f.Fuzz(func(t *testing.T, offset int64, stride, rows, inUse, r0, r1, c0, c1 int) {
+		view := func(i int) driver.View {
+			return driver.View{Buffer: buffers[i], Type: op.F32, Rows: rows, Cols: 32, Stride: stride, Offset: offset}
+		}
+		parts := []driver.Rect{{R0: r0, R1: r1, C0: c0, C1: c1}}
+		b := &driver.Bindings{In: []driver.View{view(0), view(1)}, Out: []driver.View{view(2)},
+			Scalars: &driver.Scalars{Rows: inUse, KVLen: inUse, Seq: inUse},
+			Moves:   &driver.Moves{Fetch: [][]driver.Rect{parts, nil}, Hand: [][]driver.Rect{parts}}}
+		_, _ = p.Run(exe, b)
+	})
+}
+
 // An artifact of an estimate without its kernels, of another operator than its sources, or with scales that make no sense
 // is refused with the reason, and the processor stays usable.
 func TestEstimateArtifactsRefused(t *testing.T) {

@@ -292,10 +292,10 @@ func (e *executable) bind(bindings *driver.Bindings) error {
 	if rows := min(e.graph.Rows(), scalars.Rows); e.longest > 0 && scalars.Pos+rows > e.longest {
 		return fmt.Errorf("the context reaches beyond %d positions, for which the graph was made", e.longest)
 	}
-	if moves := bindings.Moves; moves != nil && (len(moves.Fetch) != len(bindings.In) ||
-		len(moves.Hand) != len(bindings.Out)) {
-		return fmt.Errorf("moves of %d inputs and %d outputs, want %d and %d", len(moves.Fetch), len(moves.Hand),
-			len(bindings.In), len(bindings.Out))
+	if bindings.Moves != nil {
+		if err := bindings.Moves.Fits(bindings); err != nil {
+			return err
+		}
 	}
 	for i := range e.operands {
 		if err := e.bindOperand(&e.operands[i], bindings); err != nil {

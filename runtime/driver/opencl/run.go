@@ -245,10 +245,16 @@ func (e *executable) fetch(b *driver.Bindings) error {
 		return err
 	}
 	for i := range e.operands {
-		if o := &e.operands[i]; o.input >= 0 && (b.Moves == nil || b.Moves.Fetch[o.input]) {
-			if err := e.travel(o, true); err != nil {
-				return err
-			}
+		o := &e.operands[i]
+		if o.input < 0 {
+			continue
+		}
+		parts := driver.Everything
+		if b.Moves != nil {
+			parts = b.Moves.Fetch[o.input]
+		}
+		if err := e.travel(o, parts, true); err != nil {
+			return err
 		}
 	}
 	if b.Moves != nil || e.kv == "" {
@@ -260,10 +266,16 @@ func (e *executable) fetch(b *driver.Bindings) error {
 // hand copies to the host what a call has written and others read, and the rows that were refused.
 func (e *executable) hand(b *driver.Bindings) error {
 	for i := range e.operands {
-		if o := &e.operands[i]; o.out >= 0 && (b.Moves == nil || b.Moves.Hand[o.out]) {
-			if err := e.travel(o, false); err != nil {
-				return err
-			}
+		o := &e.operands[i]
+		if o.out < 0 {
+			continue
+		}
+		parts := driver.Everything
+		if b.Moves != nil {
+			parts = b.Moves.Hand[o.out]
+		}
+		if err := e.travel(o, parts, false); err != nil {
+			return err
 		}
 	}
 	if b.Moves == nil && e.appends {
@@ -276,16 +288,26 @@ func (e *executable) hand(b *driver.Bindings) error {
 	return e.p.queue.Read(notes.buffer.device, 4*int64(e.slot), bytes, false)
 }
 
-// travel copies the rows of an operand that are in use.
-func (e *executable) travel(o *operand, toDevice bool) error {
-	if !o.buffer.copies || o.rows == 0 {
+// travel copies parts of an operand, of the rows that are in use.
+func (e *executable) travel(o *operand, parts []driver.Rect, toDevice bool) error {
+	if !o.buffer.copies {
 		return nil
 	}
 	size := o.value.Type.Bytes()
-	width, pitch := o.value.Cols*size, o.ld*size
-	end := o.at + int64(o.rows-1)*int64(pitch) + int64(width)
-	return e.p.queue.Copy(o.device, clapi.Rect{Offset: o.at, Rows: o.rows, Width: width, Pitch: pitch,
-		Host: o.buffer.host[o.at:end], ToDevice: toDevice})
+	pitch := o.ld * size
+	for _, part := range parts {
+		if part = part.Within(o.rows, o.value.Cols); part.Empty() {
+			continue
+		}
+		rows, width := part.R1-part.R0, (part.C1-part.C0)*size
+		begin := o.at + int64(part.R0)*int64(pitch) + int64(part.C0*size)
+		end := begin + int64(rows-1)*int64(pitch) + int64(width)
+		if err := e.p.queue.Copy(o.device, clapi.Rect{Offset: begin, Rows: rows, Width: width, Pitch: pitch,
+			Host: o.buffer.host[begin:end], ToDevice: toDevice}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // travelCache copies the positions that a call reads to the device, or those that it added to the host.

@@ -224,27 +224,39 @@ func (p *processor) Run(exe driver.Executable, bindings *driver.Bindings) (drive
 // travels is what copying the operands of a call takes in ns, before it and behind it, by the links of the control
 // processor, whose memory is the host's.
 func (p *processor) travels(bindings *driver.Bindings) (fetch, hand float64) {
-	all := func(views []driver.View, travel func(i int) bool, from, to string) (ns float64) {
+	all := func(views []driver.View, parts [][]driver.Rect, from, to string) (ns float64) {
 		link, ok := p.soc.Link(from, to)
 		if !ok || link.CopyGBps == 0 {
 			return 0
 		}
 		for i, view := range views {
-			if _, mirrors := view.Buffer.(driver.Mirror); !mirrors || !travel(i) {
+			if _, mirrors := view.Buffer.(driver.Mirror); !mirrors {
 				continue
 			}
 			rows := view.Rows
 			if p.caps.DynamicRows && bindings.Scalars != nil {
 				rows = min(rows, bindings.Scalars.Rows)
 			}
-			bytes := int64(rows) * int64(view.Cols) * int64(view.Type.Bytes())
-			ns += float64(1e3*link.CopyLaunchUS) + float64(bytes)/link.CopyGBps
+			travel := driver.Everything
+			if parts != nil {
+				travel = parts[i]
+			}
+			for _, part := range travel {
+				if part = part.Within(rows, view.Cols); part.Empty() {
+					continue
+				}
+				bytes := int64(part.R1-part.R0) * int64(part.C1-part.C0) * int64(view.Type.Bytes())
+				ns += float64(1e3*link.CopyLaunchUS) + float64(bytes)/link.CopyGBps
+			}
 		}
 		return ns
 	}
-	moves := bindings.Moves
-	fetch = all(bindings.In, func(i int) bool { return moves == nil || moves.Fetch[i] }, p.soc.Control, p.name)
-	hand = all(bindings.Out, func(i int) bool { return moves == nil || moves.Hand[i] }, p.name, p.soc.Control)
+	var moves driver.Moves
+	if bindings.Moves != nil {
+		moves = *bindings.Moves
+	}
+	fetch = all(bindings.In, moves.Fetch, p.soc.Control, p.name)
+	hand = all(bindings.Out, moves.Hand, p.name, p.soc.Control)
 	return fetch, hand
 }
 
@@ -261,10 +273,10 @@ func (p *processor) fits(exe *executable, bindings *driver.Bindings) error {
 		return fmt.Errorf("got rows %d, the graph is compiled for exactly %d rows", bindings.Scalars.Rows,
 			exe.graph.Rows())
 	}
-	if moves := bindings.Moves; moves != nil && (len(moves.Fetch) != len(bindings.In) ||
-		len(moves.Hand) != len(bindings.Out)) {
-		return fmt.Errorf("moves of %d inputs and %d outputs, want %d and %d", len(moves.Fetch), len(moves.Hand),
-			len(bindings.In), len(bindings.Out))
+	if bindings.Moves != nil {
+		if err := bindings.Moves.Fits(bindings); err != nil {
+			return err
+		}
 	}
 	dense := func(what string, values []op.Value, views []driver.View) error {
 		for i, view := range views {
