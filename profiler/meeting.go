@@ -68,7 +68,10 @@ func (m *meeting) word() string {
 func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Processor, launchNS float64) (best *meeting,
 	err error) {
 	p.o.note("ways of waiting for %s", proc.Name)
-	names := append([]string{""}, slices.Sorted(maps.Keys(p.completions[proc.Name]))...)
+	names := []string{""}
+	if len(proc.Cores) == 0 {
+		names = append(names, slices.Sorted(maps.Keys(p.completions[proc.Name]))...)
+	}
 	var list []*meeting
 	var closers []func() error
 	defer func() {
@@ -112,13 +115,6 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 		}
 	}
 	best = bestMeeting(list)
-	// A device of the CPU's cores shares caches and memory with the thread that waits, which a call that is met alone does
-	// not show.
-	if partner := p.partner(run, proc); partner != nil && len(proc.Cores) > 0 {
-		if best, err = p.bestRelay(ctx, run, partner, proc, list); err != nil {
-			return nil, err
-		}
-	}
 	if best.submitNS, err = run.submission(ctx, proc.Name); err != nil {
 		return nil, err
 	}
@@ -126,8 +122,9 @@ func (p *prober) measureMeetings(ctx context.Context, run *runner, proc *socs.Pr
 	return best, nil
 }
 
-// waysToWait are those that may be best for a device. One that is made of cores of the CPU is waited for by its event: a
-// lane that asks again and again slows its threads down in a whole program, which single turns do not show.
+// waysToWait are those that may be best for a device. One that is made of cores of the CPU is waited for by its event, as
+// its driver makes it: a lane that asks again and again, for an event or a word of memory, slows its threads down in a
+// whole program, which single turns do not show.
 func waysToWait(proc *socs.Processor) []capability.Waiting {
 	if len(proc.Cores) > 0 {
 		return []capability.Waiting{capability.WaitEvent}
@@ -150,6 +147,23 @@ func bestMeeting(list []*meeting) *meeting {
 		}
 	}
 	return list[leastOf(ratio, core)]
+}
+
+// leastOf is the number of the least time; of times that are alike, the one with the least use of a core.
+func leastOf(took, core []float64) int {
+	best := 0
+	for i := range took {
+		if took[i] < took[best] {
+			best = i
+		}
+	}
+	least := took[best]
+	for i := range took {
+		if took[i] <= least*meetingAlike && core[i] < core[best] {
+			best = i
+		}
+	}
+	return best
 }
 
 // chooseMeeting writes the best way and the times of all into the SoC.

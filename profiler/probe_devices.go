@@ -198,7 +198,7 @@ func (p *prober) linkDevice(ctx context.Context, run *runner, proc *socs.Process
 			if _, known := measured[core]; !known {
 				var err error
 				p.o.note("hand-over between %s and %s", other.Name, proc.Name)
-				if measured[core], err = p.relay(ctx, run, other, proc, met, p.relayRounds()); err != nil {
+				if measured[core], err = p.relay(ctx, run, other, proc, met); err != nil {
 					return err
 				}
 			}
@@ -217,21 +217,6 @@ func (p *prober) linkDevice(ctx context.Context, run *runner, proc *socs.Process
 		p.link(link, "measured: by hetc probe, "+back+copied)
 	}
 	return nil
-}
-
-// partner is the processor that a device is measured in turns with: the control processor, or else the first one that
-// can; nil where there is none.
-func (p *prober) partner(run *runner, proc *socs.Processor) (found *socs.Processor) {
-	for i := range p.soc.Processors {
-		other := &p.soc.Processors[i]
-		if other.Name == proc.Name || p.soc.Concurrent(proc.Name, other.Name) != nil || !p.relays(run, other) {
-			continue
-		}
-		if found == nil || p.besideControl(other) && !p.besideControl(found) {
-			found = other
-		}
-	}
-	return found
 }
 
 // relays reports whether a processor can take turns with a device: it computes on the thread of its lane, and adds.

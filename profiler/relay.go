@@ -32,14 +32,13 @@ const (
 	relayColumns = 1 << 18
 )
 
-// handovers are the prices of a pair in ns: from the processor with a thread to the device, and back. core is what the
-// thread uses its core for in a turn.
-type handovers struct{ there, back, core float64 }
+// handovers are the prices of a pair in ns: from the processor with a thread to the device, and back.
+type handovers struct{ there, back float64 }
 
 // relay measures the hand-overs between a processor that computes on a thread and a device whose calls are met in a
 // way.
-func (p *prober) relay(ctx context.Context, run *runner, own, device *socs.Processor, how *meeting, rounds int) (
-	out handovers, err error) {
+func (p *prober) relay(ctx context.Context, run *runner, own, device *socs.Processor, how *meeting) (out handovers,
+	err error) {
 	var closers []func() error
 	defer func() {
 		for _, closer := range slices.Backward(closers) {
@@ -76,7 +75,11 @@ func (p *prober) relay(ctx context.Context, run *runner, own, device *socs.Proce
 		return out, err
 	}
 	closers = append(closers, lanes.Close)
-	var submit, beyond, core []float64
+	rounds := relayRounds
+	if p.o.memory > 0 { // tests
+		rounds = 3
+	}
+	var submit, beyond []float64
 	for round := -relayWarm; round < rounds; round++ {
 		got, err := lanes.Run(ctx)
 		if err != nil {
@@ -85,62 +88,17 @@ func (p *prober) relay(ctx context.Context, run *runner, own, device *socs.Proce
 		if round >= 0 {
 			submit = append(submit, float64(got.Submit))
 			beyond = append(beyond, float64(got.Turn-got.Before-max(got.Meanwhile, got.Call)))
-			core = append(core, float64(got.Core))
 		}
 	}
-	out = handovers{there: stat.Mean(submit), core: stat.Mean(core)}
+	out.there = stat.Mean(submit)
 	out.back = max(0, stat.Mean(beyond)-out.there)
 	return out, nil
-}
-
-// relayRounds is how often a relay is run.
-func (p *prober) relayRounds() int {
-	if p.o.memory > 0 { // tests
-		return 3
-	}
-	return relayRounds
 }
 
 // besideControl reports whether a processor computes on the control processor's thread, which then feeds devices.
 func (p *prober) besideControl(own *socs.Processor) bool {
 	control := p.soc.Processor(p.soc.Control)
 	return len(own.Cores) > 0 && len(control.Cores) > 0 && own.Cores[0] == control.Cores[0]
-}
-
-// bestRelay is the way of meeting a device's calls with the cheapest hand-overs to and from another processor; of those
-// that are alike, as for bestMeeting, the one that takes least of a core. Every way has its turn twice.
-func (p *prober) bestRelay(ctx context.Context, run *runner, own, device *socs.Processor, list []*meeting) (*meeting,
-	error) {
-	rounds := p.relayRounds() / 2
-	took, core := make([]float64, len(list)), make([]float64, len(list))
-	for range 2 {
-		for i, how := range list {
-			p.o.note("hand-over between %s and %s, %s", own.Name, device.Name, how.way())
-			one, err := p.relay(ctx, run, own, device, how, rounds)
-			if err != nil {
-				return nil, err
-			}
-			took[i], core[i] = took[i]+one.there+one.back, core[i]+one.core
-		}
-	}
-	return list[leastOf(took, core)], nil
-}
-
-// leastOf is the number of the least time; of times that are alike, the one with the least use of a core.
-func leastOf(took, core []float64) int {
-	best := 0
-	for i := range took {
-		if took[i] < took[best] {
-			best = i
-		}
-	}
-	least := took[best]
-	for i := range took {
-		if took[i] <= least*meetingAlike && core[i] < core[best] {
-			best = i
-		}
-	}
-	return best
 }
 
 // opened is a processor with calls of an addition of two vectors that it has loaded.

@@ -43,7 +43,6 @@ type Relayed struct {
 	Before, Meanwhile int64 // computing on the thread takes
 	Submit            int64 // of a turn the submission takes, of the thread that feeds the asynchronous processor
 	Call              int64 // one more call takes while others are in flight
-	Core              int64 // of a turn the first processor's thread uses a core; 0 where the system does not tell
 }
 
 // timedQueue adds up how long submissions take.
@@ -114,13 +113,13 @@ func (r *Relay) Run(ctx context.Context) (out Relayed, err error) {
 		}
 		r.device.spent, r.device.calls = 0, 0
 		r.expect(each)
-		began, core := time.Now(), threadTime()
+		began := time.Now()
 		if err := r.m.section(r.s, driver.Scalars{Rows: 1, KVLen: 1, Seq: 1}, false); err != nil {
 			return err
 		}
 		turns := int64(r.s.iters)
 		out = Relayed{Turn: int64(time.Since(began)) / turns, Submit: int64(r.device.spent) / max(1, r.device.calls),
-			Call: each, Core: (threadTime() - core) / turns}
+			Call: each}
 		own := r.s.lanes[0].steps
 		out.Before, out.Meanwhile = own[0].runNS/turns, own[1].runNS/turns
 		return nil
