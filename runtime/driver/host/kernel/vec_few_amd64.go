@@ -1,9 +1,11 @@
 package kernel
 
-// The kernels of few lines take keys in groups of keyGroup, and at most mostFewLines lines.
+// The kernels of few lines take keys in groups of keyGroup, and at most mostFewLines lines. Of float32 more than
+// mostKeyLines lines stand side by side in vectors, and else keys do.
 const (
 	keyGroup     = 8
 	mostFewLines = 8
+	mostKeyLines = 6
 )
 
 // Few lines read a part of the cache, keys or values, in order. What is farAhead bytes ahead in the same part is
@@ -14,16 +16,28 @@ const (
 )
 
 // isFew reports whether a task takes keys as they are cached. 8-bit keys take so many instructions that tiles of them are
-// as fast for fewer than four lines; seven lines of float32 compute longer than they read.
+// as fast for fewer than four lines.
 func (t *lineTask) isFew() bool {
-	least, most := 1, mostFewLines
-	switch {
-	case t.from.k8 != nil:
+	least := 1
+	if t.from.k8 != nil {
 		least = 4
-	case t.from.k32 != nil:
-		most = 6
 	}
-	return t.width == tileKeys && least <= t.lines && t.lines <= most && t.Dim%keyGroup == 0 && t.context() >= keyGroup
+	return t.width == tileKeys && least <= t.lines && t.lines <= mostFewLines && t.Dim%keyGroup == 0 &&
+		t.context() >= keyGroup
+}
+
+// eight reports whether lines stand side by side in vectors of eight, those beyond the last one with any content.
+func (t *lineTask) eight() bool { return t.few && t.lines > mostKeyLines && t.from.k32 != nil }
+
+// Parts of lineTask.keys, which few lines do not need for tiles: scores of a group of keys, and queries as columns.
+const (
+	ownScores  = 0
+	ownQueries = ownScores + mostFewLines*keyGroup
+)
+
+// turnQueries makes the queries of eight lines columns of [Dim][tileKeys].
+func (t *lineTask) turnQueries() {
+	keysF32x16(&t.keys[ownQueries:][:tileKeys*t.Dim][0], &t.queries[:mostFewLines*t.Dim][0], 4*t.Dim, t.Dim)
 }
 
 // far is what is farAhead bytes ahead of the keys and values from..to.
@@ -55,7 +69,7 @@ func (t *lineTask) scoreFew(pos, count int) {
 	}
 	// What is left is less than a group. The group that ends with it is computed whole, and its last scores are taken.
 	if rest := (to - from) % keyGroup; rest > 0 {
-		own := t.keys[:mostFewLines*keyGroup]
+		own := t.keys[ownScores:][:mostFewLines*keyGroup]
 		t.scoreGroups(&own[0], keyGroup, pos+to-keyGroup, 1, nil)
 		for line := range t.lines {
 			copy(t.scores[line*keyBlock+to-rest:line*keyBlock+to], own[(line+1)*keyGroup-rest:])
@@ -65,13 +79,19 @@ func (t *lineTask) scoreFew(pos, count int) {
 
 // scoreGroups computes the scores of all lines for groups of keys from pos on, ld elements apart for each line.
 func (t *lineTask) scoreGroups(s *float32, ld, pos, groups int, far []byte) {
-	turn := 8 // numbers of a key that the kernel takes at a time
+	steps := groups * t.Dim / 8 // of the kernel, each of which prefetches once
 	if t.from.k32 != nil {
-		turn = 4
+		steps *= 2
 	}
-	first, stride := t.ahead(far, 0, 1, 1, groups*t.Dim/turn)
+	if t.eight() {
+		steps *= 2
+	}
+	first, stride := t.ahead(far, 0, 1, 1, steps)
 	q, ldq, next := &t.queries[0], 4*t.Dim, &first[0]
 	switch {
+	case t.eight():
+		keys := t.from.k32[pos*t.Dim : (pos+groups*keyGroup)*t.Dim]
+		scoresEight256(groups*keyGroup, s, 4*ld, &t.keys[ownQueries], &keys[0], t.Dim, next, toNear(far), stride)
 	case t.from.k8 != nil:
 		pitch := t.Dim + cachedScale
 		keys := t.from.k8[pos*pitch : (pos+groups*keyGroup)*pitch]
@@ -95,6 +115,8 @@ func weighFew(width, n int, y *float32, ldy int, x *float32, k int, values value
 			valuesFewF16x64(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
 		case 32:
 			valuesFewF16x32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+		case 24:
+			valuesFewF16x24(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
 		case 16:
 			valuesFewF16(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
 		default:
@@ -108,6 +130,8 @@ func weighFew(width, n int, y *float32, ldy int, x *float32, k int, values value
 		valuesFewF32x64(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
 	case 32:
 		valuesFewF32x32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
+	case 24:
+		valuesFewF32x24(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
 	case 16:
 		valuesFewF32(n, y, ldy, x, ldx, k, v, ldv, far, near, stride)
 	default:

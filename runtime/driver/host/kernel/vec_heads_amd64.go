@@ -58,6 +58,18 @@ func valuesFewF32(n int, y *float32, ldy int, x *float32, ldx int, k int, v *flo
 //go:noescape
 func valuesFewF16(n int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
 
+// valuesFewF32x24 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
+// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+//
+//go:noescape
+func valuesFewF32x24(n int, y *float32, ldy int, x *float32, ldx int, k int, v *float32, ldv int, next *byte, near int, stride int)
+
+// valuesFewF16x24 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
+// It prefetches from next on, and once more near bytes behind that, stride bytes each step. Strides are in bytes.
+//
+//go:noescape
+func valuesFewF16x24(n int, y *float32, ldy int, x *float32, ldx int, k int, v *uint16, ldv int, next *byte, near int, stride int)
+
 // values256x32 adds x v to y for n lines x of k weights and columns of k rows v: 16, or as many as the name says.
 // It prefetches from next on, stride bytes each step. Strides are in bytes.
 //
@@ -122,7 +134,7 @@ func fromQ8x256(dst *float32, src *uint8, n int, rows int)
 //go:noescape
 func softmaxLines256(lines int, s *float32, lds int, n int, scale float32, state *float32)
 
-// scoresFewF32 computes s = q k for rows lines (1..8) and 8*groups rows k of dim numbers (a multiple of 8) as they are cached. It
+// scoresFewF32 computes s = q k for rows lines (1..6) and 8*groups rows k of dim numbers (a multiple of 8) as they are cached. It
 // prefetches from next on, and once more near bytes behind that, stride bytes for each turn over 8 keys. Strides are in
 // bytes.
 //
@@ -142,3 +154,10 @@ func scoresFewF16(rows int, s *float32, lds int, q *float32, ldq int, k *uint16,
 //
 //go:noescape
 func scoresFewQ8(rows int, s *float32, lds int, q *float32, ldq int, k *uint8, ld int, dim int, groups int, next *byte, near int, stride int)
+
+// scoresEight256 computes s = q k for eight lines q [dim][16], of which the first eight numbers count, and a multiple of 4 rows k of dim
+// numbers, a multiple of 8. It prefetches from next on, and once more near bytes behind that, stride bytes for each four
+// numbers of four keys. lds is in bytes.
+//
+//go:noescape
+func scoresEight256(keys int, s *float32, lds int, q *float32, k *float32, dim int, next *byte, near int, stride int)

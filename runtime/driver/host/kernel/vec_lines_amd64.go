@@ -68,6 +68,9 @@ func (t tier) attention(width int, y []float32, ldy int, q []float32, ldq int, s
 		for i := range task.M {
 			copy(task.queries[i*columns:(i+1)*columns], q[(row+i)*ldq:])
 		}
+		if task.eight() {
+			task.turnQueries()
+		}
 		if all.Rest.Count > 0 {
 			task.beginWithRest()
 		}
@@ -91,8 +94,13 @@ func (t tier) newLineTask(width int, scratch []float32, all Attention, row, rows
 	if from.k8 != nil {
 		task.plain = take(pieceKeys * task.ld)
 	}
-	task.scores, task.state = take(task.lines*keyBlock), take(task.lines*4)
-	task.queries, task.sums = take(task.lines*all.Dim), take(task.lines*task.ld)
+	room := task.lines
+	if task.eight() {
+		room = mostFewLines
+	}
+	task.scores, task.state = take(room*keyBlock), take(task.lines*4)
+	task.queries, task.sums = take(room*all.Dim), take(task.lines*task.ld)
+	clear(task.queries[task.lines*all.Dim:])
 	task.scale = float32(all.Scale * math.Log2E)
 	if all.Cap > 0 {
 		task.scale, task.capScale, task.limit = math.Log2E, float32(all.Scale/all.Cap), float32(all.Cap)
@@ -340,6 +348,8 @@ func (t *lineTask) weigh(row, rows, from, to int, values valueRows, next []byte)
 			width = 64
 		case n <= 3 && left >= 32:
 			width = 32
+		case t.few && (n == 4 || n > maxLines) && left >= 24:
+			width = 24
 		}
 		first, stride := t.ahead(next, column/8, columns/8, n, k)
 		stride *= width / 8
@@ -388,21 +398,22 @@ func (s *source) tiles(dst []float32, width, from, to, dim int) {
 		})
 		return
 	}
+	whole := dim &^ (keyGroup - 1)
 	if s.k16 != nil {
 		eachTile(dst, width, from, to, dim, func(dst []float32, pos int) {
 			if width == TileN {
-				transposeF16(&dst[0], &s.k16[pos*dim], 2*dim, dim)
+				transposeF16(&dst[0], &s.k16[pos*dim], 2*dim, whole)
 			} else {
-				keysF16x16(&dst[0], &s.k16[pos*dim], 2*dim, dim)
+				keysF16x16(&dst[0], &s.k16[pos*dim], 2*dim, whole)
 			}
 		}, func(pos, place int) float32 { return number.HalfToFloat(s.k16[pos*dim+place]) })
 		return
 	}
 	eachTile(dst, width, from, to, dim, func(dst []float32, pos int) {
 		if width == TileN {
-			transposeF32(&dst[0], &s.k32[pos*dim], 4*dim, dim)
+			transposeF32(&dst[0], &s.k32[pos*dim], 4*dim, whole)
 		} else {
-			keysF32x16(&dst[0], &s.k32[pos*dim], 4*dim, dim)
+			keysF32x16(&dst[0], &s.k32[pos*dim], 4*dim, whole)
 		}
 	}, func(pos, place int) float32 { return s.k32[pos*dim+place] })
 }
@@ -486,20 +497,23 @@ func (s *source) bytes(from, to, dim int) (k, v []byte) {
 	return mem.Bytes(s.k32[from*dim : to*dim]), mem.Bytes(s.v32[from*dim : to*dim])
 }
 
-// eachTile turns keys from..to into tiles: eight at a time where the kernel can, the others one by one.
+// eachTile turns keys from..to into tiles: eight at a time where the kernel can, as many of their numbers as are a
+// multiple of eight, and all others one by one.
 func eachTile(tiles []float32, width, from, to, dim int, eight func(dst []float32, pos int),
 	one func(pos, place int) float32) {
-	for pos := from; pos < to; pos++ {
-		index := pos - from
+	for pos := from; pos < to; {
+		index, count, turned := pos-from, 1, 0
 		tile := tiles[index/width*tilePitch(dim, width):][:width*dim]
-		if dim%8 == 0 && index%8 == 0 && pos+8 <= to {
+		if dim >= keyGroup && index%keyGroup == 0 && pos+keyGroup <= to {
+			count, turned = keyGroup, dim&^(keyGroup-1)
 			eight(tile[index%width:], pos)
-			pos += 7
-			continue
 		}
-		for place := range dim {
-			tile[place*width+index%width] = one(pos, place)
+		for place := turned; place < dim; place++ {
+			for i := range count {
+				tile[place*width+index%width+i] = one(pos+i, place)
+			}
 		}
+		pos += count
 	}
 }
 

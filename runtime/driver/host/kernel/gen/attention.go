@@ -23,8 +23,10 @@ func attentionTiles256() {
 	for _, width := range []struct {
 		name        string
 		vecs, lines int
-	}{{"x8", 1, 6}, {"", 2, 6}, {"x32", 4, 3}, {"x64", 8, 1}} {
-		values256("values256"+width.name, width.vecs, width.lines, false, false)
+	}{{"x8", 1, 6}, {"", 2, 6}, {"x24", 3, 4}, {"x32", 4, 3}, {"x64", 8, 1}} {
+		if width.name != "x24" { // four lines, of which only few lines have groups
+			values256("values256"+width.name, width.vecs, width.lines, false, false)
+		}
 		values256("valuesFewF32"+width.name, width.vecs, width.lines, true, false)
 		values256("valuesFewF16"+width.name, width.vecs, width.lines, true, true)
 	}
@@ -37,9 +39,10 @@ func attentionTiles256() {
 }
 
 // lineGroups runs body for groups of n lines: of most, but for the last few, which are divided evenly so that none of
-// their groups is too small to hide the latency of a multiply-add. body moves the pointers by m lines.
+// their groups is too small to hide the latency of a multiply-add: from many lines on, two thirds of most are left for
+// them. body moves the pointers by m lines.
 func lineGroups(id string, most int, n reg.GPVirtual, body func(m int)) {
-	many := (3*most + 1) / 2
+	many := most + (2*most+2)/3
 	Label(id + "_next")
 	CMPQ(n, I8(many))
 	JGE(LabelRef(label(id+"_lines", most)))
@@ -85,7 +88,7 @@ func newNearPrefetcher() prefetcher {
 
 // step asks for the lines that a step of so many columns can be too short for: one by one line of attention reads
 // memory, and more compute.
-func (p prefetcher) step(columns int) { p.lines(max(1, columns/16)) }
+func (p prefetcher) step(columns int) { p.lines((columns + 15) / 16) }
 
 // lines asks for some cache lines. They go to the second-level cache, because they would drive out of the first what is
 // in use.
@@ -226,7 +229,7 @@ func values256(name string, vecs, most int, few, half bool) {
 		steps(label(name, m), left, 4, func(i int) {
 			next.step(8 * vecs)
 			switch {
-			case vecs > 2:
+			case vecs > 3:
 				for line := range m {
 					VBROADCASTSS(used.at(line, 4*i), y[12+line])
 				}
@@ -244,8 +247,9 @@ func values256(name string, vecs, most int, few, half bool) {
 				for part := range vecs {
 					load(part, y[12+part])
 				}
+				free := min(2, 4-vecs)
 				for line := range m {
-					scalar := y[14+line%2]
+					scalar := y[16-free+line%free]
 					VBROADCASTSS(used.at(line, 4*i), scalar)
 					for part := range vecs {
 						VFMADD231PS(y[12+part], scalar, acc(line, part))

@@ -8,11 +8,16 @@ import (
 
 // The kernels of attention for few lines, which read the cache once and spend as long on reading as on multiplying. Keys
 // are transposed in registers, eight at a time, and multiplied at once with all lines: tiles in memory, which many lines
-// share, would be stored for one or eight uses. Sums run in the order of the numbers of a key, as those of tiles do, so
-// that results are the same bits.
+// share, would be stored for one or eight uses. Seven and eight lines fill a vector by themselves; over float32 queries
+// are then transposed instead, once for all keys. Sums run in the order of the numbers of a key, as those of tiles do, so that
+// results are the same bits.
 
-// mostFewLines is the number of lines whose sums over eight keys fit beside the keys.
-const mostFewLines = 8
+// mostFewLines is the number of lines whose sums over eight keys fit beside the keys. With float32, which needs no
+// widening, a vector holds numbers of eight keys up to mostKeyLines lines, and else of eight lines.
+const (
+	mostFewLines = 8
+	mostKeyLines = 6
+)
 
 // keyForm is how eight keys become vectors of one number of each.
 type keyForm struct {
@@ -20,6 +25,7 @@ type keyForm struct {
 	numbers   int // of each key in a turn
 	bytes     int // of these, in the cache
 	behind    int // bytes behind the numbers of a key
+	most      int // lines
 	// begin emits what is done once for eight keys before the first turn
 	begin func(keys eightRows, dim reg.GPVirtual, out Mem)
 	// turn emits the transposition in registers 0 to 7, and calls use with the register of each number, in their order,
@@ -30,17 +36,18 @@ type keyForm struct {
 // fewLines256 writes the kernels of attention for few lines.
 func fewLines256() {
 	scoresFew256(keyForm{
-		name: "F32", typ: "float32", numbers: 4, bytes: 16,
+		name: "F32", typ: "float32", numbers: 4, bytes: 16, most: mostKeyLines,
 		begin: func(eightRows, reg.GPVirtual, Mem) {}, turn: turnF32,
 	})
 	scoresFew256(keyForm{
-		name: "F16", typ: "uint16", numbers: 8, bytes: 16,
+		name: "F16", typ: "uint16", numbers: 8, bytes: 16, most: mostFewLines,
 		begin: func(eightRows, reg.GPVirtual, Mem) {}, turn: turnF16,
 	})
 	scoresFew256(keyForm{
-		name: "Q8", typ: "uint8", numbers: 8, bytes: 8, behind: 4,
+		name: "Q8", typ: "uint8", numbers: 8, bytes: 8, behind: 4, most: mostFewLines,
 		begin: scalesQ8, turn: turnQ8,
 	})
+	scoresEight256()
 }
 
 // turnF32 transposes four numbers of eight keys as keysF32x16 does.
@@ -153,13 +160,13 @@ var bytes80x128 Mem
 func scoresFew256(form keyForm) {
 	name := "scoresFew" + form.name
 	function(name, "(rows int, s *float32, lds int, q *float32, ldq int, k *"+form.typ+", ld int, dim int, groups int, next *byte, near int, stride int)",
-		"computes s = q k for rows lines (1..8) and 8*groups rows k of dim numbers (a multiple of 8) as they are cached. It",
+		"computes s = q k for rows lines (1.."+string(rune('0'+form.most))+") and 8*groups rows k of dim numbers (a multiple of 8) as they are cached. It",
 		"prefetches from next on, and once more near bytes behind that, stride bytes for each turn over 8 keys. Strides are in",
 		"bytes.")
 	if form.behind > 0 {
 		bytes80x128 = const32("codesSign256", 0x80808080)
 	}
-	dispatch(mostFewLines, func(m int) {
+	dispatch(form.most, func(m int) {
 		id := label(name, m)
 		count, out, keys := param("groups"), param("s"), newEightRows(param("k"), param("ld"))
 		next := newNearPrefetcher()
@@ -226,4 +233,98 @@ func eightKeys(form keyForm, id string, m, groups int, out reg.GPVirtual, next p
 	})
 	ADDQ(I8(32*groups), out)
 	LEAQ(Mem{Base: each[groups-1].base, Index: keys.ld7, Scale: 1, Disp: form.behind}, keys.base)
+}
+
+// scoresEight256 multiplies eight lines, one in each number of a vector, by keys. Twelve keys at a time are enough sums to
+// hide the latency of a multiply-add. Each number of a key is broadcast to all lines, which takes a load; but a core has
+// as many of these in a cycle as multiply-adds. Of every second key a load therefore broadcasts two numbers, and a
+// shuffle each selects one.
+func scoresEight256() {
+	function("scoresEight256", "(keys int, s *float32, lds int, q *float32, k *float32, dim int, next *byte, near int, stride int)",
+		"computes s = q k for eight lines q [dim][16], of which the first eight numbers count, and a multiple of 4 rows k of dim",
+		"numbers, a multiple of 8. It prefetches from next on, and once more near bytes behind that, stride bytes for each four",
+		"numbers of four keys. lds is in bytes.")
+	count, out, key, query, left := param("keys"), param("s"), param("k"), GP64(), GP64()
+	next := newNearPrefetcher()
+	cached := newRows(12)
+	for _, keys := range []int{12, 8, 4} {
+		id := label("scoresEight", keys)
+		Label(id + "_next")
+		CMPQ(count, I8(keys))
+		JLT(LabelRef(id + "_end"))
+		used := rows{base: cached.base[:keys/4], ld: cached.ld, ld3: cached.ld3}
+		Load(Param("dim"), used.ld)
+		MOVQ(used.ld, left)
+		SHRQ(U8(3), left)
+		SHLQ(U8(2), used.ld)
+		used.set(key)
+		for range keys / 4 {
+			LEAQ(Mem{Base: key, Index: used.ld, Scale: 4}, key)
+		}
+		Load(Param("q"), query)
+		zero256(y[:keys]...)
+		Label(id + "_turn")
+		for pair := range 4 {
+			twoNumbersOfKeys(keys, pair, query, used)
+			if pair%2 == 0 {
+				for range keys / 4 {
+					next.lines(1)
+				}
+			}
+		}
+		ADDQ(I32(8*64), query)
+		used.advance(8 * 4)
+		DECQ(left)
+		JNZ(LabelRef(id + "_turn"))
+		Load(Param("lds"), used.ld)
+		lines := rows{base: cached.base[:2], ld: cached.ld, ld3: cached.ld3}
+		lines.set(out)
+		for first := 0; first < keys; first += 4 {
+			storeFourKeys(first, lines)
+		}
+		ADDQ(I8(4*keys), out)
+		SUBQ(I8(keys), count)
+		JMP(LabelRef(id + "_next"))
+		Label(id + "_end")
+	}
+	VZEROUPPER()
+	RET()
+}
+
+// twoNumbersOfKeys emits the multiply-adds of a pair of numbers of eight lines with those of each key, whose sums are in
+// the registers from 0 on.
+func twoNumbersOfKeys(keys, pair int, query reg.GPVirtual, cached rows) {
+	first, second, one, other := y[12], y[13], y[14], y[15]
+	VMOVUPS(Mem{Base: query, Disp: 64 * 2 * pair}, first)
+	VMOVUPS(Mem{Base: query, Disp: 64 * (2*pair + 1)}, second)
+	for key := range keys {
+		if key%2 == 1 {
+			VBROADCASTSD(cached.at(key, 8*pair), other)
+			VMOVSLDUP(other, one)
+			VMOVSHDUP(other, other)
+		} else {
+			VBROADCASTSS(cached.at(key, 8*pair), one)
+			VBROADCASTSS(cached.at(key, 8*pair+4), other)
+		}
+		VFMADD231PS(one, first, y[key])
+		VFMADD231PS(other, second, y[key])
+	}
+}
+
+// storeFourKeys stores the sums of four keys, one in each of the registers from first on, as four columns of eight
+// lines.
+func storeFourKeys(first int, lines rows) {
+	key := y[first : first+4]
+	VUNPCKLPS(key[1], key[0], y[12])
+	VUNPCKHPS(key[1], key[0], y[13])
+	VUNPCKLPS(key[3], key[2], y[14])
+	VUNPCKHPS(key[3], key[2], y[15])
+	VUNPCKLPD(y[14], y[12], key[0]) // of lines 0 and 4
+	VUNPCKHPD(y[14], y[12], key[1])
+	VUNPCKLPD(y[15], y[13], key[2])
+	VUNPCKHPD(y[15], y[13], key[3])
+	for line := range 4 {
+		VMOVUPS(key[line].AsX(), lines.at(line, 4*first))
+		VEXTRACTF128(U8(1), key[line], lines.at(4+line, 4*first))
+	}
 }
