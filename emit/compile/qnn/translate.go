@@ -71,17 +71,19 @@ func refuse(operator op.Op) error {
 type translator struct {
 	*onnxgraph.Writer
 	weights driver.Weights
-	codes   map[string]coded  // u8 rows made in the graph
+	codes   map[string]*coded // u8 rows made in the graph
 	grids   map[string]string // tensor and step -> the tensor on that grid
 	turns   map[string]int    // value whose columns of gate and up do not alternate, as its weight's were sorted
 	parts   [][]byte          // of the file of weights
 	size    int64             // of parts
 }
 
-// coded are u8 rows that a node of the graph makes: the rows they stand for, and their scale.
+// coded are u8 rows that a node of the graph makes: the rows before they are rounded, their scale, and the rows that the
+// codes stand for, once a product has read them.
 type coded struct {
-	rows  string
+	exact string
 	scale float32
+	rows  string
 }
 
 // compilerInput is what a graph with its weights is to the compiler: a model, and the file that it reads its weights
@@ -117,7 +119,7 @@ func translate(graph *op.Graph, weights driver.Weights) (*compilerInput, error) 
 	}
 	t := &translator{
 		Writer: writer, weights: weights,
-		codes: map[string]coded{}, grids: map[string]string{}, turns: map[string]int{},
+		codes: map[string]*coded{}, grids: map[string]string{}, turns: map[string]int{},
 	}
 	if err := t.Nodes(t.translate); err != nil {
 		return nil, err
@@ -272,7 +274,8 @@ func (t *translator) grid(suffix, x string, step float32) string {
 	return onGrid
 }
 
-// quantRows remembers the rows that its codes stand for, on a grid of 16 bits that holds the 8 exactly.
+// quantRows remembers what is rounded. The product that reads the codes rounds: where rows of several slots are split
+// behind the rounding, the compiler leaves it out.
 func (t *translator) quantRows(node *op.Node, in string, w int) error {
 	for _, name := range node.Out {
 		if t.Outputs[name] != "" {
@@ -284,12 +287,19 @@ func (t *translator) quantRows(node *op.Node, in string, w int) error {
 	if err != nil {
 		return err
 	}
-	zero := t.zero8()
-	codes := t.Do("codes", "", "QuantizeLinear",
-		list(t.Do("clip", "", "Clip", list(in, t.Float(-127*scale), t.Float(127*scale))), t.Float(scale), zero))
-	t.Out[0] = t.Do("float", "", "DequantizeLinear", list(codes, t.Float(scale), zero))
-	t.codes[node.Out[0]] = coded{t.Out[0], scale}
+	t.codes[node.Out[0]] = &coded{exact: in, scale: scale}
 	return nil
+}
+
+// rounded are the rows that codes stand for.
+func (t *translator) rounded(codes *coded) string {
+	if codes.rows == "" {
+		step, zero := t.Float(codes.scale), t.zero8()
+		within := t.Do("rows.clip", "", "Clip", list(codes.exact, t.Float(-127*codes.scale), t.Float(127*codes.scale)))
+		codes.rows = t.Do("rows.float", "", "DequantizeLinear",
+			list(t.Do("rows.codes", "", "QuantizeLinear", list(within, step, zero)), step, zero))
+	}
+	return codes.rows
 }
 
 // matrix is a weight as the compiler takes it. Columns may be in another order than the stored ones.
@@ -440,19 +450,18 @@ func (t *translator) matMul(node *op.Node, in []string, weights []int) error {
 	panic("BUG: no translation of " + string(p.Scheme))
 }
 
-// group writes a product of several matrices. Rows that were quantised in the graph are split as the numbers that their
-// codes stand for.
+// group writes a product of several matrices. Rows that were quantised in the graph are split before they are rounded.
 func (t *translator) group(node *op.Node, in []string, weights []int) error {
 	made, inside := t.codes[node.In[0]]
 	if inside {
-		in = list(made.rows)
+		in = list(made.exact)
 	}
 	return t.Group(node.Op, in, func(slot int, one op.Op, in []string) error {
 		part := *node
 		part.Op, part.W = one, node.W[slot:slot+1]
 		if inside {
 			part.In = []string{fmt.Sprintf("%s of slot %d", node.In[0], slot), node.In[1]}
-			t.codes[part.In[0]] = coded{in[0], made.scale}
+			t.codes[part.In[0]] = &coded{exact: in[0], scale: made.scale}
 		}
 		return t.matMul(&part, in, weights[slot:slot+1])
 	})
@@ -477,9 +486,11 @@ func (t *translator) onGrid(p *product, in string, steps []float32) error {
 // each, which multiplies the results, and then the bias is added.
 func (t *translator) eightBit(p *product, in []string) error {
 	made, inside := t.codes[p.node.In[0]]
-	rows, inStep, out := made.rows, made.scale, t.Out[0]
-	if !inside {
-		rows, inStep = t.Do("rows", "", "DequantizeLinear", list(in[0], t.Float(1), t.zero8())), 1
+	rows, inStep, out := "", float32(1), t.Out[0]
+	if inside {
+		rows, inStep = t.rounded(made), made.scale
+	} else {
+		rows = t.Do("rows", "", "DequantizeLinear", list(in[0], t.Float(1), t.zero8()))
 		out, p.bias = t.Name("unscaled:"), nil
 	}
 	// By Cauchy and Schwarz: a row of codes up to 127 is no longer than 127 times the root of its length.
