@@ -2,6 +2,7 @@ package solver
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/planir"
@@ -89,6 +90,37 @@ func TestTiersWithinLimits(t *testing.T) {
 		plan = solve(t, limited).Plan
 		if plan.TiersOf(rows) == nil || plan.Memory.Total > limited.MaxMemory {
 			t.Errorf("memory of %d bytes: tiers %v hold %d bytes", limited.MaxMemory, plan.Experts, plan.Memory.Total)
+		}
+	}
+}
+
+// A plan whose slots do not fit the region of their processor, which was smaller than the one it was solved for, is
+// refused before anything is compiled, and so is one with more graphs than the processor holds.
+func TestSlotsBeyondTheRegion(t *testing.T) {
+	in := withSmallNPU(t, 64)
+	var err error
+	if in.TierRule, err = ParseTierRule([]string{"optimal"}); err != nil {
+		t.Fatal(err)
+	}
+	plan := solve(t, in).Plan
+	if plan.TiersOf(64) == nil {
+		t.Fatal("no tiers")
+	}
+	npu := in.SoC.Processor("c1")
+	held := check.Load(plan, npu)
+	for _, test := range []struct {
+		bytes  int64
+		graphs int
+		want   string
+	}{
+		{held.Bytes, held.Graphs, ""}, {held.Bytes - 1, 0, "addresses at most"}, {1, 0, "addresses at most"},
+		{0, held.Graphs - 1, "holds at most"},
+	} {
+		npu.AddressBytes, npu.MaxGraphs = test.bytes, test.graphs
+		err := check.Plan(plan, in.Model, in.SoC).Err()
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%d bytes and %d graphs in a region of %d and for at most %d: got %v, want %q", held.Bytes, held.Graphs,
+				test.bytes, test.graphs, err, test.want)
 		}
 	}
 }

@@ -194,12 +194,16 @@ func TestTiersDividedByRows(t *testing.T) {
 	}
 }
 
-// Groups of experts are one graph of ONNX Runtime each, beside a host that moves rows and computes what is left.
+// moeFamilies are a model of every family that has experts.
+var moeFamilies = []string{"mixtral-full", "olmoe-plain", "phimoe-default", "qwen2-moe-shared", "qwen3-moe-dense-layers"}
+
+// Groups of experts are one graph of ONNX Runtime each, beside a host that moves rows and computes what is left. The
+// logits are another implementation's.
 func TestTiersBesideORT(t *testing.T) {
 	require.Slow(t)
 	needORT(t)
 	a, b := cores(t)
-	for _, name := range []string{"olmoe-plain", "phimoe-default", "qwen2-moe-shared"} {
+	for _, name := range moeFamilies {
 		m, err := models.Open(filepath.Join("../../testdata/arch", name))
 		if err != nil {
 			t.Fatal(err)
@@ -304,31 +308,77 @@ var routings = map[string]func(t *testing.T, of executor.Observed, experts int){
 	},
 }
 
+// On one processor, and with groups on another one.
 func TestTiersWithAnyRouting(t *testing.T) {
 	require.Slow(t)
 	a, b := cores(t)
-	families := []string{"olmoe-plain", "qwen2-moe-shared", "qwen3-moe-dense-layers", "phimoe-default", "mixtral-full"}
-	for _, name := range families {
+	one, two := []planir.Proc{proc("a", a, "")}, []planir.Proc{proc("a", a, ""), proc("b", b, "")}
+	for _, config := range archDirs(t) {
+		name := filepath.Base(filepath.Dir(config))
+		if m, _ := moeModel(t, name, 1); m.Experts < 2 {
+			continue
+		}
 		for routing, change := range routings {
 			for _, rows := range []int{2, 33, 512} {
 				m, ids := moeModel(t, name, rows)
-				run := func(procs []planir.Proc, tiers ...planir.ExpertTiers) []float32 {
+				run := func(procs []planir.Proc, layout layoutOf, tiers ...planir.ExpertTiers) []float32 {
 					observe := func(of executor.Observed) { change(t, of, m.Experts) }
-					x := machine(t, m, makePlan(t, m, procs, []int{1, rows}, rows, op.A32W32, groupsOn("b"), tiers...),
+					x := machine(t, m, makePlan(t, m, procs, []int{1, rows}, rows, op.A32W32, layout, tiers...),
 						executor.Options{Observe: observe})
 					defer x.Close()
 					return allLogits(t, x, ids)
 				}
-				want := run([]planir.Proc{proc("a", a, "")})
-				for _, groups := range someGroups(m.Experts, rows) {
-					procs := []planir.Proc{proc("a", a, ""), proc("b", b, "")}
-					if d := maxDiff(run(procs, tiersOf(m, rows, planir.OverflowExact, groups...)), want); d != 0 {
-						t.Errorf("%s, %s, %d rows, groups %v: logits differ by %g, want equal bits", name, routing, rows, groups, d)
+				want := run(one, bySingle)
+				for i, groups := range someGroups(m.Experts, rows) {
+					tiers := tiersOf(m, rows, planir.OverflowExact, groups...)
+					alone, beside := maxDiff(run(one, bySingle, tiers), want), 0.0
+					if i == (rows+len(name))%4 { // another one for each model and number of rows
+						beside = maxDiff(run(two, groupsOn("b"), tiers), want)
+					}
+					if alone != 0 || beside != 0 {
+						t.Errorf("%s, %s, %d rows, groups %v: logits differ by %g on one processor and by %g on two, want equal bits",
+							name, routing, rows, groups, alone, beside)
 					}
 				}
 			}
 		}
 	}
+}
+
+// Whatever a router does, and however many rows a call has, groups of experts on ONNX Runtime compute what dynamic
+// experts do on the host: in float32 but for the order of sums, in 8 bits but for values that round to another code.
+func TestTiersBesideORTWithAnyRouting(t *testing.T) {
+	require.Slow(t)
+	needORT(t)
+	a, b := cores(t)
+	host, both := []planir.Proc{proc("a", a, "")}, []planir.Proc{proc("a", a, ""), ortProc(t, "b", b)}
+	limits := map[op.Scheme]float64{op.A32W32: 1e-6, op.A8TQ8C: 1e-3}
+	worst := map[op.Scheme]float64{}
+	for i, name := range moeFamilies {
+		for routing, change := range routings {
+			for _, rows := range []int{2, 33, 512} {
+				m, ids := moeModel(t, name, rows)
+				groups := someGroups(m.Experts, rows)[(i+rows)%4]
+				for scheme, limit := range limits {
+					run := func(procs []planir.Proc, layout layoutOf, tiers ...planir.ExpertTiers) []float32 {
+						options := withORT()
+						options.Observe = func(of executor.Observed) { change(t, of, m.Experts) }
+						plan := makePlan(t, m, procs, []int{1, rows}, rows, scheme, layout, tiers...)
+						x := machine(t, m, plan, options, ortcompiler.New())
+						defer x.Close()
+						return allLogits(t, x, ids)
+					}
+					got := run(both, groupsOn("b"), tiersOf(m, rows, planir.OverflowExact, groups...))
+					off := changed(got, run(host, bySingle))
+					if worst[scheme] = max(worst[scheme], off); !(off <= limit) {
+						t.Errorf("%s, %s, %s, %d rows, groups %v: logits change by %.2g of their size, want at most %g",
+							name, scheme, routing, rows, groups, off, limit)
+					}
+				}
+			}
+		}
+	}
+	t.Logf("logits change at most by %v", worst)
 }
 
 // Rows beyond a slot are dropped, those with the smallest norm of what attention computed; so many are counted, and

@@ -300,3 +300,70 @@ func TestEstimateArtifactsRefused(t *testing.T) {
 		}
 	}
 }
+
+// An artifact of a group of experts in which a slot has the rows or the weights of another one, or in which results are in
+// another order, is refused, and so is one that is said to be of other slots.
+func TestGroupArtifactsRefused(t *testing.T) {
+	const slots, each, hidden, ffn = 3, 4, 32, 48
+	operator := op.Op{Kind: op.GroupMatMul, M: slots * each, K: hidden, N: ffn, Experts: slots, Scheme: op.A8TQ8C}
+	graph := op.Single(operator, op.OnnxLayout)
+	good := modelOf(t, &graph).Marshal()
+	if _, err := parse(good); err != nil {
+		t.Fatal(err)
+	}
+	at := func(m *onnx.Model, name string) *onnx.Node {
+		i := slices.IndexFunc(m.Graph.Nodes, func(n onnx.Node) bool { return n.Name == name })
+		if i < 0 {
+			t.Fatalf("no node %q", name)
+		}
+		return &m.Graph.Nodes[i]
+	}
+	without := func(m *onnx.Model, name string) {
+		m.Graph.Nodes = slices.DeleteFunc(m.Graph.Nodes, func(n onnx.Node) bool { return n.Name == name })
+	}
+	of := func(m *onnx.Model, change func(o *op.Op)) {
+		other := operator
+		change(&other)
+		g := op.Single(other, op.OnnxLayout)
+		text, err := json.Marshal(&g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Props[slices.IndexFunc(m.Props, func(p onnx.Prop) bool { return p.Key == "hetc.graph" })].Value = string(text)
+	}
+	for what, c := range map[string]struct {
+		change func(m *onnx.Model)
+		want   string
+	}{
+		"rows of another slot":      {func(m *onnx.Model) { at(m, "n0.slot1").In[0] = at(m, "n0.slot0").In[0] }, `"n0.slot1" is`},
+		"scales of another slot":    {func(m *onnx.Model) { at(m, "n0.slot1.scale").In[1] = at(m, "n0.slot0.scale").In[1] }, `"n0.slot1.scale" is`},
+		"an expert in another slot": {func(m *onnx.Model) { at(m, "n0.slot1").In[1] = "w0" }, `"n0.slot1" is`},
+		"scales of another expert":  {func(m *onnx.Model) { at(m, "n0.slot1").In[3] = "w0.scale" }, `"n0.slot1" is`},
+		"results in another order":  {func(m *onnx.Model) { slices.Reverse(at(m, "n0").In) }, `"n0" is`},
+		"a result twice":            {func(m *onnx.Model) { n := at(m, "n0"); n.In[1] = n.In[0] }, `"n0" is`},
+		"results side by side":      {func(m *onnx.Model) { at(m, "n0").Attrs[0].I = 1 }, "axis=1"},
+		"fewer results":             {func(m *onnx.Model) { n := at(m, "n0"); n.In = n.In[:2] }, `"n0" is`},
+		"columns instead of rows":   {func(m *onnx.Model) { at(m, "n0.in0").Attrs[0].I = 1 }, "axis=1"},
+		"rows in another order":     {func(m *onnx.Model) { slices.Reverse(at(m, "n0.in0").Out) }, `"n0.in0" is`},
+		"a slot without a product":  {func(m *onnx.Model) { without(m, "n0.slot2") }, `no node "n0.slot2"`},
+		"a slot too many": {func(m *onnx.Model) {
+			n := *at(m, "n0.slot2")
+			n.Name = "n0.slot3"
+			m.Graph.Nodes = append(m.Graph.Nodes, n)
+		}, `"n0.slot3" is`},
+		"said to be of fewer slots":  {func(m *onnx.Model) { of(m, func(o *op.Op) { o.Experts = 2 }) }, ""},
+		"said to be of no slot":      {func(m *onnx.Model) { of(m, func(o *op.Op) { o.Experts = 0 }) }, "parse graph"},
+		"said to be of uneven slots": {func(m *onnx.Model) { of(m, func(o *op.Op) { o.Experts = 5 }) }, "parse graph"},
+		"said to be of other rows":   {func(m *onnx.Model) { of(m, func(o *op.Op) { o.M = 2 * slots * each }) }, `want "i0" u8 [24,32]`},
+		"a giant number of slots":    {func(m *onnx.Model) { of(m, func(o *op.Op) { o.Experts, o.M = 1<<20, 1<<20 }) }, ""},
+	} {
+		m, err := onnx.Parse(good)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.change(m)
+		if _, err = parse(m.Marshal()); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", what, err, c.want)
+		}
+	}
+}
